@@ -1,0 +1,1 @@
+"""lngen: a compiler for row-normalisation kernels."""

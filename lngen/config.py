@@ -1,0 +1,38 @@
+"""The only reader of environment variables; each is read when it is asked for, never at import.
+
+LNGEN_DEBUG      0 (default) to 5: how much lngen says on stderr about what it does
+LNGEN_DUMP       a folder for files worth a look afterwards, such as sources that did not compile
+LNGEN_CACHE_DIR  where compiled kernels are kept; the user's cache folder by default
+"""
+
+import os
+from pathlib import Path
+
+import platformdirs
+
+from lngen.errors import LngenError
+
+_LEVELS = {str(level): level for level in range(6)}
+
+
+def debug_level() -> int:
+    """0 (silent) to 5 (everything); LngenError for any other value of LNGEN_DEBUG."""
+    text = os.environ.get("LNGEN_DEBUG", "").strip() or "0"
+    if text not in _LEVELS:
+        raise LngenError(f"LNGEN_DEBUG must be a whole number from 0 to 5 (default 0), not {text!r}.")
+    return _LEVELS[text]
+
+
+def dump_dir() -> Path | None:
+    """The folder named by LNGEN_DUMP, which may not exist yet, or None if that is unset or empty."""
+    return _folder("LNGEN_DUMP")
+
+
+def cache_dir() -> Path:
+    """The folder of everything lngen keeps between runs; it may not exist yet."""
+    return _folder("LNGEN_CACHE_DIR") or platformdirs.user_cache_path("lngen")
+
+
+def _folder(variable: str) -> Path | None:
+    text = os.environ.get(variable, "")
+    return Path(text).expanduser() if text else None

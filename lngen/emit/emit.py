@@ -1,0 +1,100 @@
+"""Plan -> CUDA text. Python has decided everything; the templates lay it out."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
+
+from lngen.data import data_dir
+from lngen.errors import EmitError
+from lngen.ir import DType, Graph, print_graph
+from lngen.lower import Kernel, Plan
+
+
+@dataclass(frozen=True)
+class Module:
+    """The context of ``module.cu.jinja``."""
+
+    name: str
+    command: str
+    spec: str
+    schedule: str
+    ir_hash: str
+    ir: tuple[str, ...]
+    real: str
+    absent: str
+    partials: tuple[str, ...]
+    kernels: tuple[Kernel, ...]
+
+
+def emit(plan: Plan) -> str:
+    """The CUDA source of a plan's kernels: one translation unit that includes nothing."""
+    context = module(plan)
+    try:
+        text = environment().get_template("module.cu.jinja").render({k: getattr(context, k) for k in asdict(context)})
+    except TemplateError as e:
+        where = f"{getattr(e, 'name', None) or 'module.cu.jinja'}:{getattr(e, 'lineno', '?')}"
+        raise EmitError(f"'{plan.name}' could not be laid out: {where}: {e}.") from e
+    return text.rstrip("\n") + "\n"
+
+
+def module(plan: Plan) -> Module:
+    """What the templates get to see."""
+    ir = print_graph(plan.graph)
+    return Module(
+        name=plan.name,
+        command=f"lngen show {plan.spec} --stage cuda --schedule {plan.schedule}",
+        spec=str(plan.spec),
+        schedule=str(plan.schedule),
+        ir_hash=hashlib.sha256(ir.encode()).hexdigest()[:12],
+        ir=tuple(ir.splitlines()),
+        real=plan.kernels[0].real,
+        absent=plan.kernels[0].absent,
+        partials=partials(plan),
+        kernels=plan.kernels,
+    )
+
+
+def partials(plan: Plan) -> tuple[str, ...]:
+    """The helper files the kernels call, in the order in which they build on each other."""
+    used = _dtypes(plan.graph)
+    templates = {k.template.removesuffix(".cu.jinja") for k in plan.kernels}
+    rows = templates & {"row", "row_columns", "row_stream"}
+    wanted = {
+        "_bf16": DType.BF16 in used,
+        "_f16": DType.F16 in used,
+        "_f64": DType.F64 in used,
+        "_f64_bf16": {DType.F64, DType.BF16} <= used,
+        "_f64_f16": {DType.F64, DType.F16} <= used,
+        "_memory": bool(templates - {"finish"}),
+        "_fold": bool(rows or "finish" in templates),
+        "_row_sum": any(phase.sums for k in plan.kernels for phase in k.phases),
+        "_store_partial": "row_columns" in templates,
+    }
+    return tuple(f"{name}.cuh.jinja" for name, needed in wanted.items() if needed)
+
+
+def _dtypes(graph: Graph) -> set[DType]:
+    return {v.type.dtype for v in graph.values().values()}
+
+
+@cache
+def environment() -> Environment:
+    """The one Jinja environment."""
+    return make_environment(data_dir("templates"))
+
+
+def make_environment(folder: Path) -> Environment:
+    """Undefined names are errors; control lines leave no trace."""
+    return Environment(
+        loader=FileSystemLoader(folder),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )

@@ -1,0 +1,88 @@
+"""What a named graph is: a function that describes the forward computation to a ``GraphBuilder``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from lngen.errors import SpecError
+from lngen.ir import Axis, Builder, D, DType, Graph, M, Value
+from lngen.ir.ops import compute_dtype
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a graph is specialised on besides D: dtypes, eps, which optional inputs it has, what it saves."""
+
+    dtype: DType
+    weight: DType
+    out: DType
+    eps: float = 1e-5
+    inputs: tuple[tuple[str, bool], ...] = ()
+    save: str = "stats"
+
+
+class GraphBuilder(Builder):
+    """A Builder that knows the options: inputs get their dtypes, results their rounding, from them."""
+
+    def __init__(self, name: str, options: Options) -> None:
+        super().__init__(f"{name}_fwd")
+        self.options = options
+        self.optional: dict[str, bool] = {}
+        self.statistics: list[Value] = []
+        wide = (options.dtype, options.weight, options.out)
+        self.compute = max((compute_dtype(t) for t in wide), key=lambda t: t.size)
+
+    def input(self, name: str, *axes: Axis) -> Value:
+        """An input over the given axes, in the compute dtype; [M, D] has the spec's dtype, others weight's."""
+        dtype = self.options.dtype if M in axes and D in axes else self.options.weight
+        return self.cast(f"{name}32", self.param(name, dtype, *axes), to=self.compute)
+
+    def optional_input(self, name: str, *axes: Axis, default: bool = True) -> Value | None:
+        """An input a spec may leave out (``gamma=no``) or, if ``default`` is False, put in."""
+        self.optional[name] = default
+        return self.input(name, *axes) if dict(self.options.inputs).get(name, default) else None
+
+    def number(self, name: str, value: float) -> Value:
+        """A constant in the compute dtype."""
+        return self.const(name, value, self.compute)
+
+    def eps(self) -> Value:
+        """The spec's eps."""
+        return self.number("eps", self.options.eps)
+
+    def output(self, name: str, x: Value) -> Value:
+        """A result, rounded to the spec's out dtype."""
+        self.results.append(self.cast(name, x, to=self.options.out))
+        return self.results[-1]
+
+    def statistic(self, x: Value) -> Value:
+        """A value backward may take from forward: a result, unless the spec says ``save=none``."""
+        self.statistics.append(x)
+        return x
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A named forward graph."""
+
+    name: str
+    describe: Callable[[GraphBuilder], None]
+    summary: str = field(default="", compare=False)
+
+    def builder(self, options: Options) -> GraphBuilder:
+        """The builder after the description ran."""
+        b = GraphBuilder(self.name, options)
+        self.describe(b)
+        if not b.results:
+            raise SpecError(f"graph '{self.name}' has no result; call b.output(name, value) in its description.")
+        return b
+
+    def forward(self, options: Options) -> Graph:
+        """The forward graph: outputs, then statistics if they are saved."""
+        b = self.builder(options)
+        return b.build(*b.results, *(b.statistics if options.save == "stats" else ()))
+
+    def saved(self, options: Options) -> tuple[str, ...]:
+        """Names of the values forward keeps for backward."""
+        return tuple(v.name for v in self.builder(options).statistics) if options.save == "stats" else ()

@@ -1,0 +1,38 @@
+"""LayerNorm and RMSNorm: forward only, the backward is derived."""
+
+from __future__ import annotations
+
+from lngen.graphs.definition import GraphBuilder
+from lngen.ir import D, M, Value
+
+
+def layernorm(b: GraphBuilder) -> None:
+    """y = (x - mean) / sqrt(var + eps) * gamma + beta, the variance centred (Ba, Kiros and Hinton, 2016)."""
+    x32 = b.input("x", M, D)
+    gamma32 = b.optional_input("gamma", D)
+    beta32 = b.optional_input("beta", D)
+    mean = b.reduce_mean("mean", x32, axis=D)
+    xc = b.sub("xc", x32, mean)
+    var = b.reduce_mean("var", b.mul("xc2", xc, xc), axis=D)
+    rstd = b.rsqrt("rstd", b.add("veps", var, b.eps()))
+    xhat = b.mul("xhat", xc, rstd)
+    b.output("y", _affine(b, xhat, gamma32, beta32))
+    b.statistic(mean)
+    b.statistic(rstd)
+
+
+def rmsnorm(b: GraphBuilder) -> None:
+    """y = x / sqrt(mean(x^2) + eps) * gamma (Zhang and Sennrich, 2019)."""
+    x32 = b.input("x", M, D)
+    gamma32 = b.optional_input("gamma", D)
+    beta32 = b.optional_input("beta", D, default=False)
+    ms = b.reduce_mean("ms", b.mul("x2", x32, x32), axis=D)
+    rstd = b.rsqrt("rstd", b.add("mseps", ms, b.eps()))
+    xhat = b.mul("xhat", x32, rstd)
+    b.output("y", _affine(b, xhat, gamma32, beta32))
+    b.statistic(rstd)
+
+
+def _affine(b: GraphBuilder, xhat: Value, gamma32: Value | None, beta32: Value | None) -> Value:
+    y32 = xhat if gamma32 is None else b.mul("scaled", xhat, gamma32)
+    return y32 if beta32 is None else b.add("y32", y32, beta32)

@@ -1,0 +1,57 @@
+"""The interpreter: a graph's meaning, in NumPy. What it returns is, by definition, right to the bit.
+
+NaN and infinity go where IEEE 754 sends them: an operation on a NaN gives a NaN, inf - inf, 0 * inf, 0 / 0 and
+the root of a negative number give one, and nothing is flushed or clamped. Which NaN (sign, payload) is not
+defined: all NaNs count as one value wherever bits are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from lngen.errors import ArrayError
+from lngen.ir import OPS, Axis, Graph, Value
+from lngen.ir.numerics import NUMPY_DTYPE, Array
+
+
+def interpret(graph: Graph, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Every result of ``graph`` by name, for inputs by name.
+
+    An array has one dimension per axis of its parameter, [M, D], [M], [D] or [], and its exact dtype
+    (bfloat16 is ml_dtypes.bfloat16); otherwise ArrayError.
+    """
+    size = _sizes(graph, inputs)
+    env: dict[Value, Array] = {p: _spread(p, inputs[p.name]) for p in graph.params}
+    with np.errstate(all="ignore"):
+        for eqn in graph.eqns:
+            env[eqn.out] = OPS[eqn.op].numpy(tuple(env[a] for a in eqn.args), eqn, size)
+    return {r.name: _gather(r, env[r], size) for r in graph.results}
+
+
+def _sizes(graph: Graph, inputs: Mapping[str, Array]) -> dict[Axis, int]:
+    size: dict[Axis, int] = {}
+    for p in graph.params:
+        if p.name not in inputs:
+            raise ArrayError(f"graph @{graph.name} expects an input '{p.name}: {p.type}', which is missing.")
+        array = inputs[p.name]
+        if array.dtype != NUMPY_DTYPE[p.type.dtype]:
+            raise ArrayError(f"'{p.name}' is expected to be {NUMPY_DTYPE[p.type.dtype]}, got {array.dtype}.")
+        if array.ndim != len(p.type.axes):
+            raise ArrayError(f"'{p.name}' is expected to have shape {list(map(str, p.type.axes))}, got {array.shape}.")
+        for axis, n in zip(p.type.axes, array.shape, strict=True):
+            if size.setdefault(axis, n) != n:
+                raise ArrayError(f"'{p.name}' has {n} elements along {axis}; another input has {size[axis]}.")
+    return size
+
+
+def _spread(value: Value, array: Array) -> Array:
+    """The array with size 1 along every axis its value lacks."""
+    return array[tuple(slice(None) if a in value.type.axes else None for a in Axis)]
+
+
+def _gather(value: Value, array: Array, size: Mapping[Axis, int]) -> Array:
+    """The array without the axes its value lacks."""
+    full = np.broadcast_to(array, [size[a] if a in value.type.axes else 1 for a in Axis])
+    return np.ascontiguousarray(full[tuple(slice(None) if a in value.type.axes else 0 for a in Axis)])

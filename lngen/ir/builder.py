@@ -1,0 +1,114 @@
+"""Builds a graph equation by equation: types are inferred, names kept unique."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from lngen.errors import VerifyError
+from lngen.ir.ops import OPS
+from lngen.ir.types import Attr, Axis, DType, Eqn, Graph, Type, Value
+from lngen.ir.verify import verify
+
+
+class Builder:
+    """Every op is a method that takes the name of its result first and returns the new value."""
+
+    def __init__(
+        self, name: str, *, params: tuple[Value, ...] = (), eqns: tuple[Eqn, ...] = (), taken: Iterable[str] = ()
+    ) -> None:
+        self.name = name
+        self.params: list[Value] = list(params)
+        self.eqns: list[Eqn] = list(eqns)
+        self.results: list[Value] = []
+        self._names = {*taken, *(v.name for v in params), *(e.out.name for e in eqns)}
+
+    def param(self, name: str, dtype: DType, *axes: Axis) -> Value:
+        """A new parameter; its name must be free."""
+        if name in self._names:
+            raise VerifyError(f"graph @{self.name}: two values are called '%{name}'; give each input its own name.")
+        self._names.add(name)
+        value = Value(name, Type(dtype, tuple(a for a in Axis if a in axes)))
+        self.params.append(value)
+        return value
+
+    def emit(self, op: str, name: str, args: tuple[Value, ...], **attrs: Attr) -> Value:
+        """A new equation; ``name`` gets a suffix if it is taken."""
+        sorted_attrs = tuple(sorted(attrs.items()))
+        try:
+            typ = OPS[op].typ(tuple(a.type for a in args), sorted_attrs)
+        except ValueError as e:
+            text = ", ".join(f"{a}: {a.type}" for a in args)
+            raise VerifyError(f"graph @{self.name}: '{op} {text}': {e}.") from e
+        out = Value(self._fresh(name), typ)
+        self.eqns.append(Eqn(out, op, args, sorted_attrs))
+        return out
+
+    def build(self, *results: Value, stage: str = "build") -> Graph:
+        """The verified graph."""
+        return verify(Graph(self.name, tuple(self.params), tuple(self.eqns), results), stage)
+
+    def _fresh(self, name: str) -> str:
+        fresh, n = name, 0
+        while fresh in self._names:
+            n += 1
+            fresh = f"{name}_{n}"
+        self._names.add(fresh)
+        return fresh
+
+    # One line per op, so that a graph reads like its text.
+
+    def const(self, name: str, value: float, dtype: DType) -> Value:
+        """A constant of no axes."""
+        return self.emit("const", name, (), value=float(value), dtype=dtype)
+
+    def size(self, name: str, axis: Axis, dtype: DType) -> Value:
+        """The length of an axis, as a number."""
+        return self.emit("size", name, (), axis=axis, dtype=dtype)
+
+    def cast(self, name: str, x: Value, *, to: DType) -> Value:
+        """x rounded to ``to``."""
+        return self.emit("cast", name, (x,), to=to)
+
+    def expand(self, name: str, x: Value, *, axis: Axis) -> Value:
+        """x, repeated along an axis it lacks."""
+        return self.emit("expand", name, (x,), axis=axis)
+
+    def neg(self, name: str, x: Value) -> Value:
+        """-x."""
+        return self.emit("neg", name, (x,))
+
+    def add(self, name: str, a: Value, b: Value) -> Value:
+        """a + b."""
+        return self.emit("add", name, (a, b))
+
+    def sub(self, name: str, a: Value, b: Value) -> Value:
+        """a - b."""
+        return self.emit("sub", name, (a, b))
+
+    def mul(self, name: str, a: Value, b: Value) -> Value:
+        """a * b."""
+        return self.emit("mul", name, (a, b))
+
+    def div(self, name: str, a: Value, b: Value) -> Value:
+        """a / b, correctly rounded."""
+        return self.emit("div", name, (a, b))
+
+    def fma(self, name: str, a: Value, b: Value, c: Value) -> Value:
+        """a * b + c, rounded once."""
+        return self.emit("fma", name, (a, b, c))
+
+    def sqrt(self, name: str, x: Value) -> Value:
+        """The square root, correctly rounded."""
+        return self.emit("sqrt", name, (x,))
+
+    def rsqrt(self, name: str, x: Value) -> Value:
+        """1 / sqrt(x), two correctly rounded steps."""
+        return self.emit("rsqrt", name, (x,))
+
+    def reduce_sum(self, name: str, x: Value, *, axis: Axis) -> Value:
+        """The sum over an axis."""
+        return self.emit("reduce_sum", name, (x,), axis=axis)
+
+    def reduce_mean(self, name: str, x: Value, *, axis: Axis) -> Value:
+        """The sum over an axis divided by its length."""
+        return self.emit("reduce_mean", name, (x,), axis=axis)

@@ -1,0 +1,135 @@
+"""The arithmetic the IR means, on NumPy: exact fma, single rounding, sums in their one order.
+
+Every function is elementwise or spells its order of additions out, so its bits are those IEEE 754
+prescribes, on any machine. Absent terms of a sum are -0.0, the one number that changes no other
+number, not even +0.0 or -0.0, when it is added.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from lngen.ir.types import BF16, F16, F32, F64, DType
+
+Array = NDArray[Any]
+
+NUMPY_DTYPE: dict[DType, np.dtype[Any]] = {
+    F16: np.dtype(np.float16),
+    BF16: np.dtype(ml_dtypes.bfloat16),
+    F32: np.dtype(np.float32),
+    F64: np.dtype(np.float64),
+}
+
+ABSENT = -0.0
+
+
+def round_to(x: Array, to: DType) -> Array:
+    """x rounded once, to nearest even, to the dtype ``to``.
+
+    bfloat16 from float64 goes through a float32 rounded to odd, which keeps the second rounding
+    from seeing a tie that is none (Boldo and Melquiond, Emulation of FMA and correctly rounded
+    sums, IEEE Trans. Computers 57(4), 2008).
+    """
+    if to is BF16 and x.dtype == np.float64:
+        x = _to_odd_f32(x)
+    return x.astype(NUMPY_DTYPE[to])
+
+
+def _to_odd_f32(x: Array) -> Array:
+    """float64 to float32, rounded to odd: toward zero, then the last bit set if anything was lost."""
+    near = x.astype(np.float32)
+    over = np.abs(near.astype(np.float64)) > np.abs(x)
+    toward_zero = np.where(over, np.nextafter(near, np.float32(0)), near)
+    lost = toward_zero.astype(np.float64) != x
+    bits = np.ascontiguousarray(toward_zero).view(np.uint32) | (lost & np.isfinite(toward_zero)).astype(np.uint32)
+    return bits.view(np.float32)
+
+
+def fma(a: Array, b: Array, c: Array) -> Array:
+    """a * b + c in float32, rounded once.
+
+    The product of two float32 is exact in float64; the sum is rounded to odd there, so that the
+    rounding to float32 is the only one that shows (Boldo and Melquiond, 2008).
+    """
+    product = a.astype(np.float64) * b.astype(np.float64)
+    addend = c.astype(np.float64)
+    total = product + addend
+    # TwoSum (Knuth): total + error is the exact sum.
+    shadow = total - product
+    error = (product - (total - shadow)) + (addend - shadow)
+    bits = np.ascontiguousarray(total).view(np.int64)
+    even = (bits & 1) == 0
+    inexact = np.isfinite(total) & (error != 0) & even
+    # One step toward the exact value, in sign-magnitude order: outward if the error has total's sign.
+    step = np.where((error > 0) == (total > 0), 1, -1)
+    odd = np.where(inexact, bits + step, bits).view(np.float64)
+    return odd.astype(np.float32)
+
+
+def fold(parts: Array) -> Array:
+    """Sum over the last axis: while more than one part is left, add the upper half onto the lower half.
+
+    The count is padded to a power of two with absent parts.
+    """
+    count = parts.shape[-1]
+    parts = _pad(parts, 1 << (count - 1).bit_length())
+    while parts.shape[-1] > 1:
+        half = parts.shape[-1] // 2
+        parts = parts[..., :half] + parts[..., half:]
+    return parts[..., 0]
+
+
+def row_sum(x: Array, *, chunk: int, segment: int) -> Array:
+    """Sum over the last axis in the canonical order of row sums, [..., D] -> [...].
+
+    The row is cut into segments of ``segment`` elements and each segment into chunks of ``chunk``
+    consecutive elements; a chunk is added left to right, the chunks of a segment are folded, the
+    segments are added left to right.
+    """
+    total: Array | None = None
+    for start in range(0, x.shape[-1], segment):
+        part = x[..., start : start + segment]
+        chunks = -(-part.shape[-1] // chunk)
+        tiled = _pad(part, chunks * chunk).reshape(*x.shape[:-1], chunks, chunk)
+        part = fold(_left_to_right(tiled))
+        total = part if total is None else total + part
+    assert total is not None
+    return total
+
+
+def column_sum(x: Array, *, groups: int, blocks: int, strands: int) -> Array:
+    """Sum over the rows in the canonical order of column sums, [M, D] -> [D]; of no rows, +0.
+
+    Row r belongs to block (r // groups) % blocks and to its group r % groups. A group adds its rows
+    in increasing order, the groups of a block are folded; block b belongs to strand b % strands, a
+    strand adds its blocks in increasing order, the strands are folded.
+    """
+    rows, features = x.shape
+    if rows == 0:
+        return np.zeros(features, x.dtype)
+    rounds = -(-rows // (groups * blocks))
+    tiled = _pad(x.T, rounds * blocks * groups).reshape(features, rounds, blocks, groups)
+    per_block = fold(_left_to_right(np.moveaxis(tiled, 1, -1)))
+    turns = -(-blocks // strands)
+    stranded = _pad(per_block, turns * strands).reshape(features, turns, strands)
+    return fold(_left_to_right(np.moveaxis(stranded, 1, -1)))
+
+
+def _left_to_right(x: Array) -> Array:
+    """Sum over the last axis, left to right."""
+    total = x[..., 0]
+    for i in range(1, x.shape[-1]):
+        total = total + x[..., i]
+    return total
+
+
+def _pad(x: Array, count: int) -> Array:
+    """The last axis filled up to ``count`` with absent terms."""
+    missing = count - x.shape[-1]
+    if missing == 0:
+        return x
+    return np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)], constant_values=x.dtype.type(ABSENT))

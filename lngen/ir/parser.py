@@ -1,0 +1,102 @@
+"""Text -> Graph, the exact inverse of the printer.
+
+    graph ::= "graph @" name "(" [param {"," param}] ")" "->" "(" [type {"," type}] ")" "{" eqn* return "}"
+    param ::= "%" name ":" type
+    eqn   ::= "%" name ":" type "=" op ["%" name {"," "%" name}] ["{" key "=" literal {"," ...} "}"]
+    return::= "return" "%" name {"," "%" name}
+    type  ::= dtype "[" [axis {"," axis}] "]"       dtype ::= f16 | bf16 | f32 | f64       axis ::= M | D
+
+Types of arguments are looked up, those of equations are written; the verifier holds both to the rules.
+"""
+
+from __future__ import annotations
+
+import re
+
+from lngen.errors import ParseError
+from lngen.ir.types import Attr, Attrs, Axis, DType, Eqn, Graph, Type, Value
+from lngen.ir.verify import verify
+
+_HEAD = re.compile(r"graph @(\w+)\((.*)\) -> \((.*)\) \{")
+_EQN = re.compile(r"%(\w+)\s*:\s*(\w+\[[\w, ]*\])\s*=\s*(\w+)\s*([%\w, ]*?)\s*(?:\{(.*)\})?")
+_PARAM = re.compile(r"%(\w+): (\w+\[[\w, ]*\])")
+_TYPE = re.compile(r"(\w+)\[([\w, ]*)\]")
+_NUMBER = re.compile(r"[-+]?(\d|inf|nan)")
+
+
+def parse(text: str) -> Graph:
+    """The graph that ``text`` spells; ParseError names the line that is not the grammar's."""
+    lines = [(n, line.strip()) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
+    if not lines:
+        raise ParseError("Expected 'graph @name(...) -> (...) {', but the text is empty.")
+    head = _match(_HEAD, *lines[0], "graph @name(%x: bf16[M, D], ...) -> (type, ...) {")
+    params = tuple(Value(n, _type(t, *lines[0])) for n, t in _PARAM.findall(head[2]))
+    known = {p.name: p for p in params}
+    eqns: list[Eqn] = []
+    results: tuple[Value, ...] | None = None
+    for number, line in lines[1:-1]:
+        if line.startswith("return"):
+            results = _uses(line.removeprefix("return"), known, number, line)
+        else:
+            eqns.append(_eqn(line, known, number))
+            known[eqns[-1].out.name] = eqns[-1].out
+    if results is None or lines[-1][1] != "}":
+        raise ParseError(f"Line {lines[-1][0]}: expected 'return %value, ...' and then '}}' to end the graph.")
+    graph = Graph(head[1], params, tuple(eqns), results)
+    declared = tuple(_type(t, *lines[0]) for t in re.findall(r"\w+\[[\w, ]*\]", head[3]))
+    if declared != tuple(r.type for r in results):
+        raise ParseError(f"Line {lines[0][0]}: the result types differ from those of the returned values.")
+    return verify(graph, "parse")
+
+
+def _eqn(line: str, known: dict[str, Value], number: int) -> Eqn:
+    name, typ, op, args, attrs = _match(_EQN, number, line, "%name : type = op %a, %b {key=value}").groups()
+    return Eqn(
+        Value(name, _type(typ, number, line)), op, _uses(args, known, number, line), _attrs(attrs, number, line)
+    )
+
+
+def _uses(text: str, known: dict[str, Value], number: int, line: str) -> tuple[Value, ...]:
+    names = [part.strip().removeprefix("%") for part in text.split(",") if part.strip()]
+    for name in names:
+        if name not in known:
+            raise ParseError(f"Line {number}: '%{name}' is used before it is defined.\n    {line}")
+    return tuple(known[name] for name in names)
+
+
+def _type(text: str, number: int, line: str) -> Type:
+    dtype, axes = _match(_TYPE, number, text, "dtype[axis, ...]").groups()
+    try:
+        return Type(DType(dtype), tuple(Axis(a.strip()) for a in axes.split(",") if a.strip()))
+    except ValueError as e:
+        raise ParseError(
+            f"Line {number}: '{text}' is no type: dtypes are {', '.join(map(str, DType))}, axes {', '.join(map(str, Axis))}."
+            f"\n    {line}"
+        ) from e
+
+
+def _attrs(text: str | None, number: int, line: str) -> Attrs:
+    if not text:
+        return ()
+    pairs = []
+    for part in text.split(","):
+        key, equals, value = part.strip().partition("=")
+        if not equals:
+            raise ParseError(f"Line {number}: expected 'key=value' in braces, got '{part.strip()}'.\n    {line}")
+        pairs.append((key, _literal(value)))
+    return tuple(sorted(pairs))
+
+
+def _literal(text: str) -> Attr:
+    if _NUMBER.match(text):
+        return int(text) if text.lstrip("-").isdigit() else float(text)
+    if text in Axis.__members__:
+        return Axis(text)
+    return DType(text) if text.upper() in DType.__members__ else text
+
+
+def _match(pattern: re.Pattern[str], number: int, line: str, expected: str) -> re.Match[str]:
+    match = pattern.fullmatch(line)
+    if match is None:
+        raise ParseError(f"Line {number}: expected '{expected}'.\n    {line}")
+    return match

@@ -1,0 +1,74 @@
+"""The rules a graph keeps, checked after build, after parse and after every pass.
+
+Every value is defined once and has a name that C allows; every use comes after its definition and has
+its type; each equation's type is what its op's rule gives; every result is defined.
+"""
+
+from __future__ import annotations
+
+import re
+
+from lngen.errors import VerifyError
+from lngen.ir.ops import OPS
+from lngen.ir.printer import print_eqn
+from lngen.ir.types import Eqn, Graph, Value
+
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+# Words of C++ and of the emitted kernels, which use lower-case locals; IR names go into the same scope.
+_RESERVED = frozenset(
+    """alignas alignof and asm auto bool break case catch char class const constexpr continue default delete do
+    double else enum explicit export extern false float for friend goto if inline int long mutable namespace new
+    not operator or private protected public register return short signed sizeof static struct switch template
+    this throw true try typedef typename union unsigned using virtual void volatile while xor
+    f16 bf16 real row tile lane group live chunk slot seg block warp scratch turn i k col leaf part rows
+    f32_from_bf16 f32_from_f16 bf16_from_f32 f16_from_f32 fmaf sqrtf sqrt""".split()
+)
+
+
+def verify(graph: Graph, stage: str) -> Graph:
+    """``graph`` itself, or a VerifyError that names the stage, the equation and the rule."""
+    known: dict[str, Value] = {}
+    for value in graph.params:
+        _define(graph, stage, known, value, f"parameter '{value}'")
+    for number, eqn in enumerate(graph.eqns):
+        problem = _problem(eqn, known)
+        if problem:
+            raise VerifyError(_message(graph, stage, f"equation {number}: {problem}", print_eqn(eqn)))
+        _define(graph, stage, known, eqn.out, f"equation {number}: '{eqn.out}'")
+    for result in graph.results:
+        if known.get(result.name) != result:
+            raise VerifyError(_message(graph, stage, f"result '{result}: {result.type}' is not defined"))
+    if len(set(graph.results)) != len(graph.results):
+        raise VerifyError(_message(graph, stage, "a value is returned twice"))
+    return graph
+
+
+def _define(graph: Graph, stage: str, known: dict[str, Value], value: Value, where: str) -> None:
+    if value.name in known:
+        raise VerifyError(_message(graph, stage, f"{where} is defined twice"))
+    if not _NAME.fullmatch(value.name) or value.name in _RESERVED:
+        raise VerifyError(_message(graph, stage, f"{where} needs a lower-case name that C and the kernels leave free"))
+    known[value.name] = value
+
+
+def _problem(eqn: Eqn, known: dict[str, Value]) -> str | None:
+    op = OPS.get(eqn.op)
+    if op is None:
+        return f"there is no op '{eqn.op}'; the ops are {', '.join(OPS)}"
+    if len(eqn.args) != op.arity:
+        return f"'{eqn.op}' takes {op.arity} operands, got {len(eqn.args)}"
+    for arg in eqn.args:
+        if arg.name not in known:
+            return f"'{arg}' is used before it is defined"
+        if known[arg.name].type != arg.type:
+            return f"'{arg}' is used as {arg.type} but defined as {known[arg.name].type}"
+    try:
+        expected = op.typ(tuple(a.type for a in eqn.args), eqn.attrs)
+    except ValueError as e:
+        return str(e)
+    return None if expected == eqn.out.type else f"the result is {expected}, not {eqn.out.type}"
+
+
+def _message(graph: Graph, stage: str, problem: str, eqn: str = "") -> str:
+    return f"graph @{graph.name} is malformed after '{stage}': {problem}." + (f"\n    {eqn}" if eqn else "")

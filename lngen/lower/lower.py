@@ -1,0 +1,244 @@
+"""Spec and schedule -> plan: which kernels, what each holds, loads, adds and stores."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from lngen.errors import LowerError
+from lngen.ir import D, DType, Eqn, Graph, M, Value, print_eqn
+from lngen.ir.ops import compute_dtype
+from lngen.lower.phases import Spell, Style, before, phases, tensor, uniform
+from lngen.lower.plan import Argument, Buffer, Constant, Extent, Kernel, Plan, Sum, ctype
+from lngen.lower.split import Split, column_graph, split
+from lngen.passes.edit import extract
+from lngen.schedule import Problem, Schedule, check, problem, shared_bytes, slots
+from lngen.spec import Spec
+
+FINISH_COLUMNS = 32
+COLUMN_THREADS = 128
+
+# How a kernel adds to its column sums; a row group past the last row adds nothing.
+ACCUMULATE = {
+    "row_columns": "if (live) {0}_acc[k][i] = {0}_acc[k][i] + {1};",
+    "columns": "{0}_acc[i] = {0}_acc[i] + {1};",
+}
+WITH_SUMS = ("row_columns", "columns", "finish")
+
+
+def lower(spec: Spec, schedule: Schedule) -> Plan:
+    """The plan of ``spec`` under ``schedule``; ScheduleError if it is illegal, LowerError if no structure fits."""
+    graph = spec.graph()
+    facts = problem(graph, spec.d)
+    check(schedule, facts)
+    return _Lowering(spec, schedule, graph, facts).plan()
+
+
+class _Lowering:
+    """One spec under one schedule."""
+
+    def __init__(self, spec: Spec, schedule: Schedule, graph: Graph, facts: Problem) -> None:
+        self.spec, self.schedule, self.graph, self.facts = spec, schedule, graph, facts
+        self.parts: Split = split(graph)
+        self.real = _real(graph)
+        self.stem = f"{spec.slug}__{schedule.slug}"
+        self.partials = {e.out: f"{e.out.name}_partial" for e in self.parts.sums}
+
+    def plan(self) -> Plan:
+        """The kernels in launch order and their workspace."""
+        kernels: list[Kernel] = []
+        buffers: list[Buffer] = []
+        if self.parts.sums and self.schedule.form == "stream":
+            columns, handed = column_graph(self.parts, self.graph)
+            rows = tuple(r for r in self.graph.results if M in r.type.axes)
+            if rows or handed:
+                kernels.append(self._rows(replace(self.graph, results=(*rows, *handed)), (), (*rows, *handed), handed))
+            kernels.append(self._columns(columns, handed))
+            buffers += [Buffer(v.name, v.type.dtype, per_row=1) for v in handed]
+        elif self.parts.rows.results:
+            rows = tuple(r for r in self.graph.results if M in r.type.axes)
+            kernels.append(self._rows(self.parts.rows, self.parts.sums, rows, ()))
+        if self.parts.finish:
+            kernels.append(self._finish(self.parts.finish))
+            per_sum = self.facts.blocks * self.spec.d
+            buffers += [Buffer(name, v.type.dtype, fixed=per_sum) for v, name in self.partials.items()]
+        return Plan(self.spec, self.schedule, self.graph, tuple(kernels), tuple(buffers))
+
+    # ---- the kernels ----
+
+    def _rows(
+        self, graph: Graph, sums: tuple[Eqn, ...], outputs: tuple[Value, ...], scratch: tuple[Value, ...]
+    ) -> Kernel:
+        """Rows in registers (with column sums: a persistent grid), or streamed."""
+        graph = _needed(graph, (*outputs, *(e.args[0] for e in sums)))
+        s, p = self.schedule, self.facts
+        streamed = s.form == "stream"
+        n_slots = slots(s, p)
+        exact = n_slots * s.threads * p.chunk * (p.segments if streamed else 1) == p.d
+        template = "row_stream" if streamed else "row_columns" if sums else "row"
+        constants = [
+            Constant("D", p.d, "features per row"),
+            Constant("CHUNK", p.chunk, "consecutive elements a thread owns, added left to right"),
+            Constant("THREADS", s.threads, "threads per row"),
+            Constant("SLOTS", n_slots, "chunks per thread" + (" and segment" if streamed else "")),
+            Constant("VEC", s.vec, "elements per memory access"),
+            Constant("EXACT", int(exact), "1 if the chunks of all threads cover the row exactly"),
+        ]
+        if streamed:
+            constants.append(Constant("SEGMENT", p.segment, "elements per segment of a row"))
+        else:
+            constants.append(Constant("ROWS", s.rows, "rows a block works on side by side"))
+            constants.append(Constant("SEGMENT_SLOTS", p.segment // p.chunk // s.threads, "chunks per thread and segment"))
+        if sums:
+            constants.append(Constant("BLOCKS", p.blocks, "blocks that share the rows; fixed by the graph"))
+            constants.append(Constant("PREFETCH", int(s.prefetch), "1 to load the next row while computing this one"))
+        arguments = [*_inputs(graph), *_outputs(outputs, scratch)]
+        arguments += [_workspace(self.partials[e.out], self.real) for e in sums]
+        limit = p.blocks if sums else None
+        return self._kernel(
+            "rows", template, graph, arguments, constants, sums, outputs,
+            spell=_speller("[i]" if streamed else "[k][i]", graph),
+            grid=(Extent(per=s.rows, limit=limit), Extent()),
+            block=s.block,
+            shared=max(1, shared_bytes(s, replace(p, column_sums=len(sums))) // self.real.size),
+        )  # fmt: skip
+
+    def _columns(self, graph: Graph, handed: tuple[Value, ...]) -> Kernel:
+        """Column sums alone, a thread per chunk of columns: for rows too wide to keep their sums in one block."""
+        p = self.facts
+        columns_per_block = COLUMN_THREADS * p.chunk
+        constants = [
+            Constant("D", p.d, "features per row"),
+            Constant("CHUNK", p.chunk, "consecutive columns a thread owns"),
+            Constant("THREADS", COLUMN_THREADS, "threads per block"),
+            Constant("VEC", self.schedule.vec, "elements per memory access"),
+            Constant("BLOCKS", p.blocks, "blocks that share the rows; fixed by the graph"),
+        ]
+        arguments = [*_inputs(graph, handed), *(_workspace(self.partials[e.out], self.real) for e in self.parts.sums)]
+        return self._kernel(
+            "columns", "columns", graph, arguments, constants, self.parts.sums, (),
+            spell=_speller("[i]", graph),
+            grid=(Extent(-(-p.d // columns_per_block)), Extent(per=1, limit=p.blocks)),
+            block=COLUMN_THREADS,
+            shared=1,
+        )  # fmt: skip
+
+    def _finish(self, graph: Graph) -> Kernel:
+        """The partial sums of all blocks added in their order, and what is computed from the totals."""
+        p = self.facts
+        strands = next((e.int_attr("strands") for e in self.parts.sums), 1)
+        constants = [
+            Constant("D", p.d, "features per row"),
+            Constant("COLUMNS", FINISH_COLUMNS, "columns per block"),
+            Constant("STRANDS", strands, "threads that share a column"),
+            Constant("BLOCKS", p.blocks, "partial rows at most"),
+            Constant("GROUPS", p.groups, "rows a block added side by side"),
+        ]
+        inputs = [a for a in _inputs(graph) if a.tensor not in [v.name for v in self.partials]]
+        partials = [_workspace(name, self.real, const=True) for v, name in self.partials.items() if v in graph.params]
+        return self._kernel(
+            "finish", "finish", graph,
+            [*inputs, *_outputs(graph.results, ()), *partials], constants, (), graph.results,
+            spell=_speller("", graph, pointer="[col]", known=tuple(self.partials)),
+            grid=(Extent(-(-p.d // FINISH_COLUMNS)), Extent()),
+            block=FINISH_COLUMNS * strands,
+            shared=strands * FINISH_COLUMNS,
+            always=True,
+        )  # fmt: skip
+
+    def _kernel(
+        self,
+        role: str,
+        template: str,
+        graph: Graph,
+        arguments: list[Argument],
+        constants: list[Constant],
+        sums: tuple[Eqn, ...],
+        outputs: tuple[Value, ...],
+        *,
+        spell: Spell,
+        grid: tuple[Extent, Extent],
+        block: int,
+        shared: int,
+        always: bool = False,
+    ) -> Kernel:
+        listed = phases(graph, sums, outputs, Style(spell, self._guard, ACCUMULATE.get(template, "")))
+        return Kernel(
+            name=f"{self.stem}__{role}",
+            template=f"{template}.cu.jinja",
+            arguments=(Argument("rows", "long long", "rows"), *arguments),
+            constants=tuple(constants),
+            phases=listed,
+            grid=grid,
+            block=block,
+            resident=self.schedule.resident if role == "rows" else 1,
+            real=ctype(self.real),
+            absent="-0.0f" if self.real is DType.F32 else "-0.0",
+            uniform=uniform(graph, spell),
+            per_row=before(graph, spell),
+            tiles=tuple(tensor(v) for v in graph.params if v.type.axes == (M, D)),
+            columns=tuple(tensor(v) for v in graph.params if v.type.axes == (D,) and v not in self.partials),
+            row_inputs=tuple(tensor(v) for v in graph.params if v.type.axes == (M,)),
+            scalars=tuple(tensor(v) for v in graph.params if not v.type.axes),
+            accumulators=tuple(
+                Sum(e.out.name, 0, n, print_eqn(e)) for n, e in enumerate(self.parts.sums if template in WITH_SUMS else ())
+            ),
+            max_sums=max((len(f.sums) for f in listed), default=0) or 1,
+            shared=shared,
+            always=always,
+        )
+
+    def _guard(self, term: str) -> str:
+        """A term of a row sum, absent beyond the end of a row that ends within a chunk."""
+        return f"(i < D - col ? {term} : ABSENT)" if self.facts.d % self.facts.chunk else term
+
+
+def _real(graph: Graph) -> DType:
+    """The one dtype sums are added in."""
+    dtypes = {e.out.type.dtype for e in graph.eqns if e.op == "reduce_sum"}
+    if len(dtypes) > 1:
+        raise LowerError(f"graph @{graph.name} adds in f32 and in f64; cast the operands of its sums to one dtype.")
+    return next(iter(dtypes), max((compute_dtype(p.type.dtype) for p in graph.params), key=lambda t: t.size))
+
+
+def _needed(graph: Graph, results: tuple[Value, ...]) -> Graph:
+    return extract(graph, graph.name, graph.params, tuple(dict.fromkeys(results)))
+
+
+def _inputs(graph: Graph, scratch: tuple[Value, ...] = ()) -> list[Argument]:
+    arguments = []
+    for v in graph.params:
+        kind = "workspace" if v in scratch else "input"
+        arguments.append(Argument(f"{v.name}_ptr", ctype(v.type.dtype), kind, v.name, const=True))
+        if v.type.axes == (M, D):
+            arguments.append(Argument(f"{v.name}_stride", "long long", "stride", v.name))
+    return arguments
+
+
+def _outputs(values: tuple[Value, ...], scratch: tuple[Value, ...]) -> list[Argument]:
+    arguments = []
+    for v in values:
+        kind = "workspace" if v in scratch else "output"
+        arguments.append(Argument(f"{v.name}_ptr", ctype(v.type.dtype), kind, v.name))
+        if v.type.axes == (M, D):
+            arguments.append(Argument(f"{v.name}_stride", "long long", "stride", v.name))
+    return arguments
+
+
+def _workspace(name: str, dtype: DType, const: bool = False) -> Argument:
+    return Argument(f"{name}_ptr", ctype(dtype), "workspace", name, const)
+
+
+def _speller(tile: str, graph: Graph, pointer: str = "", known: tuple[Value, ...] = ()) -> Spell:
+    """How a value is spelled in C: inputs by their array element, everything else by its name."""
+    inputs = {p for p in graph.params if D in p.type.axes and p not in known}
+
+    def spell(v: Value) -> str:
+        if v not in inputs:
+            return v.name
+        if pointer:
+            return f"{v.name}_ptr{pointer}"
+        return v.name + (tile if M in v.type.axes else "[i]")
+
+    return spell
+
+

@@ -1,0 +1,91 @@
+"""Sort a kernel's equations into phases: what can only be computed after which row sums.
+
+Two rules. A value's *depth* is the number of row sums below it, so it cannot be computed before that phase.
+An elementwise value is computed again in every phase that needs it, so that between two phases nothing
+lives in registers but the inputs and one number per sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from lngen.ir import OPS, D, Eqn, Graph, M, Value, print_eqn
+from lngen.lower.plan import Phase, Statement, Sum, Tensor, ctype
+from lngen.passes.edit import upstream
+from lngen.schedule import depths, is_sum
+
+Spell = Callable[[Value], str]
+
+
+def statement(eqn: Eqn, spell: Spell) -> Statement:
+    """The C line of one equation: its IR name, its op's CUDA meaning, its IR text as note."""
+    meaning = OPS[eqn.op].cuda
+    assert meaning is not None, f"'{eqn.op}' is lowered by the pass '{OPS[eqn.op].lowered_by}', which has not run"
+    text = meaning(tuple(spell(a) for a in eqn.args), eqn)
+    return Statement(f"const {ctype(eqn.out.type.dtype)} {eqn.out.name} = {text};", print_eqn(eqn))
+
+
+def uniform(graph: Graph, spell: Spell) -> tuple[Statement, ...]:
+    """Statements on values of no axes, once per thread."""
+    return tuple(statement(e, spell) for e in graph.eqns if not e.out.type.axes)
+
+
+@dataclass(frozen=True)
+class Style:
+    """How one kind of kernel spells inputs, guards row sums past the end of a row, and adds to column sums."""
+
+    spell: Spell
+    guard: Callable[[str], str]
+    accumulate: str
+
+
+def phases(graph: Graph, sums: tuple[Eqn, ...], outputs: tuple[Value, ...], style: Style) -> tuple[Phase, ...]:
+    """The phases of ``graph``: the operands of the column sums ``sums`` are accumulated, ``outputs`` stored."""
+    levels = depths(graph)
+    count = 1 + max((levels[v] for v in (*outputs, *(e.args[0] for e in sums))), default=0)
+    every = (_phase(graph, n, levels, sums, outputs, style) for n in range(count))
+    return tuple(p for p in every if p.sums or p.accumulators or p.outputs or p.row_outputs)
+
+
+def _phase(
+    graph: Graph, number: int, levels: dict[Value, int], sums: tuple[Eqn, ...], outputs: tuple[Value, ...], style: Style
+) -> Phase:
+    row_sums = [e for e in graph.eqns if is_sum(e, D) and levels[e.args[0]] == number]
+    column_sums = [e for e in sums if levels[e.args[0]] == number]
+    wide = [v for v in outputs if D in v.type.axes and levels[v] == number]
+    elementwise = [e for e in graph.eqns if D in e.out.type.axes]
+    needed = upstream(elementwise, [*(e.args[0] for e in (*row_sums, *column_sums)), *wide])
+    after = [e for e in graph.eqns if e.out.type.axes == (M,) and not is_sum(e, D) and levels[e.out] == number + 1]
+    rows = [v for v in outputs if v.type.axes == (M,) and max(levels[v] - 1, 0) == number]
+    return Phase(
+        number=number,
+        columns=tuple(tensor(p) for p in graph.params if p in needed and p.type.axes == (D,)),
+        tiles=tuple(tensor(p) for p in graph.params if p in needed and p.type.axes == (M, D)),
+        statements=(
+            *(statement(e, style.spell) for e in elementwise if e.out in needed),
+            *(_add(f"{e.out.name}_chunk", style.guard(style.spell(e.args[0])), e) for e in row_sums),
+            *(Statement(style.accumulate.format(e.out.name, style.spell(e.args[0])), print_eqn(e)) for e in column_sums),
+            *(Statement(f"{v.name}_out[i] = {style.spell(v)};", "") for v in wide),
+        ),
+        sums=tuple(Sum(e.out.name, number, n, print_eqn(e)) for n, e in enumerate(row_sums)),
+        accumulators=tuple(Sum(e.out.name, number, n, print_eqn(e)) for n, e in enumerate(column_sums)),
+        outputs=tuple(map(tensor, wide)),
+        after=tuple(statement(e, style.spell) for e in after),
+        row_outputs=tuple(map(tensor, rows)),
+    )
+
+
+def before(graph: Graph, spell: Spell) -> tuple[Statement, ...]:
+    """Per-row statements that need no row sum."""
+    levels = depths(graph)
+    return tuple(statement(e, spell) for e in graph.eqns if e.out.type.axes == (M,) and levels[e.out] == 0)
+
+
+def tensor(value: Value) -> Tensor:
+    """A value as a kernel sees it."""
+    return Tensor(value.name, ctype(value.type.dtype))
+
+
+def _add(total: str, term: str, eqn: Eqn) -> Statement:
+    return Statement(f"{total} = {total} + {term};", print_eqn(eqn))

@@ -1,0 +1,215 @@
+"""The plan: every decision made, nothing left for a template but layout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from lngen.ir import DType, Graph, Value
+from lngen.schedule import Schedule
+from lngen.spec import Spec
+
+CTYPES = {"f16": "f16", "bf16": "bf16", "f32": "float", "f64": "double"}
+
+
+def ctype(dtype: DType) -> str:
+    """The C type of an element."""
+    return CTYPES[dtype.value]
+
+
+@dataclass(frozen=True)
+class Extent:
+    """A grid dimension: ``fixed``, or one block per ``per`` rows and at most ``limit`` blocks."""
+
+    fixed: int = 1
+    per: int | None = None
+    limit: int | None = None
+
+    def __call__(self, rows: int) -> int:
+        """Blocks for that many rows."""
+        if self.per is None:
+            return self.fixed
+        blocks = -(-rows // self.per)
+        return blocks if self.limit is None else min(self.limit, blocks)
+
+    def __str__(self) -> str:
+        if self.per is None:
+            return str(self.fixed)
+        blocks = "rows" if self.per == 1 else f"ceil(rows / {self.per})"
+        return blocks if self.limit is None else f"min({self.limit}, {blocks})"
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A kernel argument. ``kind``: rows, input, output, workspace (a pointer) or stride (of ``tensor``, in elements)."""
+
+    name: str
+    ctype: str
+    kind: str
+    tensor: str = ""
+    const: bool = False
+
+    @property
+    def declaration(self) -> str:
+        """As it stands in the kernel's signature."""
+        if self.kind in ("rows", "stride"):
+            return f"const long long {self.name}"
+        return f"{'const ' if self.const else ''}{self.ctype}* __restrict__ {self.name}"
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A line of C and the IR equation it stands for."""
+
+    text: str
+    note: str
+
+    @property
+    def line(self) -> str:
+        """Text and note, the notes of a kernel in one column."""
+        return f"{self.text:<58} // {self.note}" if self.note else self.text
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """An input or output as a kernel sees it: its IR name and C type."""
+
+    name: str
+    ctype: str
+
+
+@dataclass(frozen=True)
+class Sum:
+    """A row or column sum: its IR name, its phase, its place among that phase's sums, its IR equation."""
+
+    name: str
+    phase: int
+    index: int
+    note: str
+
+    @property
+    def line(self) -> str:
+        """The statement that takes a row sum out of its phase's array."""
+        return Statement(f"const real {self.name} = sums_{self.phase}[{self.index}];", self.note).line
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What happens between two row sums: elementwise statements, then sums, stores and per-row statements."""
+
+    number: int
+    columns: tuple[Tensor, ...]
+    tiles: tuple[Tensor, ...]
+    statements: tuple[Statement, ...]
+    sums: tuple[Sum, ...]
+    accumulators: tuple[Sum, ...]
+    outputs: tuple[Tensor, ...]
+    after: tuple[Statement, ...]
+    row_outputs: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A ``constexpr int`` of a kernel."""
+
+    name: str
+    value: int
+    note: str
+
+    @property
+    def line(self) -> str:
+        """Its declaration."""
+        return f"constexpr int {self.name:<13} = {f'{self.value};':<6} // {self.note}"
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One ``__global__`` function, its launch rule, and the text its template lays out."""
+
+    name: str
+    template: str
+    arguments: tuple[Argument, ...]
+    constants: tuple[Constant, ...]
+    phases: tuple[Phase, ...]
+    grid: tuple[Extent, Extent]
+    block: int
+    resident: int
+    real: str
+    absent: str
+    uniform: tuple[Statement, ...] = ()
+    per_row: tuple[Statement, ...] = ()
+    tiles: tuple[Tensor, ...] = ()
+    columns: tuple[Tensor, ...] = ()
+    row_inputs: tuple[Tensor, ...] = ()
+    scalars: tuple[Tensor, ...] = ()
+    accumulators: tuple[Sum, ...] = ()
+    max_sums: int = 1
+    shared: int = 1
+    always: bool = False
+
+    def launch_rule(self) -> str:
+        """The grid and block as text."""
+        x, y = self.grid
+        grid = str(x) if str(y) == "1" else f"{x} x {y}"
+        when = "" if self.always else "; no launch for rows = 0"
+        return f"grid {grid}, block {self.block}{when}"
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A piece of the workspace: ``fixed`` elements, or ``per_row`` for each row."""
+
+    name: str
+    dtype: DType
+    fixed: int = 0
+    per_row: int = 0
+
+    def bytes(self, rows: int) -> int:
+        """Its size, rounded up so that the next buffer is aligned to 256 bytes."""
+        return -(-(self.fixed + self.per_row * rows) * self.dtype.size // 256) * 256
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Spec and schedule, decided: the kernels of one call, in launch order, and what they share."""
+
+    spec: Spec
+    schedule: Schedule
+    graph: Graph
+    kernels: tuple[Kernel, ...]
+    workspace: tuple[Buffer, ...] = field(default=())
+
+    @property
+    def name(self) -> str:
+        """Spells the spec and the schedule; the file name and the stem of the entry names."""
+        return f"{self.spec.slug}__{self.schedule.slug}"
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        """The tensors a caller passes."""
+        return self.graph.params
+
+    @property
+    def outputs(self) -> tuple[Value, ...]:
+        """The tensors a caller gets."""
+        return self.graph.results
+
+    def workspace_bytes(self, rows: int) -> int:
+        """Bytes of workspace a call with that many rows needs."""
+        return sum(b.bytes(rows) for b in self.workspace)
+
+    def workspace_offsets(self, rows: int) -> dict[str, int]:
+        """Where each buffer starts in the workspace, in bytes."""
+        offsets, start = {}, 0
+        for buffer in self.workspace:
+            offsets[buffer.name] = start
+            start += buffer.bytes(rows)
+        return offsets
+
+    def alignment(self, value: Value) -> int:
+        """Bytes that a tensor's base pointer must be a multiple of."""
+        return min(self.schedule.vec * value.type.dtype.size, 16)
+
+    def __str__(self) -> str:
+        from lngen.lower.show import show_plan
+
+        return show_plan(self)

@@ -1,0 +1,69 @@
+"""Cut a graph along its column sums: what the row kernels compute, and what is left once the sums are there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lngen.errors import LowerError
+from lngen.ir import D, Eqn, Graph, M, Value
+from lngen.passes.edit import extract, upstream
+from lngen.schedule import depths, is_sum
+
+
+@dataclass(frozen=True)
+class Split:
+    """``rows``: results that have rows. ``sums``: the column sums. ``finish``: [D] results from the sums."""
+
+    rows: Graph
+    sums: tuple[Eqn, ...]
+    finish: Graph | None
+
+
+def split(graph: Graph) -> Split:
+    """The parts of ``graph``; LowerError if a part would need a result of another row of the same kernel."""
+    sums = tuple(e for e in graph.eqns if is_sum(e, M))
+    by_row = tuple(r for r in graph.results if M in r.type.axes)
+    by_column = tuple(r for r in graph.results if M not in r.type.axes)
+    for value in by_row:
+        if any(e.out in upstream(graph.eqns, [value]) for e in sums):
+            raise LowerError(
+                f"graph @{graph.name}: the row result '{value}' depends on a sum over rows; that takes two graphs, "
+                "one for the sum and one for the result."
+            )
+    for eqn in sums:
+        if any(is_sum(e, M) for e in graph.eqns if e.out in upstream(graph.eqns, eqn.args)):
+            raise LowerError(f"graph @{graph.name}: '{eqn.out}' is a sum over rows of sums over rows.")
+    for eqn in graph.eqns:
+        if is_sum(eqn, D) and M not in eqn.out.type.axes:
+            raise LowerError(f"graph @{graph.name}: '{eqn.out}' sums over D a value that has no rows; pass it as an input.")
+    rows = extract(graph, graph.name, graph.params, (*by_row, *dict.fromkeys(e.args[0] for e in sums)))
+    if not by_column:
+        return Split(rows, sums, None)
+    narrow = tuple(p for p in graph.params if M not in p.type.axes)
+    finish = extract(graph, graph.name, (*(e.out for e in sums), *narrow), by_column)
+    if any(is_sum(e, D) for e in finish.eqns) or any(r.type.axes != (D,) for r in by_column):
+        raise LowerError(
+            f"graph @{graph.name}: results without rows are expected to be [D] and elementwise in the column sums."
+        )
+    return Split(rows, sums, finish)
+
+
+def column_graph(parts: Split, graph: Graph) -> tuple[Graph, tuple[Value, ...]]:
+    """The graph of a kernel that only adds columns, and the per-row values it takes from the row kernel.
+
+    Where an operand of a column sum depends on row sums, the [M] values after them become parameters.
+    """
+    levels = depths(graph)
+    operands = tuple(dict.fromkeys(e.args[0] for e in parts.sums))
+    needed = upstream(graph.eqns, operands)
+    handed = tuple(
+        e.out
+        for e in graph.eqns
+        if e.out in needed and e.out.type.axes == (M,) and levels[e.out] > 0 and _feeds_columns(graph, e.out, needed)
+    )
+    return extract(graph, graph.name, (*graph.params, *handed), operands), handed
+
+
+def _feeds_columns(graph: Graph, value: Value, needed: set[Value]) -> bool:
+    """True if an equation that is not per row uses ``value`` on the way to a column sum."""
+    return any(value in e.args and e.out in needed and e.out.type.axes != (M,) for e in graph.eqns)

@@ -1,0 +1,34 @@
+"""Passes: functions from Graph to Graph. ``PIPELINE`` is their order, each verified after it ran."""
+
+from __future__ import annotations
+
+from lngen.ir import Graph, verify
+from lngen.passes.clean import cse, dce
+from lngen.passes.decompose import decompose
+from lngen.passes.fma import place_fma
+from lngen.passes.order import order_sums
+from lngen.passes.simplify import simplify
+from lngen.passes.vjp import save, vjp
+
+__all__ = ["Trace", "backward", "cse", "dce", "decompose", "finish", "order_sums", "place_fma", "save", "simplify", "vjp"]
+
+Trace = dict[str, Graph]
+
+
+def backward(graph: Graph, wrt: tuple[str, ...], saved: tuple[str, ...], trace: Trace | None = None) -> Graph:
+    """The backward graph of a forward graph, for the inputs ``wrt``, given the values ``saved`` by forward."""
+    trace = {} if trace is None else trace
+    trace["vjp"] = graph = vjp(graph, wrt)
+    trace["simplify"] = graph = verify(simplify(graph, seed=graph.params[0].name), "simplify")
+    trace["save"] = graph = verify(save(graph, saved), "save")
+    return graph
+
+
+def finish(graph: Graph, d: int, trace: Trace | None = None) -> Graph:
+    """From a graph over any D to one that fixes every bit for rows of length ``d``."""
+    trace = {} if trace is None else trace
+    trace["cse"] = graph = verify(cse(graph), "cse")
+    trace["decompose"] = graph = verify(decompose(graph, d), "decompose")
+    trace["place_fma"] = graph = verify(place_fma(graph), "place_fma")
+    trace["order_sums"] = graph = verify(order_sums(graph, d), "order_sums")
+    return graph

@@ -1,0 +1,32 @@
+"""Small tools the passes share: renaming uses, dead code, walking upstream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from lngen.ir import Eqn, Graph, Value
+
+
+def substitute(graph: Graph, new: dict[Value, Value]) -> Graph:
+    """Every use of a key of ``new`` replaced by its value; definitions stay."""
+    if not new:
+        return graph
+    eqns = tuple(replace(e, args=tuple(new.get(a, a) for a in e.args)) for e in graph.eqns)
+    return replace(graph, eqns=eqns, results=tuple(new.get(r, r) for r in graph.results))
+
+
+def upstream(eqns: Iterable[Eqn], wanted: Iterable[Value]) -> set[Value]:
+    """``wanted`` and everything it is computed from by ``eqns``."""
+    live = set(wanted)
+    for eqn in reversed(tuple(eqns)):
+        if eqn.out in live:
+            live.update(eqn.args)
+    return live
+
+
+def extract(graph: Graph, name: str, params: tuple[Value, ...], results: tuple[Value, ...]) -> Graph:
+    """The part of ``graph`` that computes ``results`` from ``params``, which may be values computed in it."""
+    eqns = tuple(e for e in graph.eqns if e.out not in params)
+    live = upstream(eqns, results)
+    return Graph(name, tuple(p for p in params if p in live), tuple(e for e in eqns if e.out in live), results)

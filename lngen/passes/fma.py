@@ -1,0 +1,47 @@
+"""Decide where products and sums are rounded together."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from lngen.ir import F32, Builder, Eqn, Graph, Value
+from lngen.passes.clean import dce
+
+
+def place_fma(graph: Graph) -> Graph:
+    """Fuse a product that is used once, by an addition or subtraction, into it (f32 only).
+
+    before:  %p = mul %a, %b          after:  %y = fma %a, %b, %c
+             %y = add %p, %c
+
+    before:  %p = mul %a, %b          after:  %b_neg = neg %b
+             %y = sub %c, %p                  %y = fma %a, %b_neg, %c
+
+    The compiler contracts nothing (-fmad=false), so what is fused is decided here and nowhere else. Of
+    two products the left one is fused; the sign goes to the factor with fewer axes.
+    """
+    uses = Counter(a for e in graph.eqns for a in e.args) + Counter(graph.results)
+    producer = graph.producers()
+    b = Builder(graph.name, params=graph.params, taken=graph.values())
+
+    def product(v: Value) -> tuple[Value, Value] | None:
+        eqn = producer.get(v)
+        fits = eqn is not None and eqn.op == "mul" and uses[v] == 1 and v.type.dtype is F32
+        return (eqn.args[0], eqn.args[1]) if fits and eqn is not None else None
+
+    for eqn in graph.eqns:
+        left = product(eqn.args[0]) if eqn.op in ("add", "sub") else None
+        right = product(eqn.args[1]) if eqn.op in ("add", "sub") and left is None else None
+        if left:
+            addend = eqn.args[1] if eqn.op == "add" else b.neg(f"{eqn.args[1].name}_neg", eqn.args[1])
+            b.eqns.append(Eqn(eqn.out, "fma", (*left, addend)))
+        elif right:
+            p, q = right
+            if eqn.op == "sub":
+                narrow = q if len(q.type.axes) <= len(p.type.axes) else p
+                minus = b.neg(f"{narrow.name}_neg", narrow)
+                p, q = (p, minus) if narrow is q else (minus, q)
+            b.eqns.append(Eqn(eqn.out, "fma", (p, q, eqn.args[0])))
+        else:
+            b.eqns.append(eqn)
+    return dce(b.build(*graph.results, stage="place_fma"))

@@ -1,0 +1,182 @@
+"""Spec: what a kernel is specialised on, and its one grammar, ``GRAPH.fwd|bwd:key=value,...``."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
+
+from lngen import passes
+from lngen.errors import SpecError
+from lngen.graphs import GRAPHS, Definition, Options
+from lngen.ir import DType, Graph
+
+MAX_D = 2**30
+DIRECTIONS = ("fwd", "bwd")
+SAVES = ("stats", "none")
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A graph, its direction and everything its kernels are specialised on.
+
+    ``inputs`` holds the optional inputs whose presence differs from the graph's default, ``wrt`` the inputs
+    a backward differentiates (None: all of them).
+    """
+
+    definition: Definition
+    direction: str
+    d: int
+    dtype: DType
+    weight: DType
+    out: DType
+    eps: float = 1e-5
+    inputs: tuple[tuple[str, bool], ...] = ()
+    wrt: tuple[str, ...] | None = None
+    save: str = "stats"
+
+    def __str__(self) -> str:
+        keys = [f"d={self.d}", f"dtype={self.dtype}"]
+        keys += [f"weight={self.weight}"] if self.weight is not self.dtype else []
+        keys += [f"out={self.out}"] if self.out is not self.dtype else []
+        keys += [f"{name}={'yes' if on else 'no'}" for name, on in self.inputs]
+        keys += [f"eps={self.eps!r}"] if self.eps != 1e-5 else []
+        keys += [f"save={self.save}"] if self.save != "stats" else []
+        keys += [f"wrt={'+'.join(self.wrt)}"] if self.wrt is not None else []
+        return f"{self.definition.name}.{self.direction}:{','.join(keys)}"
+
+    @property
+    def slug(self) -> str:
+        """The spec as a C identifier: ``layernorm_fwd__bf16_d4096``."""
+        words = [str(self.dtype), f"d{self.d}"]
+        words += [f"w{self.weight}"] if self.weight is not self.dtype else []
+        words += [f"out{self.out}"] if self.out is not self.dtype else []
+        words += [f"{'' if on else 'no'}{name}" for name, on in self.inputs]
+        words += [f"eps{self.eps!r}".replace("-", "m").replace(".", "p")] if self.eps != 1e-5 else []
+        words += [f"save{self.save}"] if self.save != "stats" else []
+        words += ["wrt", *self.wrt] if self.wrt is not None else []
+        return f"{self.definition.name}_{self.direction}__{'_'.join(words)}"
+
+    @property
+    def options(self) -> Options:
+        """The options of the graph's description."""
+        return Options(self.dtype, self.weight, self.out, self.eps, self.inputs, self.save)
+
+    def forward(self) -> Graph:
+        """The forward graph, over any D."""
+        return self.definition.forward(self.options)
+
+    def trace(self) -> passes.Trace:
+        """The graph after every pass, by the pass' name; the last one fixes every bit."""
+        trace: passes.Trace = {"build": self.forward()}
+        graph = trace["build"]
+        if self.direction == "bwd":
+            wrt = tuple(p.name for p in graph.params) if self.wrt is None else self.wrt
+            graph = passes.backward(graph, wrt, self.definition.saved(self.options), trace)
+        passes.finish(graph, self.d, trace)
+        return trace
+
+    def graph(self) -> Graph:
+        """The graph whose interpretation defines the kernel's results."""
+        return list(self.trace().values())[-1]
+
+    def with_direction(self, direction: str) -> Spec:
+        """The same spec in the other direction."""
+        return replace(self, direction=direction, wrt=self.wrt if direction == "bwd" else None)
+
+
+def parse_spec(text: str, graphs: dict[str, Definition] | None = None) -> Spec:
+    """The spec that ``text`` spells; SpecError says what is wrong and names the nearest right word."""
+    graphs = GRAPHS if graphs is None else graphs
+    head, _, tail = text.partition(":")
+    name, dot, direction = head.partition(".")
+    if name not in graphs:
+        _wrong(text, "graph", name, list(graphs))
+    if not dot or direction not in DIRECTIONS:
+        _wrong(text, "direction", direction, DIRECTIONS)
+    options = {}
+    for part in filter(None, tail.split(",")):
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise SpecError(f"spec '{text}': expected 'key=value', got '{part}'.")
+        if key in options:
+            raise SpecError(f"spec '{text}': '{key}' is given twice.")
+        options[key] = value
+    return make_spec(graphs[name], direction, options, text)
+
+
+def make_spec(definition: Definition, direction: str, options: dict[str, Any], text: str = "") -> Spec:
+    """A spec from a definition and the grammar's keys, whose values may be text or Python objects."""
+    text = text or f"{definition.name}.{direction}:{','.join(f'{k}={v}' for k, v in options.items())}"
+    optional = _optional_inputs(definition)
+    known = ["d", "dtype", "weight", "out", "eps", "save", *optional] + (["wrt"] if direction == "bwd" else [])
+    for key in options:
+        if key not in known:
+            _wrong(text, "key", key, known)
+    if "d" not in options:
+        raise SpecError(f"spec '{text}': 'd', the number of features per row, is missing; add for example d=4096.")
+    dtype = _dtype(text, "dtype", options.get("dtype", "f32"))
+    weight = _dtype(text, "weight", options.get("weight", dtype))
+    out = _dtype(text, "out", options.get("out", dtype))
+    inputs = tuple(
+        (name, on)
+        for name, default in optional.items()
+        if (on := _flag(text, name, options.get(name, default))) is not default
+    )
+    save = str(options.get("save", "stats"))
+    if save not in SAVES:
+        _wrong(text, "save", save, SAVES)
+    eps = _number(text, "eps", options.get("eps", 1e-5), float, lambda e: 0 <= e < 1, "a number from 0 to 1")
+    d = _number(text, "d", options["d"], int, lambda n: 1 <= n <= MAX_D, f"a whole number from 1 to {MAX_D}")
+    spec = Spec(definition, direction, d, dtype, weight, out, eps, inputs, None, save)
+    return replace(spec, wrt=_wrt(spec, text, options["wrt"])) if options.get("wrt") is not None else spec
+
+
+def _optional_inputs(definition: Definition) -> dict[str, bool]:
+    f32 = DType.F32
+    return definition.builder(Options(f32, f32, f32)).optional
+
+
+def _wrt(spec: Spec, text: str, value: str | tuple[str, ...]) -> tuple[str, ...] | None:
+    names = tuple(value.split("+")) if isinstance(value, str) else tuple(value)
+    inputs = [p.name for p in spec.forward().params]
+    for name in names:
+        if name not in inputs:
+            _wrong(text, "wrt", name, inputs)
+    ordered = tuple(n for n in inputs if n in names)
+    return None if list(ordered) == inputs else ordered
+
+
+def _dtype(text: str, key: str, value: str | DType) -> DType:
+    if isinstance(value, DType):
+        return value
+    if value not in [t.value for t in DType]:
+        _wrong(text, key, value, [t.value for t in DType])
+    return DType(value)
+
+
+def _flag(text: str, key: str, value: str | bool) -> bool:
+    if isinstance(value, bool):
+        return value
+    if value not in ("yes", "no"):
+        _wrong(text, key, value, ("yes", "no"))
+    return value == "yes"
+
+
+def _number(
+    text: str, key: str, value: Any, kind: type[Any], fits: Callable[[Any], bool], expected: str
+) -> Any:
+    try:
+        number = kind(value)
+    except (TypeError, ValueError):
+        number = None
+    if number is None or not fits(number) or (kind is int and not isinstance(value, str) and number != value):
+        raise SpecError(f"spec '{text}': '{key}' is expected to be {expected}, got '{value}'.")
+    return number
+
+
+def _wrong(text: str, what: str, got: str, known: list[str] | tuple[str, ...]) -> NoReturn:
+    near = difflib.get_close_matches(got, known, n=1)
+    hint = f"; did you mean '{near[0]}'?" if near else "."
+    raise SpecError(f"spec '{text}': there is no {what} '{got}', expected one of {', '.join(known)}{hint}")

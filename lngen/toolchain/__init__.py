@@ -1,0 +1,14 @@
+"""CUDA text to cubin or PTX for any arch, with or without a GPU; CuPy and NVRTC are loaded on first use."""
+
+from lngen.toolchain.log import Resources
+from lngen.toolchain.nvrtc import ARCHES, Binary, compile_cubin, compile_ptx, nvrtc_version, supported_arches
+
+__all__ = [
+    "ARCHES",
+    "Binary",
+    "Resources",
+    "compile_cubin",
+    "compile_ptx",
+    "nvrtc_version",
+    "supported_arches",
+]

@@ -1,0 +1,102 @@
+"""What an NVRTC log says: the resources of each kernel, and the source lines its errors point at."""
+
+import re
+from dataclasses import dataclass
+
+from lngen.errors import CompileError
+
+# The one file name NVRTC ever sees, so that neither bytes nor log depend on what a kernel is called.
+UNIT = "kernel.cu"
+
+_CONTEXT = 2  # lines shown on either side of an error
+
+_ENTRY = re.compile(r"Compiling entry function '([^']+)'")
+_STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+_USED = re.compile(r"Used (\d+) registers.*")
+_TIME = re.compile(r"^ptxas info *: Compile time = .*\n?", re.MULTILINE)
+_SOURCE_ERROR = re.compile(rf"^{re.escape(UNIT)}\((\d+)\): [^:]*\berror\b", re.MULTILINE)
+_PTX_ERROR = re.compile(r"^ptxas .*\bline (\d+); error\b", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What one kernel takes, as ptxas counted it.
+
+    Registers and barriers are numbers (registers per thread); the rest is bytes: spills and stack per
+    thread, static shared memory per block, and constant memory, None where ptxas does not report it.
+    """
+
+    registers: int
+    spill_stores: int
+    spill_loads: int
+    stack: int
+    shared: int
+    constant: int | None
+    barriers: int
+
+    @property
+    def spills(self) -> bool:
+        """True if anything meant for registers lives in local memory."""
+        return bool(self.spill_stores or self.spill_loads or self.stack)
+
+
+def tidied(log: str) -> str:
+    """``log`` without the NUL after ptxas' part, and its times, which differ between two equal runs."""
+    return _TIME.sub("", log.replace("\0", "")).strip()
+
+
+def resources(log: str) -> dict[str, Resources]:
+    """The resources of each kernel in a log of ``--ptxas-options=-v``, in source order."""
+    _, *parts = _ENTRY.split(log)
+    found = {name: _resources(name, text) for name, text in zip(parts[::2], parts[1::2], strict=True)}
+    # ptxas takes the kernels from last to first.
+    return dict(reversed(found.items()))
+
+
+def _resources(name: str, text: str) -> Resources:
+    # Functions that were not inlined come after their kernel: the first match is the kernel's.
+    frame, used = _STACK.search(text), _USED.search(text)
+    if not frame or not used:
+        raise CompileError(f"The log of ptxas lacks the registers or spills of {name!r}:\n{text.strip()}")
+    stack, stores, loads = map(int, frame.groups())
+    constants = re.findall(r"(\d+) bytes cmem", used[0])
+    return Resources(
+        registers=int(used[1]),
+        spill_stores=stores,
+        spill_loads=loads,
+        stack=max(stack, _number(r"(\d+) bytes cumulative stack size", used[0])),
+        shared=_number(r"(\d+) bytes smem", used[0]),
+        constant=sum(map(int, constants)) if constants else None,
+        barriers=_number(r"used (\d+) barriers", used[0]),
+    )
+
+
+def _number(pattern: str, text: str) -> int:
+    match = re.search(pattern, text)
+    return int(match[1]) if match else 0
+
+
+def explained(log: str, name: str, source: str, ptx: str) -> str:
+    """``log`` under the kernel's name, then the numbered lines of source and PTX that its errors name."""
+    marked = [int(line) for line in _SOURCE_ERROR.findall(log)]
+    marked_ptx = [int(line) for line in _PTX_ERROR.findall(log)]
+    parts = [re.sub(rf"{re.escape(UNIT)}(?=[(\"])", lambda _: name, log.strip())]
+    if marked:
+        parts.append(f"{name}:\n{numbered(source, marked)}")
+    if marked_ptx and ptx:
+        parts.append(f"PTX of {name}:\n{numbered(ptx, marked_ptx)}")
+    return "\n\n".join(parts)
+
+
+def numbered(text: str, marked: list[int]) -> str:
+    """The lines around ``marked`` (from 1), which ``>`` points out; ``...`` stands for a gap."""
+    lines = text.split("\n")
+    near = {n for mark in marked for n in range(mark - _CONTEXT, mark + _CONTEXT + 1)}
+    shown = near & set(range(1, len(lines) + 1))
+    width = len(str(max(shown, default=0)))
+    rows: list[str] = []
+    for n in sorted(shown):
+        if rows and n - 1 not in shown:
+            rows.append("  ...")
+        rows.append(f"{'>' if n in marked else ' '} {n:{width}} | {lines[n - 1]}".rstrip())
+    return "\n".join(rows)

@@ -1,0 +1,317 @@
+"""Rules of the house that a machine can keep: imports, templates, sizes, types, style, and the wheel."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import jinja2
+import pytest
+from jinja2 import nodes
+
+import lngen
+from lngen.data import data_dir
+from lngen.errors import MissingError
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "lngen"
+
+# Lowest first; a module may import its own layer and those below it.
+LAYERS = (
+    {"errors", "config", "data"},
+    {"ir"},
+    {"graphs", "passes"},
+    {"interpret", "spec", "schedule"},
+    {"lower"},
+    {"emit"},
+    {"toolchain", "ptx"},
+    {"runtime"},
+    {"check", "tune", "bench", "aot", "inspect"},
+    {"cli", "__main__"},
+)
+RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
+
+OPTIONAL = {"cupy", "cupyx", "cupy_backends", "torch"}
+MAY_IMPORT_OPTIONAL = ("toolchain/nvrtc.py", "runtime/", "bench/", "check/", "cli/doctor.py")
+
+
+@dataclass(frozen=True)
+class Import:
+    """One import: what, where, and whether it runs when its module is imported."""
+
+    target: str
+    path: Path
+    line: int
+    at_module_level: bool
+
+    def __str__(self) -> str:
+        return f"{self.path.relative_to(ROOT)}:{self.line} imports {self.target}"
+
+    @property
+    def root(self) -> str:
+        return self.target.partition(".")[0]
+
+
+def sources(folder: Path = PACKAGE) -> list[Path]:
+    return sorted(folder.rglob("*.py"))
+
+
+def targets(node: ast.AST, path: Path) -> Iterator[str]:
+    """The dotted names that one syntax node imports; a literal ``import_module("name")`` counts."""
+    match node:
+        case ast.Import(names=names):
+            yield from (alias.name for alias in names)
+        case ast.ImportFrom(module=module, names=names, level=level):
+            package = path.relative_to(ROOT).parent.parts
+            base = [*package[: len(package) - level + 1]] if level else []
+            prefix = ".".join([*base, *([module] if module else [])])
+            yield from (f"{prefix}.{alias.name}" for alias in names)
+        case ast.Call(
+            func=ast.Name(id=name) | ast.Attribute(attr=name), args=[ast.Constant(value=str(target)), *_]
+        ):
+            if name in {"import_module", "__import__"}:
+                yield target
+
+
+def imports(path: Path) -> Iterator[Import]:
+    """Every import of a file, those inside functions included."""
+
+    def visit(node: ast.AST, at_module_level: bool) -> Iterator[Import]:
+        for target in targets(node, path):
+            yield Import(target, path, getattr(node, "lineno", 0), at_module_level)
+        inner = at_module_level and not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for child in ast.iter_child_nodes(node):
+            yield from visit(child, inner)
+
+    return visit(ast.parse(path.read_text(encoding="utf-8")), True)
+
+
+def component(path: Path) -> str:
+    """``lngen/ir/types.py -> ir``, ``lngen/data.py -> data``."""
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def layer_faults(path: Path) -> Iterator[str]:
+    """The imports of a file that point up, or that name the package itself, which stands on top."""
+    if path == PACKAGE / "__init__.py":
+        return
+    for found in imports(path):
+        root, _, rest = found.target.partition(".")
+        if root == "lngen" and RANK.get(rest.partition(".")[0], RANK["cli"]) > RANK[component(path)]:
+            yield str(found)
+
+
+def test_every_component_has_a_layer() -> None:
+    assert {component(path) for path in sources()} - {"__init__"} <= RANK.keys()
+
+
+def test_imports_point_one_way() -> None:
+    assert [fault for path in sources() for fault in layer_faults(path)] == []
+
+
+def test_errors_import_nothing_of_lngen() -> None:
+    assert [i for i in imports(PACKAGE / "errors.py") if i.root == "lngen"] == []
+
+
+def test_jax_is_nowhere() -> None:
+    files = [*sources(), *sources(ROOT / "tests")]
+    assert [str(i) for path in files for i in imports(path) if i.root in {"jax", "jaxlib"}] == []
+    assert "jax" not in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+
+
+def test_cupy_and_torch_are_imported_lazily_and_only_where_listed() -> None:
+    found = [i for path in sources() for i in imports(path) if i.root in OPTIONAL]
+    allowed = tuple(str(PACKAGE / place) for place in MAY_IMPORT_OPTIONAL)
+    assert [str(i) for i in found if i.at_module_level or not str(i.path).startswith(allowed)] == []
+
+
+def test_the_import_rules_can_fail(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Each way of importing is seen, upward ones are faults, and only functions are lazy."""
+    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
+    monkeypatch.setattr(sys.modules[__name__], "PACKAGE", tmp_path / "lngen")
+    path = tmp_path / "lngen" / "ir" / "x.py"
+    path.parent.mkdir(parents=True)
+    path.write_text(
+        "import lngen\nimport lngen.cli\nfrom lngen import compile\nfrom lngen.emit import a\n"
+        "from ..tune import b\nfrom .. import runtime\ndef f():\n    from lngen.passes.vjp import c\n"
+        "    importlib.import_module('lngen.check')\n    import cupy\n"
+        "from . import types\nfrom .types import M\nfrom lngen.errors import E\nfrom lngen import ir\n"
+    )
+    assert [int(fault.split(":")[1].split()[0]) for fault in layer_faults(path)] == [1, 2, 3, 4, 5, 6, 8, 9]
+    assert [i.line for i in imports(path) if not i.at_module_level] == [8, 9, 10]
+
+
+def python(*args: str, cwd: Path = ROOT, **env: str) -> str:
+    """The standard output of a Python subprocess that must succeed."""
+    done = subprocess.run(
+        [sys.executable, *args],
+        cwd=cwd,
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"{' '.join(args)}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def test_importing_lngen_imports_neither_cupy_nor_torch() -> None:
+    loaded = python(
+        "-c", "import sys, lngen; print(*{name.partition('.')[0] for name in sys.modules})"
+    ).split()
+    assert "lngen" in loaded
+    assert OPTIONAL.isdisjoint(loaded)
+
+
+@pytest.mark.parametrize(
+    "tool",
+    ["mypy --strict lngen/", "ruff check lngen tests", "ruff format --check lngen tests"],
+)
+def test_tool_has_nothing_to_say(tool: str) -> None:
+    python("-m", *tool.split())
+
+
+def template_faults(source: str) -> Iterator[str]:
+    """What a template must leave to Python: conditions beyond one name, arithmetic, tests, inline ifs."""
+    tree = jinja2.Environment().parse(source)
+    logic = (nodes.BinExpr, nodes.UnaryExpr, nodes.Compare, nodes.CondExpr, nodes.Test)
+    yield from (f"line {node.lineno}: {type(node).__name__}" for node in tree.find_all(logic))
+    for node in tree.find_all(nodes.If):
+        if not isinstance(node.test, nodes.Name | nodes.Getattr):
+            yield f"line {node.lineno}: If on {type(node.test).__name__}"
+
+
+def test_templates_hold_no_logic() -> None:
+    files = [path for path in sorted((ROOT / "templates").rglob("*")) if path.is_file()]
+    assert files, "no templates"
+    faults = [
+        (str(p.relative_to(ROOT)), f) for p in files for f in template_faults(p.read_text(encoding="utf-8"))
+    ]
+    assert faults == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% if a and b %}{% endif %}",
+        "{% if not a %}{% endif %}",
+        "{% if a == 'x' %}{% endif %}",
+        "{% if a is defined %}{% endif %}",
+        "{% if f(a) %}{% endif %}",
+        "{% if a[0] %}{% endif %}",
+        "{{ a + 1 }}",
+        "{{ -a }}",
+        "{{ 1 / D }}",
+        "{{ f(a * b) }}",
+        "{{ a if b else c }}",
+        "{% set n = a // 2 %}",
+        "{% for x in xs if x > 1 %}{% endfor %}",
+    ],
+)
+def test_logic_in_a_template_is_seen(source: str) -> None:
+    assert list(template_faults(source))
+
+
+def test_layout_in_a_template_is_not_logic() -> None:
+    source = "{% for s in p.body %}{{ s.text }}{% if s.note %} // a + b{% endif %}{{ s.a | join(' + ') }}"
+    source += "{% endfor %}"
+    assert list(template_faults(source)) == []
+
+
+def test_files_and_functions_are_short() -> None:
+    """At most 300 lines to a file, 60 to a function."""
+    faults = []
+    for path in sources():
+        text = path.read_text(encoding="utf-8")
+        if (lines := text.count("\n")) > 300:
+            faults.append(f"{path.relative_to(ROOT)}: {lines} lines")
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = (node.end_lineno or node.lineno) - node.lineno + 1
+                faults += [f"{path.relative_to(ROOT)}: {node.name} has {lines} lines"] if lines > 60 else []
+    assert faults == []
+
+
+def test_no_path_of_a_machine_is_written_down() -> None:
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout: which files are tracked is unknown")
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    machine = re.compile(r"(?<![\w.])/(?:work|root|home|Users)/")
+    files = [path for name in listed.split("\0") if name and (path := ROOT / name).is_file()]
+    assert len(files) > 10
+    assert [p.name for p in files if machine.search(p.read_text(encoding="utf-8", errors="replace"))] == []
+
+
+def test_the_readme_says_what_ci_runs() -> None:
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8").rstrip().splitlines()
+    assert script[-1].startswith("pip install ")
+    assert script[-1] in [
+        line.strip() for line in (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    ]
+    assert os.access(ROOT / ".ci" / "run", os.X_OK)
+
+
+@pytest.mark.parametrize("name", ["pyproject.toml", ".ci/run"])
+def test_no_index_is_named(name: str) -> None:
+    text = (ROOT / name).read_text(encoding="utf-8")
+    assert [word for word in ("://", "index-url", "find-links") if word in text] == []
+
+
+def test_data_folders_are_found_beside_the_package() -> None:
+    assert data_dir("templates") == ROOT / "templates"
+    assert data_dir("generated") == ROOT / "generated"
+
+
+def test_a_missing_data_folder_says_where_it_was_expected(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("lngen.data.files", lambda package: tmp_path / package)
+    with pytest.raises(MissingError, match=r"'templates' is missing: expected it at .*_data"):
+        data_dir("templates")
+    (tmp_path / "lngen" / "_data" / "templates").mkdir(parents=True)
+    assert data_dir("templates") == tmp_path / "lngen" / "_data" / "templates"
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel built from the sdist built from this checkout: what a user of an index gets."""
+    out = tmp_path_factory.mktemp("dist")
+    python("-m", "build", "--no-isolation", "--outdir", str(out), str(ROOT))
+    (found,) = out.glob("*.whl")
+    return found
+
+
+def test_the_wheel_carries_the_data_and_works_alone(wheel: Path, tmp_path: Path) -> None:
+    """Its files are the checkout's; installed by itself and run from an empty folder, it shows a kernel."""
+    carried = set(zipfile.ZipFile(wheel).namelist())
+    for name in ("templates", "generated"):
+        files = [path for path in (ROOT / name).rglob("*") if path.is_file()]
+        assert files
+        assert {f"lngen/_data/{path.relative_to(ROOT).as_posix()}" for path in files} <= carried
+    assert "lngen/py.typed" in carried
+    assert not [name for name in carried if name.startswith(("tests/", "templates/", "generated/"))]
+
+    site, empty = tmp_path / "site", tmp_path / "empty"
+    empty.mkdir()
+    python("-m", "pip", "install", "-q", "--no-deps", "--no-index", "--target", str(site), str(wheel))
+    found = python(
+        "-c", "from lngen.data import data_dir; print(data_dir('templates'))", cwd=empty, PYTHONPATH=str(site)
+    )
+    assert Path(found.strip()) == site / "lngen" / "_data" / "templates"
+    show = ("-m", "lngen", "show", "layernorm.fwd:d=768,dtype=bf16", "--stage", "cuda")
+    assert "__global__" in python(*show, cwd=empty, PYTHONPATH=str(site))
+
+
+def test_the_version_is_written_once_or_agrees() -> None:
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert getattr(lngen, "__version__", project["version"]) == project["version"]

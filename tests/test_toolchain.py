@@ -1,0 +1,662 @@
+"""The toolchain: every arch, the log, the repair of cubins, the disk cache, and what its errors say."""
+
+import hashlib
+import os
+import re
+import struct
+import subprocess
+import sys
+import textwrap
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from lngen import toolchain
+from lngen.errors import CompileError, LngenError, MissingError
+from lngen.toolchain import ARCHES, cache, cubin, log, nvrtc
+
+TINY = 'extern "C" __global__ void __launch_bounds__(64) tiny(float *a) { a[threadIdx.x] += 1.0f; }\n'
+
+# Names in no alphabetical order: only the source gives this order.
+THREE = """
+extern "C" __global__ void __launch_bounds__(64) mid(float *a) {
+    __shared__ float s[100];
+    s[threadIdx.x] = a[threadIdx.x];
+    __syncthreads();
+    a[threadIdx.x] = s[63 - threadIdx.x];
+}
+extern "C" __global__ void __launch_bounds__(64) zed(float *a) { a[threadIdx.x] += 1.0f; }
+extern "C" __global__ void __launch_bounds__(64) alpha(double *a) {
+    __shared__ double s[64];
+    s[threadIdx.x] = a[threadIdx.x];
+    __syncthreads();
+    a[threadIdx.x] = s[63 - threadIdx.x];
+}
+"""
+
+# 64 values live across a barrier, in at most 32 registers.
+SPILLING = """
+extern "C" __global__ void __maxnreg__(32) full(float *a) {
+    float r[64];
+#pragma unroll
+    for (int i = 0; i < 64; ++i) r[i] = a[i * 64 + threadIdx.x];
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < 64; ++i) a[i * 65 + threadIdx.x] = r[i] * r[63 - i];
+}
+"""
+
+MULTIPLY_ADD = """
+extern "C" __global__ void mad(const float *x, float *y) { y[0] = x[0] * x[1] + x[2]; }
+extern "C" __global__ void dmad(const double *x, double *y) { y[0] = x[0] * x[1] + x[2]; }
+extern "C" __global__ void root(const float *x, float *y) { y[0] = 1.0f / sqrtf(x[0]); }
+"""
+
+BROKEN = """\
+// line 1
+// line 2
+extern "C" __global__ void bad(float *a) {
+    a[0] = missing;
+    // line 5
+    // line 6
+}
+// line 8
+// line 9
+// line 10
+__device__ int worse = ;
+"""
+
+
+@pytest.fixture(autouse=True)
+def cache_dir(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """An empty cache for each test, and none of the caller's settings."""
+    monkeypatch.setenv("LNGEN_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("LNGEN_DEBUG", raising=False)
+    monkeypatch.delenv("LNGEN_DUMP", raising=False)
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def compiler() -> None:
+    """Skips where there is no CuPy; a CuPy without NVRTC is a failure, not a reason to skip."""
+    pytest.importorskip("cupy")
+
+
+needs_nvrtc = pytest.mark.usefixtures("compiler")
+
+
+def entries(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+def in_new_process(code: str, **variables: str) -> subprocess.Popen[str]:
+    root = Path(nvrtc.__file__).parents[2]
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env={**os.environ, "PYTHONPATH": str(root), **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def output(process: subprocess.Popen[str]) -> str:
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    return out
+
+
+def no_compiler(*_: object) -> None:
+    raise AssertionError("NVRTC was called")
+
+
+# Compiling
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("arch", ARCHES)
+def test_every_arch_compiles_and_tells_its_resources(arch: str) -> None:
+    binary = toolchain.compile_cubin(THREE, arch)
+    assert binary.arch == arch
+    assert len(binary.image) == cubin.elf_length(binary.image)
+    assert list(binary.resources) == ["mid", "zed", "alpha"]
+    assert [r.shared for r in binary.resources.values()] == [400, 0, 512]
+    assert [r.barriers for r in binary.resources.values()] == [1, 0, 1]
+    assert all(0 < r.registers < 64 and not r.spills for r in binary.resources.values())
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("arch", ARCHES)
+def test_spills_are_reported(arch: str) -> None:
+    full = toolchain.compile_cubin(SPILLING, arch).resources["full"]
+    assert full.spills
+    assert full.registers <= 32
+    assert min(full.spill_stores, full.spill_loads, full.stack) > 0
+    free = toolchain.compile_cubin(SPILLING.replace("__maxnreg__(32)", "__maxnreg__(128)"), arch)
+    assert not free.resources["full"].spills
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("arch", ARCHES)
+def test_arithmetic_is_ieee_and_as_written(arch: str) -> None:
+    ptx = toolchain.compile_ptx(MULTIPLY_ADD, arch)
+    assert f".target {arch}" in ptx
+    assert "fma." not in ptx
+    assert ".ftz" not in ptx
+    assert ".approx" not in ptx
+    for instruction in ("mul.rn.f32", "add.rn.f32", "mul.rn.f64", "add.rn.f64", "sqrt.rn.f32", "rn.f32"):
+        assert instruction in ptx
+
+
+@needs_nvrtc
+def test_an_fma_that_is_asked_for_stays() -> None:
+    source = MULTIPLY_ADD.replace("x[0] * x[1] + x[2]", "fma(x[0], x[1], x[2])", 1)
+    assert toolchain.compile_ptx(source, "sm_90").count("fma.rn.f32") == 1
+
+
+@needs_nvrtc
+def test_an_arch_with_a_suffix_compiles() -> None:
+    assert toolchain.compile_cubin(TINY, "sm_90a").resources["tiny"].registers > 0
+    assert ".target sm_90a" in toolchain.compile_ptx(TINY, "sm_90a")
+
+
+@needs_nvrtc
+def test_a_kernel_may_have_a_mangled_name_and_a_source_no_kernel() -> None:
+    mangled = toolchain.compile_cubin("__global__ void f(int *a) { a[0] = 1; }", "sm_80")
+    assert list(mangled.resources) == ["_Z1fPi"]
+    assert toolchain.compile_cubin("__device__ int unused;", "sm_80").resources == {}
+
+
+@needs_nvrtc
+def test_version_and_arches_are_those_of_the_library() -> None:
+    major, _ = toolchain.nvrtc_version()
+    assert major >= 12
+    assert {"sm_75", "sm_80", "sm_90"} <= set(toolchain.supported_arches())
+
+
+@needs_nvrtc
+def test_threads_compile_at_once() -> None:
+    sources = [TINY.replace("1.0f", f"{n}.0f") for n in range(12)]
+    with ThreadPoolExecutor(4) as pool:
+        together = [
+            binary.image for binary in pool.map(lambda s: toolchain.compile_cubin(s, "sm_80"), sources)
+        ]
+    assert len(set(together)) == len(sources)
+    library = nvrtc._library()
+    options = nvrtc._options("sm_80", "cubin", library.version)
+    alone = [nvrtc._compiled(library, s, "sm_80", "cubin", options, "x").image for s in sources]
+    assert together == alone
+
+
+@needs_nvrtc
+def test_another_process_gives_the_same_bytes(tmp_path: Path) -> None:
+    code = f"""
+        import hashlib
+        from lngen.toolchain import compile_cubin, compile_ptx
+        binary = compile_cubin({THREE!r}, "sm_90", name="other name.cu")
+        print(hashlib.sha256(binary.image + binary.log.encode()).hexdigest())
+        print(hashlib.sha256(compile_ptx({THREE!r}, "sm_90").encode()).hexdigest())
+    """
+    theirs = output(in_new_process(code, LNGEN_CACHE_DIR=str(tmp_path / "theirs"))).split()
+    ours = toolchain.compile_cubin(THREE, "sm_90")
+    assert theirs == [
+        hashlib.sha256(ours.image + ours.log.encode()).hexdigest(),
+        hashlib.sha256(toolchain.compile_ptx(THREE, "sm_90").encode()).hexdigest(),
+    ]
+
+
+def test_options_are_sorted_and_switch_contraction_off() -> None:
+    for version in ((12, 8), (12, 9), (13, 4)):
+        options = nvrtc._options("sm_90", "cubin", version)
+        assert list(options) == sorted(options)
+        assert {"-fmad=false", "-ftz=false", "-prec-div=true", "-prec-sqrt=true", "-arch=sm_90"} <= set(
+            options
+        )
+        assert ({"--no-cache", "--minimal"} <= set(options)) == (version >= (12, 9))
+        assert not any("lineinfo" in option or option.startswith("-I") for option in options)
+    assert "-arch=compute_90" in nvrtc._options("sm_90", "ptx", (13, 4))
+
+
+# Errors
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("arch", ["sm_91", "sm_75a", "sm_90x", "sm_90af", "compute_90", "90", "", "sm_90 "])
+@pytest.mark.parametrize("compile_", [toolchain.compile_cubin, toolchain.compile_ptx])
+def test_an_unknown_arch_gets_the_list_of_known_ones(compile_: types.FunctionType, arch: str) -> None:
+    with pytest.raises(LngenError, match=re.escape(f"Unknown arch {arch!r}")) as caught:
+        compile_(TINY, arch)
+    assert all(known in str(caught.value) for known in toolchain.supported_arches())
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("compile_", [toolchain.compile_cubin, toolchain.compile_ptx])
+def test_a_compile_error_shows_the_numbered_lines(compile_: types.FunctionType, cache_dir: Path) -> None:
+    with pytest.raises(CompileError) as caught:
+        compile_(BROKEN, "sm_90", name="ln fwd.cu")
+    message = str(caught.value)
+    assert message.startswith("NVRTC refused ln fwd.cu for sm_90:\n")
+    assert 'ln fwd.cu(4): error: identifier "missing" is undefined' in message
+    assert "kernel.cu" not in message
+    listing = message.split("ln fwd.cu:\n")[1].splitlines()
+    assert listing == [
+        "   2 | // line 2",
+        '   3 | extern "C" __global__ void bad(float *a) {',
+        ">  4 |     a[0] = missing;",
+        "   5 |     // line 5",
+        "   6 |     // line 6",
+        "  ...",
+        "   9 | // line 9",
+        "  10 | // line 10",
+        "> 11 | __device__ int worse = ;",
+        "  12 |",
+    ]
+    assert not entries(cache_dir), "a failure must not be cached"
+
+
+@needs_nvrtc
+def test_an_error_of_ptxas_shows_the_ptx() -> None:
+    source = 'extern "C" __global__ void k() { asm volatile("no.such.thing;"); }'
+    with pytest.raises(CompileError, match=r"NVRTC refused asm\.cu") as caught:
+        toolchain.compile_cubin(source, "sm_90", name="asm.cu")
+    assert re.search(r"^> \d+ \| +\t*no\.such\.thing;$", str(caught.value).split("PTX of asm.cu:")[1], re.M)
+
+
+@needs_nvrtc
+def test_too_much_shared_memory_is_a_compile_error() -> None:
+    with pytest.raises(CompileError, match="uses too much shared data"):
+        toolchain.compile_cubin(THREE.replace("s[100]", "s[50000]"), "sm_90")
+
+
+@needs_nvrtc
+def test_nothing_is_included_from_the_current_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "helper.h").write_text("")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CompileError, match=r"could not open source file .helper\.h"):
+        toolchain.compile_cubin('#include "helper.h"\n' + TINY, "sm_90")
+
+
+@needs_nvrtc
+def test_a_refused_source_is_dumped_and_its_file_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("LNGEN_DUMP", str(tmp_path / "deep" / "dump"))
+    with pytest.raises(CompileError) as caught:
+        toolchain.compile_cubin(BROKEN, "sm_90", name="../a b.cu")
+    path = tmp_path / "deep" / "dump" / ".._a_b.cu"
+    assert path.read_text() == BROKEN
+    assert str(caught.value).endswith(f"The source is in {path}")
+
+
+@needs_nvrtc
+def test_a_dump_that_cannot_be_written_keeps_the_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("LNGEN_DUMP", str(tmp_path / "file" / "dump"))
+    with pytest.raises(
+        CompileError, match=r"identifier .missing.(.|\n)*could not be written(.|\n)*LNGEN_DUMP"
+    ):
+        toolchain.compile_cubin(BROKEN, "sm_90")
+
+
+def test_importing_the_toolchain_does_not_import_cupy() -> None:
+    assert output(in_new_process("import sys, lngen.toolchain; print('cupy' in sys.modules)")) == "False\n"
+
+
+@pytest.fixture
+def _unloaded() -> Iterator[None]:
+    """The library is looked for again, in the test and after it."""
+    nvrtc._load.cache_clear()
+    yield
+    nvrtc._load.cache_clear()
+
+
+@pytest.mark.usefixtures("_unloaded")
+def test_a_missing_cupy_is_named_with_its_cure(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("cupy", "cupy.cuda"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(MissingError, match=r'needs CuPy.*pip install "lngen\[cuda13\]"') as caught:
+        toolchain.compile_cubin(TINY, "sm_90")
+    assert caught.value.exit_code == 3
+
+
+@pytest.mark.usefixtures("_unloaded")
+@pytest.mark.parametrize("error", [RuntimeError, AssertionError, OSError, ImportError])
+def test_a_missing_nvrtc_is_named_with_its_cure(
+    monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    def fail() -> None:
+        raise error("no libnvrtc.so.13\n")
+
+    package = types.ModuleType("cupy.cuda")
+    package.nvrtc = types.SimpleNamespace(getVersion=fail)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "cupy", types.ModuleType("cupy"))
+    monkeypatch.setitem(sys.modules, "cupy.cuda", package)
+    wanted = r'needs NVRTC.*libnvrtc \(no libnvrtc\.so\.13\); .*pip install "lngen\[cuda13\]"'
+    with pytest.raises(MissingError, match=wanted):
+        toolchain.compile_ptx(TINY, "sm_90")
+
+
+@needs_nvrtc
+def test_cupy_without_nvrtc_is_a_missing_library() -> None:
+    pytest.importorskip("cuda.pathfinder")
+    code = f"""
+        import cuda.pathfinder as pathfinder
+        from lngen.errors import MissingError
+        from lngen.toolchain import compile_cubin
+
+        def nothing(name):
+            raise pathfinder.DynamicLibNotFoundError(f"no {{name}} here")
+
+        pathfinder.load_nvidia_dynamic_lib = nothing
+        try:
+            compile_cubin({TINY!r}, "sm_90")
+        except MissingError as error:
+            print(error)
+    """
+    said = output(in_new_process(code))
+    assert "needs NVRTC" in said
+    assert 'pip install "lngen[cuda13]"' in said
+
+
+class Refusal(RuntimeError):
+    """What a fake NVRTC raises."""
+
+
+def test_missing_builtins_are_a_missing_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise Refusal("NVRTC_ERROR_BUILTIN_OPERATION_FAILURE (7)")
+
+    text = "nvrtc: error: failed to open libnvrtc-builtins.so.13.4."
+    destroyed: list[int] = []
+    api = types.SimpleNamespace(
+        NVRTCError=Refusal,
+        createProgram=lambda *_: 7,
+        compileProgram=refuse,
+        getProgramLog=lambda _: text,
+        destroyProgram=destroyed.append,
+    )
+    monkeypatch.setattr(nvrtc, "_library", lambda: nvrtc._Library(api, (13, 4), ("sm_90",)))
+    with pytest.raises(MissingError, match=r"libnvrtc-builtins.*pip install"):
+        toolchain.compile_cubin(TINY, "sm_90")
+    assert destroyed == [7]
+
+
+# The repair of cubins
+
+
+def elf(programs: int, sections: int) -> bytes:
+    """An ELF64 file that ends with its section headers if it has some, else with its program headers."""
+    program_at = 64
+    section_at = program_at + 56 * programs if sections else 0
+    header = struct.pack(
+        "<16sHHIQQQIHHHHHH",
+        b"\x7fELF\x02\x01\x01",
+        2, 190, 1, 0, program_at, section_at, 0, 64, 56, programs, 64, sections, 0,
+    )  # fmt: skip
+    body = bytes(range(1, 53)) + bytes(4)
+    return header + body * programs + (bytes(range(1, 61)) + bytes(4)) * sections
+
+
+@pytest.mark.parametrize("whole", [elf(3, 0), elf(0, 2), elf(2, 5)], ids=["program", "section", "both"])
+@pytest.mark.parametrize("cut", range(5))
+def test_a_short_cubin_is_repaired_and_a_whole_one_left_alone(whole: bytes, cut: int) -> None:
+    assert cubin.repaired(whole[: len(whole) - cut]) == whole
+
+
+def test_a_cubin_with_more_than_its_tables_is_left_alone() -> None:
+    assert cubin.repaired(elf(2, 2) + b"more") == elf(2, 2) + b"more"
+
+
+@pytest.mark.parametrize("length", [0, 1, 63, 64, 100, len(elf(2, 5)) - 5])
+def test_a_truncated_cubin_is_refused(length: int) -> None:
+    with pytest.raises(CompileError, match="truncated image"):
+        cubin.repaired(elf(2, 5)[:length])
+
+
+def test_something_else_than_elf_is_refused() -> None:
+    with pytest.raises(CompileError, match="truncated image"):
+        cubin.repaired(b"//\n" * 100)
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("arch", ARCHES)
+def test_a_real_cubin_survives_the_loss_of_its_last_byte(arch: str) -> None:
+    image = toolchain.compile_cubin(THREE, arch).image
+    assert image[-1] == 0
+    assert cubin.repaired(image[:-1]) == image
+    assert cubin.repaired(image) == image
+    with pytest.raises(CompileError, match="truncated image"):
+        cubin.repaired(image[:-100])
+
+
+# The log of ptxas
+
+OLD_LOG = """\
+ptxas info    : 0 bytes gmem, 16 bytes cmem[3]
+ptxas info    : Compiling entry function 'second' for 'sm_80'
+ptxas info    : Function properties for second
+    16 bytes stack frame, 4 bytes spill stores, 8 bytes spill loads
+ptxas info    : Used 40 registers, used 2 barriers, 48 bytes cumulative stack size, 400 bytes smem, \
+360 bytes cmem[0], 8 bytes cmem[2]
+ptxas info    : Function properties for _Z6helperf
+    99 bytes stack frame, 99 bytes spill stores, 99 bytes spill loads
+ptxas info    : Compile time = 3.141 ms
+ptxas info    : Compiling entry function 'first' for 'sm_80'
+ptxas info    : Function properties for first
+    24 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 8 registers
+"""
+
+
+def test_the_log_is_read_number_by_number() -> None:
+    found = log.resources(OLD_LOG)
+    assert list(found.items()) == [
+        ("first", log.Resources(8, 0, 0, 24, 0, None, 0)),
+        ("second", log.Resources(40, 4, 8, 48, 400, 368, 2)),
+    ]
+
+
+@pytest.mark.parametrize("field", ["spill_stores", "spill_loads", "stack"])
+def test_any_local_memory_is_a_spill(field: str) -> None:
+    numbers = {"registers": 8, "spill_stores": 0, "spill_loads": 0, "stack": 0, "shared": 4, "barriers": 1}
+    assert log.Resources(**{**numbers, field: 4}, constant=4).spills
+    assert not log.Resources(**numbers, constant=4).spills
+
+
+def test_a_log_that_tells_nothing_is_an_error() -> None:
+    with pytest.raises(CompileError, match="lacks the registers or spills of 'first'"):
+        log.resources(OLD_LOG.replace("Used 8 registers", ""))
+
+
+def test_times_and_nuls_are_taken_from_the_log() -> None:
+    tidy = log.tidied(OLD_LOG + "\0")
+    assert "Compile time" not in tidy
+    assert tidy.splitlines() == [line for line in OLD_LOG.splitlines() if "Compile time" not in line]
+
+
+# The disk cache
+
+
+@needs_nvrtc
+def test_a_hit_does_not_call_nvrtc(monkeypatch: pytest.MonkeyPatch, cache_dir: Path) -> None:
+    built = toolchain.compile_cubin(THREE, "sm_80"), toolchain.compile_ptx(THREE, "sm_80")
+    assert len(entries(cache_dir)) == 2
+    monkeypatch.setattr(nvrtc, "_compiled", no_compiler)
+    assert (
+        toolchain.compile_cubin(THREE, "sm_80", name="x.cu"),
+        toolchain.compile_ptx(THREE, "sm_80"),
+    ) == built
+    for source, arch in ((THREE + " ", "sm_80"), (THREE, "sm_86")):
+        with pytest.raises(AssertionError, match="NVRTC was called"):
+            toolchain.compile_cubin(source, arch)
+
+
+def test_the_key_covers_everything_the_bytes_depend_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = [
+        cache.key_of("source", ("-a", "-b"), "sm_80", "cubin", (13, 4)),
+        cache.key_of("source ", ("-a", "-b"), "sm_80", "cubin", (13, 4)),
+        cache.key_of("source", ("-a-b",), "sm_80", "cubin", (13, 4)),
+        cache.key_of("source", ("-a", "-b"), "sm_86", "cubin", (13, 4)),
+        cache.key_of("source", ("-a", "-b"), "sm_80", "ptx", (13, 4)),
+        cache.key_of("source", ("-a", "-b"), "sm_80", "cubin", (13, 5)),
+    ]
+    monkeypatch.setattr(cache, "_FORMAT", cache._FORMAT + 1)
+    keys.append(cache.key_of("source", ("-a", "-b"), "sm_80", "cubin", (13, 4)))
+    assert len(set(keys)) == len(keys)
+    assert all(re.fullmatch("[0-9a-f]{64}", key) for key in keys)
+
+
+def test_an_entry_comes_back_as_it_was(cache_dir: Path) -> None:
+    entry = cache.Entry("sm_80", "a log\nwith “lines”", bytes(range(256)) * 3)
+    assert cache.load("ab12") is None
+    cache.store("ab12", entry)
+    assert cache.load("ab12") == entry
+    assert entries(cache_dir) == [cache_dir / "kernels" / "ab" / "ab12"]
+
+
+def signed(payload: bytes) -> bytes:
+    return hashlib.sha256(payload).hexdigest().encode() + b"\n" + payload
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda raw: b"",
+    "cut": lambda raw: raw[:-1],
+    "half": lambda raw: raw[: len(raw) // 2],
+    "header": lambda raw: raw[:70],
+    "flipped": lambda raw: raw[:-40] + bytes([raw[-40] ^ 1]) + raw[-39:],
+    "longer": lambda raw: raw + b"\0",
+    "bad json": lambda raw: signed(b"{arch\nimage"),
+    "no object": lambda raw: signed(b"3\nimage"),
+    "no log": lambda raw: signed(b'{"arch": "sm_80"}\nimage'),
+    "not text": lambda raw: signed(b"\xff\xfe\nimage"),
+}
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_entry_is_named_and_compiled_again(cache_dir: Path, damage: str) -> None:
+    built = toolchain.compile_cubin(TINY, "sm_80")
+    (path,) = entries(cache_dir)
+    good = path.read_bytes()
+    path.write_bytes(DAMAGES[damage](good))
+    with pytest.warns(RuntimeWarning, match=re.escape(str(path))) as caught:
+        assert toolchain.compile_cubin(TINY, "sm_80") == built
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+    assert path.read_bytes() == good
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert toolchain.compile_cubin(TINY, "sm_80") == built
+
+
+def test_a_damaged_entry_is_deleted(cache_dir: Path) -> None:
+    cache.store("ab12", cache.Entry("sm_80", "", b"image"))
+    (path,) = entries(cache_dir)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.warns(RuntimeWarning, match="damaged"):
+        assert cache.load("ab12") is None
+    assert not path.exists()
+
+
+@needs_nvrtc
+def test_an_unwritable_folder_costs_one_warning_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    folder = tmp_path / "file" / "below"
+    monkeypatch.setenv("LNGEN_CACHE_DIR", str(folder))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        first = toolchain.compile_cubin(TINY, "sm_80")
+        second = toolchain.compile_cubin(TINY, "sm_80")
+    assert first == second
+    assert first.resources["tiny"].registers > 0
+    assert [w.category for w in caught] == [RuntimeWarning]
+    assert "will not be kept" in str(caught[0].message)
+    assert caught[0].filename == __file__
+    assert str(folder) in str(caught[0].message)
+    assert "LNGEN_CACHE_DIR" in str(caught[0].message)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_failed_write_leaves_no_temporary_file(monkeypatch: pytest.MonkeyPatch, cache_dir: Path) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.warns(RuntimeWarning, match="No space left on device"):
+        cache.store("ab12", cache.Entry("sm_80", "", b"image"))
+    assert not entries(cache_dir)
+
+
+# Many writers, few keys, images large enough for a write to be caught half way if it were not atomic.
+WRITERS = """
+    import random, sys, warnings
+    from lngen.toolchain import cache
+    warnings.simplefilter("error")
+    for n in range(150):
+        key = f"ab{n % 3}"
+        cache.store(key, cache.Entry("sm_80", "log", bytes([random.randrange(256)]) * 300_000))
+        entry = cache.load(key)
+        assert entry is not None and len(entry.image) == 300_000 and len(set(entry.image)) == 1
+"""
+
+
+def test_processes_may_write_the_same_key_at_once(cache_dir: Path) -> None:
+    writers = [in_new_process(WRITERS, LNGEN_CACHE_DIR=str(cache_dir)) for _ in range(4)]
+    for writer in writers:
+        output(writer)
+    assert sorted(path.name for path in entries(cache_dir)) == ["ab0", "ab1", "ab2"]
+
+
+@needs_nvrtc
+def test_processes_may_compile_the_same_kernel_at_once(cache_dir: Path) -> None:
+    code = f"""
+        import hashlib, warnings
+        from lngen.toolchain import compile_cubin
+        warnings.simplefilter("error", RuntimeWarning)
+        print(hashlib.sha256(compile_cubin({TINY!r}, "sm_80").image).hexdigest())
+    """
+    processes = [in_new_process(code, LNGEN_CACHE_DIR=str(cache_dir)) for _ in range(3)]
+    hashes = {output(process) for process in processes}
+    assert hashes == {hashlib.sha256(toolchain.compile_cubin(TINY, "sm_80").image).hexdigest() + "\n"}
+    assert len(entries(cache_dir)) == 1
+
+
+# LNGEN_DEBUG
+
+
+@needs_nvrtc
+def test_debugging_tells_of_each_kernel(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    toolchain.compile_cubin(SPILLING, "sm_90")
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setenv("LNGEN_DEBUG", "1")
+    registers = toolchain.compile_cubin(THREE, "sm_90", name="three.cu").resources["zed"].registers
+    toolchain.compile_cubin(SPILLING, "sm_90", name="full.cu")
+    toolchain.compile_ptx(THREE, "sm_90", name="three.cu")
+    out, err = capsys.readouterr()
+    built, cached, ptx = err.splitlines()
+    assert out == ""
+    assert re.match(r"lngen: built three\.cu sm_90 cubin in \d+\.\d ms, mid \d+ registers, ", built)
+    assert f"zed {registers} registers, alpha " in built
+    assert re.fullmatch(r"lngen: cached full\.cu sm_90 .* full \d+ registers with spills", cached)
+    assert re.fullmatch(r"lngen: built three\.cu sm_90 ptx in \d+\.\d ms", ptx)
+
+
+@needs_nvrtc
+@pytest.mark.parametrize(("level", "shown"), [("4", False), ("5", True)])
+def test_level_five_prints_the_log(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], level: str, shown: bool
+) -> None:
+    monkeypatch.setenv("LNGEN_DEBUG", level)
+    binary = toolchain.compile_cubin(TINY, "sm_90")
+    assert (binary.log in capsys.readouterr().err) == shown
+    assert "Compiling entry function 'tiny'" in binary.log

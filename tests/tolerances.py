@@ -1,0 +1,146 @@
+"""How far a correct kernel may be from the float64 oracle: derived, not tuned.
+
+Every bound is elementwise and has two parts::
+
+    |out - ref|  <=  rounding * |ref|  +  arithmetic * scale  +  floor
+
+``rounding`` is the unit roundoff of the stored dtype, ``floor`` half its smallest subnormal; ``scale`` (from
+``scales``) is what the sums of absolute values say the intermediate numbers can be, so that nothing is
+divided by a result that happens to be zero (the mean of a centred row, dx at D = 1 or 2). Inputs are taken as
+exact, and no number as overflowing, no intermediate as subnormal.
+
+Derivation, to first order, for a compute type of unit roundoff u. A sum in which each term meets at most n
+roundings is off by at most n u sum|terms| (Higham, Accuracy and Stability, section 4.2). Let d be the depth
+of a row sum and c of a column sum, r = rstd, kappa = |mean| r ("mean over std", with eps inside the std; 0
+for RMSNorm, which has no mean to subtract).
+
+- mean:   d additions and a division: (d + 1) u mean|x|, and mean|x| r <= sqrt(mean x^2) r <= 1 + kappa.
+- shift:  the centred row is off by that error, e, the same for the whole row. In units of the normalised row,
+          E = e r = (d + 1) u (1 + kappa). This is the price of a large mean, paid by any algorithm that
+          keeps its mean in the compute type: kappa = 1e4 in f32 leaves two to three digits.
+- rstd:   the computed row is xc - e with mean(xc) = 0, so the variance is off by e^2 (second order, but kappa
+          may be large) and (d + 4) u (subtract twice, square, sum, divide). eps rounded and added: 2 u.
+          The root halves all that; sqrt and division round: 2 u. Together rho = (d + 10) u / 2 + E^2 / 2.
+- xhat:   E + (rho + 2 u) |xhat|.
+- y:      gamma times that, a product and a sum: (E + rho + 4 u) (|gamma| (1 + |xhat|) + |beta|).
+- dx:     with G = sqrt(mean g^2) >= mean|g|, |mean(g xhat)|: mean(g) is off by (d + 2) u G, mean(g xhat) by
+          ((d + 5) u + E + rho) G; xhat * mean(g xhat) by G (E + |xhat| ((d + 8) u + E + 2 rho)); two
+          subtractions 2 u and the product with r, rho + u, on r (|g| + G (1 + |xhat|)). All below
+          (E + 3 rho + (d + 11) u) r (|g| + G (1 + |xhat|)).
+- dgamma: sum|dy| times the error of xhat, a product and the sum: (E + rho + (c + 3) u) sum |dy| (1 + |xhat|).
+- dbeta:  c u sum|dy|.
+
+``SLACK`` covers second-order terms and other correct orders of the same operations (r^3 (x - mean) for
+r^2 xhat).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, log2
+from typing import Any, Literal
+
+import numpy as np
+
+from oracles import Array, layernorm_forward, rmsnorm_forward, row_mean
+
+Result = Literal["y", "mean", "rstd", "dx", "dgamma", "dbeta"]
+DTypeName = Literal["f16", "bf16", "f32", "f64"]
+
+ROUNDOFF = {"f16": 2.0**-11, "bf16": 2.0**-8, "f32": 2.0**-24, "f64": 2.0**-53}
+FLOOR = {
+    "f16": 2.0**-25,
+    "bf16": 2.0**-134,
+    "f32": 2.0**-150,
+    "f64": 0.0,
+}  # f64: 2^-1075, which f64 rounds to 0
+SLACK = 2.0
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How often each error of the derivation enters a result."""
+
+    shift: int = 0  # E
+    rstd: int = 0  # rho
+    row: int = 0  # d u
+    column: int = 0  # c u
+    ops: int = 0  # u
+
+
+TOLERANCE: dict[Result, Terms] = {
+    "y": Terms(shift=1, rstd=1, ops=4),
+    "mean": Terms(row=1, ops=1),
+    "rstd": Terms(rstd=1),
+    "dx": Terms(shift=1, rstd=3, row=1, ops=11),
+    "dgamma": Terms(shift=1, rstd=1, column=1, ops=3),
+    "dbeta": Terms(column=1),
+}
+
+
+@dataclass(frozen=True)
+class Bound:
+    """``|out - ref| <= rounding * |ref| + arithmetic * scale + floor``, elementwise."""
+
+    rounding: float
+    arithmetic: float
+    floor: float
+
+    def excess(self, out: Any, ref: Array, scale: Array) -> float:
+        """The largest error, in units of what is allowed: <= 1 if correct, infinite for NaN and inf."""
+        error = np.abs(np.asarray(out).astype(np.float64) - ref)
+        allowed = self.rounding * np.abs(ref) + self.arithmetic * scale + self.floor
+        with np.errstate(divide="ignore"):
+            ratio = np.divide(error, allowed, out=np.zeros_like(error), where=error != 0)
+        return float(np.where(np.isfinite(ratio), ratio, np.inf).max(initial=0.0))
+
+
+def row_depth(D: int) -> int:
+    """Most roundings a term of a row sum meets: chunks of <= 8, folded, in segments of >= 4096 elements."""
+    return min(D - 1, 7 + ceil(log2(D)) + D // 4096)
+
+
+def column_depth(M: int) -> int:
+    """The same for a column sum: 64 or more partial sums of rows, added in any order of depth <= 128."""
+    return min(max(M, 1) - 1, ceil(M / 64) + 128)
+
+
+def bound(
+    result: Result, dtype: DTypeName, D: int, M: int, mean_over_std: float = 0.0, compute: DTypeName = "f32"
+) -> Bound:
+    """The bound for ``result``, computed in ``compute`` and stored as ``dtype``; derived above."""
+    u, d = ROUNDOFF[compute], row_depth(D)
+    shift = (d + 1) * u * (1 + mean_over_std)
+    rstd = (d + 10) * u / 2 + shift**2 / 2
+    n = TOLERANCE[result]
+    arithmetic = n.shift * shift + n.rstd * rstd + (n.row * d + n.column * column_depth(M) + n.ops) * u
+    stored = ROUNDOFF[dtype] if ROUNDOFF[dtype] > u else 0.0
+    return Bound(rounding=stored, arithmetic=SLACK * arithmetic, floor=FLOOR[dtype])
+
+
+def mean_over_std(x: Array, eps: float = 1e-5) -> float:
+    """The largest |mean| * rstd of any row of ``x [M, D]``."""
+    _, mean, rstd = layernorm_forward(x, eps=eps)
+    return float(np.abs(mean * rstd).max(initial=0.0))
+
+
+def scales(
+    x: Array,
+    gamma: Array | None = None,
+    beta: Array | None = None,
+    dy: Array | None = None,
+    eps: float = 1e-5,
+    *,
+    norm: Literal["layernorm", "rmsnorm"] = "layernorm",
+) -> dict[Result, Array]:
+    """What a result's arithmetic error is relative to, in the result's shape; gradients only with ``dy``."""
+    xhat, *_, rstd = layernorm_forward(x, eps=eps) if norm == "layernorm" else rmsnorm_forward(x, eps=eps)
+    size, weight = 1 + np.abs(xhat), np.ones(x.shape[1]) if gamma is None else np.abs(gamma)
+    y = weight * size + (0.0 if beta is None else np.abs(beta))
+    found: dict[Result, Array] = {"y": y, "mean": row_mean(np.abs(x))[:, 0], "rstd": rstd}
+    if dy is not None:
+        g = np.abs(dy) * weight
+        found["dx"] = rstd[:, None] * (g + np.sqrt(row_mean(g**2)) * size)
+        found["dgamma"] = (np.abs(dy) * size).sum(axis=0)
+        found["dbeta"] = np.abs(dy).sum(axis=0)
+    return found
