@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from oracles import (
+from lngen.check.oracles import (
     Array,
     differences,
     directional,
@@ -22,7 +22,7 @@ from oracles import (
     torch_layernorm,
     torch_rmsnorm,
 )
-from tolerances import Bound, Result, bound, mean_over_std, scales
+from lngen.check.tolerances import Bound, Result, bound, mean_over_std, scales
 
 Norm = Literal["layernorm", "rmsnorm"]
 NORMS: tuple[Norm, ...] = ("layernorm", "rmsnorm")

@@ -161,7 +161,8 @@ class _Lowering:
         shared: int,
         always: bool = False,
     ) -> Kernel:
-        listed = phases(graph, sums, outputs, Style(spell, self._guard, ACCUMULATE.get(template, "")))
+        store = "{0}_ptr[col] = {1};" if template == "finish" else "{0}_out[i] = {1};"
+        listed = phases(graph, sums, outputs, Style(spell, self._guard, ACCUMULATE.get(template, ""), store))
         return Kernel(
             name=f"{self.stem}__{role}",
             template=f"{template}.cu.jinja",

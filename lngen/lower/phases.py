@@ -33,11 +33,12 @@ def uniform(graph: Graph, spell: Spell) -> tuple[Statement, ...]:
 
 @dataclass(frozen=True)
 class Style:
-    """How one kind of kernel spells inputs, guards row sums past the end of a row, and adds to column sums."""
+    """How one kind of kernel spells inputs, guards row sums past a row's end, adds to column sums and stores."""
 
     spell: Spell
     guard: Callable[[str], str]
     accumulate: str
+    store: str
 
 
 def phases(graph: Graph, sums: tuple[Eqn, ...], outputs: tuple[Value, ...], style: Style) -> tuple[Phase, ...]:
@@ -66,7 +67,7 @@ def _phase(
             *(statement(e, style.spell) for e in elementwise if e.out in needed),
             *(_add(f"{e.out.name}_chunk", style.guard(style.spell(e.args[0])), e) for e in row_sums),
             *(Statement(style.accumulate.format(e.out.name, style.spell(e.args[0])), print_eqn(e)) for e in column_sums),
-            *(Statement(f"{v.name}_out[i] = {style.spell(v)};", "") for v in wide),
+            *(Statement(style.store.format(v.name, style.spell(v)), "") for v in wide),
         ),
         sums=tuple(Sum(e.out.name, number, n, print_eqn(e)) for n, e in enumerate(row_sums)),
         accumulators=tuple(Sum(e.out.name, number, n, print_eqn(e)) for n, e in enumerate(column_sums)),

@@ -42,7 +42,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from oracles import Array, layernorm_forward, rmsnorm_forward, row_mean
+from lngen.check.oracles import Array, layernorm_forward, rmsnorm_forward, row_mean
 
 Result = Literal["y", "mean", "rstd", "dx", "dgamma", "dbeta"]
 DTypeName = Literal["f16", "bf16", "f32", "f64"]

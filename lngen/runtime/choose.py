@@ -1,0 +1,41 @@
+"""The default schedule of a spec: the first of the model's ranking that the compiler does not spill."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from lngen import config
+from lngen.emit import emit
+from lngen.errors import MissingError
+from lngen.lower import Plan, lower
+from lngen.schedule import Schedule, problem, ranked
+from lngen.spec import Spec
+from lngen.toolchain import Binary, compile_cubin
+
+DEFAULT_ARCH = "sm_90"
+
+
+def compile_plan(plan: Plan, arch: str) -> Binary:
+    """The plan's kernels as a cubin for ``arch``."""
+    return compile_cubin(emit(plan), arch, name=f"{plan.name}.cu")
+
+
+def default_schedule(spec: Spec, arch: str = DEFAULT_ARCH, vec: int | None = None) -> Schedule:
+    """The schedule for ``spec`` on ``arch`` that needs no tuning; its accesses ``vec`` elements wide at most.
+
+    The model ranks, the compile log decides: a candidate with spills is passed over. Without a compiler
+    the model's first choice stands.
+    """
+    candidates = ranked(problem(spec.graph(), spec.d))
+    if vec is not None:
+        candidates = [replace(s, vec=min(vec, s.vec)) for s in candidates]
+    for candidate in candidates:
+        try:
+            binary = compile_plan(lower(spec, candidate), arch)
+        except MissingError:
+            return candidate
+        if not any(r.spills for r in binary.resources.values()):
+            return candidate
+        if config.debug_level() >= 2:
+            print(f"lngen: {spec}: {candidate} spills on {arch}")
+    return candidates[0]
