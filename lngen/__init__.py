@@ -1,1 +1,80 @@
-"""lngen: a compiler for row-normalisation kernels."""
+"""lngen: a compiler for row-normalisation kernels.
+
+A graph says what to compute, forward only; lngen derives its backward, lowers both to CUDA, compiles them with
+NVRTC, runs and checks them. ``import lngen`` loads nothing: each public name is fetched on its first use, so
+neither CuPy nor PyTorch is imported before something needs them.
+
+    compile                   a norm one can call: ``lngen.compile("layernorm", d=4096, dtype="bf16")``
+    parse_spec, Spec          what is specialised on: ``layernorm.bwd:d=4096,dtype=bf16``
+    parse_schedule, Schedule  what may change speed and never a bit
+    GRAPHS, Definition, GraphBuilder, M, D    the named graphs, and what one's own are written with
+    LngenError                the base of every error lngen raises on purpose
+
+The stages are modules, also fetched on first use: ``lngen.ir``, ``lngen.passes``, ``lngen.interpret``,
+``lngen.lower``, ``lngen.emit``, ``lngen.toolchain``; for example ``lngen.emit.emit(plan)``.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lngen import emit, interpret, ir, lower, passes, toolchain
+    from lngen.errors import LngenError
+    from lngen.graphs import GRAPHS, Definition, GraphBuilder
+    from lngen.ir import D, M
+    from lngen.runtime.norm import compile
+    from lngen.schedule import Schedule, parse_schedule
+    from lngen.spec import Spec, parse_spec
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "GRAPHS",
+    "D",
+    "Definition",
+    "GraphBuilder",
+    "LngenError",
+    "M",
+    "Schedule",
+    "Spec",
+    "compile",
+    "emit",
+    "interpret",
+    "ir",
+    "lower",
+    "parse_schedule",
+    "parse_spec",
+    "passes",
+    "toolchain",
+]
+
+_MODULES = {"emit", "interpret", "ir", "lower", "passes", "toolchain"}
+
+_HOMES = {
+    "GRAPHS": "graphs",
+    "D": "ir",
+    "Definition": "graphs",
+    "GraphBuilder": "graphs",
+    "LngenError": "errors",
+    "M": "ir",
+    "Schedule": "schedule",
+    "Spec": "spec",
+    "compile": "runtime.norm",
+    "parse_schedule": "schedule",
+    "parse_spec": "spec",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, imported now; later uses find it in the module."""
+    if name in _MODULES:
+        return import_module(f"lngen.{name}")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'lngen' has no attribute {name!r}")
+    value = getattr(import_module(f"lngen.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,1 +1,1 @@
-
+"""Checks: oracles, tolerances, and bits."""

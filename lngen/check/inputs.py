@@ -9,33 +9,42 @@ from lngen.ir import Axis, Graph, Value
 from lngen.ir.numerics import NUMPY_DTYPE, Array, round_to
 from lngen.spec import Spec
 
+POISON = 0xFE  # a byte pattern no kernel computes: an element never written is seen
+
+
+def forward_inputs(spec: Spec, rows: int, seed: int = 0, mean: float = 0.5) -> dict[str, Array]:
+    """The forward graph's inputs by name."""
+    rng = np.random.default_rng([seed, rows, spec.d])
+    return {p.name: draw(rng, p, rows, spec.d, mean) for p in spec.forward().params}
+
 
 def random_inputs(spec: Spec, rows: int, seed: int = 0, mean: float = 0.5) -> dict[str, Array]:
-    """Inputs of the spec's graph by name; what backward takes from forward is computed by forward."""
-    rng = np.random.default_rng([seed, rows, spec.d])
-    forward = spec.with_direction("fwd").graph()
-    inputs = {p.name: _draw(rng, p, rows, spec.d, mean) for p in forward.params}
-    if spec.direction == "fwd":
-        return inputs
-    graph = spec.graph()
-    missing = [p for p in graph.params if p.name not in inputs]
-    if any(p.name.startswith("d") is False for p in missing):
-        inputs |= {n: v for n, v in interpret(forward, inputs).items() if n != forward.results[0].name}
-    inputs |= {p.name: _draw(rng, p, rows, spec.d, 0.3) for p in missing if p.name not in inputs}
-    return {p.name: inputs[p.name] for p in graph.params}
+    """The spec's inputs by name; what backward takes from forward is what forward computes from the same inputs."""
+    inputs = forward_inputs(spec, rows, seed, mean)
+    if spec.direction == "bwd":
+        inputs |= interpret(spec.with_direction("fwd").graph(), inputs)
+    rng = np.random.default_rng([seed + 1, rows, spec.d])
+    params = spec.graph().params
+    return {p.name: inputs[p.name] if p.name in inputs else draw(rng, p, rows, spec.d, 0.3) for p in params}
 
 
-def _draw(rng: np.random.Generator, value: Value, rows: int, d: int, mean: float) -> Array:
+def draw(rng: np.random.Generator, value: Value, rows: int, d: int, mean: float) -> Array:
+    """Normal numbers around ``mean`` in the value's shape and dtype."""
     shape = [{Axis.M: rows, Axis.D: d}[a] for a in value.type.axes]
-    return round_to(rng.normal(mean, 1.0, shape).astype(np.float32), value.type.dtype)
+    return round_to(rng.normal(mean, 1.0, shape), value.type.dtype)
 
 
 def poisoned(graph: Graph, rows: int, d: int) -> dict[str, Array]:
-    """Results filled with a NaN that no kernel computes, so that an element never written is seen."""
+    """Results that nobody wrote yet."""
     out = {}
     for r in graph.results:
-        shape = [{Axis.M: rows, Axis.D: d}[a] for a in r.type.axes]
-        a = np.empty(shape, NUMPY_DTYPE[r.type.dtype])
-        a.view(np.uint8).fill(0xFE)
-        out[r.name] = a
+        out[r.name] = np.empty([{Axis.M: rows, Axis.D: d}[a] for a in r.type.axes], NUMPY_DTYPE[r.type.dtype])
+        out[r.name].view(np.uint8).fill(POISON)
     return out
+
+
+def same_bits(a: Array, b: Array) -> Array:
+    """Elementwise: equal bits, or both NaN (all NaNs are one value)."""
+    kind = f"u{a.dtype.itemsize}"
+    with np.errstate(invalid="ignore"):
+        return np.asarray((a.view(kind) == b.view(kind)) | ((a != a) & (b != b)))

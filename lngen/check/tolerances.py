@@ -100,9 +100,9 @@ def row_depth(D: int) -> int:
     return min(D - 1, 7 + ceil(log2(D)) + D // 4096)
 
 
-def column_depth(M: int) -> int:
-    """The same for a column sum: 64 or more partial sums of rows, added in any order of depth <= 128."""
-    return min(max(M, 1) - 1, ceil(M / 64) + 128)
+def column_depth(M: int, D: int) -> int:
+    """The same for a column sum: partial sums of rows, 64 or more (4 for wide rows), added at depth <= 128."""
+    return min(max(M, 1) - 1, ceil(M / (64 if D <= 32768 else 4)) + 128)
 
 
 def bound(
@@ -113,7 +113,7 @@ def bound(
     shift = (d + 1) * u * (1 + mean_over_std)
     rstd = (d + 10) * u / 2 + shift**2 / 2
     n = TOLERANCE[result]
-    arithmetic = n.shift * shift + n.rstd * rstd + (n.row * d + n.column * column_depth(M) + n.ops) * u
+    arithmetic = n.shift * shift + n.rstd * rstd + (n.row * d + n.column * column_depth(M, D) + n.ops) * u
     stored = ROUNDOFF[dtype] if ROUNDOFF[dtype] > u else 0.0
     return Bound(rounding=stored, arithmetic=SLACK * arithmetic, floor=FLOOR[dtype])
 

@@ -1,1 +1,110 @@
+"""The command line. A command's module, named like the command, is imported when the command is called.
 
+Exit codes: 0 ok, 1 a check failed, 2 the request was wrong, 3 a GPU or a dependency is missing, 130 Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from typing import Any
+
+import click
+
+from lngen import __version__, config
+from lngen.errors import LngenError
+
+# In the order in which one meets them; the sentence is what ``lngen --help`` says of each.
+COMMANDS = {
+    "list": "The graphs: inputs, outputs, statistics, and the keys of a spec.",
+    "show": "One stage of a spec: graph, plan, CUDA, PTX or resources.",
+    "build": "Generate kernels ahead of time, with a manifest.",
+    "check": "Bits against the interpreter, errors against the oracles.",
+    "run": "Apply a kernel to .npy files.",
+    "generated": "Rewrite, or verify, the golden set of kernels.",
+    "doctor": "What is found, what is missing, and what installs it.",
+}
+INTERRUPTED = 130
+
+
+class Failure(click.ClickException):
+    """An LngenError as the command line reports it: one line on stderr and its exit code."""
+
+    def __init__(self, error: LngenError) -> None:
+        super().__init__(str(error))
+        self.exit_code = error.exit_code
+
+    def show(self, file: Any = None) -> None:
+        """Print the message; never a traceback."""
+        click.echo(f"error: {self.format_message()}", err=True)
+
+
+class Commands(click.Group):
+    """A group whose commands are imported when they are called, and only then."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names, in the order of ``COMMANDS``."""
+        return [*COMMANDS]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command called ``cmd_name``, from the module of that name."""
+        if cmd_name not in COMMANDS:
+            return None
+        command = import_module(f"lngen.cli.{cmd_name}").command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The table of commands, without importing one."""
+        with formatter.section("Commands"):
+            formatter.write_dl([*COMMANDS.items()])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command; with LNGEN_DEBUG=5 its error comes with a traceback."""
+        try:
+            return super().invoke(ctx)
+        except LngenError as error:
+            if _traceback_wanted():
+                raise
+            raise Failure(error) from error
+
+
+@click.group(
+    cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Start with: lngen doctor, then lngen show layernorm.fwd:d=4096,dtype=bf16 --stage cuda",
+)
+@click.version_option(__version__, prog_name="lngen")
+def cli() -> None:
+    """A compiler for row-normalisation kernels: LayerNorm and its family, forward and backward, as CUDA.
+
+    A SPEC is GRAPH.fwd|bwd:key=value,... for example layernorm.bwd:d=4096,dtype=bf16.
+    """
+
+
+def main() -> None:
+    """The ``lngen`` command; ends the process with its exit code."""
+    try:
+        # click turns Ctrl-C into Abort, and a pipe that nobody reads into a quiet exit.
+        code = cli.main(prog_name="lngen", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        code = INTERRUPTED
+    except SystemExit as done:
+        code = done.code
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader left before the last bytes; Python would complain once more when it closes stdout.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code or 0)
+
+
+def _traceback_wanted() -> bool:
+    try:
+        return config.debug_level() >= 5
+    except LngenError:  # the value of LNGEN_DEBUG may be what is wrong
+        return False

@@ -100,6 +100,20 @@ def _constant(args: tuple[Type, ...], attrs: Attrs) -> Type:
     return Type(dtype)
 
 
+def _const(args: tuple[Type, ...], attrs: Attrs) -> Type:
+    value = dict(attrs).get("value")
+    if not isinstance(value, int | float):
+        raise ValueError(f"expected {{value=number}}, got {value}")
+    return _constant(args, attrs)
+
+
+def _size(args: tuple[Type, ...], attrs: Attrs) -> Type:
+    axis = dict(attrs).get("axis")
+    if not isinstance(axis, Axis):
+        raise ValueError(f"expected {{axis=...}}, got {axis}")
+    return _constant(args, attrs)
+
+
 def _expand(args: tuple[Type, ...], attrs: Attrs) -> Type:
     axis = dict(attrs).get("axis")
     if not isinstance(axis, Axis) or axis in args[0].axes:
@@ -183,13 +197,13 @@ OPS: dict[str, Op] = {
     op.name: op
     for op in (
         Op(
-            "const", 0, _constant,
+            "const", 0, _const,
             numpy=_numpy_const,
             cuda=lambda a, e: literal(float(e.attr("value")), e.out.type.dtype),  # type: ignore[arg-type]
             vjp=lambda b, e, ct: (),
         ),
         Op(
-            "size", 0, _constant,
+            "size", 0, _size,
             numpy=_numpy_size,
             cuda=lambda a, e: f"static_cast<{CTYPE[e.out.type.dtype.value]}>(rows)",  # D's is a constant by then
             vjp=lambda b, e, ct: (),

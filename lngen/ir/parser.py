@@ -14,12 +14,14 @@ from __future__ import annotations
 import re
 
 from lngen.errors import ParseError
-from lngen.ir.types import Attr, Attrs, Axis, DType, Eqn, Graph, Type, Value
+from lngen.ir.types import Attr, Attrs, Axis, DType, Eqn, Graph, Type, Value, axes_union
 from lngen.ir.verify import verify
 
 _HEAD = re.compile(r"graph @(\w+)\((.*)\) -> \((.*)\) \{")
 _EQN = re.compile(r"%(\w+)\s*:\s*(\w+\[[\w, ]*\])\s*=\s*(\w+)\s*([%\w, ]*?)\s*(?:\{(.*)\})?")
 _PARAM = re.compile(r"%(\w+): (\w+\[[\w, ]*\])")
+_PARAMS = re.compile(rf"({_PARAM.pattern}(, {_PARAM.pattern})*)?")
+_TYPES = re.compile(r"(\w+\[[\w, ]*\](, \w+\[[\w, ]*\])*)?")
 _TYPE = re.compile(r"(\w+)\[([\w, ]*)\]")
 _NUMBER = re.compile(r"[-+]?(\d|inf|nan)")
 
@@ -30,22 +32,27 @@ def parse(text: str) -> Graph:
     if not lines:
         raise ParseError("Expected 'graph @name(...) -> (...) {', but the text is empty.")
     head = _match(_HEAD, *lines[0], "graph @name(%x: bf16[M, D], ...) -> (type, ...) {")
+    start = lines[0][0]
+    _match(_PARAMS, start, head[2], "%x: bf16[M, D], %gamma: bf16[D], ...")
+    _match(_TYPES, start, head[3], "bf16[M, D], f32[M], ...")
     params = tuple(Value(n, _type(t, *lines[0])) for n, t in _PARAM.findall(head[2]))
-    known = {p.name: p for p in params}
+    known = {str(p): p for p in params}
     eqns: list[Eqn] = []
     results: tuple[Value, ...] | None = None
     for number, line in lines[1:-1]:
+        if results is not None:
+            raise ParseError(f"Line {number}: expected '}}' after 'return'.\n    {line}")
         if line.startswith("return"):
             results = _uses(line.removeprefix("return"), known, number, line)
         else:
             eqns.append(_eqn(line, known, number))
-            known[eqns[-1].out.name] = eqns[-1].out
+            known[str(eqns[-1].out)] = eqns[-1].out
     if results is None or lines[-1][1] != "}":
         raise ParseError(f"Line {lines[-1][0]}: expected 'return %value, ...' and then '}}' to end the graph.")
     graph = Graph(head[1], params, tuple(eqns), results)
     declared = tuple(_type(t, *lines[0]) for t in re.findall(r"\w+\[[\w, ]*\]", head[3]))
     if declared != tuple(r.type for r in results):
-        raise ParseError(f"Line {lines[0][0]}: the result types differ from those of the returned values.")
+        raise ParseError(f"Line {start}: the result types differ from those of the returned values.")
     return verify(graph, "parse")
 
 
@@ -57,39 +64,47 @@ def _eqn(line: str, known: dict[str, Value], number: int) -> Eqn:
 
 
 def _uses(text: str, known: dict[str, Value], number: int, line: str) -> tuple[Value, ...]:
-    names = [part.strip().removeprefix("%") for part in text.split(",") if part.strip()]
+    names = [part.strip() for part in text.split(",") if part.strip()]
     for name in names:
         if name not in known:
-            raise ParseError(f"Line {number}: '%{name}' is used before it is defined.\n    {line}")
+            raise ParseError(f"Line {number}: '{name}' is used before it is defined.\n    {line}")
     return tuple(known[name] for name in names)
 
 
 def _type(text: str, number: int, line: str) -> Type:
     dtype, axes = _match(_TYPE, number, text, "dtype[axis, ...]").groups()
     try:
-        return Type(DType(dtype), tuple(Axis(a.strip()) for a in axes.split(",") if a.strip()))
-    except ValueError as e:
+        found = Type(DType(dtype), tuple(Axis(a.strip()) for a in axes.split(",") if a.strip()))
+    except ValueError:
+        found = None
+    if found is None or found.axes != axes_union(found.axes):
         raise ParseError(
-            f"Line {number}: '{text}' is no type: dtypes are {', '.join(map(str, DType))}, axes {', '.join(map(str, Axis))}."
-            f"\n    {line}"
-        ) from e
+            f"Line {number}: '{text}' is no type: dtypes are {', '.join(map(str, DType))}, "
+            f"axes {', '.join(map(str, Axis))}, in this order.\n    {line}"
+        )
+    return found
 
 
 def _attrs(text: str | None, number: int, line: str) -> Attrs:
     if not text:
         return ()
-    pairs = []
+    pairs: dict[str, Attr] = {}
     for part in text.split(","):
         key, equals, value = part.strip().partition("=")
         if not equals:
             raise ParseError(f"Line {number}: expected 'key=value' in braces, got '{part.strip()}'.\n    {line}")
-        pairs.append((key, _literal(value)))
-    return tuple(sorted(pairs))
+        if key in pairs:
+            raise ParseError(f"Line {number}: '{key}' is given twice.\n    {line}")
+        pairs[key] = _literal(value, number, line)
+    return tuple(sorted(pairs.items()))
 
 
-def _literal(text: str) -> Attr:
+def _literal(text: str, number: int, line: str) -> Attr:
     if _NUMBER.match(text):
-        return int(text) if text.lstrip("-").isdigit() else float(text)
+        try:
+            return int(text) if text.lstrip("-").isdigit() else float(text)
+        except ValueError as e:
+            raise ParseError(f"Line {number}: '{text}' is no number.\n    {line}") from e
     if text in Axis.__members__:
         return Axis(text)
     return DType(text) if text.upper() in DType.__members__ else text

@@ -41,7 +41,7 @@ def _phase(number: int, phase: Phase) -> list[str]:
     lines = [f"  phase {number}"]
     parts = {
         "load": [t.name for t in (*phase.tiles, *phase.columns)],
-        "compute": [_defined(s.text) for s in phase.statements],
+        "compute": [_defined(s.text) for s in phase.statements if s.text.startswith("const ")],
         "sum": [s.name for s in phase.sums],
         "then": [_defined(s.text) for s in phase.after],
         "accumulate": [a.name for a in phase.accumulators],

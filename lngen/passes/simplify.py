@@ -40,7 +40,7 @@ class _Simplifier:
         self.order = {v: i for i, v in enumerate(graph.values().values())}
         self.b = Builder(graph.name, params=graph.params, eqns=forward, taken=graph.values())
         self.polys: dict[Value, Poly] = {}
-        self.named = [(self._forward(e.out), e.out) for e in forward if e.op == "mul"]
+        self.named = [(p, v) for v in (e.out for e in forward if e.op == "mul") if (p := self._name_of(v))]
         self.written: dict[Atom, Value] = {}
         self.pairs: dict[tuple[str, Value, Value], Value] = {}
 
@@ -106,9 +106,7 @@ class _Simplifier:
 
     def _opaque(self, eqn: Eqn) -> Value:
         """An equation the normal form does not look into: its arguments are written, the equation kept."""
-        args = tuple(
-            self._write(self.polys[a], a.name, a) if a in self.polys and self.polys[a] else a for a in eqn.args
-        )
+        args = tuple(self._write(self.polys[a], a.name, a) if a in self.polys else a for a in eqn.args)
         self.b.eqns.append(Eqn(eqn.out, eqn.op, args, eqn.attrs))
         return eqn.out
 
@@ -132,13 +130,22 @@ class _Simplifier:
                 return atom(Size(eqn.attr("axis"))), Fraction(1)  # type: ignore[arg-type]
         return atom(v), Fraction(1)
 
-    def _forward(self, v: Value) -> Product:
-        return self._monomial(v)[0]
+    def _name_of(self, v: Value) -> Product | None:
+        """The product that ``v`` is a name for; None if a number is a factor of it, too."""
+        product, coefficient = self._monomial(v)
+        return product if coefficient == 1 else None
 
     # ---- writing ----
 
     def _write(self, poly: Poly, name: str, like: Value) -> Value:
-        """Equations for a polynomial; its value is called ``name`` if it takes any equation."""
+        """Equations for a polynomial, over the axes of ``like``; its value is called ``name`` if it takes any."""
+        value = self._write_poly(poly, name, like)
+        for axis in like.type.axes:  # terms that varied along an axis may have cancelled
+            if axis not in value.type.axes:
+                value = self.b.expand(f"{_plain(value)}_{axis.value.lower()}", value, axis=axis)
+        return value
+
+    def _write_poly(self, poly: Poly, name: str, like: Value) -> Value:
         terms = collect((self._use_names(p), c) for p, c in poly.items())
         if not terms:
             return self.b.const("zero", 0.0, like.type.dtype)

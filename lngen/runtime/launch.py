@@ -1,10 +1,9 @@
-"""A plan on a GPU: its cubin loaded once per device, its arguments packed once per call."""
+"""A plan on a GPU: its cubin loaded once per device, its arguments laid out once per shape."""
 
 from __future__ import annotations
 
 import ctypes
-import struct
-import threading
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lngen.errors import MissingError
@@ -32,7 +31,7 @@ def device_count() -> int:
 
 
 def device_arch(device: int) -> str:
-    """The arch of a device, ``sm_90``; MissingError if there is no GPU."""
+    """The arch of a device, ``sm_90``; MissingError if there is no such GPU."""
     if device_count() <= device:
         raise MissingError(
             f"GPU {device} is expected, but {device_count()} are found; NumPy arrays run the interpreter instead."
@@ -42,50 +41,91 @@ def device_arch(device: int) -> str:
     return f"sm_{cupy.cuda.Device(device).compute_capability}"
 
 
+def enter_device(device: int) -> Any:
+    """None if ``device`` is current in this thread, else a context manager that makes it so."""
+    import cupy
+
+    return None if cupy.cuda.runtime.getDevice() == device else cupy.cuda.Device(device)
+
+
 class Launcher:
     """The kernels of a plan, loaded on one device."""
 
     def __init__(self, plan: Plan, binary: Binary, device: int) -> None:
         import cupy
 
-        self.plan = plan
+        self.plan, self.device = plan, device
+        self.tensors = tuple(v.name for v in (*plan.inputs, *plan.outputs))
         with cupy.cuda.Device(device):
             cupy.cuda.runtime.free(0)  # makes the device's context current in this thread
             self._module = cupy.cuda.function.Module()
             self._module.load(binary.image)
-            self._kernels = [_Packed(k, self._module.get_function(k.name), plan) for k in plan.kernels]
+            self._functions = [self._module.get_function(k.name) for k in plan.kernels]
 
-    def __call__(self, rows: int, pointers: dict[str, int], strides: dict[str, int], stream: int) -> None:
-        """Launch every kernel on ``stream``; pointers by tensor and workspace name, strides in elements."""
-        for kernel in self._kernels:
-            kernel(rows, [rows if k == 0 else pointers[n] if k == 1 else strides[n] for k, n in kernel.slots], stream)
+    def bind(self, rows: int, strides: Mapping[str, int]) -> Bound:
+        """The launch for ``rows`` rows and the given row strides, in elements by tensor name."""
+        return Bound(self, rows, strides, [f.ptr for f in self._functions])
+
+    def __call__(
+        self, rows: int, pointers: Mapping[str, int], strides: Mapping[str, int], workspace: int, stream: int
+    ) -> None:
+        """Bind and launch once; pointers by tensor name."""
+        self.bind(rows, strides)([pointers[name] for name in self.tensors], workspace, stream)
 
 
-class _Packed:
-    """One kernel with an argument block that is filled and handed to the driver."""
+class Bound:
+    """Kernels with everything but pointers filled in. One thread at a time may call it."""
 
-    def __init__(self, kernel: Kernel, function: Any, plan: Plan) -> None:
-        self.slots = [({"rows": 0, "stride": 2}.get(a.kind, 1), a.tensor) for a in kernel.arguments]
-        self.function = function
-        self._kernel, self._block = kernel, kernel.block
-        self._format = struct.Struct(f"{len(kernel.arguments)}q")
+    def __init__(self, launcher: Launcher, rows: int, strides: Mapping[str, int], functions: Sequence[int]) -> None:
+        plan = launcher.plan
+        self.workspace_bytes = plan.workspace_bytes(rows)
+        offsets = plan.workspace_offsets(rows)
         self._launch = driver().launchKernel
-        self._local = threading.local()  # two threads may launch at once, each from a block of its own
+        self._kernels = [
+            _Arguments(kernel, function, rows, launcher.tensors, strides, offsets)
+            for kernel, function in zip(plan.kernels, functions, strict=True)
+            if rows or kernel.always
+        ]
 
-    def __call__(self, rows: int, values: list[int], stream: int) -> None:
-        if rows == 0 and not self._kernel.always:
-            return
-        block, table = self._arguments()
-        self._format.pack_into(block, 0, *values)
-        x, y = self._kernel.grid
-        self._launch(self.function.ptr, x(rows), y(rows) or 1, 1, self._block, 1, 1, 0, stream, table, 0)
+    def __call__(self, pointers: Sequence[int], workspace: int, stream: int) -> None:
+        """Launch on ``stream``: pointers of the plan's inputs, then outputs; ``workspace`` of workspace_bytes."""
+        for k in self._kernels:
+            values = k.values
+            for position, index in k.tensors:
+                values[position] = pointers[index]
+            for position, offset in k.buffers:
+                values[position] = workspace + offset
+            self._launch(k.function, k.x, k.y, 1, k.block, 1, 1, 0, stream, k.table, 0)
 
-    def _arguments(self) -> tuple[Any, int]:
-        try:
-            return self._local.block, self._local.address
-        except AttributeError:
-            block = ctypes.create_string_buffer(self._format.size)
-            base = ctypes.addressof(block)
-            table = (ctypes.c_void_p * (self._format.size // 8))(*range(base, base + self._format.size, 8))
-            self._local.block, self._local.table, self._local.address = block, table, ctypes.addressof(table)
-            return block, self._local.address
+
+class _Arguments:
+    """One kernel's argument block: 8 bytes an argument, and the table of their addresses the driver reads."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        function: int,
+        rows: int,
+        tensors: Sequence[str],
+        strides: Mapping[str, int],
+        offsets: Mapping[str, int],
+    ) -> None:
+        self.function, self.block = function, kernel.block
+        self.x, self.y = (extent(rows) for extent in kernel.grid)
+        count = len(kernel.arguments)
+        self.values = (ctypes.c_longlong * count)()
+        base = ctypes.addressof(self.values)
+        self._table = (ctypes.c_void_p * count)(*range(base, base + 8 * count, 8))
+        self.table = ctypes.addressof(self._table)
+        self.tensors: list[tuple[int, int]] = []
+        self.buffers: list[tuple[int, int]] = []
+        for position, a in enumerate(kernel.arguments):
+            match a.kind:
+                case "rows":
+                    self.values[position] = rows
+                case "stride":
+                    self.values[position] = strides[a.tensor]
+                case "workspace":
+                    self.buffers.append((position, offsets[a.tensor]))
+                case _:
+                    self.tensors.append((position, tensors.index(a.tensor)))

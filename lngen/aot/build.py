@@ -1,0 +1,137 @@
+"""Ahead of time: sources, PTX and cubins of many plans for many archs, and the manifest that describes them.
+
+Building into a folder that has a manifest merges by name: entries of other kernel sets stay, one of the same
+name (the same spec and schedule) is replaced, together with its files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lngen import __version__
+from lngen.aot import manifest
+from lngen.aot.files import sha256, write_all
+from lngen.emit import emit
+from lngen.errors import LngenError
+from lngen.lower import Plan
+from lngen.toolchain import Binary, compile_cubin, compile_ptx, nvrtc_version
+
+KINDS = ("cu", "ptx", "cubin")
+
+# Called with (finished, of how many) after each compilation.
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Built:
+    """What a build wrote: the folder, the manifest's entries of this build, and the files' names."""
+
+    folder: Path
+    entries: tuple[dict[str, Any], ...]
+    files: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One compilation: a plan's source for one arch to one kind."""
+
+    name: str
+    arch: str
+    kind: str
+
+
+def build(
+    plans: Iterable[Plan],
+    folder: Path,
+    *,
+    arches: Sequence[str],
+    kinds: Sequence[str] = KINDS,
+    progress: Progress | None = None,
+) -> Built:
+    """Generate ``plans`` into ``folder`` as ``kinds`` of files (cu, ptx, cubin), and manifest.json.
+
+    Everything is compiled before the first file is written; each file is written whole, the manifest last.
+    With only "cu" nothing is compiled, and the manifest has no resources.
+    """
+    for kind in kinds:
+        if kind not in KINDS:
+            raise LngenError(f"there is no kind of file '{kind}', expected {', '.join(KINDS)}.")
+    old = manifest.read(folder)
+    by_name = {plan.name: plan for plan in plans}
+    sources = {name: emit(plan) for name, plan in by_name.items()}
+    compiled = _compile(sources, arches, kinds, progress)
+    version = ".".join(map(str, nvrtc_version())) if compiled else None
+
+    files: dict[str, bytes] = {}
+    entries: dict[str, dict[str, Any]] = {}
+    for name, plan in by_name.items():
+        binaries = {a: b for a in arches if isinstance(b := compiled.get(_Job(name, a, "cubin")), Binary)}
+        own = _files(name, sources[name], arches, kinds, compiled)
+        files |= {n: data for n, (data, _) in own.items()}
+        entries[name] = manifest.entry(plan, {a: b.resources for a, b in binaries.items()})
+        entries[name] |= {
+            "lngen_version": __version__,
+            "nvrtc_version": version,
+            "files": {n: {**role, "bytes": len(data), "sha256": sha256(data)} for n, (data, role) in own.items()},
+        }
+    text = manifest.render({**old, **entries}, __version__, version)
+    write_all({folder / n: data for n, data in {**files, manifest.FILE_NAME: text}.items()})
+    _remove_replaced(folder, [old[n] for n in entries if n in old], files)
+    return Built(folder, tuple(entries.values()), (*files, manifest.FILE_NAME))
+
+
+def _compile(
+    sources: dict[str, str], arches: Sequence[str], kinds: Sequence[str], progress: Progress | None
+) -> dict[_Job, Binary | str]:
+    """Every compilation the build needs, side by side: NVRTC leaves Python's lock alone.
+
+    Resources come from the cubin's log, so PTX alone is compiled to a cubin, too.
+    """
+    wanted = [kind for kind in ("cubin", "ptx") if kind in kinds or (kind == "cubin" and "ptx" in kinds)]
+    jobs = [_Job(name, arch, kind) for name in sources for arch in arches for kind in wanted]
+    with ThreadPoolExecutor() as pool:
+        futures = {pool.submit(_one, job, sources[job.name]): job for job in jobs}
+        try:
+            for count, future in enumerate(as_completed(futures), 1):
+                future.result()
+                if progress is not None:
+                    progress(count, len(jobs))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return {job: future.result() for future, job in futures.items()}
+
+
+def _one(job: _Job, source: str) -> Binary | str:
+    name = f"{job.name}.cu"
+    if job.kind == "ptx":
+        return compile_ptx(source, job.arch, name=name)
+    return compile_cubin(source, job.arch, name=name)
+
+
+def _files(
+    name: str, source: str, arches: Sequence[str], kinds: Sequence[str], compiled: dict[_Job, Binary | str]
+) -> dict[str, tuple[bytes, dict[str, Any]]]:
+    """The files of one kernel set: name, bytes and role."""
+    files: dict[str, tuple[bytes, dict[str, Any]]] = {}
+    if "cu" in kinds:
+        files[f"{name}.cu"] = source.encode(), {"kind": "cu", "arch": None}
+    for arch in arches:
+        for kind in ("ptx", "cubin"):
+            if kind in kinds:
+                result = compiled[_Job(name, arch, kind)]
+                data = result.image if isinstance(result, Binary) else result.encode()
+                files[f"{name}.{arch}.{kind}"] = data, {"kind": kind, "arch": arch}
+    return files
+
+
+def _remove_replaced(folder: Path, replaced: list[dict[str, Any]], files: dict[str, bytes]) -> None:
+    """Remove what replaced entries had and their new ones have not; nothing names it any more."""
+    for name in {n for e in replaced for n in e["files"]} - files.keys():
+        with contextlib.suppress(OSError):
+            (folder / name).unlink()

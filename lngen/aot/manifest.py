@@ -1,0 +1,157 @@
+"""The manifest of a build: everything a program in another language needs to launch the kernels.
+
+``manifest.json`` holds, sorted by name, one entry per kernel set. It has no dates, paths or machine names: the
+same request gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+from lngen.aot.files import sha256
+from lngen.errors import LngenError
+from lngen.ir import D, M, Value
+from lngen.lower import Extent, Kernel, Plan
+from lngen.spec import Spec
+from lngen.toolchain import Resources
+
+SCHEMA_VERSION = 1
+FILE_NAME = "manifest.json"
+WORKSPACE_ALIGNMENT = 256
+
+_WORKSPACE_RULE = (
+    f"one allocation aligned to {WORKSPACE_ALIGNMENT} bytes; a buffer has fixed + per_row * rows elements, its size is "
+    f"rounded up to a multiple of {WORKSPACE_ALIGNMENT} bytes, and the next one starts there"
+)
+_ARGUMENT_RULE = "every argument is 8 bytes: a pointer, or a long long (rows; strides in elements)"
+
+
+def entry(plan: Plan, resources: Mapping[str, Mapping[str, Resources]]) -> dict[str, Any]:
+    """What the manifest says of a plan, without its files; ``resources`` by arch and kernel."""
+    return {
+        "name": plan.name,
+        "spec": _spec(plan.spec),
+        "schedule": {
+            "text": str(plan.schedule),
+            **{f.name: getattr(plan.schedule, f.name) for f in fields(plan.schedule)},
+        },
+        "graph_sha256": sha256(str(plan.graph).encode()),
+        "tensors": [
+            *(_tensor(plan, v, "input") for v in plan.inputs),
+            *(_tensor(plan, v, "output") for v in plan.outputs),
+        ],
+        "argument_rule": _ARGUMENT_RULE,
+        "kernels": [_kernel(k) for k in plan.kernels],
+        "workspace": {
+            "alignment": WORKSPACE_ALIGNMENT,
+            "rule": _WORKSPACE_RULE,
+            "buffers": [
+                {"name": b.name, "dtype": str(b.dtype), "fixed": b.fixed, "per_row": b.per_row} for b in plan.workspace
+            ],
+        },
+        "resources": {arch: {k: asdict(r) for k, r in kernels.items()} for arch, kernels in resources.items()},
+    }
+
+
+def _spec(spec: Spec) -> dict[str, Any]:
+    inputs = [p.name for p in spec.forward().params]
+    return {
+        "text": str(spec),
+        "graph": spec.definition.name,
+        "direction": spec.direction,
+        "d": spec.d,
+        "dtype": str(spec.dtype),
+        "weight": str(spec.weight),
+        "out": str(spec.out),
+        "eps": spec.eps,
+        "inputs": inputs,
+        "save": spec.save,
+        "wrt": None if spec.direction == "fwd" else list(spec.wrt or inputs),
+    }
+
+
+def _tensor(plan: Plan, value: Value, role: str) -> dict[str, Any]:
+    """Shape, alignment and strides: what a caller has to keep to."""
+    axes, size = value.type.axes, value.type.dtype.size
+    described: dict[str, Any] = {
+        "name": value.name,
+        "role": role,
+        "dtype": str(value.type.dtype),
+        "element_bytes": size,
+        "axes": [str(a) for a in axes],
+        "shape": [{M: "rows", D: plan.spec.d}[a] for a in axes],
+        "alignment": plan.alignment(value),
+        "layout": "contiguous",
+    }
+    if axes == (M, D):
+        multiple = max(1, plan.alignment(value) // size)
+        described["row_stride_multiple"] = multiple
+        described["layout"] = (
+            f"each row contiguous; row stride in elements a multiple of {multiple}"
+            + (f", at least {plan.spec.d}" if role == "output" else "")
+        )
+    return described
+
+
+def _kernel(kernel: Kernel) -> dict[str, Any]:
+    x, y = kernel.grid
+    return {
+        "name": kernel.name,
+        "arguments": [
+            {
+                "name": a.name,
+                "ctype": "long long" if a.kind in ("rows", "stride") else f"{'const ' if a.const else ''}{a.ctype}*",
+                "kind": a.kind,
+                "tensor": a.tensor or None,
+            }
+            for a in kernel.arguments
+        ],
+        "launch_rule": kernel.launch_rule(),
+        "grid": {"x": _extent(x), "y": _extent(y)},
+        "block": kernel.block,
+        "dynamic_shared_bytes": 0,
+        "launch_for_no_rows": kernel.always,
+    }
+
+
+def _extent(extent: Extent) -> dict[str, Any]:
+    """``fixed`` blocks, or if that is null ceil(rows / per), at most ``limit``."""
+    fixed = extent.fixed if extent.per is None else None
+    return {"text": str(extent), "fixed": fixed, "per": extent.per, "limit": extent.limit}
+
+
+def render(entries: Mapping[str, Mapping[str, Any]], lngen_version: str, nvrtc_version: str | None) -> bytes:
+    """The manifest's bytes."""
+    document = {
+        "schema_version": SCHEMA_VERSION,
+        "lngen_version": lngen_version,
+        "nvrtc_version": nvrtc_version,
+        "kernel_sets": [entries[name] for name in sorted(entries)],
+    }
+    return (json.dumps(document, indent=2) + "\n").encode()
+
+
+def read(folder: Path) -> dict[str, dict[str, Any]]:
+    """The entries of the manifest in ``folder`` by name, none if there is no manifest."""
+    path = folder / FILE_NAME
+    try:
+        document = json.loads(path.read_bytes())
+        if document["schema_version"] != SCHEMA_VERSION:
+            raise ValueError("another schema version")
+        entries = {str(e["name"]): e for e in document["kernel_sets"]}
+        names = [name for e in entries.values() for name in e["files"]]
+        if not all(re.fullmatch(r"[\w.]+", name) for name in names):
+            raise ValueError("a file outside its folder")
+        return entries
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise LngenError(
+            f"'{path}' is expected to be a manifest with schema_version {SCHEMA_VERSION} and is none ({error}); "
+            "name another folder, or remove the file."
+        ) from error

@@ -1,0 +1,137 @@
+"""Is a kernel right? Mathematics against the oracles, compilation, and on a GPU bits against the interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from lngen.check import oracles
+from lngen.check.differences import gradient_excess
+from lngen.check.inputs import forward_inputs, random_inputs
+from lngen.check.tolerances import bound, mean_over_std, scales
+from lngen.errors import MissingError
+from lngen.interpret import interpret
+from lngen.ir import DType
+from lngen.ir.numerics import Array
+from lngen.lower import lower
+from lngen.runtime.choose import compile_plan, default_schedule
+from lngen.runtime.launch import device_arch, device_count
+from lngen.schedule import Schedule, problem, space
+from lngen.spec import Spec
+from lngen.toolchain import Binary
+
+ON = ("auto", "gpu", "interpreter")
+
+
+@dataclass(frozen=True)
+class Result:
+    """One thing that was checked. ``what``: oracle, differences, compile or bits; ``detail`` says how close."""
+
+    spec: str
+    schedule: str
+    rows: int
+    what: str
+    ok: bool
+    detail: str
+
+
+def check_spec(
+    spec: Spec,
+    *,
+    on: str = "auto",
+    rows: Sequence[int] = (0, 1, 3, 133),
+    schedules: int = 1,
+    arch: str = "sm_90",
+) -> Iterator[Result]:
+    """Check one spec: the default schedule and ``schedules - 1`` others spread over the legal ones.
+
+    The interpreter is held against float64 closed forms (named graphs) or central differences of the
+    forward (graphs of one's own). Every schedule is compiled for ``arch`` (a GPU's own if there is one), the
+    default must not spill. With a GPU (``on`` gpu or auto) each is launched on poisoned outputs and its bits
+    compared with the interpreter's. MissingError for ``on=gpu`` without one.
+    """
+    gpu = on != "interpreter" and device_count() > 0
+    if on == "gpu" and not gpu:
+        raise MissingError("on=gpu expects a GPU, none was found; use --on interpreter, or run `lngen doctor`.")
+    wanted: dict[int, tuple[dict[str, Array], dict[str, Array]]] = {}
+    for m in rows:
+        inputs = random_inputs(spec, m)
+        wanted[m] = inputs, interpret(spec.graph(), inputs)
+        if m:
+            yield mathematics(spec, m, *wanted[m])
+    target = device_arch(0) if gpu else arch
+    chosen = [default_schedule(spec, target), *others(spec, schedules - 1)]
+    for number, schedule in enumerate(dict.fromkeys(chosen)):
+        plan = lower(spec, schedule)
+        binary = compile_plan(plan, target)
+        yield compiled(spec, schedule, binary, may_spill=number > 0)
+        if gpu:
+            from lngen.check.device import bits
+
+            for m, (inputs, want) in wanted.items():
+                yield bits(plan, binary, m, inputs, want)
+
+
+def others(spec: Spec, count: int) -> list[Schedule]:
+    """``count`` schedules spread evenly over the legal ones."""
+    legal = space(problem(spec.graph(), spec.d))
+    if count <= 0:
+        return []
+    step = max(1, len(legal) // count)
+    return legal[step // 2 :: step][:count]
+
+
+def compiled(spec: Spec, schedule: Schedule, binary: Binary, *, may_spill: bool) -> Result:
+    """Whether the compiler kept everything in registers; only the default schedule has to."""
+    texts = [f"{name.rpartition('__')[2]} {r.registers} registers" for name, r in binary.resources.items()]
+    spilled = any(r.spills for r in binary.resources.values())
+    detail = f"{binary.arch}: {', '.join(texts)}{', spills' if spilled else ''}"
+    return Result(str(spec), str(schedule), 0, "compile", may_spill or not spilled, detail)
+
+
+def mathematics(spec: Spec, rows: int, inputs: Mapping[str, Array], results: Mapping[str, Array]) -> Result:
+    """The interpreter's results against an oracle that shares nothing with the IR; 1.0 is the bound."""
+    if spec.definition.name in ("layernorm", "rmsnorm"):
+        excess = closed_form_excess(spec, inputs, results)
+        what = "oracle"
+    else:
+        excess = gradient_excess(spec) if spec.direction == "bwd" else {}
+        what = "differences"
+    worst = max(excess.values(), default=0.0)
+    detail = ", ".join(f"{name} {value:.2g}" for name, value in excess.items()) + " of the bound"
+    return Result(str(spec), "", rows, what, bool(worst <= 1), detail)
+
+
+def closed_form_excess(
+    spec: Spec, inputs: Mapping[str, Array], results: Mapping[str, Array]
+) -> dict[str, float]:
+    """For each result its largest error against the float64 closed form, in units of its derived bound."""
+    norm = spec.definition.name
+    wide = {n: a.astype(np.float64) for n, a in inputs.items()}
+    given = {**{n: a.astype(np.float64) for n, a in forward_inputs(spec, len(inputs["dy"]) if "dy" in inputs else 0).items()}, **wide}  # fmt: skip
+    x, gamma, beta, dy = (given.get(n) for n in ("x", "gamma", "beta", "dy"))
+    reference = _reference(norm, spec, x, gamma, beta, dy)
+    scale = scales(x, gamma, beta, dy, spec.eps, norm=norm)  # type: ignore[arg-type]
+    kappa = mean_over_std(x, spec.eps) if norm == "layernorm" else 0.0  # type: ignore[arg-type]
+    compute = "f64" if DType.F64 in (spec.dtype, spec.weight, spec.out) else "f32"
+    types = {r.name: str(r.type.dtype) for r in spec.graph().results}
+    excess = {}
+    for name, got in results.items():
+        allowed = bound(name, types[name], spec.d, len(x), kappa, compute)  # type: ignore[arg-type]
+        excess[name] = allowed.excess(got, reference[name], scale[name])  # type: ignore[index]
+    return excess
+
+
+def _reference(
+    norm: str, spec: Spec, x: Array | None, gamma: Array | None, beta: Array | None, dy: Array | None
+) -> dict[str, Array]:
+    assert x is not None
+    if spec.direction == "fwd":
+        if norm == "layernorm":
+            return dict(zip(("y", "mean", "rstd"), oracles.layernorm_forward(x, gamma, beta, spec.eps), strict=True))
+        return dict(zip(("y", "rstd"), oracles.rmsnorm_forward(x, gamma, beta, spec.eps), strict=True))
+    assert dy is not None
+    backward = oracles.layernorm_backward if norm == "layernorm" else oracles.rmsnorm_backward
+    return dict(zip(("dx", "dgamma", "dbeta"), backward(dy, x, gamma, spec.eps), strict=True))

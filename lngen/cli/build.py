@@ -1,0 +1,66 @@
+"""``lngen build``: kernels ahead of time."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from lngen.aot.build import KINDS, Progress, build
+from lngen.aot.plans import plan_for
+from lngen.cli.common import arch_option, json_option, print_json, schedule_option, words
+from lngen.spec import parse_spec
+
+
+@click.command(epilog="Example: lngen build layernorm.fwd:d=4096,dtype=bf16 --arch sm_80,sm_90 --out build")
+@click.argument("specs", metavar="SPEC...", nargs=-1, required=True)
+@arch_option("Targets of ptx and cubin; the default schedule is that of the first.")
+@click.option(
+    "--emit",
+    "kinds",
+    default=",".join(KINDS),
+    show_default=True,
+    metavar="KIND,...",
+    callback=words,
+    help="Files to write; with cu alone nothing is compiled.",
+)
+@click.option("--out", "folder", required=True, type=click.Path(path_type=Path), metavar="DIR", help="Where to.")
+@schedule_option
+@json_option
+def command(
+    specs: tuple[str, ...], arches: tuple[str, ...], kinds: tuple[str, ...], folder: Path, schedule: str, as_json: bool
+) -> None:
+    """Generate the kernels of each SPEC into a folder, with a manifest.json that says how to launch them.
+
+    NAME.cu, NAME.ARCH.ptx, NAME.ARCH.cubin: NAME spells the spec and the schedule. The same request gives the
+    same bytes. Everything is compiled before anything is written. In a folder with a manifest, kernels of the
+    same NAME are replaced and all others stay.
+    """
+    plans = [plan_for(parse_spec(text), schedule, arches[0]) for text in specs]
+    with _Bar() as progress:
+        built = build(plans, folder, arches=arches, kinds=kinds, progress=progress)
+    if as_json:
+        print_json({"folder": str(built.folder), "kernel_sets": built.entries})
+        return
+    for name in built.files:
+        click.echo(folder / name)
+
+
+class _Bar:
+    """A progress bar on stderr if that is a terminal, else nothing."""
+
+    def __enter__(self) -> Progress | None:
+        if not sys.stderr.isatty():
+            return None
+        from rich.console import Console
+        from rich.progress import Progress as RichProgress
+
+        self._bar = RichProgress(console=Console(stderr=True), transient=True)
+        self._bar.start()
+        task = self._bar.add_task("compiling", total=None)
+        return lambda done, total: self._bar.update(task, completed=done, total=total)
+
+    def __exit__(self, *_: object) -> None:
+        if hasattr(self, "_bar"):
+            self._bar.stop()

@@ -1,0 +1,72 @@
+"""``lngen list``: what there is to choose from."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import click
+
+from lngen.cli.common import json_option, print_json
+from lngen.graphs import GRAPHS, Definition, Options
+from lngen.ir import DType, Value
+from lngen.spec import SAVES
+
+# Stand-ins, one dtype per role, so that a type can be shown by what decides it.
+_ROLES = {DType.F16: "dtype", DType.BF16: "weight"}
+_OPTIONS = Options(DType.F16, DType.BF16, DType.F32)
+
+
+@click.command(epilog="Example: lngen list --json")
+@json_option
+def command(as_json: bool) -> None:
+    """The graphs: inputs with their types, outputs, statistics, and the keys of a spec with their defaults."""
+    graphs = [_described(d) for d in GRAPHS.values()]
+    if as_json:
+        print_json({"graphs": graphs})
+    else:
+        click.echo("\n".join(_text(g) for g in graphs), nl=False)
+
+
+def _described(definition: Definition) -> dict[str, Any]:
+    optional = definition.builder(_OPTIONS).optional
+    everything = Options(_OPTIONS.dtype, _OPTIONS.weight, _OPTIONS.out, inputs=tuple((n, True) for n in optional))
+    built = definition.builder(everything)
+    dtypes = " ".join(t.value for t in DType)
+    keys = {
+        "d": ("required", "features per row"),
+        "dtype": ("f32", f"of inputs and gradients with rows: {dtypes}"),
+        "weight": ("dtype", "dtype of inputs without rows"),
+        "out": ("dtype", f"dtype of {', '.join(v.name for v in built.results)}"),
+        **{n: ("yes" if on else "no", f"whether {n} is an input: yes, no") for n, on in optional.items()},
+        "eps": ("1e-05", "added to the mean square, from 0 to 1"),
+        "save": ("stats", f"what forward keeps for backward: {' '.join(SAVES)}"),
+        "wrt": ("all inputs", f"bwd only, what to differentiate: {'+'.join(p.name for p in built.params)}"),
+    }
+    return {
+        "name": definition.name,
+        "summary": definition.summary,
+        "inputs": [
+            {"name": p.name, "type": _type(p), "optional": p.name in optional, "default": optional.get(p.name, True)}
+            for p in built.params
+        ],
+        "outputs": [{"name": v.name, "type": _type(v, "out")} for v in built.results],
+        "statistics": [{"name": v.name, "type": _type(v, "compute")} for v in built.statistics],
+        "keys": [{"key": k, "default": default, "meaning": text} for k, (default, text) in keys.items()],
+    }
+
+
+def _type(value: Value, role: str = "") -> str:
+    return re.sub(r"^\w+", role or _ROLES[value.type.dtype], str(value.type))
+
+
+def _text(graph: dict[str, Any]) -> str:
+    lines = [f"{graph['name']}.fwd, {graph['name']}.bwd: {graph['summary']}"]
+    for i in graph["inputs"]:
+        note = f"  optional, {'in' if i['default'] else 'not in'} by default" if i["optional"] else ""
+        lines.append(f"  input      {i['name']}: {i['type']}{note}")
+    lines += [f"  output     {o['name']}: {o['type']}" for o in graph["outputs"]]
+    lines += [f"  statistic  {s['name']}: {s['type']}" for s in graph["statistics"]]
+    width = max(len(k["default"]) for k in graph["keys"])
+    lines += [f"  key        {k['key']:<6} = {k['default']:<{width}}  {k['meaning']}" for k in graph["keys"]]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,112 @@
+"""``lngen show``: one stage of the way from a spec to a binary."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from lngen.aot.plans import plan_for
+from lngen.cli.common import arch_option, print_json, print_text, schedule_option, table_text
+from lngen.emit import emit
+from lngen.errors import LngenError
+from lngen.lower import Plan, lower
+from lngen.runtime.choose import compile_plan
+from lngen.schedule import parse_schedule
+from lngen.spec import Spec, parse_spec
+from lngen.toolchain import compile_ptx
+
+# A stage and the Pygments lexer that colours it on a terminal.
+STAGES = {"graph": "llvm", "plan": "text", "cuda": "cuda", "ptx": "ptx", "resources": "text"}
+COLUMNS = ("kernel", "arch", "registers", "spill stores", "spill loads", "stack", "shared", "barriers")
+
+
+@click.command(epilog='Example: lngen show layernorm.bwd:d=4096,dtype=bf16 --stage cuda --diff "threads=256"')
+@click.argument("spec")
+@click.option("--stage", type=click.Choice([*STAGES]), default="cuda", show_default=True, help="What to print.")
+@click.option("--after", metavar="PASS", help="The graph after this pass, or 'all': after each of them.")
+@schedule_option
+@click.option("--diff", metavar="K=V,...", help="A unified diff against the same schedule with these changes.")
+@arch_option("Target; --stage resources takes several, the default schedule is that of the first.")
+@click.option("--json", "as_json", is_flag=True, help="Print the resources as JSON.")
+def command(
+    spec: str, stage: str, after: str | None, schedule: str, diff: str | None, arches: tuple[str, ...], as_json: bool
+) -> None:
+    """Print one stage of SPEC: exactly its text in a pipe, highlighted on a terminal.
+
+    graph: the IR, with every sum's order; plan: kernels, phases, launch rules; cuda: the source; ptx: what
+    NVRTC makes of it; resources: registers, spills, shared memory and barriers of each kernel.
+    """
+    _check_options(stage, after, schedule, diff, arches, as_json)
+    parsed = parse_spec(spec)
+    if stage == "graph":
+        print_text(graph_text(parsed, after), STAGES[stage])
+        return
+    plan = plan_for(parsed, schedule, arches[0])
+    if as_json:
+        print_json(resources_json(plan, arches))
+    elif diff is None:
+        print_text(stage_text(plan, stage, arches), STAGES[stage])
+    else:
+        other = lower(parsed, parse_schedule(diff, plan.schedule))
+        print_text(_diff(plan, other, stage, arches), "diff")
+
+
+def _check_options(
+    stage: str, after: str | None, schedule: str, diff: str | None, arches: tuple[str, ...], as_json: bool
+) -> None:
+    """UsageError for an option that has nothing to say about the stage."""
+    if after is not None and stage != "graph":
+        raise click.UsageError("--after names a pass over the graph; add --stage graph.")
+    if stage == "graph" and (schedule or diff is not None):
+        raise click.UsageError("a graph has no schedule; use --schedule and --diff with another --stage.")
+    if as_json and (stage != "resources" or diff is not None):
+        raise click.UsageError("--json prints resources; add --stage resources, without --diff.")
+    if len(arches) > 1 and stage != "resources":
+        raise click.UsageError(f"--stage {stage} takes one --arch, got {', '.join(arches)}.")
+
+
+def graph_text(spec: Spec, after: str | None = None) -> str:
+    """The final graph, the one after a pass, or all of them under headings."""
+    trace = spec.trace()
+    if after is None:
+        return str(spec.graph())
+    if after == "all":
+        return "\n".join(f"// ---- after {name} ----\n{graph}" for name, graph in trace.items())
+    if after not in trace:
+        raise LngenError(f"there is no pass '{after}' for {spec}, expected one of {', '.join(trace)}, or all.")
+    return str(trace[after])
+
+
+def stage_text(plan: Plan, stage: str, arches: tuple[str, ...]) -> str:
+    """A stage from the plan on, as text."""
+    if stage == "plan":
+        return str(plan)
+    if stage == "cuda":
+        return emit(plan)
+    if stage == "ptx":
+        return compile_ptx(emit(plan), arches[0], name=f"{plan.name}.cu")
+    rows = [
+        (kernel, arch, r["registers"], r["spill_stores"], r["spill_loads"], r["stack"], r["shared"], r["barriers"])
+        for arch, kernels in resources_json(plan, arches)["resources"].items()
+        for kernel, r in kernels.items()
+    ]
+    return table_text(COLUMNS, rows)
+
+
+def resources_json(plan: Plan, arches: tuple[str, ...]) -> dict[str, Any]:
+    """What each kernel takes on each arch, by arch and kernel."""
+    found = {arch: compile_plan(plan, arch).resources for arch in arches}
+    return {
+        "name": plan.name,
+        "spec": str(plan.spec),
+        "schedule": str(plan.schedule),
+        "resources": {arch: {k: asdict(r) for k, r in kernels.items()} for arch, kernels in found.items()},
+    }
+
+
+def _diff(plan: Plan, other: Plan, stage: str, arches: tuple[str, ...]) -> str:
+    old, new = (stage_text(p, stage, arches).splitlines(keepends=True) for p in (plan, other))
+    return "".join(difflib.unified_diff(old, new, plan.name, other.name))

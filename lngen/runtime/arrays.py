@@ -1,0 +1,152 @@
+"""Arrays of other libraries: where they lie, how they are laid out, how to get new ones like them.
+
+A ``Library`` answers for torch tensors, another for CuPy arrays and everything CuPy can view without a copy
+(``__cuda_array_interface__``, DLPack). It never converts, copies or waits for the GPU.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from lngen.errors import ArrayError, MissingError
+from lngen.ir import DType
+from lngen.ir.numerics import NUMPY_DTYPE
+
+FROM_NUMPY = {dtype: name for name, dtype in NUMPY_DTYPE.items()}
+
+
+class Layout(NamedTuple):
+    """Everything about an array but its address; strides in elements, device -1 for the CPU."""
+
+    dtype: Any
+    shape: Sequence[int]
+    strides: Sequence[int]
+    device: int
+
+
+class Library(Protocol):
+    """What the runtime asks of an array library."""
+
+    def view(self, array: Any) -> Any:
+        """The array as one of this library's own, without a copy."""
+
+    def describe(self, array: Any) -> tuple[int, Layout]:
+        """Address and layout; the layout's dtype is the library's own and hashable."""
+
+    def dtype(self, own: Any) -> DType | None:
+        """The element type behind the library's own dtype, None if it is not one of lngen's."""
+
+    def stream(self, device: int) -> int:
+        """The library's current stream, as a pointer."""
+
+    def empty(self, shape: Sequence[int], dtype: DType, device: int) -> Any:
+        """A new array, uninitialised."""
+
+
+class Torch:
+    """PyTorch tensors."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self.to_torch = {
+            DType.F16: torch.float16,
+            DType.BF16: torch.bfloat16,
+            DType.F32: torch.float32,
+            DType.F64: torch.float64,
+        }
+        self.from_torch = {t: d for d, t in self.to_torch.items()}
+        self.current_stream = torch.cuda.current_stream
+        self.new, self.make_device = torch.empty, torch.device
+        self.devices: dict[int, Any] = {}
+
+    def view(self, array: Any) -> Any:
+        return array
+
+    def describe(self, array: Any) -> tuple[int, Layout]:
+        return array.data_ptr(), Layout(array.dtype, array.shape, array.stride(), array.get_device())
+
+    def dtype(self, own: Any) -> DType | None:
+        return self.from_torch.get(own)
+
+    def stream(self, device: int) -> int:
+        return int(self.current_stream(device).cuda_stream)
+
+    def empty(self, shape: Sequence[int], dtype: DType, device: int) -> Any:
+        if device not in self.devices:
+            self.devices[device] = self.make_device("cuda", device)
+        return self.new(shape, dtype=self.to_torch[dtype], device=self.devices[device])
+
+
+class CuPy:
+    """CuPy arrays, and what CuPy can view."""
+
+    def __init__(self) -> None:
+        try:
+            import cupy
+        except ImportError as e:
+            raise MissingError('GPU arrays need CuPy; install it with: pip install "lngen[cuda13]".') from e
+        self.cupy = cupy
+        self.current_stream = cupy.cuda.get_current_stream
+
+    def view(self, array: Any) -> Any:
+        if isinstance(array, self.cupy.ndarray):
+            return array
+        interface = getattr(array, "__cuda_array_interface__", None)
+        return self.cupy.from_dlpack(array) if interface is None else self._from_interface(array, interface)
+
+    def _from_interface(self, owner: Any, interface: dict[str, Any]) -> Any:
+        """The array an interface describes; the current stream waits for the interface's, the host does not."""
+        spelling = interface["typestr"]
+        dtype = NUMPY_DTYPE[DType.BF16] if spelling in ("<V2", "|V2") else np.dtype(spelling)
+        shape = tuple(interface["shape"])
+        strides = interface.get("strides")
+        span = math.prod(shape) if strides is None else 1 + sum((n - 1) * s // dtype.itemsize for n, s in zip(shape, strides, strict=True) if n)  # fmt: skip
+        memory = self.cupy.cuda.UnownedMemory(interface["data"][0], max(span, 1) * dtype.itemsize, owner)
+        if interface.get("stream") not in (None, self.stream(0)):
+            event = self.cupy.cuda.Event(disable_timing=True)
+            self.cupy.cuda.runtime.eventRecord(event.ptr, interface["stream"])
+            self.current_stream().wait_event(event)
+        return self.cupy.ndarray(shape, dtype, self.cupy.cuda.MemoryPointer(memory, 0), strides)
+
+    def describe(self, array: Any) -> tuple[int, Layout]:
+        data = array.data
+        size = array.itemsize
+        return data.ptr, Layout(array.dtype, array.shape, tuple(s // size for s in array.strides), data.device_id)
+
+    def dtype(self, own: Any) -> DType | None:
+        return FROM_NUMPY.get(own)
+
+    def stream(self, device: int) -> int:
+        return int(self.current_stream().ptr)
+
+    def empty(self, shape: Sequence[int], dtype: DType, device: int) -> Any:
+        with self.cupy.cuda.Device(device):
+            return self.cupy.empty(tuple(shape), NUMPY_DTYPE[dtype])
+
+
+_LIBRARIES: dict[str, Library] = {}
+
+
+def library_of(array: Any, name: str) -> Library:
+    """The library that answers for ``array``, called ``name``; ArrayError if it is no array."""
+    kind = type(array).__module__.partition(".")[0]
+    if kind == "torch" or ("torch" in sys.modules and isinstance(array, sys.modules["torch"].Tensor)):
+        return _get("torch", Torch)
+    if kind == "cupy" or hasattr(array, "__cuda_array_interface__") or hasattr(array, "__dlpack__"):
+        return _get("cupy", CuPy)
+    raise ArrayError(
+        f"'{name}' is expected to be an array (CuPy, torch, __cuda_array_interface__, DLPack or NumPy), "
+        f"got {type(array).__name__}."
+    )
+
+
+def _get(name: str, make: type[Any]) -> Library:
+    if name not in _LIBRARIES:
+        _LIBRARIES[name] = make()
+    return _LIBRARIES[name]

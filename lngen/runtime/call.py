@@ -1,0 +1,235 @@
+"""One direction of a norm: validates arrays once per layout, then only pointers change from call to call."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from lngen.errors import ArrayError
+from lngen.interpret import interpret
+from lngen.ir import D, DType, M, Value
+from lngen.lower import Plan, lower
+from lngen.runtime.arrays import FROM_NUMPY, Layout, Library, library_of
+from lngen.runtime.choose import compile_plan, default_schedule
+from lngen.runtime.launch import Bound, Launcher, device_arch, enter_device
+from lngen.runtime.shapes import check_layout, expected_shape, leading, row_stride
+from lngen.schedule import Schedule, parse_schedule
+from lngen.spec import Spec
+
+WIDEST = 16  # bytes of the widest memory access; arrays aligned to it fit every plan
+
+
+@dataclass
+class Recipe:
+    """What a call with arrays of one layout needs besides their addresses."""
+
+    device: int
+    rows: int
+    strides: dict[str, int]
+    shapes: tuple[tuple[tuple[int, ...], DType], ...]
+    vec: int
+    bounds: dict[int, Bound] = field(default_factory=dict)
+
+
+class Call:
+    """Runs one spec on the arrays it is given."""
+
+    def __init__(self, spec: Spec, schedule: str) -> None:
+        self.spec, self._schedule = spec, schedule
+        self.graph = spec.graph()
+        self.inputs, self.outputs = self.graph.params, self.graph.results
+        self.names = tuple(v.name for v in (*self.inputs, *self.outputs))
+        self._schedules: dict[str, Schedule] = {}
+        self._launchers: dict[tuple[int, int], Launcher] = {}
+        self._workspaces: dict[tuple[int, int], tuple[Any, int, int]] = {}
+        self._outgrown: list[Any] = []  # a captured CUDA graph may still use them
+        self._local = threading.local()
+
+    # ---- planning ----
+
+    def plan(self, arch: str, vec: int | None = None) -> Plan:
+        """The plan for ``arch``, its accesses at most ``vec`` elements wide."""
+        if arch not in self._schedules:
+            base = default_schedule(self.spec, arch)
+            self._schedules[arch] = parse_schedule(self._schedule, base)
+        schedule = self._schedules[arch]
+        return lower(self.spec, schedule if vec is None else replace(schedule, vec=min(vec, schedule.vec)))
+
+    def launcher(self, device: int, vec: int | None = None) -> Launcher:
+        """The kernels loaded on a device."""
+        arch = device_arch(device)
+        plan = self.plan(arch, vec)
+        key = device, plan.schedule.vec
+        if key not in self._launchers:
+            self._launchers[key] = Launcher(plan, compile_plan(plan, arch), device)
+        return self._launchers[key]
+
+    # ---- calling ----
+
+    def arrange(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> Sequence[Any]:
+        """Positional and named inputs in the graph's order; ArrayError if one is missing or too many."""
+        names = [v.name for v in self.inputs]
+        given = dict(zip(names, inputs, strict=False))
+        unknown = [n for n in named if n not in names or n in given]
+        if len(inputs) > len(names) or unknown:
+            got = [*(f"{len(inputs)} by position" for _ in inputs[:1]), *unknown]
+            raise ArrayError(f"'{self.spec}' takes {', '.join(names)}, each once; got {', '.join(got)}.")
+        given |= named
+        missing = [n for n in names if given.get(n) is None]
+        if missing:
+            raise ArrayError(f"'{self.spec}' expects the input '{missing[0]}', which is missing.")
+        return [given[n] for n in names]
+
+    def __call__(self, arrays: Sequence[Any], out: Any) -> tuple[Any, ...]:
+        given = self._given(out)
+        if isinstance(arrays[0], np.ndarray):
+            return self._interpret(arrays, given)
+        library = library_of(arrays[0], self.inputs[0].name)
+        try:
+            described = [library.describe(a) for a in arrays]
+            outs = [None if a is None else library.describe(a) for a in given]
+        except AttributeError:  # an array of another library: view it, or say what was expected
+            described = [library.describe(self._view(library, a, v)) for a, v in zip(arrays, self.inputs, strict=True)]
+            viewed = [None if a is None else self._view(library, a, v) for a, v in zip(given, self.outputs, strict=True)]
+            outs = [None if a is None else library.describe(a) for a in viewed]
+        key = (library, *[d[1] for d in described], *[o and o[1] for o in outs])
+        try:
+            recipe: Recipe = self._local.recipes[key]
+        except (AttributeError, KeyError):
+            recipe = self._remember(key, self._recipe(library, [d[1] for d in described], [o and o[1] for o in outs]))
+        results = tuple(
+            library.empty(*shape, recipe.device) if a is None else a
+            for a, shape in zip(given, recipe.shapes, strict=True)
+        )
+        pointers = [d[0] for d in described]
+        pointers += [library.describe(r)[0] if o is None else o[0] for o, r in zip(outs, results, strict=True)]
+        self._launch(library, recipe, pointers)
+        return results
+
+    def _given(self, out: Any) -> tuple[Any, ...]:
+        """The arrays to write, None where a new one is wanted."""
+        count = len(self.outputs)
+        if out is None:
+            return (None,) * count
+        if not isinstance(out, tuple | list):
+            return (out, *((None,) * (count - 1)))
+        if len(out) != count:
+            names = ", ".join(v.name for v in self.outputs)
+            raise ArrayError(f"out= is expected to be one array or {count} ({names}), got {len(out)}.")
+        return tuple(out)
+
+    def _view(self, library: Library, array: Any, value: Value) -> Any:
+        if isinstance(array, np.ndarray) or library_of(array, value.name) is not library:
+            raise ArrayError(
+                f"'{value.name}' is expected to be an array of the same library as the first input, "
+                f"got {type(array).__module__}.{type(array).__name__}."
+            )
+        return library.view(array)
+
+    def _launch(self, library: Library, recipe: Recipe, pointers: list[int]) -> None:
+        together = 0
+        for pointer in pointers:
+            together |= pointer
+        vec = recipe.vec if together % WIDEST == 0 else self._vec_for(recipe, pointers)
+        bound = recipe.bounds.get(vec)
+        if bound is None:
+            bound = self.launcher(recipe.device, vec).bind(recipe.rows, recipe.strides)
+            recipe.bounds[vec] = bound
+        stream = library.stream(recipe.device)
+        workspace = self._workspace(library, recipe.device, stream, bound.workspace_bytes) if bound.workspace_bytes else 0
+        with_device = enter_device(recipe.device)
+        if with_device is None:
+            bound(pointers, workspace, stream)
+        else:
+            with with_device:
+                bound(pointers, workspace, stream)
+
+    def _workspace(self, library: Library, device: int, stream: int, size: int) -> int:
+        held = self._workspaces.get((device, stream))
+        if held is None or held[2] < size:
+            if held is not None:
+                self._outgrown.append(held[0])
+                size = max(size, 2 * held[2])
+            array = library.empty((-(-size // 8),), DType.F64, device)
+            held = array, library.describe(array)[0], size
+            self._workspaces[device, stream] = held
+        return held[1]
+
+    # ---- once per layout ----
+
+    def _remember(self, key: object, recipe: Recipe) -> Recipe:
+        if not hasattr(self._local, "recipes"):
+            self._local.recipes = {}
+        self._local.recipes[key] = recipe
+        return recipe
+
+    def _recipe(self, library: Library, layouts: list[Layout], outs: list[Layout | None]) -> Recipe:
+        """Check every layout, before any GPU work."""
+        d = self.spec.d
+        first = next((i for i, v in enumerate(self.inputs) if v.type.axes == (M, D)), 0)
+        rows = leading(self.inputs[first], layouts[first].shape, d)
+        device = layouts[0].device
+        strides = {}
+        for value, layout in zip((*self.inputs, *self.outputs), (*layouts, *outs), strict=True):
+            if layout is None:
+                strides[value.name] = d
+                continue
+            check_layout(value, layout, library.dtype(layout.dtype), rows, d, device)
+            strides[value.name] = row_stride(value, layout, written=value in self.outputs)
+        vec = self.launcher(device).plan.schedule.vec
+        wide = [strides[v.name] for v in (*self.inputs, *self.outputs) if v.type.axes == (M, D)]
+        while any(stride % vec for stride in wide):
+            vec //= 2
+        shapes = tuple((expected_shape(v, rows, d), v.type.dtype) for v in self.outputs)
+        return Recipe(device, math.prod(rows), strides, shapes, vec)
+
+    def _vec_for(self, recipe: Recipe, pointers: list[int]) -> int:
+        """The widest access that every pointer is aligned for."""
+        vec = recipe.vec
+        sized = [
+            (pointer, v.type.dtype.size)
+            for pointer, v in zip(pointers, (*self.inputs, *self.outputs), strict=True)
+            if D in v.type.axes
+        ]
+        while any(pointer % min(vec * size, WIDEST) for pointer, size in sized):
+            if vec == 1:
+                raise ArrayError("An array's address is not a multiple of its element size; copy it to a new array.")
+            vec //= 2
+        return vec
+
+    # ---- NumPy ----
+
+    def _interpret(self, arrays: Sequence[Any], given: Sequence[Any]) -> tuple[Any, ...]:
+        d = self.spec.d
+        for value, array in zip((*self.inputs, *self.outputs), (*arrays, *given), strict=True):
+            if array is not None and not isinstance(array, np.ndarray):
+                raise ArrayError(
+                    f"'{value.name}' is expected to be a NumPy array like the first input, got "
+                    f"{type(array).__module__}.{type(array).__name__}."
+                )
+        first = next((i for i, v in enumerate(self.inputs) if v.type.axes == (M, D)), 0)
+        rows = leading(self.inputs[first], arrays[first].shape, d)
+        for value, array in zip((*self.inputs, *self.outputs), (*arrays, *given), strict=True):
+            if array is not None:
+                layout = Layout(array.dtype, array.shape, (), 0)
+                check_layout(value, layout, FROM_NUMPY.get(array.dtype), rows, d, 0)
+        flat = {v.name: _flat(v, a, d) for v, a in zip(self.inputs, arrays, strict=True)}
+        results = interpret(self.graph, flat)
+        shaped = [results[v.name].reshape(expected_shape(v, rows, d)) for v in self.outputs]
+        for target, result in zip(given, shaped, strict=True):
+            if target is not None:
+                target[...] = result
+        return tuple(r if t is None else t for t, r in zip(given, shaped, strict=True))
+
+
+def _flat(value: Value, array: Any, d: int) -> Any:
+    """An array with its leading dimensions made one."""
+    if M not in value.type.axes:
+        return array
+    rows = math.prod(array.shape[:-1] if D in value.type.axes else array.shape)
+    return array.reshape((rows, d) if D in value.type.axes else (rows,))

@@ -1,0 +1,112 @@
+"""``lngen.compile``: a norm one can call, on the GPU or, for NumPy arrays, through the interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lngen.emit import emit
+from lngen.errors import SpecError
+from lngen.graphs import GRAPHS, Definition, GraphBuilder
+from lngen.ir import DType
+from lngen.lower import Plan
+from lngen.runtime.call import Call
+from lngen.runtime.choose import DEFAULT_ARCH
+from lngen.spec import Spec, make_spec
+
+
+def compile(
+    graph: str | Definition | Callable[[GraphBuilder], None],
+    *,
+    d: int,
+    dtype: str | DType = "f32",
+    schedule: Mapping[str, str] | None = None,
+    **options: Any,
+) -> Norm:
+    """A norm specialised on D, dtypes and options; nothing is compiled before its first use.
+
+    ``graph`` is a name (``layernorm``, ``rmsnorm``), a Definition, or a function that describes a forward
+    graph of one's own. ``options`` are the spec's keys: weight, out, eps, save, wrt, gamma, beta.
+    ``schedule`` changes the default schedule, per direction: ``{"fwd": "threads=256", "bwd": ""}``.
+    SpecError for a wrong option, ScheduleError (at first use) for an illegal schedule.
+    """
+    if isinstance(graph, str) and graph not in GRAPHS:
+        raise SpecError(f"There is no graph '{graph}', expected one of {', '.join(GRAPHS)}.")
+    if isinstance(graph, str):
+        definition = GRAPHS[graph]
+    else:
+        definition = graph if isinstance(graph, Definition) else Definition(graph.__name__, graph)
+    wrt = {"wrt": options.pop("wrt")} if "wrt" in options else {}
+    keys = {"d": d, "dtype": dtype, **options}
+    forward = make_spec(definition, "fwd", keys)
+    return Norm(forward, make_spec(definition, "bwd", {**keys, **wrt}), dict(schedule or {}))
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What backward needs of a forward run: its inputs and statistics by name."""
+
+    arrays: Mapping[str, Any]
+
+    def __getitem__(self, name: str) -> Any:
+        return self.arrays[name]
+
+
+class Norm:
+    """A forward and a backward kernel set for one spec."""
+
+    def __init__(self, forward: Spec, backward: Spec, schedules: Mapping[str, str]) -> None:
+        for key in schedules:
+            if key not in ("fwd", "bwd"):
+                raise SpecError(f"schedule= takes the directions fwd and bwd, got '{key}'.")
+        self._forward = Call(forward, schedules.get("fwd", ""))
+        self._backward = Call(backward, schedules.get("bwd", ""))
+        self._statistics = len(forward.definition.saved(forward.options))
+
+    def spec(self, direction: str = "fwd") -> Spec:
+        """The spec of a direction, ``fwd`` or ``bwd``."""
+        return self._call(direction).spec
+
+    def plan(self, direction: str = "fwd", arch: str = DEFAULT_ARCH) -> Plan:
+        """The plan on ``arch`` for aligned arrays."""
+        return self._call(direction).plan(arch)
+
+    def source(self, direction: str = "fwd", arch: str = DEFAULT_ARCH) -> str:
+        """The CUDA source of a direction."""
+        return emit(self.plan(direction, arch))
+
+    def warmup(self, device: int = 0) -> Norm:
+        """Compile and load both directions on a GPU, so that no later call with aligned arrays does."""
+        self._forward.launcher(device)
+        self._backward.launcher(device)
+        return self
+
+    def forward(self, *inputs: Any, out: Any = None, **named: Any) -> tuple[Any, Saved]:
+        """Results and what backward needs: ``y, saved = norm.forward(x, gamma, beta)``.
+
+        x        [..., D] of the spec's dtype: CuPy, torch, anything with __cuda_array_interface__ or DLPack on
+                 one GPU, or NumPy arrays, which run the interpreter; rows contiguous, at any one distance
+        gamma    [D] of the weight dtype; beta alike
+        out      y, or the tuple of all results (y, mean, rstd), to be written instead of new arrays
+        Launches on the library's current stream and does not wait. ArrayError for a wrong array.
+        """
+        call = self._forward
+        arrays = inputs if len(inputs) == len(call.inputs) and not named else call.arrange(inputs, named)
+        results = call(arrays, out)
+        saved = Saved(dict(zip(call.names, (*arrays, *results), strict=True)))
+        primary = results[: len(results) - self._statistics]
+        return primary[0] if len(primary) == 1 else primary, saved
+
+    def backward(self, dy: Any, saved: Saved, *, out: Any = None) -> tuple[Any, ...]:
+        """Gradients of the inputs in the graph's order: ``dx, dgamma, dbeta = norm.backward(dy, saved)``.
+
+        dy has the shape and dtype of y. ``out``: a tuple of arrays to write instead of new ones.
+        """
+        call = self._backward
+        return call([dy, *(saved.arrays[v.name] for v in call.inputs[1:])], out)
+
+    def _call(self, direction: str) -> Call:
+        if direction not in ("fwd", "bwd"):
+            raise SpecError(f"There is no direction '{direction}', expected fwd or bwd.")
+        return self._forward if direction == "fwd" else self._backward

@@ -1,0 +1,75 @@
+"""What a call's arrays have to look like, checked before any GPU work."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from lngen.errors import ArrayError
+from lngen.ir import Axis, D, DType, M, Value
+from lngen.runtime.arrays import Layout
+
+
+def leading(value: Value, shape: Sequence[int], d: int) -> tuple[int, ...]:
+    """The shape of the rows of a [..., D] array: all dimensions but the last."""
+    if len(shape) < 1 or shape[-1] != d:
+        raise ArrayError(f"'{value.name}' is expected to have shape (..., {d}), the spec's D last, got {tuple(shape)}.")
+    return tuple(shape[:-1])
+
+
+def expected_shape(value: Value, rows: tuple[int, ...], d: int) -> tuple[int, ...]:
+    """The shape of an array for ``value`` when rows have the shape ``rows``."""
+    return (*(rows if M in value.type.axes else ()), *((d,) if D in value.type.axes else ()))
+
+
+def check_layout(value: Value, layout: Layout, dtype: DType | None, rows: tuple[int, ...], d: int, device: int) -> None:
+    """ArrayError if an array's dtype, shape or device is not what ``value`` takes."""
+    if dtype is not value.type.dtype:
+        raise ArrayError(
+            f"'{value.name}' is expected to be {value.type.dtype}, got {layout.dtype}; cast it, or compile for its dtype."
+        )
+    if tuple(layout.shape) != expected_shape(value, rows, d):
+        raise ArrayError(
+            f"'{value.name}' is expected to have shape {expected_shape(value, rows, d)}, got {tuple(layout.shape)}."
+        )
+    if layout.device < 0:
+        raise ArrayError(
+            f"'{value.name}' is expected on GPU {device}, but lies on the CPU; move it there, or pass NumPy arrays."
+        )
+    if layout.device != device:
+        raise ArrayError(
+            f"'{value.name}' is expected on GPU {device}, where the first input lies, got GPU {layout.device}."
+        )
+
+
+def row_stride(value: Value, layout: Layout, *, written: bool) -> int:
+    """Elements from one row to the next; ArrayError if rows are not evenly spaced or a row is not contiguous."""
+    shape, strides = layout.shape, layout.strides
+    if Axis.D in value.type.axes and shape[-1] > 1 and strides[-1] != 1:
+        raise ArrayError(
+            f"'{value.name}' is expected to have contiguous rows (last stride 1), got strides {tuple(strides)} in "
+            "elements; call .contiguous() or ascontiguousarray first."
+        )
+    outer = [(n, s) for n, s in zip(shape, strides, strict=True)][: -1 if Axis.D in value.type.axes else None]
+    if math.prod(shape) == 0:
+        return shape[-1] if shape else 0
+    stride = _one_stride(value, [(n, s) for n, s in outer if n > 1], tuple(strides))
+    if stride is None:
+        return shape[-1] if Axis.D in value.type.axes else 1
+    least = shape[-1] if Axis.D in value.type.axes else 1
+    if written and abs(stride) < least:
+        raise ArrayError(f"'{value.name}' is written to, but its rows overlap: row stride {stride}, row length {least}.")
+    if Axis.D not in value.type.axes and stride != 1:
+        raise ArrayError(f"'{value.name}' is expected to be contiguous, got strides {tuple(strides)} in elements.")
+    return stride
+
+
+def _one_stride(value: Value, dims: list[tuple[int, int]], strides: tuple[int, ...]) -> int | None:
+    """The stride of the flattened outer dimensions, None if there is at most one row."""
+    for (_, outer), (n, inner) in zip(dims, dims[1:], strict=False):
+        if outer != n * inner:
+            raise ArrayError(
+                f"'{value.name}' is expected to have rows at one distance, got strides {strides} in elements; "
+                "call .contiguous() or ascontiguousarray first."
+            )
+    return dims[-1][1] if dims else None

@@ -1,0 +1,430 @@
+"""The IR keeps its rules: types, names, the op table, the verifier, and text that is the whole graph."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lngen.errors import ParseError, VerifyError
+from lngen.graphs import GRAPHS
+from lngen.interpret import interpret
+from lngen.ir import (
+    BF16,
+    F16,
+    F32,
+    F64,
+    OPS,
+    Axis,
+    Builder,
+    D,
+    DType,
+    Eqn,
+    Graph,
+    M,
+    Type,
+    Value,
+    parse,
+    print_eqn,
+    print_graph,
+    verify,
+)
+from lngen.ir.numerics import NUMPY_DTYPE
+from lngen.ir.ops import compute_dtype, literal
+from lngen.ir.types import Attr, axes_union
+from lngen.spec import parse_spec
+
+BFLOAT = ml_dtypes.bfloat16
+MD, ROW, COL, SCALAR = (M, D), (M,), (D,), ()
+
+TEXT = """\
+graph @f(%x: f32[M, D], %g: bf16[D]) -> (f32[M, D], f32[M]) {
+  %g32 : f32[D]    = cast %g {to=f32}
+  %y   : f32[M, D] = mul %x, %g32
+  %s   : f32[M]    = reduce_sum %y {axis=D}
+  return %y, %s
+}
+"""
+
+
+def f32(*axes: Axis) -> Type:
+    return Type(F32, axes)
+
+
+# ---- types and builder ----
+
+
+def test_types_print_as_the_grammar_says() -> None:
+    assert [str(Type(t, MD)) for t in DType] == ["f16[M, D]", "bf16[M, D]", "f32[M, D]", "f64[M, D]"]
+    assert [str(f32(*axes)) for axes in (SCALAR, ROW, COL)] == ["f32[]", "f32[M]", "f32[D]"]
+    assert [t.size for t in DType] == [2, 2, 4, 8]
+    assert [compute_dtype(t) for t in DType] == [F32, F32, F32, F64]
+
+
+def test_axes_meet_by_name_in_one_order() -> None:
+    assert axes_union(COL, ROW) == MD
+    assert axes_union(COL, COL) == COL
+    assert axes_union() == SCALAR
+
+
+def test_builder_keeps_names_unique_and_types_inferred() -> None:
+    b = Builder("f", taken=["t"])
+    x = b.param("x", F32, D, M)
+    assert x.type == f32(M, D)
+    assert [b.neg("x", x).name, b.neg("x", x).name, b.neg("t", x).name] == ["x_1", "x_2", "t_1"]
+    assert b.add("y", b.param("r", F32, M), b.param("c", F32, D)).type == f32(M, D)
+
+
+def test_two_inputs_of_one_name_are_refused() -> None:
+    b = Builder("f")
+    b.param("x", F32, M, D)
+    with pytest.raises(VerifyError) as error:
+        b.param("x", F32, D)
+    assert str(error.value) == "graph @f: two values are called '%x'; give each input its own name."
+
+
+def test_builder_names_the_op_it_refuses() -> None:
+    b = Builder("f")
+    x, y = b.param("x", F32, M, D), b.param("y", F64, D)
+    with pytest.raises(VerifyError) as error:
+        b.add("z", x, y)
+    assert str(error.value) == (
+        "graph @f: 'add %x: f32[M, D], %y: f64[D]': operands of one dtype expected, got f32, f64."
+    )
+
+
+def test_graph_looks_up_its_parts() -> None:
+    g = parse(TEXT)
+    assert g.param("g").type == Type(BF16, COL)
+    assert list(g.values()) == ["x", "g", "g32", "y", "s"]
+    assert g.producers()[g.values()["s"]].attr("axis") is D
+    with pytest.raises(KeyError):
+        g.eqns[0].attr("axis")
+
+
+# ---- the op table ----
+
+ACCEPTS: list[tuple[str, tuple[Type, ...], dict[str, Attr], Type]] = [
+    ("const", (), {"dtype": F64, "value": 2.0}, Type(F64)),
+    ("size", (), {"dtype": F32, "axis": M}, f32()),
+    ("cast", (Type(BF16, COL),), {"to": F64}, Type(F64, COL)),
+    ("expand", (f32(M),), {"axis": D}, f32(M, D)),
+    ("expand", (Type(BF16, COL),), {"axis": M}, Type(BF16, MD)),
+    ("neg", (f32(M),), {}, f32(M)),
+    ("add", (f32(M), f32(D)), {}, f32(M, D)),
+    ("sub", (f32(M, D), f32()), {}, f32(M, D)),
+    ("mul", (Type(F64), Type(F64)), {}, Type(F64)),
+    ("div", (f32(D), f32(M)), {}, f32(M, D)),
+    ("fma", (f32(M), f32(D), f32()), {}, f32(M, D)),
+    ("sqrt", (f32(M),), {}, f32(M)),
+    ("rsqrt", (Type(F64, ROW),), {}, Type(F64, ROW)),
+    ("reduce_mean", (f32(M, D),), {"axis": D}, f32(M)),
+    ("reduce_sum", (f32(M, D),), {"axis": M}, f32(D)),
+    ("reduce_sum", (f32(D),), {"axis": D, "chunk": 4, "segment": 64}, f32()),
+]
+
+NARROW = "arithmetic is done in f32 or f64, got bf16; cast it first"
+MIXED = "operands of one dtype expected, got f32, f64"
+B16, DOUBLE = Type(BF16, MD), Type(F64, MD)
+REJECTS: list[tuple[str, tuple[Type, ...], dict[str, Attr], str]] = [
+    ("const", (), {"dtype": F16, "value": 1.0}, "a constant is f32 or f64, got f16"),
+    ("const", (), {"dtype": F32}, "expected {value=number}, got None"),
+    ("const", (), {"dtype": F32, "value": "two"}, "expected {value=number}, got two"),
+    ("size", (), {"dtype": F32}, "expected {axis=...}, got None"),
+    ("size", (), {"axis": D}, "a constant is f32 or f64, got None"),
+    ("cast", (f32(M),), {}, "expected {to=dtype}, got None"),
+    ("cast", (f32(M),), {"to": "f8"}, "expected {to=dtype}, got f8"),
+    ("expand", (f32(M),), {"axis": M}, "expected {axis=...} to be an axis that f32[M] lacks, got M"),
+    ("expand", (f32(M),), {}, "expected {axis=...} to be an axis that f32[M] lacks, got None"),
+    *((op, (B16,), {}, NARROW) for op in ("neg", "sqrt", "rsqrt")),
+    *((op, (f32(M, D), DOUBLE), {}, MIXED) for op in ("add", "sub", "mul", "div")),
+    *((op, (B16, B16), {}, NARROW) for op in ("add", "sub", "mul", "div")),
+    ("fma", (DOUBLE,) * 3, {}, "fma is defined in f32 only (NumPy has none in f64 to define it by), got f64"),
+    ("fma", (f32(M), f32(M), DOUBLE), {}, "operands of one dtype expected, got f32, f32, f64"),
+    *((op, (B16,), {"axis": D}, NARROW) for op in ("reduce_sum", "reduce_mean")),
+    *(
+        (
+            op,
+            (f32(M),),
+            {"axis": D},
+            "a reduction over D expects an operand that has that axis, got f32[M]",
+        )
+        for op in ("reduce_sum", "reduce_mean")
+    ),
+]
+
+
+@pytest.mark.parametrize(("op", "args", "attrs", "expected"), ACCEPTS)
+def test_type_rule_accepts(op: str, args: tuple[Type, ...], attrs: dict[str, Attr], expected: Type) -> None:
+    assert OPS[op].arity == len(args)
+    assert OPS[op].typ(args, tuple(sorted(attrs.items()))) == expected
+
+
+@pytest.mark.parametrize(("op", "args", "attrs", "message"), REJECTS)
+def test_type_rule_rejects(op: str, args: tuple[Type, ...], attrs: dict[str, Attr], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        OPS[op].typ(args, tuple(sorted(attrs.items())))
+
+
+A = [[1.0, -2.0, 4.0], [0.5, 8.0, -0.25]]
+R, C = [2.0, 4.0], [1.0, 10.0, 100.0]
+THIRD = float(np.float32(1) / np.float32(3))
+MEANINGS: list[tuple[str, list[Any], dict[str, Attr], Any]] = [
+    ("const", [], {"dtype": F32, "value": 1e-5}, 1e-5),
+    ("size", [], {"dtype": F32, "axis": M}, 2.0),
+    ("size", [], {"dtype": F32, "axis": D}, 3.0),
+    ("cast", [[1.00390625, 1.01171875]], {"to": BF16}, [1.0, 1.015625]),  # ties to even: down, then up
+    ("cast", [[65504.0, 65520.0]], {"to": F16}, [65504.0, np.inf]),
+    ("expand", [R], {"axis": D}, [[2.0] * 3, [4.0] * 3]),
+    ("neg", [A], {}, [[-1.0, 2.0, -4.0], [-0.5, -8.0, 0.25]]),
+    ("add", [A, R], {}, [[3.0, 0.0, 6.0], [4.5, 12.0, 3.75]]),
+    ("sub", [R, A], {}, [[1.0, 4.0, -2.0], [3.5, -4.0, 4.25]]),
+    ("mul", [A, C], {}, [[1.0, -20.0, 400.0], [0.5, 80.0, -25.0]]),
+    ("div", [R, C], {}, [[2.0, float(np.float32(0.2)), float(np.float32(0.02))], [4.0, 0.4, 0.04]]),
+    ("fma", [[4097.0, 1.0], [4097.0, 2.0], [-16785408.0, 3.0]], {}, [1.0, 5.0]),  # 4097^2 has 25 bits
+    ("sqrt", [[9.0, 2.0]], {}, [3.0, float(np.sqrt(np.float32(2)))]),
+    ("rsqrt", [[9.0, 4.0]], {}, [THIRD, 0.5]),
+    ("reduce_mean", [A], {"axis": D}, [1.0, 2.75]),
+    ("reduce_mean", [A], {"axis": M}, [0.75, 3.0, 1.875]),
+    ("reduce_sum", [A], {"axis": M}, [1.5, 6.0, 3.75]),
+    # 2^24 + 1 rounds down, so (2^24 + 1) + 1 differs from 2^24 + (1 + 1): chunks of 1 and of 2 differ, too.
+    ("reduce_sum", [[[2.0**24, 1.0, 1.0, 0.0]] * 2], {"axis": D, "chunk": 4, "segment": 4}, [2.0**24] * 2),
+    ("reduce_sum", [[[2.0**24, 1.0, 0.0, 1.0]] * 2], {"axis": D, "chunk": 1, "segment": 4}, [16777218.0] * 2),
+    ("reduce_sum", [[[2.0**24, 0.0, 1.0, 1.0]] * 2], {"axis": D, "chunk": 1, "segment": 2}, [16777218.0] * 2),
+]  # fmt: skip
+
+
+def axes_of(array: np.ndarray[Any, Any]) -> tuple[Axis, ...]:
+    """Two-dimensional is [M, D]; a vector of two is [M], any other [D]."""
+    return {0: SCALAR, 1: ROW if array.shape == (2,) else COL, 2: MD}[array.ndim]
+
+
+@pytest.mark.parametrize(("op", "args", "attrs", "expected"), MEANINGS)
+def test_numpy_meaning(op: str, args: list[Any], attrs: dict[str, Attr], expected: Any) -> None:
+    b = Builder("f")
+    arrays = [np.array(a, np.float32) for a in args]
+    values = tuple(b.param(f"a{n}", F32, *axes_of(a)) for n, a in enumerate(arrays))
+    b.param("shape", F32, M, D)
+    graph = b.build(b.emit(op, "y", values, **attrs))
+    wide = max((a.shape[-1] for a in arrays if axes_of(a)[-1:] == COL), default=3)
+    inputs = {v.name: a for v, a in zip(values, arrays, strict=True)}
+    found = interpret(graph, {**inputs, "shape": np.zeros((2, wide), np.float32)})["y"]
+    assert found.dtype == NUMPY_DTYPE[graph.results[0].type.dtype]
+    np.testing.assert_array_equal(found, np.array(expected, np.float32).astype(found.dtype))
+
+
+def test_every_op_is_in_the_tables() -> None:
+    for table in (ACCEPTS, REJECTS, MEANINGS):
+        assert {row[0] for row in table} == set(OPS)
+
+
+def test_an_op_without_cuda_says_which_pass_lowers_it() -> None:
+    lowered = {op.name: op.lowered_by for op in OPS.values() if op.cuda is None}
+    assert lowered == {"rsqrt": "decompose", "reduce_mean": "decompose", "reduce_sum": "lower"}
+    assert not any(op.lowered_by for op in OPS.values() if op.cuda)
+
+
+CUDA = {
+    "neg": "-a", "add": "a + b", "sub": "a - b", "mul": "a * b", "div": "a / b", "fma": "fmaf(a, b, c)",
+    "sqrt": "sqrtf(a)", "expand": "a", "cast": "bf16_from_f32(a)", "size": "static_cast<float>(rows)",
+    "const": "1.5f",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("op", CUDA)
+def test_cuda_meaning(op: str) -> None:
+    args = tuple(Value(n, f32()) for n in "abc"[: OPS[op].arity])
+    attrs: dict[str, Attr] = {
+        "const": {"value": 1.5},
+        "cast": {"to": BF16},
+        "size": {"axis": M},
+    }.get(op, {})
+    out = Value("y", Type(BF16 if op == "cast" else F32))
+    meaning = OPS[op].cuda
+    assert meaning is not None
+    assert meaning(tuple(a.name for a in args), Eqn(out, op, args, tuple(attrs.items()))) == CUDA[op]
+
+
+def test_the_cuda_table_is_whole() -> None:
+    assert set(CUDA) == {op.name for op in OPS.values() if op.cuda}
+
+
+@given(st.floats(width=32, allow_nan=False, allow_infinity=False))
+def test_a_literal_reads_back_to_its_bits(value: float) -> None:
+    text = literal(value, F32)
+    assert text.endswith("f")
+    assert any(c in text for c in ".e")
+    assert np.float32(text[:-1]).tobytes() == np.float32(value).tobytes()
+    assert np.float64(literal(value, F64)).tobytes() == np.float64(value).tobytes()
+
+
+def test_a_literal_that_is_not_finite_is_its_bits() -> None:
+    assert literal(np.inf, F32) == "__int_as_float(0x7f800000)"
+    assert literal(-np.inf, F64) == "__longlong_as_double(0xfff0000000000000)"
+
+
+# ---- the verifier ----
+
+X, Y = Value("x", f32(M, D)), Value("y", f32(M, D))
+NEG = Eqn(Y, "neg", (X,))
+GOOD = Graph("f", (X,), (NEG,), (Y,))
+FREE = "needs a lower-case name that C and the kernels leave free."
+BROKEN: list[tuple[Graph, str]] = [
+    (replace(GOOD, params=(X, X)), "parameter '%x' is defined twice."),
+    (replace(GOOD, params=(X, Value("X", X.type))), f"parameter '%X' {FREE}"),
+    (replace(GOOD, params=(X, Value("row", X.type))), f"parameter '%row' {FREE}"),
+    (replace(GOOD, eqns=(NEG, NEG)), "equation 1: '%y' is defined twice."),
+    (replace(GOOD, eqns=(NEG, Eqn(X, "neg", (Y,)))), "equation 1: '%x' is defined twice."),
+    (replace(GOOD, eqns=(NEG, Eqn(Value("float", Y.type), "neg", (Y,)))), f"equation 1: '%float' {FREE}"),
+    (
+        replace(GOOD, eqns=(Eqn(Y, "pow", (X,)),)),
+        f"equation 0: there is no op 'pow'; the ops are {', '.join(OPS)}.\n    %y : f32[M, D] = pow %x",
+    ),
+    (
+        replace(GOOD, eqns=(Eqn(Y, "add", (X,)),)),
+        "equation 0: 'add' takes 2 operands, got 1.\n    %y : f32[M, D] = add %x",
+    ),
+    (
+        replace(GOOD, eqns=(Eqn(Y, "neg", (Y,)),)),
+        "equation 0: '%y' is used before it is defined.\n    %y : f32[M, D] = neg %y",
+    ),
+    (
+        replace(GOOD, eqns=(Eqn(Y, "neg", (Value("x", f32(M)),)),)),
+        "equation 0: '%x' is used as f32[M] but defined as f32[M, D].\n    %y : f32[M, D] = neg %x",
+    ),
+    (
+        replace(GOOD, eqns=(Eqn(Y, "cast", (X,)),)),
+        "equation 0: expected {to=dtype}, got None.\n    %y : f32[M, D] = cast %x",
+    ),
+    (
+        replace(GOOD, eqns=(Eqn(Value("y", f32(M)), "neg", (X,)),)),
+        "equation 0: the result is f32[M, D], not f32[M].\n    %y : f32[M] = neg %x",
+    ),
+    (replace(GOOD, eqns=()), "result '%y: f32[M, D]' is not defined."),
+    (replace(GOOD, results=(Value("y", f32(M)),)), "result '%y: f32[M]' is not defined."),
+    (replace(GOOD, results=(Y, Y)), "a value is returned twice."),
+]
+
+
+@pytest.mark.parametrize(("graph", "problem"), BROKEN)
+def test_verify_names_the_rule(graph: Graph, problem: str) -> None:
+    with pytest.raises(VerifyError) as error:
+        verify(graph, "cse")
+    assert str(error.value) == f"graph @f is malformed after 'cse': {problem}"
+
+
+def test_verify_returns_a_good_graph() -> None:
+    assert verify(GOOD, "cse") is GOOD
+
+
+# ---- text ----
+
+DTYPES = ["dtype=f16", "dtype=bf16", "dtype=f32", "dtype=f64", "dtype=bf16,weight=f32,out=f32"]
+
+
+@pytest.mark.parametrize("dtypes", DTYPES)
+@pytest.mark.parametrize("direction", ["fwd", "bwd"])
+@pytest.mark.parametrize("name", GRAPHS)
+def test_every_pass_prints_what_parses_back(name: str, direction: str, dtypes: str) -> None:
+    for option in ("", ",save=none", ",gamma=no"):
+        for stage, graph in parse_spec(f"{name}.{direction}:d=77,{dtypes}{option}").trace().items():
+            assert parse(print_graph(graph)) == graph, stage
+
+
+def test_text_is_the_grammar_s() -> None:
+    assert print_graph(parse(TEXT)) == TEXT
+    assert str(parse(TEXT)) == TEXT
+    assert print_eqn(parse(TEXT).eqns[1]) == "%y : f32[M, D] = mul %x, %g32"
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> Graph:
+    """Any graph: parameters of any type, equations of any op, attributes of any value."""
+    b = Builder(draw(st.from_regex(r"[a-z]\w{0,8}", fullmatch=True).filter(str.isascii)))
+    axes = st.sampled_from([MD, ROW, COL, SCALAR])
+    values = [
+        b.param(f"p{n}", draw(st.sampled_from(list(DType))), *draw(axes))
+        for n in range(draw(st.integers(0, 4)))
+    ]
+    numbers = st.floats(allow_nan=False)
+    for _ in range(draw(st.integers(0, 12))):
+        op = OPS[draw(st.sampled_from(list(OPS)))]
+        if op.arity and not values:
+            continue
+        attrs: dict[str, Attr] = {
+            "const": {"value": draw(numbers), "dtype": draw(st.sampled_from([F32, F64]))},
+            "size": {"axis": draw(st.sampled_from(Axis)), "dtype": F32},
+            "cast": {"to": draw(st.sampled_from(list(DType)))},
+            "expand": {"axis": draw(st.sampled_from(Axis))},
+            "reduce_sum": {"axis": draw(st.sampled_from(Axis)), "chunk": draw(st.integers(-9, 99))},
+            "reduce_mean": {"axis": draw(st.sampled_from(Axis))},
+        }.get(op.name, {})
+        args = tuple(draw(st.sampled_from(values)) for _ in range(op.arity))
+        try:
+            values.append(b.emit(op.name, draw(st.sampled_from(["v", "ct", "x_1"])), args, **attrs))
+        except VerifyError:
+            continue  # ill-typed
+    return b.build(*draw(st.lists(st.sampled_from(values), unique=True) if values else st.just([])))
+
+
+@given(graphs())
+def test_any_graph_prints_what_parses_back(graph: Graph) -> None:
+    text = print_graph(graph)
+    assert parse(text) == graph
+    assert print_graph(parse(text)) == text  # tells -0.0 from 0.0, which compare equal
+
+
+LINE = "  %y   : f32[M, D] = mul %x, %g32"
+KNOWN = "dtypes are f16, bf16, f32, f64, axes M, D, in this order."
+PARSE_ERRORS: list[tuple[str, str, str]] = [
+    (TEXT, "", "Expected 'graph @name(...) -> (...) {', but the text is empty."),
+    (
+        "graph @f",
+        "grph @f",
+        "Line 1: expected 'graph @name(%x: bf16[M, D], ...) -> (type, ...) {'.\n    grph @f(",
+    ),
+    (
+        "%g: bf16[D])",
+        "junk)",
+        "Line 1: expected '%x: bf16[M, D], %gamma: bf16[D], ...'.\n    %x: f32[M, D], junk",
+    ),
+    ("f32[M]) {", "junk) {", "Line 1: expected 'bf16[M, D], f32[M], ...'.\n    f32[M, D], junk"),
+    ("bf16[D]", "q8[D]", f"Line 1: 'q8[D]' is no type: {KNOWN}"),
+    ("bf16[D]", "bf16[N]", "Line 1: 'bf16[N]' is no type: "),
+    ("bf16[D]", "bf16[D, M]", "Line 1: 'bf16[D, M]' is no type: "),
+    ("f32[M]) {", "f32[D]) {", "Line 1: the result types differ from those of the returned values."),
+    (LINE, "  y = mul x", "Line 3: expected '%name : type = op %a, %b {key=value}'.\n    y = mul x"),
+    (LINE, LINE.replace("%x", "%z"), "Line 3: '%z' is used before it is defined.\n    %y"),
+    (LINE, LINE.replace("%x", "x"), "Line 3: 'x' is used before it is defined.\n    %y"),
+    ("{axis=D}", "{D}", "Line 4: expected 'key=value' in braces, got 'D'.\n    %s"),
+    ("{axis=D}", "{axis=D, axis=M}", "Line 4: 'axis' is given twice.\n    %s"),
+    ("{axis=D}", "{axis=D, chunk=1x}", "Line 4: '1x' is no number.\n    %s"),
+    ("  return %y, %s\n", "", "Line 5: expected 'return %value, ...' and then '}' to end the graph."),
+    ("}\n", "", "Line 5: expected 'return %value, ...' and then '}' to end the graph."),
+    (
+        "return %y, %s",
+        "return %y, %s\n  %t : f32[M] = neg %s",
+        "Line 6: expected '}' after 'return'.\n    %t",
+    ),
+    ("return %y, %s", "return %y, %t", "Line 5: '%t' is used before it is defined.\n    return %y, %t"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "message"), PARSE_ERRORS)
+def test_parse_names_the_line(old: str, new: str, message: str) -> None:
+    assert old in TEXT
+    at = TEXT.rindex(old) if old == "}\n" else TEXT.index(old)
+    with pytest.raises(ParseError) as error:
+        parse(TEXT[:at] + new + TEXT[at + len(old) :])
+    assert str(error.value).startswith(message)
+
+
+def test_a_parsed_graph_is_verified() -> None:
+    with pytest.raises(VerifyError, match=r"malformed after 'parse': equation 1: there is no op 'mull'"):
+        parse(TEXT.replace("mul", "mull"))
