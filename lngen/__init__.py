@@ -1,8 +1,8 @@
 """lngen: a compiler for row-normalisation kernels.
 
-A graph says what to compute, forward only; lngen derives its backward, lowers both to CUDA, compiles them with
-NVRTC, runs and checks them. ``import lngen`` loads nothing: each public name is fetched on its first use, so
-neither CuPy nor PyTorch is imported before something needs them.
+A graph says what to compute, forward only; lngen derives its backward, lowers both to CUDA, compiles them
+with NVRTC, runs and checks them. ``import lngen`` loads nothing: each public name is fetched on its first
+use, so neither CuPy nor PyTorch is imported before something needs them.
 
     compile                   a norm one can call: ``lngen.compile("layernorm", d=4096, dtype="bf16")``
     parse_spec, Spec          what is specialised on: ``layernorm.bwd:d=4096,dtype=bf16``

@@ -77,7 +77,9 @@ def build(
         entries[name] |= {
             "lngen_version": __version__,
             "nvrtc_version": version,
-            "files": {n: {**role, "bytes": len(data), "sha256": sha256(data)} for n, (data, role) in own.items()},
+            "files": {
+                n: {**role, "bytes": len(data), "sha256": sha256(data)} for n, (data, role) in own.items()
+            },
         }
     text = manifest.render({**old, **entries}, __version__, version)
     write_all({folder / n: data for n, data in {**files, manifest.FILE_NAME: text}.items()})

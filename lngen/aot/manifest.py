@@ -1,7 +1,7 @@
 """The manifest of a build: everything a program in another language needs to launch the kernels.
 
-``manifest.json`` holds, sorted by name, one entry per kernel set. It has no dates, paths or machine names: the
-same request gives the same bytes.
+``manifest.json`` holds, sorted by name, one entry per kernel set. It has no dates, paths or machine names:
+the same request gives the same bytes.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ FILE_NAME = "manifest.json"
 WORKSPACE_ALIGNMENT = 256
 
 _WORKSPACE_RULE = (
-    f"one allocation aligned to {WORKSPACE_ALIGNMENT} bytes; a buffer has fixed + per_row * rows elements, its size is "
-    f"rounded up to a multiple of {WORKSPACE_ALIGNMENT} bytes, and the next one starts there"
+    f"one allocation aligned to {WORKSPACE_ALIGNMENT} bytes; a buffer has fixed + per_row * rows elements, "
+    f"its size is rounded up to a multiple of {WORKSPACE_ALIGNMENT} bytes, and the next one starts there"
 )
 _ARGUMENT_RULE = "every argument is 8 bytes: a pointer, or a long long (rows; strides in elements)"
 
@@ -51,10 +51,13 @@ def entry(plan: Plan, resources: Mapping[str, Mapping[str, Resources]]) -> dict[
             "alignment": WORKSPACE_ALIGNMENT,
             "rule": _WORKSPACE_RULE,
             "buffers": [
-                {"name": b.name, "dtype": str(b.dtype), "fixed": b.fixed, "per_row": b.per_row} for b in plan.workspace
+                {"name": b.name, "dtype": str(b.dtype), "fixed": b.fixed, "per_row": b.per_row}
+                for b in plan.workspace
             ],
         },
-        "resources": {arch: {k: asdict(r) for k, r in kernels.items()} for arch, kernels in resources.items()},
+        "resources": {
+            arch: {k: asdict(r) for k, r in kernels.items()} for arch, kernels in resources.items()
+        },
     }
 
 
@@ -91,9 +94,8 @@ def _tensor(plan: Plan, value: Value, role: str) -> dict[str, Any]:
     if axes == (M, D):
         multiple = max(1, plan.alignment(value) // size)
         described["row_stride_multiple"] = multiple
-        described["layout"] = (
-            f"each row contiguous; row stride in elements a multiple of {multiple}"
-            + (f", at least {plan.spec.d}" if role == "output" else "")
+        described["layout"] = f"each row contiguous; row stride in elements a multiple of {multiple}" + (
+            f", at least {plan.spec.d}" if role == "output" else ""
         )
     return described
 
@@ -105,7 +107,9 @@ def _kernel(kernel: Kernel) -> dict[str, Any]:
         "arguments": [
             {
                 "name": a.name,
-                "ctype": "long long" if a.kind in ("rows", "stride") else f"{'const ' if a.const else ''}{a.ctype}*",
+                "ctype": "long long"
+                if a.kind in ("rows", "stride")
+                else f"{'const ' if a.const else ''}{a.ctype}*",
                 "kind": a.kind,
                 "tensor": a.tensor or None,
             }
@@ -152,6 +156,6 @@ def read(folder: Path) -> dict[str, dict[str, Any]]:
         return {}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise LngenError(
-            f"'{path}' is expected to be a manifest with schema_version {SCHEMA_VERSION} and is none ({error}); "
-            "name another folder, or remove the file."
+            f"'{path}' is expected to be a manifest with schema_version {SCHEMA_VERSION} and is none "
+            f"({error}); name another folder, or remove the file."
         ) from error

@@ -28,18 +28,6 @@ COMMANDS = {
 INTERRUPTED = 130
 
 
-class Failure(click.ClickException):
-    """An LngenError as the command line reports it: one line on stderr and its exit code."""
-
-    def __init__(self, error: LngenError) -> None:
-        super().__init__(str(error))
-        self.exit_code = error.exit_code
-
-    def show(self, file: Any = None) -> None:
-        """Print the message; never a traceback."""
-        click.echo(f"error: {self.format_message()}", err=True)
-
-
 class Commands(click.Group):
     """A group whose commands are imported when they are called, and only then."""
 
@@ -61,13 +49,14 @@ class Commands(click.Group):
             formatter.write_dl([*COMMANDS.items()])
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a command; with LNGEN_DEBUG=5 its error comes with a traceback."""
+        """Run a command; its LngenError becomes a line on stderr, or with LNGEN_DEBUG=5 a traceback."""
         try:
             return super().invoke(ctx)
         except LngenError as error:
             if _traceback_wanted():
                 raise
-            raise Failure(error) from error
+            click.echo(f"error: {error}", err=True)
+            ctx.exit(error.exit_code)
 
 
 @click.group(

@@ -25,11 +25,18 @@ from lngen.spec import parse_spec
     callback=words,
     help="Files to write; with cu alone nothing is compiled.",
 )
-@click.option("--out", "folder", required=True, type=click.Path(path_type=Path), metavar="DIR", help="Where to.")
+@click.option(
+    "--out", "folder", required=True, type=click.Path(path_type=Path), metavar="DIR", help="Where to."
+)
 @schedule_option
 @json_option
 def command(
-    specs: tuple[str, ...], arches: tuple[str, ...], kinds: tuple[str, ...], folder: Path, schedule: str, as_json: bool
+    specs: tuple[str, ...],
+    arches: tuple[str, ...],
+    kinds: tuple[str, ...],
+    folder: Path,
+    schedule: str,
+    as_json: bool,
 ) -> None:
     """Generate the kernels of each SPEC into a folder, with a manifest.json that says how to launch them.
 

@@ -10,8 +10,6 @@ from typing import Any, TypeVar
 
 import click
 
-from lngen.runtime.choose import DEFAULT_ARCH
-
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
@@ -25,8 +23,16 @@ schedule_option = click.option(
 
 def arch_option(text: str) -> Callable[[Function], Function]:
     """``--arch``, a list; ``text`` says what the command does with it."""
+    from lngen.runtime.choose import DEFAULT_ARCH  # not above: doctor has to run without NumPy
+
     return click.option(
-        "--arch", "arches", default=DEFAULT_ARCH, show_default=True, metavar="SM,...", callback=words, help=text
+        "--arch",
+        "arches",
+        default=DEFAULT_ARCH,
+        show_default=True,
+        metavar="SM,...",
+        callback=words,
+        help=text,
     )
 
 

@@ -20,7 +20,7 @@ _OPTIONS = Options(DType.F16, DType.BF16, DType.F32)
 @click.command(epilog="Example: lngen list --json")
 @json_option
 def command(as_json: bool) -> None:
-    """The graphs: inputs with their types, outputs, statistics, and the keys of a spec with their defaults."""
+    """The graphs: inputs with their types, outputs, statistics, the keys of a spec and their defaults."""
     graphs = [_described(d) for d in GRAPHS.values()]
     if as_json:
         print_json({"graphs": graphs})
@@ -30,7 +30,9 @@ def command(as_json: bool) -> None:
 
 def _described(definition: Definition) -> dict[str, Any]:
     optional = definition.builder(_OPTIONS).optional
-    everything = Options(_OPTIONS.dtype, _OPTIONS.weight, _OPTIONS.out, inputs=tuple((n, True) for n in optional))
+    everything = Options(
+        _OPTIONS.dtype, _OPTIONS.weight, _OPTIONS.out, inputs=tuple((n, True) for n in optional)
+    )
     built = definition.builder(everything)
     dtypes = " ".join(t.value for t in DType)
     keys = {
@@ -47,7 +49,12 @@ def _described(definition: Definition) -> dict[str, Any]:
         "name": definition.name,
         "summary": definition.summary,
         "inputs": [
-            {"name": p.name, "type": _type(p), "optional": p.name in optional, "default": optional.get(p.name, True)}
+            {
+                "name": p.name,
+                "type": _type(p),
+                "optional": p.name in optional,
+                "default": optional.get(p.name, True),
+            }
             for p in built.params
         ],
         "outputs": [{"name": v.name, "type": _type(v, "out")} for v in built.results],

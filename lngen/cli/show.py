@@ -25,14 +25,24 @@ COLUMNS = ("kernel", "arch", "registers", "spill stores", "spill loads", "stack"
 
 @click.command(epilog='Example: lngen show layernorm.bwd:d=4096,dtype=bf16 --stage cuda --diff "threads=256"')
 @click.argument("spec")
-@click.option("--stage", type=click.Choice([*STAGES]), default="cuda", show_default=True, help="What to print.")
+@click.option(
+    "--stage", type=click.Choice([*STAGES]), default="cuda", show_default=True, help="What to print."
+)
 @click.option("--after", metavar="PASS", help="The graph after this pass, or 'all': after each of them.")
 @schedule_option
-@click.option("--diff", metavar="K=V,...", help="A unified diff against the same schedule with these changes.")
+@click.option(
+    "--diff", metavar="K=V,...", help="A unified diff against the same schedule with these changes."
+)
 @arch_option("Target; --stage resources takes several, the default schedule is that of the first.")
 @click.option("--json", "as_json", is_flag=True, help="Print the resources as JSON.")
 def command(
-    spec: str, stage: str, after: str | None, schedule: str, diff: str | None, arches: tuple[str, ...], as_json: bool
+    spec: str,
+    stage: str,
+    after: str | None,
+    schedule: str,
+    diff: str | None,
+    arches: tuple[str, ...],
+    as_json: bool,
 ) -> None:
     """Print one stage of SPEC: exactly its text in a pipe, highlighted on a terminal.
 
@@ -76,7 +86,9 @@ def graph_text(spec: Spec, after: str | None = None) -> str:
     if after == "all":
         return "\n".join(f"// ---- after {name} ----\n{graph}" for name, graph in trace.items())
     if after not in trace:
-        raise LngenError(f"there is no pass '{after}' for {spec}, expected one of {', '.join(trace)}, or all.")
+        raise LngenError(
+            f"there is no pass '{after}' for {spec}, expected one of {', '.join(trace)}, or all."
+        )
     return str(trace[after])
 
 
@@ -89,7 +101,16 @@ def stage_text(plan: Plan, stage: str, arches: tuple[str, ...]) -> str:
     if stage == "ptx":
         return compile_ptx(emit(plan), arches[0], name=f"{plan.name}.cu")
     rows = [
-        (kernel, arch, r["registers"], r["spill_stores"], r["spill_loads"], r["stack"], r["shared"], r["barriers"])
+        (
+            kernel,
+            arch,
+            r["registers"],
+            r["spill_stores"],
+            r["spill_loads"],
+            r["stack"],
+            r["shared"],
+            r["barriers"],
+        )
         for arch, kernels in resources_json(plan, arches)["resources"].items()
         for kernel, r in kernels.items()
     ]

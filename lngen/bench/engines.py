@@ -1,0 +1,260 @@
+"""Engines: arrays, CUDA graphs and events of the library that takes part, PyTorch or else CuPy."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, ContextManager, Protocol  # noqa: UP035  (the builtin alias is no type for mypy)
+
+import numpy as np
+
+from lngen.bench.timing import Launch
+from lngen.errors import MissingError
+from lngen.ir import DType
+from lngen.runtime.launch import device_count
+
+Array = Any
+
+
+class Engine(Protocol):
+    """A GPU as the benchmark uses it. Everything happens on its own stream, inside ``active()``."""
+
+    name: str
+
+    def active(self) -> ContextManager[None]:
+        """Make the engine's stream the library's current one."""
+
+    def stream(self) -> int:
+        """The current stream, as a pointer."""
+
+    def synchronize(self) -> None:
+        """Wait for everything."""
+
+    def device(self) -> tuple[int, str]:
+        """Number and name of the GPU."""
+
+    def memory(self) -> tuple[int, int]:
+        """Bytes that are free, and bytes of the L2 cache."""
+
+    def release(self) -> None:
+        """Give cached memory back."""
+
+    def empty(self, shape: Sequence[int], dtype: DType) -> Array:
+        """A new array."""
+
+    def normal(self, shape: Sequence[int], dtype: DType, mean: float, seed: int) -> Array:
+        """A new array of normal numbers with standard deviation 1."""
+
+    def clone(self, array: Array) -> Array:
+        """A copy."""
+
+    def poison(self, array: Array) -> None:
+        """Fill with a value that no kernel computes."""
+
+    def wide(self, array: Array) -> Array:
+        """As float64."""
+
+    def pointer(self, array: Array) -> int:
+        """The address."""
+
+    def copy(self, out: Array, x: Array) -> None:
+        """``out = x``, the forward ceiling."""
+
+    def add(self, out: Array, x: Array, y: Array) -> None:
+        """``out = x + y``, the backward ceiling."""
+
+    def capture(self, launch: Launch, indices: Sequence[int]) -> Any:
+        """A replayable graph of one launch per index."""
+
+    def elapsed(self, graphs: Sequence[Any]) -> list[float]:
+        """Replay the graphs in that order, back to back; milliseconds of each."""
+
+
+def make_engine() -> Engine:
+    """PyTorch's if it is installed with CUDA, else CuPy's; MissingError without a GPU."""
+    if device_count() == 0:
+        raise MissingError(
+            "lngen bench needs an NVIDIA GPU and CuPy, but found no GPU that CuPy can use; "
+            "'lngen doctor' says what is missing."
+        )
+    if importlib.util.find_spec("torch") is not None:
+        import torch
+
+        if torch.cuda.is_available():
+            return TorchEngine()
+    return CupyEngine()
+
+
+class TorchEngine:
+    """PyTorch on its current GPU."""
+
+    name = "torch"
+
+    def __init__(self) -> None:
+        import torch
+
+        self._torch = torch
+        self._device = torch.device("cuda", torch.cuda.current_device())
+        self._side = torch.cuda.Stream(self._device)
+
+    @property
+    def _dtypes(self) -> dict[DType, Any]:
+        t = self._torch
+        return {DType.F16: t.float16, DType.BF16: t.bfloat16, DType.F32: t.float32, DType.F64: t.float64}
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        with self._torch.cuda.stream(self._side):
+            yield
+
+    def stream(self) -> int:
+        return int(self._torch.cuda.current_stream().cuda_stream)
+
+    def synchronize(self) -> None:
+        self._torch.cuda.synchronize()
+
+    def device(self) -> tuple[int, str]:
+        return self._device.index or 0, str(self._torch.cuda.get_device_name(self._device))
+
+    def memory(self) -> tuple[int, int]:
+        properties = self._torch.cuda.get_device_properties(self._device)
+        return int(self._torch.cuda.mem_get_info()[0]), int(getattr(properties, "L2_cache_size", 64 << 20))
+
+    def release(self) -> None:
+        self._torch.cuda.empty_cache()
+
+    def empty(self, shape: Sequence[int], dtype: DType) -> Array:
+        return self._torch.empty(tuple(shape), dtype=self._dtypes[dtype], device=self._device)
+
+    def normal(self, shape: Sequence[int], dtype: DType, mean: float, seed: int) -> Array:
+        t = self._torch
+        generator = t.Generator(device=self._device)
+        generator.manual_seed(seed)
+        values = t.randn(tuple(shape), generator=generator, dtype=t.float32, device=self._device)
+        return values.add_(mean).to(self._dtypes[dtype])
+
+    def clone(self, array: Array) -> Array:
+        return array.clone()
+
+    def poison(self, array: Array) -> None:
+        array.fill_(float("nan"))
+
+    def wide(self, array: Array) -> Array:
+        return array.detach().to(self._torch.float64)
+
+    def pointer(self, array: Array) -> int:
+        return int(array.data_ptr())
+
+    def copy(self, out: Array, x: Array) -> None:
+        out.copy_(x)
+
+    def add(self, out: Array, x: Array, y: Array) -> None:
+        self._torch.add(x, y, out=out)
+
+    def capture(self, launch: Launch, indices: Sequence[int]) -> Any:
+        graph = self._torch.cuda.CUDAGraph()
+        with self._torch.cuda.graph(graph, stream=self._side):
+            stream = self.stream()
+            for index in indices:
+                launch(stream, index)
+        return graph
+
+    def elapsed(self, graphs: Sequence[Any]) -> list[float]:
+        event = self._torch.cuda.Event
+        pairs = [(event(enable_timing=True), event(enable_timing=True)) for _ in graphs]
+        with self.active():
+            for graph, (start, end) in zip(graphs, pairs, strict=True):
+                start.record()
+                graph.replay()
+                end.record()
+        self.synchronize()
+        return [float(start.elapsed_time(end)) for start, end in pairs]
+
+
+class CupyEngine:
+    """CuPy on its current GPU; bf16 is held as its 16 bits, so a ceiling adds integers, which moves the same bytes."""
+
+    name = "cupy"
+    _DTYPES = {DType.F16: "float16", DType.BF16: "uint16", DType.F32: "float32", DType.F64: "float64"}  # noqa: RUF012
+
+    def __init__(self) -> None:
+        import cupy
+
+        self._cupy = cupy
+        self._side = cupy.cuda.Stream(non_blocking=True)
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        with self._side:
+            yield
+
+    def stream(self) -> int:
+        return int(self._cupy.cuda.get_current_stream().ptr)
+
+    def synchronize(self) -> None:
+        self._cupy.cuda.runtime.deviceSynchronize()
+
+    def _properties(self) -> dict[str, Any]:
+        properties: dict[str, Any] = self._cupy.cuda.runtime.getDeviceProperties(self._cupy.cuda.runtime.getDevice())
+        return properties
+
+    def device(self) -> tuple[int, str]:
+        return int(self._cupy.cuda.runtime.getDevice()), self._properties()["name"].decode()
+
+    def memory(self) -> tuple[int, int]:
+        return int(self._cupy.cuda.runtime.memGetInfo()[0]), int(self._properties().get("l2CacheSize", 64 << 20))
+
+    def release(self) -> None:
+        self._cupy.get_default_memory_pool().free_all_blocks()
+
+    def empty(self, shape: Sequence[int], dtype: DType) -> Array:
+        return self._cupy.empty(tuple(shape), self._DTYPES[dtype])
+
+    def normal(self, shape: Sequence[int], dtype: DType, mean: float, seed: int) -> Array:
+        count = int(np.prod(shape))
+        drawn = np.random.default_rng(seed).normal(mean, 1.0, min(count, 1_000_003)).astype(np.float32)
+        values = self._cupy.resize(self._cupy.asarray(drawn), tuple(shape))
+        if dtype is DType.BF16:  # truncated: any bf16 number near a normal one serves
+            return (values.view("uint32") >> 16).astype("uint16")
+        return values.astype(self._DTYPES[dtype])
+
+    def clone(self, array: Array) -> Array:
+        return array.copy()
+
+    def poison(self, array: Array) -> None:
+        array.fill(0x7FFF if array.dtype == np.uint16 else np.nan)
+
+    def wide(self, array: Array) -> Array:
+        if array.dtype == np.uint16:
+            array = (array.astype("uint32") << 16).view("float32")
+        return array.astype("float64")
+
+    def pointer(self, array: Array) -> int:
+        return int(array.data.ptr)
+
+    def copy(self, out: Array, x: Array) -> None:
+        self._cupy.copyto(out, x)
+
+    def add(self, out: Array, x: Array, y: Array) -> None:
+        self._cupy.add(x, y, out=out)
+
+    def capture(self, launch: Launch, indices: Sequence[int]) -> Any:
+        with self._side:
+            self._side.begin_capture()
+            try:
+                for index in indices:
+                    launch(self._side.ptr, index)
+            finally:
+                graph = self._side.end_capture()
+        return graph
+
+    def elapsed(self, graphs: Sequence[Any]) -> list[float]:
+        event = self._cupy.cuda.Event
+        pairs = [(event(), event()) for _ in graphs]
+        for graph, (start, end) in zip(graphs, pairs, strict=True):
+            start.record(self._side)
+            graph.launch(self._side)
+            end.record(self._side)
+        self.synchronize()
+        return [float(self._cupy.cuda.get_elapsed_time(start, end)) for start, end in pairs]

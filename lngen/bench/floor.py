@@ -1,0 +1,39 @@
+"""Byte floors: what a call must move at least, each operand once, with cold caches.
+
+GB/s is always these bytes over the time, never a kernel's own traffic, so that reading something twice shows.
+"""
+
+from __future__ import annotations
+
+import math
+
+from lngen.ir import Axis, Graph, Value
+from lngen.spec import Spec
+
+
+def shape_of(value: Value, rows: int, d: int) -> tuple[int, ...]:
+    """The shape of a graph's input or result."""
+    return tuple({Axis.M: rows, Axis.D: d}[axis] for axis in value.type.axes)
+
+
+def value_bytes(value: Value, rows: int, d: int) -> int:
+    """Its bytes."""
+    return math.prod(shape_of(value, rows, d)) * value.type.dtype.size
+
+
+def floor_bytes(spec: Spec, rows: int, graph: Graph | None = None) -> int:
+    """Every input and every result once: forward 2 units of M*D, backward 3, and weights and statistics."""
+    graph = spec.graph() if graph is None else graph
+    return sum(value_bytes(v, rows, spec.d) for v in (*graph.params, *graph.results))
+
+
+def ceiling_bytes(spec: Spec, rows: int, graph: Graph | None = None) -> int:
+    """What the copy (forward) or the addition (backward) moves: the [M, D] arrays alone."""
+    graph = spec.graph() if graph is None else graph
+    tensors = (*graph.params, *graph.results)
+    return sum(value_bytes(v, rows, spec.d) for v in tensors if v.type.axes == (Axis.M, Axis.D))
+
+
+def gb_s(nbytes: int, us: float) -> float:
+    """10^9 bytes per second."""
+    return nbytes / us / 1e3

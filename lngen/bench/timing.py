@@ -1,0 +1,154 @@
+"""Timing launches side by side: cold rotating buffers, one CUDA graph per candidate, interleaved rounds.
+
+The method, and why:
+
+- every launch takes the next of several argument sets, which together exceed the L2 cache several times over;
+  without that one measures the L2 cache
+- the launches of a candidate are captured in one CUDA graph, so that no host time is measured
+- candidates are replayed in turn, A B C A B C, so that a drift of the clocks meets all of them alike
+- a reference among them, the copy, tells whether the clocks did drift
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from lngen.errors import LngenError
+
+COLD_BYTES = 300_000_000  # at least, and at least L2_FACTOR times the L2 cache
+L2_FACTOR = 5
+MEMORY_FRACTION = 0.6  # of the free memory that argument sets may take
+MAX_SETS = 64
+REPLAY_US = 8_000.0  # how long one replay is meant to take
+MAX_LAUNCHES = 2_000
+ROUNDS = 12
+WARM_MS = 150.0
+DRIFT = 0.02
+
+Launch = Callable[[int, int], None]
+"""``launch(stream, index)``: enqueue one call on the stream (a pointer), with the argument set ``index``."""
+
+
+class Timer(Protocol):
+    """What captures launches and times replays; see ``lngen.bench.engines``."""
+
+    def capture(self, launch: Launch, indices: Sequence[int]) -> Any:
+        """A replayable graph of one launch per index."""
+
+    def elapsed(self, graphs: Sequence[Any]) -> list[float]:
+        """Replay the graphs in that order, back to back; milliseconds of each."""
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Microseconds per launch over the rounds."""
+
+    median: float
+    p10: float
+    p90: float
+    minimum: float
+
+    @classmethod
+    def of(cls, samples: Sequence[float]) -> Stats:
+        """The statistics of at least one sample."""
+        median, p10, p90 = (float(v) for v in np.percentile(samples, (50, 10, 90)))
+        return cls(median, p10, p90, float(min(samples)))
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What ``time_side_by_side`` found: by candidate, statistics or the reason there are none."""
+
+    stats: dict[str, Stats] = field(default_factory=dict)
+    launches: dict[str, int] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+    drift: float = 0.0
+
+    @property
+    def drifted(self) -> bool:
+        """The reference moved so much between the first and the second half that the figures are doubtful."""
+        return self.drift > DRIFT
+
+
+def set_count(set_bytes: int, l2_bytes: int, free_bytes: int, most: int = MAX_SETS) -> int:
+    """How many argument sets to rotate; LngenError if not even one fits."""
+    affordable = int(MEMORY_FRACTION * free_bytes // max(set_bytes, 1))
+    if affordable < 1:
+        raise LngenError(
+            f"One set of arguments takes {set_bytes / 1e9:.1f} GB and at most {MEMORY_FRACTION:.0%} of the "
+            f"{free_bytes / 1e9:.1f} GB available may be used; choose fewer rows."
+        )
+    wanted = math.ceil(max(COLD_BYTES, L2_FACTOR * l2_bytes) / max(set_bytes, 1))
+    return min(max(wanted, 2), most, affordable)
+
+
+def launch_count(us: float, sets: int) -> int:
+    """Launches per graph for a kernel of that many microseconds: about ``REPLAY_US``, each set equally often."""
+    wanted = min(max(round(REPLAY_US / max(us, 1e-3)), 1), MAX_LAUNCHES)
+    return math.ceil(wanted / sets) * sets
+
+
+def drift(samples: Sequence[float]) -> float:
+    """How far the median of the second half is from that of the first, relative to it."""
+    half = len(samples) // 2
+    if half == 0:
+        return 0.0
+    first, second = float(np.median(samples[:half])), float(np.median(samples[-half:]))
+    return abs(second / first - 1)
+
+
+def time_side_by_side(
+    launches: Mapping[str, Launch],
+    sets: int,
+    timer: Timer,
+    *,
+    reference: str | None = None,
+    rounds: int = ROUNDS,
+    warm_ms: float = WARM_MS,
+) -> Timing:
+    """Time every candidate over ``sets`` argument sets; one that cannot be captured is a failure of its own.
+
+    reference  the candidate whose drift is reported; None or one that failed: the drift is 0
+    """
+    graphs: dict[str, Any] = {}
+    counts: dict[str, int] = {}
+    failures: dict[str, str] = {}
+    for name, launch in launches.items():
+        try:
+            graphs[name], counts[name] = _capture(timer, launch, sets)
+        except Exception as error:  # whatever a peer raises, the others go on
+            failures[name] = describe(error)
+    if not graphs:
+        return Timing(failures=failures)
+    warmed = 0.0
+    while warmed < warm_ms:
+        warmed += sum(timer.elapsed([*graphs.values()]))
+    order = [*graphs] * rounds
+    # The first replay finds an idle GPU and is charged for its own launch: one more, and not counted.
+    ms = timer.elapsed([graphs[order[-1]], *(graphs[name] for name in order)])[1:]
+    samples: dict[str, list[float]] = {name: [] for name in graphs}
+    for name, one in zip(order, ms, strict=True):
+        samples[name].append(1e3 * one / counts[name])
+    moved = drift(samples[reference]) if reference in samples else 0.0
+    return Timing({name: Stats.of(s) for name, s in samples.items()}, counts, failures, moved)
+
+
+def describe(error: BaseException) -> str:
+    """An error in one line."""
+    lines = str(error).strip().splitlines()
+    text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    return text if len(text) <= 200 else f"{text[:197]}..."
+
+
+def _capture(timer: Timer, launch: Launch, sets: int) -> tuple[Any, int]:
+    """The graph to time and its number of launches, found with a short graph."""
+    probe = [i % sets for i in range(max(sets, 8))]
+    graph = timer.capture(launch, probe)
+    us = 1e3 * timer.elapsed([graph, graph])[1] / len(probe)
+    count = launch_count(us, sets)
+    return timer.capture(launch, [i % sets for i in range(count)]), count

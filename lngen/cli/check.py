@@ -1,0 +1,71 @@
+"""``lngen check``: is a kernel right?"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import click
+
+from lngen.check.check import Result, check_spec
+from lngen.cli.common import arch_option, json_option, print_json, print_table, words
+from lngen.spec import parse_spec
+
+
+def _counts(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, ...]:
+    found = words(ctx, param, value)
+    if not all(word.isdigit() for word in found):
+        raise click.BadParameter(f"expected numbers of rows such as 0,1,133, got {value!r}.", ctx, param)
+    return tuple(map(int, found))
+
+
+@click.command(epilog="Example: lngen check layernorm.bwd:d=4096,dtype=bf16 --rows 0,1,133 --schedules 4")
+@click.argument("specs", metavar="SPEC...", nargs=-1, required=True)
+@click.option(
+    "--on",
+    type=click.Choice(["auto", "gpu", "interpreter"]),
+    default="auto",
+    show_default=True,
+    help="What computes; auto is a GPU if there is one.",
+)
+@click.option(
+    "--rows", default="0,1,3,133", show_default=True, metavar="M,...", callback=_counts, help="Row counts."
+)
+@click.option(
+    "--schedules", type=click.IntRange(1), default=1, show_default=True, help="How many schedules to try."
+)
+@arch_option("The arch to compile for where there is no GPU; one.")
+@json_option
+@click.pass_context
+def command(
+    ctx: click.Context,
+    specs: tuple[str, ...],
+    on: str,
+    rows: tuple[int, ...],
+    schedules: int,
+    arches: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Check each SPEC: errors against the oracles, compilation, on a GPU every bit against the interpreter.
+
+    Exits 1 if anything fails.
+    """
+    if len(arches) > 1:
+        raise click.UsageError(f"check takes one --arch, got {', '.join(arches)}.")
+    parsed = [parse_spec(text) for text in specs]
+    results: list[Result] = []
+    for spec in parsed:
+        results += check_spec(spec, on=on, rows=rows, schedules=schedules, arch=arches[0])
+    failed = sum(not r.ok for r in results)
+    if as_json:
+        print_json(
+            {"passed": len(results) - failed, "failed": failed, "results": [asdict(r) for r in results]}
+        )
+    else:
+        columns = ("", "what", "rows", "spec", "schedule", "detail")
+        print_table(
+            columns,
+            [("ok" if r.ok else "FAIL", r.what, r.rows, r.spec, r.schedule, r.detail) for r in results],
+        )
+        click.echo(f"{len(results) - failed} checks passed, {failed} failed")
+    if failed:
+        ctx.exit(1)

@@ -1,0 +1,70 @@
+"""``lngen run``: a kernel applied to files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from lngen.aot.files import write_all
+from lngen.aot.plans import plan_for
+from lngen.cli.common import schedule_option
+from lngen.cli.npy import as_file, load_inputs, parse_files
+from lngen.errors import ArrayError
+from lngen.interpret import interpret
+from lngen.runtime.arrays_np import run_numpy
+from lngen.runtime.choose import DEFAULT_ARCH
+from lngen.runtime.launch import device_arch, device_count
+from lngen.spec import parse_spec
+
+
+@click.command(
+    epilog="Example: lngen run rmsnorm.fwd:d=768 --in x=x.npy,gamma=gamma.npy --out y=y.npy,rstd=rstd.npy"
+)
+@click.argument("spec")
+@click.option(
+    "--in", "inputs", multiple=True, required=True, metavar="NAME=FILE,...", help="Every input, by name."
+)
+@click.option(
+    "--out", "outputs", multiple=True, required=True, metavar="NAME=FILE,...", help="The results to write."
+)
+@click.option(
+    "--on",
+    type=click.Choice(["auto", "gpu", "interpreter"]),
+    default="auto",
+    show_default=True,
+    help="Where to compute; auto is a GPU if there is one. The bits are the same.",
+)
+@schedule_option
+def command(spec: str, inputs: tuple[str, ...], outputs: tuple[str, ...], on: str, schedule: str) -> None:
+    """Compute SPEC from .npy files to .npy files.
+
+    Names are the graph's (lngen list; lngen show SPEC --stage graph). bfloat16 travels as uint16, the upper
+    half of a float32: in NumPy a.view(ml_dtypes.bfloat16). x may have any leading dimensions, (..., D);
+    results get them back. Only the results named by --out are written, each file whole or not at all.
+    """
+    parsed = parse_spec(spec)
+    graph = parsed.graph()
+    targets = parse_files(outputs, "--out", [r.name for r in graph.results])
+    _check_targets(targets)
+    arrays, leading = load_inputs(parsed, parse_files(inputs, "--in", [p.name for p in graph.params]))
+    if on == "gpu" or (on == "auto" and device_count() > 0):
+        results = run_numpy(plan_for(parsed, schedule, device_arch(0)), arrays)
+    else:
+        if schedule:
+            plan_for(parsed, schedule, DEFAULT_ARCH)  # an illegal schedule is one here, too
+        results = interpret(graph, arrays)
+    write_all(
+        {targets[r.name]: as_file(r, results[r.name], leading) for r in graph.results if r.name in targets}
+    )
+
+
+def _check_targets(targets: dict[str, Path]) -> None:
+    """Before any work: ArrayError if two results go to one file, or a file has no folder to be in."""
+    for name, path in targets.items():
+        if not path.parent.is_dir():
+            raise ArrayError(
+                f"--out: '{name}' cannot be written to '{path}': there is no folder '{path.parent}'."
+            )
+    if len({p.resolve() for p in targets.values()}) < len(targets):
+        raise ArrayError("--out: two results are given the same file.")

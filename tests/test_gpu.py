@@ -1,0 +1,332 @@
+"""On a GPU: bits equal to the interpreter, every way of passing arrays, streams and graphs as they should be."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+import lngen.runtime as runtime
+from lngen.check.check import check_spec
+from lngen.check.inputs import random_inputs, same_bits
+from lngen.errors import ArrayError
+from lngen.graphs import GraphBuilder
+from lngen.interpret import interpret
+from lngen.ir import D, M
+from lngen.ir.numerics import NUMPY_DTYPE
+from lngen.spec import parse_spec
+
+pytestmark = pytest.mark.gpu
+
+SPECS = [
+    f"{graph}.{direction}:d={d},{dtype}"
+    for graph in ("layernorm", "rmsnorm")
+    for direction in ("fwd", "bwd")
+    for d in (1, 31, 64, 768, 1000, 4096, 16384, 40000)
+    for dtype in ("dtype=f16", "dtype=bf16,weight=f32", "dtype=f32", "dtype=f64")
+]
+OPTIONS = [
+    "layernorm.fwd:d=768,dtype=bf16,gamma=no,beta=no",
+    "layernorm.fwd:d=768,dtype=bf16,out=f32,save=none",
+    "layernorm.bwd:d=768,dtype=bf16,save=none",
+    "layernorm.bwd:d=40000,dtype=bf16,save=none",
+    "layernorm.bwd:d=768,dtype=bf16,wrt=x",
+    "layernorm.bwd:d=40000,dtype=f32,wrt=gamma+beta",
+    "layernorm.bwd:d=768,dtype=f32,out=bf16,wrt=beta",
+    "rmsnorm.fwd:d=768,dtype=f16,beta=yes,weight=bf16",
+    "rmsnorm.fwd:d=768,dtype=f64,out=bf16",
+    "rmsnorm.bwd:d=768,dtype=f16,out=f64",
+]
+
+
+@pytest.mark.parametrize("text", SPECS + OPTIONS)
+def test_bits(text: str) -> None:
+    wrong = [r for r in check_spec(parse_spec(text), on="gpu", rows=(0, 1, 3, 133), schedules=3) if not r.ok]
+    assert not wrong
+
+
+def test_special_numbers_keep_their_places() -> None:
+    spec = parse_spec("layernorm.fwd:d=64,dtype=f32")
+    inputs = random_inputs(spec, 6)
+    inputs["x"][0, 3], inputs["x"][1, 5], inputs["x"][2, 7] = np.nan, np.inf, -np.inf
+    inputs["x"][3] = 0.0
+    inputs["x"][4] *= 1e-40
+    inputs["x"][5] *= 1e30
+    want = interpret(spec.graph(), inputs)
+    norm = runtime.compile("layernorm", d=64)
+    y, saved = norm.forward(*(to_gpu(inputs[n]) for n in ("x", "gamma", "beta")))
+    assert same_bits(y.get(), want["y"]).all()
+    assert same_bits(saved["rstd"].get(), want["rstd"]).all()
+    assert np.isnan(want["y"][0]).all()
+    assert not np.isnan(want["y"][3:]).any()
+
+
+# ---- arrays of every kind ----
+
+
+def to_gpu(a: Any) -> Any:
+    import cupy
+
+    return cupy.asarray(a)
+
+
+def to_torch(a: Any) -> Any:
+    import torch
+
+    if a.dtype == NUMPY_DTYPE[parse_spec("layernorm.fwd:d=1,dtype=bf16").dtype]:
+        return torch.from_numpy(a.view(np.int16)).cuda().view(torch.bfloat16)
+    return torch.from_numpy(a).cuda()
+
+
+def bits_of(a: Any) -> Any:
+    import torch
+
+    if isinstance(a, torch.Tensor):
+        return a.contiguous().view(torch.uint8).cpu().numpy().reshape(-1)
+    return a.get().view(np.uint8).reshape(-1)
+
+
+@pytest.fixture(params=["bf16", "f32"])
+def case(request: pytest.FixtureRequest) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+    spec = parse_spec(f"layernorm.bwd:d=768,dtype={request.param}")
+    inputs = random_inputs(spec, 133)
+    forward = random_inputs(spec.with_direction("fwd"), 133)
+    want = {**interpret(spec.with_direction("fwd").graph(), forward), **interpret(spec.graph(), inputs)}
+    return runtime.compile("layernorm", d=768, dtype=request.param), {**inputs, **forward}, want
+
+
+def assert_same(got: dict[str, Any], want: dict[str, Any]) -> None:
+    for name, array in got.items():
+        assert (bits_of(array) == want[name].view(np.uint8).reshape(-1)).all(), name
+
+
+@pytest.mark.parametrize("put", [to_gpu, to_torch])
+def test_forward_and_backward(case: Any, put: Any) -> None:
+    norm, inputs, want = case
+    x, gamma, beta, dy = (put(inputs[n]) for n in ("x", "gamma", "beta", "dy"))
+    y, saved = norm.forward(x, gamma, beta)
+    assert type(y) is type(x)
+    dx, dgamma, dbeta = norm.backward(dy, saved)
+    got = {"y": y, "mean": saved["mean"], "rstd": saved["rstd"], "dx": dx, "dgamma": dgamma, "dbeta": dbeta}
+    assert_same(got, want)
+
+
+@pytest.mark.parametrize("put", [to_gpu, to_torch])
+def test_rows_at_a_distance_and_unaligned_addresses(case: Any, put: Any) -> None:
+    norm, inputs, want = case
+    wide = np.zeros((133, 1003), inputs["x"].dtype)
+    wide[:, 1:769] = inputs["x"]
+    x = put(wide)[:, 1:769]
+    y, saved = norm.forward(x, put(inputs["gamma"]), put(inputs["beta"]))
+    assert_same({"y": y, "mean": saved["mean"]}, want)
+    dx, _, _ = norm.backward(put(inputs["dy"]), saved)
+    assert_same({"dx": dx}, want)
+
+
+@pytest.mark.parametrize("put", [to_gpu, to_torch])
+def test_out(case: Any, put: Any) -> None:
+    norm, inputs, want = case
+    x, gamma, beta = (put(inputs[n]) for n in ("x", "gamma", "beta"))
+    pool = put(np.zeros((133, 1000), inputs["x"].dtype))
+    y = pool[:, 3:771]
+    got, _ = norm.forward(x, gamma, beta, out=y)
+    assert got is y
+    assert (bits_of(y.copy() if put is to_gpu else y) == want["y"].view(np.uint8).reshape(-1)).all()
+    assert not bits_of(pool[:, 771:].copy() if put is to_gpu else pool[:, 771:]).any()
+
+
+def test_leading_dimensions(case: Any) -> None:
+    norm, inputs, want = case
+    x = to_gpu(inputs["x"]).reshape(7, 19, 768)
+    y, saved = norm.forward(x, to_gpu(inputs["gamma"]), to_gpu(inputs["beta"]))
+    assert y.shape == (7, 19, 768)
+    assert saved["rstd"].shape == (7, 19)
+    assert_same({"y": y}, want)
+
+
+class OnlyInterface:
+    """An array that is nothing but its ``__cuda_array_interface__``."""
+
+    def __init__(self, array: Any, stream: int | None = None) -> None:
+        self._array = array
+        self.__cuda_array_interface__ = {**array.__cuda_array_interface__, "stream": stream}
+
+
+class OnlyDLPack:
+    """An array that is nothing but its DLPack capsule."""
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self._array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self._array.__dlpack_device__()
+
+
+@pytest.mark.parametrize("wrap", [OnlyInterface, lambda a: OnlyInterface(a, 1), OnlyDLPack])
+def test_foreign_arrays(case: Any, wrap: Any) -> None:
+    norm, inputs, want = case
+    y, saved = norm.forward(*(wrap(to_gpu(inputs[n])) for n in ("x", "gamma", "beta")))
+    assert_same({"y": y, "rstd": saved["rstd"]}, want)
+    mixed, _ = norm.forward(to_gpu(inputs["x"]), wrap(to_gpu(inputs["gamma"])), to_gpu(inputs["beta"]))
+    assert_same({"y": mixed}, want)
+
+
+def test_no_rows() -> None:
+    import cupy
+
+    norm = runtime.compile("layernorm", d=768)
+    x, gamma = cupy.zeros((0, 768), "f4"), cupy.ones(768, "f4")
+    y, saved = norm.forward(x, gamma, gamma)
+    assert y.shape == (0, 768)
+    dx, dgamma, dbeta = norm.backward(y, saved)
+    assert dx.shape == (0, 768)
+    assert bits_of(dgamma).sum() == bits_of(dbeta).sum() == 0
+
+
+def test_wrong_arrays(case: Any) -> None:
+    import torch
+
+    norm, inputs, _ = case
+    x, gamma, beta = (to_torch(inputs[n]) for n in ("x", "gamma", "beta"))
+    with pytest.raises(ArrayError, match="'gamma' is expected on GPU 0, but lies on the CPU"):
+        norm.forward(x, gamma.cpu(), beta)
+    with pytest.raises(ArrayError, match="'gamma' is expected to be an array of the same library"):
+        norm.forward(x, inputs["gamma"], beta)
+    with pytest.raises(ArrayError, match="'beta' is expected to be an array of the same library"):
+        norm.forward(x, gamma, to_gpu(inputs["beta"]))
+    with pytest.raises(ArrayError, match="'x' is expected to be (bf16|f32), got torch.float64"):
+        norm.forward(x.double(), gamma, beta)
+    with pytest.raises(ArrayError, match="contiguous rows"):
+        norm.forward(torch.zeros(768, 768, dtype=x.dtype, device="cuda").t(), gamma, beta)
+    with pytest.raises(ArrayError, match="its rows overlap"):
+        norm.forward(x, gamma, beta, out=torch.zeros(768, dtype=x.dtype, device="cuda").expand(133, 768))
+
+
+# ---- streams, graphs, threads ----
+
+
+def test_the_current_stream_is_read_at_each_launch_and_nothing_waits(case: Any) -> None:
+    import torch
+
+    norm, inputs, want = case
+    x, gamma, beta, dy = (to_torch(inputs[n]) for n in ("x", "gamma", "beta", "dy"))
+    norm.backward(dy, norm.forward(x, gamma, beta)[1])
+    torch.cuda.synchronize()
+    busy, free = torch.cuda.Stream(), torch.cuda.Stream()
+    with torch.cuda.stream(busy):
+        torch.cuda._sleep(400_000_000)
+        norm.forward(x, gamma, beta)
+        behind = busy.record_event()
+    with torch.cuda.stream(free):
+        y, saved = norm.forward(x, gamma, beta)
+        dx, _, _ = norm.backward(dy, saved)
+        done = free.record_event()
+    done.synchronize()
+    assert not behind.query(), "the launch on the busy stream ran elsewhere, or the host waited for it"
+    assert_same({"y": y, "dx": dx}, want)
+
+
+def test_torch_graph_capture_replays(case: Any) -> None:
+    import torch
+
+    norm, inputs, want = case
+    x, gamma, beta, dy = (to_torch(inputs[n]) for n in ("x", "gamma", "beta", "dy"))
+    norm.backward(dy, norm.forward(x, gamma, beta)[1])
+    static = torch.zeros_like(x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y, saved = norm.forward(static, gamma, beta)
+        dx, dgamma, dbeta = norm.backward(dy, saved)
+    static.copy_(x)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert_same({"y": y, "dx": dx, "dgamma": dgamma, "dbeta": dbeta}, want)
+
+
+def test_cupy_stream_capture_replays(case: Any) -> None:
+    import cupy
+
+    norm, inputs, want = case
+    x, gamma, beta = (to_gpu(inputs[n]) for n in ("x", "gamma", "beta"))
+    y, saved = norm.forward(x, gamma, beta)
+    out = (cupy.zeros_like(y), saved["mean"], saved["rstd"])
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        stream.begin_capture()
+        norm.forward(x, gamma, beta, out=out)
+        graph = stream.end_capture()
+    assert not bits_of(out[0]).any()
+    graph.launch(stream)
+    stream.synchronize()
+    assert_same({"y": out[0]}, want)
+
+
+def test_workspace_is_reused_and_streams_have_their_own(case: Any) -> None:
+    import cupy
+
+    norm, inputs, _ = case
+    arrays = [to_gpu(inputs[n]) for n in ("x", "gamma", "beta")]
+    _, saved = norm.forward(*arrays)
+    dy = to_gpu(inputs["dy"])
+    norm.backward(dy, saved)
+    norm.backward(dy, saved)
+    held = norm._backward._workspaces
+    assert len(held) == 1
+    with cupy.cuda.Stream():
+        norm.backward(dy, saved)
+    assert len({pointer for _, pointer, _ in held.values()}) == 2
+
+
+def test_threads(case: Any) -> None:
+    norm, inputs, want = case
+    arrays = [to_gpu(inputs[n]) for n in ("x", "gamma", "beta")]
+    problems: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            import cupy
+
+            with cupy.cuda.Stream(non_blocking=True) as stream:
+                for _ in range(50):
+                    y, _ = norm.forward(*arrays)
+                stream.synchronize()
+            assert_same({"y": y}, want)
+        except BaseException as e:
+            problems.append(e)
+
+    arrays[0].device.synchronize()
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not problems
+
+
+def test_a_graph_of_ones_own() -> None:
+    def gated(b: GraphBuilder) -> None:
+        x, z, gamma = b.input("x", M, D), b.input("z", M, D), b.input("gamma", D)
+        h = b.mul("h", x, z)
+        ms = b.reduce_mean("ms", b.mul("h2", h, h), axis=D)
+        rstd = b.rsqrt("rstd", b.add("mseps", ms, b.eps()))
+        b.output("y", b.mul("scaled", b.mul("hhat", h, rstd), gamma))
+        b.statistic(rstd)
+
+    norm = runtime.compile(gated, d=1000, dtype="bf16")
+    for direction in ("fwd", "bwd"):
+        assert all(r.ok for r in check_spec(norm.spec(direction), on="gpu", schedules=3))
+
+
+def test_outputs_do_not_depend_on_the_schedule() -> None:
+    x = to_gpu(np.random.default_rng(0).normal(3, 1, (133, 4096)).astype(np.float32))
+    gamma = x[0].copy()
+    results = set()
+    for schedule in ("threads=32,rows=1", "threads=128", "threads=1024", "form=stream,threads=256", "vec=1"):
+        y, saved = runtime.compile("layernorm", d=4096, schedule={"fwd": schedule}).forward(x, gamma, gamma)
+        results.add(bits_of(y).tobytes() + bits_of(saved["rstd"]).tobytes())
+    assert len(results) == 1

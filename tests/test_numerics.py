@@ -1,0 +1,326 @@
+"""The arithmetic is what its definition says, bit for bit, against fractions and plain loops over scalars."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from lngen.ir import BF16, F16, F32, F64, DType
+from lngen.ir.numerics import NUMPY_DTYPE, Array, column_sum, fma, fold, round_to, row_sum
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """NaN, infinity and underflow are meant."""
+    with np.errstate(all="ignore"):
+        yield
+
+
+# ---- one rounding ----
+
+# Bits of the significand, exponent of the smallest subnormal, the largest finite number.
+FORMATS = {
+    F16: (11, -24, Fraction(65504)),
+    BF16: (8, -133, Fraction(2**128 - 2**120)),
+    F32: (24, -149, Fraction(2**128 - 2**104)),
+}
+
+
+def nearest(exact: Fraction, to: DType) -> float:
+    """``exact`` rounded to nearest, ties to even; a zero is +0."""
+    bits, least, most = FORMATS[to]
+    if not exact:
+        return 0.0
+    size = abs(exact)
+    exponent = size.numerator.bit_length() - size.denominator.bit_length()
+    exponent -= size < Fraction(2) ** exponent
+    ulp = Fraction(2) ** max(exponent - bits + 1, least)
+    rounded = round(exact / ulp) * ulp  # of a Fraction: to the even whole number
+    return math.copysign(math.inf if abs(rounded) > most else float(rounded), exact)
+
+
+def same(found: Any, expected: Any) -> bool:
+    """Equal to the bit, all NaNs alike."""
+    a, b = np.asarray(found), np.asarray(expected)
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    nan = np.isnan(a.astype(np.float64)) & np.isnan(b.astype(np.float64))
+    return bool((nan | ((a == b) & (np.signbit(a) == np.signbit(b)))).all())
+
+
+def test_nearest_knows_ties_and_the_ends_of_the_range() -> None:
+    tiny = Fraction(1, 2**149)
+    assert nearest(Fraction(2**24 + 1), F32) == 2.0**24
+    assert nearest(Fraction(2**24 + 3), F32) == 2.0**24 + 4
+    assert nearest(tiny / 2, F32) == 0
+    assert nearest(tiny * 3 / 2, F32) == 2 * float(tiny)
+    assert nearest(Fraction(65519), F16) == 65504
+    assert nearest(Fraction(-65520), F16) == -math.inf
+
+
+def test_same_tells_zeros_and_takes_nans_for_one() -> None:
+    assert same(np.float32(np.nan), -np.float32(np.nan))
+    assert not same(np.float32(0.0), np.float32(-0.0))
+    assert not same(np.float32(1.0), np.float64(1.0))
+
+
+@st.composite
+def near_ties(draw: st.DrawFn, to: DType) -> float:
+    """A float64 at, or a hair beside, the middle of two neighbours in ``to``."""
+    bits, least, _ = FORMATS[to]
+    whole = draw(st.integers(0, 2**bits)) + Fraction(1, 2)
+    ulp = draw(st.integers(max(least - 2, -1000), least + 300 if to is BF16 else least + 40))
+    hair = draw(st.sampled_from([0, 1, -1])) * Fraction(2) ** (ulp - draw(st.integers(1, 30)))
+    return draw(st.sampled_from([1, -1])) * float(whole * Fraction(2) ** ulp + hair)
+
+
+@pytest.mark.parametrize("to", FORMATS)
+@given(data=st.data())
+def test_from_f64_rounds_once(to: DType, data: st.DataObject) -> None:
+    value = data.draw(st.one_of(st.floats(allow_nan=False, allow_infinity=False), near_ties(to)))
+    expected = math.copysign(nearest(Fraction(value), to), value)
+    assert same(round_to(np.array([value]), to)[0], NUMPY_DTYPE[to].type(expected))
+
+
+def test_f64_to_bf16_by_way_of_f32_would_round_twice() -> None:
+    x = np.array([1 + 2.0**-8 + 2.0**-40, -1 - 2.0**-8 - 2.0**-40])
+    assert round_to(x, BF16).tolist() == [1 + 2.0**-7, -1 - 2.0**-7]
+    assert round_to(x.astype(np.float32), BF16).tolist() == [1, -1]
+
+
+@pytest.mark.parametrize("to", [F16, BF16])
+@given(value=st.floats(width=32, allow_nan=False, allow_infinity=False))
+@example(1.00390625)  # a tie of bf16, to even: down
+@example(1.01171875)  # up
+@example(float(np.float32(3.3895314e38)))  # bf16's largest
+@example(3.4e38)  # beyond it
+@example(1e-45)
+@example(-0.0)
+def test_from_f32_rounds_to_nearest_even(to: DType, value: float) -> None:
+    single = np.float32(value)
+    expected = math.copysign(nearest(Fraction(float(single)), to), single)
+    assert same(round_to(np.array([single]), to)[0], NUMPY_DTYPE[to].type(expected))
+
+
+@pytest.mark.parametrize("to", [F16, BF16, F32, F64])
+@pytest.mark.parametrize("given_as", [np.float32, np.float64])
+def test_rounding_keeps_what_is_not_finite(to: DType, given_as: type[Any]) -> None:
+    found = round_to(np.array([np.inf, -np.inf, np.nan, -np.nan], given_as), to).astype(np.float64)
+    assert same(found, np.array([np.inf, -np.inf, np.nan, np.nan]))
+
+
+# ---- fma ----
+
+
+def exact_fma(a: float, b: float, c: float) -> float:
+    """a * b + c with one rounding to f32, by fractions."""
+    if not all(map(math.isfinite, (a, b, c))):
+        return a * b + c  # no rounding is involved, and the product of two f32 cannot overflow a Python float
+    exact = Fraction(a) * Fraction(b) + Fraction(c)
+    if exact:
+        return math.copysign(nearest(exact, F32), exact)
+    product = math.copysign(1, a) * math.copysign(1, b)
+    negative = product < 0 and math.copysign(1, c) < 0 and (not a or not b)  # -0 only from -0 + -0
+    return -0.0 if negative else 0.0
+
+
+singles = st.floats(width=32)
+EDGES = st.sampled_from(
+    [0.0, -0.0, 1e-45, -1e-45, 2.0**-126, 3.4028234663852886e38, 2.0**-75, 1 + 2.0**-23, 4097.0, -1.0]
+).map(lambda x: float(np.float32(x)))
+
+
+def check_fma(a: float, b: float, c: float) -> None:
+    """For the f32 nearest to a, b and c."""
+    a, b, c = (float(np.float32(x)) for x in (a, b, c))
+    found = fma(*(np.array([[x]], np.float32) for x in (a, b, c)))
+    assert same(found, np.array([[exact_fma(a, b, c)]], np.float32)), (a, b, c, found)
+
+
+@given(a=st.one_of(singles, EDGES), b=st.one_of(singles, EDGES), c=st.one_of(singles, EDGES))
+@example(4097.0, 4097.0, -16785408.0)
+@example(1e-45, 0.5, 0.0)  # a tie between 0 and the smallest subnormal
+@example(1e-45, 0.5, 1e-45)  # the tie above it
+@example(2.0**-75, 2.0**-75, -0.0)
+@example(-1e-45, 1e-45, 0.0)  # underflows to -0
+@example(-1e-45, 1e-45, 3.4028234663852886e38)
+@example(3.4028234663852886e38, 1.0, 2.0**103)  # the tie at the end of the range
+@example(math.inf, 0.0, 1.0)
+@example(math.inf, 1.0, -math.inf)
+@example(-0.0, 1.0, -0.0)
+@example(-0.0, 1.0, 0.0)
+def test_fma_is_exact_then_rounded_once(a: float, b: float, c: float) -> None:
+    check_fma(a, b, c)
+
+
+@given(
+    a=st.integers(2**23, 2**24 - 1),
+    b=st.integers(2**23, 2**24 - 1),
+    shift=st.integers(-30, 80),
+    sign=st.sampled_from([1, -1]),
+)
+def test_fma_breaks_ties_by_the_smallest_addend(a: int, b: int, shift: int, sign: int) -> None:
+    """The product has up to 48 bits; an addend of any size decides, or cancels, its low half."""
+    check_fma(float(a), float(b), sign * 2.0**shift)
+    check_fma(float(a), float(b), -float(np.float32(a * b)))
+    check_fma(float(a | 1), 2.0**-23, sign * 2.0**-140)
+    check_fma(a * 2.0**-100, 2.0**-65, sign * float(b) * 2.0**-172)  # subnormal products
+
+
+def test_fma_works_elementwise_over_axes() -> None:
+    a, b, c = (np.array(v, np.float32) for v in ([[1], [2]], [[3, 4]], [[0.5]]))
+    assert fma(a, b, c).tolist() == [[3.5, 4.5], [6.5, 8.5]]
+
+
+# ---- sums in their one order, written again from their definition over scalars ----
+
+
+def add(a: Any | None, b: Any | None) -> Any | None:
+    """a + b, an absent term skipped."""
+    return b if a is None else a if b is None else a + b
+
+
+def scalar_fold(parts: list[Any]) -> Any:
+    """While more than one part is left, the upper half onto the lower half; padded to a power of two."""
+    n = 1
+    while n < len(parts):
+        n *= 2
+    padded = [*parts, *[None] * (n - len(parts))]
+    while n > 1:
+        n //= 2
+        padded = [add(padded[i], padded[n + i]) for i in range(n)]
+    return padded[0]
+
+
+def scalar_row_sum(row: list[Any], chunk: int, segment: int) -> Any:
+    """Segments of chunks: chunks left to right, folded, segments left to right."""
+    total = None
+    for s in range(0, len(row), segment):
+        part = row[s : s + segment]
+        sums = []
+        for c in range(0, len(part), chunk):
+            acc = None
+            for term in part[c : c + chunk]:
+                acc = add(acc, term)
+            sums.append(acc)
+        total = add(total, scalar_fold(sums))
+    return total
+
+
+def scalar_column_sum(column: list[Any], groups: int, blocks: int, strands: int) -> Any:
+    """Row r goes to block (r // g) % p and its group r % g, block b to strand b % strands."""
+    acc: list[list[Any]] = [[None] * groups for _ in range(blocks)]
+    for r, term in enumerate(column):
+        block, group = r // groups % blocks, r % groups
+        acc[block][group] = add(acc[block][group], term)
+    of_strand: list[Any] = [None] * strands
+    for b in range(blocks):
+        of_strand[b % strands] = add(of_strand[b % strands], scalar_fold(acc[b]))
+    total = scalar_fold(of_strand)
+    return np.float32(0) if total is None else total
+
+
+def wild(*shape: int) -> Array:
+    """Numbers of many sizes, so that another order of adding them has other bits; some are zeros."""
+    rng = np.random.default_rng(shape)
+    x = rng.normal(size=shape) * 2.0 ** rng.integers(-12, 12, shape)
+    x = np.where(rng.random(shape) < 0.1, rng.choice([0.0, -0.0], shape), x)
+    return x.astype(np.float32)
+
+
+def check_rows(x: Array, chunk: int, segment: int) -> None:
+    expected = np.array([scalar_row_sum(list(row), chunk, segment) for row in x], x.dtype)
+    assert same(row_sum(x, chunk=chunk, segment=segment), expected), (x.shape, chunk, segment)
+
+
+@pytest.mark.parametrize("chunk", [2, 4, 8])
+def test_short_row_sums(chunk: int) -> None:
+    for d in range(1, 41):
+        check_rows(wild(3, d), chunk, 16384)
+        check_rows(wild(3, d), chunk, 16)  # up to three segments
+
+
+@pytest.mark.parametrize(
+    ("d", "chunk", "segment"),
+    [
+        *((d, 8, 16384) for d in (1000, 16383, 16384, 16385, 16384 + 4099)),
+        *((d, 4, 8192) for d in (8193, 2 * 8192 + 77)),
+        *((d, 2, 4096) for d in (4097, 3 * 4096)),
+    ],
+)
+def test_long_row_sums(d: int, chunk: int, segment: int) -> None:
+    check_rows(wild(1, d), chunk, segment)
+
+
+def test_row_sums_in_f64() -> None:
+    check_rows(wild(2, 37).astype(np.float64) / 3, 2, 8)
+
+
+def test_the_order_of_a_row_sum_shows() -> None:
+    x = wild(50, 100)
+    found = row_sum(x, chunk=8, segment=32)
+    for other in (
+        row_sum(x, chunk=4, segment=32),
+        row_sum(x, chunk=8, segment=64),
+        row_sum(x[:, ::-1], chunk=8, segment=32),
+        np.cumsum(x, axis=1)[:, -1],
+        x.sum(axis=1),
+    ):
+        assert not same(found, other)
+
+
+ORDERS = [(1, 1, 1), (2, 3, 2), (4, 5, 4), (1, 132, 16), (8, 33, 3), (2, 7, 16), (128, 4, 4)]
+
+
+@pytest.mark.parametrize(("groups", "blocks", "strands"), ORDERS)
+def test_column_sums(groups: int, blocks: int, strands: int) -> None:
+    n = groups * blocks
+    for m in sorted({0, 1, 2, 3, 5, groups, groups + 1, max(n - 1, 0), n, n + 1, 2 * n + 3}):
+        x = wild(m, 3)
+        expected = [scalar_column_sum(list(column), groups, blocks, strands) for column in x.T]
+        found = column_sum(x, groups=groups, blocks=blocks, strands=strands)
+        assert same(found, np.array(expected, np.float32)), m
+
+
+def test_the_order_of_a_column_sum_shows() -> None:
+    x = wild(1000, 40)
+    found = column_sum(x, groups=4, blocks=6, strands=4)
+    for groups, blocks, strands in [(2, 6, 4), (4, 12, 4), (4, 6, 2), (1, 1, 1)]:
+        assert not same(found, column_sum(x, groups=groups, blocks=blocks, strands=strands))
+
+
+@pytest.mark.parametrize("count", range(1, 18))
+def test_fold(count: int) -> None:
+    x = wild(4, count)
+    assert same(fold(x), np.array([scalar_fold(list(row)) for row in x], np.float32))
+
+
+@pytest.mark.parametrize("d", [1, 3, 8, 9, 40])
+def test_absent_terms_keep_minus_zero(d: int) -> None:
+    x = np.full((2, d), -0.0, np.float32)
+    assert same(row_sum(x, chunk=8, segment=16), np.array([-0.0, -0.0], np.float32))
+    assert same(column_sum(x.T, groups=4, blocks=5, strands=4), np.array([-0.0, -0.0], np.float32))
+    x[0, d // 2] = 0.0
+    assert same(row_sum(x, chunk=8, segment=16), np.array([0.0, -0.0], np.float32))
+    assert same(column_sum(x.T, groups=4, blocks=5, strands=4), np.array([0.0, -0.0], np.float32))
+
+
+def test_a_column_sum_of_no_rows_is_plus_zero() -> None:
+    found = column_sum(np.zeros((0, 4), np.float32), groups=2, blocks=3, strands=2)
+    assert same(found, np.zeros(4, np.float32))
+
+
+@pytest.mark.parametrize("at", [0, 7, 8, 20, 36])
+def test_sums_pass_on_what_is_not_finite(at: int) -> None:
+    x = np.ones((4, 37), np.float32)
+    x[0, at], x[1, at], x[2, at], x[2, (at + 5) % 37] = np.nan, np.inf, np.inf, -np.inf
+    expected = np.array([np.nan, np.inf, np.nan, 37], np.float32)
+    assert same(row_sum(x, chunk=8, segment=16), expected)
+    assert same(column_sum(x.T, groups=2, blocks=3, strands=2), expected)

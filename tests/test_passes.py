@@ -1,0 +1,488 @@
+"""Passes: what each replaces by what, that none changes what is computed, and the backward graphs they derive."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from lngen import passes
+from lngen.check.oracles import Array, differences
+from lngen.errors import DerivativeError, VerifyError
+from lngen.graphs import GRAPHS, Definition, GraphBuilder
+from lngen.interpret import interpret
+from lngen.ir import F32, F64, Axis, Builder, D, Graph, M, parse, print_graph
+from lngen.passes.order import column_order
+from lngen.schedule import depths, is_sum
+from lngen.spec import Spec, make_spec, parse_spec
+
+Pass = Callable[[Graph], Graph]
+
+
+def graph(params: str, *lines: str) -> Graph:
+    """A graph from its parameters, its equations and, last, the names it returns; result types are looked up."""
+    types = dict(re.findall(r"(%\w+) ?: (\w+\[[\w, ]*\])", params + "\n".join(lines)))
+    results = ", ".join(types[name] for name in lines[-1].split(", "))
+    return parse(
+        "\n".join([f"graph @f({params}) -> ({results}) {{", *lines[:-1], f"return {lines[-1]}", "}"])
+    )
+
+
+X = "%x: f32[M, D]"
+XR = f"{X}, %r: f32[M]"
+
+TABLE: dict[str, tuple[Pass, Graph, Graph]] = {
+    "dce drops what no result needs": (
+        passes.dce,
+        graph(XR, "%a : f32[M, D] = mul %x, %x", "%b : f32[M, D] = neg %a", "%y : f32[M, D] = add %x, %x", "%y"),
+        graph(XR, "%y : f32[M, D] = add %x, %x", "%y"),
+    ),
+    "cse keeps the first name, and takes swapped operands for the same": (
+        passes.cse,
+        graph(XR, "%a : f32[M, D] = mul %x, %r", "%b : f32[M, D] = mul %r, %x", "%y : f32[M, D] = add %a, %b", "%y"),
+        graph(XR, "%a : f32[M, D] = mul %x, %r", "%y : f32[M, D] = add %a, %a", "%y"),
+    ),
+    "cse follows chains": (
+        passes.cse,
+        graph(
+            X, "%a : f32[M, D] = neg %x", "%b : f32[M, D] = neg %x", "%c : f32[M, D] = neg %a",
+            "%d : f32[M, D] = neg %b", "%y : f32[M, D] = add %c, %d", "%y",
+        ),
+        graph(X, "%a : f32[M, D] = neg %x", "%c : f32[M, D] = neg %a", "%y : f32[M, D] = add %c, %c", "%y"),
+    ),
+    "cse leaves sub, attributes, signs of zero and results alone": (
+        passes.cse,
+        same := graph(
+            XR, "%a : f32[M, D] = sub %x, %r", "%b : f32[M, D] = sub %r, %x", "%s : f32[M] = reduce_sum %a {axis=D}",
+            "%t : f32[D] = reduce_sum %b {axis=M}", "%p : f32[] = const {dtype=f32, value=0.0}",
+            "%n : f32[] = const {dtype=f32, value=-0.0}", "%u : f32[M] = add %s, %p", "%v : f32[D] = add %t, %n",
+            "%w : f32[M] = add %s, %p", "%u, %v, %w",
+        ),
+        same,
+    ),
+    "decompose divides a sum by D": (
+        lambda g: passes.decompose(g, 6),
+        graph(X, "%m : f32[M] = reduce_mean %x {axis=D}", "%y : f32[M, D] = sub %x, %m", "%y"),
+        graph(
+            X, "%m_sum : f32[M] = reduce_sum %x {axis=D}", "%d_size : f32[] = const {dtype=f32, value=6.0}",
+            "%m : f32[M] = div %m_sum, %d_size", "%y : f32[M, D] = sub %x, %m", "%y",
+        ),
+    ),
+    "decompose leaves M to the launch": (
+        lambda g: passes.decompose(g, 6),
+        graph(X, "%m : f32[D] = reduce_mean %x {axis=M}", "%m"),
+        graph(
+            X, "%m_sum : f32[D] = reduce_sum %x {axis=M}", "%m_size : f32[] = size {axis=M, dtype=f32}",
+            "%m : f32[D] = div %m_sum, %m_size", "%m",
+        ),
+    ),
+    "decompose writes rsqrt as a root and a division, and D as a number": (
+        lambda g: passes.decompose(g, 6),
+        graph(
+            "%r: f64[M]", "%n : f64[] = size {axis=D, dtype=f64}", "%s : f64[M] = mul %r, %n",
+            "%y : f64[M] = rsqrt %s", "%y",
+        ),
+        graph(
+            "%r: f64[M]", "%n : f64[] = const {dtype=f64, value=6.0}", "%s : f64[M] = mul %r, %n",
+            "%y_root : f64[M] = sqrt %s", "%one : f64[] = const {dtype=f64, value=1.0}",
+            "%y : f64[M] = div %one, %y_root", "%y",
+        ),
+    ),
+    "place_fma fuses a product into an addition": (
+        passes.place_fma,
+        graph(XR, "%p : f32[M, D] = mul %x, %r", "%y : f32[M, D] = add %p, %x", "%y"),
+        graph(XR, "%y : f32[M, D] = fma %x, %r, %x", "%y"),
+    ),
+    "place_fma negates the addend, or the factor with fewer axes": (
+        passes.place_fma,
+        graph(
+            XR, "%p : f32[M, D] = mul %x, %r", "%a : f32[M, D] = sub %p, %r", "%q : f32[M, D] = mul %x, %r",
+            "%y : f32[M, D] = sub %a, %q", "%y",
+        ),
+        graph(
+            XR, "%r_neg : f32[M] = neg %r", "%a : f32[M, D] = fma %x, %r, %r_neg", "%r_neg_1 : f32[M] = neg %r",
+            "%y : f32[M, D] = fma %x, %r_neg_1, %a", "%y",
+        ),
+    ),
+    "place_fma takes the left of two products": (
+        passes.place_fma,
+        graph(
+            XR, "%p : f32[M, D] = mul %x, %r", "%q : f32[M, D] = mul %x, %x", "%y : f32[M, D] = add %p, %q", "%y"
+        ),
+        graph(XR, "%q : f32[M, D] = mul %x, %x", "%y : f32[M, D] = fma %x, %r, %q", "%y"),
+    ),
+    "place_fma leaves a product used twice, and one that is returned": (
+        passes.place_fma,
+        same := graph(
+            XR, "%p : f32[M, D] = mul %x, %r", "%q : f32[M, D] = mul %x, %x", "%a : f32[M, D] = add %p, %x",
+            "%b : f32[M, D] = add %p, %a", "%y : f32[M, D] = add %q, %b", "%y, %q",
+        ),
+        same,
+    ),
+    "place_fma leaves f64": (
+        passes.place_fma,
+        same := graph("%x: f64[M, D]", "%p : f64[M, D] = mul %x, %x", "%y : f64[M, D] = add %p, %x", "%y"),
+        same,
+    ),
+    "order_sums writes the order, and keeps one that is written": (
+        lambda g: passes.order_sums(g, 4096),
+        graph(
+            "%x: bf16[M, D]", "%a : f32[M, D] = cast %x {to=f32}", "%s : f32[M] = reduce_sum %a {axis=D}",
+            "%t : f32[D] = reduce_sum %a {axis=M}", "%u : f32[M] = reduce_sum %a {axis=D, chunk=2}", "%s, %t, %u",
+        ),
+        graph(
+            "%x: bf16[M, D]", "%a : f32[M, D] = cast %x {to=f32}",
+            "%s : f32[M] = reduce_sum %a {axis=D, chunk=8, segment=16384}",
+            "%t : f32[D] = reduce_sum %a {axis=M, blocks=132, groups=2, strands=16}",
+            "%u : f32[M] = reduce_sum %a {axis=D, chunk=2, segment=16384}", "%s, %t, %u",
+        ),
+    ),
+    "save takes values as parameters and drops what only they needed": (
+        lambda g: passes.save(g, ("r", "unknown")),
+        graph(
+            "%x: f32[M, D], %g: f32[D]", "%m : f32[M] = reduce_mean %x {axis=D}", "%r : f32[M] = neg %m",
+            "%y : f32[M, D] = mul %x, %r", "%y",
+        ),
+        graph("%x: f32[M, D], %r: f32[M]", "%y : f32[M, D] = mul %x, %r", "%y"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", TABLE)
+def test_pass(what: str) -> None:
+    run, before, after = TABLE[what]
+    assert print_graph(run(before)) == print_graph(after)
+
+
+# ---- the backward graphs, as one would write them by hand ----
+
+LAYERNORM_BWD = """\
+graph @layernorm_bwd(%dy: bf16[M, D], %x: bf16[M, D], %gamma: bf16[D], %mean: f32[M], %rstd: f32[M]) -> (bf16[M, D], bf16[D], bf16[D]) {
+  %x32                     : f32[M, D]  = cast %x {to=f32}
+  %gamma32                 : f32[D]     = cast %gamma {to=f32}
+  %xc                      : f32[M, D]  = sub %x32, %mean
+  %xhat                    : f32[M, D]  = mul %xc, %rstd
+  %dy32                    : f32[M, D]  = cast %dy {to=f32}
+  %dy_gamma                : f32[M, D]  = mul %dy32, %gamma32
+  %mean_dy_gamma           : f32[M]     = reduce_mean %dy_gamma {axis=D}
+  %dx32_part_part          : f32[M, D]  = sub %dy_gamma, %mean_dy_gamma
+  %dy_gamma_xhat           : f32[M, D]  = mul %dy_gamma, %xhat
+  %mean_dy_gamma_xhat      : f32[M]     = reduce_mean %dy_gamma_xhat {axis=D}
+  %xhat_mean_dy_gamma_xhat : f32[M, D]  = mul %xhat, %mean_dy_gamma_xhat
+  %dx32_part               : f32[M, D]  = sub %dx32_part_part, %xhat_mean_dy_gamma_xhat
+  %dx32                    : f32[M, D]  = mul %rstd, %dx32_part
+  %dx                      : bf16[M, D] = cast %dx32 {to=bf16}
+  %dy_xhat                 : f32[M, D]  = mul %dy32, %xhat
+  %sum_dy_xhat             : f32[D]     = reduce_sum %dy_xhat {axis=M}
+  %dgamma                  : bf16[D]    = cast %sum_dy_xhat {to=bf16}
+  %sum_dy                  : f32[D]     = reduce_sum %dy32 {axis=M}
+  %dbeta                   : bf16[D]    = cast %sum_dy {to=bf16}
+  return %dx, %dgamma, %dbeta
+}
+"""  # noqa: E501
+
+RMSNORM_BWD = """\
+graph @rmsnorm_bwd(%dy: bf16[M, D], %x: bf16[M, D], %gamma: bf16[D], %rstd: f32[M]) -> (bf16[M, D], bf16[D]) {
+  %x32                     : f32[M, D]  = cast %x {to=f32}
+  %gamma32                 : f32[D]     = cast %gamma {to=f32}
+  %xhat                    : f32[M, D]  = mul %x32, %rstd
+  %dy32                    : f32[M, D]  = cast %dy {to=f32}
+  %dy_gamma                : f32[M, D]  = mul %dy32, %gamma32
+  %dy_gamma_xhat           : f32[M, D]  = mul %dy_gamma, %xhat
+  %mean_dy_gamma_xhat      : f32[M]     = reduce_mean %dy_gamma_xhat {axis=D}
+  %xhat_mean_dy_gamma_xhat : f32[M, D]  = mul %xhat, %mean_dy_gamma_xhat
+  %dx32_part               : f32[M, D]  = sub %dy_gamma, %xhat_mean_dy_gamma_xhat
+  %dx32                    : f32[M, D]  = mul %rstd, %dx32_part
+  %dx                      : bf16[M, D] = cast %dx32 {to=bf16}
+  %dy_xhat                 : f32[M, D]  = mul %dy32, %xhat
+  %sum_dy_xhat             : f32[D]     = reduce_sum %dy_xhat {axis=M}
+  %dgamma                  : bf16[D]    = cast %sum_dy_xhat {to=bf16}
+  return %dx, %dgamma
+}
+"""
+
+
+@pytest.mark.parametrize(("name", "text"), [("layernorm", LAYERNORM_BWD), ("rmsnorm", RMSNORM_BWD)])
+def test_the_derived_backward_is_the_closed_form(name: str, text: str) -> None:
+    assert print_graph(parse_spec(f"{name}.bwd:d=4096,dtype=bf16").trace()["save"]) == text
+
+
+def sums(spec: str, axis: Axis) -> list[int]:
+    """The phase of each sum over ``axis``."""
+    g = parse_spec(spec).graph()
+    levels = depths(g)
+    return [levels[e.args[0]] for e in g.eqns if is_sum(e, axis)]
+
+
+@pytest.mark.parametrize(
+    ("spec", "rows", "columns"),
+    [
+        ("layernorm.fwd", [0, 1], 0),
+        ("rmsnorm.fwd", [0], 0),
+        ("layernorm.bwd", [0, 0], 2),
+        ("rmsnorm.bwd", [0], 1),
+        ("layernorm.bwd,gamma=no,beta=no", [0, 0], 0),
+        ("layernorm.bwd,wrt=x", [0, 0], 0),
+        ("layernorm.bwd,wrt=gamma", [], 1),
+        ("layernorm.bwd,wrt=gamma+beta", [], 2),
+        ("layernorm.bwd,wrt=beta", [], 1),
+        ("rmsnorm.bwd,wrt=x", [0], 0),
+        ("rmsnorm.bwd,wrt=gamma", [], 1),
+        ("layernorm.bwd,save=none", [0, 1, 2, 2], 2),
+        ("rmsnorm.bwd,save=none", [0, 1], 1),
+    ],
+)
+def test_sums_and_their_phases(spec: str, rows: list[int], columns: int) -> None:
+    head, _, tail = spec.partition(",")
+    for dtype in ("bf16", "f64"):
+        text = f"{head}:d=512,dtype={dtype},{tail}"
+        # mean(dy gamma) of a rematerialised backward needs no statistic, so it may come in an earlier phase.
+        assert sorted(sums(text, D)) in (rows, sorted([*rows[:-2], 0, *rows[-1:]])), text
+        assert len(sums(text, M)) == columns
+
+
+@pytest.mark.parametrize(
+    ("spec", "params", "results"),
+    [
+        ("layernorm.bwd:d=8", "dy x gamma mean rstd", "dx dgamma dbeta"),
+        ("layernorm.bwd:d=8,wrt=beta", "dy", "dbeta"),
+        ("layernorm.bwd:d=8,wrt=gamma", "dy x mean rstd", "dgamma"),
+        ("layernorm.bwd:d=8,wrt=x", "dy x gamma mean rstd", "dx"),
+        ("layernorm.bwd:d=8,wrt=beta+x", "dy x gamma mean rstd", "dx dbeta"),
+        ("layernorm.bwd:d=8,save=none", "dy x gamma", "dx dgamma dbeta"),
+        ("layernorm.bwd:d=8,gamma=no", "dy x mean rstd", "dx dbeta"),
+        ("layernorm.bwd:d=8,gamma=no,beta=no,wrt=x", "dy x mean rstd", "dx"),
+        ("rmsnorm.bwd:d=8", "dy x gamma rstd", "dx dgamma"),
+        ("rmsnorm.bwd:d=8,save=none", "dy x gamma", "dx dgamma"),
+        ("rmsnorm.bwd:d=8,beta=yes", "dy x gamma rstd", "dx dgamma dbeta"),
+        ("rmsnorm.bwd:d=8,wrt=gamma", "dy x rstd", "dgamma"),
+    ],
+)
+def test_only_what_is_asked_for_stays(spec: str, params: str, results: str) -> None:
+    g = parse_spec(spec).graph()
+    assert " ".join(p.name for p in g.params) == params
+    assert " ".join(r.name for r in g.results) == results
+    assert passes.dce(g) == g
+    assert {a for e in g.eqns for a in e.args} >= set(g.params)
+
+
+# ---- no pass changes what is computed ----
+
+
+def draw(g: Graph, rows: int, d: int, seed: int = 0) -> dict[str, Array]:
+    """Random f64 or f32 inputs of a graph."""
+    rng = np.random.default_rng([seed, rows, d])
+    size = {M: rows, D: d}
+    dtypes = {F32: np.float32, F64: np.float64}
+    return {
+        p.name: rng.normal(0.7, 1, [size[a] for a in p.type.axes]).astype(dtypes[p.type.dtype])
+        for p in g.params
+    }
+
+
+def every_input(spec: Spec, rows: int = 7) -> dict[str, Array]:
+    """Inputs for every stage of the spec: those of forward, its statistics, and dy."""
+    forward = spec.with_direction("fwd").forward()
+    inputs = draw(forward, rows, spec.d)
+    saved = interpret(forward, inputs)
+    return {**inputs, **saved, "dy": draw(forward, rows, spec.d, seed=1)["x"]}
+
+
+SPECS = [
+    f"{n}.{way}:d=37,dtype={t}{o}"
+    for n in GRAPHS
+    for way in ("fwd", "bwd")
+    for t in ("f32", "f64")
+    for o in ("", ",save=none")
+]
+EXACT = {"cse", "decompose", "save"}
+
+
+@pytest.mark.parametrize("text", SPECS)
+def test_every_pass_keeps_the_result(text: str) -> None:
+    spec = parse_spec(text)
+    inputs = every_input(spec)
+    stages = [
+        (n, interpret(g, inputs)) for n, g in spec.trace().items() if n != "vjp" or spec.direction == "bwd"
+    ]
+    for (_, before), (stage, after) in pairwise(stages):
+        if stage == "vjp":
+            continue  # another function
+        for name, value in after.items():
+            if stage in EXACT:
+                np.testing.assert_array_equal(value, before[name], err_msg=f"{stage} {name}")
+            tolerance = 1e-5 if spec.dtype is F32 else 1e-13
+            np.testing.assert_allclose(
+                value, before[name], rtol=0, atol=tolerance * np.abs(before[name]).max()
+            )
+
+
+@pytest.mark.parametrize("text", SPECS)
+def test_a_pass_that_has_run_has_nothing_to_do(text: str) -> None:
+    spec = parse_spec(text)
+    saved = spec.definition.saved(spec.options)
+    again: dict[str, Pass] = {
+        "simplify": lambda g: passes.simplify(g, "dy"),
+        "save": lambda g: passes.save(g, saved),
+        "cse": passes.cse,
+        "decompose": lambda g: passes.decompose(g, spec.d),
+        "place_fma": passes.place_fma,
+        "order_sums": lambda g: passes.order_sums(g, spec.d),
+    }
+    for stage, g in spec.trace().items():
+        if stage in again:
+            assert print_graph(again[stage](g)) == print_graph(g), stage
+        assert passes.dce(g).results == g.results
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+def test_what_is_rematerialised_has_the_bits_of_what_is_saved(name: str, dtype: str) -> None:
+    spec = parse_spec(f"{name}.bwd:d=37,dtype={dtype}")
+    inputs = every_input(spec) | interpret(spec.with_direction("fwd").graph(), every_input(spec))
+    saved = interpret(spec.graph(), inputs)
+    for result, value in interpret(parse_spec(f"{spec},save=none").graph(), inputs).items():
+        np.testing.assert_array_equal(value, saved[result])
+
+
+def test_column_orders_are_a_function_of_d_and_dtype() -> None:
+    found = {
+        (d, size): column_order(d, size) for d in (1, 64, 65, 4096, 4097, 16385, 2**20) for size in (2, 4, 8)
+    }
+    orders = {k: (o.groups, o.blocks, o.strands) for k, o in found.items()}
+    assert orders[1, 2] == (128, 132, 16)
+    assert orders[64, 4] == (128, 132, 16)
+    assert orders[4096, 2] == (2, 132, 16)
+    assert orders[4096, 8] == (1, 132, 16)
+    assert orders[4097, 2] == (1, 132, 16)
+    assert orders[16385, 2] == (1, 64, 16)
+    assert orders[2**20, 2] == (1, 4, 4)
+    # Partial sums stay below 2.2 M elements until four blocks are left.
+    assert all(o.blocks == 4 or o.blocks * d <= 132 * 16384 for (d, _), o in found.items())
+
+
+# ---- errors ----
+
+
+def test_a_gradient_of_nothing_is_refused() -> None:
+    forward = parse_spec("layernorm.fwd:d=8").forward()
+    with pytest.raises(DerivativeError) as error:
+        passes.vjp(forward, ("z",))
+    assert str(error.value) == (
+        "wrt=z: graph @layernorm_fwd has no input 'z'; its inputs are x, gamma, beta."
+    )
+
+
+def test_a_gradient_of_an_input_that_does_not_matter_is_refused() -> None:
+    unused = graph(XR, "%y : f32[M, D] = neg %x", "%y")
+    with pytest.raises(DerivativeError) as error:
+        passes.vjp(unused, ("x", "r"))
+    assert str(error.value) == "wrt=r: the result of graph @f does not depend on 'r'."
+
+
+def test_a_pass_that_breaks_a_graph_is_named() -> None:
+    with pytest.raises(
+        VerifyError, match=r"^graph @f is malformed after 'decompose': a value is returned twice"
+    ):
+        b = Builder("f")
+        x = b.param("x", F32, M, D)
+        b.build(x, x, stage="decompose")
+
+
+# ---- graphs of one's own ----
+
+
+def gated(b: GraphBuilder) -> None:
+    """RMSNorm of a product."""
+    x, z, gamma = b.input("x", M, D), b.input("z", M, D), b.input("gamma", D)
+    p = b.mul("p", x, z)
+    ms = b.reduce_mean("ms", b.mul("p2", p, p), axis=D)
+    rstd = b.statistic(b.rsqrt("rstd", b.add("mseps", ms, b.eps())))
+    b.output("y", b.mul("scaled", b.mul("xhat", p, rstd), gamma))
+
+
+def scaled(b: GraphBuilder) -> None:
+    """A product with a number in it must not pass for the product."""
+    x, z = b.input("x", M, D), b.input("z", M, D)
+    p = b.mul("p", b.mul("h", x, b.number("factor", 0.5)), z)
+    b.output("y", b.mul("q", p, p))
+
+
+def quotient(b: GraphBuilder) -> None:
+    """Division by something that depends on an input, and by a sum."""
+    x, z = b.input("x", M, D), b.input("z", M, D)
+    q = b.div("q", x, b.add("below", b.mul("z2", z, z), b.number("one", 1.0)))
+    b.output("y", b.div("share", q, b.reduce_sum("total", b.mul("x2", x, x), axis=D)))
+
+
+def residual(b: GraphBuilder) -> None:
+    """One input on three ways to the result."""
+    x, gamma = b.input("x", M, D), b.input("gamma", D)
+    xc = b.sub("xc", x, b.reduce_mean("mean", x, axis=D))
+    cube = b.mul("cube", b.mul("square", xc, xc), xc)
+    b.output("y", b.add("sum", b.mul("weighted", cube, gamma), b.neg("minus", x)))
+
+
+def two_results(b: GraphBuilder) -> None:
+    """The gradient is that of the first."""
+    x, z = b.input("x", M, D), b.input("z", D)
+    p = b.mul("p", x, z)
+    b.output("y", b.mul("q", p, x))
+    b.output("other", b.add("r", p, x))
+
+
+def unit_length(b: GraphBuilder) -> None:
+    """A root that is divided by."""
+    x = b.input("x", M, D)
+    b.output("y", b.div("q", x, b.sqrt("n", b.reduce_sum("s", b.mul("x2", x, x), axis=D))))
+
+
+def column_centred(b: GraphBuilder) -> None:
+    """A mean over the rows."""
+    x = b.input("x", M, D)
+    xc = b.sub("xc", x, b.reduce_mean("mean", x, axis=M))
+    b.output("y", b.mul("xc2", xc, xc))
+
+
+def zero_centred(b: GraphBuilder) -> None:
+    """gamma + 1, subtracted from a number; a row parameter; a size."""
+    x, gamma, shift = b.input("x", M, D), b.input("gamma", D), b.input("shift", M)
+    p = b.mul("p", x, b.add("weight", gamma, b.number("one", 1.0)))
+    q = b.sub("q", b.number("two", 2.0), b.sub("moved", p, shift))
+    b.output("y", b.mul("z", q, b.size("d_length", D, b.compute)))
+
+
+def cancels(b: GraphBuilder) -> None:
+    """The gradient in z is zero, and says so in the shape of z."""
+    x, z = b.input("x", M, D), b.input("z", M, D)
+    b.output("y", b.div("q", b.mul("p", x, z), z))
+
+
+OWN = [gated, scaled, quotient, residual, two_results, unit_length, column_centred, zero_centred, cancels]
+
+
+@pytest.mark.parametrize("describe", OWN)
+def test_the_backward_of_a_graph_of_ones_own(describe: Callable[[GraphBuilder], None]) -> None:
+    spec = make_spec(Definition(describe.__name__, describe), "bwd", {"d": 5, "dtype": "f64"})
+    forward = spec.with_direction("fwd").graph()
+    inputs = draw(forward, 4, spec.d)
+    saved = interpret(forward, inputs)
+    dy = draw(forward, 4, spec.d, seed=1)["x"]
+    found = interpret(spec.graph(), {**inputs, **saved, "dy": dy})
+    assert list(found) == [f"d{p.name}" for p in forward.params]
+    for p in forward.params:
+        expected = differences(lambda **a: interpret(forward, a)["y"], inputs, p.name, 1e-3, dy=dy)
+        scale = np.abs(expected).max() + np.abs(dy).max()
+        np.testing.assert_allclose(found[f"d{p.name}"], expected, rtol=0, atol=1e-9 * scale, err_msg=p.name)
+
+
+def test_fma_has_the_derivative_of_a_product_and_a_sum() -> None:
+    fused = graph(XR, "%y : f32[M, D] = fma %x, %r, %r", "%y")
+    apart = graph(XR, "%p : f32[M, D] = mul %x, %r", "%y : f32[M, D] = add %p, %r", "%y")
+    found, expected = (passes.vjp(g, ("x", "r")) for g in (fused, apart))
+    inputs = draw(expected, 5, 9)
+    for name, value in interpret(expected, inputs).items():
+        np.testing.assert_allclose(interpret(found, inputs)[name], value, rtol=1e-5)
