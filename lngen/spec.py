@@ -164,9 +164,7 @@ def _flag(text: str, key: str, value: str | bool) -> bool:
     return value == "yes"
 
 
-def _number(
-    text: str, key: str, value: Any, kind: type[Any], fits: Callable[[Any], bool], expected: str
-) -> Any:
+def _number(text: str, key: str, value: Any, kind: type[Any], fits: Callable[[Any], bool], expected: str) -> Any:
     try:
         number = kind(value)
     except (TypeError, ValueError):

@@ -199,7 +199,7 @@ def test_wrong_arrays(case: Any) -> None:
         norm.forward(x, inputs["gamma"], beta)
     with pytest.raises(ArrayError, match="'beta' is expected to be an array of the same library"):
         norm.forward(x, gamma, to_gpu(inputs["beta"]))
-    with pytest.raises(ArrayError, match="'x' is expected to be (bf16|f32), got torch.float64"):
+    with pytest.raises(ArrayError, match=r"'x' is expected to be (bf16|f32), got torch.float64"):
         norm.forward(x.double(), gamma, beta)
     with pytest.raises(ArrayError, match="contiguous rows"):
         norm.forward(torch.zeros(768, 768, dtype=x.dtype, device="cuda").t(), gamma, beta)

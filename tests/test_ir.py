@@ -348,10 +348,7 @@ def graphs(draw: st.DrawFn) -> Graph:
     """Any graph: parameters of any type, equations of any op, attributes of any value."""
     b = Builder(draw(st.from_regex(r"[a-z]\w{0,8}", fullmatch=True).filter(str.isascii)))
     axes = st.sampled_from([MD, ROW, COL, SCALAR])
-    values = [
-        b.param(f"p{n}", draw(st.sampled_from(list(DType))), *draw(axes))
-        for n in range(draw(st.integers(0, 4)))
-    ]
+    values = [b.param(f"p{n}", draw(st.sampled_from(list(DType))), *draw(axes)) for n in range(draw(st.integers(0, 4)))]
     numbers = st.floats(allow_nan=False)
     for _ in range(draw(st.integers(0, 12))):
         op = OPS[draw(st.sampled_from(list(OPS)))]

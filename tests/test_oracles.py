@@ -231,9 +231,7 @@ def test_every_oracle_refuses_the_mutation(norm: Norm, name: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "f32"])
 @pytest.mark.parametrize(("norm", "name"), ALL_MUTATIONS)
-def test_every_tolerance_refuses_the_mutation(
-    norm: Norm, name: str, dtype: Literal["f16", "bf16", "f32"]
-) -> None:
+def test_every_tolerance_refuses_the_mutation(norm: Norm, name: str, dtype: Literal["f16", "bf16", "f32"]) -> None:
     case = Case.random(6, 6)
     result, wrong = MUTATIONS[norm][name]
     scale = scales(case.x, case.gamma, case.beta, case.dy, EPS, norm=norm)[result]

@@ -1,4 +1,4 @@
-"""Passes: what each replaces by what, that none changes what is computed, and the backward graphs they derive."""
+"""Passes: what each replaces by what, that none changes what is computed, and the backward they derive."""
 
 from __future__ import annotations
 
@@ -23,12 +23,10 @@ Pass = Callable[[Graph], Graph]
 
 
 def graph(params: str, *lines: str) -> Graph:
-    """A graph from its parameters, its equations and, last, the names it returns; result types are looked up."""
+    """A graph from its parameters, its equations and, last, the names it returns; types are looked up."""
     types = dict(re.findall(r"(%\w+) ?: (\w+\[[\w, ]*\])", params + "\n".join(lines)))
     results = ", ".join(types[name] for name in lines[-1].split(", "))
-    return parse(
-        "\n".join([f"graph @f({params}) -> ({results}) {{", *lines[:-1], f"return {lines[-1]}", "}"])
-    )
+    return parse("\n".join([f"graph @f({params}) -> ({results}) {{", *lines[:-1], f"return {lines[-1]}", "}"]))
 
 
 X = "%x: f32[M, D]"
@@ -42,24 +40,42 @@ TABLE: dict[str, tuple[Pass, Graph, Graph]] = {
     ),
     "cse keeps the first name, and takes swapped operands for the same": (
         passes.cse,
-        graph(XR, "%a : f32[M, D] = mul %x, %r", "%b : f32[M, D] = mul %r, %x", "%y : f32[M, D] = add %a, %b", "%y"),
+        graph(
+            XR,
+            "%a : f32[M, D] = mul %x, %r",
+            "%b : f32[M, D] = mul %r, %x",
+            "%y : f32[M, D] = add %a, %b",
+            "%y",
+        ),
         graph(XR, "%a : f32[M, D] = mul %x, %r", "%y : f32[M, D] = add %a, %a", "%y"),
     ),
     "cse follows chains": (
         passes.cse,
         graph(
-            X, "%a : f32[M, D] = neg %x", "%b : f32[M, D] = neg %x", "%c : f32[M, D] = neg %a",
-            "%d : f32[M, D] = neg %b", "%y : f32[M, D] = add %c, %d", "%y",
+            X,
+            "%a : f32[M, D] = neg %x",
+            "%b : f32[M, D] = neg %x",
+            "%c : f32[M, D] = neg %a",
+            "%d : f32[M, D] = neg %b",
+            "%y : f32[M, D] = add %c, %d",
+            "%y",
         ),
         graph(X, "%a : f32[M, D] = neg %x", "%c : f32[M, D] = neg %a", "%y : f32[M, D] = add %c, %c", "%y"),
     ),
     "cse leaves sub, attributes, signs of zero and results alone": (
         passes.cse,
         same := graph(
-            XR, "%a : f32[M, D] = sub %x, %r", "%b : f32[M, D] = sub %r, %x", "%s : f32[M] = reduce_sum %a {axis=D}",
-            "%t : f32[D] = reduce_sum %b {axis=M}", "%p : f32[] = const {dtype=f32, value=0.0}",
-            "%n : f32[] = const {dtype=f32, value=-0.0}", "%u : f32[M] = add %s, %p", "%v : f32[D] = add %t, %n",
-            "%w : f32[M] = add %s, %p", "%u, %v, %w",
+            XR,
+            "%a : f32[M, D] = sub %x, %r",
+            "%b : f32[M, D] = sub %r, %x",
+            "%s : f32[M] = reduce_sum %a {axis=D}",
+            "%t : f32[D] = reduce_sum %b {axis=M}",
+            "%p : f32[] = const {dtype=f32, value=0.0}",
+            "%n : f32[] = const {dtype=f32, value=-0.0}",
+            "%u : f32[M] = add %s, %p",
+            "%v : f32[D] = add %t, %n",
+            "%w : f32[M] = add %s, %p",
+            "%u, %v, %w",
         ),
         same,
     ),
@@ -67,28 +83,42 @@ TABLE: dict[str, tuple[Pass, Graph, Graph]] = {
         lambda g: passes.decompose(g, 6),
         graph(X, "%m : f32[M] = reduce_mean %x {axis=D}", "%y : f32[M, D] = sub %x, %m", "%y"),
         graph(
-            X, "%m_sum : f32[M] = reduce_sum %x {axis=D}", "%d_size : f32[] = const {dtype=f32, value=6.0}",
-            "%m : f32[M] = div %m_sum, %d_size", "%y : f32[M, D] = sub %x, %m", "%y",
+            X,
+            "%m_sum : f32[M] = reduce_sum %x {axis=D}",
+            "%d_size : f32[] = const {dtype=f32, value=6.0}",
+            "%m : f32[M] = div %m_sum, %d_size",
+            "%y : f32[M, D] = sub %x, %m",
+            "%y",
         ),
     ),
     "decompose leaves M to the launch": (
         lambda g: passes.decompose(g, 6),
         graph(X, "%m : f32[D] = reduce_mean %x {axis=M}", "%m"),
         graph(
-            X, "%m_sum : f32[D] = reduce_sum %x {axis=M}", "%m_size : f32[] = size {axis=M, dtype=f32}",
-            "%m : f32[D] = div %m_sum, %m_size", "%m",
+            X,
+            "%m_sum : f32[D] = reduce_sum %x {axis=M}",
+            "%m_size : f32[] = size {axis=M, dtype=f32}",
+            "%m : f32[D] = div %m_sum, %m_size",
+            "%m",
         ),
     ),
     "decompose writes rsqrt as a root and a division, and D as a number": (
         lambda g: passes.decompose(g, 6),
         graph(
-            "%r: f64[M]", "%n : f64[] = size {axis=D, dtype=f64}", "%s : f64[M] = mul %r, %n",
-            "%y : f64[M] = rsqrt %s", "%y",
+            "%r: f64[M]",
+            "%n : f64[] = size {axis=D, dtype=f64}",
+            "%s : f64[M] = mul %r, %n",
+            "%y : f64[M] = rsqrt %s",
+            "%y",
         ),
         graph(
-            "%r: f64[M]", "%n : f64[] = const {dtype=f64, value=6.0}", "%s : f64[M] = mul %r, %n",
-            "%y_root : f64[M] = sqrt %s", "%one : f64[] = const {dtype=f64, value=1.0}",
-            "%y : f64[M] = div %one, %y_root", "%y",
+            "%r: f64[M]",
+            "%n : f64[] = const {dtype=f64, value=6.0}",
+            "%s : f64[M] = mul %r, %n",
+            "%y_root : f64[M] = sqrt %s",
+            "%one : f64[] = const {dtype=f64, value=1.0}",
+            "%y : f64[M] = div %one, %y_root",
+            "%y",
         ),
     ),
     "place_fma fuses a product into an addition": (
@@ -99,26 +129,43 @@ TABLE: dict[str, tuple[Pass, Graph, Graph]] = {
     "place_fma negates the addend, or the factor with fewer axes": (
         passes.place_fma,
         graph(
-            XR, "%p : f32[M, D] = mul %x, %r", "%a : f32[M, D] = sub %p, %r", "%q : f32[M, D] = mul %x, %r",
-            "%y : f32[M, D] = sub %a, %q", "%y",
+            XR,
+            "%p : f32[M, D] = mul %x, %r",
+            "%a : f32[M, D] = sub %p, %r",
+            "%q : f32[M, D] = mul %x, %r",
+            "%y : f32[M, D] = sub %a, %q",
+            "%y",
         ),
         graph(
-            XR, "%r_neg : f32[M] = neg %r", "%a : f32[M, D] = fma %x, %r, %r_neg", "%r_neg_1 : f32[M] = neg %r",
-            "%y : f32[M, D] = fma %x, %r_neg_1, %a", "%y",
+            XR,
+            "%r_neg : f32[M] = neg %r",
+            "%a : f32[M, D] = fma %x, %r, %r_neg",
+            "%r_neg_1 : f32[M] = neg %r",
+            "%y : f32[M, D] = fma %x, %r_neg_1, %a",
+            "%y",
         ),
     ),
     "place_fma takes the left of two products": (
         passes.place_fma,
         graph(
-            XR, "%p : f32[M, D] = mul %x, %r", "%q : f32[M, D] = mul %x, %x", "%y : f32[M, D] = add %p, %q", "%y"
+            XR,
+            "%p : f32[M, D] = mul %x, %r",
+            "%q : f32[M, D] = mul %x, %x",
+            "%y : f32[M, D] = add %p, %q",
+            "%y",
         ),
         graph(XR, "%q : f32[M, D] = mul %x, %x", "%y : f32[M, D] = fma %x, %r, %q", "%y"),
     ),
     "place_fma leaves a product used twice, and one that is returned": (
         passes.place_fma,
         same := graph(
-            XR, "%p : f32[M, D] = mul %x, %r", "%q : f32[M, D] = mul %x, %x", "%a : f32[M, D] = add %p, %x",
-            "%b : f32[M, D] = add %p, %a", "%y : f32[M, D] = add %q, %b", "%y, %q",
+            XR,
+            "%p : f32[M, D] = mul %x, %r",
+            "%q : f32[M, D] = mul %x, %x",
+            "%a : f32[M, D] = add %p, %x",
+            "%b : f32[M, D] = add %p, %a",
+            "%y : f32[M, D] = add %q, %b",
+            "%y, %q",
         ),
         same,
     ),
@@ -130,25 +177,34 @@ TABLE: dict[str, tuple[Pass, Graph, Graph]] = {
     "order_sums writes the order, and keeps one that is written": (
         lambda g: passes.order_sums(g, 4096),
         graph(
-            "%x: bf16[M, D]", "%a : f32[M, D] = cast %x {to=f32}", "%s : f32[M] = reduce_sum %a {axis=D}",
-            "%t : f32[D] = reduce_sum %a {axis=M}", "%u : f32[M] = reduce_sum %a {axis=D, chunk=2}", "%s, %t, %u",
+            "%x: bf16[M, D]",
+            "%a : f32[M, D] = cast %x {to=f32}",
+            "%s : f32[M] = reduce_sum %a {axis=D}",
+            "%t : f32[D] = reduce_sum %a {axis=M}",
+            "%u : f32[M] = reduce_sum %a {axis=D, chunk=2}",
+            "%s, %t, %u",
         ),
         graph(
-            "%x: bf16[M, D]", "%a : f32[M, D] = cast %x {to=f32}",
+            "%x: bf16[M, D]",
+            "%a : f32[M, D] = cast %x {to=f32}",
             "%s : f32[M] = reduce_sum %a {axis=D, chunk=8, segment=16384}",
             "%t : f32[D] = reduce_sum %a {axis=M, blocks=132, groups=2, strands=16}",
-            "%u : f32[M] = reduce_sum %a {axis=D, chunk=2, segment=16384}", "%s, %t, %u",
+            "%u : f32[M] = reduce_sum %a {axis=D, chunk=2, segment=16384}",
+            "%s, %t, %u",
         ),
     ),
     "save takes values as parameters and drops what only they needed": (
         lambda g: passes.save(g, ("r", "unknown")),
         graph(
-            "%x: f32[M, D], %g: f32[D]", "%m : f32[M] = reduce_mean %x {axis=D}", "%r : f32[M] = neg %m",
-            "%y : f32[M, D] = mul %x, %r", "%y",
+            "%x: f32[M, D], %g: f32[D]",
+            "%m : f32[M] = reduce_mean %x {axis=D}",
+            "%r : f32[M] = neg %m",
+            "%y : f32[M, D] = mul %x, %r",
+            "%y",
         ),
         graph("%x: f32[M, D], %r: f32[M]", "%y : f32[M, D] = mul %x, %r", "%y"),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", TABLE)
@@ -231,7 +287,7 @@ def sums(spec: str, axis: Axis) -> list[int]:
         ("layernorm.bwd,wrt=beta", [], 1),
         ("rmsnorm.bwd,wrt=x", [0], 0),
         ("rmsnorm.bwd,wrt=gamma", [], 1),
-        ("layernorm.bwd,save=none", [0, 1, 2, 2], 2),
+        ("layernorm.bwd,save=none", [0, 0, 1, 2], 2),  # mean(dy gamma) needs no statistic
         ("rmsnorm.bwd,save=none", [0, 1], 1),
     ],
 )
@@ -239,8 +295,7 @@ def test_sums_and_their_phases(spec: str, rows: list[int], columns: int) -> None
     head, _, tail = spec.partition(",")
     for dtype in ("bf16", "f64"):
         text = f"{head}:d=512,dtype={dtype},{tail}"
-        # mean(dy gamma) of a rematerialised backward needs no statistic, so it may come in an earlier phase.
-        assert sorted(sums(text, D)) in (rows, sorted([*rows[:-2], 0, *rows[-1:]])), text
+        assert sorted(sums(text, D)) == rows, text
         assert len(sums(text, M)) == columns
 
 
@@ -277,10 +332,7 @@ def draw(g: Graph, rows: int, d: int, seed: int = 0) -> dict[str, Array]:
     rng = np.random.default_rng([seed, rows, d])
     size = {M: rows, D: d}
     dtypes = {F32: np.float32, F64: np.float64}
-    return {
-        p.name: rng.normal(0.7, 1, [size[a] for a in p.type.axes]).astype(dtypes[p.type.dtype])
-        for p in g.params
-    }
+    return {p.name: rng.normal(0.7, 1, [size[a] for a in p.type.axes]).astype(dtypes[p.type.dtype]) for p in g.params}
 
 
 def every_input(spec: Spec, rows: int = 7) -> dict[str, Array]:
@@ -305,9 +357,7 @@ EXACT = {"cse", "decompose", "save"}
 def test_every_pass_keeps_the_result(text: str) -> None:
     spec = parse_spec(text)
     inputs = every_input(spec)
-    stages = [
-        (n, interpret(g, inputs)) for n, g in spec.trace().items() if n != "vjp" or spec.direction == "bwd"
-    ]
+    stages = [(n, interpret(g, inputs)) for n, g in spec.trace().items() if n != "vjp" or spec.direction == "bwd"]
     for (_, before), (stage, after) in pairwise(stages):
         if stage == "vjp":
             continue  # another function
@@ -315,9 +365,13 @@ def test_every_pass_keeps_the_result(text: str) -> None:
             if stage in EXACT:
                 np.testing.assert_array_equal(value, before[name], err_msg=f"{stage} {name}")
             tolerance = 1e-5 if spec.dtype is F32 else 1e-13
-            np.testing.assert_allclose(
-                value, before[name], rtol=0, atol=tolerance * np.abs(before[name]).max()
-            )
+            np.testing.assert_allclose(value, before[name], rtol=0, atol=tolerance * np.abs(before[name]).max())
+
+
+def unnamed(g: Graph) -> str:
+    """The graph's text, every value called by its number."""
+    number = {str(v): f"%{n}" for n, v in enumerate(g.values().values())}
+    return re.sub(" +", " ", re.sub(r"%\w+", lambda name: number[name[0]], print_graph(g)))
 
 
 @pytest.mark.parametrize("text", SPECS)
@@ -333,9 +387,10 @@ def test_a_pass_that_has_run_has_nothing_to_do(text: str) -> None:
         "order_sums": lambda g: passes.order_sums(g, spec.d),
     }
     for stage, g in spec.trace().items():
-        if stage in again:
+        if stage == "simplify":
+            assert unnamed(again[stage](g)) == unnamed(g)
+        elif stage in again:
             assert print_graph(again[stage](g)) == print_graph(g), stage
-        assert passes.dce(g).results == g.results
 
 
 @pytest.mark.parametrize("name", GRAPHS)
@@ -349,9 +404,7 @@ def test_what_is_rematerialised_has_the_bits_of_what_is_saved(name: str, dtype: 
 
 
 def test_column_orders_are_a_function_of_d_and_dtype() -> None:
-    found = {
-        (d, size): column_order(d, size) for d in (1, 64, 65, 4096, 4097, 16385, 2**20) for size in (2, 4, 8)
-    }
+    found = {(d, size): column_order(d, size) for d in (1, 64, 65, 4096, 4097, 16385, 2**20) for size in (2, 4, 8)}
     orders = {k: (o.groups, o.blocks, o.strands) for k, o in found.items()}
     assert orders[1, 2] == (128, 132, 16)
     assert orders[64, 4] == (128, 132, 16)
@@ -371,9 +424,7 @@ def test_a_gradient_of_nothing_is_refused() -> None:
     forward = parse_spec("layernorm.fwd:d=8").forward()
     with pytest.raises(DerivativeError) as error:
         passes.vjp(forward, ("z",))
-    assert str(error.value) == (
-        "wrt=z: graph @layernorm_fwd has no input 'z'; its inputs are x, gamma, beta."
-    )
+    assert str(error.value) == ("wrt=z: graph @layernorm_fwd has no input 'z'; its inputs are x, gamma, beta.")
 
 
 def test_a_gradient_of_an_input_that_does_not_matter_is_refused() -> None:
@@ -384,12 +435,10 @@ def test_a_gradient_of_an_input_that_does_not_matter_is_refused() -> None:
 
 
 def test_a_pass_that_breaks_a_graph_is_named() -> None:
-    with pytest.raises(
-        VerifyError, match=r"^graph @f is malformed after 'decompose': a value is returned twice"
-    ):
-        b = Builder("f")
-        x = b.param("x", F32, M, D)
-        b.build(x, x, stage="decompose")
+    b = Builder("f")
+    x = b.param("x", F32, M, D)
+    with pytest.raises(VerifyError, match=r"^graph @f is malformed after 'cse': a value is returned twice\.$"):
+        b.build(x, x, stage="cse")
 
 
 # ---- graphs of one's own ----

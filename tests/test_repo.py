@@ -73,9 +73,7 @@ def targets(node: ast.AST, path: Path) -> Iterator[str]:
             base = [*package[: len(package) - level + 1]] if level else []
             prefix = ".".join([*base, *([module] if module else [])])
             yield from (f"{prefix}.{alias.name}" for alias in names)
-        case ast.Call(
-            func=ast.Name(id=name) | ast.Attribute(attr=name), args=[ast.Constant(value=str(target)), *_]
-        ):
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=[ast.Constant(value=str(target)), *_]):
             if name in {"import_module", "__import__"}:
                 yield target
 
@@ -163,9 +161,7 @@ def python(*args: str, cwd: Path = ROOT, **env: str) -> str:
 
 
 def test_importing_lngen_imports_neither_cupy_nor_torch() -> None:
-    loaded = python(
-        "-c", "import sys, lngen; print(*{name.partition('.')[0] for name in sys.modules})"
-    ).split()
+    loaded = python("-c", "import sys, lngen; print(*{name.partition('.')[0] for name in sys.modules})").split()
     assert "lngen" in loaded
     assert OPTIONAL.isdisjoint(loaded)
 
@@ -191,9 +187,7 @@ def template_faults(source: str) -> Iterator[str]:
 def test_templates_hold_no_logic() -> None:
     files = [path for path in sorted((ROOT / "templates").rglob("*")) if path.is_file()]
     assert files, "no templates"
-    faults = [
-        (str(p.relative_to(ROOT)), f) for p in files for f in template_faults(p.read_text(encoding="utf-8"))
-    ]
+    faults = [(str(p.relative_to(ROOT)), f) for p in files for f in template_faults(p.read_text(encoding="utf-8"))]
     assert faults == []
 
 
@@ -253,9 +247,7 @@ def test_no_path_of_a_machine_is_written_down() -> None:
 def test_the_readme_says_what_ci_runs() -> None:
     script = (ROOT / ".ci" / "run").read_text(encoding="utf-8").rstrip().splitlines()
     assert script[-1].startswith("pip install ")
-    assert script[-1] in [
-        line.strip() for line in (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
-    ]
+    assert script[-1] in [line.strip() for line in (ROOT / "README.md").read_text(encoding="utf-8").splitlines()]
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
 
 
@@ -270,9 +262,7 @@ def test_data_folders_are_found_beside_the_package() -> None:
     assert data_dir("generated") == ROOT / "generated"
 
 
-def test_a_missing_data_folder_says_where_it_was_expected(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_missing_data_folder_says_where_it_was_expected(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("lngen.data.files", lambda package: tmp_path / package)
     with pytest.raises(MissingError, match=r"'templates' is missing: expected it at .*_data"):
         data_dir("templates")

@@ -16,7 +16,11 @@ from lngen.runtime import launch
 from lngen.runtime.arrays import Layout, library_of
 from lngen.runtime.shapes import check_layout, row_stride
 
-X, GAMMA, MEAN = Value("x", Type(F32, (M, D))), Value("gamma", Type(F32, (D,))), Value("mean", Type(F32, (M,)))
+X, GAMMA, MEAN = (
+    Value("x", Type(F32, (M, D))),
+    Value("gamma", Type(F32, (D,))),
+    Value("mean", Type(F32, (M,))),
+)
 
 
 @pytest.fixture
@@ -88,10 +92,16 @@ def test_a_graph_of_ones_own(arrays: tuple[Any, Any, Any]) -> None:
     [
         (lambda x, g, b: (x, g), "expects the input 'beta', which is missing"),
         (lambda x, g, b: (x, g, b, b), "takes x, gamma, beta, each once; got 4 by position"),
-        (lambda x, g, b: (x[..., :60], g, b), r"'x' is expected to have shape \(..., 64\), .*got \(2, 3, 60\)"),
+        (
+            lambda x, g, b: (x[..., :60], g, b),
+            r"'x' is expected to have shape \(..., 64\), .*got \(2, 3, 60\)",
+        ),
         (lambda x, g, b: (x, g[:3], b), r"'gamma' is expected to have shape \(64,\), got \(3,\)"),
         (lambda x, g, b: (x.astype(np.float64), g, b), "'x' is expected to be f32, got float64; cast it"),
-        (lambda x, g, b: (x, [1.0], b), "'gamma' is expected to be a NumPy array like the first input, got builtins.list"),
+        (
+            lambda x, g, b: (x, [1.0], b),
+            "'gamma' is expected to be a NumPy array like the first input, got builtins.list",
+        ),
         (lambda x, g, b: (3.0, g, b), r"'x' is expected to be an array .*got float"),
     ],
 )
@@ -119,7 +129,10 @@ def test_wrong_name_in_keywords(arrays: tuple[Any, Any, Any]) -> None:
         ({"graph": "layernrom", "d": 4}, "There is no graph 'layernrom', expected one of layernorm, rmsnorm"),
         ({"graph": "layernorm", "d": 0}, "'d' is expected to be a whole number from 1"),
         ({"graph": "layernorm", "d": 4, "epss": 1.0}, "there is no key 'epss'.*did you mean 'eps'"),
-        ({"graph": "layernorm", "d": 4, "schedule": {"forward": ""}}, "schedule= takes the directions fwd and bwd"),
+        (
+            {"graph": "layernorm", "d": 4, "schedule": {"forward": ""}},
+            "schedule= takes the directions fwd and bwd",
+        ),
     ],
 )
 def test_wrong_options(options: dict[str, Any], message: str) -> None:
@@ -139,7 +152,7 @@ def test_an_illegal_schedule_names_its_rule() -> None:
 
 
 def test_a_graph_without_a_result() -> None:
-    with pytest.raises(SpecError, match="graph 'empty' has no result; call b.output"):
+    with pytest.raises(SpecError, match=r"graph 'empty' has no result; call b.output"):
         runtime.compile(Definition("empty", lambda b: None), d=4)
 
 
@@ -161,7 +174,7 @@ def test_no_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def layout(shape: tuple[int, ...], strides: tuple[int, ...], device: int = 0) -> Layout:
-    return Layout("float32", shape, strides, device)
+    return ("float32", shape, strides, device)
 
 
 @pytest.mark.parametrize(
@@ -210,12 +223,10 @@ def test_wrong_device() -> None:
 
 def test_a_torch_tensor_on_the_cpu_is_told_to_move() -> None:
     torch = pytest.importorskip("torch")
-    with pytest.raises(ArrayError, match="'x' .*lies on the CPU; move it there, or pass NumPy arrays"):
+    with pytest.raises(ArrayError, match=r"'x' .*lies on the CPU; move it there, or pass NumPy arrays"):
         runtime.compile("layernorm", d=8).forward(*(torch.ones(s) for s in ((2, 8), (8,), (8,))))
 
 
 def test_library_of_names_the_input() -> None:
-    with pytest.raises(ArrayError, match="'gamma' is expected to be an array .*got str"):
+    with pytest.raises(ArrayError, match=r"'gamma' is expected to be an array .*got str"):
         library_of("text", "gamma")
-
-

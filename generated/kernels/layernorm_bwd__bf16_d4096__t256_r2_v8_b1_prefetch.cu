@@ -3,7 +3,7 @@
 //   regenerate : lngen show layernorm.bwd:d=4096,dtype=bf16 --stage cuda --schedule form=registers,threads=256,rows=2,vec=8,resident=1,prefetch=yes
 //   spec       : layernorm.bwd:d=4096,dtype=bf16
 //   schedule   : form=registers,threads=256,rows=2,vec=8,resident=1,prefetch=yes
-//   ir-sha256  : eb5b64758823
+//   ir-sha256  : 26c9cc852b7b
 //
 // graph @layernorm_bwd(%dy: bf16[M, D], %x: bf16[M, D], %gamma: bf16[D], %mean: f32[M], %rstd: f32[M]) -> (bf16[M, D], bf16[D], bf16[D]) {
 //   %x32                    : f32[M, D]  = cast %x {to=f32}
@@ -15,13 +15,13 @@
 //   %mean_dy_gamma_sum      : f32[M]     = reduce_sum %dy_gamma {axis=D, chunk=8, segment=16384}
 //   %d_size                 : f32[]      = const {dtype=f32, value=4096.0}
 //   %mean_dy_gamma          : f32[M]     = div %mean_dy_gamma_sum, %d_size
-//   %dx32_part_part         : f32[M, D]  = sub %dy_gamma, %mean_dy_gamma
+//   %dx32_part              : f32[M, D]  = sub %dy_gamma, %mean_dy_gamma
 //   %dy_gamma_xhat          : f32[M, D]  = mul %dy_gamma, %xhat
 //   %mean_dy_gamma_xhat_sum : f32[M]     = reduce_sum %dy_gamma_xhat {axis=D, chunk=8, segment=16384}
 //   %mean_dy_gamma_xhat     : f32[M]     = div %mean_dy_gamma_xhat_sum, %d_size
 //   %mean_dy_gamma_xhat_neg : f32[M]     = neg %mean_dy_gamma_xhat
-//   %dx32_part              : f32[M, D]  = fma %xhat, %mean_dy_gamma_xhat_neg, %dx32_part_part
-//   %dx32                   : f32[M, D]  = mul %rstd, %dx32_part
+//   %dx32_part_1            : f32[M, D]  = fma %xhat, %mean_dy_gamma_xhat_neg, %dx32_part
+//   %dx32                   : f32[M, D]  = mul %rstd, %dx32_part_1
 //   %dx                     : bf16[M, D] = cast %dx32 {to=bf16}
 //   %dy_xhat                : f32[M, D]  = mul %dy32, %xhat
 //   %sum_dy_xhat            : f32[D]     = reduce_sum %dy_xhat {axis=M, blocks=132, groups=2, strands=16}
@@ -247,7 +247,7 @@ layernorm_bwd__bf16_d4096__t256_r2_v8_b1_prefetch__rows(
     int turn = 0;
     const int group = threadIdx.x / THREADS;
     const int lane = threadIdx.x % THREADS;
-    const float d_size = 4096.0f;                              // %d_size : f32[] = const {dtype=f32, value=4096.0}
+    const float d_size = 4096.0f;  // %d_size : f32[] = const {dtype=f32, value=4096.0}
 
     real sum_dy_xhat_acc[SLOTS][CHUNK];
     real sum_dy_acc[SLOTS][CHUNK];
@@ -297,7 +297,7 @@ layernorm_bwd__bf16_d4096__t256_r2_v8_b1_prefetch__rows(
         const float mean = mean_next;
         const float rstd = rstd_next;
         if (PREFETCH) load(row + step);
-        
+
         // ---- phase 0 ----
         real chunks_0[2][SLOTS];
         #pragma unroll
@@ -309,29 +309,29 @@ layernorm_bwd__bf16_d4096__t256_r2_v8_b1_prefetch__rows(
             real mean_dy_gamma_xhat_sum_chunk = ABSENT;
             #pragma unroll
             for (int i = 0; i < CHUNK; ++i) {
-                const float x32 = f32_from_bf16(x[k][i]);                  // %x32 : f32[M, D] = cast %x {to=f32}
-                const float gamma32 = f32_from_bf16(gamma[i]);             // %gamma32 : f32[D] = cast %gamma {to=f32}
-                const float xc = x32 - mean;                               // %xc : f32[M, D] = sub %x32, %mean
-                const float xhat = xc * rstd;                              // %xhat : f32[M, D] = mul %xc, %rstd
-                const float dy32 = f32_from_bf16(dy[k][i]);                // %dy32 : f32[M, D] = cast %dy {to=f32}
-                const float dy_gamma = dy32 * gamma32;                     // %dy_gamma : f32[M, D] = mul %dy32, %gamma32
-                const float dy_gamma_xhat = dy_gamma * xhat;               // %dy_gamma_xhat : f32[M, D] = mul %dy_gamma, %xhat
-                const float dy_xhat = dy32 * xhat;                         // %dy_xhat : f32[M, D] = mul %dy32, %xhat
-                mean_dy_gamma_sum_chunk = mean_dy_gamma_sum_chunk + dy_gamma; // %mean_dy_gamma_sum : f32[M] = reduce_sum %dy_gamma {axis=D, chunk=8, segment=16384}
-                mean_dy_gamma_xhat_sum_chunk = mean_dy_gamma_xhat_sum_chunk + dy_gamma_xhat; // %mean_dy_gamma_xhat_sum : f32[M] = reduce_sum %dy_gamma_xhat {axis=D, chunk=8, segment=16384}
-                if (live) sum_dy_xhat_acc[k][i] = sum_dy_xhat_acc[k][i] + dy_xhat; // %sum_dy_xhat : f32[D] = reduce_sum %dy_xhat {axis=M, blocks=132, groups=2, strands=16}
-                if (live) sum_dy_acc[k][i] = sum_dy_acc[k][i] + dy32;      // %sum_dy : f32[D] = reduce_sum %dy32 {axis=M, blocks=132, groups=2, strands=16}
+                const float x32 = f32_from_bf16(x[k][i]);                                     // %x32 : f32[M, D] = cast %x {to=f32}
+                const float gamma32 = f32_from_bf16(gamma[i]);                                // %gamma32 : f32[D] = cast %gamma {to=f32}
+                const float xc = x32 - mean;                                                  // %xc : f32[M, D] = sub %x32, %mean
+                const float xhat = xc * rstd;                                                 // %xhat : f32[M, D] = mul %xc, %rstd
+                const float dy32 = f32_from_bf16(dy[k][i]);                                   // %dy32 : f32[M, D] = cast %dy {to=f32}
+                const float dy_gamma = dy32 * gamma32;                                        // %dy_gamma : f32[M, D] = mul %dy32, %gamma32
+                const float dy_gamma_xhat = dy_gamma * xhat;                                  // %dy_gamma_xhat : f32[M, D] = mul %dy_gamma, %xhat
+                const float dy_xhat = dy32 * xhat;                                            // %dy_xhat : f32[M, D] = mul %dy32, %xhat
+                mean_dy_gamma_sum_chunk = mean_dy_gamma_sum_chunk + dy_gamma;                 // %mean_dy_gamma_sum : f32[M] = reduce_sum %dy_gamma {axis=D, chunk=8, segment=16384}
+                mean_dy_gamma_xhat_sum_chunk = mean_dy_gamma_xhat_sum_chunk + dy_gamma_xhat;  // %mean_dy_gamma_xhat_sum : f32[M] = reduce_sum %dy_gamma_xhat {axis=D, chunk=8, segment=16384}
+                if (live) sum_dy_xhat_acc[k][i] = sum_dy_xhat_acc[k][i] + dy_xhat;            // %sum_dy_xhat : f32[D] = reduce_sum %dy_xhat {axis=M, blocks=132, groups=2, strands=16}
+                if (live) sum_dy_acc[k][i] = sum_dy_acc[k][i] + dy32;                         // %sum_dy : f32[D] = reduce_sum %dy32 {axis=M, blocks=132, groups=2, strands=16}
             }
             chunks_0[0][k] = EXACT || col < D ? mean_dy_gamma_sum_chunk : ABSENT;
             chunks_0[1][k] = EXACT || col < D ? mean_dy_gamma_xhat_sum_chunk : ABSENT;
         }
         real sums_0[2];
         row_sums<THREADS, ROWS, 2, SEGMENT_SLOTS>(sums_0, chunks_0, scratch, turn, group, lane);
-        const real mean_dy_gamma_sum = sums_0[0];                  // %mean_dy_gamma_sum : f32[M] = reduce_sum %dy_gamma {axis=D, chunk=8, segment=16384}
-        const real mean_dy_gamma_xhat_sum = sums_0[1];             // %mean_dy_gamma_xhat_sum : f32[M] = reduce_sum %dy_gamma_xhat {axis=D, chunk=8, segment=16384}
-        const float mean_dy_gamma = mean_dy_gamma_sum / d_size;    // %mean_dy_gamma : f32[M] = div %mean_dy_gamma_sum, %d_size
-        const float mean_dy_gamma_xhat = mean_dy_gamma_xhat_sum / d_size; // %mean_dy_gamma_xhat : f32[M] = div %mean_dy_gamma_xhat_sum, %d_size
-        const float mean_dy_gamma_xhat_neg = -mean_dy_gamma_xhat;  // %mean_dy_gamma_xhat_neg : f32[M] = neg %mean_dy_gamma_xhat
+        const real mean_dy_gamma_sum = sums_0[0];  // %mean_dy_gamma_sum : f32[M] = reduce_sum %dy_gamma {axis=D, chunk=8, segment=16384}
+        const real mean_dy_gamma_xhat_sum = sums_0[1];  // %mean_dy_gamma_xhat_sum : f32[M] = reduce_sum %dy_gamma_xhat {axis=D, chunk=8, segment=16384}
+        const float mean_dy_gamma = mean_dy_gamma_sum / d_size;            // %mean_dy_gamma : f32[M] = div %mean_dy_gamma_sum, %d_size
+        const float mean_dy_gamma_xhat = mean_dy_gamma_xhat_sum / d_size;  // %mean_dy_gamma_xhat : f32[M] = div %mean_dy_gamma_xhat_sum, %d_size
+        const float mean_dy_gamma_xhat_neg = -mean_dy_gamma_xhat;          // %mean_dy_gamma_xhat_neg : f32[M] = neg %mean_dy_gamma_xhat
 
         // ---- phase 1 ----
         #pragma unroll
@@ -342,16 +342,16 @@ layernorm_bwd__bf16_d4096__t256_r2_v8_b1_prefetch__rows(
             bf16 dx_out[CHUNK];
             #pragma unroll
             for (int i = 0; i < CHUNK; ++i) {
-                const float x32 = f32_from_bf16(x[k][i]);                  // %x32 : f32[M, D] = cast %x {to=f32}
-                const float gamma32 = f32_from_bf16(gamma[i]);             // %gamma32 : f32[D] = cast %gamma {to=f32}
-                const float xc = x32 - mean;                               // %xc : f32[M, D] = sub %x32, %mean
-                const float xhat = xc * rstd;                              // %xhat : f32[M, D] = mul %xc, %rstd
-                const float dy32 = f32_from_bf16(dy[k][i]);                // %dy32 : f32[M, D] = cast %dy {to=f32}
-                const float dy_gamma = dy32 * gamma32;                     // %dy_gamma : f32[M, D] = mul %dy32, %gamma32
-                const float dx32_part_part = dy_gamma - mean_dy_gamma;     // %dx32_part_part : f32[M, D] = sub %dy_gamma, %mean_dy_gamma
-                const float dx32_part = fmaf(xhat, mean_dy_gamma_xhat_neg, dx32_part_part); // %dx32_part : f32[M, D] = fma %xhat, %mean_dy_gamma_xhat_neg, %dx32_part_part
-                const float dx32 = rstd * dx32_part;                       // %dx32 : f32[M, D] = mul %rstd, %dx32_part
-                const bf16 dx = bf16_from_f32(dx32);                       // %dx : bf16[M, D] = cast %dx32 {to=bf16}
+                const float x32 = f32_from_bf16(x[k][i]);                                 // %x32 : f32[M, D] = cast %x {to=f32}
+                const float gamma32 = f32_from_bf16(gamma[i]);                            // %gamma32 : f32[D] = cast %gamma {to=f32}
+                const float xc = x32 - mean;                                              // %xc : f32[M, D] = sub %x32, %mean
+                const float xhat = xc * rstd;                                             // %xhat : f32[M, D] = mul %xc, %rstd
+                const float dy32 = f32_from_bf16(dy[k][i]);                               // %dy32 : f32[M, D] = cast %dy {to=f32}
+                const float dy_gamma = dy32 * gamma32;                                    // %dy_gamma : f32[M, D] = mul %dy32, %gamma32
+                const float dx32_part = dy_gamma - mean_dy_gamma;                         // %dx32_part : f32[M, D] = sub %dy_gamma, %mean_dy_gamma
+                const float dx32_part_1 = fmaf(xhat, mean_dy_gamma_xhat_neg, dx32_part);  // %dx32_part_1 : f32[M, D] = fma %xhat, %mean_dy_gamma_xhat_neg, %dx32_part
+                const float dx32 = rstd * dx32_part_1;                                    // %dx32 : f32[M, D] = mul %rstd, %dx32_part_1
+                const bf16 dx = bf16_from_f32(dx32);                                      // %dx : bf16[M, D] = cast %dx32 {to=bf16}
                 dx_out[i] = dx;
             }
             if (live) store_chunk<VEC, D>(dx_ptr + row * dx_stride, dx_out, col);
@@ -361,6 +361,7 @@ layernorm_bwd__bf16_d4096__t256_r2_v8_b1_prefetch__rows(
     store_partial<THREADS, ROWS, VEC, D>(sum_dy_xhat_partial_ptr + static_cast<long long>(blockIdx.x) * D, sum_dy_xhat_acc, scratch, group, lane);
     store_partial<THREADS, ROWS, VEC, D>(sum_dy_partial_ptr + static_cast<long long>(blockIdx.x) * D, sum_dy_acc, scratch, group, lane);
 }
+
 // Adds the partial rows: strand s takes the partial rows b with b % STRANDS == s in increasing order, then the
 // strands are folded. The sum of no rows is zero.
 extern "C" __global__ void __launch_bounds__(512, 1)
@@ -410,8 +411,8 @@ layernorm_bwd__bf16_d4096__t256_r2_v8_b1_prefetch__finish(
     __syncthreads();
 
     if (strand > 0 || col >= D) return;
-    const bf16 dgamma = bf16_from_f32(sum_dy_xhat);            // %dgamma : bf16[D] = cast %sum_dy_xhat {to=bf16}
-    const bf16 dbeta = bf16_from_f32(sum_dy);                  // %dbeta : bf16[D] = cast %sum_dy {to=bf16}
+    const bf16 dgamma = bf16_from_f32(sum_dy_xhat);  // %dgamma : bf16[D] = cast %sum_dy_xhat {to=bf16}
+    const bf16 dbeta = bf16_from_f32(sum_dy);        // %dbeta : bf16[D] = cast %sum_dy {to=bf16}
     dgamma_ptr[col] = dgamma;
     dbeta_ptr[col] = dbeta;
 }

@@ -3,7 +3,7 @@
 //   regenerate : lngen show layernorm.bwd:d=1000,dtype=f32 --stage cuda --schedule form=registers,threads=64,rows=8,vec=4,resident=1,prefetch=no
 //   spec       : layernorm.bwd:d=1000,dtype=f32
 //   schedule   : form=registers,threads=64,rows=8,vec=4,resident=1,prefetch=no
-//   ir-sha256  : 7404776d35f3
+//   ir-sha256  : ad5c49e16911
 //
 // graph @layernorm_bwd(%dy: f32[M, D], %x: f32[M, D], %gamma: f32[D], %mean: f32[M], %rstd: f32[M]) -> (f32[M, D], f32[D], f32[D]) {
 //   %x32                    : f32[M, D] = cast %x {to=f32}
@@ -14,13 +14,13 @@
 //   %mean_dy_gamma_sum      : f32[M]    = reduce_sum %dy_gamma {axis=D, chunk=4, segment=8192}
 //   %d_size                 : f32[]     = const {dtype=f32, value=1000.0}
 //   %mean_dy_gamma          : f32[M]    = div %mean_dy_gamma_sum, %d_size
-//   %dx32_part_part         : f32[M, D] = sub %dy_gamma, %mean_dy_gamma
+//   %dx32_part              : f32[M, D] = sub %dy_gamma, %mean_dy_gamma
 //   %dy_gamma_xhat          : f32[M, D] = mul %dy_gamma, %xhat
 //   %mean_dy_gamma_xhat_sum : f32[M]    = reduce_sum %dy_gamma_xhat {axis=D, chunk=4, segment=8192}
 //   %mean_dy_gamma_xhat     : f32[M]    = div %mean_dy_gamma_xhat_sum, %d_size
 //   %mean_dy_gamma_xhat_neg : f32[M]    = neg %mean_dy_gamma_xhat
-//   %dx32_part              : f32[M, D] = fma %xhat, %mean_dy_gamma_xhat_neg, %dx32_part_part
-//   %dx32                   : f32[M, D] = mul %rstd, %dx32_part
+//   %dx32_part_1            : f32[M, D] = fma %xhat, %mean_dy_gamma_xhat_neg, %dx32_part
+//   %dx32                   : f32[M, D] = mul %rstd, %dx32_part_1
 //   %dx                     : f32[M, D] = cast %dx32 {to=f32}
 //   %dy_xhat                : f32[M, D] = mul %dy, %xhat
 //   %sum_dy_xhat            : f32[D]    = reduce_sum %dy_xhat {axis=M, blocks=132, groups=8, strands=16}
@@ -226,7 +226,7 @@ layernorm_bwd__f32_d1000__t64_r8_v4_b1__rows(
     int turn = 0;
     const int group = threadIdx.x / THREADS;
     const int lane = threadIdx.x % THREADS;
-    const float d_size = 1000.0f;                              // %d_size : f32[] = const {dtype=f32, value=1000.0}
+    const float d_size = 1000.0f;  // %d_size : f32[] = const {dtype=f32, value=1000.0}
 
     real sum_dy_xhat_acc[SLOTS][CHUNK];
     real sum_dy_acc[SLOTS][CHUNK];
@@ -276,7 +276,7 @@ layernorm_bwd__f32_d1000__t64_r8_v4_b1__rows(
         const float mean = mean_next;
         const float rstd = rstd_next;
         if (PREFETCH) load(row + step);
-        
+
         // ---- phase 0 ----
         real chunks_0[2][SLOTS];
         #pragma unroll
@@ -288,28 +288,28 @@ layernorm_bwd__f32_d1000__t64_r8_v4_b1__rows(
             real mean_dy_gamma_xhat_sum_chunk = ABSENT;
             #pragma unroll
             for (int i = 0; i < CHUNK; ++i) {
-                const float x32 = x[k][i];                                 // %x32 : f32[M, D] = cast %x {to=f32}
-                const float gamma32 = gamma[i];                            // %gamma32 : f32[D] = cast %gamma {to=f32}
-                const float xc = x32 - mean;                               // %xc : f32[M, D] = sub %x32, %mean
-                const float xhat = xc * rstd;                              // %xhat : f32[M, D] = mul %xc, %rstd
-                const float dy_gamma = dy[k][i] * gamma32;                 // %dy_gamma : f32[M, D] = mul %dy, %gamma32
-                const float dy_gamma_xhat = dy_gamma * xhat;               // %dy_gamma_xhat : f32[M, D] = mul %dy_gamma, %xhat
-                const float dy_xhat = dy[k][i] * xhat;                     // %dy_xhat : f32[M, D] = mul %dy, %xhat
-                mean_dy_gamma_sum_chunk = mean_dy_gamma_sum_chunk + dy_gamma; // %mean_dy_gamma_sum : f32[M] = reduce_sum %dy_gamma {axis=D, chunk=4, segment=8192}
-                mean_dy_gamma_xhat_sum_chunk = mean_dy_gamma_xhat_sum_chunk + dy_gamma_xhat; // %mean_dy_gamma_xhat_sum : f32[M] = reduce_sum %dy_gamma_xhat {axis=D, chunk=4, segment=8192}
-                if (live) sum_dy_xhat_acc[k][i] = sum_dy_xhat_acc[k][i] + dy_xhat; // %sum_dy_xhat : f32[D] = reduce_sum %dy_xhat {axis=M, blocks=132, groups=8, strands=16}
-                if (live) sum_dy_acc[k][i] = sum_dy_acc[k][i] + dy[k][i];  // %sum_dy : f32[D] = reduce_sum %dy {axis=M, blocks=132, groups=8, strands=16}
+                const float x32 = x[k][i];                                                    // %x32 : f32[M, D] = cast %x {to=f32}
+                const float gamma32 = gamma[i];                                               // %gamma32 : f32[D] = cast %gamma {to=f32}
+                const float xc = x32 - mean;                                                  // %xc : f32[M, D] = sub %x32, %mean
+                const float xhat = xc * rstd;                                                 // %xhat : f32[M, D] = mul %xc, %rstd
+                const float dy_gamma = dy[k][i] * gamma32;                                    // %dy_gamma : f32[M, D] = mul %dy, %gamma32
+                const float dy_gamma_xhat = dy_gamma * xhat;                                  // %dy_gamma_xhat : f32[M, D] = mul %dy_gamma, %xhat
+                const float dy_xhat = dy[k][i] * xhat;                                        // %dy_xhat : f32[M, D] = mul %dy, %xhat
+                mean_dy_gamma_sum_chunk = mean_dy_gamma_sum_chunk + dy_gamma;                 // %mean_dy_gamma_sum : f32[M] = reduce_sum %dy_gamma {axis=D, chunk=4, segment=8192}
+                mean_dy_gamma_xhat_sum_chunk = mean_dy_gamma_xhat_sum_chunk + dy_gamma_xhat;  // %mean_dy_gamma_xhat_sum : f32[M] = reduce_sum %dy_gamma_xhat {axis=D, chunk=4, segment=8192}
+                if (live) sum_dy_xhat_acc[k][i] = sum_dy_xhat_acc[k][i] + dy_xhat;            // %sum_dy_xhat : f32[D] = reduce_sum %dy_xhat {axis=M, blocks=132, groups=8, strands=16}
+                if (live) sum_dy_acc[k][i] = sum_dy_acc[k][i] + dy[k][i];                     // %sum_dy : f32[D] = reduce_sum %dy {axis=M, blocks=132, groups=8, strands=16}
             }
             chunks_0[0][k] = EXACT || col < D ? mean_dy_gamma_sum_chunk : ABSENT;
             chunks_0[1][k] = EXACT || col < D ? mean_dy_gamma_xhat_sum_chunk : ABSENT;
         }
         real sums_0[2];
         row_sums<THREADS, ROWS, 2, SEGMENT_SLOTS>(sums_0, chunks_0, scratch, turn, group, lane);
-        const real mean_dy_gamma_sum = sums_0[0];                  // %mean_dy_gamma_sum : f32[M] = reduce_sum %dy_gamma {axis=D, chunk=4, segment=8192}
-        const real mean_dy_gamma_xhat_sum = sums_0[1];             // %mean_dy_gamma_xhat_sum : f32[M] = reduce_sum %dy_gamma_xhat {axis=D, chunk=4, segment=8192}
-        const float mean_dy_gamma = mean_dy_gamma_sum / d_size;    // %mean_dy_gamma : f32[M] = div %mean_dy_gamma_sum, %d_size
-        const float mean_dy_gamma_xhat = mean_dy_gamma_xhat_sum / d_size; // %mean_dy_gamma_xhat : f32[M] = div %mean_dy_gamma_xhat_sum, %d_size
-        const float mean_dy_gamma_xhat_neg = -mean_dy_gamma_xhat;  // %mean_dy_gamma_xhat_neg : f32[M] = neg %mean_dy_gamma_xhat
+        const real mean_dy_gamma_sum = sums_0[0];  // %mean_dy_gamma_sum : f32[M] = reduce_sum %dy_gamma {axis=D, chunk=4, segment=8192}
+        const real mean_dy_gamma_xhat_sum = sums_0[1];  // %mean_dy_gamma_xhat_sum : f32[M] = reduce_sum %dy_gamma_xhat {axis=D, chunk=4, segment=8192}
+        const float mean_dy_gamma = mean_dy_gamma_sum / d_size;            // %mean_dy_gamma : f32[M] = div %mean_dy_gamma_sum, %d_size
+        const float mean_dy_gamma_xhat = mean_dy_gamma_xhat_sum / d_size;  // %mean_dy_gamma_xhat : f32[M] = div %mean_dy_gamma_xhat_sum, %d_size
+        const float mean_dy_gamma_xhat_neg = -mean_dy_gamma_xhat;          // %mean_dy_gamma_xhat_neg : f32[M] = neg %mean_dy_gamma_xhat
 
         // ---- phase 1 ----
         #pragma unroll
@@ -320,15 +320,15 @@ layernorm_bwd__f32_d1000__t64_r8_v4_b1__rows(
             float dx_out[CHUNK];
             #pragma unroll
             for (int i = 0; i < CHUNK; ++i) {
-                const float x32 = x[k][i];                                 // %x32 : f32[M, D] = cast %x {to=f32}
-                const float gamma32 = gamma[i];                            // %gamma32 : f32[D] = cast %gamma {to=f32}
-                const float xc = x32 - mean;                               // %xc : f32[M, D] = sub %x32, %mean
-                const float xhat = xc * rstd;                              // %xhat : f32[M, D] = mul %xc, %rstd
-                const float dy_gamma = dy[k][i] * gamma32;                 // %dy_gamma : f32[M, D] = mul %dy, %gamma32
-                const float dx32_part_part = dy_gamma - mean_dy_gamma;     // %dx32_part_part : f32[M, D] = sub %dy_gamma, %mean_dy_gamma
-                const float dx32_part = fmaf(xhat, mean_dy_gamma_xhat_neg, dx32_part_part); // %dx32_part : f32[M, D] = fma %xhat, %mean_dy_gamma_xhat_neg, %dx32_part_part
-                const float dx32 = rstd * dx32_part;                       // %dx32 : f32[M, D] = mul %rstd, %dx32_part
-                const float dx = dx32;                                     // %dx : f32[M, D] = cast %dx32 {to=f32}
+                const float x32 = x[k][i];                                                // %x32 : f32[M, D] = cast %x {to=f32}
+                const float gamma32 = gamma[i];                                           // %gamma32 : f32[D] = cast %gamma {to=f32}
+                const float xc = x32 - mean;                                              // %xc : f32[M, D] = sub %x32, %mean
+                const float xhat = xc * rstd;                                             // %xhat : f32[M, D] = mul %xc, %rstd
+                const float dy_gamma = dy[k][i] * gamma32;                                // %dy_gamma : f32[M, D] = mul %dy, %gamma32
+                const float dx32_part = dy_gamma - mean_dy_gamma;                         // %dx32_part : f32[M, D] = sub %dy_gamma, %mean_dy_gamma
+                const float dx32_part_1 = fmaf(xhat, mean_dy_gamma_xhat_neg, dx32_part);  // %dx32_part_1 : f32[M, D] = fma %xhat, %mean_dy_gamma_xhat_neg, %dx32_part
+                const float dx32 = rstd * dx32_part_1;                                    // %dx32 : f32[M, D] = mul %rstd, %dx32_part_1
+                const float dx = dx32;                                                    // %dx : f32[M, D] = cast %dx32 {to=f32}
                 dx_out[i] = dx;
             }
             if (live) store_chunk<VEC, D>(dx_ptr + row * dx_stride, dx_out, col);
@@ -338,6 +338,7 @@ layernorm_bwd__f32_d1000__t64_r8_v4_b1__rows(
     store_partial<THREADS, ROWS, VEC, D>(sum_dy_xhat_partial_ptr + static_cast<long long>(blockIdx.x) * D, sum_dy_xhat_acc, scratch, group, lane);
     store_partial<THREADS, ROWS, VEC, D>(sum_dy_partial_ptr + static_cast<long long>(blockIdx.x) * D, sum_dy_acc, scratch, group, lane);
 }
+
 // Adds the partial rows: strand s takes the partial rows b with b % STRANDS == s in increasing order, then the
 // strands are folded. The sum of no rows is zero.
 extern "C" __global__ void __launch_bounds__(512, 1)
@@ -387,8 +388,8 @@ layernorm_bwd__f32_d1000__t64_r8_v4_b1__finish(
     __syncthreads();
 
     if (strand > 0 || col >= D) return;
-    const float dgamma = sum_dy_xhat;                          // %dgamma : f32[D] = cast %sum_dy_xhat {to=f32}
-    const float dbeta = sum_dy;                                // %dbeta : f32[D] = cast %sum_dy {to=f32}
+    const float dgamma = sum_dy_xhat;  // %dgamma : f32[D] = cast %sum_dy_xhat {to=f32}
+    const float dbeta = sum_dy;        // %dbeta : f32[D] = cast %sum_dy {to=f32}
     dgamma_ptr[col] = dgamma;
     dbeta_ptr[col] = dbeta;
 }

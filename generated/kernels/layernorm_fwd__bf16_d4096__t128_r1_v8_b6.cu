@@ -219,10 +219,10 @@ layernorm_fwd__bf16_d4096__t128_r1_v8_b6__rows(
         const int col = (k * THREADS + lane) * CHUNK;
         load_chunk<VEC, D>(x[k], x_ptr + r * x_stride, col);
     }
-    const float d_size = 4096.0f;                              // %d_size : f32[] = const {dtype=f32, value=4096.0}
-    const float eps = 1e-05f;                                  // %eps : f32[] = const {dtype=f32, value=1e-05}
-    const float one = 1.0f;                                    // %one : f32[] = const {dtype=f32, value=1.0}
-    
+    const float d_size = 4096.0f;  // %d_size : f32[] = const {dtype=f32, value=4096.0}
+    const float eps = 1e-05f;      // %eps : f32[] = const {dtype=f32, value=1e-05}
+    const float one = 1.0f;        // %one : f32[] = const {dtype=f32, value=1.0}
+
     // ---- phase 0 ----
     real chunks_0[1][SLOTS];
     #pragma unroll
@@ -231,15 +231,15 @@ layernorm_fwd__bf16_d4096__t128_r1_v8_b6__rows(
         real mean_sum_chunk = ABSENT;
         #pragma unroll
         for (int i = 0; i < CHUNK; ++i) {
-            const float x32 = f32_from_bf16(x[k][i]);                  // %x32 : f32[M, D] = cast %x {to=f32}
-            mean_sum_chunk = mean_sum_chunk + x32;                     // %mean_sum : f32[M] = reduce_sum %x32 {axis=D, chunk=8, segment=16384}
+            const float x32 = f32_from_bf16(x[k][i]);  // %x32 : f32[M, D] = cast %x {to=f32}
+            mean_sum_chunk = mean_sum_chunk + x32;     // %mean_sum : f32[M] = reduce_sum %x32 {axis=D, chunk=8, segment=16384}
         }
         chunks_0[0][k] = EXACT || col < D ? mean_sum_chunk : ABSENT;
     }
     real sums_0[1];
     row_sums<THREADS, ROWS, 1, SEGMENT_SLOTS>(sums_0, chunks_0, scratch, turn, group, lane);
-    const real mean_sum = sums_0[0];                           // %mean_sum : f32[M] = reduce_sum %x32 {axis=D, chunk=8, segment=16384}
-    const float mean = mean_sum / d_size;                      // %mean : f32[M] = div %mean_sum, %d_size
+    const real mean_sum = sums_0[0];  // %mean_sum : f32[M] = reduce_sum %x32 {axis=D, chunk=8, segment=16384}
+    const float mean = mean_sum / d_size;  // %mean : f32[M] = div %mean_sum, %d_size
     if (live && lane == 0) mean_ptr[row] = mean;
 
     // ---- phase 1 ----
@@ -250,20 +250,20 @@ layernorm_fwd__bf16_d4096__t128_r1_v8_b6__rows(
         real var_sum_chunk = ABSENT;
         #pragma unroll
         for (int i = 0; i < CHUNK; ++i) {
-            const float x32 = f32_from_bf16(x[k][i]);                  // %x32 : f32[M, D] = cast %x {to=f32}
-            const float xc = x32 - mean;                               // %xc : f32[M, D] = sub %x32, %mean
-            const float xc2 = xc * xc;                                 // %xc2 : f32[M, D] = mul %xc, %xc
-            var_sum_chunk = var_sum_chunk + xc2;                       // %var_sum : f32[M] = reduce_sum %xc2 {axis=D, chunk=8, segment=16384}
+            const float x32 = f32_from_bf16(x[k][i]);  // %x32 : f32[M, D] = cast %x {to=f32}
+            const float xc = x32 - mean;               // %xc : f32[M, D] = sub %x32, %mean
+            const float xc2 = xc * xc;                 // %xc2 : f32[M, D] = mul %xc, %xc
+            var_sum_chunk = var_sum_chunk + xc2;       // %var_sum : f32[M] = reduce_sum %xc2 {axis=D, chunk=8, segment=16384}
         }
         chunks_1[0][k] = EXACT || col < D ? var_sum_chunk : ABSENT;
     }
     real sums_1[1];
     row_sums<THREADS, ROWS, 1, SEGMENT_SLOTS>(sums_1, chunks_1, scratch, turn, group, lane);
-    const real var_sum = sums_1[0];                            // %var_sum : f32[M] = reduce_sum %xc2 {axis=D, chunk=8, segment=16384}
-    const float var = var_sum / d_size;                        // %var : f32[M] = div %var_sum, %d_size
-    const float veps = var + eps;                              // %veps : f32[M] = add %var, %eps
-    const float rstd_root = sqrtf(veps);                       // %rstd_root : f32[M] = sqrt %veps
-    const float rstd = one / rstd_root;                        // %rstd : f32[M] = div %one, %rstd_root
+    const real var_sum = sums_1[0];  // %var_sum : f32[M] = reduce_sum %xc2 {axis=D, chunk=8, segment=16384}
+    const float var = var_sum / d_size;   // %var : f32[M] = div %var_sum, %d_size
+    const float veps = var + eps;         // %veps : f32[M] = add %var, %eps
+    const float rstd_root = sqrtf(veps);  // %rstd_root : f32[M] = sqrt %veps
+    const float rstd = one / rstd_root;   // %rstd : f32[M] = div %one, %rstd_root
     if (live && lane == 0) rstd_ptr[row] = rstd;
 
     // ---- phase 2 ----
@@ -277,13 +277,13 @@ layernorm_fwd__bf16_d4096__t128_r1_v8_b6__rows(
         bf16 y_out[CHUNK];
         #pragma unroll
         for (int i = 0; i < CHUNK; ++i) {
-            const float x32 = f32_from_bf16(x[k][i]);                  // %x32 : f32[M, D] = cast %x {to=f32}
-            const float gamma32 = f32_from_bf16(gamma[i]);             // %gamma32 : f32[D] = cast %gamma {to=f32}
-            const float beta32 = f32_from_bf16(beta[i]);               // %beta32 : f32[D] = cast %beta {to=f32}
-            const float xc = x32 - mean;                               // %xc : f32[M, D] = sub %x32, %mean
-            const float xhat = xc * rstd;                              // %xhat : f32[M, D] = mul %xc, %rstd
-            const float y32 = fmaf(xhat, gamma32, beta32);             // %y32 : f32[M, D] = fma %xhat, %gamma32, %beta32
-            const bf16 y = bf16_from_f32(y32);                         // %y : bf16[M, D] = cast %y32 {to=bf16}
+            const float x32 = f32_from_bf16(x[k][i]);       // %x32 : f32[M, D] = cast %x {to=f32}
+            const float gamma32 = f32_from_bf16(gamma[i]);  // %gamma32 : f32[D] = cast %gamma {to=f32}
+            const float beta32 = f32_from_bf16(beta[i]);    // %beta32 : f32[D] = cast %beta {to=f32}
+            const float xc = x32 - mean;                    // %xc : f32[M, D] = sub %x32, %mean
+            const float xhat = xc * rstd;                   // %xhat : f32[M, D] = mul %xc, %rstd
+            const float y32 = fmaf(xhat, gamma32, beta32);  // %y32 : f32[M, D] = fma %xhat, %gamma32, %beta32
+            const bf16 y = bf16_from_f32(y32);              // %y : bf16[M, D] = cast %y32 {to=bf16}
             y_out[i] = y;
         }
         if (live) store_chunk<VEC, D>(y_ptr + row * y_stride, y_out, col);

@@ -210,9 +210,9 @@ layernorm_fwd__bf16_d65536__t512_r1_v8_b2_stream__rows(
     const int lane = threadIdx.x;
     const long long row = blockIdx.x;
     constexpr bool live = true;
-    const float d_size = 65536.0f;                             // %d_size : f32[] = const {dtype=f32, value=65536.0}
-    const float eps = 1e-05f;                                  // %eps : f32[] = const {dtype=f32, value=1e-05}
-    const float one = 1.0f;                                    // %one : f32[] = const {dtype=f32, value=1.0}
+    const float d_size = 65536.0f;  // %d_size : f32[] = const {dtype=f32, value=65536.0}
+    const float eps = 1e-05f;       // %eps : f32[] = const {dtype=f32, value=1e-05}
+    const float one = 1.0f;         // %one : f32[] = const {dtype=f32, value=1.0}
 
     // ---- phase 0 ----
     real sums_0[1];
@@ -227,8 +227,8 @@ layernorm_fwd__bf16_d65536__t512_r1_v8_b2_stream__rows(
             real mean_sum_chunk = ABSENT;
             #pragma unroll
             for (int i = 0; i < CHUNK; ++i) {
-                const float x32 = f32_from_bf16(x[i]);                     // %x32 : f32[M, D] = cast %x {to=f32}
-                mean_sum_chunk = mean_sum_chunk + x32;                     // %mean_sum : f32[M] = reduce_sum %x32 {axis=D, chunk=8, segment=16384}
+                const float x32 = f32_from_bf16(x[i]);  // %x32 : f32[M, D] = cast %x {to=f32}
+                mean_sum_chunk = mean_sum_chunk + x32;  // %mean_sum : f32[M] = reduce_sum %x32 {axis=D, chunk=8, segment=16384}
             }
             chunks_0[0][k] = EXACT || col < D ? mean_sum_chunk : ABSENT;
         }
@@ -238,8 +238,8 @@ layernorm_fwd__bf16_d65536__t512_r1_v8_b2_stream__rows(
         for (int n = 0; n < 1; ++n)
             sums_0[n] = seg == 0 ? segment_0[n] : sums_0[n] + segment_0[n];
     }
-    const real mean_sum = sums_0[0];                           // %mean_sum : f32[M] = reduce_sum %x32 {axis=D, chunk=8, segment=16384}
-    const float mean = mean_sum / d_size;                      // %mean : f32[M] = div %mean_sum, %d_size
+    const real mean_sum = sums_0[0];  // %mean_sum : f32[M] = reduce_sum %x32 {axis=D, chunk=8, segment=16384}
+    const float mean = mean_sum / d_size;  // %mean : f32[M] = div %mean_sum, %d_size
     if (live && lane == 0) mean_ptr[row] = mean;
 
     // ---- phase 1 ----
@@ -255,10 +255,10 @@ layernorm_fwd__bf16_d65536__t512_r1_v8_b2_stream__rows(
             real var_sum_chunk = ABSENT;
             #pragma unroll
             for (int i = 0; i < CHUNK; ++i) {
-                const float x32 = f32_from_bf16(x[i]);                     // %x32 : f32[M, D] = cast %x {to=f32}
-                const float xc = x32 - mean;                               // %xc : f32[M, D] = sub %x32, %mean
-                const float xc2 = xc * xc;                                 // %xc2 : f32[M, D] = mul %xc, %xc
-                var_sum_chunk = var_sum_chunk + xc2;                       // %var_sum : f32[M] = reduce_sum %xc2 {axis=D, chunk=8, segment=16384}
+                const float x32 = f32_from_bf16(x[i]);  // %x32 : f32[M, D] = cast %x {to=f32}
+                const float xc = x32 - mean;            // %xc : f32[M, D] = sub %x32, %mean
+                const float xc2 = xc * xc;              // %xc2 : f32[M, D] = mul %xc, %xc
+                var_sum_chunk = var_sum_chunk + xc2;    // %var_sum : f32[M] = reduce_sum %xc2 {axis=D, chunk=8, segment=16384}
             }
             chunks_1[0][k] = EXACT || col < D ? var_sum_chunk : ABSENT;
         }
@@ -268,11 +268,11 @@ layernorm_fwd__bf16_d65536__t512_r1_v8_b2_stream__rows(
         for (int n = 0; n < 1; ++n)
             sums_1[n] = seg == 0 ? segment_1[n] : sums_1[n] + segment_1[n];
     }
-    const real var_sum = sums_1[0];                            // %var_sum : f32[M] = reduce_sum %xc2 {axis=D, chunk=8, segment=16384}
-    const float var = var_sum / d_size;                        // %var : f32[M] = div %var_sum, %d_size
-    const float veps = var + eps;                              // %veps : f32[M] = add %var, %eps
-    const float rstd_root = sqrtf(veps);                       // %rstd_root : f32[M] = sqrt %veps
-    const float rstd = one / rstd_root;                        // %rstd : f32[M] = div %one, %rstd_root
+    const real var_sum = sums_1[0];  // %var_sum : f32[M] = reduce_sum %xc2 {axis=D, chunk=8, segment=16384}
+    const float var = var_sum / d_size;   // %var : f32[M] = div %var_sum, %d_size
+    const float veps = var + eps;         // %veps : f32[M] = add %var, %eps
+    const float rstd_root = sqrtf(veps);  // %rstd_root : f32[M] = sqrt %veps
+    const float rstd = one / rstd_root;   // %rstd : f32[M] = div %one, %rstd_root
     if (live && lane == 0) rstd_ptr[row] = rstd;
 
     // ---- phase 2 ----
@@ -290,16 +290,16 @@ layernorm_fwd__bf16_d65536__t512_r1_v8_b2_stream__rows(
             bf16 y_out[CHUNK];
             #pragma unroll
             for (int i = 0; i < CHUNK; ++i) {
-                const float x32 = f32_from_bf16(x[i]);                     // %x32 : f32[M, D] = cast %x {to=f32}
-                const float gamma32 = f32_from_bf16(gamma[i]);             // %gamma32 : f32[D] = cast %gamma {to=f32}
-                const float beta32 = f32_from_bf16(beta[i]);               // %beta32 : f32[D] = cast %beta {to=f32}
-                const float xc = x32 - mean;                               // %xc : f32[M, D] = sub %x32, %mean
-                const float xhat = xc * rstd;                              // %xhat : f32[M, D] = mul %xc, %rstd
-                const float y32 = fmaf(xhat, gamma32, beta32);             // %y32 : f32[M, D] = fma %xhat, %gamma32, %beta32
-                const bf16 y = bf16_from_f32(y32);                         // %y : bf16[M, D] = cast %y32 {to=bf16}
+                const float x32 = f32_from_bf16(x[i]);          // %x32 : f32[M, D] = cast %x {to=f32}
+                const float gamma32 = f32_from_bf16(gamma[i]);  // %gamma32 : f32[D] = cast %gamma {to=f32}
+                const float beta32 = f32_from_bf16(beta[i]);    // %beta32 : f32[D] = cast %beta {to=f32}
+                const float xc = x32 - mean;                    // %xc : f32[M, D] = sub %x32, %mean
+                const float xhat = xc * rstd;                   // %xhat : f32[M, D] = mul %xc, %rstd
+                const float y32 = fmaf(xhat, gamma32, beta32);  // %y32 : f32[M, D] = fma %xhat, %gamma32, %beta32
+                const bf16 y = bf16_from_f32(y32);              // %y : bf16[M, D] = cast %y32 {to=bf16}
                 y_out[i] = y;
             }
             if (live) store_chunk<VEC, D>(y_ptr + row * y_stride, y_out, col);
         }
     }
-    }
+}

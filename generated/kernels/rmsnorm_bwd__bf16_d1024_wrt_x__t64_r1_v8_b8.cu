@@ -217,8 +217,8 @@ rmsnorm_bwd__bf16_d1024_wrt_x__t64_r1_v8_b8__rows(
         load_chunk<VEC, D>(x[k], x_ptr + r * x_stride, col);
     }
     const float rstd = rstd_ptr[r];
-    const float d_size = 1024.0f;                              // %d_size : f32[] = const {dtype=f32, value=1024.0}
-    
+    const float d_size = 1024.0f;  // %d_size : f32[] = const {dtype=f32, value=1024.0}
+
     // ---- phase 0 ----
     real chunks_0[1][SLOTS];
     #pragma unroll
@@ -229,21 +229,21 @@ rmsnorm_bwd__bf16_d1024_wrt_x__t64_r1_v8_b8__rows(
         real mean_dy_gamma_xhat_sum_chunk = ABSENT;
         #pragma unroll
         for (int i = 0; i < CHUNK; ++i) {
-            const float x32 = f32_from_bf16(x[k][i]);                  // %x32 : f32[M, D] = cast %x {to=f32}
-            const float gamma32 = f32_from_bf16(gamma[i]);             // %gamma32 : f32[D] = cast %gamma {to=f32}
-            const float xhat = x32 * rstd;                             // %xhat : f32[M, D] = mul %x32, %rstd
-            const float dy32 = f32_from_bf16(dy[k][i]);                // %dy32 : f32[M, D] = cast %dy {to=f32}
-            const float dy_gamma = dy32 * gamma32;                     // %dy_gamma : f32[M, D] = mul %dy32, %gamma32
-            const float dy_gamma_xhat = dy_gamma * xhat;               // %dy_gamma_xhat : f32[M, D] = mul %dy_gamma, %xhat
-            mean_dy_gamma_xhat_sum_chunk = mean_dy_gamma_xhat_sum_chunk + dy_gamma_xhat; // %mean_dy_gamma_xhat_sum : f32[M] = reduce_sum %dy_gamma_xhat {axis=D, chunk=8, segment=16384}
+            const float x32 = f32_from_bf16(x[k][i]);                                     // %x32 : f32[M, D] = cast %x {to=f32}
+            const float gamma32 = f32_from_bf16(gamma[i]);                                // %gamma32 : f32[D] = cast %gamma {to=f32}
+            const float xhat = x32 * rstd;                                                // %xhat : f32[M, D] = mul %x32, %rstd
+            const float dy32 = f32_from_bf16(dy[k][i]);                                   // %dy32 : f32[M, D] = cast %dy {to=f32}
+            const float dy_gamma = dy32 * gamma32;                                        // %dy_gamma : f32[M, D] = mul %dy32, %gamma32
+            const float dy_gamma_xhat = dy_gamma * xhat;                                  // %dy_gamma_xhat : f32[M, D] = mul %dy_gamma, %xhat
+            mean_dy_gamma_xhat_sum_chunk = mean_dy_gamma_xhat_sum_chunk + dy_gamma_xhat;  // %mean_dy_gamma_xhat_sum : f32[M] = reduce_sum %dy_gamma_xhat {axis=D, chunk=8, segment=16384}
         }
         chunks_0[0][k] = EXACT || col < D ? mean_dy_gamma_xhat_sum_chunk : ABSENT;
     }
     real sums_0[1];
     row_sums<THREADS, ROWS, 1, SEGMENT_SLOTS>(sums_0, chunks_0, scratch, turn, group, lane);
-    const real mean_dy_gamma_xhat_sum = sums_0[0];             // %mean_dy_gamma_xhat_sum : f32[M] = reduce_sum %dy_gamma_xhat {axis=D, chunk=8, segment=16384}
-    const float mean_dy_gamma_xhat = mean_dy_gamma_xhat_sum / d_size; // %mean_dy_gamma_xhat : f32[M] = div %mean_dy_gamma_xhat_sum, %d_size
-    const float mean_dy_gamma_xhat_neg = -mean_dy_gamma_xhat;  // %mean_dy_gamma_xhat_neg : f32[M] = neg %mean_dy_gamma_xhat
+    const real mean_dy_gamma_xhat_sum = sums_0[0];  // %mean_dy_gamma_xhat_sum : f32[M] = reduce_sum %dy_gamma_xhat {axis=D, chunk=8, segment=16384}
+    const float mean_dy_gamma_xhat = mean_dy_gamma_xhat_sum / d_size;  // %mean_dy_gamma_xhat : f32[M] = div %mean_dy_gamma_xhat_sum, %d_size
+    const float mean_dy_gamma_xhat_neg = -mean_dy_gamma_xhat;          // %mean_dy_gamma_xhat_neg : f32[M] = neg %mean_dy_gamma_xhat
 
     // ---- phase 1 ----
     #pragma unroll
@@ -254,14 +254,14 @@ rmsnorm_bwd__bf16_d1024_wrt_x__t64_r1_v8_b8__rows(
         bf16 dx_out[CHUNK];
         #pragma unroll
         for (int i = 0; i < CHUNK; ++i) {
-            const float x32 = f32_from_bf16(x[k][i]);                  // %x32 : f32[M, D] = cast %x {to=f32}
-            const float gamma32 = f32_from_bf16(gamma[i]);             // %gamma32 : f32[D] = cast %gamma {to=f32}
-            const float xhat = x32 * rstd;                             // %xhat : f32[M, D] = mul %x32, %rstd
-            const float dy32 = f32_from_bf16(dy[k][i]);                // %dy32 : f32[M, D] = cast %dy {to=f32}
-            const float dy_gamma = dy32 * gamma32;                     // %dy_gamma : f32[M, D] = mul %dy32, %gamma32
-            const float dx32_part = fmaf(xhat, mean_dy_gamma_xhat_neg, dy_gamma); // %dx32_part : f32[M, D] = fma %xhat, %mean_dy_gamma_xhat_neg, %dy_gamma
-            const float dx32 = rstd * dx32_part;                       // %dx32 : f32[M, D] = mul %rstd, %dx32_part
-            const bf16 dx = bf16_from_f32(dx32);                       // %dx : bf16[M, D] = cast %dx32 {to=bf16}
+            const float x32 = f32_from_bf16(x[k][i]);                              // %x32 : f32[M, D] = cast %x {to=f32}
+            const float gamma32 = f32_from_bf16(gamma[i]);                         // %gamma32 : f32[D] = cast %gamma {to=f32}
+            const float xhat = x32 * rstd;                                         // %xhat : f32[M, D] = mul %x32, %rstd
+            const float dy32 = f32_from_bf16(dy[k][i]);                            // %dy32 : f32[M, D] = cast %dy {to=f32}
+            const float dy_gamma = dy32 * gamma32;                                 // %dy_gamma : f32[M, D] = mul %dy32, %gamma32
+            const float dx32_part = fmaf(xhat, mean_dy_gamma_xhat_neg, dy_gamma);  // %dx32_part : f32[M, D] = fma %xhat, %mean_dy_gamma_xhat_neg, %dy_gamma
+            const float dx32 = rstd * dx32_part;                                   // %dx32 : f32[M, D] = mul %rstd, %dx32_part
+            const bf16 dx = bf16_from_f32(dx32);                                   // %dx : bf16[M, D] = cast %dx32 {to=bf16}
             dx_out[i] = dx;
         }
         if (live) store_chunk<VEC, D>(dx_ptr + row * dx_stride, dx_out, col);

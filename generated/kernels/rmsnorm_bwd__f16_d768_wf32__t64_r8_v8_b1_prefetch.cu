@@ -236,7 +236,7 @@ rmsnorm_bwd__f16_d768_wf32__t64_r8_v8_b1_prefetch__rows(
     int turn = 0;
     const int group = threadIdx.x / THREADS;
     const int lane = threadIdx.x % THREADS;
-    const float d_size = 768.0f;                               // %d_size : f32[] = const {dtype=f32, value=768.0}
+    const float d_size = 768.0f;  // %d_size : f32[] = const {dtype=f32, value=768.0}
 
     real sum_dy_xhat_acc[SLOTS][CHUNK];
     #pragma unroll
@@ -281,7 +281,7 @@ rmsnorm_bwd__f16_d768_wf32__t64_r8_v8_b1_prefetch__rows(
         }
         const float rstd = rstd_next;
         if (PREFETCH) load(row + step);
-        
+
         // ---- phase 0 ----
         real chunks_0[1][SLOTS];
         #pragma unroll
@@ -292,23 +292,23 @@ rmsnorm_bwd__f16_d768_wf32__t64_r8_v8_b1_prefetch__rows(
             real mean_dy_gamma_xhat_sum_chunk = ABSENT;
             #pragma unroll
             for (int i = 0; i < CHUNK; ++i) {
-                const float x32 = f32_from_f16(x[k][i]);                   // %x32 : f32[M, D] = cast %x {to=f32}
-                const float gamma32 = gamma[i];                            // %gamma32 : f32[D] = cast %gamma {to=f32}
-                const float xhat = x32 * rstd;                             // %xhat : f32[M, D] = mul %x32, %rstd
-                const float dy32 = f32_from_f16(dy[k][i]);                 // %dy32 : f32[M, D] = cast %dy {to=f32}
-                const float dy_gamma = dy32 * gamma32;                     // %dy_gamma : f32[M, D] = mul %dy32, %gamma32
-                const float dy_gamma_xhat = dy_gamma * xhat;               // %dy_gamma_xhat : f32[M, D] = mul %dy_gamma, %xhat
-                const float dy_xhat = dy32 * xhat;                         // %dy_xhat : f32[M, D] = mul %dy32, %xhat
-                mean_dy_gamma_xhat_sum_chunk = mean_dy_gamma_xhat_sum_chunk + dy_gamma_xhat; // %mean_dy_gamma_xhat_sum : f32[M] = reduce_sum %dy_gamma_xhat {axis=D, chunk=8, segment=16384}
-                if (live) sum_dy_xhat_acc[k][i] = sum_dy_xhat_acc[k][i] + dy_xhat; // %sum_dy_xhat : f32[D] = reduce_sum %dy_xhat {axis=M, blocks=132, groups=8, strands=16}
+                const float x32 = f32_from_f16(x[k][i]);                                      // %x32 : f32[M, D] = cast %x {to=f32}
+                const float gamma32 = gamma[i];                                               // %gamma32 : f32[D] = cast %gamma {to=f32}
+                const float xhat = x32 * rstd;                                                // %xhat : f32[M, D] = mul %x32, %rstd
+                const float dy32 = f32_from_f16(dy[k][i]);                                    // %dy32 : f32[M, D] = cast %dy {to=f32}
+                const float dy_gamma = dy32 * gamma32;                                        // %dy_gamma : f32[M, D] = mul %dy32, %gamma32
+                const float dy_gamma_xhat = dy_gamma * xhat;                                  // %dy_gamma_xhat : f32[M, D] = mul %dy_gamma, %xhat
+                const float dy_xhat = dy32 * xhat;                                            // %dy_xhat : f32[M, D] = mul %dy32, %xhat
+                mean_dy_gamma_xhat_sum_chunk = mean_dy_gamma_xhat_sum_chunk + dy_gamma_xhat;  // %mean_dy_gamma_xhat_sum : f32[M] = reduce_sum %dy_gamma_xhat {axis=D, chunk=8, segment=16384}
+                if (live) sum_dy_xhat_acc[k][i] = sum_dy_xhat_acc[k][i] + dy_xhat;            // %sum_dy_xhat : f32[D] = reduce_sum %dy_xhat {axis=M, blocks=132, groups=8, strands=16}
             }
             chunks_0[0][k] = EXACT || col < D ? mean_dy_gamma_xhat_sum_chunk : ABSENT;
         }
         real sums_0[1];
         row_sums<THREADS, ROWS, 1, SEGMENT_SLOTS>(sums_0, chunks_0, scratch, turn, group, lane);
-        const real mean_dy_gamma_xhat_sum = sums_0[0];             // %mean_dy_gamma_xhat_sum : f32[M] = reduce_sum %dy_gamma_xhat {axis=D, chunk=8, segment=16384}
-        const float mean_dy_gamma_xhat = mean_dy_gamma_xhat_sum / d_size; // %mean_dy_gamma_xhat : f32[M] = div %mean_dy_gamma_xhat_sum, %d_size
-        const float mean_dy_gamma_xhat_neg = -mean_dy_gamma_xhat;  // %mean_dy_gamma_xhat_neg : f32[M] = neg %mean_dy_gamma_xhat
+        const real mean_dy_gamma_xhat_sum = sums_0[0];  // %mean_dy_gamma_xhat_sum : f32[M] = reduce_sum %dy_gamma_xhat {axis=D, chunk=8, segment=16384}
+        const float mean_dy_gamma_xhat = mean_dy_gamma_xhat_sum / d_size;  // %mean_dy_gamma_xhat : f32[M] = div %mean_dy_gamma_xhat_sum, %d_size
+        const float mean_dy_gamma_xhat_neg = -mean_dy_gamma_xhat;          // %mean_dy_gamma_xhat_neg : f32[M] = neg %mean_dy_gamma_xhat
 
         // ---- phase 1 ----
         #pragma unroll
@@ -319,14 +319,14 @@ rmsnorm_bwd__f16_d768_wf32__t64_r8_v8_b1_prefetch__rows(
             f16 dx_out[CHUNK];
             #pragma unroll
             for (int i = 0; i < CHUNK; ++i) {
-                const float x32 = f32_from_f16(x[k][i]);                   // %x32 : f32[M, D] = cast %x {to=f32}
-                const float gamma32 = gamma[i];                            // %gamma32 : f32[D] = cast %gamma {to=f32}
-                const float xhat = x32 * rstd;                             // %xhat : f32[M, D] = mul %x32, %rstd
-                const float dy32 = f32_from_f16(dy[k][i]);                 // %dy32 : f32[M, D] = cast %dy {to=f32}
-                const float dy_gamma = dy32 * gamma32;                     // %dy_gamma : f32[M, D] = mul %dy32, %gamma32
-                const float dx32_part = fmaf(xhat, mean_dy_gamma_xhat_neg, dy_gamma); // %dx32_part : f32[M, D] = fma %xhat, %mean_dy_gamma_xhat_neg, %dy_gamma
-                const float dx32 = rstd * dx32_part;                       // %dx32 : f32[M, D] = mul %rstd, %dx32_part
-                const f16 dx = f16_from_f32(dx32);                         // %dx : f16[M, D] = cast %dx32 {to=f16}
+                const float x32 = f32_from_f16(x[k][i]);                               // %x32 : f32[M, D] = cast %x {to=f32}
+                const float gamma32 = gamma[i];                                        // %gamma32 : f32[D] = cast %gamma {to=f32}
+                const float xhat = x32 * rstd;                                         // %xhat : f32[M, D] = mul %x32, %rstd
+                const float dy32 = f32_from_f16(dy[k][i]);                             // %dy32 : f32[M, D] = cast %dy {to=f32}
+                const float dy_gamma = dy32 * gamma32;                                 // %dy_gamma : f32[M, D] = mul %dy32, %gamma32
+                const float dx32_part = fmaf(xhat, mean_dy_gamma_xhat_neg, dy_gamma);  // %dx32_part : f32[M, D] = fma %xhat, %mean_dy_gamma_xhat_neg, %dy_gamma
+                const float dx32 = rstd * dx32_part;                                   // %dx32 : f32[M, D] = mul %rstd, %dx32_part
+                const f16 dx = f16_from_f32(dx32);                                     // %dx : f16[M, D] = cast %dx32 {to=f16}
                 dx_out[i] = dx;
             }
             if (live) store_chunk<VEC, D>(dx_ptr + row * dx_stride, dx_out, col);
@@ -335,6 +335,7 @@ rmsnorm_bwd__f16_d768_wf32__t64_r8_v8_b1_prefetch__rows(
 
     store_partial<THREADS, ROWS, VEC, D>(sum_dy_xhat_partial_ptr + static_cast<long long>(blockIdx.x) * D, sum_dy_xhat_acc, scratch, group, lane);
 }
+
 // Adds the partial rows: strand s takes the partial rows b with b % STRANDS == s in increasing order, then the
 // strands are folded. The sum of no rows is zero.
 extern "C" __global__ void __launch_bounds__(512, 1)
@@ -370,6 +371,6 @@ rmsnorm_bwd__f16_d768_wf32__t64_r8_v8_b1_prefetch__finish(
     __syncthreads();
 
     if (strand > 0 || col >= D) return;
-    const float dgamma = sum_dy_xhat;                          // %dgamma : f32[D] = cast %sum_dy_xhat {to=f32}
+    const float dgamma = sum_dy_xhat;  // %dgamma : f32[D] = cast %sum_dy_xhat {to=f32}
     dgamma_ptr[col] = dgamma;
 }

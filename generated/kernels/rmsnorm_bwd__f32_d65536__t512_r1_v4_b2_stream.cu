@@ -188,7 +188,7 @@ rmsnorm_bwd__f32_d65536__t512_r1_v4_b2_stream__rows(
     const long long row = blockIdx.x;
     constexpr bool live = true;
     const float rstd = rstd_ptr[row];
-    const float d_size = 65536.0f;                             // %d_size : f32[] = const {dtype=f32, value=65536.0}
+    const float d_size = 65536.0f;  // %d_size : f32[] = const {dtype=f32, value=65536.0}
 
     // ---- phase 0 ----
     real sums_0[1];
@@ -207,12 +207,12 @@ rmsnorm_bwd__f32_d65536__t512_r1_v4_b2_stream__rows(
             real mean_dy_gamma_xhat_sum_chunk = ABSENT;
             #pragma unroll
             for (int i = 0; i < CHUNK; ++i) {
-                const float x32 = x[i];                                    // %x32 : f32[M, D] = cast %x {to=f32}
-                const float gamma32 = gamma[i];                            // %gamma32 : f32[D] = cast %gamma {to=f32}
-                const float xhat = x32 * rstd;                             // %xhat : f32[M, D] = mul %x32, %rstd
-                const float dy_gamma = dy[i] * gamma32;                    // %dy_gamma : f32[M, D] = mul %dy, %gamma32
-                const float dy_gamma_xhat = dy_gamma * xhat;               // %dy_gamma_xhat : f32[M, D] = mul %dy_gamma, %xhat
-                mean_dy_gamma_xhat_sum_chunk = mean_dy_gamma_xhat_sum_chunk + dy_gamma_xhat; // %mean_dy_gamma_xhat_sum : f32[M] = reduce_sum %dy_gamma_xhat {axis=D, chunk=4, segment=8192}
+                const float x32 = x[i];                                                       // %x32 : f32[M, D] = cast %x {to=f32}
+                const float gamma32 = gamma[i];                                               // %gamma32 : f32[D] = cast %gamma {to=f32}
+                const float xhat = x32 * rstd;                                                // %xhat : f32[M, D] = mul %x32, %rstd
+                const float dy_gamma = dy[i] * gamma32;                                       // %dy_gamma : f32[M, D] = mul %dy, %gamma32
+                const float dy_gamma_xhat = dy_gamma * xhat;                                  // %dy_gamma_xhat : f32[M, D] = mul %dy_gamma, %xhat
+                mean_dy_gamma_xhat_sum_chunk = mean_dy_gamma_xhat_sum_chunk + dy_gamma_xhat;  // %mean_dy_gamma_xhat_sum : f32[M] = reduce_sum %dy_gamma_xhat {axis=D, chunk=4, segment=8192}
             }
             chunks_0[0][k] = EXACT || col < D ? mean_dy_gamma_xhat_sum_chunk : ABSENT;
         }
@@ -222,9 +222,9 @@ rmsnorm_bwd__f32_d65536__t512_r1_v4_b2_stream__rows(
         for (int n = 0; n < 1; ++n)
             sums_0[n] = seg == 0 ? segment_0[n] : sums_0[n] + segment_0[n];
     }
-    const real mean_dy_gamma_xhat_sum = sums_0[0];             // %mean_dy_gamma_xhat_sum : f32[M] = reduce_sum %dy_gamma_xhat {axis=D, chunk=4, segment=8192}
-    const float mean_dy_gamma_xhat = mean_dy_gamma_xhat_sum / d_size; // %mean_dy_gamma_xhat : f32[M] = div %mean_dy_gamma_xhat_sum, %d_size
-    const float mean_dy_gamma_xhat_neg = -mean_dy_gamma_xhat;  // %mean_dy_gamma_xhat_neg : f32[M] = neg %mean_dy_gamma_xhat
+    const real mean_dy_gamma_xhat_sum = sums_0[0];  // %mean_dy_gamma_xhat_sum : f32[M] = reduce_sum %dy_gamma_xhat {axis=D, chunk=4, segment=8192}
+    const float mean_dy_gamma_xhat = mean_dy_gamma_xhat_sum / d_size;  // %mean_dy_gamma_xhat : f32[M] = div %mean_dy_gamma_xhat_sum, %d_size
+    const float mean_dy_gamma_xhat_neg = -mean_dy_gamma_xhat;          // %mean_dy_gamma_xhat_neg : f32[M] = neg %mean_dy_gamma_xhat
 
     // ---- phase 1 ----
     #pragma unroll 1
@@ -241,19 +241,20 @@ rmsnorm_bwd__f32_d65536__t512_r1_v4_b2_stream__rows(
             float dx_out[CHUNK];
             #pragma unroll
             for (int i = 0; i < CHUNK; ++i) {
-                const float x32 = x[i];                                    // %x32 : f32[M, D] = cast %x {to=f32}
-                const float gamma32 = gamma[i];                            // %gamma32 : f32[D] = cast %gamma {to=f32}
-                const float xhat = x32 * rstd;                             // %xhat : f32[M, D] = mul %x32, %rstd
-                const float dy_gamma = dy[i] * gamma32;                    // %dy_gamma : f32[M, D] = mul %dy, %gamma32
-                const float dx32_part = fmaf(xhat, mean_dy_gamma_xhat_neg, dy_gamma); // %dx32_part : f32[M, D] = fma %xhat, %mean_dy_gamma_xhat_neg, %dy_gamma
-                const float dx32 = rstd * dx32_part;                       // %dx32 : f32[M, D] = mul %rstd, %dx32_part
-                const float dx = dx32;                                     // %dx : f32[M, D] = cast %dx32 {to=f32}
+                const float x32 = x[i];                                                // %x32 : f32[M, D] = cast %x {to=f32}
+                const float gamma32 = gamma[i];                                        // %gamma32 : f32[D] = cast %gamma {to=f32}
+                const float xhat = x32 * rstd;                                         // %xhat : f32[M, D] = mul %x32, %rstd
+                const float dy_gamma = dy[i] * gamma32;                                // %dy_gamma : f32[M, D] = mul %dy, %gamma32
+                const float dx32_part = fmaf(xhat, mean_dy_gamma_xhat_neg, dy_gamma);  // %dx32_part : f32[M, D] = fma %xhat, %mean_dy_gamma_xhat_neg, %dy_gamma
+                const float dx32 = rstd * dx32_part;                                   // %dx32 : f32[M, D] = mul %rstd, %dx32_part
+                const float dx = dx32;                                                 // %dx : f32[M, D] = cast %dx32 {to=f32}
                 dx_out[i] = dx;
             }
             if (live) store_chunk<VEC, D>(dx_ptr + row * dx_stride, dx_out, col);
         }
     }
-    }
+}
+
 // Column sums only, a chunk of columns per thread. Block y takes the rows r with r % BLOCKS == y.
 extern "C" __global__ void __launch_bounds__(128, 1)
 rmsnorm_bwd__f32_d65536__t512_r1_v4_b2_stream__columns(
@@ -289,14 +290,15 @@ rmsnorm_bwd__f32_d65536__t512_r1_v4_b2_stream__columns(
         const float rstd = rstd_ptr[row];
         #pragma unroll
         for (int i = 0; i < CHUNK; ++i) {
-            const float x32 = x[i];                                    // %x32 : f32[M, D] = cast %x {to=f32}
-            const float xhat = x32 * rstd;                             // %xhat : f32[M, D] = mul %x32, %rstd
-            const float dy_xhat = dy[i] * xhat;                        // %dy_xhat : f32[M, D] = mul %dy, %xhat
-            sum_dy_xhat_acc[i] = sum_dy_xhat_acc[i] + dy_xhat;         // %sum_dy_xhat : f32[D] = reduce_sum %dy_xhat {axis=M, blocks=32, groups=1, strands=4}
+            const float x32 = x[i];                             // %x32 : f32[M, D] = cast %x {to=f32}
+            const float xhat = x32 * rstd;                      // %xhat : f32[M, D] = mul %x32, %rstd
+            const float dy_xhat = dy[i] * xhat;                 // %dy_xhat : f32[M, D] = mul %dy, %xhat
+            sum_dy_xhat_acc[i] = sum_dy_xhat_acc[i] + dy_xhat;  // %sum_dy_xhat : f32[D] = reduce_sum %dy_xhat {axis=M, blocks=32, groups=1, strands=4}
         }
     }
     store_chunk<VEC, D>(sum_dy_xhat_partial_ptr + static_cast<long long>(blockIdx.y) * D, sum_dy_xhat_acc, col);
 }
+
 // Adds the partial rows: strand s takes the partial rows b with b % STRANDS == s in increasing order, then the
 // strands are folded. The sum of no rows is zero.
 extern "C" __global__ void __launch_bounds__(128, 1)
@@ -332,6 +334,6 @@ rmsnorm_bwd__f32_d65536__t512_r1_v4_b2_stream__finish(
     __syncthreads();
 
     if (strand > 0 || col >= D) return;
-    const float dgamma = sum_dy_xhat;                          // %dgamma : f32[D] = cast %sum_dy_xhat {to=f32}
+    const float dgamma = sum_dy_xhat;  // %dgamma : f32[D] = cast %sum_dy_xhat {to=f32}
     dgamma_ptr[col] = dgamma;
 }

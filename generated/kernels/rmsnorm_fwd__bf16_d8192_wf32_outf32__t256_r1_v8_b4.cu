@@ -213,10 +213,10 @@ rmsnorm_fwd__bf16_d8192_wf32_outf32__t256_r1_v8_b4__rows(
         const int col = (k * THREADS + lane) * CHUNK;
         load_chunk<VEC, D>(x[k], x_ptr + r * x_stride, col);
     }
-    const float d_size = 8192.0f;                              // %d_size : f32[] = const {dtype=f32, value=8192.0}
-    const float eps = 1e-05f;                                  // %eps : f32[] = const {dtype=f32, value=1e-05}
-    const float one = 1.0f;                                    // %one : f32[] = const {dtype=f32, value=1.0}
-    
+    const float d_size = 8192.0f;  // %d_size : f32[] = const {dtype=f32, value=8192.0}
+    const float eps = 1e-05f;      // %eps : f32[] = const {dtype=f32, value=1e-05}
+    const float one = 1.0f;        // %one : f32[] = const {dtype=f32, value=1.0}
+
     // ---- phase 0 ----
     real chunks_0[1][SLOTS];
     #pragma unroll
@@ -225,19 +225,19 @@ rmsnorm_fwd__bf16_d8192_wf32_outf32__t256_r1_v8_b4__rows(
         real ms_sum_chunk = ABSENT;
         #pragma unroll
         for (int i = 0; i < CHUNK; ++i) {
-            const float x32 = f32_from_bf16(x[k][i]);                  // %x32 : f32[M, D] = cast %x {to=f32}
-            const float x2 = x32 * x32;                                // %x2 : f32[M, D] = mul %x32, %x32
-            ms_sum_chunk = ms_sum_chunk + x2;                          // %ms_sum : f32[M] = reduce_sum %x2 {axis=D, chunk=8, segment=16384}
+            const float x32 = f32_from_bf16(x[k][i]);  // %x32 : f32[M, D] = cast %x {to=f32}
+            const float x2 = x32 * x32;                // %x2 : f32[M, D] = mul %x32, %x32
+            ms_sum_chunk = ms_sum_chunk + x2;          // %ms_sum : f32[M] = reduce_sum %x2 {axis=D, chunk=8, segment=16384}
         }
         chunks_0[0][k] = EXACT || col < D ? ms_sum_chunk : ABSENT;
     }
     real sums_0[1];
     row_sums<THREADS, ROWS, 1, SEGMENT_SLOTS>(sums_0, chunks_0, scratch, turn, group, lane);
-    const real ms_sum = sums_0[0];                             // %ms_sum : f32[M] = reduce_sum %x2 {axis=D, chunk=8, segment=16384}
-    const float ms = ms_sum / d_size;                          // %ms : f32[M] = div %ms_sum, %d_size
-    const float mseps = ms + eps;                              // %mseps : f32[M] = add %ms, %eps
-    const float rstd_root = sqrtf(mseps);                      // %rstd_root : f32[M] = sqrt %mseps
-    const float rstd = one / rstd_root;                        // %rstd : f32[M] = div %one, %rstd_root
+    const real ms_sum = sums_0[0];  // %ms_sum : f32[M] = reduce_sum %x2 {axis=D, chunk=8, segment=16384}
+    const float ms = ms_sum / d_size;      // %ms : f32[M] = div %ms_sum, %d_size
+    const float mseps = ms + eps;          // %mseps : f32[M] = add %ms, %eps
+    const float rstd_root = sqrtf(mseps);  // %rstd_root : f32[M] = sqrt %mseps
+    const float rstd = one / rstd_root;    // %rstd : f32[M] = div %one, %rstd_root
     if (live && lane == 0) rstd_ptr[row] = rstd;
 
     // ---- phase 1 ----
@@ -249,11 +249,11 @@ rmsnorm_fwd__bf16_d8192_wf32_outf32__t256_r1_v8_b4__rows(
         float y_out[CHUNK];
         #pragma unroll
         for (int i = 0; i < CHUNK; ++i) {
-            const float x32 = f32_from_bf16(x[k][i]);                  // %x32 : f32[M, D] = cast %x {to=f32}
-            const float gamma32 = gamma[i];                            // %gamma32 : f32[D] = cast %gamma {to=f32}
-            const float xhat = x32 * rstd;                             // %xhat : f32[M, D] = mul %x32, %rstd
-            const float scaled = xhat * gamma32;                       // %scaled : f32[M, D] = mul %xhat, %gamma32
-            const float y = scaled;                                    // %y : f32[M, D] = cast %scaled {to=f32}
+            const float x32 = f32_from_bf16(x[k][i]);  // %x32 : f32[M, D] = cast %x {to=f32}
+            const float gamma32 = gamma[i];            // %gamma32 : f32[D] = cast %gamma {to=f32}
+            const float xhat = x32 * rstd;             // %xhat : f32[M, D] = mul %x32, %rstd
+            const float scaled = xhat * gamma32;       // %scaled : f32[M, D] = mul %xhat, %gamma32
+            const float y = scaled;                    // %y : f32[M, D] = cast %scaled {to=f32}
             y_out[i] = y;
         }
         if (live) store_chunk<VEC, D>(y_ptr + row * y_stride, y_out, col);

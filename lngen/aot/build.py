@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lngen import __version__
 from lngen.aot import manifest
 from lngen.aot.files import sha256, write_all
 from lngen.emit import emit
@@ -50,13 +49,15 @@ def build(
     folder: Path,
     *,
     arches: Sequence[str],
+    version: str,
     kinds: Sequence[str] = KINDS,
     progress: Progress | None = None,
 ) -> Built:
     """Generate ``plans`` into ``folder`` as ``kinds`` of files (cu, ptx, cubin), and manifest.json.
 
     Everything is compiled before the first file is written; each file is written whole, the manifest last.
-    With only "cu" nothing is compiled, and the manifest has no resources.
+    With only "cu" nothing is compiled, and the manifest has no resources. ``version`` is lngen's own, which
+    the manifest records.
     """
     for kind in kinds:
         if kind not in KINDS:
@@ -65,7 +66,7 @@ def build(
     by_name = {plan.name: plan for plan in plans}
     sources = {name: emit(plan) for name, plan in by_name.items()}
     compiled = _compile(sources, arches, kinds, progress)
-    version = ".".join(map(str, nvrtc_version())) if compiled else None
+    nvrtc = ".".join(map(str, nvrtc_version())) if compiled else None
 
     files: dict[str, bytes] = {}
     entries: dict[str, dict[str, Any]] = {}
@@ -75,13 +76,11 @@ def build(
         files |= {n: data for n, (data, _) in own.items()}
         entries[name] = manifest.entry(plan, {a: b.resources for a, b in binaries.items()})
         entries[name] |= {
-            "lngen_version": __version__,
-            "nvrtc_version": version,
-            "files": {
-                n: {**role, "bytes": len(data), "sha256": sha256(data)} for n, (data, role) in own.items()
-            },
+            "lngen_version": version,
+            "nvrtc_version": nvrtc,
+            "files": {n: {**role, "bytes": len(data), "sha256": sha256(data)} for n, (data, role) in own.items()},
         }
-    text = manifest.render({**old, **entries}, __version__, version)
+    text = manifest.render({**old, **entries}, version, nvrtc)
     write_all({folder / n: data for n, data in {**files, manifest.FILE_NAME: text}.items()})
     _remove_replaced(folder, [old[n] for n in entries if n in old], files)
     return Built(folder, tuple(entries.values()), (*files, manifest.FILE_NAME))

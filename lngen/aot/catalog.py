@@ -28,9 +28,7 @@ CATALOG = {
     ),
     "layernorm.fwd:d=65536,dtype=bf16": "form=stream,threads=512,rows=1,vec=8,resident=2,prefetch=no",
     # Backward: with column sums in registers, without column sums, streaming in three kernels.
-    "rmsnorm.bwd:d=768,dtype=f16,weight=f32": (
-        "form=registers,threads=64,rows=8,vec=8,resident=1,prefetch=yes"
-    ),
+    "rmsnorm.bwd:d=768,dtype=f16,weight=f32": ("form=registers,threads=64,rows=8,vec=8,resident=1,prefetch=yes"),
     "layernorm.bwd:d=1000,dtype=f32": "form=registers,threads=64,rows=8,vec=4,resident=1,prefetch=no",
     "rmsnorm.bwd:d=1024,dtype=bf16,wrt=x": "form=registers,threads=64,rows=1,vec=8,resident=8,prefetch=no",
     "layernorm.bwd:d=4096,dtype=bf16": "form=registers,threads=256,rows=2,vec=8,resident=1,prefetch=yes",

@@ -35,9 +35,7 @@ def write_all(files: Mapping[Path, bytes]) -> None:
         for temporary, path in waiting.items():
             os.replace(temporary, path)
     except OSError as error:
-        raise LngenError(
-            f"cannot write '{path}': {error.strerror}; name a place that can be written to."
-        ) from error
+        raise LngenError(f"cannot write '{path}': {error.strerror}; name a place that can be written to.") from error
     finally:
         for temporary in waiting:
             with contextlib.suppress(OSError):

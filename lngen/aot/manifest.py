@@ -51,13 +51,10 @@ def entry(plan: Plan, resources: Mapping[str, Mapping[str, Resources]]) -> dict[
             "alignment": WORKSPACE_ALIGNMENT,
             "rule": _WORKSPACE_RULE,
             "buffers": [
-                {"name": b.name, "dtype": str(b.dtype), "fixed": b.fixed, "per_row": b.per_row}
-                for b in plan.workspace
+                {"name": b.name, "dtype": str(b.dtype), "fixed": b.fixed, "per_row": b.per_row} for b in plan.workspace
             ],
         },
-        "resources": {
-            arch: {k: asdict(r) for k, r in kernels.items()} for arch, kernels in resources.items()
-        },
+        "resources": {arch: {k: asdict(r) for k, r in kernels.items()} for arch, kernels in resources.items()},
     }
 
 
@@ -107,9 +104,7 @@ def _kernel(kernel: Kernel) -> dict[str, Any]:
         "arguments": [
             {
                 "name": a.name,
-                "ctype": "long long"
-                if a.kind in ("rows", "stride")
-                else f"{'const ' if a.const else ''}{a.ctype}*",
+                "ctype": "long long" if a.kind in ("rows", "stride") else f"{'const ' if a.const else ''}{a.ctype}*",
                 "kind": a.kind,
                 "tensor": a.tensor or None,
             }

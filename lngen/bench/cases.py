@@ -1,4 +1,4 @@
-"""A case: a spec at a number of rows, its argument sets, and the float64 formulas its results are held against."""
+"""A case: a spec at a number of rows, its argument sets, and the float64 formulas its results must match."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ class Case:
 
 
 def make_case(spec: Spec, rows: int, count: int, engine: Engine) -> Case:
-    """A case with ``count`` argument sets of equal values in different memory; LngenError for an unknown graph."""
+    """A case with ``count`` sets of equal values in different memory; LngenError for an unknown graph."""
     if spec.definition.name not in GRAPHS:
-        raise LngenError(f"lngen bench knows the formulas of {', '.join(GRAPHS)}, not of {spec.definition.name}.")
+        raise LngenError(f"lngen bench knows {' and '.join(GRAPHS)}, not {spec.definition.name}.")
     graph = spec.graph()
     first: Tensors = {}
     for seed, value in enumerate(graph.params):
@@ -58,7 +58,8 @@ def make_case(spec: Spec, rows: int, count: int, engine: Engine) -> Case:
                 first[name][start:stop] = values.reshape(-1)
     for value in graph.results:
         first[value.name] = engine.empty(shape_of(value, rows, spec.d), value.type.dtype)
-    return Case(spec, rows, graph, engine, [first, *({n: engine.clone(a) for n, a in first.items()} for _ in range(count - 1))])
+    others = [{name: engine.clone(a) for name, a in first.items()} for _ in range(count - 1)]
+    return Case(spec, rows, graph, engine, [first, *others])
 
 
 def poison(case: Case, index: int) -> None:
@@ -68,7 +69,7 @@ def poison(case: Case, index: int) -> None:
 
 
 def complaint(case: Case, index: int, results: Mapping[str, Array]) -> str:
-    """Why the results of a set are wrong, or an empty text; LngenError if the main result is not among them."""
+    """Why the results of a set are wrong, or an empty text; LngenError if the main result is missing."""
     if case.outputs[0] not in results:
         raise LngenError(f"'{case.outputs[0]}' is missing among the results.")
     dtypes = {v.name: v.type.dtype for v in case.graph.results}

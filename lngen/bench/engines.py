@@ -173,7 +173,7 @@ class TorchEngine:
 
 
 class CupyEngine:
-    """CuPy on its current GPU; bf16 is held as its 16 bits, so a ceiling adds integers, which moves the same bytes."""
+    """CuPy on its current GPU; bf16 is held as its 16 bits, and added as integers: the same bytes."""
 
     name = "cupy"
     _DTYPES = {DType.F16: "float16", DType.BF16: "uint16", DType.F32: "float32", DType.F64: "float64"}  # noqa: RUF012
@@ -196,14 +196,16 @@ class CupyEngine:
         self._cupy.cuda.runtime.deviceSynchronize()
 
     def _properties(self) -> dict[str, Any]:
-        properties: dict[str, Any] = self._cupy.cuda.runtime.getDeviceProperties(self._cupy.cuda.runtime.getDevice())
+        runtime = self._cupy.cuda.runtime
+        properties: dict[str, Any] = runtime.getDeviceProperties(runtime.getDevice())
         return properties
 
     def device(self) -> tuple[int, str]:
         return int(self._cupy.cuda.runtime.getDevice()), self._properties()["name"].decode()
 
     def memory(self) -> tuple[int, int]:
-        return int(self._cupy.cuda.runtime.memGetInfo()[0]), int(self._properties().get("l2CacheSize", 64 << 20))
+        free = int(self._cupy.cuda.runtime.memGetInfo()[0])
+        return free, int(self._properties().get("l2CacheSize", 64 << 20))
 
     def release(self) -> None:
         self._cupy.get_default_memory_pool().free_all_blocks()

@@ -88,7 +88,7 @@ def set_count(set_bytes: int, l2_bytes: int, free_bytes: int, most: int = MAX_SE
 
 
 def launch_count(us: float, sets: int) -> int:
-    """Launches per graph for a kernel of that many microseconds: about ``REPLAY_US``, each set equally often."""
+    """Launches per graph for a kernel of ``us``: a replay of about ``REPLAY_US``, each set equally often."""
     wanted = min(max(round(REPLAY_US / max(us, 1e-3)), 1), MAX_LAUNCHES)
     return math.ceil(wanted / sets) * sets
 

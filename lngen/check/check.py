@@ -104,13 +104,12 @@ def mathematics(spec: Spec, rows: int, inputs: Mapping[str, Array], results: Map
     return Result(str(spec), "", rows, what, bool(worst <= 1), detail)
 
 
-def closed_form_excess(
-    spec: Spec, inputs: Mapping[str, Array], results: Mapping[str, Array]
-) -> dict[str, float]:
+def closed_form_excess(spec: Spec, inputs: Mapping[str, Array], results: Mapping[str, Array]) -> dict[str, float]:
     """For each result its largest error against the float64 closed form, in units of its derived bound."""
     norm = spec.definition.name
     wide = {n: a.astype(np.float64) for n, a in inputs.items()}
-    given = {**{n: a.astype(np.float64) for n, a in forward_inputs(spec, len(inputs["dy"]) if "dy" in inputs else 0).items()}, **wide}  # fmt: skip
+    rows = len(inputs["dy"]) if "dy" in inputs else 0
+    given = {n: a.astype(np.float64) for n, a in forward_inputs(spec, rows).items()} | wide
     x, gamma, beta, dy = (given.get(n) for n in ("x", "gamma", "beta", "dy"))
     reference = _reference(norm, spec, x, gamma, beta, dy)
     scale = scales(x, gamma, beta, dy, spec.eps, norm=norm)  # type: ignore[arg-type]

@@ -34,7 +34,14 @@ FEATURES = (
     65536, 100003,
 )  # fmt: skip
 ROWS = (0, 1, 2, 3, 17, 133, 1000, 4096)
-DTYPES = ("dtype=f16", "dtype=bf16", "dtype=f32", "dtype=f64", "dtype=f16,weight=f32", "dtype=bf16,weight=f32")
+DTYPES = (
+    "dtype=f16",
+    "dtype=bf16",
+    "dtype=f32",
+    "dtype=f64",
+    "dtype=f16,weight=f32",
+    "dtype=bf16,weight=f32",
+)
 BASE_ELEMENTS = 2**20
 SAMPLED_COLUMNS = 192
 EXTREMES = (

@@ -30,7 +30,7 @@ Array = NDArray[np.float64]
 
 def row_mean(a: Array) -> Array:
     """``[M, D] -> [M, 1]``."""
-    return a.mean(axis=1, keepdims=True)
+    return np.asarray(a.mean(axis=1, keepdims=True))
 
 
 def _affine(xhat: Array, gamma: Array | None, beta: Array | None) -> Array:
@@ -65,9 +65,7 @@ def layernorm_backward(
     return dx, (dy * xhat).sum(axis=0), dy.sum(axis=0)
 
 
-def rmsnorm_backward(
-    dy: Array, x: Array, gamma: Array | None = None, eps: float = 1e-5
-) -> tuple[Array, Array, Array]:
+def rmsnorm_backward(dy: Array, x: Array, gamma: Array | None = None, eps: float = 1e-5) -> tuple[Array, Array, Array]:
     """``dx [M, D], dgamma [D], dbeta [D]``; without gamma, dgamma is its value at gamma = 1."""
     xhat, rstd = rmsnorm_forward(x, eps=eps)
     g = dy if gamma is None else dy * gamma
@@ -97,9 +95,7 @@ def directional(
     return float((dy * difference).sum() / (12 * h))
 
 
-def differences(
-    fn: Callable[..., Array], inputs: Mapping[str, Array], wrt: str, h: float, *, dy: Array
-) -> Array:
+def differences(fn: Callable[..., Array], inputs: Mapping[str, Array], wrt: str, h: float, *, dy: Array) -> Array:
     """The whole gradient in ``wrt``, one ``directional`` per element: for small arrays."""
     gradient = np.zeros_like(inputs[wrt])
     for index in np.ndindex(gradient.shape):
@@ -109,18 +105,14 @@ def differences(
     return gradient
 
 
-def torch_layernorm(
-    x: Array, gamma: Array, beta: Array, eps: float, dy: Array
-) -> tuple[Array, Array, Array, Array]:
+def torch_layernorm(x: Array, gamma: Array, beta: Array, eps: float, dy: Array) -> tuple[Array, Array, Array, Array]:
     """``y, dx, dgamma, dbeta`` by torch.nn.functional.layer_norm and autograd, float64 on the CPU."""
     from torch.nn.functional import layer_norm
 
     return _torch(lambda x, g, b: layer_norm(x, x.shape[-1:], g, b, eps), x, gamma, beta, dy)
 
 
-def torch_rmsnorm(
-    x: Array, gamma: Array, beta: Array, eps: float, dy: Array
-) -> tuple[Array, Array, Array, Array]:
+def torch_rmsnorm(x: Array, gamma: Array, beta: Array, eps: float, dy: Array) -> tuple[Array, Array, Array, Array]:
     """``y, dx, dgamma, dbeta`` by torch.nn.functional.rms_norm plus beta and autograd, float64 on the CPU."""
     from torch.nn.functional import rms_norm
 

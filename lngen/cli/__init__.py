@@ -21,6 +21,7 @@ COMMANDS = {
     "show": "One stage of a spec: graph, plan, CUDA, PTX or resources.",
     "build": "Generate kernels ahead of time, with a manifest.",
     "check": "Bits against the interpreter, errors against the oracles.",
+    "bench": "Time lngen, its peers and the ceilings side by side.",
     "run": "Apply a kernel to .npy files.",
     "generated": "Rewrite, or verify, the golden set of kernels.",
     "doctor": "What is found, what is missing, and what installs it.",

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from lngen import __version__
 from lngen.aot.build import KINDS, Progress, build
 from lngen.aot.plans import plan_for
 from lngen.cli.common import arch_option, json_option, print_json, schedule_option, words
@@ -25,9 +26,7 @@ from lngen.spec import parse_spec
     callback=words,
     help="Files to write; with cu alone nothing is compiled.",
 )
-@click.option(
-    "--out", "folder", required=True, type=click.Path(path_type=Path), metavar="DIR", help="Where to."
-)
+@click.option("--out", "folder", required=True, type=click.Path(path_type=Path), metavar="DIR", help="Where to.")
 @schedule_option
 @json_option
 def command(
@@ -46,7 +45,7 @@ def command(
     """
     plans = [plan_for(parse_spec(text), schedule, arches[0]) for text in specs]
     with _Bar() as progress:
-        built = build(plans, folder, arches=arches, kinds=kinds, progress=progress)
+        built = build(plans, folder, arches=arches, version=__version__, kinds=kinds, progress=progress)
     if as_json:
         print_json({"folder": str(built.folder), "kernel_sets": built.entries})
         return

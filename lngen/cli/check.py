@@ -27,12 +27,8 @@ def _counts(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int
     show_default=True,
     help="What computes; auto is a GPU if there is one.",
 )
-@click.option(
-    "--rows", default="0,1,3,133", show_default=True, metavar="M,...", callback=_counts, help="Row counts."
-)
-@click.option(
-    "--schedules", type=click.IntRange(1), default=1, show_default=True, help="How many schedules to try."
-)
+@click.option("--rows", default="0,1,3,133", show_default=True, metavar="M,...", callback=_counts, help="Row counts.")
+@click.option("--schedules", type=click.IntRange(1), default=1, show_default=True, help="How many schedules to try.")
 @arch_option("The arch to compile for where there is no GPU; one.")
 @json_option
 @click.pass_context
@@ -57,9 +53,7 @@ def command(
         results += check_spec(spec, on=on, rows=rows, schedules=schedules, arch=arches[0])
     failed = sum(not r.ok for r in results)
     if as_json:
-        print_json(
-            {"passed": len(results) - failed, "failed": failed, "results": [asdict(r) for r in results]}
-        )
+        print_json({"passed": len(results) - failed, "failed": failed, "results": [asdict(r) for r in results]})
     else:
         columns = ("", "what", "rows", "spec", "schedule", "detail")
         print_table(

@@ -57,10 +57,7 @@ def examine() -> list[Finding]:
     return [
         Finding("lngen", "ok", __version__),
         _python(),
-        *(
-            _package(name, minimum)
-            for name, minimum in (("numpy", "2.0"), ("ml_dtypes", "0.5"), ("jinja2", "3.1"))
-        ),
+        *(_package(name, minimum) for name, minimum in (("numpy", "2.0"), ("ml_dtypes", "0.5"), ("jinja2", "3.1"))),
         _cupy(),
         _nvrtc(),
         *_gpus(),
@@ -104,9 +101,7 @@ def _cupy() -> Finding:
     try:
         import cupy
     except Exception as error:  # a broken CuPy raises whatever its parts raise
-        return Finding(
-            "CuPy", "missing", f"{', '.join(installed) or 'not installed'} ({error})".strip(), INSTALL
-        )
+        return Finding("CuPy", "missing", f"{', '.join(installed) or 'not installed'} ({error})".strip(), INSTALL)
     if len(installed) > 1:
         surplus = " ".join(text.split()[0] for text in installed[1:])
         return Finding("CuPy", "note", f"more than one: {', '.join(installed)}", f"pip uninstall {surplus}")
@@ -133,16 +128,12 @@ def _gpus() -> list[Finding]:
             facts = runtime.getDeviceProperties(device)
             name, memory = facts["name"].decode(), facts["totalGlobalMem"] / 2**30
             found.append(
-                Finding(
-                    f"GPU {device}", "ok", f"{name}, sm_{facts['major']}{facts['minor']}, {memory:.0f} GiB"
-                )
+                Finding(f"GPU {device}", "ok", f"{name}, sm_{facts['major']}{facts['minor']}, {memory:.0f} GiB")
             )
         return found
     except Exception as error:  # no CuPy, no driver and no device each raise their own
         why = str(error).partition("\n")[0]
-        return [
-            Finding("GPU", "note", f"none ({why}); NumPy arrays run the interpreter", f"driver: {DRIVER}")
-        ]
+        return [Finding("GPU", "note", f"none ({why}); NumPy arrays run the interpreter", f"driver: {DRIVER}")]
 
 
 def _cache() -> Finding:

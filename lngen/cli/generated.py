@@ -12,9 +12,7 @@ from lngen.data import data_dir
 
 
 @click.command(epilog="Example: lngen generated --check")
-@click.option(
-    "--check", is_flag=True, help="Write nothing; exit 1 if a file is stale, missing or superfluous."
-)
+@click.option("--check", is_flag=True, help="Write nothing; exit 1 if a file is stale, missing or superfluous.")
 @click.option(
     "--dir",
     "folder",
@@ -34,9 +32,7 @@ def command(ctx: click.Context, check: bool, folder: Path | None, as_json: bool)
     if not check:
         rewrite(folder)
     if as_json:
-        print_json(
-            {"kernels": len(CATALOG), "differences": [{"file": n, "what": w} for n, w in found.items()]}
-        )
+        print_json({"kernels": len(CATALOG), "differences": [{"file": n, "what": w} for n, w in found.items()]})
     else:
         for name, what in found.items():
             click.echo(f"{what:<11} {name}")

@@ -30,9 +30,7 @@ def command(as_json: bool) -> None:
 
 def _described(definition: Definition) -> dict[str, Any]:
     optional = definition.builder(_OPTIONS).optional
-    everything = Options(
-        _OPTIONS.dtype, _OPTIONS.weight, _OPTIONS.out, inputs=tuple((n, True) for n in optional)
-    )
+    everything = Options(_OPTIONS.dtype, _OPTIONS.weight, _OPTIONS.out, inputs=tuple((n, True) for n in optional))
     built = definition.builder(everything)
     dtypes = " ".join(t.value for t in DType)
     keys = {

@@ -18,16 +18,10 @@ from lngen.runtime.launch import device_arch, device_count
 from lngen.spec import parse_spec
 
 
-@click.command(
-    epilog="Example: lngen run rmsnorm.fwd:d=768 --in x=x.npy,gamma=gamma.npy --out y=y.npy,rstd=rstd.npy"
-)
+@click.command(epilog="Example: lngen run rmsnorm.fwd:d=768 --in x=x.npy,gamma=gamma.npy --out y=y.npy,rstd=rstd.npy")
 @click.argument("spec")
-@click.option(
-    "--in", "inputs", multiple=True, required=True, metavar="NAME=FILE,...", help="Every input, by name."
-)
-@click.option(
-    "--out", "outputs", multiple=True, required=True, metavar="NAME=FILE,...", help="The results to write."
-)
+@click.option("--in", "inputs", multiple=True, required=True, metavar="NAME=FILE,...", help="Every input, by name.")
+@click.option("--out", "outputs", multiple=True, required=True, metavar="NAME=FILE,...", help="The results to write.")
 @click.option(
     "--on",
     type=click.Choice(["auto", "gpu", "interpreter"]),
@@ -54,17 +48,13 @@ def command(spec: str, inputs: tuple[str, ...], outputs: tuple[str, ...], on: st
         if schedule:
             plan_for(parsed, schedule, DEFAULT_ARCH)  # an illegal schedule is one here, too
         results = interpret(graph, arrays)
-    write_all(
-        {targets[r.name]: as_file(r, results[r.name], leading) for r in graph.results if r.name in targets}
-    )
+    write_all({targets[r.name]: as_file(r, results[r.name], leading) for r in graph.results if r.name in targets})
 
 
 def _check_targets(targets: dict[str, Path]) -> None:
     """Before any work: ArrayError if two results go to one file, or a file has no folder to be in."""
     for name, path in targets.items():
         if not path.parent.is_dir():
-            raise ArrayError(
-                f"--out: '{name}' cannot be written to '{path}': there is no folder '{path.parent}'."
-            )
+            raise ArrayError(f"--out: '{name}' cannot be written to '{path}': there is no folder '{path.parent}'.")
     if len({p.resolve() for p in targets.values()}) < len(targets):
         raise ArrayError("--out: two results are given the same file.")

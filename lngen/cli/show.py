@@ -18,21 +18,17 @@ from lngen.schedule import parse_schedule
 from lngen.spec import Spec, parse_spec
 from lngen.toolchain import compile_ptx
 
-# A stage and the Pygments lexer that colours it on a terminal.
-STAGES = {"graph": "llvm", "plan": "text", "cuda": "cuda", "ptx": "ptx", "resources": "text"}
+# A stage and the Pygments lexer that colours it on a terminal; Python's suits the IR well enough.
+STAGES = {"graph": "python", "plan": "text", "cuda": "cuda", "ptx": "ptx", "resources": "text"}
 COLUMNS = ("kernel", "arch", "registers", "spill stores", "spill loads", "stack", "shared", "barriers")
 
 
 @click.command(epilog='Example: lngen show layernorm.bwd:d=4096,dtype=bf16 --stage cuda --diff "threads=256"')
 @click.argument("spec")
-@click.option(
-    "--stage", type=click.Choice([*STAGES]), default="cuda", show_default=True, help="What to print."
-)
+@click.option("--stage", type=click.Choice([*STAGES]), default="cuda", show_default=True, help="What to print.")
 @click.option("--after", metavar="PASS", help="The graph after this pass, or 'all': after each of them.")
 @schedule_option
-@click.option(
-    "--diff", metavar="K=V,...", help="A unified diff against the same schedule with these changes."
-)
+@click.option("--diff", metavar="K=V,...", help="A unified diff against the same schedule with these changes.")
 @arch_option("Target; --stage resources takes several, the default schedule is that of the first.")
 @click.option("--json", "as_json", is_flag=True, help="Print the resources as JSON.")
 def command(
@@ -86,9 +82,7 @@ def graph_text(spec: Spec, after: str | None = None) -> str:
     if after == "all":
         return "\n".join(f"// ---- after {name} ----\n{graph}" for name, graph in trace.items())
     if after not in trace:
-        raise LngenError(
-            f"there is no pass '{after}' for {spec}, expected one of {', '.join(trace)}, or all."
-        )
+        raise LngenError(f"there is no pass '{after}' for {spec}, expected one of {', '.join(trace)}, or all.")
     return str(trace[after])
 
 

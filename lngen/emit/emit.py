@@ -39,7 +39,7 @@ def emit(plan: Plan) -> str:
     except TemplateError as e:
         where = f"{getattr(e, 'name', None) or 'module.cu.jinja'}:{getattr(e, 'lineno', '?')}"
         raise EmitError(f"'{plan.name}' could not be laid out: {where}: {e}.") from e
-    return text.rstrip("\n") + "\n"
+    return "\n".join(line.rstrip() for line in text.rstrip().splitlines()) + "\n"
 
 
 def module(plan: Plan) -> Module:

@@ -14,7 +14,12 @@ class Builder:
     """Every op is a method that takes the name of its result first and returns the new value."""
 
     def __init__(
-        self, name: str, *, params: tuple[Value, ...] = (), eqns: tuple[Eqn, ...] = (), taken: Iterable[str] = ()
+        self,
+        name: str,
+        *,
+        params: tuple[Value, ...] = (),
+        eqns: tuple[Eqn, ...] = (),
+        taken: Iterable[str] = (),
     ) -> None:
         self.name = name
         self.params: list[Value] = list(params)

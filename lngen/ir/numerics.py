@@ -36,7 +36,7 @@ def round_to(x: Array, to: DType) -> Array:
     """
     if to is BF16 and x.dtype == np.float64:
         x = _to_odd_f32(x)
-    return x.astype(NUMPY_DTYPE[to])
+    return np.asarray(x.astype(NUMPY_DTYPE[to]))
 
 
 def _to_odd_f32(x: Array) -> Array:
@@ -46,7 +46,7 @@ def _to_odd_f32(x: Array) -> Array:
     toward_zero = np.where(over, np.nextafter(near, np.float32(0)), near)
     lost = toward_zero.astype(np.float64) != x
     bits = np.ascontiguousarray(toward_zero).view(np.uint32) | (lost & np.isfinite(toward_zero)).astype(np.uint32)
-    return bits.view(np.float32)
+    return np.asarray(bits.view(np.float32))
 
 
 def fma(a: Array, b: Array, c: Array) -> Array:

@@ -19,7 +19,7 @@ import numpy as np
 
 from lngen.ir import numerics
 from lngen.ir.numerics import NUMPY_DTYPE, Array
-from lngen.ir.types import F32, F64, Attrs, Axis, D, DType, Eqn, M, Type, Value, axes_union
+from lngen.ir.types import F32, F64, Attrs, Axis, D, DType, Eqn, Type, Value, axes_union
 
 if TYPE_CHECKING:
     from lngen.ir.builder import Builder

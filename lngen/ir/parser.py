@@ -59,7 +59,10 @@ def parse(text: str) -> Graph:
 def _eqn(line: str, known: dict[str, Value], number: int) -> Eqn:
     name, typ, op, args, attrs = _match(_EQN, number, line, "%name : type = op %a, %b {key=value}").groups()
     return Eqn(
-        Value(name, _type(typ, number, line)), op, _uses(args, known, number, line), _attrs(attrs, number, line)
+        Value(name, _type(typ, number, line)),
+        op,
+        _uses(args, known, number, line),
+        _attrs(attrs, number, line),
     )
 
 

@@ -16,14 +16,15 @@ from lngen.ir.types import Eqn, Graph, Value
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 # Words of C++ and of the emitted kernels, which use lower-case locals; IR names go into the same scope.
-_RESERVED = frozenset(
-    """alignas alignof and asm auto bool break case catch char class const constexpr continue default delete do
-    double else enum explicit export extern false float for friend goto if inline int long mutable namespace new
-    not operator or private protected public register return short signed sizeof static struct switch template
-    this throw true try typedef typename union unsigned using virtual void volatile while xor
-    f16 bf16 real row tile lane group live chunk slot seg block warp scratch turn i k col leaf part rows
-    f32_from_bf16 f32_from_f16 bf16_from_f32 f16_from_f32 fmaf sqrtf sqrt""".split()
-)
+_RESERVED_WORDS = """
+alignas alignof and asm auto bool break case catch char class const constexpr continue default delete do
+double else enum explicit export extern false float for friend goto if inline int long mutable namespace new
+not operator or private protected public register return short signed sizeof static struct switch template
+this throw true try typedef typename union unsigned using virtual void volatile while xor f16 bf16 real row
+tile lane group live chunk slot seg block warp scratch turn i k col leaf part rows f32_from_bf16 f32_from_f16
+bf16_from_f32 f16_from_f32 fmaf sqrtf sqrt
+"""
+_RESERVED = frozenset(_RESERVED_WORDS.split())
 
 
 def verify(graph: Graph, stage: str) -> Graph:

@@ -87,7 +87,9 @@ class _Lowering:
             constants.append(Constant("SEGMENT", p.segment, "elements per segment of a row"))
         else:
             constants.append(Constant("ROWS", s.rows, "rows a block works on side by side"))
-            constants.append(Constant("SEGMENT_SLOTS", p.segment // p.chunk // s.threads, "chunks per thread and segment"))
+            constants.append(
+                Constant("SEGMENT_SLOTS", p.segment // p.chunk // s.threads, "chunks per thread and segment")
+            )
         if sums:
             constants.append(Constant("BLOCKS", p.blocks, "blocks that share the rows; fixed by the graph"))
             constants.append(Constant("PREFETCH", int(s.prefetch), "1 to load the next row while computing this one"))
@@ -113,7 +115,10 @@ class _Lowering:
             Constant("VEC", self.schedule.vec, "elements per memory access"),
             Constant("BLOCKS", p.blocks, "blocks that share the rows; fixed by the graph"),
         ]
-        arguments = [*_inputs(graph, handed), *(_workspace(self.partials[e.out], self.real) for e in self.parts.sums)]
+        arguments = [
+            *_inputs(graph, handed),
+            *(_workspace(self.partials[e.out], self.real) for e in self.parts.sums),
+        ]
         return self._kernel(
             "columns", "columns", graph, arguments, constants, self.parts.sums, (),
             spell=_speller("[i]", graph),
@@ -181,7 +186,8 @@ class _Lowering:
             row_inputs=tuple(tensor(v) for v in graph.params if v.type.axes == (M,)),
             scalars=tuple(tensor(v) for v in graph.params if not v.type.axes),
             accumulators=tuple(
-                Sum(e.out.name, 0, n, print_eqn(e)) for n, e in enumerate(self.parts.sums if template in WITH_SUMS else ())
+                Sum(e.out.name, 0, n, print_eqn(e))
+                for n, e in enumerate(self.parts.sums if template in WITH_SUMS else ())
             ),
             max_sums=max((len(f.sums) for f in listed), default=0) or 1,
             shared=shared,
@@ -241,5 +247,3 @@ def _speller(tile: str, graph: Graph, pointer: str = "", known: tuple[Value, ...
         return v.name + (tile if M in v.type.axes else "[i]")
 
     return spell
-
-

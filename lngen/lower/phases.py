@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from lngen.ir import OPS, D, Eqn, Graph, M, Value, print_eqn
-from lngen.lower.plan import Phase, Statement, Sum, Tensor, ctype
+from lngen.lower.plan import Phase, Statement, Sum, Tensor, aligned, ctype
 from lngen.passes.edit import upstream
 from lngen.schedule import depths, is_sum
 
@@ -28,7 +28,7 @@ def statement(eqn: Eqn, spell: Spell) -> Statement:
 
 def uniform(graph: Graph, spell: Spell) -> tuple[Statement, ...]:
     """Statements on values of no axes, once per thread."""
-    return tuple(statement(e, spell) for e in graph.eqns if not e.out.type.axes)
+    return aligned(statement(e, spell) for e in graph.eqns if not e.out.type.axes)
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,12 @@ def phases(graph: Graph, sums: tuple[Eqn, ...], outputs: tuple[Value, ...], styl
 
 
 def _phase(
-    graph: Graph, number: int, levels: dict[Value, int], sums: tuple[Eqn, ...], outputs: tuple[Value, ...], style: Style
+    graph: Graph,
+    number: int,
+    levels: dict[Value, int],
+    sums: tuple[Eqn, ...],
+    outputs: tuple[Value, ...],
+    style: Style,
 ) -> Phase:
     row_sums = [e for e in graph.eqns if is_sum(e, D) and levels[e.args[0]] == number]
     column_sums = [e for e in sums if levels[e.args[0]] == number]
@@ -63,16 +68,21 @@ def _phase(
         number=number,
         columns=tuple(tensor(p) for p in graph.params if p in needed and p.type.axes == (D,)),
         tiles=tuple(tensor(p) for p in graph.params if p in needed and p.type.axes == (M, D)),
-        statements=(
-            *(statement(e, style.spell) for e in elementwise if e.out in needed),
-            *(_add(f"{e.out.name}_chunk", style.guard(style.spell(e.args[0])), e) for e in row_sums),
-            *(Statement(style.accumulate.format(e.out.name, style.spell(e.args[0])), print_eqn(e)) for e in column_sums),
-            *(Statement(style.store.format(v.name, style.spell(v)), "") for v in wide),
+        statements=aligned(
+            (
+                *(statement(e, style.spell) for e in elementwise if e.out in needed),
+                *(_add(f"{e.out.name}_chunk", style.guard(style.spell(e.args[0])), e) for e in row_sums),
+                *(
+                    Statement(style.accumulate.format(e.out.name, style.spell(e.args[0])), print_eqn(e))
+                    for e in column_sums
+                ),
+                *(Statement(style.store.format(v.name, style.spell(v)), "") for v in wide),
+            )
         ),
         sums=tuple(Sum(e.out.name, number, n, print_eqn(e)) for n, e in enumerate(row_sums)),
         accumulators=tuple(Sum(e.out.name, number, n, print_eqn(e)) for n, e in enumerate(column_sums)),
         outputs=tuple(map(tensor, wide)),
-        after=tuple(statement(e, style.spell) for e in after),
+        after=aligned(statement(e, style.spell) for e in after),
         row_outputs=tuple(map(tensor, rows)),
     )
 
@@ -80,7 +90,7 @@ def _phase(
 def before(graph: Graph, spell: Spell) -> tuple[Statement, ...]:
     """Per-row statements that need no row sum."""
     levels = depths(graph)
-    return tuple(statement(e, spell) for e in graph.eqns if e.out.type.axes == (M,) and levels[e.out] == 0)
+    return aligned(statement(e, spell) for e in graph.eqns if e.out.type.axes == (M,) and levels[e.out] == 0)
 
 
 def tensor(value: Value) -> Tensor:

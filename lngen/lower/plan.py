@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 
 from lngen.ir import DType, Graph, Value
 from lngen.schedule import Schedule
@@ -40,7 +41,7 @@ class Extent:
 
 @dataclass(frozen=True)
 class Argument:
-    """A kernel argument. ``kind``: rows, input, output, workspace (a pointer) or stride (of ``tensor``, in elements)."""
+    """A kernel argument. ``kind``: rows, input, output, workspace (pointers), stride (of ``tensor``, in elements)."""
 
     name: str
     ctype: str
@@ -62,11 +63,19 @@ class Statement:
 
     text: str
     note: str
+    width: int = 0
 
     @property
     def line(self) -> str:
-        """Text and note, the notes of a kernel in one column."""
-        return f"{self.text:<58} // {self.note}" if self.note else self.text
+        """Text and note; the notes of neighbours stand in one column."""
+        return f"{self.text:<{self.width}}  // {self.note}" if self.note else self.text
+
+
+def aligned(statements: Iterable[Statement]) -> tuple[Statement, ...]:
+    """The statements with their notes in one column."""
+    listed = tuple(statements)
+    width = max((len(s.text) for s in listed if s.note), default=0)
+    return tuple(replace(s, width=width) for s in listed)
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,9 @@ def split(graph: Graph) -> Split:
             raise LowerError(f"graph @{graph.name}: '{eqn.out}' is a sum over rows of sums over rows.")
     for eqn in graph.eqns:
         if is_sum(eqn, D) and M not in eqn.out.type.axes:
-            raise LowerError(f"graph @{graph.name}: '{eqn.out}' sums over D a value that has no rows; pass it as an input.")
+            raise LowerError(
+                f"graph @{graph.name}: '{eqn.out}' sums over D a value that has no rows; pass it as an input."
+            )
     rows = extract(graph, graph.name, graph.params, (*by_row, *dict.fromkeys(e.args[0] for e in sums)))
     if not by_column:
         return Split(rows, sums, None)

@@ -10,7 +10,19 @@ from lngen.passes.order import order_sums
 from lngen.passes.simplify import simplify
 from lngen.passes.vjp import save, vjp
 
-__all__ = ["Trace", "backward", "cse", "dce", "decompose", "finish", "order_sums", "place_fma", "save", "simplify", "vjp"]
+__all__ = [
+    "Trace",
+    "backward",
+    "cse",
+    "dce",
+    "decompose",
+    "finish",
+    "order_sums",
+    "place_fma",
+    "save",
+    "simplify",
+    "vjp",
+]
 
 Trace = dict[str, Graph]
 

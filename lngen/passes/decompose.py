@@ -36,4 +36,3 @@ def decompose(graph: Graph, d: int) -> Graph:
             case _:
                 b.eqns.append(eqn)
     return cse(b.build(*graph.results, stage="decompose"))
-

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 
-from lngen.ir import Axis, Builder, Eqn, Graph, Value
+from lngen.ir import Axis, Builder, D, Eqn, Graph, Value
 from lngen.passes.clean import cse
 from lngen.passes.edit import upstream
 from lngen.passes.polynomial import ONE, Atom, Poly, Product, Size, Sum, atom, axes_of, collect, common, times
@@ -40,7 +40,9 @@ class _Simplifier:
         self.order = {v: i for i, v in enumerate(graph.values().values())}
         self.b = Builder(graph.name, params=graph.params, eqns=forward, taken=graph.values())
         self.polys: dict[Value, Poly] = {}
-        self.named = [(p, v) for v in (e.out for e in forward if e.op == "mul") if (p := self._name_of(v))]
+        self.named: list[tuple[Product, Value]] = []
+        for eqn in forward:
+            self._name(eqn)
         self.written: dict[Atom, Value] = {}
         self.pairs: dict[tuple[str, Value, Value], Value] = {}
 
@@ -130,10 +132,23 @@ class _Simplifier:
                 return atom(Size(eqn.attr("axis"))), Fraction(1)  # type: ignore[arg-type]
         return atom(v), Fraction(1)
 
-    def _name_of(self, v: Value) -> Product | None:
-        """The product that ``v`` is a name for; None if a number is a factor of it, too."""
-        product, coefficient = self._monomial(v)
-        return product if coefficient == 1 else None
+    def _name(self, eqn: Eqn) -> None:
+        """Remember a forward product by its name, unless a number or a parameter over D is a factor.
+
+        dy * gamma is what the terms of a cotangent share; naming xhat * gamma would hide it.
+        """
+        product, coefficient = self._monomial(eqn.out)
+        product = self._shorten(product)
+        narrow = any(axes_of(a) == (D,) for a, _ in product.powers)
+        if eqn.op == "mul" and coefficient == 1 and len(product.powers) > 1 and not narrow:
+            self.named.append((product, eqn.out))
+
+    def _shorten(self, product: Product) -> Product:
+        """The product with every named product in it by its name."""
+        for named, value in self.named:
+            while named.divides(product):
+                product = product * named.inverse() * atom(value)
+        return product
 
     # ---- writing ----
 
@@ -161,7 +176,7 @@ class _Simplifier:
         total: Value | None = None
         for left, (product, coefficient) in zip(range(len(terms) - 1, -1, -1), terms, strict=True):
             term = self._write_term(product, abs(coefficient), like)
-            part = f"{name}_part" if left else name
+            part = f"{name.removesuffix('_part')}_part" if left else name
             if total is None:
                 total = self.b.neg(part, term) if coefficient < 0 else term
             else:
@@ -214,9 +229,7 @@ class _Simplifier:
         """Forward products by their names, first inside the sums, then outside; sums over sizes as means."""
         for s in self._sums(product):
             product = self._absorb(product, s)
-        for named, value in self.named:
-            while len(named.powers) > 1 and named.divides(product):
-                product = product * named.inverse() * atom(value)
+        product = self._shorten(product)
         for s in self._sums(product):
             size = atom(Size(s.axis)).inverse()
             if not s.mean and product.get(Size(s.axis)) < 0:
@@ -225,7 +238,7 @@ class _Simplifier:
 
     def _absorb(self, product: Product, s: Sum) -> Product:
         """Move factors from outside a sum into it where that completes a product with a name."""
-        of = s.of
+        of = self._shorten(s.of)
         for named, value in self.named:
             inside, outside = named.split(lambda a: s.axis in axes_of(a))
             if inside != ONE and outside != ONE and inside.divides(of) and outside.divides(product):
@@ -268,4 +281,3 @@ def _downstream(graph: Graph, seed: Value) -> set[Value]:
 
 def _plain(v: Value) -> str:
     return v.name.removesuffix("32")
-

@@ -42,9 +42,8 @@ def _input(graph: Graph, name: str) -> Value:
     for p in graph.params:
         if p.name == name:
             return p
-    raise DerivativeError(
-        f"wrt={name}: graph @{graph.name} has no input '{name}'; its inputs are {', '.join(p.name for p in graph.params)}."
-    )
+    inputs = ", ".join(p.name for p in graph.params)
+    raise DerivativeError(f"wrt={name}: graph @{graph.name} has no input '{name}'; its inputs are {inputs}.")
 
 
 def _depends_on(graph: Graph, inputs: tuple[Value, ...]) -> set[Value]:

@@ -27,8 +27,7 @@ def run_numpy(plan: Plan, inputs: Mapping[str, Array], device: int = 0) -> dict[
     with cupy.cuda.Device(device):
         stream = cupy.cuda.get_current_stream()
         arrays = {
-            v.name: cupy.asarray(np.ascontiguousarray(inputs[v.name]).reshape(-1).view(np.uint8))
-            for v in plan.inputs
+            v.name: cupy.asarray(np.ascontiguousarray(inputs[v.name]).reshape(-1).view(np.uint8)) for v in plan.inputs
         }
         for v in plan.outputs:
             size = int(np.prod(shapes[v.name], dtype=np.int64)) * v.type.dtype.size

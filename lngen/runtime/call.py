@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from lngen.ir import D, DType, M, Value
 from lngen.lower import Plan, lower
 from lngen.runtime.arrays import FROM_NUMPY, Layout, Library, library_of
 from lngen.runtime.choose import compile_plan, default_schedule
-from lngen.runtime.launch import Bound, Launcher, device_arch, enter_device
+from lngen.runtime.launch import Bound, Launcher, device_arch
 from lngen.runtime.shapes import check_layout, expected_shape, leading, row_stride
 from lngen.schedule import Schedule, parse_schedule
 from lngen.spec import Spec
@@ -31,7 +31,7 @@ class Recipe:
     device: int
     rows: int
     strides: dict[str, int]
-    shapes: tuple[tuple[tuple[int, ...], DType], ...]
+    makers: tuple[Callable[[], Any], ...]
     vec: int
     bounds: dict[int, Bound] = field(default_factory=dict)
 
@@ -86,30 +86,30 @@ class Call:
         return [given[n] for n in names]
 
     def __call__(self, arrays: Sequence[Any], out: Any) -> tuple[Any, ...]:
-        given = self._given(out)
+        """Results, new or ``out``'s, of one launch; the order of the arrays is the graph's."""
+        given = out if type(out) is tuple else self._given(out)
         if isinstance(arrays[0], np.ndarray):
-            return self._interpret(arrays, given)
+            return self._interpret(arrays, self._given(given))
         library = library_of(arrays[0], self.inputs[0].name)
+        absent = tuple([a is None for a in given])
+        tensors = [*arrays, *given]
+        if True in absent:
+            tensors = [a for a in tensors if a is not None]
         try:
-            described = [library.describe(a) for a in arrays]
-            outs = [None if a is None else library.describe(a) for a in given]
+            pointers, layouts = library.describe(tensors)
         except AttributeError:  # an array of another library: view it, or say what was expected
-            described = [library.describe(self._view(library, a, v)) for a, v in zip(arrays, self.inputs, strict=True)]
-            viewed = [None if a is None else self._view(library, a, v) for a, v in zip(given, self.outputs, strict=True)]
-            outs = [None if a is None else library.describe(a) for a in viewed]
-        key = (library, *[d[1] for d in described], *[o and o[1] for o in outs])
-        try:
-            recipe: Recipe = self._local.recipes[key]
-        except (AttributeError, KeyError):
-            recipe = self._remember(key, self._recipe(library, [d[1] for d in described], [o and o[1] for o in outs]))
-        results = tuple(
-            library.empty(*shape, recipe.device) if a is None else a
-            for a, shape in zip(given, recipe.shapes, strict=True)
-        )
-        pointers = [d[0] for d in described]
-        pointers += [library.describe(r)[0] if o is None else o[0] for o, r in zip(outs, results, strict=True)]
+            tensors = self._views(library, arrays, given)
+            pointers, layouts = library.describe(tensors)
+        local = self._local
+        if getattr(local, "layouts", None) == layouts and local.library is library and local.absent == absent:
+            recipe: Recipe = local.recipe
+        else:
+            recipe = self._recall(library, layouts, tuple([a is None for a in self._given(given)]))
+            local.library, local.absent, local.layouts, local.recipe = library, absent, layouts, recipe
+        if True in absent:
+            given, pointers = self._fill(library, recipe, given, pointers)
         self._launch(library, recipe, pointers)
-        return results
+        return given
 
     def _given(self, out: Any) -> tuple[Any, ...]:
         """The arrays to write, None where a new one is wanted."""
@@ -122,6 +122,17 @@ class Call:
             names = ", ".join(v.name for v in self.outputs)
             raise ArrayError(f"out= is expected to be one array or {count} ({names}), got {len(out)}.")
         return tuple(out)
+
+    def _fill(
+        self, library: Library, recipe: Recipe, given: tuple[Any, ...], pointers: list[int]
+    ) -> tuple[tuple[Any, ...], list[int]]:
+        """New arrays where none was given, and the addresses of all."""
+        results = tuple([make() if a is None else a for make, a in zip(recipe.makers, given, strict=True)])
+        return results, pointers[: len(self.inputs)] + library.describe(results)[0]
+
+    def _views(self, library: Library, arrays: Sequence[Any], given: Sequence[Any]) -> list[Any]:
+        values = (*self.inputs, *self.outputs)
+        return [self._view(library, a, v) for a, v in zip((*arrays, *given), values, strict=True) if a is not None]
 
     def _view(self, library: Library, array: Any, value: Value) -> Any:
         if isinstance(array, np.ndarray) or library_of(array, value.name) is not library:
@@ -141,13 +152,10 @@ class Call:
             bound = self.launcher(recipe.device, vec).bind(recipe.rows, recipe.strides)
             recipe.bounds[vec] = bound
         stream = library.stream(recipe.device)
-        workspace = self._workspace(library, recipe.device, stream, bound.workspace_bytes) if bound.workspace_bytes else 0
-        with_device = enter_device(recipe.device)
-        if with_device is None:
-            bound(pointers, workspace, stream)
-        else:
-            with with_device:
-                bound(pointers, workspace, stream)
+        workspace = (
+            self._workspace(library, recipe.device, stream, bound.workspace_bytes) if bound.workspace_bytes else 0
+        )
+        bound(pointers, workspace, stream)
 
     def _workspace(self, library: Library, device: int, stream: int, size: int) -> int:
         held = self._workspaces.get((device, stream))
@@ -155,38 +163,45 @@ class Call:
             if held is not None:
                 self._outgrown.append(held[0])
                 size = max(size, 2 * held[2])
-            array = library.empty((-(-size // 8),), DType.F64, device)
-            held = array, library.describe(array)[0], size
+            array = library.maker((-(-size // 8),), DType.F64, device)()
+            held = array, library.describe([array])[0][0], size
             self._workspaces[device, stream] = held
         return held[1]
 
     # ---- once per layout ----
 
-    def _remember(self, key: object, recipe: Recipe) -> Recipe:
-        if not hasattr(self._local, "recipes"):
-            self._local.recipes = {}
-        self._local.recipes[key] = recipe
+    def _recall(self, library: Library, layouts: list[Layout], absent: tuple[bool, ...]) -> Recipe:
+        """The recipe for these layouts and outputs to be made, checked and built if they are new to this thread."""
+        local = self._local
+        if not hasattr(local, "recipes"):
+            local.recipes = {}
+        key = library, absent, tuple(layouts)
+        if key not in local.recipes:
+            inputs, rest = layouts[: len(self.inputs)], iter(layouts[len(self.inputs) :])
+            outs = [None if missing else next(rest) for missing in absent]
+            local.recipes[key] = self._recipe(library, inputs, outs)
+        recipe: Recipe = local.recipes[key]
         return recipe
 
     def _recipe(self, library: Library, layouts: list[Layout], outs: list[Layout | None]) -> Recipe:
         """Check every layout, before any GPU work."""
         d = self.spec.d
         first = next((i for i, v in enumerate(self.inputs) if v.type.axes == (M, D)), 0)
-        rows = leading(self.inputs[first], layouts[first].shape, d)
-        device = layouts[0].device
+        rows = leading(self.inputs[first], layouts[first][1], d)
+        device = layouts[0][3]
         strides = {}
         for value, layout in zip((*self.inputs, *self.outputs), (*layouts, *outs), strict=True):
             if layout is None:
                 strides[value.name] = d
                 continue
-            check_layout(value, layout, library.dtype(layout.dtype), rows, d, device)
+            check_layout(value, layout, library.dtype(layout[0]), rows, d, device)
             strides[value.name] = row_stride(value, layout, written=value in self.outputs)
         vec = self.launcher(device).plan.schedule.vec
         wide = [strides[v.name] for v in (*self.inputs, *self.outputs) if v.type.axes == (M, D)]
         while any(stride % vec for stride in wide):
             vec //= 2
-        shapes = tuple((expected_shape(v, rows, d), v.type.dtype) for v in self.outputs)
-        return Recipe(device, math.prod(rows), strides, shapes, vec)
+        makers = tuple(library.maker(expected_shape(v, rows, d), v.type.dtype, device) for v in self.outputs)
+        return Recipe(device, math.prod(rows), strides, makers, vec)
 
     def _vec_for(self, recipe: Recipe, pointers: list[int]) -> int:
         """The widest access that every pointer is aligned for."""
@@ -216,7 +231,7 @@ class Call:
         rows = leading(self.inputs[first], arrays[first].shape, d)
         for value, array in zip((*self.inputs, *self.outputs), (*arrays, *given), strict=True):
             if array is not None:
-                layout = Layout(array.dtype, array.shape, (), 0)
+                layout = array.dtype, array.shape, (), 0
                 check_layout(value, layout, FROM_NUMPY.get(array.dtype), rows, d, 0)
         flat = {v.name: _flat(v, a, d) for v, a in zip(self.inputs, arrays, strict=True)}
         results = interpret(self.graph, flat)

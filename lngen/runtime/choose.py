@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 from lngen import config
@@ -37,5 +38,5 @@ def default_schedule(spec: Spec, arch: str = DEFAULT_ARCH, vec: int | None = Non
         if not any(r.spills for r in binary.resources.values()):
             return candidate
         if config.debug_level() >= 2:
-            print(f"lngen: {spec}: {candidate} spills on {arch}")
+            print(f"lngen: {spec}: {candidate} spills on {arch}", file=sys.stderr)
     return candidates[0]

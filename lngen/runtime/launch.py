@@ -41,13 +41,6 @@ def device_arch(device: int) -> str:
     return f"sm_{cupy.cuda.Device(device).compute_capability}"
 
 
-def enter_device(device: int) -> Any:
-    """None if ``device`` is current in this thread, else a context manager that makes it so."""
-    import cupy
-
-    return None if cupy.cuda.runtime.getDevice() == device else cupy.cuda.Device(device)
-
-
 class Launcher:
     """The kernels of a plan, loaded on one device."""
 
@@ -77,7 +70,10 @@ class Bound:
     """Kernels with everything but pointers filled in. One thread at a time may call it."""
 
     def __init__(self, launcher: Launcher, rows: int, strides: Mapping[str, int], functions: Sequence[int]) -> None:
+        import cupy
+
         plan = launcher.plan
+        self._device, self._current = cupy.cuda.Device(launcher.device), cupy.cuda.runtime.getDevice
         self.workspace_bytes = plan.workspace_bytes(rows)
         offsets = plan.workspace_offsets(rows)
         self._launch = driver().launchKernel
@@ -89,6 +85,13 @@ class Bound:
 
     def __call__(self, pointers: Sequence[int], workspace: int, stream: int) -> None:
         """Launch on ``stream``: pointers of the plan's inputs, then outputs; ``workspace`` of workspace_bytes."""
+        if self._current() == self._device.id:
+            self._run(pointers, workspace, stream)
+        else:
+            with self._device:
+                self._run(pointers, workspace, stream)
+
+    def _run(self, pointers: Sequence[int], workspace: int, stream: int) -> None:
         for k in self._kernels:
             values = k.values
             for position, index in k.tensors:

@@ -43,14 +43,15 @@ def compile(
     return Norm(forward, make_spec(definition, "bwd", {**keys, **wrt}), dict(schedule or {}))
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Saved:
     """What backward needs of a forward run: its inputs and statistics by name."""
 
-    arrays: Mapping[str, Any]
+    names: tuple[str, ...]
+    arrays: tuple[Any, ...]
 
     def __getitem__(self, name: str) -> Any:
-        return self.arrays[name]
+        return self.arrays[self.names.index(name)]
 
 
 class Norm:
@@ -62,7 +63,7 @@ class Norm:
                 raise SpecError(f"schedule= takes the directions fwd and bwd, got '{key}'.")
         self._forward = Call(forward, schedules.get("fwd", ""))
         self._backward = Call(backward, schedules.get("bwd", ""))
-        self._statistics = len(forward.definition.saved(forward.options))
+        self._primary = len(self._forward.outputs) - len(forward.definition.saved(forward.options))
 
     def spec(self, direction: str = "fwd") -> Spec:
         """The spec of a direction, ``fwd`` or ``bwd``."""
@@ -94,9 +95,10 @@ class Norm:
         call = self._forward
         arrays = inputs if len(inputs) == len(call.inputs) and not named else call.arrange(inputs, named)
         results = call(arrays, out)
-        saved = Saved(dict(zip(call.names, (*arrays, *results), strict=True)))
-        primary = results[: len(results) - self._statistics]
-        return primary[0] if len(primary) == 1 else primary, saved
+        saved = Saved(call.names, (*arrays, *results))
+        if self._primary == 1:
+            return results[0], saved
+        return results[: self._primary], saved
 
     def backward(self, dy: Any, saved: Saved, *, out: Any = None) -> tuple[Any, ...]:
         """Gradients of the inputs in the graph's order: ``dx, dgamma, dbeta = norm.backward(dy, saved)``.
@@ -104,7 +106,7 @@ class Norm:
         dy has the shape and dtype of y. ``out``: a tuple of arrays to write instead of new ones.
         """
         call = self._backward
-        return call([dy, *(saved.arrays[v.name] for v in call.inputs[1:])], out)
+        return call([dy, *(saved[v.name] for v in call.inputs[1:])], out)
 
     def _call(self, direction: str) -> Call:
         if direction not in ("fwd", "bwd"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 from lngen.errors import ArrayError
 from lngen.ir import Axis, D, DType, M, Value
@@ -24,27 +25,26 @@ def expected_shape(value: Value, rows: tuple[int, ...], d: int) -> tuple[int, ..
 
 def check_layout(value: Value, layout: Layout, dtype: DType | None, rows: tuple[int, ...], d: int, device: int) -> None:
     """ArrayError if an array's dtype, shape or device is not what ``value`` takes."""
+    own, shape, _, where = layout
     if dtype is not value.type.dtype:
         raise ArrayError(
-            f"'{value.name}' is expected to be {value.type.dtype}, got {layout.dtype}; cast it, or compile for its dtype."
+            f"'{value.name}' is expected to be {value.type.dtype}, got {own}; cast it, or compile for its dtype."
         )
-    if tuple(layout.shape) != expected_shape(value, rows, d):
+    if tuple(shape) != expected_shape(value, rows, d):
         raise ArrayError(
-            f"'{value.name}' is expected to have shape {expected_shape(value, rows, d)}, got {tuple(layout.shape)}."
+            f"'{value.name}' is expected to have shape {expected_shape(value, rows, d)}, got {tuple(shape)}."
         )
-    if layout.device < 0:
+    if where < 0:
         raise ArrayError(
             f"'{value.name}' is expected on GPU {device}, but lies on the CPU; move it there, or pass NumPy arrays."
         )
-    if layout.device != device:
-        raise ArrayError(
-            f"'{value.name}' is expected on GPU {device}, where the first input lies, got GPU {layout.device}."
-        )
+    if where != device:
+        raise ArrayError(f"'{value.name}' is expected on GPU {device}, where the first input lies, got GPU {where}.")
 
 
 def row_stride(value: Value, layout: Layout, *, written: bool) -> int:
     """Elements from one row to the next; ArrayError if rows are not evenly spaced or a row is not contiguous."""
-    shape, strides = layout.shape, layout.strides
+    _, shape, strides, _ = layout
     if Axis.D in value.type.axes and shape[-1] > 1 and strides[-1] != 1:
         raise ArrayError(
             f"'{value.name}' is expected to have contiguous rows (last stride 1), got strides {tuple(strides)} in "
@@ -58,7 +58,9 @@ def row_stride(value: Value, layout: Layout, *, written: bool) -> int:
         return shape[-1] if Axis.D in value.type.axes else 1
     least = shape[-1] if Axis.D in value.type.axes else 1
     if written and abs(stride) < least:
-        raise ArrayError(f"'{value.name}' is written to, but its rows overlap: row stride {stride}, row length {least}.")
+        raise ArrayError(
+            f"'{value.name}' is written to, but its rows overlap: row stride {stride}, row length {least}."
+        )
     if Axis.D not in value.type.axes and stride != 1:
         raise ArrayError(f"'{value.name}' is expected to be contiguous, got strides {tuple(strides)} in elements.")
     return stride
@@ -66,7 +68,7 @@ def row_stride(value: Value, layout: Layout, *, written: bool) -> int:
 
 def _one_stride(value: Value, dims: list[tuple[int, int]], strides: tuple[int, ...]) -> int | None:
     """The stride of the flattened outer dimensions, None if there is at most one row."""
-    for (_, outer), (n, inner) in zip(dims, dims[1:], strict=False):
+    for (_, outer), (n, inner) in pairwise(dims):
         if outer != n * inner:
             raise ArrayError(
                 f"'{value.name}' is expected to have rows at one distance, got strides {strides} in elements; "

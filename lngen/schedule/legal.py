@@ -74,7 +74,7 @@ def _rules(s: Schedule, p: Problem) -> list[tuple[bool, str]]:
             "use more threads or form=stream",
         ),
         (
-            1 <= s.resident and s.resident * s.block <= MAX_THREADS_PER_SM,
+            s.resident >= 1 and s.resident * s.block <= MAX_THREADS_PER_SM,
             f"resident * threads * rows is from 1 to {MAX_THREADS_PER_SM}, got {s.resident * s.block}",
         ),
         (

@@ -12,26 +12,31 @@ from lngen.schedule.schedule import Schedule
 REGISTERS_PER_SM = 65536
 MAX_REGISTERS = 255
 
-# Registers a kernel needs besides what it holds of a row: addresses, loop state, a vector in flight.
-BASE_REGISTERS = 26
-COLUMN_REGISTERS = 34
+# Registers besides those for elements, and registers per 4 bytes of held elements, fitted to compile logs.
+ROW_BASE, ROW_SLOPE = 32, 1.5
+COLUMN_BASE = 34
+STREAM_BASE = 26
+
+# What was fastest on an H200: bytes of a row per thread, for rows up to LONG_ROW bytes and above; threads a
+# multiprocessor should hold; elements per thread beside column sums, for many and for few row groups.
+ROW_BYTES, LONG_ROW_BYTES, LONG_ROW = 64, 128, 8192
+RESIDENT_THREADS = 512
+COLUMN_ELEMENTS, FEW_GROUPS_ELEMENTS = 16, 32
 
 
 def registers(s: Schedule, p: Problem) -> int:
-    """Registers per thread the kernel is expected to need.
+    """Registers per thread the kernel is expected to need on sm_90.
 
-    Held per element: the inputs, once more if the next row is prefetched, and one sum per column sum. The
-    constants are fitted to compile logs for sm_90; tests compare them with the compiler.
+    A row kernel holds its inputs, widened to the compute type between the phases. One with column sums
+    holds its inputs as they come, once more if the next row is prefetched, and one number per column sum.
     """
     elements = slots(s, p) * p.chunk
     if s.form == "stream":
-        return BASE_REGISTERS + 2 * p.chunk * len(p.input_sizes)
-    words = sum(p.input_sizes) / 4
+        return STREAM_BASE + 2 * p.chunk * len(p.input_sizes)
     if not p.column_sums:
-        # The compiler keeps the widened row alive between the phases.
-        return round(BASE_REGISTERS + elements * max(words, len(p.input_sizes) * p.real_size / 4))
-    copies = 2 if s.prefetch else 1
-    return round(COLUMN_REGISTERS + elements * (words * copies + p.column_sums * p.real_size / 4 + 1))
+        return round(ROW_BASE + ROW_SLOPE * elements * len(p.input_sizes) * p.real_size / 4)
+    inputs = sum(p.input_sizes) / 4 * (2 if s.prefetch else 1)
+    return round(COLUMN_BASE + elements * (inputs + p.column_sums * p.real_size / 4 + 1))
 
 
 def fits(s: Schedule, p: Problem) -> bool:
@@ -75,12 +80,13 @@ def _cost(s: Schedule, p: Problem) -> tuple[float, ...]:
     elements = slots(s, p) * p.chunk
     idle = slots(s, p) * s.threads * p.chunk * (p.segments if s.form == "stream" else 1) / p.d
     if p.column_sums and s.form == "registers":
-        # One block per multiprocessor: 16 elements a thread, the next row in flight.
-        return (0, not s.prefetch, s.resident != 1, abs(elements - 16), idle)
+        # One block per multiprocessor, the next row in flight.
+        wanted = COLUMN_ELEMENTS if p.groups > 4 else FEW_GROUPS_ELEMENTS
+        return (0, not s.prefetch, s.resident != 1, abs(elements - wanted), idle)
     if s.form == "stream":
-        return (1, 0, abs(s.threads - 512), abs(s.resident - 2))
-    # About 64 bytes of a row in flight per thread, a warp per row while that is enough, 1024 threads resident.
-    target = 64 / max(p.input_sizes, default=4) / max(1, len(p.input_sizes))
+        return (1, abs(s.threads - 512), abs(s.resident - 2))
+    size = max(p.input_sizes, default=4)
+    target = (ROW_BYTES if p.d * size <= LONG_ROW else LONG_ROW_BYTES) / size / max(1, len(p.input_sizes))
     away = max(elements / target, target / elements)
     block = max(s.block / 128, 128 / s.block) if s.threads <= 32 else s.rows
-    return (0, round(away * idle, 3), block, abs(s.resident * s.block - 1024), -s.resident)
+    return (0, round(away * idle, 3), block, abs(s.resident * s.block - RESIDENT_THREADS), -s.resident)

@@ -64,7 +64,7 @@ def _resources(name: str, text: str) -> Resources:
         registers=int(used[1]),
         spill_stores=stores,
         spill_loads=loads,
-        stack=max(stack, _number(r"(\d+) bytes cumulative stack size", used[0])),
+        stack=stack,
         shared=_number(r"(\d+) bytes smem", used[0]),
         constant=sum(map(int, constants)) if constants else None,
         barriers=_number(r"used (\d+) barriers", used[0]),

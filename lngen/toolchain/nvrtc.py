@@ -106,9 +106,7 @@ def _load() -> _Library:
         version, arches = api.getVersion(), api.getSupportedArchs()
     except (RuntimeError, AssertionError, ImportError, OSError) as error:
         why = str(error).strip()
-        raise MissingError(
-            f"Compiling needs NVRTC, and CuPy cannot load libnvrtc ({why}); {_INSTALL}"
-        ) from error
+        raise MissingError(f"Compiling needs NVRTC, and CuPy cannot load libnvrtc ({why}); {_INSTALL}") from error
     return _Library(api, version, tuple(f"sm_{number}" for number in sorted(arches)))
 
 
@@ -140,9 +138,7 @@ def _options(arch: str, kind: Kind, version: tuple[int, int]) -> tuple[str, ...]
     return tuple(sorted(options))
 
 
-def _compiled(
-    library: _Library, source: str, arch: str, kind: Kind, options: Sequence[str], name: str
-) -> cache.Entry:
+def _compiled(library: _Library, source: str, arch: str, kind: Kind, options: Sequence[str], name: str) -> cache.Entry:
     api = library.api
     program = api.createProgram(source, log.UNIT, (), ())
     try:

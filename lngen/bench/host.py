@@ -1,0 +1,131 @@
+"""Host time: what one call costs before its kernel starts. At small sizes it is all that counts.
+
+Calls are issued without waiting, in batches too short to fill the launch queue; then the GPU catches up.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lngen.bench.floor import shape_of
+from lngen.bench.timing import Stats, describe
+from lngen.spec import Spec
+
+CALLS = 500
+BATCHES = 21
+ROWS = 16
+
+Calls = dict[str, Callable[[], object]]
+
+
+@dataclass(frozen=True)
+class HostRecord:
+    """Microseconds of host time per call; without a time, ``note`` says why."""
+
+    spec: str
+    rows: int
+    call: str
+    arrays: str
+    us_median: float | None = None
+    us_p10: float | None = None
+    us_p90: float | None = None
+    note: str = ""
+
+
+def host_times(
+    calls: Mapping[str, Callable[[], object]],
+    synchronize: Callable[[], object],
+    *,
+    count: int = CALLS,
+    batches: int = BATCHES,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, Stats | str]:
+    """Host time per call of each, in interleaved batches of ``count``; an error's text in place of a time."""
+    found: dict[str, Stats | str] = {}
+    samples: dict[str, list[float]] = {}
+    for name, call in calls.items():
+        try:
+            call()  # compiles, allocates, checks
+            synchronize()
+            samples[name] = []
+        except Exception as error:  # whatever a peer raises, the others go on
+            found[name] = describe(error)
+    for batch in range(batches + 1):
+        for name, taken in samples.items():
+            call = calls[name]
+            start = clock()
+            for _ in range(count):
+                call()
+            us = 1e6 * (clock() - start) / count
+            synchronize()
+            if batch:  # the first one warms up
+                taken.append(us)
+    found |= {name: Stats.of(taken) for name, taken in samples.items()}
+    return {name: found[name] for name in calls}
+
+
+def host_benchmark(spec: Spec, rows: int = ROWS) -> list[HostRecord]:
+    """lngen with CuPy arrays and torch tensors against PyTorch's own layer_norm, forward."""
+    spec = spec.with_direction("fwd")
+    records = _on(spec, rows, "cupy")
+    return records + _on(spec, rows, "torch") if importlib.util.find_spec("torch") is not None else records
+
+
+def _on(spec: Spec, rows: int, arrays: str) -> list[HostRecord]:
+    try:
+        calls, synchronize = (_cupy_calls if arrays == "cupy" else _torch_calls)(spec, rows)
+    except Exception as error:  # a library without its GPU part is a row like any other
+        return [HostRecord(str(spec), rows, "-", arrays, note=describe(error))]
+    found = host_times(calls, synchronize)
+    return [_record(spec, rows, name, arrays, stats) for name, stats in found.items()]
+
+
+def _record(spec: Spec, rows: int, call: str, arrays: str, found: Stats | str) -> HostRecord:
+    if isinstance(found, str):
+        return HostRecord(str(spec), rows, call, arrays, note=found)
+    times = round(found.median, 3), round(found.p10, 3), round(found.p90, 3)
+    return HostRecord(str(spec), rows, call, arrays, *times)
+
+
+def _cupy_calls(spec: Spec, rows: int) -> tuple[Calls, Callable[[], object]]:
+    import cupy
+
+    from lngen.runtime.arrays import CuPy
+
+    return _lngen_calls(spec, rows, CuPy()), cupy.cuda.runtime.deviceSynchronize
+
+
+def _torch_calls(spec: Spec, rows: int) -> tuple[Calls, Callable[[], object]]:
+    import torch
+
+    from lngen.runtime.arrays import Torch
+
+    library = Torch()
+    calls = _lngen_calls(spec, rows, library)
+    x = torch.zeros((rows, spec.d), dtype=library.to_torch[spec.dtype], device="cuda")
+    gamma, beta = torch.zeros_like(x[0]), torch.zeros_like(x[0])
+    shape, eps, functional = (spec.d,), spec.eps, torch.nn.functional
+    if spec.definition.name == "layernorm":
+        calls["torch.native_layer_norm"] = lambda: torch.native_layer_norm(x, shape, gamma, beta, eps)
+        calls["F.layer_norm"] = lambda: functional.layer_norm(x, shape, gamma, beta, eps)
+    else:
+        calls["F.rms_norm"] = lambda: functional.rms_norm(x, shape, gamma, eps)
+    calls["torch.empty_like"] = lambda: torch.empty_like(x)
+    return calls, torch.cuda.synchronize
+
+
+def _lngen_calls(spec: Spec, rows: int, library: Any) -> Calls:
+    from lngen.runtime.norm import compile
+
+    norm = compile(spec.definition, d=spec.d, dtype=spec.dtype, eps=spec.eps)
+    graph = spec.graph()
+    inputs = [library.maker(shape_of(v, rows, spec.d), v.type.dtype, 0)() for v in graph.params]
+    out = tuple(library.maker(shape_of(v, rows, spec.d), v.type.dtype, 0)() for v in graph.results)
+    return {
+        "lngen, out given": lambda: norm.forward(*inputs, out=out),
+        "lngen": lambda: norm.forward(*inputs),
+    }

@@ -1,0 +1,227 @@
+"""Providers: what is timed. Each prepares a launch for a case; the caller checks what it computed."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from lngen.bench.cases import Case, Tensors
+from lngen.bench.engines import Array
+from lngen.bench.timing import Launch
+from lngen.errors import MissingError
+from lngen.ir import DType
+from lngen.lower import lower
+from lngen.runtime.choose import compile_plan, default_schedule
+from lngen.runtime.launch import Launcher, device_arch
+from lngen.schedule import parse_schedule
+from lngen.spec import Spec
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A provider ready for a case: the launch, and the results that a launch with a set left."""
+
+    launch: Launch
+    results: Callable[[int], Tensors]
+    schedule: str = ""
+
+
+class Provider(Protocol):
+    """An implementation. ``checked`` is False for a ceiling, which computes no norm."""
+
+    name: str
+    needs: str
+    checked: bool
+
+    def available(self) -> bool:
+        """It can be imported here."""
+
+    def covers(self, spec: Spec) -> bool:
+        """It computes this graph in this direction."""
+
+    def prepare(self, case: Case) -> Prepared:
+        """Compile and allocate whatever launching needs; may raise anything."""
+
+
+def installed(module: str) -> bool:
+    """A module that could be imported, without importing it."""
+    return importlib.util.find_spec(module) is not None
+
+
+CEILINGS = {"fwd": "copy", "bwd": "add"}
+
+
+class Ceiling:
+    """Reads and writes what a norm must, and computes nothing: a copy forward, an addition backward."""
+
+    needs = ""
+    checked = False
+
+    def __init__(self, name: str, direction: str) -> None:
+        self.name, self._direction = name, direction
+
+    def available(self) -> bool:
+        return True
+
+    def covers(self, spec: Spec) -> bool:
+        return spec.direction == self._direction
+
+    def prepare(self, case: Case) -> Prepared:
+        engine, sets, out = case.engine, case.sets, case.outputs[0]
+
+        def copy(stream: int, index: int) -> None:
+            engine.copy(sets[index][out], sets[index]["x"])
+
+        def add(stream: int, index: int) -> None:
+            engine.add(sets[index][out], sets[index]["x"], sets[index]["dy"])
+
+        return Prepared(copy if self._direction == "fwd" else add, lambda index: {})
+
+
+class Lngen:
+    """lngen's own kernels, with the default schedule or one that ``schedule`` changes."""
+
+    needs = "a GPU"
+    checked = True
+
+    def __init__(self, name: str = "lngen", schedule: str = "") -> None:
+        self.name, self._schedule = name, schedule
+
+    def available(self) -> bool:
+        return True
+
+    def covers(self, spec: Spec) -> bool:
+        return True
+
+    def prepare(self, case: Case) -> Prepared:
+        device = case.engine.device()[0]
+        arch = device_arch(device)
+        schedule = parse_schedule(self._schedule, default_schedule(case.spec, arch))
+        plan = lower(case.spec, schedule)
+        launcher = Launcher(plan, compile_plan(plan, arch), device)
+        bound = launcher.bind(case.rows, dict.fromkeys(launcher.tensors, case.spec.d))
+        # One workspace: in real use it is as warm as here.
+        workspace = case.engine.empty((max(1, -(-bound.workspace_bytes // 8)),), DType.F64)
+        address = case.engine.pointer(workspace)
+        pointers = [[case.engine.pointer(s[name]) for name in launcher.tensors] for s in case.sets]
+
+        def launch(stream: int, index: int, keep: Any = (launcher, workspace)) -> None:
+            bound(pointers[index], address, stream)
+
+        return Prepared(launch, lambda index: {n: case.sets[index][n] for n in case.outputs}, str(schedule))
+
+
+Call = Callable[[Tensors], Sequence[Array]]
+
+
+def keeping(call: Call, names: Sequence[str], sets: Sequence[Tensors]) -> Prepared:
+    """A call that allocates its results, which are kept until its set comes round again.
+
+    Freed at once, they would be written to the same memory by the next call, which a cache absorbs: such a
+    call would look faster than one that writes to cold memory.
+    """
+    kept: list[Sequence[Array]] = [()] * len(sets)
+
+    def launch(stream: int, index: int) -> None:
+        kept[index] = call(sets[index])
+
+    def results(index: int) -> Tensors:
+        return {n: a for n, a in zip(names, kept[index], strict=False) if a is not None}
+
+    return Prepared(launch, results)
+
+
+def torch_call(case: Case) -> tuple[Call, tuple[str, ...]]:
+    """PyTorch's own operator for a case, and the names of what it returns."""
+    import torch
+
+    d, eps, aten = case.spec.d, case.spec.eps, torch.ops.aten
+    if case.spec.definition.name == "layernorm":
+        if case.spec.direction == "fwd":
+            return lambda t: aten.native_layer_norm(t["x"], [d], t.get("gamma"), t.get("beta"), eps), (
+                "y",
+                "mean",
+                "rstd",
+            )
+        mask = [name in case.outputs for name in ("dx", "dgamma", "dbeta")]
+
+        def layernorm_backward(t: Tensors) -> Sequence[Array]:
+            mean, rstd, gamma = t["mean"].view(-1, 1), t["rstd"].view(-1, 1), t.get("gamma")
+            # The bias is only asked for its shape and dtype, and backward's sets have none.
+            result = aten.native_layer_norm_backward(t["dy"], t["x"], [d], mean, rstd, gamma, gamma, mask)
+            return tuple(result)
+
+        return layernorm_backward, ("dx", "dgamma", "dbeta")
+    if case.spec.direction == "fwd":
+        return lambda t: (torch.nn.functional.rms_norm(t["x"], (d,), t.get("gamma"), eps),), ("y",)
+    mask = [name in case.outputs for name in ("dx", "dgamma")]
+
+    def rmsnorm_backward(t: Tensors) -> Sequence[Array]:
+        rstd = t["rstd"].view(-1, 1)
+        return tuple(aten._fused_rms_norm_backward(t["dy"], t["x"], [d], rstd, t.get("gamma"), mask))
+
+    return rmsnorm_backward, ("dx", "dgamma")
+
+
+class Torch:
+    """PyTorch, eager or, with ``compiled``, through torch.compile."""
+
+    needs = "PyTorch with CUDA"
+    checked = True
+
+    def __init__(self, name: str = "torch", compiled: bool = False) -> None:
+        self.name, self._compiled = name, compiled
+
+    def available(self) -> bool:
+        return installed("torch")
+
+    def covers(self, spec: Spec) -> bool:
+        return spec.definition.name in ("layernorm", "rmsnorm")
+
+    def prepare(self, case: Case) -> Prepared:
+        import torch
+
+        if case.engine.name != "torch":
+            raise MissingError("PyTorch is installed, but without CUDA.")
+        call, names = torch_call(case)
+        if self._compiled:
+            torch.compiler.reset()  # else dynamo stops specialising after a few shapes and runs eagerly
+            return keeping(torch.compile(call, dynamic=False), names, case.sets)
+        backward_of_rms = case.spec.definition.name == "rmsnorm" and case.spec.direction == "bwd"
+        if backward_of_rms and not hasattr(torch.ops.aten, "_fused_rms_norm_backward"):
+            d, eps = case.spec.d, case.spec.eps
+            return autograd(case, lambda x, gamma, beta: torch.nn.functional.rms_norm(x, (d,), gamma, eps))
+        return keeping(call, names, case.sets)
+
+
+Forward = Callable[[Array, Array, Array], Array]
+
+
+def autograd(case: Case, forward: Forward) -> Prepared:
+    """A peer that is a differentiable function ``y = forward(x, gamma, beta)``."""
+    import torch
+
+    if case.engine.name != "torch":
+        raise MissingError("PyTorch is installed, but without CUDA.")
+    if case.spec.direction == "fwd":
+
+        def run(t: Tensors) -> Sequence[Array]:
+            with torch.no_grad():
+                return (forward(t["x"], t.get("gamma"), t.get("beta")),)
+
+        return keeping(run, ("y",), case.sets)
+    recorded = []
+    for t in case.sets:
+        leaves = {"dx": t["x"], "dgamma": t["gamma"], "dbeta": torch.zeros_like(t["gamma"])}
+        leaves = {n: a.detach().requires_grad_() for n, a in leaves.items() if n in case.outputs}
+        y = forward(leaves.get("dx", t["x"]), leaves.get("dgamma", t["gamma"]), leaves.get("dbeta"))
+        recorded.append({"y": y, "dy": t["dy"], **leaves})
+    names = [name for name in ("dx", "dgamma", "dbeta") if name in case.outputs]
+
+    def differentiate(t: Tensors) -> Sequence[Array]:
+        wanted = [t[name] for name in names]
+        return tuple(torch.autograd.grad(t["y"], wanted, t["dy"], retain_graph=True))
+
+    return keeping(differentiate, names, recorded)

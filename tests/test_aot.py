@@ -1,0 +1,311 @@
+"""Ahead of time: the same bytes every time, a manifest one can launch from, and all or nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from lngen import toolchain
+from lngen.aot import files
+from lngen.aot.build import build
+from lngen.aot.plans import plan_for
+from lngen.cli import cli
+from lngen.errors import LngenError
+from lngen.lower import Plan
+from lngen.runtime.choose import compile_plan, default_schedule
+from lngen.spec import parse_spec
+
+ROOT = Path(__file__).resolve().parent.parent
+FWD = "layernorm.fwd:d=64,dtype=bf16"
+BWD = "layernorm.bwd:d=64,dtype=bf16"
+STREAM = "rmsnorm.bwd:d=65536,dtype=f32"
+
+
+@pytest.fixture(autouse=True)
+def compiler() -> None:
+    pytest.importorskip("cupy")
+
+
+def call(*args: str | Path) -> Result:
+    return CliRunner().invoke(cli, ["build", *map(str, args)], prog_name="lngen")
+
+
+def built(*args: str | Path) -> str:
+    done = call(*args)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in folder.iterdir()}
+
+
+def manifest(folder: Path) -> dict[str, Any]:
+    document = json.loads((folder / "manifest.json").read_bytes())
+    assert isinstance(document, dict)
+    return document
+
+
+def sets(folder: Path) -> dict[str, dict[str, Any]]:
+    return {e["name"]: e for e in manifest(folder)["kernel_sets"]}
+
+
+def plan(text: str) -> Plan:
+    return plan_for(parse_spec(text), "", "sm_90")
+
+
+def test_build_writes_what_it_lists(tmp_path: Path) -> None:
+    out = tmp_path / "a" / "b"
+    printed = built(FWD, BWD, "--arch", "sm_80,sm_90", "--out", out)
+    names = [f"{p.name}{end}" for p in (plan(FWD), plan(BWD)) for end in (".cu", *ends("sm_80"), *ends("sm_90"))]
+    assert [Path(line) for line in printed.splitlines()] == [out / n for n in (*names, "manifest.json")]
+    assert contents(out).keys() == {*names, "manifest.json"}
+
+
+def ends(arch: str) -> tuple[str, str]:
+    return f".{arch}.ptx", f".{arch}.cubin"
+
+
+def test_two_builds_have_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this process, and in another with its own hash seed and an empty cache."""
+    args = (BWD, FWD, "--arch", "sm_90,sm_80")
+    built(*args, "--out", tmp_path / "one")
+    monkeypatch.setenv("LNGEN_CACHE_DIR", str(tmp_path / "cache"))
+    built(*args, "--out", tmp_path / "two")
+    subprocess.run(
+        [sys.executable, "-m", "lngen", "build", *args, "--out", "three"],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "PYTHONHASHSEED": "77",
+            "LNGEN_CACHE_DIR": str(tmp_path / "cache2"),
+        },
+        check=True,
+        capture_output=True,
+    )
+    one, two, three = (contents(tmp_path / name) for name in ("one", "two", "three"))
+    assert one == two == three
+
+
+def test_the_manifest_has_no_path_and_no_date(tmp_path: Path) -> None:
+    built(FWD, "--out", tmp_path)
+    text = (tmp_path / "manifest.json").read_text()
+    assert str(tmp_path) not in text
+    assert not re.search(r"\b20\d\d-\d\d", text)
+
+
+def test_the_hashes_and_resources_are_those_of_the_files(tmp_path: Path) -> None:
+    built(FWD, BWD, "--arch", "sm_80,sm_90", "--out", tmp_path)
+    document = manifest(tmp_path)
+    version = ".".join(map(str, toolchain.nvrtc_version()))
+    assert (document["schema_version"], document["nvrtc_version"]) == (1, version)
+    named = {}
+    for e in document["kernel_sets"]:
+        for name, facts in e["files"].items():
+            data = (tmp_path / name).read_bytes()
+            assert (facts["sha256"], facts["bytes"]) == (hashlib.sha256(data).hexdigest(), len(data))
+            named[name] = facts
+        for arch in ("sm_80", "sm_90"):
+            binary = compile_plan(plan(e["spec"]["text"]), arch)
+            assert (tmp_path / f"{e['name']}.{arch}.cubin").read_bytes() == binary.image
+            assert {k: r["registers"] for k, r in e["resources"][arch].items()} == {
+                k: r.registers for k, r in binary.resources.items()
+            }
+    assert named.keys() | {"manifest.json"} == contents(tmp_path).keys()
+
+
+@pytest.mark.parametrize("text", [FWD, BWD, STREAM])
+def test_the_manifest_says_how_to_launch(tmp_path: Path, text: str) -> None:
+    """Arguments against the source's signature; grid, workspace and tensors against the plan."""
+    built(text, "--emit", "cu", "--out", tmp_path)
+    made, (e,) = plan(text), sets(tmp_path).values()
+    source = (tmp_path / f"{made.name}.cu").read_text()
+    assert e["graph_sha256"] == hashlib.sha256(str(made.graph).encode()).hexdigest()
+    assert [k["name"] for k in e["kernels"]] == [k.name for k in made.kernels]
+    for described, kernel in zip(e["kernels"], made.kernels, strict=True):
+        signature = re.search(rf"^{kernel.name}\(\n(.*?)\n\)", source, re.MULTILINE | re.DOTALL)
+        assert signature
+        declared = [
+            f"{'const long long' if a['ctype'] == 'long long' else a['ctype'] + ' __restrict__'} {a['name']}"
+            for a in described["arguments"]
+        ]
+        assert [line.strip().rstrip(",") for line in signature[1].splitlines()] == declared
+        for rows in (0, 1, 7, 1000, 10**6):
+            assert [blocks(described["grid"][axis], rows) for axis in "xy"] == [g(rows) for g in kernel.grid]
+        assert (described["block"], described["launch_for_no_rows"]) == (kernel.block, kernel.always)
+        assert described["launch_rule"] == kernel.launch_rule()
+    for rows in (0, 1, 100):
+        offset = 0
+        for b in e["workspace"]["buffers"]:
+            assert made.workspace_offsets(rows)[b["name"]] == offset
+            size = (b["fixed"] + b["per_row"] * rows) * {"f32": 4, "f64": 8}[b["dtype"]]
+            offset += -(-size // 256) * 256
+        assert made.workspace_bytes(rows) == offset
+    assert [t["name"] for t in e["tensors"]] == [v.name for v in (*made.inputs, *made.outputs)]
+    by_name = {t["name"]: t for t in e["tensors"]}
+    wide = by_name["x" if "fwd" in text else "dx"]
+    assert wide["shape"] == ["rows", made.spec.d]
+    assert wide["row_stride_multiple"] * wide["element_bytes"] == wide["alignment"] == 16
+    used = {a["tensor"] for k in e["kernels"] for a in k["arguments"] if a["kind"] in ("input", "output")}
+    assert used <= by_name.keys()
+
+
+def blocks(rule: dict[str, Any], rows: int) -> int:
+    if rule["fixed"] is not None:
+        return int(rule["fixed"])
+    count = -(-rows // rule["per"])
+    return count if rule["limit"] is None else min(rule["limit"], count)
+
+
+def test_only_the_kinds_asked_for(tmp_path: Path) -> None:
+    built(FWD, "--emit", "ptx", "--arch", "sm_90", "--out", tmp_path)
+    name = plan(FWD).name
+    assert contents(tmp_path).keys() == {f"{name}.sm_90.ptx", "manifest.json"}
+    assert sets(tmp_path)[name]["resources"]["sm_90"]
+
+
+def test_sources_alone_compile_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = plan(FWD)
+
+    def forbidden(*_: object, **__: object) -> None:
+        raise AssertionError("NVRTC was called")
+
+    monkeypatch.setattr("lngen.aot.build.compile_cubin", forbidden)
+    monkeypatch.setattr("lngen.aot.build.nvrtc_version", forbidden)
+    build([made], tmp_path, arches=["sm_90"], version="1", kinds=["cu"])
+    assert contents(tmp_path).keys() == {f"{made.name}.cu", "manifest.json"}
+    assert (manifest(tmp_path)["nvrtc_version"], sets(tmp_path)[made.name]["resources"]) == (None, {})
+
+
+def test_building_into_the_same_folder_merges_by_name(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    built(FWD, "--out", one)
+    built(BWD, "--out", one)
+    built(BWD, FWD, "--out", two)
+    assert contents(one) == contents(two)
+    assert list(sets(one)) == sorted(sets(one))
+
+
+def test_a_kernel_set_of_the_same_name_is_replaced_with_its_files(tmp_path: Path) -> None:
+    built(FWD, BWD, "--arch", "sm_80,sm_90", "--out", tmp_path)
+    (tmp_path / "mine.txt").touch()
+    built(FWD, "--arch", "sm_90", "--emit", "cubin", "--out", tmp_path)
+    name, other = plan(FWD).name, plan(BWD).name
+    assert {n for n in contents(tmp_path) if n.startswith(f"{name}.")} == {f"{name}.sm_90.cubin"}
+    assert len([n for n in contents(tmp_path) if n.startswith(f"{other}.")]) == 5
+    assert (tmp_path / "mine.txt").exists()
+
+
+def test_another_schedule_is_another_kernel_set(tmp_path: Path) -> None:
+    built(FWD, "--emit", "cu", "--out", tmp_path)
+    built(FWD, "--emit", "cu", "--schedule", "vec=4", "--out", tmp_path)
+    assert {e["schedule"]["vec"] for e in sets(tmp_path).values()} == {4, 8}
+
+
+def test_the_same_spec_twice_is_built_once(tmp_path: Path) -> None:
+    assert len(built(FWD, FWD, "--emit", "cu", "--out", tmp_path).splitlines()) == 2
+
+
+def test_build_as_json(tmp_path: Path) -> None:
+    data = json.loads(built(FWD, "--emit", "cu", "--out", tmp_path, "--json"))
+    assert data["kernel_sets"] == manifest(tmp_path)["kernel_sets"]
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "message"),
+    [
+        ((FWD, "layernorm.fwd:d=x"), 2, "'d' is expected to be a whole number"),
+        ((FWD, BWD, "--schedule", "rows=3"), 2, "schedule 'form=registers"),
+        ((FWD, "--arch", "sm_90,sm_1"), 2, "Unknown arch 'sm_1'"),
+        ((FWD, "--emit", "cu,fatbin"), 2, "there is no kind of file 'fatbin', expected cu, ptx, cubin."),
+        ((FWD, "--emit", ""), 2, "expected at least one value"),
+        ((), 2, "Missing argument"),
+    ],
+)
+def test_what_fails_leaves_nothing(tmp_path: Path, args: tuple[str, ...], code: int, message: str) -> None:
+    done = call(*args, "--out", tmp_path / "out")
+    assert (done.exit_code, done.stdout) == (code, "")
+    assert message in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_kernel_that_does_not_compile_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = [plan(FWD), plan(BWD)]
+    monkeypatch.setattr("lngen.aot.build.emit", lambda p: "nonsense" if p is made[1] else "// fine\n")
+    with pytest.raises(LngenError, match="NVRTC refused"):
+        build(made, tmp_path / "out", arches=["sm_90"], version="1")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("where", ["file", "file/below", "manifest-is-a-folder"])
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, where: str) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "manifest-is-a-folder" / "manifest.json").mkdir(parents=True)
+    done = call(FWD, "--emit", "cu", "--out", tmp_path / where)
+    assert done.exit_code == 2
+    assert str(tmp_path / where) in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not [p for p in (tmp_path / "manifest-is-a-folder").iterdir() if p.is_file()]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "no json",
+        "[]",
+        '{"schema_version": 2, "kernel_sets": []}',
+        '{"schema_version": 1, "kernel_sets": [{"name": "a", "files": {"../../x": {}}}]}',
+        '{"schema_version": 1, "kernel_sets": [{}]}',
+    ],
+)
+def test_a_manifest_of_something_else_is_left_alone(tmp_path: Path, text: str) -> None:
+    (tmp_path / "manifest.json").write_text(text)
+    done = call(FWD, "--emit", "cu", "--out", tmp_path)
+    assert done.exit_code == 2
+    assert "is expected to be a manifest with schema_version 1 and is none" in done.stderr
+    assert contents(tmp_path) == {"manifest.json": text.encode()}
+
+
+def test_progress_counts_compilations(tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    build(
+        [plan(FWD)],
+        tmp_path,
+        arches=["sm_80", "sm_90"],
+        version="1",
+        progress=lambda *counts: seen.append(counts),
+    )
+    assert seen == [(n, 4) for n in range(1, 5)]
+
+
+def test_a_write_that_fails_half_way_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a").write_text("old")
+    real = Path.write_bytes
+
+    def full(path: Path, data: bytes) -> int:
+        if data == b"second":
+            raise OSError(28, "No space left on device")
+        return real(path, data)
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(LngenError, match=r"cannot write '.*b': No space left on device"):
+        files.write_all({tmp_path / "a": b"first", tmp_path / "b": b"second"})
+    assert contents(tmp_path) == {"a": b"old"}
+
+
+def test_a_plan_takes_the_default_schedule_and_its_changes() -> None:
+    spec = parse_spec(FWD)
+    base = default_schedule(spec)
+    assert plan_for(spec, "", "sm_90").schedule == base
+    assert plan_for(spec, "vec=2", "sm_90").schedule.vec == 2
+    assert plan_for(spec, str(base), "sm_90").schedule == base

@@ -1,0 +1,151 @@
+"""The golden set: the files in ``generated/kernels`` are what the code emits, whatever the hash seed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from lngen.aot import catalog
+from lngen.cli import cli
+from lngen.data import data_dir
+from lngen.ir import DType
+from lngen.spec import parse_spec
+
+ROOT = Path(__file__).resolve().parent.parent
+GOLDEN = data_dir("generated") / "kernels"
+
+# Beside the golden set: one spec per option that adds to a name or a graph.
+OTHERS = (
+    "layernorm.bwd:d=96,dtype=f64",
+    "layernorm.bwd:d=4096,dtype=bf16,save=none",
+    "rmsnorm.bwd:d=2048,dtype=f16,beta=yes,wrt=x+gamma",
+    "layernorm.fwd:d=3,dtype=f32,gamma=no,eps=1e-06",
+)
+
+
+def generated(*args: str) -> Result:
+    return CliRunner().invoke(cli, ["generated", *args], prog_name="lngen")
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(GOLDEN, tmp_path / "kernels"))
+
+
+def test_the_golden_set_is_what_the_code_emits() -> None:
+    assert catalog.differences(GOLDEN) == {}, "run: lngen generated, and read the difference"
+
+
+def test_the_check_says_so() -> None:
+    done = generated("--check")
+    assert (done.exit_code, done.output) == (0, f"{len(catalog.CATALOG)} kernels, 0 differ\n")
+
+
+def test_the_catalog_covers_what_it_should() -> None:
+    specs = [parse_spec(text) for text in catalog.CATALOG]
+    assert 8 <= len(specs) <= 12
+    assert {(s.definition.name, s.direction) for s in specs} == {
+        (graph, direction) for graph in ("layernorm", "rmsnorm") for direction in ("fwd", "bwd")
+    }
+    assert {s.dtype for s in specs} == {DType.F16, DType.BF16, DType.F32}
+    assert {s.d for s in specs} == {64, 768, 1000, 1024, 4096, 8192, 65536}
+    assert any(s.weight is not s.dtype for s in specs)
+    templates = {k.template for plan in catalog.plans() for k in plan.kernels}
+    kernels = {p.name for p in data_dir("templates").glob("*.cu.jinja")} - {"module.cu.jinja"}
+    assert templates == kernels, "a template that no golden kernel shows"
+
+
+def test_the_catalog_asks_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(*_: object) -> None:
+        raise AssertionError("a schedule of the catalog is not written out")
+
+    monkeypatch.setattr("lngen.aot.plans.default_schedule", forbidden)
+    for plan in catalog.plans():
+        assert str(plan.spec) in catalog.CATALOG
+        assert str(plan.schedule) == catalog.CATALOG[str(plan.spec)]
+
+
+def test_a_changed_byte_a_missing_and_a_superfluous_file_are_seen(copy: Path) -> None:
+    stale, missing, *_ = sorted(copy.iterdir())
+    stale.write_bytes(stale.read_bytes().replace(b"live", b"life", 1))
+    missing.unlink()
+    (copy / "other.cu").write_text("// by hand\n")
+    done = generated("--check", "--dir", str(copy))
+    assert done.exit_code == 1
+    assert done.output.splitlines() == [
+        f"stale       {stale.name}",
+        f"missing     {missing.name}",
+        "superfluous other.cu",
+        f"{len(catalog.CATALOG)} kernels, 3 differ",
+    ]
+    assert not missing.exists(), "--check wrote a file"
+    data = json.loads(generated("--check", "--json", "--dir", str(copy)).output)
+    assert data["differences"][2] == {"file": "other.cu", "what": "superfluous"}
+
+
+def test_line_endings_are_bytes(copy: Path) -> None:
+    path = next(copy.iterdir())
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+    assert catalog.differences(copy) == {path.name: "stale"}
+
+
+def test_rewriting_repairs_and_removes(copy: Path) -> None:
+    stale, missing, *_ = sorted(copy.iterdir())
+    stale.write_text("")
+    missing.unlink()
+    (copy / "other.cu").touch()
+    (copy / "README.md").touch()
+    done = generated("--dir", str(copy))
+    assert done.exit_code == 0
+    assert done.output.endswith("3 rewritten or removed\n")
+    assert catalog.differences(copy) == {}
+    assert (copy / "README.md").exists(), "only .cu files are lngen's"
+
+
+def test_rewriting_makes_the_folder(tmp_path: Path) -> None:
+    assert generated("--dir", str(tmp_path / "new" / "set")).exit_code == 0
+    names = {p.name for p in (tmp_path / "new" / "set").iterdir()}
+    assert names == {p.name for p in GOLDEN.iterdir()}
+
+
+def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = generated("--dir", str(tmp_path / "file" / "kernels"))
+    assert done.exit_code == 2
+    assert done.output.startswith("error: cannot write ")
+
+
+def test_every_hash_seed_gives_the_same_bytes() -> None:
+    """Golden kernels, and others under the model's own choice of schedule."""
+    code = (
+        "import hashlib, sys\n"
+        "from lngen.aot import catalog\n"
+        "from lngen.emit import emit\nfrom lngen.lower import lower\n"
+        "from lngen.schedule import problem, ranked\nfrom lngen.spec import parse_spec\n"
+        "texts = dict(catalog.sources())\n"
+        "for text in sys.argv[1:]:\n"
+        "    spec = parse_spec(text)\n"
+        "    plan = lower(spec, ranked(problem(spec.graph(), spec.d))[0])\n"
+        "    texts[plan.name] = emit(plan) + str(plan) + ''.join(map(str, spec.trace().values()))\n"
+        "print(*(hashlib.sha256((k + v).encode()).hexdigest() for k, v in texts.items()))\n"
+    )
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, *OTHERS],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for seed in ("0", "1", "2", "3", "12345")
+    ]
+    hashes = [child.communicate(timeout=120)[0].split() for child in started]
+    assert len(hashes[0]) == len(catalog.CATALOG) + len(OTHERS)
+    assert all(h == hashes[0] for h in hashes)

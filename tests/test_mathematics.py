@@ -1,0 +1,256 @@
+"""The graphs mean LayerNorm and RMSNorm: the interpreter against oracles that share nothing with the IR."""
+
+from __future__ import annotations
+
+from typing import Literal, cast
+
+import numpy as np
+import pytest
+
+from lngen.check import oracles
+from lngen.check.oracles import Array
+from lngen.check.tolerances import DTypeName, Result, bound, mean_over_std, scales
+from lngen.interpret import interpret
+from lngen.ir import BF16, F16, F32, F64, D, DType, Graph, M
+from lngen.ir.numerics import round_to
+from lngen.ir.ops import compute_dtype
+from lngen.spec import Spec, parse_spec
+
+NORMS = ["layernorm", "rmsnorm"]
+DTYPES = [F16, BF16, F32, F64]
+
+# D and M in pairs: every length, short and long columns, more rows than row groups times blocks at D = 255.
+SHAPES = [
+    *((1, 17), (2, 300), (3, 17), (8, 300), (31, 17), (64, 3)),
+    *((255, 300), (768, 17), (1000, 3), (4096, 1), (4096, 17)),
+]
+
+
+def draw(spec: Spec, rows: int, mean: float = 0.5, seed: int = 0) -> dict[str, Array]:
+    """x a ``mean`` of standard deviations off zero, gamma of either sign, dy with a mean; in their dtypes."""
+    rng = np.random.default_rng([seed, rows, spec.d])
+    wide, gradient = (rows, spec.d), spec.out
+    values = {
+        "x": (rng.standard_normal(wide) + mean, spec.dtype),
+        "gamma": (rng.uniform(0.5, 2, spec.d) * rng.choice([-1, 1], spec.d), spec.weight),
+        "beta": (rng.standard_normal(spec.d), spec.weight),
+        "dy": (rng.standard_normal(wide) + 0.7, gradient),
+    }
+    return {name: round_to(value, dtype) for name, (value, dtype) in values.items()}
+
+
+def results(spec: Spec, inputs: dict[str, Array], graph: Graph | None = None) -> dict[str, Array]:
+    """The interpreter's results; backward takes from forward what forward saves."""
+    forward = spec.with_direction("fwd").graph()
+    if spec.direction == "fwd":
+        return interpret(forward if graph is None else graph, inputs)
+    saved = interpret(forward, inputs) if spec.save == "stats" else {}
+    return interpret(spec.graph() if graph is None else graph, {**inputs, **saved})
+
+
+def truth(spec: Spec, inputs: dict[str, Array]) -> tuple[dict[Result, Array], dict[Result, Array]]:
+    """Every result of the closed form in f64, and what its error is relative to."""
+    x, gamma, beta, dy = (inputs[n].astype(np.float64) for n in ("x", "gamma", "beta", "dy"))
+    forward = spec.with_direction("fwd").forward()
+    names = [p.name for p in forward.params]
+    g, b = gamma if "gamma" in names else None, beta if "beta" in names else None
+    found: dict[Result, Array] = {}
+    if spec.definition.name.startswith("layernorm"):
+        found["y"], found["mean"], found["rstd"] = oracles.layernorm_forward(x, g, b, spec.eps)
+        gradients = oracles.layernorm_backward(dy, x, g, spec.eps)
+        scale = scales(x, g, b, dy, spec.eps, norm="layernorm")
+    else:
+        found["y"], found["rstd"] = oracles.rmsnorm_forward(x, g, b, spec.eps)
+        gradients = oracles.rmsnorm_backward(dy, x, g, spec.eps)
+        scale = scales(x, g, b, dy, spec.eps, norm="rmsnorm")
+    found["dx"], found["dgamma"], found["dbeta"] = gradients
+    return found, scale
+
+
+def excess(spec: Spec, inputs: dict[str, Array], graph: Graph | None = None) -> float:
+    """The largest error of a result of ``graph`` (by default the spec's), as a multiple of its bound."""
+    reference, scale = truth(spec, inputs)
+    rows = len(inputs["x"])
+    # RMSNorm subtracts no mean, so its size does not matter.
+    kappa = mean_over_std(inputs["x"].astype(np.float64), spec.eps)
+    kappa = kappa if spec.definition.name.startswith("layernorm") else 0.0
+    compute = max((compute_dtype(t) for t in (spec.dtype, spec.weight, spec.out)), key=lambda t: t.size)
+    worst = 0.0
+    found = results(spec, inputs, graph)
+    for r in (spec.graph() if graph is None else graph).results:
+        name, dtype = cast(Result, r.name), cast(DTypeName, r.type.dtype.value)
+        allowed = bound(name, dtype, spec.d, rows, kappa, cast(Literal["f32", "f64"], compute.value))
+        worst = max(worst, allowed.excess(found[r.name], reference[name], scale[name]))
+    return worst
+
+
+OPTIONS = ["", ",save=none", ",gamma=no", ",beta=no", ",gamma=no,beta=no", ",eps=0.01"]
+MIXED = [
+    ("dtype=bf16,weight=f32", BF16),
+    ("dtype=f16,weight=f32,out=f32", F16),
+    ("dtype=f32,out=bf16", F32),
+    ("dtype=bf16,weight=f64,out=f16", BF16),
+]
+
+
+def specs(norm: str, way: str, d: int, keys: str) -> Spec:
+    if norm == "rmsnorm":
+        keys = keys.replace(",beta=no", ",beta=yes")
+    wrt = ",wrt=x" if way == "bwd" and "gamma=no,beta=no" in keys else ""
+    return parse_spec(f"{norm}.{way}:d={d},{keys}{wrt}")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("way", ["fwd", "bwd"])
+@pytest.mark.parametrize("norm", NORMS)
+def test_every_length(norm: str, way: str, dtype: DType) -> None:
+    for d, rows in SHAPES:
+        spec = parse_spec(f"{norm}.{way}:d={d},dtype={dtype}")
+        assert excess(spec, draw(spec, rows)) <= 1, (d, rows)
+
+
+@pytest.mark.parametrize("keys", [*(f"dtype={t}{o}" for t in DTYPES for o in OPTIONS), *(k for k, _ in MIXED)])
+@pytest.mark.parametrize("way", ["fwd", "bwd"])
+@pytest.mark.parametrize("norm", NORMS)
+def test_every_option(norm: str, way: str, keys: str) -> None:
+    for d, rows in ((31, 17), (64, 3)):
+        spec = specs(norm, way, d, keys)
+        assert excess(spec, draw(spec, rows)) <= 1, spec
+
+
+@pytest.mark.parametrize("mean", [0.0, 30.0, 1e3, 1e4])
+@pytest.mark.parametrize("way", ["fwd", "bwd"])
+@pytest.mark.parametrize("norm", NORMS)
+def test_a_large_mean(norm: str, way: str, mean: float) -> None:
+    for dtype, d in ((F32, 255), (F32, 4096), (F64, 255)):
+        spec = parse_spec(f"{norm}.{way}:d={d},dtype={dtype}")
+        assert excess(spec, draw(spec, 5, mean)) <= 1, spec
+
+
+def test_a_large_mean_leaves_three_digits() -> None:
+    """The bound itself is wide there; measured: 1.1e-4 of y's largest element at 1e4 standard deviations."""
+    spec = parse_spec("layernorm.fwd:d=4096,dtype=f32")
+    inputs = draw(spec, 5, 1e4)
+    y, reference = results(spec, inputs)["y"], truth(spec, inputs)[0]["y"]
+    assert np.abs(y - reference).max() < 1e-3 * np.abs(reference).max()
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize(("d", "rows"), [(1, 4), (7, 5), (64, 17)])
+def test_pytorch_agrees(norm: str, d: int, rows: int) -> None:
+    pytest.importorskip("torch")
+    oracle = oracles.torch_layernorm if norm == "layernorm" else oracles.torch_rmsnorm
+    spec = parse_spec(f"{norm}.bwd:d={d},dtype=f64,eps=0.01" + ",beta=yes" * (norm == "rmsnorm"))
+    inputs = draw(spec, rows)
+    found = results(spec.with_direction("fwd"), inputs) | results(spec, inputs)
+    expected = oracle(inputs["x"], inputs["gamma"], inputs["beta"], spec.eps, inputs["dy"])
+    for name, value in zip(("y", "dx", "dgamma", "dbeta"), expected, strict=True):
+        np.testing.assert_allclose(found[name], value, rtol=0, atol=1e-12 * max(np.abs(value).max(), 1), err_msg=name)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize(("d", "rows"), [(1, 3), (2, 5), (9, 4)])
+def test_differences_of_the_forward_graph_agree(norm: str, d: int, rows: int) -> None:
+    spec = parse_spec(f"{norm}.bwd:d={d},dtype=f64,eps=0.1" + ",beta=yes" * (norm == "rmsnorm"))
+    forward, inputs = spec.with_direction("fwd").graph(), draw(spec, rows)
+    found = results(spec, inputs)
+    leaves = {n: inputs[n] for n in ("x", "gamma", "beta")}
+    for name in leaves:
+        expected = oracles.differences(lambda **a: interpret(forward, a)["y"], leaves, name, 1e-3, dy=inputs["dy"])
+        np.testing.assert_allclose(found[f"d{name}"], expected, rtol=0, atol=1e-8, err_msg=name)
+
+
+def bits(a: Array) -> Array:
+    """The bits; a NaN counts as any other."""
+    return np.where(np.isnan(a.astype(np.float64)), 0, a.view(f"u{a.dtype.itemsize}"))
+
+
+def both(norm: str, dtype: DType, d: int) -> tuple[Spec, Spec]:
+    forward = parse_spec(f"{norm}.fwd:d={d},dtype={dtype}")
+    return forward, forward.with_direction("bwd")
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("where", ["x", "dy"])
+@pytest.mark.parametrize("dtype", [BF16, F32])
+@pytest.mark.parametrize("norm", NORMS)
+def test_a_bad_element_stays_in_its_row(norm: str, dtype: DType, where: str, bad: float) -> None:
+    fwd, bwd = both(norm, dtype, 37)
+    inputs = draw(fwd, 6)
+    clean = results(fwd, inputs) | results(bwd, inputs)
+    spoilt = {**inputs, where: inputs[where].copy()}
+    spoilt[where][3, 20] = bad
+    found = results(fwd, spoilt) | results(bwd, spoilt)
+    others = np.arange(6) != 3
+    for name, value in found.items():
+        wide = value.astype(np.float64)
+        if name in ("dgamma", "dbeta"):
+            # A NaN of x spoils its whole row of xhat; dbeta knows dy only.
+            columns = np.arange(37) == 20 if where == "dy" else np.full(37, name == "dgamma")
+            if bad != bad or where == "dy":
+                np.testing.assert_array_equal(np.isfinite(wide), ~columns)
+            np.testing.assert_array_equal(bits(value)[~columns], bits(clean[name])[~columns])
+            continue
+        np.testing.assert_array_equal(bits(value)[others], bits(clean[name])[others])
+        if name == "dx" and (where == "dy" or bad != bad):
+            # inf times a negative mean may cancel to NaN or stay inf; finite it is nowhere.
+            assert not np.isfinite(wide[3]).any()
+        elif where == "x" and bad != bad:
+            assert np.isnan(wide[3]).all(), name
+        elif where == "dy":
+            np.testing.assert_array_equal(bits(value), bits(clean[name]))
+
+
+def test_infinity_in_x_is_what_ieee_makes_of_it() -> None:
+    """RMSNorm: the mean square is inf, rstd 0, and inf * 0 NaN at its place alone; LayerNorm: inf - inf."""
+    for norm, poisoned in (("rmsnorm", [20]), ("layernorm", range(37))):
+        fwd, _ = both(norm, F32, 37)
+        inputs = draw(fwd, 2)
+        inputs["x"][1, 20] = np.inf
+        y = results(fwd, inputs)["y"]
+        assert np.flatnonzero(np.isnan(y[1])).tolist() == list(poisoned)
+        assert np.isfinite(y[0]).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("norm", NORMS)
+def test_a_row_does_not_know_the_others(norm: str, dtype: DType) -> None:
+    for spec in both(norm, dtype, 100):
+        inputs = draw(spec, 9)
+        together = results(spec, inputs)
+        order = np.random.default_rng(1).permutation(9)
+        moved = results(spec, {n: v[order] if v.ndim == 2 else v for n, v in inputs.items()})
+        for r in spec.graph().results:
+            if M not in r.type.axes:
+                continue
+            np.testing.assert_array_equal(bits(moved[r.name]), bits(together[r.name])[order])
+            alone = results(spec, {n: v[4:5] if v.ndim == 2 else v for n, v in inputs.items()})
+            np.testing.assert_array_equal(bits(alone[r.name])[0], bits(together[r.name])[4])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_of_one_feature_is_all_mean(dtype: DType) -> None:
+    fwd, bwd = both("layernorm", dtype, 1)
+    inputs = draw(fwd, 17, mean=3.0)
+    found = results(fwd, inputs) | results(bwd, inputs)
+    np.testing.assert_array_equal(found["y"], np.broadcast_to(inputs["beta"], (17, 1)))
+    np.testing.assert_array_equal(found["dx"].astype(np.float64), 0)
+    np.testing.assert_array_equal(found["dgamma"].astype(np.float64), 0)
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, 1e4])
+def test_a_constant_row_has_no_variance(value: float) -> None:
+    """The sum of D equal numbers, divided by D, is that number; times a rounded 1/D it need not be."""
+    fwd, _ = both("layernorm", F32, 3)
+    inputs = draw(fwd, 2) | {"x": np.full((2, 3), value, np.float32)}
+    found = results(fwd, inputs)
+    np.testing.assert_array_equal(found["mean"], inputs["x"][:, 0])
+    np.testing.assert_array_equal(found["y"], np.broadcast_to(inputs["beta"], (2, 3)))
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_no_rows_give_empty_rows_and_zero_columns(norm: str) -> None:
+    for spec in both(norm, BF16, 12):
+        for r, value in zip(spec.graph().results, results(spec, draw(spec, 0)).values(), strict=True):
+            assert value.shape == tuple({M: 0, D: 12}[a] for a in r.type.axes)
+            np.testing.assert_array_equal(value.astype(np.float64), np.zeros(value.shape))
