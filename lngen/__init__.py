@@ -17,6 +17,8 @@ The stages are modules, also fetched on first use: ``lngen.ir``, ``lngen.passes`
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from lngen.version import __version__
+
 if TYPE_CHECKING:
     from lngen import emit, interpret, ir, lower, passes, toolchain
     from lngen.errors import LngenError
@@ -25,8 +27,6 @@ if TYPE_CHECKING:
     from lngen.runtime.norm import compile
     from lngen.schedule import Schedule, parse_schedule
     from lngen.spec import Spec, parse_spec
-
-__version__ = "0.1.0"
 
 __all__ = [
     "GRAPHS",
@@ -37,6 +37,7 @@ __all__ = [
     "M",
     "Schedule",
     "Spec",
+    "__version__",
     "compile",
     "emit",
     "interpret",

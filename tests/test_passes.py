@@ -224,12 +224,12 @@ graph @layernorm_bwd(%dy: bf16[M, D], %x: bf16[M, D], %gamma: bf16[D], %mean: f3
   %dy32                    : f32[M, D]  = cast %dy {to=f32}
   %dy_gamma                : f32[M, D]  = mul %dy32, %gamma32
   %mean_dy_gamma           : f32[M]     = reduce_mean %dy_gamma {axis=D}
-  %dx32_part_part          : f32[M, D]  = sub %dy_gamma, %mean_dy_gamma
+  %dx32_part               : f32[M, D]  = sub %dy_gamma, %mean_dy_gamma
   %dy_gamma_xhat           : f32[M, D]  = mul %dy_gamma, %xhat
   %mean_dy_gamma_xhat      : f32[M]     = reduce_mean %dy_gamma_xhat {axis=D}
   %xhat_mean_dy_gamma_xhat : f32[M, D]  = mul %xhat, %mean_dy_gamma_xhat
-  %dx32_part               : f32[M, D]  = sub %dx32_part_part, %xhat_mean_dy_gamma_xhat
-  %dx32                    : f32[M, D]  = mul %rstd, %dx32_part
+  %dx32_part_1             : f32[M, D]  = sub %dx32_part, %xhat_mean_dy_gamma_xhat
+  %dx32                    : f32[M, D]  = mul %rstd, %dx32_part_1
   %dx                      : bf16[M, D] = cast %dx32 {to=bf16}
   %dy_xhat                 : f32[M, D]  = mul %dy32, %xhat
   %sum_dy_xhat             : f32[D]     = reduce_sum %dy_xhat {axis=M}

@@ -105,18 +105,18 @@ __device__ __forceinline__ void store_chunk(T* __restrict__ row, const T (&chunk
     }
 }
 
-// While more than one part is left, add the upper half onto the lower half; parts beyond N are absent.
-template <int N>
+// The largest power of two below n.
+__device__ constexpr int half_of(int n) { return n <= 2 ? 1 : 2 * half_of((n + 1) / 2); }
+
+// While more than one part is left, add the upper half onto the lower half; parts beyond LIVE are absent.
+template <int LIVE, int N>
 __device__ __forceinline__ real fold(real (&part)[N])
 {
-    int half = 1;
-    #pragma unroll
-    for (int n = 2; n < N; n *= 2) half = n;
-    #pragma unroll
-    for (; half > 0; half /= 2) {
+    if constexpr (LIVE > 1) {
+        constexpr int HALF = half_of(LIVE);
         #pragma unroll
-        for (int i = 0; i < half; ++i)
-            if (i + half < N) part[i] = part[i] + part[i + half];
+        for (int i = 0; i + HALF < LIVE; ++i) part[i] = part[i] + part[i + HALF];
+        return fold<HALF>(part);
     }
     return part[0];
 }
@@ -147,7 +147,7 @@ __device__ __forceinline__ void fold_threads(real (&part)[N], real* scratch, int
             real warp[WARPS];
             #pragma unroll
             for (int w = 0; w < WARPS; ++w) warp[w] = buffer[n * THREADS + w * 32 + lane % 32];
-            part[n] = fold(warp);
+            part[n] = fold<WARPS>(warp);
         }
         turn ^= 1;
     }
@@ -174,7 +174,7 @@ __device__ __forceinline__ void row_sums(
             #pragma unroll
             for (int k = 0; k < HELD; ++k)
                 held[k] = s * SEGMENT_SLOTS + k < SLOTS ? chunks[n][s * SEGMENT_SLOTS + k] : ABSENT;
-            part[n * SEGMENTS + s] = fold(held);
+            part[n * SEGMENTS + s] = fold<HELD>(held);
         }
     }
     fold_threads<THREADS, ROWS, MOST * SEGMENTS>(part, scratch, turn, group, lane);
@@ -374,43 +374,41 @@ layernorm_bwd__bf16_d4096__t256_r2_v8_b1_prefetch__finish(
 )
 {
     constexpr int D             = 4096;  // features per row
+    constexpr int SUMS          = 2;     // column sums
     constexpr int COLUMNS       = 32;    // columns per block
     constexpr int STRANDS       = 16;    // threads that share a column
     constexpr int BLOCKS        = 132;   // partial rows at most
     constexpr int GROUPS        = 2;     // rows a block added side by side
 
-    __shared__ real scratch[STRANDS][COLUMNS];
+    __shared__ real scratch[SUMS][STRANDS][COLUMNS];
     const int column = threadIdx.x % COLUMNS;
     const int strand = threadIdx.x / COLUMNS;
     const int col = static_cast<int>(blockIdx.x) * COLUMNS + column;
     const long long filled = (rows + GROUPS - 1) / GROUPS;
-    const int blocks = filled < BLOCKS ? static_cast<int>(filled) : BLOCKS;
+    const int blocks = col >= D ? 0 : filled < BLOCKS ? static_cast<int>(filled) : BLOCKS;
 
     real sum_dy_xhat_strand = ABSENT;
     #pragma unroll 8
     for (int b = strand; b < blocks; b += STRANDS)
-        if (col < D) sum_dy_xhat_strand = sum_dy_xhat_strand + sum_dy_xhat_partial_ptr[static_cast<long long>(b) * D + col];
-    scratch[strand][column] = sum_dy_xhat_strand;
-    __syncthreads();
-    real sum_dy_xhat_strands[STRANDS];
-    #pragma unroll
-    for (int s = 0; s < STRANDS; ++s) sum_dy_xhat_strands[s] = scratch[s][column];
-    const real sum_dy_xhat = rows == 0 ? real(0) : fold(sum_dy_xhat_strands);  // %sum_dy_xhat : f32[D] = reduce_sum %dy_xhat {axis=M, blocks=132, groups=2, strands=16}
-    __syncthreads();
+        sum_dy_xhat_strand = sum_dy_xhat_strand + sum_dy_xhat_partial_ptr[static_cast<long long>(b) * D + col];
+    scratch[0][strand][column] = sum_dy_xhat_strand;
 
     real sum_dy_strand = ABSENT;
     #pragma unroll 8
     for (int b = strand; b < blocks; b += STRANDS)
-        if (col < D) sum_dy_strand = sum_dy_strand + sum_dy_partial_ptr[static_cast<long long>(b) * D + col];
-    scratch[strand][column] = sum_dy_strand;
+        sum_dy_strand = sum_dy_strand + sum_dy_partial_ptr[static_cast<long long>(b) * D + col];
+    scratch[1][strand][column] = sum_dy_strand;
+
     __syncthreads();
+    if (strand > 0 || col >= D) return;
+    real sum_dy_xhat_strands[STRANDS];
+    #pragma unroll
+    for (int s = 0; s < STRANDS; ++s) sum_dy_xhat_strands[s] = scratch[0][s][column];
+    const real sum_dy_xhat = rows == 0 ? real(0) : fold<STRANDS>(sum_dy_xhat_strands);  // %sum_dy_xhat : f32[D] = reduce_sum %dy_xhat {axis=M, blocks=132, groups=2, strands=16}
     real sum_dy_strands[STRANDS];
     #pragma unroll
-    for (int s = 0; s < STRANDS; ++s) sum_dy_strands[s] = scratch[s][column];
-    const real sum_dy = rows == 0 ? real(0) : fold(sum_dy_strands);  // %sum_dy : f32[D] = reduce_sum %dy32 {axis=M, blocks=132, groups=2, strands=16}
-    __syncthreads();
-
-    if (strand > 0 || col >= D) return;
+    for (int s = 0; s < STRANDS; ++s) sum_dy_strands[s] = scratch[1][s][column];
+    const real sum_dy = rows == 0 ? real(0) : fold<STRANDS>(sum_dy_strands);  // %sum_dy : f32[D] = reduce_sum %dy32 {axis=M, blocks=132, groups=2, strands=16}
     const bf16 dgamma = bf16_from_f32(sum_dy_xhat);  // %dgamma : bf16[D] = cast %sum_dy_xhat {to=bf16}
     const bf16 dbeta = bf16_from_f32(sum_dy);        // %dbeta : bf16[D] = cast %sum_dy {to=bf16}
     dgamma_ptr[col] = dgamma;

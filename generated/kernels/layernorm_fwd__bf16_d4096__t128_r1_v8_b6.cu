@@ -101,18 +101,18 @@ __device__ __forceinline__ void store_chunk(T* __restrict__ row, const T (&chunk
     }
 }
 
-// While more than one part is left, add the upper half onto the lower half; parts beyond N are absent.
-template <int N>
+// The largest power of two below n.
+__device__ constexpr int half_of(int n) { return n <= 2 ? 1 : 2 * half_of((n + 1) / 2); }
+
+// While more than one part is left, add the upper half onto the lower half; parts beyond LIVE are absent.
+template <int LIVE, int N>
 __device__ __forceinline__ real fold(real (&part)[N])
 {
-    int half = 1;
-    #pragma unroll
-    for (int n = 2; n < N; n *= 2) half = n;
-    #pragma unroll
-    for (; half > 0; half /= 2) {
+    if constexpr (LIVE > 1) {
+        constexpr int HALF = half_of(LIVE);
         #pragma unroll
-        for (int i = 0; i < half; ++i)
-            if (i + half < N) part[i] = part[i] + part[i + half];
+        for (int i = 0; i + HALF < LIVE; ++i) part[i] = part[i] + part[i + HALF];
+        return fold<HALF>(part);
     }
     return part[0];
 }
@@ -143,7 +143,7 @@ __device__ __forceinline__ void fold_threads(real (&part)[N], real* scratch, int
             real warp[WARPS];
             #pragma unroll
             for (int w = 0; w < WARPS; ++w) warp[w] = buffer[n * THREADS + w * 32 + lane % 32];
-            part[n] = fold(warp);
+            part[n] = fold<WARPS>(warp);
         }
         turn ^= 1;
     }
@@ -170,7 +170,7 @@ __device__ __forceinline__ void row_sums(
             #pragma unroll
             for (int k = 0; k < HELD; ++k)
                 held[k] = s * SEGMENT_SLOTS + k < SLOTS ? chunks[n][s * SEGMENT_SLOTS + k] : ABSENT;
-            part[n * SEGMENTS + s] = fold(held);
+            part[n * SEGMENTS + s] = fold<HELD>(held);
         }
     }
     fold_threads<THREADS, ROWS, MOST * SEGMENTS>(part, scratch, turn, group, lane);

@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
 
-from lngen import __version__
 from lngen.bench import timing
 from lngen.bench.cases import Case, complaint, make_case, poison
 from lngen.bench.engines import Engine
 from lngen.bench.floor import ceiling_bytes, floor_bytes, gb_s
 from lngen.bench.providers import CEILINGS, Prepared, Provider
 from lngen.spec import Spec
+from lngen.version import __version__
 
 IMPLAUSIBLE = 1.1  # times the ceiling: measured something else
 

@@ -12,8 +12,9 @@ from typing import Any
 
 import click
 
-from lngen import __version__, config
+from lngen import config
 from lngen.errors import LngenError
+from lngen.version import __version__
 
 # In the order in which one meets them; the sentence is what ``lngen --help`` says of each.
 COMMANDS = {

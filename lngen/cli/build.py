@@ -7,11 +7,11 @@ from pathlib import Path
 
 import click
 
-from lngen import __version__
 from lngen.aot.build import KINDS, Progress, build
 from lngen.aot.plans import plan_for
 from lngen.cli.common import arch_option, json_option, print_json, schedule_option, words
 from lngen.spec import parse_spec
+from lngen.version import __version__
 
 
 @click.command(epilog="Example: lngen build layernorm.fwd:d=4096,dtype=bf16 --arch sm_80,sm_90 --out build")

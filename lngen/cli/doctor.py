@@ -12,11 +12,12 @@ from typing import Literal
 
 import click
 
-from lngen import __version__, config
+from lngen import config
 from lngen.cli.common import json_option, print_json, print_table
 from lngen.data import data_dir
 from lngen.errors import LngenError, MissingError
 from lngen.toolchain import nvrtc_version, supported_arches
+from lngen.version import __version__
 
 CUPY = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
 INSTALL = 'pip install "lngen[cuda13]"'

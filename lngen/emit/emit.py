@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import traceback
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -37,9 +38,14 @@ def emit(plan: Plan) -> str:
     try:
         text = environment().get_template("module.cu.jinja").render({k: getattr(context, k) for k in asdict(context)})
     except TemplateError as e:
-        where = f"{getattr(e, 'name', None) or 'module.cu.jinja'}:{getattr(e, 'lineno', '?')}"
-        raise EmitError(f"'{plan.name}' could not be laid out: {where}: {e}.") from e
+        raise EmitError(f"'{plan.name}' could not be laid out: {_where(e)}: {e}.") from e
     return "\n".join(line.rstrip() for line in text.rstrip().splitlines()) + "\n"
+
+
+def _where(error: TemplateError) -> str:
+    """The template and line of the innermost frame: Jinja writes them into the traceback."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.endswith(".jinja")]
+    return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "module.cu.jinja"
 
 
 def module(plan: Plan) -> Module:

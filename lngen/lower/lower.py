@@ -133,6 +133,7 @@ class _Lowering:
         strands = next((e.int_attr("strands") for e in self.parts.sums), 1)
         constants = [
             Constant("D", p.d, "features per row"),
+            Constant("SUMS", len(self.parts.sums), "column sums"),
             Constant("COLUMNS", FINISH_COLUMNS, "columns per block"),
             Constant("STRANDS", strands, "threads that share a column"),
             Constant("BLOCKS", p.blocks, "partial rows at most"),
@@ -146,7 +147,7 @@ class _Lowering:
             spell=_speller("", graph, pointer="[col]", known=tuple(self.partials)),
             grid=(Extent(-(-p.d // FINISH_COLUMNS)), Extent()),
             block=FINISH_COLUMNS * strands,
-            shared=strands * FINISH_COLUMNS,
+            shared=len(self.parts.sums) * strands * FINISH_COLUMNS,
             always=True,
         )  # fmt: skip
 

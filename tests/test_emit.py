@@ -1,0 +1,275 @@
+"""Emitted CUDA is a product: the same text every time, tidy, without a trace of the machine; it compiles."""
+
+from __future__ import annotations
+
+import difflib
+import getpass
+import hashlib
+import importlib
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from jinja2 import UndefinedError, meta
+
+import lngen
+from lngen.data import data_dir
+from lngen.emit import emit, environment, make_environment, module
+from lngen.emit.emit import Module, partials
+from lngen.errors import EmitError
+from lngen.graphs import Definition, GraphBuilder
+from lngen.graphs.norms import layernorm
+from lngen.ir import D, M, parse, print_graph
+from lngen.lower import Plan, lower
+from lngen.runtime.choose import compile_plan, default_schedule
+from lngen.schedule import problem, ranked
+from lngen.spec import Spec, parse_spec
+from lngen.toolchain import ARCHES
+from test_lower import PLANS, gated, notes, own_spec, plan_of
+
+ROOT = Path(__file__).resolve().parent.parent
+TEMPLATES = sorted(p.name for p in data_dir("templates").glob("*.jinja"))
+
+
+@pytest.fixture(params=PLANS)
+def plan(request: pytest.FixtureRequest) -> Plan:
+    return plan_of(*PLANS[request.param])
+
+
+def best(spec: Spec) -> Plan:
+    return lower(spec, ranked(problem(spec.graph(), spec.d))[0])
+
+
+# ---- the text ----
+
+
+def test_the_text_is_tidy(plan: Plan) -> None:
+    text = emit(plan)
+    assert text.endswith("}\n")
+    assert not text.endswith("\n\n")
+    assert text.isascii()
+    assert "\t" not in text
+    assert not re.search(r"[ \r]$", text, re.MULTILINE)
+    assert "\n\n\n" not in text
+    assert "#include" not in text
+
+
+def test_the_text_has_no_trace_of_machine_or_day(plan: Plan) -> None:
+    text = emit(plan)
+    assert not re.search(r"\b(19|20)\d\d-\d\d|\d\d:\d\d", text)
+    for word in (getpass.getuser(), platform.node(), lngen.__name__ + "/", str(ROOT), os.environ.get("HOME", ROOT)):
+        assert not re.search(rf"(?<![\w]){re.escape(str(word))}(?!\w)", text), word
+    version = re.search(r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)
+    assert version
+    assert not re.search(rf"(?<![\d.]){re.escape(version[1])}(?![\d.])", text)
+
+
+def body_lines(text: str) -> Iterator[tuple[int, str]]:
+    """Lines of function bodies with the depth of braces they should have, notes stripped."""
+    depth = 0
+    for line in text.splitlines():
+        code = line.split("//")[0].rstrip()
+        if line.startswith("#"):
+            continue  # the preprocessor's
+        if depth and code:
+            yield depth - code.lstrip().startswith("}"), code
+        depth += code.count("{") - code.count("}")
+    assert depth == 0
+
+
+def test_indentation_follows_the_braces(plan: Plan) -> None:
+    hanging = 0  # 'if (...)' and 'for (...)' without braces indent what they hold
+    for depth, code in body_lines(emit(plan)):
+        indent = len(code) - len(code.lstrip())
+        assert indent == 4 * (depth + hanging), code
+        unbraced = re.match(r"\s*((if|for)\b.*\)|else)$", code)
+        hanging = hanging + 1 if unbraced else 0
+
+
+def test_every_equation_stands_beside_its_statement(plan: Plan) -> None:
+    text = emit(plan)
+    for kernel in plan.kernels:
+        for note in notes(kernel):
+            assert re.search(rf"^ +\S.*; +// {re.escape(note)}$", text, re.MULTILINE), note
+
+
+def test_the_header_holds_the_graph_and_the_command(plan: Plan) -> None:
+    text = emit(plan)
+    header = [line.removeprefix("// ") for line in text.split("\n\n")[0].splitlines()]
+    start = next(n for n, line in enumerate(header) if line.startswith("graph @"))
+    assert parse("\n".join(header[start:])) == plan.graph
+    assert header[0] == plan.name
+    digest = hashlib.sha256(print_graph(plan.graph).encode()).hexdigest()[:12]
+    assert f"  ir-sha256  : {digest}" in header
+    command = f"lngen show {plan.spec} --stage cuda --schedule {plan.schedule}"
+    assert f"  regenerate : {command}" in header
+
+
+def test_every_kernel_is_there_under_its_bounds(plan: Plan) -> None:
+    text = emit(plan)
+    for kernel in plan.kernels:
+        bounds = f"__launch_bounds__({kernel.block}, {kernel.resident})"
+        arguments = ",\n    ".join(a.declaration for a in kernel.arguments)
+        assert f'extern "C" __global__ void {bounds}\n{kernel.name}(\n    {arguments}\n)\n{{' in text
+
+
+def digest() -> str:
+    """A hash over all plans' texts."""
+    texts = [emit(plan_of(*args)) for args in PLANS.values()]
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()
+
+
+def test_the_text_does_not_depend_on_the_hash_seed() -> None:
+    here = digest()
+    script = "import test_emit; print(test_emit.digest())"
+    for seed in ("1", "2"):
+        env = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
+        found = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True)
+        assert found.stdout.strip() == here
+
+
+# ---- templates and their context ----
+
+
+def test_the_context_is_what_the_templates_use() -> None:
+    env = environment()
+    used: set[str] = set()
+    for name in TEMPLATES:
+        source, _, _ = env.loader.get_source(env, name)  # type: ignore[union-attr]
+        used |= meta.find_undeclared_variables(env.parse(source))
+    # Loop variables that reach an included template.
+    assert used - {"kernel", "phase"} == {f.name for f in fields(Module)}
+
+
+def test_every_template_is_used() -> None:
+    env = environment()
+    included: set[str] = {"module.cu.jinja"}
+    for name in TEMPLATES:
+        source, _, _ = env.loader.get_source(env, name)  # type: ignore[union-attr]
+        included |= {n for n in meta.find_referenced_templates(env.parse(source)) if n}
+    specs = ["layernorm.fwd:d=8,dtype=f64,weight=f16", "layernorm.fwd:d=8,dtype=f64,weight=bf16"]
+    plans = [*(plan_of(*args) for args in PLANS.values()), *(best(parse_spec(s)) for s in specs)]
+    included |= {t for p in plans for t in partials(p)} | {k.template for p in plans for k in p.kernels}
+    assert included == set(TEMPLATES)
+
+
+def test_only_the_helpers_a_kernel_needs() -> None:
+    assert partials(best(parse_spec("rmsnorm.fwd:d=64,dtype=f32"))) == (
+        "_memory.cuh.jinja",
+        "_fold.cuh.jinja",
+        "_row_sum.cuh.jinja",
+    )
+    assert "_bf16.cuh.jinja" in partials(best(parse_spec("rmsnorm.fwd:d=64,dtype=bf16")))
+    assert "_row_sum.cuh.jinja" not in partials(best(parse_spec("layernorm.bwd:d=64,wrt=beta")))
+
+
+def test_undefined_names_are_errors(tmp_path: Path) -> None:
+    (tmp_path / "t.jinja").write_text("{{ missing }}", encoding="utf-8")
+    with pytest.raises(UndefinedError, match="'missing' is undefined"):
+        make_environment(tmp_path).get_template("t.jinja").render(given=1)
+
+
+@pytest.mark.parametrize(
+    ("files", "where"),
+    [
+        ({"module.cu.jinja": "a\n\n{{ nam }}\n"}, "module.cu.jinja:3: 'nam' is undefined."),
+        ({"module.cu.jinja": "a\n{% for %}\n"}, "module.cu.jinja:2: Expected "),
+        (
+            {"module.cu.jinja": "{% include 'p.cuh.jinja' %}", "p.cuh.jinja": "b\n{{ kernels[0].nam }}"},
+            "p.cuh.jinja:2: 'lngen.lower.plan.Kernel object' has no attribute 'nam'.",
+        ),
+        ({"module.cu.jinja": "\n{% include 'gone.jinja' %}"}, "module.cu.jinja:2: 'gone.jinja' not found"),
+    ],
+)
+def test_a_broken_template_is_named_with_its_line(
+    files: dict[str, str], where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    emitter = importlib.import_module("lngen.emit.emit")
+    monkeypatch.setattr(emitter, "environment", lambda: make_environment(tmp_path))
+    plan = plan_of(*PLANS["row"])
+    with pytest.raises(EmitError) as error:
+        emit(plan)
+    assert str(error.value).startswith(f"'{plan.name}' could not be laid out: {where}")
+
+
+# ---- other graphs through the same templates ----
+
+
+def mean_added(b: GraphBuilder) -> None:
+    """LayerNorm but for one op: the mean is added."""
+    x32, gamma32, beta32 = b.input("x", M, D), b.input("gamma", D), b.input("beta", D)
+    mean = b.reduce_mean("mean", x32, axis=D)
+    xc = b.add("xc", x32, mean)
+    var = b.reduce_mean("var", b.mul("xc2", xc, xc), axis=D)
+    rstd = b.rsqrt("rstd", b.add("veps", var, b.eps()))
+    b.output("y", b.add("y32", b.mul("scaled", b.mul("xhat", xc, rstd), gamma32), beta32))
+    b.statistic(mean)
+    b.statistic(rstd)
+
+
+def text_of(describe: Callable[[GraphBuilder], None]) -> tuple[Plan, str]:
+    """The forward under LayerNorm's name."""
+    spec = parse_spec("layernorm.fwd:d=96,dtype=bf16", {"layernorm": Definition("layernorm", describe)})
+    plan = best(spec)
+    return plan, emit(plan)
+
+
+def test_one_flipped_op_changes_its_own_lines_alone() -> None:
+    (plan, text), (mutant_plan, mutant) = text_of(layernorm), text_of(mean_added)
+    assert [k.template for k in plan.kernels] == [k.template for k in mutant_plan.kernels]
+    changed = [line[2:].strip() for line in difflib.ndiff(text.splitlines(), mutant.splitlines()) if line[0] == "+"]
+    assert changed
+    for line in changed:
+        assert re.match(r"//   ir-sha256|//   %xc |const float xc = x32 \+ mean;", line), line
+
+
+def test_graphs_of_one_s_own_compile() -> None:
+    pytest.importorskip("cupy")
+    _, mutant = text_of(mean_added)
+    assert "const float xc = x32 + mean;" in mutant
+    compile_plan(text_of(mean_added)[0], "sm_90")
+    for way in ("fwd", "bwd"):
+        compile_plan(
+            best(own_spec(gated, way, dtype="bf16", weight="f32", **{"wrt": "x+z"} if way == "bwd" else {})), "sm_90"
+        )
+
+
+def test_a_context_is_frozen(plan: Plan) -> None:
+    context = module(plan)
+    assert context == module(plan)
+    with pytest.raises(AttributeError):
+        context.name = "other"  # type: ignore[misc]
+
+
+# ---- the compiler ----
+
+STRUCTURES = {
+    "row": "layernorm.fwd:d=1000",
+    "row_columns": "layernorm.bwd:d=1024",
+    "row_columns, narrow": "rmsnorm.bwd:d=63",
+    "row_stream": "rmsnorm.fwd:d=100003",
+    "columns": "layernorm.bwd:d=70000,save=none",
+}
+CASES = [(s, t) for s in STRUCTURES for t in ("f16", "bf16", "f32", "f64")]
+
+
+@pytest.mark.parametrize(("structure", "dtype"), CASES)
+def test_every_structure_compiles_without_spills(structure: str, dtype: str) -> None:
+    """Two arches for each structure and dtype; every arch meets every structure."""
+    pytest.importorskip("cupy")
+    spec = parse_spec(f"{STRUCTURES[structure]},dtype={dtype}")
+    at = CASES.index((structure, dtype))
+    for arch in (ARCHES[2 * at % 7], ARCHES[(2 * at + 1) % 7]):
+        plan = lower(spec, default_schedule(spec, arch))
+        assert structure.split(",")[0] in {k.template.removesuffix(".cu.jinja") for k in plan.kernels}
+        used = compile_plan(plan, arch).resources
+        assert list(used) == [k.name for k in plan.kernels]
+        assert not [(name, r) for name, r in used.items() if r.spills], (arch, str(plan.schedule))
