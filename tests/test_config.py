@@ -7,6 +7,10 @@ import pytest
 
 from lngen import config
 from lngen.errors import LngenError
+from lngen.lower import lower
+from lngen.runtime.stages import show_stages
+from lngen.schedule import problem, ranked
+from lngen.spec import parse_spec
 
 
 @pytest.mark.parametrize("level", range(6))
@@ -44,3 +48,24 @@ def test_folders_are_taken_from_the_environment(monkeypatch: pytest.MonkeyPatch,
 def test_a_tilde_is_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LNGEN_CACHE_DIR", "~/kernels")
     assert config.cache_dir() == Path.home() / "kernels"
+
+
+def test_the_ladder_prints_and_dumps_every_stage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = parse_spec("rmsnorm.bwd:d=8")
+    plan = lower(spec, ranked(problem(spec.graph(), 8))[0])
+    monkeypatch.setenv("LNGEN_DEBUG", "3")
+    show_stages(plan, "the text")
+    printed = capsys.readouterr().err
+    assert all(f"{name}.ir ----" in printed for name in ("00-build", "01-vjp", "02-simplify"))
+    assert "kernel.cu" not in printed
+    monkeypatch.setenv("LNGEN_DEBUG", "4")
+    show_stages(plan, "the text")
+    assert "kernel.cu ----\nthe text" in capsys.readouterr().err
+    monkeypatch.setenv("LNGEN_DEBUG", "0")
+    monkeypatch.setenv("LNGEN_DUMP", str(tmp_path / "dump"))
+    show_stages(plan, "the text")
+    assert capsys.readouterr().err == ""
+    written = {path.name for path in (tmp_path / "dump" / plan.name).iterdir()}
+    assert written >= {"00-build.ir", "01-vjp.ir", "plan.txt", "kernel.cu"}

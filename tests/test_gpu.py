@@ -326,7 +326,13 @@ def test_outputs_do_not_depend_on_the_schedule() -> None:
     x = to_gpu(np.random.default_rng(0).normal(3, 1, (133, 4096)).astype(np.float32))
     gamma = x[0].copy()
     results = set()
-    for schedule in ("threads=32,rows=1", "threads=128", "threads=1024", "form=stream,threads=256", "vec=1"):
+    for schedule in (
+        "threads=32,rows=1",
+        "threads=128",
+        "threads=1024,resident=1",
+        "form=stream,threads=256,resident=2",
+        "vec=1",
+    ):
         y, saved = runtime.compile("layernorm", d=4096, schedule={"fwd": schedule}).forward(x, gamma, gamma)
         results.add(bits_of(y).tobytes() + bits_of(saved["rstd"]).tobytes())
     assert len(results) == 1

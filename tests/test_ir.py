@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lngen.data import data_dir
 from lngen.errors import ParseError, VerifyError
 from lngen.graphs import GRAPHS
 from lngen.interpret import interpret
@@ -321,6 +322,23 @@ def test_verify_names_the_rule(graph: Graph, problem: str) -> None:
 
 def test_verify_returns_a_good_graph() -> None:
     assert verify(GOOD, "cse") is GOOD
+
+
+def test_names_that_a_kernel_uses_are_not_free() -> None:
+    """Every lower-case name the kernels' own code uses, and every name it makes of a value's, is refused."""
+    words, endings = set(), set()
+    partials = ("_phases.cuh.jinja", "_slot.cuh.jinja", "_after.cuh.jinja", "_uniform.cuh.jinja")
+    for path in [*data_dir("templates").glob("*.cu.jinja"), *(data_dir("templates") / p for p in partials)]:
+        text = re.sub(r"//.*|\{%.*?%\}|#.*", "", path.read_text(encoding="utf-8"))
+        endings |= set(re.findall(r"\}\}(_[a-z]+)", text))
+        text = re.sub(r"\w*\{\{.*?\}\}\w*", "", text)
+        words |= set(re.findall(r"(?<![\w.])[a-z][a-z0-9_]*\b", text))
+    loops = {"b", "n", "s"}  # of loops that hold no equation
+    assert {"lane", "step", "load", "fold"} <= words
+    assert {"_ptr", "_acc", "_next"} <= endings
+    for name in [*sorted(words - loops), *(f"x{e}" for e in sorted(endings)), "sums_0", "static_cast"]:
+        with pytest.raises(VerifyError, match="needs a lower-case name that C and the kernels leave free"):
+            verify(replace(GOOD, params=(X, Value(name, X.type))), "build")
 
 
 # ---- text ----

@@ -97,7 +97,9 @@ ONLY_FORWARD: dict[str, dict[str, Mutation]] = {
         "add the mean": Edit("xc", "add %x32, %mean"),
         "the mean's sign": Edit("xc", "sub %mean, %x32"),
         "a sum for the mean": Edit("mean", "reduce_sum %x32 {axis=D}"),
-        "the mean of the column": Edit("xc", "sub %x32, %column", ("%column : f32[D] = reduce_mean %x32 {axis=M}",)),
+        "the mean of the column": Edit(
+            "xc", "sub %x32, %per_column", ("%per_column : f32[D] = reduce_mean %x32 {axis=M}",)
+        ),
     },
     "rmsnorm": {
         "centred like LayerNorm": Edit(
@@ -134,8 +136,8 @@ BACKWARD: dict[str, Mutation] = {
     "a sum for the mean of g xhat": Edit("mean_dy_gamma_xhat", "reduce_sum %dy_gamma_xhat {axis=D}"),
     "the column's mean of g xhat": Edit(
         "xhat_mean_dy_gamma_xhat",
-        "mul %xhat, %column",
-        ("%column : f32[D] = reduce_mean %dy_gamma_xhat {axis=M}",),
+        "mul %xhat, %per_column",
+        ("%per_column : f32[D] = reduce_mean %dy_gamma_xhat {axis=M}",),
     ),
     "dx without rstd": Edit("dx32", "add %LAST, %zero", (ZERO,)),
     "dx with rstd twice": Edit("dx32", "mul %more, %rstd", ("%more : f32[M, D] = mul %rstd, %LAST",)),
@@ -163,7 +165,7 @@ ONLY_BACKWARD: dict[str, dict[str, Mutation]] = {
         "the mean term of dy": Edit("mean_dy_gamma", "reduce_mean %dy32 {axis=D}"),
         "a sum for the mean of g": Edit("mean_dy_gamma", "reduce_sum %dy_gamma {axis=D}"),
         "the column's mean of g": Edit(
-            "BEFORE", "sub %dy_gamma, %column", ("%column : f32[D] = reduce_mean %dy_gamma {axis=M}",)
+            "BEFORE", "sub %dy_gamma, %per_column", ("%per_column : f32[D] = reduce_mean %dy_gamma {axis=M}",)
         ),
         "xhat is not centred": Edit("xhat", "mul %x32, %rstd"),
         "the mean is added": Edit("xc", "add %x32, %mean"),

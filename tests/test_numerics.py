@@ -174,6 +174,16 @@ def test_fma_breaks_ties_by_the_smallest_addend(a: int, b: int, shift: int, sign
     check_fma(a * 2.0**-100, 2.0**-65, sign * float(b) * 2.0**-172)  # subnormal products
 
 
+odd = st.integers(2**11, 2**12 - 1).map(lambda n: 2.0 * n + 1)
+
+
+@given(a=odd, b=odd, shift=st.integers(10, 149), sign=st.sampled_from([1, -1]), side=st.sampled_from([1, -1]))
+def test_fma_sees_an_addend_far_below_a_tie(a: float, b: float, shift: int, sign: int, side: int) -> None:
+    """The product lies in the middle of two f32; f64 loses the addend, which yet decides."""
+    check_fma(side * a, b, sign * 2.0**-shift)
+    check_fma(a * 2.0**-60, side * b, sign * 2.0 ** -max(shift, 80))
+
+
 def test_fma_works_elementwise_over_axes() -> None:
     a, b, c = (np.array(v, np.float32) for v in ([[1], [2]], [[3, 4]], [[0.5]]))
     assert fma(a, b, c).tolist() == [[3.5, 4.5], [6.5, 8.5]]

@@ -28,6 +28,8 @@ from lngen.passes.edit import extract
 from lngen.runtime.choose import compile_plan, default_schedule
 from lngen.runtime.launch import Launcher, device_arch
 from lngen.spec import Spec, parse_spec
+from lngen.toolchain import nvrtc_version
+from lngen.version import __version__
 
 FEATURES = (
     1, 2, 3, 8, 31, 64, 96, 128, 255, 256, 768, 1000, 1024, 1536, 2048, 4093, 4096, 5120, 8192, 12288, 16384, 32768,
@@ -77,14 +79,23 @@ def specs(features: Sequence[int] = FEATURES) -> Iterator[tuple[str, tuple[int, 
                     yield f"{graph}.{direction}:d={d},{dtype}", ROWS
 
 
+def conditions() -> dict[str, Any]:
+    """What the matrix ran on; MissingError without a GPU."""
+    import cupy
+
+    arch = device_arch(0)
+    name = cupy.cuda.runtime.getDeviceProperties(0)["name"].decode()
+    return {"device": name, "arch": arch, "nvrtc": list(nvrtc_version()), "lngen": __version__}
+
+
 def run_matrix(
-    features: Sequence[int] = FEATURES, *, schedules: int = 5, processes: int = 8, budget: float = 480.0
+    listed: Sequence[tuple[str, Sequence[int]]], *, schedules: int = 5, processes: int = 8, budget: float = 480.0
 ) -> Iterator[Entry]:
     """Entries as they finish; specs not reached within ``budget`` seconds come back with a note."""
     deadline = time.time() + budget
     context = multiprocessing.get_context("spawn")  # a CUDA context does not survive a fork
     with ProcessPoolExecutor(processes, mp_context=context) as pool:
-        jobs = [pool.submit(check_entry, t, r, schedules, deadline) for t, r in specs(features)]
+        jobs = [pool.submit(check_entry, t, r, schedules, deadline) for t, r in listed]
         for job in as_completed(jobs):
             yield job.result()
 

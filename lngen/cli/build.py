@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import click
 
-from lngen.aot.build import KINDS, Progress, build
+from lngen.aot.build import KINDS, build
 from lngen.aot.plans import plan_for
-from lngen.cli.common import arch_option, json_option, print_json, schedule_option, words
+from lngen.cli.common import arch_option, json_option, print_json, progress_bar, schedule_option, words
 from lngen.spec import parse_spec
 from lngen.version import __version__
 
@@ -44,29 +43,10 @@ def command(
     same NAME are replaced and all others stay.
     """
     plans = [plan_for(parse_spec(text), schedule, arches[0]) for text in specs]
-    with _Bar() as progress:
+    with progress_bar("compiling") as progress:
         built = build(plans, folder, arches=arches, version=__version__, kinds=kinds, progress=progress)
     if as_json:
         print_json({"folder": str(built.folder), "kernel_sets": built.entries})
         return
     for name in built.files:
         click.echo(folder / name)
-
-
-class _Bar:
-    """A progress bar on stderr if that is a terminal, else nothing."""
-
-    def __enter__(self) -> Progress | None:
-        if not sys.stderr.isatty():
-            return None
-        from rich.console import Console
-        from rich.progress import Progress as RichProgress
-
-        self._bar = RichProgress(console=Console(stderr=True), transient=True)
-        self._bar.start()
-        task = self._bar.add_task("compiling", total=None)
-        return lambda done, total: self._bar.update(task, completed=done, total=total)
-
-    def __exit__(self, *_: object) -> None:
-        if hasattr(self, "_bar"):
-            self._bar.stop()

@@ -22,9 +22,14 @@ double else enum explicit export extern false float for friend goto if inline in
 not operator or private protected public register return short signed sizeof static struct switch template
 this throw true try typedef typename union unsigned using virtual void volatile while xor f16 bf16 real row
 tile lane group live chunk slot seg block warp scratch turn i k col leaf part rows f32_from_bf16 f32_from_f16
-bf16_from_f32 f16_from_f32 fmaf sqrtf sqrt
+bf16_from_f32 f16_from_f32 f64_from_f16 f64_from_bf16 f64_from_f32 f16_from_f64 bf16_from_f64 f32_from_f64
+fmaf sqrtf sqrt r first step load column strand blocks filled fold row_sums load_chunk store_chunk store_partial
+static_cast reinterpret_cast const_cast dynamic_cast
 """
 _RESERVED = frozenset(_RESERVED_WORDS.split())
+
+# What kernels append to the names of values, and their numbered arrays.
+_DERIVED = re.compile(r".*_(ptr|stride|next|acc|chunk|out|partial|strands?)|(sums|chunks|segment)_\d+")
 
 
 def verify(graph: Graph, stage: str) -> Graph:
@@ -48,7 +53,7 @@ def verify(graph: Graph, stage: str) -> Graph:
 def _define(graph: Graph, stage: str, known: dict[str, Value], value: Value, where: str) -> None:
     if value.name in known:
         raise VerifyError(_message(graph, stage, f"{where} is defined twice"))
-    if not _NAME.fullmatch(value.name) or value.name in _RESERVED:
+    if not _NAME.fullmatch(value.name) or value.name in _RESERVED or _DERIVED.fullmatch(value.name):
         raise VerifyError(_message(graph, stage, f"{where} needs a lower-case name that C and the kernels leave free"))
     known[value.name] = value
 

@@ -9,6 +9,7 @@ from lngen import config
 from lngen.emit import emit
 from lngen.errors import MissingError
 from lngen.lower import Plan, lower
+from lngen.runtime.stages import show_stages
 from lngen.schedule import Schedule, problem, ranked
 from lngen.spec import Spec
 from lngen.toolchain import Binary, compile_cubin
@@ -17,8 +18,11 @@ DEFAULT_ARCH = "sm_90"
 
 
 def compile_plan(plan: Plan, arch: str) -> Binary:
-    """The plan's kernels as a cubin for ``arch``."""
-    return compile_cubin(emit(plan), arch, name=f"{plan.name}.cu")
+    """The plan's kernels as a cubin for ``arch``; LNGEN_DEBUG 3 and 4 print, LNGEN_DUMP writes, every stage."""
+    source = emit(plan)
+    if config.debug_level() >= 3 or config.dump_dir() is not None:
+        show_stages(plan, source)
+    return compile_cubin(source, arch, name=f"{plan.name}.cu")
 
 
 def default_schedule(spec: Spec, arch: str = DEFAULT_ARCH, vec: int | None = None) -> Schedule:

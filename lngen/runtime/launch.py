@@ -50,7 +50,7 @@ class Launcher:
         self.plan, self.device = plan, device
         self.tensors = tuple(v.name for v in (*plan.inputs, *plan.outputs))
         with cupy.cuda.Device(device):
-            cupy.cuda.runtime.free(0)  # makes the device's context current in this thread
+            cupy.cuda.runtime.setDevice(device)  # makes the device's context current in this thread
             self._module = cupy.cuda.function.Module()
             self._module.load(binary.image)
             self._functions = [self._module.get_function(k.name) for k in plan.kernels]
@@ -73,7 +73,11 @@ class Bound:
         import cupy
 
         plan = launcher.plan
-        self._device, self._current = cupy.cuda.Device(launcher.device), cupy.cuda.runtime.getDevice
+        self._device, self._current = launcher.device, cupy.cuda.runtime.getDevice
+        self._enter = cupy.cuda.Device(launcher.device)
+        here = self._current()
+        for device in (launcher.device, here):  # makes the device's context current in a thread that is new to it
+            cupy.cuda.runtime.setDevice(device)
         self.workspace_bytes = plan.workspace_bytes(rows)
         offsets = plan.workspace_offsets(rows)
         self._launch = driver().launchKernel
@@ -85,10 +89,10 @@ class Bound:
 
     def __call__(self, pointers: Sequence[int], workspace: int, stream: int) -> None:
         """Launch on ``stream``: pointers of the plan's inputs, then outputs; ``workspace`` of workspace_bytes."""
-        if self._current() == self._device.id:
+        if self._current() == self._device:
             self._run(pointers, workspace, stream)
         else:
-            with self._device:
+            with self._enter:
                 self._run(pointers, workspace, stream)
 
     def _run(self, pointers: Sequence[int], workspace: int, stream: int) -> None:
