@@ -79,6 +79,7 @@ def test_builder_keeps_names_unique_and_types_inferred() -> None:
     x = b.param("x", F32, D, M)
     assert x.type == f32(M, D)
     assert [b.neg("x", x).name, b.neg("x", x).name, b.neg("t", x).name] == ["x_1", "x_2", "t_1"]
+    assert [b.neg("row", x).name, b.neg("x_acc", x).name] == ["row_1", "x_acc_1"]  # kernels have a 'row'
     assert b.add("y", b.param("r", F32, M), b.param("c", F32, D)).type == f32(M, D)
 
 

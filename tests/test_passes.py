@@ -76,8 +76,8 @@ TABLE: dict[str, tuple[Pass, Graph, Graph]] = {
             "%n : f32[] = const {dtype=f32, value=-0.0}",
             "%u : f32[M] = add %s, %p",
             "%v : f32[D] = add %t, %n",
-            "%w : f32[M] = add %s, %p",
-            "%u, %v, %w",
+            "%z : f32[M] = add %s, %p",
+            "%u, %v, %z",
         ),
         same,
     ),
@@ -528,6 +528,16 @@ def test_the_backward_of_a_graph_of_ones_own(describe: Callable[[GraphBuilder], 
         expected = differences(lambda **a: interpret(forward, a)["y"], inputs, p.name, 1e-3, dy=dy)
         scale = np.abs(expected).max() + np.abs(dy).max()
         np.testing.assert_allclose(found[f"d{p.name}"], expected, rtol=0, atol=1e-9 * scale, err_msg=p.name)
+
+
+def test_the_backward_makes_no_name_that_kernels_reserve() -> None:
+    """dy times 'acc' would be called 'dy_acc', as the kernels call a sum of 'dy'."""
+    spec = make_spec(
+        Definition("own", lambda b: b.output("y", b.mul("p", b.input("x", M, D), b.input("acc", M))) and None),
+        "bwd",
+        {"d": 8},
+    )
+    assert [e.out.name for e in spec.graph().eqns if e.op == "mul"] == ["dy_acc_1", "dy_x"]
 
 
 def test_fma_has_the_derivative_of_a_product_and_a_sum() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from lngen.errors import VerifyError
 from lngen.ir.ops import OPS
 from lngen.ir.types import Attr, Axis, DType, Eqn, Graph, Type, Value
-from lngen.ir.verify import verify
+from lngen.ir.verify import is_reserved, verify
 
 
 class Builder:
@@ -37,7 +37,7 @@ class Builder:
         return value
 
     def emit(self, op: str, name: str, args: tuple[Value, ...], **attrs: Attr) -> Value:
-        """A new equation; ``name`` gets a suffix if it is taken."""
+        """A new equation; ``name`` gets a suffix if it is taken or reserved."""
         sorted_attrs = tuple(sorted(attrs.items()))
         try:
             typ = OPS[op].typ(tuple(a.type for a in args), sorted_attrs)
@@ -54,7 +54,7 @@ class Builder:
 
     def _fresh(self, name: str) -> str:
         fresh, n = name, 0
-        while fresh in self._names:
+        while fresh in self._names or is_reserved(fresh):
             n += 1
             fresh = f"{name}_{n}"
         self._names.add(fresh)

@@ -50,10 +50,15 @@ def verify(graph: Graph, stage: str) -> Graph:
     return graph
 
 
+def is_reserved(name: str) -> bool:
+    """True for a name that C or the kernels need."""
+    return name in _RESERVED or _DERIVED.fullmatch(name) is not None
+
+
 def _define(graph: Graph, stage: str, known: dict[str, Value], value: Value, where: str) -> None:
     if value.name in known:
         raise VerifyError(_message(graph, stage, f"{where} is defined twice"))
-    if not _NAME.fullmatch(value.name) or value.name in _RESERVED or _DERIVED.fullmatch(value.name):
+    if not _NAME.fullmatch(value.name) or is_reserved(value.name):
         raise VerifyError(_message(graph, stage, f"{where} needs a lower-case name that C and the kernels leave free"))
     known[value.name] = value
 

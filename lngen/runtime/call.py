@@ -48,6 +48,7 @@ class Call:
         self._launchers: dict[tuple[int, int], Launcher] = {}
         self._workspaces: dict[tuple[int, int], tuple[Any, int, int]] = {}
         self._outgrown: list[Any] = []  # a captured CUDA graph may still use them
+        self._loading = threading.Lock()
         self._local = threading.local()
 
     # ---- planning ----
@@ -63,11 +64,12 @@ class Call:
     def launcher(self, device: int, vec: int | None = None) -> Launcher:
         """The kernels loaded on a device."""
         arch = device_arch(device)
-        plan = self.plan(arch, vec)
-        key = device, plan.schedule.vec
-        if key not in self._launchers:
-            self._launchers[key] = Launcher(plan, compile_plan(plan, arch), device)
-        return self._launchers[key]
+        with self._loading:
+            plan = self.plan(arch, vec)
+            key = device, plan.schedule.vec
+            if key not in self._launchers:
+                self._launchers[key] = Launcher(plan, compile_plan(plan, arch), device)
+            return self._launchers[key]
 
     # ---- calling ----
 
@@ -88,7 +90,7 @@ class Call:
     def __call__(self, arrays: Sequence[Any], out: Any) -> tuple[Any, ...]:
         """Results, new or ``out``'s, of one launch; the order of the arrays is the graph's."""
         given = out if type(out) is tuple else self._given(out)
-        if isinstance(arrays[0], np.ndarray):
+        if type(arrays[0]) is np.ndarray:
             return self._interpret(arrays, self._given(given))
         library = library_of(arrays[0], self.inputs[0].name)
         absent = tuple([a is None for a in given])
@@ -98,14 +100,13 @@ class Call:
         try:
             pointers, layouts = library.describe(tensors)
         except AttributeError:  # an array of another library: view it, or say what was expected
-            tensors = self._views(library, arrays, given)
-            pointers, layouts = library.describe(tensors)
-        local = self._local
-        if getattr(local, "layouts", None) == layouts and local.library is library and local.absent == absent:
-            recipe: Recipe = local.recipe
+            pointers, layouts = library.describe(self._views(library, arrays, given))
+        last = self._local.__dict__.get("last")
+        if last is not None and last[0] == layouts and last[1] == absent and last[2] is library:
+            recipe: Recipe = last[3]
         else:
             recipe = self._recall(library, layouts, tuple([a is None for a in self._given(given)]))
-            local.library, local.absent, local.layouts, local.recipe = library, absent, layouts, recipe
+            self._local.last = layouts, absent, library, recipe
         if True in absent:
             given, pointers = self._fill(library, recipe, given, pointers)
         self._launch(library, recipe, pointers)

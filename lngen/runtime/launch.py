@@ -73,6 +73,7 @@ class Bound:
         import cupy
 
         plan = launcher.plan
+        self._launcher = launcher  # the module must not be unloaded while its functions are used
         self._device, self._current = launcher.device, cupy.cuda.runtime.getDevice
         self._enter = cupy.cuda.Device(launcher.device)
         here = self._current()

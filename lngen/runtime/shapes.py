@@ -45,14 +45,14 @@ def check_layout(value: Value, layout: Layout, dtype: DType | None, rows: tuple[
 def row_stride(value: Value, layout: Layout, *, written: bool) -> int:
     """Elements from one row to the next; ArrayError if rows are not evenly spaced or a row is not contiguous."""
     _, shape, strides, _ = layout
+    if math.prod(shape) == 0:
+        return shape[-1]
     if Axis.D in value.type.axes and shape[-1] > 1 and strides[-1] != 1:
         raise ArrayError(
             f"'{value.name}' is expected to have contiguous rows (last stride 1), got strides {tuple(strides)} in "
             "elements; call .contiguous() or ascontiguousarray first."
         )
     outer = [(n, s) for n, s in zip(shape, strides, strict=True)][: -1 if Axis.D in value.type.axes else None]
-    if math.prod(shape) == 0:
-        return shape[-1] if shape else 0
     stride = _one_stride(value, [(n, s) for n, s in outer if n > 1], tuple(strides))
     if stride is None:
         return shape[-1] if Axis.D in value.type.axes else 1
