@@ -365,7 +365,7 @@ def test_text_is_the_grammar_s() -> None:
 @st.composite
 def graphs(draw: st.DrawFn) -> Graph:
     """Any graph: parameters of any type, equations of any op, attributes of any value."""
-    b = Builder(draw(st.from_regex(r"[a-z]\w{0,8}", fullmatch=True).filter(str.isascii)))
+    b = Builder(draw(st.from_regex(r"[a-z][a-z0-9_]{0,8}", fullmatch=True)))
     axes = st.sampled_from([MD, ROW, COL, SCALAR])
     values = [b.param(f"p{n}", draw(st.sampled_from(list(DType))), *draw(axes)) for n in range(draw(st.integers(0, 4)))]
     numbers = st.floats(allow_nan=False)
@@ -444,3 +444,22 @@ def test_parse_names_the_line(old: str, new: str, message: str) -> None:
 def test_a_parsed_graph_is_verified() -> None:
     with pytest.raises(VerifyError, match=r"malformed after 'parse': equation 1: there is no op 'mull'"):
         parse(TEXT.replace("mul", "mull"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("%y : f32[M, D] = neg %x {axis=D}", "'neg' has no attribute 'axis'; its attributes are none"),
+        ("%y : f32[M, D] = cast %x {from=f32, to=f32}", "'cast' has no attribute 'from'; its attributes are to"),
+        ("%y : f32[M] = reduce_sum %x {axis=D, chunk=0}", "'chunk' is expected to be a whole number from 1, got 0"),
+    ],
+)
+def test_attributes_are_the_ops(text: str, message: str) -> None:
+    result = text.partition(" : ")[2].partition(" =")[0]
+    with pytest.raises(VerifyError, match=re.escape(message)):
+        parse(f"graph @f(%x: f32[M, D]) -> ({result}) {{\n  {text}\n  return %y\n}}\n")
+
+
+def test_a_graphs_name_is_an_identifier() -> None:
+    with pytest.raises(VerifyError, match="graph @A needs a lower-case name"):
+        parse("graph @A(%x: f32[D]) -> (f32[D]) {\n  %y : f32[D] = neg %x\n  return %y\n}\n")

@@ -10,8 +10,9 @@ import pytest
 from lngen.check import oracles
 from lngen.check.oracles import Array
 from lngen.check.tolerances import DTypeName, Result, bound, mean_over_std, scales
+from lngen.errors import ArrayError
 from lngen.interpret import interpret
-from lngen.ir import BF16, F16, F32, F64, D, DType, Graph, M
+from lngen.ir import BF16, F16, F32, F64, D, DType, Graph, M, parse
 from lngen.ir.numerics import round_to
 from lngen.ir.ops import compute_dtype
 from lngen.spec import Spec, parse_spec
@@ -254,3 +255,9 @@ def test_no_rows_give_empty_rows_and_zero_columns(norm: str) -> None:
         for r, value in zip(spec.graph().results, results(spec, draw(spec, 0)).values(), strict=True):
             assert value.shape == tuple({M: 0, D: 12}[a] for a in r.type.axes)
             np.testing.assert_array_equal(value.astype(np.float64), np.zeros(value.shape))
+
+
+def test_an_axis_no_input_has_is_said() -> None:
+    graph = parse("graph @f(%g: f32[M]) -> (f32[M, D]) {\n  %y : f32[M, D] = expand %g {axis=D}\n  return %y\n}\n")
+    with pytest.raises(ArrayError, match="graph @f: no input says how long D is, which 'y' needs"):
+        interpret(graph, {"g": np.zeros(3, np.float32)})

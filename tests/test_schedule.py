@@ -172,6 +172,7 @@ def test_a_schedule_s_slug_is_an_identifier_of_its_own() -> None:
     ("text", "problem_"),
     [
         ("thread=64", "there is no key 'thread', expected one of KEYS; did you mean 'threads'?"),
+        ("threads", "expected 'key=value', got 'threads'."),
         ("zzz=1", "there is no key 'zzz', expected one of KEYS."),
         ("vec=two", "'vec' is expected to be a whole number, got 'two'."),
         ("vec=-2", "'vec' is expected to be a whole number, got '-2'."),

@@ -190,7 +190,7 @@ layernorm_fwd__f32_d768__t64_r1_v4_b8__rows(
     const int group = threadIdx.x / THREADS;
     const int lane = threadIdx.x % THREADS;
     const long long row = static_cast<long long>(blockIdx.x) * ROWS + group;
-    const bool live = row < rows;
+    const bool live = ROWS == 1 || row < rows;
     const long long r = live ? row : rows - 1;  // a group past the last row repeats it and stores nothing
 
     float x[SLOTS][CHUNK];

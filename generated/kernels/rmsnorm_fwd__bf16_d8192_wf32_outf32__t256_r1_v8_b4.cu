@@ -204,7 +204,7 @@ rmsnorm_fwd__bf16_d8192_wf32_outf32__t256_r1_v8_b4__rows(
     const int group = threadIdx.x / THREADS;
     const int lane = threadIdx.x % THREADS;
     const long long row = static_cast<long long>(blockIdx.x) * ROWS + group;
-    const bool live = row < rows;
+    const bool live = ROWS == 1 || row < rows;
     const long long r = live ? row : rows - 1;  // a group past the last row repeats it and stores nothing
 
     bf16 x[SLOTS][CHUNK];

@@ -201,7 +201,7 @@ rmsnorm_fwd__f16_d64_wf32__t2_r64_v8_b8__rows(
     const int group = threadIdx.x / THREADS;
     const int lane = threadIdx.x % THREADS;
     const long long row = static_cast<long long>(blockIdx.x) * ROWS + group;
-    const bool live = row < rows;
+    const bool live = ROWS == 1 || row < rows;
     const long long r = live ? row : rows - 1;  // a group past the last row repeats it and stores nothing
 
     f16 x[SLOTS][CHUNK];

@@ -43,6 +43,10 @@ def _sizes(graph: Graph, inputs: Mapping[str, Array]) -> dict[Axis, int]:
         for axis, n in zip(p.type.axes, array.shape, strict=True):
             if size.setdefault(axis, n) != n:
                 raise ArrayError(f"'{p.name}' has {n} elements along {axis}; another input has {size[axis]}.")
+    for r in graph.results:
+        for axis in r.type.axes:
+            if axis not in size:
+                raise ArrayError(f"graph @{graph.name}: no input says how long {axis} is, which '{r.name}' needs.")
     return size
 
 

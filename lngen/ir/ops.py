@@ -34,7 +34,9 @@ CTYPE = {"f16": "f16", "bf16": "bf16", "f32": "float", "f64": "double"}
 
 @dataclass(frozen=True)
 class Op:
-    """One row of the table. ``lowered_by`` names the pass that removes the op if it has no CUDA meaning."""
+    """One row of the table. ``attrs``: the attributes an equation may have; ``lowered_by``: the pass that removes an
+    op without a CUDA meaning.
+    """
 
     name: str
     arity: int
@@ -42,6 +44,7 @@ class Op:
     numpy: NumpyMeaning
     cuda: CudaMeaning | None
     vjp: Derivative
+    attrs: tuple[str, ...] = ()
     lowered_by: str = ""
 
 
@@ -77,8 +80,15 @@ def _fma(args: tuple[Type, ...], attrs: Attrs) -> Type:
     return _arithmetic(args, attrs)
 
 
+# The attributes that spell the order of a sum, each a number from 1.
+ORDER = ("chunk", "segment", "groups", "blocks", "strands")
+
+
 def _reduction(args: tuple[Type, ...], attrs: Attrs) -> Type:
     axis = dict(attrs).get("axis")
+    for key, value in attrs:
+        if key in ORDER and not (isinstance(value, int) and value >= 1):
+            raise ValueError(f"'{key}' is expected to be a whole number from 1, got {value}")
     if axis not in args[0].axes:
         raise ValueError(f"a reduction over {axis} expects an operand that has that axis, got {args[0]}")
     out = _arithmetic(args, ())
@@ -201,24 +211,28 @@ OPS: dict[str, Op] = {
             numpy=_numpy_const,
             cuda=lambda a, e: literal(float(e.attr("value")), e.out.type.dtype),  # type: ignore[arg-type]
             vjp=lambda b, e, ct: (),
+            attrs=("dtype", "value"),
         ),
         Op(
             "size", 0, _size,
             numpy=_numpy_size,
             cuda=lambda a, e: f"static_cast<{CTYPE[e.out.type.dtype.value]}>(rows)",  # D's is a constant by then
             vjp=lambda b, e, ct: (),
+            attrs=("axis", "dtype"),
         ),
         Op(
             "cast", 1, _cast,
             numpy=lambda a, e, n: numerics.round_to(a[0], e.out.type.dtype),
             cuda=_cuda_cast,
             vjp=_vjp_cast,
+            attrs=("to",),
         ),
         Op(
             "expand", 1, _expand,
             numpy=_numpy_expand,
             cuda=lambda a, e: a[0],
             vjp=lambda b, e, ct: (ct,),
+            attrs=("axis",),
         ),
         Op(
             "neg", 1, _arithmetic,
@@ -273,12 +287,14 @@ OPS: dict[str, Op] = {
             numpy=_numpy_reduce_mean,
             cuda=None, lowered_by="decompose",
             vjp=_vjp_mean,
+            attrs=("axis",),
         ),
         Op(  # over the order its attributes spell; lowering turns it into a phase
             "reduce_sum", 1, _reduction,
             numpy=_numpy_reduce_sum,
             cuda=None, lowered_by="lower",
             vjp=lambda b, e, ct: (ct,),
+            attrs=("axis", *ORDER),
         ),
     )
 }  # fmt: skip

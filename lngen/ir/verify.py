@@ -35,6 +35,8 @@ _DERIVED = re.compile(r".*_(ptr|stride|next|acc|chunk|out|partial|strands?)|(sum
 def verify(graph: Graph, stage: str) -> Graph:
     """``graph`` itself, or a VerifyError that names the stage, the equation and the rule."""
     known: dict[str, Value] = {}
+    if not _NAME.fullmatch(graph.name):
+        raise VerifyError(f"graph @{graph.name} needs a lower-case name of letters, digits and _, for its kernels.")
     for value in graph.params:
         _define(graph, stage, known, value, f"parameter '{value}'")
     for number, eqn in enumerate(graph.eqns):
@@ -74,6 +76,9 @@ def _problem(eqn: Eqn, known: dict[str, Value]) -> str | None:
             return f"'{arg}' is used before it is defined"
         if known[arg.name].type != arg.type:
             return f"'{arg}' is used as {arg.type} but defined as {known[arg.name].type}"
+    for key, _ in eqn.attrs:
+        if key not in op.attrs:
+            return f"'{eqn.op}' has no attribute '{key}'; its attributes are {', '.join(op.attrs) or 'none'}"
     try:
         expected = op.typ(tuple(a.type for a in eqn.args), eqn.attrs)
     except ValueError as e:

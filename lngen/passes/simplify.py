@@ -80,7 +80,8 @@ class _Simplifier:
                 return times(args[0], args[1])
             case "div" if eqn.args[1] not in self.linear:
                 product, coefficient = self._monomial(eqn.args[1])
-                return times(args[0], {product.inverse(): 1 / coefficient})
+                if coefficient:  # a literal 0 is left to IEEE
+                    return times(args[0], {product.inverse(): 1 / coefficient})
             case "reduce_sum" | "reduce_mean":
                 axis = eqn.attr("axis")
                 assert isinstance(axis, Axis)

@@ -51,7 +51,9 @@ def parse_schedule(text: str, base: Schedule) -> Schedule:
     changes: dict[str, str | int | bool] = {}
     for part in filter(None, text.split(",")):
         key, equals, value = part.partition("=")
-        if not equals or key not in known:
+        if not equals:
+            raise ScheduleError(f"schedule '{text}': expected 'key=value', got '{part}'.")
+        if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
             hint = f"; did you mean '{near[0]}'?" if near else "."
             raise ScheduleError(f"schedule '{text}': there is no key '{key}', expected one of {', '.join(known)}{hint}")
