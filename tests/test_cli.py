@@ -19,8 +19,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 import lngen
-from lngen.check.check import Result as Checked
 from lngen.check.inputs import random_inputs
+from lngen.check.result import Result as Checked
 from lngen.cli import COMMANDS, cli
 from lngen.cli import doctor as doctor_module
 from lngen.emit import emit

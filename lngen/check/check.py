@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from lngen.check import oracles
 from lngen.check.differences import gradient_excess
 from lngen.check.inputs import forward_inputs, random_inputs
+from lngen.check.result import Result
 from lngen.check.tolerances import bound, mean_over_std, scales
 from lngen.errors import MissingError
 from lngen.interpret import interpret
@@ -23,18 +23,6 @@ from lngen.spec import Spec
 from lngen.toolchain import Binary
 
 ON = ("auto", "gpu", "interpreter")
-
-
-@dataclass(frozen=True)
-class Result:
-    """One thing that was checked. ``what``: oracle, differences, compile or bits; ``detail`` says how close."""
-
-    spec: str
-    schedule: str
-    rows: int
-    what: str
-    ok: bool
-    detail: str
 
 
 def check_spec(

@@ -7,8 +7,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from lngen.check.check import Result
 from lngen.check.inputs import POISON, poisoned, same_bits
+from lngen.check.result import Result
 from lngen.ir.numerics import Array
 from lngen.lower import Plan
 from lngen.runtime.launch import Launcher

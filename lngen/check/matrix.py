@@ -37,12 +37,12 @@ FEATURES = (
 )  # fmt: skip
 ROWS = (0, 1, 2, 3, 17, 133, 1000, 4096)
 DTYPES = (
-    "dtype=f16",
-    "dtype=bf16",
-    "dtype=f32",
+    *(
+        f"dtype={x}" + (f",weight={w}" if w != x else "")
+        for x in ("f16", "bf16", "f32")
+        for w in ("f16", "bf16", "f32")
+    ),
     "dtype=f64",
-    "dtype=f16,weight=f32",
-    "dtype=bf16,weight=f32",
 )
 BASE_ELEMENTS = 2**20
 SAMPLED_COLUMNS = 192

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import click
 
-from lngen.check.check import Result, check_spec
+from lngen.check.check import check_spec
+from lngen.check.result import Result
 from lngen.cli.common import arch_option, json_option, print_json, print_table, progress_bar, words
 from lngen.spec import parse_spec
 
