@@ -59,3 +59,9 @@ class MissingError(LngenError):
     """A GPU, a library or a compiler that is not there."""
 
     exit_code = 3
+
+
+class PtxError(LngenError):
+    """PTX that the executor cannot run; names the instruction and its line."""
+
+    exit_code = 1

@@ -29,7 +29,7 @@ from lngen.ir import D, M, parse, print_graph
 from lngen.lower import Plan, lower
 from lngen.runtime.choose import compile_plan, default_schedule
 from lngen.schedule import problem, ranked
-from lngen.spec import Spec, parse_spec
+from lngen.spec import Spec, make_spec, parse_spec
 from lngen.toolchain import ARCHES
 from test_lower import PLANS, gated, notes, own_spec, plan_of
 
@@ -147,6 +147,12 @@ def test_the_context_is_what_the_templates_use() -> None:
     assert used - {"kernel", "phase"} == {f.name for f in fields(Module)}
 
 
+def by_largest(b: GraphBuilder) -> None:
+    """Each row over its largest element."""
+    x = b.input("x", M, D)
+    b.output("y", b.div("scaled", x, b.reduce_max("largest", x, axis=D)))
+
+
 def test_every_template_is_used() -> None:
     env = environment()
     included: set[str] = {"module.cu.jinja"}
@@ -155,6 +161,7 @@ def test_every_template_is_used() -> None:
         included |= {n for n in meta.find_referenced_templates(env.parse(source)) if n}
     specs = ["layernorm.fwd:d=8,dtype=f64,weight=f16", "layernorm.fwd:d=8,dtype=f64,weight=bf16"]
     plans = [*(plan_of(*args) for args in PLANS.values()), *(best(parse_spec(s)) for s in specs)]
+    plans.append(best(make_spec(Definition("by_largest", by_largest), "fwd", {"d": 64})))
     included |= {t for p in plans for t in partials(p)} | {k.template for p in plans for k in p.kernels}
     assert included == set(TEMPLATES)
 
@@ -163,10 +170,10 @@ def test_only_the_helpers_a_kernel_needs() -> None:
     assert partials(best(parse_spec("rmsnorm.fwd:d=64,dtype=f32"))) == (
         "_memory.cuh.jinja",
         "_fold.cuh.jinja",
-        "_row_sum.cuh.jinja",
+        "_row_fold.cuh.jinja",
     )
     assert "_bf16.cuh.jinja" in partials(best(parse_spec("rmsnorm.fwd:d=64,dtype=bf16")))
-    assert "_row_sum.cuh.jinja" not in partials(best(parse_spec("layernorm.bwd:d=64,wrt=beta")))
+    assert "_row_fold.cuh.jinja" not in partials(best(parse_spec("layernorm.bwd:d=64,wrt=beta")))
 
 
 def test_undefined_names_are_errors(tmp_path: Path) -> None:

@@ -336,3 +336,21 @@ def test_outputs_do_not_depend_on_the_schedule() -> None:
         y, saved = runtime.compile("layernorm", d=4096, schedule={"fwd": schedule}).forward(x, gamma, gamma)
         results.add(bits_of(y).tobytes() + bits_of(saved["rstd"]).tobytes())
     assert len(results) == 1
+
+
+@pytest.mark.parametrize("d", [1, 31, 768, 4096, 40000])
+def test_row_maxima(d: int) -> None:
+    def by_largest(b: GraphBuilder) -> None:
+        x, gamma = b.input("x", M, D), b.input("gamma", D)
+        square = b.mul("square", x, x)
+        largest = b.reduce_max("largest", square, axis=D)
+        total = b.add("total", b.add("raised", largest, b.eps()), b.reduce_mean("ms", square, axis=D))
+        b.output("y", b.mul("scaled", b.maximum("kept", x, b.mul("shrunk", x, b.rsqrt("rstd", total))), gamma))
+
+    for dtype in ("bf16", "f32", "f64"):
+        norm = runtime.compile(by_largest, d=d, dtype=dtype)
+        for direction in ("fwd", "bwd"):
+            wrong = [
+                r for r in check_spec(norm.spec(direction), on="gpu", schedules=3) if not r.ok and r.what == "bits"
+            ]
+            assert not wrong

@@ -124,6 +124,9 @@ ACCEPTS: list[tuple[str, tuple[Type, ...], dict[str, Attr], Type]] = [
     ("mul", (Type(F64), Type(F64)), {}, Type(F64)),
     ("div", (f32(D), f32(M)), {}, f32(M, D)),
     ("fma", (f32(M), f32(D), f32()), {}, f32(M, D)),
+    ("maximum", (f32(M), f32(D)), {}, f32(M, D)),
+    ("select_eq", (f32(M, D), f32(M), f32(M)), {}, f32(M, D)),
+    ("reduce_max", (f32(M, D),), {"axis": D}, f32(M)),
     ("sqrt", (f32(M),), {}, f32(M)),
     ("rsqrt", (Type(F64, ROW),), {}, Type(F64, ROW)),
     ("reduce_mean", (f32(M, D),), {"axis": D}, f32(M)),
@@ -138,6 +141,14 @@ REJECTS: list[tuple[str, tuple[Type, ...], dict[str, Attr], str]] = [
     ("const", (), {"dtype": F16, "value": 1.0}, "a constant is f32 or f64, got f16"),
     ("const", (), {"dtype": F32}, "expected {value=number}, got None"),
     ("const", (), {"dtype": F32, "value": "two"}, "expected {value=number}, got two"),
+    ("maximum", (f32(M), Type(F64, (M,))), {}, "operands of one dtype expected, got f32, f64"),
+    ("select_eq", (Type(F16), Type(F16), Type(F16)), {}, "arithmetic is done in f32 or f64, got f16; cast it first"),
+    (
+        "reduce_max",
+        (f32(M, D),),
+        {"axis": M},
+        "a maximum is taken over D only; over the rows there is no order-free kernel for it yet",
+    ),
     ("size", (), {"dtype": F32}, "expected {axis=...}, got None"),
     ("size", (), {"axis": D}, "a constant is f32 or f64, got None"),
     ("cast", (f32(M),), {}, "expected {to=dtype}, got None"),
@@ -185,6 +196,11 @@ MEANINGS: list[tuple[str, list[Any], dict[str, Attr], Any]] = [
     ("cast", [[65504.0, 65520.0]], {"to": F16}, [65504.0, np.inf]),
     ("expand", [R], {"axis": D}, [[2.0] * 3, [4.0] * 3]),
     ("neg", [A], {}, [[-1.0, 2.0, -4.0], [-0.5, -8.0, 0.25]]),
+    ("maximum", [[[1.0, -0.0, np.nan], [3.0, 0.0, 1.0]], R], {}, [[2.0, 2.0, np.nan], [4.0, 4.0, 4.0]]),
+    ("maximum", [[[-0.0, 0.0, 0.0]] * 2, [[0.0, -0.0, np.nan]] * 2], {}, [[0.0, 0.0, np.nan]] * 2),
+    ("select_eq", [[[2.0, 0.0, np.nan], [4.0, -4.0, 4.0]], R, A], {}, [[1.0, 0.0, 0.0], [0.5, 0.0, -0.25]]),
+    ("reduce_max", [[[1.0, -2.0, 4.0], [-1.0, -0.0, 0.0]]], {"axis": D}, [4.0, 0.0]),
+    ("reduce_max", [[[1.0, np.nan, 4.0], [-np.inf, -3.0, -2.0]]], {"axis": D}, [np.nan, -2.0]),
     ("add", [A, R], {}, [[3.0, 0.0, 6.0], [4.5, 12.0, 3.75]]),
     ("sub", [R, A], {}, [[1.0, 4.0, -2.0], [3.5, -4.0, 4.25]]),
     ("mul", [A, C], {}, [[1.0, -20.0, 400.0], [0.5, 80.0, -25.0]]),
@@ -228,14 +244,14 @@ def test_every_op_is_in_the_tables() -> None:
 
 def test_an_op_without_cuda_says_which_pass_lowers_it() -> None:
     lowered = {op.name: op.lowered_by for op in OPS.values() if op.cuda is None}
-    assert lowered == {"rsqrt": "decompose", "reduce_mean": "decompose", "reduce_sum": "lower"}
+    assert lowered == {"rsqrt": "decompose", "reduce_mean": "decompose", "reduce_sum": "lower", "reduce_max": "lower"}
     assert not any(op.lowered_by for op in OPS.values() if op.cuda)
 
 
 CUDA = {
     "neg": "-a", "add": "a + b", "sub": "a - b", "mul": "a * b", "div": "a / b", "fma": "fmaf(a, b, c)",
     "sqrt": "sqrtf(a)", "expand": "a", "cast": "bf16_from_f32(a)", "size": "static_cast<float>(rows)",
-    "const": "1.5f",
+    "const": "1.5f", "maximum": "maximum(a, b)", "select_eq": "a == b ? c : 0.0f",
 }  # fmt: skip
 
 
@@ -333,13 +349,13 @@ def test_names_that_a_kernel_uses_are_not_free() -> None:
         text = re.sub(r"//.*|\{%.*?%\}|#.*", "", path.read_text(encoding="utf-8"))
         endings |= set(re.findall(r"\}\}(_[a-z]+)", text))
         text = re.sub(r"\w*\{\{.*?\}\}\w*", "", text)
-        words |= set(re.findall(r"(?<![\w.])[a-z][a-z0-9_]*\b", text))
+        words |= set(re.findall(r"(?<![\w.:])[a-z][a-z0-9_]*\b", text))
     loops = {"b", "n", "s"}  # of loops that hold no equation
     assert {"lane", "step", "load", "fold"} <= words
     assert {"_ptr", "_acc", "_next"} <= endings
-    for name in [*sorted(words - loops), *(f"x{e}" for e in sorted(endings)), "sums_0", "static_cast"]:
+    for name in [*sorted(words - loops), *(f"x{e}" for e in sorted(endings)), "sums_0", "maxima_0", "static_cast"]:
         with pytest.raises(VerifyError, match="needs a lower-case name that C and the kernels leave free"):
-            verify(replace(GOOD, params=(X, Value(name, X.type))), "build")
+            verify(replace(GOOD, params=(X, Value(name, X.type))), f"build, with '{name}'")
 
 
 # ---- text ----

@@ -59,7 +59,7 @@ def statements(kernel: Kernel) -> Iterator[Statement]:
 
 def notes(kernel: Kernel) -> set[str]:
     """The equations that statements and sums of a kernel stand for."""
-    sums = (*kernel.accumulators, *(s for phase in kernel.phases for s in phase.sums))
+    sums = (*kernel.accumulators, *(s for phase in kernel.phases for f in phase.folds for s in f.sums))
     return {s.note for s in (*statements(kernel), *sums) if s.note}
 
 
@@ -89,7 +89,7 @@ def test_every_value_is_defined_before_it_is_used(plan: Plan) -> None:
             here = known | {t.name for t in (*tiles, *columns)}
             for statement in phase.statements:
                 here = defined(statement, here, names)
-            known |= {s.name for s in phase.sums}
+            known |= {s.name for f in phase.folds for s in f.sums}
             for statement in phase.after:
                 known = defined(statement, known, names)
             assert {o.name for o in phase.outputs} <= here
@@ -254,9 +254,9 @@ LOWER_ERRORS: list[tuple[Callable[[GraphBuilder], None], str]] = [
         "that takes two graphs, one for the sum and one for the result.",
     ),
     (sum_of_sums, "'%again' is a sum over rows of sums over rows."),
-    (sum_of_weights, "'%weights' sums over D a value that has no rows; pass it as an input."),
+    (sum_of_weights, "'%weights' reduces over D a value that has no rows; pass it as an input."),
     (scalar_result, "results without rows are expected to be [D] and elementwise in the column sums."),
-    (two_dtypes, "adds in f32 and in f64; cast the operands of its sums to one dtype."),
+    (two_dtypes, "reduces in f32 and in f64; cast the operands to one dtype."),
 ]
 
 
@@ -266,7 +266,7 @@ def test_what_cannot_be_lowered_hears_why(describe: Callable[[GraphBuilder], Non
     schedule = ranked(problem(spec.graph(), spec.d))[0]
     with pytest.raises(LowerError) as error:
         lower(spec, schedule)
-    colon = "" if message.startswith("adds") else ":"
+    colon = "" if message.startswith("reduces in") else ":"
     assert str(error.value) == f"graph @own_fwd{colon} {message}"
 
 

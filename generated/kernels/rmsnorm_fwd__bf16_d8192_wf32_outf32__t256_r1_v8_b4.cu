@@ -100,15 +100,19 @@ __device__ __forceinline__ void store_chunk(T* __restrict__ row, const T (&chunk
 // The largest power of two below n.
 __device__ constexpr int half_of(int n) { return n <= 2 ? 1 : 2 * half_of((n + 1) / 2); }
 
-// While more than one part is left, add the upper half onto the lower half; parts beyond LIVE are absent.
-template <int LIVE, int N>
+struct Add {
+    static __device__ __forceinline__ real of(real a, real b) { return a + b; }
+};
+
+// While more than one part is left, take the upper half into the lower half; parts beyond LIVE are absent.
+template <typename Op, int LIVE, int N>
 __device__ __forceinline__ real fold(real (&part)[N])
 {
     if constexpr (LIVE > 1) {
         constexpr int HALF = half_of(LIVE);
         #pragma unroll
-        for (int i = 0; i + HALF < LIVE; ++i) part[i] = part[i] + part[i + HALF];
-        return fold<HALF>(part);
+        for (int i = 0; i + HALF < LIVE; ++i) part[i] = Op::of(part[i], part[i + HALF]);
+        return fold<Op, HALF>(part);
     }
     return part[0];
 }
@@ -123,9 +127,9 @@ __device__ __forceinline__ void row_barrier(int group)
         asm volatile("bar.sync %0, %1;" :: "r"(group + 1), "n"(THREADS) : "memory");
 }
 
-// Folds each of N numbers over the threads of a row: warps through shared memory, lane by lane, then lanes.
+// Combines each of N numbers over the threads of a row: warps through shared memory, lane by lane, then lanes.
 // Every thread gets the results. Two buffers take turns, so one barrier per call is enough.
-template <int THREADS, int ROWS, int MOST, int N>
+template <typename Op, int THREADS, int ROWS, int MOST, int N>
 __device__ __forceinline__ void fold_threads(real (&part)[N], real* scratch, int& turn, int group, int lane)
 {
     if constexpr (THREADS > 32) {
@@ -139,24 +143,25 @@ __device__ __forceinline__ void fold_threads(real (&part)[N], real* scratch, int
             real warp[WARPS];
             #pragma unroll
             for (int w = 0; w < WARPS; ++w) warp[w] = buffer[n * THREADS + w * 32 + lane % 32];
-            part[n] = fold<WARPS>(warp);
+            part[n] = fold<Op, WARPS>(warp);
         }
         turn ^= 1;
     }
     #pragma unroll
     for (int apart = (THREADS < 32 ? THREADS : 32) / 2; apart > 0; apart /= 2) {
         #pragma unroll
-        for (int n = 0; n < N; ++n) part[n] = part[n] + __shfl_xor_sync(0xffffffffu, part[n], apart);
+        for (int n = 0; n < N; ++n) part[n] = Op::of(part[n], __shfl_xor_sync(0xffffffffu, part[n], apart));
     }
 }
 
-// Row sums from chunk sums: the chunks of a segment are folded, the segments added left to right.
-template <int THREADS, int ROWS, int MOST, int SEGMENT_SLOTS, int N, int SLOTS>
-__device__ __forceinline__ void row_sums(
-    real (&sum)[N], const real (&chunks)[N][SLOTS], real* scratch, int& turn, int group, int lane)
+// Row sums from chunk sums: the chunks of a segment are folded, the segments added left to right. Maxima alike.
+template <typename Op, int THREADS, int ROWS, int MOST, int SEGMENT_SLOTS, int N, int SLOTS>
+__device__ __forceinline__ void row_fold(
+    real (&result)[N], const real (&chunks)[N][SLOTS], real* scratch, int& turn, int group, int lane)
 {
     constexpr int SEGMENTS = (SLOTS + SEGMENT_SLOTS - 1) / SEGMENT_SLOTS;
     constexpr int HELD = SLOTS < SEGMENT_SLOTS ? SLOTS : SEGMENT_SLOTS;
+    constexpr int LAST = SLOTS - (SEGMENTS - 1) * HELD;  // slots of the last segment
     real part[N * SEGMENTS];
     #pragma unroll
     for (int n = 0; n < N; ++n) {
@@ -165,16 +170,16 @@ __device__ __forceinline__ void row_sums(
             real held[HELD];
             #pragma unroll
             for (int k = 0; k < HELD; ++k)
-                held[k] = s * SEGMENT_SLOTS + k < SLOTS ? chunks[n][s * SEGMENT_SLOTS + k] : ABSENT;
-            part[n * SEGMENTS + s] = fold<HELD>(held);
+                if (s * HELD + k < SLOTS) held[k] = chunks[n][s * HELD + k];
+            part[n * SEGMENTS + s] = s + 1 < SEGMENTS ? fold<Op, HELD>(held) : fold<Op, LAST>(held);
         }
     }
-    fold_threads<THREADS, ROWS, MOST * SEGMENTS>(part, scratch, turn, group, lane);
+    fold_threads<Op, THREADS, ROWS, MOST * SEGMENTS>(part, scratch, turn, group, lane);
     #pragma unroll
     for (int n = 0; n < N; ++n) {
-        sum[n] = part[n * SEGMENTS];
+        result[n] = part[n * SEGMENTS];
         #pragma unroll
-        for (int s = 1; s < SEGMENTS; ++s) sum[n] = sum[n] + part[n * SEGMENTS + s];
+        for (int s = 1; s < SEGMENTS; ++s) result[n] = Op::of(result[n], part[n * SEGMENTS + s]);
     }
 }
 
@@ -232,7 +237,7 @@ rmsnorm_fwd__bf16_d8192_wf32_outf32__t256_r1_v8_b4__rows(
         chunks_0[0][k] = EXACT || col < D ? ms_sum_chunk : ABSENT;
     }
     real sums_0[1];
-    row_sums<THREADS, ROWS, 1, SEGMENT_SLOTS>(sums_0, chunks_0, scratch, turn, group, lane);
+    row_fold<Add, THREADS, ROWS, 1, SEGMENT_SLOTS>(sums_0, chunks_0, scratch, turn, group, lane);
     const real ms_sum = sums_0[0];  // %ms_sum : f32[M] = reduce_sum %x2 {axis=D, chunk=8, segment=16384}
     const float ms = ms_sum / d_size;      // %ms : f32[M] = div %ms_sum, %d_size
     const float mseps = ms + eps;          // %mseps : f32[M] = add %ms, %eps

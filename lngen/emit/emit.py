@@ -67,7 +67,7 @@ def module(plan: Plan) -> Module:
 
 def partials(plan: Plan) -> tuple[str, ...]:
     """The helper files the kernels call, in the order in which they build on each other."""
-    used = _dtypes(plan.graph)
+    used, ops = _dtypes(plan.graph), {e.op for e in plan.graph.eqns}
     templates = {k.template.removesuffix(".cu.jinja") for k in plan.kernels}
     rows = templates & {"row", "row_columns", "row_stream"}
     wanted = {
@@ -78,7 +78,8 @@ def partials(plan: Plan) -> tuple[str, ...]:
         "_f64_f16": {DType.F64, DType.F16} <= used,
         "_memory": bool(templates - {"finish"}),
         "_fold": bool(rows or "finish" in templates),
-        "_row_sum": any(phase.sums for k in plan.kernels for phase in k.phases),
+        "_maximum": bool(ops & {"maximum", "reduce_max"}),
+        "_row_fold": any(phase.folds for k in plan.kernels for phase in k.phases),
         "_store_partial": "row_columns" in templates,
     }
     return tuple(f"{name}.cuh.jinja" for name, needed in wanted.items() if needed)

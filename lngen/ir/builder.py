@@ -117,3 +117,15 @@ class Builder:
     def reduce_mean(self, name: str, x: Value, *, axis: Axis) -> Value:
         """The sum over an axis divided by its length."""
         return self.emit("reduce_mean", name, (x,), axis=axis)
+
+    def reduce_max(self, name: str, x: Value, *, axis: Axis) -> Value:
+        """The largest element along D; a NaN if there is one."""
+        return self.emit("reduce_max", name, (x,), axis=axis)
+
+    def maximum(self, name: str, a: Value, b: Value) -> Value:
+        """The larger one; a NaN if either is one."""
+        return self.emit("maximum", name, (a, b))
+
+    def select_eq(self, name: str, a: Value, b: Value, c: Value) -> Value:
+        """c where a equals b, else 0."""
+        return self.emit("select_eq", name, (a, b, c))

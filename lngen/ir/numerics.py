@@ -70,6 +70,18 @@ def fma(a: Array, b: Array, c: Array) -> Array:
     return odd.astype(np.float32)
 
 
+def maximum(a: Array, b: Array) -> Array:
+    """The larger one; a NaN if either is one, and +0 is larger than -0, so that no order of operands shows."""
+    return np.asarray(np.where(a == b, np.where(np.signbit(a), b, a), np.maximum(a, b)))
+
+
+def row_max(x: Array) -> Array:
+    """The largest element of the last axis, [..., D] -> [...]; the same in every order."""
+    largest = x.max(axis=-1)  # among zeros NumPy's may be either
+    zero = (largest == 0) & ((x == 0) & ~np.signbit(x)).any(axis=-1)
+    return np.asarray(np.where(zero, np.zeros_like(largest), largest))
+
+
 def fold(parts: Array) -> Array:
     """Sum over the last axis: while more than one part is left, add the upper half onto the lower half.
 

@@ -5,8 +5,8 @@ Adding an op is adding a row. A row's columns:
 - ``typ(args, attrs)``   the type of the result, or a ValueError saying what was expected;
 - ``numpy(args, eqn, size)``  the value, on arrays that have size 1 along every axis they lack;
 - ``cuda(args, eqn)``    a C expression over the arguments' spellings; None for what a pass lowers first;
-- ``vjp(b, eqn, ct)``    the cotangent of each argument; a cotangent that lacks an axis is constant along it,
-  one that has an axis its argument lacks is yet to be summed over it (``passes.vjp`` does).
+- ``vjp(b, eqn, ct)``    the cotangent of each argument; None if there is none; one that lacks an axis is
+  constant along it, one that has an axis its argument lacks is yet to be summed over it (``passes.vjp`` does).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lngen.ir import numerics
+from lngen.ir import numerics, type_rules
 from lngen.ir.numerics import NUMPY_DTYPE, Array
-from lngen.ir.types import F32, F64, Attrs, Axis, D, DType, Eqn, Type, Value, axes_union
+from lngen.ir.types import F32, F64, Attrs, Axis, D, DType, Eqn, Type, Value
 
 if TYPE_CHECKING:
     from lngen.ir.builder import Builder
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 TypeRule = Callable[[tuple[Type, ...], Attrs], Type]
 NumpyMeaning = Callable[[tuple[Array, ...], Eqn, Mapping[Axis, int]], Array]
 CudaMeaning = Callable[[tuple[str, ...], Eqn], str]
-Derivative = Callable[["Builder", Eqn, Value], tuple[Value, ...]]
+Derivative = Callable[["Builder", Eqn, Value], tuple["Value | None", ...]]
 
 CTYPE = {"f16": "f16", "bf16": "bf16", "f32": "float", "f64": "double"}
 
@@ -60,75 +60,6 @@ def literal(value: float, dtype: DType) -> str:
     if not np.isfinite(v):
         return f"__int_as_float({bits})" if dtype is F32 else f"__longlong_as_double({bits})"
     return f"{v!s}f" if dtype is F32 else str(v)  # the shortest digits that read back to v
-
-
-# ---- type rules ----
-
-
-def _arithmetic(args: tuple[Type, ...], attrs: Attrs) -> Type:
-    dtype = args[0].dtype
-    if dtype not in (F32, F64):
-        raise ValueError(f"arithmetic is done in f32 or f64, got {dtype}; cast it first")
-    if any(a.dtype is not dtype for a in args):
-        raise ValueError(f"operands of one dtype expected, got {', '.join(str(a.dtype) for a in args)}")
-    return Type(dtype, axes_union(*(a.axes for a in args)))
-
-
-def _fma(args: tuple[Type, ...], attrs: Attrs) -> Type:
-    if args[0].dtype is not F32:
-        raise ValueError(f"fma is defined in f32 only (NumPy has none in f64 to define it by), got {args[0].dtype}")
-    return _arithmetic(args, attrs)
-
-
-# The attributes that spell the order of a sum, each a number from 1.
-ORDER = ("chunk", "segment", "groups", "blocks", "strands")
-
-
-def _reduction(args: tuple[Type, ...], attrs: Attrs) -> Type:
-    axis = dict(attrs).get("axis")
-    for key, value in attrs:
-        if key in ORDER and not (isinstance(value, int) and value >= 1):
-            raise ValueError(f"'{key}' is expected to be a whole number from 1, got {value}")
-    if axis not in args[0].axes:
-        raise ValueError(f"a reduction over {axis} expects an operand that has that axis, got {args[0]}")
-    out = _arithmetic(args, ())
-    return Type(out.dtype, tuple(a for a in out.axes if a is not axis))
-
-
-def _cast(args: tuple[Type, ...], attrs: Attrs) -> Type:
-    to = dict(attrs).get("to")
-    if not isinstance(to, DType):
-        raise ValueError(f"expected {{to=dtype}}, got {to}")
-    return Type(to, args[0].axes)
-
-
-def _constant(args: tuple[Type, ...], attrs: Attrs) -> Type:
-    dtype = dict(attrs).get("dtype")
-    if dtype not in (F32, F64):
-        raise ValueError(f"a constant is f32 or f64, got {dtype}")
-    assert isinstance(dtype, DType)
-    return Type(dtype)
-
-
-def _const(args: tuple[Type, ...], attrs: Attrs) -> Type:
-    value = dict(attrs).get("value")
-    if not isinstance(value, int | float):
-        raise ValueError(f"expected {{value=number}}, got {value}")
-    return _constant(args, attrs)
-
-
-def _size(args: tuple[Type, ...], attrs: Attrs) -> Type:
-    axis = dict(attrs).get("axis")
-    if not isinstance(axis, Axis):
-        raise ValueError(f"expected {{axis=...}}, got {axis}")
-    return _constant(args, attrs)
-
-
-def _expand(args: tuple[Type, ...], attrs: Attrs) -> Type:
-    axis = dict(attrs).get("axis")
-    if not isinstance(axis, Axis) or axis in args[0].axes:
-        raise ValueError(f"expected {{axis=...}} to be an axis that {args[0]} lacks, got {axis}")
-    return Type(args[0].dtype, axes_union(args[0].axes, (axis,)))
 
 
 # ---- meanings that are more than one call ----
@@ -197,6 +128,11 @@ def _vjp_sqrt(b: Builder, e: Eqn, ct: Value) -> tuple[Value, ...]:
     return (b.div("ct", b.mul("ct", ct, b.const("half", 0.5, ct.type.dtype)), e.out),)
 
 
+def _vjp_maximum(b: Builder, e: Eqn, ct: Value) -> tuple[Value, ...]:
+    # At a tie the maximum has no derivative; each of the equal operands gets the cotangent.
+    return tuple(b.select_eq("ct", a, e.out, ct) for a in e.args)
+
+
 def _vjp_mean(b: Builder, e: Eqn, ct: Value) -> tuple[Value, ...]:
     axis = e.attr("axis")
     assert isinstance(axis, Axis)
@@ -207,94 +143,113 @@ OPS: dict[str, Op] = {
     op.name: op
     for op in (
         Op(
-            "const", 0, _const,
+            "const", 0, type_rules.const,
             numpy=_numpy_const,
             cuda=lambda a, e: literal(float(e.attr("value")), e.out.type.dtype),  # type: ignore[arg-type]
             vjp=lambda b, e, ct: (),
             attrs=("dtype", "value"),
         ),
         Op(
-            "size", 0, _size,
+            "size", 0, type_rules.size,
             numpy=_numpy_size,
             cuda=lambda a, e: f"static_cast<{CTYPE[e.out.type.dtype.value]}>(rows)",  # D's is a constant by then
             vjp=lambda b, e, ct: (),
             attrs=("axis", "dtype"),
         ),
         Op(
-            "cast", 1, _cast,
+            "cast", 1, type_rules.cast,
             numpy=lambda a, e, n: numerics.round_to(a[0], e.out.type.dtype),
             cuda=_cuda_cast,
             vjp=_vjp_cast,
             attrs=("to",),
         ),
         Op(
-            "expand", 1, _expand,
+            "expand", 1, type_rules.expand,
             numpy=_numpy_expand,
             cuda=lambda a, e: a[0],
             vjp=lambda b, e, ct: (ct,),
             attrs=("axis",),
         ),
         Op(
-            "neg", 1, _arithmetic,
+            "neg", 1, type_rules.arithmetic,
             numpy=lambda a, e, n: -a[0],
             cuda=lambda a, e: f"-{a[0]}",
             vjp=lambda b, e, ct: (b.neg("ct", ct),),
         ),
         Op(
-            "add", 2, _arithmetic,
+            "add", 2, type_rules.arithmetic,
             numpy=lambda a, e, n: a[0] + a[1],
             cuda=lambda a, e: f"{a[0]} + {a[1]}",
             vjp=lambda b, e, ct: (ct, ct),
         ),
         Op(
-            "sub", 2, _arithmetic,
+            "sub", 2, type_rules.arithmetic,
             numpy=lambda a, e, n: a[0] - a[1],
             cuda=lambda a, e: f"{a[0]} - {a[1]}",
             vjp=lambda b, e, ct: (ct, b.neg("ct", ct)),
         ),
         Op(
-            "mul", 2, _arithmetic,
+            "mul", 2, type_rules.arithmetic,
             numpy=lambda a, e, n: a[0] * a[1],
             cuda=lambda a, e: f"{a[0]} * {a[1]}",
             vjp=lambda b, e, ct: (b.mul("ct", ct, e.args[1]), b.mul("ct", ct, e.args[0])),
         ),
         Op(
-            "div", 2, _arithmetic,
+            "div", 2, type_rules.arithmetic,
             numpy=lambda a, e, n: a[0] / a[1],
             cuda=lambda a, e: f"{a[0]} / {a[1]}",
             vjp=_vjp_div,
         ),
         Op(
-            "fma", 3, _fma,
+            "fma", 3, type_rules.fma,
             numpy=lambda a, e, n: numerics.fma(*a),
             cuda=lambda a, e: f"fmaf({a[0]}, {a[1]}, {a[2]})",
             vjp=lambda b, e, ct: (b.mul("ct", ct, e.args[1]), b.mul("ct", ct, e.args[0]), ct),
         ),
         Op(
-            "sqrt", 1, _arithmetic,
+            "maximum", 2, type_rules.arithmetic,
+            numpy=lambda a, e, n: numerics.maximum(a[0], a[1]),
+            cuda=lambda a, e: f"maximum({a[0]}, {a[1]})",
+            vjp=_vjp_maximum,
+        ),
+        Op(  # c where a == b, else +0
+            "select_eq", 3, type_rules.arithmetic,
+            numpy=lambda a, e, n: np.where(a[0] == a[1], a[2], a[2].dtype.type(0)),
+            cuda=lambda a, e: f"{a[0]} == {a[1]} ? {a[2]} : {literal(0.0, e.out.type.dtype)}",
+            vjp=lambda b, e, ct: (None, None, b.select_eq("ct", e.args[0], e.args[1], ct)),
+        ),
+        Op(
+            "sqrt", 1, type_rules.arithmetic,
             numpy=lambda a, e, n: np.sqrt(a[0]),
             cuda=lambda a, e: f"{'sqrtf' if e.out.type.dtype is F32 else 'sqrt'}({a[0]})",
             vjp=_vjp_sqrt,
         ),
         Op(  # 1 / sqrt(x), two correctly rounded steps
-            "rsqrt", 1, _arithmetic,
+            "rsqrt", 1, type_rules.arithmetic,
             numpy=lambda a, e, n: a[0].dtype.type(1) / np.sqrt(a[0]),
             cuda=None, lowered_by="decompose",
             vjp=_vjp_rsqrt,
         ),
         Op(
-            "reduce_mean", 1, _reduction,
+            "reduce_mean", 1, type_rules.reduction,
             numpy=_numpy_reduce_mean,
             cuda=None, lowered_by="decompose",
             vjp=_vjp_mean,
             attrs=("axis",),
         ),
         Op(  # over the order its attributes spell; lowering turns it into a phase
-            "reduce_sum", 1, _reduction,
+            "reduce_sum", 1, type_rules.reduction,
             numpy=_numpy_reduce_sum,
             cuda=None, lowered_by="lower",
             vjp=lambda b, e, ct: (ct,),
-            attrs=("axis", *ORDER),
+            attrs=("axis", *type_rules.ORDER),
+        ),
+        Op(  # the same in every order, so it has no order attributes
+            "reduce_max", 1, type_rules.row_reduction,
+            numpy=lambda a, e, n: numerics.row_max(a[0])[..., None],
+            cuda=None, lowered_by="lower",
+            vjp=_vjp_maximum,
+            attrs=("axis",),
         ),
     )
 }  # fmt: skip

@@ -23,13 +23,15 @@ not operator or private protected public register return short signed sizeof sta
 this throw true try typedef typename union unsigned using virtual void volatile while xor f16 bf16 real row
 tile lane group live chunk slot seg block warp scratch turn i k col leaf part rows f32_from_bf16 f32_from_f16
 bf16_from_f32 f16_from_f32 f64_from_f16 f64_from_bf16 f64_from_f32 f16_from_f64 bf16_from_f64 f32_from_f64
-fmaf sqrtf sqrt r first step load column strand blocks filled fold row_sums load_chunk store_chunk store_partial
+fmaf sqrtf sqrt r first step load column strand blocks filled fold row_fold maximum load_chunk store_chunk store_partial
 static_cast reinterpret_cast const_cast dynamic_cast
 """
 _RESERVED = frozenset(_RESERVED_WORDS.split())
 
 # What kernels append to the names of values, and their numbered arrays.
-_DERIVED = re.compile(r".*_(ptr|stride|next|acc|chunk|out|partial|strands?)|(sums|chunks|segment)_\d+")
+_DERIVED = re.compile(
+    r".*_(ptr|stride|next|acc|chunk|out|partial|segment|strands?)|(sums|chunks|maxima|chunk_maxima)_\d+"
+)
 
 
 def verify(graph: Graph, stage: str) -> Graph:

@@ -187,24 +187,23 @@ class _Lowering:
             row_inputs=tuple(tensor(v) for v in graph.params if v.type.axes == (M,)),
             scalars=tuple(tensor(v) for v in graph.params if not v.type.axes),
             accumulators=tuple(
-                Sum(e.out.name, 0, n, print_eqn(e))
-                for n, e in enumerate(self.parts.sums if template in WITH_SUMS else ())
+                Sum(e.out.name, n, print_eqn(e)) for n, e in enumerate(self.parts.sums if template in WITH_SUMS else ())
             ),
-            max_sums=max((len(f.sums) for f in listed), default=0) or 1,
+            most=max((len(f.sums) for p in listed for f in p.folds), default=0) or 1,
             shared=shared,
             always=always,
         )
 
-    def _guard(self, term: str) -> str:
-        """A term of a row sum, absent beyond the end of a row that ends within a chunk."""
-        return f"(i < D - col ? {term} : ABSENT)" if self.facts.d % self.facts.chunk else term
+    def _guard(self, term: str, absent: str) -> str:
+        """A term of a row sum or maximum, absent beyond the end of a row that ends within a chunk."""
+        return f"(i < D - col ? {term} : {absent})" if self.facts.d % self.facts.chunk else term
 
 
 def _real(graph: Graph) -> DType:
     """The one dtype sums are added in."""
-    dtypes = {e.out.type.dtype for e in graph.eqns if e.op == "reduce_sum"}
+    dtypes = {e.out.type.dtype for e in graph.eqns if e.op in ("reduce_sum", "reduce_max")}
     if len(dtypes) > 1:
-        raise LowerError(f"graph @{graph.name} adds in f32 and in f64; cast the operands of its sums to one dtype.")
+        raise LowerError(f"graph @{graph.name} reduces in f32 and in f64; cast the operands to one dtype.")
     return next(iter(dtypes), max((compute_dtype(p.type.dtype) for p in graph.params), key=lambda t: t.size))
 
 

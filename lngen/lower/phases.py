@@ -7,15 +7,20 @@ lives in registers but the inputs and one number per sum.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from lngen.ir import OPS, D, Eqn, Graph, M, Value, print_eqn
-from lngen.lower.plan import Phase, Statement, Sum, Tensor, aligned, ctype
+from lngen.ir.ops import literal
+from lngen.lower.plan import Fold, Phase, Statement, Sum, Tensor, aligned, ctype
 from lngen.passes.edit import upstream
-from lngen.schedule import depths, is_sum
+from lngen.schedule import depths, is_row_fold
 
 Spell = Callable[[Value], str]
+
+# What combines nothing: ABSENT of the templates for sums, minus infinity for maxima.
+ABSENT = {"reduce_sum": "ABSENT", "reduce_max": ""}
 
 
 def statement(eqn: Eqn, spell: Spell) -> Statement:
@@ -36,7 +41,7 @@ class Style:
     """How one kind of kernel spells inputs, guards row sums past a row's end, adds to column sums and stores."""
 
     spell: Spell
-    guard: Callable[[str], str]
+    guard: Callable[[str, str], str]
     accumulate: str
     store: str
 
@@ -46,7 +51,7 @@ def phases(graph: Graph, sums: tuple[Eqn, ...], outputs: tuple[Value, ...], styl
     levels = depths(graph)
     count = 1 + max((levels[v] for v in (*outputs, *(e.args[0] for e in sums))), default=0)
     every = (_phase(graph, n, levels, sums, outputs, style) for n in range(count))
-    return tuple(p for p in every if p.sums or p.accumulators or p.outputs or p.row_outputs)
+    return tuple(p for p in every if p.folds or p.accumulators or p.outputs or p.row_outputs)
 
 
 def _phase(
@@ -57,12 +62,12 @@ def _phase(
     outputs: tuple[Value, ...],
     style: Style,
 ) -> Phase:
-    row_sums = [e for e in graph.eqns if is_sum(e, D) and levels[e.args[0]] == number]
+    reductions = [e for e in graph.eqns if is_row_fold(e) and levels[e.args[0]] == number]
     column_sums = [e for e in sums if levels[e.args[0]] == number]
     wide = [v for v in outputs if D in v.type.axes and levels[v] == number]
     elementwise = [e for e in graph.eqns if D in e.out.type.axes]
-    needed = upstream(elementwise, [*(e.args[0] for e in (*row_sums, *column_sums)), *wide])
-    after = [e for e in graph.eqns if e.out.type.axes == (M,) and not is_sum(e, D) and levels[e.out] == number + 1]
+    needed = upstream(elementwise, [*(e.args[0] for e in (*reductions, *column_sums)), *wide])
+    after = [e for e in graph.eqns if e.out.type.axes == (M,) and not is_row_fold(e) and levels[e.out] == number + 1]
     rows = [v for v in outputs if v.type.axes == (M,) and max(levels[v] - 1, 0) == number]
     return Phase(
         number=number,
@@ -71,7 +76,7 @@ def _phase(
         statements=aligned(
             (
                 *(statement(e, style.spell) for e in elementwise if e.out in needed),
-                *(_add(f"{e.out.name}_chunk", style.guard(style.spell(e.args[0])), e) for e in row_sums),
+                *(_combine(e, style) for e in reductions),
                 *(
                     Statement(style.accumulate.format(e.out.name, style.spell(e.args[0])), print_eqn(e))
                     for e in column_sums
@@ -79,8 +84,8 @@ def _phase(
                 *(Statement(style.store.format(v.name, style.spell(v)), "") for v in wide),
             )
         ),
-        sums=tuple(Sum(e.out.name, number, n, print_eqn(e)) for n, e in enumerate(row_sums)),
-        accumulators=tuple(Sum(e.out.name, number, n, print_eqn(e)) for n, e in enumerate(column_sums)),
+        folds=tuple(f for op in ABSENT if (f := _fold(op, number, reductions)).sums),
+        accumulators=tuple(Sum(e.out.name, n, print_eqn(e)) for n, e in enumerate(column_sums)),
         outputs=tuple(map(tensor, wide)),
         after=aligned(statement(e, style.spell) for e in after),
         row_outputs=tuple(map(tensor, rows)),
@@ -98,5 +103,20 @@ def tensor(value: Value) -> Tensor:
     return Tensor(value.name, ctype(value.type.dtype))
 
 
-def _add(total: str, term: str, eqn: Eqn) -> Statement:
-    return Statement(f"{total} = {total} + {term};", print_eqn(eqn))
+def _absent(eqn: Eqn) -> str:
+    return ABSENT[eqn.op] or literal(-math.inf, eqn.out.type.dtype)
+
+
+def _combine(eqn: Eqn, style: Style) -> Statement:
+    """A term taken into the sum or maximum of its chunk."""
+    chunk, term = f"{eqn.out.name}_chunk", style.guard(style.spell(eqn.args[0]), _absent(eqn))
+    text = f"{chunk} + {term}" if eqn.op == "reduce_sum" else f"maximum({chunk}, {term})"
+    return Statement(f"{chunk} = {text};", print_eqn(eqn))
+
+
+def _fold(op: str, number: int, reductions: list[Eqn]) -> Fold:
+    """The reductions of a phase that ``op`` names."""
+    eqns = [e for e in reductions if e.op == op]
+    sums = tuple(Sum(e.out.name, n, print_eqn(e)) for n, e in enumerate(eqns))
+    names = ("Add", "chunks", "sums") if op == "reduce_sum" else ("Max", "chunk_maxima", "maxima")
+    return Fold(names[0], _absent(eqns[0]) if eqns else "", f"{names[1]}_{number}", f"{names[2]}_{number}", sums)

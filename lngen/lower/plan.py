@@ -88,28 +88,39 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Sum:
-    """A row or column sum: its IR name, its phase, its place among that phase's sums, its IR equation."""
+    """A row reduction or a column sum: its IR name, its place among its kind, its IR equation."""
 
     name: str
-    phase: int
     index: int
     note: str
 
+
+@dataclass(frozen=True)
+class Fold:
+    """The row reductions of one kind that end a phase: what combines them, its neutral element, their arrays."""
+
+    op: str
+    absent: str
+    chunks: str
+    results: str
+    sums: tuple[Sum, ...]
+
     @property
-    def line(self) -> str:
-        """The statement that takes a row sum out of its phase's array."""
-        return Statement(f"const real {self.name} = sums_{self.phase}[{self.index}];", self.note).line
+    def lines(self) -> tuple[str, ...]:
+        """The statements that take the reductions out of the array of results."""
+        named = (Statement(f"const real {s.name} = {self.results}[{s.index}];", s.note) for s in self.sums)
+        return tuple(s.line for s in aligned(named))
 
 
 @dataclass(frozen=True)
 class Phase:
-    """What happens between two row sums: elementwise statements, then sums, stores and per-row statements."""
+    """What happens between two row reductions: elementwise statements, then folds, stores, per-row statements."""
 
     number: int
     columns: tuple[Tensor, ...]
     tiles: tuple[Tensor, ...]
     statements: tuple[Statement, ...]
-    sums: tuple[Sum, ...]
+    folds: tuple[Fold, ...]
     accumulators: tuple[Sum, ...]
     outputs: tuple[Tensor, ...]
     after: tuple[Statement, ...]
@@ -151,7 +162,7 @@ class Kernel:
     row_inputs: tuple[Tensor, ...] = ()
     scalars: tuple[Tensor, ...] = ()
     accumulators: tuple[Sum, ...] = ()
-    max_sums: int = 1
+    most: int = 1
     shared: int = 1
     always: bool = False
 

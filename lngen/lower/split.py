@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from lngen.errors import LowerError
 from lngen.ir import D, Eqn, Graph, M, Value
 from lngen.passes.edit import extract, upstream
-from lngen.schedule import depths, is_sum
+from lngen.schedule import depths, is_row_fold, is_sum
 
 
 @dataclass(frozen=True)
@@ -34,16 +34,16 @@ def split(graph: Graph) -> Split:
         if any(is_sum(e, M) for e in graph.eqns if e.out in upstream(graph.eqns, eqn.args)):
             raise LowerError(f"graph @{graph.name}: '{eqn.out}' is a sum over rows of sums over rows.")
     for eqn in graph.eqns:
-        if is_sum(eqn, D) and M not in eqn.out.type.axes:
+        if is_row_fold(eqn) and M not in eqn.out.type.axes:
             raise LowerError(
-                f"graph @{graph.name}: '{eqn.out}' sums over D a value that has no rows; pass it as an input."
+                f"graph @{graph.name}: '{eqn.out}' reduces over D a value that has no rows; pass it as an input."
             )
     rows = extract(graph, graph.name, graph.params, (*by_row, *dict.fromkeys(e.args[0] for e in sums)))
     if not by_column:
         return Split(rows, sums, None)
     narrow = tuple(p for p in graph.params if M not in p.type.axes)
     finish = extract(graph, graph.name, (*(e.out for e in sums), *narrow), by_column)
-    if any(is_sum(e, D) for e in finish.eqns) or any(r.type.axes != (D,) for r in by_column):
+    if any(is_row_fold(e) for e in finish.eqns) or any(r.type.axes != (D,) for r in by_column):
         raise LowerError(
             f"graph @{graph.name}: results without rows are expected to be [D] and elementwise in the column sums."
         )

@@ -32,7 +32,7 @@ def vjp(graph: Graph, wrt: tuple[str, ...], of: str | None = None) -> Graph:
         if eqn.out not in cotangents or eqn.out not in wanted:
             continue
         for arg, ct in zip(eqn.args, OPS[eqn.op].vjp(b, eqn, cotangents[eqn.out]), strict=True):
-            if arg in wanted:
+            if arg in wanted and ct is not None:
                 ct = _sum_over(b, ct, tuple(a for a in ct.type.axes if a not in arg.type.axes))
                 cotangents[arg] = b.add("ct", cotangents[arg], ct) if arg in cotangents else ct
     return b.build(*(_gradient(b, graph, p, cotangents) for p in inputs), stage="vjp")

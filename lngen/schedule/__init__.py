@@ -2,10 +2,10 @@
 
 from lngen.schedule.legal import check, is_legal, shared_bytes, slots
 from lngen.schedule.model import fits, ranked, registers, space, widest
-from lngen.schedule.problem import Problem, depths, is_sum, problem
+from lngen.schedule.problem import Problem, depths, is_row_fold, is_sum, problem
 from lngen.schedule.schedule import Schedule, parse_schedule
 
 __all__ = [
-    "Problem", "Schedule", "check", "depths", "fits", "is_legal", "is_sum", "parse_schedule", "problem", "ranked",
-    "registers", "shared_bytes", "slots", "space", "widest",
+    "Problem", "Schedule", "check", "depths", "fits", "is_legal", "is_row_fold", "is_sum", "parse_schedule", "problem",
+    "ranked", "registers", "shared_bytes", "slots", "space", "widest",
 ]  # fmt: skip

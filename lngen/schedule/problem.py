@@ -45,8 +45,8 @@ def problem(graph: Graph, d: int) -> Problem:
     size = element_size(graph)
     order = column_order(d, size)
     levels = depths(graph)
-    row_sums = [levels[e.args[0]] for e in graph.eqns if is_sum(e, D)]
-    sums = [e for e in graph.eqns if e.op == "reduce_sum"]
+    row_sums = [levels[e.args[0]] for e in graph.eqns if is_row_fold(e)]
+    sums = [e for e in graph.eqns if e.op in ("reduce_sum", "reduce_max")]
     return Problem(
         d=d,
         chunk=16 // size,
@@ -65,9 +65,14 @@ def is_sum(eqn: Eqn, axis: Axis) -> bool:
     return eqn.op == "reduce_sum" and eqn.attr("axis") is axis
 
 
+def is_row_fold(eqn: Eqn) -> bool:
+    """True for a sum or a maximum over D: what ends a phase."""
+    return is_sum(eqn, D) or eqn.op == "reduce_max"
+
+
 def depths(graph: Graph) -> dict[Value, int]:
-    """For each value the number of row sums that must be finished one after the other before it: its phase."""
+    """For each value how many row sums and maxima must be finished one after the other before it: its phase."""
     levels = dict.fromkeys(graph.params, 0)
     for eqn in graph.eqns:
-        levels[eqn.out] = max((levels[a] for a in eqn.args), default=0) + is_sum(eqn, D)
+        levels[eqn.out] = max((levels[a] for a in eqn.args), default=0) + is_row_fold(eqn)
     return levels

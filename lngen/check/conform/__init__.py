@@ -1,0 +1,28 @@
+"""The conformance suite: one adversarial list for lngen's kernels and for anybody's normalisation.
+
+::
+
+    for outcome in conform(NumpyTarget("mine", forward, backward), Contract("layernorm", DType.F32)):
+        print(outcome.name, outcome.status, outcome.detail)
+"""
+
+from lngen.check.conform.adapters import ADAPTERS, find_target
+from lngen.check.conform.cases import CASES, select
+from lngen.check.conform.contract import Case, Contract, Outcome
+from lngen.check.conform.run import conform
+from lngen.check.conform.targets import LngenTarget, NumpyTarget, Target, TorchTarget
+
+__all__ = [
+    "ADAPTERS",
+    "CASES",
+    "Case",
+    "Contract",
+    "LngenTarget",
+    "NumpyTarget",
+    "Outcome",
+    "Target",
+    "TorchTarget",
+    "conform",
+    "find_target",
+    "select",
+]

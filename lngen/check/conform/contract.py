@@ -1,0 +1,105 @@
+"""What is promised, what a case is, and the three ways it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal
+
+from lngen.ir import DType
+from lngen.spec import Spec
+
+if TYPE_CHECKING:
+    from lngen.check.conform.suite import Suite
+
+NormName = Literal["layernorm", "rmsnorm"]
+NORMS: tuple[NormName, ...] = ("layernorm", "rmsnorm")
+Status = Literal["pass", "fail", "skipped"]
+
+
+@dataclass(frozen=True)
+class Contract:
+    """The norm and the element types of x, of gamma and beta, and of y."""
+
+    norm: NormName
+    dtype: DType
+    weight: DType
+    out: DType
+    eps: float
+    gamma: bool
+    beta: bool
+
+    @classmethod
+    def of(cls, norm: NormName, dtype: DType, eps: float = 1e-5) -> Contract:
+        """A function with one dtype; LayerNorm has gamma and beta, RMSNorm gamma."""
+        return cls(norm, dtype, dtype, dtype, eps, True, norm == "layernorm")
+
+    @classmethod
+    def of_spec(cls, spec: Spec) -> Contract:
+        """What a spec of one of the two norms promises."""
+        (norm,) = (n for n in NORMS if n == spec.definition.name)
+        names = {p.name for p in spec.forward().params}
+        return cls(norm, spec.dtype, spec.weight, spec.out, spec.eps, "gamma" in names, "beta" in names)
+
+    def wide(self) -> Contract:
+        """The same in float64."""
+        return replace(self, dtype=DType.F64, weight=DType.F64, out=DType.F64)
+
+    @property
+    def compute(self) -> DType:
+        """What it may be expected to compute in: f32, or f64 once anything is."""
+        return DType.F64 if DType.F64 in (self.dtype, self.weight, self.out) else DType.F32
+
+    def dtype_of(self, name: str) -> DType:
+        """The element type of an input or a result."""
+        if name in ("y", "dy"):
+            return self.out
+        return self.dtype if name in ("x", "dx") else self.weight
+
+
+@dataclass(frozen=True)
+class Found:
+    """How a case passed: a few words, and numbers for a program to read."""
+
+    detail: str
+    measured: dict[str, float] = field(default_factory=dict)
+
+
+class FailedError(Exception):
+    """The case does not hold; the message says by how much."""
+
+    def __init__(self, detail: str, measured: dict[str, float] | None = None) -> None:
+        super().__init__(detail)
+        self.found = Found(detail, measured or {})
+
+
+class SkippedError(Exception):
+    """The case says nothing about this target; the message says why."""
+
+
+class RaisedError(Exception):
+    """The target raised; the message is the exception's type and first line."""
+
+    def __init__(self, error: BaseException) -> None:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        super().__init__(": ".join([type(error).__name__, *lines[:1]]))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A named question; ``why`` is what a failure means, in one line."""
+
+    name: str
+    why: str
+    run: Callable[[Suite], Found]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A case's answer."""
+
+    name: str
+    status: Status
+    why: str
+    detail: str
+    measured: dict[str, float]

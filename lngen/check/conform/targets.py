@@ -1,0 +1,204 @@
+"""What is under test: a NumPy function, a torch one with its autograd, or lngen's own kernels."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from lngen.check.conform.contract import FailedError, RaisedError
+from lngen.check.conform.layout import Laid, laid
+from lngen.ir import DType
+from lngen.ir.numerics import NUMPY_DTYPE, Array
+from lngen.runtime.norm import Norm
+from lngen.spec import Spec
+
+GRADIENTS = ("dx", "dgamma", "dbeta")
+Memory = Callable[[], dict[str, Array]]
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a call returned, by name, and how to see the memory of its inputs afterwards."""
+
+    results: dict[str, Array]
+    memory: Memory
+
+
+class Target(Protocol):
+    """An implementation; ``gradients`` names what its backward gives, nothing if it has none."""
+
+    name: str
+    gradients: tuple[str, ...]
+
+    def run(self, inputs: Mapping[str, Array]) -> Ran:
+        """y of x and, if there, gamma and beta; with ``dy`` the gradients too. It may write to the inputs.
+
+        RaisedError if the implementation raises, FailedError if it returns no arrays.
+        """
+
+
+@contextmanager
+def guarded() -> Iterator[None]:
+    """Whatever the target raises becomes a RaisedError; its warnings are its own affair."""
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        try:
+            yield
+        except FailedError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise RaisedError(error) from error
+
+
+def _named(given: Any, wanted: tuple[str, ...], kind: type[Any], what: str) -> dict[str, Any]:
+    """A backward's tuple by name; FailedError if it is none, or holds something else than arrays."""
+    if not isinstance(given, tuple | list) or len(given) < len(wanted):
+        got = f"{len(given)} of them" if isinstance(given, tuple | list) else type(given).__name__
+        raise FailedError(f"backward is expected to return a tuple ({', '.join(wanted)}), got {got}.")
+    found = dict(zip(wanted, given, strict=False))
+    for name, array in found.items():
+        _array(array, kind, what, name)
+    return found
+
+
+def _array(given: Any, kind: type[Any], what: str, name: str) -> Any:
+    if not isinstance(given, kind):
+        raise FailedError(f"{name} is expected to be a {what}, got {type(given).__name__}.")
+    return given
+
+
+class NumpyTarget:
+    """``forward(x, gamma, beta, eps) -> y`` and, maybe, ``backward(dy, x, gamma, beta, eps) -> (dx, dgamma, dbeta)``.
+
+    RMSNorm is called with beta None, and its backward may leave dbeta away.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        forward: Callable[..., Any],
+        backward: Callable[..., Any] | None = None,
+        *,
+        eps: float = 1e-5,
+        beta: bool = True,
+    ) -> None:
+        self.name, self._forward, self._backward, self._eps = name, forward, backward, eps
+        self.gradients = () if backward is None else GRADIENTS if beta else GRADIENTS[:2]
+
+    def run(self, inputs: Mapping[str, Array]) -> Ran:
+        x, gamma, beta = (inputs.get(n) for n in ("x", "gamma", "beta"))
+        with guarded():
+            y = self._forward(x, gamma, beta, self._eps)
+            results = {"y": _array(y, np.ndarray, "NumPy array", "y")}
+            if self._backward is not None and "dy" in inputs:
+                given = self._backward(inputs["dy"], x, gamma, beta, self._eps)
+                results |= _named(given, self.gradients, np.ndarray, "NumPy array")
+        return Ran(results, lambda: {n: laid(a).memory for n, a in inputs.items()})
+
+
+class TorchTarget:
+    """``forward(x, gamma, beta, eps) -> y`` on torch tensors; autograd gives the backward."""
+
+    def __init__(
+        self, name: str, forward: Callable[..., Any], *, eps: float = 1e-5, device: str = "cpu", beta: bool = True
+    ) -> None:
+        import torch
+
+        self.name, self._forward, self._eps, self._device, self._torch = name, forward, eps, device, torch
+        self.gradients = GRADIENTS if beta else GRADIENTS[:2]
+        self._dtypes = {
+            DType.F16: torch.float16,
+            DType.BF16: torch.bfloat16,
+            DType.F32: torch.float32,
+            DType.F64: torch.float64,
+        }
+
+    def run(self, inputs: Mapping[str, Array]) -> Ran:
+        windows = {n: laid(a) for n, a in inputs.items()}
+        memory = {n: self._send(w.memory) for n, w in windows.items()}
+        results: dict[str, Array] = {}
+        with guarded():
+            tensors = {n: memory[n].as_strided(w.shape, w.strides, w.offset) for n, w in windows.items()}
+            wanted = [n for n in self.gradients if n[1:] in tensors]
+            leaves = [tensors[n[1:]].requires_grad_() for n in wanted]
+            given = self._forward(tensors["x"], tensors.get("gamma"), tensors.get("beta"), self._eps)
+            y = _array(given, self._torch.Tensor, "torch tensor", "y")
+            results["y"] = self._fetch(y.detach())
+            if not y.requires_grad:
+                self.gradients = ()
+            elif "dy" in tensors:
+                gradients = self._torch.autograd.grad(y, leaves, tensors["dy"])
+                results |= {n: self._fetch(g) for n, g in zip(wanted, gradients, strict=True)}
+        return Ran(results, lambda: {n: self._fetch(m) for n, m in memory.items()})
+
+    def _send(self, memory: Array) -> Any:
+        (dtype,) = (t for t, n in NUMPY_DTYPE.items() if n == memory.dtype)
+        integers = memory.view(f"i{memory.itemsize}")
+        return self._torch.from_numpy(integers).to(self._device).view(self._dtypes[dtype])
+
+    def _fetch(self, tensor: Any) -> Array:
+        for dtype, own in self._dtypes.items():
+            if tensor.dtype == own:
+                integers = tensor.contiguous().view(getattr(self._torch, f"int{8 * dtype.size}"))
+                return np.asarray(integers.cpu().numpy()).view(NUMPY_DTYPE[dtype])
+        return np.asarray(tensor.cpu().numpy())
+
+
+class LngenTarget:
+    """lngen's own kernels of a spec at any D, by the interpreter or on a GPU; f64 inputs take the spec at f64."""
+
+    def __init__(self, spec: Spec, *, gpu: bool) -> None:
+        self.name, self._spec, self._gpu = str(spec), spec, gpu
+        backward = spec.direction == "bwd"
+        self.gradients = tuple(r.name for r in spec.graph().results) if backward else ()
+        self._order = [p.name for p in spec.forward().params]
+        self._norms: dict[tuple[int, bool], Norm] = {}
+
+    def _norm(self, d: int, wide: bool) -> Norm:
+        if (d, wide) not in self._norms:
+            spec = replace(self._spec, d=d)
+            if wide:
+                spec = replace(spec, dtype=DType.F64, weight=DType.F64, out=DType.F64)
+            backward = spec if spec.direction == "bwd" else spec.with_direction("bwd")
+            self._norms[d, wide] = Norm(spec.with_direction("fwd"), backward, {})
+        return self._norms[d, wide]
+
+    def run(self, inputs: Mapping[str, Array]) -> Ran:
+        windows = {n: laid(a) for n, a in inputs.items()}
+        with guarded():
+            memory = {n: self._send(w.memory) for n, w in windows.items()} if self._gpu else {}
+            arrays = {n: self._window(memory[n], w) for n, w in windows.items()} if self._gpu else dict(inputs)
+            norm = self._norm(inputs["x"].shape[1], inputs["x"].dtype == np.float64)
+            y, saved = norm.forward(*(arrays[n] for n in self._order))
+            results = {"y": self._fetch(y)}
+            if self.gradients and "dy" in inputs:
+                given = norm.backward(arrays["dy"], saved)
+                results |= {n: self._fetch(a) for n, a in zip(self.gradients, given, strict=True)}
+        return Ran(
+            results, lambda: {n: memory[n].get().view(w.memory.dtype) if memory else w.memory for n, w in windows.items()}
+        )
+
+    def _send(self, memory: Array) -> Any:
+        import cupy
+
+        return cupy.asarray(memory.view(np.uint8))
+
+    def _window(self, memory: Any, window: Laid) -> Any:
+        import cupy
+
+        dtype = window.memory.dtype
+        strides = tuple(s * dtype.itemsize for s in window.strides)
+        return cupy.ndarray(window.shape, dtype, memory.data + window.offset * dtype.itemsize, strides)
+
+    def _fetch(self, result: Any) -> Array:
+        if not self._gpu:
+            return np.asarray(result)
+        import cupy
+
+        raw = cupy.ndarray((result.nbytes,), cupy.uint8, result.data).get()
+        return np.asarray(raw.view(result.dtype).reshape(result.shape))
