@@ -1,0 +1,127 @@
+"""``lngen check`` itself: it passes what is right and says what is wrong."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from lngen.check import check, matrix
+from lngen.check.differences import gradient_excess
+from lngen.check.inputs import poisoned, random_inputs, same_bits
+from lngen.errors import MissingError
+from lngen.graphs import Definition, GraphBuilder
+from lngen.interpret import interpret
+from lngen.ir import D, M
+from lngen.schedule import Schedule
+from lngen.spec import make_spec, parse_spec
+from lngen.toolchain import Binary, Resources
+
+SPECS = [
+    f"{norm}.{way}:d={d},{options}"
+    for norm in ("layernorm", "rmsnorm")
+    for way in ("fwd", "bwd")
+    for d, options in ((1, "dtype=f32"), (33, "dtype=bf16,weight=f32"), (768, "dtype=f64"), (64, "gamma=no,save=none"))
+]
+
+
+@pytest.mark.parametrize("text", SPECS)
+def test_what_is_right_passes(text: str) -> None:
+    pytest.importorskip("cupy")
+    results = list(check.check_spec(parse_spec(text), on="interpreter", rows=(0, 1, 17), schedules=2))
+    assert [r.what for r in results].count("oracle") == 2
+    assert {r.what for r in results} >= {"oracle", "compile"}
+    assert all(r.ok for r in results)
+
+
+@pytest.mark.parametrize("text", ["layernorm.fwd:d=64", "layernorm.bwd:d=64,dtype=bf16", "rmsnorm.bwd:d=64,dtype=f64"])
+def test_a_wrong_number_in_any_result_is_caught(text: str) -> None:
+    spec = parse_spec(text)
+    inputs = random_inputs(spec, 5)
+    for name in [r.name for r in spec.graph().results]:
+        results = interpret(spec.graph(), inputs)
+        results[name] = results[name].copy()
+        results[name].flat[-1] *= results[name].dtype.type(1.02)
+        found = check.mathematics(spec, 5, inputs, results)
+        assert not found.ok
+        assert name in found.detail
+
+
+def test_a_graph_of_ones_own_is_held_against_differences() -> None:
+    def scaled(b: GraphBuilder) -> None:
+        x, gamma = b.input("x", M, D), b.input("gamma", D)
+        total = b.reduce_mean("ms", b.mul("x2", x, x), axis=D)
+        b.output("y", b.mul("y32", b.div("xhat", x, b.add("raised", total, b.number("one", 1.0))), gamma))
+
+    spec = make_spec(Definition("scaled", scaled), "bwd", {"d": 64})
+    assert max(gradient_excess(spec).values()) < 1
+    assert next(r.what for r in check.check_spec(spec, on="interpreter", rows=(3,))) == "differences"
+
+
+def test_differences_catch_a_wrong_derivative(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = parse_spec("rmsnorm.bwd:d=64")
+    true = check.gradient_excess(spec)
+    assert set(true) == {"dx", "dgamma"}
+    assert max(true.values()) < 1
+
+    def forgetful(graph, inputs):  # type: ignore[no-untyped-def]
+        results = interpret(graph, inputs)
+        return {n: a * (1 + 1e-4) if n == "dx" else a for n, a in results.items()}
+
+    monkeypatch.setattr("lngen.check.differences.interpret", forgetful)
+    wrong = check.gradient_excess(spec)
+    assert wrong["dx"] > 1
+    assert wrong["dgamma"] < 1
+
+
+def test_only_the_default_schedule_must_not_spill() -> None:
+    used = Resources(255, 8, 8, 16, 0, None, 1)
+    binary = Binary("sm_90", b"", "", {"k__rows": used})
+    spec, schedule = parse_spec("layernorm.fwd:d=64"), Schedule("registers", 32, 4, 4)
+    assert not check.compiled(spec, schedule, binary, may_spill=False).ok
+    assert check.compiled(spec, schedule, binary, may_spill=True).ok
+    assert "rows 255 registers, spills" in check.compiled(spec, schedule, binary, may_spill=True).detail
+
+
+def test_on_gpu_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check, "device_count", lambda: 0)
+    with pytest.raises(MissingError, match="on=gpu expects a GPU, none was found"):
+        list(check.check_spec(parse_spec("layernorm.fwd:d=8"), on="gpu"))
+
+
+def test_nans_are_one_value_and_zeros_are_two() -> None:
+    a = np.array([np.nan, 0.0, 1.0, -0.0], np.float32)
+    b = np.array([-np.nan, -0.0, 1.0, -0.0], np.float32)
+    assert same_bits(a, b).tolist() == [True, False, True, True]
+
+
+def test_poison_is_no_result() -> None:
+    spec = parse_spec("layernorm.fwd:d=16,dtype=bf16")
+    inputs = random_inputs(spec, 7)
+    fresh = poisoned(spec.graph(), 7, 16)
+    for name, want in interpret(spec.graph(), inputs).items():
+        assert not same_bits(fresh[name], want).any()
+
+
+# ---- the matrix, without its GPU ----
+
+
+def test_the_matrix_covers_the_grid() -> None:
+    listed = list(matrix.specs())
+    texts = [text for text, _ in listed]
+    assert len(texts) == 2 * 2 * len(matrix.DTYPES) * len(matrix.FEATURES) + len(matrix.EXTREMES)
+    assert any(parse_spec(text).d * max(rows) > 2**31 for text, rows in listed)
+    assert {parse_spec(t).dtype.value for t in texts} == {"f16", "bf16", "f32", "f64"}
+    assert sum(parse_spec(t).weight is not parse_spec(t).dtype for t in texts) > 500
+
+
+def test_the_matrix_says_what_it_did_not_reach() -> None:
+    entry = matrix.check_entry("layernorm.fwd:d=8", (1,), 5, deadline=0.0)
+    assert entry.notes == ["not reached within the budget"]
+    done = matrix.Entry("rmsnorm.fwd:d=8", ["a", "b"], [1, 2], numbers=10, differ=1, notes=["y: 1 differ"])
+    text = matrix.to_json([entry, done], {"device": "none"})
+    data = json.loads(text)
+    assert data["not_reached"] == ["layernorm.fwd:d=8"]
+    assert (data["launches"], data["numbers_compared"], data["numbers_that_differ"]) == (4, 10, 1)
+    assert [e["spec"] for e in data["entries"]] == ["layernorm.fwd:d=8", "rmsnorm.fwd:d=8"]
