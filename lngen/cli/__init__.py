@@ -22,6 +22,7 @@ COMMANDS = {
     "show": "One stage of a spec: graph, plan, CUDA, PTX or resources.",
     "build": "Generate kernels ahead of time, with a manifest.",
     "check": "Bits against the interpreter, errors against the oracles.",
+    "conform": "An adversarial list of cases for a kernel or anybody's function.",
     "bench": "Time lngen, its peers and the ceilings side by side.",
     "run": "Apply a kernel to .npy files.",
     "generated": "Rewrite, or verify, the golden set of kernels.",

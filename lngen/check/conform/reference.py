@@ -88,5 +88,12 @@ def reference(contract: Contract, inputs: Mapping[str, Array]) -> Reference:
         stored = str(contract.dtype_of(name))
         limit = bound(name, stored, d, rows, kappa, str(contract.compute))  # type: ignore[arg-type]
         size = np.broadcast_to(scale[name], value.shape)  # type: ignore[index]
-        allowed[name] = limit.rounding * np.abs(value) + limit.arithmetic * size + limit.floor
+        floor = limit.floor or _half_of_least(value)
+        allowed[name] = limit.rounding * np.abs(value) + limit.arithmetic * size + floor
     return Reference(contract, dict(values), allowed)
+
+
+def _half_of_least(values: Array) -> Array:
+    """Half of f64's smallest subnormal; where longdouble is no wider than f64, all of it."""
+    half = np.ldexp(values.dtype.type(1), -1075)
+    return np.asarray(half if half else np.ldexp(values.dtype.type(1), -1074))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -12,6 +13,7 @@ import numpy as np
 
 from lngen.check.conform.contract import FailedError, RaisedError
 from lngen.check.conform.layout import Laid, laid
+from lngen.errors import MissingError
 from lngen.ir import DType
 from lngen.ir.numerics import NUMPY_DTYPE, Array
 from lngen.runtime.norm import Norm
@@ -44,12 +46,15 @@ class Target(Protocol):
 
 @contextmanager
 def guarded() -> Iterator[None]:
-    """Whatever the target raises becomes a RaisedError; its warnings are its own affair."""
-    with warnings.catch_warnings(), np.errstate(all="ignore"):
+    """Whatever the target raises becomes a RaisedError; its warnings are its own affair, what it prints goes to stderr.
+
+    That the machine lacks something stays a MissingError.
+    """
+    with warnings.catch_warnings(), np.errstate(all="ignore"), redirect_stdout(sys.stderr):
         warnings.simplefilter("ignore")
         try:
             yield
-        except FailedError:
+        except (FailedError, MissingError, RaisedError):
             raise
         except (Exception, SystemExit) as error:
             raise RaisedError(error) from error
@@ -88,7 +93,9 @@ class NumpyTarget:
         beta: bool = True,
     ) -> None:
         self.name, self._forward, self._backward, self._eps = name, forward, backward, eps
-        self.gradients = () if backward is None else GRADIENTS if beta else GRADIENTS[:2]
+        self.gradients: tuple[str, ...] = GRADIENTS if beta else GRADIENTS[:2]
+        if backward is None:
+            self.gradients = ()
 
     def run(self, inputs: Mapping[str, Array]) -> Ran:
         x, gamma, beta = (inputs.get(n) for n in ("x", "gamma", "beta"))
@@ -110,7 +117,8 @@ class TorchTarget:
         import torch
 
         self.name, self._forward, self._eps, self._device, self._torch = name, forward, eps, device, torch
-        self.gradients = GRADIENTS if beta else GRADIENTS[:2]
+        self.gradients: tuple[str, ...] = GRADIENTS if beta else GRADIENTS[:2]
+        self._called = False
         self._dtypes = {
             DType.F16: torch.float16,
             DType.BF16: torch.bfloat16,
@@ -120,18 +128,19 @@ class TorchTarget:
 
     def run(self, inputs: Mapping[str, Array]) -> Ran:
         windows = {n: laid(a) for n, a in inputs.items()}
-        memory = {n: self._send(w.memory) for n, w in windows.items()}
         results: dict[str, Array] = {}
         with guarded():
+            memory = {n: self._send(w.memory) for n, w in windows.items()}
             tensors = {n: memory[n].as_strided(w.shape, w.strides, w.offset) for n, w in windows.items()}
-            wanted = [n for n in self.gradients if n[1:] in tensors]
+            wanted = tuple(n for n in self.gradients if n[1:] in tensors)
             leaves = [tensors[n[1:]].requires_grad_() for n in wanted]
             given = self._forward(tensors["x"], tensors.get("gamma"), tensors.get("beta"), self._eps)
             y = _array(given, self._torch.Tensor, "torch tensor", "y")
             results["y"] = self._fetch(y.detach())
-            if not y.requires_grad:
-                self.gradients = ()
-            elif "dy" in tensors:
+            if not (self._called or y.requires_grad):
+                self.gradients = wanted = ()
+            self._called = True
+            if wanted and "dy" in tensors:
                 gradients = self._torch.autograd.grad(y, leaves, tensors["dy"])
                 results |= {n: self._fetch(g) for n, g in zip(wanted, gradients, strict=True)}
         return Ran(results, lambda: {n: self._fetch(m) for n, m in memory.items()})
@@ -145,8 +154,8 @@ class TorchTarget:
         for dtype, own in self._dtypes.items():
             if tensor.dtype == own:
                 integers = tensor.contiguous().view(getattr(self._torch, f"int{8 * dtype.size}"))
-                return np.asarray(integers.cpu().numpy()).view(NUMPY_DTYPE[dtype])
-        return np.asarray(tensor.cpu().numpy())
+                return np.array(integers.cpu().numpy()).view(NUMPY_DTYPE[dtype])
+        return np.array(tensor.cpu().numpy())
 
 
 class LngenTarget:
@@ -164,8 +173,7 @@ class LngenTarget:
             spec = replace(self._spec, d=d)
             if wide:
                 spec = replace(spec, dtype=DType.F64, weight=DType.F64, out=DType.F64)
-            backward = spec if spec.direction == "bwd" else spec.with_direction("bwd")
-            self._norms[d, wide] = Norm(spec.with_direction("fwd"), backward, {})
+            self._norms[d, wide] = Norm(spec.with_direction("fwd"), spec.with_direction("bwd"), {})
         return self._norms[d, wide]
 
     def run(self, inputs: Mapping[str, Array]) -> Ran:
@@ -180,7 +188,8 @@ class LngenTarget:
                 given = norm.backward(arrays["dy"], saved)
                 results |= {n: self._fetch(a) for n, a in zip(self.gradients, given, strict=True)}
         return Ran(
-            results, lambda: {n: memory[n].get().view(w.memory.dtype) if memory else w.memory for n, w in windows.items()}
+            results,
+            lambda: {n: memory[n].get().view(w.memory.dtype) if memory else w.memory for n, w in windows.items()},
         )
 
     def _send(self, memory: Array) -> Any:

@@ -1,0 +1,76 @@
+"""One case after the other; a target that is no norm at all is told so once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from lngen.check.conform.cases import CASES
+from lngen.check.conform.contract import NORMS, Case, Contract, FailedError, Found, Outcome, RaisedError, SkippedError
+from lngen.check.conform.reference import reference
+from lngen.check.conform.suite import Inputs, Suite
+from lngen.check.conform.targets import Target
+from lngen.errors import CheckError
+from lngen.ir.numerics import Array
+
+D = 768
+# A wrong norm (a biased variance, eps outside the root) is for the cases to find; this is for what is none.
+STRANGE_EXCESS, STRANGE_ERROR = 100, 0.05
+
+
+def conform(target: Target, contract: Contract, cases: Sequence[Case] = CASES, *, d: int = D) -> Iterator[Outcome]:
+    """The outcome of each case, in order; ``d`` is the row length where a case does not say.
+
+    CheckError, before the first, if y on ordinary data raises, has a wrong shape, or is more than 100 times
+    the bound and 5 % of its size from the norm.
+    """
+    suite = Suite(target, contract, d)
+    look(suite)
+    for case in cases:
+        status, found = answer(case, suite)
+        yield Outcome(case.name, status, case.why, found.detail, found.measured)  # type: ignore[arg-type]
+
+
+def answer(case: Case, suite: Suite) -> tuple[str, Found]:
+    """A case's status and what it found."""
+    try:
+        return "pass", case.run(suite)
+    except FailedError as failed:
+        return "fail", failed.found
+    except SkippedError as skipped:
+        return "skipped", Found(str(skipped))
+    except RaisedError as raised:
+        return "fail", Found(f"raised {raised}")
+
+
+def look(suite: Suite) -> None:
+    """CheckError if y of ordinary data says that the target is no such norm."""
+    contract = suite.contract
+    inputs = {n: a for n, a in suite.inputs().items() if n != "dy"}
+    what = f"'{suite.target.name}' does not look like a {contract.norm}"
+    given = f"of x {contract.dtype}{list(inputs['x'].shape)}"
+    try:
+        y = suite.results(inputs)["y"]
+    except RaisedError as error:
+        raise CheckError(f"{what}: {given} it raised {error}") from error
+    except FailedError as error:
+        raise CheckError(f"{what}: {given} {error}") from error
+    if not strange(contract, inputs, y):
+        return
+    others = [n for n in NORMS if n != contract.norm]
+    near = [n for n in others if not strange(replace(contract, norm=n, beta=n == "layernorm"), inputs, y)]
+    excess = reference(contract, inputs).excess("y", y)
+    hint = f" It does look like {near[0]}: say --norm {near[0]}." if near else ""
+    raise CheckError(f"{what}: {given} its y is {excess:.2g} times the bound away from the closed form.{hint}")
+
+
+def strange(contract: Contract, inputs: Inputs, y: Array) -> bool:
+    """Too far from the norm to be a bad one."""
+    known = {n: a for n, a in inputs.items() if n != "beta" or contract.beta}
+    want = reference(contract, known)
+    size = 1 + np.abs(want.values["y"])
+    with np.errstate(all="ignore"):
+        error = float(np.nan_to_num(np.abs(y.astype(np.float64) - want.values["y"]) / size, nan=np.inf).max())
+    return error > STRANGE_ERROR and want.excess("y", y) > STRANGE_EXCESS

@@ -1,0 +1,258 @@
+"""Cases about numbers: what the values of the inputs do to the errors of the results."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lngen.check import differences as stencil
+from lngen.check import oracles
+from lngen.check.conform.contract import FailedError, Found, RaisedError, SkippedError
+from lngen.check.conform.suite import Inputs, Suite, changed, differing
+from lngen.check.tolerances import FLOOR, ROUNDOFF
+from lngen.ir.numerics import Array
+
+SMALL = (3, 17)  # the formulas do not depend on the size
+TINY = {"f16": 2.0**-14, "bf16": 2.0**-126, "f32": 2.0**-126, "f64": 2.0**-1022}
+LARGEST = {"f16": 65504.0, "bf16": 3.3e38, "f32": 3.4e38, "f64": 1.79e308}
+
+
+def ordinary(suite: Suite, *, m: int | None = None, d: int | None = None) -> Found:
+    """The closed form, at the size given."""
+    return suite.accuracy(suite.inputs(m, d))
+
+
+def large_mean(suite: Suite, *, ratio: float) -> Found:
+    """Rows whose mean is ``ratio`` standard deviations."""
+    dtype = str(suite.contract.dtype)
+    if 2 * ROUNDOFF[dtype] * ratio > 1:
+        raise SkippedError(f"{dtype} cannot hold such rows: its numbers are more than a standard deviation apart")
+    return suite.accuracy(suite.inputs(mean=ratio))
+
+
+def spread(suite: Suite, *, std: float) -> Found:
+    """Rows with a mean of zero and the standard deviation given."""
+    return suite.accuracy(suite.inputs(mean=0.0, std=std))
+
+
+def huge(suite: Suite) -> Found:
+    """Numbers as large as leave room for the sum of their squares."""
+    std = min(LARGEST[str(suite.contract.dtype)] / 6, _room(suite))
+    inputs = suite.inputs(mean=0.0)
+    return suite.accuracy(changed(inputs, x=np.clip(inputs["x"].astype(np.float64), -6, 6) * std))
+
+
+def overflow(suite: Suite) -> Found:
+    """Rows whose squares overflow, beside ordinary ones: right, or beta (rstd = 0), or NaN; never another number."""
+    dtype = str(suite.contract.dtype)
+    std = 1e300 if dtype == "f64" else 1e30
+    if LARGEST[dtype] / 6 <= _room(suite):
+        raise SkippedError(f"the squares of {dtype} do not overflow {suite.contract.compute}")
+    inputs = {n: a for n, a in suite.inputs(mean=0.0).items() if n != "dy"}
+    x = inputs["x"].astype(np.float64)
+    x[1] *= std
+    inputs = changed(inputs, x=x)
+    want, y = suite.reference(inputs), suite.results(inputs)["y"]
+    rest = np.arange(len(x)) != 1
+    if (worst := _rows_excess(suite, inputs, y, rest)) > 1:
+        raise FailedError(f"the ordinary rows beside it are wrong: {worst:.2g} of the bound", {"y": worst})
+    with np.errstate(all="ignore"):
+        error = np.abs(y[1].astype(np.float64) - want.values["y"][1])
+    if bool((error <= want.allowed["y"][1]).all()):
+        return Found("right")
+    beta = inputs["beta"].astype(y.dtype) if "beta" in inputs else np.zeros_like(y[1])
+    if not bool((np.isnan(y[1]) | (y[1] == beta)).all()):
+        raise FailedError("neither right, nor beta, nor NaN", {"y": float(np.nan_to_num(error, nan=np.inf).max())})
+    return Found("the squares overflow: y is " + ("NaN" if bool(np.isnan(y[1]).any()) else "beta"))
+
+
+def _room(suite: Suite) -> float:
+    """A standard deviation whose squares, in the compute dtype, can be added over a row."""
+    return float(np.sqrt(LARGEST[str(suite.contract.compute)] / suite.d) / 8)
+
+
+def _rows_excess(suite: Suite, inputs: Inputs, y: Array, rows: Array) -> float:
+    return suite.reference({**inputs, "x": inputs["x"][rows]}).excess("y", y[rows])
+
+
+def gamma_zero(suite: Suite) -> Found:
+    """Every third gamma 0, every third 1e-6: what divides by gamma shows."""
+    suite.need_gamma()
+    inputs = suite.inputs()
+    gamma = inputs["gamma"].astype(np.float64)
+    gamma[0::3], gamma[1::3] = 0.0, 1e-6
+    return suite.accuracy(changed(inputs, gamma=gamma))
+
+
+def gamma_negative(suite: Suite) -> Found:
+    """Every gamma below zero."""
+    suite.need_gamma()
+    inputs = suite.inputs()
+    return suite.accuracy(changed(inputs, gamma=-np.abs(inputs["gamma"].astype(np.float64)) - 0.1))
+
+
+def subnormal_x(suite: Suite) -> Found:
+    """Every x below the smallest normal number of its dtype."""
+    inputs = suite.inputs(mean=0.0)
+    tiny = TINY[str(suite.contract.dtype)]
+    return suite.accuracy(changed(inputs, x=np.clip(inputs["x"].astype(np.float64), -6, 6) * tiny / 8))
+
+
+def subnormal_y(suite: Suite) -> Found:
+    """gamma and beta, and with them y, below the smallest normal number: flushed to zero, they are seen."""
+    suite.need_gamma()
+    inputs = {n: a for n, a in suite.inputs().items() if n != "dy"}
+    small = max(TINY[str(suite.contract.dtype_of(n))] for n in ("y", "gamma")) / 16
+    small = max(small, 64 * FLOOR[str(suite.contract.weight)])
+    new = {n: inputs[n].astype(np.float64) * small for n in ("gamma", "beta") if n in inputs}
+    return suite.accuracy(changed(inputs, **new))
+
+
+def nan_row(suite: Suite) -> Found:
+    """One NaN: every element of its row of y and dx is NaN, every other row keeps its bits."""
+    return _poisoned(suite, np.nan)
+
+
+def inf_row(suite: Suite) -> Found:
+    """One infinity: NaN there (for LayerNorm in all its row), every other row keeps its bits."""
+    return _poisoned(suite, np.inf)
+
+
+def _poisoned(suite: Suite, value: float) -> Found:
+    clean = suite.inputs()
+    row, column = 1, suite.d // 2
+    x = clean["x"].astype(np.float64)
+    x[row, column] = value
+    want, got = suite.results(clean), suite.results(changed(clean, x=x))
+    others = np.arange(len(x)) != row
+    whole = np.isnan(value) or suite.contract.norm == "layernorm"
+    for name in [n for n in ("y", "dx") if n in got]:
+        spilled = differing(got[name][others], want[name][others])
+        if spilled:
+            raise FailedError(f"{name}: {spilled} elements of other rows changed", {name: float(spilled)})
+        finite = int(np.isfinite(got[name][row]).sum())
+        if whole and finite:
+            raise FailedError(f"{name}: {finite} of {suite.d} elements of the row are finite", {name: float(finite)})
+        if not whole and not np.isnan(got[name][row, column]):
+            raise FailedError(f"{name}: {got[name][row, column]} where x is {value}")
+    return Found("its row alone")
+
+
+def constant_rows(suite: Suite) -> Found:
+    """x = c: LayerNorm gives beta, and dx is finite although the variance is 0."""
+    if suite.contract.eps == 0:
+        raise SkippedError("eps is 0: a constant row has no result")
+    inputs = suite.inputs(m=5)
+    x = np.broadcast_to(np.array([[0.0], [1.0], [3.3], [-0.1], [7.0]]), (5, suite.d))
+    inputs = changed(inputs, x=x)
+    results = suite.results(inputs)
+    found = suite.within(suite.reference(inputs), results)
+    if suite.contract.norm != "layernorm":
+        return found
+    beta = inputs["beta"] if "beta" in inputs else np.zeros(suite.d)
+    exact = int((results["y"] == beta.astype(results["y"].dtype)).all(axis=1).sum())
+    return Found(f"y = beta exactly in {exact} of 5; {found.detail}", found.measured)
+
+
+def shift_invariance(suite: Suite) -> Found:
+    """x + 8, both exact in every dtype: the same y within both bounds."""
+    suite.need_layernorm("RMSNorm is not invariant under a shift")
+    inputs = {n: a for n, a in suite.inputs(mean=0.0).items() if n != "dy"}
+    x = np.clip(np.round(inputs["x"].astype(np.float64) * 8), -32, 32) / 8
+    near, far = changed(inputs, x=x), changed(inputs, x=x + 8)
+    allowed = suite.reference(near).allowed["y"] + suite.reference(far).allowed["y"]
+    difference = suite.results(near)["y"].astype(np.float64) - suite.results(far)["y"].astype(np.float64)
+    return _ratio(np.abs(difference) / allowed, "of both bounds")
+
+
+def dx_sums_to_zero(suite: Suite) -> Found:
+    """The sum of dx over a row is what rounding leaves of it."""
+    suite.need_layernorm("RMSNorm's dx does not sum to 0")
+    suite.need("dx")
+    inputs = suite.inputs()
+    total = np.abs(suite.results(inputs)["dx"].astype(np.float64).sum(axis=1))
+    return _ratio(total / suite.reference(inputs).allowed["dx"].sum(axis=1), "of the bound")
+
+
+def _ratio(ratio: Array, unit: str) -> Found:
+    worst = float(np.nan_to_num(ratio, nan=np.inf).max())
+    if worst > 1:
+        raise FailedError(f"{worst:.2g} {unit}", {"worst": worst})
+    return Found(f"{worst:.2g} {unit}", {"worst": worst})
+
+
+def ulps(suite: Suite) -> Found:
+    """Errors of y and dx against the correctly rounded result, in units of the last place."""
+    inputs = suite.inputs()
+    want, results = suite.reference(inputs), suite.results(inputs)
+    parts, worst = [], 0.0
+    measured: dict[str, float] = {}
+    for name in [n for n in ("y", "dx") if n in results]:
+        j = want.judge(name, results[name])
+        parts.append(f"{name} max {j.max_ulp:.3g} (allowed there {j.allowed_ulp:.3g}), mean {j.mean_ulp:.2g} ulp")
+        measured |= {f"{name}_max_ulp": j.max_ulp, f"{name}_mean_ulp": j.mean_ulp, f"{name}_of_bound": j.excess}
+        worst = max(worst, j.excess)
+    if worst > 1:
+        raise FailedError("; ".join(parts), measured)
+    return Found("; ".join(parts), measured)
+
+
+def directions(suite: Suite) -> Found:
+    """Backward along random directions against differences: of its own forward in f64, else of the closed form."""
+    if not suite.target.gradients:
+        suite.need("dx")
+    wide = suite.wide()
+    inputs = wide.inputs(*SMALL)
+    try:
+        own = wide.raw(inputs).results["y"].dtype == np.float64
+        wide.accuracy({n: a for n, a in inputs.items() if n != "dy"})
+    except (FailedError, RaisedError):
+        own = False
+    return _own_differences(wide, inputs) if own else _closed_differences(suite)
+
+
+def _own_differences(wide: Suite, inputs: Inputs) -> Found:
+    gradients = wide.results(inputs)
+    measured: dict[str, float] = {}
+    rng = np.random.default_rng(11)
+    given = {n: a for n, a in inputs.items() if n != "dy"}
+    for name in [n for n in wide.target.gradients if n[1:] in inputs]:
+        direction = rng.normal(size=inputs[name[1:]].shape)
+        slope = oracles.directional(
+            lambda **at: wide.results(at)["y"], given, name[1:], direction, stencil.STEP, dy=inputs["dy"]
+        )
+        got = float((gradients[name] * direction).sum())
+        size = float(np.sqrt((gradients[name] ** 2).sum() * (direction**2).sum()))
+        measured[name] = _of(abs(got - slope), stencil.ALLOWED * size)
+    return _verdict(measured, "of its own forward in f64")
+
+
+def _closed_differences(suite: Suite) -> Found:
+    inputs = suite.inputs(m=3)
+    want, gradients = suite.reference(inputs), suite.results(inputs)
+    measured: dict[str, float] = {}
+    rng = np.random.default_rng(11)
+    exact = {n: a.astype(np.float64) for n, a in inputs.items()}
+    dy, eps = exact.pop("dy"), suite.contract.eps
+    forward = oracles.layernorm_forward if suite.contract.norm == "layernorm" else oracles.rmsnorm_forward
+    for name in [n for n in suite.target.gradients if n[1:] in inputs]:
+        direction = rng.normal(size=inputs[name[1:]].shape)
+        slope = oracles.directional(
+            lambda **at: forward(**at, eps=eps)[0], exact, name[1:], direction, stencil.STEP, dy=dy
+        )
+        gradient = gradients[name].astype(np.float64)
+        size = float(np.sqrt((gradient**2).sum() * (direction**2).sum()))
+        allowed = float((np.abs(direction) * want.allowed[name]).sum()) + stencil.ALLOWED * size
+        measured[name] = _of(abs(float((gradient * direction).sum()) - slope), allowed)
+    return _verdict(measured, f"of the closed form; {suite.contract.dtype} only")
+
+
+def _of(error: float, allowed: float) -> float:
+    ratio = error / max(allowed, 1e-300)
+    return ratio if np.isfinite(ratio) else float("inf")
+
+
+def _verdict(measured: dict[str, float], whose: str) -> Found:
+    detail = f"{', '.join(f'{n} {v:.2g}' for n, v in measured.items())} of what is allowed ({whose})"
+    if max(measured.values(), default=0.0) > 1:
+        raise FailedError(detail, measured)
+    return Found(detail, measured)

@@ -1,0 +1,156 @@
+"""``lngen conform``: an adversarial list for lngen's kernels and for anybody's normalisation."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lngen.check.conform import Contract, LngenTarget, Outcome, Target, conform, find_target, select
+from lngen.check.conform.contract import NORMS, NormName
+from lngen.cli.common import print_table, progress_bar, words
+from lngen.errors import MissingError, SpecError
+from lngen.ir import DType
+from lngen.spec import parse_spec
+from lngen.version import __version__
+
+
+def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...]:
+    return () if value is None else words(ctx, param, value)
+
+
+@click.command(epilog="Example: lngen conform --callable torch-layernorm --dtype bf16")
+@click.argument("spec", required=False)
+@click.option(
+    "--callable",
+    "name",
+    metavar="MODULE:FUNCTION",
+    help="Anybody's function (x, gamma, beta, eps) -> y on NumPy arrays [M, D]; or torch-layernorm, torch-rmsnorm, "
+    "liger-layernorm, liger-rmsnorm, quack-rmsnorm.",
+)
+@click.option(
+    "--backward",
+    metavar="MODULE:FUNCTION",
+    help="Its backward (dy, x, gamma, beta, eps) -> (dx, dgamma, dbeta) on NumPy arrays.",
+)
+@click.option("--torch", "is_torch", is_flag=True, help="The function takes torch tensors; autograd is its backward.")
+@click.option("--norm", type=click.Choice(NORMS), help="What the function computes; layernorm where nothing says.")
+@click.option("--dtype", type=click.Choice([t.value for t in DType]), help="Of its arrays; f32 where nothing says.")
+@click.option("--eps", type=click.FloatRange(0, 1, min_open=True), help="1e-5 where nothing says.")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Where it runs; a SPEC on a GPU if there is one.")
+@click.option("--cases", metavar="NAME,...", callback=_names, help="Some of the cases; all of them where nothing says.")
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the report here.")
+@click.pass_context
+def command(
+    ctx: click.Context,
+    spec: str | None,
+    name: str | None,
+    backward: str | None,
+    is_torch: bool,
+    norm: NormName | None,
+    dtype: str | None,
+    eps: float | None,
+    device: str | None,
+    cases: tuple[str, ...],
+    json_file: Path | None,
+) -> None:
+    """Run an adversarial list of cases on the kernels of SPEC, or on a function: right, robust, repeatable?
+
+    RMSNorm functions are called with beta None. Exits 1 if a case fails.
+    """
+    if (spec is None) == (name is None):
+        raise click.UsageError("conform takes a SPEC or --callable, one of the two.")
+    chosen = select(cases)
+    with _imports_from_here():
+        if spec is not None:
+            given = {"backward": backward, "torch": is_torch, "norm": norm, "dtype": dtype, "eps": eps}
+            for option in (n for n, value in given.items() if value):
+                raise click.UsageError(f"--{option} goes with --callable; a SPEC says it itself.")
+            target, contract, d = _kernels(spec, device)
+        else:
+            assert name is not None
+            target, contract = _function(name, backward, is_torch, norm, dtype or "f32", eps or 1e-5, device)
+            d = 768
+        outcomes = []
+        with progress_bar("cases") as progress:
+            for outcome in conform(target, contract, chosen, d=d):
+                outcomes.append(outcome)
+                if progress:
+                    progress(len(outcomes), len(chosen))
+    _report(target.name, contract, outcomes, json_file)
+    if any(o.status == "fail" for o in outcomes):
+        ctx.exit(1)
+
+
+def _kernels(text: str, device: str | None) -> tuple[Target, Contract, int]:
+    """lngen's own kernels."""
+    from lngen.runtime.launch import device_count
+
+    spec = parse_spec(text)
+    if spec.definition.name not in NORMS:
+        raise SpecError(f"conform knows {' and '.join(NORMS)}, not '{spec.definition.name}'; try lngen check {text}")
+    gpus = device_count() if device != "cpu" else 0
+    if device == "cuda" and not gpus:
+        raise MissingError("--device cuda expects a GPU, none was found; leave it away for the interpreter.")
+    return LngenTarget(spec, gpu=gpus > 0), Contract.of_spec(spec), spec.d
+
+
+def _function(
+    name: str,
+    backward: str | None,
+    is_torch: bool,
+    norm: NormName | None,
+    dtype: str,
+    eps: float,
+    device: str | None,
+) -> tuple[Target, Contract]:
+    """Anybody's function."""
+    target, norm = find_target(name, norm=norm, eps=eps, backward=backward, torch=is_torch, device=device)
+    return target, Contract.of(norm, DType(dtype), eps)
+
+
+def _report(name: str, contract: Contract, outcomes: list[Outcome], json_file: Path | None) -> None:
+    counts = {s: sum(o.status == s for o in outcomes) for s in ("pass", "fail", "skipped")}
+    marks = {"pass": "ok", "fail": "FAIL", "skipped": "skipped"}
+    print_table(("", "case", "why", "found"), [(marks[o.status], o.name, o.why, o.detail) for o in outcomes])
+    click.echo(f"{counts['pass']} passed, {counts['fail']} failed, {counts['skipped']} skipped")
+    if json_file is None:
+        return
+    from lngen.aot.files import write_all
+
+    document = {
+        "lngen": __version__,
+        "target": name,
+        "norm": contract.norm,
+        "dtype": str(contract.dtype),
+        "eps": contract.eps,
+        "passed": counts["pass"],
+        "failed": counts["fail"],
+        "skipped": counts["skipped"],
+        "cases": [_plain(o) for o in outcomes],
+    }
+    write_all({json_file: (json.dumps(document, indent=2, allow_nan=False) + "\n").encode()})
+
+
+def _plain(outcome: Outcome) -> dict[str, Any]:
+    """An outcome as JSON has it, where infinity is null."""
+    measured = {n: v if math.isfinite(v) else None for n, v in outcome.measured.items()}
+    return {**vars(outcome), "measured": measured}
+
+
+@contextmanager
+def _imports_from_here() -> Iterator[None]:
+    """Modules of the current folder can be imported, as ``python -m`` would."""
+    here = os.getcwd()
+    sys.path.insert(0, here)
+    try:
+        yield
+    finally:
+        sys.path.remove(here)

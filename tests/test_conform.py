@@ -1,0 +1,651 @@
+"""The conformance suite: lngen and PyTorch under it, and wrong functions that each of its cases must find."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from lngen.check.conform import CASES, Contract, LngenTarget, NumpyTarget, Outcome, conform, find_target, select
+from lngen.check.conform import contract as contracts
+from lngen.check.conform.layout import clone, laid, strided, transposed, unaligned
+from lngen.check.conform.reference import reference
+from lngen.cli import cli
+from lngen.errors import CheckError, MissingError, SpecError
+from lngen.ir import DType
+from lngen.ir.numerics import NUMPY_DTYPE, Array
+from lngen.spec import parse_spec
+
+BF16 = NUMPY_DTYPE[DType.BF16]
+F32 = np.dtype(np.float32)
+
+
+# A right implementation, and what a mutation changes of it
+
+
+def wide(*arrays: Array) -> list[Array]:
+    return [a.astype(np.float64 if a.dtype == np.float64 else np.float32) for a in arrays]
+
+
+def statistics(x: Array, eps: float) -> tuple[Array, Array]:
+    xc = x - x.mean(axis=1, keepdims=True)
+    return xc, 1 / np.sqrt((xc * xc).mean(axis=1, keepdims=True) + eps)
+
+
+def forward(x: Array, gamma: Array, beta: Array, eps: float) -> Array:
+    x32, g, b = wide(x, gamma, beta)
+    xc, r = statistics(x32, eps)
+    return (xc * r * g + b).astype(x.dtype)
+
+
+def backward(dy: Array, x: Array, gamma: Array, beta: Array, eps: float) -> tuple[Array, ...]:
+    dy32, x32, gamma32 = wide(dy, x, gamma)
+    xc, r = statistics(x32, eps)
+    xhat, g = xc * r, dy32 * gamma32
+    dx = r * (g - g.mean(axis=1, keepdims=True) - xhat * (g * xhat).mean(axis=1, keepdims=True))
+    return dx.astype(x.dtype), (dy32 * xhat).sum(axis=0).astype(x.dtype), dy32.sum(axis=0).astype(x.dtype)
+
+
+def outcomes(
+    fwd: Callable[..., Any] = forward,
+    bwd: Callable[..., Any] | None = backward,
+    cases: str = "",
+    dtype: DType = DType.F32,
+    d: int = 768,
+) -> dict[str, Outcome]:
+    found = conform(NumpyTarget("mine", fwd, bwd), Contract.of("layernorm", dtype), select(cases.split()), d=d)
+    return {o.name: o for o in found}
+
+
+def failed(found: dict[str, Outcome]) -> set[str]:
+    return {name for name, o in found.items() if o.status == "fail"}
+
+
+@pytest.mark.parametrize("dtype", [*DType])
+def test_a_right_function_passes(dtype: DType) -> None:
+    found = outcomes(dtype=dtype)
+    assert failed(found) == set(), found
+    assert [*found] == [case.name for case in CASES]
+
+
+def test_the_table_is_complete_and_its_reasons_are_one_line() -> None:
+    names = [case.name for case in CASES]
+    assert len(names) == len({*names}) == 36
+    assert all(0 < len(case.why) <= 64 and "\n" not in case.why for case in CASES)
+
+
+def test_without_a_backward_its_cases_are_skipped() -> None:
+    found = outcomes(bwd=None, cases="ordinary differences dx-sums-to-zero repeat-columns")
+    skipped = {name: o.detail for name, o in found.items() if o.status == "skipped"}
+    assert [*skipped] == ["differences", "dx-sums-to-zero", "repeat-columns"]
+    assert skipped["dx-sums-to-zero"] == "no dx: a backward is not given"
+    assert found["ordinary"].measured.keys() == {"y"}
+
+
+# Wrong functions
+
+
+def one_pass_variance(x: Array, gamma: Array, beta: Array, eps: float) -> Array:
+    mean = x.mean(axis=1, keepdims=True)
+    return (x - mean) / np.sqrt((x * x).mean(axis=1, keepdims=True) - mean * mean + x.dtype.type(eps)) * gamma + beta
+
+
+def eps_outside_the_root(x: Array, gamma: Array, beta: Array, eps: float) -> Array:
+    xc = x - x.mean(axis=1, keepdims=True)
+    return xc / (np.sqrt((xc * xc).mean(axis=1, keepdims=True)) + x.dtype.type(eps)) * gamma + beta
+
+
+def unbiased_variance(x: Array, gamma: Array, beta: Array, eps: float) -> Array:
+    xc = x - x.mean(axis=1, keepdims=True)
+    d = max(2, x.shape[1])
+    return xc / np.sqrt((xc * xc).sum(axis=1, keepdims=True) / (d - 1) + x.dtype.type(eps)) * gamma + beta
+
+
+def mean_in_f16(x: Array, gamma: Array, beta: Array, eps: float) -> Array:
+    xc = x - x.mean(axis=1, keepdims=True).astype(np.float16).astype(x.dtype)
+    return xc / np.sqrt((xc * xc).mean(axis=1, keepdims=True) + x.dtype.type(eps)) * gamma + beta
+
+
+def writes_to_x(x: Array, gamma: Array, beta: Array, eps: float) -> Array:
+    x -= x.mean(axis=1, keepdims=True)
+    return forward(x, gamma, beta, eps)
+
+
+def order_depends_on_m(x: Array, gamma: Array, beta: Array, eps: float) -> Array:
+    x32 = x if len(x) < 38 else x[:, ::-1]
+    r = 1 / np.sqrt((statistics(x32, eps)[0] ** 2).cumsum(axis=1)[:, -1:] / x.dtype.type(x.shape[1]) + eps)
+    return (statistics(x, eps)[0] * r * gamma + beta).astype(x.dtype)
+
+
+def depends_on_other_rows(x: Array, gamma: Array, beta: Array, eps: float) -> Array:
+    largest = np.abs(x).max(initial=1e-30)
+    return forward(x / largest, gamma, beta, eps / float(largest) ** 2).astype(x.dtype)
+
+
+def returns_f64(x: Array, gamma: Array, beta: Array, eps: float) -> Array:
+    return forward(x, gamma, beta, eps).astype(np.float64)
+
+
+def refuses_no_rows(x: Array, gamma: Array, beta: Array, eps: float) -> Array:
+    if len(x) == 0:
+        raise ValueError("no rows\nat all")
+    return forward(x, gamma, beta, eps)
+
+
+def skips_nan(x: Array, gamma: Array, beta: Array, eps: float) -> Array:
+    return forward(np.nan_to_num(x, posinf=np.inf, neginf=-np.inf), gamma, beta, eps)
+
+
+def clips_inf(x: Array, gamma: Array, beta: Array, eps: float) -> Array:
+    return forward(np.where(np.isinf(x), 0, x), gamma, beta, eps)
+
+
+def flushes(x: Array, gamma: Array, beta: Array, eps: float) -> Array:
+    y = forward(x, gamma, beta, eps)
+    return np.where(np.abs(y) < np.finfo(y.dtype).tiny, 0, y).astype(y.dtype)
+
+
+def ignores_strides(x: Array, gamma: Array, beta: Array, eps: float) -> Array:
+    window = laid(x)
+    flat = window.memory[window.offset : window.offset + x.size]
+    return forward(flat.reshape(x.shape), gamma, beta, eps)
+
+
+def ignores_alignment(x: Array, gamma: Array, beta: Array, eps: float) -> Array:
+    window = laid(x)
+    start = window.offset // 4 * 4
+    return forward(clone(x) if start == window.offset else window.memory[: x.size].reshape(x.shape), gamma, beta, eps)
+
+
+def clamps_large(x: Array, gamma: Array, beta: Array, eps: float) -> Array:
+    return forward(np.clip(x, -1e16, 1e16), gamma, beta, eps)
+
+
+def absolute_gamma(x: Array, gamma: Array, beta: Array, eps: float) -> Array:
+    return forward(x, np.abs(gamma) if (gamma < 0).all() else gamma, beta, eps)
+
+
+def last_lane_lost(x: Array, gamma: Array, beta: Array, eps: float) -> Array:
+    y = forward(x, gamma, beta, eps)
+    y[:, x.shape[1] // 2 * 2 :] = 0
+    return y
+
+
+@pytest.mark.parametrize(
+    ("wrong", "case"),
+    [
+        (one_pass_variance, "large-mean-1e2"),
+        (one_pass_variance, "large-mean-1e3"),
+        (one_pass_variance, "large-mean-1e4"),
+        (eps_outside_the_root, "tiny-variance"),
+        (unbiased_variance, "ordinary"),
+        (unbiased_variance, "d-2"),
+        (unbiased_variance, "ulps"),
+        (mean_in_f16, "large-mean-1e3"),
+        (mean_in_f16, "shift-invariance"),
+        (mean_in_f16, "constant-rows"),
+        (writes_to_x, "inputs-unmodified"),
+        (order_depends_on_m, "rows-in-bigger-batch"),
+        (depends_on_other_rows, "rows-alone"),
+        (depends_on_other_rows, "nan-row"),
+        (returns_f64, "shape-and-dtype"),
+        (refuses_no_rows, "m-0"),
+        (skips_nan, "nan-row"),
+        (clips_inf, "inf-row"),
+        (flushes, "subnormal-y"),
+        (ignores_strides, "strided-rows"),
+        (ignores_strides, "transposed"),
+        (ignores_alignment, "unaligned-base"),
+        (clamps_large, "huge"),
+        (clamps_large, "overflow"),
+        (absolute_gamma, "gamma-negative"),
+        (last_lane_lost, "d-31"),
+        (last_lane_lost, "d-4093"),
+        (last_lane_lost, "d-1"),
+    ],
+    ids=lambda value: getattr(value, "__name__", value),
+)
+def test_a_wrong_forward_fails_its_case(wrong: Callable[..., Array], case: str) -> None:
+    assert failed(outcomes(wrong, None, case)) == {case}
+
+
+@pytest.mark.parametrize("wrong", [returns_f64, refuses_no_rows, flushes, absolute_gamma])
+def test_what_a_wrong_forward_does_right_passes(wrong: Callable[..., Array]) -> None:
+    only = {returns_f64: "shape-and-dtype", refuses_no_rows: "m-0", flushes: "subnormal-y"}
+    assert failed(outcomes(wrong, None)) == {only.get(wrong, "gamma-negative")}
+
+
+def forgets_gamma(dy: Array, x: Array, gamma: Array, beta: Array, eps: float) -> tuple[Array, ...]:
+    return (backward(dy, x, np.ones_like(gamma), beta, eps)[0], *backward(dy, x, gamma, beta, eps)[1:])
+
+
+def batch_sums(dy: Array, x: Array, gamma: Array, beta: Array, eps: float) -> tuple[Array, ...]:
+    """The formula of a widely read page: column sums where row sums belong."""
+    _, dgamma, dbeta = backward(dy, x, gamma, beta, eps)
+    xc, r = statistics(x, eps)
+    return r * (dy * gamma - dbeta / x.shape[1] - xc * r * dgamma / x.shape[1]), dgamma, dbeta
+
+
+def no_mean_term(dy: Array, x: Array, gamma: Array, beta: Array, eps: float) -> tuple[Array, ...]:
+    xc, r = statistics(x, eps)
+    g, xhat = dy * gamma, xc * r
+    return r * (g - xhat * (g * xhat).mean(axis=1, keepdims=True)), *backward(dy, x, gamma, beta, eps)[1:]
+
+
+def swapped(dy: Array, x: Array, gamma: Array, beta: Array, eps: float) -> tuple[Array, ...]:
+    dx, dgamma, dbeta = backward(dy, x, gamma, beta, eps)
+    return dx, dbeta, dgamma
+
+
+def xhat_from_y(dy: Array, x: Array, gamma: Array, beta: Array, eps: float) -> tuple[Array, ...]:
+    dx, _, dbeta = backward(dy, x, gamma, beta, eps)
+    safe = np.where(gamma == 0, 1, gamma)
+    return dx, (dy * ((forward(x, gamma, beta, eps) - beta) / safe)).sum(axis=0), dbeta
+
+
+def random_order(dy: Array, x: Array, gamma: Array, beta: Array, eps: float) -> tuple[Array, ...]:
+    dx, _, dbeta = backward(dy, x, gamma, beta, eps)
+    order = np.random.default_rng().permutation(len(x))
+    return dx, (dy * forward(x, np.ones_like(gamma), np.zeros_like(beta), eps))[order].sum(axis=0), dbeta
+
+
+def writes_to_dy(dy: Array, x: Array, gamma: Array, beta: Array, eps: float) -> tuple[Array, ...]:
+    results = backward(dy, x, gamma, beta, eps)
+    dy[...] = results[0]
+    return results
+
+
+def uninitialised(dy: Array, x: Array, gamma: Array, beta: Array, eps: float) -> tuple[Array, ...]:
+    dx, dgamma, dbeta = backward(dy, x, gamma, beta, eps)
+    return dx, dgamma if len(x) else np.full_like(dgamma, 3), dbeta
+
+
+def two_results(dy: Array, x: Array, gamma: Array, beta: Array, eps: float) -> tuple[Array, ...]:
+    return backward(dy, x, gamma, beta, eps)[:2]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "cases"),
+    [
+        (forgets_gamma, "ordinary differences"),
+        (batch_sums, "ordinary differences dx-sums-to-zero rows-alone m-1"),
+        (no_mean_term, "ordinary differences dx-sums-to-zero d-2"),
+        (swapped, "ordinary differences"),
+        (xhat_from_y, "gamma-zero"),
+        (random_order, "repeat-columns"),
+        (writes_to_dy, "inputs-unmodified"),
+        (uninitialised, "m-0"),
+        (two_results, "ordinary shape-and-dtype differences"),
+    ],
+    ids=lambda value: getattr(value, "__name__", value),
+)
+def test_a_wrong_backward_fails_its_cases(wrong: Callable[..., Any], cases: str) -> None:
+    assert failed(outcomes(bwd=wrong, cases=cases)) == {*cases.split()}
+
+
+def test_gamma_forgotten_in_f32_alone_is_seen_by_the_differences_of_the_closed_form() -> None:
+    def refuses_f64(*args: Any) -> Array:
+        if args[0].dtype == np.float64:
+            raise TypeError("float32 only")
+        return forward(*args)
+
+    right = outcomes(refuses_f64, backward, "differences")["differences"]
+    assert (right.status, "of the closed form; f32 only" in right.detail) == ("pass", True)
+    assert failed(outcomes(refuses_f64, forgets_gamma, "differences")) == {"differences"}
+
+
+def bf16_column_sums(dy: Array, x: Array, gamma: Array, beta: Array, eps: float) -> tuple[Array, ...]:
+    dx, dgamma, _ = backward(dy, x, gamma, beta, eps)
+    total = np.zeros(x.shape[1], x.dtype)
+    for row in dy:
+        total = total + row
+    return dx, dgamma, total
+
+
+def f16_row_sums(x: Array, gamma: Array, beta: Array, eps: float) -> Array:
+    mean = np.add.accumulate(x, axis=1, dtype=x.dtype)[:, -1:] / x.dtype.type(x.shape[1])
+    return forward(x - 0 * mean, gamma, beta, eps)
+
+
+def test_sums_in_sixteen_bits_are_seen() -> None:
+    assert failed(outcomes(bwd=bf16_column_sums, cases="m-1 m-4096", dtype=DType.BF16)) == {"m-4096"}
+    assert failed(outcomes(f16_row_sums, None, "ordinary huge", DType.F16)) == {"huge"}
+    assert outcomes(cases="overflow", dtype=DType.F16)["overflow"].status == "skipped"
+
+
+def test_an_exception_fails_a_case_with_its_first_line_and_refusing_a_layout_passes() -> None:
+    def contiguous_only(x: Array, gamma: Array, beta: Array, eps: float) -> Array:
+        if not x.flags.c_contiguous:
+            raise ValueError("x is not contiguous")
+        return refuses_no_rows(x, gamma, beta, eps)
+
+    found = outcomes(contiguous_only, None, "m-0 strided-rows transposed unaligned-base")
+    assert {n: (o.status, o.detail) for n, o in found.items()} == {
+        "m-0": ("fail", "raised ValueError: no rows"),
+        "strided-rows": ("pass", "refused: ValueError: x is not contiguous"),
+        "transposed": ("pass", "refused: ValueError: x is not contiguous"),
+        "unaligned-base": ("pass", "as if contiguous"),
+    }
+
+
+# What is no norm at all
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda x, gamma, beta, eps: forward(x.T, np.ones(len(x)), np.zeros(len(x)), eps).T, "times the bound away"),
+        (lambda x, gamma, beta, eps: x, "times the bound away from the closed form.$"),
+        (lambda x, gamma, beta, eps: np.full_like(x, np.nan), "its y is inf times"),
+        (lambda x, gamma, beta, eps: forward(x, gamma, beta, eps)[0], r"y has shape \(768,\), expected \(37, 768\)"),
+        (lambda x, gamma, beta, eps: [x], "y is expected to be a NumPy array, got list"),
+        (lambda x, gamma, beta, eps: x.astype(int), "y has dtype int64, expected f32"),
+        (lambda x, gamma: x, "it raised TypeError: .*takes 2 positional arguments"),
+        (lambda x, gamma, beta, eps: 1 // 0, r"of x f32\[37, 768\] it raised ZeroDivisionError"),
+        (
+            lambda x, gamma, beta, eps: x / np.sqrt((x * x).mean(axis=1, keepdims=True) + eps) * gamma,
+            "It does look like rmsnorm: say --norm rmsnorm",
+        ),
+    ],
+)
+def test_what_is_no_layernorm_is_told_so_once(wrong: Callable[..., Any], message: str) -> None:
+    with pytest.raises(CheckError, match=f"'mine' does not look like a layernorm: .*{message}"):
+        outcomes(wrong)
+
+
+# lngen and PyTorch
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "layernorm.bwd:d=768,dtype=f32",
+        "layernorm.bwd:d=768,dtype=bf16,weight=f32",
+        "layernorm.bwd:d=100,dtype=f64",
+        "layernorm.fwd:d=64,dtype=f16,out=f32,beta=no",
+        "layernorm.bwd:d=64,dtype=bf16,gamma=no,save=none",
+        "layernorm.bwd:d=1,dtype=f16,wrt=gamma",
+        "rmsnorm.bwd:d=768,dtype=f16",
+        "rmsnorm.bwd:d=64,dtype=f32,beta=yes,eps=0.001",
+    ],
+)
+def test_lngens_definition_passes(text: str) -> None:
+    spec = parse_spec(text)
+    found = {o.name: o for o in conform(LngenTarget(spec, gpu=False), Contract.of_spec(spec), d=spec.d)}
+    assert failed(found) == set(), [o for o in found.values() if o.status == "fail"]
+    assert sum(o.status == "pass" for o in found.values()) >= 30
+    if spec.dtype is DType.F32:
+        assert found["overflow"].detail == "the squares overflow: y is beta"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "text",
+    ["layernorm.bwd:d=768,dtype=f32", "layernorm.bwd:d=768,dtype=bf16,weight=f32", "rmsnorm.bwd:d=768,dtype=f16"],
+)
+def test_lngens_kernels_pass(text: str) -> None:
+    spec = parse_spec(text)
+    found = {o.name: o for o in conform(LngenTarget(spec, gpu=True), Contract.of_spec(spec), d=spec.d)}
+    assert failed(found) == set(), [o for o in found.values() if o.status == "fail"]
+
+
+def torch_outcomes(name: str, dtype: DType) -> dict[str, Outcome]:
+    pytest.importorskip("torch")
+    target, norm = find_target(name)
+    return {o.name: o for o in conform(target, Contract.of(norm, dtype))}
+
+
+@pytest.mark.parametrize("dtype", [DType.F32, DType.F64])
+@pytest.mark.parametrize("name", ["torch-layernorm", "torch.nn.functional:layer_norm", "torch:layer_norm"])
+def test_torch_layernorm_passes(name: str, dtype: DType) -> None:
+    found = torch_outcomes(name, dtype)
+    assert {o.status for o in found.values()} == {"pass"}, found
+    assert "of its own forward in f64" in found["differences"].detail
+
+
+# Whatever asks for bits, places or layouts; and y, which is rounded once from f32.
+FREE_OF_ROUNDING = {
+    "differences", "subnormal-y", "nan-row", "inf-row", "shift-invariance", "dx-sums-to-zero", "m-0", "strided-rows",
+    "unaligned-base", "transposed", "rows-alone", "rows-permuted", "rows-in-bigger-batch", "repeat", "repeat-columns",
+    "inputs-unmodified", "shape-and-dtype",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [DType.BF16, DType.F16])
+def test_torch_layernorm_on_the_cpu_keeps_sixteen_bit_statistics_and_sums(dtype: DType) -> None:
+    """Its mean and rstd have x's dtype if gamma has, and so do the sums of dgamma and dbeta: forward passes, backward
+    is tens of bounds off."""
+    torch = pytest.importorskip("torch")
+    own = {DType.BF16: torch.bfloat16, DType.F16: torch.float16}[dtype]
+    x, gamma = torch.ones(3, 8, dtype=own), torch.ones(8, dtype=own)
+    assert {t.dtype for t in torch.native_layer_norm(x, [8], gamma, gamma, 1e-5)} == {own}
+
+    found = torch_outcomes("torch-layernorm", dtype)
+    wrong = failed(found)
+    assert {"ordinary", "ulps", "large-mean-1e2", "d-31", "d-768", "d-4093", "m-4096"} <= wrong
+    assert not wrong & FREE_OF_ROUNDING, wrong
+    for o in found.values():
+        if o.status == "fail" and o.name != "ulps":
+            assert o.measured["y"] <= 1, o
+    assert min(found["ordinary"].measured[n] for n in ("dgamma", "dbeta")) > 5
+
+
+@pytest.mark.parametrize(
+    ("dtype", "wrong"), [(DType.F32, {"huge"}), (DType.BF16, {"huge"}), (DType.F16, set()), (DType.F64, {"huge"})]
+)
+def test_torch_rmsnorm_underflows_backward_of_huge_rows(dtype: DType, wrong: set[str]) -> None:
+    """Its dx has the cube of rstd in it, which underflows at x = 1e17: half of dx is lost."""
+    found = torch_outcomes("torch-rmsnorm", dtype)
+    assert failed(found) == wrong
+    assert found["huge"].measured["y"] <= 1
+    assert all("dx" not in o.measured or o.measured["dx"] > 1 for o in found.values() if o.status == "fail")
+
+
+def test_a_torch_function_without_a_gradient_has_no_backward() -> None:
+    torch = pytest.importorskip("torch")
+    from lngen.check.conform import TorchTarget
+
+    def detached(x: Any, gamma: Any, beta: Any, eps: float) -> Any:
+        return torch.nn.functional.layer_norm(x.detach(), x.shape[-1:], gamma.detach(), beta.detach(), eps)
+
+    cases = select(["ordinary", "dx-sums-to-zero"])
+    found = [*conform(TorchTarget("mine", detached), Contract.of("layernorm", DType.F32), cases)]
+    assert [o.status for o in found] == ["pass", "skipped"]
+
+
+def test_a_torch_function_that_writes_to_its_input_is_seen() -> None:
+    torch = pytest.importorskip("torch")
+    from lngen.check.conform import TorchTarget
+
+    class InPlace(torch.autograd.Function):  # type: ignore[name-defined,misc]
+        @staticmethod
+        def forward(ctx: Any, x: Any, gamma: Any, beta: Any, eps: float) -> Any:
+            ctx.save_for_backward(gamma)
+            return torch.nn.functional.layer_norm(x, x.shape[-1:], gamma, beta, eps)
+
+        @staticmethod
+        def backward(ctx: Any, dy: Any) -> Any:
+            dy.mul_(2)
+            return dy, ctx.saved_tensors[0], ctx.saved_tensors[0], None
+
+    cases = select(["inputs-unmodified"])
+    (found,) = conform(TorchTarget("mine", InPlace.apply), Contract.of("layernorm", DType.BF16), cases)
+    assert found.status == "fail"
+    assert found.detail.startswith("written to: dy: ")
+
+
+# Its parts
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("lay", [strided, unaligned, transposed, np.array])
+def test_a_clone_keeps_the_layout(lay: Callable[[Array], Array], dtype: np.dtype[Any]) -> None:
+    a = lay(np.arange(12).reshape(3, 4).astype(dtype))
+    b = clone(a)
+    assert (a.strides, laid(a).offset, a.dtype) == (b.strides, laid(b).offset, b.dtype)
+    np.testing.assert_array_equal(a, b)
+    b[...] = 0
+    assert a[0, 1] == 1
+
+
+def test_ulps_are_those_of_the_stored_dtype() -> None:
+    contract = Contract.of("layernorm", DType.BF16)
+    x = np.array([[-1.0, 1.0]]).astype(BF16)
+    want = reference(contract, {"x": x, "gamma": np.ones(2, BF16), "beta": np.zeros(2, BF16)})
+    judged = want.judge("y", np.array([[-1.0, 1.0078125]]).astype(BF16))
+    assert (judged.max_ulp, judged.mean_ulp) == (1.0, 0.5)
+    assert 1 < judged.excess < 2
+    assert want.judge("y", np.array([[np.nan, 1.0]]).astype(BF16)).excess == np.inf
+
+
+def test_the_first_line_of_an_exception_is_kept() -> None:
+    assert str(contracts.RaisedError(ValueError("\n one\ntwo"))) == "ValueError: one"
+    assert str(contracts.RaisedError(KeyError())) == "KeyError"
+
+
+# The command line
+
+
+MODULE = """
+import numpy as np
+
+def forward(x, gamma, beta, eps):
+    xc = x - x.mean(axis=1, keepdims=True)
+    return (xc / np.sqrt((xc * xc).mean(axis=1, keepdims=True) + eps) * gamma + beta).astype(x.dtype)
+
+def backward(dy, x, gamma, beta, eps):
+    return dy, gamma, beta
+
+def rms(x, gamma, beta, eps):
+    assert beta is None
+    return (x / np.sqrt((x * x).mean(axis=1, keepdims=True) + eps) * gamma).astype(x.dtype)
+
+def by_torch(x, gamma, beta, eps):
+    return (x - x.mean(-1, keepdim=True)) * (x.var(-1, keepdim=True, correction=0) + eps).rsqrt() * gamma + beta
+
+number = 3
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_norms.py").write_text(MODULE)
+    (tmp_path / "my_broken.py").write_text("raise RuntimeError('not today\\nnor tomorrow')")
+    (tmp_path / "my_exit.py").write_text("raise SystemExit(0)")
+
+
+def call(*args: str) -> Result:
+    return CliRunner().invoke(cli, ["conform", *args], prog_name="lngen")
+
+
+@pytest.mark.usefixtures("module")
+def test_the_command_prints_a_table_and_writes_json() -> None:
+    done = call("--callable", "my_norms:forward", "--backward", "my_norms:backward", "--json", "out/report.json")
+    assert done.exit_code == 1, done.output
+    lines = done.stdout.splitlines()
+    assert lines[0].split() == ["|", "|", "case", "|", "why", "|", "found", "|"]
+    assert lines[2].split()[:4] == ["|", "FAIL", "|", "ordinary"]
+    report = json.loads(Path("out/report.json").read_text())
+    assert lines[-1] == f"{report['passed']} passed, {report['failed']} failed, {report['skipped']} skipped"
+    assert (report["target"], report["norm"], report["dtype"]) == ("my_norms:forward", "layernorm", "f32")
+    assert [c["name"] for c in report["cases"]] == [case.name for case in CASES]
+    first = report["cases"][0]
+    assert [*first] == ["name", "status", "why", "detail", "measured"]
+    assert first["measured"]["y"] < 1 < first["measured"]["dx"]
+
+
+@pytest.mark.usefixtures("module")
+def test_the_report_is_the_same_twice_and_cases_can_be_chosen() -> None:
+    args = ("--callable", "my_norms:forward", "--cases", "ulps,ordinary")
+    for name in "ab":
+        done = call(*args, "--json", name)
+        assert (done.exit_code, done.stdout.splitlines()[-1]) == (0, "2 passed, 0 failed, 0 skipped")
+    assert Path("a").read_bytes() == Path("b").read_bytes()
+
+
+@pytest.mark.usefixtures("module")
+@pytest.mark.parametrize(
+    "args",
+    [
+        "--callable my_norms:rms --norm rmsnorm --eps 1e-3 --dtype f64",
+        "--callable torch-layernorm --device cpu",
+        "--callable my_norms:by_torch --torch",
+        "rmsnorm.bwd:d=64 --device cpu",
+    ],
+)
+def test_functions_and_specs_pass_from_the_command_line(args: str) -> None:
+    if "torch" in args:
+        pytest.importorskip("torch")
+    done = call(*args.split(), "--cases", "ordinary,d-31,strided-rows")
+    assert (done.exit_code, done.stdout.splitlines()[-1]) == (0, "3 passed, 0 failed, 0 skipped"), done.output
+
+
+@pytest.mark.usefixtures("module")
+@pytest.mark.parametrize(
+    ("code", "args", "message"),
+    [
+        (2, "", "conform takes a SPEC or --callable, one of the two."),
+        (2, "layernorm.fwd:d=8 --callable my_norms:forward", "one of the two."),
+        (2, "layernorm.fwd:d=8 --dtype f16", "--dtype goes with --callable"),
+        (2, "layernrom.fwd:d=8", "did you mean 'layernorm'?"),
+        (2, "--callable my_norms:forward --cases ordinery", "no case 'ordinery'; did you mean 'ordinary'?"),
+        (2, "--callable my_norms:forward --cases ,", "expected at least one value"),
+        (2, "--callable my_norms:forward --eps 0", "not in the range"),
+        (2, "--callable my_norms:forward --dtype f8", "'f8' is not one of"),
+        (2, "--callable my_norms:forward --device cuda", "say --torch if it takes torch tensors"),
+        (2, "--callable my_norms", "expected module:function or one of torch-layernorm"),
+        (2, "--callable no_such_module_at_all:f", "'no_such_module_at_all:f' cannot be imported: ModuleNotFoundError"),
+        (2, "--callable my_broken:f", "cannot be imported: RuntimeError: not today\n"),
+        (2, "--callable my_exit:f", "cannot be imported: SystemExit: 0"),
+        (2, "--callable my_norms:sideward", "'my_norms' has no 'sideward'"),
+        (2, "--callable my_norms:number", "expected to be a function, got int"),
+        (2, "--callable my_norms:forward --backward my_norms:number", "expected to be a function, got int"),
+        (1, "--callable my_norms:rms --cases ordinary", "does not look like a layernorm"),
+        (1, "--callable my_norms:backward", "does not look like a layernorm: of x f32[37, 768] it raised"),
+    ],
+)
+def test_what_cannot_be_asked_is_said_in_a_line(code: int, args: str, message: str) -> None:
+    done = call(*args.split())
+    assert (done.exit_code, done.stdout) == (code, ""), done.output
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_what_the_machine_lacks_is_exit_code_three() -> None:
+    pytest.importorskip("torch")
+    import torch
+
+    if not torch.cuda.is_available():
+        for args in ("--callable torch-layernorm --device cuda", "layernorm.fwd:d=8 --device cuda"):
+            done = call(*args.split())
+            assert (done.exit_code, done.stdout) == (3, "")
+            assert "--device cuda expects a GPU" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "package"),
+    [("liger-layernorm", "liger_kernel"), ("liger-rmsnorm", "liger_kernel"), ("quack-rmsnorm", "quack")],
+)
+def test_a_peer_that_is_not_installed_is_named(name: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lngen.check.conform.adapters.find_spec", lambda name: None)
+    with pytest.raises(MissingError, match=f"'{name}' needs the package {package}, which is not installed"):
+        find_target(name)
+
+
+def test_a_graph_it_has_no_closed_form_of_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lngen.cli.conform.NORMS", ("rmsnorm",))
+    done = call("layernorm.fwd:d=8")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "conform knows rmsnorm, not 'layernorm'" in done.stderr
+
+
+def test_backward_is_for_numpy() -> None:
+    pytest.importorskip("torch")
+    with pytest.raises(SpecError, match="--backward is for NumPy functions"):
+        find_target("torch-layernorm", backward="a:b")
