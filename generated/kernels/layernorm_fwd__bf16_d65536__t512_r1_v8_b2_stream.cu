@@ -221,6 +221,7 @@ layernorm_fwd__bf16_d65536__t512_r1_v8_b2_stream__rows(
 
     // ---- phase 0 ----
     real sums_0[1];
+    for (real& result : sums_0) result = ABSENT;
     #pragma unroll 1
     for (int seg = 0; seg < SEGMENTS; ++seg) {
         real chunks_0[1][SLOTS];
@@ -241,7 +242,7 @@ layernorm_fwd__bf16_d65536__t512_r1_v8_b2_stream__rows(
         row_fold<Add, THREADS, 1, 1, SLOTS>(sums_0_segment, chunks_0, scratch, turn, 0, lane);
         #pragma unroll
         for (int n = 0; n < 1; ++n)
-            sums_0[n] = seg == 0 ? sums_0_segment[n] : Add::of(sums_0[n], sums_0_segment[n]);
+            sums_0[n] = Add::of(sums_0[n], sums_0_segment[n]);
     }
     const real mean_sum = sums_0[0];  // %mean_sum : f32[M] = reduce_sum %x32 {axis=D, chunk=8, segment=16384}
     const float mean = mean_sum / d_size;  // %mean : f32[M] = div %mean_sum, %d_size
@@ -249,6 +250,7 @@ layernorm_fwd__bf16_d65536__t512_r1_v8_b2_stream__rows(
 
     // ---- phase 1 ----
     real sums_1[1];
+    for (real& result : sums_1) result = ABSENT;
     #pragma unroll 1
     for (int seg = 0; seg < SEGMENTS; ++seg) {
         real chunks_1[1][SLOTS];
@@ -271,7 +273,7 @@ layernorm_fwd__bf16_d65536__t512_r1_v8_b2_stream__rows(
         row_fold<Add, THREADS, 1, 1, SLOTS>(sums_1_segment, chunks_1, scratch, turn, 0, lane);
         #pragma unroll
         for (int n = 0; n < 1; ++n)
-            sums_1[n] = seg == 0 ? sums_1_segment[n] : Add::of(sums_1[n], sums_1_segment[n]);
+            sums_1[n] = Add::of(sums_1[n], sums_1_segment[n]);
     }
     const real var_sum = sums_1[0];  // %var_sum : f32[M] = reduce_sum %xc2 {axis=D, chunk=8, segment=16384}
     const float var = var_sum / d_size;   // %var : f32[M] = div %var_sum, %d_size

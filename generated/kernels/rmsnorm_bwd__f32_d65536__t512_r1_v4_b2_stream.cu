@@ -197,6 +197,7 @@ rmsnorm_bwd__f32_d65536__t512_r1_v4_b2_stream__rows(
 
     // ---- phase 0 ----
     real sums_0[1];
+    for (real& result : sums_0) result = ABSENT;
     #pragma unroll 1
     for (int seg = 0; seg < SEGMENTS; ++seg) {
         real chunks_0[1][SLOTS];
@@ -225,7 +226,7 @@ rmsnorm_bwd__f32_d65536__t512_r1_v4_b2_stream__rows(
         row_fold<Add, THREADS, 1, 1, SLOTS>(sums_0_segment, chunks_0, scratch, turn, 0, lane);
         #pragma unroll
         for (int n = 0; n < 1; ++n)
-            sums_0[n] = seg == 0 ? sums_0_segment[n] : Add::of(sums_0[n], sums_0_segment[n]);
+            sums_0[n] = Add::of(sums_0[n], sums_0_segment[n]);
     }
     const real mean_dy_gamma_xhat_sum = sums_0[0];  // %mean_dy_gamma_xhat_sum : f32[M] = reduce_sum %dy_gamma_xhat {axis=D, chunk=4, segment=8192}
     const float mean_dy_gamma_xhat = mean_dy_gamma_xhat_sum / d_size;  // %mean_dy_gamma_xhat : f32[M] = div %mean_dy_gamma_xhat_sum, %d_size
