@@ -9,11 +9,14 @@ import pytest
 
 from lngen.check import check, matrix
 from lngen.check.differences import gradient_excess
+from lngen.check.executed import executed
 from lngen.check.inputs import poisoned, random_inputs, same_bits
+from lngen.emit import emit
 from lngen.errors import MissingError
 from lngen.graphs import Definition, GraphBuilder
 from lngen.interpret import interpret
 from lngen.ir import D, M
+from lngen.lower import lower
 from lngen.schedule import Schedule
 from lngen.spec import make_spec, parse_spec
 from lngen.toolchain import Binary, Resources
@@ -125,3 +128,32 @@ def test_the_matrix_says_what_it_did_not_reach() -> None:
     assert data["not_reached"] == ["layernorm.fwd:d=8"]
     assert (data["launches"], data["numbers_compared"], data["numbers_that_differ"]) == (4, 10, 1)
     assert [e["spec"] for e in data["entries"]] == ["layernorm.fwd:d=8", "rmsnorm.fwd:d=8"]
+
+
+# ---- without a GPU: the PTX on NumPy ----
+
+
+def test_without_a_gpu_the_ptx_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cupy")
+    monkeypatch.setattr(check, "device_count", lambda: 0)
+    for on in ("auto", "ptx"):
+        results = list(check.check_spec(parse_spec("layernorm.bwd:d=96,dtype=bf16"), on=on, rows=(0, 5), schedules=3))
+        assert [r.what for r in results].count("ptx") == 6
+        assert all(r.ok for r in results)
+
+
+def test_wrong_bits_and_findings_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cupy")
+    spec = parse_spec("layernorm.fwd:d=4096")
+    plan = lower(spec, Schedule("registers", 128, 1, 4))
+    inputs = random_inputs(spec, 2)
+    want = interpret(spec.graph(), inputs)
+    assert executed(plan, "sm_90", 2, inputs, want).ok
+    y = want["y"].copy()
+    y[1, 7] = np.nextafter(y[1, 7], np.float32(np.inf))
+    wrong = executed(plan, "sm_90", 2, inputs, want | {"y": y})
+    assert (wrong.ok, wrong.detail) == (False, "y: 1 of 8192 differ")
+    monkeypatch.setattr("lngen.ptx.run.emit", lambda p: emit(p).replace("__syncthreads();", ";"))
+    racy = executed(plan, "sm_90", 2, inputs, want)
+    assert not racy.ok
+    assert "shared-race" in racy.detail

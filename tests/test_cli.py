@@ -329,11 +329,12 @@ def where(folder: Path, spec: Spec) -> str:
     "text", [FWD, BWD, "rmsnorm.fwd:d=7,dtype=f16,weight=bf16,out=f32", "rmsnorm.bwd:d=8,dtype=f64,wrt=x"]
 )
 @pytest.mark.parametrize("rows", [0, 6])
-def test_run_gives_the_interpreters_bits(tmp_path: Path, text: str, rows: int) -> None:
+@pytest.mark.parametrize("on", ["interpreter", "ptx"])
+def test_run_gives_the_interpreters_bits(tmp_path: Path, text: str, rows: int, on: str) -> None:
     spec = parse_spec(text)
     arrays = inputs_of(text, rows)
     out = where(tmp_path, spec)
-    assert prints("run", text, "--in", save(tmp_path, arrays), "--out", out, "--on", "interpreter") == ""
+    assert prints("run", text, "--in", save(tmp_path, arrays), "--out", out, "--on", on) == ""
     for name, want in interpret(spec.graph(), arrays).items():
         got = np.load(tmp_path / f"out_{name}.npy")
         assert (got.dtype, got.shape) == (as_npy(want).dtype, want.shape)

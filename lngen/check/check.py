@@ -8,6 +8,7 @@ import numpy as np
 
 from lngen.check import oracles
 from lngen.check.differences import gradient_excess
+from lngen.check.executed import executed
 from lngen.check.inputs import forward_inputs, random_inputs
 from lngen.check.result import Result
 from lngen.check.tolerances import bound, mean_over_std, scales
@@ -22,7 +23,7 @@ from lngen.schedule import Schedule, problem, space
 from lngen.spec import Spec
 from lngen.toolchain import Binary
 
-ON = ("auto", "gpu", "interpreter")
+ON = ("auto", "gpu", "ptx", "interpreter")
 
 
 def check_spec(
@@ -38,9 +39,10 @@ def check_spec(
     The interpreter is held against float64 closed forms (named graphs) or central differences of the
     forward (graphs of one's own). Every schedule is compiled for ``arch`` (a GPU's own if there is one), the
     default must not spill. With a GPU (``on`` gpu or auto) each is launched on poisoned outputs and its bits
-    compared with the interpreter's. MissingError for ``on=gpu`` without one.
+    compared with the interpreter's; without one (``on`` ptx or auto) its PTX is executed on NumPy, every
+    access checked. MissingError for ``on=gpu`` without one.
     """
-    gpu = on != "interpreter" and device_count() > 0
+    gpu = on in ("auto", "gpu") and device_count() > 0
     if on == "gpu" and not gpu:
         raise MissingError("on=gpu expects a GPU, none was found; use --on interpreter, or run `lngen doctor`.")
     wanted: dict[int, tuple[dict[str, Array], dict[str, Array]]] = {}
@@ -60,6 +62,9 @@ def check_spec(
 
             for m, (inputs, want) in wanted.items():
                 yield bits(plan, binary, m, inputs, want)
+        elif on != "interpreter":
+            for m, (inputs, want) in wanted.items():
+                yield executed(plan, target, m, inputs, want)
 
 
 def others(spec: Spec, count: int) -> list[Schedule]:

@@ -24,10 +24,10 @@ def _counts(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int
 @click.argument("specs", metavar="SPEC...", nargs=-1)
 @click.option(
     "--on",
-    type=click.Choice(["auto", "gpu", "interpreter"]),
+    type=click.Choice(["auto", "gpu", "ptx", "interpreter"]),
     default="auto",
     show_default=True,
-    help="What computes; auto is a GPU if there is one.",
+    help="What runs the kernels: a GPU, or the PTX on NumPy; auto is a GPU if there is one.",
 )
 @click.option("--rows", default="0,1,3,133", show_default=True, metavar="M,...", callback=_counts, help="Row counts.")
 @click.option("--schedules", type=click.IntRange(1), default=1, show_default=True, help="How many schedules to try.")
@@ -51,9 +51,10 @@ def command(
     processes: int,
     as_json: bool,
 ) -> None:
-    """Check each SPEC: errors against the oracles, compilation, on a GPU every bit against the interpreter.
+    """Check each SPEC: errors against the oracles, compilation, every bit against the interpreter.
 
-    Exits 1 if anything fails.
+    Kernels run on a GPU if there is one; else their PTX is executed on NumPy, which also finds wrong accesses,
+    races and missing barriers. Exits 1 if anything fails.
     """
     if matrix == bool(specs):
         raise click.UsageError("check takes SPECs or --matrix, one of the two.")

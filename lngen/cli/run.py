@@ -10,8 +10,9 @@ from lngen.aot.files import write_all
 from lngen.aot.plans import plan_for
 from lngen.cli.common import schedule_option
 from lngen.cli.npy import as_file, load_inputs, parse_files
-from lngen.errors import ArrayError
+from lngen.errors import ArrayError, CheckError
 from lngen.interpret import interpret
+from lngen.ptx import run_plan
 from lngen.runtime.arrays_np import run_numpy
 from lngen.runtime.choose import DEFAULT_ARCH
 from lngen.runtime.launch import device_arch, device_count
@@ -24,10 +25,11 @@ from lngen.spec import parse_spec
 @click.option("--out", "outputs", multiple=True, required=True, metavar="NAME=FILE,...", help="The results to write.")
 @click.option(
     "--on",
-    type=click.Choice(["auto", "gpu", "interpreter"]),
+    type=click.Choice(["auto", "gpu", "ptx", "interpreter"]),
     default="auto",
     show_default=True,
-    help="Where to compute; auto is a GPU if there is one. The bits are the same.",
+    help="What computes: a GPU, the kernels' PTX on NumPy, the interpreter; auto is a GPU if there is one, else the last. "
+    "The bits are the same.",
 )
 @schedule_option
 def command(spec: str, inputs: tuple[str, ...], outputs: tuple[str, ...], on: str, schedule: str) -> None:
@@ -44,6 +46,11 @@ def command(spec: str, inputs: tuple[str, ...], outputs: tuple[str, ...], on: st
     arrays, leading = load_inputs(parsed, parse_files(inputs, "--in", [p.name for p in graph.params]))
     if on == "gpu" or (on == "auto" and device_count() > 0):
         results = run_numpy(plan_for(parsed, schedule, device_arch(0)), arrays)
+    elif on == "ptx":
+        outcome = run_plan(plan_for(parsed, schedule, DEFAULT_ARCH), arrays)
+        if outcome.findings:
+            raise CheckError(str(outcome.findings[0]))
+        results = outcome.results
     else:
         if schedule:
             plan_for(parsed, schedule, DEFAULT_ARCH)  # an illegal schedule is one here, too

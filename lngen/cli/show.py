@@ -9,9 +9,11 @@ from typing import Any
 import click
 
 from lngen.aot.plans import plan_for
+from lngen.check.inputs import random_inputs
 from lngen.cli.common import arch_option, print_json, print_text, schedule_option, table_text
 from lngen.emit import emit
 from lngen.errors import LngenError
+from lngen.inspect import measure, traffic_text
 from lngen.lower import Plan, lower
 from lngen.runtime.choose import compile_plan
 from lngen.schedule import parse_schedule
@@ -19,7 +21,10 @@ from lngen.spec import Spec, parse_spec
 from lngen.toolchain import compile_ptx
 
 # A stage and the Pygments lexer that colours it on a terminal; Python's suits the IR well enough.
-STAGES = {"graph": "python", "plan": "text", "cuda": "cuda", "ptx": "ptx", "resources": "text"}
+STAGES = {"graph": "python", "plan": "text", "cuda": "cuda", "ptx": "ptx", "resources": "text", "traffic": "text"}
+
+# Rows a traffic count runs, in row groups: enough for a block to have some, few enough for a second.
+TRAFFIC_ROWS = 8
 COLUMNS = ("kernel", "arch", "registers", "spill stores", "spill loads", "stack", "shared", "barriers")
 
 
@@ -43,7 +48,8 @@ def command(
     """Print one stage of SPEC: exactly its text in a pipe, highlighted on a terminal.
 
     graph: the IR, with every sum's order; plan: kernels, phases, launch rules; cuda: the source; ptx: what
-    NVRTC makes of it; resources: registers, spills, shared memory and barriers of each kernel.
+    NVRTC makes of it; resources: registers, spills, shared memory and barriers of each kernel; traffic: the
+    bytes, sectors, instructions, barriers and bank conflicts of a call, counted by executing the PTX on NumPy.
     """
     _check_options(stage, after, schedule, diff, arches, as_json)
     parsed = parse_spec(spec)
@@ -94,7 +100,10 @@ def stage_text(plan: Plan, stage: str, arches: tuple[str, ...]) -> str:
         return emit(plan)
     if stage == "ptx":
         return compile_ptx(emit(plan), arches[0], name=f"{plan.name}.cu")
-    rows = [
+    if stage == "traffic":
+        rows = TRAFFIC_ROWS * (plan.kernels[0].grid[0].per or 1)
+        return traffic_text(plan, measure(plan, random_inputs(plan.spec, rows), arches[0]), rows)
+    listed = [
         (
             kernel,
             arch,
@@ -108,7 +117,7 @@ def stage_text(plan: Plan, stage: str, arches: tuple[str, ...]) -> str:
         for arch, kernels in resources_json(plan, arches)["resources"].items()
         for kernel, r in kernels.items()
     ]
-    return table_text(COLUMNS, rows)
+    return table_text(COLUMNS, listed)
 
 
 def resources_json(plan: Plan, arches: tuple[str, ...]) -> dict[str, Any]:

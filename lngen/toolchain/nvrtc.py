@@ -52,9 +52,12 @@ def compile_cubin(source: str, arch: str, *, name: str = log.UNIT) -> Binary:
     return Binary(entry.arch, entry.image, entry.log, log.resources(entry.log))
 
 
-def compile_ptx(source: str, arch: str, *, name: str = log.UNIT) -> str:
-    """The PTX from which ``compile_cubin`` makes its cubin; errors and cache are the same."""
-    return _entry(source, arch, "ptx", name).image.decode()
+def compile_ptx(source: str, arch: str, *, name: str = log.UNIT, lines: bool = False) -> str:
+    """The PTX from which ``compile_cubin`` makes its cubin; errors and cache are the same.
+
+    ``lines``: with a .loc for every instruction, its line of ``source``; the instructions are the same.
+    """
+    return _entry(source, arch, "ptx", name, ("-lineinfo",) if lines else ()).image.decode()
 
 
 def nvrtc_version() -> tuple[int, int]:
@@ -110,13 +113,13 @@ def _load() -> _Library:
     return _Library(api, version, tuple(f"sm_{number}" for number in sorted(arches)))
 
 
-def _entry(source: str, arch: str, kind: Kind, name: str) -> cache.Entry:
+def _entry(source: str, arch: str, kind: Kind, name: str, extra: tuple[str, ...] = ()) -> cache.Entry:
     start = time.perf_counter()
     library = _library()
     plain = re.fullmatch(r"(sm_\d+)[af]?", arch)
     if not plain or plain[1] not in library.arches:
         raise _unknown(arch, library)
-    options = _options(arch, kind, library.version)
+    options = tuple(sorted((*_options(arch, kind, library.version), *extra)))
     key = cache.key_of(source, options, arch, kind, library.version)
     entry, how = cache.load(key), "cached"
     if entry is None:

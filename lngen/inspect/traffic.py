@@ -1,0 +1,110 @@
+"""What a GPU would move: the PTX executed on NumPy, its accesses counted, next to the least a call has to move."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from lngen.ir import D, M
+from lngen.ir.numerics import Array
+from lngen.lower import Kernel, Plan
+from lngen.ptx import Traffic, run_plan
+
+SECTOR = 32
+WIDE = (M, D)
+
+# Opcodes by what a person asks about; the first prefix that fits counts.
+KINDS = {
+    "load": ("ld.global",), "store": ("st.global",), "shared": ("ld.shared", "st.shared"), "shuffle": ("shfl",),
+    "barrier": ("bar",), "convert": ("cvt",), "branch": ("bra",),
+    "f32": ("add.rn.f32", "sub.rn.f32", "mul.rn.f32", "fma.rn.f32", "neg.f32"),
+    "f64": ("add.rn.f64", "sub.rn.f64", "mul.rn.f64", "neg.f64"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class KernelTraffic:
+    """One kernel of a call. Bytes are what its threads ask for; sectors of 32 bytes are what its warps touch.
+
+    ``moved``: bytes by tensor, read and written; ``efficiency``: bytes asked for per byte of sectors touched, above 1
+    where the lanes of a warp share a sector; ``mix``: warp instructions by kind; ``in_flight``: bytes of rows a block
+    has under way when all its loads of a round are out.
+    """
+
+    kernel: str
+    moved: Mapping[str, tuple[int, int]]
+    efficiency: Mapping[str, float]
+    mix: Mapping[str, int]
+    bank_conflicts: int
+    barriers: int
+    in_flight: int
+
+
+def measure(plan: Plan, inputs: Mapping[str, Array], arch: str = "sm_90") -> list[KernelTraffic]:
+    """What each kernel of ``plan`` moves for those inputs."""
+    traffic = run_plan(plan, inputs, arch=arch).traffic
+    return [_kernel(plan, k, traffic) for k in plan.kernels if k.name in traffic.tensors]
+
+
+def row_units(plan: Plan, measured: list[KernelTraffic], rows: int) -> float:
+    """Bytes of [M, D] tensors, in units of what one pass over such a tensor of the spec's dtype moves."""
+    wide = {v.name for v in (*plan.inputs, *plan.outputs) if v.type.axes == WIDE}
+    total = sum(sum(bytes_) for k in measured for name, bytes_ in k.moved.items() if name in wide)
+    return total / (rows * plan.spec.d * plan.spec.dtype.size)
+
+
+def traffic_text(plan: Plan, measured: list[KernelTraffic], rows: int) -> str:
+    """Tables a person can read: per kernel its tensors, its instructions per row element, its barriers."""
+    floor = {
+        v.name: rows ** (M in v.type.axes) * plan.spec.d ** (D in v.type.axes) * v.type.dtype.size
+        for v in (*plan.inputs, *plan.outputs)
+    }
+    lines = [
+        f"traffic {plan.name}, {rows} rows",
+        f"  rows of {plan.spec.dtype}: {row_units(plan, measured, rows):.3f} units of M * D",
+    ]
+    for k in measured:
+        lines += ["", f"kernel {k.kernel}", "  tensor                        read    written      floor  per sector"]
+        for name, (read, written) in k.moved.items():
+            least = floor.get(name)
+            floor_text = "workspace" if least is None else str(least)
+            lines.append(f"  {name:<24}{read:>10} {written:>10} {floor_text:>10} {k.efficiency[name]:>11.2f}")
+        elements = max(1, rows * plan.spec.d)
+        mix = "  ".join(f"{kind} {32 * count / elements:.2f}" for kind, count in k.mix.items() if count)
+        lines += [
+            f"  instructions per element: {mix}",
+            f"  barriers per row: {k.barriers / max(1, rows):.2f} warps; bank conflicts: {k.bank_conflicts} wavefronts",
+        ]
+        if k.in_flight:
+            lines.append(f"  in flight per block: {k.in_flight} bytes")
+    return "\n".join(lines) + "\n"
+
+
+def _kernel(plan: Plan, kernel: Kernel, traffic: Traffic) -> KernelTraffic:
+    tensors = traffic.tensors[kernel.name]
+    mix: Counter[str] = Counter(dict.fromkeys((*KINDS, "other"), 0))
+    for opcode, count in traffic.instructions[kernel.name].items():
+        mix[next((kind for kind, starts in KINDS.items() if opcode.startswith(starts)), "other")] += count
+    return KernelTraffic(
+        kernel=kernel.name,
+        moved={n: (t["bytes_read"], t["bytes_written"]) for n, t in tensors.items() if any(t.values())},
+        efficiency={n: _efficiency(t) for n, t in tensors.items()},
+        mix=dict(mix),
+        bank_conflicts=traffic.shared[kernel.name]["bank_conflicts"],
+        barriers=traffic.barriers[kernel.name],
+        in_flight=_in_flight(plan, kernel),
+    )
+
+
+def _efficiency(counts: Mapping[str, int]) -> float:
+    sectors = counts["sectors_read"] + counts["sectors_written"]
+    return (counts["bytes_read"] + counts["bytes_written"]) / (sectors * SECTOR) if sectors else 0.0
+
+
+def _in_flight(plan: Plan, kernel: Kernel) -> int:
+    """Bytes of rows a block loads before it uses the first: every row it works on, once more if it prefetches."""
+    if kernel.template not in ("row.cu.jinja", "row_columns.cu.jinja"):
+        return 0
+    sizes = [v.type.dtype.size for v in plan.inputs if v.name in {t.name for t in kernel.tiles}]
+    return plan.schedule.rows * plan.spec.d * sum(sizes) * (2 if plan.schedule.prefetch else 1)

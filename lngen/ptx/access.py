@@ -1,0 +1,259 @@
+"""ld and st: addresses checked, data moved, races and traffic noted."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+
+from lngen.ir.numerics import Array
+from lngen.ptx.batch import Batch
+from lngen.ptx.lanes import WARP, Lanes
+from lngen.ptx.memory import Buffer, gather, read_races, scatter, write_races
+from lngen.ptx.memory import unknown as unwritten
+from lngen.ptx.parser import Instruction
+from lngen.ptx.program import Program, Step, unknown, write
+from lngen.ptx.scratch import NOBODY, Scratch
+from lngen.ptx.values import DTYPES, UNSIGNED, Value
+
+_HINTS = r"(?:\.(?:volatile|weak|relaxed|cta|gpu|sys|ca|cg|cs|lu|cv|wb|wt|L\w+::\w+))*"
+_TYPE = r"(?P<t>[bus](?:8|16|32|64)|f32|f64)"
+_ACCESS = re.compile(
+    rf"(?P<op>ld|st){_HINTS}\.(?P<space>global|shared|local|const|param)(?:::cta)?{_HINTS}(?P<nc>\.nc)?{_HINTS}"
+    rf"(?:\.v(?P<v>[24]))?\.{_TYPE}"
+)
+
+
+def access_step(program: Program, i: Instruction) -> Step:
+    """The step of a load or store."""
+    m = _ACCESS.fullmatch(i.opcode)
+    if m is None or len(i.operands) != 2:
+        raise unknown(i)
+    to, source = i.operands if m["op"] == "ld" else i.operands[::-1]
+    if source.kind != "mem" or (m["op"] == "st" and m["space"] in ("param", "const")):
+        raise unknown(i)
+    vec = int(m["v"] or 1)
+    names = to.items if to.kind == "vec" else (to,)
+    if len(names) != vec:
+        raise unknown(i, f"has {len(names)} elements, expected {vec}")
+    dtype = DTYPES[m["t"]]
+    if m["space"] == "param":
+        return _parameter(program, i, m["t"], source.text)
+    base, offset = _base(program, i, source.text), source.offset
+    width = dtype.itemsize
+    if width * vec > 16:
+        raise unknown(i, "moves more than 16 bytes")
+    unsigned, extended = UNSIGNED[width], dtype if dtype.kind == "i" else UNSIGNED[width]
+    wide = m["space"] in ("global", "const")
+    if m["op"] == "ld":
+        targets = [program.target(o, extended, i) for o in names]
+
+        def load(batch: Batch, lanes: Lanes) -> None:
+            address = _address(batch, base, offset, lanes)
+            if wide:
+                values = load_global(batch, i, lanes, address, width, vec, bool(m["nc"]))
+            else:
+                values = load_scratch(batch, i, lanes, m["space"], address, width, vec)
+            for (slot, convert), value in zip(targets, values, strict=True):
+                value = value.view(extended)
+                write(batch, slot, convert(value) if convert else value, lanes)
+
+        return load
+    sources = [program.source(o, unsigned, i) for o in names]
+
+    def store(batch: Batch, lanes: Lanes) -> None:
+        address = _address(batch, base, offset, lanes)
+        values = [_spread(batch.R[s] if a is None else a(batch.R[s]), lanes) for s, a in sources]
+        if wide:
+            store_global(batch, i, lanes, address, values)
+        else:
+            store_scratch(batch, i, lanes, m["space"], address, values)
+
+    return store
+
+
+def _parameter(program: Program, i: Instruction, kind: str, name: str) -> Step:
+    to = i.operands[0]
+    if name not in dict(program.entry.params):
+        raise unknown(i, f"reads the parameter '{name}', which is not declared")
+    slot, convert = program.target(to, UNSIGNED[DTYPES[kind].itemsize], i)
+    unsigned = UNSIGNED[DTYPES[kind].itemsize]
+
+    def load(batch: Batch, lanes: Lanes) -> None:
+        value = np.uint64(batch.arguments[name]).astype(unsigned)
+        write(batch, slot, convert(value) if convert else value, lanes)
+
+    return load
+
+
+def _base(program: Program, i: Instruction, text: str) -> int:
+    """The slot of an address: a register, or a symbol or number that stands for one."""
+    if text in program.entry.registers:
+        return program.register(text, i)
+    if text in program.symbols:
+        return program.new(UNSIGNED[8], np.uint64(program.symbols[text]))
+    raise unknown(i, f"has the address '{text}', which is neither a register nor a symbol")
+
+
+def _spread(value: Value, lanes: Lanes) -> Array:
+    """The value of every lane of ``lanes``."""
+    if np.ndim(value) == 0:
+        return np.full(lanes.count, value)
+    return np.asarray(value if lanes.array is None else value[lanes.index])
+
+
+def _address(batch: Batch, base: int, offset: int, lanes: Lanes) -> Array:
+    value = _spread(batch.R[base], lanes)
+    if offset:
+        mask = (1 << 8 * value.dtype.itemsize) - 1
+        value = value + value.dtype.type(offset & mask)
+    return value
+
+
+def _blank(lanes: Lanes, width: int, vec: int) -> list[Array]:
+    return [np.full(lanes.total, int.from_bytes(b"\xfe" * width, "little"), UNSIGNED[width]) for _ in range(vec)]
+
+
+def _misaligned(batch: Batch, i: Instruction, lanes: Lanes, address: Array, count: int, where: str) -> bool:
+    """Reports lanes whose address is no multiple of the access; True if there are any."""
+    if count == 1 or not int(np.bitwise_or.reduce(address)) & (count - 1):
+        return False
+    bad = np.flatnonzero(address & address.dtype.type(count - 1))
+    at = int(address[bad[0]])
+    batch.report(
+        "misaligned", f"An access of {count} bytes at {where}, address {at:#x}, which is not a multiple of {count}.",
+        i, lanes.index[bad], address[bad],
+    )  # fmt: skip
+    return True
+
+
+def load_global(
+    batch: Batch, i: Instruction, lanes: Lanes, address: Array, width: int, vec: int, constant: bool
+) -> list[Array]:
+    """The elements every thread of the batch reads; those of other threads are poison."""
+    count, who = width * vec, lanes.index
+    results: list[Array] | None = None
+    what = f"A read of {count} bytes:"
+    for buffer, part in batch.memory.parts(address, who, count, what, batch.reporting(i)):
+        at, mine = (address, who) if part is None else (address[part], who[part])
+        odd = _misaligned(batch, i, lanes, at, count, f"'{buffer.name}'")
+        values, known = gather(buffer, at, width, vec, not odd)
+        if buffer.tracked:
+            _check_read(batch, i, buffer, at, mine, count, known, constant)
+        batch.moved(buffer.name, "read", at, mine, count)
+        if part is None and lanes.array is None:
+            return list(values)
+        if results is None:
+            results = _blank(lanes, width, vec)
+        for result, value in zip(results, values, strict=True):
+            result[mine] = value
+    return results if results is not None else _blank(lanes, width, vec)
+
+
+def _check_read(
+    batch: Batch, i: Instruction, buffer: Buffer, at: Array, who: Array, count: int, known: bool, constant: bool
+) -> None:
+    if not known:
+        bad = unwritten(buffer, at, count)
+        text = f"A read of {buffer.where(int(at[bad[0]]), count)}, which nothing wrote."
+        batch.report("uninitialised", text, i, who[bad], at[bad])
+    bad = read_races(buffer, at, count, batch.block_of[who] + 1, constant)
+    if bad.size:
+        writer = "this launch" if constant else "another block of this launch"
+        text = f"A read of {buffer.where(int(at[bad[0]]), count)}, which {writer} writes."
+        batch.report("global-race", text, i, who[bad], at[bad])
+
+
+def store_global(batch: Batch, i: Instruction, lanes: Lanes, address: Array, values: list[Array]) -> None:
+    """Writes the elements of those lanes."""
+    count, who = values[0].dtype.itemsize * len(values), lanes.index
+    what = f"A write of {count} bytes:"
+    for buffer, part in batch.memory.parts(address, who, count, what, batch.reporting(i)):
+        at, mine = (address, who) if part is None else (address[part], who[part])
+        mineral = values if part is None else [v[part] for v in values]
+        if not buffer.tracked:
+            text = f"A write to '{buffer.name}', which the kernel may only read."
+            batch.report("out-of-bounds", text, i, mine, at)
+            continue
+        odd = _misaligned(batch, i, lanes, at, count, f"'{buffer.name}'")
+        scatter(buffer, at, mineral, not odd)
+        bad = write_races(buffer, at, count, batch.block_of[mine] + 1)
+        if bad.size:
+            text = f"A write of {buffer.where(int(at[bad[0]]), count)}, which another block of this launch touches."
+            batch.report("global-race", text, i, mine[bad], at[bad])
+        batch.moved(buffer.name, "written", at, mine, count)
+
+
+def _place(batch: Batch, i: Instruction, lanes: Lanes, scratch: Scratch, address: Array, count: int) -> tuple[Any, ...]:
+    """Positions in a scratch's data, the lanes that have one, and their positions in ``lanes``."""
+    who = lanes.index
+    inside = scratch.inside(address.astype(np.int64), count)
+    if not inside.all():
+        bad = np.flatnonzero(~inside)
+        text = f"An access to {scratch.where(int(address[bad[0]]), count)}."
+        batch.report("out-of-bounds", text, i, who[bad], address[bad])
+    if _misaligned(batch, i, lanes, address, count, f"{scratch.name} memory"):
+        inside &= address & address.dtype.type(count - 1) == 0
+    at, part = address.astype(np.int64), None
+    if not inside.all():
+        part = np.flatnonzero(inside)
+        at, who = at[part], who[part]
+    return at + scratch.owner[who] * scratch.room, who, part
+
+
+def load_scratch(
+    batch: Batch, i: Instruction, lanes: Lanes, space: str, address: Array, width: int, vec: int
+) -> list[Array]:
+    """As ``load_global``, from shared or local memory."""
+    scratch = batch.scratch(space)
+    at, who, part = _place(batch, i, lanes, scratch, address, width * vec)
+    values, known = scratch.read(at, width, vec)
+    if not known.all():
+        bad = np.flatnonzero(~known)
+        where = scratch.where(int(at[bad[0]] % scratch.room), width * vec)
+        batch.report("uninitialised", f"A read of {where}, which nothing wrote.", i, who[bad], at[bad] % scratch.room)
+    _track(batch, i, scratch, at, who, width * vec, "read")
+    if part is None and lanes.array is None:
+        return list(values)
+    results = _blank(lanes, width, vec)
+    for result, value in zip(results, values, strict=True):
+        result[who] = value
+    return results
+
+
+def store_scratch(batch: Batch, i: Instruction, lanes: Lanes, space: str, address: Array, values: list[Array]) -> None:
+    """As ``store_global``, to shared or local memory."""
+    scratch = batch.scratch(space)
+    width, vec = values[0].dtype.itemsize, len(values)
+    at, who, part = _place(batch, i, lanes, scratch, address, width * vec)
+    scratch.write(at, values if part is None else [v[part] for v in values])
+    _track(batch, i, scratch, at, who, width * vec, "written")
+
+
+def _track(batch: Batch, i: Instruction, scratch: Scratch, at: Array, who: Array, count: int, how: str) -> None:
+    """Races and traffic of an access to shared memory."""
+    if scratch.races is None or not at.size:
+        return
+    note = scratch.races.read if how == "read" else scratch.races.write
+    for n in range(max(1, count // 4)):
+        rival = note(at // 4 + n, who, batch.clock)
+        bad = np.flatnonzero(rival != NOBODY)
+        if bad.size:
+            address = at[bad] % scratch.room
+            other = int(rival[bad[0]]) % batch.width
+            verb = "reads" if how == "read" else "writes"
+            text = f"A thread {verb} {scratch.where(int(address[0]), 4)}, which thread {other} of its block "
+            text += f"{'writes' if how == 'read' else 'accesses'} with no barrier between."
+            batch.report("shared-race", text, i, who[bad], address)
+    batch.moved_shared(how, at % scratch.room, who, count)
+
+
+def sectors(address: Array, who: Array, count: int) -> int:
+    """32-byte sectors touched, counted once a warp."""
+    first = (address // np.uint64(32)).astype(np.int64)
+    key = first + (who // WARP << 44)
+    steps = np.diff(key)
+    if (steps >= 0).all():
+        return int(np.count_nonzero(steps)) + 1
+    return int(np.unique(key).size)

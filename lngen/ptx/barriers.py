@@ -1,0 +1,157 @@
+"""bar.sync: who waits where, who may go on, and what went wrong."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lngen.ir.numerics import Array
+from lngen.ptx.lanes import Lanes
+from lngen.ptx.parser import Instruction, Operand
+from lngen.ptx.program import unknown
+from lngen.ptx.values import UNSIGNED, immediate
+
+if TYPE_CHECKING:
+    from lngen.ptx.batch import Batch
+
+OPCODES = ("bar.sync", "barrier.sync", "barrier.sync.aligned", "bar.cta.sync", "barrier.cta.sync.aligned")
+IDS = 16
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Lanes that wait at the barrier instruction at ``pc``; identity and thread count are a number or one per lane."""
+
+    pc: int
+    instruction: Instruction
+    identity: Any
+    expected: Any
+    lanes: Lanes
+
+
+def check(i: Instruction) -> None:
+    """PtxError for a barrier instruction the executor does not know."""
+    if i.opcode not in OPCODES or not 1 <= len(i.operands) <= 2:
+        raise unknown(i)
+
+
+def arrive(batch: Batch, i: Instruction, pc: int, lanes: Lanes) -> None:
+    """``lanes`` come to a barrier."""
+    identity = _operand(batch, i.operands[0])
+    expected = _operand(batch, i.operands[1]) if len(i.operands) > 1 else 0
+    kernel, traffic = batch.launch.kernel, batch.launch.traffic
+    traffic.barriers[kernel] += lanes.warps
+    batch.waiting.append(Wait(pc, i, identity, expected, lanes))
+
+
+def _operand(batch: Batch, o: Operand) -> Any:
+    if o.kind == "imm":
+        return int(immediate(o.text, UNSIGNED[4]))
+    value = batch.R[batch.program.slots[o.text]]
+    return int(value) if np.ndim(value) == 0 else value.astype(np.int64)
+
+
+def release(batch: Batch) -> bool:
+    """Let every barrier go that all have come to; False if none is complete."""
+    waits = batch.waiting
+    if len(waits) == 1 and np.ndim(waits[0].identity) == 0 and not np.ndim(waits[0].expected):
+        w = waits[0]
+        if w.lanes.count == batch.total and w.expected in (0, batch.launch.block) and batch.width == batch.launch.block:
+            batch.clock.release()
+            batch.clock.passed(slice(None), w.identity)
+            batch.waiting = []
+            batch.push(w.pc + 1, w.lanes)
+            return True
+    return _release(batch)
+
+
+def _release(batch: Batch) -> bool:
+    keys, expected, wait_of = _tables(batch)
+    lanes = np.flatnonzero(wait_of >= 0)
+    arrived = np.bincount(keys[lanes], minlength=batch.slots * IDS)
+    wanted = np.zeros_like(arrived)
+    wanted[keys[lanes]] = expected[lanes]
+    gone = batch.launch.block - np.bincount(batch.slot_of[batch.alive.index], minlength=batch.slots)
+    present = arrived + np.where(wanted == 0, np.repeat(gone, IDS), 0)
+    need = np.where(wanted == 0, batch.launch.block, wanted)
+    ready = (arrived > 0) & (present >= need)
+    if not ready.any():
+        return False
+    go = lanes[ready[keys[lanes]]]
+    _complain(batch, keys, wait_of, go, arrived, present, need)
+    batch.clock.release()
+    batch.clock.passed(go, keys[go] % IDS)
+    leaving = np.zeros(batch.total, np.bool_)
+    leaving[go] = True
+    waits, batch.waiting = batch.waiting, []
+    for w in waits:
+        free = w.lanes.narrow(leaving)
+        batch.push(w.pc + 1, free)
+        if free.count < w.lanes.count:
+            batch.waiting.append(Wait(w.pc, w.instruction, w.identity, w.expected, w.lanes.without(free)))
+    return True
+
+
+def _tables(batch: Batch) -> tuple[Array, Array, Array]:
+    """Per lane: block slot and barrier as one key, threads expected (0: the whole block), index of its wait or -1."""
+    keys = np.zeros(batch.total, np.int64)
+    expected = np.zeros(batch.total, np.int64)
+    wait_of = np.full(batch.total, -1)
+    for n, w in enumerate(batch.waiting):
+        at = w.lanes.index
+        identity = w.identity if np.ndim(w.identity) == 0 else w.identity[at]
+        keys[at] = batch.slot_of[at] * IDS + identity % IDS
+        expected[at] = w.expected if np.ndim(w.expected) == 0 else w.expected[at]
+        wait_of[at] = n
+    return keys, expected, wait_of
+
+
+def _complain(
+    batch: Batch, keys: Array, wait_of: Array, go: Array, arrived: Array, present: Array, need: Array
+) -> None:
+    """Findings about barriers that are released all the same, as a GPU would."""
+    for n, w in enumerate(batch.waiting):
+        mine = go[wait_of[go] == n]
+        short = mine[arrived[keys[mine]] < need[keys[mine]]]
+        if short.size:
+            count = int(arrived[keys[short[0]]])
+            text = f"Only {count} of the {int(need[keys[short[0]]])} threads of the block come to this barrier; "
+            batch.report("divergent-barrier", text + "the others have ended.", w.instruction, short)
+        many = mine[present[keys[mine]] > need[keys[mine]]]
+        if many.size:
+            count, wanted = int(present[keys[many[0]]]), int(need[keys[many[0]]])
+            text = f"{count} threads come to a barrier that waits for {wanted}."
+            batch.report("divergent-barrier", text, w.instruction, many)
+    places = np.array([_place(w) for w in batch.waiting])[wait_of[go]]
+    first = np.full(batch.slots * IDS, -1, np.int64)
+    first[keys[go][::-1]] = places[::-1]
+    apart = go[first[keys[go]] != places]
+    if apart.size:
+        w = batch.waiting[int(wait_of[apart[0]])]
+        other = go[(keys[go] == keys[apart[0]]) & (wait_of[go] != wait_of[apart[0]])]
+        line = batch.waiting[int(wait_of[other[0]])].instruction.line
+        text = f"Threads of one block meet in barriers at different places: this one and PTX line {line}."
+        batch.report("divergent-barrier", text, w.instruction, apart)
+
+
+def _place(w: Wait) -> int:
+    """The same number for copies that the compiler made of one barrier."""
+    loc = w.instruction.loc
+    return w.pc if not loc.line else -1 - (loc.line * 100003 + loc.inlined_at)
+
+
+def deadlock(batch: Batch) -> None:
+    """Findings about the barriers at which threads wait for ever."""
+    keys, expected, wait_of = _tables(batch)
+    lanes = np.flatnonzero(wait_of >= 0)
+    arrived = np.bincount(keys[lanes], minlength=batch.slots * IDS)
+    for n, w in enumerate(batch.waiting):
+        mine = np.flatnonzero(wait_of == n)
+        if not mine.size:
+            continue
+        key = int(keys[mine[0]])
+        wanted = int(expected[mine[0]]) or batch.launch.block
+        text = f"{int(arrived[key])} threads wait for ever at barrier {key % IDS}, which waits for {wanted}."
+        batch.report("deadlock", text, w.instruction, mine)

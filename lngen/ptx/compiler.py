@@ -1,0 +1,72 @@
+"""From an entry to a program: every instruction bound to its step, the code cut into segments."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from lngen.ptx import barriers, shuffle
+from lngen.ptx.access import access_step
+from lngen.ptx.defined import guarded, watch
+from lngen.ptx.parser import Entry, Instruction
+from lngen.ptx.program import Program, Segment, Step, is_control, leaders, predicated, pure_step, unknown
+from lngen.ptx.scratch import layout
+
+
+@lru_cache(maxsize=64)
+def compile_entry(entry: Entry, globals_: tuple[tuple[str, int], ...]) -> Program:
+    """The program of ``entry``; ``globals_`` are the addresses of the module's variables."""
+    program = Program(entry)
+    program.symbols |= dict(globals_)
+    for space in ("shared", "local"):
+        program.symbols |= layout([s for s in entry.symbols if s.space == space], 0)[0]
+    begins, code = leaders(entry), entry.instructions
+    at = 0
+    while at < len(code):
+        begin, steps = at, list[Step]()
+        while not is_control(code[at]):
+            steps.append(step(program, code[at]))
+            at += 1
+            if at in begins or at == len(code):
+                break
+        control = code[at] if at < len(code) and (at not in begins or at == begin) and is_control(code[at]) else None
+        if control is not None:
+            _check(program, control)
+        program.segments[begin] = Segment(begin, tuple(steps), at, control)
+        at += control is not None
+    watched = watch(entry)
+    if watched.reads:
+        for begin, segment in program.segments.items():
+            program.segments[begin] = guarded(program, segment, watched)
+    return program
+
+
+def step(program: Program, i: Instruction) -> Step:
+    """The step of an instruction that does not direct control."""
+    name = i.opcode.split(".", 1)[0]
+    made = access_step(program, i) if name in ("ld", "st") else pure_step(program, i)
+    return predicated(program, i, made)
+
+
+def _check(program: Program, i: Instruction) -> None:
+    """Bind what a control instruction reads; PtxError for one the executor does not know."""
+    if i.predicate:
+        program.register(i.predicate, i)
+    match i.opcode.split(".", 1)[0]:
+        case "bra":
+            known = i.opcode in ("bra", "bra.uni") and len(i.operands) == 1
+            if not known:
+                raise unknown(i)
+            if i.operands[0].text not in program.entry.labels:
+                raise unknown(i, f"jumps to '{i.operands[0].text}', which is no label")
+        case "ret" | "exit":
+            if i.opcode not in ("ret", "ret.uni", "exit"):
+                raise unknown(i)
+        case "bar" | "barrier":
+            barriers.check(i)
+            for o in i.operands:
+                if o.kind == "reg":
+                    program.register(o.text, i)
+        case "shfl":
+            program.shuffles[i.line] = shuffle.bind(program, i)
+        case _:
+            raise unknown(i)

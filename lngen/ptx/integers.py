@@ -1,0 +1,123 @@
+"""Rows of the table that need more than a line: integers and bits."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from lngen.ptx.pure import Pure
+from lngen.ptx.values import DTYPES, SIGNED, UNSIGNED, Value
+
+
+def mul_high(m: re.Match[str]) -> Pure:
+    """The upper half of a product."""
+    t = DTYPES[m["t"]]
+    if t.itemsize < 8:
+        to = (SIGNED if t.kind == "i" else UNSIGNED)[2 * t.itemsize]
+        width = to.type(8 * t.itemsize)
+        return Pure((t,), (t, t), lambda a, b: (a.astype(to) * b.astype(to) >> width).astype(t))
+
+    def high(a: Value, b: Value) -> Value:
+        u, half, low = UNSIGNED[8], np.uint64(32), np.uint64(0xFFFFFFFF)
+        x, y = a.view(u), b.view(u)
+        middle = (x >> half) * (y & low) + ((x & low) * (y & low) >> half)
+        rest = (x & low) * (y >> half) + (middle & low)
+        product = (x >> half) * (y >> half) + (middle >> half) + (rest >> half)
+        if t.kind == "i":
+            product = product - np.where(a < 0, y, np.uint64(0)) - np.where(b < 0, x, np.uint64(0))
+        return product.view(t)
+
+    return Pure((t,), (t, t), high)
+
+
+def quotient(a: Value, b: Value) -> Value:
+    """Toward zero, as PTX divides."""
+    floor = a // b
+    return floor + ((a - floor * b != 0) & ((a < 0) != (b < 0))).astype(a.dtype)
+
+
+def remainder(a: Value, b: Value) -> Value:
+    """What ``quotient`` leaves."""
+    return a - quotient(a, b) * b
+
+
+def permute(m: re.Match[str]) -> Pure:
+    """prmt: four bytes chosen from eight; the selector's top bits replicate a sign."""
+    u4, u8 = UNSIGNED[4], UNSIGNED[8]
+
+    def fn(a: Value, b: Value, selector: Value) -> Value:
+        both = a.astype(u8) | b.astype(u8) << np.uint64(32)
+        total: Value = np.uint32(0)
+        for i in range(4):
+            pick = selector >> np.uint32(4 * i)
+            byte = (both >> ((pick & np.uint32(7)) * np.uint32(8)).astype(u8)).astype(u4) & np.uint32(0xFF)
+            sign = np.where(byte & np.uint32(0x80), np.uint32(0xFF), np.uint32(0))
+            total = total | np.where(pick & np.uint32(8), sign, byte) << np.uint32(8 * i)
+        return total
+
+    return Pure((u4,), (u4,) * 3, fn)
+
+
+def _field(a: Value, start: Value, length: Value, width: int) -> tuple[Value, Value, Value]:
+    """Start, and the mask of a bit field before and after it is shifted there."""
+    t = a.dtype
+    at, n = (start & np.uint32(0xFF)).astype(t), (length & np.uint32(0xFF)).astype(t)
+    low = np.where(n >= t.type(width), ~t.type(0), (t.type(1) << n) - t.type(1))
+    return at, low, low << at
+
+
+def extract(m: re.Match[str]) -> Pure:
+    """bfe: a bit field, with its sign for a signed type."""
+    t = DTYPES[m["t"]]
+    u, width = UNSIGNED[t.itemsize], 8 * t.itemsize
+
+    def fn(a: Value, start: Value, length: Value) -> Value:
+        x = a.view(u)
+        at, low, _ = _field(x, start, length, width)
+        found = (x >> at) & low
+        if t.kind == "u":
+            return found
+        top = np.minimum((start & np.uint32(255)) + (length & np.uint32(255)), np.uint32(width)) - np.uint32(1)
+        sign = (x >> top.astype(u)) & u.type(1)
+        return np.where((sign != 0) & (low != 0), found | ~low, found).view(t)
+
+    return Pure((t,), (t, UNSIGNED[4], UNSIGNED[4]), fn)
+
+
+def insert(m: re.Match[str]) -> Pure:
+    """bfi: a bit field put into another number."""
+    t = DTYPES[m["t"]]
+
+    def fn(a: Value, b: Value, start: Value, length: Value) -> Value:
+        at, low, there = _field(b, start, length, 8 * t.itemsize)
+        return (b & ~there) | ((a & low) << at)
+
+    return Pure((t,), (t, t, UNSIGNED[4], UNSIGNED[4]), fn)
+
+
+def funnel(m: re.Match[str]) -> Pure:
+    """shf: the upper or lower half of a 64-bit number, shifted."""
+    u4, u8 = UNSIGNED[4], UNSIGNED[8]
+
+    def fn(a: Value, b: Value, c: Value) -> Value:
+        n = (c & np.uint32(31) if m["w"] == "wrap" else np.minimum(c, np.uint32(32))).astype(u8)
+        both = a.astype(u8) | b.astype(u8) << np.uint64(32)
+        shifted = both << n >> np.uint64(32) if m["d"] == "l" else both >> n
+        return shifted.astype(u4)
+
+    return Pure((u4,), (u4,) * 3, fn)
+
+
+def logic(m: re.Match[str]) -> Pure:
+    """lop3: any function of three bits, by its table."""
+    u4 = UNSIGNED[4]
+
+    def fn(a: Value, b: Value, c: Value, table: Value) -> Value:
+        total: Value = np.uint32(0)
+        for i in range(8):
+            term = (a if i & 4 else ~a) & (b if i & 2 else ~b) & (c if i & 1 else ~c)
+            total = total | np.where(table >> np.uint32(i) & np.uint32(1), term, np.uint32(0))
+        return total
+
+    return Pure((u4,), (u4,) * 4, fn)

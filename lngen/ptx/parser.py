@@ -1,0 +1,266 @@
+"""PTX text to frozen dataclasses: entries with parameters, registers, memory symbols, labels and instructions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from lngen.errors import PtxError
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """``kind``: reg, imm, sym, label-like names are sym, mem ([base+offset]), vec ({a, b}), pair (a|b)."""
+
+    kind: str
+    text: str
+    items: tuple[Operand, ...] = ()
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Loc:
+    """A line of the CUDA source, and the line into which it was inlined (0: it was not)."""
+
+    line: int = 0
+    inlined_at: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One instruction: its predicate register (and whether it is negated), opcode, operands, PTX line and .loc."""
+
+    opcode: str
+    operands: tuple[Operand, ...]
+    line: int
+    loc: Loc
+    text: str
+    predicate: str = ""
+    negated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """A variable in shared, local, global or const memory; ``init`` is what a global one holds at first."""
+
+    name: str
+    space: str
+    align: int
+    element: str
+    count: int
+    init: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """A kernel; compared by identity."""
+
+    name: str
+    params: tuple[tuple[str, str], ...]
+    registers: dict[str, str]
+    symbols: tuple[Symbol, ...]
+    labels: dict[str, int]
+    instructions: tuple[Instruction, ...]
+
+
+@dataclass(frozen=True)
+class Module:
+    """A PTX file."""
+
+    target: str
+    entries: dict[str, Entry]
+    symbols: tuple[Symbol, ...] = field(default=())
+
+
+_COMMENT = re.compile(r"//.*|/\*.*?\*/")
+_ENTRY = re.compile(r"(?:\.visible\s+|\.weak\s+)?\.entry\s+([\w$]+)")
+_PARAM = re.compile(r"\.param\s+(?:\.align\s+\d+\s+)?\.(\w+)\s+(?:\.ptr\b[^,]*?\s)?([\w$]+)\s*,?$")
+_REG = re.compile(r"\.reg\s+\.(\w+)\s+(.+)")
+_VARIABLE = re.compile(
+    r"(?:\.(?:visible|extern|weak)\s+)?\.(shared|local|global|const)\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+([\w$]+)"
+    r"(?:\[(\d*)\])?\s*(?:=\s*(.+))?"
+)
+_LOC = re.compile(r"\.loc\s+\d+\s+(\d+)(?:.*inlined_at\s+\d+\s+(\d+))?")
+_LABEL = re.compile(r"([$%\w]+)\s*:(?!:)")
+_INSTRUCTION = re.compile(r"(?:@(!?)([%\w$]+)\s+)?([a-z][\w.:]*)\s*(.*)", re.S)
+_OPERAND = re.compile(r"\s*(\{[^}]*\}|\[[^\]]*\]|[^,]+?)\s*(?:,|$)")
+_IGNORED = re.compile(
+    r"\.(version|target|address_size|file|section|pragma|maxntid|minnctapersm|reqntid|maxnreg|maxnctapersm|b8|b32|"
+    r"explicitcluster|branchtargets|noreturn)\b"
+)
+
+
+@lru_cache(maxsize=32)
+def parse(text: str) -> Module:
+    """The module that ``text`` spells; PtxError with the line of what is malformed."""
+    reader = _Reader()
+    for number, statement in _statements(text):
+        reader.statement(number, statement)
+    if reader.entry is not None:
+        raise PtxError(f"PTX ends inside the kernel '{reader.entry}': a closing brace is expected.")
+    if not reader.entries:
+        raise PtxError("PTX with at least one .entry is expected, found none.")
+    return Module(reader.target, reader.entries, tuple(reader.globals))
+
+
+def _statements(text: str) -> Iterator[tuple[int, str]]:
+    """Statements without comments and semicolons, each with the line it begins on; braces stand alone."""
+    pending, start = "", 0
+    for number, raw in enumerate(text.splitlines(), 1):
+        line = (_COMMENT.sub("", raw) if "/" in raw else raw).strip()
+        if not line:
+            continue
+        if not pending and line[0] not in "{}" and line.endswith(";") and line.count(";") == 1:
+            yield number, line[:-1].rstrip()  # by far the most common
+            continue
+        if not pending and line.startswith((".loc", ".version", ".target", ".address_size", ".file", ".pragma")):
+            yield number, line.rstrip(";")
+            continue
+        for piece in re.split(r"(;)", line):
+            piece = piece.strip()
+            if not piece:
+                continue
+            if piece == ";":
+                if pending:
+                    yield start, pending
+                pending = ""
+                continue
+            while not pending and piece and piece[0] in "{}":
+                yield number, piece[0]
+                piece = piece[1:].lstrip()
+            if not piece:
+                continue
+            start = start if pending else number
+            pending = f"{pending} {piece}".strip()
+            label = _LABEL.fullmatch(pending)
+            if label or _whole(pending):
+                yield start, pending
+                pending = ""
+    if pending:
+        raise PtxError(f"PTX line {start}: ';' is expected after '{pending[:80]}'.")
+
+
+def _whole(statement: str) -> bool:
+    """True for what ends without a semicolon: a parameter list's lines, an entry's header, directives."""
+    if statement.startswith((".param", ")", "(", ".entry", ".visible .entry", ".weak .entry")):
+        return True
+    return bool(_IGNORED.match(statement)) or statement.startswith(".loc")
+
+
+class _Reader:
+    """Collects one entry after the other."""
+
+    def __init__(self) -> None:
+        self.target = ""
+        self.entries: dict[str, Entry] = {}
+        self.globals: list[Symbol] = []
+        self.entry: str | None = None
+        self.depth = 0
+        self.section = False
+        self._fresh()
+
+    def _fresh(self) -> None:
+        self.params: list[tuple[str, str]] = []
+        self.registers: dict[str, str] = {}
+        self.symbols: list[Symbol] = []
+        self.labels: dict[str, int] = {}
+        self.instructions: list[Instruction] = []
+        self.loc = Loc()
+
+    def statement(self, number: int, text: str) -> None:
+        """Take one statement."""
+        if text in "{}":
+            self._brace(text, number)
+        elif self.section and self.entry is None:
+            return  # debug data
+        elif text[0] == ".":
+            self._directive(number, text)
+        elif self.entry is None or not self.depth:
+            if text not in (")", "("):
+                raise PtxError(f"PTX line {number}: a directive is expected outside a kernel, got '{text[:80]}'.")
+        else:
+            self._instruction(number, text)
+
+    def _brace(self, brace: str, number: int) -> None:
+        if self.entry is None:
+            self.section = self.section and brace == "{"
+            return
+        self.depth += 1 if brace == "{" else -1
+        if self.depth == 0:
+            self.entries[self.entry] = Entry(
+                self.entry,
+                tuple(self.params),
+                self.registers,
+                tuple(self.symbols),
+                self.labels,
+                tuple(self.instructions),
+            )
+            self.entry = None
+
+    def _directive(self, number: int, text: str) -> None:
+        if loc := _LOC.match(text):
+            self.loc = Loc(int(loc[1]), int(loc[2] or 0))
+        elif entry := _ENTRY.match(text):
+            self._fresh()
+            self.entry, self.depth = entry[1], 0
+        elif text.startswith(".param") and (param := _PARAM.match(text)):
+            self.params.append((param[2], param[1]))
+        elif reg := _REG.match(text):
+            for name in reg[2].split(","):
+                self._declare(name.strip(), reg[1])
+        elif variable := _VARIABLE.match(text):
+            space, align, element, name, count, init = variable.groups()
+            values = tuple(v.strip() for v in (init or "").strip("{} ").split(",") if v.strip())
+            found = Symbol(name, space, int(align or 1), element, int(count or (len(values) or 1)), values)
+            (self.globals if self.entry is None else self.symbols).append(found)
+        elif text.startswith(".target"):
+            self.target = text.split()[1].rstrip(",")
+        elif text.startswith(".section"):
+            self.section = True
+        elif not _IGNORED.match(text):
+            raise PtxError(f"PTX line {number}: unknown directive '{text[:80]}'.")
+
+    def _declare(self, name: str, kind: str) -> None:
+        if many := re.fullmatch(r"([%\w$]+)<(\d+)>", name):
+            self.registers.update((f"{many[1]}{n}", kind) for n in range(int(many[2])))
+        else:
+            self.registers[name] = kind
+
+    def _instruction(self, number: int, text: str) -> None:
+        while label := _LABEL.match(text):
+            self.labels[label[1]] = len(self.instructions)
+            text = text[label.end() :].lstrip()
+        if not text:
+            return
+        found = _INSTRUCTION.fullmatch(text)
+        if found is None:
+            raise PtxError(f"PTX line {number}: an instruction is expected, got '{text[:80]}'.")
+        negated, predicate, opcode, rest = found.groups()
+        operands = tuple(_operand(o, number) for o in _OPERAND.findall(rest)) if rest else ()
+        self.instructions.append(
+            Instruction(opcode, operands, number, self.loc, text.replace("\t", " "), predicate or "", bool(negated))
+        )
+
+
+_NUMBER = re.compile(r"-?(0[xX][0-9a-fA-F]+|0[fF][0-9a-fA-F]{8}|0[dD][0-9a-fA-F]{16}|\d[\d.eE+-]*)U?")
+_MEMORY = re.compile(r"\[\s*([%\w$]+)\s*(?:\+\s*(-?\w+))?\s*\]")
+
+
+def _operand(text: str, number: int) -> Operand:
+    first = text[0]
+    if first == "%" and "|" not in text:
+        return Operand("reg", text)
+    if first == "{":
+        return Operand("vec", text, tuple(_operand(t.strip(), number) for t in text[1:-1].split(",")))
+    if first == "[":
+        found = _MEMORY.fullmatch(text)
+        if found is None:
+            raise PtxError(f"PTX line {number}: an address [base+offset] is expected, got '{text}'.")
+        return Operand("mem", found[1], offset=int(found[2] or "0", 0))
+    if "|" in text:
+        return Operand("pair", text, tuple(_operand(t.strip(), number) for t in text.split("|")))
+    if _NUMBER.fullmatch(text):
+        return Operand("imm", text)
+    return Operand("sym", text)

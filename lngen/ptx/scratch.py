@@ -1,0 +1,154 @@
+"""Shared and local memory: bytes per block or thread, what was written, and shared races."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from lngen.ir.numerics import Array
+from lngen.ptx.memory import POISON, VIEWS
+from lngen.ptx.parser import Symbol
+from lngen.ptx.values import DTYPES
+
+SOLO, NOBODY = 0, -1
+
+
+def layout(symbols: Sequence[Symbol], start: int) -> tuple[dict[str, int], int]:
+    """Where each symbol lies, a gap before each but the first, and the bytes all need."""
+    places, at = {}, start
+    for symbol in symbols:
+        at = -(-at // max(16, symbol.align)) * max(16, symbol.align)
+        places[symbol.name] = at
+        at += symbol.count * DTYPES[symbol.element].itemsize + 256
+    return places, -(-at // 16) * 16
+
+
+class Scratch:
+    """The bytes of every block (shared) or thread (local) of a batch, side by side."""
+
+    def __init__(self, name: str, symbols: Sequence[Symbol], owner: Array, owners: int) -> None:
+        self.name, self.owner = name, owner
+        self.places, self.room = layout(symbols, 0)
+        self.sizes = [(self.places[s.name], s.count * DTYPES[s.element].itemsize, s.name) for s in symbols]
+        self.data = np.full(owners * self.room, POISON, np.uint8)
+        self.written = np.zeros(owners * self.room, np.uint8)
+        self.races = Races(owners * self.room // 4) if name == "shared" else None
+
+    def inside(self, address: Array, count: int) -> Array:
+        """True where ``count`` bytes from ``address`` belong to one symbol."""
+        found = np.zeros(address.shape, np.bool_)
+        for start, size, _ in self.sizes:
+            found |= (address >= start) & (address + count <= start + size)
+        return found
+
+    def where(self, address: int, count: int) -> str:
+        """An address in words."""
+        if not self.sizes:
+            return f"address {address} of {self.name} memory, of which the kernel has none"
+        start, size, symbol = max((s for s in self.sizes if s[0] <= address), default=self.sizes[0])
+        at = address - start if address - start < 1 << 31 else address - start - (1 << 32)
+        return f"bytes {at} to {at + count - 1} of {self.name} memory '{symbol}', which has {size} bytes"
+
+    def read(self, at: Array, width: int, vec: int) -> tuple[Sequence[Array], Array]:
+        """Elements at byte positions of ``data``, and where none of their bytes is missing."""
+        spread = at[:, None] + np.arange(0, width * vec, width)
+        index = spread // width
+        columns = self.data.view(VIEWS[width])[index]
+        full = VIEWS[width].type(int.from_bytes(b"\x01" * width, "little"))
+        known = (self.written.view(VIEWS[width])[index] == full).all(axis=1)
+        return tuple(np.ascontiguousarray(columns.T)), known
+
+    def write(self, at: Array, values: Sequence[Array]) -> None:
+        """Store one element of each of ``values`` side by side."""
+        width = values[0].dtype.itemsize
+        full = VIEWS[width].type(int.from_bytes(b"\x01" * width, "little"))
+        for i, value in enumerate(values):
+            index = at // width + i
+            self.data.view(VIEWS[width])[index] = value
+            self.written.view(VIEWS[width])[index] = full
+
+
+class Clock:
+    """When each thread last passed the block barrier and a named one.
+
+    ``now`` grows with every release; the stamp of a release is its time and its barrier, so two threads of a
+    block with equal stamps passed the same barrier together.
+    """
+
+    def __init__(self, total: int) -> None:
+        self.now = 0
+        self.whole = np.zeros(total, np.int32)
+        self.named = np.zeros(total, np.int32)
+
+    def release(self) -> None:
+        """Time goes on."""
+        self.now += 1
+
+    def passed(self, lanes: Array | slice, barrier: Array | int) -> None:
+        """``lanes`` passed ``barrier`` now."""
+        stamp = np.asarray(self.now * 32 + barrier + 1, np.int32)
+        if np.ndim(barrier) == 0:
+            (self.named if barrier else self.whole)[lanes] = stamp
+            return
+        lanes = np.asarray(lanes)
+        self.whole[lanes[barrier == 0]] = self.now * 32 + 1
+        self.named[lanes[barrier != 0]] = stamp[barrier != 0]
+
+    @property
+    def moment(self) -> int:
+        """The time of an access made now: before every later release."""
+        return self.now * 32 + 31
+
+    def ordered(self, earlier: Array, time: Array, later: Array) -> Array:
+        """True where a barrier that both passed lies after ``time``, when ``earlier`` touched what ``later`` does."""
+        whole, named = self.whole[later], self.named[later]
+        return np.asarray(
+            ((whole > time) & (self.whole[earlier] == whole)) | ((named > time) & (self.named[earlier] == named))
+        )
+
+
+class Races:
+    """Per 4-byte word: who wrote it last and when, who read it last and when, and whether others did, too."""
+
+    def __init__(self, words: int) -> None:
+        self.writer = np.full(words, NOBODY, np.int32)
+        self.wrote = np.zeros(words, np.int32)
+        self.reader = np.full(words, NOBODY, np.int32)
+        self.looked = np.zeros(words, np.int32)
+        self.several = np.zeros(words, np.bool_)
+
+    def read(self, words: Array, lanes: Array, clock: Clock) -> Array:
+        """The thread whose write each read races with, NOBODY if none; notes the reads."""
+        rival = self._rivals(words, lanes, clock)
+        before, when = self.reader[words], self.looked[words]
+        apart = (before != NOBODY) & (before != lanes)
+        held = self.several[words] | apart
+        held &= ~clock.ordered(before, when, lanes)
+        self.reader[words] = lanes
+        self.looked[words] = clock.moment
+        self.several[words] = held
+        self.several[words[held]] = True
+        self.several[words[self.reader[words] != lanes]] = True
+        return rival
+
+    def write(self, words: Array, lanes: Array, clock: Clock) -> Array:
+        """The thread whose access each write races with, NOBODY if none; notes the writes."""
+        rival = self._rivals(words, lanes, clock)
+        reader = self.reader[words]
+        other = (reader != NOBODY) & ((reader != lanes) | self.several[words])
+        other &= ~clock.ordered(reader, self.looked[words], lanes)
+        rival = np.where((rival == NOBODY) & other, reader, rival)
+        self.writer[words] = lanes
+        self.wrote[words] = clock.moment
+        self.reader[words] = NOBODY
+        self.several[words] = False
+        twice = self.writer[words]
+        return np.asarray(np.where((rival == NOBODY) & (twice != lanes), twice, rival))
+
+    def _rivals(self, words: Array, lanes: Array, clock: Clock) -> Array:
+        writer = self.writer[words]
+        other = (writer != NOBODY) & (writer != lanes)
+        if other.any():
+            other &= ~clock.ordered(writer, self.wrote[words], lanes)
+        return np.asarray(np.where(other, writer, NOBODY))

@@ -1,0 +1,128 @@
+"""shfl.sync, and the banks of shared memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lngen.ir.numerics import Array
+from lngen.ptx.lanes import WARP, Lanes
+from lngen.ptx.parser import Instruction, Operand
+from lngen.ptx.program import Program, unknown, write
+from lngen.ptx.values import BOOL, UNSIGNED
+
+if TYPE_CHECKING:
+    from lngen.ptx.batch import Batch
+
+MODES = ("bfly", "up", "down", "idx")
+ALL = 0xFFFFFFFF
+Bound = tuple[list[tuple[int, Any]], list[tuple[int, Any]]]
+
+
+def bind(program: Program, i: Instruction) -> Bound:
+    """Slots of the sources a, b, c, mask and of the results."""
+    parts = i.opcode.split(".")
+    if len(parts) != 4 or parts[1] != "sync" or parts[2] not in MODES or parts[3] != "b32" or len(i.operands) != 5:
+        raise unknown(i)
+    sources = [program.source(o, UNSIGNED[4], i) for o in i.operands[1:]]
+    first = i.operands[0]
+    names: tuple[Operand, ...] = first.items if first.kind == "pair" else (first,)
+    targets = [program.target(o, t, i) for o, t in zip(names, (UNSIGNED[4], BOOL), strict=False)]
+    return sources, targets
+
+
+def step(batch: Batch, i: Instruction, pc: int, lanes: Lanes) -> None:
+    """Exchange, for the warps that are complete; the lanes of the others wait at ``pc``."""
+    sources, targets = batch.program.shuffles[i.line]
+    a, b, c, members = (batch.R[s] if f is None else f(batch.R[s]) for s, f in sources)
+    if lanes.array is not None or np.ndim(members) or int(members) != ALL:
+        lanes = _complete(batch, i, pc, lanes, members)
+        if not lanes.count:
+            return
+    lane = batch.thread % WARP
+    source, inside = _source(i.opcode.split(".")[2], lane, b, c)
+    start = np.arange(batch.total) - lane
+    origin = start + source
+    if lanes.array is not None:
+        mask = lanes.mask
+        bad = np.flatnonzero(mask & ~mask[origin])
+        if bad.size and not batch.launch.reporter.seen("inactive-shuffle", batch.launch.kernel, i):
+            text = f"The shuffle reads lane {int(source[bad[0]])} of the warp, which does not take part."
+            batch.report("inactive-shuffle", text, i, bad)
+    value = a if np.ndim(a) == 0 else np.asarray(a)[origin]
+    for (slot, convert), result in zip(targets, (value, inside), strict=False):
+        write(batch, slot, convert(result) if convert else result, lanes)
+    batch.push(pc + 1, lanes)
+
+
+def _source(mode: str, lane: Array, b: Any, c: Any) -> tuple[Array, Array]:
+    """The lane each lane reads, and whether that lies in its segment; itself if not."""
+    b, clamp = np.asarray(b).astype(np.int64) & 31, np.asarray(c).astype(np.int64)
+    segment = clamp >> 8 & 31
+    top = (lane & segment) | (clamp & 31 & ~segment)
+    bottom = lane & segment
+    match mode:
+        case "bfly":
+            wanted = lane ^ b
+            inside = wanted <= top
+        case "up":
+            wanted = lane - b
+            inside = wanted >= top
+        case "down":
+            wanted = lane + b
+            inside = wanted <= top
+        case _:
+            wanted = bottom | (b & ~segment)
+            inside = wanted <= top
+    return np.where(inside, wanted, lane), inside
+
+
+def _complete(batch: Batch, i: Instruction, pc: int, lanes: Lanes, members: Any) -> Lanes:
+    """The lanes of warps whose named threads have all come. Others wait, unless nobody can come any more."""
+    here, alive = np.repeat(lanes.bits(), WARP), np.repeat(batch.alive.bits(), WARP)
+    missing = np.where(lanes.mask, np.asarray(members, np.uint32) & ~here, np.uint32(0))
+    gone = np.flatnonzero(missing & ~alive)
+    if gone.size:
+        first = int(gone[0])
+        text = f"The shuffle names threads {_named(int((missing & ~alive)[first]))} of the warp, which have ended."
+        batch.report("inactive-shuffle", text, i, gone)
+    coming = missing & alive
+    if not coming.any():
+        return lanes
+    if batch.forced:
+        late = np.flatnonzero(coming)
+        text = f"The shuffle names threads {_named(int(coming[late[0]]))} of the warp, which never come to it."
+        batch.report("inactive-shuffle", text, i, late)
+        return lanes
+    incomplete = np.repeat((coming != 0).reshape(-1, WARP).any(axis=1), WARP)
+    wait = lanes.narrow(incomplete)
+    batch.held[pc] = wait.union(batch.held.pop(pc)) if pc in batch.held else wait
+    return lanes.without(wait)
+
+
+def _named(bits: int) -> str:
+    listed = [str(n) for n in range(WARP) if bits >> n & 1]
+    return ", ".join(listed[:4]) + (f" and {len(listed) - 4} more" if len(listed) > 4 else "")
+
+
+def banks(address: Array, lanes: Array, count: int) -> tuple[int, int]:
+    """Accesses of warps to shared memory, and the wavefronts beyond the fewest these need.
+
+    A wavefront serves 128 bytes, one word a bank; 8- and 16-byte accesses go by half and quarter warps.
+    """
+    if not address.size:
+        return 0, 0
+    group = lanes // (WARP if count <= 4 else WARP * 4 // count)
+    accesses = int(np.count_nonzero(np.diff(lanes // WARP))) + 1
+    words = address // 4
+    if count <= 4:
+        steps = np.diff(words)[np.diff(group) == 0]
+        if (steps == 1).all() or (steps == 0).all():
+            return accesses, 0
+    spread = words[:, None] + np.arange(max(1, count // 4))
+    key = np.unique((np.broadcast_to(group[:, None], spread.shape).astype(np.int64) << 32 | spread).ravel())
+    _, first = np.unique(key >> 32, return_inverse=True)
+    per = np.bincount(first * WARP + (key & 31))
+    table = np.pad(per, (0, -per.size % WARP)).reshape(-1, WARP)
+    return accesses, int((table.max(axis=1) - 1).sum())

@@ -1,0 +1,196 @@
+"""The instructions that only compute: one row per family, opcode pattern to types and NumPy meaning.
+
+A row's maker gets the match of its pattern and returns a ``Pure``: the dtypes in which operands are read, those of
+the results, and a function from the operands to the result (a tuple if there are several).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from lngen.ir import numerics
+from lngen.ptx.conversions import convert, convert_two
+from lngen.ptx.integers import extract, funnel, insert, logic, mul_high, permute, quotient, remainder
+from lngen.ptx.pure import Maker, Pure
+from lngen.ptx.values import BOOL, DTYPES, SIGNED, UNSIGNED, Value
+
+
+def same(fn: Callable[..., Any], count: int) -> Maker:
+    """All operands and the result have the type <t>."""
+    return lambda m: Pure((DTYPES[m["t"]],), (DTYPES[m["t"]],) * count, fn)
+
+
+def bits(fn: Callable[..., Any], count: int) -> Maker:
+    """As ``same``, for what is the same on signed and unsigned numbers: computed on unsigned ones."""
+
+    def make(m: re.Match[str]) -> Pure:
+        t = BOOL if m["t"] == "pred" else UNSIGNED[DTYPES[m["t"]].itemsize]
+        return Pure((t,), (t,) * count, fn)
+
+    return make
+
+
+def shift(fn: Callable[..., Any]) -> Maker:
+    """The amount is a u32 whatever <t> is; NumPy shifts by the width or more as PTX does."""
+
+    def make(m: re.Match[str]) -> Pure:
+        t = DTYPES[m["t"]]
+        return Pure((t,), (t, UNSIGNED[4]), lambda a, n: fn(a, n.astype(t)))
+
+    return make
+
+
+def wide(fn: Callable[..., Any], count: int) -> Maker:
+    """Two factors of type <t>, a result (and a third operand) twice as wide."""
+
+    def make(m: re.Match[str]) -> Pure:
+        t = DTYPES[m["t"]]
+        to = (SIGNED if t.kind == "i" else UNSIGNED)[2 * t.itemsize]
+        return Pure((to,), (t, t, *((to,) * (count - 2))), lambda a, b, *c: fn(a.astype(to), b.astype(to), *c))
+
+    return make
+
+
+def _fused(m: re.Match[str]) -> Pure:
+    f32 = DTYPES["f32"]
+    return Pure((f32,), (f32,) * 3, lambda a, b, c: numerics.fma(*_arrays(a, b, c)))
+
+
+def _arrays(*values: Value) -> list[Any]:
+    return [np.asarray(v) for v in np.broadcast_arrays(*values)]
+
+
+def _extreme(number: Callable[..., Any], nan: Callable[..., Any], negative: bool) -> Maker:
+    """min and max: -0 is below +0; of a NaN and a number the number, with .NaN the NaN."""
+
+    def make(m: re.Match[str]) -> Pure:
+        t, fn = DTYPES[m["t"]], nan if m["n"] else number
+        return Pure((t,), (t, t), lambda a, b: np.where(a == b, np.where(np.signbit(a) == negative, a, b), fn(a, b)))
+
+    return make
+
+
+_COMPARE: dict[str, Callable[[Value, Value], Value]] = {
+    "eq": lambda a, b: a == b,
+    "ne": lambda a, b: a != b,
+    "lt": lambda a, b: a < b,
+    "le": lambda a, b: a <= b,
+    "gt": lambda a, b: a > b,
+    "ge": lambda a, b: a >= b,
+}
+_COMPARE |= {"lo": _COMPARE["lt"], "ls": _COMPARE["le"], "hi": _COMPARE["gt"], "hs": _COMPARE["ge"]}
+
+
+def _ordered(a: Value, b: Value) -> Value:
+    return (a == a) & (b == b)
+
+
+_COMPARE_FLOAT: dict[str, Callable[[Value, Value], Value]] = {
+    **{k: _COMPARE[k] for k in ("eq", "lt", "le", "gt", "ge")},
+    "ne": lambda a, b: (a != b) & _ordered(a, b),
+    "equ": lambda a, b: (a == b) | ~_ordered(a, b),
+    "neu": _COMPARE["ne"],
+    "ltu": lambda a, b: ~(a >= b),
+    "leu": lambda a, b: ~(a > b),
+    "gtu": lambda a, b: ~(a <= b),
+    "geu": lambda a, b: ~(a < b),
+    "num": _ordered,
+    "nan": lambda a, b: ~_ordered(a, b),
+}
+_COMBINE: dict[str, Callable[[Value, Value], Value]] = {
+    "and": lambda a, b: a & b, "or": lambda a, b: a | b, "xor": lambda a, b: a ^ b,
+}  # fmt: skip
+
+
+def _compare(m: re.Match[str]) -> Pure:
+    """setp: one result, or also its complement's; with another predicate combined."""
+    t = DTYPES[m["t"]]
+    test = (_COMPARE_FLOAT if t.kind == "f" else _COMPARE)[m["c"]]
+    if not m["b"]:
+        return Pure((BOOL, BOOL), (t, t), lambda a, b: _twice(test(a, b)))
+    combine = _COMBINE[m["b"]]
+
+    def both(a: Value, b: Value, c: Value) -> tuple[Value, Value]:
+        found = test(a, b)
+        return combine(found, c), combine(~found, c)
+
+    return Pure((BOOL, BOOL), (t, t, BOOL), both)
+
+
+def _twice(found: Value) -> tuple[Value, Value]:
+    return found, ~found
+
+
+def _choose(m: re.Match[str]) -> Pure:
+    t = DTYPES[m["t"]]
+    return Pure((t,), (t, t, BOOL), lambda a, b, p: np.where(p, a, b))
+
+
+_INT = r"[us](?:16|32|64)"
+_FLOAT = r"f32|f64"
+_BITS = r"b16|b32|b64|pred"
+
+ROWS: tuple[tuple[str, Maker], ...] = (
+    (rf"add(?:\.rn)?\.(?P<t>{_FLOAT})", same(lambda a, b: a + b, 2)),
+    (rf"sub(?:\.rn)?\.(?P<t>{_FLOAT})", same(lambda a, b: a - b, 2)),
+    (rf"mul(?:\.rn)?\.(?P<t>{_FLOAT})", same(lambda a, b: a * b, 2)),
+    (rf"div\.rn\.(?P<t>{_FLOAT})", same(lambda a, b: a / b, 2)),
+    (rf"rcp\.rn\.(?P<t>{_FLOAT})", same(lambda a: a.dtype.type(1) / a, 1)),
+    (rf"sqrt\.rn\.(?P<t>{_FLOAT})", same(np.sqrt, 1)),
+    (r"fma\.rn\.f32", _fused),
+    (rf"neg\.(?P<t>{_FLOAT}|s16|s32|s64)", same(np.negative, 1)),
+    (rf"abs\.(?P<t>{_FLOAT}|s16|s32|s64)", same(np.abs, 1)),
+    (rf"min(?P<n>\.NaN)?\.(?P<t>{_FLOAT})", _extreme(np.fmin, np.minimum, True)),
+    (rf"max(?P<n>\.NaN)?\.(?P<t>{_FLOAT})", _extreme(np.fmax, np.maximum, False)),
+    (rf"min\.(?P<t>{_INT})", same(np.minimum, 2)),
+    (rf"max\.(?P<t>{_INT})", same(np.maximum, 2)),
+    (rf"add\.(?P<t>{_INT})", bits(lambda a, b: a + b, 2)),
+    (rf"sub\.(?P<t>{_INT})", bits(lambda a, b: a - b, 2)),
+    (rf"mul\.lo\.(?P<t>{_INT})", bits(lambda a, b: a * b, 2)),
+    (rf"mad\.lo\.(?P<t>{_INT})", bits(lambda a, b, c: a * b + c, 3)),
+    (rf"mul\.hi\.(?P<t>{_INT})", mul_high),
+    (r"mul\.wide\.(?P<t>[us](?:16|32))", wide(lambda a, b: a * b, 2)),
+    (r"mad\.wide\.(?P<t>[us](?:16|32))", wide(lambda a, b, c: a * b + c, 3)),
+    (rf"div\.(?P<t>{_INT})", same(quotient, 2)),
+    (rf"rem\.(?P<t>{_INT})", same(remainder, 2)),
+    (rf"and\.(?P<t>{_BITS})", bits(lambda a, b: a & b, 2)),
+    (rf"or\.(?P<t>{_BITS})", bits(lambda a, b: a | b, 2)),
+    (rf"xor\.(?P<t>{_BITS})", bits(lambda a, b: a ^ b, 2)),
+    (rf"not\.(?P<t>{_BITS})", bits(lambda a: ~a, 1)),
+    (r"shl\.(?P<t>b16|b32|b64)", shift(lambda a, n: a << n)),
+    (r"shr\.(?P<t>[bus](?:16|32|64))", shift(lambda a, n: a >> n)),
+    (r"shf\.(?P<d>[lr])\.(?P<w>wrap|clamp)\.b32", funnel),
+    (r"lop3\.b32", logic),
+    (r"prmt\.b32", permute),
+    (r"bfe\.(?P<t>[us](?:32|64))", extract),
+    (r"bfi\.(?P<t>b32|b64)", insert),
+    (rf"setp\.(?P<c>\w+?)(?:\.(?P<b>and|or|xor))?\.(?P<t>b16|b32|b64|{_INT}|{_FLOAT})", _compare),
+    (rf"selp\.(?P<t>b16|b32|b64|{_INT}|{_FLOAT})", _choose),
+    (
+        r"cvt(?:\.(?P<r>rn|rz|rzi|rni|rmi|rpi))?\.(?P<t>[us](?:8|16|32|64)|f16|bf16|f32|f64)"
+        r"\.(?P<s>[us](?:8|16|32|64)|f16|bf16|f32|f64)",
+        convert,
+    ),
+    (r"cvt\.rn\.(?P<t>bf16x2|f16x2)\.f32", convert_two),
+    (r"cvta(?:\.to)?\.(?:global|shared|local|const)\.(?P<t>u64|u32)", same(lambda a: a, 1)),
+    (rf"mov\.(?P<t>{_BITS}|{_INT}|{_FLOAT})", same(lambda a: a, 1)),
+)
+
+_COMPILED = tuple((re.compile(pattern), maker) for pattern, maker in ROWS)
+
+
+@cache
+def pure(opcode: str) -> Pure | None:
+    """The row for ``opcode``; None if it has none."""
+    for pattern, maker in _COMPILED:
+        if found := pattern.fullmatch(opcode):
+            try:
+                return maker(found)
+            except KeyError:  # a comparison that the type does not have
+                return None
+    return None

@@ -1,0 +1,69 @@
+"""Register values: dtypes of PTX types, immediates, and reading a register as another type."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+Value = Any  # an array over all threads of a batch, or a NumPy scalar that holds for all of them
+DT = np.dtype[Any]
+Adapter = Callable[[Value], Value]
+
+BOOL: DT = np.dtype(np.bool_)
+UNSIGNED: dict[int, DT] = {1: np.dtype("u1"), 2: np.dtype("u2"), 4: np.dtype("u4"), 8: np.dtype("u8")}
+SIGNED: dict[int, DT] = {1: np.dtype("i1"), 2: np.dtype("i2"), 4: np.dtype("i4"), 8: np.dtype("i8")}
+
+DTYPES: dict[str, DT] = {
+    **{f"{k}{8 * n}": d for k in "ub" for n, d in UNSIGNED.items()},
+    **{f"s{8 * n}": d for n, d in SIGNED.items()},
+    "f16": np.dtype(np.float16),
+    "bf16": np.dtype(ml_dtypes.bfloat16),
+    "f32": np.dtype(np.float32),
+    "f64": np.dtype(np.float64),
+    "f16x2": UNSIGNED[4],
+    "bf16x2": UNSIGNED[4],
+    "pred": BOOL,
+}
+
+
+def immediate(text: str, dtype: DT) -> Value:
+    """The scalar that an immediate operand stands for."""
+    text = text.rstrip("U")
+    sign, body = (-1, text[1:]) if text.startswith("-") else (1, text)
+    prefix = body[:2].lower()
+    if prefix == "0f":
+        bits = np.uint32(int(body[2:], 16)).view(np.float32)
+        return _cast(bits, dtype)
+    if prefix == "0d":
+        return _cast(np.float64(struct.unpack(">d", bytes.fromhex(body[2:]))[0]), dtype)
+    if dtype == BOOL:
+        return np.bool_(int(body, 0) != 0)
+    if prefix != "0x" and any(c in body for c in ".eE"):
+        return dtype.type(sign * float(body))
+    number = sign * int(body, 0)
+    if dtype.kind == "f" or dtype.kind == "V":
+        return dtype.type(number)
+    return UNSIGNED[dtype.itemsize].type(number & ((1 << 8 * dtype.itemsize) - 1)).view(dtype)
+
+
+def _cast(number: Value, dtype: DT) -> Value:
+    if dtype.kind == "f":
+        return number.astype(dtype)
+    return number.view(UNSIGNED[number.dtype.itemsize]).astype(UNSIGNED[dtype.itemsize]).view(dtype)
+
+
+def adapter(have: DT, want: DT) -> Adapter | None:
+    """How a value held as ``have`` is read as ``want``: its low bits, or its bits extended by ``have``'s sign."""
+    if have == want:
+        return None
+    if have == BOOL or want == BOOL:
+        return lambda v: v.astype(want)
+    if have.itemsize == want.itemsize:
+        return lambda v: v.view(want)
+    whole = have if have.kind in "iu" else UNSIGNED[have.itemsize]
+    part = (SIGNED if whole.kind == "i" else UNSIGNED)[want.itemsize]
+    return lambda v: v.view(whole).astype(part).view(want)

@@ -1,0 +1,183 @@
+"""The checks of the PTX executor: every kind of finding, provoked by a kernel that is wrong in one place."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+import pytest
+
+from lngen.check.inputs import random_inputs
+from lngen.emit import emit
+from lngen.lower import Plan, lower
+from lngen.ptx import Finding, run_plan
+from lngen.schedule import Schedule
+from lngen.spec import parse_spec
+from lngen.toolchain import compile_ptx
+
+pytest.importorskip("cupy")
+
+BLOCK = "layernorm.fwd:d=4096,dtype=bf16", Schedule("registers", 128, 1, 8)
+GROUPS = "layernorm.fwd:d=1024,dtype=bf16", Schedule("registers", 64, 4, 8)
+BACKWARD = "layernorm.bwd:d=1000,dtype=f32", Schedule("registers", 64, 8, 4)
+ODD = "rmsnorm.fwd:d=1000,dtype=bf16", Schedule("registers", 32, 4, 8)
+
+
+@cache
+def plan_of(text: str, schedule: Schedule) -> Plan:
+    return lower(parse_spec(text), schedule)
+
+
+def findings(
+    which: tuple[str, Schedule], *edits: tuple[str, str], rows: int = 5, count: int = 1, **options: object
+) -> tuple[Finding, ...]:
+    """What the plan's CUDA shows after the edits, each of which has to apply ``count`` times at most."""
+    plan = plan_of(*which)
+    source = emit(plan)
+    for old, new in edits:
+        assert old in source, old
+        source = source.replace(old, new, count)
+    return run_plan(plan, random_inputs(plan.spec, rows), source=source, **options).findings  # type: ignore[arg-type]
+
+
+def kinds(found: tuple[Finding, ...]) -> set[str]:
+    return {f.kind for f in found}
+
+
+NAMED = 'asm volatile("bar.sync %0, %1;" :: "r"(group + 1), "n"(THREADS) : "memory");'
+
+
+def test_a_missing_block_barrier_is_a_race() -> None:
+    found = findings(BLOCK, ("__syncthreads();", ";"))
+    assert kinds(found) == {"shared-race", "uninitialised"} or kinds(found) == {"shared-race"}
+    race = next(f for f in found if f.kind == "shared-race")
+    assert race.cuda_line and race.ptx_line and race.instruction.startswith("ld.shared")
+    assert re.search(r"thread \d+ of its block writes with no barrier between", str(race))
+
+
+def test_a_missing_named_barrier_is_a_race() -> None:
+    assert kinds(findings(GROUPS)) == set()
+    assert "shared-race" in kinds(findings(GROUPS, (NAMED, ";")))
+
+
+def test_a_named_barrier_of_another_group_is_wrong() -> None:
+    assert kinds(findings(GROUPS, ('"r"(group + 1)', '"r"(1)'))) & {"divergent-barrier", "shared-race"}
+
+
+def test_a_turn_that_is_not_taken_is_a_race() -> None:
+    """Two buffers take turns so that one barrier a call is enough."""
+    assert "shared-race" in kinds(findings(BLOCK, ("turn ^= 1;", "")))
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_every_barrier_of_the_column_fold_is_needed(number: int) -> None:
+    source = emit(plan_of(*BACKWARD))
+    start = source.index("void store_partial")
+    places = [m.start() for m in re.finditer(r"__syncthreads\(\);", source) if m.start() > start]
+    at = places[number]
+    plan = plan_of(*BACKWARD)
+    text = source[:at] + ";" + source[at + len("__syncthreads();") :]
+    found = run_plan(plan, random_inputs(plan.spec, 5), source=text).findings
+    assert "shared-race" in kinds(found)
+
+
+def test_out_of_bounds_names_the_tensor() -> None:
+    found = findings(ODD, ("if (col + j < D)", "if (true)"))
+    bounds = [f for f in found if f.kind == "out-of-bounds"]
+    assert any("'gamma'" in f.message and "2000 bytes" in f.message for f in bounds)
+    assert any("'x'" in f.message for f in bounds)
+    assert all(f.address > 0 and f.block >= 0 and f.thread >= 0 for f in bounds)
+
+
+def test_the_gap_between_rows_is_out_of_bounds() -> None:
+    found = findings(ODD, ("if (col + j < D)", "if (true)"), strides={"x": 2000})
+    assert any("between the rows of 'x'" in f.message for f in found if f.kind == "out-of-bounds")
+
+
+def test_a_store_past_the_end() -> None:
+    found = findings(ODD, ("if (col + j < D)", "if (true)"), count=2)
+    assert any("write" in f.message and "'y'" in f.message for f in found if f.kind == "out-of-bounds")
+
+
+def test_an_access_wider_than_the_alignment() -> None:
+    found = findings(BLOCK, offset=1)
+    assert kinds(found) == {"misaligned"}
+    assert any("16 bytes at 'x'" in f.message for f in found)
+    assert kinds(findings(BLOCK, strides={"y": 4097})) == {"misaligned"}
+
+
+def test_an_output_that_is_not_written() -> None:
+    found = findings(BLOCK, ("if (live) store_chunk", "if (rows < 0) store_chunk"))
+    assert kinds(found) == {"never-written"}
+    assert "'y[0, 0]'" in found[0].message
+    assert "20479 others" in found[0].message
+
+
+def test_shared_memory_read_before_it_is_written() -> None:
+    found = findings(BLOCK, ("buffer[n * THREADS + lane] = part[n];", ""))
+    assert "uninitialised" in kinds(found)
+    assert any("shared memory" in f.message for f in found)
+
+
+def test_workspace_read_before_it_is_written() -> None:
+    source = "for (int col = threadIdx.x; col < D; col += THREADS * ROWS) partial[col] = scratch[col];"
+    found = findings(BACKWARD, (source, ""))
+    assert any(f.kind == "uninitialised" and "_partial'" in f.message for f in found)
+
+
+def test_a_register_that_nothing_wrote() -> None:
+    plan = plan_of(*BLOCK)
+    text = re.sub(r"fma\.rn\.f32[^;]*;", "", compile_ptx(emit(plan), "sm_90"), count=1)
+    found = run_plan(plan, random_inputs(plan.spec, 2), ptx=text).findings
+    assert kinds(found) == {"uninitialised"}
+    assert re.search(r"register %\w+ is used, which nothing wrote", str(found[0]))
+
+
+def test_two_blocks_that_write_one_word() -> None:
+    found = findings(ODD, ("blockIdx.x", "(blockIdx.x / 2)"), rows=16, count=9)
+    assert "global-race" in kinds(found)
+    assert "global-race" in kinds(findings(ODD, ("blockIdx.x", "(blockIdx.x / 2)"), rows=16, count=9, order=3))
+
+
+def test_a_barrier_that_some_threads_skip() -> None:
+    found = findings(BLOCK, ("__syncthreads();", "{ if (threadIdx.x >= 32) __syncthreads(); }"))
+    assert "divergent-barrier" in kinds(found)
+
+
+def test_a_barrier_after_some_threads_have_ended() -> None:
+    begin = "    const int lane"
+    found = findings(BLOCK, (begin, f"    if (threadIdx.x >= 96) return;\n{begin}"))
+    assert any("96 of the 128 threads" in f.message for f in found if f.kind == "divergent-barrier")
+
+
+def test_a_shuffle_with_lanes_that_have_ended() -> None:
+    begin = "    const int lane"
+    found = findings(ODD, (begin, f"    if (threadIdx.x % 32 == 5) return;\n{begin}"))
+    shuffle = next(f for f in found if f.kind == "inactive-shuffle")
+    assert "threads 5 of the warp, which have ended" in shuffle.message
+
+
+def test_a_barrier_that_waits_for_too_many() -> None:
+    found = findings(GROUPS, ('"n"(THREADS)', '"n"(THREADS * ROWS * 2)'))
+    deadlock = next(f for f in found if f.kind == "deadlock")
+    assert "waits for 512" in deadlock.message
+    assert "never-written" in kinds(found)
+
+
+def test_a_kernel_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lngen.ptx.batch.MOST", 1000)
+    found = findings(BACKWARD, ("first += step", "first += 0 * step"))
+    assert any("does not end" in f.message for f in found if f.kind == "deadlock")
+
+
+def test_stop_ends_at_the_first_finding() -> None:
+    assert len(findings(BLOCK, ("__syncthreads();", ";"), offset=1)) > 1
+    assert len(findings(BLOCK, ("__syncthreads();", ";"), offset=1, stop=True)) == 1
+
+
+def test_a_finding_names_its_equation() -> None:
+    found = findings(BLOCK, ("rstd_ptr[row] = rstd;", "rstd_ptr[row + rows] = rstd;"))
+    assert kinds(found) == {"out-of-bounds", "never-written"}
+    text = str(found[0])
+    assert "'rstd'" in text
+    assert "CUDA line" in text

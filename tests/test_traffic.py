@@ -1,0 +1,89 @@
+"""The bytes of the emitted kernels, counted: forward moves 2 row-units, backward 3, and nothing more."""
+
+from __future__ import annotations
+
+import pytest
+from click.testing import CliRunner
+
+from lngen.check.inputs import random_inputs
+from lngen.cli import cli
+from lngen.inspect import measure, traffic_text
+from lngen.inspect.traffic import row_units
+from lngen.lower import lower
+from lngen.schedule import problem, ranked
+from lngen.spec import parse_spec
+
+pytest.importorskip("cupy")
+
+
+def counted(text: str, rows: int, form: str = "registers"):  # type: ignore[no-untyped-def]
+    spec = parse_spec(text)
+    schedule = next(s for s in ranked(problem(spec.graph(), spec.d)) if s.form == form)
+    plan = lower(spec, schedule)
+    return plan, measure(plan, random_inputs(spec, rows))
+
+
+@pytest.mark.parametrize("norm", ["layernorm", "rmsnorm"])
+@pytest.mark.parametrize("options", ["d=64,dtype=bf16", "d=768,dtype=f32", "d=1000,dtype=f16", "d=4093,dtype=f32"])
+@pytest.mark.parametrize(("way", "units"), [("fwd", 2), ("bwd", 3)])
+def test_every_row_element_moves_once(norm: str, options: str, way: str, units: int) -> None:
+    rows = 256  # whole row groups, several rounds of some blocks' prefetch and none of others'
+    plan, measured = counted(f"{norm}.{way}:{options}", rows)
+    assert row_units(plan, measured, rows) == units
+
+
+def test_more_rows_than_one_round_of_blocks() -> None:
+    plan, measured = counted("layernorm.bwd:d=2048,dtype=bf16", 4 * 132 + 8)
+    assert row_units(plan, measured, 4 * 132 + 8) == 3
+
+
+def test_a_streamed_row_is_read_once_a_phase() -> None:
+    plan, measured = counted("layernorm.fwd:d=40000,dtype=bf16", 2, form="stream")
+    assert row_units(plan, measured, 2) == 4  # the mean, the variance, y; and y written
+
+
+def test_partial_rows_are_written_and_read_once() -> None:
+    rows, d = 64, 1024
+    plan, (main, finish) = counted(f"layernorm.bwd:d={d},dtype=bf16", rows)
+    groups = plan.schedule.rows
+    assert main.moved["sum_dy_partial"] == (0, rows // groups * d * 4)
+    assert finish.moved["sum_dy_partial"] == (rows // groups * d * 4, 0)
+    assert finish.moved["dbeta"] == (0, d * 2)
+
+
+def test_statistics_are_written_once() -> None:
+    _, (kernel,) = counted("layernorm.fwd:d=768,dtype=bf16", 17)
+    assert kernel.moved["mean"] == kernel.moved["rstd"] == (0, 17 * 4)
+
+
+def test_aligned_rows_waste_no_sector_and_odd_ones_no_byte() -> None:
+    _, (kernel,) = counted("layernorm.fwd:d=1024,dtype=bf16", 8)
+    assert kernel.efficiency["x"] == kernel.efficiency["y"] == 1
+    _, (odd,) = counted("layernorm.fwd:d=1023,dtype=bf16", 8)
+    assert odd.moved["x"] == (8 * 1023 * 2, 0)
+    assert odd.efficiency["x"] < 0.5  # element loads, a chunk apart from lane to lane
+
+
+def test_mix_barriers_and_flight() -> None:
+    _, (warp,) = counted("layernorm.fwd:d=1024,dtype=bf16", 8)
+    assert warp.barriers == 0
+    assert warp.mix["shuffle"] == 2 * 5 * 8  # two sums, five steps, a warp for each row
+    plan, (block,) = counted("layernorm.fwd:d=4096,dtype=bf16", 8)
+    assert block.barriers == 2 * 8 * plan.schedule.threads // 32
+    assert block.in_flight == 4096 * 2
+    assert block.bank_conflicts == 0
+
+
+def test_the_text_names_what_it_counts() -> None:
+    plan, measured = counted("layernorm.bwd:d=64,dtype=bf16", 256)
+    text = traffic_text(plan, measured, 256)
+    assert "rows of bf16: 3.000 units of M * D" in text
+    assert f"{256 * 64 * 2}" in text
+    assert "workspace" in text
+    assert "instructions per element: load" in text
+
+
+def test_show_prints_it() -> None:
+    found = CliRunner().invoke(cli, ["show", "layernorm.fwd:d=64,dtype=bf16", "--stage", "traffic"])
+    assert found.exit_code == 0, found.output
+    assert "rows of bf16: 2.000 units of M * D" in found.output
