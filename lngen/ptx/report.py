@@ -81,13 +81,14 @@ class Stop(Exception):
 
 
 _NOTE = re.compile(r"//\s*(%.+)$")
+_TENSOR = re.compile(r"\b(\w+?)(?:_partial)?_(?:ptr|out|acc)\b")
 
 
 class Reporter:
     """Collects findings, each kind once per instruction, with the CUDA line and the IR equation it came from."""
 
     def __init__(self, source: str, stop: bool) -> None:
-        self._notes = [m[1] if (m := _NOTE.search(line)) else "" for line in source.splitlines()]
+        self._lines = source.splitlines()
         self._seen: set[tuple[str, str, int, str]] = set()
         self.stop = stop
         self.findings: list[Finding] = []
@@ -131,4 +132,16 @@ class Reporter:
         return (kind, kernel, instruction.line, "") in self._seen
 
     def _note(self, line: int) -> str:
-        return self._notes[line - 1] if 0 < line <= len(self._notes) else ""
+        """The IR equation of a CUDA line: its note, or for a load or store the equation of that tensor."""
+        if not 0 < line <= len(self._lines):
+            return ""
+        text = self._lines[line - 1]
+        if note := _NOTE.search(text):
+            return note[1]
+        if tensor := _TENSOR.search(text):
+            name = re.escape(tensor[1])
+            for wanted in (rf"%{name}\s*:", rf"=.*%{name}\b"):
+                for candidate in self._lines:
+                    if (note := _NOTE.search(candidate)) and "=" in note[1] and re.search(wanted, note[1]):
+                        return re.sub(r"\s+", " ", note[1])
+        return ""
