@@ -28,8 +28,8 @@ from lngen.spec import parse_spec
     type=click.Choice(["auto", "gpu", "ptx", "interpreter"]),
     default="auto",
     show_default=True,
-    help="What computes: a GPU, the kernels' PTX on NumPy, the interpreter; auto is a GPU if there is one, else the last. "
-    "The bits are the same.",
+    help="What computes: a GPU, the kernels' PTX on NumPy, or the interpreter; auto is a GPU if there is one, else "
+    "the interpreter. The bits are the same.",
 )
 @schedule_option
 def command(spec: str, inputs: tuple[str, ...], outputs: tuple[str, ...], on: str, schedule: str) -> None:
