@@ -238,6 +238,7 @@ def scalar_result(b: GraphBuilder) -> None:
     x = b.input("x", M, D)
     b.output("y", b.neg("minus", x))
     b.output("n", b.size("m_length", M, b.compute))
+    b.output("total", b.reduce_sum("column", x, axis=M))
 
 
 def two_dtypes(b: GraphBuilder) -> None:
@@ -247,12 +248,30 @@ def two_dtypes(b: GraphBuilder) -> None:
     b.output("y", b.mul("q", narrow, b.cast("wide32", wide, to=b.compute)))
 
 
+def input_as_result(b: GraphBuilder) -> None:
+    x = b.input("x", M, D)
+    b.output("y", x)
+    b.statistic(b.params[0])
+
+
+def weights_alone(b: GraphBuilder) -> None:
+    b.output("y", b.neg("minus", b.input("gamma", D)))
+
+
+def sum_of_statistics(b: GraphBuilder) -> None:
+    mean = b.reduce_mean("mean", b.input("x", M, D), axis=D)
+    b.output("y", b.mul("scaled", b.input("gamma", D), b.reduce_sum("total", mean, axis=M)))
+
+
 LOWER_ERRORS: list[tuple[Callable[[GraphBuilder], None], str]] = [
     (
         column_centred,
         "the row result '%y' depends on a sum over rows; "
         "that takes two graphs, one for the sum and one for the result.",
     ),
+    (input_as_result, "the result '%x' is an input; leave it out, the caller has it."),
+    (weights_alone, "'%y' has no rows and takes no sum over rows; compute it outside."),
+    (sum_of_statistics, "'%total' sums over rows a value without D; add it up outside."),
     (sum_of_sums, "'%again' is a sum over rows of sums over rows."),
     (sum_of_weights, "'%weights' reduces over D a value that has no rows; pass it as an input."),
     (scalar_result, "results without rows are expected to be [D] and elementwise in the column sums."),

@@ -45,7 +45,7 @@ def _to_odd_f32(x: Array) -> Array:
     over = np.abs(near.astype(np.float64)) > np.abs(x)
     toward_zero = np.where(over, np.nextafter(near, np.float32(0)), near)
     lost = toward_zero.astype(np.float64) != x
-    bits = np.ascontiguousarray(toward_zero).view(np.uint32) | (lost & np.isfinite(toward_zero)).astype(np.uint32)
+    bits = np.asarray(toward_zero).view(np.uint32) | (lost & np.isfinite(toward_zero)).astype(np.uint32)
     return np.asarray(bits.view(np.float32))
 
 
@@ -61,7 +61,7 @@ def fma(a: Array, b: Array, c: Array) -> Array:
     # TwoSum (Knuth): total + error is the exact sum.
     shadow = total - product
     error = (product - (total - shadow)) + (addend - shadow)
-    bits = np.ascontiguousarray(total).view(np.int64)
+    bits = np.asarray(total).view(np.int64)
     even = (bits & 1) == 0
     inexact = np.isfinite(total) & (error != 0) & even
     # One step toward the exact value, in sign-magnitude order: outward if the error has total's sign.

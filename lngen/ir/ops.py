@@ -55,7 +55,8 @@ def compute_dtype(dtype: DType) -> DType:
 
 def literal(value: float, dtype: DType) -> str:
     """A constant as C text that reads back to the same bits."""
-    v = NUMPY_DTYPE[dtype].type(value)
+    with np.errstate(over="ignore"):  # beyond the largest number a constant is infinite, as IEEE rounds it
+        v = NUMPY_DTYPE[dtype].type(value)
     bits = f"0x{np.array(v).view(np.uint32 if dtype is F32 else np.uint64):x}"
     if not np.isfinite(v):
         return f"__int_as_float({bits})" if dtype is F32 else f"__longlong_as_double({bits})"

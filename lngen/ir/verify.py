@@ -24,7 +24,8 @@ this throw true try typedef typename union unsigned using virtual void volatile 
 tile lane group live chunk slot seg block warp scratch turn i k col leaf part rows f32_from_bf16 f32_from_f16
 bf16_from_f32 f16_from_f32 f64_from_f16 f64_from_bf16 f64_from_f32 f16_from_f64 bf16_from_f64 f32_from_f64
 fmaf sqrtf sqrt r first step load column strand blocks filled fold row_fold maximum load_chunk store_chunk store_partial
-result static_cast reinterpret_cast const_cast dynamic_cast
+result and_eq bitand bitor char16_t char32_t compl decltype noexcept not_eq nullptr or_eq static_assert
+thread_local typeid wchar_t xor_eq static_cast reinterpret_cast const_cast dynamic_cast
 """
 _RESERVED = frozenset(_RESERVED_WORDS.split())
 

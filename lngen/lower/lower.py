@@ -204,7 +204,8 @@ def _real(graph: Graph) -> DType:
     dtypes = {e.out.type.dtype for e in graph.eqns if e.op in ("reduce_sum", "reduce_max")}
     if len(dtypes) > 1:
         raise LowerError(f"graph @{graph.name} reduces in f32 and in f64; cast the operands to one dtype.")
-    return next(iter(dtypes), max((compute_dtype(p.type.dtype) for p in graph.params), key=lambda t: t.size))
+    computed = (compute_dtype(p.type.dtype) for p in graph.params)
+    return next(iter(dtypes), max(computed, key=lambda t: t.size, default=DType.F32))
 
 
 def _needed(graph: Graph, results: tuple[Value, ...]) -> Graph:

@@ -38,6 +38,7 @@ def split(graph: Graph) -> Split:
             raise LowerError(
                 f"graph @{graph.name}: '{eqn.out}' reduces over D a value that has no rows; pass it as an input."
             )
+    _check(graph, sums, by_column)
     rows = extract(graph, graph.name, graph.params, (*by_row, *dict.fromkeys(e.args[0] for e in sums)))
     if not by_column:
         return Split(rows, sums, None)
@@ -48,6 +49,20 @@ def split(graph: Graph) -> Split:
             f"graph @{graph.name}: results without rows are expected to be [D] and elementwise in the column sums."
         )
     return Split(rows, sums, finish)
+
+
+def _check(graph: Graph, sums: tuple[Eqn, ...], by_column: tuple[Value, ...]) -> None:
+    """LowerError for results and sums that are no kernel's work."""
+    for value in graph.results:
+        if value in graph.params:
+            raise LowerError(f"graph @{graph.name}: the result '{value}' is an input; leave it out, the caller has it.")
+    if by_column and not sums:
+        raise LowerError(
+            f"graph @{graph.name}: '{by_column[0]}' has no rows and takes no sum over rows; compute it outside."
+        )
+    for eqn in sums:
+        if D not in eqn.args[0].type.axes:
+            raise LowerError(f"graph @{graph.name}: '{eqn.out}' sums over rows a value without D; add it up outside.")
 
 
 def column_graph(parts: Split, graph: Graph) -> tuple[Graph, tuple[Value, ...]]:
