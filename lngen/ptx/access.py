@@ -9,18 +9,20 @@ import numpy as np
 
 from lngen.ir.numerics import Array
 from lngen.ptx.batch import Batch
-from lngen.ptx.lanes import WARP, Lanes
+from lngen.ptx.lanes import Lanes
 from lngen.ptx.memory import Buffer, gather, read_races, scatter, write_races
 from lngen.ptx.memory import unknown as unwritten
+from lngen.ptx.ordering import semantics
 from lngen.ptx.parser import Instruction
 from lngen.ptx.program import Program, Step, unknown, write
-from lngen.ptx.scratch import NOBODY, Scratch
+from lngen.ptx.scratch import Scratch
+from lngen.ptx.tracking import note_global, note_shared, observed, parts_of, published
 from lngen.ptx.values import DTYPES, UNSIGNED, Value
 
-_HINTS = r"(?:\.(?:volatile|weak|relaxed|cta|gpu|sys|ca|cg|cs|lu|cv|wb|wt|L\w+::\w+))*"
+_HINTS = r"(?:\.(?:volatile|weak|relaxed|acquire|release|cta|cluster|gpu|sys|ca|cg|cs|lu|cv|wb|wt|L\w+::\w+))*"
 _TYPE = r"(?P<t>[bus](?:8|16|32|64)|f32|f64)"
 _ACCESS = re.compile(
-    rf"(?P<op>ld|st){_HINTS}\.(?P<space>global|shared|local|const|param)(?:::cta)?{_HINTS}(?P<nc>\.nc)?{_HINTS}"
+    rf"(?P<op>ld|st){_HINTS}(?:\.(?P<space>global|shared|local|const|param)(?:::cta|::cluster)?)?{_HINTS}(?P<nc>\.nc)?{_HINTS}"
     rf"(?:\.v(?P<v>[24]))?\.{_TYPE}"
 )
 
@@ -40,21 +42,20 @@ def access_step(program: Program, i: Instruction) -> Step:
     dtype = DTYPES[m["t"]]
     if m["space"] == "param":
         return _parameter(program, i, m["t"], source.text)
-    base, offset = _base(program, i, source.text), source.offset
+    base, offset = base_slot(program, i, source.text), source.offset
     width = dtype.itemsize
     if width * vec > 16:
         raise unknown(i, "moves more than 16 bytes")
     unsigned, extended = UNSIGNED[width], dtype if dtype.kind == "i" else UNSIGNED[width]
-    wide = m["space"] in ("global", "const")
+    space, how = m["space"] or "generic", semantics(i.opcode)
     if m["op"] == "ld":
         targets = [program.target(o, extended, i) for o in names]
 
         def load(batch: Batch, lanes: Lanes) -> None:
-            address = _address(batch, base, offset, lanes)
-            if wide:
-                values = load_global(batch, i, lanes, address, width, vec, bool(m["nc"]))
-            else:
-                values = load_scratch(batch, i, lanes, m["space"], address, width, vec)
+            address = address_of(batch, base, offset, lanes)
+            values = load_from(batch, i, lanes, space, address, width, vec, bool(m["nc"]))
+            if how is not None:
+                observed(batch, space, address, lanes.index, how)
             for (slot, convert), value in zip(targets, values, strict=True):
                 value = value.view(extended)
                 write(batch, slot, convert(value) if convert else value, lanes)
@@ -63,12 +64,11 @@ def access_step(program: Program, i: Instruction) -> Step:
     sources = [program.source(o, unsigned, i) for o in names]
 
     def store(batch: Batch, lanes: Lanes) -> None:
-        address = _address(batch, base, offset, lanes)
-        values = [_spread(batch.R[s] if a is None else a(batch.R[s]), lanes) for s, a in sources]
-        if wide:
-            store_global(batch, i, lanes, address, values)
-        else:
-            store_scratch(batch, i, lanes, m["space"], address, values)
+        address = address_of(batch, base, offset, lanes)
+        values = [spread(batch.R[s] if a is None else a(batch.R[s]), lanes) for s, a in sources]
+        if how is not None:
+            published(batch, space, address, lanes.index, how)
+        store_to(batch, i, lanes, space, address, values)
 
     return store
 
@@ -87,7 +87,7 @@ def _parameter(program: Program, i: Instruction, kind: str, name: str) -> Step:
     return load
 
 
-def _base(program: Program, i: Instruction, text: str) -> int:
+def base_slot(program: Program, i: Instruction, text: str) -> int:
     """The slot of an address: a register, or a symbol or number that stands for one."""
     if text in program.entry.registers:
         return program.register(text, i)
@@ -96,26 +96,48 @@ def _base(program: Program, i: Instruction, text: str) -> int:
     raise unknown(i, f"has the address '{text}', which is neither a register nor a symbol")
 
 
-def _spread(value: Value, lanes: Lanes) -> Array:
+def spread(value: Value, lanes: Lanes) -> Array:
     """The value of every lane of ``lanes``."""
     if np.ndim(value) == 0:
         return np.full(lanes.count, value)
     return np.asarray(value if lanes.array is None else value[lanes.index])
 
 
-def _address(batch: Batch, base: int, offset: int, lanes: Lanes) -> Array:
-    value = _spread(batch.R[base], lanes)
+def address_of(batch: Batch, base: int, offset: int, lanes: Lanes) -> Array:
+    value = spread(batch.R[base], lanes)
     if offset:
         mask = (1 << 8 * value.dtype.itemsize) - 1
         value = value + value.dtype.type(offset & mask)
     return value
 
 
+def load_from(
+    batch: Batch, i: Instruction, lanes: Lanes, space: str, address: Array, width: int, vec: int, constant: bool
+) -> list[Array]:
+    """The elements every thread of the batch reads from a memory."""
+    results: list[Array] = []
+    for name, inner, who, _ in parts_of(space, address, lanes):
+        if name == "global":
+            values = load_global(batch, i, who, inner, width, vec, constant)
+        else:
+            values = load_scratch(batch, i, who, name, inner, width, vec)
+        results = [np.where(who.mask, v, r) for v, r in zip(values, results, strict=True)] if results else values
+    return results
+
+
+def store_to(batch: Batch, i: Instruction, lanes: Lanes, space: str, address: Array, values: list[Array]) -> None:
+    """Writes the elements of those lanes to a memory."""
+    for name, inner, who, part in parts_of(space, address, lanes):
+        mine = values if part is None else [v[part] for v in values]
+        (store_global(batch, i, who, inner, mine) if name == "global" else
+         store_scratch(batch, i, who, name, inner, mine))  # fmt: skip
+
+
 def _blank(lanes: Lanes, width: int, vec: int) -> list[Array]:
     return [np.full(lanes.total, int.from_bytes(b"\xfe" * width, "little"), UNSIGNED[width]) for _ in range(vec)]
 
 
-def _misaligned(batch: Batch, i: Instruction, lanes: Lanes, address: Array, count: int, where: str) -> bool:
+def misaligned(batch: Batch, i: Instruction, lanes: Lanes, address: Array, count: int, where: str) -> bool:
     """Reports lanes whose address is no multiple of the access; True if there are any."""
     if count == 1 or not int(np.bitwise_or.reduce(address)) & (count - 1):
         return False
@@ -137,7 +159,7 @@ def load_global(
     what = f"A read of {count} bytes:"
     for buffer, part in batch.memory.parts(address, who, count, what, batch.reporting(i)):
         at, mine = (address, who) if part is None else (address[part], who[part])
-        odd = _misaligned(batch, i, lanes, at, count, f"'{buffer.name}'")
+        odd = misaligned(batch, i, lanes, at, count, f"'{buffer.name}'")
         values, known = gather(buffer, at, width, vec, not odd)
         if buffer.tracked:
             _check_read(batch, i, buffer, at, mine, count, known, constant)
@@ -158,6 +180,10 @@ def _check_read(
         bad = unwritten(buffer, at, count)
         text = f"A read of {buffer.where(int(at[bad[0]]), count)}, which nothing wrote."
         batch.report("uninitialised", text, i, who[bad], at[bad])
+    if batch.order is not None:
+        batch.flights.look(batch, i, buffer, at.astype(np.int64) - buffer.base, who, count, "read")
+        note_global(batch, i, buffer, at, who, count, "read")
+        return
     bad = read_races(buffer, at, count, batch.block_of[who] + 1, constant)
     if bad.size:
         writer = "this launch" if constant else "another block of this launch"
@@ -176,30 +202,40 @@ def store_global(batch: Batch, i: Instruction, lanes: Lanes, address: Array, val
             text = f"A write to '{buffer.name}', which the kernel may only read."
             batch.report("out-of-bounds", text, i, mine, at)
             continue
-        odd = _misaligned(batch, i, lanes, at, count, f"'{buffer.name}'")
+        odd = misaligned(batch, i, lanes, at, count, f"'{buffer.name}'")
+        batch.touched()
         scatter(buffer, at, mineral, not odd)
+        batch.moved(buffer.name, "written", at, mine, count)
+        if batch.order is not None:
+            batch.flights.look(batch, i, buffer, at.astype(np.int64) - buffer.base, mine, count, "write")
+            note_global(batch, i, buffer, at, mine, count, "write")
+            continue
         bad = write_races(buffer, at, count, batch.block_of[mine] + 1)
         if bad.size:
             text = f"A write of {buffer.where(int(at[bad[0]]), count)}, which another block of this launch touches."
             batch.report("global-race", text, i, mine[bad], at[bad])
-        batch.moved(buffer.name, "written", at, mine, count)
 
 
-def _place(batch: Batch, i: Instruction, lanes: Lanes, scratch: Scratch, address: Array, count: int) -> tuple[Any, ...]:
+def place(
+    batch: Batch, i: Instruction, lanes: Lanes, scratch: Scratch, address: Array, count: int, align: int = 0
+) -> tuple[Any, ...]:
     """Positions in a scratch's data, the lanes that have one, and their positions in ``lanes``."""
     who = lanes.index
+    slot = scratch.owner[who]
+    if batch.clusters is not None and scratch.name == "shared":
+        address, slot = batch.clusters.resolve(address, slot)
     inside = scratch.inside(address.astype(np.int64), count)
     if not inside.all():
         bad = np.flatnonzero(~inside)
         text = f"An access to {scratch.where(int(address[bad[0]]), count)}."
         batch.report("out-of-bounds", text, i, who[bad], address[bad])
-    if _misaligned(batch, i, lanes, address, count, f"{scratch.name} memory"):
-        inside &= address & address.dtype.type(count - 1) == 0
+    if misaligned(batch, i, lanes, address, align or count, f"{scratch.name} memory"):
+        inside &= address & address.dtype.type((align or count) - 1) == 0
     at, part = address.astype(np.int64), None
     if not inside.all():
         part = np.flatnonzero(inside)
-        at, who = at[part], who[part]
-    return at + scratch.owner[who] * scratch.room, who, part
+        at, who, slot = at[part], who[part], slot[part]
+    return at + slot * scratch.room, who, part
 
 
 def load_scratch(
@@ -207,13 +243,14 @@ def load_scratch(
 ) -> list[Array]:
     """As ``load_global``, from shared or local memory."""
     scratch = batch.scratch(space)
-    at, who, part = _place(batch, i, lanes, scratch, address, width * vec)
+    at, who, part = place(batch, i, lanes, scratch, address, width * vec)
+    batch.flights.look(batch, i, scratch, at, who, width * vec, "read")
     values, known = scratch.read(at, width, vec)
     if not known.all():
         bad = np.flatnonzero(~known)
         where = scratch.where(int(at[bad[0]] % scratch.room), width * vec)
         batch.report("uninitialised", f"A read of {where}, which nothing wrote.", i, who[bad], at[bad] % scratch.room)
-    _track(batch, i, scratch, at, who, width * vec, "read")
+    note_shared(batch, i, scratch, at, who, width * vec, "read")
     if part is None and lanes.array is None:
         return list(values)
     results = _blank(lanes, width, vec)
@@ -226,34 +263,8 @@ def store_scratch(batch: Batch, i: Instruction, lanes: Lanes, space: str, addres
     """As ``store_global``, to shared or local memory."""
     scratch = batch.scratch(space)
     width, vec = values[0].dtype.itemsize, len(values)
-    at, who, part = _place(batch, i, lanes, scratch, address, width * vec)
+    at, who, part = place(batch, i, lanes, scratch, address, width * vec)
+    batch.touched()
+    batch.flights.look(batch, i, scratch, at, who, width * vec, "write")
     scratch.write(at, values if part is None else [v[part] for v in values])
-    _track(batch, i, scratch, at, who, width * vec, "written")
-
-
-def _track(batch: Batch, i: Instruction, scratch: Scratch, at: Array, who: Array, count: int, how: str) -> None:
-    """Races and traffic of an access to shared memory."""
-    if scratch.races is None or not at.size:
-        return
-    note = scratch.races.read if how == "read" else scratch.races.write
-    for n in range(max(1, count // 4)):
-        rival = note(at // 4 + n, who, batch.clock)
-        bad = np.flatnonzero(rival != NOBODY)
-        if bad.size:
-            address = at[bad] % scratch.room
-            other = int(rival[bad[0]]) % batch.width
-            verb = "reads" if how == "read" else "writes"
-            text = f"A thread {verb} {scratch.where(int(address[0]), 4)}, which thread {other} of its block "
-            text += f"{'writes' if how == 'read' else 'accesses'} with no barrier between."
-            batch.report("shared-race", text, i, who[bad], address)
-    batch.moved_shared(how, at % scratch.room, who, count)
-
-
-def sectors(address: Array, who: Array, count: int) -> int:
-    """32-byte sectors touched, counted once a warp."""
-    first = (address // np.uint64(32)).astype(np.int64)
-    key = first + (who // WARP << 44)
-    steps = np.diff(key)
-    if (steps >= 0).all():
-        return int(np.count_nonzero(steps)) + 1
-    return int(np.unique(key).size)
+    note_shared(batch, i, scratch, at, who, width * vec, "write")

@@ -12,13 +12,18 @@ from typing import Any
 import numpy as np
 
 from lngen.ir.numerics import Array
-from lngen.ptx import barriers, shuffle
+from lngen.ptx import barriers, clusters, shuffle, spin
+from lngen.ptx.clusters import Clusters
+from lngen.ptx.flights import Flights
 from lngen.ptx.lanes import WARP, Lanes
-from lngen.ptx.memory import GlobalMemory, Report
+from lngen.ptx.memory import Buffer, GlobalMemory, Report
+from lngen.ptx.ordering import Places, VectorClock
 from lngen.ptx.parser import Instruction
 from lngen.ptx.program import Program, unknown
 from lngen.ptx.report import Reporter, Stop, Traffic
 from lngen.ptx.scratch import Clock, Scratch
+from lngen.ptx.spin import resident, spins
+from lngen.ptx.tracking import sectors
 from lngen.ptx.values import Value
 
 MOST = 1 << 18  # segments a batch runs before it is taken to run for ever
@@ -37,6 +42,7 @@ class Launch:
     reporter: Reporter
     traffic: Traffic
     counts: dict[int, int] = field(default_factory=dict)
+    order: int = 0
 
 
 class Batch:
@@ -52,14 +58,32 @@ class Batch:
         self.slot_of = np.repeat(np.arange(self.slots), self.width)
         self.block_of = np.repeat(blocks, self.width).astype(np.int32)
         self.R: list[Value] = list(self.program.start)
-        for slot, name in self.program.specials.items():
-            self.R[slot] = self._special(name)
         self.known: dict[int, Any] = {}
-        self.clock = Clock(self.total)
+        self.order: VectorClock | None = None
+        self.clusters: Clusters | None = None
+        cluster_of = np.arange(self.slots)
+        if resident(launch.program.entry):
+            if launch.program.entry.cluster:
+                self.clusters = Clusters(launch.grid, launch.program.entry.cluster, self.slots)
+                cluster_of = self.clusters.of
+            self.order = VectorClock(self.total, self.slot_of, cluster_of)
+        self.clock: Clock = self.order or Clock(self.total)
+        self._places: dict[str, Places] = {}
+        self.spins, self.yielded = spins(self.program.entry), dict[int, Lanes]()
+        self.progress, self.rounds, self.last = 0, 0, -1
+        self.flights, self.mbarriers = Flights(), dict[int, Any]()
+        self.met: list[tuple[int, Lanes]] = []
+        self.arrived = np.zeros(self.total, np.bool_)
+        columns = self.order.seen.shape[1] if self.order is not None and self.clusters is not None else 0
+        self.handed = np.zeros((self.total if columns else 0, columns), np.int32)
         own = [s for s in self.program.entry.symbols if s.space == "shared"]
         self.shared = Scratch("shared", own, self.slot_of, self.slots)
+        if self.order is not None:
+            self.shared.races = Places(len(self.shared.data) // 4)
         own = [s for s in self.program.entry.symbols if s.space == "local"]
         self.local = Scratch("local", own, np.arange(self.total), self.total if own else 0)
+        for slot, name in self.program.specials.items():
+            self.R[slot] = self._special(name)
         self.groups: dict[int, Lanes] = {}
         self.waiting: list[barriers.Wait] = []
         self.held: dict[int, Lanes] = {}
@@ -70,6 +94,8 @@ class Batch:
         base, axis = name.split(".") if "." in name else (name, "")
         n = "xyz".find(axis)
         grid, u4 = (*self.launch.grid, 1), np.uint32
+        if "cluster" in base:
+            return (self.clusters or Clusters(self.launch.grid, (1,), self.slots)).special(name, self.slot_of)
         match base:
             case "tid":
                 return self.thread.astype(u4) if n == 0 else u4(0)
@@ -87,6 +113,17 @@ class Batch:
         """Shared or local memory."""
         return self.shared if space == "shared" else self.local
 
+    def places(self, buffer: Buffer) -> tuple[Places, int]:
+        """Who touched what of a buffer in this launch, and the bytes of its units."""
+        unit = min(4, buffer.item)
+        if buffer.name not in self._places:
+            self._places[buffer.name] = Places(len(buffer.data) // unit)
+        return self._places[buffer.name], unit
+
+    def touched(self) -> None:
+        """Something changed for which a thread that spins may wait."""
+        self.progress += 1
+
     def report(self, kind: str, message: str, i: Instruction, lanes: Array, addresses: Array | None = None) -> None:
         """A finding of some lanes; the first of them is named."""
         n = int(lanes[0])
@@ -102,8 +139,6 @@ class Batch:
 
     def moved(self, tensor: str, how: str, address: Array, lanes: Array, count: int) -> None:
         """Counts an access to global memory."""
-        from lngen.ptx.access import sectors
-
         row = self.launch.traffic.tensors[self.launch.kernel].setdefault(
             tensor, dict.fromkeys(("bytes_read", "bytes_written", "sectors_read", "sectors_written"), 0)
         )
@@ -120,12 +155,16 @@ class Batch:
 
     def run(self) -> None:
         """Every thread to its end."""
-        self.push(0, self.alive)
+        late = spin.waves(self)
+        self.push(0, late.pop())
         while True:
             if self.groups:
                 self._advance(min(self.groups))
-            elif self.waiting and barriers.release(self):
+            elif self._released() or (self.yielded and spin.again(self, 2 if late else spin.ROUNDS)):
                 continue
+            elif late:
+                self.push(0, late.pop())
+                self.touched()
             elif self.held:
                 self.forced = True
                 pc = min(self.held)
@@ -133,9 +172,18 @@ class Batch:
                 self._advance(pc)
                 self.forced = False
             else:
+                self.flights.finish(self)
+                spin.deadlock(self)
+                clusters.deadlock(self)
                 if self.waiting:
                     barriers.deadlock(self)
                 return
+
+    def _released(self) -> bool:
+        if (self.waiting and barriers.release(self)) or clusters.release(self):
+            self.touched()
+            return True
+        return False
 
     def push(self, pc: int, lanes: Lanes) -> None:
         """Lanes that go on at ``pc``."""
@@ -185,6 +233,8 @@ class Batch:
             if not taken.count:
                 return pc + 1
         match name:
+            case "bra" if pc in self.spins:
+                spin.rest(self, pc, taken)
             case "bra":
                 target = self.program.entry.labels[i.operands[0].text]
                 if taken is lanes:
@@ -192,6 +242,11 @@ class Batch:
                 self.push(target, taken)
             case "ret" | "exit":
                 self.alive = self.alive.without(taken)
+                self.touched()
+            case "bar" | "vote" if i.opcode.startswith(("bar.warp", "vote")):
+                shuffle.warp(self, i, pc, taken)
+            case "barrier" if i.opcode.startswith("barrier.cluster"):
+                clusters.come(self, i, pc, taken)
             case "bar" | "barrier":
                 barriers.arrive(self, i, pc, taken)
             case "shfl":

@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 
-from lngen.ptx import barriers, shuffle
+from lngen.ptx import barriers, clusters, shuffle
 from lngen.ptx.access import access_step
+from lngen.ptx.atomics import active_step, atomic_step, fence_step, nothing_step
+from lngen.ptx.clusters import mapa_step
+from lngen.ptx.copies import copy_step
 from lngen.ptx.defined import guarded, watch
+from lngen.ptx.mbarrier import barrier_step
 from lngen.ptx.parser import Entry, Instruction
 from lngen.ptx.program import Program, Segment, Step, is_control, leaders, predicated, pure_step, unknown
 from lngen.ptx.scratch import layout
+
+STEPS: dict[str, Callable[[Program, Instruction], Step]] = {
+    "ld": access_step,
+    "st": access_step,
+    "atom": atomic_step,
+    "red": atomic_step,
+    "fence": fence_step,
+    "membar": fence_step,
+    "nanosleep": nothing_step,
+    "activemask": active_step,
+    "mapa": mapa_step,
+    "cp": copy_step,
+    "mbarrier": barrier_step,
+}
 
 
 @lru_cache(maxsize=64)
@@ -43,7 +62,7 @@ def compile_entry(entry: Entry, globals_: tuple[tuple[str, int], ...]) -> Progra
 def step(program: Program, i: Instruction) -> Step:
     """The step of an instruction that does not direct control."""
     name = i.opcode.split(".", 1)[0]
-    made = access_step(program, i) if name in ("ld", "st") else pure_step(program, i)
+    made = STEPS.get(name, pure_step)(program, i)
     return predicated(program, i, made)
 
 
@@ -61,6 +80,10 @@ def _check(program: Program, i: Instruction) -> None:
         case "ret" | "exit":
             if i.opcode not in ("ret", "ret.uni", "exit"):
                 raise unknown(i)
+        case "barrier" if i.opcode.startswith("barrier.cluster"):
+            clusters.check(i)
+        case "bar" | "vote" if i.opcode.startswith(("bar.warp", "vote")):
+            program.shuffles[i.line] = shuffle.bind_warp(program, i)
         case "bar" | "barrier":
             barriers.check(i)
             for o in i.operands:

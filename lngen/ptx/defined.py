@@ -19,7 +19,8 @@ from lngen.ptx.program import SPECIAL, Program, Segment, Step, is_control, leade
 if TYPE_CHECKING:
     from lngen.ptx.batch import Batch
 
-_READS_ALL = ("st", "bra", "bar", "barrier", "ret", "exit")
+_READS_ALL = ("st", "bra", "bar", "barrier", "ret", "exit", "red", "fence", "membar", "nanosleep", "cp")
+_READS_ALL_TOO = ("mbarrier.init", "mbarrier.expect_tx", "mbarrier.inval", "mbarrier.complete_tx")
 
 
 @dataclass
@@ -40,15 +41,16 @@ def registers(o: Operand) -> list[str]:
 
 def uses(i: Instruction) -> tuple[list[str], list[str]]:
     """Registers an instruction reads and writes."""
-    writes = [] if i.opcode.split(".", 1)[0] in _READS_ALL else registers(i.operands[0]) if i.operands else []
-    sources = i.operands if i.opcode.split(".", 1)[0] in _READS_ALL else i.operands[1:]
+    no_result = i.opcode.split(".", 1)[0] in _READS_ALL or i.opcode.startswith(_READS_ALL_TOO)
+    writes = [] if no_result else registers(i.operands[0]) if i.operands else []
+    sources = i.operands if no_result else i.operands[1:]
     reads = [r for o in sources for r in registers(o)]
     return reads + ([i.predicate] if i.predicate else []), writes
 
 
 def is_use(i: Instruction) -> bool:
     """True for what must not read an unknown value."""
-    return is_control(i) or i.opcode.startswith(("ld.", "st."))
+    return is_control(i) or i.opcode.startswith(("ld.", "st.", "atom.", "red.", "cp.", "mbarrier."))
 
 
 def watch(entry: Entry) -> Watch:

@@ -63,6 +63,7 @@ class Entry:
     symbols: tuple[Symbol, ...]
     labels: dict[str, int]
     instructions: tuple[Instruction, ...]
+    cluster: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ _INSTRUCTION = re.compile(r"(?:@(!?)([%\w$]+)\s+)?([a-z][\w.:]*)\s*(.*)", re.S)
 _OPERAND = re.compile(r"\s*(\{[^}]*\}|\[[^\]]*\]|[^,]+?)\s*(?:,|$)")
 _IGNORED = re.compile(
     r"\.(version|target|address_size|file|section|pragma|maxntid|minnctapersm|reqntid|maxnreg|maxnctapersm|b8|b32|"
-    r"explicitcluster|branchtargets|noreturn)\b"
+    r"explicitcluster|reqnctapercluster|branchtargets|noreturn)\b"
 )
 
 
@@ -168,6 +169,7 @@ class _Reader:
         self.labels: dict[str, int] = {}
         self.instructions: list[Instruction] = []
         self.loc = Loc()
+        self.cluster: tuple[int, ...] = ()
 
     def statement(self, number: int, text: str) -> None:
         """Take one statement."""
@@ -196,6 +198,7 @@ class _Reader:
                 tuple(self.symbols),
                 self.labels,
                 tuple(self.instructions),
+                self.cluster,
             )
             self.entry = None
 
@@ -215,6 +218,8 @@ class _Reader:
             values = tuple(v.strip() for v in (init or "").strip("{} ").split(",") if v.strip())
             found = Symbol(name, space, int(align or 1), element, int(count or (len(values) or 1)), values)
             (self.globals if self.entry is None else self.symbols).append(found)
+        elif text.startswith(".reqnctapercluster"):
+            self.cluster = tuple(int(n) for n in text.split(None, 1)[1].split(","))
         elif text.startswith(".target"):
             self.target = text.split()[1].rstrip(",")
         elif text.startswith(".section"):
@@ -228,6 +233,10 @@ class _Reader:
         else:
             self.registers[name] = kind
 
+    def _named(self, o: Operand) -> Operand:
+        """An operand that is a register whose name does not begin with %."""
+        return Operand("reg", o.text) if o.kind == "sym" and o.text in self.registers else o
+
     def _instruction(self, number: int, text: str) -> None:
         while label := _LABEL.match(text):
             self.labels[label[1]] = len(self.instructions)
@@ -238,7 +247,7 @@ class _Reader:
         if found is None:
             raise PtxError(f"PTX line {number}: an instruction is expected, got '{text[:80]}'.")
         negated, predicate, opcode, rest = found.groups()
-        operands = tuple(_operand(o, number) for o in _OPERAND.findall(rest)) if rest else ()
+        operands = tuple(self._named(_operand(o, number)) for o in _OPERAND.findall(rest)) if rest else ()
         self.instructions.append(
             Instruction(opcode, operands, number, self.loc, text.replace("\t", " "), predicate or "", bool(negated))
         )

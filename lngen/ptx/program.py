@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 Step = Callable[["Batch", Lanes], None]
 SPECIAL = {
     f"%{n}.{a}": f"{n}.{a}" for n in ("tid", "ntid", "ctaid", "nctaid") for a in "xyz"
-} | {"%laneid": "laneid"}  # fmt: skip
+} | {"%laneid": "laneid", "%cluster_ctarank": "cluster_ctarank", "%cluster_nctarank": "cluster_nctarank"} | {
+    f"%{n}.{a}": f"{n}.{a}" for n in ("cluster_ctaid", "cluster_nctaid", "clusterid", "nclusterid") for a in "xyz"
+}  # fmt: skip
 SINK = -1
 
 
@@ -230,11 +232,11 @@ def leaders(entry: Entry) -> set[int]:
     """Where a segment may begin: the start, every label, what follows an instruction that directs control."""
     found = {0, *entry.labels.values()}
     found |= {n + 1 for n, i in enumerate(entry.instructions) if is_control(i)}
-    found |= {n for n, i in enumerate(entry.instructions) if i.opcode.startswith("shfl")}
+    found |= {n for n, i in enumerate(entry.instructions) if i.opcode.startswith(("shfl", "vote", "bar.warp"))}
     return found
 
 
-CONTROL = ("bra", "bar", "barrier", "shfl", "ret", "exit", "trap")
+CONTROL = ("bra", "bar", "barrier", "shfl", "vote", "ret", "exit", "trap")
 
 
 def is_control(i: Instruction) -> bool:

@@ -11,15 +11,14 @@ from lngen.errors import PtxError
 from lngen.ir import D, M, Value
 from lngen.ir.numerics import NUMPY_DTYPE, Array
 from lngen.lower import Kernel, Plan
-from lngen.ptx.batch import Batch, Launch
+from lngen.ptx.batch import Launch
 from lngen.ptx.compiler import compile_entry
+from lngen.ptx.kernel import place_globals, run_blocks
 from lngen.ptx.memory import Buffer, GlobalMemory
 from lngen.ptx.parser import Module, parse
 from lngen.ptx.report import Outcome, Reporter, Stop, Traffic
-from lngen.ptx.values import DTYPES, UNSIGNED, immediate
+from lngen.ptx.values import UNSIGNED
 from lngen.toolchain import compile_ptx
-
-LANES = 1 << 14  # threads a batch aims at
 
 Grid = Callable[[Kernel, int], tuple[int, int]]
 
@@ -73,7 +72,7 @@ class _Run:
         self.plan, self.reporter, self.traffic = plan, reporter, Traffic()
         self.rows = rows if rows is not None else _rows(plan, inputs)
         self.memory = GlobalMemory()
-        self.globals = self._globals(module)
+        self.globals = place_globals(self.memory, module)
         self.strides, self.offset = strides, offset
         self.inputs = {v.name: self._place(v, "input") for v in plan.inputs}
         self.outputs = {v.name: self._place(v, "output") for v in plan.outputs}
@@ -138,26 +137,7 @@ class _Run:
             shared = Launch(
                 kernel.name, program, arguments, (x, y), kernel.block, self.memory, self.reporter, self.traffic
             )
-            self._blocks(shared, order)
-
-    def _blocks(self, launch: Launch, order: int) -> None:
-        blocks = np.arange(launch.grid[0] * launch.grid[1])
-        if order:
-            blocks = np.random.default_rng(order).permutation(blocks)
-        per = max(1, LANES // launch.block)
-        try:
-            for start in range(0, len(blocks), per):
-                Batch(launch, blocks[start : start + per]).run()
-        finally:
-            self._count(launch)
-
-    def _count(self, launch: Launch) -> None:
-        table = self.traffic.instructions[launch.kernel]
-        code = launch.program.entry.instructions
-        for begin, times in launch.counts.items():
-            segment = launch.program.segments[begin]
-            for i in code[begin : segment.end + (segment.control is not None)]:
-                table[i.opcode] = table.get(i.opcode, 0) + times
+            run_blocks(shared, order)
 
     def _arguments(self, kernel: Kernel) -> list[int]:
         tensors = {**self.inputs, **self.outputs}
@@ -173,17 +153,6 @@ class _Run:
                 case _:
                     values.append(tensors[a.tensor].start)
         return values
-
-    def _globals(self, module: Module) -> dict[str, int]:
-        """The module's variables, in memory."""
-        places = {}
-        for s in module.symbols:
-            dtype = DTYPES[s.element]
-            buffer = self.memory.add(Buffer(s.name, "constant", s.count * dtype.itemsize, dtype.itemsize))
-            values = [immediate(text, dtype) for text in s.init] + [dtype.type(0)] * (s.count - len(s.init))
-            buffer.data[: buffer.size] = np.array(values, dtype).view(np.uint8)
-            places[s.name] = buffer.start
-        return places
 
     def look_for_gaps(self) -> None:
         """Findings for output elements that no kernel wrote."""

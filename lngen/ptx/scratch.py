@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -33,7 +34,7 @@ class Scratch:
         self.sizes = [(self.places[s.name], s.count * DTYPES[s.element].itemsize, s.name) for s in symbols]
         self.data = np.full(owners * self.room, POISON, np.uint8)
         self.written = np.zeros(owners * self.room, np.uint8)
-        self.races = Races(owners * self.room // 4) if name == "shared" else None
+        self.races: Any = Races(owners * self.room // 4) if name == "shared" else None
 
     def inside(self, address: Array, count: int) -> Array:
         """True where ``count`` bytes from ``address`` belong to one symbol."""
@@ -145,6 +146,20 @@ class Races:
         self.several[words] = False
         twice = self.writer[words]
         return np.asarray(np.where((rival == NOBODY) & (twice != lanes), twice, rival))
+
+    def note(self, words: Array, lanes: Array, clock: Clock, how: str, strong: bool = False) -> Array:
+        """``read`` or ``write``."""
+        return (self.read if how == "read" else self.write)(words, lanes, clock)
+
+    def peek(self, words: Array, lanes: Array, clock: Clock, how: str) -> Array:
+        """As ``note``, but nothing is noted."""
+        rival = self._rivals(words, lanes, clock)
+        if how == "read":
+            return rival
+        reader = self.reader[words]
+        other = (reader != NOBODY) & ((reader != lanes) | self.several[words])
+        other &= ~clock.ordered(reader, self.looked[words], lanes)
+        return np.asarray(np.where((rival == NOBODY) & other, reader, rival))
 
     def _rivals(self, words: Array, lanes: Array, clock: Clock) -> Array:
         writer = self.writer[words]

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from lngen.ptx.batch import Batch
 
 MODES = ("bfly", "up", "down", "idx")
+VOTES = ("vote.sync.all.pred", "vote.sync.any.pred", "vote.sync.uni.pred", "vote.sync.ballot.b32")
 ALL = 0xFFFFFFFF
 Bound = tuple[list[tuple[int, Any]], list[tuple[int, Any]]]
 
@@ -56,6 +57,38 @@ def step(batch: Batch, i: Instruction, pc: int, lanes: Lanes) -> None:
     batch.push(pc + 1, lanes)
 
 
+def bind_warp(program: Program, i: Instruction) -> Bound:
+    """As ``bind``, of vote.sync and bar.warp.sync: the mask is the last source."""
+    voting = i.opcode in VOTES
+    if len(i.operands) != (3 if voting else 1) or not (voting or i.opcode == "bar.warp.sync"):
+        raise unknown(i)
+    sources = [program.source(i.operands[-1], UNSIGNED[4], i)]
+    if not voting:
+        return sources, []
+    result = UNSIGNED[4] if i.opcode.endswith("b32") else BOOL
+    return [program.source(i.operands[1], BOOL, i), *sources], [program.target(i.operands[0], result, i)]
+
+
+def warp(batch: Batch, i: Instruction, pc: int, lanes: Lanes) -> None:
+    """A vote of, or a barrier for, the threads of warps that are complete; the others wait at ``pc``."""
+    sources, targets = batch.program.shuffles[i.line]
+    *votes, members = (batch.R[s] if f is None else f(batch.R[s]) for s, f in sources)
+    lanes = _complete(batch, i, pc, lanes, members)
+    if not lanes.count:
+        return
+    if i.opcode == "bar.warp.sync" and batch.order is not None:
+        batch.order.join(lanes.index, lanes.index // WARP)
+    here = np.repeat(lanes.bits(), WARP)
+    for vote, (slot, convert) in zip(votes, targets, strict=True):
+        ayes = np.repeat(lanes.narrow(np.broadcast_to(vote, batch.total)).bits(), WARP)
+        result = {"all": ayes == here, "any": ayes != 0, "uni": (ayes == 0) | (ayes == here), "ballot": ayes}[
+            i.opcode.split(".")[2]
+        ]
+        write(batch, slot, convert(result) if convert else result, lanes)
+    batch.touched()
+    batch.push(pc + 1, lanes)
+
+
 def _source(mode: str, lane: Array, b: Any, c: Any) -> tuple[Array, Array]:
     """The lane each lane reads, and whether that lies in its segment; itself if not."""
     b, clamp = np.asarray(b).astype(np.int64) & 31, np.asarray(c).astype(np.int64)
@@ -85,20 +118,24 @@ def _complete(batch: Batch, i: Instruction, pc: int, lanes: Lanes, members: Any)
     gone = np.flatnonzero(missing & ~alive)
     if gone.size:
         first = int(gone[0])
-        text = f"The shuffle names threads {_named(int((missing & ~alive)[first]))} of the warp, which have ended."
+        text = f"The {_noun(i)} names threads {_named(int((missing & ~alive)[first]))} of the warp, which have ended."
         batch.report("inactive-shuffle", text, i, gone)
     coming = missing & alive
     if not coming.any():
         return lanes
     if batch.forced:
         late = np.flatnonzero(coming)
-        text = f"The shuffle names threads {_named(int(coming[late[0]]))} of the warp, which never come to it."
+        text = f"The {_noun(i)} names threads {_named(int(coming[late[0]]))} of the warp, which never come to it."
         batch.report("inactive-shuffle", text, i, late)
         return lanes
     incomplete = np.repeat((coming != 0).reshape(-1, WARP).any(axis=1), WARP)
     wait = lanes.narrow(incomplete)
     batch.held[pc] = wait.union(batch.held.pop(pc)) if pc in batch.held else wait
     return lanes.without(wait)
+
+
+def _noun(i: Instruction) -> str:
+    return {"shfl": "shuffle", "vote": "vote"}.get(i.opcode.split(".", 1)[0], "barrier of the warp")
 
 
 def _named(bits: int) -> str:

@@ -131,6 +131,12 @@ def _choose(m: re.Match[str]) -> Pure:
     return Pure((t,), (t, t, BOOL), lambda a, b, p: np.where(p, a, b))
 
 
+def _window(m: re.Match[str]) -> Pure:
+    """Between shared or local addresses and generic ones: shared memory begins at 2^40 there, local at 2^41."""
+    base = np.uint64(1 << (40 if m["s"] == "shared" else 41))
+    return Pure((UNSIGNED[8],), (UNSIGNED[8],), (lambda a: a - base) if m["to"] else lambda a: a + base)
+
+
 _INT = r"[us](?:16|32|64)"
 _FLOAT = r"f32|f64"
 _BITS = r"b16|b32|b64|pred"
@@ -177,7 +183,8 @@ ROWS: tuple[tuple[str, Maker], ...] = (
         convert,
     ),
     (r"cvt\.rn\.(?P<t>bf16x2|f16x2)\.f32", convert_two),
-    (r"cvta(?:\.to)?\.(?:global|shared|local|const)\.(?P<t>u64|u32)", same(lambda a: a, 1)),
+    (r"cvta(?:\.to)?\.(?:global|const)\.(?P<t>u64|u32)", same(lambda a: a, 1)),
+    (r"cvta(?P<to>\.to)?\.(?P<s>shared|local)(?:::cta)?\.(?P<t>u64)", _window),
     (rf"mov\.(?P<t>{_BITS}|{_INT}|{_FLOAT})", same(lambda a: a, 1)),
 )
 

@@ -1,0 +1,151 @@
+"""atom and red, fences, and what else touches no value: nanosleep, activemask."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from lngen.ir.numerics import Array
+from lngen.ptx.access import address_of, base_slot, misaligned, place, spread
+from lngen.ptx.batch import Batch
+from lngen.ptx.lanes import WARP, Lanes
+from lngen.ptx.ordering import LEVELS, Semantics, semantics
+from lngen.ptx.parser import Instruction
+from lngen.ptx.program import Program, Step, unknown, write
+from lngen.ptx.tracking import note_global, note_shared, parts_of
+from lngen.ptx.values import DTYPES, UNSIGNED
+
+_ATOM = re.compile(
+    r"(?:atom|red)(?:\.(?:relaxed|acquire|release|acq_rel))?(?:\.(?:cta|cluster|gpu|sys))?"
+    r"(?:\.(?P<space>global|shared)(?:::cta|::cluster)?)?"
+    r"\.(?P<op>add|inc|dec|min|max|exch|cas|or|and|xor)(?:\.noftz)?\.(?P<t>[bus](?:32|64)|f32|f64)"
+)
+_FENCE = re.compile(
+    r"(?:fence|membar)(?:\.proxy)?(?:\.(?:sc|acq_rel|acquire|release|async|alias|mbarrier_init))*"
+    r"(?:\.(?P<s>cta|cluster|gpu|gl|sys))?(?:\.(?:global|shared::(?:cta|cluster)))?"
+)
+_MEANING: dict[str, Callable[..., Any]] = {
+    "add": lambda old, a: old + a,
+    "inc": lambda old, a: old.dtype.type(0) if old >= a else old + old.dtype.type(1),
+    "dec": lambda old, a: a if old == 0 or old > a else old - old.dtype.type(1),
+    "min": min,
+    "max": max,
+    "exch": lambda old, a: a,
+    "or": lambda old, a: old | a,
+    "and": lambda old, a: old & a,
+    "xor": lambda old, a: old ^ a,
+    "cas": lambda old, a, b: b if old == a else old,
+}
+
+
+def atomic_step(program: Program, i: Instruction) -> Step:
+    """The step of a read-modify-write: one thread after the other."""
+    m = _ATOM.fullmatch(i.opcode)
+    has_result = i.opcode.startswith("atom")
+    if m is None or len(i.operands) != 2 + has_result + (m["op"] == "cas"):
+        raise unknown(i)
+    memory, *rest = i.operands[1:] if has_result else i.operands
+    if memory.kind != "mem":
+        raise unknown(i)
+    dtype, space = DTYPES[m["t"]], m["space"] or "generic"
+    base, sources = base_slot(program, i, memory.text), [program.source(o, dtype, i) for o in rest]
+    target = program.target(i.operands[0], dtype, i) if has_result else None
+    how, change = semantics(i.opcode, True), _MEANING[m["op"]]
+    assert how is not None
+
+    def step(batch: Batch, lanes: Lanes) -> None:
+        address = address_of(batch, base, memory.offset, lanes)
+        values = [spread(batch.R[s] if a is None else a(batch.R[s]), lanes) for s, a in sources]
+        result = np.zeros(batch.total, dtype)
+        for name, inner, who, part in parts_of(space, address, lanes):
+            mine = values if part is None else [v[part] for v in values]
+            _modify(batch, i, name, inner, who, mine, result, change, how)
+        if target is not None:
+            slot, convert = target
+            write(batch, slot, convert(result) if convert else result, lanes)
+
+    return step
+
+
+def _modify(
+    batch: Batch, i: Instruction, space: str, address: Array, lanes: Lanes, values: list[Array], result: Array,
+    change: Callable[..., Any], how: Semantics,
+) -> None:  # fmt: skip
+    width = result.dtype.itemsize
+    if space == "global":
+        what = f"An atomic access of {width} bytes:"
+        for buffer, part in batch.memory.parts(address, lanes.index, width, what, batch.reporting(i)):
+            at, who = (address, lanes.index) if part is None else (address[part], lanes.index[part])
+            mine = values if part is None else [v[part] for v in values]
+            if not buffer.tracked:
+                batch.report("out-of-bounds", f"A write to '{buffer.name}', which may only be read.", i, who, at)
+            elif not misaligned(batch, i, lanes, at, width, f"'{buffer.name}'"):
+                start = at.astype(np.int64) - buffer.base
+                _apply(
+                    batch, i, buffer.data, buffer.written, start, who, mine, result, change, how, at.astype(np.int64)
+                )
+                note_global(batch, i, buffer, at, who, width, "write")
+        return
+    scratch = batch.scratch(space)
+    at, who, part = place(batch, i, lanes, scratch, address, width)
+    mine = values if part is None else [v[part] for v in values]
+    _apply(batch, i, scratch.data, scratch.written, at, who, mine, result, change, how, -1 - at)
+    note_shared(batch, i, scratch, at, who, width, "write")
+
+
+def _apply(
+    batch: Batch, i: Instruction, data: Array, written: Array | None, start: Array, who: Array, values: list[Array],
+    result: Array, change: Callable[..., Any], how: Semantics, flags: Array,
+) -> None:  # fmt: skip
+    """Read, change and write, thread by thread."""
+    width = result.dtype.itemsize
+    assert written is not None
+    blank = [n for n, at in enumerate(start.tolist()) if not written[at : at + width].all()]
+    if blank:
+        batch.report("uninitialised", "An atomic access to what nothing wrote.", i, who[blank])
+    for n, (lane, at) in enumerate(zip(who.tolist(), start.tolist(), strict=True)):
+        place = data[at : at + width].view(result.dtype)
+        old = place[0]
+        new = change(old, *(v[n] for v in values))
+        if new != old:
+            batch.touched()
+        place[0], result[lane] = new, old
+        written[at : at + width] = 1
+        if batch.order is not None:
+            batch.order.observed(int(flags[n]), lane, how)
+            batch.order.published(int(flags[n]), lane, how, True)
+
+
+def fence_step(program: Program, i: Instruction) -> Step:
+    """Orders what comes before it and after; values stay."""
+    m = _FENCE.fullmatch(i.opcode)
+    if m is None or i.operands:
+        raise unknown(i)
+    if ".proxy" in i.opcode:
+        return lambda batch, lanes: None
+    level = LEVELS["gpu" if m["s"] in ("gl", None) else m["s"]]
+
+    def step(batch: Batch, lanes: Lanes) -> None:
+        if batch.order is not None:
+            batch.order.fence(lanes.index, level)
+
+    return step
+
+
+def nothing_step(program: Program, i: Instruction) -> Step:
+    """nanosleep."""
+    return lambda batch, lanes: None
+
+
+def active_step(program: Program, i: Instruction) -> Step:
+    """activemask: the threads of the warp that stand here."""
+    slot, convert = program.target(i.operands[0], UNSIGNED[4], i)
+
+    def step(batch: Batch, lanes: Lanes) -> None:
+        value = np.repeat(lanes.bits(), WARP)
+        write(batch, slot, convert(value) if convert else value, lanes)
+
+    return step

@@ -1,0 +1,114 @@
+"""Blocks of a launch in batches; one kernel on given arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from lngen.errors import PtxError
+from lngen.ir.numerics import Array
+from lngen.ptx.batch import Batch, Launch
+from lngen.ptx.compiler import compile_entry
+from lngen.ptx.memory import Buffer, GlobalMemory
+from lngen.ptx.parser import Module
+from lngen.ptx.report import Outcome, Reporter, Stop, Traffic
+from lngen.ptx.spin import resident
+from lngen.ptx.values import DTYPES, immediate
+
+LANES = 1 << 14  # threads a batch aims at
+MOST = 1 << 15  # threads of a launch whose blocks must all be there at once
+
+
+def run_blocks(launch: Launch, order: int) -> None:
+    """Every block: in batches, or all side by side if they may wait for each other."""
+    count = launch.grid[0] * launch.grid[1]
+    blocks = np.arange(count)
+    per = max(1, LANES // launch.block)
+    launch.order = order
+    if resident(launch.program.entry):
+        if count * launch.block > MOST:
+            raise PtxError(f"'{launch.kernel}' has blocks that may wait for each other: {MOST} threads at most.")
+        per = max(1, count)
+    elif order:
+        blocks = np.random.default_rng(order).permutation(blocks)
+    try:
+        for start in range(0, len(blocks), per):
+            Batch(launch, blocks[start : start + per]).run()
+    finally:
+        _count(launch)
+
+
+def _count(launch: Launch) -> None:
+    table = launch.traffic.instructions[launch.kernel]
+    code = launch.program.entry.instructions
+    for begin, times in launch.counts.items():
+        segment = launch.program.segments[begin]
+        for i in code[begin : segment.end + (segment.control is not None)]:
+            table[i.opcode] = table.get(i.opcode, 0) + times
+
+
+def place_globals(memory: GlobalMemory, module: Module, role: str = "constant") -> dict[str, int]:
+    """The module's variables, in memory; ``role`` of those that are not constant."""
+    places = {}
+    for s in module.symbols:
+        dtype = DTYPES[s.element]
+        size, kind = s.count * dtype.itemsize, role if s.space == "global" else "constant"
+        buffer = memory.add(Buffer(s.name, kind, size, dtype.itemsize))
+        values = [immediate(text, dtype) for text in s.init] + [dtype.type(0)] * (s.count - len(s.init))
+        buffer.data[:size] = np.array(values, dtype).view(np.uint8)
+        if buffer.written is not None:
+            buffer.written[:size] = 1
+        places[s.name] = buffer.start
+    return places
+
+
+def run_kernel(
+    module: Module,
+    name: str,
+    grid: int | tuple[int, int],
+    block: int,
+    arguments: Sequence[Any],
+    *,
+    source: str = "",
+    order: int = 0,
+    stop: bool = False,
+) -> Outcome:
+    """One launch of the kernel ``name`` on ``arguments``: arrays for pointers, numbers for the rest.
+
+    The arrays stay as they are; the outcome has theirs after the launch, by the parameter's number as text. An array
+    that is not writeable may only be read. ``source``: the CUDA text, for notes in findings; ``order``:
+    the seed of the order in which blocks come.
+    """
+    if name not in module.entries:
+        raise PtxError(f"The kernel '{name}' is expected in the PTX, which has {', '.join(module.entries)}.")
+    entry = module.entries[name]
+    if len(entry.params) != len(arguments):
+        raise PtxError(f"'{name}' has {len(entry.params)} parameters, got {len(arguments)} arguments.")
+    memory, reporter, traffic = GlobalMemory(), Reporter(source, stop), Traffic()
+    program = compile_entry(entry, tuple(place_globals(memory, module, "workspace").items()))
+    values, buffers = {}, dict[str, tuple[Buffer, Array]]()
+    for n, ((parameter, kind), argument) in enumerate(zip(entry.params, arguments, strict=True)):
+        if isinstance(argument, np.ndarray):
+            buffers[str(n)] = (memory.add(_buffer(parameter, argument)), argument)
+            values[parameter] = buffers[str(n)][0].start
+        else:
+            values[parameter] = int.from_bytes(DTYPES[kind].type(argument).tobytes(), "little")
+    traffic.open(name)
+    shape = (grid, 1) if isinstance(grid, int) else grid
+    try:
+        with np.errstate(all="ignore"):
+            run_blocks(Launch(name, program, values, shape, block, memory, reporter, traffic), order)
+    except Stop:
+        pass
+    results = {n: b.data[: a.nbytes].view(a.dtype).reshape(a.shape).copy() for n, (b, a) in buffers.items()}
+    return Outcome(results, tuple(reporter.findings), traffic)
+
+
+def _buffer(name: str, array: Array) -> Buffer:
+    buffer = Buffer(name, "output" if array.flags.writeable else "input", array.nbytes, array.itemsize)
+    buffer.data[: array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    if buffer.written is not None:
+        buffer.written[: array.nbytes] = 1
+    return buffer

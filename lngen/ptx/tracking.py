@@ -1,0 +1,123 @@
+"""What an access leaves behind: who touched what, races, flags handed over, traffic."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from lngen.ir.numerics import Array
+from lngen.ptx.lanes import WARP, Lanes
+from lngen.ptx.memory import Buffer
+from lngen.ptx.ordering import Semantics, semantics
+from lngen.ptx.parser import Instruction
+from lngen.ptx.scratch import NOBODY, Scratch
+
+if TYPE_CHECKING:
+    from lngen.ptx.batch import Batch
+
+
+def parts_of(space: str, address: Array, lanes: Lanes) -> list[tuple[str, Array, Lanes, Array | None]]:
+    """An access by the memory it goes to: addresses there, lanes, and their positions (None: all)."""
+    if space != "generic":
+        return [("global" if space == "const" else space, address, lanes, None)]
+    window, found = address >> np.uint64(40), []
+    for number, name in enumerate(("global", "shared", "local")):
+        at = np.flatnonzero(window == number if number else (window != 1) & (window != 2))
+        if at.size:
+            chosen = np.zeros(lanes.total, np.bool_)
+            chosen[lanes.index[at]] = True
+            inner = address[at] - np.uint64(number << 40)
+            found.append((name, inner, Lanes(chosen, lanes.total), at if at.size < len(address) else None))
+    return found
+
+
+def flags(batch: Batch, space: str, address: Array, lanes: Array) -> list[int]:
+    """One number per place in memory that may hold a flag."""
+    whole = Lanes(np.isin(np.arange(batch.total), lanes), batch.total)
+    found = np.zeros(len(lanes), np.int64)
+    for name, inner, who, part in parts_of(space, address, whole):
+        at = inner.astype(np.int64)
+        if name == "shared":
+            slot = batch.slot_of[who.index]
+            if batch.clusters is not None:
+                inner, slot = batch.clusters.resolve(inner, slot)
+            at = -1 - (inner.astype(np.int64) + slot * batch.shared.room)
+        found[slice(None) if part is None else part] = at
+    return [int(n) for n in found]
+
+
+def observed(batch: Batch, space: str, address: Array, lanes: Array, how: Semantics) -> None:
+    """A strong read."""
+    if batch.order is not None:
+        for lane, place in zip(lanes.tolist(), flags(batch, space, address, lanes), strict=True):
+            batch.order.observed(place, lane, how)
+
+
+def published(batch: Batch, space: str, address: Array, lanes: Array, how: Semantics) -> None:
+    """A strong write."""
+    if batch.order is not None:
+        for lane, place in zip(lanes.tolist(), flags(batch, space, address, lanes), strict=True):
+            batch.order.published(place, lane, how, False)
+
+
+def is_strong(i: Instruction) -> bool:
+    """True for accesses that may meet others of their kind."""
+    return semantics(i.opcode, i.opcode.startswith(("atom", "red"))) is not None
+
+
+def note_global(batch: Batch, i: Instruction, buffer: Buffer, at: Array, who: Array, count: int, how: str) -> None:
+    """Races of an access to global memory, in a launch with atomics."""
+    places, unit = batch.places(buffer)
+    for n in range(max(1, count // unit)):
+        rival = places.note((at.astype(np.int64) - buffer.base) // unit + n, who, batch.clock, how, is_strong(i))
+        bad = np.flatnonzero(rival != NOBODY)
+        if not bad.size:
+            continue
+        verb, other = ("read", "writes") if how == "read" else ("write", "touches")
+        place = buffer.where(int(at[bad[0]]) + n * unit, unit)
+        first = int(rival[bad[0]])
+        if first >= batch.total:
+            text = f"A {verb} of {place}, which an asynchronous copy {other}, not waited for."
+            batch.report("async-read", text, i, who[bad], at[bad])
+            continue
+        text = f"A {verb} of {place}, which thread {first % batch.width} of block {int(batch.block_of[first])} {other} "
+        batch.report("global-race", text + "with nothing that orders them.", i, who[bad], at[bad])
+
+
+def note_shared(batch: Batch, i: Instruction, scratch: Scratch, at: Array, who: Array, count: int, how: str) -> None:
+    """Races and traffic of an access to shared memory."""
+    if scratch.races is None or not at.size:
+        return
+    strong = batch.order is not None and is_strong(i)
+    for n in range(max(1, count // 4)):
+        rival = scratch.races.note(at // 4 + n, who, batch.clock, how, strong)
+        bad = np.flatnonzero(rival != NOBODY)
+        if bad.size:
+            shared_race(batch, i, scratch, at[bad], who[bad], int(rival[bad[0]]), how)
+    batch.moved_shared("read" if how == "read" else "written", at % scratch.room, who, count)
+
+
+def shared_race(batch: Batch, i: Instruction, scratch: Scratch, at: Array, who: Array, rival: int, how: str) -> None:
+    """The finding for accesses at those places that ``rival`` touches, too."""
+    address = at % scratch.room
+    verb = "reads" if how == "read" else "writes"
+    where = scratch.where(int(address[0]), 4)
+    if rival >= batch.total:
+        text = f"A thread {verb} {where}, which an asynchronous copy writes, not waited for."
+        batch.report("async-read", text, i, who, address)
+        return
+    block = "its block" if batch.block_of[rival] == batch.block_of[who[0]] else f"block {int(batch.block_of[rival])}"
+    text = f"A thread {verb} {where}, which thread {rival % batch.width} of {block} "
+    text += f"{'writes' if how == 'read' else 'accesses'} with no barrier between."
+    batch.report("shared-race", text, i, who, address)
+
+
+def sectors(address: Array, who: Array, count: int) -> int:
+    """32-byte sectors touched, counted once a warp."""
+    first = (address // np.uint64(32)).astype(np.int64)
+    key = first + (who // WARP << 44)
+    steps = np.diff(key)
+    if (steps >= 0).all():
+        return int(np.count_nonzero(steps)) + 1
+    return int(np.unique(key).size)
