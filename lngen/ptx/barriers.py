@@ -102,10 +102,20 @@ def _tables(batch: Batch) -> tuple[Array, Array, Array]:
     for n, w in enumerate(batch.waiting):
         at = w.lanes.index
         identity = w.identity if np.ndim(w.identity) == 0 else w.identity[at]
+        _known(batch, w, at, identity)
         keys[at] = batch.slot_of[at] * IDS + identity % IDS
         expected[at] = w.expected if np.ndim(w.expected) == 0 else w.expected[at]
         wait_of[at] = n
     return keys, expected, wait_of
+
+
+def _known(batch: Batch, w: Wait, at: Array, identity: Any) -> None:
+    """Report a barrier that no block has."""
+    wrong = np.flatnonzero((np.broadcast_to(identity, at.shape) < 0) | (np.broadcast_to(identity, at.shape) >= IDS))
+    if wrong.size and not batch.launch.reporter.seen("no-such-barrier", batch.launch.kernel, w.instruction):
+        number = int(np.broadcast_to(identity, at.shape)[wrong[0]])
+        text = f"Barrier {number} does not exist; a block has {IDS}, 0 to {IDS - 1}."
+        batch.report("no-such-barrier", text, w.instruction, at[wrong])
 
 
 def _complain(

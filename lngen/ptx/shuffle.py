@@ -115,6 +115,11 @@ def _complete(batch: Batch, i: Instruction, pc: int, lanes: Lanes, members: Any)
     """The lanes of warps whose named threads have all come. Others wait, unless nobody can come any more."""
     here, alive = np.repeat(lanes.bits(), WARP), np.repeat(batch.alive.bits(), WARP)
     missing = np.where(lanes.mask, np.asarray(members, np.uint32) & ~here, np.uint32(0))
+    own = np.uint32(1) << (batch.thread % WARP).astype(np.uint32)
+    outside = np.flatnonzero(lanes.mask & ((np.asarray(members, np.uint32) & own) == 0))
+    if outside.size:
+        text = f"The {_noun(i)} is taken part in by a thread that its member mask does not name."
+        batch.report("inactive-shuffle", text, i, outside)
     gone = np.flatnonzero(missing & ~alive)
     if gone.size:
         first = int(gone[0])
