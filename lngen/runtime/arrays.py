@@ -21,7 +21,8 @@ from lngen.ir.numerics import NUMPY_DTYPE
 FROM_NUMPY = {dtype: name for name, dtype in NUMPY_DTYPE.items()}
 
 
-# Everything about an array but its address: the library's own dtype, shape, strides in elements, device (-1: CPU).
+# Everything about an array but its address: the library's own dtype, shape, strides, device (-1: CPU). As ``describe``
+# gives it, strides are in the library's own unit, which costs nothing at every call; ``in_elements`` converts them.
 Layout = tuple[Any, Sequence[int], Sequence[int], int]
 
 
@@ -33,6 +34,9 @@ class Library(Protocol):
 
     def describe(self, arrays: Sequence[Any]) -> tuple[list[int], list[Layout]]:
         """Addresses and layouts; AttributeError for an array of another library."""
+
+    def in_elements(self, layout: Layout) -> Layout:
+        """The layout with strides in elements."""
 
     def dtype(self, own: Any) -> DType | None:
         """The element type behind the library's own dtype, None if it is not one of lngen's."""
@@ -67,6 +71,9 @@ class Torch:
 
     def describe(self, arrays: Sequence[Any]) -> tuple[list[int], list[Layout]]:
         return [a.data_ptr() for a in arrays], [(a.dtype, a.shape, a.stride(), a.get_device()) for a in arrays]
+
+    def in_elements(self, layout: Layout) -> Layout:
+        return layout
 
     def dtype(self, own: Any) -> DType | None:
         return self.from_torch.get(own)
@@ -117,10 +124,14 @@ class CuPy:
     def describe(self, arrays: Sequence[Any]) -> tuple[list[int], list[Layout]]:
         data = [a.data for a in arrays]
         layouts: list[Layout] = [
-            (a.dtype, a.shape, _in_elements(a.strides, a.itemsize), m.device_id if m.ptr else self.current_device())
+            (a.dtype, a.shape, a.strides, m.device_id if m.ptr else self.current_device())
             for a, m in zip(arrays, data, strict=True)
         ]
         return [m.ptr for m in data], layouts
+
+    def in_elements(self, layout: Layout) -> Layout:
+        dtype, shape, strides, device = layout
+        return dtype, shape, tuple(s // dtype.itemsize for s in strides), device
 
     def dtype(self, own: Any) -> DType | None:
         return FROM_NUMPY.get(own)
@@ -134,12 +145,6 @@ class CuPy:
                 return self.cupy.empty(tuple(shape), NUMPY_DTYPE[dtype])
 
         return make
-
-
-def _in_elements(strides: tuple[int, ...], size: int) -> tuple[int, ...]:
-    if len(strides) == 2:
-        return strides[0] // size, strides[1] // size
-    return tuple([s // size for s in strides])
 
 
 _LIBRARIES: dict[str, Library] = {}

@@ -186,6 +186,8 @@ class Call:
 
     def _recipe(self, library: Library, layouts: list[Layout], outs: list[Layout | None]) -> Recipe:
         """Check every layout, before any GPU work."""
+        layouts = [library.in_elements(layout) for layout in layouts]
+        outs = [layout and library.in_elements(layout) for layout in outs]
         d = self.spec.d
         first = next((i for i, v in enumerate(self.inputs) if v.type.axes == (M, D)), 0)
         rows = leading(self.inputs[first], layouts[first][1], d)
