@@ -16,9 +16,10 @@ from lngen.spec import parse_spec
 pytest.importorskip("cupy")
 
 
-def counted(text: str, rows: int, form: str = "registers"):  # type: ignore[no-untyped-def]
+def counted(text: str, rows: int, form: str = "registers", prefetch: bool | None = None):  # type: ignore[no-untyped-def]
     spec = parse_spec(text)
-    schedule = next(s for s in ranked(problem(spec.graph(), spec.d)) if s.form == form)
+    fits = (s for s in ranked(problem(spec.graph(), spec.d)) if s.form == form and prefetch in (None, s.prefetch))
+    schedule = next(fits)
     plan = lower(spec, schedule)
     return plan, measure(plan, random_inputs(spec, rows))
 
@@ -27,14 +28,22 @@ def counted(text: str, rows: int, form: str = "registers"):  # type: ignore[no-u
 @pytest.mark.parametrize("options", ["d=64,dtype=bf16", "d=768,dtype=f32", "d=1000,dtype=f16", "d=4093,dtype=f32"])
 @pytest.mark.parametrize(("way", "units"), [("fwd", 2), ("bwd", 3)])
 def test_every_row_element_moves_once(norm: str, options: str, way: str, units: int) -> None:
-    rows = 256  # whole row groups, several rounds of some blocks' prefetch and none of others'
-    plan, measured = counted(f"{norm}.{way}:{options}", rows)
+    rows = 256  # whole row groups
+    plan, measured = counted(f"{norm}.{way}:{options}", rows, prefetch=False)
     assert row_units(plan, measured, rows) == units
 
 
 def test_more_rows_than_one_round_of_blocks() -> None:
-    plan, measured = counted("layernorm.bwd:d=2048,dtype=bf16", 4 * 132 + 8)
+    plan, measured = counted("layernorm.bwd:d=2048,dtype=bf16", 4 * 132 + 8, prefetch=False)
     assert row_units(plan, measured, 4 * 132 + 8) == 3
+
+
+@pytest.mark.parametrize("rows", [256, 4 * 132 + 8])
+def test_prefetch_reads_the_last_row_once_more_for_every_row_group(rows: int) -> None:
+    """The round after the last loads the last row, which the L2 holds: a branch around it costs a quarter."""
+    plan, measured = counted("layernorm.bwd:d=2048,dtype=bf16", rows, prefetch=True)
+    blocks = plan.kernels[0].grid[0](rows)
+    assert row_units(plan, measured, rows) == pytest.approx(3 + 2 * blocks * plan.schedule.rows / rows, rel=1e-12)
 
 
 def test_a_streamed_row_is_read_once_a_phase() -> None:

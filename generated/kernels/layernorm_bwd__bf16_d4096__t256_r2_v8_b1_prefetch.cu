@@ -301,7 +301,7 @@ layernorm_bwd__bf16_d4096__t256_r2_v8_b1_prefetch__rows(
         }
         const float mean = mean_next;
         const float rstd = rstd_next;
-        if (PREFETCH && first + step < rows) load(row + step);
+        if (PREFETCH) load(row + step);
 
         // ---- phase 0 ----
         real chunks_0[2][SLOTS];

@@ -298,7 +298,7 @@ layernorm_bwd__f16_d8192__t512_r1_v8_b1_prefetch__rows(
         }
         const float mean = mean_next;
         const float rstd = rstd_next;
-        if (PREFETCH && first + step < rows) load(row + step);
+        if (PREFETCH) load(row + step);
 
         // ---- phase 0 ----
         real chunks_0[2][SLOTS];

@@ -280,7 +280,7 @@ layernorm_bwd__f32_d1000__t64_r8_v4_b1__rows(
         }
         const float mean = mean_next;
         const float rstd = rstd_next;
-        if (PREFETCH && first + step < rows) load(row + step);
+        if (PREFETCH) load(row + step);
 
         // ---- phase 0 ----
         real chunks_0[2][SLOTS];

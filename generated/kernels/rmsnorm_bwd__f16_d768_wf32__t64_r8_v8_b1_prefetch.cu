@@ -285,7 +285,7 @@ rmsnorm_bwd__f16_d768_wf32__t64_r8_v8_b1_prefetch__rows(
             }
         }
         const float rstd = rstd_next;
-        if (PREFETCH && first + step < rows) load(row + step);
+        if (PREFETCH) load(row + step);
 
         // ---- phase 0 ----
         real chunks_0[1][SLOTS];
