@@ -84,7 +84,7 @@ def test_mix_barriers_and_flight() -> None:
 
 
 def test_the_text_names_what_it_counts() -> None:
-    plan, measured = counted("layernorm.bwd:d=64,dtype=bf16", 256)
+    plan, measured = counted("layernorm.bwd:d=64,dtype=bf16", 256, prefetch=False)
     text = traffic_text(plan, measured, 256)
     assert "rows of bf16: 3.000 units of M * D" in text
     assert f"{256 * 64 * 2}" in text
