@@ -19,24 +19,35 @@ def ctype(dtype: DType) -> str:
 
 @dataclass(frozen=True)
 class Extent:
-    """A grid dimension: ``fixed``, or one block per ``per`` rows and at most ``limit`` blocks."""
+    """A grid dimension in blocks: ``fixed``, or by rows.
+
+    Each ``per`` rows have an owner, of which there are at most ``limit``; an owner is ``times`` blocks; the blocks are
+    filled up to a multiple of ``multiple`` and to ``least``.
+    """
 
     fixed: int = 1
     per: int | None = None
     limit: int | None = None
+    times: int = 1
+    multiple: int = 1
+    least: int = 0
 
     def __call__(self, rows: int) -> int:
         """Blocks for that many rows."""
         if self.per is None:
             return self.fixed
-        blocks = -(-rows // self.per)
-        return blocks if self.limit is None else min(self.limit, blocks)
+        owners = -(-rows // self.per)
+        blocks = self.times * (owners if self.limit is None else min(self.limit, owners))
+        return max(self.least, -(-blocks // self.multiple) * self.multiple)
 
     def __str__(self) -> str:
         if self.per is None:
             return str(self.fixed)
-        blocks = "rows" if self.per == 1 else f"ceil(rows / {self.per})"
-        return blocks if self.limit is None else f"min({self.limit}, {blocks})"
+        owners = "rows" if self.per == 1 else f"ceil(rows / {self.per})"
+        blocks = owners if self.limit is None else f"min({self.limit}, {owners})"
+        blocks = blocks if self.times == 1 else f"{self.times} * {blocks}"
+        blocks = blocks if self.multiple == 1 else f"{self.multiple} * ceil({blocks} / {self.multiple})"
+        return f"max({self.least}, {blocks})" if self.least else blocks
 
 
 @dataclass(frozen=True)
@@ -128,6 +139,15 @@ class Phase:
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where in a stage a tensor lies: its IR name, C type and byte."""
+
+    name: str
+    ctype: str
+    offset: int
+
+
+@dataclass(frozen=True)
 class Constant:
     """A ``constexpr int`` of a kernel."""
 
@@ -139,6 +159,15 @@ class Constant:
     def line(self) -> str:
         """Its declaration."""
         return f"constexpr int {self.name:<13} = {f'{self.value};':<6} // {self.note}"
+
+
+@dataclass(frozen=True)
+class Finish:
+    """How column sums are completed: the totals, what is computed from them, and how a tile is shared."""
+
+    accumulators: tuple[Sum, ...]
+    phases: tuple[Phase, ...]
+    constants: tuple[Constant, ...]
 
 
 @dataclass(frozen=True)
@@ -164,14 +193,24 @@ class Kernel:
     accumulators: tuple[Sum, ...] = ()
     most: int = 1
     shared: int = 1
+    dynamic: int = 0
+    cluster: int = 1
+    cooperative: bool = False
+    copy: str = ""
+    places: tuple[Place, ...] = ()
+    results: tuple[Place, ...] = ()
+    finish: Finish | None = None
     always: bool = False
 
     def launch_rule(self) -> str:
-        """The grid and block as text."""
+        """Grid, block and the rest as text."""
         x, y = self.grid
         grid = str(x) if str(y) == "1" else f"{x} x {y}"
+        clusters = f", clusters of {self.cluster}" if self.cluster > 1 else ""
+        dynamic = f", {self.dynamic} bytes of dynamic shared memory" if self.dynamic else ""
+        cooperative = ", cooperative" if self.cooperative else ""
         when = "" if self.always else "; no launch for rows = 0"
-        return f"grid {grid}, block {self.block}{when}"
+        return f"grid {grid}, block {self.block}{clusters}{dynamic}{cooperative}{when}"
 
 
 @dataclass(frozen=True)
