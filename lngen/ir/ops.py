@@ -48,9 +48,9 @@ class Op:
     lowered_by: str = ""
 
 
-def compute_dtype(dtype: DType) -> DType:
-    """The dtype arithmetic on ``dtype`` is done in: f64 for f64, else f32."""
-    return F64 if dtype is F64 else F32
+def compute_dtype(*dtypes: DType) -> DType:
+    """The dtype arithmetic on ``dtypes`` is done in: f64 if any is f64, else f32."""
+    return F64 if F64 in dtypes else F32
 
 
 def literal(value: float, dtype: DType) -> str:

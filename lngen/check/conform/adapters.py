@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
-from lngen.check.conform.contract import NormName
 from lngen.check.conform.targets import NumpyTarget, Target, TorchTarget
+from lngen.check.tolerances import NormName
 from lngen.errors import MissingError, SpecError
 
 Function = Callable[..., Any]

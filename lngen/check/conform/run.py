@@ -8,10 +8,11 @@ from dataclasses import replace
 import numpy as np
 
 from lngen.check.conform.cases import CASES
-from lngen.check.conform.contract import NORMS, Case, Contract, FailedError, Found, Outcome, RaisedError, SkippedError
+from lngen.check.conform.contract import Case, Contract, FailedError, Found, Outcome, RaisedError, SkippedError
 from lngen.check.conform.reference import reference
 from lngen.check.conform.suite import Inputs, Suite
 from lngen.check.conform.targets import Target
+from lngen.check.tolerances import NORMS
 from lngen.errors import CheckError
 from lngen.ir.numerics import Array
 

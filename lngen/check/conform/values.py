@@ -23,7 +23,7 @@ def ordinary(suite: Suite, *, m: int | None = None, d: int | None = None) -> Fou
 
 def large_mean(suite: Suite, *, ratio: float) -> Found:
     """Rows whose mean is ``ratio`` standard deviations."""
-    dtype = str(suite.contract.dtype)
+    dtype = suite.contract.dtype
     if 2 * ROUNDOFF[dtype] * ratio > 1:
         raise SkippedError(f"{dtype} cannot hold such rows: its numbers are more than a standard deviation apart")
     return suite.accuracy(suite.inputs(mean=ratio))
@@ -102,7 +102,7 @@ def subnormal_y(suite: Suite) -> Found:
     suite.need_gamma()
     inputs = {n: a for n, a in suite.inputs().items() if n != "dy"}
     small = max(TINY[str(suite.contract.dtype_of(n))] for n in ("y", "gamma")) / 16
-    small = max(small, 64 * FLOOR[str(suite.contract.weight)])
+    small = max(small, 64 * FLOOR[suite.contract.weight])
     new = {n: inputs[n].astype(np.float64) * small for n in ("gamma", "beta") if n in inputs}
     return suite.accuracy(changed(inputs, **new))
 
