@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from lngen.interpret import interpret
-from lngen.ir import Axis, Graph, Value
-from lngen.ir.numerics import NUMPY_DTYPE, Array, round_to
+from lngen.ir import Axis, Value
+from lngen.ir.numerics import Array, round_to
 from lngen.spec import Spec
 
 POISON = 0xFE  # a byte pattern no kernel computes: an element never written is seen
@@ -34,17 +36,14 @@ def draw(rng: np.random.Generator, value: Value, rows: int, d: int, mean: float)
     return round_to(rng.normal(mean, 1.0, shape), value.type.dtype)
 
 
-def poisoned(graph: Graph, rows: int, d: int) -> dict[str, Array]:
-    """Results that nobody wrote yet."""
-    out = {}
-    for r in graph.results:
-        out[r.name] = np.empty([{Axis.M: rows, Axis.D: d}[a] for a in r.type.axes], NUMPY_DTYPE[r.type.dtype])
-        out[r.name].view(np.uint8).fill(POISON)
-    return out
-
-
 def same_bits(a: Array, b: Array) -> Array:
     """Elementwise: equal bits, or both NaN (all NaNs are one value)."""
     kind = f"u{a.dtype.itemsize}"
     with np.errstate(invalid="ignore"):
         return np.asarray((a.view(kind) == b.view(kind)) | ((a != a) & (b != b)))
+
+
+def differing(got: Mapping[str, Array], want: Mapping[str, Array]) -> list[str]:
+    """How many numbers of which results have other bits than wanted, in words."""
+    wrong = {n: int((~same_bits(got[n], want[n])).sum()) for n in want}
+    return [f"{n}: {count} of {want[n].size} differ" for n, count in wrong.items() if count]
