@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from lngen.interpret import interpret
-from lngen.ir import Axis, Value
+from lngen.ir import Value
 from lngen.ir.numerics import Array, round_to
 from lngen.spec import Spec
 
@@ -32,8 +32,7 @@ def random_inputs(spec: Spec, rows: int, seed: int = 0, mean: float = 0.5) -> di
 
 def draw(rng: np.random.Generator, value: Value, rows: int, d: int, mean: float) -> Array:
     """Normal numbers around ``mean`` in the value's shape and dtype."""
-    shape = [{Axis.M: rows, Axis.D: d}[a] for a in value.type.axes]
-    return round_to(rng.normal(mean, 1.0, shape), value.type.dtype)
+    return round_to(rng.normal(mean, 1.0, value.type.shape(rows, d)), value.type.dtype)
 
 
 def same_bits(a: Array, b: Array) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -57,8 +58,7 @@ def row_units(plan: Plan, measured: list[KernelTraffic], rows: int) -> float:
 def traffic_text(plan: Plan, measured: list[KernelTraffic], rows: int) -> str:
     """Tables a person can read: per kernel its tensors, its instructions per row element, its barriers."""
     floor = {
-        v.name: rows ** (M in v.type.axes) * plan.spec.d ** (D in v.type.axes) * v.type.dtype.size
-        for v in (*plan.inputs, *plan.outputs)
+        v.name: math.prod(v.type.shape(rows, plan.spec.d)) * v.type.dtype.size for v in (*plan.inputs, *plan.outputs)
     }
     lines = [
         f"traffic {plan.name}, {rows} rows",

@@ -46,6 +46,11 @@ class Type:
     dtype: DType
     axes: tuple[Axis, ...] = ()
 
+    def shape(self, rows: int | tuple[int, ...], d: int) -> tuple[int, ...]:
+        """The shape of an array with ``rows`` rows, a number or the leading dimensions they come in, and D = ``d``."""
+        lengths = {M: rows if isinstance(rows, tuple) else (rows,), D: (d,)}
+        return tuple(n for axis in self.axes for n in lengths[axis])
+
     def __str__(self) -> str:
         return f"{self.dtype}[{', '.join(map(str, self.axes))}]"
 

@@ -48,8 +48,7 @@ def launch_raw(launcher: Launcher, rows: int, inputs: Mapping[str, Any], poison:
     import cupy
 
     plan = launcher.plan
-    lengths = {Axis.M: rows, Axis.D: plan.spec.d}
-    results = {v.name: cupy.empty([lengths[a] for a in v.type.axes], f"u{v.type.dtype.size}") for v in plan.outputs}
+    results = {v.name: cupy.empty(v.type.shape(rows, plan.spec.d), f"u{v.type.dtype.size}") for v in plan.outputs}
     workspace = cupy.empty(max(1, plan.workspace_bytes(rows)), cupy.uint8)
     if poison is not None:
         for a in (workspace, *results.values()):

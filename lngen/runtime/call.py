@@ -17,7 +17,7 @@ from lngen.lower import Plan, lower
 from lngen.runtime.arrays import FROM_NUMPY, Layout, Library, library_of
 from lngen.runtime.choose import compile_plan, default_schedule
 from lngen.runtime.launch import Bound, Launcher, device_arch
-from lngen.runtime.shapes import check_layout, expected_shape, leading, row_stride
+from lngen.runtime.shapes import check_layout, leading, row_stride
 from lngen.schedule import Schedule, parse_schedule
 from lngen.spec import Spec
 
@@ -203,7 +203,7 @@ class Call:
         wide = [strides[v.name] for v in (*self.inputs, *self.outputs) if v.type.axes == (M, D)]
         while any(stride % vec for stride in wide):
             vec //= 2
-        makers = tuple(library.maker(expected_shape(v, rows, d), v.type.dtype, device) for v in self.outputs)
+        makers = tuple(library.maker(v.type.shape(rows, d), v.type.dtype, device) for v in self.outputs)
         return Recipe(device, math.prod(rows), strides, makers, vec)
 
     def _vec_for(self, recipe: Recipe, pointers: list[int]) -> int:
@@ -238,7 +238,7 @@ class Call:
                 check_layout(value, layout, FROM_NUMPY.get(array.dtype), rows, d, 0)
         flat = {v.name: _flat(v, a, d) for v, a in zip(self.inputs, arrays, strict=True)}
         results = interpret(self.graph, flat)
-        shaped = [results[v.name].reshape(expected_shape(v, rows, d)) for v in self.outputs]
+        shaped = [results[v.name].reshape(v.type.shape(rows, d)) for v in self.outputs]
         for target, result in zip(given, shaped, strict=True):
             if target is not None:
                 target[...] = result
