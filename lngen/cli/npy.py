@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from lngen.errors import ArrayError
-from lngen.ir import BF16, D, DType, M, Value
+from lngen.ir import BF16, WIDE, DType, M, Value
 from lngen.ir.numerics import NUMPY_DTYPE, Array
 from lngen.spec import Spec
 
@@ -49,7 +49,7 @@ def load_inputs(spec: Spec, files: Mapping[str, Path]) -> tuple[dict[str, Array]
         needed = ", ".join(f"{p.name}: {p.type}" for p in params)
         raise ArrayError(f"--in: '{missing[0]}' is missing; {spec} takes {needed}.")
     arrays = {p.name: _load(p, files[p.name]) for p in params}
-    wide = next(p for p in params if p.type.axes == (M, D))
+    wide = next(p for p in params if p.type.axes == WIDE)
     leading = arrays[wide.name].shape[:-1]
     return {p.name: _shaped(spec, p, arrays[p.name], leading, wide.name) for p in params}, leading
 
@@ -76,7 +76,7 @@ def _shaped(spec: Spec, value: Value, array: Array, leading: tuple[int, ...], wi
     """The array in the IR's dimensions, M for however many leading ones there are."""
     axes = value.type.axes
     expected = value.type.shape(leading, spec.d)
-    if axes == (M, D) and array.shape[-1:] != (spec.d,):
+    if axes == WIDE and array.shape[-1:] != (spec.d,):
         raise ArrayError(
             f"'{value.name}' is expected to have shape (..., {spec.d}), the spec's D last, got {array.shape}."
         )

@@ -7,13 +7,12 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lngen.ir import D, M
+from lngen.ir import WIDE
 from lngen.ir.numerics import Array
 from lngen.lower import Kernel, Plan
 from lngen.ptx import Traffic, run_plan
 
 SECTOR = 32
-WIDE = (M, D)
 
 # Opcodes by what a person asks about; the first prefix that fits counts.
 KINDS = {

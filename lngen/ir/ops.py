@@ -29,8 +29,6 @@ NumpyMeaning = Callable[[tuple[Array, ...], Eqn, Mapping[Axis, int]], Array]
 CudaMeaning = Callable[[tuple[str, ...], Eqn], str]
 Derivative = Callable[["Builder", Eqn, Value], tuple["Value | None", ...]]
 
-CTYPE = {"f16": "f16", "bf16": "bf16", "f32": "float", "f64": "double"}
-
 
 @dataclass(frozen=True)
 class Op:
@@ -51,6 +49,11 @@ class Op:
 def compute_dtype(*dtypes: DType) -> DType:
     """The dtype arithmetic on ``dtypes`` is done in: f64 if any is f64, else f32."""
     return F64 if F64 in dtypes else F32
+
+
+def ctype(dtype: DType) -> str:
+    """The C type of an element."""
+    return {F32: "float", F64: "double"}.get(dtype, dtype.value)
 
 
 def literal(value: float, dtype: DType) -> str:
@@ -153,7 +156,7 @@ OPS: dict[str, Op] = {
         Op(
             "size", 0, type_rules.size,
             numpy=_numpy_size,
-            cuda=lambda a, e: f"static_cast<{CTYPE[e.out.type.dtype.value]}>(rows)",  # D's is a constant by then
+            cuda=lambda a, e: f"static_cast<{ctype(e.out.type.dtype)}>(rows)",  # D's is a constant by then
             vjp=lambda b, e, ct: (),
             attrs=("axis", "dtype"),
         ),

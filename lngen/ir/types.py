@@ -37,6 +37,7 @@ class Axis(Enum):
 
 
 M, D = Axis
+WIDE = M, D
 
 
 @dataclass(frozen=True)
