@@ -7,7 +7,7 @@ from fractions import Fraction
 
 from lngen.ir import Axis, Builder, D, Eqn, Graph, Value
 from lngen.passes.clean import cse
-from lngen.passes.edit import upstream
+from lngen.passes.edit import downstream, upstream
 from lngen.passes.polynomial import ONE, Atom, Poly, Product, Size, Sum, atom, axes_of, collect, common, times
 
 
@@ -34,7 +34,7 @@ class _Simplifier:
 
     def __init__(self, graph: Graph, seed: str) -> None:
         self.graph = graph
-        self.linear = _downstream(graph, graph.param(seed))
+        self.linear = downstream(graph.eqns, [graph.param(seed)])
         forward = tuple(e for e in graph.eqns if e.out not in self.linear)
         self.producer = graph.producers()
         self.order = {v: i for i, v in enumerate(graph.values().values())}
@@ -270,14 +270,6 @@ class _Simplifier:
                 return 1, a.mean, len(axes_of(a)), list(Axis).index(a.axis), self._key(a.of)
             case Size():
                 return 2, False, 0, list(Axis).index(a.axis), ()
-
-
-def _downstream(graph: Graph, seed: Value) -> set[Value]:
-    moved = {seed}
-    for eqn in graph.eqns:
-        if any(a in moved for a in eqn.args):
-            moved.add(eqn.out)
-    return moved
 
 
 def _plain(v: Value) -> str:
