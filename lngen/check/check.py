@@ -21,8 +21,6 @@ from lngen.schedule import Schedule, problem, space
 from lngen.spec import Spec
 from lngen.toolchain import Binary
 
-ON = ("auto", "gpu", "ptx", "interpreter")
-
 
 def check_spec(
     spec: Spec,

@@ -85,27 +85,20 @@ def _numpy_reduce_sum(args: tuple[Array, ...], eqn: Eqn, size: Mapping[Axis, int
 
 
 def _numpy_reduce_mean(args: tuple[Array, ...], eqn: Eqn, size: Mapping[Axis, int]) -> Array:
-    axis = eqn.attr("axis")
-    assert isinstance(axis, Axis)
-    return np.asarray(_numpy_reduce_sum(args, eqn, size) / args[0].dtype.type(size[axis]))
+    return np.asarray(_numpy_reduce_sum(args, eqn, size) / args[0].dtype.type(size[eqn.axis]))
 
 
 def _numpy_const(args: tuple[Array, ...], eqn: Eqn, size: Mapping[Axis, int]) -> Array:
-    value: Any = eqn.attr("value")
-    return np.full((1, 1), value, NUMPY_DTYPE[eqn.out.type.dtype])
+    return np.full((1, 1), eqn.value, NUMPY_DTYPE[eqn.out.type.dtype])
 
 
 def _numpy_size(args: tuple[Array, ...], eqn: Eqn, size: Mapping[Axis, int]) -> Array:
-    axis = eqn.attr("axis")
-    assert isinstance(axis, Axis)
-    return np.full((1, 1), size[axis], NUMPY_DTYPE[eqn.out.type.dtype])
+    return np.full((1, 1), size[eqn.axis], NUMPY_DTYPE[eqn.out.type.dtype])
 
 
 def _numpy_expand(args: tuple[Array, ...], eqn: Eqn, size: Mapping[Axis, int]) -> Array:
-    axis = eqn.attr("axis")
-    assert isinstance(axis, Axis)
     shape = list(args[0].shape)
-    shape[list(Axis).index(axis)] = size[axis]
+    shape[list(Axis).index(eqn.axis)] = size[eqn.axis]
     return np.ascontiguousarray(np.broadcast_to(args[0], shape))
 
 
@@ -138,9 +131,7 @@ def _vjp_maximum(b: Builder, e: Eqn, ct: Value) -> tuple[Value, ...]:
 
 
 def _vjp_mean(b: Builder, e: Eqn, ct: Value) -> tuple[Value, ...]:
-    axis = e.attr("axis")
-    assert isinstance(axis, Axis)
-    return (b.div("ct", ct, b.size("count", axis, ct.type.dtype)),)
+    return (b.div("ct", ct, b.size("count", e.axis, ct.type.dtype)),)
 
 
 OPS: dict[str, Op] = {
@@ -149,7 +140,7 @@ OPS: dict[str, Op] = {
         Op(
             "const", 0, type_rules.const,
             numpy=_numpy_const,
-            cuda=lambda a, e: literal(float(e.attr("value")), e.out.type.dtype),  # type: ignore[arg-type]
+            cuda=lambda a, e: literal(float(e.value), e.out.type.dtype),
             vjp=lambda b, e, ct: (),
             attrs=("dtype", "value"),
         ),

@@ -95,6 +95,20 @@ class Eqn:
         assert isinstance(value, int), (key, value)
         return value
 
+    @property
+    def axis(self) -> Axis:
+        """The attribute ``axis``, of a size, an expansion or a reduction."""
+        axis = self.attr("axis")
+        assert isinstance(axis, Axis), axis
+        return axis
+
+    @property
+    def value(self) -> int | float:
+        """The attribute ``value``, of a constant."""
+        value = self.attr("value")
+        assert isinstance(value, int | float), value
+        return value
+
 
 @dataclass(frozen=True)
 class Graph:

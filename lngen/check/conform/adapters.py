@@ -130,7 +130,8 @@ def load(name: str) -> Function:
         found = getattr(found, part)
     if not callable(found):
         raise SpecError(f"'{name}' is expected to be a function, got {type(found).__name__}.")
-    return found  # type: ignore[no-any-return]
+    function: Function = found
+    return function
 
 
 def _need(package: str, name: str) -> None:
