@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache
 
-from lngen.check.inputs import POISON, differing
+from lngen.check.inputs import POISON, mismatches
 from lngen.check.result import Result
 from lngen.ir.numerics import Array
 from lngen.lower import Plan
@@ -16,7 +16,7 @@ from lngen.toolchain import Binary
 
 def bits(plan: Plan, binary: Binary, rows: int, inputs: Mapping[str, Array], want: Mapping[str, Array]) -> Result:
     """One launch on poisoned outputs and workspace against the interpreter's results."""
-    parts = differing(launch_numpy(_launcher(plan, binary.image), rows, inputs, POISON), want)
+    parts = mismatches(launch_numpy(_launcher(plan, binary.image), rows, inputs, POISON), want)
     detail = "; ".join(parts) or f"{sum(a.size for a in want.values())} numbers equal"
     return Result(str(plan.spec), str(plan.schedule), rows, "bits", not parts, detail)
 

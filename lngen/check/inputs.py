@@ -42,7 +42,12 @@ def same_bits(a: Array, b: Array) -> Array:
         return np.asarray((a.view(kind) == b.view(kind)) | ((a != a) & (b != b)))
 
 
-def differing(got: Mapping[str, Array], want: Mapping[str, Array]) -> list[str]:
-    """How many numbers of which results have other bits than wanted, in words."""
-    wrong = {n: int((~same_bits(got[n], want[n])).sum()) for n in want}
+def differing(got: Array, want: Array) -> int:
+    """How many numbers differ in their bits; all NaNs are one value."""
+    return int((~same_bits(got, want)).sum())
+
+
+def mismatches(got: Mapping[str, Array], want: Mapping[str, Array]) -> list[str]:
+    """The results that differ in their bits, and how many numbers of each."""
+    wrong = {n: differing(got[n], want[n]) for n in want}
     return [f"{n}: {count} of {want[n].size} differ" for n, count in wrong.items() if count]

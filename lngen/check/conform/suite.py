@@ -10,7 +10,7 @@ from lngen.check.conform.contract import Contract, FailedError, Found, SkippedEr
 from lngen.check.conform.layout import clone
 from lngen.check.conform.reference import Reference, reference
 from lngen.check.conform.targets import Ran, Target
-from lngen.check.inputs import same_bits
+from lngen.check.inputs import differing
 from lngen.ir.numerics import NUMPY_DTYPE, Array, round_to
 from lngen.runtime.arrays import FROM_NUMPY
 
@@ -102,11 +102,6 @@ def changed(inputs: Mapping[str, Array], **arrays: Array) -> Inputs:
     new = {n: a.astype(np.float64) for n, a in arrays.items() if n in inputs}
     with np.errstate(all="ignore"):
         return {**inputs, **{n: round_to(a, FROM_NUMPY[inputs[n].dtype]) for n, a in new.items()}}
-
-
-def differing(got: Array, want: Array) -> int:
-    """How many elements differ in their bits; all NaNs are one value."""
-    return int((~same_bits(np.ascontiguousarray(got), np.ascontiguousarray(want))).sum())
 
 
 def same(pairs: Mapping[str, tuple[Array, Array]], what: str) -> Found:

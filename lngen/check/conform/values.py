@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from lngen.check import differences as stencil
 from lngen.check import oracles
 from lngen.check.conform.contract import FailedError, Found, RaisedError, SkippedError
-from lngen.check.conform.suite import Inputs, Suite, changed, differing
+from lngen.check.conform.suite import Inputs, Suite, changed
+from lngen.check.differences import ALLOWED, along
+from lngen.check.inputs import differing
 from lngen.check.tolerances import FLOOR, ROUNDOFF
 from lngen.ir.numerics import Array
 
@@ -216,13 +217,8 @@ def _own_differences(wide: Suite, inputs: Inputs) -> Found:
     rng = np.random.default_rng(11)
     given = {n: a for n, a in inputs.items() if n != "dy"}
     for name in [n for n in wide.target.gradients if n[1:] in inputs]:
-        direction = rng.normal(size=inputs[name[1:]].shape)
-        slope = oracles.directional(
-            lambda **at: wide.results(at)["y"], given, name[1:], direction, stencil.STEP, dy=inputs["dy"]
-        )
-        got = float((gradients[name] * direction).sum())
-        size = float(np.sqrt((gradients[name] ** 2).sum() * (direction**2).sum()))
-        measured[name] = _of(abs(got - slope), stencil.ALLOWED * size)
+        found = along(rng, lambda **at: wide.results(at)["y"], given, name[1:], gradients[name], inputs["dy"])
+        measured[name] = _of(found.error, ALLOWED * found.size)
     return _verdict(measured, "of its own forward in f64")
 
 
@@ -235,14 +231,10 @@ def _closed_differences(suite: Suite) -> Found:
     dy, eps = exact.pop("dy"), suite.contract.eps
     forward = oracles.layernorm_forward if suite.contract.norm == "layernorm" else oracles.rmsnorm_forward
     for name in [n for n in suite.target.gradients if n[1:] in inputs]:
-        direction = rng.normal(size=inputs[name[1:]].shape)
-        slope = oracles.directional(
-            lambda **at: forward(**at, eps=eps)[0], exact, name[1:], direction, stencil.STEP, dy=dy
-        )
         gradient = gradients[name].astype(np.float64)
-        size = float(np.sqrt((gradient**2).sum() * (direction**2).sum()))
-        allowed = float((np.abs(direction) * want.allowed[name]).sum()) + stencil.ALLOWED * size
-        measured[name] = _of(abs(float((gradient * direction).sum()) - slope), allowed)
+        found = along(rng, lambda **at: forward(**at, eps=eps)[0], exact, name[1:], gradient, dy)
+        allowed = float((np.abs(found.direction) * want.allowed[name]).sum()) + ALLOWED * found.size
+        measured[name] = _of(found.error, allowed)
     return _verdict(measured, f"of the closed form; {suite.contract.dtype} only")
 
 
