@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lngen.bench.engines import Array, Engine
-from lngen.bench.floor import shape_of
 from lngen.errors import LngenError
 from lngen.ir import DType, Graph
 from lngen.spec import Spec
@@ -49,7 +48,7 @@ def make_case(spec: Spec, rows: int, count: int, engine: Engine) -> Case:
     graph = spec.graph()
     first: Tensors = {}
     for seed, value in enumerate(graph.params):
-        first[value.name] = engine.normal(shape_of(value, rows, spec.d), value.type.dtype, MEAN, seed)
+        first[value.name] = engine.normal(value.type.shape(rows, spec.d), value.type.dtype, MEAN, seed)
     for start in range(0, rows, _step(spec)):
         stop = start + _step(spec)
         _, mean, rstd = _normalised(spec, engine.wide(first["x"][start:stop]))
@@ -57,7 +56,7 @@ def make_case(spec: Spec, rows: int, count: int, engine: Engine) -> Case:
             if name in first:
                 first[name][start:stop] = values.reshape(-1)
     for value in graph.results:
-        first[value.name] = engine.empty(shape_of(value, rows, spec.d), value.type.dtype)
+        first[value.name] = engine.empty(value.type.shape(rows, spec.d), value.type.dtype)
     others = [{name: engine.clone(a) for name, a in first.items()} for _ in range(count - 1)]
     return Case(spec, rows, graph, engine, [first, *others])
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lngen.ir import D, M
+from lngen.ir import WIDE
 from lngen.ir.numerics import Array
 from lngen.lower import Kernel, Plan
 from lngen.ptx import Traffic, run_plan
 
 SECTOR = 32
-WIDE = (M, D)
 
 # Opcodes by what a person asks about; the first prefix that fits counts.
 KINDS = {
@@ -57,8 +57,7 @@ def row_units(plan: Plan, measured: list[KernelTraffic], rows: int) -> float:
 def traffic_text(plan: Plan, measured: list[KernelTraffic], rows: int) -> str:
     """Tables a person can read: per kernel its tensors, its instructions per row element, its barriers."""
     floor = {
-        v.name: rows ** (M in v.type.axes) * plan.spec.d ** (D in v.type.axes) * v.type.dtype.size
-        for v in (*plan.inputs, *plan.outputs)
+        v.name: math.prod(v.type.shape(rows, plan.spec.d)) * v.type.dtype.size for v in (*plan.inputs, *plan.outputs)
     }
     lines = [
         f"traffic {plan.name}, {rows} rows",

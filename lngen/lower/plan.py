@@ -6,15 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from lngen.ir import DType, Graph, Value
+from lngen.ir.ops import ctype as ctype
 from lngen.schedule import Schedule
 from lngen.spec import Spec
-
-CTYPES = {"f16": "f16", "bf16": "bf16", "f32": "float", "f64": "double"}
-
-
-def ctype(dtype: DType) -> str:
-    """The C type of an element."""
-    return CTYPES[dtype.value]
 
 
 @dataclass(frozen=True)

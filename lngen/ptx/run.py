@@ -93,13 +93,13 @@ class _Run:
             pitch = self._stride(v)
             size = ((self.rows - 1) * pitch + d) * s if self.rows else 0
             return self.memory.add(Buffer(v.name, role, size, s, pitch * s, d * s, self.offset * s))
-        count = int(np.prod([{M: self.rows, D: d}[a] for a in v.type.axes], dtype=np.int64))
+        count = int(np.prod(v.type.shape(self.rows, d), dtype=np.int64))
         return self.memory.add(Buffer(v.name, role, count * s, s))
 
     def _view(self, v: Value, data: Array) -> Array:
         """The elements of a tensor in the bytes of its buffer (or of its shadow)."""
         buffer = {**self.inputs, **self.outputs}[v.name]
-        shape = [{M: self.rows, D: self.plan.spec.d}[a] for a in v.type.axes]
+        shape = v.type.shape(self.rows, self.plan.spec.d)
         elements = data[buffer.shift : buffer.shift + buffer.size].view(UNSIGNED[v.type.dtype.size])
         if v.type.axes != (M, D) or not self.rows:
             return elements.reshape(shape)
