@@ -29,7 +29,7 @@ COLOURS = {
 }
 MARKERS = {"torch": "s", "compile": "D", "liger": "^", "quack": "v", "apex-fast": "P", "apex": "X"}
 NAMES = {"compile": "torch.compile", "liger": "Liger", "quack": "QuACK", "apex": "Apex", "apex-fast": "Apex fast"}
-INK, GRID, CEILING = "#333333", "#e4e4e4", "#222222"
+INK, GRID, CEILING, TARGET = "#333333", "#e4e4e4", "#222222", "#7a7a7a"
 LEAST = 3  # widths that make a line
 STYLE = {
     "svg.hashsalt": "lngen",
@@ -183,27 +183,22 @@ def _series(axes: Any, name: str, points: Sequence[tuple[float, float, int]], li
 
 
 def _target(axes: Any, picture: Picture, places: dict[tuple[int, int], float], value: str) -> None:
-    """The target at every shape, a grey bar, as wide as a marker: it jumps where widths are odd."""
+    """The target: a grey line through the regular widths, a bar at each other one."""
     ceilings = {(r.d, r.rows): r.gb_s or 0.0 for r in picture.records if r.is_ceiling}
     wanted = {(r.d, r.rows): r.target for r in picture.records if r.target is not None}
     points = sorted(
-        (places[shape], target * (ceilings.get(shape, 0.0) if value == "gb_s" else 1.0))
+        (places[shape], target * (ceilings.get(shape, 0.0) if value == "gb_s" else 1.0), shape[0])
         for shape, target in wanted.items()
         if value == "fraction" or shape in ceilings
     )
+    regular = [p for p in points if _regular(p[2])] if picture.line else []
+    odd = [p for p in points if p not in regular]
+    style = {"color": TARGET, "zorder": 2}
+    axes.plot([p[0] for p in regular], [p[1] for p in regular], linewidth=1.4, linestyle=(0, (1, 1)), **style)
+    axes.plot([p[0] for p in odd], [p[1] for p in odd], linewidth=0, marker="_", markersize=12, mew=1.6, **style)
     if points:
-        xs, ys = zip(*points, strict=True)
-        axes.plot(
-            xs,
-            ys,
-            label="target",
-            color="#8a8a8a",
-            marker="_",
-            markersize=11,
-            markeredgewidth=1.6,
-            linewidth=0,
-            zorder=2,
-        )
+        look = {"linewidth": 1.4, "linestyle": (0, (1, 1))} if regular else {"linewidth": 0, "marker": "_", "mew": 1.6}
+        axes.plot([], [], label="target", markersize=12, **look, **style)
 
 
 def _axis(axes: Any, shapes: Sequence[tuple[int, int]], places: dict[tuple[int, int], float], line: bool) -> None:

@@ -63,7 +63,7 @@ def _speed(r: Record) -> str:
         return r.note.partition(":")[0] or "-"
     share = ""
     if r.is_lngen and r.fraction is not None:
-        share = f" ({r.fraction:.2f} < {r.target:.2f})" if r.met is False else f" ({r.fraction:.2f})"
+        share = f" ({r.fraction:.3f} < {r.target:.3f})" if r.met is False else f" ({r.fraction:.2f})"
     return f"{r.gb_s:.0f}{share}{' *' if r.note else ''}"
 
 
