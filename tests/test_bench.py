@@ -344,7 +344,7 @@ def test_a_case_that_fails_is_reported_in_its_rows(few_sets: None) -> None:
 
     class TooSmall(CpuEngine):
         def memory(self) -> tuple[int, int]:
-            return 9000, 1000
+            return 14000, 1000  # enough for one set, but not beside the expected results in float64
 
     cases, chosen = todo("fwd", (8, 32), graph="rmsnorm"), [Ceiling("fwd"), Torch()]
     found = {r.provider: r for r in benchmark(cases, chosen, Broken()).records}
@@ -377,6 +377,23 @@ def test_a_lost_gpu_ends_the_run_and_keeps_what_there_is(few_sets: None) -> None
     assert (outcome.left, kept, len(said)) == (1, [1], 1)
     assert "the GPU no longer answers" in said[0]
     assert "illegal memory access" in outcome.records[0].note
+
+
+@pytest.mark.parametrize(("held", "releases"), [(0.4, 0), (0.6, 2)])
+def test_cached_memory_is_given_back_only_when_much_is_held(held: float, releases: int, few_sets: None) -> None:
+    class Caching(CpuEngine):
+        asked, released = 0, 0
+
+        def memory(self) -> tuple[int, int]:
+            self.asked += 1
+            return int(10**9 * (1 - held * (self.asked > 1))), 1000
+
+        def release(self) -> None:
+            self.released += 1
+
+    engine = Caching()
+    benchmark(todo("fwd", (8, 32), (9, 32)), [Torch()], engine)
+    assert engine.released == releases
 
 
 # ---- forward and backward as one unit ----
@@ -1001,6 +1018,7 @@ def test_tasks() -> None:
     assert [t.direction for t in found] == ["bwd"] * 10 + ["both"]
     assert {(t.rows, t.kind) for t in found[1:10]} == {(m, LATENCY) for m in (1, 16, 128)}
     assert str(found[1]).endswith("rows=1 latency")
+    assert {t.kind for t in tasks("layernorm", "fwd", "", "none", [], latency=True)} == {LATENCY}
 
 
 def test_a_wrong_direction_lists_the_known_ones() -> None:

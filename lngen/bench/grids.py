@@ -46,6 +46,7 @@ GRIDS = {
     "classic": Grid(
         "4096 rows, D = 1024 to 15872", ("f16",), lambda dtype: [(4096, d) for d in range(1024, 16384, 512)]
     ),
+    "none": Grid("no shapes, for --latency or --host alone", ("bf16",), lambda dtype: []),
 }
 
 LATENCY_ROWS = (1, 16, 128)
