@@ -8,10 +8,24 @@ from lngen.errors import LowerError
 from lngen.ir import D, DType, Eqn, Graph, M, Value, print_eqn
 from lngen.ir.ops import compute_dtype
 from lngen.lower.phases import Spell, Style, before, phases, tensor, uniform
-from lngen.lower.plan import Argument, Buffer, Constant, Extent, Kernel, Plan, Sum, ctype
+from lngen.lower.plan import Argument, Buffer, Constant, Extent, Finish, Kernel, Place, Plan, Sum, ctype
 from lngen.lower.split import Split, column_graph, split
 from lngen.passes.edit import extract
-from lngen.schedule import Problem, Schedule, check, problem, shared_bytes, slots
+from lngen.schedule import (
+    STAGED,
+    Problem,
+    Schedule,
+    check,
+    dynamic_shared,
+    folds_blocks,
+    partial_numbers,
+    piece,
+    problem,
+    scratch_numbers,
+    slots,
+    stage_bytes,
+    stage_share,
+)
 from lngen.spec import Spec
 
 FINISH_COLUMNS = 32
@@ -20,9 +34,9 @@ COLUMN_THREADS = 128
 # How a kernel adds to its column sums; a row group past the last row adds nothing.
 ACCUMULATE = {
     "row_columns": "if (live) {0}_acc[k][i] = {0}_acc[k][i] + {1};",
+    "row_staged": "if (live) {0}_acc[k][i] = {0}_acc[k][i] + {1};",
     "columns": "{0}_acc[i] = {0}_acc[i] + {1};",
 }
-WITH_SUMS = ("row_columns", "columns", "finish")
 
 
 def lower(spec: Spec, schedule: Schedule) -> Plan:
@@ -88,7 +102,7 @@ class _Lowering:
             spell=_speller("[k][i]" if s.form == "registers" else "[i]", graph),
             grid=(self._row_grid(p), Extent()),
             block=s.block,
-            shared=max(1, static_numbers(s, p)),
+            shared=max(1, scratch_numbers(s, p), 0 if s.form in STAGED else partial_numbers(s, p)),
         )  # fmt: skip
         if s.form not in STAGED:
             return kernel
@@ -100,6 +114,9 @@ class _Lowering:
             copy=f"_copy_{s.form}.cuh.jinja",
             places=places,
             results=results,
+            barriers=s.form == "bulk",
+            exchanged=p.row_sums * p.segments if s.cluster > 1 else 0,
+            folds_blocks=self.folded > 1,
         )
 
     def _row_constants(self, p: Problem) -> list[Constant]:
@@ -123,7 +140,6 @@ class _Lowering:
         if staged:
             constants += [
                 Constant("CLUSTER", s.cluster, "blocks that share a row"),
-                Constant("PIECE", piece(s, p), "elements of a row a block has"),
                 Constant("STAGES", s.stages, "rows in flight per row group"),
                 Constant("STAGE_BYTES", stage_bytes(s, p), "shared memory of a row"),
                 Constant("BULK_STORE", int(s.bulk_store), "1 if results leave through shared memory"),
@@ -133,7 +149,10 @@ class _Lowering:
             owners = p.blocks if sums else s.owners
             fixed = "; fixed by the graph" if sums else ""
             constants.append(Constant("OWNERS", owners, f"blocks or clusters that share the rows{fixed}"))
+        if staged or sums:
+            constants.append(Constant("PIECE", piece(s, p), "elements of a row a block has"))
         if sums and not streamed:
+            constants.append(Constant("UNIT", _unit(p), "column sums moved together"))
             constants.append(Constant("FOLDED", self.folded, "blocks that fold their column sums"))
         if sums and s.form == "registers":
             constants.append(Constant("PREFETCH", int(s.prefetch), "1 to load the next row while computing this one"))
@@ -194,6 +213,26 @@ class _Lowering:
             always=True,
         )  # fmt: skip
 
+    def _in_one_launch(self, rows: Kernel, finish: Kernel) -> Kernel:
+        """The row kernel with the finish behind a grid barrier."""
+        known = {a.name for a in rows.arguments}
+        own = {c.name for c in rows.constants}
+        return replace(
+            rows,
+            arguments=(
+                *(replace(a, const=a.const and a.kind != "workspace") for a in rows.arguments),
+                *(a for a in finish.arguments if a.name not in known),
+                Argument("arrivals_ptr", "unsigned", "workspace", "arrivals"),
+            ),
+            constants=(*rows.constants, *(c for c in finish.constants if c.name not in own)),
+            finish=Finish(finish.accumulators, finish.phases),
+            grid=(replace(rows.grid[0], least=max(self.folded, self.schedule.cluster)), rows.grid[1]),
+            cooperative=True,
+            always=True,
+            shared=rows.shared if rows.dynamic else max(rows.shared, finish.shared),
+            dynamic=max(rows.dynamic, finish.shared * self.real.size) if rows.dynamic else 0,
+        )
+
     def _kernel(
         self,
         role: str,
@@ -242,6 +281,12 @@ class _Lowering:
         return f"(i < D - col ? {term} : {absent})" if self.facts.d % self.facts.chunk else term
 
 
+def _unit(p: Problem) -> int:
+    """Column sums that are 16 bytes, if rows are whole units."""
+    unit = 16 // p.real_size
+    return unit if p.d % unit == 0 and p.chunk % unit == 0 else 1
+
+
 def _places(
     graph: Graph, outputs: tuple[Value, ...], s: Schedule, p: Problem
 ) -> tuple[tuple[Place, ...], tuple[Place, ...]]:
@@ -254,12 +299,12 @@ def _places(
     at, offset, free = {}, 0, list(inputs)
     for v in inputs:
         at[v] = offset
-        offset += _stage_share(v, s, p)
+        offset += stage_share(v.type.dtype.size, s, p)
     for v in wide:
         same = next((u for u in free if u.type.dtype.size == v.type.dtype.size), None)
         if same is None:
             at[v] = offset
-            offset += _stage_share(v, s, p)
+            offset += stage_share(v.type.dtype.size, s, p)
         else:
             free.remove(same)
             at[v] = at[same]

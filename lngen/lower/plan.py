@@ -157,11 +157,10 @@ class Constant:
 
 @dataclass(frozen=True)
 class Finish:
-    """How column sums are completed: the totals, what is computed from them, and how a tile is shared."""
+    """How column sums are completed in the row kernel: the totals, and what is computed from them."""
 
     accumulators: tuple[Sum, ...]
     phases: tuple[Phase, ...]
-    constants: tuple[Constant, ...]
 
 
 @dataclass(frozen=True)
@@ -193,6 +192,9 @@ class Kernel:
     copy: str = ""
     places: tuple[Place, ...] = ()
     results: tuple[Place, ...] = ()
+    barriers: bool = False
+    exchanged: int = 0
+    folds_blocks: bool = False
     finish: Finish | None = None
     always: bool = False
 
@@ -209,12 +211,16 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Buffer:
-    """A piece of the workspace: ``fixed`` elements, or ``per_row`` for each row."""
+    """A piece of the workspace: ``fixed`` elements, or ``per_row`` for each row.
+
+    ``zeroed``: all bytes are zero before the first launch that uses it; every launch leaves it fit for the next.
+    """
 
     name: str
     dtype: DType
     fixed: int = 0
     per_row: int = 0
+    zeroed: bool = False
 
     def bytes(self, rows: int) -> int:
         """Its size, rounded up so that the next buffer is aligned to 256 bytes."""

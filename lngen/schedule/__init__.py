@@ -11,6 +11,8 @@ from lngen.schedule.legal import (
     scratch_numbers,
     segments_held,
     slots,
+    stage_bytes,
+    stage_share,
     static_shared,
 )
 from lngen.schedule.model import fits, ranked, registers, space, widest
@@ -20,5 +22,5 @@ from lngen.schedule.schedule import STAGED, Schedule, parse_schedule
 __all__ = [
     "MINIMUM_ARCH", "STAGED", "Problem", "Schedule", "check", "depths", "dynamic_shared", "fits", "folds_blocks",
     "is_legal", "is_row_fold", "is_sum", "parse_schedule", "partial_numbers", "piece", "problem", "ranked",
-    "registers", "scratch_numbers", "segments_held", "slots", "space", "static_shared", "widest",
+    "registers", "scratch_numbers", "segments_held", "slots", "space", "stage_bytes", "stage_share", "static_shared", "widest",
 ]  # fmt: skip

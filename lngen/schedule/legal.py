@@ -63,7 +63,7 @@ def partial_numbers(s: Schedule, p: Problem) -> int:
         return 0
     # In dynamic memory the sums have a place each, in static memory they take turns.
     together = p.column_sums if s.form in STAGED else 1
-    return together * s.rows * piece(s, p)
+    return together * s.rows * -(-piece(s, p) // 8) * 8
 
 
 def stage_bytes(s: Schedule, p: Problem) -> int:
@@ -75,7 +75,12 @@ def stage_bytes(s: Schedule, p: Problem) -> int:
     extra = []
     for size in p.output_sizes if s.bulk_store else ():
         free.remove(size) if size in free else extra.append(size)
-    return sum(-(-piece(s, p) * size // 128) * 128 for size in (*p.input_sizes, *extra))
+    return sum(stage_share(size, s, p) for size in (*p.input_sizes, *extra))
+
+
+def stage_share(size: int, s: Schedule, p: Problem) -> int:
+    """Bytes of a stage for one tensor of elements of ``size`` bytes: whole lines of 128."""
+    return -(-piece(s, p) * size // 128) * 128
 
 
 def static_shared(s: Schedule, p: Problem) -> int:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lngen.ir import Axis, D, DType, Eqn, Graph, M, Value
+from lngen.ir import WIDE, Axis, D, DType, Eqn, Graph, M, Value
 from lngen.passes.order import column_order, element_size, row_order
-
-WIDE = (Axis.M, Axis.D)
 
 
 @dataclass(frozen=True)
