@@ -9,6 +9,7 @@ import numpy as np
 
 from lngen.ir.numerics import Array
 from lngen.ptx.batch import Batch
+from lngen.ptx.dependent import check as early
 from lngen.ptx.lanes import Lanes
 from lngen.ptx.memory import Buffer, gather, read_races, scatter, write_races
 from lngen.ptx.memory import unknown as unwritten
@@ -159,6 +160,7 @@ def load_global(
     what = f"A read of {count} bytes:"
     for buffer, part in batch.memory.parts(address, who, count, what, batch.reporting(i)):
         at, mine = (address, who) if part is None else (address[part], who[part])
+        early(batch, i, buffer, mine, at)
         odd = misaligned(batch, i, lanes, at, count, f"'{buffer.name}'")
         values, known = gather(buffer, at, width, vec, not odd)
         if buffer.tracked:
@@ -202,6 +204,7 @@ def store_global(batch: Batch, i: Instruction, lanes: Lanes, address: Array, val
             text = f"A write to '{buffer.name}', which the kernel may only read."
             batch.report("out-of-bounds", text, i, mine, at)
             continue
+        early(batch, i, buffer, mine, at)
         odd = misaligned(batch, i, lanes, at, count, f"'{buffer.name}'")
         batch.touched()
         scatter(buffer, at, mineral, not odd)

@@ -11,6 +11,7 @@ import numpy as np
 from lngen.ir.numerics import Array
 from lngen.ptx.access import address_of, base_slot, misaligned, place, spread
 from lngen.ptx.batch import Batch
+from lngen.ptx.dependent import check as early
 from lngen.ptx.lanes import WARP, Lanes
 from lngen.ptx.ordering import LEVELS, Semantics, semantics
 from lngen.ptx.parser import Instruction
@@ -80,6 +81,7 @@ def _modify(
         for buffer, part in batch.memory.parts(address, lanes.index, width, what, batch.reporting(i)):
             at, who = (address, lanes.index) if part is None else (address[part], lanes.index[part])
             mine = values if part is None else [v[part] for v in values]
+            early(batch, i, buffer, who, at)
             if not buffer.tracked:
                 batch.report("out-of-bounds", f"A write to '{buffer.name}', which may only be read.", i, who, at)
             elif not misaligned(batch, i, lanes, at, width, f"'{buffer.name}'"):

@@ -14,6 +14,7 @@ import numpy as np
 from lngen.ir.numerics import Array
 from lngen.ptx import barriers, clusters, shuffle, spin
 from lngen.ptx.clusters import Clusters
+from lngen.ptx.dependent import waits
 from lngen.ptx.flights import Flights
 from lngen.ptx.lanes import WARP, Lanes
 from lngen.ptx.memory import Buffer, GlobalMemory, Report
@@ -43,6 +44,7 @@ class Launch:
     traffic: Traffic
     counts: dict[int, int] = field(default_factory=dict)
     order: int = 0
+    dynamic: int = 0  # bytes of dynamic shared memory a block has
 
 
 class Batch:
@@ -61,6 +63,7 @@ class Batch:
         self.known: dict[int, Any] = {}
         self.order: VectorClock | None = None
         self.clusters: Clusters | None = None
+        self.dependent = waits(launch.program.entry)
         cluster_of = np.arange(self.slots)
         if resident(launch.program.entry):
             if launch.program.entry.cluster:
@@ -77,7 +80,7 @@ class Batch:
         columns = self.order.seen.shape[1] if self.order is not None and self.clusters is not None else 0
         self.handed = np.zeros((self.total if columns else 0, columns), np.int32)
         own = [s for s in self.program.entry.symbols if s.space == "shared"]
-        self.shared = Scratch("shared", own, self.slot_of, self.slots)
+        self.shared = Scratch("shared", own, self.slot_of, self.slots, launch.dynamic)
         if self.order is not None:
             self.shared.races = Places(len(self.shared.data) // 4)
         own = [s for s in self.program.entry.symbols if s.space == "local"]

@@ -11,6 +11,7 @@ from lngen.ptx.atomics import active_step, atomic_step, fence_step, nothing_step
 from lngen.ptx.clusters import mapa_step
 from lngen.ptx.copies import copy_step
 from lngen.ptx.defined import guarded, watch
+from lngen.ptx.dependent import control_step
 from lngen.ptx.mbarrier import barrier_step
 from lngen.ptx.parser import Entry, Instruction
 from lngen.ptx.program import Program, Segment, Step, is_control, leaders, predicated, pure_step, unknown
@@ -28,6 +29,7 @@ STEPS: dict[str, Callable[[Program, Instruction], Step]] = {
     "mapa": mapa_step,
     "cp": copy_step,
     "mbarrier": barrier_step,
+    "griddepcontrol": control_step,
 }
 
 

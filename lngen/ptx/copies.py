@@ -10,6 +10,7 @@ import numpy as np
 from lngen.ir.numerics import Array
 from lngen.ptx.access import address_of, base_slot, load_global, place, spread
 from lngen.ptx.batch import Batch
+from lngen.ptx.dependent import check as early
 from lngen.ptx.flights import Copy, noted
 from lngen.ptx.lanes import Lanes
 from lngen.ptx.memory import Buffer
@@ -136,6 +137,7 @@ def _one(
     inside = batch.memory.parts(far, one.index, size, f"A bulk copy of {size} bytes:", batch.reporting(i))
     for buffer, _ in inside:
         start = int(far[0]) - buffer.base
+        early(batch, i, buffer, one.index, far)
         if barrier is not None:
             key, _, _ = place(batch, i, one, shared, barrier, 8)
             if not key.size:

@@ -14,16 +14,22 @@ from lngen.ptx.compiler import compile_entry
 from lngen.ptx.memory import Buffer, GlobalMemory
 from lngen.ptx.parser import Module
 from lngen.ptx.report import Outcome, Reporter, Stop, Traffic
+from lngen.ptx.scratch import size_of
 from lngen.ptx.spin import resident
 from lngen.ptx.values import DTYPES, immediate
 
 LANES = 1 << 14  # threads a batch aims at
+SHARED = 227 << 10  # bytes of shared memory a block may have
 MOST = 1 << 15  # threads of a launch whose blocks must all be there at once
 
 
 def run_blocks(launch: Launch, order: int) -> None:
     """Every block: in batches, or all side by side if they may wait for each other."""
     count = launch.grid[0] * launch.grid[1]
+    static = sum(size_of(s) for s in launch.program.entry.symbols if s.space == "shared")
+    if static + launch.dynamic > SHARED:
+        need = f"{static} + {launch.dynamic}" if static else str(launch.dynamic)
+        raise PtxError(f"'{launch.kernel}' needs {need} bytes of shared memory: a block has {SHARED} at most.")
     blocks = np.arange(count)
     per = max(1, LANES // launch.block)
     launch.order = order
@@ -74,12 +80,13 @@ def run_kernel(
     source: str = "",
     order: int = 0,
     stop: bool = False,
+    dynamic: int = 0,
 ) -> Outcome:
     """One launch of the kernel ``name`` on ``arguments``: arrays for pointers, numbers for the rest.
 
     The arrays stay as they are; the outcome has theirs after the launch, by the parameter's number as text. An array
     that is not writeable may only be read. ``source``: the CUDA text, for notes in findings; ``order``:
-    the seed of the order in which blocks come.
+    the seed of the order in which blocks come; ``dynamic``: bytes of dynamic shared memory a block gets.
     """
     if name not in module.entries:
         raise PtxError(f"The kernel '{name}' is expected in the PTX, which has {', '.join(module.entries)}.")
@@ -99,7 +106,8 @@ def run_kernel(
     shape = (grid, 1) if isinstance(grid, int) else grid
     try:
         with np.errstate(all="ignore"):
-            run_blocks(Launch(name, program, values, shape, block, memory, reporter, traffic), order)
+            launch = Launch(name, program, values, shape, block, memory, reporter, traffic, dynamic=dynamic)
+            run_blocks(launch, order)
     except Stop:
         pass
     results = {n: b.data[: a.nbytes].view(a.dtype).reshape(a.shape).copy() for n, (b, a) in buffers.items()}

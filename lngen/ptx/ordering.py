@@ -50,7 +50,7 @@ class VectorClock(Clock):
         columns = -(-total // group)
         self.slot_of, self.cluster_of = slot_of, cluster_of
         self.column = np.concatenate([np.arange(total) // group, columns + np.arange(AGENTS)])
-        self.seen = np.zeros((total, columns + AGENTS), np.int32)
+        self.seen = np.zeros((total, columns + AGENTS + 1), np.int32)  # the last: griddepcontrol.wait
         self.now = 1
         self.messages: dict[int, Messages] = {}
         self.pending: dict[int, Messages] = {}
@@ -70,6 +70,14 @@ class VectorClock(Clock):
         """What these threads did until now can be handed over."""
         self.now += 1
         self.seen[lanes, self.column[lanes]] = self.now
+
+    def waited(self, lanes: Array) -> None:
+        """``lanes`` waited for the kernel before this one."""
+        self.seen[lanes, -1] = 1
+
+    def has_waited(self, lanes: Array) -> Array:
+        """True for those that did, or come after one that did."""
+        return np.asarray(self.seen[lanes, -1] != 0)
 
     def passed(self, lanes: Array | slice, barrier: Array | int) -> None:
         """``lanes`` passed ``barrier`` of their block now."""

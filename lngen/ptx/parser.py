@@ -43,7 +43,10 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """A variable in shared, local, global or const memory; ``init`` is what a global one holds at first."""
+    """A variable in shared, local, global or const memory.
+
+    ``init`` is what a global one holds at first; a ``dynamic`` one has as many bytes as the launch says.
+    """
 
     name: str
     space: str
@@ -51,6 +54,7 @@ class Symbol:
     element: str
     count: int
     init: tuple[str, ...] = ()
+    dynamic: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +84,7 @@ _ENTRY = re.compile(r"(?:\.visible\s+|\.weak\s+)?\.entry\s+([\w$]+)")
 _PARAM = re.compile(r"\.param\s+(?:\.align\s+\d+\s+)?\.(\w+)\s+(?:\.ptr\b[^,]*?\s)?([\w$]+)\s*,?$")
 _REG = re.compile(r"\.reg\s+\.(\w+)\s+(.+)")
 _VARIABLE = re.compile(
-    r"(?:\.(?:visible|extern|weak)\s+)?\.(shared|local|global|const)\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+([\w$]+)"
+    r"(?:\.(visible|extern|weak)\s+)?\.(shared|local|global|const)\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+([\w$]+)"
     r"(?:\[(\d*)\])?\s*(?:=\s*(.+))?"
 )
 _LOC = re.compile(r"\.loc\s+\d+\s+(\d+)(?:.*inlined_at\s+\d+\s+(\d+))?")
@@ -157,6 +161,7 @@ class _Reader:
         self.target = ""
         self.entries: dict[str, Entry] = {}
         self.globals: list[Symbol] = []
+        self.shared: list[Symbol] = []  # of the module: every kernel that names one has its own
         self.entry: str | None = None
         self.depth = 0
         self.section = False
@@ -195,12 +200,21 @@ class _Reader:
                 self.entry,
                 tuple(self.params),
                 self.registers,
-                tuple(self.symbols),
+                (*self.symbols, *self._named_here()),
                 self.labels,
                 tuple(self.instructions),
                 self.cluster,
             )
             self.entry = None
+
+    def _named_here(self) -> list[Symbol]:
+        """The module's shared variables that the kernel names."""
+        if not self.shared:
+            return []
+        names = {o.text for i in self.instructions for o in i.operands} | {
+            item.text for i in self.instructions for o in i.operands for item in o.items
+        }
+        return [s for s in self.shared if s.name in names]
 
     def _directive(self, number: int, text: str) -> None:
         if loc := _LOC.match(text):
@@ -214,10 +228,7 @@ class _Reader:
             for name in reg[2].split(","):
                 self._declare(name.strip(), reg[1])
         elif variable := _VARIABLE.match(text):
-            space, align, element, name, count, init = variable.groups()
-            values = tuple(v.strip() for v in (init or "").strip("{} ").split(",") if v.strip())
-            found = Symbol(name, space, int(align or 1), element, int(count or (len(values) or 1)), values)
-            (self.globals if self.entry is None else self.symbols).append(found)
+            self._variable(*variable.groups())
         elif text.startswith(".reqnctapercluster"):
             self.cluster = tuple(int(n) for n in text.split(None, 1)[1].split(","))
         elif text.startswith(".target"):
@@ -226,6 +237,18 @@ class _Reader:
             self.section = True
         elif not _IGNORED.match(text):
             raise PtxError(f"PTX line {number}: unknown directive '{text[:80]}'.")
+
+    def _variable(
+        self, linkage: str, space: str, align: str, element: str, name: str, count: str, init: str
+    ) -> None:  # fmt: skip
+        values = tuple(v.strip() for v in (init or "").strip("{} ").split(",") if v.strip())
+        dynamic = linkage == "extern" and space == "shared" and count == ""
+        many = 0 if dynamic else int(count or (len(values) or 1))
+        found = Symbol(name, space, int(align or 1), element, many, values, dynamic)
+        if self.entry is not None:
+            self.symbols.append(found)
+        else:
+            (self.shared if space == "shared" else self.globals).append(found)
 
     def _declare(self, name: str, kind: str) -> None:
         if many := re.fullmatch(r"([%\w$]+)<(\d+)>", name):

@@ -14,8 +14,8 @@ class Finding:
     """Something a kernel must not do, where it does it first, and who did it.
 
     ``kind``: out-of-bounds, misaligned, uninitialised, never-written, shared-race, global-race,
-    divergent-barrier, no-such-barrier, inactive-shuffle, async-read, deadlock. Lines are 0 and names empty where
-    there are none.
+    divergent-barrier, no-such-barrier, inactive-shuffle, async-read, early-access, deadlock. Lines are 0 and
+    names empty where there are none.
     """
 
     kind: str

@@ -135,8 +135,9 @@ class _Run:
             self.memory.begin()
             self.traffic.open(kernel.name)
             shared = Launch(
-                kernel.name, program, arguments, (x, y), kernel.block, self.memory, self.reporter, self.traffic
-            )
+                kernel.name, program, arguments, (x, y), kernel.block, self.memory, self.reporter, self.traffic,
+                dynamic=getattr(kernel, "dynamic", 0),
+            )  # fmt: skip
             run_blocks(shared, order)
 
     def _arguments(self, kernel: Kernel) -> list[int]:

@@ -16,22 +16,37 @@ SOLO, NOBODY = 0, -1
 
 
 def layout(symbols: Sequence[Symbol], start: int) -> tuple[dict[str, int], int]:
-    """Where each symbol lies, a gap before each but the first, and the bytes all need."""
+    """Where each symbol lies, a gap before each but the first, and the bytes all need.
+
+    Dynamic ones lie behind the others, all at one place, whatever their size.
+    """
     places, at = {}, start
-    for symbol in symbols:
+    for symbol in (s for s in symbols if not s.dynamic):
         at = -(-at // max(16, symbol.align)) * max(16, symbol.align)
         places[symbol.name] = at
-        at += symbol.count * DTYPES[symbol.element].itemsize + 256
+        at += size_of(symbol) + 256
+    last = [s for s in symbols if s.dynamic]
+    if last:
+        widest = max(16, *(s.align for s in last))
+        at = -(-at // widest) * widest
+        places |= {s.name: at for s in last}
     return places, -(-at // 16) * 16
+
+
+def size_of(symbol: Symbol) -> int:
+    """Its bytes; 0 of a dynamic one."""
+    return symbol.count * DTYPES[symbol.element].itemsize
 
 
 class Scratch:
     """The bytes of every block (shared) or thread (local) of a batch, side by side."""
 
-    def __init__(self, name: str, symbols: Sequence[Symbol], owner: Array, owners: int) -> None:
+    def __init__(self, name: str, symbols: Sequence[Symbol], owner: Array, owners: int, dynamic: int = 0) -> None:
         self.name, self.owner = name, owner
         self.places, self.room = layout(symbols, 0)
-        self.sizes = [(self.places[s.name], s.count * DTYPES[s.element].itemsize, s.name) for s in symbols]
+        self.sizes = [(self.places[s.name], dynamic if s.dynamic else size_of(s), s.name) for s in symbols]
+        if any(s.dynamic for s in symbols):
+            self.room += -(-dynamic // 16) * 16 + 256
         self.data = np.full(owners * self.room, POISON, np.uint8)
         self.written = np.zeros(owners * self.room, np.uint8)
         self.races: Any = Races(owners * self.room // 4) if name == "shared" else None

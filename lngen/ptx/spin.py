@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from lngen.ptx.batch import Batch
 
 ROUNDS = 256  # without a change after which threads that spin are taken to do so for ever
-_TOGETHER = ("atom", "red", "fence", "membar", "mbarrier", "cp", "mapa", "vote", "activemask", "nanosleep")
+_TOGETHER = (
+    "atom", "red", "fence", "membar", "mbarrier", "cp", "mapa", "vote", "activemask", "nanosleep", "griddepcontrol",
+)  # fmt: skip
 
 
 @lru_cache(maxsize=64)
