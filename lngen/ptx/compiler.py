@@ -12,6 +12,7 @@ from lngen.ptx.clusters import mapa_step
 from lngen.ptx.copies import copy_step
 from lngen.ptx.defined import guarded, watch
 from lngen.ptx.dependent import control_step
+from lngen.ptx.hints import bulk_prefetch, policy_step, prefetch_step
 from lngen.ptx.mbarrier import barrier_step
 from lngen.ptx.parser import Entry, Instruction
 from lngen.ptx.program import Program, Segment, Step, is_control, leaders, predicated, pure_step, unknown
@@ -27,7 +28,10 @@ STEPS: dict[str, Callable[[Program, Instruction], Step]] = {
     "nanosleep": nothing_step,
     "activemask": active_step,
     "mapa": mapa_step,
-    "cp": copy_step,
+    "cp": lambda program, i: bulk_prefetch(program, i) or copy_step(program, i),
+    "createpolicy": policy_step,
+    "prefetch": prefetch_step,
+    "prefetchu": prefetch_step,
     "mbarrier": barrier_step,
     "griddepcontrol": control_step,
 }

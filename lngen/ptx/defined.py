@@ -19,7 +19,9 @@ from lngen.ptx.program import SPECIAL, Program, Segment, Step, is_control, leade
 if TYPE_CHECKING:
     from lngen.ptx.batch import Batch
 
-_READS_ALL = ("st", "bra", "bar", "barrier", "ret", "exit", "red", "fence", "membar", "nanosleep", "cp")
+_READS_ALL = (
+    "st", "bra", "bar", "barrier", "ret", "exit", "red", "fence", "membar", "nanosleep", "cp", "prefetch", "prefetchu",
+)  # fmt: skip
 _READS_ALL_TOO = ("mbarrier.init", "mbarrier.expect_tx", "mbarrier.inval", "mbarrier.complete_tx")
 
 

@@ -105,6 +105,9 @@ class Flights:
         copy.to.data[copy.at : end] = copy.data
         self.marks("to", copy.to)[copy.at : end] -= 1
         noted(batch, copy, copy.to, copy.at, copy.writer, "write", quiet=copy.writer != copy.lane)
+        if batch.clusters is not None and isinstance(copy.to, Scratch):
+            owner = np.array([copy.at // copy.to.room])
+            batch.clusters.remote.note(batch, copy.instruction, np.array([copy.lane]), owner, copy.writer)
         batch.touched()
 
     def finish(self, batch: Batch) -> None:
@@ -136,7 +139,7 @@ def noted(batch: Batch, copy: Copy, memory: Memory, at: int, who: int, how: str,
     words = np.arange(at // unit, -(-(at + len(copy.data)) // unit))
     lanes = np.full(len(words), who)
     if quiet:
-        places.plain.writer[words], places.plain.wrote[words] = who, batch.clock.moment
+        places.plain.wrote(words, who, batch.clock.moment)
         return
     rival = places.note(words, lanes, batch.clock, how)
     bad = np.flatnonzero(rival != NOBODY)

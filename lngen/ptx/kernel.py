@@ -10,6 +10,7 @@ import numpy as np
 from lngen.errors import PtxError
 from lngen.ir.numerics import Array
 from lngen.ptx.batch import Batch, Launch
+from lngen.ptx.clusters import order as order_of
 from lngen.ptx.compiler import compile_entry
 from lngen.ptx.memory import Buffer, GlobalMemory
 from lngen.ptx.parser import Module
@@ -20,25 +21,26 @@ from lngen.ptx.values import DTYPES, immediate
 
 LANES = 1 << 14  # threads a batch aims at
 SHARED = 227 << 10  # bytes of shared memory a block may have
-MOST = 1 << 15  # threads of a launch whose blocks must all be there at once
+MOST = 1 << 18  # threads of a launch whose blocks must all be there at once
 
 
 def run_blocks(launch: Launch, order: int) -> None:
     """Every block: in batches, or all side by side if they may wait for each other."""
-    count = launch.grid[0] * launch.grid[1]
-    static = sum(size_of(s) for s in launch.program.entry.symbols if s.space == "shared")
+    entry = launch.program.entry
+    launch.cluster = launch.cluster or entry.cluster
+    blocks, size = order_of(launch.grid, launch.cluster)
+    static = sum(size_of(s) for s in entry.symbols if s.space == "shared")
     if static + launch.dynamic > SHARED:
         need = f"{static} + {launch.dynamic}" if static else str(launch.dynamic)
         raise PtxError(f"'{launch.kernel}' needs {need} bytes of shared memory: a block has {SHARED} at most.")
-    blocks = np.arange(count)
-    per = max(1, LANES // launch.block)
+    per = max(1, LANES // (launch.block * size)) * size
     launch.order = order
-    if resident(launch.program.entry):
-        if count * launch.block > MOST:
+    if resident(entry):
+        if len(blocks) * launch.block > MOST:
             raise PtxError(f"'{launch.kernel}' has blocks that may wait for each other: {MOST} threads at most.")
-        per = max(1, count)
+        per = max(1, len(blocks))
     elif order:
-        blocks = np.random.default_rng(order).permutation(blocks)
+        blocks = np.random.default_rng(order).permutation(blocks.reshape(-1, size)).reshape(-1)
     try:
         for start in range(0, len(blocks), per):
             Batch(launch, blocks[start : start + per]).run()
