@@ -37,7 +37,7 @@ def registers(o: Operand) -> list[str]:
     """Registers an operand names."""
     if o.items:
         return [r for item in o.items for r in registers(item)]
-    is_register = o.kind == "reg" or (o.kind == "mem" and o.text[0] == "%")
+    is_register = o.kind in ("reg", "mem")
     return [o.text] if is_register and o.text not in SPECIAL else []
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import Any
 
 from lngen.errors import PtxError
 
@@ -154,6 +155,15 @@ def _whole(statement: str) -> bool:
     return bool(_IGNORED.match(statement)) or statement.startswith(".loc")
 
 
+@dataclass
+class _Scope:
+    """A block in braces: the names it declares, by those they have in the kernel; the first of its instructions."""
+
+    begin: int
+    registers: dict[str, str] = field(default_factory=dict)
+    labels: dict[str, str] = field(default_factory=dict)
+
+
 class _Reader:
     """Collects one entry after the other."""
 
@@ -175,6 +185,7 @@ class _Reader:
         self.instructions: list[Instruction] = []
         self.loc = Loc()
         self.cluster: tuple[int, ...] = ()
+        self.scopes: list[_Scope] = []
 
     def statement(self, number: int, text: str) -> None:
         """Take one statement."""
@@ -195,6 +206,10 @@ class _Reader:
             self.section = self.section and brace == "{"
             return
         self.depth += 1 if brace == "{" else -1
+        if brace == "{" and self.depth > 1:
+            self.scopes.append(_Scope(len(self.instructions)))
+        elif brace == "}" and self.depth:
+            self._close(self.scopes.pop())
         if self.depth == 0:
             self.entries[self.entry] = Entry(
                 self.entry,
@@ -254,15 +269,42 @@ class _Reader:
         if many := re.fullmatch(r"([%\w$]+)<(\d+)>", name):
             self.registers.update((f"{many[1]}{n}", kind) for n in range(int(many[2])))
         else:
-            self.registers[name] = kind
+            self.registers[self._fresh_name(name, self.registers, "registers")] = kind
+
+    def _fresh_name(self, name: str, taken: dict[str, Any], what: str) -> str:
+        """What ``name`` is called in the kernel: inline text may declare it once for every copy of itself."""
+        if not self.scopes:
+            return name
+        number, found = 1, name
+        while found in taken:
+            number, found = number + 1, f"{name}@{number + 1}"
+        getattr(self.scopes[-1], what)[name] = found
+        return found
+
+    def _register(self, name: str) -> str:
+        return next((s.registers[name] for s in reversed(self.scopes) if name in s.registers), name)
 
     def _named(self, o: Operand) -> Operand:
-        """An operand that is a register whose name does not begin with %."""
-        return Operand("reg", o.text) if o.kind == "sym" and o.text in self.registers else o
+        """An operand with the kernel's names; a register may have one that does not begin with %."""
+        if o.items:
+            return replace(o, items=tuple(self._named(item) for item in o.items))
+        if o.kind not in ("reg", "sym", "mem"):
+            return o
+        name = self._register(o.text) if self.scopes else o.text
+        kind = "reg" if o.kind == "sym" and name in self.registers else o.kind
+        return o if kind == o.kind and name == o.text else Operand(kind, name, o.items, o.offset)
+
+    def _close(self, scope: _Scope) -> None:
+        """Jumps in a block go to its labels."""
+        names = {old: new for old, new in scope.labels.items() if old != new}
+        for n in range(scope.begin, len(self.instructions)) if names else ():
+            i = self.instructions[n]
+            if i.opcode.startswith("bra") and i.operands[0].text in names:
+                self.instructions[n] = replace(i, operands=(Operand("sym", names[i.operands[0].text]),))
 
     def _instruction(self, number: int, text: str) -> None:
         while label := _LABEL.match(text):
-            self.labels[label[1]] = len(self.instructions)
+            self.labels[self._fresh_name(label[1], self.labels, "labels")] = len(self.instructions)
             text = text[label.end() :].lstrip()
         if not text:
             return
@@ -271,8 +313,9 @@ class _Reader:
             raise PtxError(f"PTX line {number}: an instruction is expected, got '{text[:80]}'.")
         negated, predicate, opcode, rest = found.groups()
         operands = tuple(self._named(_operand(o, number)) for o in _OPERAND.findall(rest)) if rest else ()
+        predicate = self._register(predicate or "")
         self.instructions.append(
-            Instruction(opcode, operands, number, self.loc, text.replace("\t", " "), predicate or "", bool(negated))
+            Instruction(opcode, operands, number, self.loc, text.replace("\t", " "), predicate, bool(negated))
         )
 
 
