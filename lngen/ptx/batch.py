@@ -68,7 +68,7 @@ class Batch:
         self.dependent = waits(launch.program.entry)
         self.party = self.block_of + 1  # of whom one writes to global memory what others may not touch
         self.whole = self.slots == launch.grid[0] * launch.grid[1]
-        if ordered(launch.program.entry):
+        if launch.cluster or ordered(launch.program.entry):
             self._order(blocks)
         self.clock: Clock = self.order or Clock(self.total)
         self._places: dict[str, Places] = {}

@@ -16,6 +16,7 @@ from lngen.ptx.hints import bulk_prefetch, policy_step, prefetch_step
 from lngen.ptx.mbarrier import barrier_step
 from lngen.ptx.parser import Entry, Instruction
 from lngen.ptx.program import Program, Segment, Step, is_control, leaders, predicated, pure_step, unknown
+from lngen.ptx.remote_store import async_store_step
 from lngen.ptx.scratch import layout
 
 STEPS: dict[str, Callable[[Program, Instruction], Step]] = {
@@ -68,7 +69,8 @@ def compile_entry(entry: Entry, globals_: tuple[tuple[str, int], ...]) -> Progra
 def step(program: Program, i: Instruction) -> Step:
     """The step of an instruction that does not direct control."""
     name = i.opcode.split(".", 1)[0]
-    made = STEPS.get(name, pure_step)(program, i)
+    maker = async_store_step if i.opcode.startswith("st.async") else STEPS.get(name, pure_step)
+    made = maker(program, i)
     return predicated(program, i, made)
 
 

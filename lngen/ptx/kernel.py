@@ -83,12 +83,14 @@ def run_kernel(
     order: int = 0,
     stop: bool = False,
     dynamic: int = 0,
+    cluster: tuple[int, ...] = (),
 ) -> Outcome:
     """One launch of the kernel ``name`` on ``arguments``: arrays for pointers, numbers for the rest.
 
     The arrays stay as they are; the outcome has theirs after the launch, by the parameter's number as text. An array
     that is not writeable may only be read. ``source``: the CUDA text, for notes in findings; ``order``:
-    the seed of the order in which blocks come; ``dynamic``: bytes of dynamic shared memory a block gets.
+    the seed of the order in which blocks come; ``dynamic``: bytes of dynamic shared memory a block gets;
+    ``cluster``: blocks of a cluster along x and y, where the launch says so and not the kernel.
     """
     if name not in module.entries:
         raise PtxError(f"The kernel '{name}' is expected in the PTX, which has {', '.join(module.entries)}.")
@@ -108,7 +110,9 @@ def run_kernel(
     shape = (grid, 1) if isinstance(grid, int) else grid
     try:
         with np.errstate(all="ignore"):
-            launch = Launch(name, program, values, shape, block, memory, reporter, traffic, dynamic=dynamic)
+            launch = Launch(
+                name, program, values, shape, block, memory, reporter, traffic, dynamic=dynamic, cluster=cluster
+            )
             run_blocks(launch, order)
     except Stop:
         pass

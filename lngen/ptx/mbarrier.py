@@ -11,7 +11,7 @@ import numpy as np
 from lngen.ir.numerics import Array
 from lngen.ptx.access import address_of, place, spread
 from lngen.ptx.batch import Batch
-from lngen.ptx.copies import memory_operand
+from lngen.ptx.bulk import memory_operand
 from lngen.ptx.lanes import Lanes
 from lngen.ptx.ordering import AGENTS
 from lngen.ptx.parser import Instruction

@@ -26,7 +26,11 @@ def ordered(entry: Entry) -> bool:
     if entry.cluster:
         return True
     for i in entry.instructions:
-        if i.opcode.split(".", 1)[0] in _TOGETHER or i.opcode.startswith(("bar.warp", "barrier.cluster")) or flag(i):
+        if (
+            i.opcode.split(".", 1)[0] in _TOGETHER
+            or i.opcode.startswith(("bar.warp", "barrier.cluster", "st.async"))
+            or flag(i)
+        ):
             return True
     return False
 
