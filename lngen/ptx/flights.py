@@ -31,6 +31,7 @@ class Copy:
     source: Memory | None = None
     start: int = 0
     group: int = 0
+    seen: Array | None = None  # what its thread had seen, which those learn that wait for the barrier it completes on
 
 
 @dataclass
@@ -71,6 +72,9 @@ class Flights:
         copy.to.written[copy.at : end] = 1
         if copy.source is not None:
             self.marks("from", copy.source)[copy.start : copy.start + len(copy.data)] += 1
+        if kind == "barrier" and batch.order is not None:
+            batch.order.tick(copy.lane)
+            copy.seen = batch.order.row(who)
         copy.group = self.commits.get((kind, key), 0)
         self.copies.setdefault((kind, key), []).append(copy)
 

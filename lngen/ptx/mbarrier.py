@@ -180,9 +180,11 @@ def arrive(batch: Batch) -> bool:
     """Copies arrive that complete on a barrier: as late as they can, when all threads wait. False if there are none."""
     found = [key for (kind, key), copies in batch.flights.copies.items() if kind == "barrier" and copies]
     for key in found:
-        arrived = sum(len(c.data) for c in batch.flights.copies["barrier", key])
+        copies = batch.flights.copies["barrier", key]
         batch.flights.wait(batch, "barrier", key, None)
-        if key in batch.mbarriers:
-            batch.mbarriers[key].bytes -= arrived
-            completed(batch, batch.mbarriers[key], key)
+        if barrier := batch.mbarriers.get(key):
+            barrier.bytes -= sum(len(c.data) for c in copies)
+            rows = [row for row in (barrier.coming, *(c.seen for c in copies)) if row is not None]
+            barrier.coming = np.max(rows, axis=0) if rows else None
+            completed(batch, barrier, key)
     return bool(found)
