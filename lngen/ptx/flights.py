@@ -44,7 +44,10 @@ class Flights:
 
     def marks(self, how: str, memory: Memory) -> Array:
         """Copies that write ("to") or read ("from") each byte."""
-        return self._marks.setdefault((how, id(memory)), np.zeros(len(memory.data), np.int16))
+        key = how, id(memory)
+        if key not in self._marks:
+            self._marks[key] = np.zeros(len(memory.data), np.int16)
+        return self._marks[key]
 
     def look(self, batch: Batch, i: Instruction, memory: Memory, at: Array, who: Array, count: int, how: str) -> None:
         """A finding if a byte from the positions ``at`` is in flight."""

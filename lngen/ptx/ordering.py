@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,26 @@ AGENTS = 64  # columns for what copies asynchronous to all threads have written
 ROOM = 1 << 25  # entries of the table of who has seen whom
 
 Messages = dict[tuple[int, int], Array]  # scope and block of a release: what its thread had seen
+
+
+class Said:
+    """What a flag says, for ever: another value of it says something else."""
+
+    def __init__(self, rows: Messages) -> None:
+        self.rows = rows
+
+    @cached_property
+    def far(self) -> Array | None:
+        """What reaches every thread of the grid."""
+        rows = [row for (scope, _), row in self.rows.items() if scope >= LEVELS["gpu"]]
+        return np.max(rows, axis=0) if rows else None
+
+    def near(self) -> Messages:
+        """The rest."""
+        return {key: row for key, row in self.rows.items() if key[0] < LEVELS["gpu"]}
+
+
+Heard = dict[int, tuple[Said, int]]  # by identity: what a thread read with no order, and the scope in which it did
 
 
 @dataclass(frozen=True)
@@ -68,8 +89,8 @@ class VectorClock(Clock):
         self.fences: dict[int, Known] = {}
         self.passed_proxy = {space: np.zeros(total, np.int32) for space in proxies}
         self.now = 1
-        self.messages: dict[int, Messages] = {}
-        self.pending: dict[int, Messages] = {}
+        self.messages: dict[int, Said] = {}
+        self.pending: dict[int, Heard] = {}
 
     @property
     def moment(self) -> int:
@@ -151,13 +172,12 @@ class VectorClock(Clock):
                 self._share(lanes[group == n].tolist())
 
     def _share(self, lanes: list[int]) -> None:
-        heard = Messages()
+        heard: Heard = {}
         for lane in lanes:
-            for key, row in self.pending.get(lane, {}).items():
-                merge(heard, key, row)
+            heard |= self.pending.get(lane, {})
         if heard:
             for lane in lanes:
-                self.pending[lane] = dict(heard)
+                self.pending[lane] = heard
 
     def hand(self, lanes: Array) -> None:
         """``lanes`` arrive at the barrier of their cluster."""
@@ -177,19 +197,21 @@ class VectorClock(Clock):
         self.tick(lanes)
         if self.pending:
             for lane in lanes.tolist():
-                if lane in self.pending:
-                    self.acquire(lane, self.pending.pop(lane), level)
+                for said, scope in self.pending.pop(lane, {}).values():
+                    self.acquire(lane, said, min(level, scope))
         if level not in self.fences:
             self.fences[level] = self.rows.holder(len(self.seen.of))
         known = self.fences[level]
         known.of[lanes], known.own[lanes] = self.seen.of[lanes], self.seen.own[lanes]
 
-    def acquire(self, lane: int, messages: Messages, level: int) -> None:
-        """``lane`` sees what those of ``messages`` say that reach it."""
-        slot = int(self.slot_of[lane])
-        rows = [row for (scope, origin), row in messages.items() if self._reaches(min(level, scope), origin, slot)]
-        if rows:
-            self.rows.add_to(self.seen, np.array([lane]), np.max(rows, axis=0))
+    def acquire(self, lane: int, said: Said, level: int) -> None:
+        """``lane`` sees what of ``said`` reaches it."""
+        slot, far = int(self.slot_of[lane]), level >= LEVELS["gpu"]
+        rows = [said.far] if far and said.far is not None else []
+        others = said.near() if far else said.rows
+        rows += [row for (scope, origin), row in others.items() if self._reaches(min(level, scope), origin, slot)]
+        for row in rows:
+            self.rows.add_to(self.seen, np.array([lane]), row)
         self.tick(lane)
 
     def _reaches(self, level: int, origin: int, slot: int) -> bool:
@@ -199,19 +221,17 @@ class VectorClock(Clock):
 
     def observed(self, place: int, lane: int, how: Semantics) -> None:
         """``lane`` read the flag at ``place``."""
-        messages = self.messages.get(place)
-        if not messages:
+        said = self.messages.get(place)
+        if said is None:
             return
         if how.acquire:
-            self.acquire(lane, messages, how.level)
-            return
-        mine = self.pending.setdefault(lane, {})
-        for (scope, origin), row in messages.items():
-            merge(mine, (min(scope, how.level), origin), row)
+            self.acquire(lane, said, how.level)
+        elif id(said) not in self.pending.get(lane, {}):
+            self.pending[lane] = self.pending.get(lane, {}) | {id(said): (said, how.level)}
 
     def published(self, place: int, lane: int, how: Semantics, keep: bool) -> None:
         """``lane`` wrote the flag at ``place``; ``keep``: as part of a read-modify-write."""
-        found = dict(self.messages.get(place, {})) if keep else {}
+        found = dict(self.messages[place].rows) if keep and place in self.messages else {}
         who = np.array([lane])
         rows = {
             level: self.row(who, known) for level, known in self.fences.items() if known.of[lane] or known.own[lane]
@@ -221,7 +241,10 @@ class VectorClock(Clock):
             rows[how.level] = self.row(who)
         for level, row in rows.items():
             merge(found, (min(level, how.level), int(self.slot_of[lane])), row)
-        self.messages[place] = found
+        if found:
+            self.messages[place] = Said(found)
+        else:
+            self.messages.pop(place, None)
 
 
 def merge(messages: Messages, key: tuple[int, int], row: Array) -> None:
