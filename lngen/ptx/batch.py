@@ -87,6 +87,7 @@ class Batch:
             self.R[slot] = self._special(name)
         self.groups: dict[int, Lanes] = {}
         self.waiting: list[barriers.Wait] = []
+        self.came: dict[int, barriers.Came] = {}
         self.held: dict[int, Lanes] = {}
         self.alive = Lanes(self.thread < launch.block, self.total)
         self.forced, self.ran = False, 0
@@ -257,7 +258,7 @@ class Batch:
             case "ret" | "exit":
                 self.alive = self.alive.without(taken)
                 self.touched()
-            case "bar" | "vote" if i.opcode.startswith(("bar.warp", "vote")):
+            case "bar" | "vote" | "elect" if i.opcode.startswith(("bar.warp", "vote", "elect")):
                 shuffle.warp(self, i, pc, taken)
             case "barrier" if i.opcode.startswith("barrier.cluster"):
                 clusters.come(self, i, pc, taken)

@@ -90,7 +90,7 @@ def _check(program: Program, i: Instruction) -> None:
                 raise unknown(i)
         case "barrier" if i.opcode.startswith("barrier.cluster"):
             clusters.check(i)
-        case "bar" | "vote" if i.opcode.startswith(("bar.warp", "vote")):
+        case "bar" | "vote" | "elect" if i.opcode.startswith(("bar.warp", "vote", "elect")):
             program.shuffles[i.line] = shuffle.bind_warp(program, i)
         case "bar" | "barrier":
             barriers.check(i)

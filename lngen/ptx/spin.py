@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from lngen.ptx.batch import Batch
 
 ROUNDS = 256  # without a change after which threads that spin are taken to do so for ever
+ARRIVES = tuple(f"{b}.arrive" for b in ("bar", "bar.cta", "barrier", "barrier.cta"))
 _TOGETHER = (
     "atom", "red", "fence", "membar", "mbarrier", "cp", "mapa", "vote", "activemask", "nanosleep", "griddepcontrol",
 )  # fmt: skip
@@ -28,7 +29,7 @@ def ordered(entry: Entry) -> bool:
     for i in entry.instructions:
         if (
             i.opcode.split(".", 1)[0] in _TOGETHER
-            or i.opcode.startswith(("bar.warp", "barrier.cluster", "st.async"))
+            or i.opcode.startswith(("bar.warp", "barrier.cluster", "st.async", "elect", *ARRIVES))
             or flag(i)
         ):
             return True
