@@ -65,13 +65,13 @@ STORES = [
        ("ld.global.L2::cache_hint.v4.u32", "st.global.L2::cache_hint.v4.u32")],
 )  # fmt: skip
 def test_cache_operators(load: str, store: str) -> None:
-    l, s = four(load), four(store)
+    first, second = four(load), four(store)
     if "hint" in load:
-        l = POLICY % ("first", ", 1.0") + l.replace(";", ", pol; }")
-        s = POLICY % ("last.L2::evict_unchanged", ", 0.5") + s.replace(";", ", pol; }")
+        first = POLICY % ("first", ", 1.0") + first.replace(";", ", pol; }")
+        second = POLICY % ("last.L2::evict_unchanged", ", 0.5") + second.replace(";", ", pol; }")
     a = np.arange(128, dtype=U4)
     kind = "f" if "f32" in load + store else "r"
-    source = moves(l, s)
+    source = moves(first, second)
     if kind == "f":
         source = source.replace("unsigned w, x, y, z", "float w, x, y, z").replace('"=r"', '"=f"')
         source = source.replace('"r"', '"f"')
@@ -170,7 +170,8 @@ def test_barriers_with_ids_in_registers() -> None:
         asm volatile("bar.sync %0, %1;" :: "r"(id), "r"(count) : "memory");
         unsigned x = s[threadIdx.x ^ 33];
         asm volatile("barrier.cta.sync %0, %1;" :: "r"(id), "r"(count) : "memory");
-        asm volatile("bar.warp.sync 0xffffffff; nanosleep.u32 20; membar.cta; membar.gl; fence.acq_rel.gpu;" ::: "memory");
+        asm volatile("bar.warp.sync 0xffffffff; nanosleep.u32 20;" ::: "memory");
+        asm volatile("membar.cta; membar.gl; fence.acq_rel.gpu;" ::: "memory");
         o[threadIdx.x] = x; }"""
     assert (clean(run(source, 1, 128, np.zeros(128, U4), 0))["0"] == (np.arange(128) ^ 33)).all()
     assert kinds(run(source.replace("^ 33", "^ 65"), 1, 128, np.zeros(128, U4), 0)) == {"shared-race"}

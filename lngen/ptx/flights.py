@@ -40,6 +40,7 @@ class Flights:
 
     copies: dict[tuple[str, int], list[Copy]] = field(default_factory=dict)
     commits: dict[tuple[str, int], int] = field(default_factory=dict)
+    loading: dict[int, int] = field(default_factory=dict)  # bytes on their way from global memory, by block
     _marks: dict[tuple[str, int], Array] = field(default_factory=dict)
 
     def marks(self, how: str, memory: Memory) -> Array:
@@ -78,8 +79,16 @@ class Flights:
         if kind == "barrier" and batch.order is not None:
             batch.order.tick(copy.lane)
             copy.seen = batch.order.row(who)
+        self._count(batch, copy, 1)
         copy.group = self.commits.get((kind, key), 0)
         self.copies.setdefault((kind, key), []).append(copy)
+
+    def _count(self, batch: Batch, copy: Copy, sign: int) -> None:
+        if isinstance(copy.to, Scratch) and ".global" in copy.instruction.opcode:
+            block = copy.at // copy.to.room
+            self.loading[block] = self.loading.get(block, 0) + sign * len(copy.data)
+            most, kernel = batch.launch.traffic.in_flight, batch.launch.kernel
+            most[kernel] = max(most[kernel], self.loading[block])
 
     def commit(self, kind: str, lanes: Array) -> None:
         """The copies so far are a group of their thread."""
@@ -111,6 +120,7 @@ class Flights:
         end = copy.at + len(copy.data)
         copy.to.data[copy.at : end] = copy.data
         self.marks("to", copy.to)[copy.at : end] -= 1
+        self._count(batch, copy, -1)
         noted(batch, copy, copy.to, copy.at, copy.writer, "write", quiet=copy.writer != copy.lane)
         if batch.clusters is not None and isinstance(copy.to, Scratch):
             owner = np.array([copy.at // copy.to.room])
