@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from lngen.ptx import Outcome, PtxError, parse, run_kernel
+from lngen.check.inputs import random_inputs
+from lngen.emit import emit
+from lngen.lower import Kernel, lower
+from lngen.ptx import Outcome, PtxError, parse, run_kernel, run_plan
+from lngen.schedule import Schedule
+from lngen.spec import parse_spec
 from lngen.toolchain import compile_ptx
 
 pytest.importorskip("cupy")
@@ -137,3 +143,26 @@ def test_griddepcontrol_of_another_kind() -> None:
     text = compile_ptx(DEPENDENT, "sm_90", name="k.cu").replace("griddepcontrol.wait", "griddepcontrol.later")
     with pytest.raises(PtxError, match="griddepcontrol"):
         run_kernel(parse(text), "k", 1, 64, [np.zeros(192, U4), np.zeros(192, U4)])
+
+
+@dataclass(frozen=True)
+class Launched(Kernel):
+    """A kernel with what its launch needs besides grid and block."""
+
+    dynamic: int = 0
+    cluster: int = 1
+
+
+def test_a_plan_says_how_much_dynamic_shared_memory_and_what_clusters() -> None:
+    plan = lower(parse_spec("rmsnorm.fwd:d=1024,dtype=f32"), Schedule("registers", 64, 1, 4))
+    source = emit(plan).replace('extern "C"', 'extern __shared__ float more[];\nextern "C"', 1)
+    begin = source.index("{\n", source.index("__global__")) + 2
+    use = "    more[threadIdx.x] = 1.0f; __syncthreads(); if (more[threadIdx.x ^ 1] != 1.0f) return;\n"
+    source = source[:begin] + use + source[begin:]
+    inputs = random_inputs(plan.spec, 4)
+    for dynamic, cluster, want in ((256, 1, set()), (256, 2, set()), (128, 1, {"out-of-bounds"})):
+        values = {f.name: getattr(plan.kernels[0], f.name) for f in fields(Kernel)}
+        values |= {"dynamic": dynamic, "cluster": cluster}
+        launched = replace(plan, kernels=(Launched(**values), *plan.kernels[1:]))
+        found = {f.kind for f in run_plan(launched, inputs, source=source).findings}
+        assert found >= want if want else not found
