@@ -135,8 +135,9 @@ class _Run:
             self.memory.begin()
             self.traffic.open(kernel.name)
             shared = Launch(
-                kernel.name, program, arguments, (x, y), kernel.block, self.memory, self.reporter, self.traffic
-            )
+                kernel.name, program, arguments, (x, y), kernel.block, self.memory, self.reporter, self.traffic,
+                dynamic=getattr(kernel, "dynamic", 0), cluster=_cluster(kernel),
+            )  # fmt: skip
             run_blocks(shared, order)
 
     def _arguments(self, kernel: Kernel) -> list[int]:
@@ -165,6 +166,13 @@ class _Run:
                 where = ", ".join(map(str, missing[0].tolist()))
                 text = f"'{v.name}[{where}]' is an output that no kernel writes, like {len(missing) - 1} others."
                 self.reporter.add("never-written", text, key=v.name)
+
+
+def _cluster(kernel: Kernel) -> tuple[int, ...]:
+    """The clusters that the launch asks for, none if it asks for single blocks."""
+    found = getattr(kernel, "cluster", ())
+    shape = (found,) if isinstance(found, int) else tuple(found)
+    return shape if max(shape, default=1) > 1 else ()
 
 
 def _rows(plan: Plan, inputs: Mapping[str, Array]) -> int:
