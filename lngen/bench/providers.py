@@ -106,6 +106,7 @@ class Lngen:
         # One workspace: in real use it is as warm as here.
         workspace = case.engine.empty((max(1, -(-bound.workspace_bytes // 8)),), DType.F64)
         address = case.engine.pointer(workspace)
+        bound.prepare(address, case.engine.stream())
         pointers = [[case.engine.pointer(s[name]) for name in launcher.tensors] for s in case.sets]
 
         def launch(stream: int, index: int, keep: Any = (launcher, workspace)) -> None:

@@ -104,6 +104,7 @@ class _Lowering:
             block=s.block,
             shared=max(1, scratch_numbers(s, p), 0 if s.form in STAGED else partial_numbers(s, p)),
         )  # fmt: skip
+        kernel = replace(kernel, stashes=partial_numbers(s, p) > 0)
         if s.form not in STAGED:
             return kernel
         places, results = _places(graph, outputs, s, p)

@@ -194,6 +194,7 @@ class Kernel:
     results: tuple[Place, ...] = ()
     barriers: bool = False
     exchanged: int = 0
+    stashes: bool = False
     folds_blocks: bool = False
     finish: Finish | None = None
     always: bool = False

@@ -46,7 +46,7 @@ class Call:
         self.names = tuple(v.name for v in (*self.inputs, *self.outputs))
         self._schedules: dict[str, Schedule] = {}
         self._launchers: dict[tuple[int, int], Launcher] = {}
-        self._workspaces: dict[tuple[int, int], tuple[Any, int, int]] = {}
+        self._workspaces: dict[tuple[int, int, int], tuple[Any, int, int]] = {}
         self._outgrown: list[Any] = []  # a captured CUDA graph may still use them
         self._loading = threading.Lock()
         self._local = threading.local()
@@ -153,20 +153,21 @@ class Call:
             bound = self.launcher(recipe.device, vec).bind(recipe.rows, recipe.strides)
             recipe.bounds[vec] = bound
         stream = library.stream(recipe.device)
-        workspace = (
-            self._workspace(library, recipe.device, stream, bound.workspace_bytes) if bound.workspace_bytes else 0
-        )
+        workspace = self._workspace(library, recipe.device, stream, vec, bound) if bound.workspace_bytes else 0
         bound(pointers, workspace, stream)
 
-    def _workspace(self, library: Library, device: int, stream: int, size: int) -> int:
-        held = self._workspaces.get((device, stream))
+    def _workspace(self, library: Library, device: int, stream: int, vec: int, bound: Bound) -> int:
+        """The address of a workspace that is large enough; each plan (``vec``) has its own on each stream."""
+        held = self._workspaces.get((device, stream, vec))
+        size = bound.workspace_bytes
         if held is None or held[2] < size:
             if held is not None:
                 self._outgrown.append(held[0])
                 size = max(size, 2 * held[2])
             array = library.maker((-(-size // 8),), DType.F64, device)()
             held = array, library.describe([array])[0][0], size
-            self._workspaces[device, stream] = held
+            bound.prepare(held[1], stream)
+            self._workspaces[device, stream, vec] = held
         return held[1]
 
     # ---- once per layout ----
