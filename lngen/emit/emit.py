@@ -73,7 +73,7 @@ def partials(plan: Plan) -> tuple[str, ...]:
     copies = {k.copy for k in rows}
     folds = any(phase.folds for k in plan.kernels for phase in k.phases)
     clusters = any(k.cluster > 1 for k in rows)
-    exchanged, one_launch = any(k.exchanged for k in rows), any(k.finish for k in rows)
+    shares, one_launch = any(k.shares for k in rows), any(k.finish for k in rows)
     sums = "finish" in templates or one_launch
     wanted = {
         "_launch": True,
@@ -91,7 +91,7 @@ def partials(plan: Plan) -> tuple[str, ...]:
         "_maximum": bool(ops & {"maximum", "reduce_max"}),
         "_row_barrier": folds or "_copy_bulk.cuh.jinja" in copies,
         "_row_fold": folds,
-        "_exchange": exchanged and folds,
+        "_exchange": shares and folds,
         "_partial": any(k.accumulators for k in rows),
         "_fold_blocks": any(k.folds_blocks for k in rows),
         "_strand": sums,

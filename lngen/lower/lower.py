@@ -18,6 +18,7 @@ from lngen.schedule import (
     check,
     dynamic_shared,
     folds_blocks,
+    met_numbers,
     partial_numbers,
     piece,
     problem,
@@ -102,7 +103,7 @@ class _Lowering:
             spell=_speller("[k][i]" if s.form == "registers" else "[i]", graph),
             grid=(self._row_grid(p), Extent()),
             block=s.block,
-            shared=max(1, scratch_numbers(s, p), 0 if s.form in STAGED else partial_numbers(s, p)),
+            shared=_scratch(s, p),
         )  # fmt: skip
         kernel = replace(kernel, stashes=partial_numbers(s, p) > 0)
         if s.form not in STAGED:
@@ -116,7 +117,8 @@ class _Lowering:
             places=places,
             results=results,
             barriers=s.form == "bulk",
-            exchanged=p.row_sums * p.segments if s.cluster > 1 else 0,
+            shares=s.cluster > 1,
+            exchanged=met_numbers(s, p),
             folds_blocks=self.folded > 1,
         )
 
@@ -145,6 +147,7 @@ class _Lowering:
                 Constant("STAGE_BYTES", stage_bytes(s, p), "shared memory of a row"),
                 Constant("BULK_STORE", int(s.bulk_store), "1 if results leave through shared memory"),
                 Constant("KEEP", int(s.keep), "1 to keep [D] inputs in registers"),
+                Constant("BOUND", p.d if not exact else 2**31 - 1, "columns from here on are not there"),
             ]
         if sums or staged:
             owners = p.blocks if sums else s.owners
@@ -251,7 +254,7 @@ class _Lowering:
         always: bool = False,
     ) -> Kernel:
         store = "{0}_ptr[col] = {1};" if template == "finish" else "{0}_out[i] = {1};"
-        listed = phases(graph, sums, outputs, Style(spell, self._guard, ACCUMULATE.get(template, ""), store))
+        listed = phases(graph, sums, outputs, Style(spell, self._guard, ACCUMULATE.get(template, ""), store, template == "row_staged"))
         return Kernel(
             name=f"{self.stem}__{role}",
             template=f"{template}.cu.jinja",
@@ -280,6 +283,11 @@ class _Lowering:
     def _guard(self, term: str, absent: str) -> str:
         """A term of a row sum or maximum, absent beyond the end of a row that ends within a chunk."""
         return f"(i < D - col ? {term} : {absent})" if self.facts.d % self.facts.chunk else term
+
+
+def _scratch(s: Schedule, p: Problem) -> int:
+    """Numbers of static shared memory for what is folded at once, at least one where a kernel names it."""
+    return max(1, scratch_numbers(s, p), 0 if s.form in STAGED else partial_numbers(s, p))
 
 
 def _unit(p: Problem) -> int:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from lngen.ir import OPS, D, Eqn, Graph, M, Value, print_eqn
+from lngen.ir import OPS, WIDE, D, Eqn, Graph, M, Value, print_eqn
 from lngen.ir.ops import literal
 from lngen.lower.plan import Fold, Phase, Statement, Sum, Tensor, aligned, ctype
 from lngen.passes.edit import upstream
@@ -38,19 +38,24 @@ def uniform(graph: Graph, spell: Spell) -> tuple[Statement, ...]:
 
 @dataclass(frozen=True)
 class Style:
-    """How one kind of kernel spells inputs, guards row sums past a row's end, adds to column sums and stores."""
+    """How one kind of kernel spells inputs, guards row sums past a row's end, adds to column sums and stores.
+
+    ``late``: column sums are added to in the last phase that loads what they need anyway.
+    """
 
     spell: Spell
     guard: Callable[[str, str], str]
     accumulate: str
     store: str
+    late: bool = False
 
 
 def phases(graph: Graph, sums: tuple[Eqn, ...], outputs: tuple[Value, ...], style: Style) -> tuple[Phase, ...]:
     """The phases of ``graph``: the operands of the column sums ``sums`` are accumulated, ``outputs`` stored."""
     levels = depths(graph)
     count = 1 + max((levels[v] for v in (*outputs, *(e.args[0] for e in sums))), default=0)
-    every = (_phase(graph, n, levels, sums, outputs, style) for n in range(count))
+    where = {e: _latest(graph, e, levels, outputs) if style.late else levels[e.args[0]] for e in sums}
+    every = (_phase(graph, n, levels, where, outputs, style) for n in range(count))
     return tuple(p for p in every if p.folds or p.accumulators or p.outputs or p.row_outputs)
 
 
@@ -58,12 +63,12 @@ def _phase(
     graph: Graph,
     number: int,
     levels: dict[Value, int],
-    sums: tuple[Eqn, ...],
+    where: dict[Eqn, int],
     outputs: tuple[Value, ...],
     style: Style,
 ) -> Phase:
     reductions = [e for e in graph.eqns if is_row_fold(e) and levels[e.args[0]] == number]
-    column_sums = [e for e in sums if levels[e.args[0]] == number]
+    column_sums = [e for e, n in where.items() if n == number]
     wide = [v for v in outputs if D in v.type.axes and levels[v] == number]
     elementwise = [e for e in graph.eqns if D in e.out.type.axes]
     needed = upstream(elementwise, [*(e.args[0] for e in (*reductions, *column_sums)), *wide])
@@ -90,6 +95,18 @@ def _phase(
         after=aligned(statement(e, style.spell) for e in after),
         row_outputs=tuple(map(tensor, rows)),
     )
+
+
+def _latest(graph: Graph, eqn: Eqn, levels: dict[Value, int], outputs: tuple[Value, ...]) -> int:
+    """The last phase that loads all [M, D] inputs behind a column sum's operand, or the first that can add to it."""
+    elementwise = [e for e in graph.eqns if D in e.out.type.axes]
+    own = _tiles(graph, upstream(elementwise, [eqn.args[0]]))
+    found = [levels[v] for v in outputs if D in v.type.axes and own <= _tiles(graph, upstream(elementwise, [v]))]
+    return max([levels[eqn.args[0]], *found])
+
+
+def _tiles(graph: Graph, values: set[Value]) -> set[Value]:
+    return {p for p in graph.params if p in values and p.type.axes == WIDE}
 
 
 def before(graph: Graph, spell: Spell) -> tuple[Statement, ...]:

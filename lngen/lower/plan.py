@@ -193,6 +193,7 @@ class Kernel:
     places: tuple[Place, ...] = ()
     results: tuple[Place, ...] = ()
     barriers: bool = False
+    shares: bool = False
     exchanged: int = 0
     stashes: bool = False
     folds_blocks: bool = False

@@ -10,7 +10,7 @@ CHUNK_BYTES = 16
 SEGMENT_BYTES = 16 * 1024
 
 # Column sums a block can hold in registers, of 4 and of 8 bytes.
-HELD = {4: 8192, 8: 4096}
+HELD = {4: 12288, 8: 6144}
 
 # How many blocks, or clusters of 2, 4, 8, ... blocks where a row's sums are more than one can hold, share the rows:
 # as many as an H200's 132 multiprocessors run at a time, where a power of two serves memory better than 132.
@@ -76,7 +76,7 @@ def row_order(d: int, size: int) -> RowOrder:
 def column_order(d: int, size: int) -> ColumnOrder:
     """How many row groups and blocks share the rows, for rows of ``d`` elements of ``size`` bytes.
 
-    A block of ``groups`` rows side by side holds about 8192 column sums (4096 of 8 bytes), which fit the
+    A block of ``groups`` rows side by side holds at most 12288 column sums (6144 of 8 bytes), which fit the
     registers and, for folding the groups, the shared memory. Where one row fills a block, two blocks fold their
     sums before they are written: half the partial sums.
     """

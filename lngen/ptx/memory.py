@@ -40,6 +40,11 @@ class Buffer:
         self.writer = np.zeros(units, np.int32)
         self.reader = np.zeros(units, np.int32)
 
+    def zero(self) -> None:
+        """All bytes written, as zero."""
+        assert self.written is not None
+        self.data[:], self.written[:] = 0, 1
+
     @property
     def start(self) -> int:
         """Address of the first element."""

@@ -78,11 +78,13 @@ class _Run:
         self.outputs = {v.name: self._place(v, "output") for v in plan.outputs}
         for v in plan.inputs:
             self._fill(v, inputs[v.name])
-        self.workspace = {
-            b.name: self.memory.add(Buffer(b.name, "workspace", (b.fixed + b.per_row * self.rows) * s, s))
-            for b in plan.workspace
-            for s in [b.dtype.size]
-        }
+        self.workspace = {}
+        for b in plan.workspace:
+            size = (b.fixed + b.per_row * self.rows) * b.dtype.size
+            held = self.memory.add(Buffer(b.name, "workspace", size, b.dtype.size))
+            if b.zeroed:
+                held.zero()
+            self.workspace[b.name] = held
 
     def _stride(self, v: Value) -> int:
         return self.strides.get(v.name, self.plan.spec.d)

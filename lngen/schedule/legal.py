@@ -57,6 +57,11 @@ def scratch_numbers(s: Schedule, p: Problem) -> int:
     return 2 * p.row_sums * segments_held(s, p) * s.block if s.threads > WARP else 0
 
 
+def met_numbers(s: Schedule, p: Problem) -> int:
+    """Numbers that the blocks of a cluster leave each other for a row."""
+    return p.row_sums * p.segments if s.cluster > 1 else 0
+
+
 def partial_numbers(s: Schedule, p: Problem) -> int:
     """Numbers of shared memory in which row groups, and the blocks of a cluster, fold their column sums."""
     if s.form == "stream" or not p.column_sums or (s.rows == 1 and folds_blocks(s, p) == 1):
@@ -87,8 +92,8 @@ def static_shared(s: Schedule, p: Problem) -> int:
     """Static shared memory in bytes."""
     numbers = scratch_numbers(s, p)
     if s.form in STAGED:
-        exchanged = 2 * s.rows * p.row_sums * p.segments if s.cluster > 1 else 0
-        return (numbers + exchanged) * p.real_size + 8 * s.rows * (s.stages + 2)
+        met = 2 * s.rows * met_numbers(s, p)
+        return (numbers + met) * p.real_size + 8 * s.rows * (s.stages + 2)
     return max(numbers, partial_numbers(s, p)) * p.real_size
 
 
