@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 
 from lngen import config
 from lngen.emit import emit
@@ -25,15 +24,18 @@ def compile_plan(plan: Plan, arch: str) -> Binary:
     return compile_cubin(source, arch, name=f"{plan.name}.cu")
 
 
+def capability(arch: str) -> int:
+    """The compute capability that an arch names: 90 for sm_90 and sm_90a."""
+    return int("".join(c for c in arch if c.isdigit()))
+
+
 def default_schedule(spec: Spec, arch: str = DEFAULT_ARCH, vec: int | None = None) -> Schedule:
     """The schedule for ``spec`` on ``arch`` that needs no tuning; its accesses ``vec`` elements wide at most.
 
     The model ranks, the compile log decides: a candidate with spills is passed over. Without a compiler
     the model's first choice stands.
     """
-    candidates = ranked(problem(spec.graph(), spec.d))
-    if vec is not None:
-        candidates = [replace(s, vec=min(vec, s.vec)) for s in candidates]
+    candidates = ranked(problem(spec.graph(), spec.d), capability(arch), vec)
     for candidate in candidates:
         try:
             binary = compile_plan(lower(spec, candidate), arch)

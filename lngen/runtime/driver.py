@@ -19,6 +19,8 @@ PROGRAMMATIC_STREAM_SERIALIZATION = 6
 
 # CUfunction_attribute
 MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
+NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14
+PORTABLE_CLUSTER = 8
 
 
 class _Attribute(ctypes.Structure):
@@ -80,9 +82,19 @@ class Launch:
 
 def allow_shared(function: int, size: int) -> None:
     """Let a function have ``size`` bytes of dynamic shared memory; LngenError if the GPU has not so many."""
+    if size == 0:
+        return
     status = library().cuFuncSetAttribute(ctypes.c_void_p(function), MAX_DYNAMIC_SHARED_SIZE_BYTES, size)
     if status:
         raise LngenError(f"The GPU cannot give a block {size} bytes of dynamic shared memory: {error_name(status)}.")
+
+
+def allow_cluster(function: int, blocks: int) -> None:
+    """Let a function have clusters of ``blocks`` blocks; LngenError if the GPU has none so large."""
+    if blocks > PORTABLE_CLUSTER:
+        status = library().cuFuncSetAttribute(ctypes.c_void_p(function), NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)
+        if status:
+            raise LngenError(f"The GPU has no clusters of {blocks} blocks: {error_name(status)}.")
 
 
 def error_name(status: int) -> str:

@@ -13,6 +13,7 @@ from lngen.runtime.driver import (
     COOPERATIVE,
     PROGRAMMATIC_STREAM_SERIALIZATION,
     Launch,
+    allow_cluster,
     allow_shared,
 )
 from lngen.toolchain import Binary
@@ -55,8 +56,8 @@ class Launcher:
             # Kernels that wait for the one before them may be launched before it has ended; see _launch.cuh.jinja.
             self.dependent = int(cupy.cuda.Device(device).compute_capability) >= 90
             for kernel, function in zip(plan.kernels, self._functions, strict=True):
-                if kernel.dynamic:
-                    allow_shared(function.ptr, kernel.dynamic)
+                allow_shared(function.ptr, kernel.dynamic)
+                allow_cluster(function.ptr, kernel.cluster)
 
     def bind(self, rows: int, strides: Mapping[str, int]) -> Bound:
         """The launch for ``rows`` rows and the given row strides, in elements by tensor name."""

@@ -11,7 +11,7 @@ MAX_THREADS_PER_SM = 2048
 MAX_STATIC = 48 * 1024
 MAX_SHARED = 227 * 1024
 MAX_ELEMENTS = 128
-MAX_CLUSTER = 8
+MAX_CLUSTER = 16
 MAX_STAGES = 8
 WARP = 32
 NAMED_BARRIERS = 15
@@ -137,7 +137,7 @@ def _rules(s: Schedule, p: Problem) -> list[tuple[bool, str]]:
         ),
         (
             s.cluster == 1 or (s.form == "bulk" and _power_of_two(s.cluster) and s.cluster <= MAX_CLUSTER),
-            f"a cluster is of 2, 4 or {MAX_CLUSTER} blocks with form=bulk, else 1, got {s.cluster} with form={s.form}",
+            f"a cluster is of 2, 4, 8 or {MAX_CLUSTER} blocks with form=bulk, else 1, got {s.cluster} with form={s.form}",
         ),
         (
             s.cluster >= 1 and p.segments % s.cluster == 0,

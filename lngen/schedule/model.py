@@ -1,62 +1,126 @@
-"""The register model, the space of legal schedules, and the order in which to try them."""
+"""The register and memory model, the space of legal schedules, and the order in which to try them.
+
+Normalisation moves bytes and little else, so a schedule is good if it keeps enough bytes on their way (Little's law)
+and lets few threads hold many elements: fewer threads fold faster. The numbers below are what was fastest on an H200
+(generated/bench, generated/tuned).
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
 from itertools import product
 
 from lngen.errors import ScheduleError
-from lngen.schedule.legal import is_legal, slots
+from lngen.passes.order import OWNERS
+from lngen.schedule.legal import (
+    MAX_CLUSTER,
+    MAX_THREADS,
+    MAX_THREADS_PER_SM,
+    MINIMUM_ARCH,
+    WARP,
+    dynamic_shared,
+    is_legal,
+    slots,
+    stage_bytes,
+    static_shared,
+)
 from lngen.schedule.problem import Problem
-from lngen.schedule.schedule import Schedule
+from lngen.schedule.schedule import STAGED, Schedule
 
 REGISTERS_PER_SM = 65536
 MAX_REGISTERS = 255
 
+# Shared memory in bytes: of a multiprocessor, and at most of a block, by compute capability.
+SHARED = {75: (64, 64), 80: (164, 163), 86: (100, 99), 87: (164, 163), 89: (100, 99), 90: (228, 227), 100: (228, 227)}
+SMALL_SHARED = (100, 99)
+RESERVED = 1  # KiB of a multiprocessor's shared memory that each block costs besides its own
+
 # Registers besides those for elements, and registers per 4 bytes of held elements, fitted to compile logs.
-ROW_BASE, ROW_SLOPE = 32, 1.5
+ROW_BASE, ROW_SLOPE = 32, 1.25
 COLUMN_BASE = 34
 STREAM_BASE = 26
+STAGED_BASE = 34
 
-# What was fastest on an H200: bytes of a row per thread, for rows up to LONG_ROW bytes and above; threads a
-# multiprocessor should hold; elements per thread beside column sums, for many and for few row groups.
-ROW_BYTES, LONG_ROW_BYTES, LONG_ROW = 64, 128, 8192
-RESIDENT_THREADS = 512
-COLUMN_ELEMENTS, FEW_GROUPS_ELEMENTS = 16, 32
+# Forward: bytes of a row per thread, threads on a multiprocessor, threads of a block, bytes of a row from which on it
+# is shared by a cluster (and how many a block takes).
+ROW_BYTES, ROW_THREADS, ROW_BLOCK, WIDE_ROW = 128, 512, 128, 32 * 1024
+# With column sums: threads of a block for long and for short rows (in elements), bytes on their way.
+LONG_BLOCK, SHORT_BLOCK, SHORT_ROW, ON_THE_WAY = 256, 512, 1024, 96 * 1024
 
 
 def registers(s: Schedule, p: Problem) -> int:
     """Registers per thread the kernel is expected to need on sm_90.
 
-    A row kernel holds its inputs, widened to the compute type between the phases. One with column sums
-    holds its inputs as they come, once more if the next row is prefetched, and one number per column sum.
+    A row kernel holds its inputs, widened to the compute type between the phases. One with column sums holds its
+    inputs as they come, once more if the next row is prefetched, and one number per column sum. A staged kernel
+    holds its column sums, the [D] inputs it keeps, and one chunk of everything else.
     """
     elements = slots(s, p) * p.chunk
+    sums = p.column_sums * p.real_size / 4
     if s.form == "stream":
         return STREAM_BASE + 2 * p.chunk * len(p.input_sizes)
+    if s.form in STAGED:
+        kept = sum(p.column_sizes) / 4 if s.keep else 0
+        return round(STAGED_BASE + elements * (sums + kept) + 2 * p.chunk)
     if not p.column_sums:
         return round(ROW_BASE + ROW_SLOPE * elements * len(p.input_sizes) * p.real_size / 4)
     inputs = sum(p.input_sizes) / 4 * (2 if s.prefetch else 1)
-    return round(COLUMN_BASE + elements * (inputs + p.column_sums * p.real_size / 4 + 1))
+    return round(COLUMN_BASE + elements * (inputs + sums + 1))
 
 
-def fits(s: Schedule, p: Problem) -> bool:
-    """True if the model expects no spills under the schedule's own register limit."""
+def fits(s: Schedule, p: Problem, capability: int = 90) -> bool:
+    """True if the form exists there, its blocks fit a multiprocessor, and the model expects no spills."""
+    sm, block = SHARED.get(capability, SHARED[90] if capability > 100 and capability < 120 else SMALL_SHARED)
+    shared = (static_shared(s, p) + dynamic_shared(s, p)) / 1024
     limit = REGISTERS_PER_SM // (s.resident * s.block) // 8 * 8
-    return registers(s, p) <= min(limit, MAX_REGISTERS)
+    return (
+        capability >= MINIMUM_ARCH[s.form]
+        and shared <= block
+        and s.resident * (shared + RESERVED) <= sm
+        and registers(s, p) <= min(limit, MAX_REGISTERS)
+    )
+
+
+def in_flight(s: Schedule, p: Problem) -> int:
+    """Bytes a multiprocessor has on their way at best."""
+    if s.form in STAGED:
+        return s.resident * s.rows * s.stages * stage_bytes(s, p)
+    per_thread = slots(s, p) * p.chunk * sum(p.input_sizes)
+    return s.resident * s.block * (p.chunk * sum(p.input_sizes) if s.form == "stream" else per_thread)
 
 
 def space(p: Problem) -> list[Schedule]:
-    """Every legal schedule with the widest accesses D allows, in a fixed order."""
+    """Every legal schedule with the widest accesses D allows that may be worth a try, in a fixed order."""
+    return list(_space(p))
+
+
+@cache
+def _space(p: Problem) -> tuple[Schedule, ...]:
+    return tuple(sorted({s for s in _candidates(p) if is_legal(s, p)}))
+
+
+def _candidates(p: Problem) -> Iterator[Schedule]:
     vec = widest(p)
-    rows = {1, 2, 4, 8, 16, 32, 64, 128, p.groups}
-    threads = [1 << n for n in range(11)]
-    candidates = [
-        Schedule(form, t, r, vec, resident, prefetch)
-        for form, t, r, resident, prefetch in product(
-            ("registers", "stream"), threads, sorted(rows), (1, 2, 3, 4, 6, 8), (False, True)
-        )
-    ]
-    return [s for s in candidates if is_legal(s, p)]
+    rows = sorted({p.groups} if p.column_sums else {1, 2, 4, 8, 16, 32, 64, 128, p.groups})
+    flags = (False, True)
+    for threads, r, resident in product([1 << n for n in range(11)], rows, (1, 2, 3, 4, 6, 8)):
+        if threads * r > MAX_THREADS or threads * r % WARP or threads * r * resident > MAX_THREADS_PER_SM:
+            continue
+        for prefetch, one in product(flags, flags) if p.column_sums else ((False, False),):
+            yield Schedule("registers", threads, r, vec, resident, prefetch, one_launch=one)
+        if r == 1:
+            yield Schedule("stream", threads, 1, vec, resident)
+        if resident > 4 or threads * r < 64:
+            continue
+        for stages, keep, one in product((2, 3, 4, 5, 6), flags, flags if p.column_sums else flags[:1]):
+            blocks = OWNERS[0] * resident if not p.column_sums else 0
+            yield Schedule("async", threads, r, vec, resident, False, stages, 1, blocks, False, keep, one)
+            for cluster, store in product([c for c in (1, 2, 4, 8, MAX_CLUSTER) if p.segments % c == 0], flags):
+                owners = 0 if p.column_sums else OWNERS[cluster.bit_length() - 1] * resident
+                yield Schedule("bulk", threads, r, vec, resident, False, stages, cluster, owners, store, keep, one)
 
 
 def widest(p: Problem) -> int:
@@ -67,26 +131,54 @@ def widest(p: Problem) -> int:
     return vec
 
 
-def ranked(p: Problem) -> list[Schedule]:
-    """The schedules worth trying, best first: the default is the first that the compiler does not spill."""
-    found = [s for s in space(p) if fits(s, p)]
+def ranked(p: Problem, capability: int = 90, vec: int | None = None) -> list[Schedule]:
+    """The schedules worth trying on a GPU, best first: the default is the first that the compiler does not spill.
+
+    ``vec``: the widest access that the arrays allow.
+    """
+    found = [s for s in space(p) if fits(s, p, capability)]
+    if vec is not None:
+        found = [t for s in found if s.vec <= vec or s.form != "bulk" for t in [replace(s, vec=min(vec, s.vec))] if is_legal(t, p)]
     if not found:
         raise ScheduleError(f"no schedule is legal for D={p.d}.")
-    return sorted(found, key=lambda s: (_cost(s, p), s))
+    return sorted(dict.fromkeys(found), key=lambda s: (_cost(s, p), s))
 
 
 def _cost(s: Schedule, p: Problem) -> tuple[float, ...]:
     """Smaller is better; the terms in order of importance."""
-    elements = slots(s, p) * p.chunk
-    idle = slots(s, p) * s.threads * p.chunk * (p.segments if s.form == "stream" else 1) / p.d
-    if p.column_sums and s.form == "registers":
-        # One block per multiprocessor, the next row in flight.
-        wanted = COLUMN_ELEMENTS if p.groups > 4 else FEW_GROUPS_ELEMENTS
-        return (0, not s.prefetch, s.resident != 1, abs(elements - wanted), idle)
+    idle = slots(s, p) * s.threads * s.cluster * p.chunk * (p.segments if s.form == "stream" else 1) / p.d
     if s.form == "stream":
-        return (1, abs(s.threads - 512), abs(s.resident - 2))
-    size = max(p.input_sizes, default=4)
-    target = (ROW_BYTES if p.d * size <= LONG_ROW else LONG_ROW_BYTES) / size / max(1, len(p.input_sizes))
-    away = max(elements / target, target / elements)
-    block = max(s.block / 128, 128 / s.block) if s.threads <= 32 else s.rows
-    return (0, round(away * idle, 3), block, abs(s.resident * s.block - RESIDENT_THREADS), -s.resident)
+        return (3, abs(s.threads - 512), abs(s.resident - 2))
+    return _columns_cost(s, p, idle) if p.column_sums else _rows_cost(s, p, idle)
+
+
+def _columns_cost(s: Schedule, p: Problem, idle: float) -> tuple[float, ...]:
+    """Bulk copies, else asynchronous ones, else the next row in registers; one block per multiprocessor."""
+    order = {"bulk": 0, "async": 1, "registers": 2}[s.form]
+    cluster = _away(s.cluster, 1 << max(0, math.ceil(math.log2(p.d / 12288))))
+    wanted = SHORT_BLOCK if p.d <= SHORT_ROW else LONG_BLOCK
+    block = _away(s.block, wanted) * idle
+    if s.form == "registers":
+        return (order, not s.prefetch, s.resident != 1, s.one_launch, round(block, 3))
+    way = _away(in_flight(s, p), ON_THE_WAY)
+    return (order, cluster, s.resident, s.one_launch, s.bulk_store, not s.keep, round(block, 3), round(way, 3))
+
+
+def _rows_cost(s: Schedule, p: Problem, idle: float) -> tuple[float, ...]:
+    """A row in registers, as long as a block can hold it well; else a cluster's, through shared memory."""
+    size = sum(p.input_sizes) or 4
+    wide = p.d * size > WIDE_ROW
+    order = {"bulk": 0 if wide else 1, "registers": 1 if wide else 0, "async": 2}[s.form]
+    bytes_each = slots(s, p) * p.chunk * size
+    each = _away(bytes_each, ROW_BYTES) * idle
+    if s.form == "registers":
+        threads = _away(s.resident * s.block, ROW_THREADS)
+        return (order, round(each * threads, 3), round(_away(s.block, ROW_BLOCK), 3), -s.resident)
+    cluster = _away(s.cluster, min(MAX_CLUSTER, max(1, p.d * size // WIDE_ROW)))
+    way = _away(in_flight(s, p), ON_THE_WAY)
+    return (order, cluster, not s.bulk_store, not s.keep, s.resident, round(each, 3), round(way, 3), s.rows)
+
+
+def _away(value: float, wanted: float) -> float:
+    """How many times too large or too small."""
+    return max(value / wanted, wanted / value)
