@@ -1,0 +1,258 @@
+"""One job: the best schedule of one spec at one number of rows, on one GPU."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from lngen.bench.timing import DRIFT, ROUNDS
+from lngen.errors import MissingError
+from lngen.spec import Spec
+from lngen.tune.build import Candidate, build_all
+from lngen.tune.candidates import candidates
+from lngen.tune.choose import Choice, choose, finalists
+from lngen.tune.lease import lease, visible_devices
+from lngen.tune.serve import Timed
+from lngen.tune.trial import Device, Trial, latest
+from lngen.tune.worker import Failure, Limits, Stopped, Worker
+
+GPU = "lngen.tune.measure:GpuMeasurer"
+BRIEF_ROUNDS, FINAL_ROUNDS = 4, ROUNDS
+GROUP = 8  # candidates timed side by side
+REPEATS = 2  # of rounds in which the reference moved
+BUILD_SHARE, BRIEF_SHARE = 0.4, 0.75  # of the budget, after which no build or no brief round is begun
+NO_GPU = (
+    "lngen tune needs an NVIDIA GPU and CuPy, but found no GPU that CuPy can use; 'lngen doctor' says what is "
+    "missing, and 'lngen tune SPEC --ranking' prints the model's order without one."
+)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to tune, and within which bounds. Can be pickled if the spec can.
+
+    seconds     budget; the candidates not reached by then are left out
+    trials      candidates at most, the first of the model's order
+    known       trials of an earlier run, which are not repeated
+    incumbents  (device name, schedule) chosen before, which win ties
+    measurer    MODULE:CLASS of what measures
+    devices     GPUs to choose from as CUDA_VISIBLE_DEVICES names them; None: those visible where the job runs
+    """
+
+    spec: Spec
+    rows: int
+    seconds: float = 20.0
+    trials: int = 64
+    known: tuple[Trial, ...] = ()
+    incumbents: tuple[tuple[str, str], ...] = ()
+    measurer: str = GPU
+    devices: tuple[str, ...] | None = None
+    limits: Limits = field(default_factory=Limits)
+
+    def __str__(self) -> str:
+        return f"{self.spec} rows={self.rows}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a job found.
+
+    trials    one per candidate, old and new; ``new``: the records of this run, some candidates twice
+    choice    None if no candidate is correct and timed
+    complete  False if the budget, or the user, ended it early
+    """
+
+    spec: str
+    rows: int
+    device: Device | None = None
+    trials: tuple[Trial, ...] = ()
+    new: tuple[Trial, ...] = ()
+    choice: Choice | None = None
+    complete: bool = False
+    messages: tuple[str, ...] = ()
+    error: str = ""
+    seconds: float = 0.0
+
+
+class Listener:
+    """What a job tells while it runs, and the question whether it shall end. This one is silent."""
+
+    def stopped(self) -> bool:
+        """True: end as soon as possible, with what is known by then."""
+        return False
+
+    def recorded(self, trials: Sequence[Trial]) -> None:
+        """Trials to be kept, as soon as they are known."""
+
+    def progress(self, job: Job, done: int, total: int, best: Trial | None) -> None:
+        """Candidates done, all of them, and the fastest so far."""
+
+    def message(self, text: str) -> None:
+        """Something a user wants to know."""
+
+
+def run_job(job: Job, listener: Listener | None = None) -> Outcome:
+    """Tune one spec on the first GPU that is free; MissingError if there is none. A job for any executor."""
+    start = time.monotonic()
+    listener = listener or Listener()
+    devices = visible_devices() if job.devices is None else job.devices
+    if not devices:
+        raise MissingError(NO_GPU)
+    with lease(devices, listener.stopped) as gpu:
+        if gpu is None:
+            return Outcome(str(job.spec), job.rows)
+        with Worker(job.measurer, gpu, job.limits, listener.stopped) as worker:
+            run = _Run(job, worker, listener)
+            try:
+                complete = run.run()
+            except Stopped:
+                complete = False
+            return replace(run.outcome(), complete=complete, seconds=round(time.monotonic() - start, 1))
+
+
+class _Run:
+    """A job in progress."""
+
+    def __init__(self, job: Job, worker: Worker, listener: Listener) -> None:
+        self._job, self._worker, self._listener = job, worker, listener
+        self._deadline = time.monotonic() + job.seconds
+        self._device: Device | None = None
+        self._trials: list[Trial] = []
+        self._new: list[Trial] = []
+        self._messages: list[str] = []
+        self._ids: set[tuple[object, ...]] = set()
+
+    def run(self) -> bool:
+        """Build, check, time briefly, time the best again; True if every candidate was reached."""
+        job, device = self._job, self._worker.device()
+        self._device = device
+        ranked = [*enumerate(candidates(job.spec, job.rows, device.arch)[: job.trials])]
+        built = build_all(
+            job.spec, ranked, device.arch, seconds=BUILD_SHARE * job.seconds, stopped=self._listener.stopped
+        )
+        self._ids = {self._trial(c).identity for c in built}
+        self._trials = [t for t in job.known if t.identity in self._ids]
+        known = {t.identity for t in self._trials}
+        fresh = [c for c in built if self._trial(c).identity not in known]
+        self._record([self._trial(c) for c in fresh if c.status != "correct"])
+        usable = {self._trial(c).identity: c for c in built if c.status == "correct"}
+        complete = len(built) == len(ranked)
+        waiting = [c for c in fresh if c.status == "correct"]
+        final = self._finalists()
+        if waiting or any(t.rounds < FINAL_ROUNDS for t in latest(self._trials) if t.identity in final):
+            self._worker.open(job.spec, job.rows)
+        done = len(built) - len(waiting)
+        for group in _groups(waiting):
+            if time.monotonic() > self._deadline - (1 - BRIEF_SHARE) * job.seconds and self._timed():
+                complete = False
+                break
+            self._brief(group)
+            done += len(group)
+            self._tell(done, len(ranked))
+        chosen = self._finalists()
+        best = [t for t in latest(self._trials) if t.identity in chosen]
+        if any(t.rounds < FINAL_ROUNDS for t in best):
+            self._time([usable[t.identity] for t in best if t.timed], FINAL_ROUNDS)
+        self._tell(done, len(ranked))
+        return complete
+
+    def outcome(self) -> Outcome:
+        """What is known so far."""
+        incumbents = dict(self._job.incumbents)
+        trials = latest(self._trials)
+        choice = choose(trials, incumbents.get(self._device.name, "") if self._device else "")
+        spec, rows = str(self._job.spec), self._job.rows
+        return Outcome(
+            spec, rows, self._device, tuple(trials), tuple(self._new), choice, messages=tuple(self._messages)
+        )
+
+    # ---- stages ----
+
+    def _brief(self, group: Sequence[Candidate]) -> None:
+        """Check every candidate's bits, then time the right ones."""
+        right = []
+        for candidate in group:
+            try:
+                wrong = self._worker.check(candidate)
+            except Failure as failure:
+                self._record([self._trial(candidate, failure.status, failure.reason)])
+                continue
+            if wrong:
+                self._record([self._trial(candidate, "correctness", wrong)])
+            else:
+                right.append(candidate)
+        if right:
+            self._time(right, BRIEF_ROUNDS)
+
+    def _time(self, group: Sequence[Candidate], rounds: int) -> None:
+        """Time side by side; where one brings the worker down, one by one, so that only that one is blamed."""
+        try:
+            timed = self._steady(group, rounds)
+        except Failure as failure:
+            if len(group) == 1:
+                self._record([self._trial(group[0], failure.status, failure.reason)])
+            else:
+                for candidate in group:
+                    self._time([candidate], rounds)
+            return
+        trials = []
+        for candidate, stats in zip(group, timed.stats, strict=True):
+            if isinstance(stats, str):
+                trials.append(self._trial(candidate, "runtime", stats))
+                continue
+            us = {f"us_{k}": round(getattr(stats, k), 3) for k in ("median", "p10", "p90")}
+            reference = None if timed.reference is None else round(timed.reference, 3)
+            drifted = timed.drift > DRIFT
+            trials.append(replace(self._trial(candidate), **us, reference=reference, rounds=rounds, drifted=drifted))
+        self._record(trials)
+
+    def _steady(self, group: Sequence[Candidate], rounds: int) -> Timed:
+        """Time until the reference stands still, a few times at most."""
+        timed = self._worker.time(group, rounds)
+        for again in range(REPEATS):
+            if timed.drift <= DRIFT:
+                break
+            self._say(
+                f"{self._job}: the reference moved by {timed.drift:.1%} during the rounds, the GPU is busy or "
+                f"throttling; repeating them ({again + 1} of {REPEATS})."
+            )
+            timed = self._worker.time(group, rounds)
+        return timed
+
+    # ---- records ----
+
+    def _trial(self, c: Candidate, status: str = "", reason: str = "") -> Trial:
+        device = self._device
+        assert device is not None
+        where = str(self._job.spec), self._job.rows, device.name, device.compiler
+        used = c.registers, c.shared, c.compile_ms
+        trial = Trial(*where, str(c.schedule), c.kernel, c.rank, status or c.status, reason or c.reason)
+        return replace(trial, registers=used[0], shared=used[1], compile_ms=used[2])
+
+    def _record(self, trials: Sequence[Trial]) -> None:
+        self._trials += trials
+        self._new += trials
+        self._listener.recorded(trials)
+
+    def _timed(self) -> list[Trial]:
+        return [t for t in latest(self._trials) if t.timed]
+
+    def _finalists(self) -> set[tuple[object, ...]]:
+        """Identities, decided by the brief rounds alone, so that a resumed run decides alike."""
+        failed = {t.identity for t in self._trials if t.status != "correct"}
+        brief = [t for t in self._trials if t.rounds == BRIEF_ROUNDS and t.identity not in failed]
+        return {t.identity for t in finalists(latest(brief))}
+
+    def _tell(self, done: int, total: int) -> None:
+        timed = self._timed()
+        self._listener.progress(self._job, done, total, min(timed, key=lambda t: t.ratio, default=None))
+
+    def _say(self, text: str) -> None:
+        self._messages.append(text)
+        self._listener.message(text)
+
+
+def _groups(waiting: Sequence[Candidate]) -> Iterator[Sequence[Candidate]]:
+    for start in range(0, len(waiting), GROUP):
+        yield waiting[start : start + GROUP]
