@@ -16,7 +16,8 @@ from lngen.ir import D, DType, M, Value
 from lngen.lower import Plan, lower
 from lngen.runtime.arrays import FROM_NUMPY, Layout, Library, library_of
 from lngen.runtime.choose import compile_plan, default_schedule
-from lngen.runtime.launch import Bound, Launcher, device_arch
+from lngen.runtime.launch import Bound, Launcher, device_arch, device_name
+from lngen.runtime.lock import Lock, Locked
 from lngen.runtime.shapes import check_layout, expected_shape, leading, row_stride
 from lngen.schedule import Schedule, parse_schedule
 from lngen.spec import Spec
@@ -39,13 +40,13 @@ class Recipe:
 class Call:
     """Runs one spec on the arrays it is given."""
 
-    def __init__(self, spec: Spec, schedule: str) -> None:
-        self.spec, self._schedule = spec, schedule
+    def __init__(self, spec: Spec, schedule: str, lock: Lock | None = None) -> None:
+        self.spec, self._schedule, self._lock = spec, schedule, lock
         self.graph = spec.graph()
         self.inputs, self.outputs = self.graph.params, self.graph.results
         self.names = tuple(v.name for v in (*self.inputs, *self.outputs))
-        self._schedules: dict[str, Schedule] = {}
-        self._launchers: dict[tuple[int, int], Launcher] = {}
+        self._schedules: dict[tuple[str, Locked | None], Schedule] = {}
+        self._launchers: dict[tuple[int, Schedule], Launcher] = {}
         self._workspaces: dict[tuple[int, int], tuple[Any, int, int]] = {}
         self._outgrown: list[Any] = []  # a captured CUDA graph may still use them
         self._loading = threading.Lock()
@@ -53,20 +54,26 @@ class Call:
 
     # ---- planning ----
 
-    def plan(self, arch: str, vec: int | None = None) -> Plan:
-        """The plan for ``arch``, its accesses at most ``vec`` elements wide."""
-        if arch not in self._schedules:
-            base = default_schedule(self.spec, arch)
-            self._schedules[arch] = parse_schedule(self._schedule, base)
-        schedule = self._schedules[arch]
+    def plan(self, arch: str, vec: int | None = None, rows: int | None = None, device: str | None = None) -> Plan:
+        """The plan for ``arch``, its accesses at most ``vec`` elements wide.
+
+        A lock file may hold a schedule for the GPU called ``device`` (None: any of that arch) and about as many
+        rows (None: most).
+        """
+        locked = self._lock.nearest(str(self.spec), rows, device=device, arch=arch) if self._lock else None
+        if (arch, locked) not in self._schedules:
+            base = self._lock.schedule(self.spec, rows, device=device, arch=arch) if self._lock else None
+            self._schedules[arch, locked] = parse_schedule(self._schedule, base or default_schedule(self.spec, arch))
+        schedule = self._schedules[arch, locked]
         return lower(self.spec, schedule if vec is None else replace(schedule, vec=min(vec, schedule.vec)))
 
-    def launcher(self, device: int, vec: int | None = None) -> Launcher:
+    def launcher(self, device: int, vec: int | None = None, rows: int | None = None) -> Launcher:
         """The kernels loaded on a device."""
         arch = device_arch(device)
+        name = device_name(device) if self._lock else None
         with self._loading:
-            plan = self.plan(arch, vec)
-            key = device, plan.schedule.vec
+            plan = self.plan(arch, vec, rows, name)
+            key = device, plan.schedule
             if key not in self._launchers:
                 self._launchers[key] = Launcher(plan, compile_plan(plan, arch), device)
             return self._launchers[key]
@@ -150,7 +157,7 @@ class Call:
         vec = recipe.vec if together % WIDEST == 0 else self._vec_for(recipe, pointers)
         bound = recipe.bounds.get(vec)
         if bound is None:
-            bound = self.launcher(recipe.device, vec).bind(recipe.rows, recipe.strides)
+            bound = self.launcher(recipe.device, vec, recipe.rows).bind(recipe.rows, recipe.strides)
             recipe.bounds[vec] = bound
         stream = library.stream(recipe.device)
         workspace = (
@@ -199,7 +206,7 @@ class Call:
                 continue
             check_layout(value, layout, library.dtype(layout[0]), rows, d, device)
             strides[value.name] = row_stride(value, layout, written=value in self.outputs)
-        vec = self.launcher(device).plan.schedule.vec
+        vec = self.launcher(device, rows=math.prod(rows)).plan.schedule.vec
         wide = [strides[v.name] for v in (*self.inputs, *self.outputs) if v.type.axes == (M, D)]
         while any(stride % vec for stride in wide):
             vec //= 2

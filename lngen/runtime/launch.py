@@ -41,6 +41,14 @@ def device_arch(device: int) -> str:
     return f"sm_{cupy.cuda.Device(device).compute_capability}"
 
 
+def device_name(device: int) -> str:
+    """The name of a device, ``NVIDIA H200``; MissingError if there is no such GPU."""
+    device_arch(device)
+    import cupy
+
+    return str(cupy.cuda.runtime.getDeviceProperties(device)["name"].decode())
+
+
 class Launcher:
     """The kernels of a plan, loaded on one device."""
 
