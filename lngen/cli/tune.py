@@ -189,10 +189,9 @@ def _ranking(specs: Sequence[Spec], rows: Sequence[int], as_json: bool) -> None:
 def _frozen(specs: Sequence[Spec], rows: Sequence[int], lock_file: Path, as_json: bool) -> None:
     """What is locked, on this machine's GPU if it has one, else on any."""
     from lngen.runtime.launch import device_count, device_name
-    from lngen.runtime.lock import read_lock
-    from lngen.tune.lock import frozen
+    from lngen.tune.lock import existing, frozen
 
-    found = frozen(read_lock(lock_file), specs, rows, device_name(0) if device_count() else None)
+    found = frozen(existing(lock_file), specs, rows, device_name(0) if device_count() else None)
     columns = "spec", "rows", "device", "schedule"
     listed = [(e.spec, e.rows, e.device, e.schedule) for e in found]
     if as_json:

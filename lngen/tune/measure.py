@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from lngen.bench import timing
-from lngen.bench.engines import CupyEngine
+from lngen.bench.engines import CupyEngine, Engine
 from lngen.bench.floor import floor_bytes
+from lngen.check.inputs import POISON
 from lngen.errors import LngenError
 from lngen.ir import D, DType, M
 from lngen.lower import lower
@@ -25,10 +26,15 @@ FIRST_WARM_MS, WARM_MS = timing.WARM_MS, 20.0
 
 
 class GpuMeasurer:
-    """Measures on the only GPU this process sees."""
+    """Measures on the only GPU this process sees.
 
-    def __init__(self) -> None:
-        self._engine = CupyEngine()
+    engine  allocates, copies, captures and times; ``xp``, CuPy, is the module of its arrays
+    """
+
+    def __init__(self, engine: Engine | None = None, xp: Any = None) -> None:
+        if xp is None:
+            import cupy as xp
+        self._engine, self._xp = engine or CupyEngine(), xp
         self._loaded: dict[str, Launcher] = {}
         self._warm = False
 
@@ -44,12 +50,10 @@ class GpuMeasurer:
 
     def open(self, spec: Spec, rows: int) -> None:
         """Inputs and expected bits, then as many argument sets as the caches need to stay cold."""
-        import cupy
-
         self._loaded, self._sets, self._references = {}, [], []
         self._engine.release()
         with self._engine.active():
-            self._bits = Bits(spec, rows, cupy)
+            self._bits = Bits(spec, rows, self._xp)
             free, l2 = self._engine.memory()
             count = timing.set_count(floor_bytes(spec, rows) + self._reference_bytes(), l2, free)
             self._sets = [self._bits.inputs | self._bits.empty(rows)]
@@ -60,17 +64,16 @@ class GpuMeasurer:
 
     def check(self, candidate: Candidate) -> str:
         """One launch per number of rows on poisoned results and workspace, each compared bit by bit."""
-        import cupy
-
         bits = self._bits
         with self._engine.active():
             launcher = self._launcher(candidate)
             for rows in bits.checked_rows:
                 results = bits.empty(rows)
                 bound = launcher.bind(rows, dict.fromkeys(launcher.tensors, bits.spec.d))
-                workspace = cupy.full(max(1, bound.workspace_bytes), 0xFE, cupy.uint8)
+                workspace = self._xp.full(max(1, bound.workspace_bytes), POISON, "u1")
                 arrays = bits.inputs | results
-                bound([arrays[n].data.ptr for n in launcher.tensors], workspace.data.ptr, self._engine.stream())
+                pointers = [self._engine.pointer(arrays[n]) for n in launcher.tensors]
+                bound(pointers, self._engine.pointer(workspace), self._engine.stream())
                 self._engine.synchronize()
                 wrong = bits.complaint(rows, results)
                 if wrong:
