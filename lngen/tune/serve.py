@@ -1,6 +1,6 @@
 """What runs in a worker process: a measurer that answers questions one after the other.
 
-Started as ``python -m lngen.tune.serve FD MODULE:CLASS``; questions and answers are pickled through the pipe FD.
+Started as ``python -c COMMAND FD MODULE:CLASS``; questions and answers are pickled through the pipe FD.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import queue
 import signal
-import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -64,6 +63,17 @@ class Answer:
     healthy: bool = True
 
 
+# Not ``-m``: then the classes here would be those of a module called __main__, which nobody else can unpickle.
+COMMAND = "import sys; from lngen.tune.serve import main; main(*sys.argv[1:])"
+
+
+def main(handle: str, name: str) -> None:
+    """The life of a worker process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of a terminal; the parent decides
+    serve(Connection(int(handle)), name)
+    os._exit(0)  # without waiting for a GPU that no longer answers
+
+
 def serve(connection: Connection, name: str) -> None:
     """Answer until the other side hangs up."""
     questions: queue.SimpleQueue[tuple[str, tuple[Any, ...]]] = queue.SimpleQueue()
@@ -99,9 +109,3 @@ def _listen(connection: Connection, questions: queue.SimpleQueue[tuple[str, tupl
             questions.put(connection.recv())
         except (EOFError, OSError):
             os._exit(0)
-
-
-if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of a terminal; the parent decides
-    serve(Connection(int(sys.argv[1])), sys.argv[2])
-    os._exit(0)  # without waiting for a GPU that no longer answers

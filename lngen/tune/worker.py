@@ -19,7 +19,7 @@ from typing import Any, Self
 from lngen.errors import LngenError
 from lngen.spec import Spec
 from lngen.tune.build import Candidate
-from lngen.tune.serve import Answer, Timed
+from lngen.tune.serve import COMMAND, Answer, Timed
 from lngen.tune.trial import Device
 
 POLL = 0.05  # seconds between two looks at whether to stop
@@ -108,7 +108,7 @@ class Worker:
         search = os.pathsep.join(p or os.getcwd() for p in sys.path)
         self._errors.truncate(0)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "lngen.tune.serve", str(theirs.fileno()), self._measurer],
+            [sys.executable, "-c", COMMAND, str(theirs.fileno()), self._measurer],
             env={**os.environ, "CUDA_VISIBLE_DEVICES": self._gpu, "PYTHONPATH": search},
             stdin=subprocess.DEVNULL,
             stdout=self._errors,
@@ -136,10 +136,12 @@ class Worker:
         deadline = time.monotonic() + seconds
         try:
             self._connection.send((method, arguments))
-            while not self._connection.poll(POLL):
+            while True:
                 if self._stopped():
                     self._end()
                     raise Stopped
+                if self._connection.poll(POLL):
+                    break
                 if time.monotonic() > deadline:
                     self._end()
                     raise Failure("timeout", f"no answer within {seconds:g} s; its process was killed")
