@@ -43,7 +43,9 @@ class Bits:
         self._rows_graph, self._columns_graph = self._part(True), self._part(False)
         sliceable = not any(is_row_fold(e) for e in self._columns_graph.eqns)
         self.whole = not self._columns_graph.results or sliceable
-        self.checked_rows = tuple(sorted({*(m for m in EDGE_ROWS if m < rows), rows if self.whole else self.block}))
+        affordable = rows if self.whole else max(self.block, 4 * BLOCK_ELEMENTS // spec.d)
+        edges = {m for m in EDGE_ROWS if m < rows and m <= affordable}
+        self.checked_rows = tuple(sorted({*edges, rows if self.whole else self.block}))
         self._inputs = random_inputs(spec, self.block)
         wanted = interpret(self._rows_graph, self._only(self._rows_graph))
         self._wanted = {n: xp.asarray(raw(a)) for n, a in wanted.items()}

@@ -33,7 +33,9 @@ class GpuMeasurer:
 
     def __init__(self, engine: Engine | None = None, xp: Any = None) -> None:
         if xp is None:
-            import cupy as xp
+            import cupy
+
+            xp = cupy
         self._engine, self._xp = engine or CupyEngine(), xp
         self._loaded: dict[str, Launcher] = {}
         self._warm = False
