@@ -96,7 +96,7 @@ def test_specs_are_tuned_on_a_cluster_one_per_gpu(
     assert [t["rows"] for t in tuned] == [1, 2, 3, 4]
     assert {t["chosen"]["rank"] for t in tuned} == {2}
     assert {t["trials"][0]["status"] for t in tuned} == {"runtime"}
-    assert len(database.read(tmp_path / "t.jsonl").trials) == 4 * 9
+    assert len(database.read(tmp_path / "t.jsonl").trials) == 4 * 10
     assert {e.rows for e in read_lock("lngen.lock.toml").entries} == {1, 2, 3, 4}
     lines = [line.split() for line in log.read_text().splitlines()]
     assert {line[-2] for line in lines} == {"gpu=4", "gpu=9"}

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
+import re
 import signal
 import subprocess
 import sys
@@ -115,14 +118,14 @@ def test_every_candidate_is_checked_then_timed_and_the_best_again(fake: Fake) ->
         f"open {SPEC} 4096",
         *(f"check {n}" for n in range(TRIALS)),
         f"time 0,1,2,3,4,5 {BRIEF_ROUNDS}",
-        f"time 2,3,4 {FINAL_ROUNDS}",
+        f"time 0,2,3,4 {FINAL_ROUNDS}",
     ]
     assert chosen(found) == SCHEDULES[2]
     assert [t.rank for t in found.choice.ties] == [2, 4]  # type: ignore[union-attr]
     assert found.complete
     assert found.device == tune_fakes.DEVICE
     assert heard.trials == [*found.new]
-    assert [(t.rank, t.rounds) for t in found.new] == [(n, 4) for n in range(6)] + [(2, 12), (3, 12), (4, 12)]
+    assert [(t.rank, t.rounds) for t in found.new] == [(n, 4) for n in range(6)] + [(n, 12) for n in (0, 2, 3, 4)]
     best = found.choice.trial  # type: ignore[union-attr]
     assert best.us_median == pytest.approx(10.0, rel=0.01)
     assert best.reference == tune_fakes.REFERENCE_US
@@ -340,7 +343,7 @@ def test_jobs_run_side_by_side_one_process_per_gpu(fake: Fake, tmp_path: Path) -
     asked = [line.split() for line in fake.log.read_text().splitlines()]
     gpus = {line[-1]: line[-2] for line in asked}
     assert sorted(gpus.values()) == ["gpu=4", "gpu=4", "gpu=9", "gpu=9"]
-    assert len(database.read(tmp_path / "t").trials) == 4 * 9
+    assert len(database.read(tmp_path / "t").trials) == 4 * 10
 
 
 def test_any_executor_runs_jobs_and_their_trials_are_kept(fake: Fake, tmp_path: Path) -> None:
@@ -348,7 +351,7 @@ def test_any_executor_runs_jobs_and_their_trials_are_kept(fake: Fake, tmp_path: 
         heard = Heard()
         report = tune([make_job(), make_job(rows=7)], tmp_path / "t", executor=pool, listener=heard)
     assert [chosen(o) for o in report.outcomes] == [SCHEDULES[2]] * 2
-    assert len(database.read(tmp_path / "t").trials) == len(heard.trials) == 18
+    assert len(database.read(tmp_path / "t").trials) == len(heard.trials) == 20
 
 
 def test_an_error_that_is_no_candidates_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -384,7 +387,9 @@ def test_tune_prints_locks_draws_and_exports(command: Fake) -> None:
     done = call(*few("--plot", "a.svg", "--export", "t4", "t4.json"))
     assert done.exit_code == 0, done.output
     assert SCHEDULES[2] in done.stdout
-    assert "0.80" in done.stdout  # of the reference
+    cells = [cell.strip() for cell in done.stdout.splitlines()[2].split("|")]
+    assert float(cells[4]) == pytest.approx(0.8, abs=0.01)  # of the reference
+    assert float(cells[5]) == pytest.approx(1.2, abs=0.01)  # over the default
     (entry,) = read_lock("lngen.lock.toml").entries
     assert (entry.device, entry.arch, entry.spec, entry.rows) == ("Fake GPU", "sm_90", SPEC, 4096)
     assert entry.schedule == SCHEDULES[2]
@@ -415,8 +420,8 @@ def test_tune_says_what_it_ignores(command: Fake) -> None:
     done = call(*few())
     assert done.exit_code == 0
     assert done.stderr.splitlines() == [
-        "line 19 of 't.jsonl' is skipped, it is no trial: it is not JSON.",
-        "9 lines of 't.jsonl' are ignored, measured on NVIDIA A100 with NVRTC 1.2.",
+        "line 21 of 't.jsonl' is skipped, it is no trial: it is not JSON.",
+        "10 lines of 't.jsonl' are ignored, measured on NVIDIA A100 with NVRTC 1.2.",
     ]
 
 
@@ -536,13 +541,19 @@ def test_build_takes_locked_schedules(command: Fake) -> None:
 # ---- whole processes that are interrupted and killed ----
 
 
-def start(*args: str, cwd: Path, **say: Any) -> subprocess.Popen[str]:
+def start(*args: str, cwd: Path, stderr: int = subprocess.PIPE, **say: Any) -> subprocess.Popen[str]:
+    search = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
     return subprocess.Popen(
         [sys.executable, str(ROOT / "tests" / "tune_fakes.py"), "tune", *few(*args)],
         cwd=cwd,
-        env={**os.environ, "FAKE_TUNE": json.dumps(say), "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"},
+        env={
+            **os.environ,
+            "FAKE_TUNE": json.dumps(say),
+            "TERM": "xterm",
+            "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",
+        },
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=stderr,
         text=True,
         start_new_session=True,
     )
@@ -584,6 +595,23 @@ def test_after_a_kill_only_the_rest_is_measured(tmp_path: Path) -> None:
     (tuned,) = json.loads(stdout)["tuned"]
     assert tuned["statuses"] == {"runtime": 2, "correct": 4}
     assert tuned["chosen"]["schedule"] == SCHEDULES[2]
+
+
+def test_a_terminal_shows_the_live_best(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    process = start(cwd=tmp_path, stderr=theirs, pause=0.1, drift=1)
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(OSError):  # how a terminal whose other side is closed ends
+        while piece := os.read(ours, 4096):
+            shown += piece
+    os.close(ours)
+    stdout, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode()).replace("\r\n", "")
+    assert f"{SPEC} rows=4096: 6/6, best " in text
+    assert "the reference moved by 5.0%" in text
+    assert "\x1b" not in stdout
 
 
 def test_ctrl_c_keeps_the_best_so_far(tmp_path: Path) -> None:

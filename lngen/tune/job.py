@@ -121,18 +121,18 @@ class _Run:
         self._trials: list[Trial] = []
         self._new: list[Trial] = []
         self._messages: list[str] = []
-        self._ids: set[tuple[object, ...]] = set()
 
     def run(self) -> bool:
         """Build, check, time briefly, time the best again; True if every candidate was reached."""
         job, device = self._job, self._worker.device()
         self._device = device
         ranked = [*enumerate(candidates(job.spec, job.rows, device.arch)[: job.trials])]
+        self._tell(0, len(ranked))
         built = build_all(
             job.spec, ranked, device.arch, seconds=BUILD_SHARE * job.seconds, stopped=self._listener.stopped
         )
-        self._ids = {self._trial(c).identity for c in built}
-        self._trials = [t for t in job.known if t.identity in self._ids]
+        identities = {self._trial(c).identity for c in built}
+        self._trials = [t for t in job.known if t.identity in identities]
         known = {t.identity for t in self._trials}
         fresh = [c for c in built if self._trial(c).identity not in known]
         self._record([self._trial(c) for c in fresh if c.status != "correct"])

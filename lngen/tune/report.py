@@ -8,19 +8,24 @@ from typing import Any
 from lngen.tune.job import Outcome
 from lngen.tune.trial import STATUSES
 
-COLUMNS = ("spec", "rows", "us", "of reference", "ties", "tried", "correct", "s", "schedule")
+COLUMNS = ("spec", "rows", "us", "of reference", "over default", "ties", "tried", "correct", "s", "schedule")
 
 
 def rows(outcomes: Sequence[Outcome]) -> Iterator[tuple[object, ...]]:
-    """A row of COLUMNS per choice: its time, the reference's time over it, how many others tie, how many were tried."""
+    """A row of COLUMNS per choice.
+
+    Its time; that of the reference and of the model's first candidate over it; how many others tie with it.
+    """
     for o in outcomes:
         if o.choice is None:
             continue
         t = o.choice.trial
         share = f"{1 / t.ratio:.3f}" if t.reference else "-"
+        default = next(x for x in o.trials if x.timed)
+        gain = f"{default.ratio / t.ratio:.3f}"
         correct = sum(x.status == "correct" for x in o.trials)
         counts = len(o.choice.ties) - 1, len(o.trials), correct
-        yield o.spec, o.rows, t.us_median, share, *counts, o.seconds, t.schedule
+        yield o.spec, o.rows, t.us_median, share, gain, *counts, o.seconds, t.schedule
 
 
 def remarks(outcomes: Sequence[Outcome]) -> Iterator[str]:
