@@ -456,18 +456,18 @@ def test_visible_gpus_are_named_as_the_environment_does(monkeypatch: pytest.Monk
 
 def test_a_gpu_is_leased_once_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with lease.lease(("0", "1")) as a, lease.lease(("0", "1")) as b:
-        assert (a, b) == ("0", "1")
-        asked = iter([False, False, True])
-        with lease.lease(("0", "1"), lambda: next(asked)) as c:
-            assert c is None
-        code = (
-            "from lngen.tune.lease import lease\nimport itertools\nn = itertools.count()\n"
-            "with lease(('0', '2'), lambda: next(n) > 1) as d: print(d)"
-        )
-        done = subprocess.run(
-            [sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path)}, capture_output=True, text=True
-        )
-        assert done.stdout.split() == ["2"], done.stderr
-    with lease.lease(("1",)) as d:
-        assert d == "1"
+    a, b = lease.take(("0", "1")), lease.take(("0", "1"))
+    assert a is not None
+    assert b is not None
+    assert (a.gpu, b.gpu) == ("0", "1")
+    assert lease.take(("0", "1")) is None
+    code = "from lngen.tune.lease import take\nprint(take(('0',)), take(('0', '2')).gpu)"
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["None", "2"]
+    b.close()
+    c = lease.take(("0", "1"))
+    assert c is not None
+    assert c.gpu == "1"
+    a.close()
+    c.close()

@@ -32,7 +32,9 @@ from lngen.tune import database, job
 from lngen.tune.build import build, build_all
 from lngen.tune.candidates import candidates
 from lngen.tune.job import BRIEF_ROUNDS, FINAL_ROUNDS, Job, Listener, Outcome, run_job
-from lngen.tune.trial import Trial
+from lngen.tune.lease import take
+from lngen.tune.pool import Pool, Setup
+from lngen.tune.trial import Device, Trial
 from lngen.tune.tuner import tune
 from lngen.tune.worker import Failure, Limits, Stopped, Worker
 
@@ -244,6 +246,34 @@ def test_a_worker_is_stopped_while_it_hangs(fake: Fake) -> None:
         assert worker.starts == 1
 
 
+def test_workers_are_kept_for_jobs_that_want_the_same(fake: Fake) -> None:
+    one, other = Setup(tune_fakes.NAME, ("1", "2"), QUICK), Setup(tune_fakes.NAME, ("2",), QUICK)
+    with Pool() as pool:
+        with pool.worker(one) as a, pool.worker(one) as b:
+            assert a.device() == b.device() == tune_fakes.DEVICE
+        with pool.worker(one) as c, pool.worker(one) as d:
+            assert {c, d} == {a, b}
+            assert (c.starts, d.starts) == (1, 1)
+        with pool.worker(other) as e:  # whose GPU an idle worker held
+            assert e not in (a, b)
+            assert take(("2",)) is None
+    lease = take(("2",))
+    assert lease is not None
+    asked = iter([False, False, True])
+    with Pool(lambda: next(asked)) as pool, pytest.raises(Stopped), pool.worker(other):
+        pass
+    lease.close()
+
+
+def test_gpus_of_two_kinds_get_kernels_of_their_own(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Pool, "device", lambda self, setup: Device("Another GPU", "sm_80", "NVRTC 1.2"))
+    heard = Heard()
+    found = run_job(make_job(), heard)
+    assert found.device == tune_fakes.DEVICE
+    assert {t.device for t in found.trials} == {"Fake GPU"}
+    assert chosen(found) == SCHEDULES[2]
+
+
 # ---- building ----
 
 
@@ -341,8 +371,9 @@ def test_jobs_run_side_by_side_one_process_per_gpu(fake: Fake, tmp_path: Path) -
     assert [o.rows for o in report.outcomes] == [1, 2, 3, 4]
     assert not report.interrupted
     asked = [line.split() for line in fake.log.read_text().splitlines()]
-    gpus = {line[-1]: line[-2] for line in asked}
-    assert sorted(gpus.values()) == ["gpu=4", "gpu=4", "gpu=9", "gpu=9"]
+    processes = {(line[-2], line[-1]) for line in asked}
+    assert sorted(gpu for gpu, _ in processes) == ["gpu=4", "gpu=9"]
+    assert len([line for line in asked if line[0] == "open"]) == 4
     assert len(database.read(tmp_path / "t").trials) == 4 * 10
 
 
@@ -550,7 +581,7 @@ def start(*args: str, cwd: Path, stderr: int = subprocess.PIPE, **say: Any) -> s
             **os.environ,
             "FAKE_TUNE": json.dumps(say),
             "TERM": "xterm",
-            "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",
+            "PYTHONPATH": search,
         },
         stdout=subprocess.PIPE,
         stderr=stderr,

@@ -12,7 +12,8 @@ from lngen.spec import Spec
 from lngen.tune.build import Candidate, build_all
 from lngen.tune.candidates import candidates
 from lngen.tune.choose import Choice, choose, finalists
-from lngen.tune.lease import lease, visible_devices
+from lngen.tune.lease import visible_devices
+from lngen.tune.pool import Pool, Setup
 from lngen.tune.serve import Timed
 from lngen.tune.trial import Device, Trial, latest
 from lngen.tune.worker import Failure, Limits, Stopped, Worker
@@ -92,72 +93,55 @@ class Listener:
         """Something a user wants to know."""
 
 
-def run_job(job: Job, listener: Listener | None = None) -> Outcome:
-    """Tune one spec on the first GPU that is free; MissingError if there is none. A job for any executor."""
-    start = time.monotonic()
+def run_job(job: Job, listener: Listener | None = None, pool: Pool | None = None) -> Outcome:
+    """Tune one spec on the first GPU that is free; MissingError if there is none. A job for any executor.
+
+    pool  workers that other jobs of this process use, too; by default one of its own
+    """
     listener = listener or Listener()
+    if pool is None:
+        with Pool(listener.stopped) as own:
+            return run_job(job, listener, own)
     devices = visible_devices() if job.devices is None else job.devices
     if not devices:
         raise MissingError(NO_GPU)
-    with lease(devices, listener.stopped) as gpu:
-        if gpu is None:
-            return Outcome(str(job.spec), job.rows)
-        with Worker(job.measurer, gpu, job.limits, listener.stopped) as worker:
-            run = _Run(job, worker, listener)
-            try:
-                complete = run.run()
-            except Stopped:
-                complete = False
-            return replace(run.outcome(), complete=complete, seconds=round(time.monotonic() - start, 1))
+    return _Run(job, pool, Setup(job.measurer, devices, job.limits), listener).run()
 
 
 class _Run:
     """A job in progress."""
 
-    def __init__(self, job: Job, worker: Worker, listener: Listener) -> None:
-        self._job, self._worker, self._listener = job, worker, listener
-        self._deadline = time.monotonic() + job.seconds
+    def __init__(self, job: Job, pool: Pool, setup: Setup, listener: Listener) -> None:
+        self._job, self._pool, self._setup, self._listener = job, pool, setup, listener
+        self._worker: Worker | None = None
         self._device: Device | None = None
+        self._total = 0
         self._trials: list[Trial] = []
         self._new: list[Trial] = []
         self._messages: list[str] = []
 
-    def run(self) -> bool:
-        """Build, check, time briefly, time the best again; True if every candidate was reached."""
-        job, device = self._job, self._worker.device()
-        self._device = device
-        ranked = [*enumerate(candidates(job.spec, job.rows, device.arch)[: job.trials])]
-        self._tell(0, len(ranked))
-        built = build_all(
-            job.spec, ranked, device.arch, seconds=BUILD_SHARE * job.seconds, stopped=self._listener.stopped
-        )
-        identities = {self._trial(c).identity for c in built}
-        self._trials = [t for t in job.known if t.identity in identities]
-        known = {t.identity for t in self._trials}
-        fresh = [c for c in built if self._trial(c).identity not in known]
-        self._record([self._trial(c) for c in fresh if c.status != "correct"])
-        usable = {self._trial(c).identity: c for c in built if c.status == "correct"}
-        complete = len(built) == len(ranked)
-        waiting = [c for c in fresh if c.status == "correct"]
-        final = self._finalists()
-        if waiting or any(t.rounds < FINAL_ROUNDS for t in latest(self._trials) if t.identity in final):
-            self._worker.open(job.spec, job.rows)
-        done = len(built) - len(waiting)
-        for group in _groups(waiting):
-            if time.monotonic() > self._deadline - (1 - BRIEF_SHARE) * job.seconds and self._timed():
-                complete = False
-                break
-            self._brief(group)
-            done += len(group)
-            self._tell(done, len(ranked))
-        chosen = self._finalists()
-        best = [t for t in latest(self._trials) if t.identity in chosen]
-        if any(t.rounds < FINAL_ROUNDS for t in best):
-            self._time([usable[t.identity] for t in best if t.timed], FINAL_ROUNDS)
-        self._tell(done, len(ranked))
-        return complete
+    def run(self) -> Outcome:
+        """Build without a GPU, so that another job may use it meanwhile; then measure."""
+        start = time.monotonic()
+        complete, waited = False, 0.0
+        try:
+            self._device = self._pool.device(self._setup)
+            built = self._build()
+            if self._missing(built):
+                waiting = time.monotonic()
+                with self._pool.worker(self._setup) as self._worker:
+                    waited = time.monotonic() - waiting
+                    if self._worker.device() != self._device:  # the GPUs of this machine are not all alike
+                        self._device = self._worker.device()
+                        built = self._build()
+                    complete = self._measure(built, start + waited + self._job.seconds)
+            else:
+                complete = len(built) == self._total
+        except Stopped:
+            pass
+        return replace(self._outcome(), complete=complete, seconds=round(time.monotonic() - start - waited, 1))
 
-    def outcome(self) -> Outcome:
+    def _outcome(self) -> Outcome:
         """What is known so far."""
         incumbents = dict(self._job.incumbents)
         trials = latest(self._trials)
@@ -169,12 +153,69 @@ class _Run:
 
     # ---- stages ----
 
+    def _build(self) -> list[Candidate]:
+        """Every candidate there is time for, those that fail recorded; trials known of others are left aside."""
+        job, device = self._job, self._device
+        assert device is not None
+        ranked = [*enumerate(candidates(job.spec, job.rows, device.arch)[: job.trials])]
+        self._total = len(ranked)
+        self._tell(0)
+        built = build_all(
+            job.spec, ranked, device.arch, seconds=BUILD_SHARE * job.seconds, stopped=self._listener.stopped
+        )
+        identities = {self._trial(c).identity for c in built}
+        self._trials = [t for t in job.known if t.identity in identities]
+        known = {t.identity for t in self._trials}
+        failed = [self._trial(c) for c in built if c.status != "correct"]
+        self._record([t for t in failed if t.identity not in known])
+        return built
+
+    def _missing(self, built: Sequence[Candidate]) -> bool:
+        """Something is left to be measured."""
+        return bool(self._fresh(built)) or any(t.rounds < FINAL_ROUNDS for t in self._best())
+
+    def _measure(self, built: Sequence[Candidate], deadline: float) -> bool:
+        """Check and time briefly what is new, time the best again; True if every candidate was reached."""
+        worker, job = self._worker, self._job
+        assert worker is not None
+        worker.open(job.spec, job.rows)
+        complete = len(built) == self._total
+        waiting = self._fresh(built)
+        done = len(built) - len(waiting)
+        for group in _groups(waiting):
+            if time.monotonic() > deadline - (1 - BRIEF_SHARE) * job.seconds and self._timed():
+                complete = False
+                break
+            self._brief(group)
+            done += len(group)
+            self._tell(done)
+        usable = {self._trial(c).identity: c for c in built}
+        best = self._best()
+        if any(t.rounds < FINAL_ROUNDS for t in best):
+            self._time([usable[t.identity] for t in best], FINAL_ROUNDS)
+        self._tell(done)
+        return complete
+
+    def _fresh(self, built: Sequence[Candidate]) -> list[Candidate]:
+        """Candidates of which nothing is known yet."""
+        known = {t.identity for t in self._trials}
+        return [c for c in built if c.status == "correct" and self._trial(c).identity not in known]
+
+    def _best(self) -> list[Trial]:
+        """The latest trials of the finalists, whom the brief rounds decide, so that a resumed run decides alike."""
+        failed = {t.identity for t in self._trials if t.status != "correct"}
+        brief = [t for t in self._trials if t.rounds == BRIEF_ROUNDS and t.identity not in failed]
+        chosen = {t.identity for t in finalists(latest(brief))}
+        return [t for t in latest(self._trials) if t.identity in chosen]
+
     def _brief(self, group: Sequence[Candidate]) -> None:
         """Check every candidate's bits, then time the right ones."""
+        worker = self._worker
+        assert worker is not None
         right = []
         for candidate in group:
             try:
-                wrong = self._worker.check(candidate)
+                wrong = worker.check(candidate)
             except Failure as failure:
                 self._record([self._trial(candidate, failure.status, failure.reason)])
                 continue
@@ -209,7 +250,9 @@ class _Run:
 
     def _steady(self, group: Sequence[Candidate], rounds: int) -> Timed:
         """Time until the reference stands still, a few times at most."""
-        timed = self._worker.time(group, rounds)
+        worker = self._worker
+        assert worker is not None
+        timed = worker.time(group, rounds)
         for again in range(REPEATS):
             if timed.drift <= DRIFT:
                 break
@@ -217,7 +260,7 @@ class _Run:
                 f"{self._job}: the reference moved by {timed.drift:.1%} during the rounds, the GPU is busy or "
                 f"throttling; repeating them ({again + 1} of {REPEATS})."
             )
-            timed = self._worker.time(group, rounds)
+            timed = worker.time(group, rounds)
         return timed
 
     # ---- records ----
@@ -238,15 +281,9 @@ class _Run:
     def _timed(self) -> list[Trial]:
         return [t for t in latest(self._trials) if t.timed]
 
-    def _finalists(self) -> set[tuple[object, ...]]:
-        """Identities, decided by the brief rounds alone, so that a resumed run decides alike."""
-        failed = {t.identity for t in self._trials if t.status != "correct"}
-        brief = [t for t in self._trials if t.rounds == BRIEF_ROUNDS and t.identity not in failed]
-        return {t.identity for t in finalists(latest(brief))}
-
-    def _tell(self, done: int, total: int) -> None:
+    def _tell(self, done: int) -> None:
         timed = self._timed()
-        self._listener.progress(self._job, done, total, min(timed, key=lambda t: t.ratio, default=None))
+        self._listener.progress(self._job, done, self._total, min(timed, key=lambda t: t.ratio, default=None))
 
     def _say(self, text: str) -> None:
         self._messages.append(text)

@@ -10,9 +10,7 @@ import fcntl
 import os
 import re
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 from lngen.runtime.launch import device_count
@@ -25,27 +23,27 @@ def visible_devices() -> tuple[str, ...]:
     return tuple(named[:count]) if named else tuple(str(n) for n in range(count))
 
 
-@contextmanager
-def lease(devices: Sequence[str], stopped: Callable[[], bool] = lambda: False) -> Iterator[str | None]:
-    """One of ``devices`` that nobody else measures on, waiting until there is one; None once ``stopped``."""
+class Lease:
+    """A GPU nobody else measures on until ``close``."""
+
+    def __init__(self, gpu: str, handle: int) -> None:
+        self.gpu, self._handle = gpu, handle
+
+    def close(self) -> None:
+        """Give the GPU back."""
+        os.close(self._handle)
+
+
+def take(devices: Sequence[str]) -> Lease | None:
+    """The first of ``devices`` that is free, None if none is."""
     folder = Path(tempfile.gettempdir()) / f"lngen-gpus-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
-    while not stopped():
-        for device in devices:
-            handle = os.open(folder / f"{re.sub(r'[^A-Za-z0-9-]', '_', device)}.lock", os.O_RDWR | os.O_CREAT, 0o600)
-            try:
-                if _locked(handle):
-                    yield device
-                    return
-            finally:
-                os.close(handle)
-        time.sleep(0.05)
-    yield None
-
-
-def _locked(handle: int) -> bool:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+    for gpu in devices:
+        handle = os.open(folder / f"{re.sub(r'[^A-Za-z0-9-]', '_', gpu)}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(handle)
+        else:
+            return Lease(gpu, handle)
+    return None

@@ -53,6 +53,7 @@ class GpuMeasurer:
     def open(self, spec: Spec, rows: int) -> None:
         """Inputs and expected bits, then as many argument sets as the caches need to stay cold."""
         self._loaded, self._sets, self._references = {}, [], []
+        self.__dict__.pop("_bits", None)  # a spec before this one has its memory back
         self._engine.release()
         with self._engine.active():
             self._bits = Bits(spec, rows, self._xp)

@@ -12,6 +12,7 @@ from lngen.errors import LngenError, MissingError
 from lngen.tune import database
 from lngen.tune.job import NO_GPU, Job, Listener, Outcome, run_job
 from lngen.tune.lease import visible_devices
+from lngen.tune.pool import Pool
 from lngen.tune.trial import Trial
 
 
@@ -56,7 +57,8 @@ def tune(
     """Run jobs; their trials are appended to the database at ``path``.
 
     executor  where the jobs run, each on a GPU that is visible there; its trials come back when a job ends. None:
-              threads of this process, one per visible GPU, whose trials are kept at once
+              threads of this process, which keep a worker process per visible GPU; one job builds while another
+              measures, and trials are kept at once
     Ctrl-C ends the run with what is known. MissingError without a GPU; another error of a job is in its outcome.
     """
     keeper = Keeper(path, listener or Listener())
@@ -66,8 +68,8 @@ def tune(
     devices = {d for job in jobs for d in job.devices or ()} or {*visible_devices()}
     if not devices:
         raise MissingError(NO_GPU)
-    with ThreadPoolExecutor(len(devices)) as pool:
-        futures = {pool.submit(run_job, job, keeper): n for n, job in enumerate(jobs)}
+    with Pool(keeper.stopped) as workers, ThreadPoolExecutor(len(devices) + 1) as pool:
+        futures = {pool.submit(run_job, job, keeper, workers): n for n, job in enumerate(jobs)}
         return _collect(futures, jobs, keeper, remote=False)
 
 
