@@ -288,7 +288,7 @@ def _recent(rng: random.Random) -> int:
 
 def numbers(rng: np.random.Generator, value: Value, rows: int, d: int, kind: str) -> Array:
     """An array for ``value``: normal numbers, few small ones (ties), zeros of both signs, extremes, or all of it."""
-    shape = [{M: rows, D: d}[a] for a in value.type.axes]
+    shape = value.type.shape(rows, d)
     base = rng.normal(0.3, 1.0, shape)
     tiny = {F16: 6e-8, BF16: 9.2e-41, F32: 1.4e-45, F64: 5e-324}[value.type.dtype]
     if kind == "small":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,17 +12,27 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from lngen.bench import engines, peers, providers, report, timing
-from lngen.bench.cases import BOUNDS, complaint, errors, make_case
+from lngen.bench import conditions, engines, formulas, peers, plot, providers, report, timing
+from lngen.bench.cases import Case
 from lngen.bench.engines import TorchEngine, make_engine
 from lngen.bench.floor import ceiling_bytes, floor_bytes, gb_s
+from lngen.bench.formulas import BOUNDS, complaint, errors, expected
+from lngen.bench.grids import DESIGN, GRIDS, WIDTHS, rows_for
 from lngen.bench.host import HostRecord, host_times
-from lngen.bench.peers import known, select
+from lngen.bench.measure import LINKS, covering
+from lngen.bench.peers import Apex, Quack, known, select
 from lngen.bench.providers import Ceiling, Prepared, Torch, autograd, keeping
-from lngen.bench.run import Record, benchmark
+from lngen.bench.records import Record
+from lngen.bench.run import Hooks, benchmark
+from lngen.bench.sets import make_cases
+from lngen.bench.store import Saved, read_json, resumed, write_json
+from lngen.bench.targets import target_fraction
+from lngen.bench.tasks import CEILINGS, LATENCY, make_task
 from lngen.bench.timing import Stats, drift, launch_count, set_count, time_side_by_side
-from lngen.cli.bench import SHAPES, bench, cases, command, parse_shapes
+from lngen.bench.verdict import judge, summarise
+from lngen.cli.bench import bench, command, parse_shapes, tasks
 from lngen.errors import LngenError, MissingError, SpecError
+from lngen.ir import DType
 from lngen.spec import parse_spec
 
 MB = 1_000_000
@@ -82,11 +92,20 @@ class CpuEngine(TorchEngine):
         return 0, "a CPU"
 
     def capture(self, launch: timing.Launch, indices: Sequence[int]) -> Any:
-        launch(0, indices[0])
+        for index in indices[:2]:  # two, so that a chain has a link
+            launch(0, index)
         return len(indices)
 
     def elapsed(self, graphs: Sequence[Any]) -> list[float]:
         return [count * self.us / 1e3 for count in graphs]
+
+
+def one_case(text: str, rows: int, count: int = 1) -> Case:
+    """The case of one spec."""
+    head, _, keys = text.partition(":")
+    task = make_task(*head.split("."), "f32", rows, 8)
+    (case,) = make_cases(replace(task, specs=(parse_spec(f"{head}:{keys}"),)), count, CpuEngine())
+    return case
 
 
 @pytest.fixture
@@ -203,17 +222,18 @@ SPECS = ["layernorm.fwd", "layernorm.bwd", "rmsnorm.fwd", "rmsnorm.bwd"]
 @pytest.mark.parametrize("head", SPECS)
 @pytest.mark.parametrize("chunk", [1 << 24, 100])
 def test_torch_agrees_with_the_formulas(head: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lngen.bench.cases.CHUNK", chunk)
-    case = make_case(parse_spec(f"{head}:d=48,dtype=f32,eps=1e-3"), 37, 3, CpuEngine())
+    monkeypatch.setattr(formulas, "CHUNK", chunk)
+    case = one_case(f"{head}:d=48,dtype=f32,eps=1e-3", 37, 3)
     first, last = ({n: case.sets[i][n] for n in case.inputs} for i in (0, 2))
     assert all((first[n] == last[n]).all() and first[n].data_ptr() != last[n].data_ptr() for n in first)
     prepared = Torch().prepare(case) if head != "rmsnorm.bwd" else _rms_by_autograd(case)
     for index in range(3):
         prepared.launch(0, index)
-    found = errors(case, 1, prepared.results(1))
+    want = expected(case)
+    found = errors(case, want, prepared.results(1))
     assert max(found.values()) < 1e-5
     assert case.outputs[0] in found
-    assert not complaint(case, 2, prepared.results(2))
+    assert not complaint(case, want, prepared.results(2))
 
 
 def _rms_by_autograd(case: Any) -> Prepared:
@@ -226,18 +246,18 @@ def _rms_by_autograd(case: Any) -> Prepared:
 def test_layernorm_by_autograd() -> None:
     torch = pytest.importorskip("torch")
     for direction in ("fwd", "bwd"):
-        case = make_case(parse_spec(f"layernorm.{direction}:d=40,dtype=f32"), 9, 2, CpuEngine())
+        case = one_case(f"layernorm.{direction}:d=40,dtype=f32", 9, 2)
         prepared = autograd(case, lambda x, g, b: torch.nn.functional.layer_norm(x, (40,), g, b, 1e-5))
         prepared.launch(0, 1)
         results = prepared.results(1)
-        assert not complaint(case, 1, results)
+        assert not complaint(case, expected(case, 1), results)
         assert {*results} == ({"y"} if direction == "fwd" else {"dx", "dgamma", "dbeta"})
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f32"])
 @pytest.mark.parametrize("mistake", ["mean", "gamma", "nan", "sum"])
 def test_a_wrong_backward_is_noticed(dtype: str, mistake: str) -> None:
-    case = make_case(parse_spec(f"layernorm.bwd:d=256,dtype={dtype}"), 64, 1, CpuEngine())
+    case = one_case(f"layernorm.bwd:d=256,dtype={dtype}", 64)
     t = {name: case.engine.wide(a) for name, a in case.sets[0].items()}
     xhat = (t["x"] - t["mean"][:, None]) * t["rstd"][:, None]
     g = t["dy"] * (1.0 if mistake == "gamma" else t["gamma"])
@@ -248,13 +268,13 @@ def test_a_wrong_backward_is_noticed(dtype: str, mistake: str) -> None:
         dx[63, 255] = float("nan")
     if mistake == "sum":
         results["dbeta"] = t["dy"][1:].sum(0)
-    assert complaint(case, 0, results).startswith("dbeta" if mistake == "sum" else "dx")
+    assert complaint(case, expected(case), results).startswith("dbeta" if mistake == "sum" else "dx")
 
 
 def test_a_missing_result_is_an_error() -> None:
-    case = make_case(parse_spec("layernorm.fwd:d=8"), 2, 1, CpuEngine())
+    case = one_case("layernorm.fwd:d=8", 2)
     with pytest.raises(LngenError, match="'y' is missing"):
-        complaint(case, 0, {})
+        complaint(case, expected(case), {})
     assert set(BOUNDS) == {v.type.dtype for n in ("f16", "bf16", "f32", "f64") for v in _params(n)}
 
 
@@ -292,12 +312,15 @@ class Wrong(Torch):
         return replace(right, results=lambda i: {n: a + 1 for n, a in right.results(i).items()})
 
 
+def todo(direction: str, *shapes: tuple[int, int], graph: str = "layernorm", dtype: str = "f32") -> list[Any]:
+    return tasks(graph, direction, dtype, "design", list(shapes))
+
+
 def test_a_benchmark_reports_what_fails_and_goes_on(few_sets: None) -> None:
-    todo = cases("layernorm", "fwd,bwd", "f32", [(64, 32), (3, 32)])
-    chosen = [*(Ceiling(n, d) for d, n in providers.CEILINGS.items()), Torch(), Wrong("wrong", "values")]
-    chosen += [Wrong("raising", "raises")]
+    chosen = [*(Ceiling(d) for d in CEILINGS), Torch(), Wrong("wrong", "values"), Wrong("raising", "raises")]
     seen: list[tuple[int, int, str]] = []
-    records = benchmark(todo, chosen, CpuEngine(), progress=lambda *a: seen.append(a))
+    hooks = Hooks(progress=lambda *a: seen.append(a))
+    records = benchmark(todo("fwd,bwd", (64, 32), (3, 32)), chosen, CpuEngine(), hooks=hooks).records
     assert [s[:2] for s in seen] == [(0, 4), (1, 4), (2, 4), (3, 4)]
     assert [r.provider for r in records] == ["copy", "torch", "wrong", "raising"] * 2 + [
         "add", "torch", "wrong", "raising"
@@ -305,7 +328,7 @@ def test_a_benchmark_reports_what_fails_and_goes_on(few_sets: None) -> None:
     ceiling, torch, wrong, raising = records[:4]
     assert (ceiling.us_median, ceiling.gb_s, ceiling.fraction) == (10.0, 1.6, 1.0)
     assert torch.gb_s == 1.7  # the same time for a few more bytes
-    assert (torch.sets, torch.launches) == (2, 800)
+    assert (torch.sets, torch.launches, torch.tensor_bytes) == (2, 400, 64 * 32 * 4)
     assert wrong.gb_s is None
     assert wrong.note.startswith("wrong: y is off by")
     assert raising.note == "failed: ValueError: no such kernel"
@@ -316,20 +339,19 @@ def test_a_case_that_fails_is_reported_in_its_rows(few_sets: None) -> None:
         def elapsed(self, graphs: Sequence[Any]) -> list[float]:
             if self.us == 10.0:
                 self.us = 20.0
-                raise RuntimeError("CUDA error: an illegal memory access")
+                raise RuntimeError("CUDA error: out of memory")
             return super().elapsed(graphs)
 
     class TooSmall(CpuEngine):
         def memory(self) -> tuple[int, int]:
-            return 100, 1000
+            return 14000, 1000  # enough for one set, but not beside the expected results in float64
 
-    todo = cases("rmsnorm", "fwd", "f32", [(8, 32)])
-    chosen = [Ceiling("copy", "fwd"), Torch()]
-    found = {r.provider: r for r in benchmark(todo, chosen, Broken())}
-    assert found["copy"].note == "failed: RuntimeError: CUDA error: an illegal memory access"
+    cases, chosen = todo("fwd", (8, 32), graph="rmsnorm"), [Ceiling("fwd"), Torch()]
+    found = {r.provider: r for r in benchmark(cases, chosen, Broken()).records}
+    assert found["copy"].note == "failed: RuntimeError: CUDA error: out of memory"
     assert found["torch"].us_median == 20.0
     assert found["torch"].fraction is None
-    assert all("choose fewer rows" in r.note for r in benchmark(todo, chosen, TooSmall()))
+    assert all("choose fewer rows" in r.note for r in benchmark(cases, chosen, TooSmall()).records)
 
 
 def test_a_small_case_is_said_to_be_warm(few_sets: None) -> None:
@@ -337,10 +359,379 @@ def test_a_small_case_is_said_to_be_warm(few_sets: None) -> None:
         def memory(self) -> tuple[int, int]:
             return 10**9, 60 * MB
 
-    record = benchmark(cases("rmsnorm", "fwd", "f32", [(8, 32)]), [Torch()], LargeCache())[0]
+    record = benchmark(todo("fwd", (8, 32), graph="rmsnorm"), [Torch()], LargeCache()).records[0]
     assert record.sets == timing.MAX_SETS
     assert record.note.startswith("warm: 64 sets are only 0 MB")
     assert record.gb_s is not None
+
+
+def test_a_lost_gpu_ends_the_run_and_keeps_what_there_is(few_sets: None) -> None:
+    class Lost(CpuEngine):
+        def synchronize(self) -> None:
+            raise RuntimeError("CUDA error: an illegal memory access")
+
+    said: list[str] = []
+    kept: list[int] = []
+    hooks = Hooks(say=said.append, keep=lambda records: kept.append(len(records)))
+    outcome = benchmark(todo("fwd", (8, 32), (9, 32)), [Torch()], Lost(), hooks=hooks)
+    assert (outcome.left, kept, len(said)) == (1, [1], 1)
+    assert "the GPU no longer answers" in said[0]
+    assert "illegal memory access" in outcome.records[0].note
+
+
+@pytest.mark.parametrize(("held", "releases"), [(0.4, 0), (0.6, 2)])
+def test_cached_memory_is_given_back_only_when_much_is_held(held: float, releases: int, few_sets: None) -> None:
+    class Caching(CpuEngine):
+        asked, released = 0, 0
+
+        def memory(self) -> tuple[int, int]:
+            self.asked += 1
+            return int(10**9 * (1 - held * (self.asked > 1))), 1000
+
+        def release(self) -> None:
+            self.released += 1
+
+    engine = Caching()
+    benchmark(todo("fwd", (8, 32), (9, 32)), [Torch()], engine)
+    assert engine.released == releases
+
+
+# ---- forward and backward as one unit ----
+
+
+def test_both_is_a_unit_of_forward_and_backward(few_sets: None) -> None:
+    (task,) = todo("both", (64, 32))
+    assert (task.spec, task.direction) == ("layernorm.both:d=32,dtype=f32", "both")
+    chosen = [*(Ceiling(d) for d in CEILINGS), Torch(), Wrong("wrong", "values")]
+    ceiling, torch, wrong = benchmark([task], chosen, CpuEngine()).records
+    assert (ceiling.provider, ceiling.fraction) == ("copy+add", 1.0)
+    assert ceiling.gb_s == round(5 * 64 * 32 * 4 / 10.0 / 1e3, 1)
+    floors = sum(floor_bytes(spec, 64) for spec in task.specs)
+    assert torch.gb_s == round(floors / 10.0 / 1e3, 1)
+    assert torch.target is None
+    assert wrong.note.startswith("wrong: y")
+
+
+def test_the_backward_of_both_takes_the_set_of_half_a_turn_ago(few_sets: None) -> None:
+    order: list[tuple[str, int]] = []
+
+    class Noting(Torch):
+        def prepare(self, case: Any) -> Prepared:
+            right = super().prepare(case)
+
+            def launch(stream: int, index: int) -> None:
+                order.append((case.spec.direction, index))
+                right.launch(stream, index)
+
+            return replace(right, launch=launch)
+
+    (record,) = benchmark(todo("both", (8, 16)), [Noting()], CpuEngine()).records
+    assert (record.note, record.sets) == ("", 4)
+    assert order[:4] == [("fwd", 0), ("bwd", 2), ("fwd", 1), ("bwd", 3)]
+    assert len(order) == 2 * (4 + 2 * 2)  # one turn before the check, and two captures
+
+
+def test_the_halves_of_both_share_their_sets() -> None:
+    forward, backward = make_cases(todo("both", (4, 16))[0], 2, CpuEngine())
+    assert forward.sets is backward.sets
+    assert {*forward.sets[1]} == {"x", "gamma", "beta", "y", "mean", "rstd", "dy", "dx", "dgamma", "dbeta"}
+    assert (forward.sets[0]["rstd"] == forward.sets[1]["rstd"]).all()  # a backward's input from the start
+
+
+def test_a_wrong_forward_spoils_no_other_backward(few_sets: None) -> None:
+    class Spoiling(Torch):
+        def prepare(self, case: Any) -> Prepared:
+            case.sets[0]["rstd"].fill_(7.0)
+            raise ValueError("after writing nonsense")
+
+    chosen = [Spoiling("spoiling"), Torch()]
+    spoiling, torch = benchmark(todo("both", (8, 32)), chosen, CpuEngine()).records
+    assert (spoiling.us_median, torch.note, torch.us_median) == (None, "", 10.0)
+
+
+def test_a_mistake_in_either_half_of_both_is_noticed(few_sets: None) -> None:
+    class HalfWrong(Wrong):
+        def prepare(self, case: Any) -> Prepared:
+            right = Torch.prepare(self, case)
+            return right if case.spec.direction == "fwd" else super().prepare(case)
+
+    (record,) = benchmark(todo("both", (8, 32)), [HalfWrong("wrong", "values")], CpuEngine()).records
+    assert record.note.startswith("wrong: dx is off by")
+    assert record.us_median is None
+
+
+# ---- latency ----
+
+
+@pytest.mark.parametrize(("direction", "into", "out"), [("fwd", "x", "y"), ("bwd", "dy", "dx")])
+def test_a_latency_is_a_chain(direction: str, into: str, out: str) -> None:
+    task = make_task("layernorm", direction, "f32", 4, 16, LATENCY)
+    (case,) = make_cases(task, 4, CpuEngine())
+    for before, after in zip(case.sets, case.sets[1:], strict=False):
+        assert after[into] is before[out]
+    assert case.chain == into
+    assert case.sets[0]["gamma"] is case.sets[1]["gamma"]  # and warm
+
+
+def test_calls_that_allocate_are_chained_by_their_results() -> None:
+    took: list[Any] = []
+
+    def call(t: dict[str, Any]) -> Sequence[Any]:
+        took.append(t["x"])
+        return (f"y{len(took)}",)
+
+    prepared = keeping(call, ("y",), [{"x": "own"}, {"x": "other"}, {"x": "other"}], "x")
+    for index in (0, 1, 2, 0):
+        prepared.launch(0, index)
+    assert took == ["own", "y1", "y2", "own"]
+    unchained = keeping(call, ("y",), [{"x": "own"}, {"x": "other"}])
+    unchained.launch(0, 0)
+    unchained.launch(0, 1)
+    assert took[-2:] == ["own", "other"]
+
+
+def test_a_latency_is_a_class_of_its_own() -> None:
+    chosen = [*(Ceiling(d) for d in CEILINGS), Torch(), Wrong("wrong", "values")]
+    found = [make_task("layernorm", d, "f32", 4, 16, LATENCY) for d in ("fwd", "bwd")]
+    forward, backward = (benchmark([t], chosen, CpuEngine()).records for t in found)
+    for records, ceiling in ((forward, "copy"), (backward, "add")):
+        assert [r.provider for r in records] == [ceiling, "torch", "wrong"]
+        assert [r.us_median for r in records] == [10.0, 10.0, None]
+        assert {(r.kind, r.gb_s, r.fraction, r.target) for r in records} == {(LATENCY, None, None, None)}
+        assert records[1].sets == LINKS
+        assert records[2].note.startswith("wrong")
+    (table,) = report.tables(forward)
+    assert "us per call in a chain of dependent launches" in str(table.title)
+    assert [list(c.cells) for c in table.columns] == [["4 x 16"], ["10.00"], ["10.00"], ["wrong"]]
+
+
+def test_each_provider_of_a_latency_begins_with_the_same_input() -> None:
+    begins: list[float] = []
+
+    class Spoiling(Torch):
+        def prepare(self, case: Any) -> Prepared:
+            right = super().prepare(case)
+
+            def launch(stream: int, index: int) -> None:
+                begins.append(float(case.sets[0]["x"].sum()))
+                right.launch(stream, index)
+                case.sets[0]["x"].fill_(7.0)  # as a chain does when it comes round
+
+            return replace(right, launch=launch)
+
+    task = make_task("layernorm", "fwd", "f32", 4, 16, LATENCY)
+    records = benchmark([task], [Spoiling("a"), Spoiling("b")], CpuEngine()).records
+    assert [r.note for r in records] == ["", ""]
+    assert begins[0] == begins[1] != 7.0 * 64
+
+
+def test_autograd_records_a_chain_once_per_link() -> None:
+    torch = pytest.importorskip("torch")
+    task = make_task("layernorm", "bwd", "f32", 4, 16, LATENCY)
+    (case,) = make_cases(task, 64, CpuEngine())
+    calls: list[int] = []
+
+    def forward(x: Any, gamma: Any, beta: Any) -> Any:
+        calls.append(1)
+        return torch.nn.functional.layer_norm(x, (16,), gamma, beta, 1e-5)
+
+    prepared = autograd(case, forward)
+    assert len(calls) == 2
+    prepared.launch(0, 0)
+    assert not complaint(case, expected(case), prepared.results(0))
+
+
+# ---- a GPU that is not calm ----
+
+
+class Restless(CpuEngine):
+    """The ceiling, replayed first in each round, moves by 5 % in the first ``times`` sets of rounds."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.times, self.rounds = times, 0
+
+    def elapsed(self, graphs: Sequence[Any]) -> list[float]:
+        ms = super().elapsed(graphs)
+        if len(graphs) < 10:
+            return ms
+        self.rounds += 1
+        moves = self.rounds <= self.times
+        return [one * (1 + 0.05 * (moves and i > len(ms) // 2)) for i, one in enumerate(ms)]
+
+
+def test_rounds_are_repeated_while_the_ceiling_moves(few_sets: None) -> None:
+    chosen = [Ceiling("fwd"), Torch()]
+    for times, repeats, drifted, sentences in ((0, 0, False, 0), (2, 2, False, 2), (9, 3, True, 3)):
+        said: list[str] = []
+        engine = Restless(times)
+        found = benchmark(todo("fwd", (8, 32)), chosen, engine, hooks=Hooks(say=said.append)).records
+        assert {(r.repeats, r.drifted) for r in found} == {(repeats, drifted)}
+        assert engine.rounds == repeats + 1
+        assert len(said) == sentences
+    assert said[0].endswith("copy moved by 5.0%, the GPU is busy or throttling; once more.")
+
+
+def test_the_calmest_rounds_count() -> None:
+    moves = [0.3, 0.1, 0.2]
+
+    class Calming(FakeTimer):
+        def elapsed(self, graphs: Sequence[Any]) -> list[float]:
+            ms = super().elapsed(graphs)
+            if len(graphs) < 10:
+                return ms
+            move = moves.pop(0)
+            return [one * (1 + move * (i > 10)) for i, one in enumerate(ms)]
+
+    timer = Calming({"copy": 4.0})
+    found = time_side_by_side({"copy": timer.launch("copy")}, 2, timer, reference="copy", rounds=20, repeats=2)
+    assert (found.drift, found.repeats) == (pytest.approx(0.1), 2)
+    assert found.stats["copy"].p90 == pytest.approx(4.4)
+
+
+# ---- runs in slices ----
+
+
+def test_what_is_there_is_not_measured_again(few_sets: None) -> None:
+    cases, chosen = todo("fwd", (8, 32), (9, 32), (10, 32)), [Ceiling("fwd"), Torch()]
+    first = benchmark(cases[:2], chosen, CpuEngine()).records
+    first = [replace(r, drifted=r.rows == 9, us_median=1.0) for r in first]
+    seen: list[tuple[int, int, str]] = []
+    hooks = Hooks(progress=lambda *a: seen.append(a))
+    records = benchmark(cases, chosen, CpuEngine(), hooks=hooks, saved=first).records
+    assert [(s[0], s[1], s[2][-8:]) for s in seen] == [(1, 3, "2 rows=9"), (2, 3, " rows=10")]  # 9 had drifted
+    assert [(r.rows, r.us_median) for r in records] == [
+        (8, 1.0), (8, 1.0), (9, 10.0), (9, 10.0), (10, 10.0), (10, 10.0)
+    ]  # fmt: skip
+    again = benchmark(cases, [*chosen, Wrong("raising", "raises")], CpuEngine(), saved=records).records
+    assert [r.provider for r in again] == ["copy", "torch", "raising"] * 3  # one more provider: side by side again
+
+
+def test_no_task_begins_that_would_end_too_late(few_sets: None) -> None:
+    now, ticks = [0.0], CpuEngine()
+
+    class Slow(Torch):
+        def prepare(self, case: Any) -> Prepared:
+            now[0] += 10.0
+            return super().prepare(case)
+
+    def run(seconds: float) -> Any:
+        now[0] = 0.0
+        cases = todo("fwd", (8, 32), (9, 32), (10, 32))
+        return benchmark(cases, [Slow()], ticks, seconds=seconds, clock=lambda: now[0])
+
+    assert [run(seconds).left for seconds in (15.0, 25.0, 30.0)] == [2, 1, 0]
+
+
+def test_a_file_of_other_conditions_is_not_continued(tmp_path: Path) -> None:
+    file = tmp_path / "b.json"
+    assert resumed(file, {"device": "H200"}) == Saved()
+    write_json(file, RECORDS, {"device": "H200", "torch": "2.11"})
+    assert len(resumed(file, {"device": "H200", "torch": "2.11"}).records) == len(RECORDS)
+    with pytest.raises(LngenError, match=r"other conditions \(device 'H200' -> 'A100', torch '2.11' -> ''\)"):
+        resumed(file, {"device": "A100"})
+
+
+def test_a_file_that_is_no_benchmark_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "b.json"
+    for text in ("", "[]", '{"records": [{"spec": 1}], "conditions": {}}'):
+        file.write_text(text, encoding="utf-8")
+        with pytest.raises(LngenError, match="expected to be a file that 'lngen bench --json' wrote"):
+            read_json(file)
+    with pytest.raises(LngenError, match="cannot be read"):
+        read_json(tmp_path / "none.json")
+
+
+def test_files_of_earlier_versions_are_judged_now() -> None:
+    saved = read_json(Path(__file__).parent.parent / "generated" / "bench" / "h200-layernorm-bwd.json")
+    assert saved.conditions["device"] == "NVIDIA H200"
+    lngen = next(r for r in saved.records if r.is_lngen)
+    assert (lngen.target, lngen.met, lngen.best_peer, lngen.ratio) == (0.68, False, "torch", 1.9049)
+
+
+def test_the_conditions_name_the_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    before = conditions.source_digest()
+    assert before == conditions.source_digest()
+    (tmp_path / "kernel.cu.j2").write_text("another template", encoding="utf-8")
+    monkeypatch.setattr(conditions, "data_dir", lambda name: tmp_path)
+    assert len(before) == len(conditions.source_digest()) == 12
+    assert before != conditions.source_digest()
+
+
+# ---- grids, targets, verdicts ----
+
+
+def test_grids() -> None:
+    assert GRIDS["design"].shapes(DType.BF16) == DESIGN
+    classic = GRIDS["classic"].shapes(DType.F16)
+    assert (classic[0], classic[1], classic[-1], len(classic)) == ((4096, 1024), (4096, 1536), (4096, 15872), 30)
+    for dtype in (DType.BF16, DType.F32):
+        grid = GRIDS["targets"].shapes(dtype)
+        assert len(grid) == len({*grid}) == 5 * 21
+        assert {d for _, d in grid} == {*WIDTHS} >= {64, 128, 1000, 4093, 256, 768, 7168, 12288, 131072}
+        sizes = [rows * d * dtype.size / 2**20 for rows, d in grid]
+        assert sizes == pytest.approx([8, 16, 32, 64, 256] * 21, rel=0.02)
+        assert {*GRIDS["quick"].shapes(dtype)} < {*grid}
+    assert rows_for(8 << 20, 12288, DType.BF16) == 341
+    assert rows_for(8, 12288, DType.BF16) == 1
+    assert GRIDS["targets"].dtypes == ("f16", "bf16", "f32")
+
+
+@pytest.mark.parametrize(
+    ("direction", "dtype", "mb", "d", "want"),
+    [
+        ("fwd", "bf16", 8, 1024, 0.94),
+        ("bwd", "f16", 8, 1024, 0.68),
+        ("bwd", "f32", 256, 1024, 0.95),
+        ("bwd", "f32", 4096, 1024, 0.95),
+        ("bwd", "bf16", 128, 1024, 0.925),  # half way between 64 and 256 in logarithms
+        ("fwd", "bf16", 32, 4093, 0.8075),
+        ("bwd", "bf16", 64, 64, 0.765),
+        ("fwd", "bf16", 64, 128, 0.8245),
+        ("fwd", "bf16", 64, 1000, 0.8245),
+        ("fwd", "bf16", 64, 768, 0.97),
+        ("fwd", "bf16", 7.9, 12288, 0.94),  # whole rows
+        ("fwd", "bf16", 4, 1024, None),
+        ("fwd", "f64", 64, 1024, None),
+        ("both", "bf16", 64, 1024, None),
+    ],
+)
+def test_targets(direction: str, dtype: str, mb: float, d: int, want: float | None) -> None:
+    assert target_fraction(direction, dtype, int(mb * 2**20), d) == want
+
+
+def test_the_verdict_on_a_point() -> None:
+    times = {"copy": 5.0, "lngen": 5.2, "torch": 10.0, "liger": 7.8, "quack": 1.0, "compile": None}
+    notes = {"quack": "implausible: faster than the ceiling", "compile": "wrong: y is off"}
+    point = [_record(n, us_median=us, fraction=us and 5.0 / us, note=notes.get(n, "")) for n, us in times.items()]
+    judged = {r.provider: r for r in judge(point)}
+    lngen = judged["lngen"]
+    assert (lngen.tensor_bytes, lngen.target, lngen.met) == (8 << 20, 0.94, True)
+    assert (lngen.best_peer, lngen.ratio) == ("liger", 1.5)
+    others = [r for r in judged.values() if r is not lngen]
+    assert {(r.target, r.met, r.best_peer, r.ratio) for r in others} == {(0.94, None, "", None)}
+    slow = judge([replace(point[1], fraction=0.9399)])[0]
+    assert (slow.met, slow.best_peer, slow.ratio) == (False, "", None)  # alone: no peer
+
+
+def test_the_summary_counts_and_names_the_worst() -> None:
+    points = [(4096, 1024, 0.95, 2.0), (4096, 4096, 0.90, 0.5), (32768, 1024, 0.90, 0.8), (4096, 2048, None, None)]
+    records = []
+    for rows, d, fraction, ratio in points:
+        us = None if ratio is None else 10.0
+        records.append(_record("lngen", rows, d, us_median=us, fraction=fraction, note="" if us else "failed: x"))
+        records.append(_record("torch", rows, d, us_median=ratio and 10.0 * ratio))
+    (summary,) = summarise(judge(records))
+    assert (summary.points, summary.met, summary.missed, summary.failed) == (4, 1, 2, 1)
+    assert (summary.ratio, summary.compared, summary.ahead) == (round(0.8 ** (1 / 3), 4), 3, 1)
+    assert summary.worst == ("32768 x 1024 bf16 0.900 of 0.970", "4096 x 4096 bf16 0.900 of 0.950")
+    assert summary.behind == ("4096 x 4096 bf16 0.50 x torch", "32768 x 1024 bf16 0.80 x torch")
+    assert report.summary_lines([summary]) == [
+        "layernorm fwd, 4 points: 1 of 3 targets met; 0.93 x the best peer on geometric mean (target 1.15), "
+        "at least as fast at 1 of 3; 1 without a time.",
+        "  farthest below target: 32768 x 1024 bf16 0.900 of 0.970, 4096 x 4096 bf16 0.900 of 0.950",
+        "  behind: 4096 x 4096 bf16 0.50 x torch, 32768 x 1024 bf16 0.80 x torch",
+    ]
 
 
 def test_lngen_is_launched_with_the_pointers_of_a_set(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -364,7 +755,7 @@ def test_lngen_is_launched_with_the_pointers_of_a_set(monkeypatch: pytest.Monkey
     monkeypatch.setattr(providers, "device_arch", lambda device: "sm_90")
     monkeypatch.setattr(providers, "compile_plan", lambda plan, arch: None)
     monkeypatch.setattr(providers, "Launcher", Launcher)
-    case = make_case(parse_spec("layernorm.bwd:d=64,dtype=bf16"), 5, 2, CpuEngine())
+    case = one_case("layernorm.bwd:d=64,dtype=bf16", 5, 2)
     prepared = known()["lngen"].prepare(case)
     prepared.launch(11, 1)
     prepared.launch(12, 0)
@@ -382,10 +773,11 @@ def test_lngen_is_launched_with_the_pointers_of_a_set(monkeypatch: pytest.Monkey
 def test_providers_are_chosen_by_name_and_ceilings_always(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(providers, "installed", lambda module: module == "torch")
     monkeypatch.setattr(peers, "installed", lambda module: False)
-    assert [p.name for p in select()] == ["copy", "add", "lngen", "torch"]
-    assert [p.name for p in select(compiled=True)] == ["copy", "add", "lngen", "torch", "compile"]
-    assert [p.name for p in select(["torch"])] == ["copy", "add", "torch"]
-    assert [p.name for p in select(["compile", "lngen"])] == ["copy", "add", "lngen", "compile"]
+    ceilings = ["copy", "add", "copy+add"]
+    assert [p.name for p in select()] == [*ceilings, "lngen", "torch"]
+    assert [p.name for p in select(compiled=True)] == [*ceilings, "lngen", "torch", "compile"]
+    assert [p.name for p in select(["torch"])] == [*ceilings, "torch"]
+    assert [p.name for p in select(["compile", "lngen"])] == [*ceilings, "lngen", "compile"]
     with pytest.raises(LngenError, match=r"no provider 'tirch', expected some of .*lngen.*; did you mean 'torch'"):
         select(["tirch"])
     with pytest.raises(MissingError, match="'liger' needs liger-kernel, which is not installed"):
@@ -393,12 +785,69 @@ def test_providers_are_chosen_by_name_and_ceilings_always(monkeypatch: pytest.Mo
 
 
 def test_providers_cover_what_they_can() -> None:
-    layernorm, backward = parse_spec("layernorm.fwd:d=8"), parse_spec("rmsnorm.bwd:d=8")
-    covering = {n for n, p in known().items() if p.covers(layernorm)}
-    assert covering == {"copy", "lngen", "torch", "compile", "liger"}
-    assert {n for n, p in known().items() if p.covers(backward)} == {
-        "add", "lngen", "torch", "compile", "liger", "quack"
-    }  # fmt: skip
+    def names(graph: str, direction: str) -> set[str]:
+        return {p.name for p in covering(make_task(graph, direction, "f16", 4, 8), [*known().values()])}
+
+    everywhere = {"lngen", "torch", "compile", "liger", "apex"}
+    assert names("layernorm", "fwd") == {"copy", "quack", "apex-fast", *everywhere}
+    assert names("layernorm", "bwd") == {"add", "apex-fast", *everywhere}
+    assert names("layernorm", "both") == {"copy+add", "apex-fast", *everywhere}
+    assert names("rmsnorm", "both") == {"copy+add", "quack", *everywhere}
+
+
+def _norm(x: Any, gamma: Any, beta: Any, eps: float, mean: bool) -> Any:
+    centred = x - x.mean(-1, keepdim=True) if mean else x
+    y = centred * (centred * centred).mean(-1, keepdim=True).add(eps).rsqrt() * gamma
+    return y if beta is None else y + beta
+
+
+class _LayerNormFunction:
+    """Stands for Apex' autograd functions: fast (x, gamma, beta, eps), affine (x, gamma, beta, shape, eps)."""
+
+    @staticmethod
+    def apply(x: Any, gamma: Any, beta: Any, *rest: Any) -> Any:
+        assert rest[:-1] in ((), ((8,),))
+        return _norm(x, gamma, beta, rest[-1], mean=True)
+
+
+class _RMSNormFunction:
+    @staticmethod
+    def apply(x: Any, gamma: Any, shape: Any, eps: float) -> Any:
+        assert shape == (8,)
+        return _norm(x, gamma, None, eps, mean=False)
+
+
+class _Module:
+    FastLayerNormFN = FusedLayerNormAffineFunction = _LayerNormFunction
+    FusedRMSNormAffineFunction = _RMSNormFunction
+
+    @staticmethod
+    def rmsnorm(x: Any, weight: Any, eps: float) -> Any:
+        return _norm(x, weight, None, eps, mean=False)
+
+    @staticmethod
+    def layernorm_fwd(x: Any, weight: Any, bias: Any, eps: float) -> Any:
+        assert {str(weight.dtype), str(bias.dtype)} == {"torch.float32"}
+        return _norm(x, weight, bias, eps, mean=True).to(x.dtype)
+
+
+@pytest.mark.parametrize("head", SPECS)
+@pytest.mark.parametrize("peer", [Quack(), Apex(True), Apex(False)], ids=lambda peer: peer.name)
+def test_peers_are_called_as_they_want_to_be(peer: Any, head: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = one_case(f"{head}:d=8,dtype=f16", 16, 2)
+    if not peer.covers(case.spec):
+        pytest.skip("not covered")
+    monkeypatch.setattr(peers.importlib, "import_module", lambda name: _Module)
+    prepared = peer.prepare(case)
+    prepared.launch(0, 1)
+    assert not complaint(case, expected(case), prepared.results(1))
+
+
+def test_apex_without_its_extensions_is_not_available(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "installed", lambda module: module == "apex")
+    assert not Apex(True).available()
+    monkeypatch.setattr(peers.importlib, "import_module", lambda name: _Module)
+    assert Apex(True).available()
 
 
 # ---- reports ----
@@ -409,57 +858,113 @@ def _record(provider: str, rows: int = 4096, d: int = 1024, **values: Any) -> Re
     return Record(spec, "layernorm", "fwd", rows, d, "bf16", provider, **values)
 
 
-RECORDS = [
-    _record("copy", us_median=5.6, gb_s=2995.0, fraction=1.0, launches=1400, sets=18, drifted=True),
-    _record("lngen", us_median=6.1, gb_s=2750.4, fraction=0.918, schedule="threads=32", drifted=True),
-    _record("torch", note="wrong: y is off by 2.0e+00 of its size", drifted=True),
-    _record("copy", d=4096, us_median=18.4, gb_s=3650.0, fraction=1.0),
-    _record("lngen", d=4096, us_median=19.7, gb_s=3400.0, fraction=0.93),
-    _record("copy", rows=32768, us_median=34.3, gb_s=3908.0, fraction=1.0),
-    _record("lngen", rows=32768, us_median=35.6, gb_s=3765.0, fraction=0.96, note="implausible: x"),
-]
+RECORDS = judge(
+    [
+        _record("copy", us_median=5.6, gb_s=2995.0, fraction=1.0, launches=1400, sets=18, drifted=True),
+        _record("lngen", us_median=6.1, gb_s=2750.4, fraction=0.918, schedule="threads=32", drifted=True),
+        _record("torch", note="wrong: y is off by 2.0e+00 of its size", drifted=True),
+        _record("copy", d=4096, us_median=18.4, gb_s=3650.0, fraction=1.0),
+        _record("lngen", d=4096, us_median=19.2, gb_s=3490.0, fraction=0.956),
+        _record("torch", d=4096, us_median=24.0, gb_s=2800.0, fraction=0.767),
+        _record("copy", rows=32768, us_median=34.3, gb_s=3908.0, fraction=1.0),
+        _record("lngen", rows=32768, us_median=35.6, gb_s=3765.0, fraction=0.96, note="implausible: x"),
+        _record("torch", rows=32768, note="wrong: y is off by 2.0e+00 of its size"),
+    ]
+)
 
 
 def test_the_table_has_shapes_down_and_providers_across() -> None:
     (table,) = report.tables(RECORDS)
-    assert [c.header for c in table.columns] == ["rows x D", "copy", "lngen", "torch"]
+    assert [c.header for c in table.columns] == ["rows x D", "copy", "lngen", "torch", "lngen / best peer"]
     rows = list(zip(*(c.cells for c in table.columns), strict=True))
     assert rows == [
-        ("4096 x 1024 ~", "2995", "2750 (0.92)", "wrong"),
-        ("4096 x 4096", "3650", "3400 (0.93)", "-"),
-        ("32768 x 1024", "3908", "3765 (0.96) *", "-"),
+        ("4096 x 1024 ~", "2995", "2750 (0.918 < 0.940)", "wrong", "-"),
+        ("4096 x 4096", "3650", "3490 (0.96)", "2800", "1.25 torch"),
+        ("32768 x 1024", "3908", "3765 (0.960 < 0.970) *", "wrong", "-"),
     ]
     notes = report.footnotes(RECORDS)
-    assert notes[0] == "torch, layernorm.fwd:d=1024,dtype=bf16 rows=4096: wrong: y is off by 2.0e+00 of its size"
+    wrong = "torch, layernorm.fwd:d=1024,dtype=bf16 rows=4096 and 1 more: wrong: y is off by 2.0e+00 of its size"
+    assert notes[0] == wrong
     assert notes[-1].startswith("~ the ceiling")
+
+
+def test_without_peers_nothing_is_compared() -> None:
+    (table,) = report.tables([r for r in RECORDS if r.provider == "copy"])
+    assert [c.header for c in table.columns] == ["rows x D", "copy"]
 
 
 def test_json_comes_back_and_is_the_same_twice(tmp_path: Path) -> None:
     conditions = {"torch": "2.11", "device": "H200"}
     host = [HostRecord("layernorm.fwd:d=8", 16, "lngen", "cupy", 3.0, 2.9, 3.1)]
     one, two = tmp_path / "one.json", tmp_path / "two.json"
-    report.write_json(one, RECORDS, conditions, host)
-    report.write_json(two, RECORDS, dict(reversed(conditions.items())), host)
+    write_json(one, RECORDS, conditions, host)
+    write_json(two, RECORDS, dict(reversed(conditions.items())), host)
     assert one.read_bytes() == two.read_bytes()
-    assert report.read_json(one) == (RECORDS, conditions)
+    assert read_json(one) == Saved(RECORDS, conditions, host)
+    (summary,) = json.loads(one.read_text(encoding="utf-8"))["summary"]
+    assert (summary["points"], summary["met"], summary["ratio"]) == (3, 1, 1.25)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["one.json", "two.json"]
     with pytest.raises(LngenError, match="cannot be written"):
-        report.write_json(tmp_path / "none" / "x.json", RECORDS, conditions)
+        write_json(tmp_path / "none" / "x.json", RECORDS, conditions)
 
 
-def test_plots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figures_are_classes_of_rows_or_of_sizes() -> None:
+    def named(shapes: Sequence[tuple[int, int]]) -> list[tuple[str, int, bool]]:
+        found = plot.pictures(judge([_record("copy", m, d, gb_s=1.0) for m, d in shapes]))
+        return [(p.rows, len(p.records), p.line) for p in found]
+
+    assert named(DESIGN) == [("4096 rows", 5, True), ("other shapes", 4, False)]
+    targets = named(GRIDS["targets"].shapes(DType.BF16))
+    assert targets == [(f"{size} MB per tensor", 21, True) for size in (8, 16, 32, 64, 256)]
+    assert named(GRIDS["classic"].shapes(DType.F16)) == [("4096 rows", 30, True)]
+    assert named([(1, 8), (2, 8)]) == [("all shapes", 2, False)]
+
+
+def test_a_plot_is_of_png_or_svg(tmp_path: Path) -> None:
     with pytest.raises(LngenError, match=r"to end in \.png or \.svg"):
-        report.plot(RECORDS, tmp_path / "x.gif")
-    if importlib.util.find_spec("matplotlib") is None:
-        with pytest.raises(MissingError, match=r'pip install "lngen\[plot\]"'):
-            report.plot(RECORDS, tmp_path / "x.svg")
-        pytest.skip("matplotlib is not installed")
+        plot.plot(RECORDS, tmp_path / "x.gif")
+
+
+def test_a_plot_without_matplotlib_says_what_installs_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def missing(name: str) -> Any:
+        raise ImportError(name)
+
+    monkeypatch.setattr(plot.importlib, "import_module", missing)
+    with pytest.raises(MissingError, match=r'pip install "lngen\[plot\]"'):
+        plot.plot(RECORDS, tmp_path / "x.svg")
+
+
+def test_plots_are_the_same_twice(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
     for name in ("x.svg", "x.png"):
-        report.plot(RECORDS, tmp_path / name)
+        assert plot.plot(RECORDS, tmp_path / name) == [tmp_path / name]
         first = (tmp_path / name).read_bytes()
-        report.plot(RECORDS, tmp_path / name)
+        plot.plot(RECORDS, tmp_path / name)
         assert (tmp_path / name).read_bytes() == first
-    report.plot([], tmp_path / "empty.svg")
+    assert plot.plot([], tmp_path / "empty.svg") == []
+
+
+def test_a_figure_per_direction_shows_peers_ceiling_and_target(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib.figure")
+    forward = [_record(n, d=d, gb_s=g, fraction=g / 4000) for d in (512, 1000, 2048, 4096) for n, g in
+               (("copy", 4000.0), ("lngen", 3900.0), ("compile", 3000.0))]  # fmt: skip
+    backward = [replace(r, direction="bwd", spec=r.spec.replace("fwd", "bwd")) for r in forward]
+    files = plot.plot(judge([*forward, *backward]), tmp_path / "x.svg")
+    assert [f.name for f in files] == ["x-layernorm-fwd-bf16-4096rows.svg", "x-layernorm-bwd-bf16-4096rows.svg"]
+    from matplotlib.figure import Figure
+
+    (picture,) = plot.pictures(judge(forward))
+    figure = Figure()
+    plot._draw(figure, picture)
+    (legend,) = figure.legends
+    assert [t.get_text() for t in legend.get_texts()] == ["lngen", "torch.compile", "copy (ceiling)", "target"]
+    left, right = figure.axes
+    assert {axes.get_xscale() + axes.get_yscale() for axes in figure.axes} == {"loglog"}
+    lines = [[*line.get_xdata()] for line in left.get_lines() if line.get_label() == "lngen"]
+    assert lines == [[512, 2048, 4096]]  # 1000 has a mark of its own
+    targets = [[*line.get_ydata()] for line in right.get_lines() if line.get_color() == plot.TARGET]
+    assert targets[:2] == [[0.94, 0.95], [0.799]]
 
 
 # ---- host time ----
@@ -492,21 +997,38 @@ def test_host_times_leave_the_waiting_out() -> None:
 
 
 def test_shapes() -> None:
-    assert parse_shapes("", "", "") == [tuple(map(int, s.split("x"))) for s in SHAPES.split(",")]
+    assert parse_shapes("", "", "") == []
     assert parse_shapes("", "1,2", "8, 16") == [(1, 8), (1, 16), (2, 8), (2, 16)]
     assert parse_shapes("7x9", "", "") == [(7, 9)]
     for wrong in [("7", "", ""), ("7xa", "", ""), ("0x8", "", ""), ("", "1", ""), ("1x1", "1", "1")]:
         with pytest.raises(SpecError):
             parse_shapes(*wrong)
-    assert [str(s) for s, _ in cases("rmsnorm", "fwd,bwd", "f32,bf16", [(3, 8)])] == [
-        "rmsnorm.fwd:d=8,dtype=f32", "rmsnorm.fwd:d=8,dtype=bf16",
-        "rmsnorm.bwd:d=8,dtype=f32", "rmsnorm.bwd:d=8,dtype=bf16",
+
+
+def test_tasks() -> None:
+    assert [str(t) for t in tasks("rmsnorm", "fwd,both", "f32,bf16", "design", [(3, 8)])] == [
+        "rmsnorm.fwd:d=8,dtype=f32 rows=3", "rmsnorm.fwd:d=8,dtype=bf16 rows=3",
+        "rmsnorm.both:d=8,dtype=f32 rows=3", "rmsnorm.both:d=8,dtype=bf16 rows=3",
     ]  # fmt: skip
+    assert [(t.rows, t.d, str(t.dtype)) for t in tasks("layernorm", "fwd", "", "design", [])] == [
+        (m, d, "bf16") for m, d in DESIGN
+    ]
+    assert {str(t.dtype) for t in tasks("layernorm", "fwd", "", "targets", [])} == {"f16", "bf16", "f32"}
+    found = tasks("layernorm", "bwd,both", "f32", "design", [(3, 8)], latency=True)
+    assert [t.direction for t in found] == ["bwd"] * 10 + ["both"]
+    assert {(t.rows, t.kind) for t in found[1:10]} == {(m, LATENCY) for m in (1, 16, 128)}
+    assert str(found[1]).endswith("rows=1 latency")
+    assert {t.kind for t in tasks("layernorm", "fwd", "", "none", [], latency=True)} == {LATENCY}
+
+
+def test_a_wrong_direction_lists_the_known_ones() -> None:
+    with pytest.raises(SpecError, match="no direction 'bkw', expected some of fwd, bwd, both"):
+        tasks("layernorm", "bkw", "f32", "design", [])
 
 
 def test_without_a_gpu_there_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engines, "device_count", lambda: 0)
-    with pytest.raises(MissingError, match="needs an NVIDIA GPU and CuPy") as caught:
+    with pytest.raises(MissingError, match=r"needs an NVIDIA GPU and CuPy.*'lngen tune SPEC --ranking'") as caught:
         make_engine()
     assert caught.value.exit_code == 3
     result = CliRunner().invoke(bench, ["--providers", "nonsense"])
@@ -514,19 +1036,73 @@ def test_without_a_gpu_there_is_one_sentence(monkeypatch: pytest.MonkeyPatch) ->
     assert command is bench
 
 
-def test_the_command_prints_and_writes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, few_sets: None) -> None:
+@pytest.fixture
+def on_the_cpu(monkeypatch: pytest.MonkeyPatch, few_sets: None) -> None:
     engine = CpuEngine()
     monkeypatch.setattr(engines, "make_engine", lambda: engine)
-    monkeypatch.setattr("lngen.bench.run.conditions", lambda engine, rounds: {"rounds": str(rounds)})
-    text = "--providers torch --direction fwd --dtype f32 --shapes 8x32 --rounds 10"
-    options = text.split()
-    file = tmp_path / "b.json"
-    result = CliRunner().invoke(bench, [*options, "--json", str(file)], catch_exceptions=False)
+    monkeypatch.setattr(conditions, "conditions", lambda engine, method, schedule: {"rounds": str(method.rounds)})
+
+
+def run_bench(*options: str) -> str:
+    text = "--providers torch --direction fwd --dtype f32 --rounds 10"
+    result = CliRunner().invoke(bench, [*text.split(), *options], catch_exceptions=False)
     assert result.exit_code == 0
-    assert "layernorm fwd f32, GB/s" in result.output
-    records, conditions = report.read_json(file)
-    assert [r.provider for r in records] == ["copy", "torch"]
-    assert conditions == {"rounds": "10"}
+    return result.output
+
+
+def test_the_command_prints_and_writes(on_the_cpu: None, tmp_path: Path) -> None:
+    file = tmp_path / "b.json"
+    assert "layernorm fwd f32, GB/s" in run_bench("--shapes", "8x32", "--json", str(file))
+    saved = read_json(file)
+    assert [r.provider for r in saved.records] == ["copy", "torch"]
+    assert saved.conditions == {"rounds": "10"}
     result = CliRunner().invoke(bench, ["--providers", "tirch"])
     assert isinstance(result.exception, LngenError)
     assert "Example: lngen bench" in CliRunner().invoke(bench, ["--help"]).output
+
+
+def test_the_command_continues_a_file(on_the_cpu: None, tmp_path: Path) -> None:
+    file = tmp_path / "b.json"
+    options = ["--shapes", "8x32,9x32", "--json", str(file), "--resume"]
+    output = run_bench(*options, "--seconds", "0")
+    assert "2 of 2 points are left; the same command with --resume measures them." in output.replace("\n", " ")
+    assert read_json(file).records == []
+    assert "are left" not in run_bench(*options)
+    first = file.read_bytes()
+    run_bench(*options)
+    assert file.read_bytes() == first
+    run_bench("--shapes", "10x32", "--json", str(file), "--resume")
+    assert [r.rows for r in read_json(file).records] == [8, 8, 9, 9, 10, 10]
+
+
+def test_to_continue_needs_a_file(on_the_cpu: None) -> None:
+    result = CliRunner().invoke(bench, ["--resume"])
+    assert isinstance(result.exception, SpecError)
+    assert "--json FILE" in str(result.exception)
+
+
+def test_each_point_is_in_the_file_at_once(on_the_cpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, sizes = tmp_path / "b.json", []
+    prepare = Torch.prepare
+
+    def looking(self: Torch, case: Any) -> Prepared:
+        sizes.append(len(read_json(file).records) if file.exists() else 0)
+        return prepare(self, case)
+
+    monkeypatch.setattr(Torch, "prepare", looking)
+    run_bench("--shapes", "8x32,9x32,10x32", "--json", str(file))
+    assert sizes == [0, 2, 4]
+
+
+def test_files_are_shown_again_without_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(engines, "device_count", lambda: 0)
+    one, two = tmp_path / "one.json", tmp_path / "two.json"
+    write_json(one, RECORDS, {}, [HostRecord("s", 16, "lngen", "cupy", 3.0, 2.9, 3.1)])
+    write_json(two, [replace(r, direction="bwd", spec=r.spec.replace("fwd", "bwd")) for r in RECORDS], {})
+    options = ["--from", str(one), "--from", str(two), "--plot", str(tmp_path / "x.svg")]
+    result = CliRunner().invoke(bench, options, catch_exceptions=False)
+    assert "layernorm fwd bf16" in result.output
+    assert "layernorm bwd, 3 points" in result.output
+    assert "host time per call" in result.output
+    assert len([*tmp_path.glob("x-layernorm-*.svg")]) == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -120,6 +121,18 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None
     done = generated("--dir", str(tmp_path / "file" / "kernels"))
     assert done.exit_code == 2
     assert done.output.startswith("error: cannot write ")
+
+
+def test_the_time_a_kernel_takes() -> None:
+    """Each is compiled although it is cached; the medians are those of the columns."""
+    pytest.importorskip("cupy")
+    assert generated("--time", "--check").exit_code == 2
+    assert "| median " in generated("--time").output
+    data = json.loads(generated("--time", "--json").output)
+    assert [k["kernel"] for k in data["kernels"]] == [plan.name for plan in catalog.plans()]
+    for times in (*data["kernels"], data["median"]):
+        assert 0 < times["cached_ms"] < times["compile_ms"] < times["total_ms"]
+    assert data["median"]["total_ms"] == statistics.median(k["total_ms"] for k in data["kernels"])
 
 
 def test_every_hash_seed_gives_the_same_bytes() -> None:

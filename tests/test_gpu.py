@@ -17,6 +17,7 @@ from lngen.interpret import interpret
 from lngen.ir import D, M
 from lngen.ir.numerics import NUMPY_DTYPE
 from lngen.spec import parse_spec
+from test_passes import gated
 
 pytestmark = pytest.mark.gpu
 
@@ -309,14 +310,6 @@ def test_threads(case: Any) -> None:
 
 
 def test_a_graph_of_ones_own() -> None:
-    def gated(b: GraphBuilder) -> None:
-        x, z, gamma = b.input("x", M, D), b.input("z", M, D), b.input("gamma", D)
-        h = b.mul("h", x, z)
-        ms = b.reduce_mean("ms", b.mul("h2", h, h), axis=D)
-        rstd = b.rsqrt("rstd", b.add("mseps", ms, b.eps()))
-        b.output("y", b.mul("scaled", b.mul("hhat", h, rstd), gamma))
-        b.statistic(rstd)
-
     norm = runtime.compile(gated, d=1000, dtype="bf16")
     for direction in ("fwd", "bwd"):
         assert all(r.ok for r in check_spec(norm.spec(direction), on="gpu", schedules=3))

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Literal, cast
-
 import numpy as np
 import pytest
 
 from lngen.check import oracles
+from lngen.check.closed_form import Expected, closed_form
 from lngen.check.oracles import Array
-from lngen.check.tolerances import DTypeName, Result, bound, mean_over_std, scales
+from lngen.check.tolerances import NORMS
 from lngen.errors import ArrayError
 from lngen.interpret import interpret
-from lngen.ir import BF16, F16, F32, F64, D, DType, Graph, M, parse
+from lngen.ir import BF16, F16, F32, F64, DType, Graph, M, parse
 from lngen.ir.numerics import round_to
 from lngen.ir.ops import compute_dtype
 from lngen.spec import Spec, parse_spec
 
-NORMS = ["layernorm", "rmsnorm"]
 DTYPES = [F16, BF16, F32, F64]
 
 # D and M in pairs: every length, short and long columns, more rows than row groups times blocks at D = 255.
@@ -49,40 +47,19 @@ def results(spec: Spec, inputs: dict[str, Array], graph: Graph | None = None) ->
     return interpret(spec.graph() if graph is None else graph, {**inputs, **saved})
 
 
-def truth(spec: Spec, inputs: dict[str, Array]) -> tuple[dict[Result, Array], dict[Result, Array]]:
-    """Every result of the closed form in f64, and what its error is relative to."""
-    x, gamma, beta, dy = (inputs[n].astype(np.float64) for n in ("x", "gamma", "beta", "dy"))
-    forward = spec.with_direction("fwd").forward()
-    names = [p.name for p in forward.params]
-    g, b = gamma if "gamma" in names else None, beta if "beta" in names else None
-    found: dict[Result, Array] = {}
-    if spec.definition.name.startswith("layernorm"):
-        found["y"], found["mean"], found["rstd"] = oracles.layernorm_forward(x, g, b, spec.eps)
-        gradients = oracles.layernorm_backward(dy, x, g, spec.eps)
-        scale = scales(x, g, b, dy, spec.eps, norm="layernorm")
-    else:
-        found["y"], found["rstd"] = oracles.rmsnorm_forward(x, g, b, spec.eps)
-        gradients = oracles.rmsnorm_backward(dy, x, g, spec.eps)
-        scale = scales(x, g, b, dy, spec.eps, norm="rmsnorm")
-    found["dx"], found["dgamma"], found["dbeta"] = gradients
-    return found, scale
+def truth(spec: Spec, inputs: dict[str, Array], graph: Graph | None = None) -> dict[str, Expected]:
+    """The closed form of every result of ``graph`` (by default the spec's), in f64."""
+    norm = next(n for n in NORMS if spec.definition.name.startswith(n))
+    names = ("x", "dy", *(p.name for p in spec.with_direction("fwd").forward().params))
+    stored = {r.name: r.type.dtype for r in (spec.graph() if graph is None else graph).results}
+    compute = compute_dtype(spec.dtype, spec.weight, spec.out)
+    return closed_form(norm, {n: a for n, a in inputs.items() if n in names}, stored, spec.eps, compute)
 
 
 def excess(spec: Spec, inputs: dict[str, Array], graph: Graph | None = None) -> float:
     """The largest error of a result of ``graph`` (by default the spec's), as a multiple of its bound."""
-    reference, scale = truth(spec, inputs)
-    rows = len(inputs["x"])
-    # RMSNorm subtracts no mean, so its size does not matter.
-    kappa = mean_over_std(inputs["x"].astype(np.float64), spec.eps)
-    kappa = kappa if spec.definition.name.startswith("layernorm") else 0.0
-    compute = max((compute_dtype(t) for t in (spec.dtype, spec.weight, spec.out)), key=lambda t: t.size)
-    worst = 0.0
     found = results(spec, inputs, graph)
-    for r in (spec.graph() if graph is None else graph).results:
-        name, dtype = cast(Result, r.name), cast(DTypeName, r.type.dtype.value)
-        allowed = bound(name, dtype, spec.d, rows, kappa, cast(Literal["f32", "f64"], compute.value))
-        worst = max(worst, allowed.excess(found[r.name], reference[name], scale[name]))
-    return worst
+    return max(expected.excess(found[name]) for name, expected in truth(spec, inputs, graph).items())
 
 
 OPTIONS = ["", ",save=none", ",gamma=no", ",beta=no", ",gamma=no,beta=no", ",eps=0.01"]
@@ -132,7 +109,7 @@ def test_a_large_mean_leaves_three_digits() -> None:
     """The bound itself is wide there; measured: 1.1e-4 of y's largest element at 1e4 standard deviations."""
     spec = parse_spec("layernorm.fwd:d=4096,dtype=f32")
     inputs = draw(spec, 5, 1e4)
-    y, reference = results(spec, inputs)["y"], truth(spec, inputs)[0]["y"]
+    y, reference = results(spec, inputs)["y"], truth(spec, inputs)["y"].value
     assert np.abs(y - reference).max() < 1e-3 * np.abs(reference).max()
 
 
@@ -253,7 +230,7 @@ def test_a_constant_row_has_no_variance(value: float) -> None:
 def test_no_rows_give_empty_rows_and_zero_columns(norm: str) -> None:
     for spec in both(norm, BF16, 12):
         for r, value in zip(spec.graph().results, results(spec, draw(spec, 0)).values(), strict=True):
-            assert value.shape == tuple({M: 0, D: 12}[a] for a in r.type.axes)
+            assert value.shape == r.type.shape(0, 12)
             np.testing.assert_array_equal(value.astype(np.float64), np.zeros(value.shape))
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 
@@ -22,10 +21,10 @@ from lngen.check.oracles import (
     torch_layernorm,
     torch_rmsnorm,
 )
-from lngen.check.tolerances import Bound, Result, bound, mean_over_std, scales
+from lngen.check.tolerances import NORMS, Bound, NormName, Result, bound, mean_over_std, scales
+from lngen.ir import BF16, F16, F32, F64, DType
+from lngen.ir.numerics import NUMPY_DTYPE
 
-Norm = Literal["layernorm", "rmsnorm"]
-NORMS: tuple[Norm, ...] = ("layernorm", "rmsnorm")
 EPS = 0.1  # large enough that a misplaced eps shows
 STEP = 1e-3
 
@@ -50,7 +49,7 @@ class Case:
         return {"x": self.x, "gamma": self.gamma, "beta": self.beta}
 
 
-def closed_form(norm: Norm, case: Case) -> dict[Result, Array]:
+def closed_form(norm: NormName, case: Case) -> dict[Result, Array]:
     """Every result of the closed forms."""
     if norm == "layernorm":
         y, mean, rstd = layernorm_forward(case.x, case.gamma, case.beta, EPS)
@@ -61,7 +60,7 @@ def closed_form(norm: Norm, case: Case) -> dict[Result, Array]:
     return dict(zip(("y", "mean", "rstd", "dx", "dgamma", "dbeta"), (y, mean, rstd, *gradients), strict=True))
 
 
-def by_differences(norm: Norm, case: Case) -> dict[Result, Array]:
+def by_differences(norm: NormName, case: Case) -> dict[Result, Array]:
     """The gradients by central differences of the closed forward."""
 
     def forward(x: Array, gamma: Array, beta: Array) -> Array:
@@ -71,7 +70,7 @@ def by_differences(norm: Norm, case: Case) -> dict[Result, Array]:
     return {out: differences(forward, case.inputs, name, STEP, dy=case.dy) for out, name in wrt.items()}
 
 
-def by_torch(norm: Norm, case: Case) -> dict[Result, Array]:
+def by_torch(norm: NormName, case: Case) -> dict[Result, Array]:
     """y and the gradients by PyTorch."""
     pytest.importorskip("torch")
     oracle = torch_layernorm if norm == "layernorm" else torch_rmsnorm
@@ -89,7 +88,7 @@ def error(out: Array, ref: Array, scale: Array) -> float:
     ("M", "D", "mean"),
     [(5, 7, 0.5), (1, 1, 0.5), (4, 1, 3.0), (3, 2, 0.0), (6, 6, -2.0), (3, 33, 1e2), (4, 9, 1e4)],
 )
-def test_three_oracles_agree(norm: Norm, M: int, D: int, mean: float) -> None:
+def test_three_oracles_agree(norm: NormName, M: int, D: int, mean: float) -> None:
     case = Case.random(M, D, mean)
     truth = closed_form(norm, case)
     scale = scales(case.x, case.gamma, case.beta, case.dy, EPS, norm=norm)
@@ -135,7 +134,7 @@ class Parts:
     g: Array
 
     @classmethod
-    def of(cls, norm: Norm, case: Case) -> Parts:
+    def of(cls, norm: NormName, case: Case) -> Parts:
         mean = row_mean(case.x) if norm == "layernorm" else np.zeros((len(case.x), 1))
         r = 1 / np.sqrt(row_mean((case.x - mean) ** 2) + EPS)
         return cls(case, mean, r, (case.x - mean) * r, case.dy * case.gamma)
@@ -182,7 +181,7 @@ BOTH: dict[str, Mutation] = {
     "a sum for the mean square": ("rstd", lambda p: 1 / np.sqrt(((p.xhat / p.r) ** 2).sum(axis=1) + EPS)),
 }
 
-MUTATIONS: dict[Norm, dict[str, Mutation]] = {
+MUTATIONS: dict[NormName, dict[str, Mutation]] = {
     "layernorm": BOTH
     | {
         "dx without gamma": ("dx", lambda p: p.dx(p.case.dy, 1, 1)),
@@ -219,7 +218,7 @@ ALL_MUTATIONS = [(norm, name) for norm, mutations in MUTATIONS.items() for name 
 
 
 @pytest.mark.parametrize(("norm", "name"), ALL_MUTATIONS)
-def test_every_oracle_refuses_the_mutation(norm: Norm, name: str) -> None:
+def test_every_oracle_refuses_the_mutation(norm: NormName, name: str) -> None:
     case = Case.random(6, 6)  # square, so that a row sum passes for a column sum
     result, wrong = MUTATIONS[norm][name]
     mutated = wrong(Parts.of(norm, case))
@@ -229,9 +228,9 @@ def test_every_oracle_refuses_the_mutation(norm: Norm, name: str) -> None:
     assert min(errors) > 1e-3
 
 
-@pytest.mark.parametrize("dtype", ["f16", "bf16", "f32"])
+@pytest.mark.parametrize("dtype", [F16, BF16, F32])
 @pytest.mark.parametrize(("norm", "name"), ALL_MUTATIONS)
-def test_every_tolerance_refuses_the_mutation(norm: Norm, name: str, dtype: Literal["f16", "bf16", "f32"]) -> None:
+def test_every_tolerance_refuses_the_mutation(norm: NormName, name: str, dtype: DType) -> None:
     case = Case.random(6, 6)
     result, wrong = MUTATIONS[norm][name]
     scale = scales(case.x, case.gamma, case.beta, case.dy, EPS, norm=norm)[result]
@@ -239,10 +238,7 @@ def test_every_tolerance_refuses_the_mutation(norm: Norm, name: str, dtype: Lite
     assert allowed.excess(wrong(Parts.of(norm, case)), closed_form(norm, case)[result], scale) > 1
 
 
-NUMPY = {"f16": np.float16, "bf16": ml_dtypes.bfloat16, "f32": np.float32, "f64": np.float64}
-
-
-def centred(x: Any, gamma: Any, beta: Any, dy: Any, norm: Norm, compute: Any) -> dict[Result, Array]:
+def centred(x: Any, gamma: Any, beta: Any, dy: Any, norm: NormName, compute: Any) -> dict[Result, Array]:
     """LayerNorm or RMSNorm as a kernel computes it: every operation in ``compute``, the variance centred."""
     x, gamma, beta, dy, eps = (np.asarray(a).astype(compute) for a in (x, gamma, beta, dy, EPS))
     mean = row_mean(x) if norm == "layernorm" else np.zeros((len(x), 1), compute)
@@ -260,23 +256,21 @@ def centred(x: Any, gamma: Any, beta: Any, dy: Any, norm: Norm, compute: Any) ->
 
 
 @pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("dtype", ["f16", "bf16", "f32", "f64"])
+@pytest.mark.parametrize("dtype", [F16, BF16, F32, F64])
 @pytest.mark.parametrize(
     ("M", "D", "mean"),
     [(3, 1, 2.0), (5, 2, 0.0), (65, 7, 1.0), (9, 768, 1e2), (4, 4099, 1e4), (300, 64, 1e4)],
 )
-def test_a_correct_kernel_is_within_the_bound(
-    norm: Norm, dtype: Literal["f16", "bf16", "f32", "f64"], M: int, D: int, mean: float
-) -> None:
-    stored = {k: v.astype(NUMPY[dtype]) for k, v in vars(Case.random(M, D, mean)).items()}
+def test_a_correct_kernel_is_within_the_bound(norm: NormName, dtype: DType, M: int, D: int, mean: float) -> None:
+    stored = {k: v.astype(NUMPY_DTYPE[dtype]) for k, v in vars(Case.random(M, D, mean)).items()}
     exact = Case(**{k: v.astype(np.float64) for k, v in stored.items()})
     ref = closed_form(norm, exact)
     scale = scales(exact.x, exact.gamma, exact.beta, exact.dy, EPS, norm=norm)
     kappa = mean_over_std(exact.x, EPS) if norm == "layernorm" else 0.0
     found = centred(**stored, norm=norm, compute=np.float32)
     for result, value in found.items():
-        allowed = bound(result, dtype, D, M, kappa, compute="f32")
-        assert allowed.excess(value.astype(NUMPY[dtype]), ref[result], scale[result]) <= 1, result
+        allowed = bound(result, dtype, D, M, kappa, compute=F32)
+        assert allowed.excess(value.astype(NUMPY_DTYPE[dtype]), ref[result], scale[result]) <= 1, result
 
 
 @pytest.mark.parametrize("mean", [1e2, 1e3, 1e4])
@@ -286,14 +280,14 @@ def test_the_bound_refuses_a_variance_that_is_not_centred(mean: float) -> None:
     exact = x.astype(np.float64)
     raw = (x * x).mean(axis=1) - x.mean(axis=1) ** 2
     rstd = 1 / np.sqrt(np.maximum(raw, 0) + np.float32(EPS))
-    allowed = bound("rstd", "f32", 4096, 8, mean_over_std(exact, EPS))
+    allowed = bound("rstd", F32, 4096, 8, mean_over_std(exact, EPS))
     assert allowed.excess(rstd, layernorm_forward(exact, eps=EPS)[2], scales(exact, eps=EPS)["rstd"]) > 1
 
 
 def test_the_bound_is_useful_where_it_is_widest() -> None:
     """A large mean costs digits, and leaves some."""
-    assert bound("y", "f32", 4096, 1, 1e4).arithmetic < 0.05
-    assert bound("y", "f32", 4096, 1, 0.0).arithmetic < 1e-5
+    assert bound("y", F32, 4096, 1, 1e4).arithmetic < 0.05
+    assert bound("y", F32, 4096, 1, 0.0).arithmetic < 1e-5
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

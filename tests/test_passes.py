@@ -332,9 +332,8 @@ def test_only_what_is_asked_for_stays(spec: str, params: str, results: str) -> N
 def draw(g: Graph, rows: int, d: int, seed: int = 0) -> dict[str, Array]:
     """Random f64 or f32 inputs of a graph."""
     rng = np.random.default_rng([seed, rows, d])
-    size = {M: rows, D: d}
     dtypes = {F32: np.float32, F64: np.float64}
-    return {p.name: rng.normal(0.7, 1, [size[a] for a in p.type.axes]).astype(dtypes[p.type.dtype]) for p in g.params}
+    return {p.name: rng.normal(0.7, 1, p.type.shape(rows, d)).astype(dtypes[p.type.dtype]) for p in g.params}
 
 
 def every_input(spec: Spec, rows: int = 7) -> dict[str, Array]:

@@ -9,12 +9,13 @@ import pytest
 
 import lngen.runtime as runtime
 from lngen.errors import ArrayError, MissingError, ScheduleError, SpecError
-from lngen.graphs import Definition, GraphBuilder
+from lngen.graphs import Definition
 from lngen.interpret import interpret
 from lngen.ir import F32, D, M, Type, Value
 from lngen.runtime import launch
 from lngen.runtime.arrays import Layout, library_of
 from lngen.runtime.shapes import check_layout, row_stride
+from test_passes import gated
 
 X, GAMMA, MEAN = (
     Value("x", Type(F32, (M, D))),
@@ -67,14 +68,6 @@ def test_options_reach_the_spec() -> None:
 
 
 def test_a_graph_of_ones_own(arrays: tuple[Any, Any, Any]) -> None:
-    def gated(b: GraphBuilder) -> None:
-        x, z, gamma = b.input("x", M, D), b.input("z", M, D), b.input("gamma", D)
-        h = b.mul("h", x, z)
-        ms = b.reduce_mean("ms", b.mul("h2", h, h), axis=D)
-        rstd = b.rsqrt("rstd", b.add("mseps", ms, b.eps()))
-        b.output("y", b.mul("scaled", b.mul("hhat", h, rstd), gamma))
-        b.statistic(rstd)
-
     x, gamma, _ = arrays
     norm = runtime.compile(gated, d=64)
     y, saved = norm.forward(x, x, gamma)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -10,8 +11,10 @@ from lngen.cli import cli
 from lngen.inspect import measure, traffic_text
 from lngen.inspect.traffic import row_units
 from lngen.lower import lower
+from lngen.ptx import parse, run_kernel
 from lngen.schedule import problem, ranked
 from lngen.spec import parse_spec
+from lngen.toolchain import compile_ptx
 
 pytest.importorskip("cupy")
 
@@ -90,6 +93,36 @@ def test_the_text_names_what_it_counts() -> None:
     assert f"{256 * 64 * 2}" in text
     assert "workspace" in text
     assert "instructions per element: load" in text
+
+
+BULK = """extern "C" __global__ void k(const float* a, float* o) {
+    __shared__ __align__(16) float s[2][256];
+    __shared__ unsigned long long bar;
+    unsigned b = (unsigned)__cvta_generic_to_shared(&bar), to = (unsigned)__cvta_generic_to_shared(s);
+    a += 512 * blockIdx.x; o += 256 * blockIdx.x;
+    if (threadIdx.x == 0) {
+        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"(b) : "memory");
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], 2048;" :: "r"(b) : "memory");
+        for (int n = 0; n < 2; ++n)
+            asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], 1024, [%2];"
+                :: "r"(to + 1024 * n), "l"(a + 256 * n), "r"(b) : "memory");
+        unsigned done = 0;
+        while (!done) asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], 0;"
+            "selp.u32 %0, 1, 0, p; }" : "=r"(done) : "r"(b) : "memory");
+        asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], 1008;" :: "l"(o + 4), "r"(to) : "memory");
+        asm volatile("cp.async.bulk.commit_group; cp.async.bulk.wait_group.read 0;" ::: "memory");
+    }
+}"""
+
+
+def test_bulk_copies_are_counted() -> None:
+    module = parse(compile_ptx(BULK, "sm_90", name="k.cu"))
+    outcome = run_kernel(module, "k", 3, 32, [np.arange(1536, dtype=np.float32), np.zeros(768, np.float32)])
+    assert outcome.findings == ()
+    a, o = outcome.traffic.tensors["k"]["k_param_0"], outcome.traffic.tensors["k"]["k_param_1"]
+    assert (a["bytes_read"], a["sectors_read"]) == (3 * 2048, 3 * 64)
+    assert (o["bytes_written"], o["sectors_written"]) == (3 * 1008, 3 * 32)
+    assert outcome.traffic.in_flight["k"] == 2048
 
 
 def test_show_prints_it() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from lngen.aot.files import sha256
 from lngen.errors import LngenError
-from lngen.ir import D, M, Value
+from lngen.ir import WIDE, D, M, Value
 from lngen.lower import Extent, Kernel, Plan
 from lngen.spec import Spec
 from lngen.toolchain import Resources
@@ -88,7 +88,7 @@ def _tensor(plan: Plan, value: Value, role: str) -> dict[str, Any]:
         "alignment": plan.alignment(value),
         "layout": "contiguous",
     }
-    if axes == (M, D):
+    if axes == WIDE:
         multiple = max(1, plan.alignment(value) // size)
         described["row_stride_multiple"] = multiple
         described["layout"] = f"each row contiguous; row stride in elements a multiple of {multiple}" + (

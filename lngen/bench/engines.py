@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, ContextManager, Protocol  # noqa: UP035  (the builtin alias is no type for mypy)
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -16,13 +16,15 @@ from lngen.runtime.launch import device_count
 
 Array = Any
 
+CUPY_DTYPES = {DType.F16: "float16", DType.BF16: "uint16", DType.F32: "float32", DType.F64: "float64"}
+
 
 class Engine(Protocol):
     """A GPU as the benchmark uses it. Everything happens on its own stream, inside ``active()``."""
 
     name: str
 
-    def active(self) -> ContextManager[None]:
+    def active(self) -> AbstractContextManager[None]:
         """Make the engine's stream the library's current one."""
 
     def stream(self) -> int:
@@ -75,8 +77,8 @@ def make_engine() -> Engine:
     """PyTorch's if it is installed with CUDA, else CuPy's; MissingError without a GPU."""
     if device_count() == 0:
         raise MissingError(
-            "lngen bench needs an NVIDIA GPU and CuPy, but found no GPU that CuPy can use; "
-            "'lngen doctor' says what is missing."
+            "lngen bench needs an NVIDIA GPU and CuPy, but found no GPU that CuPy can use; 'lngen doctor' says what is "
+            "missing, and 'lngen tune SPEC --ranking' shows without one how the model ranks the schedules."
         )
     if importlib.util.find_spec("torch") is not None:
         import torch
@@ -176,7 +178,6 @@ class CupyEngine:
     """CuPy on its current GPU; bf16 is held as its 16 bits, and added as integers: the same bytes."""
 
     name = "cupy"
-    _DTYPES = {DType.F16: "float16", DType.BF16: "uint16", DType.F32: "float32", DType.F64: "float64"}  # noqa: RUF012
 
     def __init__(self) -> None:
         import cupy
@@ -211,7 +212,7 @@ class CupyEngine:
         self._cupy.get_default_memory_pool().free_all_blocks()
 
     def empty(self, shape: Sequence[int], dtype: DType) -> Array:
-        return self._cupy.empty(tuple(shape), self._DTYPES[dtype])
+        return self._cupy.empty(tuple(shape), CUPY_DTYPES[dtype])
 
     def normal(self, shape: Sequence[int], dtype: DType, mean: float, seed: int) -> Array:
         count = int(np.prod(shape))
@@ -219,7 +220,7 @@ class CupyEngine:
         values = self._cupy.resize(self._cupy.asarray(drawn), tuple(shape))
         if dtype is DType.BF16:  # truncated: any bf16 number near a normal one serves
             return (values.view("uint32") >> 16).astype("uint16")
-        return values.astype(self._DTYPES[dtype])
+        return values.astype(CUPY_DTYPES[dtype])
 
     def clone(self, array: Array) -> Array:
         return array.copy()

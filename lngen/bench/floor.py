@@ -11,14 +11,9 @@ from lngen.ir import Axis, Graph, Value
 from lngen.spec import Spec
 
 
-def shape_of(value: Value, rows: int, d: int) -> tuple[int, ...]:
-    """The shape of a graph's input or result."""
-    return tuple({Axis.M: rows, Axis.D: d}[axis] for axis in value.type.axes)
-
-
 def value_bytes(value: Value, rows: int, d: int) -> int:
-    """Its bytes."""
-    return math.prod(shape_of(value, rows, d)) * value.type.dtype.size
+    """The bytes of a graph's input or result."""
+    return math.prod(value.type.shape(rows, d)) * value.type.dtype.size
 
 
 def floor_bytes(spec: Spec, rows: int, graph: Graph | None = None) -> int:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lngen.bench.floor import shape_of
 from lngen.bench.timing import Stats, describe
 from lngen.spec import Spec
 
@@ -123,8 +122,8 @@ def _lngen_calls(spec: Spec, rows: int, library: Any) -> Calls:
 
     norm = compile(spec.definition, d=spec.d, dtype=spec.dtype, eps=spec.eps)
     graph = spec.graph()
-    inputs = [library.maker(shape_of(v, rows, spec.d), v.type.dtype, 0)() for v in graph.params]
-    out = tuple(library.maker(shape_of(v, rows, spec.d), v.type.dtype, 0)() for v in graph.results)
+    inputs = [library.maker(v.type.shape(rows, spec.d), v.type.dtype, 0)() for v in graph.params]
+    out = tuple(library.maker(v.type.shape(rows, spec.d), v.type.dtype, 0)() for v in graph.results)
     return {
         "lngen, out given": lambda: norm.forward(*inputs, out=out),
         "lngen": lambda: norm.forward(*inputs),

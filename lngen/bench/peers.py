@@ -7,9 +7,21 @@ import importlib
 from collections.abc import Sequence
 
 from lngen.bench.cases import Case
-from lngen.bench.providers import CEILINGS, Ceiling, Lngen, Prepared, Provider, Torch, autograd, installed
+from lngen.bench.providers import Ceiling, Lngen, Prepared, Provider, Torch, autograd, installed
+from lngen.bench.tasks import CEILINGS
 from lngen.errors import LngenError, MissingError
 from lngen.spec import Spec
+
+FAST_APEX = "apex.contrib.layer_norm.layer_norm"
+
+
+def importable(module: str) -> bool:
+    """A module that imports: one with an extension may be there and not fit the PyTorch beside it."""
+    try:
+        importlib.import_module(module)
+    except Exception:
+        return False
+    return True
 
 
 class Liger:
@@ -36,7 +48,7 @@ class Liger:
 
 
 class Quack:
-    """QuACK's RMSNorm."""
+    """QuACK's RMSNorm, and the forward of its LayerNorm, which has no backward."""
 
     name = "quack"
     needs = "quack-kernels"
@@ -46,17 +58,49 @@ class Quack:
         return installed("quack")
 
     def covers(self, spec: Spec) -> bool:
-        return spec.definition.name == "rmsnorm"
+        return spec.definition.name == "rmsnorm" or (spec.definition.name, spec.direction) == ("layernorm", "fwd")
 
     def prepare(self, case: Case) -> Prepared:
-        rmsnorm = importlib.import_module("quack.rmsnorm").rmsnorm
-        return autograd(case, lambda x, gamma, beta: rmsnorm(x, gamma, eps=case.spec.eps))
+        eps, module = case.spec.eps, importlib.import_module("quack.rmsnorm")
+        if case.spec.definition.name == "rmsnorm":
+            return autograd(case, lambda x, gamma, beta: module.rmsnorm(x, gamma, eps=eps))
+        # It takes its weights in float32 only: converted here, once, since no user would convert them per call.
+        weights = [case.sets[0][name].float() for name in ("gamma", "beta")]
+        return autograd(case, lambda x, gamma, beta: module.layernorm_fwd(x, *weights, eps=eps))
+
+
+class Apex:
+    """Apex' kernels through their autograd functions; LayerNorm by FastLayerNorm if ``fast``, for its widths only."""
+
+    needs = "NVIDIA Apex with its CUDA extensions"
+    checked = True
+
+    def __init__(self, fast: bool) -> None:
+        self.name, self._fast = "apex-fast" if fast else "apex", fast
+
+    def available(self) -> bool:
+        return installed("apex") and importable(FAST_APEX if self._fast else "fused_layer_norm_cuda")
+
+    def covers(self, spec: Spec) -> bool:
+        return spec.definition.name == "layernorm" or (spec.definition.name == "rmsnorm" and not self._fast)
+
+    def prepare(self, case: Case) -> Prepared:
+        eps, shape = case.spec.eps, (case.spec.d,)
+        if self._fast:
+            fast = importlib.import_module(FAST_APEX).FastLayerNormFN
+            return autograd(case, lambda x, gamma, beta: fast.apply(x, gamma, beta, eps))
+        module = importlib.import_module("apex.normalization.fused_layer_norm")
+        if case.spec.definition.name == "layernorm":
+            layernorm = module.FusedLayerNormAffineFunction
+            return autograd(case, lambda x, gamma, beta: layernorm.apply(x, gamma, beta, shape, eps))
+        rmsnorm = module.FusedRMSNormAffineFunction
+        return autograd(case, lambda x, gamma, beta: rmsnorm.apply(x, gamma, shape, eps))
 
 
 def known(schedule: str = "") -> dict[str, Provider]:
     """Every provider by name, the ceilings first; ``schedule`` is for lngen."""
-    ceilings: list[Provider] = [Ceiling(name, direction) for direction, name in CEILINGS.items()]
-    peers: list[Provider] = [Torch(), Torch("compile", compiled=True), Liger(), Quack()]
+    ceilings: list[Provider] = [Ceiling(direction) for direction in CEILINGS]
+    peers: list[Provider] = [Torch(), Torch("compile", compiled=True), Liger(), Quack(), Apex(True), Apex(False)]
     return {p.name: p for p in (*ceilings, Lngen(schedule=schedule), *peers)}
 
 

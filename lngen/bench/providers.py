@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from lngen.bench.cases import Case, Tensors
 from lngen.bench.engines import Array
+from lngen.bench.tasks import CEILINGS
 from lngen.bench.timing import Launch
 from lngen.errors import MissingError
 from lngen.ir import DType
@@ -29,7 +30,10 @@ class Prepared:
 
 
 class Provider(Protocol):
-    """An implementation. ``checked`` is False for a ceiling, which computes no norm."""
+    """An implementation. ``checked`` is False for a ceiling, which computes no norm.
+
+    ``needs`` says what has to be installed for it.
+    """
 
     name: str
     needs: str
@@ -50,23 +54,20 @@ def installed(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
 
 
-CEILINGS = {"fwd": "copy", "bwd": "add"}
-
-
 class Ceiling:
     """Reads and writes what a norm must, and computes nothing: a copy forward, an addition backward."""
 
     needs = ""
     checked = False
 
-    def __init__(self, name: str, direction: str) -> None:
-        self.name, self._direction = name, direction
+    def __init__(self, direction: str) -> None:
+        self.name, self._direction = CEILINGS[direction], direction
 
     def available(self) -> bool:
         return True
 
     def covers(self, spec: Spec) -> bool:
-        return spec.direction == self._direction
+        return self._direction in (spec.direction, "both")
 
     def prepare(self, case: Case) -> Prepared:
         engine, sets, out = case.engine, case.sets, case.outputs[0]
@@ -77,7 +78,7 @@ class Ceiling:
         def add(stream: int, index: int) -> None:
             engine.add(sets[index][out], sets[index]["x"], sets[index]["dy"])
 
-        return Prepared(copy if self._direction == "fwd" else add, lambda index: {})
+        return Prepared(copy if case.spec.direction == "fwd" else add, lambda index: {})
 
 
 class Lngen:
@@ -98,7 +99,7 @@ class Lngen:
     def prepare(self, case: Case) -> Prepared:
         device = case.engine.device()[0]
         arch = device_arch(device)
-        schedule = parse_schedule(self._schedule, default_schedule(case.spec, arch))
+        schedule = parse_schedule(self._schedule, default_schedule(case.spec, arch))  # the one place that chooses
         plan = lower(case.spec, schedule)
         launcher = Launcher(plan, compile_plan(plan, arch), device)
         bound = launcher.bind(case.rows, dict.fromkeys(launcher.tensors, case.spec.d))
@@ -116,16 +117,18 @@ class Lngen:
 Call = Callable[[Tensors], Sequence[Array]]
 
 
-def keeping(call: Call, names: Sequence[str], sets: Sequence[Tensors]) -> Prepared:
+def keeping(call: Call, names: Sequence[str], sets: Sequence[Tensors], chain: str = "") -> Prepared:
     """A call that allocates its results, which are kept until its set comes round again.
 
     Freed at once, they would be written to the same memory by the next call, which a cache absorbs: such a
-    call would look faster than one that writes to cold memory.
+    call would look faster than one that writes to cold memory. With a ``chain``, the first result of a call is
+    that input of the next one; the first set begins a new chain.
     """
     kept: list[Sequence[Array]] = [()] * len(sets)
 
     def launch(stream: int, index: int) -> None:
-        kept[index] = call(sets[index])
+        linked = {chain: kept[index - 1][0]} if chain and index else {}
+        kept[index] = call({**sets[index], **linked})
 
     def results(index: int) -> Tensors:
         return {n: a for n, a in zip(names, kept[index], strict=False) if a is not None}
@@ -188,12 +191,12 @@ class Torch:
         call, names = torch_call(case)
         if self._compiled:
             torch.compiler.reset()  # else dynamo stops specialising after a few shapes and runs eagerly
-            return keeping(torch.compile(call, dynamic=False), names, case.sets)
+            return keeping(torch.compile(call, dynamic=False), names, case.sets, case.chain)
         backward_of_rms = case.spec.definition.name == "rmsnorm" and case.spec.direction == "bwd"
         if backward_of_rms and not hasattr(torch.ops.aten, "_fused_rms_norm_backward"):
             d, eps = case.spec.d, case.spec.eps
             return autograd(case, lambda x, gamma, beta: torch.nn.functional.rms_norm(x, (d,), gamma, eps))
-        return keeping(call, names, case.sets)
+        return keeping(call, names, case.sets, case.chain)
 
 
 Forward = Callable[[Array, Array, Array], Array]
@@ -211,17 +214,18 @@ def autograd(case: Case, forward: Forward) -> Prepared:
             with torch.no_grad():
                 return (forward(t["x"], t.get("gamma"), t.get("beta")),)
 
-        return keeping(run, ("y",), case.sets)
-    recorded = []
+        return keeping(run, ("y",), case.sets, case.chain)
+    recorded: dict[int, Tensors] = {}  # by set: the links of a chain are few sets, many times
     for t in case.sets:
-        leaves = {"dx": t["x"], "dgamma": t["gamma"], "dbeta": torch.zeros_like(t["gamma"])}
-        leaves = {n: a.detach().requires_grad_() for n, a in leaves.items() if n in case.outputs}
-        y = forward(leaves.get("dx", t["x"]), leaves.get("dgamma", t["gamma"]), leaves.get("dbeta"))
-        recorded.append({"y": y, "dy": t["dy"], **leaves})
+        if id(t) not in recorded:
+            leaves = {"dx": t["x"], "dgamma": t["gamma"], "dbeta": torch.zeros_like(t["gamma"])}
+            leaves = {n: a.detach().requires_grad_() for n, a in leaves.items() if n in case.outputs}
+            y = forward(leaves.get("dx", t["x"]), leaves.get("dgamma", t["gamma"]), leaves.get("dbeta"))
+            recorded[id(t)] = {"y": y, "dy": t["dy"], **leaves}
     names = [name for name in ("dx", "dgamma", "dbeta") if name in case.outputs]
 
     def differentiate(t: Tensors) -> Sequence[Array]:
         wanted = [t[name] for name in names]
         return tuple(torch.autograd.grad(t["y"], wanted, t["dy"], retain_graph=True))
 
-    return keeping(differentiate, names, recorded)
+    return keeping(differentiate, names, [recorded[id(t)] for t in case.sets], case.chain)

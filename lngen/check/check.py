@@ -4,26 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-import numpy as np
-
-from lngen.check import oracles
+from lngen.check.closed_form import closed_form
 from lngen.check.differences import gradient_excess
 from lngen.check.executed import executed
 from lngen.check.inputs import forward_inputs, random_inputs
 from lngen.check.result import Result
-from lngen.check.tolerances import bound, mean_over_std, scales
+from lngen.check.tolerances import NORMS, NormName
 from lngen.errors import MissingError
 from lngen.interpret import interpret
-from lngen.ir import DType
 from lngen.ir.numerics import Array
+from lngen.ir.ops import compute_dtype
 from lngen.lower import lower
 from lngen.runtime.choose import compile_plan, default_schedule
 from lngen.runtime.launch import device_arch, device_count
 from lngen.schedule import Schedule, problem, space
 from lngen.spec import Spec
 from lngen.toolchain import Binary
-
-ON = ("auto", "gpu", "ptx", "interpreter")
 
 
 def check_spec(
@@ -86,8 +82,9 @@ def compiled(spec: Spec, schedule: Schedule, binary: Binary, *, may_spill: bool)
 
 def mathematics(spec: Spec, rows: int, inputs: Mapping[str, Array], results: Mapping[str, Array]) -> Result:
     """The interpreter's results against an oracle that shares nothing with the IR; 1.0 is the bound."""
-    if spec.definition.name in ("layernorm", "rmsnorm"):
-        excess = closed_form_excess(spec, inputs, results)
+    norm = next((n for n in NORMS if n == spec.definition.name), None)
+    if norm is not None:
+        excess = closed_form_excess(norm, spec, inputs, results)
         what = "oracle"
     else:
         excess = gradient_excess(spec) if spec.direction == "bwd" else {}
@@ -97,33 +94,12 @@ def mathematics(spec: Spec, rows: int, inputs: Mapping[str, Array], results: Map
     return Result(str(spec), "", rows, what, bool(worst <= 1), detail)
 
 
-def closed_form_excess(spec: Spec, inputs: Mapping[str, Array], results: Mapping[str, Array]) -> dict[str, float]:
+def closed_form_excess(
+    norm: NormName, spec: Spec, inputs: Mapping[str, Array], results: Mapping[str, Array]
+) -> dict[str, float]:
     """For each result its largest error against the float64 closed form, in units of its derived bound."""
-    norm = spec.definition.name
-    wide = {n: a.astype(np.float64) for n, a in inputs.items()}
     rows = len(inputs["dy"]) if "dy" in inputs else 0
-    given = {n: a.astype(np.float64) for n, a in forward_inputs(spec, rows).items()} | wide
-    x, gamma, beta, dy = (given.get(n) for n in ("x", "gamma", "beta", "dy"))
-    reference = _reference(norm, spec, x, gamma, beta, dy)
-    scale = scales(x, gamma, beta, dy, spec.eps, norm=norm)  # type: ignore[arg-type]
-    kappa = mean_over_std(x, spec.eps) if norm == "layernorm" else 0.0  # type: ignore[arg-type]
-    compute = "f64" if DType.F64 in (spec.dtype, spec.weight, spec.out) else "f32"
-    types = {r.name: str(r.type.dtype) for r in spec.graph().results}
-    excess = {}
-    for name, got in results.items():
-        allowed = bound(name, types[name], spec.d, len(x), kappa, compute)  # type: ignore[arg-type]
-        excess[name] = allowed.excess(got, reference[name], scale[name])  # type: ignore[index]
-    return excess
-
-
-def _reference(
-    norm: str, spec: Spec, x: Array | None, gamma: Array | None, beta: Array | None, dy: Array | None
-) -> dict[str, Array]:
-    assert x is not None
-    if spec.direction == "fwd":
-        if norm == "layernorm":
-            return dict(zip(("y", "mean", "rstd"), oracles.layernorm_forward(x, gamma, beta, spec.eps), strict=True))
-        return dict(zip(("y", "rstd"), oracles.rmsnorm_forward(x, gamma, beta, spec.eps), strict=True))
-    assert dy is not None
-    backward = oracles.layernorm_backward if norm == "layernorm" else oracles.rmsnorm_backward
-    return dict(zip(("dx", "dgamma", "dbeta"), backward(dy, x, gamma, spec.eps), strict=True))
+    stored = {r.name: r.type.dtype for r in spec.graph().results}
+    compute = compute_dtype(spec.dtype, spec.weight, spec.out)
+    expected = closed_form(norm, {**forward_inputs(spec, rows), **inputs}, stored, spec.eps, compute)
+    return {name: expected[name].excess(got) for name, got in results.items()}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from lngen.check import oracles
 from lngen.check.inputs import forward_inputs, random_inputs
 from lngen.interpret import interpret
 from lngen.ir import DType
+from lngen.ir.numerics import Array
 from lngen.spec import Spec
 
 ROWS, FEATURES = 3, 17
@@ -33,11 +35,30 @@ def gradient_excess(spec: Spec) -> dict[str, float]:
     rng = np.random.default_rng(11)
     excess = {}
     for name in [r.name.removeprefix("d") for r in f64.graph().results]:
-        direction = rng.normal(size=primals[name].shape)
-        slope = oracles.directional(
-            lambda **given: interpret(forward, given)[result], primals, name, direction, STEP, dy=seed
-        )
-        gradient = gradients[f"d{name}"]
-        size = float(np.sqrt((gradient**2).sum() * (direction**2).sum()))
-        excess[f"d{name}"] = abs(float((gradient * direction).sum()) - slope) / (ALLOWED * max(size, 1e-300))
+        found = along(rng, lambda **at: interpret(forward, at)[result], primals, name, gradients[f"d{name}"], seed)
+        excess[f"d{name}"] = found.error / (ALLOWED * max(found.size, 1e-300))
     return excess
+
+
+@dataclass(frozen=True)
+class Along:
+    """A gradient along a direction: how far from the differences it is, and how large it could be."""
+
+    direction: Array
+    error: float
+    size: float
+
+
+def along(
+    rng: np.random.Generator,
+    forward: Callable[..., Array],
+    inputs: Mapping[str, Array],
+    wrt: str,
+    gradient: Array,
+    dy: Array,
+) -> Along:
+    """The ``gradient`` in ``wrt`` of ``sum(dy * forward(**inputs))`` along a random direction."""
+    direction = rng.normal(size=inputs[wrt].shape)
+    slope = oracles.directional(forward, inputs, wrt, direction, STEP, dy=dy)
+    size = float(np.sqrt((gradient**2).sum() * (direction**2).sum()))
+    return Along(direction, abs(float((gradient * direction).sum()) - slope), size)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from lngen.check.inputs import same_bits
+from lngen.check.inputs import mismatches
 from lngen.check.result import Result
 from lngen.ir.numerics import Array
 from lngen.lower import Plan
@@ -14,8 +14,6 @@ from lngen.ptx import run_plan
 def executed(plan: Plan, arch: str, rows: int, inputs: Mapping[str, Array], want: Mapping[str, Array]) -> Result:
     """One call: equal bits and no finding, or what was found first."""
     outcome = run_plan(plan, inputs, arch=arch, rows=rows)
-    wrong = {n: int((~same_bits(outcome.results[n], want[n])).sum()) for n in want}
-    parts = [f"{n}: {count} of {want[n].size} differ" for n, count in wrong.items() if count]
-    parts += [str(f) for f in outcome.findings[:1]]
+    parts = [*mismatches(outcome.results, want), *(str(f) for f in outcome.findings[:1])]
     detail = "; ".join(parts) or f"{sum(a.size for a in want.values())} numbers equal, nothing found"
     return Result(str(plan.spec), str(plan.schedule), rows, "ptx", not parts, detail)

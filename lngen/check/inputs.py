@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from lngen.interpret import interpret
-from lngen.ir import Axis, Graph, Value
-from lngen.ir.numerics import NUMPY_DTYPE, Array, round_to
+from lngen.ir import Value
+from lngen.ir.numerics import Array, round_to
 from lngen.spec import Spec
 
 POISON = 0xFE  # a byte pattern no kernel computes: an element never written is seen
@@ -30,17 +32,7 @@ def random_inputs(spec: Spec, rows: int, seed: int = 0, mean: float = 0.5) -> di
 
 def draw(rng: np.random.Generator, value: Value, rows: int, d: int, mean: float) -> Array:
     """Normal numbers around ``mean`` in the value's shape and dtype."""
-    shape = [{Axis.M: rows, Axis.D: d}[a] for a in value.type.axes]
-    return round_to(rng.normal(mean, 1.0, shape), value.type.dtype)
-
-
-def poisoned(graph: Graph, rows: int, d: int) -> dict[str, Array]:
-    """Results that nobody wrote yet."""
-    out = {}
-    for r in graph.results:
-        out[r.name] = np.empty([{Axis.M: rows, Axis.D: d}[a] for a in r.type.axes], NUMPY_DTYPE[r.type.dtype])
-        out[r.name].view(np.uint8).fill(POISON)
-    return out
+    return round_to(rng.normal(mean, 1.0, value.type.shape(rows, d)), value.type.dtype)
 
 
 def same_bits(a: Array, b: Array) -> Array:
@@ -48,3 +40,14 @@ def same_bits(a: Array, b: Array) -> Array:
     kind = f"u{a.dtype.itemsize}"
     with np.errstate(invalid="ignore"):
         return np.asarray((a.view(kind) == b.view(kind)) | ((a != a) & (b != b)))
+
+
+def differing(got: Array, want: Array) -> int:
+    """How many numbers differ in their bits; all NaNs are one value."""
+    return int((~same_bits(got, want)).sum())
+
+
+def mismatches(got: Mapping[str, Array], want: Mapping[str, Array]) -> list[str]:
+    """The results that differ in their bits, and how many numbers of each."""
+    wrong = {n: differing(got[n], want[n]) for n in want}
+    return [f"{n}: {count} of {want[n].size} differ" for n, count in wrong.items() if count]

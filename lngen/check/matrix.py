@@ -25,6 +25,7 @@ from lngen.ir import D, Graph, M
 from lngen.ir.numerics import Array
 from lngen.lower import Plan, lower
 from lngen.passes.edit import extract
+from lngen.runtime.arrays_np import launch_raw, raw
 from lngen.runtime.choose import compile_plan, default_schedule
 from lngen.runtime.launch import Launcher, device_arch
 from lngen.spec import Spec, parse_spec
@@ -168,10 +169,10 @@ class _Case:
         self.row_graph = self._part(M)
         self.column_graph = self._part(D)
         self.wanted_rows = {
-            n: cupy.asarray(_raw(a)) for n, a in interpret(self.row_graph, self._only(self.row_graph)).items()
+            n: cupy.asarray(raw(a)) for n, a in interpret(self.row_graph, self._only(self.row_graph)).items()
         }
         self.columns = self._columns(most)
-        self.device = {n: self._repeat(cupy.asarray(_raw(a)), most, n) for n, a in self.inputs.items()}
+        self.device = {n: self._repeat(cupy.asarray(raw(a)), most, n) for n, a in self.inputs.items()}
         self.wanted_columns: dict[int, dict[str, Array]] = {}
 
     def _part(self, axis: Any) -> Graph:
@@ -206,21 +207,12 @@ class _Case:
                 a = self.inputs[p.name]
                 a = a[..., self.columns] if D in p.type.axes else a
                 sliced[p.name] = a[index] if M in p.type.axes else a
-            self.wanted_columns[m] = {n: _raw(a) for n, a in interpret(self.column_graph, sliced).items()}
+            self.wanted_columns[m] = {n: raw(a) for n, a in interpret(self.column_graph, sliced).items()}
         return self.wanted_columns.get(m, {})
 
     def compare(self, plan: Plan, launcher: Launcher, m: int, entry: Entry) -> None:
         """One launch on poisoned outputs, every row result and every sampled column compared."""
-        cupy, d = self.cupy, self.spec.d
-        out = {}
-        for v in plan.outputs:
-            shape = [{M: m, D: d}[a] for a in v.type.axes]
-            out[v.name] = cupy.empty(shape, f"u{v.type.dtype.size}")
-            out[v.name].fill(int.from_bytes([POISON] * v.type.dtype.size, "little"))
-        workspace = cupy.full(max(1, plan.workspace_bytes(m)), POISON, cupy.uint8)
-        pointers = {n: a.data.ptr for n, a in (*self.device.items(), *out.items())}
-        strides = dict.fromkeys(pointers, d)
-        launcher(m, pointers, strides, workspace.data.ptr, cupy.cuda.get_current_stream().ptr)
+        out = launch_raw(launcher, m, self.device, POISON)
         wrong = {}
         for name, want in self.wanted_rows.items():
             got = out[name]
@@ -233,7 +225,3 @@ class _Case:
             entry.numbers += column.size
         entry.differ += sum(wrong.values())
         entry.notes += [f"{plan.schedule}, rows={m}: {n}: {c} differ" for n, c in wrong.items() if c]
-
-
-def _raw(a: Array) -> Array:
-    return np.ascontiguousarray(a).view(f"u{a.dtype.itemsize}")

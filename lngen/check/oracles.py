@@ -1,6 +1,6 @@
 """Three oracles that share nothing with lngen: closed forms, differences of the forward, and PyTorch.
 
-All in float64 on arrays ``[M, D]`` (rows, features), ``gamma`` and ``beta`` ``[D]``; statistics are ``[M]``.
+All in float64 or wider, on arrays ``[M, D]`` (rows, features), ``gamma`` and ``beta`` ``[D]``; statistics are ``[M]``.
 
 The mathematics, with g = dy * gamma and every mean taken over a row (Ba, Kiros & Hinton 2016 for LayerNorm,
 Zhang & Sennrich 2019 for RMSNorm; the backward is the usual derivation by hand, whose Jacobian is r * P)::
@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+Array = NDArray[np.floating[Any]]
 
 
 def row_mean(a: Array) -> Array:

@@ -43,17 +43,14 @@ from typing import Any, Literal
 import numpy as np
 
 from lngen.check.oracles import Array, layernorm_forward, rmsnorm_forward, row_mean
+from lngen.ir import BF16, F16, F32, F64, DType
 
 Result = Literal["y", "mean", "rstd", "dx", "dgamma", "dbeta"]
-DTypeName = Literal["f16", "bf16", "f32", "f64"]
+NormName = Literal["layernorm", "rmsnorm"]
+NORMS: tuple[NormName, ...] = ("layernorm", "rmsnorm")
 
-ROUNDOFF = {"f16": 2.0**-11, "bf16": 2.0**-8, "f32": 2.0**-24, "f64": 2.0**-53}
-FLOOR = {
-    "f16": 2.0**-25,
-    "bf16": 2.0**-134,
-    "f32": 2.0**-150,
-    "f64": 0.0,
-}  # f64: 2^-1075, which f64 rounds to 0
+ROUNDOFF = {F16: 2.0**-11, BF16: 2.0**-8, F32: 2.0**-24, F64: 2.0**-53}
+FLOOR = {F16: 2.0**-25, BF16: 2.0**-134, F32: 2.0**-150, F64: 0.0}  # f64: 2^-1075, which f64 rounds to 0
 SLACK = 2.0
 
 
@@ -86,13 +83,21 @@ class Bound:
     arithmetic: float
     floor: float
 
+    def allowed(self, ref: Array, scale: Array) -> Array:
+        """How far each element may be from ``ref``."""
+        return self.rounding * np.abs(ref) + self.arithmetic * scale + self.floor
+
     def excess(self, out: Any, ref: Array, scale: Array) -> float:
-        """The largest error, in units of what is allowed: <= 1 if correct, infinite for NaN and inf."""
-        error = np.abs(np.asarray(out).astype(np.float64) - ref)
-        allowed = self.rounding * np.abs(ref) + self.arithmetic * scale + self.floor
-        with np.errstate(divide="ignore"):
-            ratio = np.divide(error, allowed, out=np.zeros_like(error), where=error != 0)
-        return float(np.where(np.isfinite(ratio), ratio, np.inf).max(initial=0.0))
+        """The largest error, in units of what is allowed."""
+        return excess(out, ref, self.allowed(ref, scale))
+
+
+def excess(out: Any, ref: Array, allowed: Array) -> float:
+    """The largest error, in units of what is ``allowed``: <= 1 if correct, infinite for NaN and inf."""
+    error = np.abs(np.asarray(out).astype(ref.dtype) - ref)
+    with np.errstate(divide="ignore"):
+        ratio = np.divide(error, allowed, out=np.zeros_like(error), where=error != 0)
+    return float(np.where(np.isfinite(ratio), ratio, np.inf).max(initial=0.0))
 
 
 def row_depth(D: int) -> int:
@@ -105,9 +110,7 @@ def column_depth(M: int, D: int) -> int:
     return min(max(M, 1) - 1, ceil(M / (64 if D <= 32768 else 4)) + 128)
 
 
-def bound(
-    result: Result, dtype: DTypeName, D: int, M: int, mean_over_std: float = 0.0, compute: DTypeName = "f32"
-) -> Bound:
+def bound(result: Result, dtype: DType, D: int, M: int, mean_over_std: float = 0.0, compute: DType = F32) -> Bound:
     """The bound for ``result``, computed in ``compute`` and stored as ``dtype``; derived above."""
     u, d = ROUNDOFF[compute], row_depth(D)
     shift = (d + 1) * u * (1 + mean_over_std)
@@ -131,7 +134,7 @@ def scales(
     dy: Array | None = None,
     eps: float = 1e-5,
     *,
-    norm: Literal["layernorm", "rmsnorm"] = "layernorm",
+    norm: NormName = "layernorm",
 ) -> dict[Result, Array]:
     """What a result's arithmetic error is relative to, in the result's shape; gradients only with ``dy``."""
     xhat, *_, rstd = layernorm_forward(x, eps=eps) if norm == "layernorm" else rmsnorm_forward(x, eps=eps)

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
 
+from lngen.bench.grids import GRIDS, LATENCY_ROWS, LATENCY_WIDTHS
+from lngen.bench.tasks import DIRECTIONS, LATENCY, Task, make_task
 from lngen.errors import SpecError
 from lngen.graphs import GRAPHS
-from lngen.spec import DIRECTIONS, Spec, parse_spec
+from lngen.ir import DType
+from lngen.spec import parse_spec
 
-# The table in section 7 of the design.
-SHAPES = "4096x1024,4096x2048,4096x4096,4096x8192,4096x16384,32768x1024,32768x4096,2048x65536,262144x256"
+if TYPE_CHECKING:
+    from lngen.bench.host import HostRecord
+    from lngen.bench.store import Saved
+
 HOST_D = 1024
 
 
@@ -31,15 +36,15 @@ def number(text: str, what: str) -> int:
 
 
 def parse_shapes(shapes: str, rows: str, d: str) -> list[tuple[int, int]]:
-    """Pairs of rows and D: those of ``shapes``, or every one of ``rows`` with every one of ``d``."""
+    """Pairs of rows and D: those of ``shapes``, or every one of ``rows`` with every one of ``d``; else none."""
     if bool(rows) != bool(d):
-        raise SpecError("--rows and --d go together; give both, or --shapes, or none of them.")
+        raise SpecError("--rows and --d go together; give both, or --shapes, or --grid.")
     if rows:
         if shapes:
             raise SpecError("Give either --shapes or --rows with --d, not both.")
         return [(number(m, "--rows"), number(n, "--d")) for m, n in itertools.product(words(rows), words(d))]
     pairs = []
-    for word in words(shapes or SHAPES):
+    for word in words(shapes):
         m, cross, n = word.partition("x")
         if not cross:
             raise SpecError(f"--shapes is expected to hold ROWSxD, for example 4096x1024, got '{word}'.")
@@ -47,77 +52,122 @@ def parse_shapes(shapes: str, rows: str, d: str) -> list[tuple[int, int]]:
     return pairs
 
 
-def cases(graphs: str, directions: str, dtypes: str, shapes: list[tuple[int, int]]) -> list[tuple[Spec, int]]:
-    """Every spec that is asked for, with its rows; SpecError for a wrong name."""
-    return [
-        (parse_spec(f"{graph}.{direction}:d={d},dtype={dtype}"), rows)
-        for graph, direction, dtype in itertools.product(words(graphs), words(directions), words(dtypes))
-        for rows, d in shapes
-    ]
+def tasks(
+    graphs: str, directions: str, dtypes: str, grid: str, shapes: list[tuple[int, int]], latency: bool = False
+) -> list[Task]:
+    """Everything that is asked for, shapes before the grid's; SpecError for a wrong word."""
+    chosen = GRIDS[grid]
+    found = []
+    for graph, direction, dtype in itertools.product(words(graphs), words(directions), dtype_names(dtypes, grid)):
+        make_task(graph, direction, dtype, 1, 1)  # a wrong word is one even where no shape follows
+        found += [make_task(graph, direction, dtype, m, d) for m, d in shapes or chosen.shapes(DType(dtype))]
+        if latency and direction != "both":
+            pairs = itertools.product(LATENCY_ROWS, LATENCY_WIDTHS)
+            found += [make_task(graph, direction, dtype, m, d, LATENCY) for m, d in pairs]
+    return found
+
+
+def dtype_names(dtypes: str, grid: str) -> list[str]:
+    """Those that are named, or else the grid's."""
+    return words(dtypes) or list(GRIDS[grid].dtypes)
+
+
+def _grids() -> str:
+    return "; ".join(f"{name}: {grid.about}" for name, grid in GRIDS.items())
 
 
 FILE = click.Path(dir_okay=False, path_type=Path)
+INPUT = click.Path(dir_okay=False, exists=True, path_type=Path)
+LATENCIES = f"{', '.join(map(str, LATENCY_ROWS))} rows of {', '.join(map(str, LATENCY_WIDTHS))}"
 
 
-@click.command("bench", epilog="Example: lngen bench --graph layernorm --shapes 4096x1024,4096x4096 --json b.json")
+@click.command(
+    "bench",
+    epilog="Example: lngen bench --grid targets --direction fwd,bwd --compile --json b.json --resume --seconds 500",
+)
 @click.option("--graph", default="layernorm", show_default=True, help=f"Some of {', '.join(GRAPHS)}.")
 @click.option("--direction", default="fwd,bwd", show_default=True, help=f"Some of {', '.join(DIRECTIONS)}.")
-@click.option("--shapes", default="", metavar="ROWSxD,...", help="By default nine, 4096x1024 to 262144x256.")
-@click.option("--rows", default="", metavar="N,...", help="Rows, each with every --d.")
+@click.option("--grid", default="design", show_default=True, type=click.Choice([*GRIDS]), help=f"Shapes. {_grids()}.")
+@click.option("--shapes", default="", metavar="ROWSxD,...", help="These shapes instead of a grid.")
+@click.option("--rows", default="", metavar="N,...", help="Rows, each with every --d, instead of a grid.")
 @click.option("--d", default="", metavar="N,...", help="Features per row.")
-@click.option("--dtype", default="bf16", show_default=True, help="Some of f16, bf16, f32, f64.")
+@click.option("--dtype", default="", metavar="T,...", help="Some of f16, bf16, f32, f64; by default the grid's.")
 @click.option("--providers", default="", metavar="NAME,...", help="By default all that are installed.")
 @click.option("--schedule", default="", metavar="K=V,...", help="Changes to lngen's default schedule.")
 @click.option("--compile", "compiled", is_flag=True, help="Also torch.compile, which takes its time.")
+@click.option("--latency", is_flag=True, help=f"Also the latency in a chain of launches, {LATENCIES}.")
 @click.option("--host", is_flag=True, help=f"Also the host time per call, at 16 x {HOST_D}.")
 @click.option("--rounds", default=12, show_default=True, type=click.IntRange(10, 1000), help="Of the timing.")
-@click.option("--json", "json_file", type=FILE, help="Write the records to this file.")
-@click.option("--plot", "plot_file", type=FILE, help="Draw them to this .png or .svg file.")
-def bench(
-    graph: str,
-    direction: str,
-    shapes: str,
-    rows: str,
-    d: str,
-    dtype: str,
-    providers: str,
-    schedule: str,
-    compiled: bool,
-    host: bool,
-    rounds: int,
-    json_file: Path | None,
-    plot_file: Path | None,
-) -> None:
+@click.option("--json", "json_file", type=FILE, help="Write the records to this file, after every point.")
+@click.option("--resume", is_flag=True, help="Continue the --json file: what it holds is not measured again.")
+@click.option("--seconds", type=click.FloatRange(min=0), help="Begin no point that would end later; see --resume.")
+@click.option("--plot", "plot_file", type=FILE, help="Draw to this .png or .svg; several figures are numbered by name.")
+@click.option("--from", "sources", type=INPUT, multiple=True, help="Measure nothing, show these --json files again.")
+def bench(json_file: Path | None, plot_file: Path | None, sources: tuple[Path, ...], **options: Any) -> None:
     """Time lngen, its peers and the ceilings side by side, cold, in GB/s of the bytes a call must move.
 
-    The ceiling is a plain copy (forward) or the sum of two arrays (backward); lngen's share of it stands in
-    brackets. Options that name several things take them separated by commas.
+    The ceiling is a plain copy (forward) or the sum of two arrays (backward), and both for forward and backward
+    as one unit. lngen's share of it stands in brackets, with the target it misses. Options that name several
+    things take them separated by commas.
     """
-    from lngen.bench import report
+    from lngen.bench import plot, report, store
+
+    if plot_file is not None:
+        plot.check(plot_file)
+    if sources:
+        files = [store.read_json(path) for path in sources]
+        found = store.Saved([r for f in files for r in f.records], {}, [h for f in files for h in f.host])
+    else:
+        found = _measure(json_file, **options)
+    report.show(found.records, found.host)
+    if plot_file is not None:
+        for path in plot.plot(found.records, plot_file):
+            click.echo(path)
+
+
+def _measure(json_file: Path | None, **o: Any) -> Saved:
+    """Run what the options ask for; every result is in the file as soon as it is there."""
+    from lngen.bench.conditions import conditions
     from lngen.bench.engines import make_engine
-    from lngen.bench.host import host_benchmark
+    from lngen.bench.measure import Method
     from lngen.bench.peers import select
-    from lngen.bench.run import benchmark, conditions
+    from lngen.bench.run import Hooks, benchmark
+    from lngen.bench.store import Saved, resumed, write_json
 
-    engine = make_engine()
-    chosen = select(words(providers), compiled=compiled, schedule=schedule)
-    todo = cases(graph, direction, dtype, parse_shapes(shapes, rows, d))
-    specs = [parse_spec(f"{g}.fwd:d={HOST_D},dtype={t}") for g in words(graph) for t in words(dtype)]
-    if plot_file is not None:
-        report.check_plot(plot_file)
-    with Console(stderr=True).status("preparing") as status:
-        records = benchmark(todo, chosen, engine, rounds=rounds, progress=_progress(status.update))
+    if o["resume"] and json_file is None:
+        raise SpecError("--resume needs the file to continue: --json FILE.")
+    engine, method = make_engine(), Method(rounds=o["rounds"])
+    chosen = select(words(o["providers"]), compiled=o["compiled"], schedule=o["schedule"])
+    shapes = parse_shapes(o["shapes"], o["rows"], o["d"])
+    todo = tasks(o["graph"], o["direction"], o["dtype"], o["grid"], shapes, o["latency"])
+    under = conditions(engine, method, o["schedule"])
+    before = resumed(json_file, under) if json_file is not None and o["resume"] else Saved()
+    console = Console(stderr=True)
+
+    def keep(records: Any, host: Any = before.host) -> None:
+        if json_file is not None:
+            write_json(json_file, records, under, host)
+
+    with console.status("preparing") as status:
+        hooks = Hooks(
+            progress=lambda done, total, text: status.update(f"{done}/{total} {text}"),
+            say=lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True),
+            keep=keep,
+        )
+        outcome = benchmark(todo, chosen, engine, method, hooks=hooks, saved=before.records, seconds=o["seconds"])
         status.update("host time")
-        timed = [r for spec in specs for r in host_benchmark(spec)] if host else []
-    report.show(records, timed)
-    if json_file is not None:
-        report.write_json(json_file, records, conditions(engine, rounds), timed)
-    if plot_file is not None:
-        report.plot(records, plot_file)
+        host = before.host or (_host(o["graph"], dtype_names(o["dtype"], o["grid"])) if o["host"] else [])
+    keep(outcome.records, host)
+    if outcome.left:
+        hooks.say(f"{outcome.left} of {len(todo)} points are left; the same command with --resume measures them.")
+    return Saved(outcome.records, under, host)
 
 
-def _progress(show: Callable[[str], None]) -> Callable[[int, int, str], None]:
-    return lambda done, total, text: show(f"{done}/{total} {text}")
+def _host(graphs: str, dtypes: list[str]) -> list[HostRecord]:
+    from lngen.bench.host import host_benchmark
+
+    specs = [parse_spec(f"{g}.fwd:d={HOST_D},dtype={t}") for g in words(graphs) for t in dtypes]
+    return [r for spec in specs for r in host_benchmark(spec)]
 
 
 command = bench  # the name under which lngen.cli looks for it

@@ -9,7 +9,7 @@ import click
 
 from lngen.check.check import check_spec
 from lngen.check.result import Result
-from lngen.cli.common import arch_option, json_option, print_json, print_table, progress_bar, words
+from lngen.cli.common import arch_option, json_option, on_option, print_json, print_table, progress_bar, words
 from lngen.spec import parse_spec
 
 
@@ -22,13 +22,7 @@ def _counts(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int
 
 @click.command(epilog="Example: lngen check layernorm.bwd:d=4096,dtype=bf16 --rows 0,1,133 --schedules 4")
 @click.argument("specs", metavar="SPEC...", nargs=-1)
-@click.option(
-    "--on",
-    type=click.Choice(["auto", "gpu", "ptx", "interpreter"]),
-    default="auto",
-    show_default=True,
-    help="What runs the kernels: a GPU, or the PTX on NumPy; auto is a GPU if there is one.",
-)
+@on_option("What runs the kernels: a GPU, or the PTX on NumPy; auto is a GPU if there is one.")
 @click.option("--rows", default="0,1,3,133", show_default=True, metavar="M,...", callback=_counts, help="Row counts.")
 @click.option("--schedules", type=click.IntRange(1), default=1, show_default=True, help="How many schedules to try.")
 @arch_option("The arch to compile for where there is no GPU; one.")

@@ -37,6 +37,12 @@ def arch_option(text: str) -> Callable[[Function], Function]:
     )
 
 
+def on_option(text: str) -> Callable[[Function], Function]:
+    """``--on``, what runs the kernels; ``text`` says what ``auto`` means."""
+    choice = click.Choice(["auto", "gpu", "ptx", "interpreter"])
+    return click.option("--on", type=choice, default="auto", show_default=True, help=text)
+
+
 def words(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str, ...]:
     """A comma-separated list without repetitions; an empty one is a usage error."""
     found = tuple(dict.fromkeys(word.strip() for word in value.split(",") if word.strip()))

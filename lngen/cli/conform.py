@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from lngen.check.conform import Contract, LngenTarget, Outcome, Target, conform, find_target, select
-from lngen.check.conform.contract import NORMS, NormName
+from lngen.check.tolerances import NORMS, NormName
 from lngen.cli.common import print_table, progress_bar, words
 from lngen.errors import MissingError, SpecError
 from lngen.ir import DType

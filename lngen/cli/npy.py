@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from lngen.errors import ArrayError
-from lngen.ir import BF16, Axis, D, DType, M, Value
+from lngen.ir import BF16, WIDE, DType, M, Value
 from lngen.ir.numerics import NUMPY_DTYPE, Array
 from lngen.spec import Spec
 
@@ -49,7 +49,7 @@ def load_inputs(spec: Spec, files: Mapping[str, Path]) -> tuple[dict[str, Array]
         needed = ", ".join(f"{p.name}: {p.type}" for p in params)
         raise ArrayError(f"--in: '{missing[0]}' is missing; {spec} takes {needed}.")
     arrays = {p.name: _load(p, files[p.name]) for p in params}
-    wide = next(p for p in params if p.type.axes == (M, D))
+    wide = next(p for p in params if p.type.axes == WIDE)
     leading = arrays[wide.name].shape[:-1]
     return {p.name: _shaped(spec, p, arrays[p.name], leading, wide.name) for p in params}, leading
 
@@ -75,9 +75,8 @@ def _load(value: Value, path: Path) -> Array:
 def _shaped(spec: Spec, value: Value, array: Array, leading: tuple[int, ...], wide: str) -> Array:
     """The array in the IR's dimensions, M for however many leading ones there are."""
     axes = value.type.axes
-    tail = (spec.d,) if D in axes else ()
-    expected = (*(leading if M in axes else ()), *tail)
-    if axes == (M, D) and array.shape[-1:] != tail:
+    expected = value.type.shape(leading, spec.d)
+    if axes == WIDE and array.shape[-1:] != (spec.d,):
         raise ArrayError(
             f"'{value.name}' is expected to have shape (..., {spec.d}), the spec's D last, got {array.shape}."
         )
@@ -85,15 +84,12 @@ def _shaped(spec: Spec, value: Value, array: Array, leading: tuple[int, ...], wi
     if array.shape != expected and not (axes == (M,) and array.shape == (rows,)):
         because = f", the rows of '{wide}'" if M in axes else ""
         raise ArrayError(f"'{value.name}' is expected to have shape {expected}{because}, got {array.shape}.")
-    return array.reshape([{M: rows, D: spec.d}[a] for a in axes])
+    return array.reshape(value.type.shape(rows, spec.d))
 
 
 def as_file(value: Value, array: Array, leading: tuple[int, ...]) -> bytes:
     """A result as the bytes of a .npy file, with the inputs' leading dimensions."""
-    shape = (
-        *(leading if Axis.M in value.type.axes else ()),
-        *(array.shape[-1:] if D in value.type.axes else ()),
-    )
+    shape = value.type.shape(leading, array.shape[-1])
     buffer = io.BytesIO()
     np.save(buffer, array.view(_TRAVELS[value.type.dtype]).reshape(shape), allow_pickle=False)
     return buffer.getvalue()

@@ -8,7 +8,7 @@ import click
 
 from lngen.aot.files import write_all
 from lngen.aot.plans import plan_for
-from lngen.cli.common import schedule_option
+from lngen.cli.common import on_option, schedule_option
 from lngen.cli.npy import as_file, load_inputs, parse_files
 from lngen.errors import ArrayError, CheckError
 from lngen.interpret import interpret
@@ -23,13 +23,9 @@ from lngen.spec import parse_spec
 @click.argument("spec")
 @click.option("--in", "inputs", multiple=True, required=True, metavar="NAME=FILE,...", help="Every input, by name.")
 @click.option("--out", "outputs", multiple=True, required=True, metavar="NAME=FILE,...", help="The results to write.")
-@click.option(
-    "--on",
-    type=click.Choice(["auto", "gpu", "ptx", "interpreter"]),
-    default="auto",
-    show_default=True,
-    help="What computes: a GPU, the kernels' PTX on NumPy, or the interpreter; auto is a GPU if there is one, else "
-    "the interpreter. The bits are the same.",
+@on_option(
+    "What computes: a GPU, the kernels' PTX on NumPy, or the interpreter; auto is a GPU if there is one, else the "
+    "interpreter. The bits are the same."
 )
 @schedule_option
 def command(spec: str, inputs: tuple[str, ...], outputs: tuple[str, ...], on: str, schedule: str) -> None:

@@ -112,7 +112,7 @@ def _tune(
 ) -> int:
     """Tune, lock, report; the exit code."""
     from lngen.aot.files import write_all
-    from lngen.bench.report import check_plot
+    from lngen.bench.plot import check as check_plot
     from lngen.tune import database as trials
     from lngen.tune import job, lock, report
     from lngen.tune.export import export as exported

@@ -69,18 +69,33 @@ def partials(plan: Plan) -> tuple[str, ...]:
     """The helper files the kernels call, in the order in which they build on each other."""
     used, ops = _dtypes(plan.graph), {e.op for e in plan.graph.eqns}
     templates = {k.template.removesuffix(".cu.jinja") for k in plan.kernels}
-    rows = templates & {"row", "row_columns", "row_stream"}
+    rows = [k for k in plan.kernels if k.template.startswith("row")]
+    copies = {k.copy for k in rows}
+    folds = any(phase.folds for k in plan.kernels for phase in k.phases)
+    clusters = any(k.cluster > 1 for k in rows)
+    exchanged, one_launch = any(k.exchanged for k in rows), any(k.finish for k in rows)
+    sums = "finish" in templates or one_launch
     wanted = {
+        "_launch": True,
         "_bf16": DType.BF16 in used,
         "_f16": DType.F16 in used,
         "_f64": DType.F64 in used,
         "_f64_bf16": {DType.F64, DType.BF16} <= used,
         "_f64_f16": {DType.F64, DType.F16} <= used,
         "_memory": bool(templates - {"finish"}),
-        "_fold": bool(rows or "finish" in templates),
+        "_bulk": "_copy_bulk.cuh.jinja" in copies,
+        "_async": "_copy_async.cuh.jinja" in copies,
+        "_cluster": clusters,
+        "_column": bool(rows),
+        "_fold": bool(rows) or sums,
         "_maximum": bool(ops & {"maximum", "reduce_max"}),
-        "_row_fold": any(phase.folds for k in plan.kernels for phase in k.phases),
-        "_store_partial": "row_columns" in templates,
+        "_row_barrier": folds or "_copy_bulk.cuh.jinja" in copies,
+        "_row_fold": folds,
+        "_exchange": exchanged and folds,
+        "_partial": any(k.accumulators for k in rows),
+        "_fold_blocks": any(k.folds_blocks for k in rows),
+        "_strand": sums,
+        "_grid_barrier": one_launch,
     }
     return tuple(f"{name}.cuh.jinja" for name, needed in wanted.items() if needed)
 

@@ -30,8 +30,7 @@ class GraphBuilder(Builder):
         self.options = options
         self.optional: dict[str, bool] = {}
         self.statistics: list[Value] = []
-        wide = (options.dtype, options.weight, options.out)
-        self.compute = max((compute_dtype(t) for t in wide), key=lambda t: t.size)
+        self.compute = compute_dtype(options.dtype, options.weight, options.out)
 
     def input(self, name: str, *axes: Axis) -> Value:
         """An input over the given axes, in the compute dtype; [M, D] has the spec's dtype, others weight's."""

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lngen.ir import D, M
+from lngen.ir import WIDE
 from lngen.ir.numerics import Array
 from lngen.lower import Kernel, Plan
 from lngen.ptx import Traffic, run_plan
 
 SECTOR = 32
-WIDE = (M, D)
 
 # Opcodes by what a person asks about; the first prefix that fits counts.
 KINDS = {
     "load": ("ld.global",), "store": ("st.global",), "shared": ("ld.shared", "st.shared"), "shuffle": ("shfl",),
-    "barrier": ("bar",), "convert": ("cvt",), "branch": ("bra",),
+    "copy": ("cp.async", "st.async"), "barrier": ("bar", "mbarrier"), "convert": ("cvt",), "branch": ("bra",),
     "f32": ("add.rn.f32", "sub.rn.f32", "mul.rn.f32", "fma.rn.f32", "neg.f32"),
     "f64": ("add.rn.f64", "sub.rn.f64", "mul.rn.f64", "neg.f64"),
 }  # fmt: skip
@@ -29,7 +29,7 @@ class KernelTraffic:
 
     ``moved``: bytes by tensor, read and written; ``efficiency``: bytes asked for per byte of sectors touched, above 1
     where the lanes of a warp share a sector; ``mix``: warp instructions by kind; ``in_flight``: bytes of rows a block
-    has under way when all its loads of a round are out.
+    has under way when all its loads of a round are out, or what its asynchronous copies had under way at most.
     """
 
     kernel: str
@@ -57,8 +57,7 @@ def row_units(plan: Plan, measured: list[KernelTraffic], rows: int) -> float:
 def traffic_text(plan: Plan, measured: list[KernelTraffic], rows: int) -> str:
     """Tables a person can read: per kernel its tensors, its instructions per row element, its barriers."""
     floor = {
-        v.name: rows ** (M in v.type.axes) * plan.spec.d ** (D in v.type.axes) * v.type.dtype.size
-        for v in (*plan.inputs, *plan.outputs)
+        v.name: math.prod(v.type.shape(rows, plan.spec.d)) * v.type.dtype.size for v in (*plan.inputs, *plan.outputs)
     }
     lines = [
         f"traffic {plan.name}, {rows} rows",
@@ -93,7 +92,7 @@ def _kernel(plan: Plan, kernel: Kernel, traffic: Traffic) -> KernelTraffic:
         mix=dict(mix),
         bank_conflicts=traffic.shared[kernel.name]["bank_conflicts"],
         barriers=traffic.barriers[kernel.name],
-        in_flight=_in_flight(plan, kernel),
+        in_flight=max(_in_flight(plan, kernel), traffic.in_flight[kernel.name]),
     )
 
 

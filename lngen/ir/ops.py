@@ -29,8 +29,6 @@ NumpyMeaning = Callable[[tuple[Array, ...], Eqn, Mapping[Axis, int]], Array]
 CudaMeaning = Callable[[tuple[str, ...], Eqn], str]
 Derivative = Callable[["Builder", Eqn, Value], tuple["Value | None", ...]]
 
-CTYPE = {"f16": "f16", "bf16": "bf16", "f32": "float", "f64": "double"}
-
 
 @dataclass(frozen=True)
 class Op:
@@ -48,9 +46,14 @@ class Op:
     lowered_by: str = ""
 
 
-def compute_dtype(dtype: DType) -> DType:
-    """The dtype arithmetic on ``dtype`` is done in: f64 for f64, else f32."""
-    return F64 if dtype is F64 else F32
+def compute_dtype(*dtypes: DType) -> DType:
+    """The dtype arithmetic on ``dtypes`` is done in: f64 if any is f64, else f32."""
+    return F64 if F64 in dtypes else F32
+
+
+def ctype(dtype: DType) -> str:
+    """The C type of an element."""
+    return {F32: "float", F64: "double"}.get(dtype, dtype.value)
 
 
 def literal(value: float, dtype: DType) -> str:
@@ -77,32 +80,25 @@ def _numpy_reduce_sum(args: tuple[Array, ...], eqn: Eqn, size: Mapping[Axis, int
     if attrs["axis"] is D:
         total = numerics.row_sum(x, chunk=attrs.get("chunk", 1), segment=attrs.get("segment", size[D]))
         return np.asarray(total[..., None])
-    order = {k: attrs.get(k, 1) for k in ("groups", "blocks", "strands")}
+    order = {k: attrs.get(k, 1) for k in ("groups", "blocks", "cluster", "strands")}
     return numerics.column_sum(x, **order)[None, :]
 
 
 def _numpy_reduce_mean(args: tuple[Array, ...], eqn: Eqn, size: Mapping[Axis, int]) -> Array:
-    axis = eqn.attr("axis")
-    assert isinstance(axis, Axis)
-    return np.asarray(_numpy_reduce_sum(args, eqn, size) / args[0].dtype.type(size[axis]))
+    return np.asarray(_numpy_reduce_sum(args, eqn, size) / args[0].dtype.type(size[eqn.axis]))
 
 
 def _numpy_const(args: tuple[Array, ...], eqn: Eqn, size: Mapping[Axis, int]) -> Array:
-    value: Any = eqn.attr("value")
-    return np.full((1, 1), value, NUMPY_DTYPE[eqn.out.type.dtype])
+    return np.full((1, 1), eqn.value, NUMPY_DTYPE[eqn.out.type.dtype])
 
 
 def _numpy_size(args: tuple[Array, ...], eqn: Eqn, size: Mapping[Axis, int]) -> Array:
-    axis = eqn.attr("axis")
-    assert isinstance(axis, Axis)
-    return np.full((1, 1), size[axis], NUMPY_DTYPE[eqn.out.type.dtype])
+    return np.full((1, 1), size[eqn.axis], NUMPY_DTYPE[eqn.out.type.dtype])
 
 
 def _numpy_expand(args: tuple[Array, ...], eqn: Eqn, size: Mapping[Axis, int]) -> Array:
-    axis = eqn.attr("axis")
-    assert isinstance(axis, Axis)
     shape = list(args[0].shape)
-    shape[list(Axis).index(axis)] = size[axis]
+    shape[list(Axis).index(eqn.axis)] = size[eqn.axis]
     return np.ascontiguousarray(np.broadcast_to(args[0], shape))
 
 
@@ -135,9 +131,7 @@ def _vjp_maximum(b: Builder, e: Eqn, ct: Value) -> tuple[Value, ...]:
 
 
 def _vjp_mean(b: Builder, e: Eqn, ct: Value) -> tuple[Value, ...]:
-    axis = e.attr("axis")
-    assert isinstance(axis, Axis)
-    return (b.div("ct", ct, b.size("count", axis, ct.type.dtype)),)
+    return (b.div("ct", ct, b.size("count", e.axis, ct.type.dtype)),)
 
 
 OPS: dict[str, Op] = {
@@ -146,14 +140,14 @@ OPS: dict[str, Op] = {
         Op(
             "const", 0, type_rules.const,
             numpy=_numpy_const,
-            cuda=lambda a, e: literal(float(e.attr("value")), e.out.type.dtype),  # type: ignore[arg-type]
+            cuda=lambda a, e: literal(float(e.value), e.out.type.dtype),
             vjp=lambda b, e, ct: (),
             attrs=("dtype", "value"),
         ),
         Op(
             "size", 0, type_rules.size,
             numpy=_numpy_size,
-            cuda=lambda a, e: f"static_cast<{CTYPE[e.out.type.dtype.value]}>(rows)",  # D's is a constant by then
+            cuda=lambda a, e: f"static_cast<{ctype(e.out.type.dtype)}>(rows)",  # D's is a constant by then
             vjp=lambda b, e, ct: (),
             attrs=("axis", "dtype"),
         ),

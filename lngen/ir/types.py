@@ -37,6 +37,7 @@ class Axis(Enum):
 
 
 M, D = Axis
+WIDE = M, D
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,11 @@ class Type:
 
     dtype: DType
     axes: tuple[Axis, ...] = ()
+
+    def shape(self, rows: int | tuple[int, ...], d: int) -> tuple[int, ...]:
+        """The shape of an array with ``rows`` rows, a number or the leading dimensions they come in, and D = ``d``."""
+        lengths = {M: rows if isinstance(rows, tuple) else (rows,), D: (d,)}
+        return tuple(n for axis in self.axes for n in lengths[axis])
 
     def __str__(self) -> str:
         return f"{self.dtype}[{', '.join(map(str, self.axes))}]"
@@ -87,6 +93,20 @@ class Eqn:
         """The attribute ``key``, which must be an integer."""
         value = self.attr(key)
         assert isinstance(value, int), (key, value)
+        return value
+
+    @property
+    def axis(self) -> Axis:
+        """The attribute ``axis``, of a size, an expansion or a reduction."""
+        axis = self.attr("axis")
+        assert isinstance(axis, Axis), axis
+        return axis
+
+    @property
+    def value(self) -> int | float:
+        """The attribute ``value``, of a constant."""
+        value = self.attr("value")
+        assert isinstance(value, int | float), value
         return value
 
 

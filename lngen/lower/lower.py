@@ -8,10 +8,24 @@ from lngen.errors import LowerError
 from lngen.ir import D, DType, Eqn, Graph, M, Value, print_eqn
 from lngen.ir.ops import compute_dtype
 from lngen.lower.phases import Spell, Style, before, phases, tensor, uniform
-from lngen.lower.plan import Argument, Buffer, Constant, Extent, Kernel, Plan, Sum, ctype
+from lngen.lower.plan import Argument, Buffer, Constant, Extent, Finish, Kernel, Place, Plan, Sum, ctype
 from lngen.lower.split import Split, column_graph, split
 from lngen.passes.edit import extract
-from lngen.schedule import Problem, Schedule, check, problem, shared_bytes, slots
+from lngen.schedule import (
+    STAGED,
+    Problem,
+    Schedule,
+    check,
+    dynamic_shared,
+    folds_blocks,
+    partial_numbers,
+    piece,
+    problem,
+    scratch_numbers,
+    slots,
+    stage_bytes,
+    stage_share,
+)
 from lngen.spec import Spec
 
 FINISH_COLUMNS = 32
@@ -20,9 +34,9 @@ COLUMN_THREADS = 128
 # How a kernel adds to its column sums; a row group past the last row adds nothing.
 ACCUMULATE = {
     "row_columns": "if (live) {0}_acc[k][i] = {0}_acc[k][i] + {1};",
+    "row_staged": "if (live) {0}_acc[k][i] = {0}_acc[k][i] + {1};",
     "columns": "{0}_acc[i] = {0}_acc[i] + {1};",
 }
-WITH_SUMS = ("row_columns", "columns", "finish")
 
 
 def lower(spec: Spec, schedule: Schedule) -> Plan:
@@ -42,67 +56,115 @@ class _Lowering:
         self.real = _real(graph)
         self.stem = f"{spec.slug}__{schedule.slug}"
         self.partials = {e.out: f"{e.out.name}_partial" for e in self.parts.sums}
+        # Blocks that write a partial row each, or one for every ``folded`` of them.
+        self.folded = folds_blocks(schedule, facts)
 
     def plan(self) -> Plan:
         """The kernels in launch order and their workspace."""
         kernels: list[Kernel] = []
         buffers: list[Buffer] = []
-        if self.parts.sums and self.schedule.form == "stream":
+        s, rows = self.schedule, tuple(r for r in self.graph.results if M in r.type.axes)
+        if s.one_launch:
+            buffers.append(Buffer("arrivals", DType.F32, fixed=1, zeroed=True))
+        if self.parts.sums and s.form == "stream":
             columns, handed = column_graph(self.parts, self.graph)
-            rows = tuple(r for r in self.graph.results if M in r.type.axes)
             if rows or handed:
                 kernels.append(self._rows(replace(self.graph, results=(*rows, *handed)), (), (*rows, *handed), handed))
             kernels.append(self._columns(columns, handed))
             buffers += [Buffer(v.name, v.type.dtype, per_row=1) for v in handed]
         elif self.parts.rows.results:
-            rows = tuple(r for r in self.graph.results if M in r.type.axes)
             kernels.append(self._rows(self.parts.rows, self.parts.sums, rows, ()))
         if self.parts.finish:
-            kernels.append(self._finish(self.parts.finish))
-            per_sum = self.facts.blocks * self.spec.d
+            if s.one_launch:
+                kernels[-1] = self._in_one_launch(kernels[-1], self._finish(self.parts.finish))
+            else:
+                kernels.append(self._finish(self.parts.finish))
+            per_sum = self._partial_rows() * self.spec.d
             buffers += [Buffer(name, v.type.dtype, fixed=per_sum) for v, name in self.partials.items()]
         return Plan(self.spec, self.schedule, self.graph, tuple(kernels), tuple(buffers))
+
+    def _partial_rows(self) -> int:
+        return -(-self.facts.blocks // self.folded)
 
     # ---- the kernels ----
 
     def _rows(
         self, graph: Graph, sums: tuple[Eqn, ...], outputs: tuple[Value, ...], scratch: tuple[Value, ...]
     ) -> Kernel:
-        """Rows in registers (with column sums: a persistent grid), or streamed."""
+        """Rows in registers, staged in shared memory, or streamed; with column sums the grid persists."""
         graph = _needed(graph, (*outputs, *(e.args[0] for e in sums)))
-        s, p = self.schedule, self.facts
-        streamed = s.form == "stream"
-        n_slots = slots(s, p)
-        exact = n_slots * s.threads * p.chunk * (p.segments if streamed else 1) == p.d
-        template = "row_stream" if streamed else "row_columns" if sums else "row"
+        s, p = self.schedule, replace(self.facts, column_sums=len(sums))
+        template = {"registers": "row_columns" if sums else "row", "stream": "row_stream"}.get(s.form, "row_staged")
+        arguments = [*_inputs(graph), *_outputs(outputs, scratch)]
+        arguments += [_workspace(self.partials[e.out], self.real) for e in sums]
+        kernel = self._kernel(
+            "rows", template, graph, arguments, self._row_constants(p), sums, outputs,
+            spell=_speller("[k][i]" if s.form == "registers" else "[i]", graph),
+            grid=(self._row_grid(p), Extent()),
+            block=s.block,
+            shared=max(1, scratch_numbers(s, p), 0 if s.form in STAGED else partial_numbers(s, p)),
+        )  # fmt: skip
+        if s.form not in STAGED:
+            return kernel
+        places, results = _places(graph, outputs, s, p)
+        return replace(
+            kernel,
+            dynamic=dynamic_shared(s, p),
+            cluster=s.cluster * self.folded,
+            copy=f"_copy_{s.form}.cuh.jinja",
+            places=places,
+            results=results,
+            barriers=s.form == "bulk",
+            exchanged=p.row_sums * p.segments if s.cluster > 1 else 0,
+            folds_blocks=self.folded > 1,
+        )
+
+    def _row_constants(self, p: Problem) -> list[Constant]:
+        """The numbers of a row kernel."""
+        s = self.schedule
+        sums, staged, streamed = p.column_sums > 0, s.form in STAGED, s.form == "stream"
+        per_segment = -(-p.segment_chunks // s.threads)
+        exact = p.segments * per_segment * s.threads * p.chunk == p.d
         constants = [
             Constant("D", p.d, "features per row"),
             Constant("CHUNK", p.chunk, "consecutive elements a thread owns, added left to right"),
-            Constant("THREADS", s.threads, "threads per row"),
-            Constant("SLOTS", n_slots, "chunks per thread" + (" and segment" if streamed else "")),
+            Constant("THREADS", s.threads, "threads per row" + " and block" * (s.cluster > 1)),
+            Constant("SLOTS", slots(s, p), "chunks per thread" + (" and segment" if streamed else "")),
+            Constant("SEGMENT", p.segment, "elements per segment of a row"),
             Constant("VEC", s.vec, "elements per memory access"),
             Constant("EXACT", int(exact), "1 if the chunks of all threads cover the row exactly"),
         ]
-        if streamed:
-            constants.append(Constant("SEGMENT", p.segment, "elements per segment of a row"))
-        else:
+        if not streamed:
             constants.append(Constant("ROWS", s.rows, "rows a block works on side by side"))
-            constants.append(
-                Constant("SEGMENT_SLOTS", p.segment // p.chunk // s.threads, "chunks per thread and segment")
-            )
-        if sums:
-            constants.append(Constant("BLOCKS", p.blocks, "blocks that share the rows; fixed by the graph"))
+            constants.append(Constant("SEGMENT_SLOTS", per_segment, "chunks per thread and segment"))
+        if staged:
+            constants += [
+                Constant("CLUSTER", s.cluster, "blocks that share a row"),
+                Constant("STAGES", s.stages, "rows in flight per row group"),
+                Constant("STAGE_BYTES", stage_bytes(s, p), "shared memory of a row"),
+                Constant("BULK_STORE", int(s.bulk_store), "1 if results leave through shared memory"),
+                Constant("KEEP", int(s.keep), "1 to keep [D] inputs in registers"),
+            ]
+        if sums or staged:
+            owners = p.blocks if sums else s.owners
+            fixed = "; fixed by the graph" if sums else ""
+            constants.append(Constant("OWNERS", owners, f"blocks or clusters that share the rows{fixed}"))
+        if staged or sums:
+            constants.append(Constant("PIECE", piece(s, p), "elements of a row a block has"))
+        if sums and not streamed:
+            constants.append(Constant("UNIT", _unit(p), "column sums moved together"))
+            constants.append(Constant("FOLDED", self.folded, "blocks that fold their column sums"))
+        if sums and s.form == "registers":
             constants.append(Constant("PREFETCH", int(s.prefetch), "1 to load the next row while computing this one"))
-        arguments = [*_inputs(graph), *_outputs(outputs, scratch)]
-        arguments += [_workspace(self.partials[e.out], self.real) for e in sums]
-        limit = p.blocks if sums else None
-        return self._kernel(
-            "rows", template, graph, arguments, constants, sums, outputs,
-            spell=_speller("[i]" if streamed else "[k][i]", graph),
-            grid=(Extent(per=s.rows, limit=limit), Extent()),
-            block=s.block,
-            shared=max(1, shared_bytes(s, replace(p, column_sums=len(sums))) // self.real.size),
-        )  # fmt: skip
+        return constants
+
+    def _row_grid(self, p: Problem) -> Extent:
+        s = self.schedule
+        if p.column_sums and s.form != "stream":
+            return Extent(per=s.rows, limit=p.blocks, times=s.cluster, multiple=self.folded)
+        if s.form in STAGED:
+            return Extent(per=s.rows, limit=s.owners, times=s.cluster)
+        return Extent(per=s.rows)
 
     def _columns(self, graph: Graph, handed: tuple[Value, ...]) -> Kernel:
         """Column sums alone, a thread per chunk of columns: for rows too wide to keep their sums in one block."""
@@ -113,7 +175,7 @@ class _Lowering:
             Constant("CHUNK", p.chunk, "consecutive columns a thread owns"),
             Constant("THREADS", COLUMN_THREADS, "threads per block"),
             Constant("VEC", self.schedule.vec, "elements per memory access"),
-            Constant("BLOCKS", p.blocks, "blocks that share the rows; fixed by the graph"),
+            Constant("OWNERS", p.blocks, "blocks that share the rows; fixed by the graph"),
         ]
         arguments = [
             *_inputs(graph, handed),
@@ -130,14 +192,14 @@ class _Lowering:
     def _finish(self, graph: Graph) -> Kernel:
         """The partial sums of all blocks added in their order, and what is computed from the totals."""
         p = self.facts
-        strands = next((e.int_attr("strands") for e in self.parts.sums), 1)
         constants = [
             Constant("D", p.d, "features per row"),
             Constant("SUMS", len(self.parts.sums), "column sums"),
             Constant("COLUMNS", FINISH_COLUMNS, "columns per block"),
-            Constant("STRANDS", strands, "threads that share a column"),
-            Constant("BLOCKS", p.blocks, "partial rows at most"),
-            Constant("GROUPS", p.groups, "rows a block added side by side"),
+            Constant("STRANDS", p.strands, "threads that share a column"),
+            Constant("PARTIALS", self._partial_rows(), "partial rows at most"),
+            Constant("TOGETHER", p.cluster // self.folded, "partial rows that are folded first"),
+            Constant("PER_PARTIAL", p.groups * self.folded, "rows side by side behind a partial row"),
         ]
         inputs = [a for a in _inputs(graph) if a.tensor not in [v.name for v in self.partials]]
         partials = [_workspace(name, self.real, const=True) for v, name in self.partials.items() if v in graph.params]
@@ -146,10 +208,30 @@ class _Lowering:
             [*inputs, *_outputs(graph.results, ()), *partials], constants, (), graph.results,
             spell=_speller("", graph, pointer="[col]", known=tuple(self.partials)),
             grid=(Extent(-(-p.d // FINISH_COLUMNS)), Extent()),
-            block=FINISH_COLUMNS * strands,
-            shared=len(self.parts.sums) * strands * FINISH_COLUMNS,
+            block=FINISH_COLUMNS * p.strands,
+            shared=len(self.parts.sums) * p.strands * FINISH_COLUMNS,
             always=True,
         )  # fmt: skip
+
+    def _in_one_launch(self, rows: Kernel, finish: Kernel) -> Kernel:
+        """The row kernel with the finish behind a grid barrier."""
+        known = {a.name for a in rows.arguments}
+        own = {c.name for c in rows.constants}
+        return replace(
+            rows,
+            arguments=(
+                *(replace(a, const=a.const and a.kind != "workspace") for a in rows.arguments),
+                *(a for a in finish.arguments if a.name not in known),
+                Argument("arrivals_ptr", "unsigned", "workspace", "arrivals"),
+            ),
+            constants=(*rows.constants, *(c for c in finish.constants if c.name not in own)),
+            finish=Finish(finish.accumulators, finish.phases),
+            grid=(replace(rows.grid[0], least=max(self.folded, self.schedule.cluster)), rows.grid[1]),
+            cooperative=True,
+            always=True,
+            shared=rows.shared if rows.dynamic else max(rows.shared, finish.shared),
+            dynamic=max(rows.dynamic, finish.shared * self.real.size) if rows.dynamic else 0,
+        )
 
     def _kernel(
         self,
@@ -187,7 +269,7 @@ class _Lowering:
             row_inputs=tuple(tensor(v) for v in graph.params if v.type.axes == (M,)),
             scalars=tuple(tensor(v) for v in graph.params if not v.type.axes),
             accumulators=tuple(
-                Sum(e.out.name, n, print_eqn(e)) for n, e in enumerate(self.parts.sums if template in WITH_SUMS else ())
+                Sum(e.out.name, n, print_eqn(e)) for n, e in enumerate(sums if template != "finish" else self.parts.sums)
             ),
             most=max((len(f.sums) for p in listed for f in p.folds), default=0) or 1,
             shared=shared,
@@ -197,6 +279,38 @@ class _Lowering:
     def _guard(self, term: str, absent: str) -> str:
         """A term of a row sum or maximum, absent beyond the end of a row that ends within a chunk."""
         return f"(i < D - col ? {term} : {absent})" if self.facts.d % self.facts.chunk else term
+
+
+def _unit(p: Problem) -> int:
+    """Column sums that are 16 bytes, if rows are whole units."""
+    unit = 16 // p.real_size
+    return unit if p.d % unit == 0 and p.chunk % unit == 0 else 1
+
+
+def _places(
+    graph: Graph, outputs: tuple[Value, ...], s: Schedule, p: Problem
+) -> tuple[tuple[Place, ...], tuple[Place, ...]]:
+    """Where the [M, D] inputs, and the results that leave in bulk, lie in a stage.
+
+    A result takes the place of an input of its size: a thread has read a chunk before it writes one.
+    """
+    inputs = [v for v in graph.params if v.type.axes == (M, D)]
+    wide = [v for v in outputs if v.type.axes == (M, D)] if s.bulk_store else []
+    at, offset, free = {}, 0, list(inputs)
+    for v in inputs:
+        at[v] = offset
+        offset += stage_share(v.type.dtype.size, s, p)
+    for v in wide:
+        same = next((u for u in free if u.type.dtype.size == v.type.dtype.size), None)
+        if same is None:
+            at[v] = offset
+            offset += stage_share(v.type.dtype.size, s, p)
+        else:
+            free.remove(same)
+            at[v] = at[same]
+    return tuple(
+        tuple(Place(v.name, ctype(v.type.dtype), at[v]) for v in values) for values in (inputs, wide)
+    )  # type: ignore[return-value]
 
 
 def _real(graph: Graph) -> DType:

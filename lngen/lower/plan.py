@@ -6,37 +6,42 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from lngen.ir import DType, Graph, Value
+from lngen.ir.ops import ctype as ctype
 from lngen.schedule import Schedule
 from lngen.spec import Spec
-
-CTYPES = {"f16": "f16", "bf16": "bf16", "f32": "float", "f64": "double"}
-
-
-def ctype(dtype: DType) -> str:
-    """The C type of an element."""
-    return CTYPES[dtype.value]
 
 
 @dataclass(frozen=True)
 class Extent:
-    """A grid dimension: ``fixed``, or one block per ``per`` rows and at most ``limit`` blocks."""
+    """A grid dimension in blocks: ``fixed``, or by rows.
+
+    Each ``per`` rows have an owner, of which there are at most ``limit``; an owner is ``times`` blocks; the blocks are
+    filled up to a multiple of ``multiple`` and to ``least``.
+    """
 
     fixed: int = 1
     per: int | None = None
     limit: int | None = None
+    times: int = 1
+    multiple: int = 1
+    least: int = 0
 
     def __call__(self, rows: int) -> int:
         """Blocks for that many rows."""
         if self.per is None:
             return self.fixed
-        blocks = -(-rows // self.per)
-        return blocks if self.limit is None else min(self.limit, blocks)
+        owners = -(-rows // self.per)
+        blocks = self.times * (owners if self.limit is None else min(self.limit, owners))
+        return max(self.least, -(-blocks // self.multiple) * self.multiple)
 
     def __str__(self) -> str:
         if self.per is None:
             return str(self.fixed)
-        blocks = "rows" if self.per == 1 else f"ceil(rows / {self.per})"
-        return blocks if self.limit is None else f"min({self.limit}, {blocks})"
+        owners = "rows" if self.per == 1 else f"ceil(rows / {self.per})"
+        blocks = owners if self.limit is None else f"min({self.limit}, {owners})"
+        blocks = blocks if self.times == 1 else f"{self.times} * {blocks}"
+        blocks = blocks if self.multiple == 1 else f"{self.multiple} * ceil({blocks} / {self.multiple})"
+        return f"max({self.least}, {blocks})" if self.least else blocks
 
 
 @dataclass(frozen=True)
@@ -128,6 +133,15 @@ class Phase:
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where in a stage a tensor lies: its IR name, C type and byte."""
+
+    name: str
+    ctype: str
+    offset: int
+
+
+@dataclass(frozen=True)
 class Constant:
     """A ``constexpr int`` of a kernel."""
 
@@ -139,6 +153,14 @@ class Constant:
     def line(self) -> str:
         """Its declaration."""
         return f"constexpr int {self.name:<13} = {f'{self.value};':<6} // {self.note}"
+
+
+@dataclass(frozen=True)
+class Finish:
+    """How column sums are completed in the row kernel: the totals, and what is computed from them."""
+
+    accumulators: tuple[Sum, ...]
+    phases: tuple[Phase, ...]
 
 
 @dataclass(frozen=True)
@@ -164,24 +186,41 @@ class Kernel:
     accumulators: tuple[Sum, ...] = ()
     most: int = 1
     shared: int = 1
+    dynamic: int = 0
+    cluster: int = 1
+    cooperative: bool = False
+    copy: str = ""
+    places: tuple[Place, ...] = ()
+    results: tuple[Place, ...] = ()
+    barriers: bool = False
+    exchanged: int = 0
+    folds_blocks: bool = False
+    finish: Finish | None = None
     always: bool = False
 
     def launch_rule(self) -> str:
-        """The grid and block as text."""
+        """Grid, block and the rest as text."""
         x, y = self.grid
         grid = str(x) if str(y) == "1" else f"{x} x {y}"
+        clusters = f", clusters of {self.cluster}" if self.cluster > 1 else ""
+        dynamic = f", {self.dynamic} bytes of dynamic shared memory" if self.dynamic else ""
+        cooperative = ", cooperative" if self.cooperative else ""
         when = "" if self.always else "; no launch for rows = 0"
-        return f"grid {grid}, block {self.block}{when}"
+        return f"grid {grid}, block {self.block}{clusters}{dynamic}{cooperative}{when}"
 
 
 @dataclass(frozen=True)
 class Buffer:
-    """A piece of the workspace: ``fixed`` elements, or ``per_row`` for each row."""
+    """A piece of the workspace: ``fixed`` elements, or ``per_row`` for each row.
+
+    ``zeroed``: all bytes are zero before the first launch that uses it; every launch leaves it fit for the next.
+    """
 
     name: str
     dtype: DType
     fixed: int = 0
     per_row: int = 0
+    zeroed: bool = False
 
     def bytes(self, rows: int) -> int:
         """Its size, rounded up so that the next buffer is aligned to 256 bytes."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lngen.ir import Axis, Builder, D, Eqn, Graph
+from lngen.ir import Builder, D, Eqn, Graph
 from lngen.passes.clean import cse
 
 
@@ -23,12 +23,10 @@ def decompose(graph: Graph, d: int) -> Graph:
         out, dtype = eqn.out, eqn.out.type.dtype
         match eqn.op:
             case "reduce_mean":
-                axis = eqn.attr("axis")
-                assert isinstance(axis, Axis)
-                total = b.reduce_sum(f"{out.name}_sum", eqn.args[0], axis=axis)
-                count = b.const("d_size", float(d), dtype) if axis is D else b.size("m_size", axis, dtype)
+                total = b.reduce_sum(f"{out.name}_sum", eqn.args[0], axis=eqn.axis)
+                count = b.const("d_size", float(d), dtype) if eqn.axis is D else b.size("m_size", eqn.axis, dtype)
                 b.eqns.append(Eqn(out, "div", (total, count)))
-            case "size" if eqn.attr("axis") is D:
+            case "size" if eqn.axis is D:
                 b.eqns.append(Eqn(out, "const", (), (("dtype", dtype), ("value", float(d)))))
             case "rsqrt":
                 root = b.sqrt(f"{out.name}_root", eqn.args[0])

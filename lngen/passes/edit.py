@@ -1,4 +1,4 @@
-"""Small tools the passes share: renaming uses, dead code, walking upstream."""
+"""Small tools the passes share: renaming uses, dead code, walking up- and downstream."""
 
 from __future__ import annotations
 
@@ -23,6 +23,15 @@ def upstream(eqns: Iterable[Eqn], wanted: Iterable[Value]) -> set[Value]:
         if eqn.out in live:
             live.update(eqn.args)
     return live
+
+
+def downstream(eqns: Iterable[Eqn], given: Iterable[Value]) -> set[Value]:
+    """``given`` and everything ``eqns`` compute from it: the values that move when it does."""
+    moved = set(given)
+    for eqn in eqns:
+        if any(a in moved for a in eqn.args):
+            moved.add(eqn.out)
+    return moved
 
 
 def extract(graph: Graph, name: str, params: tuple[Value, ...], results: tuple[Value, ...]) -> Graph:

@@ -7,7 +7,22 @@ from dataclasses import dataclass, replace
 from lngen.ir import Axis, D, Eqn, Graph
 
 CHUNK_BYTES = 16
-SEGMENT_BYTES = 32 * 1024
+SEGMENT_BYTES = 16 * 1024
+
+# Column sums a block can hold in registers, of 4 and of 8 bytes.
+HELD = {4: 8192, 8: 4096}
+
+# How many blocks, or clusters of 2, 4, 8, ... blocks where a row's sums are more than one can hold, share the rows:
+# as many as an H200's 132 multiprocessors run at a time, where a power of two serves memory better than 132.
+OWNERS = (128, 66, 30, 15, 7, 4)
+
+
+@dataclass(frozen=True)
+class RowOrder:
+    """The attributes of a sum over features."""
+
+    chunk: int
+    segment: int
 
 
 @dataclass(frozen=True)
@@ -16,6 +31,7 @@ class ColumnOrder:
 
     groups: int
     blocks: int
+    cluster: int
     strands: int
 
 
@@ -24,14 +40,13 @@ def order_sums(graph: Graph, d: int) -> Graph:
 
     before:  %mean_sum = reduce_sum %x32 {axis=D}
              %dbeta32  = reduce_sum %dy32 {axis=M}
-    after:   %mean_sum = reduce_sum %x32 {axis=D, chunk=8, segment=16384}
-             %dbeta32  = reduce_sum %dy32 {axis=M, blocks=132, groups=2, strands=16}
+    after:   %mean_sum = reduce_sum %x32 {axis=D, chunk=8, segment=4096}
+             %dbeta32  = reduce_sum %dy32 {axis=M, blocks=128, cluster=1, groups=2, strands=16}
 
     The numbers are a function of D and of the narrowest [M, D] input's dtype alone: the same on every GPU.
     """
     size = element_size(graph)
-    row = {"chunk": CHUNK_BYTES // size, "segment": SEGMENT_BYTES // size}
-    column = vars(column_order(d, size))
+    row, column = vars(row_order(d, size)), vars(column_order(d, size))
 
     def ordered(eqn: Eqn) -> Eqn:
         if eqn.op != "reduce_sum":
@@ -48,19 +63,33 @@ def element_size(graph: Graph) -> int:
     return min(wide, default=4)
 
 
+def row_order(d: int, size: int) -> RowOrder:
+    """How a row of ``d`` elements of ``size`` bytes is cut: chunks of 16 bytes, equal segments of at most 16 KiB.
+
+    The number of segments is a power of two, so that the blocks of a cluster share them evenly.
+    """
+    chunk = CHUNK_BYTES // size
+    segments = _doublings(-(-d * size // SEGMENT_BYTES))
+    return RowOrder(chunk, -(-d // (segments * chunk)) * chunk)
+
+
 def column_order(d: int, size: int) -> ColumnOrder:
     """How many row groups and blocks share the rows, for rows of ``d`` elements of ``size`` bytes.
 
     A block of ``groups`` rows side by side holds about 8192 column sums (4096 of 8 bytes), which fit the
-    registers and, for folding the groups, 32 KiB of shared memory. ``blocks`` is 132, one per
-    multiprocessor of the GPUs this was measured on; for wide rows it shrinks so that the partial sums
-    stay below 2 M elements.
+    registers and, for folding the groups, the shared memory. Where one row fills a block, two blocks fold their
+    sums before they are written: half the partial sums.
     """
-    held = 4096 if size == 8 else 8192
+    held = HELD[8 if size == 8 else 4]
     groups = 1
     while groups < 128 and 2 * groups * max(d, 64) <= held:
         groups *= 2
-    blocks = 132
-    while blocks > 4 and blocks * d > 132 * 16384:
-        blocks = {132: 64}.get(blocks, blocks // 2)
-    return ColumnOrder(groups, blocks, strands=16 if blocks >= 64 else 4)
+    doublings = _doublings(-(-d // held)).bit_length() - 1
+    blocks = OWNERS[min(doublings, len(OWNERS) - 1)]
+    cluster = 2 if groups == 1 and doublings == 0 else 1
+    return ColumnOrder(groups, blocks, cluster, strands=16 if blocks >= 64 else 4)
+
+
+def _doublings(n: int) -> int:
+    """The smallest power of two that is at least ``n``."""
+    return 1 << max(n - 1, 0).bit_length()

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 from lngen.ir import Axis, Builder, D, Eqn, Graph, Value
 from lngen.passes.clean import cse
-from lngen.passes.edit import upstream
+from lngen.passes.edit import downstream, upstream
 from lngen.passes.polynomial import ONE, Atom, Poly, Product, Size, Sum, atom, axes_of, collect, common, times
 
 
@@ -34,7 +34,7 @@ class _Simplifier:
 
     def __init__(self, graph: Graph, seed: str) -> None:
         self.graph = graph
-        self.linear = _downstream(graph, graph.param(seed))
+        self.linear = downstream(graph.eqns, [graph.param(seed)])
         forward = tuple(e for e in graph.eqns if e.out not in self.linear)
         self.producer = graph.producers()
         self.order = {v: i for i, v in enumerate(graph.values().values())}
@@ -83,10 +83,8 @@ class _Simplifier:
                 if coefficient:  # a literal 0 is left to IEEE
                     return times(args[0], {product.inverse(): 1 / coefficient})
             case "reduce_sum" | "reduce_mean":
-                axis = eqn.attr("axis")
-                assert isinstance(axis, Axis)
-                total = collect(t for p, c in args[0].items() for t in self._sum(p, c, axis))
-                scale = atom(Size(axis)).inverse() if eqn.op == "reduce_mean" else ONE
+                total = collect(t for p, c in args[0].items() for t in self._sum(p, c, eqn.axis))
+                scale = atom(Size(eqn.axis)).inverse() if eqn.op == "reduce_mean" else ONE
                 return times(total, {scale: Fraction(1)})
         return {atom(self._opaque(eqn)): Fraction(1)}
 
@@ -105,7 +103,7 @@ class _Simplifier:
         if rest or n != 1 or eqn is None or eqn.op != "sub":
             return False
         mean = self.producer.get(eqn.args[1])
-        return mean is not None and (mean.op, mean.args) == ("reduce_mean", eqn.args[:1]) and mean.attr("axis") is axis
+        return mean is not None and (mean.op, mean.args) == ("reduce_mean", eqn.args[:1]) and mean.axis is axis
 
     def _opaque(self, eqn: Eqn) -> Value:
         """An equation the normal form does not look into: its arguments are written, the equation kept."""
@@ -127,10 +125,10 @@ class _Simplifier:
             case "neg":
                 p, c = self._monomial(eqn.args[0])
                 return p, -c
-            case "const" if math.isfinite(value := eqn.attr("value")):  # type: ignore[arg-type]
-                return ONE, Fraction(value)  # type: ignore[arg-type]
+            case "const" if math.isfinite(eqn.value):
+                return ONE, Fraction(eqn.value)
             case "size":
-                return atom(Size(eqn.attr("axis"))), Fraction(1)  # type: ignore[arg-type]
+                return atom(Size(eqn.axis)), Fraction(1)
         return atom(v), Fraction(1)
 
     def _name(self, eqn: Eqn) -> None:
@@ -270,14 +268,6 @@ class _Simplifier:
                 return 1, a.mean, len(axes_of(a)), list(Axis).index(a.axis), self._key(a.of)
             case Size():
                 return 2, False, 0, list(Axis).index(a.axis), ()
-
-
-def _downstream(graph: Graph, seed: Value) -> set[Value]:
-    moved = {seed}
-    for eqn in graph.eqns:
-        if any(a in moved for a in eqn.args):
-            moved.add(eqn.out)
-    return moved
 
 
 def _plain(v: Value) -> str:

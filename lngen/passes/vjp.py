@@ -5,7 +5,7 @@ from __future__ import annotations
 from lngen.errors import DerivativeError
 from lngen.ir import OPS, Axis, Builder, Graph, Value
 from lngen.ir.ops import compute_dtype
-from lngen.passes.edit import upstream
+from lngen.passes.edit import downstream, upstream
 
 
 def vjp(graph: Graph, wrt: tuple[str, ...], of: str | None = None) -> Graph:
@@ -27,7 +27,7 @@ def vjp(graph: Graph, wrt: tuple[str, ...], of: str | None = None) -> Graph:
     b.params.insert(0, b.params.pop())
     to = compute_dtype(seed.type.dtype)
     cotangents: dict[Value, Value] = {result: seed if to is seed.type.dtype else b.cast(f"{seed.name}32", seed, to=to)}
-    wanted = _depends_on(graph, inputs)
+    wanted = downstream(graph.eqns, inputs)
     for eqn in reversed(graph.eqns):
         if eqn.out not in cotangents or eqn.out not in wanted:
             continue
@@ -44,15 +44,6 @@ def _input(graph: Graph, name: str) -> Value:
             return p
     inputs = ", ".join(p.name for p in graph.params)
     raise DerivativeError(f"wrt={name}: graph @{graph.name} has no input '{name}'; its inputs are {inputs}.")
-
-
-def _depends_on(graph: Graph, inputs: tuple[Value, ...]) -> set[Value]:
-    """The values that move when one of ``inputs`` does."""
-    moved = set(inputs)
-    for eqn in graph.eqns:
-        if any(a in moved for a in eqn.args):
-            moved.add(eqn.out)
-    return moved
 
 
 def _gradient(b: Builder, graph: Graph, param: Value, cotangents: dict[Value, Value]) -> Value:

@@ -9,6 +9,7 @@ import numpy as np
 
 from lngen.ir.numerics import Array
 from lngen.ptx.batch import Batch
+from lngen.ptx.dependent import check as early
 from lngen.ptx.lanes import Lanes
 from lngen.ptx.memory import Buffer, gather, read_races, scatter, write_races
 from lngen.ptx.memory import unknown as unwritten
@@ -30,9 +31,12 @@ _ACCESS = re.compile(
 def access_step(program: Program, i: Instruction) -> Step:
     """The step of a load or store."""
     m = _ACCESS.fullmatch(i.opcode)
-    if m is None or len(i.operands) != 2:
+    hinted = ".L2::cache_hint" in i.opcode
+    if m is None or len(i.operands) != 2 + hinted:
         raise unknown(i)
-    to, source = i.operands if m["op"] == "ld" else i.operands[::-1]
+    if hinted:
+        program.source(i.operands[2], UNSIGNED[8], i)
+    to, source = i.operands[:2] if m["op"] == "ld" else i.operands[1::-1]
     if source.kind != "mem" or (m["op"] == "st" and m["space"] in ("param", "const")):
         raise unknown(i)
     vec = int(m["v"] or 1)
@@ -159,6 +163,7 @@ def load_global(
     what = f"A read of {count} bytes:"
     for buffer, part in batch.memory.parts(address, who, count, what, batch.reporting(i)):
         at, mine = (address, who) if part is None else (address[part], who[part])
+        early(batch, i, buffer, mine, at)
         odd = misaligned(batch, i, lanes, at, count, f"'{buffer.name}'")
         values, known = gather(buffer, at, width, vec, not odd)
         if buffer.tracked:
@@ -183,8 +188,9 @@ def _check_read(
     if batch.order is not None:
         batch.flights.look(batch, i, buffer, at.astype(np.int64) - buffer.base, who, count, "read")
         note_global(batch, i, buffer, at, who, count, "read")
-        return
-    bad = read_races(buffer, at, count, batch.block_of[who] + 1, constant)
+        if batch.whole:
+            return
+    bad = read_races(buffer, at, count, batch.party[who], constant)
     if bad.size:
         writer = "this launch" if constant else "another block of this launch"
         text = f"A read of {buffer.where(int(at[bad[0]]), count)}, which {writer} writes."
@@ -202,6 +208,7 @@ def store_global(batch: Batch, i: Instruction, lanes: Lanes, address: Array, val
             text = f"A write to '{buffer.name}', which the kernel may only read."
             batch.report("out-of-bounds", text, i, mine, at)
             continue
+        early(batch, i, buffer, mine, at)
         odd = misaligned(batch, i, lanes, at, count, f"'{buffer.name}'")
         batch.touched()
         scatter(buffer, at, mineral, not odd)
@@ -209,21 +216,34 @@ def store_global(batch: Batch, i: Instruction, lanes: Lanes, address: Array, val
         if batch.order is not None:
             batch.flights.look(batch, i, buffer, at.astype(np.int64) - buffer.base, mine, count, "write")
             note_global(batch, i, buffer, at, mine, count, "write")
-            continue
-        bad = write_races(buffer, at, count, batch.block_of[mine] + 1)
+            if batch.whole:
+                continue
+        bad = write_races(buffer, at, count, batch.party[mine])
         if bad.size:
             text = f"A write of {buffer.where(int(at[bad[0]]), count)}, which another block of this launch touches."
             batch.report("global-race", text, i, mine[bad], at[bad])
 
 
 def place(
-    batch: Batch, i: Instruction, lanes: Lanes, scratch: Scratch, address: Array, count: int, align: int = 0
+    batch: Batch,
+    i: Instruction,
+    lanes: Lanes,
+    scratch: Scratch,
+    address: Array,
+    count: int,
+    align: int = 0,
+    direct: bool = True,
 ) -> tuple[Any, ...]:
-    """Positions in a scratch's data, the lanes that have one, and their positions in ``lanes``."""
+    """Positions in a scratch's data, the lanes that have one, and their positions in ``lanes``.
+
+    ``direct``: the threads access them themselves and now.
+    """
     who = lanes.index
     slot = scratch.owner[who]
     if batch.clusters is not None and scratch.name == "shared":
         address, slot = batch.clusters.resolve(address, slot)
+        if direct:
+            batch.clusters.remote.note(batch, i, who, slot)
     inside = scratch.inside(address.astype(np.int64), count)
     if not inside.all():
         bad = np.flatnonzero(~inside)

@@ -11,10 +11,12 @@ import numpy as np
 from lngen.ir.numerics import Array
 from lngen.ptx.access import address_of, base_slot, misaligned, place, spread
 from lngen.ptx.batch import Batch
+from lngen.ptx.dependent import check as early
 from lngen.ptx.lanes import WARP, Lanes
 from lngen.ptx.ordering import LEVELS, Semantics, semantics
 from lngen.ptx.parser import Instruction
 from lngen.ptx.program import Program, Step, unknown, write
+from lngen.ptx.proxy import fenced
 from lngen.ptx.tracking import note_global, note_shared, parts_of
 from lngen.ptx.values import DTYPES, UNSIGNED
 
@@ -80,6 +82,7 @@ def _modify(
         for buffer, part in batch.memory.parts(address, lanes.index, width, what, batch.reporting(i)):
             at, who = (address, lanes.index) if part is None else (address[part], lanes.index[part])
             mine = values if part is None else [v[part] for v in values]
+            early(batch, i, buffer, who, at)
             if not buffer.tracked:
                 batch.report("out-of-bounds", f"A write to '{buffer.name}', which may only be read.", i, who, at)
             elif not misaligned(batch, i, lanes, at, width, f"'{buffer.name}'"):
@@ -124,13 +127,23 @@ def fence_step(program: Program, i: Instruction) -> Step:
     m = _FENCE.fullmatch(i.opcode)
     if m is None or i.operands:
         raise unknown(i)
-    if ".proxy" in i.opcode:
+    if "mbarrier_init" in i.opcode or ".proxy.alias" in i.opcode:
         return lambda batch, lanes: None
+    if ".proxy" in i.opcode:
+        return _proxy(fenced(i))
     level = LEVELS["gpu" if m["s"] in ("gl", None) else m["s"]]
 
     def step(batch: Batch, lanes: Lanes) -> None:
         if batch.order is not None:
             batch.order.fence(lanes.index, level)
+
+    return step
+
+
+def _proxy(spaces: tuple[str, ...]) -> Step:
+    def step(batch: Batch, lanes: Lanes) -> None:
+        if batch.order is not None:
+            batch.order.fence_proxy(lanes.index, spaces)
 
     return step
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +16,8 @@ from lngen.ptx.values import UNSIGNED, immediate
 if TYPE_CHECKING:
     from lngen.ptx.batch import Batch
 
-OPCODES = ("bar.sync", "barrier.sync", "barrier.sync.aligned", "bar.cta.sync", "barrier.cta.sync.aligned")
+_BASES = ("bar", "bar.cta", "barrier", "barrier.cta")
+OPCODES = tuple(f"{base}.{op}" for base in _BASES for op in ("sync", "sync.aligned", "arrive", "arrive.aligned"))
 IDS = 16
 
 
@@ -31,9 +32,17 @@ class Wait:
     lanes: Lanes
 
 
+@dataclass
+class Came:
+    """Threads that arrived at a barrier and went on: how many, and what they had seen."""
+
+    count: int = 0
+    seen: list[Array] = field(default_factory=list)
+
+
 def check(i: Instruction) -> None:
     """PtxError for a barrier instruction the executor does not know."""
-    if i.opcode not in OPCODES or not 1 <= len(i.operands) <= 2:
+    if i.opcode not in OPCODES or not 1 + (".arrive" in i.opcode) <= len(i.operands) <= 2:
         raise unknown(i)
 
 
@@ -43,7 +52,27 @@ def arrive(batch: Batch, i: Instruction, pc: int, lanes: Lanes) -> None:
     expected = _operand(batch, i.operands[1]) if len(i.operands) > 1 else 0
     kernel, traffic = batch.launch.kernel, batch.launch.traffic
     traffic.barriers[kernel] += lanes.warps
-    batch.waiting.append(Wait(pc, i, identity, expected, lanes))
+    if ".arrive" not in i.opcode:
+        batch.waiting.append(Wait(pc, i, identity, expected, lanes))
+        return
+    _come(batch, lanes.index, identity, expected)
+    batch.touched()
+    batch.push(pc + 1, lanes)
+
+
+def _come(batch: Batch, who: Array, identity: Any, expected: Any) -> None:
+    """``who`` arrive and do not wait."""
+    names, counts = (np.broadcast_to(n[who] if np.ndim(n) else n, who.shape) for n in (identity, expected))
+    keys = batch.slot_of[who] * IDS + names % IDS
+    assert batch.order is not None
+    batch.order.tick(who)
+    for key in np.unique(keys).tolist():
+        mine = keys == key
+        came = batch.came.setdefault(key, Came())
+        came.count += int(np.count_nonzero(mine))
+        came.seen.append(batch.order.row(who[mine]))
+        if came.count >= int(counts[mine][0]):  # all arrived, nobody waits
+            del batch.came[key]
 
 
 def _operand(batch: Batch, o: Operand) -> Any:
@@ -70,7 +99,7 @@ def release(batch: Batch) -> bool:
 def _release(batch: Batch) -> bool:
     keys, expected, wait_of = _tables(batch)
     lanes = np.flatnonzero(wait_of >= 0)
-    arrived = np.bincount(keys[lanes], minlength=batch.slots * IDS)
+    arrived = _arrived(batch, keys[lanes])
     wanted = np.zeros_like(arrived)
     wanted[keys[lanes]] = expected[lanes]
     gone = batch.launch.block - np.bincount(batch.slot_of[batch.alive.index], minlength=batch.slots)
@@ -83,6 +112,9 @@ def _release(batch: Batch) -> bool:
     _complain(batch, keys, wait_of, go, arrived, present, need)
     batch.clock.release()
     batch.clock.passed(go, keys[go] % IDS)
+    for key in [k for k in batch.came if ready[k]]:
+        assert batch.order is not None
+        batch.order.rows.add_to(batch.order.seen, go[keys[go] == key], np.max(batch.came.pop(key).seen, axis=0))
     leaving = np.zeros(batch.total, np.bool_)
     leaving[go] = True
     waits, batch.waiting = batch.waiting, []
@@ -92,6 +124,14 @@ def _release(batch: Batch) -> bool:
         if free.count < w.lanes.count:
             batch.waiting.append(Wait(w.pc, w.instruction, w.identity, w.expected, w.lanes.without(free)))
     return True
+
+
+def _arrived(batch: Batch, keys: Array) -> Array:
+    """Threads that have come to each barrier: those that wait at ``keys``, and those that went on."""
+    found = np.bincount(keys, minlength=batch.slots * IDS)
+    for key, came in batch.came.items():
+        found[key] += came.count
+    return found
 
 
 def _tables(batch: Batch) -> tuple[Array, Array, Array]:
@@ -156,7 +196,7 @@ def deadlock(batch: Batch) -> None:
     """Findings about the barriers at which threads wait for ever."""
     keys, expected, wait_of = _tables(batch)
     lanes = np.flatnonzero(wait_of >= 0)
-    arrived = np.bincount(keys[lanes], minlength=batch.slots * IDS)
+    arrived = _arrived(batch, keys[lanes])
     for n, w in enumerate(batch.waiting):
         mine = np.flatnonzero(wait_of == n)
         if not mine.size:

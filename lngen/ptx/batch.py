@@ -14,15 +14,17 @@ import numpy as np
 from lngen.ir.numerics import Array
 from lngen.ptx import barriers, clusters, shuffle, spin
 from lngen.ptx.clusters import Clusters
+from lngen.ptx.dependent import waits
 from lngen.ptx.flights import Flights
 from lngen.ptx.lanes import WARP, Lanes
 from lngen.ptx.memory import Buffer, GlobalMemory, Report
 from lngen.ptx.ordering import Places, VectorClock
 from lngen.ptx.parser import Instruction
 from lngen.ptx.program import Program, unknown
+from lngen.ptx.proxy import proxies
 from lngen.ptx.report import Reporter, Stop, Traffic
 from lngen.ptx.scratch import Clock, Scratch
-from lngen.ptx.spin import resident, spins
+from lngen.ptx.spin import ordered, resident, spins
 from lngen.ptx.tracking import sectors
 from lngen.ptx.values import Value
 
@@ -43,6 +45,8 @@ class Launch:
     traffic: Traffic
     counts: dict[int, int] = field(default_factory=dict)
     order: int = 0
+    dynamic: int = 0  # bytes of dynamic shared memory a block has
+    cluster: tuple[int, ...] = ()  # blocks of a cluster along x and y, if there are clusters
 
 
 class Batch:
@@ -52,7 +56,7 @@ class Batch:
         self.launch, self.program, self.memory = launch, launch.program, launch.memory
         self.arguments = launch.arguments
         self.width = -(-launch.block // WARP) * WARP  # lanes a block has; those beyond its threads never run
-        self.slots = len(blocks)
+        self.slots, self.blocks = len(blocks), blocks
         self.total = self.slots * self.width
         self.thread = np.tile(np.arange(self.width), self.slots)
         self.slot_of = np.repeat(np.arange(self.slots), self.width)
@@ -61,12 +65,11 @@ class Batch:
         self.known: dict[int, Any] = {}
         self.order: VectorClock | None = None
         self.clusters: Clusters | None = None
-        cluster_of = np.arange(self.slots)
-        if resident(launch.program.entry):
-            if launch.program.entry.cluster:
-                self.clusters = Clusters(launch.grid, launch.program.entry.cluster, self.slots)
-                cluster_of = self.clusters.of
-            self.order = VectorClock(self.total, self.slot_of, cluster_of)
+        self.dependent = waits(launch.program.entry)
+        self.party = self.block_of + 1  # of whom one writes to global memory what others may not touch
+        self.whole = self.slots == launch.grid[0] * launch.grid[1]
+        if launch.cluster or ordered(launch.program.entry):
+            self._order(blocks)
         self.clock: Clock = self.order or Clock(self.total)
         self._places: dict[str, Places] = {}
         self.spins, self.yielded = spins(self.program.entry), dict[int, Lanes]()
@@ -74,10 +77,8 @@ class Batch:
         self.flights, self.mbarriers = Flights(), dict[int, Any]()
         self.met: list[tuple[int, Lanes]] = []
         self.arrived = np.zeros(self.total, np.bool_)
-        columns = self.order.seen.shape[1] if self.order is not None and self.clusters is not None else 0
-        self.handed = np.zeros((self.total if columns else 0, columns), np.int32)
         own = [s for s in self.program.entry.symbols if s.space == "shared"]
-        self.shared = Scratch("shared", own, self.slot_of, self.slots)
+        self.shared = Scratch("shared", own, self.slot_of, self.slots, launch.dynamic)
         if self.order is not None:
             self.shared.races = Places(len(self.shared.data) // 4)
         own = [s for s in self.program.entry.symbols if s.space == "local"]
@@ -86,16 +87,28 @@ class Batch:
             self.R[slot] = self._special(name)
         self.groups: dict[int, Lanes] = {}
         self.waiting: list[barriers.Wait] = []
+        self.came: dict[int, barriers.Came] = {}
         self.held: dict[int, Lanes] = {}
         self.alive = Lanes(self.thread < launch.block, self.total)
         self.forced, self.ran = False, 0
+
+    def _order(self, blocks: Array) -> None:
+        entry, shape = self.program.entry, self.launch.cluster
+        cluster_of, within = np.arange(self.slots), self.thread
+        if shape:
+            self.clusters = Clusters(self.launch.grid, shape, blocks)
+            cluster_of = self.clusters.of
+            within = self.clusters.rank[self.slot_of] * self.width + self.thread
+            self.party = (blocks[self.slot_of // self.clusters.size * self.clusters.size] + 1).astype(np.int32)
+        near = not resident(entry)
+        self.order = VectorClock(self.total, self.slot_of, cluster_of, within, near, proxies(entry))
 
     def _special(self, name: str) -> Value:
         base, axis = name.split(".") if "." in name else (name, "")
         n = "xyz".find(axis)
         grid, u4 = (*self.launch.grid, 1), np.uint32
         if "cluster" in base:
-            return (self.clusters or Clusters(self.launch.grid, (1,), self.slots)).special(name, self.slot_of)
+            return (self.clusters or Clusters(self.launch.grid, (1,), self.blocks)).special(name, self.slot_of)
         match base:
             case "tid":
                 return self.thread.astype(u4) if n == 0 else u4(0)
@@ -177,6 +190,8 @@ class Batch:
                 clusters.deadlock(self)
                 if self.waiting:
                     barriers.deadlock(self)
+                if self.clusters is not None:
+                    self.clusters.remote.check(self)
                 return
 
     def _released(self) -> bool:
@@ -243,7 +258,7 @@ class Batch:
             case "ret" | "exit":
                 self.alive = self.alive.without(taken)
                 self.touched()
-            case "bar" | "vote" if i.opcode.startswith(("bar.warp", "vote")):
+            case "bar" | "vote" | "elect" if i.opcode.startswith(("bar.warp", "vote", "elect")):
                 shuffle.warp(self, i, pc, taken)
             case "barrier" if i.opcode.startswith("barrier.cluster"):
                 clusters.come(self, i, pc, taken)

@@ -11,6 +11,7 @@ from lngen.ir.numerics import Array
 from lngen.ptx.lanes import Lanes
 from lngen.ptx.parser import Instruction
 from lngen.ptx.program import Program, Step, unknown, write
+from lngen.ptx.remote import Remote
 from lngen.ptx.values import UNSIGNED, Value
 
 if TYPE_CHECKING:
@@ -19,28 +20,35 @@ if TYPE_CHECKING:
 SHIFT = 24  # a shared::cluster address: the rank plus one of a block, then where in its shared memory
 
 
-class Clusters:
-    """The clusters of a launch, all of whose ``count`` blocks are there, in their order."""
+def order(grid: tuple[int, int], shape: tuple[int, ...]) -> tuple[Array, int]:
+    """The blocks of a grid, cluster after cluster, each in the order of its ranks; and the blocks of a cluster."""
+    x, y, z = (*shape, 1, 1, 1)[:3]
+    if grid[0] % x or grid[1] % y or z != 1:
+        raise PtxError(f"A grid of whole clusters of {x} x {y} blocks is expected, got {grid}.")
+    number = np.arange(grid[0] * grid[1])
+    column, row = number % grid[0], number // grid[0]
+    cluster, rank = row // y * (grid[0] // x) + column // x, row % y * x + column % x
+    return np.lexsort((rank, cluster)), x * y
 
-    def __init__(self, grid: tuple[int, int], shape: tuple[int, ...], count: int) -> None:
+
+class Clusters:
+    """Of a batch: its ``blocks`` come cluster after cluster, each in the order of its ranks."""
+
+    def __init__(self, grid: tuple[int, int], shape: tuple[int, ...], blocks: Array) -> None:
         self.x, self.y = (*shape, 1, 1)[:2]
-        if grid[0] % self.x or grid[1] % self.y or (*shape, 1, 1)[2] != 1 or grid[0] * grid[1] != count:
-            raise PtxError(f"A grid of whole clusters of {self.x} x {self.y} blocks is expected, got {grid}.")
-        number = np.arange(count)
-        self.column, self.row = number % grid[0], number // grid[0]
+        self.grid = grid
+        self.column, self.row = blocks % grid[0], blocks // grid[0]
         self.size = self.x * self.y
-        self.of = self.row // self.y * (grid[0] // self.x) + self.column // self.x
-        self.rank = self.row % self.y * self.x + self.column % self.x
-        self.member = np.zeros((count // self.size, self.size), np.int64)
-        self.member[self.of, self.rank] = number
-        self.came = np.zeros((count, 2), np.int64)  # arrivals at the cluster barrier by block, in two phases
+        number = np.arange(len(blocks))
+        self.of, self.rank = number // self.size, number % self.size
+        self.remote = Remote()
 
     def resolve(self, address: Array, slot: Array) -> tuple[Array, Array]:
         """Addresses in a block's own shared memory, and which block's; those of no block stay as they are."""
         rank = (address.astype(np.int64) >> SHIFT) - 1
         far = (rank >= 0) & (rank < self.size)
         inner = np.where(far, address & address.dtype.type((1 << SHIFT) - 1), address)
-        owner = self.member[self.of[slot], np.where(far, rank, self.rank[slot])]
+        owner = self.of[slot] * self.size + np.where(far, rank, self.rank[slot])
         return inner, np.asarray(owner)
 
     def special(self, name: str, slot_of: Array) -> Value:
@@ -56,7 +64,7 @@ class Clusters:
             case "clusterid":
                 return (at[n] // shape[n]).astype(u4)[slot_of]
             case "nclusterid":
-                return u4((int(at[n].max()) + 1) // shape[n])
+                return u4((*self.grid, 1)[n] // shape[n])
             case "cluster_ctarank":
                 return self.rank.astype(u4)[slot_of]
             case _:
@@ -100,9 +108,8 @@ def come(batch: Batch, i: Instruction, pc: int, lanes: Lanes) -> None:
         if again.size:
             batch.report("divergent-barrier", "A thread arrives twice with no wait between.", i, again)
         batch.arrived[lanes.index] = True
-        if batch.order is not None and len(batch.handed) and "relaxed" not in i.opcode:
-            batch.order.tick(lanes.index)
-            batch.handed[lanes.index] = batch.order.seen[lanes.index]
+        if batch.order is not None and "relaxed" not in i.opcode:
+            batch.order.hand(lanes.index)
         batch.touched()
         batch.push(pc + 1, lanes)
         return
@@ -133,11 +140,8 @@ def release(batch: Batch) -> bool:
         batch.met = met
         return False
     lanes_ = np.flatnonzero(go)
-    if batch.order is not None and len(batch.handed):
-        for c in np.unique(cluster[lanes_]):
-            mine = lanes_[cluster[lanes_] == c]
-            batch.order.seen[mine] = np.maximum(batch.order.seen[mine], batch.handed[mine].max(axis=0))
-        batch.order.tick(lanes_)
+    if batch.order is not None:
+        batch.order.take(lanes_, cluster[lanes_])
     batch.arrived[lanes_] = False
     for pc, lanes in met:
         free = lanes.narrow(go)

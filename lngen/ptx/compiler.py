@@ -11,9 +11,12 @@ from lngen.ptx.atomics import active_step, atomic_step, fence_step, nothing_step
 from lngen.ptx.clusters import mapa_step
 from lngen.ptx.copies import copy_step
 from lngen.ptx.defined import guarded, watch
+from lngen.ptx.dependent import control_step
+from lngen.ptx.hints import bulk_prefetch, policy_step, prefetch_step
 from lngen.ptx.mbarrier import barrier_step
 from lngen.ptx.parser import Entry, Instruction
 from lngen.ptx.program import Program, Segment, Step, is_control, leaders, predicated, pure_step, unknown
+from lngen.ptx.remote_store import async_store_step
 from lngen.ptx.scratch import layout
 
 STEPS: dict[str, Callable[[Program, Instruction], Step]] = {
@@ -26,8 +29,12 @@ STEPS: dict[str, Callable[[Program, Instruction], Step]] = {
     "nanosleep": nothing_step,
     "activemask": active_step,
     "mapa": mapa_step,
-    "cp": copy_step,
+    "cp": lambda program, i: bulk_prefetch(program, i) or copy_step(program, i),
+    "createpolicy": policy_step,
+    "prefetch": prefetch_step,
+    "prefetchu": prefetch_step,
     "mbarrier": barrier_step,
+    "griddepcontrol": control_step,
 }
 
 
@@ -62,7 +69,8 @@ def compile_entry(entry: Entry, globals_: tuple[tuple[str, int], ...]) -> Progra
 def step(program: Program, i: Instruction) -> Step:
     """The step of an instruction that does not direct control."""
     name = i.opcode.split(".", 1)[0]
-    made = STEPS.get(name, pure_step)(program, i)
+    maker = async_store_step if i.opcode.startswith("st.async") else STEPS.get(name, pure_step)
+    made = maker(program, i)
     return predicated(program, i, made)
 
 
@@ -82,7 +90,7 @@ def _check(program: Program, i: Instruction) -> None:
                 raise unknown(i)
         case "barrier" if i.opcode.startswith("barrier.cluster"):
             clusters.check(i)
-        case "bar" | "vote" if i.opcode.startswith(("bar.warp", "vote")):
+        case "bar" | "vote" | "elect" if i.opcode.startswith(("bar.warp", "vote", "elect")):
             program.shuffles[i.line] = shuffle.bind_warp(program, i)
         case "bar" | "barrier":
             barriers.check(i)

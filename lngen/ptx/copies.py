@@ -1,4 +1,4 @@
-"""cp.async and cp.async.bulk, their groups and waits."""
+"""cp.async of up to 16 bytes; the groups and waits of these copies and of bulk ones."""
 
 from __future__ import annotations
 
@@ -8,19 +8,16 @@ from functools import partial
 import numpy as np
 
 from lngen.ir.numerics import Array
-from lngen.ptx.access import address_of, base_slot, load_global, place, spread
+from lngen.ptx.access import address_of, load_global, place, spread
 from lngen.ptx.batch import Batch
-from lngen.ptx.flights import Copy, noted
+from lngen.ptx.bulk import bulk_step, memory_operand
+from lngen.ptx.flights import Copy
 from lngen.ptx.lanes import Lanes
-from lngen.ptx.memory import Buffer
-from lngen.ptx.ordering import AGENTS
-from lngen.ptx.parser import Instruction, Operand
+from lngen.ptx.parser import Instruction
 from lngen.ptx.program import Program, Step, unknown
 from lngen.ptx.values import UNSIGNED, immediate
 
 _ASYNC = re.compile(r"cp\.async\.c[ag]\.shared(?:::cta)?\.global(?:\.L2::(?:64|128|256)B)?")
-_LOAD = re.compile(r"cp\.async\.bulk\.shared::(?:cluster|cta)\.global\.mbarrier::complete_tx::bytes")
-_STORE = re.compile(r"cp\.async\.bulk\.global\.shared::cta\.bulk_group")
 _COMMIT = {"cp.async.commit_group": "async", "cp.async.bulk.commit_group": "bulk"}
 _WAIT = {
     "cp.async.wait_group": ("async", False), "cp.async.bulk.wait_group": ("bulk", False),
@@ -32,10 +29,8 @@ def copy_step(program: Program, i: Instruction) -> Step:
     """The step of an instruction that begins with cp."""
     if _ASYNC.fullmatch(i.opcode):
         return _async(program, i)
-    if _LOAD.fullmatch(i.opcode) and len(i.operands) == 4:
-        return _bulk(program, i, True)
-    if _STORE.fullmatch(i.opcode) and len(i.operands) == 3:
-        return _bulk(program, i, False)
+    if bulk := bulk_step(program, i):
+        return bulk
     if i.opcode in _COMMIT and not i.operands:
         kind = _COMMIT[i.opcode]
         return lambda batch, lanes: batch.flights.commit(kind, lanes.index)
@@ -50,13 +45,6 @@ def copy_step(program: Program, i: Instruction) -> Step:
 def _wait(kind: str, keep: int | None, reading: bool, batch: Batch, lanes: Lanes) -> None:
     for lane in lanes.index.tolist():
         batch.flights.wait(batch, kind, lane, keep, reading)
-
-
-def memory_operand(program: Program, i: Instruction, o: Operand) -> tuple[int, int]:
-    """Slot and offset of an address."""
-    if o.kind != "mem":
-        raise unknown(i)
-    return base_slot(program, i, o.text), o.offset
 
 
 def _async(program: Program, i: Instruction) -> Step:
@@ -100,70 +88,3 @@ def _fetch(batch: Batch, i: Instruction, lanes: Lanes, address: Array, sizes: Ar
             byte = load_global(batch, i, some, address[mine] + address.dtype.type(n), 1, 1, False)[0]
             data[mine, n] = byte[some.index]
     return data
-
-
-def _bulk(program: Program, i: Instruction, loads: bool) -> Step:
-    to, source = (memory_operand(program, i, o) for o in i.operands[:2])
-    size = program.source(i.operands[2], UNSIGNED[4], i)
-    barrier = memory_operand(program, i, i.operands[3]) if loads else None
-
-    def step(batch: Batch, lanes: Lanes) -> None:
-        value = batch.R[size[0]] if size[1] is None else size[1](batch.R[size[0]])
-        sizes, far = spread(value, lanes), address_of(batch, *(source if loads else to), lanes)
-        near = address_of(batch, *(to if loads else source), lanes)
-        place_of = address_of(batch, *barrier, lanes) if barrier else near
-        for n, lane in enumerate(lanes.index.tolist()):
-            one = Lanes(np.arange(lanes.total) == lane, lanes.total)
-            where = slice(n, n + 1)
-            _one(batch, i, one, far[where], near[where], int(sizes[n]), place_of[where] if loads else None)
-
-    return step
-
-
-def _one(
-    batch: Batch, i: Instruction, one: Lanes, far: Array, near: Array, size: int, barrier: Array | None
-) -> None:  # fmt: skip
-    """The copy of one thread, to shared memory (with a barrier) or from it."""
-    lane = int(one.index[0])
-    if size % 16 or int(far[0]) % 16 or int(near[0]) % 16:
-        text = f"A bulk copy of {size} bytes, {int(far[0]):#x} and {int(near[0]):#x}: multiples of 16 are expected."
-        batch.report("misaligned", text, i, one.index, far)
-        return
-    shared = batch.shared
-    at, who, _ = place(batch, i, one, shared, near, max(size, 1), 16)
-    if not who.size or not size:
-        return
-    inside = batch.memory.parts(far, one.index, size, f"A bulk copy of {size} bytes:", batch.reporting(i))
-    for buffer, _ in inside:
-        start = int(far[0]) - buffer.base
-        if barrier is not None:
-            key, _, _ = place(batch, i, one, shared, barrier, 8)
-            if not key.size:
-                return
-            agent = batch.total + int(key[0]) // 8 % AGENTS
-            data = buffer.data[start : start + size].copy()
-            copy = Copy(i, lane, agent, data, shared, int(at[0]), buffer if buffer.tracked else None, start)
-            _checked(batch, copy, buffer, one)
-            batch.flights.begin(batch, copy, "barrier", int(key[0]))
-        elif not buffer.tracked:
-            batch.report("out-of-bounds", f"A write to '{buffer.name}', which may only be read.", i, one.index, far)
-        else:
-            batch.flights.look(batch, i, shared, at, one.index, size, "read")
-            if not shared.written[at[0] : at[0] + size].all():
-                batch.report("uninitialised", "A bulk copy of shared memory which nothing wrote.", i, one.index, near)
-            data = shared.data[at[0] : at[0] + size].copy()
-            copy = Copy(i, lane, lane, data, buffer, start, shared, int(at[0]))
-            noted(batch, copy, shared, copy.start, lane, "read")
-            batch.flights.begin(batch, copy, "bulk", lane)
-        batch.moved(buffer.name, "read" if barrier is not None else "written", far, one.index, size)
-
-
-def _checked(batch: Batch, copy: Copy, buffer: Buffer, one: Lanes) -> None:
-    """Findings about the source of a bulk load."""
-    if buffer.written is None:
-        return
-    i, end = copy.instruction, copy.start + len(copy.data)
-    batch.flights.look(batch, i, buffer, np.array([copy.start]), one.index, len(copy.data), "read")
-    if not buffer.written[copy.start : end].all():
-        batch.report("uninitialised", f"A bulk copy of '{buffer.name}' where nothing wrote.", i, one.index)
-    noted(batch, copy, buffer, copy.start, copy.lane, "read")

@@ -19,7 +19,9 @@ from lngen.ptx.program import SPECIAL, Program, Segment, Step, is_control, leade
 if TYPE_CHECKING:
     from lngen.ptx.batch import Batch
 
-_READS_ALL = ("st", "bra", "bar", "barrier", "ret", "exit", "red", "fence", "membar", "nanosleep", "cp")
+_READS_ALL = (
+    "st", "bra", "bar", "barrier", "ret", "exit", "red", "fence", "membar", "nanosleep", "cp", "prefetch", "prefetchu",
+)  # fmt: skip
 _READS_ALL_TOO = ("mbarrier.init", "mbarrier.expect_tx", "mbarrier.inval", "mbarrier.complete_tx")
 
 
@@ -35,7 +37,7 @@ def registers(o: Operand) -> list[str]:
     """Registers an operand names."""
     if o.items:
         return [r for item in o.items for r in registers(item)]
-    is_register = o.kind == "reg" or (o.kind == "mem" and o.text[0] == "%")
+    is_register = o.kind in ("reg", "mem")
     return [o.text] if is_register and o.text not in SPECIAL else []
 
 

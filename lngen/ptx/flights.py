@@ -31,6 +31,7 @@ class Copy:
     source: Memory | None = None
     start: int = 0
     group: int = 0
+    seen: Array | None = None  # what its thread had seen, which those learn that wait for the barrier it completes on
 
 
 @dataclass
@@ -39,11 +40,15 @@ class Flights:
 
     copies: dict[tuple[str, int], list[Copy]] = field(default_factory=dict)
     commits: dict[tuple[str, int], int] = field(default_factory=dict)
+    loading: dict[int, int] = field(default_factory=dict)  # bytes on their way from global memory, by block
     _marks: dict[tuple[str, int], Array] = field(default_factory=dict)
 
     def marks(self, how: str, memory: Memory) -> Array:
         """Copies that write ("to") or read ("from") each byte."""
-        return self._marks.setdefault((how, id(memory)), np.zeros(len(memory.data), np.int16))
+        key = how, id(memory)
+        if key not in self._marks:
+            self._marks[key] = np.zeros(len(memory.data), np.int16)
+        return self._marks[key]
 
     def look(self, batch: Batch, i: Instruction, memory: Memory, at: Array, who: Array, count: int, how: str) -> None:
         """A finding if a byte from the positions ``at`` is in flight."""
@@ -71,8 +76,19 @@ class Flights:
         copy.to.written[copy.at : end] = 1
         if copy.source is not None:
             self.marks("from", copy.source)[copy.start : copy.start + len(copy.data)] += 1
+        if kind == "barrier" and batch.order is not None:
+            batch.order.tick(copy.lane)
+            copy.seen = batch.order.row(who)
+        self._count(batch, copy, 1)
         copy.group = self.commits.get((kind, key), 0)
         self.copies.setdefault((kind, key), []).append(copy)
+
+    def _count(self, batch: Batch, copy: Copy, sign: int) -> None:
+        if isinstance(copy.to, Scratch) and ".global" in copy.instruction.opcode:
+            block = copy.at // copy.to.room
+            self.loading[block] = self.loading.get(block, 0) + sign * len(copy.data)
+            most, kernel = batch.launch.traffic.in_flight, batch.launch.kernel
+            most[kernel] = max(most[kernel], self.loading[block])
 
     def commit(self, kind: str, lanes: Array) -> None:
         """The copies so far are a group of their thread."""
@@ -104,7 +120,11 @@ class Flights:
         end = copy.at + len(copy.data)
         copy.to.data[copy.at : end] = copy.data
         self.marks("to", copy.to)[copy.at : end] -= 1
+        self._count(batch, copy, -1)
         noted(batch, copy, copy.to, copy.at, copy.writer, "write", quiet=copy.writer != copy.lane)
+        if batch.clusters is not None and isinstance(copy.to, Scratch):
+            owner = np.array([copy.at // copy.to.room])
+            batch.clusters.remote.note(batch, copy.instruction, np.array([copy.lane]), owner, copy.writer)
         batch.touched()
 
     def finish(self, batch: Batch) -> None:
@@ -136,7 +156,7 @@ def noted(batch: Batch, copy: Copy, memory: Memory, at: int, who: int, how: str,
     words = np.arange(at // unit, -(-(at + len(copy.data)) // unit))
     lanes = np.full(len(words), who)
     if quiet:
-        places.plain.writer[words], places.plain.wrote[words] = who, batch.clock.moment
+        places.plain.wrote(words, who, batch.clock.moment)
         return
     rival = places.note(words, lanes, batch.clock, how)
     bad = np.flatnonzero(rival != NOBODY)

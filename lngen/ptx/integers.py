@@ -109,6 +109,28 @@ def funnel(m: re.Match[str]) -> Pure:
     return Pure((u4,), (u4,) * 3, fn)
 
 
+def counting(m: re.Match[str]) -> Pure:
+    """popc, clz and brev: ones, zeros above the first one, the bits in reverse."""
+    t = UNSIGNED[int(m["t"][1:]) // 8]
+    width = 8 * t.itemsize
+
+    def bits(a: Value) -> Value:
+        """One row per number, its lowest bit first."""
+        return np.unpackbits(np.atleast_1d(a)[:, None].view(np.uint8), axis=1, bitorder="little")
+
+    def reverse(a: Value) -> Value:
+        return np.packbits(bits(a)[:, ::-1], axis=1, bitorder="little").copy().view(t)[:, 0]
+
+    def zeros(a: Value) -> Value:
+        upper = np.logical_or.accumulate(bits(a)[:, ::-1], axis=1)
+        return (width - upper.sum(axis=1)).astype(UNSIGNED[4])
+
+    if m["op"] == "brev":
+        return Pure((t,), (t,), lambda a: reverse(a)[0] if np.ndim(a) == 0 else reverse(a))
+    fn = zeros if m["op"] == "clz" else lambda a: bits(a).sum(axis=1).astype(UNSIGNED[4])
+    return Pure((UNSIGNED[4],), (t,), lambda a: fn(a)[0] if np.ndim(a) == 0 else fn(a))
+
+
 def logic(m: re.Match[str]) -> Pure:
     """lop3: any function of three bits, by its table."""
     u4 = UNSIGNED[4]

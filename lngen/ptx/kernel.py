@@ -10,29 +10,37 @@ import numpy as np
 from lngen.errors import PtxError
 from lngen.ir.numerics import Array
 from lngen.ptx.batch import Batch, Launch
+from lngen.ptx.clusters import order as order_of
 from lngen.ptx.compiler import compile_entry
 from lngen.ptx.memory import Buffer, GlobalMemory
 from lngen.ptx.parser import Module
 from lngen.ptx.report import Outcome, Reporter, Stop, Traffic
+from lngen.ptx.scratch import size_of
 from lngen.ptx.spin import resident
 from lngen.ptx.values import DTYPES, immediate
 
 LANES = 1 << 14  # threads a batch aims at
-MOST = 1 << 15  # threads of a launch whose blocks must all be there at once
+SHARED = 227 << 10  # bytes of shared memory a block may have
+MOST = 1 << 18  # threads of a launch whose blocks must all be there at once
 
 
 def run_blocks(launch: Launch, order: int) -> None:
     """Every block: in batches, or all side by side if they may wait for each other."""
-    count = launch.grid[0] * launch.grid[1]
-    blocks = np.arange(count)
-    per = max(1, LANES // launch.block)
+    entry = launch.program.entry
+    launch.cluster = launch.cluster or entry.cluster
+    blocks, size = order_of(launch.grid, launch.cluster)
+    static = sum(size_of(s) for s in entry.symbols if s.space == "shared")
+    if static + launch.dynamic > SHARED:
+        need = f"{static} + {launch.dynamic}" if static else str(launch.dynamic)
+        raise PtxError(f"'{launch.kernel}' needs {need} bytes of shared memory: a block has {SHARED} at most.")
+    per = max(1, LANES // (launch.block * size)) * size
     launch.order = order
-    if resident(launch.program.entry):
-        if count * launch.block > MOST:
+    if resident(entry):
+        if len(blocks) * launch.block > MOST:
             raise PtxError(f"'{launch.kernel}' has blocks that may wait for each other: {MOST} threads at most.")
-        per = max(1, count)
+        per = max(1, len(blocks))
     elif order:
-        blocks = np.random.default_rng(order).permutation(blocks)
+        blocks = np.random.default_rng(order).permutation(blocks.reshape(-1, size)).reshape(-1)
     try:
         for start in range(0, len(blocks), per):
             Batch(launch, blocks[start : start + per]).run()
@@ -74,12 +82,15 @@ def run_kernel(
     source: str = "",
     order: int = 0,
     stop: bool = False,
+    dynamic: int = 0,
+    cluster: tuple[int, ...] = (),
 ) -> Outcome:
     """One launch of the kernel ``name`` on ``arguments``: arrays for pointers, numbers for the rest.
 
     The arrays stay as they are; the outcome has theirs after the launch, by the parameter's number as text. An array
     that is not writeable may only be read. ``source``: the CUDA text, for notes in findings; ``order``:
-    the seed of the order in which blocks come.
+    the seed of the order in which blocks come; ``dynamic``: bytes of dynamic shared memory a block gets;
+    ``cluster``: blocks of a cluster along x and y, where the launch says so and not the kernel.
     """
     if name not in module.entries:
         raise PtxError(f"The kernel '{name}' is expected in the PTX, which has {', '.join(module.entries)}.")
@@ -99,7 +110,10 @@ def run_kernel(
     shape = (grid, 1) if isinstance(grid, int) else grid
     try:
         with np.errstate(all="ignore"):
-            run_blocks(Launch(name, program, values, shape, block, memory, reporter, traffic), order)
+            launch = Launch(
+                name, program, values, shape, block, memory, reporter, traffic, dynamic=dynamic, cluster=cluster
+            )
+            run_blocks(launch, order)
     except Stop:
         pass
     results = {n: b.data[: a.nbytes].view(a.dtype).reshape(a.shape).copy() for n, (b, a) in buffers.items()}

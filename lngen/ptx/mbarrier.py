@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from lngen.ir.numerics import Array
 from lngen.ptx.access import address_of, place, spread
 from lngen.ptx.batch import Batch
-from lngen.ptx.copies import memory_operand
+from lngen.ptx.bulk import memory_operand
 from lngen.ptx.lanes import Lanes
 from lngen.ptx.ordering import AGENTS
 from lngen.ptx.parser import Instruction
@@ -35,7 +36,17 @@ class Barrier:
     phase: int = 0
     coming: Array | None = None  # what those that arrived in this phase had seen
     done: Array | None = None  # what those of the last complete phase had
-    polled: set[tuple[int, int]] = field(default_factory=set)  # threads that have been sent back once, and the phase
+    polled: Array | None = None  # by thread of the cluster the phase in which it has been sent back once
+
+
+@dataclass(frozen=True)
+class Form:
+    """What an instruction does: its operation, whether it waits, and whether it orders what is around it."""
+
+    op: str
+    waits: bool
+    parity: bool
+    orders: bool
 
 
 def barrier_step(program: Program, i: Instruction) -> Step:
@@ -48,10 +59,10 @@ def barrier_step(program: Program, i: Instruction) -> Step:
     if not rest or len(rest) > 3:
         raise unknown(i)
     base = memory_operand(program, i, rest[0])
-    waits = "wait" in op
-    wide = UNSIGNED[8 if waits and "parity" not in op else 4]
+    form = Form(op, "wait" in op, "parity" in op, ".relaxed" not in i.opcode)
+    wide = UNSIGNED[8 if form.waits and not form.parity else 4]
     extra = program.source(rest[1], wide, i) if len(rest) > 1 else None
-    result = BOOL if waits else UNSIGNED[8]
+    result = BOOL if form.waits else UNSIGNED[8]
     target = program.target(i.operands[0], result, i) if has_result else None
 
     def step(batch: Batch, lanes: Lanes) -> None:
@@ -61,8 +72,9 @@ def barrier_step(program: Program, i: Instruction) -> Step:
         at, who, part = place(batch, i, lanes, batch.shared, address_of(batch, *base, lanes), 8)
         value = value if part is None else value[part]
         found = np.zeros(batch.total, result)
-        for lane, key, number in zip(who.tolist(), at.tolist(), value.tolist(), strict=True):
-            found[lane] = _one(batch, i, op, lane, key, number)
+        for key in np.unique(at).tolist():
+            mine = np.flatnonzero(at == key)
+            found[who[mine]] = _together(batch, i, form, key, who[mine], value[mine].astype(np.int64))
         if target is not None:
             slot, convert = target
             write(batch, slot, convert(found) if convert else found, lanes)
@@ -70,67 +82,87 @@ def barrier_step(program: Program, i: Instruction) -> Step:
     return step
 
 
-def _one(batch: Batch, i: Instruction, op: str, lane: int, key: int, number: int) -> int:
-    who = np.array([lane])
-    if op == "init":
-        batch.mbarriers[key] = Barrier(number, number)
+def _together(batch: Batch, i: Instruction, form: Form, key: int, who: Array, numbers: Array) -> Any:
+    """Several threads at one barrier; the results."""
+    if form.op == "init":
+        batch.mbarriers[key] = Barrier(int(numbers[-1]), int(numbers[-1]))
         batch.shared.written[key : key + 8] = 1
-        _touch(batch, i, key, lane, "write")
+        _touch(batch, i, key, who, "write")
         batch.touched()
         return 0
     barrier: Barrier | None = batch.mbarriers.get(key)
     if barrier is None:
         batch.report("uninitialised", "An mbarrier is used that nothing has initialised.", i, who)
         return 1
-    if op == "inval":
+    if form.op == "inval":
         del batch.mbarriers[key]
         return 0
-    _touch(batch, i, key, lane, "read")
-    if "wait" in op:
-        complete = (barrier.phase & 1) != number & 1 if "parity" in op else barrier.phase > number
-        if complete and _too_early(batch, barrier, lane):
-            return 0
-        if complete and barrier.done is not None and batch.order is not None:
-            np.maximum(batch.order.seen[lane], barrier.done, out=batch.order.seen[lane])
-        return 1 if complete else 0
-    if op.endswith("expect_tx"):
-        barrier.bytes += number
-    state = barrier.phase
-    if op.startswith("arrive"):
-        times = number if op == "arrive" else 1
-        if times > barrier.pending:
+    _touch(batch, i, key, who, "read")
+    if form.waits:
+        complete = np.asarray((barrier.phase & 1) != numbers & 1 if form.parity else barrier.phase > numbers)
+        return _passing(batch, barrier, key, who, complete, form.orders)
+    batch.touched()
+    times = numbers if form.op == "arrive" else np.ones_like(numbers)
+    if not form.op.startswith("arrive") or int(times.sum()) <= barrier.pending:
+        state = barrier.phase
+        _count(batch, i, form, barrier, key, who, numbers, times)
+        return state
+    states = []
+    for n in range(len(who)):  # one after the other: a phase may end between them
+        states.append(barrier.phase)
+        part = slice(n, n + 1)
+        _count(batch, i, form, barrier, key, who[part], numbers[part], times[part])
+    return states
+
+
+def _count(
+    batch: Batch, i: Instruction, form: Form, barrier: Barrier, key: int, who: Array, numbers: Array, times: Array
+) -> None:
+    """Arrivals and bytes expected."""
+    if form.op.endswith("expect_tx"):
+        barrier.bytes += int(numbers.sum())
+    if form.op.startswith("arrive"):
+        many = int(times.sum())
+        if many > barrier.pending:
             text = f"An mbarrier gets more arrivals in a phase than the {barrier.count} it was initialised with."
             batch.report("divergent-barrier", text, i, who)
-        barrier.pending -= times
-        _hand_over(batch, barrier, lane)
+        barrier.pending -= many
+        if batch.order is not None and form.orders:
+            batch.order.tick(who)
+            row = batch.order.row(who)
+            barrier.coming = row if barrier.coming is None else np.maximum(barrier.coming, row)
     completed(batch, barrier, key)
-    batch.touched()
-    return state
 
 
-def _too_early(batch: Batch, barrier: Barrier, lane: int) -> bool:
-    """True once a phase for a thread that cannot know yet that it is complete: it might have come sooner."""
-    if barrier.done is None or batch.order is None or (barrier.done <= batch.order.seen[lane]).all():
-        return False
-    if (lane, barrier.phase) in barrier.polled:
-        return False
-    barrier.polled.add((lane, barrier.phase))
-    batch.touched()
-    return True
+def _passing(batch: Batch, barrier: Barrier, key: int, who: Array, complete: Array, orders: bool) -> Array:
+    """Whether those that find a phase complete go on.
+
+    Once a phase each is sent back if it cannot know yet that the phase is complete: it might have come sooner.
+    """
+    order = batch.order
+    if order is None or barrier.done is None or not complete.any():
+        return complete
+    agent = order.column[batch.total + key // 8 % AGENTS]
+    aware = order.rows.table[order.seen.of[who], agent] >= barrier.done[agent]
+    if barrier.polled is None:
+        barrier.polled = np.full(int(order.within.max()) + 1, -1, np.int32)
+    place_ = order.within[who]
+    back = complete & ~aware & (barrier.polled[place_] != barrier.phase)
+    if back.any():
+        barrier.polled[place_[back]] = barrier.phase
+        batch.touched()
+    complete = complete & ~back
+    if orders and complete.any():
+        order.rows.add_to(order.seen, who[complete], barrier.done)
+    return complete
 
 
-def _touch(batch: Batch, i: Instruction, key: int, lane: int, how: str) -> None:
+def _touch(batch: Batch, i: Instruction, key: int, who: Array, how: str) -> None:
     """Whoever uses a barrier comes after its initialisation: that is a weak write, using it a strong read."""
-    rival = batch.shared.races.note(np.array([key // 4]), np.array([lane]), batch.clock, how, how == "read")
-    if rival[0] != NOBODY:
-        shared_race(batch, i, batch.shared, np.array([key]), np.array([lane]), int(rival[0]), how)
-
-
-def _hand_over(batch: Batch, barrier: Barrier, lane: int) -> None:
-    if batch.order is not None:
-        batch.order.tick(lane)
-        row = batch.order.seen[lane]
-        barrier.coming = row.copy() if barrier.coming is None else np.maximum(barrier.coming, row)
+    rival = batch.shared.races.note(np.full(len(who), key // 4), who, batch.clock, how, how == "read")
+    bad = np.flatnonzero(rival != NOBODY)
+    if bad.size:
+        shared_race(batch, i, batch.shared, np.full(bad.size, key), who[bad], int(rival[bad[0]]), how)
 
 
 def completed(batch: Batch, barrier: Barrier, key: int) -> None:
@@ -148,9 +180,11 @@ def arrive(batch: Batch) -> bool:
     """Copies arrive that complete on a barrier: as late as they can, when all threads wait. False if there are none."""
     found = [key for (kind, key), copies in batch.flights.copies.items() if kind == "barrier" and copies]
     for key in found:
-        arrived = sum(len(c.data) for c in batch.flights.copies["barrier", key])
+        copies = batch.flights.copies["barrier", key]
         batch.flights.wait(batch, "barrier", key, None)
-        if key in batch.mbarriers:
-            batch.mbarriers[key].bytes -= arrived
-            completed(batch, batch.mbarriers[key], key)
+        if barrier := batch.mbarriers.get(key):
+            barrier.bytes -= sum(len(c.data) for c in copies)
+            rows = [row for row in (barrier.coming, *(c.seen for c in copies)) if row is not None]
+            barrier.coming = np.max(rows, axis=0) if rows else None
+            completed(batch, barrier, key)
     return bool(found)

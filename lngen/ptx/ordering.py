@@ -3,18 +3,40 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from lngen.ir.numerics import Array
+from lngen.ptx.rows import Known, Rows
 from lngen.ptx.scratch import NOBODY, Clock, Races
 
 LEVELS = {"cta": 0, "cluster": 1, "gpu": 2, "sys": 3}
-AGENTS = 16  # columns for what copies asynchronous to all threads have written
-ROOM = 1 << 24  # entries of the table of who has seen whom
+AGENTS = 64  # columns for what copies asynchronous to all threads have written
+ROOM = 1 << 25  # entries of the table of who has seen whom
 
 Messages = dict[tuple[int, int], Array]  # scope and block of a release: what its thread had seen
+
+
+class Said:
+    """What a flag says, for ever: another value of it says something else."""
+
+    def __init__(self, rows: Messages) -> None:
+        self.rows = rows
+
+    @cached_property
+    def far(self) -> Array | None:
+        """What reaches every thread of the grid."""
+        rows = [row for (scope, _), row in self.rows.items() if scope >= LEVELS["gpu"]]
+        return np.max(rows, axis=0) if rows else None
+
+    def near(self) -> Messages:
+        """The rest."""
+        return {key: row for key, row in self.rows.items() if key[0] < LEVELS["gpu"]}
+
+
+Heard = dict[int, tuple[Said, int]]  # by identity: what a thread read with no order, and the scope in which it did
 
 
 @dataclass(frozen=True)
@@ -39,22 +61,36 @@ def semantics(opcode: str, atomic: bool = False) -> Semantics | None:
 class VectorClock(Clock):
     """What every thread has seen of every other: accesses stamped with a smaller time come before its next one.
 
-    For many threads a column stands for several neighbours: races between them and others may then go unnoticed.
+    ``near``: threads hand over nothing beyond their cluster, so a row has columns for one cluster only. For many
+    threads a column stands for several neighbours: races between them and others may then go unnoticed. Behind the
+    threads a row has agents (what copies asynchronous to all threads have written), one place for
+    griddepcontrol.wait, and for every space in ``proxies`` columns once more: times before a fence.proxy.async.
     """
 
-    def __init__(self, total: int, slot_of: Array, cluster_of: Array) -> None:
+    def __init__(
+        self, total: int, slot_of: Array, cluster_of: Array, within: Array, near: bool, proxies: tuple[str, ...] = ()
+    ) -> None:
         super().__init__(total)
+        self.slot_of, self.cluster_of, self.near = slot_of, cluster_of, near
+        self.within = within  # the number of each thread in its cluster
+        members = int(within.max()) + 1 if near else total
         group = 1
-        while total * (total // group) > ROOM and group < 32:
+        while 2 * len(cluster_of) * (members // group) > ROOM and group < 32:
             group *= 2
-        columns = -(-total // group)
-        self.slot_of, self.cluster_of = slot_of, cluster_of
-        self.column = np.concatenate([np.arange(total) // group, columns + np.arange(AGENTS)])
-        self.seen = np.zeros((total, columns + AGENTS), np.int32)
+        columns = -(-members // group)
+        self.agent = columns
+        place = (within if near else np.arange(total)) // group
+        self.column = np.concatenate([place, columns + np.arange(AGENTS)])
+        self.home = np.concatenate([cluster_of[slot_of], np.full(AGENTS, -1)])
+        self.span = columns + AGENTS + 1
+        self.proxies = {space: (n + 1) * self.span for n, space in enumerate(proxies)}
+        self.rows = Rows(self.span * (1 + len(proxies)))
+        self.seen, self.handed = self.rows.holder(total), self.rows.holder(total)
+        self.fences: dict[int, Known] = {}
+        self.passed_proxy = {space: np.zeros(total, np.int32) for space in proxies}
         self.now = 1
-        self.messages: dict[int, Messages] = {}
-        self.pending: dict[int, Messages] = {}
-        self.fenced: dict[int, dict[int, Array]] = {}
+        self.messages: dict[int, Said] = {}
+        self.pending: dict[int, Heard] = {}
 
     @property
     def moment(self) -> int:
@@ -64,53 +100,118 @@ class VectorClock(Clock):
     def ordered(self, earlier: Array, time: Array, later: Array) -> Array:
         """True where ``later`` has seen what ``earlier`` did at ``time``."""
         earlier = np.where(earlier == NOBODY, 0, earlier)
-        return np.asarray(self.seen[later, self.column[earlier]] > time)
+        found = self.rows.table[self.seen.of[later], self.column[earlier]] > time
+        if self.near:
+            found &= (self.home[earlier] == self.home[later]) | (self.home[earlier] < 0)
+        return np.asarray(found)
+
+    def fenced(self, space: str, earlier: Array, time: Array, later: int) -> Array:
+        """True where a fence.proxy.async lies between what threads did at a time and what ``later`` does now."""
+        row = self.rows.table[self.seen.of[later]]
+        found = row[self.proxies[space] + self.column[earlier]] > time
+        return np.asarray(found | ((earlier == later) & (self.passed_proxy[space][later] > time)))
+
+    def fence_proxy(self, lanes: Array, spaces: tuple[str, ...]) -> None:
+        """What ``lanes`` did or saw before, copies asynchronous to them may see after."""
+        self.tick(lanes)
+        numbers, which = np.unique(self.seen.of[lanes], return_inverse=True)
+        rows = self.rows.table[numbers]
+        for space in spaces:
+            if space in self.proxies:
+                part = rows[:, self.proxies[space] : self.proxies[space] + self.span]
+                np.maximum(part, rows[:, : self.span], out=part)
+                self.passed_proxy[space][lanes] = self.now
+        self.seen.of[lanes] = self.rows.add(rows)[which]
 
     def tick(self, lanes: Any) -> None:
         """What these threads did until now can be handed over."""
         self.now += 1
-        self.seen[lanes, self.column[lanes]] = self.now
+        self.seen.own[lanes] = self.now
+
+    def row(self, lanes: Array, known: Known | None = None) -> Array:
+        """What all of ``lanes`` together have seen."""
+        return np.asarray(self._merged(known or self.seen, lanes, np.zeros(len(lanes), np.int64), 1)[0])
+
+    def _merged(self, known: Known, lanes: Array, group: Array, count: int) -> Array:
+        """As ``Rows.groups``, with what the threads know of themselves."""
+        found = self.rows.groups(known.of[lanes], group, count)
+        column = self.column[lanes]
+        np.maximum.at(found, (group, column), known.own[lanes])
+        for space, at in self.proxies.items():
+            times = self.passed_proxy[space][lanes]
+            if times.any():
+                np.maximum.at(found, (group, at + column), times)
+        return found
+
+    def waited(self, lanes: Array) -> None:
+        """``lanes`` waited for the kernel before this one."""
+        row = np.zeros(self.rows.columns, np.int32)
+        row[self.span - 1] = 1
+        self.rows.add_to(self.seen, lanes, row)
+
+    def has_waited(self, lanes: Array) -> Array:
+        """True for those that did, or come after one that did."""
+        return np.asarray(self.rows.table[self.seen.of[lanes], self.span - 1] != 0)
 
     def passed(self, lanes: Array | slice, barrier: Array | int) -> None:
         """``lanes`` passed ``barrier`` of their block now."""
-        who = np.arange(len(self.seen))[lanes]
+        who = np.arange(len(self.seen.of))[lanes]
         self.join(who, self.slot_of[who] * 32 + barrier)
 
     def join(self, lanes: Array, keys: Array) -> None:
         """Threads with the same key have met."""
         self.tick(lanes)
-        for key in np.unique(keys):
-            mine = lanes[keys == key]
-            self.seen[mine] = self.seen[mine].max(axis=0)
-            self._share(mine.tolist())
+        names, group = np.unique(keys, return_inverse=True)
+        self.seen.of[lanes] = self.rows.add(self._merged(self.seen, lanes, group, len(names)))[group]
+        # Flags that one of those who met writes may hand over what another fenced; likewise what one read.
+        for known in self.fences.values():
+            if known.of[lanes].any() or known.own[lanes].any():
+                known.of[lanes] = self.rows.add(self._merged(known, lanes, group, len(names)))[group]
+        if self.pending:
+            for n in range(len(names)):
+                self._share(lanes[group == n].tolist())
 
     def _share(self, lanes: list[int]) -> None:
-        """Flags that one of those who met writes may hand over what another fenced; likewise what one read."""
-        rows, heard = dict[int, Array](), Messages()
+        heard: Heard = {}
         for lane in lanes:
-            for level, row in self.fenced.get(lane, {}).items():
-                rows[level] = np.maximum(rows[level], row) if level in rows else row
-            for key, row in self.pending.get(lane, {}).items():
-                merge(heard, key, row)
-        for lane in lanes:
-            if rows:
-                self.fenced[lane] = dict(rows)
-            if heard:
-                self.pending[lane] = dict(heard)
+            heard |= self.pending.get(lane, {})
+        if heard:
+            for lane in lanes:
+                self.pending[lane] = heard
+
+    def hand(self, lanes: Array) -> None:
+        """``lanes`` arrive at the barrier of their cluster."""
+        self.tick(lanes)
+        self.handed.of[lanes], self.handed.own[lanes] = self.seen.of[lanes], self.seen.own[lanes]
+
+    def take(self, lanes: Array, keys: Array) -> None:
+        """``lanes`` pass the barrier of their cluster: they know what all with the same key knew when they arrived."""
+        names, group = np.unique(keys, return_inverse=True)
+        rows = self._merged(self.handed, lanes, group, len(names))
+        for n in range(len(names)):
+            self.rows.add_to(self.seen, lanes[group == n], rows[n])
+        self.tick(lanes)
 
     def fence(self, lanes: Array, level: int) -> None:
         """What flags said before is seen after; what was done before is handed over by flags after."""
         self.tick(lanes)
-        for lane in lanes.tolist():
-            if lane in self.pending:
-                self.acquire(lane, self.pending.pop(lane), level)
-            self.fenced.setdefault(lane, {})[level] = self.seen[lane].copy()
+        if self.pending:
+            for lane in lanes.tolist():
+                for said, scope in self.pending.pop(lane, {}).values():
+                    self.acquire(lane, said, min(level, scope))
+        if level not in self.fences:
+            self.fences[level] = self.rows.holder(len(self.seen.of))
+        known = self.fences[level]
+        known.of[lanes], known.own[lanes] = self.seen.of[lanes], self.seen.own[lanes]
 
-    def acquire(self, lane: int, messages: Messages, level: int) -> None:
-        """``lane`` sees what those of ``messages`` say that reach it."""
-        for (scope, origin), row in messages.items():
-            if self._reaches(min(level, scope), origin, int(self.slot_of[lane])):
-                np.maximum(self.seen[lane], row, out=self.seen[lane])
+    def acquire(self, lane: int, said: Said, level: int) -> None:
+        """``lane`` sees what of ``said`` reaches it."""
+        slot, far = int(self.slot_of[lane]), level >= LEVELS["gpu"]
+        rows = [said.far] if far and said.far is not None else []
+        others = said.near() if far else said.rows
+        rows += [row for (scope, origin), row in others.items() if self._reaches(min(level, scope), origin, slot)]
+        for row in rows:
+            self.rows.add_to(self.seen, np.array([lane]), row)
         self.tick(lane)
 
     def _reaches(self, level: int, origin: int, slot: int) -> bool:
@@ -120,26 +221,30 @@ class VectorClock(Clock):
 
     def observed(self, place: int, lane: int, how: Semantics) -> None:
         """``lane`` read the flag at ``place``."""
-        messages = self.messages.get(place)
-        if not messages:
+        said = self.messages.get(place)
+        if said is None:
             return
         if how.acquire:
-            self.acquire(lane, messages, how.level)
-            return
-        mine = self.pending.setdefault(lane, {})
-        for (scope, origin), row in messages.items():
-            merge(mine, (min(scope, how.level), origin), row)
+            self.acquire(lane, said, how.level)
+        elif id(said) not in self.pending.get(lane, {}):
+            self.pending[lane] = self.pending.get(lane, {}) | {id(said): (said, how.level)}
 
     def published(self, place: int, lane: int, how: Semantics, keep: bool) -> None:
         """``lane`` wrote the flag at ``place``; ``keep``: as part of a read-modify-write."""
-        found = dict(self.messages.get(place, {})) if keep else {}
-        rows = dict(self.fenced.get(lane, {}))
+        found = dict(self.messages[place].rows) if keep and place in self.messages else {}
+        who = np.array([lane])
+        rows = {
+            level: self.row(who, known) for level, known in self.fences.items() if known.of[lane] or known.own[lane]
+        }
         if how.release:
             self.tick(lane)
-            rows[how.level] = self.seen[lane].copy()
+            rows[how.level] = self.row(who)
         for level, row in rows.items():
             merge(found, (min(level, how.level), int(self.slot_of[lane])), row)
-        self.messages[place] = found
+        if found:
+            self.messages[place] = Said(found)
+        else:
+            self.messages.pop(place, None)
 
 
 def merge(messages: Messages, key: tuple[int, int], row: Array) -> None:

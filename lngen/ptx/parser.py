@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import Any
 
 from lngen.errors import PtxError
 
@@ -43,7 +44,10 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """A variable in shared, local, global or const memory; ``init`` is what a global one holds at first."""
+    """A variable in shared, local, global or const memory.
+
+    ``init`` is what a global one holds at first; a ``dynamic`` one has as many bytes as the launch says.
+    """
 
     name: str
     space: str
@@ -51,6 +55,7 @@ class Symbol:
     element: str
     count: int
     init: tuple[str, ...] = ()
+    dynamic: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +85,7 @@ _ENTRY = re.compile(r"(?:\.visible\s+|\.weak\s+)?\.entry\s+([\w$]+)")
 _PARAM = re.compile(r"\.param\s+(?:\.align\s+\d+\s+)?\.(\w+)\s+(?:\.ptr\b[^,]*?\s)?([\w$]+)\s*,?$")
 _REG = re.compile(r"\.reg\s+\.(\w+)\s+(.+)")
 _VARIABLE = re.compile(
-    r"(?:\.(?:visible|extern|weak)\s+)?\.(shared|local|global|const)\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+([\w$]+)"
+    r"(?:\.(visible|extern|weak)\s+)?\.(shared|local|global|const)\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+([\w$]+)"
     r"(?:\[(\d*)\])?\s*(?:=\s*(.+))?"
 )
 _LOC = re.compile(r"\.loc\s+\d+\s+(\d+)(?:.*inlined_at\s+\d+\s+(\d+))?")
@@ -150,6 +155,15 @@ def _whole(statement: str) -> bool:
     return bool(_IGNORED.match(statement)) or statement.startswith(".loc")
 
 
+@dataclass
+class _Scope:
+    """A block in braces: the names it declares, by those they have in the kernel; the first of its instructions."""
+
+    begin: int
+    registers: dict[str, str] = field(default_factory=dict)
+    labels: dict[str, str] = field(default_factory=dict)
+
+
 class _Reader:
     """Collects one entry after the other."""
 
@@ -157,6 +171,7 @@ class _Reader:
         self.target = ""
         self.entries: dict[str, Entry] = {}
         self.globals: list[Symbol] = []
+        self.shared: list[Symbol] = []  # of the module: every kernel that names one has its own
         self.entry: str | None = None
         self.depth = 0
         self.section = False
@@ -170,6 +185,7 @@ class _Reader:
         self.instructions: list[Instruction] = []
         self.loc = Loc()
         self.cluster: tuple[int, ...] = ()
+        self.scopes: list[_Scope] = []
 
     def statement(self, number: int, text: str) -> None:
         """Take one statement."""
@@ -190,17 +206,30 @@ class _Reader:
             self.section = self.section and brace == "{"
             return
         self.depth += 1 if brace == "{" else -1
+        if brace == "{" and self.depth > 1:
+            self.scopes.append(_Scope(len(self.instructions)))
+        elif brace == "}" and self.depth:
+            self._close(self.scopes.pop())
         if self.depth == 0:
             self.entries[self.entry] = Entry(
                 self.entry,
                 tuple(self.params),
                 self.registers,
-                tuple(self.symbols),
+                (*self.symbols, *self._named_here()),
                 self.labels,
                 tuple(self.instructions),
                 self.cluster,
             )
             self.entry = None
+
+    def _named_here(self) -> list[Symbol]:
+        """The module's shared variables that the kernel names."""
+        if not self.shared:
+            return []
+        names = {o.text for i in self.instructions for o in i.operands} | {
+            item.text for i in self.instructions for o in i.operands for item in o.items
+        }
+        return [s for s in self.shared if s.name in names]
 
     def _directive(self, number: int, text: str) -> None:
         if loc := _LOC.match(text):
@@ -214,10 +243,7 @@ class _Reader:
             for name in reg[2].split(","):
                 self._declare(name.strip(), reg[1])
         elif variable := _VARIABLE.match(text):
-            space, align, element, name, count, init = variable.groups()
-            values = tuple(v.strip() for v in (init or "").strip("{} ").split(",") if v.strip())
-            found = Symbol(name, space, int(align or 1), element, int(count or (len(values) or 1)), values)
-            (self.globals if self.entry is None else self.symbols).append(found)
+            self._variable(*variable.groups())
         elif text.startswith(".reqnctapercluster"):
             self.cluster = tuple(int(n) for n in text.split(None, 1)[1].split(","))
         elif text.startswith(".target"):
@@ -227,19 +253,58 @@ class _Reader:
         elif not _IGNORED.match(text):
             raise PtxError(f"PTX line {number}: unknown directive '{text[:80]}'.")
 
+    def _variable(
+        self, linkage: str, space: str, align: str, element: str, name: str, count: str, init: str
+    ) -> None:  # fmt: skip
+        values = tuple(v.strip() for v in (init or "").strip("{} ").split(",") if v.strip())
+        dynamic = linkage == "extern" and space == "shared" and count == ""
+        many = 0 if dynamic else int(count or (len(values) or 1))
+        found = Symbol(name, space, int(align or 1), element, many, values, dynamic)
+        if self.entry is not None:
+            self.symbols.append(found)
+        else:
+            (self.shared if space == "shared" else self.globals).append(found)
+
     def _declare(self, name: str, kind: str) -> None:
         if many := re.fullmatch(r"([%\w$]+)<(\d+)>", name):
             self.registers.update((f"{many[1]}{n}", kind) for n in range(int(many[2])))
         else:
-            self.registers[name] = kind
+            self.registers[self._fresh_name(name, self.registers, "registers")] = kind
+
+    def _fresh_name(self, name: str, taken: dict[str, Any], what: str) -> str:
+        """What ``name`` is called in the kernel: inline text may declare it once for every copy of itself."""
+        if not self.scopes:
+            return name
+        number, found = 1, name
+        while found in taken:
+            number, found = number + 1, f"{name}@{number + 1}"
+        getattr(self.scopes[-1], what)[name] = found
+        return found
+
+    def _register(self, name: str) -> str:
+        return next((s.registers[name] for s in reversed(self.scopes) if name in s.registers), name)
 
     def _named(self, o: Operand) -> Operand:
-        """An operand that is a register whose name does not begin with %."""
-        return Operand("reg", o.text) if o.kind == "sym" and o.text in self.registers else o
+        """An operand with the kernel's names; a register may have one that does not begin with %."""
+        if o.items:
+            return replace(o, items=tuple(self._named(item) for item in o.items))
+        if o.kind not in ("reg", "sym", "mem"):
+            return o
+        name = self._register(o.text) if self.scopes else o.text
+        kind = "reg" if o.kind == "sym" and name in self.registers else o.kind
+        return o if kind == o.kind and name == o.text else Operand(kind, name, o.items, o.offset)
+
+    def _close(self, scope: _Scope) -> None:
+        """Jumps in a block go to its labels."""
+        names = {old: new for old, new in scope.labels.items() if old != new}
+        for n in range(scope.begin, len(self.instructions)) if names else ():
+            i = self.instructions[n]
+            if i.opcode.startswith("bra") and i.operands[0].text in names:
+                self.instructions[n] = replace(i, operands=(Operand("sym", names[i.operands[0].text]),))
 
     def _instruction(self, number: int, text: str) -> None:
         while label := _LABEL.match(text):
-            self.labels[label[1]] = len(self.instructions)
+            self.labels[self._fresh_name(label[1], self.labels, "labels")] = len(self.instructions)
             text = text[label.end() :].lstrip()
         if not text:
             return
@@ -248,8 +313,9 @@ class _Reader:
             raise PtxError(f"PTX line {number}: an instruction is expected, got '{text[:80]}'.")
         negated, predicate, opcode, rest = found.groups()
         operands = tuple(self._named(_operand(o, number)) for o in _OPERAND.findall(rest)) if rest else ()
+        predicate = self._register(predicate or "")
         self.instructions.append(
-            Instruction(opcode, operands, number, self.loc, text.replace("\t", " "), predicate or "", bool(negated))
+            Instruction(opcode, operands, number, self.loc, text.replace("\t", " "), predicate, bool(negated))
         )
 
 

@@ -232,11 +232,11 @@ def leaders(entry: Entry) -> set[int]:
     """Where a segment may begin: the start, every label, what follows an instruction that directs control."""
     found = {0, *entry.labels.values()}
     found |= {n + 1 for n, i in enumerate(entry.instructions) if is_control(i)}
-    found |= {n for n, i in enumerate(entry.instructions) if i.opcode.startswith(("shfl", "vote", "bar.warp"))}
+    found |= {n for n, i in enumerate(entry.instructions) if i.opcode.startswith(("shfl", "vote", "elect", "bar.warp"))}
     return found
 
 
-CONTROL = ("bra", "bar", "barrier", "shfl", "vote", "ret", "exit", "trap")
+CONTROL = ("bra", "bar", "barrier", "shfl", "vote", "elect", "ret", "exit", "trap")
 
 
 def is_control(i: Instruction) -> bool:

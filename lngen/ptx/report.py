@@ -14,8 +14,8 @@ class Finding:
     """Something a kernel must not do, where it does it first, and who did it.
 
     ``kind``: out-of-bounds, misaligned, uninitialised, never-written, shared-race, global-race,
-    divergent-barrier, no-such-barrier, inactive-shuffle, async-read, deadlock. Lines are 0 and names empty where
-    there are none.
+    divergent-barrier, no-such-barrier, inactive-shuffle, async-read, early-access, deadlock. Lines are 0 and
+    names empty where there are none.
     """
 
     kind: str
@@ -52,13 +52,15 @@ class Traffic:
 
     ``tensors``: by tensor bytes_read, bytes_written and the 32-byte sectors of each warp's accesses, sectors_read,
     sectors_written; ``instructions``: by opcode, counted once a warp; ``shared``: accesses (of warps), bytes_read,
-    bytes_written, bank_conflicts (wavefronts beyond an access's fewest); ``barriers``: waits, counted once a warp.
+    bytes_written, bank_conflicts (wavefronts beyond an access's fewest); ``barriers``: waits, counted once a warp;
+    ``in_flight``: the most bytes that asynchronous copies to a block had under way at once.
     """
 
     tensors: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
     instructions: dict[str, dict[str, int]] = field(default_factory=dict)
     shared: dict[str, dict[str, int]] = field(default_factory=dict)
     barriers: dict[str, int] = field(default_factory=dict)
+    in_flight: dict[str, int] = field(default_factory=dict)
 
     def open(self, kernel: str) -> None:
         """Rows of zeros for a kernel that is about to run."""
@@ -66,6 +68,7 @@ class Traffic:
         self.instructions.setdefault(kernel, {})
         self.shared.setdefault(kernel, dict.fromkeys(("accesses", "bytes_read", "bytes_written", "bank_conflicts"), 0))
         self.barriers.setdefault(kernel, 0)
+        self.in_flight.setdefault(kernel, 0)
 
 
 @dataclass(frozen=True)

@@ -93,13 +93,13 @@ class _Run:
             pitch = self._stride(v)
             size = ((self.rows - 1) * pitch + d) * s if self.rows else 0
             return self.memory.add(Buffer(v.name, role, size, s, pitch * s, d * s, self.offset * s))
-        count = int(np.prod([{M: self.rows, D: d}[a] for a in v.type.axes], dtype=np.int64))
+        count = int(np.prod(v.type.shape(self.rows, d), dtype=np.int64))
         return self.memory.add(Buffer(v.name, role, count * s, s))
 
     def _view(self, v: Value, data: Array) -> Array:
         """The elements of a tensor in the bytes of its buffer (or of its shadow)."""
         buffer = {**self.inputs, **self.outputs}[v.name]
-        shape = [{M: self.rows, D: self.plan.spec.d}[a] for a in v.type.axes]
+        shape = v.type.shape(self.rows, self.plan.spec.d)
         elements = data[buffer.shift : buffer.shift + buffer.size].view(UNSIGNED[v.type.dtype.size])
         if v.type.axes != (M, D) or not self.rows:
             return elements.reshape(shape)
@@ -135,8 +135,9 @@ class _Run:
             self.memory.begin()
             self.traffic.open(kernel.name)
             shared = Launch(
-                kernel.name, program, arguments, (x, y), kernel.block, self.memory, self.reporter, self.traffic
-            )
+                kernel.name, program, arguments, (x, y), kernel.block, self.memory, self.reporter, self.traffic,
+                dynamic=getattr(kernel, "dynamic", 0), cluster=_cluster(kernel),
+            )  # fmt: skip
             run_blocks(shared, order)
 
     def _arguments(self, kernel: Kernel) -> list[int]:
@@ -165,6 +166,13 @@ class _Run:
                 where = ", ".join(map(str, missing[0].tolist()))
                 text = f"'{v.name}[{where}]' is an output that no kernel writes, like {len(missing) - 1} others."
                 self.reporter.add("never-written", text, key=v.name)
+
+
+def _cluster(kernel: Kernel) -> tuple[int, ...]:
+    """The clusters that the launch asks for, none if it asks for single blocks."""
+    found = getattr(kernel, "cluster", ())
+    shape = (found,) if isinstance(found, int) else tuple(found)
+    return shape if max(shape, default=1) > 1 else ()
 
 
 def _rows(plan: Plan, inputs: Mapping[str, Array]) -> int:

@@ -16,22 +16,37 @@ SOLO, NOBODY = 0, -1
 
 
 def layout(symbols: Sequence[Symbol], start: int) -> tuple[dict[str, int], int]:
-    """Where each symbol lies, a gap before each but the first, and the bytes all need."""
+    """Where each symbol lies, a gap before each but the first, and the bytes all need.
+
+    Dynamic ones lie behind the others, all at one place, whatever their size.
+    """
     places, at = {}, start
-    for symbol in symbols:
+    for symbol in (s for s in symbols if not s.dynamic):
         at = -(-at // max(16, symbol.align)) * max(16, symbol.align)
         places[symbol.name] = at
-        at += symbol.count * DTYPES[symbol.element].itemsize + 256
+        at += size_of(symbol) + 256
+    last = [s for s in symbols if s.dynamic]
+    if last:
+        widest = max(16, *(s.align for s in last))
+        at = -(-at // widest) * widest
+        places |= {s.name: at for s in last}
     return places, -(-at // 16) * 16
+
+
+def size_of(symbol: Symbol) -> int:
+    """Its bytes; 0 of a dynamic one."""
+    return symbol.count * DTYPES[symbol.element].itemsize
 
 
 class Scratch:
     """The bytes of every block (shared) or thread (local) of a batch, side by side."""
 
-    def __init__(self, name: str, symbols: Sequence[Symbol], owner: Array, owners: int) -> None:
+    def __init__(self, name: str, symbols: Sequence[Symbol], owner: Array, owners: int, dynamic: int = 0) -> None:
         self.name, self.owner = name, owner
         self.places, self.room = layout(symbols, 0)
-        self.sizes = [(self.places[s.name], s.count * DTYPES[s.element].itemsize, s.name) for s in symbols]
+        self.sizes = [(self.places[s.name], dynamic if s.dynamic else size_of(s), s.name) for s in symbols]
+        if any(s.dynamic for s in symbols):
+            self.room += -(-dynamic // 16) * 16 + 256
         self.data = np.full(owners * self.room, POISON, np.uint8)
         self.written = np.zeros(owners * self.room, np.uint8)
         self.races: Any = Races(owners * self.room // 4) if name == "shared" else None
@@ -110,41 +125,48 @@ class Clock:
 
 
 class Races:
-    """Per 4-byte word: who wrote it last and when, who read it last and when, and whether others did, too."""
+    """Per 4-byte word: who wrote it last and when, who read it last and when, and whether others did, too.
+
+    Threads are kept plus one: memory that nobody touches then stays untouched here, too.
+    """
 
     def __init__(self, words: int) -> None:
-        self.writer = np.full(words, NOBODY, np.int32)
-        self.wrote = np.zeros(words, np.int32)
-        self.reader = np.full(words, NOBODY, np.int32)
-        self.looked = np.zeros(words, np.int32)
-        self.several = np.zeros(words, np.bool_)
+        self._writer = np.zeros(words, np.int32)
+        self._wrote = np.zeros(words, np.int32)
+        self._reader = np.zeros(words, np.int32)
+        self._looked = np.zeros(words, np.int32)
+        self._several = np.zeros(words, np.bool_)
+
+    def last(self, words: Array) -> tuple[Array, Array]:
+        """Who wrote words last, NOBODY if nobody did, and when."""
+        return self._writer[words] - 1, self._wrote[words]
+
+    def wrote(self, words: Array, who: int, when: int) -> None:
+        """Note a write and nothing else."""
+        self._writer[words], self._wrote[words] = who + 1, when
 
     def read(self, words: Array, lanes: Array, clock: Clock) -> Array:
         """The thread whose write each read races with, NOBODY if none; notes the reads."""
         rival = self._rivals(words, lanes, clock)
-        before, when = self.reader[words], self.looked[words]
+        before, when = self._reader[words] - 1, self._looked[words]
         apart = (before != NOBODY) & (before != lanes)
-        held = self.several[words] | apart
+        held = self._several[words] | apart
         held &= ~clock.ordered(before, when, lanes)
-        self.reader[words] = lanes
-        self.looked[words] = clock.moment
-        self.several[words] = held
-        self.several[words[held]] = True
-        self.several[words[self.reader[words] != lanes]] = True
+        self._reader[words] = lanes + 1
+        self._looked[words] = clock.moment
+        self._several[words] = held
+        self._several[words[held]] = True
+        self._several[words[self._reader[words] - 1 != lanes]] = True
         return rival
 
     def write(self, words: Array, lanes: Array, clock: Clock) -> Array:
         """The thread whose access each write races with, NOBODY if none; notes the writes."""
-        rival = self._rivals(words, lanes, clock)
-        reader = self.reader[words]
-        other = (reader != NOBODY) & ((reader != lanes) | self.several[words])
-        other &= ~clock.ordered(reader, self.looked[words], lanes)
-        rival = np.where((rival == NOBODY) & other, reader, rival)
-        self.writer[words] = lanes
-        self.wrote[words] = clock.moment
-        self.reader[words] = NOBODY
-        self.several[words] = False
-        twice = self.writer[words]
+        rival = self.peek(words, lanes, clock, "write")
+        self._writer[words] = lanes + 1
+        self._wrote[words] = clock.moment
+        self._reader[words] = 0
+        self._several[words] = False
+        twice = self._writer[words] - 1
         return np.asarray(np.where((rival == NOBODY) & (twice != lanes), twice, rival))
 
     def note(self, words: Array, lanes: Array, clock: Clock, how: str, strong: bool = False) -> Array:
@@ -156,14 +178,15 @@ class Races:
         rival = self._rivals(words, lanes, clock)
         if how == "read":
             return rival
-        reader = self.reader[words]
-        other = (reader != NOBODY) & ((reader != lanes) | self.several[words])
-        other &= ~clock.ordered(reader, self.looked[words], lanes)
+        reader = self._reader[words] - 1
+        other = (reader != NOBODY) & ((reader != lanes) | self._several[words])
+        if other.any():
+            other &= ~clock.ordered(reader, self._looked[words], lanes)
         return np.asarray(np.where((rival == NOBODY) & other, reader, rival))
 
     def _rivals(self, words: Array, lanes: Array, clock: Clock) -> Array:
-        writer = self.writer[words]
+        writer = self._writer[words] - 1
         other = (writer != NOBODY) & (writer != lanes)
         if other.any():
-            other &= ~clock.ordered(writer, self.wrote[words], lanes)
+            other &= ~clock.ordered(writer, self._wrote[words], lanes)
         return np.asarray(np.where(other, writer, NOBODY))

@@ -60,6 +60,9 @@ def step(batch: Batch, i: Instruction, pc: int, lanes: Lanes) -> None:
 def bind_warp(program: Program, i: Instruction) -> Bound:
     """As ``bind``, of vote.sync and bar.warp.sync: the mask is the last source."""
     voting = i.opcode in VOTES
+    if i.opcode == "elect.sync" and len(i.operands) == 2 and i.operands[0].kind == "pair":
+        kinds = zip(i.operands[0].items, (UNSIGNED[4], BOOL), strict=True)
+        return [program.source(i.operands[1], UNSIGNED[4], i)], [program.target(o, t, i) for o, t in kinds]
     if len(i.operands) != (3 if voting else 1) or not (voting or i.opcode == "bar.warp.sync"):
         raise unknown(i)
     sources = [program.source(i.operands[-1], UNSIGNED[4], i)]
@@ -79,6 +82,11 @@ def warp(batch: Batch, i: Instruction, pc: int, lanes: Lanes) -> None:
     if i.opcode == "bar.warp.sync" and batch.order is not None:
         batch.order.join(lanes.index, lanes.index // WARP)
     here = np.repeat(lanes.bits(), WARP)
+    if i.opcode == "elect.sync":
+        lowest = np.argmax(lanes.mask.reshape(-1, WARP), axis=1).astype(np.uint32).repeat(WARP)
+        for (slot, convert), found in zip(targets, (lowest, lowest == batch.thread % WARP), strict=True):
+            write(batch, slot, convert(found) if convert else found, lanes)
+        targets = []
     for vote, (slot, convert) in zip(votes, targets, strict=True):
         ayes = np.repeat(lanes.narrow(np.broadcast_to(vote, batch.total)).bits(), WARP)
         result = {"all": ayes == here, "any": ayes != 0, "uni": (ayes == 0) | (ayes == here), "ballot": ayes}[
@@ -140,7 +148,9 @@ def _complete(batch: Batch, i: Instruction, pc: int, lanes: Lanes, members: Any)
 
 
 def _noun(i: Instruction) -> str:
-    return {"shfl": "shuffle", "vote": "vote"}.get(i.opcode.split(".", 1)[0], "barrier of the warp")
+    return {"shfl": "shuffle", "vote": "vote", "elect": "election"}.get(
+        i.opcode.split(".", 1)[0], "barrier of the warp"
+    )
 
 
 def _named(bits: int) -> str:

@@ -15,16 +15,32 @@ if TYPE_CHECKING:
     from lngen.ptx.batch import Batch
 
 ROUNDS = 256  # without a change after which threads that spin are taken to do so for ever
-_TOGETHER = ("atom", "red", "fence", "membar", "mbarrier", "cp", "mapa", "vote", "activemask", "nanosleep")
+ARRIVES = tuple(f"{b}.arrive" for b in ("bar", "bar.cta", "barrier", "barrier.cta"))
+_TOGETHER = (
+    "atom", "red", "fence", "membar", "mbarrier", "cp", "mapa", "vote", "activemask", "nanosleep", "griddepcontrol",
+)  # fmt: skip
+
+
+@lru_cache(maxsize=64)
+def ordered(entry: Entry) -> bool:
+    """True if threads may wait for each other in other ways than at barriers of their block."""
+    if entry.cluster:
+        return True
+    for i in entry.instructions:
+        if (
+            i.opcode.split(".", 1)[0] in _TOGETHER
+            or i.opcode.startswith(("bar.warp", "barrier.cluster", "st.async", "elect", *ARRIVES))
+            or flag(i)
+        ):
+            return True
+    return False
 
 
 @lru_cache(maxsize=64)
 def resident(entry: Entry) -> bool:
-    """True if blocks may wait for each other, or threads for more than barriers: all blocks then run side by side."""
-    if entry.cluster:
-        return True
+    """True if a block may hand something to, or wait for, one of another cluster: all then run side by side."""
     for i in entry.instructions:
-        if i.opcode.split(".", 1)[0] in _TOGETHER or i.opcode.startswith(("bar.warp", "barrier.cluster")) or flag(i):
+        if ".shared" not in i.opcode and (i.opcode.startswith(("atom", "red")) or flag(i)):
             return True
     return False
 
@@ -56,7 +72,7 @@ def waves(batch: Batch) -> list[Lanes]:
 
     Of blocks that may wait for each other the last comes late; with a seed, random ones in three waves.
     """
-    if batch.order is None or batch.slots < 2:
+    if batch.order is None or batch.slots < 2 or (batch.order.near and batch.clusters is None):
         return [batch.alive]
     wave = np.arange(batch.slots) == batch.slots - 1
     if batch.launch.order:

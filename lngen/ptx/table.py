@@ -15,7 +15,7 @@ import numpy as np
 
 from lngen.ir import numerics
 from lngen.ptx.conversions import convert, convert_two
-from lngen.ptx.integers import extract, funnel, insert, logic, mul_high, permute, quotient, remainder
+from lngen.ptx.integers import counting, extract, funnel, insert, logic, mul_high, permute, quotient, remainder
 from lngen.ptx.pure import Maker, Pure
 from lngen.ptx.values import BOOL, DTYPES, SIGNED, UNSIGNED, Value
 
@@ -172,6 +172,7 @@ ROWS: tuple[tuple[str, Maker], ...] = (
     (r"shr\.(?P<t>[bus](?:16|32|64))", shift(lambda a, n: a >> n)),
     (r"shf\.(?P<d>[lr])\.(?P<w>wrap|clamp)\.b32", funnel),
     (r"lop3\.b32", logic),
+    (r"(?P<op>popc|clz|brev)\.(?P<t>b32|b64)", counting),
     (r"prmt\.b32", permute),
     (r"bfe\.(?P<t>[us](?:32|64))", extract),
     (r"bfi\.(?P<t>b32|b64)", insert),

@@ -114,7 +114,10 @@ def shared_race(batch: Batch, i: Instruction, scratch: Scratch, at: Array, who: 
 
 
 def sectors(address: Array, who: Array, count: int) -> int:
-    """32-byte sectors touched, counted once a warp."""
+    """32-byte sectors touched, counted once a warp; those of a bulk copy."""
+    if count > 32:
+        last = address + address.dtype.type(count - 1)
+        return int((last // np.uint64(32) - address // np.uint64(32)).sum()) + len(address)
     first = (address // np.uint64(32)).astype(np.int64)
     key = first + (who // WARP << 44)
     steps = np.diff(key)

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from lngen.errors import ArrayError, MissingError
-from lngen.ir import DType
+from lngen.ir import BF16, F16, F32, F64, DType
 from lngen.ir.numerics import NUMPY_DTYPE
 
 FROM_NUMPY = {dtype: name for name, dtype in NUMPY_DTYPE.items()}
@@ -24,6 +24,13 @@ FROM_NUMPY = {dtype: name for name, dtype in NUMPY_DTYPE.items()}
 # Everything about an array but its address: the library's own dtype, shape, strides, device (-1: CPU). As ``describe``
 # gives it, strides are in the library's own unit, which costs nothing at every call; ``in_elements`` converts them.
 Layout = tuple[Any, Sequence[int], Sequence[int], int]
+
+
+def torch_dtypes() -> dict[DType, Any]:
+    """PyTorch's own dtypes."""
+    import torch
+
+    return {F16: torch.float16, BF16: torch.bfloat16, F32: torch.float32, F64: torch.float64}
 
 
 class Library(Protocol):
@@ -54,12 +61,7 @@ class Torch:
     def __init__(self) -> None:
         import torch
 
-        self.to_torch = {
-            DType.F16: torch.float16,
-            DType.BF16: torch.bfloat16,
-            DType.F32: torch.float32,
-            DType.F64: torch.float64,
-        }
+        self.to_torch = torch_dtypes()
         self.from_torch = {t: d for d, t in self.to_torch.items()}
         self.current_stream = torch.cuda.current_stream
         # The same stream without building a Stream object: 0.1 us for 1.2 us (torch.compile's launches use it).

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -16,26 +17,48 @@ from lngen.runtime.launch import Launcher, device_arch
 def run_numpy(plan: Plan, inputs: Mapping[str, Array], device: int = 0) -> dict[str, Array]:
     """Every result of ``plan`` by name, for inputs as ``interpret`` takes them; waits for the GPU.
 
-    MissingError without a GPU or CuPy. Bytes travel, so no dtype has to be one CuPy knows.
+    MissingError without a GPU or CuPy.
     """
     launcher = Launcher(plan, compile_plan(plan, device_arch(device)), device)
+    rows = next(len(inputs[v.name]) for v in plan.inputs if Axis.M in v.type.axes)
+    return launch_numpy(launcher, rows, inputs)
+
+
+def launch_numpy(
+    launcher: Launcher, rows: int, inputs: Mapping[str, Array], poison: int | None = None
+) -> dict[str, Array]:
+    """The same with loaded kernels; ``poison`` as in ``launch_raw``."""
     import cupy
 
-    rows = next(len(inputs[v.name]) for v in plan.inputs if Axis.M in v.type.axes)
-    lengths = {Axis.M: rows, Axis.D: plan.spec.d}
-    shapes = {v.name: [lengths[a] for a in v.type.axes] for v in plan.outputs}
-    with cupy.cuda.Device(device):
-        stream = cupy.cuda.get_current_stream()
-        arrays = {
-            v.name: cupy.asarray(np.ascontiguousarray(inputs[v.name]).reshape(-1).view(np.uint8)) for v in plan.inputs
+    with cupy.cuda.Device(launcher.device):
+        results = launch_raw(
+            launcher, rows, {v.name: cupy.asarray(raw(inputs[v.name])) for v in launcher.plan.inputs}, poison
+        )
+        stream = cupy.cuda.get_current_stream()  # the copy to the host waits for it
+        return {
+            v.name: results[v.name].get(stream=stream).view(NUMPY_DTYPE[v.type.dtype]) for v in launcher.plan.outputs
         }
-        for v in plan.outputs:
-            size = int(np.prod(shapes[v.name], dtype=np.int64)) * v.type.dtype.size
-            arrays[v.name] = cupy.empty(size, cupy.uint8)
-        workspace = cupy.empty(max(1, plan.workspace_bytes(rows)), cupy.uint8)
-        pointers = {name: a.data.ptr for name, a in arrays.items()}
-        strides = dict.fromkeys(pointers, plan.spec.d)
-        launcher(rows, pointers, strides, workspace.data.ptr, stream.ptr)
-        # The copy to the host waits for the stream.
-        raw = {v.name: arrays[v.name].get(stream=stream) for v in plan.outputs}
-    return {v.name: raw[v.name].view(NUMPY_DTYPE[v.type.dtype]).reshape(shapes[v.name]) for v in plan.outputs}
+
+
+def launch_raw(launcher: Launcher, rows: int, inputs: Mapping[str, Any], poison: int | None = None) -> dict[str, Any]:
+    """The results as new CuPy arrays of unsigned integers, on the current device and stream; does not wait.
+
+    ``poison`` is the byte that results and workspace hold before, if they are to hold a known one.
+    """
+    import cupy
+
+    plan = launcher.plan
+    results = {v.name: cupy.empty(v.type.shape(rows, plan.spec.d), f"u{v.type.dtype.size}") for v in plan.outputs}
+    workspace = cupy.empty(max(1, plan.workspace_bytes(rows)), cupy.uint8)
+    if poison is not None:
+        for a in (workspace, *results.values()):
+            a.fill(int.from_bytes([poison] * a.itemsize, "little"))
+    pointers = {name: a.data.ptr for name, a in (*inputs.items(), *results.items())}
+    strides = dict.fromkeys(pointers, plan.spec.d)
+    launcher(rows, pointers, strides, workspace.data.ptr, cupy.cuda.get_current_stream().ptr)
+    return results
+
+
+def raw(a: Array) -> Array:
+    """The array as contiguous unsigned integers: bytes travel, so no dtype has to be one CuPy knows."""
+    return np.ascontiguousarray(a).view(f"u{a.dtype.itemsize}")

@@ -12,13 +12,13 @@ import numpy as np
 
 from lngen.errors import ArrayError
 from lngen.interpret import interpret
-from lngen.ir import D, DType, M, Value
+from lngen.ir import WIDE, D, DType, M, Value
 from lngen.lower import Plan, lower
 from lngen.runtime.arrays import FROM_NUMPY, Layout, Library, library_of
 from lngen.runtime.choose import compile_plan, default_schedule
 from lngen.runtime.launch import Bound, Launcher, device_arch, device_name
 from lngen.runtime.lock import Lock, Locked
-from lngen.runtime.shapes import check_layout, expected_shape, leading, row_stride
+from lngen.runtime.shapes import check_layout, leading, row_stride
 from lngen.schedule import Schedule, parse_schedule
 from lngen.spec import Spec
 
@@ -196,7 +196,7 @@ class Call:
         layouts = [library.in_elements(layout) for layout in layouts]
         outs = [layout and library.in_elements(layout) for layout in outs]
         d = self.spec.d
-        first = next((i for i, v in enumerate(self.inputs) if v.type.axes == (M, D)), 0)
+        first = next((i for i, v in enumerate(self.inputs) if v.type.axes == WIDE), 0)
         rows = leading(self.inputs[first], layouts[first][1], d)
         device = layouts[0][3]
         strides = {}
@@ -207,10 +207,10 @@ class Call:
             check_layout(value, layout, library.dtype(layout[0]), rows, d, device)
             strides[value.name] = row_stride(value, layout, written=value in self.outputs)
         vec = self.launcher(device, rows=math.prod(rows)).plan.schedule.vec
-        wide = [strides[v.name] for v in (*self.inputs, *self.outputs) if v.type.axes == (M, D)]
+        wide = [strides[v.name] for v in (*self.inputs, *self.outputs) if v.type.axes == WIDE]
         while any(stride % vec for stride in wide):
             vec //= 2
-        makers = tuple(library.maker(expected_shape(v, rows, d), v.type.dtype, device) for v in self.outputs)
+        makers = tuple(library.maker(v.type.shape(rows, d), v.type.dtype, device) for v in self.outputs)
         return Recipe(device, math.prod(rows), strides, makers, vec)
 
     def _vec_for(self, recipe: Recipe, pointers: list[int]) -> int:
@@ -237,7 +237,7 @@ class Call:
                     f"'{value.name}' is expected to be a NumPy array like the first input, got "
                     f"{type(array).__module__}.{type(array).__name__}."
                 )
-        first = next((i for i, v in enumerate(self.inputs) if v.type.axes == (M, D)), 0)
+        first = next((i for i, v in enumerate(self.inputs) if v.type.axes == WIDE), 0)
         rows = leading(self.inputs[first], arrays[first].shape, d)
         for value, array in zip((*self.inputs, *self.outputs), (*arrays, *given), strict=True):
             if array is not None:
@@ -245,7 +245,7 @@ class Call:
                 check_layout(value, layout, FROM_NUMPY.get(array.dtype), rows, d, 0)
         flat = {v.name: _flat(v, a, d) for v, a in zip(self.inputs, arrays, strict=True)}
         results = interpret(self.graph, flat)
-        shaped = [results[v.name].reshape(expected_shape(v, rows, d)) for v in self.outputs]
+        shaped = [results[v.name].reshape(v.type.shape(rows, d)) for v in self.outputs]
         for target, result in zip(given, shaped, strict=True):
             if target is not None:
                 target[...] = result

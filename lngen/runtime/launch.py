@@ -8,16 +8,14 @@ from typing import Any
 
 from lngen.errors import MissingError
 from lngen.lower import Kernel, Plan
+from lngen.runtime.driver import (
+    CLUSTER_DIMENSION,
+    COOPERATIVE,
+    PROGRAMMATIC_STREAM_SERIALIZATION,
+    Launch,
+    allow_shared,
+)
 from lngen.toolchain import Binary
-
-
-def driver() -> Any:
-    """CuPy's binding of the CUDA driver; MissingError without it."""
-    try:
-        from cupy_backends.cuda.api import driver as module
-    except ImportError as e:
-        raise MissingError('Launching a kernel needs CuPy; install it with: pip install "lngen[cuda13]".') from e
-    return module
 
 
 def device_count() -> int:
@@ -62,6 +60,11 @@ class Launcher:
             self._module = cupy.cuda.function.Module()
             self._module.load(binary.image)
             self._functions = [self._module.get_function(k.name) for k in plan.kernels]
+            # Kernels that wait for the one before them may be launched before it has ended; see _launch.cuh.jinja.
+            self.dependent = int(cupy.cuda.Device(device).compute_capability) >= 90
+            for kernel, function in zip(plan.kernels, self._functions, strict=True):
+                if kernel.dynamic:
+                    allow_shared(function.ptr, kernel.dynamic)
 
     def bind(self, rows: int, strides: Mapping[str, int]) -> Bound:
         """The launch for ``rows`` rows and the given row strides, in elements by tensor name."""
@@ -71,7 +74,9 @@ class Launcher:
         self, rows: int, pointers: Mapping[str, int], strides: Mapping[str, int], workspace: int, stream: int
     ) -> None:
         """Bind and launch once; pointers by tensor name."""
-        self.bind(rows, strides)([pointers[name] for name in self.tensors], workspace, stream)
+        bound = self.bind(rows, strides)
+        bound.prepare(workspace, stream)
+        bound([pointers[name] for name in self.tensors], workspace, stream)
 
 
 class Bound:
@@ -89,15 +94,18 @@ class Bound:
             cupy.cuda.runtime.setDevice(device)
         self.workspace_bytes = plan.workspace_bytes(rows)
         offsets = plan.workspace_offsets(rows)
-        self._launch = driver().launchKernel
+        self.zeroed = tuple((offsets[b.name], b.bytes(rows)) for b in plan.workspace if b.zeroed)
         self._kernels = [
-            _Arguments(kernel, function, rows, launcher.tensors, strides, offsets)
+            _Arguments(kernel, function, rows, launcher.tensors, strides, offsets, launcher.dependent)
             for kernel, function in zip(plan.kernels, functions, strict=True)
             if rows or kernel.always
         ]
 
     def __call__(self, pointers: Sequence[int], workspace: int, stream: int) -> None:
-        """Launch on ``stream``: pointers of the plan's inputs, then outputs; ``workspace`` of workspace_bytes."""
+        """Launch on ``stream``: pointers of the plan's inputs, then outputs; ``workspace`` of workspace_bytes.
+
+        ``prepare`` has to have been called for the workspace once.
+        """
         if self._current() == self._device:
             self._run(pointers, workspace, stream)
         else:
@@ -111,7 +119,15 @@ class Bound:
                 values[position] = pointers[index]
             for position, offset in k.buffers:
                 values[position] = workspace + offset
-            self._launch(k.function, k.x, k.y, 1, k.block, 1, 1, 0, stream, k.table, 0)
+            k.launch(stream)
+
+    def prepare(self, workspace: int, stream: int) -> None:
+        """Zero what has to be zero in a new workspace."""
+        import cupy
+
+        for offset, size in self.zeroed:
+            with self._enter:
+                cupy.cuda.runtime.memsetAsync(workspace + offset, 0, size, stream)
 
 
 class _Arguments:
@@ -125,14 +141,17 @@ class _Arguments:
         tensors: Sequence[str],
         strides: Mapping[str, int],
         offsets: Mapping[str, int],
+        dependent: bool,
     ) -> None:
-        self.function, self.block = function, kernel.block
-        self.x, self.y = (extent(rows) for extent in kernel.grid)
         count = len(kernel.arguments)
         self.values = (ctypes.c_longlong * count)()
         base = ctypes.addressof(self.values)
-        self._table = (ctypes.c_void_p * count)(*range(base, base + 8 * count, 8))
-        self.table = ctypes.addressof(self._table)
+        table = (ctypes.c_void_p * count)(*range(base, base + 8 * count, 8))
+        attributes = {COOPERATIVE: 1} if kernel.cooperative else {}
+        attributes |= {CLUSTER_DIMENSION: kernel.cluster} if kernel.cluster > 1 else {}
+        attributes |= {PROGRAMMATIC_STREAM_SERIALIZATION: 1} if dependent else {}
+        x, y = (extent(rows) for extent in kernel.grid)
+        self.launch = Launch(function, (x, y), kernel.block, kernel.dynamic, attributes, table, kernel.name)
         self.tensors: list[tuple[int, int]] = []
         self.buffers: list[tuple[int, int]] = []
         for position, a in enumerate(kernel.arguments):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from lngen.errors import ArrayError
-from lngen.ir import Axis, D, DType, M, Value
+from lngen.ir import Axis, DType, Value
 from lngen.runtime.arrays import Layout
 
 
@@ -18,11 +18,6 @@ def leading(value: Value, shape: Sequence[int], d: int) -> tuple[int, ...]:
     return tuple(shape[:-1])
 
 
-def expected_shape(value: Value, rows: tuple[int, ...], d: int) -> tuple[int, ...]:
-    """The shape of an array for ``value`` when rows have the shape ``rows``."""
-    return (*(rows if M in value.type.axes else ()), *((d,) if D in value.type.axes else ()))
-
-
 def check_layout(value: Value, layout: Layout, dtype: DType | None, rows: tuple[int, ...], d: int, device: int) -> None:
     """ArrayError if an array's dtype, shape or device is not what ``value`` takes."""
     own, shape, _, where = layout
@@ -30,10 +25,8 @@ def check_layout(value: Value, layout: Layout, dtype: DType | None, rows: tuple[
         raise ArrayError(
             f"'{value.name}' is expected to be {value.type.dtype}, got {own}; cast it, or compile for its dtype."
         )
-    if tuple(shape) != expected_shape(value, rows, d):
-        raise ArrayError(
-            f"'{value.name}' is expected to have shape {expected_shape(value, rows, d)}, got {tuple(shape)}."
-        )
+    if tuple(shape) != (expected := value.type.shape(rows, d)):
+        raise ArrayError(f"'{value.name}' is expected to have shape {expected}, got {tuple(shape)}.")
     if where < 0:
         raise ArrayError(
             f"'{value.name}' is expected on GPU {device}, but lies on the CPU; move it there, or pass NumPy arrays."

@@ -1,11 +1,26 @@
 """Schedules: what they are, which are legal, which is the default."""
 
-from lngen.schedule.legal import check, is_legal, shared_bytes, slots
+from lngen.schedule.legal import (
+    MINIMUM_ARCH,
+    check,
+    dynamic_shared,
+    folds_blocks,
+    is_legal,
+    partial_numbers,
+    piece,
+    scratch_numbers,
+    segments_held,
+    slots,
+    stage_bytes,
+    stage_share,
+    static_shared,
+)
 from lngen.schedule.model import fits, ranked, registers, space, widest
 from lngen.schedule.problem import Problem, depths, is_row_fold, is_sum, problem
-from lngen.schedule.schedule import Schedule, parse_schedule
+from lngen.schedule.schedule import STAGED, Schedule, parse_schedule
 
 __all__ = [
-    "Problem", "Schedule", "check", "depths", "fits", "is_legal", "is_row_fold", "is_sum", "parse_schedule", "problem",
-    "ranked", "registers", "shared_bytes", "slots", "space", "widest",
+    "MINIMUM_ARCH", "STAGED", "Problem", "Schedule", "check", "depths", "dynamic_shared", "fits", "folds_blocks",
+    "is_legal", "is_row_fold", "is_sum", "parse_schedule", "partial_numbers", "piece", "problem", "ranked",
+    "registers", "scratch_numbers", "segments_held", "slots", "space", "stage_bytes", "stage_share", "static_shared", "widest",
 ]  # fmt: skip

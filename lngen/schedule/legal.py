@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from lngen.errors import ScheduleError
 from lngen.schedule.problem import Problem
-from lngen.schedule.schedule import FORMS, Schedule
+from lngen.schedule.schedule import FORMS, STAGED, Schedule
 
 MAX_THREADS = 1024
 MAX_THREADS_PER_SM = 2048
-MAX_SHARED = 48 * 1024
+MAX_STATIC = 48 * 1024
+MAX_SHARED = 227 * 1024
 MAX_ELEMENTS = 128
+MAX_CLUSTER = 8
+MAX_STAGES = 8
 WARP = 32
 NAMED_BARRIERS = 15
+
+# Below these a form's instructions do not exist.
+MINIMUM_ARCH = {"registers": 75, "stream": 75, "async": 80, "bulk": 90}
 
 
 def check(s: Schedule, p: Problem) -> None:
@@ -26,23 +32,79 @@ def is_legal(s: Schedule, p: Problem) -> bool:
     return all(holds for holds, _ in _rules(s, p))
 
 
+def segments_held(s: Schedule, p: Problem) -> int:
+    """Segments of a row a block has at a time: its share of them, or one when streaming."""
+    return 1 if s.form == "stream" else -(-p.segments // s.cluster)
+
+
 def slots(s: Schedule, p: Problem) -> int:
-    """Chunks a thread owns: of the whole row in registers, of one segment when streaming."""
-    return -(-(p.chunks if s.form == "registers" else p.segment_chunks) // s.threads)
+    """Chunks a thread has at a time: of its block's share of a row, or of one segment when streaming."""
+    return segments_held(s, p) * -(-p.segment_chunks // s.threads)
 
 
-def shared_bytes(s: Schedule, p: Problem) -> int:
-    """Static shared memory of the row kernel: two turns of the sums of a block, or its groups' column sums."""
-    segments = p.segments if s.form == "registers" else 1
-    sums = 2 * p.row_sums * segments * s.block * p.real_size if s.threads > WARP else 0
-    groups = s.rows * p.d * p.real_size if p.column_sums and s.form == "registers" and s.rows > 1 else 0
-    return max(sums, groups)
+def piece(s: Schedule, p: Problem) -> int:
+    """Elements of a row that one block of a cluster works on; the last block may have fewer."""
+    return segments_held(s, p) * p.segment
+
+
+def folds_blocks(s: Schedule, p: Problem) -> int:
+    """Blocks whose column sums are folded in a cluster before they are written."""
+    return p.cluster if s.form == "bulk" and s.cluster == 1 and p.column_sums else 1
+
+
+def scratch_numbers(s: Schedule, p: Problem) -> int:
+    """Numbers of static shared memory for row sums: two turns of what the threads of a block have."""
+    return 2 * p.row_sums * segments_held(s, p) * s.block if s.threads > WARP else 0
+
+
+def partial_numbers(s: Schedule, p: Problem) -> int:
+    """Numbers of shared memory in which row groups, and the blocks of a cluster, fold their column sums."""
+    if s.form == "stream" or not p.column_sums or (s.rows == 1 and folds_blocks(s, p) == 1):
+        return 0
+    # In dynamic memory the sums have a place each, in static memory they take turns.
+    together = p.column_sums if s.form in STAGED else 1
+    return together * s.rows * -(-piece(s, p) // 8) * 8
+
+
+def stage_bytes(s: Schedule, p: Problem) -> int:
+    """Shared memory of one row of one group, each tensor from a multiple of 128 bytes on."""
+    if s.form not in STAGED:
+        return 0
+    # A result takes the place of an input of its size, as long as there is one.
+    free = list(p.input_sizes)
+    extra = []
+    for size in p.output_sizes if s.bulk_store else ():
+        free.remove(size) if size in free else extra.append(size)
+    return sum(stage_share(size, s, p) for size in (*p.input_sizes, *extra))
+
+
+def stage_share(size: int, s: Schedule, p: Problem) -> int:
+    """Bytes of a stage for one tensor of elements of ``size`` bytes: whole lines of 128."""
+    return -(-piece(s, p) * size // 128) * 128
+
+
+def static_shared(s: Schedule, p: Problem) -> int:
+    """Static shared memory in bytes."""
+    numbers = scratch_numbers(s, p)
+    if s.form in STAGED:
+        exchanged = 2 * s.rows * p.row_sums * p.segments if s.cluster > 1 else 0
+        return (numbers + exchanged) * p.real_size + 8 * s.rows * (s.stages + 2)
+    return max(numbers, partial_numbers(s, p)) * p.real_size
+
+
+def dynamic_shared(s: Schedule, p: Problem) -> int:
+    """Dynamic shared memory in bytes: the stages, at the end of the kernel the column sums."""
+    if s.form not in STAGED:
+        return 0
+    return max(s.stages * s.rows * stage_bytes(s, p), partial_numbers(s, p) * p.real_size)
 
 
 def _rules(s: Schedule, p: Problem) -> list[tuple[bool, str]]:
-    ceiling = 1 << (p.segment_chunks - 1).bit_length()
-    fixed_rows = p.column_sums > 0 and s.form == "registers"
-    elements = slots(s, p) * p.chunk if s.threads > 0 else 0
+    ceiling = _power_from(p.segment_chunks)
+    fixed_rows = p.column_sums > 0 and s.form != "stream"
+    elements = slots(s, p) * p.chunk if s.threads > 0 and s.cluster > 0 else 0
+    narrowest = s.vec * min(p.input_sizes, default=4)
+    staged = s.form in STAGED
     return [
         (s.form in FORMS, f"form is one of {', '.join(FORMS)}, got {s.form}"),
         (_power_of_two(s.threads), f"threads is a power of two, got {s.threads}"),
@@ -59,7 +121,7 @@ def _rules(s: Schedule, p: Problem) -> list[tuple[bool, str]]:
             f"rows of more than {WARP} threads each need a named barrier, of which a block has {NAMED_BARRIERS}, "
             f"got {s.rows} rows",
         ),
-        (s.form == "registers" or s.rows == 1, f"a streamed row has a block to itself, got rows={s.rows}"),
+        (s.form != "stream" or s.rows == 1, f"a streamed row has a block to itself, got rows={s.rows}"),
         (
             not fixed_rows or s.rows == p.groups,
             f"the graph adds its column sums in {p.groups} row groups a block, so rows is {p.groups}, got {s.rows}",
@@ -67,6 +129,14 @@ def _rules(s: Schedule, p: Problem) -> list[tuple[bool, str]]:
         (
             s.vec >= 1 and p.chunk % s.vec == 0 and p.d % s.vec == 0,
             f"vec divides both the chunk ({p.chunk}) and D ({p.d}), got {s.vec}",
+        ),
+        (
+            s.cluster == 1 or (s.form == "bulk" and _power_of_two(s.cluster) and s.cluster <= MAX_CLUSTER),
+            f"a cluster is of 2, 4 or {MAX_CLUSTER} blocks with form=bulk, else 1, got {s.cluster} with form={s.form}",
+        ),
+        (
+            s.cluster >= 1 and p.segments % s.cluster == 0,
+            f"the blocks of a cluster have equally many of the {p.segments} segments of a row, got cluster={s.cluster}",
         ),
         (
             s.form == "stream" or elements <= MAX_ELEMENTS,
@@ -78,16 +148,47 @@ def _rules(s: Schedule, p: Problem) -> list[tuple[bool, str]]:
             f"resident * threads * rows is from 1 to {MAX_THREADS_PER_SM}, got {s.resident * s.block}",
         ),
         (
-            shared_bytes(s, p) <= MAX_SHARED,
-            f"a block has {MAX_SHARED} bytes of static shared memory, got {shared_bytes(s, p)}",
+            2 <= s.stages <= MAX_STAGES if staged else s.stages == 0,
+            f"stages is from 2 to {MAX_STAGES} with form={' or '.join(STAGED)}, else 0, got {s.stages}",
         ),
-        (not s.prefetch or fixed_rows, "prefetch belongs to the kernel that keeps column sums in registers"),
+        (not staged or bool(p.input_sizes), "there is no [M, D] input to stage"),
         (
-            p.column_sums == 0 or s.form == "registers" or p.groups == 1,
+            s.form != "bulk" or (s.vec == p.chunk and p.d % p.chunk == 0),
+            f"bulk copies need vec={p.chunk} and a D that is a multiple of it, got vec={s.vec}",
+        ),
+        (
+            s.form != "async" or narrowest >= 4,
+            f"asynchronous copies move at least 4 bytes, got vec={s.vec} of {min(p.input_sizes, default=4)} bytes",
+        ),
+        (
+            s.owners >= 1 if staged and not p.column_sums else s.owners == 0,
+            f"owners is at least 1 with form={' or '.join(STAGED)} and no column sums, else 0, got {s.owners}",
+        ),
+        (not s.bulk_store or (s.form == "bulk" and bool(p.output_sizes)), "bulk_store belongs to form=bulk and an [M, D] result"),
+        (not s.keep or (staged and bool(p.column_sizes)), f"keep belongs to form={' or '.join(STAGED)} and a [D] input"),
+        (not s.one_launch or fixed_rows, "one_launch belongs to column sums that are kept in registers"),
+        (
+            static_shared(s, p) <= MAX_STATIC,
+            f"a block has {MAX_STATIC} bytes of static shared memory, got {static_shared(s, p)}",
+        ),
+        (
+            static_shared(s, p) + dynamic_shared(s, p) <= MAX_SHARED,
+            f"a block has {MAX_SHARED} bytes of shared memory, got {static_shared(s, p) + dynamic_shared(s, p)}",
+        ),
+        (
+            not s.prefetch or (fixed_rows and s.form == "registers"),
+            "prefetch belongs to form=registers with column sums",
+        ),
+        (
+            p.column_sums == 0 or s.form != "stream" or p.groups == 1,
             f"streaming with column sums needs one row group a block; the graph has {p.groups}",
         ),
-    ]
+    ]  # fmt: skip
 
 
 def _power_of_two(n: int) -> bool:
     return n > 0 and n & (n - 1) == 0
+
+
+def _power_from(n: int) -> int:
+    return 1 << max(n - 1, 0).bit_length()

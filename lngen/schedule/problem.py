@@ -4,25 +4,34 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lngen.ir import Axis, D, DType, Eqn, Graph, M, Value
-from lngen.passes.order import column_order, element_size
-
-WIDE = (Axis.M, Axis.D)
+from lngen.ir import WIDE, Axis, D, DType, Eqn, Graph, M, Value
+from lngen.passes.order import column_order, element_size, row_order
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Row length ``d`` in elements, cut into chunks and segments; what a thread has to hold."""
+    """Row length ``d`` in elements, cut into segments of chunks; how its sums are shared; what passes through.
+
+    input_sizes, output_sizes   bytes per element of each [M, D] tensor
+    column_sizes                of each [D] input
+    row_sums                    the most sums and maxima that end one phase
+    phases                      how many phases the rows go through
+    """
 
     d: int
     chunk: int
     segment: int
     groups: int
     blocks: int
+    cluster: int
+    strands: int
     real_size: int
     input_sizes: tuple[int, ...]
+    output_sizes: tuple[int, ...]
+    column_sizes: tuple[int, ...]
     row_sums: int
     column_sums: int
+    phases: int
 
     @property
     def chunks(self) -> int:
@@ -36,27 +45,32 @@ class Problem:
 
     @property
     def segment_chunks(self) -> int:
-        """Chunks in the longest segment."""
-        return min(self.chunks, self.segment // self.chunk)
+        """Chunks per segment, the last segment perhaps shorter."""
+        return self.segment // self.chunk
 
 
 def problem(graph: Graph, d: int) -> Problem:
     """The facts about ``graph`` for rows of ``d`` elements."""
     size = element_size(graph)
-    order = column_order(d, size)
+    row, column = row_order(d, size), column_order(d, size)
     levels = depths(graph)
     row_sums = [levels[e.args[0]] for e in graph.eqns if is_row_fold(e)]
     sums = [e for e in graph.eqns if e.op in ("reduce_sum", "reduce_max")]
     return Problem(
         d=d,
-        chunk=16 // size,
-        segment=32 * 1024 // size,
-        groups=order.groups,
-        blocks=order.blocks,
+        chunk=row.chunk,
+        segment=row.segment,
+        groups=column.groups,
+        blocks=column.blocks,
+        cluster=column.cluster,
+        strands=column.strands,
         real_size=max((e.out.type.dtype.size for e in sums), default=DType.F32.size),
         input_sizes=tuple(p.type.dtype.size for p in graph.params if p.type.axes == WIDE),
+        output_sizes=tuple(r.type.dtype.size for r in graph.results if r.type.axes == WIDE),
+        column_sizes=tuple(p.type.dtype.size for p in graph.params if p.type.axes == (D,)),
         row_sums=max((row_sums.count(n) for n in row_sums), default=0),
         column_sums=sum(is_sum(e, M) for e in graph.eqns),
+        phases=1 + max(row_sums, default=-1) + 1,
     )
 
 

@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields, replace
 
 from lngen.errors import ScheduleError
 
-FORMS = ("registers", "stream")
+FORMS = ("registers", "bulk", "async", "stream")
+STAGED = ("bulk", "async")
 
 
 @dataclass(frozen=True, order=True)
 class Schedule:
     """How rows are laid over threads.
 
-    form      registers: a row's inputs stay in registers from load to store; stream: they are read again in
-              every phase, for rows too long to hold
-    threads   threads that share a row, a power of two
-    rows      rows a block works on side by side; fixed by the graph if it has column sums
-    vec       elements per memory access; 1 works for any pointer and stride
-    resident  blocks per multiprocessor that the compiler limits registers for
-    prefetch  with column sums: load the next row while this one is computed
+    form        registers: a row's inputs stay in registers from load to store; bulk, async: the rows to come are
+                copied to shared memory ahead of time, by bulk copies (sm_90) or by cp.async (sm_80), and read
+                from there in every phase; stream: they are read again from global memory in every phase, for rows
+                too long to hold
+    threads     threads of a block that share a row, a power of two
+    rows        rows a block works on side by side; fixed by the graph if it has column sums
+    vec         elements per memory access; 1 works for any pointer and stride
+    resident    blocks per multiprocessor: what the compiler limits registers for, and how many stay if they persist
+    prefetch    registers with column sums: load the next row while this one is computed
+    stages      bulk, async: rows in flight per row group
+    cluster     bulk: blocks that share a row, each with its own segments
+    owners      bulk, async without column sums: blocks, or clusters, that share the rows
+    bulk_store  bulk: results leave through shared memory
+    keep        bulk, async: [D] inputs stay in registers from row to row
+    one_launch  column sums are finished behind a grid barrier, not by a second kernel
     """
 
     form: str
@@ -29,15 +38,25 @@ class Schedule:
     vec: int
     resident: int = 1
     prefetch: bool = False
+    stages: int = 0
+    cluster: int = 1
+    owners: int = 0
+    bulk_store: bool = False
+    keep: bool = False
+    one_launch: bool = False
 
     def __str__(self) -> str:
-        return ",".join(f"{f.name}={_show(getattr(self, f.name))}" for f in fields(self))
+        shown = (f for f in fields(self) if f.default is MISSING or getattr(self, f.name) != f.default)
+        return ",".join(f"{f.name}={_show(getattr(self, f.name))}" for f in shown)
 
     @property
     def slug(self) -> str:
         """The schedule as part of a C identifier."""
-        flags = ["stream"] * (self.form == "stream") + ["prefetch"] * self.prefetch
-        return "_".join([f"t{self.threads}", f"r{self.rows}", f"v{self.vec}", f"b{self.resident}", *flags])
+        parts = [f"t{self.threads}", f"r{self.rows}", f"v{self.vec}", f"b{self.resident}"]
+        parts += [self.form] * (self.form != "registers") + [f"s{self.stages}"] * (self.stages > 0)
+        parts += [f"c{self.cluster}"] * (self.cluster > 1) + [f"o{self.owners}"] * (self.owners > 0)
+        flags = {"prefetch": self.prefetch, "store": self.bulk_store, "keep": self.keep, "one": self.one_launch}
+        return "_".join([*parts, *(word for word, on in flags.items() if on)])
 
     @property
     def block(self) -> int:
@@ -46,7 +65,10 @@ class Schedule:
 
 
 def parse_schedule(text: str, base: Schedule) -> Schedule:
-    """``base`` with the ``key=value,...`` of ``text`` put in; ScheduleError names the nearest right word."""
+    """``base`` with the ``key=value,...`` of ``text`` put in; ScheduleError names the nearest right word.
+
+    With a form, everything that is not named and has a default gets it: it belongs to the form of ``base``.
+    """
     known = {f.name: getattr(base, f.name) for f in fields(Schedule)}
     changes: dict[str, str | int | bool] = {}
     for part in filter(None, text.split(",")):
@@ -58,6 +80,8 @@ def parse_schedule(text: str, base: Schedule) -> Schedule:
             hint = f"; did you mean '{near[0]}'?" if near else "."
             raise ScheduleError(f"schedule '{text}': there is no key '{key}', expected one of {', '.join(known)}{hint}")
         changes[key] = _read(text, key, value, known[key])
+    if "form" in changes:
+        changes = {f.name: f.default for f in fields(Schedule) if f.default is not MISSING} | changes
     return replace(base, **changes)  # type: ignore[arg-type]
 
 

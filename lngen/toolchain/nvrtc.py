@@ -42,13 +42,14 @@ class Binary:
     resources: Mapping[str, Resources]
 
 
-def compile_cubin(source: str, arch: str, *, name: str = log.UNIT) -> Binary:
+def compile_cubin(source: str, arch: str, *, name: str = log.UNIT, fresh: bool = False) -> Binary:
     """Compile header-free CUDA text for ``arch`` ("sm_90", "sm_90a"), or take it from the disk cache.
 
-    ``name`` is what messages call it. CompileError if NVRTC refuses the text, LngenError for an arch it
-    does not know, MissingError without CuPy or NVRTC. Any number of threads may call it at once.
+    ``name`` is what messages call it; ``fresh`` compiles it even if it is cached. CompileError if NVRTC refuses
+    the text, LngenError for an arch it does not know, MissingError without CuPy or NVRTC. Any number of threads may
+    call it at once.
     """
-    entry = _entry(source, arch, "cubin", name)
+    entry = _entry(source, arch, "cubin", name, fresh=fresh)
     return Binary(entry.arch, entry.image, entry.log, log.resources(entry.log))
 
 
@@ -113,7 +114,9 @@ def _load() -> _Library:
     return _Library(api, version, tuple(f"sm_{number}" for number in sorted(arches)))
 
 
-def _entry(source: str, arch: str, kind: Kind, name: str, extra: tuple[str, ...] = ()) -> cache.Entry:
+def _entry(
+    source: str, arch: str, kind: Kind, name: str, extra: tuple[str, ...] = (), *, fresh: bool = False
+) -> cache.Entry:
     start = time.perf_counter()
     library = _library()
     plain = re.fullmatch(r"(sm_\d+)[af]?", arch)
@@ -121,7 +124,7 @@ def _entry(source: str, arch: str, kind: Kind, name: str, extra: tuple[str, ...]
         raise _unknown(arch, library)
     options = tuple(sorted((*_options(arch, kind, library.version), *extra)))
     key = cache.key_of(source, options, arch, kind, library.version)
-    entry, how = cache.load(key), "cached"
+    entry, how = None if fresh else cache.load(key), "cached"
     if entry is None:
         entry, how = _compiled(library, source, arch, kind, options, name), "built"
         cache.store(key, entry)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lngen.bench.report import check_plot
+from lngen.bench.plot import check as check_plot
 from lngen.errors import LngenError
 from lngen.tune.choose import Choice
 from lngen.tune.export import PARAMETERS, configuration

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
-from lngen.check.conform.contract import NormName
 from lngen.check.conform.targets import NumpyTarget, Target, TorchTarget
+from lngen.check.tolerances import NormName
 from lngen.errors import MissingError, SpecError
 
 Function = Callable[..., Any]
@@ -130,7 +130,8 @@ def load(name: str) -> Function:
         found = getattr(found, part)
     if not callable(found):
         raise SpecError(f"'{name}' is expected to be a function, got {type(found).__name__}.")
-    return found  # type: ignore[no-any-return]
+    function: Function = found
+    return function
 
 
 def _need(package: str, name: str) -> None:

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
+from lngen.check.tolerances import NORMS, NormName
 from lngen.ir import DType
+from lngen.ir.ops import compute_dtype
 from lngen.spec import Spec
 
 if TYPE_CHECKING:
     from lngen.check.conform.suite import Suite
 
-NormName = Literal["layernorm", "rmsnorm"]
-NORMS: tuple[NormName, ...] = ("layernorm", "rmsnorm")
 Status = Literal["pass", "fail", "skipped"]
 
 
@@ -48,7 +48,7 @@ class Contract:
     @property
     def compute(self) -> DType:
         """What it may be expected to compute in: f32, or f64 once anything is."""
-        return DType.F64 if DType.F64 in (self.dtype, self.weight, self.out) else DType.F32
+        return compute_dtype(self.dtype, self.weight, self.out)
 
     def dtype_of(self, name: str) -> DType:
         """The element type of an input or a result."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lngen.check import oracles
+from lngen.check.closed_form import closed_form
 from lngen.check.conform.contract import Contract
-from lngen.check.tolerances import FLOOR, ROUNDOFF, bound, mean_over_std, scales
+from lngen.check.tolerances import FLOOR, ROUNDOFF, excess
 from lngen.ir import DType
 from lngen.ir.numerics import Array, round_to
 
@@ -34,12 +34,7 @@ class Reference:
 
     def excess(self, name: str, got: Array) -> float:
         """The largest error in units of what is allowed; infinite for NaN and inf."""
-        if got.size == 0:
-            return 0.0
-        error = np.abs(got.astype(self.values[name].dtype) - self.values[name])
-        with np.errstate(divide="ignore"):
-            ratio = np.divide(error, self.allowed[name], out=np.zeros_like(error), where=error != 0)
-        return float(np.where(np.isfinite(ratio), ratio, np.inf).max())
+        return excess(got, self.values[name], self.allowed[name])
 
     def judge(self, name: str, got: Array) -> Judged:
         """All there is to say of one result."""
@@ -59,8 +54,8 @@ class Reference:
 def ulp(values: Array, dtype: DType) -> Array:
     """The distance of neighbours at each value in ``dtype``."""
     exponent = np.frexp(values)[1]
-    least = 2 * FLOOR[str(dtype)] or 2.0**-1074
-    unit = np.ldexp(values.dtype.type(ROUNDOFF[str(dtype)]), exponent)
+    least = 2 * FLOOR[dtype] or 2.0**-1074
+    unit = np.ldexp(values.dtype.type(ROUNDOFF[dtype]), exponent)
     return np.asarray(np.maximum(unit, least))
 
 
@@ -69,28 +64,15 @@ def reference(contract: Contract, inputs: Mapping[str, Array]) -> Reference:
 
     An f64 result is measured in longdouble, which on some machines is no wider; the bound has room for both.
     """
+    names = ("y", "dx", "dgamma", "dbeta") if "dy" in inputs else ("y",)
+    stored = {name: contract.dtype_of(name) for name in names}
     wide = np.longdouble if contract.compute is DType.F64 else np.float64
-    x = inputs["x"].astype(wide)
-    gamma, beta, dy = (inputs[n].astype(wide) if n in inputs else None for n in ("gamma", "beta", "dy"))
-    layer = contract.norm == "layernorm"
-    with np.errstate(all="ignore"):
-        forward = oracles.layernorm_forward if layer else oracles.rmsnorm_forward
-        values = {"y": forward(x, gamma, beta, contract.eps)[0]}  # type: ignore[arg-type]
-        if dy is not None:
-            backward = oracles.layernorm_backward if layer else oracles.rmsnorm_backward
-            gradients = backward(dy, x, gamma, contract.eps)  # type: ignore[arg-type]
-            values |= dict(zip(("dx", "dgamma", "dbeta"), gradients, strict=True))
-        scale = scales(x, gamma, beta, dy, contract.eps, norm=contract.norm)  # type: ignore[arg-type]
-        kappa = mean_over_std(x, contract.eps) if layer else 0.0  # type: ignore[arg-type]
     allowed: dict[str, Array] = {}
-    rows, d = x.shape
-    for name, value in values.items():
-        stored = str(contract.dtype_of(name))
-        limit = bound(name, stored, d, rows, kappa, str(contract.compute))  # type: ignore[arg-type]
-        size = np.broadcast_to(scale[name], value.shape)  # type: ignore[index]
-        floor = limit.floor or _half_of_least(value)
-        allowed[name] = limit.rounding * np.abs(value) + limit.arithmetic * size + floor
-    return Reference(contract, dict(values), allowed)
+    with np.errstate(all="ignore"):
+        expected = closed_form(contract.norm, inputs, stored, contract.eps, contract.compute, wide)
+        for name, e in expected.items():
+            allowed[name] = e.bound.allowed(e.value, e.scale) + (0.0 if e.bound.floor else _half_of_least(e.value))
+    return Reference(contract, {name: e.value for name, e in expected.items()}, allowed)
 
 
 def _half_of_least(values: Array) -> Array:

@@ -8,10 +8,11 @@ from dataclasses import replace
 import numpy as np
 
 from lngen.check.conform.cases import CASES
-from lngen.check.conform.contract import NORMS, Case, Contract, FailedError, Found, Outcome, RaisedError, SkippedError
+from lngen.check.conform.contract import Case, Contract, FailedError, Found, Outcome, RaisedError, SkippedError, Status
 from lngen.check.conform.reference import reference
 from lngen.check.conform.suite import Inputs, Suite
 from lngen.check.conform.targets import Target
+from lngen.check.tolerances import NORMS
 from lngen.errors import CheckError
 from lngen.ir.numerics import Array
 
@@ -30,10 +31,10 @@ def conform(target: Target, contract: Contract, cases: Sequence[Case] = CASES, *
     look(suite)
     for case in cases:
         status, found = answer(case, suite)
-        yield Outcome(case.name, status, case.why, found.detail, found.measured)  # type: ignore[arg-type]
+        yield Outcome(case.name, status, case.why, found.detail, found.measured)
 
 
-def answer(case: Case, suite: Suite) -> tuple[str, Found]:
+def answer(case: Case, suite: Suite) -> tuple[Status, Found]:
     """A case's status and what it found."""
     try:
         return "pass", case.run(suite)

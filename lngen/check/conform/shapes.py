@@ -8,8 +8,9 @@ import numpy as np
 
 from lngen.check.conform.contract import FailedError, Found, RaisedError
 from lngen.check.conform.layout import laid, strided, transposed, unaligned
-from lngen.check.conform.suite import Suite, differing, same
+from lngen.check.conform.suite import Suite, same
 from lngen.check.conform.targets import guarded
+from lngen.check.inputs import differing
 from lngen.ir.numerics import NUMPY_DTYPE, Array
 
 ROWWISE = ("y", "dx")

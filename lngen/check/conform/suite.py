@@ -10,12 +10,12 @@ from lngen.check.conform.contract import Contract, FailedError, Found, SkippedEr
 from lngen.check.conform.layout import clone
 from lngen.check.conform.reference import Reference, reference
 from lngen.check.conform.targets import Ran, Target
-from lngen.check.inputs import same_bits
+from lngen.check.inputs import differing
 from lngen.ir.numerics import NUMPY_DTYPE, Array, round_to
+from lngen.runtime.arrays import FROM_NUMPY
 
 ELEMENTS = 2**20
 Inputs = dict[str, Array]
-FLOATS = set(NUMPY_DTYPE.values())
 
 
 class Suite:
@@ -58,7 +58,7 @@ class Suite:
             shape = (m, d) if name in ("y", "dx") else (d,)
             if got.shape != shape:
                 raise FailedError(f"{name} has shape {got.shape}, expected {shape}.")
-            if got.dtype not in FLOATS:
+            if got.dtype not in FROM_NUMPY:
                 raise FailedError(f"{name} has dtype {got.dtype}, expected {self.contract.dtype_of(name)}.")
             with np.errstate(all="ignore"):
                 found[name] = np.array(got.astype(NUMPY_DTYPE[self.contract.dtype_of(name)]))
@@ -100,14 +100,8 @@ class Suite:
 def changed(inputs: Mapping[str, Array], **arrays: Array) -> Inputs:
     """The inputs with some replaced, in their own dtypes; an array that is absent stays so."""
     new = {n: a.astype(np.float64) for n, a in arrays.items() if n in inputs}
-    dtypes = {dtype: name for name, dtype in NUMPY_DTYPE.items()}
     with np.errstate(all="ignore"):
-        return {**inputs, **{n: round_to(a, dtypes[inputs[n].dtype]) for n, a in new.items()}}
-
-
-def differing(got: Array, want: Array) -> int:
-    """How many elements differ in their bits; all NaNs are one value."""
-    return int((~same_bits(np.ascontiguousarray(got), np.ascontiguousarray(want))).sum())
+        return {**inputs, **{n: round_to(a, FROM_NUMPY[inputs[n].dtype]) for n, a in new.items()}}
 
 
 def same(pairs: Mapping[str, tuple[Array, Array]], what: str) -> Found:

@@ -16,6 +16,7 @@ from lngen.check.conform.layout import Laid, laid
 from lngen.errors import MissingError
 from lngen.ir import DType
 from lngen.ir.numerics import NUMPY_DTYPE, Array
+from lngen.runtime.arrays import FROM_NUMPY, torch_dtypes
 from lngen.runtime.norm import Norm
 from lngen.spec import Spec
 
@@ -119,12 +120,7 @@ class TorchTarget:
         self.name, self._forward, self._eps, self._device, self._torch = name, forward, eps, device, torch
         self.gradients: tuple[str, ...] = GRADIENTS if beta else GRADIENTS[:2]
         self._called = False
-        self._dtypes = {
-            DType.F16: torch.float16,
-            DType.BF16: torch.bfloat16,
-            DType.F32: torch.float32,
-            DType.F64: torch.float64,
-        }
+        self._dtypes = torch_dtypes()
 
     def run(self, inputs: Mapping[str, Array]) -> Ran:
         windows = {n: laid(a) for n, a in inputs.items()}
@@ -146,9 +142,8 @@ class TorchTarget:
         return Ran(results, lambda: {n: self._fetch(m) for n, m in memory.items()})
 
     def _send(self, memory: Array) -> Any:
-        (dtype,) = (t for t, n in NUMPY_DTYPE.items() if n == memory.dtype)
         integers = memory.view(f"i{memory.itemsize}")
-        return self._torch.from_numpy(integers).to(self._device).view(self._dtypes[dtype])
+        return self._torch.from_numpy(integers).to(self._device).view(self._dtypes[FROM_NUMPY[memory.dtype]])
 
     def _fetch(self, tensor: Any) -> Array:
         for dtype, own in self._dtypes.items():

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from lngen.check import differences as stencil
 from lngen.check import oracles
 from lngen.check.conform.contract import FailedError, Found, RaisedError, SkippedError
-from lngen.check.conform.suite import Inputs, Suite, changed, differing
+from lngen.check.conform.suite import Inputs, Suite, changed
+from lngen.check.differences import ALLOWED, along
+from lngen.check.inputs import differing
 from lngen.check.tolerances import FLOOR, ROUNDOFF
 from lngen.ir.numerics import Array
 
@@ -23,7 +24,7 @@ def ordinary(suite: Suite, *, m: int | None = None, d: int | None = None) -> Fou
 
 def large_mean(suite: Suite, *, ratio: float) -> Found:
     """Rows whose mean is ``ratio`` standard deviations."""
-    dtype = str(suite.contract.dtype)
+    dtype = suite.contract.dtype
     if 2 * ROUNDOFF[dtype] * ratio > 1:
         raise SkippedError(f"{dtype} cannot hold such rows: its numbers are more than a standard deviation apart")
     return suite.accuracy(suite.inputs(mean=ratio))
@@ -102,7 +103,7 @@ def subnormal_y(suite: Suite) -> Found:
     suite.need_gamma()
     inputs = {n: a for n, a in suite.inputs().items() if n != "dy"}
     small = max(TINY[str(suite.contract.dtype_of(n))] for n in ("y", "gamma")) / 16
-    small = max(small, 64 * FLOOR[str(suite.contract.weight)])
+    small = max(small, 64 * FLOOR[suite.contract.weight])
     new = {n: inputs[n].astype(np.float64) * small for n in ("gamma", "beta") if n in inputs}
     return suite.accuracy(changed(inputs, **new))
 
@@ -216,13 +217,8 @@ def _own_differences(wide: Suite, inputs: Inputs) -> Found:
     rng = np.random.default_rng(11)
     given = {n: a for n, a in inputs.items() if n != "dy"}
     for name in [n for n in wide.target.gradients if n[1:] in inputs]:
-        direction = rng.normal(size=inputs[name[1:]].shape)
-        slope = oracles.directional(
-            lambda **at: wide.results(at)["y"], given, name[1:], direction, stencil.STEP, dy=inputs["dy"]
-        )
-        got = float((gradients[name] * direction).sum())
-        size = float(np.sqrt((gradients[name] ** 2).sum() * (direction**2).sum()))
-        measured[name] = _of(abs(got - slope), stencil.ALLOWED * size)
+        found = along(rng, lambda **at: wide.results(at)["y"], given, name[1:], gradients[name], inputs["dy"])
+        measured[name] = _of(found.error, ALLOWED * found.size)
     return _verdict(measured, "of its own forward in f64")
 
 
@@ -235,14 +231,10 @@ def _closed_differences(suite: Suite) -> Found:
     dy, eps = exact.pop("dy"), suite.contract.eps
     forward = oracles.layernorm_forward if suite.contract.norm == "layernorm" else oracles.rmsnorm_forward
     for name in [n for n in suite.target.gradients if n[1:] in inputs]:
-        direction = rng.normal(size=inputs[name[1:]].shape)
-        slope = oracles.directional(
-            lambda **at: forward(**at, eps=eps)[0], exact, name[1:], direction, stencil.STEP, dy=dy
-        )
         gradient = gradients[name].astype(np.float64)
-        size = float(np.sqrt((gradient**2).sum() * (direction**2).sum()))
-        allowed = float((np.abs(direction) * want.allowed[name]).sum()) + stencil.ALLOWED * size
-        measured[name] = _of(abs(float((gradient * direction).sum()) - slope), allowed)
+        found = along(rng, lambda **at: forward(**at, eps=eps)[0], exact, name[1:], gradient, dy)
+        allowed = float((np.abs(found.direction) * want.allowed[name]).sum()) + ALLOWED * found.size
+        measured[name] = _of(found.error, allowed)
     return _verdict(measured, f"of the closed form; {suite.contract.dtype} only")
 
 

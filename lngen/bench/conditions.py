@@ -1,0 +1,59 @@
+"""What the figures depend on besides the task: device, versions, kernels, method."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+
+from lngen.bench.engines import Engine
+from lngen.bench.measure import Method
+from lngen.data import data_dir
+from lngen.version import __version__
+
+PEERS = ("torch", "triton", "numpy", "liger-kernel", "quack-kernels", "apex")
+# What decides which kernel a spec gets; the benchmark and the command line are free to change.
+SOURCES = ("spec.py", "ir", "graphs", "passes", "schedule", "lower", "emit", "toolchain", "runtime")
+
+
+def conditions(engine: Engine, method: Method, schedule: str = "") -> dict[str, str]:
+    """By name, sorted where they are written. Records of different conditions are never mixed."""
+    import cupy
+
+    found = {
+        "device": engine.device()[1],
+        "engine": engine.name,
+        "driver": str(cupy.cuda.runtime.driverGetVersion()),
+        "runtime": str(cupy.cuda.runtime.runtimeGetVersion()),
+        "cupy": str(cupy.__version__),
+        "lngen": __version__,
+        "kernels": source_digest(),
+        "python": platform.python_version(),
+        "method": str(method),
+        "schedule": schedule,
+        **{name: _version(name) for name in PEERS},
+    }
+    return {name: text for name, text in found.items() if text}
+
+
+def source_digest() -> str:
+    """Twelve digits that change when the generator or a template does."""
+    package = Path(__file__).resolve().parent.parent
+    files = [f for name in SOURCES for f in _files(package / name, "*.py")] + [*_files(data_dir("templates"), "*")]
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
+    return digest.hexdigest()[:12]
+
+
+def _files(path: Path, pattern: str) -> Iterable[Path]:
+    return [path] if path.is_file() else sorted(f for f in path.rglob(pattern) if f.is_file())
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return ""

@@ -1,0 +1,179 @@
+"""One task measured: its providers prepared, their results checked, then timed side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from lngen.bench import timing
+from lngen.bench.cases import Case, Tensors
+from lngen.bench.engines import Engine
+from lngen.bench.floor import ceiling_bytes, floor_bytes, gb_s
+from lngen.bench.formulas import complaint, expected
+from lngen.bench.providers import Prepared, Provider
+from lngen.bench.records import Record, blank
+from lngen.bench.sets import make_cases, poison
+from lngen.bench.tasks import LATENCY, Task
+from lngen.bench.timing import Launch
+from lngen.bench.verdict import judge
+
+IMPLAUSIBLE = 1.1  # times the ceiling: measured something else
+LINKS = 64  # of a latency's chain before it begins anew
+
+
+@dataclass(frozen=True)
+class Method:
+    """How tasks are timed. The defaults keep a task of five providers at about a second.
+
+    rounds      interleaved rounds
+    warm_ms     replays before the first of them
+    replay_us   how long one replay is meant to take; latency_us: for a latency
+    repeats     how often rounds are repeated at most when the ceiling moved
+    """
+
+    rounds: int = timing.ROUNDS
+    warm_ms: float = 60.0
+    replay_us: float = 4_000.0
+    latency_us: float = 1_000.0
+    repeats: int = 3
+
+    def __str__(self) -> str:
+        return (
+            f"{self.rounds} interleaved rounds of CUDA graphs of {self.replay_us / 1e3:g} ms, "
+            f"{self.warm_ms:g} ms warm-up, rotating buffers; latency: chains of {LINKS} dependent launches"
+        )
+
+
+def covering(task: Task, providers: Sequence[Provider]) -> list[Provider]:
+    """The providers that can do the whole task, and of the ceilings only its own."""
+    able = [p for p in providers if p.checked or p.name == task.ceiling]
+    return [p for p in able if all(p.covers(spec) for spec in task.specs)]
+
+
+def measure(
+    task: Task, providers: Sequence[Provider], engine: Engine, method: Method, say: Callable[[str], None]
+) -> list[Record]:
+    """A record per provider, judged; one that fails or computes something wrong has a note and no time."""
+    count, floor = _set_count(task, providers, engine)
+    cases = make_cases(task, count, engine)
+    prepared, notes = _prepare_all(providers, cases)
+    launches = {name: _unit(halves, count) for name, halves in prepared.items() if name not in notes}
+
+    def moved(drift: float) -> None:
+        say(f"{task}: {task.ceiling} moved by {drift:.1%}, the GPU is busy or throttling; once more.")
+
+    latency = task.kind == LATENCY
+    found = timing.time_side_by_side(
+        launches,
+        count,
+        engine,
+        reference=task.ceiling,
+        rounds=method.rounds,
+        warm_ms=method.warm_ms,
+        replay_us=method.latency_us if latency else method.replay_us,
+        repeats=method.repeats,
+        moved=moved,
+    )
+    notes |= {name: f"failed: {reason}" for name, reason in found.failures.items()}
+    cold = latency or count * floor >= 2 * engine.memory()[1]
+    warm = "" if cold else f"warm: {count} sets are only {count * floor / 1e6:.0f} MB"
+    ceiling = sum(ceiling_bytes(c.spec, c.rows, c.graph) for c in cases)
+    records = []
+    for provider in providers:
+        name = provider.name
+        record = blank(task, name, notes.get(name, warm))
+        record = replace(record, sets=count, drifted=found.drifted, repeats=found.repeats)
+        if name in prepared:
+            schedules = dict.fromkeys(half.schedule for half in prepared[name])
+            record = replace(record, schedule="; ".join(filter(None, schedules)))
+        if name in found.stats:
+            record = replace(_timed(record, found.stats[name]), launches=found.launches[name])
+            if not latency:
+                record = _rated(record, floor if provider.checked else ceiling, found.stats.get(task.ceiling), ceiling)
+        records.append(record)
+    return judge(records)
+
+
+def _set_count(task: Task, providers: Sequence[Provider], engine: Engine) -> tuple[int, int]:
+    """How many argument sets to rotate, and the bytes of one."""
+    floor = sum(floor_bytes(spec, task.rows) for spec in task.specs)
+    if task.kind == LATENCY:
+        return LINKS, floor
+    free, l2 = engine.memory()
+    # The expected results are float64, and so are the intermediate ones. Some providers allocate results of
+    # their own, one per set: each may take as much as the sets do.
+    free -= 2 * 8 * task.rows * task.d * len(task.specs)
+    return timing.set_count(floor, l2, free // (1 + len(providers))), floor
+
+
+def _prepare_all(
+    providers: Sequence[Provider], cases: Sequence[Case]
+) -> tuple[dict[str, list[Prepared]], dict[str, str]]:
+    """Each provider ready for every case, and notes on those that failed or were wrong."""
+    prepared: dict[str, list[Prepared]] = {}
+    notes: dict[str, str] = {}
+    wanted = [expected(case) for case in cases]
+    start = cases[0].engine.clone(cases[0].sets[0][cases[0].chain]) if cases[0].chain else None
+    for provider in providers:
+        try:
+            if start is not None:  # an earlier provider's chain wrote over the input that the first set begins with
+                cases[0].engine.copy(cases[0].sets[0][cases[0].chain], start)
+            prepared[provider.name], note = _prepare(provider, cases, wanted)
+            notes |= {provider.name: note} if note else {}
+        except Exception as error:  # whatever a peer raises, the others go on
+            notes[provider.name] = f"failed: {timing.describe(error)}"
+    return prepared, notes
+
+
+def _prepare(provider: Provider, cases: Sequence[Case], wanted: Sequence[Tensors]) -> tuple[list[Prepared], str]:
+    """Prepare, run on every set, and check the first and the last; of a chain the first link alone."""
+    case = cases[0]
+    ends = [0] if case.chain else sorted({0, len(case.sets) - 1})
+    for index in ends:
+        for half in cases:
+            poison(half, index)
+        for name in {*case.outputs} & {*cases[-1].inputs}:  # a backward may come first, or take its own statistics
+            case.sets[index][name][:] = wanted[0][name]
+    prepared = [provider.prepare(half) for half in cases]
+    unit = _unit(prepared, len(case.sets))
+    for index in ends if case.chain else range(len(case.sets)):
+        unit(case.engine.stream(), index)
+    case.engine.synchronize()
+    for half, ready, want in zip(cases, prepared, wanted, strict=True):
+        for index in ends if provider.checked else []:
+            wrong = complaint(half, want, ready.results(index))
+            if wrong:
+                return prepared, f"wrong: {wrong}"
+    return prepared, ""
+
+
+def _unit(halves: Sequence[Prepared], count: int) -> Launch:
+    """One launch of a task.
+
+    Of forward and backward, the backward takes the set whose forward was half a turn ago: other layers run
+    between the two in training, so that a backward finds nothing of its forward in the cache.
+    """
+    if len(halves) == 1:
+        return halves[0].launch
+    first, second = (half.launch for half in halves)
+
+    def launch(stream: int, index: int) -> None:
+        first(stream, index)
+        second(stream, (index + count // 2) % count)
+
+    return launch
+
+
+def _timed(record: Record, stats: timing.Stats) -> Record:
+    median, p10, p90, least = (round(us, 3) for us in (stats.median, stats.p10, stats.p90, stats.minimum))
+    return replace(record, us_median=median, us_p10=p10, us_p90=p90, us_min=least)
+
+
+def _rated(record: Record, nbytes: int, ceiling: timing.Stats | None, ceiling_nbytes: int) -> Record:
+    """With GB/s, the fraction of the ceiling, and a note if it is too good to be true."""
+    assert record.us_median is not None
+    speed = gb_s(nbytes, record.us_median)
+    fraction = None if ceiling is None else round(speed / gb_s(ceiling_nbytes, ceiling.median), 4)
+    implausible = fraction is not None and fraction > IMPLAUSIBLE and not record.note
+    note = "implausible: faster than the ceiling" if implausible else record.note
+    return replace(record, gb_s=round(speed, 1), fraction=fraction, note=note)

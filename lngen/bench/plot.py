@@ -1,0 +1,248 @@
+"""Figures: GB/s and fraction of the ceiling over D, a line per provider; one figure per direction, dtype and row class.
+
+A row class is a size of the tensor, or a number of rows: whichever explains the records with fewer figures. Points
+that belong to no class with at least three widths share one figure, a column per shape.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lngen.bench.records import Record, throughputs
+from lngen.bench.report import grouped, unique
+from lngen.bench.targets import MB
+from lngen.errors import LngenError, MissingError
+
+COLOURS = {
+    "lngen": "#0b5fa5",
+    "torch": "#d55e00",
+    "compile": "#e69f00",
+    "liger": "#009e73",
+    "quack": "#cc79a7",
+    "apex-fast": "#7b5ea7",
+    "apex": "#a08fc0",
+}
+MARKERS = {"torch": "s", "compile": "D", "liger": "^", "quack": "v", "apex-fast": "P", "apex": "X"}
+NAMES = {"compile": "torch.compile", "liger": "Liger", "quack": "QuACK", "apex": "Apex", "apex-fast": "Apex fast"}
+INK, GRID, CEILING, TARGET = "#333333", "#e4e4e4", "#222222", "#7a7a7a"
+LEAST = 3  # widths that make a line
+STYLE = {
+    "svg.hashsalt": "lngen",
+    "font.family": "DejaVu Sans",
+    "font.size": 9,
+    "axes.edgecolor": "#999999",
+    "axes.labelcolor": INK,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
+
+
+@dataclass(frozen=True)
+class Picture:
+    """The records of one figure. ``line`` is False where shapes have no order: then each has a column of its own."""
+
+    key: tuple[str, str, str]
+    rows: str
+    records: Sequence[Record]
+    line: bool
+
+    @property
+    def slug(self) -> str:
+        """For a file's name."""
+        return "-".join([*self.key, self.rows.replace(" ", "")]).replace("+", "-")
+
+    @property
+    def title(self) -> str:
+        """For a reader."""
+        graph, direction, dtype = self.key
+        words = {"fwd": "forward", "bwd": "backward", "both": "forward and backward"}
+        return f"{graph} {words[direction]}, {dtype}, {self.rows}"
+
+
+def check(path: Path) -> tuple[Any, Any]:
+    """The modules of matplotlib that draw; LngenError for another format, MissingError without matplotlib."""
+    if path.suffix not in (".png", ".svg"):
+        raise LngenError(f"'{path}' is expected to end in .png or .svg.")
+    try:
+        return importlib.import_module("matplotlib"), importlib.import_module("matplotlib.figure")
+    except ImportError as error:
+        raise MissingError('A plot needs matplotlib; install it with: pip install "lngen[plot]".') from error
+
+
+def plot(records: Sequence[Record], path: Path) -> list[Path]:
+    """Draw the throughputs; the files written: ``path``, or with several figures one ``path-NAME`` for each.
+
+    The ending of ``path`` decides the format, .png or .svg. MissingError without matplotlib. The same records
+    give the same bytes.
+    """
+    matplotlib, figures = check(path)
+    drawn = pictures([r for r in throughputs(records) if r.gb_s is not None])
+    written = []
+    with matplotlib.rc_context(STYLE):
+        for picture in drawn:
+            file = path if len(drawn) == 1 else path.with_name(f"{path.stem}-{picture.slug}{path.suffix}")
+            figure = figures.Figure(figsize=(11.0, 4.6), layout="constrained")
+            _draw(figure, picture)
+            figure.savefig(file, dpi=160, metadata={"Date": None} if path.suffix == ".svg" else {})
+            written.append(file)
+    return written
+
+
+def pictures(records: Sequence[Record]) -> list[Picture]:
+    """The figures that records make."""
+    found = []
+    for key, group in grouped(records).items():
+        by_rows, by_size = (_classes(group, name) for name in (_rows_class, _size_class))
+        classes = by_size if len(by_size) < len(by_rows) else by_rows
+        lines = {name: rs for name, rs in classes.items() if len({r.d for r in rs}) >= LEAST}
+        rest = [r for name, rs in classes.items() if name not in lines for r in rs]
+        found += [Picture(key, name, rs, True) for name, rs in lines.items()]
+        found += [Picture(key, "other shapes" if lines else "all shapes", rest, False)] if rest else []
+    return found
+
+
+def _classes(group: Sequence[Record], name: Any) -> dict[str, list[Record]]:
+    classes: dict[str, list[Record]] = {}
+    for r in group:
+        classes.setdefault(name(r), []).append(r)
+    return classes
+
+
+def _rows_class(r: Record) -> str:
+    return f"{r.rows} rows"
+
+
+def _size_class(r: Record) -> str:
+    """The size to a twentieth of a power of two: whole rows meet it only nearly."""
+    size = 2 ** (round(20 * math.log2(r.tensor_bytes / MB)) / 20)
+    return f"{size:.3g} MB per tensor"
+
+
+def _draw(figure: Any, picture: Picture) -> None:
+    left, right = figure.subplots(1, 2)
+    shapes = sorted({(r.d, r.rows) for r in picture.records})
+    places = {shape: float(shape[0] if picture.line else i) for i, shape in enumerate(shapes)}
+    names = sorted(unique(r.provider for r in picture.records), key=_order)
+    for axes, value in ((left, "gb_s"), (right, "fraction")):
+        for name in names:
+            mine = [r for r in picture.records if r.provider == name and getattr(r, value) is not None]
+            if not (mine[:1] and mine[0].is_ceiling and value == "fraction"):
+                _series(axes, name, [(places[r.d, r.rows], getattr(r, value), r.d) for r in mine], picture.line)
+        _target(axes, picture, places, value)
+        _axis(axes, shapes, places, picture.line)
+        low, high = _limits([getattr(r, value) for r in picture.records if getattr(r, value) is not None])
+        _scale(axes, low, high, value)
+    left.set_title("GB/s of floor bytes", loc="left", fontsize=9)
+    right.set_title("fraction of the ceiling", loc="left", fontsize=9)
+    right.axhline(1.0, color=CEILING, linewidth=1.0, linestyle=(0, (4, 2)), zorder=1)
+    handles, labels = left.get_legend_handles_labels()
+    figure.suptitle(picture.title, x=0.01, ha="left", fontsize=12, fontweight="bold")
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=9)
+
+
+def _series(axes: Any, name: str, points: Sequence[tuple[float, float, int]], line: bool) -> None:
+    """A provider: a line through the regular widths, and hollow marks at odd ones, which would only make it jagged."""
+    points = sorted(points)
+    regular = [p for p in points if _regular(p[2])] if line else points
+    odd = [p for p in points if not _regular(p[2])] if line else []
+    ours = name.startswith("lngen")
+    ceiling = name in ("copy", "add", "copy+add")
+    colour = CEILING if ceiling else COLOURS.get(name, COLOURS["lngen"] if ours else "#777777")
+    marker = None if ceiling and line else "_" if ceiling else "o" if ours else MARKERS.get(name, "o")
+    size = {"_": 16.0, "o": 5.0}.get(marker or "", 4.0)
+    axes.plot(
+        [p[0] for p in regular],
+        [p[1] for p in regular],
+        label=f"{name} (ceiling)" if ceiling else NAMES.get(name, name),
+        color=colour,
+        marker=marker,
+        markersize=size,
+        linewidth=(2.2 if ours else 1.2) if line else 0.0,
+        linestyle=(0, (4, 2)) if ceiling else "-",
+        zorder=4 if ours else 3,
+    )
+    if not ceiling:
+        axes.plot(
+            [p[0] for p in odd],
+            [p[1] for p in odd],
+            color=colour,
+            marker=marker,
+            markersize=size,
+            markerfacecolor="white",
+            linewidth=0.0,
+            zorder=4 if ours else 3,
+        )
+
+
+def _target(axes: Any, picture: Picture, places: dict[tuple[int, int], float], value: str) -> None:
+    """The target: a grey line through the regular widths, a bar at each other one."""
+    ceilings = {(r.d, r.rows): r.gb_s or 0.0 for r in picture.records if r.is_ceiling}
+    wanted = {(r.d, r.rows): r.target for r in picture.records if r.target is not None}
+    points = sorted(
+        (places[shape], target * (ceilings.get(shape, 0.0) if value == "gb_s" else 1.0), shape[0])
+        for shape, target in wanted.items()
+        if value == "fraction" or shape in ceilings
+    )
+    regular = [p for p in points if _regular(p[2])] if picture.line else []
+    odd = [p for p in points if p not in regular]
+    style = {"color": TARGET, "zorder": 2}
+    axes.plot([p[0] for p in regular], [p[1] for p in regular], linewidth=1.4, linestyle=(0, (1, 1)), **style)
+    axes.plot([p[0] for p in odd], [p[1] for p in odd], linewidth=0, marker="_", markersize=12, mew=1.6, **style)
+    if points:
+        look = {"linewidth": 1.4, "linestyle": (0, (1, 1))} if regular else {"linewidth": 0, "marker": "_", "mew": 1.6}
+        axes.plot([], [], label="target", markersize=12, **look, **style)
+
+
+def _axis(axes: Any, shapes: Sequence[tuple[int, int]], places: dict[tuple[int, int], float], line: bool) -> None:
+    axes.grid(True, which="major", color=GRID, linewidth=0.7)
+    axes.set_axisbelow(True)
+    if not line:
+        axes.set_xticks([places[s] for s in shapes], [f"{rows} x\n{d}" for d, rows in shapes])
+        axes.set_xlim(-0.6, len(shapes) - 0.4)
+        axes.set_xlabel("rows x D")
+        return
+    axes.set_xscale("log", base=2)
+    widths = sorted({d for d, _ in shapes})
+    powers = [1 << n for n in range(31) if widths[0] <= 1 << n <= widths[-1]]
+    axes.set_xticks(powers, [f"{p >> 10}K" if p >= 1024 else str(p) for p in powers])
+    axes.set_xticks(widths, minor=True, labels=[""] * len(widths))
+    axes.set_xlabel("D")
+
+
+def _limits(values: Sequence[float]) -> tuple[float, float]:
+    return min(values) / 1.08, max(values) * 1.08
+
+
+def _scale(axes: Any, low: float, high: float, value: str) -> None:
+    """A logarithmic scale with round numbers where there is room for them."""
+    axes.set_yscale("log")
+    if value == "fraction":
+        high = max(high, 1.06)
+        ticks = [0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0]
+    else:
+        ticks = [step * 10.0**n for n in range(6) for step in (1, 1.5, 2, 3, 4, 5, 7)]
+    ticks = [t for t in ticks if low <= t <= high]
+    axes.set_ylim(low, high)
+    axes.set_yticks(ticks, [f"{t:g}" for t in ticks])
+    axes.set_yticks([], minor=True)
+
+
+def _regular(d: int) -> bool:
+    return d % 256 == 0 or d & (d - 1) == 0
+
+
+def _order(name: str) -> tuple[int, str]:
+    """lngen first, peers in the order of their colours, the ceiling last."""
+    places = {n: i for i, n in enumerate(COLOURS)}
+    return (
+        0 if name.startswith("lngen") else 99 if name in ("copy", "add", "copy+add") else places.get(name, 50),
+        name,
+    )

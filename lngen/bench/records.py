@@ -1,0 +1,92 @@
+"""Records: one provider on one task, and what they are compared by."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lngen.bench.tasks import CEILINGS, LATENCY, THROUGHPUT, Task
+
+Point = tuple[str, str, int]
+"""What is timed side by side: class, spec, rows."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """One provider on one task. Without a time, ``note`` says why.
+
+    gb_s          floor bytes over the median time; a ceiling's own bytes for a ceiling; none for a latency
+    fraction      gb_s over that of the ceiling, which was timed in the same rounds
+    launches      per replayed graph
+    sets          argument sets rotated
+    drifted       the ceiling's own time moved by more than 2 % meanwhile, in spite of repeated rounds
+    repeats       how often the rounds were repeated because of that
+    kind          ``throughput``: cold rotating buffers; ``latency``: a chain of dependent launches, warm
+    tensor_bytes  of one [M, D] tensor of the spec's dtype
+    target        the fraction of the ceiling that lngen shall reach here; None: no target
+    met           whether lngen reached it; None for others
+    best_peer     the fastest of the others, and ``ratio``, its time over lngen's; for lngen alone
+    """
+
+    spec: str
+    graph: str
+    direction: str
+    rows: int
+    d: int
+    dtype: str
+    provider: str
+    us_median: float | None = None
+    us_p10: float | None = None
+    us_p90: float | None = None
+    us_min: float | None = None
+    gb_s: float | None = None
+    fraction: float | None = None
+    launches: int = 0
+    sets: int = 0
+    schedule: str = ""
+    drifted: bool = False
+    note: str = ""
+    kind: str = THROUGHPUT
+    tensor_bytes: int = 0
+    target: float | None = None
+    met: bool | None = None
+    best_peer: str = ""
+    ratio: float | None = None
+    repeats: int = 0
+
+    @property
+    def point(self) -> Point:
+        """Records of one point were timed side by side."""
+        return self.kind, self.spec, self.rows
+
+    @property
+    def is_lngen(self) -> bool:
+        """One of lngen's own kernels."""
+        return self.provider.startswith("lngen")
+
+    @property
+    def is_ceiling(self) -> bool:
+        """The ceiling of its direction."""
+        return self.provider in CEILINGS.values()
+
+
+def blank(task: Task, provider: str, note: str = "") -> Record:
+    """A record that says what was to be timed, and perhaps why it was not."""
+    names = task.spec, task.graph, task.direction
+    nbytes = task.rows * task.d * task.dtype.size
+    return Record(*names, task.rows, task.d, str(task.dtype), provider, note=note, kind=task.kind, tensor_bytes=nbytes)
+
+
+def point_of(task: Task) -> Point:
+    """The point that the task's records will have."""
+    return task.kind, task.spec, task.rows
+
+
+def latencies(records: Sequence[Record]) -> list[Record]:
+    """Those of the latency class."""
+    return [r for r in records if r.kind == LATENCY]
+
+
+def throughputs(records: Sequence[Record]) -> list[Record]:
+    """Those of the throughput class."""
+    return [r for r in records if r.kind == THROUGHPUT]

@@ -1,0 +1,86 @@
+"""The file of a benchmark: conditions, records and a summary as JSON, one record a line, replaced in one step.
+
+The same content gives the same bytes. A file is written after every task, so that a run can be cut at any time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lngen.bench.host import HostRecord
+from lngen.bench.records import Record
+from lngen.bench.verdict import judge, summarise
+from lngen.errors import LngenError
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a file holds."""
+
+    records: list[Record] = field(default_factory=list)
+    conditions: dict[str, str] = field(default_factory=dict)
+    host: list[HostRecord] = field(default_factory=list)
+
+
+def write_json(
+    path: Path, records: Sequence[Record], conditions: Mapping[str, str], host: Sequence[HostRecord] = ()
+) -> None:
+    """Write a file; LngenError if that is impossible. What was there before stays until all of it is written."""
+    parts = {
+        "conditions": json.dumps(dict(conditions), indent=1, sort_keys=True),
+        "host": _lines(host),
+        "records": _lines(records),
+        "summary": _lines(summarise(records)),
+    }
+    text = "{" + ",".join(f"\n{json.dumps(name)}: {part}" for name, part in parts.items()) + "\n}\n"
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError as error:
+        raise LngenError(f"'{path}' cannot be written: {error.strerror}.") from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+
+
+def read_json(path: Path) -> Saved:
+    """What ``write_json`` wrote, now or in an earlier version; LngenError for anything else."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        records = [Record(**r) for r in content["records"]]
+        host = [HostRecord(**h) for h in content.get("host", [])]
+        return Saved(judge(records), dict(content["conditions"]), host)
+    except OSError as error:
+        raise LngenError(f"'{path}' cannot be read: {error.strerror}.") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise LngenError(f"'{path}' is expected to be a file that 'lngen bench --json' wrote: {error!r}.") from error
+
+
+def resumed(path: Path, conditions: Mapping[str, str]) -> Saved:
+    """What a file holds to be continued, nothing if there is none; LngenError if its conditions are others."""
+    if not path.exists():
+        return Saved()
+    saved = read_json(path)
+    names = sorted({*saved.conditions, *conditions})
+    changed = [n for n in names if saved.conditions.get(n) != conditions.get(n)]
+    if changed:
+        was = ", ".join(f"{n} '{saved.conditions.get(n, '')}' -> '{conditions.get(n, '')}'" for n in changed)
+        raise LngenError(
+            f"'{path}' was measured under other conditions ({was}); "
+            "name another file, or leave --resume out to begin this one anew."
+        )
+    return saved
+
+
+def _lines(items: Sequence[Any]) -> str:
+    """A list with an item a line."""
+    lines = ",\n".join(json.dumps(vars(item), sort_keys=True) for item in items)
+    return f"[\n{lines}\n]" if items else "[]"

@@ -1,0 +1,101 @@
+"""The verdict on records: targets met or missed, the ratio to the best peer, and a summary of both."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from lngen.bench.records import Point, Record
+from lngen.bench.targets import RATIO_EACH, RATIO_MEAN, target_fraction
+from lngen.bench.tasks import LATENCY
+from lngen.ir import DType
+
+WORST = 5  # points that a summary names
+
+
+def judge(records: Sequence[Record]) -> list[Record]:
+    """The records with size, target and, for lngen, verdict and best peer filled in from what was measured."""
+    peers: dict[Point, tuple[float, str]] = {}
+    for r in records:
+        fair = not (r.is_lngen or r.is_ceiling or r.note.startswith("implausible"))
+        if fair and r.us_median is not None:
+            peers[r.point] = min(peers.get(r.point, (math.inf, "")), (r.us_median, r.provider))
+    return [_judged(r, peers.get(r.point)) for r in records]
+
+
+def _judged(r: Record, peer: tuple[float, str] | None) -> Record:
+    nbytes = r.rows * r.d * DType(r.dtype).size
+    target = None if r.kind == LATENCY else target_fraction(r.direction, r.dtype, nbytes, r.d)
+    r = replace(r, tensor_bytes=nbytes, target=target, met=None, best_peer="", ratio=None)
+    if not r.is_lngen:
+        return r
+    if target is not None and r.fraction is not None:
+        r = replace(r, met=r.fraction >= target)
+    if peer is not None and r.us_median is not None:
+        r = replace(r, best_peer=peer[1], ratio=round(peer[0] / r.us_median, 4))
+    return r
+
+
+@dataclass(frozen=True)
+class Summary:
+    """lngen over all points of a class, a graph and a direction; ``worst`` and ``behind`` are points as text.
+
+    ratio        geometric mean of the ratios to the best peer; ratio_target what it shall be
+    compared     points that have a ratio; ahead: those where it is 1 or more
+    worst        the points farthest below their target
+    behind       the points with the smallest ratio below 1
+    """
+
+    kind: str
+    graph: str
+    direction: str
+    points: int
+    met: int
+    missed: int
+    failed: int
+    ratio: float | None
+    ratio_target: float | None
+    compared: int
+    ahead: int
+    worst: tuple[str, ...]
+    behind: tuple[str, ...]
+
+    def json(self) -> dict[str, Any]:
+        """As a document."""
+        return asdict(self)
+
+
+def summarise(records: Sequence[Record]) -> list[Summary]:
+    """A summary per class, graph and direction of lngen's records, in the order they first come."""
+    groups: dict[tuple[str, str, str], list[Record]] = {}
+    for r in records:
+        if r.is_lngen:
+            groups.setdefault((r.kind, r.graph, r.direction), []).append(r)
+    return [_summary(*key, group) for key, group in groups.items()]
+
+
+def _summary(kind: str, graph: str, direction: str, group: Sequence[Record]) -> Summary:
+    ratios = [r.ratio for r in group if r.ratio is not None]
+    missed = sorted((r for r in group if r.met is False), key=lambda r: (r.fraction or 0) / (r.target or 1))
+    behind = sorted((r for r in group if r.ratio is not None and r.ratio < RATIO_EACH), key=lambda r: r.ratio or 0)
+    return Summary(
+        kind,
+        graph,
+        direction,
+        points=len(group),
+        met=sum(r.met is True for r in group),
+        missed=len(missed),
+        failed=sum(r.us_median is None for r in group),
+        ratio=round(math.exp(sum(map(math.log, ratios)) / len(ratios)), 4) if ratios else None,
+        ratio_target=None if kind == LATENCY else RATIO_MEAN.get(direction),
+        compared=len(ratios),
+        ahead=len(ratios) - len(behind),
+        worst=tuple(f"{_shape(r)} {r.fraction:.3f} of {r.target:.3f}" for r in missed[:WORST]),
+        behind=tuple(f"{_shape(r)} {r.ratio:.2f} x {r.best_peer}" for r in behind[:WORST]),
+    )
+
+
+def _shape(r: Record) -> str:
+    return f"{r.rows} x {r.d} {r.dtype}"

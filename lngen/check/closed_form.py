@@ -1,0 +1,59 @@
+"""What a norm's results should be: the closed forms, what each error is relative to, and its bound."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from lngen.check import oracles
+from lngen.check.tolerances import Bound, NormName, Result, bound, mean_over_std, scales
+from lngen.ir import DType
+from lngen.ir.numerics import Array
+
+
+@dataclass(frozen=True)
+class Expected:
+    """One result: its closed form, and within what a correct one is of it."""
+
+    value: oracles.Array
+    scale: oracles.Array
+    bound: Bound
+
+    def excess(self, out: Array) -> float:
+        """The largest error of ``out`` in units of what is allowed."""
+        return self.bound.excess(out, self.value, self.scale)
+
+
+def closed_form(
+    norm: NormName,
+    inputs: Mapping[str, Array],
+    stored: Mapping[str, DType],
+    eps: float,
+    compute: DType,
+    wide: type[np.floating[Any]] = np.float64,
+) -> dict[str, Expected]:
+    """The results that ``stored`` gives a dtype, for x and, where ``inputs`` have them, gamma, beta and dy.
+
+    ``compute`` is what a kernel computes in, ``wide`` what the closed form does: float64 or more.
+    """
+    given = {name: array.astype(wide) for name, array in inputs.items()}
+    x, gamma, beta, dy = given["x"], *(given.get(name) for name in ("gamma", "beta", "dy"))
+    values: dict[Result, oracles.Array] = {}
+    if norm == "layernorm":
+        values["y"], values["mean"], values["rstd"] = oracles.layernorm_forward(x, gamma, beta, eps)
+        kappa, backward = mean_over_std(x, eps), oracles.layernorm_backward
+    else:
+        values["y"], values["rstd"] = oracles.rmsnorm_forward(x, gamma, beta, eps)
+        kappa, backward = 0.0, oracles.rmsnorm_backward
+    if dy is not None:
+        values["dx"], values["dgamma"], values["dbeta"] = backward(dy, x, gamma, eps)
+    scale = scales(x, gamma, beta, dy, eps, norm=norm)
+    rows, d = x.shape
+    return {
+        name: Expected(value, scale[name], bound(name, stored[name], d, rows, kappa, compute))
+        for name, value in values.items()
+        if name in stored
+    }

@@ -1,0 +1,92 @@
+"""``cuLaunchKernelEx`` of the CUDA driver: a launch with attributes, which CuPy's binding does not know.
+
+The structures are those of cuda.h (CUlaunchConfig, CUlaunchAttribute); they are part of the driver's stable ABI.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+from lngen.errors import LngenError, MissingError
+
+# CUlaunchAttributeID
+COOPERATIVE = 2
+CLUSTER_DIMENSION = 4
+PROGRAMMATIC_STREAM_SERIALIZATION = 6
+
+# CUfunction_attribute
+MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
+
+
+class _Attribute(ctypes.Structure):
+    _fields_ = (("id", ctypes.c_uint), ("pad", ctypes.c_uint), ("value", ctypes.c_uint * 16))
+
+
+class _Config(ctypes.Structure):
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.c_void_p),
+        ("count", ctypes.c_uint),
+    )
+
+
+@cache
+def library() -> Any:
+    """The driver's shared library; MissingError without a driver."""
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError as e:
+        raise MissingError(f"Launching a kernel needs an NVIDIA driver, and libcuda.so.1 cannot be loaded ({e}).") from e
+
+
+class Launch:
+    """One kernel's launch: everything but the stream."""
+
+    def __init__(
+        self,
+        function: int,
+        grid: tuple[int, int],
+        block: int,
+        shared: int,
+        attributes: Mapping[int, int],
+        arguments: Any,
+        name: str,
+    ) -> None:
+        """``arguments``: a ctypes array of pointers to the arguments, which is kept."""
+        self._listed = (_Attribute * max(1, len(attributes)))()
+        for slot, (key, value) in zip(self._listed, attributes.items(), strict=False):
+            slot.id = key
+            slot.value[:3] = (value, 1, 1)
+        self._config = _Config(
+            (*grid, 1), (block, 1, 1), shared, None, ctypes.addressof(self._listed), len(attributes)
+        )
+        self._call: Callable[..., int] = library().cuLaunchKernelEx
+        self._given = ctypes.byref(self._config), ctypes.c_void_p(function), arguments, None
+        self._name = name
+
+    def __call__(self, stream: int) -> None:
+        """Enqueue on ``stream``, a pointer; LngenError if the driver refuses."""
+        self._config.stream = stream
+        status = self._call(*self._given)
+        if status:
+            raise LngenError(f"The driver refuses the launch of '{self._name}': {error_name(status)}.")
+
+
+def allow_shared(function: int, size: int) -> None:
+    """Let a function have ``size`` bytes of dynamic shared memory; LngenError if the GPU has not so many."""
+    status = library().cuFuncSetAttribute(ctypes.c_void_p(function), MAX_DYNAMIC_SHARED_SIZE_BYTES, size)
+    if status:
+        raise LngenError(f"The GPU cannot give a block {size} bytes of dynamic shared memory: {error_name(status)}.")
+
+
+def error_name(status: int) -> str:
+    """The name of a CUresult."""
+    text = ctypes.c_char_p()
+    library().cuGetErrorName(status, ctypes.byref(text))
+    return (text.value or b"error").decode() + f" ({status})"

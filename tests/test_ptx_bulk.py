@@ -1,0 +1,240 @@
+"""The PTX executor on bulk copies: their forms and cache hints, proxies, groups, pipelines of many blocks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lngen.ptx import Outcome, PtxError, parse, run_kernel
+from lngen.toolchain import compile_ptx
+
+pytest.importorskip("cupy")
+
+U4 = np.uint32
+
+
+def run(source: str, grid: Any, block: int, *arguments: Any, dynamic: int = 0, order: int = 0) -> Outcome:
+    """What the kernel ``k`` of a CUDA source does."""
+    module = parse(compile_ptx(source, "sm_90", name="k.cu", lines=True))
+    return run_kernel(module, "k", grid, block, arguments, source=source, dynamic=dynamic, order=order)
+
+
+def kinds(outcome: Outcome) -> set[str]:
+    return {f.kind for f in outcome.findings}
+
+
+def clean(outcome: Outcome) -> dict[str, Any]:
+    """The results of a run without findings."""
+    assert outcome.findings == (), "\n".join(map(str, outcome.findings))
+    return outcome.results
+
+
+def broken(source: str, old: str, new: str) -> str:
+    """The source with one defect."""
+    assert old in source, old
+    return source.replace(old, new)
+
+
+HELPERS = """
+__device__ __forceinline__ unsigned at(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }
+__device__ __forceinline__ void init(void* b, unsigned n) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(at(b)), "r"(n) : "memory"); }
+__device__ __forceinline__ void expect(void* b, unsigned n) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(at(b)), "r"(n) : "memory"); }
+__device__ __forceinline__ void arrive(void* b) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(at(b)) : "memory"); }
+__device__ __forceinline__ void wait(void* b, unsigned parity) {
+    asm volatile("{\\n.reg .pred p;\\nAGAIN:\\n"
+                 "mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 p, [%0], %1;\\n@p bra DONE;\\nbra AGAIN;\\n"
+                 "DONE:\\n}" :: "r"(at(b)), "r"(parity) : "memory"); }
+__device__ __forceinline__ void load(void* to, const void* from, unsigned n, void* b) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                 :: "r"(at(to)), "l"(from), "r"(n), "r"(at(b)) : "memory"); }
+"""
+LOAD = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+STORE = "cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
+
+COPY = (
+    HELPERS
+    + """
+extern __shared__ __align__(128) unsigned s[];
+extern "C" __global__ void k(const unsigned* a, unsigned* o) {
+    __shared__ unsigned long long bar;
+    unsigned t = threadIdx.x;
+    a += 128 * blockIdx.x; o += 128 * blockIdx.x;
+    if (t == 0) { init(&bar, 1); asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+    __syncthreads();
+    if (t == 0) { expect(&bar, 512); load(s, a, 512, &bar); }
+    wait(&bar, 0);
+    s[128 + t] = s[127 - t] + 1;
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); // fence
+    __syncthreads();
+    if (t == 0) {
+        asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
+                     :: "l"(o), "r"(at(s + 128)), "r"(512) : "memory");
+        asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+        asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); // read
+    }
+    __syncthreads();
+    s[128 + t] = 0;
+}"""
+)
+FENCE = 'asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); // fence'
+
+
+def copy(source: str, blocks: int = 3) -> Outcome:
+    n = 128 * blocks
+    return run(source, blocks, 128, np.arange(n, dtype=U4), np.zeros(n, U4), dynamic=1024)
+
+
+HINT = '"{ .reg .b64 pol; createpolicy.fractional.L2::evict_%s.b64 pol, 1.0;\\n'
+
+
+@pytest.mark.parametrize(
+    "edits",
+    [
+        (),
+        ((LOAD, LOAD.replace("shared::cluster", "shared::cta")),),
+        ((f'"{LOAD}"', HINT % "first" + LOAD.replace("bytes [", "bytes.L2::cache_hint [").replace(";", ', pol; }"')),),
+        ((f'"{STORE}"', HINT % "last" + STORE.replace("group [", "group.L2::cache_hint [").replace(";", ', pol; }"')),),
+        (("wait_group.read 0", "wait_group 0"),),
+        (("fence.proxy.async.shared::cta", "fence.proxy.async"),),
+        ((FENCE, ""), ('asm volatile("cp.async.bulk.global', 'asm volatile("fence.proxy.async;" ::: "memory");\n'
+                       'asm volatile("cp.async.bulk.global')),
+        (("acquire.cta.", ""),),
+    ],
+)  # fmt: skip
+def test_forms_of_bulk_copies(edits: tuple[tuple[str, str], ...]) -> None:
+    source = COPY
+    for old, new in edits:
+        source = broken(source, old, new)
+    n, t = np.divmod(np.arange(384), 128)
+    assert (clean(copy(source))["1"] == 128 * n + 128 - t).all()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "kind"),
+    [
+        (FENCE, "", "proxy"),
+        (FENCE, FENCE.replace(".shared::cta", ".global"), "proxy"),
+        (FENCE, f"if (t < 64) {FENCE}", "proxy"),
+        ('asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); // read', "", "async-read"),
+        ("wait_group.read 0", "wait_group.read 1", "async-read"),
+        ('"r"(at(s + 128)), "r"(512)', '"r"(at(s + 128)), "r"(520)', "misaligned"),
+        ('"r"(at(s + 128)), "r"(512)', '"r"(at(s + 129)), "r"(512)', "misaligned"),
+        ('"r"(at(s + 128)), "r"(512)', '"r"(at(s + 132)), "r"(512)', "out-of-bounds"),
+        ("load(s, a, 512, &bar)", "load(s, a + 1, 512, &bar)", "misaligned"),
+        ("expect(&bar, 512)", "expect(&bar, 1024)", "deadlock"),
+        ("o += 128 * blockIdx.x", "o += 64 * blockIdx.x", "global-race"),
+        ("wait(&bar, 0);", "", "async-read"),
+        (FENCE + "\n    __syncthreads();", FENCE, "shared-race"),
+    ],
+)
+def test_bulk_copy_defects(old: str, new: str, kind: str) -> None:
+    assert kind in kinds(copy(broken(COPY, old, new)))
+
+
+def test_blocks_of_other_batches_race_too() -> None:
+    """So many blocks that they do not run side by side."""
+    clean(copy(COPY, 300))
+    last = broken(COPY, "o += 128 * blockIdx.x", "o += 128 * (blockIdx.x % 299)")
+    assert "global-race" in kinds(copy(last, 300))
+
+
+def test_a_hint_is_a_register() -> None:
+    text = compile_ptx(COPY, "sm_90", name="k.cu").replace(
+        "complete_tx::bytes [", "complete_tx::bytes.L2::cache_hint ["
+    )
+    with pytest.raises(PtxError, match="cache_hint"):
+        run_kernel(parse(text), "k", 1, 128, [np.zeros(128, U4), np.zeros(128, U4)], dynamic=1024)
+
+
+PIPELINE = (
+    HELPERS
+    + """
+constexpr int STAGES = 3, N = 256;
+extern __shared__ __align__(128) unsigned s[];
+extern "C" __global__ void k(const unsigned* a, unsigned* o, int rows) {
+    __shared__ unsigned long long full[STAGES], empty[STAGES];
+    int t = threadIdx.x;
+    if (t == 0) for (int n = 0; n < STAGES; ++n) { init(full + n, 1); init(empty + n, blockDim.x - 32); }
+    __syncthreads();
+    if (t >= blockDim.x - 32) { // the last warp loads
+        if (t % 32) return;
+        int n = 0;
+        for (int row = blockIdx.x; row < rows; row += gridDim.x, ++n) {
+            int stage = n % STAGES;
+            if (n >= STAGES) wait(empty + stage, (n / STAGES - 1) & 1); // free
+            expect(full + stage, 4 * N);
+            load(s + stage * N, a + row * N, 4 * N, full + stage);
+        }
+        return;
+    }
+    int n = 0;
+    for (int row = blockIdx.x; row < rows; row += gridDim.x, ++n) {
+        int stage = n % STAGES;
+        wait(full + stage, n / STAGES & 1); // filled
+        for (int i = t; i < N; i += blockDim.x - 32) o[row * N + i] = s[stage * N + N - 1 - i] + 1;
+        arrive(empty + stage);
+    }
+}"""
+)
+
+
+def pipeline(source: str, rows: int = 20, grid: int = 3, block: int = 96) -> Outcome:
+    a = np.arange(rows * 256, dtype=U4)
+    return run(source, grid, block, a, np.zeros(rows * 256, U4), rows, dynamic=3 * 1024)
+
+
+@pytest.mark.parametrize(("rows", "grid", "block"), [(20, 3, 96), (8, 132, 288), (8, 132, 1024), (1, 1, 64)])
+def test_a_pipeline_of_a_persistent_grid(rows: int, grid: int, block: int) -> None:
+    out = clean(pipeline(PIPELINE, rows, grid, block))["1"].reshape(rows, 256)
+    assert (out == np.arange(rows * 256).reshape(rows, 256)[:, ::-1] + 1).all()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "kinds_"),
+    [
+        ("wait(full + stage, n / STAGES & 1); // filled", "", {"async-read", "uninitialised"}),
+        ("if (n >= STAGES) wait(empty + stage, (n / STAGES - 1) & 1); // free", "", {"async-read", "shared-race"}),
+        ("(n / STAGES - 1) & 1", "(n / STAGES) & 1", {"deadlock", "shared-race", "async-read"}),
+        ("blockDim.x - 32); }", "blockDim.x - 33); }", {"divergent-barrier", "shared-race", "async-read"}),
+        ("blockDim.x - 32); }", "blockDim.x - 31); }", {"deadlock"}),
+        ("expect(full + stage, 4 * N)", "expect(full + stage, 4 * N - 16)", {"deadlock", "async-read"}),
+    ],
+)
+def test_pipeline_defects(old: str, new: str, kinds_: set[str]) -> None:
+    assert kinds(pipeline(broken(PIPELINE, old, new))) & kinds_
+
+
+def test_a_bulk_load_of_what_the_launch_wrote() -> None:
+    source = (
+        HELPERS
+        + """
+extern "C" __global__ void k(unsigned* w, unsigned* o) {
+    __shared__ __align__(16) unsigned s[32];
+    __shared__ unsigned long long bar;
+    w[threadIdx.x] = threadIdx.x;
+    if (threadIdx.x == 0) init(&bar, 1);
+    asm volatile("fence.proxy.async.global;" ::: "memory"); // fence
+    __syncthreads();
+    if (threadIdx.x == 0) { expect(&bar, 128); load(s, w, 128, &bar); }
+    wait(&bar, 0);
+    o[threadIdx.x] = s[31 - threadIdx.x];
+}"""
+    )
+    out = clean(run(source, 1, 32, np.zeros(32, U4), np.zeros(32, U4)))["1"]
+    assert (out == 31 - np.arange(32)).all()
+    wrong = broken(source, "fence.proxy.async.global", "fence.proxy.async.shared::cta")
+    assert kinds(run(wrong, 1, 32, np.zeros(32, U4), np.zeros(32, U4))) == {"proxy"}
+
+
+def test_bulk_prefetch() -> None:
+    source = """extern "C" __global__ void k(const unsigned* a, unsigned* o) {
+        if (threadIdx.x == 0) asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" :: "l"(a), "r"(128) : "memory");
+        o[threadIdx.x] = a[threadIdx.x];
+    }"""
+    clean(run(source, 1, 32, np.zeros(32, U4), np.zeros(32, U4)))
+    assert kinds(run(broken(source, "(128)", "(144)"), 1, 32, np.zeros(32, U4), np.zeros(32, U4))) == {"out-of-bounds"}

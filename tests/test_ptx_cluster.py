@@ -1,0 +1,316 @@
+"""The PTX executor on clusters: remote loads and stores, st.async, remote arrivals, blocks that end too early."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lngen.ptx import Outcome, PtxError, parse, run_kernel
+from lngen.toolchain import compile_ptx
+
+pytest.importorskip("cupy")
+
+U4 = np.uint32
+
+
+def run(source: str, grid: Any, block: int, *arguments: Any, cluster: tuple[int, ...] = (), order: int = 0) -> Outcome:
+    """What the kernel ``k`` of a CUDA source does."""
+    module = parse(compile_ptx(source, "sm_90", name="k.cu", lines=True))
+    return run_kernel(module, "k", grid, block, arguments, source=source, cluster=cluster, order=order, dynamic=2048)
+
+
+def kinds(outcome: Outcome) -> set[str]:
+    return {f.kind for f in outcome.findings}
+
+
+def clean(outcome: Outcome) -> dict[str, Any]:
+    """The results of a run without findings."""
+    assert outcome.findings == (), "\n".join(map(str, outcome.findings))
+    return outcome.results
+
+
+def broken(source: str, old: str, new: str) -> str:
+    """The source with one defect."""
+    assert old in source, old
+    return source.replace(old, new)
+
+
+HELPERS = """
+extern __shared__ __align__(128) unsigned s[];
+__device__ __forceinline__ unsigned at(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }
+__device__ __forceinline__ unsigned map(const void* p, unsigned rank) {
+    unsigned far;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(far) : "r"(at(p)), "r"(rank));
+    return far; }
+__device__ __forceinline__ unsigned rank() {
+    unsigned r; asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r)); return r; }
+__device__ __forceinline__ void cluster_arrive() {
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+__device__ __forceinline__ void cluster_wait() {
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+__device__ __forceinline__ void cluster_sync() { cluster_arrive(); cluster_wait(); }
+__device__ __forceinline__ void init(void* b, unsigned n) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(at(b)), "r"(n) : "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+__device__ __forceinline__ void expect(void* b, unsigned n) {
+    asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;"
+        :: "r"(at(b)), "r"(n) : "memory"); }
+__device__ __forceinline__ void wait(void* b, unsigned parity) {
+    asm volatile("{\\n.reg .pred p;\\nAGAIN:\\n"
+                 "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%0], %1;\\n@p bra DONE;\\nbra AGAIN;\\n"
+                 "DONE:\\n}" :: "r"(at(b)), "r"(parity) : "memory"); }
+"""
+
+VECTORS = (
+    HELPERS
+    + """
+extern "C" __global__ void __cluster_dims__(4, 1, 1) k(unsigned* o) {
+    unsigned t = threadIdx.x, id, of, size, v[4];
+    asm("mov.u32 %0, %%clusterid.x;" : "=r"(id));
+    asm("mov.u32 %0, %%nclusterid.x;" : "=r"(of));
+    asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
+    for (int n = 0; n < 4; ++n) s[4 * t + n] = 1000 * blockIdx.x + 4 * t + n;
+    cluster_sync();
+    unsigned far = map(s + 4 * (31 - t), (rank() + 1) % 4);
+    asm volatile("ld.shared::cluster.v4.u32 {%0, %1, %2, %3}, [%4];"
+        : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "r"(far) : "memory");
+    cluster_sync(); // read
+    asm volatile("st.shared::cluster.v2.u32 [%0], {%1, %2};" :: "r"(far), "r"(v[0] + 1), "r"(v[1] + 2) : "memory");
+    cluster_sync(); // written
+    o[blockIdx.x * 128 + 4 * t] = v[3];
+    for (int n = 1; n < 4; ++n) o[blockIdx.x * 128 + 4 * t + n] = s[4 * t + n - 1];
+    if (t == 0) o[gridDim.x * 128 + blockIdx.x] = 100 * id + 10 * of + size;
+}"""
+)
+
+
+@pytest.mark.parametrize("grid", [8, 400])
+@pytest.mark.parametrize("order", [0, 5])
+def test_vectors_of_other_blocks(grid: int, order: int) -> None:
+    out = clean(run(VECTORS, grid, 32, np.zeros(grid * 129, U4), order=order))["0"]
+    b, t = np.divmod(np.arange(grid * 32), 32)
+    neighbour, v = b // 4 * 4 + (b + 1) % 4, out[: grid * 128].reshape(-1, 4)
+    assert (v[:, 0] == 1000 * neighbour + 4 * (31 - t) + 3).all()
+    assert (v[:, 1:] == 1000 * b[:, None] + 4 * t[:, None] + [1, 3, 2]).all()
+    n = np.arange(grid)
+    assert (out[grid * 128 :] == 100 * (n // 4) + 10 * (grid // 4) + 4).all()
+
+
+def test_vector_defects() -> None:
+    def found(old: str, new: str) -> set[str]:
+        return kinds(run(broken(VECTORS, old, new), 8, 32, np.zeros(8 * 129, U4)))
+
+    assert "shared-race" in found("    cluster_sync();\n    unsigned far", "    unsigned far")
+    assert "shared-race" in found("cluster_sync(); // written", "cluster_arrive(); __syncthreads();")
+    assert "out-of-bounds" in found("(rank() + 1) % 4", "rank() + 1")
+    assert "misaligned" in found("map(s + 4 * (31 - t)", "map(s + 2 + 4 * (30 - t)")
+
+
+READ = (
+    HELPERS
+    + """
+extern "C" __global__ void k(unsigned* o) {
+    unsigned v;
+    s[threadIdx.x] = blockIdx.x + threadIdx.x;
+    cluster_sync();
+    asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(v) : "r"(map(s + 31 - threadIdx.x, rank() ^ 1)) : "memory");
+    o[blockIdx.x * 32 + threadIdx.x] = v;
+    cluster_sync(); // stay
+}"""
+)
+
+
+def test_a_cluster_that_the_launch_sets() -> None:
+    b, t = np.divmod(np.arange(128), 32)
+    assert (clean(run(READ, 4, 32, np.zeros(128, U4), cluster=(2,)))["0"] == (b ^ 1) + 31 - t).all()
+    with pytest.raises(PtxError, match="whole clusters"):
+        run(READ, 3, 32, np.zeros(128, U4), cluster=(2,))
+
+
+@pytest.mark.parametrize("order", range(3))
+def test_a_block_that_ends_before_it_is_read(order: int) -> None:
+    found = run(broken(READ, "cluster_sync(); // stay", ""), 4, 32, np.zeros(128, U4), cluster=(2,), order=order)
+    assert kinds(found) == {"early-exit"}
+    assert "may end before this access" in found.findings[0].message
+    split = broken(READ, "cluster_sync(); // stay", "cluster_arrive(); cluster_wait();")
+    clean(run(split, 4, 32, np.zeros(128, U4), cluster=(2,), order=order))
+    relaxed = broken(
+        READ, "cluster_sync(); // stay", 'asm volatile("barrier.cluster.arrive.relaxed;"); cluster_wait();'
+    )
+    assert kinds(run(relaxed, 4, 32, np.zeros(128, U4), cluster=(2,), order=order)) == {"early-exit"}
+
+
+GENERIC = """extern "C" __global__ void __cluster_dims__(2, 1, 1) k(unsigned* o) {
+    __shared__ unsigned s[32];
+    unsigned long long far; unsigned r, v;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
+    s[threadIdx.x] = blockIdx.x + threadIdx.x;
+    asm volatile("barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;" ::: "memory");
+    asm volatile("mapa.u64 %0, %1, %2;" : "=l"(far) : "l"(s + 31 - threadIdx.x), "r"(r ^ 1));
+    v = *(volatile unsigned*)far;
+    asm volatile("mapa.shared::cluster.u64 %0, %1, %2;"
+        : "=l"(far) : "l"((unsigned long long)__cvta_generic_to_shared(s + threadIdx.x)), "r"(r ^ 1));
+    unsigned w;
+    asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(w) : "l"(far) : "memory");
+    o[blockIdx.x * 32 + threadIdx.x] = v + w;
+    asm volatile("barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;" ::: "memory");
+}"""
+
+
+def test_generic_addresses_of_other_blocks() -> None:
+    b = np.arange(64) // 32
+    assert (clean(run(GENERIC, 2, 32, np.zeros(64, U4)))["0"] == 2 * (b ^ 1) + 31).all()
+
+
+STATISTICS = (
+    HELPERS
+    + """
+extern "C" __global__ void __cluster_dims__(4, 1, 1) k(float* o) {
+    __shared__ __align__(16) float2 part[2][4];
+    __shared__ unsigned long long bar[2];
+    unsigned t = threadIdx.x;
+    if (t == 0) { init(bar, 1); init(bar + 1, 1); }
+    cluster_sync();
+    for (int n = 0; n < 4; ++n) {
+        int turn = n & 1;
+        if (t == 0) expect(bar + turn, 32);
+        if (t < 4) {
+            asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];"
+                :: "r"(map(&part[turn][rank()], t)), "f"(float(rank() + n)), "f"(1.0f), "r"(map(bar + turn, t))
+                : "memory");
+        }
+        wait(bar + turn, n / 2 & 1); // come
+        float a = 0, b = 0;
+        for (int r = 0; r < 4; ++r) { a += part[turn][r].x; b += part[turn][r].y; }
+        __syncthreads();
+        o[(blockIdx.x * 4 + n) * 32 + t] = a + b;
+    }
+    cluster_sync(); // stay
+}"""
+)
+
+
+def statistics(source: str, order: int = 0) -> Outcome:
+    return run(source, 8, 32, np.zeros(8 * 4 * 32, np.float32), order=order)
+
+
+@pytest.mark.parametrize("order", range(3))
+def test_asynchronous_stores(order: int) -> None:
+    out = clean(statistics(STATISTICS, order))["0"].reshape(8, 4, 32)
+    assert (out == (6 + 4 * np.arange(4) + 4)[:, None]).all()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "found"),
+    [
+        ("wait(bar + turn, n / 2 & 1); // come", "", {"async-read", "uninitialised", "deadlock"}),
+        ("expect(bar + turn, 32)", "expect(bar + turn, 24)", {"deadlock", "async-read"}),
+        ("expect(bar + turn, 32)", "expect(bar + turn, 40)", {"deadlock"}),
+        ('"r"(map(bar + turn, t))', '"r"(map(bar + turn, 0))', {"out-of-bounds"}),
+        ("&part[turn][rank()], t", "&part[turn][rank()].y, t", {"misaligned"}),
+        ("int turn = n & 1;", "int turn = 0;", {"deadlock", "async-read", "shared-race"}),
+    ],
+)
+def test_asynchronous_store_defects(old: str, new: str, found: set[str]) -> None:
+    assert kinds(statistics(broken(STATISTICS, old, new))) & found
+
+
+ARRIVE = (
+    HELPERS
+    + """
+extern "C" __global__ void __cluster_dims__(2, 1, 1) k(unsigned* o) {
+    __shared__ unsigned long long bar;
+    unsigned t = threadIdx.x;
+    if (t == 0) init(&bar, 64);
+    cluster_sync();
+    asm volatile("st.shared::cluster.v2.b32 [%0], {%1, %2};"
+        :: "r"(map(s + 2 * t, rank() ^ 1)), "r"(t + blockIdx.x), "r"(7) : "memory");
+    for (unsigned r = 0; r < 2; ++r)
+        asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" :: "r"(map(&bar, r)) : "memory");
+    wait(&bar, 0); // come
+    o[blockIdx.x * 32 + t] = s[2 * (31 - t)] + s[2 * t + 1];
+    cluster_sync(); // stay
+}"""
+)
+
+
+def test_arrivals_at_both_barriers() -> None:
+    b, t = np.divmod(np.arange(64), 32)
+    assert (clean(run(ARRIVE, 2, 32, np.zeros(64, U4)))["0"] == 31 - t + (b ^ 1) + 7).all()
+    never = broken(ARRIVE, "wait(&bar, 0); // come", "")
+    assert kinds(run(never, 2, 32, np.zeros(64, U4))) & {"shared-race", "uninitialised"}
+    relaxed = broken(ARRIVE, "arrive.release", "arrive.relaxed")
+    assert "shared-race" in kinds(run(relaxed, 2, 32, np.zeros(64, U4)))
+    assert kinds(run(broken(ARRIVE, "    cluster_sync(); // stay\n", ""), 2, 32, np.zeros(64, U4))) == set()
+
+
+def test_an_arrival_at_a_block_that_may_have_ended() -> None:
+    """Nobody waits for it: the other block may be gone."""
+    wrong = broken(broken(ARRIVE, "wait(&bar, 0); // come", "cluster_sync();"), "    cluster_sync(); // stay\n", "")
+    clean(run(wrong, 2, 32, np.zeros(64, U4)))
+    arrive = (
+        'asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" :: "r"(map(&bar, rank() ^ 1)));'
+    )
+    last = broken(wrong, "+ s[2 * t + 1];", f"+ s[2 * t + 1];\n    {arrive}")
+    assert kinds(run(last, 2, 32, np.zeros(64, U4))) == {"early-exit"}
+
+
+MULTICAST = (
+    HELPERS
+    + """
+extern "C" __global__ void __cluster_dims__(2, 1, 1) k(const unsigned* a, unsigned* o) {
+    __shared__ unsigned long long bar;
+    unsigned t = threadIdx.x;
+    if (t == 0) { init(&bar, 1); expect(&bar, 256); }
+    cluster_sync();
+    if (t == 0) {
+        if (rank() == 0) asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
+            ".multicast::cluster [%0], [%1], %2, [%3], %4;"
+            :: "r"(at(s)), "l"(a), "r"(128), "r"(at(&bar)), "h"((unsigned short)3) : "memory");
+        s[64 + rank()] = 5;
+        asm volatile("fence.proxy.async;" ::: "memory");
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+            :: "r"(at(s + 32)), "l"(a + 32), "r"(128), "r"(at(&bar)) : "memory");
+    }
+    wait(&bar, 0);
+    o[blockIdx.x * 64 + t] = s[t];
+    cluster_sync();
+}"""
+)
+
+
+def test_one_load_for_all_blocks() -> None:
+    a = np.arange(64, dtype=U4)
+    out = clean(run(MULTICAST, 2, 64, a, np.zeros(128, U4)))["1"]
+    assert (out == np.tile(a, 2)).all()
+    wrong = broken(MULTICAST, "(unsigned short)3", "(unsigned short)7")
+    assert "out-of-bounds" in kinds(run(wrong, 2, 64, a, np.zeros(128, U4)))
+
+
+ACROSS = (
+    HELPERS
+    + """
+extern "C" __global__ void __cluster_dims__(2, 1, 1) k(unsigned* o) {
+    __shared__ unsigned long long bar;
+    unsigned t = threadIdx.x;
+    if (t == 0) { init(&bar, 1); expect(&bar, 128); }
+    s[t] = 100 * blockIdx.x + t;
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); // fence
+    cluster_sync();
+    if (t == 0) asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes"
+        " [%0], [%1], %2, [%3];"
+        :: "r"(map(s + 32, rank() ^ 1)), "r"(at(s)), "r"(128), "r"(map(&bar, rank() ^ 1)) : "memory");
+    wait(&bar, 0);
+    o[blockIdx.x * 32 + t] = s[63 - t];
+    cluster_sync(); // stay
+}"""
+)
+
+
+def test_copies_from_block_to_block() -> None:
+    b, t = np.divmod(np.arange(64), 32)
+    assert (clean(run(ACROSS, 2, 32, np.zeros(64, U4)))["0"] == 100 * (b ^ 1) + 31 - t).all()
+    fence = 'asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); // fence'
+    assert kinds(run(broken(ACROSS, fence, ""), 2, 32, np.zeros(64, U4))) == {"proxy"}
