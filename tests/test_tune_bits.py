@@ -18,10 +18,11 @@ from lngen.interpret import interpret
 from lngen.ir import Axis
 from lngen.ir.numerics import NUMPY_DTYPE, Array
 from lngen.lower import Plan
+from lngen.runtime.arrays_np import raw
 from lngen.spec import Spec, parse_spec
 from lngen.tune import bits as bits_module
 from lngen.tune import measure
-from lngen.tune.bits import Bits, raw
+from lngen.tune.bits import Bits
 from lngen.tune.build import Candidate
 from lngen.tune.candidates import candidates
 from lngen.tune.measure import GpuMeasurer
@@ -103,6 +104,8 @@ class NumpyEngine(CupyEngine):
 
     def __init__(self) -> None:
         self.captured: list[list[int]] = []
+        self.replays = 0
+        self.slow: set[int] = set()
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -141,7 +144,9 @@ class NumpyEngine(CupyEngine):
         return len(indices)
 
     def elapsed(self, graphs: Sequence[Any]) -> list[float]:
-        return [count * 10.0 / 1e3 for count in graphs]
+        self.replays += 1
+        slow = 2.0 if self.replays in self.slow else 1.0
+        return [count * 10.0 * (slow if n > len(graphs) // 2 else 1.0) / 1e3 for n, count in enumerate(graphs)]
 
 
 class Kernel:
@@ -157,8 +162,13 @@ class Kernel:
 
         class Bound:
             workspace_bytes = 24
+            prepared = 0
+
+            def prepare(self, workspace: int, stream: int) -> None:
+                self.prepared = workspace
 
             def __call__(self, pointers: Sequence[int], workspace: int, stream: int) -> None:
+                assert self.prepared == workspace
                 if kernel.image == b"raises":
                     raise RuntimeError("too many resources requested for launch")
                 assert workspace
@@ -230,6 +240,19 @@ def test_candidates_are_timed_beside_a_reference_of_their_own_arrays(engine: Num
     assert all(any(a is b for b in sets[1].values()) for a in read)
     with pytest.raises(RuntimeError, match="too many resources"):
         measurer.time([first, *made(text, b"right", b"right", b"raises")[2:]], 3)
+
+
+def test_rounds_are_repeated_while_the_reference_moves(engine: NumpyEngine) -> None:
+    measurer = GpuMeasurer(engine, np)
+    measurer.open(parse_spec(SPECS[0]), 33)
+    (one,) = made(SPECS[0], b"right")
+    engine.slow = {engine.replays + n for n in range(1, 100)}
+    measurer._warm = True
+    found = measurer.time([one], 4)
+    assert found.moved == pytest.approx((1.0, 1.0))
+    assert found.drift == pytest.approx(1.0)
+    engine.slow = set()
+    assert measurer.time([one], 4).moved == ()
 
 
 def test_what_does_not_fit_is_said(engine: NumpyEngine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -176,19 +176,26 @@ def test_a_crash_while_timing_is_blamed_on_the_one_that_does_it_alone(fake: Fake
     assert chosen(found) == SCHEDULES[3]
 
 
-def test_rounds_in_which_the_reference_moved_are_repeated_and_said(fake: Fake) -> None:
+def test_rounds_in_which_the_reference_moved_are_said(fake: Fake) -> None:
     heard = Heard()
-    found = run_job(make_job(measurer=fake(drift=1) and tune_fakes.NAME), heard)
-    assert len(fake.asked("time")) == 3
+    fake(moved=[0.05])
+    found = run_job(make_job(), heard)
     assert [t.drifted for t in found.trials] == [False] * TRIALS
-    assert heard.texts == [*found.messages] == [
-        f"{SPEC} rows=4096: the reference moved by 5.0% during the rounds, the GPU is busy or throttling; "
-        "repeating them (1 of 2)."
-    ]  # fmt: skip
-    fake(drift=99)
+    sentence = (
+        f"{SPEC} rows=4096: the reference moved by 5.0% meanwhile, the GPU is busy or throttling; these rounds were "
+        "repeated."
+    )
+    assert heard.texts == [*found.messages] == [sentence] * 2  # brief and final
+    fake(drift=0.03)
+    assert all(t.drifted for t in run_job(make_job()).trials)
+
+
+def test_a_launch_that_the_driver_refuses_costs_its_candidate_only(fake: Fake) -> None:
+    fake(refuse=[2])
     found = run_job(make_job())
-    assert all(t.drifted for t in found.trials)
-    assert len(found.messages) == 4
+    assert statuses(found)[2] == "runtime"
+    assert found.trials[2].reason == "The driver refuses the launch of 'rows': CUDA_ERROR_INVALID_VALUE (1)."
+    assert chosen(found) == SCHEDULES[4]
 
 
 def test_a_worker_that_cannot_start_is_an_error_of_the_job(fake: Fake, tmp_path: Path) -> None:
@@ -630,7 +637,7 @@ def test_after_a_kill_only_the_rest_is_measured(tmp_path: Path) -> None:
 
 def test_a_terminal_shows_the_live_best(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
-    process = start(cwd=tmp_path, stderr=theirs, pause=0.1, drift=1)
+    process = start(cwd=tmp_path, stderr=theirs, pause=0.1, moved=[0.05])
     os.close(theirs)
     shown = b""
     with contextlib.suppress(OSError):  # how a terminal whose other side is closed ends

@@ -2,7 +2,8 @@
 
 crash, hang, fail, broken, wrong   ranks of candidates that do so when they are checked
 time_crash                         ranks that kill the process when they are timed
-drift                              how many timings find the reference moving
+moved                              of the reference, in rounds that were repeated; drift: in those that count
+refuse                             ranks whose launch the driver refuses
 log                                a file that gets a line per question
 pause                              seconds a check takes
 seed                               of the noise on the times
@@ -38,7 +39,6 @@ class FakeMeasurer:
 
     def __init__(self) -> None:
         self.say: dict[str, Any] = json.loads(os.environ.get("FAKE_TUNE", "{}"))
-        self.drifts = self.say.get("drift", 0)
         self.rng = np.random.default_rng(self.say.get("seed", 0))
 
     def log(self, text: str) -> None:
@@ -70,6 +70,8 @@ class FakeMeasurer:
             time.sleep(600)
         if rank in self.say.get("fail", ()):
             raise RuntimeError("CUDA_ERROR_ILLEGAL_ADDRESS")
+        if rank in self.say.get("refuse", ()):
+            raise LngenError("The driver refuses the launch of 'rows': CUDA_ERROR_INVALID_VALUE (1).")
         return "y: 3 numbers differ with 1 rows" if rank in self.say.get("wrong", ()) else ""
 
     def time(self, candidates: Sequence[Candidate], rounds: int) -> Timed:
@@ -77,7 +79,6 @@ class FakeMeasurer:
         self.log(f"time {','.join(map(str, ranks))} {rounds}")
         if set(ranks) & {*self.say.get("time_crash", ())}:
             os.kill(os.getpid(), 11)
-        self.drifts, drift = max(0, self.drifts - 1), 0.05 if self.drifts else 0.001
         stats: list[Stats | str] = []
         for rank in ranks:
             if rank in self.say.get("uncaptured", ()):
@@ -85,7 +86,7 @@ class FakeMeasurer:
                 continue
             us = TIMES.get(rank, 30.0 + rank) * (1 + 0.003 * self.rng.uniform(-1, 1))
             stats.append(Stats(us, us - 0.02, us + 0.02, us - 0.05))
-        return Timed(tuple(stats), REFERENCE_US, drift)
+        return Timed(tuple(stats), REFERENCE_US, self.say.get("drift", 0.001), tuple(self.say.get("moved", ())))
 
 
 def use(patch: Any, *gpus: str) -> None:

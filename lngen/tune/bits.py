@@ -18,6 +18,7 @@ from lngen.interpret import interpret
 from lngen.ir import D, Graph, M, Value
 from lngen.ir.numerics import Array
 from lngen.passes.edit import extract
+from lngen.runtime.arrays_np import raw
 from lngen.schedule.problem import is_row_fold
 from lngen.spec import Spec
 
@@ -56,9 +57,8 @@ class Bits:
         """Results full of poison."""
         out = {}
         for v in self.graph.results:
-            size = v.type.dtype.size
-            out[v.name] = self._xp.empty([{M: rows, D: self.spec.d}[a] for a in v.type.axes], f"u{size}")
-            out[v.name].fill(int.from_bytes([POISON] * size, "little"))
+            out[v.name] = self._xp.empty(v.type.shape(rows, self.spec.d), f"u{v.type.dtype.size}")
+            out[v.name].fill(int.from_bytes([POISON] * v.type.dtype.size, "little"))
         return out
 
     def complaint(self, rows: int, results: Mapping[str, Any]) -> str:
@@ -110,8 +110,3 @@ class Bits:
             piece = whole[start : start + self.block]
             piece[...] = block[: len(piece)]
         return whole
-
-
-def raw(a: Array) -> Array:
-    """The bits of an array."""
-    return np.ascontiguousarray(a).view(f"u{a.dtype.itemsize}")

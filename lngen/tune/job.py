@@ -14,14 +14,12 @@ from lngen.tune.candidates import candidates
 from lngen.tune.choose import Choice, choose, finalists
 from lngen.tune.lease import visible_devices
 from lngen.tune.pool import Pool, Setup
-from lngen.tune.serve import Timed
 from lngen.tune.trial import Device, Trial, latest
 from lngen.tune.worker import Failure, Limits, Stopped, Worker
 
 GPU = "lngen.tune.measure:GpuMeasurer"
 BRIEF_ROUNDS, FINAL_ROUNDS = 4, ROUNDS
 GROUP = 8  # candidates timed side by side
-REPEATS = 2  # of rounds in which the reference moved
 BUILD_SHARE, BRIEF_SHARE = 0.4, 0.75  # of the budget, after which no build or no brief round is begun
 NO_GPU = (
     "lngen tune needs an NVIDIA GPU and CuPy, but found no GPU that CuPy can use; 'lngen doctor' says what is "
@@ -228,8 +226,10 @@ class _Run:
 
     def _time(self, group: Sequence[Candidate], rounds: int) -> None:
         """Time side by side; where one brings the worker down, one by one, so that only that one is blamed."""
+        worker = self._worker
+        assert worker is not None
         try:
-            timed = self._steady(group, rounds)
+            timed = worker.time(group, rounds)
         except Failure as failure:
             if len(group) == 1:
                 self._record([self._trial(group[0], failure.status, failure.reason)])
@@ -237,6 +237,11 @@ class _Run:
                 for candidate in group:
                     self._time([candidate], rounds)
             return
+        for moved in timed.moved:
+            self._say(
+                f"{self._job}: the reference moved by {moved:.1%} meanwhile, the GPU is busy or throttling; these "
+                "rounds were repeated."
+            )
         trials = []
         for candidate, stats in zip(group, timed.stats, strict=True):
             if isinstance(stats, str):
@@ -247,21 +252,6 @@ class _Run:
             drifted = timed.drift > DRIFT
             trials.append(replace(self._trial(candidate), **us, reference=reference, rounds=rounds, drifted=drifted))
         self._record(trials)
-
-    def _steady(self, group: Sequence[Candidate], rounds: int) -> Timed:
-        """Time until the reference stands still, a few times at most."""
-        worker = self._worker
-        assert worker is not None
-        timed = worker.time(group, rounds)
-        for again in range(REPEATS):
-            if timed.drift <= DRIFT:
-                break
-            self._say(
-                f"{self._job}: the reference moved by {timed.drift:.1%} during the rounds, the GPU is busy or "
-                f"throttling; repeating them ({again + 1} of {REPEATS})."
-            )
-            timed = worker.time(group, rounds)
-        return timed
 
     # ---- records ----
 

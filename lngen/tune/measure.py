@@ -10,7 +10,7 @@ from lngen.bench.engines import CupyEngine, Engine
 from lngen.bench.floor import floor_bytes
 from lngen.check.inputs import POISON
 from lngen.errors import LngenError
-from lngen.ir import D, DType, M
+from lngen.ir import WIDE, DType
 from lngen.lower import lower
 from lngen.runtime.launch import Launcher, device_arch
 from lngen.spec import Spec
@@ -22,6 +22,7 @@ from lngen.tune.trial import Device
 
 REFERENCE = "reference"
 LOADED = 64  # launchers kept
+REPEATS = 2  # of rounds in which the reference moved
 FIRST_WARM_MS, WARM_MS = timing.WARM_MS, 20.0
 
 
@@ -75,8 +76,9 @@ class GpuMeasurer:
                 bound = launcher.bind(rows, dict.fromkeys(launcher.tensors, bits.spec.d))
                 workspace = self._xp.full(max(1, bound.workspace_bytes), POISON, "u1")
                 arrays = bits.inputs | results
-                pointers = [self._engine.pointer(arrays[n]) for n in launcher.tensors]
-                bound(pointers, self._engine.pointer(workspace), self._engine.stream())
+                address = self._engine.pointer(workspace)
+                bound.prepare(address, self._engine.stream())
+                bound([self._engine.pointer(arrays[n]) for n in launcher.tensors], address, self._engine.stream())
                 self._engine.synchronize()
                 wrong = bits.complaint(rows, results)
                 if wrong:
@@ -84,20 +86,28 @@ class GpuMeasurer:
         return ""
 
     def time(self, candidates: Sequence[Candidate], rounds: int) -> Timed:
-        """Interleaved rounds of every candidate and the reference, cold."""
+        """Interleaved rounds of every candidate and the reference, cold; repeated while the reference moves."""
         with self._engine.active():
             launches = {REFERENCE: self._references_launch, **{str(c.rank): self._launch(c) for c in candidates}}
             for launch in launches.values():  # whatever a first launch loads is not allowed while a graph is captured
                 launch(self._engine.stream(), 0)
             self._engine.synchronize()
             warm = WARM_MS if self._warm else FIRST_WARM_MS
+            moved: list[float] = []
             found = timing.time_side_by_side(
-                launches, len(self._sets), self._engine, reference=REFERENCE, rounds=rounds, warm_ms=warm
+                launches,
+                len(self._sets),
+                self._engine,
+                reference=REFERENCE,
+                rounds=rounds,
+                warm_ms=warm,
+                repeats=REPEATS,
+                moved=moved.append,
             )
         self._warm = True
         reference = found.stats.get(REFERENCE)
         stats = tuple(found.stats.get(str(c.rank)) or found.failures[str(c.rank)] for c in candidates)
-        return Timed(stats, reference.median if reference else None, found.drift)
+        return Timed(stats, reference.median if reference else None, found.drift, tuple(moved))
 
     # ---- launches ----
 
@@ -116,6 +126,7 @@ class GpuMeasurer:
         # One workspace: in real use it is as warm as here.
         workspace = self._engine.empty((max(1, -(-bound.workspace_bytes // 8)),), DType.F64)
         address = self._engine.pointer(workspace)
+        bound.prepare(address, self._engine.stream())
         pointers = [[self._engine.pointer(s[n]) for n in launcher.tensors] for s in self._sets]
 
         def launch(stream: int, index: int, keep: Any = (launcher, workspace)) -> None:
@@ -127,7 +138,7 @@ class GpuMeasurer:
 
     def _wide(self) -> list[str]:
         """One or two of the graph's [M, D] inputs of one size."""
-        wide = [v for v in self._bits.graph.params if v.type.axes == (M, D)]
+        wide = [v for v in self._bits.graph.params if v.type.axes == WIDE]
         if not wide:
             raise LngenError(f"'{self._bits.spec}' has no input of rows and features, so there is nothing to time.")
         return [v.name for v in wide if v.type.dtype.size == wide[0].type.dtype.size][:2]

@@ -27,11 +27,13 @@ class Timed:
     """What one set of interleaved rounds gave, in the order of the candidates: statistics, or why there are none.
 
     reference  microseconds of the copy; ``drift`` how far it moved, relative to itself
+    moved      how far it moved in the rounds that were repeated for it
     """
 
     stats: tuple[Stats | str, ...]
     reference: float | None
     drift: float = 0.0
+    moved: tuple[float, ...] = ()
 
 
 class Measurer(Protocol):
@@ -87,7 +89,7 @@ def serve(connection: Connection, name: str) -> None:
                 measurer = getattr(import_module(module), attribute)()
             answer = Answer(getattr(measurer, method)(*arguments))
         except LngenError as error:
-            answer = Answer(error=error)
+            answer = Answer(error=error, healthy=measurer is None or _healthy(measurer))
         except Exception as error:  # whatever a candidate causes, it is told, not raised
             answer = Answer(failure=describe(error), healthy=measurer is not None and _healthy(measurer))
         connection.send(answer)

@@ -94,12 +94,12 @@ class Worker:
     def check(self, candidate: Candidate) -> str:
         """What differs from the interpreter's bits, or an empty text; Failure if it does not even run."""
         self._ensure()
-        return str(self._ask(self._limits.check, "check", candidate))
+        return str(self._try(self._limits.check, "check", candidate))
 
     def time(self, candidates: Sequence[Candidate], rounds: int) -> Timed:
         """Time candidates and the reference side by side; Failure if one of them does not run."""
         self._ensure()
-        timed = self._ask(self._limits.time, "time", tuple(candidates), rounds)
+        timed = self._try(self._limits.time, "time", tuple(candidates), rounds)
         assert isinstance(timed, Timed)
         return timed
 
@@ -134,6 +134,13 @@ class Worker:
                 f"the worker process cannot measure on GPU {self._gpu}: {failure.reason}; 'lngen doctor' says what "
                 "is missing."
             ) from failure
+
+    def _try(self, seconds: float, method: str, *arguments: Any) -> Any:
+        """A question about candidates, who are to blame for whatever it raises."""
+        try:
+            return self._ask(seconds, method, *arguments)
+        except LngenError as error:  # a launch that the driver refuses, for example
+            raise Failure("runtime", str(error)) from error
 
     def _ask(self, seconds: float, method: str, *arguments: Any) -> Any:
         assert self._connection is not None
