@@ -227,6 +227,9 @@ def test_candidates_are_timed_beside_a_reference_of_their_own_arrays(engine: Num
     first, second = made(text, b"right", b"sloppy")
     found = measurer.time([first, second], 3)
     assert [s.median for s in found.stats] == pytest.approx([10.0, 10.0])  # type: ignore[union-attr]
+    brief = max(map(len, engine.captured))
+    measurer.time([first], timing.ROUNDS)
+    assert max(map(len, engine.captured)) > 1.5 * brief
     assert (found.reference, found.drift) == pytest.approx((10.0, 0.0))
     sets = measurer._sets
     assert len(sets) == len(measurer._references) >= 2

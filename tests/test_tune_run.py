@@ -352,6 +352,9 @@ def test_what_is_in_the_database_is_not_repeated(fake: Fake, tmp_path: Path) -> 
     assert fake.asked() == []  # not even prepared
     assert (again.new, path.read_bytes()) == ((), lines)
     assert (chosen(again), again.trials) == (chosen(first), first.trials)
+    ranked_otherwise = tuple(replace(t, rank=50 - t.rank) for t in known)
+    assert run_job(make_job(known=ranked_otherwise)).trials == first.trials
+    assert fake.asked() == []
     # A killed run lacks lines at the end: only what they told is measured.
     cut = tuple(t for t in known if t.rank != 4 and t.rounds < FINAL_ROUNDS)
     fake(wrong=[1])

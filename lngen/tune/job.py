@@ -161,8 +161,9 @@ class _Run:
         built = build_all(
             job.spec, ranked, device.arch, seconds=BUILD_SHARE * job.seconds, stopped=self._listener.stopped
         )
-        identities = {self._trial(c).identity for c in built}
-        self._trials = [t for t in job.known if t.identity in identities]
+        ranks = {self._trial(c).identity: c.rank for c in built}
+        # Ranked as the model ranks them now, which may not be how it did when they were measured.
+        self._trials = [replace(t, rank=ranks[t.identity]) for t in job.known if t.identity in ranks]
         known = {t.identity for t in self._trials}
         failed = [self._trial(c) for c in built if c.status != "correct"]
         self._record([t for t in failed if t.identity not in known])

@@ -23,6 +23,7 @@ from lngen.tune.trial import Device
 REFERENCE = "reference"
 LOADED = 64  # launchers kept
 REPEATS = 2  # of rounds in which the reference moved
+BRIEF_REPLAY_US = timing.REPLAY_US / 2  # of rounds fewer than the benchmark's
 FIRST_WARM_MS, WARM_MS = timing.WARM_MS, 20.0
 
 
@@ -93,6 +94,7 @@ class GpuMeasurer:
                 launch(self._engine.stream(), 0)
             self._engine.synchronize()
             warm = WARM_MS if self._warm else FIRST_WARM_MS
+            replay_us = timing.REPLAY_US if rounds >= timing.ROUNDS else BRIEF_REPLAY_US
             moved: list[float] = []
             found = timing.time_side_by_side(
                 launches,
@@ -101,6 +103,7 @@ class GpuMeasurer:
                 reference=REFERENCE,
                 rounds=rounds,
                 warm_ms=warm,
+                replay_us=replay_us,
                 repeats=REPEATS,
                 moved=moved.append,
             )
