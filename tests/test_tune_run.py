@@ -671,4 +671,6 @@ def test_ctrl_c_keeps_the_best_so_far(tmp_path: Path) -> None:
     assert read_lock(tmp_path / "lngen.lock.toml").entries[0].schedule == SCHEDULES[2]
     assert "Traceback" not in stderr
     assert "ended early; run it again" in stderr
+    # The worker process does not heed Ctrl-C: nobody is blamed for it.
+    assert {t.status for t in database.read(tmp_path / "t.jsonl").trials} == {"correct"}
     wait_for(lambda: all(gone(p) for p in pids(log)))
