@@ -55,6 +55,12 @@ class CheckError(LngenError):
     exit_code = 1
 
 
+class LockError(LngenError):
+    """A schedule that a lock file should hold, and does not."""
+
+    exit_code = 1
+
+
 class MissingError(LngenError):
     """A GPU, a library or a compiler that is not there."""
 

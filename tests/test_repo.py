@@ -39,7 +39,7 @@ LAYERS = (
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 
 OPTIONAL = {"cupy", "cupyx", "cupy_backends", "torch"}
-MAY_IMPORT_OPTIONAL = ("toolchain/nvrtc.py", "runtime/", "bench/", "check/", "cli/doctor.py")
+MAY_IMPORT_OPTIONAL = ("toolchain/nvrtc.py", "runtime/", "bench/", "check/", "tune/measure.py", "cli/doctor.py")
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Executor, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,12 +52,13 @@ def build(
     version: str,
     kinds: Sequence[str] = KINDS,
     progress: Progress | None = None,
+    executor: Executor | None = None,
 ) -> Built:
     """Generate ``plans`` into ``folder`` as ``kinds`` of files (cu, ptx, cubin), and manifest.json.
 
     Everything is compiled before the first file is written; each file is written whole, the manifest last.
     With only "cu" nothing is compiled, and the manifest has no resources. ``version`` is lngen's own, which
-    the manifest records.
+    the manifest records. ``executor`` runs the compilations, by default threads; the bytes are the same.
     """
     for kind in kinds:
         if kind not in KINDS:
@@ -65,7 +66,7 @@ def build(
     old = manifest.read(folder)
     by_name = {plan.name: plan for plan in plans}
     sources = {name: emit(plan) for name, plan in by_name.items()}
-    compiled = _compile(sources, arches, kinds, progress)
+    compiled = _compile(sources, arches, kinds, progress, executor)
     nvrtc = ".".join(map(str, nvrtc_version())) if compiled else None
 
     files: dict[str, bytes] = {}
@@ -87,28 +88,40 @@ def build(
 
 
 def _compile(
-    sources: dict[str, str], arches: Sequence[str], kinds: Sequence[str], progress: Progress | None
+    sources: dict[str, str],
+    arches: Sequence[str],
+    kinds: Sequence[str],
+    progress: Progress | None,
+    executor: Executor | None,
 ) -> dict[_Job, Binary | str]:
     """Every compilation the build needs, side by side: NVRTC leaves Python's lock alone.
 
     Resources come from the cubin's log, so PTX alone is compiled to a cubin, too.
     """
+    if executor is None:
+        with ThreadPoolExecutor() as pool:
+            return _compile(sources, arches, kinds, progress, pool)
     wanted = [kind for kind in ("cubin", "ptx") if kind in kinds or (kind == "cubin" and "ptx" in kinds)]
     jobs = [_Job(name, arch, kind) for name in sources for arch in arches for kind in wanted]
-    with ThreadPoolExecutor() as pool:
-        futures = {pool.submit(_one, job, sources[job.name]): job for job in jobs}
-        try:
-            for count, future in enumerate(as_completed(futures), 1):
-                future.result()
-                if progress is not None:
-                    progress(count, len(jobs))
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    version = nvrtc_version() if jobs else (0, 0)
+    futures = {executor.submit(_one, job, sources[job.name], version): job for job in jobs}
+    try:
+        for count, future in enumerate(as_completed(futures), 1):
+            future.result()
+            if progress is not None:
+                progress(count, len(jobs))
+    except BaseException:
+        for future in futures:
+            future.cancel()
+        raise
     return {job: future.result() for future, job in futures.items()}
 
 
-def _one(job: _Job, source: str) -> Binary | str:
+def _one(job: _Job, source: str, version: tuple[int, int]) -> Binary | str:
+    """One compilation, by the NVRTC that the manifest will name; a job for any executor."""
+    if nvrtc_version() != version:
+        here, wanted = (".".join(map(str, v)) for v in (nvrtc_version(), version))
+        raise LngenError(f"a worker has NVRTC {here} and this machine {wanted}; install the same on both.")
     name = f"{job.name}.cu"
     if job.kind == "ptx":
         return compile_ptx(source, job.arch, name=name)

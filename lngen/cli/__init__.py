@@ -23,6 +23,7 @@ COMMANDS = {
     "build": "Generate kernels ahead of time, with a manifest.",
     "check": "Bits against the interpreter, errors against the oracles.",
     "conform": "An adversarial list of cases for a kernel or anybody's function.",
+    "tune": "Measure schedules, remember every trial, lock the fastest.",
     "bench": "Time lngen, its peers and the ceilings side by side.",
     "run": "Apply a kernel to .npy files.",
     "generated": "Rewrite, or verify, the golden set of kernels.",

@@ -8,7 +8,11 @@ import click
 
 from lngen.aot.build import KINDS, build
 from lngen.aot.plans import plan_for
+from lngen.cli.cluster import dask_executor, dask_option
 from lngen.cli.common import arch_option, json_option, print_json, progress_bar, schedule_option, words
+from lngen.lower import Plan, lower
+from lngen.runtime.lock import Lock, read_lock
+from lngen.schedule import parse_schedule
 from lngen.spec import parse_spec
 from lngen.version import __version__
 
@@ -27,6 +31,11 @@ from lngen.version import __version__
 )
 @click.option("--out", "folder", required=True, type=click.Path(path_type=Path), metavar="DIR", help="Where to.")
 @schedule_option
+@click.option(
+    "--lock", "lock_file", type=click.Path(path_type=Path), metavar="FILE", help="Take tuned schedules from it."
+)
+@click.option("--rows", type=click.IntRange(1), metavar="M", help="With --lock: those for about M rows; else for most.")
+@dask_option
 @json_option
 def command(
     specs: tuple[str, ...],
@@ -34,6 +43,9 @@ def command(
     kinds: tuple[str, ...],
     folder: Path,
     schedule: str,
+    lock_file: Path | None,
+    rows: int | None,
+    dask: str | None,
     as_json: bool,
 ) -> None:
     """Generate the kernels of each SPEC into a folder, with a manifest.json that says how to launch them.
@@ -42,11 +54,27 @@ def command(
     same bytes. Everything is compiled before anything is written. In a folder with a manifest, kernels of the
     same NAME are replaced and all others stay.
     """
-    plans = [plan_for(parse_spec(text), schedule, arches[0]) for text in specs]
-    with progress_bar("compiling") as progress:
-        built = build(plans, folder, arches=arches, version=__version__, kinds=kinds, progress=progress)
+    if rows is not None and lock_file is None:
+        raise click.UsageError("--rows chooses among the schedules of a --lock file; give both.")
+    lock = read_lock(lock_file) if lock_file else Lock()
+    plans = [_plan(text, schedule, arches[0], lock, rows) for text in specs]
+    with dask_executor(dask) as executor, progress_bar("compiling") as progress:
+        built = build(
+            plans, folder, arches=arches, version=__version__, kinds=kinds, progress=progress, executor=executor
+        )
     if as_json:
         print_json({"folder": str(built.folder), "kernel_sets": built.entries})
         return
     for name in built.files:
         click.echo(folder / name)
+
+
+def _plan(text: str, schedule: str, arch: str, lock: Lock, rows: int | None) -> Plan:
+    """The plan of a spec: its locked schedule on ``arch``, or its default, changed as ``schedule`` says."""
+    spec = parse_spec(text)
+    locked = lock.schedule(spec, rows, arch=arch)
+    if locked is not None:
+        return lower(spec, parse_schedule(schedule, locked))
+    if lock.entries:
+        click.echo(f"{spec} is not in '{lock.path}' for {arch}; its default schedule is built.", err=True)
+    return plan_for(spec, schedule, arch)

@@ -16,9 +16,10 @@ from lngen.ir import WIDE, D, DType, M, Value
 from lngen.lower import Plan, lower
 from lngen.runtime.arrays import FROM_NUMPY, Layout, Library, library_of
 from lngen.runtime.choose import compile_plan, default_schedule
-from lngen.runtime.launch import Bound, Launcher, device_arch
+from lngen.runtime.launch import Bound, Launcher, device_arch, device_name
+from lngen.runtime.lock import Lock, Locked
 from lngen.runtime.shapes import check_layout, leading, row_stride
-from lngen.schedule import Schedule, parse_schedule
+from lngen.schedule import Schedule, is_legal, parse_schedule, problem
 from lngen.spec import Spec
 
 WIDEST = 16  # bytes of the widest memory access; arrays aligned to it fit every plan
@@ -39,34 +40,45 @@ class Recipe:
 class Call:
     """Runs one spec on the arrays it is given."""
 
-    def __init__(self, spec: Spec, schedule: str) -> None:
-        self.spec, self._schedule = spec, schedule
+    def __init__(self, spec: Spec, schedule: str, lock: Lock | None = None) -> None:
+        self.spec, self._schedule, self._lock = spec, schedule, lock
         self.graph = spec.graph()
         self.inputs, self.outputs = self.graph.params, self.graph.results
         self.names = tuple(v.name for v in (*self.inputs, *self.outputs))
-        self._schedules: dict[str, Schedule] = {}
-        self._launchers: dict[tuple[int, int], Launcher] = {}
-        self._workspaces: dict[tuple[int, int, int], tuple[Any, int, int]] = {}
+        self._schedules: dict[tuple[str, Locked | None], Schedule] = {}
+        self._launchers: dict[tuple[int, Schedule], Launcher] = {}
+        self._workspaces: dict[tuple[int, int, str], tuple[Any, int, int]] = {}
         self._outgrown: list[Any] = []  # a captured CUDA graph may still use them
         self._loading = threading.Lock()
         self._local = threading.local()
 
     # ---- planning ----
 
-    def plan(self, arch: str, vec: int | None = None) -> Plan:
-        """The plan for ``arch``, its accesses at most ``vec`` elements wide."""
-        if arch not in self._schedules:
-            base = default_schedule(self.spec, arch)
-            self._schedules[arch] = parse_schedule(self._schedule, base)
-        schedule = self._schedules[arch]
-        return lower(self.spec, schedule if vec is None else replace(schedule, vec=min(vec, schedule.vec)))
+    def plan(self, arch: str, vec: int | None = None, rows: int | None = None, device: str | None = None) -> Plan:
+        """The plan for ``arch``, its accesses at most ``vec`` elements wide.
 
-    def launcher(self, device: int, vec: int | None = None) -> Launcher:
+        A lock file may hold a schedule for the GPU called ``device`` (None: any of that arch) and about as many
+        rows (None: most).
+        """
+        locked = self._lock.nearest(str(self.spec), rows, device=device, arch=arch) if self._lock else None
+        if (arch, locked) not in self._schedules:
+            base = self._lock.schedule(self.spec, rows, device=device, arch=arch) if self._lock else None
+            self._schedules[arch, locked] = parse_schedule(self._schedule, base or default_schedule(self.spec, arch))
+        schedule = self._schedules[arch, locked]
+        if vec is not None and vec < schedule.vec:
+            narrow = replace(schedule, vec=vec)
+            # A form that needs wide accesses gives way to the best of those that do not.
+            legal = is_legal(narrow, problem(self.graph, self.spec.d))
+            schedule = narrow if legal else default_schedule(self.spec, arch, vec)
+        return lower(self.spec, schedule)
+
+    def launcher(self, device: int, vec: int | None = None, rows: int | None = None) -> Launcher:
         """The kernels loaded on a device."""
         arch = device_arch(device)
+        name = device_name(device) if self._lock else None
         with self._loading:
-            plan = self.plan(arch, vec)
-            key = device, plan.schedule.vec
+            plan = self.plan(arch, vec, rows, name)
+            key = device, plan.schedule
             if key not in self._launchers:
                 self._launchers[key] = Launcher(plan, compile_plan(plan, arch), device)
             return self._launchers[key]
@@ -150,15 +162,15 @@ class Call:
         vec = recipe.vec if together % WIDEST == 0 else self._vec_for(recipe, pointers)
         bound = recipe.bounds.get(vec)
         if bound is None:
-            bound = self.launcher(recipe.device, vec).bind(recipe.rows, recipe.strides)
+            bound = self.launcher(recipe.device, vec, recipe.rows).bind(recipe.rows, recipe.strides)
             recipe.bounds[vec] = bound
         stream = library.stream(recipe.device)
-        workspace = self._workspace(library, recipe.device, stream, vec, bound) if bound.workspace_bytes else 0
+        workspace = self._workspace(library, recipe.device, stream, bound) if bound.workspace_bytes else 0
         bound(pointers, workspace, stream)
 
-    def _workspace(self, library: Library, device: int, stream: int, vec: int, bound: Bound) -> int:
-        """The address of a workspace that is large enough; each plan (``vec``) has its own on each stream."""
-        held = self._workspaces.get((device, stream, vec))
+    def _workspace(self, library: Library, device: int, stream: int, bound: Bound) -> int:
+        """The address of a workspace that is large enough; each plan has its own on each stream."""
+        held = self._workspaces.get((device, stream, bound.name))
         size = bound.workspace_bytes
         if held is None or held[2] < size:
             if held is not None:
@@ -167,7 +179,7 @@ class Call:
             array = library.maker((-(-size // 8),), DType.F64, device)()
             held = array, library.describe([array])[0][0], size
             bound.prepare(held[1], stream)
-            self._workspaces[device, stream, vec] = held
+            self._workspaces[device, stream, bound.name] = held
         return held[1]
 
     # ---- once per layout ----
@@ -200,7 +212,7 @@ class Call:
                 continue
             check_layout(value, layout, library.dtype(layout[0]), rows, d, device)
             strides[value.name] = row_stride(value, layout, written=value in self.outputs)
-        vec = self.launcher(device).plan.schedule.vec
+        vec = self.launcher(device, rows=math.prod(rows)).plan.schedule.vec
         wide = [strides[v.name] for v in (*self.inputs, *self.outputs) if v.type.axes == WIDE]
         while any(stride % vec for stride in wide):
             vec //= 2

@@ -40,6 +40,14 @@ def device_arch(device: int) -> str:
     return f"sm_{cupy.cuda.Device(device).compute_capability}"
 
 
+def device_name(device: int) -> str:
+    """The name of a device, ``NVIDIA H200``; MissingError if there is no such GPU."""
+    device_arch(device)
+    import cupy
+
+    return str(cupy.cuda.runtime.getDeviceProperties(device)["name"].decode())
+
+
 class Launcher:
     """The kernels of a plan, loaded on one device."""
 
@@ -79,6 +87,7 @@ class Bound:
         import cupy
 
         plan = launcher.plan
+        self.name = plan.name
         self._launcher = launcher  # the module must not be unloaded while its functions are used
         self._device, self._current = launcher.device, cupy.cuda.runtime.getDevice
         self._enter = cupy.cuda.Device(launcher.device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from lngen.emit import emit
@@ -13,6 +14,7 @@ from lngen.ir import DType
 from lngen.lower import Plan
 from lngen.runtime.call import Call
 from lngen.runtime.choose import DEFAULT_ARCH
+from lngen.runtime.lock import Lock, read_lock
 from lngen.spec import Spec, make_spec
 
 
@@ -22,6 +24,7 @@ def compile(
     d: int,
     dtype: str | DType = "f32",
     schedule: Mapping[str, str] | None = None,
+    lock: str | Path | None = None,
     **options: Any,
 ) -> Norm:
     """A norm specialised on D, dtypes and options; nothing is compiled before its first use.
@@ -29,7 +32,10 @@ def compile(
     ``graph`` is a name (``layernorm``, ``rmsnorm``), a Definition, or a function that describes a forward
     graph of one's own. ``options`` are the spec's keys: weight, out, eps, save, wrt, gamma, beta.
     ``schedule`` changes the default schedule, per direction: ``{"fwd": "threads=256", "bwd": ""}``.
-    SpecError for a wrong option, ScheduleError (at first use) for an illegal schedule.
+    ``lock`` is a file that ``lngen tune`` wrote: on a GPU it knows, the schedule tuned for the nearest number of
+    rows is taken instead of the default. It changes no bit.
+    SpecError for a wrong option, ScheduleError (at first use) for an illegal schedule, LngenError for a lock file
+    that cannot be read.
     """
     if isinstance(graph, str) and graph not in GRAPHS:
         raise SpecError(f"There is no graph '{graph}', expected one of {', '.join(GRAPHS)}.")
@@ -40,7 +46,12 @@ def compile(
     wrt = {"wrt": options.pop("wrt")} if "wrt" in options else {}
     keys = {"d": d, "dtype": dtype, **options}
     forward = make_spec(definition, "fwd", keys)
-    return Norm(forward, make_spec(definition, "bwd", {**keys, **wrt}), dict(schedule or {}))
+    return Norm(
+        forward,
+        make_spec(definition, "bwd", {**keys, **wrt}),
+        dict(schedule or {}),
+        read_lock(lock) if lock is not None else None,
+    )
 
 
 @dataclass(slots=True)
@@ -57,12 +68,12 @@ class Saved:
 class Norm:
     """A forward and a backward kernel set for one spec."""
 
-    def __init__(self, forward: Spec, backward: Spec, schedules: Mapping[str, str]) -> None:
+    def __init__(self, forward: Spec, backward: Spec, schedules: Mapping[str, str], lock: Lock | None = None) -> None:
         for key in schedules:
             if key not in ("fwd", "bwd"):
                 raise SpecError(f"schedule= takes the directions fwd and bwd, got '{key}'.")
-        self._forward = Call(forward, schedules.get("fwd", ""))
-        self._backward = Call(backward, schedules.get("bwd", ""))
+        self._forward = Call(forward, schedules.get("fwd", ""), lock)
+        self._backward = Call(backward, schedules.get("bwd", ""), lock)
         self._primary = len(self._forward.outputs) - len(forward.definition.saved(forward.options))
 
     def spec(self, direction: str = "fwd") -> Spec:

@@ -1,0 +1,146 @@
+"""The lock file: the schedules that were chosen, by device, spec and number of rows.
+
+TOML that a person reads and a review compares; the same choices give the same bytes:
+
+    version = 1
+
+    ["NVIDIA H200"]
+    arch = "sm_90"
+
+    ["NVIDIA H200"."layernorm.fwd:d=4096,dtype=bf16"]
+    4096 = "form=registers,threads=128,rows=1,vec=8,resident=6,prefetch=no"
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lngen.errors import LngenError, ScheduleError
+from lngen.schedule import Schedule, check, parse_schedule, problem
+from lngen.spec import Spec
+
+VERSION = 1
+HEAD = "# Schedules chosen by lngen tune: device, spec, number of rows. They change speed and never a bit.\n"
+
+
+@dataclass(frozen=True, order=True)
+class Locked:
+    """One choice: ``schedule`` is the fastest for ``spec`` with ``rows`` rows on ``device``, of ``arch``."""
+
+    device: str
+    arch: str
+    spec: str
+    rows: int
+    schedule: str
+
+
+@dataclass(frozen=True)
+class Lock:
+    """The choices of a file. ``path`` is what messages call it."""
+
+    entries: tuple[Locked, ...] = ()
+    path: str = "the lock file"
+
+    def candidates(self, spec: str, *, device: str | None = None, arch: str | None = None) -> list[Locked]:
+        """The choices for a spec on a device, or on the first device of an arch; None is any."""
+        found = [e for e in self.entries if e.spec == spec and device in (None, e.device) and arch in (None, e.arch)]
+        return [e for e in found if e.device == found[0].device]
+
+    def nearest(
+        self, spec: str, rows: int | None = None, *, device: str | None = None, arch: str | None = None
+    ) -> Locked | None:
+        """The choice for the number of rows nearest to ``rows`` by their ratio; None: for the most rows.
+
+        Of two that are equally near it is the one of more rows. None if nothing is locked for the spec there.
+        """
+        found = self.candidates(spec, device=device, arch=arch)
+        if not found:
+            return None
+        if rows is None:
+            return max(found, key=lambda e: e.rows)
+        return min(found, key=lambda e: (abs(math.log(max(e.rows, 1) / max(rows, 1))), -e.rows))
+
+    def schedule(
+        self, spec: Spec, rows: int | None = None, *, device: str | None = None, arch: str | None = None
+    ) -> Schedule | None:
+        """The nearest choice as a schedule; LngenError if it is none, or no longer legal for the spec."""
+        entry = self.nearest(str(spec), rows, device=device, arch=arch)
+        if entry is None:
+            return None
+        try:
+            found = parse_schedule(entry.schedule, Schedule("registers", threads=1, rows=1, vec=1))
+            check(found, problem(spec.graph(), spec.d))
+        except ScheduleError as error:
+            where = f"'{self.path}', {entry.spec} with {entry.rows} rows on {entry.device}"
+            raise LngenError(f"{where}: {error} Tune it again, or remove the line.") from error
+        return found
+
+    def updated(self, entries: Iterable[Locked]) -> Lock:
+        """With these choices put in, in place of those for the same device, spec and rows."""
+        kept = {(e.device, e.spec, e.rows): e for e in (*self.entries, *entries)}
+        return Lock(tuple(sorted(kept.values())), self.path)
+
+    def render(self) -> str:
+        """The file: devices, specs and rows in order."""
+        parts = [HEAD, f"version = {VERSION}\n"]
+        for device in sorted({e.device for e in self.entries}):
+            own = sorted(e for e in self.entries if e.device == device)
+            parts.append(f"\n[{_quoted(device)}]\narch = {_quoted(own[0].arch)}\n")
+            for spec in sorted({e.spec for e in own}):
+                parts.append(f"\n[{_quoted(device)}.{_quoted(spec)}]\n")
+                parts += [f"{e.rows} = {_quoted(e.schedule)}\n" for e in own if e.spec == spec]
+        return "".join(parts)
+
+
+def parse_lock(text: str, path: str = "the lock file") -> Lock:
+    """The choices that ``render`` wrote; LngenError says what is wrong with anything else."""
+    try:
+        content = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise LngenError(f"'{path}' is no lock file: {error}; remove it, or tune again.") from error
+    version = content.pop("version", None)
+    if version != VERSION:
+        raise LngenError(f"'{path}' is expected to be a lock file of version {VERSION}, got version {version}.")
+    entries: list[Locked] = []
+    for device, specs in content.items():
+        arch = _table(specs, f"'{path}', '{device}'").pop("arch", None)
+        if not isinstance(arch, str):
+            raise LngenError(f"'{path}', '{device}': expected an arch such as \"sm_90\", got {arch}.")
+        for spec, choices in specs.items():
+            where = f"'{path}', '{device}', '{spec}'"
+            entries += [_entry(where, device, arch, spec, *choice) for choice in _table(choices, where).items()]
+    return Lock(tuple(sorted(entries)), path)
+
+
+def read_lock(path: Path | str) -> Lock:
+    """The lock file at ``path``; LngenError if there is none, or it cannot be read."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise LngenError(f"there is no lock file '{path}'; 'lngen tune SPEC --lock {path}' writes one.") from error
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise LngenError(f"the lock file '{path}' cannot be read: {why}; name another file.") from error
+    return parse_lock(text, str(path))
+
+
+def _table(value: Any, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise LngenError(f"{where}: expected a table, got {value!r}.")
+    return value
+
+
+def _entry(where: str, device: str, arch: str, spec: str, rows: str, schedule: Any) -> Locked:
+    if not (rows.isascii() and rows.isdigit() and isinstance(schedule, str)):
+        raise LngenError(f'{where}: expected a line such as 4096 = "threads=128", got {rows} = {schedule!r}.')
+    return Locked(device, arch, spec, int(rows), schedule)
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

@@ -1,0 +1,49 @@
+"""What tuning does with a lock file: adds choices to it, and holds specs against it. Its format: runtime/lock.py."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from lngen.aot.files import write_all
+from lngen.errors import LockError
+from lngen.runtime.lock import Lock, Locked, read_lock
+from lngen.spec import Spec
+from lngen.tune.job import Outcome
+
+
+def existing(path: Path) -> Lock:
+    """The lock file, or an empty one if there is none yet."""
+    return read_lock(path) if path.exists() else Lock(path=str(path))
+
+
+def store(path: Path, outcomes: Sequence[Outcome]) -> None:
+    """Put the choices of outcomes into the lock file, which is the old one or the new one, never half of it."""
+    chosen = [
+        Locked(o.device.name, o.device.arch, o.spec, o.rows, o.choice.trial.schedule)
+        for o in outcomes
+        if o.choice is not None and o.device is not None
+    ]
+    if chosen:
+        write_all({path: existing(path).updated(chosen).render().encode()})
+
+
+def incumbents(lock: Lock, spec: Spec, rows: int) -> tuple[tuple[str, str], ...]:
+    """(device, schedule) locked for a spec at a number of rows."""
+    return tuple((e.device, e.schedule) for e in lock.entries if (e.spec, e.rows) == (str(spec), rows))
+
+
+def frozen(lock: Lock, specs: Sequence[Spec], rows: Sequence[int], device: str | None) -> list[Locked]:
+    """The choices for every spec and number of rows, on ``device`` (None: any); LockError if one is not locked."""
+    found = []
+    for spec in specs:
+        for m in rows:
+            here = [e for e in lock.candidates(str(spec), device=device) if e.rows == m]
+            if not here:
+                where = f" on {device}" if device else ""
+                raise LockError(
+                    f"'{lock.path}' is frozen and holds no schedule for {spec} with {m} rows{where}; run 'lngen tune "
+                    f"{spec} --rows {m}' without --frozen, and keep the lock file."
+                )
+            found += here
+    return found

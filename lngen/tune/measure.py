@@ -1,0 +1,159 @@
+"""The measurer of a worker process with a GPU: loads cubins, compares bits, times side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from lngen.bench import timing
+from lngen.bench.engines import CupyEngine, Engine
+from lngen.bench.floor import floor_bytes
+from lngen.check.inputs import POISON
+from lngen.errors import LngenError
+from lngen.ir import WIDE, DType
+from lngen.lower import lower
+from lngen.runtime.launch import Launcher, device_arch
+from lngen.spec import Spec
+from lngen.toolchain import Binary, nvrtc_version
+from lngen.tune.bits import Bits
+from lngen.tune.build import Candidate
+from lngen.tune.serve import Timed
+from lngen.tune.trial import Device
+
+REFERENCE = "reference"
+LOADED = 64  # launchers kept
+REPEATS = 2  # of rounds in which the reference moved
+BRIEF_REPLAY_US = timing.REPLAY_US / 2  # of rounds fewer than the benchmark's
+FIRST_WARM_MS, WARM_MS = timing.WARM_MS, 20.0
+
+
+class GpuMeasurer:
+    """Measures on the only GPU this process sees.
+
+    engine  allocates, copies, captures and times; ``xp``, CuPy, is the module of its arrays
+    """
+
+    def __init__(self, engine: Engine | None = None, xp: Any = None) -> None:
+        if xp is None:
+            import cupy
+
+            xp = cupy
+        self._engine, self._xp = engine or CupyEngine(), xp
+        self._loaded: dict[str, Launcher] = {}
+        self._warm = False
+
+    def device(self) -> Device:
+        """The GPU and its compiler; MissingError without one."""
+        arch = device_arch(0)
+        return Device(self._engine.device()[1], arch, f"NVRTC {'.'.join(map(str, nvrtc_version()))}")
+
+    def healthy(self) -> bool:
+        """True while the CUDA context takes commands."""
+        self._engine.synchronize()
+        return True
+
+    def open(self, spec: Spec, rows: int) -> None:
+        """Inputs and expected bits, then as many argument sets as the caches need to stay cold."""
+        self._loaded, self._sets, self._references = {}, [], []
+        self.__dict__.pop("_bits", None)  # a spec before this one has its memory back
+        self._engine.release()
+        with self._engine.active():
+            self._bits = Bits(spec, rows, self._xp)
+            free, l2 = self._engine.memory()
+            count = timing.set_count(floor_bytes(spec, rows) + self._reference_bytes(), l2, free)
+            self._sets = [self._bits.inputs | self._bits.empty(rows)]
+            for _ in range(count - 1):
+                self._sets.append({n: self._engine.clone(a) for n, a in self._sets[0].items()})
+            self._references = [self._reference(s) for s in self._sets]
+            self._engine.synchronize()
+
+    def check(self, candidate: Candidate) -> str:
+        """One launch per number of rows on poisoned results and workspace, each compared bit by bit."""
+        bits = self._bits
+        with self._engine.active():
+            launcher = self._launcher(candidate)
+            for rows in bits.checked_rows:
+                results = bits.empty(rows)
+                bound = launcher.bind(rows, dict.fromkeys(launcher.tensors, bits.spec.d))
+                workspace = self._xp.full(max(1, bound.workspace_bytes), POISON, "u1")
+                arrays = bits.inputs | results
+                address = self._engine.pointer(workspace)
+                bound.prepare(address, self._engine.stream())
+                bound([self._engine.pointer(arrays[n]) for n in launcher.tensors], address, self._engine.stream())
+                self._engine.synchronize()
+                wrong = bits.complaint(rows, results)
+                if wrong:
+                    return wrong
+        return ""
+
+    def time(self, candidates: Sequence[Candidate], rounds: int) -> Timed:
+        """Interleaved rounds of every candidate and the reference, cold; repeated while the reference moves."""
+        with self._engine.active():
+            launches = {REFERENCE: self._references_launch, **{str(c.rank): self._launch(c) for c in candidates}}
+            for launch in launches.values():  # whatever a first launch loads is not allowed while a graph is captured
+                launch(self._engine.stream(), 0)
+            self._engine.synchronize()
+            warm = WARM_MS if self._warm else FIRST_WARM_MS
+            replay_us = timing.REPLAY_US if rounds >= timing.ROUNDS else BRIEF_REPLAY_US
+            moved: list[float] = []
+            found = timing.time_side_by_side(
+                launches,
+                len(self._sets),
+                self._engine,
+                reference=REFERENCE,
+                rounds=rounds,
+                warm_ms=warm,
+                replay_us=replay_us,
+                repeats=REPEATS,
+                moved=moved.append,
+            )
+        self._warm = True
+        reference = found.stats.get(REFERENCE)
+        stats = tuple(found.stats.get(str(c.rank)) or found.failures[str(c.rank)] for c in candidates)
+        return Timed(stats, reference.median if reference else None, found.drift, tuple(moved))
+
+    # ---- launches ----
+
+    def _launcher(self, candidate: Candidate) -> Launcher:
+        if candidate.kernel not in self._loaded:
+            while len(self._loaded) >= LOADED:
+                self._loaded.pop(next(iter(self._loaded)))
+            plan = lower(self._bits.spec, candidate.schedule)
+            binary = Binary(arch="", image=candidate.image, log="", resources={})
+            self._loaded[candidate.kernel] = Launcher(plan, binary, 0)
+        return self._loaded[candidate.kernel]
+
+    def _launch(self, candidate: Candidate) -> timing.Launch:
+        launcher = self._launcher(candidate)
+        bound = launcher.bind(self._bits.rows, dict.fromkeys(launcher.tensors, self._bits.spec.d))
+        # One workspace: in real use it is as warm as here.
+        workspace = self._engine.empty((max(1, -(-bound.workspace_bytes // 8)),), DType.F64)
+        address = self._engine.pointer(workspace)
+        bound.prepare(address, self._engine.stream())
+        pointers = [[self._engine.pointer(s[n]) for n in launcher.tensors] for s in self._sets]
+
+        def launch(stream: int, index: int, keep: Any = (launcher, workspace)) -> None:
+            bound(pointers[index], address, stream)
+
+        return launch
+
+    # ---- the reference: a copy, or where two inputs are as wide, their sum ----
+
+    def _wide(self) -> list[str]:
+        """One or two of the graph's [M, D] inputs of one size."""
+        wide = [v for v in self._bits.graph.params if v.type.axes == WIDE]
+        if not wide:
+            raise LngenError(f"'{self._bits.spec}' has no input of rows and features, so there is nothing to time.")
+        return [v.name for v in wide if v.type.dtype.size == wide[0].type.dtype.size][:2]
+
+    def _reference_bytes(self) -> int:
+        return int(self._bits.inputs[self._wide()[0]].nbytes)
+
+    def _reference(self, tensors: dict[str, Any]) -> tuple[Any, ...]:
+        """The array to write, of its own so that no result is spoilt, and those to read."""
+        read = [tensors[n] for n in self._wide()]
+        return self._engine.clone(read[0]), *read
+
+    def _references_launch(self, stream: int, index: int) -> None:
+        out, *read = self._references[index]
+        (self._engine.copy if len(read) == 1 else self._engine.add)(out, *read)

@@ -1,0 +1,59 @@
+"""What a run tells: a row and a JSON object per outcome, and sentences about what is amiss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from lngen.tune.job import Outcome
+from lngen.tune.trial import STATUSES
+
+COLUMNS = ("spec", "rows", "us", "of reference", "over default", "ties", "tried", "correct", "s", "schedule")
+
+
+def rows(outcomes: Sequence[Outcome]) -> Iterator[tuple[object, ...]]:
+    """A row of COLUMNS per choice.
+
+    Its time; that of the reference and of the model's first candidate over it; how many others tie with it.
+    """
+    for o in outcomes:
+        if o.choice is None:
+            continue
+        t = o.choice.trial
+        share = f"{1 / t.ratio:.3f}" if t.reference else "-"
+        default = next(x for x in o.trials if x.timed)
+        gain = f"{default.ratio / t.ratio:.3f}"
+        correct = sum(x.status == "correct" for x in o.trials)
+        counts = len(o.choice.ties) - 1, len(o.trials), correct
+        yield o.spec, o.rows, t.us_median, share, gain, *counts, o.seconds, t.schedule
+
+
+def remarks(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """A sentence on each outcome without a choice, with the reasons, or that ended early."""
+    for o in outcomes:
+        name = f"{o.spec} rows={o.rows}"
+        if o.error:
+            yield f"{name}: {o.error}"
+        elif o.choice is None:
+            yield f"{name}: no candidate is correct and timed{'' if o.complete else ', the run ended early'}."
+            yield from (f"  {t.schedule}: {t.status}: {t.reason}" for t in o.trials if t.reason)
+        elif not o.complete:
+            yield f"{name}: ended early; run it again to try the candidates that are left."
+
+
+def as_json(o: Outcome) -> dict[str, Any]:
+    """An outcome with all its trials, and how many there are of each status."""
+    return {
+        "spec": o.spec,
+        "rows": o.rows,
+        "device": o.device.name if o.device else None,
+        "compiler": o.device.compiler if o.device else None,
+        "chosen": o.choice.trial.to_json() if o.choice else None,
+        "ties": [t.schedule for t in o.choice.ties] if o.choice else [],
+        "statuses": {s: n for s in STATUSES if (n := sum(t.status == s for t in o.trials))},
+        "trials": [t.to_json() for t in o.trials],
+        "complete": o.complete,
+        "messages": [*o.messages],
+        "error": o.error,
+        "seconds": o.seconds,
+    }

@@ -1,0 +1,120 @@
+"""A trial: what became of one schedule of one spec, at one number of rows, on one device, with one compiler."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from lngen.errors import LngenError
+
+# How far a candidate came; the words are those of the T4 format.
+STATUSES = ("constraints", "compile", "runtime", "correctness", "timeout", "correct")
+
+
+@dataclass(frozen=True)
+class Device:
+    """A GPU and the compiler that serves it. ``arch``: sm_90; ``compiler``: NVRTC 13.4."""
+
+    name: str
+    arch: str
+    compiler: str
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One line of the database.
+
+    kernel     hash of the emitted CUDA: a trial of another lngen's kernel is not this one's; empty if there is none
+    rank       place in the model's order, from 0
+    status     constraints (illegal), compile (refused, or spills), runtime, correctness, timeout, or correct
+    reason     why it is not correct
+    us_*       microseconds a launch: median, 10th and 90th percentile over ``rounds`` interleaved rounds
+    reference  microseconds of the copy (or addition) in the same rounds
+    drifted    the reference moved by more than 2 % meanwhile, and did so again when repeated
+    registers  a thread's, the most of the plan's kernels; shared: bytes a block, likewise
+    compile_ms milliseconds to compile it, or to find it in the cache
+    """
+
+    spec: str
+    rows: int
+    device: str
+    compiler: str
+    schedule: str
+    kernel: str
+    rank: int
+    status: str
+    reason: str = ""
+    us_median: float | None = None
+    us_p10: float | None = None
+    us_p90: float | None = None
+    reference: float | None = None
+    rounds: int = 0
+    drifted: bool = False
+    registers: int = 0
+    shared: int = 0
+    compile_ms: float = 0.0
+
+    @property
+    def identity(self) -> tuple[str, int, str, str, str, str]:
+        """What was tried: trials of one identity tell of the same thing."""
+        return self.spec, self.rows, self.device, self.compiler, self.schedule, self.kernel
+
+    @property
+    def timed(self) -> bool:
+        """It was correct and has a time."""
+        return self.status == "correct" and self.us_median is not None
+
+    @property
+    def ratio(self) -> float:
+        """Its time in units of the reference's of the same rounds, so that a drift of the clocks cancels out."""
+        if self.us_median is None:
+            return float("inf")
+        return self.us_median / self.reference if self.reference else self.us_median
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields by name; what is at its default is left out."""
+        defaults = {f.name: f.default for f in fields(self)}
+        return {k: v for k, v in asdict(self).items() if v != defaults[k]}
+
+
+_KINDS: Mapping[str, tuple[type, ...]] = {
+    "str": (str,),
+    "int": (int,),
+    "bool": (bool,),
+    "float": (float, int),
+    "float | None": (float, int, type(None)),
+}
+
+
+def from_json(data: Any) -> Trial:
+    """The trial that ``to_json`` gave; LngenError says what is wrong with anything else. Unknown keys are dropped."""
+    if not isinstance(data, dict):
+        raise LngenError(f"a trial is expected to be an object, got {type(data).__name__}")
+    known = {f.name: _KINDS[str(f.type)] for f in fields(Trial)}
+    given = {k: v for k, v in data.items() if k in known}
+    for key, value in given.items():
+        if not isinstance(value, known[key]) or (isinstance(value, bool) and bool not in known[key]):
+            raise LngenError(f"'{key}' is expected to be a {known[key][0].__name__}, got {value!r}")
+    try:
+        trial = Trial(**given)
+    except TypeError as error:
+        missing = str(error).partition("argument")[2].lstrip("s: ")
+        raise LngenError(f"{missing or 'a key'} is missing") from error
+    if trial.status not in STATUSES:
+        raise LngenError(f"'status' is expected to be one of {', '.join(STATUSES)}, got '{trial.status}'")
+    return trial
+
+
+def latest(trials: Iterable[Trial]) -> list[Trial]:
+    """One trial an identity, in rank order: a failure, which is final, or else the one of most rounds, the last."""
+    found: dict[tuple[Any, ...], Trial] = {}
+    for trial in trials:
+        before = found.get(trial.identity)
+        if before is None or _weight(trial) >= _weight(before):
+            found[trial.identity] = trial
+    return sorted(found.values(), key=lambda t: (t.rank, t.identity))
+
+
+def _weight(trial: Trial) -> tuple[bool, int]:
+    return trial.status != "correct", trial.rounds

@@ -1,0 +1,273 @@
+"""The tuner's GPU part on NumPy: expected bits at many rows, and the measurer with an engine that has no GPU."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lngen.bench import timing
+from lngen.bench.engines import CupyEngine
+from lngen.bench.timing import Launch
+from lngen.errors import LngenError
+from lngen.interpret import interpret
+from lngen.ir import Axis
+from lngen.ir.numerics import NUMPY_DTYPE, Array
+from lngen.lower import Plan
+from lngen.runtime.arrays_np import raw
+from lngen.spec import Spec, parse_spec
+from lngen.tune import bits as bits_module
+from lngen.tune import measure
+from lngen.tune.bits import Bits
+from lngen.tune.build import Candidate
+from lngen.tune.candidates import candidates
+from lngen.tune.measure import GpuMeasurer
+
+SPECS = [
+    "layernorm.fwd:d=48,dtype=bf16",
+    "layernorm.bwd:d=48,dtype=f16",
+    "rmsnorm.bwd:d=40,dtype=f32,weight=bf16",
+    "rmsnorm.fwd:d=7,dtype=f64",
+    "layernorm.bwd:d=300,dtype=f32",
+    "layernorm.bwd:d=48,dtype=f32,save=none",
+    "layernorm.bwd:d=48,dtype=f32,wrt=gamma",
+    "layernorm.bwd:d=48,dtype=f32,wrt=x",
+]
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of about a thousand elements, so that these few rows are repetitions of a block."""
+    monkeypatch.setattr(bits_module, "BLOCK_ELEMENTS", 1000)
+    monkeypatch.setattr(bits_module, "COLUMN_ELEMENTS", 4000)
+
+
+def true_results(spec: Spec, bits: Bits, rows: int) -> dict[str, Array]:
+    """What the interpreter says of the first rows of the inputs, all of them."""
+    graph = spec.graph()
+    inputs = {}
+    for p in graph.params:
+        values = bits.inputs[p.name].view(NUMPY_DTYPE[p.type.dtype])
+        inputs[p.name] = values[:rows] if Axis.M in p.type.axes else values
+    return {n: raw(a).copy() for n, a in interpret(graph, inputs).items()}
+
+
+@pytest.mark.parametrize("text", SPECS)
+@pytest.mark.parametrize("rows", [1, 5, 201])
+def test_what_the_interpreter_computes_is_right_and_a_flipped_bit_is_not(text: str, rows: int) -> None:
+    spec = parse_spec(text)
+    bits = Bits(spec, rows, np)
+    assert bits.block % 2 == 1
+    assert bits.checked_rows[0] == 1
+    assert (rows if bits.whole else bits.block) in bits.checked_rows
+    for m in bits.checked_rows:
+        results = true_results(spec, bits, m)
+        assert bits.complaint(m, results) == ""
+        for name, values in results.items():
+            for place in (0, -1):
+                values.reshape(-1)[place] ^= 1
+                assert bits.complaint(m, results) == f"{name}: 1 numbers differ with {m} rows"
+                values.reshape(-1)[place] ^= 1
+        untouched = bits.empty(m)
+        assert {n: a.shape for n, a in untouched.items()} == {n: a.shape for n, a in results.items()}
+        assert all(name in bits.complaint(m, untouched) for name in results)
+
+
+def test_rows_repeat_and_column_sums_run_over_all_of_them() -> None:
+    bits = Bits(parse_spec("layernorm.bwd:d=300,dtype=f32"), 201, np)
+    assert (bits.block, bits.whole, bits.checked_rows) == (3, True, (1, 133, 201))
+    x = bits.inputs["x"]
+    assert x.shape == (201, 300)
+    assert all((x[r] == x[r % 3]).all() for r in range(201))
+    assert bits.inputs["gamma"].shape == (300,)
+    index, sums = bits._columns[201]
+    assert len(index) == len(sums["dgamma"]) == 4000 // 201
+    assert (index[0], index[-1]) == (0, 299)
+
+
+def test_column_sums_that_need_whole_rows_are_compared_with_fewer_rows() -> None:
+    bits = Bits(parse_spec("layernorm.bwd:d=300,dtype=f32,save=none"), 201, np)
+    assert (bits.whole, bits.checked_rows) == (False, (1, 3))
+    assert len(bits._columns[3][1]["dgamma"]) == 300
+    assert bits.inputs["x"].shape == (201, 300)
+
+
+# ---- the measurer ----
+
+
+class NumpyEngine(CupyEngine):
+    """NumPy and a clock of its own."""
+
+    def __init__(self) -> None:
+        self.captured: list[list[int]] = []
+        self.replays = 0
+        self.slow: set[int] = set()
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        yield
+
+    def stream(self) -> int:
+        return 5
+
+    def synchronize(self) -> None:
+        pass
+
+    def memory(self) -> tuple[int, int]:
+        return 10**9, 1000
+
+    def release(self) -> None:
+        pass
+
+    def device(self) -> tuple[int, str]:
+        return 0, "a CPU"
+
+    def empty(self, shape: Sequence[int], dtype: Any) -> Array:
+        return np.empty(tuple(shape), NUMPY_DTYPE[dtype])
+
+    def pointer(self, array: Array) -> int:
+        return int(array.ctypes.data)
+
+    def copy(self, out: Array, x: Array) -> None:
+        out[...] = x
+
+    def add(self, out: Array, x: Array, y: Array) -> None:
+        np.add(x, y, out=out)
+
+    def capture(self, launch: Launch, indices: Sequence[int]) -> Any:
+        launch(0, indices[-1])
+        self.captured.append([*indices])
+        return len(indices)
+
+    def elapsed(self, graphs: Sequence[Any]) -> list[float]:
+        self.replays += 1
+        slow = 2.0 if self.replays in self.slow else 1.0
+        return [count * 10.0 * (slow if n > len(graphs) // 2 else 1.0) / 1e3 for n, count in enumerate(graphs)]
+
+
+class Kernel:
+    """A launcher whose kernels are the interpreter, reading and writing memory by address; the image says how well."""
+
+    def __init__(self, plan: Plan, binary: Any, device: int) -> None:
+        self.plan, self.image = plan, binary.image
+        self.tensors = tuple(v.name for v in (*plan.inputs, *plan.outputs))
+
+    def bind(self, rows: int, strides: Mapping[str, int]) -> Any:
+        assert set(strides.values()) == {self.plan.spec.d}
+        kernel = self
+
+        class Bound:
+            workspace_bytes = 24
+            prepared = 0
+
+            def prepare(self, workspace: int, stream: int) -> None:
+                self.prepared = workspace
+
+            def __call__(self, pointers: Sequence[int], workspace: int, stream: int) -> None:
+                assert self.prepared == workspace
+                if kernel.image == b"raises":
+                    raise RuntimeError("too many resources requested for launch")
+                assert workspace
+                kernel.run(rows, dict(zip(kernel.tensors, pointers, strict=True)))
+
+        return Bound()
+
+    def run(self, rows: int, pointers: Mapping[str, int]) -> None:
+        sizes = {Axis.M: rows, Axis.D: self.plan.spec.d}
+        arrays = {}
+        for v in (*self.plan.inputs, *self.plan.outputs):
+            shape = [sizes[a] for a in v.type.axes]
+            dtype = np.dtype(NUMPY_DTYPE[v.type.dtype])
+            count = int(np.prod(shape))
+            memory = (ctypes.c_char * (count * dtype.itemsize)).from_address(pointers[v.name])
+            arrays[v.name] = np.frombuffer(memory, dtype, count).reshape(shape)
+        results = interpret(self.plan.graph, {v.name: arrays[v.name] for v in self.plan.inputs})
+        for n, (name, values) in enumerate(results.items()):
+            if self.image == b"idle":
+                return
+            arrays[name][...] = values
+            if self.image == b"sloppy" and n == 0 and rows > 1:
+                arrays[name][-1] = -arrays[name][-1]
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> NumpyEngine:
+    monkeypatch.setattr(measure, "Launcher", Kernel)
+    monkeypatch.setattr(timing, "COLD_BYTES", 100_000)
+    return NumpyEngine()
+
+
+def made(text: str, *images: bytes) -> list[Candidate]:
+    ranked = candidates(parse_spec(text), 1, "sm_90")
+    return [Candidate(ranked[n], n, "correct", "", f"k{n}", image) for n, image in enumerate(images)]
+
+
+@pytest.mark.parametrize("text", SPECS)
+def test_only_the_interpreters_bits_pass(engine: NumpyEngine, text: str) -> None:
+    measurer = GpuMeasurer(engine, np)
+    measurer.open(parse_spec(text), 201)
+    right, sloppy, idle, raising = made(text, b"right", b"sloppy", b"idle", b"raises")
+    assert measurer.check(right) == ""
+    rows = measurer._bits.checked_rows[1]
+    assert measurer.check(sloppy).endswith(f" numbers differ with {rows} rows")
+    assert measurer.check(idle).endswith(" numbers differ with 1 rows")
+    with pytest.raises(RuntimeError, match="too many resources"):
+        measurer.check(raising)
+    assert measurer.healthy()
+
+
+@pytest.mark.parametrize("text", SPECS)
+def test_candidates_are_timed_beside_a_reference_of_their_own_arrays(engine: NumpyEngine, text: str) -> None:
+    measurer = GpuMeasurer(engine, np)
+    measurer.open(parse_spec(text), 33)
+    first, second = made(text, b"right", b"sloppy")
+    found = measurer.time([first, second], 3)
+    assert [s.median for s in found.stats] == pytest.approx([10.0, 10.0])  # type: ignore[union-attr]
+    brief = max(map(len, engine.captured))
+    measurer.time([first], timing.ROUNDS)
+    assert max(map(len, engine.captured)) > 1.5 * brief
+    assert (found.reference, found.drift) == pytest.approx((10.0, 0.0))
+    sets = measurer._sets
+    assert len(sets) == len(measurer._references) >= 2
+    assert all(set(i) == {*range(len(sets))} for i in engine.captured)
+    names = {n for s in sets for n in s}
+    assert len({engine.pointer(s[n]) for s in sets for n in names}) == len(sets) * len(names)
+    # The reference writes to memory of its own, and reads what the kernels read.
+    out, *read = measurer._references[1]
+    assert engine.pointer(out) not in {engine.pointer(s[n]) for s in sets for n in names}
+    assert len(read) == (2 if "bwd" in text else 1)
+    assert all(any(a is b for b in sets[1].values()) for a in read)
+    with pytest.raises(RuntimeError, match="too many resources"):
+        measurer.time([first, *made(text, b"right", b"right", b"raises")[2:]], 3)
+
+
+def test_rounds_are_repeated_while_the_reference_moves(engine: NumpyEngine) -> None:
+    measurer = GpuMeasurer(engine, np)
+    measurer.open(parse_spec(SPECS[0]), 33)
+    (one,) = made(SPECS[0], b"right")
+    engine.slow = {engine.replays + n for n in range(1, 100)}
+    measurer._warm = True
+    found = measurer.time([one], 4)
+    assert found.moved == pytest.approx((1.0, 1.0))
+    assert found.drift == pytest.approx(1.0)
+    engine.slow = set()
+    assert measurer.time([one], 4).moved == ()
+
+
+def test_what_does_not_fit_is_said(engine: NumpyEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(NumpyEngine, "memory", lambda self: (10_000, 1000))
+    with pytest.raises(LngenError, match="choose fewer rows"):
+        GpuMeasurer(engine, np).open(parse_spec(SPECS[0]), 201)
+
+
+def test_launchers_are_kept_but_not_too_many(engine: NumpyEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "LOADED", 2)
+    measurer = GpuMeasurer(engine, np)
+    measurer.open(parse_spec(SPECS[0]), 3)
+    found = [measurer._launcher(c) for c in made(SPECS[0], b"a", b"b", b"c")]
+    assert [measurer._launcher(c) for c in made(SPECS[0], b"a", b"b", b"c")[1:]] == found[1:]
+    assert [*measurer._loaded] == ["k1", "k2"]

@@ -1,0 +1,122 @@
+"""Builds and tuning on a real Dask cluster of two worker processes on this machine."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import tune_fakes
+from lngen.aot import build as builds
+from lngen.aot.build import build
+from lngen.aot.plans import plan_for
+from lngen.cli import cli
+from lngen.errors import LngenError
+from lngen.runtime.lock import read_lock
+from lngen.spec import parse_spec
+from lngen.tune import database
+
+FWD = "layernorm.fwd:d=64,dtype=bf16"
+SPEC = "rmsnorm.fwd:d=64,dtype=f32"
+
+pytestmark = pytest.mark.filterwarnings("default")  # what Dask warns of is Dask's
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """Two processes of one thread each, and an environment they share."""
+    distributed = pytest.importorskip("distributed")
+    pytest.importorskip("cupy")
+    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None) as made:
+        yield made
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in folder.iterdir()}
+
+
+def test_a_build_on_a_cluster_has_the_same_bytes(cluster: Any, tmp_path: Path) -> None:
+    args = ["build", FWD, SPEC, "--arch", "sm_80,sm_90", "--out"]
+    assert CliRunner().invoke(cli, [*args, str(tmp_path / "here")]).exit_code == 0
+    done = CliRunner().invoke(cli, [*args, str(tmp_path / "there"), "--dask", cluster.scheduler_address])
+    assert done.exit_code == 0, done.output
+    assert contents(tmp_path / "here") == contents(tmp_path / "there")
+    assert len(contents(tmp_path / "here")) == 11
+
+
+def test_a_build_on_processes_has_the_same_bytes(tmp_path: Path) -> None:
+    pytest.importorskip("cupy")
+    plan = plan_for(parse_spec(FWD), "", "sm_90")
+    options: dict[str, Any] = {"arches": ("sm_90",), "version": "1"}
+    build([plan], tmp_path / "here", **options)
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        build([plan], tmp_path / "there", executor=pool, **options)
+        assert pool.submit(abs, -1).result() == 1  # it is the caller's, and still open
+    assert contents(tmp_path / "here") == contents(tmp_path / "there")
+
+
+def test_a_worker_with_another_compiler_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(builds, "nvrtc_version", lambda: (12, 9))
+    with pytest.raises(LngenError, match=r"a worker has NVRTC 12\.9 and this machine 13\.4; install the same on both"):
+        builds._one(builds._Job("a", "sm_90", "ptx"), "", (13, 4))
+
+
+def test_specs_are_tuned_on_a_cluster_one_per_gpu(
+    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four jobs, two Dask workers, two pretended GPUs: each job runs on one that nobody else uses meanwhile."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("lngen.tune.job.GPU", tune_fakes.NAME)
+    log = tmp_path / "log"
+    say = json.dumps({"log": str(log), "pause": 0.05, "crash": [0]})
+
+    def prepare(say: str, path: list[str]) -> None:
+        import os
+        import sys
+
+        import lngen.tune.job
+
+        os.environ["FAKE_TUNE"] = say
+        sys.path[:] = path
+        lngen.tune.job.visible_devices = lambda: ("4", "9")  # type: ignore[attr-defined]
+
+    with cluster.get_client() as client:
+        client.run(prepare, say, sys.path)
+    args = ["tune", SPEC, "--rows", "1,2,3,4", "--trials", "6", "--database", "t.jsonl", "--json"]
+    done = CliRunner().invoke(cli, [*args, "--dask", cluster.scheduler_address])
+    assert done.exit_code == 0, done.output
+    tuned = json.loads(done.stdout)["tuned"]
+    assert [t["rows"] for t in tuned] == [1, 2, 3, 4]
+    assert {t["chosen"]["rank"] for t in tuned} == {2}
+    assert {t["trials"][0]["status"] for t in tuned} == {"runtime"}
+    assert len(database.read(tmp_path / "t.jsonl").trials) == 4 * 10
+    assert {e.rows for e in read_lock("lngen.lock.toml").entries} == {1, 2, 3, 4}
+    lines = [line.split() for line in log.read_text().splitlines()]
+    assert {line[-2] for line in lines} == {"gpu=4", "gpu=9"}
+    # From a job's first question to its last, nobody else asks on its GPU.
+    for gpu in ("gpu=4", "gpu=9"):
+        opened = [line[2] for line in lines if line[-2] == gpu and line[0] == "open"]
+        assert opened == sorted(opened, key=opened.index)
+        assert all(opened.count(rows) == 2 for rows in opened)  # again after the crash
+        assert opened[::2] == opened[1::2]
+
+
+def test_a_cluster_that_is_not_there_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("distributed")
+    monkeypatch.setattr("lngen.cli.cluster.TIMEOUT", "1s")
+    for address in ("tcp://127.0.0.1:9", "nonsense://"):
+        done = CliRunner().invoke(cli, ["build", FWD, "--out", str(tmp_path / "x"), "--dask", address])
+        assert done.exit_code == 2, done.output
+        assert f"there is none at '{address}'" in done.stderr
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    done = CliRunner().invoke(cli, ["build", FWD, "--out", str(tmp_path / "x"), "--dask", "a"])
+    assert done.exit_code == 3
+    assert 'pip install "lngen[cluster]"' in done.stderr
+    assert not (tmp_path / "x").exists()
