@@ -736,6 +736,7 @@ def test_the_summary_counts_and_names_the_worst() -> None:
 
 def test_lngen_is_launched_with_the_pointers_of_a_set(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[list[int], int, int]] = []
+    prepared_for: list[int] = []
 
     class Launcher:
         def __init__(self, plan: Any, binary: Any, device: int) -> None:
@@ -746,6 +747,9 @@ def test_lngen_is_launched_with_the_pointers_of_a_set(monkeypatch: pytest.Monkey
 
             class Bound:
                 workspace_bytes = 10
+
+                def prepare(self, workspace: int, stream: int) -> None:
+                    prepared_for.append(workspace)
 
                 def __call__(self, pointers: list[int], workspace: int, stream: int) -> None:
                     calls.append((pointers, workspace, stream))
@@ -763,6 +767,7 @@ def test_lngen_is_launched_with_the_pointers_of_a_set(monkeypatch: pytest.Monkey
     assert calls[0][0] == [case.sets[1][n].data_ptr() for n in names]
     assert [c[2] for c in calls] == [11, 12]
     assert calls[0][1] == calls[1][1] != 0
+    assert prepared_for == [calls[0][1]]
     assert {*prepared.results(0)} == {"dx", "dgamma", "dbeta"}
     assert "threads=" in prepared.schedule
 

@@ -235,6 +235,7 @@ def test_a_whole_schedule_asks_no_compiler(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr("lngen.aot.plans.default_schedule", forbidden)
     assert "__global__" in prints("show", FWD, "--schedule", ALL_KEYS)
+    assert "__global__" in prints("show", FWD, "--schedule", "form=async,threads=16,rows=8,vec=4,stages=3,owners=128")
 
 
 def test_the_header_of_a_source_regenerates_it() -> None:
@@ -297,6 +298,7 @@ def test_options_that_make_no_sense_are_usage_errors(args: tuple[str, ...], mess
         (("show", FWD, "--schedule", "thread=1"), "did you mean 'threads'?"),
         (("show", FWD, "--schedule", f"{ALL_KEYS},threads=3"), "threads is a power of two, got 3"),
         (("show", FWD, "--arch", "sm_1", "--stage", "ptx"), "error: Unknown arch 'sm_1'"),
+        (("show", FWD, "--arch", "hopper", "--stage", "ptx"), "error: Unknown arch 'hopper'"),
     ],
 )
 @needs_nvrtc

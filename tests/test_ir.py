@@ -344,15 +344,17 @@ def test_verify_returns_a_good_graph() -> None:
 def test_names_that_a_kernel_uses_are_not_free() -> None:
     """Every lower-case name the kernels' own code uses, and every name it makes of a value's, is refused."""
     words, endings = set(), set()
-    partials = ("_phases.cuh.jinja", "_slot.cuh.jinja", "_after.cuh.jinja", "_uniform.cuh.jinja")
-    for path in [*data_dir("templates").glob("*.cu.jinja"), *(data_dir("templates") / p for p in partials)]:
+    folder = data_dir("templates")
+    kernels = list(folder.glob("*.cu.jinja"))
+    parts = {p for k in folder.glob("*.jinja") for p in re.findall(r'include "(.*?)"', k.read_text(encoding="utf-8"))}
+    for path in [*kernels, *(folder / p for p in sorted(parts)), *folder.glob("_copy_*.cuh.jinja")]:
         text = re.sub(r"//.*|\{%.*?%\}|#.*", "", path.read_text(encoding="utf-8"))
         endings |= set(re.findall(r"\}\}(_[a-z]+)", text))
         text = re.sub(r"\w*\{\{.*?\}\}\w*", "", text)
         words |= set(re.findall(r"(?<![\w.:])[a-z][a-z0-9_]*\b", text))
-    loops = {"b", "n", "s"}  # of loops that hold no equation
-    assert {"lane", "step", "load", "fold"} <= words
-    assert {"_ptr", "_acc", "_next"} <= endings
+    loops = {"b", "m", "n", "s"}  # of loops that hold no equation
+    assert {"lane", "step", "load", "fold", "fetch", "parity"} <= words
+    assert {"_ptr", "_acc", "_next", "_kept", "_stage"} <= endings
     for name in [*sorted(words - loops), *(f"x{e}" for e in sorted(endings)), "sums_0", "maxima_0", "static_cast"]:
         with pytest.raises(VerifyError, match="needs a lower-case name that C and the kernels leave free"):
             verify(replace(GOOD, params=(X, Value(name, X.type))), f"build, with '{name}'")

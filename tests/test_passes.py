@@ -9,6 +9,8 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lngen import passes
 from lngen.check.oracles import Array, differences
@@ -17,7 +19,7 @@ from lngen.graphs import GRAPHS, Definition, GraphBuilder
 from lngen.interpret import interpret
 from lngen.ir import F32, F64, Axis, Builder, D, Graph, M, parse, print_graph
 from lngen.passes.edit import upstream
-from lngen.passes.order import column_order
+from lngen.passes.order import column_order, row_order
 from lngen.schedule import depths, is_sum
 from lngen.spec import Spec, make_spec, parse_spec
 
@@ -189,9 +191,9 @@ TABLE: dict[str, tuple[Pass, Graph, Graph]] = {
         graph(
             "%x: bf16[M, D]",
             "%a : f32[M, D] = cast %x {to=f32}",
-            "%s : f32[M] = reduce_sum %a {axis=D, chunk=8, segment=16384}",
-            "%t : f32[D] = reduce_sum %a {axis=M, blocks=132, groups=2, strands=16}",
-            "%u : f32[M] = reduce_sum %a {axis=D, chunk=2, segment=16384}",
+            "%s : f32[M] = reduce_sum %a {axis=D, chunk=8, segment=4096}",
+            "%t : f32[D] = reduce_sum %a {axis=M, blocks=128, cluster=1, groups=2, strands=16}",
+            "%u : f32[M] = reduce_sum %a {axis=D, chunk=2, segment=4096}",
             "%s, %t, %u",
         ),
     ),
@@ -405,17 +407,48 @@ def test_what_is_rematerialised_has_the_bits_of_what_is_saved(name: str, dtype: 
 
 
 def test_column_orders_are_a_function_of_d_and_dtype() -> None:
-    found = {(d, size): column_order(d, size) for d in (1, 64, 65, 4096, 4097, 16385, 2**20) for size in (2, 4, 8)}
-    orders = {k: (o.groups, o.blocks, o.strands) for k, o in found.items()}
-    assert orders[1, 2] == (128, 132, 16)
-    assert orders[64, 4] == (128, 132, 16)
-    assert orders[4096, 2] == (2, 132, 16)
-    assert orders[4096, 8] == (1, 132, 16)
-    assert orders[4097, 2] == (1, 132, 16)
-    assert orders[16385, 2] == (1, 64, 16)
-    assert orders[2**20, 2] == (1, 4, 4)
-    # Partial sums stay below 2.2 M elements until four blocks are left.
-    assert all(o.blocks == 4 or o.blocks * d <= 132 * 16384 for (d, _), o in found.items())
+    found = {(d, size): column_order(d, size) for d in (1, 64, 65, 4096, 8192, 12289, 2**20) for size in (2, 4, 8)}
+    orders = {k: (o.groups, o.blocks, o.cluster, o.strands) for k, o in found.items()}
+    assert orders[1, 2] == orders[64, 4] == (128, 128, 1, 16)
+    assert orders[65, 8] == (64, 128, 1, 16)
+    assert orders[4096, 2] == (2, 128, 1, 16)
+    assert orders[4096, 8] == orders[8192, 2] == (1, 128, 2, 16)
+    assert orders[12289, 2] == orders[8192, 8] == (1, 66, 1, 16)
+    assert orders[2**20, 2] == (1, 4, 1, 4)
+
+
+# Longer rows than these have never fitted anything.
+LENGTHS = st.one_of(st.integers(1, 5000), st.integers(1, 2**21), st.integers(0, 21).map(lambda n: 2**n))
+SIZES = st.sampled_from([2, 4, 8])
+
+
+@given(d=LENGTHS, size=SIZES)
+def test_segments_are_equal_short_and_a_power_of_two(d: int, size: int) -> None:
+    o = row_order(d, size)
+    assert o.chunk * size == 16
+    assert o.segment % o.chunk == 0
+    assert o.segment * size <= 16 * 1024
+    count = -(-d // o.segment)
+    assert count & (count - 1) == 0 or d * size > 2**23  # chunks cannot be cut: beyond 8 MiB one may be left over
+    # Equal: all together lack less than a chunk each, and no more of them than have to be.
+    assert 0 <= count * o.segment - d < max(count, 1024) * o.chunk
+    assert count == 1 or d * size > count // 2 * 16 * 1024
+
+
+@given(d=LENGTHS, size=SIZES)
+def test_what_shares_the_rows(d: int, size: int) -> None:
+    o = column_order(d, size)
+    for number in (o.groups, o.cluster, o.strands):
+        assert number & (number - 1) == 0
+    held = 6144 if size == 8 else 12288
+    assert 1 <= o.groups <= 128
+    assert o.groups == 1 or o.groups * max(d, 64) <= held
+    assert o.groups in (1, 128) or 2 * o.groups * max(d, 64) > held
+    assert o.blocks % o.cluster == 0
+    assert o.cluster == 1 or o.groups == 1
+    assert 4 <= o.blocks <= 128
+    # A block, or cluster, of a row that is twice as long is larger, so that fewer share the rows.
+    assert column_order(2 * d, size).blocks <= o.blocks
 
 
 # ---- errors ----

@@ -122,7 +122,7 @@ def test_shared_memory_read_before_it_is_written() -> None:
 
 
 def test_workspace_read_before_it_is_written() -> None:
-    source = "for (int col = threadIdx.x; col < D; col += THREADS * ROWS) partial[col] = scratch[col];"
+    source = "*reinterpret_cast<Unit<UNIT>*>(partial + start + unit * UNIT) = sum;"
     found = findings(BACKWARD, (source, ""))
     assert any(f.kind == "uninitialised" and "_partial'" in f.message for f in found)
 

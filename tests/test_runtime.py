@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import numpy as np
 import pytest
 
 import lngen.runtime as runtime
-from lngen.errors import ArrayError, MissingError, ScheduleError, SpecError
+from lngen.errors import ArrayError, LngenError, MissingError, ScheduleError, SpecError
 from lngen.graphs import Definition
 from lngen.interpret import interpret
 from lngen.ir import F32, D, M, Type, Value
-from lngen.runtime import launch
+from lngen.lower import lower
+from lngen.runtime import driver, launch
 from lngen.runtime.arrays import Layout, library_of
 from lngen.runtime.shapes import check_layout, row_stride
+from lngen.schedule import Schedule, parse_schedule
+from lngen.spec import parse_spec
 from test_passes import gated
 
 X, GAMMA, MEAN = (
@@ -155,12 +159,121 @@ def test_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         runtime.compile("layernorm", d=64).warmup()
 
 
-def test_no_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
+# ---- the driver, without one ----
 
-    monkeypatch.setitem(sys.modules, "cupy_backends.cuda.api", None)
-    with pytest.raises(MissingError, match=r"needs CuPy; install it with: pip install \"lngen\[cuda13\]\""):
-        launch.driver()
+
+def test_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(ctypes, "CDLL", missing)
+    driver.library.cache_clear()
+    with pytest.raises(MissingError, match=r"needs an NVIDIA driver, and libcuda.so.1 cannot be loaded \(libcuda"):
+        driver.library()
+
+
+class FakeDriver:
+    """Notes what it is asked; ``status`` is its answer."""
+
+    def __init__(self, status: int = 0) -> None:
+        self.status = status
+        self.launches: list[tuple[object, ...]] = []
+        self.attributes: list[tuple[int, int]] = []
+
+    def cuLaunchKernelEx(self, config: object, function: ctypes.c_void_p, arguments: object, extra: None) -> int:
+        c = ctypes.cast(config, ctypes.POINTER(driver._Config)).contents  # type: ignore[arg-type]
+        listed = ctypes.cast(c.attributes, ctypes.POINTER(driver._Attribute))
+        attributes = {listed[n].id: tuple(listed[n].value[:3]) for n in range(c.count)}
+        self.launches.append((tuple(c.grid), tuple(c.block), c.shared, c.stream, attributes, function.value))
+        return self.status
+
+    def cuFuncSetAttribute(self, function: ctypes.c_void_p, attribute: int, value: int) -> int:
+        self.attributes.append((attribute, value))
+        return self.status
+
+    def cuGetErrorName(self, status: int, text: object) -> int:
+        ctypes.cast(text, ctypes.POINTER(ctypes.c_char_p))[0] = b"CUDA_ERROR_INVALID_VALUE"  # type: ignore[arg-type]
+        return 0
+
+
+def test_the_structures_are_those_of_the_driver() -> None:
+    """cuda.h: 8 bytes and a union of 64; three dimensions twice, then pointers from a multiple of 8 on."""
+    assert ctypes.sizeof(driver._Attribute) == 72
+    assert driver._Attribute.value.offset == 8
+    assert ctypes.sizeof(driver._Config) == 56
+    assert (driver._Config.shared.offset, driver._Config.stream.offset, driver._Config.attributes.offset) == (
+        24,
+        32,
+        40,
+    )
+
+
+def test_a_launch_asks_for_what_it_was_made_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeDriver()
+    monkeypatch.setattr(driver, "library", lambda: fake)
+    arguments = (ctypes.c_void_p * 1)()
+    made = driver.Launch(77, (6, 2), 96, 1024, {driver.CLUSTER_DIMENSION: 4, driver.COOPERATIVE: 1}, arguments, "k")
+    made(123)
+    made(0)
+    attributes = {4: (4, 1, 1), 2: (1, 1, 1)}
+    assert fake.launches[0] == ((6, 2, 1), (96, 1, 1), 1024, 123, attributes, 77)
+    assert fake.launches[1][3] is None
+    driver.Launch(77, (1, 1), 32, 0, {}, arguments, "k")(5)
+    assert fake.launches[2][4] == {}
+
+
+def test_what_the_driver_refuses_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeDriver(status=1)
+    monkeypatch.setattr(driver, "library", lambda: fake)
+    with pytest.raises(LngenError, match=r"refuses the launch of 'k': CUDA_ERROR_INVALID_VALUE \(1\)\.$"):
+        driver.Launch(77, (1, 1), 32, 0, {}, (ctypes.c_void_p * 1)(), "k")(5)
+    with pytest.raises(LngenError, match="cannot give a block 99 bytes of dynamic shared memory: CUDA_ERROR_INVALID"):
+        driver.allow_shared(77, 99)
+    with pytest.raises(LngenError, match="no clusters of 16 blocks: CUDA_ERROR_INVALID_VALUE"):
+        driver.allow_cluster(77, 16)
+
+
+def test_only_what_is_beyond_the_ordinary_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeDriver()
+    monkeypatch.setattr(driver, "library", lambda: fake)
+    driver.allow_shared(77, 0)
+    driver.allow_cluster(77, 8)
+    assert fake.attributes == []
+    driver.allow_shared(77, 1000)
+    driver.allow_cluster(77, 16)
+    assert fake.attributes == [(8, 1000), (14, 1)]
+
+
+@pytest.mark.parametrize("dependent", [False, True])
+def test_the_arguments_and_attributes_of_a_plan_s_kernels(monkeypatch: pytest.MonkeyPatch, dependent: bool) -> None:
+    fake = FakeDriver()
+    monkeypatch.setattr(driver, "library", lambda: fake)
+    text = "form=bulk,threads=256,rows=1,vec=8,stages=2,keep=yes,cluster=2,one_launch=yes"
+    spec = parse_spec("layernorm.bwd:d=16384,dtype=bf16")
+    plan = lower(spec, parse_schedule(text, Schedule("registers", 32, 1, 1)))
+    (kernel,) = plan.kernels
+    tensors = [v.name for v in (*plan.inputs, *plan.outputs)]
+    offsets = plan.workspace_offsets(5)
+    held = launch._Arguments(kernel, 7, 5, tensors, dict.fromkeys(tensors, 20000), offsets, dependent)
+    held.launch(9)
+    grid, block, shared, stream, attributes, _ = fake.launches[0]
+    assert (grid, block, shared, stream) == ((10, 1, 1), (256, 1, 1), kernel.dynamic, 9)
+    wanted = {2: (1, 1, 1), 4: (2, 1, 1)} | ({6: (1, 1, 1)} if dependent else {})
+    assert attributes == wanted
+    kinds = [a.kind for a in kernel.arguments]
+    assert held.values[0] == 5
+    assert [held.values[n] for n, kind in enumerate(kinds) if kind == "stride"] == [20000] * kinds.count("stride")
+    assert [kinds[n] for n, _ in held.buffers] == ["workspace"] * len(plan.workspace)
+    assert {tensors[n] for _, n in held.tensors} == set(tensors)
+
+
+def test_only_the_arrivals_are_zeroed() -> None:
+    """At the start of the workspace, whatever the rows: one that has grown or shrunk keeps them where they are."""
+    spec = parse_spec("layernorm.bwd:d=64,dtype=f32")
+    text = "form=registers,threads=8,rows=128,vec=4,one_launch=yes"
+    plan = lower(spec, parse_schedule(text, Schedule("registers", 32, 1, 1)))
+    assert [b.name for b in plan.workspace if b.zeroed] == ["arrivals"]
+    assert {plan.workspace_offsets(rows)["arrivals"] for rows in (0, 1, 7, 4096)} == {0}
 
 
 # ---- layouts, as a GPU array would have them ----

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import MISSING, fields
 
 from lngen.lower import Plan, lower
 from lngen.runtime.choose import default_schedule
@@ -13,10 +13,11 @@ from lngen.spec import Spec
 def plan_for(spec: Spec, schedule: str, arch: str) -> Plan:
     """The plan of ``spec`` under its default schedule on ``arch``, changed as ``schedule`` says.
 
-    A text that names every key replaces the default, which then need not be found: no compiler is asked.
+    A text that names every key without a default replaces that schedule, which then need not be found: no compiler
+    is asked.
     """
     named = {part.partition("=")[0] for part in schedule.split(",")}
-    if named >= {f.name for f in fields(Schedule)}:
+    if named >= {f.name for f in fields(Schedule) if f.default is MISSING}:
         base = Schedule("registers", threads=1, rows=1, vec=1)
     else:
         base = default_schedule(spec, arch)

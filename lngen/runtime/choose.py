@@ -9,7 +9,7 @@ from lngen.emit import emit
 from lngen.errors import MissingError
 from lngen.lower import Plan, lower
 from lngen.runtime.stages import show_stages
-from lngen.schedule import Schedule, problem, ranked
+from lngen.schedule import MINIMUM_ARCH, Schedule, problem, ranked
 from lngen.spec import Spec
 from lngen.toolchain import Binary, compile_cubin
 
@@ -25,8 +25,12 @@ def compile_plan(plan: Plan, arch: str) -> Binary:
 
 
 def capability(arch: str) -> int:
-    """The compute capability that an arch names: 90 for sm_90 and sm_90a."""
-    return int("".join(c for c in arch if c.isdigit()))
+    """The compute capability that an arch names: 90 for sm_90 and sm_90a; no less than the oldest that has a form.
+
+    What is no arch is the compiler's to refuse.
+    """
+    number = int("".join(c for c in arch if c in "0123456789") or 0)
+    return max(number, min(MINIMUM_ARCH.values()))
 
 
 def default_schedule(spec: Spec, arch: str = DEFAULT_ARCH, vec: int | None = None) -> Schedule:
