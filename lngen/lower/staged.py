@@ -53,7 +53,8 @@ def places(
     free, offset, at = list(inputs), 0, dict[Value, int]()
     for v in (*inputs, *results):
         size = v.type.dtype.size
-        same = next((u for u in free if u.type.dtype.size == size), None) if v in results else None
+        shares = v in results and s.form != "ragged"  # a ragged row may begin elsewhere in its 16 bytes
+        same = next((u for u in free if u.type.dtype.size == size), None) if shares else None
         if same is not None:
             free.remove(same)
             at[v] = at[same]
@@ -69,8 +70,13 @@ def places(
 
 def sections(kernel: Kernel, s: Schedule, p: Problem) -> Sections:
     """The partials of a staged kernel."""
-    meets, bulk = met_numbers(s, p) > 0, s.form == "bulk"
-    copies = {"async": ["_copy_async"], "bulk": ["_copy_bulk", "_store_bulk" if s.bulk_store else "_refill_bulk"]}
+    meets, ragged = met_numbers(s, p) > 0, s.form == "ragged"
+    copies = {
+        "async": ["_copy_async"],
+        "bulk": ["_copy_bulk", "_store_bulk" if s.bulk_store else "_refill_bulk"],
+        "ragged": ["_copy_ragged", "_store_ragged"],
+    }
+    load, store = ("_load_ragged", "_store_ragged_stage") if ragged else ("_load_stage", "_store_stage")
     ends = [
         ("_rows_left", s.bulk_store),
         (_end(s, p), p.column_sums > 0),
@@ -78,12 +84,12 @@ def sections(kernel: Kernel, s: Schedule, p: Problem) -> Sections:
         ("_leave_together", s.cluster * folds_blocks(s, p) > 1),
     ]
     return Sections(
-        setup=_files("_setup_cluster" if meets else "_setup_bulk") if bulk else (),
+        setup=_files("_setup_cluster" if meets else "_setup_bulk") if s.form != "async" else (),
         held=_files(*["_held_columns"] * bool(kernel.columns), *["_held_sums"] * bool(p.column_sums)),
         copies=_files(*copies[s.form]),
-        row_begin=() if kernel.phases[0].folds else _files("_refill_at_once"),
-        load="_load_stage.cuh.jinja",
-        store="_store_stage.cuh.jinja" if s.bulk_store else "_store_results.cuh.jinja",
+        row_begin=_files(*["_ragged_row"] * ragged, *["_refill_at_once"] * (not kernel.phases[0].folds)),
+        load=f"{load}.cuh.jinja",
+        store=f"{store}.cuh.jinja" if s.bulk_store else "_store_results.cuh.jinja",
         fold="_cluster_sums.cuh.jinja" if meets else "_row_sums.cuh.jinja",
         row_end=_files(*["_row_leaves"] * s.bulk_store),
         end=_files(*(name for name, there in ends if there)),

@@ -66,13 +66,13 @@ class Scratch:
         at = address - start if address - start < 1 << 31 else address - start - (1 << 32)
         return f"bytes {at} to {at + count - 1} of {self.name} memory '{symbol}', which has {size} bytes"
 
-    def read(self, at: Array, width: int, vec: int) -> tuple[Sequence[Array], Array]:
-        """Elements at byte positions of ``data``, and where none of their bytes is missing."""
+    def read(self, at: Array, width: int, vec: int, wanted: list[int]) -> tuple[Sequence[Array], Array]:
+        """Elements at byte positions of ``data``, and where no byte of those ``wanted`` is missing."""
         spread = at[:, None] + np.arange(0, width * vec, width)
         index = spread // width
         columns = self.data.view(VIEWS[width])[index]
         full = VIEWS[width].type(int.from_bytes(b"\x01" * width, "little"))
-        known = (self.written.view(VIEWS[width])[index] == full).all(axis=1)
+        known = (self.written.view(VIEWS[width])[index[:, wanted]] == full).all(axis=1)
         return tuple(np.ascontiguousarray(columns.T)), known
 
     def write(self, at: Array, values: Sequence[Array]) -> None:

@@ -12,7 +12,7 @@ from lngen.passes.order import ColumnOrder, column_order, element_size, row_orde
 class Problem:
     """Row length ``d`` in elements, cut into segments of chunks; how its sums are shared; what passes through.
 
-    input_sizes, output_sizes   bytes per element of each [M, D] tensor
+    input_sizes, output_sizes   bytes per element of each [M, D] tensor; of inputs that an equation uses
     column_sizes                of each [D] input
     row_sums                    the most sums and maxima that end one phase
     phases                      how many phases the rows go through
@@ -56,6 +56,7 @@ def problem(graph: Graph, d: int) -> Problem:
     levels = depths(graph)
     row_sums = [levels[e.args[0]] for e in graph.eqns if is_row_fold(e)]
     sums = [e for e in graph.eqns if e.op in ("reduce_sum", "reduce_max")]
+    used = {a for e in graph.eqns for a in e.args}
     return Problem(
         d=d,
         chunk=row.chunk,
@@ -65,7 +66,7 @@ def problem(graph: Graph, d: int) -> Problem:
         cluster=column.cluster,
         strands=column.strands,
         real_size=max((e.out.type.dtype.size for e in sums), default=DType.F32.size),
-        input_sizes=tuple(p.type.dtype.size for p in graph.params if p.type.axes == WIDE),
+        input_sizes=tuple(p.type.dtype.size for p in graph.params if p.type.axes == WIDE and p in used),
         output_sizes=tuple(r.type.dtype.size for r in graph.results if r.type.axes == WIDE),
         column_sizes=tuple(p.type.dtype.size for p in graph.params if p.type.axes == (D,)),
         row_sums=max((row_sums.count(n) for n in row_sums), default=0),
