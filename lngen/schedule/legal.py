@@ -19,7 +19,7 @@ WARP = 32
 NAMED_BARRIERS = 15
 
 # Below these a form's instructions do not exist.
-MINIMUM_ARCH = {"registers": 75, "stream": 75, "async": 80, "bulk": 90}
+MINIMUM_ARCH = {"registers": 75, "stream": 75, "async": 80, "bulk": 90, "ragged": 90}
 
 
 def check(s: Schedule, p: Problem) -> None:
@@ -51,7 +51,7 @@ def piece(s: Schedule, p: Problem) -> int:
 
 def folds_blocks(s: Schedule, p: Problem) -> int:
     """Blocks whose column sums are folded in a cluster before they are written."""
-    return p.cluster if s.form == "bulk" and s.cluster == 1 and p.column_sums else 1
+    return p.cluster if s.form in ("bulk", "ragged") and s.cluster == 1 and p.column_sums else 1
 
 
 def scratch_numbers(s: Schedule, p: Problem) -> int:
@@ -78,7 +78,7 @@ def stage_bytes(s: Schedule, p: Problem) -> int:
     if s.form not in STAGED:
         return 0
     # A result takes the place of an input of its size, as long as there is one.
-    free = list(p.input_sizes)
+    free = list(p.input_sizes) if s.form != "ragged" else []
     extra = []
     for size in p.output_sizes if s.bulk_store else ():
         free.remove(size) if size in free else extra.append(size)
@@ -87,7 +87,8 @@ def stage_bytes(s: Schedule, p: Problem) -> int:
 
 def stage_share(size: int, s: Schedule, p: Problem) -> int:
     """Bytes of a stage for one tensor of elements of ``size`` bytes: whole lines of 128."""
-    return -(-piece(s, p) * size // 128) * 128
+    neighbours = 32 if s.form == "ragged" else 0  # what shares 16 bytes with the ends of a ragged row
+    return -(-(piece(s, p) * size + neighbours) // 128) * 128
 
 
 def static_shared(s: Schedule, p: Problem) -> int:
@@ -168,6 +169,12 @@ def _form_rules(s: Schedule, p: Problem) -> list[tuple[bool, str]]:
             f"bulk copies need vec={p.chunk} and a D that is a multiple of it, got vec={s.vec}",
         ),
         (
+            s.form != "ragged" or (p.d % p.chunk > 0 and p.d >= 2 * p.chunk and s.threads >= 2 * p.chunk),
+            f"ragged rows end within a chunk of {p.chunk}, have at least two and as many threads as elements in two, "
+            f"got D={p.d}, threads={s.threads}",
+        ),
+        (s.form != "ragged" or s.bulk_store == bool(p.output_sizes), "ragged rows leave in bulk, which bulk_store says"),
+        (
             s.form != "async" or narrowest >= 4,
             f"asynchronous copies move at least 4 bytes, got vec={s.vec} of {min(p.input_sizes, default=4)} bytes",
         ),
@@ -176,7 +183,7 @@ def _form_rules(s: Schedule, p: Problem) -> list[tuple[bool, str]]:
             f"owners is at least 1 with form={' or '.join(STAGED)} and no column sums, else 0, got {s.owners}",
         ),
         (
-            not s.bulk_store or (s.form == "bulk" and bool(p.output_sizes)),
+            not s.bulk_store or (s.form in ("bulk", "ragged") and bool(p.output_sizes)),
             "bulk_store belongs to form=bulk and an [M, D] result",
         ),
         (
