@@ -54,6 +54,9 @@ TOO_FEW, TOO_MANY, IDLE, BROKEN, BLOCK_SIZE, EACH_SIZE = 1.6, 0.6, 1.0, 1.9, 0.2
 # multiprocessor hide each other's exchange.
 WIDE_ROW, SHARE = 32 * 1024, 16 * 1024
 
+# Bytes of ragged rows that the threads of a multiprocessor work on.
+RAGGED_BYTES = 32 * 1024
+
 # With column sums: rows of so many elements, by bytes of one, are better held in registers than staged; threads of a
 # block for these, for staged rows up to SHORT_ROW elements and for longer ones; rows on their way.
 HELD_ROW = {2: 768, 4: 2048, 8: 2048}
@@ -198,6 +201,10 @@ def _rows_cost(s: Schedule, p: Problem, idle: float) -> tuple[float, ...]:
             + EACH_SIZE * _off(each, EACH)
         )
         return (order, round(cost, 6))
+    if s.form == "ragged":
+        busy = _off(s.resident * s.block * each, RAGGED_BYTES)
+        sizes = BLOCK_SIZE * _off(s.block, BLOCK) + EACH_SIZE * _off(each, EACH)
+        return (order, not s.keep, round(busy + sizes, 6), abs(s.stages - STAGES))
     cluster = _off(s.cluster, min(MAX_CLUSTER, 1 << max(0, math.ceil(math.log2(row / SHARE)))))
     side_by_side = abs(s.resident * s.rows - 2)
     each_off = round(_off(each, EACH), 3)
