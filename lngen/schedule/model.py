@@ -58,9 +58,9 @@ WIDE_ROW, SHARE = 32 * 1024, 16 * 1024
 RAGGED_BYTES = 32 * 1024
 
 # With column sums: rows of so many elements, by bytes of one, are better held in registers than staged; threads of a
-# block for these, for staged rows up to SHORT_ROW elements and for longer ones; rows on their way.
+# block for these, for staged rows up to SHORT_ROW elements and for longer ones; rows and bytes on their way at least.
 HELD_ROW = {2: 768, 4: 2048, 8: 2048}
-SHORT_BLOCK, SHORT_ROW, LONG_BLOCK, STAGES = 512, 1024, 256, 3
+SHORT_BLOCK, SHORT_ROW, LONG_BLOCK, STAGES, STAGED_BYTES = 512, 1024, 256, 3, 96 * 1024
 
 # Column sums of a row that one block can hold well.
 HELD_SUMS = 12288
@@ -178,8 +178,9 @@ def _columns_cost(s: Schedule, p: Problem, idle: float) -> tuple[float, ...]:
         return (order, s.one_launch, s.resident, not prefetch, round(_off(s.block, SHORT_BLOCK) + _off(idle, 1), 3))
     cluster = _off(s.cluster, 1 << max(0, math.ceil(math.log2(p.d / HELD_SUMS))))
     block = _off(s.block, SHORT_BLOCK if p.d <= SHORT_ROW else LONG_BLOCK)
+    stages = max(STAGES, -(-STAGED_BYTES // (s.rows * stage_bytes(s, p))))
     return (
-        order, cluster, s.resident, s.one_launch, not s.keep, abs(s.stages - STAGES), idle > 1, round(block, 3),
+        order, cluster, s.resident, s.one_launch, not s.keep, abs(s.stages - stages), idle > 1, round(block, 3),
         s.bulk_store,
     )  # fmt: skip
 
