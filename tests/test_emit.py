@@ -71,10 +71,10 @@ def test_the_text_has_no_trace_of_machine_or_day(plan: Plan) -> None:
 
 
 def body_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Lines of function bodies with the depth of braces they should have, notes stripped."""
+    """Lines of function bodies with the depth of braces they should have, notes and what strings say stripped."""
     depth = 0
     for line in text.splitlines():
-        code = line.split("//")[0].rstrip()
+        code = re.sub(r'"(\\.|[^"\\])*"', '""', line).split("//")[0].rstrip()
         if line.startswith("#"):
             continue  # the preprocessor's
         if depth and code:
@@ -85,11 +85,13 @@ def body_lines(text: str) -> Iterator[tuple[int, str]]:
 
 def test_indentation_follows_the_braces(plan: Plan) -> None:
     hanging = 0  # 'if (...)' and 'for (...)' without braces indent what they hold
+    parentheses = 0  # and so does a parenthesis that is not closed in its line
     for depth, code in body_lines(emit(plan)):
         indent = len(code) - len(code.lstrip())
-        assert indent == 4 * (depth + hanging), code
-        unbraced = re.match(r"\s*((if|for)\b.*\)|else)$", code)
-        hanging = hanging + 1 if unbraced else 0
+        assert indent == 4 * (depth + hanging + (parentheses > 0)), code
+        parentheses += code.count("(") - code.count(")")
+        unbraced = re.match(r"\s*((else )?(if|for)\b.*\)|else|do)$", code)
+        hanging = hanging + 1 if unbraced else hanging * (parentheses > 0)
 
 
 def test_every_equation_stands_beside_its_statement(plan: Plan) -> None:
@@ -143,8 +145,8 @@ def test_the_context_is_what_the_templates_use() -> None:
     for name in TEMPLATES:
         source, _, _ = env.loader.get_source(env, name)  # type: ignore[union-attr]
         used |= meta.find_undeclared_variables(env.parse(source))
-    # Loop variables that reach an included template.
-    assert used - {"kernel", "phase"} == {f.name for f in fields(Module)}
+    # Loop variables, and what is set, that reach an included template.
+    assert used - {"kernel", "phase", "finish"} == {f.name for f in fields(Module)}
 
 
 def by_largest(b: GraphBuilder) -> None:
