@@ -27,8 +27,8 @@ from lngen.graphs import Definition, GraphBuilder
 from lngen.graphs.norms import layernorm
 from lngen.ir import D, M, parse, print_graph
 from lngen.lower import Plan, lower
-from lngen.runtime.choose import compile_plan, default_schedule
-from lngen.schedule import problem, ranked
+from lngen.runtime.choose import capability, compile_plan
+from lngen.schedule import MINIMUM_ARCH, problem, ranked
 from lngen.spec import Spec, make_spec, parse_spec
 from lngen.toolchain import ARCHES
 from test_lower import PLANS, gated, notes, own_spec, plan_of
@@ -71,10 +71,10 @@ def test_the_text_has_no_trace_of_machine_or_day(plan: Plan) -> None:
 
 
 def body_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Lines of function bodies with the depth of braces they should have, notes stripped."""
+    """Lines of function bodies with the depth of braces they should have, notes and what strings say stripped."""
     depth = 0
     for line in text.splitlines():
-        code = line.split("//")[0].rstrip()
+        code = re.sub(r'"(\\.|[^"\\])*"', '""', line).split("//")[0].rstrip()
         if line.startswith("#"):
             continue  # the preprocessor's
         if depth and code:
@@ -85,11 +85,13 @@ def body_lines(text: str) -> Iterator[tuple[int, str]]:
 
 def test_indentation_follows_the_braces(plan: Plan) -> None:
     hanging = 0  # 'if (...)' and 'for (...)' without braces indent what they hold
+    parentheses = 0  # and so does a parenthesis that is not closed in its line
     for depth, code in body_lines(emit(plan)):
         indent = len(code) - len(code.lstrip())
-        assert indent == 4 * (depth + hanging), code
-        unbraced = re.match(r"\s*((if|for)\b.*\)|else)$", code)
-        hanging = hanging + 1 if unbraced else 0
+        assert indent == 4 * (depth + hanging + (parentheses > 0)), code
+        parentheses += code.count("(") - code.count(")")
+        unbraced = re.match(r"\s*((else )?(if|for)\b.*\)|else|do)$", code)
+        hanging = hanging + 1 if unbraced else hanging * (parentheses > 0)
 
 
 def test_every_equation_stands_beside_its_statement(plan: Plan) -> None:
@@ -143,8 +145,8 @@ def test_the_context_is_what_the_templates_use() -> None:
     for name in TEMPLATES:
         source, _, _ = env.loader.get_source(env, name)  # type: ignore[union-attr]
         used |= meta.find_undeclared_variables(env.parse(source))
-    # Loop variables that reach an included template.
-    assert used - {"kernel", "phase"} == {f.name for f in fields(Module)}
+    # Loop variables, and what is set, that reach an included template.
+    assert used - {"kernel", "phase", "finish"} == {f.name for f in fields(Module)}
 
 
 def by_largest(b: GraphBuilder) -> None:
@@ -162,18 +164,45 @@ def test_every_template_is_used() -> None:
     specs = ["layernorm.fwd:d=8,dtype=f64,weight=f16", "layernorm.fwd:d=8,dtype=f64,weight=bf16"]
     plans = [*(plan_of(*args) for args in PLANS.values()), *(best(parse_spec(s)) for s in specs)]
     plans.append(best(make_spec(Definition("by_largest", by_largest), "fwd", {"d": 64})))
-    included |= {t for p in plans for t in partials(p)} | {k.template for p in plans for k in p.kernels}
+    kernels = [k for p in plans for k in p.kernels]
+    included |= {t for p in plans for t in partials(p)} | {k.template for k in kernels}
+    included |= {t for k in kernels for t in k.sections}
     assert included == set(TEMPLATES)
 
 
 def test_only_the_helpers_a_kernel_needs() -> None:
-    assert partials(best(parse_spec("rmsnorm.fwd:d=64,dtype=f32"))) == (
-        "_memory.cuh.jinja",
-        "_fold.cuh.jinja",
-        "_row_fold.cuh.jinja",
-    )
-    assert "_bf16.cuh.jinja" in partials(best(parse_spec("rmsnorm.fwd:d=64,dtype=bf16")))
-    assert "_row_fold.cuh.jinja" not in partials(best(parse_spec("layernorm.bwd:d=64,wrt=beta")))
+    def helpers(spec: str, schedule: str) -> list[str]:
+        return [name.removesuffix(".cuh.jinja") for name in partials(plan_of(spec, schedule))]
+
+    row = ["_launch", "_memory", "_column", "_fold", "_row_barrier", "_row_fold"]
+    in_registers, staged = "form=registers,threads=8,rows=4", "form=bulk,threads=8,rows=4,stages=2,owners=1"
+    assert helpers("rmsnorm.fwd:d=64,dtype=f32", in_registers) == row
+    assert helpers("rmsnorm.fwd:d=64,dtype=bf16", in_registers) == ["_launch", "_bf16", *row[1:]]
+    assert helpers("rmsnorm.fwd:d=64,dtype=f32", staged) == [*row[:2], "_bulk", *row[2:]]
+    sums = ["_launch", "_memory", "_column", "_fold", "_partial", "_strand"]
+    of_beta, threads = "layernorm.bwd:d=64,wrt=beta,dtype=f32", "threads=8,rows=128"
+    assert helpers(of_beta, f"form=registers,{threads}") == sums
+    assert helpers(of_beta, f"form=registers,{threads},one_launch=yes") == [*sums, "_grid_barrier"]
+    assert helpers(of_beta, f"form=async,{threads},stages=2") == [
+        *sums[:2],
+        "_async",
+        *sums[2:4],
+        "_row_barrier",
+        *sums[4:],
+    ]
+    cluster = {"_cluster", "_exchange", "_fold_blocks"}
+    wide, folded = "form=bulk,threads=512,rows=1,stages=3,cluster=2", "form=bulk,threads=512,rows=1,stages=3"
+    assert cluster & {*helpers("layernorm.bwd:d=16384,dtype=bf16", wide)} == {"_cluster", "_exchange"}
+    assert cluster & {*helpers("layernorm.bwd:d=8192,dtype=bf16", folded)} == {"_cluster", "_fold_blocks"}
+
+
+def test_every_constant_is_used(plan: Plan) -> None:
+    """A kernel declares what its text names, and nothing else; the declarations stand in columns."""
+    text = emit(plan)
+    for kernel in plan.kernels:
+        body = text[text.index(f"\n{kernel.name}(") :].partition("\n}\n")[0]
+        assert [c.name for c in kernel.constants if len(re.findall(rf"\b{c.name}\b", body)) < 2] == []
+        assert len({(line.index("="), line.index("//")) for line in kernel.declarations}) == 1
 
 
 def test_undefined_names_are_errors(tmp_path: Path) -> None:
@@ -258,24 +287,35 @@ def test_a_context_is_frozen(plan: Plan) -> None:
 
 # ---- the compiler ----
 
+# Spec and form; the schedule is the first of that form in the model's ranking.
 STRUCTURES = {
-    "row": "layernorm.fwd:d=1000",
-    "row_columns": "layernorm.bwd:d=1024",
-    "row_columns, narrow": "rmsnorm.bwd:d=63",
-    "row_stream": "rmsnorm.fwd:d=100003",
-    "columns": "layernorm.bwd:d=70000,save=none",
+    "row": ("layernorm.fwd:d=1000", "registers"),
+    "row_columns": ("layernorm.bwd:d=1024", "registers"),
+    "row_columns, narrow": ("rmsnorm.bwd:d=63", "registers"),
+    "row_staged": ("layernorm.bwd:d=1024", "async"),
+    "row_staged, forward": ("rmsnorm.fwd:d=65536", "bulk"),
+    "row_staged, backward": ("layernorm.bwd:d=4096", "bulk"),
+    "row_stream": ("rmsnorm.fwd:d=100003", "stream"),
+    "columns": ("layernorm.bwd:d=70000,save=none", "stream"),
 }
 CASES = [(s, t) for s in STRUCTURES for t in ("f16", "bf16", "f32", "f64")]
 
 
 @pytest.mark.parametrize(("structure", "dtype"), CASES)
 def test_every_structure_compiles_without_spills(structure: str, dtype: str) -> None:
-    """Two arches for each structure and dtype; every arch meets every structure."""
+    """Two arches for each structure and dtype; every arch meets every structure that exists there."""
     pytest.importorskip("cupy")
-    spec = parse_spec(f"{STRUCTURES[structure]},dtype={dtype}")
+    text, form = STRUCTURES[structure]
+    spec = parse_spec(f"{text},dtype={dtype}")
     at = CASES.index((structure, dtype))
-    for arch in (ARCHES[2 * at % 7], ARCHES[(2 * at + 1) % 7]):
-        plan = lower(spec, default_schedule(spec, arch))
+    for arch in {ARCHES[2 * at % 7], ARCHES[(2 * at + 1) % 7], "sm_90"}:
+        if capability(arch) < MINIMUM_ARCH[form]:
+            continue
+        schedules = ranked(problem(spec.graph(), spec.d), capability(arch))
+        fitting = [s for s in schedules if s.form == form]
+        if not fitting and arch != "sm_90":
+            continue  # its shared memory is too small
+        plan = lower(spec, fitting[0])
         assert structure.split(",")[0] in {k.template.removesuffix(".cu.jinja") for k in plan.kernels}
         used = compile_plan(plan, arch).resources
         assert list(used) == [k.name for k in plan.kernels]

@@ -14,7 +14,7 @@ from lngen.errors import LowerError, ScheduleError
 from lngen.graphs import Definition, GraphBuilder
 from lngen.ir import F64, D, DType, M, print_eqn
 from lngen.lower import Buffer, Extent, Kernel, Plan, Statement, lower
-from lngen.schedule import Schedule, parse_schedule, problem, ranked
+from lngen.schedule import Schedule, parse_schedule, piece, problem, ranked, stage_bytes
 from lngen.spec import Spec, make_spec, parse_spec
 
 
@@ -26,22 +26,58 @@ def plan_of(spec: str, schedule: str = "") -> Plan:
 
 # Every structure, dtype and kind of input; exact and partial rows; one and several segments and row groups.
 PLANS: dict[str, tuple[str, str]] = {
-    "row": ("layernorm.fwd:d=4096,dtype=bf16", ""),
-    "row, a warp for each": ("rmsnorm.fwd:d=100,dtype=f32,weight=f64", "threads=32,rows=4,resident=1"),
-    "row, one thread for each": ("layernorm.fwd:d=1,dtype=f16,save=none", "threads=1,rows=32,vec=1"),
-    "row, two segments": ("layernorm.fwd:d=20000,dtype=bf16", "form=registers,threads=512,resident=1"),
-    "row, backward": ("layernorm.bwd:d=1000,dtype=f16,wrt=x", "threads=32,rows=1,resident=1"),
-    "row_columns": ("layernorm.bwd:d=4096,dtype=bf16", ""),
-    "row_columns, one row": ("rmsnorm.bwd:d=8192,dtype=f32", "resident=1,prefetch=no"),
-    "row_columns, no row sum": ("layernorm.bwd:d=777,dtype=bf16,wrt=beta", "vec=1"),
-    "row_columns, f64": ("layernorm.bwd:d=96,dtype=f64,save=none", ""),
-    "row_stream": ("layernorm.fwd:d=70000,dtype=f16,out=f32", "form=stream,threads=512,resident=1"),
-    "columns": ("layernorm.bwd:d=70000,dtype=bf16", "form=stream,threads=512,resident=1"),
+    "row": ("layernorm.fwd:d=4096,dtype=bf16", "form=registers,threads=128,rows=1,resident=6"),
+    "row, a warp for each": ("rmsnorm.fwd:d=100,dtype=f32,weight=f64", "form=registers,threads=32,rows=4"),
+    "row, one thread for each": ("layernorm.fwd:d=1,dtype=f16,save=none", "form=registers,threads=1,rows=32,vec=1"),
+    "row, two segments": ("layernorm.fwd:d=12288,dtype=bf16", "form=registers,threads=512,rows=1"),
+    "row, backward": ("layernorm.bwd:d=1000,dtype=f16,wrt=x", "form=registers,threads=32,rows=1"),
+    "row_columns": ("layernorm.bwd:d=4096,dtype=bf16", "form=registers,threads=256,rows=2,prefetch=yes"),
+    "row_columns, one row": ("rmsnorm.bwd:d=8192,dtype=f32", "form=registers,threads=512,rows=1"),
+    "row_columns, no row sum": ("layernorm.bwd:d=777,dtype=bf16,wrt=beta", "form=registers,threads=64,rows=8,vec=1"),
+    "row_columns, f64": ("layernorm.bwd:d=96,dtype=f64,save=none", "form=registers,threads=8,rows=64"),
+    "row_columns, one launch": (
+        "layernorm.bwd:d=1000,dtype=bf16",
+        "form=registers,threads=64,rows=8,prefetch=yes,one_launch=yes",
+    ),
+    "bulk": ("rmsnorm.fwd:d=512,dtype=bf16", "form=bulk,threads=8,rows=16,stages=3,owners=132"),
+    "bulk, results leave in bulk": (
+        "layernorm.fwd:d=4096,dtype=bf16,out=f32",
+        "form=bulk,threads=128,rows=2,stages=3,owners=132,bulk_store=yes,keep=yes",
+    ),
+    "bulk, a cluster for each": (
+        "layernorm.fwd:d=65536,dtype=bf16",
+        "form=bulk,threads=256,rows=1,stages=3,cluster=4,owners=30,bulk_store=yes,keep=yes",
+    ),
+    "bulk, columns": (
+        "layernorm.bwd:d=1024,dtype=bf16",
+        "form=bulk,threads=64,rows=8,stages=3,bulk_store=yes,keep=yes,one_launch=yes",
+    ),
+    "bulk, columns, blocks folded": (
+        "layernorm.bwd:d=8192,dtype=bf16",
+        "form=bulk,threads=512,rows=1,stages=3,keep=yes",
+    ),
+    "bulk, columns, blocks folded, one launch": (
+        "rmsnorm.bwd:d=8192,dtype=f16",
+        "form=bulk,threads=512,rows=1,stages=3,one_launch=yes",
+    ),
+    "bulk, columns, a cluster for each": (
+        "layernorm.bwd:d=16384,dtype=bf16",
+        "form=bulk,threads=512,rows=1,stages=3,cluster=2,keep=yes",
+    ),
+    "bulk, columns, no row sum": ("layernorm.bwd:d=776,dtype=f16,wrt=beta", "form=bulk,threads=32,rows=8,stages=3"),
+    "async": ("layernorm.fwd:d=1000,dtype=bf16", "form=async,threads=32,rows=4,stages=3,owners=264,keep=yes"),
+    "async, columns": ("rmsnorm.bwd:d=1000,dtype=f32", "form=async,threads=64,rows=8,stages=2"),
+    "async, columns, one row": (
+        "rmsnorm.bwd:d=8192,dtype=bf16",
+        "form=async,threads=256,rows=1,stages=3,one_launch=yes",
+    ),
+    "row_stream": ("layernorm.fwd:d=70000,dtype=f16,out=f32", "form=stream,threads=512,rows=1"),
+    "columns": ("layernorm.bwd:d=70000,dtype=bf16", "form=stream,threads=512,rows=1"),
     "columns, statistics handed on": (
         "layernorm.bwd:d=70001,dtype=f32,save=none",
-        "form=stream,threads=512,resident=1",
+        "form=stream,threads=512,rows=1",
     ),
-    "columns alone": ("layernorm.bwd:d=70000,dtype=bf16,wrt=gamma", "form=stream,threads=512,resident=1"),
+    "columns alone": ("layernorm.bwd:d=70000,dtype=bf16,wrt=gamma", "form=stream,threads=512,rows=1"),
 }
 
 
@@ -53,7 +89,9 @@ def plan(request: pytest.FixtureRequest) -> Plan:
 def statements(kernel: Kernel) -> Iterator[Statement]:
     """Every statement of a kernel."""
     yield from (*kernel.uniform, *kernel.per_row)
-    for phase in kernel.phases:
+    finish = kernel.finish
+    yield from finish.uniform if finish else ()
+    for phase in (*kernel.phases, *(finish.phases if finish else ())):
         yield from (*phase.statements, *phase.after)
 
 
@@ -84,9 +122,9 @@ def test_every_value_is_defined_before_it_is_used(plan: Plan) -> None:
         for statement in (*kernel.uniform, *kernel.per_row):
             known = defined(statement, known, names)
         for phase in kernel.phases:
-            tiles = phase.tiles if kernel.template == "row_stream.cu.jinja" else kernel.tiles
-            columns = kernel.columns if kernel.template == "columns.cu.jinja" else phase.columns
-            here = known | {t.name for t in (*tiles, *columns)}
+            tiles = phase.tiles if kernel.template in ("row_stream.cu.jinja", "row_staged.cu.jinja") else kernel.tiles
+            assert not {t.name for t in kernel.columns} & {t.name for t in phase.columns}, "loaded twice"
+            here = known | {t.name for t in (*tiles, *kernel.columns, *phase.columns)}
             for statement in phase.statements:
                 here = defined(statement, here, names)
             known |= {s.name for f in phase.folds for s in f.sums}
@@ -94,6 +132,11 @@ def test_every_value_is_defined_before_it_is_used(plan: Plan) -> None:
                 known = defined(statement, known, names)
             assert {o.name for o in phase.outputs} <= here
             assert {o.name for o in phase.row_outputs} <= known
+        if kernel.finish:
+            here = {t.name for t in (*kernel.scalars, *kernel.finish.scalars)}
+            here |= {s.name for s in kernel.finish.accumulators}
+            for statement in (*kernel.uniform, *kernel.finish.uniform, *kernel.finish.phases[0].statements):
+                here = defined(statement, here, set(plan.graph.values()))
 
 
 def defined(statement: Statement, known: set[str], names: set[str]) -> set[str]:
@@ -147,8 +190,9 @@ def test_a_partial_row_for_every_block(plan: Plan) -> None:
     for kernel in plan.kernels:
         for sum_ in kernel.accumulators if kernel.template != "finish.cu.jinja" else ():
             (buffer,) = (b for b in plan.workspace if b.name == f"{sum_.name}_partial")
-            blocks = max(extent.limit or 0 for extent in kernel.grid)
-            assert buffer.fixed == blocks * plan.spec.d
+            (owners,) = (extent for extent in kernel.grid if extent.limit)
+            assert owners.limit
+            assert buffer.fixed == -(-owners.limit // owners.multiple) * plan.spec.d
 
 
 def test_buffers_round_up() -> None:
@@ -166,6 +210,11 @@ def test_buffers_round_up() -> None:
         (Extent(per=2), "ceil(rows / 2)", [0, 1, 4, 500]),
         (Extent(per=1, limit=132), "min(132, rows)", [0, 1, 7, 132]),
         (Extent(per=2, limit=3), "min(3, ceil(rows / 2))", [0, 1, 3, 3]),
+        (Extent(per=1, limit=30, times=4), "4 * min(30, rows)", [0, 4, 28, 120]),
+        (Extent(per=1, limit=128, multiple=2), "2 * ceil(min(128, rows) / 2)", [0, 2, 8, 128]),
+        (Extent(per=1, limit=3, multiple=2, least=2), "max(2, 2 * ceil(min(3, rows) / 2))", [2, 2, 4, 4]),
+        (Extent(per=8, limit=3, least=1), "max(1, min(3, ceil(rows / 8)))", [1, 1, 1, 3]),
+        (Extent(per=2, times=2, least=2), "max(2, 2 * ceil(rows / 2))", [2, 2, 8, 1000]),
     ],
 )
 def test_extents(extent: Extent, text: str, blocks: list[int]) -> None:
@@ -174,9 +223,11 @@ def test_extents(extent: Extent, text: str, blocks: list[int]) -> None:
 
 
 def test_constants_and_launch_of_a_plan_one_can_check_by_hand() -> None:
-    (kernel,) = plan_of("layernorm.fwd:d=1000,dtype=bf16", "threads=32,rows=4,vec=8,resident=2").kernels
-    assert {c.name: c.value for c in kernel.constants} == {
-        "D": 1000, "CHUNK": 8, "THREADS": 32, "SLOTS": 4, "VEC": 8, "EXACT": 0, "ROWS": 4, "SEGMENT_SLOTS": 64,
+    schedule = "form=registers,threads=32,rows=4,vec=8,resident=2"
+    (kernel,) = plan_of("layernorm.fwd:d=1000,dtype=bf16", schedule).kernels
+    assert constants(kernel) == {
+        "D": 1000, "CHUNK": 8, "THREADS": 32, "SLOTS": 4, "SEGMENT": 1000, "VEC": 8, "EXACT": 0, "ROWS": 4,
+        "SEGMENT_SLOTS": 4,
     }  # fmt: skip
     assert (kernel.block, kernel.launch_rule()) == (
         128,
@@ -188,8 +239,132 @@ def test_constants_and_launch_of_a_plan_one_can_check_by_hand() -> None:
         "const long long x_stride",
         "const bf16* __restrict__ gamma_ptr",
     ]
-    exact = plan_of("layernorm.fwd:d=1024,dtype=bf16", "threads=32,rows=4,resident=1").kernels[0]
-    assert {c.name: c.value for c in exact.constants}["EXACT"] == 1
+    exact = plan_of("layernorm.fwd:d=1024,dtype=bf16", "form=registers,threads=32,rows=4").kernels[0]
+    assert constants(exact)["EXACT"] == 1
+
+
+def constants(kernel: Kernel) -> dict[str, int]:
+    return {c.name: c.value for c in kernel.constants}
+
+
+def test_constants_and_launch_of_a_cluster_one_can_check_by_hand() -> None:
+    """A row of 32 KiB in two segments, a block for each; two rows of two tensors on their way."""
+    schedule = "form=bulk,threads=512,rows=1,vec=8,stages=2,cluster=2"
+    rows, finish = plan_of("layernorm.bwd:d=16384,dtype=bf16", schedule).kernels
+    assert constants(rows) == {
+        "D": 16384, "CHUNK": 8, "THREADS": 512, "SLOTS": 2, "SEGMENT": 8192, "VEC": 8, "EXACT": 1, "ROWS": 1,
+        "SEGMENT_SLOTS": 2, "CLUSTER": 2, "STAGES": 2, "STAGE_BYTES": 2 * 8192 * 2, "BOUND": 2**31 - 1, "PIECE": 8192,
+        "OWNERS": 66, "UNIT": 4,
+    }  # fmt: skip
+    assert (rows.cluster, rows.dynamic, rows.exchanged) == (2, 2 * 2 * 8192 * 2, 2 * 2)
+    assert rows.launch_rule() == (
+        "grid 2 * min(66, rows), block 512, clusters of 2, 65536 bytes of dynamic shared memory; no launch for rows = 0"
+    )
+    assert (rows.owner, rows.first_column) == ("blockIdx.x / CLUSTER", "cluster_rank() * PIECE")
+    assert constants(finish) == {
+        "D": 16384, "SUMS": 2, "COLUMNS": 32, "STRANDS": 16, "PARTIALS": 66, "TOGETHER": 1, "PER_PARTIAL": 1,
+    }  # fmt: skip
+    assert (finish.cluster, finish.dynamic, finish.launch_rule()) == (1, 0, "grid 512, block 512")
+
+
+@pytest.mark.parametrize(("schedule", "folded"), [("form=bulk,stages=3", 2), ("form=async,stages=3", 1)])
+def test_two_blocks_write_a_partial_row_or_the_finish_folds_theirs(schedule: str, folded: int) -> None:
+    """The graph folds the sums of two blocks first; a cluster does it before they are written."""
+    found = plan_of("layernorm.bwd:d=8192,dtype=bf16", f"{schedule},threads=512,rows=1,vec=8")
+    rows, finish = found.kernels
+    assert rows.cluster == folded
+    numbers = constants(finish)
+    assert (numbers["PARTIALS"], numbers["TOGETHER"], numbers["PER_PARTIAL"]) == (128 // folded, 2 // folded, folded)
+    assert {b.fixed for b in found.workspace} == {128 // folded * 8192}
+
+
+def test_places_of_a_stage(plan: Plan) -> None:
+    """Each input has its own lines of 128 bytes; a result has its own, or those of an input of its size."""
+    for kernel in plan.kernels:
+        if not kernel.places:
+            assert (kernel.dynamic, kernel.results) == (0, ())
+            continue
+        facts = problem(plan.graph, plan.spec.d)
+        size = {v.name: v.type.dtype.size for v in (*plan.inputs, *plan.outputs)}
+        ends = {
+            p.name: (p.offset, p.offset + piece(plan.schedule, facts) * size[p.name])
+            for p in (*kernel.places, *kernel.results)
+        }
+        assert all(begin % 128 == 0 and end <= stage_bytes(plan.schedule, facts) for begin, end in ends.values())
+        assert [p.name for p in kernel.places] == [t.name for t in kernel.tiles]
+        for names in ([p.name for p in kernel.places], [p.name for p in kernel.results]):
+            listed = sorted(ends[name] for name in names)
+            assert all(end <= begin for (_, end), (begin, _) in pairwise(listed)), "two overlap"
+        for result in kernel.results:
+            over = [
+                p
+                for p in kernel.places
+                if ends[p.name][0] < ends[result.name][1] and ends[result.name][0] < ends[p.name][1]
+            ]
+            assert all(size[p.name] == size[result.name] and p.offset == result.offset for p in over)
+        stages = plan.schedule.stages * plan.schedule.rows * stage_bytes(plan.schedule, facts)
+        assert kernel.dynamic >= stages == constants(kernel)["STAGE_BYTES"] * plan.schedule.stages * plan.schedule.rows
+
+
+def places_of(spec: str, schedule: str) -> tuple[dict[str, int], dict[str, int]]:
+    kernel = plan_of(spec, schedule).kernels[0]
+    return {p.name: p.offset for p in kernel.places}, {p.name: p.offset for p in kernel.results}
+
+
+def test_a_result_has_the_place_of_an_input_of_its_size() -> None:
+    bulk = "form=bulk,threads=128,rows=1,vec=8,stages=2,bulk_store=yes,owners=1"
+    assert places_of("layernorm.fwd:d=4096,dtype=bf16", bulk) == ({"x": 0}, {"y": 0})
+    assert places_of("layernorm.fwd:d=4096,dtype=bf16,out=f32", bulk) == ({"x": 0}, {"y": 8192})
+    assert places_of("layernorm.fwd:d=4096,dtype=bf16", bulk.replace("bulk_store=yes,", "")) == ({"x": 0}, {})
+    backward = "form=bulk,threads=256,rows=2,vec=8,stages=2,bulk_store=yes"
+    assert places_of("layernorm.bwd:d=4096,dtype=bf16", backward) == ({"dy": 0, "x": 8192}, {"dx": 0})
+
+
+# ---- one launch ----
+
+
+def test_one_launch_is_one_kernel_with_a_counter() -> None:
+    """Both kernels' arguments, the workspace read and written; as many blocks as fold, with no rows, too."""
+    schedule = "form=bulk,threads=512,rows=1,vec=8,stages=3,keep=yes"
+    two, one = (plan_of("layernorm.bwd:d=8192,dtype=bf16", f"{schedule},one_launch={o}") for o in ("no", "yes"))
+    rows, finish = two.kernels
+    (kernel,) = one.kernels
+    assert (kernel.cooperative, kernel.always, rows.cooperative, rows.always) == (True, True, False, False)
+    names = [a.name for a in (*rows.arguments, *finish.arguments)]
+    assert [a.name for a in kernel.arguments] == [*dict.fromkeys(names), "arrivals_ptr"]
+    assert not any(a.const for a in kernel.arguments if a.kind == "workspace")
+    assert one.workspace == (Buffer("arrivals", DType.F32, fixed=1, zeroed=True), *two.workspace)
+    assert [b.element for b in one.workspace] == ["u32", "f32", "f32"]
+    assert [kernel.grid[0](n) for n in (0, 1, 3, 1000)] == [2, 2, 4, 128]
+    assert kernel.finish
+    assert kernel.finish.phases == finish.phases
+    assert kernel.finish.accumulators == finish.accumulators
+    assert kernel.dynamic >= finish.shared * 4
+    assert kernel.totals == "reinterpret_cast<real*>(staged)"
+
+
+def test_one_launch_in_registers_folds_in_the_same_memory() -> None:
+    schedule = "form=registers,threads=8,rows=64,vec=2,one_launch=yes"
+    (kernel,) = plan_of("layernorm.bwd:d=96,dtype=f64,save=none", schedule).kernels
+    assert (kernel.totals, kernel.dynamic) == ("scratch", 0)
+    assert kernel.shared >= 2 * 16 * 32
+
+
+def scaled_totals(b: GraphBuilder) -> None:
+    x = b.input("x", M, D)
+    b.output("y", b.add("doubled", x, x))
+    b.results.append(b.mul("share", b.reduce_sum("total", x, axis=M), b.param("s", b.options.dtype)))
+
+
+@pytest.mark.parametrize("form", ["form=registers,threads=8,rows={}", "form=bulk,threads=8,rows={},stages=2"])
+def test_the_finish_of_one_launch_has_what_only_it_needs(form: str) -> None:
+    spec = make_spec(Definition("scaled_totals", scaled_totals), "fwd", {"d": 96})
+    base = Schedule("registers", 8, problem(spec.graph(), 96).groups, 4, one_launch=True)
+    schedule = parse_schedule(form.format(base.rows) + ",one_launch=yes", base)
+    (kernel,) = lower(spec, schedule).kernels
+    assert kernel.finish
+    assert [t.name for t in kernel.finish.scalars] == ["s"]
+    assert [t.name for t in kernel.scalars] == []
 
 
 def test_alignment_is_that_of_an_access() -> None:

@@ -16,7 +16,7 @@ from lngen.lower.constants import (
     partial_rows,
     row_constants,
 )
-from lngen.lower.parts import Argument, Constant, Sum
+from lngen.lower.parts import Argument, Constant, Sum, aligned
 from lngen.lower.phases import Spell, Style, before, phases, speller, tensor, uniform
 from lngen.lower.plan import Buffer, Extent, Finish, Kernel, Plan
 from lngen.lower.split import Split, column_graph, split
@@ -171,7 +171,12 @@ class _Lowering:
                 Argument("arrivals_ptr", "unsigned", "workspace", "arrivals"),
             ),
             constants=(*rows.constants, *(c for c in finish.constants if c.name not in own)),
-            finish=Finish(finish.accumulators, finish.phases),
+            finish=Finish(
+                finish.accumulators,
+                finish.phases,
+                scalars=tuple(t for t in finish.scalars if t not in rows.scalars),
+                uniform=aligned(u for u in finish.uniform if u.text not in {v.text for v in rows.uniform}),
+            ),
             grid=(replace(rows.grid[0], least=rows.cluster), rows.grid[1]),
             cooperative=True,
             always=True,

@@ -114,6 +114,9 @@ class Place:
     ctype: str
     offset: int
 
+    def __str__(self) -> str:
+        return f"{self.name} at byte {self.offset}"
+
     @property
     def element(self) -> str:
         """The bytes of an element, in C."""

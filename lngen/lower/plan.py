@@ -46,10 +46,15 @@ class Extent:
 
 @dataclass(frozen=True)
 class Finish:
-    """How column sums are completed behind a grid barrier: the totals, and what is computed from them."""
+    """How column sums are completed behind a grid barrier: the totals, and what is computed from them.
+
+    ``scalars``, ``uniform``: what only this needs of inputs and statements without axes.
+    """
 
     accumulators: tuple[Sum, ...]
     phases: tuple[Phase, ...]
+    scalars: tuple[Tensor, ...] = ()
+    uniform: tuple[Statement, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -164,7 +169,8 @@ class Kernel:
 class Buffer:
     """A piece of the workspace: ``fixed`` elements, or ``per_row`` for each row.
 
-    ``zeroed``: all bytes are zero before the first launch that uses it; every launch leaves it fit for the next.
+    ``zeroed``: it holds counters, 32 bits each, all zero before the first launch that uses it; every launch leaves
+    them fit for the next.
     """
 
     name: str
@@ -172,6 +178,11 @@ class Buffer:
     fixed: int = 0
     per_row: int = 0
     zeroed: bool = False
+
+    @property
+    def element(self) -> str:
+        """What it holds: a dtype, or u32."""
+        return "u32" if self.zeroed else str(self.dtype)
 
     def bytes(self, rows: int) -> int:
         """Its size, rounded up so that the next buffer is aligned to 256 bytes."""

@@ -17,28 +17,46 @@ def show_plan(plan: Plan) -> str:
     ]
     for b in plan.workspace:
         size = f"{b.per_row} * rows" if b.per_row else str(b.fixed)
-        lines.append(f"  workspace {b.name}: {b.dtype}[{size}]")
+        zeroed = ", zero before the first call" if b.zeroed else ""
+        lines.append(f"  workspace {b.name}: {b.element}[{size}]{zeroed}")
     for kernel in plan.kernels:
         lines += ["", *_kernel(kernel)]
     return "\n".join(lines) + "\n"
 
 
 def _kernel(kernel: Kernel) -> list[str]:
+    width = max(len(str(c.value)) for c in kernel.constants)
     lines = [
         f"kernel {kernel.name}",
         f"  template  {kernel.template}",
         f"  launch    {kernel.launch_rule()}",
         f"  arguments {', '.join(a.name for a in kernel.arguments)}",
-        *(f"  {c.name:<13} = {c.value:<6} {c.note}" for c in kernel.constants),
+        *(f"  {c.name:<13} = {c.value:<{width}}  {c.note}" for c in kernel.constants),
     ]
+    if kernel.places:
+        lines.append(f"  stage     {', '.join(map(str, kernel.places))}")
+    if kernel.results:
+        lines.append(f"  leaving   {', '.join(map(str, kernel.results))}")
+    if kernel.columns:
+        lines.append(f"  held      {', '.join(t.name for t in kernel.columns)}")
+    lines.append(f"  shared    {_shared(kernel)}")
     if kernel.uniform:
         lines.append("  once      " + " ".join(_defined(s.text) for s in kernel.uniform))
     for number, phase in enumerate(kernel.phases):
-        lines += _phase(number, phase)
+        lines += _phase(str(number), phase)
+    for phase in kernel.finish.phases if kernel.finish else ():
+        lines += _phase("after the grid barrier", phase)
     return lines
 
 
-def _phase(number: int, phase: Phase) -> list[str]:
+def _shared(kernel: Kernel) -> str:
+    """What a block folds in, and what the launch adds for stages."""
+    folding = f"{kernel.shared} of {kernel.real} to fold in"
+    exchanged = f", {kernel.exchanged} a row from the blocks of the cluster" if kernel.exchanged else ""
+    return folding + exchanged + (f", {kernel.dynamic} bytes of stages" if kernel.dynamic else "")
+
+
+def _phase(number: str, phase: Phase) -> list[str]:
     lines = [f"  phase {number}"]
     parts = {
         "load": [t.name for t in (*phase.tiles, *phase.columns)],

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
 from lngen.errors import PtxError
+from lngen.ptx.statements import IGNORED, LABEL, statements
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,6 @@ class Module:
     symbols: tuple[Symbol, ...] = field(default=())
 
 
-_COMMENT = re.compile(r"//.*|/\*.*?\*/")
 _ENTRY = re.compile(r"(?:\.visible\s+|\.weak\s+)?\.entry\s+([\w$]+)")
 _PARAM = re.compile(r"\.param\s+(?:\.align\s+\d+\s+)?\.(\w+)\s+(?:\.ptr\b[^,]*?\s)?([\w$]+)\s*,?$")
 _REG = re.compile(r"\.reg\s+\.(\w+)\s+(.+)")
@@ -89,70 +88,21 @@ _VARIABLE = re.compile(
     r"(?:\[(\d*)\])?\s*(?:=\s*(.+))?"
 )
 _LOC = re.compile(r"\.loc\s+\d+\s+(\d+)(?:.*inlined_at\s+\d+\s+(\d+))?")
-_LABEL = re.compile(r"([$%\w]+)\s*:(?!:)")
 _INSTRUCTION = re.compile(r"(?:@(!?)([%\w$]+)\s+)?([a-z][\w.:]*)\s*(.*)", re.S)
 _OPERAND = re.compile(r"\s*(\{[^}]*\}|\[[^\]]*\]|[^,]+?)\s*(?:,|$)")
-_IGNORED = re.compile(
-    r"\.(version|target|address_size|file|section|pragma|maxntid|minnctapersm|reqntid|maxnreg|maxnctapersm|b8|b32|"
-    r"explicitcluster|reqnctapercluster|branchtargets|noreturn)\b"
-)
 
 
 @lru_cache(maxsize=32)
 def parse(text: str) -> Module:
     """The module that ``text`` spells; PtxError with the line of what is malformed."""
     reader = _Reader()
-    for number, statement in _statements(text):
+    for number, statement in statements(text):
         reader.statement(number, statement)
     if reader.entry is not None:
         raise PtxError(f"PTX ends inside the kernel '{reader.entry}': a closing brace is expected.")
     if not reader.entries:
         raise PtxError("PTX with at least one .entry is expected, found none.")
     return Module(reader.target, reader.entries, tuple(reader.globals))
-
-
-def _statements(text: str) -> Iterator[tuple[int, str]]:
-    """Statements without comments and semicolons, each with the line it begins on; braces stand alone."""
-    pending, start = "", 0
-    for number, raw in enumerate(text.splitlines(), 1):
-        line = (_COMMENT.sub("", raw) if "/" in raw else raw).strip()
-        if not line:
-            continue
-        if not pending and line[0] not in "{}" and line.endswith(";") and line.count(";") == 1:
-            yield number, line[:-1].rstrip()  # by far the most common
-            continue
-        if not pending and line.startswith((".loc", ".version", ".target", ".address_size", ".file", ".pragma")):
-            yield number, line.rstrip(";")
-            continue
-        for piece in re.split(r"(;)", line):
-            piece = piece.strip()
-            if not piece:
-                continue
-            if piece == ";":
-                if pending:
-                    yield start, pending
-                pending = ""
-                continue
-            while not pending and piece and piece[0] in "{}":
-                yield number, piece[0]
-                piece = piece[1:].lstrip()
-            if not piece:
-                continue
-            start = start if pending else number
-            pending = f"{pending} {piece}".strip()
-            label = _LABEL.fullmatch(pending)
-            if label or _whole(pending):
-                yield start, pending
-                pending = ""
-    if pending:
-        raise PtxError(f"PTX line {start}: ';' is expected after '{pending[:80]}'.")
-
-
-def _whole(statement: str) -> bool:
-    """True for what ends without a semicolon: a parameter list's lines, an entry's header, directives."""
-    if statement.startswith((".param", ")", "(", ".entry", ".visible .entry", ".weak .entry")):
-        return True
-    return bool(_IGNORED.match(statement)) or statement.startswith(".loc")
 
 
 @dataclass
@@ -250,7 +200,7 @@ class _Reader:
             self.target = text.split()[1].rstrip(",")
         elif text.startswith(".section"):
             self.section = True
-        elif not _IGNORED.match(text):
+        elif not IGNORED.match(text):
             raise PtxError(f"PTX line {number}: unknown directive '{text[:80]}'.")
 
     def _variable(
@@ -303,7 +253,7 @@ class _Reader:
                 self.instructions[n] = replace(i, operands=(Operand("sym", names[i.operands[0].text]),))
 
     def _instruction(self, number: int, text: str) -> None:
-        while label := _LABEL.match(text):
+        while label := LABEL.match(text):
             self.labels[self._fresh_name(label[1], self.labels, "labels")] = len(self.instructions)
             text = text[label.end() :].lstrip()
         if not text:
