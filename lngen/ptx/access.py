@@ -265,7 +265,7 @@ def load_scratch(
     scratch = batch.scratch(space)
     at, who, part = place(batch, i, lanes, scratch, address, width * vec)
     batch.flights.look(batch, i, scratch, at, who, width * vec, "read")
-    values, known = scratch.read(at, width, vec)
+    values, known = scratch.read(at, width, vec, i.used)
     if not known.all():
         bad = np.flatnonzero(~known)
         where = scratch.where(int(at[bad[0]] % scratch.room), width * vec)
