@@ -89,7 +89,7 @@ def partials(plan: Plan) -> tuple[str, ...]:
         "_column": bool(rows),
         "_fold": bool(rows) or sums,
         "_maximum": bool(ops & {"maximum", "reduce_max"}),
-        "_row_barrier": folds or "_copy_bulk.cuh.jinja" in copies,
+        "_row_barrier": folds or bool(copies - {""}),
         "_row_fold": folds,
         "_exchange": shares and folds,
         "_partial": any(k.accumulators for k in rows),
