@@ -170,6 +170,10 @@ def _rules(s: Schedule, p: Problem) -> list[tuple[bool, str]]:
             f"owners is at least 1 with form={' or '.join(STAGED)} and no column sums, else 0, got {s.owners}",
         ),
         (not s.bulk_store or (s.form == "bulk" and bool(p.output_sizes)), "bulk_store belongs to form=bulk and an [M, D] result"),
+        (
+            not s.bulk_store or p.chunk * min(p.output_sizes, default=0) >= 16,
+            f"a bulk store moves chunks of at least 16 bytes, got {p.chunk} elements of {min(p.output_sizes, default=0)}",
+        ),
         (not s.keep or (staged and bool(p.column_sizes)), f"keep belongs to form={' or '.join(STAGED)} and a [D] input"),
         (not s.one_launch or fixed_rows, "one_launch belongs to column sums that are kept in registers"),
         (
