@@ -13,6 +13,7 @@ from lngen.graphs import GRAPHS, Definition, Options
 from lngen.ir import DType, Graph
 
 MAX_D = 2**30
+MAX_BLOCKS = 4096
 DIRECTIONS = ("fwd", "bwd")
 SAVES = ("stats", "none")
 
@@ -22,7 +23,8 @@ class Spec:
     """A graph, its direction and everything its kernels are specialised on.
 
     ``inputs`` holds the optional inputs whose presence differs from the graph's default, ``wrt`` the inputs
-    a backward differentiates (None: all of them).
+    a backward differentiates (None: all of them), ``blocks`` how many blocks share the rows of its column sums
+    (None: a number that is the same on every GPU).
     """
 
     definition: Definition
@@ -35,6 +37,7 @@ class Spec:
     inputs: tuple[tuple[str, bool], ...] = ()
     wrt: tuple[str, ...] | None = None
     save: str = "stats"
+    blocks: int | None = None
 
     def __str__(self) -> str:
         keys = [f"d={self.d}", f"dtype={self.dtype}"]
@@ -44,6 +47,7 @@ class Spec:
         keys += [f"eps={self.eps!r}"] if self.eps != 1e-5 else []
         keys += [f"save={self.save}"] if self.save != "stats" else []
         keys += [f"wrt={'+'.join(self.wrt)}"] if self.wrt is not None else []
+        keys += [f"blocks={self.blocks}"] if self.blocks is not None else []
         return f"{self.definition.name}.{self.direction}:{','.join(keys)}"
 
     @property
@@ -56,6 +60,7 @@ class Spec:
         words += [f"eps{self.eps!r}".replace("-", "m").replace(".", "p")] if self.eps != 1e-5 else []
         words += [f"save{self.save}"] if self.save != "stats" else []
         words += ["wrt", *self.wrt] if self.wrt is not None else []
+        words += [f"blocks{self.blocks}"] if self.blocks is not None else []
         return f"{self.definition.name}_{self.direction}__{'_'.join(words)}"
 
     @property
@@ -74,7 +79,7 @@ class Spec:
         if self.direction == "bwd":
             wrt = tuple(p.name for p in graph.params) if self.wrt is None else self.wrt
             graph = passes.backward(graph, wrt, self.definition.saved(self.options), trace)
-        passes.finish(graph, self.d, trace)
+        passes.finish(graph, self.d, trace, self.blocks)
         return trace
 
     def graph(self) -> Graph:
@@ -83,7 +88,9 @@ class Spec:
 
     def with_direction(self, direction: str) -> Spec:
         """The same spec in the other direction."""
-        return replace(self, direction=direction, wrt=self.wrt if direction == "bwd" else None)
+        if direction == "bwd":
+            return replace(self, direction=direction)
+        return replace(self, direction=direction, wrt=None, blocks=None)
 
 
 def parse_spec(text: str, graphs: dict[str, Definition] | None = None) -> Spec:
@@ -110,7 +117,7 @@ def make_spec(definition: Definition, direction: str, options: dict[str, Any], t
     """A spec from a definition and the grammar's keys, whose values may be text or Python objects."""
     text = text or f"{definition.name}.{direction}:{','.join(f'{k}={v}' for k, v in options.items())}"
     optional = _optional_inputs(definition)
-    known = ["d", "dtype", "weight", "out", "eps", "save", *optional] + (["wrt"] if direction == "bwd" else [])
+    known = ["d", "dtype", "weight", "out", "eps", "save", *optional] + (["wrt", "blocks"] if direction == "bwd" else [])
     for key in options:
         if key not in known:
             _wrong(text, "key", key, known)
@@ -129,7 +136,11 @@ def make_spec(definition: Definition, direction: str, options: dict[str, Any], t
         _wrong(text, "save", save, SAVES)
     eps = _number(text, "eps", options.get("eps", 1e-5), float, lambda e: 0 <= e < 1, "a number from 0 to 1")
     d = _number(text, "d", options["d"], int, lambda n: 1 <= n <= MAX_D, f"a whole number from 1 to {MAX_D}")
-    spec = Spec(definition, direction, d, dtype, weight, out, eps, inputs, None, save)
+    blocks = options.get("blocks")
+    if blocks is not None:
+        most = f"a whole number from 1 to {MAX_BLOCKS}"
+        blocks = _number(text, "blocks", blocks, int, lambda n: 1 <= n <= MAX_BLOCKS, most)
+    spec = Spec(definition, direction, d, dtype, weight, out, eps, inputs, None, save, blocks)
     return replace(spec, wrt=_wrt(spec, text, options["wrt"])) if options.get("wrt") is not None else spec
 
 

@@ -18,7 +18,7 @@ from lngen.graphs.definition import GraphBuilder
 from lngen.ir import BF16, F16, F32, F64, Axis, D, DType, Graph, M, Value
 from lngen.ir.numerics import Array, round_to
 from lngen.passes.edit import upstream
-from lngen.schedule import Problem, Schedule, is_legal, problem, slots, space, widest
+from lngen.schedule import MINIMUM_ARCH, Problem, Schedule, is_legal, problem, slots, space, widest
 from lngen.spec import Spec
 
 KINDS = ("forward", "columns", "backward", "double", "special", "maxima", "wide", "many", "middle")
@@ -33,6 +33,10 @@ PLAIN = ("add", "sub", "mul", "mul", "div", "quotient", "neg", "fma", "maximum",
 RARE = ("rsqrt", "const", "const", "size", "cast", "cast", "expand", "ties")
 FOLDS = ("sum_d", "mean_d", "max_d")
 COLUMNS = ("sum_m", "mean_m")
+# What a schedule is chosen by, in this order.
+CHOICES = (
+    "form", "cluster", "threads", "rows", "prefetch", "resident", "stages", "bulk_store", "keep", "one_launch",
+)  # fmt: skip
 ARCHES = ("sm_90", "sm_90", "sm_75", "sm_120")
 
 
@@ -111,14 +115,18 @@ class Case:
         """A legal schedule; None if none is cheap enough to run here."""
         facts = problem(graph, self.d)
         work = len(graph.eqns) * facts.chunk
-        listed = [s for s in _space(facts) if slots(s, facts) * work <= MOST_WORK]
+        listed = [s for s in _space(facts) if slots(s, facts) * work <= MOST_WORK and runs_on(s, self.arch)]
         if not listed:
             return None
         rng = random.Random(self.schedule)
-        for field in ("form", "threads", "rows", "prefetch", "resident"):  # each value as likely, however many have it
+        for field in CHOICES:  # each value as likely, however many have it
             value = rng.choice(sorted({getattr(s, field) for s in listed}))
             listed = [s for s in listed if getattr(s, field) == value]
         chosen = listed[0]
+        if chosen.owners:  # few owners take many rows each
+            fewer = replace(chosen, owners=rng.choice([1, 1, 2, 3, chosen.owners]))
+            narrow = replace(fewer, rows=max(1, 32 // chosen.threads))
+            chosen = narrow if rng.random() < 0.5 and is_legal(narrow, facts) else fewer
         narrower = [replace(chosen, vec=1 << n) for n in range(widest(facts).bit_length())]
         narrower = [s for s in narrower if is_legal(s, facts)]
         return narrower[-1 - self.vec % len(narrower)]
@@ -132,6 +140,11 @@ class Case:
         """Row strides: a tensor's row is followed by a gap, or not."""
         wide = [v for v in (*graph.params, *graph.results) if v.type.axes == (M, D)]
         return {v.name: self.d + schedule.vec * (self.pad * (n + 1) % 4) for n, v in enumerate(wide)}
+
+
+def runs_on(schedule: Schedule, arch: str) -> bool:
+    """True if the form's instructions exist there."""
+    return int(arch.removeprefix("sm_")) >= MINIMUM_ARCH[schedule.form]
 
 
 @lru_cache(maxsize=256)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import textwrap
 import traceback
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -70,11 +71,9 @@ def partials(plan: Plan) -> tuple[str, ...]:
     used, ops = _dtypes(plan.graph), {e.op for e in plan.graph.eqns}
     templates = {k.template.removesuffix(".cu.jinja") for k in plan.kernels}
     rows = [k for k in plan.kernels if k.template.startswith("row")]
-    copies = {k.copy for k in rows}
+    sections = {part.removesuffix(".cuh.jinja") for k in rows for part in k.sections}
     folds = any(phase.folds for k in plan.kernels for phase in k.phases)
-    clusters = any(k.cluster > 1 for k in rows)
-    shares, one_launch = any(k.shares for k in rows), any(k.finish for k in rows)
-    sums = "finish" in templates or one_launch
+    sums = "finish" in templates or "_one_launch" in sections
     wanted = {
         "_launch": True,
         "_bf16": DType.BF16 in used,
@@ -83,19 +82,20 @@ def partials(plan: Plan) -> tuple[str, ...]:
         "_f64_bf16": {DType.F64, DType.BF16} <= used,
         "_f64_f16": {DType.F64, DType.F16} <= used,
         "_memory": bool(templates - {"finish"}),
-        "_bulk": "_copy_bulk.cuh.jinja" in copies,
-        "_async": "_copy_async.cuh.jinja" in copies,
-        "_cluster": clusters,
+        "_bulk": bool({"_copy_bulk", "_copy_ragged"} & sections),
+        "_ragged": "_copy_ragged" in sections,
+        "_async": "_copy_async" in sections,
+        "_cluster": any(k.cluster > 1 for k in rows),
         "_column": bool(rows),
         "_fold": bool(rows) or sums,
         "_maximum": bool(ops & {"maximum", "reduce_max"}),
-        "_row_barrier": folds or bool(copies - {""}),
+        "_row_barrier": folds or "_refill_at_once" in sections or "_row_leaves" in sections,
         "_row_fold": folds,
-        "_exchange": shares and folds,
+        "_exchange": "_cluster_sums" in sections,
         "_partial": any(k.accumulators for k in rows),
-        "_fold_blocks": any(k.folds_blocks for k in rows),
+        "_fold_blocks": "_end_blocks" in sections,
         "_strand": sums,
-        "_grid_barrier": one_launch,
+        "_grid_barrier": "_one_launch" in sections,
     }
     return tuple(f"{name}.cuh.jinja" for name, needed in wanted.items() if needed)
 
@@ -111,8 +111,8 @@ def environment() -> Environment:
 
 
 def make_environment(folder: Path) -> Environment:
-    """Undefined names are errors; control lines leave no trace."""
-    return Environment(
+    """Undefined names are errors; control lines leave no trace; ``indented`` moves lines to the right."""
+    made = Environment(
         loader=FileSystemLoader(folder),
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -120,3 +120,10 @@ def make_environment(folder: Path) -> Environment:
         keep_trailing_newline=True,
         autoescape=False,
     )
+    made.filters["indented"] = _indented
+    return made
+
+
+def _indented(text: str, levels: int = 1) -> str:
+    """Every line but empty ones moved to the right; nothing stays nothing."""
+    return textwrap.indent(text, "    " * levels)

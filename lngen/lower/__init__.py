@@ -1,6 +1,8 @@
 """Lowering: from a spec and a schedule to a plan."""
 
+from lngen.ir.ops import ctype
 from lngen.lower.lower import lower
-from lngen.lower.plan import Argument, Buffer, Extent, Kernel, Phase, Plan, Statement, ctype
+from lngen.lower.parts import Argument, Phase, Place, Statement
+from lngen.lower.plan import Buffer, Extent, Kernel, Plan
 
-__all__ = ["Argument", "Buffer", "Extent", "Kernel", "Phase", "Plan", "Statement", "ctype", "lower"]
+__all__ = ["Argument", "Buffer", "Extent", "Kernel", "Phase", "Place", "Plan", "Statement", "ctype", "lower"]

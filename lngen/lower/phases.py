@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from lngen.ir import OPS, WIDE, D, Eqn, Graph, M, Value, print_eqn
-from lngen.ir.ops import literal
-from lngen.lower.plan import Fold, Phase, Statement, Sum, Tensor, aligned, ctype
+from lngen.ir.ops import ctype, literal
+from lngen.lower.parts import Fold, Phase, Statement, Sum, Tensor, aligned
 from lngen.passes.edit import upstream
 from lngen.schedule import depths, is_row_fold
 
@@ -31,6 +31,19 @@ def statement(eqn: Eqn, spell: Spell) -> Statement:
     return Statement(f"const {ctype(eqn.out.type.dtype)} {eqn.out.name} = {text};", print_eqn(eqn))
 
 
+def speller(tile: str, graph: Graph, column: str = "{0}[i]", known: tuple[Value, ...] = ()) -> Spell:
+    """How a value is spelled in C: [M, D] and [D] inputs by their array element, everything else by its name.
+
+    ``tile``, ``column``: the element of an [M, D] and of a [D] input; ``known``: [D] inputs that are numbers here.
+    """
+    inputs = {p for p in graph.params if D in p.type.axes and p not in known}
+
+    def spell(v: Value) -> str:
+        return (tile if M in v.type.axes else column).format(v.name) if v in inputs else v.name
+
+    return spell
+
+
 def uniform(graph: Graph, spell: Spell) -> tuple[Statement, ...]:
     """Statements on values of no axes, once per thread."""
     return aligned(statement(e, spell) for e in graph.eqns if not e.out.type.axes)
@@ -40,7 +53,8 @@ def uniform(graph: Graph, spell: Spell) -> tuple[Statement, ...]:
 class Style:
     """How one kind of kernel spells inputs, guards row sums past a row's end, adds to column sums and stores.
 
-    ``late``: column sums are added to in the last phase that loads what they need anyway.
+    ``late``: column sums are added to in the last phase that loads what they need anyway. ``held``: [D] inputs are
+    there before the first row, so that no phase loads them.
     """
 
     spell: Spell
@@ -48,6 +62,7 @@ class Style:
     accumulate: str
     store: str
     late: bool = False
+    held: bool = False
 
 
 def phases(graph: Graph, sums: tuple[Eqn, ...], outputs: tuple[Value, ...], style: Style) -> tuple[Phase, ...]:
@@ -76,7 +91,7 @@ def _phase(
     rows = [v for v in outputs if v.type.axes == (M,) and max(levels[v] - 1, 0) == number]
     return Phase(
         number=number,
-        columns=tuple(tensor(p) for p in graph.params if p in needed and p.type.axes == (D,)),
+        columns=tuple(tensor(p) for p in graph.params if p in needed and p.type.axes == (D,) and not style.held),
         tiles=tuple(tensor(p) for p in graph.params if p in needed and p.type.axes == (M, D)),
         statements=aligned(
             (

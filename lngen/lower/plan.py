@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 from lngen.ir import DType, Graph, Value
-from lngen.ir.ops import ctype as ctype
+from lngen.lower.parts import Argument, Constant, Phase, Place, Statement, Sum, Tensor, declared
 from lngen.schedule import Schedule
 from lngen.spec import Spec
 
@@ -45,127 +45,69 @@ class Extent:
 
 
 @dataclass(frozen=True)
-class Argument:
-    """A kernel argument. ``kind``: rows, input, output, workspace (pointers), stride (of ``tensor``, in elements)."""
-
-    name: str
-    ctype: str
-    kind: str
-    tensor: str = ""
-    const: bool = False
-
-    @property
-    def declaration(self) -> str:
-        """As it stands in the kernel's signature."""
-        if self.kind in ("rows", "stride"):
-            return f"const long long {self.name}"
-        return f"{'const ' if self.const else ''}{self.ctype}* __restrict__ {self.name}"
-
-
-@dataclass(frozen=True)
-class Statement:
-    """A line of C and the IR equation it stands for."""
-
-    text: str
-    note: str
-    width: int = 0
-
-    @property
-    def line(self) -> str:
-        """Text and note; the notes of neighbours stand in one column."""
-        return f"{self.text:<{self.width}}  // {self.note}" if self.note else self.text
-
-
-def aligned(statements: Iterable[Statement]) -> tuple[Statement, ...]:
-    """The statements with their notes in one column."""
-    listed = tuple(statements)
-    width = max((len(s.text) for s in listed if s.note), default=0)
-    return tuple(replace(s, width=width) for s in listed)
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """An input or output as a kernel sees it: its IR name and C type."""
-
-    name: str
-    ctype: str
-
-
-@dataclass(frozen=True)
-class Sum:
-    """A row reduction or a column sum: its IR name, its place among its kind, its IR equation."""
-
-    name: str
-    index: int
-    note: str
-
-
-@dataclass(frozen=True)
-class Fold:
-    """The row reductions of one kind that end a phase: what combines them, its neutral element, their arrays."""
-
-    op: str
-    absent: str
-    chunks: str
-    results: str
-    sums: tuple[Sum, ...]
-
-    @property
-    def lines(self) -> tuple[str, ...]:
-        """The statements that take the reductions out of the array of results."""
-        named = (Statement(f"const real {s.name} = {self.results}[{s.index}];", s.note) for s in self.sums)
-        return tuple(s.line for s in aligned(named))
-
-
-@dataclass(frozen=True)
-class Phase:
-    """What happens between two row reductions: elementwise statements, then folds, stores, per-row statements."""
-
-    number: int
-    columns: tuple[Tensor, ...]
-    tiles: tuple[Tensor, ...]
-    statements: tuple[Statement, ...]
-    folds: tuple[Fold, ...]
-    accumulators: tuple[Sum, ...]
-    outputs: tuple[Tensor, ...]
-    after: tuple[Statement, ...]
-    row_outputs: tuple[Tensor, ...]
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where in a stage a tensor lies: its IR name, C type and byte."""
-
-    name: str
-    ctype: str
-    offset: int
-
-
-@dataclass(frozen=True)
-class Constant:
-    """A ``constexpr int`` of a kernel."""
-
-    name: str
-    value: int
-    note: str
-
-    @property
-    def line(self) -> str:
-        """Its declaration."""
-        return f"constexpr int {self.name:<13} = {f'{self.value};':<6} // {self.note}"
-
-
-@dataclass(frozen=True)
 class Finish:
-    """How column sums are completed in the row kernel: the totals, and what is computed from them."""
+    """How column sums are completed behind a grid barrier: the totals, and what is computed from them."""
 
     accumulators: tuple[Sum, ...]
     phases: tuple[Phase, ...]
 
 
 @dataclass(frozen=True)
+class Sections:
+    """The partials that row kernels differ in, each where its template lays it out.
+
+    setup      before results of an earlier kernel are read: barriers in shared memory
+    held       after that: what stays in registers from row to row
+    copies     how rows come to shared memory, and results leave from there
+    row_begin  once a row is there
+    load       how a phase gets its inputs
+    store      where a phase puts its results
+    fold       how a phase ends: row sums of a block or of a cluster
+    row_end    after the last phase of a row
+    end        after the last row: partial sums, and what completes them
+    """
+
+    setup: tuple[str, ...] = ()
+    held: tuple[str, ...] = ()
+    copies: tuple[str, ...] = ()
+    row_begin: tuple[str, ...] = ()
+    load: str = "_load_columns.cuh.jinja"
+    store: str = "_store_results.cuh.jinja"
+    fold: str = "_row_sums.cuh.jinja"
+    row_end: tuple[str, ...] = ()
+    end: tuple[str, ...] = ()
+
+    def __iter__(self) -> Iterator[str]:
+        """Every partial, in the order of the text."""
+        yield from (*self.setup, *self.held, *self.copies, *self.row_begin, self.load, self.store, self.fold)
+        yield from (*self.row_end, *self.end)
+
+
+@dataclass(frozen=True)
 class Kernel:
-    """One ``__global__`` function, its launch rule, and the text its template lays out."""
+    """One ``__global__`` function, its launch rule, and the text its template lays out.
+
+    What is launched: ``grid`` blocks of ``block`` threads, ``cluster`` blocks to a cluster, with ``dynamic`` bytes of
+    shared memory besides the static ones; ``cooperative`` if its blocks wait for each other; ``always`` if it has
+    work without rows, too. ``resident``: blocks per multiprocessor the compiler makes room for.
+
+    What is laid out:
+
+    uniform, per_row           statements once a thread, and once a row before the phases
+    tiles, row_inputs, scalars the [M, D], [M] and [] inputs
+    columns                    the [D] inputs that stay in registers from row to row
+    accumulators               the column sums it adds to
+    most                       row sums that are folded together at most
+    shared                     numbers of static shared memory for folding
+    places, results            where inputs, and results that leave in bulk, lie in a stage
+    exchanged                  numbers that the blocks of a cluster leave each other for a row
+    sections                   the partials in which row kernels differ
+    finish, totals             column sums completed in the same launch, and the shared memory for it
+
+    And in C: ``owner``, a block's or cluster's place among those that share the rows; ``first_column``, where a
+    block's piece of a row starts, and ``start``, the name of that; ``bound``, the columns loads and stores look out
+    for; ``writer``, true for the one thread that stores the numbers of a row.
+    """
 
     name: str
     template: str
@@ -189,16 +131,23 @@ class Kernel:
     dynamic: int = 0
     cluster: int = 1
     cooperative: bool = False
-    copy: str = ""
+    always: bool = False
     places: tuple[Place, ...] = ()
     results: tuple[Place, ...] = ()
-    barriers: bool = False
-    shares: bool = False
     exchanged: int = 0
-    stashes: bool = False
-    folds_blocks: bool = False
+    sections: Sections = field(default=Sections())
     finish: Finish | None = None
-    always: bool = False
+    totals: str = "scratch"
+    owner: str = "blockIdx.x"
+    first_column: str = "0"
+    start: str = "0"
+    bound: str = "D"
+    writer: str = "live && lane == 0"
+
+    @property
+    def declarations(self) -> tuple[str, ...]:
+        """The lines that declare its constants."""
+        return declared(self.constants)
 
     def launch_rule(self) -> str:
         """Grid, block and the rest as text."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from lngen.lower.plan import Kernel, Phase, Plan
+from lngen.lower.parts import Phase
+from lngen.lower.plan import Kernel, Plan
 
 
 def show_plan(plan: Plan) -> str:

@@ -36,11 +36,11 @@ def backward(graph: Graph, wrt: tuple[str, ...], saved: tuple[str, ...], trace: 
     return graph
 
 
-def finish(graph: Graph, d: int, trace: Trace | None = None) -> Graph:
-    """From a graph over any D to one that fixes every bit for rows of length ``d``."""
+def finish(graph: Graph, d: int, trace: Trace | None = None, blocks: int | None = None) -> Graph:
+    """From a graph over any D to one that fixes every bit for rows of length ``d``; ``blocks`` as in ``order_sums``."""
     trace = {} if trace is None else trace
     trace["cse"] = graph = verify(cse(graph), "cse")
     trace["decompose"] = graph = verify(decompose(graph, d), "decompose")
     trace["place_fma"] = graph = verify(place_fma(graph), "place_fma")
-    trace["order_sums"] = graph = verify(order_sums(graph, d), "order_sums")
+    trace["order_sums"] = graph = verify(order_sums(graph, d, blocks), "order_sums")
     return graph

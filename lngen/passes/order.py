@@ -35,7 +35,7 @@ class ColumnOrder:
     strands: int
 
 
-def order_sums(graph: Graph, d: int) -> Graph:
+def order_sums(graph: Graph, d: int, blocks: int | None = None) -> Graph:
     """Write the canonical order of each sum into it (DESIGN, one meaning).
 
     before:  %mean_sum = reduce_sum %x32 {axis=D}
@@ -43,10 +43,11 @@ def order_sums(graph: Graph, d: int) -> Graph:
     after:   %mean_sum = reduce_sum %x32 {axis=D, chunk=8, segment=4096}
              %dbeta32  = reduce_sum %dy32 {axis=M, blocks=128, cluster=1, groups=2, strands=16}
 
-    The numbers are a function of D and of the narrowest [M, D] input's dtype alone: the same on every GPU.
+    The numbers are a function of D and of the narrowest [M, D] input's dtype alone: the same on every GPU, unless
+    ``blocks`` says how many blocks share the rows.
     """
     size = element_size(graph)
-    row, column = vars(row_order(d, size)), vars(column_order(d, size))
+    row, column = vars(row_order(d, size)), vars(column_order(d, size, blocks))
 
     def ordered(eqn: Eqn) -> Eqn:
         if eqn.op != "reduce_sum":
@@ -73,7 +74,7 @@ def row_order(d: int, size: int) -> RowOrder:
     return RowOrder(chunk, -(-d // (segments * chunk)) * chunk)
 
 
-def column_order(d: int, size: int) -> ColumnOrder:
+def column_order(d: int, size: int, blocks: int | None = None) -> ColumnOrder:
     """How many row groups and blocks share the rows, for rows of ``d`` elements of ``size`` bytes.
 
     A block of ``groups`` rows side by side holds at most 12288 column sums (6144 of 8 bytes), which fit the
@@ -85,8 +86,9 @@ def column_order(d: int, size: int) -> ColumnOrder:
     while groups < 128 and 2 * groups * max(d, 64) <= held:
         groups *= 2
     doublings = _doublings(-(-d // held)).bit_length() - 1
-    blocks = OWNERS[min(doublings, len(OWNERS) - 1)]
-    cluster = 2 if groups == 1 and doublings == 0 else 1
+    if blocks is None:
+        blocks = OWNERS[min(doublings, len(OWNERS) - 1)]
+    cluster = 2 if groups == 1 and doublings == 0 and blocks % 2 == 0 else 1
     return ColumnOrder(groups, blocks, cluster, strands=16 if blocks >= 64 else 4)
 
 

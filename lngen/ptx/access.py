@@ -9,6 +9,7 @@ import numpy as np
 
 from lngen.ir.numerics import Array
 from lngen.ptx.batch import Batch
+from lngen.ptx.defined import ever_read
 from lngen.ptx.dependent import check as early
 from lngen.ptx.lanes import Lanes
 from lngen.ptx.memory import Buffer, gather, read_races, scatter, write_races
@@ -54,10 +55,11 @@ def access_step(program: Program, i: Instruction) -> Step:
     space, how = m["space"] or "generic", semantics(i.opcode)
     if m["op"] == "ld":
         targets = [program.target(o, extended, i) for o in names]
+        wanted = [n for n, o in enumerate(names) if o.text in ever_read(program.entry)]
 
         def load(batch: Batch, lanes: Lanes) -> None:
             address = address_of(batch, base, offset, lanes)
-            values = load_from(batch, i, lanes, space, address, width, vec, bool(m["nc"]))
+            values = load_from(batch, i, lanes, space, address, width, vec, bool(m["nc"]), wanted)
             if how is not None:
                 observed(batch, space, address, lanes.index, how)
             for (slot, convert), value in zip(targets, values, strict=True):
@@ -116,7 +118,15 @@ def address_of(batch: Batch, base: int, offset: int, lanes: Lanes) -> Array:
 
 
 def load_from(
-    batch: Batch, i: Instruction, lanes: Lanes, space: str, address: Array, width: int, vec: int, constant: bool
+    batch: Batch,
+    i: Instruction,
+    lanes: Lanes,
+    space: str,
+    address: Array,
+    width: int,
+    vec: int,
+    constant: bool,
+    wanted: list[int],
 ) -> list[Array]:
     """The elements every thread of the batch reads from a memory."""
     results: list[Array] = []
@@ -124,7 +134,7 @@ def load_from(
         if name == "global":
             values = load_global(batch, i, who, inner, width, vec, constant)
         else:
-            values = load_scratch(batch, i, who, name, inner, width, vec)
+            values = load_scratch(batch, i, who, name, inner, width, vec, wanted)
         results = [np.where(who.mask, v, r) for v, r in zip(values, results, strict=True)] if results else values
     return results
 
@@ -259,13 +269,13 @@ def place(
 
 
 def load_scratch(
-    batch: Batch, i: Instruction, lanes: Lanes, space: str, address: Array, width: int, vec: int
+    batch: Batch, i: Instruction, lanes: Lanes, space: str, address: Array, width: int, vec: int, wanted: list[int]
 ) -> list[Array]:
-    """As ``load_global``, from shared or local memory."""
+    """As ``load_global``, from shared or local memory; gaps that a compiler filled are not ``wanted``."""
     scratch = batch.scratch(space)
     at, who, part = place(batch, i, lanes, scratch, address, width * vec)
     batch.flights.look(batch, i, scratch, at, who, width * vec, "read")
-    values, known = scratch.read(at, width, vec, i.used)
+    values, known = scratch.read(at, width, vec, wanted)
     if not known.all():
         bad = np.flatnonzero(~known)
         where = scratch.where(int(at[bad[0]] % scratch.room), width * vec)

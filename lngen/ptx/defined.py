@@ -8,6 +8,7 @@ address, as what is stored or exchanged, or to branch on it.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -53,6 +54,12 @@ def uses(i: Instruction) -> tuple[list[str], list[str]]:
 def is_use(i: Instruction) -> bool:
     """True for what must not read an unknown value."""
     return is_control(i) or i.opcode.startswith(("ld.", "st.", "atom.", "red.", "cp.", "mbarrier."))
+
+
+@lru_cache(maxsize=64)
+def ever_read(entry: Entry) -> frozenset[str]:
+    """The registers that some instruction reads."""
+    return frozenset(r for i in entry.instructions for r in uses(i)[0])
 
 
 def watch(entry: Entry) -> Watch:

@@ -31,10 +31,7 @@ class Loc:
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One instruction: its predicate register (and whether it is negated), opcode, operands, PTX line and .loc.
-
-    ``used``: of a load, a bit for each byte that is not thrown away.
-    """
+    """One instruction: its predicate register (and whether it is negated), opcode, operands, PTX line and .loc."""
 
     opcode: str
     operands: tuple[Operand, ...]
@@ -43,7 +40,6 @@ class Instruction:
     text: str
     predicate: str = ""
     negated: bool = False
-    used: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +89,6 @@ _VARIABLE = re.compile(
     r"(?:\[(\d*)\])?\s*(?:=\s*(.+))?"
 )
 _LOC = re.compile(r"\.loc\s+\d+\s+(\d+)(?:.*inlined_at\s+\d+\s+(\d+))?")
-_USED = re.compile(r'\.pragma\s+"used_bytes_mask (\w+)"')
 _LABEL = re.compile(r"([$%\w]+)\s*:(?!:)")
 _INSTRUCTION = re.compile(r"(?:@(!?)([%\w$]+)\s+)?([a-z][\w.:]*)\s*(.*)", re.S)
 _OPERAND = re.compile(r"\s*(\{[^}]*\}|\[[^\]]*\]|[^,]+?)\s*(?:,|$)")
@@ -188,7 +183,7 @@ class _Reader:
         self.symbols: list[Symbol] = []
         self.labels: dict[str, int] = {}
         self.instructions: list[Instruction] = []
-        self.loc, self.used = Loc(), -1
+        self.loc = Loc()
         self.cluster: tuple[int, ...] = ()
         self.scopes: list[_Scope] = []
 
@@ -251,8 +246,6 @@ class _Reader:
             self._variable(*variable.groups())
         elif text.startswith(".reqnctapercluster"):
             self.cluster = tuple(int(n) for n in text.split(None, 1)[1].split(","))
-        elif used := _USED.match(text):
-            self.used = int(used[1], 0)
         elif text.startswith(".target"):
             self.target = text.split()[1].rstrip(",")
         elif text.startswith(".section"):
@@ -322,11 +315,8 @@ class _Reader:
         operands = tuple(self._named(_operand(o, number)) for o in _OPERAND.findall(rest)) if rest else ()
         predicate = self._register(predicate or "")
         self.instructions.append(
-            Instruction(
-                opcode, operands, number, self.loc, text.replace("\t", " "), predicate, bool(negated), self.used
-            )
+            Instruction(opcode, operands, number, self.loc, text.replace("\t", " "), predicate, bool(negated))
         )
-        self.used = -1
 
 
 _NUMBER = re.compile(r"-?(0[xX][0-9a-fA-F]+|0[fF][0-9a-fA-F]{8}|0[dD][0-9a-fA-F]{16}|\d[\d.eE+-]*)U?")

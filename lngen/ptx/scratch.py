@@ -66,17 +66,14 @@ class Scratch:
         at = address - start if address - start < 1 << 31 else address - start - (1 << 32)
         return f"bytes {at} to {at + count - 1} of {self.name} memory '{symbol}', which has {size} bytes"
 
-    def read(self, at: Array, width: int, vec: int, used: int) -> tuple[Sequence[Array], Array]:
-        """Elements at byte positions of ``data``, and where none with a bit in ``used``, one a byte, is missing."""
+    def read(self, at: Array, width: int, vec: int, wanted: list[int]) -> tuple[Sequence[Array], Array]:
+        """Elements at byte positions of ``data``, and where no byte of those ``wanted`` is missing."""
         spread = at[:, None] + np.arange(0, width * vec, width)
         index = spread // width
         columns = self.data.view(VIEWS[width])[index]
         full = VIEWS[width].type(int.from_bytes(b"\x01" * width, "little"))
-        known = self.written.view(VIEWS[width])[index] == full
-        for n in range(vec):
-            if not used >> n * width & (1 << width) - 1:
-                known[:, n] = True
-        return tuple(np.ascontiguousarray(columns.T)), known.all(axis=1)
+        known = (self.written.view(VIEWS[width])[index[:, wanted]] == full).all(axis=1)
+        return tuple(np.ascontiguousarray(columns.T)), known
 
     def write(self, at: Array, values: Sequence[Array]) -> None:
         """Store one element of each of ``values`` side by side."""

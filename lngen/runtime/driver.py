@@ -44,7 +44,9 @@ def library() -> Any:
     try:
         return ctypes.CDLL("libcuda.so.1")
     except OSError as e:
-        raise MissingError(f"Launching a kernel needs an NVIDIA driver, and libcuda.so.1 cannot be loaded ({e}).") from e
+        raise MissingError(
+            f"Launching a kernel needs an NVIDIA driver, and libcuda.so.1 cannot be loaded ({e})."
+        ) from e
 
 
 class Launch:
@@ -65,9 +67,7 @@ class Launch:
         for slot, (key, value) in zip(self._listed, attributes.items(), strict=False):
             slot.id = key
             slot.value[:3] = (value, 1, 1)
-        self._config = _Config(
-            (*grid, 1), (block, 1, 1), shared, None, ctypes.addressof(self._listed), len(attributes)
-        )
+        self._config = _Config((*grid, 1), (block, 1, 1), shared, None, ctypes.addressof(self._listed), len(attributes))
         self._call: Callable[..., int] = library().cuLaunchKernelEx
         self._given = ctypes.byref(self._config), ctypes.c_void_p(function), arguments, None
         self._name = name

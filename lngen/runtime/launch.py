@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from lngen.errors import MissingError
 from lngen.lower import Kernel, Plan

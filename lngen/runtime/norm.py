@@ -30,7 +30,7 @@ def compile(
     """A norm specialised on D, dtypes and options; nothing is compiled before its first use.
 
     ``graph`` is a name (``layernorm``, ``rmsnorm``), a Definition, or a function that describes a forward
-    graph of one's own. ``options`` are the spec's keys: weight, out, eps, save, wrt, gamma, beta.
+    graph of one's own. ``options`` are the spec's keys: weight, out, eps, save, wrt, blocks, gamma, beta.
     ``schedule`` changes the default schedule, per direction: ``{"fwd": "threads=256", "bwd": ""}``.
     ``lock`` is a file that ``lngen tune`` wrote: on a GPU it knows, the schedule tuned for the nearest number of
     rows is taken instead of the default. It changes no bit.
@@ -43,12 +43,12 @@ def compile(
         definition = GRAPHS[graph]
     else:
         definition = graph if isinstance(graph, Definition) else Definition(graph.__name__, graph)
-    wrt = {"wrt": options.pop("wrt")} if "wrt" in options else {}
+    backward = {key: options.pop(key) for key in ("wrt", "blocks") if key in options}
     keys = {"d": d, "dtype": dtype, **options}
     forward = make_spec(definition, "fwd", keys)
     return Norm(
         forward,
-        make_spec(definition, "bwd", {**keys, **wrt}),
+        make_spec(definition, "bwd", {**keys, **backward}),
         dict(schedule or {}),
         read_lock(lock) if lock is not None else None,
     )

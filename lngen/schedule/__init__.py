@@ -22,6 +22,7 @@ from lngen.schedule.schedule import STAGED, Schedule, parse_schedule
 
 __all__ = [
     "MINIMUM_ARCH", "STAGED", "Problem", "Schedule", "check", "depths", "dynamic_shared", "fits", "folds_blocks",
-    "is_legal", "is_row_fold", "is_sum", "met_numbers", "parse_schedule", "partial_numbers", "piece", "problem", "ranked",
-    "registers", "scratch_numbers", "segments_held", "slots", "space", "stage_bytes", "stage_share", "static_shared", "widest",
+    "is_legal", "is_row_fold", "is_sum", "met_numbers", "parse_schedule", "partial_numbers", "piece", "problem",
+    "ranked", "registers", "scratch_numbers", "segments_held", "slots", "space", "stage_bytes", "stage_share",
+    "static_shared", "widest",
 ]  # fmt: skip

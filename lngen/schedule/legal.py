@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from lngen.errors import ScheduleError
 from lngen.schedule.problem import Problem
 from lngen.schedule.schedule import FORMS, STAGED, Schedule
@@ -17,7 +19,7 @@ WARP = 32
 NAMED_BARRIERS = 15
 
 # Below these a form's instructions do not exist.
-MINIMUM_ARCH = {"registers": 75, "stream": 75, "async": 80, "bulk": 90}
+MINIMUM_ARCH = {"registers": 75, "stream": 75, "async": 80, "bulk": 90, "ragged": 90}
 
 
 def check(s: Schedule, p: Problem) -> None:
@@ -49,7 +51,7 @@ def piece(s: Schedule, p: Problem) -> int:
 
 def folds_blocks(s: Schedule, p: Problem) -> int:
     """Blocks whose column sums are folded in a cluster before they are written."""
-    return p.cluster if s.form == "bulk" and s.cluster == 1 and p.column_sums else 1
+    return p.cluster if s.form in ("bulk", "ragged") and s.cluster == 1 and p.column_sums else 1
 
 
 def scratch_numbers(s: Schedule, p: Problem) -> int:
@@ -76,7 +78,7 @@ def stage_bytes(s: Schedule, p: Problem) -> int:
     if s.form not in STAGED:
         return 0
     # A result takes the place of an input of its size, as long as there is one.
-    free = list(p.input_sizes)
+    free = list(p.input_sizes) if s.form != "ragged" else []
     extra = []
     for size in p.output_sizes if s.bulk_store else ():
         free.remove(size) if size in free else extra.append(size)
@@ -85,7 +87,8 @@ def stage_bytes(s: Schedule, p: Problem) -> int:
 
 def stage_share(size: int, s: Schedule, p: Problem) -> int:
     """Bytes of a stage for one tensor of elements of ``size`` bytes: whole lines of 128."""
-    return -(-piece(s, p) * size // 128) * 128
+    neighbours = 32 if s.form == "ragged" else 0  # what shares 16 bytes with the ends of a ragged row
+    return -(-(piece(s, p) * size + neighbours) // 128) * 128
 
 
 def static_shared(s: Schedule, p: Problem) -> int:
@@ -104,12 +107,16 @@ def dynamic_shared(s: Schedule, p: Problem) -> int:
     return max(s.stages * s.rows * stage_bytes(s, p), partial_numbers(s, p) * p.real_size)
 
 
-def _rules(s: Schedule, p: Problem) -> list[tuple[bool, str]]:
+def _rules(s: Schedule, p: Problem) -> Iterator[tuple[bool, str]]:
+    """Each rule, whether it holds, and what it says; a rule counts on those before it."""
+    yield from _shape_rules(s, p)
+    yield from _form_rules(s, p)
+    yield from _room_rules(s, p)
+
+
+def _shape_rules(s: Schedule, p: Problem) -> list[tuple[bool, str]]:
+    """How a row is laid over threads and blocks."""
     ceiling = _power_from(p.segment_chunks)
-    fixed_rows = p.column_sums > 0 and s.form != "stream"
-    elements = slots(s, p) * p.chunk if s.threads > 0 and s.cluster > 0 else 0
-    narrowest = s.vec * min(p.input_sizes, default=4)
-    staged = s.form in STAGED
     return [
         (s.form in FORMS, f"form is one of {', '.join(FORMS)}, got {s.form}"),
         (_power_of_two(s.threads), f"threads is a power of two, got {s.threads}"),
@@ -128,7 +135,7 @@ def _rules(s: Schedule, p: Problem) -> list[tuple[bool, str]]:
         ),
         (s.form != "stream" or s.rows == 1, f"a streamed row has a block to itself, got rows={s.rows}"),
         (
-            not fixed_rows or s.rows == p.groups,
+            not _fixed_rows(s, p) or s.rows == p.groups,
             f"the graph adds its column sums in {p.groups} row groups a block, so rows is {p.groups}, got {s.rows}",
         ),
         (
@@ -137,21 +144,21 @@ def _rules(s: Schedule, p: Problem) -> list[tuple[bool, str]]:
         ),
         (
             s.cluster == 1 or (s.form == "bulk" and _power_of_two(s.cluster) and s.cluster <= MAX_CLUSTER),
-            f"a cluster is of 2, 4, 8 or {MAX_CLUSTER} blocks with form=bulk, else 1, got {s.cluster} with form={s.form}",
+            f"a cluster is of 2, 4, 8 or {MAX_CLUSTER} blocks with form=bulk, else 1, "
+            f"got {s.cluster} with form={s.form}",
         ),
         (
             s.cluster >= 1 and p.segments % s.cluster == 0,
             f"the blocks of a cluster have equally many of the {p.segments} segments of a row, got cluster={s.cluster}",
         ),
-        (
-            s.form == "stream" or elements <= MAX_ELEMENTS,
-            f"a thread holds at most {MAX_ELEMENTS} elements of a row in registers, got {elements}; "
-            "use more threads or form=stream",
-        ),
-        (
-            s.resident >= 1 and s.resident * s.block <= MAX_THREADS_PER_SM,
-            f"resident * threads * rows is from 1 to {MAX_THREADS_PER_SM}, got {s.resident * s.block}",
-        ),
+    ]
+
+
+def _form_rules(s: Schedule, p: Problem) -> list[tuple[bool, str]]:
+    """What belongs to which form, and what a form asks for."""
+    narrowest = s.vec * min(p.input_sizes, default=4)
+    staged = s.form in STAGED
+    return [
         (
             2 <= s.stages <= MAX_STAGES if staged else s.stages == 0,
             f"stages is from 2 to {MAX_STAGES} with form={' or '.join(STAGED)}, else 0, got {s.stages}",
@@ -162,6 +169,12 @@ def _rules(s: Schedule, p: Problem) -> list[tuple[bool, str]]:
             f"bulk copies need vec={p.chunk} and a D that is a multiple of it, got vec={s.vec}",
         ),
         (
+            s.form != "ragged" or (p.d % p.chunk > 0 and p.d >= 2 * p.chunk and s.threads >= 2 * p.chunk),
+            f"ragged rows end within a chunk of {p.chunk}, have at least two and as many threads as elements in two, "
+            f"got D={p.d}, threads={s.threads}",
+        ),
+        (s.form != "ragged" or s.bulk_store == bool(p.output_sizes), "ragged rows leave in bulk, which bulk_store says"),
+        (
             s.form != "async" or narrowest >= 4,
             f"asynchronous copies move at least 4 bytes, got vec={s.vec} of {min(p.input_sizes, default=4)} bytes",
         ),
@@ -169,30 +182,58 @@ def _rules(s: Schedule, p: Problem) -> list[tuple[bool, str]]:
             s.owners >= 1 if staged and not p.column_sums else s.owners == 0,
             f"owners is at least 1 with form={' or '.join(STAGED)} and no column sums, else 0, got {s.owners}",
         ),
-        (not s.bulk_store or (s.form == "bulk" and bool(p.output_sizes)), "bulk_store belongs to form=bulk and an [M, D] result"),
         (
-            not s.bulk_store or p.chunk * min(p.output_sizes, default=0) >= 16,
-            f"a bulk store moves chunks of at least 16 bytes, got {p.chunk} elements of {min(p.output_sizes, default=0)}",
-        ),
-        (not s.keep or (staged and bool(p.column_sizes)), f"keep belongs to form={' or '.join(STAGED)} and a [D] input"),
-        (not s.one_launch or fixed_rows, "one_launch belongs to column sums that are kept in registers"),
-        (
-            static_shared(s, p) <= MAX_STATIC,
-            f"a block has {MAX_STATIC} bytes of static shared memory, got {static_shared(s, p)}",
+            not s.bulk_store or (s.form in ("bulk", "ragged") and bool(p.output_sizes)),
+            "bulk_store belongs to form=bulk and an [M, D] result",
         ),
         (
-            static_shared(s, p) + dynamic_shared(s, p) <= MAX_SHARED,
-            f"a block has {MAX_SHARED} bytes of shared memory, got {static_shared(s, p) + dynamic_shared(s, p)}",
+            not s.bulk_store or s.form != "bulk" or p.chunk * min(p.output_sizes) >= 16,
+            f"bulk stores move at least 16 bytes, got a chunk of {p.chunk} elements of {min(p.output_sizes, default=0)}",
         ),
         (
-            not s.prefetch or (fixed_rows and s.form == "registers"),
+            not s.keep or (staged and bool(p.column_sizes)),
+            f"keep belongs to form={' or '.join(STAGED)} and a [D] input",
+        ),
+        (not s.one_launch or _fixed_rows(s, p), "one_launch belongs to column sums that are kept in registers"),
+        (
+            not s.prefetch or (_fixed_rows(s, p) and s.form == "registers"),
             "prefetch belongs to form=registers with column sums",
         ),
         (
             p.column_sums == 0 or s.form != "stream" or p.groups == 1,
             f"streaming with column sums needs one row group a block; the graph has {p.groups}",
         ),
-    ]  # fmt: skip
+    ]
+
+
+def _room_rules(s: Schedule, p: Problem) -> list[tuple[bool, str]]:
+    """Registers, threads and shared memory."""
+    elements = slots(s, p) * p.chunk
+    shared = static_shared(s, p) + dynamic_shared(s, p)
+    return [
+        (
+            s.form == "stream" or elements <= MAX_ELEMENTS,
+            f"a thread holds at most {MAX_ELEMENTS} elements of a row in registers, got {elements}; "
+            "use more threads or form=stream",
+        ),
+        (
+            s.resident >= 1 and s.resident * s.block <= MAX_THREADS_PER_SM,
+            f"resident * threads * rows is from 1 to {MAX_THREADS_PER_SM}, got {s.resident * s.block}",
+        ),
+        (
+            static_shared(s, p) <= MAX_STATIC,
+            f"a block has {MAX_STATIC} bytes of static shared memory, got {static_shared(s, p)}",
+        ),
+        (
+            shared <= MAX_SHARED,
+            f"a block has {MAX_SHARED} bytes of shared memory, got {shared}",
+        ),
+    ]
+
+
+def _fixed_rows(s: Schedule, p: Problem) -> bool:
+    """True if the graph fixes the rows of a block: it keeps column sums in registers."""
+    return p.column_sums > 0 and s.form != "stream"
 
 
 def _power_of_two(n: int) -> bool:

@@ -44,11 +44,26 @@ COLUMN_BASE = 34
 STREAM_BASE = 26
 STAGED_BASE = 34
 
-# Forward: bytes of a row per thread, threads on a multiprocessor, threads of a block, bytes of a row from which on it
-# is shared by a cluster (and how many a block takes).
-ROW_BYTES, ROW_THREADS, ROW_BLOCK, WIDE_ROW = 128, 512, 128, 32 * 1024
-# With column sums: threads of a block for long and for short rows (in elements), bytes on their way.
-LONG_BLOCK, SHORT_BLOCK, SHORT_ROW, ON_THE_WAY = 256, 512, 1024, 96 * 1024
+# Forward, a row in registers. Of a schedule's shortcomings, each in doublings, how much one costs in time: too few or
+# too many bytes on their way, threads without elements, accesses of less than a line, blocks and threads that are not
+# of the size that works best.
+ON_THE_WAY, LINE, BLOCK, EACH = 56 * 1024, 128, 128, 128
+TOO_FEW, TOO_MANY, IDLE, BROKEN, BLOCK_SIZE, EACH_SIZE = 1.6, 0.6, 1.0, 1.9, 0.22, 0.37
+
+# From so many bytes on a row is shared by a cluster, of which each block takes so many; two rows side by side on a
+# multiprocessor hide each other's exchange.
+WIDE_ROW, SHARE = 32 * 1024, 16 * 1024
+
+# Bytes of ragged rows that the threads of a multiprocessor work on.
+RAGGED_BYTES = 32 * 1024
+
+# With column sums: rows of so many elements, by bytes of one, are better held in registers than staged; threads of a
+# block for these, for staged rows up to SHORT_ROW elements and for longer ones; rows and bytes on their way at least.
+HELD_ROW = {2: 768, 4: 2048, 8: 2048}
+SHORT_BLOCK, SHORT_ROW, LONG_BLOCK, STAGES, STAGED_BYTES = 512, 1024, 256, 3, 96 * 1024
+
+# Column sums of a row that one block can hold well.
+HELD_SUMS = 12288
 
 
 def registers(s: Schedule, p: Problem) -> int:
@@ -118,6 +133,7 @@ def _candidates(p: Problem) -> Iterator[Schedule]:
         for stages, keep, one in product((2, 3, 4, 5, 6), flags, flags if p.column_sums else flags[:1]):
             blocks = OWNERS[0] * resident if not p.column_sums else 0
             yield Schedule("async", threads, r, vec, resident, False, stages, 1, blocks, False, keep, one)
+            yield Schedule("ragged", threads, r, vec, resident, False, stages, 1, blocks, bool(p.output_sizes), keep, one)
             for cluster, store in product([c for c in (1, 2, 4, 8, MAX_CLUSTER) if p.segments % c == 0], flags):
                 owners = 0 if p.column_sums else OWNERS[cluster.bit_length() - 1] * resident
                 yield Schedule("bulk", threads, r, vec, resident, False, stages, cluster, owners, store, keep, one)
@@ -138,7 +154,7 @@ def ranked(p: Problem, capability: int = 90, vec: int | None = None) -> list[Sch
     """
     found = [s for s in space(p) if fits(s, p, capability)]
     if vec is not None:
-        found = [t for s in found if s.vec <= vec or s.form != "bulk" for t in [replace(s, vec=min(vec, s.vec))] if is_legal(t, p)]
+        found = [t for s in found if s.vec <= vec or s.form not in ("bulk", "ragged") for t in [replace(s, vec=min(vec, s.vec))] if is_legal(t, p)]
     if not found:
         raise ScheduleError(f"no schedule is legal for D={p.d}.")
     return sorted(dict.fromkeys(found), key=lambda s: (_cost(s, p), s))
@@ -153,32 +169,49 @@ def _cost(s: Schedule, p: Problem) -> tuple[float, ...]:
 
 
 def _columns_cost(s: Schedule, p: Problem, idle: float) -> tuple[float, ...]:
-    """Bulk copies, else asynchronous ones, else the next row in registers; one block per multiprocessor."""
-    order = {"bulk": 0, "async": 1, "registers": 2}[s.form]
-    cluster = _away(s.cluster, 1 << max(0, math.ceil(math.log2(p.d / 12288))))
-    wanted = SHORT_BLOCK if p.d <= SHORT_ROW else LONG_BLOCK
-    block = _away(s.block, wanted) * idle
+    """One block per multiprocessor, few threads; chunks that cover the row exactly spare every test of bounds."""
+    size = min(p.input_sizes, default=4)
+    held = p.d <= HELD_ROW[max(2, size)]
+    order = {"bulk": 1, "ragged": 1, "async": 2, "registers": 0 if held else 3}[s.form]
     if s.form == "registers":
-        return (order, not s.prefetch, s.resident != 1, s.one_launch, round(block, 3))
-    way = _away(in_flight(s, p), ON_THE_WAY)
-    return (order, cluster, s.resident, s.one_launch, s.bulk_store, not s.keep, round(block, 3), round(way, 3))
+        prefetch = s.prefetch == (size == 2 or not held)
+        return (order, s.one_launch, s.resident, not prefetch, round(_off(s.block, SHORT_BLOCK) + _off(idle, 1), 3))
+    cluster = _off(s.cluster, 1 << max(0, math.ceil(math.log2(p.d / HELD_SUMS))))
+    block = _off(s.block, SHORT_BLOCK if p.d <= SHORT_ROW else LONG_BLOCK)
+    stages = max(STAGES, -(-STAGED_BYTES // (s.rows * stage_bytes(s, p))))
+    return (
+        order, cluster, s.resident, s.one_launch, not s.keep, abs(s.stages - stages), idle > 1, round(block, 3),
+        s.bulk_store,
+    )  # fmt: skip
 
 
 def _rows_cost(s: Schedule, p: Problem, idle: float) -> tuple[float, ...]:
     """A row in registers, as long as a block can hold it well; else a cluster's, through shared memory."""
-    size = sum(p.input_sizes) or 4
-    wide = p.d * size > WIDE_ROW
-    order = {"bulk": 0 if wide else 1, "registers": 1 if wide else 0, "async": 2}[s.form]
-    bytes_each = slots(s, p) * p.chunk * size
-    each = _away(bytes_each, ROW_BYTES) * idle
+    row = p.d * (sum(p.input_sizes) or 4)
+    order = {"bulk": 0 if row > WIDE_ROW else 1, "registers": 1 if row > WIDE_ROW else 0, "async": 2, "ragged": 0}[s.form]
+    each = slots(s, p) * p.chunk * row / p.d
     if s.form == "registers":
-        threads = _away(s.resident * s.block, ROW_THREADS)
-        return (order, round(each * threads, 3), round(_away(s.block, ROW_BLOCK), 3), -s.resident)
-    cluster = _away(s.cluster, min(MAX_CLUSTER, max(1, p.d * size // WIDE_ROW)))
-    way = _away(in_flight(s, p), ON_THE_WAY)
-    return (order, cluster, not s.bulk_store, not s.keep, s.resident, round(each, 3), round(way, 3), s.rows)
+        way = in_flight(s, p)
+        together = s.threads * min(s.vec, p.chunk) * row / p.d  # bytes of neighbouring threads' accesses
+        cost = (
+            TOO_FEW * max(0.0, math.log2(ON_THE_WAY / way))
+            + TOO_MANY * max(0.0, math.log2(way / ON_THE_WAY))
+            + IDLE * _off(idle, 1)
+            + BROKEN * max(0.0, math.log2(min(LINE, each * s.threads) / together))
+            + BLOCK_SIZE * _off(s.block, BLOCK)
+            + EACH_SIZE * _off(each, EACH)
+        )
+        return (order, round(cost, 6))
+    if s.form == "ragged":
+        busy = _off(s.resident * s.block * each, RAGGED_BYTES)
+        sizes = BLOCK_SIZE * _off(s.block, BLOCK) + EACH_SIZE * _off(each, EACH)
+        return (order, not s.keep, round(busy + sizes, 6), abs(s.stages - STAGES))
+    cluster = _off(s.cluster, min(MAX_CLUSTER, 1 << max(0, math.ceil(math.log2(row / SHARE)))))
+    side_by_side = abs(s.resident * s.rows - 2)
+    each_off = round(_off(each, EACH), 3)
+    return (order, cluster, not s.keep, s.bulk_store, side_by_side, abs(s.stages - STAGES), each_off, s.rows)
 
 
-def _away(value: float, wanted: float) -> float:
-    """How many times too large or too small."""
-    return max(value / wanted, wanted / value)
+def _off(value: float, wanted: float) -> float:
+    """How many times too large or too small, in doublings."""
+    return abs(math.log2(value / wanted))

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from lngen.ir import WIDE, Axis, D, DType, Eqn, Graph, M, Value
-from lngen.passes.order import column_order, element_size, row_order
+from lngen.passes.order import ColumnOrder, column_order, element_size, row_order
 
 
 @dataclass(frozen=True)
 class Problem:
     """Row length ``d`` in elements, cut into segments of chunks; how its sums are shared; what passes through.
 
-    input_sizes, output_sizes   bytes per element of each [M, D] tensor
+    input_sizes, output_sizes   bytes per element of each [M, D] tensor; of inputs that an equation uses
     column_sizes                of each [D] input
     row_sums                    the most sums and maxima that end one phase
     phases                      how many phases the rows go through
@@ -52,10 +52,11 @@ class Problem:
 def problem(graph: Graph, d: int) -> Problem:
     """The facts about ``graph`` for rows of ``d`` elements."""
     size = element_size(graph)
-    row, column = row_order(d, size), column_order(d, size)
+    row, column = row_order(d, size), _column_order(graph, d, size)
     levels = depths(graph)
     row_sums = [levels[e.args[0]] for e in graph.eqns if is_row_fold(e)]
     sums = [e for e in graph.eqns if e.op in ("reduce_sum", "reduce_max")]
+    used = {a for e in graph.eqns for a in e.args}
     return Problem(
         d=d,
         chunk=row.chunk,
@@ -65,13 +66,21 @@ def problem(graph: Graph, d: int) -> Problem:
         cluster=column.cluster,
         strands=column.strands,
         real_size=max((e.out.type.dtype.size for e in sums), default=DType.F32.size),
-        input_sizes=tuple(p.type.dtype.size for p in graph.params if p.type.axes == WIDE),
+        input_sizes=tuple(p.type.dtype.size for p in graph.params if p.type.axes == WIDE and p in used),
         output_sizes=tuple(r.type.dtype.size for r in graph.results if r.type.axes == WIDE),
         column_sizes=tuple(p.type.dtype.size for p in graph.params if p.type.axes == (D,)),
         row_sums=max((row_sums.count(n) for n in row_sums), default=0),
         column_sums=sum(is_sum(e, M) for e in graph.eqns),
         phases=1 + max(row_sums, default=-1) + 1,
     )
+
+
+def _column_order(graph: Graph, d: int, size: int) -> ColumnOrder:
+    """The order that the graph's column sums have, or would have."""
+    for eqn in graph.eqns:
+        if is_sum(eqn, M) and "blocks" in dict(eqn.attrs):
+            return ColumnOrder(**{f.name: eqn.int_attr(f.name) for f in fields(ColumnOrder)})
+    return column_order(d, size)
 
 
 def is_sum(eqn: Eqn, axis: Axis) -> bool:

@@ -7,8 +7,8 @@ from dataclasses import MISSING, dataclass, fields, replace
 
 from lngen.errors import ScheduleError
 
-FORMS = ("registers", "bulk", "async", "stream")
-STAGED = ("bulk", "async")
+FORMS = ("registers", "bulk", "ragged", "async", "stream")
+STAGED = ("bulk", "ragged", "async")
 
 
 @dataclass(frozen=True, order=True)
@@ -17,7 +17,8 @@ class Schedule:
 
     form        registers: a row's inputs stay in registers from load to store; bulk, async: the rows to come are
                 copied to shared memory ahead of time, by bulk copies (sm_90) or by cp.async (sm_80), and read
-                from there in every phase; stream: they are read again from global memory in every phase, for rows
+                from there in every phase; ragged: bulk copies for rows that do not begin at multiples of 16
+                bytes, one behind the other; stream: they are read again from global memory in every phase, for rows
                 too long to hold
     threads     threads of a block that share a row, a power of two
     rows        rows a block works on side by side; fixed by the graph if it has column sums

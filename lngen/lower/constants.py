@@ -1,0 +1,106 @@
+"""The numbers of each kernel, each with what it decides; a kernel has those that its text names."""
+
+from __future__ import annotations
+
+from lngen.lower.parts import Constant
+from lngen.schedule import STAGED, Problem, Schedule, folds_blocks, partial_numbers, piece, slots, stage_bytes
+
+FINISH_COLUMNS = 32
+COLUMN_THREADS = 128
+NO_BOUND = 2**31 - 1
+
+
+def is_exact(s: Schedule, p: Problem) -> bool:
+    """True if the chunks of all threads cover a row exactly."""
+    per_segment = -(-p.segment_chunks // s.threads)
+    return p.segments * per_segment * s.threads * p.chunk == p.d
+
+
+def partial_rows(s: Schedule, p: Problem) -> int:
+    """Rows of partial column sums that are written at most: one for each block, cluster or pair of blocks."""
+    return -(-p.blocks // folds_blocks(s, p))
+
+
+def row_constants(s: Schedule, p: Problem) -> list[Constant]:
+    """Those of a kernel that goes through rows; ``p`` has the column sums that this kernel adds to."""
+    streamed = s.form == "stream"
+    constants = [
+        Constant("D", p.d, "features per row"),
+        Constant("CHUNK", p.chunk, "consecutive elements a thread owns, added left to right"),
+        Constant("THREADS", s.threads, "threads of a block that share a row" if s.cluster > 1 else "threads per row"),
+        Constant("SLOTS", slots(s, p), "chunks per thread" + (" and segment" if streamed else "")),
+        Constant("SEGMENT", p.segment, "elements per segment of a row"),
+        Constant("VEC", s.vec, "elements per memory access"),
+    ]
+    if p.row_sums:
+        exact = "1 if the chunks of all threads cover the row exactly"
+        constants.append(Constant("EXACT", int(is_exact(s, p)), exact))
+    if not streamed:
+        constants.append(Constant("ROWS", s.rows, "rows a block works on side by side"))
+        constants.append(Constant("SEGMENT_SLOTS", -(-p.segment_chunks // s.threads), "chunks per thread and segment"))
+    constants += _staged(s, p) if s.form in STAGED else []
+    if p.column_sums:
+        constants += _accumulating(s, p)
+    return constants
+
+
+def _staged(s: Schedule, p: Problem) -> list[Constant]:
+    """What a kernel needs whose rows come through shared memory."""
+    constants = [Constant("CLUSTER", s.cluster, "blocks that share a row")] if s.cluster > 1 else []
+    constants += [
+        Constant("STAGES", s.stages, "rows in flight per row group"),
+        Constant("STAGE_BYTES", stage_bytes(s, p), "shared memory of a row"),
+    ]
+    if is_exact(s, p):
+        constants.append(Constant("BOUND", NO_BOUND, "first column that is not there: none"))
+    if not p.column_sums:
+        owner = "clusters" if s.cluster > 1 else "blocks"
+        constants.append(Constant("OWNERS", s.owners, f"{owner} that share the rows"))
+    if s.form == "bulk" or partial_numbers(s, p):
+        constants.append(Constant("PIECE", piece(s, p), "elements of a row a block has"))
+    return constants
+
+
+def _accumulating(s: Schedule, p: Problem) -> list[Constant]:
+    """What a kernel needs that adds to column sums."""
+    owner = "clusters" if s.cluster > 1 else "blocks"
+    constants = [Constant("OWNERS", p.blocks, f"{owner} that share the rows; fixed by the graph")]
+    if s.form not in STAGED and partial_numbers(s, p):
+        constants.append(Constant("PIECE", piece(s, p), "elements of a row a block has"))
+    constants.append(Constant("UNIT", _unit(p), "column sums moved together"))
+    if folds_blocks(s, p) > 1:
+        constants.append(Constant("FOLDED", folds_blocks(s, p), "blocks that fold their column sums"))
+    if s.form == "registers":
+        constants.append(Constant("PREFETCH", int(s.prefetch), "1 to load the next row while computing this one"))
+    return constants
+
+
+def _unit(p: Problem) -> int:
+    """Column sums that are 16 bytes, if rows are whole units."""
+    unit = 16 // p.real_size
+    return unit if p.d % unit == 0 and p.chunk % unit == 0 else 1
+
+
+def column_constants(s: Schedule, p: Problem) -> list[Constant]:
+    """Those of the kernel that only adds columns."""
+    return [
+        Constant("D", p.d, "features per row"),
+        Constant("CHUNK", p.chunk, "consecutive columns a thread owns"),
+        Constant("THREADS", COLUMN_THREADS, "threads per block"),
+        Constant("VEC", s.vec, "elements per memory access"),
+        Constant("OWNERS", p.blocks, "blocks that share the rows; fixed by the graph"),
+    ]
+
+
+def finish_constants(s: Schedule, p: Problem) -> list[Constant]:
+    """Those of what completes the column sums."""
+    folded = folds_blocks(s, p)
+    return [
+        Constant("D", p.d, "features per row"),
+        Constant("SUMS", p.column_sums, "column sums"),
+        Constant("COLUMNS", FINISH_COLUMNS, "columns a block completes at a time"),
+        Constant("STRANDS", p.strands, "strands that add the partial rows of a column"),
+        Constant("PARTIALS", partial_rows(s, p), "partial rows at most"),
+        Constant("TOGETHER", p.cluster // folded, "partial rows that are folded first"),
+        Constant("PER_PARTIAL", p.groups * folded, "rows side by side behind a partial row"),
+    ]

@@ -1,0 +1,137 @@
+"""What the text of a kernel is made of: arguments, constants, statements, sums, phases, places in shared memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A kernel argument. ``kind``: rows, input, output, workspace (pointers), stride (of ``tensor``, in elements)."""
+
+    name: str
+    ctype: str
+    kind: str
+    tensor: str = ""
+    const: bool = False
+
+    @property
+    def declaration(self) -> str:
+        """As it stands in the kernel's signature."""
+        if self.kind in ("rows", "stride"):
+            return f"const long long {self.name}"
+        return f"{'const ' if self.const else ''}{self.ctype}* __restrict__ {self.name}"
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A line of C and the IR equation it stands for."""
+
+    text: str
+    note: str
+    width: int = 0
+
+    @property
+    def line(self) -> str:
+        """Text and note; the notes of neighbours stand in one column."""
+        return f"{self.text:<{self.width}}  // {self.note}" if self.note else self.text
+
+
+def aligned(statements: Iterable[Statement]) -> tuple[Statement, ...]:
+    """The statements with their notes in one column."""
+    listed = tuple(statements)
+    width = max((len(s.text) for s in listed if s.note), default=0)
+    return tuple(replace(s, width=width) for s in listed)
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """An input or output as a kernel sees it: its IR name and C type."""
+
+    name: str
+    ctype: str
+
+
+@dataclass(frozen=True)
+class Sum:
+    """A row reduction or a column sum: its IR name, its place among its kind, its IR equation."""
+
+    name: str
+    index: int
+    note: str
+
+
+@dataclass(frozen=True)
+class Fold:
+    """The row reductions of one kind that end a phase: what combines them, its neutral element, their arrays."""
+
+    op: str
+    absent: str
+    chunks: str
+    results: str
+    sums: tuple[Sum, ...]
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The statements that take the reductions out of the array of results."""
+        named = (Statement(f"const real {s.name} = {self.results}[{s.index}];", s.note) for s in self.sums)
+        return tuple(s.line for s in aligned(named))
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What happens between two row reductions: elementwise statements, then folds, stores, per-row statements.
+
+    columns      [D] inputs that are loaded in this phase
+    tiles        [M, D] inputs that the statements need
+    after        what can be computed once the folds are there
+    row_outputs  [M] results to be stored then
+    refills      its folds show that the stage of the row before has been read: the next row may go there
+    """
+
+    number: int
+    columns: tuple[Tensor, ...]
+    tiles: tuple[Tensor, ...]
+    statements: tuple[Statement, ...]
+    folds: tuple[Fold, ...]
+    accumulators: tuple[Sum, ...]
+    outputs: tuple[Tensor, ...]
+    after: tuple[Statement, ...]
+    row_outputs: tuple[Tensor, ...]
+    refills: bool = False
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor's piece of a row lies in a stage: IR name, C type, and the byte it starts at.
+
+    A stage is the shared memory of one row of one row group. A result may have the place of an input: a thread has
+    read what it needs of the input there before it writes its own part of the result.
+    """
+
+    name: str
+    ctype: str
+    offset: int
+
+    @property
+    def element(self) -> str:
+        """The bytes of an element, in C."""
+        return f"sizeof({self.ctype})"
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A ``constexpr int`` of a kernel: a decision, and what it decides."""
+
+    name: str
+    value: int
+    note: str
+
+
+def declared(constants: Iterable[Constant]) -> tuple[str, ...]:
+    """The declarations of constants, their values and notes in columns."""
+    listed = tuple(constants)
+    name = max((len(c.name) for c in listed), default=0)
+    value = max((len(str(c.value)) for c in listed), default=0)
+    return tuple(f"constexpr int {c.name:<{name}} = {f'{c.value};':<{value + 1}}  // {c.note}" for c in listed)

@@ -1,0 +1,121 @@
+"""Rows that come through shared memory: where tensors lie in a stage, and the partials of such a kernel."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from lngen.ir import WIDE, Graph, Value
+from lngen.ir.ops import ctype
+from lngen.lower.constants import is_exact
+from lngen.lower.parts import Phase, Place
+from lngen.lower.plan import Kernel, Sections
+from lngen.schedule import (
+    Problem,
+    Schedule,
+    dynamic_shared,
+    folds_blocks,
+    met_numbers,
+    partial_numbers,
+    stage_share,
+)
+
+
+def staged(kernel: Kernel, graph: Graph, outputs: tuple[Value, ...], s: Schedule, p: Problem) -> Kernel:
+    """A row kernel under a staged schedule: its shared memory, its clusters, its partials."""
+    inputs, results = places(graph, outputs, s, p)
+    shared_row = s.cluster > 1
+    return replace(
+        kernel,
+        phases=_refilling(kernel.phases),
+        dynamic=dynamic_shared(s, p),
+        cluster=s.cluster * folds_blocks(s, p),
+        places=inputs,
+        results=results,
+        exchanged=met_numbers(s, p),
+        sections=sections(kernel, s, p),
+        owner="blockIdx.x / CLUSTER" if shared_row else "blockIdx.x",
+        first_column="cluster_rank() * PIECE" if shared_row else "0",
+        start="start",
+        bound="BOUND" if is_exact(s, p) else "D",
+        writer="live && lane == 0 && start == 0" if shared_row else "live && lane == 0",
+    )
+
+
+def places(
+    graph: Graph, outputs: tuple[Value, ...], s: Schedule, p: Problem
+) -> tuple[tuple[Place, ...], tuple[Place, ...]]:
+    """Where the [M, D] inputs, and the results that leave in bulk, lie in a stage.
+
+    A result takes the place of an input of its size, as long as there is one.
+    """
+    inputs = [v for v in graph.params if v.type.axes == WIDE]
+    results = [v for v in outputs if v.type.axes == WIDE and s.bulk_store]
+    free, offset, at = list(inputs), 0, dict[Value, int]()
+    for v in (*inputs, *results):
+        size = v.type.dtype.size
+        shares = v in results and s.form != "ragged"  # a ragged row may begin elsewhere in its 16 bytes
+        same = next((u for u in free if u.type.dtype.size == size), None) if shares else None
+        if same is not None:
+            free.remove(same)
+            at[v] = at[same]
+        else:
+            at[v] = offset
+            offset += stage_share(size, s, p)
+
+    def listed(values: list[Value]) -> tuple[Place, ...]:
+        return tuple(Place(v.name, ctype(v.type.dtype), at[v]) for v in values)
+
+    return listed(inputs), listed(results)
+
+
+def sections(kernel: Kernel, s: Schedule, p: Problem) -> Sections:
+    """The partials of a staged kernel."""
+    meets, ragged = met_numbers(s, p) > 0, s.form == "ragged"
+    copies = {
+        "async": ["_copy_async"],
+        "bulk": ["_copy_bulk", "_store_bulk" if s.bulk_store else "_refill_bulk"],
+        "ragged": ["_copy_ragged", "_store_ragged"],
+    }
+    load, store = ("_load_ragged", "_store_ragged_stage") if ragged else ("_load_stage", "_store_stage")
+    ends = [
+        ("_rows_left", s.bulk_store),
+        (_end(s, p), p.column_sums > 0),
+        ("_one_launch", s.one_launch),
+        ("_leave_together", s.cluster * folds_blocks(s, p) > 1),
+    ]
+    return Sections(
+        setup=_files("_setup_cluster" if meets else "_setup_bulk") if s.form != "async" else (),
+        held=_files(*["_held_columns"] * bool(kernel.columns), *["_held_sums"] * bool(p.column_sums)),
+        copies=_files(*copies[s.form]),
+        row_begin=_files(*["_ragged_row"] * ragged, *["_refill_at_once"] * (not kernel.phases[0].folds)),
+        load=f"{load}.cuh.jinja",
+        store=f"{store}.cuh.jinja" if s.bulk_store else "_store_results.cuh.jinja",
+        fold="_cluster_sums.cuh.jinja" if meets else "_row_sums.cuh.jinja",
+        row_end=_files(*["_row_leaves"] * s.bulk_store),
+        end=_files(*(name for name, there in ends if there)),
+    )
+
+
+def in_registers(s: Schedule, p: Problem) -> Sections:
+    """The partials of a kernel whose rows are in registers."""
+    if not p.column_sums:
+        return Sections()
+    end = "_end_groups_in_turn" if partial_numbers(s, p) else "_end_sums"
+    return Sections(end=_files(end, *["_one_launch"] * s.one_launch))
+
+
+def _end(s: Schedule, p: Problem) -> str:
+    """How column sums become partial rows."""
+    if not partial_numbers(s, p):
+        return "_end_sums"
+    return "_end_blocks" if folds_blocks(s, p) > 1 else "_end_groups"
+
+
+def _files(*names: str) -> tuple[str, ...]:
+    return tuple(f"{name}.cuh.jinja" for name in names)
+
+
+def _refilling(phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
+    """The first folds of a row meet all its threads: the stage of the row before is free."""
+    first, *rest = phases
+    return replace(first, refills=bool(first.folds)), *rest
