@@ -225,7 +225,7 @@ def scalar_row_sum(row: list[Any], chunk: int, segment: int) -> Any:
 
 
 def scalar_column_sum(column: list[Any], groups: int, blocks: int, strands: int, cluster: int = 1) -> Any:
-    """Row r is of block (r // g) % p and its group r % g, block b of cluster b // c, cluster k of strand k % strands."""
+    """Row r: block (r // g) % p and its group r % g; block b: cluster b // c; cluster k: strand k % strands."""
     acc: list[list[Any]] = [[None] * groups for _ in range(blocks)]
     for r, term in enumerate(column):
         block, group = r // groups % blocks, r % groups

@@ -1,0 +1,150 @@
+"""Rows staged through shared memory, on the PTX executor: bits, and no finding, for every way of staging them."""
+
+from __future__ import annotations
+
+import pytest
+
+from lngen.check.inputs import mismatches, random_inputs
+from lngen.graphs import Definition, GraphBuilder
+from lngen.interpret import interpret
+from lngen.ir import D, M
+from lngen.lower import Plan, lower
+from lngen.ptx import Outcome, run_plan
+from lngen.schedule import Schedule, parse_schedule
+from lngen.spec import Spec, make_spec, parse_spec
+
+pytest.importorskip("cupy")
+
+BASE = Schedule("registers", 32, 1, 1)
+
+
+def run(spec: str | Spec, schedule: str, rows: int, **options: object) -> tuple[Plan, Outcome]:
+    """The plan and its outcome, its bits equal to the interpreter's, nothing found."""
+    plan = lower(parse_spec(spec) if isinstance(spec, str) else spec, parse_schedule(schedule, BASE))
+    inputs = random_inputs(plan.spec, rows)
+    outcome = run_plan(plan, inputs, **options)  # type: ignore[arg-type]
+    assert mismatches(outcome.results, interpret(plan.graph, inputs)) == []
+    assert outcome.findings == (), "\n".join(map(str, outcome.findings[:3]))
+    return plan, outcome
+
+
+# (form and what is varied, without owners), spread so that each value of each meets each direction.
+FORWARD = [
+    # Sub-warp rows.
+    ("layernorm.fwd:d=64,dtype=bf16", "form=bulk,threads=4,rows=16,vec=8,stages=2", (0, 1, 77)),
+    ("layernorm.fwd:d=64,dtype=bf16", "form=bulk,threads=2,rows=32,vec=8,stages=3,bulk_store=yes,keep=yes", (130,)),
+    ("rmsnorm.fwd:d=64,dtype=f16,weight=f32", "form=async,threads=4,rows=16,vec=8,stages=2,keep=yes", (1, 77)),
+    ("rmsnorm.fwd:d=31,dtype=f64", "form=async,threads=16,rows=2,vec=1,stages=2", (0, 9)),
+    # One segment; the last chunk partial where copies are asynchronous.
+    ("layernorm.fwd:d=1000,dtype=bf16", "form=bulk,threads=32,rows=2,vec=8,stages=2,keep=yes", (1, 3, 13)),
+    ("layernorm.fwd:d=1000,dtype=f32", "form=bulk,threads=64,rows=1,vec=4,stages=4,bulk_store=yes", (0, 1, 13)),
+    ("layernorm.fwd:d=1002,dtype=bf16", "form=async,threads=32,rows=1,vec=2,stages=3", (0, 9)),
+    ("rmsnorm.fwd:d=999,dtype=f32,beta=yes", "form=async,threads=64,rows=2,vec=1,stages=4,keep=yes", (9,)),
+    # Results that are wider, or narrower, than the inputs.
+    ("rmsnorm.fwd:d=768,dtype=bf16,out=f32", "form=bulk,threads=32,rows=4,vec=8,stages=2,bulk_store=yes", (17,)),
+    ("rmsnorm.fwd:d=1004,dtype=f32,out=bf16", "form=bulk,threads=32,rows=4,vec=4,stages=2", (17,)),
+    # Several segments, in a block and shared by a cluster.
+    ("layernorm.fwd:d=12288,dtype=bf16", "form=bulk,threads=256,rows=1,vec=8,stages=2,bulk_store=yes", (7,)),
+    ("rmsnorm.fwd:d=8194,dtype=bf16", "form=async,threads=256,rows=1,vec=2,stages=2,keep=yes", (3,)),
+    ("layernorm.fwd:d=12288,dtype=bf16", "form=bulk,threads=128,rows=1,vec=8,stages=3,cluster=2,keep=yes", (0, 1, 9)),
+    ("rmsnorm.fwd:d=5000,dtype=f32", "form=bulk,threads=32,rows=4,vec=4,stages=2,cluster=2,bulk_store=yes", (17,)),
+    ("layernorm.fwd:d=32768,dtype=bf16", "form=bulk,threads=128,rows=1,vec=8,stages=2,cluster=4,bulk_store=yes", (5,)),
+    ("rmsnorm.fwd:d=8200,dtype=f64", "form=bulk,threads=128,rows=1,vec=2,stages=2,cluster=4,bulk_store=yes", (3,)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("spec", "schedule", "counts"), FORWARD)
+def test_forward(spec: str, schedule: str, counts: tuple[int, ...]) -> None:
+    """Of the rows: none, fewer than owners, more than all owners have on their way."""
+    for n, rows in enumerate(counts):
+        run(spec, f"{schedule},owners={2 - n % 2}", rows, order=n)
+
+
+BACKWARD = [
+    ("layernorm.bwd:d=64,dtype=bf16", "form=bulk,threads=4,rows=128,vec=8,stages=2,keep=yes,bulk_store=yes", (0, 1)),
+    ("layernorm.bwd:d=64,dtype=bf16", "form=bulk,threads=2,rows=128,vec=8,stages=3,one_launch=yes", (300,)),
+    ("layernorm.bwd:d=64,dtype=bf16", "form=async,threads=4,rows=128,vec=8,stages=2,keep=yes,one_launch=yes", (0, 130)),
+    ("layernorm.bwd:d=31,dtype=f32", "form=async,threads=8,rows=128,vec=1,stages=2", (5,)),
+    ("layernorm.bwd:d=1000,dtype=f32", "form=bulk,threads=32,rows=8,vec=4,stages=2,one_launch=yes", (17,)),
+    ("rmsnorm.bwd:d=1002,dtype=bf16", "form=async,threads=64,rows=8,vec=2,stages=2,one_launch=yes", (9,)),
+    ("rmsnorm.bwd:d=1000,dtype=f16,weight=f32", "form=bulk,threads=64,rows=8,vec=8,stages=4,keep=yes", (9,)),
+    ("layernorm.bwd:d=768,dtype=f32,out=bf16", "form=bulk,threads=32,rows=16,vec=8,stages=2,bulk_store=yes", (17,)),
+    # A pair of blocks folds its column sums before they are written, though it shares no row.
+    ("rmsnorm.bwd:d=8192,dtype=bf16", "form=bulk,threads=256,rows=1,vec=8,stages=2,keep=yes,bulk_store=yes", (1, 3)),
+    ("rmsnorm.bwd:d=8192,dtype=bf16", "form=bulk,threads=512,rows=1,vec=8,stages=3,one_launch=yes", (0, 5)),
+    ("rmsnorm.bwd:d=8192,dtype=bf16", "form=async,threads=512,rows=1,vec=8,stages=2,one_launch=yes", (3,)),
+    # Clusters that share rows.
+    ("layernorm.bwd:d=16384,dtype=bf16", "form=bulk,threads=256,rows=1,vec=8,stages=3,cluster=2,keep=yes", (3,)),
+    ("rmsnorm.bwd:d=5000,dtype=f32", "form=bulk,threads=128,rows=2,vec=4,stages=2,cluster=2,one_launch=yes", (5,)),
+    ("layernorm.bwd:d=12296,dtype=f32", "form=bulk,threads=256,rows=1,vec=4,stages=2,cluster=4,bulk_store=yes", (3,)),
+    ("rmsnorm.bwd:d=8200,dtype=f64", "form=bulk,threads=128,rows=1,vec=2,stages=2,cluster=4,one_launch=yes", (0, 2)),
+    # Without column sums, and without row sums.
+    ("layernorm.bwd:d=768,dtype=bf16,wrt=x", "form=bulk,threads=32,rows=2,vec=8,stages=2,owners=2,keep=yes", (9,)),
+    ("layernorm.bwd:d=768,dtype=bf16,wrt=x", "form=async,threads=32,rows=2,vec=8,stages=3,owners=1", (9,)),
+    ("layernorm.bwd:d=768,dtype=f32,wrt=beta", "form=bulk,threads=32,rows=16,vec=4,stages=2,one_launch=yes", (33,)),
+    ("layernorm.bwd:d=768,dtype=f32,wrt=beta", "form=async,threads=32,rows=16,vec=4,stages=2", (33,)),
+    ("layernorm.bwd:d=768,dtype=bf16,save=none", "form=bulk,threads=32,rows=16,vec=8,stages=2,keep=yes", (17,)),
+    # Rows in registers, the column sums finished behind a grid barrier.
+    ("layernorm.bwd:d=1000,dtype=bf16", "form=registers,threads=64,rows=8,vec=8,prefetch=yes,one_launch=yes", (0, 17)),
+    ("layernorm.bwd:d=1,dtype=f32", "form=registers,threads=1,rows=128,vec=1,one_launch=yes", (130,)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("spec", "schedule", "counts"), BACKWARD)
+def test_backward(spec: str, schedule: str, counts: tuple[int, ...]) -> None:
+    """A column sum has many owners: a row for each of their stages is too many to run here."""
+    for n, rows in enumerate(counts):
+        run(spec, schedule, rows, order=n)
+
+
+def test_a_ring_that_goes_round() -> None:
+    """More rows than all stages of 66 owners take at once."""
+    schedule = "form=bulk,threads=256,rows=1,vec=8,stages=2,keep=yes,bulk_store=yes"
+    run("rmsnorm.bwd:d=12352,dtype=bf16", schedule, 66 * 3 + 1)
+
+
+def test_strides_and_the_order_of_blocks() -> None:
+    """Rows at a distance that bulk copies allow: a multiple of 16 bytes."""
+    strides = {"x": 1024, "y": 1040}
+    for form in ("bulk,bulk_store=yes", "async"):
+        for order in (1, 2):
+            schedule = f"form={form},threads=64,rows=2,vec=8,stages=2,owners=2"
+            run("layernorm.fwd:d=1000,dtype=bf16", schedule, 9, strides=strides, offset=8, order=order)
+
+
+def test_asynchronous_copies_of_rows_that_are_not_aligned() -> None:
+    schedule = "form=async,threads=64,rows=2,vec=1,stages=2,owners=2"
+    run("layernorm.fwd:d=1000,dtype=f32", schedule, 9, strides={"x": 1001, "y": 1003}, offset=1)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_120"])
+def test_asynchronous_copies_on_other_arches(arch: str) -> None:
+    run("layernorm.bwd:d=1000,dtype=bf16", "form=async,threads=64,rows=8,vec=8,stages=2,one_launch=yes", 9, arch=arch)
+
+
+def test_no_row_of_a_graph_is_summed() -> None:
+    """Nothing ends a phase; with a cluster, nothing is exchanged."""
+
+    def scaled(b: GraphBuilder) -> None:
+        b.output("y", b.mul("product", b.input("x", M, D), b.input("gamma", D)))
+
+    for direction, schedule in (
+        ("fwd", "form=bulk,threads=128,rows=1,vec=8,stages=2,owners=2,cluster=4,bulk_store=yes"),
+        ("bwd", "form=bulk,threads=128,rows=1,vec=8,stages=2,cluster=4,one_launch=yes"),
+    ):
+        spec = make_spec(Definition("scaled", scaled), direction, {"d": 20000, "dtype": "bf16"})
+        run(spec, schedule, 5)
+
+
+def test_maxima_and_sums_that_end_one_phase() -> None:
+    def peaked(b: GraphBuilder) -> None:
+        x = b.input("x", M, D)
+        square = b.mul("square", x, x)
+        largest = b.reduce_max("largest", square, axis=D)
+        total = b.add("total", b.add("raised", largest, b.eps()), b.reduce_mean("ms", square, axis=D))
+        b.output("y", b.mul("scaled", x, b.rsqrt("rstd", total)))
+
+    for direction in ("fwd", "bwd"):
+        spec = make_spec(Definition("peaked", peaked), direction, {"d": 8200, "dtype": "bf16"})
+        run(spec, "form=bulk,threads=128,rows=1,vec=8,stages=2,owners=2,cluster=2,bulk_store=yes", 7)
+        run(spec, "form=async,threads=128,rows=2,vec=8,stages=2,owners=1", 3)
