@@ -137,7 +137,8 @@ def _rules(s: Schedule, p: Problem) -> list[tuple[bool, str]]:
         ),
         (
             s.cluster == 1 or (s.form == "bulk" and _power_of_two(s.cluster) and s.cluster <= MAX_CLUSTER),
-            f"a cluster is of 2, 4, 8 or {MAX_CLUSTER} blocks with form=bulk, else 1, got {s.cluster} with form={s.form}",
+            f"a cluster is of 2, 4, 8 or {MAX_CLUSTER} blocks with form=bulk, else 1, got {s.cluster} with "
+            f"form={s.form}",
         ),
         (
             s.cluster >= 1 and p.segments % s.cluster == 0,
@@ -169,8 +170,18 @@ def _rules(s: Schedule, p: Problem) -> list[tuple[bool, str]]:
             s.owners >= 1 if staged and not p.column_sums else s.owners == 0,
             f"owners is at least 1 with form={' or '.join(STAGED)} and no column sums, else 0, got {s.owners}",
         ),
-        (not s.bulk_store or (s.form == "bulk" and bool(p.output_sizes)), "bulk_store belongs to form=bulk and an [M, D] result"),
-        (not s.keep or (staged and bool(p.column_sizes)), f"keep belongs to form={' or '.join(STAGED)} and a [D] input"),
+        (
+            not s.bulk_store or (s.form == "bulk" and bool(p.output_sizes)),
+            "bulk_store belongs to form=bulk and an [M, D] result",
+        ),
+        (
+            not s.bulk_store or all(p.chunk * size % 16 == 0 for size in p.output_sizes),
+            f"bulk stores move multiples of 16 bytes, got chunks of {p.chunk * min(p.output_sizes, default=0)}",
+        ),
+        (
+            not s.keep or (staged and bool(p.column_sizes)),
+            f"keep belongs to form={' or '.join(STAGED)} and a [D] input",
+        ),
         (not s.one_launch or fixed_rows, "one_launch belongs to column sums that are kept in registers"),
         (
             static_shared(s, p) <= MAX_STATIC,
