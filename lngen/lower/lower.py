@@ -8,7 +8,7 @@ from lngen.errors import LowerError
 from lngen.ir import D, DType, Eqn, Graph, M, Value, print_eqn
 from lngen.ir.ops import compute_dtype
 from lngen.lower.phases import Spell, Style, before, phases, tensor, uniform
-from lngen.lower.plan import Argument, Buffer, Constant, Extent, Finish, Kernel, Place, Plan, Sum, ctype
+from lngen.lower.plan import Argument, Buffer, Constant, Extent, Finish, Kernel, Place, Plan, Sum, aligned, ctype
 from lngen.lower.split import Split, column_graph, split
 from lngen.passes.edit import extract
 from lngen.schedule import (
@@ -221,8 +221,11 @@ class _Lowering:
         """The row kernel with the finish behind a grid barrier."""
         known = {a.name for a in rows.arguments}
         own = {c.name for c in rows.constants}
+        computed = {u.text for u in rows.uniform}
         return replace(
             rows,
+            scalars=(*rows.scalars, *(t for t in finish.scalars if t not in rows.scalars)),
+            uniform=aligned((*rows.uniform, *(u for u in finish.uniform if u.text not in computed))),
             arguments=(
                 *(replace(a, const=a.const and a.kind != "workspace") for a in rows.arguments),
                 *(a for a in finish.arguments if a.name not in known),
@@ -254,7 +257,10 @@ class _Lowering:
         always: bool = False,
     ) -> Kernel:
         store = "{0}_ptr[col] = {1};" if template == "finish" else "{0}_out[i] = {1};"
-        listed = phases(graph, sums, outputs, Style(spell, self._guard, ACCUMULATE.get(template, ""), store, template == "row_staged"))
+        staged = template == "row_staged"
+        last = staged and self.schedule.bulk_store
+        style = Style(spell, self._guard, ACCUMULATE.get(template, ""), store, staged, last)
+        listed = phases(graph, sums, outputs, style)
         return Kernel(
             name=f"{self.stem}__{role}",
             template=f"{template}.cu.jinja",
@@ -273,7 +279,8 @@ class _Lowering:
             row_inputs=tuple(tensor(v) for v in graph.params if v.type.axes == (M,)),
             scalars=tuple(tensor(v) for v in graph.params if not v.type.axes),
             accumulators=tuple(
-                Sum(e.out.name, n, print_eqn(e)) for n, e in enumerate(sums if template != "finish" else self.parts.sums)
+                Sum(e.out.name, n, print_eqn(e))
+                for n, e in enumerate(sums if template != "finish" else self.parts.sums)
             ),
             most=max((len(f.sums) for p in listed for f in p.folds), default=0) or 1,
             shared=shared,
@@ -317,9 +324,8 @@ def _places(
         else:
             free.remove(same)
             at[v] = at[same]
-    return tuple(
-        tuple(Place(v.name, ctype(v.type.dtype), at[v]) for v in values) for values in (inputs, wide)
-    )  # type: ignore[return-value]
+    placed = {v: Place(v.name, ctype(v.type.dtype), at[v]) for v in at}
+    return tuple(placed[v] for v in inputs), tuple(placed[v] for v in wide)
 
 
 def _real(graph: Graph) -> DType:
