@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from lngen.ir.numerics import Array
-from lngen.ptx.memory import POISON, VIEWS
+from lngen.ptx.memory import POISON, VIEWS, WORD
 from lngen.ptx.parser import Symbol
 from lngen.ptx.values import DTYPES
 
@@ -39,17 +39,19 @@ def size_of(symbol: Symbol) -> int:
 
 
 class Scratch:
-    """The bytes of every block (shared) or thread (local) of a batch, side by side."""
+    """The bytes of every block (shared) or thread (local) of a batch, side by side; races by ``unit`` bytes."""
 
-    def __init__(self, name: str, symbols: Sequence[Symbol], owner: Array, owners: int, dynamic: int = 0) -> None:
-        self.name, self.owner = name, owner
+    def __init__(
+        self, name: str, symbols: Sequence[Symbol], owner: Array, owners: int, dynamic: int = 0, unit: int = WORD
+    ) -> None:
+        self.name, self.owner, self.unit = name, owner, unit
         self.places, self.room = layout(symbols, 0)
         self.sizes = [(self.places[s.name], dynamic if s.dynamic else size_of(s), s.name) for s in symbols]
         if any(s.dynamic for s in symbols):
             self.room += -(-dynamic // 16) * 16 + 256
         self.data = np.full(owners * self.room, POISON, np.uint8)
         self.written = np.zeros(owners * self.room, np.uint8)
-        self.races: Any = Races(owners * self.room // 4) if name == "shared" else None
+        self.races: Any = Races(owners * self.room // unit) if name == "shared" else None
 
     def inside(self, address: Array, count: int) -> Array:
         """True where ``count`` bytes from ``address`` belong to one symbol."""
@@ -125,7 +127,7 @@ class Clock:
 
 
 class Races:
-    """Per 4-byte word: who wrote it last and when, who read it last and when, and whether others did, too.
+    """Per unit of memory: who wrote it last and when, who read it last and when, and whether others did, too.
 
     Threads are kept plus one: memory that nobody touches then stays untouched here, too.
     """
