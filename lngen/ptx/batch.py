@@ -23,7 +23,7 @@ from lngen.ptx.parser import Instruction
 from lngen.ptx.program import Program, unknown
 from lngen.ptx.proxy import proxies
 from lngen.ptx.report import Reporter, Stop, Traffic
-from lngen.ptx.scratch import Clock, Scratch
+from lngen.ptx.scratch import Clock, Scratch, unit_of
 from lngen.ptx.spin import ordered, resident, spins
 from lngen.ptx.tracking import sectors
 from lngen.ptx.values import Value
@@ -78,9 +78,9 @@ class Batch:
         self.met: list[tuple[int, Lanes]] = []
         self.arrived = np.zeros(self.total, np.bool_)
         own = [s for s in self.program.entry.symbols if s.space == "shared"]
-        self.shared = Scratch("shared", own, self.slot_of, self.slots, launch.dynamic)
+        self.shared = Scratch("shared", own, self.slot_of, self.slots, launch.dynamic, unit_of(launch.program.entry))
         if self.order is not None:
-            self.shared.races = Places(len(self.shared.data) // 4)
+            self.shared.races = Places(len(self.shared.data) // self.shared.unit)
         own = [s for s in self.program.entry.symbols if s.space == "local"]
         self.local = Scratch("local", own, np.arange(self.total), self.total if own else 0)
         for slot, name in self.program.specials.items():

@@ -152,7 +152,7 @@ def noted(batch: Batch, copy: Copy, memory: Memory, at: int, who: int, how: str,
             return
         places, unit = batch.places(memory)
     else:
-        places, unit = memory.races, 4
+        places, unit = memory.races, memory.unit
     words = np.arange(at // unit, -(-(at + len(copy.data)) // unit))
     lanes = np.full(len(words), who)
     if quiet:

@@ -159,7 +159,7 @@ def _passing(batch: Batch, barrier: Barrier, key: int, who: Array, complete: Arr
 
 def _touch(batch: Batch, i: Instruction, key: int, who: Array, how: str) -> None:
     """Whoever uses a barrier comes after its initialisation: that is a weak write, using it a strong read."""
-    rival = batch.shared.races.note(np.full(len(who), key // 4), who, batch.clock, how, how == "read")
+    rival = batch.shared.races.note(np.full(len(who), key // batch.shared.unit), who, batch.clock, how, how == "read")
     bad = np.flatnonzero(rival != NOBODY)
     if bad.size:
         shared_race(batch, i, batch.shared, np.full(bad.size, key), who[bad], int(rival[bad[0]]), how)

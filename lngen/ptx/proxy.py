@@ -33,7 +33,7 @@ def check(batch: Batch, i: Instruction, memory: Scratch | Buffer, at: int, count
     order = batch.order
     if order is None or not order.proxies:
         return
-    places, unit = (memory.races, 4) if isinstance(memory, Scratch) else batch.places(memory)
+    places, unit = (memory.races, memory.unit) if isinstance(memory, Scratch) else batch.places(memory)
     words = np.arange(at // unit, -(-(at + count) // unit))
     for races in (places.plain, places.strong):
         writer, time = races.last(words)

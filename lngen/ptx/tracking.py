@@ -90,8 +90,8 @@ def note_shared(batch: Batch, i: Instruction, scratch: Scratch, at: Array, who: 
     if scratch.races is None or not at.size:
         return
     strong = batch.order is not None and is_strong(i)
-    for n in range(max(1, count // 4)):
-        rival = scratch.races.note(at // 4 + n, who, batch.clock, how, strong)
+    for n in range(max(1, count // scratch.unit)):
+        rival = scratch.races.note(at // scratch.unit + n, who, batch.clock, how, strong)
         bad = np.flatnonzero(rival != NOBODY)
         if bad.size:
             shared_race(batch, i, scratch, at[bad], who[bad], int(rival[bad[0]]), how)
@@ -102,7 +102,7 @@ def shared_race(batch: Batch, i: Instruction, scratch: Scratch, at: Array, who: 
     """The finding for accesses at those places that ``rival`` touches, too."""
     address = at % scratch.room
     verb = "reads" if how == "read" else "writes"
-    where = scratch.where(int(address[0]), 4)
+    where = scratch.where(int(address[0]), scratch.unit)
     if rival >= batch.total:
         text = f"A thread {verb} {where}, which an asynchronous copy writes, not waited for."
         batch.report("async-read", text, i, who, address)
