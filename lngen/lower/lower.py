@@ -107,9 +107,7 @@ class _Lowering:
             row_constants(s, p),
             sums,
             outputs,
-            spell=speller(
-                "{0}[k][i]" if s.form == "registers" else "{0}[i]", graph, "{0}[k][i]" if s.keep else "{0}[i]"
-            ),
+            spell=speller("{0}[k][i]" if s.form == "registers" else "{0}[i]", graph),
             grid=(_row_grid(s, p), Extent()),
             block=s.block,
             shared=_scratch(s, p),
@@ -203,7 +201,9 @@ class _Lowering:
     ) -> Kernel:
         """What every kernel has; ``held``: its [D] inputs are there before the first row."""
         store = "{0}_ptr[col] = {1};" if template == "finish" else "{0}_out[i] = {1};"
-        style = Style(spell, self._guard, ACCUMULATE.get(template, ""), store, template == "row_staged", held)
+        in_stages = template == "row_staged"
+        last = in_stages and self.schedule.bulk_store
+        style = Style(spell, self._guard, ACCUMULATE.get(template, ""), store, in_stages, last)
         listed = phases(graph, sums, outputs, style)
         return Kernel(
             name=f"{self.stem}__{role}",

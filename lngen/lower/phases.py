@@ -53,8 +53,8 @@ def uniform(graph: Graph, spell: Spell) -> tuple[Statement, ...]:
 class Style:
     """How one kind of kernel spells inputs, guards row sums past a row's end, adds to column sums and stores.
 
-    ``late``: column sums are added to in the last phase that loads what they need anyway. ``held``: [D] inputs are
-    there before the first row, so that no phase loads them.
+    ``late``: column sums are added to in the last phase that loads what they need anyway. ``last``: results are
+    stored in the last phase that loads anything, as they lie where inputs lay.
     """
 
     spell: Spell
@@ -62,15 +62,19 @@ class Style:
     accumulate: str
     store: str
     late: bool = False
-    held: bool = False
+    last: bool = False
 
 
 def phases(graph: Graph, sums: tuple[Eqn, ...], outputs: tuple[Value, ...], style: Style) -> tuple[Phase, ...]:
     """The phases of ``graph``: the operands of the column sums ``sums`` are accumulated, ``outputs`` stored."""
     levels = depths(graph)
     count = 1 + max((levels[v] for v in (*outputs, *(e.args[0] for e in sums))), default=0)
-    where = {e: _latest(graph, e, levels, outputs) if style.late else levels[e.args[0]] for e in sums}
-    every = (_phase(graph, n, levels, where, outputs, style) for n in range(count))
+    stored = {v: levels[v] for v in outputs if D in v.type.axes}
+    if style.last:
+        reads = max([*stored.values(), *(levels[e.args[0]] for e in (*sums, *filter(is_row_fold, graph.eqns)))])
+        stored = dict.fromkeys(stored, reads)
+    where = {e: _latest(graph, e, levels, stored) if style.late else levels[e.args[0]] for e in sums}
+    every = (_phase(graph, n, levels, where, stored, outputs, style) for n in range(count))
     return tuple(p for p in every if p.folds or p.accumulators or p.outputs or p.row_outputs)
 
 
@@ -79,19 +83,20 @@ def _phase(
     number: int,
     levels: dict[Value, int],
     where: dict[Eqn, int],
+    stored: dict[Value, int],
     outputs: tuple[Value, ...],
     style: Style,
 ) -> Phase:
     reductions = [e for e in graph.eqns if is_row_fold(e) and levels[e.args[0]] == number]
     column_sums = [e for e, n in where.items() if n == number]
-    wide = [v for v in outputs if D in v.type.axes and levels[v] == number]
+    wide = [v for v, n in stored.items() if n == number]
     elementwise = [e for e in graph.eqns if D in e.out.type.axes]
     needed = upstream(elementwise, [*(e.args[0] for e in (*reductions, *column_sums)), *wide])
     after = [e for e in graph.eqns if e.out.type.axes == (M,) and not is_row_fold(e) and levels[e.out] == number + 1]
     rows = [v for v in outputs if v.type.axes == (M,) and max(levels[v] - 1, 0) == number]
     return Phase(
         number=number,
-        columns=tuple(tensor(p) for p in graph.params if p in needed and p.type.axes == (D,) and not style.held),
+        columns=tuple(tensor(p) for p in graph.params if p in needed and p.type.axes == (D,)),
         tiles=tuple(tensor(p) for p in graph.params if p in needed and p.type.axes == (M, D)),
         statements=aligned(
             (
@@ -112,11 +117,11 @@ def _phase(
     )
 
 
-def _latest(graph: Graph, eqn: Eqn, levels: dict[Value, int], outputs: tuple[Value, ...]) -> int:
+def _latest(graph: Graph, eqn: Eqn, levels: dict[Value, int], stored: dict[Value, int]) -> int:
     """The last phase that loads all [M, D] inputs behind a column sum's operand, or the first that can add to it."""
     elementwise = [e for e in graph.eqns if D in e.out.type.axes]
     own = _tiles(graph, upstream(elementwise, [eqn.args[0]]))
-    found = [levels[v] for v in outputs if D in v.type.axes and own <= _tiles(graph, upstream(elementwise, [v]))]
+    found = [n for v, n in stored.items() if own <= _tiles(graph, upstream(elementwise, [v]))]
     return max([levels[eqn.args[0]], *found])
 
 

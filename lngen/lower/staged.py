@@ -88,6 +88,7 @@ def sections(kernel: Kernel, s: Schedule, p: Problem) -> Sections:
         held=_files(*["_held_columns"] * bool(kernel.columns), *["_held_sums"] * bool(p.column_sums)),
         copies=_files(*copies[s.form]),
         row_begin=_files(*["_ragged_row"] * ragged, *["_refill_at_once"] * (not kernel.phases[0].folds)),
+        columns="_copy_columns.cuh.jinja" if s.keep else "_load_columns.cuh.jinja",
         load=f"{load}.cuh.jinja",
         store=f"{store}.cuh.jinja" if s.bulk_store else "_store_results.cuh.jinja",
         fold="_cluster_sums.cuh.jinja" if meets else "_row_sums.cuh.jinja",
