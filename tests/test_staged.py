@@ -43,6 +43,12 @@ FORWARD = [
     # Results that are wider, or narrower, than the inputs.
     ("rmsnorm.fwd:d=768,dtype=bf16,out=f32", "form=bulk,threads=32,rows=4,vec=8,stages=2,bulk_store=yes", (17,)),
     ("rmsnorm.fwd:d=1004,dtype=f32,out=bf16", "form=bulk,threads=32,rows=4,vec=4,stages=2", (17,)),
+    # Rows that begin anywhere.
+    ("layernorm.fwd:d=1001,dtype=bf16", "form=ragged,threads=32,rows=2,vec=1,stages=2,bulk_store=yes", (0, 1, 13)),
+    ("layernorm.fwd:d=999,dtype=f32", "form=ragged,threads=64,rows=1,vec=1,stages=3,keep=yes,bulk_store=yes", (9,)),
+    ("rmsnorm.fwd:d=1001,dtype=f32,out=bf16", "form=ragged,threads=16,rows=4,vec=1,stages=2,bulk_store=yes", (17,)),
+    ("rmsnorm.fwd:d=123,dtype=bf16,out=f32", "form=ragged,threads=16,rows=4,vec=1,stages=2,bulk_store=yes", (17,)),
+    ("layernorm.fwd:d=8193,dtype=bf16", "form=ragged,threads=256,rows=1,vec=1,stages=2,bulk_store=yes", (5,)),
     # Several segments, in a block and shared by a cluster.
     ("layernorm.fwd:d=12288,dtype=bf16", "form=bulk,threads=256,rows=1,vec=8,stages=2,bulk_store=yes", (7,)),
     ("rmsnorm.fwd:d=8194,dtype=bf16", "form=async,threads=256,rows=1,vec=2,stages=2,keep=yes", (3,)),
@@ -69,6 +75,9 @@ BACKWARD = [
     ("rmsnorm.bwd:d=1002,dtype=bf16", "form=async,threads=64,rows=8,vec=2,stages=2,one_launch=yes", (9,)),
     ("rmsnorm.bwd:d=1000,dtype=f16,weight=f32", "form=bulk,threads=64,rows=8,vec=8,stages=4,keep=yes", (9,)),
     ("layernorm.bwd:d=768,dtype=f32,out=bf16", "form=bulk,threads=32,rows=16,vec=8,stages=2,bulk_store=yes", (17,)),
+    ("layernorm.bwd:d=1001,dtype=bf16", "form=ragged,threads=64,rows=8,vec=1,stages=2,bulk_store=yes,keep=yes", (9,)),
+    ("layernorm.bwd:d=1001,dtype=f32", "form=ragged,threads=32,rows=8,vec=1,stages=2,bulk_store=yes,one_launch=yes", (9,)),
+    ("rmsnorm.bwd:d=8191,dtype=bf16", "form=ragged,threads=256,rows=1,vec=1,stages=2,bulk_store=yes", (3,)),
     # A pair of blocks folds its column sums before they are written, though it shares no row.
     ("rmsnorm.bwd:d=8192,dtype=bf16", "form=bulk,threads=256,rows=1,vec=8,stages=2,keep=yes,bulk_store=yes", (1, 3)),
     ("rmsnorm.bwd:d=8192,dtype=bf16", "form=bulk,threads=512,rows=1,vec=8,stages=3,one_launch=yes", (0, 5)),
@@ -112,9 +121,17 @@ def test_strides_and_the_order_of_blocks() -> None:
             run("layernorm.fwd:d=1000,dtype=bf16", schedule, 9, strides=strides, offset=8, order=order)
 
 
-def test_asynchronous_copies_of_rows_that_are_not_aligned() -> None:
-    schedule = "form=async,threads=64,rows=2,vec=1,stages=2,owners=2"
-    run("layernorm.fwd:d=1000,dtype=f32", schedule, 9, strides={"x": 1001, "y": 1003}, offset=1)
+@pytest.mark.parametrize(
+    ("spec", "schedule"),
+    [
+        ("layernorm.fwd:d=1000,dtype=f32", "form=async,threads=64,rows=2,vec=1,stages=2,owners=2"),
+        ("layernorm.fwd:d=1001,dtype=bf16", "form=ragged,threads=64,rows=2,vec=1,stages=2,owners=2,bulk_store=yes"),
+        ("rmsnorm.fwd:d=1003,dtype=f32", "form=ragged,threads=64,rows=2,vec=1,stages=2,owners=2,bulk_store=yes"),
+    ],
+)
+def test_rows_that_are_not_aligned(spec: str, schedule: str) -> None:
+    for offset in (1, 7):
+        run(spec, schedule, 9, strides={"x": 1005, "y": 1007}, offset=offset)
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_120"])

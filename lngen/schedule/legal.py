@@ -157,6 +157,7 @@ def _shape_rules(s: Schedule, p: Problem) -> list[tuple[bool, str]]:
 def _form_rules(s: Schedule, p: Problem) -> list[tuple[bool, str]]:
     """What belongs to which form, and what a form asks for."""
     narrowest = s.vec * min(p.input_sizes, default=4)
+    narrow = 16 // min((*p.input_sizes, *p.output_sizes), default=4)  # elements in 16 bytes where they are narrowest
     staged = s.form in STAGED
     return [
         (
@@ -169,11 +170,14 @@ def _form_rules(s: Schedule, p: Problem) -> list[tuple[bool, str]]:
             f"bulk copies need vec={p.chunk} and a D that is a multiple of it, got vec={s.vec}",
         ),
         (
-            s.form != "ragged" or (p.d % p.chunk > 0 and p.d >= 2 * p.chunk and s.threads >= 2 * p.chunk),
-            f"ragged rows end within a chunk of {p.chunk}, have at least two and as many threads as elements in two, "
+            s.form != "ragged" or (p.d % p.chunk > 0 and p.d >= 2 * narrow and s.threads >= 2 * narrow),
+            f"ragged rows end within a chunk of {p.chunk}, have at least {2 * narrow} elements and as many threads, "
             f"got D={p.d}, threads={s.threads}",
         ),
-        (s.form != "ragged" or s.bulk_store == bool(p.output_sizes), "ragged rows leave in bulk, which bulk_store says"),
+        (
+            s.form != "ragged" or s.bulk_store == bool(p.output_sizes),
+            "ragged rows leave in bulk, which bulk_store says",
+        ),
         (
             s.form != "async" or narrowest >= 4,
             f"asynchronous copies move at least 4 bytes, got vec={s.vec} of {min(p.input_sizes, default=4)} bytes",
