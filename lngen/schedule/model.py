@@ -31,6 +31,7 @@ from lngen.schedule.problem import Problem
 from lngen.schedule.schedule import STAGED, Schedule
 
 REGISTERS_PER_SM = 65536
+MULTIPROCESSORS = 132
 MAX_REGISTERS = 255
 
 # Shared memory in bytes: of a multiprocessor, and at most of a block, by compute capability.
@@ -99,6 +100,12 @@ def fits(s: Schedule, p: Problem, capability: int = 90) -> bool:
     )
 
 
+def side_by_side(s: Schedule, p: Problem) -> bool:
+    """True if all blocks of a persistent grid run at the same time on an H200, as a grid barrier needs it."""
+    shared = (static_shared(s, p) + dynamic_shared(s, p)) / 1024 + RESERVED
+    return p.blocks * s.cluster <= MULTIPROCESSORS * s.resident and s.resident * shared <= SHARED[90][0]
+
+
 def in_flight(s: Schedule, p: Problem) -> int:
     """Bytes a multiprocessor has on their way at best."""
     if s.form in STAGED:
@@ -114,7 +121,7 @@ def space(p: Problem) -> list[Schedule]:
 
 @cache
 def _space(p: Problem) -> tuple[Schedule, ...]:
-    return tuple(sorted({s for s in _candidates(p) if is_legal(s, p)}))
+    return tuple(sorted({s for s in _candidates(p) if is_legal(s, p) and (not s.one_launch or side_by_side(s, p))}))
 
 
 def _candidates(p: Problem) -> Iterator[Schedule]:
