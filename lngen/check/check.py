@@ -15,9 +15,9 @@ from lngen.interpret import interpret
 from lngen.ir.numerics import Array
 from lngen.ir.ops import compute_dtype
 from lngen.lower import lower
-from lngen.runtime.choose import compile_plan, default_schedule
+from lngen.runtime.choose import DEFAULT_ARCH, compile_plan, default_schedule
 from lngen.runtime.launch import device_arch, device_count
-from lngen.schedule import Schedule, problem, space
+from lngen.schedule import Schedule, capability, fits, problem, space
 from lngen.spec import Spec
 from lngen.toolchain import Binary
 
@@ -48,7 +48,7 @@ def check_spec(
         if m:
             yield mathematics(spec, m, *wanted[m])
     target = device_arch(0) if gpu else arch
-    chosen = [default_schedule(spec, target), *others(spec, schedules - 1)]
+    chosen = [default_schedule(spec, target), *others(spec, schedules - 1, target)]
     for number, schedule in enumerate(dict.fromkeys(chosen)):
         plan = lower(spec, schedule)
         binary = compile_plan(plan, target)
@@ -63,9 +63,10 @@ def check_spec(
                 yield executed(plan, target, m, inputs, want)
 
 
-def others(spec: Spec, count: int) -> list[Schedule]:
-    """``count`` schedules spread evenly over the legal ones."""
-    legal = space(problem(spec.graph(), spec.d))
+def others(spec: Spec, count: int, arch: str = DEFAULT_ARCH) -> list[Schedule]:
+    """``count`` schedules spread evenly over the legal ones that ``arch`` has room for."""
+    facts = problem(spec.graph(), spec.d)
+    legal = [s for s in space(facts) if fits(s, facts, capability(arch))]
     if count <= 0:
         return []
     step = max(1, len(legal) // count)
