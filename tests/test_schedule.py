@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lngen.errors import ScheduleError
 from lngen.graphs import GRAPHS
@@ -13,23 +18,29 @@ from lngen.ir import parse
 from lngen.lower import lower
 from lngen.runtime.choose import compile_plan, default_schedule
 from lngen.schedule import (
+    MINIMUM_ARCH,
     Problem,
     Schedule,
     check,
     depths,
+    dynamic_shared,
+    fits,
     is_legal,
     parse_schedule,
+    piece,
     problem,
     ranked,
     registers,
-    shared_bytes,
     slots,
     space,
+    stage_bytes,
+    static_shared,
     widest,
 )
-from lngen.schedule.legal import MAX_SHARED, _rules
+from lngen.schedule.legal import _rules
 from lngen.schedule.schedule import FORMS
 from lngen.spec import parse_spec
+from lngen.toolchain import supported_arches
 
 
 def facts(text: str) -> Problem:
@@ -38,12 +49,16 @@ def facts(text: str) -> Problem:
 
 
 FORWARD, BACKWARD = "layernorm.fwd:d=4096,dtype=bf16", "layernorm.bwd:d=4096,dtype=bf16"
+ODD, NARROW = "layernorm.fwd:d=4095,dtype=bf16", "rmsnorm.fwd:d=4096,dtype=f32,out=bf16"
 GOOD = Schedule("registers", 128, 1, 8, resident=4)
 BACK = Schedule("registers", 256, 2, 8, prefetch=True)
+BULK = Schedule("bulk", 128, 1, 8, stages=3, owners=128)
+RAGGED = Schedule("ragged", 128, 1, 1, stages=3, owners=128, bulk_store=True)
+EMPTY = "nothing to stage"  # stands for FORWARD without its input
 
 # In the order of the rules; each breaks its own and none before it.
 ILLEGAL: list[tuple[str, Schedule, str]] = [
-    (FORWARD, replace(GOOD, form="shared"), "form is one of registers, stream, got shared"),
+    (FORWARD, replace(GOOD, form="shared"), "form is one of registers, bulk, ragged, async, stream, got shared"),
     (FORWARD, replace(GOOD, threads=96), "threads is a power of two, got 96"),
     (FORWARD, replace(GOOD, rows=0), "rows is at least 1, got 0"),
     (FORWARD, replace(GOOD, rows=16), "threads * rows is at most 1024, got 2048"),
@@ -67,31 +82,73 @@ ILLEGAL: list[tuple[str, Schedule, str]] = [
     (FORWARD, replace(GOOD, vec=16), "vec divides both the chunk (8) and D (4096), got 16"),
     (
         FORWARD,
+        replace(GOOD, cluster=2),
+        "a cluster is of 2, 4, 8 or 16 blocks with form=bulk, else 1, got 2 with form=registers",
+    ),
+    (
+        FORWARD,
+        replace(BULK, cluster=2),
+        "the blocks of a cluster have equally many of the 1 segments of a row, got cluster=2",
+    ),
+    (FORWARD, replace(BULK, stages=1), "stages is from 2 to 8 with form=bulk or ragged or async, else 0, got 1"),
+    (EMPTY, BULK, "there is no [M, D] input to stage"),
+    (FORWARD, replace(BULK, vec=4), "bulk copies need vec=8 and a D that is a multiple of it, got vec=4"),
+    (
+        ODD,
+        replace(RAGGED, threads=8, rows=4),
+        "ragged rows end within a chunk of 8, have at least 16 elements and as many threads, got D=4095, threads=8",
+    ),
+    (ODD, replace(RAGGED, bulk_store=False), "ragged rows leave in bulk, which bulk_store says"),
+    (
+        FORWARD,
+        replace(BULK, form="async", vec=1),
+        "asynchronous copies move at least 4 bytes, got vec=1 of 2 bytes",
+    ),
+    (
+        FORWARD,
+        replace(BULK, owners=0),
+        "owners is at least 1 with form=bulk or ragged or async and no column sums, else 0, got 0",
+    ),
+    (FORWARD, replace(GOOD, bulk_store=True), "bulk_store belongs to form=bulk and an [M, D] result"),
+    (
+        NARROW,
+        replace(BULK, vec=4, bulk_store=True),
+        "bulk stores move at least 16 bytes, got 4 elements of 2",
+    ),
+    (FORWARD, replace(GOOD, keep=True), "keep belongs to form=bulk or ragged or async and a [D] input"),
+    (FORWARD, replace(GOOD, one_launch=True), "one_launch belongs to column sums that are kept in registers"),
+    (FORWARD, replace(GOOD, prefetch=True), "prefetch belongs to form=registers with column sums"),
+    (
+        BACKWARD,
+        replace(GOOD, form="stream"),
+        "streaming with column sums needs one row group a block; the graph has 2",
+    ),
+    (
+        FORWARD,
         replace(GOOD, threads=16, rows=2),
         "a thread holds at most 128 elements of a row in registers, got 256; use more threads or form=stream",
     ),
     (FORWARD, replace(GOOD, resident=17), "resident * threads * rows is from 1 to 2048, got 2176"),
     (
         "layernorm.bwd:d=8192,dtype=f64",
-        Schedule("registers", 1024, 1, 2),
+        Schedule("registers", 512, 1, 2),
         "a block has 49152 bytes of static shared memory, got 65536",
     ),
     (
         FORWARD,
-        replace(GOOD, prefetch=True),
-        "prefetch belongs to the kernel that keeps column sums in registers",
-    ),
-    (
-        BACKWARD,
-        replace(GOOD, form="stream"),
-        "streaming with column sums needs one row group a block; the graph has 2",
+        replace(BULK, rows=4, stages=8),
+        "a block has 232448 bytes of shared memory, got 266560",
     ),
 ]
 
 
+def of(text: str) -> Problem:
+    return replace(facts(FORWARD), input_sizes=()) if text == EMPTY else facts(text)
+
+
 @pytest.mark.parametrize(("spec", "schedule", "rule"), ILLEGAL)
 def test_an_illegal_schedule_hears_why(spec: str, schedule: Schedule, rule: str) -> None:
-    p = facts(spec)
+    p = of(spec)
     with pytest.raises(ScheduleError) as error:
         check(schedule, p)
     assert str(error.value) == f"schedule '{schedule}' is illegal for D={p.d}: {rule}."
@@ -99,28 +156,45 @@ def test_an_illegal_schedule_hears_why(spec: str, schedule: Schedule, rule: str)
 
 
 def test_every_rule_has_its_case() -> None:
-    first = [[holds for holds, _ in _rules(s, facts(spec))].index(False) for spec, s, _ in ILLEGAL]
-    assert first == list(range(len(_rules(GOOD, facts(FORWARD)))))
+    first = [[holds for holds, _ in _rules(s, of(spec))].index(False) for spec, s, _ in ILLEGAL]
+    assert first == list(range(len(list(_rules(GOOD, facts(FORWARD))))))
 
 
 @pytest.mark.parametrize(
-    ("spec", "change", "of"),
+    ("spec", "schedule", "of"),
     [
-        ("layernorm.fwd:d=4095,dtype=bf16", {"vec": 8}, "vec"),
-        (FORWARD, {"vec": 0}, "vec"),
-        (FORWARD, {"vec": 3}, "vec"),
-        (FORWARD, {"threads": 0}, "threads"),
-        (FORWARD, {"resident": 0}, "resident"),
+        ("layernorm.fwd:d=4095,dtype=bf16", GOOD, "vec"),
+        (FORWARD, replace(GOOD, vec=0), "vec"),
+        (FORWARD, replace(GOOD, vec=3), "vec"),
+        (FORWARD, replace(GOOD, threads=0), "threads"),
+        (FORWARD, replace(GOOD, resident=0), "resident"),
+        (FORWARD, replace(GOOD, stages=2), "stages"),
+        (FORWARD, replace(GOOD, owners=2), "owners"),
+        (FORWARD, replace(BULK, stages=9), "stages"),
+        (FORWARD, replace(BULK, cluster=0), "a cluster"),
+        ("layernorm.fwd:d=65536,dtype=bf16", replace(BULK, threads=256, cluster=3), "a cluster"),
+        ("layernorm.fwd:d=1048576,dtype=bf16", replace(BULK, threads=256, cluster=32), "a cluster"),
+        (BACKWARD, replace(BACK, form="bulk", prefetch=False, stages=2, owners=3), "owners"),
+        ("layernorm.bwd:d=65536,dtype=bf16", Schedule("stream", 512, 1, 8, one_launch=True), "one_launch"),
+        ("layernorm.fwd:d=4096,dtype=bf16,gamma=no,beta=no", replace(BULK, keep=True), "keep"),
+        ("layernorm.bwd:d=4096,dtype=bf16,wrt=beta", replace(BULK, owners=0, rows=2, bulk_store=True), "bulk_store"),
     ],
 )
-def test_numbers_at_the_edge_are_refused(spec: str, change: dict[str, int], of: str) -> None:
+def test_numbers_at_the_edge_are_refused(spec: str, schedule: Schedule, of: str) -> None:
     with pytest.raises(ScheduleError, match=rf"illegal for D=\d+: {of} "):
-        check(replace(GOOD, **change), facts(spec))  # type: ignore[arg-type]
+        check(schedule, facts(spec))
 
 
 def test_legal_schedules_are_legal() -> None:
     check(GOOD, facts(FORWARD))
     check(BACK, facts(BACKWARD))
+    check(BULK, facts(FORWARD))
+    check(RAGGED, facts(ODD))
+    check(
+        replace(BULK, threads=256, cluster=16, stages=2, bulk_store=True, keep=True),
+        facts("layernorm.fwd:d=131072,dtype=bf16"),
+    )
+    check(Schedule("async", 128, 1, 2, stages=2, owners=1), facts("layernorm.fwd:d=4094,dtype=bf16"))
     check(Schedule("stream", 512, 1, 8), facts("layernorm.bwd:d=70000,dtype=bf16"))
     # More threads than a short row has chunks, if they fill one warp.
     check(Schedule("registers", 32, 1, 1), facts("layernorm.fwd:d=1,dtype=f32"))
@@ -128,15 +202,38 @@ def test_legal_schedules_are_legal() -> None:
 
 def test_problem_and_what_a_thread_holds() -> None:
     p = facts("layernorm.bwd:d=20000,dtype=bf16")
-    assert (p.chunk, p.segment, p.chunks, p.segments, p.segment_chunks) == (8, 16384, 2500, 2, 2048)
-    assert (p.groups, p.blocks, p.real_size, p.input_sizes) == (1, 64, 4, (2, 2))
-    assert (p.row_sums, p.column_sums) == (2, 2)
-    assert slots(Schedule("registers", 512, 1, 8), p) == 5
-    assert slots(Schedule("stream", 512, 1, 8), p) == 4
-    assert shared_bytes(Schedule("registers", 512, 1, 8), p) == 2 * 2 * 2 * 512 * 4
-    assert shared_bytes(Schedule("stream", 512, 1, 8), p) == 2 * 2 * 512 * 4
-    assert shared_bytes(Schedule("registers", 32, 1, 8), facts(FORWARD)) == 0
-    assert shared_bytes(BACK, facts(BACKWARD)) == 2 * 4096 * 4
+    assert (p.chunk, p.segment, p.chunks, p.segments, p.segment_chunks) == (8, 5000, 2500, 4, 625)
+    assert (p.groups, p.blocks, p.cluster, p.strands) == (1, 66, 1, 16)
+    assert (p.real_size, p.input_sizes, p.output_sizes, p.column_sizes) == (4, (2, 2), (2,), (2,))
+    assert (p.row_sums, p.column_sums, p.phases) == (2, 2, 2)
+    assert slots(Schedule("registers", 512, 1, 8), p) == 4 * 2
+    assert slots(Schedule("stream", 512, 1, 8), p) == 2
+    assert slots(Schedule("bulk", 512, 1, 8, stages=2, cluster=4), p) == 2
+    assert piece(Schedule("bulk", 512, 1, 8, stages=2, cluster=2), p) == 10000
+    assert piece(Schedule("stream", 512, 1, 8), p) == 5000
+
+
+def test_shared_memory() -> None:
+    p, back = facts("layernorm.bwd:d=20000,dtype=bf16"), facts(BACKWARD)
+    # Two turns of what 512 threads have of two sums in four segments.
+    assert static_shared(Schedule("registers", 512, 1, 8), p) == 2 * 2 * 4 * 512 * 4
+    assert static_shared(Schedule("stream", 512, 1, 8), p) == 2 * 2 * 512 * 4
+    assert static_shared(Schedule("registers", 32, 1, 8), facts(FORWARD)) == 0
+    assert static_shared(BACK, back) == 2 * 4096 * 4  # two row groups leave each other a column sum
+    assert dynamic_shared(BACK, back) == 0
+    staged = Schedule("bulk", 256, 2, 8, stages=3)
+    assert stage_bytes(staged, back) == stage_bytes(replace(staged, bulk_store=True), back) == 2 * 4096 * 2
+    assert dynamic_shared(staged, back) == 3 * 2 * 2 * 4096 * 2
+    assert dynamic_shared(replace(staged, stages=2), back) == 2 * 2 * 4096 * 4  # the column sums of two row groups
+    assert static_shared(staged, back) == 2 * 2 * 512 * 4 + 8 * 2 * (3 + 2)
+    # A result that is wider than every input has its own place, one of their size that of an input.
+    wider = facts("rmsnorm.fwd:d=768,dtype=bf16,out=f32")
+    one = Schedule("bulk", 32, 4, 8, stages=2, owners=1)
+    assert (stage_bytes(one, wider), stage_bytes(replace(one, bulk_store=True), wider)) == (1536, 1536 + 3072)
+    # A cluster: half a row each, and a place for every sum of every segment.
+    half = Schedule("bulk", 512, 1, 8, stages=2, cluster=2)
+    assert stage_bytes(half, p) == 2 * -(-10000 * 2 // 128) * 128
+    assert static_shared(half, p) == (2 * 2 * 2 * 512 + 2 * 2 * 4) * 4 + 8 * (2 + 2)
 
 
 def test_a_depth_is_the_number_of_row_sums_below() -> None:
@@ -152,13 +249,29 @@ def test_a_depth_is_the_number_of_row_sums_below() -> None:
 # ---- text ----
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("prefetch", [False, True])
-def test_a_schedule_reads_back(form: str, prefetch: bool) -> None:
-    s = Schedule(form, 64, 3, 4, 5, prefetch)
-    assert parse_schedule(str(s), GOOD) == s
+NUMBERS, FLAGS = st.integers(0, 2000), st.booleans()
+SCHEDULES = st.builds(
+    Schedule, st.sampled_from(FORMS), NUMBERS, NUMBERS, NUMBERS, NUMBERS, FLAGS, NUMBERS, NUMBERS, NUMBERS, *[FLAGS] * 3
+)
+
+
+@given(s=SCHEDULES, base=SCHEDULES)
+def test_a_schedule_reads_back(s: Schedule, base: Schedule) -> None:
+    """Whatever it is read onto: its text names the form, and a form takes everything else along."""
+    assert parse_schedule(str(s), base) == s
     assert parse_schedule("", s) == s
     assert parse_schedule("vec=2", s) == replace(s, vec=2)
+
+
+def test_only_what_is_not_a_default_is_shown() -> None:
+    assert str(Schedule("registers", 64, 3, 4)) == "form=registers,threads=64,rows=3,vec=4"
+    assert str(BULK) == "form=bulk,threads=128,rows=1,vec=8,stages=3,owners=128"
+    assert str(RAGGED).endswith("owners=128,bulk_store=yes")
+
+
+def test_a_form_leaves_the_other_form_s_numbers_behind() -> None:
+    assert parse_schedule("form=registers", replace(BULK, keep=True)) == Schedule("registers", 128, 1, 8)
+    assert parse_schedule("stages=4", BULK) == replace(BULK, stages=4)
 
 
 def test_a_schedule_s_slug_is_an_identifier_of_its_own() -> None:
@@ -166,6 +279,7 @@ def test_a_schedule_s_slug_is_an_identifier_of_its_own() -> None:
     assert all(re.fullmatch(r"\w+", s.slug) for s in found)
     assert len({s.slug for s in found}) == len(set(found))
     assert BACK.slug == "t256_r2_v8_b1_prefetch"
+    assert replace(BULK, cluster=4, keep=True).slug == "t128_r1_v8_b1_bulk_s3_c4_o128_keep"
 
 
 @pytest.mark.parametrize(
@@ -177,13 +291,14 @@ def test_a_schedule_s_slug_is_an_identifier_of_its_own() -> None:
         ("vec=two", "'vec' is expected to be a whole number, got 'two'."),
         ("vec=-2", "'vec' is expected to be a whole number, got '-2'."),
         ("prefetch=1", "'prefetch' is expected to be yes or no, got '1'."),
-        ("form=cluster", "'form' is expected to be one of registers, stream, got 'cluster'."),
+        ("keep=1", "'keep' is expected to be yes or no, got '1'."),
+        ("form=cluster", "'form' is expected to be one of registers, bulk, ragged, async, stream, got 'cluster'."),
     ],
 )
 def test_text_that_is_no_schedule_hears_why(text: str, problem_: str) -> None:
     with pytest.raises(ScheduleError) as error:
         parse_schedule(text, GOOD)
-    keys = "form, threads, rows, vec, resident, prefetch"
+    keys = "form, threads, rows, vec, resident, prefetch, stages, cluster, owners, bulk_store, keep, one_launch"
     assert str(error.value) == f"schedule '{text}': {problem_.replace('KEYS', keys)}"
 
 
@@ -195,19 +310,82 @@ LENGTHS = [
 ]
 
 
+CAPABILITIES = (75, 80, 86, 89, 90, 100, 103, 120)
+
+
 @pytest.mark.parametrize("dtype", ["bf16", "f32", "f64"])
 @pytest.mark.parametrize("way", ["fwd", "bwd"])
 @pytest.mark.parametrize("name", GRAPHS)
 def test_there_is_a_ranking_for_every_length(name: str, way: str, dtype: str) -> None:
-    for d in LENGTHS:
+    """Whatever the model prefers: legal, possible there, each once, and the same if asked again."""
+    for n, d in enumerate(LENGTHS):
         p = facts(f"{name}.{way}:d={d},dtype={dtype}")
-        found = ranked(p)
+        capability = CAPABILITIES[n % len(CAPABILITIES)]
+        found = ranked(p, capability)
         assert found, d
-        assert all(is_legal(s, p) and shared_bytes(s, p) <= MAX_SHARED for s in found)
         assert len(set(found)) == len(found)
+        assert all(is_legal(s, p) and fits(s, p, capability) for s in found[:300])
+        assert all(capability >= MINIMUM_ARCH[s.form] for s in found)
         assert all(s.vec == widest(p) for s in found)
+        sm, block = limits(capability)
+        used = [static_shared(s, p) + dynamic_shared(s, p) for s in found]
+        assert max(used) <= block
+        assert all(s.resident * (bytes_ + 1024) <= sm for s, bytes_ in zip(found, used, strict=True))
         if d in (1, 4096, 70000):
-            assert found == ranked(p)
+            assert found == ranked(p, capability)
+
+
+def limits(capability: int) -> tuple[int, int]:
+    """CUDA C++ Programming Guide, technical specifications: shared memory of a multiprocessor, and of a block."""
+    known = {75: (64, 64), 80: (164, 163), 86: (100, 99), 89: (100, 99), 90: (228, 227), 100: (228, 227)}
+    known |= {103: (228, 227), 120: (100, 99)}
+    sm, block = known[capability]
+    return sm * 1024, block * 1024
+
+
+@pytest.mark.parametrize(
+    "spec", [FORWARD, BACKWARD, "layernorm.fwd:d=65536,dtype=bf16", "rmsnorm.bwd:d=65536,dtype=bf16"]
+)
+def test_arrays_that_are_not_aligned_get_narrow_accesses(spec: str) -> None:
+    p = facts(spec)
+    for vec in (1, 2, 4):
+        found = ranked(p, 90, vec)
+        assert found
+        assert all(s.vec <= vec and s.form not in ("bulk", "ragged") and is_legal(s, p) for s in found)
+    assert ranked(p, 90, 8) == ranked(p, 90)
+
+
+def test_ranking_does_not_depend_on_the_hash_seed() -> None:
+    code = (
+        "from lngen.schedule import *; from lngen.spec import parse_spec\n"
+        f"s = parse_spec('{BACKWARD}'); p = problem(s.graph(), s.d)\n"
+        "import hashlib; print(hashlib.sha256(' '.join(map(str, ranked(p))).encode()).hexdigest())"
+    )
+    seen = set()
+    for seed in ("0", "1"):
+        done = subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True,
+            check=True,
+        )  # fmt: skip
+        seen.add(done.stdout)
+    assert len(seen) == 1
+
+
+def test_the_space_has_every_form() -> None:
+    for spec, forms in ((FORWARD, {"registers", "bulk", "async", "stream"}), (ODD, {"registers", "ragged", "stream"})):
+        assert {s.form for s in space(facts(spec))} == forms
+    wide = space(facts("layernorm.bwd:d=131072,dtype=bf16"))
+    assert {s.cluster for s in wide} >= {1, 8, 16}
+    assert {s.cluster for s in space(facts("layernorm.fwd:d=65536,dtype=bf16"))} >= {1, 2, 4, 8}
+    assert {(s.keep, s.bulk_store, s.one_launch) for s in wide if s.form == "bulk"} >= {(False, True, True)}
+
+
+def test_the_meaning_is_the_same_on_every_gpu() -> None:
+    for d in (1, 768, 8192, 70000):
+        p = facts(f"layernorm.bwd:d={d},dtype=bf16")
+        for capability in CAPABILITIES:
+            held = [s for s in ranked(p, capability) if s.form != "stream"]
+            assert {s.rows for s in held} <= {p.groups}
 
 
 def test_narrow_vectors_for_odd_lengths() -> None:
@@ -216,30 +394,35 @@ def test_narrow_vectors_for_odd_lengths() -> None:
 
 
 def test_nothing_to_choose_from_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lngen.schedule.model.fits", lambda s, p: False)
+    monkeypatch.setattr("lngen.schedule.model.fits", lambda s, p, capability=90: False)
     with pytest.raises(ScheduleError, match=r"^no schedule is legal for D=4096\.$"):
         ranked(facts(FORWARD))
 
 
 # ---- against the compiler ----
 
-# (graph and direction, D, dtype), spread over all structures and the arches of the next table.
+# (graph and direction, D, dtype), spread over all structures; the arches take turns.
 SPILL_CASES = [
-    *(("layernorm.fwd", d, t) for d, t in ((1, "f32"), (768, "bf16"), (4096, "f16"), (16384, "f32"))),
-    *(("layernorm.fwd", d, t) for d, t in ((1024, "bf16"), (70000, "bf16"), (5000, "f64"))),
-    *(("rmsnorm.fwd", d, t) for d, t in ((33, "f16"), (1000, "f64"), (8192, "bf16"), (40009, "f32"))),
-    *(("layernorm.bwd", d, t) for d, t in ((1, "bf16"), (100, "f16"), (768, "f64"), (4096, "bf16"))),
-    *(("layernorm.bwd", d, t) for d, t in ((3000, "f32"), (20000, "bf16"))),
-    *(("rmsnorm.bwd", d, t) for d, t in ((64, "f32"), (257, "f64"), (1024, "bf16"), (8192, "f16"))),
+    *(("layernorm.fwd", d, t) for d, t in ((1, "f32"), (768, "bf16"), (4096, "f16"), (12288, "f32"), (131072, "bf16"))),
+    *(("layernorm.fwd", d, t) for d, t in ((1000, "bf16"), (4093, "bf16"), (65536, "bf16"), (262144, "f32"))),
+    *(("rmsnorm.fwd", d, t) for d, t in ((31, "f16"), (1000, "f64"), (64, "bf16"), (40009, "f32"), (65536, "f64"))),
+    *(("layernorm.bwd", d, t) for d, t in ((1, "bf16"), (768, "f64"), (31, "f16"), (4096, "bf16"), (4093, "f32"))),
+    *(("layernorm.bwd", d, t) for d, t in ((1000, "f32"), (12288, "bf16"), (65536, "bf16"), (131072, "f32"))),
+    *(("rmsnorm.bwd", d, t) for d, t in ((64, "f32"), (257, "f64"), (768, "bf16"), (12288, "f64"), (262144, "f16"))),
 ]
+ARCHES = ("sm_75", "sm_80", "sm_90", "sm_120")
 
 
 @pytest.mark.parametrize(("what", "d", "dtype"), SPILL_CASES)
 def test_the_default_never_spills(what: str, d: int, dtype: str) -> None:
     pytest.importorskip("cupy")
     spec = parse_spec(f"{what}:d={d},dtype={dtype}")
-    at = SPILL_CASES.index((what, d, dtype))
-    for arch in (("sm_75", "sm_90"), ("sm_80", "sm_120"))[at % 2]:
+    turn = ARCHES[SPILL_CASES.index((what, d, dtype)) % 4]
+    if what == "layernorm.bwd" and dtype == "f64":
+        turn = "sm_80"  # elsewhere its column sums fit neither the registers nor, besides the rows, shared memory
+    for arch in {"sm_90", turn}:
+        if arch not in supported_arches():
+            continue
         schedule = default_schedule(spec, arch)
         used = compile_plan(lower(spec, schedule), arch).resources
         assert not [(n.split("__")[-1], r) for n, r in used.items() if r.spills], (arch, str(schedule))
@@ -253,5 +436,5 @@ def test_the_register_model_is_not_far_off(what: str, d: int, dtype: str) -> Non
     p = facts(str(spec))
     schedule = next(s for s in ranked(p) if s.resident == 1)
     rows = next(iter(compile_plan(lower(spec, schedule), "sm_90").resources.values()))
-    limit = 1.7 if schedule.form == "registers" else 4.5
+    limit = {"registers": 1.7, "stream": 4.5}.get(schedule.form, 2.5)
     assert 0.35 * registers(schedule, p) < rows.registers < limit * registers(schedule, p), str(schedule)

@@ -17,7 +17,8 @@ SECTOR = 32
 # Opcodes by what a person asks about; the first prefix that fits counts.
 KINDS = {
     "load": ("ld.global",), "store": ("st.global",), "shared": ("ld.shared", "st.shared"), "shuffle": ("shfl",),
-    "copy": ("cp.async", "st.async"), "barrier": ("bar", "mbarrier"), "convert": ("cvt",), "branch": ("bra",),
+    "copy": ("cp.async", "st.async"), "barrier": ("bar", "mbarrier", "atom", "ld.acquire"), "convert": ("cvt",),
+    "branch": ("bra",),
     "f32": ("add.rn.f32", "sub.rn.f32", "mul.rn.f32", "fma.rn.f32", "neg.f32"),
     "f64": ("add.rn.f64", "sub.rn.f64", "mul.rn.f64", "neg.f64"),
 }  # fmt: skip
@@ -103,7 +104,7 @@ def _efficiency(counts: Mapping[str, int]) -> float:
 
 def _in_flight(plan: Plan, kernel: Kernel) -> int:
     """Bytes of rows a block loads before it uses the first: every row it works on, once more if it prefetches."""
-    if kernel.template not in ("row.cu.jinja", "row_columns.cu.jinja"):
+    if plan.schedule.form != "registers":
         return 0
     sizes = [v.type.dtype.size for v in plan.inputs if v.name in {t.name for t in kernel.tiles}]
     return plan.schedule.rows * plan.spec.d * sum(sizes) * (2 if plan.schedule.prefetch else 1)

@@ -208,8 +208,8 @@ def _form_rules(s: Schedule, p: Problem) -> list[tuple[bool, str]]:
             "bulk_store belongs to form=bulk and an [M, D] result",
         ),
         (
-            not s.bulk_store or s.form != "bulk" or p.chunk * min(p.output_sizes) >= 16,
-            f"bulk stores move at least 16 bytes, got a chunk of {p.chunk} elements of {min(p.output_sizes, default=0)}",
+            not s.bulk_store or s.form != "bulk" or p.chunk * min(p.output_sizes, default=0) >= 16,
+            f"bulk stores move at least 16 bytes, got {p.chunk} elements of {min(p.output_sizes, default=0)}",
         ),
         (
             not s.keep or (staged and bool(p.column_sizes)),
