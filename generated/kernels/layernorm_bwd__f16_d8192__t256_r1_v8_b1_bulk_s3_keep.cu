@@ -111,6 +111,12 @@ __device__ __forceinline__ void store_chunk(T* __restrict__ row, const T (&chunk
     }
 }
 
+template <int N, typename T> __device__ __forceinline__ void copy_chunk(T (&to)[N], const T (&from)[N])
+{
+    #pragma unroll
+    for (int i = 0; i < N; ++i) to[i] = from[i];
+}
+
 __device__ __forceinline__ unsigned shared_address(const void* p)
 {
     return static_cast<unsigned>(__cvta_generic_to_shared(p));
@@ -332,6 +338,21 @@ __device__ __forceinline__ void stash(real* place, const real (&acc)[SLOTS][CHUN
 template <int D, int BLOCK, int ROWS, int PIECE, int UNIT>
 __device__ __forceinline__ void store_partial(real* __restrict__ partial, const real* place, int start)
 {
+    if constexpr (ROWS > 16) {  // more than the registers hold as units: a number at a time, in parts of the same tree
+        for (int j = threadIdx.x; j < PIECE && start + j < D; j += BLOCK) {
+            const real* column = place + unit_place(j / UNIT) * UNIT + j % UNIT;
+            real sums[ROWS / 16];
+            #pragma unroll
+            for (int s = 0; s < ROWS / 16; ++s) {
+                real terms[16];
+                #pragma unroll
+                for (int r = 0; r < 16; ++r) terms[r] = column[(s + r * (ROWS / 16)) * stash_size(PIECE)];
+                sums[s] = fold<Add, 16>(terms);
+            }
+            partial[start + j] = fold<Add, ROWS / 16>(sums);
+        }
+        return;
+    }
     for (int unit = threadIdx.x; unit * UNIT < PIECE && start + unit * UNIT < D; unit += BLOCK) {
         Unit<UNIT> sum;
         Unit<UNIT> part[ROWS];
@@ -456,11 +477,11 @@ layernorm_bwd__f16_d8192__t256_r1_v8_b1_bulk_s3_keep__rows(
 
     wait_for_previous_kernel();
     const float d_size = 8192.0f;  // %d_size : f32[] = const {dtype=f32, value=8192.0}
-    f16 gamma[SLOTS][CHUNK];
+    f16 gamma_kept[SLOTS][CHUNK];
     #pragma unroll
     for (int k = 0; k < SLOTS; ++k) {
         const int col = column<D, CHUNK, THREADS, SEGMENT, SEGMENT_SLOTS>(start, k, lane);
-        load_chunk<VEC, D>(gamma[k], gamma_ptr, col);
+        load_chunk<VEC, D>(gamma_kept[k], gamma_ptr, col);
     }
     real sum_dy_xhat_acc[SLOTS][CHUNK];
     real sum_dy_acc[SLOTS][CHUNK];
@@ -522,12 +543,14 @@ layernorm_bwd__f16_d8192__t256_r1_v8_b1_bulk_s3_keep__rows(
             load_chunk<VEC, BOUND>(dy, dy_stage - start, col);
             f16 x[CHUNK];
             load_chunk<VEC, BOUND>(x, x_stage - start, col);
+            f16 gamma[CHUNK];
+            copy_chunk(gamma, gamma_kept[k]);
             real mean_dy_gamma_sum_chunk = ABSENT;
             real mean_dy_gamma_xhat_sum_chunk = ABSENT;
             #pragma unroll
             for (int i = 0; i < CHUNK; ++i) {
                 const float x32 = f32_from_f16(x[i]);                                         // %x32 : f32[M, D] = cast %x {to=f32}
-                const float gamma32 = f32_from_f16(gamma[k][i]);                              // %gamma32 : f32[D] = cast %gamma {to=f32}
+                const float gamma32 = f32_from_f16(gamma[i]);                                 // %gamma32 : f32[D] = cast %gamma {to=f32}
                 const float xc = x32 - mean;                                                  // %xc : f32[M, D] = sub %x32, %mean
                 const float xhat = xc * rstd;                                                 // %xhat : f32[M, D] = mul %xc, %rstd
                 const float dy32 = f32_from_f16(dy[i]);                                       // %dy32 : f32[M, D] = cast %dy {to=f32}
@@ -557,11 +580,13 @@ layernorm_bwd__f16_d8192__t256_r1_v8_b1_bulk_s3_keep__rows(
             load_chunk<VEC, BOUND>(dy, dy_stage - start, col);
             f16 x[CHUNK];
             load_chunk<VEC, BOUND>(x, x_stage - start, col);
+            f16 gamma[CHUNK];
+            copy_chunk(gamma, gamma_kept[k]);
             f16 dx_out[CHUNK];
             #pragma unroll
             for (int i = 0; i < CHUNK; ++i) {
                 const float x32 = f32_from_f16(x[i]);                                     // %x32 : f32[M, D] = cast %x {to=f32}
-                const float gamma32 = f32_from_f16(gamma[k][i]);                          // %gamma32 : f32[D] = cast %gamma {to=f32}
+                const float gamma32 = f32_from_f16(gamma[i]);                             // %gamma32 : f32[D] = cast %gamma {to=f32}
                 const float xc = x32 - mean;                                              // %xc : f32[M, D] = sub %x32, %mean
                 const float xhat = xc * rstd;                                             // %xhat : f32[M, D] = mul %xc, %rstd
                 const float dy32 = f32_from_f16(dy[i]);                                   // %dy32 : f32[M, D] = cast %dy {to=f32}

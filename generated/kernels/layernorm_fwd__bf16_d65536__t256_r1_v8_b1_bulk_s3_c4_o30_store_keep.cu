@@ -110,6 +110,12 @@ __device__ __forceinline__ void store_chunk(T* __restrict__ row, const T (&chunk
     }
 }
 
+template <int N, typename T> __device__ __forceinline__ void copy_chunk(T (&to)[N], const T (&from)[N])
+{
+    #pragma unroll
+    for (int i = 0; i < N; ++i) to[i] = from[i];
+}
+
 __device__ __forceinline__ unsigned shared_address(const void* p)
 {
     return static_cast<unsigned>(__cvta_generic_to_shared(p));
@@ -399,13 +405,13 @@ layernorm_fwd__bf16_d65536__t256_r1_v8_b1_bulk_s3_c4_o30_store_keep__rows(
     const float d_size = 65536.0f;  // %d_size : f32[] = const {dtype=f32, value=65536.0}
     const float eps = 1e-05f;       // %eps : f32[] = const {dtype=f32, value=1e-05}
     const float one = 1.0f;         // %one : f32[] = const {dtype=f32, value=1.0}
-    bf16 gamma[SLOTS][CHUNK];
-    bf16 beta[SLOTS][CHUNK];
+    bf16 gamma_kept[SLOTS][CHUNK];
+    bf16 beta_kept[SLOTS][CHUNK];
     #pragma unroll
     for (int k = 0; k < SLOTS; ++k) {
         const int col = column<D, CHUNK, THREADS, SEGMENT, SEGMENT_SLOTS>(start, k, lane);
-        load_chunk<VEC, D>(gamma[k], gamma_ptr, col);
-        load_chunk<VEC, D>(beta[k], beta_ptr, col);
+        load_chunk<VEC, D>(gamma_kept[k], gamma_ptr, col);
+        load_chunk<VEC, D>(beta_kept[k], beta_ptr, col);
     }
 
     const long long step = static_cast<long long>(OWNERS) * ROWS;
@@ -501,16 +507,20 @@ layernorm_fwd__bf16_d65536__t256_r1_v8_b1_bulk_s3_c4_o30_store_keep__rows(
             const int col = column<D, CHUNK, THREADS, SEGMENT, SEGMENT_SLOTS>(start, k, lane);
             bf16 x[CHUNK];
             load_chunk<VEC, BOUND>(x, x_stage - start, col);
+            bf16 gamma[CHUNK];
+            copy_chunk(gamma, gamma_kept[k]);
+            bf16 beta[CHUNK];
+            copy_chunk(beta, beta_kept[k]);
             bf16 y_out[CHUNK];
             #pragma unroll
             for (int i = 0; i < CHUNK; ++i) {
-                const float x32 = f32_from_bf16(x[i]);             // %x32 : f32[M, D] = cast %x {to=f32}
-                const float gamma32 = f32_from_bf16(gamma[k][i]);  // %gamma32 : f32[D] = cast %gamma {to=f32}
-                const float beta32 = f32_from_bf16(beta[k][i]);    // %beta32 : f32[D] = cast %beta {to=f32}
-                const float xc = x32 - mean;                       // %xc : f32[M, D] = sub %x32, %mean
-                const float xhat = xc * rstd;                      // %xhat : f32[M, D] = mul %xc, %rstd
-                const float y32 = fmaf(xhat, gamma32, beta32);     // %y32 : f32[M, D] = fma %xhat, %gamma32, %beta32
-                const bf16 y = bf16_from_f32(y32);                 // %y : bf16[M, D] = cast %y32 {to=bf16}
+                const float x32 = f32_from_bf16(x[i]);          // %x32 : f32[M, D] = cast %x {to=f32}
+                const float gamma32 = f32_from_bf16(gamma[i]);  // %gamma32 : f32[D] = cast %gamma {to=f32}
+                const float beta32 = f32_from_bf16(beta[i]);    // %beta32 : f32[D] = cast %beta {to=f32}
+                const float xc = x32 - mean;                    // %xc : f32[M, D] = sub %x32, %mean
+                const float xhat = xc * rstd;                   // %xhat : f32[M, D] = mul %xc, %rstd
+                const float y32 = fmaf(xhat, gamma32, beta32);  // %y32 : f32[M, D] = fma %xhat, %gamma32, %beta32
+                const bf16 y = bf16_from_f32(y32);              // %y : bf16[M, D] = cast %y32 {to=bf16}
                 y_out[i] = y;
             }
             store_chunk<VEC, BOUND>(y_stage - start, y_out, col);

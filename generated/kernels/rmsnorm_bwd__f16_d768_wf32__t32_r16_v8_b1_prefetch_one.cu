@@ -105,6 +105,12 @@ __device__ __forceinline__ void store_chunk(T* __restrict__ row, const T (&chunk
     }
 }
 
+template <int N, typename T> __device__ __forceinline__ void copy_chunk(T (&to)[N], const T (&from)[N])
+{
+    #pragma unroll
+    for (int i = 0; i < N; ++i) to[i] = from[i];
+}
+
 // The first column of a thread's chunk in a slot, for slots that start at column start; D where there is none.
 template <int D, int CHUNK, int THREADS, int SEGMENT, int SEGMENT_SLOTS>
 __device__ __forceinline__ int column(int start, int slot, int lane)
@@ -249,6 +255,21 @@ __device__ __forceinline__ void stash(real* place, const real (&acc)[SLOTS][CHUN
 template <int D, int BLOCK, int ROWS, int PIECE, int UNIT>
 __device__ __forceinline__ void store_partial(real* __restrict__ partial, const real* place, int start)
 {
+    if constexpr (ROWS > 16) {  // more than the registers hold as units: a number at a time, in parts of the same tree
+        for (int j = threadIdx.x; j < PIECE && start + j < D; j += BLOCK) {
+            const real* column = place + unit_place(j / UNIT) * UNIT + j % UNIT;
+            real sums[ROWS / 16];
+            #pragma unroll
+            for (int s = 0; s < ROWS / 16; ++s) {
+                real terms[16];
+                #pragma unroll
+                for (int r = 0; r < 16; ++r) terms[r] = column[(s + r * (ROWS / 16)) * stash_size(PIECE)];
+                sums[s] = fold<Add, 16>(terms);
+            }
+            partial[start + j] = fold<Add, ROWS / 16>(sums);
+        }
+        return;
+    }
     for (int unit = threadIdx.x; unit * UNIT < PIECE && start + unit * UNIT < D; unit += BLOCK) {
         Unit<UNIT> sum;
         Unit<UNIT> part[ROWS];

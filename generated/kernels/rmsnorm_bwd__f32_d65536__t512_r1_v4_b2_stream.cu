@@ -87,6 +87,12 @@ __device__ __forceinline__ void store_chunk(T* __restrict__ row, const T (&chunk
     }
 }
 
+template <int N, typename T> __device__ __forceinline__ void copy_chunk(T (&to)[N], const T (&from)[N])
+{
+    #pragma unroll
+    for (int i = 0; i < N; ++i) to[i] = from[i];
+}
+
 // The first column of a thread's chunk in a slot, for slots that start at column start; D where there is none.
 template <int D, int CHUNK, int THREADS, int SEGMENT, int SEGMENT_SLOTS>
 __device__ __forceinline__ int column(int start, int slot, int lane)
