@@ -15,9 +15,9 @@ from lngen.interpret import interpret
 from lngen.ir.numerics import Array
 from lngen.ir.ops import compute_dtype
 from lngen.lower import lower
-from lngen.runtime.choose import compile_plan, default_schedule
+from lngen.runtime.choose import DEFAULT_ARCH, capability, compile_plan, default_schedule
 from lngen.runtime.launch import device_arch, device_count
-from lngen.schedule import Schedule, problem, space
+from lngen.schedule import MINIMUM_ARCH, Schedule, problem, space
 from lngen.spec import Spec
 from lngen.toolchain import Binary
 
@@ -48,7 +48,7 @@ def check_spec(
         if m:
             yield mathematics(spec, m, *wanted[m])
     target = device_arch(0) if gpu else arch
-    chosen = [default_schedule(spec, target), *others(spec, schedules - 1)]
+    chosen = [default_schedule(spec, target), *others(spec, schedules - 1, target)]
     for number, schedule in enumerate(dict.fromkeys(chosen)):
         plan = lower(spec, schedule)
         binary = compile_plan(plan, target)
@@ -63,13 +63,24 @@ def check_spec(
                 yield executed(plan, target, m, inputs, want)
 
 
-def others(spec: Spec, count: int) -> list[Schedule]:
-    """``count`` schedules spread evenly over the legal ones."""
-    legal = space(problem(spec.graph(), spec.d))
-    if count <= 0:
-        return []
-    step = max(1, len(legal) // count)
-    return legal[step // 2 :: step][:count]
+def others(spec: Spec, count: int, arch: str = DEFAULT_ARCH) -> list[Schedule]:
+    """``count`` schedules that exist on ``arch``: kinds take turns, and of each kind they are spread over all.
+
+    A kind is a form, a cluster and whether column sums are finished in one launch; which comes first is the spec's
+    matter, so that a grid of specs sees every kind even where each spec has room for few.
+    """
+    kinds: dict[tuple[str, int, bool], list[Schedule]] = {}
+    for s in space(problem(spec.graph(), spec.d)):
+        if capability(arch) >= MINIMUM_ARCH[s.form]:
+            kinds.setdefault((s.form, s.cluster, s.one_launch), []).append(s)
+    ordered = list(kinds.values())
+    first = sum(str(spec).encode()) % len(ordered)
+    chosen: dict[Schedule, None] = {}
+    for turn in range(max(count, 0)):
+        for number, listed in enumerate((*ordered[first:], *ordered[:first])):
+            # Steps of the golden ratio leave no large gap, however many there are.
+            chosen[listed[int((0.618 * turn + 0.382 * number + 0.5) % 1 * len(listed))]] = None
+    return list(chosen)[: max(count, 0)]
 
 
 def compiled(spec: Spec, schedule: Schedule, binary: Binary, *, may_spill: bool) -> Result:

@@ -135,7 +135,7 @@ def check_entry(text: str, rows: Sequence[int], schedules: int, deadline: float)
         case = _Case(spec, max(rows))
         arch = device_arch(0)
         default = default_schedule(spec, arch)
-        chosen = [default, *(s for s in others(spec, schedules + 1) if s != default)][:schedules]
+        chosen = [default, *(s for s in others(spec, schedules + 1, arch) if s != default)][:schedules]
         for schedule in dict.fromkeys(chosen):
             plan = lower(spec, schedule)
             launcher = Launcher(plan, compile_plan(plan, arch), 0)
