@@ -12,10 +12,17 @@ import sys
 import cupy
 
 import lngen
-from lngen.check.inputs import random_inputs, same_bits
+from lngen.check.inputs import mismatches, random_inputs, same_bits
 from lngen.interpret import interpret
+from lngen.lower import lower
+from lngen.runtime.arrays_np import launch_numpy
+from lngen.runtime.choose import capability, compile_plan
+from lngen.runtime.launch import Launcher, device_arch
+from lngen.schedule import MINIMUM_ARCH, Schedule, parse_schedule
+from lngen.spec import parse_spec
 
 ROWS = 37
+# Under their default schedules, through the library.
 CASES = (
     ("layernorm", 64, {"dtype": "bf16"}),
     ("layernorm", 1000, {"dtype": "f32"}),
@@ -25,6 +32,25 @@ CASES = (
     ("layernorm", 40000, {"dtype": "f32", "save": "none"}),
     ("rmsnorm", 3, {"dtype": "f64"}),
 )
+# Every form, and each of its ways; few owners, so that their stages go round.
+SCHEDULES = (
+    ("layernorm.fwd:d=64,dtype=bf16", "form=bulk,threads=4,rows=8,vec=8,stages=2,owners=2,bulk_store=yes,keep=yes"),
+    ("layernorm.fwd:d=1000,dtype=f32", "form=bulk,threads=64,rows=2,vec=4,stages=3,owners=3"),
+    ("layernorm.fwd:d=1001,dtype=bf16", "form=ragged,threads=64,rows=2,vec=1,stages=3,owners=3,bulk_store=yes"),
+    ("layernorm.fwd:d=999,dtype=f32", "form=async,threads=64,rows=2,vec=1,stages=3,owners=3,keep=yes"),
+    ("rmsnorm.fwd:d=32768,dtype=f16", "form=bulk,threads=256,rows=1,vec=8,stages=2,owners=2,cluster=2,bulk_store=yes"),
+    ("layernorm.fwd:d=32768,dtype=bf16", "form=bulk,threads=256,rows=1,vec=8,stages=2,cluster=4,owners=2,keep=yes"),
+    ("rmsnorm.fwd:d=131072,dtype=bf16", "form=bulk,threads=256,rows=1,vec=8,stages=2,owners=2,cluster=16"),
+    ("layernorm.bwd:d=1000,dtype=bf16", "form=registers,threads=64,rows=8,vec=8,prefetch=yes"),
+    ("layernorm.bwd:d=1000,dtype=bf16", "form=registers,threads=64,rows=8,vec=8,one_launch=yes"),
+    ("layernorm.bwd:d=1000,dtype=bf16", "form=bulk,threads=64,rows=8,vec=8,stages=3,keep=yes,bulk_store=yes"),
+    ("layernorm.bwd:d=1000,dtype=bf16", "form=async,threads=64,rows=8,vec=8,stages=2,one_launch=yes"),
+    ("layernorm.bwd:d=1001,dtype=bf16", "form=ragged,threads=64,rows=8,vec=1,stages=2,bulk_store=yes"),
+    ("layernorm.bwd:d=8192,dtype=bf16", "form=bulk,threads=512,rows=1,vec=8,stages=2,one_launch=yes"),
+    ("layernorm.bwd:d=16384,dtype=bf16", "form=bulk,threads=512,rows=1,vec=8,stages=2,cluster=2,bulk_store=yes"),
+    ("rmsnorm.bwd:d=65536,dtype=bf16", "form=bulk,threads=256,rows=1,vec=8,stages=2,cluster=8,one_launch=yes"),
+    ("rmsnorm.bwd:d=65536,dtype=bf16", "form=stream,threads=512,rows=1,vec=8"),
+)  # fmt: skip
 
 
 def differences(graph: str, d: int, options: dict[str, str]) -> int:
@@ -39,7 +65,19 @@ def differences(graph: str, d: int, options: dict[str, str]) -> int:
     return sum(int((~same_bits(a.get(), w)).sum()) for a, w in zip((y, *gradients), want, strict=True))
 
 
+def wrong(text: str, schedule: str) -> list[str]:
+    """The same for one spec under one schedule; nothing where its form does not exist."""
+    plan = lower(parse_spec(text), parse_schedule(schedule, Schedule("registers", 32, 1, 1)))
+    arch = device_arch(0)
+    if capability(arch) < MINIMUM_ARCH[plan.schedule.form]:
+        return []
+    inputs = random_inputs(plan.spec, ROWS)
+    launcher = Launcher(plan, compile_plan(plan, arch), 0)
+    return mismatches(launch_numpy(launcher, ROWS, inputs), interpret(plan.graph, inputs))
+
+
 if __name__ == "__main__":
     found = {f"{graph} {d} {options}": differences(graph, d, options) for graph, d, options in CASES}
-    print(found)
-    sys.exit(any(found.values()))
+    structures = {f"{text} {schedule}": wrong(text, schedule) for text, schedule in SCHEDULES}
+    print(found, {name: parts for name, parts in structures.items() if parts})
+    sys.exit(any(found.values()) or any(structures.values()))

@@ -130,6 +130,29 @@ def test_the_matrix_says_what_it_did_not_reach() -> None:
     assert [e["spec"] for e in data["entries"]] == ["layernorm.fwd:d=8", "rmsnorm.fwd:d=8"]
 
 
+def test_the_schedules_tried_are_of_every_kind() -> None:
+    """Of each spec as many kinds as there is room for, over the grid all of them."""
+    texts = [text for text, _ in matrix.specs() if "weight" not in text]
+    seen = set()
+    for text in texts[::17]:
+        tried = check.others(parse_spec(text), 5)
+        assert len(tried) == len(set(tried)) == 5
+        seen |= {(s.form, s.cluster > 1, s.one_launch, parse_spec(text).direction) for s in tried}
+    one_block = {(form, False) for form in ("registers", "bulk", "ragged", "async")}
+    kinds = {*one_block, ("bulk", True)}
+    assert {s[:2] for s in seen} >= {*kinds, ("stream", False)}
+    assert {s[:2] for s in seen if s[2] and s[3] == "bwd"} >= kinds
+    wide = check.others(parse_spec("layernorm.fwd:d=131072,dtype=bf16"), 6)
+    assert {s.cluster for s in wide} >= {8, 16}
+    assert check.others(parse_spec("layernorm.fwd:d=8"), 0) == check.others(parse_spec("layernorm.fwd:d=8"), -1) == []
+
+
+def test_no_schedule_is_tried_where_its_instructions_do_not_exist() -> None:
+    spec = parse_spec("layernorm.bwd:d=8192,dtype=bf16")
+    assert {s.form for s in check.others(spec, 30, "sm_75")} == {"registers", "stream"}
+    assert {s.form for s in check.others(spec, 30, "sm_86")} == {"registers", "stream", "async"}
+
+
 # ---- without a GPU: the PTX on NumPy ----
 
 

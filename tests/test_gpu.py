@@ -10,12 +10,17 @@ import pytest
 
 import lngen.runtime as runtime
 from lngen.check.check import check_spec
-from lngen.check.inputs import random_inputs, same_bits
+from lngen.check.inputs import POISON, mismatches, random_inputs, same_bits
 from lngen.errors import ArrayError
 from lngen.graphs import GraphBuilder
 from lngen.interpret import interpret
 from lngen.ir import D, M
 from lngen.ir.numerics import NUMPY_DTYPE
+from lngen.lower import lower
+from lngen.runtime.arrays_np import launch_numpy, raw
+from lngen.runtime.choose import capability, compile_plan
+from lngen.runtime.launch import Launcher, device_arch
+from lngen.schedule import MINIMUM_ARCH, Schedule, parse_schedule
 from lngen.spec import parse_spec
 from test_passes import gated
 
@@ -46,6 +51,178 @@ OPTIONS = [
 def test_bits(text: str) -> None:
     wrong = [r for r in check_spec(parse_spec(text), on="gpu", rows=(0, 1, 3, 133), schedules=3) if not r.ok]
     assert not wrong
+
+
+# (spec, schedules): every form, cluster, way to store, to keep and to finish.
+STAGED = [
+    ("layernorm.fwd:d=64,dtype=bf16", "form=bulk,threads=4,rows=16,vec=8,stages=3,owners=128,bulk_store=yes,keep=yes"),
+    ("layernorm.fwd:d=64,dtype=bf16", "form=async,threads=2,rows=32,vec=8,stages=2,owners=64"),
+    ("layernorm.fwd:d=1000,dtype=bf16", "form=bulk,threads=32,rows=4,vec=8,stages=4,owners=100"),
+    ("layernorm.fwd:d=1001,dtype=bf16", "form=ragged,threads=32,rows=4,vec=1,stages=4,owners=100,bulk_store=yes"),
+    ("rmsnorm.fwd:d=999,dtype=f32", "form=async,threads=64,rows=2,vec=1,stages=3,owners=64,keep=yes"),
+    ("rmsnorm.fwd:d=999,dtype=f32,out=bf16", "form=ragged,threads=64,rows=2,vec=1,stages=3,owners=9,bulk_store=yes"),
+    ("layernorm.fwd:d=4096,dtype=f32", "form=bulk,threads=128,rows=2,vec=4,stages=3,owners=128,bulk_store=yes"),
+    ("layernorm.fwd:d=12288,dtype=bf16", "form=bulk,threads=256,rows=1,vec=8,stages=3,owners=66,cluster=2,keep=yes"),
+    ("layernorm.fwd:d=32768,dtype=bf16", "form=bulk,threads=256,rows=1,vec=8,stages=2,owners=9,cluster=4,bulk_store=yes"),
+    ("rmsnorm.fwd:d=65536,dtype=f16", "form=bulk,threads=256,rows=1,vec=8,stages=3,owners=15,cluster=8,bulk_store=yes"),
+    ("rmsnorm.fwd:d=131072,dtype=bf16", "form=bulk,threads=256,rows=1,vec=8,stages=4,owners=7,cluster=16,keep=yes"),
+    ("rmsnorm.fwd:d=20000,dtype=f64", "form=bulk,threads=256,rows=1,vec=2,stages=2,owners=7,cluster=16,bulk_store=yes"),
+    ("layernorm.bwd:d=64,dtype=bf16", "form=bulk,threads=4,rows=128,vec=8,stages=3,keep=yes,bulk_store=yes"),
+    ("layernorm.bwd:d=1000,dtype=f32", "form=bulk,threads=64,rows=8,vec=4,stages=2"),
+    ("layernorm.bwd:d=1000,dtype=f32", "form=async,threads=64,rows=8,vec=4,stages=2,keep=yes"),
+    ("layernorm.bwd:d=1001,dtype=bf16", "form=ragged,threads=64,rows=8,vec=1,stages=2,keep=yes,bulk_store=yes"),
+    ("layernorm.bwd:d=4096,dtype=bf16", "form=bulk,threads=256,rows=2,vec=8,stages=3,bulk_store=yes,keep=yes"),
+    ("layernorm.bwd:d=8192,dtype=bf16", "form=bulk,threads=512,rows=1,vec=8,stages=3,keep=yes"),
+    ("rmsnorm.bwd:d=16384,dtype=bf16", "form=bulk,threads=512,rows=1,vec=8,stages=3,cluster=2,keep=yes"),
+    ("rmsnorm.bwd:d=32768,dtype=f16", "form=bulk,threads=512,rows=1,vec=8,stages=2,cluster=4,bulk_store=yes"),
+    ("layernorm.bwd:d=65536,dtype=bf16", "form=bulk,threads=256,rows=1,vec=8,stages=3,cluster=8"),
+    ("layernorm.bwd:d=131072,dtype=bf16", "form=bulk,threads=256,rows=1,vec=8,stages=2,cluster=16,bulk_store=yes"),
+    ("layernorm.bwd:d=768,dtype=bf16", "form=registers,threads=32,rows=16,vec=8,prefetch=yes"),
+    ("layernorm.bwd:d=768,dtype=bf16,wrt=x", "form=bulk,threads=32,rows=4,vec=8,stages=2,owners=99,bulk_store=yes"),
+    ("layernorm.bwd:d=768,dtype=f32,wrt=beta", "form=async,threads=32,rows=16,vec=4,stages=2"),
+]  # fmt: skip
+GENERAL = Schedule("registers", 32, 1, 1)
+
+
+def with_schedule(text: str, schedule: str) -> tuple[Any, Any]:
+    """The plan of a spec under a schedule, and its launcher."""
+    plan = lower(parse_spec(text), parse_schedule(schedule, GENERAL))
+    arch = device_arch(0)
+    if capability(arch) < MINIMUM_ARCH[plan.schedule.form]:
+        pytest.skip(f"form={plan.schedule.form} does not exist on {arch}")
+    return plan, Launcher(plan, compile_plan(plan, arch), 0)
+
+
+ONE_LAUNCH = [(spec, f"{text},one_launch=yes") for spec, text in STAGED if ".bwd" in spec and "wrt=x" not in spec]
+
+
+@pytest.mark.parametrize(("text", "schedule"), STAGED + ONE_LAUNCH)
+def test_bits_of_every_structure(text: str, schedule: str) -> None:
+    """From no row to more than all stages of all owners take."""
+    plan, launcher = with_schedule(text, schedule)
+    for rows in (0, 1, 133, 1000 if plan.spec.d > 10000 else 3001):
+        inputs = random_inputs(plan.spec, rows)
+        got = launch_numpy(launcher, rows, inputs, POISON)
+        assert mismatches(got, interpret(plan.graph, inputs)) == [], rows
+
+
+REPEATED = [
+    ("layernorm.bwd:d=1024,dtype=bf16", "form=bulk,threads=64,rows=8,vec=8,stages=3,keep=yes,one_launch=yes"),
+    ("layernorm.bwd:d=8192,dtype=bf16", "form=bulk,threads=512,rows=1,vec=8,stages=3,one_launch=yes"),
+    ("layernorm.bwd:d=16384,dtype=bf16", "form=bulk,threads=512,rows=1,vec=8,stages=3,cluster=2,one_launch=yes"),
+    ("layernorm.bwd:d=1000,dtype=f32", "form=registers,threads=64,rows=8,vec=4,one_launch=yes"),
+]
+
+
+class Arrays:
+    """Inputs and results of a plan on the GPU, a workspace, and the launch for some numbers of rows."""
+
+    def __init__(self, plan: Any, launcher: Any, rows: int, stream: int = 0) -> None:
+        import cupy
+
+        self.plan, self.launcher, self.rows = plan, launcher, rows
+        inputs = random_inputs(plan.spec, rows)
+        self.want = interpret(plan.graph, inputs)
+        self.held = {n: to_gpu(raw(a)) for n, a in (inputs | self.want).items()}
+        self.bound = launcher.bind(rows, dict.fromkeys(launcher.tensors, plan.spec.d))
+        self.workspace = cupy.full(max(1, self.bound.workspace_bytes), POISON, "u1")
+        cupy.cuda.runtime.deviceSynchronize()
+        self.bound.prepare(self.workspace.data.ptr, stream)
+
+    def launch(self, stream: int) -> None:
+        self.bound([self.held[n].data.ptr for n in self.launcher.tensors], self.workspace.data.ptr, stream)
+
+    def forget(self) -> None:
+        for name in self.want:
+            self.held[name].fill(0)
+
+    def differ(self) -> list[str]:
+        got = {n: self.held[n].get().view(a.dtype).reshape(a.shape) for n, a in self.want.items()}
+        return mismatches(got, self.want)
+
+
+@pytest.mark.parametrize(("text", "schedule"), REPEATED)
+def test_one_launch_after_another_on_one_workspace(text: str, schedule: str) -> None:
+    """A grid barrier leaves its counter fit for the next launch, whatever the number of blocks."""
+    import cupy
+
+    plan, launcher = with_schedule(text, schedule)
+    cases = [Arrays(plan, launcher, rows) for rows in (700, 0, 3, 130)]
+    stream = cupy.cuda.Stream(non_blocking=True)
+    for case in cases:
+        case.workspace = cases[0].workspace
+        case.forget()
+    cupy.cuda.runtime.deviceSynchronize()
+    for _ in range(250):
+        for case in cases:
+            case.launch(stream.ptr)
+    stream.synchronize()
+    assert [case.differ() for case in cases] == [[]] * len(cases)
+
+
+@pytest.mark.parametrize(("text", "schedule"), REPEATED)
+def test_one_launch_on_two_streams_at_once(text: str, schedule: str) -> None:
+    """Two grids that wait for all their blocks must not keep each other's from running."""
+    import cupy
+
+    plan, launcher = with_schedule(text, schedule)
+    cases = [Arrays(plan, launcher, rows) for rows in (2000, 1500)]
+    streams = [cupy.cuda.Stream(non_blocking=True) for _ in cases]
+    for case in cases:
+        case.forget()
+    cupy.cuda.runtime.deviceSynchronize()
+    for _ in range(200):
+        for case, stream in zip(cases, streams, strict=True):
+            case.launch(stream.ptr)
+    for stream in streams:
+        stream.synchronize()
+    assert [case.differ() for case in cases] == [[], []]
+
+
+def test_one_launch_through_the_library() -> None:
+    """Forward and backward again and again, with more rows and fewer: the workspace grows, and is prepared again."""
+    norm = runtime.compile(
+        "layernorm", d=1000, schedule={"bwd": "form=registers,threads=64,rows=8,vec=4,one_launch=yes"}
+    )
+    for rows in (5, 700, 1, 0, 2000, 700) * 3:
+        spec = norm.spec("bwd")
+        inputs = random_inputs(spec, rows) | random_inputs(norm.spec("fwd"), rows)
+        _, saved = norm.forward(*(to_gpu(inputs[n]) for n in ("x", "gamma", "beta")))
+        got = dict(zip(("dx", "dgamma", "dbeta"), norm.backward(to_gpu(inputs["dy"]), saved), strict=True))
+        assert_same(got, interpret(spec.graph(), random_inputs(spec, rows)))
+
+
+@pytest.mark.parametrize("put", ["to_gpu", "to_torch"])
+@pytest.mark.parametrize(
+    ("offset", "pitch"), [(0, 1000), (0, 1008), (8, 1016), (0, 1001), (1, 1003), (4, 1004), (2, 1000), (3, 5000)]
+)
+def test_bulk_copies_give_way_where_arrays_are_not_aligned(put: str, offset: int, pitch: int) -> None:
+    """Any address and any row stride: copies in bulk where they are whole 16 bytes, narrower accesses elsewhere."""
+    bulk = "form=bulk,threads=64,rows={},vec=8,stages=2"
+    schedule = {"fwd": bulk.format(2) + ",owners=64,bulk_store=yes", "bwd": bulk.format(8) + ",keep=yes,bulk_store=yes"}
+    norm = runtime.compile("layernorm", d=1000, dtype="bf16", schedule=schedule)
+    backward, forward = norm.spec("bwd"), norm.spec("fwd")
+    inputs = random_inputs(forward, 133) | random_inputs(backward, 133)
+    place = {"to_gpu": to_gpu, "to_torch": to_torch}[put]
+
+    def apart(a: Any) -> Any:
+        flat = np.zeros(offset + 133 * pitch, a.dtype)
+        view = np.lib.stride_tricks.as_strided(flat[offset:], (133, 1000), (pitch * a.itemsize, a.itemsize))
+        view[...] = a
+        on_gpu = place(flat)[offset : offset + 132 * pitch + 1000]
+        if put == "to_torch":
+            return on_gpu.as_strided((133, 1000), (pitch, 1))
+        import cupy
+
+        return cupy.lib.stride_tricks.as_strided(on_gpu, (133, 1000), (pitch * a.itemsize, a.itemsize))
+
+    x, dy = apart(inputs["x"]), apart(inputs["dy"])
+    y, saved = norm.forward(x, place(inputs["gamma"]), place(inputs["beta"]))
+    dx, dgamma, dbeta = norm.backward(dy, saved)
+    want = interpret(forward.graph(), random_inputs(forward, 133)) | interpret(
+        backward.graph(), random_inputs(backward, 133)
+    )
+    assert_same({"y": y, "dx": dx, "dgamma": dgamma, "dbeta": dbeta}, want)
 
 
 def test_special_numbers_keep_their_places() -> None:
@@ -320,11 +497,13 @@ def test_outputs_do_not_depend_on_the_schedule() -> None:
     gamma = x[0].copy()
     results = set()
     for schedule in (
-        "threads=32,rows=1",
-        "threads=128",
-        "threads=1024,resident=1",
-        "form=stream,threads=256,resident=2",
-        "vec=1",
+        "form=registers,threads=32,rows=1,vec=4",
+        "form=registers,threads=128,rows=1,vec=4",
+        "form=registers,threads=1024,rows=1,vec=4",
+        "form=stream,threads=256,rows=1,vec=4,resident=2",
+        "form=bulk,threads=256,rows=1,vec=4,stages=3,owners=128,bulk_store=yes",
+        "form=async,threads=256,rows=2,vec=4,stages=2,owners=50,keep=yes",
+        "form=registers,threads=128,rows=1,vec=1",
     ):
         y, saved = runtime.compile("layernorm", d=4096, schedule={"fwd": schedule}).forward(x, gamma, gamma)
         results.add(bits_of(y).tobytes() + bits_of(saved["rstd"]).tobytes())

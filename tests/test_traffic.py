@@ -12,55 +12,96 @@ from lngen.inspect import measure, traffic_text
 from lngen.inspect.traffic import row_units
 from lngen.lower import lower
 from lngen.ptx import parse, run_kernel
-from lngen.schedule import problem, ranked
+from lngen.schedule import parse_schedule, problem, ranked
 from lngen.spec import parse_spec
 from lngen.toolchain import compile_ptx
 
 pytest.importorskip("cupy")
 
 
-def counted(text: str, rows: int, form: str = "registers", prefetch: bool | None = None):  # type: ignore[no-untyped-def]
+def counted(text: str, rows: int, schedule: str = ""):  # type: ignore[no-untyped-def]
+    """The plan under the default schedule, or the one given, and what it moves."""
     spec = parse_spec(text)
-    fits = (s for s in ranked(problem(spec.graph(), spec.d)) if s.form == form and prefetch in (None, s.prefetch))
-    schedule = next(fits)
-    plan = lower(spec, schedule)
+    best = ranked(problem(spec.graph(), spec.d))[0]
+    plan = lower(spec, parse_schedule(schedule, best))
     return plan, measure(plan, random_inputs(spec, rows))
 
 
 @pytest.mark.parametrize("norm", ["layernorm", "rmsnorm"])
-@pytest.mark.parametrize("options", ["d=64,dtype=bf16", "d=768,dtype=f32", "d=1000,dtype=f16", "d=4093,dtype=f32"])
+@pytest.mark.parametrize("options", ["d=64,dtype=bf16", "d=768,dtype=f32", "d=1000,dtype=f16", "d=1536,dtype=bf16"])
 @pytest.mark.parametrize(("way", "units"), [("fwd", 2), ("bwd", 3)])
 def test_every_row_element_moves_once(norm: str, options: str, way: str, units: int) -> None:
-    rows = 256  # whole row groups
-    plan, measured = counted(f"{norm}.{way}:{options}", rows, prefetch=False)
-    assert row_units(plan, measured, rows) == units
+    """Under the default: forward reads x and writes y, backward reads x and dy and writes dx; whole row groups."""
+    plan, measured = counted(f"{norm}.{way}:{options}", 256)
+    groups = 1 if way == "fwd" else plan.schedule.rows
+    assert 256 % groups == 0
+    again = 2 * groups * min(128, 256 // groups) / 256 if plan.schedule.prefetch else 0
+    assert row_units(plan, measured, 256) == units + again
+
+
+BACK, FORTH = "layernorm.bwd:d=1024,dtype=bf16", "layernorm.fwd:d=1024,dtype=bf16"
+WIDE = "rmsnorm.bwd:d=16384,dtype=bf16"
+
+
+@pytest.mark.parametrize(
+    ("spec", "rows", "schedule"),
+    [
+        (BACK, 96, "form=bulk,threads=64,rows=8,vec=8,stages=3"),
+        (BACK, 96, "form=bulk,threads=64,rows=8,vec=8,stages=3,bulk_store=yes,keep=yes,one_launch=yes"),
+        (BACK, 24, "form=async,threads=64,rows=8,vec=8,stages=2,keep=yes"),
+        (BACK, 96, "form=registers,threads=64,rows=8,vec=8"),
+        (BACK, 96, "form=registers,threads=64,rows=8,vec=8,one_launch=yes"),
+        (WIDE, 4, "form=bulk,threads=256,rows=1,vec=8,stages=2,cluster=2"),
+        ("rmsnorm.bwd:d=32768,dtype=bf16", 3, "form=bulk,threads=256,rows=1,vec=8,stages=2,cluster=4,bulk_store=yes"),
+        (FORTH, 40, "form=bulk,threads=64,rows=2,vec=8,stages=3,owners=4"),
+        (FORTH, 40, "form=bulk,threads=64,rows=2,vec=8,stages=3,owners=4,bulk_store=yes"),
+        (FORTH, 40, "form=async,threads=64,rows=2,vec=8,stages=3,owners=4"),
+        ("rmsnorm.fwd:d=32768,dtype=bf16", 3, "form=bulk,threads=256,rows=1,vec=8,stages=2,cluster=4,owners=2"),
+    ],
+)
+def test_rows_that_come_through_shared_memory_move_once(spec: str, rows: int, schedule: str) -> None:
+    plan, measured = counted(spec, rows, schedule)
+    assert row_units(plan, measured, rows) == (3 if plan.spec.direction == "bwd" else 2)
 
 
 def test_more_rows_than_one_round_of_blocks() -> None:
-    plan, measured = counted("layernorm.bwd:d=2048,dtype=bf16", 4 * 132 + 8, prefetch=False)
-    assert row_units(plan, measured, 4 * 132 + 8) == 3
+    rows = 8 * 128 + 16
+    plan, measured = counted(BACK, rows, "form=bulk,threads=64,rows=8,vec=8,stages=2")
+    assert row_units(plan, measured, rows) == 3
 
 
-@pytest.mark.parametrize("rows", [256, 4 * 132 + 8])
+@pytest.mark.parametrize("rows", [256, 8 * 128 + 16])
 def test_prefetch_reads_the_last_row_once_more_for_every_row_group(rows: int) -> None:
     """The round after the last loads the last row, which the L2 holds: a branch around it costs a quarter."""
-    plan, measured = counted("layernorm.bwd:d=2048,dtype=bf16", rows, prefetch=True)
+    plan, measured = counted(BACK, rows, "form=registers,threads=64,rows=8,vec=8,prefetch=yes")
     blocks = plan.kernels[0].grid[0](rows)
     assert row_units(plan, measured, rows) == pytest.approx(3 + 2 * blocks * plan.schedule.rows / rows, rel=1e-12)
 
 
 def test_a_streamed_row_is_read_once_a_phase() -> None:
-    plan, measured = counted("layernorm.fwd:d=40000,dtype=bf16", 2, form="stream")
+    plan, measured = counted("layernorm.fwd:d=40000,dtype=bf16", 2, "form=stream,threads=512,rows=1,vec=8")
     assert row_units(plan, measured, 2) == 4  # the mean, the variance, y; and y written
 
 
 def test_partial_rows_are_written_and_read_once() -> None:
     rows, d = 64, 1024
-    plan, (main, finish) = counted(f"layernorm.bwd:d={d},dtype=bf16", rows)
-    groups = plan.schedule.rows
-    assert main.moved["sum_dy_partial"] == (0, rows // groups * d * 4)
-    assert finish.moved["sum_dy_partial"] == (rows // groups * d * 4, 0)
-    assert finish.moved["dbeta"] == (0, d * 2)
+    for form in ("registers,threads=64,rows=8,vec=8", "bulk,threads=64,rows=8,vec=8,stages=2"):
+        _, (main, finish) = counted(BACK, rows, f"form={form}")
+        assert main.moved["sum_dy_partial"] == (0, rows // 8 * d * 4)
+        assert finish.moved["sum_dy_partial"] == (rows // 8 * d * 4, 0)
+        assert finish.moved["dbeta"] == (0, d * 2)
+        _, (one,) = counted(BACK, rows, f"form={form},one_launch=yes")
+        assert one.moved["sum_dy_partial"] == (rows // 8 * d * 4,) * 2
+
+
+def test_pairs_of_blocks_fold_their_partial_rows_first() -> None:
+    rows, d = 6, 8192
+    for form, written in (("registers", rows), ("bulk,stages=2", rows // 2)):
+        schedule = f"form={form},threads=512,rows=1,vec=8"
+        _, (main, finish) = counted(f"rmsnorm.bwd:d={d},dtype=bf16", rows, schedule)
+        name = next(n for n in main.moved if n.endswith("_partial"))
+        assert main.moved[name] == (0, written * d * 4)
+        assert finish.moved[name] == (written * d * 4, 0)
 
 
 def test_statistics_are_written_once() -> None:
@@ -69,25 +110,34 @@ def test_statistics_are_written_once() -> None:
 
 
 def test_aligned_rows_waste_no_sector_and_odd_ones_no_byte() -> None:
-    _, (kernel,) = counted("layernorm.fwd:d=1024,dtype=bf16", 8)
+    _, (kernel,) = counted(FORTH, 8)
     assert kernel.efficiency["x"] == kernel.efficiency["y"] == 1
-    _, (odd,) = counted("layernorm.fwd:d=1023,dtype=bf16", 8)
+    _, (odd,) = counted("layernorm.fwd:d=1023,dtype=bf16", 8, "form=registers,threads=32,rows=4,vec=1")
     assert odd.moved["x"] == (8 * 1023 * 2, 0)
     assert odd.efficiency["x"] < 0.5  # element loads, a chunk apart from lane to lane
 
 
 def test_mix_barriers_and_flight() -> None:
-    _, (warp,) = counted("layernorm.fwd:d=1024,dtype=bf16", 8)
+    _, (warp,) = counted(FORTH, 8, "form=registers,threads=32,rows=4,vec=8")
     assert warp.barriers == 0
     assert warp.mix["shuffle"] == 2 * 5 * 8  # two sums, five steps, a warp for each row
-    plan, (block,) = counted("layernorm.fwd:d=4096,dtype=bf16", 8)
+    assert warp.in_flight == 4 * 1024 * 2
+    plan, (block,) = counted("layernorm.fwd:d=4096,dtype=bf16", 8, "form=registers,threads=128,rows=1,vec=8")
     assert block.barriers == 2 * 8 * plan.schedule.threads // 32
     assert block.in_flight == 4096 * 2
     assert block.bank_conflicts == 0
 
 
+def test_the_stages_are_in_flight() -> None:
+    for form in ("bulk", "async"):
+        _, (staged,) = counted(FORTH, 24, f"form={form},threads=64,rows=2,vec=8,stages=3,owners=2")
+        assert staged.in_flight == 3 * 2 * 1024 * 2
+        assert staged.mix["copy"] > 0
+        assert staged.efficiency["x"] == staged.efficiency["y"] == 1
+
+
 def test_the_text_names_what_it_counts() -> None:
-    plan, measured = counted("layernorm.bwd:d=64,dtype=bf16", 256, prefetch=False)
+    plan, measured = counted("layernorm.bwd:d=64,dtype=bf16", 256, "form=registers,threads=4,rows=128,vec=8")
     text = traffic_text(plan, measured, 256)
     assert "rows of bf16: 3.000 units of M * D" in text
     assert f"{256 * 64 * 2}" in text

@@ -64,13 +64,26 @@ def check_spec(
 
 
 def others(spec: Spec, count: int, arch: str = DEFAULT_ARCH) -> list[Schedule]:
-    """``count`` schedules spread evenly over the legal ones that ``arch`` has room for."""
+    """``count`` schedules that ``arch`` has room for: kinds take turns, and of each kind they are spread over all.
+
+    A kind is a form, a cluster and whether column sums are finished in one launch; which comes first is the spec's
+    matter, so that a grid of specs sees every kind even where each spec has room for few.
+    """
+    kinds: dict[tuple[str, int, bool], list[Schedule]] = {}
     facts = problem(spec.graph(), spec.d)
-    legal = [s for s in space(facts) if fits(s, facts, capability(arch))]
-    if count <= 0:
+    for s in space(facts):
+        if fits(s, facts, capability(arch)):
+            kinds.setdefault((s.form, s.cluster, s.one_launch), []).append(s)
+    ordered = list(kinds.values())
+    if not ordered:
         return []
-    step = max(1, len(legal) // count)
-    return legal[step // 2 :: step][:count]
+    first = sum(str(spec).encode()) % len(ordered)
+    chosen: dict[Schedule, None] = {}
+    for turn in range(max(count, 0)):
+        for number, listed in enumerate((*ordered[first:], *ordered[:first])):
+            # Steps of the golden ratio leave no large gap, however many there are.
+            chosen[listed[int((0.618 * turn + 0.382 * number + 0.5) % 1 * len(listed))]] = None
+    return list(chosen)[: max(count, 0)]
 
 
 def compiled(spec: Spec, schedule: Schedule, binary: Binary, *, may_spill: bool) -> Result:

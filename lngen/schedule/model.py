@@ -41,7 +41,7 @@ RESERVED = 1  # KiB of a multiprocessor's shared memory that each block costs be
 
 # Registers besides those for elements, and registers per 4 bytes of held elements, fitted to compile logs.
 ROW_BASE, ROW_SLOPE = 32, 1.25
-COLUMN_BASE = 34
+COLUMN_BASE = 30
 STREAM_BASE = 26
 STAGED_BASE = 34
 
@@ -61,7 +61,7 @@ RAGGED_BYTES = 32 * 1024
 # With column sums: rows of so many elements, by bytes of one, are better held in registers than staged; threads of a
 # block for these, for staged rows up to SHORT_ROW elements and for longer ones; rows and bytes on their way at least.
 HELD_ROW = {2: 768, 4: 2048, 8: 2048}
-SHORT_BLOCK, SHORT_ROW, LONG_BLOCK, STAGES, STAGED_BYTES = 512, 1024, 256, 3, 96 * 1024
+SHORT_BLOCK, SHORT_ROW, LONG_BLOCK, STAGES, STAGED_BYTES = 512, 1536, 256, 3, 96 * 1024
 
 # Column sums of a row that one block can hold well.
 HELD_SUMS = 12288
