@@ -140,14 +140,8 @@ def _candidates(p: Problem) -> Iterator[Schedule]:
         for stages, keep, one in product((2, 3, 4, 5, 6), flags, flags if p.column_sums else flags[:1]):
             blocks = OWNERS[0] * resident if not p.column_sums else 0
             yield Schedule("async", threads, r, vec, resident, False, stages, 1, blocks, False, keep, one)
-<<<<<<< HEAD
-            yield Schedule(
-                "ragged", threads, r, vec, resident, False, stages, 1, blocks, bool(p.output_sizes), keep, one
-            )
-=======
             store = bool(p.output_sizes)
             yield Schedule("ragged", threads, r, vec, resident, False, stages, 1, blocks, store, keep, one)
->>>>>>> td
             for cluster, store in product([c for c in (1, 2, 4, 8, MAX_CLUSTER) if p.segments % c == 0], flags):
                 owners = 0 if p.column_sums else OWNERS[cluster.bit_length() - 1] * resident
                 yield Schedule("bulk", threads, r, vec, resident, False, stages, cluster, owners, store, keep, one)
@@ -168,18 +162,8 @@ def ranked(p: Problem, capability: int = 90, vec: int | None = None) -> list[Sch
     """
     found = [s for s in space(p) if fits(s, p, capability)]
     if vec is not None:
-<<<<<<< HEAD
-        found = [
-            t
-            for s in found
-            if s.vec <= vec or s.form not in ("bulk", "ragged")
-            for t in [replace(s, vec=min(vec, s.vec))]
-            if is_legal(t, p)
-        ]
-=======
         narrow = (replace(s, vec=min(vec, s.vec)) for s in found if s.form != "ragged")
         found = [s for s in narrow if is_legal(s, p)]
->>>>>>> td
     if not found:
         raise ScheduleError(f"no schedule is legal for D={p.d}.")
     return sorted(dict.fromkeys(found), key=lambda s: (_cost(s, p), s))
@@ -213,14 +197,8 @@ def _columns_cost(s: Schedule, p: Problem, idle: float) -> tuple[float, ...]:
 def _rows_cost(s: Schedule, p: Problem, idle: float) -> tuple[float, ...]:
     """A row in registers, as long as a block can hold it well; else a cluster's, through shared memory."""
     row = p.d * (sum(p.input_sizes) or 4)
-<<<<<<< HEAD
-    order = {"bulk": 0 if row > WIDE_ROW else 1, "registers": 1 if row > WIDE_ROW else 0, "async": 2, "ragged": 0}[
-        s.form
-    ]
-=======
     wide = row > WIDE_ROW
     order = {"ragged": 0, "bulk": 0 if wide else 1, "registers": 1 if wide else 0, "async": 2}[s.form]
->>>>>>> td
     each = slots(s, p) * p.chunk * row / p.d
     if s.form == "registers":
         way = in_flight(s, p)
