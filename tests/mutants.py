@@ -118,9 +118,9 @@ SUBJECTS: dict[str, Subject] = {
     "most of negatives": Subject("most.fwd:d=77,dtype=f16,weight=f32", registers(2, 16, 1), 7, "negative"),
     "double": Subject("rmsnorm.fwd:d=21,dtype=bf16,weight=f64", registers(4, 8, 1), 9),
     # Column sums: blocks of row groups, the last one not full; then more rows than all blocks take at once.
-    "backward": Subject("layernorm.bwd:d=996,dtype=bf16,weight=f32", registers(32, 8, 4), 20),
-    "backward of zeros": Subject("layernorm.bwd:d=996,dtype=bf16,wrt=beta", registers(32, 8, 4), 20, "zeros"),
-    "backward, no rows": Subject("layernorm.bwd:d=996,dtype=bf16", registers(32, 8, 4), 0),
+    "backward": Subject("layernorm.bwd:d=996,dtype=bf16,weight=f32", registers(64, 8, 4), 20),
+    "backward of zeros": Subject("layernorm.bwd:d=996,dtype=bf16,wrt=beta", registers(64, 8, 4), 20, "zeros"),
+    "backward, no rows": Subject("layernorm.bwd:d=996,dtype=bf16", registers(64, 8, 4), 0),
     "rounds": Subject("layernorm.bwd:d=3076,dtype=f64,wrt=gamma", registers(256, 1, 2, True), 140),
     "late": Subject("layernorm.bwd:d=3076,dtype=f64,wrt=gamma", registers(256, 1, 2, False), 140),
     # Partial rows in pairs, the last one alone.
