@@ -117,7 +117,9 @@ def make_spec(definition: Definition, direction: str, options: dict[str, Any], t
     """A spec from a definition and the grammar's keys, whose values may be text or Python objects."""
     text = text or f"{definition.name}.{direction}:{','.join(f'{k}={v}' for k, v in options.items())}"
     optional = _optional_inputs(definition)
-    known = ["d", "dtype", "weight", "out", "eps", "save", *optional] + (["wrt", "blocks"] if direction == "bwd" else [])
+    known = ["d", "dtype", "weight", "out", "eps", "save", *optional] + (
+        ["wrt", "blocks"] if direction == "bwd" else []
+    )
     for key in options:
         if key not in known:
             _wrong(text, "key", key, known)

@@ -19,9 +19,10 @@ from lngen.aot import files
 from lngen.aot.build import build
 from lngen.aot.plans import plan_for
 from lngen.cli import cli
-from lngen.errors import LngenError
+from lngen.errors import LngenError, ScheduleError
 from lngen.lower import Plan
 from lngen.runtime.choose import compile_plan, default_schedule
+from lngen.schedule import capability, check_arch, fits, problem
 from lngen.spec import parse_spec
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -59,14 +60,15 @@ def sets(folder: Path) -> dict[str, dict[str, Any]]:
     return {e["name"]: e for e in manifest(folder)["kernel_sets"]}
 
 
-def plan(text: str) -> Plan:
-    return plan_for(parse_spec(text), "", "sm_90")
+def plan(text: str, *arches: str, schedule: str = "") -> Plan:
+    return plan_for(parse_spec(text), schedule, *(arches or ("sm_90",)))
 
 
 def test_build_writes_what_it_lists(tmp_path: Path) -> None:
     out = tmp_path / "a" / "b"
     printed = built(FWD, BWD, "--arch", "sm_80,sm_90", "--out", out)
-    names = [f"{p.name}{end}" for p in (plan(FWD), plan(BWD)) for end in (".cu", *ends("sm_80"), *ends("sm_90"))]
+    made = [plan(text, "sm_80", "sm_90") for text in (FWD, BWD)]
+    names = [f"{p.name}{end}" for p in made for end in (".cu", *ends("sm_80"), *ends("sm_90"))]
     assert [Path(line) for line in printed.splitlines()] == [out / n for n in (*names, "manifest.json")]
     assert contents(out).keys() == {*names, "manifest.json"}
 
@@ -108,7 +110,7 @@ def test_the_hashes_and_resources_are_those_of_the_files(tmp_path: Path) -> None
     built(FWD, BWD, "--arch", "sm_80,sm_90", "--out", tmp_path)
     document = manifest(tmp_path)
     version = ".".join(map(str, toolchain.nvrtc_version()))
-    assert (document["schema_version"], document["nvrtc_version"]) == (1, version)
+    assert (document["schema_version"], document["nvrtc_version"]) == (2, version)
     named = {}
     for e in document["kernel_sets"]:
         for name, facts in e["files"].items():
@@ -116,7 +118,7 @@ def test_the_hashes_and_resources_are_those_of_the_files(tmp_path: Path) -> None
             assert (facts["sha256"], facts["bytes"]) == (hashlib.sha256(data).hexdigest(), len(data))
             named[name] = facts
         for arch in ("sm_80", "sm_90"):
-            binary = compile_plan(plan(e["spec"]["text"]), arch)
+            binary = compile_plan(plan(e["spec"]["text"], "sm_80", "sm_90"), arch)
             assert (tmp_path / f"{e['name']}.{arch}.cubin").read_bytes() == binary.image
             assert {k: r["registers"] for k, r in e["resources"][arch].items()} == {
                 k: r.registers for k, r in binary.resources.items()
@@ -124,11 +126,20 @@ def test_the_hashes_and_resources_are_those_of_the_files(tmp_path: Path) -> None
     assert named.keys() | {"manifest.json"} == contents(tmp_path).keys()
 
 
-@pytest.mark.parametrize("text", [FWD, BWD, STREAM])
+LAUNCHES = {
+    FWD: "form=registers,threads=32,rows=1,vec=8",
+    BWD: "form=async,threads=8,rows=128,vec=8,stages=2",
+    STREAM: "form=stream,threads=512,rows=1,vec=4",
+    "rmsnorm.fwd:d=65536,dtype=bf16": "form=bulk,threads=256,rows=1,vec=8,stages=3,cluster=4,owners=30,bulk_store=yes",
+    "layernorm.bwd:d=8192,dtype=bf16": "form=bulk,threads=512,rows=1,vec=8,stages=3,one_launch=yes",
+}
+
+
+@pytest.mark.parametrize("text", LAUNCHES)
 def test_the_manifest_says_how_to_launch(tmp_path: Path, text: str) -> None:
     """Arguments against the source's signature; grid, workspace and tensors against the plan."""
-    built(text, "--emit", "cu", "--out", tmp_path)
-    made, (e,) = plan(text), sets(tmp_path).values()
+    built(text, "--emit", "cu", "--schedule", LAUNCHES[text], "--out", tmp_path)
+    made, (e,) = plan(text, schedule=LAUNCHES[text]), sets(tmp_path).values()
     source = (tmp_path / f"{made.name}.cu").read_text()
     assert e["graph_sha256"] == hashlib.sha256(str(made.graph).encode()).hexdigest()
     assert [k["name"] for k in e["kernels"]] == [k.name for k in made.kernels]
@@ -144,13 +155,21 @@ def test_the_manifest_says_how_to_launch(tmp_path: Path, text: str) -> None:
             assert [blocks(described["grid"][axis], rows) for axis in "xy"] == [g(rows) for g in kernel.grid]
         assert (described["block"], described["launch_for_no_rows"]) == (kernel.block, kernel.always)
         assert described["launch_rule"] == kernel.launch_rule()
+        assert described["cluster"] == kernel.cluster
+        assert described["dynamic_shared_bytes"] == kernel.dynamic
+        assert described["cooperative"] == kernel.cooperative
+        assert [described["grid"][axis]["text"] for axis in "xy"] == [str(g) for g in kernel.grid]
+    assert source.count("\n    wait_for_previous_kernel();\n") == len(made.kernels), "launches may overlap, it says"
     for rows in (0, 1, 100):
         offset = 0
         for b in e["workspace"]["buffers"]:
             assert made.workspace_offsets(rows)[b["name"]] == offset
-            size = (b["fixed"] + b["per_row"] * rows) * {"f32": 4, "f64": 8}[b["dtype"]]
+            assert b["element_bytes"] == {"f32": 4, "f64": 8, "u32": 4}[b["dtype"]]
+            size = (b["fixed"] + b["per_row"] * rows) * b["element_bytes"]
             offset += -(-size // 256) * 256
         assert made.workspace_bytes(rows) == offset
+    assert [b["name"] for b in e["workspace"]["buffers"] if b["zeroed"]] == ["arrivals"] * made.schedule.one_launch
+    assert e["minimum_arch"] == {"async": "sm_80", "bulk": "sm_90"}.get(made.schedule.form, "sm_75")
     assert [t["name"] for t in e["tensors"]] == [v.name for v in (*made.inputs, *made.outputs)]
     by_name = {t["name"]: t for t in e["tensors"]}
     wide = by_name["x" if "fwd" in text else "dx"]
@@ -163,8 +182,75 @@ def test_the_manifest_says_how_to_launch(tmp_path: Path, text: str) -> None:
 def blocks(rule: dict[str, Any], rows: int) -> int:
     if rule["fixed"] is not None:
         return int(rule["fixed"])
-    count = -(-rows // rule["per"])
-    return count if rule["limit"] is None else min(rule["limit"], count)
+    owners = -(-rows // rule["per"])
+    count = rule["times"] * (owners if rule["limit"] is None else min(rule["limit"], owners))
+    return int(max(rule["least"], -(-count // rule["multiple"]) * rule["multiple"]))
+
+
+def test_the_manifest_states_its_rules(tmp_path: Path) -> None:
+    """What a launcher has to know that is no number."""
+    built(BWD, "--emit", "cu", "--out", tmp_path)
+    (e,) = sets(tmp_path).values()
+    assert "8 bytes" in e["argument_rule"]
+    assert all(key in e["grid_rule"] for key in ("fixed", "per", "limit", "times", "multiple", "least"))
+    assert all(key in e["launch_rule"] for key in ("cluster", "cooperatively", "dynamic shared memory"))
+    assert "before the first launch" in e["workspace"]["zeroed_rule"]
+    dependent = e["programmatic_stream_serialization"]
+    assert (dependent["minimum_arch"], "may be set" in dependent["rule"]) == ("sm_90", True)
+
+
+# ---- forms and archs ----
+
+BULK = "form=bulk,threads=8,rows=128,vec=8,stages=2"
+ASYNC = "form=async,threads=8,rows=128,vec=8,stages=2"
+TOO_OLD = [
+    (BULK, "sm_80", "form=bulk needs sm_90 or later, got sm_80; use form=registers, async or stream."),
+    (BULK, "sm_75", "form=bulk needs sm_90 or later, got sm_75; use form=registers or stream."),
+    (ASYNC, "sm_75", "form=async needs sm_80 or later, got sm_75; use form=registers or stream."),
+]
+
+
+@pytest.mark.parametrize(("schedule", "arch", "message"), TOO_OLD)
+def test_a_form_an_arch_does_not_have_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, schedule: str, arch: str, message: str
+) -> None:
+    """For a plan, a build and what is shown; nothing is compiled, nothing written."""
+
+    def forbidden(*_: object, **__: object) -> None:
+        raise AssertionError("NVRTC was called")
+
+    for where in ("runtime.choose.compile_cubin", "aot.build.compile_cubin", "cli.show.compile_ptx"):
+        monkeypatch.setattr(f"lngen.{where}", forbidden)
+    with pytest.raises(ScheduleError) as error:
+        compile_plan(plan(BWD, schedule=schedule), arch)
+    assert str(error.value) == message
+    done = call(BWD, "--schedule", schedule, "--arch", f"sm_90,{arch}", "--out", tmp_path / "out")
+    assert (done.exit_code, done.stderr) == (2, f"error: {message}\n")
+    assert not (tmp_path / "out").exists()
+    for stage in ("ptx", "resources", "traffic"):
+        shown = CliRunner().invoke(cli, ["show", BWD, "--stage", stage, "--schedule", schedule, "--arch", arch])
+        assert (shown.exit_code, shown.stderr) == (2, f"error: {message}\n"), stage
+
+
+def test_the_source_alone_of_a_form_asks_no_arch(tmp_path: Path) -> None:
+    built(BWD, "--schedule", BULK, "--arch", "sm_80", "--emit", "cu", "--out", tmp_path)
+    assert len([p for p in tmp_path.iterdir() if p.suffix == ".cu"]) == 1
+
+
+@pytest.mark.parametrize("arches", ["sm_90,sm_80", "sm_80,sm_90", "sm_75,sm_90", "sm_80,sm_86,sm_120"])
+def test_one_default_schedule_exists_on_every_arch(tmp_path: Path, arches: str) -> None:
+    """The order in which they are named does not matter."""
+    listed = arches.split(",")
+    schedule = plan(BWD, *listed).schedule
+    assert schedule == plan(BWD, *sorted(listed)).schedule
+    spec = parse_spec(BWD)
+    for arch in listed:
+        check_arch(schedule, arch)
+        assert fits(schedule, problem(spec.graph(), spec.d), capability(arch))
+    built(BWD, "--arch", arches, "--emit", "cubin", "--out", tmp_path)
+    ((name, e),) = sets(tmp_path).items()
+    assert e["schedule"]["text"] == str(schedule)
+    assert {p.name for p in tmp_path.iterdir()} == {"manifest.json", *(f"{name}.{arch}.cubin" for arch in listed)}
 
 
 def test_only_the_kinds_asked_for(tmp_path: Path) -> None:
@@ -199,8 +285,9 @@ def test_building_into_the_same_folder_merges_by_name(tmp_path: Path) -> None:
 def test_a_kernel_set_of_the_same_name_is_replaced_with_its_files(tmp_path: Path) -> None:
     built(FWD, BWD, "--arch", "sm_80,sm_90", "--out", tmp_path)
     (tmp_path / "mine.txt").touch()
-    built(FWD, "--arch", "sm_90", "--emit", "cubin", "--out", tmp_path)
-    name, other = plan(FWD).name, plan(BWD).name
+    name, other = (plan(text, "sm_80", "sm_90").name for text in (FWD, BWD))
+    schedule = sets(tmp_path)[name]["schedule"]["text"]
+    built(FWD, "--schedule", schedule, "--arch", "sm_90", "--emit", "cubin", "--out", tmp_path)
     assert {n for n in contents(tmp_path) if n.startswith(f"{name}.")} == {f"{name}.sm_90.cubin"}
     assert len([n for n in contents(tmp_path) if n.startswith(f"{other}.")]) == 5
     assert (tmp_path / "mine.txt").exists()
@@ -263,16 +350,16 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, where: str) ->
     [
         "no json",
         "[]",
-        '{"schema_version": 2, "kernel_sets": []}',
-        '{"schema_version": 1, "kernel_sets": [{"name": "a", "files": {"../../x": {}}}]}',
-        '{"schema_version": 1, "kernel_sets": [{}]}',
+        '{"schema_version": 1, "kernel_sets": []}',
+        '{"schema_version": 2, "kernel_sets": [{"name": "a", "files": {"../../x": {}}}]}',
+        '{"schema_version": 2, "kernel_sets": [{}]}',
     ],
 )
 def test_a_manifest_of_something_else_is_left_alone(tmp_path: Path, text: str) -> None:
     (tmp_path / "manifest.json").write_text(text)
     done = call(FWD, "--emit", "cu", "--out", tmp_path)
     assert done.exit_code == 2
-    assert "is expected to be a manifest with schema_version 1 and is none" in done.stderr
+    assert "is expected to be a manifest with schema_version 2 and is none" in done.stderr
     assert contents(tmp_path) == {"manifest.json": text.encode()}
 
 

@@ -17,6 +17,7 @@ from lngen.aot import catalog
 from lngen.cli import cli
 from lngen.data import data_dir
 from lngen.ir import DType
+from lngen.schedule.schedule import FORMS
 from lngen.spec import parse_spec
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -56,8 +57,18 @@ def test_the_catalog_covers_what_it_should() -> None:
         (graph, direction) for graph in ("layernorm", "rmsnorm") for direction in ("fwd", "bwd")
     }
     assert {s.dtype for s in specs} == {DType.F16, DType.BF16, DType.F32}
-    assert {s.d for s in specs} == {64, 768, 1000, 1024, 4096, 8192, 65536}
+    assert {s.d for s in specs} == {64, 768, 1000, 1024, 4096, 8192, 16384, 65536}
     assert any(s.weight is not s.dtype for s in specs)
+    schedules = [plan.schedule for plan in catalog.plans()]
+    assert {s.form for s in schedules} == set(FORMS)
+    for option in ("prefetch", "bulk_store", "keep", "one_launch"):
+        assert {getattr(s, option) for s in schedules} == {False, True}, option
+    assert {(s.cluster > 1, plan.spec.direction) for s, plan in zip(schedules, catalog.plans(), strict=True)} >= {
+        (True, "fwd"),
+        (True, "bwd"),
+    }
+    clusters = {(k.cluster, plan.schedule.cluster) for plan in catalog.plans() for k in plan.kernels}
+    assert (2, 1) in clusters, "no two blocks that fold their column sums"
     templates = {k.template for plan in catalog.plans() for k in plan.kernels}
     kernels = {p.name for p in data_dir("templates").glob("*.cu.jinja")} - {"module.cu.jinja"}
     assert templates == kernels, "a template that no golden kernel shows"

@@ -386,6 +386,23 @@ def test_the_plan_s_text_has_all_of_it(plan: Plan) -> None:
     assert not re.search(r"[ \t]$", text, re.MULTILINE)
 
 
+def test_the_plan_s_text_shows_shared_memory_and_clusters() -> None:
+    text = str(plan_of(*PLANS["bulk, a cluster for each"]))
+    for line in (
+        "launch    grid 4 * min(30, rows), block 256, clusters of 4, 98304 bytes of dynamic shared memory; "
+        "no launch for rows = 0",
+        "stage     x at byte 0",
+        "leaving   y at byte 0",
+        "held      gamma, beta",
+        "shared    1024 of float to fold in, 8 a row from the blocks of the cluster, 98304 bytes of stages",
+    ):
+        assert f"\n  {line}\n" in text
+    once = str(plan_of(*PLANS["row_columns, one launch"]))
+    assert "workspace arrivals: u32[1], zero before the first call\n" in once
+    assert ", cooperative\n" in once
+    assert re.search(r"phase after the grid barrier\n(    .*\n)*    store      dgamma dbeta\n", once)
+
+
 def test_an_illegal_schedule_is_not_lowered() -> None:
     with pytest.raises(ScheduleError, match="threads is a power of two, got 33"):
         plan_of("layernorm.fwd:d=4096", "threads=33")

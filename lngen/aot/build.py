@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from lngen.aot.files import sha256, write_all
 from lngen.emit import emit
 from lngen.errors import LngenError
 from lngen.lower import Plan
+from lngen.schedule import check_arch
 from lngen.toolchain import Binary, compile_cubin, compile_ptx, nvrtc_version
 
 KINDS = ("cu", "ptx", "cubin")
@@ -57,7 +59,8 @@ def build(
     """Generate ``plans`` into ``folder`` as ``kinds`` of files (cu, ptx, cubin), and manifest.json.
 
     Everything is compiled before the first file is written; each file is written whole, the manifest last.
-    With only "cu" nothing is compiled, and the manifest has no resources. ``version`` is lngen's own, which
+    ScheduleError if one of ``arches`` lacks what a plan's form needs. With only "cu" nothing is compiled, and the
+    manifest has no resources. ``version`` is lngen's own, which
     the manifest records. ``executor`` runs the compilations, by default threads; the bytes are the same.
     """
     for kind in kinds:
@@ -65,6 +68,8 @@ def build(
             raise LngenError(f"there is no kind of file '{kind}', expected {', '.join(KINDS)}.")
     old = manifest.read(folder)
     by_name = {plan.name: plan for plan in plans}
+    for plan, arch in product(by_name.values(), arches if set(kinds) - {"cu"} else ()):
+        check_arch(plan.schedule, arch)
     sources = {name: emit(plan) for name, plan in by_name.items()}
     compiled = _compile(sources, arches, kinds, progress, executor)
     nvrtc = ".".join(map(str, nvrtc_version())) if compiled else None

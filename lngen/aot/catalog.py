@@ -18,22 +18,26 @@ from lngen.runtime.choose import DEFAULT_ARCH
 from lngen.spec import parse_spec
 
 CATALOG = {
-    # Forward: one warp and less, blocks, a row no power of two divides well, streaming.
-    "rmsnorm.fwd:d=64,dtype=f16,weight=f32": "form=registers,threads=2,rows=64,vec=8,resident=8,prefetch=no",
-    "layernorm.fwd:d=768,dtype=f32": "form=registers,threads=64,rows=1,vec=4,resident=8,prefetch=no",
-    "rmsnorm.fwd:d=1000,dtype=bf16,beta=yes": "form=registers,threads=32,rows=4,vec=8,resident=8,prefetch=no",
-    "layernorm.fwd:d=4096,dtype=bf16": "form=registers,threads=128,rows=1,vec=8,resident=6,prefetch=no",
-    "rmsnorm.fwd:d=8192,dtype=bf16,weight=f32,out=f32": (
-        "form=registers,threads=256,rows=1,vec=8,resident=4,prefetch=no"
+    # Forward in registers: less than a warp for a row, two warps, a row no power of two divides well, a block.
+    "rmsnorm.fwd:d=64,dtype=f16,weight=f32": "form=registers,threads=2,rows=64,vec=8,resident=8",
+    "layernorm.fwd:d=768,dtype=f32": "form=registers,threads=64,rows=1,vec=4,resident=8",
+    "rmsnorm.fwd:d=1000,dtype=bf16,beta=yes": "form=registers,threads=32,rows=4,vec=8,resident=8",
+    "layernorm.fwd:d=4096,dtype=bf16": "form=registers,threads=128,rows=1,vec=8,resident=6",
+    # A row shared by the blocks of a cluster, results leaving in bulk.
+    "layernorm.fwd:d=65536,dtype=bf16": (
+        "form=bulk,threads=256,rows=1,vec=8,stages=3,cluster=4,owners=30,bulk_store=yes,keep=yes"
     ),
-    "layernorm.fwd:d=65536,dtype=bf16": "form=stream,threads=512,rows=1,vec=8,resident=2,prefetch=no",
-    # Backward: with column sums in registers, without column sums, streaming in three kernels.
-    "rmsnorm.bwd:d=768,dtype=f16,weight=f32": ("form=registers,threads=64,rows=8,vec=8,resident=1,prefetch=yes"),
-    "layernorm.bwd:d=1000,dtype=f32": "form=registers,threads=64,rows=8,vec=4,resident=1,prefetch=no",
-    "rmsnorm.bwd:d=1024,dtype=bf16,wrt=x": "form=registers,threads=64,rows=1,vec=8,resident=8,prefetch=no",
-    "layernorm.bwd:d=4096,dtype=bf16": "form=registers,threads=256,rows=2,vec=8,resident=1,prefetch=yes",
-    "layernorm.bwd:d=8192,dtype=f16": "form=registers,threads=512,rows=1,vec=8,resident=1,prefetch=yes",
-    "rmsnorm.bwd:d=65536,dtype=f32": "form=stream,threads=512,rows=1,vec=4,resident=2,prefetch=no",
+    # Backward without column sums.
+    "rmsnorm.bwd:d=1024,dtype=bf16,wrt=x": "form=registers,threads=64,rows=1,vec=8,resident=8",
+    # Column sums: in one launch, by asynchronous copies, by bulk copies into row groups, with two blocks folding
+    # theirs, with a cluster for each row.
+    "rmsnorm.bwd:d=768,dtype=f16,weight=f32": ("form=registers,threads=32,rows=16,vec=8,prefetch=yes,one_launch=yes"),
+    "layernorm.bwd:d=1000,dtype=f32": "form=async,threads=64,rows=8,vec=4,stages=2",
+    "layernorm.bwd:d=4096,dtype=bf16": "form=bulk,threads=128,rows=2,vec=8,stages=3,keep=yes",
+    "layernorm.bwd:d=8192,dtype=f16": "form=bulk,threads=256,rows=1,vec=8,stages=3,keep=yes",
+    "layernorm.bwd:d=16384,dtype=bf16": "form=bulk,threads=256,rows=1,vec=8,stages=3,cluster=2,keep=yes",
+    # Streaming, in three kernels.
+    "rmsnorm.bwd:d=65536,dtype=f32": "form=stream,threads=512,rows=1,vec=4,resident=2",
 }
 
 

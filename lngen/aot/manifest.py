@@ -17,18 +17,38 @@ from lngen.aot.files import sha256
 from lngen.errors import LngenError
 from lngen.ir import WIDE, D, M, Value
 from lngen.lower import Extent, Kernel, Plan
+from lngen.schedule import MINIMUM_ARCH
 from lngen.spec import Spec
 from lngen.toolchain import Resources
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 FILE_NAME = "manifest.json"
 WORKSPACE_ALIGNMENT = 256
 
 _WORKSPACE_RULE = (
     f"one allocation aligned to {WORKSPACE_ALIGNMENT} bytes; a buffer has fixed + per_row * rows elements, "
-    f"its size is rounded up to a multiple of {WORKSPACE_ALIGNMENT} bytes, and the next one starts there"
+    f"its size is rounded up to a multiple of {WORKSPACE_ALIGNMENT} bytes, and the next one starts there; "
+    "launches that may run at the same time need a workspace each"
+)
+_ZEROED_RULE = (
+    "a zeroed buffer is set to zero once, before the first launch that uses it; every launch that ends leaves it "
+    "ready for the next"
 )
 _ARGUMENT_RULE = "every argument is 8 bytes: a pointer, or a long long (rows; strides in elements)"
+_LAUNCH_RULE = (
+    "the kernels of a set are launched in this order on one stream: cluster blocks to a cluster in x if that is more "
+    "than 1, cooperatively if the kernel says so, its dynamic shared memory allowed first "
+    "(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES), and clusters of more than 8 blocks, too "
+    "(CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED); without rows only those with launch_for_no_rows"
+)
+_DEPENDENT_RULE = (
+    "the attribute CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION may be set: a kernel waits for what was "
+    "launched before it on the stream before it reads or writes global memory"
+)
+_GRID_RULE = (
+    "fixed blocks, or if that is null: owners = ceil(rows / per), at most limit; blocks = times * owners, "
+    "rounded up to a multiple of multiple, at least least"
+)
 
 
 def entry(plan: Plan, resources: Mapping[str, Mapping[str, Resources]]) -> dict[str, Any]:
@@ -45,13 +65,26 @@ def entry(plan: Plan, resources: Mapping[str, Mapping[str, Resources]]) -> dict[
             *(_tensor(plan, v, "input") for v in plan.inputs),
             *(_tensor(plan, v, "output") for v in plan.outputs),
         ],
+        "minimum_arch": f"sm_{MINIMUM_ARCH[plan.schedule.form]}",
         "argument_rule": _ARGUMENT_RULE,
+        "launch_rule": _LAUNCH_RULE,
+        "grid_rule": _GRID_RULE,
+        "programmatic_stream_serialization": {"minimum_arch": "sm_90", "rule": _DEPENDENT_RULE},
         "kernels": [_kernel(k) for k in plan.kernels],
         "workspace": {
             "alignment": WORKSPACE_ALIGNMENT,
             "rule": _WORKSPACE_RULE,
+            "zeroed_rule": _ZEROED_RULE,
             "buffers": [
-                {"name": b.name, "dtype": str(b.dtype), "fixed": b.fixed, "per_row": b.per_row} for b in plan.workspace
+                {
+                    "name": b.name,
+                    "dtype": b.element,
+                    "element_bytes": b.dtype.size,
+                    "fixed": b.fixed,
+                    "per_row": b.per_row,
+                    "zeroed": b.zeroed,
+                }
+                for b in plan.workspace
             ],
         },
         "resources": {arch: {k: asdict(r) for k, r in kernels.items()} for arch, kernels in resources.items()},
@@ -113,15 +146,17 @@ def _kernel(kernel: Kernel) -> dict[str, Any]:
         "launch_rule": kernel.launch_rule(),
         "grid": {"x": _extent(x), "y": _extent(y)},
         "block": kernel.block,
-        "dynamic_shared_bytes": 0,
+        "cluster": kernel.cluster,
+        "dynamic_shared_bytes": kernel.dynamic,
+        "cooperative": kernel.cooperative,
         "launch_for_no_rows": kernel.always,
     }
 
 
 def _extent(extent: Extent) -> dict[str, Any]:
-    """``fixed`` blocks, or if that is null ceil(rows / per), at most ``limit``."""
-    fixed = extent.fixed if extent.per is None else None
-    return {"text": str(extent), "fixed": fixed, "per": extent.per, "limit": extent.limit}
+    """``fixed`` blocks, or by rows what the grid rule says."""
+    by_rows = {f.name: getattr(extent, f.name) for f in fields(extent)}
+    return {"text": str(extent), **by_rows, "fixed": extent.fixed if extent.per is None else None}
 
 
 def render(entries: Mapping[str, Mapping[str, Any]], lngen_version: str, nvrtc_version: str | None) -> bytes:

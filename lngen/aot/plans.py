@@ -10,15 +10,16 @@ from lngen.schedule import Schedule, parse_schedule
 from lngen.spec import Spec
 
 
-def plan_for(spec: Spec, schedule: str, arch: str) -> Plan:
-    """The plan of ``spec`` under its default schedule on ``arch``, changed as ``schedule`` says.
+def plan_for(spec: Spec, schedule: str, *arches: str) -> Plan:
+    """The plan of ``spec`` under its default schedule on ``arches``, changed as ``schedule`` says.
 
-    A text that names every key without a default replaces that schedule, which then need not be found: no compiler
-    is asked.
+    For several archs it is one schedule that all of them have. A text that names every key without a default
+    replaces it, so that no compiler is asked; a form takes the defaults of the other keys with it.
     """
     named = {part.partition("=")[0] for part in schedule.split(",")}
     if named >= {f.name for f in fields(Schedule) if f.default is MISSING}:
         base = Schedule("registers", threads=1, rows=1, vec=1)
     else:
-        base = default_schedule(spec, arch)
+        first, *also = arches
+        base = default_schedule(spec, first, also=also)
     return lower(spec, parse_schedule(schedule, base))

@@ -15,9 +15,9 @@ from lngen.interpret import interpret
 from lngen.ir.numerics import Array
 from lngen.ir.ops import compute_dtype
 from lngen.lower import lower
-from lngen.runtime.choose import DEFAULT_ARCH, capability, compile_plan, default_schedule
+from lngen.runtime.choose import DEFAULT_ARCH, compile_plan, default_schedule
 from lngen.runtime.launch import device_arch, device_count
-from lngen.schedule import MINIMUM_ARCH, Schedule, problem, space
+from lngen.schedule import Schedule, capability, fits, problem, space
 from lngen.spec import Spec
 from lngen.toolchain import Binary
 
@@ -64,16 +64,19 @@ def check_spec(
 
 
 def others(spec: Spec, count: int, arch: str = DEFAULT_ARCH) -> list[Schedule]:
-    """``count`` schedules that exist on ``arch``: kinds take turns, and of each kind they are spread over all.
+    """``count`` schedules that ``arch`` has room for: kinds take turns, and of each kind they are spread over all.
 
     A kind is a form, a cluster and whether column sums are finished in one launch; which comes first is the spec's
     matter, so that a grid of specs sees every kind even where each spec has room for few.
     """
     kinds: dict[tuple[str, int, bool], list[Schedule]] = {}
-    for s in space(problem(spec.graph(), spec.d)):
-        if capability(arch) >= MINIMUM_ARCH[s.form]:
+    facts = problem(spec.graph(), spec.d)
+    for s in space(facts):
+        if fits(s, facts, capability(arch)):
             kinds.setdefault((s.form, s.cluster, s.one_launch), []).append(s)
     ordered = list(kinds.values())
+    if not ordered:
+        return []
     first = sum(str(spec).encode()) % len(ordered)
     chosen: dict[Schedule, None] = {}
     for turn in range(max(count, 0)):

@@ -19,7 +19,7 @@ from lngen.version import __version__
 
 @click.command(epilog="Example: lngen build layernorm.fwd:d=4096,dtype=bf16 --arch sm_80,sm_90 --out build")
 @click.argument("specs", metavar="SPEC...", nargs=-1, required=True)
-@arch_option("Targets of ptx and cubin; the default schedule is that of the first.")
+@arch_option("Targets of ptx and cubin; the default schedule is one for all of them.")
 @click.option(
     "--emit",
     "kinds",
@@ -57,7 +57,7 @@ def command(
     if rows is not None and lock_file is None:
         raise click.UsageError("--rows chooses among the schedules of a --lock file; give both.")
     lock = read_lock(lock_file) if lock_file else Lock()
-    plans = [_plan(text, schedule, arches[0], lock, rows) for text in specs]
+    plans = [_plan(text, schedule, arches, lock, rows) for text in specs]
     with dask_executor(dask) as executor, progress_bar("compiling") as progress:
         built = build(
             plans, folder, arches=arches, version=__version__, kinds=kinds, progress=progress, executor=executor
@@ -69,12 +69,12 @@ def command(
         click.echo(folder / name)
 
 
-def _plan(text: str, schedule: str, arch: str, lock: Lock, rows: int | None) -> Plan:
-    """The plan of a spec: its locked schedule on ``arch``, or its default, changed as ``schedule`` says."""
+def _plan(text: str, schedule: str, arches: tuple[str, ...], lock: Lock, rows: int | None) -> Plan:
+    """The plan of a spec: its locked schedule on the first arch, or its default, changed as ``schedule`` says."""
     spec = parse_spec(text)
-    locked = lock.schedule(spec, rows, arch=arch)
+    locked = lock.schedule(spec, rows, arch=arches[0])
     if locked is not None:
         return lower(spec, parse_schedule(schedule, locked))
     if lock.entries:
-        click.echo(f"{spec} is not in '{lock.path}' for {arch}; its default schedule is built.", err=True)
-    return plan_for(spec, schedule, arch)
+        click.echo(f"{spec} is not in '{lock.path}' for {arches[0]}; its default schedule is built.", err=True)
+    return plan_for(spec, schedule, *arches)

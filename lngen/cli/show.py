@@ -16,7 +16,7 @@ from lngen.errors import LngenError
 from lngen.inspect import measure, traffic_text
 from lngen.lower import Plan, lower
 from lngen.runtime.choose import compile_plan
-from lngen.schedule import parse_schedule
+from lngen.schedule import check_arch, parse_schedule
 from lngen.spec import Spec, parse_spec
 from lngen.toolchain import compile_ptx
 
@@ -34,7 +34,7 @@ COLUMNS = ("kernel", "arch", "registers", "spill stores", "spill loads", "stack"
 @click.option("--after", metavar="PASS", help="The graph after this pass, or 'all': after each of them.")
 @schedule_option
 @click.option("--diff", metavar="K=V,...", help="A unified diff against the same schedule with these changes.")
-@arch_option("Target; --stage resources takes several, the default schedule is that of the first.")
+@arch_option("Target; --stage resources takes several, and the default schedule is then one for all of them.")
 @click.option("--json", "as_json", is_flag=True, help="Print the resources as JSON.")
 def command(
     spec: str,
@@ -56,7 +56,7 @@ def command(
     if stage == "graph":
         print_text(graph_text(parsed, after), STAGES[stage])
         return
-    plan = plan_for(parsed, schedule, arches[0])
+    plan = plan_for(parsed, schedule, *arches)
     if as_json:
         print_json(resources_json(plan, arches))
     elif diff is None:
@@ -98,6 +98,8 @@ def stage_text(plan: Plan, stage: str, arches: tuple[str, ...]) -> str:
         return str(plan)
     if stage == "cuda":
         return emit(plan)
+    if stage in ("ptx", "traffic"):
+        check_arch(plan.schedule, arches[0])
     if stage == "ptx":
         return compile_ptx(emit(plan), arches[0], name=f"{plan.name}.cu")
     if stage == "traffic":

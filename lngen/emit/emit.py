@@ -89,7 +89,7 @@ def partials(plan: Plan) -> tuple[str, ...]:
         "_column": bool(rows),
         "_fold": bool(rows) or sums,
         "_maximum": bool(ops & {"maximum", "reduce_max"}),
-        "_row_barrier": folds or "_refill_at_once" in sections or "_row_leaves" in sections,
+        "_row_barrier": folds or "_refill_at_once" in sections or "_end_row" in sections,
         "_row_fold": folds,
         "_exchange": "_cluster_sums" in sections,
         "_partial": any(k.accumulators for k in rows),

@@ -86,7 +86,16 @@ class Sections:
 
     def __iter__(self) -> Iterator[str]:
         """Every partial, in the order of the text."""
-        yield from (*self.setup, *self.held, *self.copies, *self.row_begin, self.columns, self.load, self.store, self.fold)
+        yield from (
+            *self.setup,
+            *self.held,
+            *self.copies,
+            *self.row_begin,
+            self.columns,
+            self.load,
+            self.store,
+            self.fold,
+        )
         yield from (*self.row_end, *self.end)
 
 

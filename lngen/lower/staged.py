@@ -78,10 +78,10 @@ def sections(kernel: Kernel, s: Schedule, p: Problem) -> Sections:
     }
     load, store = ("_load_ragged", "_store_ragged_stage") if ragged else ("_load_stage", "_store_stage")
     ends = [
-        ("_rows_left", s.bulk_store),
+        ("_end_stores", s.bulk_store),
         (_end(s, p), p.column_sums > 0),
         ("_one_launch", s.one_launch),
-        ("_leave_together", s.cluster * folds_blocks(s, p) > 1),
+        ("_end_cluster", s.cluster * folds_blocks(s, p) > 1),
     ]
     return Sections(
         setup=_files("_setup_cluster" if meets else "_setup_bulk") if s.form != "async" else (),
@@ -92,7 +92,7 @@ def sections(kernel: Kernel, s: Schedule, p: Problem) -> Sections:
         load=f"{load}.cuh.jinja",
         store=f"{store}.cuh.jinja" if s.bulk_store else "_store_results.cuh.jinja",
         fold="_cluster_sums.cuh.jinja" if meets else "_row_sums.cuh.jinja",
-        row_end=_files(*["_row_leaves"] * s.bulk_store),
+        row_end=_files(*["_end_row"] * s.bulk_store),
         end=_files(*(name for name, there in ends if there)),
     )
 

@@ -43,11 +43,11 @@ def order_sums(graph: Graph, d: int, blocks: int | None = None) -> Graph:
     after:   %mean_sum = reduce_sum %x32 {axis=D, chunk=8, segment=4096}
              %dbeta32  = reduce_sum %dy32 {axis=M, blocks=128, cluster=1, groups=2, strands=16}
 
-    The numbers are a function of D and of the narrowest [M, D] input's dtype alone: the same on every GPU, unless
-    ``blocks`` says how many blocks share the rows.
+    The numbers are a function of D, of the narrowest [M, D] input's dtype and of that of the sums alone: the same on
+    every GPU, unless ``blocks`` says how many blocks share the rows.
     """
     size = element_size(graph)
-    row, column = vars(row_order(d, size)), vars(column_order(d, size, blocks))
+    row, column = vars(row_order(d, size)), vars(column_order(d, sum_size(graph), blocks))
 
     def ordered(eqn: Eqn) -> Eqn:
         if eqn.op != "reduce_sum":
@@ -64,6 +64,12 @@ def element_size(graph: Graph) -> int:
     return min(wide, default=4)
 
 
+def sum_size(graph: Graph) -> int:
+    """Bytes per element of the widest operand of a sum over rows."""
+    sums = (e for e in graph.eqns if e.op == "reduce_sum" and e.attr("axis") is Axis.M)
+    return max((e.args[0].type.dtype.size for e in sums), default=4)
+
+
 def row_order(d: int, size: int) -> RowOrder:
     """How a row of ``d`` elements of ``size`` bytes is cut: chunks of 16 bytes, equal segments of at most 16 KiB.
 
@@ -74,14 +80,14 @@ def row_order(d: int, size: int) -> RowOrder:
     return RowOrder(chunk, -(-d // (segments * chunk)) * chunk)
 
 
-def column_order(d: int, size: int, blocks: int | None = None) -> ColumnOrder:
-    """How many row groups and blocks share the rows, for rows of ``d`` elements of ``size`` bytes.
+def column_order(d: int, size: int = 4, blocks: int | None = None) -> ColumnOrder:
+    """How many row groups and blocks share the rows, for ``d`` columns whose sums have ``size`` bytes.
 
     A block of ``groups`` rows side by side holds at most 12288 column sums (6144 of 8 bytes), which fit the
     registers and, for folding the groups, the shared memory. Where one row fills a block, two blocks fold their
     sums before they are written: half the partial sums.
     """
-    held = HELD[8 if size == 8 else 4]
+    held = HELD[size]
     groups = 1
     while groups < 128 and 2 * groups * max(d, 64) <= held:
         groups *= 2

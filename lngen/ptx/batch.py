@@ -17,15 +17,15 @@ from lngen.ptx.clusters import Clusters
 from lngen.ptx.dependent import waits
 from lngen.ptx.flights import Flights
 from lngen.ptx.lanes import WARP, Lanes
-from lngen.ptx.memory import Buffer, GlobalMemory, Report
+from lngen.ptx.memory import WORD, Buffer, GlobalMemory, Report
 from lngen.ptx.ordering import Places, VectorClock
 from lngen.ptx.parser import Instruction
 from lngen.ptx.program import Program, unknown
 from lngen.ptx.proxy import proxies
 from lngen.ptx.report import Reporter, Stop, Traffic
-from lngen.ptx.scratch import Clock, Scratch, unit_of
+from lngen.ptx.scratch import Clock, Scratch
 from lngen.ptx.spin import ordered, resident, spins
-from lngen.ptx.tracking import sectors
+from lngen.ptx.tracking import narrowest, sectors
 from lngen.ptx.values import Value
 
 MOST = 1 << 18  # segments a batch runs before it is taken to run for ever
@@ -78,9 +78,10 @@ class Batch:
         self.met: list[tuple[int, Lanes]] = []
         self.arrived = np.zeros(self.total, np.bool_)
         own = [s for s in self.program.entry.symbols if s.space == "shared"]
-        self.shared = Scratch("shared", own, self.slot_of, self.slots, launch.dynamic, unit_of(launch.program.entry))
+        unit = narrowest(launch.program.entry, "shared")
+        self.shared = Scratch("shared", own, self.slot_of, self.slots, launch.dynamic, unit)
         if self.order is not None:
-            self.shared.races = Places(len(self.shared.data) // self.shared.unit)
+            self.shared.races = Places(len(self.shared.data) // unit)
         own = [s for s in self.program.entry.symbols if s.space == "local"]
         self.local = Scratch("local", own, np.arange(self.total), self.total if own else 0)
         for slot, name in self.program.specials.items():
@@ -128,7 +129,7 @@ class Batch:
 
     def places(self, buffer: Buffer) -> tuple[Places, int]:
         """Who touched what of a buffer in this launch, and the bytes of its units."""
-        unit = min(4, buffer.item)
+        unit = min(WORD, buffer.unit)
         if buffer.name not in self._places:
             self._places[buffer.name] = Places(len(buffer.data) // unit)
         return self._places[buffer.name], unit

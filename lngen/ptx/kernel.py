@@ -17,6 +17,7 @@ from lngen.ptx.parser import Module
 from lngen.ptx.report import Outcome, Reporter, Stop, Traffic
 from lngen.ptx.scratch import size_of
 from lngen.ptx.spin import resident
+from lngen.ptx.tracking import narrowest
 from lngen.ptx.values import DTYPES, immediate
 
 LANES = 1 << 14  # threads a batch aims at
@@ -35,6 +36,7 @@ def run_blocks(launch: Launch, order: int) -> None:
         raise PtxError(f"'{launch.kernel}' needs {need} bytes of shared memory: a block has {SHARED} at most.")
     per = max(1, LANES // (launch.block * size)) * size
     launch.order = order
+    launch.memory.begin(narrowest(entry, "global"))
     if resident(entry):
         if len(blocks) * launch.block > MOST:
             raise PtxError(f"'{launch.kernel}' has blocks that may wait for each other: {MOST} threads at most.")

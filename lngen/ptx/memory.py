@@ -12,6 +12,7 @@ from lngen.ir.numerics import Array
 GAP = 1 << 16
 START = 1 << 33
 POISON = 0xFE
+WORD = 4  # bytes by which races are noted, unless a kernel has narrower accesses
 MANY = -1
 VIEWS = {n: np.dtype(t) for n, t in {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}.items()}
 
@@ -34,9 +35,10 @@ class Buffer:
         self.written = np.zeros(room, np.uint8) if self.tracked else None
         self.begin()
 
-    def begin(self) -> None:
-        """A new launch: nobody has touched anything."""
-        units = self.data.size // self.item if self.tracked else 0
+    def begin(self, narrow: int = WORD) -> None:
+        """A new launch, no access of which has fewer than ``narrow`` bytes: nobody has touched anything."""
+        self.unit = min(self.item, narrow) if narrow < WORD else self.item
+        units = self.data.size // self.unit if self.tracked else 0
         self.writer = np.zeros(units, np.int32)
         self.reader = np.zeros(units, np.int32)
 
@@ -84,10 +86,10 @@ class GlobalMemory:
         self._bases.append(buffer.base)
         return buffer
 
-    def begin(self) -> None:
-        """A new launch."""
+    def begin(self, narrow: int) -> None:
+        """A new launch, no access of which has fewer than ``narrow`` bytes."""
         for buffer in self.buffers:
-            buffer.begin()
+            buffer.begin(narrow)
 
     def nearest(self, address: int) -> Buffer:
         """The buffer at or next to an address."""
@@ -194,5 +196,5 @@ def write_races(buffer: Buffer, address: Array, count: int, block: Array) -> Arr
 
 
 def _units(buffer: Buffer, address: Array, count: int) -> Array:
-    first = (address.astype(np.int64) - buffer.base) // buffer.item
-    return np.asarray(first[:, None] + np.arange(max(1, count // buffer.item)))
+    first = (address.astype(np.int64) - buffer.base) // buffer.unit
+    return np.asarray(first[:, None] + np.arange(max(1, count // buffer.unit)))

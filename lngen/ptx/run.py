@@ -134,7 +134,6 @@ class _Run:
             names = [name for name, _ in entry.params]
             arguments = dict(zip(names, self._arguments(kernel), strict=True))
             x, y = grid(kernel, self.rows) if grid else (kernel.grid[0](self.rows), kernel.grid[1](self.rows))
-            self.memory.begin()
             self.traffic.open(kernel.name)
             shared = Launch(
                 kernel.name, program, arguments, (x, y), kernel.block, self.memory, self.reporter, self.traffic,

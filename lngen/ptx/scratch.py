@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from lngen.ir.numerics import Array
-from lngen.ptx.memory import POISON, VIEWS
-from lngen.ptx.parser import Entry, Symbol
+from lngen.ptx.memory import POISON, VIEWS, WORD
+from lngen.ptx.parser import Symbol
 from lngen.ptx.values import DTYPES
 
 SOLO, NOBODY = 0, -1
-_NARROW = re.compile(r"st\.(?!global|local)(?:\S+\.)?[bus](?:8|16)")
 
 
 def layout(symbols: Sequence[Symbol], start: int) -> tuple[dict[str, int], int]:
@@ -40,18 +38,12 @@ def size_of(symbol: Symbol) -> int:
     return symbol.count * DTYPES[symbol.element].itemsize
 
 
-def unit_of(entry: Entry) -> int:
-    """2 if the kernel may store 2 bytes to shared memory, where its neighbour belongs to another thread; else 4."""
-    return 2 if any(_NARROW.match(i.opcode) for i in entry.instructions) else 4
-
-
 class Scratch:
-    """The bytes of every block (shared) or thread (local) of a batch, side by side."""
+    """The bytes of every block (shared) or thread (local) of a batch, side by side; races by ``unit`` bytes."""
 
     def __init__(
-        self, name: str, symbols: Sequence[Symbol], owner: Array, owners: int, dynamic: int = 0, unit: int = 4
+        self, name: str, symbols: Sequence[Symbol], owner: Array, owners: int, dynamic: int = 0, unit: int = WORD
     ) -> None:
-        """``unit``: bytes that a race is about, no more than the narrowest store has."""
         self.name, self.owner, self.unit = name, owner, unit
         self.places, self.room = layout(symbols, 0)
         self.sizes = [(self.places[s.name], dynamic if s.dynamic else size_of(s), s.name) for s in symbols]
@@ -135,7 +127,7 @@ class Clock:
 
 
 class Races:
-    """Per word of a few bytes: who wrote it last and when, who read it last and when, and whether others did, too.
+    """Per unit of memory: who wrote it last and when, who read it last and when, and whether others did, too.
 
     Threads are kept plus one: memory that nobody touches then stays untouched here, too.
     """

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from lngen.ir.numerics import Array
 from lngen.ptx.lanes import WARP, Lanes
-from lngen.ptx.memory import Buffer
+from lngen.ptx.memory import WORD, Buffer
 from lngen.ptx.ordering import Semantics, semantics
-from lngen.ptx.parser import Instruction
+from lngen.ptx.parser import Entry, Instruction
 from lngen.ptx.scratch import NOBODY, Scratch
+from lngen.ptx.values import DTYPES
 
 if TYPE_CHECKING:
     from lngen.ptx.batch import Batch
@@ -30,6 +32,22 @@ def parts_of(space: str, address: Array, lanes: Lanes) -> list[tuple[str, Array,
             inner = address[at] - np.uint64(number << 40)
             found.append((name, inner, Lanes(chosen, lanes.total), at if at.size < len(address) else None))
     return found
+
+
+SPACES = {"global", "shared", "local", "const", "param"}
+
+
+@lru_cache(maxsize=64)
+def narrowest(entry: Entry, space: str) -> int:
+    """The bytes by which races are told apart in a memory: of its narrowest access, ``WORD`` at most."""
+    found = [WORD]
+    for i in entry.instructions:
+        op, *parts = i.opcode.split(".")
+        spaces = [p.partition("::")[0] for p in parts]
+        if op in ("ld", "st") and (space in spaces or SPACES.isdisjoint(spaces)):
+            vec = next((int(p[1]) for p in parts if p in ("v2", "v4")), 1)
+            found.append(DTYPES[parts[-1]].itemsize * vec)
+    return min(found)
 
 
 def flags(batch: Batch, space: str, address: Array, lanes: Array) -> list[int]:
@@ -90,8 +108,9 @@ def note_shared(batch: Batch, i: Instruction, scratch: Scratch, at: Array, who: 
     if scratch.races is None or not at.size:
         return
     strong = batch.order is not None and is_strong(i)
-    for n in range(max(1, count // scratch.unit)):
-        rival = scratch.races.note(at // scratch.unit + n, who, batch.clock, how, strong)
+    unit = scratch.unit
+    for n in range(max(1, count // unit)):
+        rival = scratch.races.note(at // unit + n, who, batch.clock, how, strong)
         bad = np.flatnonzero(rival != NOBODY)
         if bad.size:
             shared_race(batch, i, scratch, at[bad], who[bad], int(rival[bad[0]]), how)

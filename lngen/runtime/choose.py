@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 from lngen import config
 from lngen.emit import emit
-from lngen.errors import MissingError
+from lngen.errors import MissingError, ScheduleError
 from lngen.lower import Plan, lower
 from lngen.runtime.stages import show_stages
-from lngen.schedule import MINIMUM_ARCH, Schedule, problem, ranked
+from lngen.schedule import MINIMUM_ARCH, Schedule, capability, check_arch, fits, problem, ranked
 from lngen.spec import Spec
 from lngen.toolchain import Binary, compile_cubin
 
@@ -17,36 +18,47 @@ DEFAULT_ARCH = "sm_90"
 
 
 def compile_plan(plan: Plan, arch: str) -> Binary:
-    """The plan's kernels as a cubin for ``arch``; LNGEN_DEBUG 3 and 4 print, LNGEN_DUMP writes, every stage."""
+    """The plan's kernels as a cubin for ``arch``; LNGEN_DEBUG 3 and 4 print, LNGEN_DUMP writes, every stage.
+
+    ScheduleError if the plan's form does not exist there.
+    """
+    check_arch(plan.schedule, arch)
     source = emit(plan)
     if config.debug_level() >= 3 or config.dump_dir() is not None:
         show_stages(plan, source)
     return compile_cubin(source, arch, name=f"{plan.name}.cu")
 
 
-def capability(arch: str) -> int:
-    """The compute capability that an arch names: 90 for sm_90 and sm_90a; no less than the oldest that has a form.
-
-    What is no arch is the compiler's to refuse.
-    """
-    number = int("".join(c for c in arch if c in "0123456789") or 0)
-    return max(number, min(MINIMUM_ARCH.values()))
-
-
-def default_schedule(spec: Spec, arch: str = DEFAULT_ARCH, vec: int | None = None) -> Schedule:
+def default_schedule(
+    spec: Spec, arch: str = DEFAULT_ARCH, vec: int | None = None, also: Sequence[str] = ()
+) -> Schedule:
     """The schedule for ``spec`` on ``arch`` that needs no tuning; its accesses ``vec`` elements wide at most.
 
     The model ranks, the compile log decides: a candidate with spills is passed over. Without a compiler
-    the model's first choice stands.
+    the model's first choice stands. With ``also`` it is one schedule for all of these archs: the best for the
+    oldest that fits the others.
     """
-    candidates = ranked(problem(spec.graph(), spec.d), capability(arch), vec)
+    facts = problem(spec.graph(), spec.d)
+    oldest, *others = sorted({arch, *also}, key=capability)
+    candidates = [
+        s
+        for s in ranked(facts, max(capability(oldest), min(MINIMUM_ARCH.values())), vec)
+        if all(fits(s, facts, capability(a)) for a in others)
+    ]
+    if not candidates:
+        raise ScheduleError(f"no schedule for {spec} fits {', '.join((oldest, *others))} alike; build them apart.")
     for candidate in candidates:
         try:
-            binary = compile_plan(lower(spec, candidate), arch)
+            spilling = _spilling(lower(spec, candidate), (oldest, *others))
         except MissingError:
             return candidate
-        if not any(r.spills for r in binary.resources.values()):
+        if spilling is None:
             return candidate
         if config.debug_level() >= 2:
-            print(f"lngen: {spec}: {candidate} spills on {arch}", file=sys.stderr)
+            print(f"lngen: {spec}: {candidate} spills on {spilling}", file=sys.stderr)
     return candidates[0]
+
+
+def _spilling(plan: Plan, arches: Sequence[str]) -> str | None:
+    """The first of ``arches`` for which the compiler spills registers."""
+    return next((a for a in arches if any(r.spills for r in compile_plan(plan, a).resources.values())), None)

@@ -17,6 +17,9 @@ COOPERATIVE = 2
 CLUSTER_DIMENSION = 4
 PROGRAMMATIC_STREAM_SERIALIZATION = 6
 
+# CUresult
+COOPERATIVE_LAUNCH_TOO_LARGE = 720
+
 # CUfunction_attribute
 MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
 NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14
@@ -76,6 +79,12 @@ class Launch:
         """Enqueue on ``stream``, a pointer; LngenError if the driver refuses."""
         self._config.stream = stream
         status = self._call(*self._given)
+        if status == COOPERATIVE_LAUNCH_TOO_LARGE:
+            x, y, _ = self._config.grid
+            raise LngenError(
+                f"'{self._name}' needs its {x * y} blocks to run at the same time, and this GPU cannot hold so many; "
+                "choose a schedule with one_launch=no."
+            )
         if status:
             raise LngenError(f"The driver refuses the launch of '{self._name}': {error_name(status)}.")
 

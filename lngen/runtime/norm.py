@@ -43,7 +43,7 @@ def compile(
         definition = GRAPHS[graph]
     else:
         definition = graph if isinstance(graph, Definition) else Definition(graph.__name__, graph)
-    backward = {key: options.pop(key) for key in ("wrt", "blocks") if key in options}
+    backward: dict[str, Any] = {key: options.pop(key) for key in ("wrt", "blocks") if key in options}
     keys = {"d": d, "dtype": dtype, **options}
     forward = make_spec(definition, "fwd", keys)
     return Norm(

@@ -34,6 +34,23 @@ def is_legal(s: Schedule, p: Problem) -> bool:
     return all(holds for holds, _ in _rules(s, p))
 
 
+def capability(arch: str) -> int:
+    """The compute capability that an arch names: 90 for sm_90 and sm_90a."""
+    return int("".join(c for c in arch if c.isdigit()) or 0)
+
+
+def check_arch(s: Schedule, arch: str) -> None:
+    """ScheduleError if the instructions of its form do not exist on ``arch``; what no arch is, the compiler says."""
+    here, needed = capability(arch), MINIMUM_ARCH[s.form]
+    there = [form for form in FORMS if MINIMUM_ARCH[form] <= here]
+    if there and here < needed:
+        raise ScheduleError(f"form={s.form} needs sm_{needed} or later, got {arch}; use form={_either(there)}.")
+
+
+def _either(words: list[str]) -> str:
+    return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+
+
 def segments_held(s: Schedule, p: Problem) -> int:
     """Segments of a row a block has at a time: its share of them, or one when streaming."""
     return 1 if s.form == "stream" else -(-p.segments // s.cluster)

@@ -31,6 +31,7 @@ from lngen.schedule.problem import Problem
 from lngen.schedule.schedule import STAGED, Schedule
 
 REGISTERS_PER_SM = 65536
+MULTIPROCESSORS = 132
 MAX_REGISTERS = 255
 
 # Shared memory in bytes: of a multiprocessor, and at most of a block, by compute capability.
@@ -99,6 +100,12 @@ def fits(s: Schedule, p: Problem, capability: int = 90) -> bool:
     )
 
 
+def side_by_side(s: Schedule, p: Problem) -> bool:
+    """True if all blocks of a persistent grid run at the same time on an H200, as a grid barrier needs it."""
+    shared = (static_shared(s, p) + dynamic_shared(s, p)) / 1024 + RESERVED
+    return p.blocks * s.cluster <= MULTIPROCESSORS * s.resident and s.resident * shared <= SHARED[90][0]
+
+
 def in_flight(s: Schedule, p: Problem) -> int:
     """Bytes a multiprocessor has on their way at best."""
     if s.form in STAGED:
@@ -114,7 +121,7 @@ def space(p: Problem) -> list[Schedule]:
 
 @cache
 def _space(p: Problem) -> tuple[Schedule, ...]:
-    return tuple(sorted({s for s in _candidates(p) if is_legal(s, p)}))
+    return tuple(sorted({s for s in _candidates(p) if is_legal(s, p) and (not s.one_launch or side_by_side(s, p))}))
 
 
 def _candidates(p: Problem) -> Iterator[Schedule]:
@@ -133,7 +140,9 @@ def _candidates(p: Problem) -> Iterator[Schedule]:
         for stages, keep, one in product((2, 3, 4, 5, 6), flags, flags if p.column_sums else flags[:1]):
             blocks = OWNERS[0] * resident if not p.column_sums else 0
             yield Schedule("async", threads, r, vec, resident, False, stages, 1, blocks, False, keep, one)
-            yield Schedule("ragged", threads, r, vec, resident, False, stages, 1, blocks, bool(p.output_sizes), keep, one)
+            yield Schedule(
+                "ragged", threads, r, vec, resident, False, stages, 1, blocks, bool(p.output_sizes), keep, one
+            )
             for cluster, store in product([c for c in (1, 2, 4, 8, MAX_CLUSTER) if p.segments % c == 0], flags):
                 owners = 0 if p.column_sums else OWNERS[cluster.bit_length() - 1] * resident
                 yield Schedule("bulk", threads, r, vec, resident, False, stages, cluster, owners, store, keep, one)
@@ -154,7 +163,13 @@ def ranked(p: Problem, capability: int = 90, vec: int | None = None) -> list[Sch
     """
     found = [s for s in space(p) if fits(s, p, capability)]
     if vec is not None:
-        found = [t for s in found if s.vec <= vec or s.form not in ("bulk", "ragged") for t in [replace(s, vec=min(vec, s.vec))] if is_legal(t, p)]
+        found = [
+            t
+            for s in found
+            if s.vec <= vec or s.form not in ("bulk", "ragged")
+            for t in [replace(s, vec=min(vec, s.vec))]
+            if is_legal(t, p)
+        ]
     if not found:
         raise ScheduleError(f"no schedule is legal for D={p.d}.")
     return sorted(dict.fromkeys(found), key=lambda s: (_cost(s, p), s))
@@ -188,7 +203,9 @@ def _columns_cost(s: Schedule, p: Problem, idle: float) -> tuple[float, ...]:
 def _rows_cost(s: Schedule, p: Problem, idle: float) -> tuple[float, ...]:
     """A row in registers, as long as a block can hold it well; else a cluster's, through shared memory."""
     row = p.d * (sum(p.input_sizes) or 4)
-    order = {"bulk": 0 if row > WIDE_ROW else 1, "registers": 1 if row > WIDE_ROW else 0, "async": 2, "ragged": 0}[s.form]
+    order = {"bulk": 0 if row > WIDE_ROW else 1, "registers": 1 if row > WIDE_ROW else 0, "async": 2, "ragged": 0}[
+        s.form
+    ]
     each = slots(s, p) * p.chunk * row / p.d
     if s.form == "registers":
         way = in_flight(s, p)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from lngen.ir import WIDE, Axis, D, DType, Eqn, Graph, M, Value
-from lngen.passes.order import ColumnOrder, column_order, element_size, row_order
+from lngen.passes.order import ColumnOrder, column_order, element_size, row_order, sum_size
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Problem:
 def problem(graph: Graph, d: int) -> Problem:
     """The facts about ``graph`` for rows of ``d`` elements."""
     size = element_size(graph)
-    row, column = row_order(d, size), _column_order(graph, d, size)
+    row, column = row_order(d, size), _column_order(graph, d)
     levels = depths(graph)
     row_sums = [levels[e.args[0]] for e in graph.eqns if is_row_fold(e)]
     sums = [e for e in graph.eqns if e.op in ("reduce_sum", "reduce_max")]
@@ -75,12 +75,12 @@ def problem(graph: Graph, d: int) -> Problem:
     )
 
 
-def _column_order(graph: Graph, d: int, size: int) -> ColumnOrder:
+def _column_order(graph: Graph, d: int) -> ColumnOrder:
     """The order that the graph's column sums have, or would have."""
     for eqn in graph.eqns:
         if is_sum(eqn, M) and "blocks" in dict(eqn.attrs):
             return ColumnOrder(**{f.name: eqn.int_attr(f.name) for f in fields(ColumnOrder)})
-    return column_order(d, size)
+    return column_order(d, sum_size(graph))
 
 
 def is_sum(eqn: Eqn, axis: Axis) -> bool:

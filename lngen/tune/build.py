@@ -48,6 +48,8 @@ def build(spec: Spec, schedule: Schedule, rank: int, arch: str) -> Candidate:
         binary = compile_plan(plan, arch)
     except CompileError as error:
         return Candidate(schedule, rank, "compile", _sentence(error), kernel)
+    except ScheduleError as error:
+        return Candidate(schedule, rank, "constraints", _sentence(error), kernel)
     used = binary.resources.values()
     spilled = [f"{name} {r.spill_stores + r.spill_loads + r.stack}" for name, r in binary.resources.items() if r.spills]
     return Candidate(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from lngen.runtime.choose import capability
-from lngen.schedule import Schedule, problem, ranked
+from lngen.schedule import Schedule, capability, problem, ranked
 from lngen.spec import Spec
 
 

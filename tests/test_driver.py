@@ -1,0 +1,159 @@
+"""Launches through the driver's own interface: what it is handed, on a library that only writes it down."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from lngen.errors import LngenError
+from lngen.lower import Kernel
+from lngen.runtime import driver
+from lngen.runtime.driver import (
+    CLUSTER_DIMENSION,
+    COOPERATIVE,
+    MAX_DYNAMIC_SHARED_SIZE_BYTES,
+    NON_PORTABLE_CLUSTER_SIZE_ALLOWED,
+    PROGRAMMATIC_STREAM_SERIALIZATION,
+    Launch,
+    allow_cluster,
+    allow_shared,
+)
+from lngen.runtime.launch import _Arguments
+from test_lower import PLANS, plan_of
+
+REFUSED = 719  # any CUresult but success
+
+
+class Recorder:
+    """A driver that refuses with ``status`` and keeps what it was asked."""
+
+    def __init__(self, status: int = 0) -> None:
+        self.status = status
+        self.launched: list[dict[str, Any]] = []
+        self.attributes: list[tuple[int, int, int]] = []
+
+    def cuLaunchKernelEx(self, config: Any, function: Any, arguments: Any, extra: None) -> int:
+        c = config._obj
+        listed = ctypes.cast(c.attributes, ctypes.POINTER(driver._Attribute))
+        self.launched.append({
+            "grid": tuple(c.grid), "block": tuple(c.block), "shared": c.shared, "stream": c.stream,
+            "attributes": {listed[n].id: tuple(listed[n].value[:3]) for n in range(c.count)},
+            "function": function.value, "values": [ctypes.c_longlong.from_address(p).value for p in arguments],
+        })  # fmt: skip
+        return self.status
+
+    def cuFuncSetAttribute(self, function: Any, attribute: int, value: int) -> int:
+        self.attributes.append((function.value, attribute, value))
+        return self.status
+
+    def cuGetErrorName(self, status: int, text: Any) -> int:
+        text._obj.value = b"CUDA_ERROR_OF_A_TEST"
+        return 0
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Recorder]:
+    def use(status: int = 0) -> Recorder:
+        recorder = Recorder(status)
+        monkeypatch.setattr(driver, "library", lambda: recorder)
+        return recorder
+
+    return use
+
+
+def kernel(name: str) -> Kernel:
+    return plan_of(*PLANS[name]).kernels[0]
+
+
+def launch(k: Kernel, rows: int, dependent: bool) -> None:
+    """The kernel launched on stream 7: a tensor's pointer is 1000 and its place, a buffer's offset 256."""
+    tensors = [a.tensor for a in k.arguments if a.kind in ("input", "output")]
+    strides = {a.tensor: 4096 for a in k.arguments if a.kind == "stride"}
+    offsets = {a.tensor: 256 for a in k.arguments if a.kind == "workspace"}
+    bound = _Arguments(k, 99, rows, tensors, strides, offsets, dependent)
+    for position, index in bound.tensors:
+        bound.values[position] = 1000 + index
+    for position, offset in bound.buffers:
+        bound.values[position] = 5000 + offset
+    bound.launch(7)
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "dependent", "attributes"),
+    [
+        ("row", 5, False, {}),
+        ("row", 5, True, {PROGRAMMATIC_STREAM_SERIALIZATION: (1, 1, 1)}),
+        ("bulk, a cluster for each", 5, False, {CLUSTER_DIMENSION: (4, 1, 1)}),
+        ("row_columns, one launch", 0, False, {COOPERATIVE: (1, 1, 1)}),
+        (
+            "bulk, columns, blocks folded, one launch",
+            300,
+            True,
+            {
+                COOPERATIVE: (1, 1, 1),
+                CLUSTER_DIMENSION: (2, 1, 1),
+                PROGRAMMATIC_STREAM_SERIALIZATION: (1, 1, 1),
+            },
+        ),
+    ],
+)
+def test_the_driver_gets_what_the_plan_says(
+    library: Callable[[int], Recorder], name: str, rows: int, dependent: bool, attributes: dict[int, Any]
+) -> None:
+    recorder, k = library(0), kernel(name)
+    launch(k, rows, dependent)
+    (done,) = recorder.launched
+    assert done["attributes"] == attributes
+    assert (done["grid"], done["block"]) == ((k.grid[0](rows), 1, 1), (k.block, 1, 1))
+    assert (done["shared"], done["stream"], done["function"]) == (k.dynamic, 7, 99)
+    assert done["grid"][0] % k.cluster == 0, "a grid of broken clusters"
+    pointers = iter(range(1000, 2000))
+    expected = {"rows": lambda: rows, "stride": lambda: 4096, "workspace": lambda: 5256}
+    assert done["values"] == [expected.get(a.kind, lambda: next(pointers))() for a in k.arguments]
+
+
+def test_a_launch_that_is_refused_says_which(library: Callable[[int], Recorder]) -> None:
+    library(REFUSED)
+    k = kernel("row")
+    with pytest.raises(LngenError) as error:
+        launch(k, 1, False)
+    assert str(error.value) == f"The driver refuses the launch of '{k.name}': CUDA_ERROR_OF_A_TEST (719)."
+
+
+def test_what_a_launch_points_to_is_kept(library: Callable[[int], Recorder]) -> None:
+    """The arguments' table belongs to the launch; a second launch sees other values and another stream."""
+    recorder = library(0)
+    values = (ctypes.c_longlong * 1)(1)
+    made = Launch(3, (2, 5), 32, 0, {}, (ctypes.c_void_p * 1)(ctypes.addressof(values)), "k")
+    made(11)
+    values[0] = 2
+    made(12)
+    assert [(d["values"], d["stream"], d["grid"]) for d in recorder.launched] == [
+        ([1], 11, (2, 5, 1)),
+        ([2], 12, (2, 5, 1)),
+    ]
+
+
+def test_only_what_is_not_given_anyway_is_asked_for(library: Callable[[int], Recorder]) -> None:
+    recorder = library(0)
+    allow_shared(4, 0)
+    allow_cluster(4, 1)
+    allow_cluster(4, 8)
+    assert recorder.attributes == []
+    allow_shared(4, 98304)
+    allow_cluster(4, 16)
+    assert recorder.attributes == [
+        (4, MAX_DYNAMIC_SHARED_SIZE_BYTES, 98304),
+        (4, NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1),
+    ]
+
+
+def test_what_a_gpu_has_not_is_one_sentence(library: Callable[[int], Recorder]) -> None:
+    library(REFUSED)
+    with pytest.raises(LngenError, match=r"^The GPU cannot give a block 300000 bytes of dynamic shared memory: CUDA"):
+        allow_shared(4, 300000)
+    with pytest.raises(LngenError, match=r"^The GPU has no clusters of 16 blocks: CUDA_ERROR_OF_A_TEST \(719\)\.$"):
+        allow_cluster(4, 16)
