@@ -119,6 +119,7 @@ RAGGED = [
         "    bytes = 16 + load_rest",
     ),
     Mutant("bytes of one tensor only", "sums", "bytes += load_rest", "bytes = load_rest", 2),
+    Mutant("an input in the place of the other", "sums", "at(stage, 2048)", "at(stage, 0)", 3),
     Mutant(
         "fewer bytes expected", "halves",
         "expect_bytes(&landed[stage][group], bytes)",
@@ -220,6 +221,17 @@ def killer(m: Mutant) -> str:
 @pytest.mark.parametrize("m", RAGGED, ids=lambda m: m.name)
 def test_the_mutant_is_killed(m: Mutant) -> None:
     assert killer(m), f"{m.name} survives on '{m.subject}'"
+
+
+def test_a_stage_has_room_for_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of 2046 bytes touch up to 2064."""
+    spec = parse_spec("layernorm.fwd:d=1023,dtype=bf16")
+    s = Schedule("ragged", 32, 1, 1, 1, False, 2, 1, 1, True)
+    inputs = random_inputs(spec, 9)
+    assert run_plan(lower(spec, s), inputs).findings == ()
+    for module in ("lngen.schedule.legal", "lngen.lower.staged"):
+        monkeypatch.setattr(f"{module}.stage_share", lambda size, s, p: -(-p.d * size // 128) * 128)
+    assert run_plan(lower(spec, s), inputs).findings
 
 
 def test_each_mutant_is_there_once() -> None:
