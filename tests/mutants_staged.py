@@ -40,9 +40,23 @@ ASKED = "if (lane != 0 || first >= rows) return;"
 STORED = "if (lane != 0 || row >= rows) return;"
 
 BULK = [
-    texts("a stage refilled while it is read", "bulk block", (SKIP, "if (lane != 0) return;"), (TARGET, "stage, first + STAGES * step")),
-    texts("a stage refilled before all have read it", "bulk block", (REFILL, ""), (AWAIT, AWAIT + "        refill(stage, first);\n")),
-    texts("a stage refilled before all have read it: rows without sums", "bulk rounded", ("        row_barrier<THREADS, ROWS>(group);\n        refill", "        refill")),
+    texts(
+        "a stage refilled while it is read",
+        "bulk block",
+        (SKIP, "if (lane != 0) return;"),
+        (TARGET, "stage, first + STAGES * step"),
+    ),
+    texts(
+        "a stage refilled before all have read it",
+        "bulk block",
+        (REFILL, ""),
+        (AWAIT, AWAIT + "        refill(stage, first);\n"),
+    ),
+    texts(
+        "a stage refilled before all have read it: rows without sums",
+        "bulk rounded",
+        ("        row_barrier<THREADS, ROWS>(group);\n        refill", "        refill"),
+    ),
     text("refilled with the row before", "bulk", "first + (STAGES - 1) * step", "first + (STAGES - 2) * step"),
     text("refilled with the row after", "bulk owners", "first + (STAGES - 1) * step", "first + STAGES * step"),
     text("refilled in the first round", "bulk", SKIP, "if (lane != 0) return;"),
@@ -53,10 +67,20 @@ BULK = [
     text("not awaited", "bulk", AWAIT, ""),
     text("16 bytes too few expected", "bulk", "length * (sizeof(bf16)));", "length * (sizeof(bf16)) - 16);"),
     text("16 bytes too many expected", "bulk", "length * (sizeof(bf16)));", "length * (sizeof(bf16)) + 16);"),
-    text("bytes of one of two tensors expected", "bulk columns", "length * (sizeof(float) + sizeof(float))", "length * sizeof(float)"),
+    text(
+        "bytes of one of two tensors expected",
+        "bulk columns",
+        "length * (sizeof(float) + sizeof(float))",
+        "length * sizeof(float)",
+    ),
     text("16 bytes too few copied", "bulk", "length * sizeof(bf16), &landed", "length * sizeof(bf16) - 16, &landed"),
     text("elements for bytes", "bulk", "length * sizeof(bf16), &landed", "length, &landed"),
-    text("a copy to the next stage", "bulk", f"x_to = reinterpret_cast<bf16*>(staged + {OFFSET}", "x_to = reinterpret_cast<bf16*>(staged + ((stage + 1) % STAGES * ROWS + group) * STAGE_BYTES"),
+    text(
+        "a copy to the next stage",
+        "bulk",
+        f"x_to = reinterpret_cast<bf16*>(staged + {OFFSET}",
+        "x_to = reinterpret_cast<bf16*>(staged + ((stage + 1) % STAGES * ROWS + group) * STAGE_BYTES",
+    ),
     text("row groups share a stage", "bulk", OFFSET, "stage * ROWS * STAGE_BYTES", 2),
     text("stages overlap", "bulk", OFFSET, "(stage + group) * STAGE_BYTES", 2),
     text("row groups share a barrier", "bulk", "&landed[stage][group]", "&landed[stage][0]", 3),
@@ -67,11 +91,21 @@ BULK = [
     text("the first row in all stages", "bulk", "fetch(s, begin + s * step)", "fetch(s, begin)"),
     text("a step too short", "bulk owners", "static_cast<long long>(OWNERS) * ROWS;", "ROWS;"),
     text("owners begin at the same row", "bulk owners", "static_cast<long long>(blockIdx.x / CLUSTER) * ROWS;", "0;"),
-    text("owners begin a row apart", "bulk columns", "static_cast<long long>(blockIdx.x / CLUSTER) * ROWS;", "blockIdx.x;"),
+    text(
+        "owners begin a row apart",
+        "bulk columns",
+        "static_cast<long long>(blockIdx.x / CLUSTER) * ROWS;",
+        "blockIdx.x;",
+    ),
     text("two arrivals expected", "bulk", "barrier_init(&landed[s][r], 1)", "barrier_init(&landed[s][r], 2)"),
     text("a barrier not initialised", "bulk", "s < STAGES; ++s) barrier_init", "s < STAGES - 1; ++s) barrier_init"),
     text("barriers of the first group only", "bulk", "r < ROWS; ++r)", "r < 1; ++r)"),
-    text("barriers used before they are initialised", "bulk block", "    }\n    __syncthreads();\n    wait_for", "    }\n    wait_for"),
+    text(
+        "barriers used before they are initialised",
+        "bulk block",
+        "    }\n    __syncthreads();\n    wait_for",
+        "    }\n    wait_for",
+    ),
     text("barriers initialised by all", "bulk", "if (threadIdx.x == 0) {\n        for", "{\n        for"),
     text("stage of one row for all", "bulk", "if (++stage == STAGES)", "if (stage == STAGES)"),
     text("a stage too many", "bulk", "if (++stage == STAGES)", "if (++stage > STAGES)"),
@@ -83,22 +117,74 @@ BULK = [
     text("a barrier before the bulk store gone", "bulk groups", FENCED, "        before_bulk_store();\n"),
     text("a bulk store of a row that is not there", "bulk groups", STORED, "if (lane != 0) return;"),
     text("a bulk store by every thread", "bulk groups", STORED, "if (row >= rows) return;"),
-    text("bulk stores not awaited before a refill", "bulk groups", "        wait_for_stores<0>();\n        fetch", "        fetch"),
-    text("all but one bulk store awaited", "bulk groups", "        wait_for_stores<0>();\n        fetch", "        wait_for_stores<1>();\n        fetch"),
+    text(
+        "bulk stores not awaited before a refill",
+        "bulk groups",
+        "        wait_for_stores<0>();\n        fetch",
+        "        fetch",
+    ),
+    text(
+        "all but one bulk store awaited",
+        "bulk groups",
+        "        wait_for_stores<0>();\n        fetch",
+        "        wait_for_stores<1>();\n        fetch",
+    ),
     text("bulk stores not awaited at the end", "bulk groups", "    if (lane == 0) wait_for_stores<0>();\n", ""),
-    text("bulk stores not awaited before the sums take their place", "bulk columns", "    if (lane == 0) wait_for_stores<0>();\n", ""),
+    text(
+        "bulk stores not awaited before the sums take their place",
+        "bulk columns",
+        "    if (lane == 0) wait_for_stores<0>();\n",
+        "",
+    ),
     text("bulk stores not committed", "bulk groups", "        commit_stores();\n    };", "    };"),
-    text("a bulk store 16 bytes short", "bulk groups", "y_from, length * sizeof(float));", "y_from, length * sizeof(float) - 16);"),
-    text("a bulk store 16 bytes long", "bulk groups", "y_from, length * sizeof(float));", "y_from, length * sizeof(float) + 16);"),
-    text("a bulk store of the next row", "bulk groups", "y_ptr + row * y_stride + start", "y_ptr + (row + 1) * y_stride + start"),
-    text("a bulk store of another stage", "bulk groups", f"y_from = reinterpret_cast<const float*>(staged + {OFFSET}", "y_from = reinterpret_cast<const float*>(staged + group * STAGE_BYTES"),
-    text("a row input of this row", "bulk most", "w_ptr[row + step < rows ? row + step : rows - 1]", "w_ptr[row < rows ? row : rows - 1]"),
-    text("a row input past the end", "bulk most", "w_ptr[row + step < rows ? row + step : rows - 1]", "w_ptr[row + step]"),
-    text("a first row input past the end", "cluster groups", "mean_ptr[begin + group < rows ? begin + group : rows - 1]", "mean_ptr[begin + group]"),
+    text(
+        "a bulk store 16 bytes short",
+        "bulk groups",
+        "y_from, length * sizeof(float));",
+        "y_from, length * sizeof(float) - 16);",
+    ),
+    text(
+        "a bulk store 16 bytes long",
+        "bulk groups",
+        "y_from, length * sizeof(float));",
+        "y_from, length * sizeof(float) + 16);",
+    ),
+    text(
+        "a bulk store of the next row",
+        "bulk groups",
+        "y_ptr + row * y_stride + start",
+        "y_ptr + (row + 1) * y_stride + start",
+    ),
+    text(
+        "a bulk store of another stage",
+        "bulk groups",
+        f"y_from = reinterpret_cast<const float*>(staged + {OFFSET}",
+        "y_from = reinterpret_cast<const float*>(staged + group * STAGE_BYTES",
+    ),
+    text(
+        "a row input of this row",
+        "bulk most",
+        "w_ptr[row + step < rows ? row + step : rows - 1]",
+        "w_ptr[row < rows ? row : rows - 1]",
+    ),
+    text(
+        "a row input past the end", "bulk most", "w_ptr[row + step < rows ? row + step : rows - 1]", "w_ptr[row + step]"
+    ),
+    text(
+        "a first row input past the end",
+        "cluster groups",
+        "mean_ptr[begin + group < rows ? begin + group : rows - 1]",
+        "mean_ptr[begin + group]",
+    ),
     text("a row input of no row", "bulk, no rows", "if (begin < rows) mean_next", "mean_next"),
     text("sums stashed while stages are read", "bulk columns, block", "    __syncthreads();\n    stash", "    stash"),
-    text("sums stored before they are stashed", "bulk columns", "    __syncthreads();\n    store_partial", "    store_partial"),
-]  # fmt: skip
+    text(
+        "sums stored before they are stashed",
+        "bulk columns",
+        "    __syncthreads();\n    store_partial",
+        "    store_partial",
+    ),
+]
 
 # ---- clusters ----
 
@@ -109,32 +195,69 @@ STAGED_COLUMN = "const int col = column<D, CHUNK, THREADS, SEGMENT, SEGMENT_SLOT
 FOLD_UNIT = "int unit = cluster_rank() * BLOCK + threadIdx.x; unit * UNIT < D; unit += FOLDED * BLOCK"
 
 CLUSTERS = [
-    text("cluster barrier at the start gone", "cluster", "    }\n    cluster_barrier();\n", "    }\n    __syncthreads();\n"),
+    text(
+        "cluster barrier at the start gone",
+        "cluster",
+        "    }\n    cluster_barrier();\n",
+        "    }\n    __syncthreads();\n",
+    ),
     text("cluster barrier at the end gone", "folded", LAST_BARRIER, "    // no block leaves"),
     text("cluster barrier at the end is a block's", "folded", LAST_BARRIER, "    __syncthreads();  // no block leaves"),
-    text("cluster barrier before remote reads gone", "folded", "    cluster_barrier();\n    fold_blocks", "    __syncthreads();\n    fold_blocks"),
-    text("half a cluster barrier", "folded", r"barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;", "barrier.cluster.arrive.release.aligned;"),
-    text("a cluster barrier that orders nothing", "folded", "cluster.arrive.release.aligned", "cluster.arrive.relaxed.aligned"),
+    text(
+        "cluster barrier before remote reads gone",
+        "folded",
+        "    cluster_barrier();\n    fold_blocks",
+        "    __syncthreads();\n    fold_blocks",
+    ),
+    text(
+        "half a cluster barrier",
+        "folded",
+        r"barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;",
+        "barrier.cluster.arrive.release.aligned;",
+    ),
+    text(
+        "a cluster barrier that orders nothing",
+        "folded",
+        "cluster.arrive.release.aligned",
+        "cluster.arrive.relaxed.aligned",
+    ),
     text("a number for the wrong block", "cluster", "remote_address(place, rank), at", "remote_address(place, 0), at"),
-    text("bytes for the wrong block", "cluster", "at = remote_address(barrier, rank)", "at = remote_address(barrier, 0)"),
+    text(
+        "bytes for the wrong block", "cluster", "at = remote_address(barrier, rank)", "at = remote_address(barrier, 0)"
+    ),
     text("numbers of all blocks in one place", "cluster", RANKED, "places + n"),
     text("numbers of blocks exchanged", "cluster", RANKED, "places + (1 - cluster_rank()) * PARTS + n"),
     text("numbers overlap", "cluster", RANKED, "places + cluster_rank() + n"),
     text("one exchange buffer", "cluster", "exchanged[meetings % 2]", "exchanged[0]"),
     text("one exchange barrier", "cluster", "&met[meetings % 2]", "&met[0]"),
     text("exchanges not counted", "cluster", "    ++meetings;\n", ""),
-    text("exchange buffers of all groups are one", "cluster groups", "exchanged[meetings % 2][group]", "exchanged[meetings % 2][0]"),
+    text(
+        "exchange buffers of all groups are one",
+        "cluster groups",
+        "exchanged[meetings % 2][group]",
+        "exchanged[meetings % 2][0]",
+    ),
     text("exchange parity of the meeting", "cluster", "meetings / 2 % 2", "meetings % 2"),
     text("exchange parity never flips", "cluster", "meetings / 2 % 2", "0"),
     text("an exchange not awaited", "cluster", "    wait_for_cluster(barrier, meetings / 2 % 2);\n", ""),
     text("a block's segments left out", "cluster", "s < CLUSTER * SEGMENTS", "s < (CLUSTER - 1) * SEGMENTS"),
     text("the first block's segments only", "cluster", SEGMENT, "places[n * SEGMENTS + s % SEGMENTS]"),
     text("segments in another order", "cluster", SEGMENT, "places[s % CLUSTER * PARTS + n * SEGMENTS + s / CLUSTER]"),
-    text("segments right to left", "cluster", SEGMENT, "places[(CLUSTER * SEGMENTS - s) / SEGMENTS * PARTS + n * SEGMENTS + (CLUSTER * SEGMENTS - s) % SEGMENTS]"),
+    text(
+        "segments right to left",
+        "cluster",
+        SEGMENT,
+        "places[(CLUSTER * SEGMENTS - s) / SEGMENTS * PARTS + n * SEGMENTS + (CLUSTER * SEGMENTS - s) % SEGMENTS]",
+    ),
     text("segments of the first sum", "cluster groups", SEGMENT, "places[s / SEGMENTS * PARTS + s % SEGMENTS]"),
     text("an exchange of a block expected", "cluster", "CLUSTER * PARTS * sizeof(real)", "PARTS * sizeof(real)"),
-    text("an exchange too much expected", "cluster", "CLUSTER * PARTS * sizeof(real)", "(CLUSTER * PARTS + 1) * sizeof(real)"),
-    text("floats of doubles expected", "cluster keep", "CLUSTER * PARTS * sizeof(real)", "CLUSTER * PARTS * sizeof(float)"),
+    text(
+        "an exchange too much expected",
+        "cluster",
+        "CLUSTER * PARTS * sizeof(real)",
+        "(CLUSTER * PARTS + 1) * sizeof(real)",
+    ),
+    text("floats of doubles expected", "cluster", "CLUSTER * PARTS * sizeof(real)", "CLUSTER * PARTS * sizeof(float)"),
     text("an exchange expected by every thread", "cluster", "if (lane == 0) expect_bytes", "expect_bytes"),
     text("numbers for one block", "cluster", "if (lane < CLUSTER) {", "if (lane < CLUSTER - 1) {"),
     text("numbers for a block too many", "cluster", "if (lane < CLUSTER) {", "if (lane <= CLUSTER) {"),
@@ -147,28 +270,74 @@ CLUSTERS = [
     text("start forgotten in a bulk store", "cluster", "y_ptr + row * y_stride + start", "y_ptr + row * y_stride"),
     text("start forgotten in a stage", "cluster", "x_stage - start", "x_stage", 2),
     text("a last piece as long as the others", "cluster", "D - start < PIECE ? D - start : PIECE", "PIECE"),
-    text("start forgotten in what is kept", "cluster keep", f"{STAGED_COLUMN}\n        if (KEEP)", f"{STAGED_COLUMN.replace('start', '0')}\n        if (KEEP)"),
-    text("the chunk before is kept", "cluster keep", "gamma_ptr, col);\n        if", "gamma_ptr, col - CHUNK);\n        if"),
-    text("the first chunk for all", "cluster keep", "copy_chunk(gamma, gamma_kept[KEEP ? k : 0]", "copy_chunk(gamma, gamma_kept[0]"),
+    text(
+        "start forgotten in what is kept",
+        "cluster keep",
+        f"{STAGED_COLUMN}\n        if (KEEP)",
+        f"{STAGED_COLUMN.replace('start', '0')}\n        if (KEEP)",
+    ),
+    text(
+        "the chunk before is kept",
+        "cluster keep",
+        "gamma_ptr, col);\n        if",
+        "gamma_ptr, col - CHUNK);\n        if",
+    ),
+    text(
+        "the first chunk for all",
+        "cluster keep",
+        "copy_chunk(gamma, gamma_kept[KEEP ? k : 0]",
+        "copy_chunk(gamma, gamma_kept[0]",
+    ),
     text("beta is kept for gamma", "cluster keep", "copy_chunk(gamma, gamma_kept", "copy_chunk(gamma, beta_kept"),
-    text("start forgotten in the sums", "cluster columns", "sum_dy_xhat_acc, start, lane)", "sum_dy_xhat_acc, 0, lane)"),
-    text("the partial row of the block", "cluster columns", "static_cast<long long>(blockIdx.x / CLUSTER) * D", "static_cast<long long>(blockIdx.x) * D"),
-    text("start forgotten in partial rows", "cluster groups", "stash_size(PIECE), start);", "stash_size(PIECE), 0);", 2),
+    text(
+        "start forgotten in the sums", "cluster columns", "sum_dy_xhat_acc, start, lane)", "sum_dy_xhat_acc, 0, lane)"
+    ),
+    text(
+        "the partial row of the block",
+        "cluster columns",
+        "static_cast<long long>(blockIdx.x / CLUSTER) * D",
+        "static_cast<long long>(blockIdx.x) * D",
+    ),
+    text(
+        "start forgotten in partial rows", "cluster groups", "stash_size(PIECE), start);", "stash_size(PIECE), 0);", 2
+    ),
     text("a partial row as long as D", "cluster groups", "unit * UNIT < PIECE && start", "start"),
-    text("stashed at another place", "cluster groups", "units[unit_place((col - start + i) / UNIT)]", "units[(col - start + i) / UNIT]"),
-    text("stashed at another place: folded", "folded", "units[unit_place((col - start + i) / UNIT)]", "units[(col - start + i) / UNIT]"),
+    text(
+        "stashed at another place",
+        "cluster groups",
+        "units[unit_place((col - start + i) / UNIT)]",
+        "units[(col - start + i) / UNIT]",
+    ),
+    text(
+        "stashed at another place: folded",
+        "folded",
+        "units[unit_place((col - start + i) / UNIT)]",
+        "units[(col - start + i) / UNIT]",
+    ),
     text("folded at another place", "folded", "unit_place(unit) * UNIT, r)", "unit * UNIT, r)"),
     text("places that meet", "folded", "return unit ^ (unit >> 3 & 1);", "return unit & ~(unit >> 3 & 1);"),
-    text("both blocks fold all columns", "folded", FOLD_UNIT, FOLD_UNIT.replace("cluster_rank() * BLOCK + ", "").replace("FOLDED * ", "")),
+    text(
+        "both blocks fold all columns",
+        "folded",
+        FOLD_UNIT,
+        FOLD_UNIT.replace("cluster_rank() * BLOCK + ", "").replace("FOLDED * ", ""),
+    ),
     text("a block folds no columns", "folded", FOLD_UNIT, FOLD_UNIT.replace("cluster_rank() * BLOCK + ", "")),
     text("blocks fold the same columns", "folded", FOLD_UNIT, FOLD_UNIT.replace("FOLDED * ", "")),
     text("folded beyond the row", "folded", FOLD_UNIT, FOLD_UNIT.replace("< D;", "<= D;")),
     text("one block twice", "folded", "unit_place(unit) * UNIT, r)", "unit_place(unit) * UNIT, 0)"),
     text("a block too few folded", "folded", "fold<Add, FOLDED>(terms)", "fold<Add, FOLDED - 1>(terms)"),
     text("a partial row of each block", "folded", "blockIdx.x / FOLDED) * D", "blockIdx.x) * D", 2),
-    text("the first sum folded twice", "folded", "stashed + 1 * stash_size(PIECE));", "stashed + 0 * stash_size(PIECE));"),
-    text("stashes overlap", "folded", "stashed + 1 * ROWS * stash_size(PIECE)", "stashed + 1 * ROWS * (stash_size(PIECE) - 8)"),
-]  # fmt: skip
+    text(
+        "the first sum folded twice", "folded", "stashed + 1 * stash_size(PIECE));", "stashed + 0 * stash_size(PIECE));"
+    ),
+    text(
+        "stashes overlap",
+        "folded",
+        "stashed + 1 * ROWS * stash_size(PIECE)",
+        "stashed + 1 * ROWS * (stash_size(PIECE) - 8)",
+    ),
+]
 
 # ---- asynchronous copies ----
 
@@ -176,24 +345,44 @@ COMMIT = "        commit_copies();\n    };"
 ASYNC = [
     text("a group of copies too few awaited", "async", "wait_for_copies<STAGES - 2>", "wait_for_copies<STAGES - 1>"),
     text("copies not awaited", "async", AWAIT, ""),
-    text("groups of copies only while there are rows", "async", COMMIT, COMMIT.replace("commit", "if (first < rows) commit", 1)),
+    text(
+        "groups of copies only while there are rows",
+        "async",
+        COMMIT,
+        COMMIT.replace("commit", "if (first < rows) commit", 1),
+    ),
     text("copies not committed", "async", COMMIT, "    };"),
-    texts("a stage refilled while it is read", "async", ("if (first > begin) fetch", "fetch"), (TARGET, "stage, first + STAGES * step")),
+    texts(
+        "a stage refilled while it is read",
+        "async",
+        ("if (first > begin) fetch", "fetch"),
+        (TARGET, "stage, first + STAGES * step"),
+    ),
     text("refilled with the row before", "async", "first + (STAGES - 1) * step", "first + (STAGES - 2) * step"),
     text("refilled in the first round", "async", "if (first > begin) fetch", "fetch"),
     text("never refilled", "async", REFILL, ""),
     text("a copy beyond the row", "async block", "if (col + j < D)\n            asm", "if (col < D)\n            asm"),
     text("every other copy", "async", "j += STEP)", "j += 2 * STEP)"),
-    text("copies twice as wide", "async", "(sizeof(T)) < 16 ? VEC * static_cast<int>(sizeof(T)) : 16;", "(sizeof(T)) * 2;"),
+    text(
+        "copies twice as wide",
+        "async",
+        "(sizeof(T)) < 16 ? VEC * static_cast<int>(sizeof(T)) : 16;",
+        "(sizeof(T)) * 2;",
+    ),
     text("a copy one column on", "async block", '"l"(row + col + j)', '"l"(row + col + j + 1)'),
     text("a copy to the first chunk", "async block", "x_to + col, x_ptr", "x_to, x_ptr"),
-    text("chunks that another thread reads", "async", "x_to + col, x_ptr + row * x_stride, col)", "x_to + col % 96, x_ptr + row * x_stride, col % 96)"),
+    text(
+        "chunks that another thread reads",
+        "async",
+        "x_to + col, x_ptr + row * x_stride, col)",
+        "x_to + col % 96, x_ptr + row * x_stride, col % 96)",
+    ),
     text("a copy of a row that is not there", "async", CLAMP, "first + group;  //"),
     text("a stage not filled at first", "async", "s < STAGES; ++s) fetch", "s < STAGES - 1; ++s) fetch"),
     text("row groups share a stage", "async", OFFSET, "stage * ROWS * STAGE_BYTES", 2),
     text("columns of rows that are not there", "async columns", "if (live) sum_dy_acc", "sum_dy_acc"),
     text("sums stashed while stages are read", "async columns", "    __syncthreads();\n    stash", "    stash"),
-]  # fmt: skip
+]
 
 # ---- one launch ----
 
@@ -232,7 +421,7 @@ ONE_LAUNCH = [
         (f"blockIdx.x == 0 ? {ADD} : 1u", "1u"),
         (FLIPPED, "while (now < gridDim.x);"),
     ),
-]  # fmt: skip
+]
 
 # ---- dependent launches ----
 
@@ -251,10 +440,18 @@ DEPENDENT = [
     late("columns", "    const int col = (static", "    store_chunk<VEC, D>(sum_dy_partial"),
     late("few", "    __shared__ real totals", "        if (threadIdx.x < COLUMNS && col < D) {", ": finish"),
     late("bulk", "    const float d_size", "    int stage = 0;"),
-    late("async", "    #pragma unroll\n    for (int k = 0; k < SLOTS; ++k) {\n        const int col", "    int stage = 0;"),
-    late("cluster keep", "    const double d_size", "    int stage = 0;", ": what is kept"),
-    texts("half the threads wait", "small", ('    asm volatile("griddepcontrol.wait;"', '    if (threadIdx.x & 4) asm volatile("griddepcontrol.wait;"')),
-]  # fmt: skip
+    late(
+        "async",
+        "    #pragma unroll\n    for (int k = 0; k < SLOTS; ++k) {\n        const int col",
+        "    int stage = 0;",
+    ),
+    late("cluster keep", "    const float d_size", "    int stage = 0;", ": what is kept"),
+    texts(
+        "half the threads wait",
+        "small",
+        ('    asm volatile("griddepcontrol.wait;"', '    if (threadIdx.x & 4) asm volatile("griddepcontrol.wait;"'),
+    ),
+]
 
 # ---- plans ----
 
@@ -351,18 +548,21 @@ PLANS = [
     lowered("pieces a chunk long", "cluster", "piece", lambda f, s, p: f(s, p) + p.chunk),
     lowered("two blocks where one adds", "bulk columns", "folds_blocks", lambda f, s, p: 2),
     lowered("units of the next size", "async columns", "_unit", lambda f, p: 8),
-    lowered("a result in a place of its own that is not there", "bulk most", "_places",
-            lambda f, g, o, s, p: (f(g, o, s, p)[0], tuple(replace(x, offset=x.offset + 768) for x in f(g, o, s, p)[1]))),
-]  # fmt: skip
+    lowered(
+        "a result in a place of its own that is not there",
+        "bulk most",
+        "_places",
+        lambda f, g, o, s, p: (f(g, o, s, p)[0], tuple(replace(x, offset=x.offset + 768) for x in f(g, o, s, p)[1])),
+    ),
+]
 
 STAGED_CONSTANTS = {
-    "bulk": {"STAGES": [less, more], "STAGE_BYTES": [halved, more], "ROWS": [halved, doubled], "THREADS": [halved, doubled],
-             "D": [less], "PIECE": [halved], "BOUND": [halved, doubled], "OWNERS": [more], "EXACT": [more]},
+    "bulk": {"STAGES": [less, more], "STAGE_BYTES": [halved, more], "ROWS": [halved, doubled],
+             "THREADS": [halved, doubled], "D": [less], "PIECE": [halved], "BOUND": [halved, doubled], "OWNERS": [more], "EXACT": [more]},
     "bulk owners": {"OWNERS": [less, more, doubled]},
     "cluster": {"CLUSTER": [halved, doubled], "PIECE": [halved, doubled], "SEGMENT": [halved, doubled],
                 "SEGMENT_SLOTS": [halved, doubled], "SLOTS": [halved, less], "D": [less]},
     "folded": {"FOLDED": [halved, doubled], "PIECE": [halved], "UNIT": [doubled]},
-    
     "async": {"STAGES": [more], "STAGE_BYTES": [halved], "VEC": [doubled]},
     "async columns": {"PIECE": [halved]},
 }  # fmt: skip

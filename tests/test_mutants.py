@@ -79,7 +79,7 @@ ROWS = [
     text("live short", "small", "row < rows;", "row < rows - 1;"),
     text("live always", "most", "ROWS == 1 || row < rows", "true"),
     text("rows past the last not repeated", "small", "live ? row : rows - 1;", "row;"),
-    text("row results of the second thread only", "small", "lane == 0) mean", "lane == 4) mean"),
+    text("row results of the second thread only", "small", "lane == 0) mean", "lane == 8) mean"),
     text("row results of every thread", "small", "live && lane == 0) rstd_ptr[row]", "live) rstd_ptr[r + lane]"),
     text(
         "rows of a block apart",
@@ -377,7 +377,7 @@ ROUNDING = [
     ),
     Mutant("division that is not rounded", "small", ptx=(("div.rn.f32", "div.approx.f32", 2),)),
     Mutant("a root that is not rounded", "small", ptx=(("sqrt.rn.f32", "sqrt.approx.f32", 1),)),
-    Mutant("subnormals flushed", "small", ptx=(("sub.rn.f32", "sub.ftz.f32", 32),)),
+    Mutant("subnormals flushed", "small", ptx=(("sub.rn.f32", "sub.ftz.f32", 16),)),
 ]
 
 
