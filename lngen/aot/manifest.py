@@ -121,7 +121,10 @@ def _tensor(plan: Plan, value: Value, role: str) -> dict[str, Any]:
         "alignment": plan.alignment(value),
         "layout": "contiguous",
     }
-    if axes == WIDE:
+    if axes == WIDE and plan.contiguous:
+        described["row_stride_multiple"] = plan.spec.d
+        described["layout"] = f"contiguous: row stride {plan.spec.d}"
+    elif axes == WIDE:
         multiple = max(1, plan.alignment(value) // size)
         described["row_stride_multiple"] = multiple
         described["layout"] = f"each row contiguous; row stride in elements a multiple of {multiple}" + (

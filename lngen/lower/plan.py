@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from lngen.ir import DType, Graph, Value
+from lngen.ir import WIDE, DType, Graph, Value
 from lngen.lower.parts import Argument, Constant, Phase, Place, Statement, Sum, Tensor, declared
-from lngen.schedule import Schedule
+from lngen.schedule import BULK, Schedule
 from lngen.spec import Spec
 
 
@@ -239,7 +239,15 @@ class Plan:
 
     def alignment(self, value: Value) -> int:
         """Bytes that a tensor's base pointer must be a multiple of."""
-        return min(self.schedule.vec * value.type.dtype.size, 16)
+        bulk = self.schedule.form in ("bulk", "ragged") and (value in self.inputs or self.schedule.bulk_store)
+        if bulk and value.type.axes == WIDE:
+            return BULK
+        return min(self.schedule.vec * value.type.dtype.size, BULK)
+
+    @property
+    def contiguous(self) -> bool:
+        """True if the rows of its [M, D] tensors have to lie one behind the other."""
+        return self.schedule.form == "ragged"
 
     def __str__(self) -> str:
         from lngen.lower.show import show_plan

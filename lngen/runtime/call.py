@@ -27,14 +27,21 @@ WIDEST = 16  # bytes of the widest memory access; arrays aligned to it fit every
 
 @dataclass
 class Recipe:
-    """What a call with arrays of one layout needs besides their addresses."""
+    """What a call with arrays of one layout needs besides their addresses.
+
+    vec          the widest access that the strides allow; None if they suit the plan for aligned arrays, which asks
+                 of each address to be a multiple of its one of ``alignments``
+    narrow       the widest access if some are not
+    """
 
     device: int
     rows: int
     strides: dict[str, int]
     makers: tuple[Callable[[], Any], ...]
-    vec: int
-    bounds: dict[int, Bound] = field(default_factory=dict)
+    alignments: tuple[int, ...]
+    vec: int | None
+    narrow: int
+    bounds: dict[int | None, Bound] = field(default_factory=dict)
 
 
 class Call:
@@ -55,7 +62,7 @@ class Call:
     # ---- planning ----
 
     def plan(self, arch: str, vec: int | None = None, rows: int | None = None, device: str | None = None) -> Plan:
-        """The plan for ``arch``, its accesses at most ``vec`` elements wide.
+        """The plan for ``arch``; ``vec``: for arrays that do not suit it, its accesses at most so many elements wide.
 
         A lock file may hold a schedule for the GPU called ``device`` (None: any of that arch) and about as many
         rows (None: most).
@@ -65,10 +72,10 @@ class Call:
             base = self._lock.schedule(self.spec, rows, device=device, arch=arch) if self._lock else None
             self._schedules[arch, locked] = parse_schedule(self._schedule, base or default_schedule(self.spec, arch))
         schedule = self._schedules[arch, locked]
-        if vec is not None and vec < schedule.vec:
-            narrow = replace(schedule, vec=vec)
-            # A form that needs wide accesses gives way to the best of those that do not.
-            legal = is_legal(narrow, problem(self.graph, self.spec.d))
+        if vec is not None and (vec < schedule.vec or schedule.form == "ragged"):
+            narrow = replace(schedule, vec=min(vec, schedule.vec))
+            # A form that needs wide accesses, or rows one behind the other, gives way to the best of those that do not.
+            legal = schedule.form != "ragged" and is_legal(narrow, problem(self.graph, self.spec.d))
             schedule = narrow if legal else default_schedule(self.spec, arch, vec)
         return lower(self.spec, schedule)
 
@@ -212,16 +219,24 @@ class Call:
                 continue
             check_layout(value, layout, library.dtype(layout[0]), rows, d, device)
             strides[value.name] = row_stride(value, layout, written=value in self.outputs)
-        vec = self.launcher(device, rows=math.prod(rows)).plan.schedule.vec
-        wide = [strides[v.name] for v in (*self.inputs, *self.outputs) if v.type.axes == WIDE]
-        while any(stride % vec for stride in wide):
-            vec //= 2
+        plan = self.launcher(device, rows=math.prod(rows)).plan
+        values = (*self.inputs, *self.outputs)
+        alignments = tuple(plan.alignment(v) if D in v.type.axes else 1 for v in values)
+        rated = zip(values, alignments, strict=True)
+        wide = [(strides[v.name], v.type.dtype.size, n) for v, n in rated if v.type.axes == WIDE]
+        whole = all(stride == d if plan.contiguous else stride * size % n == 0 for stride, size, n in wide)
+        # What no bulk copy fits is less than a chunk.
+        narrow = problem(self.graph, d).chunk // 2 if plan.schedule.form in ("bulk", "ragged") else plan.schedule.vec
+        while any(stride % narrow for stride, _, _ in wide):
+            narrow //= 2
         makers = tuple(library.maker(v.type.shape(rows, d), v.type.dtype, device) for v in self.outputs)
-        return Recipe(device, math.prod(rows), strides, makers, vec)
+        return Recipe(device, math.prod(rows), strides, makers, alignments, None if whole else narrow, narrow)
 
-    def _vec_for(self, recipe: Recipe, pointers: list[int]) -> int:
-        """The widest access that every pointer is aligned for."""
-        vec = recipe.vec
+    def _vec_for(self, recipe: Recipe, pointers: list[int]) -> int | None:
+        """The widest access that every pointer is aligned for; None: whatever the plan for aligned arrays has."""
+        if recipe.vec is None and not any(pointer % n for pointer, n in zip(pointers, recipe.alignments, strict=True)):
+            return None
+        vec = recipe.narrow
         sized = [
             (pointer, v.type.dtype.size)
             for pointer, v in zip(pointers, (*self.inputs, *self.outputs), strict=True)

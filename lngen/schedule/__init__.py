@@ -1,6 +1,7 @@
 """Schedules: what they are, which are legal, which is the default."""
 
 from lngen.schedule.legal import (
+    BULK,
     MINIMUM_ARCH,
     capability,
     check,
@@ -23,8 +24,8 @@ from lngen.schedule.problem import Problem, depths, is_row_fold, is_sum, problem
 from lngen.schedule.schedule import STAGED, Schedule, parse_schedule
 
 __all__ = [
-    "MINIMUM_ARCH", "STAGED", "Problem", "Schedule", "capability", "check", "check_arch", "depths", "dynamic_shared",
-    "fits", "folds_blocks", "is_legal", "is_row_fold", "is_sum", "met_numbers", "parse_schedule", "partial_numbers",
-    "piece", "problem", "ranked", "registers", "scratch_numbers", "segments_held", "slots", "space", "stage_bytes",
-    "stage_share", "static_shared", "widest",
+    "BULK", "MINIMUM_ARCH", "STAGED", "Problem", "Schedule", "capability", "check", "check_arch", "depths",
+    "dynamic_shared", "fits", "folds_blocks", "is_legal", "is_row_fold", "is_sum", "met_numbers", "parse_schedule",
+    "partial_numbers", "piece", "problem", "ranked", "registers", "scratch_numbers", "segments_held", "slots",
+    "space", "stage_bytes", "stage_share", "static_shared", "widest",
 ]  # fmt: skip

@@ -17,6 +17,7 @@ MAX_CLUSTER = 16
 MAX_STAGES = 8
 WARP = 32
 NAMED_BARRIERS = 15
+BULK = 16  # bytes: bulk copies begin at multiples of it and are as long
 
 # Below these a form's instructions do not exist.
 MINIMUM_ARCH = {"registers": 75, "stream": 75, "async": 80, "bulk": 90, "ragged": 90}
@@ -174,8 +175,9 @@ def _shape_rules(s: Schedule, p: Problem) -> list[tuple[bool, str]]:
 def _form_rules(s: Schedule, p: Problem) -> list[tuple[bool, str]]:
     """What belongs to which form, and what a form asks for."""
     narrowest = s.vec * min(p.input_sizes, default=4)
-    narrow = 16 // min((*p.input_sizes, *p.output_sizes), default=4)  # elements in 16 bytes where they are narrowest
     staged = s.form in STAGED
+    least = 2 * BULK // min((*p.input_sizes, *p.output_sizes), default=4)  # elements in twice the unit of a bulk copy
+    leaving = [n * size for size in p.output_sizes for n in (p.d, *[piece(s, p)] * (s.cluster > 1))]
     return [
         (
             2 <= s.stages <= MAX_STAGES if staged else s.stages == 0,
@@ -187,13 +189,14 @@ def _form_rules(s: Schedule, p: Problem) -> list[tuple[bool, str]]:
             f"bulk copies need vec={p.chunk} and a D that is a multiple of it, got vec={s.vec}",
         ),
         (
-            s.form != "ragged" or (p.d % p.chunk > 0 and p.d >= 2 * narrow and s.threads >= 2 * narrow),
-            f"ragged rows end within a chunk of {p.chunk}, have at least {2 * narrow} elements and as many threads, "
-            f"got D={p.d}, threads={s.threads}",
+            s.form != "ragged" or (p.d % p.chunk > 0 and p.d >= least and s.threads >= least),
+            f"ragged rows end within a chunk of {p.chunk}, have at least {least} elements, twice {BULK} bytes of the "
+            f"narrowest, and as many threads, got D={p.d}, threads={s.threads}",
         ),
         (
             s.form != "ragged" or s.bulk_store == bool(p.output_sizes),
-            "ragged rows leave in bulk, which bulk_store says",
+            f"ragged rows leave in bulk: bulk_store is {'yes' if p.output_sizes else 'no'} for "
+            f"{len(p.output_sizes)} [M, D] results",
         ),
         (
             s.form != "async" or narrowest >= 4,
@@ -208,8 +211,9 @@ def _form_rules(s: Schedule, p: Problem) -> list[tuple[bool, str]]:
             "bulk_store belongs to form=bulk and an [M, D] result",
         ),
         (
-            not s.bulk_store or s.form != "bulk" or p.chunk * min(p.output_sizes, default=0) >= 16,
-            f"bulk stores move at least 16 bytes, got {p.chunk} elements of {min(p.output_sizes, default=0)}",
+            s.form != "bulk" or not s.bulk_store or not any(n % BULK for n in leaving),
+            f"rows that leave in bulk, and their pieces, are multiples of {BULK} bytes, got "
+            f"{next((n for n in leaving if n % BULK), 0)}",
         ),
         (
             not s.keep or (staged and bool(p.column_sizes)),

@@ -41,7 +41,7 @@ RESERVED = 1  # KiB of a multiprocessor's shared memory that each block costs be
 
 # Registers besides those for elements, and registers per 4 bytes of held elements, fitted to compile logs.
 ROW_BASE, ROW_SLOPE = 32, 1.25
-COLUMN_BASE = 34
+COLUMN_BASE = 30
 STREAM_BASE = 26
 STAGED_BASE = 34
 
@@ -61,7 +61,7 @@ RAGGED_BYTES = 32 * 1024
 # With column sums: rows of so many elements, by bytes of one, are better held in registers than staged; threads of a
 # block for these, for staged rows up to SHORT_ROW elements and for longer ones; rows and bytes on their way at least.
 HELD_ROW = {2: 768, 4: 2048, 8: 2048}
-SHORT_BLOCK, SHORT_ROW, LONG_BLOCK, STAGES, STAGED_BYTES = 512, 1024, 256, 3, 96 * 1024
+SHORT_BLOCK, SHORT_ROW, LONG_BLOCK, STAGES, STAGED_BYTES = 512, 1536, 256, 3, 96 * 1024
 
 # Column sums of a row that one block can hold well.
 HELD_SUMS = 12288
@@ -140,9 +140,8 @@ def _candidates(p: Problem) -> Iterator[Schedule]:
         for stages, keep, one in product((2, 3, 4, 5, 6), flags, flags if p.column_sums else flags[:1]):
             blocks = OWNERS[0] * resident if not p.column_sums else 0
             yield Schedule("async", threads, r, vec, resident, False, stages, 1, blocks, False, keep, one)
-            yield Schedule(
-                "ragged", threads, r, vec, resident, False, stages, 1, blocks, bool(p.output_sizes), keep, one
-            )
+            store = bool(p.output_sizes)
+            yield Schedule("ragged", threads, r, vec, resident, False, stages, 1, blocks, store, keep, one)
             for cluster, store in product([c for c in (1, 2, 4, 8, MAX_CLUSTER) if p.segments % c == 0], flags):
                 owners = 0 if p.column_sums else OWNERS[cluster.bit_length() - 1] * resident
                 yield Schedule("bulk", threads, r, vec, resident, False, stages, cluster, owners, store, keep, one)
@@ -159,17 +158,12 @@ def widest(p: Problem) -> int:
 def ranked(p: Problem, capability: int = 90, vec: int | None = None) -> list[Schedule]:
     """The schedules worth trying on a GPU, best first: the default is the first that the compiler does not spill.
 
-    ``vec``: the widest access that the arrays allow.
+    ``vec``: the widest access that the arrays allow, whose rows then may lie apart: none are ragged.
     """
     found = [s for s in space(p) if fits(s, p, capability)]
     if vec is not None:
-        found = [
-            t
-            for s in found
-            if s.vec <= vec or s.form not in ("bulk", "ragged")
-            for t in [replace(s, vec=min(vec, s.vec))]
-            if is_legal(t, p)
-        ]
+        narrow = (replace(s, vec=min(vec, s.vec)) for s in found if s.form != "ragged")
+        found = [s for s in narrow if is_legal(s, p)]
     if not found:
         raise ScheduleError(f"no schedule is legal for D={p.d}.")
     return sorted(dict.fromkeys(found), key=lambda s: (_cost(s, p), s))
@@ -203,9 +197,8 @@ def _columns_cost(s: Schedule, p: Problem, idle: float) -> tuple[float, ...]:
 def _rows_cost(s: Schedule, p: Problem, idle: float) -> tuple[float, ...]:
     """A row in registers, as long as a block can hold it well; else a cluster's, through shared memory."""
     row = p.d * (sum(p.input_sizes) or 4)
-    order = {"bulk": 0 if row > WIDE_ROW else 1, "registers": 1 if row > WIDE_ROW else 0, "async": 2, "ragged": 0}[
-        s.form
-    ]
+    wide = row > WIDE_ROW
+    order = {"ragged": 0, "bulk": 0 if wide else 1, "registers": 1 if wide else 0, "async": 2}[s.form]
     each = slots(s, p) * p.chunk * row / p.d
     if s.form == "registers":
         way = in_flight(s, p)
