@@ -74,9 +74,19 @@ class Subject:
     arch: str = ARCH
 
 
-def registers(threads: int, rows: int, vec: int, prefetch: bool = False) -> Schedule:
+def registers(threads: int, rows: int, vec: int, prefetch: bool = False, one_launch: bool = False) -> Schedule:
     """A schedule of rows in registers."""
-    return Schedule("registers", threads, rows, vec, 1, prefetch)
+    return Schedule("registers", threads, rows, vec, 1, prefetch, one_launch=one_launch)
+
+
+def bulk(threads: int, rows: int, vec: int, stages: int = 2, cluster: int = 1, **more: Any) -> Schedule:
+    """A schedule of rows that come by bulk copies."""
+    return Schedule("bulk", threads, rows, vec, stages=stages, cluster=cluster, **more)
+
+
+def copies(threads: int, rows: int, vec: int, stages: int = 2, **more: Any) -> Schedule:
+    """A schedule of rows that come by asynchronous copies."""
+    return Schedule("async", threads, rows, vec, stages=stages, **more)
 
 
 def stream(threads: int, vec: int) -> Schedule:
@@ -108,15 +118,46 @@ SUBJECTS: dict[str, Subject] = {
     "most of negatives": Subject("most.fwd:d=77,dtype=f16,weight=f32", registers(2, 16, 1), 7, "negative"),
     "double": Subject("rmsnorm.fwd:d=21,dtype=bf16,weight=f64", registers(4, 8, 1), 9),
     # Column sums: blocks of row groups, the last one not full; then more rows than all blocks take at once.
-    "backward": Subject("layernorm.bwd:d=100,dtype=bf16,weight=f32", registers(4, 64, 4), 150),
-    "backward of zeros": Subject("layernorm.bwd:d=100,dtype=bf16,wrt=beta", registers(4, 64, 4), 150, "zeros"),
-    "backward, no rows": Subject("layernorm.bwd:d=100,dtype=bf16", registers(4, 64, 4), 0),
-    "rounds": Subject("layernorm.bwd:d=2052,dtype=f64,wrt=gamma", registers(256, 1, 2, True), 270),
-    "late": Subject("layernorm.bwd:d=2052,dtype=f64,wrt=gamma", registers(256, 1, 2, False), 270),
+    "backward": Subject("layernorm.bwd:d=996,dtype=bf16,weight=f32", registers(64, 8, 4), 20),
+    "backward of zeros": Subject("layernorm.bwd:d=996,dtype=bf16,wrt=beta", registers(64, 8, 4), 20, "zeros"),
+    "backward, no rows": Subject("layernorm.bwd:d=996,dtype=bf16", registers(64, 8, 4), 0),
+    "rounds": Subject("layernorm.bwd:d=3076,dtype=f64,wrt=gamma", registers(256, 1, 2, True), 140),
+    "late": Subject("layernorm.bwd:d=3076,dtype=f64,wrt=gamma", registers(256, 1, 2, False), 140),
+    # Partial rows in pairs, the last one alone.
+    "few": Subject("layernorm.bwd:d=3076,dtype=f64,wrt=gamma", registers(256, 1, 2), 37),
+    "few of zeros": Subject("layernorm.bwd:d=3076,dtype=f64,wrt=beta", registers(256, 1, 2), 5, "zeros"),
     "stream": Subject("totals.fwd:d=8202,dtype=f32", stream(256, 2), 8, "wild"),
     "columns": Subject("layernorm.bwd:d=8202,dtype=f32,save=none", stream(256, 2), 3),
     "columns of zeros": Subject("layernorm.bwd:d=8202,dtype=f32,wrt=beta", stream(256, 2), 3, "zeros"),
-    "columns, rounds": Subject("layernorm.bwd:d=4100,dtype=f32,wrt=beta", stream(256, 4), 270),
+    "columns, rounds": Subject("layernorm.bwd:d=6148,dtype=f32,wrt=beta", stream(256, 4), 140),
+    # Bulk copies: row groups of half a warp, of two warps, of a block; results in place of inputs.
+    "bulk": Subject("layernorm.fwd:d=104,dtype=bf16", bulk(16, 4, 8, owners=1), 13),
+    "bulk groups": Subject("totals.fwd:d=1004,dtype=f32", bulk(64, 2, 4, owners=1, bulk_store=True), 7, "wild"),
+    "bulk block": Subject("layernorm.fwd:d=1004,dtype=f32", bulk(128, 1, 4, owners=1), 5),
+    "bulk owners": Subject("totals.fwd:d=68,dtype=f32", bulk(32, 1, 4, stages=3, owners=2, bulk_store=True), 9, "wild"),
+    "bulk most": Subject(
+        "most.fwd:d=72,dtype=f16,weight=f32", bulk(16, 2, 8, owners=1, bulk_store=True), 9, "negative"
+    ),
+    "bulk columns": Subject("rmsnorm.bwd:d=996,dtype=f32", bulk(32, 8, 4, bulk_store=True), 20),
+    "bulk columns, block": Subject("layernorm.bwd:d=3076,dtype=f32,save=none,wrt=beta", bulk(128, 2, 4), 3),
+    "bulk rounded": Subject("rounded.fwd:d=520,dtype=f32,out=bf16", bulk(64, 1, 4, owners=1), 5),
+    # Rows shared by two blocks, each with two segments, or one; the last segment shorter.
+    "cluster": Subject("totals.fwd:d=8200,dtype=f32", bulk(128, 1, 4, 3, 2, owners=1, bulk_store=True), 5, "wild"),
+    "cluster keep": Subject("layernorm.fwd:d=2050,dtype=f64,weight=f32", bulk(128, 1, 2, 2, 2, owners=1, keep=True), 4),
+    "cluster columns": Subject("layernorm.bwd:d=3076,dtype=f64,wrt=gamma", bulk(256, 1, 2, 2, 2), 3),
+    "cluster groups": Subject("layernorm.bwd:d=2052,dtype=f64", bulk(128, 2, 2, 2, 2, keep=True), 5),
+    # Two blocks fold their column sums.
+    "folded": Subject("layernorm.bwd:d=3076,dtype=f64,wrt=gamma+beta", bulk(256, 1, 2), 3),
+    "folded, one launch": Subject("layernorm.bwd:d=3076,dtype=f64,wrt=beta", bulk(256, 1, 2, one_launch=True), 3),
+    "folded, no rows": Subject("layernorm.bwd:d=3076,dtype=f64,wrt=beta", bulk(256, 1, 2, one_launch=True), 0),
+    # Asynchronous copies.
+    "async": Subject("totals.fwd:d=100,dtype=bf16", copies(4, 8, 4, 3, owners=1), 37, "wild"),
+    "async block": Subject("totals.fwd:d=203,dtype=f32", copies(32, 1, 1, owners=1), 4, "wild"),
+    "async columns": Subject("layernorm.bwd:d=996,dtype=f32,wrt=beta", copies(32, 8, 4), 5),
+    # Column sums finished behind a grid barrier, by fewer blocks than there are tiles.
+    "one launch": Subject("layernorm.bwd:d=996,dtype=f32,wrt=beta", registers(32, 8, 4, one_launch=True), 20),
+    "one launch, no rows": Subject("layernorm.bwd:d=996,dtype=f32,wrt=gamma", registers(32, 8, 4, True, one_launch=True), 0),
+    "bulk, no rows": Subject("layernorm.bwd:d=996,dtype=f32,wrt=gamma", bulk(32, 8, 4, one_launch=True), 0),
 }  # fmt: skip
 
 
@@ -173,7 +214,10 @@ Grid = Callable[[Kernel, int], tuple[int, int]]
 
 @dataclass(frozen=True)
 class Mutant:
-    """One mistake. ``text``: pairs of old and new text and how often the old one occurs in the source, or the PTX."""
+    """One mistake. ``text``: pairs of old and new text and how often the old one occurs in the source, or the PTX.
+
+    ``calls``: how often every kernel is launched in the same memory.
+    """
 
     name: str
     subject: str
@@ -184,6 +228,12 @@ class Mutant:
     patch: Callable[[], AbstractContextManager[Any]] | None = None
     strides: dict[str, int] = field(default_factory=dict)
     order: int = 0
+    calls: int = 1
+
+
+def text(name: str, subject: str, old: str, new: str, count: int = 1) -> Mutant:
+    """A mutant of the emitted CUDA."""
+    return Mutant(name, subject, text=((old, new, count),))
 
 
 def edited(source: str, edits: tuple[tuple[str, str, int], ...]) -> str:
@@ -210,7 +260,7 @@ def killer(mutant: Mutant) -> str:
         source = edited(emit(plan), mutant.text)
         ptx = edited(compile_ptx(source, subject.arch), mutant.ptx) if mutant.ptx else None
         outcome = run_plan(
-            plan, t.inputs, source=source, ptx=ptx, arch=subject.arch, rows=subject.rows,
+            replace(plan, kernels=plan.kernels * mutant.calls), t.inputs, source=source, ptx=ptx, arch=subject.arch, rows=subject.rows,
             strides=t.strides | mutant.strides, grid=mutant.grid, order=mutant.order, stop=True,
         )  # fmt: skip
     except (CompileError, PtxError) as error:

@@ -137,9 +137,10 @@ class Case:
         return {p.name: numbers(rng, p, self.rows, self.d, self.numbers) for p in graph.params}
 
     def strides(self, graph: Graph, schedule: Schedule) -> dict[str, int]:
-        """Row strides: a tensor's row is followed by a gap, or not."""
+        """Row strides: a gap follows a tensor's row, or not; none a ragged row, 16 bytes or more a bulk one."""
         wide = [v for v in (*graph.params, *graph.results) if v.type.axes == (M, D)]
-        return {v.name: self.d + schedule.vec * (self.pad * (n + 1) % 4) for n, v in enumerate(wide)}
+        step = {"ragged": 0, "bulk": 8}.get(schedule.form, schedule.vec)
+        return {v.name: self.d + step * (self.pad * (n + 1) % 4) for n, v in enumerate(wide)}
 
 
 def runs_on(schedule: Schedule, arch: str) -> bool:

@@ -643,7 +643,7 @@ def test_a_file_that_is_no_benchmark_is_refused(tmp_path: Path) -> None:
 
 
 def test_files_of_earlier_versions_are_judged_now() -> None:
-    saved = read_json(Path(__file__).parent.parent / "generated" / "bench" / "h200-layernorm-bwd.json")
+    saved = read_json(Path(__file__).parent / "data" / "bench-first-version.json")
     assert saved.conditions["device"] == "NVIDIA H200"
     lngen = next(r for r in saved.records if r.is_lngen)
     assert (lngen.target, lngen.met, lngen.best_peer, lngen.ratio) == (0.68, False, "torch", 1.9049)

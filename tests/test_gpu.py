@@ -61,15 +61,9 @@ STAGED = [
     ("layernorm.fwd:d=1001,dtype=bf16", "form=ragged,threads=32,rows=4,vec=1,stages=4,owners=100,bulk_store=yes"),
     ("rmsnorm.fwd:d=999,dtype=f32", "form=async,threads=64,rows=2,vec=1,stages=3,owners=64,keep=yes"),
     ("rmsnorm.fwd:d=999,dtype=f32,out=bf16", "form=ragged,threads=64,rows=2,vec=1,stages=3,owners=9,bulk_store=yes"),
-    (
-        "layernorm.fwd:d=4096,dtype=f32",
-        "form=bulk,threads=128,rows=2,vec=4,stages=3,owners=128,bulk_store=yes",
-    ),
+    ("layernorm.fwd:d=4096,dtype=f32", "form=bulk,threads=128,rows=2,vec=4,stages=3,owners=128,bulk_store=yes"),
     ("layernorm.fwd:d=12288,dtype=bf16", "form=bulk,threads=256,rows=1,vec=8,stages=3,owners=66,cluster=2,keep=yes"),
-    (
-        "layernorm.fwd:d=32768,dtype=bf16",
-        "form=bulk,threads=256,rows=1,vec=8,stages=2,owners=9,cluster=4,bulk_store=yes",
-    ),
+    ("rmsnorm.fwd:d=32768,dtype=bf16", "form=bulk,threads=256,rows=1,vec=8,stages=2,owners=9,cluster=4,bulk_store=yes"),
     ("rmsnorm.fwd:d=65536,dtype=f16", "form=bulk,threads=256,rows=1,vec=8,stages=3,owners=15,cluster=8,bulk_store=yes"),
     ("rmsnorm.fwd:d=131072,dtype=bf16", "form=bulk,threads=256,rows=1,vec=8,stages=4,owners=7,cluster=16,keep=yes"),
     ("rmsnorm.fwd:d=20000,dtype=f64", "form=bulk,threads=256,rows=1,vec=2,stages=2,owners=7,cluster=16,bulk_store=yes"),

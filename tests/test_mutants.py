@@ -21,25 +21,18 @@ from lngen.ir import F32, Eqn, Graph
 from lngen.lower import Argument, Kernel, Plan
 from lngen.passes.edit import substitute
 from lngen.ptx import run_plan
-from mutants import SUBJECTS, Mutant, constant, in_kernel, killer, twin
+from mutants import SUBJECTS, Mutant, constant, in_kernel, killer, text, twin
+from mutants_staged import STAGED_CLASSES
 
 Patch = Callable[[], AbstractContextManager[Any]]
 LOWER = importlib.import_module("lngen.lower.lower")
-
-
-def text(name: str, subject: str, old: str, new: str, count: int = 1) -> Mutant:
-    """A mutant of the emitted CUDA."""
-    return Mutant(name, subject, text=((old, new, count),))
 
 
 # ---- templates ----
 
 WORDS = "{\n            #pragma unroll\n            for (int w = 0; w < v.WORDS; ++w)\n                "
 LOAD, STORE = f"if (col + j < D) {WORDS}v.words", f"if (col + j < D) {WORDS}reint"
-SYNC, FIRST_SYNC = "__syncthreads();\n", "} else {\n        __syncthreads();\n"
-MIDDLE_SYNC = "        }\n        __syncthreads();\n        for (int half"
-LAST_SYNC = "scratch[j + half * D];\n            __syncthreads();"
-SPREAD = "const int col = (k * THREADS + lane) * CHUNK;"
+WITHIN = "const int within = (slot % SEGMENT_SLOTS * THREADS + lane) * CHUNK;"
 EQUAL = "if (a == b) return __int_as_float(__float_as_int(a) & __float_as_int(b));"
 
 # 16 bits stand for 32: a buffer of 2^31 elements takes too long. Left out: elements past the end of a row that are
@@ -98,7 +91,19 @@ ROWS = [
     text("a row input of the first row", "most", "w_ptr[r];", "w_ptr[0];"),
     text("a row input past the end", "most", "w_ptr[r];", "w_ptr[row];"),
     text("a scalar of the second element", "most", "*s_ptr;", "s_ptr[1];"),
-    text("columns from the left by thread", "small", SPREAD, "const int col = (lane * SLOTS + k) * CHUNK;", 4),
+    text(
+        "columns from the left by thread",
+        "small",
+        WITHIN,
+        WITHIN.replace("slot % SEGMENT_SLOTS * THREADS + lane", "lane * SEGMENT_SLOTS + slot % SEGMENT_SLOTS"),
+    ),
+    text("columns of the next segment", "segments", "within < SEGMENT ? col : D", "true ? col : D"),
+    text(
+        "every slot in the first segment",
+        "segments",
+        "start + slot / SEGMENT_SLOTS * SEGMENT + within",
+        "start + within",
+    ),
     text("gamma at the chunk before", "small", "gamma_ptr, col)", "gamma_ptr, col - CHUNK)"),
     text("gamma for beta", "small", "beta_ptr, col)", "gamma_ptr, col)"),
     text("a statement's operands exchanged", "small", "x32 - mean;", "mean - x32;", 2),
@@ -188,7 +193,7 @@ SUMS = [
     text(
         "a segment left out", "segments", "for (int s = 1; s < SEGMENTS; ++s)", "for (int s = 1; s < SEGMENTS - 1; ++s)"
     ),
-    text("the last segment one slot short", "segments", "fold<Op, LAST>(held)", "fold<Op, LAST - 1>(held)"),
+    text("segments one slot short", "segments", "fold<Op, SEGMENT_SLOTS>(held)", "fold<Op, SEGMENT_SLOTS - 1>(held)"),
     text("stream: a segment left out", "stream", "seg < SEGMENTS;", "seg < SEGMENTS - 1;", 2),
     text("stream: segments of one length", "stream", "seg * SEGMENT +", "seg * SEGMENT / 2 +", 2),
     text(
@@ -215,50 +220,37 @@ SUMS = [
 
 # Left out: column threads past the end that do not return (their accesses are masked), strands that all store (the
 # same value, one block), wider chunks in a column kernel (the same sums on fewer blocks).
+NEXT_STASH = "    __syncthreads();\n    stash<D, THREADS, SEGMENT, SEGMENT_SLOTS, PIECE, UNIT>(scratch, sum_dy_acc"
+STASHED = "group, lane);\n    __syncthreads();\n    store_partial"
+GROUPS = "unit * UNIT < PIECE && start + unit * UNIT < D; unit += BLOCK"
 COLUMNS = [
     text("columns of rows that are not there", "backward", "if (live) sum_dy_acc", "sum_dy_acc"),
     text("columns of each row twice", "backward", "sum_dy_acc[k][i] + dy32;", "sum_dy_acc[k][i] + dy32 + dy32;"),
     text("accumulators start at +0", "backward of zeros", "sum_dy_acc[k][i] = ABSENT;", "sum_dy_acc[k][i] = 0.0f;"),
-    text("strands start at +0", "backward of zeros", "sum_dy_strand = ABSENT;", "sum_dy_strand = 0.0f;"),
+    text("strands start at +0", "backward of zeros", "real sum = ABSENT;", "real sum = 0.0f;"),
     text("columns start at +0", "columns of zeros", "sum_dy_acc[i] = ABSENT;", "sum_dy_acc[i] = 0.0f;"),
     text("no rows sum to -0", "backward, no rows", "rows == 0 ? real(0) : ", "", 2),
-    text("partial barrier before gone", "backward", FIRST_SYNC, "} else {\n"),
-    text("partial barrier between gone", "backward", MIDDLE_SYNC, MIDDLE_SYNC.replace(SYNC, "\n")),
-    text("partial barrier in the fold gone", "backward", LAST_SYNC, LAST_SYNC.replace("__syncthreads();", "")),
-    text("finish barrier gone", "backward", "    __syncthreads();\n    if (strand > 0", "    if (strand > 0"),
-    text(
-        "finish barrier after the return",
-        "backward",
-        "__syncthreads();\n    if (strand > 0 || col >= D) return;",
-        "if (strand > 0 || col >= D) return;\n    __syncthreads();",
-    ),
-    text(
-        "groups folded upward",
-        "backward",
-        "int half = ROWS / 2; half > 0; half /= 2) {\n            for (int j = threadIdx.x; j < half * D; j += "
-        "THREADS * ROWS)\n                scratch",
-        "int half = 1; half < ROWS; half *= 2) {\n            for (int j = threadIdx.x; j < ROWS * D; j += "
-        "THREADS * ROWS)\n                if (j / D % (2 * half) == 0) scratch",
-    ),
-    text(
-        "groups: the last column left out",
-        "backward",
-        "col < D; col += THREADS * ROWS) partial",
-        "col < D - 1; col += THREADS * ROWS) partial",
-    ),
-    text(
-        "groups: a column too many",
-        "backward",
-        "col < D; col += THREADS * ROWS) partial",
-        "col <= D; col += THREADS * ROWS) partial",
-    ),
-    text("groups: columns beyond the row", "backward", "if (col < D) scratch[group", "scratch[group"),
+    text("partial barrier between gone", "backward", NEXT_STASH, NEXT_STASH.replace("__syncthreads();", "")),
+    text("partial barrier behind gone", "backward", STASHED, STASHED.replace("__syncthreads();", ""), 2),
+    text("groups folded in pairs", "backward", "terms[r] = part[r]", "terms[r] = part[(r & 1) * 4 + r / 2]"),
+    text("a group left out", "backward", "fold<Add, ROWS>(terms)", "fold<Add, ROWS - 1>(terms)"),
+    text("groups: the last columns left out", "backward", GROUPS, GROUPS.replace("< D;", "< D - UNIT;")),
+    text("groups: columns too many", "backward", GROUPS, GROUPS.replace("< D;", "<= D;")),
+    text("groups: a step of a row", "cluster groups", GROUPS, GROUPS.replace("+= BLOCK", "+= BLOCK + 1")),
+    text("groups: columns beyond the row", "backward", "if (col + i < D) units", "units"),
     text(
         "groups at a distance of THREADS",
         "backward",
-        "scratch[group * D + col]",
-        "scratch[group * THREADS * SLOTS * CHUNK + col]",
+        "place + group * stash_size(PIECE)",
+        "place + group * THREADS * UNIT",
     ),
+    text(
+        "groups: another place",
+        "backward",
+        "(place + r * stash_size(PIECE))[unit_place(unit)]",
+        "(place + r * stash_size(PIECE))[unit]",
+    ),
+    text("a row group's place not rounded up", "async columns", "return (piece + 7) / 8 * 8;", "return piece;"),
     text(
         "the partial row of block 0",
         "backward",
@@ -274,7 +266,8 @@ COLUMNS = [
     text("the other sum's partial row", "backward", "sum_dy_partial_ptr + static", "sum_dy_xhat_partial_ptr + static"),
     text("prefetch of the row after", "rounds", "load(row + step)", "load(row + step + 1)"),
     text("prefetch of the same row", "rounds", "load(row + step)", "load(row)"),
-    text("the first row not prefetched", "rounds", "if (PREFETCH) load(first + group);", ""),
+    text("the first row not prefetched", "rounds", "if (PREFETCH && first < rows) load(first + group);", ""),
+    text("no rows prefetched", "one launch, no rows", "PREFETCH && first < rows", "PREFETCH"),
     text(
         "prefetch too late",
         "rounds",
@@ -283,19 +276,19 @@ COLUMNS = [
     ),
     text("a round too few", "late", "first < rows; first += step", "first + step < rows; first += step"),
     text("a step too long", "late", "first += step)", "first += step + 1)"),
-    text("a step of blocks, not rows", "backward", "static_cast<long long>(BLOCKS) * ROWS;", "1;"),
+    text("a step of blocks, not rows", "backward", "static_cast<long long>(OWNERS) * ROWS;", "1;"),
     text(
         "rows that neighbour in a block",
         "late",
         "first = static_cast<long long>(blockIdx.x) * ROWS;",
-        "first = blockIdx.x * 2 % 132 + blockIdx.x / 66;",
+        "first = blockIdx.x * 2 % 128 + blockIdx.x / 64;",
     ),
     text("row past the last not repeated", "backward", "row < rows ? row : rows - 1;", "row;"),
-    text("columns: a row too many", "columns, rounds", "row < rows; row += BLOCKS", "row <= rows; row += BLOCKS"),
+    text("columns: a row too many", "columns, rounds", "row < rows; row += OWNERS", "row <= rows; row += OWNERS"),
     text(
         "columns: rows of neighbours",
         "columns, rounds",
-        "row = blockIdx.y; row < rows; row += BLOCKS",
+        "row = blockIdx.y; row < rows; row += OWNERS",
         "row = 2 * blockIdx.y; row < min(rows, 2ll * blockIdx.y + 2); row += 1",
     ),
     text("columns: return too early", "columns", "if (col >= D) return;\n    ", "if (col + CHUNK >= D) return;\n    "),
@@ -305,35 +298,66 @@ COLUMNS = [
         "static_cast<long long>(blockIdx.y) * D, sum_dy_acc",
         "static_cast<long long>(blockIdx.x) * D, sum_dy_acc",
     ),
+]
+
+STRAND = "int first = strand * TOGETHER; first < filled; first += STRANDS * TOGETHER"
+TOTALS = "\n        __syncthreads();\n        if (threadIdx.x < COLUMNS && col < D) {"
+# Left out: a shorter grid, fewer threads, wider or narrower tiles in a finish (its loops make up for it).
+FINISH = [
     text(
-        "strands: blocks in runs",
-        "rounds",
-        "int b = strand; b < blocks; b += STRANDS",
-        "int b = strand * 9; b < min(blocks, strand * 9 + 9); ++b",
+        "strands in runs",
+        "few",
+        STRAND,
+        "int first = strand * 8; first < min(filled, strand * 8 + 8); first += TOGETHER",
     ),
-    text("strands: the last block left out", "rounds", "b < blocks;", "b < blocks - 1;"),
-    text("strands: a block too many", "rounds", "b < blocks;", "b <= blocks;"),
-    text("blocks rounded down", "backward", "(rows + GROUPS - 1) / GROUPS", "rows / GROUPS"),
+    text("strands overlap", "few", STRAND, STRAND.replace("strand * TOGETHER;", "strand;")),
+    text("strands skip", "few", STRAND, STRAND.replace("STRANDS * TOGETHER", "(STRANDS + 1) * TOGETHER")),
+    text("strands of single partial rows", "few", STRAND, STRAND.replace("STRANDS * TOGETHER", "STRANDS")),
+    text("the last partial row left out", "few", "first < filled; first", "first < filled - TOGETHER; first"),
+    text("a partial row too many", "few", "first + t < filled ? ", "true ? "),
+    text("an absent partial row is +0", "few of zeros", " * D) : ABSENT;", " * D) : 0.0f;"),
+    text(
+        "partial rows left to right",
+        "few",
+        "sum = sum + fold<Add, TOGETHER>(part);",
+        "for (real p : part) sum = sum + p;",
+    ),
+    text("partial rows at a distance of COLUMNS", "few", "(first + t) * D)", "(first + t) * 32)"),
+    text("blocks rounded down", "backward", "(rows + PER_PARTIAL - 1) / PER_PARTIAL", "rows / PER_PARTIAL"),
     text(
         "blocks not limited",
         "rounds",
-        "filled < BLOCKS ? static_cast<int>(filled) : BLOCKS",
-        "static_cast<int>(filled)",
+        "blocks < PARTIALS ? static_cast<int>(blocks) : PARTIALS",
+        "static_cast<int>(blocks)",
     ),
-    text("columns past the end read", "backward", "col >= D ? 0 : filled", "filled"),
-    text("columns past the end stored", "backward", "strand > 0 || col >= D", "strand > 0"),
-    text("a strand left out", "rounds", "fold<Add, STRANDS>", "fold<Add, STRANDS - 1>"),
+    text("columns past the end read", "backward", "strand < STRANDS && col < D", "strand < STRANDS"),
+    text("columns past the end stored", "backward", "threadIdx.x < COLUMNS && col < D", "threadIdx.x < COLUMNS"),
+    text("a column not stored", "backward", "threadIdx.x < COLUMNS && col < D", "threadIdx.x < COLUMNS - 1 && col < D"),
+    text("a strand left out", "few", "fold<Add, STRANDS>", "fold<Add, STRANDS - 1>"),
     text(
         "strands in runs of four",
-        "rounds",
-        "strands[s] = scratch[0][s][column]",
-        "strands[s] = scratch[0][s % 4 * 4 + s / 4][column]",
+        "few",
+        "strands[s] = totals[(0 * STRANDS + s)",
+        "strands[s] = totals[(0 * STRANDS + s % 4 * 4 + s / 4)",
     ),
     text(
         "the sums exchanged",
         "backward",
-        "scratch[1][strand][column] = sum_dy_strand",
-        "scratch[0][strand][column] = sum_dy_strand",
+        "sum_dy_strands[s] = totals[(1 * STRANDS",
+        "sum_dy_strands[s] = totals[(0 * STRANDS",
+    ),
+    text("the sums in one place", "backward", "totals[(1 * STRANDS + strand)", "totals[(0 * STRANDS + strand)"),
+    text("finish barrier gone", "backward", TOTALS, TOTALS.replace("__syncthreads();", "")),
+    text("a tile at a distance of two grids", "one launch", "tile += gridDim.x", "tile += 2 * gridDim.x"),
+    text("tiles overlap", "one launch", "tile * COLUMNS + column;", "tile * (COLUMNS - 1) + column;"),
+    text(
+        "strands of half a block", "one launch", "strand += blockDim.x / COLUMNS", "strand += blockDim.x / COLUMNS + 1"
+    ),
+    text(
+        "finish barrier behind a tile gone",
+        "one launch",
+        "        }\n        __syncthreads();\n    }\n}",
+        "        }\n    }\n}",
     ),
 ]
 
@@ -353,7 +377,7 @@ ROUNDING = [
     ),
     Mutant("division that is not rounded", "small", ptx=(("div.rn.f32", "div.approx.f32", 2),)),
     Mutant("a root that is not rounded", "small", ptx=(("sqrt.rn.f32", "sqrt.approx.f32", 1),)),
-    Mutant("subnormals flushed", "small", ptx=(("sub.rn.f32", "sub.ftz.f32", 29),)),
+    Mutant("subnormals flushed", "small", ptx=(("sub.rn.f32", "sub.ftz.f32", 32),)),
 ]
 
 
@@ -385,22 +409,23 @@ CONSTANTS = {
     "segments": {"SEGMENT_SLOTS": [halved, doubled, less, more], "SLOTS": [less], "THREADS": [halved]},
     "stream": {"SEGMENT": [halved, doubled], "SLOTS": [less], "THREADS": [halved, doubled], "VEC": [doubled]},
     "backward": {"ROWS": [halved, doubled], "D": [less, more]},
-    "late": {"BLOCKS": [less, more, halved, doubled]},
+    "late": {"OWNERS": [less, more, halved, doubled]},
 }  # fmt: skip
-FINISH = {
-    "backward": {"D": [less, more], "SUMS": [less], "COLUMNS": [halved, doubled], "GROUPS": [halved, doubled]},
-    "rounds": {"STRANDS": [halved, doubled, less], "BLOCKS": [less, more, halved]},
+FINISH_KERNEL = {
+    "backward": {"D": [less, more], "SUMS": [less]},
+    "rounds": {"PARTIALS": [less, halved], "STRANDS": [doubled]},
+    "few": {"PER_PARTIAL": [doubled], "TOGETHER": [halved, doubled], "STRANDS": [halved, less]},
 }
 COLUMN_KERNEL = {
     "columns": {"D": [less, more], "THREADS": [halved, doubled], "CHUNK": [halved], "VEC": [doubled]},
-    "columns, rounds": {"BLOCKS": [less, more, halved, doubled]},
+    "columns, rounds": {"OWNERS": [less, more, halved, doubled]},
 }
 
 
 def constants() -> list[Mutant]:
     """A mutant for each wrong value of a constant."""
     listed = []
-    for role, table in (("rows", CONSTANTS), ("finish", FINISH), ("columns", COLUMN_KERNEL)):
+    for role, table in (("rows", CONSTANTS), ("finish", FINISH_KERNEL), ("columns", COLUMN_KERNEL)):
         for subject, names in table.items():
             listed += [
                 Mutant(f"{role}: {name} {edit.__name__}", subject, plan=constant(name, edit, role))
@@ -486,11 +511,11 @@ PLANS = [
     plan("a column grid one short", "columns", "columns", grid=first_grid(fixed=16)),
     plan("a column grid that is not limited", "columns, rounds", "columns", grid=second_grid(limit=None)),
     plan("a column grid of every second row", "columns", "columns", grid=second_grid(per=2)),
-    plan("a finish grid one short", "backward", "finish", grid=first_grid(fixed=3)),
+    plan("no finish block", "backward", "finish", grid=first_grid(fixed=0)),
     plan("half of a block", "small", "rows", block=lambda k: k.block // 2),
     plan("two blocks in one", "small", "rows", block=lambda k: 2 * k.block),
     plan("half of a streaming block", "stream", "rows", block=lambda k: k.block // 2),
-    plan("half of a finish block", "rounds", "finish", block=lambda k: k.block // 2),
+    plan("less than a tile of a finish block", "backward", "finish", block=lambda k: 16),
     plan("half of a column block", "columns", "columns", block=lambda k: k.block // 2),
     plan("half of the scratch", "groups", "rows", shared=lambda k: k.shared // 2),
     plan("half of the scratch: groups", "backward", "rows", shared=lambda k: k.shared // 2),
@@ -520,7 +545,6 @@ LAUNCHES = [
         ("small", "rows", 0, 1),
         ("backward", "rows", -1, 0),
         ("late", "rows", 1, 0),
-        ("backward", "finish", -1, 0),
         ("columns", "columns", -1, 0),
         ("columns", "columns", 0, -1),
         ("columns, rounds", "columns", 0, 1),
@@ -594,6 +618,8 @@ PASSES = [
     Mutant("segment halved: stream", "stream", patch=facts(segment=halved)),
     Mutant("blocks halved", "rounds", patch=facts(blocks=halved)),
     Mutant("a block less", "columns, rounds", patch=facts(blocks=less)),
+    Mutant("blocks not folded first", "few", patch=facts(cluster=halved)),
+    Mutant("twice as many blocks folded first", "few", patch=facts(cluster=doubled)),
     Mutant("sums of another dtype", "double", patch=lambda: patch.object(LOWER, "_real", lambda g: F32)),
     Mutant("terms not guarded", "small", patch=lambda: patch.object(LOWER._Lowering, "_guard", lambda s, t, a: t)),
 ]
@@ -605,8 +631,8 @@ COLLECTIVES = [
 ]
 
 CLASSES = {
-    "memory": MEMORY, "rows": ROWS, "sums": SUMS, "columns": COLUMNS, "rounding": ROUNDING,
-    "constants": constants(), "plans": PLANS, "launches": LAUNCHES, "passes": PASSES,
+    "memory": MEMORY, "rows": ROWS, "sums": SUMS, "columns": COLUMNS, "finish": FINISH, "rounding": ROUNDING,
+    "constants": constants(), "plans": PLANS, "launches": LAUNCHES, "passes": PASSES, **STAGED_CLASSES,
 }  # fmt: skip
 CASES = [pytest.param(m, id=f"{kind}: {m.name}: {m.subject}") for kind, listed in CLASSES.items() for m in listed]
 CASES += [pytest.param(m, id=f"collectives: {m.name}") for m in COLLECTIVES]

@@ -88,7 +88,7 @@ def test_bits(text: str, s: Schedule) -> None:
     plan = lower(spec, s)
     most = in_turn(s, spec) + s.rows + 1
     run(plan, 1)
-    run(plan, min(most, 2 + 60000 // spec.d))
+    run(plan, min(most, 2 + 90000 // spec.d))
     run(plan, 2, order=1)
 
 
