@@ -49,7 +49,7 @@ def facts(text: str) -> Problem:
 
 
 FORWARD, BACKWARD = "layernorm.fwd:d=4096,dtype=bf16", "layernorm.bwd:d=4096,dtype=bf16"
-ODD, NARROW = "layernorm.fwd:d=4095,dtype=bf16", "rmsnorm.fwd:d=4096,dtype=f32,out=bf16"
+ODD, NARROW = "layernorm.fwd:d=4095,dtype=bf16", "rmsnorm.fwd:d=4004,dtype=f32,out=bf16"
 GOOD = Schedule("registers", 128, 1, 8, resident=4)
 BACK = Schedule("registers", 256, 2, 8, prefetch=True)
 BULK = Schedule("bulk", 128, 1, 8, stages=3, owners=128)
@@ -96,9 +96,10 @@ ILLEGAL: list[tuple[str, Schedule, str]] = [
     (
         ODD,
         replace(RAGGED, threads=8, rows=4),
-        "ragged rows end within a chunk of 8, have at least 16 elements and as many threads, got D=4095, threads=8",
+        "ragged rows end within a chunk of 8, have at least 16 elements, twice 16 bytes of the narrowest, and as many "
+        "threads, got D=4095, threads=8",
     ),
-    (ODD, replace(RAGGED, bulk_store=False), "ragged rows leave in bulk, which bulk_store says"),
+    (ODD, replace(RAGGED, bulk_store=False), "ragged rows leave in bulk: bulk_store is yes for 1 [M, D] results"),
     (
         FORWARD,
         replace(BULK, form="async", vec=1),
@@ -113,7 +114,7 @@ ILLEGAL: list[tuple[str, Schedule, str]] = [
     (
         NARROW,
         replace(BULK, vec=4, bulk_store=True),
-        "bulk stores move at least 16 bytes, got 4 elements of 2",
+        "rows that leave in bulk, and their pieces, are multiples of 16 bytes, got 8008",
     ),
     (FORWARD, replace(GOOD, keep=True), "keep belongs to form=bulk or ragged or async and a [D] input"),
     (FORWARD, replace(GOOD, one_launch=True), "one_launch belongs to column sums that are kept in registers"),
@@ -335,9 +336,15 @@ def test_there_is_a_ranking_for_every_length(name: str, way: str, dtype: str) ->
             assert found == ranked(p, capability)
 
 
-@pytest.mark.xfail(reason="16 row groups of 768 f32 fit neither the registers nor the shared memory of small GPUs")
-@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize(
+    "capability",
+    [
+        pytest.param(c, marks=[] if c in (90, 100, 103) else pytest.mark.xfail(reason="no schedule fits 768 f32 there"))
+        for c in CAPABILITIES
+    ],
+)
 def test_there_is_a_ranking_on_every_gpu(capability: int) -> None:
+    """Whole row groups of 384, 768, 1536, ... numbers fill the registers: on small GPUs something has to give."""
     for d in (384, 512, 768, 1024, 1536, 3000, 6144):
         for dtype in ("bf16", "f32", "f64"):
             assert ranked(facts(f"layernorm.bwd:d={d},dtype={dtype}"), capability), (d, dtype)
