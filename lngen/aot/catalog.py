@@ -18,11 +18,14 @@ from lngen.runtime.choose import DEFAULT_ARCH
 from lngen.spec import parse_spec
 
 CATALOG = {
-    # Forward in registers: less than a warp for a row, two warps, a row no power of two divides well, a block.
+    # Forward in registers: less than a warp for a row, two warps, a block.
     "rmsnorm.fwd:d=64,dtype=f16,weight=f32": "form=registers,threads=2,rows=64,vec=8,resident=8",
     "layernorm.fwd:d=768,dtype=f32": "form=registers,threads=64,rows=1,vec=4,resident=8",
-    "rmsnorm.fwd:d=1000,dtype=bf16,beta=yes": "form=registers,threads=32,rows=4,vec=8,resident=8",
     "layernorm.fwd:d=4096,dtype=bf16": "form=registers,threads=128,rows=1,vec=8,resident=6",
+    # Rows that begin anywhere.
+    "rmsnorm.fwd:d=1001,dtype=bf16,beta=yes": (
+        "form=ragged,threads=32,rows=4,vec=1,resident=3,stages=3,owners=384,bulk_store=yes,keep=yes"
+    ),
     # A row shared by the blocks of a cluster, results leaving in bulk.
     "layernorm.fwd:d=65536,dtype=bf16": (
         "form=bulk,threads=256,rows=1,vec=8,stages=3,cluster=4,owners=30,bulk_store=yes,keep=yes"

@@ -87,7 +87,7 @@ def column_order(d: int, size: int = 4, blocks: int | None = None) -> ColumnOrde
     registers and, for folding the groups, the shared memory. Where one row fills a block, two blocks fold their
     sums before they are written: half the partial sums.
     """
-    held = HELD[size]
+    held = HELD[max(size, 4)]
     groups = 1
     while groups < 128 and 2 * groups * max(d, 64) <= held:
         groups *= 2

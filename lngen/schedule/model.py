@@ -89,15 +89,16 @@ def registers(s: Schedule, p: Problem) -> int:
 
 def fits(s: Schedule, p: Problem, capability: int = 90) -> bool:
     """True if the form exists there, its blocks fit a multiprocessor, and the model expects no spills."""
-    sm, block = SHARED.get(capability, SHARED[90] if capability > 100 and capability < 120 else SMALL_SHARED)
-    shared = (static_shared(s, p) + dynamic_shared(s, p)) / 1024
     limit = REGISTERS_PER_SM // (s.resident * s.block) // 8 * 8
-    return (
-        capability >= MINIMUM_ARCH[s.form]
-        and shared <= block
-        and s.resident * (shared + RESERVED) <= sm
-        and registers(s, p) <= min(limit, MAX_REGISTERS)
-    )
+    return has_room(s, p, capability) and registers(s, p) <= min(limit, MAX_REGISTERS)
+
+
+def has_room(s: Schedule, p: Problem, capability: int) -> bool:
+    """True if the form exists there, and its blocks fit the shared memory of a multiprocessor."""
+    large = capability > 100 and capability < 120
+    sm, block = SHARED.get(capability, SHARED[90] if large else SMALL_SHARED)
+    shared = (static_shared(s, p) + dynamic_shared(s, p)) / 1024
+    return capability >= MINIMUM_ARCH[s.form] and shared <= block and s.resident * (shared + RESERVED) <= sm
 
 
 def side_by_side(s: Schedule, p: Problem) -> bool:
@@ -160,7 +161,9 @@ def ranked(p: Problem, capability: int = 90, vec: int | None = None) -> list[Sch
 
     ``vec``: the widest access that the arrays allow, whose rows then may lie apart: none are ragged.
     """
-    found = [s for s in space(p) if fits(s, p, capability)]
+    roomy = [s for s in space(p) if has_room(s, p, capability)]
+    # Where the model expects spills of all of them, the compiler has the last word.
+    found = [s for s in roomy if fits(s, p, capability)] or roomy
     if vec is not None:
         narrow = (replace(s, vec=min(vec, s.vec)) for s in found if s.form != "ragged")
         found = [s for s in narrow if is_legal(s, p)]
