@@ -557,8 +557,17 @@ PLANS = [
 ]
 
 STAGED_CONSTANTS = {
-    "bulk": {"STAGES": [less, more], "STAGE_BYTES": [halved, more], "ROWS": [halved, doubled],
-             "THREADS": [halved, doubled], "D": [less], "PIECE": [halved], "BOUND": [halved, doubled], "OWNERS": [more], "EXACT": [more]},
+    "bulk": {
+        "STAGES": [less, more],
+        "STAGE_BYTES": [halved, more],
+        "ROWS": [halved, doubled],
+        "THREADS": [halved, doubled],
+        "D": [less],
+        "PIECE": [halved],
+        "BOUND": [halved, doubled],
+        "OWNERS": [more],
+        "EXACT": [more],
+    },
     "bulk owners": {"OWNERS": [less, more, doubled]},
     "cluster": {"CLUSTER": [halved, doubled], "PIECE": [halved, doubled], "SEGMENT": [halved, doubled],
                 "SEGMENT_SLOTS": [halved, doubled], "SLOTS": [halved, less], "D": [less]},
