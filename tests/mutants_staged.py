@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -16,7 +16,7 @@ from unittest.mock import patch
 from lngen.lower import Kernel, Plan
 from mutants import Mutant, constant, in_kernel, text
 
-LOWER = importlib.import_module("lngen.lower.lower")
+LOWERING = [importlib.import_module(f"lngen.lower.{name}") for name in ("lower", "constants", "staged")]
 
 
 def texts(name: str, subject: str, *edits: tuple[str, str]) -> Mutant:
@@ -495,10 +495,14 @@ def moved(kind: str, number: int, by: int) -> Callable[[Kernel], Any]:
 
 def lowered(name: str, subject: str, what: str, other: Callable[..., Any]) -> Mutant:
     """Lowering with another function or class called ``what``, which gets the whole one first."""
-    whole = getattr(LOWER, what)
+    homes = [m for m in LOWERING if hasattr(m, what)]
+    whole = getattr(homes[0], what)
 
     def patched() -> AbstractContextManager[Any]:
-        return patch.object(LOWER, what, lambda *args: other(whole, *args))
+        stack = ExitStack()
+        for home in homes:
+            stack.enter_context(patch.object(home, what, lambda *args: other(whole, *args)))
+        return stack
 
     return Mutant(name, subject, patch=patched)
 
@@ -551,15 +555,23 @@ PLANS = [
     lowered(
         "a result in a place of its own that is not there",
         "bulk most",
-        "_places",
+        "places",
         lambda f, g, o, s, p: (f(g, o, s, p)[0], tuple(replace(x, offset=x.offset + 768) for x in f(g, o, s, p)[1])),
     ),
 ]
 
 STAGED_CONSTANTS = {
-    "bulk": {"STAGES": [less, more], "STAGE_BYTES": [halved, more], "ROWS": [halved, doubled],
-             "THREADS": [halved, doubled], "D": [less], "PIECE": [halved], "BOUND": [halved, doubled],
-             "OWNERS": [more], "EXACT": [more]},
+    "bulk": {
+        "STAGES": [less, more],
+        "STAGE_BYTES": [halved, more],
+        "ROWS": [halved, doubled],
+        "THREADS": [halved, doubled],
+        "D": [less],
+        "PIECE": [halved],
+        "BOUND": [halved, doubled],
+        "OWNERS": [more],
+        "EXACT": [more],
+    },
     "bulk owners": {"OWNERS": [less, more, doubled]},
     "cluster": {"CLUSTER": [halved, doubled], "PIECE": [halved, doubled], "SEGMENT": [halved, doubled],
                 "SEGMENT_SLOTS": [halved, doubled], "SLOTS": [halved, less], "D": [less]},

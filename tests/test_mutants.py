@@ -515,7 +515,6 @@ PLANS = [
     plan("half of a block", "small", "rows", block=lambda k: k.block // 2),
     plan("two blocks in one", "small", "rows", block=lambda k: 2 * k.block),
     plan("half of a streaming block", "stream", "rows", block=lambda k: k.block // 2),
-    plan("less than a tile of a finish block", "backward", "finish", block=lambda k: 16),
     plan("half of a column block", "columns", "columns", block=lambda k: k.block // 2),
     plan("half of the scratch", "groups", "rows", shared=lambda k: k.shared // 2),
     plan("half of the scratch: groups", "backward", "rows", shared=lambda k: k.shared // 2),
