@@ -78,11 +78,11 @@ BULK = [
     text(
         "a copy to the next stage",
         "bulk",
-        f"x_to = reinterpret_cast<bf16*>(staged + {OFFSET}",
-        "x_to = reinterpret_cast<bf16*>(staged + ((stage + 1) % STAGES * ROWS + group) * STAGE_BYTES",
+        "bulk_load(at(stage, 0)",
+        "bulk_load(at((stage + 1) % STAGES, 0)",
     ),
-    text("row groups share a stage", "bulk", OFFSET, "stage * ROWS * STAGE_BYTES", 2),
-    text("stages overlap", "bulk", OFFSET, "(stage + group) * STAGE_BYTES", 2),
+    text("row groups share a stage", "bulk", OFFSET, "stage * ROWS * STAGE_BYTES"),
+    text("stages overlap", "bulk", OFFSET, "(stage + group) * STAGE_BYTES"),
     text("row groups share a barrier", "bulk", "&landed[stage][group]", "&landed[stage][0]", 3),
     text("a copy of a row that is not there", "bulk", CLAMP, "first + group;  //"),
     text("every thread copies", "bulk", ASKED, "if (first >= rows) return;"),
@@ -90,11 +90,11 @@ BULK = [
     text("a stage too many filled at first", "bulk", "s < STAGES; ++s) fetch", "s <= STAGES; ++s) fetch"),
     text("the first row in all stages", "bulk", "fetch(s, begin + s * step)", "fetch(s, begin)"),
     text("a step too short", "bulk owners", "static_cast<long long>(OWNERS) * ROWS;", "ROWS;"),
-    text("owners begin at the same row", "bulk owners", "static_cast<long long>(blockIdx.x / CLUSTER) * ROWS;", "0;"),
+    text("owners begin at the same row", "bulk owners", "static_cast<long long>(blockIdx.x) * ROWS;", "0;"),
     text(
         "owners begin a row apart",
         "bulk columns",
-        "static_cast<long long>(blockIdx.x / CLUSTER) * ROWS;",
+        "static_cast<long long>(blockIdx.x) * ROWS;",
         "blockIdx.x;",
     ),
     text("two arrivals expected", "bulk", "barrier_init(&landed[s][r], 1)", "barrier_init(&landed[s][r], 2)"),
@@ -103,8 +103,8 @@ BULK = [
     text(
         "barriers used before they are initialised",
         "bulk block",
-        "    }\n    __syncthreads();\n    wait_for",
-        "    }\n    wait_for",
+        "    }\n    __syncthreads();\n",
+        "    }\n",
     ),
     text("barriers initialised by all", "bulk", "if (threadIdx.x == 0) {\n        for", "{\n        for"),
     text("stage of one row for all", "bulk", "if (++stage == STAGES)", "if (stage == STAGES)"),
@@ -140,14 +140,14 @@ BULK = [
     text(
         "a bulk store 16 bytes short",
         "bulk groups",
-        "y_from, length * sizeof(float));",
-        "y_from, length * sizeof(float) - 16);",
+        "at(stage, 0), length * sizeof(float));",
+        "at(stage, 0), length * sizeof(float) - 16);",
     ),
     text(
         "a bulk store 16 bytes long",
         "bulk groups",
-        "y_from, length * sizeof(float));",
-        "y_from, length * sizeof(float) + 16);",
+        "at(stage, 0), length * sizeof(float));",
+        "at(stage, 0), length * sizeof(float) + 16);",
     ),
     text(
         "a bulk store of the next row",
@@ -158,8 +158,8 @@ BULK = [
     text(
         "a bulk store of another stage",
         "bulk groups",
-        f"y_from = reinterpret_cast<const float*>(staged + {OFFSET}",
-        "y_from = reinterpret_cast<const float*>(staged + group * STAGE_BYTES",
+        "y_stride + start, at(stage, 0)",
+        "y_stride + start, at(0, 0)",
     ),
     text(
         "a row input of this row",
@@ -265,7 +265,7 @@ CLUSTERS = [
     text("owners of a cluster apart", "cluster", "blockIdx.x / CLUSTER) * ROWS", "blockIdx.x) * ROWS"),
     text("row results of every block", "cluster", " && start == 0", ""),
     text("every block has the first columns", "cluster", "cluster_rank() * PIECE", "0"),
-    text("start forgotten in the columns", "cluster", "(start, k, lane);", "(0, k, lane);", 3),
+    text("start forgotten in the columns", "cluster", "(start, k, lane);", "(0, k, lane);", 2),
     text("start forgotten in a load", "cluster", "x_ptr + row * x_stride + start", "x_ptr + row * x_stride"),
     text("start forgotten in a bulk store", "cluster", "y_ptr + row * y_stride + start", "y_ptr + row * y_stride"),
     text("start forgotten in a stage", "cluster", "x_stage - start", "x_stage", 2),
@@ -273,19 +273,19 @@ CLUSTERS = [
     text(
         "start forgotten in what is kept",
         "cluster keep",
-        f"{STAGED_COLUMN}\n        if (KEEP)",
-        f"{STAGED_COLUMN.replace('start', '0')}\n        if (KEEP)",
+        f"{STAGED_COLUMN}\n        load_chunk<VEC, D>(gamma_kept",
+        f"{STAGED_COLUMN.replace('start', '0')}\n        load_chunk<VEC, D>(gamma_kept",
     ),
     text(
         "the chunk before is kept",
         "cluster keep",
-        "gamma_ptr, col);\n        if",
-        "gamma_ptr, col - CHUNK);\n        if",
+        "gamma_ptr, col);",
+        "gamma_ptr, col - CHUNK);",
     ),
     text(
         "the first chunk for all",
         "cluster keep",
-        "copy_chunk(gamma, gamma_kept[KEEP ? k : 0]",
+        "copy_chunk(gamma, gamma_kept[k]",
         "copy_chunk(gamma, gamma_kept[0]",
     ),
     text("beta is kept for gamma", "cluster keep", "copy_chunk(gamma, gamma_kept", "copy_chunk(gamma, beta_kept"),
@@ -370,16 +370,16 @@ ASYNC = [
         "(sizeof(T)) * 2;",
     ),
     text("a copy one column on", "async block", '"l"(row + col + j)', '"l"(row + col + j + 1)'),
-    text("a copy to the first chunk", "async block", "x_to + col, x_ptr", "x_to, x_ptr"),
+    text("a copy to the first chunk", "async block", "(at(stage, 0)) + col, x_ptr", "(at(stage, 0)), x_ptr"),
     text(
         "chunks that another thread reads",
         "async",
-        "x_to + col, x_ptr + row * x_stride, col)",
-        "x_to + col % 96, x_ptr + row * x_stride, col % 96)",
+        "(at(stage, 0)) + col, x_ptr + row * x_stride, col)",
+        "(at(stage, 0)) + col % 96, x_ptr + row * x_stride, col % 96)",
     ),
     text("a copy of a row that is not there", "async", CLAMP, "first + group;  //"),
     text("a stage not filled at first", "async", "s < STAGES; ++s) fetch", "s < STAGES - 1; ++s) fetch"),
-    text("row groups share a stage", "async", OFFSET, "stage * ROWS * STAGE_BYTES", 2),
+    text("row groups share a stage", "async", OFFSET, "stage * ROWS * STAGE_BYTES"),
     text("columns of rows that are not there", "async columns", "if (live) sum_dy_acc", "sum_dy_acc"),
     text("sums stashed while stages are read", "async columns", "    __syncthreads();\n    stash", "    stash"),
 ]
@@ -440,11 +440,7 @@ DEPENDENT = [
     late("columns", "    const int col = (static", "    store_chunk<VEC, D>(sum_dy_partial"),
     late("few", "    __shared__ real totals", "        if (threadIdx.x < COLUMNS && col < D) {", ": finish"),
     late("bulk", "    const float d_size", "    int stage = 0;"),
-    late(
-        "async",
-        "    #pragma unroll\n    for (int k = 0; k < SLOTS; ++k) {\n        const int col",
-        "    int stage = 0;",
-    ),
+    late("async", "\n    const long long step", "    int stage = 0;"),
     late("cluster keep", "    const float d_size", "    int stage = 0;", ": what is kept"),
     texts(
         "half the threads wait",
@@ -511,6 +507,13 @@ def unzeroed(p: Plan) -> Plan:
     return replace(p, workspace=tuple(replace(b, zeroed=False) for b in p.workspace))
 
 
+def unfolded(k: Kernel) -> Any:
+    """The sections of a kernel whose blocks fold, with an end at which each stores its own."""
+    return replace(
+        k.sections, end=tuple("_end_groups.cuh.jinja" if e.startswith("_end") else e for e in k.sections.end)
+    )
+
+
 PLANS = [
     plan("half the stages' memory", "bulk", dynamic=lambda k: k.dynamic // 2),
     plan("a line too little of the stages' memory", "bulk groups", dynamic=lambda k: k.dynamic - 128),
@@ -539,7 +542,7 @@ PLANS = [
     plan("an input off its line", "bulk columns", places=moved("places", 1, 8)),
     plan("a result on another input", "bulk most", results=moved("results", 0, 256)),
     plan("a result in the next stage", "bulk groups", results=moved("results", 0, 4096)),
-    plan("results of blocks not folded", "folded", folds_blocks=lambda k: False),
+    plan("results of blocks not folded", "folded", sections=unfolded),
     Mutant("a counter that is not zero at first", "one launch", plan=unzeroed),
     lowered("results stored as early as they can be", "bulk most", "Style", lambda Style, *a: Style(*a[:5], False)),
     lowered("stages without lines", "cluster columns", "stage_share", lambda f, size, s, p: size * p.d // 4),
@@ -568,7 +571,6 @@ STAGED_CONSTANTS = {
         "THREADS": [halved, doubled],
         "D": [less],
         "PIECE": [halved],
-        "BOUND": [halved, doubled],
         "OWNERS": [more],
         "EXACT": [more],
     },
