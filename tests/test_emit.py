@@ -164,6 +164,8 @@ def test_every_template_is_used() -> None:
     specs = ["layernorm.fwd:d=8,dtype=f64,weight=f16", "layernorm.fwd:d=8,dtype=f64,weight=bf16"]
     plans = [*(plan_of(*args) for args in PLANS.values()), *(best(parse_spec(s)) for s in specs)]
     plans.append(best(make_spec(Definition("by_largest", by_largest), "fwd", {"d": 64})))
+    ragged = "form=ragged,threads=32,rows=8,vec=1,stages=2,bulk_store=yes,keep=yes"
+    plans.append(plan_of("layernorm.bwd:d=1001,dtype=bf16", ragged))
     kernels = [k for p in plans for k in p.kernels]
     included |= {t for p in plans for t in partials(p)} | {k.template for k in kernels}
     included |= {t for k in kernels for t in k.sections}
