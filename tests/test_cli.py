@@ -189,7 +189,7 @@ def test_list_names_every_graph_input_and_key() -> None:
         # The defaults that are shown are the defaults that hold.
         shown = {k["key"]: k["default"] for k in graph["keys"]}
         keys = ",".join(
-            f"{k}={v}" for k, v in shown.items() if k not in ("d", "wrt", "weight", "out") and v != "required"
+            f"{k}={v}" for k, v in shown.items() if k not in ("d", "wrt", "weight", "out", "blocks") and v != "required"
         )
         assert parse_spec(f"{graph['name']}.fwd:d=8,{keys}") == spec
     layernorm = data["graphs"][0]

@@ -204,7 +204,7 @@ def _rows_cost(s: Schedule, p: Problem, idle: float) -> tuple[float, ...]:
     order = {"ragged": 0, "bulk": 0 if wide else 1, "registers": 1 if wide else 0, "async": 2}[s.form]
     each = slots(s, p) * p.chunk * row / p.d
     if s.form == "registers":
-        way = in_flight(s, p)
+        way = in_flight(s, p) or ON_THE_WAY  # nothing has rows: any schedule will do to be told so
         together = s.threads * min(s.vec, p.chunk) * row / p.d  # bytes of neighbouring threads' accesses
         cost = (
             TOO_FEW * max(0.0, math.log2(ON_THE_WAY / way))
