@@ -403,7 +403,7 @@ def test_narrow_vectors_for_odd_lengths() -> None:
 
 
 def test_nothing_to_choose_from_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lngen.schedule.model.fits", lambda s, p, capability=90: False)
+    monkeypatch.setattr("lngen.schedule.model.has_room", lambda s, p, capability: False)
     with pytest.raises(ScheduleError, match=r"^no schedule is legal for D=4096\.$"):
         ranked(facts(FORWARD))
 
