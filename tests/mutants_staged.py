@@ -35,7 +35,7 @@ AWAIT = "        await(stage, parity);\n"
 FLIP = "            stage = 0;\n            parity ^= 1;\n        }\n"
 CLAMP = "first + group < rows ? first + group : rows - 1;  //"
 OFFSET = "(stage * ROWS + group) * STAGE_BYTES"
-FENCED = "        before_bulk_store();\n        row_barrier<THREADS, ROWS>(group);\n"
+FENCED = "        before_bulk_copies();\n        row_barrier<THREADS, ROWS>(group);\n"
 ASKED = "if (lane != 0 || first >= rows) return;"
 STORED = "if (lane != 0 || row >= rows) return;"
 
@@ -112,9 +112,9 @@ BULK = [
     text("a staged store without live", "bulk", "if (live) store_chunk", "store_chunk"),
     text("a staged row result without live", "bulk", "if (live && lane == 0) mean", "if (lane == 0) mean"),
     text("staged columns of rows that are not there", "bulk columns", "if (live) sum_dy_xhat_acc", "sum_dy_xhat_acc"),
-    text("a fence before the bulk store gone", "bulk groups", "        before_bulk_store();\n", ""),
+    text("a fence before the bulk store gone", "bulk groups", "        before_bulk_copies();\n", ""),
     text("a fence of one thread", "bulk groups", FENCED, FENCED.replace("before_bulk", "if (lane == 0) before_bulk")),
-    text("a barrier before the bulk store gone", "bulk groups", FENCED, "        before_bulk_store();\n"),
+    text("a barrier before the bulk store gone", "bulk groups", FENCED, "        before_bulk_copies();\n"),
     text("a bulk store of a row that is not there", "bulk groups", STORED, "if (lane != 0) return;"),
     text("a bulk store by every thread", "bulk groups", STORED, "if (row >= rows) return;"),
     text(

@@ -179,11 +179,11 @@ RAGGED = [
         "const auto store_row = [&](int stage, long long row) {\n        if (row >= rows) return;",
         "const auto store_row = [&](int stage, long long row) {",
     ),
-    Mutant("no fence before rows leave", "halves", "    before_bulk_store();\n", "    \n"),
+    Mutant("no fence before rows leave", "halves", "    before_bulk_copies();\n", "    \n"),
     Mutant(
         "rows leave too early", "halves",
-        "before_bulk_store();\n        row_barrier<THREADS, ROWS>(group);",
-        "before_bulk_store();",
+        "before_bulk_copies();\n        row_barrier<THREADS, ROWS>(group);",
+        "before_bulk_copies();",
     ),
     Mutant("stores are not committed", "halves", "if (lane == 0) commit_stores();", ""),
     Mutant(

@@ -40,8 +40,8 @@ def schedules(spec: Spec) -> list[Schedule]:
     threads = [1 << n for n in range(11)]
     return [
         s
-        for t, r, stages, o, keep, one in product(threads, rows, (2, 3, 4), owners, flags, flags)
-        for s in [Schedule("ragged", t, r, vec, 1, False, stages, 1, o, bool(p.output_sizes), keep, one)]
+        for t, r, stages, o, keep, one, hold in product(threads, rows, (2, 3, 4), owners, flags, flags, flags)
+        for s in [Schedule("ragged", t, r, vec, 1, False, stages, 1, o, bool(p.output_sizes), keep, one, hold)]
         if is_legal(s, p)
     ]
 
@@ -75,6 +75,7 @@ def test_the_cases_differ_in_everything() -> None:
     schedules_ = [s for _, s in CASES]
     assert {s.stages for s in schedules_} == {2, 3, 4}
     assert {s.keep for s in schedules_} == {s.one_launch for s in schedules_} == {False, True}
+    assert {s.hold for s in schedules_} == {False, True}
     assert {s.rows > 1 for s in schedules_} == {s.threads > 32 for s in schedules_} == {False, True}
     for direction in ("fwd", "bwd"):
         mine = [text for text, _ in CASES if f".{direction}" in text]

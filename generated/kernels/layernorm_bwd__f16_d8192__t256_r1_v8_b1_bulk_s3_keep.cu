@@ -172,7 +172,7 @@ template <int PENDING> __device__ __forceinline__ void wait_for_stores()
 }
 
 // Orders ordinary stores to shared memory before the bulk stores that read them.
-__device__ __forceinline__ void before_bulk_store() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+__device__ __forceinline__ void before_bulk_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 __device__ __forceinline__ int cluster_rank()
 {

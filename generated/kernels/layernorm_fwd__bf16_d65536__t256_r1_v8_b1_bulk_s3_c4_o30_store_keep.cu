@@ -171,7 +171,7 @@ template <int PENDING> __device__ __forceinline__ void wait_for_stores()
 }
 
 // Orders ordinary stores to shared memory before the bulk stores that read them.
-__device__ __forceinline__ void before_bulk_store() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+__device__ __forceinline__ void before_bulk_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 __device__ __forceinline__ int cluster_rank()
 {
@@ -526,7 +526,7 @@ layernorm_fwd__bf16_d65536__t256_r1_v8_b1_bulk_s3_c4_o30_store_keep__rows(
             store_chunk<VEC, BOUND>(y_stage - start, y_out, col);
         }
 
-        before_bulk_store();
+        before_bulk_copies();
         row_barrier<THREADS, ROWS>(group);
         store_row(stage, row);
 

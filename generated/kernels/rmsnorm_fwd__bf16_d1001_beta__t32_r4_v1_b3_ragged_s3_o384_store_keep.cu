@@ -168,7 +168,7 @@ template <int PENDING> __device__ __forceinline__ void wait_for_stores()
 }
 
 // Orders ordinary stores to shared memory before the bulk stores that read them.
-__device__ __forceinline__ void before_bulk_store() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+__device__ __forceinline__ void before_bulk_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // Elements from the last multiple of 16 bytes up to p.
 template <typename T> __device__ __forceinline__ int shift_of(const T* p)
@@ -528,7 +528,7 @@ rmsnorm_fwd__bf16_d1001_beta__t32_r4_v1_b3_ragged_s3_o384_store_keep__rows(
             store_ragged<D>(y_stage + y_shift, y_out, col, lane);
         }
 
-        before_bulk_store();
+        before_bulk_copies();
         row_barrier<THREADS, ROWS>(group);
         store_row(stage, row);
 

@@ -71,12 +71,15 @@ def places(
 def sections(kernel: Kernel, s: Schedule, p: Problem) -> Sections:
     """The partials of a staged kernel."""
     meets, ragged = met_numbers(s, p) > 0, s.form == "ragged"
+    setup = {"async": [], "bulk": ["_setup_cluster" if meets else "_setup_bulk"], "ragged": ["_setup_ragged"]}
     copies = {
         "async": ["_copy_async"],
         "bulk": ["_copy_bulk", "_store_bulk" if s.bulk_store else "_refill_bulk"],
         "ragged": ["_copy_ragged", "_store_ragged"],
     }
     load, store = ("_load_ragged", "_store_ragged_stage") if ragged else ("_load_stage", "_store_stage")
+    hold = "_hold_ragged" if ragged else "_hold_stage"
+    begins = [("_ragged_row", ragged), (hold, s.hold), ("_refill_at_once", not kernel.phases[0].folds)]
     ends = [
         ("_end_stores", s.bulk_store),
         (_end(s, p), p.column_sums > 0),
@@ -84,12 +87,12 @@ def sections(kernel: Kernel, s: Schedule, p: Problem) -> Sections:
         ("_end_cluster", s.cluster * folds_blocks(s, p) > 1),
     ]
     return Sections(
-        setup=_files("_setup_cluster" if meets else "_setup_bulk") if s.form != "async" else (),
+        setup=_files(*setup[s.form]),
         held=_files(*["_held_columns"] * bool(kernel.columns), *["_held_sums"] * bool(p.column_sums)),
         copies=_files(*copies[s.form]),
-        row_begin=_files(*["_ragged_row"] * ragged, *["_refill_at_once"] * (not kernel.phases[0].folds)),
+        row_begin=_files(*(name for name, there in begins if there)),
         columns="_copy_columns.cuh.jinja" if s.keep else "_load_columns.cuh.jinja",
-        load=f"{load}.cuh.jinja",
+        load="_load_held.cuh.jinja" if s.hold else f"{load}.cuh.jinja",
         store=f"{store}.cuh.jinja" if s.bulk_store else "_store_results.cuh.jinja",
         fold="_cluster_sums.cuh.jinja" if meets else "_row_sums.cuh.jinja",
         row_end=_files(*["_end_row"] * s.bulk_store),

@@ -219,6 +219,7 @@ def _form_rules(s: Schedule, p: Problem) -> list[tuple[bool, str]]:
             not s.keep or (staged and bool(p.column_sizes)),
             f"keep belongs to form={' or '.join(STAGED)} and a [D] input",
         ),
+        (not s.hold or staged, f"hold belongs to form={' or '.join(STAGED)}"),
         (not s.one_launch or _fixed_rows(s, p), "one_launch belongs to column sums that are kept in registers"),
         (
             not s.prefetch or (_fixed_rows(s, p) and s.form == "registers"),

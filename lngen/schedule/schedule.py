@@ -31,6 +31,8 @@ class Schedule:
     bulk_store  bulk: results leave through shared memory
     keep        bulk, async: [D] inputs stay in registers from row to row
     one_launch  column sums are finished behind a grid barrier, not by a second kernel
+    hold        bulk, ragged, async: a row is read from shared memory once, its inputs stay in registers through all
+                phases
     """
 
     form: str
@@ -45,6 +47,7 @@ class Schedule:
     bulk_store: bool = False
     keep: bool = False
     one_launch: bool = False
+    hold: bool = False
 
     def __str__(self) -> str:
         shown = (f for f in fields(self) if f.default is MISSING or getattr(self, f.name) != f.default)
@@ -57,6 +60,7 @@ class Schedule:
         parts += [self.form] * (self.form != "registers") + [f"s{self.stages}"] * (self.stages > 0)
         parts += [f"c{self.cluster}"] * (self.cluster > 1) + [f"o{self.owners}"] * (self.owners > 0)
         flags = {"prefetch": self.prefetch, "store": self.bulk_store, "keep": self.keep, "one": self.one_launch}
+        flags["hold"] = self.hold
         return "_".join([*parts, *(word for word, on in flags.items() if on)])
 
     @property
