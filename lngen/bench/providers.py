@@ -99,7 +99,8 @@ class Lngen:
     def prepare(self, case: Case) -> Prepared:
         device = case.engine.device()[0]
         arch = device_arch(device)
-        schedule = parse_schedule(self._schedule, default_schedule(case.spec, arch))  # the one place that chooses
+        # The one place that chooses.
+        schedule = parse_schedule(self._schedule, default_schedule(case.spec, arch, rows=case.rows))
         plan = lower(case.spec, schedule)
         launcher = Launcher(plan, compile_plan(plan, arch), device)
         bound = launcher.bind(case.rows, dict.fromkeys(launcher.tensors, case.spec.d))

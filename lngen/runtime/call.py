@@ -19,7 +19,7 @@ from lngen.runtime.choose import compile_plan, default_schedule
 from lngen.runtime.launch import Bound, Launcher, device_arch, device_name
 from lngen.runtime.lock import Lock, Locked
 from lngen.runtime.shapes import check_layout, leading, row_stride
-from lngen.schedule import Schedule, is_legal, parse_schedule, problem
+from lngen.schedule import Schedule, is_legal, parse_schedule, problem, share
 from lngen.spec import Spec
 
 WIDEST = 16  # bytes of the widest memory access; arrays aligned to it fit every plan
@@ -50,9 +50,10 @@ class Call:
     def __init__(self, spec: Spec, schedule: str, lock: Lock | None = None) -> None:
         self.spec, self._schedule, self._lock = spec, schedule, lock
         self.graph = spec.graph()
+        self._facts = problem(self.graph, spec.d)
         self.inputs, self.outputs = self.graph.params, self.graph.results
         self.names = tuple(v.name for v in (*self.inputs, *self.outputs))
-        self._schedules: dict[tuple[str, Locked | None], Schedule] = {}
+        self._schedules: dict[tuple[str, int, Locked | None], Schedule] = {}
         self._launchers: dict[tuple[int, Schedule], Launcher] = {}
         self._workspaces: dict[tuple[int, int, str], tuple[Any, int, int]] = {}
         self._outgrown: list[Any] = []  # a captured CUDA graph may still use them
@@ -64,19 +65,21 @@ class Call:
     def plan(self, arch: str, vec: int | None = None, rows: int | None = None, device: str | None = None) -> Plan:
         """The plan for ``arch``; ``vec``: for arrays that do not suit it, its accesses at most so many elements wide.
 
-        A lock file may hold a schedule for the GPU called ``device`` (None: any of that arch) and about as many
-        rows (None: most).
+        It depends on how many ``rows`` there are (None: many), and on the lock file, which may hold a schedule for
+        the GPU called ``device`` (None: any of that arch) and about as many rows.
         """
+        each = share(self._facts, rows)
         locked = self._lock.nearest(str(self.spec), rows, device=device, arch=arch) if self._lock else None
-        if (arch, locked) not in self._schedules:
+        if (arch, each, locked) not in self._schedules:
             base = self._lock.schedule(self.spec, rows, device=device, arch=arch) if self._lock else None
-            self._schedules[arch, locked] = parse_schedule(self._schedule, base or default_schedule(self.spec, arch))
-        schedule = self._schedules[arch, locked]
+            base = base or default_schedule(self.spec, arch, rows=rows)
+            self._schedules[arch, each, locked] = parse_schedule(self._schedule, base)
+        schedule = self._schedules[arch, each, locked]
         if vec is not None and (vec < schedule.vec or schedule.form == "ragged"):
             narrow = replace(schedule, vec=min(vec, schedule.vec))
             # A form that needs wide accesses, or rows one behind the other, gives way to the best of those that do not.
-            legal = schedule.form != "ragged" and is_legal(narrow, problem(self.graph, self.spec.d))
-            schedule = narrow if legal else default_schedule(self.spec, arch, vec)
+            legal = schedule.form != "ragged" and is_legal(narrow, self._facts)
+            schedule = narrow if legal else default_schedule(self.spec, arch, vec, rows=rows)
         return lower(self.spec, schedule)
 
     def launcher(self, device: int, vec: int | None = None, rows: int | None = None) -> Launcher:
@@ -226,7 +229,7 @@ class Call:
         wide = [(strides[v.name], v.type.dtype.size, n) for v, n in rated if v.type.axes == WIDE]
         whole = all(stride == d if plan.contiguous else stride * size % n == 0 for stride, size, n in wide)
         # What no bulk copy fits is less than a chunk.
-        narrow = problem(self.graph, d).chunk // 2 if plan.schedule.form in ("bulk", "ragged") else plan.schedule.vec
+        narrow = self._facts.chunk // 2 if plan.schedule.form in ("bulk", "ragged") else plan.schedule.vec
         while any(stride % narrow for stride, _, _ in wide):
             narrow //= 2
         makers = tuple(library.maker(v.type.shape(rows, d), v.type.dtype, device) for v in self.outputs)

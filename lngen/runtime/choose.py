@@ -30,9 +30,15 @@ def compile_plan(plan: Plan, arch: str) -> Binary:
 
 
 def default_schedule(
-    spec: Spec, arch: str = DEFAULT_ARCH, vec: int | None = None, also: Sequence[str] = ()
+    spec: Spec,
+    arch: str = DEFAULT_ARCH,
+    vec: int | None = None,
+    also: Sequence[str] = (),
+    rows: int | None = None,
 ) -> Schedule:
     """The schedule for ``spec`` on ``arch`` that needs no tuning; its accesses ``vec`` elements wide at most.
+
+    ``rows``: how many there will be, None for many.
 
     The model ranks, the compile log decides: a candidate with spills is passed over. Without a compiler
     the model's first choice stands. With ``also`` it is one schedule for all of these archs: the best for the
@@ -42,7 +48,7 @@ def default_schedule(
     oldest, *others = sorted({arch, *also}, key=capability)
     candidates = [
         s
-        for s in ranked(facts, max(capability(oldest), min(MINIMUM_ARCH.values())), vec)
+        for s in ranked(facts, max(capability(oldest), min(MINIMUM_ARCH.values())), vec, rows)
         if all(fits(s, facts, capability(a)) for a in others)
     ]
     if not candidates:

@@ -49,11 +49,12 @@ STAGED_BASE = 34
 # too many bytes on their way, threads without elements, accesses of less than a line, blocks and threads that are not
 # of the size that works best.
 ON_THE_WAY, LINE, BLOCK, EACH = 56 * 1024, 128, 128, 128
+LEAST, THREADS = 16, 512  # bytes of a thread, and threads of a multiprocessor, where rows are few
 TOO_FEW, TOO_MANY, IDLE, BROKEN, BLOCK_SIZE, EACH_SIZE = 1.6, 0.6, 1.0, 1.9, 0.22, 0.37
 
 # From so many bytes on a row is shared by a cluster, of which each block takes so many; two rows side by side on a
 # multiprocessor hide each other's exchange.
-WIDE_ROW, SHARE = 32 * 1024, 16 * 1024
+WIDE_ROW, PIECE = 32 * 1024, 16 * 1024
 
 # Bytes of ragged rows that the threads of a multiprocessor work on.
 RAGGED_BYTES = 32 * 1024
@@ -72,7 +73,7 @@ def registers(s: Schedule, p: Problem) -> int:
 
     A row kernel holds its inputs, widened to the compute type between the phases. One with column sums holds its
     inputs as they come, once more if the next row is prefetched, and one number per column sum. A staged kernel
-    holds its column sums, the [D] inputs it keeps, and one chunk of everything else.
+    holds its column sums, the [D] inputs it keeps, the inputs it holds as they come, and one chunk of everything else.
     """
     elements = slots(s, p) * p.chunk
     sums = p.column_sums * p.real_size / 4
@@ -80,7 +81,8 @@ def registers(s: Schedule, p: Problem) -> int:
         return STREAM_BASE + 2 * p.chunk * len(p.input_sizes)
     if s.form in STAGED:
         kept = sum(p.column_sizes) / 4 if s.keep else 0
-        return round(STAGED_BASE + elements * (sums + kept) + 2 * p.chunk)
+        held = sum(p.input_sizes) / 4 if s.hold else 0
+        return round(STAGED_BASE + elements * (sums + kept + held) + 2 * p.chunk)
     if not p.column_sums:
         return round(ROW_BASE + ROW_SLOPE * elements * len(p.input_sizes) * p.real_size / 4)
     inputs = sum(p.input_sizes) / 4 * (2 if s.prefetch else 1)
@@ -138,14 +140,27 @@ def _candidates(p: Problem) -> Iterator[Schedule]:
             yield Schedule("stream", threads, 1, vec, resident)
         if resident > 4 or threads * r < 64:
             continue
-        for stages, keep, one in product((2, 3, 4, 5, 6), flags, flags if p.column_sums else flags[:1]):
+        for stages, keep, hold, one in product((2, 3, 4, 5, 6), flags, flags, flags if p.column_sums else flags[:1]):
             blocks = OWNERS[0] * resident if not p.column_sums else 0
-            yield Schedule("async", threads, r, vec, resident, False, stages, 1, blocks, False, keep, one)
+            yield Schedule("async", threads, r, vec, resident, False, stages, 1, blocks, False, keep, one, hold)
             store = bool(p.output_sizes)
-            yield Schedule("ragged", threads, r, vec, resident, False, stages, 1, blocks, store, keep, one)
+            yield Schedule("ragged", threads, r, vec, resident, False, stages, 1, blocks, store, keep, one, hold)
             for cluster, store in product([c for c in (1, 2, 4, 8, MAX_CLUSTER) if p.segments % c == 0], flags):
                 owners = 0 if p.column_sums else OWNERS[cluster.bit_length() - 1] * resident
-                yield Schedule("bulk", threads, r, vec, resident, False, stages, cluster, owners, store, keep, one)
+                yield Schedule(
+                    "bulk", threads, r, vec, resident, False, stages, cluster, owners, store, keep, one, hold
+                )
+
+
+def share(p: Problem, rows: int | None) -> int:
+    """Bytes of a row that a thread works on at best, a power of two: EACH if ``rows`` are many (None) or column sums.
+
+    Few rows leave multiprocessors idle, or with few threads: then more threads share a row.
+    """
+    if rows is None or p.column_sums:
+        return EACH
+    there = max(1.0, rows * _row_bytes(p) / (MULTIPROCESSORS * THREADS))
+    return min(EACH, max(LEAST, 1 << math.ceil(math.log2(there))))
 
 
 def widest(p: Problem) -> int:
@@ -156,10 +171,11 @@ def widest(p: Problem) -> int:
     return vec
 
 
-def ranked(p: Problem, capability: int = 90, vec: int | None = None) -> list[Schedule]:
+def ranked(p: Problem, capability: int = 90, vec: int | None = None, rows: int | None = None) -> list[Schedule]:
     """The schedules worth trying on a GPU, best first: the default is the first that the compiler does not spill.
 
     ``vec``: the widest access that the arrays allow, whose rows then may lie apart: none are ragged.
+    ``rows``: how many there will be, None for many. What is equal in ``share`` is ranked alike.
     """
     roomy = [s for s in space(p) if has_room(s, p, capability)]
     # Where the model expects spills of all of them, the compiler has the last word.
@@ -169,15 +185,21 @@ def ranked(p: Problem, capability: int = 90, vec: int | None = None) -> list[Sch
         found = [s for s in narrow if is_legal(s, p)]
     if not found:
         raise ScheduleError(f"no schedule is legal for D={p.d}.")
-    return sorted(dict.fromkeys(found), key=lambda s: (_cost(s, p), s))
+    each = share(p, rows)
+    return sorted(dict.fromkeys(found), key=lambda s: (_cost(s, p, each), s))
 
 
-def _cost(s: Schedule, p: Problem) -> tuple[float, ...]:
+def _row_bytes(p: Problem) -> int:
+    """Bytes of the inputs of a row; nothing has rows: any schedule will do to be told so."""
+    return p.d * (sum(p.input_sizes) or 4)
+
+
+def _cost(s: Schedule, p: Problem, each: int) -> tuple[float, ...]:
     """Smaller is better; the terms in order of importance."""
     idle = slots(s, p) * s.threads * s.cluster * p.chunk * (p.segments if s.form == "stream" else 1) / p.d
     if s.form == "stream":
         return (3, abs(s.threads - 512), abs(s.resident - 2))
-    return _columns_cost(s, p, idle) if p.column_sums else _rows_cost(s, p, idle)
+    return _columns_cost(s, p, idle) if p.column_sums else _rows_cost(s, p, idle, each)
 
 
 def _columns_cost(s: Schedule, p: Problem, idle: float) -> tuple[float, ...]:
@@ -192,37 +214,43 @@ def _columns_cost(s: Schedule, p: Problem, idle: float) -> tuple[float, ...]:
     block = _off(s.block, SHORT_BLOCK if p.d <= SHORT_ROW else LONG_BLOCK)
     stages = max(STAGES, -(-STAGED_BYTES // (s.rows * stage_bytes(s, p))))
     return (
-        order, cluster, s.resident, s.one_launch, not s.keep, abs(s.stages - stages), idle > 1, round(block, 3),
-        s.bulk_store,
+        order, cluster, s.resident, s.one_launch, not s.keep, not s.hold, abs(s.stages - stages), idle > 1,
+        round(block, 3), s.bulk_store,
     )  # fmt: skip
 
 
-def _rows_cost(s: Schedule, p: Problem, idle: float) -> tuple[float, ...]:
-    """A row in registers, as long as a block can hold it well; else a cluster's, through shared memory."""
-    row = p.d * (sum(p.input_sizes) or 4)
+def _rows_cost(s: Schedule, p: Problem, idle: float, wanted: int) -> tuple[float, ...]:
+    """A row in registers, as long as a block can hold it well; else a cluster's, through shared memory.
+
+    ``wanted``: bytes of a row that a thread should have.
+    """
+    row, few = _row_bytes(p), wanted < EACH
     wide = row > WIDE_ROW
     order = {"ragged": 0, "bulk": 0 if wide else 1, "registers": 1 if wide else 0, "async": 2}[s.form]
     each = slots(s, p) * p.chunk * row / p.d
+    there = wanted * THREADS if few else math.inf  # bytes that a multiprocessor has to work on
+    block = max(BLOCK, min(MAX_THREADS, row / wanted)) if few else BLOCK
+    sizes = BLOCK_SIZE * _off(s.block, block) + EACH_SIZE * _off(each, wanted)
     if s.form == "registers":
-        way = in_flight(s, p) or ON_THE_WAY  # nothing has rows: any schedule will do to be told so
+        on_the_way = min(ON_THE_WAY, there)
+        way = min(in_flight(s, p), there) or ON_THE_WAY
         together = s.threads * min(s.vec, p.chunk) * row / p.d  # bytes of neighbouring threads' accesses
         cost = (
-            TOO_FEW * max(0.0, math.log2(ON_THE_WAY / way))
-            + TOO_MANY * max(0.0, math.log2(way / ON_THE_WAY))
+            TOO_FEW * max(0.0, math.log2(on_the_way / way))
+            + TOO_MANY * max(0.0, math.log2(way / on_the_way))
             + IDLE * _off(idle, 1)
             + BROKEN * max(0.0, math.log2(min(LINE, each * s.threads) / together))
-            + BLOCK_SIZE * _off(s.block, BLOCK)
-            + EACH_SIZE * _off(each, EACH)
+            + sizes
         )
         return (order, round(cost, 6))
     if s.form == "ragged":
-        busy = _off(s.resident * s.block * each, RAGGED_BYTES)
-        sizes = BLOCK_SIZE * _off(s.block, BLOCK) + EACH_SIZE * _off(each, EACH)
-        return (order, not s.keep, round(busy + sizes, 6), abs(s.stages - STAGES))
-    cluster = _off(s.cluster, min(MAX_CLUSTER, 1 << max(0, math.ceil(math.log2(row / SHARE)))))
+        busy = _off(s.resident * s.block * each, min(RAGGED_BYTES, there))
+        return (order, not s.keep, not s.hold, round(busy + sizes, 6), abs(s.stages - STAGES))
+    cluster = _off(s.cluster, min(MAX_CLUSTER, 1 << max(0, math.ceil(math.log2(row / (PIECE / (1 + few)))))))
     side_by_side = abs(s.resident * s.rows - 2)
-    each_off = round(_off(each, EACH), 3)
-    return (order, cluster, not s.keep, s.bulk_store, side_by_side, abs(s.stages - STAGES), each_off, s.rows)
+    each_off = round(_off(each, wanted), 3)
+    rest = (not s.keep, not s.hold, s.bulk_store, side_by_side, abs(s.stages - STAGES))
+    return (order, cluster, each_off, *rest, s.rows) if few else (order, cluster, *rest, each_off, s.rows)
 
 
 def _off(value: float, wanted: float) -> float:
