@@ -36,6 +36,7 @@ COLUMNS = ("sum_m", "mean_m")
 # What a schedule is chosen by, in this order.
 CHOICES = (
     "form", "cluster", "threads", "rows", "prefetch", "resident", "stages", "bulk_store", "keep", "one_launch",
+    "hold",
 )  # fmt: skip
 ARCHES = ("sm_90", "sm_90", "sm_75", "sm_120")
 

@@ -137,11 +137,12 @@ def test_the_schedules_tried_are_of_every_kind() -> None:
     for text in texts[::5]:
         tried = check.others(parse_spec(text), 5)
         assert len(tried) == len(set(tried)) == 5
-        seen |= {(s.form, s.cluster > 1, s.one_launch, parse_spec(text).direction) for s in tried}
+        seen |= {(s.form, s.cluster > 1, s.one_launch, parse_spec(text).direction, s.hold) for s in tried}
     one_block = {(form, False) for form in ("registers", "bulk", "ragged", "async")}
     kinds = {*one_block, ("bulk", True)}
     assert {s[:2] for s in seen} >= {*kinds, ("stream", False)}
     assert {s[:2] for s in seen if s[2] and s[3] == "bwd"} >= kinds
+    assert {s[0] for s in seen if s[4]} == {"bulk", "ragged", "async"}
     wide = check.others(parse_spec("layernorm.fwd:d=131072,dtype=bf16"), 6)
     assert {s.cluster for s in wide} >= {8, 16}
     assert check.others(parse_spec("layernorm.fwd:d=8"), 0) == check.others(parse_spec("layernorm.fwd:d=8"), -1) == []

@@ -42,7 +42,7 @@ PLANS: dict[str, tuple[str, str]] = {
     "bulk": ("rmsnorm.fwd:d=512,dtype=bf16", "form=bulk,threads=8,rows=16,stages=3,owners=132"),
     "bulk, results leave in bulk": (
         "layernorm.fwd:d=4096,dtype=bf16,out=f32",
-        "form=bulk,threads=128,rows=2,stages=3,owners=132,bulk_store=yes,keep=yes",
+        "form=bulk,threads=128,rows=2,stages=3,owners=132,bulk_store=yes,keep=yes,hold=yes",
     ),
     "bulk, a cluster for each": (
         "layernorm.fwd:d=65536,dtype=bf16",
@@ -65,8 +65,13 @@ PLANS: dict[str, tuple[str, str]] = {
         "form=bulk,threads=512,rows=1,stages=3,cluster=2,keep=yes",
     ),
     "bulk, columns, no row sum": ("layernorm.bwd:d=776,dtype=f16,wrt=beta", "form=bulk,threads=32,rows=8,stages=3"),
+    "ragged": ("layernorm.bwd:d=1001,dtype=bf16", "form=ragged,threads=64,rows=8,stages=2,bulk_store=yes"),
+    "ragged, held": (
+        "layernorm.fwd:d=1001,dtype=bf16",
+        "form=ragged,threads=32,rows=2,stages=2,owners=9,bulk_store=yes,hold=yes",
+    ),
     "async": ("layernorm.fwd:d=1000,dtype=bf16", "form=async,threads=32,rows=4,stages=3,owners=264,keep=yes"),
-    "async, columns": ("rmsnorm.bwd:d=1000,dtype=f32", "form=async,threads=64,rows=8,stages=2"),
+    "async, columns": ("rmsnorm.bwd:d=1000,dtype=f32", "form=async,threads=64,rows=8,stages=2,hold=yes"),
     "async, columns, one row": (
         "rmsnorm.bwd:d=8192,dtype=bf16",
         "form=async,threads=256,rows=1,stages=3,one_launch=yes",

@@ -1,6 +1,6 @@
 """The proof of ragged rows can fail: every plausible mistake in their templates is caught by it.
 
-Left out, being equivalent: in which turn a thread takes a word (``turn_of``; a matter of speed, which
+Left out, being equivalent: in which turn a thread stores a word (a matter of speed, which
 ``test_turns_spare_bank_conflicts`` looks at), what a chunk has beyond the end of its row, spans that end earlier than
 they might or that the rest overlaps (their last elements are moved one by one, as after the last row), and a whole
 that begins 16 bytes later.
@@ -30,8 +30,14 @@ pytest.importorskip("cupy")
 SUBJECTS = {
     # Odd rows of two bytes an element, three stages, two row groups, the last turn not full.
     "halves": ("layernorm.fwd:d=171,dtype=bf16", Schedule("ragged", 16, 2, 1, 1, False, 3, 1, 2, True), 19),
+    # A row of all turns: 32 threads and more.
+    "wide": ("layernorm.fwd:d=555,dtype=bf16", Schedule("ragged", 64, 1, 1, 1, False, 2, 1, 1, True, hold=True), 5),
     # The result is wider, then narrower, than the input.
-    "wider": ("rmsnorm.fwd:d=85,dtype=f16,out=f32", Schedule("ragged", 32, 1, 1, 1, False, 2, 1, 1, True, True), 6),
+    "wider": (
+        "rmsnorm.fwd:d=85,dtype=f16,out=f32",
+        Schedule("ragged", 32, 1, 1, 1, False, 2, 1, 1, True, True, hold=True),
+        6,
+    ),
     "narrower": ("rmsnorm.fwd:d=75,dtype=f32,out=bf16", Schedule("ragged", 16, 2, 1, 1, False, 2, 1, 2, True), 13),
     # Two inputs, column sums, one result.
     "sums": (
@@ -75,22 +81,39 @@ RAGGED = [
         "return 0 * static_cast<int>(reinterpret_cast<unsigned long long>(p)",
     ),
     Mutant("from multiples of 8", "halves", "(p) % 16", "(p) % 8"),
-    Mutant("an element past the row", "halves", "row[at < D ? at : D - 1]", "row[at <= D ? at : D - 1]"),
-    Mutant("a row loaded one too short", "halves", "row[at < D ? at : D - 1]", "row[at < D - 1 ? at : D - 2]"),
-    Mutant(
-        "a row stored one too far", "halves",
-        "if (at < D) row[at] = turned[i];",
-        "if (at <= D) row[at] = turned[i];",
-    ),
-    Mutant("a row stored one too short", "halves", "if (at < D) row[at]", "if (at < D - 1) row[at]"),
-    Mutant(
-        "loaded in turns and left so", "halves",
-        "        chunk[i] = row[at < D ? at : D - 1];\n    }\n    take_turns(chunk, turn);",
-        "        chunk[i] = row[at < D ? at : D - 1];\n    }",
-    ),
-    Mutant("stored in turns and left so", "halves", "    take_turns(turned, turn);\n", ""),
-    Mutant("turns of the wrong bit", "halves", "turn & bit ? chunk[i ^ bit]", "turn & bit ? chunk[i ^ 1]"),
-    Mutant("a turn too few", "sums", "bit < N; bit *= 2", "bit < N / 2; bit *= 2"),
+    Mutant("a piece too few loaded", "halves", "int i = 0; i <= PIECES; ++i", "int i = 0; i < PIECES; ++i"),
+    Mutant("pieces of another thread", "halves", "(span + (col < D ? col : LAST))[i]", "(span + LAST)[i]"),
+    Mutant("pieces past the stage", "halves", "(span + (col < D ? col : LAST))[i]", "(span + 4096)[i]"),
+    Mutant("loaded from the element", "halves", "(span + (col < D ? col", "(span + shift + (col < D ? col"),
+    Mutant("not moved by 8 bytes", "halves", "bytes & 8 ? words[i + 2]", "bytes & 8 ? words[i]"),
+    Mutant("moved by 4 bytes, not 8", "halves", "bytes & 8 ? words[i + 2]", "bytes & 8 ? words[i + 1]"),
+    Mutant("not moved by 4 bytes", "halves", "bytes & 4 ? words[i + 1]", "bytes & 4 ? words[i]"),
+    Mutant("moved by 8 a word too few", "halves", "i < PIECES * 4 + 2; ++i", "i < PIECES * 4 + 1; ++i"),
+    Mutant("moved by 4 a word too few", "halves", "i < PIECES * 4 + 1 && SIZE < 8", "i < PIECES * 4 && SIZE < 8"),
+    Mutant("f32 not moved by 4 bytes", "narrower", "PIECES * 4 + 1 && SIZE < 8", "PIECES * 4 + 1 && SIZE < 4"),
+    Mutant("not moved by 2 bytes", "halves", "i < PIECES * 4 && SIZE < 4", "i < PIECES * 4 && SIZE < 2"),
+    Mutant("moved by 2 too far", "halves", "words[i + 1], bytes % 4 * 8)", "words[i + 1], bytes % 4 * 4)"),
+    Mutant("the shift in elements", "halves", "const int bytes = shift * SIZE;", "const int bytes = shift;"),
+    Mutant("the end of a row not cleared", "halves", "i <= LAST; ++i) static_cast", "i < END; ++i) static_cast"),
+    Mutant("cleared one piece too few", "halves", "i <= LAST; ++i) static_cast", "i < LAST; ++i) static_cast"),
+    Mutant("cleared past the stage", "halves", "i <= LAST; ++i) static_cast", "i <= LAST + 64; ++i) static_cast"),
+    Mutant("cleared of the first stage", "halves", "staged + i * STAGE_BYTES + 0", "staged + 0"),
+    Mutant("a barrier of another stage", "halves", "&landed[i / ROWS][i % ROWS]", "&landed[i / ROWS][0]"),
+    Mutant("barriers of a stage too few", "halves", "i < STAGES * ROWS;", "i < (STAGES - 1) * ROWS;"),
+    Mutant("nobody waits for the barriers", "halves", "    }\n    __syncthreads();\n", "    }\n"),
+    Mutant("chunks stored that are none", "halves", "if (col >= D) return;", ""),
+    Mutant("the last chunk not stored", "halves", "if (col >= D) return;", "if (col + N > D) return;"),
+    Mutant("never half a word", "halves", "halved = shift % 2;", "halved = false;"),
+    Mutant("always half a word", "halves", "halved = shift % 2;", "halved = true;"),
+    Mutant("half a word of the last only", "halves", "if (halved && i == turn) row[col] = chunk[0];\n        else", ""),
+    Mutant("the last half not stored", "halves", "row[col + N - 1] = chunk[N - 1];", ""),
+    Mutant("the last half of another", "halves", "= chunk[N - 1];", "= chunk[N - 2];"),
+    Mutant("words moved the wrong way", "halves", "words[i - 1], words[i], 16)", "words[i], words[i - 1], 16)"),
+    Mutant("words move from the front", "halves", "int i = WORDS - 1; i > 0; --i", "int i = 1; i < WORDS; ++i"),
+    Mutant("words from the wrong one", "halves", "row + col - halved", "row + col"),
+    Mutant("words in turns and left so", "halves", "to[i ^ turn] = words[i];", "to[i] = words[i];"),
+    Mutant("turns of the wrong bit", "wide", "turn & bit ? words[i ^ bit]", "turn & bit ? words[i ^ 1]"),
+    Mutant("a turn too few", "sums", "bit < WORDS; bit *= 2", "bit < WORDS / 2; bit *= 2"),
     Mutant("the span begins at the row", "halves", "first = row - shift;", "first = row;"),
     Mutant(
         "the span ends where no 16 bytes end", "halves",
@@ -140,9 +163,10 @@ RAGGED = [
         "shift_of(x_ptr + there * x_stride)",
         "shift_of(x_ptr + (there + 1) * x_stride)",
     ),
-    Mutant("the result's shift for the input's", "wider", "x_stage + x_shift", "x_stage + y_shift", 2),
-    Mutant("the input's shift for the result's", "wider", "y_stage + y_shift", "y_stage + x_shift"),
-    Mutant("a result begins at the stage", "halves", "y_stage + y_shift", "y_stage"),
+    Mutant("the result's shift for the input's", "wider", "x_stage, x_shift", "x_stage, y_shift"),
+    Mutant("the input's shift for the result's", "wider", "y_out, y_shift", "y_out, x_shift"),
+    Mutant("a result begins at the stage", "halves", "y_out, y_shift", "y_out, 0"),
+    Mutant("a row held before it is there", "wider", "        await(stage, parity);\n", ""),
     Mutant(
         "what is before the whole is not stored", "halves",
         "lane < PIECES ? i < before :",
@@ -179,7 +203,16 @@ RAGGED = [
         "const auto store_row = [&](int stage, long long row) {\n        if (row >= rows) return;",
         "const auto store_row = [&](int stage, long long row) {",
     ),
-    Mutant("no fence before rows leave", "halves", "    before_bulk_copies();\n", "    \n"),
+    Mutant(
+        "no fence before rows leave", "halves",
+        "    before_bulk_copies();\n        row_barrier",
+        "    row_barrier",
+    ),
+    Mutant(
+        "no fence before rows land", "halves",
+        "barriers_ready();\n        before_bulk_copies();",
+        "barriers_ready();",
+    ),
     Mutant(
         "rows leave too early", "halves",
         "before_bulk_copies();\n        row_barrier<THREADS, ROWS>(group);",
@@ -240,6 +273,6 @@ def test_each_mutant_is_there_once() -> None:
 
 def test_turns_spare_bank_conflicts() -> None:
     def conflicts(*edits: tuple[str, str, int]) -> int:
-        return sum(t["bank_conflicts"] for t in run("sums", *edits).traffic.shared.values())
+        return sum(t["bank_conflicts"] for t in run("wide", *edits).traffic.shared.values())
 
-    assert conflicts() < conflicts(("return lane / (APART", "return 0 * lane / (APART", 1)) / 2
+    assert conflicts() < conflicts(("turn = lane / (32", "turn = 0 * lane / (32", 1)) / 2

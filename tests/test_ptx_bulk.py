@@ -114,6 +114,14 @@ def test_forms_of_bulk_copies(edits: tuple[tuple[str, str], ...]) -> None:
     assert (clean(copy(source))["1"] == 128 * n + 128 - t).all()
 
 
+def test_a_copy_over_what_a_thread_stored() -> None:
+    """It comes after the store if a fence lies between."""
+    init = "if (t == 0) { init(&bar, 1);"
+    stored = broken(COPY, init, f"s[t] = 0; {FENCE.split(' //')[0]}\n    {init}")
+    clean(copy(stored))
+    assert kinds(copy(broken(stored, FENCE.split(" //")[0] + "\n    if", "if"))) == {"proxy"}
+
+
 @pytest.mark.parametrize(
     ("old", "new", "kind"),
     [

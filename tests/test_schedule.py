@@ -117,6 +117,7 @@ ILLEGAL: list[tuple[str, Schedule, str]] = [
         "rows that leave in bulk, and their pieces, are multiples of 16 bytes, got 8008",
     ),
     (FORWARD, replace(GOOD, keep=True), "keep belongs to form=bulk or ragged or async and a [D] input"),
+    (FORWARD, replace(GOOD, hold=True), "hold belongs to form=bulk or ragged or async"),
     (FORWARD, replace(GOOD, one_launch=True), "one_launch belongs to column sums that are kept in registers"),
     (FORWARD, replace(GOOD, prefetch=True), "prefetch belongs to form=registers with column sums"),
     (
@@ -299,7 +300,8 @@ def test_a_schedule_s_slug_is_an_identifier_of_its_own() -> None:
 def test_text_that_is_no_schedule_hears_why(text: str, problem_: str) -> None:
     with pytest.raises(ScheduleError) as error:
         parse_schedule(text, GOOD)
-    keys = "form, threads, rows, vec, resident, prefetch, stages, cluster, owners, bulk_store, keep, one_launch"
+    keys = "form, threads, rows, vec, resident, prefetch, stages, cluster, owners, bulk_store, keep, one_launch, "
+    keys += "hold"
     assert str(error.value) == f"schedule '{text}': {problem_.replace('KEYS', keys)}"
 
 

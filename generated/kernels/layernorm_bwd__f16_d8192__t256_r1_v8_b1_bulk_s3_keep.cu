@@ -171,7 +171,7 @@ template <int PENDING> __device__ __forceinline__ void wait_for_stores()
     asm volatile("cp.async.bulk.wait_group.read %0;" :: "n"(PENDING) : "memory");
 }
 
-// Orders ordinary stores to shared memory before the bulk stores that read them.
+// Orders ordinary stores to shared memory before bulk copies from there, or to there.
 __device__ __forceinline__ void before_bulk_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 __device__ __forceinline__ int cluster_rank()

@@ -43,9 +43,12 @@ __device__ __forceinline__ void wait_for_previous_kernel()
 
 struct bf16 { unsigned short bits; };
 
+// Bits above zeros: one byte permutation for either half of a word, where a shift has to take the upper half out first.
 __device__ __forceinline__ float f32_from_bf16(bf16 v)
 {
-    return __uint_as_float(static_cast<unsigned>(v.bits) << 16);
+    float r;
+    asm("{ .reg .b16 zero; mov.b16 zero, 0; mov.b32 %0, {zero, %1}; }" : "=f"(r) : "h"(v.bits));
+    return r;
 }
 
 // Rounded to nearest even; a NaN stays one.

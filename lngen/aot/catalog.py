@@ -24,7 +24,7 @@ CATALOG = {
     "layernorm.fwd:d=4096,dtype=bf16": "form=registers,threads=128,rows=1,vec=8,resident=6",
     # Rows that begin anywhere.
     "rmsnorm.fwd:d=1001,dtype=bf16,beta=yes": (
-        "form=ragged,threads=32,rows=4,vec=1,resident=3,stages=3,owners=384,bulk_store=yes,keep=yes"
+        "form=ragged,threads=32,rows=4,vec=1,resident=3,stages=3,owners=384,bulk_store=yes,keep=yes,hold=yes"
     ),
     # A row shared by the blocks of a cluster, results leaving in bulk.
     "layernorm.fwd:d=65536,dtype=bf16": (
@@ -36,7 +36,7 @@ CATALOG = {
     # theirs, with a cluster for each row.
     "rmsnorm.bwd:d=768,dtype=f16,weight=f32": ("form=registers,threads=32,rows=16,vec=8,prefetch=yes,one_launch=yes"),
     "layernorm.bwd:d=1000,dtype=f32": "form=async,threads=64,rows=8,vec=4,stages=2",
-    "layernorm.bwd:d=4096,dtype=bf16": "form=bulk,threads=128,rows=2,vec=8,stages=3,keep=yes",
+    "layernorm.bwd:d=4096,dtype=bf16": "form=bulk,threads=128,rows=2,vec=8,stages=3,keep=yes,hold=yes",
     "layernorm.bwd:d=8192,dtype=f16": "form=bulk,threads=256,rows=1,vec=8,stages=3,keep=yes",
     "layernorm.bwd:d=16384,dtype=bf16": "form=bulk,threads=256,rows=1,vec=8,stages=3,cluster=2,keep=yes",
     # Streaming, in three kernels.

@@ -140,6 +140,7 @@ def _load(batch: Batch, i: Instruction, one: One) -> None:
     if where is None:
         return
     at, key = where
+    proxy.check(batch, i, batch.shared, at, size, one.lane, "writes over")
     what = f"A bulk copy of {size} bytes:"
     for buffer, _ in batch.memory.parts(one.source, who, size, what, batch.reporting(i)):
         early(batch, i, buffer, who, one.source)

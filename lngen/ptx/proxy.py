@@ -1,4 +1,4 @@
-"""Two ways to memory: what ordinary stores wrote, bulk copies see after a fence.proxy.async."""
+"""Two ways to memory: what ordinary stores wrote, bulk copies see, and write over, after a fence.proxy.async."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SPACES = ("shared", "global")
 
 @lru_cache(maxsize=64)
 def proxies(entry: Entry) -> tuple[str, ...]:
-    """The memories of which fences matter: there are copies that read them."""
+    """The memories of which fences matter: there are copies that read or write them."""
     return SPACES if any(i.opcode.startswith("cp.async.bulk.") for i in entry.instructions) else ()
 
 
@@ -28,8 +28,10 @@ def fenced(i: Instruction) -> tuple[str, ...]:
     return ("shared",) if ".shared::" in i.opcode else ("global",) if ".global" in i.opcode else SPACES
 
 
-def check(batch: Batch, i: Instruction, memory: Scratch | Buffer, at: int, count: int, lane: int) -> None:
-    """A finding if a bulk copy that ``lane`` issues reads what a thread wrote with no proxy fence between."""
+def check(
+    batch: Batch, i: Instruction, memory: Scratch | Buffer, at: int, count: int, lane: int, does: str = "reads"
+) -> None:
+    """A finding if a bulk copy that ``lane`` issues reads or overwrites what a thread wrote, no fence between."""
     order = batch.order
     if order is None or not order.proxies:
         return
@@ -43,6 +45,6 @@ def check(batch: Batch, i: Instruction, memory: Scratch | Buffer, at: int, count
         if bad.size:
             at = int(words[bad[0]]) * unit
             where = memory.where(at % memory.room if isinstance(memory, Scratch) else at + memory.base, unit)
-            text = f"A bulk copy reads {where}, which thread {int(writer[bad[0]]) % batch.width} wrote with no "
+            text = f"A bulk copy {does} {where}, which thread {int(writer[bad[0]]) % batch.width} wrote with no "
             batch.report("proxy", text + "fence.proxy.async between.", i, np.array([lane]))
             return
