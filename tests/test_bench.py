@@ -214,6 +214,24 @@ def test_a_drifting_reference_is_flagged() -> None:
     assert found.drifted
 
 
+@pytest.mark.parametrize("us", [{"a": 4.0, "b": 5.0}, {"a": 5.0, "b": 4.0}, {"a": 4.0, "b": 4.0}, {"a": 4.0}])
+def test_the_fastest_way_is_the_ceiling(us: dict[str, float]) -> None:
+    timer = FakeTimer(us)
+    ways = {name: timer.launch(name) for name in us}
+    chosen = timing.fastest([*ways.values()], 3, timer)
+    assert chosen is ways[min(us, key=lambda name: us[name])]
+    assert [i for _, i in timer.captured] == [[0, 1, 2]] * (2 if len(us) > 1 else 0)
+
+
+def test_both_ways_to_copy_copy() -> None:
+    engine = CpuEngine()
+    x, out = engine.normal((3, 8), DType.BF16, 0.0, 1), engine.empty((3, 8), DType.BF16)
+    for way in (engine.copy, engine.scale):
+        engine.poison(out)
+        way(out, x)
+        assert bool((out == x).all())
+
+
 # ---- results are checked ----
 
 SPECS = ["layernorm.fwd", "layernorm.bwd", "rmsnorm.fwd", "rmsnorm.bwd"]

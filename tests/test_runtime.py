@@ -159,6 +159,27 @@ def test_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         runtime.compile("layernorm", d=64).warmup()
 
 
+def test_a_warm_up_is_for_any_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    norm = runtime.compile("layernorm", d=4096, dtype="bf16")
+    asked: list[int | None] = []
+    for call in (norm._forward, norm._backward):
+        monkeypatch.setattr(call, "launcher", lambda device, rows: asked.append(rows))
+    norm.warmup(0, rows=7)
+    assert asked == [7, 7]
+    norm.warmup()
+    assert asked[2:] == [132, 264, 528, None, None]
+
+
+def test_a_plan_for_few_rows() -> None:
+    norm = runtime.compile("rmsnorm", d=1024, dtype="bf16")
+    few, many = norm.plan(rows=1), norm.plan()
+    assert few.schedule.threads > many.schedule.threads
+    assert norm.plan(rows=2) == few
+    assert norm.plan(rows=10**6) == many
+    assert "__launch_bounds__(128, " in norm.source(rows=1)
+    assert norm.plan("bwd", rows=1) == norm.plan("bwd")
+
+
 # ---- the driver, without one ----
 
 

@@ -9,7 +9,7 @@ import sys
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lngen.errors import ScheduleError
@@ -31,6 +31,8 @@ from lngen.schedule import (
     problem,
     ranked,
     registers,
+    row_counts,
+    share,
     slots,
     space,
     stage_bytes,
@@ -380,6 +382,46 @@ def test_ranking_does_not_depend_on_the_hash_seed() -> None:
         )  # fmt: skip
         seen.add(done.stdout)
     assert len(seen) == 1
+
+
+# ---- how many rows ----
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    d=st.sampled_from([n for n in LENGTHS if n < 10**6]),
+    dtype=st.sampled_from(["bf16", "f32"]),
+    rows=st.integers(1, 10**6),
+    more=st.integers(1, 64),
+)
+def test_more_rows_leave_a_row_to_fewer_threads(d: int, dtype: str, rows: int, more: int) -> None:
+    p = facts(f"layernorm.fwd:d={d},dtype={dtype}")
+    few, many = share(p, rows), share(p, rows * more)
+    assert few in (16, 32, 64, 128)
+    assert few <= many <= share(p, None) == 128
+    assert share(facts(f"layernorm.bwd:d={d},dtype={dtype}"), rows) == 128, "column sums fix the blocks"
+
+
+def test_few_rows_are_shared_by_as_many_threads_as_there_are() -> None:
+    """A row of 8 KiB: 512 threads of 16 bytes; half as many, twice; and as for many."""
+    p = facts(FORWARD)
+    best = {rows: ranked(p, rows=rows)[0] for rows in (1, 100, 200, 10**5, None)}
+    threads = [(s.form, s.threads, s.rows) for s in best.values()]
+    assert threads == [("registers", 512, 1)] * 2 + [("registers", 256, 1)] + [("registers", 64, 2)] * 2
+    assert set(ranked(p, rows=1)) == set(ranked(p))
+    wide = ranked(facts("layernorm.fwd:d=65536,dtype=bf16"), rows=1)[0]
+    assert (wide.form, wide.threads * wide.cluster) == ("bulk", 8192)
+    odd = ranked(facts("layernorm.fwd:d=1001,dtype=bf16"), rows=1)[0]
+    assert (odd.form, odd.threads) == ("ragged", 128)
+
+
+@pytest.mark.parametrize("spec", [FORWARD, BACKWARD, ODD, "rmsnorm.fwd:d=1", "layernorm.fwd:d=1000003,dtype=f32"])
+def test_row_counts_stand_for_all(spec: str) -> None:
+    """What is chosen for any number of rows is chosen for one of them."""
+    p = facts(spec)
+    counts = row_counts(p)
+    assert len(counts) == len({share(p, n) for n in counts})
+    assert {share(p, n) for n in counts} == {share(p, 2**n) for n in range(24)}
 
 
 def test_the_space_has_every_form() -> None:

@@ -19,7 +19,7 @@ import lngen
 from lngen.errors import LngenError, LockError, MissingError
 from lngen.runtime import lock as locks
 from lngen.runtime.lock import Lock, Locked, parse_lock, read_lock
-from lngen.schedule import Schedule
+from lngen.schedule import Schedule, problem, row_counts
 from lngen.spec import parse_spec
 from lngen.tune import candidates, database, lease
 from lngen.tune.choose import choose, finalists, noise
@@ -319,13 +319,25 @@ def test_compile_takes_the_locked_schedule(tmp_path: Path, monkeypatch: pytest.M
     call = norm._forward
     assert str(call.plan("sm_90", None, 100, "NVIDIA H200").schedule) == SCHEDULES[1]
     default = Schedule("registers", 2, 64, 4)
-    monkeypatch.setattr("lngen.runtime.call.default_schedule", lambda spec, arch: default)
+    monkeypatch.setattr("lngen.runtime.call.default_schedule", lambda spec, arch, rows=None: default)
     assert call.plan("sm_90", None, 100, "another GPU").schedule == default
     assert call.plan("sm_80").schedule == default
     changed = lngen.compile("rmsnorm", d=64, dtype="f32", lock=path, schedule={"fwd": "resident=1"})
     assert changed.plan("fwd").schedule == replace(norm.plan("fwd").schedule, resident=1)
     with pytest.raises(LngenError, match="there is no lock file"):
         lngen.compile("rmsnorm", d=64, lock=tmp_path / "none")
+
+
+def test_a_warm_up_loads_what_is_locked_for_any_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "my.lock"
+    path.write_text(Lock().updated(LOCKED[:2]).render())
+    norm = lngen.compile("rmsnorm", d=64, dtype="f32", lock=path)
+    asked: list[int | None] = []
+    monkeypatch.setattr("lngen.runtime.call.device_name", lambda device: LOCKED[0].device)
+    monkeypatch.setattr(norm._forward, "launcher", lambda device, rows: asked.append(rows))
+    norm._forward.warm(0)
+    facts = problem(parse_spec(SPEC).graph(), 64)
+    assert asked == [*row_counts(facts), *sorted(e.rows for e in LOCKED[:2])]
 
 
 def test_a_gpu_is_asked_for_the_schedule_of_its_name_and_rows(monkeypatch: pytest.MonkeyPatch) -> None:

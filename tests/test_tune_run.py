@@ -574,9 +574,6 @@ def test_build_takes_locked_schedules(command: Fake) -> None:
     assert texts["rmsnorm_fwd"] == SCHEDULES[2]
     done = CliRunner().invoke(cli, [*args, "--out", "two", "--rows", "3", "--schedule", "resident=1"])
     assert done.exit_code == 0, done.output
-    done = CliRunner().invoke(cli, ["build", SPEC, "--rows", "3", "--out", "x"])
-    assert done.exit_code == 2
-    assert "--rows chooses among the schedules of a --lock file" in done.stderr
 
 
 # ---- whole processes that are interrupted and killed ----

@@ -365,7 +365,8 @@ __device__ __forceinline__ int unit_place(int unit) { return unit ^ (unit >> 3 &
 // Numbers of a row group in shared memory.
 __device__ constexpr int stash_size(int piece) { return (piece + 7) / 8 * 8; }
 
-// Stores the column sums of each thread where no others are to be added to them first.
+// Stores the column sums of each thread where no others are to be added to them first. Like the others here, it may
+// store a little more than a row has, up to a whole unit.
 template <int D, int THREADS, int SEGMENT, int SEGMENT_SLOTS, int UNIT, int SLOTS, int CHUNK>
 __device__ __forceinline__ void store_sums(real* __restrict__ partial, const real (&acc)[SLOTS][CHUNK], int start, int lane)
 {
@@ -429,7 +430,7 @@ __device__ __forceinline__ void store_partial(real* __restrict__ partial, const 
 }
 
 // What a strand adds in one column: every STRANDS-th fold of TOGETHER partial rows, of which filled are there.
-template <int D, int STRANDS, int TOGETHER>
+template <int PITCH, int STRANDS, int TOGETHER>
 __device__ __forceinline__ real strand_sum(const real* partial, int strand, int filled)
 {
     real sum = ABSENT;
@@ -438,7 +439,7 @@ __device__ __forceinline__ real strand_sum(const real* partial, int strand, int 
         real part[TOGETHER];
         #pragma unroll
         for (int t = 0; t < TOGETHER; ++t)
-            part[t] = first + t < filled ? __ldcg(partial + static_cast<long long>(first + t) * D) : ABSENT;
+            part[t] = first + t < filled ? __ldcg(partial + static_cast<long long>(first + t) * PITCH) : ABSENT;
         sum = sum + fold<Add, TOGETHER>(part);
     }
     return sum;
@@ -478,6 +479,7 @@ layernorm_bwd__bf16_d16384__t256_r1_v8_b1_bulk_s3_c2_keep__rows(
     constexpr int PIECE         = 8192;        // elements of a row a block has
     constexpr int OWNERS        = 66;          // clusters that share the rows; fixed by the graph
     constexpr int UNIT          = 4;           // column sums moved together
+    constexpr int PITCH         = 16384;       // column sums from one partial row to the next
 
     extern __shared__ __align__(128) unsigned char staged[];
     __shared__ real scratch[1024];
@@ -636,8 +638,8 @@ layernorm_bwd__bf16_d16384__t256_r1_v8_b1_bulk_s3_c2_keep__rows(
     }
 
     // ---- all rows are done: each thread stores its column sums ----
-    store_sums<D, THREADS, SEGMENT, SEGMENT_SLOTS, UNIT>(sum_dy_xhat_partial_ptr + static_cast<long long>(blockIdx.x / CLUSTER) * D, sum_dy_xhat_acc, start, lane);
-    store_sums<D, THREADS, SEGMENT, SEGMENT_SLOTS, UNIT>(sum_dy_partial_ptr + static_cast<long long>(blockIdx.x / CLUSTER) * D, sum_dy_acc, start, lane);
+    store_sums<D, THREADS, SEGMENT, SEGMENT_SLOTS, UNIT>(sum_dy_xhat_partial_ptr + static_cast<long long>(blockIdx.x / CLUSTER) * PITCH, sum_dy_xhat_acc, start, lane);
+    store_sums<D, THREADS, SEGMENT, SEGMENT_SLOTS, UNIT>(sum_dy_partial_ptr + static_cast<long long>(blockIdx.x / CLUSTER) * PITCH, sum_dy_acc, start, lane);
     cluster_barrier();  // no block leaves while another may still reach into its shared memory
 }
 
@@ -656,6 +658,7 @@ layernorm_bwd__bf16_d16384__t256_r1_v8_b1_bulk_s3_c2_keep__finish(
     constexpr int COLUMNS     = 32;     // columns a block completes at a time
     constexpr int STRANDS     = 16;     // strands that add the partial rows of a column
     constexpr int PARTIALS    = 66;     // partial rows at most
+    constexpr int PITCH       = 16384;  // column sums from one partial row to the next
     constexpr int TOGETHER    = 1;      // partial rows that are folded first
     constexpr int PER_PARTIAL = 1;      // rows side by side behind a partial row
 
@@ -669,8 +672,8 @@ layernorm_bwd__bf16_d16384__t256_r1_v8_b1_bulk_s3_c2_keep__finish(
         const int column = threadIdx.x % COLUMNS;
         const int col = tile * COLUMNS + column;
         for (int strand = threadIdx.x / COLUMNS; strand < STRANDS && col < D; strand += blockDim.x / COLUMNS) {
-            totals[(0 * STRANDS + strand) * COLUMNS + column] = strand_sum<D, STRANDS, TOGETHER>(sum_dy_xhat_partial_ptr + col, strand, filled);
-            totals[(1 * STRANDS + strand) * COLUMNS + column] = strand_sum<D, STRANDS, TOGETHER>(sum_dy_partial_ptr + col, strand, filled);
+            totals[(0 * STRANDS + strand) * COLUMNS + column] = strand_sum<PITCH, STRANDS, TOGETHER>(sum_dy_xhat_partial_ptr + col, strand, filled);
+            totals[(1 * STRANDS + strand) * COLUMNS + column] = strand_sum<PITCH, STRANDS, TOGETHER>(sum_dy_partial_ptr + col, strand, filled);
         }
         __syncthreads();
         if (threadIdx.x < COLUMNS && col < D) {

@@ -293,7 +293,8 @@ __device__ __forceinline__ int unit_place(int unit) { return unit ^ (unit >> 3 &
 // Numbers of a row group in shared memory.
 __device__ constexpr int stash_size(int piece) { return (piece + 7) / 8 * 8; }
 
-// Stores the column sums of each thread where no others are to be added to them first.
+// Stores the column sums of each thread where no others are to be added to them first. Like the others here, it may
+// store a little more than a row has, up to a whole unit.
 template <int D, int THREADS, int SEGMENT, int SEGMENT_SLOTS, int UNIT, int SLOTS, int CHUNK>
 __device__ __forceinline__ void store_sums(real* __restrict__ partial, const real (&acc)[SLOTS][CHUNK], int start, int lane)
 {
@@ -357,7 +358,7 @@ __device__ __forceinline__ void store_partial(real* __restrict__ partial, const 
 }
 
 // What a strand adds in one column: every STRANDS-th fold of TOGETHER partial rows, of which filled are there.
-template <int D, int STRANDS, int TOGETHER>
+template <int PITCH, int STRANDS, int TOGETHER>
 __device__ __forceinline__ real strand_sum(const real* partial, int strand, int filled)
 {
     real sum = ABSENT;
@@ -366,7 +367,7 @@ __device__ __forceinline__ real strand_sum(const real* partial, int strand, int 
         real part[TOGETHER];
         #pragma unroll
         for (int t = 0; t < TOGETHER; ++t)
-            part[t] = first + t < filled ? __ldcg(partial + static_cast<long long>(first + t) * D) : ABSENT;
+            part[t] = first + t < filled ? __ldcg(partial + static_cast<long long>(first + t) * PITCH) : ABSENT;
         sum = sum + fold<Add, TOGETHER>(part);
     }
     return sum;
@@ -405,6 +406,7 @@ layernorm_bwd__bf16_d4096__t128_r2_v8_b1_bulk_s3_keep_hold__rows(
     constexpr int PIECE         = 4096;        // elements of a row a block has
     constexpr int OWNERS        = 128;         // blocks that share the rows; fixed by the graph
     constexpr int UNIT          = 4;           // column sums moved together
+    constexpr int PITCH         = 4096;        // column sums from one partial row to the next
 
     extern __shared__ __align__(128) unsigned char staged[];
     __shared__ real scratch[1024];
@@ -571,8 +573,8 @@ layernorm_bwd__bf16_d4096__t128_r2_v8_b1_bulk_s3_keep_hold__rows(
     stash<D, THREADS, SEGMENT, SEGMENT_SLOTS, PIECE, UNIT>(stashed + 0 * ROWS * stash_size(PIECE), sum_dy_xhat_acc, start, group, lane);
     stash<D, THREADS, SEGMENT, SEGMENT_SLOTS, PIECE, UNIT>(stashed + 1 * ROWS * stash_size(PIECE), sum_dy_acc, start, group, lane);
     __syncthreads();
-    store_partial<D, THREADS * ROWS, ROWS, PIECE, UNIT>(sum_dy_xhat_partial_ptr + static_cast<long long>(blockIdx.x) * D, stashed + 0 * ROWS * stash_size(PIECE), start);
-    store_partial<D, THREADS * ROWS, ROWS, PIECE, UNIT>(sum_dy_partial_ptr + static_cast<long long>(blockIdx.x) * D, stashed + 1 * ROWS * stash_size(PIECE), start);
+    store_partial<D, THREADS * ROWS, ROWS, PIECE, UNIT>(sum_dy_xhat_partial_ptr + static_cast<long long>(blockIdx.x) * PITCH, stashed + 0 * ROWS * stash_size(PIECE), start);
+    store_partial<D, THREADS * ROWS, ROWS, PIECE, UNIT>(sum_dy_partial_ptr + static_cast<long long>(blockIdx.x) * PITCH, stashed + 1 * ROWS * stash_size(PIECE), start);
 }
 
 // Completes the column sums.
@@ -590,6 +592,7 @@ layernorm_bwd__bf16_d4096__t128_r2_v8_b1_bulk_s3_keep_hold__finish(
     constexpr int COLUMNS     = 32;    // columns a block completes at a time
     constexpr int STRANDS     = 16;    // strands that add the partial rows of a column
     constexpr int PARTIALS    = 128;   // partial rows at most
+    constexpr int PITCH       = 4096;  // column sums from one partial row to the next
     constexpr int TOGETHER    = 1;     // partial rows that are folded first
     constexpr int PER_PARTIAL = 2;     // rows side by side behind a partial row
 
@@ -603,8 +606,8 @@ layernorm_bwd__bf16_d4096__t128_r2_v8_b1_bulk_s3_keep_hold__finish(
         const int column = threadIdx.x % COLUMNS;
         const int col = tile * COLUMNS + column;
         for (int strand = threadIdx.x / COLUMNS; strand < STRANDS && col < D; strand += blockDim.x / COLUMNS) {
-            totals[(0 * STRANDS + strand) * COLUMNS + column] = strand_sum<D, STRANDS, TOGETHER>(sum_dy_xhat_partial_ptr + col, strand, filled);
-            totals[(1 * STRANDS + strand) * COLUMNS + column] = strand_sum<D, STRANDS, TOGETHER>(sum_dy_partial_ptr + col, strand, filled);
+            totals[(0 * STRANDS + strand) * COLUMNS + column] = strand_sum<PITCH, STRANDS, TOGETHER>(sum_dy_xhat_partial_ptr + col, strand, filled);
+            totals[(1 * STRANDS + strand) * COLUMNS + column] = strand_sum<PITCH, STRANDS, TOGETHER>(sum_dy_partial_ptr + col, strand, filled);
         }
         __syncthreads();
         if (threadIdx.x < COLUMNS && col < D) {

@@ -307,7 +307,8 @@ __device__ __forceinline__ int unit_place(int unit) { return unit ^ (unit >> 3 &
 // Numbers of a row group in shared memory.
 __device__ constexpr int stash_size(int piece) { return (piece + 7) / 8 * 8; }
 
-// Stores the column sums of each thread where no others are to be added to them first.
+// Stores the column sums of each thread where no others are to be added to them first. Like the others here, it may
+// store a little more than a row has, up to a whole unit.
 template <int D, int THREADS, int SEGMENT, int SEGMENT_SLOTS, int UNIT, int SLOTS, int CHUNK>
 __device__ __forceinline__ void store_sums(real* __restrict__ partial, const real (&acc)[SLOTS][CHUNK], int start, int lane)
 {
@@ -408,7 +409,7 @@ __device__ __forceinline__ void fold_blocks(real* __restrict__ partial, const re
 }
 
 // What a strand adds in one column: every STRANDS-th fold of TOGETHER partial rows, of which filled are there.
-template <int D, int STRANDS, int TOGETHER>
+template <int PITCH, int STRANDS, int TOGETHER>
 __device__ __forceinline__ real strand_sum(const real* partial, int strand, int filled)
 {
     real sum = ABSENT;
@@ -417,7 +418,7 @@ __device__ __forceinline__ real strand_sum(const real* partial, int strand, int 
         real part[TOGETHER];
         #pragma unroll
         for (int t = 0; t < TOGETHER; ++t)
-            part[t] = first + t < filled ? __ldcg(partial + static_cast<long long>(first + t) * D) : ABSENT;
+            part[t] = first + t < filled ? __ldcg(partial + static_cast<long long>(first + t) * PITCH) : ABSENT;
         sum = sum + fold<Add, TOGETHER>(part);
     }
     return sum;
@@ -456,6 +457,7 @@ layernorm_bwd__f16_d8192__t256_r1_v8_b1_bulk_s3_keep__rows(
     constexpr int PIECE         = 8192;        // elements of a row a block has
     constexpr int OWNERS        = 128;         // blocks that share the rows; fixed by the graph
     constexpr int UNIT          = 4;           // column sums moved together
+    constexpr int PITCH         = 8192;        // column sums from one partial row to the next
     constexpr int FOLDED        = 2;           // blocks that fold their column sums
 
     extern __shared__ __align__(128) unsigned char staged[];
@@ -615,8 +617,8 @@ layernorm_bwd__f16_d8192__t256_r1_v8_b1_bulk_s3_keep__rows(
     stash<D, THREADS, SEGMENT, SEGMENT_SLOTS, PIECE, UNIT>(stashed + 0 * ROWS * stash_size(PIECE), sum_dy_xhat_acc, start, group, lane);
     stash<D, THREADS, SEGMENT, SEGMENT_SLOTS, PIECE, UNIT>(stashed + 1 * ROWS * stash_size(PIECE), sum_dy_acc, start, group, lane);
     cluster_barrier();
-    fold_blocks<D, THREADS, FOLDED, UNIT>(sum_dy_xhat_partial_ptr + static_cast<long long>(blockIdx.x / FOLDED) * D, stashed + 0 * stash_size(PIECE));
-    fold_blocks<D, THREADS, FOLDED, UNIT>(sum_dy_partial_ptr + static_cast<long long>(blockIdx.x / FOLDED) * D, stashed + 1 * stash_size(PIECE));
+    fold_blocks<D, THREADS, FOLDED, UNIT>(sum_dy_xhat_partial_ptr + static_cast<long long>(blockIdx.x / FOLDED) * PITCH, stashed + 0 * stash_size(PIECE));
+    fold_blocks<D, THREADS, FOLDED, UNIT>(sum_dy_partial_ptr + static_cast<long long>(blockIdx.x / FOLDED) * PITCH, stashed + 1 * stash_size(PIECE));
     cluster_barrier();  // no block leaves while another may still reach into its shared memory
 }
 
@@ -635,6 +637,7 @@ layernorm_bwd__f16_d8192__t256_r1_v8_b1_bulk_s3_keep__finish(
     constexpr int COLUMNS     = 32;    // columns a block completes at a time
     constexpr int STRANDS     = 16;    // strands that add the partial rows of a column
     constexpr int PARTIALS    = 64;    // partial rows at most
+    constexpr int PITCH       = 8192;  // column sums from one partial row to the next
     constexpr int TOGETHER    = 1;     // partial rows that are folded first
     constexpr int PER_PARTIAL = 2;     // rows side by side behind a partial row
 
@@ -648,8 +651,8 @@ layernorm_bwd__f16_d8192__t256_r1_v8_b1_bulk_s3_keep__finish(
         const int column = threadIdx.x % COLUMNS;
         const int col = tile * COLUMNS + column;
         for (int strand = threadIdx.x / COLUMNS; strand < STRANDS && col < D; strand += blockDim.x / COLUMNS) {
-            totals[(0 * STRANDS + strand) * COLUMNS + column] = strand_sum<D, STRANDS, TOGETHER>(sum_dy_xhat_partial_ptr + col, strand, filled);
-            totals[(1 * STRANDS + strand) * COLUMNS + column] = strand_sum<D, STRANDS, TOGETHER>(sum_dy_partial_ptr + col, strand, filled);
+            totals[(0 * STRANDS + strand) * COLUMNS + column] = strand_sum<PITCH, STRANDS, TOGETHER>(sum_dy_xhat_partial_ptr + col, strand, filled);
+            totals[(1 * STRANDS + strand) * COLUMNS + column] = strand_sum<PITCH, STRANDS, TOGETHER>(sum_dy_partial_ptr + col, strand, filled);
         }
         __syncthreads();
         if (threadIdx.x < COLUMNS && col < D) {

@@ -224,7 +224,8 @@ __device__ __forceinline__ int unit_place(int unit) { return unit ^ (unit >> 3 &
 // Numbers of a row group in shared memory.
 __device__ constexpr int stash_size(int piece) { return (piece + 7) / 8 * 8; }
 
-// Stores the column sums of each thread where no others are to be added to them first.
+// Stores the column sums of each thread where no others are to be added to them first. Like the others here, it may
+// store a little more than a row has, up to a whole unit.
 template <int D, int THREADS, int SEGMENT, int SEGMENT_SLOTS, int UNIT, int SLOTS, int CHUNK>
 __device__ __forceinline__ void store_sums(real* __restrict__ partial, const real (&acc)[SLOTS][CHUNK], int start, int lane)
 {
@@ -288,7 +289,7 @@ __device__ __forceinline__ void store_partial(real* __restrict__ partial, const 
 }
 
 // What a strand adds in one column: every STRANDS-th fold of TOGETHER partial rows, of which filled are there.
-template <int D, int STRANDS, int TOGETHER>
+template <int PITCH, int STRANDS, int TOGETHER>
 __device__ __forceinline__ real strand_sum(const real* partial, int strand, int filled)
 {
     real sum = ABSENT;
@@ -297,7 +298,7 @@ __device__ __forceinline__ real strand_sum(const real* partial, int strand, int 
         real part[TOGETHER];
         #pragma unroll
         for (int t = 0; t < TOGETHER; ++t)
-            part[t] = first + t < filled ? __ldcg(partial + static_cast<long long>(first + t) * D) : ABSENT;
+            part[t] = first + t < filled ? __ldcg(partial + static_cast<long long>(first + t) * PITCH) : ABSENT;
         sum = sum + fold<Add, TOGETHER>(part);
     }
     return sum;
@@ -349,6 +350,7 @@ rmsnorm_bwd__f16_d768_wf32__t32_r16_v8_b1_prefetch_one__rows(
     constexpr int OWNERS        = 128;  // blocks that share the rows; fixed by the graph
     constexpr int PIECE         = 768;  // elements of a row a block has
     constexpr int UNIT          = 4;    // column sums moved together
+    constexpr int PITCH         = 768;  // column sums from one partial row to the next
     constexpr int PREFETCH      = 1;    // 1 to load the next row while computing this one
     constexpr int COLUMNS       = 32;   // columns a block completes at a time
     constexpr int STRANDS       = 16;   // strands that add the partial rows of a column
@@ -462,7 +464,7 @@ rmsnorm_bwd__f16_d768_wf32__t32_r16_v8_b1_prefetch_one__rows(
     __syncthreads();
     stash<D, THREADS, SEGMENT, SEGMENT_SLOTS, PIECE, UNIT>(scratch, sum_dy_xhat_acc, 0, group, lane);
     __syncthreads();
-    store_partial<D, THREADS * ROWS, ROWS, PIECE, UNIT>(sum_dy_xhat_partial_ptr + static_cast<long long>(blockIdx.x) * D, scratch, 0);
+    store_partial<D, THREADS * ROWS, ROWS, PIECE, UNIT>(sum_dy_xhat_partial_ptr + static_cast<long long>(blockIdx.x) * PITCH, scratch, 0);
 
     // ---- all partial rows are written: complete the column sums ----
     grid_barrier(arrivals_ptr);
@@ -475,7 +477,7 @@ rmsnorm_bwd__f16_d768_wf32__t32_r16_v8_b1_prefetch_one__rows(
         const int column = threadIdx.x % COLUMNS;
         const int col = tile * COLUMNS + column;
         for (int strand = threadIdx.x / COLUMNS; strand < STRANDS && col < D; strand += blockDim.x / COLUMNS) {
-            totals[(0 * STRANDS + strand) * COLUMNS + column] = strand_sum<D, STRANDS, TOGETHER>(sum_dy_xhat_partial_ptr + col, strand, filled);
+            totals[(0 * STRANDS + strand) * COLUMNS + column] = strand_sum<PITCH, STRANDS, TOGETHER>(sum_dy_xhat_partial_ptr + col, strand, filled);
         }
         __syncthreads();
         if (threadIdx.x < COLUMNS && col < D) {

@@ -197,7 +197,7 @@ __device__ __forceinline__ void row_fold(
 }
 
 // What a strand adds in one column: every STRANDS-th fold of TOGETHER partial rows, of which filled are there.
-template <int D, int STRANDS, int TOGETHER>
+template <int PITCH, int STRANDS, int TOGETHER>
 __device__ __forceinline__ real strand_sum(const real* partial, int strand, int filled)
 {
     real sum = ABSENT;
@@ -206,7 +206,7 @@ __device__ __forceinline__ real strand_sum(const real* partial, int strand, int 
         real part[TOGETHER];
         #pragma unroll
         for (int t = 0; t < TOGETHER; ++t)
-            part[t] = first + t < filled ? __ldcg(partial + static_cast<long long>(first + t) * D) : ABSENT;
+            part[t] = first + t < filled ? __ldcg(partial + static_cast<long long>(first + t) * PITCH) : ABSENT;
         sum = sum + fold<Add, TOGETHER>(part);
     }
     return sum;
@@ -327,6 +327,7 @@ rmsnorm_bwd__f32_d65536__t512_r1_v4_b2_stream__columns(
     constexpr int THREADS = 128;    // threads per block
     constexpr int VEC     = 4;      // elements per memory access
     constexpr int OWNERS  = 15;     // blocks that share the rows; fixed by the graph
+    constexpr int PITCH   = 65536;  // column sums from one partial row to the next
 
     wait_for_previous_kernel();
     const int col = (static_cast<int>(blockIdx.x) * THREADS + static_cast<int>(threadIdx.x)) * CHUNK;
@@ -352,7 +353,7 @@ rmsnorm_bwd__f32_d65536__t512_r1_v4_b2_stream__columns(
             sum_dy_xhat_acc[i] = sum_dy_xhat_acc[i] + dy_xhat;  // %sum_dy_xhat : f32[D] = reduce_sum %dy_xhat {axis=M, blocks=15, cluster=1, groups=1, strands=4}
         }
     }
-    store_chunk<VEC, D>(sum_dy_xhat_partial_ptr + static_cast<long long>(blockIdx.y) * D, sum_dy_xhat_acc, col);
+    store_chunk<VEC, D>(sum_dy_xhat_partial_ptr + static_cast<long long>(blockIdx.y) * PITCH, sum_dy_xhat_acc, col);
 }
 
 // Completes the column sums.
@@ -368,6 +369,7 @@ rmsnorm_bwd__f32_d65536__t512_r1_v4_b2_stream__finish(
     constexpr int COLUMNS     = 32;     // columns a block completes at a time
     constexpr int STRANDS     = 4;      // strands that add the partial rows of a column
     constexpr int PARTIALS    = 15;     // partial rows at most
+    constexpr int PITCH       = 65536;  // column sums from one partial row to the next
     constexpr int TOGETHER    = 1;      // partial rows that are folded first
     constexpr int PER_PARTIAL = 1;      // rows side by side behind a partial row
 
@@ -381,7 +383,7 @@ rmsnorm_bwd__f32_d65536__t512_r1_v4_b2_stream__finish(
         const int column = threadIdx.x % COLUMNS;
         const int col = tile * COLUMNS + column;
         for (int strand = threadIdx.x / COLUMNS; strand < STRANDS && col < D; strand += blockDim.x / COLUMNS) {
-            totals[(0 * STRANDS + strand) * COLUMNS + column] = strand_sum<D, STRANDS, TOGETHER>(sum_dy_xhat_partial_ptr + col, strand, filled);
+            totals[(0 * STRANDS + strand) * COLUMNS + column] = strand_sum<PITCH, STRANDS, TOGETHER>(sum_dy_xhat_partial_ptr + col, strand, filled);
         }
         __syncthreads();
         if (threadIdx.x < COLUMNS && col < D) {

@@ -61,7 +61,10 @@ class Engine(Protocol):
         """The address."""
 
     def copy(self, out: Array, x: Array) -> None:
-        """``out = x``, the forward ceiling."""
+        """``out = x``, as the library copies: the driver's copy."""
+
+    def scale(self, out: Array, x: Array) -> None:
+        """``out = 1 * x``, which an elementwise kernel copies."""
 
     def add(self, out: Array, x: Array, y: Array) -> None:
         """``out = x + y``, the backward ceiling."""
@@ -151,6 +154,9 @@ class TorchEngine:
     def copy(self, out: Array, x: Array) -> None:
         out.copy_(x)
 
+    def scale(self, out: Array, x: Array) -> None:
+        self._torch.mul(x, 1, out=out)
+
     def add(self, out: Array, x: Array, y: Array) -> None:
         self._torch.add(x, y, out=out)
 
@@ -238,6 +244,9 @@ class CupyEngine:
 
     def copy(self, out: Array, x: Array) -> None:
         self._cupy.copyto(out, x)
+
+    def scale(self, out: Array, x: Array) -> None:
+        self._cupy.multiply(x, 1, out=out)
 
     def add(self, out: Array, x: Array, y: Array) -> None:
         self._cupy.add(x, y, out=out)

@@ -161,6 +161,16 @@ def _rounds(timer: Timer, graphs: Mapping[str, Any], counts: Mapping[str, int], 
     return samples
 
 
+def fastest(launches: Sequence[Launch], sets: int, timer: Timer, rounds: int = 5) -> Launch:
+    """The launch whose median over interleaved rounds is least; the first if there is nothing to choose."""
+    if len(launches) == 1:
+        return launches[0]
+    graphs = [timer.capture(launch, range(sets)) for launch in launches]
+    ms = timer.elapsed(graphs * (rounds + 1))[len(graphs) :]
+    medians = [float(np.median(ms[n :: len(graphs)])) for n in range(len(graphs))]
+    return launches[medians.index(min(medians))]
+
+
 def describe(error: BaseException) -> str:
     """An error in one line."""
     lines = str(error).strip().splitlines()

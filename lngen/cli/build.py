@@ -9,7 +9,7 @@ import click
 from lngen.aot.build import KINDS, build
 from lngen.aot.plans import plan_for
 from lngen.cli.cluster import dask_executor, dask_option
-from lngen.cli.common import arch_option, json_option, print_json, progress_bar, schedule_option, words
+from lngen.cli.common import arch_option, json_option, print_json, progress_bar, rows_option, schedule_option, words
 from lngen.lower import Plan, lower
 from lngen.runtime.lock import Lock, read_lock
 from lngen.schedule import parse_schedule
@@ -34,7 +34,7 @@ from lngen.version import __version__
 @click.option(
     "--lock", "lock_file", type=click.Path(path_type=Path), metavar="FILE", help="Take tuned schedules from it."
 )
-@click.option("--rows", type=click.IntRange(1), metavar="M", help="With --lock: those for about M rows; else for most.")
+@rows_option
 @dask_option
 @json_option
 def command(
@@ -54,8 +54,6 @@ def command(
     same bytes. Everything is compiled before anything is written. In a folder with a manifest, kernels of the
     same NAME are replaced and all others stay.
     """
-    if rows is not None and lock_file is None:
-        raise click.UsageError("--rows chooses among the schedules of a --lock file; give both.")
     lock = read_lock(lock_file) if lock_file else Lock()
     plans = [_plan(text, schedule, arches, lock, rows) for text in specs]
     with dask_executor(dask) as executor, progress_bar("compiling") as progress:
@@ -77,4 +75,4 @@ def _plan(text: str, schedule: str, arches: tuple[str, ...], lock: Lock, rows: i
         return lower(spec, parse_schedule(schedule, locked))
     if lock.entries:
         click.echo(f"{spec} is not in '{lock.path}' for {arches[0]}; its default schedule is built.", err=True)
-    return plan_for(spec, schedule, *arches)
+    return plan_for(spec, schedule, *arches, rows=rows)

@@ -20,6 +20,9 @@ schedule_option = click.option(
     metavar="K=V,...",
     help="Change the default schedule, for example threads=256,vec=4.",
 )
+rows_option = click.option(
+    "--rows", type=click.IntRange(1), metavar="M", help="The schedule for about M rows; without it, for many."
+)
 
 
 def arch_option(text: str) -> Callable[[Function], Function]:

@@ -10,7 +10,7 @@ import click
 
 from lngen.aot.plans import plan_for
 from lngen.check.inputs import random_inputs
-from lngen.cli.common import arch_option, print_json, print_text, schedule_option, table_text
+from lngen.cli.common import arch_option, print_json, print_text, rows_option, schedule_option, table_text
 from lngen.emit import emit
 from lngen.errors import LngenError
 from lngen.inspect import measure, traffic_text
@@ -33,6 +33,7 @@ COLUMNS = ("kernel", "arch", "registers", "spill stores", "spill loads", "stack"
 @click.option("--stage", type=click.Choice([*STAGES]), default="cuda", show_default=True, help="What to print.")
 @click.option("--after", metavar="PASS", help="The graph after this pass, or 'all': after each of them.")
 @schedule_option
+@rows_option
 @click.option("--diff", metavar="K=V,...", help="A unified diff against the same schedule with these changes.")
 @arch_option("Target; --stage resources takes several, and the default schedule is then one for all of them.")
 @click.option("--json", "as_json", is_flag=True, help="Print the resources as JSON.")
@@ -41,6 +42,7 @@ def command(
     stage: str,
     after: str | None,
     schedule: str,
+    rows: int | None,
     diff: str | None,
     arches: tuple[str, ...],
     as_json: bool,
@@ -56,7 +58,7 @@ def command(
     if stage == "graph":
         print_text(graph_text(parsed, after), STAGES[stage])
         return
-    plan = plan_for(parsed, schedule, *arches)
+    plan = plan_for(parsed, schedule, *arches, rows=rows)
     if as_json:
         print_json(resources_json(plan, arches))
     elif diff is None:

@@ -30,13 +30,13 @@ await barrier_init barriers_ready before_bulk_copies begin bulk_load bulk_store 
 cluster_rank commit_copies commit_stores exchanged expect_bytes fetch fold_blocks grid_barrier landed length
 meetings met parity refill row_barrier stage staged start stash stash_size stashed store_row store_sums strand_sum
 totals wait_for_bytes wait_for_copies wait_for_previous_kernel wait_for_stores async_chunk copy_chunk
-at bytes last offset there load_rest load_span load_ragged shift_of store_ragged store_span
+at bytes clear_end last offset there load_rest load_span load_ragged shift_of store_ragged store_span
 """
 _RESERVED = frozenset(_RESERVED_WORDS.split())
 
 # What kernels append to the names of values, and their numbered arrays.
 _DERIVED = re.compile(
-    r".*_(ptr|stride|next|acc|chunk|out|partial|segment|strands?|kept|stage|to|from|shift)|(sums|chunks|maxima|chunk_maxima)_\d+"
+    r".*_(ptr|stride|next|acc|chunk|out|partial|segment|strands?|kept|held|stage|to|from|shift)|(sums|chunks|maxima|chunk_maxima)_\d+"
 )
 
 

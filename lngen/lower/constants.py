@@ -21,6 +21,11 @@ def partial_rows(s: Schedule, p: Problem) -> int:
     return -(-p.blocks // folds_blocks(s, p))
 
 
+def pitch(p: Problem) -> int:
+    """Numbers from one partial row to the next: whole units."""
+    return -(-p.d // _unit(p)) * _unit(p)
+
+
 def row_constants(s: Schedule, p: Problem) -> list[Constant]:
     """Those of a kernel that goes through rows; ``p`` has the column sums that this kernel adds to."""
     streamed = s.form == "stream"
@@ -67,7 +72,7 @@ def _accumulating(s: Schedule, p: Problem) -> list[Constant]:
     constants = [Constant("OWNERS", p.blocks, f"{owner} that share the rows; fixed by the graph")]
     if s.form not in STAGED and partial_numbers(s, p):
         constants.append(Constant("PIECE", piece(s, p), "elements of a row a block has"))
-    constants.append(Constant("UNIT", _unit(p), "column sums moved together"))
+    constants += [Constant("UNIT", _unit(p), "column sums moved together"), _pitch(p)]
     if folds_blocks(s, p) > 1:
         constants.append(Constant("FOLDED", folds_blocks(s, p), "blocks that fold their column sums"))
     if s.form == "registers":
@@ -76,9 +81,13 @@ def _accumulating(s: Schedule, p: Problem) -> list[Constant]:
 
 
 def _unit(p: Problem) -> int:
-    """Column sums that are 16 bytes, if rows are whole units."""
+    """Column sums that are 16 bytes, if chunks are whole units."""
     unit = 16 // p.real_size
-    return unit if p.d % unit == 0 and p.chunk % unit == 0 else 1
+    return unit if p.chunk % unit == 0 else 1
+
+
+def _pitch(p: Problem) -> Constant:
+    return Constant("PITCH", pitch(p), "column sums from one partial row to the next")
 
 
 def column_constants(s: Schedule, p: Problem) -> list[Constant]:
@@ -89,6 +98,7 @@ def column_constants(s: Schedule, p: Problem) -> list[Constant]:
         Constant("THREADS", COLUMN_THREADS, "threads per block"),
         Constant("VEC", s.vec, "elements per memory access"),
         Constant("OWNERS", p.blocks, "blocks that share the rows; fixed by the graph"),
+        _pitch(p),
     ]
 
 
@@ -101,6 +111,7 @@ def finish_constants(s: Schedule, p: Problem) -> list[Constant]:
         Constant("COLUMNS", FINISH_COLUMNS, "columns a block completes at a time"),
         Constant("STRANDS", p.strands, "strands that add the partial rows of a column"),
         Constant("PARTIALS", partial_rows(s, p), "partial rows at most"),
+        _pitch(p),
         Constant("TOGETHER", p.cluster // folded, "partial rows that are folded first"),
         Constant("PER_PARTIAL", p.groups * folded, "rows side by side behind a partial row"),
     ]

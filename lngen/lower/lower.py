@@ -14,6 +14,7 @@ from lngen.lower.constants import (
     column_constants,
     finish_constants,
     partial_rows,
+    pitch,
     row_constants,
 )
 from lngen.lower.parts import Argument, Constant, Sum, aligned
@@ -81,7 +82,7 @@ class _Lowering:
                 kernels[-1] = self._in_one_launch(kernels[-1], finish)
             else:
                 kernels.append(finish)
-            per_sum = partial_rows(s, self.facts) * self.spec.d
+            per_sum = partial_rows(s, self.facts) * pitch(self.facts)
             buffers += [Buffer(name, v.type.dtype, fixed=per_sum) for v, name in self.partials.items()]
         return Plan(self.spec, self.schedule, self.graph, tuple(kernels), tuple(buffers))
 

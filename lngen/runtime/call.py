@@ -19,7 +19,7 @@ from lngen.runtime.choose import compile_plan, default_schedule
 from lngen.runtime.launch import Bound, Launcher, device_arch, device_name
 from lngen.runtime.lock import Lock, Locked
 from lngen.runtime.shapes import check_layout, leading, row_stride
-from lngen.schedule import Schedule, is_legal, parse_schedule, problem, share
+from lngen.schedule import Schedule, is_legal, parse_schedule, problem, row_counts, share
 from lngen.spec import Spec
 
 WIDEST = 16  # bytes of the widest memory access; arrays aligned to it fit every plan
@@ -92,6 +92,13 @@ class Call:
             if key not in self._launchers:
                 self._launchers[key] = Launcher(plan, compile_plan(plan, arch), device)
             return self._launchers[key]
+
+    def warm(self, device: int, rows: int | None = None) -> None:
+        """Load the kernels for about that many rows on a device, or (None) for any number of them."""
+        locked = self._lock.candidates(str(self.spec), device=device_name(device)) if self._lock else []
+        every = [*row_counts(self._facts), *(e.rows for e in locked)]
+        for count in every if rows is None else [rows]:
+            self.launcher(device, rows=count)
 
     # ---- calling ----
 

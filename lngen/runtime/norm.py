@@ -80,18 +80,21 @@ class Norm:
         """The spec of a direction, ``fwd`` or ``bwd``."""
         return self._call(direction).spec
 
-    def plan(self, direction: str = "fwd", arch: str = DEFAULT_ARCH) -> Plan:
-        """The plan on ``arch`` for aligned arrays."""
-        return self._call(direction).plan(arch)
+    def plan(self, direction: str = "fwd", arch: str = DEFAULT_ARCH, rows: int | None = None) -> Plan:
+        """The plan on ``arch`` for aligned arrays of about ``rows`` rows (None: many)."""
+        return self._call(direction).plan(arch, rows=rows)
 
-    def source(self, direction: str = "fwd", arch: str = DEFAULT_ARCH) -> str:
-        """The CUDA source of a direction."""
-        return emit(self.plan(direction, arch))
+    def source(self, direction: str = "fwd", arch: str = DEFAULT_ARCH, rows: int | None = None) -> str:
+        """The CUDA source of a direction, for about ``rows`` rows (None: many)."""
+        return emit(self.plan(direction, arch, rows))
 
-    def warmup(self, device: int = 0) -> Norm:
-        """Compile and load both directions on a GPU, so that no later call with aligned arrays does."""
-        self._forward.launcher(device)
-        self._backward.launcher(device)
+    def warmup(self, device: int = 0, rows: int | None = None) -> Norm:
+        """Compile and load both directions on a GPU, so that no later call with aligned arrays does.
+
+        ``rows``: what calls will have, about; None: any number. Few rows may have kernels of their own.
+        """
+        self._forward.warm(device, rows)
+        self._backward.warm(device, rows)
         return self
 
     def forward(self, *inputs: Any, out: Any = None, **named: Any) -> tuple[Any, Saved]:

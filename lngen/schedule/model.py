@@ -163,6 +163,12 @@ def share(p: Problem, rows: int | None) -> int:
     return min(EACH, max(LEAST, 1 << math.ceil(math.log2(there))))
 
 
+def row_counts(p: Problem) -> list[int | None]:
+    """Numbers of rows, one for each ``share``; None for many."""
+    most = (each * MULTIPROCESSORS * THREADS // _row_bytes(p) for each in (LEAST, 2 * LEAST, 4 * LEAST))
+    return [*{share(p, rows): rows for rows in most if rows > 0 and share(p, rows) < EACH}.values(), None]
+
+
 def widest(p: Problem) -> int:
     """The most elements per access that D allows."""
     vec = p.chunk
