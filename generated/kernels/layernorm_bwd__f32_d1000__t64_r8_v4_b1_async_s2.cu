@@ -59,6 +59,16 @@ template <int VEC, typename T> union Vector {
     T items[VEC];
 };
 
+// Element i of those in some words. Half a word is taken out by a shift, which the compiler can merge with what becomes
+// of it.
+template <typename T> __device__ __forceinline__ T element(const void* words, int i)
+{
+    if constexpr (sizeof(T) == 2)
+        return T{static_cast<unsigned short>(static_cast<const unsigned*>(words)[i / 2] >> i % 2 * 16)};
+    else
+        return static_cast<const T*>(words)[i];
+}
+
 // The elements col .. col + N - 1 of a row, VEC at a time; zero beyond the end of the row.
 template <int VEC, int D, int N, typename T>
 __device__ __forceinline__ void load_chunk(T (&chunk)[N], const T* __restrict__ row, int col)
@@ -72,7 +82,7 @@ __device__ __forceinline__ void load_chunk(T (&chunk)[N], const T* __restrict__ 
                 v.words[w] = reinterpret_cast<const typename Vector<VEC, T>::type*>(row + col + j)[w];
         }
         #pragma unroll
-        for (int i = 0; i < VEC; ++i) chunk[j + i] = v.items[i];
+        for (int i = 0; i < VEC; ++i) chunk[j + i] = VEC == 1 ? v.items[0] : element<T>(&v, i);
     }
 }
 

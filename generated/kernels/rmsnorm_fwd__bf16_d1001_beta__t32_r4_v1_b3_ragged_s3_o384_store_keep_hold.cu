@@ -40,12 +40,9 @@ __device__ __forceinline__ void wait_for_previous_kernel()
 
 struct bf16 { unsigned short bits; };
 
-// Bits above zeros: one byte permutation for either half of a word, where a shift has to take the upper half out first.
 __device__ __forceinline__ float f32_from_bf16(bf16 v)
 {
-    float r;
-    asm("{ .reg .b16 zero; mov.b16 zero, 0; mov.b32 %0, {zero, %1}; }" : "=f"(r) : "h"(v.bits));
-    return r;
+    return __uint_as_float(static_cast<unsigned>(v.bits) << 16);
 }
 
 // Rounded to nearest even; a NaN stays one.
@@ -76,6 +73,16 @@ template <int VEC, typename T> union Vector {
     T items[VEC];
 };
 
+// Element i of those in some words. Half a word is taken out by a shift, which the compiler can merge with what becomes
+// of it.
+template <typename T> __device__ __forceinline__ T element(const void* words, int i)
+{
+    if constexpr (sizeof(T) == 2)
+        return T{static_cast<unsigned short>(static_cast<const unsigned*>(words)[i / 2] >> i % 2 * 16)};
+    else
+        return static_cast<const T*>(words)[i];
+}
+
 // The elements col .. col + N - 1 of a row, VEC at a time; zero beyond the end of the row.
 template <int VEC, int D, int N, typename T>
 __device__ __forceinline__ void load_chunk(T (&chunk)[N], const T* __restrict__ row, int col)
@@ -89,7 +96,7 @@ __device__ __forceinline__ void load_chunk(T (&chunk)[N], const T* __restrict__ 
                 v.words[w] = reinterpret_cast<const typename Vector<VEC, T>::type*>(row + col + j)[w];
         }
         #pragma unroll
-        for (int i = 0; i < VEC; ++i) chunk[j + i] = v.items[i];
+        for (int i = 0; i < VEC; ++i) chunk[j + i] = VEC == 1 ? v.items[0] : element<T>(&v, i);
     }
 }
 
@@ -205,7 +212,7 @@ __device__ __forceinline__ void load_ragged(T (&chunk)[N], const T* span, int sh
     #pragma unroll
     for (int i = 0; i < PIECES * 4 && SIZE < 4; ++i) words[i] = __funnelshift_r(words[i], words[i + 1], bytes % 4 * 8);
     #pragma unroll
-    for (int i = 0; i < N; ++i) chunk[i] = reinterpret_cast<const T*>(words)[i];
+    for (int i = 0; i < N; ++i) chunk[i] = element<T>(words, i);
 }
 
 // Stores the elements col .. col + N - 1 of a row that begins ``shift`` elements behind ``span``, the last chunk with what
