@@ -17,7 +17,7 @@ from lngen.lower import Plan, lower
 from lngen.ptx import Outcome, PtxError, parse, run_plan
 from lngen.ptx.table import pure
 from lngen.ptx.values import immediate
-from lngen.schedule import Schedule, problem, space, widest
+from lngen.schedule import Schedule, is_legal, problem, space, widest
 from lngen.spec import parse_spec
 from lngen.toolchain import compile_ptx
 
