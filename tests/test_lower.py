@@ -198,7 +198,7 @@ def test_a_partial_row_for_every_block(plan: Plan) -> None:
             (buffer,) = (b for b in plan.workspace if b.name == f"{sum_.name}_partial")
             (owners,) = (extent for extent in kernel.grid if extent.limit)
             assert owners.limit
-            assert buffer.fixed == -(-owners.limit // owners.multiple) * plan.spec.d
+            assert buffer.fixed == -(-owners.limit // owners.multiple) * constants(kernel)["PITCH"]
 
 
 def test_buffers_round_up() -> None:
@@ -260,7 +260,7 @@ def test_constants_and_launch_of_a_cluster_one_can_check_by_hand() -> None:
     assert constants(rows) == {
         "D": 16384, "CHUNK": 8, "THREADS": 512, "SLOTS": 2, "SEGMENT": 8192, "VEC": 8, "EXACT": 1, "ROWS": 1,
         "SEGMENT_SLOTS": 2, "CLUSTER": 2, "STAGES": 2, "STAGE_BYTES": 2 * 8192 * 2, "BOUND": 2**31 - 1, "PIECE": 8192,
-        "OWNERS": 66, "UNIT": 4,
+        "OWNERS": 66, "UNIT": 4, "PITCH": 16384,
     }  # fmt: skip
     assert (rows.cluster, rows.dynamic, rows.exchanged) == (2, 2 * 2 * 8192 * 2, 2 * 2)
     assert rows.launch_rule() == (
@@ -268,7 +268,8 @@ def test_constants_and_launch_of_a_cluster_one_can_check_by_hand() -> None:
     )
     assert (rows.owner, rows.first_column) == ("blockIdx.x / CLUSTER", "cluster_rank() * PIECE")
     assert constants(finish) == {
-        "D": 16384, "SUMS": 2, "COLUMNS": 32, "STRANDS": 16, "PARTIALS": 66, "TOGETHER": 1, "PER_PARTIAL": 1,
+        "D": 16384, "SUMS": 2, "COLUMNS": 32, "STRANDS": 16, "PARTIALS": 66, "PITCH": 16384, "TOGETHER": 1,
+        "PER_PARTIAL": 1,
     }  # fmt: skip
     assert (finish.cluster, finish.dynamic, finish.launch_rule()) == (1, 0, "grid 512, block 512")
 
@@ -282,6 +283,22 @@ def test_two_blocks_write_a_partial_row_or_the_finish_folds_theirs(schedule: str
     numbers = constants(finish)
     assert (numbers["PARTIALS"], numbers["TOGETHER"], numbers["PER_PARTIAL"]) == (128 // folded, 2 // folded, folded)
     assert {b.fixed for b in found.workspace} == {128 // folded * 8192}
+
+
+@pytest.mark.parametrize(("text", "pitch", "unit"), [("d=1001,dtype=bf16", 1004, 4), ("d=15,dtype=f64", 16, 2)])
+@pytest.mark.parametrize("form", ["form=registers,threads=8,rows={}", "form=stream,threads=32,rows=1"])
+def test_partial_rows_are_whole_units(text: str, pitch: int, unit: int, form: str) -> None:
+    """However long a row is, its column sums are moved 16 bytes at a time."""
+    spec = parse_spec(f"layernorm.bwd:{text}")
+    if "stream" in form:
+        spec = parse_spec(f"layernorm.bwd:{text.replace('1001', '70001').replace('15', '40009')}")
+        pitch = {4: 70004, 2: 40010}[unit]
+    groups = problem(spec.graph(), spec.d).groups
+    plan = plan_of(str(spec), form.format(groups) + ",vec=1")
+    found = [constants(k)["PITCH"] for k in plan.kernels if "PITCH" in constants(k)]
+    assert set(found) == {pitch}
+    assert {constants(k)["UNIT"] for k in plan.kernels if "UNIT" in constants(k)} <= {unit}
+    assert {b.fixed % pitch for b in plan.workspace if b.fixed} == {0}
 
 
 def test_places_of_a_stage(plan: Plan) -> None:
@@ -330,7 +347,7 @@ def test_a_result_has_the_place_of_an_input_of_its_size() -> None:
 
 
 def test_one_launch_is_one_kernel_with_a_counter() -> None:
-    """Both kernels' arguments, the workspace read and written; as many blocks as fold, with no rows, too."""
+    """Both kernels' arguments, the workspace read and written; as many blocks as finish, with no rows, too."""
     schedule = "form=bulk,threads=512,rows=1,vec=8,stages=3,keep=yes"
     two, one = (plan_of("layernorm.bwd:d=8192,dtype=bf16", f"{schedule},one_launch={o}") for o in ("no", "yes"))
     rows, finish = two.kernels
@@ -341,7 +358,13 @@ def test_one_launch_is_one_kernel_with_a_counter() -> None:
     assert not any(a.const for a in kernel.arguments if a.kind == "workspace")
     assert one.workspace == (Buffer("arrivals", DType.F32, fixed=1, zeroed=True), *two.workspace)
     assert [b.element for b in one.workspace] == ["u32", "f32", "f32"]
-    assert [kernel.grid[0](n) for n in (0, 1, 3, 1000)] == [2, 2, 4, 128]
+    assert [kernel.grid[0](n) for n in (0, 1, 3, 1000)] == [128] * 4
+    (short,) = plan_of("layernorm.bwd:d=100,dtype=f32", "form=registers,threads=16,rows=64,one_launch=yes").kernels
+    assert [short.grid[0](n) for n in (0, 1, 256, 320, 10**6)] == [4, 4, 4, 5, 128]
+    (narrow,) = plan_of(
+        "rmsnorm.bwd:d=16384,dtype=bf16", "form=bulk,threads=512,rows=1,stages=2,cluster=2,one_launch=yes"
+    ).kernels
+    assert narrow.grid[0](1) == narrow.grid[0](10**6) == 132
     assert kernel.finish
     assert kernel.finish.phases == finish.phases
     assert kernel.finish.accumulators == finish.accumulators

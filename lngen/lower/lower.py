@@ -35,6 +35,8 @@ from lngen.schedule import (
 )
 from lngen.spec import Spec
 
+MANY = 2**40  # more rows than any grid has owners for
+
 # How a kernel adds to its column sums; a row group past the last row adds nothing.
 ACCUMULATE = {
     "row_columns": "if (live) {0}_acc[k][i] = {0}_acc[k][i] + {1};",
@@ -161,6 +163,9 @@ class _Lowering:
         named = {a.name for a in rows.arguments}
         own = {"SUMS", *(c.name for c in rows.constants)}
         in_stages = rows.dynamic > 0
+        grid, tiles = rows.grid[0], finish.grid[0](0)
+        # Few rows have few blocks, but the finish has work for one a tile.
+        least = min(grid(MANY), -(-tiles // rows.cluster) * rows.cluster)
         return replace(
             rows,
             # What an earlier block has written is read here: nothing in the workspace is constant.
@@ -176,7 +181,7 @@ class _Lowering:
                 scalars=tuple(t for t in finish.scalars if t not in rows.scalars),
                 uniform=aligned(u for u in finish.uniform if u.text not in {v.text for v in rows.uniform}),
             ),
-            grid=(replace(rows.grid[0], least=rows.cluster), rows.grid[1]),
+            grid=(replace(grid, least=least), rows.grid[1]),
             cooperative=True,
             always=True,
             shared=rows.shared if in_stages else max(rows.shared, finish.shared),
