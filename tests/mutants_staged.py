@@ -295,8 +295,8 @@ CLUSTERS = [
     text(
         "the partial row of the block",
         "cluster columns",
-        "static_cast<long long>(blockIdx.x / CLUSTER) * D",
-        "static_cast<long long>(blockIdx.x) * D",
+        "static_cast<long long>(blockIdx.x / CLUSTER) * PITCH",
+        "static_cast<long long>(blockIdx.x) * PITCH",
     ),
     text(
         "start forgotten in partial rows", "cluster groups", "stash_size(PIECE), start);", "stash_size(PIECE), 0);", 2
@@ -327,7 +327,7 @@ CLUSTERS = [
     text("folded beyond the row", "folded", FOLD_UNIT, FOLD_UNIT.replace("< D;", "<= D;")),
     text("one block twice", "folded", "unit_place(unit) * UNIT, r)", "unit_place(unit) * UNIT, 0)"),
     text("a block too few folded", "folded", "fold<Add, FOLDED>(terms)", "fold<Add, FOLDED - 1>(terms)"),
-    text("a partial row of each block", "folded", "blockIdx.x / FOLDED) * D", "blockIdx.x) * D", 2),
+    text("a partial row of each block", "folded", "blockIdx.x / FOLDED) * PITCH", "blockIdx.x) * PITCH", 2),
     text(
         "the first sum folded twice", "folded", "stashed + 1 * stash_size(PIECE));", "stashed + 0 * stash_size(PIECE));"
     ),

@@ -291,7 +291,7 @@ def test_a_context_is_frozen(plan: Plan) -> None:
 
 # Spec and form; the schedule is the first of that form in the model's ranking.
 STRUCTURES = {
-    "row": ("layernorm.fwd:d=1000", "registers"),
+    "row": ("layernorm.fwd:d=1024", "registers"),
     "row_columns": ("layernorm.bwd:d=1024", "registers"),
     "row_columns, narrow": ("rmsnorm.bwd:d=63", "registers"),
     "row_staged": ("layernorm.bwd:d=1024", "async"),

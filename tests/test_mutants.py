@@ -47,7 +47,7 @@ MEMORY = [
     text("store mask gone", "small", STORE, STORE.replace("col + j < D", "true")),
     text("store one column on", "block", "(row + col + j)[w] = v.words[w]", "(row + col + j + 1)[w] = v.words[w]"),
     text("load one column on", "block", "(row + col + j)[w];", "(row + col + j + 1)[w];"),
-    text("elements in another order", "small", "chunk[j + i] = v.items[i]", "chunk[j + i] = v.items[VEC - 1 - i]"),
+    text("elements in another order", "small", "element<T>(&v, i)", "element<T>(&v, VEC - 1 - i)"),
     text("stored in another order", "segments", "v.items[i] = chunk[j + i]", "v.items[i] = chunk[j + VEC - 1 - i]"),
     text(
         "an access as wide as a chunk",
@@ -254,14 +254,14 @@ COLUMNS = [
     text(
         "the partial row of block 0",
         "backward",
-        "sum_dy_partial_ptr + static_cast<long long>(blockIdx.x) * D",
+        "sum_dy_partial_ptr + static_cast<long long>(blockIdx.x) * PITCH",
         "sum_dy_partial_ptr",
     ),
     text(
         "the partial row of the next block",
         "rounds",
-        "partial_ptr + static_cast<long long>(blockIdx.x) * D",
-        "partial_ptr + static_cast<long long>(blockIdx.x + 1) * D",
+        "partial_ptr + static_cast<long long>(blockIdx.x) * PITCH",
+        "partial_ptr + static_cast<long long>(blockIdx.x + 1) * PITCH",
     ),
     text("the other sum's partial row", "backward", "sum_dy_partial_ptr + static", "sum_dy_xhat_partial_ptr + static"),
     text("prefetch of the row after", "rounds", "load(row + step)", "load(row + step + 1)"),
@@ -295,8 +295,8 @@ COLUMNS = [
     text(
         "columns: the partial row of block x",
         "columns",
-        "static_cast<long long>(blockIdx.y) * D, sum_dy_acc",
-        "static_cast<long long>(blockIdx.x) * D, sum_dy_acc",
+        "static_cast<long long>(blockIdx.y) * PITCH, sum_dy_acc",
+        "static_cast<long long>(blockIdx.x) * PITCH, sum_dy_acc",
     ),
 ]
 
@@ -315,14 +315,14 @@ FINISH = [
     text("strands of single partial rows", "few", STRAND, STRAND.replace("STRANDS * TOGETHER", "STRANDS")),
     text("the last partial row left out", "few", "first < filled; first", "first < filled - TOGETHER; first"),
     text("a partial row too many", "few", "first + t < filled ? ", "true ? "),
-    text("an absent partial row is +0", "few of zeros", " * D) : ABSENT;", " * D) : 0.0f;"),
+    text("an absent partial row is +0", "few of zeros", " * PITCH) : ABSENT;", " * PITCH) : 0.0f;"),
     text(
         "partial rows left to right",
         "few",
         "sum = sum + fold<Add, TOGETHER>(part);",
         "for (real p : part) sum = sum + p;",
     ),
-    text("partial rows at a distance of COLUMNS", "few", "(first + t) * D)", "(first + t) * 32)"),
+    text("partial rows at a distance of COLUMNS", "few", "(first + t) * PITCH)", "(first + t) * 32)"),
     text("blocks rounded down", "backward", "(rows + PER_PARTIAL - 1) / PER_PARTIAL", "rows / PER_PARTIAL"),
     text(
         "blocks not limited",
@@ -351,7 +351,7 @@ FINISH = [
     text("a tile at a distance of two grids", "one launch", "tile += gridDim.x", "tile += 2 * gridDim.x"),
     text("tiles overlap", "one launch", "tile * COLUMNS + column;", "tile * (COLUMNS - 1) + column;"),
     text(
-        "strands of half a block", "one launch", "strand += blockDim.x / COLUMNS", "strand += blockDim.x / COLUMNS + 1"
+        "strands of half a block", "one launch, strands", "strand += blockDim.x / COLUMNS", "strand += blockDim.x / COLUMNS + 1"
     ),
     text(
         "finish barrier behind a tile gone",
@@ -401,25 +401,28 @@ def more(n: int) -> int:
 
 
 # Left out: SLOTS one more (further slots are absent, the tree is the same), VEC halved and PREFETCH changed (how, not
-# what), EXACT=1 where a row ends within a chunk (each term is guarded then), SEGMENT_SLOTS of one segment.
+# what), EXACT=1 where a row ends within a chunk (each term is guarded then), SEGMENT_SLOTS of one segment, D one less
+# where an access begins before it.
 CONSTANTS = {
     "small": {"D": [less, more], "CHUNK": [halved, doubled], "THREADS": [halved, doubled], "SLOTS": [less, halved],
               "VEC": [doubled], "ROWS": [less, more, halved, doubled]},
     "groups": {"EXACT": [more], "ROWS": [halved], "THREADS": [halved, doubled]},
     "segments": {"SEGMENT_SLOTS": [halved, doubled, less, more], "SLOTS": [less], "THREADS": [halved]},
     "stream": {"SEGMENT": [halved, doubled], "SLOTS": [less], "THREADS": [halved, doubled], "VEC": [doubled]},
-    "backward": {"ROWS": [halved, doubled], "D": [less, more]},
+    "backward": {"ROWS": [halved, doubled], "D": [less, more], "PITCH": [less, doubled]},
     "late": {"OWNERS": [less, more, halved, doubled]},
 }  # fmt: skip
 FINISH_KERNEL = {
     "backward": {"D": [less, more], "SUMS": [less]},
     "rounds": {"PARTIALS": [less, halved], "STRANDS": [doubled]},
-    "few": {"PER_PARTIAL": [doubled], "TOGETHER": [halved, doubled], "STRANDS": [halved, less]},
-}
+    "few": {"PITCH": [less, doubled], "PER_PARTIAL": [doubled], "TOGETHER": [halved, doubled],
+            "STRANDS": [halved, less]},
+}  # fmt: skip
 COLUMN_KERNEL = {
-    "columns": {"D": [less, more], "THREADS": [halved, doubled], "CHUNK": [halved], "VEC": [doubled]},
+    "columns": {"D": [halved, more], "PITCH": [less, doubled], "THREADS": [halved, doubled], "CHUNK": [halved],
+                "VEC": [doubled]},
     "columns, rounds": {"OWNERS": [less, more, halved, doubled]},
-}
+}  # fmt: skip
 
 
 def constants() -> list[Mutant]:
