@@ -351,7 +351,10 @@ FINISH = [
     text("a tile at a distance of two grids", "one launch", "tile += gridDim.x", "tile += 2 * gridDim.x"),
     text("tiles overlap", "one launch", "tile * COLUMNS + column;", "tile * (COLUMNS - 1) + column;"),
     text(
-        "strands of half a block", "one launch, strands", "strand += blockDim.x / COLUMNS", "strand += blockDim.x / COLUMNS + 1"
+        "strands of half a block",
+        "one launch, strands",
+        "strand += blockDim.x / COLUMNS",
+        "strand += blockDim.x / COLUMNS + 1",
     ),
     text(
         "finish barrier behind a tile gone",
