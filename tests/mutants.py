@@ -155,6 +155,7 @@ SUBJECTS: dict[str, Subject] = {
     "async block": Subject("totals.fwd:d=203,dtype=f32", copies(32, 1, 1, owners=1), 4, "wild"),
     "async columns": Subject("layernorm.bwd:d=996,dtype=f32,wrt=beta", copies(32, 8, 4), 5),
     # Column sums finished behind a grid barrier, by fewer blocks than there are tiles.
+    "batches": Subject("layernorm.bwd:d=6150,dtype=f32,wrt=gamma+beta,blocks=63", registers(512, 1, 2), 70),
     "one launch, strands": Subject("layernorm.bwd:d=996,dtype=f32,wrt=beta", registers(32, 8, 4, one_launch=True), 20),
     "one launch": Subject("layernorm.bwd:d=996,dtype=f32,wrt=beta,blocks=3", registers(32, 8, 4, one_launch=True), 20),
     "one launch, no rows": Subject("layernorm.bwd:d=996,dtype=f32,wrt=gamma", registers(32, 8, 4, True, True), 0),

@@ -269,7 +269,7 @@ def test_constants_and_launch_of_a_cluster_one_can_check_by_hand() -> None:
     assert (rows.owner, rows.first_column) == ("blockIdx.x / CLUSTER", "cluster_rank() * PIECE")
     assert constants(finish) == {
         "D": 16384, "SUMS": 2, "COLUMNS": 32, "STRANDS": 16, "PARTIALS": 66, "PITCH": 16384, "TOGETHER": 1,
-        "PER_PARTIAL": 1,
+        "BATCH": 5, "PER_PARTIAL": 1,
     }  # fmt: skip
     assert (finish.cluster, finish.dynamic, finish.launch_rule()) == (1, 0, "grid 512, block 512")
 
@@ -283,6 +283,17 @@ def test_two_blocks_write_a_partial_row_or_the_finish_folds_theirs(schedule: str
     numbers = constants(finish)
     assert (numbers["PARTIALS"], numbers["TOGETHER"], numbers["PER_PARTIAL"]) == (128 // folded, 2 // folded, folded)
     assert {b.fixed for b in found.workspace} == {128 // folded * 8192}
+
+
+@pytest.mark.parametrize(
+    ("more", "blocks", "batch"),
+    [("", 128, 8), ("", 63, 8), (",wrt=beta", 63, 16), ("", 300, 8), ("", 5, 2), ("", 2, 1)],
+)
+def test_a_strand_waits_for_all_its_partial_rows_at_once(more: str, blocks: int, batch: int) -> None:
+    """A strand in 16, or of less than 64 blocks in 4, has so many of them; 16 numbers are on their way at most."""
+    text = f"layernorm.bwd:d=1000,dtype=f32,blocks={blocks}{more}"
+    finish = plan_of(text, "form=registers,threads=64,rows=8").kernels[-1]
+    assert constants(finish)["BATCH"] == batch
 
 
 @pytest.mark.parametrize(("text", "pitch", "unit"), [("d=1001,dtype=bf16", 1004, 4), ("d=15,dtype=f64", 16, 2)])

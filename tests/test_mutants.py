@@ -300,29 +300,31 @@ COLUMNS = [
     ),
 ]
 
-STRAND = "int first = strand * TOGETHER; first < filled; first += STRANDS * TOGETHER"
+STRAND = "int first = strand * TOGETHER; first < filled; first += BATCH * STRANDS * TOGETHER"
+AT = "first + b * STRANDS * TOGETHER + t"
+THERE = "static_cast<long long>(at < filled ? at : filled - 1) * PITCH"
 TOTALS = "\n        __syncthreads();\n        if (threadIdx.x < COLUMNS && col < D) {"
-# Left out: a shorter grid, fewer threads, wider or narrower tiles in a finish (its loops make up for it).
+# Left out: a shorter grid, fewer threads, wider or narrower tiles in a finish (its loops make up for it), and how many
+# folds are on their way.
 FINISH = [
-    text(
-        "strands in runs",
-        "few",
-        STRAND,
-        "int first = strand * 8; first < min(filled, strand * 8 + 8); first += TOGETHER",
-    ),
+    text("strands in runs", "few", AT, "first + b * TOGETHER + t"),
     text("strands overlap", "few", STRAND, STRAND.replace("strand * TOGETHER;", "strand;")),
-    text("strands skip", "few", STRAND, STRAND.replace("STRANDS * TOGETHER", "(STRANDS + 1) * TOGETHER")),
-    text("strands of single partial rows", "few", STRAND, STRAND.replace("STRANDS * TOGETHER", "STRANDS")),
-    text("the last partial row left out", "few", "first < filled; first", "first < filled - TOGETHER; first"),
-    text("a partial row too many", "few", "first + t < filled ? ", "true ? "),
-    text("an absent partial row is +0", "few of zeros", " * PITCH) : ABSENT;", " * PITCH) : 0.0f;"),
+    text("strands skip", "few", AT, "first + b * (STRANDS + 1) * TOGETHER + t"),
+    text("strands of single partial rows", "few", AT, "first + b * STRANDS + t"),
+    text("one batch of folds", "batches", STRAND, STRAND.replace("first += BATCH * STRANDS", "first += 99 * STRANDS")),
+    text("batches of folds overlap", "batches", STRAND, STRAND.replace("BATCH * STRANDS", "STRANDS")),
+    text("batches of folds skip", "batches", STRAND, STRAND.replace("BATCH * STRANDS", "(BATCH + 1) * STRANDS")),
+    text("the last partial row left out", "few", "at < filled ? there", "at < filled - 1 ? there"),
+    text("a partial row too many", "few", "at < filled ? there : ABSENT", "there"),
+    text("an absent partial row is +0", "few of zeros", "? there : ABSENT", "? there : 0.0f"),
+    text("absent partial rows read", "few", THERE, "static_cast<long long>(at) * PITCH"),
     text(
         "partial rows left to right",
         "few",
-        "sum = sum + fold<Add, TOGETHER>(part);",
-        "for (real p : part) sum = sum + p;",
+        "sums[n] = sums[n] + fold<Add, TOGETHER>(part[n][b]);",
+        "for (real p : part[n][b]) sums[n] = sums[n] + p;",
     ),
-    text("partial rows at a distance of COLUMNS", "few", "(first + t) * PITCH)", "(first + t) * 32)"),
+    text("partial rows at a distance of COLUMNS", "few", THERE, THERE.replace("PITCH", "32")),
     text("blocks rounded down", "backward", "(rows + PER_PARTIAL - 1) / PER_PARTIAL", "rows / PER_PARTIAL"),
     text(
         "blocks not limited",
@@ -346,7 +348,10 @@ FINISH = [
         "sum_dy_strands[s] = totals[(1 * STRANDS",
         "sum_dy_strands[s] = totals[(0 * STRANDS",
     ),
-    text("the sums in one place", "backward", "totals[(1 * STRANDS + strand)", "totals[(0 * STRANDS + strand)"),
+    text("the sums in one place", "backward", "totals[(n * STRANDS + strand)", "totals[(0 * STRANDS + strand)"),
+    text(
+        "the first kind of partial rows twice", "backward", "__ldcg(partials[n] + from)", "__ldcg(partials[0] + from)"
+    ),
     text("finish barrier gone", "backward", TOTALS, TOTALS.replace("__syncthreads();", "")),
     text("a tile at a distance of two grids", "one launch", "tile += gridDim.x", "tile += 2 * gridDim.x"),
     text("tiles overlap", "one launch", "tile * COLUMNS + column;", "tile * (COLUMNS - 1) + column;"),

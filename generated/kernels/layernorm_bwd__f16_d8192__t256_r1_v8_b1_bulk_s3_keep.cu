@@ -418,20 +418,35 @@ __device__ __forceinline__ void fold_blocks(real* __restrict__ partial, const re
     }
 }
 
-// What a strand adds in one column: every STRANDS-th fold of TOGETHER partial rows, of which filled are there.
-template <int PITCH, int STRANDS, int TOGETHER>
-__device__ __forceinline__ real strand_sum(const real* partial, int strand, int filled)
+// What a strand adds in a column of each kind of partial rows: every STRANDS-th fold of TOGETHER of them, of which filled
+// are there. BATCH folds are on their way at a time; what is not there adds nothing.
+template <int PITCH, int STRANDS, int TOGETHER, int BATCH, int SUMS>
+__device__ __forceinline__ void strand_sums(real (&sums)[SUMS], const real* const (&partials)[SUMS], int strand, int filled)
 {
-    real sum = ABSENT;
-    #pragma unroll 8
-    for (int first = strand * TOGETHER; first < filled; first += STRANDS * TOGETHER) {
-        real part[TOGETHER];
+    #pragma unroll
+    for (int n = 0; n < SUMS; ++n) sums[n] = ABSENT;
+    #pragma unroll 1
+    for (int first = strand * TOGETHER; first < filled; first += BATCH * STRANDS * TOGETHER) {
+        real part[SUMS][BATCH][TOGETHER];
         #pragma unroll
-        for (int t = 0; t < TOGETHER; ++t)
-            part[t] = first + t < filled ? __ldcg(partial + static_cast<long long>(first + t) * PITCH) : ABSENT;
-        sum = sum + fold<Add, TOGETHER>(part);
+        for (int b = 0; b < BATCH; ++b) {
+            #pragma unroll
+            for (int t = 0; t < TOGETHER; ++t) {
+                const int at = first + b * STRANDS * TOGETHER + t;
+                const long long from = static_cast<long long>(at < filled ? at : filled - 1) * PITCH;
+                #pragma unroll
+                for (int n = 0; n < SUMS; ++n) {
+                    const real there = __ldcg(partials[n] + from);
+                    part[n][b][t] = at < filled ? there : ABSENT;
+                }
+            }
+        }
+        #pragma unroll
+        for (int n = 0; n < SUMS; ++n) {
+            #pragma unroll
+            for (int b = 0; b < BATCH; ++b) sums[n] = sums[n] + fold<Add, TOGETHER>(part[n][b]);
+        }
     }
-    return sum;
 }
 
 // Rows come through shared memory, STAGES of them on their way to each row group. A block, or cluster, takes every
@@ -649,6 +664,7 @@ layernorm_bwd__f16_d8192__t256_r1_v8_b1_bulk_s3_keep__finish(
     constexpr int PARTIALS    = 64;    // partial rows at most
     constexpr int PITCH       = 8192;  // column sums from one partial row to the next
     constexpr int TOGETHER    = 1;     // partial rows that are folded first
+    constexpr int BATCH       = 4;     // folds of them a strand has on their way at a time
     constexpr int PER_PARTIAL = 2;     // rows side by side behind a partial row
 
     wait_for_previous_kernel();
@@ -661,8 +677,14 @@ layernorm_bwd__f16_d8192__t256_r1_v8_b1_bulk_s3_keep__finish(
         const int column = threadIdx.x % COLUMNS;
         const int col = tile * COLUMNS + column;
         for (int strand = threadIdx.x / COLUMNS; strand < STRANDS && col < D; strand += blockDim.x / COLUMNS) {
-            totals[(0 * STRANDS + strand) * COLUMNS + column] = strand_sum<PITCH, STRANDS, TOGETHER>(sum_dy_xhat_partial_ptr + col, strand, filled);
-            totals[(1 * STRANDS + strand) * COLUMNS + column] = strand_sum<PITCH, STRANDS, TOGETHER>(sum_dy_partial_ptr + col, strand, filled);
+            const real* const partials[SUMS] = {
+                sum_dy_xhat_partial_ptr + col,
+                sum_dy_partial_ptr + col,
+            };
+            real sums[SUMS];
+            strand_sums<PITCH, STRANDS, TOGETHER, BATCH>(sums, partials, strand, filled);
+            #pragma unroll
+            for (int n = 0; n < SUMS; ++n) totals[(n * STRANDS + strand) * COLUMNS + column] = sums[n];
         }
         __syncthreads();
         if (threadIdx.x < COLUMNS && col < D) {

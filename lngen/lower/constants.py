@@ -8,6 +8,7 @@ from lngen.schedule import STAGED, Problem, Schedule, folds_blocks, partial_numb
 FINISH_COLUMNS = 32
 COLUMN_THREADS = 128
 NO_BOUND = 2**31 - 1
+ON_THE_WAY = 16  # numbers that a thread of the finish waits for at a time
 
 
 def is_exact(s: Schedule, p: Problem) -> bool:
@@ -102,6 +103,13 @@ def column_constants(s: Schedule, p: Problem) -> list[Constant]:
     ]
 
 
+def _batch(s: Schedule, p: Problem) -> int:
+    """All folds of a strand at once, as long as they are no more than ON_THE_WAY numbers."""
+    together = p.cluster // folds_blocks(s, p)
+    folds = -(-partial_rows(s, p) // (p.strands * together))
+    return max(1, min(folds, ON_THE_WAY // (p.column_sums * together)))
+
+
 def finish_constants(s: Schedule, p: Problem) -> list[Constant]:
     """Those of what completes the column sums."""
     folded = folds_blocks(s, p)
@@ -113,5 +121,6 @@ def finish_constants(s: Schedule, p: Problem) -> list[Constant]:
         Constant("PARTIALS", partial_rows(s, p), "partial rows at most"),
         _pitch(p),
         Constant("TOGETHER", p.cluster // folded, "partial rows that are folded first"),
+        Constant("BATCH", _batch(s, p), "folds of them a strand has on their way at a time"),
         Constant("PER_PARTIAL", p.groups * folded, "rows side by side behind a partial row"),
     ]

@@ -161,7 +161,7 @@ class _Lowering:
     def _in_one_launch(self, rows: Kernel, finish: Kernel) -> Kernel:
         """The row kernel with the finish behind a grid barrier; it serves the finish with the memory it has."""
         named = {a.name for a in rows.arguments}
-        own = {"SUMS", *(c.name for c in rows.constants)}
+        own = {c.name for c in rows.constants}
         in_stages = rows.dynamic > 0
         grid, tiles = rows.grid[0], finish.grid[0](0)
         # Few rows have few blocks, but the finish has work for one a tile.
