@@ -192,7 +192,8 @@ RANKED = "places + cluster_rank() * PARTS + n"
 SEGMENT = "places[s / SEGMENTS * PARTS + n * SEGMENTS + s % SEGMENTS]"
 LAST_BARRIER = "    cluster_barrier();  // no block leaves"
 STAGED_COLUMN = "const int col = column<D, CHUNK, THREADS, SEGMENT, SEGMENT_SLOTS>(start, k, lane);"
-FOLD_UNIT = "int unit = cluster_rank() * BLOCK + threadIdx.x; unit * UNIT < D; unit += FOLDED * BLOCK"
+FOLD_FIRST, FOLD_UNIT = "first = cluster_rank() * BLOCK + threadIdx.x;", "unit = first + t * FOLDED * BLOCK;"
+FOLD_FROM = "unit_place(unit * UNIT < D ? unit : 0) * UNIT;"
 
 CLUSTERS = [
     text(
@@ -314,18 +315,19 @@ CLUSTERS = [
         "units[unit_place((col - start + i) / UNIT)]",
         "units[(col - start + i) / UNIT]",
     ),
-    text("folded at another place", "folded", "unit_place(unit) * UNIT, r)", "unit * UNIT, r)"),
+    text("folded at another place", "folded", FOLD_FROM, FOLD_FROM.replace("unit_place", "")),
     text("places that meet", "folded", "return unit ^ (unit >> 3 & 1);", "return unit & ~(unit >> 3 & 1);"),
-    text(
+    Mutant(
         "both blocks fold all columns",
         "folded",
-        FOLD_UNIT,
-        FOLD_UNIT.replace("cluster_rank() * BLOCK + ", "").replace("FOLDED * ", ""),
+        text=((FOLD_FIRST, "first = threadIdx.x;", 1), (FOLD_UNIT, "unit = first + t * BLOCK;", 2)),
     ),
-    text("a block folds no columns", "folded", FOLD_UNIT, FOLD_UNIT.replace("cluster_rank() * BLOCK + ", "")),
-    text("blocks fold the same columns", "folded", FOLD_UNIT, FOLD_UNIT.replace("FOLDED * ", "")),
-    text("folded beyond the row", "folded", FOLD_UNIT, FOLD_UNIT.replace("< D;", "<= D;")),
-    text("one block twice", "folded", "unit_place(unit) * UNIT, r)", "unit_place(unit) * UNIT, 0)"),
+    text("a block folds no columns", "folded", FOLD_FIRST, "first = threadIdx.x;"),
+    text("blocks fold the same columns", "folded", FOLD_UNIT, "unit = first + t * BLOCK;", 2),
+    text("folded beyond the row", "folded", "if (unit * UNIT < D) *", "*"),
+    text("read beyond the row", "folded", FOLD_FROM, "unit_place(unit) * UNIT;"),
+    text("a turn too few", "folded", "(D + UNIT * FOLDED * BLOCK - 1) / (UNIT * FOLDED * BLOCK);", "1;"),
+    text("one block twice", "folded", "remote_unit<UNIT>(from, r)", "remote_unit<UNIT>(from, 0)"),
     text("a block too few folded", "folded", "fold<Add, FOLDED>(terms)", "fold<Add, FOLDED - 1>(terms)"),
     text("a partial row of each block", "folded", "blockIdx.x / FOLDED) * PITCH", "blockIdx.x) * PITCH", 2),
     text(

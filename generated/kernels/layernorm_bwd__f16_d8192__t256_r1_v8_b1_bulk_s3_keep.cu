@@ -398,23 +398,33 @@ template <int UNIT> __device__ __forceinline__ Unit<UNIT> remote_unit(const real
     return unit;
 }
 
-// Folds what the blocks of a cluster have stashed, each block a share of the columns, into one partial row.
+// Folds what the blocks of a cluster have stashed, each block a share of the columns, into one partial row. All that a
+// thread needs is on its way at once.
 template <int D, int BLOCK, int FOLDED, int UNIT>
 __device__ __forceinline__ void fold_blocks(real* __restrict__ partial, const real* place)
 {
-    for (int unit = cluster_rank() * BLOCK + threadIdx.x; unit * UNIT < D; unit += FOLDED * BLOCK) {
-        Unit<UNIT> sum;
-        Unit<UNIT> part[FOLDED];
+    constexpr int TURNS = (D + UNIT * FOLDED * BLOCK - 1) / (UNIT * FOLDED * BLOCK);
+    const int first = cluster_rank() * BLOCK + threadIdx.x;
+    Unit<UNIT> part[TURNS][FOLDED];
+    #pragma unroll
+    for (int t = 0; t < TURNS; ++t) {
+        const int unit = first + t * FOLDED * BLOCK;
+        const real* from = place + unit_place(unit * UNIT < D ? unit : 0) * UNIT;
         #pragma unroll
-        for (int r = 0; r < FOLDED; ++r) part[r] = remote_unit<UNIT>(place + unit_place(unit) * UNIT, r);
+        for (int r = 0; r < FOLDED; ++r) part[t][r] = remote_unit<UNIT>(from, r);
+    }
+    #pragma unroll
+    for (int t = 0; t < TURNS; ++t) {
+        Unit<UNIT> sum;
         #pragma unroll
         for (int j = 0; j < UNIT; ++j) {
             real terms[FOLDED];
             #pragma unroll
-            for (int r = 0; r < FOLDED; ++r) terms[r] = part[r].items[j];
+            for (int r = 0; r < FOLDED; ++r) terms[r] = part[t][r].items[j];
             sum.items[j] = fold<Add, FOLDED>(terms);
         }
-        *reinterpret_cast<Unit<UNIT>*>(partial + unit * UNIT) = sum;
+        const int unit = first + t * FOLDED * BLOCK;
+        if (unit * UNIT < D) *reinterpret_cast<Unit<UNIT>*>(partial + unit * UNIT) = sum;
     }
 }
 
