@@ -161,7 +161,7 @@ def _rounds(timer: Timer, graphs: Mapping[str, Any], counts: Mapping[str, int], 
     return samples
 
 
-def fastest(launches: Sequence[Launch], sets: int, timer: Timer, rounds: int = 5) -> Launch:
+def fastest(launches: Sequence[Launch], sets: int, timer: Timer, rounds: int = 3) -> Launch:
     """The launch whose median over interleaved rounds is least; the first if there is nothing to choose."""
     if len(launches) == 1:
         return launches[0]
