@@ -220,8 +220,8 @@ def _columns_cost(s: Schedule, p: Problem, idle: float) -> tuple[float, ...]:
     block = _off(s.block, SHORT_BLOCK if p.d <= SHORT_ROW else LONG_BLOCK)
     stages = max(STAGES, -(-STAGED_BYTES // (s.rows * stage_bytes(s, p))))
     return (
-        order, cluster, s.resident, s.one_launch, not s.keep, not s.hold, abs(s.stages - stages), idle > 1,
-        round(block, 3), s.bulk_store,
+        order, cluster, s.resident, s.one_launch, not s.keep, abs(s.stages - stages), idle > 1, round(block, 3),
+        not s.hold, s.bulk_store,
     )  # fmt: skip
 
 
@@ -251,12 +251,12 @@ def _rows_cost(s: Schedule, p: Problem, idle: float, wanted: int) -> tuple[float
         return (order, round(cost, 6))
     if s.form == "ragged":
         busy = _off(s.resident * s.block * each, min(RAGGED_BYTES, there))
-        return (order, not s.keep, not s.hold, round(busy + sizes, 6), abs(s.stages - STAGES))
+        return (order, not s.keep, round(busy + sizes, 6), abs(s.stages - STAGES), not s.hold)
     cluster = _off(s.cluster, min(MAX_CLUSTER, 1 << max(0, math.ceil(math.log2(row / (PIECE / (1 + few)))))))
     side_by_side = abs(s.resident * s.rows - 2)
     each_off = round(_off(each, wanted), 3)
-    rest = (not s.keep, not s.hold, s.bulk_store, side_by_side, abs(s.stages - STAGES))
-    return (order, cluster, each_off, *rest, s.rows) if few else (order, cluster, *rest, each_off, s.rows)
+    rest = (not s.keep, s.bulk_store, side_by_side, abs(s.stages - STAGES))
+    return (order, cluster, *((each_off, *rest) if few else (*rest, each_off)), not s.hold, s.rows)
 
 
 def _off(value: float, wanted: float) -> float:
