@@ -427,6 +427,32 @@ def test_torch_graph_capture_replays(case: Any) -> None:
     assert_same({"y": y, "dx": dx, "dgamma": dgamma, "dbeta": dbeta}, want)
 
 
+def test_captures_of_one_launch_replay_in_any_order() -> None:
+    """Each has counters of its own, zeroed where its graph begins."""
+    import torch
+
+    norm = runtime.compile(
+        "layernorm", d=1000, schedule={"bwd": "form=registers,threads=64,rows=8,vec=4,one_launch=yes"}
+    )
+    spec = norm.spec("bwd")
+    inputs = random_inputs(spec, 700) | random_inputs(norm.spec("fwd"), 700)
+    x, gamma, beta, dy = (to_torch(inputs[n]) for n in ("x", "gamma", "beta", "dy"))
+    _, saved = norm.forward(x, gamma, beta)
+    norm.backward(dy, saved)
+    stream, graphs = torch.cuda.Stream(), []
+    for _ in range(2):
+        graphs.append((torch.cuda.CUDAGraph(), []))
+        with torch.cuda.graph(graphs[-1][0], stream=stream):
+            graphs[-1][1].extend(norm.backward(dy, saved))
+    want = interpret(spec.graph(), random_inputs(spec, 700))
+    for graph, results in (graphs[1], graphs[0], graphs[1]):
+        for result in results:
+            result.zero_()
+        graph.replay()
+        torch.cuda.synchronize()
+        assert_same(dict(zip(("dx", "dgamma", "dbeta"), results, strict=True)), want)
+
+
 def test_cupy_stream_capture_replays(case: Any) -> None:
     import cupy
 

@@ -16,6 +16,7 @@ from lngen.ir import F32, D, M, Type, Value
 from lngen.lower import lower
 from lngen.runtime import driver, launch
 from lngen.runtime.arrays import Layout, library_of
+from lngen.runtime.call import Call
 from lngen.runtime.shapes import check_layout, row_stride
 from lngen.schedule import Schedule, parse_schedule
 from lngen.spec import parse_spec
@@ -212,6 +213,14 @@ class FakeDriver:
         self.attributes.append((attribute, value))
         return self.status
 
+    def cuStreamGetCaptureInfo_v2(self, stream: ctypes.c_void_p, status: Any, number: Any, *others: None) -> int:
+        """Streams of 64 and more are being captured, their number is the capture's; 63 has failed."""
+        assert others == (None, None, None)
+        at = stream.value or 0
+        ctypes.cast(status, ctypes.POINTER(ctypes.c_int))[0] = int(at >= 64)
+        ctypes.cast(number, ctypes.POINTER(ctypes.c_uint64))[0] = at
+        return 901 if at == 63 else self.status
+
     def cuGetErrorName(self, status: int, text: object) -> int:
         ctypes.cast(text, ctypes.POINTER(ctypes.c_char_p))[0] = b"CUDA_ERROR_INVALID_VALUE"  # type: ignore[arg-type]
         return 0
@@ -263,6 +272,44 @@ def test_only_what_is_beyond_the_ordinary_is_allowed(monkeypatch: pytest.MonkeyP
     driver.allow_shared(77, 1000)
     driver.allow_cluster(77, 16)
     assert fake.attributes == [(8, 1000), (14, 1)]
+
+
+def test_a_capture_has_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "library", FakeDriver)
+    assert [driver.capture_of(stream) for stream in (0, 1, 2, 63, 64, 1 << 33)] == [0, 0, 0, 0, 64, 1 << 33]
+
+
+def test_counters_are_zeroed_once_outside_of_captures_and_once_in_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a capture records is not done: counters of its own are zeroed whenever its graph begins."""
+
+    class Held:
+        name, workspace_bytes = "k", 64
+
+        def __init__(self, zeroed: tuple[tuple[int, int], ...]) -> None:
+            self.zeroed, self.prepared = zeroed, list[int]()
+
+        def prepare(self, workspace: int, stream: int) -> None:
+            self.prepared.append(workspace)
+
+    class Arrays:
+        made = 0
+
+        def maker(self, *what: object) -> Any:
+            self.made += 1
+            return lambda: self.made << 8
+
+        def describe(self, arrays: list[int]) -> tuple[list[int], list[object]]:
+            return arrays, []
+
+    captures = [0, 0, 5, 5, 6, 0, 5]
+    for zeroed, prepared in (((0, 4),), [256, 512, 768]), ((), [256]):
+        one, held, arrays = Call(parse_spec("rmsnorm.bwd:d=8"), ""), Held(zeroed), Arrays()
+        found = []
+        for number in range(len(captures)):
+            monkeypatch.setattr("lngen.runtime.call.capture_of", lambda stream, n=number: captures[n])
+            found.append(one._workspace(arrays, 0, 7, held))  # type: ignore[arg-type]
+        assert held.prepared == prepared
+        assert found == ([256, 256, 512, 512, 768, 256, 512] if zeroed else [256] * 7)
 
 
 @pytest.mark.parametrize("dependent", [False, True])

@@ -20,6 +20,10 @@ PROGRAMMATIC_STREAM_SERIALIZATION = 6
 # CUresult
 COOPERATIVE_LAUNCH_TOO_LARGE = 720
 
+# CUstreamCaptureStatus
+CAPTURE_ACTIVE = 1
+DEFAULT_STREAMS = (0, 1)  # CU_STREAM_LEGACY, too: they cannot be captured
+
 # CUfunction_attribute
 MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
 NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14
@@ -104,6 +108,16 @@ def allow_cluster(function: int, blocks: int) -> None:
         status = library().cuFuncSetAttribute(ctypes.c_void_p(function), NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)
         if status:
             raise LngenError(f"The GPU has no clusters of {blocks} blocks: {error_name(status)}.")
+
+
+def capture_of(stream: int) -> int:
+    """The number of the capture that ``stream``, a pointer, is in; 0 if it is in none."""
+    if stream in DEFAULT_STREAMS:
+        return 0
+    status, number = ctypes.c_int(), ctypes.c_uint64()
+    found = ctypes.byref(status), ctypes.byref(number)
+    failed = library().cuStreamGetCaptureInfo_v2(ctypes.c_void_p(stream), *found, None, None, None)
+    return number.value if not failed and status.value == CAPTURE_ACTIVE else 0
 
 
 def error_name(status: int) -> str:
