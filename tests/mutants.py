@@ -97,6 +97,7 @@ def stream(threads: int, vec: int) -> Schedule:
 SUBJECTS: dict[str, Subject] = {
     # Partial chunks, several rows a warp, a block whose last rows do not exist.
     "small": Subject("layernorm.fwd:d=100,dtype=bf16", registers(8, 4, 4), 18),
+    "early": Subject("layernorm.fwd:d=100,dtype=bf16", replace(registers(8, 4, 4), keep=True), 5),
     "small of zeros": Subject("layernorm.fwd:d=100,dtype=bf16", registers(8, 4, 4), 18, "zeros"),
     "small of odd numbers": Subject("layernorm.fwd:d=100,dtype=bf16", registers(8, 4, 4), 18, "odd"),
     "small, old arch": Subject("layernorm.fwd:d=100,dtype=bf16", registers(8, 4, 4), 18, "odd", "sm_75"),

@@ -41,6 +41,7 @@ SCHEDULES = (
     ("rmsnorm.fwd:d=32768,dtype=f16", "form=bulk,threads=256,rows=1,vec=8,stages=2,owners=2,cluster=2,bulk_store=yes"),
     ("layernorm.fwd:d=32768,dtype=bf16", "form=bulk,threads=256,rows=1,vec=8,stages=2,cluster=4,owners=2,keep=yes"),
     ("rmsnorm.fwd:d=131072,dtype=bf16", "form=bulk,threads=256,rows=1,vec=8,stages=2,owners=2,cluster=16"),
+    ("layernorm.fwd:d=1000,dtype=bf16", "form=registers,threads=128,rows=1,vec=8,keep=yes"),
     ("layernorm.bwd:d=1000,dtype=bf16", "form=registers,threads=64,rows=8,vec=8,prefetch=yes"),
     ("layernorm.bwd:d=1000,dtype=bf16", "form=registers,threads=64,rows=8,vec=8,one_launch=yes"),
     ("layernorm.bwd:d=1000,dtype=bf16", "form=bulk,threads=64,rows=8,vec=8,stages=3,keep=yes,bulk_store=yes"),

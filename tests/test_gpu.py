@@ -78,6 +78,8 @@ STAGED = [
     ("layernorm.bwd:d=65536,dtype=bf16", "form=bulk,threads=256,rows=1,vec=8,stages=3,cluster=8"),
     ("layernorm.bwd:d=131072,dtype=bf16", "form=bulk,threads=256,rows=1,vec=8,stages=2,cluster=16,bulk_store=yes"),
     ("layernorm.bwd:d=768,dtype=bf16", "form=registers,threads=32,rows=16,vec=8,prefetch=yes"),
+    ("layernorm.fwd:d=1000,dtype=bf16,weight=f32", "form=registers,threads=128,rows=1,vec=8,keep=yes"),
+    ("rmsnorm.fwd:d=999,dtype=f16", "form=registers,threads=64,rows=2,vec=1,keep=yes"),
     ("layernorm.bwd:d=768,dtype=bf16,wrt=x", "form=bulk,threads=32,rows=4,vec=8,stages=2,owners=99,bulk_store=yes"),
     ("layernorm.bwd:d=768,dtype=f32,wrt=beta", "form=async,threads=32,rows=16,vec=4,stages=2"),
 ]  # fmt: skip

@@ -29,6 +29,7 @@ PLANS: dict[str, tuple[str, str]] = {
     "row": ("layernorm.fwd:d=4096,dtype=bf16", "form=registers,threads=128,rows=1,resident=6"),
     "row, a warp for each": ("rmsnorm.fwd:d=100,dtype=f32,weight=f64", "form=registers,threads=32,rows=4"),
     "row, one thread for each": ("layernorm.fwd:d=1,dtype=f16,save=none", "form=registers,threads=1,rows=32,vec=1"),
+    "row, columns asked for early": ("layernorm.fwd:d=1000,dtype=bf16", "form=registers,threads=128,rows=1,keep=yes"),
     "row, two segments": ("layernorm.fwd:d=12288,dtype=bf16", "form=registers,threads=512,rows=1"),
     "row, backward": ("layernorm.bwd:d=1000,dtype=f16,wrt=x", "form=registers,threads=32,rows=1"),
     "row_columns": ("layernorm.bwd:d=4096,dtype=bf16", "form=registers,threads=256,rows=2,prefetch=yes"),
@@ -128,7 +129,8 @@ def test_every_value_is_defined_before_it_is_used(plan: Plan) -> None:
             known = defined(statement, known, names)
         for phase in kernel.phases:
             tiles = phase.tiles if kernel.template in ("row_stream.cu.jinja", "row_staged.cu.jinja") else kernel.tiles
-            copied = kernel.sections.columns == "_copy_columns.cuh.jinja" or kernel.template == "columns.cu.jinja"
+            own = "_copy_columns.cuh.jinja" in (kernel.sections.columns, kernel.sections.load)
+            copied = own or kernel.template == "columns.cu.jinja"
             assert copied or not set(kernel.columns) & set(phase.columns), "loaded twice"
             here = known | {t.name for t in (*tiles, *kernel.columns, *phase.columns)}
             for statement in phase.statements:

@@ -227,7 +227,7 @@ COLUMNS = [
     text("columns of rows that are not there", "backward", "if (live) sum_dy_acc", "sum_dy_acc"),
     text("columns of each row twice", "backward", "sum_dy_acc[k][i] + dy32;", "sum_dy_acc[k][i] + dy32 + dy32;"),
     text("accumulators start at +0", "backward of zeros", "sum_dy_acc[k][i] = ABSENT;", "sum_dy_acc[k][i] = 0.0f;"),
-    text("strands start at +0", "backward of zeros", "real sum = ABSENT;", "real sum = 0.0f;"),
+    text("strands start at +0", "backward of zeros", "sums[n] = ABSENT;", "sums[n] = 0.0f;"),
     text("columns start at +0", "columns of zeros", "sum_dy_acc[i] = ABSENT;", "sum_dy_acc[i] = 0.0f;"),
     text("no rows sum to -0", "backward, no rows", "rows == 0 ? real(0) : ", "", 2),
     text("partial barrier between gone", "backward", NEXT_STASH, NEXT_STASH.replace("__syncthreads();", "")),
@@ -297,6 +297,25 @@ COLUMNS = [
         "columns",
         "static_cast<long long>(blockIdx.y) * PITCH, sum_dy_acc",
         "static_cast<long long>(blockIdx.x) * PITCH, sum_dy_acc",
+    ),
+]
+
+EARLY_WORDS = "{\n            #pragma unroll\n            for (int w = 0; w < v.WORDS; ++w)\n                early"
+EARLY = [
+    text("the first columns for all", "early", "(row + col + j) + w", "(row + j) + w"),
+    text(
+        "columns past the end",
+        "early",
+        f"        if (col + j < D) {EARLY_WORDS}",
+        f"        {EARLY_WORDS}",
+    ),
+    text("two words exchanged", "early", "ld.global.v2.u32 { %0, %1 }", "ld.global.v2.u32 { %1, %0 }"),
+    text("columns of another slot", "early", "early_chunk<VEC, D>(gamma_kept[k]", "early_chunk<VEC, D>(gamma_kept[0]"),
+    text(
+        "beta for gamma",
+        "early",
+        "early_chunk<VEC, D>(gamma_kept[k], gamma_ptr",
+        "early_chunk<VEC, D>(gamma_kept[k], beta_ptr",
     ),
 ]
 
@@ -641,7 +660,8 @@ COLLECTIVES = [
 ]
 
 CLASSES = {
-    "memory": MEMORY, "rows": ROWS, "sums": SUMS, "columns": COLUMNS, "finish": FINISH, "rounding": ROUNDING,
+    "memory": MEMORY, "rows": ROWS, "early": EARLY, "sums": SUMS, "columns": COLUMNS, "finish": FINISH,
+    "rounding": ROUNDING,
     "constants": constants(), "plans": PLANS, "launches": LAUNCHES, "passes": PASSES, **STAGED_CLASSES,
 }  # fmt: skip
 CASES = [pytest.param(m, id=f"{kind}: {m.name}: {m.subject}") for kind, listed in CLASSES.items() for m in listed]

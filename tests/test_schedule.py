@@ -118,7 +118,11 @@ ILLEGAL: list[tuple[str, Schedule, str]] = [
         replace(BULK, vec=4, bulk_store=True),
         "rows that leave in bulk, and their pieces, are multiples of 16 bytes, got 8008",
     ),
-    (FORWARD, replace(GOOD, keep=True), "keep belongs to form=bulk or ragged or async and a [D] input"),
+    (
+        FORWARD,
+        replace(GOOD, form="stream", keep=True),
+        "keep belongs to a [D] input and form=bulk or ragged or async, or form=registers without column sums",
+    ),
     (FORWARD, replace(GOOD, hold=True), "hold belongs to form=bulk or ragged or async"),
     (FORWARD, replace(GOOD, one_launch=True), "one_launch belongs to column sums that are kept in registers"),
     (FORWARD, replace(GOOD, prefetch=True), "prefetch belongs to form=registers with column sums"),

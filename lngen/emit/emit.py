@@ -82,6 +82,7 @@ def partials(plan: Plan) -> tuple[str, ...]:
         "_f64_bf16": {DType.F64, DType.BF16} <= used,
         "_f64_f16": {DType.F64, DType.F16} <= used,
         "_memory": bool(templates - {"finish"}),
+        "_early": "_early_columns" in sections,
         "_bulk": bool({"_copy_bulk", "_copy_ragged"} & sections),
         "_ragged": "_copy_ragged" in sections,
         "_async": "_copy_async" in sections,

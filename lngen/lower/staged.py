@@ -103,7 +103,7 @@ def sections(kernel: Kernel, s: Schedule, p: Problem) -> Sections:
 def in_registers(s: Schedule, p: Problem) -> Sections:
     """The partials of a kernel whose rows are in registers."""
     if not p.column_sums:
-        return Sections()
+        return Sections(held=_files("_early_columns"), load="_copy_columns.cuh.jinja") if s.keep else Sections()
     end = "_end_groups_in_turn" if partial_numbers(s, p) else "_end_sums"
     return Sections(end=_files(end, *["_one_launch"] * s.one_launch))
 

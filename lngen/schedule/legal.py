@@ -216,8 +216,8 @@ def _form_rules(s: Schedule, p: Problem) -> list[tuple[bool, str]]:
             f"{next((n for n in leaving if n % BULK), 0)}",
         ),
         (
-            not s.keep or (staged and bool(p.column_sizes)),
-            f"keep belongs to form={' or '.join(STAGED)} and a [D] input",
+            not s.keep or (bool(p.column_sizes) and (staged or (s.form == "registers" and not p.column_sums))),
+            f"keep belongs to a [D] input and form={' or '.join(STAGED)}, or form=registers without column sums",
         ),
         (not s.hold or staged, f"hold belongs to form={' or '.join(STAGED)}"),
         (not s.one_launch or _fixed_rows(s, p), "one_launch belongs to column sums that are kept in registers"),

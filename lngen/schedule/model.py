@@ -84,7 +84,8 @@ def registers(s: Schedule, p: Problem) -> int:
         held = sum(p.input_sizes) / 4 if s.hold else 0
         return round(STAGED_BASE + elements * (sums + kept + held) + 2 * p.chunk)
     if not p.column_sums:
-        return round(ROW_BASE + ROW_SLOPE * elements * len(p.input_sizes) * p.real_size / 4)
+        row = ROW_SLOPE * elements * len(p.input_sizes) * p.real_size / 4
+        return round(ROW_BASE + row + (elements * sum(p.column_sizes) / 4 if s.keep else 0))
     inputs = sum(p.input_sizes) / 4 * (2 if s.prefetch else 1)
     return round(COLUMN_BASE + elements * (inputs + sums + 1))
 
@@ -134,8 +135,11 @@ def _candidates(p: Problem) -> Iterator[Schedule]:
     for threads, r, resident in product([1 << n for n in range(11)], rows, (1, 2, 3, 4, 6, 8)):
         if threads * r > MAX_THREADS or threads * r % WARP or threads * r * resident > MAX_THREADS_PER_SM:
             continue
-        for prefetch, one in product(flags, flags) if p.column_sums else ((False, False),):
-            yield Schedule("registers", threads, r, vec, resident, prefetch, one_launch=one)
+        for first, second in product(flags, flags):
+            if p.column_sums:
+                yield Schedule("registers", threads, r, vec, resident, first, one_launch=second)
+            else:
+                yield Schedule("registers", threads, r, vec, resident, keep=first)
         if r == 1:
             yield Schedule("stream", threads, 1, vec, resident)
         if resident > 4 or threads * r < 64:
@@ -248,7 +252,7 @@ def _rows_cost(s: Schedule, p: Problem, idle: float, wanted: int) -> tuple[float
             + BROKEN * max(0.0, math.log2(min(LINE, each * s.threads) / together))
             + sizes
         )
-        return (order, round(cost, 6))
+        return (order, round(cost, 6), s.keep != (few and bool(p.column_sizes)))
     if s.form == "ragged":
         busy = _off(s.resident * s.block * each, min(RAGGED_BYTES, there))
         return (order, not s.keep, round(busy + sizes, 6), abs(s.stages - STAGES), not s.hold)

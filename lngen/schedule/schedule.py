@@ -29,7 +29,8 @@ class Schedule:
     cluster     bulk: blocks that share a row, each with its own segments
     owners      bulk, async without column sums: blocks, or clusters, that share the rows
     bulk_store  bulk: results leave through shared memory
-    keep        bulk, async: [D] inputs stay in registers from row to row
+    keep        bulk, ragged, async: [D] inputs stay in registers from row to row; registers without column sums: they
+                are asked for together with the row, not when they are needed
     one_launch  column sums are finished behind a grid barrier, not by a second kernel
     hold        bulk, ragged, async: a row is read from shared memory once, its inputs stay in registers through all
                 phases
