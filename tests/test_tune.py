@@ -217,6 +217,24 @@ def test_finalists_are_the_fastest_and_the_first_of_those_near() -> None:
     assert [t.rank for t in finalists([ranked(n, 20.0 / 2**n) for n in range(6)])] == [0, 3, 4, 5]
 
 
+# ---- what is tried ----
+
+
+@pytest.mark.parametrize("text", ["layernorm.bwd:d=1024,dtype=bf16", "layernorm.fwd:d=4096,dtype=bf16", SPEC])
+def test_the_best_of_every_kind_is_tried_early(text: str) -> None:
+    """In turn with the ranking, so that a model that is wrong about a kind does not keep it from being tried."""
+    spec = parse_spec(text)
+    listed, tried = candidates.ranking(spec, 4096, "sm_90"), candidates.candidates(spec, 4096, "sm_90")
+    assert tried[0] == listed[0]
+    assert sorted(tried) == sorted(listed)
+    assert len(set(tried)) == len(tried)
+    assert tried == candidates.candidates(spec, 4096, "sm_90")
+    first = tried[:64]
+    for kind in ("form", "one_launch", "hold", "keep"):
+        assert {getattr(s, kind) for s in first} == {getattr(s, kind) for s in listed}, kind
+    assert set(listed[:24]) <= set(first)
+
+
 # ---- the lock file ----
 
 LOCKED = [

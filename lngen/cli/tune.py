@@ -169,15 +169,15 @@ def _merge(shards: Sequence[Path], path: Path, as_json: bool) -> None:
 
 
 def _ranking(specs: Sequence[Spec], rows: Sequence[int], as_json: bool) -> None:
-    """The order in which candidates would be tried."""
+    """How the model ranks the candidates, its favourite first."""
     from lngen.runtime.choose import DEFAULT_ARCH
-    from lngen.tune.candidates import candidates
+    from lngen.tune.candidates import ranking
 
     listed = [
         (str(spec), m, rank, str(s))
         for spec in specs
         for m in rows
-        for rank, s in enumerate(candidates(spec, m, DEFAULT_ARCH))
+        for rank, s in enumerate(ranking(spec, m, DEFAULT_ARCH))
     ]
     columns = "spec", "rows", "rank", "schedule"
     if as_json:
