@@ -73,7 +73,7 @@ def sum_size(graph: Graph) -> int:
 def row_order(d: int, size: int) -> RowOrder:
     """How a row of ``d`` elements of ``size`` bytes is cut: chunks of 16 bytes, equal segments of at most 16 KiB.
 
-    The number of segments is a power of two, so that the blocks of a cluster share them evenly.
+    The number of segments is a power of two in rows of up to 8 MiB, so that the blocks of a cluster share them evenly.
     """
     chunk = CHUNK_BYTES // size
     segments = _doublings(-(-d * size // SEGMENT_BYTES))
