@@ -287,6 +287,7 @@ def test_show_resources_of_several_arches() -> None:
         (("--stage", "plan", "--after", "cse"), "--after names a pass over the graph"),
         (("--stage", "graph", "--schedule", "vec=1"), "a graph has no schedule"),
         (("--stage", "graph", "--diff", "vec=1"), "a graph has no schedule"),
+        (("--stage", "graph", "--rows", "1"), "a graph has no schedule"),
         (("--json",), "--json prints resources"),
         (("--stage", "ptx", "--arch", "sm_80,sm_90"), "--stage ptx takes one --arch"),
         (("--stage", "sass"), "'sass' is not one of"),
