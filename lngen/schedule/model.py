@@ -125,35 +125,47 @@ def space(p: Problem) -> list[Schedule]:
 
 @cache
 def _space(p: Problem) -> tuple[Schedule, ...]:
-    return tuple(sorted({s for s in _candidates(p) if is_legal(s, p) and (not s.one_launch or side_by_side(s, p))}))
+    legal = (s for base in _bases(p) if is_legal(base, p) for s in _variants(base, p) if is_legal(s, p))
+    return tuple(sorted({s for s in legal if not s.one_launch or side_by_side(s, p)}))
 
 
-def _candidates(p: Problem) -> Iterator[Schedule]:
+def _bases(p: Problem) -> Iterator[Schedule]:
+    """Forms and how rows are laid over threads and blocks: what is not legal as it stands is in no variant."""
     vec = widest(p)
     rows = sorted({p.groups} if p.column_sums else {1, 2, 4, 8, 16, 32, 64, 128, p.groups})
-    flags = (False, True)
+    store = bool(p.output_sizes)
     for threads, r, resident in product([1 << n for n in range(11)], rows, (1, 2, 3, 4, 6, 8)):
         if threads * r > MAX_THREADS or threads * r % WARP or threads * r * resident > MAX_THREADS_PER_SM:
             continue
-        for first, second in product(flags, flags):
-            if p.column_sums:
-                yield Schedule("registers", threads, r, vec, resident, first, one_launch=second)
-            else:
-                yield Schedule("registers", threads, r, vec, resident, keep=first)
+        yield Schedule("registers", threads, r, vec, resident)
         if r == 1:
             yield Schedule("stream", threads, 1, vec, resident)
         if resident > 4 or threads * r < 64:
             continue
-        for stages, keep, hold, one in product((2, 3, 4, 5, 6), flags, flags, flags if p.column_sums else flags[:1]):
-            blocks = OWNERS[0] * resident if not p.column_sums else 0
-            yield Schedule("async", threads, r, vec, resident, False, stages, 1, blocks, False, keep, one, hold)
-            store = bool(p.output_sizes)
-            yield Schedule("ragged", threads, r, vec, resident, False, stages, 1, blocks, store, keep, one, hold)
-            for cluster, store in product([c for c in (1, 2, 4, 8, MAX_CLUSTER) if p.segments % c == 0], flags):
-                owners = 0 if p.column_sums else OWNERS[cluster.bit_length() - 1] * resident
-                yield Schedule(
-                    "bulk", threads, r, vec, resident, False, stages, cluster, owners, store, keep, one, hold
-                )
+        for cluster in (1, 2, 4, 8, MAX_CLUSTER):
+            owners = 0 if p.column_sums else OWNERS[cluster.bit_length() - 1] * resident
+            yield Schedule("bulk", threads, r, vec, resident, stages=2, cluster=cluster, owners=owners)
+            if cluster == 1:
+                yield Schedule("async", threads, r, vec, resident, stages=2, owners=owners)
+                yield Schedule("ragged", threads, r, vec, resident, stages=2, owners=owners, bulk_store=store)
+
+
+def _variants(base: Schedule, p: Problem) -> Iterator[Schedule]:
+    """The options of a form, its stages among them."""
+    no, flags = (False,), (False, True)
+    if base.form == "stream":
+        yield base
+    elif base.form == "registers" and p.column_sums:
+        for prefetch, one in product(flags, flags):
+            yield replace(base, prefetch=prefetch, one_launch=one)
+    elif base.form == "registers":
+        for keep in flags:
+            yield replace(base, keep=keep)
+    else:
+        stores = flags if base.form == "bulk" else (base.bulk_store,)
+        ones = flags if p.column_sums else no
+        for stages, keep, hold, store, one in product((2, 3, 4, 5, 6), flags, flags, stores, ones):
+            yield replace(base, stages=stages, keep=keep, hold=hold, bulk_store=store, one_launch=one)
 
 
 def share(p: Problem, rows: int | None) -> int:
