@@ -37,11 +37,15 @@ def run(plan: Plan, rows: int, **options: object) -> Outcome:
 
 
 def plan_of(text: str, number: int = 0, vec: int | None = None) -> Plan:
-    """A plan under the schedule of that number, among all legal ones, counted with a stride that varies them."""
+    """A plan under the schedule of that number, among all legal ones, counted with a stride that varies them.
+
+    With ``vec`` they are those that take rows from any address on.
+    """
     spec = parse_spec(text)
     facts = problem(spec.graph(), spec.d)
     listed = (s if vec is None else replace(s, vec=vec) for s in space(facts))
-    schedules = [s for s in listed if is_legal(s, facts)]
+    aligned = () if vec is None else ("bulk", "ragged")
+    schedules = [s for s in listed if is_legal(s, facts) and s.form not in aligned]
     return lower(spec, schedules[number * 7919 % len(schedules)])
 
 
