@@ -143,7 +143,7 @@ GOOD = Schedule("ragged", 32, 1, 1, 1, False, 2, 1, 2, True)
         ("d=1001,dtype=bf16", replace(GOOD, cluster=2), "a cluster is of .* with form=bulk, else 1, got 2 with form=r"),
         ("d=1001,dtype=bf16", replace(GOOD, one_launch=True), "one_launch belongs to column sums"),
         ("d=1001,dtype=bf16", replace(GOOD, prefetch=True), "prefetch belongs to form=registers"),
-        ("d=1001,dtype=bf16,gamma=no,beta=no", replace(GOOD, keep=True), r"keep belongs to a \[D\] input and form=bulk"),
+        ("d=1001,dtype=bf16,gamma=no,beta=no", replace(GOOD, keep=True), r"keep belongs to a \[D\] input"),
         ("d=20001,dtype=f32", replace(GOOD, threads=256), "a block has 232448 bytes of shared memory, got 3"),
     ],
 )  # fmt: skip
