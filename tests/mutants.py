@@ -248,6 +248,22 @@ def edited(source: str, edits: tuple[tuple[str, str, int], ...]) -> str:
     return source
 
 
+def halved(n: int) -> int:
+    return n // 2
+
+
+def doubled(n: int) -> int:
+    return 2 * n
+
+
+def less(n: int) -> int:
+    return n - 1
+
+
+def more(n: int) -> int:
+    return n + 1
+
+
 def killer(mutant: Mutant) -> str:
     """What gives the mutant away; nothing if nothing does."""
     t, subject = twin(mutant.subject), SUBJECTS[mutant.subject]

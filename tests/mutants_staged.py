@@ -14,7 +14,7 @@ from typing import Any
 from unittest.mock import patch
 
 from lngen.lower import Kernel, Plan
-from mutants import Mutant, constant, in_kernel, text
+from mutants import Mutant, constant, doubled, halved, in_kernel, less, more, text
 
 LOWERING = [importlib.import_module(f"lngen.lower.{name}") for name in ("lower", "constants", "staged")]
 
@@ -274,8 +274,8 @@ CLUSTERS = [
     text(
         "start forgotten in what is kept",
         "cluster keep",
-        f"{STAGED_COLUMN}\n        load_chunk<VEC, D>(gamma_kept",
-        f"{STAGED_COLUMN.replace('start', '0')}\n        load_chunk<VEC, D>(gamma_kept",
+        f"{STAGED_COLUMN}\n        load_chunk<VEC, D, true>(gamma_kept",
+        f"{STAGED_COLUMN.replace('start', '0')}\n        load_chunk<VEC, D, true>(gamma_kept",
     ),
     text(
         "the chunk before is kept",
@@ -452,22 +452,6 @@ DEPENDENT = [
 ]
 
 # ---- plans ----
-
-
-def halved(n: int) -> int:
-    return n // 2
-
-
-def doubled(n: int) -> int:
-    return 2 * n
-
-
-def less(n: int) -> int:
-    return n - 1
-
-
-def more(n: int) -> int:
-    return n + 1
 
 
 def plan(name: str, subject: str, role: str = "rows", **changes: Callable[[Kernel], Any]) -> Mutant:

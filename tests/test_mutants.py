@@ -21,7 +21,7 @@ from lngen.ir import F32, Eqn, Graph
 from lngen.lower import Argument, Kernel, Plan
 from lngen.passes.edit import substitute
 from lngen.ptx import run_plan
-from mutants import SUBJECTS, Mutant, constant, in_kernel, killer, text, twin
+from mutants import SUBJECTS, Mutant, constant, doubled, halved, in_kernel, killer, less, more, text, twin
 from mutants_staged import STAGED_CLASSES
 
 Patch = Callable[[], AbstractContextManager[Any]]
@@ -30,8 +30,8 @@ LOWER = importlib.import_module("lngen.lower.lower")
 
 # ---- templates ----
 
-WORDS = "{\n            #pragma unroll\n            for (int w = 0; w < v.WORDS; ++w)\n                "
-LOAD, STORE = f"if (col + j < D) {WORDS}v.words", f"if (col + j < D) {WORDS}reint"
+WORDS = "if (col + j < D) {\n            #pragma unroll\n            for (int w = 0; w < v.WORDS; ++w)"
+LOAD, STORE = f"{WORDS} {{\n", f"{WORDS}\n                reint"
 WITHIN = "const int within = (slot % SEGMENT_SLOTS * THREADS + lane) * CHUNK;"
 EQUAL = "if (a == b) return __int_as_float(__float_as_int(a) & __float_as_int(b));"
 
@@ -46,7 +46,7 @@ MEMORY = [
     text("store mask short", "small", STORE, STORE.replace("< D", "< D - VEC")),
     text("store mask gone", "small", STORE, STORE.replace("col + j < D", "true")),
     text("store one column on", "block", "(row + col + j)[w] = v.words[w]", "(row + col + j + 1)[w] = v.words[w]"),
-    text("load one column on", "block", "(row + col + j)[w];", "(row + col + j + 1)[w];"),
+    text("load one column on", "block", "(row + col + j) + w", "(row + col + j + 1) + w"),
     text("elements in another order", "small", "element<T>(&v, i)", "element<T>(&v, VEC - 1 - i)"),
     text("stored in another order", "segments", "v.items[i] = chunk[j + i]", "v.items[i] = chunk[j + VEC - 1 - i]"),
     text(
@@ -300,25 +300,18 @@ COLUMNS = [
     ),
 ]
 
-EARLY_WORDS = "{\n            #pragma unroll\n            for (int w = 0; w < v.WORDS; ++w)\n                early"
 EARLY = [
-    text("the first columns for all", "early", "(row + col + j) + w", "(row + j) + w"),
+    text("kept columns are the first for all", "early", "(row + col + j) + w", "(row + j) + w"),
     text(
-        "columns past the end",
+        "kept columns past the end",
         "early",
-        f"        if (col + j < D) {EARLY_WORDS}",
-        f"        {EARLY_WORDS}",
+        "Vector<VEC, T> v = {};\n        if (col + j < D)",
+        "Vector<VEC, T> v = {};\n        if (true)",
     ),
     text("two words exchanged", "early", "ld.global.v2.u32 { %0, %1 }", "ld.global.v2.u32 { %1, %0 }"),
-    text("columns of another slot", "early", "early_chunk<VEC, D>(gamma_kept[k]", "early_chunk<VEC, D>(gamma_kept[0]"),
-    text(
-        "beta for gamma",
-        "early",
-        "early_chunk<VEC, D>(gamma_kept[k], gamma_ptr",
-        "early_chunk<VEC, D>(gamma_kept[k], beta_ptr",
-    ),
+    text("kept columns of another slot", "early", "D, true>(gamma_kept[k]", "D, true>(gamma_kept[0]"),
+    text("beta is kept for gamma", "early", "true>(gamma_kept[k], gamma_ptr", "true>(gamma_kept[k], beta_ptr"),
 ]
-
 STRAND = "int first = strand * TOGETHER; first < filled; first += BATCH * STRANDS * TOGETHER"
 AT = "first + b * STRANDS * TOGETHER + t"
 THERE = "static_cast<long long>(at < filled ? at : filled - 1) * PITCH"
@@ -409,22 +402,6 @@ ROUNDING = [
 
 
 # ---- plans ----
-
-
-def halved(n: int) -> int:
-    return n // 2
-
-
-def doubled(n: int) -> int:
-    return 2 * n
-
-
-def less(n: int) -> int:
-    return n - 1
-
-
-def more(n: int) -> int:
-    return n + 1
 
 
 # Left out: SLOTS one more (further slots are absent, the tree is the same), VEC halved and PREFETCH changed (how, not

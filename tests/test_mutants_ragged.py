@@ -98,8 +98,8 @@ RAGGED = [
     Mutant("cleared one piece too few", "halves", "i <= LAST; ++i) static_cast", "i < LAST; ++i) static_cast"),
     Mutant("cleared past the stage", "halves", "i <= LAST; ++i) static_cast", "i <= LAST + 64; ++i) static_cast"),
     Mutant("cleared of the first stage", "halves", "staged + i * STAGE_BYTES + 0", "staged + 0"),
-    Mutant("a barrier of another stage", "halves", "&landed[i / ROWS][i % ROWS]", "&landed[i / ROWS][0]"),
-    Mutant("barriers of a stage too few", "halves", "i < STAGES * ROWS;", "i < (STAGES - 1) * ROWS;"),
+    Mutant("a barrier of another stage", "halves", "barrier_init(&landed[s][r], 1)", "barrier_init(&landed[s][0], 1)"),
+    Mutant("ends of a stage too few cleared", "halves", "i < STAGES * ROWS;", "i < (STAGES - 1) * ROWS;"),
     Mutant("nobody waits for the barriers", "halves", "    }\n    __syncthreads();\n", "    }\n"),
     Mutant("chunks stored that are none", "halves", "if (col >= D) return;", ""),
     Mutant("the last chunk not stored", "halves", "if (col >= D) return;", "if (col + N > D) return;"),
@@ -210,8 +210,8 @@ RAGGED = [
     ),
     Mutant(
         "no fence before rows land", "halves",
-        "barriers_ready();\n        before_bulk_copies();",
-        "barriers_ready();",
+        "    before_bulk_copies();\n\n    // A barrier",
+        "\n    // A barrier",
     ),
     Mutant(
         "rows leave too early", "halves",

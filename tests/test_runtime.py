@@ -202,8 +202,8 @@ class FakeDriver:
         self.launches: list[tuple[object, ...]] = []
         self.attributes: list[tuple[int, int]] = []
 
-    def cuLaunchKernelEx(self, config: object, function: ctypes.c_void_p, arguments: object, extra: None) -> int:
-        c = ctypes.cast(config, ctypes.POINTER(driver._Config)).contents  # type: ignore[arg-type]
+    def cuLaunchKernelEx(self, config: Any, function: ctypes.c_void_p, arguments: object, extra: None) -> int:
+        c = ctypes.cast(config, ctypes.POINTER(driver._Config)).contents
         listed = ctypes.cast(c.attributes, ctypes.POINTER(driver._Attribute))
         attributes = {listed[n].id: tuple(listed[n].value[:3]) for n in range(c.count)}
         self.launches.append((tuple(c.grid), tuple(c.block), c.shared, c.stream, attributes, function.value))
@@ -221,8 +221,8 @@ class FakeDriver:
         ctypes.cast(number, ctypes.POINTER(ctypes.c_uint64))[0] = at
         return 901 if at == 63 else self.status
 
-    def cuGetErrorName(self, status: int, text: object) -> int:
-        ctypes.cast(text, ctypes.POINTER(ctypes.c_char_p))[0] = b"CUDA_ERROR_INVALID_VALUE"  # type: ignore[arg-type]
+    def cuGetErrorName(self, status: int, text: Any) -> int:
+        ctypes.cast(text, ctypes.POINTER(ctypes.c_char_p))[0] = b"CUDA_ERROR_INVALID_VALUE"
         return 0
 
 
@@ -303,11 +303,13 @@ def test_counters_are_zeroed_once_outside_of_captures_and_once_in_each(monkeypat
 
     captures = [0, 0, 5, 5, 6, 0, 5]
     for zeroed, prepared in (((0, 4),), [256, 512, 768]), ((), [256]):
-        one, held, arrays = Call(parse_spec("rmsnorm.bwd:d=8"), ""), Held(zeroed), Arrays()
+        one = Call(parse_spec("rmsnorm.bwd:d=8"), "")
+        held: Any = Held(zeroed)
+        arrays: Any = Arrays()
         found = []
         for number in range(len(captures)):
             monkeypatch.setattr("lngen.runtime.call.capture_of", lambda stream, n=number: captures[n])
-            found.append(one._workspace(arrays, 0, 7, held))  # type: ignore[arg-type]
+            found.append(one._workspace(arrays, 0, 7, held))
         assert held.prepared == prepared
         assert found == ([256, 256, 512, 512, 768, 256, 512] if zeroed else [256] * 7)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from lngen.check.inputs import mismatches, random_inputs
@@ -18,11 +20,11 @@ pytest.importorskip("cupy")
 BASE = Schedule("registers", 32, 1, 1)
 
 
-def run(spec: str | Spec, schedule: str, rows: int, **options: object) -> tuple[Plan, Outcome]:
+def run(spec: str | Spec, schedule: str, rows: int, **options: Any) -> tuple[Plan, Outcome]:
     """The plan and its outcome, its bits equal to the interpreter's, nothing found."""
     plan = lower(parse_spec(spec) if isinstance(spec, str) else spec, parse_schedule(schedule, BASE))
     inputs = random_inputs(plan.spec, rows)
-    outcome = run_plan(plan, inputs, **options)  # type: ignore[arg-type]
+    outcome = run_plan(plan, inputs, **options)
     assert mismatches(outcome.results, interpret(plan.graph, inputs)) == []
     assert outcome.findings == (), "\n".join(map(str, outcome.findings[:3]))
     return plan, outcome

@@ -9,8 +9,8 @@ from click.testing import CliRunner
 from lngen.check.inputs import random_inputs
 from lngen.cli import cli
 from lngen.inspect import measure, traffic_text
-from lngen.inspect.traffic import row_units
-from lngen.lower import lower
+from lngen.inspect.traffic import KernelTraffic, row_units
+from lngen.lower import Plan, lower
 from lngen.ptx import parse, run_kernel
 from lngen.schedule import parse_schedule, problem, ranked
 from lngen.spec import parse_spec
@@ -19,7 +19,7 @@ from lngen.toolchain import compile_ptx
 pytest.importorskip("cupy")
 
 
-def counted(text: str, rows: int, schedule: str = ""):  # type: ignore[no-untyped-def]
+def counted(text: str, rows: int, schedule: str = "") -> tuple[Plan, list[KernelTraffic]]:
     """The plan under the default schedule, or the one given, and what it moves."""
     spec = parse_spec(text)
     best = ranked(problem(spec.graph(), spec.d))[0]

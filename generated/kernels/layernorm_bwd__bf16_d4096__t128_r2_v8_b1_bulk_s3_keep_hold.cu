@@ -65,6 +65,28 @@ __device__ __forceinline__ bf16 bf16_from_f32(float v)
     return r;
 }
 
+// Words asked for where it is written: the compiler moves loads of what nobody writes behind barriers, close to their use.
+__device__ __forceinline__ void early_word(unsigned short& w, const void* p)
+{
+    asm volatile("ld.global.u16 %0, [%1];" : "=h"(w) : "l"(__cvta_generic_to_global(p)) : "memory");
+}
+
+__device__ __forceinline__ void early_word(unsigned& w, const void* p)
+{
+    asm volatile("ld.global.u32 %0, [%1];" : "=r"(w) : "l"(__cvta_generic_to_global(p)) : "memory");
+}
+
+__device__ __forceinline__ void early_word(uint2& w, const void* p)
+{
+    asm volatile("ld.global.v2.u32 { %0, %1 }, [%2];" : "=r"(w.x), "=r"(w.y) : "l"(__cvta_generic_to_global(p)) : "memory");
+}
+
+__device__ __forceinline__ void early_word(uint4& w, const void* p)
+{
+    asm volatile("ld.global.v4.u32 { %0, %1, %2, %3 }, [%4];"
+        : "=r"(w.x), "=r"(w.y), "=r"(w.z), "=r"(w.w) : "l"(__cvta_generic_to_global(p)) : "memory");
+}
+
 template <int BYTES> struct Word;
 template <> struct Word<2> { using type = unsigned short; };
 template <> struct Word<4> { using type = unsigned; };
@@ -90,8 +112,8 @@ template <typename T> __device__ __forceinline__ T element(const void* words, in
         return static_cast<const T*>(words)[i];
 }
 
-// The elements col .. col + N - 1 of a row, VEC at a time; zero beyond the end of the row.
-template <int VEC, int D, int N, typename T>
+// The elements col .. col + N - 1 of a row, VEC at a time; zero beyond the end of the row. EARLY: asked for right here.
+template <int VEC, int D, bool EARLY = false, int N, typename T>
 __device__ __forceinline__ void load_chunk(T (&chunk)[N], const T* __restrict__ row, int col)
 {
     #pragma unroll
@@ -99,8 +121,11 @@ __device__ __forceinline__ void load_chunk(T (&chunk)[N], const T* __restrict__ 
         Vector<VEC, T> v = {};
         if (col + j < D) {
             #pragma unroll
-            for (int w = 0; w < v.WORDS; ++w)
-                v.words[w] = reinterpret_cast<const typename Vector<VEC, T>::type*>(row + col + j)[w];
+            for (int w = 0; w < v.WORDS; ++w) {
+                const auto* from = reinterpret_cast<const typename Vector<VEC, T>::type*>(row + col + j) + w;
+                if constexpr (EARLY) early_word(v.words[w], from);
+                else v.words[w] = *from;
+            }
         }
         #pragma unroll
         for (int i = 0; i < VEC; ++i) chunk[j + i] = VEC == 1 ? v.items[0] : element<T>(&v, i);
@@ -453,7 +478,7 @@ layernorm_bwd__bf16_d4096__t128_r2_v8_b1_bulk_s3_keep_hold__rows(
     #pragma unroll
     for (int k = 0; k < SLOTS; ++k) {
         const int col = column<D, CHUNK, THREADS, SEGMENT, SEGMENT_SLOTS>(start, k, lane);
-        load_chunk<VEC, D>(gamma_kept[k], gamma_ptr, col);
+        load_chunk<VEC, D, true>(gamma_kept[k], gamma_ptr, col);
     }
     real sum_dy_xhat_acc[SLOTS][CHUNK];
     real sum_dy_acc[SLOTS][CHUNK];
@@ -510,8 +535,12 @@ layernorm_bwd__bf16_d4096__t128_r2_v8_b1_bulk_s3_keep_hold__rows(
         #pragma unroll
         for (int k = 0; k < SLOTS; ++k) {
             const int col = column<D, CHUNK, THREADS, SEGMENT, SEGMENT_SLOTS>(start, k, lane);
-            load_chunk<VEC, BOUND>(dy_held[k], dy_stage - start, col);
-            load_chunk<VEC, BOUND>(x_held[k], x_stage - start, col);
+            bf16 dy[CHUNK];
+            load_chunk<VEC, BOUND>(dy, dy_stage - start, col);
+            bf16 x[CHUNK];
+            load_chunk<VEC, BOUND>(x, x_stage - start, col);
+            copy_chunk(dy_held[k], dy);
+            copy_chunk(x_held[k], x);
         }
 
         // ---- phase 0 ----

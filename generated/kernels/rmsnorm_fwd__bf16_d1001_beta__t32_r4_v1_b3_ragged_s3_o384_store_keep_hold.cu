@@ -58,6 +58,28 @@ __device__ __forceinline__ bf16 bf16_from_f32(float v)
     return r;
 }
 
+// Words asked for where it is written: the compiler moves loads of what nobody writes behind barriers, close to their use.
+__device__ __forceinline__ void early_word(unsigned short& w, const void* p)
+{
+    asm volatile("ld.global.u16 %0, [%1];" : "=h"(w) : "l"(__cvta_generic_to_global(p)) : "memory");
+}
+
+__device__ __forceinline__ void early_word(unsigned& w, const void* p)
+{
+    asm volatile("ld.global.u32 %0, [%1];" : "=r"(w) : "l"(__cvta_generic_to_global(p)) : "memory");
+}
+
+__device__ __forceinline__ void early_word(uint2& w, const void* p)
+{
+    asm volatile("ld.global.v2.u32 { %0, %1 }, [%2];" : "=r"(w.x), "=r"(w.y) : "l"(__cvta_generic_to_global(p)) : "memory");
+}
+
+__device__ __forceinline__ void early_word(uint4& w, const void* p)
+{
+    asm volatile("ld.global.v4.u32 { %0, %1, %2, %3 }, [%4];"
+        : "=r"(w.x), "=r"(w.y), "=r"(w.z), "=r"(w.w) : "l"(__cvta_generic_to_global(p)) : "memory");
+}
+
 template <int BYTES> struct Word;
 template <> struct Word<2> { using type = unsigned short; };
 template <> struct Word<4> { using type = unsigned; };
@@ -83,8 +105,8 @@ template <typename T> __device__ __forceinline__ T element(const void* words, in
         return static_cast<const T*>(words)[i];
 }
 
-// The elements col .. col + N - 1 of a row, VEC at a time; zero beyond the end of the row.
-template <int VEC, int D, int N, typename T>
+// The elements col .. col + N - 1 of a row, VEC at a time; zero beyond the end of the row. EARLY: asked for right here.
+template <int VEC, int D, bool EARLY = false, int N, typename T>
 __device__ __forceinline__ void load_chunk(T (&chunk)[N], const T* __restrict__ row, int col)
 {
     #pragma unroll
@@ -92,8 +114,11 @@ __device__ __forceinline__ void load_chunk(T (&chunk)[N], const T* __restrict__ 
         Vector<VEC, T> v = {};
         if (col + j < D) {
             #pragma unroll
-            for (int w = 0; w < v.WORDS; ++w)
-                v.words[w] = reinterpret_cast<const typename Vector<VEC, T>::type*>(row + col + j)[w];
+            for (int w = 0; w < v.WORDS; ++w) {
+                const auto* from = reinterpret_cast<const typename Vector<VEC, T>::type*>(row + col + j) + w;
+                if constexpr (EARLY) early_word(v.words[w], from);
+                else v.words[w] = *from;
+            }
         }
         #pragma unroll
         for (int i = 0; i < VEC; ++i) chunk[j + i] = VEC == 1 ? v.items[0] : element<T>(&v, i);
@@ -436,13 +461,18 @@ rmsnorm_fwd__bf16_d1001_beta__t32_r4_v1_b3_ragged_s3_o384_store_keep_hold__rows(
     const int lane = threadIdx.x % THREADS;
     const int start = 0;  // the first column of this block
 
+    for (int i = threadIdx.x; i < STAGES * ROWS; i += THREADS * ROWS) {
+        clear_end<D, CHUNK, bf16>(staged + i * STAGE_BYTES + 0);
+    }
+    before_bulk_copies();
+
     // A barrier for each stage and row group, which counts the bytes that land there.
     __shared__ unsigned long long landed[STAGES][ROWS];
-    for (int i = threadIdx.x; i < STAGES * ROWS; i += THREADS * ROWS) {
-        barrier_init(&landed[i / ROWS][i % ROWS], 1);
-        clear_end<D, CHUNK, bf16>(staged + i * STAGE_BYTES + 0);
+    if (threadIdx.x == 0) {
+        for (int r = 0; r < ROWS; ++r) {
+            for (int s = 0; s < STAGES; ++s) barrier_init(&landed[s][r], 1);
+        }
         barriers_ready();
-        before_bulk_copies();
     }
     __syncthreads();
 
@@ -455,8 +485,8 @@ rmsnorm_fwd__bf16_d1001_beta__t32_r4_v1_b3_ragged_s3_o384_store_keep_hold__rows(
     #pragma unroll
     for (int k = 0; k < SLOTS; ++k) {
         const int col = column<D, CHUNK, THREADS, SEGMENT, SEGMENT_SLOTS>(start, k, lane);
-        load_chunk<VEC, D>(gamma_kept[k], gamma_ptr, col);
-        load_chunk<VEC, D>(beta_kept[k], beta_ptr, col);
+        load_chunk<VEC, D, true>(gamma_kept[k], gamma_ptr, col);
+        load_chunk<VEC, D, true>(beta_kept[k], beta_ptr, col);
     }
 
     const long long step = static_cast<long long>(OWNERS) * ROWS;
@@ -506,7 +536,9 @@ rmsnorm_fwd__bf16_d1001_beta__t32_r4_v1_b3_ragged_s3_o384_store_keep_hold__rows(
         #pragma unroll
         for (int k = 0; k < SLOTS; ++k) {
             const int col = column<D, CHUNK, THREADS, SEGMENT, SEGMENT_SLOTS>(start, k, lane);
-            load_ragged<D>(x_held[k], x_stage, x_shift, col);
+            bf16 x[CHUNK];
+            load_ragged<D>(x, x_stage, x_shift, col);
+            copy_chunk(x_held[k], x);
         }
 
         // ---- phase 0 ----

@@ -79,8 +79,8 @@ template <typename T> __device__ __forceinline__ T element(const void* words, in
         return static_cast<const T*>(words)[i];
 }
 
-// The elements col .. col + N - 1 of a row, VEC at a time; zero beyond the end of the row.
-template <int VEC, int D, int N, typename T>
+// The elements col .. col + N - 1 of a row, VEC at a time; zero beyond the end of the row. EARLY: asked for right here.
+template <int VEC, int D, bool EARLY = false, int N, typename T>
 __device__ __forceinline__ void load_chunk(T (&chunk)[N], const T* __restrict__ row, int col)
 {
     #pragma unroll
@@ -88,8 +88,11 @@ __device__ __forceinline__ void load_chunk(T (&chunk)[N], const T* __restrict__ 
         Vector<VEC, T> v = {};
         if (col + j < D) {
             #pragma unroll
-            for (int w = 0; w < v.WORDS; ++w)
-                v.words[w] = reinterpret_cast<const typename Vector<VEC, T>::type*>(row + col + j)[w];
+            for (int w = 0; w < v.WORDS; ++w) {
+                const auto* from = reinterpret_cast<const typename Vector<VEC, T>::type*>(row + col + j) + w;
+                if constexpr (EARLY) early_word(v.words[w], from);
+                else v.words[w] = *from;
+            }
         }
         #pragma unroll
         for (int i = 0; i < VEC; ++i) chunk[j + i] = VEC == 1 ? v.items[0] : element<T>(&v, i);

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from lngen.bench.cases import Case, Tensors
@@ -74,18 +75,13 @@ class Ceiling:
 
     def prepare(self, case: Case) -> Prepared:
         engine, sets, out = case.engine, case.sets, case.outputs[0]
+        forward = case.spec.direction == "fwd"
+        ways, names = ([engine.copy, engine.scale], ["x"]) if forward else ([engine.add], ["x", "dy"])
 
-        def copy(stream: int, index: int) -> None:
-            engine.copy(sets[index][out], sets[index]["x"])
+        def launch(way: Callable[..., None], stream: int, index: int) -> None:
+            way(sets[index][out], *(sets[index][name] for name in names))
 
-        def scale(stream: int, index: int) -> None:
-            engine.scale(sets[index][out], sets[index]["x"])
-
-        def add(stream: int, index: int) -> None:
-            engine.add(sets[index][out], sets[index]["x"], sets[index]["dy"])
-
-        ways = [copy, scale] if case.spec.direction == "fwd" else [add]
-        return Prepared(fastest(ways, len(sets), engine), lambda index: {})
+        return Prepared(fastest([partial(launch, way) for way in ways], len(sets), engine), lambda index: {})
 
 
 class Lngen:

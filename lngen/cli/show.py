@@ -53,7 +53,7 @@ def command(
     NVRTC makes of it; resources: registers, spills, shared memory and barriers of each kernel; traffic: the
     bytes, sectors, instructions, barriers and bank conflicts of a call, counted by executing the PTX on NumPy.
     """
-    _check_options(stage, after, schedule, rows, diff, arches, as_json)
+    _check_options(stage, after, bool(schedule) or rows is not None, diff, arches, as_json)
     parsed = parse_spec(spec)
     if stage == "graph":
         print_text(graph_text(parsed, after), STAGES[stage])
@@ -69,18 +69,12 @@ def command(
 
 
 def _check_options(
-    stage: str,
-    after: str | None,
-    schedule: str,
-    rows: int | None,
-    diff: str | None,
-    arches: tuple[str, ...],
-    as_json: bool,
+    stage: str, after: str | None, scheduled: bool, diff: str | None, arches: tuple[str, ...], as_json: bool
 ) -> None:
     """UsageError for an option that has nothing to say about the stage."""
     if after is not None and stage != "graph":
         raise click.UsageError("--after names a pass over the graph; add --stage graph.")
-    if stage == "graph" and (schedule or rows is not None or diff is not None):
+    if stage == "graph" and (scheduled or diff is not None):
         raise click.UsageError("a graph has no schedule; use --schedule, --rows and --diff with another --stage.")
     if as_json and (stage != "resources" or diff is not None):
         raise click.UsageError("--json prints resources; add --stage resources, without --diff.")

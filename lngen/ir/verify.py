@@ -30,7 +30,7 @@ await barrier_init barriers_ready before_bulk_copies begin bulk_load bulk_store 
 cluster_rank commit_copies commit_stores exchanged expect_bytes fetch fold_blocks grid_barrier landed length
 meetings met parity refill row_barrier stage staged start stash stash_size stashed store_row store_sums strand_sums
 totals wait_for_bytes wait_for_copies wait_for_previous_kernel wait_for_stores async_chunk copy_chunk
-at bytes clear_end early_chunk early_word last offset partials sums there load_rest load_span load_ragged shift_of
+at bytes clear_end early_word last offset partials sums there load_rest load_span load_ragged shift_of
 store_ragged store_span
 """
 _RESERVED = frozenset(_RESERVED_WORDS.split())

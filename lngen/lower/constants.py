@@ -105,9 +105,9 @@ def column_constants(s: Schedule, p: Problem) -> list[Constant]:
 
 def _batch(s: Schedule, p: Problem) -> int:
     """All folds of a strand at once, as long as they are no more than ON_THE_WAY numbers."""
-    together = p.cluster // folds_blocks(s, p) or 1
-    folds = -(-partial_rows(s, p) // (p.strands * together))
-    return max(1, min(folds, ON_THE_WAY // (p.column_sums * together)))
+    folded = folds_blocks(s, p)  # what is folded before it is written need not be folded here
+    folds = -(-partial_rows(s, p) * folded // (p.strands * p.cluster))
+    return max(1, min(folds, ON_THE_WAY * folded // (p.column_sums * p.cluster)))
 
 
 def finish_constants(s: Schedule, p: Problem) -> list[Constant]:

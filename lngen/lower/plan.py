@@ -65,8 +65,9 @@ class Sections:
     held       after that: what stays in registers from row to row
     copies     how rows come to shared memory, and results leave from there
     row_begin  once a row is there
+    tiles      how [M, D] inputs are read where they were copied to
+    load       how a phase gets its [M, D] inputs, if it does not have them
     columns    how a phase gets its [D] inputs
-    load       how a phase gets all its inputs
     store      where a phase puts its results
     fold       how a phase ends: row sums of a block or of a cluster
     row_end    after the last phase of a row
@@ -77,8 +78,9 @@ class Sections:
     held: tuple[str, ...] = ()
     copies: tuple[str, ...] = ()
     row_begin: tuple[str, ...] = ()
+    tiles: str = ""
+    load: tuple[str, ...] = ()
     columns: str = "_load_columns.cuh.jinja"
-    load: str = "_load_columns.cuh.jinja"
     store: str = "_store_results.cuh.jinja"
     fold: str = "_row_sums.cuh.jinja"
     row_end: tuple[str, ...] = ()
@@ -86,16 +88,8 @@ class Sections:
 
     def __iter__(self) -> Iterator[str]:
         """Every partial, in the order of the text."""
-        yield from (
-            *self.setup,
-            *self.held,
-            *self.copies,
-            *self.row_begin,
-            self.columns,
-            self.load,
-            self.store,
-            self.fold,
-        )
+        yield from (*self.setup, *self.held, *self.copies, *self.row_begin)
+        yield from (*filter(None, (self.tiles,)), *self.load, self.columns, self.store, self.fold)
         yield from (*self.row_end, *self.end)
 
 

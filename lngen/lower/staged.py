@@ -19,6 +19,9 @@ from lngen.schedule import (
     stage_share,
 )
 
+# How a phase gets its [D] inputs: from those that are kept, or from memory.
+COPIED, LOADED = "_copy_columns.cuh.jinja", "_load_columns.cuh.jinja"
+
 
 def staged(kernel: Kernel, graph: Graph, outputs: tuple[Value, ...], s: Schedule, p: Problem) -> Kernel:
     """A row kernel under a staged schedule: its shared memory, its clusters, its partials."""
@@ -71,15 +74,15 @@ def places(
 def sections(kernel: Kernel, s: Schedule, p: Problem) -> Sections:
     """The partials of a staged kernel."""
     meets, ragged = met_numbers(s, p) > 0, s.form == "ragged"
-    setup = {"async": [], "bulk": ["_setup_cluster" if meets else "_setup_bulk"], "ragged": ["_setup_ragged"]}
+    barriers = "_setup_cluster" if meets else "_setup_bulk"
+    setup = {"async": [], "bulk": [barriers], "ragged": ["_clear_ends", barriers]}
     copies = {
         "async": ["_copy_async"],
         "bulk": ["_copy_bulk", "_store_bulk" if s.bulk_store else "_refill_bulk"],
         "ragged": ["_copy_ragged", "_store_ragged"],
     }
-    load, store = ("_load_ragged", "_store_ragged_stage") if ragged else ("_load_stage", "_store_stage")
-    hold = "_hold_ragged" if ragged else "_hold_stage"
-    begins = [("_ragged_row", ragged), (hold, s.hold), ("_refill_at_once", not kernel.phases[0].folds)]
+    tiles, store = ("_load_ragged", "_store_ragged_stage") if ragged else ("_load_stage", "_store_stage")
+    begins = [("_ragged_row", ragged), ("_hold_row", s.hold), ("_refill_at_once", not kernel.phases[0].folds)]
     ends = [
         ("_end_stores", s.bulk_store),
         (_end(s, p), p.column_sums > 0),
@@ -91,8 +94,9 @@ def sections(kernel: Kernel, s: Schedule, p: Problem) -> Sections:
         held=_files(*["_held_columns"] * bool(kernel.columns), *["_held_sums"] * bool(p.column_sums)),
         copies=_files(*copies[s.form]),
         row_begin=_files(*(name for name, there in begins if there)),
-        columns="_copy_columns.cuh.jinja" if s.keep else "_load_columns.cuh.jinja",
-        load="_load_held.cuh.jinja" if s.hold else f"{load}.cuh.jinja",
+        tiles=f"{tiles}.cuh.jinja",
+        load=_files("_load_held" if s.hold else tiles),
+        columns=COPIED if s.keep else LOADED,
         store=f"{store}.cuh.jinja" if s.bulk_store else "_store_results.cuh.jinja",
         fold="_cluster_sums.cuh.jinja" if meets else "_row_sums.cuh.jinja",
         row_end=_files(*["_end_row"] * s.bulk_store),
@@ -103,7 +107,7 @@ def sections(kernel: Kernel, s: Schedule, p: Problem) -> Sections:
 def in_registers(s: Schedule, p: Problem) -> Sections:
     """The partials of a kernel whose rows are in registers."""
     if not p.column_sums:
-        return Sections(held=_files("_early_columns"), load="_copy_columns.cuh.jinja") if s.keep else Sections()
+        return Sections(held=_files("_held_columns"), columns=COPIED) if s.keep else Sections()
     end = "_end_groups_in_turn" if partial_numbers(s, p) else "_end_sums"
     return Sections(end=_files(end, *["_one_launch"] * s.one_launch))
 

@@ -268,11 +268,13 @@ def _rows_cost(s: Schedule, p: Problem, idle: float, wanted: int) -> tuple[float
     if s.form == "ragged":
         busy = _off(s.resident * s.block * each, min(RAGGED_BYTES, there))
         return (order, not s.keep, round(busy + sizes, 6), abs(s.stages - STAGES), not s.hold)
-    cluster = _off(s.cluster, min(MAX_CLUSTER, 1 << max(0, math.ceil(math.log2(row / (PIECE / (1 + few)))))))
+    piece = PIECE // 2 if few else PIECE
+    cluster = _off(s.cluster, min(MAX_CLUSTER, 1 << max(0, math.ceil(math.log2(row / piece)))))
     side_by_side = abs(s.resident * s.rows - 2)
     each_off = round(_off(each, wanted), 3)
-    rest = (not s.keep, s.bulk_store, side_by_side, abs(s.stages - STAGES))
-    return (order, cluster, *((each_off, *rest) if few else (*rest, each_off)), not s.hold, s.rows)
+    options = (not s.keep, s.bulk_store, side_by_side, abs(s.stages - STAGES))
+    first = (each_off, *options) if few else (*options, each_off)
+    return (order, cluster, *first, not s.hold, s.rows)
 
 
 def _off(value: float, wanted: float) -> float:
