@@ -74,12 +74,11 @@ def places(
 def sections(kernel: Kernel, s: Schedule, p: Problem) -> Sections:
     """The partials of a staged kernel."""
     meets, ragged = met_numbers(s, p) > 0, s.form == "ragged"
-    barriers = "_setup_cluster" if meets else "_setup_bulk"
-    setup = {"async": [], "bulk": [barriers], "ragged": ["_clear_ends", barriers]}
+    setup = {"async": [], "bulk": ["_setup_bulk"], "ragged": ["_clear_ends", "_setup_bulk"]}
     copies = {
         "async": ["_copy_async"],
-        "bulk": ["_copy_bulk", "_store_bulk" if s.bulk_store else "_refill_bulk"],
-        "ragged": ["_copy_ragged", "_store_ragged"],
+        "bulk": ["_copy_bulk", *(["_store_bulk", "_refill_stored"] if s.bulk_store else ["_refill_bulk"])],
+        "ragged": ["_copy_ragged", "_store_ragged", "_refill_stored"],
     }
     tiles, store = ("_load_ragged", "_store_ragged_stage") if ragged else ("_load_stage", "_store_stage")
     begins = [("_ragged_row", ragged), ("_hold_row", s.hold), ("_refill_at_once", not kernel.phases[0].folds)]
