@@ -147,10 +147,6 @@ SUBJECTS: dict[str, Subject] = {
     "cluster keep": Subject("layernorm.fwd:d=4100,dtype=f32", bulk(256, 1, 4, 2, 2, owners=1, keep=True), 4),
     "cluster columns": Subject("layernorm.bwd:d=3076,dtype=f64,wrt=gamma", bulk(256, 1, 2, 2, 2), 3),
     "cluster groups": Subject("layernorm.bwd:d=2052,dtype=f64", bulk(128, 2, 2, 2, 2, keep=True), 5),
-    # Two blocks fold their column sums.
-    "folded": Subject("layernorm.bwd:d=3076,dtype=f64,wrt=gamma+beta", bulk(512, 1, 2), 3),
-    "folded, one launch": Subject("layernorm.bwd:d=3076,dtype=f64,wrt=beta", bulk(256, 1, 2, one_launch=True), 3),
-    "folded, no rows": Subject("layernorm.bwd:d=3076,dtype=f64,wrt=beta", bulk(256, 1, 2, one_launch=True), 0),
     # Asynchronous copies.
     "async": Subject("totals.fwd:d=100,dtype=bf16", copies(4, 8, 4, 3, owners=1), 37, "wild"),
     "async block": Subject("totals.fwd:d=203,dtype=f32", copies(32, 1, 1, owners=1), 4, "wild"),

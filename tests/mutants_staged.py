@@ -190,10 +190,7 @@ BULK = [
 
 RANKED = "places + cluster_rank() * PARTS + n"
 SEGMENT = "places[s / SEGMENTS * PARTS + n * SEGMENTS + s % SEGMENTS]"
-LAST_BARRIER = "    cluster_barrier();  // no block leaves"
 STAGED_COLUMN = "const int col = column<D, CHUNK, THREADS, SEGMENT, SEGMENT_SLOTS>(start, k, lane);"
-FOLD_FIRST, FOLD_UNIT = "first = cluster_rank() * BLOCK + threadIdx.x;", "unit = first + t * FOLDED * BLOCK;"
-FOLD_FROM = "unit_place(unit * UNIT < D ? unit : 0) * UNIT;"
 
 CLUSTERS = [
     text(
@@ -202,23 +199,15 @@ CLUSTERS = [
         "    }\n    cluster_barrier();\n",
         "    }\n    __syncthreads();\n",
     ),
-    text("cluster barrier at the end gone", "folded", LAST_BARRIER, "    // no block leaves"),
-    text("cluster barrier at the end is a block's", "folded", LAST_BARRIER, "    __syncthreads();  // no block leaves"),
-    text(
-        "cluster barrier before remote reads gone",
-        "folded",
-        "    cluster_barrier();\n    fold_blocks",
-        "    __syncthreads();\n    fold_blocks",
-    ),
     text(
         "half a cluster barrier",
-        "folded",
+        "cluster",
         r"barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;",
         "barrier.cluster.arrive.release.aligned;",
     ),
     text(
         "a cluster barrier that orders nothing",
-        "folded",
+        "cluster",
         "cluster.arrive.release.aligned",
         "cluster.arrive.relaxed.aligned",
     ),
@@ -309,36 +298,7 @@ CLUSTERS = [
         "units[unit_place((col - start + i) / UNIT)]",
         "units[(col - start + i) / UNIT]",
     ),
-    text(
-        "stashed at another place: folded",
-        "folded",
-        "units[unit_place((col - start + i) / UNIT)]",
-        "units[(col - start + i) / UNIT]",
-    ),
-    text("folded at another place", "folded", FOLD_FROM, FOLD_FROM.replace("unit_place", "")),
-    text("places that meet", "folded", "return unit ^ (unit >> 3 & 1);", "return unit & ~(unit >> 3 & 1);"),
-    Mutant(
-        "both blocks fold all columns",
-        "folded",
-        text=((FOLD_FIRST, "first = threadIdx.x;", 1), (FOLD_UNIT, "unit = first + t * BLOCK;", 2)),
-    ),
-    text("a block folds no columns", "folded", FOLD_FIRST, "first = threadIdx.x;"),
-    text("blocks fold the same columns", "folded", FOLD_UNIT, "unit = first + t * BLOCK;", 2),
-    text("folded beyond the row", "folded", "if (unit * UNIT < D) *", "*"),
-    text("read beyond the row", "folded", FOLD_FROM, "unit_place(unit) * UNIT;"),
-    text("a turn too few", "folded", "(D + UNIT * FOLDED * BLOCK - 1) / (UNIT * FOLDED * BLOCK);", "1;"),
-    text("one block twice", "folded", "remote_unit<UNIT>(from, r)", "remote_unit<UNIT>(from, 0)"),
-    text("a block too few folded", "folded", "fold<Add, FOLDED>(terms)", "fold<Add, FOLDED - 1>(terms)"),
-    text("a partial row of each block", "folded", "blockIdx.x / FOLDED) * PITCH", "blockIdx.x) * PITCH", 2),
-    text(
-        "the first sum folded twice", "folded", "stashed + 1 * stash_size(PIECE));", "stashed + 0 * stash_size(PIECE));"
-    ),
-    text(
-        "stashes overlap",
-        "folded",
-        "stashed + 1 * ROWS * stash_size(PIECE)",
-        "stashed + 1 * ROWS * (stash_size(PIECE) - 8)",
-    ),
+    text("places that meet", "cluster groups", "return unit ^ (unit >> 3 & 1);", "return unit & ~(unit >> 3 & 1);"),
 ]
 
 # ---- asynchronous copies ----
@@ -400,7 +360,6 @@ def again(name: str, *edits: tuple[str, str]) -> Mutant:
 
 ONE_LAUNCH = [
     text("grid barrier gone", "one launch", "    grid_barrier(arrivals_ptr);\n", ""),
-    text("grid barrier gone: folded", "folded, one launch", "    grid_barrier(arrivals_ptr);\n", ""),
     text("a block barrier for the grid's", "one launch", "    grid_barrier(arrivals_ptr);\n", "    __syncthreads();\n"),
     text("no block barrier before the grid's", "one launch", f"    __syncthreads();\n{ATOM}", ATOM),
     text("no block barrier behind the grid's", "one launch", "    }\n    __syncthreads();\n}", "    }\n}"),
@@ -493,18 +452,11 @@ def unzeroed(p: Plan) -> Plan:
     return replace(p, workspace=tuple(replace(b, zeroed=False) for b in p.workspace))
 
 
-def unfolded(k: Kernel) -> Any:
-    """The sections of a kernel whose blocks fold, with an end at which each stores its own."""
-    return replace(
-        k.sections, end=tuple("_end_groups.cuh.jinja" if e.startswith("_end") else e for e in k.sections.end)
-    )
-
-
 PLANS = [
     plan("half the stages' memory", "bulk", dynamic=lambda k: k.dynamic // 2),
     plan("a line too little of the stages' memory", "bulk groups", dynamic=lambda k: k.dynamic - 128),
     plan("a line too little of the stages' memory: async", "async", dynamic=lambda k: k.dynamic - 128),
-    plan("no room for the column sums", "folded", dynamic=lambda k: k.dynamic // 4),
+    plan("no room for the column sums", "cluster groups", dynamic=lambda k: k.dynamic // 4),
     plan("no room for the column sums: async", "async columns", dynamic=lambda k: k.dynamic // 4),
     plan("no room for the totals", "one launch", shared=lambda k: 480),
     plan("no room for the totals: bulk", "bulk, no rows", dynamic=lambda k: 2048),
@@ -513,22 +465,18 @@ PLANS = [
     plan("half of the scratch", "bulk block", shared=lambda k: k.shared // 2),
     plan("half of the scratch: a cluster", "cluster", shared=lambda k: k.shared // 2),
     plan("no clusters", "cluster", cluster=lambda k: 1),
-    plan("no clusters: folded", "folded", cluster=lambda k: 1),
     plan("clusters of clusters", "cluster", cluster=lambda k: 4),
     plan("a block of each cluster", "cluster", grid=grid(times=1)),
     plan("two clusters for one", "cluster", grid=grid(times=4)),
-    plan("half of a cluster", "folded", grid=grid(multiple=1)),
     plan("more blocks than owners", "bulk owners", grid=grid(limit=3)),
     plan("fewer blocks than owners", "bulk owners", grid=grid(limit=1)),
     plan("more clusters than owners", "cluster", grid=grid(limit=2)),
     plan("no block for no rows", "one launch, no rows", grid=grid(least=0)),
-    plan("half a cluster for no rows", "folded, no rows", grid=grid(least=1)),
     plan("no launch for no rows", "one launch, no rows", always=lambda k: False),
     plan("inputs in one place", "bulk columns", places=moved("places", 1, -512)),
     plan("an input off its line", "bulk columns", places=moved("places", 1, 8)),
     plan("a result on another input", "bulk most", results=moved("results", 0, 256)),
     plan("a result in the next stage", "bulk groups", results=moved("results", 0, 4096)),
-    plan("results of blocks not folded", "folded", sections=unfolded),
     Mutant("a counter that is not zero at first", "one launch", plan=unzeroed),
     lowered("results stored as early as they can be", "bulk most", "Style", lambda Style, *a: Style(*a[:5], False)),
     lowered("stages without lines", "cluster columns", "stage_share", lambda f, size, s, p: size * p.d // 4),
@@ -539,7 +487,6 @@ PLANS = [
     lowered("room for one segment of a cluster", "cluster", "met_numbers", lambda f, s, p: f(s, p) // 2),
     lowered("pieces a chunk short", "cluster", "piece", lambda f, s, p: f(s, p) - p.chunk),
     lowered("pieces a chunk long", "cluster", "piece", lambda f, s, p: f(s, p) + p.chunk),
-    lowered("two blocks where one adds", "bulk columns", "folds_blocks", lambda f, s, p: 2),
     lowered("units of the next size", "async columns", "_unit", lambda f, p: 8),
     lowered(
         "a result in a place of its own that is not there",
@@ -563,7 +510,6 @@ STAGED_CONSTANTS = {
     "bulk owners": {"OWNERS": [less, more, doubled]},
     "cluster": {"CLUSTER": [halved, doubled], "PIECE": [halved, doubled], "SEGMENT": [halved, doubled],
                 "SEGMENT_SLOTS": [halved, doubled], "SLOTS": [halved, less], "D": [less]},
-    "folded": {"FOLDED": [halved, doubled], "PIECE": [halved], "UNIT": [doubled]},
     "async": {"STAGES": [more], "STAGE_BYTES": [halved], "VEC": [doubled]},
     "async columns": {"PIECE": [halved]},
 }  # fmt: skip

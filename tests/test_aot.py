@@ -184,7 +184,7 @@ def blocks(rule: dict[str, Any], rows: int) -> int:
         return int(rule["fixed"])
     owners = -(-rows // rule["per"])
     count = rule["times"] * (owners if rule["limit"] is None else min(rule["limit"], owners))
-    return int(max(rule["least"], -(-count // rule["multiple"]) * rule["multiple"]))
+    return int(max(rule["least"], count))
 
 
 def test_the_manifest_states_its_rules(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_the_manifest_states_its_rules(tmp_path: Path) -> None:
     built(BWD, "--emit", "cu", "--out", tmp_path)
     (e,) = sets(tmp_path).values()
     assert "8 bytes" in e["argument_rule"]
-    assert all(key in e["grid_rule"] for key in ("fixed", "per", "limit", "times", "multiple", "least"))
+    assert all(key in e["grid_rule"] for key in ("fixed", "per", "limit", "times", "least"))
     assert all(key in e["launch_rule"] for key in ("cluster", "cooperatively", "dynamic shared memory"))
     assert "before the first launch" in e["workspace"]["zeroed_rule"]
     dependent = e["programmatic_stream_serialization"]

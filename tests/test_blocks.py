@@ -10,7 +10,6 @@ from lngen.errors import SpecError
 from lngen.interpret import interpret
 from lngen.ir.numerics import NUMPY_DTYPE, column_sum
 from lngen.lower import lower
-from lngen.passes.order import column_order
 from lngen.ptx import run_plan
 from lngen.schedule import Schedule, is_legal, parse_schedule, problem
 from lngen.spec import parse_spec
@@ -36,11 +35,6 @@ def test_a_forward_has_no_blocks() -> None:
 def test_blocks_is_a_whole_number(value: str) -> None:
     with pytest.raises(SpecError, match=f"'blocks' is expected to be a whole number from 1 to 4096, got '{value}'"):
         parse_spec(f"layernorm.bwd:d=8,blocks={value}")
-
-
-def test_an_odd_number_of_blocks_is_not_folded_in_pairs() -> None:
-    assert column_order(8192, 2, 6).cluster == 2
-    assert column_order(8192, 2, 5).cluster == 1
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def launch(k: Kernel, rows: int, dependent: bool) -> None:
         ("bulk, a cluster for each", 5, False, {CLUSTER_DIMENSION: (4, 1, 1)}),
         ("row_columns, one launch", 0, False, {COOPERATIVE: (1, 1, 1)}),
         (
-            "bulk, columns, blocks folded, one launch",
+            "bulk, columns, a cluster for each, one launch",
             300,
             True,
             {

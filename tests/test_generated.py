@@ -67,8 +67,6 @@ def test_the_catalog_covers_what_it_should() -> None:
         (True, "fwd"),
         (True, "bwd"),
     }
-    clusters = {(k.cluster, plan.schedule.cluster) for plan in catalog.plans() for k in plan.kernels}
-    assert (2, 1) in clusters, "no two blocks that fold their column sums"
     templates = {k.template for plan in catalog.plans() for k in plan.kernels}
     kernels = {p.name for p in data_dir("templates").glob("*.cu.jinja")} - {"module.cu.jinja"}
     assert templates == kernels, "a template that no golden kernel shows"

@@ -53,13 +53,13 @@ PLANS: dict[str, tuple[str, str]] = {
         "layernorm.bwd:d=1024,dtype=bf16",
         "form=bulk,threads=64,rows=8,stages=3,bulk_store=yes,keep=yes,one_launch=yes",
     ),
-    "bulk, columns, blocks folded": (
+    "bulk, columns, one row": (
         "layernorm.bwd:d=8192,dtype=bf16",
         "form=bulk,threads=512,rows=1,stages=3,keep=yes",
     ),
-    "bulk, columns, blocks folded, one launch": (
-        "rmsnorm.bwd:d=8192,dtype=f16",
-        "form=bulk,threads=512,rows=1,stages=3,one_launch=yes",
+    "bulk, columns, a cluster for each, one launch": (
+        "rmsnorm.bwd:d=16384,dtype=f16",
+        "form=bulk,threads=512,rows=1,stages=3,cluster=2,one_launch=yes",
     ),
     "bulk, columns, a cluster for each": (
         "layernorm.bwd:d=16384,dtype=bf16",
@@ -199,7 +199,7 @@ def test_a_partial_row_for_every_block(plan: Plan) -> None:
             (buffer,) = (b for b in plan.workspace if b.name == f"{sum_.name}_partial")
             (owners,) = (extent for extent in kernel.grid if extent.limit)
             assert owners.limit
-            assert buffer.fixed == -(-owners.limit // owners.multiple) * constants(kernel)["PITCH"]
+            assert buffer.fixed == owners.limit * constants(kernel)["PITCH"]
 
 
 def test_buffers_round_up() -> None:
@@ -218,8 +218,6 @@ def test_buffers_round_up() -> None:
         (Extent(per=1, limit=132), "min(132, rows)", [0, 1, 7, 132]),
         (Extent(per=2, limit=3), "min(3, ceil(rows / 2))", [0, 1, 3, 3]),
         (Extent(per=1, limit=30, times=4), "4 * min(30, rows)", [0, 4, 28, 120]),
-        (Extent(per=1, limit=128, multiple=2), "2 * ceil(min(128, rows) / 2)", [0, 2, 8, 128]),
-        (Extent(per=1, limit=3, multiple=2, least=2), "max(2, 2 * ceil(min(3, rows) / 2))", [2, 2, 4, 4]),
         (Extent(per=8, limit=3, least=1), "max(1, min(3, ceil(rows / 8)))", [1, 1, 1, 3]),
         (Extent(per=2, times=2, least=2), "max(2, 2 * ceil(rows / 2))", [2, 2, 8, 1000]),
     ],
@@ -269,21 +267,17 @@ def test_constants_and_launch_of_a_cluster_one_can_check_by_hand() -> None:
     )
     assert (rows.owner, rows.first_column) == ("blockIdx.x / CLUSTER", "cluster_rank() * PIECE")
     assert constants(finish) == {
-        "D": 16384, "SUMS": 2, "COLUMNS": 32, "STRANDS": 16, "PARTIALS": 66, "PITCH": 16384, "TOGETHER": 1,
-        "BATCH": 5, "PER_PARTIAL": 1,
+        "D": 16384, "SUMS": 2, "COLUMNS": 32, "STRANDS": 16, "PARTIALS": 66, "PITCH": 16384, "BATCH": 5,
+        "PER_PARTIAL": 1,
     }  # fmt: skip
     assert (finish.cluster, finish.dynamic, finish.launch_rule()) == (1, 0, "grid 512, block 512")
 
 
-@pytest.mark.parametrize(("schedule", "folded"), [("form=bulk,stages=3", 2), ("form=async,stages=3", 1)])
-def test_two_blocks_write_a_partial_row_or_the_finish_folds_theirs(schedule: str, folded: int) -> None:
-    """The graph folds the sums of two blocks first; a cluster does it before they are written."""
-    found = plan_of("layernorm.bwd:d=8192,dtype=bf16", f"{schedule},threads=512,rows=1,vec=8")
-    rows, finish = found.kernels
-    assert rows.cluster == folded
-    numbers = constants(finish)
-    assert (numbers["PARTIALS"], numbers["TOGETHER"], numbers["PER_PARTIAL"]) == (128 // folded, 2 // folded, folded)
-    assert {b.fixed for b in found.workspace} == {128 // folded * 8192}
+def test_every_block_writes_a_partial_row() -> None:
+    found = plan_of("layernorm.bwd:d=8192,dtype=bf16", "form=bulk,stages=3,threads=512,rows=1,vec=8")
+    numbers = constants(found.kernels[1])
+    assert (numbers["PARTIALS"], numbers["PER_PARTIAL"]) == (126, 1)
+    assert {b.fixed for b in found.workspace} == {126 * 8192}
 
 
 @pytest.mark.parametrize(
@@ -370,7 +364,7 @@ def test_one_launch_is_one_kernel_with_a_counter() -> None:
     assert not any(a.const for a in kernel.arguments if a.kind == "workspace")
     assert one.workspace == (Buffer("arrivals", DType.F32, fixed=1, zeroed=True), *two.workspace)
     assert [b.element for b in one.workspace] == ["u32", "f32", "f32"]
-    assert [kernel.grid[0](n) for n in (0, 1, 3, 1000)] == [128] * 4
+    assert [kernel.grid[0](n) for n in (0, 1, 3, 1000)] == [126] * 4
     (short,) = plan_of("layernorm.bwd:d=100,dtype=f32", "form=registers,threads=16,rows=64,one_launch=yes").kernels
     assert [short.grid[0](n) for n in (0, 1, 256, 320, 10**6)] == [4, 4, 4, 5, 128]
     (narrow,) = plan_of(

@@ -312,30 +312,23 @@ EARLY = [
     text("kept columns of another slot", "early", "D, true>(gamma_kept[k]", "D, true>(gamma_kept[0]"),
     text("beta is kept for gamma", "early", "true>(gamma_kept[k], gamma_ptr", "true>(gamma_kept[k], beta_ptr"),
 ]
-STRAND = "int first = strand * TOGETHER; first < filled; first += BATCH * STRANDS * TOGETHER"
-AT = "first + b * STRANDS * TOGETHER + t"
+STRAND = "int first = strand; first < filled; first += BATCH * STRANDS"
+AT = "first + b * STRANDS"
 THERE = "static_cast<long long>(at < filled ? at : filled - 1) * PITCH"
 TOTALS = "\n        __syncthreads();\n        if (threadIdx.x < COLUMNS && col < D) {"
 # Left out: a shorter grid, fewer threads, wider or narrower tiles in a finish (its loops make up for it), and how many
-# folds are on their way.
+# partial rows are on their way.
 FINISH = [
-    text("strands in runs", "few", AT, "first + b * TOGETHER + t"),
-    text("strands overlap", "few", STRAND, STRAND.replace("strand * TOGETHER;", "strand;")),
-    text("strands skip", "few", AT, "first + b * (STRANDS + 1) * TOGETHER + t"),
-    text("strands of single partial rows", "few", AT, "first + b * STRANDS + t"),
-    text("one batch of folds", "batches", STRAND, STRAND.replace("first += BATCH * STRANDS", "first += 99 * STRANDS")),
-    text("batches of folds overlap", "batches", STRAND, STRAND.replace("BATCH * STRANDS", "STRANDS")),
-    text("batches of folds skip", "batches", STRAND, STRAND.replace("BATCH * STRANDS", "(BATCH + 1) * STRANDS")),
+    text("strands in runs", "few", AT, "first + b"),
+    text("strands overlap", "few", STRAND, STRAND.replace("= strand;", "= strand / 2;")),
+    text("strands skip", "few", AT, "first + b * (STRANDS + 1)"),
+    text("one batch", "batches", STRAND, STRAND.replace("first += BATCH * STRANDS", "first += 99 * STRANDS")),
+    text("batches overlap", "batches", STRAND, STRAND.replace("BATCH * STRANDS", "STRANDS")),
+    text("batches skip", "batches", STRAND, STRAND.replace("BATCH * STRANDS", "(BATCH + 1) * STRANDS")),
     text("the last partial row left out", "few", "at < filled ? there", "at < filled - 1 ? there"),
     text("a partial row too many", "few", "at < filled ? there : ABSENT", "there"),
     text("an absent partial row is +0", "few of zeros", "? there : ABSENT", "? there : 0.0f"),
     text("absent partial rows read", "few", THERE, "static_cast<long long>(at) * PITCH"),
-    text(
-        "partial rows left to right",
-        "few",
-        "sums[n] = sums[n] + fold<Add, TOGETHER>(part[n][b]);",
-        "for (real p : part[n][b]) sums[n] = sums[n] + p;",
-    ),
     text("partial rows at a distance of COLUMNS", "few", THERE, THERE.replace("PITCH", "32")),
     text("blocks rounded down", "backward", "(rows + PER_PARTIAL - 1) / PER_PARTIAL", "rows / PER_PARTIAL"),
     text(
@@ -419,8 +412,7 @@ CONSTANTS = {
 FINISH_KERNEL = {
     "backward": {"D": [less, more], "SUMS": [less]},
     "rounds": {"PARTIALS": [less, halved], "STRANDS": [doubled]},
-    "few": {"PITCH": [less, doubled], "PER_PARTIAL": [doubled], "TOGETHER": [halved, doubled],
-            "STRANDS": [halved, less]},
+    "few": {"PITCH": [less, doubled], "PER_PARTIAL": [doubled], "STRANDS": [halved, less]},
 }  # fmt: skip
 COLUMN_KERNEL = {
     "columns": {"D": [halved, more], "PITCH": [less, doubled], "THREADS": [halved, doubled], "CHUNK": [halved],
@@ -624,8 +616,6 @@ PASSES = [
     Mutant("segment halved: stream", "stream", patch=facts(segment=halved)),
     Mutant("blocks halved", "rounds", patch=facts(blocks=halved)),
     Mutant("a block less", "columns, rounds", patch=facts(blocks=less)),
-    Mutant("blocks not folded first", "few", patch=facts(cluster=halved)),
-    Mutant("twice as many blocks folded first", "few", patch=facts(cluster=doubled)),
     Mutant("sums of another dtype", "double", patch=lambda: patch.object(LOWER, "_real", lambda g: F32)),
     Mutant("terms not guarded", "small", patch=lambda: patch.object(LOWER._Lowering, "_guard", lambda s, t, a: t)),
 ]

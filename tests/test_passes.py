@@ -192,7 +192,7 @@ TABLE: dict[str, tuple[Pass, Graph, Graph]] = {
             "%x: bf16[M, D]",
             "%a : f32[M, D] = cast %x {to=f32}",
             "%s : f32[M] = reduce_sum %a {axis=D, chunk=8, segment=4096}",
-            "%t : f32[D] = reduce_sum %a {axis=M, blocks=128, cluster=1, groups=2, strands=16}",
+            "%t : f32[D] = reduce_sum %a {axis=M, blocks=126, groups=2, strands=16}",
             "%u : f32[M] = reduce_sum %a {axis=D, chunk=2, segment=4096}",
             "%s, %t, %u",
         ),
@@ -407,14 +407,17 @@ def test_what_is_rematerialised_has_the_bits_of_what_is_saved(name: str, dtype: 
 
 
 def test_column_orders_are_a_function_of_d_and_dtype() -> None:
-    found = {(d, size): column_order(d, size) for d in (1, 64, 65, 4096, 8192, 12289, 2**20) for size in (2, 4, 8)}
-    orders = {k: (o.groups, o.blocks, o.cluster, o.strands) for k, o in found.items()}
-    assert orders[1, 2] == orders[64, 4] == (128, 128, 1, 16)
-    assert orders[65, 8] == (64, 128, 1, 16)
-    assert orders[4096, 2] == (2, 128, 1, 16)
-    assert orders[4096, 8] == orders[8192, 2] == (1, 128, 2, 16)
-    assert orders[12289, 2] == orders[8192, 8] == (1, 66, 1, 16)
-    assert orders[2**20, 2] == (1, 4, 1, 4)
+    found = {
+        (d, size): column_order(d, size) for d in (1, 64, 65, 1536, 1537, 4096, 8192, 8193, 2**20) for size in (2, 4, 8)
+    }
+    orders = {k: (o.groups, o.blocks, o.strands) for k, o in found.items()}
+    assert orders[1, 2] == orders[64, 4] == (128, 128, 16)
+    assert orders[65, 8] == (64, 128, 16)
+    assert (orders[1536, 2], orders[1537, 2]) == ((8, 128, 16), (4, 126, 16))
+    assert orders[4096, 2] == (2, 126, 16)
+    assert orders[4096, 8] == orders[8192, 2] == (1, 126, 16)
+    assert orders[8193, 2] == orders[8192, 8] == (1, 66, 16)
+    assert orders[2**20, 2] == (1, 4, 4)
 
 
 # Longer rows than these have never fitted anything.
@@ -438,14 +441,12 @@ def test_segments_are_equal_short_and_a_power_of_two(d: int, size: int) -> None:
 @given(d=LENGTHS, size=SIZES)
 def test_what_shares_the_rows(d: int, size: int) -> None:
     o = column_order(d, size)
-    for number in (o.groups, o.cluster, o.strands):
+    for number in (o.groups, o.strands):
         assert number & (number - 1) == 0
     held = 6144 if size == 8 else 12288
     assert 1 <= o.groups <= 128
     assert o.groups == 1 or o.groups * max(d, 64) <= held
     assert o.groups in (1, 128) or 2 * o.groups * max(d, 64) > held
-    assert o.blocks % o.cluster == 0
-    assert o.cluster == 1 or o.groups == 1
     assert 4 <= o.blocks <= 128
     # A block, or cluster, of a row that is twice as long is larger, so that fewer share the rows.
     assert column_order(2 * d, size).blocks <= o.blocks

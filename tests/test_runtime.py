@@ -168,7 +168,7 @@ def test_a_warm_up_is_for_any_number_of_rows(monkeypatch: pytest.MonkeyPatch) ->
     norm.warmup(0, rows=7)
     assert asked == [7, 7]
     norm.warmup()
-    assert asked[2:] == [132, 264, 528, None, None]
+    assert asked[2:] == [132, 264, 528, 4224, None, None]
 
 
 def test_a_plan_for_few_rows() -> None:

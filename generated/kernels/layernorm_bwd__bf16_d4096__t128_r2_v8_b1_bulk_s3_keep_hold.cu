@@ -3,7 +3,7 @@
 //   regenerate : lngen show layernorm.bwd:d=4096,dtype=bf16 --stage cuda --schedule form=bulk,threads=128,rows=2,vec=8,stages=3,keep=yes,hold=yes
 //   spec       : layernorm.bwd:d=4096,dtype=bf16
 //   schedule   : form=bulk,threads=128,rows=2,vec=8,stages=3,keep=yes,hold=yes
-//   ir-sha256  : 87d221244cf3
+//   ir-sha256  : 86efab38d73f
 //
 // graph @layernorm_bwd(%dy: bf16[M, D], %x: bf16[M, D], %gamma: bf16[D], %mean: f32[M], %rstd: f32[M]) -> (bf16[M, D], bf16[D], bf16[D]) {
 //   %x32                    : f32[M, D]  = cast %x {to=f32}
@@ -24,9 +24,9 @@
 //   %dx32                   : f32[M, D]  = mul %rstd, %dx32_part_1
 //   %dx                     : bf16[M, D] = cast %dx32 {to=bf16}
 //   %dy_xhat                : f32[M, D]  = mul %dy32, %xhat
-//   %sum_dy_xhat            : f32[D]     = reduce_sum %dy_xhat {axis=M, blocks=128, cluster=1, groups=2, strands=16}
+//   %sum_dy_xhat            : f32[D]     = reduce_sum %dy_xhat {axis=M, blocks=126, groups=2, strands=16}
 //   %dgamma                 : bf16[D]    = cast %sum_dy_xhat {to=bf16}
-//   %sum_dy                 : f32[D]     = reduce_sum %dy32 {axis=M, blocks=128, cluster=1, groups=2, strands=16}
+//   %sum_dy                 : f32[D]     = reduce_sum %dy32 {axis=M, blocks=126, groups=2, strands=16}
 //   %dbeta                  : bf16[D]    = cast %sum_dy {to=bf16}
 //   return %dx, %dgamma, %dbeta
 // }
@@ -389,33 +389,30 @@ __device__ __forceinline__ void store_partial(real* __restrict__ partial, const 
     }
 }
 
-// What a strand adds in a column of each kind of partial rows: every STRANDS-th fold of TOGETHER of them, of which filled
-// are there. BATCH folds are on their way at a time; what is not there adds nothing.
-template <int PITCH, int STRANDS, int TOGETHER, int BATCH, int SUMS>
+// What a strand adds in a column of each kind of partial rows: every STRANDS-th of them, of which filled are there. BATCH
+// are on their way at a time; what is not there adds nothing.
+template <int PITCH, int STRANDS, int BATCH, int SUMS>
 __device__ __forceinline__ void strand_sums(real (&sums)[SUMS], const real* const (&partials)[SUMS], int strand, int filled)
 {
     #pragma unroll
     for (int n = 0; n < SUMS; ++n) sums[n] = ABSENT;
     #pragma unroll 1
-    for (int first = strand * TOGETHER; first < filled; first += BATCH * STRANDS * TOGETHER) {
-        real part[SUMS][BATCH][TOGETHER];
+    for (int first = strand; first < filled; first += BATCH * STRANDS) {
+        real part[SUMS][BATCH];
         #pragma unroll
         for (int b = 0; b < BATCH; ++b) {
+            const int at = first + b * STRANDS;
+            const long long from = static_cast<long long>(at < filled ? at : filled - 1) * PITCH;
             #pragma unroll
-            for (int t = 0; t < TOGETHER; ++t) {
-                const int at = first + b * STRANDS * TOGETHER + t;
-                const long long from = static_cast<long long>(at < filled ? at : filled - 1) * PITCH;
-                #pragma unroll
-                for (int n = 0; n < SUMS; ++n) {
-                    const real there = __ldcg(partials[n] + from);
-                    part[n][b][t] = at < filled ? there : ABSENT;
-                }
+            for (int n = 0; n < SUMS; ++n) {
+                const real there = __ldcg(partials[n] + from);
+                part[n][b] = at < filled ? there : ABSENT;
             }
         }
         #pragma unroll
         for (int n = 0; n < SUMS; ++n) {
             #pragma unroll
-            for (int b = 0; b < BATCH; ++b) sums[n] = sums[n] + fold<Add, TOGETHER>(part[n][b]);
+            for (int b = 0; b < BATCH; ++b) sums[n] = sums[n] + part[n][b];
         }
     }
 }
@@ -451,7 +448,7 @@ layernorm_bwd__bf16_d4096__t128_r2_v8_b1_bulk_s3_keep_hold__rows(
     constexpr int STAGE_BYTES   = 16384;       // shared memory of a row
     constexpr int BOUND         = 2147483647;  // first column that is not there: none
     constexpr int PIECE         = 4096;        // elements of a row a block has
-    constexpr int OWNERS        = 128;         // blocks that share the rows; fixed by the graph
+    constexpr int OWNERS        = 126;         // blocks that share the rows; fixed by the graph
     constexpr int UNIT          = 4;           // column sums moved together
     constexpr int PITCH         = 4096;        // column sums from one partial row to the next
 
@@ -605,8 +602,8 @@ layernorm_bwd__bf16_d4096__t128_r2_v8_b1_bulk_s3_keep_hold__rows(
                 const float dx32 = rstd * dx32_part_1;                                    // %dx32 : f32[M, D] = mul %rstd, %dx32_part_1
                 const bf16 dx = bf16_from_f32(dx32);                                      // %dx : bf16[M, D] = cast %dx32 {to=bf16}
                 const float dy_xhat = dy32 * xhat;                                        // %dy_xhat : f32[M, D] = mul %dy32, %xhat
-                if (live) sum_dy_xhat_acc[k][i] = sum_dy_xhat_acc[k][i] + dy_xhat;        // %sum_dy_xhat : f32[D] = reduce_sum %dy_xhat {axis=M, blocks=128, cluster=1, groups=2, strands=16}
-                if (live) sum_dy_acc[k][i] = sum_dy_acc[k][i] + dy32;                     // %sum_dy : f32[D] = reduce_sum %dy32 {axis=M, blocks=128, cluster=1, groups=2, strands=16}
+                if (live) sum_dy_xhat_acc[k][i] = sum_dy_xhat_acc[k][i] + dy_xhat;        // %sum_dy_xhat : f32[D] = reduce_sum %dy_xhat {axis=M, blocks=126, groups=2, strands=16}
+                if (live) sum_dy_acc[k][i] = sum_dy_acc[k][i] + dy32;                     // %sum_dy : f32[D] = reduce_sum %dy32 {axis=M, blocks=126, groups=2, strands=16}
                 dx_out[i] = dx;
             }
             if (live) store_chunk<VEC, BOUND>(dx_ptr + row * dx_stride, dx_out, col);
@@ -642,16 +639,15 @@ layernorm_bwd__bf16_d4096__t128_r2_v8_b1_bulk_s3_keep_hold__finish(
     constexpr int SUMS        = 2;     // column sums
     constexpr int COLUMNS     = 32;    // columns a block completes at a time
     constexpr int STRANDS     = 16;    // strands that add the partial rows of a column
-    constexpr int PARTIALS    = 128;   // partial rows at most
+    constexpr int PARTIALS    = 126;   // partial rows at most
     constexpr int PITCH       = 4096;  // column sums from one partial row to the next
-    constexpr int TOGETHER    = 1;     // partial rows that are folded first
-    constexpr int BATCH       = 8;     // folds of them a strand has on their way at a time
+    constexpr int BATCH       = 8;     // partial rows a strand has on their way at a time
     constexpr int PER_PARTIAL = 2;     // rows side by side behind a partial row
 
     wait_for_previous_kernel();
     __shared__ real totals[SUMS * STRANDS * COLUMNS];
-    // Adds the partial rows, TOGETHER of them folded first: strand s takes every STRANDS-th in increasing order, then
-    // the strands are folded. The sum of no rows is zero.
+    // Adds the partial rows: strand s takes every STRANDS-th in increasing order, then the strands are folded. The sum of
+    // no rows is zero.
     const long long blocks = (rows + PER_PARTIAL - 1) / PER_PARTIAL;
     const int filled = blocks < PARTIALS ? static_cast<int>(blocks) : PARTIALS;
     for (int tile = blockIdx.x; tile * COLUMNS < D; tile += gridDim.x) {
@@ -663,7 +659,7 @@ layernorm_bwd__bf16_d4096__t128_r2_v8_b1_bulk_s3_keep_hold__finish(
                 sum_dy_partial_ptr + col,
             };
             real sums[SUMS];
-            strand_sums<PITCH, STRANDS, TOGETHER, BATCH>(sums, partials, strand, filled);
+            strand_sums<PITCH, STRANDS, BATCH>(sums, partials, strand, filled);
             #pragma unroll
             for (int n = 0; n < SUMS; ++n) totals[(n * STRANDS + strand) * COLUMNS + column] = sums[n];
         }
@@ -672,11 +668,11 @@ layernorm_bwd__bf16_d4096__t128_r2_v8_b1_bulk_s3_keep_hold__finish(
             real sum_dy_xhat_strands[STRANDS];
             #pragma unroll
             for (int s = 0; s < STRANDS; ++s) sum_dy_xhat_strands[s] = totals[(0 * STRANDS + s) * COLUMNS + column];
-            const real sum_dy_xhat = rows == 0 ? real(0) : fold<Add, STRANDS>(sum_dy_xhat_strands);  // %sum_dy_xhat : f32[D] = reduce_sum %dy_xhat {axis=M, blocks=128, cluster=1, groups=2, strands=16}
+            const real sum_dy_xhat = rows == 0 ? real(0) : fold<Add, STRANDS>(sum_dy_xhat_strands);  // %sum_dy_xhat : f32[D] = reduce_sum %dy_xhat {axis=M, blocks=126, groups=2, strands=16}
             real sum_dy_strands[STRANDS];
             #pragma unroll
             for (int s = 0; s < STRANDS; ++s) sum_dy_strands[s] = totals[(1 * STRANDS + s) * COLUMNS + column];
-            const real sum_dy = rows == 0 ? real(0) : fold<Add, STRANDS>(sum_dy_strands);  // %sum_dy : f32[D] = reduce_sum %dy32 {axis=M, blocks=128, cluster=1, groups=2, strands=16}
+            const real sum_dy = rows == 0 ? real(0) : fold<Add, STRANDS>(sum_dy_strands);  // %sum_dy : f32[D] = reduce_sum %dy32 {axis=M, blocks=126, groups=2, strands=16}
             const bf16 dgamma = bf16_from_f32(sum_dy_xhat);  // %dgamma : bf16[D] = cast %sum_dy_xhat {to=bf16}
             const bf16 dbeta = bf16_from_f32(sum_dy);        // %dbeta : bf16[D] = cast %sum_dy {to=bf16}
             dgamma_ptr[col] = dgamma;

@@ -3,7 +3,7 @@
 //   regenerate : lngen show layernorm.bwd:d=8192,dtype=f16 --stage cuda --schedule form=bulk,threads=256,rows=1,vec=8,stages=3,keep=yes
 //   spec       : layernorm.bwd:d=8192,dtype=f16
 //   schedule   : form=bulk,threads=256,rows=1,vec=8,stages=3,keep=yes
-//   ir-sha256  : 49d9ad97a776
+//   ir-sha256  : b533cfb7c771
 //
 // graph @layernorm_bwd(%dy: f16[M, D], %x: f16[M, D], %gamma: f16[D], %mean: f32[M], %rstd: f32[M]) -> (f16[M, D], f16[D], f16[D]) {
 //   %x32                    : f32[M, D] = cast %x {to=f32}
@@ -24,9 +24,9 @@
 //   %dx32                   : f32[M, D] = mul %rstd, %dx32_part_1
 //   %dx                     : f16[M, D] = cast %dx32 {to=f16}
 //   %dy_xhat                : f32[M, D] = mul %dy32, %xhat
-//   %sum_dy_xhat            : f32[D]    = reduce_sum %dy_xhat {axis=M, blocks=128, cluster=2, groups=1, strands=16}
+//   %sum_dy_xhat            : f32[D]    = reduce_sum %dy_xhat {axis=M, blocks=126, groups=1, strands=16}
 //   %dgamma                 : f16[D]    = cast %sum_dy_xhat {to=f16}
-//   %sum_dy                 : f32[D]    = reduce_sum %dy32 {axis=M, blocks=128, cluster=2, groups=1, strands=16}
+//   %sum_dy                 : f32[D]    = reduce_sum %dy32 {axis=M, blocks=126, groups=1, strands=16}
 //   %dbeta                  : f16[D]    = cast %sum_dy {to=f16}
 //   return %dx, %dgamma, %dbeta
 // }
@@ -209,26 +209,6 @@ template <int PENDING> __device__ __forceinline__ void wait_for_stores()
 // Orders ordinary stores to shared memory before bulk copies from there, or to there.
 __device__ __forceinline__ void before_bulk_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-__device__ __forceinline__ int cluster_rank()
-{
-    unsigned rank;
-    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return rank;
-}
-
-__device__ __forceinline__ void cluster_barrier()
-{
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
-// The address in another block of the cluster of what lies at p in this one.
-__device__ __forceinline__ unsigned remote_address(const void* p, int rank)
-{
-    unsigned address;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(p)), "r"(rank));
-    return address;
-}
-
 // The first column of a thread's chunk in a slot, for slots that start at column start; D where there is none.
 template <int D, int CHUNK, int THREADS, int SEGMENT, int SEGMENT_SLOTS>
 __device__ __forceinline__ int column(int start, int slot, int lane)
@@ -406,80 +386,30 @@ __device__ __forceinline__ void store_partial(real* __restrict__ partial, const 
     }
 }
 
-// A unit in the shared memory of a block of the cluster.
-template <int UNIT> __device__ __forceinline__ Unit<UNIT> remote_unit(const real* place, int rank)
-{
-    Unit<UNIT> unit;
-    const unsigned from = remote_address(place, rank);
-    if constexpr (UNIT == 4)
-        asm volatile("ld.shared::cluster.v4.f32 { %0, %1, %2, %3 }, [%4];"
-            : "=f"(unit.items[0]), "=f"(unit.items[1]), "=f"(unit.items[2]), "=f"(unit.items[3]) : "r"(from) : "memory");
-    else if constexpr (UNIT == 2)
-        asm volatile("ld.shared::cluster.v2.f64 { %0, %1 }, [%2];" : "=d"(unit.items[0]), "=d"(unit.items[1]) : "r"(from) : "memory");
-    else if constexpr (sizeof(real) == 4)
-        asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(unit.items[0]) : "r"(from) : "memory");
-    else
-        asm volatile("ld.shared::cluster.f64 %0, [%1];" : "=d"(unit.items[0]) : "r"(from) : "memory");
-    return unit;
-}
-
-// Folds what the blocks of a cluster have stashed, each block a share of the columns, into one partial row. All that a
-// thread needs is on its way at once.
-template <int D, int BLOCK, int FOLDED, int UNIT>
-__device__ __forceinline__ void fold_blocks(real* __restrict__ partial, const real* place)
-{
-    constexpr int TURNS = (D + UNIT * FOLDED * BLOCK - 1) / (UNIT * FOLDED * BLOCK);
-    const int first = cluster_rank() * BLOCK + threadIdx.x;
-    Unit<UNIT> part[TURNS][FOLDED];
-    #pragma unroll
-    for (int t = 0; t < TURNS; ++t) {
-        const int unit = first + t * FOLDED * BLOCK;
-        const real* from = place + unit_place(unit * UNIT < D ? unit : 0) * UNIT;
-        #pragma unroll
-        for (int r = 0; r < FOLDED; ++r) part[t][r] = remote_unit<UNIT>(from, r);
-    }
-    #pragma unroll
-    for (int t = 0; t < TURNS; ++t) {
-        Unit<UNIT> sum;
-        #pragma unroll
-        for (int j = 0; j < UNIT; ++j) {
-            real terms[FOLDED];
-            #pragma unroll
-            for (int r = 0; r < FOLDED; ++r) terms[r] = part[t][r].items[j];
-            sum.items[j] = fold<Add, FOLDED>(terms);
-        }
-        const int unit = first + t * FOLDED * BLOCK;
-        if (unit * UNIT < D) *reinterpret_cast<Unit<UNIT>*>(partial + unit * UNIT) = sum;
-    }
-}
-
-// What a strand adds in a column of each kind of partial rows: every STRANDS-th fold of TOGETHER of them, of which filled
-// are there. BATCH folds are on their way at a time; what is not there adds nothing.
-template <int PITCH, int STRANDS, int TOGETHER, int BATCH, int SUMS>
+// What a strand adds in a column of each kind of partial rows: every STRANDS-th of them, of which filled are there. BATCH
+// are on their way at a time; what is not there adds nothing.
+template <int PITCH, int STRANDS, int BATCH, int SUMS>
 __device__ __forceinline__ void strand_sums(real (&sums)[SUMS], const real* const (&partials)[SUMS], int strand, int filled)
 {
     #pragma unroll
     for (int n = 0; n < SUMS; ++n) sums[n] = ABSENT;
     #pragma unroll 1
-    for (int first = strand * TOGETHER; first < filled; first += BATCH * STRANDS * TOGETHER) {
-        real part[SUMS][BATCH][TOGETHER];
+    for (int first = strand; first < filled; first += BATCH * STRANDS) {
+        real part[SUMS][BATCH];
         #pragma unroll
         for (int b = 0; b < BATCH; ++b) {
+            const int at = first + b * STRANDS;
+            const long long from = static_cast<long long>(at < filled ? at : filled - 1) * PITCH;
             #pragma unroll
-            for (int t = 0; t < TOGETHER; ++t) {
-                const int at = first + b * STRANDS * TOGETHER + t;
-                const long long from = static_cast<long long>(at < filled ? at : filled - 1) * PITCH;
-                #pragma unroll
-                for (int n = 0; n < SUMS; ++n) {
-                    const real there = __ldcg(partials[n] + from);
-                    part[n][b][t] = at < filled ? there : ABSENT;
-                }
+            for (int n = 0; n < SUMS; ++n) {
+                const real there = __ldcg(partials[n] + from);
+                part[n][b] = at < filled ? there : ABSENT;
             }
         }
         #pragma unroll
         for (int n = 0; n < SUMS; ++n) {
             #pragma unroll
-            for (int b = 0; b < BATCH; ++b) sums[n] = sums[n] + fold<Add, TOGETHER>(part[n][b]);
+            for (int b = 0; b < BATCH; ++b) sums[n] = sums[n] + part[n][b];
         }
     }
 }
@@ -515,10 +445,9 @@ layernorm_bwd__f16_d8192__t256_r1_v8_b1_bulk_s3_keep__rows(
     constexpr int STAGE_BYTES   = 32768;       // shared memory of a row
     constexpr int BOUND         = 2147483647;  // first column that is not there: none
     constexpr int PIECE         = 8192;        // elements of a row a block has
-    constexpr int OWNERS        = 128;         // blocks that share the rows; fixed by the graph
+    constexpr int OWNERS        = 126;         // blocks that share the rows; fixed by the graph
     constexpr int UNIT          = 4;           // column sums moved together
     constexpr int PITCH         = 8192;        // column sums from one partial row to the next
-    constexpr int FOLDED        = 2;           // blocks that fold their column sums
 
     extern __shared__ __align__(128) unsigned char staged[];
     __shared__ real scratch[1024];
@@ -658,8 +587,8 @@ layernorm_bwd__f16_d8192__t256_r1_v8_b1_bulk_s3_keep__rows(
                 const float dx32 = rstd * dx32_part_1;                                    // %dx32 : f32[M, D] = mul %rstd, %dx32_part_1
                 const f16 dx = f16_from_f32(dx32);                                        // %dx : f16[M, D] = cast %dx32 {to=f16}
                 const float dy_xhat = dy32 * xhat;                                        // %dy_xhat : f32[M, D] = mul %dy32, %xhat
-                if (live) sum_dy_xhat_acc[k][i] = sum_dy_xhat_acc[k][i] + dy_xhat;        // %sum_dy_xhat : f32[D] = reduce_sum %dy_xhat {axis=M, blocks=128, cluster=2, groups=1, strands=16}
-                if (live) sum_dy_acc[k][i] = sum_dy_acc[k][i] + dy32;                     // %sum_dy : f32[D] = reduce_sum %dy32 {axis=M, blocks=128, cluster=2, groups=1, strands=16}
+                if (live) sum_dy_xhat_acc[k][i] = sum_dy_xhat_acc[k][i] + dy_xhat;        // %sum_dy_xhat : f32[D] = reduce_sum %dy_xhat {axis=M, blocks=126, groups=1, strands=16}
+                if (live) sum_dy_acc[k][i] = sum_dy_acc[k][i] + dy32;                     // %sum_dy : f32[D] = reduce_sum %dy32 {axis=M, blocks=126, groups=1, strands=16}
                 dx_out[i] = dx;
             }
             if (live) store_chunk<VEC, BOUND>(dx_ptr + row * dx_stride, dx_out, col);
@@ -671,15 +600,14 @@ layernorm_bwd__f16_d8192__t256_r1_v8_b1_bulk_s3_keep__rows(
         }
     }
 
-    // ---- all rows are done: the blocks of a cluster fold their column sums where the rows were ----
+    // ---- all rows are done: the row groups fold their column sums where the rows were ----
     real* stashed = reinterpret_cast<real*>(staged);
     __syncthreads();
     stash<D, THREADS, SEGMENT, SEGMENT_SLOTS, PIECE, UNIT>(stashed + 0 * ROWS * stash_size(PIECE), sum_dy_xhat_acc, start, group, lane);
     stash<D, THREADS, SEGMENT, SEGMENT_SLOTS, PIECE, UNIT>(stashed + 1 * ROWS * stash_size(PIECE), sum_dy_acc, start, group, lane);
-    cluster_barrier();
-    fold_blocks<D, THREADS, FOLDED, UNIT>(sum_dy_xhat_partial_ptr + static_cast<long long>(blockIdx.x / FOLDED) * PITCH, stashed + 0 * stash_size(PIECE));
-    fold_blocks<D, THREADS, FOLDED, UNIT>(sum_dy_partial_ptr + static_cast<long long>(blockIdx.x / FOLDED) * PITCH, stashed + 1 * stash_size(PIECE));
-    cluster_barrier();  // no block leaves while another may still reach into its shared memory
+    __syncthreads();
+    store_partial<D, THREADS * ROWS, ROWS, PIECE, UNIT>(sum_dy_xhat_partial_ptr + static_cast<long long>(blockIdx.x) * PITCH, stashed + 0 * ROWS * stash_size(PIECE), start);
+    store_partial<D, THREADS * ROWS, ROWS, PIECE, UNIT>(sum_dy_partial_ptr + static_cast<long long>(blockIdx.x) * PITCH, stashed + 1 * ROWS * stash_size(PIECE), start);
 }
 
 // Completes the column sums.
@@ -696,16 +624,15 @@ layernorm_bwd__f16_d8192__t256_r1_v8_b1_bulk_s3_keep__finish(
     constexpr int SUMS        = 2;     // column sums
     constexpr int COLUMNS     = 32;    // columns a block completes at a time
     constexpr int STRANDS     = 16;    // strands that add the partial rows of a column
-    constexpr int PARTIALS    = 64;    // partial rows at most
+    constexpr int PARTIALS    = 126;   // partial rows at most
     constexpr int PITCH       = 8192;  // column sums from one partial row to the next
-    constexpr int TOGETHER    = 1;     // partial rows that are folded first
-    constexpr int BATCH       = 4;     // folds of them a strand has on their way at a time
-    constexpr int PER_PARTIAL = 2;     // rows side by side behind a partial row
+    constexpr int BATCH       = 8;     // partial rows a strand has on their way at a time
+    constexpr int PER_PARTIAL = 1;     // rows side by side behind a partial row
 
     wait_for_previous_kernel();
     __shared__ real totals[SUMS * STRANDS * COLUMNS];
-    // Adds the partial rows, TOGETHER of them folded first: strand s takes every STRANDS-th in increasing order, then
-    // the strands are folded. The sum of no rows is zero.
+    // Adds the partial rows: strand s takes every STRANDS-th in increasing order, then the strands are folded. The sum of
+    // no rows is zero.
     const long long blocks = (rows + PER_PARTIAL - 1) / PER_PARTIAL;
     const int filled = blocks < PARTIALS ? static_cast<int>(blocks) : PARTIALS;
     for (int tile = blockIdx.x; tile * COLUMNS < D; tile += gridDim.x) {
@@ -717,7 +644,7 @@ layernorm_bwd__f16_d8192__t256_r1_v8_b1_bulk_s3_keep__finish(
                 sum_dy_partial_ptr + col,
             };
             real sums[SUMS];
-            strand_sums<PITCH, STRANDS, TOGETHER, BATCH>(sums, partials, strand, filled);
+            strand_sums<PITCH, STRANDS, BATCH>(sums, partials, strand, filled);
             #pragma unroll
             for (int n = 0; n < SUMS; ++n) totals[(n * STRANDS + strand) * COLUMNS + column] = sums[n];
         }
@@ -726,11 +653,11 @@ layernorm_bwd__f16_d8192__t256_r1_v8_b1_bulk_s3_keep__finish(
             real sum_dy_xhat_strands[STRANDS];
             #pragma unroll
             for (int s = 0; s < STRANDS; ++s) sum_dy_xhat_strands[s] = totals[(0 * STRANDS + s) * COLUMNS + column];
-            const real sum_dy_xhat = rows == 0 ? real(0) : fold<Add, STRANDS>(sum_dy_xhat_strands);  // %sum_dy_xhat : f32[D] = reduce_sum %dy_xhat {axis=M, blocks=128, cluster=2, groups=1, strands=16}
+            const real sum_dy_xhat = rows == 0 ? real(0) : fold<Add, STRANDS>(sum_dy_xhat_strands);  // %sum_dy_xhat : f32[D] = reduce_sum %dy_xhat {axis=M, blocks=126, groups=1, strands=16}
             real sum_dy_strands[STRANDS];
             #pragma unroll
             for (int s = 0; s < STRANDS; ++s) sum_dy_strands[s] = totals[(1 * STRANDS + s) * COLUMNS + column];
-            const real sum_dy = rows == 0 ? real(0) : fold<Add, STRANDS>(sum_dy_strands);  // %sum_dy : f32[D] = reduce_sum %dy32 {axis=M, blocks=128, cluster=2, groups=1, strands=16}
+            const real sum_dy = rows == 0 ? real(0) : fold<Add, STRANDS>(sum_dy_strands);  // %sum_dy : f32[D] = reduce_sum %dy32 {axis=M, blocks=126, groups=1, strands=16}
             const f16 dgamma = f16_from_f32(sum_dy_xhat);  // %dgamma : f16[D] = cast %sum_dy_xhat {to=f16}
             const f16 dbeta = f16_from_f32(sum_dy);        // %dbeta : f16[D] = cast %sum_dy {to=f16}
             dgamma_ptr[col] = dgamma;

@@ -3,7 +3,7 @@
 //   regenerate : lngen show layernorm.bwd:d=1000,dtype=f32 --stage cuda --schedule form=async,threads=64,rows=8,vec=4,stages=2
 //   spec       : layernorm.bwd:d=1000,dtype=f32
 //   schedule   : form=async,threads=64,rows=8,vec=4,stages=2
-//   ir-sha256  : 2606fef0d304
+//   ir-sha256  : 6b3d30866a52
 //
 // graph @layernorm_bwd(%dy: f32[M, D], %x: f32[M, D], %gamma: f32[D], %mean: f32[M], %rstd: f32[M]) -> (f32[M, D], f32[D], f32[D]) {
 //   %x32                    : f32[M, D] = cast %x {to=f32}
@@ -23,9 +23,9 @@
 //   %dx32                   : f32[M, D] = mul %rstd, %dx32_part_1
 //   %dx                     : f32[M, D] = cast %dx32 {to=f32}
 //   %dy_xhat                : f32[M, D] = mul %dy, %xhat
-//   %sum_dy_xhat            : f32[D]    = reduce_sum %dy_xhat {axis=M, blocks=128, cluster=1, groups=8, strands=16}
+//   %sum_dy_xhat            : f32[D]    = reduce_sum %dy_xhat {axis=M, blocks=128, groups=8, strands=16}
 //   %dgamma                 : f32[D]    = cast %sum_dy_xhat {to=f32}
-//   %sum_dy                 : f32[D]    = reduce_sum %dy {axis=M, blocks=128, cluster=1, groups=8, strands=16}
+//   %sum_dy                 : f32[D]    = reduce_sum %dy {axis=M, blocks=128, groups=8, strands=16}
 //   %dbeta                  : f32[D]    = cast %sum_dy {to=f32}
 //   return %dx, %dgamma, %dbeta
 // }
@@ -310,33 +310,30 @@ __device__ __forceinline__ void store_partial(real* __restrict__ partial, const 
     }
 }
 
-// What a strand adds in a column of each kind of partial rows: every STRANDS-th fold of TOGETHER of them, of which filled
-// are there. BATCH folds are on their way at a time; what is not there adds nothing.
-template <int PITCH, int STRANDS, int TOGETHER, int BATCH, int SUMS>
+// What a strand adds in a column of each kind of partial rows: every STRANDS-th of them, of which filled are there. BATCH
+// are on their way at a time; what is not there adds nothing.
+template <int PITCH, int STRANDS, int BATCH, int SUMS>
 __device__ __forceinline__ void strand_sums(real (&sums)[SUMS], const real* const (&partials)[SUMS], int strand, int filled)
 {
     #pragma unroll
     for (int n = 0; n < SUMS; ++n) sums[n] = ABSENT;
     #pragma unroll 1
-    for (int first = strand * TOGETHER; first < filled; first += BATCH * STRANDS * TOGETHER) {
-        real part[SUMS][BATCH][TOGETHER];
+    for (int first = strand; first < filled; first += BATCH * STRANDS) {
+        real part[SUMS][BATCH];
         #pragma unroll
         for (int b = 0; b < BATCH; ++b) {
+            const int at = first + b * STRANDS;
+            const long long from = static_cast<long long>(at < filled ? at : filled - 1) * PITCH;
             #pragma unroll
-            for (int t = 0; t < TOGETHER; ++t) {
-                const int at = first + b * STRANDS * TOGETHER + t;
-                const long long from = static_cast<long long>(at < filled ? at : filled - 1) * PITCH;
-                #pragma unroll
-                for (int n = 0; n < SUMS; ++n) {
-                    const real there = __ldcg(partials[n] + from);
-                    part[n][b][t] = at < filled ? there : ABSENT;
-                }
+            for (int n = 0; n < SUMS; ++n) {
+                const real there = __ldcg(partials[n] + from);
+                part[n][b] = at < filled ? there : ABSENT;
             }
         }
         #pragma unroll
         for (int n = 0; n < SUMS; ++n) {
             #pragma unroll
-            for (int b = 0; b < BATCH; ++b) sums[n] = sums[n] + fold<Add, TOGETHER>(part[n][b]);
+            for (int b = 0; b < BATCH; ++b) sums[n] = sums[n] + part[n][b];
         }
     }
 }
@@ -498,8 +495,8 @@ layernorm_bwd__f32_d1000__t64_r8_v4_b1_async_s2__rows(
                 const float dx32 = rstd * dx32_part_1;                                    // %dx32 : f32[M, D] = mul %rstd, %dx32_part_1
                 const float dx = dx32;                                                    // %dx : f32[M, D] = cast %dx32 {to=f32}
                 const float dy_xhat = dy[i] * xhat;                                       // %dy_xhat : f32[M, D] = mul %dy, %xhat
-                if (live) sum_dy_xhat_acc[k][i] = sum_dy_xhat_acc[k][i] + dy_xhat;        // %sum_dy_xhat : f32[D] = reduce_sum %dy_xhat {axis=M, blocks=128, cluster=1, groups=8, strands=16}
-                if (live) sum_dy_acc[k][i] = sum_dy_acc[k][i] + dy[i];                    // %sum_dy : f32[D] = reduce_sum %dy {axis=M, blocks=128, cluster=1, groups=8, strands=16}
+                if (live) sum_dy_xhat_acc[k][i] = sum_dy_xhat_acc[k][i] + dy_xhat;        // %sum_dy_xhat : f32[D] = reduce_sum %dy_xhat {axis=M, blocks=128, groups=8, strands=16}
+                if (live) sum_dy_acc[k][i] = sum_dy_acc[k][i] + dy[i];                    // %sum_dy : f32[D] = reduce_sum %dy {axis=M, blocks=128, groups=8, strands=16}
                 dx_out[i] = dx;
             }
             if (live) store_chunk<VEC, D>(dx_ptr + row * dx_stride, dx_out, col);
@@ -537,14 +534,13 @@ layernorm_bwd__f32_d1000__t64_r8_v4_b1_async_s2__finish(
     constexpr int STRANDS     = 16;    // strands that add the partial rows of a column
     constexpr int PARTIALS    = 128;   // partial rows at most
     constexpr int PITCH       = 1000;  // column sums from one partial row to the next
-    constexpr int TOGETHER    = 1;     // partial rows that are folded first
-    constexpr int BATCH       = 8;     // folds of them a strand has on their way at a time
+    constexpr int BATCH       = 8;     // partial rows a strand has on their way at a time
     constexpr int PER_PARTIAL = 8;     // rows side by side behind a partial row
 
     wait_for_previous_kernel();
     __shared__ real totals[SUMS * STRANDS * COLUMNS];
-    // Adds the partial rows, TOGETHER of them folded first: strand s takes every STRANDS-th in increasing order, then
-    // the strands are folded. The sum of no rows is zero.
+    // Adds the partial rows: strand s takes every STRANDS-th in increasing order, then the strands are folded. The sum of
+    // no rows is zero.
     const long long blocks = (rows + PER_PARTIAL - 1) / PER_PARTIAL;
     const int filled = blocks < PARTIALS ? static_cast<int>(blocks) : PARTIALS;
     for (int tile = blockIdx.x; tile * COLUMNS < D; tile += gridDim.x) {
@@ -556,7 +552,7 @@ layernorm_bwd__f32_d1000__t64_r8_v4_b1_async_s2__finish(
                 sum_dy_partial_ptr + col,
             };
             real sums[SUMS];
-            strand_sums<PITCH, STRANDS, TOGETHER, BATCH>(sums, partials, strand, filled);
+            strand_sums<PITCH, STRANDS, BATCH>(sums, partials, strand, filled);
             #pragma unroll
             for (int n = 0; n < SUMS; ++n) totals[(n * STRANDS + strand) * COLUMNS + column] = sums[n];
         }
@@ -565,11 +561,11 @@ layernorm_bwd__f32_d1000__t64_r8_v4_b1_async_s2__finish(
             real sum_dy_xhat_strands[STRANDS];
             #pragma unroll
             for (int s = 0; s < STRANDS; ++s) sum_dy_xhat_strands[s] = totals[(0 * STRANDS + s) * COLUMNS + column];
-            const real sum_dy_xhat = rows == 0 ? real(0) : fold<Add, STRANDS>(sum_dy_xhat_strands);  // %sum_dy_xhat : f32[D] = reduce_sum %dy_xhat {axis=M, blocks=128, cluster=1, groups=8, strands=16}
+            const real sum_dy_xhat = rows == 0 ? real(0) : fold<Add, STRANDS>(sum_dy_xhat_strands);  // %sum_dy_xhat : f32[D] = reduce_sum %dy_xhat {axis=M, blocks=128, groups=8, strands=16}
             real sum_dy_strands[STRANDS];
             #pragma unroll
             for (int s = 0; s < STRANDS; ++s) sum_dy_strands[s] = totals[(1 * STRANDS + s) * COLUMNS + column];
-            const real sum_dy = rows == 0 ? real(0) : fold<Add, STRANDS>(sum_dy_strands);  // %sum_dy : f32[D] = reduce_sum %dy {axis=M, blocks=128, cluster=1, groups=8, strands=16}
+            const real sum_dy = rows == 0 ? real(0) : fold<Add, STRANDS>(sum_dy_strands);  // %sum_dy : f32[D] = reduce_sum %dy {axis=M, blocks=128, groups=8, strands=16}
             const float dgamma = sum_dy_xhat;  // %dgamma : f32[D] = cast %sum_dy_xhat {to=f32}
             const float dbeta = sum_dy;        // %dbeta : f32[D] = cast %sum_dy {to=f32}
             dgamma_ptr[col] = dgamma;

@@ -571,5 +571,4 @@ layernorm_fwd__bf16_d65536__t256_r1_v8_b1_bulk_s3_c4_o30_store_keep__rows(
         }
     }
     if (lane == 0) wait_for_stores<0>();
-    cluster_barrier();  // no block leaves while another may still reach into its shared memory
 }

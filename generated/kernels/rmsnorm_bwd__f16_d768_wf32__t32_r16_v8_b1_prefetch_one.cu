@@ -3,7 +3,7 @@
 //   regenerate : lngen show rmsnorm.bwd:d=768,dtype=f16,weight=f32 --stage cuda --schedule form=registers,threads=32,rows=16,vec=8,prefetch=yes,one_launch=yes
 //   spec       : rmsnorm.bwd:d=768,dtype=f16,weight=f32
 //   schedule   : form=registers,threads=32,rows=16,vec=8,prefetch=yes,one_launch=yes
-//   ir-sha256  : 16b6b337847b
+//   ir-sha256  : 6a41f85923b3
 //
 // graph @rmsnorm_bwd(%dy: f16[M, D], %x: f16[M, D], %gamma: f32[D], %rstd: f32[M]) -> (f16[M, D], f32[D]) {
 //   %x32                    : f32[M, D] = cast %x {to=f32}
@@ -20,7 +20,7 @@
 //   %dx32                   : f32[M, D] = mul %rstd, %dx32_part
 //   %dx                     : f16[M, D] = cast %dx32 {to=f16}
 //   %dy_xhat                : f32[M, D] = mul %dy32, %xhat
-//   %sum_dy_xhat            : f32[D]    = reduce_sum %dy_xhat {axis=M, blocks=128, cluster=1, groups=16, strands=16}
+//   %sum_dy_xhat            : f32[D]    = reduce_sum %dy_xhat {axis=M, blocks=128, groups=16, strands=16}
 //   %dgamma                 : f32[D]    = cast %sum_dy_xhat {to=f32}
 //   return %dx, %dgamma
 // }
@@ -301,33 +301,30 @@ __device__ __forceinline__ void store_partial(real* __restrict__ partial, const 
     }
 }
 
-// What a strand adds in a column of each kind of partial rows: every STRANDS-th fold of TOGETHER of them, of which filled
-// are there. BATCH folds are on their way at a time; what is not there adds nothing.
-template <int PITCH, int STRANDS, int TOGETHER, int BATCH, int SUMS>
+// What a strand adds in a column of each kind of partial rows: every STRANDS-th of them, of which filled are there. BATCH
+// are on their way at a time; what is not there adds nothing.
+template <int PITCH, int STRANDS, int BATCH, int SUMS>
 __device__ __forceinline__ void strand_sums(real (&sums)[SUMS], const real* const (&partials)[SUMS], int strand, int filled)
 {
     #pragma unroll
     for (int n = 0; n < SUMS; ++n) sums[n] = ABSENT;
     #pragma unroll 1
-    for (int first = strand * TOGETHER; first < filled; first += BATCH * STRANDS * TOGETHER) {
-        real part[SUMS][BATCH][TOGETHER];
+    for (int first = strand; first < filled; first += BATCH * STRANDS) {
+        real part[SUMS][BATCH];
         #pragma unroll
         for (int b = 0; b < BATCH; ++b) {
+            const int at = first + b * STRANDS;
+            const long long from = static_cast<long long>(at < filled ? at : filled - 1) * PITCH;
             #pragma unroll
-            for (int t = 0; t < TOGETHER; ++t) {
-                const int at = first + b * STRANDS * TOGETHER + t;
-                const long long from = static_cast<long long>(at < filled ? at : filled - 1) * PITCH;
-                #pragma unroll
-                for (int n = 0; n < SUMS; ++n) {
-                    const real there = __ldcg(partials[n] + from);
-                    part[n][b][t] = at < filled ? there : ABSENT;
-                }
+            for (int n = 0; n < SUMS; ++n) {
+                const real there = __ldcg(partials[n] + from);
+                part[n][b] = at < filled ? there : ABSENT;
             }
         }
         #pragma unroll
         for (int n = 0; n < SUMS; ++n) {
             #pragma unroll
-            for (int b = 0; b < BATCH; ++b) sums[n] = sums[n] + fold<Add, TOGETHER>(part[n][b]);
+            for (int b = 0; b < BATCH; ++b) sums[n] = sums[n] + part[n][b];
         }
     }
 }
@@ -384,8 +381,7 @@ rmsnorm_bwd__f16_d768_wf32__t32_r16_v8_b1_prefetch_one__rows(
     constexpr int COLUMNS       = 32;   // columns a block completes at a time
     constexpr int STRANDS       = 16;   // strands that add the partial rows of a column
     constexpr int PARTIALS      = 128;  // partial rows at most
-    constexpr int TOGETHER      = 1;    // partial rows that are folded first
-    constexpr int BATCH         = 8;    // folds of them a strand has on their way at a time
+    constexpr int BATCH         = 8;    // partial rows a strand has on their way at a time
     constexpr int PER_PARTIAL   = 16;   // rows side by side behind a partial row
 
     wait_for_previous_kernel();
@@ -457,7 +453,7 @@ rmsnorm_bwd__f16_d768_wf32__t32_r16_v8_b1_prefetch_one__rows(
                 const float dy_gamma_xhat = dy_gamma * xhat;                                  // %dy_gamma_xhat : f32[M, D] = mul %dy_gamma, %xhat
                 const float dy_xhat = dy32 * xhat;                                            // %dy_xhat : f32[M, D] = mul %dy32, %xhat
                 mean_dy_gamma_xhat_sum_chunk = mean_dy_gamma_xhat_sum_chunk + dy_gamma_xhat;  // %mean_dy_gamma_xhat_sum : f32[M] = reduce_sum %dy_gamma_xhat {axis=D, chunk=8, segment=768}
-                if (live) sum_dy_xhat_acc[k][i] = sum_dy_xhat_acc[k][i] + dy_xhat;            // %sum_dy_xhat : f32[D] = reduce_sum %dy_xhat {axis=M, blocks=128, cluster=1, groups=16, strands=16}
+                if (live) sum_dy_xhat_acc[k][i] = sum_dy_xhat_acc[k][i] + dy_xhat;            // %sum_dy_xhat : f32[D] = reduce_sum %dy_xhat {axis=M, blocks=128, groups=16, strands=16}
             }
             chunks_0[0][k] = EXACT || col < D ? mean_dy_gamma_xhat_sum_chunk : ABSENT;
         }
@@ -499,8 +495,8 @@ rmsnorm_bwd__f16_d768_wf32__t32_r16_v8_b1_prefetch_one__rows(
     // ---- all partial rows are written: complete the column sums ----
     grid_barrier(arrivals_ptr);
     real* totals = scratch;
-    // Adds the partial rows, TOGETHER of them folded first: strand s takes every STRANDS-th in increasing order, then
-    // the strands are folded. The sum of no rows is zero.
+    // Adds the partial rows: strand s takes every STRANDS-th in increasing order, then the strands are folded. The sum of
+    // no rows is zero.
     const long long blocks = (rows + PER_PARTIAL - 1) / PER_PARTIAL;
     const int filled = blocks < PARTIALS ? static_cast<int>(blocks) : PARTIALS;
     for (int tile = blockIdx.x; tile * COLUMNS < D; tile += gridDim.x) {
@@ -511,7 +507,7 @@ rmsnorm_bwd__f16_d768_wf32__t32_r16_v8_b1_prefetch_one__rows(
                 sum_dy_xhat_partial_ptr + col,
             };
             real sums[SUMS];
-            strand_sums<PITCH, STRANDS, TOGETHER, BATCH>(sums, partials, strand, filled);
+            strand_sums<PITCH, STRANDS, BATCH>(sums, partials, strand, filled);
             #pragma unroll
             for (int n = 0; n < SUMS; ++n) totals[(n * STRANDS + strand) * COLUMNS + column] = sums[n];
         }
@@ -520,7 +516,7 @@ rmsnorm_bwd__f16_d768_wf32__t32_r16_v8_b1_prefetch_one__rows(
             real sum_dy_xhat_strands[STRANDS];
             #pragma unroll
             for (int s = 0; s < STRANDS; ++s) sum_dy_xhat_strands[s] = totals[(0 * STRANDS + s) * COLUMNS + column];
-            const real sum_dy_xhat = rows == 0 ? real(0) : fold<Add, STRANDS>(sum_dy_xhat_strands);  // %sum_dy_xhat : f32[D] = reduce_sum %dy_xhat {axis=M, blocks=128, cluster=1, groups=16, strands=16}
+            const real sum_dy_xhat = rows == 0 ? real(0) : fold<Add, STRANDS>(sum_dy_xhat_strands);  // %sum_dy_xhat : f32[D] = reduce_sum %dy_xhat {axis=M, blocks=128, groups=16, strands=16}
             const float dgamma = sum_dy_xhat;  // %dgamma : f32[D] = cast %sum_dy_xhat {to=f32}
             dgamma_ptr[col] = dgamma;
         }

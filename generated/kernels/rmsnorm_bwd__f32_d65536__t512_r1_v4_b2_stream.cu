@@ -3,7 +3,7 @@
 //   regenerate : lngen show rmsnorm.bwd:d=65536,dtype=f32 --stage cuda --schedule form=stream,threads=512,rows=1,vec=4,resident=2
 //   spec       : rmsnorm.bwd:d=65536,dtype=f32
 //   schedule   : form=stream,threads=512,rows=1,vec=4,resident=2
-//   ir-sha256  : 5382e2b26404
+//   ir-sha256  : c6dea856126c
 //
 // graph @rmsnorm_bwd(%dy: f32[M, D], %x: f32[M, D], %gamma: f32[D], %rstd: f32[M]) -> (f32[M, D], f32[D]) {
 //   %x32                    : f32[M, D] = cast %x {to=f32}
@@ -19,7 +19,7 @@
 //   %dx32                   : f32[M, D] = mul %rstd, %dx32_part
 //   %dx                     : f32[M, D] = cast %dx32 {to=f32}
 //   %dy_xhat                : f32[M, D] = mul %dy, %xhat
-//   %sum_dy_xhat            : f32[D]    = reduce_sum %dy_xhat {axis=M, blocks=15, cluster=1, groups=1, strands=4}
+//   %sum_dy_xhat            : f32[D]    = reduce_sum %dy_xhat {axis=M, blocks=15, groups=1, strands=4}
 //   %dgamma                 : f32[D]    = cast %sum_dy_xhat {to=f32}
 //   return %dx, %dgamma
 // }
@@ -209,33 +209,30 @@ __device__ __forceinline__ void row_fold(
     }
 }
 
-// What a strand adds in a column of each kind of partial rows: every STRANDS-th fold of TOGETHER of them, of which filled
-// are there. BATCH folds are on their way at a time; what is not there adds nothing.
-template <int PITCH, int STRANDS, int TOGETHER, int BATCH, int SUMS>
+// What a strand adds in a column of each kind of partial rows: every STRANDS-th of them, of which filled are there. BATCH
+// are on their way at a time; what is not there adds nothing.
+template <int PITCH, int STRANDS, int BATCH, int SUMS>
 __device__ __forceinline__ void strand_sums(real (&sums)[SUMS], const real* const (&partials)[SUMS], int strand, int filled)
 {
     #pragma unroll
     for (int n = 0; n < SUMS; ++n) sums[n] = ABSENT;
     #pragma unroll 1
-    for (int first = strand * TOGETHER; first < filled; first += BATCH * STRANDS * TOGETHER) {
-        real part[SUMS][BATCH][TOGETHER];
+    for (int first = strand; first < filled; first += BATCH * STRANDS) {
+        real part[SUMS][BATCH];
         #pragma unroll
         for (int b = 0; b < BATCH; ++b) {
+            const int at = first + b * STRANDS;
+            const long long from = static_cast<long long>(at < filled ? at : filled - 1) * PITCH;
             #pragma unroll
-            for (int t = 0; t < TOGETHER; ++t) {
-                const int at = first + b * STRANDS * TOGETHER + t;
-                const long long from = static_cast<long long>(at < filled ? at : filled - 1) * PITCH;
-                #pragma unroll
-                for (int n = 0; n < SUMS; ++n) {
-                    const real there = __ldcg(partials[n] + from);
-                    part[n][b][t] = at < filled ? there : ABSENT;
-                }
+            for (int n = 0; n < SUMS; ++n) {
+                const real there = __ldcg(partials[n] + from);
+                part[n][b] = at < filled ? there : ABSENT;
             }
         }
         #pragma unroll
         for (int n = 0; n < SUMS; ++n) {
             #pragma unroll
-            for (int b = 0; b < BATCH; ++b) sums[n] = sums[n] + fold<Add, TOGETHER>(part[n][b]);
+            for (int b = 0; b < BATCH; ++b) sums[n] = sums[n] + part[n][b];
         }
     }
 }
@@ -378,7 +375,7 @@ rmsnorm_bwd__f32_d65536__t512_r1_v4_b2_stream__columns(
             const float x32 = x[i];                             // %x32 : f32[M, D] = cast %x {to=f32}
             const float xhat = x32 * rstd;                      // %xhat : f32[M, D] = mul %x32, %rstd
             const float dy_xhat = dy[i] * xhat;                 // %dy_xhat : f32[M, D] = mul %dy, %xhat
-            sum_dy_xhat_acc[i] = sum_dy_xhat_acc[i] + dy_xhat;  // %sum_dy_xhat : f32[D] = reduce_sum %dy_xhat {axis=M, blocks=15, cluster=1, groups=1, strands=4}
+            sum_dy_xhat_acc[i] = sum_dy_xhat_acc[i] + dy_xhat;  // %sum_dy_xhat : f32[D] = reduce_sum %dy_xhat {axis=M, blocks=15, groups=1, strands=4}
         }
     }
     store_chunk<VEC, D>(sum_dy_xhat_partial_ptr + static_cast<long long>(blockIdx.y) * PITCH, sum_dy_xhat_acc, col);
@@ -398,14 +395,13 @@ rmsnorm_bwd__f32_d65536__t512_r1_v4_b2_stream__finish(
     constexpr int STRANDS     = 4;      // strands that add the partial rows of a column
     constexpr int PARTIALS    = 15;     // partial rows at most
     constexpr int PITCH       = 65536;  // column sums from one partial row to the next
-    constexpr int TOGETHER    = 1;      // partial rows that are folded first
-    constexpr int BATCH       = 4;      // folds of them a strand has on their way at a time
+    constexpr int BATCH       = 4;      // partial rows a strand has on their way at a time
     constexpr int PER_PARTIAL = 1;      // rows side by side behind a partial row
 
     wait_for_previous_kernel();
     __shared__ real totals[SUMS * STRANDS * COLUMNS];
-    // Adds the partial rows, TOGETHER of them folded first: strand s takes every STRANDS-th in increasing order, then
-    // the strands are folded. The sum of no rows is zero.
+    // Adds the partial rows: strand s takes every STRANDS-th in increasing order, then the strands are folded. The sum of
+    // no rows is zero.
     const long long blocks = (rows + PER_PARTIAL - 1) / PER_PARTIAL;
     const int filled = blocks < PARTIALS ? static_cast<int>(blocks) : PARTIALS;
     for (int tile = blockIdx.x; tile * COLUMNS < D; tile += gridDim.x) {
@@ -416,7 +412,7 @@ rmsnorm_bwd__f32_d65536__t512_r1_v4_b2_stream__finish(
                 sum_dy_xhat_partial_ptr + col,
             };
             real sums[SUMS];
-            strand_sums<PITCH, STRANDS, TOGETHER, BATCH>(sums, partials, strand, filled);
+            strand_sums<PITCH, STRANDS, BATCH>(sums, partials, strand, filled);
             #pragma unroll
             for (int n = 0; n < SUMS; ++n) totals[(n * STRANDS + strand) * COLUMNS + column] = sums[n];
         }
@@ -425,7 +421,7 @@ rmsnorm_bwd__f32_d65536__t512_r1_v4_b2_stream__finish(
             real sum_dy_xhat_strands[STRANDS];
             #pragma unroll
             for (int s = 0; s < STRANDS; ++s) sum_dy_xhat_strands[s] = totals[(0 * STRANDS + s) * COLUMNS + column];
-            const real sum_dy_xhat = rows == 0 ? real(0) : fold<Add, STRANDS>(sum_dy_xhat_strands);  // %sum_dy_xhat : f32[D] = reduce_sum %dy_xhat {axis=M, blocks=15, cluster=1, groups=1, strands=4}
+            const real sum_dy_xhat = rows == 0 ? real(0) : fold<Add, STRANDS>(sum_dy_xhat_strands);  // %sum_dy_xhat : f32[D] = reduce_sum %dy_xhat {axis=M, blocks=15, groups=1, strands=4}
             const float dgamma = sum_dy_xhat;  // %dgamma : f32[D] = cast %sum_dy_xhat {to=f32}
             dgamma_ptr[col] = dgamma;
         }

@@ -46,8 +46,8 @@ _DEPENDENT_RULE = (
     "launched before it on the stream before it reads or writes global memory"
 )
 _GRID_RULE = (
-    "fixed blocks, or if that is null: owners = ceil(rows / per), at most limit; blocks = times * owners, "
-    "rounded up to a multiple of multiple, at least least"
+    "fixed blocks, or if that is null: owners = ceil(rows / per), at most limit; blocks = times * owners, at least "
+    "least"
 )
 
 

@@ -94,7 +94,6 @@ def partials(plan: Plan) -> tuple[str, ...]:
         "_row_fold": folds,
         "_exchange": "_cluster_sums" in sections,
         "_partial": any(k.accumulators for k in rows),
-        "_fold_blocks": "_end_blocks" in sections,
         "_strand": sums,
         "_grid_barrier": "_one_launch" in sections,
     }

@@ -113,13 +113,12 @@ def row_sum(x: Array, *, chunk: int, segment: int) -> Array:
     return total
 
 
-def column_sum(x: Array, *, groups: int, blocks: int, strands: int, cluster: int = 1) -> Array:
+def column_sum(x: Array, *, groups: int, blocks: int, strands: int) -> Array:
     """Sum over the rows in the canonical order of column sums, [M, D] -> [D]; of no rows, +0.
 
     Row r belongs to block (r // groups) % blocks and to its group r % groups. A group adds its rows
-    in increasing order, the groups of a block are folded, and so are ``cluster`` consecutive blocks;
-    cluster c belongs to strand c % strands, a strand adds its clusters in increasing order, the strands
-    are folded.
+    in increasing order, the groups of a block are folded; block b belongs to strand b % strands, a
+    strand adds its blocks in increasing order, the strands are folded.
     """
     rows, features = x.shape
     if rows == 0:
@@ -127,10 +126,8 @@ def column_sum(x: Array, *, groups: int, blocks: int, strands: int, cluster: int
     rounds = -(-rows // (groups * blocks))
     tiled = _pad(x.T, rounds * blocks * groups).reshape(features, rounds, blocks, groups)
     per_block = fold(_left_to_right(np.moveaxis(tiled, 1, -1)))
-    clusters = -(-blocks // cluster)
-    per_cluster = fold(_pad(per_block, clusters * cluster).reshape(features, clusters, cluster))
-    turns = -(-clusters // strands)
-    stranded = _pad(per_cluster, turns * strands).reshape(features, turns, strands)
+    turns = -(-blocks // strands)
+    stranded = _pad(per_block, turns * strands).reshape(features, turns, strands)
     return fold(_left_to_right(np.moveaxis(stranded, 1, -1)))
 
 

@@ -80,7 +80,7 @@ def _numpy_reduce_sum(args: tuple[Array, ...], eqn: Eqn, size: Mapping[Axis, int
     if attrs["axis"] is D:
         total = numerics.row_sum(x, chunk=attrs.get("chunk", 1), segment=attrs.get("segment", size[D]))
         return np.asarray(total[..., None])
-    order = {k: attrs.get(k, 1) for k in ("groups", "blocks", "cluster", "strands")}
+    order = {k: attrs.get(k, 1) for k in ("groups", "blocks", "strands")}
     return numerics.column_sum(x, **order)[None, :]
 
 

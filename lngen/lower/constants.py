@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lngen.lower.parts import Constant
-from lngen.schedule import STAGED, Problem, Schedule, folds_blocks, partial_numbers, piece, slots, stage_bytes
+from lngen.schedule import STAGED, Problem, Schedule, partial_numbers, piece, slots, stage_bytes
 
 FINISH_COLUMNS = 32
 COLUMN_THREADS = 128
@@ -15,11 +15,6 @@ def is_exact(s: Schedule, p: Problem) -> bool:
     """True if the chunks of all threads cover a row exactly."""
     per_segment = -(-p.segment_chunks // s.threads)
     return p.segments * per_segment * s.threads * p.chunk == p.d
-
-
-def partial_rows(s: Schedule, p: Problem) -> int:
-    """Rows of partial column sums that are written at most: one for each block, cluster or pair of blocks."""
-    return -(-p.blocks // folds_blocks(s, p))
 
 
 def pitch(p: Problem) -> int:
@@ -74,8 +69,6 @@ def _accumulating(s: Schedule, p: Problem) -> list[Constant]:
     if s.form not in STAGED and partial_numbers(s, p):
         constants.append(Constant("PIECE", piece(s, p), "elements of a row a block has"))
     constants += [Constant("UNIT", _unit(p), "column sums moved together"), _pitch(p)]
-    if folds_blocks(s, p) > 1:
-        constants.append(Constant("FOLDED", folds_blocks(s, p), "blocks that fold their column sums"))
     if s.form == "registers":
         constants.append(Constant("PREFETCH", int(s.prefetch), "1 to load the next row while computing this one"))
     return constants
@@ -103,24 +96,20 @@ def column_constants(s: Schedule, p: Problem) -> list[Constant]:
     ]
 
 
-def _batch(s: Schedule, p: Problem) -> int:
-    """All folds of a strand at once, as long as they are no more than ON_THE_WAY numbers."""
-    folded = folds_blocks(s, p)  # what is folded before it is written need not be folded here
-    folds = -(-partial_rows(s, p) * folded // (p.strands * p.cluster))
-    return max(1, min(folds, ON_THE_WAY * folded // (p.column_sums * p.cluster)))
+def _batch(p: Problem) -> int:
+    """All partial rows of a strand at once, as long as they are no more than ON_THE_WAY numbers."""
+    return max(1, min(-(-p.blocks // p.strands), ON_THE_WAY // p.column_sums))
 
 
-def finish_constants(s: Schedule, p: Problem) -> list[Constant]:
+def finish_constants(p: Problem) -> list[Constant]:
     """Those of what completes the column sums."""
-    folded = folds_blocks(s, p)
     return [
         Constant("D", p.d, "features per row"),
         Constant("SUMS", p.column_sums, "column sums"),
         Constant("COLUMNS", FINISH_COLUMNS, "columns a block completes at a time"),
         Constant("STRANDS", p.strands, "strands that add the partial rows of a column"),
-        Constant("PARTIALS", partial_rows(s, p), "partial rows at most"),
+        Constant("PARTIALS", p.blocks, "partial rows at most"),
         _pitch(p),
-        Constant("TOGETHER", p.cluster // folded, "partial rows that are folded first"),
-        Constant("BATCH", _batch(s, p), "folds of them a strand has on their way at a time"),
-        Constant("PER_PARTIAL", p.groups * folded, "rows side by side behind a partial row"),
+        Constant("BATCH", _batch(p), "partial rows a strand has on their way at a time"),
+        Constant("PER_PARTIAL", p.groups, "rows side by side behind a partial row"),
     ]

@@ -13,7 +13,6 @@ from lngen.lower.constants import (
     FINISH_COLUMNS,
     column_constants,
     finish_constants,
-    partial_rows,
     pitch,
     row_constants,
 )
@@ -28,7 +27,6 @@ from lngen.schedule import (
     Problem,
     Schedule,
     check,
-    folds_blocks,
     partial_numbers,
     problem,
     scratch_numbers,
@@ -84,7 +82,7 @@ class _Lowering:
                 kernels[-1] = self._in_one_launch(kernels[-1], finish)
             else:
                 kernels.append(finish)
-            per_sum = partial_rows(s, self.facts) * pitch(self.facts)
+            per_sum = self.facts.blocks * pitch(self.facts)
             buffers += [Buffer(name, v.type.dtype, fixed=per_sum) for v, name in self.partials.items()]
         return Plan(self.spec, self.schedule, self.graph, tuple(kernels), tuple(buffers))
 
@@ -148,7 +146,7 @@ class _Lowering:
             "finish",
             graph,
             [*tensors(narrow, "input"), *tensors(graph.results, "output"), *partials],
-            finish_constants(self.schedule, p),
+            finish_constants(p),
             (),
             graph.results,
             spell=speller("", graph, "{0}_ptr[col]", known=tuple(self.partials)),
@@ -241,7 +239,7 @@ class _Lowering:
 def _row_grid(s: Schedule, p: Problem) -> Extent:
     """As many owners as share the rows: persistent with column sums and with stages, else a block for its rows."""
     if p.column_sums:
-        return Extent(per=s.rows, limit=p.blocks, times=s.cluster, multiple=folds_blocks(s, p))
+        return Extent(per=s.rows, limit=p.blocks, times=s.cluster)
     if s.form in STAGED:
         return Extent(per=s.rows, limit=s.owners, times=s.cluster)
     return Extent(per=s.rows)

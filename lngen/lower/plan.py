@@ -15,15 +15,14 @@ from lngen.spec import Spec
 class Extent:
     """A grid dimension in blocks: ``fixed``, or by rows.
 
-    Each ``per`` rows have an owner, of which there are at most ``limit``; an owner is ``times`` blocks; the blocks are
-    filled up to a multiple of ``multiple`` and to ``least``.
+    Each ``per`` rows have an owner, of which there are at most ``limit``; an owner is ``times`` blocks; there are at
+    least ``least`` blocks.
     """
 
     fixed: int = 1
     per: int | None = None
     limit: int | None = None
     times: int = 1
-    multiple: int = 1
     least: int = 0
 
     def __call__(self, rows: int) -> int:
@@ -32,7 +31,7 @@ class Extent:
             return self.fixed
         owners = -(-rows // self.per)
         blocks = self.times * (owners if self.limit is None else min(self.limit, owners))
-        return max(self.least, -(-blocks // self.multiple) * self.multiple)
+        return max(self.least, blocks)
 
     def __str__(self) -> str:
         if self.per is None:
@@ -40,7 +39,6 @@ class Extent:
         owners = "rows" if self.per == 1 else f"ceil(rows / {self.per})"
         blocks = owners if self.limit is None else f"min({self.limit}, {owners})"
         blocks = blocks if self.times == 1 else f"{self.times} * {blocks}"
-        blocks = blocks if self.multiple == 1 else f"{self.multiple} * ceil({blocks} / {self.multiple})"
         return f"max({self.least}, {blocks})" if self.least else blocks
 
 

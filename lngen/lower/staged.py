@@ -13,7 +13,6 @@ from lngen.schedule import (
     Problem,
     Schedule,
     dynamic_shared,
-    folds_blocks,
     met_numbers,
     partial_numbers,
     stage_share,
@@ -31,7 +30,7 @@ def staged(kernel: Kernel, graph: Graph, outputs: tuple[Value, ...], s: Schedule
         kernel,
         phases=_refilling(kernel.phases),
         dynamic=dynamic_shared(s, p),
-        cluster=s.cluster * folds_blocks(s, p),
+        cluster=s.cluster,
         places=inputs,
         results=results,
         exchanged=met_numbers(s, p),
@@ -84,9 +83,8 @@ def sections(kernel: Kernel, s: Schedule, p: Problem) -> Sections:
     begins = [("_ragged_row", ragged), ("_hold_row", s.hold), ("_refill_at_once", not kernel.phases[0].folds)]
     ends = [
         ("_end_stores", s.bulk_store),
-        (_end(s, p), p.column_sums > 0),
+        ("_end_groups", p.column_sums > 0),
         ("_one_launch", s.one_launch),
-        ("_end_cluster", s.cluster * folds_blocks(s, p) > 1),
     ]
     return Sections(
         setup=_files(*setup[s.form]),
@@ -109,13 +107,6 @@ def in_registers(s: Schedule, p: Problem) -> Sections:
         return Sections(held=_files("_held_columns"), columns=COPIED) if s.keep else Sections()
     end = "_end_groups_in_turn" if partial_numbers(s, p) else "_end_sums"
     return Sections(end=_files(end, *["_one_launch"] * s.one_launch))
-
-
-def _end(s: Schedule, p: Problem) -> str:
-    """How column sums become partial rows."""
-    if not partial_numbers(s, p):
-        return "_end_sums"
-    return "_end_blocks" if folds_blocks(s, p) > 1 else "_end_groups"
 
 
 def _files(*names: str) -> tuple[str, ...]:

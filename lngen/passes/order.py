@@ -9,12 +9,13 @@ from lngen.ir import Axis, D, Eqn, Graph
 CHUNK_BYTES = 16
 SEGMENT_BYTES = 16 * 1024
 
-# Column sums a block can hold in registers, of 4 and of 8 bytes.
-HELD = {4: 12288, 8: 6144}
+# Column sums a block holds well in registers, of 4 and of 8 bytes: of several row groups, and of a single row.
+HELD, HELD_ROW = {4: 12288, 8: 6144}, {4: 8192, 8: 4096}
 
 # How many blocks, or clusters of 2, 4, 8, ... blocks where a row's sums are more than one can hold, share the rows:
-# as many as an H200's 132 multiprocessors run at a time, where a power of two serves memory better than 132.
-OWNERS = (128, 66, 30, 15, 7, 4)
+# about as many as an H200's 132 multiprocessors run at a time. Of these numbers 126 serves memory best where rows are
+# long, by 2 % for large arrays; powers of two divide most numbers of rows, which counts where they are short.
+OWNERS, SHORT_OWNERS, SHORT_GROUPS = (126, 66, 30, 15, 7, 4), 128, 8
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,6 @@ class ColumnOrder:
 
     groups: int
     blocks: int
-    cluster: int
     strands: int
 
 
@@ -41,7 +41,7 @@ def order_sums(graph: Graph, d: int, blocks: int | None = None) -> Graph:
     before:  %mean_sum = reduce_sum %x32 {axis=D}
              %dbeta32  = reduce_sum %dy32 {axis=M}
     after:   %mean_sum = reduce_sum %x32 {axis=D, chunk=8, segment=4096}
-             %dbeta32  = reduce_sum %dy32 {axis=M, blocks=128, cluster=1, groups=2, strands=16}
+             %dbeta32  = reduce_sum %dy32 {axis=M, blocks=126, groups=2, strands=16}
 
     The numbers are a function of D, of the narrowest [M, D] input's dtype and of that of the sums alone: the same on
     every GPU, unless ``blocks`` says how many blocks share the rows.
@@ -84,18 +84,20 @@ def column_order(d: int, size: int = 4, blocks: int | None = None) -> ColumnOrde
     """How many row groups and blocks share the rows, for ``d`` columns whose sums have ``size`` bytes.
 
     A block of ``groups`` rows side by side holds at most 12288 column sums (6144 of 8 bytes), which fit the
-    registers and, for folding the groups, the shared memory. Where one row fills a block, two blocks fold their
-    sums before they are written: half the partial sums.
+    registers and, for folding the groups, the shared memory; a row of more than 8192 (4096) is for a cluster.
     """
-    held = HELD[max(size, 4)]
     groups = 1
-    while groups < 128 and 2 * groups * max(d, 64) <= held:
+    while groups < 128 and 2 * groups * max(d, 64) <= HELD[max(size, 4)]:
         groups *= 2
-    doublings = _doublings(-(-d // held)).bit_length() - 1
     if blocks is None:
-        blocks = OWNERS[min(doublings, len(OWNERS) - 1)]
-    cluster = 2 if groups == 1 and doublings == 0 and blocks % 2 == 0 else 1
-    return ColumnOrder(groups, blocks, cluster, strands=16 if blocks >= 64 else 4)
+        doublings = sharers(d, size).bit_length() - 1
+        blocks = SHORT_OWNERS if groups >= SHORT_GROUPS else OWNERS[min(doublings, len(OWNERS) - 1)]
+    return ColumnOrder(groups, blocks, strands=16 if blocks >= 64 else 4)
+
+
+def sharers(d: int, size: int = 4) -> int:
+    """Blocks, a power of two, that hold ``d`` column sums of ``size`` bytes well."""
+    return _doublings(-(-d // HELD_ROW[max(size, 4)]))
 
 
 def _doublings(n: int) -> int:

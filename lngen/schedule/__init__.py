@@ -7,7 +7,6 @@ from lngen.schedule.legal import (
     check,
     check_arch,
     dynamic_shared,
-    folds_blocks,
     is_legal,
     met_numbers,
     partial_numbers,
@@ -25,7 +24,7 @@ from lngen.schedule.schedule import STAGED, Schedule, parse_schedule
 
 __all__ = [
     "BULK", "MINIMUM_ARCH", "STAGED", "Problem", "Schedule", "capability", "check", "check_arch", "depths",
-    "dynamic_shared", "fits", "folds_blocks", "is_legal", "is_row_fold", "is_sum", "met_numbers", "parse_schedule",
+    "dynamic_shared", "fits", "is_legal", "is_row_fold", "is_sum", "met_numbers", "parse_schedule",
     "partial_numbers", "piece", "problem", "ranked", "registers", "row_counts", "scratch_numbers", "segments_held",
     "share", "slots", "space", "stage_bytes", "stage_share", "static_shared", "widest",
 ]  # fmt: skip

@@ -67,11 +67,6 @@ def piece(s: Schedule, p: Problem) -> int:
     return segments_held(s, p) * p.segment
 
 
-def folds_blocks(s: Schedule, p: Problem) -> int:
-    """Blocks whose column sums are folded in a cluster before they are written."""
-    return p.cluster if s.form in ("bulk", "ragged") and s.cluster == 1 and p.column_sums else 1
-
-
 def scratch_numbers(s: Schedule, p: Problem) -> int:
     """Numbers of static shared memory for row sums: two turns of what the threads of a block have."""
     return 2 * p.row_sums * segments_held(s, p) * s.block if s.threads > WARP else 0
@@ -83,8 +78,8 @@ def met_numbers(s: Schedule, p: Problem) -> int:
 
 
 def partial_numbers(s: Schedule, p: Problem) -> int:
-    """Numbers of shared memory in which row groups, and the blocks of a cluster, fold their column sums."""
-    if s.form == "stream" or not p.column_sums or (s.rows == 1 and folds_blocks(s, p) == 1):
+    """Numbers of shared memory through which column sums leave: in order, the row groups folded."""
+    if s.form == "stream" or not p.column_sums or (s.rows == 1 and s.form not in STAGED):
         return 0
     # In dynamic memory the sums have a place each, in static memory they take turns.
     together = p.column_sums if s.form in STAGED else 1

@@ -14,7 +14,7 @@ from functools import cache
 from itertools import product
 
 from lngen.errors import ScheduleError
-from lngen.passes.order import OWNERS
+from lngen.passes.order import sharers
 from lngen.schedule.legal import (
     MAX_CLUSTER,
     MAX_THREADS,
@@ -23,6 +23,7 @@ from lngen.schedule.legal import (
     WARP,
     dynamic_shared,
     is_legal,
+    piece,
     slots,
     stage_bytes,
     static_shared,
@@ -32,6 +33,7 @@ from lngen.schedule.schedule import STAGED, Schedule
 
 REGISTERS_PER_SM = 65536
 MULTIPROCESSORS = 132
+SIDE_BY_SIDE = (132, 66, 30, 15, 7)  # clusters of 1, 2, 4, 8, 16 blocks that an H200 runs at a time
 MAX_REGISTERS = 255
 
 # Shared memory in bytes: of a multiprocessor, and at most of a block, by compute capability.
@@ -39,41 +41,44 @@ SHARED = {75: (64, 64), 80: (164, 163), 86: (100, 99), 87: (164, 163), 89: (100,
 SMALL_SHARED = (100, 99)
 RESERVED = 1  # KiB of a multiprocessor's shared memory that each block costs besides its own
 
-# Registers besides those for elements, and registers per 4 bytes of held elements, fitted to compile logs.
-ROW_BASE, ROW_SLOPE = 32, 1.25
+# Registers besides those for elements, fitted to compile logs; of a staged kernel so many more for f64.
+ROW_BASE = 8
 COLUMN_BASE = 30
 STREAM_BASE = 26
-STAGED_BASE = 34
+STAGED_BASE, STAGED_F64 = 34, 12
+
+# How many rows there are, in bytes of them for each of THREADS threads of every multiprocessor: up to EACH they are
+# few, and threads have less to do than they could; up to STAGE most of them fit shared memory at a time; then they are
+# many.
+THREADS, LEAST, EACH, STAGE, MANY = 512, 16, 64, 512, 1024
 
 # Forward, a row in registers. Of a schedule's shortcomings, each in doublings, how much one costs in time: too few or
 # too many bytes on their way, threads without elements, accesses of less than a line, blocks and threads that are not
-# of the size that works best.
-ON_THE_WAY, LINE, BLOCK, EACH = 56 * 1024, 128, 128, 128
-LEAST, THREADS = 16, 512  # bytes of a thread, and threads of a multiprocessor, where rows are few
-TOO_FEW, TOO_MANY, IDLE, BROKEN, BLOCK_SIZE, EACH_SIZE = 1.6, 0.6, 1.0, 1.9, 0.22, 0.37
+# of the size that works best; and weights that are asked for after the row.
+ON_THE_WAY, LINE, BLOCK = 52_000, 128, 64
+TOO_FEW, TOO_MANY, IDLE, BROKEN, BLOCK_SIZE, EACH_SIZE, LATE = 0.8, 0.1, 1.0, 0.3, 0.05, 0.37, 0.24
 
-# From so many bytes on a row is shared by a cluster, of which each block takes so many; two rows side by side on a
+# Forward, staged: bytes of rows that the threads of a multiprocessor work on, and bytes on their way, one row more for
+# a row group that has nobody to work while it waits; threads of a block; from so many bytes on a row is worth a bulk
+# copy; and what a doubling of the bytes on their way costs.
+WORK, FLIGHT, STAGED_BLOCK, BULK_ROW, STAGES = 32 * 1024, 104 * 1024, 128, 512, 0.3
+
+# A row of more bytes is shared by a cluster, of which each block takes so many; two rows side by side on a
 # multiprocessor hide each other's exchange.
-WIDE_ROW, PIECE = 32 * 1024, 16 * 1024
-
-# Bytes of ragged rows that the threads of a multiprocessor work on.
-RAGGED_BYTES = 32 * 1024
+WIDE_ROW, PIECE, WIDE_BLOCK = 32 * 1024, 16 * 1024, 256
 
 # With column sums: rows of so many elements, by bytes of one, are better held in registers than staged; threads of a
-# block for these, for staged rows up to SHORT_ROW elements and for longer ones; rows and bytes on their way at least.
+# block for these, for staged rows up to SHORT_ROW elements and for longer ones; bytes on their way at least.
 HELD_ROW = {2: 768, 4: 2048, 8: 2048}
-SHORT_BLOCK, SHORT_ROW, LONG_BLOCK, STAGES, STAGED_BYTES = 512, 1536, 256, 3, 96 * 1024
-
-# Column sums of a row that one block can hold well.
-HELD_SUMS = 12288
+SHORT_BLOCK, SHORT_ROW, LONG_BLOCK, STAGED_BYTES = 512, 1536, 256, 84 * 1024
 
 
 def registers(s: Schedule, p: Problem) -> int:
     """Registers per thread the kernel is expected to need on sm_90.
 
-    A row kernel holds its inputs, widened to the compute type between the phases. One with column sums holds its
-    inputs as they come, once more if the next row is prefetched, and one number per column sum. A staged kernel
-    holds its column sums, the [D] inputs it keeps, the inputs it holds as they come, and one chunk of everything else.
+    A row kernel holds its inputs, and the [D] inputs it keeps, as they come, and a chunk widened. One with column sums holds its inputs,
+    once more if the next row is prefetched, and one number per column sum. A staged kernel holds its column sums, the
+    [D] inputs it keeps, the inputs it holds as they come, and one chunk of everything else.
     """
     elements = slots(s, p) * p.chunk
     sums = p.column_sums * p.real_size / 4
@@ -82,10 +87,11 @@ def registers(s: Schedule, p: Problem) -> int:
     if s.form in STAGED:
         kept = sum(p.column_sizes) / 4 if s.keep else 0
         held = sum(p.input_sizes) / 4 if s.hold else 0
-        return round(STAGED_BASE + elements * (sums + kept + held) + 2 * p.chunk)
+        base = STAGED_BASE + STAGED_F64 * (p.real_size > 4)
+        return round(base + elements * (sums + kept + held) + 2 * p.chunk)
     if not p.column_sums:
-        row = ROW_SLOPE * elements * len(p.input_sizes) * p.real_size / 4
-        return round(ROW_BASE + row + (elements * sum(p.column_sizes) / 4 if s.keep else 0))
+        held = sum(p.input_sizes) + (sum(p.column_sizes) if s.keep else 0)
+        return round((ROW_BASE + 2 * p.chunk) * p.real_size / 4 + elements * held / 4)
     inputs = sum(p.input_sizes) / 4 * (2 if s.prefetch else 1)
     return round(COLUMN_BASE + elements * (inputs + sums + 1))
 
@@ -107,7 +113,8 @@ def has_room(s: Schedule, p: Problem, capability: int) -> bool:
 def side_by_side(s: Schedule, p: Problem) -> bool:
     """True if all blocks of a persistent grid run at the same time on an H200, as a grid barrier needs it."""
     shared = (static_shared(s, p) + dynamic_shared(s, p)) / 1024 + RESERVED
-    return p.blocks * s.cluster <= MULTIPROCESSORS * s.resident and s.resident * shared <= SHARED[90][0]
+    room = SIDE_BY_SIDE[s.cluster.bit_length() - 1] * s.resident
+    return p.blocks <= room and s.resident * shared <= SHARED[90][0]
 
 
 def in_flight(s: Schedule, p: Problem) -> int:
@@ -134,7 +141,7 @@ def _bases(p: Problem) -> Iterator[Schedule]:
     vec = widest(p)
     rows = sorted({p.groups} if p.column_sums else {1, 2, 4, 8, 16, 32, 64, 128, p.groups})
     store = bool(p.output_sizes)
-    for threads, r, resident in product([1 << n for n in range(11)], rows, (1, 2, 3, 4, 6, 8)):
+    for threads, r, resident in product([1 << n for n in range(11)], rows, (1, 2, 3, 4, 6, 8, 10, 12)):
         if threads * r > MAX_THREADS or threads * r % WARP or threads * r * resident > MAX_THREADS_PER_SM:
             continue
         yield Schedule("registers", threads, r, vec, resident)
@@ -143,7 +150,7 @@ def _bases(p: Problem) -> Iterator[Schedule]:
         if resident > 4 or threads * r < 64:
             continue
         for cluster in (1, 2, 4, 8, MAX_CLUSTER):
-            owners = 0 if p.column_sums else OWNERS[cluster.bit_length() - 1] * resident
+            owners = 0 if p.column_sums else SIDE_BY_SIDE[cluster.bit_length() - 1] * resident
             yield Schedule("bulk", threads, r, vec, resident, stages=2, cluster=cluster, owners=owners)
             if cluster == 1:
                 yield Schedule("async", threads, r, vec, resident, stages=2, owners=owners)
@@ -169,20 +176,23 @@ def _variants(base: Schedule, p: Problem) -> Iterator[Schedule]:
 
 
 def share(p: Problem, rows: int | None) -> int:
-    """Bytes of a row that a thread works on at best, a power of two: EACH if ``rows`` are many (None) or column sums.
+    """How many ``rows`` there are (None: many), as the model tells them apart; with column sums always many.
 
-    Few rows leave multiprocessors idle, or with few threads: then more threads share a row.
+    The bytes of all rows for each of THREADS threads of every multiprocessor: a power of two from LEAST to EACH,
+    then STAGE, then MANY.
     """
     if rows is None or p.column_sums:
-        return EACH
+        return MANY
     there = max(1.0, rows * _row_bytes(p) / (MULTIPROCESSORS * THREADS))
-    return min(EACH, max(LEAST, 1 << math.ceil(math.log2(there))))
+    if there > EACH:
+        return STAGE if there <= STAGE else MANY
+    return max(LEAST, 1 << math.ceil(math.log2(there)))
 
 
 def row_counts(p: Problem) -> list[int | None]:
     """Numbers of rows, one for each ``share``; None for many."""
-    most = (each * MULTIPROCESSORS * THREADS // _row_bytes(p) for each in (LEAST, 2 * LEAST, 4 * LEAST))
-    return [*{share(p, rows): rows for rows in most if rows > 0 and share(p, rows) < EACH}.values(), None]
+    most = (each * MULTIPROCESSORS * THREADS // _row_bytes(p) for each in (LEAST, 2 * LEAST, EACH, STAGE))
+    return [*{share(p, rows): rows for rows in most if rows > 0 and share(p, rows) < MANY}.values(), None]
 
 
 def widest(p: Problem) -> int:
@@ -207,8 +217,8 @@ def ranked(p: Problem, capability: int = 90, vec: int | None = None, rows: int |
         found = [s for s in narrow if is_legal(s, p)]
     if not found:
         raise ScheduleError(f"no schedule is legal for D={p.d}.")
-    each = share(p, rows)
-    return sorted(dict.fromkeys(found), key=lambda s: (_cost(s, p, each), s))
+    there = share(p, rows)
+    return sorted(dict.fromkeys(found), key=lambda s: (_cost(s, p, there), s))
 
 
 def _row_bytes(p: Problem) -> int:
@@ -216,67 +226,78 @@ def _row_bytes(p: Problem) -> int:
     return p.d * (sum(p.input_sizes) or 4)
 
 
-def _cost(s: Schedule, p: Problem, each: int) -> tuple[float, ...]:
-    """Smaller is better; the terms in order of importance."""
+def _cost(s: Schedule, p: Problem, there: int) -> tuple[float, ...]:
+    """Smaller is better; the terms in order of importance. ``there``: the ``share`` of the rows."""
     idle = slots(s, p) * s.threads * s.cluster * p.chunk * (p.segments if s.form == "stream" else 1) / p.d
     if s.form == "stream":
         return (3, abs(s.threads - 512), abs(s.resident - 2))
-    return _columns_cost(s, p, idle) if p.column_sums else _rows_cost(s, p, idle, each)
+    return _columns_cost(s, p, idle) if p.column_sums else _rows_cost(s, p, idle, there)
 
 
 def _columns_cost(s: Schedule, p: Problem, idle: float) -> tuple[float, ...]:
-    """One block per multiprocessor, few threads; chunks that cover the row exactly spare every test of bounds."""
+    """One block per multiprocessor, few threads, rows read from shared memory once."""
     size = min(p.input_sizes, default=4)
     held = p.d <= HELD_ROW[max(2, size)]
     order = {"bulk": 1, "ragged": 1, "async": 2, "registers": 0 if held else 3}[s.form]
     if s.form == "registers":
         prefetch = s.prefetch == (size == 2 or not held)
         return (order, s.one_launch, s.resident, not prefetch, round(_off(s.block, SHORT_BLOCK) + _off(idle, 1), 3))
-    cluster = _off(s.cluster, 1 << max(0, math.ceil(math.log2(p.d / HELD_SUMS))))
+    cluster = _off(s.cluster, sharers(p.d, p.real_size))
     block = _off(s.block, SHORT_BLOCK if p.d <= SHORT_ROW else LONG_BLOCK)
-    stages = max(STAGES, -(-STAGED_BYTES // (s.rows * stage_bytes(s, p))))
+    # A row group that has nobody to work while it waits has one row more on its way.
+    bytes_ahead = s.rows * piece(s, p) * (sum(p.input_sizes) or 4)
+    stages = max(2, -(-STAGED_BYTES // bytes_ahead)) + (s.rows == 1)
     return (
-        order, cluster, s.resident, s.one_launch, not s.keep, abs(s.stages - stages), idle > 1, round(block, 3),
-        not s.hold, s.bulk_store,
+        order, cluster, s.resident, s.one_launch, not s.keep, abs(s.stages - stages), round(block, 3), not s.hold,
+        s.bulk_store, round(idle, 3),
     )  # fmt: skip
 
 
-def _rows_cost(s: Schedule, p: Problem, idle: float, wanted: int) -> tuple[float, ...]:
-    """A row in registers, as long as a block can hold it well; else a cluster's, through shared memory.
-
-    ``wanted``: bytes of a row that a thread should have.
-    """
-    row, few = _row_bytes(p), wanted < EACH
+def _rows_cost(s: Schedule, p: Problem, idle: float, there: int) -> tuple[float, ...]:
+    """Rows that all fit shared memory are asked for at once, and wide ones ahead; others wait in registers."""
+    row = _row_bytes(p)
     wide = row > WIDE_ROW
-    order = {"ragged": 0, "bulk": 0 if wide else 1, "registers": 1 if wide else 0, "async": 2}[s.form]
+    staged = wide or (there == STAGE and row >= BULK_ROW)
+    order = {"ragged": 0, "bulk": 0 if staged else 1, "registers": 1 if staged else 0, "async": 2}[s.form]
     each = slots(s, p) * p.chunk * row / p.d
-    there = wanted * THREADS if few else math.inf  # bytes that a multiprocessor has to work on
-    block = max(BLOCK, min(MAX_THREADS, row / wanted)) if few else BLOCK
-    sizes = BLOCK_SIZE * _off(s.block, block) + EACH_SIZE * _off(each, wanted)
+    wanted = min(there, EACH)
     if s.form == "registers":
-        on_the_way = min(ON_THE_WAY, there)
-        way = min(in_flight(s, p), there) or ON_THE_WAY
+        few = there <= EACH
+        on_the_way = min(ON_THE_WAY, there * THREADS)
+        # At any time about one block of a multiprocessor is done loading, or not yet there.
+        way = min((s.resident - 0.5) * s.block * each, there * THREADS if few else math.inf)
+        block = max(BLOCK, min(MAX_THREADS, row / wanted)) if few else BLOCK
         together = s.threads * min(s.vec, p.chunk) * row / p.d  # bytes of neighbouring threads' accesses
         cost = (
             TOO_FEW * max(0.0, math.log2(on_the_way / way))
             + TOO_MANY * max(0.0, math.log2(way / on_the_way))
             + IDLE * _off(idle, 1)
-            + BROKEN * max(0.0, math.log2(min(LINE, each * s.threads) / together))
-            + sizes
+            + BROKEN * max(0.0, math.log2(min(LINE, each * s.threads) / together)) ** 2
+            + BLOCK_SIZE * _off(s.block, block)
+            + EACH_SIZE * _off(each, wanted)
+            + LATE * (bool(p.column_sizes) and not s.keep)
         )
-        return (order, round(cost, 6), s.keep != (few and bool(p.column_sizes)))
-    if s.form == "ragged":
-        busy = _off(s.resident * s.block * each, min(RAGGED_BYTES, there))
-        return (order, not s.keep, round(busy + sizes, 6), abs(s.stages - STAGES), not s.hold)
-    piece = PIECE // 2 if few else PIECE
-    cluster = _off(s.cluster, min(MAX_CLUSTER, 1 << max(0, math.ceil(math.log2(row / piece)))))
-    side_by_side = abs(s.resident * s.rows - 2)
-    each_off = round(_off(each, wanted), 3)
-    options = (not s.keep, s.bulk_store, side_by_side, abs(s.stages - STAGES))
-    first = (each_off, *options) if few else (*options, each_off)
-    return (order, cluster, *first, not s.hold, s.rows)
+        return (order, round(cost, 6))
+    cluster = min(MAX_CLUSTER, _power(row / PIECE)) if wide else 1
+    part = row / cluster
+    # Many rows have as few threads as have twice as much to do at most, if these are more than a small block.
+    threads = _power(part / wanted)
+    if there > EACH:
+        threads = max(min(threads, STAGED_BLOCK), _power(part / (2 * wanted)))
+    cost = (
+        _off(s.resident * s.block * each, min(WORK, there * THREADS))
+        + _off(s.threads, threads)
+        + BLOCK_SIZE * _off(s.block, WIDE_BLOCK if wide else max(threads, STAGED_BLOCK))
+        + STAGES * _off(s.resident * s.rows * s.stages * part, FLIGHT + part * (s.resident * s.rows == 1))
+    )
+    return (order, _off(s.cluster, cluster), not s.keep, not s.hold, s.bulk_store, round(cost, 6), s.resident)
 
 
 def _off(value: float, wanted: float) -> float:
     """How many times too large or too small, in doublings."""
     return abs(math.log2(value / wanted))
+
+
+def _power(n: float) -> int:
+    """The smallest power of two from ``n`` on."""
+    return 1 << max(0, math.ceil(math.log2(n)))

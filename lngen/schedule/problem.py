@@ -23,7 +23,6 @@ class Problem:
     segment: int
     groups: int
     blocks: int
-    cluster: int
     strands: int
     real_size: int
     input_sizes: tuple[int, ...]
@@ -63,7 +62,6 @@ def problem(graph: Graph, d: int) -> Problem:
         segment=row.segment,
         groups=column.groups,
         blocks=column.blocks,
-        cluster=column.cluster,
         strands=column.strands,
         real_size=max((e.out.type.dtype.size for e in sums), default=DType.F32.size),
         input_sizes=tuple(p.type.dtype.size for p in graph.params if p.type.axes == WIDE and p in used),
