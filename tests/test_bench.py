@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -230,6 +231,22 @@ def test_both_ways_to_copy_copy() -> None:
         engine.poison(out)
         way(out, x)
         assert bool((out == x).all())
+
+
+@pytest.mark.parametrize("shape", [(4, 8), (3, 7)])
+def test_cupy_moves_all_bytes_whatever_they_mean(shape: tuple[int, int]) -> None:
+    """NumPy stands for CuPy; numbers of 8 bytes are still added as what they are."""
+    engine = engines.CupyEngine.__new__(engines.CupyEngine)
+    engine._cupy = np
+    rng = np.random.default_rng(0)
+    for dtype in ("uint16", "float64"):
+        x, y = (rng.integers(0, 2**14, shape).astype(dtype) for _ in range(2))
+        out = np.full(shape, 0x7FFF, dtype)
+        engine.scale(out, x)
+        assert (out == x).all()
+        engine.add(out, x, y)
+        assert (out != x).any()
+        assert dtype == "uint16" or (out == x + y).all()
 
 
 # ---- results are checked ----

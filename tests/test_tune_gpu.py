@@ -119,3 +119,18 @@ def test_every_gpu_gets_a_job(tmp_path: Path) -> None:
     report = tune(jobs, tmp_path / "t", listener=Noticing())
     assert all(o.choice is not None for o in report.outcomes)
     assert running.index(str(jobs[1])) < len(running) - 1 - running[::-1].index(str(jobs[0]))
+
+
+def test_two_dask_workers_have_a_gpu_each(tmp_path: Path) -> None:
+    if device_count() < 2:
+        pytest.skip("one GPU")
+    distributed = pytest.importorskip("distributed")
+    jobs = [Job(parse_spec(text), 2048, trials=8) for text in (FWD, BWD)]
+    with (
+        distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None) as cluster,
+        cluster.get_client() as client,
+    ):
+        report = tune(jobs, tmp_path / "t", executor=client.get_executor())
+    assert [o.error for o in report.outcomes] == ["", ""]
+    assert all(o.choice is not None for o in report.outcomes)
+    assert {t.spec for t in database.read(tmp_path / "t").trials} == {FWD, BWD}

@@ -1,4 +1,4 @@
-"""The register and memory model, the space of legal schedules, and the order in which to try them.
+"""The space of legal schedules, and the order in which to try them.
 
 Normalisation moves bytes and little else, so a schedule is good if it keeps enough bytes on their way (Little's law)
 and lets few threads hold many elements: fewer threads fold faster. The numbers below are what was fastest on an H200
@@ -19,33 +19,17 @@ from lngen.schedule.legal import (
     MAX_CLUSTER,
     MAX_THREADS,
     MAX_THREADS_PER_SM,
-    MINIMUM_ARCH,
     WARP,
-    dynamic_shared,
     is_legal,
     piece,
     slots,
     stage_bytes,
-    static_shared,
 )
 from lngen.schedule.problem import Problem
+from lngen.schedule.resources import SIDE_BY_SIDE, fits, has_room, side_by_side
 from lngen.schedule.schedule import STAGED, Schedule
 
-REGISTERS_PER_SM = 65536
-MULTIPROCESSORS = 132
-SIDE_BY_SIDE = (132, 66, 30, 15, 7)  # clusters of 1, 2, 4, 8, 16 blocks that an H200 runs at a time
-MAX_REGISTERS = 255
-
-# Shared memory in bytes: of a multiprocessor, and at most of a block, by compute capability.
-SHARED = {75: (64, 64), 80: (164, 163), 86: (100, 99), 87: (164, 163), 89: (100, 99), 90: (228, 227), 100: (228, 227)}
-SMALL_SHARED = (100, 99)
-RESERVED = 1  # KiB of a multiprocessor's shared memory that each block costs besides its own
-
-# Registers besides those for elements, fitted to compile logs; of a staged kernel so many more for f64.
-ROW_BASE = 8
-COLUMN_BASE = 30
-STREAM_BASE = 26
-STAGED_BASE, STAGED_F64 = 34, 12
+MULTIPROCESSORS = 132  # of an H200
 
 # How many rows there are, in bytes of them for each of THREADS threads of every multiprocessor: up to EACH they are
 # few, and threads have less to do than they could; up to STAGE most of them fit shared memory at a time; then they are
@@ -71,50 +55,6 @@ WIDE_ROW, PIECE, WIDE_BLOCK = 32 * 1024, 16 * 1024, 256
 # block for these, for staged rows up to SHORT_ROW elements and for longer ones; bytes on their way at least.
 HELD_ROW = {2: 768, 4: 2048, 8: 2048}
 SHORT_BLOCK, SHORT_ROW, LONG_BLOCK, STAGED_BYTES = 512, 1536, 256, 84 * 1024
-
-
-def registers(s: Schedule, p: Problem) -> int:
-    """Registers per thread the kernel is expected to need on sm_90.
-
-    A row kernel holds its inputs, and the [D] inputs it keeps, as they come, and a chunk widened. One with column sums holds its inputs,
-    once more if the next row is prefetched, and one number per column sum. A staged kernel holds its column sums, the
-    [D] inputs it keeps, the inputs it holds as they come, and one chunk of everything else.
-    """
-    elements = slots(s, p) * p.chunk
-    sums = p.column_sums * p.real_size / 4
-    if s.form == "stream":
-        return STREAM_BASE + 2 * p.chunk * len(p.input_sizes)
-    if s.form in STAGED:
-        kept = sum(p.column_sizes) / 4 if s.keep else 0
-        held = sum(p.input_sizes) / 4 if s.hold else 0
-        base = STAGED_BASE + STAGED_F64 * (p.real_size > 4)
-        return round(base + elements * (sums + kept + held) + 2 * p.chunk)
-    if not p.column_sums:
-        held = sum(p.input_sizes) + (sum(p.column_sizes) if s.keep else 0)
-        return round((ROW_BASE + 2 * p.chunk) * p.real_size / 4 + elements * held / 4)
-    inputs = sum(p.input_sizes) / 4 * (2 if s.prefetch else 1)
-    return round(COLUMN_BASE + elements * (inputs + sums + 1))
-
-
-def fits(s: Schedule, p: Problem, capability: int = 90) -> bool:
-    """True if the form exists there, its blocks fit a multiprocessor, and the model expects no spills."""
-    limit = REGISTERS_PER_SM // (s.resident * s.block) // 8 * 8
-    return has_room(s, p, capability) and registers(s, p) <= min(limit, MAX_REGISTERS)
-
-
-def has_room(s: Schedule, p: Problem, capability: int) -> bool:
-    """True if the form exists there, and its blocks fit the shared memory of a multiprocessor."""
-    large = capability > 100 and capability < 120
-    sm, block = SHARED.get(capability, SHARED[90] if large else SMALL_SHARED)
-    shared = (static_shared(s, p) + dynamic_shared(s, p)) / 1024
-    return capability >= MINIMUM_ARCH[s.form] and shared <= block and s.resident * (shared + RESERVED) <= sm
-
-
-def side_by_side(s: Schedule, p: Problem) -> bool:
-    """True if all blocks of a persistent grid run at the same time on an H200, as a grid barrier needs it."""
-    shared = (static_shared(s, p) + dynamic_shared(s, p)) / 1024 + RESERVED
-    room = SIDE_BY_SIDE[s.cluster.bit_length() - 1] * s.resident
-    return p.blocks <= room and s.resident * shared <= SHARED[90][0]
 
 
 def in_flight(s: Schedule, p: Problem) -> int:

@@ -1,0 +1,79 @@
+"""What a kernel needs of a multiprocessor, registers and shared memory, and how many of its blocks fit there."""
+
+from __future__ import annotations
+
+from lngen.schedule.legal import MAX_THREADS_PER_SM, MINIMUM_ARCH, dynamic_shared, slots, static_shared
+from lngen.schedule.problem import Problem
+from lngen.schedule.schedule import STAGED, Schedule
+
+REGISTERS_PER_SM = 65536
+SIDE_BY_SIDE = (132, 66, 30, 15, 7)  # clusters of 1, 2, 4, 8, 16 blocks that an H200 runs at a time
+MAX_REGISTERS = 255
+
+# Shared memory in bytes: of a multiprocessor, and at most of a block, by compute capability.
+SHARED = {75: (64, 64), 80: (164, 163), 86: (100, 99), 87: (164, 163), 89: (100, 99), 90: (228, 227), 100: (228, 227)}
+SMALL_SHARED = (100, 99)
+RESERVED = 1  # KiB of a multiprocessor's shared memory that each block costs besides its own
+
+# Registers besides those for elements, fitted to compile logs; of a staged kernel so many more for f64.
+ROW_BASE = 8
+COLUMN_BASE = 30
+STREAM_BASE = 26
+STAGED_BASE, STAGED_F64 = 34, 12
+
+
+def registers(s: Schedule, p: Problem) -> int:
+    """Registers per thread the kernel is expected to need on sm_90.
+
+    A row kernel holds its inputs, and the [D] inputs it keeps, as they come, and a chunk of them widened. One with
+    column sums holds its inputs, once more if the next row is prefetched, and one number per column sum. A staged
+    kernel holds its column sums, the [D] inputs it keeps, the inputs it holds as they come, and one chunk of everything
+    else.
+    """
+    elements = slots(s, p) * p.chunk
+    sums = p.column_sums * p.real_size / 4
+    if s.form == "stream":
+        return STREAM_BASE + 2 * p.chunk * len(p.input_sizes)
+    if s.form in STAGED:
+        kept = sum(p.column_sizes) / 4 if s.keep else 0
+        held = sum(p.input_sizes) / 4 if s.hold else 0
+        base = STAGED_BASE + STAGED_F64 * (p.real_size > 4)
+        return round(base + elements * (sums + kept + held) + 2 * p.chunk)
+    if not p.column_sums:
+        held = sum(p.input_sizes) + (sum(p.column_sizes) if s.keep else 0)
+        return round((ROW_BASE + 2 * p.chunk) * p.real_size / 4 + elements * held / 4)
+    inputs = sum(p.input_sizes) / 4 * (2 if s.prefetch else 1)
+    return round(COLUMN_BASE + elements * (inputs + sums + 1))
+
+
+def fits(s: Schedule, p: Problem, capability: int = 90) -> bool:
+    """True if the form exists there, its blocks fit a multiprocessor, and the model expects no spills."""
+    limit = REGISTERS_PER_SM // (s.resident * s.block) // 8 * 8
+    return has_room(s, p, capability) and registers(s, p) <= min(limit, MAX_REGISTERS)
+
+
+def side_by_side_at_most(threads: int, registers: int, shared: int, capability: int) -> int:
+    """Blocks a multiprocessor holds, of so many ``threads``, ``registers`` a thread and bytes of ``shared`` memory."""
+    by_registers = REGISTERS_PER_SM // (threads * (-(-max(registers, 1) // 8) * 8))
+    by_shared = _shared_limits(capability)[0] * 1024 // (shared + RESERVED * 1024)
+    return min(by_registers, by_shared, MAX_THREADS_PER_SM // threads)
+
+
+def _shared_limits(capability: int) -> tuple[int, int]:
+    """KiB of shared memory of a multiprocessor, and at most of a block."""
+    large = capability > 100 and capability < 120
+    return SHARED.get(capability, SHARED[90] if large else SMALL_SHARED)
+
+
+def has_room(s: Schedule, p: Problem, capability: int) -> bool:
+    """True if the form exists there, and its blocks fit the shared memory of a multiprocessor."""
+    sm, block = _shared_limits(capability)
+    shared = (static_shared(s, p) + dynamic_shared(s, p)) / 1024
+    return capability >= MINIMUM_ARCH[s.form] and shared <= block and s.resident * (shared + RESERVED) <= sm
+
+
+def side_by_side(s: Schedule, p: Problem) -> bool:
+    """True if all blocks of a persistent grid run at the same time on an H200, as a grid barrier needs it."""
+    shared = (static_shared(s, p) + dynamic_shared(s, p)) / 1024 + RESERVED
+    room = SIDE_BY_SIDE[s.cluster.bit_length() - 1] * s.resident
+    return p.blocks <= room and s.resident * shared <= SHARED[90][0]
