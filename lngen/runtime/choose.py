@@ -10,7 +10,7 @@ from lngen.emit import emit
 from lngen.errors import MissingError, ScheduleError
 from lngen.lower import Plan, lower
 from lngen.runtime.stages import show_stages
-from lngen.schedule import MINIMUM_ARCH, Schedule, capability, check_arch, fits, problem, ranked, side_by_side_at_most
+from lngen.schedule import MINIMUM_ARCH, Schedule, capability, check_arch, fits, problem, ranked
 from lngen.spec import Spec
 from lngen.toolchain import Binary, compile_cubin
 
@@ -40,9 +40,8 @@ def default_schedule(
 
     ``rows``: how many there will be, None for many.
 
-    The model ranks, the compile log decides: a candidate with spills is passed over, and one whose blocks stay, but of
-    which more than it counts on fit a multiprocessor, so that others would get too few. Without a compiler the model's
-    first choice stands. With ``also`` it is one schedule for all of these archs: the best for the
+    The model ranks, the compile log decides: a candidate with spills is passed over. Without a compiler
+    the model's first choice stands. With ``also`` it is one schedule for all of these archs: the best for the
     oldest that fits the others.
     """
     facts = problem(spec.graph(), spec.d)
@@ -54,33 +53,18 @@ def default_schedule(
     ]
     if not candidates:
         raise ScheduleError(f"no schedule for {spec} fits {', '.join((oldest, *others))} alike; build them apart.")
-    uneven: Schedule | None = None
     for candidate in candidates:
-        plan = lower(spec, candidate)
         try:
-            spilling = _spilling(plan, (oldest, *others))
+            spilling = _spilling(lower(spec, candidate), (oldest, *others))
         except MissingError:
             return candidate
-        if spilling is None and not _uneven(plan, oldest):
-            return candidate
         if spilling is None:
-            uneven = uneven or candidate
+            return candidate
         if config.debug_level() >= 2:
-            reason = f"spills on {spilling}" if spilling else "leaves room for more blocks than it counts on"
-            print(f"lngen: {spec}: {candidate} {reason}", file=sys.stderr)
-    return uneven or candidates[0]
+            print(f"lngen: {spec}: {candidate} spills on {spilling}", file=sys.stderr)
+    return candidates[0]
 
 
 def _spilling(plan: Plan, arches: Sequence[str]) -> str | None:
     """The first of ``arches`` for which the compiler spills registers."""
     return next((a for a in arches if any(r.spills for r in compile_plan(plan, a).resources.values())), None)
-
-
-def _uneven(plan: Plan, arch: str) -> bool:
-    """True if a multiprocessor may get more of the blocks that stay than the schedule counts on."""
-    kernel = plan.kernels[0]
-    if kernel.grid[0].limit is None or plan.schedule.form == "stream":
-        return False
-    used = compile_plan(plan, arch).resources[kernel.name]
-    fit = side_by_side_at_most(kernel.block, used.registers, used.shared + kernel.dynamic, capability(arch))
-    return fit > plan.schedule.resident

@@ -39,8 +39,8 @@ THREADS, LEAST, EACH, STAGE, MANY = 512, 16, 64, 512, 1024
 # Forward, a row in registers. Of a schedule's shortcomings, each in doublings, how much one costs in time: too few or
 # too many bytes on their way, threads without elements, accesses of less than a line, blocks and threads that are not
 # of the size that works best; and weights that are asked for after the row.
-ON_THE_WAY, LINE, BLOCK = 52_000, 128, 64
-TOO_FEW, TOO_MANY, IDLE, BROKEN, BLOCK_SIZE, EACH_SIZE, LATE = 0.8, 0.1, 1.0, 0.3, 0.05, 0.37, 0.24
+ON_THE_WAY, LINE, BLOCK = 44_000, 128, 64
+TOO_FEW, TOO_MANY, IDLE, BROKEN, BLOCK_SIZE, EACH_SIZE, LATE = 1.2, 0.05, 0.9, 0.3, 0.05, 0.25, 0.2
 
 # Forward, staged: bytes of rows that the threads of a multiprocessor work on, and bytes on their way, one row more for
 # a row group that has nobody to work while it waits; threads of a block; from so many bytes on a row is worth a bulk
@@ -81,13 +81,13 @@ def _bases(p: Problem) -> Iterator[Schedule]:
     vec = widest(p)
     rows = sorted({p.groups} if p.column_sums else {1, 2, 4, 8, 16, 32, 64, 128, p.groups})
     store = bool(p.output_sizes)
-    for threads, r, resident in product([1 << n for n in range(11)], rows, (1, 2, 3, 4, 6, 8, 10, 12)):
+    for threads, r, resident in product([1 << n for n in range(11)], rows, (1, 2, 3, 4, 5, 6, 8, 10, 12)):
         if threads * r > MAX_THREADS or threads * r % WARP or threads * r * resident > MAX_THREADS_PER_SM:
             continue
         yield Schedule("registers", threads, r, vec, resident)
         if r == 1:
             yield Schedule("stream", threads, 1, vec, resident)
-        if resident > 4 or threads * r < 64:
+        if resident > 5 or threads * r < 64:
             continue
         for cluster in (1, 2, 4, 8, MAX_CLUSTER):
             owners = 0 if p.column_sums else SIDE_BY_SIDE[cluster.bit_length() - 1] * resident
@@ -204,8 +204,9 @@ def _rows_cost(s: Schedule, p: Problem, idle: float, there: int) -> tuple[float,
     if s.form == "registers":
         few = there <= EACH
         on_the_way = min(ON_THE_WAY, there * THREADS)
-        # At any time about one block of a multiprocessor is done loading, or not yet there.
-        way = min((s.resident - 0.5) * s.block * each, there * THREADS if few else math.inf)
+        # Of many blocks, about one of a multiprocessor is done loading at any time, or not yet there.
+        loading = s.resident if few else max(s.resident - 1, 0.25)
+        way = min(loading * s.block * each, there * THREADS if few else math.inf)
         block = max(BLOCK, min(MAX_THREADS, row / wanted)) if few else BLOCK
         together = s.threads * min(s.vec, p.chunk) * row / p.d  # bytes of neighbouring threads' accesses
         cost = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lngen.schedule.legal import MAX_THREADS_PER_SM, MINIMUM_ARCH, dynamic_shared, slots, static_shared
+from lngen.schedule.legal import MINIMUM_ARCH, dynamic_shared, slots, static_shared
 from lngen.schedule.problem import Problem
 from lngen.schedule.schedule import STAGED, Schedule
 
@@ -52,22 +52,10 @@ def fits(s: Schedule, p: Problem, capability: int = 90) -> bool:
     return has_room(s, p, capability) and registers(s, p) <= min(limit, MAX_REGISTERS)
 
 
-def side_by_side_at_most(threads: int, registers: int, shared: int, capability: int) -> int:
-    """Blocks a multiprocessor holds, of so many ``threads``, ``registers`` a thread and bytes of ``shared`` memory."""
-    by_registers = REGISTERS_PER_SM // (threads * (-(-max(registers, 1) // 8) * 8))
-    by_shared = _shared_limits(capability)[0] * 1024 // (shared + RESERVED * 1024)
-    return min(by_registers, by_shared, MAX_THREADS_PER_SM // threads)
-
-
-def _shared_limits(capability: int) -> tuple[int, int]:
-    """KiB of shared memory of a multiprocessor, and at most of a block."""
-    large = capability > 100 and capability < 120
-    return SHARED.get(capability, SHARED[90] if large else SMALL_SHARED)
-
-
 def has_room(s: Schedule, p: Problem, capability: int) -> bool:
     """True if the form exists there, and its blocks fit the shared memory of a multiprocessor."""
-    sm, block = _shared_limits(capability)
+    large = capability > 100 and capability < 120
+    sm, block = SHARED.get(capability, SHARED[90] if large else SMALL_SHARED)
     shared = (static_shared(s, p) + dynamic_shared(s, p)) / 1024
     return capability >= MINIMUM_ARCH[s.form] and shared <= block and s.resident * (shared + RESERVED) <= sm
 

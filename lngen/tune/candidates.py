@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import chain, zip_longest
 from typing import Any
 
+from lngen.runtime.choose import default_schedule
 from lngen.schedule import Schedule, capability, problem, ranked
 from lngen.spec import Spec
 
@@ -16,7 +17,7 @@ def ranking(spec: Spec, rows: int, arch: str) -> list[Schedule]:
 
 
 def candidates(spec: Spec, rows: int, arch: str) -> list[Schedule]:
-    """The same in the order in which to try them: by rank and, in turn with that, of every kind the best.
+    """The same in the order in which to try them: the default, then by rank and, in turn, of every kind the best.
 
     A model that is wrong about a kind as a whole would else keep it from being tried at all: first kinds of
     structures, then those of blocks.
@@ -24,7 +25,8 @@ def candidates(spec: Spec, rows: int, arch: str) -> list[Schedule]:
     listed = ranking(spec, rows, arch)
     kinds = [*_best(listed, _structure), *_best(listed, _shape)]
     turns = chain.from_iterable(zip_longest(listed, kinds))
-    return [*dict.fromkeys(s for s in turns if s is not None)]
+    first = default_schedule(spec, arch, rows=rows)
+    return [*dict.fromkeys(s for s in (first, *turns) if s is not None)]
 
 
 def _best(listed: Sequence[Schedule], kind: Callable[[Schedule], Any]) -> list[Schedule]:
