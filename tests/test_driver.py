@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,7 +21,7 @@ from lngen.runtime.driver import (
     allow_cluster,
     allow_shared,
 )
-from lngen.runtime.launch import _Arguments, dynamic_shared
+from lngen.runtime.launch import _Arguments
 from test_lower import PLANS, plan_of
 
 REFUSED = 719  # any CUresult but success
@@ -74,28 +73,12 @@ def launch(k: Kernel, rows: int, dependent: bool) -> None:
     tensors = [a.tensor for a in k.arguments if a.kind in ("input", "output")]
     strides = {a.tensor: 4096 for a in k.arguments if a.kind == "stride"}
     offsets = {a.tensor: 256 for a in k.arguments if a.kind == "workspace"}
-    bound = _Arguments(k, 99, rows, tensors, strides, offsets, k.dynamic, dependent)
+    bound = _Arguments(k, 99, rows, tensors, strides, offsets, dependent)
     for position, index in bound.tensors:
         bound.values[position] = 1000 + index
     for position, offset in bound.buffers:
         bound.values[position] = 5000 + offset
     bound.launch(7)
-
-
-H200 = {"sharedMemPerMultiprocessor": 233472, "reservedSharedMemPerBlock": 1024, "sharedMemPerBlockOptin": 232448}
-
-
-def test_blocks_that_stay_share_all_of_the_shared_memory() -> None:
-    """So one more does not fit, and as many as there shall be do; column sums and other forms ask for what they use."""
-    k = kernel("bulk")
-    assert k.resident == 1
-    assert dynamic_shared(k, 1152, H200) == 232448 - 1152
-    four = replace(k, resident=4)
-    each = dynamic_shared(four, 1152, H200)
-    assert 4 * (each + 1152 + 1024) <= 233472 < 5 * (each + 1152 + 1024)
-    assert dynamic_shared(replace(four, dynamic=200_000), 1152, H200) == 200_000
-    for name in ("row", "bulk, columns"):
-        assert dynamic_shared(kernel(name), 1152, H200) == kernel(name).dynamic
 
 
 @pytest.mark.parametrize(

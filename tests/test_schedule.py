@@ -21,6 +21,7 @@ from lngen.schedule import (
     MINIMUM_ARCH,
     Problem,
     Schedule,
+    blocks_that_fit,
     check,
     depths,
     dynamic_shared,
@@ -446,6 +447,23 @@ def test_the_meaning_is_the_same_on_every_gpu() -> None:
             assert {s.rows for s in held} <= {p.groups}
 
 
+def test_blocks_that_fit() -> None:
+    """By each limit in turn, numbers of the CUDA occupancy calculator: 65536 registers, 228 KiB, 2048 threads."""
+    assert blocks_that_fit(128, 96, 1, 26 * 1024, 90) == 5
+    assert blocks_that_fit(128, 97, 1, 26 * 1024, 90) == 4, "registers come in eights"
+    assert blocks_that_fit(128, 32, 1, 56 * 1024, 90) == 4, "a KiB more for each"
+    assert blocks_that_fit(128, 32, 16, 0, 90) == 4, "row groups with barriers of their own"
+    assert blocks_that_fit(1024, 32, 0, 0, 90) == 2
+    assert blocks_that_fit(128, 32, 1, 30 * 1024, 120) == 3
+
+
+@pytest.mark.parametrize("rows", [16, 2, 1])
+def test_five_blocks_of_row_groups_with_barriers_do_not_fit(rows: int) -> None:
+    threads = 128 // rows
+    found = {s.resident for s in ranked(facts(FORWARD)) if (s.form, s.threads, s.rows) == ("registers", threads, rows)}
+    assert (max(found, default=0) > 4) == (threads <= 32 or rows == 1) or not found
+
+
 def test_narrow_vectors_for_odd_lengths() -> None:
     assert [widest(facts(f"rmsnorm.fwd:d={d},dtype=bf16")) for d in (4096, 100, 6, 7)] == [8, 4, 2, 1]
     assert [widest(facts(f"rmsnorm.fwd:d={d},dtype=f64")) for d in (6, 7)] == [2, 1]
@@ -496,3 +514,20 @@ def test_the_register_model_is_not_far_off(what: str, d: int, dtype: str) -> Non
     rows = next(iter(compile_plan(lower(spec, schedule), "sm_90").resources.values()))
     limit = {"registers": 1.7, "stream": 4.5}.get(schedule.form, 2.5)
     assert 0.35 * registers(schedule, p) < rows.registers < limit * registers(schedule, p), str(schedule)
+
+
+@pytest.mark.parametrize(("d", "dtype", "rows"), [(2560, "f16", 4096), (768, "f16", 5461), (256, "f32", 8192)])
+def test_no_multiprocessor_gets_more_blocks_that_stay_than_another(d: int, dtype: str, rows: int) -> None:
+    """The model's first choice would leave room for one more of them, so it is passed over."""
+    pytest.importorskip("cupy")
+    spec = parse_spec(f"layernorm.fwd:d={d},dtype={dtype}")
+    first, chosen = ranked(facts(str(spec)), rows=rows)[0], default_schedule(spec, rows=rows)
+
+    def fitting(s: Schedule) -> int:
+        plan = lower(spec, s)
+        kernel = plan.kernels[0]
+        used = compile_plan(plan, "sm_90").resources[kernel.name]
+        return blocks_that_fit(kernel.block, used.registers, used.barriers, used.shared + kernel.dynamic, 90)
+
+    assert fitting(first) > first.resident
+    assert fitting(chosen) == chosen.resident

@@ -39,9 +39,7 @@ _LAUNCH_RULE = (
     "the kernels of a set are launched in this order on one stream: cluster blocks to a cluster in x if that is more "
     "than 1, cooperatively if the kernel says so, its dynamic shared memory allowed first "
     "(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES), and clusters of more than 8 blocks, too "
-    "(CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED); without rows only those with launch_for_no_rows; blocks of "
-    "a forward kernel with a limit are spread evenly if each gets as much dynamic shared memory as leaves room for "
-    "resident of them"
+    "(CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED); without rows only those with launch_for_no_rows"
 )
 _DEPENDENT_RULE = (
     "the attribute CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION may be set: a kernel waits for what was "

@@ -10,7 +10,7 @@ from lngen.emit import emit
 from lngen.errors import MissingError, ScheduleError
 from lngen.lower import Plan, lower
 from lngen.runtime.stages import show_stages
-from lngen.schedule import MINIMUM_ARCH, Schedule, capability, check_arch, fits, problem, ranked
+from lngen.schedule import MINIMUM_ARCH, Schedule, blocks_that_fit, capability, check_arch, fits, problem, ranked
 from lngen.spec import Spec
 from lngen.toolchain import Binary, compile_cubin
 
@@ -40,7 +40,8 @@ def default_schedule(
 
     ``rows``: how many there will be, None for many.
 
-    The model ranks, the compile log decides: a candidate with spills is passed over. Without a compiler
+    The model ranks, the compile log decides: a candidate with spills is passed over, and one whose blocks stay, but of
+    which a multiprocessor holds more than the schedule counts on: some would get the work of others. Without a compiler
     the model's first choice stands. With ``also`` it is one schedule for all of these archs: the best for the
     oldest that fits the others.
     """
@@ -53,18 +54,34 @@ def default_schedule(
     ]
     if not candidates:
         raise ScheduleError(f"no schedule for {spec} fits {', '.join((oldest, *others))} alike; build them apart.")
+    uneven: list[Schedule] = []
     for candidate in candidates:
+        plan = lower(spec, candidate)
         try:
-            spilling = _spilling(lower(spec, candidate), (oldest, *others))
+            spilling = _spilling(plan, (oldest, *others))
         except MissingError:
             return candidate
         if spilling is None:
-            return candidate
+            if not _uneven(plan, oldest):
+                return candidate
+            uneven.append(candidate)
         if config.debug_level() >= 2:
-            print(f"lngen: {spec}: {candidate} spills on {spilling}", file=sys.stderr)
-    return candidates[0]
+            reason = f"spills on {spilling}" if spilling else "leaves room for a block more than it counts on"
+            print(f"lngen: {spec}: {candidate} {reason}", file=sys.stderr)
+    return (uneven or candidates)[0]
 
 
 def _spilling(plan: Plan, arches: Sequence[str]) -> str | None:
     """The first of ``arches`` for which the compiler spills registers."""
     return next((a for a in arches if any(r.spills for r in compile_plan(plan, a).resources.values())), None)
+
+
+def _uneven(plan: Plan, arch: str) -> bool:
+    """True if its blocks stay until all rows are done, and a multiprocessor may get more of them than others."""
+    kernel = plan.kernels[0]
+    if not kernel.places or kernel.accumulators:
+        return False
+    used = compile_plan(plan, arch).resources[kernel.name]
+    shared = used.shared + kernel.dynamic
+    fit = blocks_that_fit(kernel.block, used.registers, used.barriers, shared, capability(arch))
+    return fit > plan.schedule.resident

@@ -26,7 +26,6 @@ DEFAULT_STREAMS = (0, 1)  # CU_STREAM_LEGACY, too: they cannot be captured
 
 # CUfunction_attribute
 MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
-PREFERRED_SHARED_MEMORY_CARVEOUT = 9  # percent
 NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14
 PORTABLE_CLUSTER = 8
 
@@ -94,18 +93,13 @@ class Launch:
             raise LngenError(f"The driver refuses the launch of '{self._name}': {error_name(status)}.")
 
 
-def allow_shared(function: int, size: int, *, prefer: bool = False) -> None:
-    """Let a function have ``size`` bytes of dynamic shared memory; LngenError if the GPU has not so many.
-
-    ``prefer``: the L1 cache of a multiprocessor shall be as small as possible, for blocks that shall share the rest.
-    """
+def allow_shared(function: int, size: int) -> None:
+    """Let a function have ``size`` bytes of dynamic shared memory; LngenError if the GPU has not so many."""
     if size == 0:
         return
     status = library().cuFuncSetAttribute(ctypes.c_void_p(function), MAX_DYNAMIC_SHARED_SIZE_BYTES, size)
     if status:
         raise LngenError(f"The GPU cannot give a block {size} bytes of dynamic shared memory: {error_name(status)}.")
-    if prefer:  # a hint, so it does not matter if it is refused
-        library().cuFuncSetAttribute(ctypes.c_void_p(function), PREFERRED_SHARED_MEMORY_CARVEOUT, 100)
 
 
 def allow_cluster(function: int, blocks: int) -> None:

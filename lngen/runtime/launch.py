@@ -47,19 +47,6 @@ def device_name(device: int) -> str:
     return str(cupy.cuda.runtime.getDeviceProperties(device)["name"].decode())
 
 
-def dynamic_shared(kernel: Kernel, static: int, properties: Mapping[str, int]) -> int:
-    """Bytes of dynamic shared memory to launch ``kernel`` with, which has ``static`` bytes besides.
-
-    Blocks that stay until all rows are done, as many as multiprocessors hold, have to be spread evenly. The driver
-    puts one more on a multiprocessor if it fits, and leaves room for fewer if that takes less shared memory: so each
-    gets an equal share of all of it. ``properties``: as CUDA's cudaDeviceProp names them.
-    """
-    if not kernel.places or kernel.accumulators:
-        return kernel.dynamic
-    share = properties["sharedMemPerMultiprocessor"] // kernel.resident - properties["reservedSharedMemPerBlock"]
-    return max(kernel.dynamic, (min(share, properties["sharedMemPerBlockOptin"]) - static) // 128 * 128)
-
-
 class Launcher:
     """The kernels of a plan, loaded on one device."""
 
@@ -75,11 +62,8 @@ class Launcher:
             self._functions = [self._module.get_function(k.name) for k in plan.kernels]
             # Kernels that wait for the one before them may be launched before it has ended; see _launch.cuh.jinja.
             self.dependent = int(cupy.cuda.Device(device).compute_capability) >= 90
-            properties = cupy.cuda.runtime.getDeviceProperties(device)
-            self.dynamic = []
             for kernel, function in zip(plan.kernels, self._functions, strict=True):
-                self.dynamic.append(dynamic_shared(kernel, int(function.shared_size_bytes), properties))
-                allow_shared(function.ptr, self.dynamic[-1], prefer=self.dynamic[-1] > kernel.dynamic)
+                allow_shared(function.ptr, kernel.dynamic)
                 allow_cluster(function.ptr, kernel.cluster)
 
     def bind(self, rows: int, strides: Mapping[str, int]) -> Bound:
@@ -113,8 +97,8 @@ class Bound:
         offsets = plan.workspace_offsets(rows)
         self.zeroed = tuple((offsets[b.name], b.bytes(rows)) for b in plan.workspace if b.zeroed)
         self._kernels = [
-            _Arguments(kernel, function, rows, launcher.tensors, strides, offsets, dynamic, launcher.dependent)
-            for kernel, function, dynamic in zip(plan.kernels, functions, launcher.dynamic, strict=True)
+            _Arguments(kernel, function, rows, launcher.tensors, strides, offsets, launcher.dependent)
+            for kernel, function in zip(plan.kernels, functions, strict=True)
             if rows or kernel.always
         ]
 
@@ -158,7 +142,6 @@ class _Arguments:
         tensors: Sequence[str],
         strides: Mapping[str, int],
         offsets: Mapping[str, int],
-        dynamic: int,
         dependent: bool,
     ) -> None:
         count = len(kernel.arguments)
@@ -169,7 +152,7 @@ class _Arguments:
         attributes |= {CLUSTER_DIMENSION: kernel.cluster} if kernel.cluster > 1 else {}
         attributes |= {PROGRAMMATIC_STREAM_SERIALIZATION: 1} if dependent else {}
         x, y = (extent(rows) for extent in kernel.grid)
-        self.launch = Launch(function, (x, y), kernel.block, dynamic, attributes, table, kernel.name)
+        self.launch = Launch(function, (x, y), kernel.block, kernel.dynamic, attributes, table, kernel.name)
         self.tensors: list[tuple[int, int]] = []
         self.buffers: list[tuple[int, int]] = []
         for position, a in enumerate(kernel.arguments):

@@ -87,7 +87,7 @@ def _bases(p: Problem) -> Iterator[Schedule]:
         yield Schedule("registers", threads, r, vec, resident)
         if r == 1:
             yield Schedule("stream", threads, 1, vec, resident)
-        if resident > 5 or threads * r < 64:
+        if resident > (5 if r == 1 else 4) or threads * r < 64:
             continue
         for cluster in (1, 2, 4, 8, MAX_CLUSTER):
             owners = 0 if p.column_sums else SIDE_BY_SIDE[cluster.bit_length() - 1] * resident

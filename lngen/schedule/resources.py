@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from lngen.schedule.legal import MINIMUM_ARCH, dynamic_shared, slots, static_shared
+from lngen.schedule.legal import MAX_THREADS_PER_SM, MINIMUM_ARCH, WARP, dynamic_shared, slots, static_shared
 from lngen.schedule.problem import Problem
 from lngen.schedule.schedule import STAGED, Schedule
 
 REGISTERS_PER_SM = 65536
 SIDE_BY_SIDE = (132, 66, 30, 15, 7)  # clusters of 1, 2, 4, 8, 16 blocks that an H200 runs at a time
 MAX_REGISTERS = 255
+# Hardware barriers of a multiprocessor; a block whose row groups have one each takes as many as a block can have. The
+# number is not documented: on an H200 of five such blocks four run at a time (Nsight Compute calls it a limit, too).
+BARRIERS, BARRIERS_OF_GROUPS = 64, 16
 
 # Shared memory in bytes: of a multiprocessor, and at most of a block, by compute capability.
 SHARED = {75: (64, 64), 80: (164, 163), 86: (100, 99), 87: (164, 163), 89: (100, 99), 90: (228, 227), 100: (228, 227)}
@@ -53,11 +56,29 @@ def fits(s: Schedule, p: Problem, capability: int = 90) -> bool:
 
 
 def has_room(s: Schedule, p: Problem, capability: int) -> bool:
-    """True if the form exists there, and its blocks fit the shared memory of a multiprocessor."""
-    large = capability > 100 and capability < 120
-    sm, block = SHARED.get(capability, SHARED[90] if large else SMALL_SHARED)
+    """True if the form exists there, and its blocks fit the shared memory and the barriers of a multiprocessor."""
+    sm, block = _shared_limits(capability)
     shared = (static_shared(s, p) + dynamic_shared(s, p)) / 1024
-    return capability >= MINIMUM_ARCH[s.form] and shared <= block and s.resident * (shared + RESERVED) <= sm
+    barriers = BARRIERS_OF_GROUPS if s.rows > 1 and s.threads > WARP else 1
+    there = capability >= MINIMUM_ARCH[s.form] and s.resident * barriers <= BARRIERS
+    return there and shared <= block and s.resident * (shared + RESERVED) <= sm
+
+
+def blocks_that_fit(threads: int, registers: int, barriers: int, shared: int, capability: int) -> int:
+    """Blocks a multiprocessor holds at a time.
+
+    threads, registers   of a block, and of each of these
+    barriers, shared     hardware barriers, and bytes of shared memory, of a block
+    """
+    by_registers = REGISTERS_PER_SM // (threads * -(-max(registers, 1) // 8) * 8)
+    by_shared = _shared_limits(capability)[0] * 1024 // (shared + RESERVED * 1024)
+    return min(by_registers, by_shared, BARRIERS // max(barriers, 1), MAX_THREADS_PER_SM // threads)
+
+
+def _shared_limits(capability: int) -> tuple[int, int]:
+    """KiB of shared memory of a multiprocessor, and at most of a block."""
+    large = capability > 100 and capability < 120
+    return SHARED.get(capability, SHARED[90] if large else SMALL_SHARED)
 
 
 def side_by_side(s: Schedule, p: Problem) -> bool:
