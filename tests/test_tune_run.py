@@ -31,9 +31,11 @@ from lngen.tune import build as builds
 from lngen.tune import database, job
 from lngen.tune.build import build, build_all
 from lngen.tune.candidates import candidates, ranking
+from lngen.tune.choose import Choice
 from lngen.tune.job import BRIEF_ROUNDS, FINAL_ROUNDS, Job, Listener, Outcome, run_job
 from lngen.tune.lease import take
 from lngen.tune.pool import Pool, Setup
+from lngen.tune.report import against_default
 from lngen.tune.trial import Device, Trial
 from lngen.tune.tuner import tune
 from lngen.tune.worker import Failure, Limits, Stopped, Worker
@@ -232,6 +234,18 @@ def test_a_job_that_is_stopped_keeps_what_it_knows(fake: Fake, monkeypatch: pyte
     assert not found.complete
     assert len(found.trials) == 4
     assert chosen(found) == SCHEDULES[2]
+
+
+def test_the_defaults_are_held_against_what_tuning_found(fake: Fake) -> None:
+    found = run_job(make_job())
+    assert found.choice is not None
+    default = next(t for t in found.trials if t.schedule == SCHEDULES[0])
+    untuned = replace(found, choice=Choice(default, (default,)))
+    share = found.choice.trial.ratio / default.ratio
+    assert share < 1
+    assert against_default([found]) == ""
+    expected = f"The defaults reach {share**0.5:.3f} of the tuned speed on geometric mean, {share:.3f} at least."
+    assert against_default([found, untuned]) == expected
 
 
 # ---- the worker ----

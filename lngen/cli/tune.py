@@ -146,6 +146,8 @@ def _tune(
         print_json({"interrupted": result.interrupted, "lock": str(lock_file), "tuned": tuned})
     else:
         print_table(report.COLUMNS, report.rows(result.outcomes))
+        if compared := report.against_default(result.outcomes):
+            click.echo(compared)
     for outcome in result.outcomes if len(jobs) == 1 else ():
         if plot_file is not None:
             plot(outcome.trials, outcome.choice, plot_file)

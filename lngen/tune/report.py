@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from lngen.tune.job import Outcome
-from lngen.tune.trial import STATUSES
+from lngen.tune.trial import STATUSES, Trial
 
 COLUMNS = ("spec", "rows", "us", "of reference", "over default", "ties", "tried", "correct", "s", "schedule")
 
@@ -21,11 +22,24 @@ def rows(outcomes: Sequence[Outcome]) -> Iterator[tuple[object, ...]]:
             continue
         t = o.choice.trial
         share = f"{1 / t.ratio:.3f}" if t.reference else "-"
-        default = next(x for x in o.trials if x.timed)
-        gain = f"{default.ratio / t.ratio:.3f}"
+        gain = f"{_default(o).ratio / t.ratio:.3f}"
         correct = sum(x.status == "correct" for x in o.trials)
         counts = len(o.choice.ties) - 1, len(o.trials), correct
         yield o.spec, o.rows, t.us_median, share, gain, *counts, o.seconds, t.schedule
+
+
+def against_default(outcomes: Sequence[Outcome]) -> str:
+    """How near the defaults come to what tuning found; an empty text for less than two choices."""
+    shares = [o.choice.trial.ratio / _default(o).ratio for o in outcomes if o.choice is not None]
+    if len(shares) < 2:
+        return ""
+    mean = math.exp(sum(map(math.log, shares)) / len(shares))
+    return f"The defaults reach {mean:.3f} of the tuned speed on geometric mean, {min(shares):.3f} at least."
+
+
+def _default(o: Outcome) -> Trial:
+    """The first trial with a time: the schedule that needs no tuning."""
+    return next(t for t in o.trials if t.timed)
 
 
 def remarks(outcomes: Sequence[Outcome]) -> Iterator[str]:
