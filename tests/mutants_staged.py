@@ -279,7 +279,6 @@ CLUSTERS = [
         "copy_chunk(gamma, gamma_kept[0]",
     ),
     text("beta is kept for gamma", "cluster keep", "copy_chunk(gamma, gamma_kept", "copy_chunk(gamma, beta_kept"),
-    text("start forgotten in the sums", "cluster columns", "_acc, start, group, lane)", "_acc, 0, group, lane)"),
     text(
         "the partial row of the block",
         "cluster columns",
