@@ -196,8 +196,8 @@ CLUSTERS = [
     text(
         "cluster barrier at the start gone",
         "cluster",
-        "    }\n    cluster_barrier();\n",
-        "    }\n    __syncthreads();\n",
+        "    cluster_barrier();\n",
+        "    __syncthreads();\n",
     ),
     text(
         "half a cluster barrier",

@@ -423,13 +423,18 @@ layernorm_fwd__bf16_d65536__t256_r1_v8_b1_bulk_s3_c4_o30_store_keep__rows(
 
     // A barrier for each stage and row group, which counts the bytes that land there.
     __shared__ unsigned long long landed[STAGES][ROWS];
+    if (threadIdx.x == 0) {
+        for (int r = 0; r < ROWS; ++r) {
+            for (int s = 0; s < STAGES; ++s) barrier_init(&landed[s][r], 1);
+        }
+        barriers_ready();
+    }
     // What the blocks of the cluster send each other for a row, in turns, and the barriers that count it.
     __shared__ real exchanged[2][ROWS][8];
     __shared__ unsigned long long met[2][ROWS];
     unsigned meetings = 0;
     if (threadIdx.x == 0) {
         for (int r = 0; r < ROWS; ++r) {
-            for (int s = 0; s < STAGES; ++s) barrier_init(&landed[s][r], 1);
             for (int m = 0; m < 2; ++m) barrier_init(&met[m][r], 1);
         }
         barriers_ready();

@@ -73,7 +73,12 @@ def places(
 def sections(kernel: Kernel, s: Schedule, p: Problem) -> Sections:
     """The partials of a staged kernel."""
     meets, ragged = met_numbers(s, p) > 0, s.form == "ragged"
-    setup = {"async": [], "bulk": ["_setup_bulk"], "ragged": ["_clear_ends", "_setup_bulk"]}
+    ready = ["_setup_cluster", "_ready_cluster"] if meets else ["_ready_block"]
+    setup = {
+        "async": [],
+        "bulk": ["_setup_bulk", *ready],
+        "ragged": ["_clear_ends", "_setup_bulk", *ready],
+    }
     copies = {
         "async": ["_copy_async"],
         "bulk": ["_copy_bulk", *(["_store_bulk", "_refill_stored"] if s.bulk_store else ["_refill_bulk"])],

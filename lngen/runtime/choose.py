@@ -58,30 +58,41 @@ def default_schedule(
     for candidate in candidates:
         plan = lower(spec, candidate)
         try:
-            spilling = _spilling(plan, (oldest, *others))
+            built = _until_one_spills(plan, (oldest, *others))
         except MissingError:
             return candidate
-        if spilling is None:
-            if not _uneven(plan, oldest):
+        *_, (arch, last) = built.items()
+        reason = f"spills on {arch}" if _spills(last) else ""
+        if not reason:
+            if not _uneven(plan, oldest, built[oldest]):
                 return candidate
             uneven.append(candidate)
         if config.debug_level() >= 2:
-            reason = f"spills on {spilling}" if spilling else "leaves room for a block more than it counts on"
+            reason = reason or "leaves room for a block more than it counts on"
             print(f"lngen: {spec}: {candidate} {reason}", file=sys.stderr)
     return (uneven or candidates)[0]
 
 
-def _spilling(plan: Plan, arches: Sequence[str]) -> str | None:
-    """The first of ``arches`` for which the compiler spills registers."""
-    return next((a for a in arches if any(r.spills for r in compile_plan(plan, a).resources.values())), None)
+def _until_one_spills(plan: Plan, arches: Sequence[str]) -> dict[str, Binary]:
+    """The plan compiled for one arch after the other, the last of them the first for which registers spill."""
+    built = {}
+    for arch in arches:
+        built[arch] = compile_plan(plan, arch)
+        if _spills(built[arch]):
+            break
+    return built
 
 
-def _uneven(plan: Plan, arch: str) -> bool:
+def _spills(binary: Binary) -> bool:
+    return any(r.spills for r in binary.resources.values())
+
+
+def _uneven(plan: Plan, arch: str, binary: Binary) -> bool:
     """True if its blocks stay until all rows are done, and a multiprocessor may get more of them than others."""
     kernel = plan.kernels[0]
     if not kernel.places or kernel.accumulators:
         return False
-    used = compile_plan(plan, arch).resources[kernel.name]
+    used = binary.resources[kernel.name]
     shared = used.shared + kernel.dynamic
     fit = blocks_that_fit(kernel.block, used.registers, used.barriers, shared, capability(arch))
     return fit > plan.schedule.resident

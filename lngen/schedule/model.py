@@ -23,11 +23,10 @@ from lngen.schedule.legal import (
     is_legal,
     piece,
     slots,
-    stage_bytes,
 )
 from lngen.schedule.problem import Problem
 from lngen.schedule.resources import SIDE_BY_SIDE, fits, has_room, side_by_side
-from lngen.schedule.schedule import STAGED, Schedule
+from lngen.schedule.schedule import Schedule
 
 MULTIPROCESSORS = 132  # of an H200
 
@@ -45,7 +44,7 @@ TOO_FEW, TOO_MANY, IDLE, BROKEN, BLOCK_SIZE, EACH_SIZE, LATE = 1.2, 0.05, 0.9, 0
 # Forward, staged: bytes of rows that the threads of a multiprocessor work on, and bytes on their way, one row more for
 # a row group that has nobody to work while it waits; threads of a block; from so many bytes on a row is worth a bulk
 # copy; and what a doubling of the bytes on their way costs.
-WORK, FLIGHT, STAGED_BLOCK, BULK_ROW, STAGES = 32 * 1024, 104 * 1024, 128, 512, 0.3
+WORK, FLIGHT, STAGED_BLOCK, BULK_ROW, FLIGHT_SIZE = 32 * 1024, 104 * 1024, 128, 512, 0.3
 
 # A row of more bytes is shared by a cluster, of which each block takes so many; two rows side by side on a
 # multiprocessor hide each other's exchange.
@@ -53,16 +52,8 @@ WIDE_ROW, PIECE, WIDE_BLOCK = 32 * 1024, 16 * 1024, 256
 
 # With column sums: rows of so many elements, by bytes of one, are better held in registers than staged; threads of a
 # block for these, for staged rows up to SHORT_ROW elements and for longer ones; bytes on their way at least.
-HELD_ROW = {2: 768, 4: 2048, 8: 2048}
+REGISTER_ROW = {2: 768, 4: 2048, 8: 2048}
 SHORT_BLOCK, SHORT_ROW, LONG_BLOCK, STAGED_BYTES = 512, 1536, 256, 84 * 1024
-
-
-def in_flight(s: Schedule, p: Problem) -> int:
-    """Bytes a multiprocessor has on their way at best."""
-    if s.form in STAGED:
-        return s.resident * s.rows * s.stages * stage_bytes(s, p)
-    per_thread = slots(s, p) * p.chunk * sum(p.input_sizes)
-    return s.resident * s.block * (p.chunk * sum(p.input_sizes) if s.form == "stream" else per_thread)
 
 
 def space(p: Problem) -> list[Schedule]:
@@ -87,6 +78,7 @@ def _bases(p: Problem) -> Iterator[Schedule]:
         yield Schedule("registers", threads, r, vec, resident)
         if r == 1:
             yield Schedule("stream", threads, 1, vec, resident)
+        # Five blocks of a row each gained where they fit; of row groups five were no better than four.
         if resident > (5 if r == 1 else 4) or threads * r < 64:
             continue
         for cluster in (1, 2, 4, 8, MAX_CLUSTER):
@@ -126,7 +118,7 @@ def share(p: Problem, rows: int | None) -> int:
     there = max(1.0, rows * _row_bytes(p) / (MULTIPROCESSORS * THREADS))
     if there > EACH:
         return STAGE if there <= STAGE else MANY
-    return max(LEAST, 1 << math.ceil(math.log2(there)))
+    return max(LEAST, _power(there))
 
 
 def row_counts(p: Problem) -> list[int | None]:
@@ -177,7 +169,7 @@ def _cost(s: Schedule, p: Problem, there: int) -> tuple[float, ...]:
 def _columns_cost(s: Schedule, p: Problem, idle: float) -> tuple[float, ...]:
     """One block per multiprocessor, few threads, rows read from shared memory once."""
     size = min(p.input_sizes, default=4)
-    held = p.d <= HELD_ROW[max(2, size)]
+    held = p.d <= REGISTER_ROW[max(2, size)]
     order = {"bulk": 1, "ragged": 1, "async": 2, "registers": 0 if held else 3}[s.form]
     if s.form == "registers":
         prefetch = s.prefetch == (size == 2 or not held)
@@ -229,7 +221,7 @@ def _rows_cost(s: Schedule, p: Problem, idle: float, there: int) -> tuple[float,
         _off(s.resident * s.block * each, min(WORK, there * THREADS))
         + _off(s.threads, threads)
         + BLOCK_SIZE * _off(s.block, WIDE_BLOCK if wide else max(threads, STAGED_BLOCK))
-        + STAGES * _off(s.resident * s.rows * s.stages * part, FLIGHT + part * (s.resident * s.rows == 1))
+        + FLIGHT_SIZE * _off(s.resident * s.rows * s.stages * part, FLIGHT + part * (s.resident * s.rows == 1))
     )
     return (order, _off(s.cluster, cluster), not s.keep, not s.hold, s.bulk_store, round(cost, 6), s.resident)
 

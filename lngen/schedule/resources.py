@@ -83,6 +83,4 @@ def _shared_limits(capability: int) -> tuple[int, int]:
 
 def side_by_side(s: Schedule, p: Problem) -> bool:
     """True if all blocks of a persistent grid run at the same time on an H200, as a grid barrier needs it."""
-    shared = (static_shared(s, p) + dynamic_shared(s, p)) / 1024 + RESERVED
-    room = SIDE_BY_SIDE[s.cluster.bit_length() - 1] * s.resident
-    return p.blocks <= room and s.resident * shared <= SHARED[90][0]
+    return p.blocks <= SIDE_BY_SIDE[s.cluster.bit_length() - 1] * s.resident and has_room(s, p, 90)
