@@ -176,21 +176,21 @@ def test_only_the_helpers_a_kernel_needs() -> None:
     def helpers(spec: str, schedule: str) -> list[str]:
         return [name.removesuffix(".cuh.jinja") for name in partials(plan_of(spec, schedule))]
 
-    row = ["_launch", "_memory", "_column", "_fold", "_row_barrier", "_row_fold"]
+    row = ["_launch", "_prefetch", "_memory", "_column", "_fold", "_row_barrier", "_row_fold"]
     in_registers, staged = "form=registers,threads=8,rows=4", "form=bulk,threads=8,rows=4,stages=2,owners=1"
     assert helpers("rmsnorm.fwd:d=64,dtype=f32", in_registers) == row
-    assert helpers("rmsnorm.fwd:d=64,dtype=bf16", in_registers) == ["_launch", "_bf16", *row[1:]]
-    assert helpers("rmsnorm.fwd:d=64,dtype=f32", staged) == [*row[:2], "_bulk", *row[2:]]
-    sums = ["_launch", "_memory", "_column", "_fold", "_partial", "_strand"]
+    assert helpers("rmsnorm.fwd:d=64,dtype=bf16", in_registers) == [*row[:2], "_bf16", *row[2:]]
+    assert helpers("rmsnorm.fwd:d=64,dtype=f32", staged) == [*row[:3], "_bulk", *row[3:]]
+    sums = ["_launch", "_prefetch", "_memory", "_column", "_fold", "_partial", "_strand"]
     of_beta, threads = "layernorm.bwd:d=64,wrt=beta,dtype=f32", "threads=8,rows=128"
     assert helpers(of_beta, f"form=registers,{threads}") == sums
     assert helpers(of_beta, f"form=registers,{threads},one_launch=yes") == [*sums, "_grid_barrier"]
     assert helpers(of_beta, f"form=async,{threads},stages=2") == [
-        *sums[:2],
+        *sums[:3],
         "_async",
-        *sums[2:4],
+        *sums[3:5],
         "_row_barrier",
-        *sums[4:],
+        *sums[5:],
     ]
     cluster = {"_cluster", "_exchange"}
     wide, single = "form=bulk,threads=512,rows=1,stages=3,cluster=2", "form=bulk,threads=512,rows=1,stages=3"

@@ -85,7 +85,7 @@ def test_narrow_vectors_and_prefetches() -> None:
     source = """extern "C" __global__ void k(const unsigned short* a, unsigned short* o) {
         unsigned short v[4]; a += 4 * threadIdx.x; o += 4 * threadIdx.x;
         asm volatile("prefetch.global.L1 [%0];" :: "l"(a));
-        asm volatile("prefetch.global.L2 [%0];" :: "l"(a + 100000));
+        asm volatile("prefetch.global.L2 [%0];" :: "l"(a));
         asm volatile("prefetch.global.L2::evict_last [%0];" :: "l"(a));
         asm volatile("ld.global.nc.v4.b16 {%0, %1, %2, %3}, [%4];"
             : "=h"(v[0]), "=h"(v[1]), "=h"(v[2]), "=h"(v[3]) : "l"(a));
@@ -93,7 +93,11 @@ def test_narrow_vectors_and_prefetches() -> None:
         asm volatile("st.global.v2.u16 [%0+4], {%1, %2};" :: "l"(o), "h"(v[1]), "h"(v[0]) : "memory");
         }"""
     a = np.arange(128, dtype=np.uint16)
-    assert (clean(run(source, 1, 32, a, np.zeros(128, np.uint16)))["1"] == a.reshape(-1, 4)[:, ::-1].ravel()).all()
+    outcome = run(source, 1, 32, a, np.zeros(128, np.uint16))
+    assert (clean(outcome)["1"] == a.reshape(-1, 4)[:, ::-1].ravel()).all()
+    assert outcome.traffic.tensors["k"]["k_param_0"]["prefetches"] == 3 * 32
+    beyond = run(source.replace('"l"(a)', '"l"(a + 128)', 1), 1, 32, a, np.zeros(128, np.uint16))
+    assert {f.kind for f in beyond.findings} == {"out-of-bounds"}
 
 
 def test_wide_vectors() -> None:

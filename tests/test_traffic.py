@@ -10,8 +10,9 @@ from lngen.check.inputs import random_inputs
 from lngen.cli import cli
 from lngen.inspect import measure, traffic_text
 from lngen.inspect.traffic import KernelTraffic, row_units
+from lngen.ir import D, M
 from lngen.lower import Plan, lower
-from lngen.ptx import parse, run_kernel
+from lngen.ptx import parse, run_kernel, run_plan
 from lngen.schedule import parse_schedule, problem, ranked
 from lngen.spec import parse_spec
 from lngen.toolchain import compile_ptx
@@ -174,6 +175,34 @@ def test_bulk_copies_are_counted() -> None:
     assert (a["bytes_read"], a["sectors_read"]) == (3 * 2048, 3 * 64)
     assert (o["bytes_written"], o["sectors_written"]) == (3 * 1008, 3 * 32)
     assert outcome.traffic.in_flight["k"] == 2048
+
+
+@pytest.mark.parametrize(
+    ("spec", "schedule", "rows", "blocks", "lines"),
+    [
+        ("layernorm.fwd:d=1000,dtype=bf16", "form=registers,threads=64,rows=2,vec=8", 5, 3, 16),
+        ("layernorm.bwd:d=768,dtype=bf16", "form=registers,threads=32,rows=16,vec=8,prefetch=yes", 40, 3, 12),
+        ("layernorm.bwd:d=4096,dtype=bf16,blocks=2", "form=bulk,threads=128,rows=2,vec=8,stages=3", 9, 2, 64),
+        ("layernorm.bwd:d=1001,dtype=f32,blocks=2", "form=ragged,threads=64,rows=8,vec=1,stages=2,bulk_store=yes",
+         12, 2, 32),
+        ("layernorm.fwd:d=32768,dtype=bf16", "form=bulk,threads=256,rows=1,vec=8,stages=2,cluster=2,owners=2",
+         5, 2, 512),
+    ],
+)  # fmt: skip
+def test_blocks_ask_for_their_first_rows_before_they_wait(
+    spec: str, schedule: str, rows: int, blocks: int, lines: int
+) -> None:
+    """Lines of a row, by every block; columns by one, since all have the same; numbers of a row with it."""
+    parsed = parse_spec(spec)
+    plan = lower(parsed, parse_schedule(schedule, ranked(problem(parsed.graph(), parsed.d))[0]))
+    outcome = run_plan(plan, random_inputs(parsed, rows, 0))
+    assert outcome.findings == ()
+    counts = outcome.traffic.tensors[plan.kernels[0].name]
+    first = min(rows, blocks * plan.schedule.rows)
+    size = plan.spec.dtype.size
+    expected = {v.name: first * lines if v.type.axes == (M, D) else first for v in plan.inputs}
+    expected |= {v.name: -(-plan.spec.d * size // 128) for v in plan.inputs if v.type.axes == (D,)}
+    assert {name: count["prefetches"] for name, count in counts.items() if count["prefetches"]} == expected
 
 
 def test_show_prints_it() -> None:

@@ -39,6 +39,9 @@ class Engine(Protocol):
     def memory(self) -> tuple[int, int]:
         """Bytes that are free, and bytes of the L2 cache."""
 
+    def peak(self) -> float:
+        """10^9 bytes per second that the memory can move at most, by its clock and width."""
+
     def release(self) -> None:
         """Give cached memory back."""
 
@@ -91,6 +94,16 @@ def make_engine() -> Engine:
     return CupyEngine()
 
 
+def memory_peak(device: int) -> float:
+    """10^9 bytes per second: two transfers a clock, as many bits each as the bus is wide."""
+    import cupy
+
+    runtime = cupy.cuda.runtime
+    khz = runtime.deviceGetAttribute(runtime.cudaDevAttrMemoryClockRate, device)
+    bits = runtime.deviceGetAttribute(runtime.cudaDevAttrGlobalMemoryBusWidth, device)
+    return float(2 * khz * bits / 8 / 1e6)
+
+
 class TorchEngine:
     """PyTorch on its current GPU."""
 
@@ -125,6 +138,9 @@ class TorchEngine:
     def memory(self) -> tuple[int, int]:
         properties = self._torch.cuda.get_device_properties(self._device)
         return int(self._torch.cuda.mem_get_info()[0]), int(getattr(properties, "L2_cache_size", 64 << 20))
+
+    def peak(self) -> float:
+        return memory_peak(self.device()[0])
 
     def release(self) -> None:
         self._torch.cuda.empty_cache()
@@ -217,6 +233,9 @@ class CupyEngine:
     def memory(self) -> tuple[int, int]:
         free = int(self._cupy.cuda.runtime.memGetInfo()[0])
         return free, int(self._properties().get("l2CacheSize", 64 << 20))
+
+    def peak(self) -> float:
+        return memory_peak(self.device()[0])
 
     def release(self) -> None:
         self._cupy.get_default_memory_pool().free_all_blocks()

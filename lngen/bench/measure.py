@@ -17,7 +17,7 @@ from lngen.bench.tasks import LATENCY, Task
 from lngen.bench.timing import Launch
 from lngen.bench.verdict import judge
 
-IMPLAUSIBLE = 1.1  # times the ceiling: measured something else
+IMPLAUSIBLE = 1.1  # times the ceiling, which like a peer's call waits for the end of the one before it
 LINKS = 64  # of a latency's chain before it begins anew
 
 
@@ -40,7 +40,8 @@ class Method:
     def __str__(self) -> str:
         return (
             f"{self.rounds} interleaved rounds of CUDA graphs of {self.replay_us / 1e3:g} ms, "
-            f"{self.warm_ms:g} ms warm-up, rotating buffers; latency: chains of {LINKS} dependent launches"
+            f"{self.warm_ms:g} ms warm-up, rotating buffers, a call of lngen's begins while the one before it ends; "
+            f"latency: chains of {LINKS} dependent launches"
         )
 
 
@@ -90,6 +91,7 @@ def measure(
             record = replace(_timed(record, found.stats[name]), launches=found.launches[name])
             if not latency:
                 record = _rated(record, floor if provider.checked else ceiling, found.stats.get(task.ceiling), ceiling)
+                record = _doubted(record, engine.peak())
         records.append(record)
     return judge(records)
 
@@ -170,10 +172,19 @@ def _timed(record: Record, stats: timing.Stats) -> Record:
 
 
 def _rated(record: Record, nbytes: int, ceiling: timing.Stats | None, ceiling_nbytes: int) -> Record:
-    """With GB/s, the fraction of the ceiling, and a note if it is too good to be true."""
+    """With GB/s and the fraction of the ceiling."""
     assert record.us_median is not None
     speed = gb_s(nbytes, record.us_median)
     fraction = None if ceiling is None else round(speed / gb_s(ceiling_nbytes, ceiling.median), 4)
-    implausible = fraction is not None and fraction > IMPLAUSIBLE and not record.note
-    note = "implausible: faster than the ceiling" if implausible else record.note
-    return replace(record, gb_s=round(speed, 1), fraction=fraction, note=note)
+    return replace(record, gb_s=round(speed, 1), fraction=fraction)
+
+
+def _doubted(record: Record, peak: float) -> Record:
+    """With a note if it is too good to be true: faster than memory (``peak`` GB/s), or a peer than the ceiling."""
+    if record.note or record.gb_s is None:
+        return record
+    if record.gb_s > peak:
+        return replace(record, note=f"implausible: faster than memory, {peak:.0f} GB/s")
+    if (record.fraction or 0) > IMPLAUSIBLE and not record.is_lngen:
+        return replace(record, note="implausible: faster than the ceiling")
+    return record

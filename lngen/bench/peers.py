@@ -12,6 +12,8 @@ from lngen.bench.tasks import CEILINGS
 from lngen.errors import LngenError, MissingError
 from lngen.spec import Spec
 
+SERIAL = "lngen-serial"
+ON_REQUEST = (SERIAL, "compile")  # not among all that are available
 FAST_APEX = "apex.contrib.layer_norm.layer_norm"
 
 
@@ -101,11 +103,12 @@ def known(schedule: str = "") -> dict[str, Provider]:
     """Every provider by name, the ceilings first; ``schedule`` is for lngen."""
     ceilings: list[Provider] = [Ceiling(direction) for direction in CEILINGS]
     peers: list[Provider] = [Torch(), Torch("compile", compiled=True), Liger(), Quack(), Apex(True), Apex(False)]
-    return {p.name: p for p in (*ceilings, Lngen(schedule=schedule), *peers)}
+    own: list[Provider] = [Lngen(schedule=schedule), Lngen(SERIAL, schedule, overlap=False)]
+    return {p.name: p for p in (*ceilings, *own, *peers)}
 
 
 def select(names: Sequence[str] = (), *, compiled: bool = False, schedule: str = "") -> list[Provider]:
-    """The named providers, or all that are available (torch.compile only if asked for), after the ceilings.
+    """The named providers, or all that are available but those ON_REQUEST, after the ceilings.
 
     LngenError for an unknown name, MissingError for a named one that is not installed.
     """
@@ -118,6 +121,6 @@ def select(names: Sequence[str] = (), *, compiled: bool = False, schedule: str =
         if not providers[name].available():
             needs = providers[name].needs
             raise MissingError(f"The provider '{name}' needs {needs}, which is not installed.")
-    named = names or [n for n, p in providers.items() if p.available() and n != "compile"]
+    named = names or [n for n, p in providers.items() if p.available() and n not in ON_REQUEST]
     wanted = {*named, *CEILINGS.values(), *(["compile"] if compiled else [])}
     return [p for name, p in providers.items() if name in wanted]

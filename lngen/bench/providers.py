@@ -85,13 +85,17 @@ class Ceiling:
 
 
 class Lngen:
-    """lngen's own kernels, with the default schedule or one that ``schedule`` changes."""
+    """lngen's own kernels, with the default schedule or one that ``schedule`` changes.
+
+    Where the GPU can, a call begins while the one before ends, as in use; ``overlap=False`` measures calls of which
+    each waits for the end of the one before.
+    """
 
     needs = "a GPU"
     checked = True
 
-    def __init__(self, name: str = "lngen", schedule: str = "") -> None:
-        self.name, self._schedule = name, schedule
+    def __init__(self, name: str = "lngen", schedule: str = "", overlap: bool = True) -> None:
+        self.name, self._schedule, self._overlap = name, schedule, overlap
 
     def available(self) -> bool:
         return True
@@ -105,7 +109,7 @@ class Lngen:
         # The one place that chooses.
         schedule = parse_schedule(self._schedule, default_schedule(case.spec, arch, rows=case.rows))
         plan = lower(case.spec, schedule)
-        launcher = Launcher(plan, compile_plan(plan, arch), device)
+        launcher = Launcher(plan, compile_plan(plan, arch), device, self._overlap)
         bound = launcher.bind(case.rows, dict.fromkeys(launcher.tensors, case.spec.d))
         # One workspace: in real use it is as warm as here.
         workspace = case.engine.empty((max(1, -(-bound.workspace_bytes // 8)),), DType.F64)

@@ -107,7 +107,8 @@ def summary_lines(summaries: Sequence[Summary]) -> list[str]:
 
 
 def _summary_lines(s: Summary) -> list[str]:
-    head = f"{s.graph} {s.direction}{' latency' if s.kind == LATENCY else ''}, {s.points} points"
+    way = "" if s.provider == "lngen" else f"{s.provider}: "
+    head = f"{way}{s.graph} {s.direction}{' latency' if s.kind == LATENCY else ''}, {s.points} points"
     parts = []
     if s.met + s.missed:
         parts.append(f"{s.met} of {s.met + s.missed} targets met")

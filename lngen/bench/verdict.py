@@ -42,6 +42,7 @@ def _judged(r: Record, peer: tuple[float, str] | None) -> Record:
 class Summary:
     """lngen over all points of a class, a graph and a direction; ``worst`` and ``behind`` are points as text.
 
+    provider     which way to call lngen
     ratio        geometric mean of the ratios to the best peer; ratio_target what it shall be
     compared     points that have a ratio; ahead: those where it is 1 or more
     worst        the points farthest below their target
@@ -51,6 +52,7 @@ class Summary:
     kind: str
     graph: str
     direction: str
+    provider: str
     points: int
     met: int
     missed: int
@@ -68,15 +70,15 @@ class Summary:
 
 
 def summarise(records: Sequence[Record]) -> list[Summary]:
-    """A summary per class, graph and direction of lngen's records, in the order they first come."""
-    groups: dict[tuple[str, str, str], list[Record]] = {}
+    """A summary per class, graph, direction and way to call lngen, in the order they first come."""
+    groups: dict[tuple[str, str, str, str], list[Record]] = {}
     for r in records:
         if r.is_lngen:
-            groups.setdefault((r.kind, r.graph, r.direction), []).append(r)
+            groups.setdefault((r.kind, r.graph, r.direction, r.provider), []).append(r)
     return [_summary(*key, group) for key, group in groups.items()]
 
 
-def _summary(kind: str, graph: str, direction: str, group: Sequence[Record]) -> Summary:
+def _summary(kind: str, graph: str, direction: str, provider: str, group: Sequence[Record]) -> Summary:
     ratios = [r.ratio for r in group if r.ratio is not None]
     missed = sorted((r for r in group if r.met is False), key=lambda r: (r.fraction or 0) / (r.target or 1))
     behind = sorted((r for r in group if r.ratio is not None and r.ratio < RATIO_EACH), key=lambda r: r.ratio or 0)
@@ -84,6 +86,7 @@ def _summary(kind: str, graph: str, direction: str, group: Sequence[Record]) -> 
         kind,
         graph,
         direction,
+        provider,
         points=len(group),
         met=sum(r.met is True for r in group),
         missed=len(missed),

@@ -76,6 +76,7 @@ def partials(plan: Plan) -> tuple[str, ...]:
     sums = "finish" in templates or "_one_launch" in sections
     wanted = {
         "_launch": True,
+        "_prefetch": bool(templates & {"row", "row_staged", "row_columns"}),
         "_bf16": DType.BF16 in used,
         "_f16": DType.F16 in used,
         "_f64": DType.F64 in used,

@@ -102,8 +102,8 @@ class Kernel:
     What is laid out:
 
     uniform, per_row           statements once a thread, and once a row before the phases
-    tiles, row_inputs, scalars the [M, D], [M] and [] inputs
-    columns                    the [D] inputs that stay in registers from row to row
+    tiles, columns             the [M, D] and [D] inputs
+    row_inputs, scalars        the [M] and [] inputs
     accumulators               the column sums it adds to
     most                       row sums that are folded together at most
     shared                     numbers of static shared memory for folding
@@ -113,8 +113,8 @@ class Kernel:
     finish, totals             column sums completed in the same launch, and the shared memory for it
 
     And in C: ``owner``, a block's or cluster's place among those that share the rows; ``first_column``, where a
-    block's piece of a row starts, and ``start``, the name of that; ``bound``, the columns loads and stores look out
-    for; ``writer``, true for the one thread that stores the numbers of a row.
+    block's piece of a row starts, and ``start``, the name of that; ``length``, its elements; ``bound``, the columns
+    loads and stores look out for; ``writer``, true for the one thread that stores the numbers of a row.
     """
 
     name: str
@@ -149,6 +149,7 @@ class Kernel:
     owner: str = "blockIdx.x"
     first_column: str = "0"
     start: str = "0"
+    length: str = "D"
     bound: str = "D"
     writer: str = "live && lane == 0"
 

@@ -38,6 +38,7 @@ def staged(kernel: Kernel, graph: Graph, outputs: tuple[Value, ...], s: Schedule
         owner="blockIdx.x / CLUSTER" if shared_row else "blockIdx.x",
         first_column="cluster_rank() * PIECE" if shared_row else "0",
         start="start",
+        length="length" if s.form == "bulk" else "D",
         bound="BOUND" if is_exact(s, p) else "D",
         writer="live && lane == 0 && start == 0" if shared_row else "live && lane == 0",
     )
@@ -93,7 +94,7 @@ def sections(kernel: Kernel, s: Schedule, p: Problem) -> Sections:
     ]
     return Sections(
         setup=_files(*setup[s.form]),
-        held=_files(*["_held_columns"] * bool(kernel.columns), *["_held_sums"] * bool(p.column_sums)),
+        held=_files(*["_held_columns"] * s.keep, *["_held_sums"] * bool(p.column_sums)),
         copies=_files(*copies[s.form]),
         row_begin=_files(*(name for name, there in begins if there)),
         tiles=f"{tiles}.cuh.jinja",

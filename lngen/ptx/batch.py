@@ -28,6 +28,7 @@ from lngen.ptx.spin import ordered, resident, spins
 from lngen.ptx.tracking import narrowest, sectors
 from lngen.ptx.values import Value
 
+COUNTED = ("bytes_read", "bytes_written", "sectors_read", "sectors_written", "prefetches")  # of a tensor
 MOST = 1 << 18  # segments a batch runs before it is taken to run for ever
 
 
@@ -153,11 +154,16 @@ class Batch:
 
     def moved(self, tensor: str, how: str, address: Array, lanes: Array, count: int) -> None:
         """Counts an access to global memory."""
-        row = self.launch.traffic.tensors[self.launch.kernel].setdefault(
-            tensor, dict.fromkeys(("bytes_read", "bytes_written", "sectors_read", "sectors_written"), 0)
-        )
+        row = self._traffic(tensor)
         row[f"bytes_{how}"] += address.size * count
         row[f"sectors_{how}"] += sectors(address, lanes, count)
+
+    def prefetched(self, tensor: str, count: int) -> None:
+        """Counts threads that asked for something in L2."""
+        self._traffic(tensor)["prefetches"] += count
+
+    def _traffic(self, tensor: str) -> dict[str, int]:
+        return self.launch.traffic.tensors[self.launch.kernel].setdefault(tensor, dict.fromkeys(COUNTED, 0))
 
     def moved_shared(self, how: str, address: Array, lanes: Array, count: int) -> None:
         """Counts an access to shared memory."""

@@ -37,11 +37,17 @@ def policy_step(program: Program, i: Instruction) -> Step:
 
 
 def prefetch_step(program: Program, i: Instruction) -> Step:
-    """prefetch: a hint, which may name any address."""
+    """prefetch: moves nothing a kernel could see, so it may come before any wait; counted, and checked for bounds."""
     if not _PREFETCH.fullmatch(i.opcode) or len(i.operands) != 1 or i.operands[0].kind != "mem":
         raise unknown(i)
-    base_slot(program, i, i.operands[0].text)
-    return lambda batch, lanes: None
+    base, offset = base_slot(program, i, i.operands[0].text), i.operands[0].offset
+
+    def step(batch: Batch, lanes: Lanes) -> None:
+        address = address_of(batch, base, offset, lanes)
+        for buffer, part in batch.memory.parts(address, lanes.index, 1, "A prefetch:", batch.reporting(i)):
+            batch.prefetched(buffer.name, address.size if part is None else part.size)
+
+    return step
 
 
 def bulk_prefetch(program: Program, i: Instruction) -> Step | None:

@@ -51,9 +51,9 @@ class Traffic:
     """What moved, by kernel.
 
     ``tensors``: by tensor bytes_read, bytes_written and the 32-byte sectors of each warp's accesses, sectors_read,
-    sectors_written; ``instructions``: by opcode, counted once a warp; ``shared``: accesses (of warps), bytes_read,
-    bytes_written, bank_conflicts (wavefronts beyond an access's fewest); ``barriers``: waits, counted once a warp;
-    ``in_flight``: the most bytes that asynchronous copies to a block had under way at once.
+    sectors_written, and prefetches of a thread; ``instructions``: by opcode, counted once a warp; ``shared``: accesses
+    (of warps), bytes_read, bytes_written, bank_conflicts (wavefronts beyond an access's fewest); ``barriers``: waits,
+    counted once a warp; ``in_flight``: the most bytes that asynchronous copies to a block had under way at once.
     """
 
     tensors: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)

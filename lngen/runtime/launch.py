@@ -48,12 +48,15 @@ def device_name(device: int) -> str:
 
 
 class Launcher:
-    """The kernels of a plan, loaded on one device."""
+    """The kernels of a plan, loaded on one device.
 
-    def __init__(self, plan: Plan, binary: Binary, device: int) -> None:
+    overlap  a call may begin while what is before it on the stream ends; without, only its own kernels overlap
+    """
+
+    def __init__(self, plan: Plan, binary: Binary, device: int, overlap: bool = True) -> None:
         import cupy
 
-        self.plan, self.device = plan, device
+        self.plan, self.device, self.overlap = plan, device, overlap
         self.tensors = tuple(v.name for v in (*plan.inputs, *plan.outputs))
         with cupy.cuda.Device(device):
             cupy.cuda.runtime.setDevice(device)  # makes the device's context current in this thread
@@ -96,10 +99,18 @@ class Bound:
         self.workspace_bytes = plan.workspace_bytes(rows)
         offsets = plan.workspace_offsets(rows)
         self.zeroed = tuple((offsets[b.name], b.bytes(rows)) for b in plan.workspace if b.zeroed)
+        needed = [(k, f) for k, f in zip(plan.kernels, functions, strict=True) if rows or k.always]
         self._kernels = [
-            _Arguments(kernel, function, rows, launcher.tensors, strides, offsets, launcher.dependent)
-            for kernel, function in zip(plan.kernels, functions, strict=True)
-            if rows or kernel.always
+            _Arguments(
+                kernel,
+                function,
+                rows,
+                launcher.tensors,
+                strides,
+                offsets,
+                dependent=launcher.dependent and (place > 0 or launcher.overlap),
+            )
+            for place, (kernel, function) in enumerate(needed)
         ]
 
     def __call__(self, pointers: Sequence[int], workspace: int, stream: int) -> None:
