@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from lngen.lower.parts import Constant
-from lngen.schedule import STAGED, Problem, Schedule, partial_numbers, piece, slots, stage_bytes
+from lngen.schedule import MULTIPROCESSORS, STAGED, Problem, Schedule, partial_numbers, piece, slots, stage_bytes
 
 FINISH_COLUMNS = 32
 COLUMN_THREADS = 128
 NO_BOUND = 2**31 - 1
+EARLY = 4  # blocks of a multiprocessor, of those that come and go, that ask for rows before they may load them
 ON_THE_WAY = 16  # numbers that a thread of the finish waits for at a time
 
 
@@ -42,6 +43,10 @@ def row_constants(s: Schedule, p: Problem) -> list[Constant]:
     constants += _staged(s, p) if s.form in STAGED else []
     if p.column_sums:
         constants += _accumulating(s, p)
+    elif s.form == "registers":
+        constants.append(
+            Constant("FIRST", EARLY * MULTIPROCESSORS, "blocks that may begin while the kernel before ends")
+        )
     return constants
 
 

@@ -112,6 +112,7 @@ class _Lowering:
             grid=(_row_grid(s, p), Extent()),
             block=s.block,
             shared=_scratch(s, p),
+            held=s.keep,
         )
         if s.form in STAGED:
             return staged(kernel, graph, outputs, s, p)
@@ -132,6 +133,7 @@ class _Lowering:
             spell=speller("{0}[i]", graph),
             grid=(Extent(-(-p.d // (COLUMN_THREADS * p.chunk))), Extent(per=1, limit=p.blocks)),
             block=COLUMN_THREADS,
+            held=True,
         )
 
     def _finish(self, graph: Graph) -> Kernel:
@@ -199,8 +201,9 @@ class _Lowering:
         grid: tuple[Extent, Extent],
         block: int,
         shared: int = 1,
+        held: bool = False,
     ) -> Kernel:
-        """What every kernel has."""
+        """What every kernel has; ``held``: its [D] inputs are there before the first row."""
         store = "{0}_ptr[col] = {1};" if template == "finish" else "{0}_out[i] = {1};"
         in_stages = template == "row_staged"
         last = in_stages and self.schedule.bulk_store
@@ -220,7 +223,7 @@ class _Lowering:
             uniform=uniform(graph, spell),
             per_row=before(graph, spell),
             tiles=tuple(tensor(v) for v in graph.params if v.type.axes == WIDE),
-            columns=tuple(tensor(v) for v in graph.params if v.type.axes == (D,)),
+            columns=tuple(tensor(v) for v in graph.params if v.type.axes == (D,) and held),
             row_inputs=tuple(tensor(v) for v in graph.params if v.type.axes == (M,)),
             scalars=tuple(tensor(v) for v in graph.params if not v.type.axes),
             accumulators=_sums(sums),

@@ -102,8 +102,8 @@ class Kernel:
     What is laid out:
 
     uniform, per_row           statements once a thread, and once a row before the phases
-    tiles, columns             the [M, D] and [D] inputs
-    row_inputs, scalars        the [M] and [] inputs
+    tiles, row_inputs, scalars the [M, D], [M] and [] inputs
+    columns                    the [D] inputs that stay in registers from row to row
     accumulators               the column sums it adds to
     most                       row sums that are folded together at most
     shared                     numbers of static shared memory for folding

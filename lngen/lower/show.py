@@ -37,7 +37,7 @@ def _kernel(kernel: Kernel) -> list[str]:
         lines.append(f"  stage     {', '.join(map(str, kernel.places))}")
     if kernel.results:
         lines.append(f"  leaving   {', '.join(map(str, kernel.results))}")
-    if any(part.startswith("_held_columns") for part in kernel.sections.held):
+    if kernel.columns:
         lines.append(f"  held      {', '.join(t.name for t in kernel.columns)}")
     lines.append(f"  shared    {_shared(kernel)}")
     if kernel.uniform:

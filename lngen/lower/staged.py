@@ -94,7 +94,7 @@ def sections(kernel: Kernel, s: Schedule, p: Problem) -> Sections:
     ]
     return Sections(
         setup=_files(*setup[s.form]),
-        held=_files(*["_held_columns"] * s.keep, *["_held_sums"] * bool(p.column_sums)),
+        held=_files(*["_held_columns"] * bool(kernel.columns), *["_held_sums"] * bool(p.column_sums)),
         copies=_files(*copies[s.form]),
         row_begin=_files(*(name for name, there in begins if there)),
         tiles=f"{tiles}.cuh.jinja",

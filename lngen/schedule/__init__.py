@@ -18,14 +18,14 @@ from lngen.schedule.legal import (
     stage_share,
     static_shared,
 )
-from lngen.schedule.model import ranked, row_counts, share, space, widest
+from lngen.schedule.model import MULTIPROCESSORS, ranked, row_counts, share, space, widest
 from lngen.schedule.problem import Problem, depths, is_row_fold, is_sum, problem
 from lngen.schedule.resources import blocks_that_fit, fits, registers
 from lngen.schedule.schedule import STAGED, Schedule, parse_schedule
 
 __all__ = [
-    "BULK", "MINIMUM_ARCH", "STAGED", "Problem", "Schedule", "blocks_that_fit", "capability", "check", "check_arch",
-    "depths", "dynamic_shared", "fits", "is_legal", "is_row_fold", "is_sum", "met_numbers", "parse_schedule",
+    "BULK", "MINIMUM_ARCH", "MULTIPROCESSORS", "STAGED", "Problem", "Schedule", "blocks_that_fit", "capability",
+    "check", "check_arch", "depths", "dynamic_shared", "fits", "is_legal", "is_row_fold", "is_sum", "met_numbers", "parse_schedule",
     "partial_numbers", "piece", "problem", "ranked", "registers", "row_counts", "scratch_numbers", "segments_held",
     "share", "slots", "space", "stage_bytes", "stage_share", "static_shared", "widest",
 ]  # fmt: skip
