@@ -9,8 +9,9 @@ from lngen.ir import Axis, D, Eqn, Graph
 CHUNK_BYTES = 16
 SEGMENT_BYTES = 16 * 1024
 
-# Column sums a block holds well in registers, of 4 and of 8 bytes: of several row groups, and of a single row.
-HELD, HELD_ROW = {4: 12288, 8: 6144}, {4: 8192, 8: 4096}
+# Column sums, of 4 and of 8 bytes, that a block holds well in registers: of several row groups, and of a single row. The
+# pieces of longer rows are short: with several rows side by side, few clusters leave few partial rows behind.
+HELD, HELD_ROW, HELD_PIECE, LEAST_CLUSTER = {4: 12288, 8: 6144}, {4: 7168, 8: 3584}, {4: 8192, 8: 4096}, 4
 
 # How many blocks, or clusters of 2, 4, 8, ... blocks where a row's sums are more than one can hold, share the rows:
 # about as many as an H200's 132 multiprocessors run at a time. Of these numbers 126 serves memory best where rows are
@@ -73,10 +74,11 @@ def sum_size(graph: Graph) -> int:
 def row_order(d: int, size: int) -> RowOrder:
     """How a row of ``d`` elements of ``size`` bytes is cut: chunks of 16 bytes, equal segments of at most 16 KiB.
 
-    The number of segments is a power of two in rows of up to 8 MiB, so that the blocks of a cluster share them evenly.
+    The number of segments is a power of two in rows of up to 8 MiB, so that the blocks of a cluster share them evenly,
+    and enough for the cluster that holds the column sums, which are of 8 bytes if the elements are.
     """
     chunk = CHUNK_BYTES // size
-    segments = _doublings(-(-d * size // SEGMENT_BYTES))
+    segments = max(_doublings(-(-d * size // SEGMENT_BYTES)), sharers(d, size))
     return RowOrder(chunk, -(-d // (segments * chunk)) * chunk)
 
 
@@ -84,20 +86,25 @@ def column_order(d: int, size: int = 4, blocks: int | None = None) -> ColumnOrde
     """How many row groups and blocks share the rows, for ``d`` columns whose sums have ``size`` bytes.
 
     A block of ``groups`` rows side by side holds at most 12288 column sums (6144 of 8 bytes), which fit the
-    registers and, for folding the groups, the shared memory; a row of more than 8192 (4096) is for a cluster.
+    registers and, for folding the groups, the shared memory; a row of more than 7168 (3584) is for a cluster.
     """
-    groups = 1
-    while groups < 128 and 2 * groups * max(d, 64) <= HELD[max(size, 4)]:
+    cluster, groups = sharers(d, size), 1
+    while groups < 128 and 2 * groups * max(-(-d // cluster), 64) <= HELD[max(size, 4)]:
         groups *= 2
     if blocks is None:
-        doublings = sharers(d, size).bit_length() - 1
+        doublings = cluster.bit_length() - 1
         blocks = SHORT_OWNERS if groups >= SHORT_GROUPS else OWNERS[min(doublings, len(OWNERS) - 1)]
     return ColumnOrder(groups, blocks, strands=16 if blocks >= 64 else 4)
 
 
 def sharers(d: int, size: int = 4) -> int:
     """Blocks, a power of two, that hold ``d`` column sums of ``size`` bytes well."""
-    return _doublings(-(-d // HELD_ROW[max(size, 4)]))
+    import os
+    if "OLD" in os.environ and os.environ["OLD"] == "1":
+        return _doublings(-(-d // HELD_PIECE[max(size, 4)]))
+    if d <= HELD_ROW[max(size, 4)]:
+        return 1
+    return max(LEAST_CLUSTER, _doublings(-(-d // HELD_PIECE[max(size, 4)])))
 
 
 def _doublings(n: int) -> int:

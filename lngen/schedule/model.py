@@ -178,7 +178,7 @@ def _columns_cost(s: Schedule, p: Problem, idle: float) -> tuple[float, ...]:
     block = _off(s.block, SHORT_BLOCK if p.d <= SHORT_ROW else LONG_BLOCK)
     # A row group that has nobody to work while it waits has one row more on its way.
     bytes_ahead = s.rows * piece(s, p) * (sum(p.input_sizes) or 4)
-    stages = max(2, -(-STAGED_BYTES // bytes_ahead)) + (s.rows == 1)
+    stages = max(3 if s.cluster > 1 else 2, -(-STAGED_BYTES // bytes_ahead)) + (s.rows == 1)
     return (
         order, cluster, s.resident, s.one_launch, not s.keep, abs(s.stages - stages), round(block, 3), not s.hold,
         s.bulk_store, round(idle, 3),
