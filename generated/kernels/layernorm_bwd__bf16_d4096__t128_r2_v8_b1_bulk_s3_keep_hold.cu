@@ -45,6 +45,17 @@ __device__ __forceinline__ void wait_for_previous_kernel()
 #endif
 }
 
+// Asks for elements in L2, a line of 128 bytes for each of LANES threads. This comes before the wait for the kernel
+// before: should that write them, it does so in L2, where the loads after the wait find them.
+template <int LANES, typename T> __device__ __forceinline__ void prefetch(const T* p, int count, int lane)
+{
+#if __CUDA_ARCH__ >= 900
+    constexpr int LINE = 128 / static_cast<int>(sizeof(T));
+    for (int i = lane * LINE; i < count; i += LANES * LINE)
+        asm volatile("prefetch.global.L2 [%0];" :: "l"(__cvta_generic_to_global(p + i)));
+#endif
+}
+
 struct bf16 { unsigned short bits; };
 
 __device__ __forceinline__ float f32_from_bf16(bf16 v)
@@ -389,30 +400,33 @@ __device__ __forceinline__ void store_partial(real* __restrict__ partial, const 
     }
 }
 
-// What a strand adds in a column of each kind of partial rows: every STRANDS-th of them, of which filled are there. BATCH
-// are on their way at a time; what is not there adds nothing.
-template <int PITCH, int STRANDS, int BATCH, int SUMS>
+// What a strand adds in a column of each kind of partial rows, of which filled are there: every STRANDS-th term, each the
+// fold of APART partial rows. BATCH terms are on their way at a time; what is not there adds nothing.
+template <int PITCH, int STRANDS, int BATCH, int APART, int SUMS>
 __device__ __forceinline__ void strand_sums(real (&sums)[SUMS], const real* const (&partials)[SUMS], int strand, int filled)
 {
     #pragma unroll
     for (int n = 0; n < SUMS; ++n) sums[n] = ABSENT;
     #pragma unroll 1
-    for (int first = strand; first < filled; first += BATCH * STRANDS) {
-        real part[SUMS][BATCH];
+    for (int first = strand; first * APART < filled; first += BATCH * STRANDS) {
+        real part[SUMS][BATCH][APART];
         #pragma unroll
         for (int b = 0; b < BATCH; ++b) {
-            const int at = first + b * STRANDS;
-            const long long from = static_cast<long long>(at < filled ? at : filled - 1) * PITCH;
             #pragma unroll
-            for (int n = 0; n < SUMS; ++n) {
-                const real there = __ldcg(partials[n] + from);
-                part[n][b] = at < filled ? there : ABSENT;
+            for (int a = 0; a < APART; ++a) {
+                const int at = (first + b * STRANDS) * APART + a;
+                const long long from = static_cast<long long>(at < filled ? at : filled - 1) * PITCH;
+                #pragma unroll
+                for (int n = 0; n < SUMS; ++n) {
+                    const real there = __ldcg(partials[n] + from);
+                    part[n][b][a] = at < filled ? there : ABSENT;
+                }
             }
         }
         #pragma unroll
         for (int n = 0; n < SUMS; ++n) {
             #pragma unroll
-            for (int b = 0; b < BATCH; ++b) sums[n] = sums[n] + part[n][b];
+            for (int b = 0; b < BATCH; ++b) sums[n] = sums[n] + fold<Add, APART>(part[n][b]);
         }
     }
 }
@@ -469,6 +483,17 @@ layernorm_bwd__bf16_d4096__t128_r2_v8_b1_bulk_s3_keep_hold__rows(
     }
     __syncthreads();
 
+    const long long step = static_cast<long long>(OWNERS) * ROWS;
+    const long long begin = static_cast<long long>(blockIdx.x) * ROWS;
+    const int length = D - start < PIECE ? D - start : PIECE;
+    if (begin + group < rows) {
+        prefetch<THREADS>(dy_ptr + (begin + group) * dy_stride + start, length, lane);
+        prefetch<THREADS>(x_ptr + (begin + group) * x_stride + start, length, lane);
+    }
+    // The columns are the same for all: should all ask for the same lines, they would wait for each other.
+    if (begin == 0 && group == 0) {
+        prefetch<THREADS>(gamma_ptr + start, length, lane);
+    }
     wait_for_previous_kernel();
     const float d_size = 4096.0f;  // %d_size : f32[] = const {dtype=f32, value=4096.0}
     bf16 gamma_kept[SLOTS][CHUNK];
@@ -488,13 +513,10 @@ layernorm_bwd__bf16_d4096__t128_r2_v8_b1_bulk_s3_keep_hold__rows(
         }
     }
 
-    const long long step = static_cast<long long>(OWNERS) * ROWS;
-    const long long begin = static_cast<long long>(blockIdx.x) * ROWS;
     // Where in shared memory a tensor of this row group's row lies.
     const auto at = [&](int stage, int offset) { return staged + (stage * ROWS + group) * STAGE_BYTES + offset; };
 
     // Copies the tensors of a row into a stage; one thread asks for it, all wait for it.
-    const int length = D - start < PIECE ? D - start : PIECE;
     const auto fetch = [&](int stage, long long first) {
         if (lane != 0 || first >= rows) return;
         const long long row = first + group < rows ? first + group : rows - 1;  // a group past the last row repeats it
@@ -640,14 +662,15 @@ layernorm_bwd__bf16_d4096__t128_r2_v8_b1_bulk_s3_keep_hold__finish(
     constexpr int COLUMNS     = 32;    // columns a block completes at a time
     constexpr int STRANDS     = 16;    // strands that add the partial rows of a column
     constexpr int PARTIALS    = 126;   // partial rows at most
+    constexpr int APART       = 1;     // partial rows that are folded to one term of a strand
     constexpr int PITCH       = 4096;  // column sums from one partial row to the next
-    constexpr int BATCH       = 8;     // partial rows a strand has on their way at a time
+    constexpr int BATCH       = 8;     // terms a strand has on their way at a time
     constexpr int PER_PARTIAL = 2;     // rows side by side behind a partial row
 
     wait_for_previous_kernel();
     __shared__ real totals[SUMS * STRANDS * COLUMNS];
-    // Adds the partial rows: strand s takes every STRANDS-th in increasing order, then the strands are folded. The sum of
-    // no rows is zero.
+    // Adds the partial rows: strand s takes every STRANDS-th term in increasing order, then the strands are folded. The sum
+    // of no rows is zero.
     const long long blocks = (rows + PER_PARTIAL - 1) / PER_PARTIAL;
     const int filled = blocks < PARTIALS ? static_cast<int>(blocks) : PARTIALS;
     for (int tile = blockIdx.x; tile * COLUMNS < D; tile += gridDim.x) {
@@ -659,7 +682,7 @@ layernorm_bwd__bf16_d4096__t128_r2_v8_b1_bulk_s3_keep_hold__finish(
                 sum_dy_partial_ptr + col,
             };
             real sums[SUMS];
-            strand_sums<PITCH, STRANDS, BATCH>(sums, partials, strand, filled);
+            strand_sums<PITCH, STRANDS, BATCH, APART>(sums, partials, strand, filled);
             #pragma unroll
             for (int n = 0; n < SUMS; ++n) totals[(n * STRANDS + strand) * COLUMNS + column] = sums[n];
         }

@@ -3,7 +3,7 @@
 //   regenerate : lngen show layernorm.bwd:d=8192,dtype=f16 --stage cuda --schedule form=bulk,threads=256,rows=1,vec=8,stages=3,keep=yes
 //   spec       : layernorm.bwd:d=8192,dtype=f16
 //   schedule   : form=bulk,threads=256,rows=1,vec=8,stages=3,keep=yes
-//   ir-sha256  : b533cfb7c771
+//   ir-sha256  : 43a9e9fde4f1
 //
 // graph @layernorm_bwd(%dy: f16[M, D], %x: f16[M, D], %gamma: f16[D], %mean: f32[M], %rstd: f32[M]) -> (f16[M, D], f16[D], f16[D]) {
 //   %x32                    : f32[M, D] = cast %x {to=f32}
@@ -12,21 +12,21 @@
 //   %xhat                   : f32[M, D] = mul %xc, %rstd
 //   %dy32                   : f32[M, D] = cast %dy {to=f32}
 //   %dy_gamma               : f32[M, D] = mul %dy32, %gamma32
-//   %mean_dy_gamma_sum      : f32[M]    = reduce_sum %dy_gamma {axis=D, chunk=8, segment=8192}
+//   %mean_dy_gamma_sum      : f32[M]    = reduce_sum %dy_gamma {axis=D, chunk=8, segment=2048}
 //   %d_size                 : f32[]     = const {dtype=f32, value=8192.0}
 //   %mean_dy_gamma          : f32[M]    = div %mean_dy_gamma_sum, %d_size
 //   %dx32_part              : f32[M, D] = sub %dy_gamma, %mean_dy_gamma
 //   %dy_gamma_xhat          : f32[M, D] = mul %dy_gamma, %xhat
-//   %mean_dy_gamma_xhat_sum : f32[M]    = reduce_sum %dy_gamma_xhat {axis=D, chunk=8, segment=8192}
+//   %mean_dy_gamma_xhat_sum : f32[M]    = reduce_sum %dy_gamma_xhat {axis=D, chunk=8, segment=2048}
 //   %mean_dy_gamma_xhat     : f32[M]    = div %mean_dy_gamma_xhat_sum, %d_size
 //   %mean_dy_gamma_xhat_neg : f32[M]    = neg %mean_dy_gamma_xhat
 //   %dx32_part_1            : f32[M, D] = fma %xhat, %mean_dy_gamma_xhat_neg, %dx32_part
 //   %dx32                   : f32[M, D] = mul %rstd, %dx32_part_1
 //   %dx                     : f16[M, D] = cast %dx32 {to=f16}
 //   %dy_xhat                : f32[M, D] = mul %dy32, %xhat
-//   %sum_dy_xhat            : f32[D]    = reduce_sum %dy_xhat {axis=M, blocks=126, groups=1, strands=16}
+//   %sum_dy_xhat            : f32[D]    = reduce_sum %dy_xhat {axis=M, blocks=30, groups=4, strands=4}
 //   %dgamma                 : f16[D]    = cast %sum_dy_xhat {to=f16}
-//   %sum_dy                 : f32[D]    = reduce_sum %dy32 {axis=M, blocks=126, groups=1, strands=16}
+//   %sum_dy                 : f32[D]    = reduce_sum %dy32 {axis=M, blocks=30, groups=4, strands=4}
 //   %dbeta                  : f16[D]    = cast %sum_dy {to=f16}
 //   return %dx, %dgamma, %dbeta
 // }
@@ -42,6 +42,17 @@ __device__ __forceinline__ void wait_for_previous_kernel()
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;");
     asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// Asks for elements in L2, a line of 128 bytes for each of LANES threads. This comes before the wait for the kernel
+// before: should that write them, it does so in L2, where the loads after the wait find them.
+template <int LANES, typename T> __device__ __forceinline__ void prefetch(const T* p, int count, int lane)
+{
+#if __CUDA_ARCH__ >= 900
+    constexpr int LINE = 128 / static_cast<int>(sizeof(T));
+    for (int i = lane * LINE; i < count; i += LANES * LINE)
+        asm volatile("prefetch.global.L2 [%0];" :: "l"(__cvta_generic_to_global(p + i)));
 #endif
 }
 
@@ -386,30 +397,33 @@ __device__ __forceinline__ void store_partial(real* __restrict__ partial, const 
     }
 }
 
-// What a strand adds in a column of each kind of partial rows: every STRANDS-th of them, of which filled are there. BATCH
-// are on their way at a time; what is not there adds nothing.
-template <int PITCH, int STRANDS, int BATCH, int SUMS>
+// What a strand adds in a column of each kind of partial rows, of which filled are there: every STRANDS-th term, each the
+// fold of APART partial rows. BATCH terms are on their way at a time; what is not there adds nothing.
+template <int PITCH, int STRANDS, int BATCH, int APART, int SUMS>
 __device__ __forceinline__ void strand_sums(real (&sums)[SUMS], const real* const (&partials)[SUMS], int strand, int filled)
 {
     #pragma unroll
     for (int n = 0; n < SUMS; ++n) sums[n] = ABSENT;
     #pragma unroll 1
-    for (int first = strand; first < filled; first += BATCH * STRANDS) {
-        real part[SUMS][BATCH];
+    for (int first = strand; first * APART < filled; first += BATCH * STRANDS) {
+        real part[SUMS][BATCH][APART];
         #pragma unroll
         for (int b = 0; b < BATCH; ++b) {
-            const int at = first + b * STRANDS;
-            const long long from = static_cast<long long>(at < filled ? at : filled - 1) * PITCH;
             #pragma unroll
-            for (int n = 0; n < SUMS; ++n) {
-                const real there = __ldcg(partials[n] + from);
-                part[n][b] = at < filled ? there : ABSENT;
+            for (int a = 0; a < APART; ++a) {
+                const int at = (first + b * STRANDS) * APART + a;
+                const long long from = static_cast<long long>(at < filled ? at : filled - 1) * PITCH;
+                #pragma unroll
+                for (int n = 0; n < SUMS; ++n) {
+                    const real there = __ldcg(partials[n] + from);
+                    part[n][b][a] = at < filled ? there : ABSENT;
+                }
             }
         }
         #pragma unroll
         for (int n = 0; n < SUMS; ++n) {
             #pragma unroll
-            for (int b = 0; b < BATCH; ++b) sums[n] = sums[n] + part[n][b];
+            for (int b = 0; b < BATCH; ++b) sums[n] = sums[n] + fold<Add, APART>(part[n][b]);
         }
     }
 }
@@ -436,21 +450,21 @@ layernorm_bwd__f16_d8192__t256_r1_v8_b1_bulk_s3_keep__rows(
     constexpr int CHUNK         = 8;           // consecutive elements a thread owns, added left to right
     constexpr int THREADS       = 256;         // threads per row
     constexpr int SLOTS         = 4;           // chunks per thread
-    constexpr int SEGMENT       = 8192;        // elements per segment of a row
+    constexpr int SEGMENT       = 2048;        // elements per segment of a row
     constexpr int VEC           = 8;           // elements per memory access
     constexpr int EXACT         = 1;           // 1 if the chunks of all threads cover the row exactly
     constexpr int ROWS          = 1;           // rows a block works on side by side
-    constexpr int SEGMENT_SLOTS = 4;           // chunks per thread and segment
+    constexpr int SEGMENT_SLOTS = 1;           // chunks per thread and segment
     constexpr int STAGES        = 3;           // rows in flight per row group
     constexpr int STAGE_BYTES   = 32768;       // shared memory of a row
     constexpr int BOUND         = 2147483647;  // first column that is not there: none
     constexpr int PIECE         = 8192;        // elements of a row a block has
-    constexpr int OWNERS        = 126;         // blocks that share the rows; fixed by the graph
+    constexpr int OWNERS        = 120;         // blocks that share the rows; fixed by the graph
     constexpr int UNIT          = 4;           // column sums moved together
     constexpr int PITCH         = 8192;        // column sums from one partial row to the next
 
     extern __shared__ __align__(128) unsigned char staged[];
-    __shared__ real scratch[1024];
+    __shared__ real scratch[4096];
     int turn = 0;
     const int group = threadIdx.x / THREADS;
     const int lane = threadIdx.x % THREADS;
@@ -466,6 +480,17 @@ layernorm_bwd__f16_d8192__t256_r1_v8_b1_bulk_s3_keep__rows(
     }
     __syncthreads();
 
+    const long long step = static_cast<long long>(OWNERS) * ROWS;
+    const long long begin = static_cast<long long>(blockIdx.x) * ROWS;
+    const int length = D - start < PIECE ? D - start : PIECE;
+    if (begin + group < rows) {
+        prefetch<THREADS>(dy_ptr + (begin + group) * dy_stride + start, length, lane);
+        prefetch<THREADS>(x_ptr + (begin + group) * x_stride + start, length, lane);
+    }
+    // The columns are the same for all: should all ask for the same lines, they would wait for each other.
+    if (begin == 0 && group == 0) {
+        prefetch<THREADS>(gamma_ptr + start, length, lane);
+    }
     wait_for_previous_kernel();
     const float d_size = 8192.0f;  // %d_size : f32[] = const {dtype=f32, value=8192.0}
     f16 gamma_kept[SLOTS][CHUNK];
@@ -485,13 +510,10 @@ layernorm_bwd__f16_d8192__t256_r1_v8_b1_bulk_s3_keep__rows(
         }
     }
 
-    const long long step = static_cast<long long>(OWNERS) * ROWS;
-    const long long begin = static_cast<long long>(blockIdx.x) * ROWS;
     // Where in shared memory a tensor of this row group's row lies.
     const auto at = [&](int stage, int offset) { return staged + (stage * ROWS + group) * STAGE_BYTES + offset; };
 
     // Copies the tensors of a row into a stage; one thread asks for it, all wait for it.
-    const int length = D - start < PIECE ? D - start : PIECE;
     const auto fetch = [&](int stage, long long first) {
         if (lane != 0 || first >= rows) return;
         const long long row = first + group < rows ? first + group : rows - 1;  // a group past the last row repeats it
@@ -547,16 +569,16 @@ layernorm_bwd__f16_d8192__t256_r1_v8_b1_bulk_s3_keep__rows(
                 const float dy32 = f32_from_f16(dy[i]);                                       // %dy32 : f32[M, D] = cast %dy {to=f32}
                 const float dy_gamma = dy32 * gamma32;                                        // %dy_gamma : f32[M, D] = mul %dy32, %gamma32
                 const float dy_gamma_xhat = dy_gamma * xhat;                                  // %dy_gamma_xhat : f32[M, D] = mul %dy_gamma, %xhat
-                mean_dy_gamma_sum_chunk = mean_dy_gamma_sum_chunk + dy_gamma;                 // %mean_dy_gamma_sum : f32[M] = reduce_sum %dy_gamma {axis=D, chunk=8, segment=8192}
-                mean_dy_gamma_xhat_sum_chunk = mean_dy_gamma_xhat_sum_chunk + dy_gamma_xhat;  // %mean_dy_gamma_xhat_sum : f32[M] = reduce_sum %dy_gamma_xhat {axis=D, chunk=8, segment=8192}
+                mean_dy_gamma_sum_chunk = mean_dy_gamma_sum_chunk + dy_gamma;                 // %mean_dy_gamma_sum : f32[M] = reduce_sum %dy_gamma {axis=D, chunk=8, segment=2048}
+                mean_dy_gamma_xhat_sum_chunk = mean_dy_gamma_xhat_sum_chunk + dy_gamma_xhat;  // %mean_dy_gamma_xhat_sum : f32[M] = reduce_sum %dy_gamma_xhat {axis=D, chunk=8, segment=2048}
             }
             chunks_0[0][k] = EXACT || col < D ? mean_dy_gamma_sum_chunk : ABSENT;
             chunks_0[1][k] = EXACT || col < D ? mean_dy_gamma_xhat_sum_chunk : ABSENT;
         }
         real sums_0[2];
         row_fold<Add, THREADS, ROWS, 2, SEGMENT_SLOTS>(sums_0, chunks_0, scratch, turn, group, lane);
-        const real mean_dy_gamma_sum = sums_0[0];       // %mean_dy_gamma_sum : f32[M] = reduce_sum %dy_gamma {axis=D, chunk=8, segment=8192}
-        const real mean_dy_gamma_xhat_sum = sums_0[1];  // %mean_dy_gamma_xhat_sum : f32[M] = reduce_sum %dy_gamma_xhat {axis=D, chunk=8, segment=8192}
+        const real mean_dy_gamma_sum = sums_0[0];       // %mean_dy_gamma_sum : f32[M] = reduce_sum %dy_gamma {axis=D, chunk=8, segment=2048}
+        const real mean_dy_gamma_xhat_sum = sums_0[1];  // %mean_dy_gamma_xhat_sum : f32[M] = reduce_sum %dy_gamma_xhat {axis=D, chunk=8, segment=2048}
         if (THREADS <= 32) __syncwarp();
         refill(stage, first);
         const float mean_dy_gamma = mean_dy_gamma_sum / d_size;            // %mean_dy_gamma : f32[M] = div %mean_dy_gamma_sum, %d_size
@@ -587,8 +609,8 @@ layernorm_bwd__f16_d8192__t256_r1_v8_b1_bulk_s3_keep__rows(
                 const float dx32 = rstd * dx32_part_1;                                    // %dx32 : f32[M, D] = mul %rstd, %dx32_part_1
                 const f16 dx = f16_from_f32(dx32);                                        // %dx : f16[M, D] = cast %dx32 {to=f16}
                 const float dy_xhat = dy32 * xhat;                                        // %dy_xhat : f32[M, D] = mul %dy32, %xhat
-                if (live) sum_dy_xhat_acc[k][i] = sum_dy_xhat_acc[k][i] + dy_xhat;        // %sum_dy_xhat : f32[D] = reduce_sum %dy_xhat {axis=M, blocks=126, groups=1, strands=16}
-                if (live) sum_dy_acc[k][i] = sum_dy_acc[k][i] + dy32;                     // %sum_dy : f32[D] = reduce_sum %dy32 {axis=M, blocks=126, groups=1, strands=16}
+                if (live) sum_dy_xhat_acc[k][i] = sum_dy_xhat_acc[k][i] + dy_xhat;        // %sum_dy_xhat : f32[D] = reduce_sum %dy_xhat {axis=M, blocks=30, groups=4, strands=4}
+                if (live) sum_dy_acc[k][i] = sum_dy_acc[k][i] + dy32;                     // %sum_dy : f32[D] = reduce_sum %dy32 {axis=M, blocks=30, groups=4, strands=4}
                 dx_out[i] = dx;
             }
             if (live) store_chunk<VEC, BOUND>(dx_ptr + row * dx_stride, dx_out, col);
@@ -611,7 +633,7 @@ layernorm_bwd__f16_d8192__t256_r1_v8_b1_bulk_s3_keep__rows(
 }
 
 // Completes the column sums.
-extern "C" __global__ void __launch_bounds__(512, 1)
+extern "C" __global__ void __launch_bounds__(128, 1)
 layernorm_bwd__f16_d8192__t256_r1_v8_b1_bulk_s3_keep__finish(
     const long long rows,
     f16* __restrict__ dgamma_ptr,
@@ -623,16 +645,17 @@ layernorm_bwd__f16_d8192__t256_r1_v8_b1_bulk_s3_keep__finish(
     constexpr int D           = 8192;  // features per row
     constexpr int SUMS        = 2;     // column sums
     constexpr int COLUMNS     = 32;    // columns a block completes at a time
-    constexpr int STRANDS     = 16;    // strands that add the partial rows of a column
-    constexpr int PARTIALS    = 126;   // partial rows at most
+    constexpr int STRANDS     = 4;     // strands that add the partial rows of a column
+    constexpr int PARTIALS    = 120;   // partial rows at most
+    constexpr int APART       = 4;     // partial rows that are folded to one term of a strand
     constexpr int PITCH       = 8192;  // column sums from one partial row to the next
-    constexpr int BATCH       = 8;     // partial rows a strand has on their way at a time
+    constexpr int BATCH       = 2;     // terms a strand has on their way at a time
     constexpr int PER_PARTIAL = 1;     // rows side by side behind a partial row
 
     wait_for_previous_kernel();
     __shared__ real totals[SUMS * STRANDS * COLUMNS];
-    // Adds the partial rows: strand s takes every STRANDS-th in increasing order, then the strands are folded. The sum of
-    // no rows is zero.
+    // Adds the partial rows: strand s takes every STRANDS-th term in increasing order, then the strands are folded. The sum
+    // of no rows is zero.
     const long long blocks = (rows + PER_PARTIAL - 1) / PER_PARTIAL;
     const int filled = blocks < PARTIALS ? static_cast<int>(blocks) : PARTIALS;
     for (int tile = blockIdx.x; tile * COLUMNS < D; tile += gridDim.x) {
@@ -644,7 +667,7 @@ layernorm_bwd__f16_d8192__t256_r1_v8_b1_bulk_s3_keep__finish(
                 sum_dy_partial_ptr + col,
             };
             real sums[SUMS];
-            strand_sums<PITCH, STRANDS, BATCH>(sums, partials, strand, filled);
+            strand_sums<PITCH, STRANDS, BATCH, APART>(sums, partials, strand, filled);
             #pragma unroll
             for (int n = 0; n < SUMS; ++n) totals[(n * STRANDS + strand) * COLUMNS + column] = sums[n];
         }
@@ -653,11 +676,11 @@ layernorm_bwd__f16_d8192__t256_r1_v8_b1_bulk_s3_keep__finish(
             real sum_dy_xhat_strands[STRANDS];
             #pragma unroll
             for (int s = 0; s < STRANDS; ++s) sum_dy_xhat_strands[s] = totals[(0 * STRANDS + s) * COLUMNS + column];
-            const real sum_dy_xhat = rows == 0 ? real(0) : fold<Add, STRANDS>(sum_dy_xhat_strands);  // %sum_dy_xhat : f32[D] = reduce_sum %dy_xhat {axis=M, blocks=126, groups=1, strands=16}
+            const real sum_dy_xhat = rows == 0 ? real(0) : fold<Add, STRANDS>(sum_dy_xhat_strands);  // %sum_dy_xhat : f32[D] = reduce_sum %dy_xhat {axis=M, blocks=30, groups=4, strands=4}
             real sum_dy_strands[STRANDS];
             #pragma unroll
             for (int s = 0; s < STRANDS; ++s) sum_dy_strands[s] = totals[(1 * STRANDS + s) * COLUMNS + column];
-            const real sum_dy = rows == 0 ? real(0) : fold<Add, STRANDS>(sum_dy_strands);  // %sum_dy : f32[D] = reduce_sum %dy32 {axis=M, blocks=126, groups=1, strands=16}
+            const real sum_dy = rows == 0 ? real(0) : fold<Add, STRANDS>(sum_dy_strands);  // %sum_dy : f32[D] = reduce_sum %dy32 {axis=M, blocks=30, groups=4, strands=4}
             const f16 dgamma = f16_from_f32(sum_dy_xhat);  // %dgamma : f16[D] = cast %sum_dy_xhat {to=f16}
             const f16 dbeta = f16_from_f32(sum_dy);        // %dbeta : f16[D] = cast %sum_dy {to=f16}
             dgamma_ptr[col] = dgamma;

@@ -44,6 +44,17 @@ __device__ __forceinline__ void wait_for_previous_kernel()
 #endif
 }
 
+// Asks for elements in L2, a line of 128 bytes for each of LANES threads. This comes before the wait for the kernel
+// before: should that write them, it does so in L2, where the loads after the wait find them.
+template <int LANES, typename T> __device__ __forceinline__ void prefetch(const T* p, int count, int lane)
+{
+#if __CUDA_ARCH__ >= 900
+    constexpr int LINE = 128 / static_cast<int>(sizeof(T));
+    for (int i = lane * LINE; i < count; i += LANES * LINE)
+        asm volatile("prefetch.global.L2 [%0];" :: "l"(__cvta_generic_to_global(p + i)));
+#endif
+}
+
 template <int BYTES> struct Word;
 template <> struct Word<2> { using type = unsigned short; };
 template <> struct Word<4> { using type = unsigned; };
@@ -310,30 +321,33 @@ __device__ __forceinline__ void store_partial(real* __restrict__ partial, const 
     }
 }
 
-// What a strand adds in a column of each kind of partial rows: every STRANDS-th of them, of which filled are there. BATCH
-// are on their way at a time; what is not there adds nothing.
-template <int PITCH, int STRANDS, int BATCH, int SUMS>
+// What a strand adds in a column of each kind of partial rows, of which filled are there: every STRANDS-th term, each the
+// fold of APART partial rows. BATCH terms are on their way at a time; what is not there adds nothing.
+template <int PITCH, int STRANDS, int BATCH, int APART, int SUMS>
 __device__ __forceinline__ void strand_sums(real (&sums)[SUMS], const real* const (&partials)[SUMS], int strand, int filled)
 {
     #pragma unroll
     for (int n = 0; n < SUMS; ++n) sums[n] = ABSENT;
     #pragma unroll 1
-    for (int first = strand; first < filled; first += BATCH * STRANDS) {
-        real part[SUMS][BATCH];
+    for (int first = strand; first * APART < filled; first += BATCH * STRANDS) {
+        real part[SUMS][BATCH][APART];
         #pragma unroll
         for (int b = 0; b < BATCH; ++b) {
-            const int at = first + b * STRANDS;
-            const long long from = static_cast<long long>(at < filled ? at : filled - 1) * PITCH;
             #pragma unroll
-            for (int n = 0; n < SUMS; ++n) {
-                const real there = __ldcg(partials[n] + from);
-                part[n][b] = at < filled ? there : ABSENT;
+            for (int a = 0; a < APART; ++a) {
+                const int at = (first + b * STRANDS) * APART + a;
+                const long long from = static_cast<long long>(at < filled ? at : filled - 1) * PITCH;
+                #pragma unroll
+                for (int n = 0; n < SUMS; ++n) {
+                    const real there = __ldcg(partials[n] + from);
+                    part[n][b][a] = at < filled ? there : ABSENT;
+                }
             }
         }
         #pragma unroll
         for (int n = 0; n < SUMS; ++n) {
             #pragma unroll
-            for (int b = 0; b < BATCH; ++b) sums[n] = sums[n] + part[n][b];
+            for (int b = 0; b < BATCH; ++b) sums[n] = sums[n] + fold<Add, APART>(part[n][b]);
         }
     }
 }
@@ -379,6 +393,12 @@ layernorm_bwd__f32_d1000__t64_r8_v4_b1_async_s2__rows(
     const int lane = threadIdx.x % THREADS;
     const int start = 0;  // the first column of this block
 
+    const long long step = static_cast<long long>(OWNERS) * ROWS;
+    const long long begin = static_cast<long long>(blockIdx.x) * ROWS;
+    if (begin + group < rows) {
+        prefetch<THREADS>(dy_ptr + (begin + group) * dy_stride + start, D, lane);
+        prefetch<THREADS>(x_ptr + (begin + group) * x_stride + start, D, lane);
+    }
     wait_for_previous_kernel();
     const float d_size = 1000.0f;  // %d_size : f32[] = const {dtype=f32, value=1000.0}
     real sum_dy_xhat_acc[SLOTS][CHUNK];
@@ -392,8 +412,6 @@ layernorm_bwd__f32_d1000__t64_r8_v4_b1_async_s2__rows(
         }
     }
 
-    const long long step = static_cast<long long>(OWNERS) * ROWS;
-    const long long begin = static_cast<long long>(blockIdx.x) * ROWS;
     // Where in shared memory a tensor of this row group's row lies.
     const auto at = [&](int stage, int offset) { return staged + (stage * ROWS + group) * STAGE_BYTES + offset; };
 
@@ -533,14 +551,15 @@ layernorm_bwd__f32_d1000__t64_r8_v4_b1_async_s2__finish(
     constexpr int COLUMNS     = 32;    // columns a block completes at a time
     constexpr int STRANDS     = 16;    // strands that add the partial rows of a column
     constexpr int PARTIALS    = 128;   // partial rows at most
+    constexpr int APART       = 1;     // partial rows that are folded to one term of a strand
     constexpr int PITCH       = 1000;  // column sums from one partial row to the next
-    constexpr int BATCH       = 8;     // partial rows a strand has on their way at a time
+    constexpr int BATCH       = 8;     // terms a strand has on their way at a time
     constexpr int PER_PARTIAL = 8;     // rows side by side behind a partial row
 
     wait_for_previous_kernel();
     __shared__ real totals[SUMS * STRANDS * COLUMNS];
-    // Adds the partial rows: strand s takes every STRANDS-th in increasing order, then the strands are folded. The sum of
-    // no rows is zero.
+    // Adds the partial rows: strand s takes every STRANDS-th term in increasing order, then the strands are folded. The sum
+    // of no rows is zero.
     const long long blocks = (rows + PER_PARTIAL - 1) / PER_PARTIAL;
     const int filled = blocks < PARTIALS ? static_cast<int>(blocks) : PARTIALS;
     for (int tile = blockIdx.x; tile * COLUMNS < D; tile += gridDim.x) {
@@ -552,7 +571,7 @@ layernorm_bwd__f32_d1000__t64_r8_v4_b1_async_s2__finish(
                 sum_dy_partial_ptr + col,
             };
             real sums[SUMS];
-            strand_sums<PITCH, STRANDS, BATCH>(sums, partials, strand, filled);
+            strand_sums<PITCH, STRANDS, BATCH, APART>(sums, partials, strand, filled);
             #pragma unroll
             for (int n = 0; n < SUMS; ++n) totals[(n * STRANDS + strand) * COLUMNS + column] = sums[n];
         }

@@ -41,6 +41,17 @@ __device__ __forceinline__ void wait_for_previous_kernel()
 #endif
 }
 
+// Asks for elements in L2, a line of 128 bytes for each of LANES threads. This comes before the wait for the kernel
+// before: should that write them, it does so in L2, where the loads after the wait find them.
+template <int LANES, typename T> __device__ __forceinline__ void prefetch(const T* p, int count, int lane)
+{
+#if __CUDA_ARCH__ >= 900
+    constexpr int LINE = 128 / static_cast<int>(sizeof(T));
+    for (int i = lane * LINE; i < count; i += LANES * LINE)
+        asm volatile("prefetch.global.L2 [%0];" :: "l"(__cvta_generic_to_global(p + i)));
+#endif
+}
+
 struct bf16 { unsigned short bits; };
 
 __device__ __forceinline__ float f32_from_bf16(bf16 v)
@@ -255,13 +266,21 @@ layernorm_fwd__bf16_d4096__t128_r1_v8_b6__rows(
     constexpr int EXACT         = 1;     // 1 if the chunks of all threads cover the row exactly
     constexpr int ROWS          = 1;     // rows a block works on side by side
     constexpr int SEGMENT_SLOTS = 4;     // chunks per thread and segment
+    constexpr int FIRST         = 528;   // blocks that may begin while the kernel before ends
 
-    wait_for_previous_kernel();
     __shared__ real scratch[256];
     int turn = 0;
     const int group = threadIdx.x / THREADS;
     const int lane = threadIdx.x % THREADS;
-    const long long row = static_cast<long long>(blockIdx.x) * ROWS + group;
+    const long long begin = static_cast<long long>(blockIdx.x) * ROWS;
+    if (blockIdx.x < FIRST) {
+        if (begin + group < rows) {
+            prefetch<THREADS>(x_ptr + (begin + group) * x_stride + 0, D, lane);
+        }
+    }
+    wait_for_previous_kernel();
+
+    const long long row = begin + group;
     const bool live = ROWS == 1 || row < rows;
     const long long r = live ? row : rows - 1;  // a group past the last row repeats it and stores nothing
 

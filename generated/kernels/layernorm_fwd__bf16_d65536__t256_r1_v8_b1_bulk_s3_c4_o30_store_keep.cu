@@ -41,6 +41,17 @@ __device__ __forceinline__ void wait_for_previous_kernel()
 #endif
 }
 
+// Asks for elements in L2, a line of 128 bytes for each of LANES threads. This comes before the wait for the kernel
+// before: should that write them, it does so in L2, where the loads after the wait find them.
+template <int LANES, typename T> __device__ __forceinline__ void prefetch(const T* p, int count, int lane)
+{
+#if __CUDA_ARCH__ >= 900
+    constexpr int LINE = 128 / static_cast<int>(sizeof(T));
+    for (int i = lane * LINE; i < count; i += LANES * LINE)
+        asm volatile("prefetch.global.L2 [%0];" :: "l"(__cvta_generic_to_global(p + i)));
+#endif
+}
+
 struct bf16 { unsigned short bits; };
 
 __device__ __forceinline__ float f32_from_bf16(bf16 v)
@@ -441,6 +452,17 @@ layernorm_fwd__bf16_d65536__t256_r1_v8_b1_bulk_s3_c4_o30_store_keep__rows(
     }
     cluster_barrier();
 
+    const long long step = static_cast<long long>(OWNERS) * ROWS;
+    const long long begin = static_cast<long long>(blockIdx.x / CLUSTER) * ROWS;
+    const int length = D - start < PIECE ? D - start : PIECE;
+    if (begin + group < rows) {
+        prefetch<THREADS>(x_ptr + (begin + group) * x_stride + start, length, lane);
+    }
+    // The columns are the same for all: should all ask for the same lines, they would wait for each other.
+    if (begin == 0 && group == 0) {
+        prefetch<THREADS>(gamma_ptr + start, length, lane);
+        prefetch<THREADS>(beta_ptr + start, length, lane);
+    }
     wait_for_previous_kernel();
     const float d_size = 65536.0f;  // %d_size : f32[] = const {dtype=f32, value=65536.0}
     const float eps = 1e-05f;       // %eps : f32[] = const {dtype=f32, value=1e-05}
@@ -454,13 +476,10 @@ layernorm_fwd__bf16_d65536__t256_r1_v8_b1_bulk_s3_c4_o30_store_keep__rows(
         load_chunk<VEC, D, true>(beta_kept[k], beta_ptr, col);
     }
 
-    const long long step = static_cast<long long>(OWNERS) * ROWS;
-    const long long begin = static_cast<long long>(blockIdx.x / CLUSTER) * ROWS;
     // Where in shared memory a tensor of this row group's row lies.
     const auto at = [&](int stage, int offset) { return staged + (stage * ROWS + group) * STAGE_BYTES + offset; };
 
     // Copies the tensors of a row into a stage; one thread asks for it, all wait for it.
-    const int length = D - start < PIECE ? D - start : PIECE;
     const auto fetch = [&](int stage, long long first) {
         if (lane != 0 || first >= rows) return;
         const long long row = first + group < rows ? first + group : rows - 1;  // a group past the last row repeats it

@@ -39,6 +39,17 @@ __device__ __forceinline__ void wait_for_previous_kernel()
 #endif
 }
 
+// Asks for elements in L2, a line of 128 bytes for each of LANES threads. This comes before the wait for the kernel
+// before: should that write them, it does so in L2, where the loads after the wait find them.
+template <int LANES, typename T> __device__ __forceinline__ void prefetch(const T* p, int count, int lane)
+{
+#if __CUDA_ARCH__ >= 900
+    constexpr int LINE = 128 / static_cast<int>(sizeof(T));
+    for (int i = lane * LINE; i < count; i += LANES * LINE)
+        asm volatile("prefetch.global.L2 [%0];" :: "l"(__cvta_generic_to_global(p + i)));
+#endif
+}
+
 struct f16 { unsigned short bits; };
 
 __device__ __forceinline__ float f32_from_f16(f16 v)
@@ -301,30 +312,33 @@ __device__ __forceinline__ void store_partial(real* __restrict__ partial, const 
     }
 }
 
-// What a strand adds in a column of each kind of partial rows: every STRANDS-th of them, of which filled are there. BATCH
-// are on their way at a time; what is not there adds nothing.
-template <int PITCH, int STRANDS, int BATCH, int SUMS>
+// What a strand adds in a column of each kind of partial rows, of which filled are there: every STRANDS-th term, each the
+// fold of APART partial rows. BATCH terms are on their way at a time; what is not there adds nothing.
+template <int PITCH, int STRANDS, int BATCH, int APART, int SUMS>
 __device__ __forceinline__ void strand_sums(real (&sums)[SUMS], const real* const (&partials)[SUMS], int strand, int filled)
 {
     #pragma unroll
     for (int n = 0; n < SUMS; ++n) sums[n] = ABSENT;
     #pragma unroll 1
-    for (int first = strand; first < filled; first += BATCH * STRANDS) {
-        real part[SUMS][BATCH];
+    for (int first = strand; first * APART < filled; first += BATCH * STRANDS) {
+        real part[SUMS][BATCH][APART];
         #pragma unroll
         for (int b = 0; b < BATCH; ++b) {
-            const int at = first + b * STRANDS;
-            const long long from = static_cast<long long>(at < filled ? at : filled - 1) * PITCH;
             #pragma unroll
-            for (int n = 0; n < SUMS; ++n) {
-                const real there = __ldcg(partials[n] + from);
-                part[n][b] = at < filled ? there : ABSENT;
+            for (int a = 0; a < APART; ++a) {
+                const int at = (first + b * STRANDS) * APART + a;
+                const long long from = static_cast<long long>(at < filled ? at : filled - 1) * PITCH;
+                #pragma unroll
+                for (int n = 0; n < SUMS; ++n) {
+                    const real there = __ldcg(partials[n] + from);
+                    part[n][b][a] = at < filled ? there : ABSENT;
+                }
             }
         }
         #pragma unroll
         for (int n = 0; n < SUMS; ++n) {
             #pragma unroll
-            for (int b = 0; b < BATCH; ++b) sums[n] = sums[n] + part[n][b];
+            for (int b = 0; b < BATCH; ++b) sums[n] = sums[n] + fold<Add, APART>(part[n][b]);
         }
     }
 }
@@ -381,14 +395,21 @@ rmsnorm_bwd__f16_d768_wf32__t32_r16_v8_b1_prefetch_one__rows(
     constexpr int COLUMNS       = 32;   // columns a block completes at a time
     constexpr int STRANDS       = 16;   // strands that add the partial rows of a column
     constexpr int PARTIALS      = 128;  // partial rows at most
-    constexpr int BATCH         = 8;    // partial rows a strand has on their way at a time
+    constexpr int APART         = 1;    // partial rows that are folded to one term of a strand
+    constexpr int BATCH         = 8;    // terms a strand has on their way at a time
     constexpr int PER_PARTIAL   = 16;   // rows side by side behind a partial row
 
-    wait_for_previous_kernel();
     __shared__ real scratch[12288];
     int turn = 0;
     const int group = threadIdx.x / THREADS;
     const int lane = threadIdx.x % THREADS;
+    const long long step = static_cast<long long>(OWNERS) * ROWS;
+    const long long begin = static_cast<long long>(blockIdx.x) * ROWS;
+    if (begin + group < rows) {
+        prefetch<THREADS>(dy_ptr + (begin + group) * dy_stride + 0, D, lane);
+        prefetch<THREADS>(x_ptr + (begin + group) * x_stride + 0, D, lane);
+    }
+    wait_for_previous_kernel();
     const float d_size = 768.0f;  // %d_size : f32[] = const {dtype=f32, value=768.0}
 
     real sum_dy_xhat_acc[SLOTS][CHUNK];
@@ -414,11 +435,9 @@ rmsnorm_bwd__f16_d768_wf32__t32_r16_v8_b1_prefetch_one__rows(
         rstd_next = rstd_ptr[r];
     };
 
-    const long long step = static_cast<long long>(OWNERS) * ROWS;
-    long long first = static_cast<long long>(blockIdx.x) * ROWS;
-    if (PREFETCH && first < rows) load(first + group);
+    if (PREFETCH && begin < rows) load(begin + group);
     #pragma unroll 1
-    for (; first < rows; first += step) {
+    for (long long first = begin; first < rows; first += step) {
         const long long row = first + group;
         const bool live = row < rows;
         if (!PREFETCH) load(row);
@@ -495,8 +514,8 @@ rmsnorm_bwd__f16_d768_wf32__t32_r16_v8_b1_prefetch_one__rows(
     // ---- all partial rows are written: complete the column sums ----
     grid_barrier(arrivals_ptr);
     real* totals = scratch;
-    // Adds the partial rows: strand s takes every STRANDS-th in increasing order, then the strands are folded. The sum of
-    // no rows is zero.
+    // Adds the partial rows: strand s takes every STRANDS-th term in increasing order, then the strands are folded. The sum
+    // of no rows is zero.
     const long long blocks = (rows + PER_PARTIAL - 1) / PER_PARTIAL;
     const int filled = blocks < PARTIALS ? static_cast<int>(blocks) : PARTIALS;
     for (int tile = blockIdx.x; tile * COLUMNS < D; tile += gridDim.x) {
@@ -507,7 +526,7 @@ rmsnorm_bwd__f16_d768_wf32__t32_r16_v8_b1_prefetch_one__rows(
                 sum_dy_xhat_partial_ptr + col,
             };
             real sums[SUMS];
-            strand_sums<PITCH, STRANDS, BATCH>(sums, partials, strand, filled);
+            strand_sums<PITCH, STRANDS, BATCH, APART>(sums, partials, strand, filled);
             #pragma unroll
             for (int n = 0; n < SUMS; ++n) totals[(n * STRANDS + strand) * COLUMNS + column] = sums[n];
         }

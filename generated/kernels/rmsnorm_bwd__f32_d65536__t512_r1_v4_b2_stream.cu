@@ -209,30 +209,33 @@ __device__ __forceinline__ void row_fold(
     }
 }
 
-// What a strand adds in a column of each kind of partial rows: every STRANDS-th of them, of which filled are there. BATCH
-// are on their way at a time; what is not there adds nothing.
-template <int PITCH, int STRANDS, int BATCH, int SUMS>
+// What a strand adds in a column of each kind of partial rows, of which filled are there: every STRANDS-th term, each the
+// fold of APART partial rows. BATCH terms are on their way at a time; what is not there adds nothing.
+template <int PITCH, int STRANDS, int BATCH, int APART, int SUMS>
 __device__ __forceinline__ void strand_sums(real (&sums)[SUMS], const real* const (&partials)[SUMS], int strand, int filled)
 {
     #pragma unroll
     for (int n = 0; n < SUMS; ++n) sums[n] = ABSENT;
     #pragma unroll 1
-    for (int first = strand; first < filled; first += BATCH * STRANDS) {
-        real part[SUMS][BATCH];
+    for (int first = strand; first * APART < filled; first += BATCH * STRANDS) {
+        real part[SUMS][BATCH][APART];
         #pragma unroll
         for (int b = 0; b < BATCH; ++b) {
-            const int at = first + b * STRANDS;
-            const long long from = static_cast<long long>(at < filled ? at : filled - 1) * PITCH;
             #pragma unroll
-            for (int n = 0; n < SUMS; ++n) {
-                const real there = __ldcg(partials[n] + from);
-                part[n][b] = at < filled ? there : ABSENT;
+            for (int a = 0; a < APART; ++a) {
+                const int at = (first + b * STRANDS) * APART + a;
+                const long long from = static_cast<long long>(at < filled ? at : filled - 1) * PITCH;
+                #pragma unroll
+                for (int n = 0; n < SUMS; ++n) {
+                    const real there = __ldcg(partials[n] + from);
+                    part[n][b][a] = at < filled ? there : ABSENT;
+                }
             }
         }
         #pragma unroll
         for (int n = 0; n < SUMS; ++n) {
             #pragma unroll
-            for (int b = 0; b < BATCH; ++b) sums[n] = sums[n] + part[n][b];
+            for (int b = 0; b < BATCH; ++b) sums[n] = sums[n] + fold<Add, APART>(part[n][b]);
         }
     }
 }
@@ -394,14 +397,15 @@ rmsnorm_bwd__f32_d65536__t512_r1_v4_b2_stream__finish(
     constexpr int COLUMNS     = 32;     // columns a block completes at a time
     constexpr int STRANDS     = 4;      // strands that add the partial rows of a column
     constexpr int PARTIALS    = 15;     // partial rows at most
+    constexpr int APART       = 1;      // partial rows that are folded to one term of a strand
     constexpr int PITCH       = 65536;  // column sums from one partial row to the next
-    constexpr int BATCH       = 4;      // partial rows a strand has on their way at a time
+    constexpr int BATCH       = 4;      // terms a strand has on their way at a time
     constexpr int PER_PARTIAL = 1;      // rows side by side behind a partial row
 
     wait_for_previous_kernel();
     __shared__ real totals[SUMS * STRANDS * COLUMNS];
-    // Adds the partial rows: strand s takes every STRANDS-th in increasing order, then the strands are folded. The sum of
-    // no rows is zero.
+    // Adds the partial rows: strand s takes every STRANDS-th term in increasing order, then the strands are folded. The sum
+    // of no rows is zero.
     const long long blocks = (rows + PER_PARTIAL - 1) / PER_PARTIAL;
     const int filled = blocks < PARTIALS ? static_cast<int>(blocks) : PARTIALS;
     for (int tile = blockIdx.x; tile * COLUMNS < D; tile += gridDim.x) {
@@ -412,7 +416,7 @@ rmsnorm_bwd__f32_d65536__t512_r1_v4_b2_stream__finish(
                 sum_dy_xhat_partial_ptr + col,
             };
             real sums[SUMS];
-            strand_sums<PITCH, STRANDS, BATCH>(sums, partials, strand, filled);
+            strand_sums<PITCH, STRANDS, BATCH, APART>(sums, partials, strand, filled);
             #pragma unroll
             for (int n = 0; n < SUMS; ++n) totals[(n * STRANDS + strand) * COLUMNS + column] = sums[n];
         }

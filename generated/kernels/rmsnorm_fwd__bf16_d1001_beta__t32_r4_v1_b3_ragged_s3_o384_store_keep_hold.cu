@@ -38,6 +38,17 @@ __device__ __forceinline__ void wait_for_previous_kernel()
 #endif
 }
 
+// Asks for elements in L2, a line of 128 bytes for each of LANES threads. This comes before the wait for the kernel
+// before: should that write them, it does so in L2, where the loads after the wait find them.
+template <int LANES, typename T> __device__ __forceinline__ void prefetch(const T* p, int count, int lane)
+{
+#if __CUDA_ARCH__ >= 900
+    constexpr int LINE = 128 / static_cast<int>(sizeof(T));
+    for (int i = lane * LINE; i < count; i += LANES * LINE)
+        asm volatile("prefetch.global.L2 [%0];" :: "l"(__cvta_generic_to_global(p + i)));
+#endif
+}
+
 struct bf16 { unsigned short bits; };
 
 __device__ __forceinline__ float f32_from_bf16(bf16 v)
@@ -476,6 +487,16 @@ rmsnorm_fwd__bf16_d1001_beta__t32_r4_v1_b3_ragged_s3_o384_store_keep_hold__rows(
     }
     __syncthreads();
 
+    const long long step = static_cast<long long>(OWNERS) * ROWS;
+    const long long begin = static_cast<long long>(blockIdx.x) * ROWS;
+    if (begin + group < rows) {
+        prefetch<THREADS>(x_ptr + (begin + group) * x_stride + start, D, lane);
+    }
+    // The columns are the same for all: should all ask for the same lines, they would wait for each other.
+    if (begin == 0 && group == 0) {
+        prefetch<THREADS>(gamma_ptr + start, D, lane);
+        prefetch<THREADS>(beta_ptr + start, D, lane);
+    }
     wait_for_previous_kernel();
     const float d_size = 1001.0f;  // %d_size : f32[] = const {dtype=f32, value=1001.0}
     const float eps = 1e-05f;      // %eps : f32[] = const {dtype=f32, value=1e-05}
@@ -489,8 +510,6 @@ rmsnorm_fwd__bf16_d1001_beta__t32_r4_v1_b3_ragged_s3_o384_store_keep_hold__rows(
         load_chunk<VEC, D, true>(beta_kept[k], beta_ptr, col);
     }
 
-    const long long step = static_cast<long long>(OWNERS) * ROWS;
-    const long long begin = static_cast<long long>(blockIdx.x) * ROWS;
     // Where in shared memory a tensor of this row group's row lies.
     const auto at = [&](int stage, int offset) { return staged + (stage * ROWS + group) * STAGE_BYTES + offset; };
 

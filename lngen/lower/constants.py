@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 from lngen.lower.parts import Constant
-from lngen.schedule import MULTIPROCESSORS, STAGED, Problem, Schedule, partial_numbers, piece, slots, stage_bytes
+from lngen.schedule import (
+    MULTIPROCESSORS,
+    STAGED,
+    Problem,
+    Schedule,
+    apart,
+    partial_numbers,
+    partial_rows,
+    piece,
+    slots,
+    stage_bytes,
+)
 
 FINISH_COLUMNS = 32
 COLUMN_THREADS = 128
@@ -70,7 +81,7 @@ def _staged(s: Schedule, p: Problem) -> list[Constant]:
 def _accumulating(s: Schedule, p: Problem) -> list[Constant]:
     """What a kernel needs that adds to column sums."""
     owner = "clusters" if s.cluster > 1 else "blocks"
-    constants = [Constant("OWNERS", p.blocks, f"{owner} that share the rows; fixed by the graph")]
+    constants = [Constant("OWNERS", partial_rows(s, p), f"{owner} that share the rows; fixed by the graph")]
     if s.form not in STAGED and partial_numbers(s, p):
         constants.append(Constant("PIECE", piece(s, p), "elements of a row a block has"))
     constants += [Constant("UNIT", _unit(p), "column sums moved together"), _pitch(p)]
@@ -96,25 +107,26 @@ def column_constants(s: Schedule, p: Problem) -> list[Constant]:
         Constant("CHUNK", p.chunk, "consecutive columns a thread owns"),
         Constant("THREADS", COLUMN_THREADS, "threads per block"),
         Constant("VEC", s.vec, "elements per memory access"),
-        Constant("OWNERS", p.blocks, "blocks that share the rows; fixed by the graph"),
+        Constant("OWNERS", partial_rows(s, p), "blocks that share the rows; fixed by the graph"),
         _pitch(p),
     ]
 
 
-def _batch(p: Problem) -> int:
-    """All partial rows of a strand at once, as long as they are no more than ON_THE_WAY numbers."""
-    return max(1, min(-(-p.blocks // p.strands), ON_THE_WAY // p.column_sums))
+def _batch(s: Schedule, p: Problem) -> int:
+    """All terms of a strand at once, as long as they are no more than ON_THE_WAY numbers."""
+    return max(1, min(-(-p.blocks // p.strands), ON_THE_WAY // (p.column_sums * apart(s, p))))
 
 
-def finish_constants(p: Problem) -> list[Constant]:
+def finish_constants(s: Schedule, p: Problem) -> list[Constant]:
     """Those of what completes the column sums."""
     return [
         Constant("D", p.d, "features per row"),
         Constant("SUMS", p.column_sums, "column sums"),
         Constant("COLUMNS", FINISH_COLUMNS, "columns a block completes at a time"),
         Constant("STRANDS", p.strands, "strands that add the partial rows of a column"),
-        Constant("PARTIALS", p.blocks, "partial rows at most"),
+        Constant("PARTIALS", partial_rows(s, p), "partial rows at most"),
+        Constant("APART", apart(s, p), "partial rows that are folded to one term of a strand"),
         _pitch(p),
-        Constant("BATCH", _batch(p), "partial rows a strand has on their way at a time"),
-        Constant("PER_PARTIAL", p.groups, "rows side by side behind a partial row"),
+        Constant("BATCH", _batch(s, p), "terms a strand has on their way at a time"),
+        Constant("PER_PARTIAL", s.rows, "rows side by side behind a partial row"),
     ]

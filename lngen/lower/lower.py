@@ -28,6 +28,7 @@ from lngen.schedule import (
     Schedule,
     check,
     partial_numbers,
+    partial_rows,
     problem,
     scratch_numbers,
 )
@@ -82,7 +83,7 @@ class _Lowering:
                 kernels[-1] = self._in_one_launch(kernels[-1], finish)
             else:
                 kernels.append(finish)
-            per_sum = self.facts.blocks * pitch(self.facts)
+            per_sum = partial_rows(s, self.facts) * pitch(self.facts)
             buffers += [Buffer(name, v.type.dtype, fixed=per_sum) for v, name in self.partials.items()]
         return Plan(self.spec, self.schedule, self.graph, tuple(kernels), tuple(buffers))
 
@@ -112,7 +113,6 @@ class _Lowering:
             grid=(_row_grid(s, p), Extent()),
             block=s.block,
             shared=_scratch(s, p),
-            held=s.keep,
         )
         if s.form in STAGED:
             return staged(kernel, graph, outputs, s, p)
@@ -131,9 +131,8 @@ class _Lowering:
             self.parts.sums,
             (),
             spell=speller("{0}[i]", graph),
-            grid=(Extent(-(-p.d // (COLUMN_THREADS * p.chunk))), Extent(per=1, limit=p.blocks)),
+            grid=(Extent(-(-p.d // (COLUMN_THREADS * p.chunk))), Extent(per=1, limit=partial_rows(s, p))),
             block=COLUMN_THREADS,
-            held=True,
         )
 
     def _finish(self, graph: Graph) -> Kernel:
@@ -146,7 +145,7 @@ class _Lowering:
             "finish",
             graph,
             [*tensors(narrow, "input"), *tensors(graph.results, "output"), *partials],
-            finish_constants(p),
+            finish_constants(self.schedule, p),
             (),
             graph.results,
             spell=speller("", graph, "{0}_ptr[col]", known=tuple(self.partials)),
@@ -201,9 +200,8 @@ class _Lowering:
         grid: tuple[Extent, Extent],
         block: int,
         shared: int = 1,
-        held: bool = False,
     ) -> Kernel:
-        """What every kernel has; ``held``: its [D] inputs are there before the first row."""
+        """What every kernel has."""
         store = "{0}_ptr[col] = {1};" if template == "finish" else "{0}_out[i] = {1};"
         in_stages = template == "row_staged"
         last = in_stages and self.schedule.bulk_store
@@ -223,7 +221,7 @@ class _Lowering:
             uniform=uniform(graph, spell),
             per_row=before(graph, spell),
             tiles=tuple(tensor(v) for v in graph.params if v.type.axes == WIDE),
-            columns=tuple(tensor(v) for v in graph.params if v.type.axes == (D,) and held),
+            columns=tuple(tensor(v) for v in graph.params if v.type.axes == (D,)),
             row_inputs=tuple(tensor(v) for v in graph.params if v.type.axes == (M,)),
             scalars=tuple(tensor(v) for v in graph.params if not v.type.axes),
             accumulators=_sums(sums),
@@ -239,7 +237,7 @@ class _Lowering:
 def _row_grid(s: Schedule, p: Problem) -> Extent:
     """As many owners as share the rows: persistent with column sums and with stages, else a block for its rows."""
     if p.column_sums:
-        return Extent(per=s.rows, limit=p.blocks, times=s.cluster)
+        return Extent(per=s.rows, limit=partial_rows(s, p), times=s.cluster)
     if s.form in STAGED:
         return Extent(per=s.rows, limit=s.owners, times=s.cluster)
     return Extent(per=s.rows)

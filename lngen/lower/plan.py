@@ -102,8 +102,8 @@ class Kernel:
     What is laid out:
 
     uniform, per_row           statements once a thread, and once a row before the phases
-    tiles, row_inputs, scalars the [M, D], [M] and [] inputs
-    columns                    the [D] inputs that stay in registers from row to row
+    tiles, columns             the [M, D] and [D] inputs
+    row_inputs, scalars        the [M] and [] inputs
     accumulators               the column sums it adds to
     most                       row sums that are folded together at most
     shared                     numbers of static shared memory for folding
@@ -157,6 +157,10 @@ class Kernel:
     def declarations(self) -> tuple[str, ...]:
         """The lines that declare its constants."""
         return declared(self.constants)
+
+    def parameter(self, tensor: str) -> str:
+        """What PTX calls the argument that is a tensor's address."""
+        return f"{self.name}_param_{[a.name for a in self.arguments].index(f'{tensor}_ptr')}"
 
     def launch_rule(self) -> str:
         """Grid, block and the rest as text."""

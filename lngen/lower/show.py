@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from lngen.lower.parts import Phase
 from lngen.lower.plan import Kernel, Plan
+from lngen.lower.staged import HELD_COLUMNS
 
 
 def show_plan(plan: Plan) -> str:
@@ -37,7 +38,7 @@ def _kernel(kernel: Kernel) -> list[str]:
         lines.append(f"  stage     {', '.join(map(str, kernel.places))}")
     if kernel.results:
         lines.append(f"  leaving   {', '.join(map(str, kernel.results))}")
-    if kernel.columns:
+    if HELD_COLUMNS in kernel.sections.held:
         lines.append(f"  held      {', '.join(t.name for t in kernel.columns)}")
     lines.append(f"  shared    {_shared(kernel)}")
     if kernel.uniform:

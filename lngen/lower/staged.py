@@ -19,6 +19,7 @@ from lngen.schedule import (
 )
 
 # How a phase gets its [D] inputs: from those that are kept, or from memory.
+HELD_COLUMNS = "_held_columns.cuh.jinja"
 COPIED, LOADED = "_copy_columns.cuh.jinja", "_load_columns.cuh.jinja"
 
 
@@ -94,7 +95,7 @@ def sections(kernel: Kernel, s: Schedule, p: Problem) -> Sections:
     ]
     return Sections(
         setup=_files(*setup[s.form]),
-        held=_files(*["_held_columns"] * bool(kernel.columns), *["_held_sums"] * bool(p.column_sums)),
+        held=(*[HELD_COLUMNS] * s.keep, *_files(*["_held_sums"] * bool(p.column_sums))),
         copies=_files(*copies[s.form]),
         row_begin=_files(*(name for name, there in begins if there)),
         tiles=f"{tiles}.cuh.jinja",
@@ -110,7 +111,7 @@ def sections(kernel: Kernel, s: Schedule, p: Problem) -> Sections:
 def in_registers(s: Schedule, p: Problem) -> Sections:
     """The partials of a kernel whose rows are in registers."""
     if not p.column_sums:
-        return Sections(held=_files("_held_columns"), columns=COPIED) if s.keep else Sections()
+        return Sections(held=(HELD_COLUMNS,), columns=COPIED) if s.keep else Sections()
     end = "_end_groups_in_turn" if partial_numbers(s, p) else "_end_sums"
     return Sections(end=_files(end, *["_one_launch"] * s.one_launch))
 

@@ -3,6 +3,7 @@
 from lngen.schedule.legal import (
     BULK,
     MINIMUM_ARCH,
+    apart,
     capability,
     check,
     check_arch,
@@ -10,6 +11,7 @@ from lngen.schedule.legal import (
     is_legal,
     met_numbers,
     partial_numbers,
+    partial_rows,
     piece,
     scratch_numbers,
     segments_held,
@@ -24,8 +26,9 @@ from lngen.schedule.resources import blocks_that_fit, fits, registers
 from lngen.schedule.schedule import STAGED, Schedule, parse_schedule
 
 __all__ = [
-    "BULK", "MINIMUM_ARCH", "MULTIPROCESSORS", "STAGED", "Problem", "Schedule", "blocks_that_fit", "capability",
-    "check", "check_arch", "depths", "dynamic_shared", "fits", "is_legal", "is_row_fold", "is_sum", "met_numbers", "parse_schedule",
-    "partial_numbers", "piece", "problem", "ranked", "registers", "row_counts", "scratch_numbers", "segments_held",
-    "share", "slots", "space", "stage_bytes", "stage_share", "static_shared", "widest",
+    "BULK", "MINIMUM_ARCH", "MULTIPROCESSORS", "STAGED", "Problem", "Schedule", "apart", "blocks_that_fit",
+    "capability", "check", "check_arch", "depths", "dynamic_shared", "fits", "is_legal", "is_row_fold", "is_sum",
+    "met_numbers", "parse_schedule", "partial_numbers", "partial_rows", "piece", "problem", "ranked", "registers",
+    "row_counts", "scratch_numbers", "segments_held", "share", "slots", "space", "stage_bytes", "stage_share",
+    "static_shared", "widest",
 ]  # fmt: skip

@@ -86,6 +86,16 @@ def partial_numbers(s: Schedule, p: Problem) -> int:
     return together * s.rows * -(-piece(s, p) // 8) * 8
 
 
+def apart(s: Schedule, p: Problem) -> int:
+    """Row groups of the graph's that share the rows of a block there, and here are a block each."""
+    return p.groups // s.rows
+
+
+def partial_rows(s: Schedule, p: Problem) -> int:
+    """Blocks, or clusters, that share the rows; each leaves a partial row of every column sum."""
+    return p.blocks * apart(s, p)
+
+
 def stage_bytes(s: Schedule, p: Problem) -> int:
     """Shared memory of one row of one group, each tensor from a multiple of 128 bytes on."""
     if s.form not in STAGED:
@@ -148,8 +158,9 @@ def _shape_rules(s: Schedule, p: Problem) -> list[tuple[bool, str]]:
         ),
         (s.form != "stream" or s.rows == 1, f"a streamed row has a block to itself, got rows={s.rows}"),
         (
-            not _fixed_rows(s, p) or s.rows == p.groups,
-            f"the graph adds its column sums in {p.groups} row groups a block, so rows is {p.groups}, got {s.rows}",
+            not _fixed_rows(s, p) or s.rows == p.groups or (s.rows == 1 and p.cluster > 1),
+            f"the graph adds its column sums in {p.groups} row groups a block, so rows is {p.groups}"
+            f"{' or 1' * (p.cluster > 1)}, got {s.rows}",
         ),
         (
             s.vec >= 1 and p.chunk % s.vec == 0 and p.d % s.vec == 0,
@@ -221,8 +232,8 @@ def _form_rules(s: Schedule, p: Problem) -> list[tuple[bool, str]]:
             "prefetch belongs to form=registers with column sums",
         ),
         (
-            p.column_sums == 0 or s.form != "stream" or p.groups == 1,
-            f"streaming with column sums needs one row group a block; the graph has {p.groups}",
+            p.column_sums == 0 or s.form != "stream" or p.groups == 1 or p.cluster > 1,
+            f"streaming with column sums needs one row group a block, or long rows; the graph has {p.groups}",
         ),
     ]
 

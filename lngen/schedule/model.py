@@ -14,7 +14,6 @@ from functools import cache
 from itertools import product
 
 from lngen.errors import ScheduleError
-from lngen.passes.order import sharers
 from lngen.schedule.legal import (
     MAX_CLUSTER,
     MAX_THREADS,
@@ -70,7 +69,8 @@ def _space(p: Problem) -> tuple[Schedule, ...]:
 def _bases(p: Problem) -> Iterator[Schedule]:
     """Forms and how rows are laid over threads and blocks: what is not legal as it stands is in no variant."""
     vec = widest(p)
-    rows = sorted({p.groups} if p.column_sums else {1, 2, 4, 8, 16, 32, 64, 128, p.groups})
+    alone = {1} if p.cluster > 1 else set()  # where there are no clusters
+    rows = sorted({p.groups, *alone} if p.column_sums else {1, 2, 4, 8, 16, 32, 64, 128})
     store = bool(p.output_sizes)
     for threads, r, resident in product([1 << n for n in range(11)], rows, (1, 2, 3, 4, 5, 6, 8, 10, 12)):
         if threads * r > MAX_THREADS or threads * r % WARP or threads * r * resident > MAX_THREADS_PER_SM:
@@ -82,6 +82,8 @@ def _bases(p: Problem) -> Iterator[Schedule]:
         if resident > (5 if r == 1 else 4) or threads * r < 64:
             continue
         for cluster in (1, 2, 4, 8, MAX_CLUSTER):
+            if cluster > 1 and p.column_sums and r != p.groups:
+                continue
             owners = 0 if p.column_sums else SIDE_BY_SIDE[cluster.bit_length() - 1] * resident
             yield Schedule("bulk", threads, r, vec, resident, stages=2, cluster=cluster, owners=owners)
             if cluster == 1:
@@ -174,7 +176,7 @@ def _columns_cost(s: Schedule, p: Problem, idle: float) -> tuple[float, ...]:
     if s.form == "registers":
         prefetch = s.prefetch == (size == 2 or not held)
         return (order, s.one_launch, s.resident, not prefetch, round(_off(s.block, SHORT_BLOCK) + _off(idle, 1), 3))
-    cluster = _off(s.cluster, sharers(p.d, p.real_size))
+    cluster = _off(s.cluster, p.cluster)
     block = _off(s.block, SHORT_BLOCK if p.d <= SHORT_ROW else LONG_BLOCK)
     # A row group that has nobody to work while it waits has one row more on its way.
     bytes_ahead = s.rows * piece(s, p) * (sum(p.input_sizes) or 4)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from lngen.ir import WIDE, Axis, D, DType, Eqn, Graph, M, Value
-from lngen.passes.order import ColumnOrder, column_order, element_size, row_order, sum_size
+from lngen.passes.order import ColumnOrder, column_order_of, row_order_of, sharers
 
 
 @dataclass(frozen=True)
 class Problem:
     """Row length ``d`` in elements, cut into segments of chunks; how its sums are shared; what passes through.
 
+    cluster                     blocks that hold the column sums of a row well
     input_sizes, output_sizes   bytes per element of each [M, D] tensor; of inputs that an equation uses
     column_sizes                of each [D] input
     row_sums                    the most sums and maxima that end one phase
@@ -24,6 +25,7 @@ class Problem:
     groups: int
     blocks: int
     strands: int
+    cluster: int
     real_size: int
     input_sizes: tuple[int, ...]
     output_sizes: tuple[int, ...]
@@ -50,8 +52,7 @@ class Problem:
 
 def problem(graph: Graph, d: int) -> Problem:
     """The facts about ``graph`` for rows of ``d`` elements."""
-    size = element_size(graph)
-    row, column = row_order(d, size), _column_order(graph, d)
+    row, column = row_order_of(graph, d), _column_order(graph, d)
     levels = depths(graph)
     row_sums = [levels[e.args[0]] for e in graph.eqns if is_row_fold(e)]
     sums = [e for e in graph.eqns if e.op in ("reduce_sum", "reduce_max")]
@@ -63,6 +64,7 @@ def problem(graph: Graph, d: int) -> Problem:
         groups=column.groups,
         blocks=column.blocks,
         strands=column.strands,
+        cluster=sharers(graph, d),
         real_size=max((e.out.type.dtype.size for e in sums), default=DType.F32.size),
         input_sizes=tuple(p.type.dtype.size for p in graph.params if p.type.axes == WIDE and p in used),
         output_sizes=tuple(r.type.dtype.size for r in graph.results if r.type.axes == WIDE),
@@ -78,7 +80,7 @@ def _column_order(graph: Graph, d: int) -> ColumnOrder:
     for eqn in graph.eqns:
         if is_sum(eqn, M) and "blocks" in dict(eqn.attrs):
             return ColumnOrder(**{f.name: eqn.int_attr(f.name) for f in fields(ColumnOrder)})
-    return column_order(d, sum_size(graph))
+    return column_order_of(graph, d)
 
 
 def is_sum(eqn: Eqn, axis: Axis) -> bool:

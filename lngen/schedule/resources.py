@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from lngen.schedule.legal import MAX_THREADS_PER_SM, MINIMUM_ARCH, WARP, dynamic_shared, slots, static_shared
+from lngen.schedule.legal import (
+    MAX_THREADS_PER_SM,
+    MINIMUM_ARCH,
+    WARP,
+    dynamic_shared,
+    partial_rows,
+    slots,
+    static_shared,
+)
 from lngen.schedule.problem import Problem
 from lngen.schedule.schedule import STAGED, Schedule
 
@@ -83,4 +91,4 @@ def _shared_limits(capability: int) -> tuple[int, int]:
 
 def side_by_side(s: Schedule, p: Problem) -> bool:
     """True if all blocks of a persistent grid run at the same time on an H200, as a grid barrier needs it."""
-    return p.blocks <= SIDE_BY_SIDE[s.cluster.bit_length() - 1] * s.resident and has_room(s, p, 90)
+    return partial_rows(s, p) <= SIDE_BY_SIDE[s.cluster.bit_length() - 1] * s.resident and has_room(s, p, 90)
