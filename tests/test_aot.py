@@ -131,7 +131,7 @@ LAUNCHES = {
     BWD: "form=async,threads=8,rows=128,vec=8,stages=2",
     STREAM: "form=stream,threads=512,rows=1,vec=4",
     "rmsnorm.fwd:d=65536,dtype=bf16": "form=bulk,threads=256,rows=1,vec=8,stages=3,cluster=4,owners=30,bulk_store=yes",
-    "layernorm.bwd:d=8192,dtype=bf16": "form=bulk,threads=512,rows=1,vec=8,stages=3,one_launch=yes",
+    "layernorm.bwd:d=8192,dtype=bf16": "form=bulk,threads=256,rows=1,vec=8,stages=3,one_launch=yes",
 }
 
 

@@ -40,8 +40,8 @@ def test_blocks_is_a_whole_number(value: str) -> None:
 @pytest.mark.parametrize(
     ("spec", "schedule"),
     [
-        ("d=8192,blocks=5", "form=bulk,threads=512,rows=1,vec=8,stages=3,keep=yes"),
-        ("d=8192,blocks=6", "form=bulk,threads=512,rows=1,vec=8,stages=3,keep=yes,one_launch=yes"),
+        ("d=8192,blocks=5", "form=bulk,threads=256,rows=1,vec=8,stages=3,keep=yes"),
+        ("d=8192,blocks=6", "form=bulk,threads=256,rows=1,vec=8,stages=3,keep=yes,one_launch=yes"),
         ("d=4096,blocks=3", "form=bulk,threads=256,rows=2,vec=8,stages=3,bulk_store=yes"),
         ("d=1024,blocks=2", "form=registers,threads=64,rows=8,vec=8,prefetch=yes"),
     ],

@@ -33,7 +33,7 @@ PLANS: dict[str, tuple[str, str]] = {
     "row, two segments": ("layernorm.fwd:d=12288,dtype=bf16", "form=registers,threads=512,rows=1"),
     "row, backward": ("layernorm.bwd:d=1000,dtype=f16,wrt=x", "form=registers,threads=32,rows=1"),
     "row_columns": ("layernorm.bwd:d=4096,dtype=bf16", "form=registers,threads=256,rows=2,prefetch=yes"),
-    "row_columns, one row": ("rmsnorm.bwd:d=8192,dtype=f32", "form=registers,threads=512,rows=1"),
+    "row_columns, one row": ("rmsnorm.bwd:d=8192,dtype=f32", "form=registers,threads=256,rows=1"),
     "row_columns, no row sum": ("layernorm.bwd:d=777,dtype=bf16,wrt=beta", "form=registers,threads=64,rows=8,vec=1"),
     "row_columns, f64": ("layernorm.bwd:d=96,dtype=f64,save=none", "form=registers,threads=8,rows=64"),
     "row_columns, one launch": (
@@ -55,7 +55,7 @@ PLANS: dict[str, tuple[str, str]] = {
     ),
     "bulk, columns, one row": (
         "layernorm.bwd:d=8192,dtype=bf16",
-        "form=bulk,threads=512,rows=1,stages=3,keep=yes",
+        "form=bulk,threads=256,rows=1,stages=3,keep=yes",
     ),
     "bulk, columns, a cluster for each, one launch": (
         "rmsnorm.bwd:d=16384,dtype=f16",
@@ -233,7 +233,7 @@ def test_constants_and_launch_of_a_plan_one_can_check_by_hand() -> None:
     (kernel,) = plan_of("layernorm.fwd:d=1000,dtype=bf16", schedule).kernels
     assert constants(kernel) == {
         "D": 1000, "CHUNK": 8, "THREADS": 32, "SLOTS": 4, "SEGMENT": 1000, "VEC": 8, "EXACT": 0, "ROWS": 4,
-        "SEGMENT_SLOTS": 4,
+        "SEGMENT_SLOTS": 4, "FIRST": 4 * 132,
     }  # fmt: skip
     assert (kernel.block, kernel.launch_rule()) == (
         128,
@@ -254,31 +254,42 @@ def constants(kernel: Kernel) -> dict[str, int]:
 
 
 def test_constants_and_launch_of_a_cluster_one_can_check_by_hand() -> None:
-    """A row of 32 KiB in two segments, a block for each; two rows of two tensors on their way."""
+    """A row of 32 KiB in four segments, two a block; two rows of two tensors on their way; each group a cluster."""
     schedule = "form=bulk,threads=512,rows=1,vec=8,stages=2,cluster=2"
     rows, finish = plan_of("layernorm.bwd:d=16384,dtype=bf16", schedule).kernels
     assert constants(rows) == {
-        "D": 16384, "CHUNK": 8, "THREADS": 512, "SLOTS": 2, "SEGMENT": 8192, "VEC": 8, "EXACT": 1, "ROWS": 1,
-        "SEGMENT_SLOTS": 2, "CLUSTER": 2, "STAGES": 2, "STAGE_BYTES": 2 * 8192 * 2, "BOUND": 2**31 - 1, "PIECE": 8192,
-        "OWNERS": 66, "UNIT": 4, "PITCH": 16384,
+        "D": 16384, "CHUNK": 8, "THREADS": 512, "SLOTS": 2, "SEGMENT": 4096, "VEC": 8, "EXACT": 1, "ROWS": 1,
+        "SEGMENT_SLOTS": 1, "CLUSTER": 2, "STAGES": 2, "STAGE_BYTES": 2 * 8192 * 2, "BOUND": 2**31 - 1, "PIECE": 8192,
+        "OWNERS": 60, "UNIT": 4, "PITCH": 16384,
     }  # fmt: skip
-    assert (rows.cluster, rows.dynamic, rows.exchanged) == (2, 2 * 2 * 8192 * 2, 2 * 2)
+    assert (rows.cluster, rows.dynamic, rows.exchanged) == (2, 2 * 2 * 8192 * 2, 2 * 4)
     assert rows.launch_rule() == (
-        "grid 2 * min(66, rows), block 512, clusters of 2, 65536 bytes of dynamic shared memory; no launch for rows = 0"
+        "grid 2 * min(60, rows), block 512, clusters of 2, 65536 bytes of dynamic shared memory; no launch for rows = 0"
     )
     assert (rows.owner, rows.first_column) == ("blockIdx.x / CLUSTER", "cluster_rank() * PIECE")
     assert constants(finish) == {
-        "D": 16384, "SUMS": 2, "COLUMNS": 32, "STRANDS": 16, "PARTIALS": 66, "PITCH": 16384, "BATCH": 5,
+        "D": 16384, "SUMS": 2, "COLUMNS": 32, "STRANDS": 4, "PARTIALS": 60, "APART": 2, "PITCH": 16384, "BATCH": 4,
         "PER_PARTIAL": 1,
     }  # fmt: skip
-    assert (finish.cluster, finish.dynamic, finish.launch_rule()) == (1, 0, "grid 512, block 512")
+    assert (finish.cluster, finish.dynamic, finish.launch_rule()) == (1, 0, "grid 512, block 128")
 
 
 def test_every_block_writes_a_partial_row() -> None:
-    found = plan_of("layernorm.bwd:d=8192,dtype=bf16", "form=bulk,stages=3,threads=512,rows=1,vec=8")
+    found = plan_of("layernorm.bwd:d=7168,dtype=bf16", "form=bulk,stages=3,threads=256,rows=1,vec=8")
     numbers = constants(found.kernels[1])
-    assert (numbers["PARTIALS"], numbers["PER_PARTIAL"]) == (126, 1)
-    assert {b.fixed for b in found.workspace} == {126 * 8192}
+    assert (numbers["PARTIALS"], numbers["APART"], numbers["PER_PARTIAL"]) == (126, 1, 1)
+    assert {b.fixed for b in found.workspace} == {126 * 7168}
+
+
+@pytest.mark.parametrize(("rows", "cluster", "apart"), [(4, 4, 1), (1, 4, 4), (1, 2, 4), (1, 1, 4)])
+def test_row_groups_are_side_by_side_or_apart(rows: int, cluster: int, apart: int) -> None:
+    """The graph has four row groups in each of 30 clusters; alone they leave a partial row each, folded in the end."""
+    schedule = f"form=bulk,stages=2,threads=64,rows={rows},vec=8,cluster={cluster}"
+    found = plan_of("layernorm.bwd:d=8192,dtype=bf16", schedule)
+    first, finish = (constants(k) for k in found.kernels)
+    assert first["OWNERS"] == finish["PARTIALS"] == 30 * apart
+    assert (finish["APART"], finish["PER_PARTIAL"]) == (apart, rows)
+    assert {b.fixed for b in found.workspace} == {30 * apart * 8192}
 
 
 @pytest.mark.parametrize(
@@ -355,7 +366,7 @@ def test_a_result_has_the_place_of_an_input_of_its_size() -> None:
 
 def test_one_launch_is_one_kernel_with_a_counter() -> None:
     """Both kernels' arguments, the workspace read and written; as many blocks as finish, with no rows, too."""
-    schedule = "form=bulk,threads=512,rows=1,vec=8,stages=3,keep=yes"
+    schedule = "form=bulk,threads=256,rows=1,vec=8,stages=3,keep=yes"
     two, one = (plan_of("layernorm.bwd:d=8192,dtype=bf16", f"{schedule},one_launch={o}") for o in ("no", "yes"))
     rows, finish = two.kernels
     (kernel,) = one.kernels
@@ -365,13 +376,13 @@ def test_one_launch_is_one_kernel_with_a_counter() -> None:
     assert not any(a.const for a in kernel.arguments if a.kind == "workspace")
     assert one.workspace == (Buffer("arrivals", DType.F32, fixed=1, zeroed=True), *two.workspace)
     assert [b.element for b in one.workspace] == ["u32", "f32", "f32"]
-    assert [kernel.grid[0](n) for n in (0, 1, 3, 1000)] == [126] * 4
+    assert [kernel.grid[0](n) for n in (0, 1, 3, 1000)] == [120] * 4
     (short,) = plan_of("layernorm.bwd:d=100,dtype=f32", "form=registers,threads=16,rows=64,one_launch=yes").kernels
     assert [short.grid[0](n) for n in (0, 1, 256, 320, 10**6)] == [4, 4, 4, 5, 128]
     (narrow,) = plan_of(
-        "rmsnorm.bwd:d=16384,dtype=bf16", "form=bulk,threads=512,rows=1,stages=2,cluster=2,one_launch=yes"
+        "rmsnorm.bwd:d=16384,dtype=bf16", "form=bulk,threads=128,rows=2,stages=2,cluster=4,one_launch=yes"
     ).kernels
-    assert narrow.grid[0](1) == narrow.grid[0](10**6) == 132
+    assert narrow.grid[0](1) == narrow.grid[0](10**6) == 120
     assert kernel.finish
     assert kernel.finish.phases == finish.phases
     assert kernel.finish.accumulators == finish.accumulators

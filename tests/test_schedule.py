@@ -28,6 +28,7 @@ from lngen.schedule import (
     fits,
     is_legal,
     parse_schedule,
+    partial_rows,
     piece,
     problem,
     ranked,
@@ -131,7 +132,7 @@ ILLEGAL: list[tuple[str, Schedule, str]] = [
     (
         BACKWARD,
         replace(GOOD, form="stream"),
-        "streaming with column sums needs one row group a block; the graph has 2",
+        "streaming with column sums needs one row group a block, or long rows; the graph has 2",
     ),
     (
         FORWARD,
@@ -213,7 +214,7 @@ def test_legal_schedules_are_legal() -> None:
 def test_problem_and_what_a_thread_holds() -> None:
     p = facts("layernorm.bwd:d=20000,dtype=bf16")
     assert (p.chunk, p.segment, p.chunks, p.segments, p.segment_chunks) == (8, 5000, 2500, 4, 625)
-    assert (p.groups, p.blocks, p.strands) == (1, 30, 4)
+    assert (p.groups, p.blocks, p.strands, p.cluster) == (2, 30, 4, 4)
     assert (p.real_size, p.input_sizes, p.output_sizes, p.column_sizes) == (4, (2, 2), (2,), (2,))
     assert (p.row_sums, p.column_sums, p.phases) == (2, 2, 2)
     assert slots(Schedule("registers", 512, 1, 8), p) == 4 * 2
@@ -445,7 +446,10 @@ def test_the_meaning_is_the_same_on_every_gpu() -> None:
         p = facts(f"layernorm.bwd:d={d},dtype=bf16")
         for capability in CAPABILITIES:
             held = [s for s in ranked(p, capability) if s.form != "stream"]
-            assert {s.rows for s in held} <= {p.groups}
+            # A row group has its place in a block, or where rows are long enough for clusters a block of its own.
+            assert {s.rows for s in held} <= {p.groups, *[1] * (p.cluster > 1)}
+            assert all(s.rows == p.groups for s in held if s.cluster > 1)
+            assert all(partial_rows(s, p) * s.rows == p.blocks * p.groups for s in held)
 
 
 def test_blocks_that_fit() -> None:

@@ -90,8 +90,8 @@ BACKWARD: list[Case] = [
     ("rmsnorm.bwd:d=8191,dtype=bf16", "form=ragged,threads=256,rows=1,vec=1,stages=2,bulk_store=yes", (3,)),
     # A pair of blocks folds its column sums before they are written, though it shares no row.
     ("rmsnorm.bwd:d=8192,dtype=bf16", "form=bulk,threads=256,rows=1,vec=8,stages=2,keep=yes,bulk_store=yes", (1, 3)),
-    ("rmsnorm.bwd:d=8192,dtype=bf16,blocks=4", "form=bulk,threads=512,rows=1,vec=8,stages=3,one_launch=yes", (0, 5)),
-    ("rmsnorm.bwd:d=8192,dtype=bf16,blocks=4", "form=async,threads=512,rows=1,vec=8,stages=2,one_launch=yes", (3,)),
+    ("rmsnorm.bwd:d=8192,dtype=bf16,blocks=4", "form=bulk,threads=256,rows=1,vec=8,stages=3,one_launch=yes", (0, 5)),
+    ("rmsnorm.bwd:d=8192,dtype=bf16,blocks=4", "form=async,threads=256,rows=1,vec=8,stages=2,one_launch=yes", (3,)),
     # Clusters that share rows.
     ("layernorm.bwd:d=16384,dtype=bf16", "form=bulk,threads=256,rows=1,vec=8,stages=3,cluster=2,keep=yes", (3,)),
     ("rmsnorm.bwd:d=5000,blocks=4", "form=bulk,threads=128,rows=2,vec=4,stages=2,cluster=2,one_launch=yes", (5,)),
