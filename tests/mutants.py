@@ -126,6 +126,8 @@ SUBJECTS: dict[str, Subject] = {
     "late": Subject("layernorm.bwd:d=3076,dtype=f64,wrt=gamma", registers(256, 1, 2, False), 140),
     # Partial rows in pairs, the last one alone.
     "few": Subject("layernorm.bwd:d=3076,dtype=f64,wrt=gamma", registers(256, 1, 2), 37),
+    # The row groups of a block are a block each, and not all of them are there.
+    "apart": Subject("layernorm.bwd:d=7172,dtype=f32,wrt=gamma", registers(256, 1, 4), 86),
     "few of zeros": Subject("layernorm.bwd:d=3076,dtype=f64,wrt=beta", registers(256, 1, 2), 5, "zeros"),
     "stream": Subject("totals.fwd:d=8202,dtype=f32", stream(256, 2), 8, "wild"),
     "columns": Subject("layernorm.bwd:d=8202,dtype=f32,save=none", stream(512, 2), 3),

@@ -392,13 +392,13 @@ def late(subject: str, before: str, after: str, what: str = "") -> Mutant:
 
 
 DEPENDENT = [
-    late("small", "    __shared__ real scratch", "\n    // ---- phase 0 ----"),
-    late("late", "    __shared__ real scratch", "    store_sums"),
+    late("small", "\n    const long long row = begin", "\n    // ---- phase 0 ----"),
+    late("late", "\n    real sum_dy_xhat_acc", "    store_sums"),
     late("stream", "    __shared__ real scratch", "\n    // ---- phase 1 ----"),
     late("columns", "    const int col = (static", "    store_chunk<VEC, D>(sum_dy_partial"),
     late("few", "    __shared__ real totals", "        if (threadIdx.x < COLUMNS && col < D) {", ": finish"),
     late("bulk", "    const float d_size", "    int stage = 0;"),
-    late("async", "\n    const long long step", "    int stage = 0;"),
+    late("async", "\n    // Where in shared memory", "    int stage = 0;"),
     late("cluster keep", "    const float d_size", "    int stage = 0;", ": what is kept"),
     texts(
         "half the threads wait",

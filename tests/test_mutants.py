@@ -84,10 +84,12 @@ ROWS = [
     text(
         "rows of a block apart",
         "small",
-        "static_cast<long long>(blockIdx.x) * ROWS + group;",
-        "blockIdx.x + group * ROWS;",
+        "const long long row = begin + group;",
+        "const long long row = blockIdx.x + group * ROWS;",
     ),
-    text("the first row of a block for all", "small", "* ROWS + group;", "* ROWS;"),
+    text("the first row of a block for all", "small", "row = begin + group;", "row = begin;"),
+    text("rows that are not there asked for", "small", "if (begin + group < rows) {", "{"),
+    text("columns asked for beyond their end", "small", "gamma_there + 0, D", "gamma_there + 0, D + 64"),
     text("a row input of the first row", "most", "w_ptr[r];", "w_ptr[0];"),
     text("a row input past the end", "most", "w_ptr[r];", "w_ptr[row];"),
     text("a scalar of the second element", "most", "*s_ptr;", "s_ptr[1];"),
@@ -266,8 +268,8 @@ COLUMNS = [
     text("the other sum's partial row", "backward", "sum_dy_partial_ptr + static", "sum_dy_xhat_partial_ptr + static"),
     text("prefetch of the row after", "rounds", "load(row + step)", "load(row + step + 1)"),
     text("prefetch of the same row", "rounds", "load(row + step)", "load(row)"),
-    text("the first row not prefetched", "rounds", "if (PREFETCH && first < rows) load(first + group);", ""),
-    text("no rows prefetched", "one launch, no rows", "PREFETCH && first < rows", "PREFETCH"),
+    text("the first row not prefetched", "rounds", "if (PREFETCH && begin < rows) load(begin + group);", ""),
+    text("no rows prefetched", "one launch, no rows", "PREFETCH && begin < rows", "PREFETCH"),
     text(
         "prefetch too late",
         "rounds",
@@ -280,8 +282,8 @@ COLUMNS = [
     text(
         "rows that neighbour in a block",
         "late",
-        "first = static_cast<long long>(blockIdx.x) * ROWS;",
-        "first = blockIdx.x * 2 % 128 + blockIdx.x / 64;",
+        "begin = static_cast<long long>(blockIdx.x) * ROWS;",
+        "begin = blockIdx.x * 2 % 128 + blockIdx.x / 64;",
     ),
     text("row past the last not repeated", "backward", "row < rows ? row : rows - 1;", "row;"),
     text("columns: a row too many", "columns, rounds", "row < rows; row += OWNERS", "row <= rows; row += OWNERS"),
@@ -312,16 +314,24 @@ EARLY = [
     text("kept columns of another slot", "early", "D, true>(gamma_kept[k]", "D, true>(gamma_kept[0]"),
     text("beta is kept for gamma", "early", "true>(gamma_kept[k], gamma_ptr", "true>(gamma_kept[k], beta_ptr"),
 ]
-STRAND = "int first = strand; first < filled; first += BATCH * STRANDS"
-AT = "first + b * STRANDS"
+STRAND = "int first = strand; first * APART < filled; first += BATCH * STRANDS"
+AT = "(first + b * STRANDS) * APART + a"
 THERE = "static_cast<long long>(at < filled ? at : filled - 1) * PITCH"
 TOTALS = "\n        __syncthreads();\n        if (threadIdx.x < COLUMNS && col < D) {"
 # Left out: a shorter grid, fewer threads, wider or narrower tiles in a finish (its loops make up for it), and how many
 # partial rows are on their way.
 FINISH = [
     text("strands in runs", "few", AT, "first + b"),
+    text("groups apart in runs", "apart", AT, "first + b * STRANDS + a * 30"),
+    text("groups apart left out", "apart", "fold<Add, APART>(part[n][b])", "part[n][b][0]"),
+    text(
+        "groups apart in turn",
+        "apart",
+        "fold<Add, APART>(part[n][b])",
+        "(part[n][b][0] + part[n][b][1] + part[n][b][2] + part[n][b][3])",
+    ),
     text("strands overlap", "few", STRAND, STRAND.replace("= strand;", "= strand / 2;")),
-    text("strands skip", "few", AT, "first + b * (STRANDS + 1)"),
+    text("strands skip", "few", AT, "(first + b * (STRANDS + 1)) * APART + a"),
     text("one batch", "batches", STRAND, STRAND.replace("first += BATCH * STRANDS", "first += 99 * STRANDS")),
     text("batches overlap", "batches", STRAND, STRAND.replace("BATCH * STRANDS", "STRANDS")),
     text("batches skip", "batches", STRAND, STRAND.replace("BATCH * STRANDS", "(BATCH + 1) * STRANDS")),
@@ -412,6 +422,7 @@ CONSTANTS = {
 FINISH_KERNEL = {
     "backward": {"D": [less, more], "SUMS": [less]},
     "rounds": {"PARTIALS": [less, halved], "STRANDS": [doubled]},
+    "apart": {"APART": [halved, doubled], "PARTIALS": [halved]},
     "few": {"PITCH": [less, doubled], "PER_PARTIAL": [doubled], "STRANDS": [halved, less]},
 }  # fmt: skip
 COLUMN_KERNEL = {
