@@ -20,7 +20,7 @@ from lngen.bench.floor import ceiling_bytes, floor_bytes, gb_s
 from lngen.bench.formulas import BOUNDS, complaint, errors, expected
 from lngen.bench.grids import DESIGN, GRIDS, WIDTHS, rows_for
 from lngen.bench.host import HostRecord, host_times
-from lngen.bench.measure import LINKS, covering
+from lngen.bench.measure import LINKS, covering, doubted
 from lngen.bench.peers import Apex, Quack, known, select
 from lngen.bench.providers import Ceiling, Prepared, Torch, autograd, keeping
 from lngen.bench.records import Record
@@ -85,6 +85,9 @@ class CpuEngine(TorchEngine):
 
     def memory(self) -> tuple[int, int]:
         return 10**9, 1000
+
+    def peak(self) -> float:
+        return 10**6
 
     def release(self) -> None:
         pass
@@ -772,9 +775,11 @@ def test_the_summary_counts_and_names_the_worst() -> None:
 def test_lngen_is_launched_with_the_pointers_of_a_set(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[list[int], int, int]] = []
     prepared_for: list[int] = []
+    overlaps: list[bool] = []
 
     class Launcher:
-        def __init__(self, plan: Any, binary: Any, device: int) -> None:
+        def __init__(self, plan: Any, binary: Any, device: int, overlap: bool) -> None:
+            overlaps.append(overlap)
             self.tensors = tuple(v.name for v in (*plan.inputs, *plan.outputs))
 
         def bind(self, rows: int, strides: dict[str, int]) -> Any:
@@ -798,6 +803,8 @@ def test_lngen_is_launched_with_the_pointers_of_a_set(monkeypatch: pytest.Monkey
     prepared = known()["lngen"].prepare(case)
     prepared.launch(11, 1)
     prepared.launch(12, 0)
+    known()["lngen-serial"].prepare(case)
+    assert overlaps == [True, False]
     names = ("dy", "x", "gamma", "mean", "rstd", "dx", "dgamma", "dbeta")
     assert calls[0][0] == [case.sets[1][n].data_ptr() for n in names]
     assert [c[2] for c in calls] == [11, 12]
@@ -824,11 +831,36 @@ def test_providers_are_chosen_by_name_and_ceilings_always(monkeypatch: pytest.Mo
         select(["liger"])
 
 
+@pytest.mark.parametrize(
+    ("provider", "gb_s", "fraction", "note"),
+    [
+        ("torch", 3000.0, 1.1, ""),
+        ("torch", 3000.0, 1.11, "implausible: faster than the ceiling"),
+        ("lngen", 3000.0, 1.2, ""),  # its calls begin while the ceiling's wait
+        ("lngen", 4917.0, 1.2, ""),
+        ("lngen", 4918.0, 1.0, "implausible: faster than memory, 4917 GB/s"),
+    ],
+)
+def test_what_is_too_good_to_be_true(provider: str, gb_s: float, fraction: float, note: str) -> None:
+    record = doubted(_record(provider, gb_s=gb_s, fraction=fraction), 4917.0)
+    assert record.note == note
+    assert doubted(replace(record, note="warm"), 1.0).note == "warm"
+
+
+def test_calls_that_wait_have_a_summary_of_their_own() -> None:
+    both = [_record(name, fraction=f, target=0.9, met=f > 0.9) for name, f in (("lngen", 1.0), ("lngen-serial", 0.8))]
+    overlapping, serial = summarise(both)
+    assert (overlapping.provider, overlapping.met, serial.provider, serial.met) == ("lngen", 1, "lngen-serial", 0)
+    lines = report.summary_lines([overlapping, serial])
+    assert lines[0].startswith("layernorm fwd, 1 points: 1 of 1 targets met")
+    assert lines[1].startswith("lngen-serial: layernorm fwd, 1 points: 0 of 1 targets met")
+
+
 def test_providers_cover_what_they_can() -> None:
     def names(graph: str, direction: str) -> set[str]:
         return {p.name for p in covering(make_task(graph, direction, "f16", 4, 8), [*known().values()])}
 
-    everywhere = {"lngen", "torch", "compile", "liger", "apex"}
+    everywhere = {"lngen", "lngen-serial", "torch", "compile", "liger", "apex"}
     assert names("layernorm", "fwd") == {"copy", "quack", "apex-fast", *everywhere}
     assert names("layernorm", "bwd") == {"add", "apex-fast", *everywhere}
     assert names("layernorm", "both") == {"copy+add", "apex-fast", *everywhere}

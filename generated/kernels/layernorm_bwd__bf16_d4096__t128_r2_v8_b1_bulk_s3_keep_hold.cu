@@ -486,13 +486,27 @@ layernorm_bwd__bf16_d4096__t128_r2_v8_b1_bulk_s3_keep_hold__rows(
     const long long step = static_cast<long long>(OWNERS) * ROWS;
     const long long begin = static_cast<long long>(blockIdx.x) * ROWS;
     const int length = D - start < PIECE ? D - start : PIECE;
+    // What this block begins with is asked for in L2. The addresses are read anew: of a tensor that were handed to an
+    // instruction the compiler does not know, it would no longer place the loads as freely.
     if (begin + group < rows) {
-        prefetch<THREADS>(dy_ptr + (begin + group) * dy_stride + start, length, lane);
-        prefetch<THREADS>(x_ptr + (begin + group) * x_stride + start, length, lane);
+        const bf16* dy_there;
+        asm("ld.param.u64 %0, [layernorm_bwd__bf16_d4096__t128_r2_v8_b1_bulk_s3_keep_hold__rows_param_1];" : "=l"(dy_there));
+        prefetch<THREADS>(dy_there + (begin + group) * dy_stride + start, length, lane);
+        const bf16* x_there;
+        asm("ld.param.u64 %0, [layernorm_bwd__bf16_d4096__t128_r2_v8_b1_bulk_s3_keep_hold__rows_param_3];" : "=l"(x_there));
+        prefetch<THREADS>(x_there + (begin + group) * x_stride + start, length, lane);
+        const float* mean_there;
+        asm("ld.param.u64 %0, [layernorm_bwd__bf16_d4096__t128_r2_v8_b1_bulk_s3_keep_hold__rows_param_6];" : "=l"(mean_there));
+        prefetch<THREADS>(mean_there + begin + group, 1, lane);
+        const float* rstd_there;
+        asm("ld.param.u64 %0, [layernorm_bwd__bf16_d4096__t128_r2_v8_b1_bulk_s3_keep_hold__rows_param_7];" : "=l"(rstd_there));
+        prefetch<THREADS>(rstd_there + begin + group, 1, lane);
     }
     // The columns are the same for all: should all ask for the same lines, they would wait for each other.
     if (begin == 0 && group == 0) {
-        prefetch<THREADS>(gamma_ptr + start, length, lane);
+        const bf16* gamma_there;
+        asm("ld.param.u64 %0, [layernorm_bwd__bf16_d4096__t128_r2_v8_b1_bulk_s3_keep_hold__rows_param_5];" : "=l"(gamma_there));
+        prefetch<THREADS>(gamma_there + start, length, lane);
     }
     wait_for_previous_kernel();
     const float d_size = 4096.0f;  // %d_size : f32[] = const {dtype=f32, value=4096.0}

@@ -395,9 +395,27 @@ layernorm_bwd__f32_d1000__t64_r8_v4_b1_async_s2__rows(
 
     const long long step = static_cast<long long>(OWNERS) * ROWS;
     const long long begin = static_cast<long long>(blockIdx.x) * ROWS;
+    // What this block begins with is asked for in L2. The addresses are read anew: of a tensor that were handed to an
+    // instruction the compiler does not know, it would no longer place the loads as freely.
     if (begin + group < rows) {
-        prefetch<THREADS>(dy_ptr + (begin + group) * dy_stride + start, D, lane);
-        prefetch<THREADS>(x_ptr + (begin + group) * x_stride + start, D, lane);
+        const float* dy_there;
+        asm("ld.param.u64 %0, [layernorm_bwd__f32_d1000__t64_r8_v4_b1_async_s2__rows_param_1];" : "=l"(dy_there));
+        prefetch<THREADS>(dy_there + (begin + group) * dy_stride + start, D, lane);
+        const float* x_there;
+        asm("ld.param.u64 %0, [layernorm_bwd__f32_d1000__t64_r8_v4_b1_async_s2__rows_param_3];" : "=l"(x_there));
+        prefetch<THREADS>(x_there + (begin + group) * x_stride + start, D, lane);
+        const float* mean_there;
+        asm("ld.param.u64 %0, [layernorm_bwd__f32_d1000__t64_r8_v4_b1_async_s2__rows_param_6];" : "=l"(mean_there));
+        prefetch<THREADS>(mean_there + begin + group, 1, lane);
+        const float* rstd_there;
+        asm("ld.param.u64 %0, [layernorm_bwd__f32_d1000__t64_r8_v4_b1_async_s2__rows_param_7];" : "=l"(rstd_there));
+        prefetch<THREADS>(rstd_there + begin + group, 1, lane);
+    }
+    // The columns are the same for all: should all ask for the same lines, they would wait for each other.
+    if (begin == 0 && group == 0) {
+        const float* gamma_there;
+        asm("ld.param.u64 %0, [layernorm_bwd__f32_d1000__t64_r8_v4_b1_async_s2__rows_param_5];" : "=l"(gamma_there));
+        prefetch<THREADS>(gamma_there + start, D, lane);
     }
     wait_for_previous_kernel();
     const float d_size = 1000.0f;  // %d_size : f32[] = const {dtype=f32, value=1000.0}

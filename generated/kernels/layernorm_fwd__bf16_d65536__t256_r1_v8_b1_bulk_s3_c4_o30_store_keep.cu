@@ -455,13 +455,21 @@ layernorm_fwd__bf16_d65536__t256_r1_v8_b1_bulk_s3_c4_o30_store_keep__rows(
     const long long step = static_cast<long long>(OWNERS) * ROWS;
     const long long begin = static_cast<long long>(blockIdx.x / CLUSTER) * ROWS;
     const int length = D - start < PIECE ? D - start : PIECE;
+    // What this block begins with is asked for in L2. The addresses are read anew: of a tensor that were handed to an
+    // instruction the compiler does not know, it would no longer place the loads as freely.
     if (begin + group < rows) {
-        prefetch<THREADS>(x_ptr + (begin + group) * x_stride + start, length, lane);
+        const bf16* x_there;
+        asm("ld.param.u64 %0, [layernorm_fwd__bf16_d65536__t256_r1_v8_b1_bulk_s3_c4_o30_store_keep__rows_param_1];" : "=l"(x_there));
+        prefetch<THREADS>(x_there + (begin + group) * x_stride + start, length, lane);
     }
     // The columns are the same for all: should all ask for the same lines, they would wait for each other.
     if (begin == 0 && group == 0) {
-        prefetch<THREADS>(gamma_ptr + start, length, lane);
-        prefetch<THREADS>(beta_ptr + start, length, lane);
+        const bf16* gamma_there;
+        asm("ld.param.u64 %0, [layernorm_fwd__bf16_d65536__t256_r1_v8_b1_bulk_s3_c4_o30_store_keep__rows_param_3];" : "=l"(gamma_there));
+        prefetch<THREADS>(gamma_there + start, length, lane);
+        const bf16* beta_there;
+        asm("ld.param.u64 %0, [layernorm_fwd__bf16_d65536__t256_r1_v8_b1_bulk_s3_c4_o30_store_keep__rows_param_4];" : "=l"(beta_there));
+        prefetch<THREADS>(beta_there + start, length, lane);
     }
     wait_for_previous_kernel();
     const float d_size = 65536.0f;  // %d_size : f32[] = const {dtype=f32, value=65536.0}

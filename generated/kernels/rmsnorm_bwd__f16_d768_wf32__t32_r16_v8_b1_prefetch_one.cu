@@ -405,9 +405,24 @@ rmsnorm_bwd__f16_d768_wf32__t32_r16_v8_b1_prefetch_one__rows(
     const int lane = threadIdx.x % THREADS;
     const long long step = static_cast<long long>(OWNERS) * ROWS;
     const long long begin = static_cast<long long>(blockIdx.x) * ROWS;
+    // What this block begins with is asked for in L2. The addresses are read anew: of a tensor that were handed to an
+    // instruction the compiler does not know, it would no longer place the loads as freely.
     if (begin + group < rows) {
-        prefetch<THREADS>(dy_ptr + (begin + group) * dy_stride + 0, D, lane);
-        prefetch<THREADS>(x_ptr + (begin + group) * x_stride + 0, D, lane);
+        const f16* dy_there;
+        asm("ld.param.u64 %0, [rmsnorm_bwd__f16_d768_wf32__t32_r16_v8_b1_prefetch_one__rows_param_1];" : "=l"(dy_there));
+        prefetch<THREADS>(dy_there + (begin + group) * dy_stride + 0, D, lane);
+        const f16* x_there;
+        asm("ld.param.u64 %0, [rmsnorm_bwd__f16_d768_wf32__t32_r16_v8_b1_prefetch_one__rows_param_3];" : "=l"(x_there));
+        prefetch<THREADS>(x_there + (begin + group) * x_stride + 0, D, lane);
+        const float* rstd_there;
+        asm("ld.param.u64 %0, [rmsnorm_bwd__f16_d768_wf32__t32_r16_v8_b1_prefetch_one__rows_param_6];" : "=l"(rstd_there));
+        prefetch<THREADS>(rstd_there + begin + group, 1, lane);
+    }
+    // The columns are the same for all: should all ask for the same lines, they would wait for each other.
+    if (begin == 0 && group == 0) {
+        const float* gamma_there;
+        asm("ld.param.u64 %0, [rmsnorm_bwd__f16_d768_wf32__t32_r16_v8_b1_prefetch_one__rows_param_5];" : "=l"(gamma_there));
+        prefetch<THREADS>(gamma_there + 0, D, lane);
     }
     wait_for_previous_kernel();
     const float d_size = 768.0f;  // %d_size : f32[] = const {dtype=f32, value=768.0}

@@ -489,13 +489,21 @@ rmsnorm_fwd__bf16_d1001_beta__t32_r4_v1_b3_ragged_s3_o384_store_keep_hold__rows(
 
     const long long step = static_cast<long long>(OWNERS) * ROWS;
     const long long begin = static_cast<long long>(blockIdx.x) * ROWS;
+    // What this block begins with is asked for in L2. The addresses are read anew: of a tensor that were handed to an
+    // instruction the compiler does not know, it would no longer place the loads as freely.
     if (begin + group < rows) {
-        prefetch<THREADS>(x_ptr + (begin + group) * x_stride + start, D, lane);
+        const bf16* x_there;
+        asm("ld.param.u64 %0, [rmsnorm_fwd__bf16_d1001_beta__t32_r4_v1_b3_ragged_s3_o384_store_keep_hold__rows_param_1];" : "=l"(x_there));
+        prefetch<THREADS>(x_there + (begin + group) * x_stride + start, D, lane);
     }
     // The columns are the same for all: should all ask for the same lines, they would wait for each other.
     if (begin == 0 && group == 0) {
-        prefetch<THREADS>(gamma_ptr + start, D, lane);
-        prefetch<THREADS>(beta_ptr + start, D, lane);
+        const bf16* gamma_there;
+        asm("ld.param.u64 %0, [rmsnorm_fwd__bf16_d1001_beta__t32_r4_v1_b3_ragged_s3_o384_store_keep_hold__rows_param_3];" : "=l"(gamma_there));
+        prefetch<THREADS>(gamma_there + start, D, lane);
+        const bf16* beta_there;
+        asm("ld.param.u64 %0, [rmsnorm_fwd__bf16_d1001_beta__t32_r4_v1_b3_ragged_s3_o384_store_keep_hold__rows_param_4];" : "=l"(beta_there));
+        prefetch<THREADS>(beta_there + start, D, lane);
     }
     wait_for_previous_kernel();
     const float d_size = 1001.0f;  // %d_size : f32[] = const {dtype=f32, value=1001.0}

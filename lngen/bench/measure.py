@@ -91,7 +91,7 @@ def measure(
             record = replace(_timed(record, found.stats[name]), launches=found.launches[name])
             if not latency:
                 record = _rated(record, floor if provider.checked else ceiling, found.stats.get(task.ceiling), ceiling)
-                record = _doubted(record, engine.peak())
+                record = doubted(record, engine.peak())
         records.append(record)
     return judge(records)
 
@@ -179,7 +179,7 @@ def _rated(record: Record, nbytes: int, ceiling: timing.Stats | None, ceiling_nb
     return replace(record, gb_s=round(speed, 1), fraction=fraction)
 
 
-def _doubted(record: Record, peak: float) -> Record:
+def doubted(record: Record, peak: float) -> Record:
     """With a note if it is too good to be true: faster than memory (``peak`` GB/s), or a peer than the ceiling."""
     if record.note or record.gb_s is None:
         return record
