@@ -225,8 +225,7 @@ def _rows_cost(s: Schedule, p: Problem, idle: float, there: int) -> tuple[float,
         + BLOCK_SIZE * _off(s.block, WIDE_BLOCK if wide else max(threads, STAGED_BLOCK))
         + FLIGHT_SIZE * _off(s.resident * s.rows * s.stages * part, FLIGHT + part * (s.resident * s.rows == 1))
     )
-    store = s.bulk_store != (wide and there == MANY)  # the stores of many wide rows would wait for each other
-    return (order, _off(s.cluster, cluster), not s.keep, not s.hold, store, round(cost, 6), s.resident)
+    return (order, _off(s.cluster, cluster), not s.keep, not s.hold, s.bulk_store, round(cost, 6), s.resident)
 
 
 def _off(value: float, wanted: float) -> float:
