@@ -43,7 +43,8 @@ _LAUNCH_RULE = (
 )
 _DEPENDENT_RULE = (
     "the attribute CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION may be set: a kernel waits for what was "
-    "launched before it on the stream before it reads or writes global memory"
+    "launched before it on the stream before it reads or writes global memory; until then it asks for inputs in L2, so "
+    "their memory has to be there"
 )
 _GRID_RULE = (
     "fixed blocks, or if that is null: owners = ceil(rows / per), at most limit; blocks = times * owners, at least "

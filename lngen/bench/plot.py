@@ -20,6 +20,7 @@ from lngen.errors import LngenError, MissingError
 
 COLOURS = {
     "lngen": "#0b5fa5",
+    "lngen-serial": "#7fb2e0",
     "torch": "#d55e00",
     "compile": "#e69f00",
     "liger": "#009e73",
@@ -28,7 +29,14 @@ COLOURS = {
     "apex": "#a08fc0",
 }
 MARKERS = {"torch": "s", "compile": "D", "liger": "^", "quack": "v", "apex-fast": "P", "apex": "X"}
-NAMES = {"compile": "torch.compile", "liger": "Liger", "quack": "QuACK", "apex": "Apex", "apex-fast": "Apex fast"}
+NAMES = {
+    "lngen-serial": "lngen, calls in turn",
+    "compile": "torch.compile",
+    "liger": "Liger",
+    "quack": "QuACK",
+    "apex": "Apex",
+    "apex-fast": "Apex fast",
+}
 INK, GRID, CEILING, TARGET = "#333333", "#e4e4e4", "#222222", "#7a7a7a"
 LEAST = 3  # widths that make a line
 STYLE = {
@@ -226,7 +234,7 @@ def _scale(axes: Any, low: float, high: float, value: str) -> None:
     axes.set_yscale("log")
     if value == "fraction":
         high = max(high, 1.06)
-        ticks = [0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0]
+        ticks = [0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0]
     else:
         ticks = [step * 10.0**n for n in range(6) for step in (1, 1.5, 2, 3, 4, 5, 7)]
     ticks = [t for t in ticks if low <= t <= high]

@@ -19,7 +19,7 @@ from lngen.schedule import (
 FINISH_COLUMNS = 32
 COLUMN_THREADS = 128
 NO_BOUND = 2**31 - 1
-EARLY = 4  # blocks of a multiprocessor, of those that come and go, that ask for rows before they may load them
+EARLY = 4  # blocks of a multiprocessor, of those that come and go, that ask for rows ahead: more gained nothing
 ON_THE_WAY = 16  # numbers that a thread of the finish waits for at a time
 
 

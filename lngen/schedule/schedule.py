@@ -21,7 +21,8 @@ class Schedule:
                 bytes, one behind the other; stream: they are read again from global memory in every phase, for rows
                 too long to hold
     threads     threads of a block that share a row, a power of two
-    rows        rows a block works on side by side; fixed by the graph if it has column sums
+    rows        rows a block works on side by side; fixed by the graph if it has column sums, but for long rows, whose
+                row groups may be a block each
     vec         elements per memory access; 1 works for any pointer and stride
     resident    blocks per multiprocessor: what the compiler limits registers for, and how many stay if they persist
     prefetch    registers with column sums: load the next row while this one is computed
