@@ -327,7 +327,7 @@ def test_the_arguments_and_attributes_of_a_plan_s_kernels(monkeypatch: pytest.Mo
     held = launch._Arguments(kernel, 7, 5, tensors, dict.fromkeys(tensors, 20000), offsets, dependent)
     held.launch(9)
     grid, block, shared, stream, attributes, _ = fake.launches[0]
-    assert (grid, block, shared, stream) == ((132, 1, 1), (256, 1, 1), kernel.dynamic, 9)
+    assert (grid, block, shared, stream) == ((120, 1, 1), (256, 1, 1), kernel.dynamic, 9)
     wanted = {2: (1, 1, 1), 4: (2, 1, 1)} | ({6: (1, 1, 1)} if dependent else {})
     assert attributes == wanted
     kinds = [a.kind for a in kernel.arguments]

@@ -482,10 +482,10 @@ layernorm_bwd__bf16_d4096__t128_r2_v8_b1_bulk_s3_keep_hold__rows(
         barriers_ready();
     }
     __syncthreads();
+    const int length = D - start < PIECE ? D - start : PIECE;
 
     const long long step = static_cast<long long>(OWNERS) * ROWS;
     const long long begin = static_cast<long long>(blockIdx.x) * ROWS;
-    const int length = D - start < PIECE ? D - start : PIECE;
     // What this block begins with is asked for in L2. The addresses are read anew: of a tensor that were handed to an
     // instruction the compiler does not know, it would no longer place the loads as freely.
     if (begin + group < rows) {

@@ -451,10 +451,10 @@ layernorm_fwd__bf16_d65536__t256_r1_v8_b1_bulk_s3_c4_o30_store_keep__rows(
         barriers_ready();
     }
     cluster_barrier();
+    const int length = D - start < PIECE ? D - start : PIECE;
 
     const long long step = static_cast<long long>(OWNERS) * ROWS;
     const long long begin = static_cast<long long>(blockIdx.x / CLUSTER) * ROWS;
-    const int length = D - start < PIECE ? D - start : PIECE;
     // What this block begins with is asked for in L2. The addresses are read anew: of a tensor that were handed to an
     // instruction the compiler does not know, it would no longer place the loads as freely.
     if (begin + group < rows) {

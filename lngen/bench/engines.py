@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from lngen.bench.floor import memory_peak
 from lngen.bench.timing import Launch
 from lngen.errors import MissingError
 from lngen.ir import DType
@@ -92,16 +93,6 @@ def make_engine() -> Engine:
         if torch.cuda.is_available():
             return TorchEngine()
     return CupyEngine()
-
-
-def memory_peak(device: int) -> float:
-    """10^9 bytes per second: two transfers a clock, as many bits each as the bus is wide."""
-    import cupy
-
-    runtime = cupy.cuda.runtime
-    khz = runtime.deviceGetAttribute(runtime.cudaDevAttrMemoryClockRate, device)
-    bits = runtime.deviceGetAttribute(runtime.cudaDevAttrGlobalMemoryBusWidth, device)
-    return float(2 * khz * bits / 8 / 1e6)
 
 
 class TorchEngine:

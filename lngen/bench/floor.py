@@ -1,4 +1,4 @@
-"""Byte floors: what a call must move at least, each operand once, with cold caches.
+"""Bytes and speeds: what a call must move at least, each operand once, with cold caches; what memory can at most.
 
 GB/s is always these bytes over the time, never a kernel's own traffic, so that reading something twice shows.
 """
@@ -27,6 +27,16 @@ def ceiling_bytes(spec: Spec, rows: int, graph: Graph | None = None) -> int:
     graph = spec.graph() if graph is None else graph
     tensors = (*graph.params, *graph.results)
     return sum(value_bytes(v, rows, spec.d) for v in tensors if v.type.axes == (Axis.M, Axis.D))
+
+
+def memory_peak(device: int) -> float:
+    """10^9 bytes per second that a GPU's memory can move at most: two transfers a clock, over the whole bus."""
+    import cupy
+
+    runtime = cupy.cuda.runtime
+    khz = runtime.deviceGetAttribute(runtime.cudaDevAttrMemoryClockRate, device)
+    bits = runtime.deviceGetAttribute(runtime.cudaDevAttrGlobalMemoryBusWidth, device)
+    return float(2 * khz * bits / 8 / 1e6)
 
 
 def gb_s(nbytes: int, us: float) -> float:

@@ -54,6 +54,17 @@ class Tensor:
 
 
 @dataclass(frozen=True)
+class Ask:
+    """What is asked for ahead of time: a tensor, its kernel parameter, the first element and how many, in C."""
+
+    name: str
+    ctype: str
+    parameter: str
+    first: str
+    count: str
+
+
+@dataclass(frozen=True)
 class Sum:
     """A row reduction or a column sum: its IR name, its place among its kind, its IR equation."""
 

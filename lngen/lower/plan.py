@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from lngen.ir import WIDE, DType, Graph, Value
-from lngen.lower.parts import Argument, Constant, Phase, Place, Statement, Sum, Tensor, declared
+from lngen.lower.parts import Argument, Ask, Constant, Phase, Place, Statement, Sum, Tensor, declared
 from lngen.schedule import BULK, Schedule
 from lngen.spec import Spec
 
@@ -158,9 +158,23 @@ class Kernel:
         """The lines that declare its constants."""
         return declared(self.constants)
 
-    def parameter(self, tensor: str) -> str:
-        """What PTX calls the argument that is a tensor's address."""
-        return f"{self.name}_param_{[a.name for a in self.arguments].index(f'{tensor}_ptr')}"
+    @property
+    def first_row(self) -> tuple[Ask, ...]:
+        """The row, and the numbers of it, that a row group begins with."""
+        row = "begin + group"
+        return (
+            *(self._ask(t, f"({row}) * {t.name}_stride + {self.start}", self.length) for t in self.tiles),
+            *(self._ask(t, row, "1") for t in self.row_inputs),
+        )
+
+    @property
+    def first_columns(self) -> tuple[Ask, ...]:
+        """The [D] inputs, or a block's piece of them."""
+        return tuple(self._ask(t, self.start, self.length) for t in self.columns)
+
+    def _ask(self, tensor: Tensor, first: str, count: str) -> Ask:
+        place = [a.name for a in self.arguments].index(f"{tensor.name}_ptr")
+        return Ask(tensor.name, tensor.ctype, f"{self.name}_param_{place}", first, count)
 
     def launch_rule(self) -> str:
         """Grid, block and the rest as text."""

@@ -78,7 +78,7 @@ def sections(kernel: Kernel, s: Schedule, p: Problem) -> Sections:
     ready = ["_setup_cluster", "_ready_cluster"] if meets else ["_ready_block"]
     setup = {
         "async": [],
-        "bulk": ["_setup_bulk", *ready],
+        "bulk": ["_setup_bulk", *ready, "_piece"],
         "ragged": ["_clear_ends", "_setup_bulk", *ready],
     }
     copies = {
