@@ -144,11 +144,11 @@ def ranked(p: Problem, capability: int = 90, vec: int | None = None, rows: int |
     ``rows``: how many there will be, None for many. What is equal in ``share`` is ranked alike.
     """
     roomy = [s for s in space(p) if has_room(s, p, capability)]
+    if vec is not None:
+        narrow = (replace(s, vec=min(vec, s.vec)) for s in roomy if s.form != "ragged")
+        roomy = [s for s in narrow if is_legal(s, p)]
     # Where the model expects spills of all of them, the compiler has the last word.
     found = [s for s in roomy if fits(s, p, capability)] or roomy
-    if vec is not None:
-        narrow = (replace(s, vec=min(vec, s.vec)) for s in found if s.form != "ragged")
-        found = [s for s in narrow if is_legal(s, p)]
     if not found:
         raise ScheduleError(f"no schedule is legal for D={p.d}.")
     there = share(p, rows)
