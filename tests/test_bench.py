@@ -32,7 +32,7 @@ from lngen.bench.tasks import CEILINGS, LATENCY, make_task
 from lngen.bench.timing import Stats, drift, launch_count, set_count, time_side_by_side
 from lngen.bench.verdict import judge, summarise
 from lngen.cli.bench import bench, command, parse_shapes, tasks
-from lngen.errors import LngenError, MissingError, SpecError
+from lngen.errors import LngenError, MissingError, ScheduleError, SpecError
 from lngen.ir import DType
 from lngen.spec import parse_spec
 
@@ -812,6 +812,7 @@ def test_lngen_is_launched_with_the_pointers_of_a_set(monkeypatch: pytest.Monkey
     assert "threads=" in prepared.schedule
     known()["lngen-serial"].prepare(case)
     assert overlaps == [True, False]
+    assert "threads=4," in known(["threads=4,rows=128"])["lngen:threads=4,rows=128"].prepare(case).schedule
 
 
 # ---- the choice of providers ----
@@ -825,6 +826,10 @@ def test_providers_are_chosen_by_name_and_ceilings_always(monkeypatch: pytest.Mo
     assert [p.name for p in select(compiled=True)] == [*ceilings, "lngen", "torch", "compile"]
     assert [p.name for p in select(["torch"])] == [*ceilings, "torch"]
     assert [p.name for p in select(["compile", "lngen"])] == [*ceilings, "lngen", "compile"]
+    variants = select(["torch"], schedules=["threads=64", "stages=2,keep=yes"])
+    assert [p.name for p in variants] == [*ceilings, "lngen:threads=64", "lngen:stages=2,keep=yes", "torch"]
+    with pytest.raises(ScheduleError, match=r"there is no key 'thread', expected one of .*; did you mean 'threads'"):
+        select(schedules=["thread=64"])
     with pytest.raises(LngenError, match=r"no provider 'tirch', expected some of .*lngen.*; did you mean 'torch'"):
         select(["tirch"])
     with pytest.raises(MissingError, match="'liger' needs liger-kernel, which is not installed"):
@@ -1039,6 +1044,20 @@ def test_a_figure_per_direction_shows_peers_ceiling_and_target(tmp_path: Path) -
     assert targets[:2] == [[0.94, 0.95], [0.799]]
 
 
+def test_each_way_to_run_lngen_has_a_colour_of_its_own() -> None:
+    pytest.importorskip("matplotlib.figure")
+    from matplotlib.figure import Figure
+
+    names = ("lngen", "lngen-serial", "lngen:stages=2", "lngen:stages=3", "torch")
+    (picture,) = plot.pictures(
+        judge([_record(n, d=d, gb_s=1.0, fraction=0.5) for d in (256, 512, 1024) for n in names])
+    )
+    figure = Figure()
+    plot._draw(figure, picture)
+    colours = {line.get_label(): line.get_color() for line in figure.axes[0].get_lines()}
+    assert len({colours[plot.NAMES.get(n, n)] for n in names}) == len(names)
+
+
 # ---- host time ----
 
 
@@ -1112,7 +1131,7 @@ def test_without_a_gpu_there_is_one_sentence(monkeypatch: pytest.MonkeyPatch) ->
 def on_the_cpu(monkeypatch: pytest.MonkeyPatch, few_sets: None) -> None:
     engine = CpuEngine()
     monkeypatch.setattr(engines, "make_engine", lambda: engine)
-    monkeypatch.setattr(conditions, "conditions", lambda engine, method, schedule: {"rounds": str(method.rounds)})
+    monkeypatch.setattr(conditions, "conditions", lambda engine, method: {"rounds": str(method.rounds)})
 
 
 def run_bench(*options: str) -> str:

@@ -18,7 +18,7 @@ PEERS = ("torch", "triton", "numpy", "liger-kernel", "quack-kernels", "apex")
 SOURCES = ("spec.py", "ir", "graphs", "passes", "schedule", "lower", "emit", "toolchain", "runtime")
 
 
-def conditions(engine: Engine, method: Method, schedule: str = "") -> dict[str, str]:
+def conditions(engine: Engine, method: Method) -> dict[str, str]:
     """By name, sorted where they are written. Records of different conditions are never mixed."""
     import cupy
 
@@ -32,7 +32,6 @@ def conditions(engine: Engine, method: Method, schedule: str = "") -> dict[str, 
         "kernels": source_digest(),
         "python": platform.python_version(),
         "method": str(method),
-        "schedule": schedule,
         **{name: _version(name) for name in PEERS},
     }
     return {name: text for name, text in found.items() if text}

@@ -10,9 +10,11 @@ from lngen.bench.cases import Case
 from lngen.bench.providers import Ceiling, Lngen, Prepared, Provider, Torch, autograd, installed
 from lngen.bench.tasks import CEILINGS
 from lngen.errors import LngenError, MissingError
+from lngen.schedule import Schedule, parse_schedule
 from lngen.spec import Spec
 
-SERIAL = "lngen-serial"
+SERIAL, VARIANT = "lngen-serial", "lngen:"
+ANY = Schedule("registers", threads=32, rows=1, vec=1)  # a schedule to change
 ON_REQUEST = (SERIAL, "compile")  # not among all that are available
 FAST_APEX = "apex.contrib.layer_norm.layer_norm"
 
@@ -99,20 +101,24 @@ class Apex:
         return autograd(case, lambda x, gamma, beta: rmsnorm.apply(x, gamma, shape, eps))
 
 
-def known(schedule: str = "") -> dict[str, Provider]:
-    """Every provider by name, the ceilings first; ``schedule`` is for lngen."""
+def known(schedules: Sequence[str] = ()) -> dict[str, Provider]:
+    """Every provider by name, the ceilings first; lngen with its default and with each of ``schedules``."""
     ceilings: list[Provider] = [Ceiling(direction) for direction in CEILINGS]
     peers: list[Provider] = [Torch(), Torch("compile", compiled=True), Liger(), Quack(), Apex(True), Apex(False)]
-    own: list[Provider] = [Lngen(schedule=schedule), Lngen(SERIAL, schedule, overlap=False)]
+    variants = [Lngen(VARIANT + text, text) for text in schedules]
+    own: list[Provider] = [Lngen(), *variants, Lngen(SERIAL, overlap=False)]
     return {p.name: p for p in (*ceilings, *own, *peers)}
 
 
-def select(names: Sequence[str] = (), *, compiled: bool = False, schedule: str = "") -> list[Provider]:
-    """The named providers, or all that are available but those ON_REQUEST, after the ceilings.
+def select(names: Sequence[str] = (), *, compiled: bool = False, schedules: Sequence[str] = ()) -> list[Provider]:
+    """The named providers, or all that are available but those ON_REQUEST, after the ceilings; lngen's variants, too.
 
-    LngenError for an unknown name, MissingError for a named one that is not installed.
+    LngenError for an unknown name, ScheduleError for a text that is no schedule's, MissingError for a named provider
+    that is not installed.
     """
-    providers = known(schedule)
+    for text in schedules:
+        parse_schedule(text, ANY)
+    providers = known(schedules)
     for name in (*names, *(["compile"] if compiled else [])):
         if name not in providers:
             near = difflib.get_close_matches(name, providers, n=1)
@@ -122,5 +128,5 @@ def select(names: Sequence[str] = (), *, compiled: bool = False, schedule: str =
             needs = providers[name].needs
             raise MissingError(f"The provider '{name}' needs {needs}, which is not installed.")
     named = names or [n for n, p in providers.items() if p.available() and n not in ON_REQUEST]
-    wanted = {*named, *CEILINGS.values(), *(["compile"] if compiled else [])}
+    wanted = {*named, *CEILINGS.values(), *(["compile"] if compiled else []), *(VARIANT + text for text in schedules)}
     return [p for name, p in providers.items() if name in wanted]

@@ -10,6 +10,7 @@ import importlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ NAMES = {
     "apex": "Apex",
     "apex-fast": "Apex fast",
 }
+VARIANTS = ("#6a51a3", "#41b6c4", "#8c6bb1", "#1d91c0", "#9ebcda")  # lngen under other schedules, in turn
 INK, GRID, CEILING, TARGET = "#333333", "#e4e4e4", "#222222", "#7a7a7a"
 LEAST = 3  # widths that make a line
 STYLE = {
@@ -139,11 +141,13 @@ def _draw(figure: Any, picture: Picture) -> None:
     shapes = sorted({(r.d, r.rows) for r in picture.records})
     places = {shape: float(shape[0] if picture.line else i) for i, shape in enumerate(shapes)}
     names = sorted(unique(r.provider for r in picture.records), key=_order)
+    variants = dict(zip([n for n in names if n.startswith("lngen:")], cycle(VARIANTS), strict=False))
     for axes, value in ((left, "gb_s"), (right, "fraction")):
         for name in names:
             mine = [r for r in picture.records if r.provider == name and getattr(r, value) is not None]
             if not (mine[:1] and mine[0].is_ceiling and value == "fraction"):
-                _series(axes, name, [(places[r.d, r.rows], getattr(r, value), r.d) for r in mine], picture.line)
+                points = [(places[r.d, r.rows], getattr(r, value), r.d) for r in mine]
+                _series(axes, name, points, picture.line, variants.get(name))
         _target(axes, picture, places, value)
         _axis(axes, shapes, places, picture.line)
         low, high = _limits([getattr(r, value) for r in picture.records if getattr(r, value) is not None])
@@ -156,14 +160,16 @@ def _draw(figure: Any, picture: Picture) -> None:
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=9)
 
 
-def _series(axes: Any, name: str, points: Sequence[tuple[float, float, int]], line: bool) -> None:
+def _series(
+    axes: Any, name: str, points: Sequence[tuple[float, float, int]], line: bool, colour: str | None = None
+) -> None:
     """A provider: a line through the regular widths, and hollow marks at odd ones, which would only make it jagged."""
     points = sorted(points)
     regular = [p for p in points if _regular(p[2])] if line else points
     odd = [p for p in points if not _regular(p[2])] if line else []
     ours = name.startswith("lngen")
     ceiling = name in ("copy", "add", "copy+add")
-    colour = CEILING if ceiling else COLOURS.get(name, COLOURS["lngen"] if ours else "#777777")
+    colour = CEILING if ceiling else colour or COLOURS.get(name, "#777777")
     marker = None if ceiling and line else "_" if ceiling else "o" if ours else MARKERS.get(name, "o")
     size = {"_": 16.0, "o": 5.0}.get(marker or "", 4.0)
     axes.plot(

@@ -52,9 +52,9 @@ def _table(title: str, group: Sequence[Record], cell: Callable[[Record], str]) -
         points.setdefault((r.rows, r.d), {})[r.provider] = r
     for (rows, d), here in points.items():
         cells = [cell(here[name]) if name in here else "-" for name in providers]
-        ratios = [f"{r.ratio:.2f} {r.best_peer}" for r in here.values() if r.ratio is not None]
+        ratio = next((f"{r.ratio:.2f} {r.best_peer}" for r in here.values() if r.ratio is not None), "-")
         drifted = " ~" if any(r.drifted for r in here.values()) else ""
-        table.add_row(f"{rows} x {d}{drifted}", *cells, *([", ".join(ratios) or "-"] if compared else []))
+        table.add_row(f"{rows} x {d}{drifted}", *cells, *([ratio] if compared else []))
     return table
 
 

@@ -93,7 +93,9 @@ LATENCIES = f"{', '.join(map(str, LATENCY_ROWS))} rows of {', '.join(map(str, LA
 @click.option("--d", default="", metavar="N,...", help="Features per row.")
 @click.option("--dtype", default="", metavar="T,...", help="Some of f16, bf16, f32, f64; by default the grid's.")
 @click.option("--providers", default="", metavar="NAME,...", help="By default all that are installed.")
-@click.option("--schedule", default="", metavar="K=V,...", help="Changes to lngen's default schedule.")
+@click.option(
+    "--schedule", "schedules", multiple=True, metavar="K=V,...", help="lngen under this one, too; repeatable."
+)
 @click.option("--compile", "compiled", is_flag=True, help="Also torch.compile, which takes its time.")
 @click.option("--latency", is_flag=True, help=f"Also the latency in a chain of launches, {LATENCIES}.")
 @click.option("--host", is_flag=True, help=f"Also the host time per call, at 16 x {HOST_D}.")
@@ -137,10 +139,10 @@ def _measure(json_file: Path | None, **o: Any) -> Saved:
     if o["resume"] and json_file is None:
         raise SpecError("--resume needs the file to continue: --json FILE.")
     engine, method = make_engine(), Method(rounds=o["rounds"])
-    chosen = select(words(o["providers"]), compiled=o["compiled"], schedule=o["schedule"])
+    chosen = select(words(o["providers"]), compiled=o["compiled"], schedules=o["schedules"])
     shapes = parse_shapes(o["shapes"], o["rows"], o["d"])
     todo = tasks(o["graph"], o["direction"], o["dtype"], o["grid"], shapes, o["latency"])
-    under = conditions(engine, method, o["schedule"])
+    under = conditions(engine, method)
     before = resumed(json_file, under) if json_file is not None and o["resume"] else Saved()
     console = Console(stderr=True)
 
