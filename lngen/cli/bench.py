@@ -92,7 +92,12 @@ LATENCIES = f"{', '.join(map(str, LATENCY_ROWS))} rows of {', '.join(map(str, LA
 @click.option("--rows", default="", metavar="N,...", help="Rows, each with every --d, instead of a grid.")
 @click.option("--d", default="", metavar="N,...", help="Features per row.")
 @click.option("--dtype", default="", metavar="T,...", help="Some of f16, bf16, f32, f64; by default the grid's.")
-@click.option("--providers", default="", metavar="NAME,...", help="By default all that are installed.")
+@click.option(
+    "--providers",
+    default="",
+    metavar="NAME,...",
+    help="By default all installed; on request lngen-serial, whose calls wait for each other.",
+)
 @click.option(
     "--schedule", "schedules", multiple=True, metavar="K=V,...", help="lngen under this one, too; repeatable."
 )
