@@ -146,7 +146,7 @@ def test_the_context_is_what_the_templates_use() -> None:
         source, _, _ = env.loader.get_source(env, name)  # type: ignore[union-attr]
         used |= meta.find_undeclared_variables(env.parse(source))
     # Loop variables, and what is set, that reach an included template.
-    assert used - {"kernel", "phase", "finish"} == {f.name for f in fields(Module)}
+    assert used - {"kernel", "phase", "finish", "ask"} == {f.name for f in fields(Module)}
 
 
 def by_largest(b: GraphBuilder) -> None:
