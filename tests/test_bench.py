@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,7 +17,7 @@ from click.testing import CliRunner
 from lngen.bench import conditions, engines, formulas, peers, plot, providers, report, timing
 from lngen.bench.cases import Case
 from lngen.bench.engines import TorchEngine, make_engine
-from lngen.bench.floor import ceiling_bytes, floor_bytes, gb_s
+from lngen.bench.floor import ceiling_bytes, floor_bytes, gb_s, memory_peak
 from lngen.bench.formulas import BOUNDS, complaint, errors, expected
 from lngen.bench.grids import DESIGN, GRIDS, WIDTHS, rows_for
 from lngen.bench.host import HostRecord, host_times
@@ -850,6 +851,15 @@ def test_what_is_too_good_to_be_true(provider: str, gb_s: float, fraction: float
     record = doubted(_record(provider, gb_s=gb_s, fraction=fraction), 4917.0)
     assert record.note == note
     assert doubted(replace(record, note="warm"), 1.0).note == "warm"
+
+
+@pytest.mark.parametrize(("khz", "bits", "gb_s"), [(3_201_000, 6144, 4916.736), (0, 6144, math.inf)])
+def test_what_memory_can_move_at_most(monkeypatch: pytest.MonkeyPatch, khz: int, bits: int, gb_s: float) -> None:
+    """An H200: 3201 MHz, twice a clock, over 6144 bits. Some drivers do not tell the clock."""
+    runtime = pytest.importorskip("cupy").cuda.runtime
+    told = {runtime.cudaDevAttrMemoryClockRate: khz, runtime.cudaDevAttrGlobalMemoryBusWidth: bits}
+    monkeypatch.setattr(runtime, "deviceGetAttribute", lambda attribute, device: told[attribute])
+    assert memory_peak(0) == pytest.approx(gb_s)
 
 
 def test_calls_that_wait_have_a_summary_of_their_own() -> None:

@@ -89,7 +89,7 @@ ROWS = [
     ),
     text("the first row of a block for all", "small", "row = begin + group;", "row = begin;"),
     text("rows that are not there asked for", "small", "if (begin + group < rows) {", "{"),
-    text("columns asked for beyond their end", "small", "gamma_there + 0, D", "gamma_there + 0, D + 64"),
+    text("columns asked for beyond their end", "small", "gamma_there, D", "gamma_there, D + 64"),
     text("a row input of the first row", "most", "w_ptr[r];", "w_ptr[0];"),
     text("a row input past the end", "most", "w_ptr[r];", "w_ptr[row];"),
     text("a scalar of the second element", "most", "*s_ptr;", "s_ptr[1];"),

@@ -244,5 +244,7 @@ def test_bulk_prefetch() -> None:
         if (threadIdx.x == 0) asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" :: "l"(a), "r"(128) : "memory");
         o[threadIdx.x] = a[threadIdx.x];
     }"""
-    clean(run(source, 1, 32, np.zeros(32, U4), np.zeros(32, U4)))
+    outcome = run(source, 1, 32, np.zeros(32, U4), np.zeros(32, U4))
+    clean(outcome)
+    assert outcome.traffic.tensors["k"]["k_param_0"]["prefetches"] == 1
     assert kinds(run(broken(source, "(128)", "(144)"), 1, 32, np.zeros(32, U4), np.zeros(32, U4))) == {"out-of-bounds"}

@@ -569,8 +569,8 @@ layernorm_bwd__bf16_d16384__t128_r2_v8_b1_bulk_s3_c4_keep__rows(
 
     const long long step = static_cast<long long>(OWNERS) * ROWS;
     const long long begin = static_cast<long long>(blockIdx.x / CLUSTER) * ROWS;
-    // What this block begins with is asked for in L2. The addresses are read anew: of a tensor that were handed to an
-    // instruction the compiler does not know, it would no longer place the loads as freely.
+    // What this block begins with is asked for in L2. The addresses are read from the parameters again: the compiler places
+    // the loads of a tensor less freely once its address has gone to an instruction it does not know.
     if (begin + group < rows) {
         const bf16* dy_there;
         asm("ld.param.u64 %0, [layernorm_bwd__bf16_d16384__t128_r2_v8_b1_bulk_s3_c4_keep__rows_param_1];" : "=l"(dy_there));

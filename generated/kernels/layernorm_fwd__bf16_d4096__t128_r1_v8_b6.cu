@@ -274,21 +274,21 @@ layernorm_fwd__bf16_d4096__t128_r1_v8_b6__rows(
     const int lane = threadIdx.x % THREADS;
     const long long begin = static_cast<long long>(blockIdx.x) * ROWS;
     if (blockIdx.x < FIRST) {
-        // What this block begins with is asked for in L2. The addresses are read anew: of a tensor that were handed to an
-        // instruction the compiler does not know, it would no longer place the loads as freely.
+        // What this block begins with is asked for in L2. The addresses are read from the parameters again: the compiler places
+        // the loads of a tensor less freely once its address has gone to an instruction it does not know.
         if (begin + group < rows) {
             const bf16* x_there;
             asm("ld.param.u64 %0, [layernorm_fwd__bf16_d4096__t128_r1_v8_b6__rows_param_1];" : "=l"(x_there));
-            prefetch<THREADS>(x_there + (begin + group) * x_stride + 0, D, lane);
+            prefetch<THREADS>(x_there + (begin + group) * x_stride, D, lane);
         }
         // The columns are the same for all: should all ask for the same lines, they would wait for each other.
         if (begin == 0 && group == 0) {
             const bf16* gamma_there;
             asm("ld.param.u64 %0, [layernorm_fwd__bf16_d4096__t128_r1_v8_b6__rows_param_3];" : "=l"(gamma_there));
-            prefetch<THREADS>(gamma_there + 0, D, lane);
+            prefetch<THREADS>(gamma_there, D, lane);
             const bf16* beta_there;
             asm("ld.param.u64 %0, [layernorm_fwd__bf16_d4096__t128_r1_v8_b6__rows_param_4];" : "=l"(beta_there));
-            prefetch<THREADS>(beta_there + 0, D, lane);
+            prefetch<THREADS>(beta_there, D, lane);
         }
     }
     wait_for_previous_kernel();

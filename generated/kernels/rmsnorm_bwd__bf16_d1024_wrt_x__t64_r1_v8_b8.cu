@@ -269,15 +269,15 @@ rmsnorm_bwd__bf16_d1024_wrt_x__t64_r1_v8_b8__rows(
     const int lane = threadIdx.x % THREADS;
     const long long begin = static_cast<long long>(blockIdx.x) * ROWS;
     if (blockIdx.x < FIRST) {
-        // What this block begins with is asked for in L2. The addresses are read anew: of a tensor that were handed to an
-        // instruction the compiler does not know, it would no longer place the loads as freely.
+        // What this block begins with is asked for in L2. The addresses are read from the parameters again: the compiler places
+        // the loads of a tensor less freely once its address has gone to an instruction it does not know.
         if (begin + group < rows) {
             const bf16* dy_there;
             asm("ld.param.u64 %0, [rmsnorm_bwd__bf16_d1024_wrt_x__t64_r1_v8_b8__rows_param_1];" : "=l"(dy_there));
-            prefetch<THREADS>(dy_there + (begin + group) * dy_stride + 0, D, lane);
+            prefetch<THREADS>(dy_there + (begin + group) * dy_stride, D, lane);
             const bf16* x_there;
             asm("ld.param.u64 %0, [rmsnorm_bwd__bf16_d1024_wrt_x__t64_r1_v8_b8__rows_param_3];" : "=l"(x_there));
-            prefetch<THREADS>(x_there + (begin + group) * x_stride + 0, D, lane);
+            prefetch<THREADS>(x_there + (begin + group) * x_stride, D, lane);
             const float* rstd_there;
             asm("ld.param.u64 %0, [rmsnorm_bwd__bf16_d1024_wrt_x__t64_r1_v8_b8__rows_param_6];" : "=l"(rstd_there));
             prefetch<THREADS>(rstd_there + begin + group, 1, lane);
@@ -286,7 +286,7 @@ rmsnorm_bwd__bf16_d1024_wrt_x__t64_r1_v8_b8__rows(
         if (begin == 0 && group == 0) {
             const bf16* gamma_there;
             asm("ld.param.u64 %0, [rmsnorm_bwd__bf16_d1024_wrt_x__t64_r1_v8_b8__rows_param_5];" : "=l"(gamma_there));
-            prefetch<THREADS>(gamma_there + 0, D, lane);
+            prefetch<THREADS>(gamma_there, D, lane);
         }
     }
     wait_for_previous_kernel();

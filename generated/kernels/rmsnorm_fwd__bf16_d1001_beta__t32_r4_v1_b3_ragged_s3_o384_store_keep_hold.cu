@@ -489,8 +489,8 @@ rmsnorm_fwd__bf16_d1001_beta__t32_r4_v1_b3_ragged_s3_o384_store_keep_hold__rows(
 
     const long long step = static_cast<long long>(OWNERS) * ROWS;
     const long long begin = static_cast<long long>(blockIdx.x) * ROWS;
-    // What this block begins with is asked for in L2. The addresses are read anew: of a tensor that were handed to an
-    // instruction the compiler does not know, it would no longer place the loads as freely.
+    // What this block begins with is asked for in L2. The addresses are read from the parameters again: the compiler places
+    // the loads of a tensor less freely once its address has gone to an instruction it does not know.
     if (begin + group < rows) {
         const bf16* x_there;
         asm("ld.param.u64 %0, [rmsnorm_fwd__bf16_d1001_beta__t32_r4_v1_b3_ragged_s3_o384_store_keep_hold__rows_param_1];" : "=l"(x_there));

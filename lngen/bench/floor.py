@@ -30,13 +30,16 @@ def ceiling_bytes(spec: Spec, rows: int, graph: Graph | None = None) -> int:
 
 
 def memory_peak(device: int) -> float:
-    """10^9 bytes per second that a GPU's memory can move at most: two transfers a clock, over the whole bus."""
+    """10^9 bytes per second that a GPU's memory can move at most: two transfers a clock, over the whole bus.
+
+    Infinite where the driver does not tell.
+    """
     import cupy
 
     runtime = cupy.cuda.runtime
     khz = runtime.deviceGetAttribute(runtime.cudaDevAttrMemoryClockRate, device)
     bits = runtime.deviceGetAttribute(runtime.cudaDevAttrGlobalMemoryBusWidth, device)
-    return float(2 * khz * bits / 8 / 1e6)
+    return float(2 * khz * bits / 8 / 1e6) or math.inf
 
 
 def gb_s(nbytes: int, us: float) -> float:

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 
 from lngen.bench.cases import Case
 from lngen.bench.providers import Ceiling, Lngen, Prepared, Provider, Torch, autograd, installed
+from lngen.bench.records import SERIAL, VARIANT
 from lngen.bench.tasks import CEILINGS
 from lngen.errors import LngenError, MissingError
 from lngen.schedule import Schedule, parse_schedule
 from lngen.spec import Spec
 
-SERIAL, VARIANT = "lngen-serial", "lngen:"
 ANY = Schedule("registers", threads=32, rows=1, vec=1)  # a schedule to change
 ON_REQUEST = (SERIAL, "compile")  # not among all that are available
 FAST_APEX = "apex.contrib.layer_norm.layer_norm"

@@ -14,12 +14,15 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from lngen.bench.records import Record, throughputs
+from lngen.bench.records import OWN, VARIANT, Record, throughputs
 from lngen.bench.report import grouped, unique
 from lngen.bench.targets import MB
+from lngen.bench.tasks import CEILINGS
 from lngen.errors import LngenError, MissingError
 
+CEILING = "#222222"
 COLOURS = {
+    **dict.fromkeys(CEILINGS.values(), CEILING),
     "lngen": "#0b5fa5",
     "lngen-serial": "#7fb2e0",
     "torch": "#d55e00",
@@ -38,8 +41,8 @@ NAMES = {
     "apex": "Apex",
     "apex-fast": "Apex fast",
 }
-VARIANTS = ("#6a51a3", "#41b6c4", "#8c6bb1", "#1d91c0", "#9ebcda")  # lngen under other schedules, in turn
-INK, GRID, CEILING, TARGET = "#333333", "#e4e4e4", "#222222", "#7a7a7a"
+SCHEDULES = ("#6a51a3", "#41b6c4", "#8c6bb1", "#1d91c0", "#9ebcda")  # lngen under others than the default
+INK, GRID, TARGET = "#333333", "#e4e4e4", "#7a7a7a"
 LEAST = 3  # widths that make a line
 STYLE = {
     "svg.hashsalt": "lngen",
@@ -141,13 +144,13 @@ def _draw(figure: Any, picture: Picture) -> None:
     shapes = sorted({(r.d, r.rows) for r in picture.records})
     places = {shape: float(shape[0] if picture.line else i) for i, shape in enumerate(shapes)}
     names = sorted(unique(r.provider for r in picture.records), key=_order)
-    variants = dict(zip([n for n in names if n.startswith("lngen:")], cycle(VARIANTS), strict=False))
+    colours = COLOURS | dict(zip([n for n in names if n.startswith(VARIANT)], cycle(SCHEDULES), strict=False))
     for axes, value in ((left, "gb_s"), (right, "fraction")):
         for name in names:
             mine = [r for r in picture.records if r.provider == name and getattr(r, value) is not None]
             if not (mine[:1] and mine[0].is_ceiling and value == "fraction"):
                 points = [(places[r.d, r.rows], getattr(r, value), r.d) for r in mine]
-                _series(axes, name, points, picture.line, variants.get(name))
+                _series(axes, name, points, picture.line, colours.get(name, "#777777"))
         _target(axes, picture, places, value)
         _axis(axes, shapes, places, picture.line)
         low, high = _limits([getattr(r, value) for r in picture.records if getattr(r, value) is not None])
@@ -160,16 +163,13 @@ def _draw(figure: Any, picture: Picture) -> None:
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=9)
 
 
-def _series(
-    axes: Any, name: str, points: Sequence[tuple[float, float, int]], line: bool, colour: str | None = None
-) -> None:
+def _series(axes: Any, name: str, points: Sequence[tuple[float, float, int]], line: bool, colour: str) -> None:
     """A provider: a line through the regular widths, and hollow marks at odd ones, which would only make it jagged."""
     points = sorted(points)
     regular = [p for p in points if _regular(p[2])] if line else points
     odd = [p for p in points if not _regular(p[2])] if line else []
-    ours = name.startswith("lngen")
-    ceiling = name in ("copy", "add", "copy+add")
-    colour = CEILING if ceiling else colour or COLOURS.get(name, "#777777")
+    ours = name.startswith(OWN)
+    ceiling = name in CEILINGS.values()
     marker = None if ceiling and line else "_" if ceiling else "o" if ours else MARKERS.get(name, "o")
     size = {"_": 16.0, "o": 5.0}.get(marker or "", 4.0)
     axes.plot(
@@ -257,6 +257,6 @@ def _order(name: str) -> tuple[int, str]:
     """lngen first, peers in the order of their colours, the ceiling last."""
     places = {n: i for i, n in enumerate(COLOURS)}
     return (
-        0 if name.startswith("lngen") else 99 if name in ("copy", "add", "copy+add") else places.get(name, 50),
+        0 if name.startswith(OWN) else 99 if name in CEILINGS.values() else places.get(name, 50),
         name,
     )

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from lngen.bench.tasks import CEILINGS, LATENCY, THROUGHPUT, Task
 
+OWN, SERIAL, VARIANT = "lngen", "lngen-serial", "lngen:"  # lngen, its calls in turn, under another schedule
+
 Point = tuple[str, str, int]
 """What is timed side by side: class, spec, rows."""
 
@@ -62,7 +64,7 @@ class Record:
     @property
     def is_lngen(self) -> bool:
         """One of lngen's own kernels."""
-        return self.provider.startswith("lngen")
+        return self.provider.startswith(OWN)
 
     @property
     def is_ceiling(self) -> bool:

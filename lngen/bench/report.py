@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lngen.bench.host import HostRecord
-from lngen.bench.records import Record, latencies, throughputs
+from lngen.bench.records import OWN, Record, latencies, throughputs
 from lngen.bench.tasks import LATENCY
 from lngen.bench.verdict import Summary, summarise
 
@@ -107,7 +107,7 @@ def summary_lines(summaries: Sequence[Summary]) -> list[str]:
 
 
 def _summary_lines(s: Summary) -> list[str]:
-    way = "" if s.provider == "lngen" else f"{s.provider}: "
+    way = "" if s.provider == OWN else f"{s.provider}: "
     head = f"{way}{s.graph} {s.direction}{' latency' if s.kind == LATENCY else ''}, {s.points} points"
     parts = []
     if s.met + s.missed:

@@ -55,12 +55,12 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Ask:
-    """What is asked for ahead of time: a tensor, its kernel parameter, the first element and how many, in C."""
+    """What is asked for ahead of time: a tensor, its kernel parameter, where in it and how many elements, in C."""
 
     name: str
     ctype: str
     parameter: str
-    first: str
+    place: str
     count: str
 
 

@@ -59,7 +59,7 @@ class Finish:
 class Sections:
     """The partials that row kernels differ in, each where its template lays it out.
 
-    setup      before results of an earlier kernel are read: barriers in shared memory
+    setup      before results of an earlier kernel are read: barriers in shared memory, the length of a block's piece
     held       after that: what stays in registers from row to row
     copies     how rows come to shared memory, and results leave from there
     row_begin  once a row is there
@@ -161,20 +161,24 @@ class Kernel:
     @property
     def first_row(self) -> tuple[Ask, ...]:
         """The row, and the numbers of it, that a row group begins with."""
-        row = "begin + group"
+        row, start = "begin + group", self._start
         return (
-            *(self._ask(t, f"({row}) * {t.name}_stride + {self.start}", self.length) for t in self.tiles),
-            *(self._ask(t, row, "1") for t in self.row_inputs),
+            *(self._ask(t, f" + ({row}) * {t.name}_stride{start}", self.length) for t in self.tiles),
+            *(self._ask(t, f" + {row}", "1") for t in self.row_inputs),
         )
 
     @property
     def first_columns(self) -> tuple[Ask, ...]:
         """The [D] inputs, or a block's piece of them."""
-        return tuple(self._ask(t, self.start, self.length) for t in self.columns)
+        return tuple(self._ask(t, self._start, self.length) for t in self.columns)
 
-    def _ask(self, tensor: Tensor, first: str, count: str) -> Ask:
-        place = [a.name for a in self.arguments].index(f"{tensor.name}_ptr")
-        return Ask(tensor.name, tensor.ctype, f"{self.name}_param_{place}", first, count)
+    @property
+    def _start(self) -> str:
+        return "" if self.start == "0" else f" + {self.start}"
+
+    def _ask(self, tensor: Tensor, behind: str, count: str) -> Ask:
+        number = [a.name for a in self.arguments].index(f"{tensor.name}_ptr")
+        return Ask(tensor.name, tensor.ctype, f"{self.name}_param_{number}", f"{tensor.name}_there{behind}", count)
 
     def launch_rule(self) -> str:
         """Grid, block and the rest as text."""

@@ -50,7 +50,7 @@ def order_sums(graph: Graph, d: int, blocks: int | None = None) -> Graph:
     The numbers are a function of the graph, D and the dtypes alone: the same on every GPU, unless ``blocks`` says how
     many blocks share the rows.
     """
-    row, column = vars(row_order_of(graph, d)), vars(column_order_of(graph, d, blocks))
+    row, column = map(vars, orders(graph, d, blocks))
 
     def ordered(eqn: Eqn) -> Eqn:
         if eqn.op != "reduce_sum":
@@ -73,14 +73,10 @@ def sum_size(graph: Graph) -> int:
     return max((e.args[0].type.dtype.size for e in sums), default=4)
 
 
-def row_order_of(graph: Graph, d: int) -> RowOrder:
-    """The order of the sums over features of ``graph``."""
-    return row_order(d, element_size(graph), sharers(graph, d))
-
-
-def column_order_of(graph: Graph, d: int, blocks: int | None = None) -> ColumnOrder:
-    """The order of the sums over rows of ``graph``, shared by ``blocks`` if they are given."""
-    return column_order(d, sum_size(graph), sharers(graph, d), blocks)
+def orders(graph: Graph, d: int, blocks: int | None = None) -> tuple[RowOrder, ColumnOrder]:
+    """The orders of the sums over features and over rows of ``graph``; ``blocks`` share the rows if they are given."""
+    cluster = sharers(graph, d)
+    return row_order(d, element_size(graph), cluster), column_order(d, sum_size(graph), cluster, blocks)
 
 
 def row_order(d: int, size: int, cluster: int = 1) -> RowOrder:

@@ -68,6 +68,7 @@ def bulk_prefetch(program: Program, i: Instruction) -> Step | None:
             if size % 16 or int(address[0]) % 16:
                 batch.report("misaligned", "A bulk prefetch: multiples of 16 are expected.", i, who, address)
             elif size:
-                list(batch.memory.parts(address, who, size, f"A bulk prefetch of {size} bytes:", report))
+                for buffer, _ in batch.memory.parts(address, who, size, f"A bulk prefetch of {size} bytes:", report):
+                    batch.prefetched(buffer.name, 1)
 
     return step

@@ -86,8 +86,13 @@ def partial_numbers(s: Schedule, p: Problem) -> int:
     return together * s.rows * -(-piece(s, p) // 8) * 8
 
 
+def rows_of_a_block(p: Problem) -> tuple[int, ...]:
+    """What column sums allow: the graph's row groups side by side, or, of long rows, which have few, one of them."""
+    return (p.groups, 1) if p.cluster > 1 and p.groups > 1 else (p.groups,)
+
+
 def apart(s: Schedule, p: Problem) -> int:
-    """Row groups of the graph's that share the rows of a block there, and here are a block each."""
+    """Blocks that the row groups which share a block in the graph are here; for column sums."""
     return p.groups // s.rows
 
 
@@ -158,9 +163,9 @@ def _shape_rules(s: Schedule, p: Problem) -> list[tuple[bool, str]]:
         ),
         (s.form != "stream" or s.rows == 1, f"a streamed row has a block to itself, got rows={s.rows}"),
         (
-            not _fixed_rows(s, p) or s.rows == p.groups or (s.rows == 1 and p.cluster > 1),
-            f"the graph adds its column sums in {p.groups} row groups a block, so rows is {p.groups}"
-            f"{' or 1' * (p.cluster > 1)}, got {s.rows}",
+            not _fixed_rows(s, p) or s.rows in rows_of_a_block(p),
+            f"the graph adds its column sums in {p.groups} row groups a block, so rows is "
+            f"{' or '.join(map(str, rows_of_a_block(p)))}, got {s.rows}",
         ),
         (
             s.vec >= 1 and p.chunk % s.vec == 0 and p.d % s.vec == 0,
@@ -232,7 +237,7 @@ def _form_rules(s: Schedule, p: Problem) -> list[tuple[bool, str]]:
             "prefetch belongs to form=registers with column sums",
         ),
         (
-            p.column_sums == 0 or s.form != "stream" or p.groups == 1 or p.cluster > 1,
+            p.column_sums == 0 or s.form != "stream" or 1 in rows_of_a_block(p),
             f"streaming with column sums needs one row group a block, or long rows; the graph has {p.groups}",
         ),
     ]

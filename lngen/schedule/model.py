@@ -21,6 +21,7 @@ from lngen.schedule.legal import (
     WARP,
     is_legal,
     piece,
+    rows_of_a_block,
     slots,
 )
 from lngen.schedule.problem import Problem
@@ -69,8 +70,7 @@ def _space(p: Problem) -> tuple[Schedule, ...]:
 def _bases(p: Problem) -> Iterator[Schedule]:
     """Forms and how rows are laid over threads and blocks: what is not legal as it stands is in no variant."""
     vec = widest(p)
-    alone = {1} if p.cluster > 1 else set()  # where there are no clusters
-    rows = sorted({p.groups, *alone} if p.column_sums else {1, 2, 4, 8, 16, 32, 64, 128})
+    rows = sorted(rows_of_a_block(p) if p.column_sums else (1, 2, 4, 8, 16, 32, 64, 128))
     store = bool(p.output_sizes)
     for threads, r, resident in product([1 << n for n in range(11)], rows, (1, 2, 3, 4, 5, 6, 8, 10, 12)):
         if threads * r > MAX_THREADS or threads * r % WARP or threads * r * resident > MAX_THREADS_PER_SM:
@@ -83,7 +83,7 @@ def _bases(p: Problem) -> Iterator[Schedule]:
             continue
         for cluster in (1, 2, 4, 8, MAX_CLUSTER):
             if cluster > 1 and p.column_sums and r != p.groups:
-                continue
+                continue  # row groups are a block each where there are no clusters
             owners = 0 if p.column_sums else SIDE_BY_SIDE[cluster.bit_length() - 1] * resident
             yield Schedule("bulk", threads, r, vec, resident, stages=2, cluster=cluster, owners=owners)
             if cluster == 1:
@@ -180,7 +180,8 @@ def _columns_cost(s: Schedule, p: Problem, idle: float) -> tuple[float, ...]:
     block = _off(s.block, SHORT_BLOCK if p.d <= SHORT_ROW else LONG_BLOCK)
     # A row group that has nobody to work while it waits has one row more on its way.
     bytes_ahead = s.rows * piece(s, p) * (sum(p.input_sizes) or 4)
-    stages = max(3 if s.cluster > 1 else 2, -(-STAGED_BYTES // bytes_ahead)) + (s.rows == 1)
+    least = 3 if s.cluster > 1 else 2  # the blocks of a cluster wait for each other, too
+    stages = max(least, -(-STAGED_BYTES // bytes_ahead)) + (s.rows == 1)
     return (
         order, cluster, s.resident, s.one_launch, not s.keep, abs(s.stages - stages), round(block, 3), not s.hold,
         s.bulk_store, round(idle, 3),

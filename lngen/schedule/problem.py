@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from lngen.ir import WIDE, Axis, D, DType, Eqn, Graph, M, Value
-from lngen.passes.order import ColumnOrder, column_order_of, row_order_of, sharers
+from lngen.passes.order import ColumnOrder, orders, sharers
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,8 @@ class Problem:
 
 def problem(graph: Graph, d: int) -> Problem:
     """The facts about ``graph`` for rows of ``d`` elements."""
-    row, column = row_order_of(graph, d), _column_order(graph, d)
+    row, column = orders(graph, d)
+    column = _written(graph) or column
     levels = depths(graph)
     row_sums = [levels[e.args[0]] for e in graph.eqns if is_row_fold(e)]
     sums = [e for e in graph.eqns if e.op in ("reduce_sum", "reduce_max")]
@@ -75,12 +76,12 @@ def problem(graph: Graph, d: int) -> Problem:
     )
 
 
-def _column_order(graph: Graph, d: int) -> ColumnOrder:
-    """The order that the graph's column sums have, or would have."""
+def _written(graph: Graph) -> ColumnOrder | None:
+    """The order that the graph's column sums have."""
     for eqn in graph.eqns:
         if is_sum(eqn, M) and "blocks" in dict(eqn.attrs):
             return ColumnOrder(**{f.name: eqn.int_attr(f.name) for f in fields(ColumnOrder)})
-    return column_order_of(graph, d)
+    return None
 
 
 def is_sum(eqn: Eqn, axis: Axis) -> bool:
