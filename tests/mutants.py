@@ -149,6 +149,11 @@ SUBJECTS: dict[str, Subject] = {
     "cluster keep": Subject("layernorm.fwd:d=4100,dtype=f32", bulk(256, 1, 4, 2, 2, owners=1, keep=True), 4),
     "cluster columns": Subject("layernorm.bwd:d=3076,dtype=f64,wrt=gamma", bulk(256, 1, 2, 2, 2), 3),
     "cluster groups": Subject("layernorm.bwd:d=2052,dtype=f64", bulk(128, 2, 2, 2, 2, keep=True), 5),
+    # Few rows in registers, shared by two blocks, without and with sums.
+    "cluster registers": Subject(
+        "layernorm.fwd:d=4100,dtype=f32", replace(registers(128, 1, 4), cluster=2, keep=True), 3
+    ),
+    "cluster rounded": Subject("rounded.fwd:d=8200,dtype=f32,out=bf16", replace(registers(128, 1, 4), cluster=2), 3),
     # Asynchronous copies.
     "async": Subject("totals.fwd:d=100,dtype=bf16", copies(4, 8, 4, 3, owners=1), 37, "wild"),
     "async block": Subject("totals.fwd:d=203,dtype=f32", copies(32, 1, 1, owners=1), 4, "wild"),

@@ -383,7 +383,7 @@ ONE_LAUNCH = [
 
 # ---- dependent launches ----
 
-WAIT = "    wait_for_previous_kernel();\n"
+WAIT, LET = "    wait_for_previous_kernel();\n", "    let_next_kernel_begin();\n"
 
 
 def late(subject: str, before: str, after: str, what: str = "") -> Mutant:
@@ -392,14 +392,14 @@ def late(subject: str, before: str, after: str, what: str = "") -> Mutant:
 
 
 DEPENDENT = [
-    late("small", "\n    const long long row = begin", "\n    // ---- phase 0 ----"),
-    late("late", "\n    real sum_dy_xhat_acc", "    store_sums"),
-    late("stream", "    __shared__ real scratch", "\n    // ---- phase 1 ----"),
-    late("columns", "    const int col = (static", "    store_chunk<VEC, D>(sum_dy_partial"),
+    late("small", LET + "\n    const long long row = begin", "\n    // ---- phase 0 ----"),
+    late("late", LET + "\n    real sum_dy_xhat_acc", "    store_sums"),
+    late("stream", LET + "    __shared__ real scratch", "\n    // ---- phase 1 ----"),
+    late("columns", LET + "    const int col = (static", "    store_chunk<VEC, D>(sum_dy_partial"),
     late("few", "    __shared__ real totals", "        if (threadIdx.x < COLUMNS && col < D) {", ": finish"),
-    late("bulk", "    const float d_size", "    int stage = 0;"),
-    late("async", "\n    // Where in shared memory", "    int stage = 0;"),
-    late("cluster keep", "    const float d_size", "    int stage = 0;", ": what is kept"),
+    late("bulk", LET + "    const float d_size", "    int stage = 0;"),
+    late("async", LET + "\n    // Where in shared memory", "    int stage = 0;"),
+    late("cluster keep", LET + "    const float d_size", "    int stage = 0;", ": what is kept"),
     texts(
         "half the threads wait",
         "small",
@@ -448,6 +448,20 @@ def lowered(name: str, subject: str, what: str, other: Callable[..., Any]) -> Mu
 def unzeroed(p: Plan) -> Plan:
     return replace(p, workspace=tuple(replace(b, zeroed=False) for b in p.workspace))
 
+
+CLUSTERED = [
+    text("blocks send before others are there", "cluster registers", "    cluster_barrier();\n", ""),
+    text("owners of a cluster apart", "cluster registers", "blockIdx.x / CLUSTER) * ROWS", "blockIdx.x) * ROWS"),
+    text("row results of every block", "cluster registers", " && start == 0", "", 2),
+    text("every block has the first columns", "cluster registers", "cluster_rank() * PIECE", "0"),
+    text("start forgotten in the columns", "cluster registers", "(start, k, lane);", "(0, k, lane);", 5),
+    text(
+        "start forgotten where nothing is summed", "cluster rounded", "(start, k, lane);", "(0, k, lane);", 2
+    ),
+    text("sums of a block alone", "cluster registers", "s < CLUSTER * SEGMENTS; ++s", "s < SEGMENTS; ++s"),
+    text("a last piece as long as the others", "cluster registers", "D - start < PIECE ? D - start : PIECE", "PIECE"),
+    plan("blocks of a cluster forgotten", "cluster registers", grid=grid(times=1)),
+]  # fmt: skip
 
 PLANS = [
     plan("half the stages' memory", "bulk", dynamic=lambda k: k.dynamic // 2),
@@ -518,6 +532,6 @@ CONSTANTS = [
 ]
 
 STAGED_CLASSES = {
-    "bulk": BULK, "clusters": CLUSTERS, "async": ASYNC, "one launch": ONE_LAUNCH, "dependent": DEPENDENT,
-    "staged plans": PLANS, "staged constants": CONSTANTS,
+    "bulk": BULK, "clusters": CLUSTERS, "clustered": CLUSTERED, "async": ASYNC, "one launch": ONE_LAUNCH,
+    "dependent": DEPENDENT, "staged plans": PLANS, "staged constants": CONSTANTS,
 }  # fmt: skip

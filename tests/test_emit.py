@@ -166,6 +166,7 @@ def test_every_template_is_used() -> None:
     plans.append(best(make_spec(Definition("by_largest", by_largest), "fwd", {"d": 64})))
     ragged = "form=ragged,threads=32,rows=8,vec=1,stages=2,bulk_store=yes,keep=yes"
     plans.append(plan_of("layernorm.bwd:d=1001,dtype=bf16", ragged))
+    plans.append(plan_of("layernorm.fwd:d=1001,dtype=bf16", f"{ragged},owners=3,hold=yes"))
     kernels = [k for p in plans for k in p.kernels]
     included |= {t for p in plans for t in partials(p)} | {k.template for k in kernels}
     included |= {t for k in kernels for t in k.sections}
@@ -180,7 +181,7 @@ def test_only_the_helpers_a_kernel_needs() -> None:
     in_registers, staged = "form=registers,threads=8,rows=4", "form=bulk,threads=8,rows=4,stages=2,owners=1"
     assert helpers("rmsnorm.fwd:d=64,dtype=f32", in_registers) == row
     assert helpers("rmsnorm.fwd:d=64,dtype=bf16", in_registers) == [*row[:2], "_bf16", *row[2:]]
-    assert helpers("rmsnorm.fwd:d=64,dtype=f32", staged) == [*row[:3], "_bulk", *row[3:]]
+    assert helpers("rmsnorm.fwd:d=64,dtype=f32", staged) == [*row[:3], "_mbarrier", "_bulk", *row[3:]]
     sums = ["_launch", "_prefetch", "_memory", "_column", "_fold", "_partial", "_strand"]
     of_beta, threads = "layernorm.bwd:d=64,wrt=beta,dtype=f32", "threads=8,rows=128"
     assert helpers(of_beta, f"form=registers,{threads}") == sums
@@ -196,6 +197,13 @@ def test_only_the_helpers_a_kernel_needs() -> None:
     wide, single = "form=bulk,threads=512,rows=1,stages=3,cluster=2", "form=bulk,threads=256,rows=1,stages=3"
     assert cluster & {*helpers("layernorm.bwd:d=16384,dtype=bf16", wide)} == cluster
     assert not cluster & {*helpers("layernorm.bwd:d=8192,dtype=bf16", single)}
+    few = helpers("layernorm.fwd:d=16384,dtype=bf16", "form=registers,threads=256,rows=1,cluster=2")
+    assert {*few} >= {*cluster, "_mbarrier"}
+    assert "_bulk" not in few
+    ragged = "form=ragged,threads=64,rows=2,stages=3,owners=3,bulk_store=yes,hold="
+    halves = [("layernorm.fwd:d=1001,dtype=bf16", "yes"), ("layernorm.fwd:d=1001,dtype=bf16", "no")]
+    halves += [("layernorm.fwd:d=1001,dtype=f32", "yes"), ("rmsnorm.fwd:d=1001,dtype=f16,weight=f32", "yes")]
+    assert ["_halves" in helpers(spec, ragged + hold) for spec, hold in halves] == [True, False, False, True]
 
 
 def test_every_constant_is_used(plan: Plan) -> None:

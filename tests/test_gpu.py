@@ -20,7 +20,7 @@ from lngen.lower import lower
 from lngen.runtime.arrays_np import launch_numpy, raw
 from lngen.runtime.choose import capability, compile_plan
 from lngen.runtime.launch import Launcher, device_arch
-from lngen.schedule import MINIMUM_ARCH, Schedule, parse_schedule
+from lngen.schedule import Schedule, minimum_arch, parse_schedule
 from lngen.spec import parse_spec
 from test_passes import gated
 
@@ -83,6 +83,14 @@ STAGED = [
     ("layernorm.bwd:d=768,dtype=bf16", "form=registers,threads=32,rows=16,vec=8,prefetch=yes"),
     ("layernorm.fwd:d=1000,dtype=bf16,weight=f32", "form=registers,threads=128,rows=1,vec=8,keep=yes"),
     ("rmsnorm.fwd:d=999,dtype=f16", "form=registers,threads=64,rows=2,vec=1,keep=yes"),
+    ("layernorm.fwd:d=12288,dtype=bf16", "form=registers,threads=256,rows=1,vec=8,cluster=2,keep=yes"),
+    ("layernorm.fwd:d=40000,dtype=f32", "form=registers,threads=128,rows=1,vec=4,cluster=8,resident=2"),
+    ("rmsnorm.fwd:d=131072,dtype=f16", "form=registers,threads=256,rows=1,vec=8,cluster=16,keep=yes"),
+    ("layernorm.fwd:d=4093,dtype=bf16",
+     "form=ragged,threads=128,rows=4,vec=1,stages=3,owners=99,bulk_store=yes,keep=yes,hold=yes"),
+    ("rmsnorm.fwd:d=8201,dtype=f16",
+     "form=ragged,threads=128,rows=1,vec=1,stages=2,owners=33,bulk_store=yes,hold=yes"),
+    ("rmsnorm.fwd:d=171,dtype=f16", "form=ragged,threads=16,rows=4,vec=1,stages=3,owners=33,bulk_store=yes,hold=yes"),
     ("layernorm.bwd:d=768,dtype=bf16,wrt=x", "form=bulk,threads=32,rows=4,vec=8,stages=2,owners=99,bulk_store=yes"),
     ("layernorm.bwd:d=768,dtype=f32,wrt=beta", "form=async,threads=32,rows=16,vec=4,stages=2"),
 ]  # fmt: skip
@@ -93,7 +101,7 @@ def with_schedule(text: str, schedule: str) -> tuple[Any, Any]:
     """The plan of a spec under a schedule, and its launcher."""
     plan = lower(parse_spec(text), parse_schedule(schedule, GENERAL))
     arch = device_arch(0)
-    if capability(arch) < MINIMUM_ARCH[plan.schedule.form]:
+    if capability(arch) < minimum_arch(plan.schedule):
         pytest.skip(f"form={plan.schedule.form} does not exist on {arch}")
     return plan, Launcher(plan, compile_plan(plan, arch), 0)
 

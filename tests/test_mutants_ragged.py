@@ -31,7 +31,19 @@ SUBJECTS = {
     # Odd rows of two bytes an element, three stages, two row groups, the last turn not full.
     "halves": ("layernorm.fwd:d=171,dtype=bf16", Schedule("ragged", 16, 2, 1, 1, False, 3, 1, 2, True), 19),
     # A row of all turns: 32 threads and more.
-    "wide": ("layernorm.fwd:d=555,dtype=bf16", Schedule("ragged", 64, 1, 1, 1, False, 2, 1, 1, True, hold=True), 5),
+    "wide": ("layernorm.fwd:d=555,dtype=bf16", Schedule("ragged", 64, 1, 1, 1, False, 2, 1, 1, True), 5),
+    # All that a thread has of a row at once: warps, row groups of half a warp, two segments with a last chunk alone.
+    "at once": ("layernorm.fwd:d=1007,dtype=bf16", Schedule("ragged", 64, 1, 1, 1, False, 2, 1, 1, True, hold=True), 9),
+    "at once, small": (
+        "rmsnorm.fwd:d=171,dtype=f16",
+        Schedule("ragged", 16, 2, 1, 1, False, 2, 1, 2, True, hold=True),
+        19,
+    ),
+    "at once, long": (
+        "rmsnorm.fwd:d=8201,dtype=f16",
+        Schedule("ragged", 128, 1, 1, 1, False, 2, 1, 1, True, hold=True),
+        9,
+    ),
     # The result is wider, then narrower, than the input.
     "wider": (
         "rmsnorm.fwd:d=85,dtype=f16,out=f32",
@@ -230,6 +242,34 @@ RAGGED = [
         "fetch(stage, first",
     ),
     Mutant("rows are fetched a turn too early", "halves", "first + (STAGES - 1) * step", "first + (STAGES - 2) * step"),
+    Mutant("shifts as if they were bytes", "at once", "if (2 * shift & BIT) load", "if (shift & BIT) load"),
+    Mutant("moved by all bits but one", "at once", "BIT / 2, BYTES + BIT>(chunks", "BIT / 2, BYTES>(chunks"),
+    Mutant("no odd half", "at once", "BYTES % 4 ? __funnelshift_r", "BYTES % 2 ? __funnelshift_r"),
+    Mutant("halves the wrong way", "at once", "words[i + BYTES / 4 + 1], 16)", "words[i + BYTES / 4 + 1], 0)"),
+    Mutant("one piece of two loaded", "at once", "i < PIECES + (BYTES > 0); ++i", "i < PIECES; ++i"),
+    Mutant("the first chunk for all slots", "at once", "load_shifted<D, BYTES>(chunks[k], span, cols[k])",
+           "load_shifted<D, BYTES>(chunks[k], span, cols[0])"),
+    Mutant("words of two threads before", "at once", "own[WORDS - BEFORE + i], 1, LANES)",
+           "own[WORDS - BEFORE + i], 2, LANES)"),
+    Mutant("words from the front", "at once", "own[WORDS - BEFORE + i], 1, LANES)", "own[i], 1, LANES)"),
+    Mutant("nothing of the thread before", "at once", "words[i] = __shfl_up_sync(together, own[WORDS - BEFORE + i], 1,",
+           "__shfl_up_sync(together, own[WORDS - BEFORE + i], 1,"),
+    Mutant("words across row groups", "at once, small", "LANES = THREADS < 32 ? THREADS : 32;", "LANES = 32;"),
+    Mutant("the other group's threads", "at once, small", " << threadIdx.x % 32 / LANES * LANES;", ";"),
+    Mutant("the first stores what it has not", "at once", "if (i > 0 || !first) reinterpret", "if (true) reinterpret"),
+    Mutant("the first stores nothing", "at once", "        for (int i = BEFORE; i < 4; ++i) to[i] = moved[i];", ""),
+    Mutant("the first stores from the front", "at once", "for (int i = BEFORE; i < 4; ++i) to[i]",
+           "for (int i = 0; i < 4; ++i) to[i]"),
+    Mutant("the first half is left out", "at once", "row[0] = chunk[0];", ";"),
+    Mutant("the last half is left out", "at once", "row[N - 1] = chunk[N - 1];", ";"),
+    Mutant("what is left over of a warp", "at once", "(ends || lane % LANES == LANES - 1)", "(ends)"),
+    Mutant("what is left over of a row", "at once", "ends = col + N >= D || (", "ends = ("),
+    Mutant("what is left over of a segment", "at once, long", "(SEGMENT < D && (col + N) % SEGMENT == 0)", "false"),
+    Mutant("a word too few left over", "at once", "i < BYTES / 4; ++i) to[WORDS", "i + 1 < BYTES / 4; ++i) to[WORDS"),
+    Mutant("stored beyond the row", "at once", "if (col >= D) return;\n    union { uint4 pieces[WORDS / 4]",
+           "union { uint4 pieces[WORDS / 4]"),
+    Mutant("results of the slot before", "at once", "copy_chunk(y_held[k], y_out);", "copy_chunk(y_held[0], y_out);"),
+    Mutant("the input's shift for all a thread has", "at once", "y_held, y_shift, cols", "y_held, 0, cols"),
 ]  # fmt: skip
 
 

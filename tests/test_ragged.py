@@ -140,7 +140,7 @@ GOOD = Schedule("ragged", 32, 1, 1, 1, False, 2, 1, 2, True)
         ("d=1001,dtype=bf16", replace(GOOD, stages=9), "stages is from 2 to 8 .* got 9"),
         ("d=1001,dtype=bf16", replace(GOOD, owners=0), "owners is at least 1 with form=bulk or ragged or async"),
         ("d=1001,dtype=bf16", replace(GOOD, vec=2), r"vec divides both the chunk \(8\) and D \(1001\), got 2"),
-        ("d=1001,dtype=bf16", replace(GOOD, cluster=2), "a cluster is of .* with form=bulk, else 1, got 2 with form=r"),
+        ("d=1001,dtype=bf16", replace(GOOD, cluster=2), "a cluster is of .* else 1, got 2 with form=ragged"),
         ("d=1001,dtype=bf16", replace(GOOD, one_launch=True), "one_launch belongs to column sums"),
         ("d=1001,dtype=bf16", replace(GOOD, prefetch=True), "prefetch belongs to form=registers"),
         ("d=1001,dtype=bf16,gamma=no,beta=no", replace(GOOD, keep=True), r"keep belongs to a \[D\] input"),

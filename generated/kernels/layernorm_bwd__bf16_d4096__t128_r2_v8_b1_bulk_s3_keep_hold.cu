@@ -40,8 +40,16 @@ constexpr real ABSENT = -0.0f;
 __device__ __forceinline__ void wait_for_previous_kernel()
 {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;");
     asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// From here on the kernel after this one may be set up. What goes through rows waits first: kernels of several calls, all
+// of them waiting, are in the way of the one that runs.
+__device__ __forceinline__ void let_next_kernel_begin()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }
 
@@ -458,10 +466,10 @@ layernorm_bwd__bf16_d4096__t128_r2_v8_b1_bulk_s3_keep_hold__rows(
     constexpr int EXACT         = 1;           // 1 if the chunks of all threads cover the row exactly
     constexpr int ROWS          = 2;           // rows a block works on side by side
     constexpr int SEGMENT_SLOTS = 4;           // chunks per thread and segment
+    constexpr int PIECE         = 4096;        // elements of a row a block has
+    constexpr int BOUND         = 2147483647;  // first column that is not there: none
     constexpr int STAGES        = 3;           // rows in flight per row group
     constexpr int STAGE_BYTES   = 16384;       // shared memory of a row
-    constexpr int BOUND         = 2147483647;  // first column that is not there: none
-    constexpr int PIECE         = 4096;        // elements of a row a block has
     constexpr int OWNERS        = 126;         // blocks that share the rows; fixed by the graph
     constexpr int UNIT          = 4;           // column sums moved together
     constexpr int PITCH         = 4096;        // column sums from one partial row to the next
@@ -509,12 +517,13 @@ layernorm_bwd__bf16_d4096__t128_r2_v8_b1_bulk_s3_keep_hold__rows(
         prefetch<THREADS>(gamma_there + start, length, lane);
     }
     wait_for_previous_kernel();
+    let_next_kernel_begin();
     const float d_size = 4096.0f;  // %d_size : f32[] = const {dtype=f32, value=4096.0}
     bf16 gamma_kept[SLOTS][CHUNK];
     #pragma unroll
     for (int k = 0; k < SLOTS; ++k) {
         const int col = column<D, CHUNK, THREADS, SEGMENT, SEGMENT_SLOTS>(start, k, lane);
-        load_chunk<VEC, D, true>(gamma_kept[k], gamma_ptr, col);
+        load_chunk<VEC, BOUND, true>(gamma_kept[k], gamma_ptr, col);
     }
     real sum_dy_xhat_acc[SLOTS][CHUNK];
     real sum_dy_acc[SLOTS][CHUNK];
@@ -681,6 +690,7 @@ layernorm_bwd__bf16_d4096__t128_r2_v8_b1_bulk_s3_keep_hold__finish(
     constexpr int BATCH       = 8;     // terms a strand has on their way at a time
     constexpr int PER_PARTIAL = 2;     // rows side by side behind a partial row
 
+    let_next_kernel_begin();
     wait_for_previous_kernel();
     __shared__ real totals[SUMS * STRANDS * COLUMNS];
     // Adds the partial rows: strand s takes every STRANDS-th term in increasing order, then the strands are folded. The sum

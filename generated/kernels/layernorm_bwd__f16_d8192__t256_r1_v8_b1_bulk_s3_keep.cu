@@ -40,8 +40,16 @@ constexpr real ABSENT = -0.0f;
 __device__ __forceinline__ void wait_for_previous_kernel()
 {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;");
     asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// From here on the kernel after this one may be set up. What goes through rows waits first: kernels of several calls, all
+// of them waiting, are in the way of the one that runs.
+__device__ __forceinline__ void let_next_kernel_begin()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }
 
@@ -455,10 +463,10 @@ layernorm_bwd__f16_d8192__t256_r1_v8_b1_bulk_s3_keep__rows(
     constexpr int EXACT         = 1;           // 1 if the chunks of all threads cover the row exactly
     constexpr int ROWS          = 1;           // rows a block works on side by side
     constexpr int SEGMENT_SLOTS = 1;           // chunks per thread and segment
+    constexpr int PIECE         = 8192;        // elements of a row a block has
+    constexpr int BOUND         = 2147483647;  // first column that is not there: none
     constexpr int STAGES        = 3;           // rows in flight per row group
     constexpr int STAGE_BYTES   = 32768;       // shared memory of a row
-    constexpr int BOUND         = 2147483647;  // first column that is not there: none
-    constexpr int PIECE         = 8192;        // elements of a row a block has
     constexpr int OWNERS        = 120;         // blocks that share the rows; fixed by the graph
     constexpr int UNIT          = 4;           // column sums moved together
     constexpr int PITCH         = 8192;        // column sums from one partial row to the next
@@ -506,12 +514,13 @@ layernorm_bwd__f16_d8192__t256_r1_v8_b1_bulk_s3_keep__rows(
         prefetch<THREADS>(gamma_there + start, length, lane);
     }
     wait_for_previous_kernel();
+    let_next_kernel_begin();
     const float d_size = 8192.0f;  // %d_size : f32[] = const {dtype=f32, value=8192.0}
     f16 gamma_kept[SLOTS][CHUNK];
     #pragma unroll
     for (int k = 0; k < SLOTS; ++k) {
         const int col = column<D, CHUNK, THREADS, SEGMENT, SEGMENT_SLOTS>(start, k, lane);
-        load_chunk<VEC, D, true>(gamma_kept[k], gamma_ptr, col);
+        load_chunk<VEC, BOUND, true>(gamma_kept[k], gamma_ptr, col);
     }
     real sum_dy_xhat_acc[SLOTS][CHUNK];
     real sum_dy_acc[SLOTS][CHUNK];
@@ -666,6 +675,7 @@ layernorm_bwd__f16_d8192__t256_r1_v8_b1_bulk_s3_keep__finish(
     constexpr int BATCH       = 2;     // terms a strand has on their way at a time
     constexpr int PER_PARTIAL = 1;     // rows side by side behind a partial row
 
+    let_next_kernel_begin();
     wait_for_previous_kernel();
     __shared__ real totals[SUMS * STRANDS * COLUMNS];
     // Adds the partial rows: strand s takes every STRANDS-th term in increasing order, then the strands are folded. The sum

@@ -39,8 +39,16 @@ constexpr real ABSENT = -0.0f;
 __device__ __forceinline__ void wait_for_previous_kernel()
 {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;");
     asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// From here on the kernel after this one may be set up. What goes through rows waits first: kernels of several calls, all
+// of them waiting, are in the way of the one that runs.
+__device__ __forceinline__ void let_next_kernel_begin()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }
 
@@ -379,9 +387,9 @@ layernorm_bwd__f32_d1000__t64_r8_v4_b1_async_s2__rows(
     constexpr int EXACT         = 0;     // 1 if the chunks of all threads cover the row exactly
     constexpr int ROWS          = 8;     // rows a block works on side by side
     constexpr int SEGMENT_SLOTS = 4;     // chunks per thread and segment
+    constexpr int PIECE         = 1000;  // elements of a row a block has
     constexpr int STAGES        = 2;     // rows in flight per row group
     constexpr int STAGE_BYTES   = 8192;  // shared memory of a row
-    constexpr int PIECE         = 1000;  // elements of a row a block has
     constexpr int OWNERS        = 128;   // blocks that share the rows; fixed by the graph
     constexpr int UNIT          = 4;     // column sums moved together
     constexpr int PITCH         = 1000;  // column sums from one partial row to the next
@@ -418,6 +426,7 @@ layernorm_bwd__f32_d1000__t64_r8_v4_b1_async_s2__rows(
         prefetch<THREADS>(gamma_there + start, D, lane);
     }
     wait_for_previous_kernel();
+    let_next_kernel_begin();
     const float d_size = 1000.0f;  // %d_size : f32[] = const {dtype=f32, value=1000.0}
     real sum_dy_xhat_acc[SLOTS][CHUNK];
     real sum_dy_acc[SLOTS][CHUNK];
@@ -574,6 +583,7 @@ layernorm_bwd__f32_d1000__t64_r8_v4_b1_async_s2__finish(
     constexpr int BATCH       = 8;     // terms a strand has on their way at a time
     constexpr int PER_PARTIAL = 8;     // rows side by side behind a partial row
 
+    let_next_kernel_begin();
     wait_for_previous_kernel();
     __shared__ real totals[SUMS * STRANDS * COLUMNS];
     // Adds the partial rows: strand s takes every STRANDS-th term in increasing order, then the strands are folded. The sum

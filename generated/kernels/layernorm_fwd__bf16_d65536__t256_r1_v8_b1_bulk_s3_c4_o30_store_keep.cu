@@ -36,8 +36,16 @@ constexpr real ABSENT = -0.0f;
 __device__ __forceinline__ void wait_for_previous_kernel()
 {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;");
     asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// From here on the kernel after this one may be set up. What goes through rows waits first: kernels of several calls, all
+// of them waiting, are in the way of the one that runs.
+__device__ __forceinline__ void let_next_kernel_begin()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }
 
@@ -419,11 +427,11 @@ layernorm_fwd__bf16_d65536__t256_r1_v8_b1_bulk_s3_c4_o30_store_keep__rows(
     constexpr int ROWS          = 1;           // rows a block works on side by side
     constexpr int SEGMENT_SLOTS = 4;           // chunks per thread and segment
     constexpr int CLUSTER       = 4;           // blocks that share a row
+    constexpr int PIECE         = 16384;       // elements of a row a block has
+    constexpr int BOUND         = 2147483647;  // first column that is not there: none
     constexpr int STAGES        = 3;           // rows in flight per row group
     constexpr int STAGE_BYTES   = 32768;       // shared memory of a row
-    constexpr int BOUND         = 2147483647;  // first column that is not there: none
     constexpr int OWNERS        = 30;          // clusters that share the rows
-    constexpr int PIECE         = 16384;       // elements of a row a block has
 
     extern __shared__ __align__(128) unsigned char staged[];
     __shared__ real scratch[1024];
@@ -472,6 +480,7 @@ layernorm_fwd__bf16_d65536__t256_r1_v8_b1_bulk_s3_c4_o30_store_keep__rows(
         prefetch<THREADS>(beta_there + start, length, lane);
     }
     wait_for_previous_kernel();
+    let_next_kernel_begin();
     const float d_size = 65536.0f;  // %d_size : f32[] = const {dtype=f32, value=65536.0}
     const float eps = 1e-05f;       // %eps : f32[] = const {dtype=f32, value=1e-05}
     const float one = 1.0f;         // %one : f32[] = const {dtype=f32, value=1.0}
@@ -480,8 +489,8 @@ layernorm_fwd__bf16_d65536__t256_r1_v8_b1_bulk_s3_c4_o30_store_keep__rows(
     #pragma unroll
     for (int k = 0; k < SLOTS; ++k) {
         const int col = column<D, CHUNK, THREADS, SEGMENT, SEGMENT_SLOTS>(start, k, lane);
-        load_chunk<VEC, D, true>(gamma_kept[k], gamma_ptr, col);
-        load_chunk<VEC, D, true>(beta_kept[k], beta_ptr, col);
+        load_chunk<VEC, BOUND, true>(gamma_kept[k], gamma_ptr, col);
+        load_chunk<VEC, BOUND, true>(beta_kept[k], beta_ptr, col);
     }
 
     // Where in shared memory a tensor of this row group's row lies.

@@ -34,8 +34,16 @@ constexpr real ABSENT = -0.0f;
 __device__ __forceinline__ void wait_for_previous_kernel()
 {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;");
     asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// From here on the kernel after this one may be set up. What goes through rows waits first: kernels of several calls, all
+// of them waiting, are in the way of the one that runs.
+__device__ __forceinline__ void let_next_kernel_begin()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }
 
@@ -386,8 +394,8 @@ rmsnorm_bwd__f16_d768_wf32__t32_r16_v8_b1_prefetch_one__rows(
     constexpr int EXACT         = 1;    // 1 if the chunks of all threads cover the row exactly
     constexpr int ROWS          = 16;   // rows a block works on side by side
     constexpr int SEGMENT_SLOTS = 3;    // chunks per thread and segment
-    constexpr int OWNERS        = 128;  // blocks that share the rows; fixed by the graph
     constexpr int PIECE         = 768;  // elements of a row a block has
+    constexpr int OWNERS        = 128;  // blocks that share the rows; fixed by the graph
     constexpr int UNIT          = 4;    // column sums moved together
     constexpr int PITCH         = 768;  // column sums from one partial row to the next
     constexpr int PREFETCH      = 1;    // 1 to load the next row while computing this one
@@ -425,6 +433,7 @@ rmsnorm_bwd__f16_d768_wf32__t32_r16_v8_b1_prefetch_one__rows(
         prefetch<THREADS>(gamma_there, D, lane);
     }
     wait_for_previous_kernel();
+    let_next_kernel_begin();
     const float d_size = 768.0f;  // %d_size : f32[] = const {dtype=f32, value=768.0}
 
     real sum_dy_xhat_acc[SLOTS][CHUNK];

@@ -33,8 +33,16 @@ constexpr real ABSENT = -0.0f;
 __device__ __forceinline__ void wait_for_previous_kernel()
 {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;");
     asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// From here on the kernel after this one may be set up. What goes through rows waits first: kernels of several calls, all
+// of them waiting, are in the way of the one that runs.
+__device__ __forceinline__ void let_next_kernel_begin()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }
 
@@ -264,6 +272,7 @@ rmsnorm_bwd__f32_d65536__t512_r1_v4_b2_stream__rows(
     constexpr int SEGMENTS      = (D + SEGMENT - 1) / SEGMENT;
 
     wait_for_previous_kernel();
+    let_next_kernel_begin();
     __shared__ real scratch[1024];
     int turn = 0;
     const int lane = threadIdx.x;
@@ -358,6 +367,7 @@ rmsnorm_bwd__f32_d65536__t512_r1_v4_b2_stream__columns(
     constexpr int PITCH   = 65536;  // column sums from one partial row to the next
 
     wait_for_previous_kernel();
+    let_next_kernel_begin();
     const int col = (static_cast<int>(blockIdx.x) * THREADS + static_cast<int>(threadIdx.x)) * CHUNK;
     if (col >= D) return;
     real sum_dy_xhat_acc[CHUNK];
@@ -402,6 +412,7 @@ rmsnorm_bwd__f32_d65536__t512_r1_v4_b2_stream__finish(
     constexpr int BATCH       = 4;      // terms a strand has on their way at a time
     constexpr int PER_PARTIAL = 1;      // rows side by side behind a partial row
 
+    let_next_kernel_begin();
     wait_for_previous_kernel();
     __shared__ real totals[SUMS * STRANDS * COLUMNS];
     // Adds the partial rows: strand s takes every STRANDS-th term in increasing order, then the strands are folded. The sum

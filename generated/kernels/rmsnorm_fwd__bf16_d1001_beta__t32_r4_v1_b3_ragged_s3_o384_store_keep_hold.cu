@@ -33,8 +33,16 @@ constexpr real ABSENT = -0.0f;
 __device__ __forceinline__ void wait_for_previous_kernel()
 {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;");
     asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// From here on the kernel after this one may be set up. What goes through rows waits first: kernels of several calls, all
+// of them waiting, are in the way of the one that runs.
+__device__ __forceinline__ void let_next_kernel_begin()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }
 
@@ -335,6 +343,99 @@ __device__ __forceinline__ void store_span(T* row, const void* from, int lane)
     if (lane < PIECES ? i < before : lane < 2 * PIECES && i >= before + whole) row[i] = staged_row[i];
 }
 
+// Rows of halves of words that begin anywhere, all that a thread has of one at a time: what selected word by word then is
+// a few branches, and what was stored by halves leaves in 16 bytes.
+
+// Word i of those that begin BYTES bytes behind some: an odd half of one and the first of the next put together.
+template <int BYTES> __device__ __forceinline__ unsigned shifted(const unsigned* words, int i)
+{
+    return BYTES % 4 ? __funnelshift_r(words[i + BYTES / 4], words[i + BYTES / 4 + 1], 16) : words[i + BYTES / 4];
+}
+
+// The elements col .. col + N - 1 of a row that begins BYTES bytes behind ``span``; beyond its end anything. They are
+// read with the whole 16 bytes around them.
+template <int D, int BYTES, int N, typename T>
+__device__ __forceinline__ void load_shifted(T (&chunk)[N], const T* span, int col)
+{
+    constexpr int PIECES = N / 8, LAST = (D - 1) / N * N;
+    union { uint4 pieces[PIECES + 1]; unsigned words[PIECES * 4 + 4]; };
+    #pragma unroll
+    for (int i = 0; i < PIECES + (BYTES > 0); ++i)
+        pieces[i] = reinterpret_cast<const uint4*>(span + (col < D ? col : LAST))[i];
+    unsigned moved[PIECES * 4];
+    #pragma unroll
+    for (int i = 0; i < PIECES * 4; ++i) moved[i] = shifted<BYTES>(words, i);
+    #pragma unroll
+    for (int i = 0; i < N; ++i) chunk[i] = element<T>(moved, i);
+}
+
+// Stores the elements col .. col + N - 1 of a row that begins BYTES bytes behind ``span``, the last chunk with what it has
+// beyond the end of the row. A thread stores the 16 bytes in which its chunk begins: what is before it there comes from
+// the thread before. The first of a warp has none, and the last, of a warp or a segment, stores what is left over.
+template <int D, int THREADS, int SEGMENT, int BYTES, int N, typename T>
+__device__ __forceinline__ void store_shifted(T* span, const T (&chunk)[N], int col, int lane)
+{
+    constexpr int WORDS = N / 2, LANES = THREADS < 32 ? THREADS : 32;
+    constexpr int BEFORE = (BYTES + 3) / 4, HALF = BYTES % 4;
+    union { T items[N]; unsigned own[WORDS]; };
+    copy_chunk(items, chunk);
+    const unsigned together = LANES == 32 ? 0xffffffffu : ((1u << LANES % 32) - 1) << threadIdx.x % 32 / LANES * LANES;
+    unsigned words[BEFORE + WORDS + 1] = {};
+    #pragma unroll
+    for (int i = 0; i < BEFORE; ++i) words[i] = __shfl_up_sync(together, own[WORDS - BEFORE + i], 1, LANES);
+    #pragma unroll
+    for (int i = 0; i < WORDS; ++i) words[BEFORE + i] = own[i];
+    if (col >= D) return;
+    union { uint4 pieces[WORDS / 4]; unsigned moved[WORDS]; };
+    #pragma unroll
+    for (int i = 0; i < WORDS; ++i) moved[i] = shifted<HALF>(words, i);
+    unsigned* to = reinterpret_cast<unsigned*>(span + col);
+    T* row = span + col + BYTES / 2;
+    const bool first = BYTES > 0 && lane % LANES == 0;
+    #pragma unroll
+    for (int i = 0; i < WORDS / 4; ++i)
+        if (i > 0 || !first) reinterpret_cast<uint4*>(to)[i] = pieces[i];
+    if (first) {
+        if constexpr (HALF > 0) row[0] = chunk[0];
+        #pragma unroll
+        for (int i = BEFORE; i < 4; ++i) to[i] = moved[i];
+    }
+    const bool ends = col + N >= D || (SEGMENT < D && (col + N) % SEGMENT == 0);
+    if (BYTES > 0 && (ends || lane % LANES == LANES - 1)) {
+        #pragma unroll
+        for (int i = 0; i < BYTES / 4; ++i) to[WORDS + i] = shifted<HALF>(words, WORDS + i);
+        if constexpr (HALF > 0) row[N - 1] = chunk[N - 1];
+    }
+}
+
+// The chunks of a thread, from columns cols of a row that begins ``shift`` elements behind ``span``. All threads of a row
+// have the same shift: a branch for each bit of its bytes, and they are a number that the compiler knows.
+template <int D, int BIT = 8, int BYTES = 0, int SLOTS, int N, typename T>
+__device__ __forceinline__ void load_halves(T (&chunks)[SLOTS][N], const T* span, int shift, const int (&cols)[SLOTS])
+{
+    if constexpr (BIT > 1) {
+        if (2 * shift & BIT) load_halves<D, BIT / 2, BYTES + BIT>(chunks, span, shift, cols);
+        else load_halves<D, BIT / 2, BYTES>(chunks, span, shift, cols);
+    } else {
+        #pragma unroll
+        for (int k = 0; k < SLOTS; ++k) load_shifted<D, BYTES>(chunks[k], span, cols[k]);
+    }
+}
+
+// The chunks of a thread to where load_halves finds them.
+template <int D, int THREADS, int SEGMENT, int BIT = 8, int BYTES = 0, int SLOTS, int N, typename T>
+__device__ __forceinline__ void store_halves(
+    T* span, const T (&chunks)[SLOTS][N], int shift, const int (&cols)[SLOTS], int lane)
+{
+    if constexpr (BIT > 1) {
+        if (2 * shift & BIT) store_halves<D, THREADS, SEGMENT, BIT / 2, BYTES + BIT>(span, chunks, shift, cols, lane);
+        else store_halves<D, THREADS, SEGMENT, BIT / 2, BYTES>(span, chunks, shift, cols, lane);
+    } else {
+        #pragma unroll
+        for (int k = 0; k < SLOTS; ++k) store_shifted<D, THREADS, SEGMENT, BYTES>(span, chunks[k], cols[k], lane);
+    }
+}
+
 // The first column of a thread's chunk in a slot, for slots that start at column start; D where there is none.
 template <int D, int CHUNK, int THREADS, int SEGMENT, int SEGMENT_SLOTS>
 __device__ __forceinline__ int column(int start, int slot, int lane)
@@ -506,6 +607,7 @@ rmsnorm_fwd__bf16_d1001_beta__t32_r4_v1_b3_ragged_s3_o384_store_keep_hold__rows(
         prefetch<THREADS>(beta_there + start, D, lane);
     }
     wait_for_previous_kernel();
+    let_next_kernel_begin();
     const float d_size = 1001.0f;  // %d_size : f32[] = const {dtype=f32, value=1001.0}
     const float eps = 1e-05f;      // %eps : f32[] = const {dtype=f32, value=1e-05}
     const float one = 1.0f;        // %one : f32[] = const {dtype=f32, value=1.0}
@@ -559,14 +661,12 @@ rmsnorm_fwd__bf16_d1001_beta__t32_r4_v1_b3_ragged_s3_o384_store_keep_hold__rows(
         const long long there = live ? row : rows - 1;
         const int x_shift = shift_of(x_ptr + there * x_stride);
         const int y_shift = shift_of(y_ptr + there * y_stride);
-        bf16 x_held[SLOTS][CHUNK];
+        int cols[SLOTS];
         #pragma unroll
-        for (int k = 0; k < SLOTS; ++k) {
-            const int col = column<D, CHUNK, THREADS, SEGMENT, SEGMENT_SLOTS>(start, k, lane);
-            bf16 x[CHUNK];
-            load_ragged<D>(x, x_stage, x_shift, col);
-            copy_chunk(x_held[k], x);
-        }
+        for (int k = 0; k < SLOTS; ++k) cols[k] = column<D, CHUNK, THREADS, SEGMENT, SEGMENT_SLOTS>(start, k, lane);
+        bf16 y_held[SLOTS][CHUNK];
+        bf16 x_held[SLOTS][CHUNK];
+        load_halves<D>(x_held, x_stage, x_shift, cols);
 
         // ---- phase 0 ----
         real chunks_0[1][SLOTS];
@@ -616,8 +716,10 @@ rmsnorm_fwd__bf16_d1001_beta__t32_r4_v1_b3_ragged_s3_o384_store_keep_hold__rows(
                 const bf16 y = bf16_from_f32(y32);              // %y : bf16[M, D] = cast %y32 {to=bf16}
                 y_out[i] = y;
             }
-            store_ragged<D>(y_stage, y_out, y_shift, col, lane);
+            copy_chunk(y_held[k], y_out);
         }
+
+        store_halves<D, THREADS, SEGMENT>(y_stage, y_held, y_shift, cols, lane);
 
         before_bulk_copies();
         row_barrier<THREADS, ROWS>(group);

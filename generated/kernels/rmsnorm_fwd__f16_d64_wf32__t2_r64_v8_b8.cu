@@ -32,8 +32,16 @@ constexpr real ABSENT = -0.0f;
 __device__ __forceinline__ void wait_for_previous_kernel()
 {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;");
     asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// From here on the kernel after this one may be set up. What goes through rows waits first: kernels of several calls, all
+// of them waiting, are in the way of the one that runs.
+__device__ __forceinline__ void let_next_kernel_begin()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }
 
@@ -280,6 +288,7 @@ rmsnorm_fwd__f16_d64_wf32__t2_r64_v8_b8__rows(
         }
     }
     wait_for_previous_kernel();
+    let_next_kernel_begin();
 
     const long long row = begin + group;
     const bool live = ROWS == 1 || row < rows;

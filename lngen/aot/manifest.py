@@ -17,7 +17,7 @@ from lngen.aot.files import sha256
 from lngen.errors import LngenError
 from lngen.ir import WIDE, D, M, Value
 from lngen.lower import Extent, Kernel, Plan
-from lngen.schedule import MINIMUM_ARCH
+from lngen.schedule import minimum_arch
 from lngen.spec import Spec
 from lngen.toolchain import Resources
 
@@ -66,7 +66,7 @@ def entry(plan: Plan, resources: Mapping[str, Mapping[str, Resources]]) -> dict[
             *(_tensor(plan, v, "input") for v in plan.inputs),
             *(_tensor(plan, v, "output") for v in plan.outputs),
         ],
-        "minimum_arch": f"sm_{MINIMUM_ARCH[plan.schedule.form]}",
+        "minimum_arch": f"sm_{minimum_arch(plan.schedule)}",
         "argument_rule": _ARGUMENT_RULE,
         "launch_rule": _LAUNCH_RULE,
         "grid_rule": _GRID_RULE,

@@ -28,10 +28,10 @@ result and_eq bitand bitor char16_t char32_t compl decltype noexcept not_eq null
 thread_local typeid wchar_t xor_eq static_cast reinterpret_cast const_cast dynamic_cast
 await barrier_init barriers_ready before_bulk_copies begin bulk_load bulk_store cluster_barrier cluster_fold
 cluster_rank commit_copies commit_stores exchanged expect_bytes fetch grid_barrier landed length
-meetings met parity prefetch refill row_barrier stage staged start stash stash_size stashed store_row store_sums
-strand_sums totals wait_for_bytes wait_for_copies wait_for_previous_kernel wait_for_stores async_chunk copy_chunk
-at bytes clear_end early_word last offset partials sums there load_rest load_span load_ragged shift_of
-store_ragged store_span
+let_next_kernel_begin meetings met parity prefetch refill row_barrier stage staged start stash stash_size stashed
+store_row store_sums strand_sums totals wait_for_bytes wait_for_copies wait_for_previous_kernel wait_for_stores
+async_chunk copy_chunk at bytes clear_end cols early_word last offset partials sums there load_halves load_rest
+load_shifted load_span load_ragged shift_of shifted store_halves store_ragged store_shifted store_span
 """
 _RESERVED = frozenset(_RESERVED_WORDS.split())
 

@@ -51,6 +51,12 @@ def row_constants(s: Schedule, p: Problem) -> list[Constant]:
     if not streamed:
         constants.append(Constant("ROWS", s.rows, "rows a block works on side by side"))
         constants.append(Constant("SEGMENT_SLOTS", -(-p.segment_chunks // s.threads), "chunks per thread and segment"))
+    if s.cluster > 1:
+        constants.append(Constant("CLUSTER", s.cluster, "blocks that share a row"))
+    if s.form == "bulk" or s.cluster > 1 or partial_numbers(s, p):
+        constants.append(Constant("PIECE", piece(s, p), "elements of a row a block has"))
+    if is_exact(s, p) and (s.form in STAGED or s.cluster > 1):
+        constants.append(Constant("BOUND", NO_BOUND, "first column that is not there: none"))
     constants += _staged(s, p) if s.form in STAGED else []
     if p.column_sums:
         constants += _accumulating(s, p)
@@ -63,18 +69,13 @@ def row_constants(s: Schedule, p: Problem) -> list[Constant]:
 
 def _staged(s: Schedule, p: Problem) -> list[Constant]:
     """What a kernel needs whose rows come through shared memory."""
-    constants = [Constant("CLUSTER", s.cluster, "blocks that share a row")] if s.cluster > 1 else []
-    constants += [
+    constants = [
         Constant("STAGES", s.stages, "rows in flight per row group"),
         Constant("STAGE_BYTES", stage_bytes(s, p), "shared memory of a row"),
     ]
-    if is_exact(s, p):
-        constants.append(Constant("BOUND", NO_BOUND, "first column that is not there: none"))
     if not p.column_sums:
         owner = "clusters" if s.cluster > 1 else "blocks"
         constants.append(Constant("OWNERS", s.owners, f"{owner} that share the rows"))
-    if s.form == "bulk" or partial_numbers(s, p):
-        constants.append(Constant("PIECE", piece(s, p), "elements of a row a block has"))
     return constants
 
 
@@ -82,8 +83,6 @@ def _accumulating(s: Schedule, p: Problem) -> list[Constant]:
     """What a kernel needs that adds to column sums."""
     owner = "clusters" if s.cluster > 1 else "blocks"
     constants = [Constant("OWNERS", partial_rows(s, p), f"{owner} that share the rows; fixed by the graph")]
-    if s.form not in STAGED and partial_numbers(s, p):
-        constants.append(Constant("PIECE", piece(s, p), "elements of a row a block has"))
     constants += [Constant("UNIT", _unit(p), "column sums moved together"), _pitch(p)]
     if s.form == "registers":
         constants.append(Constant("PREFETCH", int(s.prefetch), "1 to load the next row while computing this one"))

@@ -116,7 +116,7 @@ class _Lowering:
         )
         if s.form in STAGED:
             return staged(kernel, graph, outputs, s, p)
-        return replace(kernel, sections=in_registers(s, p)) if s.form == "registers" else kernel
+        return in_registers(kernel, s, p) if s.form == "registers" else kernel
 
     def _columns(self, graph: Graph, handed: tuple[Value, ...]) -> Kernel:
         """Column sums alone, a thread per chunk of columns: for rows too wide to keep their sums in one block."""
@@ -240,7 +240,7 @@ def _row_grid(s: Schedule, p: Problem) -> Extent:
         return Extent(per=s.rows, limit=partial_rows(s, p), times=s.cluster)
     if s.form in STAGED:
         return Extent(per=s.rows, limit=s.owners, times=s.cluster)
-    return Extent(per=s.rows)
+    return Extent(per=s.rows, times=s.cluster)
 
 
 def _scratch(s: Schedule, p: Problem) -> int:

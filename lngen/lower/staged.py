@@ -1,4 +1,4 @@
-"""Rows that come through shared memory: where tensors lie in a stage, and the partials of such a kernel."""
+"""Rows that come through shared memory, where tensors lie in a stage, and rows that clusters share: their partials."""
 
 from __future__ import annotations
 
@@ -26,22 +26,50 @@ COPIED, LOADED = "_copy_columns.cuh.jinja", "_load_columns.cuh.jinja"
 def staged(kernel: Kernel, graph: Graph, outputs: tuple[Value, ...], s: Schedule, p: Problem) -> Kernel:
     """A row kernel under a staged schedule: its shared memory, its clusters, its partials."""
     inputs, results = places(graph, outputs, s, p)
-    shared_row = s.cluster > 1
     return replace(
-        kernel,
+        _shared(kernel, s, p),
         phases=_refilling(kernel.phases),
         dynamic=dynamic_shared(s, p),
-        cluster=s.cluster,
         places=inputs,
         results=results,
-        exchanged=met_numbers(s, p),
         sections=sections(kernel, s, p),
-        owner="blockIdx.x / CLUSTER" if shared_row else "blockIdx.x",
-        first_column="cluster_rank() * PIECE" if shared_row else "0",
         start="start",
         length="length" if s.form == "bulk" else "D",
         bound="BOUND" if is_exact(s, p) else "D",
-        writer="live && lane == 0 && start == 0" if shared_row else "live && lane == 0",
+    )
+
+
+def in_registers(kernel: Kernel, s: Schedule, p: Problem) -> Kernel:
+    """A row kernel whose rows are in registers: its clusters, its partials."""
+    if p.column_sums:
+        end = "_end_groups_in_turn" if partial_numbers(s, p) else "_end_sums"
+        return replace(kernel, sections=Sections(end=_files(end, *["_one_launch"] * s.one_launch)))
+    meets, columns = met_numbers(s, p) > 0, COPIED if s.keep else LOADED
+    # The blocks of a cluster may send to each other once all of them run: rows are asked for before that.
+    held = (*[HELD_COLUMNS] * s.keep, *_files(*["_ready_cluster"] * meets))
+    if s.cluster == 1:
+        return replace(kernel, sections=Sections(held=held, columns=columns))
+    setup = _files("_start", *["_setup_cluster"] * meets, "_piece")
+    return replace(
+        _shared(kernel, s, p),
+        sections=Sections(setup=setup, held=held, columns=columns, fold=_fold(meets)),
+        start="start",
+        length="length",
+        bound="BOUND" if is_exact(s, p) else "D",
+    )
+
+
+def _shared(kernel: Kernel, s: Schedule, p: Problem) -> Kernel:
+    """The kernel with what is different where a cluster shares each row."""
+    if s.cluster == 1:
+        return kernel
+    return replace(
+        kernel,
+        cluster=s.cluster,
+        exchanged=met_numbers(s, p),
+        owner="blockIdx.x / CLUSTER",
+        first_column="cluster_rank() * PIECE",
+        writer="live && lane == 0 && start == 0",
     )
 
 
@@ -87,7 +115,15 @@ def sections(kernel: Kernel, s: Schedule, p: Problem) -> Sections:
         "ragged": ["_copy_ragged", "_store_ragged", "_refill_stored"],
     }
     tiles, store = ("_load_ragged", "_store_ragged_stage") if ragged else ("_load_stage", "_store_stage")
-    begins = [("_ragged_row", ragged), ("_hold_row", s.hold), ("_refill_at_once", not kernel.phases[0].folds)]
+    # A thread that has registers for it moves all it has of a ragged row of halves of words at once.
+    halves = ragged and s.hold and not p.column_sums and {*p.input_sizes, *p.output_sizes} == {2}
+    hold, store = ("_hold_halves", "_keep_halves") if halves else ("_hold_row", store)
+    begins = [
+        ("_ragged_row", ragged),
+        ("_halves_row", halves),
+        (hold, s.hold),
+        ("_refill_at_once", not kernel.phases[0].folds),
+    ]
     ends = [
         ("_end_stores", s.bulk_store),
         ("_end_groups", p.column_sums > 0),
@@ -102,18 +138,14 @@ def sections(kernel: Kernel, s: Schedule, p: Problem) -> Sections:
         load=_files("_load_held" if s.hold else tiles),
         columns=COPIED if s.keep else LOADED,
         store=f"{store}.cuh.jinja" if s.bulk_store else "_store_results.cuh.jinja",
-        fold="_cluster_sums.cuh.jinja" if meets else "_row_sums.cuh.jinja",
-        row_end=_files(*["_end_row"] * s.bulk_store),
+        fold=_fold(meets),
+        row_end=_files(*["_store_halves"] * halves, *["_end_row"] * s.bulk_store),
         end=_files(*(name for name, there in ends if there)),
     )
 
 
-def in_registers(s: Schedule, p: Problem) -> Sections:
-    """The partials of a kernel whose rows are in registers."""
-    if not p.column_sums:
-        return Sections(held=(HELD_COLUMNS,), columns=COPIED) if s.keep else Sections()
-    end = "_end_groups_in_turn" if partial_numbers(s, p) else "_end_sums"
-    return Sections(end=_files(end, *["_one_launch"] * s.one_launch))
+def _fold(meets: bool) -> str:
+    return "_cluster_sums.cuh.jinja" if meets else "_row_sums.cuh.jinja"
 
 
 def _files(*names: str) -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 """Schedules: what they are, which are legal, which is the default."""
 
+from lngen.schedule.cost import MULTIPROCESSORS, row_counts, share
 from lngen.schedule.legal import (
     BULK,
     MINIMUM_ARCH,
@@ -10,6 +11,7 @@ from lngen.schedule.legal import (
     dynamic_shared,
     is_legal,
     met_numbers,
+    minimum_arch,
     partial_numbers,
     partial_rows,
     piece,
@@ -20,7 +22,7 @@ from lngen.schedule.legal import (
     stage_share,
     static_shared,
 )
-from lngen.schedule.model import MULTIPROCESSORS, ranked, row_counts, share, space, widest
+from lngen.schedule.model import ranked, space, widest
 from lngen.schedule.problem import Problem, depths, is_row_fold, is_sum, problem
 from lngen.schedule.resources import blocks_that_fit, fits, registers
 from lngen.schedule.schedule import STAGED, Schedule, parse_schedule
@@ -28,7 +30,7 @@ from lngen.schedule.schedule import STAGED, Schedule, parse_schedule
 __all__ = [
     "BULK", "MINIMUM_ARCH", "MULTIPROCESSORS", "STAGED", "Problem", "Schedule", "apart", "blocks_that_fit",
     "capability", "check", "check_arch", "depths", "dynamic_shared", "fits", "is_legal", "is_row_fold", "is_sum",
-    "met_numbers", "parse_schedule", "partial_numbers", "partial_rows", "piece", "problem", "ranked", "registers",
-    "row_counts", "scratch_numbers", "segments_held", "share", "slots", "space", "stage_bytes", "stage_share",
-    "static_shared", "widest",
+    "met_numbers", "minimum_arch", "parse_schedule", "partial_numbers", "partial_rows", "piece", "problem", "ranked",
+    "registers", "row_counts", "scratch_numbers", "segments_held", "share", "slots", "space", "stage_bytes",
+    "stage_share", "static_shared", "widest",
 ]  # fmt: skip

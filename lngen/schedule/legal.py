@@ -19,8 +19,9 @@ WARP = 32
 NAMED_BARRIERS = 15
 BULK = 16  # bytes: bulk copies begin at multiples of it and are as long
 
-# Below these a form's instructions do not exist.
+# Below these a form's instructions do not exist, nor clusters.
 MINIMUM_ARCH = {"registers": 75, "stream": 75, "async": 80, "bulk": 90, "ragged": 90}
+CLUSTER_ARCH = 90
 
 
 def check(s: Schedule, p: Problem) -> None:
@@ -40,12 +41,20 @@ def capability(arch: str) -> int:
     return int("".join(c for c in arch if c.isdigit()) or 0)
 
 
+def minimum_arch(s: Schedule) -> int:
+    """The compute capability from which on its instructions exist."""
+    return max(MINIMUM_ARCH[s.form], CLUSTER_ARCH if s.cluster > 1 else 0)
+
+
 def check_arch(s: Schedule, arch: str) -> None:
-    """ScheduleError if the instructions of its form do not exist on ``arch``; what no arch is, the compiler says."""
-    here, needed = capability(arch), MINIMUM_ARCH[s.form]
+    """ScheduleError if its instructions do not exist on ``arch``; what no arch is, the compiler says."""
+    here, needed = capability(arch), minimum_arch(s)
     there = [form for form in FORMS if MINIMUM_ARCH[form] <= here]
-    if there and here < needed:
+    if not there or here >= needed:
+        return
+    if s.form not in there:
         raise ScheduleError(f"form={s.form} needs sm_{needed} or later, got {arch}; use form={_either(there)}.")
+    raise ScheduleError(f"cluster={s.cluster} needs sm_{needed} or later, got {arch}; use cluster=1.")
 
 
 def _either(words: list[str]) -> str:
@@ -122,10 +131,11 @@ def stage_share(size: int, s: Schedule, p: Problem) -> int:
 def static_shared(s: Schedule, p: Problem) -> int:
     """Static shared memory in bytes."""
     numbers = scratch_numbers(s, p)
-    if s.form in STAGED:
-        met = 2 * s.rows * met_numbers(s, p)
-        return (numbers + met) * p.real_size + 8 * s.rows * (s.stages + 2)
-    return max(numbers, partial_numbers(s, p)) * p.real_size
+    met = 2 * s.rows * met_numbers(s, p)
+    barriers = s.rows * (s.stages + 2) if s.form in STAGED or met else 0
+    if s.form not in STAGED:
+        numbers = max(numbers, partial_numbers(s, p))
+    return (numbers + met) * p.real_size + 8 * barriers
 
 
 def dynamic_shared(s: Schedule, p: Problem) -> int:
@@ -172,9 +182,9 @@ def _shape_rules(s: Schedule, p: Problem) -> list[tuple[bool, str]]:
             f"vec divides both the chunk ({p.chunk}) and D ({p.d}), got {s.vec}",
         ),
         (
-            s.cluster == 1 or (s.form == "bulk" and _power_of_two(s.cluster) and s.cluster <= MAX_CLUSTER),
-            f"a cluster is of 2, 4, 8 or {MAX_CLUSTER} blocks with form=bulk, else 1, "
-            f"got {s.cluster} with form={s.form}",
+            s.cluster == 1 or (_may_share(s, p) and _power_of_two(s.cluster) and s.cluster <= MAX_CLUSTER),
+            f"a cluster is of 2, 4, 8 or {MAX_CLUSTER} blocks with form=bulk, or form=registers without column sums, "
+            f"else 1, got {s.cluster} with form={s.form}",
         ),
         (
             s.cluster >= 1 and p.segments % s.cluster == 0,
@@ -271,6 +281,10 @@ def _room_rules(s: Schedule, p: Problem) -> list[tuple[bool, str]]:
 def _fixed_rows(s: Schedule, p: Problem) -> bool:
     """True if the graph fixes the rows of a block: it keeps column sums in registers."""
     return p.column_sums > 0 and s.form != "stream"
+
+
+def _may_share(s: Schedule, p: Problem) -> bool:
+    return s.form == "bulk" or (s.form == "registers" and not p.column_sums)
 
 
 def _power_of_two(n: int) -> bool:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from lngen.schedule.legal import (
     MAX_THREADS_PER_SM,
-    MINIMUM_ARCH,
     WARP,
     dynamic_shared,
+    minimum_arch,
     partial_rows,
     slots,
     static_shared,
@@ -27,7 +27,7 @@ SMALL_SHARED = (100, 99)
 RESERVED = 1  # KiB of a multiprocessor's shared memory that each block costs besides its own
 
 # Registers besides those for elements, fitted to compile logs; of a staged kernel so many more for f64.
-ROW_BASE = 8
+ROW_BASE = 10
 COLUMN_BASE = 30
 STREAM_BASE = 26
 STAGED_BASE, STAGED_F64 = 34, 12
@@ -58,17 +58,18 @@ def registers(s: Schedule, p: Problem) -> int:
 
 
 def fits(s: Schedule, p: Problem, capability: int = 90) -> bool:
-    """True if the form exists there, its blocks fit a multiprocessor, and the model expects no spills."""
-    limit = REGISTERS_PER_SM // (s.resident * s.block) // 8 * 8
+    """True if its instructions exist there, its blocks fit a multiprocessor, and the model expects no spills."""
+    # The four parts of a multiprocessor have equally many registers; one of them may have a warp more than another.
+    limit = REGISTERS_PER_SM // (-(-s.resident * s.block // (4 * WARP)) * 4 * WARP) // 8 * 8
     return has_room(s, p, capability) and registers(s, p) <= min(limit, MAX_REGISTERS)
 
 
 def has_room(s: Schedule, p: Problem, capability: int) -> bool:
-    """True if the form exists there, and its blocks fit the shared memory and the barriers of a multiprocessor."""
+    """True if its instructions exist there, and its blocks fit a multiprocessor's shared memory and barriers."""
     sm, block = _shared_limits(capability)
     shared = (static_shared(s, p) + dynamic_shared(s, p)) / 1024
     barriers = BARRIERS_OF_GROUPS if s.rows > 1 and s.threads > WARP else 1
-    there = capability >= MINIMUM_ARCH[s.form] and s.resident * barriers <= BARRIERS
+    there = capability >= minimum_arch(s) and s.resident * barriers <= BARRIERS
     return there and shared <= block and s.resident * (shared + RESERVED) <= sm
 
 

@@ -27,7 +27,7 @@ class Schedule:
     resident    blocks per multiprocessor: what the compiler limits registers for, and how many stay if they persist
     prefetch    registers with column sums: load the next row while this one is computed
     stages      bulk, async: rows in flight per row group
-    cluster     bulk: blocks that share a row, each with its own segments
+    cluster     bulk, registers without column sums: blocks that share a row, each with its own segments
     owners      bulk, async without column sums: blocks, or clusters, that share the rows
     bulk_store  bulk: results leave through shared memory
     keep        bulk, ragged, async: [D] inputs stay in registers from row to row; registers without column sums: they

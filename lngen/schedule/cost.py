@@ -1,0 +1,193 @@
+"""What a schedule is expected to cost, and how many rows there are as far as that differs.
+
+Normalisation moves bytes and little else, so a schedule is good if it keeps enough bytes on their way (Little's law)
+and lets few threads hold many elements: fewer threads fold faster. The numbers are what made the first choice fastest
+over some 150 sweeps on an H200 (generated/bench/h200-sweeps.json); what is worth a few percent between neighbours,
+such as whether a fifth or a sixth block fits, only measuring tells: ``lngen tune``.
+"""
+
+from __future__ import annotations
+
+import math
+
+from lngen.schedule.legal import MAX_CLUSTER, piece, slots
+from lngen.schedule.problem import Problem
+from lngen.schedule.schedule import Schedule
+
+MULTIPROCESSORS = 132  # of an H200
+
+# How many rows there are, in bytes of them for each of THREADS threads of every multiprocessor: up to EACH they are
+# few, and threads have less to do than they could; up to HALF, long ones up to STAGE, enough of them fit shared memory
+# at a time; up to MANY they are many, which is what is expected of rows nobody has counted; then they are endless.
+THREADS, LEAST, EACH, SOME, HALF, STAGE, MANY, ENDLESS = 512, 16, 64, 128, 256, 512, 2048, 4096
+SHARES = (LEAST, 32, EACH, SOME, HALF, STAGE, MANY)
+COLUMN_SHARES = (LEAST, 1024, MANY)
+
+# What follows are weights of a schedule's shortcomings, each in doublings, and what is best. Threads without elements:
+IDLE = 1.0
+
+# Few rows in registers: threads of a block; clusters and blocks and shares of threads of another size than the best,
+# weights that are asked for after the row.
+FEW_BLOCK, CLUSTER_SIZE, BLOCK_SIZE, EACH_SIZE, LATE = 256, 0.3, 0.05, 0.25, 0.2
+
+# Many rows in registers: bytes on their way, more or less of them; accesses of less than a line; threads of a block for
+# rows of 8 KiB, and how that grows with them; bytes of a thread; late weights; clusters, whose start takes long.
+ON_THE_WAY, TOO_FEW, TOO_MANY = 48_000, 1.65, 0.11
+LINE, BROKEN = 128, 0.31
+MANY_BLOCK, MANY_GROWTH, MANY_BLOCK_SIZE, SMALL_BLOCK = 98, 0.41, 0.245, 64
+MANY_EACH, MANY_EACH_SIZE = 63, 0.235
+MANY_LATE, MANY_CLUSTER = 0.24, 1.0
+
+# Staged rows without column sums: bytes that the threads of a multiprocessor work on, bytes of a thread, threads of a
+# block, and bytes on their way, most of a row more for a row group that has nobody to work while it waits; from so many
+# bytes on a row is worth a bulk copy, or is long.
+WORK, WORK_SIZE = 40_000, 1.1
+STAGED_EACH, STAGED_THREADS, STAGED_THREADS_SIZE = 86, 128, 0.6
+STAGED_BLOCK, STAGED_BLOCK_SIZE, RAGGED_BLOCK = 330, 0.3, (128, 512)  # ragged: some rows, many
+FLIGHT, FLIGHT_SIZE, ALONE = 110_000, 1.3, 0.7
+BULK_ROW, LONG_ROW = 512, 12 * 1024
+
+# A row of more bytes is shared by a cluster, of which each block takes so many; of some more rows, a shorter one, too.
+# Endless rows of so many elements still go to registers.
+WIDE_ROW, WIDE_SOME, PIECE, REGISTER_ELEMENTS = 32 * 1024, 20 * 1024, 16 * 1024, 16384
+
+# With column sums: rows of so many elements, by bytes of one, are better held in registers than staged, if they are not
+# many or tiny, and somewhat longer ones if they are few; threads of a block for these, for staged rows up to SHORT_ROW
+# elements and for longer ones; bytes on their way at least.
+REGISTER_ROW, TINY_ROW, FEW_ROW = {2: 768, 4: 512, 8: 2048}, 255, 1024
+TINY_BLOCK, SHORT_BLOCK, SHORT_ROW, LONG_BLOCK, STAGED_BYTES = 1024, 512, 1536, 256, 84 * 1024
+ENDLESS_ELEMENTS = 32  # of a thread at most, if rows are endless
+
+
+def share(p: Problem, rows: int | None) -> int:
+    """How many ``rows`` there are (None: many), as the model tells them apart.
+
+    The bytes of all rows for each of THREADS threads of every multiprocessor, as the least of SHARES, with column sums
+    of COLUMN_SHARES, that is as many; ENDLESS for more.
+    """
+    if rows is None:
+        return MANY
+    there = rows * _row_bytes(p) / (MULTIPROCESSORS * THREADS)
+    return next((each for each in _shares(p) if there <= each), ENDLESS)
+
+
+def row_counts(p: Problem) -> list[int | None]:
+    """Numbers of rows, one for each ``share``; None for many."""
+    most = (each * MULTIPROCESSORS * THREADS // _row_bytes(p) for each in (*_shares(p), ENDLESS))
+    found = {share(p, rows): rows for rows in most if rows > 0}
+    return [*(rows for each, rows in found.items() if each != MANY), None]
+
+
+def _shares(p: Problem) -> tuple[int, ...]:
+    return COLUMN_SHARES if p.column_sums else SHARES
+
+
+def _row_bytes(p: Problem) -> int:
+    """Bytes of the inputs of a row; nothing has rows: any schedule will do to be told so."""
+    return p.d * (sum(p.input_sizes) or 4)
+
+
+def cost(s: Schedule, p: Problem, there: int) -> tuple[float, ...]:
+    """Smaller is better; the terms in order of importance. ``there``: the ``share`` of the rows."""
+    idle = slots(s, p) * s.threads * s.cluster * p.chunk * (p.segments if s.form == "stream" else 1) / p.d
+    if s.form == "stream":
+        return (3, abs(s.threads - 512), abs(s.resident - 2))
+    return _columns_cost(s, p, idle, there) if p.column_sums else _rows_cost(s, p, idle, there)
+
+
+def _columns_cost(s: Schedule, p: Problem, idle: float, there: int) -> tuple[float, ...]:
+    """One block per multiprocessor, few threads, rows read from shared memory once."""
+    size, few = min(p.input_sizes, default=4), there <= LEAST
+    held = p.d <= (FEW_ROW if few else TINY_ROW if there >= MANY else REGISTER_ROW[max(2, size)])
+    order = {"bulk": 1, "ragged": 1, "async": 2, "registers": 0 if held else 3}[s.form]
+    if s.form == "registers":
+        prefetch = s.prefetch == (not few and (size == 2 or not held))
+        wanted = FEW_BLOCK if few else TINY_BLOCK if p.d <= TINY_ROW else SHORT_BLOCK
+        return (order, s.one_launch, s.resident, not prefetch, round(_off(s.block, wanted) + _off(idle, 1), 3))
+    cluster = _off(s.cluster, p.cluster)
+    block = _off(s.block, SHORT_BLOCK if p.d <= SHORT_ROW else LONG_BLOCK)
+    if there > MANY:
+        block += max(0.0, slots(s, p) * p.chunk - ENDLESS_ELEMENTS)
+    # A row group that has nobody to work while it waits has one row more on its way.
+    bytes_ahead = s.rows * piece(s, p) * (sum(p.input_sizes) or 4)
+    least = 3 if s.cluster > 1 else 2  # the blocks of a cluster wait for each other, too
+    stages = max(least, -(-STAGED_BYTES // bytes_ahead)) + (s.rows == 1)
+    return (
+        order, cluster, s.resident, s.one_launch, not s.keep, abs(s.stages - stages), round(block, 3), not s.hold,
+        s.bulk_store, round(idle, 3),
+    )  # fmt: skip
+
+
+def _rows_cost(s: Schedule, p: Problem, idle: float, there: int) -> tuple[float, ...]:
+    """Rows that all fit shared memory are asked for at once, and wide ones ahead; others wait in registers."""
+    row, few = _row_bytes(p), there <= EACH
+    wide = row > WIDE_ROW and not (there > MANY and p.d <= REGISTER_ELEMENTS)
+    staged = not few and (wide or (row >= BULK_ROW and there <= (STAGE if row >= LONG_ROW else HALF)))
+    order = {"ragged": 0, "bulk": 0 if staged else 1, "registers": 1 if staged else 0, "async": 2}[s.form]
+    each = slots(s, p) * p.chunk * row / p.d
+    if s.form == "registers":
+        cost = _few_cost(s, p, each, there) if few else _many_cost(s, p, each)
+        return (order, round(cost + IDLE * _off(idle, 1), 6))
+    return (order, *_staged_cost(s, p, each, there))
+
+
+def _few_cost(s: Schedule, p: Problem, each: float, there: int) -> float:
+    """Few rows in registers, ``each`` bytes a thread: one wave of blocks, as many for a row as there is room for."""
+    row = _row_bytes(p)
+    rows = there * MULTIPROCESSORS * THREADS / row
+    cluster = min(MAX_CLUSTER, max(1, _power(MULTIPROCESSORS / rows) // 2))
+    block = max(SMALL_BLOCK, min(FEW_BLOCK, row / s.cluster / there))
+    return (
+        CLUSTER_SIZE * _off(s.cluster, cluster)
+        + BLOCK_SIZE * _off(s.block, block)
+        + EACH_SIZE * _off(each, max(there, row / s.cluster / block))
+        + LATE * (bool(p.column_sizes) and not s.keep)
+    )
+
+
+def _many_cost(s: Schedule, p: Problem, each: float) -> float:
+    """Rows in registers, ``each`` bytes a thread: the blocks that come and go keep enough bytes on their way."""
+    row = _row_bytes(p)
+    # Of many blocks, about one of a multiprocessor is done loading at any time, or not yet there.
+    way = max(s.resident - 1, 0.25) * s.block * each
+    together = s.threads * min(s.vec, p.chunk) * row / p.d  # bytes of neighbouring threads' accesses
+    block = max(SMALL_BLOCK, MANY_BLOCK * (row / 8192) ** MANY_GROWTH)
+    return (
+        TOO_FEW * max(0.0, math.log2(ON_THE_WAY / way))
+        + TOO_MANY * max(0.0, math.log2(way / ON_THE_WAY))
+        + BROKEN * max(0.0, math.log2(min(LINE, each * s.threads) / together)) ** 2
+        + MANY_BLOCK_SIZE * _off(s.block, block)
+        + MANY_EACH_SIZE * _off(each, MANY_EACH)
+        + MANY_LATE * (bool(p.column_sizes) and not s.keep)
+        + MANY_CLUSTER * _off(s.cluster, 1)
+    )
+
+
+def _staged_cost(s: Schedule, p: Problem, each: float, there: int) -> tuple[float, ...]:
+    """Rows in shared memory, ``each`` bytes a thread: enough of them on their way, few threads with much to do."""
+    row = _row_bytes(p)
+    wide = row > WIDE_ROW or (there > SOME and row >= WIDE_SOME)
+    cluster = min(MAX_CLUSTER, _power(row / PIECE)) if wide else 1
+    part = row / cluster
+    # Few threads have twice as much to do at most, if these are more than a small block.
+    wanted = min(there, STAGED_EACH)
+    threads = max(min(_power(part / wanted), STAGED_THREADS), _power(part / (2 * wanted)))
+    flight = FLIGHT + ALONE * part * (s.resident * s.rows == 1)
+    block = RAGGED_BLOCK[there > STAGE] if s.form == "ragged" else STAGED_BLOCK
+    cost = (
+        WORK_SIZE * _off(s.resident * s.block * each, min(WORK, there * THREADS))
+        + STAGED_THREADS_SIZE * _off(s.threads, threads)
+        + STAGED_BLOCK_SIZE * _off(s.block, max(threads, block))
+        + FLIGHT_SIZE * _off(s.resident * s.rows * s.stages * part, flight)
+    )
+    return (_off(s.cluster, cluster), not s.keep, not s.hold, s.bulk_store, round(cost, 6), s.resident)
+
+
+def _off(value: float, wanted: float) -> float:
+    """How many times too large or too small, in doublings."""
+    return abs(math.log2(value / wanted))
+
+
+def _power(n: float) -> int:
+    """The smallest power of two from ``n`` on."""
+    return 1 << max(0, math.ceil(math.log2(n)))
