@@ -24,7 +24,7 @@ SHARES = (LEAST, 32, EACH, SOME, HALF, STAGE, MANY)
 COLUMN_SHARES = (LEAST, 1024, MANY)
 
 # What follows are weights of a schedule's shortcomings, each in doublings, and what is best. Threads without elements:
-IDLE = 1.0
+IDLE = 1.3
 
 # Few rows in registers: threads of a block; clusters and blocks and shares of threads of another size than the best,
 # weights that are asked for after the row.
@@ -39,12 +39,12 @@ MANY_EACH, MANY_EACH_SIZE = 63, 0.235
 MANY_LATE, MANY_CLUSTER = 0.24, 1.0
 
 # Staged rows without column sums: bytes that the threads of a multiprocessor work on, bytes of a thread, threads of a
-# block, and bytes on their way, most of a row more for a row group that has nobody to work while it waits; from so many
-# bytes on a row is worth a bulk copy, or is long.
+# block, and bytes on their way: fewer to clusters, and most of a row more for a row group that has nobody to work while
+# it waits; from so many bytes on a row is worth a bulk copy, or is long.
 WORK, WORK_SIZE = 40_000, 1.1
 STAGED_EACH, STAGED_THREADS, STAGED_THREADS_SIZE = 86, 128, 0.6
-STAGED_BLOCK, STAGED_BLOCK_SIZE, RAGGED_BLOCK = 330, 0.3, (128, 512)  # ragged: some rows, many
-FLIGHT, FLIGHT_SIZE, ALONE = 110_000, 1.3, 0.7
+STAGED_BLOCK, STAGED_BLOCK_SIZE = (128, 330, 512), 0.3  # some rows; more; many, for those that are ragged
+FLIGHT, FLIGHT_SHARED, FLIGHT_SIZE, ALONE = 110_000, 84_000, 1.3, 0.7
 BULK_ROW, LONG_ROW = 512, 12 * 1024
 
 # A row of more bytes is shared by a cluster, of which each block takes so many; of some more rows, a shorter one, too.
@@ -172,8 +172,9 @@ def _staged_cost(s: Schedule, p: Problem, each: float, there: int) -> tuple[floa
     # Few threads have twice as much to do at most, if these are more than a small block.
     wanted = min(there, STAGED_EACH)
     threads = max(min(_power(part / wanted), STAGED_THREADS), _power(part / (2 * wanted)))
-    flight = FLIGHT + ALONE * part * (s.resident * s.rows == 1)
-    block = RAGGED_BLOCK[there > STAGE] if s.form == "ragged" else STAGED_BLOCK
+    flight = (FLIGHT_SHARED if wide else FLIGHT) + ALONE * part * (s.resident * s.rows == 1)
+    some = not wide and there <= (STAGE if s.form == "ragged" else SOME)
+    block = STAGED_BLOCK[0 if some else 2 if s.form == "ragged" else 1]
     cost = (
         WORK_SIZE * _off(s.resident * s.block * each, min(WORK, there * THREADS))
         + STAGED_THREADS_SIZE * _off(s.threads, threads)
