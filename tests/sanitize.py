@@ -46,7 +46,7 @@ SCHEDULES = (
     ("layernorm.fwd:d=1000,dtype=bf16", "form=registers,threads=128,rows=1,vec=8,keep=yes"),
     ("layernorm.fwd:d=40000,dtype=f32", "form=registers,threads=128,rows=1,vec=4,cluster=8,keep=yes"),
     ("rmsnorm.fwd:d=32768,dtype=f16", "form=registers,threads=256,rows=1,vec=8,cluster=4"),
-    ("layernorm.fwd:d=4093,dtype=f16", "form=ragged,threads=128,rows=2,vec=1,stages=3,owners=3,bulk_store=yes,hold=yes"),
+    ("rmsnorm.fwd:d=4093,dtype=f16", "form=ragged,threads=128,rows=2,vec=1,stages=3,owners=3,bulk_store=yes,hold=yes"),
     ("layernorm.bwd:d=1000,dtype=bf16", "form=registers,threads=64,rows=8,vec=8,prefetch=yes"),
     ("layernorm.bwd:d=1000,dtype=bf16", "form=registers,threads=64,rows=8,vec=8,one_launch=yes"),
     ("layernorm.bwd:d=1000,dtype=bf16", "form=bulk,threads=64,rows=8,vec=8,stages=3,keep=yes,bulk_store=yes"),

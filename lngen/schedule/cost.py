@@ -36,7 +36,7 @@ ON_THE_WAY, TOO_FEW, TOO_MANY = 48_000, 1.65, 0.11
 LINE, BROKEN = 128, 0.31
 MANY_BLOCK, MANY_GROWTH, MANY_BLOCK_SIZE, SMALL_BLOCK = 98, 0.41, 0.245, 64
 MANY_EACH, MANY_EACH_SIZE = 63, 0.235
-MANY_LATE, MANY_CLUSTER = 0.24, 1.0
+MANY_LATE, MANY_CLUSTER = 0.4, 1.0
 
 # Staged rows without column sums: bytes that the threads of a multiprocessor work on, bytes of a thread, threads of a
 # block, and bytes on their way: fewer to clusters, and most of a row more for a row group that has nobody to work while
