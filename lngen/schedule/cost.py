@@ -40,11 +40,11 @@ MANY_LATE, MANY_CLUSTER = 0.4, 1.0
 
 # Staged rows without column sums: bytes that the threads of a multiprocessor work on, bytes of a thread, threads of a
 # block, and bytes on their way: fewer to clusters, and most of a row more for a row group that has nobody to work while
-# it waits; from so many bytes on a row is worth a bulk copy, or is long.
+# it waits; two stages are few; from so many bytes on a row is worth a bulk copy, or is long.
 WORK, WORK_SIZE = 40_000, 1.1
 STAGED_EACH, STAGED_THREADS, STAGED_THREADS_SIZE = 86, 128, 0.6
 STAGED_BLOCK, STAGED_BLOCK_SIZE = (128, 330, 512), 0.3  # some rows; more; many, for those that are ragged
-FLIGHT, FLIGHT_SHARED, FLIGHT_SIZE, ALONE = 110_000, 84_000, 1.3, 0.7
+FLIGHT, FLIGHT_SHARED, FLIGHT_SIZE, ALONE, TWO_STAGES = 110_000, 84_000, 1.3, 0.7, 0.4
 BULK_ROW, LONG_ROW = 512, 12 * 1024
 
 # A row of more bytes is shared by a cluster, of which each block takes so many; of some more rows, a shorter one, too.
@@ -180,6 +180,7 @@ def _staged_cost(s: Schedule, p: Problem, each: float, there: int) -> tuple[floa
         + STAGED_THREADS_SIZE * _off(s.threads, threads)
         + STAGED_BLOCK_SIZE * _off(s.block, max(threads, block))
         + FLIGHT_SIZE * _off(s.resident * s.rows * s.stages * part, flight)
+        + TWO_STAGES * (s.stages == 2)
     )
     return (_off(s.cluster, cluster), not s.keep, not s.hold, s.bulk_store, round(cost, 6), s.resident)
 

@@ -28,6 +28,7 @@ RESERVED = 1  # KiB of a multiprocessor's shared memory that each block costs be
 
 # Registers besides those for elements, fitted to compile logs; of a staged kernel so many more for f64.
 ROW_BASE = 10
+HALVES_BASE, HALVES = -1, 1.35  # of rows of two bytes an element, which are unpacked: so many for each register of them
 COLUMN_BASE = 30
 STREAM_BASE = 26
 STAGED_BASE, STAGED_F64 = 34, 12
@@ -52,6 +53,8 @@ def registers(s: Schedule, p: Problem) -> int:
         return round(base + elements * (sums + kept + held) + 2 * p.chunk)
     if not p.column_sums:
         held = sum(p.input_sizes) + (sum(p.column_sizes) if s.keep else 0)
+        if {*p.input_sizes} == {2}:
+            return round(HALVES_BASE + 2 * p.chunk + HALVES * elements * held / 4)
         return round((ROW_BASE + 2 * p.chunk) * p.real_size / 4 + elements * held / 4)
     inputs = sum(p.input_sizes) / 4 * (2 if s.prefetch else 1)
     return round(COLUMN_BASE + elements * (inputs + sums + 1))
