@@ -203,16 +203,20 @@ def test_the_manifest_states_its_rules(tmp_path: Path) -> None:
 
 BULK = "form=bulk,threads=8,rows=128,vec=8,stages=2"
 ASYNC = "form=async,threads=8,rows=128,vec=8,stages=2"
+WIDE = "rmsnorm.fwd:d=131072,dtype=bf16"
+FEW = "form=registers,threads=256,rows=1,vec=8,cluster="
 TOO_OLD = [
-    (BULK, "sm_80", "form=bulk needs sm_90 or later, got sm_80; use form=registers, async or stream."),
-    (BULK, "sm_75", "form=bulk needs sm_90 or later, got sm_75; use form=registers or stream."),
-    (ASYNC, "sm_75", "form=async needs sm_80 or later, got sm_75; use form=registers or stream."),
+    (BWD, BULK, "sm_80", "form=bulk needs sm_90 or later, got sm_80; use form=registers, async or stream."),
+    (BWD, BULK, "sm_75", "form=bulk needs sm_90 or later, got sm_75; use form=registers or stream."),
+    (BWD, ASYNC, "sm_75", "form=async needs sm_80 or later, got sm_75; use form=registers or stream."),
+    (WIDE, f"{FEW}8", "sm_80", "a cluster is of at most 1 blocks on sm_80, got 8."),
+    (WIDE, f"{FEW}16", "sm_120", "a cluster is of at most 8 blocks on sm_120, got 16."),
 ]
 
 
-@pytest.mark.parametrize(("schedule", "arch", "message"), TOO_OLD)
+@pytest.mark.parametrize(("spec", "schedule", "arch", "message"), TOO_OLD)
 def test_a_form_an_arch_does_not_have_is_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, schedule: str, arch: str, message: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spec: str, schedule: str, arch: str, message: str
 ) -> None:
     """For a plan, a build and what is shown; nothing is compiled, nothing written."""
 
@@ -222,14 +226,24 @@ def test_a_form_an_arch_does_not_have_is_one_sentence(
     for where in ("runtime.choose.compile_cubin", "aot.build.compile_cubin", "cli.show.compile_ptx"):
         monkeypatch.setattr(f"lngen.{where}", forbidden)
     with pytest.raises(ScheduleError) as error:
-        compile_plan(plan(BWD, schedule=schedule), arch)
+        compile_plan(plan(spec, schedule=schedule), arch)
     assert str(error.value) == message
-    done = call(BWD, "--schedule", schedule, "--arch", f"sm_90,{arch}", "--out", tmp_path / "out")
+    done = call(spec, "--schedule", schedule, "--arch", f"sm_90,{arch}", "--out", tmp_path / "out")
     assert (done.exit_code, done.stderr) == (2, f"error: {message}\n")
     assert not (tmp_path / "out").exists()
     for stage in ("ptx", "resources", "traffic"):
-        shown = CliRunner().invoke(cli, ["show", BWD, "--stage", stage, "--schedule", schedule, "--arch", arch])
+        shown = CliRunner().invoke(cli, ["show", spec, "--stage", stage, "--schedule", schedule, "--arch", arch])
         assert (shown.exit_code, shown.stderr) == (2, f"error: {message}\n"), stage
+
+
+def test_clusters_of_registers_ask_for_an_arch(tmp_path: Path) -> None:
+    """In the manifest, too: the form alone would be for any."""
+    for cluster, oldest in ((1, 75), (8, 90)):
+        schedule = "form=stream,threads=512,rows=1,vec=8" if cluster == 1 else f"{FEW}{cluster}"
+        built(WIDE, "--schedule", schedule, "--arch", "sm_90", "--emit", "cu", "--out", tmp_path / str(cluster))
+        (e,) = sets(tmp_path / str(cluster)).values()
+        assert e["minimum_arch"] == f"sm_{oldest}"
+        assert {k["cluster"] for k in e["kernels"]} == {cluster}
 
 
 def test_the_source_alone_of_a_form_asks_no_arch(tmp_path: Path) -> None:

@@ -340,6 +340,7 @@ def test_there_is_a_ranking_for_every_length(name: str, way: str, dtype: str) ->
         assert len(set(found)) == len(found)
         assert all(is_legal(s, p) and fits(s, p, capability) for s in found[:300])
         assert all(capability >= minimum_arch(s) for s in found)
+        assert capability < 120 or max(s.cluster for s in found) <= 8
         assert all(s.vec == widest(p) for s in found)
         sm, block = limits(capability)
         used = [static_shared(s, p) + dynamic_shared(s, p) for s in found]

@@ -88,7 +88,7 @@ def _row_bytes(p: Problem) -> int:
 
 
 def cost(s: Schedule, p: Problem, there: int) -> tuple[float, ...]:
-    """Smaller is better; the terms in order of importance. ``there``: the ``share`` of the rows."""
+    """What ranks a schedule, smaller first; the terms in order of importance. ``there``: the ``share`` of the rows."""
     idle = slots(s, p) * s.threads * s.cluster * p.chunk * (p.segments if s.form == "stream" else 1) / p.d
     if s.form == "stream":
         return (3, abs(s.threads - 512), abs(s.resident - 2))
@@ -126,8 +126,8 @@ def _rows_cost(s: Schedule, p: Problem, idle: float, there: int) -> tuple[float,
     order = {"ragged": 0, "bulk": 0 if staged else 1, "registers": 1 if staged else 0, "async": 2}[s.form]
     each = slots(s, p) * p.chunk * row / p.d
     if s.form == "registers":
-        cost = _few_cost(s, p, each, there) if few else _many_cost(s, p, each)
-        return (order, round(cost + IDLE * _off(idle, 1), 6))
+        shortcomings = _few_cost(s, p, each, there) if few else _many_cost(s, p, each)
+        return (order, round(shortcomings + IDLE * _off(idle, 1), 6))
     return (order, *_staged_cost(s, p, each, there))
 
 
@@ -175,14 +175,14 @@ def _staged_cost(s: Schedule, p: Problem, each: float, there: int) -> tuple[floa
     flight = (FLIGHT_SHARED if wide else FLIGHT) + ALONE * part * (s.resident * s.rows == 1)
     some = not wide and there <= (STAGE if s.form == "ragged" else SOME)
     block = STAGED_BLOCK[0 if some else 2 if s.form == "ragged" else 1]
-    cost = (
+    shortcomings = (
         WORK_SIZE * _off(s.resident * s.block * each, min(WORK, there * THREADS))
         + STAGED_THREADS_SIZE * _off(s.threads, threads)
         + STAGED_BLOCK_SIZE * _off(s.block, max(threads, block))
         + FLIGHT_SIZE * _off(s.resident * s.rows * s.stages * part, flight)
         + TWO_STAGES * (s.stages == 2)
     )
-    return (_off(s.cluster, cluster), not s.keep, not s.hold, s.bulk_store, round(cost, 6), s.resident)
+    return (_off(s.cluster, cluster), not s.keep, not s.hold, s.bulk_store, round(shortcomings, 6), s.resident)
 
 
 def _off(value: float, wanted: float) -> float:

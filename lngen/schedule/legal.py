@@ -19,9 +19,9 @@ WARP = 32
 NAMED_BARRIERS = 15
 BULK = 16  # bytes: bulk copies begin at multiples of it and are as long
 
-# Below these a form's instructions do not exist, nor clusters.
+# Below these a form's instructions do not exist, nor clusters; from PORTABLE_ARCH on these are small.
 MINIMUM_ARCH = {"registers": 75, "stream": 75, "async": 80, "bulk": 90, "ragged": 90}
-CLUSTER_ARCH = 90
+CLUSTER_ARCH, PORTABLE_ARCH, PORTABLE_CLUSTER = 90, 120, 8
 
 
 def check(s: Schedule, p: Problem) -> None:
@@ -46,15 +46,21 @@ def minimum_arch(s: Schedule) -> int:
     return max(MINIMUM_ARCH[s.form], CLUSTER_ARCH if s.cluster > 1 else 0)
 
 
+def largest_cluster(capability: int) -> int:
+    """The most blocks of a cluster there: none before sm_90, from sm_120 on as many as every GPU with clusters has."""
+    return 1 if capability < CLUSTER_ARCH else MAX_CLUSTER if capability < PORTABLE_ARCH else PORTABLE_CLUSTER
+
+
 def check_arch(s: Schedule, arch: str) -> None:
     """ScheduleError if its instructions do not exist on ``arch``; what no arch is, the compiler says."""
-    here, needed = capability(arch), minimum_arch(s)
+    here = capability(arch)
     there = [form for form in FORMS if MINIMUM_ARCH[form] <= here]
-    if not there or here >= needed:
-        return
-    if s.form not in there:
-        raise ScheduleError(f"form={s.form} needs sm_{needed} or later, got {arch}; use form={_either(there)}.")
-    raise ScheduleError(f"cluster={s.cluster} needs sm_{needed} or later, got {arch}; use cluster=1.")
+    if there and s.form not in there:
+        raise ScheduleError(
+            f"form={s.form} needs sm_{MINIMUM_ARCH[s.form]} or later, got {arch}; use form={_either(there)}."
+        )
+    if there and s.cluster > largest_cluster(here):
+        raise ScheduleError(f"a cluster is of at most {largest_cluster(here)} blocks on {arch}, got {s.cluster}.")
 
 
 def _either(words: list[str]) -> str:

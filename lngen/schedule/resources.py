@@ -6,6 +6,7 @@ from lngen.schedule.legal import (
     MAX_THREADS_PER_SM,
     WARP,
     dynamic_shared,
+    largest_cluster,
     minimum_arch,
     partial_rows,
     slots,
@@ -72,7 +73,8 @@ def has_room(s: Schedule, p: Problem, capability: int) -> bool:
     sm, block = _shared_limits(capability)
     shared = (static_shared(s, p) + dynamic_shared(s, p)) / 1024
     barriers = BARRIERS_OF_GROUPS if s.rows > 1 and s.threads > WARP else 1
-    there = capability >= minimum_arch(s) and s.resident * barriers <= BARRIERS
+    there = capability >= minimum_arch(s) and s.cluster <= largest_cluster(capability)
+    there = there and s.resident * barriers <= BARRIERS
     return there and shared <= block and s.resident * (shared + RESERVED) <= sm
 
 
