@@ -209,8 +209,8 @@ TOO_OLD = [
     (BWD, BULK, "sm_80", "form=bulk needs sm_90 or later, got sm_80; use form=registers, async or stream."),
     (BWD, BULK, "sm_75", "form=bulk needs sm_90 or later, got sm_75; use form=registers or stream."),
     (BWD, ASYNC, "sm_75", "form=async needs sm_80 or later, got sm_75; use form=registers or stream."),
-    (WIDE, f"{FEW}8", "sm_80", "a cluster is of at most 1 blocks on sm_80, got 8."),
-    (WIDE, f"{FEW}16", "sm_120", "a cluster is of at most 8 blocks on sm_120, got 16."),
+    (WIDE, f"{FEW}8", "sm_80", "cluster is at most 1 on sm_80, got 8."),
+    (WIDE, f"{FEW}16", "sm_120", "cluster is at most 8 on sm_120, got 16."),
 ]
 
 

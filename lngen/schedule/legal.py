@@ -60,7 +60,7 @@ def check_arch(s: Schedule, arch: str) -> None:
             f"form={s.form} needs sm_{MINIMUM_ARCH[s.form]} or later, got {arch}; use form={_either(there)}."
         )
     if there and s.cluster > largest_cluster(here):
-        raise ScheduleError(f"a cluster is of at most {largest_cluster(here)} blocks on {arch}, got {s.cluster}.")
+        raise ScheduleError(f"cluster is at most {largest_cluster(here)} on {arch}, got {s.cluster}.")
 
 
 def _either(words: list[str]) -> str:
