@@ -128,6 +128,10 @@ def test_mix_barriers_and_flight() -> None:
     plan, (block,) = counted("layernorm.fwd:d=4096,dtype=bf16", 8, "form=registers,threads=128,rows=1,vec=8")
     assert block.barriers == 2 * 8 * plan.schedule.threads // 32
     assert block.in_flight == 4096 * 2
+    shared = "form=registers,threads=256,rows=1,vec=8,cluster=2"
+    _, (cluster,) = counted("layernorm.fwd:d=12288,dtype=bf16", 4, shared)
+    assert cluster.in_flight == 12288 // 2 * 2, "a block has half a row"
+    assert cluster.moved["x"] == (4 * 12288 * 2, 0)
     assert block.bank_conflicts == 0
 
 

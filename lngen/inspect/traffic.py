@@ -11,6 +11,7 @@ from lngen.ir import WIDE
 from lngen.ir.numerics import Array
 from lngen.lower import Kernel, Plan
 from lngen.ptx import Traffic, run_plan
+from lngen.schedule import piece, problem
 
 SECTOR = 32
 
@@ -103,8 +104,9 @@ def _efficiency(counts: Mapping[str, int]) -> float:
 
 
 def _in_flight(plan: Plan, kernel: Kernel) -> int:
-    """Bytes of rows a block loads before it uses the first: every row it works on, once more if it prefetches."""
+    """Bytes of rows a block loads before it uses the first: its piece of each, once more if it prefetches."""
     if plan.schedule.form != "registers":
         return 0
     sizes = [v.type.dtype.size for v in plan.inputs if v.name in {t.name for t in kernel.tiles}]
-    return plan.schedule.rows * plan.spec.d * sum(sizes) * (2 if plan.schedule.prefetch else 1)
+    elements = min(plan.spec.d, piece(plan.schedule, problem(plan.graph, plan.spec.d)))
+    return plan.schedule.rows * elements * sum(sizes) * (2 if plan.schedule.prefetch else 1)
