@@ -1,17 +1,14 @@
 """Schedules: what they are, which are legal, which is the default."""
 
+from lngen.schedule.arch import MINIMUM_ARCH, capability, check_arch, minimum_arch
 from lngen.schedule.cost import MULTIPROCESSORS, row_counts, share
 from lngen.schedule.legal import (
     BULK,
-    MINIMUM_ARCH,
     apart,
-    capability,
     check,
-    check_arch,
     dynamic_shared,
     is_legal,
     met_numbers,
-    minimum_arch,
     partial_numbers,
     partial_rows,
     piece,

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from lngen.schedule.arch import largest_cluster, minimum_arch
 from lngen.schedule.legal import (
     MAX_THREADS_PER_SM,
     WARP,
     dynamic_shared,
-    largest_cluster,
-    minimum_arch,
     partial_rows,
     slots,
     static_shared,
