@@ -2,7 +2,7 @@
 
 Normalisation moves bytes and little else, so a schedule is good if it keeps enough bytes on their way (Little's law)
 and lets few threads hold many elements: fewer threads fold faster. The numbers are what made the first choice fastest
-over some 150 sweeps on an H200 (generated/bench/h200-sweeps.json); what is worth a few percent between neighbours,
+over 151 points on H200s (generated/bench/h200-sweeps.json); what is worth a few percent between neighbours,
 such as whether a fifth or a sixth block fits, only measuring tells: ``lngen tune``.
 """
 
