@@ -16,7 +16,7 @@ from unittest.mock import patch
 from lngen.lower import Kernel, Plan
 from mutants import Mutant, constant, doubled, halved, in_kernel, less, more, text
 
-LOWERING = [importlib.import_module(f"lngen.lower.{name}") for name in ("lower", "constants", "staged")]
+LOWERING = [importlib.import_module(f"lngen.lower.{name}") for name in ("lower", "constants", "pieces", "staged")]
 
 
 def texts(name: str, subject: str, *edits: tuple[str, str]) -> Mutant:
@@ -386,20 +386,20 @@ ONE_LAUNCH = [
 WAIT, LET = "    wait_for_previous_kernel();\n", "    let_next_kernel_begin();\n"
 
 
-def late(subject: str, before: str, after: str, what: str = "") -> Mutant:
-    """A wait that comes only before ``after``; it stood in front of ``before``."""
-    return texts(f"a wait behind a load{what}", subject, (WAIT + before, before), (after, WAIT + after))
+def late(subject: str, before: str, after: str, what: str = "", then: str = LET) -> Mutant:
+    """A wait that comes only before ``after``; it stood in front of ``then`` and ``before``."""
+    return texts(f"a wait behind a load{what}", subject, (WAIT + then + before, then + before), (after, WAIT + after))
 
 
 DEPENDENT = [
-    late("small", LET + "\n    const long long row = begin", "\n    // ---- phase 0 ----"),
-    late("late", LET + "\n    real sum_dy_xhat_acc", "    store_sums"),
-    late("stream", LET + "    __shared__ real scratch", "\n    // ---- phase 1 ----"),
-    late("columns", LET + "    const int col = (static", "    store_chunk<VEC, D>(sum_dy_partial"),
-    late("few", "    __shared__ real totals", "        if (threadIdx.x < COLUMNS && col < D) {", ": finish"),
-    late("bulk", LET + "    const float d_size", "    int stage = 0;"),
-    late("async", LET + "\n    // Where in shared memory", "    int stage = 0;"),
-    late("cluster keep", LET + "    const float d_size", "    int stage = 0;", ": what is kept"),
+    late("small", "\n    const long long row = begin", "\n    // ---- phase 0 ----"),
+    late("late", "\n    real sum_dy_xhat_acc", "    store_sums"),
+    late("stream", "    __shared__ real scratch", "\n    // ---- phase 1 ----"),
+    late("columns", "    const int col = (static", "    store_chunk<VEC, D>(sum_dy_partial"),
+    late("few", "    __shared__ real totals", "        if (threadIdx.x < COLUMNS && col < D) {", ": finish", ""),
+    late("bulk", "    const float d_size", "    int stage = 0;"),
+    late("async", "\n    // Where in shared memory", "    int stage = 0;"),
+    late("cluster keep", "    const float d_size", "    int stage = 0;", ": what is kept"),
     texts(
         "half the threads wait",
         "small",

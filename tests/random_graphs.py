@@ -18,7 +18,7 @@ from lngen.graphs.definition import GraphBuilder
 from lngen.ir import BF16, F16, F32, F64, Axis, D, DType, Graph, M, Value
 from lngen.ir.numerics import Array, round_to
 from lngen.passes.edit import upstream
-from lngen.schedule import Problem, Schedule, is_legal, minimum_arch, problem, slots, space, widest
+from lngen.schedule import Problem, Schedule, capability, exists, is_legal, problem, slots, space, widest
 from lngen.spec import Spec
 
 KINDS = ("forward", "columns", "backward", "double", "special", "maxima", "wide", "many", "middle")
@@ -145,8 +145,8 @@ class Case:
 
 
 def runs_on(schedule: Schedule, arch: str) -> bool:
-    """True if the form's instructions exist there."""
-    return int(arch.removeprefix("sm_")) >= minimum_arch(schedule)
+    """True if its instructions, and clusters of its size, exist there."""
+    return exists(schedule, capability(arch))
 
 
 @lru_cache(maxsize=256)

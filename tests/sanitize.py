@@ -18,7 +18,7 @@ from lngen.lower import lower
 from lngen.runtime.arrays_np import launch_numpy
 from lngen.runtime.choose import capability, compile_plan
 from lngen.runtime.launch import Launcher, device_arch
-from lngen.schedule import Schedule, minimum_arch, parse_schedule
+from lngen.schedule import Schedule, exists, parse_schedule
 from lngen.spec import parse_spec
 
 ROWS = 37
@@ -78,7 +78,7 @@ def wrong(text: str, schedule: str) -> list[str]:
     """The same for one spec under one schedule; nothing where its form does not exist."""
     plan = lower(parse_spec(text), parse_schedule(schedule, Schedule("registers", 32, 1, 1)))
     arch = device_arch(0)
-    if capability(arch) < minimum_arch(plan.schedule):
+    if not exists(plan.schedule, capability(arch)):
         return []
     inputs = random_inputs(plan.spec, ROWS)
     launcher = Launcher(plan, compile_plan(plan, arch), 0)

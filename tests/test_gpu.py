@@ -20,7 +20,7 @@ from lngen.lower import lower
 from lngen.runtime.arrays_np import launch_numpy, raw
 from lngen.runtime.choose import capability, compile_plan
 from lngen.runtime.launch import Launcher, device_arch
-from lngen.schedule import Schedule, minimum_arch, parse_schedule
+from lngen.schedule import Schedule, exists, parse_schedule
 from lngen.spec import parse_spec
 from test_passes import gated
 
@@ -101,8 +101,8 @@ def with_schedule(text: str, schedule: str) -> tuple[Any, Any]:
     """The plan of a spec under a schedule, and its launcher."""
     plan = lower(parse_spec(text), parse_schedule(schedule, GENERAL))
     arch = device_arch(0)
-    if capability(arch) < minimum_arch(plan.schedule):
-        pytest.skip(f"form={plan.schedule.form} does not exist on {arch}")
+    if not exists(plan.schedule, capability(arch)):
+        pytest.skip(f"{plan.schedule} does not exist on {arch}")
     return plan, Launcher(plan, compile_plan(plan, arch), 0)
 
 

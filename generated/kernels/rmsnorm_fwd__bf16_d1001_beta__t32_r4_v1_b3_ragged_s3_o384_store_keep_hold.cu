@@ -343,8 +343,8 @@ __device__ __forceinline__ void store_span(T* row, const void* from, int lane)
     if (lane < PIECES ? i < before : lane < 2 * PIECES && i >= before + whole) row[i] = staged_row[i];
 }
 
-// Rows of halves of words that begin anywhere, all that a thread has of one at a time: what selected word by word then is
-// a few branches, and what was stored by halves leaves in 16 bytes.
+// Rows of two bytes an element that begin anywhere, moved for all chunks of a thread at once: where they begin is decided
+// by a few branches a row, not by selects a word, and whole 16 bytes are stored.
 
 // Word i of those that begin BYTES bytes behind some: an odd half of one and the first of the next put together.
 template <int BYTES> __device__ __forceinline__ unsigned shifted(const unsigned* words, int i)

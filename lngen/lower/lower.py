@@ -16,11 +16,12 @@ from lngen.lower.constants import (
     pitch,
     row_constants,
 )
+from lngen.lower.in_registers import in_registers
 from lngen.lower.parts import Argument, Constant, Sum, aligned
 from lngen.lower.phases import Spell, Style, before, phases, speller, tensor, uniform
 from lngen.lower.plan import Buffer, Extent, Finish, Kernel, Plan
 from lngen.lower.split import Split, column_graph, split
-from lngen.lower.staged import in_registers, staged
+from lngen.lower.staged import staged
 from lngen.passes.edit import extract
 from lngen.schedule import (
     STAGED,

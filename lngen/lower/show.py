@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from lngen.lower.parts import Phase
+from lngen.lower.pieces import HELD_COLUMNS
 from lngen.lower.plan import Kernel, Plan
-from lngen.lower.staged import HELD_COLUMNS
 
 
 def show_plan(plan: Plan) -> str:

@@ -1,4 +1,4 @@
-"""Rows that come through shared memory, where tensors lie in a stage, and rows that clusters share: their partials."""
+"""Rows that come through shared memory: where tensors lie in a stage, and the partials of such a kernel."""
 
 from __future__ import annotations
 
@@ -6,70 +6,28 @@ from dataclasses import replace
 
 from lngen.ir import WIDE, Graph, Value
 from lngen.ir.ops import ctype
-from lngen.lower.constants import is_exact
 from lngen.lower.parts import Phase, Place
+from lngen.lower.pieces import COPIED, HELD_COLUMNS, LOADED, files, fold, in_pieces
 from lngen.lower.plan import Kernel, Sections
 from lngen.schedule import (
     Problem,
     Schedule,
     dynamic_shared,
     met_numbers,
-    partial_numbers,
     stage_share,
 )
-
-# How a phase gets its [D] inputs: from those that are kept, or from memory.
-HELD_COLUMNS = "_held_columns.cuh.jinja"
-COPIED, LOADED = "_copy_columns.cuh.jinja", "_load_columns.cuh.jinja"
 
 
 def staged(kernel: Kernel, graph: Graph, outputs: tuple[Value, ...], s: Schedule, p: Problem) -> Kernel:
     """A row kernel under a staged schedule: its shared memory, its clusters, its partials."""
     inputs, results = places(graph, outputs, s, p)
     return replace(
-        _shared(kernel, s, p),
+        in_pieces(kernel, s, p),
         phases=_refilling(kernel.phases),
         dynamic=dynamic_shared(s, p),
         places=inputs,
         results=results,
         sections=sections(kernel, s, p),
-        start="start",
-        length="length" if s.form == "bulk" else "D",
-        bound="BOUND" if is_exact(s, p) else "D",
-    )
-
-
-def in_registers(kernel: Kernel, s: Schedule, p: Problem) -> Kernel:
-    """A row kernel whose rows are in registers: its clusters, its partials."""
-    if p.column_sums:
-        end = "_end_groups_in_turn" if partial_numbers(s, p) else "_end_sums"
-        return replace(kernel, sections=Sections(end=_files(end, *["_one_launch"] * s.one_launch)))
-    meets, columns = met_numbers(s, p) > 0, COPIED if s.keep else LOADED
-    # The blocks of a cluster may send to each other once all of them run: rows are asked for before that.
-    held = (*[HELD_COLUMNS] * s.keep, *_files(*["_ready_cluster"] * meets))
-    if s.cluster == 1:
-        return replace(kernel, sections=Sections(held=held, columns=columns))
-    setup = _files("_start", *["_setup_cluster"] * meets, "_piece")
-    return replace(
-        _shared(kernel, s, p),
-        sections=Sections(setup=setup, held=held, columns=columns, fold=_fold(meets)),
-        start="start",
-        length="length",
-        bound="BOUND" if is_exact(s, p) else "D",
-    )
-
-
-def _shared(kernel: Kernel, s: Schedule, p: Problem) -> Kernel:
-    """The kernel with what is different where a cluster shares each row."""
-    if s.cluster == 1:
-        return kernel
-    return replace(
-        kernel,
-        cluster=s.cluster,
-        exchanged=met_numbers(s, p),
-        owner="blockIdx.x / CLUSTER",
-        first_column="cluster_rank() * PIECE",
-        writer="live && lane == 0 && start == 0",
     )
 
 
@@ -130,26 +88,18 @@ def sections(kernel: Kernel, s: Schedule, p: Problem) -> Sections:
         ("_one_launch", s.one_launch),
     ]
     return Sections(
-        setup=_files(*setup[s.form]),
-        held=(*[HELD_COLUMNS] * s.keep, *_files(*["_held_sums"] * bool(p.column_sums))),
-        copies=_files(*copies[s.form]),
-        row_begin=_files(*(name for name, there in begins if there)),
+        setup=files(*setup[s.form]),
+        held=(*[HELD_COLUMNS] * s.keep, *files(*["_held_sums"] * bool(p.column_sums))),
+        copies=files(*copies[s.form]),
+        row_begin=files(*(name for name, there in begins if there)),
         tiles=f"{tiles}.cuh.jinja",
-        load=_files("_load_held" if s.hold else tiles),
+        load=files("_load_held" if s.hold else tiles),
         columns=COPIED if s.keep else LOADED,
         store=f"{store}.cuh.jinja" if s.bulk_store else "_store_results.cuh.jinja",
-        fold=_fold(meets),
-        row_end=_files(*["_store_halves"] * halves, *["_end_row"] * s.bulk_store),
-        end=_files(*(name for name, there in ends if there)),
+        fold=fold(meets),
+        row_end=files(*["_store_halves"] * halves, *["_end_row"] * s.bulk_store),
+        end=files(*(name for name, there in ends if there)),
     )
-
-
-def _fold(meets: bool) -> str:
-    return "_cluster_sums.cuh.jinja" if meets else "_row_sums.cuh.jinja"
-
-
-def _files(*names: str) -> tuple[str, ...]:
-    return tuple(f"{name}.cuh.jinja" for name in names)
 
 
 def _refilling(phases: tuple[Phase, ...]) -> tuple[Phase, ...]:

@@ -1,6 +1,6 @@
 """Schedules: what they are, which are legal, which is the default."""
 
-from lngen.schedule.arch import MINIMUM_ARCH, capability, check_arch, minimum_arch
+from lngen.schedule.arch import MINIMUM_ARCH, capability, check_arch, exists, minimum_arch
 from lngen.schedule.cost import MULTIPROCESSORS, row_counts, share
 from lngen.schedule.legal import (
     BULK,
@@ -26,8 +26,8 @@ from lngen.schedule.schedule import STAGED, Schedule, parse_schedule
 
 __all__ = [
     "BULK", "MINIMUM_ARCH", "MULTIPROCESSORS", "STAGED", "Problem", "Schedule", "apart", "blocks_that_fit",
-    "capability", "check", "check_arch", "depths", "dynamic_shared", "fits", "is_legal", "is_row_fold", "is_sum",
-    "met_numbers", "minimum_arch", "parse_schedule", "partial_numbers", "partial_rows", "piece", "problem", "ranked",
-    "registers", "row_counts", "scratch_numbers", "segments_held", "share", "slots", "space", "stage_bytes",
+    "capability", "check", "check_arch", "depths", "dynamic_shared", "exists", "fits", "is_legal", "is_row_fold",
+    "is_sum", "met_numbers", "minimum_arch", "parse_schedule", "partial_numbers", "partial_rows", "piece", "problem",
+    "ranked", "registers", "row_counts", "scratch_numbers", "segments_held", "share", "slots", "space", "stage_bytes",
     "stage_share", "static_shared", "widest",
 ]  # fmt: skip

@@ -21,9 +21,14 @@ def minimum_arch(s: Schedule) -> int:
     return max(MINIMUM_ARCH[s.form], CLUSTER_ARCH if s.cluster > 1 else 0)
 
 
-def largest_cluster(capability: int) -> int:
+def largest_cluster(here: int) -> int:
     """The most blocks of a cluster there: none before sm_90, from sm_120 on as many as every GPU with clusters has."""
-    return 1 if capability < CLUSTER_ARCH else MAX_CLUSTER if capability < PORTABLE_ARCH else PORTABLE_CLUSTER
+    return 1 if here < CLUSTER_ARCH else MAX_CLUSTER if here < PORTABLE_ARCH else PORTABLE_CLUSTER
+
+
+def exists(s: Schedule, here: int) -> bool:
+    """True if its instructions, and clusters of its size, exist at the compute capability ``here``."""
+    return here >= MINIMUM_ARCH[s.form] and s.cluster <= largest_cluster(here)
 
 
 def check_arch(s: Schedule, arch: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lngen.schedule.arch import largest_cluster, minimum_arch
+from lngen.schedule.arch import exists
 from lngen.schedule.legal import (
     MAX_THREADS_PER_SM,
     WARP,
@@ -27,8 +27,7 @@ SMALL_SHARED = (100, 99)
 RESERVED = 1  # KiB of a multiprocessor's shared memory that each block costs besides its own
 
 # Registers besides those for elements, fitted to compile logs; of a staged kernel so many more for f64.
-ROW_BASE = 10
-HALVES_BASE, HALVES = -1, 1.35  # of rows of two bytes an element, which are unpacked: so many for each register of them
+ROW_WORDS, ROW_HALVES = (10, 1.0), (-1, 1.35)  # and for each register of elements: two bytes each are unpacked
 COLUMN_BASE = 30
 STREAM_BASE = 26
 STAGED_BASE, STAGED_F64 = 34, 12
@@ -53,9 +52,8 @@ def registers(s: Schedule, p: Problem) -> int:
         return round(base + elements * (sums + kept + held) + 2 * p.chunk)
     if not p.column_sums:
         held = sum(p.input_sizes) + (sum(p.column_sizes) if s.keep else 0)
-        if {*p.input_sizes} == {2}:
-            return round(HALVES_BASE + 2 * p.chunk + HALVES * elements * held / 4)
-        return round((ROW_BASE + 2 * p.chunk) * p.real_size / 4 + elements * held / 4)
+        base, each = ROW_HALVES if {*p.input_sizes} == {2} else ROW_WORDS
+        return round((base + 2 * p.chunk) * p.real_size / 4 + each * elements * held / 4)
     inputs = sum(p.input_sizes) / 4 * (2 if s.prefetch else 1)
     return round(COLUMN_BASE + elements * (inputs + sums + 1))
 
@@ -72,8 +70,7 @@ def has_room(s: Schedule, p: Problem, capability: int) -> bool:
     sm, block = _shared_limits(capability)
     shared = (static_shared(s, p) + dynamic_shared(s, p)) / 1024
     barriers = BARRIERS_OF_GROUPS if s.rows > 1 and s.threads > WARP else 1
-    there = capability >= minimum_arch(s) and s.cluster <= largest_cluster(capability)
-    there = there and s.resident * barriers <= BARRIERS
+    there = exists(s, capability) and s.resident * barriers <= BARRIERS
     return there and shared <= block and s.resident * (shared + RESERVED) <= sm
 
 
