@@ -64,6 +64,7 @@ BULK = [
     text("parity of the first round for ever", "bulk", "parity ^= 1;", ""),
     text("parity of every row", "bulk", FLIP, "            stage = 0;\n        }\n        parity ^= 1;\n"),
     text("parity starts at 1", "bulk", "unsigned parity = 0;", "unsigned parity = 1;"),
+    text("parity starts at what was seen", "bulk columns", "(rows >> 63)", "(rows >> 63 | 1)"),
     text("not awaited", "bulk", AWAIT, ""),
     text("16 bytes too few expected", "bulk", "length * (sizeof(bf16)));", "length * (sizeof(bf16)) - 16);"),
     text("16 bytes too many expected", "bulk", "length * (sizeof(bf16)));", "length * (sizeof(bf16)) + 16);"),

@@ -123,6 +123,10 @@ def test_the_hashes_and_resources_are_those_of_the_files(tmp_path: Path) -> None
             assert {k: r["registers"] for k, r in e["resources"][arch].items()} == {
                 k: r.registers for k, r in binary.resources.items()
             }
+            made = plan(e["spec"]["text"], "sm_80", "sm_90")
+            assert {k: r["asked_shared_bytes"] for k, r in e["resources"][arch].items()} == {
+                k.name: made.asked_shared(k, int(arch[3:])) for k in made.kernels
+            }
     assert named.keys() | {"manifest.json"} == contents(tmp_path).keys()
 
 

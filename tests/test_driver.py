@@ -73,7 +73,7 @@ def launch(k: Kernel, rows: int, dependent: bool) -> None:
     tensors = [a.tensor for a in k.arguments if a.kind in ("input", "output")]
     strides = {a.tensor: 4096 for a in k.arguments if a.kind == "stride"}
     offsets = {a.tensor: 256 for a in k.arguments if a.kind == "workspace"}
-    bound = _Arguments(k, 99, rows, tensors, strides, offsets, dependent)
+    bound = _Arguments(k, 99, rows, tensors, strides, offsets, k.dynamic + 4096, dependent)
     for position, index in bound.tensors:
         bound.values[position] = 1000 + index
     for position, offset in bound.buffers:
@@ -108,7 +108,7 @@ def test_the_driver_gets_what_the_plan_says(
     (done,) = recorder.launched
     assert done["attributes"] == attributes
     assert (done["grid"], done["block"]) == ((k.grid[0](rows), 1, 1), (k.block, 1, 1))
-    assert (done["shared"], done["stream"], done["function"]) == (k.dynamic, 7, 99)
+    assert (done["shared"], done["stream"], done["function"]) == (k.dynamic + 4096, 7, 99)
     assert done["grid"][0] % k.cluster == 0, "a grid of broken clusters"
     pointers = iter(range(1000, 2000))
     expected = {"rows": lambda: rows, "stride": lambda: 4096, "workspace": lambda: 5256}

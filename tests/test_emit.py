@@ -167,6 +167,7 @@ def test_every_template_is_used() -> None:
     ragged = "form=ragged,threads=32,rows=8,vec=1,stages=2,bulk_store=yes,keep=yes"
     plans.append(plan_of("layernorm.bwd:d=1001,dtype=bf16", ragged))
     plans.append(plan_of("layernorm.fwd:d=1001,dtype=bf16", f"{ragged},owners=3,hold=yes"))
+    plans.append(plan_of("layernorm.bwd:d=768,dtype=f16", "form=registers,threads=32,rows=16,vec=8"))
     kernels = [k for p in plans for k in p.kernels]
     included |= {t for p in plans for t in partials(p)} | {k.template for k in kernels}
     included |= {t for k in kernels for t in k.sections}

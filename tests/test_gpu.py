@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from typing import Any
 
@@ -19,8 +20,9 @@ from lngen.ir.numerics import NUMPY_DTYPE
 from lngen.lower import lower
 from lngen.runtime.arrays_np import launch_numpy, raw
 from lngen.runtime.choose import capability, compile_plan
+from lngen.runtime.driver import library
 from lngen.runtime.launch import Launcher, device_arch
-from lngen.schedule import Schedule, exists, parse_schedule
+from lngen.schedule import Schedule, exists, parse_schedule, problem, ranked
 from lngen.spec import parse_spec
 from test_passes import gated
 
@@ -118,6 +120,31 @@ def test_bits_of_every_structure(text: str, schedule: str) -> None:
         inputs = random_inputs(plan.spec, rows)
         got = launch_numpy(launcher, rows, inputs, POISON)
         assert mismatches(got, interpret(plan.graph, inputs)) == [], rows
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        ("layernorm.fwd:d=768,dtype=f16", 5461),
+        ("layernorm.fwd:d=4096,dtype=f32", 512),
+        ("rmsnorm.fwd:d=1024,dtype=f32", 4096),
+    ],
+)
+def test_a_multiprocessor_holds_as_many_blocks_that_stay_as_the_schedule_counts_on(text: str, rows: int) -> None:
+    """By the driver's count; with the shared memory the kernel uses it would be one more of some of them."""
+    spec = parse_spec(text)
+    fitting = []
+    for schedule in [s for s in ranked(problem(spec.graph(), spec.d), rows=rows) if s.form == "bulk"][:40:4]:
+        plan, launcher = with_schedule(text, str(schedule))
+        found = []
+        for shared in (launcher.shared[0], plan.kernels[0].dynamic):
+            blocks = ctypes.c_int()
+            found.append(blocks)
+            asked = ctypes.byref(blocks), ctypes.c_void_p(launcher._functions[0].ptr), plan.kernels[0].block
+            assert library().cuOccupancyMaxActiveBlocksPerMultiprocessor(*asked, ctypes.c_size_t(shared)) == 0
+        fitting.append(found[1].value)
+        assert found[0].value == min(schedule.resident, fitting[-1]), str(schedule)
+    assert fitting
 
 
 REPEATED = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -150,6 +151,21 @@ def shifted(value: Any, n: Any) -> Any:
 )
 def test_bits(asm: str, want: Any) -> None:
     assert (bits(asm, A, B, "t") == np.asarray(want, dtype=np.uint64)).all()
+
+
+def test_sums_and_products_of_halves_in_f32() -> None:
+    """One rounding: operands but the last are f16 or bf16; instructions of sm_100 and later."""
+    for half, widen in (("f16", lambda u: u.view(np.float16)), ("bf16", lambda u: u.view(ml_dtypes.bfloat16))):
+        x = widen((0x3801 + 97 * T).astype(np.uint16)).astype(np.float32)
+        c = (0x3F000000 + 12345 * T).astype(U4).view(np.float32)
+        given = ("0x3801 + 97 * t", "0x3f000000 + 12345 * t")
+        for asm, want in (
+            (f"add.rn.f32.{half} %0, h, %2;", x + c),
+            (f"sub.rn.f32.{half} %0, h, %2;", x - c),
+            (f"fma.rn.f32.{half} %0, h, h, %2;", (x.astype(np.float64) * x + c).astype(np.float32)),
+        ):
+            found = bits(f"{{ .reg .b16 h, l; mov.b32 {{h, l}}, %1; {asm} }}", *given)
+            assert (found == want.view(U4)).all(), (asm, half)
 
 
 def test_one_thread_of_a_warp_is_elected() -> None:

@@ -326,10 +326,10 @@ def test_the_arguments_and_attributes_of_a_plan_s_kernels(monkeypatch: pytest.Mo
     (kernel,) = plan.kernels
     tensors = [v.name for v in (*plan.inputs, *plan.outputs)]
     offsets = plan.workspace_offsets(5)
-    held = launch._Arguments(kernel, 7, 5, tensors, dict.fromkeys(tensors, 20000), offsets, dependent)
+    held = launch._Arguments(kernel, 7, 5, tensors, dict.fromkeys(tensors, 20000), offsets, 99328, dependent)
     held.launch(9)
     grid, block, shared, stream, attributes, _ = fake.launches[0]
-    assert (grid, block, shared, stream) == ((120, 1, 1), (256, 1, 1), kernel.dynamic, 9)
+    assert (grid, block, shared, stream) == ((120, 1, 1), (256, 1, 1), 99328, 9)
     wanted = {2: (1, 1, 1), 4: (2, 1, 1)} | ({6: (1, 1, 1)} if dependent else {})
     assert attributes == wanted
     kinds = [a.kind for a in kernel.arguments]

@@ -7,13 +7,15 @@ from typing import Any
 import pytest
 
 from lngen.check.inputs import mismatches, random_inputs
+from lngen.emit import emit
 from lngen.graphs import Definition, GraphBuilder
 from lngen.interpret import interpret
 from lngen.ir import D, M
 from lngen.lower import Plan, lower
-from lngen.ptx import Outcome, run_plan
+from lngen.ptx import Outcome, parse, run_plan
 from lngen.schedule import Schedule, parse_schedule
 from lngen.spec import Spec, make_spec, parse_spec
+from lngen.toolchain import compile_ptx
 
 pytest.importorskip("cupy")
 
@@ -172,3 +174,15 @@ def test_maxima_and_sums_that_end_one_phase() -> None:
         spec = make_spec(Definition("peaked", peaked), direction, {"d": 8200, "dtype": "bf16"})
         run(spec, "form=bulk,threads=128,rows=1,vec=8,stages=2,owners=2,cluster=2,bulk_store=yes", 7)
         run(spec, "form=async,threads=128,rows=2,vec=8,stages=2,owners=1", 3)
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_what_is_widened_once_is_not_widened_again(dtype: str) -> None:
+    """An element of x, dy and gamma, in a backward of two phases that holds them."""
+    spec = parse_spec(f"layernorm.bwd:d=4096,dtype={dtype}")
+    schedule = parse_schedule("form=bulk,threads=128,rows=2,vec=8,stages=3,keep=yes,hold=yes", BASE)
+    plan = lower(spec, schedule)
+    entry = parse(compile_ptx(emit(plan), "sm_90")).entries[plan.kernels[0].name]
+    elements, widened = 4096 // 128, [i.opcode for i in entry.instructions].count("cvt.f32.f16")
+    assert 3 * elements <= widened < 2 * 3 * elements if dtype == "f16" else widened == 0
+    assert [i.opcode for i in entry.instructions].count("sub.rn.f32") == 2 * elements, "xc and what dy is centred by"

@@ -66,13 +66,6 @@ template <int LANES, typename T> __device__ __forceinline__ void prefetch(const 
 
 struct f16 { unsigned short bits; };
 
-__device__ __forceinline__ float f32_from_f16(f16 v)
-{
-    float r;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"(v.bits));
-    return r;
-}
-
 // Rounded to nearest even.
 __device__ __forceinline__ f16 f16_from_f32(float v)
 {
@@ -80,6 +73,11 @@ __device__ __forceinline__ f16 f16_from_f32(float v)
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(r.bits) : "f"(v));
     return r;
 }
+
+// A function of libdevice, which the compiler has at hand: what it returns can be kept, where asm would be repeated.
+extern "C" __device__ float __nv_half2float(unsigned short bits);
+
+__device__ __forceinline__ float f32_from_f16(f16 v) { return __nv_half2float(v.bits); }
 
 // Words asked for where it is written: the compiler moves loads of what nobody writes behind barriers, close to their use.
 __device__ __forceinline__ void early_word(unsigned short& w, const void* p)
@@ -101,6 +99,14 @@ __device__ __forceinline__ void early_word(uint4& w, const void* p)
 {
     asm volatile("ld.global.v4.u32 { %0, %1, %2, %3 }, [%4];"
         : "=r"(w.x), "=r"(w.y), "=r"(w.z), "=r"(w.w) : "l"(__cvta_generic_to_global(p)) : "memory");
+}
+
+// Bits that are known once the number is.
+template <typename T> __device__ __forceinline__ unsigned bits_of(T v)
+{
+    if constexpr (sizeof(T) == 2) return v.bits;
+    else if constexpr (sizeof(T) == 4) return __float_as_uint(v);
+    else return static_cast<unsigned>(__double2hiint(v) ^ __double2loint(v));
 }
 
 template <int BYTES> struct Word;
@@ -558,6 +564,19 @@ layernorm_bwd__f16_d8192__t256_r1_v8_b1_bulk_s3_keep__rows(
     if (begin < rows) rstd_next = rstd_ptr[begin + group < rows ? begin + group : rows - 1];
     int stage = 0;
     unsigned parity = 0;
+    // What was asked for has to be there before the first row. Left to the compiler, the wait for it may lie within the loop,
+    // and be one for the numbers of the next row, too: loads under way are counted, not told apart.
+    unsigned seen = 0;
+    seen ^= bits_of(mean_next);
+    seen ^= bits_of(rstd_next);
+    #pragma unroll
+    for (int k = 0; k < SLOTS; ++k) {
+        #pragma unroll
+        for (int i = 0; i < CHUNK; ++i) {
+            seen ^= bits_of(gamma_kept[k][i]);
+        }
+    }
+    parity ^= seen & static_cast<unsigned>(rows >> 63);  // 0, which the compiler cannot know
     #pragma unroll 1
     for (long long first = begin; first < rows; first += step) {
         const long long row = first + group;

@@ -60,18 +60,19 @@ template <int LANES, typename T> __device__ __forceinline__ void prefetch(const 
 
 struct f16 { unsigned short bits; };
 
-__device__ __forceinline__ float f32_from_f16(f16 v)
-{
-    float r;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"(v.bits));
-    return r;
-}
-
 // Rounded to nearest even.
 __device__ __forceinline__ f16 f16_from_f32(float v)
 {
     f16 r;
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(r.bits) : "f"(v));
+    return r;
+}
+
+// As asm, which is repeated wherever its result is needed: rows, the next rows and column sums leave no registers for it.
+__device__ __forceinline__ float f32_from_f16(f16 v)
+{
+    float r;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"(v.bits));
     return r;
 }
 

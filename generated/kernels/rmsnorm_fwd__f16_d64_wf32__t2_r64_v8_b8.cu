@@ -58,13 +58,6 @@ template <int LANES, typename T> __device__ __forceinline__ void prefetch(const 
 
 struct f16 { unsigned short bits; };
 
-__device__ __forceinline__ float f32_from_f16(f16 v)
-{
-    float r;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"(v.bits));
-    return r;
-}
-
 // Rounded to nearest even.
 __device__ __forceinline__ f16 f16_from_f32(float v)
 {
@@ -72,6 +65,11 @@ __device__ __forceinline__ f16 f16_from_f32(float v)
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(r.bits) : "f"(v));
     return r;
 }
+
+// A function of libdevice, which the compiler has at hand: what it returns can be kept, where asm would be repeated.
+extern "C" __device__ float __nv_half2float(unsigned short bits);
+
+__device__ __forceinline__ float f32_from_f16(f16 v) { return __nv_half2float(v.bits); }
 
 template <int BYTES> struct Word;
 template <> struct Word<2> { using type = unsigned short; };

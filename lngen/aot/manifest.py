@@ -17,7 +17,7 @@ from lngen.aot.files import sha256
 from lngen.errors import LngenError
 from lngen.ir import WIDE, D, M, Value
 from lngen.lower import Extent, Kernel, Plan
-from lngen.schedule import minimum_arch
+from lngen.schedule import capability, minimum_arch
 from lngen.spec import Spec
 from lngen.toolchain import Resources
 
@@ -38,7 +38,8 @@ _ARGUMENT_RULE = "every argument is 8 bytes: a pointer, or a long long (rows; st
 _LAUNCH_RULE = (
     "the kernels of a set are launched in this order on one stream: cluster blocks to a cluster in x if that is more "
     "than 1, cooperatively if the kernel says so, its dynamic shared memory allowed first "
-    "(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES), and clusters of more than 8 blocks, too "
+    "(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES): what it uses, or what the resources of the arch say to ask "
+    "for, so that blocks that stay are spread evenly; and clusters of more than 8 blocks, too "
     "(CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED); without rows only those with launch_for_no_rows"
 )
 _DEPENDENT_RULE = (
@@ -88,7 +89,16 @@ def entry(plan: Plan, resources: Mapping[str, Mapping[str, Resources]]) -> dict[
                 for b in plan.workspace
             ],
         },
-        "resources": {arch: {k: asdict(r) for k, r in kernels.items()} for arch, kernels in resources.items()},
+        "resources": {
+            arch: {
+                k.name: {
+                    **asdict(kernels[k.name]),
+                    "asked_shared_bytes": plan.asked_shared(k, capability(arch)),
+                }
+                for k in plan.kernels
+            }
+            for arch, kernels in resources.items()
+        },
     }
 
 

@@ -9,8 +9,9 @@ from lngen.ir import WIDE, D, Eqn, Graph, M
 CHUNK_BYTES = 16
 SEGMENT_BYTES = 16 * 1024
 
-# Column sums, of 4 and of 8 bytes, that a block holds well in registers: of several row groups, and of one.
-HELD, HELD_PIECE = {4: 12288, 8: 6144}, {4: 8192, 8: 4096}
+# Column sums, of 4 and of 8 bytes, that a block holds well in registers: of several row groups; of a few long rows,
+# where more of them left no room for the rows; of one.
+HELD, HELD_LONG, HELD_PIECE = {4: 12288, 8: 6144}, {4: 10240, 8: 5120}, {4: 8192, 8: 4096}
 
 # Longer rows that blocks meet over once are better shared by clusters of so many: with short pieces of several rows
 # side by side, few clusters leave few partial rows behind.
@@ -94,16 +95,20 @@ def column_order(d: int, size: int = 4, cluster: int = 1, blocks: int | None = N
     """How many row groups and blocks share the rows, for ``d`` columns whose sums have ``size`` bytes.
 
     A block of ``groups`` pieces of rows side by side holds at most 12288 column sums (6144 of 8 bytes), which fit the
-    registers and, for folding the groups, the shared memory.
+    registers and, for folding the groups, the shared memory; of long rows it is at most 10240.
     """
     piece, groups = -(-d // cluster), 1
-    while groups < 128 and 2 * groups * max(piece, 64) <= HELD[max(size, 4)]:
+    while groups < 128 and 2 * groups * max(piece, 64) <= _held(2 * groups, cluster)[max(size, 4)]:
         groups *= 2
     if blocks is None:
         doublings = cluster.bit_length() - 1
         short = groups >= SHORT_GROUPS and cluster == 1
         blocks = SHORT_OWNERS if short else OWNERS[min(doublings, len(OWNERS) - 1)]
     return ColumnOrder(groups, blocks, strands=16 if blocks >= 64 else 4)
+
+
+def _held(groups: int, cluster: int) -> dict[int, int]:
+    return HELD if groups >= SHORT_GROUPS or cluster > 1 else HELD_LONG
 
 
 def sharers(graph: Graph, d: int) -> int:

@@ -10,7 +10,7 @@ from lngen.emit import emit
 from lngen.errors import MissingError, ScheduleError
 from lngen.lower import Plan, lower
 from lngen.runtime.stages import show_stages
-from lngen.schedule import MINIMUM_ARCH, Schedule, blocks_that_fit, capability, check_arch, fits, problem, ranked
+from lngen.schedule import MINIMUM_ARCH, Schedule, capability, check_arch, fits, problem, ranked
 from lngen.spec import Spec
 from lngen.toolchain import Binary, compile_cubin
 
@@ -40,9 +40,8 @@ def default_schedule(
 
     ``rows``: how many there will be, None for many.
 
-    The model ranks, the compile log decides: a candidate with spills is passed over, and one whose blocks stay, but of
-    which a multiprocessor holds more than the schedule counts on: some would get the work of others. Without a compiler
-    the model's first choice stands. With ``also`` it is one schedule for all of these archs: the best for the
+    The model ranks, the compile log decides: a candidate with spills is passed over. Without a compiler the model's
+    first choice stands. With ``also`` it is one schedule for all of these archs: the best for the
     oldest that fits the others.
     """
     facts = problem(spec.graph(), spec.d)
@@ -54,7 +53,6 @@ def default_schedule(
     ]
     if not candidates:
         raise ScheduleError(f"no schedule for {spec} fits {', '.join((oldest, *others))} alike; build them apart.")
-    uneven: list[Schedule] = []
     for candidate in candidates:
         plan = lower(spec, candidate)
         try:
@@ -62,15 +60,11 @@ def default_schedule(
         except MissingError:
             return candidate
         *_, (arch, last) = built.items()
-        reason = f"spills on {arch}" if _spills(last) else ""
-        if not reason:
-            if not _uneven(plan, oldest, built[oldest]):
-                return candidate
-            uneven.append(candidate)
+        if not _spills(last):
+            return candidate
         if config.debug_level() >= 2:
-            reason = reason or "leaves room for a block more than it counts on"
-            print(f"lngen: {spec}: {candidate} {reason}", file=sys.stderr)
-    return (uneven or candidates)[0]
+            print(f"lngen: {spec}: {candidate} spills on {arch}", file=sys.stderr)
+    return candidates[0]
 
 
 def _until_one_spills(plan: Plan, arches: Sequence[str]) -> dict[str, Binary]:
@@ -85,14 +79,3 @@ def _until_one_spills(plan: Plan, arches: Sequence[str]) -> dict[str, Binary]:
 
 def _spills(binary: Binary) -> bool:
     return any(r.spills for r in binary.resources.values())
-
-
-def _uneven(plan: Plan, arch: str, binary: Binary) -> bool:
-    """True if its blocks stay until all rows are done, and a multiprocessor may get more of them than others."""
-    kernel = plan.kernels[0]
-    if not kernel.places or kernel.accumulators:
-        return False
-    used = binary.resources[kernel.name]
-    shared = used.shared + kernel.dynamic
-    fit = blocks_that_fit(kernel.block, used.registers, used.barriers, shared, capability(arch))
-    return fit > plan.schedule.resident

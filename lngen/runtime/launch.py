@@ -64,9 +64,11 @@ class Launcher:
             self._module.load(binary.image)
             self._functions = [self._module.get_function(k.name) for k in plan.kernels]
             # Kernels that wait for the one before them may be launched before it has ended; see _launch.cuh.jinja.
-            self.dependent = int(cupy.cuda.Device(device).compute_capability) >= 90
-            for kernel, function in zip(plan.kernels, self._functions, strict=True):
-                allow_shared(function.ptr, kernel.dynamic)
+            capability = int(cupy.cuda.Device(device).compute_capability)
+            self.dependent = capability >= 90
+            self.shared = [plan.asked_shared(kernel, capability) for kernel in plan.kernels]
+            for kernel, function, shared in zip(plan.kernels, self._functions, self.shared, strict=True):
+                allow_shared(function.ptr, shared)
                 allow_cluster(function.ptr, kernel.cluster)
 
     def bind(self, rows: int, strides: Mapping[str, int]) -> Bound:
@@ -99,7 +101,7 @@ class Bound:
         self.workspace_bytes = plan.workspace_bytes(rows)
         offsets = plan.workspace_offsets(rows)
         self.zeroed = tuple((offsets[b.name], b.bytes(rows)) for b in plan.workspace if b.zeroed)
-        needed = [(k, f) for k, f in zip(plan.kernels, functions, strict=True) if rows or k.always]
+        needed = [one for one in zip(plan.kernels, functions, launcher.shared, strict=True) if rows or one[0].always]
         self._kernels = [
             _Arguments(
                 kernel,
@@ -108,9 +110,10 @@ class Bound:
                 launcher.tensors,
                 strides,
                 offsets,
+                shared,
                 dependent=launcher.dependent and (place > 0 or launcher.overlap),
             )
-            for place, (kernel, function) in enumerate(needed)
+            for place, (kernel, function, shared) in enumerate(needed)
         ]
 
     def __call__(self, pointers: Sequence[int], workspace: int, stream: int) -> None:
@@ -153,6 +156,7 @@ class _Arguments:
         tensors: Sequence[str],
         strides: Mapping[str, int],
         offsets: Mapping[str, int],
+        shared: int,
         dependent: bool,
     ) -> None:
         count = len(kernel.arguments)
@@ -163,7 +167,7 @@ class _Arguments:
         attributes |= {CLUSTER_DIMENSION: kernel.cluster} if kernel.cluster > 1 else {}
         attributes |= {PROGRAMMATIC_STREAM_SERIALIZATION: 1} if dependent else {}
         x, y = (extent(rows) for extent in kernel.grid)
-        self.launch = Launch(function, (x, y), kernel.block, kernel.dynamic, attributes, table, kernel.name)
+        self.launch = Launch(function, (x, y), kernel.block, shared, attributes, table, kernel.name)
         self.tensors: list[tuple[int, int]] = []
         self.buffers: list[tuple[int, int]] = []
         for position, a in enumerate(kernel.arguments):

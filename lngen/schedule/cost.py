@@ -9,6 +9,7 @@ percent between neighbours, such as whether a fifth or a sixth block fits, only 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 from lngen.schedule.legal import MAX_CLUSTER, piece, slots
 from lngen.schedule.problem import Problem
@@ -30,26 +31,50 @@ IDLE = 1.3
 # weights that are asked for after the row.
 FEW_BLOCK, CLUSTER_SIZE, BLOCK_SIZE, EACH_SIZE, LATE = 256, 0.3, 0.05, 0.25, 0.2
 
-# Many rows in registers: bytes on their way, more or less of them; accesses of less than a line; threads of a block for
-# rows of 8 KiB, and how that grows with them; bytes of a thread; late weights; clusters, whose start takes long.
-ON_THE_WAY, TOO_FEW, TOO_MANY = 48_000, 1.65, 0.11
-LINE, BROKEN = 128, 0.31
-MANY_BLOCK, MANY_GROWTH, MANY_BLOCK_SIZE, SMALL_BLOCK = 98, 0.41, 0.245, 64
-MANY_EACH, MANY_EACH_SIZE = 63, 0.235
-MANY_LATE, MANY_CLUSTER = 0.4, 1.0
 
-# Staged rows without column sums: bytes that the threads of a multiprocessor work on, bytes of a thread, threads of a
-# block, and bytes on their way: fewer to clusters, and most of a row more for a row group that has nobody to work while
-# it waits; two stages are few; from so many bytes on a row is worth a bulk copy, or is long.
-WORK, WORK_SIZE = 40_000, 1.1
-STAGED_EACH, STAGED_THREADS, STAGED_THREADS_SIZE = 86, 128, 0.6
-STAGED_BLOCK, STAGED_BLOCK_SIZE = (128, 330, 512), 0.3  # some rows; more; many, for those that are ragged
-FLIGHT, FLIGHT_SHARED, FLIGHT_SIZE, ALONE, TWO_STAGES = 110_000, 84_000, 1.3, 0.7, 0.4
+class Many(NamedTuple):
+    """Of many rows in registers: what is best, and the weights of what is not.
+
+    way     bytes on their way to a multiprocessor; ``few`` and ``much`` weigh less and more of them
+    block   threads of a block for rows of 8 KiB; ``growth`` says how that grows with rows, ``even`` how many doublings
+            more they are for rows of a power of two bytes, which all begin in the same places of memory
+    each    bytes of a thread
+    late    the weight of weights that are asked for after the row
+    """
+
+    way: float
+    few: float
+    much: float
+    block: float
+    growth: float
+    even: float
+    block_size: float
+    each: float
+    each_size: float
+    late: float
+
+
+# By bytes of an element. Besides: accesses of less than a line; the least block and the largest; rows, from BULK_ROW
+# bytes on, so short that late weights are near enough; clusters, whose start takes long.
+MANY_ROWS = {
+    2: Many(48_000, 1.65, 0.11, 98, 0.41, 0, 0.245, 63, 0.235, 0.4),
+    4: Many(42_000, 1.3, 0.78, 88, 0.5, 0.85, 0.5, 24, 0.45, 0.06),
+}
+LINE, BROKEN = 128, 0.31
+SMALL_BLOCK, MOST_BLOCK, SHORT_BYTES, MANY_CLUSTER = 64, 256, 1024, 1.0
+
+# Staged rows without column sums: bytes that the threads of a multiprocessor work on, bytes of a thread, and elements
+# of it at most, threads of a block, and bytes on their way: more of a row group that has nobody to work while it waits;
+# two stages are few; from so many bytes on a row is worth a bulk copy, or is long.
+WORK, WORK_SIZE = 41_500, 1.36
+STAGED_EACH, STAGED_ELEMENTS, STAGED_THREADS, STAGED_THREADS_SIZE = 70, 70, 128, 0.27
+STAGED_BLOCK, STAGED_BLOCK_SIZE = (122, 331, 512, 207), 0.19  # some rows; more; many, for those that are ragged; shared
+FLIGHT, FLIGHT_SHARED, FLIGHT_SIZE, ALONE, TWO_STAGES = 88_000, 84_000, 2.35, 1.32, 0.85
 BULK_ROW, LONG_ROW = 512, 12 * 1024
 
-# A row of more bytes is shared by a cluster, of which each block takes so many; of some more rows, a shorter one, too.
-# Endless rows of so many elements still go to registers.
-WIDE_ROW, WIDE_SOME, PIECE, REGISTER_ELEMENTS = 32 * 1024, 20 * 1024, 16 * 1024, 16384
+# A row of more bytes is shared by a cluster, of which each block takes so many; a somewhat shorter one, too, if it has
+# many elements or there are some more. Endless rows of so many elements still go to registers.
+WIDE_ROW, WIDE_SOME, WIDE_ELEMENTS, PIECE, REGISTER_ELEMENTS = 32 * 1024, 24 * 1024, 12288, 16 * 1024, 16384
 
 # With column sums: rows of so many elements, by bytes of one, are better held in registers than staged, if they are not
 # many or tiny, and somewhat longer ones if they are few; threads of a block for these, for staged rows up to SHORT_ROW
@@ -148,17 +173,20 @@ def _few_cost(s: Schedule, p: Problem, each: float, there: int) -> float:
 def _many_cost(s: Schedule, p: Problem, each: float) -> float:
     """Rows in registers, ``each`` bytes a thread: the blocks that come and go keep enough bytes on their way."""
     row = _row_bytes(p)
+    short = BULK_ROW <= row <= SHORT_BYTES
+    want = MANY_ROWS[2 if min(p.input_sizes, default=4) == 2 else 4]
     # Of many blocks, about one of a multiprocessor is done loading at any time, or not yet there.
     way = max(s.resident - 1, 0.25) * s.block * each
     together = s.threads * min(s.vec, p.chunk) * row / p.d  # bytes of neighbouring threads' accesses
-    block = max(SMALL_BLOCK, MANY_BLOCK * (row / 8192) ** MANY_GROWTH)
+    block = want.block * (row / 8192) ** want.growth * 2 ** (want.even * (row == _power(row)))
+    block = max(SMALL_BLOCK, min(MOST_BLOCK, block))
     return (
-        TOO_FEW * max(0.0, math.log2(ON_THE_WAY / way))
-        + TOO_MANY * max(0.0, math.log2(way / ON_THE_WAY))
+        want.few * max(0.0, math.log2(want.way / way))
+        + want.much * max(0.0, math.log2(way / want.way))
         + BROKEN * max(0.0, math.log2(min(LINE, each * s.threads) / together)) ** 2
-        + MANY_BLOCK_SIZE * _off(s.block, block)
-        + MANY_EACH_SIZE * _off(each, MANY_EACH)
-        + MANY_LATE * (bool(p.column_sizes) and not s.keep)
+        + want.block_size * _off(s.block, block)
+        + want.each_size * _off(each, want.each)
+        + want.late * (bool(p.column_sizes) and not s.keep and not short)
         + MANY_CLUSTER * _off(s.cluster, 1)
     )
 
@@ -166,15 +194,17 @@ def _many_cost(s: Schedule, p: Problem, each: float) -> float:
 def _staged_cost(s: Schedule, p: Problem, each: float, there: int) -> tuple[float, ...]:
     """Rows in shared memory, ``each`` bytes a thread: enough of them on their way, few threads with much to do."""
     row = _row_bytes(p)
-    wide = row > WIDE_ROW or (there > SOME and row >= WIDE_SOME)
+    wide = row > WIDE_ROW or (row >= WIDE_SOME and (there > SOME or p.d >= WIDE_ELEMENTS))
     cluster = min(MAX_CLUSTER, _power(row / PIECE)) if wide else 1
     part = row / cluster
-    # Few threads have twice as much to do at most, if these are more than a small block.
-    wanted = min(there, STAGED_EACH)
-    threads = max(min(_power(part / wanted), STAGED_THREADS), _power(part / (2 * wanted)))
+    # Few threads have more to do, if they are more than a small block.
+    threads = max(
+        min(_power(part / min(there, STAGED_EACH)), STAGED_THREADS),
+        _power(p.d / cluster / min(there / 2, STAGED_ELEMENTS)),
+    )
     flight = (FLIGHT_SHARED if wide else FLIGHT) + ALONE * part * (s.resident * s.rows == 1)
-    some = not wide and there <= (STAGE if s.form == "ragged" else SOME)
-    block = STAGED_BLOCK[0 if some else 2 if s.form == "ragged" else 1]
+    some = there <= (STAGE if s.form == "ragged" else SOME)
+    block = STAGED_BLOCK[3 if wide else 0 if some else 2 if s.form == "ragged" else 1]
     shortcomings = (
         WORK_SIZE * _off(s.resident * s.block * each, min(WORK, there * THREADS))
         + STAGED_THREADS_SIZE * _off(s.threads, threads)

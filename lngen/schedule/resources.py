@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lngen.schedule.arch import exists
 from lngen.schedule.legal import (
-    MAX_THREADS_PER_SM,
+    BULK,
     WARP,
     dynamic_shared,
     partial_rows,
@@ -74,15 +74,18 @@ def has_room(s: Schedule, p: Problem, capability: int) -> bool:
     return there and shared <= block and s.resident * (shared + RESERVED) <= sm
 
 
-def blocks_that_fit(threads: int, registers: int, barriers: int, shared: int, capability: int) -> int:
-    """Blocks a multiprocessor holds at a time.
+def asked_shared(s: Schedule, p: Problem, capability: int = 90) -> int:
+    """Dynamic shared memory in bytes to launch a kernel that goes through rows with, at least what it uses.
 
-    threads, registers   of a block, and of each of these
-    barriers, shared     hardware barriers, and bytes of shared memory, of a block
+    Blocks that stay until all rows are done ask for so much that a multiprocessor takes no more of them than the
+    schedule counts on: while the kernel before ends, the first that have room would get the blocks of others.
     """
-    by_registers = REGISTERS_PER_SM // (threads * -(-max(registers, 1) // 8) * 8)
-    by_shared = _shared_limits(capability)[0] * 1024 // (shared + RESERVED * 1024)
-    return min(by_registers, by_shared, BARRIERS // max(barriers, 1), MAX_THREADS_PER_SM // threads)
+    used = dynamic_shared(s, p)
+    if s.form not in STAGED or p.column_sums:
+        return used
+    # Halfway between what so many, and what one more, would share: static shared memory is not known to the byte.
+    share = 2 * _shared_limits(capability)[0] * 1024 // (2 * s.resident + 1) - RESERVED * 1024
+    return max(used, (share - static_shared(s, p)) // BULK * BULK)
 
 
 def _shared_limits(capability: int) -> tuple[int, int]:
