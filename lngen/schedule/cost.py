@@ -2,8 +2,9 @@
 
 Normalisation moves bytes and little else, so a schedule is good if it keeps enough bytes on their way (Little's law)
 and lets few threads hold many elements: fewer threads fold faster. The numbers are fitted: with them the first
-choice comes closest to the fastest over 151 points on H200s (generated/bench/h200-sweeps.json). What is worth a few
-percent between neighbours, such as whether a fifth or a sixth block fits, only measuring tells: ``lngen tune``.
+choice comes closest to the fastest of each point that was swept on H200s (generated/bench/h200-sweeps.json). What is
+worth a few percent between neighbours, such as whether a fifth or a sixth block fits, only measuring tells:
+``lngen tune``.
 """
 
 from __future__ import annotations
