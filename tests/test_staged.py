@@ -186,3 +186,17 @@ def test_what_is_widened_once_is_not_widened_again(dtype: str) -> None:
     elements, widened = 4096 // 128, [i.opcode for i in entry.instructions].count("cvt.f32.f16")
     assert 3 * elements <= widened < 2 * 3 * elements if dtype == "f16" else widened == 0
     assert [i.opcode for i in entry.instructions].count("sub.rn.f32") == 2 * elements, "xc and what dy is centred by"
+
+
+@pytest.mark.parametrize("keep", ["no", "yes"])
+def test_what_is_asked_for_before_the_rows_is_used_before_them(keep: str) -> None:
+    """So that no wait for it is left to the loop, where it would be one for the next row's numbers, too."""
+    schedule = parse_schedule(f"form=bulk,threads=256,rows=1,vec=8,stages=4,keep={keep},hold=yes", BASE)
+    text = emit(lower(parse_spec("layernorm.bwd:d=7168,dtype=f16"), schedule))
+    before, loop = text[text.index("unsigned seen = 0;") :].split("for (long long first = begin", 1)
+    assert all(f"seen ^= bits_of({number}_next);" in before for number in ("mean", "rstd"))
+    assert ("seen ^= bits_of(gamma_kept[k][i]);" in before) == (keep == "yes")
+    assert "parity ^= seen & static_cast<unsigned>(rows >> 63);" in before
+    assert "seen" not in loop
+    forward = parse_schedule("form=bulk,threads=256,rows=1,vec=8,stages=4,owners=132,keep=yes", BASE)
+    assert "seen" not in emit(lower(parse_spec("layernorm.fwd:d=7168,dtype=f16"), forward)), "it loads nothing by row"
