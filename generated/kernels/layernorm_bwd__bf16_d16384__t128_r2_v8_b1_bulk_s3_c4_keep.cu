@@ -652,15 +652,15 @@ layernorm_bwd__bf16_d16384__t128_r2_v8_b1_bulk_s3_c4_keep__rows(
     if (begin < rows) rstd_next = rstd_ptr[begin + group < rows ? begin + group : rows - 1];
     int stage = 0;
     unsigned parity = 0;
-    // What was asked for has to be there before the first row. Left to the compiler, the wait for it may lie within the loop,
-    // and be one for the numbers of the next row, too: loads under way are counted, not told apart.
+    // What was asked for has to be there before the first row. Left to the compiler, the wait for it may lie within the
+    // loop, and be one for the numbers of the next row, too: loads under way are counted, not told apart.
     unsigned seen = 0;
     seen ^= bits_of(mean_next);
     seen ^= bits_of(rstd_next);
     #pragma unroll
     for (int k = 0; k < SLOTS; ++k) {
         #pragma unroll
-        for (int i = 0; i < CHUNK; ++i) {
+        for (int i = 0; i < CHUNK; i += VEC) {  // one of each access
             seen ^= bits_of(gamma_kept[k][i]);
         }
     }

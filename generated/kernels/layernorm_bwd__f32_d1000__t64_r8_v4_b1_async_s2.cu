@@ -476,8 +476,8 @@ layernorm_bwd__f32_d1000__t64_r8_v4_b1_async_s2__rows(
     if (begin < rows) rstd_next = rstd_ptr[begin + group < rows ? begin + group : rows - 1];
     int stage = 0;
     unsigned parity = 0;
-    // What was asked for has to be there before the first row. Left to the compiler, the wait for it may lie within the loop,
-    // and be one for the numbers of the next row, too: loads under way are counted, not told apart.
+    // What was asked for has to be there before the first row. Left to the compiler, the wait for it may lie within the
+    // loop, and be one for the numbers of the next row, too: loads under way are counted, not told apart.
     unsigned seen = 0;
     seen ^= bits_of(mean_next);
     seen ^= bits_of(rstd_next);

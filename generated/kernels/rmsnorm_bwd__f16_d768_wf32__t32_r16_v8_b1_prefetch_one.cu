@@ -68,7 +68,8 @@ __device__ __forceinline__ f16 f16_from_f32(float v)
     return r;
 }
 
-// As asm, which is repeated wherever its result is needed: rows, the next rows and column sums leave no registers for it.
+// As asm, which is repeated wherever its result is needed: rows, the next rows and column sums leave no registers to
+// keep it.
 __device__ __forceinline__ float f32_from_f16(f16 v)
 {
     float r;

@@ -38,8 +38,8 @@ _ARGUMENT_RULE = "every argument is 8 bytes: a pointer, or a long long (rows; st
 _LAUNCH_RULE = (
     "the kernels of a set are launched in this order on one stream: cluster blocks to a cluster in x if that is more "
     "than 1, cooperatively if the kernel says so, its dynamic shared memory allowed first "
-    "(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES): what it uses, or what the resources of the arch say to ask "
-    "for, so that blocks that stay are spread evenly; and clusters of more than 8 blocks, too "
+    "(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES): what it uses, or asked_shared_bytes of the arch's "
+    "resources, which spread blocks that stay evenly; and clusters of more than 8 blocks, too "
     "(CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED); without rows only those with launch_for_no_rows"
 )
 _DEPENDENT_RULE = (

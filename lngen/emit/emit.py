@@ -85,7 +85,7 @@ def partials(plan: Plan) -> tuple[str, ...]:
         "_f64_bf16": {DType.F64, DType.BF16} <= used,
         "_f64_f16": {DType.F64, DType.F16} <= used,
         "_early": "_held_columns" in sections,
-        "_bits": "_there" in sections,
+        "_bits": "_seen" in sections,
         "_memory": bool(templates - {"finish"}),
         "_mbarrier": "_setup_bulk" in sections or any(k.cluster > 1 for k in rows),
         "_bulk": "_setup_bulk" in sections,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from lngen.ir import WIDE, DType, Graph, Value
 from lngen.lower.parts import Argument, Ask, Constant, Phase, Place, Statement, Sum, Tensor, declared
-from lngen.schedule import BULK, Schedule, asked_shared, problem
+from lngen.schedule import BULK, Schedule, least_shared, problem
 from lngen.spec import Spec
 
 
@@ -62,7 +62,7 @@ class Sections:
     setup      before results of an earlier kernel are read: barriers in shared memory, the length of a block's piece
     held       after that: what stays in registers from row to row
     copies     how rows come to shared memory, and results leave from there
-    there      what is asked for before the first row, once it has come
+    seen       what was asked for before the first row is there: an instruction has seen it
     row_begin  once a row is there
     tiles      how [M, D] inputs are read where they were copied to
     load       how a phase gets its [M, D] inputs, if it does not have them
@@ -76,7 +76,7 @@ class Sections:
     setup: tuple[str, ...] = ()
     held: tuple[str, ...] = ()
     copies: tuple[str, ...] = ()
-    there: tuple[str, ...] = ()
+    seen: tuple[str, ...] = ()
     row_begin: tuple[str, ...] = ()
     tiles: str = ""
     load: tuple[str, ...] = ()
@@ -88,7 +88,7 @@ class Sections:
 
     def __iter__(self) -> Iterator[str]:
         """Every partial, in the order of the text."""
-        yield from (*self.setup, *self.held, *self.copies, *self.there, *self.row_begin)
+        yield from (*self.setup, *self.held, *self.copies, *self.seen, *self.row_begin)
         yield from (*filter(None, (self.tiles,)), *self.load, self.columns, self.store, self.fold)
         yield from (*self.row_end, *self.end)
 
@@ -256,9 +256,7 @@ class Plan:
 
     def asked_shared(self, kernel: Kernel, capability: int) -> int:
         """Bytes of dynamic shared memory to launch one of its kernels with, where the compute capability is that."""
-        if kernel is not self.kernels[0]:
-            return kernel.dynamic
-        return max(kernel.dynamic, asked_shared(self.schedule, problem(self.graph, self.spec.d), capability))
+        return max(kernel.dynamic, least_shared(self.schedule, problem(self.graph, self.spec.d), capability))
 
     def alignment(self, value: Value) -> int:
         """Bytes that a tensor's base pointer must be a multiple of."""

@@ -91,7 +91,7 @@ def sections(kernel: Kernel, s: Schedule, p: Problem) -> Sections:
         setup=files(*setup[s.form]),
         held=(*[HELD_COLUMNS] * s.keep, *files(*["_held_sums"] * bool(p.column_sums))),
         copies=files(*copies[s.form]),
-        there=files(*["_there", *["_columns_there"] * s.keep, "_nothing"] * bool(kernel.row_inputs)),
+        seen=files(*["_seen_numbers", *["_seen_columns"] * s.keep, "_seen"] * bool(kernel.row_inputs)),
         row_begin=files(*(name for name, there in begins if there)),
         tiles=f"{tiles}.cuh.jinja",
         load=files("_load_held" if s.hold else tiles),

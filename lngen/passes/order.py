@@ -95,10 +95,10 @@ def column_order(d: int, size: int = 4, cluster: int = 1, blocks: int | None = N
     """How many row groups and blocks share the rows, for ``d`` columns whose sums have ``size`` bytes.
 
     A block of ``groups`` pieces of rows side by side holds at most 12288 column sums (6144 of 8 bytes), which fit the
-    registers and, for folding the groups, the shared memory; of long rows it is at most 10240.
+    registers and, for folding the groups, the shared memory; of a few long rows at most 10240.
     """
     piece, groups = -(-d // cluster), 1
-    while groups < 128 and 2 * groups * max(piece, 64) <= _held(2 * groups, cluster)[max(size, 4)]:
+    while groups < 128 and 2 * groups * max(piece, 64) <= _held(2 * groups, cluster, max(size, 4)):
         groups *= 2
     if blocks is None:
         doublings = cluster.bit_length() - 1
@@ -107,8 +107,9 @@ def column_order(d: int, size: int = 4, cluster: int = 1, blocks: int | None = N
     return ColumnOrder(groups, blocks, strands=16 if blocks >= 64 else 4)
 
 
-def _held(groups: int, cluster: int) -> dict[int, int]:
-    return HELD if groups >= SHORT_GROUPS or cluster > 1 else HELD_LONG
+def _held(groups: int, cluster: int, size: int) -> int:
+    """How many sums of ``size`` bytes a block holds at most of so many pieces of rows."""
+    return (HELD if groups >= SHORT_GROUPS or cluster > 1 else HELD_LONG)[size]
 
 
 def sharers(graph: Graph, d: int) -> int:

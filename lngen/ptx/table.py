@@ -56,23 +56,19 @@ def wide(fn: Callable[..., Any], count: int) -> Maker:
     return make
 
 
-def _fused(m: re.Match[str]) -> Pure:
-    f32 = DTYPES["f32"]
-    return Pure((f32,), (f32,) * 3, lambda a, b, c: numerics.fma(*_arrays(a, b, c)))
+def mixed(fn: Callable[..., Any], count: int) -> Maker:
+    """In f32; all operands but the last have the type <t> (sm_100 and later) or, if there is none, are f32, too."""
+
+    def make(m: re.Match[str]) -> Pure:
+        f32 = DTYPES["f32"]
+        narrow = DTYPES[m["t"] or "f32"]
+        return Pure((f32,), (*(narrow,) * (count - 1), f32), lambda *v: fn(*(a.astype(f32, copy=False) for a in v)))
+
+    return make
 
 
-def _mixed(m: re.Match[str]) -> Pure:
-    """add, sub and fma in f32 whose operands but the last have the type <t>; from sm_100 on."""
-    t, f32 = DTYPES[m["t"]], DTYPES["f32"]
-    narrow = 2 if m["op"] == "fma" else 1
-    return Pure((f32,), (*(t,) * narrow, f32), lambda *v: _MIXED[m["op"]](*(a.astype(f32) for a in v)))
-
-
-_MIXED: dict[str, Callable[..., Any]] = {
-    "add": lambda a, c: a + c,
-    "sub": lambda a, c: a - c,
-    "fma": lambda a, b, c: numerics.fma(*_arrays(a, b, c)),
-}
+def _fused(a: Value, b: Value, c: Value) -> Value:
+    return numerics.fma(*_arrays(a, b, c))
 
 
 def _arrays(*values: Value) -> list[Any]:
@@ -154,6 +150,7 @@ def _window(m: re.Match[str]) -> Pure:
 _INT = r"[us](?:16|32|64)"
 _FLOAT = r"f32|f64"
 _HALF = r"f16|bf16"
+_ANY_FLOAT = rf"{_FLOAT}|{_HALF}"  # of what rounds nothing
 _BITS = r"b16|b32|b64|pred"
 
 ROWS: tuple[tuple[str, Maker], ...] = (
@@ -163,12 +160,13 @@ ROWS: tuple[tuple[str, Maker], ...] = (
     (rf"div\.rn\.(?P<t>{_FLOAT})", same(lambda a, b: a / b, 2)),
     (rf"rcp\.rn\.(?P<t>{_FLOAT})", same(lambda a: a.dtype.type(1) / a, 1)),
     (rf"sqrt\.rn\.(?P<t>{_FLOAT})", same(np.sqrt, 1)),
-    (r"fma\.rn\.f32", _fused),
-    (r"(?P<op>add|sub|fma)\.rn\.f32\.(?P<t>f16|bf16)", _mixed),
-    (rf"neg\.(?P<t>{_FLOAT}|{_HALF}|s16|s32|s64)", same(np.negative, 1)),
-    (rf"abs\.(?P<t>{_FLOAT}|{_HALF}|s16|s32|s64)", same(np.abs, 1)),
-    (rf"min(?P<n>\.NaN)?\.(?P<t>{_FLOAT}|{_HALF})", _extreme(np.fmin, np.minimum, True)),
-    (rf"max(?P<n>\.NaN)?\.(?P<t>{_FLOAT}|{_HALF})", _extreme(np.fmax, np.maximum, False)),
+    (rf"add\.rn\.f32\.(?P<t>{_HALF})", mixed(lambda a, b: a + b, 2)),
+    (rf"sub\.rn\.f32\.(?P<t>{_HALF})", mixed(lambda a, b: a - b, 2)),
+    (rf"fma\.rn\.f32(?:\.(?P<t>{_HALF}))?", mixed(_fused, 3)),
+    (rf"neg\.(?P<t>{_ANY_FLOAT}|s16|s32|s64)", same(np.negative, 1)),
+    (rf"abs\.(?P<t>{_ANY_FLOAT}|s16|s32|s64)", same(np.abs, 1)),
+    (rf"min(?P<n>\.NaN)?\.(?P<t>{_ANY_FLOAT})", _extreme(np.fmin, np.minimum, True)),
+    (rf"max(?P<n>\.NaN)?\.(?P<t>{_ANY_FLOAT})", _extreme(np.fmax, np.maximum, False)),
     (rf"min\.(?P<t>{_INT})", same(np.minimum, 2)),
     (rf"max\.(?P<t>{_INT})", same(np.maximum, 2)),
     (rf"add\.(?P<t>{_INT})", bits(lambda a, b: a + b, 2)),
@@ -192,8 +190,8 @@ ROWS: tuple[tuple[str, Maker], ...] = (
     (r"prmt\.b32", permute),
     (r"bfe\.(?P<t>[us](?:32|64))", extract),
     (r"bfi\.(?P<t>b32|b64)", insert),
-    (rf"setp\.(?P<c>\w+?)(?:\.(?P<b>and|or|xor))?\.(?P<t>b16|b32|b64|{_INT}|{_FLOAT}|{_HALF})", _compare),
-    (rf"selp\.(?P<t>b16|b32|b64|{_INT}|{_FLOAT}|{_HALF})", _choose),
+    (rf"setp\.(?P<c>\w+?)(?:\.(?P<b>and|or|xor))?\.(?P<t>b16|b32|b64|{_INT}|{_ANY_FLOAT})", _compare),
+    (rf"selp\.(?P<t>b16|b32|b64|{_INT}|{_ANY_FLOAT})", _choose),
     (
         r"cvt(?:\.(?P<r>rn|rz|rzi|rni|rmi|rpi))?\.(?P<t>[us](?:8|16|32|64)|f16|bf16|f32|f64)"
         r"\.(?P<s>[us](?:8|16|32|64)|f16|bf16|f32|f64)",
@@ -202,7 +200,7 @@ ROWS: tuple[tuple[str, Maker], ...] = (
     (r"cvt\.rn\.(?P<t>bf16x2|f16x2)\.f32", convert_two),
     (r"cvta(?:\.to)?\.(?:global|const)\.(?P<t>u64|u32)", same(lambda a: a, 1)),
     (r"cvta(?P<to>\.to)?\.(?P<s>shared|local)(?:::cta)?\.(?P<t>u64)", _window),
-    (rf"mov\.(?P<t>{_BITS}|{_INT}|{_FLOAT}|{_HALF})", same(lambda a: a, 1)),
+    (rf"mov\.(?P<t>{_BITS}|{_INT}|{_ANY_FLOAT})", same(lambda a: a, 1)),
 )
 
 _COMPILED = tuple((re.compile(pattern), maker) for pattern, maker in ROWS)

@@ -65,11 +65,12 @@ LINE, BROKEN = 128, 0.31
 SMALL_BLOCK, MOST_BLOCK, SHORT_BYTES, MANY_CLUSTER = 64, 256, 1024, 1.0
 
 # Staged rows without column sums: bytes that the threads of a multiprocessor work on, bytes of a thread, and elements
-# of it at most, threads of a block, and bytes on their way: more of a row group that has nobody to work while it waits;
-# two stages are few; from so many bytes on a row is worth a bulk copy, or is long.
+# of it at most, threads of a block (other numbers for some rows, for ragged ones and for clusters), and bytes on their
+# way: more of a row group that has nobody to work while it waits; two stages are few; from so many bytes on a row is
+# worth a bulk copy, or is long.
 WORK, WORK_SIZE = 41_500, 1.36
 STAGED_EACH, STAGED_ELEMENTS, STAGED_THREADS, STAGED_THREADS_SIZE = 70, 70, 128, 0.27
-STAGED_BLOCK, STAGED_BLOCK_SIZE = (122, 331, 512, 207), 0.19  # some rows; more; many, for those that are ragged; shared
+STAGED_BLOCK, SOME_BLOCK, RAGGED_BLOCK, SHARED_BLOCK, STAGED_BLOCK_SIZE = 331, 122, 512, 207, 0.19
 FLIGHT, FLIGHT_SHARED, FLIGHT_SIZE, ALONE, TWO_STAGES = 88_000, 84_000, 2.35, 1.32, 0.85
 BULK_ROW, LONG_ROW = 512, 12 * 1024
 
@@ -175,7 +176,7 @@ def _many_cost(s: Schedule, p: Problem, each: float) -> float:
     """Rows in registers, ``each`` bytes a thread: the blocks that come and go keep enough bytes on their way."""
     row = _row_bytes(p)
     short = BULK_ROW <= row <= SHORT_BYTES
-    want = MANY_ROWS[2 if min(p.input_sizes, default=4) == 2 else 4]
+    want = MANY_ROWS[min((*p.input_sizes, 4))]
     # Of many blocks, about one of a multiprocessor is done loading at any time, or not yet there.
     way = max(s.resident - 1, 0.25) * s.block * each
     together = s.threads * min(s.vec, p.chunk) * row / p.d  # bytes of neighbouring threads' accesses
@@ -205,7 +206,8 @@ def _staged_cost(s: Schedule, p: Problem, each: float, there: int) -> tuple[floa
     )
     flight = (FLIGHT_SHARED if wide else FLIGHT) + ALONE * part * (s.resident * s.rows == 1)
     some = there <= (STAGE if s.form == "ragged" else SOME)
-    block = STAGED_BLOCK[3 if wide else 0 if some else 2 if s.form == "ragged" else 1]
+    many = RAGGED_BLOCK if s.form == "ragged" else STAGED_BLOCK
+    block = SHARED_BLOCK if wide else SOME_BLOCK if some else many
     shortcomings = (
         WORK_SIZE * _off(s.resident * s.block * each, min(WORK, there * THREADS))
         + STAGED_THREADS_SIZE * _off(s.threads, threads)

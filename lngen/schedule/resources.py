@@ -74,18 +74,17 @@ def has_room(s: Schedule, p: Problem, capability: int) -> bool:
     return there and shared <= block and s.resident * (shared + RESERVED) <= sm
 
 
-def asked_shared(s: Schedule, p: Problem, capability: int = 90) -> int:
-    """Dynamic shared memory in bytes to launch a kernel that goes through rows with, at least what it uses.
+def least_shared(s: Schedule, p: Problem, capability: int = 90) -> int:
+    """Dynamic shared memory in bytes that a launch has to ask for at least, 0 if what the kernel uses will do.
 
     Blocks that stay until all rows are done ask for so much that a multiprocessor takes no more of them than the
     schedule counts on: while the kernel before ends, the first that have room would get the blocks of others.
     """
-    used = dynamic_shared(s, p)
     if s.form not in STAGED or p.column_sums:
-        return used
+        return 0
     # Halfway between what so many, and what one more, would share: static shared memory is not known to the byte.
     share = 2 * _shared_limits(capability)[0] * 1024 // (2 * s.resident + 1) - RESERVED * 1024
-    return max(used, (share - static_shared(s, p)) // BULK * BULK)
+    return (share - static_shared(s, p)) // BULK * BULK
 
 
 def _shared_limits(capability: int) -> tuple[int, int]:
