@@ -15,7 +15,7 @@ import numpy as np
 
 from lngen.graphs import Definition
 from lngen.graphs.definition import GraphBuilder
-from lngen.ir import BF16, F16, F32, F64, Axis, D, DType, Graph, M, Value
+from lngen.ir import BF16, F16, F32, F64, SUMS, Axis, D, DType, Graph, M, Value
 from lngen.ir.numerics import Array, round_to
 from lngen.passes.edit import upstream
 from lngen.schedule import Problem, Schedule, capability, exists, is_legal, problem, slots, space, widest
@@ -31,8 +31,8 @@ MOST_WORK = 3000
 
 PLAIN = ("add", "sub", "mul", "mul", "div", "quotient", "neg", "fma", "maximum", "select_eq", "root", "rroot", "sqrt")
 RARE = ("rsqrt", "const", "const", "size", "cast", "cast", "expand", "ties")
-FOLDS = ("sum_d", "mean_d", "max_d")
-COLUMNS = ("sum_m", "mean_m")
+FOLDS = ("sum_d", "mean_d", "max_d", "dot_d")
+COLUMNS = ("sum_m", "mean_m", "dot_m")
 # What a schedule is chosen by, in this order.
 CHOICES = (
     "form", "cluster", "threads", "rows", "prefetch", "resident", "stages", "bulk_store", "keep", "one_launch",
@@ -192,7 +192,7 @@ class _Kitchen:
         """What kernels can return: with rows, or [D] and made of a column sum."""
         if pool == "rows":
             return [v for v in self.rows if M in v.type.axes]
-        sums = {e.out for e in self.b.eqns if e.op in ("reduce_sum", "reduce_mean") and e.attr("axis") is M}
+        sums = {e.out for e in self.b.eqns if e.op in (*SUMS, "reduce_mean") and e.attr("axis") is M}
         return [v for v in self.columns if v.type.axes == (D,) and sums & upstream(self.b.eqns, [v])]
 
     def _step(self, s: Step, pool: list[Value]) -> Value | None:
@@ -231,6 +231,14 @@ class _Kitchen:
             case "sum_d" | "mean_d" | "max_d" if D in x.type.axes:
                 reduce = {"sum": b.reduce_sum, "mean": b.reduce_mean, "max": b.reduce_max}[s.op[:-2]]
                 return reduce(s.op, x, axis=D)
+            case "dot_d" if dtype is F32 and D in (*x.type.axes, *y.type.axes):
+                return b.reduce_dot(s.op, x, y, axis=D)
+            case "dot_m":
+                wide = [v for v in pool if v.type.axes == (M, D) and v.type.dtype is F32]
+                other = [v for v in pool if v.type.dtype is F32]
+                if wide:
+                    left, right = wide[-1 - s.picks[0] % len(wide)], other[-1 - s.picks[1] % len(other)]
+                    return b.reduce_dot(s.op, left, right, axis=M)
             case "sum_m" | "mean_m":
                 wide = [v for v in pool if v.type.axes == (M, D) or (v.type.axes == (M,) and s.picks[1] == 7)]
                 if wide:

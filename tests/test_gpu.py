@@ -70,13 +70,13 @@ STAGED = [
     ("rmsnorm.fwd:d=131072,dtype=bf16", "form=bulk,threads=256,rows=1,vec=8,stages=4,owners=7,cluster=16,keep=yes"),
     ("rmsnorm.fwd:d=20000,dtype=f64", "form=bulk,threads=256,rows=1,vec=2,stages=2,owners=7,cluster=16,bulk_store=yes"),
     ("layernorm.bwd:d=64,dtype=bf16", "form=bulk,threads=4,rows=128,vec=8,stages=3,keep=yes,bulk_store=yes"),
-    ("layernorm.bwd:d=1000,dtype=f32", "form=bulk,threads=64,rows=8,vec=4,stages=2"),
-    ("layernorm.bwd:d=1000,dtype=f32", "form=async,threads=64,rows=8,vec=4,stages=2,keep=yes"),
+    ("layernorm.bwd:d=1000,dtype=f32", "form=bulk,threads=64,rows=4,vec=4,stages=2"),
+    ("layernorm.bwd:d=1000,dtype=f32", "form=async,threads=64,rows=4,vec=4,stages=2,keep=yes"),
     ("layernorm.bwd:d=1001,dtype=bf16", "form=ragged,threads=64,rows=8,vec=1,stages=2,keep=yes,bulk_store=yes"),
     ("layernorm.bwd:d=4096,dtype=bf16", "form=bulk,threads=256,rows=2,vec=8,stages=3,bulk_store=yes,keep=yes"),
     ("layernorm.bwd:d=8192,dtype=bf16", "form=bulk,threads=256,rows=1,vec=8,stages=3,keep=yes"),
     ("layernorm.bwd:d=8192,dtype=bf16", "form=bulk,threads=64,rows=4,vec=8,stages=3,cluster=4,keep=yes"),
-    ("layernorm.bwd:d=12288,dtype=f32", "form=bulk,threads=64,rows=4,vec=4,stages=2,cluster=4,bulk_store=yes"),
+    ("layernorm.bwd:d=12288,dtype=f32", "form=bulk,threads=64,rows=2,vec=4,stages=2,cluster=4,bulk_store=yes"),
     ("layernorm.bwd:d=8191,dtype=bf16", "form=ragged,threads=256,rows=1,vec=1,stages=2,bulk_store=yes"),
     ("rmsnorm.bwd:d=16384,dtype=bf16", "form=bulk,threads=512,rows=1,vec=8,stages=3,cluster=2,keep=yes"),
     ("rmsnorm.bwd:d=32768,dtype=f16", "form=bulk,threads=512,rows=1,vec=8,stages=2,cluster=4,bulk_store=yes"),
@@ -94,7 +94,7 @@ STAGED = [
      "form=ragged,threads=128,rows=1,vec=1,stages=2,owners=33,bulk_store=yes,hold=yes"),
     ("rmsnorm.fwd:d=171,dtype=f16", "form=ragged,threads=16,rows=4,vec=1,stages=3,owners=33,bulk_store=yes,hold=yes"),
     ("layernorm.bwd:d=768,dtype=bf16,wrt=x", "form=bulk,threads=32,rows=4,vec=8,stages=2,owners=99,bulk_store=yes"),
-    ("layernorm.bwd:d=768,dtype=f32,wrt=beta", "form=async,threads=32,rows=16,vec=4,stages=2"),
+    ("layernorm.bwd:d=768,dtype=f32,wrt=beta", "form=async,threads=32,rows=8,vec=4,stages=2"),
 ]  # fmt: skip
 GENERAL = Schedule("registers", 32, 1, 1)
 
@@ -151,7 +151,7 @@ REPEATED = [
     ("layernorm.bwd:d=1024,dtype=bf16", "form=bulk,threads=64,rows=8,vec=8,stages=3,keep=yes,one_launch=yes"),
     ("layernorm.bwd:d=8192,dtype=bf16", "form=bulk,threads=256,rows=1,vec=8,stages=3,one_launch=yes"),
     ("layernorm.bwd:d=16384,dtype=bf16", "form=bulk,threads=512,rows=1,vec=8,stages=3,cluster=2,one_launch=yes"),
-    ("layernorm.bwd:d=1000,dtype=f32", "form=registers,threads=64,rows=8,vec=4,one_launch=yes"),
+    ("layernorm.bwd:d=1000,dtype=f32", "form=registers,threads=64,rows=4,vec=4,one_launch=yes"),
 ]
 
 
@@ -223,7 +223,7 @@ def test_one_launch_on_two_streams_at_once(text: str, schedule: str) -> None:
 def test_one_launch_through_the_library() -> None:
     """Forward and backward again and again, with more rows and fewer: the workspace grows, and is prepared again."""
     norm = runtime.compile(
-        "layernorm", d=1000, schedule={"bwd": "form=registers,threads=64,rows=8,vec=4,one_launch=yes"}
+        "layernorm", d=1000, schedule={"bwd": "form=registers,threads=64,rows=4,vec=4,one_launch=yes"}
     )
     for rows in (5, 700, 1, 0, 2000, 700) * 3:
         spec = norm.spec("bwd")
@@ -472,7 +472,7 @@ def test_captures_of_one_launch_replay_in_any_order() -> None:
     import torch
 
     norm = runtime.compile(
-        "layernorm", d=1000, schedule={"bwd": "form=registers,threads=64,rows=8,vec=4,one_launch=yes"}
+        "layernorm", d=1000, schedule={"bwd": "form=registers,threads=64,rows=4,vec=4,one_launch=yes"}
     )
     spec = norm.spec("bwd")
     inputs = random_inputs(spec, 700) | random_inputs(norm.spec("fwd"), 700)

@@ -132,10 +132,13 @@ ACCEPTS: list[tuple[str, tuple[Type, ...], dict[str, Attr], Type]] = [
     ("reduce_mean", (f32(M, D),), {"axis": D}, f32(M)),
     ("reduce_sum", (f32(M, D),), {"axis": M}, f32(D)),
     ("reduce_sum", (f32(D),), {"axis": D, "chunk": 4, "segment": 64}, f32()),
+    ("reduce_dot", (f32(M), f32(D)), {"axis": M}, f32(D)),
+    ("reduce_dot", (f32(M, D), f32(M, D)), {"axis": D, "chunk": 4, "segment": 64}, f32(M)),
 ]
 
 NARROW = "arithmetic is done in f32 or f64, got bf16; cast it first"
 MIXED = "operands of one dtype expected, got f32, f64"
+NO_FMA = "fma is defined in f32 only (NumPy has none in f64 to define it by), got f64"
 B16, DOUBLE = Type(BF16, MD), Type(F64, MD)
 REJECTS: list[tuple[str, tuple[Type, ...], dict[str, Attr], str]] = [
     ("const", (), {"dtype": F16, "value": 1.0}, "a constant is f32 or f64, got f16"),
@@ -158,7 +161,7 @@ REJECTS: list[tuple[str, tuple[Type, ...], dict[str, Attr], str]] = [
     *((op, (B16,), {}, NARROW) for op in ("neg", "sqrt", "rsqrt")),
     *((op, (f32(M, D), DOUBLE), {}, MIXED) for op in ("add", "sub", "mul", "div")),
     *((op, (B16, B16), {}, NARROW) for op in ("add", "sub", "mul", "div")),
-    ("fma", (DOUBLE,) * 3, {}, "fma is defined in f32 only (NumPy has none in f64 to define it by), got f64"),
+    ("fma", (DOUBLE,) * 3, {}, NO_FMA),
     ("fma", (f32(M), f32(M), DOUBLE), {}, "operands of one dtype expected, got f32, f32, f64"),
     *((op, (B16,), {"axis": D}, NARROW) for op in ("reduce_sum", "reduce_mean")),
     *(
@@ -170,6 +173,14 @@ REJECTS: list[tuple[str, tuple[Type, ...], dict[str, Attr], str]] = [
         )
         for op in ("reduce_sum", "reduce_mean")
     ),
+    ("reduce_dot", (DOUBLE,) * 2, {"axis": D}, NO_FMA),
+    (
+        "reduce_dot",
+        (f32(M), f32()),
+        {"axis": D},
+        "a reduction over D expects an operand that has that axis, got f32[M], f32[]",
+    ),
+    ("reduce_dot", (f32(M),) * 2, {"axis": M, "chunk": 0}, "'chunk' is expected to be a whole number from 1, got 0"),
 ]
 
 
@@ -215,6 +226,10 @@ MEANINGS: list[tuple[str, list[Any], dict[str, Attr], Any]] = [
     ("reduce_sum", [[[2.0**24, 1.0, 1.0, 0.0]] * 2], {"axis": D, "chunk": 4, "segment": 4}, [2.0**24] * 2),
     ("reduce_sum", [[[2.0**24, 1.0, 0.0, 1.0]] * 2], {"axis": D, "chunk": 1, "segment": 4}, [16777218.0] * 2),
     ("reduce_sum", [[[2.0**24, 0.0, 1.0, 1.0]] * 2], {"axis": D, "chunk": 1, "segment": 2}, [16777218.0] * 2),
+    ("reduce_dot", [A, R], {"axis": M}, [4.0, 28.0, 7.0]),
+    # 4097^2 = 2^24 + 2^13 + 1: rounded alone it would lack the 1.
+    ("reduce_dot", [[[-16785408.0, 4097.0, 0.0]] * 2, [1.0, 4097.0, 0.0]], {"axis": D, "chunk": 4}, [1.0] * 2),
+    ("reduce_dot", [[[-16785408.0, 4097.0, 0.0]] * 2, [1.0, 4097.0, 0.0]], {"axis": D, "chunk": 1}, [0.0] * 2),
 ]  # fmt: skip
 
 
@@ -244,7 +259,8 @@ def test_every_op_is_in_the_tables() -> None:
 
 def test_an_op_without_cuda_says_which_pass_lowers_it() -> None:
     lowered = {op.name: op.lowered_by for op in OPS.values() if op.cuda is None}
-    assert lowered == {"rsqrt": "decompose", "reduce_mean": "decompose", "reduce_sum": "lower", "reduce_max": "lower"}
+    assert lowered == {"rsqrt": "decompose", "reduce_mean": "decompose", "reduce_sum": "lower", "reduce_dot": "lower",
+                       "reduce_max": "lower"}  # fmt: skip
     assert not any(op.lowered_by for op in OPS.values() if op.cuda)
 
 

@@ -35,7 +35,7 @@ PLANS: dict[str, tuple[str, str]] = {
     "row_columns": ("layernorm.bwd:d=4096,dtype=bf16", "form=registers,threads=256,rows=2,prefetch=yes"),
     "row_columns, one row": ("rmsnorm.bwd:d=8192,dtype=f32", "form=registers,threads=256,rows=1"),
     "row_columns, no row sum": ("layernorm.bwd:d=777,dtype=bf16,wrt=beta", "form=registers,threads=64,rows=8,vec=1"),
-    "row_columns, f64": ("layernorm.bwd:d=96,dtype=f64,save=none", "form=registers,threads=8,rows=64"),
+    "row_columns, f64": ("layernorm.bwd:d=96,dtype=f64,save=none", "form=registers,threads=8,rows=32"),
     "row_columns, one launch": (
         "layernorm.bwd:d=1000,dtype=bf16",
         "form=registers,threads=64,rows=8,prefetch=yes,one_launch=yes",
@@ -72,7 +72,7 @@ PLANS: dict[str, tuple[str, str]] = {
         "form=ragged,threads=32,rows=2,stages=2,owners=9,bulk_store=yes,hold=yes",
     ),
     "async": ("layernorm.fwd:d=1000,dtype=bf16", "form=async,threads=32,rows=4,stages=3,owners=264,keep=yes"),
-    "async, columns": ("rmsnorm.bwd:d=1000,dtype=f32", "form=async,threads=64,rows=8,stages=2,hold=yes"),
+    "async, columns": ("rmsnorm.bwd:d=1000,dtype=f32", "form=async,threads=64,rows=4,stages=2,hold=yes"),
     "async, columns, one row": (
         "rmsnorm.bwd:d=8192,dtype=bf16",
         "form=async,threads=256,rows=1,stages=3,one_launch=yes",
@@ -299,7 +299,7 @@ def test_row_groups_are_side_by_side_or_apart(rows: int, cluster: int, apart: in
 def test_a_strand_waits_for_all_its_partial_rows_at_once(more: str, blocks: int, batch: int) -> None:
     """A strand in 16, or of less than 64 blocks in 4, has so many of them; 16 numbers are on their way at most."""
     text = f"layernorm.bwd:d=1000,dtype=f32,blocks={blocks}{more}"
-    finish = plan_of(text, "form=registers,threads=64,rows=8").kernels[-1]
+    finish = plan_of(text, "form=registers,threads=64,rows=4").kernels[-1]
     assert constants(finish)["BATCH"] == batch
 
 
@@ -377,8 +377,8 @@ def test_one_launch_is_one_kernel_with_a_counter() -> None:
     assert one.workspace == (Buffer("arrivals", DType.F32, fixed=1, zeroed=True), *two.workspace)
     assert [b.element for b in one.workspace] == ["u32", "f32", "f32"]
     assert [kernel.grid[0](n) for n in (0, 1, 3, 1000)] == [120] * 4
-    (short,) = plan_of("layernorm.bwd:d=100,dtype=f32", "form=registers,threads=16,rows=64,one_launch=yes").kernels
-    assert [short.grid[0](n) for n in (0, 1, 256, 320, 10**6)] == [4, 4, 4, 5, 128]
+    (short,) = plan_of("layernorm.bwd:d=100,dtype=f32", "form=registers,threads=16,rows=32,one_launch=yes").kernels
+    assert [short.grid[0](n) for n in (0, 1, 128, 160, 10**6)] == [4, 4, 4, 5, 128]
     (narrow,) = plan_of(
         "rmsnorm.bwd:d=16384,dtype=bf16", "form=bulk,threads=128,rows=2,stages=2,cluster=4,one_launch=yes"
     ).kernels
@@ -391,7 +391,7 @@ def test_one_launch_is_one_kernel_with_a_counter() -> None:
 
 
 def test_one_launch_in_registers_folds_in_the_same_memory() -> None:
-    schedule = "form=registers,threads=8,rows=64,vec=2,one_launch=yes"
+    schedule = "form=registers,threads=8,rows=32,vec=2,one_launch=yes"
     (kernel,) = plan_of("layernorm.bwd:d=96,dtype=f64,save=none", schedule).kernels
     assert (kernel.totals, kernel.dynamic) == ("scratch", 0)
     assert kernel.shared >= 2 * 16 * 32

@@ -197,6 +197,14 @@ def add(a: Any | None, b: Any | None) -> Any | None:
     return b if a is None else a if b is None else a + b
 
 
+def take(acc: Any | None, term: Any) -> Any:
+    """A term added to what is there; a pair of factors, rounded together with the addition."""
+    if not isinstance(term, tuple):
+        return add(acc, term)
+    x, w = term
+    return x * w if acc is None else fma(np.array([x]), np.array([w]), np.array([acc]))[0]
+
+
 def scalar_fold(parts: list[Any]) -> Any:
     """While more than one part is left, the upper half onto the lower half; padded to a power of two."""
     n = 1
@@ -218,7 +226,7 @@ def scalar_row_sum(row: list[Any], chunk: int, segment: int) -> Any:
         for c in range(0, len(part), chunk):
             acc = None
             for term in part[c : c + chunk]:
-                acc = add(acc, term)
+                acc = take(acc, term)
             sums.append(acc)
         total = add(total, scalar_fold(sums))
     return total
@@ -229,7 +237,7 @@ def scalar_column_sum(column: list[Any], groups: int, blocks: int, strands: int)
     acc: list[list[Any]] = [[None] * groups for _ in range(blocks)]
     for r, term in enumerate(column):
         block, group = r // groups % blocks, r % groups
-        acc[block][group] = add(acc[block][group], term)
+        acc[block][group] = take(acc[block][group], term)
     of_block = [scalar_fold(a) for a in acc]
     of_strand: list[Any] = [None] * strands
     for b, term in enumerate(of_block):
@@ -249,6 +257,17 @@ def wild(*shape: int) -> Array:
 def check_rows(x: Array, chunk: int, segment: int) -> None:
     expected = np.array([scalar_row_sum(list(row), chunk, segment) for row in x], x.dtype)
     assert same(row_sum(x, chunk=chunk, segment=segment), expected), (x.shape, chunk, segment)
+
+
+@pytest.mark.parametrize(("chunk", "segment"), [(4, 16384), (8, 16), (1, 8)])
+def test_row_sums_of_products(chunk: int, segment: int) -> None:
+    for d in (1, 2, 7, 8, 9, 31, 40):
+        x, w = wild(30, d), wild(31, d)[1:]
+        expected = [scalar_row_sum(list(zip(*rows, strict=True)), chunk, segment) for rows in zip(x, w, strict=True)]
+        found = row_sum(x, w, chunk=chunk, segment=segment)
+        assert same(found, np.array(expected, np.float32)), d
+        apart = row_sum(x * w, chunk=chunk, segment=segment)
+        assert d < 40 or same(found, apart) == (chunk == 1), "a chunk of one term has nothing to be added to"
 
 
 @pytest.mark.parametrize("chunk", [2, 4, 8])
@@ -300,6 +319,16 @@ def test_column_sums(groups: int, blocks: int, strands: int) -> None:
         assert same(found, np.array(expected, np.float32)), m
 
 
+@pytest.mark.parametrize(("groups", "blocks", "strands"), ORDERS[:4])
+def test_column_sums_of_products(groups: int, blocks: int, strands: int) -> None:
+    for m in (1, 5, groups * blocks + 1, 2 * groups * blocks + 3):
+        x, w = wild(m, 3), wild(m, 4)[:, 1:]
+        pairs = zip(x.T, w.T, strict=True)
+        expected = [scalar_column_sum(list(zip(*p, strict=True)), groups, blocks, strands) for p in pairs]
+        found = column_sum(x, w, groups=groups, blocks=blocks, strands=strands)
+        assert same(found, np.array(expected, np.float32)), m
+
+
 def test_the_order_of_a_column_sum_shows() -> None:
     x = wild(1000, 40)
     found = column_sum(x, groups=4, blocks=6, strands=4)
@@ -321,6 +350,9 @@ def test_absent_terms_keep_minus_zero(d: int) -> None:
     x[0, d // 2] = 0.0
     assert same(row_sum(x, chunk=8, segment=16), np.array([0.0, -0.0], np.float32))
     assert same(column_sum(x.T, groups=4, blocks=5, strands=4), np.array([0.0, -0.0], np.float32))
+    ones = np.ones_like(x)
+    assert same(row_sum(x, ones, chunk=8, segment=16), np.array([0.0, -0.0], np.float32))
+    assert same(column_sum(x.T, ones.T, groups=4, blocks=5, strands=4), np.array([0.0, -0.0], np.float32))
 
 
 def test_a_column_sum_of_no_rows_is_plus_zero() -> None:

@@ -413,7 +413,7 @@ def test_ranking_does_not_depend_on_the_hash_seed() -> None:
 )
 def test_more_rows_are_no_smaller_a_share(d: int, dtype: str, rows: int, more: int) -> None:
     """With column sums, whose blocks are fixed, fewer shares are told apart."""
-    shares = {"fwd": (16, 32, 64, 128, 256, 512, 2048, 4096), "bwd": (16, 1024, 2048, 4096)}
+    shares = {"fwd": (16, 32, 64, 128, 256, 512, 2048, 4096), "bwd": (16, 256, 1024, 2048, 4096)}
     for way, known in shares.items():
         p = facts(f"layernorm.{way}:d={d},dtype={dtype}")
         assert share(p, rows) in known

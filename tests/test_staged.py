@@ -82,13 +82,13 @@ BACKWARD: list[Case] = [
     ("layernorm.bwd:d=64,dtype=bf16", "form=bulk,threads=4,rows=128,vec=8,stages=2,keep=yes,bulk_store=yes", (0, 1)),
     ("layernorm.bwd:d=64,dtype=bf16", "form=bulk,threads=2,rows=128,vec=8,stages=3,one_launch=yes", (300,)),
     ("layernorm.bwd:d=64,dtype=bf16", "form=async,threads=4,rows=128,vec=8,stages=2,keep=yes,one_launch=yes", (0, 130)),
-    ("layernorm.bwd:d=31,dtype=f32", "form=async,threads=8,rows=128,vec=1,stages=2", (5,)),
-    ("layernorm.bwd:d=1000,dtype=f32", "form=bulk,threads=32,rows=8,vec=4,stages=2,one_launch=yes", (17,)),
+    ("layernorm.bwd:d=31,dtype=f32", "form=async,threads=8,rows=64,vec=1,stages=2", (5,)),
+    ("layernorm.bwd:d=1000,dtype=f32", "form=bulk,threads=32,rows=4,vec=4,stages=2,one_launch=yes", (17,)),
     ("rmsnorm.bwd:d=1002,dtype=bf16", "form=async,threads=64,rows=8,vec=2,stages=2,one_launch=yes", (9,)),
     ("rmsnorm.bwd:d=1000,dtype=f16,weight=f32", "form=bulk,threads=64,rows=8,vec=8,stages=4,keep=yes", (9,)),
     ("layernorm.bwd:d=768,dtype=f32,out=bf16", "form=bulk,threads=32,rows=16,vec=8,stages=2,bulk_store=yes", (17,)),
     ("layernorm.bwd:d=1001,dtype=bf16", "form=ragged,threads=64,rows=8,vec=1,stages=2,bulk_store=yes,keep=yes", (9,)),
-    ("rmsnorm.bwd:d=1001,dtype=f32", "form=ragged,threads=32,rows=8,stages=2,bulk_store=yes,one_launch=yes", (5,)),
+    ("rmsnorm.bwd:d=1001,dtype=f32", "form=ragged,threads=32,rows=4,stages=2,bulk_store=yes,one_launch=yes", (5,)),
     ("rmsnorm.bwd:d=8191,dtype=bf16", "form=ragged,threads=256,rows=1,vec=1,stages=2,bulk_store=yes", (3,)),
     # Row groups that are a block each, on every form that has them; not all of them are there.
     ("rmsnorm.bwd:d=8192,dtype=bf16", "form=bulk,threads=256,rows=1,vec=8,stages=2,keep=yes,bulk_store=yes", (1, 3)),
@@ -99,20 +99,20 @@ BACKWARD: list[Case] = [
     ("layernorm.bwd:d=16384,dtype=bf16,blocks=2", "form=bulk,threads=256,rows=1,vec=8,stages=2,cluster=4", (3,)),
     # Clusters that share rows.
     ("rmsnorm.bwd:d=8192,dtype=f16,blocks=1", "form=bulk,threads=64,rows=4,vec=8,stages=2,cluster=4,keep=yes", (1, 9)),
-    ("rmsnorm.bwd:d=8200,blocks=1", "form=bulk,threads=64,rows=4,vec=4,stages=2,cluster=4,one_launch=yes", (6,)),
+    ("rmsnorm.bwd:d=8200,blocks=1", "form=bulk,threads=64,rows=2,vec=4,stages=2,cluster=4,one_launch=yes", (6,)),
     ("layernorm.bwd:d=16384,dtype=bf16", "form=bulk,threads=256,rows=1,vec=8,stages=3,cluster=2,keep=yes", (3,)),
-    ("rmsnorm.bwd:d=5000,blocks=4", "form=bulk,threads=128,rows=2,vec=4,stages=2,cluster=2,one_launch=yes", (5,)),
+    ("rmsnorm.bwd:d=5000,blocks=4", "form=bulk,threads=128,rows=1,vec=4,stages=2,cluster=2,one_launch=yes", (5,)),
     ("layernorm.bwd:d=12296,dtype=f32", "form=bulk,threads=256,rows=1,vec=4,stages=2,cluster=4,bulk_store=yes", (3,)),
     ("rmsnorm.bwd:d=8200,dtype=f64,blocks=4", "form=bulk,threads=128,vec=2,stages=2,cluster=4,one_launch=yes", (0, 2)),
     # Without column sums, and without row sums.
     ("layernorm.bwd:d=768,dtype=bf16,wrt=x", "form=bulk,threads=32,rows=2,vec=8,stages=2,owners=2,keep=yes", (9,)),
     ("layernorm.bwd:d=768,dtype=bf16,wrt=x", "form=async,threads=32,rows=2,vec=8,stages=3,owners=1", (9,)),
-    ("layernorm.bwd:d=768,dtype=f32,wrt=beta", "form=bulk,threads=32,rows=16,vec=4,stages=2,one_launch=yes", (33,)),
-    ("layernorm.bwd:d=768,dtype=f32,wrt=beta", "form=async,threads=32,rows=16,vec=4,stages=2", (33,)),
+    ("layernorm.bwd:d=768,dtype=f32,wrt=beta", "form=bulk,threads=32,rows=8,vec=4,stages=2,one_launch=yes", (33,)),
+    ("layernorm.bwd:d=768,dtype=f32,wrt=beta", "form=async,threads=32,rows=8,vec=4,stages=2", (33,)),
     ("layernorm.bwd:d=768,dtype=bf16,save=none", "form=bulk,threads=32,rows=16,vec=8,stages=2,keep=yes", (17,)),
     # Rows in registers, the column sums finished behind a grid barrier.
     ("layernorm.bwd:d=1000,dtype=bf16", "form=registers,threads=64,rows=8,vec=8,prefetch=yes,one_launch=yes", (0, 17)),
-    ("layernorm.bwd:d=1,dtype=f32", "form=registers,threads=1,rows=128,vec=1,one_launch=yes", (130,)),
+    ("layernorm.bwd:d=1,dtype=f32", "form=registers,threads=1,rows=64,vec=1,one_launch=yes", (130,)),
 ]  # fmt: skip
 
 
@@ -186,6 +186,22 @@ def test_what_is_widened_once_is_not_widened_again(dtype: str) -> None:
     elements, widened = 4096 // 128, [i.opcode for i in entry.instructions].count("cvt.f32.f16")
     assert 3 * elements <= widened < 2 * 3 * elements if dtype == "f16" else widened == 0
     assert [i.opcode for i in entry.instructions].count("sub.rn.f32") == 2 * elements, "xc and what dy is centred by"
+
+
+@pytest.mark.parametrize("schedule", ["form=bulk,threads=64,rows=8,vec=8,stages=2", "form=registers,threads=64,rows=8"])
+def test_partial_rows_stay_in_l2(schedule: str) -> None:
+    """Both column sums, and nothing else; where there are no policies they are stored plainly."""
+    plan = lower(parse_spec("layernorm.bwd:d=1024,dtype=bf16"), parse_schedule(schedule, BASE))
+    rows = parse(compile_ptx(emit(plan), "sm_90")).entries[plan.kernels[0].name]
+    stores = [i.opcode for i in rows.instructions if i.opcode.startswith("st.global")]
+    stay = [o for o in stores if o == "st.global.L2::cache_hint.v4.u32"]
+    assert len(stay) >= 2
+    assert len(stay) < len(stores), "dx may leave"
+    assert not any("cache_hint" in o for o in stores if o not in stay)
+    policies = {i.opcode for i in rows.instructions if i.opcode.startswith("createpolicy")}
+    assert policies == {"createpolicy.fractional.L2::evict_last.b64"}
+    if "registers" in schedule:
+        assert "cache_hint" not in compile_ptx(emit(plan), "sm_75")
 
 
 @pytest.mark.parametrize("keep", ["no", "yes"])

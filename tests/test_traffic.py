@@ -188,7 +188,7 @@ def test_bulk_copies_are_counted() -> None:
         ("layernorm.fwd:d=1000,dtype=bf16", "form=registers,threads=64,rows=2,vec=8", 5, 3, 16),
         ("layernorm.bwd:d=768,dtype=bf16", "form=registers,threads=32,rows=16,vec=8,prefetch=yes", 40, 3, 12),
         ("layernorm.bwd:d=4096,dtype=bf16,blocks=2", "form=bulk,threads=128,rows=2,vec=8,stages=3", 9, 2, 64),
-        ("layernorm.bwd:d=1001,dtype=f32,blocks=2", "form=ragged,threads=64,rows=8,vec=1,stages=2,bulk_store=yes",
+        ("layernorm.bwd:d=1001,dtype=f32,blocks=2", "form=ragged,threads=64,rows=4,vec=1,stages=2,bulk_store=yes",
          12, 2, 32),
         ("layernorm.fwd:d=32768,dtype=bf16", "form=bulk,threads=256,rows=1,vec=8,stages=2,cluster=2,owners=2",
          5, 2, 512),

@@ -3,7 +3,7 @@
 //   regenerate : lngen show layernorm.bwd:d=4096,dtype=bf16 --stage cuda --schedule form=bulk,threads=128,rows=2,vec=8,stages=3,keep=yes,hold=yes
 //   spec       : layernorm.bwd:d=4096,dtype=bf16
 //   schedule   : form=bulk,threads=128,rows=2,vec=8,stages=3,keep=yes,hold=yes
-//   ir-sha256  : 86efab38d73f
+//   ir-sha256  : c1dcd0be391f
 //
 // graph @layernorm_bwd(%dy: bf16[M, D], %x: bf16[M, D], %gamma: bf16[D], %mean: f32[M], %rstd: f32[M]) -> (bf16[M, D], bf16[D], bf16[D]) {
 //   %x32                    : f32[M, D]  = cast %x {to=f32}
@@ -16,15 +16,13 @@
 //   %d_size                 : f32[]      = const {dtype=f32, value=4096.0}
 //   %mean_dy_gamma          : f32[M]     = div %mean_dy_gamma_sum, %d_size
 //   %dx32_part              : f32[M, D]  = sub %dy_gamma, %mean_dy_gamma
-//   %dy_gamma_xhat          : f32[M, D]  = mul %dy_gamma, %xhat
-//   %mean_dy_gamma_xhat_sum : f32[M]     = reduce_sum %dy_gamma_xhat {axis=D, chunk=8, segment=4096}
+//   %mean_dy_gamma_xhat_sum : f32[M]     = reduce_dot %dy_gamma, %xhat {axis=D, chunk=8, segment=4096}
 //   %mean_dy_gamma_xhat     : f32[M]     = div %mean_dy_gamma_xhat_sum, %d_size
 //   %mean_dy_gamma_xhat_neg : f32[M]     = neg %mean_dy_gamma_xhat
 //   %dx32_part_1            : f32[M, D]  = fma %xhat, %mean_dy_gamma_xhat_neg, %dx32_part
 //   %dx32                   : f32[M, D]  = mul %rstd, %dx32_part_1
 //   %dx                     : bf16[M, D] = cast %dx32 {to=bf16}
-//   %dy_xhat                : f32[M, D]  = mul %dy32, %xhat
-//   %sum_dy_xhat            : f32[D]     = reduce_sum %dy_xhat {axis=M, blocks=126, groups=2, strands=16}
+//   %sum_dy_xhat            : f32[D]     = reduce_dot %dy32, %xhat {axis=M, blocks=126, groups=2, strands=16}
 //   %dgamma                 : bf16[D]    = cast %sum_dy_xhat {to=bf16}
 //   %sum_dy                 : f32[D]     = reduce_sum %dy32 {axis=M, blocks=126, groups=2, strands=16}
 //   %dbeta                  : bf16[D]    = cast %sum_dy {to=bf16}
@@ -180,6 +178,52 @@ template <int N, typename T> __device__ __forceinline__ void copy_chunk(T (&to)[
 {
     #pragma unroll
     for (int i = 0; i < N; ++i) to[i] = from[i];
+}
+
+// Stores that L2 gives up last: for what the next kernel reads and the next call writes anew. Among the rows that stream
+// past it would be written to memory in between, for nobody.
+#if __CUDA_ARCH__ >= 800
+__device__ __forceinline__ unsigned long long to_stay()
+{
+    unsigned long long policy;
+    asm("createpolicy.fractional.L2::evict_last.b64 %0;" : "=l"(policy));
+    return policy;
+}
+
+__device__ __forceinline__ void stay_word(unsigned* to, unsigned w)
+{
+    asm volatile("st.global.L2::cache_hint.u32 [%0], %1, %2;" :: "l"(to), "r"(w), "l"(to_stay()) : "memory");
+}
+
+__device__ __forceinline__ void stay_word(uint2* to, uint2 w)
+{
+    asm volatile("st.global.L2::cache_hint.v2.u32 [%0], { %1, %2 }, %3;" :: "l"(to), "r"(w.x), "r"(w.y), "l"(to_stay()) : "memory");
+}
+
+__device__ __forceinline__ void stay_word(uint4* to, uint4 w)
+{
+    asm volatile("st.global.L2::cache_hint.v4.u32 [%0], { %1, %2, %3, %4 }, %5;"
+        :: "l"(to), "r"(w.x), "r"(w.y), "r"(w.z), "r"(w.w), "l"(to_stay()) : "memory");
+}
+#else
+template <typename W> __device__ __forceinline__ void stay_word(W* to, W w) { *to = w; }
+#endif
+
+// Like store_chunk, to stay.
+template <int VEC, int D, int N, typename T>
+__device__ __forceinline__ void store_to_stay(T* __restrict__ row, const T (&chunk)[N], int col)
+{
+    #pragma unroll
+    for (int j = 0; j < N; j += VEC) {
+        Vector<VEC, T> v;
+        #pragma unroll
+        for (int i = 0; i < VEC; ++i) v.items[i] = chunk[j + i];
+        if (col + j < D) {
+            #pragma unroll
+            for (int w = 0; w < v.WORDS; ++w)
+                stay_word(reinterpret_cast<typename Vector<VEC, T>::type*>(row + col + j) + w, v.words[w]);
+        }
+    }
 }
 
 __device__ __forceinline__ unsigned shared_address(const void* p)
@@ -359,7 +403,7 @@ __device__ __forceinline__ void store_sums(real* __restrict__ partial, const rea
 {
     #pragma unroll
     for (int k = 0; k < SLOTS; ++k)
-        store_chunk<UNIT, D>(partial, acc[k], column<D, CHUNK, THREADS, SEGMENT, SEGMENT_SLOTS>(start, k, lane));
+        store_to_stay<UNIT, D>(partial, acc[k], column<D, CHUNK, THREADS, SEGMENT, SEGMENT_SLOTS>(start, k, lane));
 }
 
 // Puts the column sums of each thread into shared memory, a place for each row group.
@@ -395,7 +439,8 @@ __device__ __forceinline__ void store_partial(real* __restrict__ partial, const 
                 for (int r = 0; r < 16; ++r) terms[r] = column[(s + r * (ROWS / 16)) * stash_size(PIECE)];
                 sums[s] = fold<Add, 16>(terms);
             }
-            partial[start + j] = fold<Add, ROWS / 16>(sums);
+            const real sum[1] = {fold<Add, ROWS / 16>(sums)};
+            store_to_stay<1, D>(partial, sum, start + j);
         }
         return;
     }
@@ -412,7 +457,7 @@ __device__ __forceinline__ void store_partial(real* __restrict__ partial, const 
             for (int r = 0; r < ROWS; ++r) terms[r] = part[r].items[j];
             sum.items[j] = fold<Add, ROWS>(terms);
         }
-        *reinterpret_cast<Unit<UNIT>*>(partial + start + unit * UNIT) = sum;
+        store_to_stay<UNIT, D>(partial, sum.items, start + unit * UNIT);
     }
 }
 
@@ -621,15 +666,14 @@ layernorm_bwd__bf16_d4096__t128_r2_v8_b1_bulk_s3_keep_hold__rows(
             real mean_dy_gamma_xhat_sum_chunk = ABSENT;
             #pragma unroll
             for (int i = 0; i < CHUNK; ++i) {
-                const float x32 = f32_from_bf16(x[i]);                                        // %x32 : f32[M, D] = cast %x {to=f32}
-                const float gamma32 = f32_from_bf16(gamma[i]);                                // %gamma32 : f32[D] = cast %gamma {to=f32}
-                const float xc = x32 - mean;                                                  // %xc : f32[M, D] = sub %x32, %mean
-                const float xhat = xc * rstd;                                                 // %xhat : f32[M, D] = mul %xc, %rstd
-                const float dy32 = f32_from_bf16(dy[i]);                                      // %dy32 : f32[M, D] = cast %dy {to=f32}
-                const float dy_gamma = dy32 * gamma32;                                        // %dy_gamma : f32[M, D] = mul %dy32, %gamma32
-                const float dy_gamma_xhat = dy_gamma * xhat;                                  // %dy_gamma_xhat : f32[M, D] = mul %dy_gamma, %xhat
-                mean_dy_gamma_sum_chunk = mean_dy_gamma_sum_chunk + dy_gamma;                 // %mean_dy_gamma_sum : f32[M] = reduce_sum %dy_gamma {axis=D, chunk=8, segment=4096}
-                mean_dy_gamma_xhat_sum_chunk = mean_dy_gamma_xhat_sum_chunk + dy_gamma_xhat;  // %mean_dy_gamma_xhat_sum : f32[M] = reduce_sum %dy_gamma_xhat {axis=D, chunk=8, segment=4096}
+                const float x32 = f32_from_bf16(x[i]);                                              // %x32 : f32[M, D] = cast %x {to=f32}
+                const float gamma32 = f32_from_bf16(gamma[i]);                                      // %gamma32 : f32[D] = cast %gamma {to=f32}
+                const float xc = x32 - mean;                                                        // %xc : f32[M, D] = sub %x32, %mean
+                const float xhat = xc * rstd;                                                       // %xhat : f32[M, D] = mul %xc, %rstd
+                const float dy32 = f32_from_bf16(dy[i]);                                            // %dy32 : f32[M, D] = cast %dy {to=f32}
+                const float dy_gamma = dy32 * gamma32;                                              // %dy_gamma : f32[M, D] = mul %dy32, %gamma32
+                mean_dy_gamma_sum_chunk = mean_dy_gamma_sum_chunk + dy_gamma;                       // %mean_dy_gamma_sum : f32[M] = reduce_sum %dy_gamma {axis=D, chunk=8, segment=4096}
+                mean_dy_gamma_xhat_sum_chunk = fmaf(dy_gamma, xhat, mean_dy_gamma_xhat_sum_chunk);  // %mean_dy_gamma_xhat_sum : f32[M] = reduce_dot %dy_gamma, %xhat {axis=D, chunk=8, segment=4096}
             }
             chunks_0[0][k] = EXACT || col < D ? mean_dy_gamma_sum_chunk : ABSENT;
             chunks_0[1][k] = EXACT || col < D ? mean_dy_gamma_xhat_sum_chunk : ABSENT;
@@ -637,7 +681,7 @@ layernorm_bwd__bf16_d4096__t128_r2_v8_b1_bulk_s3_keep_hold__rows(
         real sums_0[2];
         row_fold<Add, THREADS, ROWS, 2, SEGMENT_SLOTS>(sums_0, chunks_0, scratch, turn, group, lane);
         const real mean_dy_gamma_sum = sums_0[0];       // %mean_dy_gamma_sum : f32[M] = reduce_sum %dy_gamma {axis=D, chunk=8, segment=4096}
-        const real mean_dy_gamma_xhat_sum = sums_0[1];  // %mean_dy_gamma_xhat_sum : f32[M] = reduce_sum %dy_gamma_xhat {axis=D, chunk=8, segment=4096}
+        const real mean_dy_gamma_xhat_sum = sums_0[1];  // %mean_dy_gamma_xhat_sum : f32[M] = reduce_dot %dy_gamma, %xhat {axis=D, chunk=8, segment=4096}
         if (THREADS <= 32) __syncwarp();
         refill(stage, first);
         const float mean_dy_gamma = mean_dy_gamma_sum / d_size;            // %mean_dy_gamma : f32[M] = div %mean_dy_gamma_sum, %d_size
@@ -657,19 +701,18 @@ layernorm_bwd__bf16_d4096__t128_r2_v8_b1_bulk_s3_keep_hold__rows(
             bf16 dx_out[CHUNK];
             #pragma unroll
             for (int i = 0; i < CHUNK; ++i) {
-                const float x32 = f32_from_bf16(x[i]);                                    // %x32 : f32[M, D] = cast %x {to=f32}
-                const float gamma32 = f32_from_bf16(gamma[i]);                            // %gamma32 : f32[D] = cast %gamma {to=f32}
-                const float xc = x32 - mean;                                              // %xc : f32[M, D] = sub %x32, %mean
-                const float xhat = xc * rstd;                                             // %xhat : f32[M, D] = mul %xc, %rstd
-                const float dy32 = f32_from_bf16(dy[i]);                                  // %dy32 : f32[M, D] = cast %dy {to=f32}
-                const float dy_gamma = dy32 * gamma32;                                    // %dy_gamma : f32[M, D] = mul %dy32, %gamma32
-                const float dx32_part = dy_gamma - mean_dy_gamma;                         // %dx32_part : f32[M, D] = sub %dy_gamma, %mean_dy_gamma
-                const float dx32_part_1 = fmaf(xhat, mean_dy_gamma_xhat_neg, dx32_part);  // %dx32_part_1 : f32[M, D] = fma %xhat, %mean_dy_gamma_xhat_neg, %dx32_part
-                const float dx32 = rstd * dx32_part_1;                                    // %dx32 : f32[M, D] = mul %rstd, %dx32_part_1
-                const bf16 dx = bf16_from_f32(dx32);                                      // %dx : bf16[M, D] = cast %dx32 {to=bf16}
-                const float dy_xhat = dy32 * xhat;                                        // %dy_xhat : f32[M, D] = mul %dy32, %xhat
-                if (live) sum_dy_xhat_acc[k][i] = sum_dy_xhat_acc[k][i] + dy_xhat;        // %sum_dy_xhat : f32[D] = reduce_sum %dy_xhat {axis=M, blocks=126, groups=2, strands=16}
-                if (live) sum_dy_acc[k][i] = sum_dy_acc[k][i] + dy32;                     // %sum_dy : f32[D] = reduce_sum %dy32 {axis=M, blocks=126, groups=2, strands=16}
+                const float x32 = f32_from_bf16(x[i]);                                      // %x32 : f32[M, D] = cast %x {to=f32}
+                const float gamma32 = f32_from_bf16(gamma[i]);                              // %gamma32 : f32[D] = cast %gamma {to=f32}
+                const float xc = x32 - mean;                                                // %xc : f32[M, D] = sub %x32, %mean
+                const float xhat = xc * rstd;                                               // %xhat : f32[M, D] = mul %xc, %rstd
+                const float dy32 = f32_from_bf16(dy[i]);                                    // %dy32 : f32[M, D] = cast %dy {to=f32}
+                const float dy_gamma = dy32 * gamma32;                                      // %dy_gamma : f32[M, D] = mul %dy32, %gamma32
+                const float dx32_part = dy_gamma - mean_dy_gamma;                           // %dx32_part : f32[M, D] = sub %dy_gamma, %mean_dy_gamma
+                const float dx32_part_1 = fmaf(xhat, mean_dy_gamma_xhat_neg, dx32_part);    // %dx32_part_1 : f32[M, D] = fma %xhat, %mean_dy_gamma_xhat_neg, %dx32_part
+                const float dx32 = rstd * dx32_part_1;                                      // %dx32 : f32[M, D] = mul %rstd, %dx32_part_1
+                const bf16 dx = bf16_from_f32(dx32);                                        // %dx : bf16[M, D] = cast %dx32 {to=bf16}
+                if (live) sum_dy_xhat_acc[k][i] = fmaf(dy32, xhat, sum_dy_xhat_acc[k][i]);  // %sum_dy_xhat : f32[D] = reduce_dot %dy32, %xhat {axis=M, blocks=126, groups=2, strands=16}
+                if (live) sum_dy_acc[k][i] = sum_dy_acc[k][i] + dy32;                       // %sum_dy : f32[D] = reduce_sum %dy32 {axis=M, blocks=126, groups=2, strands=16}
                 dx_out[i] = dx;
             }
             if (live) store_chunk<VEC, BOUND>(dx_ptr + row * dx_stride, dx_out, col);
@@ -736,7 +779,7 @@ layernorm_bwd__bf16_d4096__t128_r2_v8_b1_bulk_s3_keep_hold__finish(
             real sum_dy_xhat_strands[STRANDS];
             #pragma unroll
             for (int s = 0; s < STRANDS; ++s) sum_dy_xhat_strands[s] = totals[(0 * STRANDS + s) * COLUMNS + column];
-            const real sum_dy_xhat = rows == 0 ? real(0) : fold<Add, STRANDS>(sum_dy_xhat_strands);  // %sum_dy_xhat : f32[D] = reduce_sum %dy_xhat {axis=M, blocks=126, groups=2, strands=16}
+            const real sum_dy_xhat = rows == 0 ? real(0) : fold<Add, STRANDS>(sum_dy_xhat_strands);  // %sum_dy_xhat : f32[D] = reduce_dot %dy32, %xhat {axis=M, blocks=126, groups=2, strands=16}
             real sum_dy_strands[STRANDS];
             #pragma unroll
             for (int s = 0; s < STRANDS; ++s) sum_dy_strands[s] = totals[(1 * STRANDS + s) * COLUMNS + column];

@@ -3,7 +3,7 @@
 //   regenerate : lngen show rmsnorm.bwd:d=1024,dtype=bf16,wrt=x --stage cuda --schedule form=registers,threads=64,rows=1,vec=8,resident=8
 //   spec       : rmsnorm.bwd:d=1024,dtype=bf16,wrt=x
 //   schedule   : form=registers,threads=64,rows=1,vec=8,resident=8
-//   ir-sha256  : 1d4d659477b5
+//   ir-sha256  : 168f2e8e8c27
 //
 // graph @rmsnorm_bwd(%dy: bf16[M, D], %x: bf16[M, D], %gamma: bf16[D], %rstd: f32[M]) -> (bf16[M, D]) {
 //   %x32                    : f32[M, D]  = cast %x {to=f32}
@@ -11,8 +11,7 @@
 //   %xhat                   : f32[M, D]  = mul %x32, %rstd
 //   %dy32                   : f32[M, D]  = cast %dy {to=f32}
 //   %dy_gamma               : f32[M, D]  = mul %dy32, %gamma32
-//   %dy_gamma_xhat          : f32[M, D]  = mul %dy_gamma, %xhat
-//   %mean_dy_gamma_xhat_sum : f32[M]     = reduce_sum %dy_gamma_xhat {axis=D, chunk=8, segment=1024}
+//   %mean_dy_gamma_xhat_sum : f32[M]     = reduce_dot %dy_gamma, %xhat {axis=D, chunk=8, segment=1024}
 //   %d_size                 : f32[]      = const {dtype=f32, value=1024.0}
 //   %mean_dy_gamma_xhat     : f32[M]     = div %mean_dy_gamma_xhat_sum, %d_size
 //   %mean_dy_gamma_xhat_neg : f32[M]     = neg %mean_dy_gamma_xhat
@@ -325,19 +324,18 @@ rmsnorm_bwd__bf16_d1024_wrt_x__t64_r1_v8_b8__rows(
         real mean_dy_gamma_xhat_sum_chunk = ABSENT;
         #pragma unroll
         for (int i = 0; i < CHUNK; ++i) {
-            const float x32 = f32_from_bf16(x[k][i]);                                     // %x32 : f32[M, D] = cast %x {to=f32}
-            const float gamma32 = f32_from_bf16(gamma[i]);                                // %gamma32 : f32[D] = cast %gamma {to=f32}
-            const float xhat = x32 * rstd;                                                // %xhat : f32[M, D] = mul %x32, %rstd
-            const float dy32 = f32_from_bf16(dy[k][i]);                                   // %dy32 : f32[M, D] = cast %dy {to=f32}
-            const float dy_gamma = dy32 * gamma32;                                        // %dy_gamma : f32[M, D] = mul %dy32, %gamma32
-            const float dy_gamma_xhat = dy_gamma * xhat;                                  // %dy_gamma_xhat : f32[M, D] = mul %dy_gamma, %xhat
-            mean_dy_gamma_xhat_sum_chunk = mean_dy_gamma_xhat_sum_chunk + dy_gamma_xhat;  // %mean_dy_gamma_xhat_sum : f32[M] = reduce_sum %dy_gamma_xhat {axis=D, chunk=8, segment=1024}
+            const float x32 = f32_from_bf16(x[k][i]);                                           // %x32 : f32[M, D] = cast %x {to=f32}
+            const float gamma32 = f32_from_bf16(gamma[i]);                                      // %gamma32 : f32[D] = cast %gamma {to=f32}
+            const float xhat = x32 * rstd;                                                      // %xhat : f32[M, D] = mul %x32, %rstd
+            const float dy32 = f32_from_bf16(dy[k][i]);                                         // %dy32 : f32[M, D] = cast %dy {to=f32}
+            const float dy_gamma = dy32 * gamma32;                                              // %dy_gamma : f32[M, D] = mul %dy32, %gamma32
+            mean_dy_gamma_xhat_sum_chunk = fmaf(dy_gamma, xhat, mean_dy_gamma_xhat_sum_chunk);  // %mean_dy_gamma_xhat_sum : f32[M] = reduce_dot %dy_gamma, %xhat {axis=D, chunk=8, segment=1024}
         }
         chunks_0[0][k] = EXACT || col < D ? mean_dy_gamma_xhat_sum_chunk : ABSENT;
     }
     real sums_0[1];
     row_fold<Add, THREADS, ROWS, 1, SEGMENT_SLOTS>(sums_0, chunks_0, scratch, turn, group, lane);
-    const real mean_dy_gamma_xhat_sum = sums_0[0];  // %mean_dy_gamma_xhat_sum : f32[M] = reduce_sum %dy_gamma_xhat {axis=D, chunk=8, segment=1024}
+    const real mean_dy_gamma_xhat_sum = sums_0[0];  // %mean_dy_gamma_xhat_sum : f32[M] = reduce_dot %dy_gamma, %xhat {axis=D, chunk=8, segment=1024}
     const float mean_dy_gamma_xhat = mean_dy_gamma_xhat_sum / d_size;  // %mean_dy_gamma_xhat : f32[M] = div %mean_dy_gamma_xhat_sum, %d_size
     const float mean_dy_gamma_xhat_neg = -mean_dy_gamma_xhat;          // %mean_dy_gamma_xhat_neg : f32[M] = neg %mean_dy_gamma_xhat
 

@@ -3,7 +3,7 @@
 //   regenerate : lngen show rmsnorm.bwd:d=768,dtype=f16,weight=f32 --stage cuda --schedule form=registers,threads=32,rows=16,vec=8,prefetch=yes,one_launch=yes
 //   spec       : rmsnorm.bwd:d=768,dtype=f16,weight=f32
 //   schedule   : form=registers,threads=32,rows=16,vec=8,prefetch=yes,one_launch=yes
-//   ir-sha256  : 6a41f85923b3
+//   ir-sha256  : 60f1babb614b
 //
 // graph @rmsnorm_bwd(%dy: f16[M, D], %x: f16[M, D], %gamma: f32[D], %rstd: f32[M]) -> (f16[M, D], f32[D]) {
 //   %x32                    : f32[M, D] = cast %x {to=f32}
@@ -11,16 +11,14 @@
 //   %xhat                   : f32[M, D] = mul %x32, %rstd
 //   %dy32                   : f32[M, D] = cast %dy {to=f32}
 //   %dy_gamma               : f32[M, D] = mul %dy32, %gamma32
-//   %dy_gamma_xhat          : f32[M, D] = mul %dy_gamma, %xhat
-//   %mean_dy_gamma_xhat_sum : f32[M]    = reduce_sum %dy_gamma_xhat {axis=D, chunk=8, segment=768}
+//   %mean_dy_gamma_xhat_sum : f32[M]    = reduce_dot %dy_gamma, %xhat {axis=D, chunk=8, segment=768}
 //   %d_size                 : f32[]     = const {dtype=f32, value=768.0}
 //   %mean_dy_gamma_xhat     : f32[M]    = div %mean_dy_gamma_xhat_sum, %d_size
 //   %mean_dy_gamma_xhat_neg : f32[M]    = neg %mean_dy_gamma_xhat
 //   %dx32_part              : f32[M, D] = fma %xhat, %mean_dy_gamma_xhat_neg, %dy_gamma
 //   %dx32                   : f32[M, D] = mul %rstd, %dx32_part
 //   %dx                     : f16[M, D] = cast %dx32 {to=f16}
-//   %dy_xhat                : f32[M, D] = mul %dy32, %xhat
-//   %sum_dy_xhat            : f32[D]    = reduce_sum %dy_xhat {axis=M, blocks=128, groups=16, strands=16}
+//   %sum_dy_xhat            : f32[D]    = reduce_dot %dy32, %xhat {axis=M, blocks=128, groups=16, strands=16}
 //   %dgamma                 : f32[D]    = cast %sum_dy_xhat {to=f32}
 //   return %dx, %dgamma
 // }
@@ -145,6 +143,52 @@ template <int N, typename T> __device__ __forceinline__ void copy_chunk(T (&to)[
     for (int i = 0; i < N; ++i) to[i] = from[i];
 }
 
+// Stores that L2 gives up last: for what the next kernel reads and the next call writes anew. Among the rows that stream
+// past it would be written to memory in between, for nobody.
+#if __CUDA_ARCH__ >= 800
+__device__ __forceinline__ unsigned long long to_stay()
+{
+    unsigned long long policy;
+    asm("createpolicy.fractional.L2::evict_last.b64 %0;" : "=l"(policy));
+    return policy;
+}
+
+__device__ __forceinline__ void stay_word(unsigned* to, unsigned w)
+{
+    asm volatile("st.global.L2::cache_hint.u32 [%0], %1, %2;" :: "l"(to), "r"(w), "l"(to_stay()) : "memory");
+}
+
+__device__ __forceinline__ void stay_word(uint2* to, uint2 w)
+{
+    asm volatile("st.global.L2::cache_hint.v2.u32 [%0], { %1, %2 }, %3;" :: "l"(to), "r"(w.x), "r"(w.y), "l"(to_stay()) : "memory");
+}
+
+__device__ __forceinline__ void stay_word(uint4* to, uint4 w)
+{
+    asm volatile("st.global.L2::cache_hint.v4.u32 [%0], { %1, %2, %3, %4 }, %5;"
+        :: "l"(to), "r"(w.x), "r"(w.y), "r"(w.z), "r"(w.w), "l"(to_stay()) : "memory");
+}
+#else
+template <typename W> __device__ __forceinline__ void stay_word(W* to, W w) { *to = w; }
+#endif
+
+// Like store_chunk, to stay.
+template <int VEC, int D, int N, typename T>
+__device__ __forceinline__ void store_to_stay(T* __restrict__ row, const T (&chunk)[N], int col)
+{
+    #pragma unroll
+    for (int j = 0; j < N; j += VEC) {
+        Vector<VEC, T> v;
+        #pragma unroll
+        for (int i = 0; i < VEC; ++i) v.items[i] = chunk[j + i];
+        if (col + j < D) {
+            #pragma unroll
+            for (int w = 0; w < v.WORDS; ++w)
+                stay_word(reinterpret_cast<typename Vector<VEC, T>::type*>(row + col + j) + w, v.words[w]);
+        }
+    }
+}
+
 // The first column of a thread's chunk in a slot, for slots that start at column start; D where there is none.
 template <int D, int CHUNK, int THREADS, int SEGMENT, int SEGMENT_SLOTS>
 __device__ __forceinline__ int column(int start, int slot, int lane)
@@ -265,7 +309,7 @@ __device__ __forceinline__ void store_sums(real* __restrict__ partial, const rea
 {
     #pragma unroll
     for (int k = 0; k < SLOTS; ++k)
-        store_chunk<UNIT, D>(partial, acc[k], column<D, CHUNK, THREADS, SEGMENT, SEGMENT_SLOTS>(start, k, lane));
+        store_to_stay<UNIT, D>(partial, acc[k], column<D, CHUNK, THREADS, SEGMENT, SEGMENT_SLOTS>(start, k, lane));
 }
 
 // Puts the column sums of each thread into shared memory, a place for each row group.
@@ -301,7 +345,8 @@ __device__ __forceinline__ void store_partial(real* __restrict__ partial, const 
                 for (int r = 0; r < 16; ++r) terms[r] = column[(s + r * (ROWS / 16)) * stash_size(PIECE)];
                 sums[s] = fold<Add, 16>(terms);
             }
-            partial[start + j] = fold<Add, ROWS / 16>(sums);
+            const real sum[1] = {fold<Add, ROWS / 16>(sums)};
+            store_to_stay<1, D>(partial, sum, start + j);
         }
         return;
     }
@@ -318,7 +363,7 @@ __device__ __forceinline__ void store_partial(real* __restrict__ partial, const 
             for (int r = 0; r < ROWS; ++r) terms[r] = part[r].items[j];
             sum.items[j] = fold<Add, ROWS>(terms);
         }
-        *reinterpret_cast<Unit<UNIT>*>(partial + start + unit * UNIT) = sum;
+        store_to_stay<UNIT, D>(partial, sum.items, start + unit * UNIT);
     }
 }
 
@@ -490,21 +535,19 @@ rmsnorm_bwd__f16_d768_wf32__t32_r16_v8_b1_prefetch_one__rows(
             real mean_dy_gamma_xhat_sum_chunk = ABSENT;
             #pragma unroll
             for (int i = 0; i < CHUNK; ++i) {
-                const float x32 = f32_from_f16(x[k][i]);                                      // %x32 : f32[M, D] = cast %x {to=f32}
-                const float gamma32 = gamma[i];                                               // %gamma32 : f32[D] = cast %gamma {to=f32}
-                const float xhat = x32 * rstd;                                                // %xhat : f32[M, D] = mul %x32, %rstd
-                const float dy32 = f32_from_f16(dy[k][i]);                                    // %dy32 : f32[M, D] = cast %dy {to=f32}
-                const float dy_gamma = dy32 * gamma32;                                        // %dy_gamma : f32[M, D] = mul %dy32, %gamma32
-                const float dy_gamma_xhat = dy_gamma * xhat;                                  // %dy_gamma_xhat : f32[M, D] = mul %dy_gamma, %xhat
-                const float dy_xhat = dy32 * xhat;                                            // %dy_xhat : f32[M, D] = mul %dy32, %xhat
-                mean_dy_gamma_xhat_sum_chunk = mean_dy_gamma_xhat_sum_chunk + dy_gamma_xhat;  // %mean_dy_gamma_xhat_sum : f32[M] = reduce_sum %dy_gamma_xhat {axis=D, chunk=8, segment=768}
-                if (live) sum_dy_xhat_acc[k][i] = sum_dy_xhat_acc[k][i] + dy_xhat;            // %sum_dy_xhat : f32[D] = reduce_sum %dy_xhat {axis=M, blocks=128, groups=16, strands=16}
+                const float x32 = f32_from_f16(x[k][i]);                                            // %x32 : f32[M, D] = cast %x {to=f32}
+                const float gamma32 = gamma[i];                                                     // %gamma32 : f32[D] = cast %gamma {to=f32}
+                const float xhat = x32 * rstd;                                                      // %xhat : f32[M, D] = mul %x32, %rstd
+                const float dy32 = f32_from_f16(dy[k][i]);                                          // %dy32 : f32[M, D] = cast %dy {to=f32}
+                const float dy_gamma = dy32 * gamma32;                                              // %dy_gamma : f32[M, D] = mul %dy32, %gamma32
+                mean_dy_gamma_xhat_sum_chunk = fmaf(dy_gamma, xhat, mean_dy_gamma_xhat_sum_chunk);  // %mean_dy_gamma_xhat_sum : f32[M] = reduce_dot %dy_gamma, %xhat {axis=D, chunk=8, segment=768}
+                if (live) sum_dy_xhat_acc[k][i] = fmaf(dy32, xhat, sum_dy_xhat_acc[k][i]);          // %sum_dy_xhat : f32[D] = reduce_dot %dy32, %xhat {axis=M, blocks=128, groups=16, strands=16}
             }
             chunks_0[0][k] = EXACT || col < D ? mean_dy_gamma_xhat_sum_chunk : ABSENT;
         }
         real sums_0[1];
         row_fold<Add, THREADS, ROWS, 1, SEGMENT_SLOTS>(sums_0, chunks_0, scratch, turn, group, lane);
-        const real mean_dy_gamma_xhat_sum = sums_0[0];  // %mean_dy_gamma_xhat_sum : f32[M] = reduce_sum %dy_gamma_xhat {axis=D, chunk=8, segment=768}
+        const real mean_dy_gamma_xhat_sum = sums_0[0];  // %mean_dy_gamma_xhat_sum : f32[M] = reduce_dot %dy_gamma, %xhat {axis=D, chunk=8, segment=768}
         const float mean_dy_gamma_xhat = mean_dy_gamma_xhat_sum / d_size;  // %mean_dy_gamma_xhat : f32[M] = div %mean_dy_gamma_xhat_sum, %d_size
         const float mean_dy_gamma_xhat_neg = -mean_dy_gamma_xhat;          // %mean_dy_gamma_xhat_neg : f32[M] = neg %mean_dy_gamma_xhat
 
@@ -561,7 +604,7 @@ rmsnorm_bwd__f16_d768_wf32__t32_r16_v8_b1_prefetch_one__rows(
             real sum_dy_xhat_strands[STRANDS];
             #pragma unroll
             for (int s = 0; s < STRANDS; ++s) sum_dy_xhat_strands[s] = totals[(0 * STRANDS + s) * COLUMNS + column];
-            const real sum_dy_xhat = rows == 0 ? real(0) : fold<Add, STRANDS>(sum_dy_xhat_strands);  // %sum_dy_xhat : f32[D] = reduce_sum %dy_xhat {axis=M, blocks=128, groups=16, strands=16}
+            const real sum_dy_xhat = rows == 0 ? real(0) : fold<Add, STRANDS>(sum_dy_xhat_strands);  // %sum_dy_xhat : f32[D] = reduce_dot %dy32, %xhat {axis=M, blocks=128, groups=16, strands=16}
             const float dgamma = sum_dy_xhat;  // %dgamma : f32[D] = cast %sum_dy_xhat {to=f32}
             dgamma_ptr[col] = dgamma;
         }

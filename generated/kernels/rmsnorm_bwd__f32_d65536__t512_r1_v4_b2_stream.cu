@@ -3,23 +3,21 @@
 //   regenerate : lngen show rmsnorm.bwd:d=65536,dtype=f32 --stage cuda --schedule form=stream,threads=512,rows=1,vec=4,resident=2
 //   spec       : rmsnorm.bwd:d=65536,dtype=f32
 //   schedule   : form=stream,threads=512,rows=1,vec=4,resident=2
-//   ir-sha256  : c6dea856126c
+//   ir-sha256  : 7763681825dc
 //
 // graph @rmsnorm_bwd(%dy: f32[M, D], %x: f32[M, D], %gamma: f32[D], %rstd: f32[M]) -> (f32[M, D], f32[D]) {
 //   %x32                    : f32[M, D] = cast %x {to=f32}
 //   %gamma32                : f32[D]    = cast %gamma {to=f32}
 //   %xhat                   : f32[M, D] = mul %x32, %rstd
 //   %dy_gamma               : f32[M, D] = mul %dy, %gamma32
-//   %dy_gamma_xhat          : f32[M, D] = mul %dy_gamma, %xhat
-//   %mean_dy_gamma_xhat_sum : f32[M]    = reduce_sum %dy_gamma_xhat {axis=D, chunk=4, segment=4096}
+//   %mean_dy_gamma_xhat_sum : f32[M]    = reduce_dot %dy_gamma, %xhat {axis=D, chunk=4, segment=4096}
 //   %d_size                 : f32[]     = const {dtype=f32, value=65536.0}
 //   %mean_dy_gamma_xhat     : f32[M]    = div %mean_dy_gamma_xhat_sum, %d_size
 //   %mean_dy_gamma_xhat_neg : f32[M]    = neg %mean_dy_gamma_xhat
 //   %dx32_part              : f32[M, D] = fma %xhat, %mean_dy_gamma_xhat_neg, %dy_gamma
 //   %dx32                   : f32[M, D] = mul %rstd, %dx32_part
 //   %dx                     : f32[M, D] = cast %dx32 {to=f32}
-//   %dy_xhat                : f32[M, D] = mul %dy, %xhat
-//   %sum_dy_xhat            : f32[D]    = reduce_sum %dy_xhat {axis=M, blocks=15, groups=1, strands=4}
+//   %sum_dy_xhat            : f32[D]    = reduce_dot %dy, %xhat {axis=M, blocks=15, groups=1, strands=4}
 //   %dgamma                 : f32[D]    = cast %sum_dy_xhat {to=f32}
 //   return %dx, %dgamma
 // }
@@ -112,6 +110,52 @@ template <int N, typename T> __device__ __forceinline__ void copy_chunk(T (&to)[
 {
     #pragma unroll
     for (int i = 0; i < N; ++i) to[i] = from[i];
+}
+
+// Stores that L2 gives up last: for what the next kernel reads and the next call writes anew. Among the rows that stream
+// past it would be written to memory in between, for nobody.
+#if __CUDA_ARCH__ >= 800
+__device__ __forceinline__ unsigned long long to_stay()
+{
+    unsigned long long policy;
+    asm("createpolicy.fractional.L2::evict_last.b64 %0;" : "=l"(policy));
+    return policy;
+}
+
+__device__ __forceinline__ void stay_word(unsigned* to, unsigned w)
+{
+    asm volatile("st.global.L2::cache_hint.u32 [%0], %1, %2;" :: "l"(to), "r"(w), "l"(to_stay()) : "memory");
+}
+
+__device__ __forceinline__ void stay_word(uint2* to, uint2 w)
+{
+    asm volatile("st.global.L2::cache_hint.v2.u32 [%0], { %1, %2 }, %3;" :: "l"(to), "r"(w.x), "r"(w.y), "l"(to_stay()) : "memory");
+}
+
+__device__ __forceinline__ void stay_word(uint4* to, uint4 w)
+{
+    asm volatile("st.global.L2::cache_hint.v4.u32 [%0], { %1, %2, %3, %4 }, %5;"
+        :: "l"(to), "r"(w.x), "r"(w.y), "r"(w.z), "r"(w.w), "l"(to_stay()) : "memory");
+}
+#else
+template <typename W> __device__ __forceinline__ void stay_word(W* to, W w) { *to = w; }
+#endif
+
+// Like store_chunk, to stay.
+template <int VEC, int D, int N, typename T>
+__device__ __forceinline__ void store_to_stay(T* __restrict__ row, const T (&chunk)[N], int col)
+{
+    #pragma unroll
+    for (int j = 0; j < N; j += VEC) {
+        Vector<VEC, T> v;
+        #pragma unroll
+        for (int i = 0; i < VEC; ++i) v.items[i] = chunk[j + i];
+        if (col + j < D) {
+            #pragma unroll
+            for (int w = 0; w < v.WORDS; ++w)
+                stay_word(reinterpret_cast<typename Vector<VEC, T>::type*>(row + col + j) + w, v.words[w]);
+        }
+    }
 }
 
 // The first column of a thread's chunk in a slot, for slots that start at column start; D where there is none.
@@ -299,12 +343,11 @@ rmsnorm_bwd__f32_d65536__t512_r1_v4_b2_stream__rows(
             real mean_dy_gamma_xhat_sum_chunk = ABSENT;
             #pragma unroll
             for (int i = 0; i < CHUNK; ++i) {
-                const float x32 = x[i];                                                       // %x32 : f32[M, D] = cast %x {to=f32}
-                const float gamma32 = gamma[i];                                               // %gamma32 : f32[D] = cast %gamma {to=f32}
-                const float xhat = x32 * rstd;                                                // %xhat : f32[M, D] = mul %x32, %rstd
-                const float dy_gamma = dy[i] * gamma32;                                       // %dy_gamma : f32[M, D] = mul %dy, %gamma32
-                const float dy_gamma_xhat = dy_gamma * xhat;                                  // %dy_gamma_xhat : f32[M, D] = mul %dy_gamma, %xhat
-                mean_dy_gamma_xhat_sum_chunk = mean_dy_gamma_xhat_sum_chunk + dy_gamma_xhat;  // %mean_dy_gamma_xhat_sum : f32[M] = reduce_sum %dy_gamma_xhat {axis=D, chunk=4, segment=4096}
+                const float x32 = x[i];                                                             // %x32 : f32[M, D] = cast %x {to=f32}
+                const float gamma32 = gamma[i];                                                     // %gamma32 : f32[D] = cast %gamma {to=f32}
+                const float xhat = x32 * rstd;                                                      // %xhat : f32[M, D] = mul %x32, %rstd
+                const float dy_gamma = dy[i] * gamma32;                                             // %dy_gamma : f32[M, D] = mul %dy, %gamma32
+                mean_dy_gamma_xhat_sum_chunk = fmaf(dy_gamma, xhat, mean_dy_gamma_xhat_sum_chunk);  // %mean_dy_gamma_xhat_sum : f32[M] = reduce_dot %dy_gamma, %xhat {axis=D, chunk=4, segment=4096}
             }
             chunks_0[0][k] = EXACT || col < D ? mean_dy_gamma_xhat_sum_chunk : ABSENT;
         }
@@ -314,7 +357,7 @@ rmsnorm_bwd__f32_d65536__t512_r1_v4_b2_stream__rows(
         for (int n = 0; n < 1; ++n)
             sums_0[n] = Add::of(sums_0[n], sums_0_segment[n]);
     }
-    const real mean_dy_gamma_xhat_sum = sums_0[0];  // %mean_dy_gamma_xhat_sum : f32[M] = reduce_sum %dy_gamma_xhat {axis=D, chunk=4, segment=4096}
+    const real mean_dy_gamma_xhat_sum = sums_0[0];  // %mean_dy_gamma_xhat_sum : f32[M] = reduce_dot %dy_gamma, %xhat {axis=D, chunk=4, segment=4096}
     const float mean_dy_gamma_xhat = mean_dy_gamma_xhat_sum / d_size;  // %mean_dy_gamma_xhat : f32[M] = div %mean_dy_gamma_xhat_sum, %d_size
     const float mean_dy_gamma_xhat_neg = -mean_dy_gamma_xhat;          // %mean_dy_gamma_xhat_neg : f32[M] = neg %mean_dy_gamma_xhat
 
@@ -385,13 +428,12 @@ rmsnorm_bwd__f32_d65536__t512_r1_v4_b2_stream__columns(
         const float rstd = rstd_ptr[row];
         #pragma unroll
         for (int i = 0; i < CHUNK; ++i) {
-            const float x32 = x[i];                             // %x32 : f32[M, D] = cast %x {to=f32}
-            const float xhat = x32 * rstd;                      // %xhat : f32[M, D] = mul %x32, %rstd
-            const float dy_xhat = dy[i] * xhat;                 // %dy_xhat : f32[M, D] = mul %dy, %xhat
-            sum_dy_xhat_acc[i] = sum_dy_xhat_acc[i] + dy_xhat;  // %sum_dy_xhat : f32[D] = reduce_sum %dy_xhat {axis=M, blocks=15, groups=1, strands=4}
+            const float x32 = x[i];                                      // %x32 : f32[M, D] = cast %x {to=f32}
+            const float xhat = x32 * rstd;                               // %xhat : f32[M, D] = mul %x32, %rstd
+            sum_dy_xhat_acc[i] = fmaf(dy[i], xhat, sum_dy_xhat_acc[i]);  // %sum_dy_xhat : f32[D] = reduce_dot %dy, %xhat {axis=M, blocks=15, groups=1, strands=4}
         }
     }
-    store_chunk<VEC, D>(sum_dy_xhat_partial_ptr + static_cast<long long>(blockIdx.y) * PITCH, sum_dy_xhat_acc, col);
+    store_to_stay<VEC, D>(sum_dy_xhat_partial_ptr + static_cast<long long>(blockIdx.y) * PITCH, sum_dy_xhat_acc, col);
 }
 
 // Completes the column sums.
@@ -436,7 +478,7 @@ rmsnorm_bwd__f32_d65536__t512_r1_v4_b2_stream__finish(
             real sum_dy_xhat_strands[STRANDS];
             #pragma unroll
             for (int s = 0; s < STRANDS; ++s) sum_dy_xhat_strands[s] = totals[(0 * STRANDS + s) * COLUMNS + column];
-            const real sum_dy_xhat = rows == 0 ? real(0) : fold<Add, STRANDS>(sum_dy_xhat_strands);  // %sum_dy_xhat : f32[D] = reduce_sum %dy_xhat {axis=M, blocks=15, groups=1, strands=4}
+            const real sum_dy_xhat = rows == 0 ? real(0) : fold<Add, STRANDS>(sum_dy_xhat_strands);  // %sum_dy_xhat : f32[D] = reduce_dot %dy, %xhat {axis=M, blocks=15, groups=1, strands=4}
             const float dgamma = sum_dy_xhat;  // %dgamma : f32[D] = cast %sum_dy_xhat {to=f32}
             dgamma_ptr[col] = dgamma;
         }

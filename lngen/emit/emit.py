@@ -87,6 +87,7 @@ def partials(plan: Plan) -> tuple[str, ...]:
         "_early": "_held_columns" in sections,
         "_bits": "_seen" in sections,
         "_memory": bool(templates - {"finish"}),
+        "_stay": any(k.accumulators for k in plan.kernels if k.template != "finish.cu.jinja"),
         "_mbarrier": "_setup_bulk" in sections or any(k.cluster > 1 for k in rows),
         "_bulk": "_setup_bulk" in sections,
         "_ragged": "_copy_ragged" in sections,

@@ -114,6 +114,10 @@ class Builder:
         """The sum over an axis."""
         return self.emit("reduce_sum", name, (x,), axis=axis)
 
+    def reduce_dot(self, name: str, a: Value, b: Value, *, axis: Axis) -> Value:
+        """The sum of a * b over an axis, each product rounded together with its addition."""
+        return self.emit("reduce_dot", name, (a, b), axis=axis)
+
     def reduce_mean(self, name: str, x: Value, *, axis: Axis) -> Value:
         """The sum over an axis divided by its length."""
         return self.emit("reduce_mean", name, (x,), axis=axis)

@@ -95,53 +95,60 @@ def fold(parts: Array) -> Array:
     return parts[..., 0]
 
 
-def row_sum(x: Array, *, chunk: int, segment: int) -> Array:
+def row_sum(x: Array, times: Array | None = None, *, chunk: int, segment: int) -> Array:
     """Sum over the last axis in the canonical order of row sums, [..., D] -> [...].
 
     The row is cut into segments of ``segment`` elements and each segment into chunks of ``chunk``
     consecutive elements; a chunk is added left to right, the chunks of a segment are folded, the
-    segments are added left to right.
+    segments are added left to right. With ``times``, of x's shape, the terms are products, each
+    rounded together with its addition to the chunk.
     """
     total: Array | None = None
     for start in range(0, x.shape[-1], segment):
-        part = x[..., start : start + segment]
-        chunks = -(-part.shape[-1] // chunk)
-        tiled = _pad(part, chunks * chunk).reshape(*x.shape[:-1], chunks, chunk)
-        part = fold(_left_to_right(tiled))
+        chunks = -(-min(segment, x.shape[-1] - start) // chunk)
+        parts = (_pad(f[..., start : start + segment], chunks * chunk, absent) for f, absent in _factors(x, times))
+        part = fold(_left_to_right(*(p.reshape(*x.shape[:-1], chunks, chunk) for p in parts)))
         total = part if total is None else total + part
     assert total is not None
     return total
 
 
-def column_sum(x: Array, *, groups: int, blocks: int, strands: int) -> Array:
+def column_sum(x: Array, times: Array | None = None, *, groups: int, blocks: int, strands: int) -> Array:
     """Sum over the rows in the canonical order of column sums, [M, D] -> [D]; of no rows, +0.
 
     Row r belongs to block (r // groups) % blocks and to its group r % groups. A group adds its rows
     in increasing order, the groups of a block are folded; block b belongs to strand b % strands, a
-    strand adds its blocks in increasing order, the strands are folded.
+    strand adds its blocks in increasing order, the strands are folded. With ``times``, of x's shape,
+    the terms are products, each rounded together with its addition to the group.
     """
     rows, features = x.shape
     if rows == 0:
         return np.zeros(features, x.dtype)
     rounds = -(-rows // (groups * blocks))
-    tiled = _pad(x.T, rounds * blocks * groups).reshape(features, rounds, blocks, groups)
-    per_block = fold(_left_to_right(np.moveaxis(tiled, 1, -1)))
+    shape = features, rounds, blocks, groups
+    tiled = (_pad(f.T, rounds * blocks * groups, absent).reshape(shape) for f, absent in _factors(x, times))
+    per_block = fold(_left_to_right(*(np.moveaxis(t, 1, -1) for t in tiled)))
     turns = -(-blocks // strands)
     stranded = _pad(per_block, turns * strands).reshape(features, turns, strands)
     return fold(_left_to_right(np.moveaxis(stranded, 1, -1)))
 
 
-def _left_to_right(x: Array) -> Array:
-    """Sum over the last axis, left to right."""
-    total = x[..., 0]
+def _factors(x: Array, times: Array | None) -> list[tuple[Array, float]]:
+    """What the terms of a sum are made of, and what makes an absent one."""
+    return [(x, ABSENT)] if times is None else [(x, ABSENT), (times, 1.0)]
+
+
+def _left_to_right(x: Array, times: Array | None = None) -> Array:
+    """Sum over the last axis, left to right; with ``times`` of the products, each rounded with its addition."""
+    total = x[..., 0] if times is None else x[..., 0] * times[..., 0]
     for i in range(1, x.shape[-1]):
-        total = total + x[..., i]
+        total = total + x[..., i] if times is None else fma(x[..., i], times[..., i], total)
     return total
 
 
-def _pad(x: Array, count: int) -> Array:
-    """The last axis filled up to ``count`` with absent terms."""
+def _pad(x: Array, count: int, absent: float = ABSENT) -> Array:
+    """The last axis filled up to ``count`` with absent terms, or factors of such."""
     missing = count - x.shape[-1]
     if missing == 0:
         return x
-    return np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)], constant_values=x.dtype.type(ABSENT))
+    return np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)], constant_values=x.dtype.type(absent))

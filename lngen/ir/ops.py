@@ -29,6 +29,9 @@ NumpyMeaning = Callable[[tuple[Array, ...], Eqn, Mapping[Axis, int]], Array]
 CudaMeaning = Callable[[tuple[str, ...], Eqn], str]
 Derivative = Callable[["Builder", Eqn, Value], tuple["Value | None", ...]]
 
+# The ops that add along an axis, in an order that their attributes spell.
+SUMS = ("reduce_sum", "reduce_dot")
+
 
 @dataclass(frozen=True)
 class Op:
@@ -76,12 +79,12 @@ def _cuda_cast(args: tuple[str, ...], eqn: Eqn) -> str:
 
 def _numpy_reduce_sum(args: tuple[Array, ...], eqn: Eqn, size: Mapping[Axis, int]) -> Array:
     attrs: dict[str, Any] = dict(eqn.attrs)
-    x = args[0]
+    terms = np.broadcast_arrays(*args)  # of reduce_dot, the factors
     if attrs["axis"] is D:
-        total = numerics.row_sum(x, chunk=attrs.get("chunk", 1), segment=attrs.get("segment", size[D]))
+        total = numerics.row_sum(*terms, chunk=attrs.get("chunk", 1), segment=attrs.get("segment", size[D]))
         return np.asarray(total[..., None])
     order = {k: attrs.get(k, 1) for k in ("groups", "blocks", "strands")}
-    return numerics.column_sum(x, **order)[None, :]
+    return numerics.column_sum(*terms, **order)[None, :]
 
 
 def _numpy_reduce_mean(args: tuple[Array, ...], eqn: Eqn, size: Mapping[Axis, int]) -> Array:
@@ -237,6 +240,13 @@ OPS: dict[str, Op] = {
             numpy=_numpy_reduce_sum,
             cuda=None, lowered_by="lower",
             vjp=lambda b, e, ct: (ct,),
+            attrs=("axis", *type_rules.ORDER),
+        ),
+        Op(  # the sum of a product, each term rounded once, with its addition to the chunk or the row group
+            "reduce_dot", 2, type_rules.dot,
+            numpy=_numpy_reduce_sum,
+            cuda=None, lowered_by="lower",
+            vjp=lambda b, e, ct: (b.mul("ct", ct, e.args[1]), b.mul("ct", ct, e.args[0])),
             attrs=("axis", *type_rules.ORDER),
         ),
         Op(  # the same in every order, so it has no order attributes

@@ -32,10 +32,17 @@ def reduction(args: tuple[Type, ...], attrs: Attrs) -> Type:
     for key, value in attrs:
         if key in ORDER and not (isinstance(value, int) and value >= 1):
             raise ValueError(f"'{key}' is expected to be a whole number from 1, got {value}")
-    if axis not in args[0].axes:
-        raise ValueError(f"a reduction over {axis} expects an operand that has that axis, got {args[0]}")
+    if not any(axis in a.axes for a in args):
+        raise ValueError(
+            f"a reduction over {axis} expects an operand that has that axis, got {', '.join(map(str, args))}"
+        )
     out = arithmetic(args, ())
     return Type(out.dtype, tuple(a for a in out.axes if a is not axis))
+
+
+def dot(args: tuple[Type, ...], attrs: Attrs) -> Type:
+    fma(args, ())
+    return reduction(args, attrs)
 
 
 def row_reduction(args: tuple[Type, ...], attrs: Attrs) -> Type:

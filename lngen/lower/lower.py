@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lngen.errors import LowerError
-from lngen.ir import WIDE, D, DType, Eqn, Graph, M, Value, print_eqn
+from lngen.ir import SUMS, WIDE, D, DType, Eqn, Graph, M, Value, print_eqn
 from lngen.ir.ops import compute_dtype, ctype
 from lngen.lower.arguments import tensors, workspace
 from lngen.lower.constants import (
@@ -37,11 +37,11 @@ from lngen.spec import Spec
 
 MANY = 2**40  # more rows than any grid has owners for
 
-# How a kernel adds to its column sums; a row group past the last row adds nothing.
+# When a kernel adds to its column sums, and where it has them; a row group past the last row adds nothing.
 ACCUMULATE = {
-    "row_columns": "if (live) {0}_acc[k][i] = {0}_acc[k][i] + {1};",
-    "row_staged": "if (live) {0}_acc[k][i] = {0}_acc[k][i] + {1};",
-    "columns": "{0}_acc[i] = {0}_acc[i] + {1};",
+    "row_columns": ("if (live) ", "{0}_acc[k][i]"),
+    "row_staged": ("if (live) ", "{0}_acc[k][i]"),
+    "columns": ("", "{0}_acc[i]"),
 }
 
 
@@ -94,7 +94,7 @@ class _Lowering:
         self, graph: Graph, sums: tuple[Eqn, ...], outputs: tuple[Value, ...], handed: tuple[Value, ...]
     ) -> Kernel:
         """Rows in registers, staged in shared memory, or streamed; with column sums the grid persists."""
-        needed = tuple(dict.fromkeys((*outputs, *(e.args[0] for e in sums))))
+        needed = tuple(dict.fromkeys((*outputs, *(a for e in sums for a in e.args))))
         graph = extract(graph, graph.name, graph.params, needed)
         s, p = self.schedule, replace(self.facts, column_sums=len(sums))
         template = {"registers": "row_columns" if sums else "row", "stream": "row_stream"}.get(s.form, "row_staged")
@@ -206,7 +206,7 @@ class _Lowering:
         store = "{0}_ptr[col] = {1};" if template == "finish" else "{0}_out[i] = {1};"
         in_stages = template == "row_staged"
         last = in_stages and self.schedule.bulk_store
-        style = Style(spell, self._guard, ACCUMULATE.get(template, ""), store, in_stages, last)
+        style = Style(spell, self._guard, ACCUMULATE.get(template, ("", "")), store, in_stages, last)
         listed = phases(graph, sums, outputs, style)
         return Kernel(
             name=f"{self.stem}__{role}",
@@ -230,9 +230,9 @@ class _Lowering:
             shared=shared,
         )
 
-    def _guard(self, term: str, absent: str) -> str:
-        """A term of a row sum or maximum, absent beyond the end of a row that ends within a chunk."""
-        return f"(i < D - col ? {term} : {absent})" if self.facts.d % self.facts.chunk else term
+    def _guard(self, taken: str, kept: str) -> str:
+        """A chunk that has ``taken`` a term, or ``kept`` as it is beyond the end of a row that ends within it."""
+        return f"i < D - col ? {taken} : {kept}" if self.facts.d % self.facts.chunk else taken
 
 
 def _row_grid(s: Schedule, p: Problem) -> Extent:
@@ -255,7 +255,7 @@ def _sums(eqns: tuple[Eqn, ...]) -> tuple[Sum, ...]:
 
 def _real(graph: Graph) -> DType:
     """The one dtype sums are added in."""
-    dtypes = {e.out.type.dtype for e in graph.eqns if e.op in ("reduce_sum", "reduce_max")}
+    dtypes = {e.out.type.dtype for e in graph.eqns if e.op in (*SUMS, "reduce_max")}
     if len(dtypes) > 1:
         raise LowerError(f"graph @{graph.name} reduces in f32 and in f64; cast the operands to one dtype.")
     computed = (compute_dtype(p.type.dtype) for p in graph.params)

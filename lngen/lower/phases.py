@@ -11,16 +11,16 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from lngen.ir import OPS, WIDE, D, Eqn, Graph, M, Value, print_eqn
+from lngen.ir import OPS, SUMS, WIDE, D, Eqn, Graph, M, Value, print_eqn
 from lngen.ir.ops import ctype, literal
 from lngen.lower.parts import Fold, Phase, Statement, Sum, Tensor, aligned
 from lngen.passes.edit import upstream
-from lngen.schedule import depths, is_row_fold
+from lngen.schedule import depths, is_row_fold, operand_depth
 
 Spell = Callable[[Value], str]
 
-# What combines nothing: ABSENT of the templates for sums, minus infinity for maxima.
-ABSENT = {"reduce_sum": "ABSENT", "reduce_max": ""}
+# Reductions of a kind are folded together: their ops; what combines two of them, and the names of their arrays.
+FOLDED = {SUMS: ("Add", "chunks", "sums"), ("reduce_max",): ("Max", "chunk_maxima", "maxima")}
 
 
 def statement(eqn: Eqn, spell: Spell) -> Statement:
@@ -53,13 +53,14 @@ def uniform(graph: Graph, spell: Spell) -> tuple[Statement, ...]:
 class Style:
     """How one kind of kernel spells inputs, guards row sums past a row's end, adds to column sums and stores.
 
-    ``late``: column sums are added to in the last phase that loads what they need anyway. ``last``: results are
-    stored in the last phase that loads anything, as they lie where inputs lay.
+    ``accumulate``: when it adds to a column sum, and the place of that. ``late``: column sums are added to in the last
+    phase that loads what they need anyway. ``last``: results are stored in the last phase that loads anything, as they
+    lie where inputs lay.
     """
 
     spell: Spell
     guard: Callable[[str, str], str]
-    accumulate: str
+    accumulate: tuple[str, str]
     store: str
     late: bool = False
     last: bool = False
@@ -68,12 +69,13 @@ class Style:
 def phases(graph: Graph, sums: tuple[Eqn, ...], outputs: tuple[Value, ...], style: Style) -> tuple[Phase, ...]:
     """The phases of ``graph``: the operands of the column sums ``sums`` are accumulated, ``outputs`` stored."""
     levels = depths(graph)
-    count = 1 + max((levels[v] for v in (*outputs, *(e.args[0] for e in sums))), default=0)
+    count = 1 + max((*(levels[v] for v in outputs), *(operand_depth(e, levels) for e in sums)), default=0)
     stored = {v: levels[v] for v in outputs if D in v.type.axes}
     if style.last:
-        reads = max([*stored.values(), *(levels[e.args[0]] for e in (*sums, *filter(is_row_fold, graph.eqns)))])
+        added = (*sums, *filter(is_row_fold, graph.eqns))
+        reads = max([*stored.values(), *(operand_depth(e, levels) for e in added)])
         stored = dict.fromkeys(stored, reads)
-    where = {e: _latest(graph, e, levels, stored) if style.late else levels[e.args[0]] for e in sums}
+    where = {e: _latest(graph, e, levels, stored) if style.late else operand_depth(e, levels) for e in sums}
     every = (_phase(graph, n, levels, where, stored, outputs, style) for n in range(count))
     return tuple(p for p in every if p.folds or p.accumulators or p.outputs or p.row_outputs)
 
@@ -87,11 +89,11 @@ def _phase(
     outputs: tuple[Value, ...],
     style: Style,
 ) -> Phase:
-    reductions = [e for e in graph.eqns if is_row_fold(e) and levels[e.args[0]] == number]
+    reductions = [e for e in graph.eqns if is_row_fold(e) and operand_depth(e, levels) == number]
     column_sums = [e for e, n in where.items() if n == number]
     wide = [v for v, n in stored.items() if n == number]
     elementwise = [e for e in graph.eqns if D in e.out.type.axes]
-    needed = upstream(elementwise, [*(e.args[0] for e in (*reductions, *column_sums)), *wide])
+    needed = upstream(elementwise, [*(a for e in (*reductions, *column_sums) for a in e.args), *wide])
     after = [e for e in graph.eqns if e.out.type.axes == (M,) and not is_row_fold(e) and levels[e.out] == number + 1]
     rows = [v for v in outputs if v.type.axes == (M,) and max(levels[v] - 1, 0) == number]
     return Phase(
@@ -102,14 +104,11 @@ def _phase(
             (
                 *(statement(e, style.spell) for e in elementwise if e.out in needed),
                 *(_combine(e, style) for e in reductions),
-                *(
-                    Statement(style.accumulate.format(e.out.name, style.spell(e.args[0])), print_eqn(e))
-                    for e in column_sums
-                ),
+                *(_accumulate(e, style) for e in column_sums),
                 *(Statement(style.store.format(v.name, style.spell(v)), "") for v in wide),
             )
         ),
-        folds=tuple(f for op in ABSENT if (f := _fold(op, number, reductions)).sums),
+        folds=tuple(f for ops in FOLDED if (f := _fold(ops, number, reductions)).sums),
         accumulators=tuple(Sum(e.out.name, n, print_eqn(e)) for n, e in enumerate(column_sums)),
         outputs=tuple(map(tensor, wide)),
         after=aligned(statement(e, style.spell) for e in after),
@@ -120,9 +119,9 @@ def _phase(
 def _latest(graph: Graph, eqn: Eqn, levels: dict[Value, int], stored: dict[Value, int]) -> int:
     """The last phase that loads all [M, D] inputs behind a column sum's operand, or the first that can add to it."""
     elementwise = [e for e in graph.eqns if D in e.out.type.axes]
-    own = _tiles(graph, upstream(elementwise, [eqn.args[0]]))
+    own = _tiles(graph, upstream(elementwise, eqn.args))
     found = [n for v, n in stored.items() if own <= _tiles(graph, upstream(elementwise, [v]))]
-    return max([levels[eqn.args[0]], *found])
+    return max([operand_depth(eqn, levels), *found])
 
 
 def _tiles(graph: Graph, values: set[Value]) -> set[Value]:
@@ -140,20 +139,31 @@ def tensor(value: Value) -> Tensor:
     return Tensor(value.name, ctype(value.type.dtype))
 
 
-def _absent(eqn: Eqn) -> str:
-    return ABSENT[eqn.op] or literal(-math.inf, eqn.out.type.dtype)
+def _taken(eqn: Eqn, into: str, spell: Spell) -> str:
+    """A term of a reduction taken ``into`` what has been of it so far."""
+    first, *times = map(spell, eqn.args)
+    if eqn.op == "reduce_max":
+        return f"maximum({into}, {first})"
+    return f"fmaf({first}, {times[0]}, {into})" if times else f"{into} + {first}"
 
 
 def _combine(eqn: Eqn, style: Style) -> Statement:
     """A term taken into the sum or maximum of its chunk."""
-    chunk, term = f"{eqn.out.name}_chunk", style.guard(style.spell(eqn.args[0]), _absent(eqn))
-    text = f"{chunk} + {term}" if eqn.op == "reduce_sum" else f"maximum({chunk}, {term})"
-    return Statement(f"{chunk} = {text};", print_eqn(eqn))
+    chunk = f"{eqn.out.name}_chunk"
+    return Statement(f"{chunk} = {style.guard(_taken(eqn, chunk, style.spell), chunk)};", print_eqn(eqn))
 
 
-def _fold(op: str, number: int, reductions: list[Eqn]) -> Fold:
-    """The reductions of a phase that ``op`` names."""
-    eqns = [e for e in reductions if e.op == op]
+def _accumulate(eqn: Eqn, style: Style) -> Statement:
+    """A term added to a column sum."""
+    when, place = style.accumulate
+    total = place.format(eqn.out.name)
+    return Statement(f"{when}{total} = {_taken(eqn, total, style.spell)};", print_eqn(eqn))
+
+
+def _fold(ops: tuple[str, ...], number: int, reductions: list[Eqn]) -> Fold:
+    """The reductions of a phase that ``ops`` name."""
+    eqns = [e for e in reductions if e.op in ops]
     sums = tuple(Sum(e.out.name, n, print_eqn(e)) for n, e in enumerate(eqns))
-    names = ("Add", "chunks", "sums") if op == "reduce_sum" else ("Max", "chunk_maxima", "maxima")
-    return Fold(names[0], _absent(eqns[0]) if eqns else "", f"{names[1]}_{number}", f"{names[2]}_{number}", sums)
+    how, chunks, results = FOLDED[ops]
+    absent = "ABSENT" if ops is SUMS else literal(-math.inf, eqns[0].out.type.dtype) if eqns else ""
+    return Fold(how, absent, f"{chunks}_{number}", f"{results}_{number}", sums)

@@ -39,7 +39,7 @@ def split(graph: Graph) -> Split:
                 f"graph @{graph.name}: '{eqn.out}' reduces over D a value that has no rows; pass it as an input."
             )
     _check(graph, sums, by_column)
-    rows = extract(graph, graph.name, graph.params, (*by_row, *dict.fromkeys(e.args[0] for e in sums)))
+    rows = extract(graph, graph.name, graph.params, (*by_row, *dict.fromkeys(a for e in sums for a in e.args)))
     if not by_column:
         return Split(rows, sums, None)
     narrow = tuple(p for p in graph.params if M not in p.type.axes)
@@ -61,7 +61,7 @@ def _check(graph: Graph, sums: tuple[Eqn, ...], by_column: tuple[Value, ...]) ->
             f"graph @{graph.name}: '{by_column[0]}' has no rows and takes no sum over rows; compute it outside."
         )
     for eqn in sums:
-        if D not in eqn.args[0].type.axes:
+        if D not in eqn.out.type.axes:
             raise LowerError(f"graph @{graph.name}: '{eqn.out}' sums over rows a value without D; add it up outside.")
 
 
@@ -71,12 +71,13 @@ def column_graph(parts: Split, graph: Graph) -> tuple[Graph, tuple[Value, ...]]:
     Where an operand of a column sum depends on row sums, the [M] values after them become parameters.
     """
     levels = depths(graph)
-    operands = tuple(dict.fromkeys(e.args[0] for e in parts.sums))
+    operands = tuple(dict.fromkeys(a for e in parts.sums for a in e.args))
     needed = upstream(graph.eqns, operands)
     handed = tuple(
         e.out
         for e in graph.eqns
-        if e.out in needed and e.out.type.axes == (M,) and levels[e.out] > 0 and _feeds_columns(graph, e.out, needed)
+        if e.out in needed and e.out.type.axes == (M,) and levels[e.out] > 0
+        if e.out in operands or _feeds_columns(graph, e.out, needed)
     )
     return extract(graph, graph.name, (*graph.params, *handed), operands), handed
 

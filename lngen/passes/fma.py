@@ -9,7 +9,7 @@ from lngen.passes.clean import dce
 
 
 def place_fma(graph: Graph) -> Graph:
-    """Fuse a product that is used once, by an addition or subtraction, into it (f32 only).
+    """Fuse a product that is used once, by an addition, a subtraction or a sum, into it (f32 only).
 
     before:  %p = mul %a, %b          after:  %y = fma %a, %b, %c
              %y = add %p, %c
@@ -17,8 +17,12 @@ def place_fma(graph: Graph) -> Graph:
     before:  %p = mul %a, %b          after:  %b_neg = neg %b
              %y = sub %c, %p                  %y = fma %a, %b_neg, %c
 
+    before:  %p = mul %a, %b          after:  %y = reduce_dot %a, %b {axis=D}
+             %y = reduce_sum %p {axis=D}
+
     The compiler contracts nothing (-fmad=false), so what is fused is decided here and nowhere else. Of
-    two products the left one is fused; the sign goes to the factor with fewer axes.
+    two products the left one is fused; the sign goes to the factor with fewer axes. A sum of squares stays one: it is
+    the forward's, which waits for memory, not for instructions, and fused it takes more registers.
     """
     uses = Counter(a for e in graph.eqns for a in e.args) + Counter(graph.results)
     producer = graph.producers()
@@ -32,7 +36,10 @@ def place_fma(graph: Graph) -> Graph:
     for eqn in graph.eqns:
         left = product(eqn.args[0]) if eqn.op in ("add", "sub") else None
         right = product(eqn.args[1]) if eqn.op in ("add", "sub") and left is None else None
-        if left:
+        factors = product(eqn.args[0]) if eqn.op == "reduce_sum" else None
+        if factors and factors[0] != factors[1]:
+            b.eqns.append(Eqn(eqn.out, "reduce_dot", factors, eqn.attrs))
+        elif left:
             addend = eqn.args[1] if eqn.op == "add" else b.neg(f"{eqn.args[1].name}_neg", eqn.args[1])
             b.eqns.append(Eqn(eqn.out, "fma", (*left, addend)))
         elif right:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from lngen.ir import WIDE, D, Eqn, Graph, M
+from lngen.ir import SUMS, WIDE, D, Eqn, Graph, M
 
 CHUNK_BYTES = 16
 SEGMENT_BYTES = 16 * 1024
@@ -13,8 +13,11 @@ SEGMENT_BYTES = 16 * 1024
 # where more of them left no room for the rows; of one.
 HELD, HELD_LONG, HELD_PIECE = {4: 12288, 8: 6144}, {4: 10240, 8: 5120}, {4: 8192, 8: 4096}
 
+# Bytes of a tensor that a block works on side by side: of more than that too few stages fit its shared memory.
+SIDE_BYTES = 24 * 1024
+
 # Longer rows that blocks meet over once are better shared by clusters of so many: with short pieces of several rows
-# side by side, few clusters leave few partial rows behind.
+# side by side, few clusters leave few partial rows behind. So are rows of more bytes than a block works on.
 LONG_ROW, LONG_CLUSTER = {4: 7168, 8: 3584}, 4
 
 # How many blocks, or clusters of 2, 4, 8, ... blocks where a row's sums are more than one can hold, share the rows:
@@ -54,7 +57,7 @@ def order_sums(graph: Graph, d: int, blocks: int | None = None) -> Graph:
     row, column = map(vars, orders(graph, d, blocks))
 
     def ordered(eqn: Eqn) -> Eqn:
-        if eqn.op != "reduce_sum":
+        if eqn.op not in SUMS:
             return eqn
         order = row if eqn.attr("axis") is D else column
         return replace(eqn, attrs=tuple(sorted({**order, **dict(eqn.attrs)}.items())))
@@ -69,15 +72,16 @@ def element_size(graph: Graph) -> int:
 
 
 def sum_size(graph: Graph) -> int:
-    """Bytes per element of the widest operand of a sum over rows."""
-    sums = (e for e in graph.eqns if e.op == "reduce_sum" and e.attr("axis") is M)
-    return max((e.args[0].type.dtype.size for e in sums), default=4)
+    """Bytes of the widest sum over rows, per column."""
+    sums = (e for e in graph.eqns if e.op in SUMS and e.attr("axis") is M)
+    return max((e.out.type.dtype.size for e in sums), default=4)
 
 
 def orders(graph: Graph, d: int, blocks: int | None = None) -> tuple[RowOrder, ColumnOrder]:
     """The orders of the sums over features and over rows of ``graph``; ``blocks`` share the rows if they are given."""
     cluster = sharers(graph, d)
-    return row_order(d, element_size(graph), cluster), column_order(d, sum_size(graph), cluster, blocks)
+    element = element_size(graph)
+    return row_order(d, element, cluster), column_order(d, sum_size(graph), cluster, blocks, element)
 
 
 def row_order(d: int, size: int, cluster: int = 1) -> RowOrder:
@@ -91,14 +95,16 @@ def row_order(d: int, size: int, cluster: int = 1) -> RowOrder:
     return RowOrder(chunk, -(-d // (segments * chunk)) * chunk)
 
 
-def column_order(d: int, size: int = 4, cluster: int = 1, blocks: int | None = None) -> ColumnOrder:
+def column_order(d: int, size: int = 4, cluster: int = 1, blocks: int | None = None, element: int = 2) -> ColumnOrder:
     """How many row groups and blocks share the rows, for ``d`` columns whose sums have ``size`` bytes.
 
     A block of ``groups`` pieces of rows side by side holds at most 12288 column sums (6144 of 8 bytes), which fit the
-    registers and, for folding the groups, the shared memory; of a few long rows at most 10240.
+    registers and, for folding the groups, the shared memory; of a few long rows at most 10240. The pieces have at most
+    24 KiB, at ``element`` bytes an element.
     """
     piece, groups = -(-d // cluster), 1
-    while groups < 128 and 2 * groups * max(piece, 64) <= _held(2 * groups, cluster, max(size, 4)):
+    together, most = max(piece, 64), SIDE_BYTES // element
+    while groups < 128 and 2 * groups * together <= min(_held(2 * groups, cluster, max(size, 4)), most):
         groups *= 2
     if blocks is None:
         doublings = cluster.bit_length() - 1
@@ -115,7 +121,8 @@ def _held(groups: int, cluster: int, size: int) -> int:
 def sharers(graph: Graph, d: int) -> int:
     """Blocks, a power of two, that together hold the column sums of ``graph`` well."""
     size = max(sum_size(graph), 4)
-    least = LONG_CLUSTER if d > LONG_ROW[size] and _meets_once(graph) else 1
+    long = d > LONG_ROW[size] or d * element_size(graph) > SIDE_BYTES
+    least = LONG_CLUSTER if long and _meets_once(graph) else 1
     return max(least, _doublings(-(-d // HELD_PIECE[size])))
 
 
@@ -128,9 +135,9 @@ def _meets_once(graph: Graph) -> bool:
     for e in graph.eqns:
         if not gradient.isdisjoint(e.args):
             gradient.add(e.out)
-        elif e.op in ("reduce_sum", "reduce_max") and e.attr("axis") is D:
+        elif e.op in (*SUMS, "reduce_max") and e.attr("axis") is D:
             return False
-        over_rows |= e.op == "reduce_sum" and e.attr("axis") is M
+        over_rows |= e.op in SUMS and e.attr("axis") is M
     return over_rows
 
 

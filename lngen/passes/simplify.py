@@ -82,8 +82,9 @@ class _Simplifier:
                 product, coefficient = self._monomial(eqn.args[1])
                 if coefficient:  # a literal 0 is left to IEEE
                     return times(args[0], {product.inverse(): 1 / coefficient})
-            case "reduce_sum" | "reduce_mean":
-                total = collect(t for p, c in args[0].items() for t in self._sum(p, c, eqn.axis))
+            case "reduce_sum" | "reduce_dot" | "reduce_mean":
+                terms = times(*args) if eqn.op == "reduce_dot" else args[0]
+                total = collect(t for p, c in terms.items() for t in self._sum(p, c, eqn.axis))
                 scale = atom(Size(eqn.axis)).inverse() if eqn.op == "reduce_mean" else ONE
                 return times(total, {scale: Fraction(1)})
         return {atom(self._opaque(eqn)): Fraction(1)}

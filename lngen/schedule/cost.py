@@ -23,7 +23,7 @@ MULTIPROCESSORS = 132  # of an H200
 # at a time; up to MANY they are many, which is what is expected of rows nobody has counted; then they are endless.
 THREADS, LEAST, EACH, SOME, HALF, STAGE, MANY, ENDLESS = 512, 16, 64, 128, 256, 512, 2048, 4096
 SHARES = (LEAST, 32, EACH, SOME, HALF, STAGE, MANY)
-COLUMN_SHARES = (LEAST, 1024, MANY)
+COLUMN_SHARES = (LEAST, HALF, 1024, MANY)
 
 # What follows are weights of a schedule's shortcomings, each in doublings, and what is best. Threads without elements:
 IDLE = 1.3
@@ -79,11 +79,16 @@ BULK_ROW, LONG_ROW = 512, 12 * 1024
 WIDE_ROW, WIDE_SOME, WIDE_ELEMENTS, PIECE, REGISTER_ELEMENTS = 32 * 1024, 24 * 1024, 12288, 16 * 1024, 16384
 
 # With column sums: rows of so many elements, by bytes of one, are better held in registers than staged, if they are not
-# many or tiny, and somewhat longer ones if they are few; threads of a block for these, for staged rows up to SHORT_ROW
-# elements and for longer ones; bytes on their way at least.
-REGISTER_ROW, TINY_ROW, FEW_ROW = {2: 768, 4: 512, 8: 2048}, 255, 1024
-TINY_BLOCK, SHORT_BLOCK, SHORT_ROW, LONG_BLOCK, STAGED_BYTES = 1024, 512, 1536, 256, 84 * 1024
-ENDLESS_ELEMENTS = 32  # of a thread at most, if rows are endless
+# many or tiny, and somewhat longer ones if they are few; the next of these is asked for early if a thread has few
+# elements. Threads of a block for these, for staged rows up to SHORT_ROW elements and for longer ones, and for endless
+# ones up to THIN_ROW, for rows up to ALONE_ROW that a block works on one by one; the weight of another size than the
+# best, to that of a stage; elements of a thread at most if rows are endless.
+REGISTER_ROW, TINY_ROW, FEW_ROW, PREFETCHED = {2: 768, 4: 512, 8: 2048}, 255, 1024, 16
+TINY_BLOCK, SHORT_BLOCK, SHORT_ROW, LONG_BLOCK, THIN_ROW = 1024, 512, 1536, 256, 512
+ALONE_BLOCK, ALONE_ROW, COLUMN_BLOCK_SIZE, ENDLESS_EACH = 128, 6144, 1.2, 32
+
+# Bytes on their way, by bytes of an element; a stage of FULL_STAGE bytes fills shared memory with few of them.
+STAGED_BYTES, FULL_STAGE = {2: 96 * 1024, 4: 112 * 1024, 8: 112 * 1024}, 48 * 1024
 
 
 def share(p: Problem, rows: int | None) -> int:
@@ -124,25 +129,50 @@ def cost(s: Schedule, p: Problem, there: int) -> tuple[float, ...]:
 
 def _columns_cost(s: Schedule, p: Problem, idle: float, there: int) -> tuple[float, ...]:
     """One block per multiprocessor, few threads, rows read from shared memory once."""
-    size, few = min(p.input_sizes, default=4), there <= LEAST
-    held = p.d <= (FEW_ROW if few else TINY_ROW if there >= MANY else REGISTER_ROW[max(2, size)])
-    order = {"bulk": 1, "ragged": 1, "async": 2, "registers": 0 if held else 3}[s.form]
+    size, few = max(2, min(p.input_sizes, default=4)), there <= LEAST
+    short = FEW_ROW if few else TINY_ROW if there >= MANY and size != 4 else REGISTER_ROW[size]
+    order = {"bulk": 1, "ragged": 1, "async": 2, "registers": 0 if p.d <= short else 3}[s.form]
+    each = slots(s, p) * p.chunk
     if s.form == "registers":
-        prefetch = s.prefetch == (not few and (size == 2 or not held))
+        prefetch = each <= PREFETCHED and not few and (size > 2 or there > HALF)
         wanted = FEW_BLOCK if few else TINY_BLOCK if p.d <= TINY_ROW else SHORT_BLOCK
-        return (order, s.one_launch, s.resident, not prefetch, round(_off(s.block, wanted) + _off(idle, 1), 3))
-    cluster = _off(s.cluster, p.cluster)
-    block = _off(s.block, SHORT_BLOCK if p.d <= SHORT_ROW else LONG_BLOCK)
-    if there > MANY:
-        block += max(0.0, slots(s, p) * p.chunk - ENDLESS_ELEMENTS)
-    # A row group that has nobody to work while it waits has one row more on its way.
-    bytes_ahead = s.rows * piece(s, p) * (sum(p.input_sizes) or 4)
-    least = 3 if s.cluster > 1 else 2  # the blocks of a cluster wait for each other, too
-    stages = max(least, -(-STAGED_BYTES // bytes_ahead)) + (s.rows == 1)
+        layout = round(_off(s.block, wanted) + _off(idle, 1), 3)
+        return (order, s.one_launch, s.resident, s.prefetch != prefetch, layout)
+    endless, full = there > MANY, p.groups * piece(s, p) * (sum(p.input_sizes) or 4) >= FULL_STAGE
+    block = _off(s.block, _columns_block(s, p, size, endless)) + (max(0, each - ENDLESS_EACH) if endless else 0)
+    stages = abs(s.stages - _columns_stages(s, p, size, there))
+    hold = size == 2 or (s.cluster == 1 and (endless or not full))
     return (
-        order, cluster, s.resident, s.one_launch, not s.keep, abs(s.stages - stages), round(block, 3), not s.hold,
-        s.bulk_store, round(idle, 3),
+        order, _off(s.cluster, p.cluster), s.resident, s.one_launch, not s.keep,
+        round(stages + COLUMN_BLOCK_SIZE * block, 3), s.hold != hold, s.bulk_store, round(idle, 3),
     )  # fmt: skip
+
+
+def _columns_block(s: Schedule, p: Problem, size: int, endless: bool) -> int:
+    """Threads of a block, for staged rows with column sums."""
+    if s.rows == 1 and size > 2 and piece(s, p) <= ALONE_ROW:
+        much = endless and s.cluster == 1 and piece(s, p) > ENDLESS_EACH * ALONE_BLOCK
+        return SHORT_BLOCK if much else ALONE_BLOCK
+    short = SHORT_ROW if size == 2 or endless else SHORT_ROW // 2
+    return SHORT_BLOCK if THIN_ROW * endless < p.d <= short else LONG_BLOCK
+
+
+def _columns_stages(s: Schedule, p: Problem, size: int, there: int) -> int:
+    """Stages for rows with column sums: as many bytes on their way as are worth it.
+
+    A row group that has nobody to work while it waits has more of them than it needs, as have the blocks of a cluster,
+    which wait for each other, unless there are few rows anyway.
+    """
+    alone, shared, endless = s.rows == 1, s.cluster > 1, there > MANY
+    stage = s.rows * piece(s, p) * (sum(p.input_sizes) or 4)
+    ahead = math.ceil(STAGED_BYTES[size] / stage)
+    if there <= HALF and (shared or size == 2):
+        return 3 if alone else min(3, max(2, ahead))
+    if endless and stage >= FULL_STAGE and not (alone or shared):
+        return 2
+    wanted = min(ahead, 3) + alone if size == 2 else min(ahead, 3 if s.form == "ragged" else 4)
+    more = endless and shared and size == 2 and stage < FULL_STAGE
+    return min(4, max(3 if alone or shared else 2, wanted) + more)
 
 
 def _rows_cost(s: Schedule, p: Problem, idle: float, there: int) -> tuple[float, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from lngen.ir import WIDE, Axis, D, DType, Eqn, Graph, M, Value
+from lngen.ir import SUMS, WIDE, Axis, D, DType, Eqn, Graph, M, Value
 from lngen.passes.order import ColumnOrder, orders, sharers
 
 
@@ -55,8 +55,8 @@ def problem(graph: Graph, d: int) -> Problem:
     row, column = orders(graph, d)
     column = _written(graph) or column
     levels = depths(graph)
-    row_sums = [levels[e.args[0]] for e in graph.eqns if is_row_fold(e)]
-    sums = [e for e in graph.eqns if e.op in ("reduce_sum", "reduce_max")]
+    row_sums = [operand_depth(e, levels) for e in graph.eqns if is_row_fold(e)]
+    sums = [e for e in graph.eqns if e.op in (*SUMS, "reduce_max")]
     used = {a for e in graph.eqns for a in e.args}
     return Problem(
         d=d,
@@ -86,7 +86,7 @@ def _written(graph: Graph) -> ColumnOrder | None:
 
 def is_sum(eqn: Eqn, axis: Axis) -> bool:
     """True for a sum over ``axis``."""
-    return eqn.op == "reduce_sum" and eqn.attr("axis") is axis
+    return eqn.op in SUMS and eqn.attr("axis") is axis
 
 
 def is_row_fold(eqn: Eqn) -> bool:
@@ -98,5 +98,10 @@ def depths(graph: Graph) -> dict[Value, int]:
     """For each value how many row sums and maxima must be finished one after the other before it: its phase."""
     levels = dict.fromkeys(graph.params, 0)
     for eqn in graph.eqns:
-        levels[eqn.out] = max((levels[a] for a in eqn.args), default=0) + is_row_fold(eqn)
+        levels[eqn.out] = operand_depth(eqn, levels) + is_row_fold(eqn)
     return levels
+
+
+def operand_depth(eqn: Eqn, levels: dict[Value, int]) -> int:
+    """The depth that all operands of ``eqn`` are at: the phase that can compute it, or add it up."""
+    return max((levels[a] for a in eqn.args), default=0)
