@@ -396,7 +396,7 @@ DEPENDENT = [
     late("small", "\n    const long long row = begin", "\n    // ---- phase 0 ----"),
     late("late", "\n    real sum_dy_xhat_acc", "    store_sums"),
     late("stream", "    __shared__ real scratch", "\n    // ---- phase 1 ----"),
-    late("columns", "    const int col = (static", "    store_to_stay<VEC, D>(sum_dy_partial"),
+    late("columns", "    const int col = (static", "    store_chunk<VEC, D, true>(sum_dy_partial"),
     late("few", "    __shared__ real totals", "        if (threadIdx.x < COLUMNS && col < D) {", ": finish", ""),
     late("bulk", "    const float d_size", "    int stage = 0;"),
     late("async", "\n    // Where in shared memory", "    int stage = 0;"),

@@ -183,7 +183,7 @@ def test_only_the_helpers_a_kernel_needs() -> None:
     assert helpers("rmsnorm.fwd:d=64,dtype=f32", in_registers) == row
     assert helpers("rmsnorm.fwd:d=64,dtype=bf16", in_registers) == [*row[:2], "_bf16", *row[2:]]
     assert helpers("rmsnorm.fwd:d=64,dtype=f32", staged) == [*row[:3], "_mbarrier", "_bulk", *row[3:]]
-    sums = ["_launch", "_prefetch", "_memory", "_stay", "_column", "_fold", "_partial", "_strand"]
+    sums = ["_launch", "_prefetch", "_stay", "_memory", "_column", "_fold", "_partial", "_strand"]
     of_beta, threads = "layernorm.bwd:d=64,wrt=beta,dtype=f32", "threads=8,rows=64"
     assert helpers(of_beta, f"form=registers,{threads}") == sums
     assert helpers(of_beta, f"form=registers,{threads},one_launch=yes") == [*sums, "_grid_barrier"]

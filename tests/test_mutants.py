@@ -30,8 +30,11 @@ LOWER = importlib.import_module("lngen.lower.lower")
 
 # ---- templates ----
 
-WORDS = "if (col + j < D) {\n            #pragma unroll\n            for (int w = 0; w < v.WORDS; ++w)"
-LOAD, STORE = f"{WORDS} {{\n", f"{WORDS}\n                reint"
+WORDS = (
+    "if (col + j < D) {\n            #pragma unroll\n            for (int w = 0; w < v.WORDS; ++w) {\n                "
+)
+WORD_OF = "(row + col + {}) + w;\n                if constexpr"
+LOAD, STORE = f"{WORDS}const auto* from", f"{WORDS}auto* to"
 WITHIN = "const int within = (slot % SEGMENT_SLOTS * THREADS + lane) * CHUNK;"
 EQUAL = "if (a == b) return __int_as_float(__float_as_int(a) & __float_as_int(b));"
 
@@ -45,8 +48,8 @@ MEMORY = [
     text("store mask <=", "small", STORE, STORE.replace("< D", "<= D")),
     text("store mask short", "small", STORE, STORE.replace("< D", "< D - VEC")),
     text("store mask gone", "small", STORE, STORE.replace("col + j < D", "true")),
-    text("store one column on", "block", "(row + col + j)[w] = v.words[w]", "(row + col + j + 1)[w] = v.words[w]"),
-    text("load one column on", "block", "(row + col + j) + w", "(row + col + j + 1) + w"),
+    text("store one column on", "block", *(f"{WORD_OF.format(n)} (STAY)" for n in ("j", "j + 1"))),
+    text("load one column on", "block", *(f"{WORD_OF.format(n)} (EARLY)" for n in ("j", "j + 1"))),
     text("elements in another order", "small", "element<T>(&v, i)", "element<T>(&v, VEC - 1 - i)"),
     text("stored in another order", "segments", "v.items[i] = chunk[j + i]", "v.items[i] = chunk[j + VEC - 1 - i]"),
     text(
@@ -247,8 +250,7 @@ SUMS = [
 # the units past the end of a row group and the mask of what they store.
 NEXT_STASH = "    __syncthreads();\n    stash<D, THREADS, SEGMENT, SEGMENT_SLOTS, PIECE, UNIT>(scratch, sum_dy_acc"
 STASHED = "group, lane);\n    __syncthreads();\n    store_partial"
-STAY = f"{WORDS}\n                stay_word"
-EVERY_STAY = STAY.replace("col + j < D", "true")
+EVERY_STORE = STORE.replace("col + j < D", "true")
 GROUPS = "unit * UNIT < PIECE && start + unit * UNIT < D; unit += BLOCK"
 COLUMNS = [
     text("columns of rows that are not there", "backward", "if (live) sum_dy_acc", "sum_dy_acc"),
@@ -263,7 +265,7 @@ COLUMNS = [
     text("a group left out", "backward", "fold<Add, ROWS>(terms)", "fold<Add, ROWS - 1>(terms)"),
     text("groups: the last columns left out", "backward", GROUPS, GROUPS.replace("< D;", "< D - UNIT;")),
     Mutant(
-        "groups: columns too many", "backward", ((GROUPS, GROUPS.replace("< D;", "<= D;"), 1), (STAY, EVERY_STAY, 1))
+        "groups: columns too many", "backward", ((GROUPS, GROUPS.replace("< D;", "<= D;"), 1), (STORE, EVERY_STORE, 1))
     ),
     text(
         "a product of a column sum rounded alone",
@@ -339,7 +341,12 @@ COLUMNS = [
 ]
 
 EARLY = [
-    text("kept columns are the first for all", "early", "(row + col + j) + w", "(row + j) + w"),
+    text(
+        "kept columns are the first for all",
+        "early",
+        f"{WORD_OF.format('j')} (EARLY)",
+        f"{WORD_OF.format('j')} (EARLY)".replace("col + ", ""),
+    ),
     text(
         "kept columns past the end",
         "early",

@@ -137,7 +137,7 @@ def test_neighbours_in_a_word_of_shared_memory_are_two() -> None:
 
 
 def test_workspace_read_before_it_is_written() -> None:
-    source = "store_to_stay<UNIT, D>(partial, sum.items, start + unit * UNIT);"
+    source = "store_chunk<UNIT, D, true>(partial, sum.items, start + unit * UNIT);"
     found = findings(BACKWARD, (source, ""))
     assert any(f.kind == "uninitialised" and "_partial'" in f.message for f in found)
 

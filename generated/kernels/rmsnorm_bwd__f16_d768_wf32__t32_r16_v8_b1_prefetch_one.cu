@@ -75,6 +75,35 @@ __device__ __forceinline__ float f32_from_f16(f16 v)
     return r;
 }
 
+// Words that L2 gives up last: of what the next kernel reads and the next call writes anew. Among the rows that stream
+// past they would be written to memory in between, for nobody.
+#if __CUDA_ARCH__ >= 800
+__device__ __forceinline__ unsigned long long to_stay()
+{
+    unsigned long long policy;
+    asm("createpolicy.fractional.L2::evict_last.b64 %0;" : "=l"(policy));
+    return policy;
+}
+
+__device__ __forceinline__ void stay_word(unsigned* to, unsigned w)
+{
+    asm volatile("st.global.L2::cache_hint.u32 [%0], %1, %2;" :: "l"(to), "r"(w), "l"(to_stay()) : "memory");
+}
+
+__device__ __forceinline__ void stay_word(uint2* to, uint2 w)
+{
+    asm volatile("st.global.L2::cache_hint.v2.u32 [%0], { %1, %2 }, %3;" :: "l"(to), "r"(w.x), "r"(w.y), "l"(to_stay()) : "memory");
+}
+
+__device__ __forceinline__ void stay_word(uint4* to, uint4 w)
+{
+    asm volatile("st.global.L2::cache_hint.v4.u32 [%0], { %1, %2, %3, %4 }, %5;"
+        :: "l"(to), "r"(w.x), "r"(w.y), "r"(w.z), "r"(w.w), "l"(to_stay()) : "memory");
+}
+#else
+template <typename W> __device__ __forceinline__ void stay_word(W* to, W w) { *to = w; }
+#endif
+
 template <int BYTES> struct Word;
 template <> struct Word<2> { using type = unsigned short; };
 template <> struct Word<4> { using type = unsigned; };
@@ -120,8 +149,8 @@ __device__ __forceinline__ void load_chunk(T (&chunk)[N], const T* __restrict__ 
     }
 }
 
-// Stores the elements col .. col + N - 1 of a row, none beyond its end.
-template <int VEC, int D, int N, typename T>
+// Stores the elements col .. col + N - 1 of a row, none beyond its end. STAY: L2 gives them up last.
+template <int VEC, int D, bool STAY = false, int N, typename T>
 __device__ __forceinline__ void store_chunk(T* __restrict__ row, const T (&chunk)[N], int col)
 {
     #pragma unroll
@@ -131,8 +160,11 @@ __device__ __forceinline__ void store_chunk(T* __restrict__ row, const T (&chunk
         for (int i = 0; i < VEC; ++i) v.items[i] = chunk[j + i];
         if (col + j < D) {
             #pragma unroll
-            for (int w = 0; w < v.WORDS; ++w)
-                reinterpret_cast<typename Vector<VEC, T>::type*>(row + col + j)[w] = v.words[w];
+            for (int w = 0; w < v.WORDS; ++w) {
+                auto* to = reinterpret_cast<typename Vector<VEC, T>::type*>(row + col + j) + w;
+                if constexpr (STAY) stay_word(to, v.words[w]);
+                else *to = v.words[w];
+            }
         }
     }
 }
@@ -141,52 +173,6 @@ template <int N, typename T> __device__ __forceinline__ void copy_chunk(T (&to)[
 {
     #pragma unroll
     for (int i = 0; i < N; ++i) to[i] = from[i];
-}
-
-// Stores that L2 gives up last: for what the next kernel reads and the next call writes anew. Among the rows that stream
-// past it would be written to memory in between, for nobody.
-#if __CUDA_ARCH__ >= 800
-__device__ __forceinline__ unsigned long long to_stay()
-{
-    unsigned long long policy;
-    asm("createpolicy.fractional.L2::evict_last.b64 %0;" : "=l"(policy));
-    return policy;
-}
-
-__device__ __forceinline__ void stay_word(unsigned* to, unsigned w)
-{
-    asm volatile("st.global.L2::cache_hint.u32 [%0], %1, %2;" :: "l"(to), "r"(w), "l"(to_stay()) : "memory");
-}
-
-__device__ __forceinline__ void stay_word(uint2* to, uint2 w)
-{
-    asm volatile("st.global.L2::cache_hint.v2.u32 [%0], { %1, %2 }, %3;" :: "l"(to), "r"(w.x), "r"(w.y), "l"(to_stay()) : "memory");
-}
-
-__device__ __forceinline__ void stay_word(uint4* to, uint4 w)
-{
-    asm volatile("st.global.L2::cache_hint.v4.u32 [%0], { %1, %2, %3, %4 }, %5;"
-        :: "l"(to), "r"(w.x), "r"(w.y), "r"(w.z), "r"(w.w), "l"(to_stay()) : "memory");
-}
-#else
-template <typename W> __device__ __forceinline__ void stay_word(W* to, W w) { *to = w; }
-#endif
-
-// Like store_chunk, to stay.
-template <int VEC, int D, int N, typename T>
-__device__ __forceinline__ void store_to_stay(T* __restrict__ row, const T (&chunk)[N], int col)
-{
-    #pragma unroll
-    for (int j = 0; j < N; j += VEC) {
-        Vector<VEC, T> v;
-        #pragma unroll
-        for (int i = 0; i < VEC; ++i) v.items[i] = chunk[j + i];
-        if (col + j < D) {
-            #pragma unroll
-            for (int w = 0; w < v.WORDS; ++w)
-                stay_word(reinterpret_cast<typename Vector<VEC, T>::type*>(row + col + j) + w, v.words[w]);
-        }
-    }
 }
 
 // The first column of a thread's chunk in a slot, for slots that start at column start; D where there is none.
@@ -309,7 +295,7 @@ __device__ __forceinline__ void store_sums(real* __restrict__ partial, const rea
 {
     #pragma unroll
     for (int k = 0; k < SLOTS; ++k)
-        store_to_stay<UNIT, D>(partial, acc[k], column<D, CHUNK, THREADS, SEGMENT, SEGMENT_SLOTS>(start, k, lane));
+        store_chunk<UNIT, D, true>(partial, acc[k], column<D, CHUNK, THREADS, SEGMENT, SEGMENT_SLOTS>(start, k, lane));
 }
 
 // Puts the column sums of each thread into shared memory, a place for each row group.
@@ -346,7 +332,7 @@ __device__ __forceinline__ void store_partial(real* __restrict__ partial, const 
                 sums[s] = fold<Add, 16>(terms);
             }
             const real sum[1] = {fold<Add, ROWS / 16>(sums)};
-            store_to_stay<1, D>(partial, sum, start + j);
+            store_chunk<1, D, true>(partial, sum, start + j);
         }
         return;
     }
@@ -363,7 +349,7 @@ __device__ __forceinline__ void store_partial(real* __restrict__ partial, const 
             for (int r = 0; r < ROWS; ++r) terms[r] = part[r].items[j];
             sum.items[j] = fold<Add, ROWS>(terms);
         }
-        store_to_stay<UNIT, D>(partial, sum.items, start + unit * UNIT);
+        store_chunk<UNIT, D, true>(partial, sum.items, start + unit * UNIT);
     }
 }
 

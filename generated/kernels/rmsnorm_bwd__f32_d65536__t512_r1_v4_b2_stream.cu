@@ -44,6 +44,35 @@ __device__ __forceinline__ void let_next_kernel_begin()
 #endif
 }
 
+// Words that L2 gives up last: of what the next kernel reads and the next call writes anew. Among the rows that stream
+// past they would be written to memory in between, for nobody.
+#if __CUDA_ARCH__ >= 800
+__device__ __forceinline__ unsigned long long to_stay()
+{
+    unsigned long long policy;
+    asm("createpolicy.fractional.L2::evict_last.b64 %0;" : "=l"(policy));
+    return policy;
+}
+
+__device__ __forceinline__ void stay_word(unsigned* to, unsigned w)
+{
+    asm volatile("st.global.L2::cache_hint.u32 [%0], %1, %2;" :: "l"(to), "r"(w), "l"(to_stay()) : "memory");
+}
+
+__device__ __forceinline__ void stay_word(uint2* to, uint2 w)
+{
+    asm volatile("st.global.L2::cache_hint.v2.u32 [%0], { %1, %2 }, %3;" :: "l"(to), "r"(w.x), "r"(w.y), "l"(to_stay()) : "memory");
+}
+
+__device__ __forceinline__ void stay_word(uint4* to, uint4 w)
+{
+    asm volatile("st.global.L2::cache_hint.v4.u32 [%0], { %1, %2, %3, %4 }, %5;"
+        :: "l"(to), "r"(w.x), "r"(w.y), "r"(w.z), "r"(w.w), "l"(to_stay()) : "memory");
+}
+#else
+template <typename W> __device__ __forceinline__ void stay_word(W* to, W w) { *to = w; }
+#endif
+
 template <int BYTES> struct Word;
 template <> struct Word<2> { using type = unsigned short; };
 template <> struct Word<4> { using type = unsigned; };
@@ -89,8 +118,8 @@ __device__ __forceinline__ void load_chunk(T (&chunk)[N], const T* __restrict__ 
     }
 }
 
-// Stores the elements col .. col + N - 1 of a row, none beyond its end.
-template <int VEC, int D, int N, typename T>
+// Stores the elements col .. col + N - 1 of a row, none beyond its end. STAY: L2 gives them up last.
+template <int VEC, int D, bool STAY = false, int N, typename T>
 __device__ __forceinline__ void store_chunk(T* __restrict__ row, const T (&chunk)[N], int col)
 {
     #pragma unroll
@@ -100,8 +129,11 @@ __device__ __forceinline__ void store_chunk(T* __restrict__ row, const T (&chunk
         for (int i = 0; i < VEC; ++i) v.items[i] = chunk[j + i];
         if (col + j < D) {
             #pragma unroll
-            for (int w = 0; w < v.WORDS; ++w)
-                reinterpret_cast<typename Vector<VEC, T>::type*>(row + col + j)[w] = v.words[w];
+            for (int w = 0; w < v.WORDS; ++w) {
+                auto* to = reinterpret_cast<typename Vector<VEC, T>::type*>(row + col + j) + w;
+                if constexpr (STAY) stay_word(to, v.words[w]);
+                else *to = v.words[w];
+            }
         }
     }
 }
@@ -110,52 +142,6 @@ template <int N, typename T> __device__ __forceinline__ void copy_chunk(T (&to)[
 {
     #pragma unroll
     for (int i = 0; i < N; ++i) to[i] = from[i];
-}
-
-// Stores that L2 gives up last: for what the next kernel reads and the next call writes anew. Among the rows that stream
-// past it would be written to memory in between, for nobody.
-#if __CUDA_ARCH__ >= 800
-__device__ __forceinline__ unsigned long long to_stay()
-{
-    unsigned long long policy;
-    asm("createpolicy.fractional.L2::evict_last.b64 %0;" : "=l"(policy));
-    return policy;
-}
-
-__device__ __forceinline__ void stay_word(unsigned* to, unsigned w)
-{
-    asm volatile("st.global.L2::cache_hint.u32 [%0], %1, %2;" :: "l"(to), "r"(w), "l"(to_stay()) : "memory");
-}
-
-__device__ __forceinline__ void stay_word(uint2* to, uint2 w)
-{
-    asm volatile("st.global.L2::cache_hint.v2.u32 [%0], { %1, %2 }, %3;" :: "l"(to), "r"(w.x), "r"(w.y), "l"(to_stay()) : "memory");
-}
-
-__device__ __forceinline__ void stay_word(uint4* to, uint4 w)
-{
-    asm volatile("st.global.L2::cache_hint.v4.u32 [%0], { %1, %2, %3, %4 }, %5;"
-        :: "l"(to), "r"(w.x), "r"(w.y), "r"(w.z), "r"(w.w), "l"(to_stay()) : "memory");
-}
-#else
-template <typename W> __device__ __forceinline__ void stay_word(W* to, W w) { *to = w; }
-#endif
-
-// Like store_chunk, to stay.
-template <int VEC, int D, int N, typename T>
-__device__ __forceinline__ void store_to_stay(T* __restrict__ row, const T (&chunk)[N], int col)
-{
-    #pragma unroll
-    for (int j = 0; j < N; j += VEC) {
-        Vector<VEC, T> v;
-        #pragma unroll
-        for (int i = 0; i < VEC; ++i) v.items[i] = chunk[j + i];
-        if (col + j < D) {
-            #pragma unroll
-            for (int w = 0; w < v.WORDS; ++w)
-                stay_word(reinterpret_cast<typename Vector<VEC, T>::type*>(row + col + j) + w, v.words[w]);
-        }
-    }
 }
 
 // The first column of a thread's chunk in a slot, for slots that start at column start; D where there is none.
@@ -433,7 +419,7 @@ rmsnorm_bwd__f32_d65536__t512_r1_v4_b2_stream__columns(
             sum_dy_xhat_acc[i] = fmaf(dy[i], xhat, sum_dy_xhat_acc[i]);  // %sum_dy_xhat : f32[D] = reduce_dot %dy, %xhat {axis=M, blocks=15, groups=1, strands=4}
         }
     }
-    store_to_stay<VEC, D>(sum_dy_xhat_partial_ptr + static_cast<long long>(blockIdx.y) * PITCH, sum_dy_xhat_acc, col);
+    store_chunk<VEC, D, true>(sum_dy_xhat_partial_ptr + static_cast<long long>(blockIdx.y) * PITCH, sum_dy_xhat_acc, col);
 }
 
 // Completes the column sums.

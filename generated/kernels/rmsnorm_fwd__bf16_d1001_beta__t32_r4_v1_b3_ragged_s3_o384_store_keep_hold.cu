@@ -144,8 +144,8 @@ __device__ __forceinline__ void load_chunk(T (&chunk)[N], const T* __restrict__ 
     }
 }
 
-// Stores the elements col .. col + N - 1 of a row, none beyond its end.
-template <int VEC, int D, int N, typename T>
+// Stores the elements col .. col + N - 1 of a row, none beyond its end. STAY: L2 gives them up last.
+template <int VEC, int D, bool STAY = false, int N, typename T>
 __device__ __forceinline__ void store_chunk(T* __restrict__ row, const T (&chunk)[N], int col)
 {
     #pragma unroll
@@ -155,8 +155,11 @@ __device__ __forceinline__ void store_chunk(T* __restrict__ row, const T (&chunk
         for (int i = 0; i < VEC; ++i) v.items[i] = chunk[j + i];
         if (col + j < D) {
             #pragma unroll
-            for (int w = 0; w < v.WORDS; ++w)
-                reinterpret_cast<typename Vector<VEC, T>::type*>(row + col + j)[w] = v.words[w];
+            for (int w = 0; w < v.WORDS; ++w) {
+                auto* to = reinterpret_cast<typename Vector<VEC, T>::type*>(row + col + j) + w;
+                if constexpr (STAY) stay_word(to, v.words[w]);
+                else *to = v.words[w];
+            }
         }
     }
 }
