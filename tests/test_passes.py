@@ -17,10 +17,10 @@ from lngen.check.oracles import Array, differences
 from lngen.errors import DerivativeError, VerifyError
 from lngen.graphs import GRAPHS, Definition, GraphBuilder
 from lngen.interpret import interpret
-from lngen.ir import F32, F64, Axis, Builder, D, Graph, M, parse, print_graph
+from lngen.ir import F32, F64, Axis, Builder, D, Graph, M, is_sum, parse, print_graph
 from lngen.passes.edit import upstream
 from lngen.passes.order import column_order, orders, row_order
-from lngen.schedule import depths, is_sum
+from lngen.schedule import depths
 from lngen.spec import Spec, make_spec, parse_spec
 
 Pass = Callable[[Graph], Graph]

@@ -681,9 +681,9 @@ rmsnorm_fwd__bf16_d1001_beta__t32_r4_v1_b3_ragged_s3_o384_store_keep_hold__rows(
             real ms_sum_chunk = ABSENT;
             #pragma unroll
             for (int i = 0; i < CHUNK; ++i) {
-                const float x32 = f32_from_bf16(x[i]);                          // %x32 : f32[M, D] = cast %x {to=f32}
-                const float x2 = x32 * x32;                                     // %x2 : f32[M, D] = mul %x32, %x32
-                ms_sum_chunk = i < D - col ? ms_sum_chunk + x2 : ms_sum_chunk;  // %ms_sum : f32[M] = reduce_sum %x2 {axis=D, chunk=8, segment=1008}
+                const float x32 = f32_from_bf16(x[i]);              // %x32 : f32[M, D] = cast %x {to=f32}
+                const float x2 = x32 * x32;                         // %x2 : f32[M, D] = mul %x32, %x32
+                if (i < D - col) ms_sum_chunk = ms_sum_chunk + x2;  // %ms_sum : f32[M] = reduce_sum %x2 {axis=D, chunk=8, segment=1008}
             }
             chunks_0[0][k] = EXACT || col < D ? ms_sum_chunk : ABSENT;
         }

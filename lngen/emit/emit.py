@@ -73,6 +73,7 @@ def partials(plan: Plan) -> tuple[str, ...]:
     rows = [k for k in plan.kernels if k.template.startswith("row")]
     sections = {part.removesuffix(".cuh.jinja") for k in rows for part in k.sections}
     folds = any(phase.folds for k in plan.kernels for phase in k.phases)
+    accumulate = any(k.accumulators for k in rows)
     sums = "finish" in templates or "_one_launch" in sections
     wanted = {
         "_launch": True,
@@ -86,7 +87,7 @@ def partials(plan: Plan) -> tuple[str, ...]:
         "_f64_f16": {DType.F64, DType.F16} <= used,
         "_early": "_held_columns" in sections,
         "_bits": "_seen" in sections,
-        "_stay": any(k.accumulators for k in plan.kernels if k.template != "finish.cu.jinja"),
+        "_stay": accumulate or "columns" in templates,
         "_memory": bool(templates - {"finish"}),
         "_mbarrier": "_setup_bulk" in sections or any(k.cluster > 1 for k in rows),
         "_bulk": "_setup_bulk" in sections,
@@ -100,7 +101,7 @@ def partials(plan: Plan) -> tuple[str, ...]:
         "_row_barrier": folds or "_refill_at_once" in sections or "_end_row" in sections,
         "_row_fold": folds,
         "_exchange": "_cluster_sums" in sections,
-        "_partial": any(k.accumulators for k in rows),
+        "_partial": accumulate,
         "_strand": sums,
         "_grid_barrier": "_one_launch" in sections,
     }

@@ -29,9 +29,6 @@ NumpyMeaning = Callable[[tuple[Array, ...], Eqn, Mapping[Axis, int]], Array]
 CudaMeaning = Callable[[tuple[str, ...], Eqn], str]
 Derivative = Callable[["Builder", Eqn, Value], tuple["Value | None", ...]]
 
-# The ops that add along an axis, in an order that their attributes spell.
-SUMS = ("reduce_sum", "reduce_dot")
-
 
 @dataclass(frozen=True)
 class Op:

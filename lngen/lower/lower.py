@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lngen.errors import LowerError
-from lngen.ir import SUMS, WIDE, D, DType, Eqn, Graph, M, Value, print_eqn
+from lngen.ir import REDUCTIONS, WIDE, D, DType, Eqn, Graph, M, Value, print_eqn
 from lngen.ir.ops import compute_dtype, ctype
 from lngen.lower.arguments import tensors, workspace
 from lngen.lower.constants import (
@@ -206,7 +206,7 @@ class _Lowering:
         store = "{0}_ptr[col] = {1};" if template == "finish" else "{0}_out[i] = {1};"
         in_stages = template == "row_staged"
         last = in_stages and self.schedule.bulk_store
-        style = Style(spell, self._guard, ACCUMULATE.get(template, ("", "")), store, in_stages, last)
+        style = Style(spell, self._guard(), ACCUMULATE.get(template, ("", "")), store, in_stages, last)
         listed = phases(graph, sums, outputs, style)
         return Kernel(
             name=f"{self.stem}__{role}",
@@ -230,9 +230,9 @@ class _Lowering:
             shared=shared,
         )
 
-    def _guard(self, taken: str, kept: str) -> str:
-        """A chunk that has ``taken`` a term, or ``kept`` as it is beyond the end of a row that ends within it."""
-        return f"i < D - col ? {taken} : {kept}" if self.facts.d % self.facts.chunk else taken
+    def _guard(self) -> str:
+        """When a chunk takes a term: not beyond the end of a row that ends within it."""
+        return "if (i < D - col) " if self.facts.d % self.facts.chunk else ""
 
 
 def _row_grid(s: Schedule, p: Problem) -> Extent:
@@ -255,7 +255,7 @@ def _sums(eqns: tuple[Eqn, ...]) -> tuple[Sum, ...]:
 
 def _real(graph: Graph) -> DType:
     """The one dtype sums are added in."""
-    dtypes = {e.out.type.dtype for e in graph.eqns if e.op in (*SUMS, "reduce_max")}
+    dtypes = {e.out.type.dtype for e in graph.eqns if e.op in REDUCTIONS}
     if len(dtypes) > 1:
         raise LowerError(f"graph @{graph.name} reduces in f32 and in f64; cast the operands to one dtype.")
     computed = (compute_dtype(p.type.dtype) for p in graph.params)

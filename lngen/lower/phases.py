@@ -8,19 +8,19 @@ lives in registers but the inputs and one number per sum.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from lngen.ir import OPS, SUMS, WIDE, D, Eqn, Graph, M, Value, print_eqn
+from lngen.ir import OPS, SUMS, WIDE, D, Eqn, Graph, M, Value, is_row_fold, print_eqn
 from lngen.ir.ops import ctype, literal
 from lngen.lower.parts import Fold, Phase, Statement, Sum, Tensor, aligned
 from lngen.passes.edit import upstream
-from lngen.schedule import depths, is_row_fold, operand_depth
+from lngen.schedule import depths, operand_depth
 
 Spell = Callable[[Value], str]
 
-# Reductions of a kind are folded together: their ops; what combines two of them, and the names of their arrays.
-FOLDED = {SUMS: ("Add", "chunks", "sums"), ("reduce_max",): ("Max", "chunk_maxima", "maxima")}
+# Reductions of a kind are folded together: what combines two of them, their ops, and the names of their arrays.
+FOLDED = {"Add": (SUMS, "chunks", "sums"), "Max": (("reduce_max",), "chunk_maxima", "maxima")}
 
 
 def statement(eqn: Eqn, spell: Spell) -> Statement:
@@ -53,13 +53,13 @@ def uniform(graph: Graph, spell: Spell) -> tuple[Statement, ...]:
 class Style:
     """How one kind of kernel spells inputs, guards row sums past a row's end, adds to column sums and stores.
 
-    ``accumulate``: when it adds to a column sum, and the place of that. ``late``: column sums are added to in the last
-    phase that loads what they need anyway. ``last``: results are stored in the last phase that loads anything, as they
-    lie where inputs lay.
+    ``guard``: when a chunk takes a term; ``accumulate``: when a column sum does, and the place of it. ``late``: column
+    sums are added to in the last phase that loads what they need anyway. ``last``: results are stored in the last phase
+    that loads anything, as they lie where inputs lay.
     """
 
     spell: Spell
-    guard: Callable[[str, str], str]
+    guard: str
     accumulate: tuple[str, str]
     store: str
     late: bool = False
@@ -103,12 +103,12 @@ def _phase(
         statements=aligned(
             (
                 *(statement(e, style.spell) for e in elementwise if e.out in needed),
-                *(_combine(e, style) for e in reductions),
-                *(_accumulate(e, style) for e in column_sums),
+                *(_take(e, style, style.guard, "{0}_chunk") for e in reductions),
+                *(_take(e, style, *style.accumulate) for e in column_sums),
                 *(Statement(style.store.format(v.name, style.spell(v)), "") for v in wide),
             )
         ),
-        folds=tuple(f for ops in FOLDED if (f := _fold(ops, number, reductions)).sums),
+        folds=tuple(_folds(number, reductions)),
         accumulators=tuple(Sum(e.out.name, n, print_eqn(e)) for n, e in enumerate(column_sums)),
         outputs=tuple(map(tensor, wide)),
         after=aligned(statement(e, style.spell) for e in after),
@@ -139,31 +139,22 @@ def tensor(value: Value) -> Tensor:
     return Tensor(value.name, ctype(value.type.dtype))
 
 
-def _taken(eqn: Eqn, into: str, spell: Spell) -> str:
-    """A term of a reduction taken ``into`` what has been of it so far."""
-    first, *times = map(spell, eqn.args)
+def _take(eqn: Eqn, style: Style, when: str, place: str) -> Statement:
+    """A term taken into the sum or maximum that is at ``place``."""
+    into = place.format(eqn.out.name)
+    first, *times = map(style.spell, eqn.args)
     if eqn.op == "reduce_max":
-        return f"maximum({into}, {first})"
-    return f"fmaf({first}, {times[0]}, {into})" if times else f"{into} + {first}"
+        taken = f"maximum({into}, {first})"
+    else:
+        taken = f"fmaf({first}, {times[0]}, {into})" if times else f"{into} + {first}"
+    return Statement(f"{when}{into} = {taken};", print_eqn(eqn))
 
 
-def _combine(eqn: Eqn, style: Style) -> Statement:
-    """A term taken into the sum or maximum of its chunk."""
-    chunk = f"{eqn.out.name}_chunk"
-    return Statement(f"{chunk} = {style.guard(_taken(eqn, chunk, style.spell), chunk)};", print_eqn(eqn))
-
-
-def _accumulate(eqn: Eqn, style: Style) -> Statement:
-    """A term added to a column sum."""
-    when, place = style.accumulate
-    total = place.format(eqn.out.name)
-    return Statement(f"{when}{total} = {_taken(eqn, total, style.spell)};", print_eqn(eqn))
-
-
-def _fold(ops: tuple[str, ...], number: int, reductions: list[Eqn]) -> Fold:
-    """The reductions of a phase that ``ops`` name."""
-    eqns = [e for e in reductions if e.op in ops]
-    sums = tuple(Sum(e.out.name, n, print_eqn(e)) for n, e in enumerate(eqns))
-    how, chunks, results = FOLDED[ops]
-    absent = "ABSENT" if ops is SUMS else literal(-math.inf, eqns[0].out.type.dtype) if eqns else ""
-    return Fold(how, absent, f"{chunks}_{number}", f"{results}_{number}", sums)
+def _folds(number: int, reductions: list[Eqn]) -> Iterator[Fold]:
+    """The reductions of a phase, by kind."""
+    for how, (ops, chunks, results) in FOLDED.items():
+        eqns = [e for e in reductions if e.op in ops]
+        if eqns:
+            absent = "ABSENT" if how == "Add" else literal(-math.inf, eqns[0].out.type.dtype)
+            sums = tuple(Sum(e.out.name, n, print_eqn(e)) for n, e in enumerate(eqns))
+            yield Fold(how, absent, f"{chunks}_{number}", f"{results}_{number}", sums)

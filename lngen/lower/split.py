@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lngen.errors import LowerError
-from lngen.ir import D, Eqn, Graph, M, Value
+from lngen.ir import D, Eqn, Graph, M, Value, is_row_fold, is_sum
 from lngen.passes.edit import extract, upstream
-from lngen.schedule import depths, is_row_fold, is_sum
+from lngen.schedule import depths
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from lngen.ir import SUMS, WIDE, D, Eqn, Graph, M
+from lngen.ir import SUMS, WIDE, D, Eqn, Graph, M, is_row_fold, is_sum
 
 CHUNK_BYTES = 16
 SEGMENT_BYTES = 16 * 1024
@@ -73,8 +73,7 @@ def element_size(graph: Graph) -> int:
 
 def sum_size(graph: Graph) -> int:
     """Bytes of the widest sum over rows, per column."""
-    sums = (e for e in graph.eqns if e.op in SUMS and e.attr("axis") is M)
-    return max((e.out.type.dtype.size for e in sums), default=4)
+    return max((e.out.type.dtype.size for e in graph.eqns if is_sum(e, M)), default=4)
 
 
 def orders(graph: Graph, d: int, blocks: int | None = None) -> tuple[RowOrder, ColumnOrder]:
@@ -135,9 +134,9 @@ def _meets_once(graph: Graph) -> bool:
     for e in graph.eqns:
         if not gradient.isdisjoint(e.args):
             gradient.add(e.out)
-        elif e.op in (*SUMS, "reduce_max") and e.attr("axis") is D:
+        elif is_row_fold(e):
             return False
-        over_rows |= e.op in SUMS and e.attr("axis") is M
+        over_rows |= is_sum(e, M)
     return over_rows
 
 

@@ -20,13 +20,13 @@ from lngen.schedule.legal import (
     static_shared,
 )
 from lngen.schedule.model import ranked, space, widest
-from lngen.schedule.problem import Problem, depths, is_row_fold, is_sum, operand_depth, problem
+from lngen.schedule.problem import Problem, depths, operand_depth, problem
 from lngen.schedule.resources import fits, least_shared, registers
 from lngen.schedule.schedule import STAGED, Schedule, parse_schedule
 
 __all__ = [
     "BULK", "MINIMUM_ARCH", "MULTIPROCESSORS", "STAGED", "Problem", "Schedule", "apart", "capability", "check",
-    "check_arch", "depths", "dynamic_shared", "exists", "fits", "is_legal", "is_row_fold", "is_sum", "least_shared",
+    "check_arch", "depths", "dynamic_shared", "exists", "fits", "is_legal", "least_shared",
     "met_numbers", "minimum_arch", "operand_depth", "parse_schedule", "partial_numbers", "partial_rows", "piece",
     "problem", "ranked", "registers", "row_counts", "scratch_numbers", "segments_held", "share", "slots", "space",
     "stage_bytes", "stage_share", "static_shared", "widest",

@@ -78,17 +78,40 @@ BULK_ROW, LONG_ROW = 512, 12 * 1024
 # many elements or there are some more. Endless rows of so many elements still go to registers.
 WIDE_ROW, WIDE_SOME, WIDE_ELEMENTS, PIECE, REGISTER_ELEMENTS = 32 * 1024, 24 * 1024, 12288, 16 * 1024, 16384
 
-# With column sums: rows of so many elements, by bytes of one, are better held in registers than staged, if they are not
-# many or tiny, and somewhat longer ones if they are few; the next of these is asked for early if a thread has few
-# elements. Threads of a block for these, for staged rows up to SHORT_ROW elements and for longer ones, and for endless
-# ones up to THIN_ROW, for rows up to ALONE_ROW that a block works on one by one; the weight of another size than the
-# best, to that of a stage; elements of a thread at most if rows are endless.
-REGISTER_ROW, TINY_ROW, FEW_ROW, PREFETCHED = {2: 768, 4: 512, 8: 2048}, 255, 1024, 16
-TINY_BLOCK, SHORT_BLOCK, SHORT_ROW, LONG_BLOCK, THIN_ROW = 1024, 512, 1536, 256, 512
-ALONE_BLOCK, ALONE_ROW, COLUMN_BLOCK_SIZE, ENDLESS_EACH = 128, 6144, 1.2, 32
 
-# Bytes on their way, by bytes of an element; a stage of FULL_STAGE bytes fills shared memory with few of them.
-STAGED_BYTES, FULL_STAGE = {2: 96 * 1024, 4: 112 * 1024, 8: 112 * 1024}, 48 * 1024
+class Columns(NamedTuple):
+    """Of rows with column sums: what is best.
+
+    held    elements of a row up to which it is held in registers; ``many`` if there are many rows
+    early   how many rows there are at least where the next is asked for early, if a thread has few elements
+    ahead   bytes on their way; ``most`` stages for them, ``alone`` more for a row group that has nobody to work while
+            it waits
+    short   elements of a row up to which blocks are larger
+    """
+
+    held: int
+    many: int
+    early: int
+    ahead: int
+    most: int
+    alone: int
+    short: int
+
+
+# By bytes of an element. Rows held in registers: so many elements if they are few; threads of a block for tiny ones;
+# elements of a thread up to which the next row is asked for early.
+COLUMN_ROWS = {
+    2: Columns(768, 255, HALF, 96 * 1024, 3, 1, 1536),
+    4: Columns(512, 512, LEAST, 112 * 1024, 4, 0, 768),
+    8: Columns(2048, 255, LEAST, 112 * 1024, 4, 0, 768),
+}
+FEW_ROW, TINY_ROW, TINY_BLOCK, PREFETCHED = 1024, 255, 1024, 16
+
+# Staged ones: threads of a block for short rows and for longer ones; for endless ones between THIN_ROW and SHORT_ROW
+# elements; for rows up to ALONE_ROW that a block works on one by one; the weight of another size than the best, to that
+# of a stage; elements of a thread at most if rows are endless; bytes of a stage, few of which fill shared memory.
+SHORT_BLOCK, LONG_BLOCK, THIN_ROW, SHORT_ROW, ALONE_BLOCK, ALONE_ROW = 512, 256, 512, 1536, 128, 6144
+COLUMN_BLOCK_SIZE, ENDLESS_EACH, FULL_STAGE = 1.2, 32, 48 * 1024
 
 
 def share(p: Problem, rows: int | None) -> int:
@@ -129,23 +152,30 @@ def cost(s: Schedule, p: Problem, there: int) -> tuple[float, ...]:
 
 def _columns_cost(s: Schedule, p: Problem, idle: float, there: int) -> tuple[float, ...]:
     """One block per multiprocessor, few threads, rows read from shared memory once."""
-    size, few = max(2, min(p.input_sizes, default=4)), there <= LEAST
-    short = FEW_ROW if few else TINY_ROW if there >= MANY and size != 4 else REGISTER_ROW[size]
-    order = {"bulk": 1, "ragged": 1, "async": 2, "registers": 0 if p.d <= short else 3}[s.form]
+    size = max(2, min(p.input_sizes, default=4))
+    want, few, endless = COLUMN_ROWS[size], there <= LEAST, there > MANY
+    held = p.d <= (FEW_ROW if few else want.many if there >= MANY else want.held)
+    order = {"bulk": 1, "ragged": 1, "async": 2, "registers": 0 if held else 3}[s.form]
     each = slots(s, p) * p.chunk
     if s.form == "registers":
-        prefetch = each <= PREFETCHED and not few and (size > 2 or there > HALF)
-        wanted = FEW_BLOCK if few else TINY_BLOCK if p.d <= TINY_ROW else SHORT_BLOCK
-        layout = round(_off(s.block, wanted) + _off(idle, 1), 3)
+        prefetch = each <= PREFETCHED and there > want.early
+        block = FEW_BLOCK if few else TINY_BLOCK if p.d <= TINY_ROW else SHORT_BLOCK
+        layout = round(_off(s.block, block) + _off(idle, 1), 3)
         return (order, s.one_launch, s.resident, s.prefetch != prefetch, layout)
-    endless, full = there > MANY, p.groups * piece(s, p) * (sum(p.input_sizes) or 4) >= FULL_STAGE
-    block = _off(s.block, _columns_block(s, p, size, endless)) + (max(0, each - ENDLESS_EACH) if endless else 0)
-    stages = abs(s.stages - _columns_stages(s, p, size, there))
-    hold = size == 2 or (s.cluster == 1 and (endless or not full))
+    block = _columns_block(s, p, size, endless)
+    shortcomings = abs(s.stages - _columns_stages(s, p, size, there)) + COLUMN_BLOCK_SIZE * (
+        _off(s.block, block) + (max(0, each - ENDLESS_EACH) if endless else 0)
+    )
+    hold = size == 2 or (s.cluster == 1 and (endless or _stage(s, p, p.groups) < FULL_STAGE))
     return (
-        order, _off(s.cluster, p.cluster), s.resident, s.one_launch, not s.keep,
-        round(stages + COLUMN_BLOCK_SIZE * block, 3), s.hold != hold, s.bulk_store, round(idle, 3),
+        order, _off(s.cluster, p.cluster), s.resident, s.one_launch, not s.keep, round(shortcomings, 3),
+        s.hold != hold, s.bulk_store, round(idle, 3),
     )  # fmt: skip
+
+
+def _stage(s: Schedule, p: Problem, rows: int) -> int:
+    """Bytes of the inputs of so many pieces of rows."""
+    return rows * piece(s, p) * _row_bytes(p) // p.d
 
 
 def _columns_block(s: Schedule, p: Problem, size: int, endless: bool) -> int:
@@ -153,8 +183,8 @@ def _columns_block(s: Schedule, p: Problem, size: int, endless: bool) -> int:
     if s.rows == 1 and size > 2 and piece(s, p) <= ALONE_ROW:
         much = endless and s.cluster == 1 and piece(s, p) > ENDLESS_EACH * ALONE_BLOCK
         return SHORT_BLOCK if much else ALONE_BLOCK
-    short = SHORT_ROW if size == 2 or endless else SHORT_ROW // 2
-    return SHORT_BLOCK if THIN_ROW * endless < p.d <= short else LONG_BLOCK
+    least, most = (THIN_ROW, SHORT_ROW) if endless else (0, COLUMN_ROWS[size].short)
+    return SHORT_BLOCK if least < p.d <= most else LONG_BLOCK
 
 
 def _columns_stages(s: Schedule, p: Problem, size: int, there: int) -> int:
@@ -163,14 +193,14 @@ def _columns_stages(s: Schedule, p: Problem, size: int, there: int) -> int:
     A row group that has nobody to work while it waits has more of them than it needs, as have the blocks of a cluster,
     which wait for each other, unless there are few rows anyway.
     """
-    alone, shared, endless = s.rows == 1, s.cluster > 1, there > MANY
-    stage = s.rows * piece(s, p) * (sum(p.input_sizes) or 4)
-    ahead = math.ceil(STAGED_BYTES[size] / stage)
+    alone, shared, endless, want = s.rows == 1, s.cluster > 1, there > MANY, COLUMN_ROWS[size]
+    stage = _stage(s, p, s.rows)
+    ahead = math.ceil(want.ahead / stage)
     if there <= HALF and (shared or size == 2):
         return 3 if alone else min(3, max(2, ahead))
     if endless and stage >= FULL_STAGE and not (alone or shared):
         return 2
-    wanted = min(ahead, 3) + alone if size == 2 else min(ahead, 3 if s.form == "ragged" else 4)
+    wanted = min(ahead, 3 if s.form == "ragged" else want.most) + want.alone * alone
     more = endless and shared and size == 2 and stage < FULL_STAGE
     return min(4, max(3 if alone or shared else 2, wanted) + more)
 

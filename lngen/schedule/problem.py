@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from lngen.ir import SUMS, WIDE, Axis, D, DType, Eqn, Graph, M, Value
+from lngen.ir import REDUCTIONS, WIDE, D, DType, Eqn, Graph, M, Value, is_row_fold, is_sum
 from lngen.passes.order import ColumnOrder, orders, sharers
 
 
@@ -56,7 +56,7 @@ def problem(graph: Graph, d: int) -> Problem:
     column = _written(graph) or column
     levels = depths(graph)
     row_sums = [operand_depth(e, levels) for e in graph.eqns if is_row_fold(e)]
-    sums = [e for e in graph.eqns if e.op in (*SUMS, "reduce_max")]
+    sums = [e for e in graph.eqns if e.op in REDUCTIONS]
     used = {a for e in graph.eqns for a in e.args}
     return Problem(
         d=d,
@@ -82,16 +82,6 @@ def _written(graph: Graph) -> ColumnOrder | None:
         if is_sum(eqn, M) and "blocks" in dict(eqn.attrs):
             return ColumnOrder(**{f.name: eqn.int_attr(f.name) for f in fields(ColumnOrder)})
     return None
-
-
-def is_sum(eqn: Eqn, axis: Axis) -> bool:
-    """True for a sum over ``axis``."""
-    return eqn.op in SUMS and eqn.attr("axis") is axis
-
-
-def is_row_fold(eqn: Eqn) -> bool:
-    """True for a sum or a maximum over D: what ends a phase."""
-    return is_sum(eqn, D) or eqn.op == "reduce_max"
 
 
 def depths(graph: Graph) -> dict[Value, int]:

@@ -15,11 +15,10 @@ import numpy as np
 
 from lngen.check.inputs import POISON, random_inputs
 from lngen.interpret import interpret
-from lngen.ir import D, Graph, M, Value
+from lngen.ir import D, Graph, M, Value, is_row_fold
 from lngen.ir.numerics import Array
 from lngen.passes.edit import extract
 from lngen.runtime.arrays_np import raw
-from lngen.schedule.problem import is_row_fold
 from lngen.spec import Spec
 
 BLOCK_ELEMENTS = 2**20  # of the block of rows the interpreter sees
