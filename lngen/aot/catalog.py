@@ -26,6 +26,10 @@ CATALOG = {
     "rmsnorm.fwd:d=1001,dtype=bf16,beta=yes": (
         "form=ragged,threads=32,rows=4,vec=1,resident=3,stages=3,owners=384,bulk_store=yes,keep=yes,hold=yes"
     ),
+    # Rows that are claimed, weights that stay packed.
+    "layernorm.fwd:d=12288,dtype=bf16": (
+        "form=bulk,threads=256,rows=1,vec=8,resident=2,stages=3,owners=264,keep=yes,hold=yes,claim=yes"
+    ),
     # A row shared by the blocks of a cluster, results leaving in bulk.
     "layernorm.fwd:d=65536,dtype=bf16": (
         "form=bulk,threads=256,rows=1,vec=8,stages=3,cluster=4,owners=30,bulk_store=yes,keep=yes"

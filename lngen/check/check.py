@@ -73,7 +73,7 @@ def others(spec: Spec, count: int, arch: str = DEFAULT_ARCH) -> list[Schedule]:
     facts = problem(spec.graph(), spec.d)
     for s in space(facts):
         if fits(s, facts, capability(arch)):
-            kinds.setdefault((s.form, s.cluster, s.one_launch, s.hold), []).append(s)
+            kinds.setdefault((s.form, s.cluster, s.one_launch, s.hold, s.claim), []).append(s)
     ordered = list(kinds.values())
     if not ordered:
         return []

@@ -75,9 +75,10 @@ def partials(plan: Plan) -> tuple[str, ...]:
     folds = any(phase.folds for k in plan.kernels for phase in k.phases)
     accumulate = any(k.accumulators for k in rows)
     sums = "finish" in templates or "_one_launch" in sections
+    staged = bool(templates & {"row_staged", "row_claimed"})
     wanted = {
         "_launch": True,
-        "_prefetch": bool(templates & {"row", "row_staged", "row_columns"}),
+        "_prefetch": staged or bool(templates & {"row", "row_columns"}),
         "_bf16": DType.BF16 in used,
         "_f16": DType.F16 in used,
         "_f16_again": DType.F16 in used and "row_columns" in templates,
@@ -89,8 +90,10 @@ def partials(plan: Plan) -> tuple[str, ...]:
         "_bits": "_seen" in sections,
         "_stay": accumulate or "columns" in templates,
         "_memory": bool(templates - {"finish"}),
+        "_packed": "_copy_packed_columns" in sections,
         "_mbarrier": "_setup_bulk" in sections or any(k.cluster > 1 for k in rows),
         "_bulk": "_setup_bulk" in sections,
+        "_counter": "_claim" in sections,
         "_ragged": "_copy_ragged" in sections,
         "_halves": "_hold_halves" in sections,
         "_async": "_copy_async" in sections,

@@ -70,6 +70,8 @@ class _Lowering:
         s, rows = self.schedule, tuple(r for r in self.graph.results if M in r.type.axes)
         if s.one_launch:
             buffers.append(Buffer("arrivals", DType.F32, fixed=1, zeroed=True))
+        if s.claim:
+            buffers.append(Buffer("claimed", DType.F64, fixed=1, zeroed=True))
         if self.parts.sums and s.form == "stream":
             columns, handed = column_graph(self.parts, self.graph)
             if rows or handed:
@@ -97,7 +99,8 @@ class _Lowering:
         needed = tuple(dict.fromkeys((*outputs, *(a for e in sums for a in e.args))))
         graph = extract(graph, graph.name, graph.params, needed)
         s, p = self.schedule, replace(self.facts, column_sums=len(sums))
-        template = {"registers": "row_columns" if sums else "row", "stream": "row_stream"}.get(s.form, "row_staged")
+        in_stages = "row_claimed" if s.claim else "row_staged"
+        template = {"registers": "row_columns" if sums else "row", "stream": "row_stream"}.get(s.form, in_stages)
         kernel = self._kernel(
             "rows",
             template,
@@ -106,6 +109,7 @@ class _Lowering:
                 *tensors(graph.params, "input"),
                 *tensors(outputs, "output", handed),
                 *(workspace(self.partials[e.out], self.real) for e in sums),
+                *[Argument("claimed_ptr", "unsigned long long", "workspace", "claimed")] * s.claim,
             ],
             row_constants(s, p),
             sums,
@@ -204,7 +208,7 @@ class _Lowering:
     ) -> Kernel:
         """What every kernel has."""
         store = "{0}_ptr[col] = {1};" if template == "finish" else "{0}_out[i] = {1};"
-        in_stages = template == "row_staged"
+        in_stages = template in ("row_staged", "row_claimed")
         last = in_stages and self.schedule.bulk_store
         style = Style(spell, self._guard(), ACCUMULATE.get(template, ("", "")), store, in_stages, last)
         listed = phases(graph, sums, outputs, style)

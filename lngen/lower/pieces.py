@@ -11,6 +11,7 @@ from lngen.schedule import Problem, Schedule, met_numbers
 # How a phase gets its [D] inputs: from those that are kept, or from memory.
 HELD_COLUMNS = "_held_columns.cuh.jinja"
 COPIED, LOADED = "_copy_columns.cuh.jinja", "_load_columns.cuh.jinja"
+PACKED = "_copy_packed_columns.cuh.jinja"
 
 
 def in_pieces(kernel: Kernel, s: Schedule, p: Problem) -> Kernel:

@@ -197,7 +197,7 @@ class Kernel:
 class Buffer:
     """A piece of the workspace: ``fixed`` elements, or ``per_row`` for each row.
 
-    ``zeroed``: it holds counters, 32 bits each, all zero before the first launch that uses it; every launch leaves
+    ``zeroed``: it holds counters, of 32 or 64 bits, all zero before the first launch that uses it; every launch leaves
     them fit for the next.
     """
 
@@ -209,8 +209,8 @@ class Buffer:
 
     @property
     def element(self) -> str:
-        """What it holds: a dtype, or u32."""
-        return "u32" if self.zeroed else str(self.dtype)
+        """What it holds: a dtype, or u32 and u64."""
+        return f"u{8 * self.dtype.size}" if self.zeroed else str(self.dtype)
 
     def bytes(self, rows: int) -> int:
         """Its size, rounded up so that the next buffer is aligned to 256 bytes."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from lngen.ir import WIDE, Graph, Value
 from lngen.ir.ops import ctype
 from lngen.lower.parts import Phase, Place
-from lngen.lower.pieces import COPIED, HELD_COLUMNS, LOADED, files, fold, in_pieces
+from lngen.lower.pieces import COPIED, HELD_COLUMNS, LOADED, PACKED, files, fold, in_pieces
 from lngen.lower.plan import Kernel, Sections
 from lngen.schedule import (
     Problem,
@@ -15,6 +15,7 @@ from lngen.schedule import (
     dynamic_shared,
     met_numbers,
     stage_share,
+    stay_packed,
 )
 
 
@@ -67,10 +68,12 @@ def sections(kernel: Kernel, s: Schedule, p: Problem) -> Sections:
         "bulk": ["_setup_bulk", *ready, "_piece"],
         "ragged": ["_clear_ends", "_setup_bulk", *ready],
     }
+    how = "_stored" if ragged or s.bulk_store else "" if s.claim else "_bulk"
+    refill = ["_claim", f"_refill_claimed{how}"] if s.claim else [f"_refill{how}"]
     copies = {
         "async": ["_copy_async"],
-        "bulk": ["_copy_bulk", *(["_store_bulk", "_refill_stored"] if s.bulk_store else ["_refill_bulk"])],
-        "ragged": ["_copy_ragged", "_store_ragged", "_refill_stored"],
+        "bulk": ["_copy_bulk", *["_store_bulk"] * s.bulk_store, *refill],
+        "ragged": ["_copy_ragged", "_store_ragged", *refill],
     }
     tiles, store = ("_load_ragged", "_store_ragged_stage") if ragged else ("_load_stage", "_store_stage")
     # A thread that has registers for it moves all it has of a ragged row of halves of words at once.
@@ -95,7 +98,7 @@ def sections(kernel: Kernel, s: Schedule, p: Problem) -> Sections:
         row_begin=files(*(name for name, there in begins if there)),
         tiles=f"{tiles}.cuh.jinja",
         load=files("_load_held" if s.hold else tiles),
-        columns=COPIED if s.keep else LOADED,
+        columns=(PACKED if stay_packed(s, p) else COPIED) if s.keep else LOADED,
         store=f"{store}.cuh.jinja" if s.bulk_store else "_store_results.cuh.jinja",
         fold=fold(meets),
         row_end=files(*["_store_halves"] * halves, *["_end_row"] * s.bulk_store),

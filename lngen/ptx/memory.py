@@ -42,6 +42,11 @@ class Buffer:
         self.writer = np.zeros(units, np.int32)
         self.reader = np.zeros(units, np.int32)
 
+    def forget(self) -> None:
+        """No byte written."""
+        assert self.written is not None
+        self.data[:], self.written[:] = POISON, 0
+
     def zero(self) -> None:
         """All bytes written, as zero."""
         assert self.written is not None

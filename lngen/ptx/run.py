@@ -36,21 +36,25 @@ def run_plan(
     order: int = 0,
     grid: Grid | None = None,
     stop: bool = False,
+    times: int = 1,
 ) -> Outcome:
     """Results, findings and traffic of one call of ``plan`` with those inputs, by name.
 
     ``source`` (CUDA) or ``ptx`` replace what the plan emits; ``rows`` what the inputs say. ``strides``: elements
     from row to row of an [M, D] tensor, default D; ``offset``: elements by which every [M, D] pointer is shifted from
     an aligned address. ``order`` is the seed of the order in which blocks run, 0 as they are numbered; ``grid`` gives
-    another grid, (x, y) of a kernel and the rows. ``stop``: end at the first finding.
+    another grid, (x, y) of a kernel and the rows. ``stop``: end at the first finding. ``times``: how many calls, one
+    after another on the same workspace; the results, which each call has to write, are those of the last.
     """
     text = source if source is not None else emit(plan)
     module = parse(ptx if ptx is not None else compile_ptx(text, arch, name=f"{plan.name}.cu", lines=True))
     run = _Run(plan, inputs, rows, dict(strides or {}), offset, Reporter(text, stop), module)
     try:
         with np.errstate(all="ignore"):
-            run.launch(module, order, grid)
-        run.look_for_gaps()
+            for _ in range(times):
+                run.forget_results()
+                run.launch(module, order, grid)
+                run.look_for_gaps()
     except Stop:
         pass
     return Outcome(run.results(), tuple(run.reporter.findings), run.traffic)
@@ -118,6 +122,11 @@ class _Run:
             v.name: np.array(self._view(v, self.outputs[v.name].data)).view(NUMPY_DTYPE[v.type.dtype])
             for v in self.plan.outputs
         }
+
+    def forget_results(self) -> None:
+        """What an earlier call has left in the outputs."""
+        for buffer in self.outputs.values():
+            buffer.forget()
 
     def launch(self, module: Module, order: int, grid: Grid | None) -> None:
         """Every kernel of the plan that this many rows need."""

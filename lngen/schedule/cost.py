@@ -1,4 +1,4 @@
-"""What a schedule is expected to cost, and how many rows there are as far as that differs.
+"""What a schedule is expected to cost.
 
 Normalisation moves bytes and little else, so a schedule is good if it keeps enough bytes on their way (Little's law)
 and lets few threads hold many elements: fewer threads fold faster. The numbers are fitted: with them the first
@@ -12,18 +12,11 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from lngen.schedule.legal import MAX_CLUSTER, piece, slots
+from lngen.schedule.cost_columns import columns_cost
+from lngen.schedule.legal import MAX_CLUSTER, slots
 from lngen.schedule.problem import Problem
 from lngen.schedule.schedule import Schedule
-
-MULTIPROCESSORS = 132  # of an H200
-
-# How many rows there are, in bytes of them for each of THREADS threads of every multiprocessor: up to EACH they are
-# few, and threads have less to do than they could; up to HALF, long ones up to STAGE, enough of them fit shared memory
-# at a time; up to MANY they are many, which is what is expected of rows nobody has counted; then they are endless.
-THREADS, LEAST, EACH, SOME, HALF, STAGE, MANY, ENDLESS = 512, 16, 64, 128, 256, 512, 2048, 4096
-SHARES = (LEAST, 32, EACH, SOME, HALF, STAGE, MANY)
-COLUMN_SHARES = (LEAST, HALF, 1024, MANY)
+from lngen.schedule.shares import EACH, HALF, MANY, MULTIPROCESSORS, SOME, STAGE, THREADS, off, power, row_bytes
 
 # What follows are weights of a schedule's shortcomings, each in doublings, and what is best. Threads without elements:
 IDLE = 1.3
@@ -78,68 +71,11 @@ BULK_ROW, LONG_ROW = 512, 12 * 1024
 # many elements or there are some more. Endless rows of so many elements still go to registers.
 WIDE_ROW, WIDE_SOME, WIDE_ELEMENTS, PIECE, REGISTER_ELEMENTS = 32 * 1024, 24 * 1024, 12288, 16 * 1024, 16384
 
-
-class Columns(NamedTuple):
-    """Of rows with column sums: what is best.
-
-    held    elements of a row up to which it is held in registers; ``many`` if there are many rows
-    early   how many rows there are at least where the next is asked for early, if a thread has few elements
-    ahead   bytes on their way; ``most`` stages for them, ``alone`` more for a row group that has nobody to work while
-            it waits
-    short   elements of a row up to which blocks are larger
-    """
-
-    held: int
-    many: int
-    early: int
-    ahead: int
-    most: int
-    alone: int
-    short: int
-
-
-# By bytes of an element. Rows held in registers: so many elements if they are few; threads of a block for tiny ones;
-# elements of a thread up to which the next row is asked for early.
-COLUMN_ROWS = {
-    2: Columns(768, 255, HALF, 96 * 1024, 3, 1, 1536),
-    4: Columns(512, 512, LEAST, 112 * 1024, 4, 0, 768),
-    8: Columns(2048, 255, LEAST, 112 * 1024, 4, 0, 768),
-}
-FEW_ROW, TINY_ROW, TINY_BLOCK, PREFETCHED = 1024, 255, 1024, 16
-
-# Staged ones: threads of a block for short rows and for longer ones; for endless ones between THIN_ROW and SHORT_ROW
-# elements; for rows up to ALONE_ROW that a block works on one by one; the weight of another size than the best, to that
-# of a stage; elements of a thread at most if rows are endless; bytes of a stage, few of which fill shared memory.
-SHORT_BLOCK, LONG_BLOCK, THIN_ROW, SHORT_ROW, ALONE_BLOCK, ALONE_ROW = 512, 256, 512, 1536, 128, 6144
-COLUMN_BLOCK_SIZE, ENDLESS_EACH, FULL_STAGE = 1.2, 32, 48 * 1024
-
-
-def share(p: Problem, rows: int | None) -> int:
-    """How many ``rows`` there are (None: many), as the model tells them apart.
-
-    The bytes of all rows for each of THREADS threads of every multiprocessor, as the least of SHARES, with column sums
-    of COLUMN_SHARES, that is as many; ENDLESS for more.
-    """
-    if rows is None:
-        return MANY
-    there = rows * _row_bytes(p) / (MULTIPROCESSORS * THREADS)
-    return next((each for each in _shares(p) if there <= each), ENDLESS)
-
-
-def row_counts(p: Problem) -> list[int | None]:
-    """Numbers of rows, one for each ``share``; None for many."""
-    most = (each * MULTIPROCESSORS * THREADS // _row_bytes(p) for each in (*_shares(p), ENDLESS))
-    found = {share(p, rows): rows for rows in most if rows > 0}
-    return [*(rows for each, rows in found.items() if each != MANY), None]
-
-
-def _shares(p: Problem) -> tuple[int, ...]:
-    return COLUMN_SHARES if p.column_sums else SHARES
-
-
-def _row_bytes(p: Problem) -> int:
-    """Bytes of the inputs of a row; nothing has rows: any schedule will do to be told so."""
-    return p.d * (sum(p.input_sizes) or 4)
+# Staged rows that are claimed: of how many bytes they are; bytes that the threads of a multiprocessor work on, at least
+# two rows; threads of a row; stages; elements of a thread and bytes on their way at most; and the weights of more row
+# groups a block, of another number of stages, and of too many bytes on their way.
+CLAIMED_ROW, CLAIMED_MOST, CLAIMED_WORK, CLAIMED_THREADS, CLAIMED_STAGES = 7680, 32 * 1024, 37_000, 128, 3
+CLAIMED_ELEMENTS, CLAIMED_FLIGHT, CLAIMED_GROUP, CLAIMED_STAGE, CLAIMED_FULL = 96, 176 * 1024, 0.1, 0.3, 4.0
 
 
 def cost(s: Schedule, p: Problem, there: int) -> tuple[float, ...]:
@@ -147,142 +83,96 @@ def cost(s: Schedule, p: Problem, there: int) -> tuple[float, ...]:
     idle = slots(s, p) * s.threads * s.cluster * p.chunk * (p.segments if s.form == "stream" else 1) / p.d
     if s.form == "stream":
         return (3, abs(s.threads - 512), abs(s.resident - 2))
-    return _columns_cost(s, p, idle, there) if p.column_sums else _rows_cost(s, p, idle, there)
-
-
-def _columns_cost(s: Schedule, p: Problem, idle: float, there: int) -> tuple[float, ...]:
-    """One block per multiprocessor, few threads, rows read from shared memory once."""
-    size = max(2, min(p.input_sizes, default=4))
-    want, few, endless = COLUMN_ROWS[size], there <= LEAST, there > MANY
-    held = p.d <= (FEW_ROW if few else want.many if there >= MANY else want.held)
-    order = {"bulk": 1, "ragged": 1, "async": 2, "registers": 0 if held else 3}[s.form]
-    each = slots(s, p) * p.chunk
-    if s.form == "registers":
-        prefetch = each <= PREFETCHED and there > want.early
-        block = FEW_BLOCK if few else TINY_BLOCK if p.d <= TINY_ROW else SHORT_BLOCK
-        layout = round(_off(s.block, block) + _off(idle, 1), 3)
-        return (order, s.one_launch, s.resident, s.prefetch != prefetch, layout)
-    block = _columns_block(s, p, size, endless)
-    shortcomings = abs(s.stages - _columns_stages(s, p, size, there)) + COLUMN_BLOCK_SIZE * (
-        _off(s.block, block) + (max(0, each - ENDLESS_EACH) if endless else 0)
-    )
-    hold = size == 2 or (s.cluster == 1 and (endless or _stage(s, p, p.groups) < FULL_STAGE))
-    return (
-        order, _off(s.cluster, p.cluster), s.resident, s.one_launch, not s.keep, round(shortcomings, 3),
-        s.hold != hold, s.bulk_store, round(idle, 3),
-    )  # fmt: skip
-
-
-def _stage(s: Schedule, p: Problem, rows: int) -> int:
-    """Bytes of the inputs of so many pieces of rows."""
-    return rows * piece(s, p) * _row_bytes(p) // p.d
-
-
-def _columns_block(s: Schedule, p: Problem, size: int, endless: bool) -> int:
-    """Threads of a block, for staged rows with column sums."""
-    if s.rows == 1 and size > 2 and piece(s, p) <= ALONE_ROW:
-        much = endless and s.cluster == 1 and piece(s, p) > ENDLESS_EACH * ALONE_BLOCK
-        return SHORT_BLOCK if much else ALONE_BLOCK
-    least, most = (THIN_ROW, SHORT_ROW) if endless else (0, COLUMN_ROWS[size].short)
-    return SHORT_BLOCK if least < p.d <= most else LONG_BLOCK
-
-
-def _columns_stages(s: Schedule, p: Problem, size: int, there: int) -> int:
-    """Stages for rows with column sums: as many bytes on their way as are worth it.
-
-    A row group that has nobody to work while it waits has more of them than it needs, as have the blocks of a cluster,
-    which wait for each other, unless there are few rows anyway.
-    """
-    alone, shared, endless, want = s.rows == 1, s.cluster > 1, there > MANY, COLUMN_ROWS[size]
-    stage = _stage(s, p, s.rows)
-    ahead = math.ceil(want.ahead / stage)
-    if there <= HALF and (shared or size == 2):
-        return 3 if alone else min(3, max(2, ahead))
-    if endless and stage >= FULL_STAGE and not (alone or shared):
-        return 2
-    wanted = min(ahead, 3 if s.form == "ragged" else want.most) + want.alone * alone
-    more = endless and shared and size == 2 and stage < FULL_STAGE
-    return min(4, max(3 if alone or shared else 2, wanted) + more)
+    return columns_cost(s, p, idle, there) if p.column_sums else _rows_cost(s, p, idle, there)
 
 
 def _rows_cost(s: Schedule, p: Problem, idle: float, there: int) -> tuple[float, ...]:
     """Rows that all fit shared memory are asked for at once, and wide ones ahead; others wait in registers."""
-    row, few = _row_bytes(p), there <= EACH
+    row, few = row_bytes(p), there <= EACH
+    if s.claim:
+        # There is somebody to work while a row group waits, and nobody to wait for weights.
+        busy = s.resident * s.rows > 1 and (s.keep or not p.column_sizes) and slots(s, p) * p.chunk <= CLAIMED_ELEMENTS
+        taken = busy and there > HALF and CLAIMED_ROW <= row <= CLAIMED_MOST
+        return (-1 if taken else 4, *_claimed_cost(s, p, row))
     wide = row > WIDE_ROW and not (there > MANY and p.d <= REGISTER_ELEMENTS)
     staged = not few and (wide or (row >= BULK_ROW and there <= (STAGE if row >= LONG_ROW else HALF)))
     order = {"ragged": 0, "bulk": 0 if staged else 1, "registers": 1 if staged else 0, "async": 2}[s.form]
     each = slots(s, p) * p.chunk * row / p.d
     if s.form == "registers":
         shortcomings = _few_cost(s, p, each, there) if few else _many_cost(s, p, each)
-        return (order, round(shortcomings + IDLE * _off(idle, 1), 6))
+        return (order, round(shortcomings + IDLE * off(idle, 1), 6))
     return (order, *_staged_cost(s, p, each, there))
+
+
+def _claimed_cost(s: Schedule, p: Problem, row: int) -> tuple[float, ...]:
+    """Rows of so many bytes in shared memory that are claimed: two or more blocks a multiprocessor, three stages."""
+    work = s.resident * s.rows * row
+    threads = max(CLAIMED_THREADS, power(p.d / STAGED_ELEMENTS))
+    shortcomings = (
+        WORK_SIZE * off(work, max(CLAIMED_WORK, 2 * row))
+        + STAGED_THREADS_SIZE * off(s.threads, threads)
+        + CLAIMED_GROUP * (s.rows - 1)
+        + CLAIMED_STAGE * abs(s.stages - CLAIMED_STAGES)
+        + CLAIMED_FULL * max(0.0, math.log2(s.stages * work / CLAIMED_FLIGHT))
+    )
+    return (not s.keep, s.form == "bulk" and s.bulk_store, round(shortcomings, 6))
 
 
 def _few_cost(s: Schedule, p: Problem, each: float, there: int) -> float:
     """Few rows in registers, ``each`` bytes a thread: one wave of blocks, as many for a row as there is room for."""
-    row = _row_bytes(p)
+    row = row_bytes(p)
     rows = there * MULTIPROCESSORS * THREADS / row
-    cluster = min(MAX_CLUSTER, max(1, _power(MULTIPROCESSORS / rows) // 2))
+    cluster = min(MAX_CLUSTER, max(1, power(MULTIPROCESSORS / rows) // 2))
     block = max(SMALL_BLOCK, min(FEW_BLOCK, row / s.cluster / there))
     return (
-        CLUSTER_SIZE * _off(s.cluster, cluster)
-        + BLOCK_SIZE * _off(s.block, block)
-        + EACH_SIZE * _off(each, max(there, row / s.cluster / block))
+        CLUSTER_SIZE * off(s.cluster, cluster)
+        + BLOCK_SIZE * off(s.block, block)
+        + EACH_SIZE * off(each, max(there, row / s.cluster / block))
         + LATE * (bool(p.column_sizes) and not s.keep)
     )
 
 
 def _many_cost(s: Schedule, p: Problem, each: float) -> float:
     """Rows in registers, ``each`` bytes a thread: the blocks that come and go keep enough bytes on their way."""
-    row = _row_bytes(p)
+    row = row_bytes(p)
     short = BULK_ROW <= row <= SHORT_BYTES
     want = MANY_ROWS[min((*p.input_sizes, 4))]
     # Of many blocks, about one of a multiprocessor is done loading at any time, or not yet there.
     way = max(s.resident - 1, 0.25) * s.block * each
     together = s.threads * min(s.vec, p.chunk) * row / p.d  # bytes of neighbouring threads' accesses
-    block = want.block * (row / 8192) ** want.growth * 2 ** (want.even * (row == _power(row)))
+    block = want.block * (row / 8192) ** want.growth * 2 ** (want.even * (row == power(row)))
     block = max(SMALL_BLOCK, min(MOST_BLOCK, block))
     return (
         want.few * max(0.0, math.log2(want.way / way))
         + want.much * max(0.0, math.log2(way / want.way))
         + BROKEN * max(0.0, math.log2(min(LINE, each * s.threads) / together)) ** 2
-        + want.block_size * _off(s.block, block)
-        + want.each_size * _off(each, want.each)
+        + want.block_size * off(s.block, block)
+        + want.each_size * off(each, want.each)
         + want.late * (bool(p.column_sizes) and not s.keep and not short)
-        + MANY_CLUSTER * _off(s.cluster, 1)
+        + MANY_CLUSTER * off(s.cluster, 1)
     )
 
 
 def _staged_cost(s: Schedule, p: Problem, each: float, there: int) -> tuple[float, ...]:
     """Rows in shared memory, ``each`` bytes a thread: enough of them on their way, few threads with much to do."""
-    row = _row_bytes(p)
+    row = row_bytes(p)
     wide = row > WIDE_ROW or (row >= WIDE_SOME and (there > SOME or p.d >= WIDE_ELEMENTS))
-    cluster = min(MAX_CLUSTER, _power(row / PIECE)) if wide else 1
+    cluster = min(MAX_CLUSTER, power(row / PIECE)) if wide else 1
     part = row / cluster
     # Few threads have more to do, if they are more than a small block.
     threads = max(
-        min(_power(part / min(there, STAGED_EACH)), STAGED_THREADS),
-        _power(p.d / cluster / min(there / 2, STAGED_ELEMENTS)),
+        min(power(part / min(there, STAGED_EACH)), STAGED_THREADS),
+        power(p.d / cluster / min(there / 2, STAGED_ELEMENTS)),
     )
     flight = (FLIGHT_SHARED if wide else FLIGHT) + ALONE * part * (s.resident * s.rows == 1)
     some = there <= (STAGE if s.form == "ragged" else SOME)
     many = RAGGED_BLOCK if s.form == "ragged" else STAGED_BLOCK
     block = SHARED_BLOCK if wide else SOME_BLOCK if some else many
     shortcomings = (
-        WORK_SIZE * _off(s.resident * s.block * each, min(WORK, there * THREADS))
-        + STAGED_THREADS_SIZE * _off(s.threads, threads)
-        + STAGED_BLOCK_SIZE * _off(s.block, max(threads, block))
-        + FLIGHT_SIZE * _off(s.resident * s.rows * s.stages * part, flight)
+        WORK_SIZE * off(s.resident * s.block * each, min(WORK, there * THREADS))
+        + STAGED_THREADS_SIZE * off(s.threads, threads)
+        + STAGED_BLOCK_SIZE * off(s.block, max(threads, block))
+        + FLIGHT_SIZE * off(s.resident * s.rows * s.stages * part, flight)
         + TWO_STAGES * (s.stages == 2)
     )
-    return (_off(s.cluster, cluster), not s.keep, not s.hold, s.bulk_store, round(shortcomings, 6), s.resident)
-
-
-def _off(value: float, wanted: float) -> float:
-    """How many times too large or too small, in doublings."""
-    return abs(math.log2(value / wanted))
-
-
-def _power(n: float) -> int:
-    """The smallest power of two from ``n`` on."""
-    return 1 << max(0, math.ceil(math.log2(n)))
+    return (off(s.cluster, cluster), not s.keep, not s.hold, s.bulk_store, round(shortcomings, 6), s.resident)

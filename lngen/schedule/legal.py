@@ -104,9 +104,10 @@ def static_shared(s: Schedule, p: Problem) -> int:
     numbers = scratch_numbers(s, p)
     met = 2 * s.rows * met_numbers(s, p)
     barriers = s.rows * (s.stages + 2) if s.form in STAGED or met else 0
+    taken = s.rows * s.stages if s.claim else 0  # the row of each stage, of 8 bytes as a barrier is
     if s.form not in STAGED:
         numbers = max(numbers, partial_numbers(s, p))
-    return (numbers + met) * p.real_size + 8 * barriers
+    return (numbers + met) * p.real_size + 8 * (barriers + taken)
 
 
 def dynamic_shared(s: Schedule, p: Problem) -> int:
@@ -212,6 +213,14 @@ def _form_rules(s: Schedule, p: Problem) -> list[tuple[bool, str]]:
             f"keep belongs to a [D] input and form={' or '.join(STAGED)}, or form=registers without column sums",
         ),
         (not s.hold or staged, f"hold belongs to form={' or '.join(STAGED)}"),
+        (
+            not s.claim or (s.form in ("bulk", "ragged") and not p.column_sums and s.cluster == 1),
+            "claim belongs to form=bulk or ragged, without column sums and without a cluster",
+        ),
+        (
+            not s.claim or s.threads >= WARP,
+            f"row groups that claim rows end apart, so they have whole warps of {WARP} threads, got {s.threads}",
+        ),
         (not s.one_launch or _fixed_rows(s, p), "one_launch belongs to column sums that are kept in registers"),
         (
             not s.prefetch or (_fixed_rows(s, p) and s.form == "registers"),

@@ -8,7 +8,7 @@ from functools import cache
 from itertools import product
 
 from lngen.errors import ScheduleError
-from lngen.schedule.cost import cost, share
+from lngen.schedule.cost import cost
 from lngen.schedule.legal import (
     MAX_CLUSTER,
     MAX_THREADS,
@@ -20,6 +20,7 @@ from lngen.schedule.legal import (
 from lngen.schedule.problem import Problem
 from lngen.schedule.resources import SIDE_BY_SIDE, fits, has_room, side_by_side
 from lngen.schedule.schedule import Schedule
+from lngen.schedule.shares import share
 
 CLUSTERS = (1, 2, 4, 8, MAX_CLUSTER)
 RESIDENT = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12)
@@ -75,8 +76,10 @@ def _variants(base: Schedule, p: Problem) -> Iterator[Schedule]:
     else:
         stores = flags if base.form == "bulk" else (base.bulk_store,)
         ones = flags if p.column_sums else no
+        claims = flags if base.form != "async" and not p.column_sums and base.cluster == 1 else no
         for stages, keep, hold, store, one in product((2, 3, 4, 5, 6), flags, flags, stores, ones):
-            yield replace(base, stages=stages, keep=keep, hold=hold, bulk_store=store, one_launch=one)
+            staged = replace(base, stages=stages, keep=keep, hold=hold, bulk_store=store, one_launch=one)
+            yield from (replace(staged, claim=claim) for claim in (claims if hold else no))
 
 
 def widest(p: Problem) -> int:

@@ -31,6 +31,7 @@ ROW_WORDS, ROW_HALVES = (10, 1.0), (-1, 1.35)  # and for each register of elemen
 COLUMN_BASE = 30
 STREAM_BASE = 26
 STAGED_BASE, STAGED_F64 = 34, 12
+PACKED = 1.1  # the compiler still finds room for so much more than there is
 
 
 def registers(s: Schedule, p: Problem) -> int:
@@ -58,11 +59,25 @@ def registers(s: Schedule, p: Problem) -> int:
     return round(COLUMN_BASE + elements * (inputs + sums + 1))
 
 
+def stay_packed(s: Schedule, p: Problem) -> bool:
+    """True if the [D] inputs a staged kernel keeps have to stay as narrow as they come.
+
+    The compiler widens what is kept before the rows, if it can, rather than in each of them.
+    """
+    if s.form not in STAGED or not s.keep or p.column_sums:
+        return False
+    widened = sum(4 - size for size in p.column_sizes if size < 4) / 4
+    return registers(s, p) + slots(s, p) * p.chunk * widened > PACKED * _limit(s)
+
+
+def _limit(s: Schedule) -> int:
+    """Registers that a thread can have: the four parts of a multiprocessor have equally many, and one a warp more."""
+    return min(REGISTERS_PER_SM // (-(-s.resident * s.block // (4 * WARP)) * 4 * WARP) // 8 * 8, MAX_REGISTERS)
+
+
 def fits(s: Schedule, p: Problem, capability: int = 90) -> bool:
     """True if its instructions exist there, its blocks fit a multiprocessor, and the model expects no spills."""
-    # The four parts of a multiprocessor have equally many registers; one of them may have a warp more than another.
-    limit = REGISTERS_PER_SM // (-(-s.resident * s.block // (4 * WARP)) * 4 * WARP) // 8 * 8
-    return has_room(s, p, capability) and registers(s, p) <= min(limit, MAX_REGISTERS)
+    return has_room(s, p, capability) and registers(s, p) <= _limit(s)
 
 
 def has_room(s: Schedule, p: Problem, capability: int) -> bool:

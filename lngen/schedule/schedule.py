@@ -35,6 +35,8 @@ class Schedule:
     one_launch  column sums are finished behind a grid barrier, not by a second kernel
     hold        bulk, ragged, async: a row is read from shared memory once, its inputs stay in registers through all
                 phases
+    claim       bulk, ragged, without column sums or a cluster: a row group takes the next row that nobody has from a
+                counter, not every owners-th: multiprocessors are not equally fast
     """
 
     form: str
@@ -50,6 +52,7 @@ class Schedule:
     keep: bool = False
     one_launch: bool = False
     hold: bool = False
+    claim: bool = False
 
     def __str__(self) -> str:
         shown = (f for f in fields(self) if f.default is MISSING or getattr(self, f.name) != f.default)
@@ -62,7 +65,7 @@ class Schedule:
         parts += [self.form] * (self.form != "registers") + [f"s{self.stages}"] * (self.stages > 0)
         parts += [f"c{self.cluster}"] * (self.cluster > 1) + [f"o{self.owners}"] * (self.owners > 0)
         flags = {"prefetch": self.prefetch, "store": self.bulk_store, "keep": self.keep, "one": self.one_launch}
-        flags["hold"] = self.hold
+        flags |= {"hold": self.hold, "claim": self.claim}
         return "_".join([*parts, *(word for word, on in flags.items() if on)])
 
     @property

@@ -1,0 +1,102 @@
+"""What a schedule of rows with column sums is expected to cost; fitted as in cost.py."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from lngen.schedule.legal import piece, slots
+from lngen.schedule.problem import Problem
+from lngen.schedule.schedule import Schedule
+from lngen.schedule.shares import HALF, LEAST, MANY, off, row_bytes
+
+
+class Columns(NamedTuple):
+    """Of rows with column sums: what is best.
+
+    held    elements of a row up to which it is held in registers; ``many`` if there are many rows
+    early   how many rows there are at least where the next is asked for early, if a thread has few elements
+    ahead   bytes on their way; ``most`` stages for them, ``alone`` more for a row group that has nobody to work while
+            it waits
+    short   elements of a row up to which blocks are larger
+    """
+
+    held: int
+    many: int
+    early: int
+    ahead: int
+    most: int
+    alone: int
+    short: int
+
+
+# By bytes of an element. Rows held in registers: so many elements, and threads of a block, if they are few; the same
+# for tiny ones;
+# elements of a thread up to which the next row is asked for early.
+COLUMN_ROWS = {
+    2: Columns(768, 255, HALF, 96 * 1024, 3, 1, 1536),
+    4: Columns(512, 512, LEAST, 112 * 1024, 4, 0, 768),
+    8: Columns(2048, 255, LEAST, 112 * 1024, 4, 0, 768),
+}
+FEW_ROW, FEW_BLOCK, TINY_ROW, TINY_BLOCK, PREFETCHED = 1024, 256, 255, 1024, 16
+
+# Staged ones: threads of a block for short rows and for longer ones; for endless ones between THIN_ROW and SHORT_ROW
+# elements; for rows up to ALONE_ROW that a block works on one by one; the weight of another size than the best, to that
+# of a stage; elements of a thread at most if rows are endless; bytes of a stage, few of which fill shared memory.
+SHORT_BLOCK, LONG_BLOCK, THIN_ROW, SHORT_ROW, ALONE_BLOCK, ALONE_ROW = 512, 256, 512, 1536, 128, 6144
+COLUMN_BLOCK_SIZE, ENDLESS_EACH, FULL_STAGE = 1.2, 32, 48 * 1024
+
+
+def columns_cost(s: Schedule, p: Problem, idle: float, there: int) -> tuple[float, ...]:
+    """One block per multiprocessor, few threads, rows read from shared memory once."""
+    size = max(2, min(p.input_sizes, default=4))
+    want, few, endless = COLUMN_ROWS[size], there <= LEAST, there > MANY
+    held = p.d <= (FEW_ROW if few else want.many if there >= MANY else want.held)
+    order = {"bulk": 1, "ragged": 1, "async": 2, "registers": 0 if held else 3}[s.form]
+    each = slots(s, p) * p.chunk
+    if s.form == "registers":
+        prefetch = each <= PREFETCHED and there > want.early
+        block = FEW_BLOCK if few else TINY_BLOCK if p.d <= TINY_ROW else SHORT_BLOCK
+        layout = round(off(s.block, block) + off(idle, 1), 3)
+        return (order, s.one_launch, s.resident, s.prefetch != prefetch, layout)
+    block = _columns_block(s, p, size, endless)
+    shortcomings = abs(s.stages - _columns_stages(s, p, size, there)) + COLUMN_BLOCK_SIZE * (
+        off(s.block, block) + (max(0, each - ENDLESS_EACH) if endless else 0)
+    )
+    hold = size == 2 or (s.cluster == 1 and (endless or _stage(s, p, p.groups) < FULL_STAGE))
+    return (
+        order, off(s.cluster, p.cluster), s.resident, s.one_launch, not s.keep, round(shortcomings, 3),
+        s.hold != hold, s.bulk_store, round(idle, 3),
+    )  # fmt: skip
+
+
+def _stage(s: Schedule, p: Problem, rows: int) -> int:
+    """Bytes of the inputs of so many pieces of rows."""
+    return rows * piece(s, p) * row_bytes(p) // p.d
+
+
+def _columns_block(s: Schedule, p: Problem, size: int, endless: bool) -> int:
+    """Threads of a block, for staged rows with column sums."""
+    if s.rows == 1 and size > 2 and piece(s, p) <= ALONE_ROW:
+        much = endless and s.cluster == 1 and piece(s, p) > ENDLESS_EACH * ALONE_BLOCK
+        return SHORT_BLOCK if much else ALONE_BLOCK
+    least, most = (THIN_ROW, SHORT_ROW) if endless else (0, COLUMN_ROWS[size].short)
+    return SHORT_BLOCK if least < p.d <= most else LONG_BLOCK
+
+
+def _columns_stages(s: Schedule, p: Problem, size: int, there: int) -> int:
+    """Stages for rows with column sums: as many bytes on their way as are worth it.
+
+    A row group that has nobody to work while it waits has more of them than it needs, as have the blocks of a cluster,
+    which wait for each other, unless there are few rows anyway.
+    """
+    alone, shared, endless, want = s.rows == 1, s.cluster > 1, there > MANY, COLUMN_ROWS[size]
+    stage = _stage(s, p, s.rows)
+    ahead = math.ceil(want.ahead / stage)
+    if there <= HALF and (shared or size == 2):
+        return 3 if alone else min(3, max(2, ahead))
+    if endless and stage >= FULL_STAGE and not (alone or shared):
+        return 2
+    wanted = min(ahead, 3 if s.form == "ragged" else want.most) + want.alone * alone
+    more = endless and shared and size == 2 and stage < FULL_STAGE
+    return min(4, max(3 if alone or shared else 2, wanted) + more)
