@@ -191,7 +191,8 @@ BULK = [
 
 RANKED = "places + cluster_rank() * PARTS + n"
 SEGMENT = "places[s / SEGMENTS * PARTS + n * SEGMENTS + s % SEGMENTS]"
-STAGED_COLUMN = "const int col = column<D, CHUNK, THREADS, SEGMENT, SEGMENT_SLOTS>(start, k, lane);"
+STAGED_COLUMN = "const int col = column<RUN, JUMP, THREADS, SEGMENT, SEGMENT_SLOTS>(start, k, lane);"
+OWNED = "const bool owned = owns<RUN, JUMP, THREADS, SEGMENT_SLOTS>(k, lane);"
 
 CLUSTERS = [
     text(
@@ -264,14 +265,15 @@ CLUSTERS = [
     text(
         "start forgotten in what is kept",
         "cluster keep",
-        f"{STAGED_COLUMN}\n        load_chunk<VEC, D, true>(gamma_kept",
-        f"{STAGED_COLUMN.replace('start', '0')}\n        load_chunk<VEC, D, true>(gamma_kept",
+        f"{STAGED_COLUMN}\n        {OWNED}\n        load_chunk<VEC, D, RUN, JUMP, true>(gamma_kept",
+        f"{STAGED_COLUMN.replace('start', '0')}\n        {OWNED}\n"
+        "        load_chunk<VEC, D, RUN, JUMP, true>(gamma_kept",
     ),
     text(
         "the chunk before is kept",
         "cluster keep",
-        "gamma_ptr, col);",
-        "gamma_ptr, col - CHUNK);",
+        "gamma_ptr, col, owned);",
+        "gamma_ptr, col - CHUNK, owned);",
     ),
     text(
         "the first chunk for all",
@@ -293,8 +295,8 @@ CLUSTERS = [
     text(
         "stashed at another place",
         "cluster groups",
-        "units[unit_place((col - start + i) / UNIT)]",
-        "units[(col - start + i) / UNIT]",
+        "parts[(unit_place(at / UNIT) * UNIT + at % UNIT) / TOGETHER]",
+        "parts[at / TOGETHER]",
     ),
     text("places that meet", "cluster groups", "return unit ^ (unit >> 3 & 1);", "return unit & ~(unit >> 3 & 1);"),
 ]
@@ -321,7 +323,12 @@ ASYNC = [
     text("refilled with the row before", "async", "first + (STAGES - 1) * step", "first + (STAGES - 2) * step"),
     text("refilled in the first round", "async", "if (first > begin) fetch", "fetch"),
     text("never refilled", "async", REFILL, ""),
-    text("a copy beyond the row", "async block", "if (col + j < D)\n            asm", "if (col < D)\n            asm"),
+    text(
+        "a copy beyond the row",
+        "async block",
+        "if (owned && there < D)\n            asm",
+        "if (owned && col < D)\n            asm",
+    ),
     text("every other copy", "async", "j += STEP)", "j += 2 * STEP)"),
     text(
         "copies twice as wide",
@@ -329,13 +336,18 @@ ASYNC = [
         "(sizeof(T)) < 16 ? VEC * static_cast<int>(sizeof(T)) : 16;",
         "(sizeof(T)) * 2;",
     ),
-    text("a copy one column on", "async block", '"l"(row + col + j)', '"l"(row + col + j + 1)'),
-    text("a copy to the first chunk", "async block", "(at(stage, 0)) + col, x_ptr", "(at(stage, 0)), x_ptr"),
+    text("a copy one column on", "async block", '"l"(row + there)', '"l"(row + there + 1)'),
+    text(
+        "a copy to the first chunk",
+        "async block",
+        "(static_cast<unsigned>(__cvta_generic_to_shared(to + there)))",
+        "(static_cast<unsigned>(__cvta_generic_to_shared(to + there - col)))",
+    ),
     text(
         "chunks that another thread reads",
         "async",
-        "(at(stage, 0)) + col, x_ptr + row * x_stride, col)",
-        "(at(stage, 0)) + col % 96, x_ptr + row * x_stride, col % 96)",
+        "x_ptr + row * x_stride, col, owns",
+        "x_ptr + row * x_stride, col ^ 8, owns",
     ),
     text("a copy of a row that is not there", "async", CLAMP, "first + group;  //"),
     text("a stage not filled at first", "async", "s < STAGES; ++s) fetch", "s < STAGES - 1; ++s) fetch"),
@@ -396,7 +408,7 @@ DEPENDENT = [
     late("small", "\n    const long long row = begin", "\n    // ---- phase 0 ----"),
     late("late", "\n    real sum_dy_xhat_acc", "    store_sums"),
     late("stream", "    __shared__ real scratch", "\n    // ---- phase 1 ----"),
-    late("columns", "    const int col = (static", "    store_chunk<VEC, D, true>(sum_dy_partial"),
+    late("columns", "    const int col = (static", "    store_chunk<VEC, D, CHUNK, CHUNK, true>(sum_dy_partial"),
     late("few", "    __shared__ real totals", "        if (threadIdx.x < COLUMNS && col < D) {", ": finish", ""),
     late("bulk", "    const float d_size", "    int stage = 0;"),
     late("async", "\n    // Where in shared memory", "    int stage = 0;"),

@@ -166,7 +166,9 @@ def test_every_template_is_used() -> None:
     plans.append(best(make_spec(Definition("by_largest", by_largest), "fwd", {"d": 64})))
     ragged = "form=ragged,threads=32,rows=8,vec=1,stages=2,bulk_store=yes,keep=yes"
     plans.append(plan_of("layernorm.bwd:d=1001,dtype=bf16", ragged))
-    plans.append(plan_of("layernorm.fwd:d=1001,dtype=bf16", f"{ragged},owners=3,hold=yes"))
+    plans.append(plan_of("layernorm.fwd:d=1001,dtype=bf16", f"{ragged},owners=3,hold=yes,claim=yes"))
+    claimed = "threads=256,rows=1,vec=8,resident=2,stages=2,owners=264,keep=yes,hold=yes,claim=yes"
+    plans.append(plan_of("layernorm.fwd:d=12288,dtype=bf16", f"form=bulk,{claimed}"))
     plans.append(plan_of("layernorm.bwd:d=768,dtype=f16", "form=registers,threads=32,rows=16,vec=8"))
     kernels = [k for p in plans for k in p.kernels]
     included |= {t for p in plans for t in partials(p)} | {k.template for k in kernels}
@@ -201,10 +203,9 @@ def test_only_the_helpers_a_kernel_needs() -> None:
     few = helpers("layernorm.fwd:d=16384,dtype=bf16", "form=registers,threads=256,rows=1,cluster=2")
     assert {*few} >= {*cluster, "_mbarrier"}
     assert "_bulk" not in few
-    ragged = "form=ragged,threads=64,rows=2,stages=3,owners=3,bulk_store=yes,hold="
-    halves = [("layernorm.fwd:d=1001,dtype=bf16", "yes"), ("layernorm.fwd:d=1001,dtype=bf16", "no")]
-    halves += [("layernorm.fwd:d=1001,dtype=f32", "yes"), ("rmsnorm.fwd:d=1001,dtype=f16,weight=f32", "yes")]
-    assert ["_halves" in helpers(spec, ragged + hold) for spec, hold in halves] == [True, False, False, True]
+    wide = "form=bulk,threads=64,rows=1,stages=3,owners=3"
+    claims = [helpers("layernorm.fwd:d=1000,dtype=bf16", wide + claim) for claim in ("", ",claim=yes")]
+    assert [name for name in claims[1] if name not in claims[0]] == ["_counter"]
 
 
 def test_every_constant_is_used(plan: Plan) -> None:

@@ -56,6 +56,20 @@ def test_bits(text: str) -> None:
 
 
 # (spec, schedules): every form, cluster, way to store, to keep and to finish.
+# Few owners, so that most rows are claimed, and as many as a default schedule has.
+CLAIMED = [
+    ("layernorm.fwd:d=4096,dtype=bf16",
+     "form=bulk,threads=128,rows=1,vec=8,resident=4,stages=3,owners=9,keep=yes,hold=yes,claim=yes"),
+    ("layernorm.fwd:d=4096,dtype=f32",
+     "form=bulk,threads=128,rows=2,vec=4,stages=3,owners=132,keep=yes,hold=yes,claim=yes"),
+    ("rmsnorm.fwd:d=1000,dtype=f16", "form=bulk,threads=32,rows=8,vec=8,stages=2,owners=7,bulk_store=yes,claim=yes"),
+    ("layernorm.fwd:d=12288,dtype=bf16",
+     "form=bulk,threads=256,rows=1,vec=8,resident=2,stages=3,owners=50,keep=yes,hold=yes,claim=yes"),
+    ("layernorm.fwd:d=4093,dtype=bf16",
+     "form=ragged,threads=128,rows=2,vec=1,stages=3,owners=33,bulk_store=yes,keep=yes,hold=yes,claim=yes"),
+    ("layernorm.bwd:d=1001,dtype=f32,wrt=x",
+     "form=ragged,threads=64,rows=1,vec=1,resident=4,stages=2,owners=99,bulk_store=yes,claim=yes"),
+]  # fmt: skip
 STAGED = [
     ("layernorm.fwd:d=64,dtype=bf16", "form=bulk,threads=4,rows=16,vec=8,stages=3,owners=128,bulk_store=yes,keep=yes"),
     ("layernorm.fwd:d=64,dtype=bf16", "form=async,threads=2,rows=32,vec=8,stages=2,owners=64"),
@@ -93,6 +107,7 @@ STAGED = [
     ("rmsnorm.fwd:d=8201,dtype=f16",
      "form=ragged,threads=128,rows=1,vec=1,stages=2,owners=33,bulk_store=yes,hold=yes"),
     ("rmsnorm.fwd:d=171,dtype=f16", "form=ragged,threads=16,rows=4,vec=1,stages=3,owners=33,bulk_store=yes,hold=yes"),
+    *CLAIMED,
     ("layernorm.bwd:d=768,dtype=bf16,wrt=x", "form=bulk,threads=32,rows=4,vec=8,stages=2,owners=99,bulk_store=yes"),
     ("layernorm.bwd:d=768,dtype=f32,wrt=beta", "form=async,threads=32,rows=8,vec=4,stages=2"),
 ]  # fmt: skip
@@ -148,6 +163,7 @@ def test_a_multiprocessor_holds_as_many_blocks_that_stay_as_the_schedule_counts_
 
 
 REPEATED = [
+    *CLAIMED,
     ("layernorm.bwd:d=1024,dtype=bf16", "form=bulk,threads=64,rows=8,vec=8,stages=3,keep=yes,one_launch=yes"),
     ("layernorm.bwd:d=8192,dtype=bf16", "form=bulk,threads=256,rows=1,vec=8,stages=3,one_launch=yes"),
     ("layernorm.bwd:d=16384,dtype=bf16", "form=bulk,threads=512,rows=1,vec=8,stages=3,cluster=2,one_launch=yes"),
@@ -184,7 +200,7 @@ class Arrays:
 
 @pytest.mark.parametrize(("text", "schedule"), REPEATED)
 def test_one_launch_after_another_on_one_workspace(text: str, schedule: str) -> None:
-    """A grid barrier leaves its counter fit for the next launch, whatever the number of blocks."""
+    """Counters are fit for the next launch, whatever the number of blocks and of rows."""
     import cupy
 
     plan, launcher = with_schedule(text, schedule)

@@ -71,6 +71,14 @@ PLANS: dict[str, tuple[str, str]] = {
         "layernorm.fwd:d=1001,dtype=bf16",
         "form=ragged,threads=32,rows=2,stages=2,owners=9,bulk_store=yes,hold=yes",
     ),
+    "claimed": (
+        "layernorm.fwd:d=12288,dtype=bf16",
+        "form=bulk,threads=256,rows=1,resident=2,stages=3,owners=264,keep=yes,hold=yes,claim=yes",
+    ),
+    "claimed, ragged": (
+        "layernorm.fwd:d=1001,dtype=f32",
+        "form=ragged,threads=32,rows=2,stages=2,owners=9,bulk_store=yes,claim=yes",
+    ),
     "async": ("layernorm.fwd:d=1000,dtype=bf16", "form=async,threads=32,rows=4,stages=3,owners=264,keep=yes"),
     "async, columns": ("rmsnorm.bwd:d=1000,dtype=f32", "form=async,threads=64,rows=4,stages=2,hold=yes"),
     "async, columns, one row": (
@@ -117,6 +125,9 @@ def test_every_equation_is_a_note_of_some_kernel(plan: Plan) -> None:
     assert found == {print_eqn(e) for e in plan.graph.eqns}
 
 
+STAGED_TEMPLATES = ("row_stream.cu.jinja", "row_staged.cu.jinja", "row_claimed.cu.jinja")
+
+
 def test_every_value_is_defined_before_it_is_used(plan: Plan) -> None:
     for kernel in plan.kernels:
         names = set(plan.graph.values())
@@ -128,8 +139,8 @@ def test_every_value_is_defined_before_it_is_used(plan: Plan) -> None:
         for statement in (*kernel.uniform, *kernel.per_row):
             known = defined(statement, known, names)
         for phase in kernel.phases:
-            tiles = phase.tiles if kernel.template in ("row_stream.cu.jinja", "row_staged.cu.jinja") else kernel.tiles
-            copied = kernel.sections.columns == "_copy_columns.cuh.jinja"
+            tiles = phase.tiles if kernel.template in STAGED_TEMPLATES else kernel.tiles
+            copied = kernel.sections.columns in ("_copy_columns.cuh.jinja", "_copy_packed_columns.cuh.jinja")
             assert copied == ("_held_columns.cuh.jinja" in kernel.sections.held), "loaded twice, or not at all"
             columns = kernel.columns if copied or kernel.template == "columns.cu.jinja" else phase.columns
             here = known | {t.name for t in (*tiles, *columns)}
@@ -232,8 +243,8 @@ def test_constants_and_launch_of_a_plan_one_can_check_by_hand() -> None:
     schedule = "form=registers,threads=32,rows=4,vec=8,resident=2"
     (kernel,) = plan_of("layernorm.fwd:d=1000,dtype=bf16", schedule).kernels
     assert constants(kernel) == {
-        "D": 1000, "CHUNK": 8, "THREADS": 32, "SLOTS": 4, "SEGMENT": 1000, "VEC": 8, "EXACT": 0, "ROWS": 4,
-        "SEGMENT_SLOTS": 4, "FIRST": 4 * 132,
+        "D": 1000, "CHUNK": 8, "RUN": 8, "JUMP": 1000, "THREADS": 32, "SLOTS": 4, "SEGMENT": 1000, "VEC": 8, "EXACT": 0,
+        "ROWS": 4, "SEGMENT_SLOTS": 4, "FIRST": 4 * 132,
     }  # fmt: skip
     assert (kernel.block, kernel.launch_rule()) == (
         128,
@@ -258,8 +269,9 @@ def test_constants_and_launch_of_a_cluster_one_can_check_by_hand() -> None:
     schedule = "form=bulk,threads=512,rows=1,vec=8,stages=2,cluster=2"
     rows, finish = plan_of("layernorm.bwd:d=16384,dtype=bf16", schedule).kernels
     assert constants(rows) == {
-        "D": 16384, "CHUNK": 8, "THREADS": 512, "SLOTS": 2, "SEGMENT": 4096, "VEC": 8, "EXACT": 1, "ROWS": 1,
-        "SEGMENT_SLOTS": 1, "CLUSTER": 2, "STAGES": 2, "STAGE_BYTES": 2 * 8192 * 2, "BOUND": 2**31 - 1, "PIECE": 8192,
+        "D": 16384, "CHUNK": 8, "RUN": 8, "JUMP": 4096, "THREADS": 512, "SLOTS": 2, "SEGMENT": 4096, "VEC": 8,
+        "EXACT": 1, "ROWS": 1, "SEGMENT_SLOTS": 1, "CLUSTER": 2, "STAGES": 2,
+        "STAGE_BYTES": 2 * 8192 * 2, "BOUND": 2**31 - 1, "PIECE": 8192,
         "OWNERS": 60, "UNIT": 4, "PITCH": 16384,
     }  # fmt: skip
     assert (rows.cluster, rows.dynamic, rows.exchanged) == (2, 2 * 2 * 8192 * 2, 2 * 4)

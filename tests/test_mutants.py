@@ -31,11 +31,12 @@ LOWER = importlib.import_module("lngen.lower.lower")
 # ---- templates ----
 
 WORDS = (
-    "if (col + j < D) {\n            #pragma unroll\n            for (int w = 0; w < v.WORDS; ++w) {\n                "
+    "if (owned && there < D) {\n            #pragma unroll\n            for (int w = 0; w < v.WORDS; ++w) {"
+    "\n                "
 )
-WORD_OF = "(row + col + {}) + w;\n                if constexpr"
+WORD_OF = "(row + {}) + w;\n                if constexpr"
 LOAD, STORE = f"{WORDS}const auto* from", f"{WORDS}auto* to"
-WITHIN = "const int within = (slot % SEGMENT_SLOTS * THREADS + lane) * CHUNK;"
+WITHIN = "const int within = (slot % SEGMENT_SLOTS * THREADS + lane) * RUN;"
 EQUAL = "if (a == b) return __int_as_float(__float_as_int(a) & __float_as_int(b));"
 
 # 16 bits stand for 32: a buffer of 2^31 elements takes too long. Left out: elements past the end of a row that are
@@ -43,13 +44,13 @@ EQUAL = "if (a == b) return __int_as_float(__float_as_int(a) & __float_as_int(b)
 MEMORY = [
     text("load mask <=", "small", LOAD, LOAD.replace("< D", "<= D")),
     text("load mask short", "small", LOAD, LOAD.replace("< D", "< D - VEC")),
-    text("load mask gone", "small", LOAD, LOAD.replace("col + j < D", "true")),
-    text("load mask of the chunk", "small", LOAD, LOAD.replace("col + j", "col")),
+    text("load mask gone", "small", LOAD, LOAD.replace("owned && there < D", "true")),
+    text("load mask of the chunk", "small", LOAD, LOAD.replace("there", "col")),
     text("store mask <=", "small", STORE, STORE.replace("< D", "<= D")),
     text("store mask short", "small", STORE, STORE.replace("< D", "< D - VEC")),
-    text("store mask gone", "small", STORE, STORE.replace("col + j < D", "true")),
-    text("store one column on", "block", *(f"{WORD_OF.format(n)} (STAY)" for n in ("j", "j + 1"))),
-    text("load one column on", "block", *(f"{WORD_OF.format(n)} (EARLY)" for n in ("j", "j + 1"))),
+    text("store mask gone", "small", STORE, STORE.replace("owned && there < D", "true")),
+    text("store one column on", "block", *(f"{WORD_OF.format(n)} (STAY)" for n in ("there", "there + 1"))),
+    text("load one column on", "block", *(f"{WORD_OF.format(n)} (EARLY)" for n in ("there", "there + 1"))),
     text("elements in another order", "small", "element<T>(&v, i)", "element<T>(&v, VEC - 1 - i)"),
     text("stored in another order", "segments", "v.items[i] = chunk[j + i]", "v.items[i] = chunk[j + VEC - 1 - i]"),
     text(
@@ -102,45 +103,47 @@ ROWS = [
         WITHIN,
         WITHIN.replace("slot % SEGMENT_SLOTS * THREADS + lane", "lane * SEGMENT_SLOTS + slot % SEGMENT_SLOTS"),
     ),
-    text("columns of the next segment", "segments", "within < SEGMENT ? col : D", "true ? col : D"),
+    text(
+        "columns of the next segment", "segments", "THREADS + lane) * RUN < JUMP;", "THREADS + lane) * RUN < 2 * JUMP;"
+    ),
     text(
         "every slot in the first segment",
         "segments",
-        "start + slot / SEGMENT_SLOTS * SEGMENT + within",
-        "start + within",
+        "start + slot / SEGMENT_SLOTS * SEGMENT + there",
+        "start + there",
     ),
-    text("gamma at the chunk before", "small", "gamma_ptr, col)", "gamma_ptr, col - CHUNK)"),
-    text("gamma for beta", "small", "beta_ptr, col)", "gamma_ptr, col)"),
+    text("gamma at the chunk before", "small", "gamma_ptr, col, owned)", "gamma_ptr, col - CHUNK, owned)"),
+    text("gamma for beta", "small", "beta_ptr, col, owned)", "gamma_ptr, col, owned)"),
     text("a statement's operands exchanged", "small", "x32 - mean;", "mean - x32;", 2),
     text("the division by a product", "small", "mean_sum / d_size", "mean_sum * (1.0f / 100.0f)"),
     text("an fma torn apart", "groups", "fmaf(xhat, gamma32, beta32)", "xhat * gamma32 + beta32"),
 ]
 
 SUMS = [
-    text("guard <=", "small", "if (i < D - col)", "if (i <= D - col)", 2),
-    text("guard short", "small", "if (i < D - col)", "if (i < D - col - 1)", 2),
-    text("guard gone", "small", "if (i < D - col)", "if (true)", 2),
-    text("chunk guard gone", "groups", "EXACT || col < D ?", "true ?", 2),
-    text("chunk guard short", "groups", "EXACT || col < D ?", "col < D - CHUNK ?", 2),
+    text("guard <=", "small", "if (behind<RUN, JUMP>(i) < D - col)", "if (behind<RUN, JUMP>(i) <= D - col)", 2),
+    text("guard short", "small", "if (behind<RUN, JUMP>(i) < D - col)", "if (behind<RUN, JUMP>(i) < D - col - 1)", 2),
+    text("guard gone", "small", "if (behind<RUN, JUMP>(i) < D - col)", "if (true)", 2),
+    text("chunk guard gone", "groups", "EXACT || (owned && col < D) ?", "true ?", 2),
+    text("chunk guard short", "groups", "EXACT || (owned && col < D) ?", "owned && col < D - CHUNK ?", 2),
     text("chunk right to left", "groups", "const float x32 = x[k][i];", "const float x32 = x[k][CHUNK - 1 - i];", 3),
     text("chunk sums start at +0", "small of zeros", "mean_sum_chunk = ABSENT;", "mean_sum_chunk = 0.0f;"),
     text(
         "absent chunks are +0",
         "small of zeros",
-        "EXACT || col < D ? mean_sum_chunk : ABSENT",
-        "col < D ? mean_sum_chunk : 0.0f",
+        "EXACT || (owned && col < D) ? mean_sum_chunk : ABSENT",
+        "owned && col < D ? mean_sum_chunk : 0.0f",
     ),
     text(
         "absent terms are +0",
         "small of zeros",
-        "if (i < D - col) mean_sum_chunk = mean_sum_chunk + x32;",
-        "mean_sum_chunk = mean_sum_chunk + (i < D - col ? x32 : 0.0f);",
+        "if (behind<RUN, JUMP>(i) < D - col) mean_sum_chunk = mean_sum_chunk + x32;",
+        "mean_sum_chunk = mean_sum_chunk + (behind<RUN, JUMP>(i) < D - col ? x32 : 0.0f);",
     ),
     text(
         "what is kept beyond the row is absent",
         "small",
-        "if (i < D - col) mean_sum_chunk = mean_sum_chunk + x32;",
-        "mean_sum_chunk = i < D - col ? mean_sum_chunk + x32 : ABSENT;",
+        "if (behind<RUN, JUMP>(i) < D - col) mean_sum_chunk = mean_sum_chunk + x32;",
+        "mean_sum_chunk = behind<RUN, JUMP>(i) < D - col ? mean_sum_chunk + x32 : ABSENT;",
     ),
     text(
         "a product of a row sum rounded alone",
@@ -239,7 +242,7 @@ SUMS = [
     text(
         "a maximum beyond the row",
         "most of negatives",
-        "if (i < D - col) most_chunk = maximum(most_chunk, x32);",
+        "if (behind<RUN, JUMP>(i) < D - col) most_chunk = maximum(most_chunk, x32);",
         "most_chunk = maximum(most_chunk, x32);",
     ),
     text("a maximum that adds", "most", "return maximum(a, b);", "return a + b;"),
@@ -248,9 +251,11 @@ SUMS = [
 # Left out: column threads past the end that do not return (their accesses are masked), strands that all store (the
 # same value, one block), wider chunks in a column kernel (the same sums on fewer blocks), and, one without the other,
 # the units past the end of a row group and the mask of what they store.
-NEXT_STASH = "    __syncthreads();\n    stash<D, THREADS, SEGMENT, SEGMENT_SLOTS, PIECE, UNIT>(scratch, sum_dy_acc"
+NEXT_STASH = (
+    "    __syncthreads();\n    stash<D, RUN, JUMP, THREADS, SEGMENT, SEGMENT_SLOTS, PIECE, UNIT>(scratch, sum_dy_acc"
+)
 STASHED = "group, lane);\n    __syncthreads();\n    store_partial"
-EVERY_STORE = STORE.replace("col + j < D", "true")
+EVERY_STORE = STORE.replace("owned && there < D", "true")
 GROUPS = "unit * UNIT < PIECE && start + unit * UNIT < D; unit += BLOCK"
 COLUMNS = [
     text("columns of rows that are not there", "backward", "if (live) sum_dy_acc", "sum_dy_acc"),
@@ -277,7 +282,6 @@ COLUMNS = [
         "words of a partial row exchanged", "backward", '"r"(w.x), "r"(w.y), "r"(w.z)', '"r"(w.y), "r"(w.x), "r"(w.z)'
     ),
     text("groups: a step of a row", "cluster groups", GROUPS, GROUPS.replace("+= BLOCK", "+= BLOCK + 1")),
-    text("groups: columns beyond the row", "backward", "if (col + i < D) units", "units"),
     text(
         "groups at a distance of THREADS",
         "backward",
@@ -344,17 +348,17 @@ EARLY = [
     text(
         "kept columns are the first for all",
         "early",
-        f"{WORD_OF.format('j')} (EARLY)",
-        f"{WORD_OF.format('j')} (EARLY)".replace("col + ", ""),
+        f"{WORD_OF.format('there')} (EARLY)",
+        f"{WORD_OF.format('behind<RUN, JUMP>(j)')} (EARLY)",
     ),
     text(
         "kept columns past the end",
         "early",
-        "Vector<VEC, T> v = {};\n        if (col + j < D)",
-        "Vector<VEC, T> v = {};\n        if (true)",
+        LOAD,
+        LOAD.replace("owned && there < D", "true"),
     ),
     text("two words exchanged", "early", "ld.global.v2.u32 { %0, %1 }", "ld.global.v2.u32 { %1, %0 }"),
-    text("kept columns of another slot", "early", "D, true>(gamma_kept[k]", "D, true>(gamma_kept[0]"),
+    text("kept columns of another slot", "early", "JUMP, true>(gamma_kept[k]", "JUMP, true>(gamma_kept[0]"),
     text("beta is kept for gamma", "early", "true>(gamma_kept[k], gamma_ptr", "true>(gamma_kept[k], beta_ptr"),
 ]
 STRAND = "int first = strand; first * APART < filled; first += BATCH * STRANDS"
@@ -454,8 +458,8 @@ ROUNDING = [
 # what), EXACT=1 where a row ends within a chunk (each term is guarded then), SEGMENT_SLOTS of one segment, D one less
 # where an access begins before it.
 CONSTANTS = {
-    "small": {"D": [less, more], "CHUNK": [halved, doubled], "THREADS": [halved, doubled], "SLOTS": [less, halved],
-              "VEC": [doubled], "ROWS": [less, more, halved, doubled]},
+    "small": {"D": [less, more], "CHUNK": [halved], "JUMP": [less, doubled], "THREADS": [halved, doubled],
+              "SLOTS": [less, halved], "VEC": [doubled], "ROWS": [less, more, halved, doubled]},
     "groups": {"EXACT": [more], "ROWS": [halved], "THREADS": [halved, doubled]},
     "segments": {"SEGMENT_SLOTS": [halved, doubled, less, more], "SLOTS": [less], "THREADS": [halved]},
     "stream": {"SEGMENT": [halved, doubled], "SLOTS": [less], "THREADS": [halved, doubled], "VEC": [doubled]},
@@ -537,7 +541,12 @@ def plan(name: str, subject: str, role: str, **changes: Callable[[Kernel], Any])
 
 
 PLANS = [
-    plan("a statement dropped: a term", "small", "rows", phases=without_statement("if (i < D - col) mean_sum")),
+    plan(
+        "a statement dropped: a term",
+        "small",
+        "rows",
+        phases=without_statement("if (behind<RUN, JUMP>(i) < D - col) mean_sum"),
+    ),
     plan("a statement dropped: a definition", "small", "rows", phases=without_statement("const float xc")),
     plan("a statement dropped: a store", "small", "rows", phases=without_statement("y_out")),
     plan("a statement dropped: a column", "backward", "rows", phases=without_statement("if (live) sum_dy_acc")),

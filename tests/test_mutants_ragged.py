@@ -1,9 +1,7 @@
 """The proof of ragged rows can fail: every plausible mistake in their templates is caught by it.
 
-Left out, being equivalent: in which turn a thread stores a word (a matter of speed, which
-``test_turns_spare_bank_conflicts`` looks at), what a chunk has beyond the end of its row, spans that end earlier than
-they might or that the rest overlaps (their last elements are moved one by one, as after the last row), and a whole
-that begins 16 bytes later.
+Left out, being equivalent: what a thread without a chunk reads, spans that end earlier than they might or that the
+rest overlaps (their last elements are moved one by one, as after the last row), and a whole that begins 16 bytes later.
 """
 
 from __future__ import annotations
@@ -30,16 +28,16 @@ pytest.importorskip("cupy")
 SUBJECTS = {
     # Odd rows of two bytes an element, three stages, two row groups, the last turn not full.
     "halves": ("layernorm.fwd:d=171,dtype=bf16", Schedule("ragged", 16, 2, 1, 1, False, 3, 1, 2, True), 19),
-    # A row of all turns: 32 threads and more.
-    "wide": ("layernorm.fwd:d=555,dtype=bf16", Schedule("ragged", 64, 1, 1, 1, False, 2, 1, 1, True), 5),
-    # All that a thread has of a row at once: warps, row groups of half a warp, two segments with a last chunk alone.
-    "at once": ("layernorm.fwd:d=1007,dtype=bf16", Schedule("ragged", 64, 1, 1, 1, False, 2, 1, 1, True, hold=True), 9),
-    "at once, small": (
+    # Rows that begin at words, each thread has pairs of neighbours.
+    "pairs": ("layernorm.fwd:d=554,dtype=bf16", Schedule("ragged", 64, 1, 2, 1, False, 2, 1, 1, True), 5),
+    # Held rows: warps, row groups of half a warp, two segments with a last chunk alone.
+    "held": ("layernorm.fwd:d=1007,dtype=bf16", Schedule("ragged", 64, 1, 1, 1, False, 2, 1, 1, True, hold=True), 9),
+    "held, small": (
         "rmsnorm.fwd:d=171,dtype=f16",
         Schedule("ragged", 16, 2, 1, 1, False, 2, 1, 2, True, hold=True),
         19,
     ),
-    "at once, long": (
+    "held, long": (
         "rmsnorm.fwd:d=8201,dtype=f16",
         Schedule("ragged", 128, 1, 1, 1, False, 2, 1, 1, True, hold=True),
         9,
@@ -93,39 +91,8 @@ RAGGED = [
         "return 0 * static_cast<int>(reinterpret_cast<unsigned long long>(p)",
     ),
     Mutant("from multiples of 8", "halves", "(p) % 16", "(p) % 8"),
-    Mutant("a piece too few loaded", "halves", "int i = 0; i <= PIECES; ++i", "int i = 0; i < PIECES; ++i"),
-    Mutant("pieces of another thread", "halves", "(span + (col < D ? col : LAST))[i]", "(span + LAST)[i]"),
-    Mutant("pieces past the stage", "halves", "(span + (col < D ? col : LAST))[i]", "(span + 4096)[i]"),
-    Mutant("loaded from the element", "halves", "(span + (col < D ? col", "(span + shift + (col < D ? col"),
-    Mutant("not moved by 8 bytes", "halves", "bytes & 8 ? words[i + 2]", "bytes & 8 ? words[i]"),
-    Mutant("moved by 4 bytes, not 8", "halves", "bytes & 8 ? words[i + 2]", "bytes & 8 ? words[i + 1]"),
-    Mutant("not moved by 4 bytes", "halves", "bytes & 4 ? words[i + 1]", "bytes & 4 ? words[i]"),
-    Mutant("moved by 8 a word too few", "halves", "i < PIECES * 4 + 2; ++i", "i < PIECES * 4 + 1; ++i"),
-    Mutant("moved by 4 a word too few", "halves", "i < PIECES * 4 + 1 && SIZE < 8", "i < PIECES * 4 && SIZE < 8"),
-    Mutant("f32 not moved by 4 bytes", "narrower", "PIECES * 4 + 1 && SIZE < 8", "PIECES * 4 + 1 && SIZE < 4"),
-    Mutant("not moved by 2 bytes", "halves", "i < PIECES * 4 && SIZE < 4", "i < PIECES * 4 && SIZE < 2"),
-    Mutant("moved by 2 too far", "halves", "words[i + 1], bytes % 4 * 8)", "words[i + 1], bytes % 4 * 4)"),
-    Mutant("the shift in elements", "halves", "const int bytes = shift * SIZE;", "const int bytes = shift;"),
-    Mutant("the end of a row not cleared", "halves", "i <= LAST; ++i) static_cast", "i < END; ++i) static_cast"),
-    Mutant("cleared one piece too few", "halves", "i <= LAST; ++i) static_cast", "i < LAST; ++i) static_cast"),
-    Mutant("cleared past the stage", "halves", "i <= LAST; ++i) static_cast", "i <= LAST + 64; ++i) static_cast"),
-    Mutant("cleared of the first stage", "halves", "staged + i * STAGE_BYTES + 0", "staged + 0"),
     Mutant("a barrier of another stage", "halves", "barrier_init(&landed[s][r], 1)", "barrier_init(&landed[s][0], 1)"),
-    Mutant("ends of a stage too few cleared", "halves", "i < STAGES * ROWS;", "i < (STAGES - 1) * ROWS;"),
     Mutant("nobody waits for the barriers", "halves", "    }\n    __syncthreads();\n", "    }\n"),
-    Mutant("chunks stored that are none", "halves", "if (col >= D) return;", ""),
-    Mutant("the last chunk not stored", "halves", "if (col >= D) return;", "if (col + N > D) return;"),
-    Mutant("never half a word", "halves", "halved = shift % 2;", "halved = false;"),
-    Mutant("always half a word", "halves", "halved = shift % 2;", "halved = true;"),
-    Mutant("half a word of the last only", "halves", "if (halved && i == turn) row[col] = chunk[0];\n        else", ""),
-    Mutant("the last half not stored", "halves", "row[col + N - 1] = chunk[N - 1];", ""),
-    Mutant("the last half of another", "halves", "= chunk[N - 1];", "= chunk[N - 2];"),
-    Mutant("words moved the wrong way", "halves", "words[i - 1], words[i], 16)", "words[i], words[i - 1], 16)"),
-    Mutant("words move from the front", "halves", "int i = WORDS - 1; i > 0; --i", "int i = 1; i < WORDS; ++i"),
-    Mutant("words from the wrong one", "halves", "row + col - halved", "row + col"),
-    Mutant("words in turns and left so", "halves", "to[i ^ turn] = words[i];", "to[i] = words[i];"),
-    Mutant("turns of the wrong bit", "wide", "turn & bit ? words[i ^ bit]", "turn & bit ? words[i ^ 1]"),
-    Mutant("a turn too few", "sums", "bit < WORDS; bit *= 2", "bit < WORDS / 2; bit *= 2"),
     Mutant("the span begins at the row", "halves", "first = row - shift;", "first = row;"),
     Mutant(
         "the span ends where no 16 bytes end", "halves",
@@ -175,9 +142,9 @@ RAGGED = [
         "shift_of(x_ptr + there * x_stride)",
         "shift_of(x_ptr + (there + 1) * x_stride)",
     ),
-    Mutant("the result's shift for the input's", "wider", "x_stage, x_shift", "x_stage, y_shift"),
-    Mutant("the input's shift for the result's", "wider", "y_out, y_shift", "y_out, x_shift"),
-    Mutant("a result begins at the stage", "halves", "y_out, y_shift", "y_out, 0"),
+    Mutant("the result's shift for the input's", "wider", "x_stage + x_shift", "x_stage + y_shift"),
+    Mutant("the input's shift for the result's", "wider", "y_stage + y_shift", "y_stage + x_shift"),
+    Mutant("a result begins at the stage", "halves", "y_stage + y_shift", "y_stage"),
     Mutant("a row held before it is there", "wider", "        await(stage, parity);\n", ""),
     Mutant(
         "what is before the whole is not stored", "halves",
@@ -221,11 +188,6 @@ RAGGED = [
         "    row_barrier",
     ),
     Mutant(
-        "no fence before rows land", "halves",
-        "    before_bulk_copies();\n\n    // A barrier",
-        "\n    // A barrier",
-    ),
-    Mutant(
         "rows leave too early", "halves",
         "before_bulk_copies();\n        row_barrier<THREADS, ROWS>(group);",
         "before_bulk_copies();",
@@ -242,34 +204,24 @@ RAGGED = [
         "fetch(stage, first",
     ),
     Mutant("rows are fetched a turn too early", "halves", "first + (STAGES - 1) * step", "first + (STAGES - 2) * step"),
-    Mutant("shifts as if they were bytes", "at once", "if (2 * shift & BIT) load", "if (shift & BIT) load"),
-    Mutant("moved by all bits but one", "at once", "BIT / 2, BYTES + BIT>(chunks", "BIT / 2, BYTES>(chunks"),
-    Mutant("no odd half", "at once", "BYTES % 4 ? __funnelshift_r", "BYTES % 2 ? __funnelshift_r"),
-    Mutant("halves the wrong way", "at once", "words[i + BYTES / 4 + 1], 16)", "words[i + BYTES / 4 + 1], 0)"),
-    Mutant("one piece of two loaded", "at once", "i < PIECES + (BYTES > 0); ++i", "i < PIECES; ++i"),
-    Mutant("the first chunk for all slots", "at once", "load_shifted<D, BYTES>(chunks[k], span, cols[k])",
-           "load_shifted<D, BYTES>(chunks[k], span, cols[0])"),
-    Mutant("words of two threads before", "at once", "own[WORDS - BEFORE + i], 1, LANES)",
-           "own[WORDS - BEFORE + i], 2, LANES)"),
-    Mutant("words from the front", "at once", "own[WORDS - BEFORE + i], 1, LANES)", "own[i], 1, LANES)"),
-    Mutant("nothing of the thread before", "at once", "words[i] = __shfl_up_sync(together, own[WORDS - BEFORE + i], 1,",
-           "__shfl_up_sync(together, own[WORDS - BEFORE + i], 1,"),
-    Mutant("words across row groups", "at once, small", "LANES = THREADS < 32 ? THREADS : 32;", "LANES = 32;"),
-    Mutant("the other group's threads", "at once, small", " << threadIdx.x % 32 / LANES * LANES;", ";"),
-    Mutant("the first stores what it has not", "at once", "if (i > 0 || !first) reinterpret", "if (true) reinterpret"),
-    Mutant("the first stores nothing", "at once", "        for (int i = BEFORE; i < 4; ++i) to[i] = moved[i];", ""),
-    Mutant("the first stores from the front", "at once", "for (int i = BEFORE; i < 4; ++i) to[i]",
-           "for (int i = 0; i < 4; ++i) to[i]"),
-    Mutant("the first half is left out", "at once", "row[0] = chunk[0];", ";"),
-    Mutant("the last half is left out", "at once", "row[N - 1] = chunk[N - 1];", ";"),
-    Mutant("what is left over of a warp", "at once", "(ends || lane % LANES == LANES - 1)", "(ends)"),
-    Mutant("what is left over of a row", "at once", "ends = col + N >= D || (", "ends = ("),
-    Mutant("what is left over of a segment", "at once, long", "(SEGMENT < D && (col + N) % SEGMENT == 0)", "false"),
-    Mutant("a word too few left over", "at once", "i < BYTES / 4; ++i) to[WORDS", "i + 1 < BYTES / 4; ++i) to[WORDS"),
-    Mutant("stored beyond the row", "at once", "if (col >= D) return;\n    union { uint4 pieces[WORDS / 4]",
-           "union { uint4 pieces[WORDS / 4]"),
-    Mutant("results of the slot before", "at once", "copy_chunk(y_held[k], y_out);", "copy_chunk(y_held[0], y_out);"),
-    Mutant("the input's shift for all a thread has", "at once", "y_held, y_shift, cols", "y_held, 0, cols"),
+    Mutant("a row begins at the stage", "halves", "x_stage + x_shift", "x_stage", 3),
+    Mutant("a held row begins at the stage", "held", "x_stage + x_shift", "x_stage"),
+    Mutant("elements of a chunk side by side", "halves", "return i / RUN * JUMP + i % RUN;", "return i;"),
+    Mutant("elements of a chunk a column closer", "held", "return i / RUN * JUMP", "return i / RUN * (JUMP - 1)"),
+    Mutant("all of a chunk in one place", "held, small", "return i / RUN * JUMP + i % RUN;", "return i % RUN;"),
+    Mutant("chunks a chunk apart", "halves", "THREADS + lane) * RUN;", "THREADS + lane) * 8;"),
+    Mutant("pairs a column apart", "pairs", "THREADS + lane) * RUN;", "THREADS + lane);"),
+    Mutant("pairs torn apart", "pairs", "i / RUN * JUMP + i % RUN;", "i * JUMP;"),
+    Mutant("threads without a chunk have one", "halves",
+           "|| (slot % SEGMENT_SLOTS", "|| true || (slot % SEGMENT_SLOTS"),
+    Mutant("the last chunk has no thread", "halves",
+           "* THREADS + lane) * RUN < JUMP;", "* THREADS + lane + 1) * RUN < JUMP;"),
+    Mutant("one chunk for all segments", "held, long", "slot / SEGMENT_SLOTS * SEGMENT + there", "there"),
+    Mutant("elements beyond the row", "halves", "if (owned && there < D) {", "if (owned) {", 2),
+    Mutant("sums beyond the row", "halves", "if (behind<RUN, JUMP>(i) < D - col)", "if (true)", 2),
+    Mutant("column sums of neighbours", "sums",
+           "const int at = col - start + behind<RUN, JUMP>(i);",
+           "const int at = col - start + i;"),
 ]  # fmt: skip
 
 
@@ -311,8 +263,15 @@ def test_each_mutant_is_there_once() -> None:
     assert max(Counter(m.name for m in RAGGED).values()) == 1
 
 
-def test_turns_spare_bank_conflicts() -> None:
-    def conflicts(*edits: tuple[str, str, int]) -> int:
-        return sum(t["bank_conflicts"] for t in run("wide", *edits).traffic.shared.values())
+@pytest.mark.parametrize("name", ["pairs", "held", "sums"])
+def test_neighbouring_threads_meet_in_no_bank(name: str) -> None:
+    """Threads side by side read and store what lies side by side, where whole warps have a row."""
 
-    assert conflicts() < conflicts(("turn = lane / (32", "turn = 0 * lane / (32", 1)) / 2
+    def conflicts(*edits: tuple[str, str, int]) -> int:
+        return sum(t["bank_conflicts"] for t in run(name, *edits, stop=False).traffic.shared.values())
+
+    consecutive = (
+        ("return i / RUN * JUMP + i % RUN;", "return i;", 1),
+        ("THREADS + lane) * RUN;", "THREADS + lane) * 8;", 1),
+    )
+    assert conflicts() < conflicts(*consecutive) / 2

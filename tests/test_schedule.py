@@ -130,6 +130,16 @@ ILLEGAL: list[tuple[str, Schedule, str]] = [
         "keep belongs to a [D] input and form=bulk or ragged or async, or form=registers without column sums",
     ),
     (FORWARD, replace(GOOD, hold=True), "hold belongs to form=bulk or ragged or async"),
+    (
+        FORWARD,
+        replace(GOOD, claim=True),
+        "claim belongs to form=bulk or ragged, without column sums and without a cluster",
+    ),
+    (
+        FORWARD,
+        replace(BULK, threads=16, rows=4, claim=True),
+        "row groups that claim rows end apart, so they have whole warps of 32 threads, got 16",
+    ),
     (FORWARD, replace(GOOD, one_launch=True), "one_launch belongs to column sums that are kept in registers"),
     (FORWARD, replace(GOOD, prefetch=True), "prefetch belongs to form=registers with column sums"),
     (
@@ -313,7 +323,7 @@ def test_text_that_is_no_schedule_hears_why(text: str, problem_: str) -> None:
     with pytest.raises(ScheduleError) as error:
         parse_schedule(text, GOOD)
     keys = "form, threads, rows, vec, resident, prefetch, stages, cluster, owners, bulk_store, keep, one_launch, "
-    keys += "hold"
+    keys += "hold, claim"
     assert str(error.value) == f"schedule '{text}': {problem_.replace('KEYS', keys)}"
 
 
@@ -422,12 +432,12 @@ def test_more_rows_are_no_smaller_a_share(d: int, dtype: str, rows: int, more: i
 
 
 def test_few_rows_are_shared_by_as_many_threads_as_there_are() -> None:
-    """A row of 8 KiB: 256 threads of 32 bytes; half as many, twice; through shared memory as long as they fit; many."""
+    """A row of 8 KiB: 256 threads of 32 bytes; half as many, twice; in shared memory; claimed from there."""
     p = facts(FORWARD)
     best = {rows: ranked(p, rows=rows)[0] for rows in (1, 200, 400, 2000, 4000, 10**5, None)}
-    threads = [(s.form, s.threads, s.rows) for s in best.values()]
-    few = [("registers", 256, 1)] * 2 + [("registers", 128, 1)]
-    assert threads == [*few, ("bulk", 128, 2), *[("registers", 128, 1)] * 3]
+    threads = [(s.form, s.threads, s.rows, s.claim) for s in best.values()]
+    few = [("registers", 256, 1, False)] * 2 + [("registers", 128, 1, False)]
+    assert threads == [*few, ("bulk", 128, 2, False), *[("bulk", 128, 1, True)] * 3]
     assert set(ranked(p, rows=1)) == set(ranked(p))
     odd = ranked(facts("layernorm.fwd:d=1001,dtype=bf16"), rows=1)[0]
     assert (odd.form, odd.threads) == ("ragged", 128)

@@ -117,7 +117,7 @@ def test_aligned_rows_waste_no_sector_and_odd_ones_no_byte() -> None:
     assert kernel.efficiency["x"] == kernel.efficiency["y"] == 1
     _, (odd,) = counted("layernorm.fwd:d=1023,dtype=bf16", 8, "form=registers,threads=32,rows=4,vec=1")
     assert odd.moved["x"] == (8 * 1023 * 2, 0)
-    assert odd.efficiency["x"] < 0.5  # element loads, a chunk apart from lane to lane
+    assert 0.6 < odd.efficiency["x"] < 0.9  # element loads, lanes side by side, rows that begin anywhere
 
 
 def test_mix_barriers_and_flight() -> None:

@@ -161,17 +161,21 @@ template <typename T> __device__ __forceinline__ T element(const void* words, in
         return static_cast<const T*>(words)[i];
 }
 
-// The elements col .. col + N - 1 of a row, VEC at a time; zero beyond the end of the row. EARLY: asked for right here.
-template <int VEC, int D, bool EARLY = false, int N, typename T>
-__device__ __forceinline__ void load_chunk(T (&chunk)[N], const T* __restrict__ row, int col)
+// How many columns behind its first one element i of a chunk lies: runs of RUN neighbours lie JUMP columns apart.
+template <int RUN, int JUMP> __device__ constexpr int behind(int i) { return i / RUN * JUMP + i % RUN; }
+
+// The elements of the chunk at col of a row, VEC at a time; zero beyond its end, or without a chunk. EARLY: asked for here.
+template <int VEC, int D, int RUN, int JUMP, bool EARLY = false, int N, typename T>
+__device__ __forceinline__ void load_chunk(T (&chunk)[N], const T* __restrict__ row, int col, bool owned = true)
 {
     #pragma unroll
     for (int j = 0; j < N; j += VEC) {
         Vector<VEC, T> v = {};
-        if (col + j < D) {
+        const int there = col + behind<RUN, JUMP>(j);
+        if (owned && there < D) {
             #pragma unroll
             for (int w = 0; w < v.WORDS; ++w) {
-                const auto* from = reinterpret_cast<const typename Vector<VEC, T>::type*>(row + col + j) + w;
+                const auto* from = reinterpret_cast<const typename Vector<VEC, T>::type*>(row + there) + w;
                 if constexpr (EARLY) early_word(v.words[w], from);
                 else v.words[w] = *from;
             }
@@ -181,19 +185,20 @@ __device__ __forceinline__ void load_chunk(T (&chunk)[N], const T* __restrict__ 
     }
 }
 
-// Stores the elements col .. col + N - 1 of a row, none beyond its end. STAY: L2 gives them up last.
-template <int VEC, int D, bool STAY = false, int N, typename T>
-__device__ __forceinline__ void store_chunk(T* __restrict__ row, const T (&chunk)[N], int col)
+// Stores the elements of the chunk at col of a row, if there is one, none beyond its end. STAY: L2 gives them up last.
+template <int VEC, int D, int RUN, int JUMP, bool STAY = false, int N, typename T>
+__device__ __forceinline__ void store_chunk(T* __restrict__ row, const T (&chunk)[N], int col, bool owned = true)
 {
     #pragma unroll
     for (int j = 0; j < N; j += VEC) {
         Vector<VEC, T> v;
         #pragma unroll
         for (int i = 0; i < VEC; ++i) v.items[i] = chunk[j + i];
-        if (col + j < D) {
+        const int there = col + behind<RUN, JUMP>(j);
+        if (owned && there < D) {
             #pragma unroll
             for (int w = 0; w < v.WORDS; ++w) {
-                auto* to = reinterpret_cast<typename Vector<VEC, T>::type*>(row + col + j) + w;
+                auto* to = reinterpret_cast<typename Vector<VEC, T>::type*>(row + there) + w;
                 if constexpr (STAY) stay_word(to, v.words[w]);
                 else *to = v.words[w];
             }
@@ -264,13 +269,20 @@ template <int PENDING> __device__ __forceinline__ void wait_for_stores()
 // Orders ordinary stores to shared memory before bulk copies from there, or to there.
 __device__ __forceinline__ void before_bulk_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// The first column of a thread's chunk in a slot, for slots that start at column start; D where there is none.
-template <int D, int CHUNK, int THREADS, int SEGMENT, int SEGMENT_SLOTS>
+// True if a thread has a chunk in a slot: there may be fewer chunks than threads.
+template <int RUN, int JUMP, int THREADS, int SEGMENT_SLOTS> __device__ __forceinline__ bool owns(int slot, int lane)
+{
+    return JUMP % (THREADS * RUN) == 0 || (slot % SEGMENT_SLOTS * THREADS + lane) * RUN < JUMP;
+}
+
+// The first column of a thread's chunk in a slot, for slots that start at column start; without one that of the
+// last. Neighbouring threads' chunks begin a run apart, and the runs of a chunk lie JUMP apart.
+template <int RUN, int JUMP, int THREADS, int SEGMENT, int SEGMENT_SLOTS>
 __device__ __forceinline__ int column(int start, int slot, int lane)
 {
-    const int within = (slot % SEGMENT_SLOTS * THREADS + lane) * CHUNK;
-    const int col = start + slot / SEGMENT_SLOTS * SEGMENT + within;
-    return SEGMENT % (THREADS * CHUNK) == 0 || within < SEGMENT ? col : D;
+    const int within = (slot % SEGMENT_SLOTS * THREADS + lane) * RUN;
+    const int there = JUMP % (THREADS * RUN) == 0 || within < JUMP - RUN ? within : JUMP - RUN;
+    return start + slot / SEGMENT_SLOTS * SEGMENT + there;
 }
 
 // The largest power of two below n.
@@ -374,33 +386,40 @@ template <int UNIT> struct alignas(UNIT * sizeof(real)) Unit { real items[UNIT];
 // write half a chunk each meet in a bank.
 __device__ __forceinline__ int unit_place(int unit) { return unit ^ (unit >> 3 & 1); }
 
+// How many of a unit a thread has side by side.
+__device__ constexpr int together(int unit, int run) { return run < unit ? 1 : unit; }
+
 // Numbers of a row group in shared memory.
 __device__ constexpr int stash_size(int piece) { return (piece + 7) / 8 * 8; }
 
 // Stores the column sums of each thread where no others are to be added to them first. Like the others here, it may
 // store a little more than a row has, up to a whole unit.
-template <int D, int THREADS, int SEGMENT, int SEGMENT_SLOTS, int UNIT, int SLOTS, int CHUNK>
+template <int D, int RUN, int JUMP, int THREADS, int SEGMENT, int SEGMENT_SLOTS, int UNIT, int SLOTS, int CHUNK>
 __device__ __forceinline__ void store_sums(real* __restrict__ partial, const real (&acc)[SLOTS][CHUNK], int start, int lane)
 {
     #pragma unroll
     for (int k = 0; k < SLOTS; ++k)
-        store_chunk<UNIT, D, true>(partial, acc[k], column<D, CHUNK, THREADS, SEGMENT, SEGMENT_SLOTS>(start, k, lane));
+        store_chunk<together(UNIT, RUN), D, RUN, JUMP, true>(
+            partial, acc[k], column<RUN, JUMP, THREADS, SEGMENT, SEGMENT_SLOTS>(start, k, lane), owns<RUN, JUMP, THREADS, SEGMENT_SLOTS>(k, lane));
 }
 
 // Puts the column sums of each thread into shared memory, a place for each row group.
-template <int D, int THREADS, int SEGMENT, int SEGMENT_SLOTS, int PIECE, int UNIT, int SLOTS, int CHUNK>
+template <int D, int RUN, int JUMP, int THREADS, int SEGMENT, int SEGMENT_SLOTS, int PIECE, int UNIT, int SLOTS, int CHUNK>
 __device__ __forceinline__ void stash(real* place, const real (&acc)[SLOTS][CHUNK], int start, int group, int lane)
 {
-    Unit<UNIT>* units = reinterpret_cast<Unit<UNIT>*>(place + group * stash_size(PIECE));
+    constexpr int TOGETHER = together(UNIT, RUN);
+    Unit<TOGETHER>* parts = reinterpret_cast<Unit<TOGETHER>*>(place + group * stash_size(PIECE));
     #pragma unroll
     for (int k = 0; k < SLOTS; ++k) {
-        const int col = column<D, CHUNK, THREADS, SEGMENT, SEGMENT_SLOTS>(start, k, lane);
+        if (!owns<RUN, JUMP, THREADS, SEGMENT_SLOTS>(k, lane)) continue;
+        const int col = column<RUN, JUMP, THREADS, SEGMENT, SEGMENT_SLOTS>(start, k, lane);
         #pragma unroll
-        for (int i = 0; i < CHUNK; i += UNIT) {
-            Unit<UNIT> unit;
+        for (int i = 0; i < CHUNK; i += TOGETHER) {
+            Unit<TOGETHER> part;
             #pragma unroll
-            for (int j = 0; j < UNIT; ++j) unit.items[j] = acc[k][i + j];
-            if (col + i < D) units[unit_place((col - start + i) / UNIT)] = unit;
+            for (int j = 0; j < TOGETHER; ++j) part.items[j] = acc[k][i + j];
+            const int at = col - start + behind<RUN, JUMP>(i);
+            parts[(unit_place(at / UNIT) * UNIT + at % UNIT) / TOGETHER] = part;
         }
     }
 }
@@ -421,7 +440,7 @@ __device__ __forceinline__ void store_partial(real* __restrict__ partial, const 
                 sums[s] = fold<Add, 16>(terms);
             }
             const real sum[1] = {fold<Add, ROWS / 16>(sums)};
-            store_chunk<1, D, true>(partial, sum, start + j);
+            store_chunk<1, D, 1, 1, true>(partial, sum, start + j);
         }
         return;
     }
@@ -438,7 +457,7 @@ __device__ __forceinline__ void store_partial(real* __restrict__ partial, const 
             for (int r = 0; r < ROWS; ++r) terms[r] = part[r].items[j];
             sum.items[j] = fold<Add, ROWS>(terms);
         }
-        store_chunk<UNIT, D, true>(partial, sum.items, start + unit * UNIT);
+        store_chunk<UNIT, D, UNIT, UNIT, true>(partial, sum.items, start + unit * UNIT);
     }
 }
 
@@ -492,14 +511,16 @@ layernorm_bwd__f16_d8192__t256_r1_v8_b1_bulk_s3_keep__rows(
 )
 {
     constexpr int D             = 8192;        // features per row
-    constexpr int CHUNK         = 8;           // consecutive elements a thread owns, added left to right
+    constexpr int CHUNK         = 8;           // elements a thread owns, added left to right
+    constexpr int RUN           = 8;           // of them side by side
+    constexpr int JUMP          = 2048;        // columns from one run of a chunk to the next
     constexpr int THREADS       = 256;         // threads per row
     constexpr int SLOTS         = 4;           // chunks per thread
     constexpr int SEGMENT       = 2048;        // elements per segment of a row
+    constexpr int SEGMENT_SLOTS = 1;           // chunks per thread and segment
     constexpr int VEC           = 8;           // elements per memory access
     constexpr int EXACT         = 1;           // 1 if the chunks of all threads cover the row exactly
     constexpr int ROWS          = 1;           // rows a block works on side by side
-    constexpr int SEGMENT_SLOTS = 1;           // chunks per thread and segment
     constexpr int PIECE         = 8192;        // elements of a row a block has
     constexpr int BOUND         = 2147483647;  // first column that is not there: none
     constexpr int STAGES        = 3;           // rows in flight per row group
@@ -556,8 +577,9 @@ layernorm_bwd__f16_d8192__t256_r1_v8_b1_bulk_s3_keep__rows(
     f16 gamma_kept[SLOTS][CHUNK];
     #pragma unroll
     for (int k = 0; k < SLOTS; ++k) {
-        const int col = column<D, CHUNK, THREADS, SEGMENT, SEGMENT_SLOTS>(start, k, lane);
-        load_chunk<VEC, BOUND, true>(gamma_kept[k], gamma_ptr, col);
+        const int col = column<RUN, JUMP, THREADS, SEGMENT, SEGMENT_SLOTS>(start, k, lane);
+        const bool owned = owns<RUN, JUMP, THREADS, SEGMENT_SLOTS>(k, lane);
+        load_chunk<VEC, BOUND, RUN, JUMP, true>(gamma_kept[k], gamma_ptr, col, owned);
     }
     real sum_dy_xhat_acc[SLOTS][CHUNK];
     real sum_dy_acc[SLOTS][CHUNK];
@@ -624,11 +646,12 @@ layernorm_bwd__f16_d8192__t256_r1_v8_b1_bulk_s3_keep__rows(
         real chunks_0[2][SLOTS];
         #pragma unroll
         for (int k = 0; k < SLOTS; ++k) {
-            const int col = column<D, CHUNK, THREADS, SEGMENT, SEGMENT_SLOTS>(start, k, lane);
+            const int col = column<RUN, JUMP, THREADS, SEGMENT, SEGMENT_SLOTS>(start, k, lane);
+            const bool owned = owns<RUN, JUMP, THREADS, SEGMENT_SLOTS>(k, lane);
             f16 dy[CHUNK];
-            load_chunk<VEC, BOUND>(dy, dy_stage - start, col);
+            load_chunk<VEC, BOUND, RUN, JUMP>(dy, dy_stage - start, col, owned);
             f16 x[CHUNK];
-            load_chunk<VEC, BOUND>(x, x_stage - start, col);
+            load_chunk<VEC, BOUND, RUN, JUMP>(x, x_stage - start, col, owned);
             f16 gamma[CHUNK];
             copy_chunk(gamma, gamma_kept[k]);
             real mean_dy_gamma_sum_chunk = ABSENT;
@@ -644,8 +667,8 @@ layernorm_bwd__f16_d8192__t256_r1_v8_b1_bulk_s3_keep__rows(
                 mean_dy_gamma_sum_chunk = mean_dy_gamma_sum_chunk + dy_gamma;                       // %mean_dy_gamma_sum : f32[M] = reduce_sum %dy_gamma {axis=D, chunk=8, segment=2048}
                 mean_dy_gamma_xhat_sum_chunk = fmaf(dy_gamma, xhat, mean_dy_gamma_xhat_sum_chunk);  // %mean_dy_gamma_xhat_sum : f32[M] = reduce_dot %dy_gamma, %xhat {axis=D, chunk=8, segment=2048}
             }
-            chunks_0[0][k] = EXACT || col < D ? mean_dy_gamma_sum_chunk : ABSENT;
-            chunks_0[1][k] = EXACT || col < D ? mean_dy_gamma_xhat_sum_chunk : ABSENT;
+            chunks_0[0][k] = EXACT || (owned && col < D) ? mean_dy_gamma_sum_chunk : ABSENT;
+            chunks_0[1][k] = EXACT || (owned && col < D) ? mean_dy_gamma_xhat_sum_chunk : ABSENT;
         }
         real sums_0[2];
         row_fold<Add, THREADS, ROWS, 2, SEGMENT_SLOTS>(sums_0, chunks_0, scratch, turn, group, lane);
@@ -660,11 +683,12 @@ layernorm_bwd__f16_d8192__t256_r1_v8_b1_bulk_s3_keep__rows(
         // ---- phase 1 ----
         #pragma unroll
         for (int k = 0; k < SLOTS; ++k) {
-            const int col = column<D, CHUNK, THREADS, SEGMENT, SEGMENT_SLOTS>(start, k, lane);
+            const int col = column<RUN, JUMP, THREADS, SEGMENT, SEGMENT_SLOTS>(start, k, lane);
+            const bool owned = owns<RUN, JUMP, THREADS, SEGMENT_SLOTS>(k, lane);
             f16 dy[CHUNK];
-            load_chunk<VEC, BOUND>(dy, dy_stage - start, col);
+            load_chunk<VEC, BOUND, RUN, JUMP>(dy, dy_stage - start, col, owned);
             f16 x[CHUNK];
-            load_chunk<VEC, BOUND>(x, x_stage - start, col);
+            load_chunk<VEC, BOUND, RUN, JUMP>(x, x_stage - start, col, owned);
             f16 gamma[CHUNK];
             copy_chunk(gamma, gamma_kept[k]);
             f16 dx_out[CHUNK];
@@ -684,7 +708,7 @@ layernorm_bwd__f16_d8192__t256_r1_v8_b1_bulk_s3_keep__rows(
                 if (live) sum_dy_acc[k][i] = sum_dy_acc[k][i] + dy32;                       // %sum_dy : f32[D] = reduce_sum %dy32 {axis=M, blocks=30, groups=4, strands=4}
                 dx_out[i] = dx;
             }
-            if (live) store_chunk<VEC, BOUND>(dx_ptr + row * dx_stride, dx_out, col);
+            if (live) store_chunk<VEC, BOUND, RUN, JUMP>(dx_ptr + row * dx_stride, dx_out, col, owned);
         }
 
         if (++stage == STAGES) {
@@ -696,8 +720,8 @@ layernorm_bwd__f16_d8192__t256_r1_v8_b1_bulk_s3_keep__rows(
     // ---- all rows are done: the row groups fold their column sums where the rows were ----
     real* stashed = reinterpret_cast<real*>(staged);
     __syncthreads();
-    stash<D, THREADS, SEGMENT, SEGMENT_SLOTS, PIECE, UNIT>(stashed + 0 * ROWS * stash_size(PIECE), sum_dy_xhat_acc, start, group, lane);
-    stash<D, THREADS, SEGMENT, SEGMENT_SLOTS, PIECE, UNIT>(stashed + 1 * ROWS * stash_size(PIECE), sum_dy_acc, start, group, lane);
+    stash<D, RUN, JUMP, THREADS, SEGMENT, SEGMENT_SLOTS, PIECE, UNIT>(stashed + 0 * ROWS * stash_size(PIECE), sum_dy_xhat_acc, start, group, lane);
+    stash<D, RUN, JUMP, THREADS, SEGMENT, SEGMENT_SLOTS, PIECE, UNIT>(stashed + 1 * ROWS * stash_size(PIECE), sum_dy_acc, start, group, lane);
     __syncthreads();
     store_partial<D, THREADS * ROWS, ROWS, PIECE, UNIT>(sum_dy_xhat_partial_ptr + static_cast<long long>(blockIdx.x) * PITCH, stashed + 0 * ROWS * stash_size(PIECE), start);
     store_partial<D, THREADS * ROWS, ROWS, PIECE, UNIT>(sum_dy_partial_ptr + static_cast<long long>(blockIdx.x) * PITCH, stashed + 1 * ROWS * stash_size(PIECE), start);

@@ -127,17 +127,21 @@ template <typename T> __device__ __forceinline__ T element(const void* words, in
         return static_cast<const T*>(words)[i];
 }
 
-// The elements col .. col + N - 1 of a row, VEC at a time; zero beyond the end of the row. EARLY: asked for right here.
-template <int VEC, int D, bool EARLY = false, int N, typename T>
-__device__ __forceinline__ void load_chunk(T (&chunk)[N], const T* __restrict__ row, int col)
+// How many columns behind its first one element i of a chunk lies: runs of RUN neighbours lie JUMP columns apart.
+template <int RUN, int JUMP> __device__ constexpr int behind(int i) { return i / RUN * JUMP + i % RUN; }
+
+// The elements of the chunk at col of a row, VEC at a time; zero beyond its end, or without a chunk. EARLY: asked for here.
+template <int VEC, int D, int RUN, int JUMP, bool EARLY = false, int N, typename T>
+__device__ __forceinline__ void load_chunk(T (&chunk)[N], const T* __restrict__ row, int col, bool owned = true)
 {
     #pragma unroll
     for (int j = 0; j < N; j += VEC) {
         Vector<VEC, T> v = {};
-        if (col + j < D) {
+        const int there = col + behind<RUN, JUMP>(j);
+        if (owned && there < D) {
             #pragma unroll
             for (int w = 0; w < v.WORDS; ++w) {
-                const auto* from = reinterpret_cast<const typename Vector<VEC, T>::type*>(row + col + j) + w;
+                const auto* from = reinterpret_cast<const typename Vector<VEC, T>::type*>(row + there) + w;
                 if constexpr (EARLY) early_word(v.words[w], from);
                 else v.words[w] = *from;
             }
@@ -147,19 +151,20 @@ __device__ __forceinline__ void load_chunk(T (&chunk)[N], const T* __restrict__ 
     }
 }
 
-// Stores the elements col .. col + N - 1 of a row, none beyond its end. STAY: L2 gives them up last.
-template <int VEC, int D, bool STAY = false, int N, typename T>
-__device__ __forceinline__ void store_chunk(T* __restrict__ row, const T (&chunk)[N], int col)
+// Stores the elements of the chunk at col of a row, if there is one, none beyond its end. STAY: L2 gives them up last.
+template <int VEC, int D, int RUN, int JUMP, bool STAY = false, int N, typename T>
+__device__ __forceinline__ void store_chunk(T* __restrict__ row, const T (&chunk)[N], int col, bool owned = true)
 {
     #pragma unroll
     for (int j = 0; j < N; j += VEC) {
         Vector<VEC, T> v;
         #pragma unroll
         for (int i = 0; i < VEC; ++i) v.items[i] = chunk[j + i];
-        if (col + j < D) {
+        const int there = col + behind<RUN, JUMP>(j);
+        if (owned && there < D) {
             #pragma unroll
             for (int w = 0; w < v.WORDS; ++w) {
-                auto* to = reinterpret_cast<typename Vector<VEC, T>::type*>(row + col + j) + w;
+                auto* to = reinterpret_cast<typename Vector<VEC, T>::type*>(row + there) + w;
                 if constexpr (STAY) stay_word(to, v.words[w]);
                 else *to = v.words[w];
             }
@@ -263,13 +268,20 @@ __device__ __forceinline__ void set_zero(unsigned long long* counter)
     asm volatile("{ .reg .u64 before; atom.relaxed.gpu.global.exch.b64 before, [%0], 0; }" :: "l"(counter) : "memory");
 }
 
-// The first column of a thread's chunk in a slot, for slots that start at column start; D where there is none.
-template <int D, int CHUNK, int THREADS, int SEGMENT, int SEGMENT_SLOTS>
+// True if a thread has a chunk in a slot: there may be fewer chunks than threads.
+template <int RUN, int JUMP, int THREADS, int SEGMENT_SLOTS> __device__ __forceinline__ bool owns(int slot, int lane)
+{
+    return JUMP % (THREADS * RUN) == 0 || (slot % SEGMENT_SLOTS * THREADS + lane) * RUN < JUMP;
+}
+
+// The first column of a thread's chunk in a slot, for slots that start at column start; without one that of the
+// last. Neighbouring threads' chunks begin a run apart, and the runs of a chunk lie JUMP apart.
+template <int RUN, int JUMP, int THREADS, int SEGMENT, int SEGMENT_SLOTS>
 __device__ __forceinline__ int column(int start, int slot, int lane)
 {
-    const int within = (slot % SEGMENT_SLOTS * THREADS + lane) * CHUNK;
-    const int col = start + slot / SEGMENT_SLOTS * SEGMENT + within;
-    return SEGMENT % (THREADS * CHUNK) == 0 || within < SEGMENT ? col : D;
+    const int within = (slot % SEGMENT_SLOTS * THREADS + lane) * RUN;
+    const int there = JUMP % (THREADS * RUN) == 0 || within < JUMP - RUN ? within : JUMP - RUN;
+    return start + slot / SEGMENT_SLOTS * SEGMENT + there;
 }
 
 // The largest power of two below n.
@@ -384,14 +396,16 @@ layernorm_fwd__bf16_d12288__t256_r1_v8_b2_bulk_s3_o264_keep_hold_claim__rows(
 )
 {
     constexpr int D             = 12288;       // features per row
-    constexpr int CHUNK         = 8;           // consecutive elements a thread owns, added left to right
+    constexpr int CHUNK         = 8;           // elements a thread owns, added left to right
+    constexpr int RUN           = 8;           // of them side by side
+    constexpr int JUMP          = 6144;        // columns from one run of a chunk to the next
     constexpr int THREADS       = 256;         // threads per row
     constexpr int SLOTS         = 6;           // chunks per thread
     constexpr int SEGMENT       = 6144;        // elements per segment of a row
+    constexpr int SEGMENT_SLOTS = 3;           // chunks per thread and segment
     constexpr int VEC           = 8;           // elements per memory access
     constexpr int EXACT         = 1;           // 1 if the chunks of all threads cover the row exactly
     constexpr int ROWS          = 1;           // rows a block works on side by side
-    constexpr int SEGMENT_SLOTS = 3;           // chunks per thread and segment
     constexpr int PIECE         = 12288;       // elements of a row a block has
     constexpr int BOUND         = 2147483647;  // first column that is not there: none
     constexpr int STAGES        = 3;           // rows in flight per row group
@@ -443,9 +457,10 @@ layernorm_fwd__bf16_d12288__t256_r1_v8_b2_bulk_s3_o264_keep_hold_claim__rows(
     bf16 beta_kept[SLOTS][CHUNK];
     #pragma unroll
     for (int k = 0; k < SLOTS; ++k) {
-        const int col = column<D, CHUNK, THREADS, SEGMENT, SEGMENT_SLOTS>(start, k, lane);
-        load_chunk<VEC, BOUND, true>(gamma_kept[k], gamma_ptr, col);
-        load_chunk<VEC, BOUND, true>(beta_kept[k], beta_ptr, col);
+        const int col = column<RUN, JUMP, THREADS, SEGMENT, SEGMENT_SLOTS>(start, k, lane);
+        const bool owned = owns<RUN, JUMP, THREADS, SEGMENT_SLOTS>(k, lane);
+        load_chunk<VEC, BOUND, RUN, JUMP, true>(gamma_kept[k], gamma_ptr, col, owned);
+        load_chunk<VEC, BOUND, RUN, JUMP, true>(beta_kept[k], beta_ptr, col, owned);
     }
 
     // Where in shared memory a tensor of this row group's row lies.
@@ -499,9 +514,10 @@ layernorm_fwd__bf16_d12288__t256_r1_v8_b2_bulk_s3_o264_keep_hold_claim__rows(
         bf16 x_held[SLOTS][CHUNK];
         #pragma unroll
         for (int k = 0; k < SLOTS; ++k) {
-            const int col = column<D, CHUNK, THREADS, SEGMENT, SEGMENT_SLOTS>(start, k, lane);
+            const int col = column<RUN, JUMP, THREADS, SEGMENT, SEGMENT_SLOTS>(start, k, lane);
+            const bool owned = owns<RUN, JUMP, THREADS, SEGMENT_SLOTS>(k, lane);
             bf16 x[CHUNK];
-            load_chunk<VEC, BOUND>(x, x_stage - start, col);
+            load_chunk<VEC, BOUND, RUN, JUMP>(x, x_stage - start, col, owned);
             copy_chunk(x_held[k], x);
         }
 
@@ -509,7 +525,8 @@ layernorm_fwd__bf16_d12288__t256_r1_v8_b2_bulk_s3_o264_keep_hold_claim__rows(
         real chunks_0[1][SLOTS];
         #pragma unroll
         for (int k = 0; k < SLOTS; ++k) {
-            const int col = column<D, CHUNK, THREADS, SEGMENT, SEGMENT_SLOTS>(start, k, lane);
+            const int col = column<RUN, JUMP, THREADS, SEGMENT, SEGMENT_SLOTS>(start, k, lane);
+            const bool owned = owns<RUN, JUMP, THREADS, SEGMENT_SLOTS>(k, lane);
             bf16 x[CHUNK];
             copy_chunk(x, x_held[k]);
             real mean_sum_chunk = ABSENT;
@@ -518,7 +535,7 @@ layernorm_fwd__bf16_d12288__t256_r1_v8_b2_bulk_s3_o264_keep_hold_claim__rows(
                 const float x32 = f32_from_bf16(x[i]);  // %x32 : f32[M, D] = cast %x {to=f32}
                 mean_sum_chunk = mean_sum_chunk + x32;  // %mean_sum : f32[M] = reduce_sum %x32 {axis=D, chunk=8, segment=6144}
             }
-            chunks_0[0][k] = EXACT || col < D ? mean_sum_chunk : ABSENT;
+            chunks_0[0][k] = EXACT || (owned && col < D) ? mean_sum_chunk : ABSENT;
         }
         real sums_0[1];
         row_fold<Add, THREADS, ROWS, 1, SEGMENT_SLOTS>(sums_0, chunks_0, scratch, turn, group, lane);
@@ -532,7 +549,8 @@ layernorm_fwd__bf16_d12288__t256_r1_v8_b2_bulk_s3_o264_keep_hold_claim__rows(
         real chunks_1[1][SLOTS];
         #pragma unroll
         for (int k = 0; k < SLOTS; ++k) {
-            const int col = column<D, CHUNK, THREADS, SEGMENT, SEGMENT_SLOTS>(start, k, lane);
+            const int col = column<RUN, JUMP, THREADS, SEGMENT, SEGMENT_SLOTS>(start, k, lane);
+            const bool owned = owns<RUN, JUMP, THREADS, SEGMENT_SLOTS>(k, lane);
             bf16 x[CHUNK];
             copy_chunk(x, x_held[k]);
             real var_sum_chunk = ABSENT;
@@ -543,7 +561,7 @@ layernorm_fwd__bf16_d12288__t256_r1_v8_b2_bulk_s3_o264_keep_hold_claim__rows(
                 const float xc2 = xc * xc;              // %xc2 : f32[M, D] = mul %xc, %xc
                 var_sum_chunk = var_sum_chunk + xc2;    // %var_sum : f32[M] = reduce_sum %xc2 {axis=D, chunk=8, segment=6144}
             }
-            chunks_1[0][k] = EXACT || col < D ? var_sum_chunk : ABSENT;
+            chunks_1[0][k] = EXACT || (owned && col < D) ? var_sum_chunk : ABSENT;
         }
         real sums_1[1];
         row_fold<Add, THREADS, ROWS, 1, SEGMENT_SLOTS>(sums_1, chunks_1, scratch, turn, group, lane);
@@ -557,7 +575,8 @@ layernorm_fwd__bf16_d12288__t256_r1_v8_b2_bulk_s3_o264_keep_hold_claim__rows(
         // ---- phase 2 ----
         #pragma unroll
         for (int k = 0; k < SLOTS; ++k) {
-            const int col = column<D, CHUNK, THREADS, SEGMENT, SEGMENT_SLOTS>(start, k, lane);
+            const int col = column<RUN, JUMP, THREADS, SEGMENT, SEGMENT_SLOTS>(start, k, lane);
+            const bool owned = owns<RUN, JUMP, THREADS, SEGMENT_SLOTS>(k, lane);
             bf16 x[CHUNK];
             copy_chunk(x, x_held[k]);
             bf16 gamma[CHUNK];
@@ -578,7 +597,7 @@ layernorm_fwd__bf16_d12288__t256_r1_v8_b2_bulk_s3_o264_keep_hold_claim__rows(
                 const bf16 y = bf16_from_f32(y32);              // %y : bf16[M, D] = cast %y32 {to=bf16}
                 y_out[i] = y;
             }
-            if (live) store_chunk<VEC, BOUND>(y_ptr + row * y_stride, y_out, col);
+            if (live) store_chunk<VEC, BOUND, RUN, JUMP>(y_ptr + row * y_stride, y_out, col, owned);
         }
 
         if (++stage == STAGES) {

@@ -85,17 +85,21 @@ template <typename T> __device__ __forceinline__ T element(const void* words, in
         return static_cast<const T*>(words)[i];
 }
 
-// The elements col .. col + N - 1 of a row, VEC at a time; zero beyond the end of the row. EARLY: asked for right here.
-template <int VEC, int D, bool EARLY = false, int N, typename T>
-__device__ __forceinline__ void load_chunk(T (&chunk)[N], const T* __restrict__ row, int col)
+// How many columns behind its first one element i of a chunk lies: runs of RUN neighbours lie JUMP columns apart.
+template <int RUN, int JUMP> __device__ constexpr int behind(int i) { return i / RUN * JUMP + i % RUN; }
+
+// The elements of the chunk at col of a row, VEC at a time; zero beyond its end, or without a chunk. EARLY: asked for here.
+template <int VEC, int D, int RUN, int JUMP, bool EARLY = false, int N, typename T>
+__device__ __forceinline__ void load_chunk(T (&chunk)[N], const T* __restrict__ row, int col, bool owned = true)
 {
     #pragma unroll
     for (int j = 0; j < N; j += VEC) {
         Vector<VEC, T> v = {};
-        if (col + j < D) {
+        const int there = col + behind<RUN, JUMP>(j);
+        if (owned && there < D) {
             #pragma unroll
             for (int w = 0; w < v.WORDS; ++w) {
-                const auto* from = reinterpret_cast<const typename Vector<VEC, T>::type*>(row + col + j) + w;
+                const auto* from = reinterpret_cast<const typename Vector<VEC, T>::type*>(row + there) + w;
                 if constexpr (EARLY) early_word(v.words[w], from);
                 else v.words[w] = *from;
             }
@@ -105,19 +109,20 @@ __device__ __forceinline__ void load_chunk(T (&chunk)[N], const T* __restrict__ 
     }
 }
 
-// Stores the elements col .. col + N - 1 of a row, none beyond its end. STAY: L2 gives them up last.
-template <int VEC, int D, bool STAY = false, int N, typename T>
-__device__ __forceinline__ void store_chunk(T* __restrict__ row, const T (&chunk)[N], int col)
+// Stores the elements of the chunk at col of a row, if there is one, none beyond its end. STAY: L2 gives them up last.
+template <int VEC, int D, int RUN, int JUMP, bool STAY = false, int N, typename T>
+__device__ __forceinline__ void store_chunk(T* __restrict__ row, const T (&chunk)[N], int col, bool owned = true)
 {
     #pragma unroll
     for (int j = 0; j < N; j += VEC) {
         Vector<VEC, T> v;
         #pragma unroll
         for (int i = 0; i < VEC; ++i) v.items[i] = chunk[j + i];
-        if (col + j < D) {
+        const int there = col + behind<RUN, JUMP>(j);
+        if (owned && there < D) {
             #pragma unroll
             for (int w = 0; w < v.WORDS; ++w) {
-                auto* to = reinterpret_cast<typename Vector<VEC, T>::type*>(row + col + j) + w;
+                auto* to = reinterpret_cast<typename Vector<VEC, T>::type*>(row + there) + w;
                 if constexpr (STAY) stay_word(to, v.words[w]);
                 else *to = v.words[w];
             }
@@ -131,13 +136,20 @@ template <int N, typename T> __device__ __forceinline__ void copy_chunk(T (&to)[
     for (int i = 0; i < N; ++i) to[i] = from[i];
 }
 
-// The first column of a thread's chunk in a slot, for slots that start at column start; D where there is none.
-template <int D, int CHUNK, int THREADS, int SEGMENT, int SEGMENT_SLOTS>
+// True if a thread has a chunk in a slot: there may be fewer chunks than threads.
+template <int RUN, int JUMP, int THREADS, int SEGMENT_SLOTS> __device__ __forceinline__ bool owns(int slot, int lane)
+{
+    return JUMP % (THREADS * RUN) == 0 || (slot % SEGMENT_SLOTS * THREADS + lane) * RUN < JUMP;
+}
+
+// The first column of a thread's chunk in a slot, for slots that start at column start; without one that of the
+// last. Neighbouring threads' chunks begin a run apart, and the runs of a chunk lie JUMP apart.
+template <int RUN, int JUMP, int THREADS, int SEGMENT, int SEGMENT_SLOTS>
 __device__ __forceinline__ int column(int start, int slot, int lane)
 {
-    const int within = (slot % SEGMENT_SLOTS * THREADS + lane) * CHUNK;
-    const int col = start + slot / SEGMENT_SLOTS * SEGMENT + within;
-    return SEGMENT % (THREADS * CHUNK) == 0 || within < SEGMENT ? col : D;
+    const int within = (slot % SEGMENT_SLOTS * THREADS + lane) * RUN;
+    const int there = JUMP % (THREADS * RUN) == 0 || within < JUMP - RUN ? within : JUMP - RUN;
+    return start + slot / SEGMENT_SLOTS * SEGMENT + there;
 }
 
 // The largest power of two below n.
@@ -249,14 +261,16 @@ layernorm_fwd__f32_d768__t64_r1_v4_b8__rows(
 )
 {
     constexpr int D             = 768;  // features per row
-    constexpr int CHUNK         = 4;    // consecutive elements a thread owns, added left to right
+    constexpr int CHUNK         = 4;    // elements a thread owns, added left to right
+    constexpr int RUN           = 4;    // of them side by side
+    constexpr int JUMP          = 768;  // columns from one run of a chunk to the next
     constexpr int THREADS       = 64;   // threads per row
     constexpr int SLOTS         = 3;    // chunks per thread
     constexpr int SEGMENT       = 768;  // elements per segment of a row
+    constexpr int SEGMENT_SLOTS = 3;    // chunks per thread and segment
     constexpr int VEC           = 4;    // elements per memory access
     constexpr int EXACT         = 1;    // 1 if the chunks of all threads cover the row exactly
     constexpr int ROWS          = 1;    // rows a block works on side by side
-    constexpr int SEGMENT_SLOTS = 3;    // chunks per thread and segment
     constexpr int FIRST         = 528;  // blocks that may begin while the kernel before ends
 
     __shared__ real scratch[128];
@@ -292,8 +306,9 @@ layernorm_fwd__f32_d768__t64_r1_v4_b8__rows(
     float x[SLOTS][CHUNK];
     #pragma unroll
     for (int k = 0; k < SLOTS; ++k) {
-        const int col = column<D, CHUNK, THREADS, SEGMENT, SEGMENT_SLOTS>(0, k, lane);
-        load_chunk<VEC, D>(x[k], x_ptr + r * x_stride, col);
+        const int col = column<RUN, JUMP, THREADS, SEGMENT, SEGMENT_SLOTS>(0, k, lane);
+        const bool owned = owns<RUN, JUMP, THREADS, SEGMENT_SLOTS>(k, lane);
+        load_chunk<VEC, D, RUN, JUMP>(x[k], x_ptr + r * x_stride, col, owned);
     }
     const float d_size = 768.0f;  // %d_size : f32[] = const {dtype=f32, value=768.0}
     const float eps = 1e-05f;     // %eps : f32[] = const {dtype=f32, value=1e-05}
@@ -303,14 +318,15 @@ layernorm_fwd__f32_d768__t64_r1_v4_b8__rows(
     real chunks_0[1][SLOTS];
     #pragma unroll
     for (int k = 0; k < SLOTS; ++k) {
-        const int col = column<D, CHUNK, THREADS, SEGMENT, SEGMENT_SLOTS>(0, k, lane);
+        const int col = column<RUN, JUMP, THREADS, SEGMENT, SEGMENT_SLOTS>(0, k, lane);
+        const bool owned = owns<RUN, JUMP, THREADS, SEGMENT_SLOTS>(k, lane);
         real mean_sum_chunk = ABSENT;
         #pragma unroll
         for (int i = 0; i < CHUNK; ++i) {
             const float x32 = x[k][i];              // %x32 : f32[M, D] = cast %x {to=f32}
             mean_sum_chunk = mean_sum_chunk + x32;  // %mean_sum : f32[M] = reduce_sum %x32 {axis=D, chunk=4, segment=768}
         }
-        chunks_0[0][k] = EXACT || col < D ? mean_sum_chunk : ABSENT;
+        chunks_0[0][k] = EXACT || (owned && col < D) ? mean_sum_chunk : ABSENT;
     }
     real sums_0[1];
     row_fold<Add, THREADS, ROWS, 1, SEGMENT_SLOTS>(sums_0, chunks_0, scratch, turn, group, lane);
@@ -322,7 +338,8 @@ layernorm_fwd__f32_d768__t64_r1_v4_b8__rows(
     real chunks_1[1][SLOTS];
     #pragma unroll
     for (int k = 0; k < SLOTS; ++k) {
-        const int col = column<D, CHUNK, THREADS, SEGMENT, SEGMENT_SLOTS>(0, k, lane);
+        const int col = column<RUN, JUMP, THREADS, SEGMENT, SEGMENT_SLOTS>(0, k, lane);
+        const bool owned = owns<RUN, JUMP, THREADS, SEGMENT_SLOTS>(k, lane);
         real var_sum_chunk = ABSENT;
         #pragma unroll
         for (int i = 0; i < CHUNK; ++i) {
@@ -331,7 +348,7 @@ layernorm_fwd__f32_d768__t64_r1_v4_b8__rows(
             const float xc2 = xc * xc;            // %xc2 : f32[M, D] = mul %xc, %xc
             var_sum_chunk = var_sum_chunk + xc2;  // %var_sum : f32[M] = reduce_sum %xc2 {axis=D, chunk=4, segment=768}
         }
-        chunks_1[0][k] = EXACT || col < D ? var_sum_chunk : ABSENT;
+        chunks_1[0][k] = EXACT || (owned && col < D) ? var_sum_chunk : ABSENT;
     }
     real sums_1[1];
     row_fold<Add, THREADS, ROWS, 1, SEGMENT_SLOTS>(sums_1, chunks_1, scratch, turn, group, lane);
@@ -345,11 +362,12 @@ layernorm_fwd__f32_d768__t64_r1_v4_b8__rows(
     // ---- phase 2 ----
     #pragma unroll
     for (int k = 0; k < SLOTS; ++k) {
-        const int col = column<D, CHUNK, THREADS, SEGMENT, SEGMENT_SLOTS>(0, k, lane);
+        const int col = column<RUN, JUMP, THREADS, SEGMENT, SEGMENT_SLOTS>(0, k, lane);
+        const bool owned = owns<RUN, JUMP, THREADS, SEGMENT_SLOTS>(k, lane);
         float gamma[CHUNK];
-        load_chunk<VEC, D>(gamma, gamma_ptr, col);
+        load_chunk<VEC, D, RUN, JUMP>(gamma, gamma_ptr, col, owned);
         float beta[CHUNK];
-        load_chunk<VEC, D>(beta, beta_ptr, col);
+        load_chunk<VEC, D, RUN, JUMP>(beta, beta_ptr, col, owned);
         float y_out[CHUNK];
         #pragma unroll
         for (int i = 0; i < CHUNK; ++i) {
@@ -362,6 +380,6 @@ layernorm_fwd__f32_d768__t64_r1_v4_b8__rows(
             const float y = y32;                            // %y : f32[M, D] = cast %y32 {to=f32}
             y_out[i] = y;
         }
-        if (live) store_chunk<VEC, D>(y_ptr + row * y_stride, y_out, col);
+        if (live) store_chunk<VEC, D, RUN, JUMP>(y_ptr + row * y_stride, y_out, col, owned);
     }
 }

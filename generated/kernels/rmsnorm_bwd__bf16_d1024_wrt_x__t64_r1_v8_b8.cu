@@ -99,17 +99,21 @@ template <typename T> __device__ __forceinline__ T element(const void* words, in
         return static_cast<const T*>(words)[i];
 }
 
-// The elements col .. col + N - 1 of a row, VEC at a time; zero beyond the end of the row. EARLY: asked for right here.
-template <int VEC, int D, bool EARLY = false, int N, typename T>
-__device__ __forceinline__ void load_chunk(T (&chunk)[N], const T* __restrict__ row, int col)
+// How many columns behind its first one element i of a chunk lies: runs of RUN neighbours lie JUMP columns apart.
+template <int RUN, int JUMP> __device__ constexpr int behind(int i) { return i / RUN * JUMP + i % RUN; }
+
+// The elements of the chunk at col of a row, VEC at a time; zero beyond its end, or without a chunk. EARLY: asked for here.
+template <int VEC, int D, int RUN, int JUMP, bool EARLY = false, int N, typename T>
+__device__ __forceinline__ void load_chunk(T (&chunk)[N], const T* __restrict__ row, int col, bool owned = true)
 {
     #pragma unroll
     for (int j = 0; j < N; j += VEC) {
         Vector<VEC, T> v = {};
-        if (col + j < D) {
+        const int there = col + behind<RUN, JUMP>(j);
+        if (owned && there < D) {
             #pragma unroll
             for (int w = 0; w < v.WORDS; ++w) {
-                const auto* from = reinterpret_cast<const typename Vector<VEC, T>::type*>(row + col + j) + w;
+                const auto* from = reinterpret_cast<const typename Vector<VEC, T>::type*>(row + there) + w;
                 if constexpr (EARLY) early_word(v.words[w], from);
                 else v.words[w] = *from;
             }
@@ -119,19 +123,20 @@ __device__ __forceinline__ void load_chunk(T (&chunk)[N], const T* __restrict__ 
     }
 }
 
-// Stores the elements col .. col + N - 1 of a row, none beyond its end. STAY: L2 gives them up last.
-template <int VEC, int D, bool STAY = false, int N, typename T>
-__device__ __forceinline__ void store_chunk(T* __restrict__ row, const T (&chunk)[N], int col)
+// Stores the elements of the chunk at col of a row, if there is one, none beyond its end. STAY: L2 gives them up last.
+template <int VEC, int D, int RUN, int JUMP, bool STAY = false, int N, typename T>
+__device__ __forceinline__ void store_chunk(T* __restrict__ row, const T (&chunk)[N], int col, bool owned = true)
 {
     #pragma unroll
     for (int j = 0; j < N; j += VEC) {
         Vector<VEC, T> v;
         #pragma unroll
         for (int i = 0; i < VEC; ++i) v.items[i] = chunk[j + i];
-        if (col + j < D) {
+        const int there = col + behind<RUN, JUMP>(j);
+        if (owned && there < D) {
             #pragma unroll
             for (int w = 0; w < v.WORDS; ++w) {
-                auto* to = reinterpret_cast<typename Vector<VEC, T>::type*>(row + col + j) + w;
+                auto* to = reinterpret_cast<typename Vector<VEC, T>::type*>(row + there) + w;
                 if constexpr (STAY) stay_word(to, v.words[w]);
                 else *to = v.words[w];
             }
@@ -145,13 +150,20 @@ template <int N, typename T> __device__ __forceinline__ void copy_chunk(T (&to)[
     for (int i = 0; i < N; ++i) to[i] = from[i];
 }
 
-// The first column of a thread's chunk in a slot, for slots that start at column start; D where there is none.
-template <int D, int CHUNK, int THREADS, int SEGMENT, int SEGMENT_SLOTS>
+// True if a thread has a chunk in a slot: there may be fewer chunks than threads.
+template <int RUN, int JUMP, int THREADS, int SEGMENT_SLOTS> __device__ __forceinline__ bool owns(int slot, int lane)
+{
+    return JUMP % (THREADS * RUN) == 0 || (slot % SEGMENT_SLOTS * THREADS + lane) * RUN < JUMP;
+}
+
+// The first column of a thread's chunk in a slot, for slots that start at column start; without one that of the
+// last. Neighbouring threads' chunks begin a run apart, and the runs of a chunk lie JUMP apart.
+template <int RUN, int JUMP, int THREADS, int SEGMENT, int SEGMENT_SLOTS>
 __device__ __forceinline__ int column(int start, int slot, int lane)
 {
-    const int within = (slot % SEGMENT_SLOTS * THREADS + lane) * CHUNK;
-    const int col = start + slot / SEGMENT_SLOTS * SEGMENT + within;
-    return SEGMENT % (THREADS * CHUNK) == 0 || within < SEGMENT ? col : D;
+    const int within = (slot % SEGMENT_SLOTS * THREADS + lane) * RUN;
+    const int there = JUMP % (THREADS * RUN) == 0 || within < JUMP - RUN ? within : JUMP - RUN;
+    return start + slot / SEGMENT_SLOTS * SEGMENT + there;
 }
 
 // The largest power of two below n.
@@ -263,14 +275,16 @@ rmsnorm_bwd__bf16_d1024_wrt_x__t64_r1_v8_b8__rows(
 )
 {
     constexpr int D             = 1024;  // features per row
-    constexpr int CHUNK         = 8;     // consecutive elements a thread owns, added left to right
+    constexpr int CHUNK         = 8;     // elements a thread owns, added left to right
+    constexpr int RUN           = 8;     // of them side by side
+    constexpr int JUMP          = 1024;  // columns from one run of a chunk to the next
     constexpr int THREADS       = 64;    // threads per row
     constexpr int SLOTS         = 2;     // chunks per thread
     constexpr int SEGMENT       = 1024;  // elements per segment of a row
+    constexpr int SEGMENT_SLOTS = 2;     // chunks per thread and segment
     constexpr int VEC           = 8;     // elements per memory access
     constexpr int EXACT         = 1;     // 1 if the chunks of all threads cover the row exactly
     constexpr int ROWS          = 1;     // rows a block works on side by side
-    constexpr int SEGMENT_SLOTS = 2;     // chunks per thread and segment
     constexpr int FIRST         = 528;   // blocks that may begin while the kernel before ends
 
     __shared__ real scratch[128];
@@ -310,9 +324,10 @@ rmsnorm_bwd__bf16_d1024_wrt_x__t64_r1_v8_b8__rows(
     bf16 x[SLOTS][CHUNK];
     #pragma unroll
     for (int k = 0; k < SLOTS; ++k) {
-        const int col = column<D, CHUNK, THREADS, SEGMENT, SEGMENT_SLOTS>(0, k, lane);
-        load_chunk<VEC, D>(dy[k], dy_ptr + r * dy_stride, col);
-        load_chunk<VEC, D>(x[k], x_ptr + r * x_stride, col);
+        const int col = column<RUN, JUMP, THREADS, SEGMENT, SEGMENT_SLOTS>(0, k, lane);
+        const bool owned = owns<RUN, JUMP, THREADS, SEGMENT_SLOTS>(k, lane);
+        load_chunk<VEC, D, RUN, JUMP>(dy[k], dy_ptr + r * dy_stride, col, owned);
+        load_chunk<VEC, D, RUN, JUMP>(x[k], x_ptr + r * x_stride, col, owned);
     }
     const float rstd = rstd_ptr[r];
     const float d_size = 1024.0f;  // %d_size : f32[] = const {dtype=f32, value=1024.0}
@@ -321,9 +336,10 @@ rmsnorm_bwd__bf16_d1024_wrt_x__t64_r1_v8_b8__rows(
     real chunks_0[1][SLOTS];
     #pragma unroll
     for (int k = 0; k < SLOTS; ++k) {
-        const int col = column<D, CHUNK, THREADS, SEGMENT, SEGMENT_SLOTS>(0, k, lane);
+        const int col = column<RUN, JUMP, THREADS, SEGMENT, SEGMENT_SLOTS>(0, k, lane);
+        const bool owned = owns<RUN, JUMP, THREADS, SEGMENT_SLOTS>(k, lane);
         bf16 gamma[CHUNK];
-        load_chunk<VEC, D>(gamma, gamma_ptr, col);
+        load_chunk<VEC, D, RUN, JUMP>(gamma, gamma_ptr, col, owned);
         real mean_dy_gamma_xhat_sum_chunk = ABSENT;
         #pragma unroll
         for (int i = 0; i < CHUNK; ++i) {
@@ -334,7 +350,7 @@ rmsnorm_bwd__bf16_d1024_wrt_x__t64_r1_v8_b8__rows(
             const float dy_gamma = dy32 * gamma32;                                              // %dy_gamma : f32[M, D] = mul %dy32, %gamma32
             mean_dy_gamma_xhat_sum_chunk = fmaf(dy_gamma, xhat, mean_dy_gamma_xhat_sum_chunk);  // %mean_dy_gamma_xhat_sum : f32[M] = reduce_dot %dy_gamma, %xhat {axis=D, chunk=8, segment=1024}
         }
-        chunks_0[0][k] = EXACT || col < D ? mean_dy_gamma_xhat_sum_chunk : ABSENT;
+        chunks_0[0][k] = EXACT || (owned && col < D) ? mean_dy_gamma_xhat_sum_chunk : ABSENT;
     }
     real sums_0[1];
     row_fold<Add, THREADS, ROWS, 1, SEGMENT_SLOTS>(sums_0, chunks_0, scratch, turn, group, lane);
@@ -345,9 +361,10 @@ rmsnorm_bwd__bf16_d1024_wrt_x__t64_r1_v8_b8__rows(
     // ---- phase 1 ----
     #pragma unroll
     for (int k = 0; k < SLOTS; ++k) {
-        const int col = column<D, CHUNK, THREADS, SEGMENT, SEGMENT_SLOTS>(0, k, lane);
+        const int col = column<RUN, JUMP, THREADS, SEGMENT, SEGMENT_SLOTS>(0, k, lane);
+        const bool owned = owns<RUN, JUMP, THREADS, SEGMENT_SLOTS>(k, lane);
         bf16 gamma[CHUNK];
-        load_chunk<VEC, D>(gamma, gamma_ptr, col);
+        load_chunk<VEC, D, RUN, JUMP>(gamma, gamma_ptr, col, owned);
         bf16 dx_out[CHUNK];
         #pragma unroll
         for (int i = 0; i < CHUNK; ++i) {
@@ -361,6 +378,6 @@ rmsnorm_bwd__bf16_d1024_wrt_x__t64_r1_v8_b8__rows(
             const bf16 dx = bf16_from_f32(dx32);                                   // %dx : bf16[M, D] = cast %dx32 {to=bf16}
             dx_out[i] = dx;
         }
-        if (live) store_chunk<VEC, D>(dx_ptr + row * dx_stride, dx_out, col);
+        if (live) store_chunk<VEC, D, RUN, JUMP>(dx_ptr + row * dx_stride, dx_out, col, owned);
     }
 }

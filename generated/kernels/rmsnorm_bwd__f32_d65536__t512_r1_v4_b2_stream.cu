@@ -98,17 +98,21 @@ template <typename T> __device__ __forceinline__ T element(const void* words, in
         return static_cast<const T*>(words)[i];
 }
 
-// The elements col .. col + N - 1 of a row, VEC at a time; zero beyond the end of the row. EARLY: asked for right here.
-template <int VEC, int D, bool EARLY = false, int N, typename T>
-__device__ __forceinline__ void load_chunk(T (&chunk)[N], const T* __restrict__ row, int col)
+// How many columns behind its first one element i of a chunk lies: runs of RUN neighbours lie JUMP columns apart.
+template <int RUN, int JUMP> __device__ constexpr int behind(int i) { return i / RUN * JUMP + i % RUN; }
+
+// The elements of the chunk at col of a row, VEC at a time; zero beyond its end, or without a chunk. EARLY: asked for here.
+template <int VEC, int D, int RUN, int JUMP, bool EARLY = false, int N, typename T>
+__device__ __forceinline__ void load_chunk(T (&chunk)[N], const T* __restrict__ row, int col, bool owned = true)
 {
     #pragma unroll
     for (int j = 0; j < N; j += VEC) {
         Vector<VEC, T> v = {};
-        if (col + j < D) {
+        const int there = col + behind<RUN, JUMP>(j);
+        if (owned && there < D) {
             #pragma unroll
             for (int w = 0; w < v.WORDS; ++w) {
-                const auto* from = reinterpret_cast<const typename Vector<VEC, T>::type*>(row + col + j) + w;
+                const auto* from = reinterpret_cast<const typename Vector<VEC, T>::type*>(row + there) + w;
                 if constexpr (EARLY) early_word(v.words[w], from);
                 else v.words[w] = *from;
             }
@@ -118,19 +122,20 @@ __device__ __forceinline__ void load_chunk(T (&chunk)[N], const T* __restrict__ 
     }
 }
 
-// Stores the elements col .. col + N - 1 of a row, none beyond its end. STAY: L2 gives them up last.
-template <int VEC, int D, bool STAY = false, int N, typename T>
-__device__ __forceinline__ void store_chunk(T* __restrict__ row, const T (&chunk)[N], int col)
+// Stores the elements of the chunk at col of a row, if there is one, none beyond its end. STAY: L2 gives them up last.
+template <int VEC, int D, int RUN, int JUMP, bool STAY = false, int N, typename T>
+__device__ __forceinline__ void store_chunk(T* __restrict__ row, const T (&chunk)[N], int col, bool owned = true)
 {
     #pragma unroll
     for (int j = 0; j < N; j += VEC) {
         Vector<VEC, T> v;
         #pragma unroll
         for (int i = 0; i < VEC; ++i) v.items[i] = chunk[j + i];
-        if (col + j < D) {
+        const int there = col + behind<RUN, JUMP>(j);
+        if (owned && there < D) {
             #pragma unroll
             for (int w = 0; w < v.WORDS; ++w) {
-                auto* to = reinterpret_cast<typename Vector<VEC, T>::type*>(row + col + j) + w;
+                auto* to = reinterpret_cast<typename Vector<VEC, T>::type*>(row + there) + w;
                 if constexpr (STAY) stay_word(to, v.words[w]);
                 else *to = v.words[w];
             }
@@ -144,13 +149,20 @@ template <int N, typename T> __device__ __forceinline__ void copy_chunk(T (&to)[
     for (int i = 0; i < N; ++i) to[i] = from[i];
 }
 
-// The first column of a thread's chunk in a slot, for slots that start at column start; D where there is none.
-template <int D, int CHUNK, int THREADS, int SEGMENT, int SEGMENT_SLOTS>
+// True if a thread has a chunk in a slot: there may be fewer chunks than threads.
+template <int RUN, int JUMP, int THREADS, int SEGMENT_SLOTS> __device__ __forceinline__ bool owns(int slot, int lane)
+{
+    return JUMP % (THREADS * RUN) == 0 || (slot % SEGMENT_SLOTS * THREADS + lane) * RUN < JUMP;
+}
+
+// The first column of a thread's chunk in a slot, for slots that start at column start; without one that of the
+// last. Neighbouring threads' chunks begin a run apart, and the runs of a chunk lie JUMP apart.
+template <int RUN, int JUMP, int THREADS, int SEGMENT, int SEGMENT_SLOTS>
 __device__ __forceinline__ int column(int start, int slot, int lane)
 {
-    const int within = (slot % SEGMENT_SLOTS * THREADS + lane) * CHUNK;
-    const int col = start + slot / SEGMENT_SLOTS * SEGMENT + within;
-    return SEGMENT % (THREADS * CHUNK) == 0 || within < SEGMENT ? col : D;
+    const int within = (slot % SEGMENT_SLOTS * THREADS + lane) * RUN;
+    const int there = JUMP % (THREADS * RUN) == 0 || within < JUMP - RUN ? within : JUMP - RUN;
+    return start + slot / SEGMENT_SLOTS * SEGMENT + there;
 }
 
 // The largest power of two below n.
@@ -292,13 +304,16 @@ rmsnorm_bwd__f32_d65536__t512_r1_v4_b2_stream__rows(
     const long long dx_stride
 )
 {
-    constexpr int D       = 65536;  // features per row
-    constexpr int CHUNK   = 4;      // consecutive elements a thread owns, added left to right
-    constexpr int THREADS = 512;    // threads per row
-    constexpr int SLOTS   = 2;      // chunks per thread and segment
-    constexpr int SEGMENT = 4096;   // elements per segment of a row
-    constexpr int VEC     = 4;      // elements per memory access
-    constexpr int EXACT   = 1;      // 1 if the chunks of all threads cover the row exactly
+    constexpr int D             = 65536;  // features per row
+    constexpr int CHUNK         = 4;      // elements a thread owns, added left to right
+    constexpr int RUN           = 4;      // of them side by side
+    constexpr int JUMP          = 4096;   // columns from one run of a chunk to the next
+    constexpr int THREADS       = 512;    // threads per row
+    constexpr int SLOTS         = 2;      // chunks per thread and segment
+    constexpr int SEGMENT       = 4096;   // elements per segment of a row
+    constexpr int SEGMENT_SLOTS = 2;      // chunks per thread and segment
+    constexpr int VEC           = 4;      // elements per memory access
+    constexpr int EXACT         = 1;      // 1 if the chunks of all threads cover the row exactly
     constexpr int SEGMENTS      = (D + SEGMENT - 1) / SEGMENT;
 
     wait_for_previous_kernel();
@@ -319,13 +334,14 @@ rmsnorm_bwd__f32_d65536__t512_r1_v4_b2_stream__rows(
         real chunks_0[1][SLOTS];
         #pragma unroll
         for (int k = 0; k < SLOTS; ++k) {
-            const int col = seg * SEGMENT + column<D, CHUNK, THREADS, SEGMENT, SLOTS>(0, k, lane);
+            const int col = seg * SEGMENT + column<RUN, JUMP, THREADS, SEGMENT, SEGMENT_SLOTS>(0, k, lane);
+            const bool owned = owns<RUN, JUMP, THREADS, SEGMENT_SLOTS>(k, lane);
             float dy[CHUNK];
-            load_chunk<VEC, D>(dy, dy_ptr + row * dy_stride, col);
+            load_chunk<VEC, D, RUN, JUMP>(dy, dy_ptr + row * dy_stride, col, owned);
             float x[CHUNK];
-            load_chunk<VEC, D>(x, x_ptr + row * x_stride, col);
+            load_chunk<VEC, D, RUN, JUMP>(x, x_ptr + row * x_stride, col, owned);
             float gamma[CHUNK];
-            load_chunk<VEC, D>(gamma, gamma_ptr, col);
+            load_chunk<VEC, D, RUN, JUMP>(gamma, gamma_ptr, col, owned);
             real mean_dy_gamma_xhat_sum_chunk = ABSENT;
             #pragma unroll
             for (int i = 0; i < CHUNK; ++i) {
@@ -335,7 +351,7 @@ rmsnorm_bwd__f32_d65536__t512_r1_v4_b2_stream__rows(
                 const float dy_gamma = dy[i] * gamma32;                                             // %dy_gamma : f32[M, D] = mul %dy, %gamma32
                 mean_dy_gamma_xhat_sum_chunk = fmaf(dy_gamma, xhat, mean_dy_gamma_xhat_sum_chunk);  // %mean_dy_gamma_xhat_sum : f32[M] = reduce_dot %dy_gamma, %xhat {axis=D, chunk=4, segment=4096}
             }
-            chunks_0[0][k] = EXACT || col < D ? mean_dy_gamma_xhat_sum_chunk : ABSENT;
+            chunks_0[0][k] = EXACT || (owned && col < D) ? mean_dy_gamma_xhat_sum_chunk : ABSENT;
         }
         real sums_0_segment[1];
         row_fold<Add, THREADS, 1, 1, SLOTS>(sums_0_segment, chunks_0, scratch, turn, 0, lane);
@@ -352,13 +368,14 @@ rmsnorm_bwd__f32_d65536__t512_r1_v4_b2_stream__rows(
     for (int seg = 0; seg < SEGMENTS; ++seg) {
         #pragma unroll
         for (int k = 0; k < SLOTS; ++k) {
-            const int col = seg * SEGMENT + column<D, CHUNK, THREADS, SEGMENT, SLOTS>(0, k, lane);
+            const int col = seg * SEGMENT + column<RUN, JUMP, THREADS, SEGMENT, SEGMENT_SLOTS>(0, k, lane);
+            const bool owned = owns<RUN, JUMP, THREADS, SEGMENT_SLOTS>(k, lane);
             float dy[CHUNK];
-            load_chunk<VEC, D>(dy, dy_ptr + row * dy_stride, col);
+            load_chunk<VEC, D, RUN, JUMP>(dy, dy_ptr + row * dy_stride, col, owned);
             float x[CHUNK];
-            load_chunk<VEC, D>(x, x_ptr + row * x_stride, col);
+            load_chunk<VEC, D, RUN, JUMP>(x, x_ptr + row * x_stride, col, owned);
             float gamma[CHUNK];
-            load_chunk<VEC, D>(gamma, gamma_ptr, col);
+            load_chunk<VEC, D, RUN, JUMP>(gamma, gamma_ptr, col, owned);
             float dx_out[CHUNK];
             #pragma unroll
             for (int i = 0; i < CHUNK; ++i) {
@@ -371,7 +388,7 @@ rmsnorm_bwd__f32_d65536__t512_r1_v4_b2_stream__rows(
                 const float dx = dx32;                                                 // %dx : f32[M, D] = cast %dx32 {to=f32}
                 dx_out[i] = dx;
             }
-            if (live) store_chunk<VEC, D>(dx_ptr + row * dx_stride, dx_out, col);
+            if (live) store_chunk<VEC, D, RUN, JUMP>(dx_ptr + row * dx_stride, dx_out, col, owned);
         }
     }
 }
@@ -408,9 +425,9 @@ rmsnorm_bwd__f32_d65536__t512_r1_v4_b2_stream__columns(
     #pragma unroll 4
     for (long long row = blockIdx.y; row < rows; row += OWNERS) {
         float dy[CHUNK];
-        load_chunk<VEC, D>(dy, dy_ptr + row * dy_stride, col);
+        load_chunk<VEC, D, CHUNK, CHUNK>(dy, dy_ptr + row * dy_stride, col);
         float x[CHUNK];
-        load_chunk<VEC, D>(x, x_ptr + row * x_stride, col);
+        load_chunk<VEC, D, CHUNK, CHUNK>(x, x_ptr + row * x_stride, col);
         const float rstd = rstd_ptr[row];
         #pragma unroll
         for (int i = 0; i < CHUNK; ++i) {
@@ -419,7 +436,7 @@ rmsnorm_bwd__f32_d65536__t512_r1_v4_b2_stream__columns(
             sum_dy_xhat_acc[i] = fmaf(dy[i], xhat, sum_dy_xhat_acc[i]);  // %sum_dy_xhat : f32[D] = reduce_dot %dy, %xhat {axis=M, blocks=15, groups=1, strands=4}
         }
     }
-    store_chunk<VEC, D, true>(sum_dy_xhat_partial_ptr + static_cast<long long>(blockIdx.y) * PITCH, sum_dy_xhat_acc, col);
+    store_chunk<VEC, D, CHUNK, CHUNK, true>(sum_dy_xhat_partial_ptr + static_cast<long long>(blockIdx.y) * PITCH, sum_dy_xhat_acc, col);
 }
 
 // Completes the column sums.

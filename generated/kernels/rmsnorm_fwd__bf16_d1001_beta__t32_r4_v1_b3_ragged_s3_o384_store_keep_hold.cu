@@ -3,14 +3,14 @@
 //   regenerate : lngen show rmsnorm.fwd:d=1001,dtype=bf16,beta=yes --stage cuda --schedule form=ragged,threads=32,rows=4,vec=1,resident=3,stages=3,owners=384,bulk_store=yes,keep=yes,hold=yes
 //   spec       : rmsnorm.fwd:d=1001,dtype=bf16,beta=yes
 //   schedule   : form=ragged,threads=32,rows=4,vec=1,resident=3,stages=3,owners=384,bulk_store=yes,keep=yes,hold=yes
-//   ir-sha256  : c964da115204
+//   ir-sha256  : 63fb556e8f27
 //
 // graph @rmsnorm_fwd(%x: bf16[M, D], %gamma: bf16[D], %beta: bf16[D]) -> (bf16[M, D], f32[M]) {
 //   %x32       : f32[M, D]  = cast %x {to=f32}
 //   %gamma32   : f32[D]     = cast %gamma {to=f32}
 //   %beta32    : f32[D]     = cast %beta {to=f32}
 //   %x2        : f32[M, D]  = mul %x32, %x32
-//   %ms_sum    : f32[M]     = reduce_sum %x2 {axis=D, chunk=8, segment=1008}
+//   %ms_sum    : f32[M]     = reduce_sum %x2 {axis=D, chunk=8, run=1, segment=1008}
 //   %d_size    : f32[]      = const {dtype=f32, value=1001.0}
 //   %ms        : f32[M]     = div %ms_sum, %d_size
 //   %eps       : f32[]      = const {dtype=f32, value=1e-05}
@@ -124,17 +124,21 @@ template <typename T> __device__ __forceinline__ T element(const void* words, in
         return static_cast<const T*>(words)[i];
 }
 
-// The elements col .. col + N - 1 of a row, VEC at a time; zero beyond the end of the row. EARLY: asked for right here.
-template <int VEC, int D, bool EARLY = false, int N, typename T>
-__device__ __forceinline__ void load_chunk(T (&chunk)[N], const T* __restrict__ row, int col)
+// How many columns behind its first one element i of a chunk lies: runs of RUN neighbours lie JUMP columns apart.
+template <int RUN, int JUMP> __device__ constexpr int behind(int i) { return i / RUN * JUMP + i % RUN; }
+
+// The elements of the chunk at col of a row, VEC at a time; zero beyond its end, or without a chunk. EARLY: asked for here.
+template <int VEC, int D, int RUN, int JUMP, bool EARLY = false, int N, typename T>
+__device__ __forceinline__ void load_chunk(T (&chunk)[N], const T* __restrict__ row, int col, bool owned = true)
 {
     #pragma unroll
     for (int j = 0; j < N; j += VEC) {
         Vector<VEC, T> v = {};
-        if (col + j < D) {
+        const int there = col + behind<RUN, JUMP>(j);
+        if (owned && there < D) {
             #pragma unroll
             for (int w = 0; w < v.WORDS; ++w) {
-                const auto* from = reinterpret_cast<const typename Vector<VEC, T>::type*>(row + col + j) + w;
+                const auto* from = reinterpret_cast<const typename Vector<VEC, T>::type*>(row + there) + w;
                 if constexpr (EARLY) early_word(v.words[w], from);
                 else v.words[w] = *from;
             }
@@ -144,19 +148,20 @@ __device__ __forceinline__ void load_chunk(T (&chunk)[N], const T* __restrict__ 
     }
 }
 
-// Stores the elements col .. col + N - 1 of a row, none beyond its end. STAY: L2 gives them up last.
-template <int VEC, int D, bool STAY = false, int N, typename T>
-__device__ __forceinline__ void store_chunk(T* __restrict__ row, const T (&chunk)[N], int col)
+// Stores the elements of the chunk at col of a row, if there is one, none beyond its end. STAY: L2 gives them up last.
+template <int VEC, int D, int RUN, int JUMP, bool STAY = false, int N, typename T>
+__device__ __forceinline__ void store_chunk(T* __restrict__ row, const T (&chunk)[N], int col, bool owned = true)
 {
     #pragma unroll
     for (int j = 0; j < N; j += VEC) {
         Vector<VEC, T> v;
         #pragma unroll
         for (int i = 0; i < VEC; ++i) v.items[i] = chunk[j + i];
-        if (col + j < D) {
+        const int there = col + behind<RUN, JUMP>(j);
+        if (owned && there < D) {
             #pragma unroll
             for (int w = 0; w < v.WORDS; ++w) {
-                auto* to = reinterpret_cast<typename Vector<VEC, T>::type*>(row + col + j) + w;
+                auto* to = reinterpret_cast<typename Vector<VEC, T>::type*>(row + there) + w;
                 if constexpr (STAY) stay_word(to, v.words[w]);
                 else *to = v.words[w];
             }
@@ -233,73 +238,6 @@ template <typename T> __device__ __forceinline__ int shift_of(const T* p)
     return static_cast<int>(reinterpret_cast<unsigned long long>(p) % 16 / sizeof(T));
 }
 
-// Zeroes what may be read behind the end of a row, with its last elements, and is not used.
-template <int D, int N, typename T> __device__ __forceinline__ void clear_end(void* span)
-{
-    constexpr int END = D * static_cast<int>(sizeof(T)) / 16;  // in pieces of 16 bytes
-    constexpr int LAST = (D + N - 1) / N * N * static_cast<int>(sizeof(T)) / 16;
-    #pragma unroll
-    for (int i = END; i <= LAST; ++i) static_cast<uint4*>(span)[i] = {};
-}
-
-// The elements col .. col + N - 1 of a row that begins ``shift`` elements behind ``span``; beyond its end anything. They
-// are read with the whole 16 bytes around them, and moved to the front by 8, by 4 and by 2 bytes.
-template <int D, int N, typename T>
-__device__ __forceinline__ void load_ragged(T (&chunk)[N], const T* span, int shift, int col)
-{
-    constexpr int SIZE = sizeof(T), PIECES = N * SIZE / 16, LAST = (D - 1) / N * N;
-    union { uint4 pieces[PIECES + 1]; unsigned words[PIECES * 4 + 4]; };
-    #pragma unroll
-    for (int i = 0; i <= PIECES; ++i) pieces[i] = reinterpret_cast<const uint4*>(span + (col < D ? col : LAST))[i];
-    const int bytes = shift * SIZE;
-    #pragma unroll
-    for (int i = 0; i < PIECES * 4 + 2; ++i) words[i] = bytes & 8 ? words[i + 2] : words[i];
-    #pragma unroll
-    for (int i = 0; i < PIECES * 4 + 1 && SIZE < 8; ++i) words[i] = bytes & 4 ? words[i + 1] : words[i];
-    #pragma unroll
-    for (int i = 0; i < PIECES * 4 && SIZE < 4; ++i) words[i] = __funnelshift_r(words[i], words[i + 1], bytes % 4 * 8);
-    #pragma unroll
-    for (int i = 0; i < N; ++i) chunk[i] = element<T>(words, i);
-}
-
-// Stores the elements col .. col + N - 1 of a row that begins ``shift`` elements behind ``span``, the last chunk with what
-// it has beyond the end of the row: whole words, and the ends of a chunk that begins in the middle of one. The threads
-// that would meet in a bank take turns: word i of a chunk in turn i ^ turn.
-template <int D, int N, typename T>
-__device__ __forceinline__ void store_ragged(T* span, const T (&chunk)[N], int shift, int col, int lane)
-{
-    constexpr int SIZE = sizeof(T) < 4 ? 4 : sizeof(T), WORDS = N * static_cast<int>(sizeof(T)) / SIZE;
-    using word = typename Word<SIZE>::type;
-    T* row = span + shift;
-    if (col >= D) return;
-    union { T items[N]; word words[WORDS]; };
-    copy_chunk(items, chunk);
-    bool halved = false;  // the first word is the last one of the chunk before, too
-    if constexpr (sizeof(T) < 4) {
-        halved = shift % 2;
-        if (halved) {
-            row[col + N - 1] = chunk[N - 1];
-            #pragma unroll
-            for (int i = WORDS - 1; i > 0; --i) words[i] = __funnelshift_r(words[i - 1], words[i], 16);
-        }
-    }
-    const int turn = lane / (32 / WORDS) % WORDS;
-    #pragma unroll
-    for (int bit = 1; bit < WORDS; bit *= 2) {
-        word turned[WORDS];
-        #pragma unroll
-        for (int i = 0; i < WORDS; ++i) turned[i] = turn & bit ? words[i ^ bit] : words[i];
-        #pragma unroll
-        for (int i = 0; i < WORDS; ++i) words[i] = turned[i];
-    }
-    word* to = reinterpret_cast<word*>(row + col - halved);
-    #pragma unroll
-    for (int i = 0; i < WORDS; ++i) {
-        if (halved && i == turn) row[col] = chunk[0];
-        else to[i ^ turn] = words[i];
-    }
-}
-
 // The bytes of a row from the last multiple of 16 before it to the next one after it, which belong to its neighbours;
 // after the last row there is none, and its last elements are moved one by one.
 template <int D, typename T> struct Span {
@@ -346,106 +284,20 @@ __device__ __forceinline__ void store_span(T* row, const void* from, int lane)
     if (lane < PIECES ? i < before : lane < 2 * PIECES && i >= before + whole) row[i] = staged_row[i];
 }
 
-// Rows of two bytes an element that begin anywhere, moved for all chunks of a thread at once: where they begin is decided
-// by a few branches a row, not by selects a word, and whole 16 bytes are stored.
-
-// Word i of those that begin BYTES bytes behind some: an odd half of one and the first of the next put together.
-template <int BYTES> __device__ __forceinline__ unsigned shifted(const unsigned* words, int i)
+// True if a thread has a chunk in a slot: there may be fewer chunks than threads.
+template <int RUN, int JUMP, int THREADS, int SEGMENT_SLOTS> __device__ __forceinline__ bool owns(int slot, int lane)
 {
-    return BYTES % 4 ? __funnelshift_r(words[i + BYTES / 4], words[i + BYTES / 4 + 1], 16) : words[i + BYTES / 4];
+    return JUMP % (THREADS * RUN) == 0 || (slot % SEGMENT_SLOTS * THREADS + lane) * RUN < JUMP;
 }
 
-// The elements col .. col + N - 1 of a row that begins BYTES bytes behind ``span``; beyond its end anything. They are
-// read with the whole 16 bytes around them.
-template <int D, int BYTES, int N, typename T>
-__device__ __forceinline__ void load_shifted(T (&chunk)[N], const T* span, int col)
-{
-    constexpr int PIECES = N / 8, LAST = (D - 1) / N * N;
-    union { uint4 pieces[PIECES + 1]; unsigned words[PIECES * 4 + 4]; };
-    #pragma unroll
-    for (int i = 0; i < PIECES + (BYTES > 0); ++i)
-        pieces[i] = reinterpret_cast<const uint4*>(span + (col < D ? col : LAST))[i];
-    unsigned moved[PIECES * 4];
-    #pragma unroll
-    for (int i = 0; i < PIECES * 4; ++i) moved[i] = shifted<BYTES>(words, i);
-    #pragma unroll
-    for (int i = 0; i < N; ++i) chunk[i] = element<T>(moved, i);
-}
-
-// Stores the elements col .. col + N - 1 of a row that begins BYTES bytes behind ``span``, the last chunk with what it has
-// beyond the end of the row. A thread stores the 16 bytes in which its chunk begins: what is before it there comes from
-// the thread before. The first of a warp has none, and the last, of a warp or a segment, stores what is left over.
-template <int D, int THREADS, int SEGMENT, int BYTES, int N, typename T>
-__device__ __forceinline__ void store_shifted(T* span, const T (&chunk)[N], int col, int lane)
-{
-    constexpr int WORDS = N / 2, LANES = THREADS < 32 ? THREADS : 32;
-    constexpr int BEFORE = (BYTES + 3) / 4, HALF = BYTES % 4;
-    union { T items[N]; unsigned own[WORDS]; };
-    copy_chunk(items, chunk);
-    const unsigned together = LANES == 32 ? 0xffffffffu : ((1u << LANES % 32) - 1) << threadIdx.x % 32 / LANES * LANES;
-    unsigned words[BEFORE + WORDS + 1] = {};
-    #pragma unroll
-    for (int i = 0; i < BEFORE; ++i) words[i] = __shfl_up_sync(together, own[WORDS - BEFORE + i], 1, LANES);
-    #pragma unroll
-    for (int i = 0; i < WORDS; ++i) words[BEFORE + i] = own[i];
-    if (col >= D) return;
-    union { uint4 pieces[WORDS / 4]; unsigned moved[WORDS]; };
-    #pragma unroll
-    for (int i = 0; i < WORDS; ++i) moved[i] = shifted<HALF>(words, i);
-    unsigned* to = reinterpret_cast<unsigned*>(span + col);
-    T* row = span + col + BYTES / 2;
-    const bool first = BYTES > 0 && lane % LANES == 0;
-    #pragma unroll
-    for (int i = 0; i < WORDS / 4; ++i)
-        if (i > 0 || !first) reinterpret_cast<uint4*>(to)[i] = pieces[i];
-    if (first) {
-        if constexpr (HALF > 0) row[0] = chunk[0];
-        #pragma unroll
-        for (int i = BEFORE; i < 4; ++i) to[i] = moved[i];
-    }
-    const bool ends = col + N >= D || (SEGMENT < D && (col + N) % SEGMENT == 0);
-    if (BYTES > 0 && (ends || lane % LANES == LANES - 1)) {
-        #pragma unroll
-        for (int i = 0; i < BYTES / 4; ++i) to[WORDS + i] = shifted<HALF>(words, WORDS + i);
-        if constexpr (HALF > 0) row[N - 1] = chunk[N - 1];
-    }
-}
-
-// The chunks of a thread, from columns cols of a row that begins ``shift`` elements behind ``span``. All threads of a row
-// have the same shift: a branch for each bit of its bytes, and they are a number that the compiler knows.
-template <int D, int BIT = 8, int BYTES = 0, int SLOTS, int N, typename T>
-__device__ __forceinline__ void load_halves(T (&chunks)[SLOTS][N], const T* span, int shift, const int (&cols)[SLOTS])
-{
-    if constexpr (BIT > 1) {
-        if (2 * shift & BIT) load_halves<D, BIT / 2, BYTES + BIT>(chunks, span, shift, cols);
-        else load_halves<D, BIT / 2, BYTES>(chunks, span, shift, cols);
-    } else {
-        #pragma unroll
-        for (int k = 0; k < SLOTS; ++k) load_shifted<D, BYTES>(chunks[k], span, cols[k]);
-    }
-}
-
-// The chunks of a thread to where load_halves finds them.
-template <int D, int THREADS, int SEGMENT, int BIT = 8, int BYTES = 0, int SLOTS, int N, typename T>
-__device__ __forceinline__ void store_halves(
-    T* span, const T (&chunks)[SLOTS][N], int shift, const int (&cols)[SLOTS], int lane)
-{
-    if constexpr (BIT > 1) {
-        if (2 * shift & BIT) store_halves<D, THREADS, SEGMENT, BIT / 2, BYTES + BIT>(span, chunks, shift, cols, lane);
-        else store_halves<D, THREADS, SEGMENT, BIT / 2, BYTES>(span, chunks, shift, cols, lane);
-    } else {
-        #pragma unroll
-        for (int k = 0; k < SLOTS; ++k) store_shifted<D, THREADS, SEGMENT, BYTES>(span, chunks[k], cols[k], lane);
-    }
-}
-
-// The first column of a thread's chunk in a slot, for slots that start at column start; D where there is none.
-template <int D, int CHUNK, int THREADS, int SEGMENT, int SEGMENT_SLOTS>
+// The first column of a thread's chunk in a slot, for slots that start at column start; without one that of the
+// last. Neighbouring threads' chunks begin a run apart, and the runs of a chunk lie JUMP apart.
+template <int RUN, int JUMP, int THREADS, int SEGMENT, int SEGMENT_SLOTS>
 __device__ __forceinline__ int column(int start, int slot, int lane)
 {
-    const int within = (slot % SEGMENT_SLOTS * THREADS + lane) * CHUNK;
-    const int col = start + slot / SEGMENT_SLOTS * SEGMENT + within;
-    return SEGMENT % (THREADS * CHUNK) == 0 || within < SEGMENT ? col : D;
+    const int within = (slot % SEGMENT_SLOTS * THREADS + lane) * RUN;
+    const int there = JUMP % (THREADS * RUN) == 0 || within < JUMP - RUN ? within : JUMP - RUN;
+    return start + slot / SEGMENT_SLOTS * SEGMENT + there;
 }
 
 // The largest power of two below n.
@@ -557,14 +409,16 @@ rmsnorm_fwd__bf16_d1001_beta__t32_r4_v1_b3_ragged_s3_o384_store_keep_hold__rows(
 )
 {
     constexpr int D             = 1001;  // features per row
-    constexpr int CHUNK         = 8;     // consecutive elements a thread owns, added left to right
+    constexpr int CHUNK         = 8;     // elements a thread owns, added left to right
+    constexpr int RUN           = 1;     // of them side by side
+    constexpr int JUMP          = 126;   // columns from one run of a chunk to the next
     constexpr int THREADS       = 32;    // threads per row
     constexpr int SLOTS         = 4;     // chunks per thread
     constexpr int SEGMENT       = 1008;  // elements per segment of a row
+    constexpr int SEGMENT_SLOTS = 4;     // chunks per thread and segment
     constexpr int VEC           = 1;     // elements per memory access
     constexpr int EXACT         = 0;     // 1 if the chunks of all threads cover the row exactly
     constexpr int ROWS          = 4;     // rows a block works on side by side
-    constexpr int SEGMENT_SLOTS = 4;     // chunks per thread and segment
     constexpr int STAGES        = 3;     // rows in flight per row group
     constexpr int STAGE_BYTES   = 4096;  // shared memory of a row
     constexpr int OWNERS        = 384;   // blocks that share the rows
@@ -575,11 +429,6 @@ rmsnorm_fwd__bf16_d1001_beta__t32_r4_v1_b3_ragged_s3_o384_store_keep_hold__rows(
     const int group = threadIdx.x / THREADS;
     const int lane = threadIdx.x % THREADS;
     const int start = 0;  // the first column of this block
-
-    for (int i = threadIdx.x; i < STAGES * ROWS; i += THREADS * ROWS) {
-        clear_end<D, CHUNK, bf16>(staged + i * STAGE_BYTES + 0);
-    }
-    before_bulk_copies();
 
     // A barrier for each stage and row group, which counts the bytes that land there.
     __shared__ unsigned long long landed[STAGES][ROWS];
@@ -618,9 +467,10 @@ rmsnorm_fwd__bf16_d1001_beta__t32_r4_v1_b3_ragged_s3_o384_store_keep_hold__rows(
     bf16 beta_kept[SLOTS][CHUNK];
     #pragma unroll
     for (int k = 0; k < SLOTS; ++k) {
-        const int col = column<D, CHUNK, THREADS, SEGMENT, SEGMENT_SLOTS>(start, k, lane);
-        load_chunk<VEC, D, true>(gamma_kept[k], gamma_ptr, col);
-        load_chunk<VEC, D, true>(beta_kept[k], beta_ptr, col);
+        const int col = column<RUN, JUMP, THREADS, SEGMENT, SEGMENT_SLOTS>(start, k, lane);
+        const bool owned = owns<RUN, JUMP, THREADS, SEGMENT_SLOTS>(k, lane);
+        load_chunk<VEC, D, RUN, JUMP, true>(gamma_kept[k], gamma_ptr, col, owned);
+        load_chunk<VEC, D, RUN, JUMP, true>(beta_kept[k], beta_ptr, col, owned);
     }
 
     // Where in shared memory a tensor of this row group's row lies.
@@ -664,32 +514,36 @@ rmsnorm_fwd__bf16_d1001_beta__t32_r4_v1_b3_ragged_s3_o384_store_keep_hold__rows(
         const long long there = live ? row : rows - 1;
         const int x_shift = shift_of(x_ptr + there * x_stride);
         const int y_shift = shift_of(y_ptr + there * y_stride);
-        int cols[SLOTS];
-        #pragma unroll
-        for (int k = 0; k < SLOTS; ++k) cols[k] = column<D, CHUNK, THREADS, SEGMENT, SEGMENT_SLOTS>(start, k, lane);
-        bf16 y_held[SLOTS][CHUNK];
         bf16 x_held[SLOTS][CHUNK];
-        load_halves<D>(x_held, x_stage, x_shift, cols);
+        #pragma unroll
+        for (int k = 0; k < SLOTS; ++k) {
+            const int col = column<RUN, JUMP, THREADS, SEGMENT, SEGMENT_SLOTS>(start, k, lane);
+            const bool owned = owns<RUN, JUMP, THREADS, SEGMENT_SLOTS>(k, lane);
+            bf16 x[CHUNK];
+            load_chunk<VEC, D, RUN, JUMP>(x, x_stage + x_shift, col, owned);
+            copy_chunk(x_held[k], x);
+        }
 
         // ---- phase 0 ----
         real chunks_0[1][SLOTS];
         #pragma unroll
         for (int k = 0; k < SLOTS; ++k) {
-            const int col = column<D, CHUNK, THREADS, SEGMENT, SEGMENT_SLOTS>(start, k, lane);
+            const int col = column<RUN, JUMP, THREADS, SEGMENT, SEGMENT_SLOTS>(start, k, lane);
+            const bool owned = owns<RUN, JUMP, THREADS, SEGMENT_SLOTS>(k, lane);
             bf16 x[CHUNK];
             copy_chunk(x, x_held[k]);
             real ms_sum_chunk = ABSENT;
             #pragma unroll
             for (int i = 0; i < CHUNK; ++i) {
-                const float x32 = f32_from_bf16(x[i]);              // %x32 : f32[M, D] = cast %x {to=f32}
-                const float x2 = x32 * x32;                         // %x2 : f32[M, D] = mul %x32, %x32
-                if (i < D - col) ms_sum_chunk = ms_sum_chunk + x2;  // %ms_sum : f32[M] = reduce_sum %x2 {axis=D, chunk=8, segment=1008}
+                const float x32 = f32_from_bf16(x[i]);                                 // %x32 : f32[M, D] = cast %x {to=f32}
+                const float x2 = x32 * x32;                                            // %x2 : f32[M, D] = mul %x32, %x32
+                if (behind<RUN, JUMP>(i) < D - col) ms_sum_chunk = ms_sum_chunk + x2;  // %ms_sum : f32[M] = reduce_sum %x2 {axis=D, chunk=8, run=1, segment=1008}
             }
-            chunks_0[0][k] = EXACT || col < D ? ms_sum_chunk : ABSENT;
+            chunks_0[0][k] = EXACT || (owned && col < D) ? ms_sum_chunk : ABSENT;
         }
         real sums_0[1];
         row_fold<Add, THREADS, ROWS, 1, SEGMENT_SLOTS>(sums_0, chunks_0, scratch, turn, group, lane);
-        const real ms_sum = sums_0[0];  // %ms_sum : f32[M] = reduce_sum %x2 {axis=D, chunk=8, segment=1008}
+        const real ms_sum = sums_0[0];  // %ms_sum : f32[M] = reduce_sum %x2 {axis=D, chunk=8, run=1, segment=1008}
         if (THREADS <= 32) __syncwarp();
         refill(stage, first);
         const float ms = ms_sum / d_size;      // %ms : f32[M] = div %ms_sum, %d_size
@@ -701,7 +555,8 @@ rmsnorm_fwd__bf16_d1001_beta__t32_r4_v1_b3_ragged_s3_o384_store_keep_hold__rows(
         // ---- phase 1 ----
         #pragma unroll
         for (int k = 0; k < SLOTS; ++k) {
-            const int col = column<D, CHUNK, THREADS, SEGMENT, SEGMENT_SLOTS>(start, k, lane);
+            const int col = column<RUN, JUMP, THREADS, SEGMENT, SEGMENT_SLOTS>(start, k, lane);
+            const bool owned = owns<RUN, JUMP, THREADS, SEGMENT_SLOTS>(k, lane);
             bf16 x[CHUNK];
             copy_chunk(x, x_held[k]);
             bf16 gamma[CHUNK];
@@ -719,10 +574,8 @@ rmsnorm_fwd__bf16_d1001_beta__t32_r4_v1_b3_ragged_s3_o384_store_keep_hold__rows(
                 const bf16 y = bf16_from_f32(y32);              // %y : bf16[M, D] = cast %y32 {to=bf16}
                 y_out[i] = y;
             }
-            copy_chunk(y_held[k], y_out);
+            store_chunk<VEC, D, RUN, JUMP>(y_stage + y_shift, y_out, col, owned);
         }
-
-        store_halves<D, THREADS, SEGMENT>(y_stage, y_held, y_shift, cols, lane);
 
         before_bulk_copies();
         row_barrier<THREADS, ROWS>(group);

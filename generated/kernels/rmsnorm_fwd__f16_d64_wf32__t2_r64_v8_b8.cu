@@ -96,17 +96,21 @@ template <typename T> __device__ __forceinline__ T element(const void* words, in
         return static_cast<const T*>(words)[i];
 }
 
-// The elements col .. col + N - 1 of a row, VEC at a time; zero beyond the end of the row. EARLY: asked for right here.
-template <int VEC, int D, bool EARLY = false, int N, typename T>
-__device__ __forceinline__ void load_chunk(T (&chunk)[N], const T* __restrict__ row, int col)
+// How many columns behind its first one element i of a chunk lies: runs of RUN neighbours lie JUMP columns apart.
+template <int RUN, int JUMP> __device__ constexpr int behind(int i) { return i / RUN * JUMP + i % RUN; }
+
+// The elements of the chunk at col of a row, VEC at a time; zero beyond its end, or without a chunk. EARLY: asked for here.
+template <int VEC, int D, int RUN, int JUMP, bool EARLY = false, int N, typename T>
+__device__ __forceinline__ void load_chunk(T (&chunk)[N], const T* __restrict__ row, int col, bool owned = true)
 {
     #pragma unroll
     for (int j = 0; j < N; j += VEC) {
         Vector<VEC, T> v = {};
-        if (col + j < D) {
+        const int there = col + behind<RUN, JUMP>(j);
+        if (owned && there < D) {
             #pragma unroll
             for (int w = 0; w < v.WORDS; ++w) {
-                const auto* from = reinterpret_cast<const typename Vector<VEC, T>::type*>(row + col + j) + w;
+                const auto* from = reinterpret_cast<const typename Vector<VEC, T>::type*>(row + there) + w;
                 if constexpr (EARLY) early_word(v.words[w], from);
                 else v.words[w] = *from;
             }
@@ -116,19 +120,20 @@ __device__ __forceinline__ void load_chunk(T (&chunk)[N], const T* __restrict__ 
     }
 }
 
-// Stores the elements col .. col + N - 1 of a row, none beyond its end. STAY: L2 gives them up last.
-template <int VEC, int D, bool STAY = false, int N, typename T>
-__device__ __forceinline__ void store_chunk(T* __restrict__ row, const T (&chunk)[N], int col)
+// Stores the elements of the chunk at col of a row, if there is one, none beyond its end. STAY: L2 gives them up last.
+template <int VEC, int D, int RUN, int JUMP, bool STAY = false, int N, typename T>
+__device__ __forceinline__ void store_chunk(T* __restrict__ row, const T (&chunk)[N], int col, bool owned = true)
 {
     #pragma unroll
     for (int j = 0; j < N; j += VEC) {
         Vector<VEC, T> v;
         #pragma unroll
         for (int i = 0; i < VEC; ++i) v.items[i] = chunk[j + i];
-        if (col + j < D) {
+        const int there = col + behind<RUN, JUMP>(j);
+        if (owned && there < D) {
             #pragma unroll
             for (int w = 0; w < v.WORDS; ++w) {
-                auto* to = reinterpret_cast<typename Vector<VEC, T>::type*>(row + col + j) + w;
+                auto* to = reinterpret_cast<typename Vector<VEC, T>::type*>(row + there) + w;
                 if constexpr (STAY) stay_word(to, v.words[w]);
                 else *to = v.words[w];
             }
@@ -142,13 +147,20 @@ template <int N, typename T> __device__ __forceinline__ void copy_chunk(T (&to)[
     for (int i = 0; i < N; ++i) to[i] = from[i];
 }
 
-// The first column of a thread's chunk in a slot, for slots that start at column start; D where there is none.
-template <int D, int CHUNK, int THREADS, int SEGMENT, int SEGMENT_SLOTS>
+// True if a thread has a chunk in a slot: there may be fewer chunks than threads.
+template <int RUN, int JUMP, int THREADS, int SEGMENT_SLOTS> __device__ __forceinline__ bool owns(int slot, int lane)
+{
+    return JUMP % (THREADS * RUN) == 0 || (slot % SEGMENT_SLOTS * THREADS + lane) * RUN < JUMP;
+}
+
+// The first column of a thread's chunk in a slot, for slots that start at column start; without one that of the
+// last. Neighbouring threads' chunks begin a run apart, and the runs of a chunk lie JUMP apart.
+template <int RUN, int JUMP, int THREADS, int SEGMENT, int SEGMENT_SLOTS>
 __device__ __forceinline__ int column(int start, int slot, int lane)
 {
-    const int within = (slot % SEGMENT_SLOTS * THREADS + lane) * CHUNK;
-    const int col = start + slot / SEGMENT_SLOTS * SEGMENT + within;
-    return SEGMENT % (THREADS * CHUNK) == 0 || within < SEGMENT ? col : D;
+    const int within = (slot % SEGMENT_SLOTS * THREADS + lane) * RUN;
+    const int there = JUMP % (THREADS * RUN) == 0 || within < JUMP - RUN ? within : JUMP - RUN;
+    return start + slot / SEGMENT_SLOTS * SEGMENT + there;
 }
 
 // The largest power of two below n.
@@ -258,14 +270,16 @@ rmsnorm_fwd__f16_d64_wf32__t2_r64_v8_b8__rows(
 )
 {
     constexpr int D             = 64;   // features per row
-    constexpr int CHUNK         = 8;    // consecutive elements a thread owns, added left to right
+    constexpr int CHUNK         = 8;    // elements a thread owns, added left to right
+    constexpr int RUN           = 8;    // of them side by side
+    constexpr int JUMP          = 64;   // columns from one run of a chunk to the next
     constexpr int THREADS       = 2;    // threads per row
     constexpr int SLOTS         = 4;    // chunks per thread
     constexpr int SEGMENT       = 64;   // elements per segment of a row
+    constexpr int SEGMENT_SLOTS = 4;    // chunks per thread and segment
     constexpr int VEC           = 8;    // elements per memory access
     constexpr int EXACT         = 1;    // 1 if the chunks of all threads cover the row exactly
     constexpr int ROWS          = 64;   // rows a block works on side by side
-    constexpr int SEGMENT_SLOTS = 4;    // chunks per thread and segment
     constexpr int FIRST         = 528;  // blocks that may begin while the kernel before ends
 
     __shared__ real scratch[1];
@@ -298,8 +312,9 @@ rmsnorm_fwd__f16_d64_wf32__t2_r64_v8_b8__rows(
     f16 x[SLOTS][CHUNK];
     #pragma unroll
     for (int k = 0; k < SLOTS; ++k) {
-        const int col = column<D, CHUNK, THREADS, SEGMENT, SEGMENT_SLOTS>(0, k, lane);
-        load_chunk<VEC, D>(x[k], x_ptr + r * x_stride, col);
+        const int col = column<RUN, JUMP, THREADS, SEGMENT, SEGMENT_SLOTS>(0, k, lane);
+        const bool owned = owns<RUN, JUMP, THREADS, SEGMENT_SLOTS>(k, lane);
+        load_chunk<VEC, D, RUN, JUMP>(x[k], x_ptr + r * x_stride, col, owned);
     }
     const float d_size = 64.0f;  // %d_size : f32[] = const {dtype=f32, value=64.0}
     const float eps = 1e-05f;    // %eps : f32[] = const {dtype=f32, value=1e-05}
@@ -309,7 +324,8 @@ rmsnorm_fwd__f16_d64_wf32__t2_r64_v8_b8__rows(
     real chunks_0[1][SLOTS];
     #pragma unroll
     for (int k = 0; k < SLOTS; ++k) {
-        const int col = column<D, CHUNK, THREADS, SEGMENT, SEGMENT_SLOTS>(0, k, lane);
+        const int col = column<RUN, JUMP, THREADS, SEGMENT, SEGMENT_SLOTS>(0, k, lane);
+        const bool owned = owns<RUN, JUMP, THREADS, SEGMENT_SLOTS>(k, lane);
         real ms_sum_chunk = ABSENT;
         #pragma unroll
         for (int i = 0; i < CHUNK; ++i) {
@@ -317,7 +333,7 @@ rmsnorm_fwd__f16_d64_wf32__t2_r64_v8_b8__rows(
             const float x2 = x32 * x32;               // %x2 : f32[M, D] = mul %x32, %x32
             ms_sum_chunk = ms_sum_chunk + x2;         // %ms_sum : f32[M] = reduce_sum %x2 {axis=D, chunk=8, segment=64}
         }
-        chunks_0[0][k] = EXACT || col < D ? ms_sum_chunk : ABSENT;
+        chunks_0[0][k] = EXACT || (owned && col < D) ? ms_sum_chunk : ABSENT;
     }
     real sums_0[1];
     row_fold<Add, THREADS, ROWS, 1, SEGMENT_SLOTS>(sums_0, chunks_0, scratch, turn, group, lane);
@@ -331,9 +347,10 @@ rmsnorm_fwd__f16_d64_wf32__t2_r64_v8_b8__rows(
     // ---- phase 1 ----
     #pragma unroll
     for (int k = 0; k < SLOTS; ++k) {
-        const int col = column<D, CHUNK, THREADS, SEGMENT, SEGMENT_SLOTS>(0, k, lane);
+        const int col = column<RUN, JUMP, THREADS, SEGMENT, SEGMENT_SLOTS>(0, k, lane);
+        const bool owned = owns<RUN, JUMP, THREADS, SEGMENT_SLOTS>(k, lane);
         float gamma[CHUNK];
-        load_chunk<VEC, D>(gamma, gamma_ptr, col);
+        load_chunk<VEC, D, RUN, JUMP>(gamma, gamma_ptr, col, owned);
         f16 y_out[CHUNK];
         #pragma unroll
         for (int i = 0; i < CHUNK; ++i) {
@@ -344,6 +361,6 @@ rmsnorm_fwd__f16_d64_wf32__t2_r64_v8_b8__rows(
             const f16 y = f16_from_f32(scaled);       // %y : f16[M, D] = cast %scaled {to=f16}
             y_out[i] = y;
         }
-        if (live) store_chunk<VEC, D>(y_ptr + row * y_stride, y_out, col);
+        if (live) store_chunk<VEC, D, RUN, JUMP>(y_ptr + row * y_stride, y_out, col, owned);
     }
 }

@@ -95,7 +95,6 @@ def partials(plan: Plan) -> tuple[str, ...]:
         "_bulk": "_setup_bulk" in sections,
         "_counter": "_claim" in sections,
         "_ragged": "_copy_ragged" in sections,
-        "_halves": "_hold_halves" in sections,
         "_async": "_copy_async" in sections,
         "_cluster": any(k.cluster > 1 for k in rows),
         "_column": bool(rows),

@@ -95,19 +95,22 @@ def fold(parts: Array) -> Array:
     return parts[..., 0]
 
 
-def row_sum(x: Array, times: Array | None = None, *, chunk: int, segment: int) -> Array:
+def row_sum(x: Array, times: Array | None = None, *, chunk: int, segment: int, run: int | None = None) -> Array:
     """Sum over the last axis in the canonical order of row sums, [..., D] -> [...].
 
-    The row is cut into segments of ``segment`` elements and each segment into chunks of ``chunk``
-    consecutive elements; a chunk is added left to right, the chunks of a segment are folded, the
-    segments are added left to right. With ``times``, of x's shape, the terms are products, each
-    rounded together with its addition to the chunk.
+    The row is cut into segments of ``segment`` elements and each segment into chunks of ``chunk`` elements: runs of
+    ``run`` consecutive ones (None: all of a chunk), which lie as far apart as there are chunks of them. A chunk is
+    added left to right, the chunks of a segment are folded, the segments are added left to right. With ``times``, of
+    x's shape, the terms are products, each rounded together with its addition to the chunk.
     """
+    run = run or chunk
     total: Array | None = None
     for start in range(0, x.shape[-1], segment):
-        chunks = -(-min(segment, x.shape[-1] - start) // chunk)
+        chunks = -(-(min(segment, x.shape[-1] - start) if run == chunk else segment) // chunk)
+        shape = *x.shape[:-1], chunk // run, chunks, run
         parts = (_pad(f[..., start : start + segment], chunks * chunk, absent) for f, absent in _factors(x, times))
-        part = fold(_left_to_right(*(p.reshape(*x.shape[:-1], chunks, chunk) for p in parts)))
+        runs = (np.moveaxis(p.reshape(shape), -3, -2).reshape(*x.shape[:-1], chunks, chunk) for p in parts)
+        part = fold(_left_to_right(*runs))
         total = part if total is None else total + part
     assert total is not None
     return total

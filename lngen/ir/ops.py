@@ -78,7 +78,8 @@ def _numpy_reduce_sum(args: tuple[Array, ...], eqn: Eqn, size: Mapping[Axis, int
     attrs: dict[str, Any] = dict(eqn.attrs)
     terms = np.broadcast_arrays(*args)  # of reduce_dot, the factors
     if attrs["axis"] is D:
-        total = numerics.row_sum(*terms, chunk=attrs.get("chunk", 1), segment=attrs.get("segment", size[D]))
+        chunk, segment = attrs.get("chunk", 1), attrs.get("segment", size[D])
+        total = numerics.row_sum(*terms, chunk=chunk, segment=segment, run=attrs.get("run"))
         return np.asarray(total[..., None])
     order = {k: attrs.get(k, 1) for k in ("groups", "blocks", "strands")}
     return numerics.column_sum(*terms, **order)[None, :]

@@ -24,7 +24,7 @@ def fma(args: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 # The attributes that spell the order of a sum, each a number from 1.
-ORDER = ("chunk", "segment", "groups", "blocks", "strands")
+ORDER = ("chunk", "run", "segment", "groups", "blocks", "strands")
 
 
 def reduction(args: tuple[Type, ...], attrs: Attrs) -> Type:

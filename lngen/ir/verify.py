@@ -30,8 +30,8 @@ await barrier_init barriers_ready before_bulk_copies begin bulk_load bulk_store 
 cluster_rank commit_copies commit_stores exchanged expect_bytes fetch grid_barrier landed length
 let_next_kernel_begin meetings met parity prefetch refill row_barrier stage staged start stash stash_size stashed
 store_row store_sums strand_sums totals wait_for_bytes wait_for_copies wait_for_previous_kernel wait_for_stores
-async_chunk copy_chunk at bytes clear_end cols early_word last offset partials sums there load_halves load_rest
-load_shifted load_span load_ragged shift_of shifted store_halves store_ragged store_shifted store_span stay_word
+async_chunk copy_chunk at bytes cols early_word last offset partials sums there load_rest
+load_span shift_of store_span stay_word behind together owned owns
 to_stay arrivals arrive leave_packed bring bring_next claimed coming count_up ended own set_zero taken
 """
 _RESERVED = frozenset(_RESERVED_WORDS.split())

@@ -37,12 +37,16 @@ def pitch(p: Problem) -> int:
 def row_constants(s: Schedule, p: Problem) -> list[Constant]:
     """Those of a kernel that goes through rows; ``p`` has the column sums that this kernel adds to."""
     streamed = s.form == "stream"
+    per_segment = -(-p.segment_chunks // s.threads)
     constants = [
         Constant("D", p.d, "features per row"),
-        Constant("CHUNK", p.chunk, "consecutive elements a thread owns, added left to right"),
+        Constant("CHUNK", p.chunk, "elements a thread owns, added left to right"),
+        Constant("RUN", p.run, "of them side by side"),
+        Constant("JUMP", p.segment_chunks * p.run, "columns from one run of a chunk to the next"),
         Constant("THREADS", s.threads, "threads of a block that share a row" if s.cluster > 1 else "threads per row"),
         Constant("SLOTS", slots(s, p), "chunks per thread" + (" and segment" if streamed else "")),
         Constant("SEGMENT", p.segment, "elements per segment of a row"),
+        Constant("SEGMENT_SLOTS", per_segment, "chunks per thread and segment"),
         Constant("VEC", s.vec, "elements per memory access"),
     ]
     if p.row_sums:
@@ -50,7 +54,6 @@ def row_constants(s: Schedule, p: Problem) -> list[Constant]:
         constants.append(Constant("EXACT", int(is_exact(s, p)), exact))
     if not streamed:
         constants.append(Constant("ROWS", s.rows, "rows a block works on side by side"))
-        constants.append(Constant("SEGMENT_SLOTS", -(-p.segment_chunks // s.threads), "chunks per thread and segment"))
     if s.cluster > 1:
         constants.append(Constant("CLUSTER", s.cluster, "blocks that share a row"))
     if s.form == "bulk" or s.cluster > 1 or partial_numbers(s, p):

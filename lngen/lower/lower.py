@@ -236,7 +236,7 @@ class _Lowering:
 
     def _guard(self) -> str:
         """When a chunk takes a term: not beyond the end of a row that ends within it."""
-        return "if (i < D - col) " if self.facts.d % self.facts.chunk else ""
+        return "if (behind<RUN, JUMP>(i) < D - col) " if self.facts.d % self.facts.chunk else ""
 
 
 def _row_grid(s: Schedule, p: Problem) -> Extent:

@@ -66,7 +66,7 @@ def sections(kernel: Kernel, s: Schedule, p: Problem) -> Sections:
     setup = {
         "async": [],
         "bulk": ["_setup_bulk", *ready, "_piece"],
-        "ragged": ["_clear_ends", "_setup_bulk", *ready],
+        "ragged": ["_setup_bulk", *ready],
     }
     how = "_stored" if ragged or s.bulk_store else "" if s.claim else "_bulk"
     refill = ["_claim", f"_refill_claimed{how}"] if s.claim else [f"_refill{how}"]
@@ -76,13 +76,9 @@ def sections(kernel: Kernel, s: Schedule, p: Problem) -> Sections:
         "ragged": ["_copy_ragged", "_store_ragged", *refill],
     }
     tiles, store = ("_load_ragged", "_store_ragged_stage") if ragged else ("_load_stage", "_store_stage")
-    # A thread that has registers for it moves all it has of a ragged row of halves of words at once.
-    halves = ragged and s.hold and not p.column_sums and {*p.input_sizes, *p.output_sizes} == {2}
-    hold, store = ("_hold_halves", "_keep_halves") if halves else ("_hold_row", store)
     begins = [
         ("_ragged_row", ragged),
-        ("_halves_row", halves),
-        (hold, s.hold),
+        ("_hold_row", s.hold),
         ("_refill_at_once", not kernel.phases[0].folds),
     ]
     ends = [
@@ -101,7 +97,7 @@ def sections(kernel: Kernel, s: Schedule, p: Problem) -> Sections:
         columns=(PACKED if stay_packed(s, p) else COPIED) if s.keep else LOADED,
         store=f"{store}.cuh.jinja" if s.bulk_store else "_store_results.cuh.jinja",
         fold=fold(meets),
-        row_end=files(*["_store_halves"] * halves, *["_end_row"] * s.bulk_store),
+        row_end=files(*["_end_row"] * s.bulk_store),
         end=files(*(name for name, there in ends if there)),
     )
 

@@ -28,9 +28,10 @@ OWNERS, SHORT_OWNERS, SHORT_GROUPS = (126, 66, 30, 15, 7, 4), 128, 8
 
 @dataclass(frozen=True)
 class RowOrder:
-    """The attributes of a sum over features."""
+    """The attributes of a sum over features: ``run`` elements of a chunk lie side by side."""
 
     chunk: int
+    run: int
     segment: int
 
 
@@ -55,6 +56,8 @@ def order_sums(graph: Graph, d: int, blocks: int | None = None) -> Graph:
     many blocks share the rows.
     """
     row, column = map(vars, orders(graph, d, blocks))
+    if row["run"] == row["chunk"]:  # all of a chunk side by side
+        row = {name: n for name, n in row.items() if name != "run"}
 
     def ordered(eqn: Eqn) -> Eqn:
         if eqn.op not in SUMS:
@@ -86,12 +89,17 @@ def orders(graph: Graph, d: int, blocks: int | None = None) -> tuple[RowOrder, C
 def row_order(d: int, size: int, cluster: int = 1) -> RowOrder:
     """How a row of ``d`` elements of ``size`` bytes is cut: chunks of 16 bytes, equal segments of at most 16 KiB.
 
+    Rows that are not whole chunks begin anywhere: what lies side by side in a chunk, a run, are only as many elements
+    as every row can be cut into, and threads side by side have runs side by side.
+
     The number of segments is a power of two in rows of up to 8 MiB, so that the ``cluster`` blocks that hold its column
     sums share them evenly.
     """
-    chunk = CHUNK_BYTES // size
+    chunk = run = CHUNK_BYTES // size
+    while d % run:
+        run //= 2
     segments = max(_doublings(-(-d * size // SEGMENT_BYTES)), cluster)
-    return RowOrder(chunk, -(-d // (segments * chunk)) * chunk)
+    return RowOrder(chunk, run, -(-d // (segments * chunk)) * chunk)
 
 
 def column_order(d: int, size: int = 4, cluster: int = 1, blocks: int | None = None, element: int = 2) -> ColumnOrder:

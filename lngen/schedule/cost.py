@@ -62,7 +62,7 @@ SMALL_BLOCK, MOST_BLOCK, SHORT_BYTES, MANY_CLUSTER = 64, 256, 1024, 1.0
 # way: more of a row group that has nobody to work while it waits; two stages are few; from so many bytes on a row is
 # worth a bulk copy, or is long.
 WORK, WORK_SIZE = 41_500, 1.36
-STAGED_EACH, STAGED_ELEMENTS, STAGED_THREADS, STAGED_THREADS_SIZE = 70, 70, 128, 0.27
+STAGED_EACH, STAGED_ELEMENTS, STAGED_THREADS, STAGED_THREADS_SIZE, RAGGED_THREADS_SIZE = 70, 70, 128, 0.27, 0.9
 STAGED_BLOCK, SOME_BLOCK, RAGGED_BLOCK, SHARED_BLOCK, STAGED_BLOCK_SIZE = 331, 122, 512, 207, 0.19
 FLIGHT, FLIGHT_SHARED, FLIGHT_SIZE, ALONE, TWO_STAGES = 88_000, 84_000, 2.35, 1.32, 0.85
 BULK_ROW, LONG_ROW = 512, 12 * 1024
@@ -165,12 +165,12 @@ def _staged_cost(s: Schedule, p: Problem, each: float, there: int) -> tuple[floa
         power(p.d / cluster / min(there / 2, STAGED_ELEMENTS)),
     )
     flight = (FLIGHT_SHARED if wide else FLIGHT) + ALONE * part * (s.resident * s.rows == 1)
-    some = there <= (STAGE if s.form == "ragged" else SOME)
-    many = RAGGED_BLOCK if s.form == "ragged" else STAGED_BLOCK
-    block = SHARED_BLOCK if wide else SOME_BLOCK if some else many
+    ragged = s.form == "ragged"
+    some = there <= SOME
+    block = RAGGED_BLOCK if ragged else SHARED_BLOCK if wide else SOME_BLOCK if some else STAGED_BLOCK
     shortcomings = (
         WORK_SIZE * off(s.resident * s.block * each, min(WORK, there * THREADS))
-        + STAGED_THREADS_SIZE * off(s.threads, threads)
+        + (RAGGED_THREADS_SIZE if ragged else STAGED_THREADS_SIZE) * off(s.threads, threads)
         + STAGED_BLOCK_SIZE * off(s.block, max(threads, block))
         + FLIGHT_SIZE * off(s.resident * s.rows * s.stages * part, flight)
         + TWO_STAGES * (s.stages == 2)

@@ -121,6 +121,7 @@ def _rules(s: Schedule, p: Problem) -> Iterator[tuple[bool, str]]:
     """Each rule, whether it holds, and what it says; a rule counts on those before it."""
     yield from _shape_rules(s, p)
     yield from _form_rules(s, p)
+    yield from _option_rules(s, p)
     yield from _room_rules(s, p)
 
 
@@ -208,6 +209,13 @@ def _form_rules(s: Schedule, p: Problem) -> list[tuple[bool, str]]:
             f"rows that leave in bulk, and their pieces, are multiples of {BULK} bytes, got "
             f"{next((n for n in leaving if n % BULK), 0)}",
         ),
+    ]
+
+
+def _option_rules(s: Schedule, p: Problem) -> list[tuple[bool, str]]:
+    """Which options belong to which forms."""
+    staged = s.form in STAGED
+    return [
         (
             not s.keep or (bool(p.column_sizes) and (staged or (s.form == "registers" and not p.column_sums))),
             f"keep belongs to a [D] input and form={' or '.join(STAGED)}, or form=registers without column sums",

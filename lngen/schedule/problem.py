@@ -12,6 +12,7 @@ from lngen.passes.order import ColumnOrder, orders, sharers
 class Problem:
     """Row length ``d`` in elements, cut into segments of chunks; how its sums are shared; what passes through.
 
+    run                         elements of a chunk that lie side by side
     cluster                     blocks that hold the column sums of a row well
     input_sizes, output_sizes   bytes per element of each [M, D] tensor; of inputs that an equation uses
     column_sizes                of each [D] input
@@ -21,6 +22,7 @@ class Problem:
 
     d: int
     chunk: int
+    run: int
     segment: int
     groups: int
     blocks: int
@@ -61,6 +63,7 @@ def problem(graph: Graph, d: int) -> Problem:
     return Problem(
         d=d,
         chunk=row.chunk,
+        run=row.run,
         segment=row.segment,
         groups=column.groups,
         blocks=column.blocks,

@@ -31,7 +31,7 @@ ROW_WORDS, ROW_HALVES = (10, 1.0), (-1, 1.35)  # and for each register of elemen
 COLUMN_BASE = 30
 STREAM_BASE = 26
 STAGED_BASE, STAGED_F64 = 34, 12
-PACKED = 1.1  # the compiler still finds room for so much more than there is
+PACKED, PACKED_HALVES = 1.1, 0.9  # of the registers there are: so much the compiler finds room for
 
 
 def registers(s: Schedule, p: Problem) -> int:
@@ -48,7 +48,8 @@ def registers(s: Schedule, p: Problem) -> int:
         return STREAM_BASE + 2 * p.chunk * len(p.input_sizes)
     if s.form in STAGED:
         kept = sum(p.column_sizes) / 4 if s.keep else 0
-        held = sum(p.input_sizes) / 4 if s.hold else 0
+        # Halves of words that come one by one have a register each.
+        held = sum(max(size, 4 if p.run == 1 else 0) for size in p.input_sizes) / 4 if s.hold else 0
         base = STAGED_BASE + STAGED_F64 * (p.real_size > 4)
         return round(base + elements * (sums + kept + held) + 2 * p.chunk)
     if not p.column_sums:
@@ -64,10 +65,11 @@ def stay_packed(s: Schedule, p: Problem) -> bool:
 
     The compiler widens what is kept before the rows, if it can, rather than in each of them.
     """
-    if s.form not in STAGED or not s.keep or p.column_sums:
+    if s.form not in STAGED or not s.keep or (p.column_sums and p.run > 1):
         return False
     widened = sum(4 - size for size in p.column_sizes if size < 4) / 4
-    return registers(s, p) + slots(s, p) * p.chunk * widened > PACKED * _limit(s)
+    room = (PACKED if p.run > 1 else PACKED_HALVES) * _limit(s)
+    return registers(s, p) + slots(s, p) * p.chunk * widened > room
 
 
 def _limit(s: Schedule) -> int:
