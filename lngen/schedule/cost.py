@@ -92,7 +92,8 @@ def _rows_cost(s: Schedule, p: Problem, idle: float, there: int) -> tuple[float,
     if s.claim:
         # There is somebody to work while a row group waits, and nobody to wait for weights.
         busy = s.resident * s.rows > 1 and (s.keep or not p.column_sizes) and slots(s, p) * p.chunk <= CLAIMED_ELEMENTS
-        taken = busy and there > HALF and CLAIMED_ROW <= row <= CLAIMED_MOST
+        many = there > (STAGE if p.d >= WIDE_ELEMENTS else HALF)
+        taken = busy and many and CLAIMED_ROW <= row <= CLAIMED_MOST
         return (-1 if taken else 4, *_claimed_cost(s, p, row))
     wide = row > WIDE_ROW and not (there > MANY and p.d <= REGISTER_ELEMENTS)
     staged = not few and (wide or (row >= BULK_ROW and there <= (STAGE if row >= LONG_ROW else HALF)))

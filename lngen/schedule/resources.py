@@ -31,7 +31,7 @@ ROW_WORDS, ROW_HALVES = (10, 1.0), (-1, 1.35)  # and for each register of elemen
 COLUMN_BASE = 30
 STREAM_BASE = 26
 STAGED_BASE, STAGED_F64 = 34, 12
-PACKED, PACKED_HALVES = 1.1, 0.9  # of the registers there are: so much the compiler finds room for
+PACKED, PACKED_HALVES = 1.0, 0.9  # of the registers there are: so much the compiler finds room for
 
 
 def registers(s: Schedule, p: Problem) -> int:
