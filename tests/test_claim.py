@@ -121,6 +121,8 @@ def test_illegal(spec: str, schedule: str, message: str) -> None:
         (8192, "bf16", 8, False),  # rows enough for one round or two
         (3072, "bf16", 64, False),  # short rows: the counter would be asked too often
         (4096, "f32", 64, True),
+        (4096, "f32", 256, False),  # blocks that come and go keep the order as well
+        (7168, "bf16", 256, True),
         (16384, "bf16", 64, False),  # no room for two blocks and their weights
         (65536, "bf16", 64, False),  # shared by a cluster
     ],

@@ -71,10 +71,12 @@ BULK_ROW, LONG_ROW = 512, 12 * 1024
 # many elements or there are some more. Endless rows of so many elements still go to registers.
 WIDE_ROW, WIDE_SOME, WIDE_ELEMENTS, PIECE, REGISTER_ELEMENTS = 32 * 1024, 24 * 1024, 12288, 16 * 1024, 16384
 
-# Staged rows that are claimed: of how many bytes they are; bytes that the threads of a multiprocessor work on, at least
-# two rows; threads of a row; stages; elements of a thread and bytes on their way at most; and the weights of more row
-# groups a block, of another number of stages, and of too many bytes on their way.
-CLAIMED_ROW, CLAIMED_MOST, CLAIMED_WORK, CLAIMED_THREADS, CLAIMED_STAGES = 7680, 32 * 1024, 37_000, 128, 3
+# Staged rows that are claimed: of how many bytes they are, and of more than how many elements if they are endless; bytes
+# that the threads of a multiprocessor work on, at least two rows; threads of a row; stages; elements of a thread and
+# bytes on their way at most; and the weights of more row groups a block, of another number of stages, and of too many
+# bytes on their way.
+CLAIMED_ROW, CLAIMED_MOST, CLAIMED_ENDLESS = 7680, 32 * 1024, 4096
+CLAIMED_WORK, CLAIMED_THREADS, CLAIMED_STAGES = 37_000, 128, 3
 CLAIMED_ELEMENTS, CLAIMED_FLIGHT, CLAIMED_GROUP, CLAIMED_STAGE, CLAIMED_FULL = 96, 176 * 1024, 0.1, 0.3, 4.0
 
 
@@ -92,9 +94,7 @@ def _rows_cost(s: Schedule, p: Problem, idle: float, there: int) -> tuple[float,
     if s.claim:
         # There is somebody to work while a row group waits, and nobody to wait for weights.
         busy = s.resident * s.rows > 1 and (s.keep or not p.column_sizes) and slots(s, p) * p.chunk <= CLAIMED_ELEMENTS
-        many = there > (STAGE if p.d >= WIDE_ELEMENTS else HALF)
-        taken = busy and many and CLAIMED_ROW <= row <= CLAIMED_MOST
-        return (-1 if taken else 4, *_claimed_cost(s, p, row))
+        return (-1 if busy and _worth_claiming(s, p, row, there) else 4, *_claimed_cost(s, p, row))
     wide = row > WIDE_ROW and not (there > MANY and p.d <= REGISTER_ELEMENTS)
     staged = not few and (wide or (row >= BULK_ROW and there <= (STAGE if row >= LONG_ROW else HALF)))
     order = {"ragged": 0, "bulk": 0 if staged else 1, "registers": 1 if staged else 0, "async": 2}[s.form]
@@ -103,6 +103,16 @@ def _rows_cost(s: Schedule, p: Problem, idle: float, there: int) -> tuple[float,
         shortcomings = _few_cost(s, p, each, there) if few else _many_cost(s, p, each)
         return (order, round(shortcomings + IDLE * off(idle, 1), 6))
     return (order, *_staged_cost(s, p, each, there))
+
+
+def _worth_claiming(s: Schedule, p: Problem, row: int, there: int) -> bool:
+    """True if rows of so many bytes are claimed rather than shared out: long ones of which there are many rounds.
+
+    Of endless rows in registers, blocks come and go in as good an order; only of some is the wait for them longer.
+    """
+    if there > MANY and s.form == "bulk" and not (p.d > CLAIMED_ENDLESS and row <= PIECE):
+        return False
+    return there > (STAGE if p.d >= WIDE_ELEMENTS else HALF) and CLAIMED_ROW <= row <= CLAIMED_MOST
 
 
 def _claimed_cost(s: Schedule, p: Problem, row: int) -> tuple[float, ...]:
