@@ -71,10 +71,10 @@ BULK_ROW, LONG_ROW = 512, 12 * 1024
 # many elements or there are some more. Endless rows of so many elements still go to registers.
 WIDE_ROW, WIDE_SOME, WIDE_ELEMENTS, PIECE, REGISTER_ELEMENTS = 32 * 1024, 24 * 1024, 12288, 16 * 1024, 16384
 
-# Staged rows that are claimed: of how many bytes they are, and of more than how many elements if they are endless; bytes
-# that the threads of a multiprocessor work on, at least two rows; threads of a row; stages; elements of a thread and
-# bytes on their way at most; and the weights of more row groups a block, of another number of stages, and of too many
-# bytes on their way.
+# Staged rows that are claimed: of how many bytes they are, and of more than how many elements if they are endless;
+# bytes that the threads of a multiprocessor work on, at least two rows; threads of a row; stages; elements of a thread
+# and bytes on their way at most; and the weights of more row groups a block, of another number of stages, and of too
+# many bytes on their way.
 CLAIMED_ROW, CLAIMED_MOST, CLAIMED_ENDLESS = 7680, 32 * 1024, 4096
 CLAIMED_WORK, CLAIMED_THREADS, CLAIMED_STAGES = 37_000, 128, 3
 CLAIMED_ELEMENTS, CLAIMED_FLIGHT, CLAIMED_GROUP, CLAIMED_STAGE, CLAIMED_FULL = 96, 176 * 1024, 0.1, 0.3, 4.0
