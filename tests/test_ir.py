@@ -180,6 +180,15 @@ REJECTS: list[tuple[str, tuple[Type, ...], dict[str, Attr], str]] = [
         {"axis": D},
         "a reduction over D expects an operand that has that axis, got f32[M], f32[]",
     ),
+    *(
+        (
+            "reduce_sum",
+            (f32(D),),
+            {"axis": D, "chunk": 8, "run": run, "segment": segment},
+            f"'run' divides 'chunk', and 'chunk' 'segment', got {run}, 8, {segment}",
+        )
+        for run, segment in ((3, 16), (2, 20))
+    ),
     ("reduce_dot", (f32(M),) * 2, {"axis": M, "chunk": 0}, "'chunk' is expected to be a whole number from 1, got 0"),
 ]
 

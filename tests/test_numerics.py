@@ -217,17 +217,18 @@ def scalar_fold(parts: list[Any]) -> Any:
     return padded[0]
 
 
-def scalar_row_sum(row: list[Any], chunk: int, segment: int) -> Any:
-    """Segments of chunks: chunks left to right, folded, segments left to right."""
+def scalar_row_sum(row: list[Any], chunk: int, segment: int, run: int | None = None) -> Any:
+    """Segments of chunks: chunks left to right, folded, segments left to right. Runs of a chunk take turns with those
+    of the others."""
     total = None
+    run = run or chunk
     for s in range(0, len(row), segment):
         part = row[s : s + segment]
-        sums = []
-        for c in range(0, len(part), chunk):
-            acc = None
-            for term in part[c : c + chunk]:
-                acc = take(acc, term)
-            sums.append(acc)
+        there = segment if run < chunk else -(-len(part) // chunk) * chunk
+        sums: list[Any] = [None] * (there // chunk)
+        for i, term in enumerate(part):
+            c = i // run % len(sums)
+            sums[c] = take(sums[c], term)
         total = add(total, scalar_fold(sums))
     return total
 
@@ -287,6 +288,17 @@ def test_short_row_sums(chunk: int) -> None:
 )
 def test_long_row_sums(d: int, chunk: int, segment: int) -> None:
     check_rows(wild(1, d), chunk, segment)
+
+
+@pytest.mark.parametrize(("chunk", "run", "segment"), [(8, 1, 16), (8, 2, 48), (4, 1, 1024), (2, 1, 6), (8, 4, 4096)])
+def test_row_sums_of_runs_that_lie_apart(chunk: int, run: int, segment: int) -> None:
+    for d in (run, 3 * run, 5 * run, 11 * run, 31 * run, 77 * run):
+        x, w = wild(20, d), wild(21, d)[1:]
+        expected = [scalar_row_sum(list(row), chunk, segment, run) for row in x]
+        assert same(row_sum(x, chunk=chunk, segment=segment, run=run), np.array(expected, np.float32)), d
+        expected = [scalar_row_sum(list(zip(*r, strict=True)), chunk, segment, run) for r in zip(x, w, strict=True)]
+        assert same(row_sum(x, w, chunk=chunk, segment=segment, run=run), np.array(expected, np.float32)), d
+    assert not same(row_sum(x, chunk=chunk, segment=segment, run=run), row_sum(x, chunk=chunk, segment=segment))
 
 
 def test_row_sums_in_f64() -> None:

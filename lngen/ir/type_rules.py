@@ -32,6 +32,10 @@ def reduction(args: tuple[Type, ...], attrs: Attrs) -> Type:
     for key, value in attrs:
         if key in ORDER and not (isinstance(value, int) and value >= 1):
             raise ValueError(f"'{key}' is expected to be a whole number from 1, got {value}")
+    order = {key: value for key, value in attrs if key in ORDER and isinstance(value, int)}
+    run, chunk, segment = (order.get(key, 1) for key in ("run", "chunk", "segment"))
+    if "run" in order and (chunk % run or segment % chunk):
+        raise ValueError(f"'run' divides 'chunk', and 'chunk' 'segment', got {run}, {chunk}, {segment}")
     if not any(axis in a.axes for a in args):
         raise ValueError(
             f"a reduction over {axis} expects an operand that has that axis, got {', '.join(map(str, args))}"

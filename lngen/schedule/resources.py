@@ -69,7 +69,7 @@ def stay_packed(s: Schedule, p: Problem) -> bool:
         return False
     widened = sum(4 - size for size in p.column_sizes if size < 4) / 4
     room = (PACKED if p.run > 1 else PACKED_HALVES) * _limit(s)
-    return registers(s, p) + slots(s, p) * p.chunk * widened > room
+    return widened > 0 and registers(s, p) + slots(s, p) * p.chunk * widened > room
 
 
 def _limit(s: Schedule) -> int:
