@@ -346,8 +346,8 @@ ASYNC = [
     text(
         "chunks that another thread reads",
         "async",
-        "x_ptr + row * x_stride, col, owns",
-        "x_ptr + row * x_stride, col ^ 8, owns",
+        "x_ptr + row * x_stride, col, owned",
+        "x_ptr + row * x_stride, col ^ 8, owned",
     ),
     text("a copy of a row that is not there", "async", CLAMP, "first + group;  //"),
     text("a stage not filled at first", "async", "s < STAGES; ++s) fetch", "s < STAGES - 1; ++s) fetch"),

@@ -18,7 +18,7 @@ from lngen.graphs.definition import GraphBuilder
 from lngen.ir import BF16, F16, F32, F64, SUMS, Axis, D, DType, Graph, M, Value
 from lngen.ir.numerics import Array, round_to
 from lngen.passes.edit import upstream
-from lngen.schedule import Problem, Schedule, capability, exists, is_legal, problem, slots, space, widest
+from lngen.schedule import Problem, Schedule, capability, exists, is_legal, problem, slots, space
 from lngen.spec import Spec
 
 KINDS = ("forward", "columns", "backward", "double", "special", "maxima", "wide", "many", "middle")
@@ -128,7 +128,7 @@ class Case:
             fewer = replace(chosen, owners=rng.choice([1, 1, 2, 3, chosen.owners]))
             narrow = replace(fewer, rows=max(1, 32 // chosen.threads))
             chosen = narrow if rng.random() < 0.5 and is_legal(narrow, facts) else fewer
-        narrower = [replace(chosen, vec=1 << n) for n in range(widest(facts).bit_length())]
+        narrower = [replace(chosen, vec=1 << n) for n in range(facts.run.bit_length())]
         narrower = [s for s in narrower if is_legal(s, facts)]
         return narrower[-1 - self.vec % len(narrower)]
 

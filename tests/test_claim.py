@@ -88,6 +88,12 @@ def test_the_counter_is_64_bits_zeroed_and_an_argument() -> None:
     assert without.workspace == ()
 
 
+def test_nothing_is_said_that_is_not_called() -> None:
+    """What a buffer tells of values that all blocks have seen is of the columns; the counter of rows has none."""
+    for spec, schedule in CASES:
+        assert "bits_of" not in emit(lower(parse_spec(spec), parse_schedule(schedule, BASE))), (spec, schedule)
+
+
 def test_the_row_of_each_stage_has_its_place() -> None:
     p = problem(parse_spec("layernorm.fwd:d=1024,dtype=bf16").graph(), 1024)
     s = parse_schedule(f"form=bulk,threads=64,rows=2,vec=8,stages=3,owners=2,{CLAIM}", BASE)

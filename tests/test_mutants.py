@@ -220,7 +220,7 @@ SUMS = [
     ),
     text("segments one slot short", "segments", "fold<Op, SEGMENT_SLOTS>(held)", "fold<Op, SEGMENT_SLOTS - 1>(held)"),
     text("stream: a segment left out", "stream", "seg < SEGMENTS;", "seg < SEGMENTS - 1;", 2),
-    text("stream: segments of one length", "stream", "seg * SEGMENT +", "seg * SEGMENT / 2 +", 2),
+    text("stream: segments of one length", "stream", "seg * SEGMENT, k", "seg * SEGMENT / 2, k", 2),
     text(
         "stream: the last segment only",
         "stream",

@@ -18,7 +18,7 @@ from lngen.lower import Plan, lower
 from lngen.ptx import Outcome, PtxError, parse, run_plan
 from lngen.ptx.table import pure
 from lngen.ptx.values import immediate
-from lngen.schedule import Schedule, is_legal, problem, space, widest
+from lngen.schedule import Schedule, is_legal, problem, space
 from lngen.spec import parse_spec
 from lngen.toolchain import compile_ptx
 
@@ -114,7 +114,7 @@ def test_traffic_is_what_the_algorithm_needs() -> None:
     (kernel,) = traffic.tensors
     assert traffic.barriers[kernel] == 2 * 4 * 2  # rows, warps, sums
     assert traffic.shared[kernel]["bank_conflicts"] == 0
-    assert widest(problem(block.graph, 256)) == 8
+    assert problem(block.graph, 256).run == 8
 
 
 def test_ptx_of_several_entries() -> None:

@@ -41,7 +41,6 @@ from lngen.schedule import (
     space,
     stage_bytes,
     static_shared,
-    widest,
 )
 from lngen.schedule.legal import _rules
 from lngen.schedule.resources import has_room
@@ -352,7 +351,7 @@ def test_there_is_a_ranking_for_every_length(name: str, way: str, dtype: str) ->
         assert all(is_legal(s, p) and fits(s, p, capability) for s in found[:300])
         assert all(exists(s, capability) for s in found)
         assert max(s.cluster for s in found) <= (1 if capability < 90 else 8 if capability >= 120 else 16)
-        assert all(s.vec == widest(p) for s in found)
+        assert all(s.vec == p.run for s in found)
         sm, block = limits(capability)
         used = [static_shared(s, p) + dynamic_shared(s, p) for s in found]
         assert max(used) <= block
@@ -498,8 +497,8 @@ def test_five_blocks_of_row_groups_with_barriers_do_not_fit(threads: int, rows: 
 
 
 def test_narrow_vectors_for_odd_lengths() -> None:
-    assert [widest(facts(f"rmsnorm.fwd:d={d},dtype=bf16")) for d in (4096, 100, 6, 7)] == [8, 4, 2, 1]
-    assert [widest(facts(f"rmsnorm.fwd:d={d},dtype=f64")) for d in (6, 7)] == [2, 1]
+    assert [facts(f"rmsnorm.fwd:d={d},dtype=bf16").run for d in (4096, 100, 6, 7)] == [8, 4, 2, 1]
+    assert [facts(f"rmsnorm.fwd:d={d},dtype=f64").run for d in (6, 7)] == [2, 1]
 
 
 def test_nothing_to_choose_from_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -174,7 +174,7 @@ template <int N, typename T> __device__ __forceinline__ void copy_chunk(T (&to)[
     for (int i = 0; i < N; ++i) to[i] = from[i];
 }
 
-// Copies the chunk of N elements at col to shared memory, VEC at a time, none beyond the end of the row.
+// Copies the chunk of N elements at col to shared memory, if there is one, VEC at a time, none beyond the end of the row.
 template <int VEC, int D, int RUN, int JUMP, int N, typename T>
 __device__ __forceinline__ void async_chunk(T* to, const T* row, int col, bool owned)
 {
@@ -203,8 +203,8 @@ template <int RUN, int JUMP, int THREADS, int SEGMENT_SLOTS> __device__ __forcei
     return JUMP % (THREADS * RUN) == 0 || (slot % SEGMENT_SLOTS * THREADS + lane) * RUN < JUMP;
 }
 
-// The first column of a thread's chunk in a slot, for slots that start at column start; without one that of the
-// last. Neighbouring threads' chunks begin a run apart, and the runs of a chunk lie JUMP apart.
+// The first column of a thread's chunk in a slot, for slots that start at column start; a thread without a chunk is told
+// that of the last. Neighbouring threads' chunks begin a run apart, and the runs of a chunk lie JUMP apart.
 template <int RUN, int JUMP, int THREADS, int SEGMENT, int SEGMENT_SLOTS>
 __device__ __forceinline__ int column(int start, int slot, int lane)
 {
@@ -511,8 +511,9 @@ layernorm_bwd__f32_d1000__t64_r4_v4_b1_async_s2__rows(
             #pragma unroll
             for (int k = 0; k < SLOTS; ++k) {
                 const int col = column<RUN, JUMP, THREADS, SEGMENT, SEGMENT_SLOTS>(start, k, lane);
-                async_chunk<VEC, D, RUN, JUMP, CHUNK>(reinterpret_cast<float*>(at(stage, 0)), dy_ptr + row * dy_stride, col, owns<RUN, JUMP, THREADS, SEGMENT_SLOTS>(k, lane));
-                async_chunk<VEC, D, RUN, JUMP, CHUNK>(reinterpret_cast<float*>(at(stage, 4096)), x_ptr + row * x_stride, col, owns<RUN, JUMP, THREADS, SEGMENT_SLOTS>(k, lane));
+                const bool owned = owns<RUN, JUMP, THREADS, SEGMENT_SLOTS>(k, lane);
+                async_chunk<VEC, D, RUN, JUMP, CHUNK>(reinterpret_cast<float*>(at(stage, 0)), dy_ptr + row * dy_stride, col, owned);
+                async_chunk<VEC, D, RUN, JUMP, CHUNK>(reinterpret_cast<float*>(at(stage, 4096)), x_ptr + row * x_stride, col, owned);
             }
         }
         commit_copies();

@@ -255,7 +255,7 @@ __device__ __forceinline__ void arrive(unsigned long long* barrier)
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(shared_address(barrier)) : "memory");
 }
 
-// A counter in global memory, which nothing is ordered by: how often others have counted before.
+// Counts up in global memory, and says how often that was done before; orders no other access.
 __device__ __forceinline__ long long count_up(unsigned long long* counter)
 {
     unsigned long long before;
@@ -274,8 +274,8 @@ template <int RUN, int JUMP, int THREADS, int SEGMENT_SLOTS> __device__ __forcei
     return JUMP % (THREADS * RUN) == 0 || (slot % SEGMENT_SLOTS * THREADS + lane) * RUN < JUMP;
 }
 
-// The first column of a thread's chunk in a slot, for slots that start at column start; without one that of the
-// last. Neighbouring threads' chunks begin a run apart, and the runs of a chunk lie JUMP apart.
+// The first column of a thread's chunk in a slot, for slots that start at column start; a thread without a chunk is told
+// that of the last. Neighbouring threads' chunks begin a run apart, and the runs of a chunk lie JUMP apart.
 template <int RUN, int JUMP, int THREADS, int SEGMENT, int SEGMENT_SLOTS>
 __device__ __forceinline__ int column(int start, int slot, int lane)
 {
@@ -474,9 +474,9 @@ layernorm_fwd__bf16_d12288__t256_r1_v8_b2_bulk_s3_o264_keep_hold_claim__rows(
         bulk_load(at(stage, 0), x_ptr + row * x_stride + start, length * sizeof(bf16), &landed[stage][group]);
     };
     const auto await = [&](int stage, unsigned parity) { wait_for_bytes(&landed[stage][group], parity); };
-    // The row in each stage; where none is left, one that is not there. Each row group counts on a counter that gives away the
-    // rows behind those that row groups begin with, and to each of them one that is not there. Who gets the last of these sets
-    // the counter to zero, for the next launch.
+    // The row in each stage; where none is left, one that is not there. A counter gives away the rows behind those that row
+    // groups begin with, and in the end to every group one that is not there. Who gets the last of these sets the counter to
+    // zero, for the next launch.
     __shared__ long long taken[STAGES][ROWS];
     const long long own = STAGES * step;
     long long coming = rows;  // the row that comes next, known to the first thread

@@ -261,8 +261,8 @@ template <int RUN, int JUMP, int THREADS, int SEGMENT_SLOTS> __device__ __forcei
     return JUMP % (THREADS * RUN) == 0 || (slot % SEGMENT_SLOTS * THREADS + lane) * RUN < JUMP;
 }
 
-// The first column of a thread's chunk in a slot, for slots that start at column start; without one that of the
-// last. Neighbouring threads' chunks begin a run apart, and the runs of a chunk lie JUMP apart.
+// The first column of a thread's chunk in a slot, for slots that start at column start; a thread without a chunk is told
+// that of the last. Neighbouring threads' chunks begin a run apart, and the runs of a chunk lie JUMP apart.
 template <int RUN, int JUMP, int THREADS, int SEGMENT, int SEGMENT_SLOTS>
 __device__ __forceinline__ int column(int start, int slot, int lane)
 {

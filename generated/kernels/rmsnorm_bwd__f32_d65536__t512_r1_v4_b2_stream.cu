@@ -155,8 +155,8 @@ template <int RUN, int JUMP, int THREADS, int SEGMENT_SLOTS> __device__ __forcei
     return JUMP % (THREADS * RUN) == 0 || (slot % SEGMENT_SLOTS * THREADS + lane) * RUN < JUMP;
 }
 
-// The first column of a thread's chunk in a slot, for slots that start at column start; without one that of the
-// last. Neighbouring threads' chunks begin a run apart, and the runs of a chunk lie JUMP apart.
+// The first column of a thread's chunk in a slot, for slots that start at column start; a thread without a chunk is told
+// that of the last. Neighbouring threads' chunks begin a run apart, and the runs of a chunk lie JUMP apart.
 template <int RUN, int JUMP, int THREADS, int SEGMENT, int SEGMENT_SLOTS>
 __device__ __forceinline__ int column(int start, int slot, int lane)
 {
@@ -334,7 +334,7 @@ rmsnorm_bwd__f32_d65536__t512_r1_v4_b2_stream__rows(
         real chunks_0[1][SLOTS];
         #pragma unroll
         for (int k = 0; k < SLOTS; ++k) {
-            const int col = seg * SEGMENT + column<RUN, JUMP, THREADS, SEGMENT, SEGMENT_SLOTS>(0, k, lane);
+            const int col = column<RUN, JUMP, THREADS, SEGMENT, SEGMENT_SLOTS>(seg * SEGMENT, k, lane);
             const bool owned = owns<RUN, JUMP, THREADS, SEGMENT_SLOTS>(k, lane);
             float dy[CHUNK];
             load_chunk<VEC, D, RUN, JUMP>(dy, dy_ptr + row * dy_stride, col, owned);
@@ -368,7 +368,7 @@ rmsnorm_bwd__f32_d65536__t512_r1_v4_b2_stream__rows(
     for (int seg = 0; seg < SEGMENTS; ++seg) {
         #pragma unroll
         for (int k = 0; k < SLOTS; ++k) {
-            const int col = seg * SEGMENT + column<RUN, JUMP, THREADS, SEGMENT, SEGMENT_SLOTS>(0, k, lane);
+            const int col = column<RUN, JUMP, THREADS, SEGMENT, SEGMENT_SLOTS>(seg * SEGMENT, k, lane);
             const bool owned = owns<RUN, JUMP, THREADS, SEGMENT_SLOTS>(k, lane);
             float dy[CHUNK];
             load_chunk<VEC, D, RUN, JUMP>(dy, dy_ptr + row * dy_stride, col, owned);

@@ -75,10 +75,9 @@ def partials(plan: Plan) -> tuple[str, ...]:
     folds = any(phase.folds for k in plan.kernels for phase in k.phases)
     accumulate = any(k.accumulators for k in rows)
     sums = "finish" in templates or "_one_launch" in sections
-    staged = bool(templates & {"row_staged", "row_claimed"})
     wanted = {
         "_launch": True,
-        "_prefetch": staged or bool(templates & {"row", "row_columns"}),
+        "_prefetch": bool(templates & {"row", "row_staged", "row_claimed", "row_columns"}),
         "_bf16": DType.BF16 in used,
         "_f16": DType.F16 in used,
         "_f16_again": DType.F16 in used and "row_columns" in templates,

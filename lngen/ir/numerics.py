@@ -103,11 +103,10 @@ def row_sum(x: Array, times: Array | None = None, *, chunk: int, segment: int, r
     added left to right, the chunks of a segment are folded, the segments are added left to right. With ``times``, of
     x's shape, the terms are products, each rounded together with its addition to the chunk.
     """
-    run = run or chunk
+    run, chunks = run or chunk, -(-segment // chunk)
+    shape = *x.shape[:-1], chunk // run, chunks, run
     total: Array | None = None
     for start in range(0, x.shape[-1], segment):
-        chunks = -(-(min(segment, x.shape[-1] - start) if run == chunk else segment) // chunk)
-        shape = *x.shape[:-1], chunk // run, chunks, run
         parts = (_pad(f[..., start : start + segment], chunks * chunk, absent) for f, absent in _factors(x, times))
         runs = (np.moveaxis(p.reshape(shape), -3, -2).reshape(*x.shape[:-1], chunks, chunk) for p in parts)
         part = fold(_left_to_right(*runs))

@@ -99,8 +99,8 @@ class _Lowering:
         needed = tuple(dict.fromkeys((*outputs, *(a for e in sums for a in e.args))))
         graph = extract(graph, graph.name, graph.params, needed)
         s, p = self.schedule, replace(self.facts, column_sums=len(sums))
-        in_stages = "row_claimed" if s.claim else "row_staged"
-        template = {"registers": "row_columns" if sums else "row", "stream": "row_stream"}.get(s.form, in_stages)
+        others = {"registers": "row_columns" if sums else "row", "stream": "row_stream"}
+        template = others.get(s.form, "row_claimed" if s.claim else "row_staged")
         kernel = self._kernel(
             "rows",
             template,
@@ -121,7 +121,7 @@ class _Lowering:
         )
         if s.form in STAGED:
             return staged(kernel, graph, outputs, s, p)
-        return in_registers(kernel, s, p) if s.form == "registers" else kernel
+        return in_registers(kernel, s, p) if s.form == "registers" else replace(kernel, start="seg * SEGMENT")
 
     def _columns(self, graph: Graph, handed: tuple[Value, ...]) -> Kernel:
         """Column sums alone, a thread per chunk of columns: for rows too wide to keep their sums in one block."""
@@ -208,7 +208,7 @@ class _Lowering:
     ) -> Kernel:
         """What every kernel has."""
         store = "{0}_ptr[col] = {1};" if template == "finish" else "{0}_out[i] = {1};"
-        in_stages = template in ("row_staged", "row_claimed")
+        in_stages = role == "rows" and self.schedule.form in STAGED
         last = in_stages and self.schedule.bulk_store
         style = Style(spell, self._guard(), ACCUMULATE.get(template, ("", "")), store, in_stages, last)
         listed = phases(graph, sums, outputs, style)

@@ -68,8 +68,7 @@ def sections(kernel: Kernel, s: Schedule, p: Problem) -> Sections:
         "bulk": ["_setup_bulk", *ready, "_piece"],
         "ragged": ["_setup_bulk", *ready],
     }
-    how = "_stored" if ragged or s.bulk_store else "" if s.claim else "_bulk"
-    refill = ["_claim", f"_refill_claimed{how}"] if s.claim else [f"_refill{how}"]
+    refill = [*["_claim"] * s.claim, f"_refill{'_claimed' * s.claim}{'_stored' * (ragged or s.bulk_store)}"]
     copies = {
         "async": ["_copy_async"],
         "bulk": ["_copy_bulk", *["_store_bulk"] * s.bulk_store, *refill],
@@ -90,7 +89,9 @@ def sections(kernel: Kernel, s: Schedule, p: Problem) -> Sections:
         setup=files(*setup[s.form]),
         held=(*[HELD_COLUMNS] * s.keep, *files(*["_held_sums"] * bool(p.column_sums))),
         copies=files(*copies[s.form]),
-        seen=files(*["_seen_numbers", *["_seen_columns"] * s.keep, "_seen"] * bool(kernel.row_inputs)),
+        seen=files(
+            *["_seen_numbers", *["_seen_columns"] * s.keep, "_seen"] * (bool(kernel.row_inputs) and not s.claim)
+        ),
         row_begin=files(*(name for name, there in begins if there)),
         tiles=f"{tiles}.cuh.jinja",
         load=files("_load_held" if s.hold else tiles),

@@ -18,7 +18,7 @@ from lngen.schedule.legal import (
     stage_share,
     static_shared,
 )
-from lngen.schedule.model import ranked, space, widest
+from lngen.schedule.model import ranked, space
 from lngen.schedule.problem import Problem, depths, operand_depth, problem
 from lngen.schedule.resources import fits, least_shared, registers, stay_packed
 from lngen.schedule.schedule import STAGED, Schedule, parse_schedule
@@ -29,5 +29,5 @@ __all__ = [
     "check_arch", "depths", "dynamic_shared", "exists", "fits", "is_legal", "least_shared",
     "met_numbers", "minimum_arch", "operand_depth", "parse_schedule", "partial_numbers", "partial_rows", "piece",
     "problem", "ranked", "registers", "row_counts", "scratch_numbers", "segments_held", "share", "slots", "space",
-    "stage_bytes", "stage_share", "static_shared", "stay_packed", "widest",
+    "stage_bytes", "stage_share", "static_shared", "stay_packed",
 ]  # fmt: skip

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from lngen.schedule.cost_columns import columns_cost
+from lngen.schedule.cost_columns import FEW_BLOCK, columns_cost
 from lngen.schedule.legal import MAX_CLUSTER, slots
 from lngen.schedule.problem import Problem
 from lngen.schedule.schedule import Schedule
@@ -21,9 +21,9 @@ from lngen.schedule.shares import EACH, HALF, MANY, MULTIPROCESSORS, SOME, STAGE
 # What follows are weights of a schedule's shortcomings, each in doublings, and what is best. Threads without elements:
 IDLE = 1.3
 
-# Few rows in registers: threads of a block; clusters and blocks and shares of threads of another size than the best,
-# weights that are asked for after the row.
-FEW_BLOCK, CLUSTER_SIZE, BLOCK_SIZE, EACH_SIZE, LATE = 256, 0.3, 0.05, 0.25, 0.2
+# Few rows in registers, in blocks of FEW_BLOCK threads at most: clusters and blocks and shares of threads of another
+# size than the best, weights that are asked for after the row.
+CLUSTER_SIZE, BLOCK_SIZE, EACH_SIZE, LATE = 0.3, 0.05, 0.25, 0.2
 
 
 class Many(NamedTuple):
@@ -71,11 +71,11 @@ BULK_ROW, LONG_ROW = 512, 12 * 1024
 # many elements or there are some more. Endless rows of so many elements still go to registers.
 WIDE_ROW, WIDE_SOME, WIDE_ELEMENTS, PIECE, REGISTER_ELEMENTS = 32 * 1024, 24 * 1024, 12288, 16 * 1024, 16384
 
-# Staged rows that are claimed: of how many bytes they are, and of more than how many elements if they are endless;
-# bytes that the threads of a multiprocessor work on, at least two rows; threads of a row; stages; elements of a thread
-# and bytes on their way at most; and the weights of more row groups a block, of another number of stages, and of too
-# many bytes on their way.
-CLAIMED_ROW, CLAIMED_MOST, CLAIMED_ENDLESS = 7680, 32 * 1024, 4096
+# Staged rows that are claimed: of how many bytes they are; endless ones of more than how many elements, and of how many
+# bytes at most; bytes that the threads of a multiprocessor work on, at least two rows; threads of a row; stages;
+# elements of a thread and bytes on their way at most; and the weights of more row groups a block, of another number of
+# stages, and of too many bytes on their way.
+CLAIMED_ROW, CLAIMED_MOST, ENDLESS_ELEMENTS, ENDLESS_MOST = 7680, 32 * 1024, 4096, 16 * 1024
 CLAIMED_WORK, CLAIMED_THREADS, CLAIMED_STAGES = 37_000, 128, 3
 CLAIMED_ELEMENTS, CLAIMED_FLIGHT, CLAIMED_GROUP, CLAIMED_STAGE, CLAIMED_FULL = 96, 176 * 1024, 0.1, 0.3, 4.0
 
@@ -110,7 +110,7 @@ def _worth_claiming(s: Schedule, p: Problem, row: int, there: int) -> bool:
 
     Of endless rows in registers, blocks come and go in as good an order; only of some is the wait for them longer.
     """
-    if there > MANY and s.form == "bulk" and not (p.d > CLAIMED_ENDLESS and row <= PIECE):
+    if there > MANY and s.form == "bulk" and not (p.d > ENDLESS_ELEMENTS and row <= ENDLESS_MOST):
         return False
     return there > (STAGE if p.d >= WIDE_ELEMENTS else HALF) and CLAIMED_ROW <= row <= CLAIMED_MOST
 

@@ -39,7 +39,7 @@ def _space(p: Problem) -> tuple[Schedule, ...]:
 
 def _bases(p: Problem) -> Iterator[Schedule]:
     """Forms and how rows are laid over threads and blocks: what is not legal as it stands is in no variant."""
-    vec = widest(p)
+    vec = p.run
     rows = sorted(rows_of_a_block(p) if p.column_sums else (1, 2, 4, 8, 16, 32, 64, 128))
     store = bool(p.output_sizes)
     for threads, r, resident in product([1 << n for n in range(11)], rows, RESIDENT):
@@ -80,14 +80,6 @@ def _variants(base: Schedule, p: Problem) -> Iterator[Schedule]:
         for stages, keep, hold, store, one in product((2, 3, 4, 5, 6), flags, flags, stores, ones):
             staged = replace(base, stages=stages, keep=keep, hold=hold, bulk_store=store, one_launch=one)
             yield from (replace(staged, claim=claim) for claim in (claims if hold else no))
-
-
-def widest(p: Problem) -> int:
-    """The most elements per access that D allows."""
-    vec = p.chunk
-    while p.d % vec:
-        vec //= 2
-    return vec
 
 
 def ranked(p: Problem, capability: int = 90, vec: int | None = None, rows: int | None = None) -> list[Schedule]:
