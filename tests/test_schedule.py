@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from lngen.errors import ScheduleError
 from lngen.graphs import GRAPHS
 from lngen.ir import parse
-from lngen.lower import lower
+from lngen.lower import asked_shared, lower
 from lngen.runtime.choose import compile_plan, default_schedule
 from lngen.schedule import (
     Problem,
@@ -579,8 +579,49 @@ def test_a_plan_asks_for_what_its_kernels_use_at_least() -> None:
     forward, backward = (f"layernorm.{way}:d=768,dtype=f16" for way in ("fwd", "bwd"))
     stays = lower(parse_spec(forward), ranked(facts(forward), rows=5461)[0])
     (kernel,) = stays.kernels
-    assert stays.asked_shared(kernel, 90) == least_shared(stays.schedule, facts(forward)) > kernel.dynamic
+    asked = asked_shared(stays, {kernel.name: 64}, 90)
+    assert asked == {kernel.name: least_shared(stays.schedule, facts(forward))}
+    assert asked[kernel.name] > kernel.dynamic
     for one_launch in ("no", "yes"):
         schedule = f"form=bulk,threads=32,rows=16,vec=8,stages=3,one_launch={one_launch}"
         counted = lower(parse_spec(backward), parse_schedule(schedule, Schedule("registers", 32, 1, 1)))
-        assert [counted.asked_shared(k, 90) for k in counted.kernels] == [k.dynamic for k in counted.kernels]
+        asked = asked_shared(counted, {k.name: 32 for k in counted.kernels}, 90)
+        assert asked == {k.name: k.dynamic for k in counted.kernels}
+
+
+@pytest.mark.parametrize(
+    ("spec", "schedule", "registers", "there", "blocks"),
+    [
+        ("layernorm.bwd:d=1024,dtype=bf16", "form=bulk,threads=64,rows=8,vec=8,stages=3", (128, 52), 90, 1),
+        ("layernorm.bwd:d=4096,dtype=bf16", "form=bulk,threads=128,rows=2,vec=8,stages=3", (247, 48), 90, 2),
+        ("layernorm.bwd:d=4096,dtype=bf16", "form=bulk,threads=128,rows=2,vec=8,stages=3", (247, 48), 100, 2),
+        ("layernorm.bwd:d=4096,dtype=bf16", "form=bulk,threads=128,rows=2,vec=8,stages=3", (247, 48), 80, None),
+        ("layernorm.bwd:d=4096,dtype=bf16", "form=bulk,threads=128,rows=2,vec=8,stages=3", (160, 48), 90, None),
+        ("layernorm.bwd:d=4096,dtype=bf16", "form=bulk,threads=128,rows=2,vec=8,stages=3", (161, 48), 90, 2),
+        ("layernorm.bwd:d=12288,dtype=bf16", "form=bulk,threads=64,rows=4,vec=8,stages=2,cluster=4", (255, 56), 90, 6),
+        (
+            "layernorm.bwd:d=131072,dtype=bf16",
+            "form=bulk,threads=256,rows=1,vec=8,stages=3,cluster=16",
+            (255, 40),
+            90,
+            8,
+        ),
+        ("layernorm.bwd:d=4096,dtype=f64", "form=bulk,threads=256,rows=1,vec=2,stages=2", (255, 60), 90, 2),
+        ("layernorm.bwd:d=131072,dtype=f32", "form=stream,threads=512,rows=1,vec=4", (128, 128), 90, None),
+    ],
+)
+def test_the_finish_is_spread_where_it_does_not_fit_beside_the_rows(
+    spec: str, schedule: str, registers: tuple[int, int], there: int, blocks: int | None
+) -> None:
+    """``blocks`` of it to a multiprocessor and no more, by what a block asks for and has; None: as many as fit."""
+    plan = lower(parse_spec(spec), parse_schedule(schedule, Schedule("registers", 32, 1, 1)))
+    *others, finish = plan.kernels
+    used = dict.fromkeys((k.name for k in others), registers[0]) | {finish.name: registers[1]}
+    asked = asked_shared(plan, used, there)
+    assert {k.name: asked[k.name] for k in others} == {k.name: k.dynamic for k in others}
+    if blocks is None:
+        assert asked[finish.name] == finish.dynamic == 0
+    else:
+        each = asked[finish.name] + finish.shared * facts(spec).real_size + 1024
+        assert 228 * 1024 // each == blocks == 228 * 1024 // (each + 1024)
+        assert asked[finish.name] <= 227 * 1024

@@ -461,16 +461,22 @@ __device__ __forceinline__ void store_partial(real* __restrict__ partial, const 
     }
 }
 
-// What a strand adds in a column of each kind of partial rows, of which filled are there: every STRANDS-th term, each the
-// fold of APART partial rows. BATCH terms are on their way at a time; what is not there adds nothing.
-template <int PITCH, int STRANDS, int BATCH, int APART, int SUMS>
-__device__ __forceinline__ void strand_sums(real (&sums)[SUMS], const real* const (&partials)[SUMS], int strand, int filled)
+// What a strand adds in ABREAST neighbouring columns of each kind of partial rows, of which filled are there: every
+// STRANDS-th term, each the fold of APART partial rows. BATCH terms are on their way at a time; what is not there adds
+// nothing.
+template <int PITCH, int STRANDS, int BATCH, int APART, int ABREAST, int SUMS>
+__device__ __forceinline__ void strand_sums(
+    real (&sums)[SUMS][ABREAST], const real* const (&partials)[SUMS], int strand, int filled)
 {
+    using Columns = Vector<ABREAST, real>;
     #pragma unroll
-    for (int n = 0; n < SUMS; ++n) sums[n] = ABSENT;
+    for (int n = 0; n < SUMS; ++n) {
+        #pragma unroll
+        for (int j = 0; j < ABREAST; ++j) sums[n][j] = ABSENT;
+    }
     #pragma unroll 1
     for (int first = strand; first * APART < filled; first += BATCH * STRANDS) {
-        real part[SUMS][BATCH][APART];
+        real part[SUMS][BATCH][ABREAST][APART];
         #pragma unroll
         for (int b = 0; b < BATCH; ++b) {
             #pragma unroll
@@ -479,15 +485,22 @@ __device__ __forceinline__ void strand_sums(real (&sums)[SUMS], const real* cons
                 const long long from = static_cast<long long>(at < filled ? at : filled - 1) * PITCH;
                 #pragma unroll
                 for (int n = 0; n < SUMS; ++n) {
-                    const real there = __ldcg(partials[n] + from);
-                    part[n][b][a] = at < filled ? there : ABSENT;
+                    Columns there;
+                    #pragma unroll
+                    for (int w = 0; w < there.WORDS; ++w)
+                        there.words[w] = __ldcg(reinterpret_cast<const typename Columns::type*>(partials[n] + from) + w);
+                    #pragma unroll
+                    for (int j = 0; j < ABREAST; ++j) part[n][b][j][a] = at < filled ? there.items[j] : ABSENT;
                 }
             }
         }
         #pragma unroll
         for (int n = 0; n < SUMS; ++n) {
             #pragma unroll
-            for (int b = 0; b < BATCH; ++b) sums[n] = sums[n] + fold<Add, APART>(part[n][b]);
+            for (int b = 0; b < BATCH; ++b) {
+                #pragma unroll
+                for (int j = 0; j < ABREAST; ++j) sums[n][j] = sums[n][j] + fold<Add, APART>(part[n][b][j]);
+            }
         }
     }
 }
@@ -740,6 +753,7 @@ layernorm_bwd__f16_d8192__t256_r1_v8_b1_bulk_s3_keep__finish(
     constexpr int D           = 8192;  // features per row
     constexpr int SUMS        = 2;     // column sums
     constexpr int COLUMNS     = 32;    // columns a block completes at a time
+    constexpr int ABREAST     = 1;     // of them a thread adds side by side
     constexpr int STRANDS     = 4;     // strands that add the partial rows of a column
     constexpr int PARTIALS    = 120;   // partial rows at most
     constexpr int APART       = 4;     // partial rows that are folded to one term of a strand
@@ -749,26 +763,32 @@ layernorm_bwd__f16_d8192__t256_r1_v8_b1_bulk_s3_keep__finish(
 
     let_next_kernel_begin();
     wait_for_previous_kernel();
-    __shared__ real totals[SUMS * STRANDS * COLUMNS];
+    __shared__ __align__(16) real totals[SUMS * STRANDS * COLUMNS];
     // Adds the partial rows: strand s takes every STRANDS-th term in increasing order, then the strands are folded. The sum
     // of no rows is zero.
     const long long blocks = (rows + PER_PARTIAL - 1) / PER_PARTIAL;
     const int filled = blocks < PARTIALS ? static_cast<int>(blocks) : PARTIALS;
     for (int tile = blockIdx.x; tile * COLUMNS < D; tile += gridDim.x) {
-        const int column = threadIdx.x % COLUMNS;
-        const int col = tile * COLUMNS + column;
-        for (int strand = threadIdx.x / COLUMNS; strand < STRANDS && col < D; strand += blockDim.x / COLUMNS) {
+        constexpr int LANES = COLUMNS / ABREAST;
+        const int within = threadIdx.x % LANES * ABREAST;  // of the columns of the tile: the first of this thread
+        const int first = tile * COLUMNS + within;
+        for (int strand = threadIdx.x / LANES; strand < STRANDS && first < D; strand += blockDim.x / LANES) {
             const real* const partials[SUMS] = {
-                sum_dy_xhat_partial_ptr + col,
-                sum_dy_partial_ptr + col,
+                sum_dy_xhat_partial_ptr + first,
+                sum_dy_partial_ptr + first,
             };
-            real sums[SUMS];
+            real sums[SUMS][ABREAST];
             strand_sums<PITCH, STRANDS, BATCH, APART>(sums, partials, strand, filled);
             #pragma unroll
-            for (int n = 0; n < SUMS; ++n) totals[(n * STRANDS + strand) * COLUMNS + column] = sums[n];
+            for (int n = 0; n < SUMS; ++n) {
+                #pragma unroll
+                for (int j = 0; j < ABREAST; ++j) totals[(n * STRANDS + strand) * COLUMNS + within + j] = sums[n][j];
+            }
         }
         __syncthreads();
-        if (threadIdx.x < COLUMNS && col < D) {
+        const int column = threadIdx.x;
+        const int col = tile * COLUMNS + column;
+        if (column < COLUMNS && col < D) {
             real sum_dy_xhat_strands[STRANDS];
             #pragma unroll
             for (int s = 0; s < STRANDS; ++s) sum_dy_xhat_strands[s] = totals[(0 * STRANDS + s) * COLUMNS + column];

@@ -16,7 +16,7 @@ from typing import Any
 from lngen.aot.files import sha256
 from lngen.errors import LngenError
 from lngen.ir import WIDE, D, M, Value
-from lngen.lower import Extent, Kernel, Plan
+from lngen.lower import Extent, Kernel, Plan, asked_shared
 from lngen.schedule import capability, minimum_arch
 from lngen.spec import Spec
 from lngen.toolchain import Resources
@@ -39,7 +39,7 @@ _LAUNCH_RULE = (
     "the kernels of a set are launched in this order on one stream: cluster blocks to a cluster in x if that is more "
     "than 1, cooperatively if the kernel says so, its dynamic shared memory allowed first "
     "(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES): what it uses, or asked_shared_bytes of the arch's "
-    "resources, which spread blocks that stay evenly; and clusters of more than 8 blocks, too "
+    "resources, which spread blocks evenly; and clusters of more than 8 blocks, too "
     "(CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED); without rows only those with launch_for_no_rows"
 )
 _DEPENDENT_RULE = (
@@ -89,17 +89,14 @@ def entry(plan: Plan, resources: Mapping[str, Mapping[str, Resources]]) -> dict[
                 for b in plan.workspace
             ],
         },
-        "resources": {
-            arch: {
-                k.name: {
-                    **asdict(kernels[k.name]),
-                    "asked_shared_bytes": plan.asked_shared(k, capability(arch)),
-                }
-                for k in plan.kernels
-            }
-            for arch, kernels in resources.items()
-        },
+        "resources": {arch: _resources(plan, kernels, arch) for arch, kernels in resources.items()},
     }
+
+
+def _resources(plan: Plan, kernels: Mapping[str, Resources], arch: str) -> dict[str, Any]:
+    """What each kernel takes on an arch, and the dynamic shared memory to launch it with."""
+    asked = asked_shared(plan, {name: used.registers for name, used in kernels.items()}, capability(arch))
+    return {k.name: {**asdict(kernels[k.name]), "asked_shared_bytes": asked[k.name]} for k in plan.kernels}
 
 
 def _spec(spec: Spec) -> dict[str, Any]:

@@ -16,8 +16,12 @@ from lngen.schedule import (
     stage_bytes,
 )
 
-FINISH_COLUMNS = 32
 COLUMN_THREADS = 128
+
+# Columns that a block of the finish completes at a time. From so many threads on, one a column and strand, more of them
+# only wait for their turn: a thread then has 16 bytes of neighbouring columns, and a block so many threads.
+FINISH_COLUMNS = 32
+MANY_THREADS, FINISH_THREADS = 2**17, 128
 NO_BOUND = 2**31 - 1
 EARLY = 4  # blocks of a multiprocessor, of those that come and go, that ask for rows ahead: more gained nothing
 ON_THE_WAY = 16  # numbers that a thread of the finish waits for at a time
@@ -119,12 +123,24 @@ def _batch(s: Schedule, p: Problem) -> int:
     return max(1, min(-(-p.blocks // p.strands), ON_THE_WAY // (p.column_sums * apart(s, p))))
 
 
+def abreast(s: Schedule, p: Problem) -> int:
+    """Columns that a thread of the finish adds side by side."""
+    return _unit(p) if p.d * p.strands >= MANY_THREADS and not s.one_launch else 1
+
+
+def finish_columns(s: Schedule, p: Problem) -> int:
+    """Columns that a block of the finish completes at a time."""
+    side = abreast(s, p)
+    return FINISH_COLUMNS if side == 1 else FINISH_THREADS // p.strands * side
+
+
 def finish_constants(s: Schedule, p: Problem) -> list[Constant]:
     """Those of what completes the column sums."""
     return [
         Constant("D", p.d, "features per row"),
         Constant("SUMS", p.column_sums, "column sums"),
-        Constant("COLUMNS", FINISH_COLUMNS, "columns a block completes at a time"),
+        Constant("COLUMNS", finish_columns(s, p), "columns a block completes at a time"),
+        Constant("ABREAST", abreast(s, p), "of them a thread adds side by side"),
         Constant("STRANDS", p.strands, "strands that add the partial rows of a column"),
         Constant("PARTIALS", partial_rows(s, p), "partial rows at most"),
         Constant("APART", apart(s, p), "partial rows that are folded to one term of a strand"),

@@ -10,8 +10,9 @@ from lngen.ir.ops import compute_dtype, ctype
 from lngen.lower.arguments import tensors, workspace
 from lngen.lower.constants import (
     COLUMN_THREADS,
-    FINISH_COLUMNS,
+    abreast,
     column_constants,
+    finish_columns,
     finish_constants,
     pitch,
     row_constants,
@@ -142,7 +143,8 @@ class _Lowering:
 
     def _finish(self, graph: Graph) -> Kernel:
         """The partial sums of all blocks added in their order, and what is computed from the totals."""
-        p = self.facts
+        s, p = self.schedule, self.facts
+        columns = finish_columns(s, p)
         narrow = [v for v in graph.params if v not in self.partials]
         partials = [workspace(name, self.real, const=True) for v, name in self.partials.items() if v in graph.params]
         kernel = self._kernel(
@@ -150,13 +152,13 @@ class _Lowering:
             "finish",
             graph,
             [*tensors(narrow, "input"), *tensors(graph.results, "output"), *partials],
-            finish_constants(self.schedule, p),
+            finish_constants(s, p),
             (),
             graph.results,
             spell=speller("", graph, "{0}_ptr[col]", known=tuple(self.partials)),
-            grid=(Extent(-(-p.d // FINISH_COLUMNS)), Extent()),
-            block=FINISH_COLUMNS * p.strands,
-            shared=len(self.parts.sums) * p.strands * FINISH_COLUMNS,
+            grid=(Extent(-(-p.d // columns)), Extent()),
+            block=columns // abreast(s, p) * p.strands,
+            shared=len(self.parts.sums) * p.strands * columns,
         )
         return replace(kernel, always=True, accumulators=_sums(self.parts.sums))
 

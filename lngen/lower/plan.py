@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from lngen.ir import WIDE, DType, Graph, Value
 from lngen.lower.parts import Argument, Ask, Constant, Phase, Place, Statement, Sum, Tensor, declared
-from lngen.schedule import BULK, Schedule, least_shared, problem
+from lngen.schedule import BULK, Schedule
 from lngen.spec import Spec
 
 
@@ -253,10 +253,6 @@ class Plan:
             offsets[buffer.name] = start
             start += buffer.bytes(rows)
         return offsets
-
-    def asked_shared(self, kernel: Kernel, capability: int) -> int:
-        """Bytes of dynamic shared memory to launch one of its kernels with, where the compute capability is that."""
-        return max(kernel.dynamic, least_shared(self.schedule, problem(self.graph, self.spec.d), capability))
 
     def alignment(self, value: Value) -> int:
         """Bytes that a tensor's base pointer must be a multiple of."""

@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Mapping, Sequence
 
 from lngen.errors import MissingError
-from lngen.lower import Kernel, Plan
+from lngen.lower import Kernel, Plan, asked_shared
 from lngen.runtime.driver import (
     CLUSTER_DIMENSION,
     COOPERATIVE,
@@ -66,7 +66,9 @@ class Launcher:
             # Kernels that wait for the one before them may be launched before it has ended; see _launch.cuh.jinja.
             capability = int(cupy.cuda.Device(device).compute_capability)
             self.dependent = capability >= 90
-            self.shared = [plan.asked_shared(kernel, capability) for kernel in plan.kernels]
+            registers = {name: used.registers for name, used in binary.resources.items()}
+            asked = asked_shared(plan, registers, capability)
+            self.shared = [asked[kernel.name] for kernel in plan.kernels]
             for kernel, function, shared in zip(plan.kernels, self._functions, self.shared, strict=True):
                 allow_shared(function.ptr, shared)
                 allow_cluster(function.ptr, kernel.cluster)

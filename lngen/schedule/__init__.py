@@ -20,14 +20,15 @@ from lngen.schedule.legal import (
 )
 from lngen.schedule.model import ranked, space
 from lngen.schedule.problem import Problem, depths, operand_depth, problem
-from lngen.schedule.resources import fits, least_shared, registers, stay_packed
+from lngen.schedule.resources import REGISTERS_PER_SM, fits, least_shared, registers, shared_by, stay_packed
 from lngen.schedule.schedule import STAGED, Schedule, parse_schedule
 from lngen.schedule.shares import MULTIPROCESSORS, row_counts, share
 
 __all__ = [
-    "BULK", "MINIMUM_ARCH", "MULTIPROCESSORS", "STAGED", "Problem", "Schedule", "apart", "capability", "check",
-    "check_arch", "depths", "dynamic_shared", "exists", "fits", "is_legal", "least_shared",
-    "met_numbers", "minimum_arch", "operand_depth", "parse_schedule", "partial_numbers", "partial_rows", "piece",
-    "problem", "ranked", "registers", "row_counts", "scratch_numbers", "segments_held", "share", "slots", "space",
-    "stage_bytes", "stage_share", "static_shared", "stay_packed",
+    "BULK", "MINIMUM_ARCH", "MULTIPROCESSORS", "REGISTERS_PER_SM", "STAGED", "Problem", "Schedule", "apart",
+    "capability", "check", "check_arch", "depths", "dynamic_shared", "exists", "fits", "is_legal",
+    "least_shared", "met_numbers", "minimum_arch", "operand_depth", "parse_schedule", "partial_numbers",
+    "partial_rows", "piece", "problem", "ranked", "registers", "row_counts", "scratch_numbers",
+    "segments_held", "share", "shared_by", "slots", "space", "stage_bytes", "stage_share", "static_shared",
+    "stay_packed",
 ]  # fmt: skip

@@ -99,9 +99,15 @@ def least_shared(s: Schedule, p: Problem, capability: int = 90) -> int:
     """
     if s.form not in STAGED or p.column_sums:
         return 0
-    # Halfway between what so many, and what one more, would share: static shared memory is not known to the byte.
-    share = 2 * _shared_limits(capability)[0] * 1024 // (2 * s.resident + 1) - RESERVED * 1024
-    return (share - static_shared(s, p)) // BULK * BULK
+    return (shared_by(s.resident, capability) - static_shared(s, p)) // BULK * BULK
+
+
+def shared_by(blocks: int, capability: int) -> int:
+    """Bytes of shared memory for a block of which a multiprocessor takes so many, and no more.
+
+    Halfway between what so many, and what one more, would share: static shared memory is not known to the byte.
+    """
+    return 2 * _shared_limits(capability)[0] * 1024 // (2 * blocks + 1) - RESERVED * 1024
 
 
 def _shared_limits(capability: int) -> tuple[int, int]:
