@@ -128,6 +128,8 @@ SUBJECTS: dict[str, Subject] = {
     "few": Subject("layernorm.bwd:d=2052,dtype=f64,wrt=gamma", registers(256, 1, 2), 37),
     # The row groups of a block are a block each, and not all of them are there.
     "apart": Subject("layernorm.bwd:d=7172,dtype=bf16,weight=f32,wrt=gamma", registers(256, 1, 4), 86),
+    # A thread of the finish has four columns, the last tile is nearly empty.
+    "abreast": Subject("layernorm.bwd:d=32772,dtype=f32,wrt=beta", stream(512, 4), 3),
     "few of zeros": Subject("layernorm.bwd:d=2052,dtype=f64,wrt=beta", registers(256, 1, 2), 5, "zeros"),
     "stream": Subject("totals.fwd:d=8202,dtype=f32", stream(256, 2), 8, "wild"),
     "columns": Subject("layernorm.bwd:d=8202,dtype=f32,save=none", stream(512, 2), 3),

@@ -409,7 +409,7 @@ DEPENDENT = [
     late("late", "\n    real sum_dy_xhat_acc", "    store_sums"),
     late("stream", "    __shared__ real scratch", "\n    // ---- phase 1 ----"),
     late("columns", "    const int col = (static", "    store_chunk<VEC, D, CHUNK, CHUNK, true>(sum_dy_partial"),
-    late("few", "    __shared__ real totals", "        if (threadIdx.x < COLUMNS && col < D) {", ": finish", ""),
+    late("few", "    __shared__ __align__(16) real", "        if (column < COLUMNS && col < D) {", ": finish", ""),
     late("bulk", "    const float d_size", "    int stage = 0;"),
     late("async", "\n    // Where in shared memory", "    int stage = 0;"),
     late("cluster keep", "    const float d_size", "    int stage = 0;", ": what is kept"),

@@ -197,7 +197,7 @@ def test_only_the_helpers_a_kernel_needs() -> None:
         *sums[6:],
     ]
     cluster = {"_cluster", "_exchange"}
-    wide, single = "form=bulk,threads=512,rows=1,stages=3,cluster=2", "form=bulk,threads=256,rows=1,stages=3"
+    wide, single = "form=bulk,threads=256,rows=1,stages=3,cluster=2", "form=bulk,threads=256,rows=1,stages=3"
     assert cluster & {*helpers("layernorm.bwd:d=16384,dtype=bf16", wide)} == cluster
     assert not cluster & {*helpers("layernorm.bwd:d=8192,dtype=bf16", single)}
     few = helpers("layernorm.fwd:d=16384,dtype=bf16", "form=registers,threads=256,rows=1,cluster=2")

@@ -59,11 +59,11 @@ PLANS: dict[str, tuple[str, str]] = {
     ),
     "bulk, columns, a cluster for each, one launch": (
         "rmsnorm.bwd:d=16384,dtype=f16",
-        "form=bulk,threads=512,rows=1,stages=3,cluster=2,one_launch=yes",
+        "form=bulk,threads=256,rows=1,stages=3,cluster=2,one_launch=yes",
     ),
     "bulk, columns, a cluster for each": (
         "layernorm.bwd:d=16384,dtype=bf16",
-        "form=bulk,threads=512,rows=1,stages=3,cluster=2,keep=yes",
+        "form=bulk,threads=256,rows=1,stages=3,cluster=2,keep=yes",
     ),
     "bulk, columns, no row sum": ("layernorm.bwd:d=776,dtype=f16,wrt=beta", "form=bulk,threads=32,rows=8,stages=3"),
     "ragged": ("layernorm.bwd:d=1001,dtype=bf16", "form=ragged,threads=64,rows=8,stages=2,bulk_store=yes"),
@@ -265,25 +265,43 @@ def constants(kernel: Kernel) -> dict[str, int]:
 
 
 def test_constants_and_launch_of_a_cluster_one_can_check_by_hand() -> None:
-    """A row of 32 KiB in four segments, two a block; two rows of two tensors on their way; each group a cluster."""
-    schedule = "form=bulk,threads=512,rows=1,vec=8,stages=2,cluster=2"
+    """A row of 32 KiB in eight segments, four a block; two rows of two tensors on their way; each group a cluster."""
+    schedule = "form=bulk,threads=256,rows=1,vec=8,stages=2,cluster=2"
     rows, finish = plan_of("layernorm.bwd:d=16384,dtype=bf16", schedule).kernels
     assert constants(rows) == {
-        "D": 16384, "CHUNK": 8, "RUN": 8, "JUMP": 4096, "THREADS": 512, "SLOTS": 2, "SEGMENT": 4096, "VEC": 8,
+        "D": 16384, "CHUNK": 8, "RUN": 8, "JUMP": 2048, "THREADS": 256, "SLOTS": 4, "SEGMENT": 2048, "VEC": 8,
         "EXACT": 1, "ROWS": 1, "SEGMENT_SLOTS": 1, "CLUSTER": 2, "STAGES": 2,
         "STAGE_BYTES": 2 * 8192 * 2, "BOUND": 2**31 - 1, "PIECE": 8192,
         "OWNERS": 60, "UNIT": 4, "PITCH": 16384,
     }  # fmt: skip
-    assert (rows.cluster, rows.dynamic, rows.exchanged) == (2, 2 * 2 * 8192 * 2, 2 * 4)
+    assert (rows.cluster, rows.dynamic, rows.exchanged) == (2, 2 * 2 * 8192 * 2, 2 * 8)
     assert rows.launch_rule() == (
-        "grid 2 * min(60, rows), block 512, clusters of 2, 65536 bytes of dynamic shared memory; no launch for rows = 0"
+        "grid 2 * min(60, rows), block 256, clusters of 2, 65536 bytes of dynamic shared memory; no launch for rows = 0"
     )
     assert (rows.owner, rows.first_column) == ("blockIdx.x / CLUSTER", "cluster_rank() * PIECE")
     assert constants(finish) == {
-        "D": 16384, "SUMS": 2, "COLUMNS": 32, "STRANDS": 4, "PARTIALS": 60, "APART": 2, "PITCH": 16384, "BATCH": 4,
-        "PER_PARTIAL": 1,
+        "D": 16384, "SUMS": 2, "COLUMNS": 32, "ABREAST": 1, "STRANDS": 4, "PARTIALS": 60, "APART": 4, "PITCH": 16384,
+        "BATCH": 2, "PER_PARTIAL": 1,
     }  # fmt: skip
     assert (finish.cluster, finish.dynamic, finish.launch_rule()) == (1, 0, "grid 512, block 128")
+
+
+def test_a_large_finish_has_sixteen_bytes_of_columns_a_thread() -> None:
+    """Of f32 four columns, of f64 two; 128 threads, so that 4 strands have 128 columns and 64, 16 strands 16."""
+    wide = {
+        "rmsnorm.bwd:d=32768,dtype=bf16": (4, 128, 256),
+        "rmsnorm.bwd:d=33000,dtype=f32": (4, 128, 258),
+        "rmsnorm.bwd:d=32768,dtype=f64": (2, 64, 512),
+        "rmsnorm.bwd:d=8192,dtype=bf16,blocks=126": (4, 32, 256),
+        "rmsnorm.bwd:d=33002,dtype=bf16": (1, 32, 1032),  # not whole units
+        "rmsnorm.bwd:d=32760,dtype=bf16": (1, 32, 1024),  # not as large
+    }
+    for spec, (side, columns, blocks) in wide.items():
+        vec = 2 if "33002" in spec or "f64" in spec else 4
+        *_, finish = plan_of(spec, f"form=stream,threads=256,rows=1,vec={vec}").kernels
+        numbers = constants(finish)
+        assert (numbers["ABREAST"], numbers["COLUMNS"], finish.grid[0](1)) == (side, columns, blocks), spec
+        assert finish.block == columns // side * numbers["STRANDS"]
 
 
 def test_every_block_writes_a_partial_row() -> None:
@@ -392,7 +410,7 @@ def test_one_launch_is_one_kernel_with_a_counter() -> None:
     (short,) = plan_of("layernorm.bwd:d=100,dtype=f32", "form=registers,threads=16,rows=32,one_launch=yes").kernels
     assert [short.grid[0](n) for n in (0, 1, 128, 160, 10**6)] == [4, 4, 4, 5, 128]
     (narrow,) = plan_of(
-        "rmsnorm.bwd:d=16384,dtype=bf16", "form=bulk,threads=128,rows=2,stages=2,cluster=4,one_launch=yes"
+        "rmsnorm.bwd:d=16384,dtype=bf16", "form=bulk,threads=64,rows=4,stages=2,cluster=8,one_launch=yes"
     ).kernels
     assert narrow.grid[0](1) == narrow.grid[0](10**6) == 120
     assert kernel.finish

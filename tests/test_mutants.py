@@ -261,7 +261,7 @@ COLUMNS = [
     text("columns of rows that are not there", "backward", "if (live) sum_dy_acc", "sum_dy_acc"),
     text("columns of each row twice", "backward", "sum_dy_acc[k][i] + dy32;", "sum_dy_acc[k][i] + dy32 + dy32;"),
     text("accumulators start at +0", "backward of zeros", "sum_dy_acc[k][i] = ABSENT;", "sum_dy_acc[k][i] = 0.0f;"),
-    text("strands start at +0", "backward of zeros", "sums[n] = ABSENT;", "sums[n] = 0.0f;"),
+    text("strands start at +0", "backward of zeros", "sums[n][j] = ABSENT;", "sums[n][j] = 0.0f;"),
     text("columns start at +0", "columns of zeros", "sum_dy_acc[i] = ABSENT;", "sum_dy_acc[i] = 0.0f;"),
     text("no rows sum to -0", "backward, no rows", "rows == 0 ? real(0) : ", "", 2),
     text("partial barrier between gone", "backward", NEXT_STASH, NEXT_STASH.replace("__syncthreads();", "")),
@@ -364,18 +364,18 @@ EARLY = [
 STRAND = "int first = strand; first * APART < filled; first += BATCH * STRANDS"
 AT = "(first + b * STRANDS) * APART + a"
 THERE = "static_cast<long long>(at < filled ? at : filled - 1) * PITCH"
-TOTALS = "\n        __syncthreads();\n        if (threadIdx.x < COLUMNS && col < D) {"
+TOTALS = "\n        __syncthreads();\n        const int column = threadIdx.x;"
 # Left out: a shorter grid, fewer threads, wider or narrower tiles in a finish (its loops make up for it), and how many
 # partial rows are on their way.
 FINISH = [
     text("strands in runs", "few", AT, "first + b"),
     text("groups apart in runs", "apart", AT, "first + b * STRANDS + a * 30"),
-    text("groups apart left out", "apart", "fold<Add, APART>(part[n][b])", "part[n][b][0]"),
+    text("groups apart left out", "apart", "fold<Add, APART>(part[n][b][j])", "part[n][b][j][0]"),
     text(
         "groups apart in turn",
         "apart",
-        "fold<Add, APART>(part[n][b])",
-        "(part[n][b][0] + part[n][b][1] + part[n][b][2] + part[n][b][3])",
+        "fold<Add, APART>(part[n][b][j])",
+        "(part[n][b][j][0] + part[n][b][j][1] + part[n][b][j][2] + part[n][b][j][3])",
     ),
     text("strands overlap", "few", STRAND, STRAND.replace("= strand;", "= strand / 2;")),
     text("strands skip", "few", AT, "(first + b * (STRANDS + 1)) * APART + a"),
@@ -383,8 +383,8 @@ FINISH = [
     text("batches overlap", "batches", STRAND, STRAND.replace("BATCH * STRANDS", "STRANDS")),
     text("batches skip", "batches", STRAND, STRAND.replace("BATCH * STRANDS", "(BATCH + 1) * STRANDS")),
     text("the last partial row left out", "few", "at < filled ? there", "at < filled - 1 ? there"),
-    text("a partial row too many", "few", "at < filled ? there : ABSENT", "there"),
-    text("an absent partial row is +0", "few of zeros", "? there : ABSENT", "? there : 0.0f"),
+    text("a partial row too many", "few", "at < filled ? there.items[j] : ABSENT", "there.items[j]"),
+    text("an absent partial row is +0", "few of zeros", "? there.items[j] : ABSENT", "? there.items[j] : 0.0f"),
     text("absent partial rows read", "few", THERE, "static_cast<long long>(at) * PITCH"),
     text("partial rows at a distance of COLUMNS", "few", THERE, THERE.replace("PITCH", "32")),
     text("blocks rounded down", "backward", "(rows + PER_PARTIAL - 1) / PER_PARTIAL", "rows / PER_PARTIAL"),
@@ -394,9 +394,9 @@ FINISH = [
         "blocks < PARTIALS ? static_cast<int>(blocks) : PARTIALS",
         "static_cast<int>(blocks)",
     ),
-    text("columns past the end read", "backward", "strand < STRANDS && col < D", "strand < STRANDS"),
-    text("columns past the end stored", "backward", "threadIdx.x < COLUMNS && col < D", "threadIdx.x < COLUMNS"),
-    text("a column not stored", "backward", "threadIdx.x < COLUMNS && col < D", "threadIdx.x < COLUMNS - 1 && col < D"),
+    text("columns past the end read", "backward", "strand < STRANDS && first < D", "strand < STRANDS"),
+    text("columns past the end stored", "backward", "column < COLUMNS && col < D", "column < COLUMNS"),
+    text("a column not stored", "backward", "column < COLUMNS && col < D", "column < COLUMNS - 1 && col < D"),
     text("a strand left out", "few", "fold<Add, STRANDS>", "fold<Add, STRANDS - 1>"),
     text(
         "strands in runs of four",
@@ -411,17 +411,19 @@ FINISH = [
         "sum_dy_strands[s] = totals[(0 * STRANDS",
     ),
     text("the sums in one place", "backward", "totals[(n * STRANDS + strand)", "totals[(0 * STRANDS + strand)"),
-    text(
-        "the first kind of partial rows twice", "backward", "__ldcg(partials[n] + from)", "__ldcg(partials[0] + from)"
-    ),
+    text("the first kind of partial rows twice", "backward", "(partials[n] + from)", "(partials[0] + from)"),
+    text("columns abreast begin one apart", "abreast", "% LANES * ABREAST;", "% LANES;"),
+    text("columns abreast in one place", "abreast", "COLUMNS + within + m", "COLUMNS + within"),
+    text("columns abreast are the first", "abreast", "there.items[j] : ABSENT", "there.items[0] : ABSENT"),
+    text("columns abreast past the end read", "abreast", "strand < STRANDS && first < D", "strand < STRANDS"),
     text("finish barrier gone", "backward", TOTALS, TOTALS.replace("__syncthreads();", "")),
     text("a tile at a distance of two grids", "one launch", "tile += gridDim.x", "tile += 2 * gridDim.x"),
     text("tiles overlap", "one launch", "tile * COLUMNS + column;", "tile * (COLUMNS - 1) + column;"),
     text(
         "strands of half a block",
         "one launch, strands",
-        "strand += blockDim.x / COLUMNS",
-        "strand += blockDim.x / COLUMNS + 1",
+        "strand += blockDim.x / LANES",
+        "strand += blockDim.x / LANES + 1",
     ),
     text(
         "finish barrier behind a tile gone",

@@ -104,6 +104,10 @@ BACKWARD: list[Case] = [
     ("rmsnorm.bwd:d=5000,blocks=4", "form=bulk,threads=128,rows=1,vec=4,stages=2,cluster=2,one_launch=yes", (5,)),
     ("layernorm.bwd:d=12296,dtype=f32", "form=bulk,threads=256,rows=1,vec=4,stages=2,cluster=4,bulk_store=yes", (3,)),
     ("rmsnorm.bwd:d=8200,dtype=f64,blocks=4", "form=bulk,threads=128,vec=2,stages=2,cluster=4,one_launch=yes", (0, 2)),
+    # So many columns that a thread of the finish has several; the last tile is not full. Not where units are not whole.
+    ("rmsnorm.bwd:d=33000,dtype=bf16", "form=bulk,threads=128,rows=2,vec=8,stages=2,cluster=8", (0, 5)),
+    ("rmsnorm.bwd:d=32800,dtype=f64", "form=stream,threads=512,rows=1,vec=2", (3,)),
+    ("rmsnorm.bwd:d=33002,dtype=bf16", "form=stream,threads=512,rows=1,vec=2", (3,)),
     # Without column sums, and without row sums.
     ("layernorm.bwd:d=768,dtype=bf16,wrt=x", "form=bulk,threads=32,rows=2,vec=8,stages=2,owners=2,keep=yes", (9,)),
     ("layernorm.bwd:d=768,dtype=bf16,wrt=x", "form=async,threads=32,rows=2,vec=8,stages=3,owners=1", (9,)),

@@ -782,7 +782,7 @@ layernorm_bwd__f16_d8192__t256_r1_v8_b1_bulk_s3_keep__finish(
             #pragma unroll
             for (int n = 0; n < SUMS; ++n) {
                 #pragma unroll
-                for (int j = 0; j < ABREAST; ++j) totals[(n * STRANDS + strand) * COLUMNS + within + j] = sums[n][j];
+                for (int m = 0; m < ABREAST; ++m) totals[(n * STRANDS + strand) * COLUMNS + within + m] = sums[n][m];
             }
         }
         __syncthreads();

@@ -687,7 +687,7 @@ layernorm_bwd__f32_d1000__t64_r4_v4_b1_async_s2__finish(
             #pragma unroll
             for (int n = 0; n < SUMS; ++n) {
                 #pragma unroll
-                for (int j = 0; j < ABREAST; ++j) totals[(n * STRANDS + strand) * COLUMNS + within + j] = sums[n][j];
+                for (int m = 0; m < ABREAST; ++m) totals[(n * STRANDS + strand) * COLUMNS + within + m] = sums[n][m];
             }
         }
         __syncthreads();

@@ -624,7 +624,7 @@ rmsnorm_bwd__f16_d768_wf32__t32_r16_v8_b1_prefetch_one__rows(
             #pragma unroll
             for (int n = 0; n < SUMS; ++n) {
                 #pragma unroll
-                for (int j = 0; j < ABREAST; ++j) totals[(n * STRANDS + strand) * COLUMNS + within + j] = sums[n][j];
+                for (int m = 0; m < ABREAST; ++m) totals[(n * STRANDS + strand) * COLUMNS + within + m] = sums[n][m];
             }
         }
         __syncthreads();

@@ -491,7 +491,7 @@ rmsnorm_bwd__f32_d65536__t512_r1_v4_b2_stream__finish(
             #pragma unroll
             for (int n = 0; n < SUMS; ++n) {
                 #pragma unroll
-                for (int j = 0; j < ABREAST; ++j) totals[(n * STRANDS + strand) * COLUMNS + within + j] = sums[n][j];
+                for (int m = 0; m < ABREAST; ++m) totals[(n * STRANDS + strand) * COLUMNS + within + m] = sums[n][m];
             }
         }
         __syncthreads();

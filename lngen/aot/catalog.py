@@ -41,7 +41,7 @@ CATALOG = {
     "layernorm.bwd:d=1000,dtype=f32": "form=async,threads=64,rows=4,vec=4,stages=2",
     "layernorm.bwd:d=4096,dtype=bf16": "form=bulk,threads=128,rows=2,vec=8,stages=3,keep=yes,hold=yes",
     "layernorm.bwd:d=8192,dtype=f16": "form=bulk,threads=256,rows=1,vec=8,stages=3,keep=yes",
-    "layernorm.bwd:d=16384,dtype=bf16": "form=bulk,threads=128,rows=2,vec=8,stages=3,cluster=4,keep=yes",
+    "layernorm.bwd:d=16384,dtype=bf16": "form=bulk,threads=64,rows=4,vec=8,stages=3,cluster=8,keep=yes",
     # Streaming, in three kernels.
     "rmsnorm.bwd:d=65536,dtype=f32": "form=stream,threads=512,rows=1,vec=4,resident=2",
 }

@@ -124,8 +124,9 @@ def _batch(s: Schedule, p: Problem) -> int:
 
 
 def abreast(s: Schedule, p: Problem) -> int:
-    """Columns that a thread of the finish adds side by side."""
-    return _unit(p) if p.d * p.strands >= MANY_THREADS and not s.one_launch else 1
+    """Columns that a thread of the finish adds side by side: a unit, if rows are whole units."""
+    many = p.d * p.strands >= MANY_THREADS and not s.one_launch
+    return _unit(p) if many and p.d % _unit(p) == 0 else 1
 
 
 def finish_columns(s: Schedule, p: Problem) -> int:

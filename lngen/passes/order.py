@@ -17,8 +17,10 @@ HELD, HELD_LONG, HELD_PIECE = {4: 12288, 8: 6144}, {4: 10240, 8: 5120}, {4: 8192
 SIDE_BYTES = 24 * 1024
 
 # Longer rows that blocks meet over once are better shared by clusters of so many: with short pieces of several rows
-# side by side, few clusters leave few partial rows behind. So are rows of more bytes than a block works on.
+# side by side, few clusters leave few partial rows behind. So are rows of more bytes than a block works on. Still
+# longer ones are better shared by larger clusters, if their elements have two bytes.
 LONG_ROW, LONG_CLUSTER = {4: 7168, 8: 3584}, 4
+LONGER_ROW, LONGER_CLUSTER = 10240, 8
 
 # How many blocks, or clusters of 2, 4, 8, ... blocks where a row's sums are more than one can hold, share the rows:
 # about as many as an H200's 132 multiprocessors run at a time. Of these numbers 126 serves memory best where rows are
@@ -127,9 +129,9 @@ def _held(groups: int, cluster: int, size: int) -> int:
 
 def sharers(graph: Graph, d: int) -> int:
     """Blocks, a power of two, that together hold the column sums of ``graph`` well."""
-    size = max(sum_size(graph), 4)
-    long = d > LONG_ROW[size] or d * element_size(graph) > SIDE_BYTES
-    least = LONG_CLUSTER if long and _meets_once(graph) else 1
+    size, element, least = max(sum_size(graph), 4), element_size(graph), 1
+    if _meets_once(graph) and (d > LONG_ROW[size] or d * element > SIDE_BYTES):
+        least = LONGER_CLUSTER if d > LONGER_ROW and element == 2 else LONG_CLUSTER
     return max(least, _doublings(-(-d // HELD_PIECE[size])))
 
 
