@@ -16,10 +16,12 @@ from lngen.runtime.driver import (
     COOPERATIVE,
     MAX_DYNAMIC_SHARED_SIZE_BYTES,
     NON_PORTABLE_CLUSTER_SIZE_ALLOWED,
+    NUM_REGS,
     PROGRAMMATIC_STREAM_SERIALIZATION,
     Launch,
     allow_cluster,
     allow_shared,
+    registers,
 )
 from lngen.runtime.launch import _Arguments
 from test_lower import PLANS, plan_of
@@ -47,6 +49,10 @@ class Recorder:
 
     def cuFuncSetAttribute(self, function: Any, attribute: int, value: int) -> int:
         self.attributes.append((function.value, attribute, value))
+        return self.status
+
+    def cuFuncGetAttribute(self, number: Any, attribute: int, function: Any) -> int:
+        number._obj.value = 100 * attribute + function.value
         return self.status
 
     def cuGetErrorName(self, status: int, text: Any) -> int:
@@ -149,6 +155,14 @@ def test_only_what_is_not_given_anyway_is_asked_for(library: Callable[[int], Rec
         (4, MAX_DYNAMIC_SHARED_SIZE_BYTES, 98304),
         (4, NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1),
     ]
+
+
+def test_registers_are_those_the_driver_knows(library: Callable[[int], Recorder]) -> None:
+    library(0)
+    assert registers(7) == 100 * NUM_REGS + 7
+    library(REFUSED)
+    with pytest.raises(LngenError, match=r"^The driver does not tell the registers of a kernel: CUDA_ERROR_OF_A_TEST"):
+        registers(7)
 
 
 def test_what_a_gpu_has_not_is_one_sentence(library: Callable[[int], Recorder]) -> None:

@@ -17,9 +17,9 @@ from lngen.graphs import GraphBuilder
 from lngen.interpret import interpret
 from lngen.ir import D, M
 from lngen.ir.numerics import NUMPY_DTYPE
-from lngen.lower import lower
+from lngen.lower import asked_shared, lower
 from lngen.runtime.arrays_np import launch_numpy, raw
-from lngen.runtime.choose import capability, compile_plan
+from lngen.runtime.choose import capability, compile_plan, default_schedule
 from lngen.runtime.driver import library
 from lngen.runtime.launch import Launcher, device_arch
 from lngen.schedule import Schedule, exists, parse_schedule, problem, ranked
@@ -160,6 +160,17 @@ def test_a_multiprocessor_holds_as_many_blocks_that_stay_as_the_schedule_counts_
         fitting.append(found[1].value)
         assert found[0].value == min(schedule.resident, fitting[-1]), str(schedule)
     assert fitting
+
+
+@pytest.mark.parametrize("text", ["layernorm.bwd:d=4096,dtype=bf16", "layernorm.bwd:d=1024,dtype=f32"])
+def test_what_launches_ask_for_follows_from_the_compiled_registers(text: str) -> None:
+    """The driver's registers are the compiler's; the finish of bf16 is spread, that of f32 fits beside the rows."""
+    spec = parse_spec(text)
+    plan = lower(spec, default_schedule(spec, device_arch(0), rows=1024))
+    binary = compile_plan(plan, device_arch(0))
+    asked = asked_shared(plan, {name: used.registers for name, used in binary.resources.items()}, 90)
+    assert Launcher(plan, binary, 0).shared == [asked[k.name] for k in plan.kernels]
+    assert (asked[plan.kernels[1].name] > 0) == ("bf16" in text)
 
 
 REPEATED = [

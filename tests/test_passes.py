@@ -443,7 +443,10 @@ def test_column_orders_are_a_function_of_d_and_dtype() -> None:
     assert found(3072, "f64") == found(7168, "bf16") == found(6144) == (1, 126, 16)
     # Longer rows are for clusters, of four at least; where they meet for statistics, too, only if they have to.
     assert found(7169, "bf16") == (4, 30, 4)
-    assert found(3073, "f64") == found(6145) == found(12288) == found(16384, "bf16") == (2, 30, 4)
+    assert found(3073, "f64") == found(6145) == found(12288) == (2, 30, 4)
+    # Still longer ones of two bytes an element are for clusters of eight.
+    assert (found(10240, "bf16"), found(10248, "bf16"), found(16384, "f16")) == ((4, 30, 4), (8, 15, 4), (4, 15, 4))
+    assert (found(16384), found(16384, "bf16", "none")) == ((1, 30, 4), (1, 66, 16))
     assert (found(8192, save="none"), found(8193, save="none")) == ((1, 126, 16), (1, 66, 16))
     assert found(2**20, "bf16") == (1, 4, 4)
 

@@ -225,22 +225,22 @@ def test_legal_schedules_are_legal() -> None:
 
 def test_problem_and_what_a_thread_holds() -> None:
     p = facts("layernorm.bwd:d=20000,dtype=bf16")
-    assert (p.chunk, p.segment, p.chunks, p.segments, p.segment_chunks) == (8, 5000, 2500, 4, 625)
-    assert (p.groups, p.blocks, p.strands, p.cluster) == (2, 30, 4, 4)
+    assert (p.chunk, p.segment, p.chunks, p.segments, p.segment_chunks) == (8, 2504, 2500, 8, 313)
+    assert (p.groups, p.blocks, p.strands, p.cluster) == (4, 15, 4, 8)
     assert (p.real_size, p.input_sizes, p.output_sizes, p.column_sizes) == (4, (2, 2), (2,), (2,))
     assert (p.row_sums, p.column_sums, p.phases) == (2, 2, 2)
-    assert slots(Schedule("registers", 512, 1, 8), p) == 4 * 2
-    assert slots(Schedule("stream", 512, 1, 8), p) == 2
-    assert slots(Schedule("bulk", 512, 1, 8, stages=2, cluster=4), p) == 2
-    assert piece(Schedule("bulk", 512, 1, 8, stages=2, cluster=2), p) == 10000
-    assert piece(Schedule("stream", 512, 1, 8), p) == 5000
+    assert slots(Schedule("registers", 256, 1, 8), p) == 8 * 2
+    assert slots(Schedule("stream", 256, 1, 8), p) == 2
+    assert slots(Schedule("bulk", 256, 1, 8, stages=2, cluster=4), p) == 2 * 2
+    assert piece(Schedule("bulk", 256, 1, 8, stages=2, cluster=2), p) == 4 * 2504
+    assert piece(Schedule("stream", 256, 1, 8), p) == 2504
 
 
 def test_shared_memory() -> None:
     p, back = facts("layernorm.bwd:d=20000,dtype=bf16"), facts(BACKWARD)
-    # Two turns of what 512 threads have of two sums in four segments.
-    assert static_shared(Schedule("registers", 512, 1, 8), p) == 2 * 2 * 4 * 512 * 4
-    assert static_shared(Schedule("stream", 512, 1, 8), p) == 2 * 2 * 512 * 4
+    # Two turns of what 256 threads have of two sums in eight segments.
+    assert static_shared(Schedule("registers", 256, 1, 8), p) == 2 * 2 * 8 * 256 * 4
+    assert static_shared(Schedule("stream", 256, 1, 8), p) == 2 * 2 * 256 * 4
     assert static_shared(Schedule("registers", 32, 1, 8), facts(FORWARD)) == 0
     assert static_shared(BACK, back) == 2 * 4096 * 4  # two row groups leave each other a column sum
     assert dynamic_shared(BACK, back) == 0
@@ -254,9 +254,9 @@ def test_shared_memory() -> None:
     one = Schedule("bulk", 32, 4, 8, stages=2, owners=1)
     assert (stage_bytes(one, wider), stage_bytes(replace(one, bulk_store=True), wider)) == (1536, 1536 + 3072)
     # A cluster: half a row each, and a place for every sum of every segment.
-    half = Schedule("bulk", 512, 1, 8, stages=2, cluster=2)
-    assert stage_bytes(half, p) == 2 * -(-10000 * 2 // 128) * 128
-    assert static_shared(half, p) == (2 * 2 * 2 * 512 + 2 * 2 * 4) * 4 + 8 * (2 + 2)
+    half = Schedule("bulk", 256, 1, 8, stages=2, cluster=2)
+    assert stage_bytes(half, p) == 2 * -(-4 * 2504 * 2 // 128) * 128
+    assert static_shared(half, p) == (2 * 2 * 4 * 256 + 2 * 2 * 8) * 4 + 8 * (2 + 2)
 
 
 def test_a_depth_is_the_number_of_row_sums_below() -> None:
@@ -598,7 +598,7 @@ def test_a_plan_asks_for_what_its_kernels_use_at_least() -> None:
         ("layernorm.bwd:d=4096,dtype=bf16", "form=bulk,threads=128,rows=2,vec=8,stages=3", (247, 48), 80, None),
         ("layernorm.bwd:d=4096,dtype=bf16", "form=bulk,threads=128,rows=2,vec=8,stages=3", (160, 48), 90, None),
         ("layernorm.bwd:d=4096,dtype=bf16", "form=bulk,threads=128,rows=2,vec=8,stages=3", (161, 48), 90, 2),
-        ("layernorm.bwd:d=12288,dtype=bf16", "form=bulk,threads=64,rows=4,vec=8,stages=2,cluster=4", (255, 56), 90, 6),
+        ("layernorm.bwd:d=12288,dtype=bf16", "form=bulk,threads=32,rows=8,vec=8,stages=2,cluster=8", (255, 56), 90, 6),
         (
             "layernorm.bwd:d=131072,dtype=bf16",
             "form=bulk,threads=256,rows=1,vec=8,stages=3,cluster=16",

@@ -25,6 +25,7 @@ CAPTURE_ACTIVE = 1
 DEFAULT_STREAMS = (0, 1)  # CU_STREAM_LEGACY, too: they cannot be captured
 
 # CUfunction_attribute
+NUM_REGS = 4
 MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
 NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14
 PORTABLE_CLUSTER = 8
@@ -91,6 +92,15 @@ class Launch:
             )
         if status:
             raise LngenError(f"The driver refuses the launch of '{self._name}': {error_name(status)}.")
+
+
+def registers(function: int) -> int:
+    """Registers of a thread of a function."""
+    number = ctypes.c_int()
+    status = library().cuFuncGetAttribute(ctypes.byref(number), NUM_REGS, ctypes.c_void_p(function))
+    if status:
+        raise LngenError(f"The driver does not tell the registers of a kernel: {error_name(status)}.")
+    return number.value
 
 
 def allow_shared(function: int, size: int) -> None:

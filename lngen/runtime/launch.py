@@ -14,6 +14,7 @@ from lngen.runtime.driver import (
     Launch,
     allow_cluster,
     allow_shared,
+    registers,
 )
 from lngen.toolchain import Binary
 
@@ -66,8 +67,8 @@ class Launcher:
             # Kernels that wait for the one before them may be launched before it has ended; see _launch.cuh.jinja.
             capability = int(cupy.cuda.Device(device).compute_capability)
             self.dependent = capability >= 90
-            registers = {name: used.registers for name, used in binary.resources.items()}
-            asked = asked_shared(plan, registers, capability)
+            used = {k.name: registers(f.ptr) for k, f in zip(plan.kernels, self._functions, strict=True)}
+            asked = asked_shared(plan, used, capability)
             self.shared = [asked[kernel.name] for kernel in plan.kernels]
             for kernel, function, shared in zip(plan.kernels, self._functions, self.shared, strict=True):
                 allow_shared(function.ptr, shared)

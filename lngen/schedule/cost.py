@@ -177,9 +177,8 @@ def _staged_cost(s: Schedule, p: Problem, each: float, there: int) -> tuple[floa
     )
     flight = (FLIGHT_SHARED if wide else FLIGHT) + ALONE * part * (s.resident * s.rows == 1)
     ragged = s.form == "ragged"
-    # A few rows of very many elements, too, are better with more blocks than with larger ones.
-    small = there <= SOME and (p.d > REGISTER_ELEMENTS or not wide)
-    block = RAGGED_BLOCK if ragged else SOME_BLOCK if small else SHARED_BLOCK if wide else STAGED_BLOCK
+    some = there <= SOME
+    block = RAGGED_BLOCK if ragged else SHARED_BLOCK if wide else SOME_BLOCK if some else STAGED_BLOCK
     shortcomings = (
         WORK_SIZE * off(s.resident * s.block * each, min(WORK, there * THREADS))
         + (RAGGED_THREADS_SIZE if ragged else STAGED_THREADS_SIZE) * off(s.threads, threads)
