@@ -514,6 +514,34 @@ def test_frozen_tunes_nothing(command: Fake, monkeypatch: pytest.MonkeyPatch) ->
     assert "with 4096 rows on NVIDIA A100" in done.stderr
 
 
+def test_frozen_shows_the_trials_of_the_database(command: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No GPU is asked: the choice of the lock file among the trials kept, as a picture and in another's format."""
+    assert call(*few("--export", "t4", "then.json")).exit_code == 0
+    kept = [t for t in database.read(Path("t.jsonl")).trials if t.schedule == SCHEDULES[2]]
+    # The same on another device, and before it with a kernel of long ago, are not of it.
+    database.append(Path("u.jsonl"), [replace(t, kernel="old", us_median=1.0) for t in kept])
+    database.append(Path("u.jsonl"), [replace(t, device="NVIDIA A100") for t in kept])
+    database.append(Path("u.jsonl"), database.read(Path("t.jsonl")).trials)
+    command.log.unlink()
+    for name in ("t", "u"):
+        done = call(SPEC, "--frozen", "--database", f"{name}.jsonl", "--export", "t4", f"{name}.json")
+        assert done.exit_code == 0, done.output
+        assert Path(f"{name}.json").read_bytes() == Path("then.json").read_bytes()
+    assert command.asked() == []
+    done = call(SPEC, "--frozen", "--database", "none.jsonl", "--export", "t4", "a.json")
+    assert done.exit_code == 2
+    assert f"'none.jsonl' holds no trials of {SPEC} with 4096 rows on Fake GPU; name the database" in done.stderr
+    assert not Path("a.json").exists()
+
+
+def test_frozen_draws_the_choice(command: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    assert call(*few("--plot", "then.svg")).exit_code == 0
+    assert call(*few("--frozen", "--plot", "now.svg")).exit_code == 0
+    assert Path("now.svg").read_bytes() == Path("then.svg").read_bytes()
+    assert "chosen" in Path("now.svg").read_text()
+
+
 def test_the_ranking_needs_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("job", "tuner"):
         monkeypatch.setattr(f"lngen.tune.{module}.visible_devices", lambda: ())
@@ -551,6 +579,9 @@ def test_merge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ([SPEC, "--merge", "a"], "or else --merge alone"),
         ([SPEC, "--frozen", "--ranking"], "or neither"),
         ([SPEC, "--rows", "1,2", "--plot", "a.png"], "show one SPEC at one number of rows"),
+        ([SPEC, "--frozen", "--rows", "1,2", "--plot", "a.png"], "show one SPEC at one number of rows"),
+        ([SPEC, "--ranking", "--plot", "a.png"], "show trials, which --merge and --ranking have none of"),
+        (["--merge", "a", "--export", "t4", "b"], "show trials, which --merge and --ranking have none of"),
         ([SPEC, "--rows", "1,x"], "expected whole numbers from 1, separated by commas, got 'x'"),
         ([SPEC, "--rows", ","], "expected at least one number of rows"),
         ([SPEC, "--budget", "soon"], "expected a time such as 60s or 2m, got 'soon'"),

@@ -12,9 +12,11 @@ import click
 from lngen import config
 from lngen.cli.cluster import dask_executor, dask_option
 from lngen.cli.common import json_option, print_json, print_table
+from lngen.errors import LngenError
 from lngen.spec import Spec, parse_spec
 
 if TYPE_CHECKING:
+    from lngen.tune.choose import Choice
     from lngen.tune.job import Job, Listener
     from lngen.tune.trial import Trial
 
@@ -53,7 +55,11 @@ def parse_budget(ctx: click.Context, param: click.Parameter, value: str) -> floa
 @click.option("--trials", default=64, show_default=True, type=click.IntRange(1), help="Most candidates, likewise.")
 @click.option("--database", type=FILE, metavar="FILE", help="Of all trials; by default in the user's cache folder.")
 @click.option("--lock", "lock_file", default=LOCK, show_default=True, type=FILE, help="Of the chosen schedules.")
-@click.option("--frozen", is_flag=True, help="Tune nothing: exit 1 if a SPEC is not in the lock file.")
+@click.option(
+    "--frozen",
+    is_flag=True,
+    help="Tune nothing: exit 1 if a SPEC is not in the lock file; --plot and --export show what the database holds.",
+)
 @click.option("--ranking", is_flag=True, help="Tune nothing: print the model's order, which needs no GPU.")
 @click.option("--merge", "shards", multiple=True, type=FILE, metavar="FILE", help="Add another database to --database.")
 @dask_option
@@ -89,14 +95,18 @@ def tune(
     parsed = [*dict.fromkeys(parse_spec(text) for text in specs)]
     if bool(shards) == bool(parsed) or (frozen and ranking):
         raise click.UsageError("tune takes SPECs, with --frozen or --ranking or neither, or else --merge alone.")
+    if (plot_file or export) and (shards or ranking):
+        raise click.UsageError(
+            "--plot and --export show trials, which --merge and --ranking have none of; see --frozen."
+        )
+    if (plot_file or export) and len(parsed) * len(rows) > 1:
+        raise click.UsageError("--plot and --export show one SPEC at one number of rows; give them one by one.")
     if shards:
         return _merge(shards, database, as_json)
     if ranking:
         return _ranking(parsed, rows, as_json)
     if frozen:
-        return _frozen(parsed, rows, lock_file, as_json)
-    if (plot_file or export) and len(parsed) * len(rows) > 1:
-        raise click.UsageError("--plot and --export show one SPEC at one number of rows; give them one by one.")
+        return _frozen(parsed, rows, (database, lock_file), plot_file, export, as_json)
     ctx.exit(_tune(parsed, rows, (budget, trials), (database, lock_file), dask, plot_file, export, as_json))
 
 
@@ -111,17 +121,12 @@ def _tune(
     as_json: bool,
 ) -> int:
     """Tune, lock, report; the exit code."""
-    from lngen.aot.files import write_all
-    from lngen.bench.plot import check as check_plot
     from lngen.tune import database as trials
     from lngen.tune import job, lock, report
-    from lngen.tune.export import export as exported
-    from lngen.tune.plot import plot
     from lngen.tune.tuner import tune as run
 
     path, lock_file = files
-    if plot_file is not None:
-        check_plot(plot_file)
+    _check_plot(plot_file)
     old, content = lock.existing(lock_file), trials.read(path)
     for text in content.complaints:
         _note(text)
@@ -149,10 +154,7 @@ def _tune(
         if compared := report.against_default(result.outcomes):
             click.echo(compared)
     for outcome in result.outcomes if len(jobs) == 1 else ():
-        if plot_file is not None:
-            plot(outcome.trials, outcome.choice, plot_file)
-        if export is not None:
-            write_all({export[1]: exported(outcome.trials, export[0]).encode()})
+        _show(outcome.trials, outcome.choice, plot_file, export)
     if result.interrupted:
         return INTERRUPTED
     return 0 if all(o.choice is not None for o in result.outcomes) else 1
@@ -188,18 +190,63 @@ def _ranking(specs: Sequence[Spec], rows: Sequence[int], as_json: bool) -> None:
         print_table(columns, listed)
 
 
-def _frozen(specs: Sequence[Spec], rows: Sequence[int], lock_file: Path, as_json: bool) -> None:
-    """What is locked, on this machine's GPU if it has one, else on any."""
+def _frozen(
+    specs: Sequence[Spec],
+    rows: Sequence[int],
+    files: tuple[Path, Path],
+    plot_file: Path | None,
+    export: tuple[str, Path] | None,
+    as_json: bool,
+) -> None:
+    """What is locked, on this machine's GPU if it has one, else on any; and the trials it was chosen from."""
     from lngen.runtime.launch import device_count, device_name
+    from lngen.tune import database as trials
+    from lngen.tune.choose import taken
     from lngen.tune.lock import existing, frozen
 
+    path, lock_file = files
+    _check_plot(plot_file)
     found = frozen(existing(lock_file), specs, rows, device_name(0) if device_count() else None)
+    if plot_file is not None or export is not None:
+        (entry,) = found
+        content = trials.read(path)
+        for text in content.complaints:
+            _note(text)
+        kept = trials.of(content.trials, entry.spec, entry.rows, entry.device)
+        if not kept:
+            raise LngenError(
+                f"'{path}' holds no trials of {entry.spec} with {entry.rows} rows on {entry.device}; name the database "
+                "they were kept in (--database)."
+            )
+        _show(kept, taken(kept, entry.schedule), plot_file, export)
     columns = "spec", "rows", "device", "schedule"
     listed = [(e.spec, e.rows, e.device, e.schedule) for e in found]
     if as_json:
         print_json({"locked": [dict(zip(columns, line, strict=True)) for line in listed]})
     else:
         print_table(columns, listed)
+
+
+def _check_plot(plot_file: Path | None) -> None:
+    """Refuse a picture that cannot be drawn before anything is measured."""
+    from lngen.bench.plot import check
+
+    if plot_file is not None:
+        check(plot_file)
+
+
+def _show(
+    trials: Sequence[Trial], choice: Choice | None, plot_file: Path | None, export: tuple[str, Path] | None
+) -> None:
+    """The trials of one job as a picture, and in another's format."""
+    from lngen.aot.files import write_all
+    from lngen.tune.export import export as exported
+    from lngen.tune.plot import plot
+
+    if plot_file is not None:
+        plot(trials, choice, plot_file)
+    if export is not None:
+        write_all({export[1]: exported(trials, export[0]).encode()})
 
 
 def _note(text: str) -> None:

@@ -55,6 +55,11 @@ def choose(trials: Sequence[Trial], incumbent: str = "") -> Choice | None:
     return Choice(next((t for t in ties if t.schedule == incumbent), ties[0]), ties)
 
 
+def taken(trials: Sequence[Trial], schedule: str) -> Choice | None:
+    """The choice that a lock file names, among trials of one job; None if it has no time there."""
+    return next((Choice(t, (t,)) for t in trials if t.timed and t.schedule == schedule), None)
+
+
 def noise(trial: Trial) -> float:
     """By how much a candidate may be slower than ``trial`` and still tie with it."""
     if not trial.us_median or trial.us_p10 is None or trial.us_p90 is None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from lngen.aot.files import write_all
 from lngen.errors import LngenError
-from lngen.tune.trial import Device, Trial, from_json
+from lngen.tune.trial import Device, Trial, from_json, latest
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,13 @@ def read(path: Path) -> Content:
             why = str(error) if isinstance(error, LngenError) else "it is not JSON"
             complaints.append(f"line {number} of '{path}' is skipped, it is no trial: {why}.")
     return Content(tuple(trials), tuple(complaints))
+
+
+def of(trials: Iterable[Trial], spec: str, rows: int, device: str) -> list[Trial]:
+    """Those of one job on a device: one a schedule, of the kernel and the compiler it was tried with last."""
+    mine = [t for t in trials if (t.spec, t.rows, t.device) == (spec, rows, device)]
+    last = {t.schedule: (t.kernel, t.compiler) for t in mine}
+    return latest(t for t in mine if (t.kernel, t.compiler) == last[t.schedule])
 
 
 def append(path: Path, trials: Sequence[Trial]) -> None:
