@@ -84,7 +84,7 @@ def wrong(text: str, schedule: str) -> list[str]:
     if not exists(plan.schedule, capability(arch)):
         return []
     inputs = random_inputs(plan.spec, ROWS)
-    launcher = Launcher(plan, compile_plan(plan, arch), 0)
+    launcher = Launcher(plan, compile_plan(plan, arch).image, 0)
     return mismatches(launch_numpy(launcher, ROWS, inputs), interpret(plan.graph, inputs))
 
 

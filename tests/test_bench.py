@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -786,7 +787,7 @@ def test_lngen_is_launched_with_the_pointers_of_a_set(monkeypatch: pytest.Monkey
     overlaps: list[bool] = []
 
     class Launcher:
-        def __init__(self, plan: Any, binary: Any, device: int, overlap: bool) -> None:
+        def __init__(self, plan: Any, image: bytes, device: int, overlap: bool) -> None:
             overlaps.append(overlap)
             self.tensors = tuple(v.name for v in (*plan.inputs, *plan.outputs))
 
@@ -805,7 +806,7 @@ def test_lngen_is_launched_with_the_pointers_of_a_set(monkeypatch: pytest.Monkey
             return Bound()
 
     monkeypatch.setattr(providers, "device_arch", lambda device: "sm_90")
-    monkeypatch.setattr(providers, "compile_plan", lambda plan, arch: None)
+    monkeypatch.setattr(providers, "compile_plan", lambda plan, arch: SimpleNamespace(image=b""))
     monkeypatch.setattr(providers, "Launcher", Launcher)
     case = one_case("layernorm.bwd:d=64,dtype=bf16", 5, 2)
     prepared = known()["lngen"].prepare(case)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from lngen.errors import LngenError
-from lngen.lower import Kernel
+from lngen.lower import Kernel, asked_shared
 from lngen.runtime import driver
 from lngen.runtime.driver import (
     CLUSTER_DIMENSION,
@@ -23,7 +26,7 @@ from lngen.runtime.driver import (
     allow_shared,
     registers,
 )
-from lngen.runtime.launch import _Arguments
+from lngen.runtime.launch import Launcher, _Arguments
 from test_lower import PLANS, plan_of
 
 REFUSED = 719  # any CUresult but success
@@ -171,3 +174,44 @@ def test_what_a_gpu_has_not_is_one_sentence(library: Callable[[int], Recorder]) 
         allow_shared(4, 300000)
     with pytest.raises(LngenError, match=r"^The GPU has no clusters of 16 blocks: CUDA_ERROR_OF_A_TEST \(719\)\.$"):
         allow_cluster(4, 16)
+
+
+class Cupy:
+    """As much of CuPy as loads a cubin: function number n of its text is at address n + 1."""
+
+    def __init__(self, capability: int) -> None:
+        self.loaded: list[bytes] = []
+        here = self
+
+        class Device(contextlib.nullcontext[None]):
+            compute_capability = str(capability)
+
+        class Module:
+            def load(self, image: bytes) -> None:
+                here.loaded.append(image)
+
+            def get_function(self, name: str) -> Any:
+                return SimpleNamespace(ptr=1 + here.loaded[-1].decode().split().index(name))
+
+        runtime = SimpleNamespace(setDevice=lambda device: None)
+        self.cuda = SimpleNamespace(Device=Device, runtime=runtime, function=SimpleNamespace(Module=Module))
+
+
+@pytest.mark.parametrize(("capability", "spread"), [(80, False), (90, True)])
+def test_a_cubin_alone_is_loaded_and_its_registers_count(
+    library: Callable[[int], Recorder], monkeypatch: pytest.MonkeyPatch, capability: int, spread: bool
+) -> None:
+    """The recorder's kernels have more than 400 registers a thread, so the finish does not fit beside the rows."""
+    recorder, plan = library(0), plan_of("layernorm.bwd:d=4096,dtype=bf16", "form=bulk,threads=128,rows=2,stages=3")
+    cupy = Cupy(capability)
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    image = " ".join(k.name for k in plan.kernels).encode()
+    launcher = Launcher(plan, image, 0)
+    assert cupy.loaded == [image]
+    assert launcher.dependent == spread
+    used = {k.name: 100 * NUM_REGS + n + 1 for n, k in enumerate(plan.kernels)}
+    asked = asked_shared(plan, used, capability)
+    assert launcher.shared == [asked[k.name] for k in plan.kernels]
+    assert (launcher.shared[1] > 0) == spread
+    allowed = [(n + 1, MAX_DYNAMIC_SHARED_SIZE_BYTES, size) for n, size in enumerate(launcher.shared) if size]
+    assert recorder.attributes == allowed

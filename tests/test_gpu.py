@@ -120,7 +120,7 @@ def with_schedule(text: str, schedule: str) -> tuple[Any, Any]:
     arch = device_arch(0)
     if not exists(plan.schedule, capability(arch)):
         pytest.skip(f"{plan.schedule} does not exist on {arch}")
-    return plan, Launcher(plan, compile_plan(plan, arch), 0)
+    return plan, Launcher(plan, compile_plan(plan, arch).image, 0)
 
 
 HELD = [(spec, f"{text},hold=yes") for spec, text in STAGED if "registers" not in text][::2]
@@ -169,7 +169,7 @@ def test_what_launches_ask_for_follows_from_the_compiled_registers(text: str) ->
     plan = lower(spec, default_schedule(spec, device_arch(0), rows=1024))
     binary = compile_plan(plan, device_arch(0))
     asked = asked_shared(plan, {name: used.registers for name, used in binary.resources.items()}, 90)
-    assert Launcher(plan, binary, 0).shared == [asked[k.name] for k in plan.kernels]
+    assert Launcher(plan, binary.image, 0).shared == [asked[k.name] for k in plan.kernels]
     assert (asked[plan.kernels[1].name] > 0) == ("bf16" in text)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from itertools import count, product
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -206,8 +207,8 @@ class Launches:
         self.call = Call(parse_spec(text), schedule)
         self.forms: list[tuple[str, int]] = []
         monkeypatch.setattr(call, "device_arch", lambda device: "sm_90")
-        monkeypatch.setattr(call, "compile_plan", lambda plan, arch: None)
-        monkeypatch.setattr(call, "Launcher", lambda plan, binary, device: FakeLauncher(plan, self.forms))
+        monkeypatch.setattr(call, "compile_plan", lambda plan, arch: SimpleNamespace(image=b""))
+        monkeypatch.setattr(call, "Launcher", lambda plan, image, device: FakeLauncher(plan, self.forms))
         monkeypatch.setattr(call, "library_of", lambda array, name: self)
 
     def __call__(self, strides: dict[str, int], pointers: dict[str, int], rows: int = 5) -> tuple[str, int]:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -365,13 +366,13 @@ def test_a_gpu_is_asked_for_the_schedule_of_its_name_and_rows(monkeypatch: pytes
     made: list[tuple[str, int]] = []
 
     class Launcher:
-        def __init__(self, plan: object, binary: object, device: int) -> None:
+        def __init__(self, plan: object, image: bytes, device: int) -> None:
             self.plan = plan
             made.append((str(plan.schedule), device))  # type: ignore[attr-defined]
 
     monkeypatch.setattr(calls, "device_arch", lambda device: "sm_90")
     monkeypatch.setattr(calls, "device_name", lambda device: "NVIDIA H200")
-    monkeypatch.setattr(calls, "compile_plan", lambda plan, arch: None)
+    monkeypatch.setattr(calls, "compile_plan", lambda plan, arch: SimpleNamespace(image=b""))
     monkeypatch.setattr(calls, "Launcher", Launcher)
     call = calls.Call(parse_spec(SPEC), "", Lock().updated(LOCKED))
     for rows in (64, 80, 4096, 64):

@@ -152,8 +152,8 @@ class NumpyEngine(CupyEngine):
 class Kernel:
     """A launcher whose kernels are the interpreter, reading and writing memory by address; the image says how well."""
 
-    def __init__(self, plan: Plan, binary: Any, device: int) -> None:
-        self.plan, self.image = plan, binary.image
+    def __init__(self, plan: Plan, image: bytes, device: int) -> None:
+        self.plan, self.image = plan, image
         self.tensors = tuple(v.name for v in (*plan.inputs, *plan.outputs))
 
     def bind(self, rows: int, strides: Mapping[str, int]) -> Any:

@@ -17,7 +17,7 @@ from lngen.aot.files import sha256
 from lngen.errors import LngenError
 from lngen.ir import WIDE, D, M, Value
 from lngen.lower import Extent, Kernel, Plan, asked_shared
-from lngen.schedule import capability, minimum_arch
+from lngen.schedule import OVERLAP_ARCH, capability, minimum_arch
 from lngen.spec import Spec
 from lngen.toolchain import Resources
 
@@ -71,7 +71,7 @@ def entry(plan: Plan, resources: Mapping[str, Mapping[str, Resources]]) -> dict[
         "argument_rule": _ARGUMENT_RULE,
         "launch_rule": _LAUNCH_RULE,
         "grid_rule": _GRID_RULE,
-        "programmatic_stream_serialization": {"minimum_arch": "sm_90", "rule": _DEPENDENT_RULE},
+        "programmatic_stream_serialization": {"minimum_arch": f"sm_{OVERLAP_ARCH}", "rule": _DEPENDENT_RULE},
         "kernels": [_kernel(k) for k in plan.kernels],
         "workspace": {
             "alignment": WORKSPACE_ALIGNMENT,

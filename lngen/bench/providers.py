@@ -109,7 +109,7 @@ class Lngen:
         # The one place that chooses.
         schedule = parse_schedule(self._schedule, default_schedule(case.spec, arch, rows=case.rows))
         plan = lower(case.spec, schedule)
-        launcher = Launcher(plan, compile_plan(plan, arch), device, self._overlap)
+        launcher = Launcher(plan, compile_plan(plan, arch).image, device, self._overlap)
         bound = launcher.bind(case.rows, dict.fromkeys(launcher.tensors, case.spec.d))
         # One workspace: in real use it is as warm as here.
         workspace = case.engine.empty((max(1, -(-bound.workspace_bytes // 8)),), DType.F64)

@@ -138,7 +138,7 @@ def check_entry(text: str, rows: Sequence[int], schedules: int, deadline: float)
         chosen = [default, *(s for s in others(spec, schedules + 1, arch) if s != default)][:schedules]
         for schedule in dict.fromkeys(chosen):
             plan = lower(spec, schedule)
-            launcher = Launcher(plan, compile_plan(plan, arch), 0)
+            launcher = Launcher(plan, compile_plan(plan, arch).image, 0)
             entry.schedules.append(str(schedule))
             for m in rows:
                 case.compare(plan, launcher, m, entry)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,37 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 LOCK = Path("lngen.lock.toml")
 INTERRUPTED = 130
 EXPORTS = ("t4", "kernel-tuner")
+
+
+@dataclass(frozen=True)
+class Views:
+    """What else the trials of one job are shown as: a picture, and a file in another's format."""
+
+    plot_file: Path | None
+    export: tuple[str, Path] | None
+
+    def __bool__(self) -> bool:
+        """True if anything is asked for."""
+        return self.plot_file is not None or self.export is not None
+
+    def check(self) -> None:
+        """Refuse a picture that cannot be drawn, before anything is measured."""
+        from lngen.bench.plot import check
+
+        if self.plot_file is not None:
+            check(self.plot_file)
+
+    def show(self, trials: Sequence[Trial], choice: Choice | None) -> None:
+        """Write what was asked for."""
+        from lngen.aot.files import write_all
+        from lngen.tune.export import export
+        from lngen.tune.plot import plot
+
+        if self.plot_file is not None:
+            plot(trials, choice, self.plot_file)
+        if self.export is not None:
+            form, path = self.export
+            write_all({path: export(trials, form).encode()})
 
 
 def parse_rows(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, ...]:
@@ -95,19 +127,20 @@ def tune(
     parsed = [*dict.fromkeys(parse_spec(text) for text in specs)]
     if bool(shards) == bool(parsed) or (frozen and ranking):
         raise click.UsageError("tune takes SPECs, with --frozen or --ranking or neither, or else --merge alone.")
-    if (plot_file or export) and (shards or ranking):
+    views = Views(plot_file, export)
+    if views and (shards or ranking):
         raise click.UsageError(
             "--plot and --export show trials, which --merge and --ranking have none of; see --frozen."
         )
-    if (plot_file or export) and len(parsed) * len(rows) > 1:
+    if views and len(parsed) * len(rows) > 1:
         raise click.UsageError("--plot and --export show one SPEC at one number of rows; give them one by one.")
     if shards:
         return _merge(shards, database, as_json)
     if ranking:
         return _ranking(parsed, rows, as_json)
     if frozen:
-        return _frozen(parsed, rows, (database, lock_file), plot_file, export, as_json)
-    ctx.exit(_tune(parsed, rows, (budget, trials), (database, lock_file), dask, plot_file, export, as_json))
+        return _frozen(parsed, rows, (database, lock_file), views, as_json)
+    ctx.exit(_tune(parsed, rows, (budget, trials), (database, lock_file), dask, views, as_json))
 
 
 def _tune(
@@ -116,8 +149,7 @@ def _tune(
     bounds: tuple[float, int],
     files: tuple[Path, Path],
     dask: str | None,
-    plot_file: Path | None,
-    export: tuple[str, Path] | None,
+    views: Views,
     as_json: bool,
 ) -> int:
     """Tune, lock, report; the exit code."""
@@ -126,12 +158,10 @@ def _tune(
     from lngen.tune.tuner import tune as run
 
     path, lock_file = files
-    _check_plot(plot_file)
-    old, content = lock.existing(lock_file), trials.read(path)
-    for text in content.complaints:
-        _note(text)
+    views.check()
+    old, kept = lock.existing(lock_file), _kept(path)
     known: dict[tuple[str, int], list[Trial]] = {}
-    for t in content.trials:
+    for t in kept:
         known.setdefault((t.spec, t.rows), []).append(t)
     jobs = [
         job.Job(s, m, *bounds, tuple(known.get((str(s), m), ())), lock.incumbents(old, s, m), job.GPU)
@@ -141,7 +171,7 @@ def _tune(
     with dask_executor(dask) as executor, _listening() as listener:
         result = run(jobs, path, executor=executor, listener=listener)
     devices = [o.device for o in result.outcomes if o.device is not None]
-    for text in trials.foreign(content.trials, devices, path) if devices else ():
+    for text in trials.foreign(kept, devices, path) if devices else ():
         _note(text)
     lock.store(lock_file, result.outcomes)
     for text in report.remarks(result.outcomes):
@@ -154,7 +184,7 @@ def _tune(
         if compared := report.against_default(result.outcomes):
             click.echo(compared)
     for outcome in result.outcomes if len(jobs) == 1 else ():
-        _show(outcome.trials, outcome.choice, plot_file, export)
+        views.show(outcome.trials, outcome.choice)
     if result.interrupted:
         return INTERRUPTED
     return 0 if all(o.choice is not None for o in result.outcomes) else 1
@@ -190,14 +220,7 @@ def _ranking(specs: Sequence[Spec], rows: Sequence[int], as_json: bool) -> None:
         print_table(columns, listed)
 
 
-def _frozen(
-    specs: Sequence[Spec],
-    rows: Sequence[int],
-    files: tuple[Path, Path],
-    plot_file: Path | None,
-    export: tuple[str, Path] | None,
-    as_json: bool,
-) -> None:
+def _frozen(specs: Sequence[Spec], rows: Sequence[int], files: tuple[Path, Path], views: Views, as_json: bool) -> None:
     """What is locked, on this machine's GPU if it has one, else on any; and the trials it was chosen from."""
     from lngen.runtime.launch import device_count, device_name
     from lngen.tune import database as trials
@@ -205,20 +228,17 @@ def _frozen(
     from lngen.tune.lock import existing, frozen
 
     path, lock_file = files
-    _check_plot(plot_file)
+    views.check()
     found = frozen(existing(lock_file), specs, rows, device_name(0) if device_count() else None)
-    if plot_file is not None or export is not None:
+    if views:
         (entry,) = found
-        content = trials.read(path)
-        for text in content.complaints:
-            _note(text)
-        kept = trials.of(content.trials, entry.spec, entry.rows, entry.device)
+        kept = trials.of(_kept(path), entry.spec, entry.rows, entry.device)
         if not kept:
             raise LngenError(
                 f"'{path}' holds no trials of {entry.spec} with {entry.rows} rows on {entry.device}; name the database "
                 "they were kept in (--database)."
             )
-        _show(kept, taken(kept, entry.schedule), plot_file, export)
+        views.show(kept, taken(kept, entry.schedule))
     columns = "spec", "rows", "device", "schedule"
     listed = [(e.spec, e.rows, e.device, e.schedule) for e in found]
     if as_json:
@@ -227,26 +247,14 @@ def _frozen(
         print_table(columns, listed)
 
 
-def _check_plot(plot_file: Path | None) -> None:
-    """Refuse a picture that cannot be drawn before anything is measured."""
-    from lngen.bench.plot import check
+def _kept(path: Path) -> tuple[Trial, ...]:
+    """The trials of a database; what is none is said."""
+    from lngen.tune.database import read
 
-    if plot_file is not None:
-        check(plot_file)
-
-
-def _show(
-    trials: Sequence[Trial], choice: Choice | None, plot_file: Path | None, export: tuple[str, Path] | None
-) -> None:
-    """The trials of one job as a picture, and in another's format."""
-    from lngen.aot.files import write_all
-    from lngen.tune.export import export as exported
-    from lngen.tune.plot import plot
-
-    if plot_file is not None:
-        plot(trials, choice, plot_file)
-    if export is not None:
-        write_all({export[1]: exported(trials, export[0]).encode()})
+    content = read(path)
+    for text in content.complaints:
+        _note(text)
+    return content.trials
 
 
 def _note(text: str) -> None:

@@ -19,7 +19,7 @@ def run_numpy(plan: Plan, inputs: Mapping[str, Array], device: int = 0) -> dict[
 
     MissingError without a GPU or CuPy.
     """
-    launcher = Launcher(plan, compile_plan(plan, device_arch(device)), device)
+    launcher = Launcher(plan, compile_plan(plan, device_arch(device)).image, device)
     rows = next(len(inputs[v.name]) for v in plan.inputs if Axis.M in v.type.axes)
     return launch_numpy(launcher, rows, inputs)
 

@@ -91,7 +91,7 @@ class Call:
             plan = self.plan(arch, vec, rows, name)
             key = device, plan.schedule
             if key not in self._launchers:
-                self._launchers[key] = Launcher(plan, compile_plan(plan, arch), device)
+                self._launchers[key] = Launcher(plan, compile_plan(plan, arch).image, device)
             return self._launchers[key]
 
     def warm(self, device: int, rows: int | None = None) -> None:

@@ -16,7 +16,7 @@ from lngen.runtime.driver import (
     allow_shared,
     registers,
 )
-from lngen.toolchain import Binary
+from lngen.schedule import OVERLAP_ARCH
 
 
 def device_count() -> int:
@@ -51,10 +51,11 @@ def device_name(device: int) -> str:
 class Launcher:
     """The kernels of a plan, loaded on one device.
 
+    image    a cubin with them, of whatever arch the device runs
     overlap  a call may begin while what is before it on the stream ends; without, only its own kernels overlap
     """
 
-    def __init__(self, plan: Plan, binary: Binary, device: int, overlap: bool = True) -> None:
+    def __init__(self, plan: Plan, image: bytes, device: int, overlap: bool = True) -> None:
         import cupy
 
         self.plan, self.device, self.overlap = plan, device, overlap
@@ -62,14 +63,13 @@ class Launcher:
         with cupy.cuda.Device(device):
             cupy.cuda.runtime.setDevice(device)  # makes the device's context current in this thread
             self._module = cupy.cuda.function.Module()
-            self._module.load(binary.image)
+            self._module.load(image)
             self._functions = [self._module.get_function(k.name) for k in plan.kernels]
             # Kernels that wait for the one before them may be launched before it has ended; see _launch.cuh.jinja.
             capability = int(cupy.cuda.Device(device).compute_capability)
-            self.dependent = capability >= 90
+            self.dependent = capability >= OVERLAP_ARCH
             used = {k.name: registers(f.ptr) for k, f in zip(plan.kernels, self._functions, strict=True)}
-            asked = asked_shared(plan, used, capability)
-            self.shared = [asked[kernel.name] for kernel in plan.kernels]
+            self.shared = [*asked_shared(plan, used, capability).values()]
             for kernel, function, shared in zip(plan.kernels, self._functions, self.shared, strict=True):
                 allow_shared(function.ptr, shared)
                 allow_cluster(function.ptr, kernel.cluster)

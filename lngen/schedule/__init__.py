@@ -1,6 +1,6 @@
 """Schedules: what they are, which are legal, which is the default."""
 
-from lngen.schedule.arch import MINIMUM_ARCH, capability, check_arch, exists, minimum_arch
+from lngen.schedule.arch import MINIMUM_ARCH, OVERLAP_ARCH, capability, check_arch, exists, minimum_arch
 from lngen.schedule.legal import (
     BULK,
     apart,
@@ -25,10 +25,9 @@ from lngen.schedule.schedule import STAGED, Schedule, parse_schedule
 from lngen.schedule.shares import MULTIPROCESSORS, row_counts, share
 
 __all__ = [
-    "BULK", "MINIMUM_ARCH", "MULTIPROCESSORS", "REGISTERS_PER_SM", "STAGED", "Problem", "Schedule", "apart",
-    "capability", "check", "check_arch", "depths", "dynamic_shared", "exists", "fits", "is_legal",
+    "BULK", "MINIMUM_ARCH", "MULTIPROCESSORS", "OVERLAP_ARCH", "REGISTERS_PER_SM", "STAGED", "Problem", "Schedule",
+    "apart", "capability", "check", "check_arch", "depths", "dynamic_shared", "exists", "fits", "is_legal",
     "least_shared", "met_numbers", "minimum_arch", "operand_depth", "parse_schedule", "partial_numbers",
-    "partial_rows", "piece", "problem", "ranked", "registers", "row_counts", "scratch_numbers",
-    "segments_held", "share", "shared_by", "slots", "space", "stage_bytes", "stage_share", "static_shared",
-    "stay_packed",
+    "partial_rows", "piece", "problem", "ranked", "registers", "row_counts", "scratch_numbers", "segments_held",
+    "share", "shared_by", "slots", "space", "stage_bytes", "stage_share", "static_shared", "stay_packed",
 ]  # fmt: skip

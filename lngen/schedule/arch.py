@@ -10,6 +10,9 @@ from lngen.schedule.schedule import FORMS, Schedule
 MINIMUM_ARCH = {"registers": 75, "stream": 75, "async": 80, "bulk": 90, "ragged": 90}
 CLUSTER_ARCH, PORTABLE_ARCH, PORTABLE_CLUSTER = 90, 120, 8
 
+# From here on a kernel may begin while the one before it ends; see _launch.cuh.jinja.
+OVERLAP_ARCH = 90
+
 
 def capability(arch: str) -> int:
     """The compute capability that an arch names: 90 for sm_90 and sm_90a."""

@@ -14,7 +14,7 @@ from lngen.ir import WIDE, DType
 from lngen.lower import lower
 from lngen.runtime.launch import Launcher, device_arch
 from lngen.spec import Spec
-from lngen.toolchain import Binary, nvrtc_version
+from lngen.toolchain import nvrtc_version
 from lngen.tune.bits import Bits
 from lngen.tune.build import Candidate
 from lngen.tune.serve import Timed
@@ -119,8 +119,7 @@ class GpuMeasurer:
             while len(self._loaded) >= LOADED:
                 self._loaded.pop(next(iter(self._loaded)))
             plan = lower(self._bits.spec, candidate.schedule)
-            binary = Binary(arch="", image=candidate.image, log="", resources={})
-            self._loaded[candidate.kernel] = Launcher(plan, binary, 0)
+            self._loaded[candidate.kernel] = Launcher(plan, candidate.image, 0)
         return self._loaded[candidate.kernel]
 
     def _launch(self, candidate: Candidate) -> timing.Launch:
