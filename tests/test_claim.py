@@ -129,7 +129,10 @@ def test_illegal(spec: str, schedule: str, message: str) -> None:
         (4096, "f32", 64, True),
         (4096, "f32", 256, False),  # blocks that come and go keep the order as well
         (7168, "bf16", 256, True),
-        (16384, "bf16", 64, False),  # no room for two blocks and their weights
+        (7168, "f32", 256, True),
+        (16384, "bf16", 64, True),  # long rows, one at a time
+        (16384, "bf16", 32, False),
+        (32768, "bf16", 256, True),
         (65536, "bf16", 64, False),  # shared by a cluster
     ],
 )

@@ -170,6 +170,7 @@ def test_every_template_is_used() -> None:
     claimed = "threads=256,rows=1,vec=8,resident=2,stages=2,owners=264,keep=yes,hold=yes,claim=yes"
     plans.append(plan_of("layernorm.fwd:d=12288,dtype=bf16", f"form=bulk,{claimed}"))
     plans.append(plan_of("layernorm.bwd:d=768,dtype=f16", "form=registers,threads=32,rows=16,vec=8"))
+    plans.append(plan_of("layernorm.bwd:d=1024,dtype=f16", "form=bulk,threads=64,rows=8,vec=8,stages=2,keep=yes"))
     kernels = [k for p in plans for k in p.kernels]
     included |= {t for p in plans for t in partials(p)} | {k.template for k in kernels}
     included |= {t for k in kernels for t in k.sections}

@@ -140,8 +140,9 @@ def test_every_value_is_defined_before_it_is_used(plan: Plan) -> None:
             known = defined(statement, known, names)
         for phase in kernel.phases:
             tiles = phase.tiles if kernel.template in STAGED_TEMPLATES else kernel.tiles
-            copied = kernel.sections.columns in ("_copy_columns.cuh.jinja", "_copy_packed_columns.cuh.jinja")
-            assert copied == ("_held_columns.cuh.jinja" in kernel.sections.held), "loaded twice, or not at all"
+            copied = re.fullmatch(r"_copy_(wide_|packed_|)columns.cuh.jinja", kernel.sections.columns) is not None
+            held = (*kernel.sections.held, *kernel.sections.begun)
+            assert copied == ("_held_columns.cuh.jinja" in held), "loaded twice, or not at all"
             columns = kernel.columns if copied or kernel.template == "columns.cu.jinja" else phase.columns
             here = known | {t.name for t in (*tiles, *columns)}
             for statement in phase.statements:

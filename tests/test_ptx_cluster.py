@@ -246,6 +246,16 @@ def test_arrivals_at_both_barriers() -> None:
     assert kinds(run(broken(ARRIVE, "    cluster_sync(); // stay\n", ""), 2, 32, np.zeros(64, U4))) == set()
 
 
+def test_a_relaxed_wait_shows_nothing_before_a_fence() -> None:
+    relaxed = broken(ARRIVE, "try_wait.parity.acquire.cluster", "try_wait.parity.relaxed.cluster")
+    assert "shared-race" in kinds(run(relaxed, 2, 32, np.zeros(64, U4)))
+    waits = "wait(&bar, 0); // come"
+    restricted = 'asm volatile("fence.acquire.sync_restrict::shared::cluster.cluster;" ::: "memory");'
+    for fence in (restricted, 'asm volatile("fence.acq_rel.cluster;" ::: "memory");'):
+        clean(run(broken(relaxed, waits, f"{waits}\n    {fence}"), 2, 32, np.zeros(64, U4)))
+        assert "shared-race" in kinds(run(broken(relaxed, waits, f"{fence} {waits}"), 2, 32, np.zeros(64, U4)))
+
+
 def test_an_arrival_at_a_block_that_may_have_ended() -> None:
     """Nobody waits for it: the other block may be gone."""
     wrong = broken(broken(ARRIVE, "wait(&bar, 0); // come", "cluster_sync();"), "    cluster_sync(); // stay\n", "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from lngen.interpret import interpret
 from lngen.ir import D, M
 from lngen.lower import Plan, lower
 from lngen.ptx import Outcome, parse, run_plan
-from lngen.schedule import Schedule, parse_schedule
+from lngen.schedule import Schedule, parse_schedule, problem
 from lngen.spec import Spec, make_spec, parse_spec
 from lngen.toolchain import compile_ptx
 
@@ -206,6 +207,55 @@ def test_partial_rows_stay_in_l2(schedule: str) -> None:
     assert policies == {"createpolicy.fractional.L2::evict_last.b64"}
     if "registers" in schedule:
         assert "cache_hint" not in compile_ptx(emit(plan), "sm_75")
+
+
+ASKED = {  # what is asked for before the first rows, and behind them
+    "layernorm.bwd:d=7168,dtype=bf16": (("mean_next = early_number", "true>(gamma_kept[k]"), ()),
+    "layernorm.fwd:d=7168,dtype=bf16": (("true>(gamma_kept[k]", "true>(beta_kept[k]"), ()),
+    "layernorm.fwd:d=7168,dtype=f32": ((), ("true>(gamma_kept[k]", "true>(beta_kept[k]")),
+    "layernorm.fwd:d=7168,dtype=bf16,weight=f32": ((), ("true>(gamma_kept[k]",)),
+}
+
+
+def _widest(spec: Spec, schedule: str) -> Schedule:
+    """``schedule`` with the widest accesses."""
+    return replace(parse_schedule(schedule, BASE), vec=problem(spec.graph(), spec.d).run)
+
+
+@pytest.mark.parametrize("text", ASKED)
+def test_what_is_needed_first_is_asked_for_first(text: str) -> None:
+    """Memory answers in order: what comes behind the rows waits for all of them."""
+    spec = parse_spec(text)
+    owners = "" if text.startswith("layernorm.bwd") else ",owners=132"
+    schedule = f"form=bulk,threads=256,rows=1,stages=3,keep=yes,hold=yes{owners}"
+    source = emit(lower(spec, _widest(spec, schedule)))
+    before, behind = source.split("for (int s = 0; s < STAGES; ++s) fetch(s, begin + s * step);")
+    behind = behind[: behind.index("for (long long first = begin")]
+    first, later = ASKED[text]
+    assert all(ask in before and ask not in behind for ask in first)
+    assert all(ask in behind and ask not in before for ask in later)
+
+
+@pytest.mark.parametrize(
+    ("text", "schedule", "widened"),
+    [
+        ("layernorm.fwd:d=8192,dtype=f16", "threads=128,rows=1,stages=3,resident=2,owners=264,hold=yes", True),
+        ("layernorm.bwd:d=1024,dtype=f16", "threads=64,rows=8,stages=2", True),
+        ("rmsnorm.fwd:d=8192,dtype=bf16,weight=f16", "threads=128,rows=1,stages=3,owners=132,claim=yes,hold=yes", True),
+        ("layernorm.fwd:d=8192,dtype=bf16", "threads=128,rows=1,stages=3,owners=132,hold=yes", False),
+        ("layernorm.fwd:d=12288,dtype=f16", "threads=128,rows=1,stages=3,resident=3,owners=396,hold=yes", False),
+        ("layernorm.fwd:d=1024,dtype=f64,weight=f16", "threads=128,rows=1,stages=3,owners=132,hold=yes", False),
+    ],
+)
+def test_halves_that_are_kept_are_widened_once(text: str, schedule: str, widened: bool) -> None:
+    """Of f16, if registers hold them widened; the compiler does so itself with bf16."""
+    spec = parse_spec(text)
+    source = emit(lower(spec, _widest(spec, f"form=bulk,keep=yes,{schedule}")))
+    begins = "for (;;) {" if "claim" in schedule else "for (long long first = begin; first < rows"
+    before, loop = source[: source.index("phase 0")].split(begins)[0], source.split(begins)[1]
+    assert ("gamma_wide[k][i] = stay_wide(f32_from_f16(gamma_kept[k][i]));" in before) == widened
+    assert ("copy_chunk(gamma, gamma_wide[k]);" in loop) == widened
+    assert ("copy_chunk(gamma, gamma_kept[k]);" in loop) != widened
 
 
 @pytest.mark.parametrize("keep", ["no", "yes"])

@@ -104,6 +104,16 @@ __device__ __forceinline__ void early_word(uint4& w, const void* p)
         : "=r"(w.x), "=r"(w.y), "=r"(w.z), "=r"(w.w) : "l"(__cvta_generic_to_global(p)) : "memory");
 }
 
+// A number by itself, as early.
+template <typename T> __device__ __forceinline__ T early_number(const T* p)
+{
+    union { T number; unsigned short half; unsigned word; uint2 words; } there;
+    if constexpr (sizeof(T) == 2) early_word(there.half, p);
+    else if constexpr (sizeof(T) == 4) early_word(there.word, p);
+    else early_word(there.words, p);
+    return there.number;
+}
+
 // Bits that are known once the number is.
 template <typename T> __device__ __forceinline__ unsigned bits_of(T v)
 {
@@ -418,6 +428,17 @@ __device__ __forceinline__ void send(real* place, real value, unsigned long long
 
 __device__ __forceinline__ void wait_for_cluster(unsigned long long* barrier, unsigned parity)
 {
+    // What is handed over lies in shared memory: to acquire all memory would empty the L1 cache.
+#if __CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__ >= 1208
+    asm volatile(
+        "{\n"
+        ".reg .pred done;\n"
+        "again:\n"
+        "mbarrier.try_wait.parity.relaxed.cluster.shared::cta.b64 done, [%0], %1;\n"
+        "@!done bra again;\n"
+        "fence.acquire.sync_restrict::shared::cluster.cluster;\n"
+        "}" :: "r"(shared_address(barrier)), "r"(parity) : "memory");
+#else
     asm volatile(
         "{\n"
         ".reg .pred done;\n"
@@ -425,6 +446,7 @@ __device__ __forceinline__ void wait_for_cluster(unsigned long long* barrier, un
         "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
         "@!done bra again;\n"
         "}" :: "r"(shared_address(barrier)), "r"(parity) : "memory");
+#endif
 }
 
 // Row sums of rows that the blocks of a cluster share: every block gets the sums of all segments, and adds them left to
@@ -675,6 +697,11 @@ layernorm_bwd__bf16_d16384__t64_r4_v8_b1_bulk_s3_c8_keep__rows(
     wait_for_previous_kernel();
     let_next_kernel_begin();
     const float d_size = 16384.0f;  // %d_size : f32[] = const {dtype=f32, value=16384.0}
+    // The numbers of the first row, ahead of the rows: what is asked for behind these waits until they have come.
+    float mean_next = {};
+    if (begin < rows) mean_next = early_number(&mean_ptr[begin + group < rows ? begin + group : rows - 1]);
+    float rstd_next = {};
+    if (begin < rows) rstd_next = early_number(&rstd_ptr[begin + group < rows ? begin + group : rows - 1]);
     bf16 gamma_kept[SLOTS][CHUNK];
     #pragma unroll
     for (int k = 0; k < SLOTS; ++k) {
@@ -712,10 +739,6 @@ layernorm_bwd__bf16_d16384__t64_r4_v8_b1_bulk_s3_c8_keep__rows(
     };
 
     for (int s = 0; s < STAGES; ++s) fetch(s, begin + s * step);
-    float mean_next = {};
-    if (begin < rows) mean_next = mean_ptr[begin + group < rows ? begin + group : rows - 1];
-    float rstd_next = {};
-    if (begin < rows) rstd_next = rstd_ptr[begin + group < rows ? begin + group : rows - 1];
     int stage = 0;
     unsigned parity = 0;
     // What was asked for has to be there before the first row. Left to the compiler, the wait for it may lie within the

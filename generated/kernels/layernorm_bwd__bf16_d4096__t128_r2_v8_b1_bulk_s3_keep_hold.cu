@@ -104,6 +104,16 @@ __device__ __forceinline__ void early_word(uint4& w, const void* p)
         : "=r"(w.x), "=r"(w.y), "=r"(w.z), "=r"(w.w) : "l"(__cvta_generic_to_global(p)) : "memory");
 }
 
+// A number by itself, as early.
+template <typename T> __device__ __forceinline__ T early_number(const T* p)
+{
+    union { T number; unsigned short half; unsigned word; uint2 words; } there;
+    if constexpr (sizeof(T) == 2) early_word(there.half, p);
+    else if constexpr (sizeof(T) == 4) early_word(there.word, p);
+    else early_word(there.words, p);
+    return there.number;
+}
+
 // Bits that are known once the number is.
 template <typename T> __device__ __forceinline__ unsigned bits_of(T v)
 {
@@ -592,6 +602,11 @@ layernorm_bwd__bf16_d4096__t128_r2_v8_b1_bulk_s3_keep_hold__rows(
     wait_for_previous_kernel();
     let_next_kernel_begin();
     const float d_size = 4096.0f;  // %d_size : f32[] = const {dtype=f32, value=4096.0}
+    // The numbers of the first row, ahead of the rows: what is asked for behind these waits until they have come.
+    float mean_next = {};
+    if (begin < rows) mean_next = early_number(&mean_ptr[begin + group < rows ? begin + group : rows - 1]);
+    float rstd_next = {};
+    if (begin < rows) rstd_next = early_number(&rstd_ptr[begin + group < rows ? begin + group : rows - 1]);
     bf16 gamma_kept[SLOTS][CHUNK];
     #pragma unroll
     for (int k = 0; k < SLOTS; ++k) {
@@ -629,10 +644,6 @@ layernorm_bwd__bf16_d4096__t128_r2_v8_b1_bulk_s3_keep_hold__rows(
     };
 
     for (int s = 0; s < STAGES; ++s) fetch(s, begin + s * step);
-    float mean_next = {};
-    if (begin < rows) mean_next = mean_ptr[begin + group < rows ? begin + group : rows - 1];
-    float rstd_next = {};
-    if (begin < rows) rstd_next = rstd_ptr[begin + group < rows ? begin + group : rows - 1];
     int stage = 0;
     unsigned parity = 0;
     // What was asked for has to be there before the first row. Left to the compiler, the wait for it may lie within the

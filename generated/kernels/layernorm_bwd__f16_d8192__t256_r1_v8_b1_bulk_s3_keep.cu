@@ -99,6 +99,16 @@ __device__ __forceinline__ void early_word(uint4& w, const void* p)
         : "=r"(w.x), "=r"(w.y), "=r"(w.z), "=r"(w.w) : "l"(__cvta_generic_to_global(p)) : "memory");
 }
 
+// A number by itself, as early.
+template <typename T> __device__ __forceinline__ T early_number(const T* p)
+{
+    union { T number; unsigned short half; unsigned word; uint2 words; } there;
+    if constexpr (sizeof(T) == 2) early_word(there.half, p);
+    else if constexpr (sizeof(T) == 4) early_word(there.word, p);
+    else early_word(there.words, p);
+    return there.number;
+}
+
 // Bits that are known once the number is.
 template <typename T> __device__ __forceinline__ unsigned bits_of(T v)
 {
@@ -210,6 +220,16 @@ template <int N, typename T> __device__ __forceinline__ void copy_chunk(T (&to)[
 {
     #pragma unroll
     for (int i = 0; i < N; ++i) to[i] = from[i];
+}
+
+// Numbers that are kept widened, so that casts find nothing left to do. Left to the compiler, f16 would be widened again in
+// every row; it knows nothing of what comes out of an instruction before them.
+__device__ __forceinline__ float f32_from_f16(float v) { return v; }
+
+__device__ __forceinline__ float stay_wide(float v)
+{
+    asm volatile("" : "+f"(v));
+    return v;
 }
 
 __device__ __forceinline__ unsigned shared_address(const void* p)
@@ -587,6 +607,11 @@ layernorm_bwd__f16_d8192__t256_r1_v8_b1_bulk_s3_keep__rows(
     wait_for_previous_kernel();
     let_next_kernel_begin();
     const float d_size = 8192.0f;  // %d_size : f32[] = const {dtype=f32, value=8192.0}
+    // The numbers of the first row, ahead of the rows: what is asked for behind these waits until they have come.
+    float mean_next = {};
+    if (begin < rows) mean_next = early_number(&mean_ptr[begin + group < rows ? begin + group : rows - 1]);
+    float rstd_next = {};
+    if (begin < rows) rstd_next = early_number(&rstd_ptr[begin + group < rows ? begin + group : rows - 1]);
     f16 gamma_kept[SLOTS][CHUNK];
     #pragma unroll
     for (int k = 0; k < SLOTS; ++k) {
@@ -624,12 +649,16 @@ layernorm_bwd__f16_d8192__t256_r1_v8_b1_bulk_s3_keep__rows(
     };
 
     for (int s = 0; s < STAGES; ++s) fetch(s, begin + s * step);
-    float mean_next = {};
-    if (begin < rows) mean_next = mean_ptr[begin + group < rows ? begin + group : rows - 1];
-    float rstd_next = {};
-    if (begin < rows) rstd_next = rstd_ptr[begin + group < rows ? begin + group : rows - 1];
     int stage = 0;
     unsigned parity = 0;
+    float gamma_wide[SLOTS][CHUNK];
+    #pragma unroll
+    for (int k = 0; k < SLOTS; ++k) {
+        #pragma unroll
+        for (int i = 0; i < CHUNK; ++i) {
+            gamma_wide[k][i] = stay_wide(f32_from_f16(gamma_kept[k][i]));
+        }
+    }
     // What was asked for has to be there before the first row. Left to the compiler, the wait for it may lie within the
     // loop, and be one for the numbers of the next row, too: loads under way are counted, not told apart.
     unsigned seen = 0;
@@ -665,8 +694,8 @@ layernorm_bwd__f16_d8192__t256_r1_v8_b1_bulk_s3_keep__rows(
             load_chunk<VEC, BOUND, RUN, JUMP>(dy, dy_stage - start, col, owned);
             f16 x[CHUNK];
             load_chunk<VEC, BOUND, RUN, JUMP>(x, x_stage - start, col, owned);
-            f16 gamma[CHUNK];
-            copy_chunk(gamma, gamma_kept[k]);
+            float gamma[CHUNK];
+            copy_chunk(gamma, gamma_wide[k]);
             real mean_dy_gamma_sum_chunk = ABSENT;
             real mean_dy_gamma_xhat_sum_chunk = ABSENT;
             #pragma unroll
@@ -702,8 +731,8 @@ layernorm_bwd__f16_d8192__t256_r1_v8_b1_bulk_s3_keep__rows(
             load_chunk<VEC, BOUND, RUN, JUMP>(dy, dy_stage - start, col, owned);
             f16 x[CHUNK];
             load_chunk<VEC, BOUND, RUN, JUMP>(x, x_stage - start, col, owned);
-            f16 gamma[CHUNK];
-            copy_chunk(gamma, gamma_kept[k]);
+            float gamma[CHUNK];
+            copy_chunk(gamma, gamma_wide[k]);
             f16 dx_out[CHUNK];
             #pragma unroll
             for (int i = 0; i < CHUNK; ++i) {

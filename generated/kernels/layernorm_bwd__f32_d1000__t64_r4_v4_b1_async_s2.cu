@@ -61,6 +61,38 @@ template <int LANES, typename T> __device__ __forceinline__ void prefetch(const 
 #endif
 }
 
+// Words asked for where it is written: the compiler moves loads of what nobody writes behind barriers, close to their use.
+__device__ __forceinline__ void early_word(unsigned short& w, const void* p)
+{
+    asm volatile("ld.global.u16 %0, [%1];" : "=h"(w) : "l"(__cvta_generic_to_global(p)) : "memory");
+}
+
+__device__ __forceinline__ void early_word(unsigned& w, const void* p)
+{
+    asm volatile("ld.global.u32 %0, [%1];" : "=r"(w) : "l"(__cvta_generic_to_global(p)) : "memory");
+}
+
+__device__ __forceinline__ void early_word(uint2& w, const void* p)
+{
+    asm volatile("ld.global.v2.u32 { %0, %1 }, [%2];" : "=r"(w.x), "=r"(w.y) : "l"(__cvta_generic_to_global(p)) : "memory");
+}
+
+__device__ __forceinline__ void early_word(uint4& w, const void* p)
+{
+    asm volatile("ld.global.v4.u32 { %0, %1, %2, %3 }, [%4];"
+        : "=r"(w.x), "=r"(w.y), "=r"(w.z), "=r"(w.w) : "l"(__cvta_generic_to_global(p)) : "memory");
+}
+
+// A number by itself, as early.
+template <typename T> __device__ __forceinline__ T early_number(const T* p)
+{
+    union { T number; unsigned short half; unsigned word; uint2 words; } there;
+    if constexpr (sizeof(T) == 2) early_word(there.half, p);
+    else if constexpr (sizeof(T) == 4) early_word(there.word, p);
+    else early_word(there.words, p);
+    return there.number;
+}
+
 // Bits that are known once the number is.
 template <typename T> __device__ __forceinline__ unsigned bits_of(T v)
 {
@@ -503,6 +535,11 @@ layernorm_bwd__f32_d1000__t64_r4_v4_b1_async_s2__rows(
     wait_for_previous_kernel();
     let_next_kernel_begin();
     const float d_size = 1000.0f;  // %d_size : f32[] = const {dtype=f32, value=1000.0}
+    // The numbers of the first row, ahead of the rows: what is asked for behind these waits until they have come.
+    float mean_next = {};
+    if (begin < rows) mean_next = early_number(&mean_ptr[begin + group < rows ? begin + group : rows - 1]);
+    float rstd_next = {};
+    if (begin < rows) rstd_next = early_number(&rstd_ptr[begin + group < rows ? begin + group : rows - 1]);
     real sum_dy_xhat_acc[SLOTS][CHUNK];
     real sum_dy_acc[SLOTS][CHUNK];
     #pragma unroll
@@ -538,10 +575,6 @@ layernorm_bwd__f32_d1000__t64_r4_v4_b1_async_s2__rows(
     };
 
     for (int s = 0; s < STAGES; ++s) fetch(s, begin + s * step);
-    float mean_next = {};
-    if (begin < rows) mean_next = mean_ptr[begin + group < rows ? begin + group : rows - 1];
-    float rstd_next = {};
-    if (begin < rows) rstd_next = rstd_ptr[begin + group < rows ? begin + group : rows - 1];
     int stage = 0;
     unsigned parity = 0;
     // What was asked for has to be there before the first row. Left to the compiler, the wait for it may lie within the

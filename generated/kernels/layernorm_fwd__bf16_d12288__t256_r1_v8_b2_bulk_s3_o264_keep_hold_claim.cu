@@ -3,7 +3,7 @@
 //   regenerate : lngen show layernorm.fwd:d=12288,dtype=bf16 --stage cuda --schedule form=bulk,threads=256,rows=1,vec=8,resident=2,stages=3,owners=264,keep=yes,hold=yes,claim=yes
 //   spec       : layernorm.fwd:d=12288,dtype=bf16
 //   schedule   : form=bulk,threads=256,rows=1,vec=8,resident=2,stages=3,owners=264,keep=yes,hold=yes,claim=yes
-//   ir-sha256  : 3bd42c1bf78b
+//   ir-sha256  : 4a8a59ed2f7a
 //
 // graph @layernorm_fwd(%x: bf16[M, D], %gamma: bf16[D], %beta: bf16[D]) -> (bf16[M, D], f32[M], f32[M]) {
 //   %x32       : f32[M, D]  = cast %x {to=f32}
@@ -13,8 +13,7 @@
 //   %d_size    : f32[]      = const {dtype=f32, value=12288.0}
 //   %mean      : f32[M]     = div %mean_sum, %d_size
 //   %xc        : f32[M, D]  = sub %x32, %mean
-//   %xc2       : f32[M, D]  = mul %xc, %xc
-//   %var_sum   : f32[M]     = reduce_sum %xc2 {axis=D, chunk=8, segment=6144}
+//   %var_sum   : f32[M]     = reduce_dot %xc, %xc {axis=D, chunk=8, segment=6144}
 //   %var       : f32[M]     = div %var_sum, %d_size
 //   %eps       : f32[]      = const {dtype=f32, value=1e-05}
 //   %veps      : f32[M]     = add %var, %eps
@@ -100,6 +99,16 @@ __device__ __forceinline__ void early_word(uint4& w, const void* p)
 {
     asm volatile("ld.global.v4.u32 { %0, %1, %2, %3 }, [%4];"
         : "=r"(w.x), "=r"(w.y), "=r"(w.z), "=r"(w.w) : "l"(__cvta_generic_to_global(p)) : "memory");
+}
+
+// A number by itself, as early.
+template <typename T> __device__ __forceinline__ T early_number(const T* p)
+{
+    union { T number; unsigned short half; unsigned word; uint2 words; } there;
+    if constexpr (sizeof(T) == 2) early_word(there.half, p);
+    else if constexpr (sizeof(T) == 4) early_word(there.word, p);
+    else early_word(there.words, p);
+    return there.number;
 }
 
 template <int BYTES> struct Word;
@@ -556,16 +565,15 @@ layernorm_fwd__bf16_d12288__t256_r1_v8_b2_bulk_s3_o264_keep_hold_claim__rows(
             real var_sum_chunk = ABSENT;
             #pragma unroll
             for (int i = 0; i < CHUNK; ++i) {
-                const float x32 = f32_from_bf16(x[i]);  // %x32 : f32[M, D] = cast %x {to=f32}
-                const float xc = x32 - mean;            // %xc : f32[M, D] = sub %x32, %mean
-                const float xc2 = xc * xc;              // %xc2 : f32[M, D] = mul %xc, %xc
-                var_sum_chunk = var_sum_chunk + xc2;    // %var_sum : f32[M] = reduce_sum %xc2 {axis=D, chunk=8, segment=6144}
+                const float x32 = f32_from_bf16(x[i]);        // %x32 : f32[M, D] = cast %x {to=f32}
+                const float xc = x32 - mean;                  // %xc : f32[M, D] = sub %x32, %mean
+                var_sum_chunk = fmaf(xc, xc, var_sum_chunk);  // %var_sum : f32[M] = reduce_dot %xc, %xc {axis=D, chunk=8, segment=6144}
             }
             chunks_1[0][k] = EXACT || (owned && col < D) ? var_sum_chunk : ABSENT;
         }
         real sums_1[1];
         row_fold<Add, THREADS, ROWS, 1, SEGMENT_SLOTS>(sums_1, chunks_1, scratch, turn, group, lane);
-        const real var_sum = sums_1[0];  // %var_sum : f32[M] = reduce_sum %xc2 {axis=D, chunk=8, segment=6144}
+        const real var_sum = sums_1[0];  // %var_sum : f32[M] = reduce_dot %xc, %xc {axis=D, chunk=8, segment=6144}
         const float var = var_sum / d_size;   // %var : f32[M] = div %var_sum, %d_size
         const float veps = var + eps;         // %veps : f32[M] = add %var, %eps
         const float rstd_root = sqrtf(veps);  // %rstd_root : f32[M] = sqrt %veps

@@ -3,7 +3,7 @@
 //   regenerate : lngen show layernorm.fwd:d=4096,dtype=bf16 --stage cuda --schedule form=registers,threads=128,rows=1,vec=8,resident=6
 //   spec       : layernorm.fwd:d=4096,dtype=bf16
 //   schedule   : form=registers,threads=128,rows=1,vec=8,resident=6
-//   ir-sha256  : d1e46ac6008b
+//   ir-sha256  : cf9c0f4ca776
 //
 // graph @layernorm_fwd(%x: bf16[M, D], %gamma: bf16[D], %beta: bf16[D]) -> (bf16[M, D], f32[M], f32[M]) {
 //   %x32       : f32[M, D]  = cast %x {to=f32}
@@ -13,8 +13,7 @@
 //   %d_size    : f32[]      = const {dtype=f32, value=4096.0}
 //   %mean      : f32[M]     = div %mean_sum, %d_size
 //   %xc        : f32[M, D]  = sub %x32, %mean
-//   %xc2       : f32[M, D]  = mul %xc, %xc
-//   %var_sum   : f32[M]     = reduce_sum %xc2 {axis=D, chunk=8, segment=4096}
+//   %var_sum   : f32[M]     = reduce_dot %xc, %xc {axis=D, chunk=8, segment=4096}
 //   %var       : f32[M]     = div %var_sum, %d_size
 //   %eps       : f32[]      = const {dtype=f32, value=1e-05}
 //   %veps      : f32[M]     = add %var, %eps
@@ -363,16 +362,15 @@ layernorm_fwd__bf16_d4096__t128_r1_v8_b6__rows(
         real var_sum_chunk = ABSENT;
         #pragma unroll
         for (int i = 0; i < CHUNK; ++i) {
-            const float x32 = f32_from_bf16(x[k][i]);  // %x32 : f32[M, D] = cast %x {to=f32}
-            const float xc = x32 - mean;               // %xc : f32[M, D] = sub %x32, %mean
-            const float xc2 = xc * xc;                 // %xc2 : f32[M, D] = mul %xc, %xc
-            var_sum_chunk = var_sum_chunk + xc2;       // %var_sum : f32[M] = reduce_sum %xc2 {axis=D, chunk=8, segment=4096}
+            const float x32 = f32_from_bf16(x[k][i]);     // %x32 : f32[M, D] = cast %x {to=f32}
+            const float xc = x32 - mean;                  // %xc : f32[M, D] = sub %x32, %mean
+            var_sum_chunk = fmaf(xc, xc, var_sum_chunk);  // %var_sum : f32[M] = reduce_dot %xc, %xc {axis=D, chunk=8, segment=4096}
         }
         chunks_1[0][k] = EXACT || (owned && col < D) ? var_sum_chunk : ABSENT;
     }
     real sums_1[1];
     row_fold<Add, THREADS, ROWS, 1, SEGMENT_SLOTS>(sums_1, chunks_1, scratch, turn, group, lane);
-    const real var_sum = sums_1[0];  // %var_sum : f32[M] = reduce_sum %xc2 {axis=D, chunk=8, segment=4096}
+    const real var_sum = sums_1[0];  // %var_sum : f32[M] = reduce_dot %xc, %xc {axis=D, chunk=8, segment=4096}
     const float var = var_sum / d_size;   // %var : f32[M] = div %var_sum, %d_size
     const float veps = var + eps;         // %veps : f32[M] = add %var, %eps
     const float rstd_root = sqrtf(veps);  // %rstd_root : f32[M] = sqrt %veps

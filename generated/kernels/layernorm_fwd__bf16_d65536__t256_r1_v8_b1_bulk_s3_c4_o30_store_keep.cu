@@ -3,7 +3,7 @@
 //   regenerate : lngen show layernorm.fwd:d=65536,dtype=bf16 --stage cuda --schedule form=bulk,threads=256,rows=1,vec=8,stages=3,cluster=4,owners=30,bulk_store=yes,keep=yes
 //   spec       : layernorm.fwd:d=65536,dtype=bf16
 //   schedule   : form=bulk,threads=256,rows=1,vec=8,stages=3,cluster=4,owners=30,bulk_store=yes,keep=yes
-//   ir-sha256  : 3284aa06e1e8
+//   ir-sha256  : 9d4738880507
 //
 // graph @layernorm_fwd(%x: bf16[M, D], %gamma: bf16[D], %beta: bf16[D]) -> (bf16[M, D], f32[M], f32[M]) {
 //   %x32       : f32[M, D]  = cast %x {to=f32}
@@ -13,8 +13,7 @@
 //   %d_size    : f32[]      = const {dtype=f32, value=65536.0}
 //   %mean      : f32[M]     = div %mean_sum, %d_size
 //   %xc        : f32[M, D]  = sub %x32, %mean
-//   %xc2       : f32[M, D]  = mul %xc, %xc
-//   %var_sum   : f32[M]     = reduce_sum %xc2 {axis=D, chunk=8, segment=8192}
+//   %var_sum   : f32[M]     = reduce_dot %xc, %xc {axis=D, chunk=8, segment=8192}
 //   %var       : f32[M]     = div %var_sum, %d_size
 //   %eps       : f32[]      = const {dtype=f32, value=1e-05}
 //   %veps      : f32[M]     = add %var, %eps
@@ -100,6 +99,16 @@ __device__ __forceinline__ void early_word(uint4& w, const void* p)
 {
     asm volatile("ld.global.v4.u32 { %0, %1, %2, %3 }, [%4];"
         : "=r"(w.x), "=r"(w.y), "=r"(w.z), "=r"(w.w) : "l"(__cvta_generic_to_global(p)) : "memory");
+}
+
+// A number by itself, as early.
+template <typename T> __device__ __forceinline__ T early_number(const T* p)
+{
+    union { T number; unsigned short half; unsigned word; uint2 words; } there;
+    if constexpr (sizeof(T) == 2) early_word(there.half, p);
+    else if constexpr (sizeof(T) == 4) early_word(there.word, p);
+    else early_word(there.words, p);
+    return there.number;
 }
 
 template <int BYTES> struct Word;
@@ -379,6 +388,17 @@ __device__ __forceinline__ void send(real* place, real value, unsigned long long
 
 __device__ __forceinline__ void wait_for_cluster(unsigned long long* barrier, unsigned parity)
 {
+    // What is handed over lies in shared memory: to acquire all memory would empty the L1 cache.
+#if __CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__ >= 1208
+    asm volatile(
+        "{\n"
+        ".reg .pred done;\n"
+        "again:\n"
+        "mbarrier.try_wait.parity.relaxed.cluster.shared::cta.b64 done, [%0], %1;\n"
+        "@!done bra again;\n"
+        "fence.acquire.sync_restrict::shared::cluster.cluster;\n"
+        "}" :: "r"(shared_address(barrier)), "r"(parity) : "memory");
+#else
     asm volatile(
         "{\n"
         ".reg .pred done;\n"
@@ -386,6 +406,7 @@ __device__ __forceinline__ void wait_for_cluster(unsigned long long* barrier, un
         "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
         "@!done bra again;\n"
         "}" :: "r"(shared_address(barrier)), "r"(parity) : "memory");
+#endif
 }
 
 // Row sums of rows that the blocks of a cluster share: every block gets the sums of all segments, and adds them left to
@@ -581,16 +602,15 @@ layernorm_fwd__bf16_d65536__t256_r1_v8_b1_bulk_s3_c4_o30_store_keep__rows(
             real var_sum_chunk = ABSENT;
             #pragma unroll
             for (int i = 0; i < CHUNK; ++i) {
-                const float x32 = f32_from_bf16(x[i]);  // %x32 : f32[M, D] = cast %x {to=f32}
-                const float xc = x32 - mean;            // %xc : f32[M, D] = sub %x32, %mean
-                const float xc2 = xc * xc;              // %xc2 : f32[M, D] = mul %xc, %xc
-                var_sum_chunk = var_sum_chunk + xc2;    // %var_sum : f32[M] = reduce_sum %xc2 {axis=D, chunk=8, segment=8192}
+                const float x32 = f32_from_bf16(x[i]);        // %x32 : f32[M, D] = cast %x {to=f32}
+                const float xc = x32 - mean;                  // %xc : f32[M, D] = sub %x32, %mean
+                var_sum_chunk = fmaf(xc, xc, var_sum_chunk);  // %var_sum : f32[M] = reduce_dot %xc, %xc {axis=D, chunk=8, segment=8192}
             }
             chunks_1[0][k] = EXACT || (owned && col < D) ? var_sum_chunk : ABSENT;
         }
         real sums_1[1];
         cluster_fold<Add, THREADS, ROWS, 1, SEGMENT_SLOTS, CLUSTER>(sums_1, chunks_1, scratch, turn, group, lane, exchanged, met, meetings);
-        const real var_sum = sums_1[0];  // %var_sum : f32[M] = reduce_sum %xc2 {axis=D, chunk=8, segment=8192}
+        const real var_sum = sums_1[0];  // %var_sum : f32[M] = reduce_dot %xc, %xc {axis=D, chunk=8, segment=8192}
         const float var = var_sum / d_size;   // %var : f32[M] = div %var_sum, %d_size
         const float veps = var + eps;         // %veps : f32[M] = add %var, %eps
         const float rstd_root = sqrtf(veps);  // %rstd_root : f32[M] = sqrt %veps

@@ -3,7 +3,7 @@
 //   regenerate : lngen show layernorm.fwd:d=768,dtype=f32 --stage cuda --schedule form=registers,threads=64,rows=1,vec=4,resident=8
 //   spec       : layernorm.fwd:d=768,dtype=f32
 //   schedule   : form=registers,threads=64,rows=1,vec=4,resident=8
-//   ir-sha256  : f9acd3f844e6
+//   ir-sha256  : a102eb1b7b2b
 //
 // graph @layernorm_fwd(%x: f32[M, D], %gamma: f32[D], %beta: f32[D]) -> (f32[M, D], f32[M], f32[M]) {
 //   %x32       : f32[M, D] = cast %x {to=f32}
@@ -13,8 +13,7 @@
 //   %d_size    : f32[]     = const {dtype=f32, value=768.0}
 //   %mean      : f32[M]    = div %mean_sum, %d_size
 //   %xc        : f32[M, D] = sub %x32, %mean
-//   %xc2       : f32[M, D] = mul %xc, %xc
-//   %var_sum   : f32[M]    = reduce_sum %xc2 {axis=D, chunk=4, segment=768}
+//   %var_sum   : f32[M]    = reduce_dot %xc, %xc {axis=D, chunk=4, segment=768}
 //   %var       : f32[M]    = div %var_sum, %d_size
 //   %eps       : f32[]     = const {dtype=f32, value=1e-05}
 //   %veps      : f32[M]    = add %var, %eps
@@ -343,16 +342,15 @@ layernorm_fwd__f32_d768__t64_r1_v4_b8__rows(
         real var_sum_chunk = ABSENT;
         #pragma unroll
         for (int i = 0; i < CHUNK; ++i) {
-            const float x32 = x[k][i];            // %x32 : f32[M, D] = cast %x {to=f32}
-            const float xc = x32 - mean;          // %xc : f32[M, D] = sub %x32, %mean
-            const float xc2 = xc * xc;            // %xc2 : f32[M, D] = mul %xc, %xc
-            var_sum_chunk = var_sum_chunk + xc2;  // %var_sum : f32[M] = reduce_sum %xc2 {axis=D, chunk=4, segment=768}
+            const float x32 = x[k][i];                    // %x32 : f32[M, D] = cast %x {to=f32}
+            const float xc = x32 - mean;                  // %xc : f32[M, D] = sub %x32, %mean
+            var_sum_chunk = fmaf(xc, xc, var_sum_chunk);  // %var_sum : f32[M] = reduce_dot %xc, %xc {axis=D, chunk=4, segment=768}
         }
         chunks_1[0][k] = EXACT || (owned && col < D) ? var_sum_chunk : ABSENT;
     }
     real sums_1[1];
     row_fold<Add, THREADS, ROWS, 1, SEGMENT_SLOTS>(sums_1, chunks_1, scratch, turn, group, lane);
-    const real var_sum = sums_1[0];  // %var_sum : f32[M] = reduce_sum %xc2 {axis=D, chunk=4, segment=768}
+    const real var_sum = sums_1[0];  // %var_sum : f32[M] = reduce_dot %xc, %xc {axis=D, chunk=4, segment=768}
     const float var = var_sum / d_size;   // %var : f32[M] = div %var_sum, %d_size
     const float veps = var + eps;         // %veps : f32[M] = add %var, %eps
     const float rstd_root = sqrtf(veps);  // %rstd_root : f32[M] = sqrt %veps

@@ -3,14 +3,13 @@
 //   regenerate : lngen show rmsnorm.fwd:d=1001,dtype=bf16,beta=yes --stage cuda --schedule form=ragged,threads=32,rows=4,vec=1,resident=3,stages=3,owners=384,bulk_store=yes,keep=yes,hold=yes
 //   spec       : rmsnorm.fwd:d=1001,dtype=bf16,beta=yes
 //   schedule   : form=ragged,threads=32,rows=4,vec=1,resident=3,stages=3,owners=384,bulk_store=yes,keep=yes,hold=yes
-//   ir-sha256  : 63fb556e8f27
+//   ir-sha256  : e041f29567b5
 //
 // graph @rmsnorm_fwd(%x: bf16[M, D], %gamma: bf16[D], %beta: bf16[D]) -> (bf16[M, D], f32[M]) {
 //   %x32       : f32[M, D]  = cast %x {to=f32}
 //   %gamma32   : f32[D]     = cast %gamma {to=f32}
 //   %beta32    : f32[D]     = cast %beta {to=f32}
-//   %x2        : f32[M, D]  = mul %x32, %x32
-//   %ms_sum    : f32[M]     = reduce_sum %x2 {axis=D, chunk=8, run=1, segment=1008}
+//   %ms_sum    : f32[M]     = reduce_dot %x32, %x32 {axis=D, chunk=8, run=1, segment=1008}
 //   %d_size    : f32[]      = const {dtype=f32, value=1001.0}
 //   %ms        : f32[M]     = div %ms_sum, %d_size
 //   %eps       : f32[]      = const {dtype=f32, value=1e-05}
@@ -97,6 +96,16 @@ __device__ __forceinline__ void early_word(uint4& w, const void* p)
 {
     asm volatile("ld.global.v4.u32 { %0, %1, %2, %3 }, [%4];"
         : "=r"(w.x), "=r"(w.y), "=r"(w.z), "=r"(w.w) : "l"(__cvta_generic_to_global(p)) : "memory");
+}
+
+// A number by itself, as early.
+template <typename T> __device__ __forceinline__ T early_number(const T* p)
+{
+    union { T number; unsigned short half; unsigned word; uint2 words; } there;
+    if constexpr (sizeof(T) == 2) early_word(there.half, p);
+    else if constexpr (sizeof(T) == 4) early_word(there.word, p);
+    else early_word(there.words, p);
+    return there.number;
 }
 
 template <int BYTES> struct Word;
@@ -535,15 +544,14 @@ rmsnorm_fwd__bf16_d1001_beta__t32_r4_v1_b3_ragged_s3_o384_store_keep_hold__rows(
             real ms_sum_chunk = ABSENT;
             #pragma unroll
             for (int i = 0; i < CHUNK; ++i) {
-                const float x32 = f32_from_bf16(x[i]);                                 // %x32 : f32[M, D] = cast %x {to=f32}
-                const float x2 = x32 * x32;                                            // %x2 : f32[M, D] = mul %x32, %x32
-                if (behind<RUN, JUMP>(i) < D - col) ms_sum_chunk = ms_sum_chunk + x2;  // %ms_sum : f32[M] = reduce_sum %x2 {axis=D, chunk=8, run=1, segment=1008}
+                const float x32 = f32_from_bf16(x[i]);                                            // %x32 : f32[M, D] = cast %x {to=f32}
+                if (behind<RUN, JUMP>(i) < D - col) ms_sum_chunk = fmaf(x32, x32, ms_sum_chunk);  // %ms_sum : f32[M] = reduce_dot %x32, %x32 {axis=D, chunk=8, run=1, segment=1008}
             }
             chunks_0[0][k] = EXACT || (owned && col < D) ? ms_sum_chunk : ABSENT;
         }
         real sums_0[1];
         row_fold<Add, THREADS, ROWS, 1, SEGMENT_SLOTS>(sums_0, chunks_0, scratch, turn, group, lane);
-        const real ms_sum = sums_0[0];  // %ms_sum : f32[M] = reduce_sum %x2 {axis=D, chunk=8, run=1, segment=1008}
+        const real ms_sum = sums_0[0];  // %ms_sum : f32[M] = reduce_dot %x32, %x32 {axis=D, chunk=8, run=1, segment=1008}
         if (THREADS <= 32) __syncwarp();
         refill(stage, first);
         const float ms = ms_sum / d_size;      // %ms : f32[M] = div %ms_sum, %d_size

@@ -3,13 +3,12 @@
 //   regenerate : lngen show rmsnorm.fwd:d=64,dtype=f16,weight=f32 --stage cuda --schedule form=registers,threads=2,rows=64,vec=8,resident=8
 //   spec       : rmsnorm.fwd:d=64,dtype=f16,weight=f32
 //   schedule   : form=registers,threads=2,rows=64,vec=8,resident=8
-//   ir-sha256  : cb7ccf3a30d8
+//   ir-sha256  : f3cfeef9545f
 //
 // graph @rmsnorm_fwd(%x: f16[M, D], %gamma: f32[D]) -> (f16[M, D], f32[M]) {
 //   %x32       : f32[M, D] = cast %x {to=f32}
 //   %gamma32   : f32[D]    = cast %gamma {to=f32}
-//   %x2        : f32[M, D] = mul %x32, %x32
-//   %ms_sum    : f32[M]    = reduce_sum %x2 {axis=D, chunk=8, segment=64}
+//   %ms_sum    : f32[M]    = reduce_dot %x32, %x32 {axis=D, chunk=8, segment=64}
 //   %d_size    : f32[]     = const {dtype=f32, value=64.0}
 //   %ms        : f32[M]    = div %ms_sum, %d_size
 //   %eps       : f32[]     = const {dtype=f32, value=1e-05}
@@ -329,15 +328,14 @@ rmsnorm_fwd__f16_d64_wf32__t2_r64_v8_b8__rows(
         real ms_sum_chunk = ABSENT;
         #pragma unroll
         for (int i = 0; i < CHUNK; ++i) {
-            const float x32 = f32_from_f16(x[k][i]);  // %x32 : f32[M, D] = cast %x {to=f32}
-            const float x2 = x32 * x32;               // %x2 : f32[M, D] = mul %x32, %x32
-            ms_sum_chunk = ms_sum_chunk + x2;         // %ms_sum : f32[M] = reduce_sum %x2 {axis=D, chunk=8, segment=64}
+            const float x32 = f32_from_f16(x[k][i]);      // %x32 : f32[M, D] = cast %x {to=f32}
+            ms_sum_chunk = fmaf(x32, x32, ms_sum_chunk);  // %ms_sum : f32[M] = reduce_dot %x32, %x32 {axis=D, chunk=8, segment=64}
         }
         chunks_0[0][k] = EXACT || (owned && col < D) ? ms_sum_chunk : ABSENT;
     }
     real sums_0[1];
     row_fold<Add, THREADS, ROWS, 1, SEGMENT_SLOTS>(sums_0, chunks_0, scratch, turn, group, lane);
-    const real ms_sum = sums_0[0];  // %ms_sum : f32[M] = reduce_sum %x2 {axis=D, chunk=8, segment=64}
+    const real ms_sum = sums_0[0];  // %ms_sum : f32[M] = reduce_dot %x32, %x32 {axis=D, chunk=8, segment=64}
     const float ms = ms_sum / d_size;      // %ms : f32[M] = div %ms_sum, %d_size
     const float mseps = ms + eps;          // %mseps : f32[M] = add %ms, %eps
     const float rstd_root = sqrtf(mseps);  // %rstd_root : f32[M] = sqrt %mseps

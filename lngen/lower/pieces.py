@@ -12,6 +12,7 @@ from lngen.schedule import Problem, Schedule, met_numbers
 HELD_COLUMNS = "_held_columns.cuh.jinja"
 COPIED, LOADED = "_copy_columns.cuh.jinja", "_load_columns.cuh.jinja"
 PACKED = "_copy_packed_columns.cuh.jinja"
+WIDENED = "_copy_wide_columns.cuh.jinja"
 
 
 def in_pieces(kernel: Kernel, s: Schedule, p: Problem) -> Kernel:

@@ -62,7 +62,7 @@ class Sections:
     setup      before results of an earlier kernel are read: barriers in shared memory, the length of a block's piece
     held       after that: what stays in registers from row to row
     copies     how rows come to shared memory, and results leave from there
-    seen       what was asked for before the first row is there: an instruction has seen it
+    begun      once the first rows are on their way: what is not needed at once, what need not be waited for later
     row_begin  once a row is there
     tiles      how [M, D] inputs are read where they were copied to
     load       how a phase gets its [M, D] inputs, if it does not have them
@@ -76,7 +76,7 @@ class Sections:
     setup: tuple[str, ...] = ()
     held: tuple[str, ...] = ()
     copies: tuple[str, ...] = ()
-    seen: tuple[str, ...] = ()
+    begun: tuple[str, ...] = ()
     row_begin: tuple[str, ...] = ()
     tiles: str = ""
     load: tuple[str, ...] = ()
@@ -88,7 +88,7 @@ class Sections:
 
     def __iter__(self) -> Iterator[str]:
         """Every partial, in the order of the text."""
-        yield from (*self.setup, *self.held, *self.copies, *self.seen, *self.row_begin)
+        yield from (*self.setup, *self.held, *self.copies, *self.begun, *self.row_begin)
         yield from (*filter(None, (self.tiles,)), *self.load, self.columns, self.store, self.fold)
         yield from (*self.row_end, *self.end)
 

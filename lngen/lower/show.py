@@ -38,7 +38,7 @@ def _kernel(kernel: Kernel) -> list[str]:
         lines.append(f"  stage     {', '.join(map(str, kernel.places))}")
     if kernel.results:
         lines.append(f"  leaving   {', '.join(map(str, kernel.results))}")
-    if HELD_COLUMNS in kernel.sections.held:
+    if HELD_COLUMNS in (*kernel.sections.held, *kernel.sections.begun):
         lines.append(f"  held      {', '.join(t.name for t in kernel.columns)}")
     lines.append(f"  shared    {_shared(kernel)}")
     if kernel.uniform:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lngen.ir import WIDE, Graph, Value
+from lngen.ir import WIDE, D, DType, Graph, Value
 from lngen.ir.ops import ctype
 from lngen.lower.parts import Phase, Place
-from lngen.lower.pieces import COPIED, HELD_COLUMNS, LOADED, PACKED, files, fold, in_pieces
+from lngen.lower.pieces import COPIED, HELD_COLUMNS, LOADED, PACKED, WIDENED, files, fold, in_pieces
 from lngen.lower.plan import Kernel, Sections
 from lngen.schedule import (
     Problem,
@@ -28,7 +28,7 @@ def staged(kernel: Kernel, graph: Graph, outputs: tuple[Value, ...], s: Schedule
         dynamic=dynamic_shared(s, p),
         places=inputs,
         results=results,
-        sections=sections(kernel, s, p),
+        sections=sections(kernel, graph, s, p),
     )
 
 
@@ -59,9 +59,10 @@ def places(
     return listed(inputs), listed(results)
 
 
-def sections(kernel: Kernel, s: Schedule, p: Problem) -> Sections:
+def sections(kernel: Kernel, graph: Graph, s: Schedule, p: Problem) -> Sections:
     """The partials of a staged kernel."""
-    meets, ragged = met_numbers(s, p) > 0, s.form == "ragged"
+    meets, ragged, numbers = met_numbers(s, p) > 0, s.form == "ragged", bool(kernel.row_inputs) and not s.claim
+    widened, later = _widened(graph, s, p), _needed_later(s, p)
     ready = ["_setup_cluster", "_ready_cluster"] if meets else ["_ready_block"]
     setup = {
         "async": [],
@@ -74,6 +75,7 @@ def sections(kernel: Kernel, s: Schedule, p: Problem) -> Sections:
         "bulk": ["_copy_bulk", *["_store_bulk"] * s.bulk_store, *refill],
         "ragged": ["_copy_ragged", "_store_ragged", *refill],
     }
+    columns = [HELD_COLUMNS] * s.keep
     tiles, store = ("_load_ragged", "_store_ragged_stage") if ragged else ("_load_stage", "_store_stage")
     begins = [
         ("_ragged_row", ragged),
@@ -87,20 +89,48 @@ def sections(kernel: Kernel, s: Schedule, p: Problem) -> Sections:
     ]
     return Sections(
         setup=files(*setup[s.form]),
-        held=(*[HELD_COLUMNS] * s.keep, *files(*["_held_sums"] * bool(p.column_sums))),
+        held=(
+            *files(*["_first_numbers"] * numbers),
+            *columns * (not later),
+            *files(*["_held_sums"] * bool(p.column_sums)),
+        ),
         copies=files(*copies[s.form]),
-        seen=files(
-            *["_seen_numbers", *["_seen_columns"] * s.keep, "_seen"] * (bool(kernel.row_inputs) and not s.claim)
+        begun=(
+            *columns * later,
+            *files(*["_widened_columns"] * widened),
+            *files(*["_seen_numbers", *["_seen_columns"] * s.keep, "_seen"] * numbers),
         ),
         row_begin=files(*(name for name, there in begins if there)),
         tiles=f"{tiles}.cuh.jinja",
         load=files("_load_held" if s.hold else tiles),
-        columns=(PACKED if stay_packed(s, p) else COPIED) if s.keep else LOADED,
+        columns=(WIDENED if widened else PACKED if stay_packed(s, p) else COPIED) if s.keep else LOADED,
         store=f"{store}.cuh.jinja" if s.bulk_store else "_store_results.cuh.jinja",
         fold=fold(meets),
         row_end=files(*["_end_row"] * s.bulk_store),
         end=files(*(name for name, there in ends if there)),
     )
+
+
+def _needed_later(s: Schedule, p: Problem) -> bool:
+    """True if the [D] inputs that are kept may come behind the first rows.
+
+    They are needed at the end of a forward's row. What is widened before the rows is waited for there, and so comes
+    first; claimed rows lose by it (h200-tried.txt, 45).
+    """
+    return s.keep and not s.claim and not p.column_sums and all(size >= p.real_size for size in p.column_sizes)
+
+
+def _widened(graph: Graph, s: Schedule, p: Problem) -> bool:
+    """True if the [D] inputs that are kept are f16, and are widened once.
+
+    Left to the compiler, they are widened in every row, at half the speed of other instructions. If they all must stay
+    narrow, they do.
+    """
+    columns = {v for v in graph.params if v.type.axes == (D,)}
+    halves = {v for v in columns if v.type.dtype is DType.F16}
+    casts = all(e.op == "cast" and e.out.type.dtype is DType.F32 for e in graph.eqns if not halves.isdisjoint(e.args))
+    known = all(v.type.dtype in (DType.F16, DType.F32) for v in columns)
+    return s.keep and bool(halves) and casts and known and not stay_packed(s, p)
 
 
 def _refilling(phases: tuple[Phase, ...]) -> tuple[Phase, ...]:

@@ -21,8 +21,7 @@ def place_fma(graph: Graph) -> Graph:
              %y = reduce_sum %p {axis=D}
 
     The compiler contracts nothing (-fmad=false), so what is fused is decided here and nowhere else. Of
-    two products the left one is fused; the sign goes to the factor with fewer axes. A sum of squares stays one: it is
-    the forward's, which waits for memory, not for instructions, and fused it takes more registers.
+    two products the left one is fused; the sign goes to the factor with fewer axes.
     """
     uses = Counter(a for e in graph.eqns for a in e.args) + Counter(graph.results)
     producer = graph.producers()
@@ -37,7 +36,7 @@ def place_fma(graph: Graph) -> Graph:
         left = product(eqn.args[0]) if eqn.op in ("add", "sub") else None
         right = product(eqn.args[1]) if eqn.op in ("add", "sub") and left is None else None
         factors = product(eqn.args[0]) if eqn.op == "reduce_sum" else None
-        if factors and factors[0] != factors[1]:
+        if factors:
             b.eqns.append(Eqn(eqn.out, "reduce_dot", factors, eqn.attrs))
         elif left:
             addend = eqn.args[1] if eqn.op == "add" else b.neg(f"{eqn.args[1].name}_neg", eqn.args[1])

@@ -27,6 +27,7 @@ _ATOM = re.compile(
 )
 _FENCE = re.compile(
     r"(?:fence|membar)(?:\.proxy)?(?:\.(?:sc|acq_rel|acquire|release|async|alias|mbarrier_init))*"
+    r"(?:\.sync_restrict::shared::(?:cta|cluster))?"
     r"(?:\.(?P<s>cta|cluster|gpu|gl|sys))?(?:\.(?:global|shared::(?:cta|cluster)))?"
 )
 _MEANING: dict[str, Callable[..., Any]] = {
@@ -123,7 +124,7 @@ def _apply(
 
 
 def fence_step(program: Program, i: Instruction) -> Step:
-    """Orders what comes before it and after; values stay."""
+    """Orders what comes before it and after; values stay. One for shared memory alone is taken as one for all."""
     m = _FENCE.fullmatch(i.opcode)
     if m is None or i.operands:
         raise unknown(i)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -152,8 +153,9 @@ def _passing(batch: Batch, barrier: Barrier, key: int, who: Array, complete: Arr
         barrier.polled[place_[back]] = barrier.phase
         batch.touched()
     complete = complete & ~back
-    if orders and complete.any():
-        order.rows.add_to(order.seen, who[complete], barrier.done)
+    if complete.any():
+        learn = functools.partial(order.rows.add_to, order.seen) if orders else order.tell
+        learn(who[complete], barrier.done)
     return complete
 
 

@@ -85,7 +85,7 @@ class VectorClock(Clock):
         self.span = columns + AGENTS + 1
         self.proxies = {space: (n + 1) * self.span for n, space in enumerate(proxies)}
         self.rows = Rows(self.span * (1 + len(proxies)))
-        self.seen, self.handed = self.rows.holder(total), self.rows.holder(total)
+        self.seen, self.handed, self.told = (self.rows.holder(total) for _ in range(3))
         self.fences: dict[int, Known] = {}
         self.passed_proxy = {space: np.zeros(total, np.int32) for space in proxies}
         self.now = 1
@@ -192,9 +192,17 @@ class VectorClock(Clock):
             self.rows.add_to(self.seen, lanes[group == n], rows[n])
         self.tick(lanes)
 
+    def tell(self, lanes: Array, row: Array) -> None:
+        """``lanes`` were told of ``row`` by a barrier that orders nothing; they see it after a fence."""
+        self.rows.add_to(self.told, lanes, row)
+
     def fence(self, lanes: Array, level: int) -> None:
-        """What flags said before is seen after; what was done before is handed over by flags after."""
+        """What flags and barriers said before is seen after; what was done before is handed over by flags after."""
         self.tick(lanes)
+        told = self.told.of[lanes]
+        for number in np.unique(told[told != 0]).tolist():
+            self.rows.add_to(self.seen, lanes[told == number], self.rows.table[number].copy())
+        self.told.of[lanes] = 0
         if self.pending:
             for lane in lanes.tolist():
                 for said, scope in self.pending.pop(lane, {}).values():

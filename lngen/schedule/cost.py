@@ -49,13 +49,15 @@ class Many(NamedTuple):
 
 
 # By bytes of an element. Besides: accesses of less than a line; the least block and the largest; rows, from BULK_ROW
-# bytes on, so short that late weights are near enough; clusters, whose start takes long.
+# bytes on, so short that late weights are near enough, or, where rows are many, that a warp has several, and weights
+# at once; clusters, whose start takes long.
 MANY_ROWS = {
     2: Many(48_000, 1.65, 0.11, 98, 0.41, 0, 0.245, 63, 0.235, 0.4),
     4: Many(42_000, 1.3, 0.78, 88, 0.5, 0.85, 0.5, 24, 0.45, 0.06),
 }
 LINE, BROKEN = 128, 0.31
 SMALL_BLOCK, MOST_BLOCK, SHORT_BYTES, MANY_CLUSTER = 64, 256, 1024, 1.0
+WARP_BLOCK, WARP_EACH = 32, 128  # of such a warp: threads of a block, bytes of a thread
 
 # Staged rows without column sums: bytes that the threads of a multiprocessor work on, bytes of a thread, and elements
 # of it at most, threads of a block (other numbers for some rows, for ragged ones and for clusters), and bytes on their
@@ -71,13 +73,13 @@ BULK_ROW, LONG_ROW = 512, 12 * 1024
 # many elements or there are some more. Endless rows of so many elements still go to registers.
 WIDE_ROW, WIDE_SOME, WIDE_ELEMENTS, PIECE, REGISTER_ELEMENTS = 32 * 1024, 24 * 1024, 12288, 16 * 1024, 16384
 
-# Staged rows that are claimed: of how many bytes they are; endless ones of more than how many elements, and of how many
-# bytes at most; bytes that the threads of a multiprocessor work on, at least two rows; threads of a row; stages;
-# elements of a thread and bytes on their way at most; and the weights of more row groups a block, of another number of
-# stages, and of too many bytes on their way.
-CLAIMED_ROW, CLAIMED_MOST, ENDLESS_ELEMENTS, ENDLESS_MOST = 7680, 32 * 1024, 4096, 16 * 1024
-CLAIMED_WORK, CLAIMED_THREADS, CLAIMED_STAGES = 37_000, 128, 3
-CLAIMED_ELEMENTS, CLAIMED_FLIGHT, CLAIMED_GROUP, CLAIMED_STAGE, CLAIMED_FULL = 96, 176 * 1024, 0.1, 0.3, 4.0
+# Staged rows that are claimed: of how many bytes they are; endless ones of more than how many elements; bytes that the
+# threads of a multiprocessor work on, at least two rows, but of long ones one; threads of a row, and of a long one;
+# bytes on their way and stages for them; elements of a thread at most, if somebody works while it waits; and the
+# weights of more row groups a block, of another number of stages, and of too many bytes on their way.
+CLAIMED_ROW, CLAIMED_MOST, CLAIMED_LONG, ENDLESS_ELEMENTS = 7680, 64 * 1024, 32 * 1024, 4096
+CLAIMED_WORK, CLAIMED_THREADS, CLAIMED_BLOCK, CLAIMED_WAY, CLAIMED_STAGES = 37_000, 128, 256, 128 * 1024, (2, 4)
+CLAIMED_ELEMENTS, CLAIMED_FLIGHT, CLAIMED_GROUP, CLAIMED_STAGE, CLAIMED_FULL = 96, 200 * 1024, 0.1, 0.3, 4.0
 
 
 def cost(s: Schedule, p: Problem, there: int) -> tuple[float, ...]:
@@ -92,15 +94,16 @@ def _rows_cost(s: Schedule, p: Problem, idle: float, there: int) -> tuple[float,
     """Rows that all fit shared memory are asked for at once, and wide ones ahead; others wait in registers."""
     row, few = row_bytes(p), there <= EACH
     if s.claim:
-        # There is somebody to work while a row group waits, and nobody to wait for weights.
-        busy = s.resident * s.rows > 1 and (s.keep or not p.column_sizes) and slots(s, p) * p.chunk <= CLAIMED_ELEMENTS
+        # There is somebody to work while a row group waits, if rows are not long; nobody waits for weights.
+        busy = row >= CLAIMED_LONG or (s.resident * s.rows > 1 and slots(s, p) * p.chunk <= CLAIMED_ELEMENTS)
+        busy = busy and (s.keep or not p.column_sizes)
         return (-1 if busy and _worth_claiming(s, p, row, there) else 4, *_claimed_cost(s, p, row))
     wide = row > WIDE_ROW and not (there > MANY and p.d <= REGISTER_ELEMENTS)
     staged = not few and (wide or (row >= BULK_ROW and there <= (STAGE if row >= LONG_ROW else HALF)))
     order = {"ragged": 0, "bulk": 0 if staged else 1, "registers": 1 if staged else 0, "async": 2}[s.form]
     each = slots(s, p) * p.chunk * row / p.d
     if s.form == "registers":
-        shortcomings = _few_cost(s, p, each, there) if few else _many_cost(s, p, each)
+        shortcomings = _few_cost(s, p, each, there) if few else _many_cost(s, p, each, there)
         return (order, round(shortcomings + IDLE * off(idle, 1), 6))
     return (order, *_staged_cost(s, p, each, there))
 
@@ -108,25 +111,28 @@ def _rows_cost(s: Schedule, p: Problem, idle: float, there: int) -> tuple[float,
 def _worth_claiming(s: Schedule, p: Problem, row: int, there: int) -> bool:
     """True if rows of so many bytes are claimed rather than shared out: long ones of which there are many rounds.
 
-    Of endless rows in registers, blocks come and go in as good an order; only of some is the wait for them longer.
+    Of endless rows in registers, blocks come and go in as good an order; only of long ones is the wait for them longer.
     """
-    if there > MANY and s.form == "bulk" and not (p.d > ENDLESS_ELEMENTS and row <= ENDLESS_MOST):
+    if there > MANY and s.form == "bulk" and p.d <= ENDLESS_ELEMENTS:
         return False
     return there > (STAGE if p.d >= WIDE_ELEMENTS else HALF) and CLAIMED_ROW <= row <= CLAIMED_MOST
 
 
 def _claimed_cost(s: Schedule, p: Problem, row: int) -> tuple[float, ...]:
-    """Rows of so many bytes in shared memory that are claimed: two or more blocks a multiprocessor, three stages."""
-    work = s.resident * s.rows * row
-    threads = max(CLAIMED_THREADS, power(p.d / STAGED_ELEMENTS))
+    """Rows of so many bytes in shared memory that are claimed: two or more at a time, or one if they are long."""
+    work, long = s.resident * s.rows * row, row >= CLAIMED_LONG
+    threads = CLAIMED_BLOCK if long else max(CLAIMED_THREADS, power(p.d / STAGED_ELEMENTS))
+    least, most = CLAIMED_STAGES
+    alone = s.resident * s.rows == 1
+    stages = 3 if s.form == "ragged" else max(least + alone, min(most, round(CLAIMED_WAY / work)))
     shortcomings = (
-        WORK_SIZE * off(work, max(CLAIMED_WORK, 2 * row))
+        WORK_SIZE * off(work, row if long else max(CLAIMED_WORK, 2 * row))
         + STAGED_THREADS_SIZE * off(s.threads, threads)
         + CLAIMED_GROUP * (s.rows - 1)
-        + CLAIMED_STAGE * abs(s.stages - CLAIMED_STAGES)
+        + CLAIMED_STAGE * abs(s.stages - stages)
         + CLAIMED_FULL * max(0.0, math.log2(s.stages * work / CLAIMED_FLIGHT))
     )
-    return (not s.keep, s.form == "bulk" and s.bulk_store, round(shortcomings, 6))
+    return (not s.keep, s.form == "bulk" and s.bulk_store, round(shortcomings, 6), not s.hold)
 
 
 def _few_cost(s: Schedule, p: Problem, each: float, there: int) -> float:
@@ -143,7 +149,7 @@ def _few_cost(s: Schedule, p: Problem, each: float, there: int) -> float:
     )
 
 
-def _many_cost(s: Schedule, p: Problem, each: float) -> float:
+def _many_cost(s: Schedule, p: Problem, each: float, there: int) -> float:
     """Rows in registers, ``each`` bytes a thread: the blocks that come and go keep enough bytes on their way."""
     row = row_bytes(p)
     short = BULK_ROW <= row <= SHORT_BYTES
@@ -153,12 +159,15 @@ def _many_cost(s: Schedule, p: Problem, each: float) -> float:
     together = s.threads * min(s.vec, p.chunk) * row / p.d  # bytes of neighbouring threads' accesses
     block = want.block * (row / 8192) ** want.growth * 2 ** (want.even * (row == power(row)))
     block = max(SMALL_BLOCK, min(MOST_BLOCK, block))
+    best = want.each
+    if there >= MANY and BULK_ROW <= row <= SHORT_BYTES * (2 if there > MANY else 1):
+        block, best, short = WARP_BLOCK, WARP_EACH, False
     return (
         want.few * max(0.0, math.log2(want.way / way))
         + want.much * max(0.0, math.log2(way / want.way))
         + BROKEN * max(0.0, math.log2(min(LINE, each * s.threads) / together)) ** 2
         + want.block_size * off(s.block, block)
-        + want.each_size * off(each, want.each)
+        + want.each_size * off(each, best)
         + want.late * (bool(p.column_sizes) and not s.keep and not short)
         + MANY_CLUSTER * off(s.cluster, 1)
     )
@@ -178,7 +187,10 @@ def _staged_cost(s: Schedule, p: Problem, each: float, there: int) -> tuple[floa
     flight = (FLIGHT_SHARED if wide else FLIGHT) + ALONE * part * (s.resident * s.rows == 1)
     ragged = s.form == "ragged"
     some = there <= SOME
-    block = RAGGED_BLOCK if ragged else SHARED_BLOCK if wide else SOME_BLOCK if some else STAGED_BLOCK
+    # Of few very long rows of two bytes an element, blocks of one row group each gain over two in one.
+    apart = some and row > WIDE_ROW and min((*p.input_sizes, 4)) == 2
+    shared = wide and not apart
+    block = RAGGED_BLOCK if ragged else SHARED_BLOCK if shared else SOME_BLOCK if some else STAGED_BLOCK
     shortcomings = (
         WORK_SIZE * off(s.resident * s.block * each, min(WORK, there * THREADS))
         + (RAGGED_THREADS_SIZE if ragged else STAGED_THREADS_SIZE) * off(s.threads, threads)

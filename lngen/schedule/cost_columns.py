@@ -34,7 +34,7 @@ class Columns(NamedTuple):
 # for tiny ones;
 # elements of a thread up to which the next row is asked for early.
 COLUMN_ROWS = {
-    2: Columns(768, 255, HALF, 96 * 1024, 3, 1, 1536),
+    2: Columns(512, 255, HALF, 96 * 1024, 3, 1, 1536),
     4: Columns(512, 512, LEAST, 112 * 1024, 4, 0, 768),
     8: Columns(2048, 255, LEAST, 112 * 1024, 4, 0, 768),
 }
@@ -44,7 +44,7 @@ FEW_ROW, FEW_BLOCK, TINY_ROW, TINY_BLOCK, PREFETCHED = 1024, 256, 255, 1024, 16
 # elements; for rows up to ALONE_ROW that a block works on one by one; the weight of another size than the best, to that
 # of a stage; elements of a thread at most if rows are endless; bytes of a stage, few of which fill shared memory.
 SHORT_BLOCK, LONG_BLOCK, THIN_ROW, SHORT_ROW, ALONE_BLOCK, ALONE_ROW = 512, 256, 512, 1536, 128, 6144
-COLUMN_BLOCK_SIZE, ENDLESS_EACH, FULL_STAGE = 1.2, 32, 48 * 1024
+COLUMN_BLOCK_SIZE, ENDLESS_EACH, FULL_STAGE, LONG_ROW = 1.2, 32, 48 * 1024, 4096
 
 
 def columns_cost(s: Schedule, p: Problem, idle: float, there: int) -> tuple[float, ...]:
@@ -64,9 +64,11 @@ def columns_cost(s: Schedule, p: Problem, idle: float, there: int) -> tuple[floa
         off(s.block, block) + (max(0, each - ENDLESS_EACH) if endless else 0)
     )
     hold = size == 2 or (s.cluster == 1 and (endless or _stage(s, p, p.groups) < FULL_STAGE))
+    # Endless rows that leave no registers to be held leave in bulk, if they are long.
+    bulk = s.form == "bulk" and endless and size == 2 and s.cluster == 1 and not s.hold and p.d > LONG_ROW
     return (
         order, off(s.cluster, p.cluster), s.resident, s.one_launch, not s.keep, round(shortcomings, 3),
-        s.hold != hold, s.bulk_store, round(idle, 3),
+        s.hold != hold, s.bulk_store != bulk, round(idle, 3),
     )  # fmt: skip
 
 
