@@ -57,7 +57,7 @@ MANY_ROWS = {
 }
 LINE, BROKEN = 128, 0.31
 SMALL_BLOCK, MOST_BLOCK, SHORT_BYTES, MANY_CLUSTER = 64, 256, 1024, 1.0
-WARP_BLOCK, WARP_EACH = 32, 128  # of such a warp: threads of a block, bytes of a thread
+WARP_ELEMENTS, WARP_BLOCK, WARP_EACH = 512, 32, 128  # of such a warp: elements of a row, threads, bytes of a thread
 
 # Staged rows without column sums: bytes that the threads of a multiprocessor work on, bytes of a thread, and elements
 # of it at most, threads of a block (other numbers for some rows, for ragged ones and for clusters), and bytes on their
@@ -160,7 +160,7 @@ def _many_cost(s: Schedule, p: Problem, each: float, there: int) -> float:
     block = want.block * (row / 8192) ** want.growth * 2 ** (want.even * (row == power(row)))
     block = max(SMALL_BLOCK, min(MOST_BLOCK, block))
     best = want.each
-    if there >= MANY and BULK_ROW <= row <= SHORT_BYTES * (2 if there > MANY else 1):
+    if there >= MANY and row >= BULK_ROW and p.d <= WARP_ELEMENTS:
         block, best, short = WARP_BLOCK, WARP_EACH, False
     return (
         want.few * max(0.0, math.log2(want.way / way))
