@@ -434,7 +434,10 @@ def test_column_orders_are_a_function_of_d_and_dtype() -> None:
     assert found(4096, "bf16") == (2, 126, 16)
     # More sums of a few long rows left no room for the rows.
     assert (found(2560, "bf16"), found(2561, "bf16")) == ((4, 126, 16), (2, 126, 16))
-    assert (found(5120, "bf16"), found(5121, "bf16")) == ((2, 126, 16), (1, 126, 16))
+    assert (found(4097, "bf16"), found(5121, "bf16")) == ((2, 126, 16), (1, 126, 16))
+    # The longest of which one block would hold two are for two blocks.
+    assert found(4104, "bf16") == found(5120, "f16") == (4, 66, 16)
+    assert found(5120, "bf16", "none") == (2, 126, 16)
     # Rows side by side of more than 24 KiB left no room for their stages.
     assert (found(1536), found(1537), found(3072), found(3073)) == (
         (4, 126, 16), (2, 126, 16), (2, 126, 16), (1, 126, 16),

@@ -18,8 +18,11 @@ SIDE_BYTES = 24 * 1024
 
 # Longer rows that blocks meet over once are better shared by clusters of so many: with short pieces of several rows
 # side by side, few clusters leave few partial rows behind. So are rows of more bytes than a block works on. Still
-# longer ones are better shared by larger clusters, if their elements have two bytes.
+# longer ones are better shared by larger clusters, if their elements have two bytes. Of such, some that are shorter are
+# better shared by two blocks: the longest of which one would hold the sums of two rows side by side, of whole chunks,
+# without which there are no clusters.
 LONG_ROW, LONG_CLUSTER = {4: 7168, 8: 3584}, 4
+PAIR_ROW, PAIR_CLUSTER = 4096, 2
 LONGER_ROW, LONGER_CLUSTER = 10240, 8
 
 # How many blocks, or clusters of 2, 4, 8, ... blocks where a row's sums are more than one can hold, share the rows:
@@ -132,7 +135,13 @@ def sharers(graph: Graph, d: int) -> int:
     size, element, least = max(sum_size(graph), 4), element_size(graph), 1
     if _meets_once(graph) and (d > LONG_ROW[size] or d * element > SIDE_BYTES):
         least = LONGER_CLUSTER if d > LONGER_ROW and element == 2 else LONG_CLUSTER
+    elif _meets_once(graph) and _is_for_pairs(d, element, size):
+        least = PAIR_CLUSTER
     return max(least, _doublings(-(-d // HELD_PIECE[size])))
+
+
+def _is_for_pairs(d: int, element: int, size: int) -> bool:
+    return (element, size) == (2, 4) and d % (CHUNK_BYTES // element) == 0 and PAIR_ROW < d <= HELD_LONG[size] // 2
 
 
 def _meets_once(graph: Graph) -> bool:

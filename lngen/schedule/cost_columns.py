@@ -42,9 +42,10 @@ FEW_ROW, FEW_BLOCK, TINY_ROW, TINY_BLOCK, PREFETCHED = 1024, 256, 255, 1024, 16
 
 # Staged ones: threads of a block for short rows and for longer ones; for endless ones between THIN_ROW and SHORT_ROW
 # elements; for rows up to ALONE_ROW that a block works on one by one; the weight of another size than the best, to that
-# of a stage; elements of a thread at most if rows are endless; bytes of a stage, few of which fill shared memory.
+# of a stage; elements of a thread at most if rows are endless, and if clusters share them; bytes of a stage, few of
+# which fill shared memory.
 SHORT_BLOCK, LONG_BLOCK, THIN_ROW, SHORT_ROW, ALONE_BLOCK, ALONE_ROW = 512, 256, 512, 1536, 128, 6144
-COLUMN_BLOCK_SIZE, ENDLESS_EACH, FULL_STAGE, LONG_ROW = 1.2, 32, 48 * 1024, 4096
+COLUMN_BLOCK_SIZE, ENDLESS_EACH, SHARED_EACH, FULL_STAGE = 1.2, 32, 40, 48 * 1024
 
 
 def columns_cost(s: Schedule, p: Problem, idle: float, there: int) -> tuple[float, ...]:
@@ -59,16 +60,14 @@ def columns_cost(s: Schedule, p: Problem, idle: float, there: int) -> tuple[floa
         block = FEW_BLOCK if few else TINY_BLOCK if p.d <= TINY_ROW else SHORT_BLOCK
         layout = round(off(s.block, block) + off(idle, 1), 3)
         return (order, s.one_launch, s.resident, s.prefetch != prefetch, layout)
-    block = _columns_block(s, p, size, endless)
+    block, most = _columns_block(s, p, size, endless), SHARED_EACH if s.cluster > 1 else ENDLESS_EACH
     shortcomings = abs(s.stages - _columns_stages(s, p, size, there)) + COLUMN_BLOCK_SIZE * (
-        off(s.block, block) + (max(0, each - ENDLESS_EACH) if endless else 0)
+        off(s.block, block) + (max(0, each - most) if endless else 0)
     )
     hold = size == 2 or (s.cluster == 1 and (endless or _stage(s, p, p.groups) < FULL_STAGE))
-    # Endless rows that leave no registers to be held leave in bulk, if they are long.
-    bulk = s.form == "bulk" and endless and size == 2 and s.cluster == 1 and not s.hold and p.d > LONG_ROW
     return (
         order, off(s.cluster, p.cluster), s.resident, s.one_launch, not s.keep, round(shortcomings, 3),
-        s.hold != hold, s.bulk_store != bulk, round(idle, 3),
+        s.hold != hold, s.bulk_store, round(idle, 3),
     )  # fmt: skip
 
 
