@@ -104,16 +104,6 @@ __device__ __forceinline__ void early_word(uint4& w, const void* p)
         : "=r"(w.x), "=r"(w.y), "=r"(w.z), "=r"(w.w) : "l"(__cvta_generic_to_global(p)) : "memory");
 }
 
-// A number by itself, as early.
-template <typename T> __device__ __forceinline__ T early_number(const T* p)
-{
-    union { T number; unsigned short half; unsigned word; uint2 words; } there;
-    if constexpr (sizeof(T) == 2) early_word(there.half, p);
-    else if constexpr (sizeof(T) == 4) early_word(there.word, p);
-    else early_word(there.words, p);
-    return there.number;
-}
-
 // Bits that are known once the number is.
 template <typename T> __device__ __forceinline__ unsigned bits_of(T v)
 {
@@ -699,9 +689,10 @@ layernorm_bwd__bf16_d16384__t64_r4_v8_b1_bulk_s3_c8_keep__rows(
     const float d_size = 16384.0f;  // %d_size : f32[] = const {dtype=f32, value=16384.0}
     // The numbers of the first row, ahead of the rows: what is asked for behind these waits until they have come.
     float mean_next = {};
-    if (begin < rows) mean_next = early_number(&mean_ptr[begin + group < rows ? begin + group : rows - 1]);
+    if (begin < rows) mean_next = (mean_ptr[begin + group < rows ? begin + group : rows - 1]);
     float rstd_next = {};
-    if (begin < rows) rstd_next = early_number(&rstd_ptr[begin + group < rows ? begin + group : rows - 1]);
+    if (begin < rows) rstd_next = (rstd_ptr[begin + group < rows ? begin + group : rows - 1]);
+    asm volatile("" ::: "memory");
     bf16 gamma_kept[SLOTS][CHUNK];
     #pragma unroll
     for (int k = 0; k < SLOTS; ++k) {
@@ -759,9 +750,9 @@ layernorm_bwd__bf16_d16384__t64_r4_v8_b1_bulk_s3_c8_keep__rows(
         const long long row = first + group;
         const bool live = ROWS == 1 || row < rows;
         const float mean = mean_next;
-        mean_next = mean_ptr[row + step < rows ? row + step : rows - 1];
+        mean_next = (mean_ptr[row + step < rows ? row + step : rows - 1]);
         const float rstd = rstd_next;
-        rstd_next = rstd_ptr[row + step < rows ? row + step : rows - 1];
+        rstd_next = (rstd_ptr[row + step < rows ? row + step : rows - 1]);
         const bf16* dy_stage = reinterpret_cast<const bf16*>(at(stage, 0));
         const bf16* x_stage = reinterpret_cast<const bf16*>(at(stage, 4096));
         await(stage, parity);

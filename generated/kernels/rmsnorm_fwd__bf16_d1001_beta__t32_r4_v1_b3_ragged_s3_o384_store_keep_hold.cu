@@ -98,16 +98,6 @@ __device__ __forceinline__ void early_word(uint4& w, const void* p)
         : "=r"(w.x), "=r"(w.y), "=r"(w.z), "=r"(w.w) : "l"(__cvta_generic_to_global(p)) : "memory");
 }
 
-// A number by itself, as early.
-template <typename T> __device__ __forceinline__ T early_number(const T* p)
-{
-    union { T number; unsigned short half; unsigned word; uint2 words; } there;
-    if constexpr (sizeof(T) == 2) early_word(there.half, p);
-    else if constexpr (sizeof(T) == 4) early_word(there.word, p);
-    else early_word(there.words, p);
-    return there.number;
-}
-
 template <int BYTES> struct Word;
 template <> struct Word<2> { using type = unsigned short; };
 template <> struct Word<4> { using type = unsigned; };

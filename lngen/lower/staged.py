@@ -29,6 +29,8 @@ def staged(kernel: Kernel, graph: Graph, outputs: tuple[Value, ...], s: Schedule
         places=inputs,
         results=results,
         sections=sections(kernel, graph, s, p),
+        # The next row's numbers are asked for before this one is there. In clusters the compiler does better.
+        number="early_number" if kernel.row_inputs and not s.claim and not met_numbers(s, p) else "",
     )
 
 

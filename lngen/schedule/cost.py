@@ -73,11 +73,13 @@ BULK_ROW, LONG_ROW = 512, 12 * 1024
 # many elements or there are some more. Endless rows of so many elements still go to registers.
 WIDE_ROW, WIDE_SOME, WIDE_ELEMENTS, PIECE, REGISTER_ELEMENTS = 32 * 1024, 24 * 1024, 12288, 16 * 1024, 16384
 
-# Staged rows that are claimed: of how many bytes they are; endless ones of more than how many elements; bytes that the
+# Staged rows that are claimed: of how many bytes they are; endless ones of more than how many elements, but of so many
+# bytes, of which blocks that come and go keep as many on their way; bytes that the
 # threads of a multiprocessor work on, at least two rows, but of long ones one; threads of a row, and of a long one;
 # bytes on their way and stages for them; elements of a thread at most, if somebody works while it waits; and the
 # weights of more row groups a block, of another number of stages, and of too many bytes on their way.
 CLAIMED_ROW, CLAIMED_MOST, CLAIMED_LONG, ENDLESS_ELEMENTS = 7680, 64 * 1024, 32 * 1024, 4096
+ENDLESS_FROM, ENDLESS_TO = 16 * 1024, 28 * 1024
 CLAIMED_WORK, CLAIMED_THREADS, CLAIMED_BLOCK, CLAIMED_WAY, CLAIMED_STAGES = 37_000, 128, 256, 128 * 1024, (2, 4)
 CLAIMED_ELEMENTS, CLAIMED_FLIGHT, CLAIMED_GROUP, CLAIMED_STAGE, CLAIMED_FULL = 96, 200 * 1024, 0.1, 0.3, 4.0
 
@@ -113,7 +115,7 @@ def _worth_claiming(s: Schedule, p: Problem, row: int, there: int) -> bool:
 
     Of endless rows in registers, blocks come and go in as good an order; only of long ones is the wait for them longer.
     """
-    if there > MANY and s.form == "bulk" and p.d <= ENDLESS_ELEMENTS:
+    if there > MANY and s.form == "bulk" and (p.d <= ENDLESS_ELEMENTS or ENDLESS_FROM < row < ENDLESS_TO):
         return False
     return there > (STAGE if p.d >= WIDE_ELEMENTS else HALF) and CLAIMED_ROW <= row <= CLAIMED_MOST
 
