@@ -404,6 +404,18 @@ __device__ __forceinline__ void row_fold(
     }
 }
 
+// Acquires all memory, which empties the L1 cache. Rows with column sums are faster for it where they are many.
+__device__ __forceinline__ void wait_for_cluster(unsigned long long* barrier, unsigned parity)
+{
+    asm volatile(
+        "{\n"
+        ".reg .pred done;\n"
+        "again:\n"
+        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+        "@!done bra again;\n"
+        "}" :: "r"(shared_address(barrier)), "r"(parity) : "memory");
+}
+
 // Sends a number to a place in any block of the cluster, and its bytes to that block's barrier.
 __device__ __forceinline__ void send(real* place, real value, unsigned long long* barrier, int rank)
 {
@@ -414,29 +426,6 @@ __device__ __forceinline__ void send(real* place, real value, unsigned long long
     else
         asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];"
             :: "r"(to), "l"(__double_as_longlong(value)), "r"(at) : "memory");
-}
-
-__device__ __forceinline__ void wait_for_cluster(unsigned long long* barrier, unsigned parity)
-{
-    // What is handed over lies in shared memory: to acquire all memory would empty the L1 cache.
-#if __CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__ >= 1208
-    asm volatile(
-        "{\n"
-        ".reg .pred done;\n"
-        "again:\n"
-        "mbarrier.try_wait.parity.relaxed.cluster.shared::cta.b64 done, [%0], %1;\n"
-        "@!done bra again;\n"
-        "fence.acquire.sync_restrict::shared::cluster.cluster;\n"
-        "}" :: "r"(shared_address(barrier)), "r"(parity) : "memory");
-#else
-    asm volatile(
-        "{\n"
-        ".reg .pred done;\n"
-        "again:\n"
-        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
-        "@!done bra again;\n"
-        "}" :: "r"(shared_address(barrier)), "r"(parity) : "memory");
-#endif
 }
 
 // Row sums of rows that the blocks of a cluster share: every block gets the sums of all segments, and adds them left to
@@ -689,9 +678,9 @@ layernorm_bwd__bf16_d16384__t64_r4_v8_b1_bulk_s3_c8_keep__rows(
     const float d_size = 16384.0f;  // %d_size : f32[] = const {dtype=f32, value=16384.0}
     // The numbers of the first row, ahead of the rows: what is asked for behind these waits until they have come.
     float mean_next = {};
-    if (begin < rows) mean_next = (mean_ptr[begin + group < rows ? begin + group : rows - 1]);
+    if (begin < rows) mean_next = mean_ptr[begin + group < rows ? begin + group : rows - 1];
     float rstd_next = {};
-    if (begin < rows) rstd_next = (rstd_ptr[begin + group < rows ? begin + group : rows - 1]);
+    if (begin < rows) rstd_next = rstd_ptr[begin + group < rows ? begin + group : rows - 1];
     asm volatile("" ::: "memory");
     bf16 gamma_kept[SLOTS][CHUNK];
     #pragma unroll
@@ -750,9 +739,9 @@ layernorm_bwd__bf16_d16384__t64_r4_v8_b1_bulk_s3_c8_keep__rows(
         const long long row = first + group;
         const bool live = ROWS == 1 || row < rows;
         const float mean = mean_next;
-        mean_next = (mean_ptr[row + step < rows ? row + step : rows - 1]);
+        mean_next = mean_ptr[row + step < rows ? row + step : rows - 1];
         const float rstd = rstd_next;
-        rstd_next = (rstd_ptr[row + step < rows ? row + step : rows - 1]);
+        rstd_next = rstd_ptr[row + step < rows ? row + step : rows - 1];
         const bf16* dy_stage = reinterpret_cast<const bf16*>(at(stage, 0));
         const bf16* x_stage = reinterpret_cast<const bf16*>(at(stage, 4096));
         await(stage, parity);

@@ -100,12 +100,12 @@ __device__ __forceinline__ void early_word(uint4& w, const void* p)
 }
 
 // A number by itself, as early.
-template <typename T> __device__ __forceinline__ T early_number(const T& at)
+template <typename T> __device__ __forceinline__ T early_number(const T* p)
 {
     union { T number; unsigned short half; unsigned word; uint2 words; } there;
-    if constexpr (sizeof(T) == 2) early_word(there.half, &at);
-    else if constexpr (sizeof(T) == 4) early_word(there.word, &at);
-    else early_word(there.words, &at);
+    if constexpr (sizeof(T) == 2) early_word(there.half, p);
+    else if constexpr (sizeof(T) == 4) early_word(there.word, p);
+    else early_word(there.words, p);
     return there.number;
 }
 
@@ -607,12 +607,13 @@ layernorm_bwd__f16_d8192__t256_r1_v8_b1_bulk_s3_keep__rows(
     wait_for_previous_kernel();
     let_next_kernel_begin();
     const float d_size = 8192.0f;  // %d_size : f32[] = const {dtype=f32, value=8192.0}
-    // The numbers of the first row, ahead of the rows: what is asked for behind these waits until they have come.
+    // The numbers of the first row, ahead of the rows: what is asked for behind these waits until they have come. The compiler
+    // leaves the loads of a tensor where they are written once its address has gone to an instruction it does not know: those
+    // of the next row's numbers are to be under way while this row is waited for.
     float mean_next = {};
-    if (begin < rows) mean_next = early_number(mean_ptr[begin + group < rows ? begin + group : rows - 1]);
+    if (begin < rows) mean_next = early_number(&mean_ptr[begin + group < rows ? begin + group : rows - 1]);
     float rstd_next = {};
-    if (begin < rows) rstd_next = early_number(rstd_ptr[begin + group < rows ? begin + group : rows - 1]);
-    asm volatile("" ::: "memory");
+    if (begin < rows) rstd_next = early_number(&rstd_ptr[begin + group < rows ? begin + group : rows - 1]);
     f16 gamma_kept[SLOTS][CHUNK];
     #pragma unroll
     for (int k = 0; k < SLOTS; ++k) {
@@ -678,9 +679,9 @@ layernorm_bwd__f16_d8192__t256_r1_v8_b1_bulk_s3_keep__rows(
         const long long row = first + group;
         const bool live = ROWS == 1 || row < rows;
         const float mean = mean_next;
-        mean_next = early_number(mean_ptr[row + step < rows ? row + step : rows - 1]);
+        mean_next = mean_ptr[row + step < rows ? row + step : rows - 1];
         const float rstd = rstd_next;
-        rstd_next = early_number(rstd_ptr[row + step < rows ? row + step : rows - 1]);
+        rstd_next = rstd_ptr[row + step < rows ? row + step : rows - 1];
         const f16* dy_stage = reinterpret_cast<const f16*>(at(stage, 0));
         const f16* x_stage = reinterpret_cast<const f16*>(at(stage, 16384));
         await(stage, parity);

@@ -364,18 +364,6 @@ __device__ __forceinline__ void row_fold(
     }
 }
 
-// Sends a number to a place in any block of the cluster, and its bytes to that block's barrier.
-__device__ __forceinline__ void send(real* place, real value, unsigned long long* barrier, int rank)
-{
-    const unsigned to = remote_address(place, rank), at = remote_address(barrier, rank);
-    if constexpr (sizeof(real) == 4)
-        asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];"
-            :: "r"(to), "r"(__float_as_uint(value)), "r"(at) : "memory");
-    else
-        asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];"
-            :: "r"(to), "l"(__double_as_longlong(value)), "r"(at) : "memory");
-}
-
 __device__ __forceinline__ void wait_for_cluster(unsigned long long* barrier, unsigned parity)
 {
     // What is handed over lies in shared memory: to acquire all memory would empty the L1 cache.
@@ -397,6 +385,18 @@ __device__ __forceinline__ void wait_for_cluster(unsigned long long* barrier, un
         "@!done bra again;\n"
         "}" :: "r"(shared_address(barrier)), "r"(parity) : "memory");
 #endif
+}
+
+// Sends a number to a place in any block of the cluster, and its bytes to that block's barrier.
+__device__ __forceinline__ void send(real* place, real value, unsigned long long* barrier, int rank)
+{
+    const unsigned to = remote_address(place, rank), at = remote_address(barrier, rank);
+    if constexpr (sizeof(real) == 4)
+        asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];"
+            :: "r"(to), "r"(__float_as_uint(value)), "r"(at) : "memory");
+    else
+        asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];"
+            :: "r"(to), "l"(__double_as_longlong(value)), "r"(at) : "memory");
 }
 
 // Row sums of rows that the blocks of a cluster share: every block gets the sums of all segments, and adds them left to

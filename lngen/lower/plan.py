@@ -116,8 +116,7 @@ class Kernel:
 
     And in C: ``owner``, a block's or cluster's place among those that share the rows; ``first_column``, where a
     block's piece of a row starts, and ``start``, the name of that; ``length``, its elements; ``bound``, the columns
-    loads and stores look out for; ``writer``, true for the one thread that stores the numbers of a row; ``number``, the
-    function that loads a number of a row ahead of time, none to leave it to the compiler when.
+    loads and stores look out for; ``writer``, true for the one thread that stores the numbers of a row.
     """
 
     name: str
@@ -155,7 +154,6 @@ class Kernel:
     length: str = "D"
     bound: str = "D"
     writer: str = "live && lane == 0"
-    number: str = ""
 
     @property
     def declarations(self) -> tuple[str, ...]:

@@ -29,8 +29,6 @@ def staged(kernel: Kernel, graph: Graph, outputs: tuple[Value, ...], s: Schedule
         places=inputs,
         results=results,
         sections=sections(kernel, graph, s, p),
-        # The next row's numbers are asked for before this one is there. In clusters the compiler does better.
-        number="early_number" if kernel.row_inputs and not s.claim and not met_numbers(s, p) else "",
     )
 
 
@@ -92,7 +90,8 @@ def sections(kernel: Kernel, graph: Graph, s: Schedule, p: Problem) -> Sections:
     return Sections(
         setup=files(*setup[s.form]),
         held=(
-            *files(*["_first_numbers"] * numbers),
+            # In clusters the compiler places the loads of numbers better than they are written.
+            *files(*["_first_numbers" if meets else "_first_numbers_early"] * numbers),
             *columns * (not later),
             *files(*["_held_sums"] * bool(p.column_sums)),
         ),
