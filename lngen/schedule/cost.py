@@ -76,11 +76,13 @@ WIDE_ROW, WIDE_SOME, WIDE_ELEMENTS, PIECE, REGISTER_ELEMENTS = 32 * 1024, 24 * 1
 # Staged rows that are claimed: of how many bytes they are; endless ones of more than how many elements, but of so many
 # bytes, of which blocks that come and go keep as many on their way; bytes that the
 # threads of a multiprocessor work on, at least two rows, but of long ones one; threads of a row, and of a long one;
-# bytes on their way and stages for them; elements of a thread at most, if somebody works while it waits; and the
-# weights of more row groups a block, of another number of stages, and of too many bytes on their way.
+# stages, and for rows from how many bytes on they follow from the bytes on their way, and lie between which; elements
+# of a thread at most, if somebody works while it waits; and the weights of more row groups a block, of another number
+# of stages, and of too many bytes on their way.
 CLAIMED_ROW, CLAIMED_MOST, CLAIMED_LONG, ENDLESS_ELEMENTS = 7680, 64 * 1024, 32 * 1024, 4096
 ENDLESS_FROM, ENDLESS_TO = 16 * 1024, 28 * 1024
-CLAIMED_WORK, CLAIMED_THREADS, CLAIMED_BLOCK, CLAIMED_WAY, CLAIMED_STAGES = 37_000, 128, 256, 128 * 1024, (2, 4)
+CLAIMED_WORK, CLAIMED_THREADS, CLAIMED_BLOCK, CLAIMED_STAGES = 37_000, 128, 256, 3
+CLAIMED_DEEP, CLAIMED_WAY, DEEP_STAGES = 16 * 1024, 128 * 1024, (2, 4)
 CLAIMED_ELEMENTS, CLAIMED_FLIGHT, CLAIMED_GROUP, CLAIMED_STAGE, CLAIMED_FULL = 96, 200 * 1024, 0.1, 0.3, 4.0
 
 
@@ -124,9 +126,10 @@ def _claimed_cost(s: Schedule, p: Problem, row: int) -> tuple[float, ...]:
     """Rows of so many bytes in shared memory that are claimed: two or more at a time, or one if they are long."""
     work, long = s.resident * s.rows * row, row >= CLAIMED_LONG
     threads = CLAIMED_BLOCK if long else max(CLAIMED_THREADS, power(p.d / STAGED_ELEMENTS))
-    least, most = CLAIMED_STAGES
+    least, most = DEEP_STAGES
     alone = s.resident * s.rows == 1
-    stages = 3 if s.form == "ragged" else max(least + alone, min(most, round(CLAIMED_WAY / work)))
+    deep = s.form == "bulk" and row >= CLAIMED_DEEP
+    stages = max(least + alone, min(most, round(CLAIMED_WAY / work))) if deep else CLAIMED_STAGES
     shortcomings = (
         WORK_SIZE * off(work, row if long else max(CLAIMED_WORK, 2 * row))
         + STAGED_THREADS_SIZE * off(s.threads, threads)

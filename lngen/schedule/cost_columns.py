@@ -43,9 +43,9 @@ FEW_ROW, FEW_BLOCK, TINY_ROW, TINY_BLOCK, PREFETCHED = 1024, 256, 255, 1024, 16
 # Staged ones: threads of a block for short rows and for longer ones; for endless ones between THIN_ROW and SHORT_ROW
 # elements; for rows up to ALONE_ROW that a block works on one by one; the weight of another size than the best, to that
 # of a stage; elements of a thread at most if rows are endless, and if clusters share them; bytes of a stage, few of
-# which fill shared memory.
+# which fill shared memory, and of one of which endless rows have one more.
 SHORT_BLOCK, LONG_BLOCK, THIN_ROW, SHORT_ROW, ALONE_BLOCK, ALONE_ROW = 512, 256, 512, 1536, 128, 6144
-COLUMN_BLOCK_SIZE, ENDLESS_EACH, SHARED_EACH, FULL_STAGE = 1.2, 32, 40, 48 * 1024
+COLUMN_BLOCK_SIZE, ENDLESS_EACH, SHARED_EACH, FULL_STAGE, DEEP_STAGE = 1.2, 32, 40, 48 * 1024, 32 * 1024
 
 
 def columns_cost(s: Schedule, p: Problem, idle: float, there: int) -> tuple[float, ...]:
@@ -99,5 +99,6 @@ def _columns_stages(s: Schedule, p: Problem, size: int, there: int) -> int:
     if endless and stage >= FULL_STAGE and not (alone or shared):
         return 2
     wanted = min(ahead, 3 if s.form == "ragged" else want.most) + want.alone * alone
-    more = endless and shared and size == 2 and stage < FULL_STAGE
+    deep = stage <= DEEP_STAGE if shared else not alone and p.d > SHORT_ROW and stage == DEEP_STAGE
+    more = endless and size == 2 and deep and s.form != "ragged"
     return min(4, max(3 if alone or shared else 2, wanted) + more)
