@@ -236,6 +236,26 @@ def test_what_is_needed_first_is_asked_for_first(text: str) -> None:
     assert all(ask in behind and ask not in before for ask in later)
 
 
+def test_what_clusters_ask_for_and_wait_for() -> None:
+    """Rows that clusters share leave loads of numbers to the compiler; without column sums L1 need not be emptied."""
+    back = emit(lower(*_shared("layernorm.bwd:d=8192,dtype=bf16", "threads=64,rows=4,stages=3,cluster=4")))
+    first = back.index("mean_next = mean_ptr[begin + group")
+    assert first < back.index("true>(gamma_kept[k]") < back.index("fetch(s, begin + s * step);")
+    assert "early_number" not in back
+    assert "try_wait.parity.acquire.cluster" in back
+    assert "sync_restrict" not in back
+    forward = emit(
+        lower(*_shared("layernorm.fwd:d=32768,dtype=bf16", "threads=128,rows=1,stages=3,cluster=4,owners=30"))
+    )
+    restricted = "try_wait.parity.relaxed.cluster", "fence.acquire.sync_restrict::shared::cluster.cluster"
+    assert all(part in forward for part in restricted)
+
+
+def _shared(text: str, schedule: str) -> tuple[Spec, Schedule]:
+    spec = parse_spec(text)
+    return spec, _widest(spec, f"form=bulk,keep=yes,{schedule}")
+
+
 @pytest.mark.parametrize(
     ("text", "schedule", "widened"),
     [

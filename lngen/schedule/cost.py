@@ -73,12 +73,11 @@ BULK_ROW, LONG_ROW = 512, 12 * 1024
 # many elements or there are some more. Endless rows of so many elements still go to registers.
 WIDE_ROW, WIDE_SOME, WIDE_ELEMENTS, PIECE, REGISTER_ELEMENTS = 32 * 1024, 24 * 1024, 12288, 16 * 1024, 16384
 
-# Staged rows that are claimed: of how many bytes they are; endless ones of more than how many elements, but of so many
-# bytes, of which blocks that come and go keep as many on their way; bytes that the
-# threads of a multiprocessor work on, at least two rows, but of long ones one; threads of a row, and of a long one;
-# stages, and for rows from how many bytes on they follow from the bytes on their way, and lie between which; elements
-# of a thread at most, if somebody works while it waits; and the weights of more row groups a block, of another number
-# of stages, and of too many bytes on their way.
+# Staged rows that are claimed: of how many bytes they are; endless ones of more than how many elements, but those of
+# so many bytes, of which blocks that come and go do as well; bytes that the threads of a multiprocessor work on, at
+# least two rows, but of long ones one; threads of a row, and of a long one; stages, and for rows from how many bytes on
+# they follow from the bytes on their way, and lie between which; elements of a thread at most, if somebody works while
+# it waits; and the weights of more row groups a block, of another number of stages, and of too many bytes on their way.
 CLAIMED_ROW, CLAIMED_MOST, CLAIMED_LONG, ENDLESS_ELEMENTS = 7680, 64 * 1024, 32 * 1024, 4096
 ENDLESS_FROM, ENDLESS_TO = 16 * 1024, 28 * 1024
 CLAIMED_WORK, CLAIMED_THREADS, CLAIMED_BLOCK, CLAIMED_STAGES = 37_000, 128, 256, 3
