@@ -69,9 +69,11 @@ STAGED_BLOCK, SOME_BLOCK, RAGGED_BLOCK, SHARED_BLOCK, STAGED_BLOCK_SIZE = 331, 1
 FLIGHT, FLIGHT_SHARED, FLIGHT_SIZE, ALONE, TWO_STAGES = 88_000, 84_000, 2.35, 1.32, 0.85
 BULK_ROW, LONG_ROW = 512, 12 * 1024
 
-# A row of more bytes is shared by a cluster, of which each block takes so many; a somewhat shorter one, too, if it has
-# many elements or there are some more. Endless rows of so many elements still go to registers.
-WIDE_ROW, WIDE_SOME, WIDE_ELEMENTS, PIECE, REGISTER_ELEMENTS = 32 * 1024, 24 * 1024, 12288, 16 * 1024, 16384
+# A row of more bytes is shared by a cluster; a somewhat shorter one, too, if it has many elements or there are some
+# more. Endless rows of so many elements still go to registers. Bytes that a block of a cluster takes, as long as
+# clusters are not the largest, and so many that two blocks share a multiprocessor better.
+WIDE_ROW, WIDE_SOME, WIDE_ELEMENTS, REGISTER_ELEMENTS = 32 * 1024, 24 * 1024, 12288, 16384
+PIECE, PAIR_PIECE = 16 * 1024, 32 * 1024
 
 # Staged rows that are claimed: of how many bytes they are; endless ones of more than how many elements, but those of
 # so many bytes, of which blocks that come and go do as well; bytes that the threads of a multiprocessor work on, at
@@ -188,18 +190,21 @@ def _staged_cost(s: Schedule, p: Problem, each: float, there: int) -> tuple[floa
         min(power(part / min(there, STAGED_EACH)), STAGED_THREADS),
         power(p.d / cluster / min(there / 2, STAGED_ELEMENTS)),
     )
+    ragged, some = s.form == "ragged", there <= SOME
+    # Of few very long rows of two bytes an element, and of pieces so large that two stages of two fill half of the
+    # shared memory, blocks of one row group each gain over two in one, and over more stages.
+    few = some and row > WIDE_ROW and min((*p.input_sizes, 4)) == 2
+    pair = part == PAIR_PIECE and not some
+    small = SOME_BLOCK if pair or some else STAGED_BLOCK
+    block = RAGGED_BLOCK if ragged else SHARED_BLOCK if wide and not (few or pair) else small
+    work = 2 * part if pair else min(WORK, there * THREADS)
     flight = (FLIGHT_SHARED if wide else FLIGHT) + ALONE * part * (s.resident * s.rows == 1)
-    ragged = s.form == "ragged"
-    some = there <= SOME
-    # Of few very long rows of two bytes an element, blocks of one row group each gain over two in one.
-    apart = some and row > WIDE_ROW and min((*p.input_sizes, 4)) == 2
-    shared = wide and not apart
-    block = RAGGED_BLOCK if ragged else SHARED_BLOCK if shared else SOME_BLOCK if some else STAGED_BLOCK
+    flight = 4 * part if pair else flight
     shortcomings = (
-        WORK_SIZE * off(s.resident * s.block * each, min(WORK, there * THREADS))
+        WORK_SIZE * off(s.resident * s.block * each, work)
         + (RAGGED_THREADS_SIZE if ragged else STAGED_THREADS_SIZE) * off(s.threads, threads)
         + STAGED_BLOCK_SIZE * off(s.block, max(threads, block))
         + FLIGHT_SIZE * off(s.resident * s.rows * s.stages * part, flight)
-        + TWO_STAGES * (s.stages == 2)
+        + TWO_STAGES * (s.stages == 2 and not pair)
     )
     return (off(s.cluster, cluster), not s.keep, not s.hold, s.bulk_store, round(shortcomings, 6), s.resident)
