@@ -210,25 +210,25 @@ def test_partial_rows_stay_in_l2(schedule: str) -> None:
 
 
 ASKED = {  # what is asked for before the first rows, and behind them
-    "layernorm.bwd:d=7168,dtype=bf16": (("mean_next = early_number(&mean_ptr[begin", "true>(gamma_kept[k]"), ()),
+    "layernorm.bwd:d=7168,dtype=bf16": (("mean_next = first_number(&mean_ptr[begin", "true>(gamma_kept[k]"), ()),
     "layernorm.fwd:d=7168,dtype=bf16": (("true>(gamma_kept[k]", "true>(beta_kept[k]"), ()),
     "layernorm.fwd:d=7168,dtype=f32": ((), ("true>(gamma_kept[k]", "true>(beta_kept[k]")),
     "layernorm.fwd:d=7168,dtype=bf16,weight=f32": ((), ("true>(gamma_kept[k]",)),
 }
 
 
-def _widest(spec: Spec, schedule: str) -> Schedule:
-    """``schedule`` with the widest accesses."""
-    return replace(parse_schedule(schedule, BASE), vec=problem(spec.graph(), spec.d).run)
+def _source(text: str, schedule: str) -> str:
+    """The CUDA text of a staged kernel that keeps its weights, with the widest accesses."""
+    spec = parse_spec(text)
+    parsed = parse_schedule(f"form=bulk,keep=yes,{schedule}", BASE)
+    return emit(lower(spec, replace(parsed, vec=problem(spec.graph(), spec.d).run)))
 
 
 @pytest.mark.parametrize("text", ASKED)
 def test_what_is_needed_first_is_asked_for_first(text: str) -> None:
     """Memory answers in order: what comes behind the rows waits for all of them."""
-    spec = parse_spec(text)
     owners = "" if text.startswith("layernorm.bwd") else ",owners=132"
-    schedule = f"form=bulk,threads=256,rows=1,stages=3,keep=yes,hold=yes{owners}"
-    source = emit(lower(spec, _widest(spec, schedule)))
+    source = _source(text, f"threads=256,rows=1,stages=3,hold=yes{owners}")
     before, behind = source.split("for (int s = 0; s < STAGES; ++s) fetch(s, begin + s * step);")
     behind = behind[: behind.index("for (long long first = begin")]
     first, later = ASKED[text]
@@ -238,22 +238,18 @@ def test_what_is_needed_first_is_asked_for_first(text: str) -> None:
 
 def test_what_clusters_ask_for_and_wait_for() -> None:
     """Rows that clusters share leave loads of numbers to the compiler; without column sums L1 need not be emptied."""
-    back = emit(lower(*_shared("layernorm.bwd:d=8192,dtype=bf16", "threads=64,rows=4,stages=3,cluster=4")))
-    first = back.index("mean_next = mean_ptr[begin + group")
+    back = _source("layernorm.bwd:d=8192,dtype=bf16", "threads=64,rows=4,stages=3,cluster=4")
+    first = back.index("mean_next = first_number(&mean_ptr[begin")
     assert first < back.index("true>(gamma_kept[k]") < back.index("fetch(s, begin + s * step);")
-    assert "early_number" not in back
+    assert "first_number(const T* p) { return *p; }" in back
+    assert "first_number(const T* p) { return *p; }" not in _source(
+        "layernorm.bwd:d=4096,dtype=bf16", "threads=128,rows=2,stages=3"
+    )
     assert "try_wait.parity.acquire.cluster" in back
     assert "sync_restrict" not in back
-    forward = emit(
-        lower(*_shared("layernorm.fwd:d=32768,dtype=bf16", "threads=128,rows=1,stages=3,cluster=4,owners=30"))
-    )
+    forward = _source("layernorm.fwd:d=32768,dtype=bf16", "threads=128,rows=1,stages=3,cluster=4,owners=30")
     restricted = "try_wait.parity.relaxed.cluster", "fence.acquire.sync_restrict::shared::cluster.cluster"
     assert all(part in forward for part in restricted)
-
-
-def _shared(text: str, schedule: str) -> tuple[Spec, Schedule]:
-    spec = parse_spec(text)
-    return spec, _widest(spec, f"form=bulk,keep=yes,{schedule}")
 
 
 @pytest.mark.parametrize(
@@ -269,8 +265,7 @@ def _shared(text: str, schedule: str) -> tuple[Spec, Schedule]:
 )
 def test_halves_that_are_kept_are_widened_once(text: str, schedule: str, widened: bool) -> None:
     """Of f16, if registers hold them widened; the compiler does so itself with bf16."""
-    spec = parse_spec(text)
-    source = emit(lower(spec, _widest(spec, f"form=bulk,keep=yes,{schedule}")))
+    source = _source(text, schedule)
     begins = "for (;;) {" if "claim" in schedule else "for (long long first = begin; first < rows"
     before, loop = source[: source.index("phase 0")].split(begins)[0], source.split(begins)[1]
     assert ("gamma_wide[k][i] = stay_wide(f32_from_f16(gamma_kept[k][i]));" in before) == widened

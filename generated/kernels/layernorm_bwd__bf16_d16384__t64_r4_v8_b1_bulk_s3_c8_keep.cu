@@ -104,6 +104,9 @@ __device__ __forceinline__ void early_word(uint4& w, const void* p)
         : "=r"(w.x), "=r"(w.y), "=r"(w.z), "=r"(w.w) : "l"(__cvta_generic_to_global(p)) : "memory");
 }
 
+// A number of the first row. Where clusters share rows, the compiler places the loads of numbers better than they are written.
+template <typename T> __device__ __forceinline__ T first_number(const T* p) { return *p; }
+
 // Bits that are known once the number is.
 template <typename T> __device__ __forceinline__ unsigned bits_of(T v)
 {
@@ -678,9 +681,9 @@ layernorm_bwd__bf16_d16384__t64_r4_v8_b1_bulk_s3_c8_keep__rows(
     const float d_size = 16384.0f;  // %d_size : f32[] = const {dtype=f32, value=16384.0}
     // The numbers of the first row, ahead of the rows: what is asked for behind these waits until they have come.
     float mean_next = {};
-    if (begin < rows) mean_next = mean_ptr[begin + group < rows ? begin + group : rows - 1];
+    if (begin < rows) mean_next = first_number(&mean_ptr[begin + group < rows ? begin + group : rows - 1]);
     float rstd_next = {};
-    if (begin < rows) rstd_next = rstd_ptr[begin + group < rows ? begin + group : rows - 1];
+    if (begin < rows) rstd_next = first_number(&rstd_ptr[begin + group < rows ? begin + group : rows - 1]);
     asm volatile("" ::: "memory");
     bf16 gamma_kept[SLOTS][CHUNK];
     #pragma unroll

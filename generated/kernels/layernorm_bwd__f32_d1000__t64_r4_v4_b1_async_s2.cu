@@ -83,8 +83,9 @@ __device__ __forceinline__ void early_word(uint4& w, const void* p)
         : "=r"(w.x), "=r"(w.y), "=r"(w.z), "=r"(w.w) : "l"(__cvta_generic_to_global(p)) : "memory");
 }
 
-// A number by itself, as early.
-template <typename T> __device__ __forceinline__ T early_number(const T* p)
+// A number of the first row. The compiler leaves the loads of a tensor where they are written once its address has gone to an
+// instruction it does not know: those of the next row's numbers are to be under way while this row is waited for.
+template <typename T> __device__ __forceinline__ T first_number(const T* p)
 {
     union { T number; unsigned short half; unsigned word; uint2 words; } there;
     if constexpr (sizeof(T) == 2) early_word(there.half, p);
@@ -535,13 +536,12 @@ layernorm_bwd__f32_d1000__t64_r4_v4_b1_async_s2__rows(
     wait_for_previous_kernel();
     let_next_kernel_begin();
     const float d_size = 1000.0f;  // %d_size : f32[] = const {dtype=f32, value=1000.0}
-    // The numbers of the first row, ahead of the rows: what is asked for behind these waits until they have come. The compiler
-    // leaves the loads of a tensor where they are written once its address has gone to an instruction it does not know: those
-    // of the next row's numbers are to be under way while this row is waited for.
+    // The numbers of the first row, ahead of the rows: what is asked for behind these waits until they have come.
     float mean_next = {};
-    if (begin < rows) mean_next = early_number(&mean_ptr[begin + group < rows ? begin + group : rows - 1]);
+    if (begin < rows) mean_next = first_number(&mean_ptr[begin + group < rows ? begin + group : rows - 1]);
     float rstd_next = {};
-    if (begin < rows) rstd_next = early_number(&rstd_ptr[begin + group < rows ? begin + group : rows - 1]);
+    if (begin < rows) rstd_next = first_number(&rstd_ptr[begin + group < rows ? begin + group : rows - 1]);
+    asm volatile("" ::: "memory");
     real sum_dy_xhat_acc[SLOTS][CHUNK];
     real sum_dy_acc[SLOTS][CHUNK];
     #pragma unroll

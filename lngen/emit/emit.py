@@ -74,6 +74,7 @@ def partials(plan: Plan) -> tuple[str, ...]:
     sections = {part.removesuffix(".cuh.jinja") for k in rows for part in k.sections}
     folds = any(phase.folds for k in plan.kernels for phase in k.phases)
     accumulate = any(k.accumulators for k in rows)
+    first, meets = "_first_numbers" in sections, "_cluster_sums" in sections
     sums = "finish" in templates or "_one_launch" in sections
     wanted = {
         "_launch": True,
@@ -85,8 +86,9 @@ def partials(plan: Plan) -> tuple[str, ...]:
         "_f64": DType.F64 in used,
         "_f64_bf16": {DType.F64, DType.BF16} <= used,
         "_f64_f16": {DType.F64, DType.F16} <= used,
-        "_early": bool(sections & {"_held_columns", "_first_numbers_early"}),
-        "_early_number": "_first_numbers_early" in sections,
+        "_early": "_held_columns" in sections or (first and not meets),
+        "_number_early": first and not meets,
+        "_number_plain": first and meets,
         "_bits": "_seen" in sections,
         "_stay": accumulate or "columns" in templates,
         "_memory": bool(templates - {"finish"}),
@@ -103,9 +105,9 @@ def partials(plan: Plan) -> tuple[str, ...]:
         "_maximum": bool(ops & {"maximum", "reduce_max"}),
         "_row_barrier": folds or "_refill_at_once" in sections or "_end_row" in sections,
         "_row_fold": folds,
-        "_wait_all": "_cluster_sums" in sections and accumulate,
-        "_wait_shared": "_cluster_sums" in sections and not accumulate,
-        "_exchange": "_cluster_sums" in sections,
+        "_wait_all": meets and accumulate,
+        "_wait_shared": meets and not accumulate,
+        "_exchange": meets,
         "_partial": accumulate,
         "_strand": sums,
         "_grid_barrier": "_one_launch" in sections,

@@ -32,7 +32,7 @@ let_next_kernel_begin meetings met parity prefetch refill row_barrier stage stag
 store_row store_sums strand_sums totals wait_for_bytes wait_for_copies wait_for_previous_kernel wait_for_stores
 async_chunk copy_chunk at bytes cols early_word last offset partials sums there load_rest
 load_span shift_of store_span stay_word behind together owned owns
-to_stay arrivals arrive within leave_packed stay_wide early_number bring bring_next
+to_stay arrivals arrive within leave_packed stay_wide first_number bring bring_next
 claimed coming count_up ended own set_zero taken
 """
 _RESERVED = frozenset(_RESERVED_WORDS.split())

@@ -90,8 +90,7 @@ def sections(kernel: Kernel, graph: Graph, s: Schedule, p: Problem) -> Sections:
     return Sections(
         setup=files(*setup[s.form]),
         held=(
-            # In clusters the compiler places the loads of numbers better than they are written.
-            *files(*["_first_numbers" if meets else "_first_numbers_early"] * numbers),
+            *files(*["_first_numbers"] * numbers),
             *columns * (not later),
             *files(*["_held_sums"] * bool(p.column_sums)),
         ),

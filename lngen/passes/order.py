@@ -141,6 +141,7 @@ def sharers(graph: Graph, d: int) -> int:
 
 
 def _is_for_pairs(d: int, element: int, size: int) -> bool:
+    """True if rows of ``d`` elements of ``element`` bytes, whose sums have ``size``, are shared by two blocks."""
     return (element, size) == (2, 4) and d % (CHUNK_BYTES // element) == 0 and PAIR_ROW < d <= HELD_LONG[size] // 2
 
 

@@ -198,8 +198,8 @@ def _staged_cost(s: Schedule, p: Problem, each: float, there: int) -> tuple[floa
     small = SOME_BLOCK if pair or some else STAGED_BLOCK
     block = RAGGED_BLOCK if ragged else SHARED_BLOCK if wide and not (few or pair) else small
     work = 2 * part if pair else min(WORK, there * THREADS)
-    flight = (FLIGHT_SHARED if wide else FLIGHT) + ALONE * part * (s.resident * s.rows == 1)
-    flight = 4 * part if pair else flight
+    ahead = (FLIGHT_SHARED if wide else FLIGHT) + ALONE * part * (s.resident * s.rows == 1)
+    flight = 4 * part if pair else ahead
     shortcomings = (
         WORK_SIZE * off(s.resident * s.block * each, work)
         + (RAGGED_THREADS_SIZE if ragged else STAGED_THREADS_SIZE) * off(s.threads, threads)
