@@ -608,7 +608,7 @@ layernorm_bwd__bf16_d4096__t128_r2_v8_b1_bulk_s3_keep_hold__rows(
     if (begin < rows) mean_next = first_number(&mean_ptr[begin + group < rows ? begin + group : rows - 1]);
     float rstd_next = {};
     if (begin < rows) rstd_next = first_number(&rstd_ptr[begin + group < rows ? begin + group : rows - 1]);
-    asm volatile("" ::: "memory");
+    asm volatile("" ::: "memory");  // no load moves behind what follows
     bf16 gamma_kept[SLOTS][CHUNK];
     #pragma unroll
     for (int k = 0; k < SLOTS; ++k) {

@@ -613,7 +613,7 @@ layernorm_bwd__f16_d8192__t256_r1_v8_b1_bulk_s3_keep__rows(
     if (begin < rows) mean_next = first_number(&mean_ptr[begin + group < rows ? begin + group : rows - 1]);
     float rstd_next = {};
     if (begin < rows) rstd_next = first_number(&rstd_ptr[begin + group < rows ? begin + group : rows - 1]);
-    asm volatile("" ::: "memory");
+    asm volatile("" ::: "memory");  // no load moves behind what follows
     f16 gamma_kept[SLOTS][CHUNK];
     #pragma unroll
     for (int k = 0; k < SLOTS; ++k) {

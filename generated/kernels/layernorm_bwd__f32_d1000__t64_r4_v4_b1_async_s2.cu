@@ -541,7 +541,7 @@ layernorm_bwd__f32_d1000__t64_r4_v4_b1_async_s2__rows(
     if (begin < rows) mean_next = first_number(&mean_ptr[begin + group < rows ? begin + group : rows - 1]);
     float rstd_next = {};
     if (begin < rows) rstd_next = first_number(&rstd_ptr[begin + group < rows ? begin + group : rows - 1]);
-    asm volatile("" ::: "memory");
+    asm volatile("" ::: "memory");  // no load moves behind what follows
     real sum_dy_xhat_acc[SLOTS][CHUNK];
     real sum_dy_acc[SLOTS][CHUNK];
     #pragma unroll
