@@ -91,6 +91,7 @@ STAGED = [
     ("layernorm.bwd:d=8192,dtype=bf16", "form=bulk,threads=256,rows=1,vec=8,stages=3,keep=yes"),
     ("layernorm.bwd:d=8192,dtype=bf16", "form=bulk,threads=64,rows=4,vec=8,stages=3,cluster=4,keep=yes"),
     ("layernorm.bwd:d=12288,dtype=f32", "form=bulk,threads=64,rows=2,vec=4,stages=2,cluster=4,bulk_store=yes"),
+    ("layernorm.bwd:d=12288,dtype=f32", "form=bulk,threads=128,rows=2,vec=4,stages=3,cluster=4,keep=yes,restrict=yes"),
     ("layernorm.bwd:d=8191,dtype=bf16", "form=ragged,threads=256,rows=1,vec=1,stages=2,bulk_store=yes"),
     ("rmsnorm.bwd:d=16384,dtype=bf16", "form=bulk,threads=256,rows=1,vec=8,stages=3,cluster=2,keep=yes"),
     ("rmsnorm.bwd:d=32768,dtype=f16", "form=bulk,threads=512,rows=1,vec=8,stages=2,cluster=4,bulk_store=yes"),

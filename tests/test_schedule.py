@@ -139,6 +139,11 @@ ILLEGAL: list[tuple[str, Schedule, str]] = [
         replace(BULK, threads=16, rows=4, claim=True),
         "row groups that claim rows end apart, so they have whole warps of 32 threads, got 16",
     ),
+    (
+        "layernorm.fwd:d=32768,dtype=bf16",
+        replace(BULK, threads=128, rows=1, cluster=4, restrict=True),
+        "restrict belongs to column sums of rows that a cluster shares, got cluster=4",
+    ),
     (FORWARD, replace(GOOD, one_launch=True), "one_launch belongs to column sums that are kept in registers"),
     (FORWARD, replace(GOOD, prefetch=True), "prefetch belongs to form=registers with column sums"),
     (
@@ -322,7 +327,7 @@ def test_text_that_is_no_schedule_hears_why(text: str, problem_: str) -> None:
     with pytest.raises(ScheduleError) as error:
         parse_schedule(text, GOOD)
     keys = "form, threads, rows, vec, resident, prefetch, stages, cluster, owners, bulk_store, keep, one_launch, "
-    keys += "hold, claim"
+    keys += "hold, claim, restrict"
     assert str(error.value) == f"schedule '{text}': {problem_.replace('KEYS', keys)}"
 
 
@@ -457,6 +462,18 @@ def test_few_wide_rows_are_shared_by_clusters() -> None:
     ]  # fmt: skip
     assert {s.threads for s in list(best.values())[:4]} == {256}
     assert ranked(p, 80, rows=1)[0].cluster == 1, "there are none before sm_90"
+
+
+def test_endless_rows_whose_stages_fill_shared_memory_wait_for_it_alone() -> None:
+    """What was measured: of these widths from 256 MiB on, not of fewer rows, and not of a power of two."""
+    waits = {}
+    for d, dtype in product((5120, 12288, 16384, 20480), ("bf16", "f32")):
+        p = facts(f"layernorm.bwd:d={d},dtype={dtype}")
+        many = 2**28 // d // (2 if dtype == "bf16" else 4)
+        waits[d, dtype] = [ranked(p, rows=rows)[0].restrict for rows in (many, many // 4, None)]
+    found = {key for key, values in waits.items() if values[0]}
+    assert found == {(5120, "bf16"), (12288, "bf16"), (12288, "f32")}
+    assert not any(value for values in waits.values() for value in values[1:])
 
 
 @pytest.mark.parametrize("spec", [FORWARD, BACKWARD, ODD, "rmsnorm.fwd:d=1", "layernorm.fwd:d=1000003,dtype=f32"])

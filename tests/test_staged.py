@@ -100,6 +100,8 @@ BACKWARD: list[Case] = [
     ("layernorm.bwd:d=16384,dtype=bf16,blocks=2", "form=bulk,threads=256,rows=1,vec=8,stages=2,cluster=4", (3,)),
     # Clusters that share rows.
     ("rmsnorm.bwd:d=8192,dtype=f16,blocks=1", "form=bulk,threads=64,rows=4,vec=8,stages=2,cluster=4,keep=yes", (1, 9)),
+    ("layernorm.bwd:d=5120,dtype=bf16,blocks=2",
+     "form=bulk,threads=64,rows=4,vec=8,stages=3,cluster=2,keep=yes,hold=yes,restrict=yes", (33,)),
     ("rmsnorm.bwd:d=8200,blocks=1", "form=bulk,threads=64,rows=2,vec=4,stages=2,cluster=4,one_launch=yes", (6,)),
     ("layernorm.bwd:d=16384,dtype=bf16", "form=bulk,threads=256,rows=1,vec=8,stages=3,cluster=2,keep=yes", (3,)),
     ("rmsnorm.bwd:d=5000,blocks=4", "form=bulk,threads=128,rows=1,vec=4,stages=2,cluster=2,one_launch=yes", (5,)),
@@ -248,8 +250,9 @@ def test_what_clusters_ask_for_and_wait_for() -> None:
     assert "try_wait.parity.acquire.cluster" in back
     assert "sync_restrict" not in back
     forward = _source("layernorm.fwd:d=32768,dtype=bf16", "threads=128,rows=1,stages=3,cluster=4,owners=30")
+    asked = _source("layernorm.bwd:d=8192,dtype=bf16", "threads=64,rows=4,stages=3,cluster=4,restrict=yes")
     restricted = "try_wait.parity.relaxed.cluster", "fence.acquire.sync_restrict::shared::cluster.cluster"
-    assert all(part in forward for part in restricted)
+    assert all(part in source for part in restricted for source in (forward, asked))
 
 
 @pytest.mark.parametrize(

@@ -407,7 +407,7 @@ __device__ __forceinline__ void row_fold(
     }
 }
 
-// Acquires all memory, which empties the L1 cache. Rows with column sums are faster for it where they are many.
+// Acquires all memory, which empties the L1 cache: of rows with column sums most are faster for it.
 __device__ __forceinline__ void wait_for_cluster(unsigned long long* barrier, unsigned parity)
 {
     asm volatile(

@@ -47,6 +47,10 @@ FEW_ROW, FEW_BLOCK, TINY_ROW, TINY_BLOCK, PREFETCHED = 1024, 256, 255, 1024, 16
 SHORT_BLOCK, LONG_BLOCK, THIN_ROW, SHORT_ROW, ALONE_BLOCK, ALONE_ROW = 512, 256, 512, 1536, 128, 6144
 COLUMN_BLOCK_SIZE, ENDLESS_EACH, SHARED_EACH, FULL_STAGE, DEEP_STAGE = 1.2, 32, 40, 48 * 1024, 32 * 1024
 
+# Endless rows of which clusters wait for shared memory alone: by bytes of a stage, row groups at least and blocks of a
+# cluster at most. Of other stages, and of fewer rows, that loses up to 14 % (h200-tried.txt, 49).
+RESTRICTED = {40 * 1024: (2, 4), 48 * 1024: (1, 8)}
+
 
 def columns_cost(s: Schedule, p: Problem, idle: float, there: int) -> tuple[float, ...]:
     """One block per multiprocessor, few threads, rows read from shared memory once."""
@@ -67,13 +71,19 @@ def columns_cost(s: Schedule, p: Problem, idle: float, there: int) -> tuple[floa
     hold = size == 2 or (s.cluster == 1 and (endless or _stage(s, p, p.groups) < FULL_STAGE))
     return (
         order, off(s.cluster, p.cluster), s.resident, s.one_launch, not s.keep, round(shortcomings, 3),
-        s.hold != hold, s.bulk_store, round(idle, 3),
+        s.hold != hold, s.bulk_store, round(idle, 3), s.restrict != (endless and _restricted(s, p)),
     )  # fmt: skip
 
 
 def _stage(s: Schedule, p: Problem, rows: int) -> int:
     """Bytes of the inputs of so many pieces of rows."""
     return rows * piece(s, p) * row_bytes(p) // p.d
+
+
+def _restricted(s: Schedule, p: Problem) -> bool:
+    """True if clusters wait for shared memory alone where rows are endless."""
+    least, most = RESTRICTED.get(_stage(s, p, s.rows), (1, 1))
+    return s.rows >= least and 1 < s.cluster <= most
 
 
 def _columns_block(s: Schedule, p: Problem, size: int, endless: bool) -> int:

@@ -229,6 +229,10 @@ def _option_rules(s: Schedule, p: Problem) -> list[tuple[bool, str]]:
             not s.claim or s.threads >= WARP,
             f"row groups that claim rows end apart, so they have whole warps of {WARP} threads, got {s.threads}",
         ),
+        (
+            not s.restrict or (s.cluster > 1 and p.column_sums > 0),
+            f"restrict belongs to column sums of rows that a cluster shares, got cluster={s.cluster}",
+        ),
         (not s.one_launch or _fixed_rows(s, p), "one_launch belongs to column sums that are kept in registers"),
         (
             not s.prefetch or (_fixed_rows(s, p) and s.form == "registers"),

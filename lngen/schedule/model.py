@@ -78,9 +78,11 @@ def _variants(base: Schedule, p: Problem) -> Iterator[Schedule]:
         ones = flags if p.column_sums else no
         claims = flags if base.form != "async" and not p.column_sums and base.cluster == 1 else no
         alone = base.resident * base.rows == 1  # rows so long that they may be more than registers hold
+        waits = flags if p.column_sums and base.cluster > 1 else no
         for stages, keep, hold, store, one in product((2, 3, 4, 5, 6), flags, flags, stores, ones):
             staged = replace(base, stages=stages, keep=keep, hold=hold, bulk_store=store, one_launch=one)
-            yield from (replace(staged, claim=claim) for claim in (claims if hold or alone else no))
+            for claim, restrict in product(claims if hold or alone else no, waits):
+                yield replace(staged, claim=claim, restrict=restrict)
 
 
 def ranked(p: Problem, capability: int = 90, vec: int | None = None, rows: int | None = None) -> list[Schedule]:

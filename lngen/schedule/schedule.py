@@ -37,6 +37,8 @@ class Schedule:
                 phases
     claim       bulk, ragged, without column sums or a cluster: a row group takes the next row that nobody has from a
                 counter, not every owners-th: multiprocessors are not equally fast
+    restrict    a cluster with column sums: the wait for the other blocks' sums orders shared memory alone, as it always
+                does without column sums, and leaves the L1 cache; which is faster, only measuring tells
     """
 
     form: str
@@ -53,6 +55,7 @@ class Schedule:
     one_launch: bool = False
     hold: bool = False
     claim: bool = False
+    restrict: bool = False
 
     def __str__(self) -> str:
         shown = (f for f in fields(self) if f.default is MISSING or getattr(self, f.name) != f.default)
@@ -65,7 +68,7 @@ class Schedule:
         parts += [self.form] * (self.form != "registers") + [f"s{self.stages}"] * (self.stages > 0)
         parts += [f"c{self.cluster}"] * (self.cluster > 1) + [f"o{self.owners}"] * (self.owners > 0)
         flags = {"prefetch": self.prefetch, "store": self.bulk_store, "keep": self.keep, "one": self.one_launch}
-        flags |= {"hold": self.hold, "claim": self.claim}
+        flags |= {"hold": self.hold, "claim": self.claim, "restrict": self.restrict}
         return "_".join([*parts, *(word for word, on in flags.items() if on)])
 
     @property
