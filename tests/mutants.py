@@ -139,6 +139,9 @@ SUBJECTS: dict[str, Subject] = {
     "bulk": Subject("layernorm.fwd:d=104,dtype=bf16", bulk(16, 4, 8, owners=1), 13),
     "bulk groups": Subject("totals.fwd:d=1004,dtype=f32", bulk(64, 2, 4, owners=1, bulk_store=True), 7, "wild"),
     "bulk block": Subject("layernorm.fwd:d=1004,dtype=f32", bulk(128, 1, 4, owners=1), 5),
+    "bulk soon": Subject(
+        "layernorm.fwd:d=1004,dtype=f32", replace(bulk(64, 2, 4, owners=1), hold=True, soon=True), 13
+    ),
     "bulk owners": Subject("totals.fwd:d=68,dtype=f32", bulk(32, 1, 4, stages=3, owners=2, bulk_store=True), 9, "wild"),
     "bulk most": Subject(
         "most.fwd:d=72,dtype=f16,weight=f32", bulk(16, 2, 8, owners=1, bulk_store=True), 9, "negative"

@@ -31,6 +31,7 @@ SKIP, TARGET = (
     "stage == 0 ? STAGES - 1 : stage - 1, first + (STAGES - 1) * step",
 )
 REFILL = "        if (THREADS <= 32) __syncwarp();\n        refill(stage, first);\n"
+SOON = "first + STAGES * step"
 AWAIT = "        await(stage, parity);\n"
 FLIP = "            stage = 0;\n            parity ^= 1;\n        }\n"
 CLAMP = "first + group < rows ? first + group : rows - 1;  //"
@@ -61,6 +62,17 @@ BULK = [
     text("refilled with the row after", "bulk owners", "first + (STAGES - 1) * step", "first + STAGES * step"),
     text("refilled in the first round", "bulk", SKIP, "if (lane != 0) return;"),
     text("never refilled", "bulk", REFILL, ""),
+    texts(
+        "refilled before all hold the row",
+        "bulk soon",
+        (REFILL, ""),
+        (AWAIT, AWAIT + "        refill(stage, first);\n"),
+    ),
+    text("soon refilled with the row before", "bulk soon", SOON, "first + (STAGES - 1) * step"),
+    text("soon refilled with the row after", "bulk soon", SOON, "first + (STAGES + 1) * step"),
+    text(
+        "the stage of the next row refilled", "bulk soon", "fetch(stage, first +", "fetch((stage + 1) % STAGES, first +"
+    ),
     text("parity of the first round for ever", "bulk", "parity ^= 1;", ""),
     text("parity of every row", "bulk", FLIP, "            stage = 0;\n        }\n        parity ^= 1;\n"),
     text("parity starts at 1", "bulk", "unsigned parity = 0;", "unsigned parity = 1;"),

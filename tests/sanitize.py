@@ -57,13 +57,19 @@ SCHEDULES = (
     ("layernorm.bwd:d=1001,dtype=bf16", "form=ragged,threads=64,rows=8,vec=1,stages=2,bulk_store=yes"),
     ("layernorm.bwd:d=8192,dtype=bf16", "form=bulk,threads=256,rows=1,vec=8,stages=2,one_launch=yes"),
     ("layernorm.bwd:d=8192,dtype=bf16", "form=bulk,threads=64,rows=4,vec=8,stages=3,cluster=4,keep=yes"),
-    ("layernorm.bwd:d=5120,dtype=bf16", "form=bulk,threads=64,rows=4,vec=8,stages=3,cluster=2,keep=yes,restrict=yes"),
+    ("layernorm.bwd:d=5120,dtype=bf16",
+     "form=bulk,threads=64,rows=4,vec=8,stages=2,cluster=2,keep=yes,hold=yes,soon=yes,restrict=yes"),
+    ("layernorm.bwd:d=1024,dtype=f32", "form=bulk,threads=64,rows=4,vec=4,stages=2,keep=yes,hold=yes,soon=yes"),
+    ("layernorm.fwd:d=1000,dtype=bf16",
+     "form=bulk,threads=32,rows=4,vec=8,stages=2,owners=2,hold=yes,soon=yes,claim=yes"),
     ("layernorm.bwd:d=16384,dtype=bf16", "form=bulk,threads=256,rows=1,vec=8,stages=2,cluster=2,bulk_store=yes"),
     ("rmsnorm.bwd:d=65536,dtype=bf16", "form=bulk,threads=256,rows=1,vec=8,stages=2,cluster=8,one_launch=yes"),
     ("rmsnorm.bwd:d=65536,dtype=bf16", "form=stream,threads=512,rows=1,vec=8"),
 )  # fmt: skip
 # Every other staged one with its rows held in registers.
-HELD = tuple((text, f"{schedule},hold=yes") for text, schedule in SCHEDULES if "stages=" in schedule)[::2]
+HELD = tuple(
+    (text, f"{schedule},hold=yes") for text, schedule in SCHEDULES if "stages=" in schedule and "hold" not in schedule
+)[::2]
 
 
 def differences(graph: str, d: int, options: dict[str, str]) -> int:

@@ -31,6 +31,7 @@ CASES = [
     ("layernorm.fwd:d=333,dtype=bf16", f"form=ragged,threads=32,rows=2,vec=1,stages=3,owners=2,bulk_store=yes,{CLAIM}"),
     ("layernorm.fwd:d=333,dtype=f32", "form=ragged,threads=64,rows=1,vec=1,stages=2,owners=3,bulk_store=yes,claim=yes"),
     ("layernorm.bwd:d=256,dtype=f16,wrt=x", f"form=bulk,threads=32,rows=2,vec=8,stages=3,owners=2,{CLAIM}"),
+    ("layernorm.fwd:d=256,dtype=f16", f"form=bulk,threads=32,rows=2,vec=8,stages=2,owners=2,keep=yes,soon=yes,{CLAIM}"),
     ("layernorm.bwd:d=264,dtype=f32,wrt=x", "form=bulk,threads=64,rows=1,vec=4,stages=2,owners=2,claim=yes"),
 ]  # fmt: skip
 

@@ -169,6 +169,8 @@ def test_every_template_is_used() -> None:
     plans.append(plan_of("layernorm.fwd:d=1001,dtype=bf16", f"{ragged},owners=3,hold=yes,claim=yes"))
     claimed = "threads=256,rows=1,vec=8,resident=2,stages=2,owners=264,keep=yes,hold=yes,claim=yes"
     plans.append(plan_of("layernorm.fwd:d=12288,dtype=bf16", f"form=bulk,{claimed}"))
+    plans.append(plan_of("layernorm.fwd:d=12288,dtype=bf16", f"form=bulk,{claimed},soon=yes"))
+    plans.append(plan_of("layernorm.bwd:d=4096,dtype=bf16", "form=bulk,threads=128,rows=2,stages=2,hold=yes,soon=yes"))
     plans.append(plan_of("layernorm.bwd:d=768,dtype=f16", "form=registers,threads=32,rows=16,vec=8"))
     plans.append(plan_of("layernorm.bwd:d=1024,dtype=f16", "form=bulk,threads=64,rows=8,vec=8,stages=2,keep=yes"))
     kernels = [k for p in plans for k in p.kernels]

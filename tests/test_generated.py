@@ -61,7 +61,7 @@ def test_the_catalog_covers_what_it_should() -> None:
     assert any(s.weight is not s.dtype for s in specs)
     schedules = [plan.schedule for plan in catalog.plans()]
     assert {s.form for s in schedules} == set(FORMS)
-    for option in ("prefetch", "bulk_store", "keep", "one_launch", "hold", "claim"):
+    for option in ("prefetch", "bulk_store", "keep", "one_launch", "hold", "soon", "claim"):
         assert {getattr(s, option) for s in schedules} == {False, True}, option
     assert {(s.cluster > 1, plan.spec.direction) for s, plan in zip(schedules, catalog.plans(), strict=True)} >= {
         (True, "fwd"),

@@ -69,6 +69,8 @@ CLAIMED = [
      "form=ragged,threads=128,rows=2,vec=1,stages=3,owners=33,bulk_store=yes,keep=yes,hold=yes,claim=yes"),
     ("layernorm.bwd:d=1001,dtype=f32,wrt=x",
      "form=ragged,threads=64,rows=1,vec=1,resident=4,stages=2,owners=99,bulk_store=yes,claim=yes"),
+    ("layernorm.fwd:d=4096,dtype=bf16",
+     "form=bulk,threads=128,rows=1,vec=8,resident=4,stages=2,owners=9,keep=yes,hold=yes,soon=yes,claim=yes"),
 ]  # fmt: skip
 STAGED = [
     ("layernorm.fwd:d=64,dtype=bf16", "form=bulk,threads=4,rows=16,vec=8,stages=3,owners=128,bulk_store=yes,keep=yes"),
@@ -92,6 +94,12 @@ STAGED = [
     ("layernorm.bwd:d=8192,dtype=bf16", "form=bulk,threads=64,rows=4,vec=8,stages=3,cluster=4,keep=yes"),
     ("layernorm.bwd:d=12288,dtype=f32", "form=bulk,threads=64,rows=2,vec=4,stages=2,cluster=4,bulk_store=yes"),
     ("layernorm.bwd:d=12288,dtype=f32", "form=bulk,threads=128,rows=2,vec=4,stages=3,cluster=4,keep=yes,restrict=yes"),
+    ("layernorm.bwd:d=5120,dtype=bf16",
+     "form=bulk,threads=64,rows=4,vec=8,stages=2,cluster=2,keep=yes,hold=yes,soon=yes,restrict=yes"),
+    ("layernorm.bwd:d=1024,dtype=f32", "form=bulk,threads=64,rows=4,vec=4,stages=2,keep=yes,hold=yes,soon=yes"),
+    ("rmsnorm.bwd:d=64,dtype=f16", "form=bulk,threads=4,rows=128,vec=8,stages=2,keep=yes,hold=yes,soon=yes"),
+    ("layernorm.fwd:d=32768,dtype=bf16",
+     "form=bulk,threads=128,rows=2,vec=8,stages=2,owners=30,cluster=4,keep=yes,hold=yes,soon=yes"),
     ("layernorm.bwd:d=8191,dtype=bf16", "form=ragged,threads=256,rows=1,vec=1,stages=2,bulk_store=yes"),
     ("rmsnorm.bwd:d=16384,dtype=bf16", "form=bulk,threads=256,rows=1,vec=8,stages=3,cluster=2,keep=yes"),
     ("rmsnorm.bwd:d=32768,dtype=f16", "form=bulk,threads=512,rows=1,vec=8,stages=2,cluster=4,bulk_store=yes"),
@@ -124,7 +132,7 @@ def with_schedule(text: str, schedule: str) -> tuple[Any, Any]:
     return plan, Launcher(plan, compile_plan(plan, arch).image, 0)
 
 
-HELD = [(spec, f"{text},hold=yes") for spec, text in STAGED if "registers" not in text][::2]
+HELD = [(spec, f"{text},hold=yes") for spec, text in STAGED if "registers" not in text and "hold" not in text][::2]
 ONE_LAUNCH = [(spec, f"{text},one_launch=yes") for spec, text in STAGED if ".bwd" in spec and "wrt=x" not in spec]
 
 

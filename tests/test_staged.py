@@ -61,6 +61,11 @@ FORWARD: list[Case] = [
     ("rmsnorm.fwd:d=8194,dtype=bf16", "form=async,threads=256,rows=1,vec=2,stages=2,keep=yes", (3,)),
     ("layernorm.fwd:d=12288,dtype=bf16", "form=bulk,threads=128,rows=1,vec=8,stages=3,cluster=2,keep=yes", (0, 1, 9)),
     ("rmsnorm.fwd:d=5000,dtype=f32", "form=bulk,threads=32,rows=4,vec=4,stages=2,cluster=2,bulk_store=yes", (17,)),
+    # The stage of a row in registers takes the next one: row groups of less than a warp, of warps, in a cluster.
+    ("rmsnorm.fwd:d=64,dtype=bf16", "form=bulk,threads=4,rows=8,vec=8,stages=2,hold=yes,soon=yes", (1, 33, 100)),
+    ("layernorm.fwd:d=1000,dtype=f32", "form=bulk,threads=64,rows=2,vec=4,stages=3,keep=yes,hold=yes,soon=yes", (50,)),
+    ("layernorm.fwd:d=12288,dtype=f16",
+     "form=bulk,threads=128,rows=2,vec=8,stages=2,cluster=2,keep=yes,hold=yes,soon=yes", (1, 13)),
     ("layernorm.fwd:d=32768,dtype=bf16", "form=bulk,threads=128,rows=1,vec=8,stages=2,cluster=4,bulk_store=yes", (5,)),
     ("rmsnorm.fwd:d=8200,dtype=f64", "form=bulk,threads=128,rows=1,vec=2,stages=2,cluster=4,bulk_store=yes", (3,)),
 ]  # fmt: skip
@@ -101,7 +106,9 @@ BACKWARD: list[Case] = [
     # Clusters that share rows.
     ("rmsnorm.bwd:d=8192,dtype=f16,blocks=1", "form=bulk,threads=64,rows=4,vec=8,stages=2,cluster=4,keep=yes", (1, 9)),
     ("layernorm.bwd:d=5120,dtype=bf16,blocks=2",
-     "form=bulk,threads=64,rows=4,vec=8,stages=3,cluster=2,keep=yes,hold=yes,restrict=yes", (33,)),
+     "form=bulk,threads=64,rows=4,vec=8,stages=2,cluster=2,keep=yes,hold=yes,soon=yes,restrict=yes", (33,)),
+    ("layernorm.bwd:d=1000,dtype=bf16,blocks=3", "form=bulk,threads=64,rows=8,vec=8,stages=2,hold=yes,soon=yes", (90,)),
+    ("rmsnorm.bwd:d=96,dtype=f16,blocks=2", "form=bulk,threads=8,rows=64,vec=8,stages=2,hold=yes,soon=yes", (300,)),
     ("rmsnorm.bwd:d=8200,blocks=1", "form=bulk,threads=64,rows=2,vec=4,stages=2,cluster=4,one_launch=yes", (6,)),
     ("layernorm.bwd:d=16384,dtype=bf16", "form=bulk,threads=256,rows=1,vec=8,stages=3,cluster=2,keep=yes", (3,)),
     ("rmsnorm.bwd:d=5000,blocks=4", "form=bulk,threads=128,rows=1,vec=4,stages=2,cluster=2,one_launch=yes", (5,)),

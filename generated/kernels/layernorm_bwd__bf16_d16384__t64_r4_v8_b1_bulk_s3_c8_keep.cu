@@ -618,7 +618,7 @@ layernorm_bwd__bf16_d16384__t64_r4_v8_b1_bulk_s3_c8_keep__rows(
     constexpr int CLUSTER       = 8;           // blocks that share a row
     constexpr int PIECE         = 2048;        // elements of a row a block has
     constexpr int BOUND         = 2147483647;  // first column that is not there: none
-    constexpr int STAGES        = 3;           // rows in flight per row group
+    constexpr int STAGES        = 3;           // rows a row group has room for in shared memory
     constexpr int STAGE_BYTES   = 8192;        // shared memory of a row
     constexpr int OWNERS        = 15;          // clusters that share the rows; fixed by the graph
     constexpr int UNIT          = 4;           // column sums moved together

@@ -557,7 +557,7 @@ layernorm_bwd__f16_d8192__t256_r1_v8_b1_bulk_s3_keep__rows(
     constexpr int ROWS          = 1;           // rows a block works on side by side
     constexpr int PIECE         = 8192;        // elements of a row a block has
     constexpr int BOUND         = 2147483647;  // first column that is not there: none
-    constexpr int STAGES        = 3;           // rows in flight per row group
+    constexpr int STAGES        = 3;           // rows a row group has room for in shared memory
     constexpr int STAGE_BYTES   = 32768;       // shared memory of a row
     constexpr int OWNERS        = 120;         // blocks that share the rows; fixed by the graph
     constexpr int UNIT          = 4;           // column sums moved together

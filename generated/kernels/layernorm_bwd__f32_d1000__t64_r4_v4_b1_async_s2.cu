@@ -496,7 +496,7 @@ layernorm_bwd__f32_d1000__t64_r4_v4_b1_async_s2__rows(
     constexpr int EXACT         = 0;     // 1 if the chunks of all threads cover the row exactly
     constexpr int ROWS          = 4;     // rows a block works on side by side
     constexpr int PIECE         = 1000;  // elements of a row a block has
-    constexpr int STAGES        = 2;     // rows in flight per row group
+    constexpr int STAGES        = 2;     // rows a row group has room for in shared memory
     constexpr int STAGE_BYTES   = 8192;  // shared memory of a row
     constexpr int OWNERS        = 126;   // blocks that share the rows; fixed by the graph
     constexpr int UNIT          = 4;     // column sums moved together

@@ -457,7 +457,7 @@ layernorm_fwd__bf16_d65536__t256_r1_v8_b1_bulk_s3_c4_o30_store_keep__rows(
     constexpr int CLUSTER       = 4;           // blocks that share a row
     constexpr int PIECE         = 16384;       // elements of a row a block has
     constexpr int BOUND         = 2147483647;  // first column that is not there: none
-    constexpr int STAGES        = 3;           // rows in flight per row group
+    constexpr int STAGES        = 3;           // rows a row group has room for in shared memory
     constexpr int STAGE_BYTES   = 32768;       // shared memory of a row
     constexpr int OWNERS        = 30;          // clusters that share the rows
 

@@ -418,7 +418,7 @@ rmsnorm_fwd__bf16_d1001_beta__t32_r4_v1_b3_ragged_s3_o384_store_keep_hold__rows(
     constexpr int VEC           = 1;     // elements per memory access
     constexpr int EXACT         = 0;     // 1 if the chunks of all threads cover the row exactly
     constexpr int ROWS          = 4;     // rows a block works on side by side
-    constexpr int STAGES        = 3;     // rows in flight per row group
+    constexpr int STAGES        = 3;     // rows a row group has room for in shared memory
     constexpr int STAGE_BYTES   = 4096;  // shared memory of a row
     constexpr int OWNERS        = 384;   // blocks that share the rows
 

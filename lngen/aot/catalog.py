@@ -28,7 +28,7 @@ CATALOG = {
     ),
     # Rows that are claimed, weights that stay packed.
     "layernorm.fwd:d=12288,dtype=bf16": (
-        "form=bulk,threads=256,rows=1,vec=8,resident=2,stages=3,owners=264,keep=yes,hold=yes,claim=yes"
+        "form=bulk,threads=256,rows=1,vec=8,resident=2,stages=2,owners=264,keep=yes,hold=yes,soon=yes,claim=yes"
     ),
     # A row shared by the blocks of a cluster, results leaving in bulk.
     "layernorm.fwd:d=65536,dtype=bf16": (
@@ -39,7 +39,7 @@ CATALOG = {
     # Column sums: in one launch, by asynchronous copies, by bulk copies into row groups, into a block, into a cluster.
     "rmsnorm.bwd:d=768,dtype=f16,weight=f32": ("form=registers,threads=32,rows=16,vec=8,prefetch=yes,one_launch=yes"),
     "layernorm.bwd:d=1000,dtype=f32": "form=async,threads=64,rows=4,vec=4,stages=2",
-    "layernorm.bwd:d=4096,dtype=bf16": "form=bulk,threads=128,rows=2,vec=8,stages=3,keep=yes,hold=yes",
+    "layernorm.bwd:d=4096,dtype=bf16": "form=bulk,threads=128,rows=2,vec=8,stages=2,keep=yes,hold=yes,soon=yes",
     "layernorm.bwd:d=8192,dtype=f16": "form=bulk,threads=256,rows=1,vec=8,stages=3,keep=yes",
     "layernorm.bwd:d=16384,dtype=bf16": "form=bulk,threads=64,rows=4,vec=8,stages=3,cluster=8,keep=yes",
     # Streaming, in three kernels.

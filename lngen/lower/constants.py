@@ -77,7 +77,7 @@ def row_constants(s: Schedule, p: Problem) -> list[Constant]:
 def _staged(s: Schedule, p: Problem) -> list[Constant]:
     """What a kernel needs whose rows come through shared memory."""
     constants = [
-        Constant("STAGES", s.stages, "rows in flight per row group"),
+        Constant("STAGES", s.stages, "rows a row group has room for in shared memory"),
         Constant("STAGE_BYTES", stage_bytes(s, p), "shared memory of a row"),
     ]
     if not p.column_sums:

@@ -33,7 +33,7 @@ def asked_shared(plan: Plan, registers: Mapping[str, int], capability: int) -> d
     ``registers``: of a thread of each kernel, as compiled for that compute capability.
     """
     s, p = plan.schedule, problem(plan.graph, plan.spec.d)
-    asked = {k.name: max(k.dynamic, least_shared(s, p, capability)) for k in plan.kernels}
+    asked = {k.name: max(k.dynamic, least_shared(s, p, capability)) if k.dynamic else 0 for k in plan.kernels}
     # Blocks of streaming kernels come and go. Those of the others stay, and the finish follows them: where the two fit
     # side by side, it is spread anyway, and the next call's rows fit beside it.
     follows = s.form != "stream" and len(plan.kernels) > 1 and capability >= OVERLAP_ARCH

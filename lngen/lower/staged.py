@@ -69,7 +69,8 @@ def sections(kernel: Kernel, graph: Graph, s: Schedule, p: Problem) -> Sections:
         "bulk": ["_setup_bulk", *ready, "_piece"],
         "ragged": ["_setup_bulk", *ready],
     }
-    refill = [*["_claim"] * s.claim, f"_refill{'_claimed' * s.claim}{'_stored' * (ragged or s.bulk_store)}"]
+    freed = "_stored" * (ragged or s.bulk_store) or "_held" * s.soon
+    refill = [*["_claim"] * s.claim, f"_refill{'_claimed' * s.claim}{freed}"]
     copies = {
         "async": ["_copy_async"],
         "bulk": ["_copy_bulk", *["_store_bulk"] * s.bulk_store, *refill],

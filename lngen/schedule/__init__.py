@@ -11,6 +11,7 @@ from lngen.schedule.legal import (
     partial_numbers,
     partial_rows,
     piece,
+    rows_ahead,
     scratch_numbers,
     segments_held,
     slots,
@@ -28,6 +29,7 @@ __all__ = [
     "BULK", "MINIMUM_ARCH", "MULTIPROCESSORS", "OVERLAP_ARCH", "REGISTERS_PER_SM", "STAGED", "Problem", "Schedule",
     "apart", "capability", "check", "check_arch", "depths", "dynamic_shared", "exists", "fits", "is_legal",
     "least_shared", "met_numbers", "minimum_arch", "operand_depth", "parse_schedule", "partial_numbers",
-    "partial_rows", "piece", "problem", "ranked", "registers", "row_counts", "scratch_numbers", "segments_held",
-    "share", "shared_by", "slots", "space", "stage_bytes", "stage_share", "static_shared", "stay_packed",
+    "partial_rows", "piece", "problem", "ranked", "registers", "row_counts", "rows_ahead",
+    "scratch_numbers", "segments_held", "share", "shared_by", "slots", "space", "stage_bytes", "stage_share",
+    "static_shared", "stay_packed",
 ]  # fmt: skip

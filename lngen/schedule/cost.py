@@ -13,7 +13,7 @@ import math
 from typing import NamedTuple
 
 from lngen.schedule.cost_columns import FEW_BLOCK, columns_cost
-from lngen.schedule.legal import MAX_CLUSTER, slots
+from lngen.schedule.legal import MAX_CLUSTER, rows_ahead, slots
 from lngen.schedule.problem import Problem
 from lngen.schedule.schedule import Schedule
 from lngen.schedule.shares import EACH, HALF, MANY, MULTIPROCESSORS, SOME, STAGE, THREADS, off, power, row_bytes
@@ -120,7 +120,8 @@ def _worth_claiming(s: Schedule, p: Problem, row: int, there: int) -> bool:
     """
     if there > MANY and s.form == "bulk" and (p.d <= ENDLESS_ELEMENTS or ENDLESS_FROM < row < ENDLESS_TO):
         return False
-    return there > (STAGE if p.d >= WIDE_ELEMENTS else HALF) and CLAIMED_ROW <= row <= CLAIMED_MOST
+    least = MANY if p.d > REGISTER_ELEMENTS else STAGE if p.d >= WIDE_ELEMENTS else HALF
+    return there > least and CLAIMED_ROW <= row <= CLAIMED_MOST
 
 
 def _claimed_cost(s: Schedule, p: Problem, row: int) -> tuple[float, ...]:
@@ -135,10 +136,10 @@ def _claimed_cost(s: Schedule, p: Problem, row: int) -> tuple[float, ...]:
         WORK_SIZE * off(work, row if long else max(CLAIMED_WORK, 2 * row))
         + STAGED_THREADS_SIZE * off(s.threads, threads)
         + CLAIMED_GROUP * (s.rows - 1)
-        + CLAIMED_STAGE * abs(s.stages - stages)
-        + CLAIMED_FULL * max(0.0, math.log2(s.stages * work / CLAIMED_FLIGHT))
+        + CLAIMED_STAGE * abs(rows_ahead(s) - stages)
+        + CLAIMED_FULL * max(0.0, math.log2(rows_ahead(s) * work / CLAIMED_FLIGHT))
     )
-    return (not s.keep, s.form == "bulk" and s.bulk_store, round(shortcomings, 6), not s.hold)
+    return (not s.keep, s.form == "bulk" and s.bulk_store, round(shortcomings, 6), not s.hold, not s.soon)
 
 
 def _few_cost(s: Schedule, p: Problem, each: float, there: int) -> float:
@@ -199,12 +200,20 @@ def _staged_cost(s: Schedule, p: Problem, each: float, there: int) -> tuple[floa
     block = RAGGED_BLOCK if ragged else SHARED_BLOCK if wide and not (few or pair) else small
     work = 2 * part if pair else min(WORK, there * THREADS)
     ahead = (FLIGHT_SHARED if wide else FLIGHT) + ALONE * part * (s.resident * s.rows == 1)
-    flight = 4 * part if pair else ahead
+    flight = 6 * part if pair else ahead
     shortcomings = (
         WORK_SIZE * off(s.resident * s.block * each, work)
         + (RAGGED_THREADS_SIZE if ragged else STAGED_THREADS_SIZE) * off(s.threads, threads)
         + STAGED_BLOCK_SIZE * off(s.block, max(threads, block))
-        + FLIGHT_SIZE * off(s.resident * s.rows * s.stages * part, flight)
-        + TWO_STAGES * (s.stages == 2 and not pair)
+        + FLIGHT_SIZE * off(s.resident * s.rows * rows_ahead(s) * part, flight)
+        + TWO_STAGES * (rows_ahead(s) == 2 and not pair)
     )
-    return (off(s.cluster, cluster), not s.keep, not s.hold, s.bulk_store, round(shortcomings, 6), s.resident)
+    return (
+        off(s.cluster, cluster),
+        not s.keep,
+        not s.hold,
+        s.bulk_store,
+        round(shortcomings, 6),
+        s.resident,
+        not s.soon,
+    )

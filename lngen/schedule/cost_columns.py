@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from lngen.schedule.legal import piece, slots
+from lngen.schedule.legal import piece, rows_ahead, slots
 from lngen.schedule.problem import Problem
 from lngen.schedule.schedule import Schedule
 from lngen.schedule.shares import HALF, LEAST, MANY, off, row_bytes
@@ -43,9 +43,11 @@ FEW_ROW, FEW_BLOCK, TINY_ROW, TINY_BLOCK, PREFETCHED = 1024, 256, 255, 1024, 16
 # Staged ones: threads of a block for short rows and for longer ones; for endless ones between THIN_ROW and SHORT_ROW
 # elements; for rows up to ALONE_ROW that a block works on one by one; the weight of another size than the best, to that
 # of a stage; elements of a thread at most if rows are endless, and if clusters share them; bytes of a stage, few of
-# which fill shared memory, and of one of which endless rows have one more.
+# which fill shared memory, and of one of which endless rows have one more; how many rows there are at most where
+# clusters hold those of four bytes an element.
 SHORT_BLOCK, LONG_BLOCK, THIN_ROW, SHORT_ROW, ALONE_BLOCK, ALONE_ROW = 512, 256, 512, 1536, 128, 6144
 COLUMN_BLOCK_SIZE, ENDLESS_EACH, SHARED_EACH, FULL_STAGE, DEEP_STAGE = 1.2, 32, 40, 48 * 1024, 32 * 1024
+HELD_SHARED = 1024
 
 # Endless rows of which clusters wait for shared memory alone: by bytes of a stage, row groups at least and blocks of a
 # cluster at most. Of other stages, and of fewer rows, that loses up to 14 % (h200-tried.txt, 49).
@@ -65,13 +67,15 @@ def columns_cost(s: Schedule, p: Problem, idle: float, there: int) -> tuple[floa
         layout = round(off(s.block, block) + off(idle, 1), 3)
         return (order, s.one_launch, s.resident, s.prefetch != prefetch, layout)
     block, most = _columns_block(s, p, size, endless), SHARED_EACH if s.cluster > 1 else ENDLESS_EACH
-    shortcomings = abs(s.stages - _columns_stages(s, p, size, there)) + COLUMN_BLOCK_SIZE * (
+    shortcomings = abs(rows_ahead(s) - _columns_stages(s, p, size, there)) + COLUMN_BLOCK_SIZE * (
         off(s.block, block) + (max(0, each - most) if endless else 0)
     )
-    hold = size == 2 or (s.cluster == 1 and (endless or _stage(s, p, p.groups) < FULL_STAGE))
+    stage, shared = _stage(s, p, s.rows), s.cluster > 1
+    hold = size == 2 or (there <= HELD_SHARED and stage <= FULL_STAGE if shared else endless or stage < FULL_STAGE)
+    soon = s.hold and (size == 2 or shared or not endless)
     return (
         order, off(s.cluster, p.cluster), s.resident, s.one_launch, not s.keep, round(shortcomings, 3),
-        s.hold != hold, s.bulk_store, round(idle, 3), s.restrict != (endless and _restricted(s, p)),
+        s.hold != hold, s.bulk_store, s.soon != soon, round(idle, 3), s.restrict != (endless and _restricted(s, p)),
     )  # fmt: skip
 
 
@@ -104,8 +108,8 @@ def _columns_stages(s: Schedule, p: Problem, size: int, there: int) -> int:
     alone, shared, endless, want = s.rows == 1, s.cluster > 1, there > MANY, COLUMN_ROWS[size]
     stage = _stage(s, p, s.rows)
     ahead = math.ceil(want.ahead / stage)
-    if there <= HALF and (shared or size == 2):
-        return 3 if alone else min(3, max(2, ahead))
+    if there <= HALF:
+        return 3 + (shared and stage <= DEEP_STAGE) if alone else min(3, max(2, ahead))
     if endless and stage >= FULL_STAGE and not (alone or shared):
         return 2
     wanted = min(ahead, 3 if s.form == "ragged" else want.most) + want.alone * alone

@@ -57,6 +57,11 @@ def met_numbers(s: Schedule, p: Problem) -> int:
     return p.row_sums * p.segments if s.cluster > 1 else 0
 
 
+def rows_ahead(s: Schedule) -> int:
+    """Rows that a row group has at a time: this one, which is in registers or a stage, and those on their way."""
+    return s.stages + s.soon
+
+
 def partial_numbers(s: Schedule, p: Problem) -> int:
     """Numbers of shared memory through which column sums leave: in order, the row groups folded."""
     if s.form == "stream" or not p.column_sums or (s.rows == 1 and s.form not in STAGED):
@@ -221,6 +226,10 @@ def _option_rules(s: Schedule, p: Problem) -> list[tuple[bool, str]]:
             f"keep belongs to a [D] input and form={' or '.join(STAGED)}, or form=registers without column sums",
         ),
         (not s.hold or staged, f"hold belongs to form={' or '.join(STAGED)}"),
+        (
+            not s.soon or (s.form == "bulk" and s.hold and not s.bulk_store),
+            "soon belongs to form=bulk with hold=yes and bulk_store=no",
+        ),
         (
             not s.claim or (s.form in ("bulk", "ragged") and not p.column_sums and s.cluster == 1),
             "claim belongs to form=bulk or ragged, without column sums and without a cluster",

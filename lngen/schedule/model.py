@@ -81,8 +81,9 @@ def _variants(base: Schedule, p: Problem) -> Iterator[Schedule]:
         waits = flags if p.column_sums and base.cluster > 1 else no
         for stages, keep, hold, store, one in product((2, 3, 4, 5, 6), flags, flags, stores, ones):
             staged = replace(base, stages=stages, keep=keep, hold=hold, bulk_store=store, one_launch=one)
-            for claim, restrict in product(claims if hold or alone else no, waits):
-                yield replace(staged, claim=claim, restrict=restrict)
+            soons = flags if base.form == "bulk" and hold and not store else no
+            for soon, claim, restrict in product(soons, claims if hold or alone else no, waits):
+                yield replace(staged, soon=soon, claim=claim, restrict=restrict)
 
 
 def ranked(p: Problem, capability: int = 90, vec: int | None = None, rows: int | None = None) -> list[Schedule]:

@@ -26,7 +26,7 @@ class Schedule:
     vec         elements per memory access; 1 works for any pointer and stride
     resident    blocks per multiprocessor: what the compiler limits registers for, and how many stay if they persist
     prefetch    registers with column sums: load the next row while this one is computed
-    stages      bulk, async: rows in flight per row group
+    stages      bulk, ragged, async: rows that a row group has room for in shared memory
     cluster     bulk, registers without column sums: blocks that share a row, each with its own segments
     owners      bulk, async without column sums: blocks, or clusters, that share the rows
     bulk_store  bulk: results leave through shared memory
@@ -35,6 +35,8 @@ class Schedule:
     one_launch  column sums are finished behind a grid barrier, not by a second kernel
     hold        bulk, ragged, async: a row is read from shared memory once, its inputs stay in registers through all
                 phases
+    soon        bulk, held, results not stored in bulk: the stage of a row takes the next one as soon as all threads
+                hold the row, not after it: one stage less does as well
     claim       bulk, ragged, without column sums or a cluster: a row group takes the next row that nobody has from a
                 counter, not every owners-th: multiprocessors are not equally fast
     restrict    a cluster with column sums: the wait for the other blocks' sums orders shared memory alone, as it always
@@ -54,6 +56,7 @@ class Schedule:
     keep: bool = False
     one_launch: bool = False
     hold: bool = False
+    soon: bool = False
     claim: bool = False
     restrict: bool = False
 
@@ -68,7 +71,7 @@ class Schedule:
         parts += [self.form] * (self.form != "registers") + [f"s{self.stages}"] * (self.stages > 0)
         parts += [f"c{self.cluster}"] * (self.cluster > 1) + [f"o{self.owners}"] * (self.owners > 0)
         flags = {"prefetch": self.prefetch, "store": self.bulk_store, "keep": self.keep, "one": self.one_launch}
-        flags |= {"hold": self.hold, "claim": self.claim, "restrict": self.restrict}
+        flags |= {"hold": self.hold, "soon": self.soon, "claim": self.claim, "restrict": self.restrict}
         return "_".join([*parts, *(word for word, on in flags.items() if on)])
 
     @property
