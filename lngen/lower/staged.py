@@ -69,7 +69,7 @@ def sections(kernel: Kernel, graph: Graph, s: Schedule, p: Problem) -> Sections:
         "bulk": ["_setup_bulk", *ready, "_piece"],
         "ragged": ["_setup_bulk", *ready],
     }
-    freed = "_stored" * (ragged or s.bulk_store) or "_held" * s.soon
+    freed = "_stored" * (ragged or s.bulk_store) or "_soon" * s.soon
     refill = [*["_claim"] * s.claim, f"_refill{'_claimed' * s.claim}{freed}"]
     copies = {
         "async": ["_copy_async"],
