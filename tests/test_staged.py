@@ -73,7 +73,7 @@ FORWARD: list[Case] = [
 
 def held(cases: list[Case]) -> list[Case]:
     """Every other case with a staged row, which stays in registers through all phases."""
-    staged = [case for case in cases if "stages=" in case[1]]
+    staged = [case for case in cases if "stages=" in case[1] and "hold" not in case[1]]
     return [(spec, f"{schedule},hold=yes", counts[-1:]) for spec, schedule, counts in staged[::2]]
 
 
@@ -108,7 +108,7 @@ BACKWARD: list[Case] = [
     ("layernorm.bwd:d=5120,dtype=bf16,blocks=2",
      "form=bulk,threads=64,rows=4,vec=8,stages=2,cluster=2,keep=yes,hold=yes,soon=yes,restrict=yes", (33,)),
     ("layernorm.bwd:d=1000,dtype=bf16,blocks=3", "form=bulk,threads=64,rows=8,vec=8,stages=2,hold=yes,soon=yes", (90,)),
-    ("rmsnorm.bwd:d=96,dtype=f16,blocks=2", "form=bulk,threads=8,rows=64,vec=8,stages=2,hold=yes,soon=yes", (300,)),
+    ("rmsnorm.bwd:d=96,dtype=f16,blocks=2", "form=bulk,threads=4,rows=128,vec=8,stages=2,hold=yes,soon=yes", (900,)),
     ("rmsnorm.bwd:d=8200,blocks=1", "form=bulk,threads=64,rows=2,vec=4,stages=2,cluster=4,one_launch=yes", (6,)),
     ("layernorm.bwd:d=16384,dtype=bf16", "form=bulk,threads=256,rows=1,vec=8,stages=3,cluster=2,keep=yes", (3,)),
     ("rmsnorm.bwd:d=5000,blocks=4", "form=bulk,threads=128,rows=1,vec=4,stages=2,cluster=2,one_launch=yes", (5,)),
