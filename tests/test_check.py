@@ -133,17 +133,19 @@ def test_the_matrix_says_what_it_did_not_reach() -> None:
 def test_the_schedules_tried_are_of_every_kind() -> None:
     """Of each spec as many kinds as there is room for, over the grid all of them."""
     texts = [text for text, _ in matrix.specs() if "weight" not in text]
-    seen = set()
+    seen, options = set(), set()
     for text in texts[::5]:
         tried = check.others(parse_spec(text), 5)
         assert len(tried) == len(set(tried)) == 5
         seen |= {(s.form, s.cluster > 1, s.one_launch, parse_spec(text).direction, s.hold) for s in tried}
+        options |= {name for s in tried for name in ("hold", "soon", "claim", "restrict") if getattr(s, name)}
     one_block = {(form, False) for form in ("registers", "bulk", "ragged", "async")}
     kinds = {*one_block, ("bulk", True)}
     assert {s[:2] for s in seen} >= {*kinds, ("stream", False)}
     assert {s[:2] for s in seen if s[2] and s[3] == "bwd"} >= kinds
     assert {s[0] for s in seen if s[4]} == {"bulk", "ragged", "async"}
-    wide = check.others(parse_spec("layernorm.fwd:d=131072,dtype=bf16"), 6)
+    assert options == {"hold", "soon", "claim", "restrict"}
+    wide = check.others(parse_spec("layernorm.fwd:d=131072,dtype=bf16"), 9)
     assert {s.cluster for s in wide} >= {8, 16}
     assert check.others(parse_spec("layernorm.fwd:d=8"), 0) == check.others(parse_spec("layernorm.fwd:d=8"), -1) == []
 

@@ -256,7 +256,7 @@ def test_show_plan_and_its_diff() -> None:
 def test_few_rows_have_a_schedule_of_their_own() -> None:
     few, many = (prints("show", "layernorm.fwd:d=4096", "--stage", "plan", *rows) for rows in (("--rows", "1"), ()))
     assert few.startswith("plan layernorm_fwd__f32_d4096__t256_r1_v4_b1_keep")
-    assert many.startswith("plan layernorm_fwd__f32_d4096__t128_r1_v4_b2_bulk_s4_o264_keep_hold_claim\n")
+    assert many.startswith("plan layernorm_fwd__f32_d4096__t128_r1_v4_b2_bulk_s3_o264_keep_hold_soon_claim\n")
 
 
 @needs_nvrtc
