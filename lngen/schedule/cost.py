@@ -209,11 +209,5 @@ def _staged_cost(s: Schedule, p: Problem, each: float, there: int) -> tuple[floa
         + TWO_STAGES * (rows_ahead(s) == 2 and not pair)
     )
     return (
-        off(s.cluster, cluster),
-        not s.keep,
-        not s.hold,
-        s.bulk_store,
-        round(shortcomings, 6),
-        s.resident,
-        not s.soon,
-    )
+        off(s.cluster, cluster), not s.keep, not s.hold, s.bulk_store, round(shortcomings, 6), s.resident, not s.soon,
+    )  # fmt: skip

@@ -108,7 +108,7 @@ def _columns_stages(s: Schedule, p: Problem, size: int, there: int) -> int:
     alone, shared, endless, want = s.rows == 1, s.cluster > 1, there > MANY, COLUMN_ROWS[size]
     stage = _stage(s, p, s.rows)
     ahead = math.ceil(want.ahead / stage)
-    if there <= HALF:
+    if there <= HALF and (size == 2 or s.form == "bulk"):
         return 3 + (shared and stage <= DEEP_STAGE) if alone else min(3, max(2, ahead))
     if endless and stage >= FULL_STAGE and not (alone or shared):
         return 2
