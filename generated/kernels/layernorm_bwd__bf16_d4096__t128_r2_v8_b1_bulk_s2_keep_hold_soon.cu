@@ -641,7 +641,8 @@ layernorm_bwd__bf16_d4096__t128_r2_v8_b1_bulk_s2_keep_hold_soon__rows(
     const auto await = [&](int stage, unsigned parity) { wait_for_bytes(&landed[stage][group], parity); };
     // The stage of this row is free: all threads hold it, as they have come to a barrier since.
     const auto refill = [&](int stage, long long first) {
-        if (lane == 0) fetch(stage, first + STAGES * step);
+        if (lane != 0) return;
+        fetch(stage, first + STAGES * step);
     };
 
     for (int s = 0; s < STAGES; ++s) fetch(s, begin + s * step);

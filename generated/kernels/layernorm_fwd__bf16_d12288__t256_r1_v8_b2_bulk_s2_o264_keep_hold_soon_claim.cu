@@ -494,7 +494,8 @@ layernorm_fwd__bf16_d12288__t256_r1_v8_b2_bulk_s2_o264_keep_hold_soon_claim__row
     };
     // The stage of this row is free: all threads hold it, as they have come to a barrier since.
     const auto refill = [&](int stage, long long first) {
-        if (lane == 0 && !ended) bring_next(stage);
+        if (lane != 0 || ended) return;
+        bring_next(stage);
     };
 
     for (int s = 0; s < STAGES; ++s) bring(s, begin + s * step + group);

@@ -66,15 +66,14 @@ def check_spec(
 def others(spec: Spec, count: int, arch: str = DEFAULT_ARCH) -> list[Schedule]:
     """``count`` schedules that ``arch`` has room for: kinds take turns, and of each kind they are spread over all.
 
-    A kind is a form, a cluster, and whether column sums are finished in one launch, rows held, soon replaced and
-    claimed, and what a cluster waits for; which comes first is the spec's matter, so that a grid of specs sees every
-    kind even where each spec has room for few.
+    Which kind comes first is the spec's matter, so that a grid of specs sees every kind even where each spec has room
+    for few.
     """
     kinds: dict[tuple[object, ...], list[Schedule]] = {}
     facts = problem(spec.graph(), spec.d)
     for s in space(facts):
         if fits(s, facts, capability(arch)):
-            kinds.setdefault((s.form, s.cluster, s.one_launch, s.hold, s.soon, s.claim, s.restrict), []).append(s)
+            kinds.setdefault(s.kind, []).append(s)
     ordered = list(kinds.values())
     if not ordered:
         return []

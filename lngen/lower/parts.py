@@ -98,7 +98,7 @@ class Phase:
     tiles        [M, D] inputs that the statements need
     after        what can be computed once the folds are there
     row_outputs  [M] results to be stored then
-    refills      its folds show that the stage of the row before has been read: the next row may go there
+    refills      its folds show that a stage has been read: the next row may go there
     """
 
     number: int
@@ -132,6 +132,20 @@ class Place:
     def element(self) -> str:
         """The bytes of an element, in C."""
         return f"sizeof({self.ctype})"
+
+
+@dataclass(frozen=True)
+class Refill:
+    """Which stage takes the next row, and which row that is.
+
+    soon      the stage of this row, which all threads hold; else that of the row before
+    stored    that is free once its results have left
+    claimed   the row is the next that nobody has; else one of the row group's own
+    """
+
+    soon: bool = False
+    stored: bool = False
+    claimed: bool = False
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from lngen.ir import WIDE, DType, Graph, Value
-from lngen.lower.parts import Argument, Ask, Constant, Phase, Place, Statement, Sum, Tensor, declared
+from lngen.lower.parts import Argument, Ask, Constant, Phase, Place, Refill, Statement, Sum, Tensor, declared
 from lngen.schedule import BULK, Schedule
 from lngen.spec import Spec
 
@@ -110,6 +110,7 @@ class Kernel:
     most                       row sums that are folded together at most
     shared                     numbers of static shared memory for folding
     places, results            where inputs, and results that leave in bulk, lie in a stage
+    refill                     which stage takes the next row
     exchanged                  numbers that the blocks of a cluster leave each other for a row
     sections                   the partials in which row kernels differ
     finish, totals             column sums completed in the same launch, and the shared memory for it
@@ -144,6 +145,7 @@ class Kernel:
     always: bool = False
     places: tuple[Place, ...] = ()
     results: tuple[Place, ...] = ()
+    refill: Refill = field(default=Refill())
     exchanged: int = 0
     sections: Sections = field(default=Sections())
     finish: Finish | None = None

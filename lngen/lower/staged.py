@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from lngen.ir import WIDE, D, DType, Graph, Value
 from lngen.ir.ops import ctype
-from lngen.lower.parts import Phase, Place
+from lngen.lower.parts import Phase, Place, Refill
 from lngen.lower.pieces import COPIED, HELD_COLUMNS, LOADED, PACKED, WIDENED, files, fold, in_pieces
 from lngen.lower.plan import Kernel, Sections
 from lngen.schedule import (
@@ -28,6 +28,7 @@ def staged(kernel: Kernel, graph: Graph, outputs: tuple[Value, ...], s: Schedule
         dynamic=dynamic_shared(s, p),
         places=inputs,
         results=results,
+        refill=Refill(s.soon, s.bulk_store or s.form == "ragged", s.claim),
         sections=sections(kernel, graph, s, p),
     )
 
@@ -69,8 +70,7 @@ def sections(kernel: Kernel, graph: Graph, s: Schedule, p: Problem) -> Sections:
         "bulk": ["_setup_bulk", *ready, "_piece"],
         "ragged": ["_setup_bulk", *ready],
     }
-    freed = "_stored" * (ragged or s.bulk_store) or "_soon" * s.soon
-    refill = [*["_claim"] * s.claim, f"_refill{'_claimed' * s.claim}{freed}"]
+    refill = [*["_claim"] * s.claim, "_refill"]
     copies = {
         "async": ["_copy_async"],
         "bulk": ["_copy_bulk", *["_store_bulk"] * s.bulk_store, *refill],
@@ -135,6 +135,6 @@ def _widened(graph: Graph, s: Schedule, p: Problem) -> bool:
 
 
 def _refilling(phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
-    """The first folds of a row meet all its threads: the stage of the row before is free."""
+    """The first folds of a row meet all its threads, which have read it by then: a stage is free."""
     first, *rest = phases
     return replace(first, refills=bool(first.folds)), *rest

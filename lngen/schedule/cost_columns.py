@@ -70,7 +70,7 @@ def columns_cost(s: Schedule, p: Problem, idle: float, there: int) -> tuple[floa
     shortcomings = abs(rows_ahead(s) - _columns_stages(s, p, size, there)) + COLUMN_BLOCK_SIZE * (
         off(s.block, block) + (max(0, each - most) if endless else 0)
     )
-    stage, shared = _stage(s, p, s.rows), s.cluster > 1
+    stage, shared = _stage(s, p), s.cluster > 1
     hold = size == 2 or (there <= HELD_SHARED and stage <= FULL_STAGE if shared else endless or stage < FULL_STAGE)
     soon = s.hold and (size == 2 or shared or not endless)
     return (
@@ -79,14 +79,14 @@ def columns_cost(s: Schedule, p: Problem, idle: float, there: int) -> tuple[floa
     )  # fmt: skip
 
 
-def _stage(s: Schedule, p: Problem, rows: int) -> int:
-    """Bytes of the inputs of so many pieces of rows."""
-    return rows * piece(s, p) * row_bytes(p) // p.d
+def _stage(s: Schedule, p: Problem) -> int:
+    """Bytes of the inputs of the pieces of rows that a block works on side by side."""
+    return s.rows * piece(s, p) * row_bytes(p) // p.d
 
 
 def _restricted(s: Schedule, p: Problem) -> bool:
     """True if clusters wait for shared memory alone where rows are endless."""
-    least, most = RESTRICTED.get(_stage(s, p, s.rows), (1, 1))
+    least, most = RESTRICTED.get(_stage(s, p), (1, 1))
     return s.rows >= least and 1 < s.cluster <= most
 
 
@@ -106,7 +106,7 @@ def _columns_stages(s: Schedule, p: Problem, size: int, there: int) -> int:
     which wait for each other, unless there are few rows anyway.
     """
     alone, shared, endless, want = s.rows == 1, s.cluster > 1, there > MANY, COLUMN_ROWS[size]
-    stage = _stage(s, p, s.rows)
+    stage = _stage(s, p)
     ahead = math.ceil(want.ahead / stage)
     if there <= HALF and (size == 2 or s.form == "bulk"):
         return 3 + (shared and stage <= DEEP_STAGE) if alone else min(3, max(2, ahead))

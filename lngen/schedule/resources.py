@@ -24,9 +24,8 @@ BARRIERS, BARRIERS_OF_GROUPS = 64, 16
 # Shared memory in bytes: of a multiprocessor, and at most of a block, by compute capability.
 SHARED = {75: (64, 64), 80: (164, 163), 86: (100, 99), 87: (164, 163), 89: (100, 99), 90: (228, 227), 100: (228, 227)}
 SMALL_SHARED = (100, 99)
-# Of rows with column sums, which the finish follows, blocks ask for little more than keeps others out.
-CLOSELY = 16
 RESERVED = 1  # KiB of a multiprocessor's shared memory that each block costs besides its own
+CLOSELY = 16  # one part in so many is little
 
 # Registers besides those for elements, fitted to compile logs; of a staged kernel so many more for f64.
 ROW_WORDS, ROW_HALVES = (10, 1.0), (-1, 1.35)  # and for each register of elements: two bytes each are unpacked
@@ -101,19 +100,25 @@ def least_shared(s: Schedule, p: Problem, capability: int = 90) -> int:
     """
     if s.form not in STAGED:
         return 0
-    closely = CLOSELY if p.column_sums else 0
-    return (shared_by(s.resident, capability, closely) - static_shared(s, p)) // BULK * BULK
+    each = little_shared_by if p.column_sums else shared_by
+    return (each(s.resident, capability) - static_shared(s, p)) // BULK * BULK
 
 
-def shared_by(blocks: int, capability: int, closely: int = 0) -> int:
+def shared_by(blocks: int, capability: int) -> int:
     """Bytes of shared memory for a block of which a multiprocessor takes so many, and no more.
 
-    Halfway between what so many, and what one more, would share, or one part in ``closely`` above the latter: static
-    shared memory is not known to the byte.
+    Halfway between what so many, and what one more, would share: static shared memory is not known to the byte.
     """
-    sm = _shared_limits(capability)[0] * 1024
-    least = sm // (blocks + 1)
-    return (least + least // closely if closely else 2 * sm // (2 * blocks + 1)) - RESERVED * 1024
+    return 2 * _shared_limits(capability)[0] * 1024 // (2 * blocks + 1) - RESERVED * 1024
+
+
+def little_shared_by(blocks: int, capability: int) -> int:
+    """The same, but little more than one block more would share.
+
+    For rows with column sums, which the finish follows: endless ones lose by asking for more (h200-tried.txt, 51).
+    """
+    least = _shared_limits(capability)[0] * 1024 // (blocks + 1)
+    return least + least // CLOSELY - RESERVED * 1024
 
 
 def _shared_limits(capability: int) -> tuple[int, int]:

@@ -75,6 +75,11 @@ class Schedule:
         return "_".join([*parts, *(word for word, on in flags.items() if on)])
 
     @property
+    def kind(self) -> tuple[str | int | bool, ...]:
+        """What makes it another kernel, not the same one in other sizes."""
+        return self.form, self.cluster, self.one_launch, self.hold, self.soon, self.claim, self.restrict
+
+    @property
     def block(self) -> int:
         """Threads per block."""
         return self.threads * self.rows

@@ -38,7 +38,7 @@ def _best(listed: Sequence[Schedule], kind: Callable[[Schedule], Any]) -> list[S
 
 
 def _structure(s: Schedule) -> tuple[Any, ...]:
-    return s.form, s.cluster, s.one_launch, s.hold, s.soon, s.keep, s.claim, s.restrict
+    return *s.kind, s.keep
 
 
 def _shape(s: Schedule) -> tuple[Any, ...]:
