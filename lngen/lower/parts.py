@@ -139,13 +139,33 @@ class Refill:
     """Which stage takes the next row, and which row that is.
 
     soon      the stage of this row, which all threads hold; else that of the row before
-    stored    that is free once its results have left
+    stored    which is free only once its results have left
     claimed   the row is the next that nobody has; else one of the row group's own
     """
 
     soon: bool = False
     stored: bool = False
     claimed: bool = False
+
+    @property
+    def why(self) -> str:
+        """Why that stage is free."""
+        if self.soon:
+            return "The stage of this row is free: all threads hold it, as they have come to a barrier since."
+        if self.stored:
+            return "The stage of the row before is free once its results have left."
+        return "The stage of the row before is free: all threads have read it, as they have come to a barrier since."
+
+    @property
+    def skips(self) -> str:
+        """Who asks for nothing, in C: all threads but one; that one for the first row, and where none is left."""
+        return " || ".join(["lane != 0", *["first == begin"] * (not self.soon), *["ended"] * self.claimed])
+
+    @property
+    def asks(self) -> str:
+        """The call that asks for the row, in C."""
+        stage, ahead = ("stage", "STAGES") if self.soon else ("stage == 0 ? STAGES - 1 : stage - 1", "(STAGES - 1)")
+        return f"bring_next({stage})" if self.claimed else f"fetch({stage}, first + {ahead} * step)"
 
 
 @dataclass(frozen=True)
