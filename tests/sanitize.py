@@ -62,6 +62,8 @@ SCHEDULES = (
     ("layernorm.bwd:d=1024,dtype=f32", "form=bulk,threads=64,rows=4,vec=4,stages=2,keep=yes,hold=yes,soon=yes"),
     ("layernorm.fwd:d=1000,dtype=bf16",
      "form=bulk,threads=32,rows=4,vec=8,stages=2,owners=2,hold=yes,soon=yes,claim=yes"),
+    ("layernorm.fwd:d=32768,dtype=f32",
+     "form=bulk,threads=64,rows=3,vec=4,stages=2,cluster=8,owners=2,keep=yes,hold=yes,soon=yes,claim=yes"),
     ("layernorm.bwd:d=16384,dtype=bf16", "form=bulk,threads=256,rows=1,vec=8,stages=2,cluster=2,bulk_store=yes"),
     ("rmsnorm.bwd:d=65536,dtype=bf16", "form=bulk,threads=256,rows=1,vec=8,stages=2,cluster=8,one_launch=yes"),
     ("rmsnorm.bwd:d=65536,dtype=bf16", "form=stream,threads=512,rows=1,vec=8"),

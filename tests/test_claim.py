@@ -10,16 +10,25 @@ import pytest
 from lngen.check.inputs import mismatches, random_inputs
 from lngen.emit import emit
 from lngen.errors import ScheduleError
+from lngen.graphs import Definition, GraphBuilder
 from lngen.interpret import interpret
+from lngen.ir import D, M
 from lngen.lower import lower
 from lngen.ptx import run_plan
 from lngen.schedule import Schedule, check, parse_schedule, problem, ranked, static_shared
-from lngen.spec import parse_spec
+from lngen.spec import make_spec, parse_spec
 
 pytest.importorskip("cupy")
 
 BASE = Schedule("registers", 32, 1, 1)
 CLAIM = "hold=yes,claim=yes"
+
+# Rows that a cluster shares: one meeting a row and two, that tell the row; sums and a maximum at once.
+SHARED = "form=bulk,threads=64,vec=8,owners=2,cluster=2"
+CLUSTERS = [
+    ("layernorm.fwd:d=8200,dtype=bf16", f"{SHARED},rows=2,stages=2,keep=yes,soon=yes,{CLAIM}"),
+    ("rmsnorm.fwd:d=8200,dtype=f16", f"{SHARED},rows=1,stages=3,claim=yes"),
+]
 
 # Row groups of a warp and of several, one and several a block; bulk and ragged; results that leave in bulk; numbers of
 # a row among the inputs.
@@ -33,6 +42,7 @@ CASES = [
     ("layernorm.bwd:d=256,dtype=f16,wrt=x", f"form=bulk,threads=32,rows=2,vec=8,stages=3,owners=2,{CLAIM}"),
     ("layernorm.fwd:d=256,dtype=f16", f"form=bulk,threads=32,rows=2,vec=8,stages=2,owners=2,keep=yes,soon=yes,{CLAIM}"),
     ("layernorm.bwd:d=264,dtype=f32,wrt=x", "form=bulk,threads=64,rows=1,vec=4,stages=2,owners=2,claim=yes"),
+    *CLUSTERS,
 ]  # fmt: skip
 
 
@@ -71,10 +81,32 @@ def test_bits_and_nothing_found(spec: str, schedule: str, times: int) -> None:
     ],
 )  # fmt: skip
 def test_mutants_are_found(old: str, new: str) -> None:
-    plan = lower(parse_spec(CASES[0][0]), parse_schedule(CASES[0][1], BASE))
+    assert_found(CASES[0], old, new, rows=29)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        # Every block claims for itself, or for all.
+        ("if (rows > own && lane == 0 && cluster_rank() == 0)", "if (rows > own && lane == 0)"),
+        ("    if (cluster_rank() != 0) return;\n", ""),
+        ("if (lane >= 32 || cluster_rank() != 0) return;", "if (lane >= 32) return;"),
+        # The row is read before it has come, or from where the one before it was.
+        ("if (lane == 0) expect_more(barrier, sizeof(long long));", ""),
+        ("coming = told[(meetings - 1) % 2][group];", "coming = told[meetings % 2][group];"),
+        # Groups share the place of what they are told; blocks are left out.
+        ("send(&told[meetings % 2][group], row, barrier, lane)", "send(&told[meetings % 2][0], row, barrier, lane)"),
+        ("if (lane < CLUSTER) send(&told", "if (lane == 0) send(&told"),
+    ],
+)  # fmt: skip
+def test_mutants_of_clusters_are_found(old: str, new: str) -> None:
+    assert_found(CLUSTERS[0], old, new, rows=21)
+
+
+def assert_found(case: tuple[str, str], old: str, new: str, rows: int) -> None:
+    plan = lower(parse_spec(case[0]), parse_schedule(case[1], BASE))
     source = emit(plan)
     assert old in source
-    rows = 29
     inputs = random_inputs(plan.spec, rows)
     outcome = run_plan(plan, inputs, source=source.replace(old, new), times=2)
     assert outcome.findings or mismatches(outcome.results, interpret(plan.graph, inputs))
@@ -99,6 +131,9 @@ def test_the_row_of_each_stage_has_its_place() -> None:
     p = problem(parse_spec("layernorm.fwd:d=1024,dtype=bf16").graph(), 1024)
     s = parse_schedule(f"form=bulk,threads=64,rows=2,vec=8,stages=3,owners=2,{CLAIM}", BASE)
     assert static_shared(s, p) - static_shared(dataclasses.replace(s, claim=False), p) == 8 * 2 * 3
+    wide = problem(parse_spec("layernorm.fwd:d=8200,dtype=bf16").graph(), 8200)
+    s = dataclasses.replace(s, cluster=2)
+    assert static_shared(s, wide) - static_shared(dataclasses.replace(s, claim=False), wide) == 8 * 2 * (3 + 2)
 
 
 @pytest.mark.parametrize(
@@ -107,11 +142,6 @@ def test_the_row_of_each_stage_has_its_place() -> None:
         ("layernorm.bwd:d=1024,dtype=bf16", "form=bulk,threads=64,rows=8,vec=8,stages=2", "without column sums"),
         ("layernorm.fwd:d=1024,dtype=bf16", "form=async,threads=64,rows=2,vec=8,stages=2,owners=2", "form=bulk or"),
         ("layernorm.fwd:d=1024,dtype=bf16", "form=registers,threads=64,rows=2,vec=8", "form=bulk or ragged"),
-        (
-            "layernorm.fwd:d=32768,dtype=bf16",
-            "form=bulk,threads=128,rows=1,vec=8,stages=2,owners=2,cluster=2",
-            "without a cluster",
-        ),
         ("layernorm.fwd:d=256,dtype=bf16", "form=bulk,threads=16,rows=2,vec=8,stages=2,owners=2", "got 16"),
     ],
 )  # fmt: skip
@@ -119,6 +149,38 @@ def test_illegal(spec: str, schedule: str, message: str) -> None:
     parsed = parse_spec(spec)
     with pytest.raises(ScheduleError, match=message):
         check(parse_schedule(f"{schedule},claim=yes", BASE), problem(parsed.graph(), parsed.d))
+
+
+def peaked(b: GraphBuilder) -> None:
+    """A maximum and a sum end one phase: blocks meet twice before they are told the next row."""
+    x = b.input("x", M, D)
+    square = b.mul("square", x, x)
+    largest = b.reduce_max("largest", square, axis=D)
+    total = b.add("total", b.add("raised", largest, b.eps()), b.reduce_mean("ms", square, axis=D))
+    b.output("y", b.mul("scaled", x, b.rsqrt("rstd", total)))
+
+
+def test_two_meetings_end_a_phase() -> None:
+    spec = make_spec(Definition("peaked", peaked), "fwd", {"d": 8200, "dtype": "bf16"})
+    plan = lower(spec, parse_schedule(f"{SHARED},rows=2,stages=2,soon=yes,{CLAIM}", BASE))
+    for order, rows in enumerate((3, 23)):
+        inputs = random_inputs(spec, rows)
+        outcome = run_plan(plan, inputs, order=order, times=2)
+        assert mismatches(outcome.results, interpret(plan.graph, inputs)) == [], rows
+        assert outcome.findings == (), "\n".join(map(str, outcome.findings[:3]))
+
+
+def scaled(b: GraphBuilder) -> None:
+    """No sum: the blocks of a cluster have nothing to tell each other."""
+    b.output("y", b.mul("scaled", b.input("x", M, D), b.input("gamma", D)))
+
+
+def test_a_cluster_that_does_not_meet_cannot_claim() -> None:
+    spec = make_spec(Definition("scaled", scaled), "fwd", {"d": 8192})
+    s = parse_schedule("form=bulk,threads=128,rows=1,vec=4,stages=2,owners=2,cluster=2", BASE)
+    check(s, problem(spec.graph(), spec.d))
+    with pytest.raises(ScheduleError, match="row sums if a cluster shares the rows"):
+        check(dataclasses.replace(s, claim=True), problem(spec.graph(), spec.d))
 
 
 @pytest.mark.parametrize(
@@ -133,8 +195,13 @@ def test_illegal(spec: str, schedule: str, message: str) -> None:
         (7168, "f32", 256, True),
         (16384, "bf16", 64, True),  # long rows, one at a time
         (16384, "bf16", 32, False),
-        (32768, "bf16", 256, True),
-        (65536, "bf16", 64, False),  # shared by a cluster
+        (32768, "bf16", 64, True),  # shared by a cluster
+        (32768, "bf16", 16, False),
+        (32768, "f32", 64, True),
+        (65536, "bf16", 64, False),  # by a larger one
+        (65536, "bf16", 256, True),
+        (131072, "bf16", 256, False),  # by the largest, which lose by it
+        (131072, "f32", 32, True),  # but not with large pieces
     ],
 )
 def test_where_the_model_claims(d: int, dtype: str, megabytes: int, claims: bool) -> None:

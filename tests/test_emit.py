@@ -170,6 +170,8 @@ def test_every_template_is_used() -> None:
     claimed = "threads=256,rows=1,vec=8,resident=2,stages=2,owners=264,keep=yes,hold=yes,claim=yes"
     plans.append(plan_of("layernorm.fwd:d=12288,dtype=bf16", f"form=bulk,{claimed}"))
     plans.append(plan_of("layernorm.fwd:d=12288,dtype=bf16", f"form=bulk,{claimed},soon=yes"))
+    told = "form=bulk,threads=64,rows=3,stages=2,cluster=8,owners=15,keep=yes,hold=yes,soon=yes,claim=yes"
+    plans.append(plan_of("layernorm.fwd:d=32768,dtype=f32", told))
     plans.append(plan_of("layernorm.bwd:d=4096,dtype=bf16", "form=bulk,threads=128,rows=2,stages=2,hold=yes,soon=yes"))
     plans.append(plan_of("layernorm.bwd:d=768,dtype=f16", "form=registers,threads=32,rows=16,vec=8"))
     plans.append(plan_of("layernorm.bwd:d=1024,dtype=f16", "form=bulk,threads=64,rows=8,vec=8,stages=2,keep=yes"))
@@ -209,6 +211,9 @@ def test_only_the_helpers_a_kernel_needs() -> None:
     wide = "form=bulk,threads=64,rows=1,stages=3,owners=3"
     claims = [helpers("layernorm.fwd:d=1000,dtype=bf16", wide + claim) for claim in ("", ",claim=yes")]
     assert [name for name in claims[1] if name not in claims[0]] == ["_counter"]
+    wide = "form=bulk,threads=128,rows=1,stages=3,owners=3,cluster=2"
+    claims = [helpers("layernorm.fwd:d=16384,dtype=bf16", wide + claim) for claim in ("", ",claim=yes")]
+    assert [name for name in claims[1] if name not in claims[0]] == ["_counter", "_send_row"]
 
 
 def test_every_constant_is_used(plan: Plan) -> None:
@@ -308,7 +313,8 @@ STRUCTURES = {
     "row_columns": ("layernorm.bwd:d=1024", "registers"),
     "row_columns, narrow": ("rmsnorm.bwd:d=63", "registers"),
     "row_staged": ("layernorm.bwd:d=1024", "async"),
-    "row_staged, forward": ("rmsnorm.fwd:d=65536", "bulk"),
+    "row_staged, forward": ("rmsnorm.fwd:d=512", "bulk"),
+    "row_claimed": ("rmsnorm.fwd:d=20480", "bulk"),
     "row_staged, backward": ("layernorm.bwd:d=4096", "bulk"),
     "row_stream": ("rmsnorm.fwd:d=100003", "stream"),
     "columns": ("layernorm.bwd:d=70000,save=none", "stream"),

@@ -446,9 +446,12 @@ def test_column_orders_are_a_function_of_d_and_dtype() -> None:
     # Longer rows are for clusters, of four at least; where they meet for statistics, too, only if they have to.
     assert found(7169, "bf16") == (4, 30, 4)
     assert found(3073, "f64") == found(6145) == found(12288) == (2, 30, 4)
-    # Still longer ones of two bytes an element are for clusters of eight.
+    # Still longer ones are for clusters of eight, and the longest of four bytes an element for clusters of 16.
     assert (found(10240, "bf16"), found(10248, "bf16"), found(16384, "f16")) == ((4, 30, 4), (8, 15, 4), (4, 15, 4))
-    assert (found(16384), found(16384, "bf16", "none")) == ((1, 30, 4), (1, 66, 16))
+    assert (found(12289), found(24576), found(24580), found(32768)) == ((2, 15, 4), (2, 15, 4), (1, 15, 4), (1, 15, 4))
+    assert (found(32769), found(65536), found(131072), found(2**18)) == ((2, 7, 4), (1, 7, 4), (1, 7, 4), (1, 4, 4))
+    assert found(65536, "bf16") == (1, 15, 4)
+    assert found(16384, "bf16", "none") == (1, 66, 16)
     assert (found(8192, save="none"), found(8193, save="none")) == ((1, 126, 16), (1, 66, 16))
     assert found(2**20, "bf16") == (1, 4, 4)
 

@@ -137,7 +137,7 @@ ILLEGAL: list[tuple[str, Schedule, str]] = [
     (
         FORWARD,
         replace(GOOD, claim=True),
-        "claim belongs to form=bulk or ragged, without column sums and without a cluster",
+        "claim belongs to form=bulk or ragged, without column sums, and to row sums if a cluster shares the rows",
     ),
     (
         FORWARD,

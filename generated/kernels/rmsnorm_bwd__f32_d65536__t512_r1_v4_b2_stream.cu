@@ -3,7 +3,7 @@
 //   regenerate : lngen show rmsnorm.bwd:d=65536,dtype=f32 --stage cuda --schedule form=stream,threads=512,rows=1,vec=4,resident=2
 //   spec       : rmsnorm.bwd:d=65536,dtype=f32
 //   schedule   : form=stream,threads=512,rows=1,vec=4,resident=2
-//   ir-sha256  : 7763681825dc
+//   ir-sha256  : f33963c58821
 //
 // graph @rmsnorm_bwd(%dy: f32[M, D], %x: f32[M, D], %gamma: f32[D], %rstd: f32[M]) -> (f32[M, D], f32[D]) {
 //   %x32                    : f32[M, D] = cast %x {to=f32}
@@ -17,7 +17,7 @@
 //   %dx32_part              : f32[M, D] = fma %xhat, %mean_dy_gamma_xhat_neg, %dy_gamma
 //   %dx32                   : f32[M, D] = mul %rstd, %dx32_part
 //   %dx                     : f32[M, D] = cast %dx32 {to=f32}
-//   %sum_dy_xhat            : f32[D]    = reduce_dot %dy, %xhat {axis=M, blocks=15, groups=1, strands=4}
+//   %sum_dy_xhat            : f32[D]    = reduce_dot %dy, %xhat {axis=M, blocks=7, groups=1, strands=4}
 //   %dgamma                 : f32[D]    = cast %sum_dy_xhat {to=f32}
 //   return %dx, %dgamma
 // }
@@ -422,7 +422,7 @@ rmsnorm_bwd__f32_d65536__t512_r1_v4_b2_stream__columns(
     constexpr int CHUNK   = 4;      // consecutive columns a thread owns
     constexpr int THREADS = 128;    // threads per block
     constexpr int VEC     = 4;      // elements per memory access
-    constexpr int OWNERS  = 15;     // blocks that share the rows; fixed by the graph
+    constexpr int OWNERS  = 7;      // blocks that share the rows; fixed by the graph
     constexpr int PITCH   = 65536;  // column sums from one partial row to the next
 
     wait_for_previous_kernel();
@@ -446,7 +446,7 @@ rmsnorm_bwd__f32_d65536__t512_r1_v4_b2_stream__columns(
         for (int i = 0; i < CHUNK; ++i) {
             const float x32 = x[i];                                      // %x32 : f32[M, D] = cast %x {to=f32}
             const float xhat = x32 * rstd;                               // %xhat : f32[M, D] = mul %x32, %rstd
-            sum_dy_xhat_acc[i] = fmaf(dy[i], xhat, sum_dy_xhat_acc[i]);  // %sum_dy_xhat : f32[D] = reduce_dot %dy, %xhat {axis=M, blocks=15, groups=1, strands=4}
+            sum_dy_xhat_acc[i] = fmaf(dy[i], xhat, sum_dy_xhat_acc[i]);  // %sum_dy_xhat : f32[D] = reduce_dot %dy, %xhat {axis=M, blocks=7, groups=1, strands=4}
         }
     }
     store_chunk<VEC, D, CHUNK, CHUNK, true>(sum_dy_xhat_partial_ptr + static_cast<long long>(blockIdx.y) * PITCH, sum_dy_xhat_acc, col);
@@ -465,10 +465,10 @@ rmsnorm_bwd__f32_d65536__t512_r1_v4_b2_stream__finish(
     constexpr int COLUMNS     = 128;    // columns a block completes at a time
     constexpr int ABREAST     = 4;      // of them a thread adds side by side
     constexpr int STRANDS     = 4;      // strands that add the partial rows of a column
-    constexpr int PARTIALS    = 15;     // partial rows at most
+    constexpr int PARTIALS    = 7;      // partial rows at most
     constexpr int APART       = 1;      // partial rows that are folded to one term of a strand
     constexpr int PITCH       = 65536;  // column sums from one partial row to the next
-    constexpr int BATCH       = 4;      // terms a strand has on their way at a time
+    constexpr int BATCH       = 2;      // terms a strand has on their way at a time
     constexpr int PER_PARTIAL = 1;      // rows side by side behind a partial row
 
     let_next_kernel_begin();
@@ -501,7 +501,7 @@ rmsnorm_bwd__f32_d65536__t512_r1_v4_b2_stream__finish(
             real sum_dy_xhat_strands[STRANDS];
             #pragma unroll
             for (int s = 0; s < STRANDS; ++s) sum_dy_xhat_strands[s] = totals[(0 * STRANDS + s) * COLUMNS + column];
-            const real sum_dy_xhat = rows == 0 ? real(0) : fold<Add, STRANDS>(sum_dy_xhat_strands);  // %sum_dy_xhat : f32[D] = reduce_dot %dy, %xhat {axis=M, blocks=15, groups=1, strands=4}
+            const real sum_dy_xhat = rows == 0 ? real(0) : fold<Add, STRANDS>(sum_dy_xhat_strands);  // %sum_dy_xhat : f32[D] = reduce_dot %dy, %xhat {axis=M, blocks=7, groups=1, strands=4}
             const float dgamma = sum_dy_xhat;  // %dgamma : f32[D] = cast %sum_dy_xhat {to=f32}
             dgamma_ptr[col] = dgamma;
         }

@@ -30,7 +30,10 @@ CATALOG = {
     "layernorm.fwd:d=12288,dtype=bf16": (
         "form=bulk,threads=256,rows=1,vec=8,resident=2,stages=2,owners=264,keep=yes,hold=yes,soon=yes,claim=yes"
     ),
-    # A row shared by the blocks of a cluster, results leaving in bulk.
+    # A row shared by the blocks of a cluster: claimed by the first for all; results leaving in bulk.
+    "layernorm.fwd:d=32768,dtype=f32": (
+        "form=bulk,threads=64,rows=3,vec=4,stages=2,cluster=8,owners=15,keep=yes,hold=yes,soon=yes,claim=yes"
+    ),
     "layernorm.fwd:d=65536,dtype=bf16": (
         "form=bulk,threads=256,rows=1,vec=8,stages=3,cluster=4,owners=30,bulk_store=yes,keep=yes"
     ),

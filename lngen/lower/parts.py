@@ -75,13 +75,17 @@ class Sum:
 
 @dataclass(frozen=True)
 class Fold:
-    """The row reductions of one kind that end a phase: what combines them, its neutral element, their arrays."""
+    """The row reductions of one kind that end a phase: what combines them, its neutral element, their arrays.
+
+    tells   with these the blocks of a cluster are told which row comes next
+    """
 
     op: str
     absent: str
     chunks: str
     results: str
     sums: tuple[Sum, ...]
+    tells: bool = False
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -141,11 +145,18 @@ class Refill:
     soon      the stage of this row, which all threads hold; else that of the row before
     stored    which is free only once its results have left
     claimed   the row is the next that nobody has; else one of the row group's own
+    told      which row that is, the first block of a cluster says
     """
 
     soon: bool = False
     stored: bool = False
     claimed: bool = False
+    told: bool = False
+
+    @property
+    def claimant(self) -> str:
+        """Who claims rows, in C."""
+        return "lane == 0 && cluster_rank() == 0" if self.told else "lane == 0"
 
     @property
     def why(self) -> str:

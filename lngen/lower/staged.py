@@ -22,13 +22,14 @@ from lngen.schedule import (
 def staged(kernel: Kernel, graph: Graph, outputs: tuple[Value, ...], s: Schedule, p: Problem) -> Kernel:
     """A row kernel under a staged schedule: its shared memory, its clusters, its partials."""
     inputs, results = places(graph, outputs, s, p)
+    told = s.claim and s.cluster > 1
     return replace(
         in_pieces(kernel, s, p),
-        phases=_refilling(kernel.phases),
+        phases=_refilling(kernel.phases, told),
         dynamic=dynamic_shared(s, p),
         places=inputs,
         results=results,
-        refill=Refill(s.soon, s.bulk_store or s.form == "ragged", s.claim),
+        refill=Refill(s.soon, s.bulk_store or s.form == "ragged", s.claim, told),
         sections=sections(kernel, graph, s, p),
     )
 
@@ -70,7 +71,7 @@ def sections(kernel: Kernel, graph: Graph, s: Schedule, p: Problem) -> Sections:
         "bulk": ["_setup_bulk", *ready, "_piece"],
         "ragged": ["_setup_bulk", *ready],
     }
-    refill = [*["_claim"] * s.claim, "_refill"]
+    refill = [*["_claim"] * s.claim, *["_tell"] * (s.claim and meets), "_refill"]
     copies = {
         "async": ["_copy_async"],
         "bulk": ["_copy_bulk", *["_store_bulk"] * s.bulk_store, *refill],
@@ -134,7 +135,13 @@ def _widened(graph: Graph, s: Schedule, p: Problem) -> bool:
     return s.keep and bool(halves) and casts and known and not stay_packed(s, p)
 
 
-def _refilling(phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
-    """The first folds of a row meet all its threads, which have read it by then: a stage is free."""
+def _refilling(phases: tuple[Phase, ...], told: bool) -> tuple[Phase, ...]:
+    """The first folds of a row meet all its threads, which have read it by then: a stage is free.
+
+    Blocks that are told which row comes next are told with the last of them, as there are places for two meetings.
+    """
     first, *rest = phases
-    return replace(first, refills=bool(first.folds)), *rest
+    if not first.folds:
+        return phases
+    *folds, last = first.folds
+    return replace(first, folds=(*folds, replace(last, tells=told)), refills=True), *rest

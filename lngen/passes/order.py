@@ -18,12 +18,13 @@ SIDE_BYTES = 24 * 1024
 
 # Longer rows that blocks meet over once are better shared by clusters of so many: with short pieces of several rows
 # side by side, few clusters leave few partial rows behind. So are rows of more bytes than a block works on. Still
-# longer ones are better shared by larger clusters, if their elements have two bytes. Of such, some that are shorter are
-# better shared by two blocks: the longest of which one would hold the sums of two rows side by side, of whole chunks,
-# without which there are no clusters.
+# longer ones are better shared by larger clusters, by bytes of an element, and of four the longest by the largest. Of
+# two, some that are shorter are better shared by two blocks: the longest of which one would hold the sums of two
+# rows side by side, of whole chunks, without which there are no clusters.
 LONG_ROW, LONG_CLUSTER = {4: 7168, 8: 3584}, 4
 PAIR_ROW, PAIR_CLUSTER = 4096, 2
-LONGER_ROW, LONGER_CLUSTER = 10240, 8
+LONGER_ROW, LONGER_CLUSTER = {2: 10240, 4: 12288}, 8
+LONGEST_ROW, LONGEST_CLUSTER = {4: 32768}, 16
 
 # How many blocks, or clusters of 2, 4, 8, ... blocks where a row's sums are more than one can hold, share the rows:
 # about as many as an H200's 132 multiprocessors run at a time. Of these numbers 126 serves memory best where rows are
@@ -134,10 +135,17 @@ def sharers(graph: Graph, d: int) -> int:
     """Blocks, a power of two, that together hold the column sums of ``graph`` well."""
     size, element, least = max(sum_size(graph), 4), element_size(graph), 1
     if _meets_once(graph) and (d > LONG_ROW[size] or d * element > SIDE_BYTES):
-        least = LONGER_CLUSTER if d > LONGER_ROW and element == 2 else LONG_CLUSTER
+        least = _cluster_of_long(d, element)
     elif _meets_once(graph) and _is_for_pairs(d, element, size):
         least = PAIR_CLUSTER
     return max(least, _doublings(-(-d // HELD_PIECE[size])))
+
+
+def _cluster_of_long(d: int, element: int) -> int:
+    """How many blocks share long rows of ``d`` elements of ``element`` bytes."""
+    if d > LONGEST_ROW.get(element, d):
+        return LONGEST_CLUSTER
+    return LONGER_CLUSTER if d > LONGER_ROW.get(element, d) else LONG_CLUSTER
 
 
 def _is_for_pairs(d: int, element: int, size: int) -> bool:

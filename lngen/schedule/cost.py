@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from lngen.schedule.cost_clusters import WIDE_ELEMENTS, WIDE_ROW, clusters_cost, wanted_cluster
 from lngen.schedule.cost_columns import FEW_BLOCK, columns_cost
 from lngen.schedule.legal import MAX_CLUSTER, rows_ahead, slots
 from lngen.schedule.problem import Problem
@@ -59,28 +60,23 @@ LINE, BROKEN = 128, 0.31
 SMALL_BLOCK, MOST_BLOCK, SHORT_BYTES, MANY_CLUSTER = 64, 256, 1024, 1.0
 WARP_ELEMENTS, WARP_BLOCK, WARP_EACH = 512, 32, 128  # of such a warp: elements of a row, threads, bytes of a thread
 
-# Staged rows without column sums: bytes that the threads of a multiprocessor work on, bytes of a thread, and elements
-# of it at most, threads of a block (other numbers for some rows, for ragged ones and for clusters), and bytes on their
-# way: more of a row group that has nobody to work while it waits; two stages are few; from so many bytes on a row is
-# worth a bulk copy, or is long.
+# Staged rows without column sums that no cluster shares: bytes that the threads of a multiprocessor work on, bytes of a
+# thread, and elements of it at most, threads of a block (other numbers for some rows and for ragged ones), and bytes on
+# their way: more of a row group that has nobody to work while it waits; two stages are few; from so many bytes on a row
+# is worth a bulk copy, or is long.
 WORK, WORK_SIZE = 41_500, 1.36
 STAGED_EACH, STAGED_ELEMENTS, STAGED_THREADS, STAGED_THREADS_SIZE, RAGGED_THREADS_SIZE = 70, 70, 128, 0.27, 0.9
-STAGED_BLOCK, SOME_BLOCK, RAGGED_BLOCK, SHARED_BLOCK, STAGED_BLOCK_SIZE = 331, 122, 512, 207, 0.19
-FLIGHT, FLIGHT_SHARED, FLIGHT_SIZE, ALONE, TWO_STAGES = 88_000, 84_000, 2.35, 1.32, 0.85
+STAGED_BLOCK, SOME_BLOCK, RAGGED_BLOCK, STAGED_BLOCK_SIZE = 331, 122, 512, 0.19
+FLIGHT, FLIGHT_SIZE, ALONE, TWO_STAGES = 88_000, 2.35, 1.32, 0.85
 BULK_ROW, LONG_ROW = 512, 12 * 1024
-
-# A row of more bytes is shared by a cluster; a somewhat shorter one, too, if it has many elements or there are some
-# more. Endless rows of so many elements still go to registers. Bytes that a block of a cluster takes, as long as
-# clusters are not the largest, and so many that two blocks share a multiprocessor better.
-WIDE_ROW, WIDE_SOME, WIDE_ELEMENTS, REGISTER_ELEMENTS = 32 * 1024, 24 * 1024, 12288, 16384
-PIECE, PAIR_PIECE = 16 * 1024, 32 * 1024
 
 # Staged rows that are claimed: of how many bytes they are; endless ones of more than how many elements, but those of
 # so many bytes, of which blocks that come and go do as well; bytes that the threads of a multiprocessor work on, at
-# least two rows, but of long ones one; threads of a row, and of a long one; stages, and for rows from how many bytes on
-# they follow from the bytes on their way, and lie between which; elements of a thread at most, if somebody works while
-# it waits; and the weights of more row groups a block, of another number of stages, and of too many bytes on their way.
-CLAIMED_ROW, CLAIMED_MOST, CLAIMED_LONG, ENDLESS_ELEMENTS = 7680, 64 * 1024, 32 * 1024, 4096
+# least two rows, but of the longest one; threads of a row, and of the longest; stages, and for rows from how many bytes
+# on they follow from the bytes on their way, and lie between which; elements of a thread at most, if somebody works
+# while it waits; and the weights of more row groups a block, of another number of stages, and of too many bytes on
+# their way.
+CLAIMED_ROW, ENDLESS_ELEMENTS = 7680, 4096
 ENDLESS_FROM, ENDLESS_TO = 16 * 1024, 28 * 1024
 CLAIMED_WORK, CLAIMED_THREADS, CLAIMED_BLOCK, CLAIMED_STAGES = 37_000, 128, 256, 3
 CLAIMED_DEEP, CLAIMED_WAY, DEEP_STAGES = 16 * 1024, 128 * 1024, (2, 4)
@@ -98,13 +94,12 @@ def cost(s: Schedule, p: Problem, there: int) -> tuple[float, ...]:
 def _rows_cost(s: Schedule, p: Problem, idle: float, there: int) -> tuple[float, ...]:
     """Rows that all fit shared memory are asked for at once, and wide ones ahead; others wait in registers."""
     row, few = row_bytes(p), there <= EACH
-    if s.claim:
+    if s.claim and s.cluster == 1:
         # There is somebody to work while a row group waits, if rows are not long; nobody waits for weights.
-        busy = row >= CLAIMED_LONG or (s.resident * s.rows > 1 and slots(s, p) * p.chunk <= CLAIMED_ELEMENTS)
+        busy = row >= WIDE_ROW or (s.resident * s.rows > 1 and slots(s, p) * p.chunk <= CLAIMED_ELEMENTS)
         busy = busy and (s.keep or not p.column_sizes)
         return (-1 if busy and _worth_claiming(s, p, row, there) else 4, *_claimed_cost(s, p, row))
-    wide = row > WIDE_ROW and not (there > MANY and p.d <= REGISTER_ELEMENTS)
-    staged = not few and (wide or (row >= BULK_ROW and there <= (STAGE if row >= LONG_ROW else HALF)))
+    staged = not few and (row > WIDE_ROW or (row >= BULK_ROW and there <= (STAGE if row >= LONG_ROW else HALF)))
     order = {"ragged": 0, "bulk": 0 if staged else 1, "registers": 1 if staged else 0, "async": 2}[s.form]
     each = slots(s, p) * p.chunk * row / p.d
     if s.form == "registers":
@@ -114,19 +109,18 @@ def _rows_cost(s: Schedule, p: Problem, idle: float, there: int) -> tuple[float,
 
 
 def _worth_claiming(s: Schedule, p: Problem, row: int, there: int) -> bool:
-    """True if rows of so many bytes are claimed rather than shared out: long ones of which there are many rounds.
+    """True if blocks claim rows of so many bytes rather than share them out: long ones of which there are many rounds.
 
     Of endless rows in registers, blocks come and go in as good an order; only of long ones is the wait for them longer.
     """
     if there > MANY and s.form == "bulk" and (p.d <= ENDLESS_ELEMENTS or ENDLESS_FROM < row < ENDLESS_TO):
         return False
-    least = MANY if p.d > REGISTER_ELEMENTS else STAGE if p.d >= WIDE_ELEMENTS else HALF
-    return there > least and CLAIMED_ROW <= row <= CLAIMED_MOST
+    return there > (STAGE if p.d >= WIDE_ELEMENTS else HALF) and CLAIMED_ROW <= row <= WIDE_ROW
 
 
 def _claimed_cost(s: Schedule, p: Problem, row: int) -> tuple[float, ...]:
     """Rows of so many bytes in shared memory that are claimed: two or more at a time, or one if they are long."""
-    work, long = s.resident * s.rows * row, row >= CLAIMED_LONG
+    work, long = s.resident * s.rows * row, row >= WIDE_ROW
     threads = CLAIMED_BLOCK if long else max(CLAIMED_THREADS, power(p.d / STAGED_ELEMENTS))
     least, most = DEEP_STAGES
     alone = s.resident * s.rows == 1
@@ -182,32 +176,23 @@ def _many_cost(s: Schedule, p: Problem, each: float, there: int) -> float:
 
 def _staged_cost(s: Schedule, p: Problem, each: float, there: int) -> tuple[float, ...]:
     """Rows in shared memory, ``each`` bytes a thread: enough of them on their way, few threads with much to do."""
-    row = row_bytes(p)
-    wide = row > WIDE_ROW or (row >= WIDE_SOME and (there > SOME or p.d >= WIDE_ELEMENTS))
-    cluster = min(MAX_CLUSTER, power(row / PIECE)) if wide else 1
-    part = row / cluster
+    cluster = wanted_cluster(p, there)
+    if s.cluster > 1:
+        return (off(s.cluster, cluster), *clusters_cost(s, p, there))
+    row, ragged = row_bytes(p), s.form == "ragged"
     # Few threads have more to do, if they are more than a small block.
     threads = max(
-        min(power(part / min(there, STAGED_EACH)), STAGED_THREADS),
-        power(p.d / cluster / min(there / 2, STAGED_ELEMENTS)),
+        min(power(row / min(there, STAGED_EACH)), STAGED_THREADS), power(p.d / min(there / 2, STAGED_ELEMENTS))
     )
-    ragged, some = s.form == "ragged", there <= SOME
-    # Of few very long rows of two bytes an element, and of pieces so large that two stages of two fill half of the
-    # shared memory, blocks of one row group each gain over two in one, and over more stages.
-    few = some and row > WIDE_ROW and min((*p.input_sizes, 4)) == 2
-    pair = part == PAIR_PIECE and not some
-    small = SOME_BLOCK if pair or some else STAGED_BLOCK
-    block = RAGGED_BLOCK if ragged else SHARED_BLOCK if wide and not (few or pair) else small
-    work = 2 * part if pair else min(WORK, there * THREADS)
-    ahead = (FLIGHT_SHARED if wide else FLIGHT) + ALONE * part * (s.resident * s.rows == 1)
-    flight = 6 * part if pair else ahead
+    block = RAGGED_BLOCK if ragged else SOME_BLOCK if there <= SOME else STAGED_BLOCK
+    flight = FLIGHT + ALONE * row * (s.resident * s.rows == 1)
     shortcomings = (
-        WORK_SIZE * off(s.resident * s.block * each, work)
+        WORK_SIZE * off(s.resident * s.block * each, min(WORK, there * THREADS))
         + (RAGGED_THREADS_SIZE if ragged else STAGED_THREADS_SIZE) * off(s.threads, threads)
         + STAGED_BLOCK_SIZE * off(s.block, max(threads, block))
-        + FLIGHT_SIZE * off(s.resident * s.rows * rows_ahead(s) * part, flight)
-        + TWO_STAGES * (rows_ahead(s) == 2 and not pair)
+        + FLIGHT_SIZE * off(s.resident * s.rows * rows_ahead(s) * row, flight)
+        + TWO_STAGES * (rows_ahead(s) == 2)
     )
     return (
-        off(s.cluster, cluster), not s.keep, not s.hold, s.bulk_store, round(shortcomings, 6), s.resident, not s.soon,
+        off(1, cluster), not s.keep, not s.hold, s.bulk_store, round(shortcomings, 6), s.resident, not s.soon
     )  # fmt: skip

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import NamedTuple
 
-from lngen.schedule.legal import piece, rows_ahead, slots
+from lngen.schedule.legal import MIN_STAGES, piece, rows_ahead, slots
 from lngen.schedule.problem import Problem
+from lngen.schedule.resources import stay_packed
 from lngen.schedule.schedule import Schedule
 from lngen.schedule.shares import HALF, LEAST, MANY, off, row_bytes
 
@@ -41,13 +43,15 @@ COLUMN_ROWS = {
 FEW_ROW, FEW_BLOCK, TINY_ROW, TINY_BLOCK, PREFETCHED = 1024, 256, 255, 1024, 16
 
 # Staged ones: threads of a block for short rows and for longer ones; for endless ones between THIN_ROW and SHORT_ROW
-# elements; for rows up to ALONE_ROW that a block works on one by one; the weight of another size than the best, to that
-# of a stage; elements of a thread at most if rows are endless, and if clusters share them; bytes of a stage, few of
-# which fill shared memory, and of one of which endless rows have one more; how many rows there are at most where
-# clusters hold those of four bytes an element.
-SHORT_BLOCK, LONG_BLOCK, THIN_ROW, SHORT_ROW, ALONE_BLOCK, ALONE_ROW = 512, 256, 512, 1536, 128, 6144
+# elements; for rows up to ALONE_ROW elements, and pieces of rows up to ALONE_PIECE, that a block works on one by one;
+# the weight of another size than the best, to that of a stage; elements of a thread at most if rows are endless, and
+# if clusters share them; bytes of a stage, few of which fill shared memory, and of one of which endless rows have one
+# more; how many rows there are at most where clusters of several row groups hold those of four bytes an element, and
+# blocks those of two whose weights have to stay packed.
+SHORT_BLOCK, LONG_BLOCK, THIN_ROW, SHORT_ROW = 512, 256, 512, 1536
+ALONE_BLOCK, ALONE_ROW, ALONE_PIECE = 128, 6144, 4096
 COLUMN_BLOCK_SIZE, ENDLESS_EACH, SHARED_EACH, FULL_STAGE, DEEP_STAGE = 1.2, 32, 40, 48 * 1024, 32 * 1024
-HELD_SHARED = 1024
+HELD_SOME = 1024
 
 # Endless rows of which clusters wait for shared memory alone: by bytes of a stage, row groups at least and blocks of a
 # cluster at most. Of other stages, and of fewer rows, that loses up to 14 % (h200-tried.txt, 49).
@@ -67,11 +71,15 @@ def columns_cost(s: Schedule, p: Problem, idle: float, there: int) -> tuple[floa
         layout = round(off(s.block, block) + off(idle, 1), 3)
         return (order, s.one_launch, s.resident, s.prefetch != prefetch, layout)
     block, most = _columns_block(s, p, size, endless), SHARED_EACH if s.cluster > 1 else ENDLESS_EACH
-    shortcomings = abs(rows_ahead(s) - _columns_stages(s, p, size, there)) + COLUMN_BLOCK_SIZE * (
+    ahead = max(_columns_stages(s, p, size, there), MIN_STAGES + s.soon)
+    shortcomings = abs(rows_ahead(s) - ahead) + COLUMN_BLOCK_SIZE * (
         off(s.block, block) + (max(0, each - most) if endless else 0)
     )
     stage, shared = _stage(s, p), s.cluster > 1
-    hold = size == 2 or (there <= HELD_SHARED and stage <= FULL_STAGE if shared else endless or stage < FULL_STAGE)
+    if size == 2:
+        hold = there <= (MANY if shared else HELD_SOME) or not stay_packed(replace(s, hold=True, soon=True), p)
+    else:
+        hold = _held_shared(s, stage, there) if shared else endless or stage < FULL_STAGE
     soon = s.hold and (size == 2 or shared or not endless)
     return (
         order, off(s.cluster, p.cluster), s.resident, s.one_launch, not s.keep, round(shortcomings, 3),
@@ -84,6 +92,14 @@ def _stage(s: Schedule, p: Problem) -> int:
     return s.rows * piece(s, p) * row_bytes(p) // p.d
 
 
+def _held_shared(s: Schedule, stage: int, there: int) -> bool:
+    """True if the blocks of a cluster hold rows of four bytes an element, whose stage has so many bytes.
+
+    A row group that has nobody to work while it waits always does.
+    """
+    return s.rows == 1 or (there <= HELD_SOME and stage <= FULL_STAGE)
+
+
 def _restricted(s: Schedule, p: Problem) -> bool:
     """True if clusters wait for shared memory alone where rows are endless."""
     least, most = RESTRICTED.get(_stage(s, p), (1, 1))
@@ -92,7 +108,7 @@ def _restricted(s: Schedule, p: Problem) -> bool:
 
 def _columns_block(s: Schedule, p: Problem, size: int, endless: bool) -> int:
     """Threads of a block, for staged rows with column sums."""
-    if s.rows == 1 and size > 2 and piece(s, p) <= ALONE_ROW:
+    if s.rows == 1 and size > 2 and piece(s, p) <= (ALONE_PIECE if s.cluster > 1 else ALONE_ROW):
         much = endless and s.cluster == 1 and piece(s, p) > ENDLESS_EACH * ALONE_BLOCK
         return SHORT_BLOCK if much else ALONE_BLOCK
     least, most = (THIN_ROW, SHORT_ROW) if endless else (0, COLUMN_ROWS[size].short)
@@ -109,10 +125,10 @@ def _columns_stages(s: Schedule, p: Problem, size: int, there: int) -> int:
     stage = _stage(s, p)
     ahead = math.ceil(want.ahead / stage)
     if there <= HALF and (size == 2 or s.form == "bulk"):
-        return 3 + (shared and stage <= DEEP_STAGE) if alone else min(3, max(2, ahead))
+        return 3 + shared if alone else min(3, max(2, ahead))
     if endless and stage >= FULL_STAGE and not (alone or shared):
         return 2
     wanted = min(ahead, 3 if s.form == "ragged" else want.most) + want.alone * alone
     deep = stage <= DEEP_STAGE if shared else not alone and p.d > SHORT_ROW and stage == DEEP_STAGE
     more = endless and size == 2 and deep and s.form != "ragged"
-    return min(4, max(3 if alone or shared else 2, wanted) + more)
+    return min(4, max(2 + alone + shared, wanted) + more)

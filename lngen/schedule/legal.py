@@ -14,7 +14,7 @@ MAX_STATIC = 48 * 1024
 MAX_SHARED = 227 * 1024
 MAX_ELEMENTS = 128
 MAX_CLUSTER = 16
-MAX_STAGES = 8
+MIN_STAGES, MAX_STAGES = 2, 8
 WARP = 32
 NAMED_BARRIERS = 15
 BULK = 16  # bytes: bulk copies begin at multiples of it and are as long
@@ -109,7 +109,8 @@ def static_shared(s: Schedule, p: Problem) -> int:
     numbers = scratch_numbers(s, p)
     met = 2 * s.rows * met_numbers(s, p)
     barriers = s.rows * (s.stages + 2) if s.form in STAGED or met else 0
-    taken = s.rows * s.stages if s.claim else 0  # the row of each stage, of 8 bytes as a barrier is
+    # The row of each stage, and in a cluster what is told, of 8 bytes as a barrier is.
+    taken = s.rows * (s.stages + 2 * (s.cluster > 1)) if s.claim else 0
     if s.form not in STAGED:
         numbers = max(numbers, partial_numbers(s, p))
     return (numbers + met) * p.real_size + 8 * (barriers + taken)
@@ -179,8 +180,8 @@ def _form_rules(s: Schedule, p: Problem) -> list[tuple[bool, str]]:
     leaving = [n * size for size in p.output_sizes for n in (p.d, *[piece(s, p)] * (s.cluster > 1))]
     return [
         (
-            2 <= s.stages <= MAX_STAGES if staged else s.stages == 0,
-            f"stages is from 2 to {MAX_STAGES} with form={' or '.join(STAGED)}, else 0, got {s.stages}",
+            MIN_STAGES <= s.stages <= MAX_STAGES if staged else s.stages == 0,
+            f"stages is from {MIN_STAGES} to {MAX_STAGES} with form={' or '.join(STAGED)}, else 0, got {s.stages}",
         ),
         (not staged or bool(p.input_sizes), "there is no [M, D] input to stage"),
         (
@@ -231,8 +232,9 @@ def _option_rules(s: Schedule, p: Problem) -> list[tuple[bool, str]]:
             "soon belongs to form=bulk with hold=yes and bulk_store=no",
         ),
         (
-            not s.claim or (s.form in ("bulk", "ragged") and not p.column_sums and s.cluster == 1),
-            "claim belongs to form=bulk or ragged, without column sums and without a cluster",
+            not s.claim
+            or (s.form in ("bulk", "ragged") and not p.column_sums and (s.cluster == 1 or met_numbers(s, p) > 0)),
+            "claim belongs to form=bulk or ragged, without column sums, and to row sums if a cluster shares the rows",
         ),
         (
             not s.claim or s.threads >= WARP,

@@ -40,19 +40,20 @@ def _space(p: Problem) -> tuple[Schedule, ...]:
 def _bases(p: Problem) -> Iterator[Schedule]:
     """Forms and how rows are laid over threads and blocks: what is not legal as it stands is in no variant."""
     vec = p.run
-    rows = sorted(rows_of_a_block(p) if p.column_sums else (1, 2, 4, 8, 16, 32, 64, 128))
+    rows = sorted(rows_of_a_block(p) if p.column_sums else (1, 2, 3, 4, 8, 16, 32, 64, 128))
     store = bool(p.output_sizes)
     for threads, r, resident in product([1 << n for n in range(11)], rows, RESIDENT):
         if threads * r > MAX_THREADS or threads * r % WARP or threads * r * resident > MAX_THREADS_PER_SM:
             continue
-        for cluster in (1,) if p.column_sums else CLUSTERS:
+        shared = r == 3 and not p.column_sums  # three row groups gain in clusters alone
+        for cluster in (1,) if p.column_sums else CLUSTERS * (not shared):
             yield Schedule("registers", threads, r, vec, resident, cluster=cluster)
         if r == 1:
             yield Schedule("stream", threads, 1, vec, resident)
         # Five blocks of a row each gained where they fit; of row groups five were no better than four.
         if resident > (5 if r == 1 else 4) or threads * r < 64:
             continue
-        for cluster in CLUSTERS:
+        for cluster in CLUSTERS[1:] if shared else CLUSTERS:
             if cluster > 1 and p.column_sums and r != p.groups:
                 continue  # row groups are a block each where there are no clusters
             owners = 0 if p.column_sums else SIDE_BY_SIDE[cluster.bit_length() - 1] * resident
@@ -76,7 +77,7 @@ def _variants(base: Schedule, p: Problem) -> Iterator[Schedule]:
     else:
         stores = flags if base.form == "bulk" else (base.bulk_store,)
         ones = flags if p.column_sums else no
-        claims = flags if base.form != "async" and not p.column_sums and base.cluster == 1 else no
+        claims = flags if base.form != "async" and not p.column_sums else no
         alone = base.resident * base.rows == 1  # rows so long that they may be more than registers hold
         waits = flags if p.column_sums and base.cluster > 1 else no
         for stages, keep, hold, store, one in product((2, 3, 4, 5, 6), flags, flags, stores, ones):

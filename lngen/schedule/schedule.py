@@ -37,8 +37,8 @@ class Schedule:
                 phases
     soon        bulk, held, results not stored in bulk: the stage of a row takes the next one as soon as all threads
                 hold the row, not after it: one stage less does as well
-    claim       bulk, ragged, without column sums or a cluster: a row group takes the next row that nobody has from a
-                counter, not every owners-th: multiprocessors are not equally fast
+    claim       bulk, ragged, without column sums: a row group takes the next row that nobody has from a counter, not
+                every owners-th: multiprocessors are not equally fast; for a cluster its first block does
     restrict    a cluster with column sums: the wait for the other blocks' sums orders shared memory alone, as it always
                 does without column sums, and leaves the L1 cache; which is faster, only measuring tells
     """
