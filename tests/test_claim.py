@@ -195,6 +195,11 @@ def test_a_cluster_that_does_not_meet_cannot_claim() -> None:
         (7168, "f32", 256, True),
         (16384, "bf16", 64, True),  # long rows, one at a time
         (16384, "bf16", 32, False),
+        (14336, "f16", 64, True),  # by pairs of blocks
+        (15360, "f16", 64, True),  # by a block that has one at a time
+        (20001, "bf16", 256, True),  # ragged: no cluster shares them
+        (20001, "bf16", 64, False),
+        (12289, "f32", 64, True),
         (32768, "bf16", 64, True),  # shared by a cluster
         (32768, "bf16", 16, False),
         (32768, "f32", 64, True),

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from lngen.schedule.cost_clusters import WIDE_ELEMENTS, WIDE_ROW, clusters_cost, wanted_cluster
+from lngen.schedule.cost_clusters import WIDE_ELEMENTS, WIDE_ROW, clusters_cost, is_for_pairs, wanted_cluster
 from lngen.schedule.cost_columns import FEW_BLOCK, columns_cost
 from lngen.schedule.legal import MAX_CLUSTER, rows_ahead, slots
 from lngen.schedule.problem import Problem
@@ -70,13 +70,13 @@ STAGED_BLOCK, SOME_BLOCK, RAGGED_BLOCK, STAGED_BLOCK_SIZE = 331, 122, 512, 0.19
 FLIGHT, FLIGHT_SIZE, ALONE, TWO_STAGES = 88_000, 2.35, 1.32, 0.85
 BULK_ROW, LONG_ROW = 512, 12 * 1024
 
-# Staged rows that are claimed: of how many bytes they are; endless ones of more than how many elements, but those of
-# so many bytes, of which blocks that come and go do as well; bytes that the threads of a multiprocessor work on, at
-# least two rows, but of the longest one; threads of a row, and of the longest; stages, and for rows from how many bytes
-# on they follow from the bytes on their way, and lie between which; elements of a thread at most, if somebody works
-# while it waits; and the weights of more row groups a block, of another number of stages, and of too many bytes on
-# their way.
-CLAIMED_ROW, ENDLESS_ELEMENTS = 7680, 4096
+# Staged rows that are claimed: of how many bytes they are (the longest are ragged, which no cluster shares, and those
+# of more elements endless); endless ones of more than how many elements, but those of so many bytes, of which blocks
+# that come and go do as well; bytes that the threads of a multiprocessor work on, at least two rows, but of the
+# longest one; threads of a row, and of the longest; stages, and for rows from how many bytes on they follow from the
+# bytes on their way, and lie between which; elements of a thread at most, if somebody works while it waits; and the
+# weights of more row groups a block, of another number of stages, and of too many bytes on their way.
+CLAIMED_ROW, CLAIMED_MOST, MOST_ELEMENTS, ENDLESS_ELEMENTS = 7680, 64 * 1024, 16384, 4096
 ENDLESS_FROM, ENDLESS_TO = 16 * 1024, 28 * 1024
 CLAIMED_WORK, CLAIMED_THREADS, CLAIMED_BLOCK, CLAIMED_STAGES = 37_000, 128, 256, 3
 CLAIMED_DEEP, CLAIMED_WAY, DEEP_STAGES = 16 * 1024, 128 * 1024, (2, 4)
@@ -96,10 +96,12 @@ def _rows_cost(s: Schedule, p: Problem, idle: float, there: int) -> tuple[float,
     row, few = row_bytes(p), there <= EACH
     if s.claim and s.cluster == 1:
         # There is somebody to work while a row group waits, if rows are not long; nobody waits for weights.
-        busy = row >= WIDE_ROW or (s.resident * s.rows > 1 and slots(s, p) * p.chunk <= CLAIMED_ELEMENTS)
+        busy = _is_alone(s, p, row) or (s.resident * s.rows > 1 and slots(s, p) * p.chunk <= CLAIMED_ELEMENTS)
         busy = busy and (s.keep or not p.column_sizes)
         return (-1 if busy and _worth_claiming(s, p, row, there) else 4, *_claimed_cost(s, p, row))
-    staged = not few and (row > WIDE_ROW or (row >= BULK_ROW and there <= (STAGE if row >= LONG_ROW else HALF)))
+    staged = not few and (
+        row > WIDE_ROW or is_for_pairs(p) or (row >= BULK_ROW and there <= (STAGE if row >= LONG_ROW else HALF))
+    )
     order = {"ragged": 0, "bulk": 0 if staged else 1, "registers": 1 if staged else 0, "async": 2}[s.form]
     each = slots(s, p) * p.chunk * row / p.d
     if s.form == "registers":
@@ -113,14 +115,22 @@ def _worth_claiming(s: Schedule, p: Problem, row: int, there: int) -> bool:
 
     Of endless rows in registers, blocks come and go in as good an order; only of long ones is the wait for them longer.
     """
+    if is_for_pairs(p):
+        return False
     if there > MANY and s.form == "bulk" and (p.d <= ENDLESS_ELEMENTS or ENDLESS_FROM < row < ENDLESS_TO):
         return False
-    return there > (STAGE if p.d >= WIDE_ELEMENTS else HALF) and CLAIMED_ROW <= row <= WIDE_ROW
+    least = MANY if p.d > MOST_ELEMENTS else STAGE if p.d >= WIDE_ELEMENTS else HALF
+    return there > least and CLAIMED_ROW <= row <= (WIDE_ROW if s.form == "bulk" else CLAIMED_MOST)
+
+
+def _is_alone(s: Schedule, p: Problem, row: int) -> bool:
+    """True if a claimed row of so many bytes is enough for a multiprocessor, or all that its registers hold."""
+    return row >= WIDE_ROW or (s.form == "bulk" and p.d > WIDE_ELEMENTS)
 
 
 def _claimed_cost(s: Schedule, p: Problem, row: int) -> tuple[float, ...]:
     """Rows of so many bytes in shared memory that are claimed: two or more at a time, or one if they are long."""
-    work, long = s.resident * s.rows * row, row >= WIDE_ROW
+    work, long = s.resident * s.rows * row, _is_alone(s, p, row)
     threads = CLAIMED_BLOCK if long else max(CLAIMED_THREADS, power(p.d / STAGED_ELEMENTS))
     least, most = DEEP_STAGES
     alone = s.resident * s.rows == 1

@@ -11,9 +11,10 @@ from lngen.schedule.schedule import Schedule
 from lngen.schedule.shares import HALF, MANY, SOME, STAGE, off, power, row_bytes
 
 # A row of more bytes is shared by a cluster; a somewhat shorter one, too, if it has many elements or there are some
-# more. Bytes that a block takes; where rows are many twice as many rather than the largest clusters, of which only
-# seven fit a GPU, if registers do not fall short: of rows of four bytes an element.
-WIDE_ROW, WIDE_SOME, WIDE_ELEMENTS = 32 * 1024, 24 * 1024, 12288
+# more; one of many elements up to PAIR_ROW bytes by two blocks in any case. Bytes that a block takes; where rows are
+# many twice as many rather than the largest clusters, of which only seven fit a GPU, if registers do not fall short: of
+# rows of four bytes an element.
+WIDE_ROW, PAIR_ROW, WIDE_SOME, WIDE_ELEMENTS = 32 * 1024, 28 * 1024, 24 * 1024, 12288
 PIECE = 16 * 1024
 
 # Bytes that the blocks of a multiprocessor work on: of two bytes an element, whose registers are scarce, fewer,
@@ -29,6 +30,11 @@ def is_wide(p: Problem, there: int) -> bool:
     """True if a row is so long that several blocks share it."""
     row = row_bytes(p)
     return row > WIDE_ROW or (row >= WIDE_SOME and (there > SOME or p.d >= WIDE_ELEMENTS))
+
+
+def is_for_pairs(p: Problem) -> bool:
+    """True if two blocks share a row however many there are: one has no room for two, nor enough to do with one."""
+    return p.run == p.chunk and p.d > WIDE_ELEMENTS and WIDE_SOME < row_bytes(p) <= PAIR_ROW
 
 
 def wanted_cluster(p: Problem, there: int) -> int:

@@ -77,7 +77,7 @@ def columns_cost(s: Schedule, p: Problem, idle: float, there: int) -> tuple[floa
     )
     stage, shared = _stage(s, p), s.cluster > 1
     if size == 2:
-        hold = there <= (MANY if shared else HELD_SOME) or not stay_packed(replace(s, hold=True, soon=True), p)
+        hold = _held_packed(s, p, there)
     else:
         hold = _held_shared(s, stage, there) if shared else endless or stage < FULL_STAGE
     soon = s.hold and (size == 2 or shared or not endless)
@@ -92,12 +92,19 @@ def _stage(s: Schedule, p: Problem) -> int:
     return s.rows * piece(s, p) * row_bytes(p) // p.d
 
 
+def _held_packed(s: Schedule, p: Problem, there: int) -> bool:
+    """True if rows of two bytes an element are held: many not if the weights would have to stay packed beside them."""
+    few = there <= (MANY if s.cluster > 1 else HELD_SOME)
+    return few or p.run == 1 or not stay_packed(replace(s, hold=True, soon=True), p)
+
+
 def _held_shared(s: Schedule, stage: int, there: int) -> bool:
     """True if the blocks of a cluster hold rows of four bytes an element, whose stage has so many bytes.
 
-    A row group that has nobody to work while it waits always does.
+    A row group that has nobody to work while it waits does, unless there are few rows, of large stages.
     """
-    return s.rows == 1 or (there <= HELD_SOME and stage <= FULL_STAGE)
+    alone, few = s.rows == 1, there <= HALF
+    return (alone and not few) or (there <= HELD_SOME and stage <= FULL_STAGE)
 
 
 def _restricted(s: Schedule, p: Problem) -> bool:
@@ -125,7 +132,7 @@ def _columns_stages(s: Schedule, p: Problem, size: int, there: int) -> int:
     stage = _stage(s, p)
     ahead = math.ceil(want.ahead / stage)
     if there <= HALF and (size == 2 or s.form == "bulk"):
-        return 3 + shared if alone else min(3, max(2, ahead))
+        return 3 + (shared and stage <= FULL_STAGE) if alone else min(3, max(2, ahead))
     if endless and stage >= FULL_STAGE and not (alone or shared):
         return 2
     wanted = min(ahead, 3 if s.form == "ragged" else want.most) + want.alone * alone

@@ -45,15 +45,15 @@ def _bases(p: Problem) -> Iterator[Schedule]:
     for threads, r, resident in product([1 << n for n in range(11)], rows, RESIDENT):
         if threads * r > MAX_THREADS or threads * r % WARP or threads * r * resident > MAX_THREADS_PER_SM:
             continue
-        shared = r == 3 and not p.column_sums  # three row groups gain in clusters alone
-        for cluster in (1,) if p.column_sums else CLUSTERS * (not shared):
+        shared = r == 3 and not p.column_sums  # three row groups gain where a cluster shares staged rows alone
+        for cluster in () if shared else (1,) if p.column_sums else CLUSTERS:
             yield Schedule("registers", threads, r, vec, resident, cluster=cluster)
         if r == 1:
             yield Schedule("stream", threads, 1, vec, resident)
         # Five blocks of a row each gained where they fit; of row groups five were no better than four.
         if resident > (5 if r == 1 else 4) or threads * r < 64:
             continue
-        for cluster in CLUSTERS[1:] if shared else CLUSTERS:
+        for cluster in CLUSTERS[shared:]:
             if cluster > 1 and p.column_sums and r != p.groups:
                 continue  # row groups are a block each where there are no clusters
             owners = 0 if p.column_sums else SIDE_BY_SIDE[cluster.bit_length() - 1] * resident
