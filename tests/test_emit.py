@@ -213,7 +213,7 @@ def test_only_the_helpers_a_kernel_needs() -> None:
     assert [name for name in claims[1] if name not in claims[0]] == ["_counter"]
     wide = "form=bulk,threads=128,rows=1,stages=3,owners=3,cluster=2"
     claims = [helpers("layernorm.fwd:d=16384,dtype=bf16", wide + claim) for claim in ("", ",claim=yes")]
-    assert [name for name in claims[1] if name not in claims[0]] == ["_counter", "_send_row"]
+    assert [name for name in claims[1] if name not in claims[0]] == ["_counter", "_expect_more"]
 
 
 def test_every_constant_is_used(plan: Plan) -> None:

@@ -162,12 +162,22 @@ def test_asynchronous_copies_on_other_arches(arch: str) -> None:
     run("layernorm.bwd:d=1000,dtype=bf16", "form=async,threads=64,rows=8,vec=8,stages=2,one_launch=yes", 9, arch=arch)
 
 
+def scaled(b: GraphBuilder) -> None:
+    """No row is summed."""
+    b.output("y", b.mul("product", b.input("x", M, D), b.input("gamma", D)))
+
+
+def peaked(b: GraphBuilder) -> None:
+    """A maximum and a sum end one phase."""
+    x = b.input("x", M, D)
+    square = b.mul("square", x, x)
+    largest = b.reduce_max("largest", square, axis=D)
+    total = b.add("total", b.add("raised", largest, b.eps()), b.reduce_mean("ms", square, axis=D))
+    b.output("y", b.mul("scaled", x, b.rsqrt("rstd", total)))
+
+
 def test_no_row_of_a_graph_is_summed() -> None:
     """Nothing ends a phase; with a cluster, nothing is exchanged."""
-
-    def scaled(b: GraphBuilder) -> None:
-        b.output("y", b.mul("product", b.input("x", M, D), b.input("gamma", D)))
-
     for direction, schedule in (
         ("fwd", "form=bulk,threads=128,rows=1,vec=8,stages=2,owners=2,cluster=4,bulk_store=yes"),
         ("bwd", "form=bulk,threads=128,rows=1,vec=8,stages=2,cluster=4,one_launch=yes"),
@@ -177,13 +187,6 @@ def test_no_row_of_a_graph_is_summed() -> None:
 
 
 def test_maxima_and_sums_that_end_one_phase() -> None:
-    def peaked(b: GraphBuilder) -> None:
-        x = b.input("x", M, D)
-        square = b.mul("square", x, x)
-        largest = b.reduce_max("largest", square, axis=D)
-        total = b.add("total", b.add("raised", largest, b.eps()), b.reduce_mean("ms", square, axis=D))
-        b.output("y", b.mul("scaled", x, b.rsqrt("rstd", total)))
-
     for direction in ("fwd", "bwd"):
         spec = make_spec(Definition("peaked", peaked), direction, {"d": 8200, "dtype": "bf16"})
         run(spec, "form=bulk,threads=128,rows=1,vec=8,stages=2,owners=2,cluster=2,bulk_store=yes", 7)

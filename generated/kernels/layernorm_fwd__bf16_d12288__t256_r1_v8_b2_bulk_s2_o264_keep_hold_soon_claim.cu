@@ -486,11 +486,14 @@ layernorm_fwd__bf16_d12288__t256_r1_v8_b2_bulk_s2_o264_keep_hold_soon_claim__row
         if (row < rows) fetch(stage, row - group);
         else arrive(&landed[stage][group]);
     };
+    const auto claim = [&] {
+        if (!ended) coming = own + count_up(claimed_ptr);
+        else if (coming == rows + OWNERS * ROWS - 1) set_zero(claimed_ptr);
+    };
     const auto bring_next = [&](int stage) {
         bring(stage, coming);
         ended = coming >= rows;
-        if (!ended) coming = own + count_up(claimed_ptr);
-        else if (coming == rows + OWNERS * ROWS - 1) set_zero(claimed_ptr);
+        claim();
     };
     // The stage of this row is free: all threads hold it, as they have come to a barrier since.
     const auto refill = [&](int stage, long long first) {

@@ -388,15 +388,15 @@ __device__ __forceinline__ void wait_for_cluster(unsigned long long* barrier, un
 }
 
 // Sends a number to a place in any block of the cluster, and its bytes to that block's barrier.
-__device__ __forceinline__ void send(real* place, real value, unsigned long long* barrier, int rank)
+template <typename T> __device__ __forceinline__ void send(T* place, T value, unsigned long long* barrier, int rank)
 {
     const unsigned to = remote_address(place, rank), at = remote_address(barrier, rank);
-    if constexpr (sizeof(real) == 4)
+    if constexpr (sizeof(T) == 4)
         asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];"
-            :: "r"(to), "r"(__float_as_uint(value)), "r"(at) : "memory");
+            :: "r"(to), "r"(reinterpret_cast<const unsigned&>(value)), "r"(at) : "memory");
     else
         asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];"
-            :: "r"(to), "l"(__double_as_longlong(value)), "r"(at) : "memory");
+            :: "r"(to), "l"(reinterpret_cast<const long long&>(value)), "r"(at) : "memory");
 }
 
 // Row sums of rows that the blocks of a cluster share: every block gets the sums of all segments, and adds them left to

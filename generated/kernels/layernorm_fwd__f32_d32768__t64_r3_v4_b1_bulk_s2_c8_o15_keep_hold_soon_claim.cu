@@ -387,15 +387,15 @@ __device__ __forceinline__ void wait_for_cluster(unsigned long long* barrier, un
 }
 
 // Sends a number to a place in any block of the cluster, and its bytes to that block's barrier.
-__device__ __forceinline__ void send(real* place, real value, unsigned long long* barrier, int rank)
+template <typename T> __device__ __forceinline__ void send(T* place, T value, unsigned long long* barrier, int rank)
 {
     const unsigned to = remote_address(place, rank), at = remote_address(barrier, rank);
-    if constexpr (sizeof(real) == 4)
+    if constexpr (sizeof(T) == 4)
         asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];"
-            :: "r"(to), "r"(__float_as_uint(value)), "r"(at) : "memory");
+            :: "r"(to), "r"(reinterpret_cast<const unsigned&>(value)), "r"(at) : "memory");
     else
         asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];"
-            :: "r"(to), "l"(__double_as_longlong(value)), "r"(at) : "memory");
+            :: "r"(to), "l"(reinterpret_cast<const long long&>(value)), "r"(at) : "memory");
 }
 
 // Row sums of rows that the blocks of a cluster share: every block gets the sums of all segments, and adds them left to
@@ -425,14 +425,6 @@ __device__ __forceinline__ void cluster_fold(
             result[n] = Op::of(result[n], places[s / SEGMENTS * PARTS + n * SEGMENTS + s % SEGMENTS]);
     }
     ++meetings;
-}
-
-// Sends the number of a row, as a number is sent.
-__device__ __forceinline__ void send(long long* place, long long row, unsigned long long* barrier, int rank)
-{
-    const unsigned to = remote_address(place, rank), at = remote_address(barrier, rank);
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];"
-        :: "r"(to), "l"(row), "r"(at) : "memory");
 }
 
 // Has a barrier's phase wait for that many bytes more.
@@ -552,7 +544,6 @@ layernorm_fwd__f32_d32768__t64_r3_v4_b1_bulk_s2_c8_o15_keep_hold_soon_claim__row
     // groups begin with, and in the end to every group one that is not there. Who gets the last of these sets the counter to
     // zero, for the next launch.
     __shared__ long long taken[STAGES][ROWS];
-    __shared__ long long told[2][ROWS];  // in turns, as what else the blocks send each other
     const long long own = STAGES * step;
     long long coming = rows;  // the row that comes next, known to the first thread
     bool ended = false;
@@ -562,21 +553,24 @@ layernorm_fwd__f32_d32768__t64_r3_v4_b1_bulk_s2_c8_o15_keep_hold_soon_claim__row
         if (row < rows) fetch(stage, row - group);
         else arrive(&landed[stage][group]);
     };
-    const auto bring_next = [&](int stage) {
-        coming = told[(meetings - 1) % 2][group];
-        bring(stage, coming);
-        ended = coming >= rows;
-        if (cluster_rank() != 0) return;
+    const auto claim = [&] {
         if (!ended) coming = own + count_up(claimed_ptr);
         else if (coming == rows + OWNERS * ROWS - 1) set_zero(claimed_ptr);
     };
-    // Which row comes next, the first block of the cluster claims for all: it tells the others with the sums of this row.
+    // The first block of the cluster claims for all: with the sums of a row it tells them, itself too, which row comes next.
+    __shared__ long long told[2][ROWS];  // in turns, as what else the blocks send each other
     const auto tell = [&] {
         unsigned long long* barrier = &met[meetings % 2][group];
         if (lane == 0) expect_more(barrier, sizeof(long long));
         if (lane >= 32 || cluster_rank() != 0) return;
         const long long row = __shfl_sync(0xffffffff, coming, 0);
         if (lane < CLUSTER) send(&told[meetings % 2][group], row, barrier, lane);
+    };
+    const auto bring_next = [&](int stage) {
+        coming = told[(meetings - 1) % 2][group];
+        bring(stage, coming);
+        ended = coming >= rows;
+        if (cluster_rank() == 0) claim();
     };
     // The stage of this row is free: all threads hold it, as they have come to a barrier since.
     const auto refill = [&](int stage, long long first) {

@@ -108,7 +108,7 @@ def partials(plan: Plan) -> tuple[str, ...]:
         "_wait_all": meets and accumulate and not plan.schedule.restrict,
         "_wait_shared": meets and (not accumulate or plan.schedule.restrict),
         "_exchange": meets,
-        "_send_row": "_tell" in sections,
+        "_expect_more": "_bring_told" in sections,
         "_partial": accumulate,
         "_strand": sums,
         "_grid_barrier": "_one_launch" in sections,

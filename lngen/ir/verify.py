@@ -33,7 +33,7 @@ store_row store_sums strand_sums totals wait_for_bytes wait_for_copies wait_for_
 async_chunk copy_chunk at bytes cols early_word last offset partials sums there load_rest
 load_span shift_of store_span stay_word behind together owned owns
 to_stay arrivals arrive within leave_packed stay_wide first_number bring bring_next
-claimed coming count_up ended own set_zero taken expect_more tell told
+claimed coming count_up ended own set_zero taken claim expect_more tell told
 """
 _RESERVED = frozenset(_RESERVED_WORDS.split())
 

@@ -22,14 +22,13 @@ from lngen.schedule import (
 def staged(kernel: Kernel, graph: Graph, outputs: tuple[Value, ...], s: Schedule, p: Problem) -> Kernel:
     """A row kernel under a staged schedule: its shared memory, its clusters, its partials."""
     inputs, results = places(graph, outputs, s, p)
-    told = s.claim and s.cluster > 1
     return replace(
         in_pieces(kernel, s, p),
-        phases=_refilling(kernel.phases, told),
+        phases=_refilling(kernel.phases, s.told),
         dynamic=dynamic_shared(s, p),
         places=inputs,
         results=results,
-        refill=Refill(s.soon, s.bulk_store or s.form == "ragged", s.claim, told),
+        refill=Refill(s.soon, s.bulk_store or s.form == "ragged", s.claim, s.told),
         sections=sections(kernel, graph, s, p),
     )
 
@@ -71,7 +70,8 @@ def sections(kernel: Kernel, graph: Graph, s: Schedule, p: Problem) -> Sections:
         "bulk": ["_setup_bulk", *ready, "_piece"],
         "ragged": ["_setup_bulk", *ready],
     }
-    refill = [*["_claim"] * s.claim, *["_tell"] * (s.claim and meets), "_refill"]
+    claims = ["_claim", "_bring_told" if s.told else "_bring_claimed"] * s.claim
+    refill = [*claims, "_refill"]
     copies = {
         "async": ["_copy_async"],
         "bulk": ["_copy_bulk", *["_store_bulk"] * s.bulk_store, *refill],

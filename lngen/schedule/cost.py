@@ -164,7 +164,7 @@ def _many_cost(s: Schedule, p: Problem, each: float, there: int) -> float:
     """Rows in registers, ``each`` bytes a thread: the blocks that come and go keep enough bytes on their way."""
     row = row_bytes(p)
     short = BULK_ROW <= row <= SHORT_BYTES
-    want = MANY_ROWS[min((*p.input_sizes, 4))]
+    want = MANY_ROWS[min(p.element, 4)]
     # Of many blocks, about one of a multiprocessor is done loading at any time, or not yet there.
     way = max(s.resident - 1, 0.25) * s.block * each
     together = s.threads * min(s.vec, p.chunk) * row / p.d  # bytes of neighbouring threads' accesses

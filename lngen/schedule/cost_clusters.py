@@ -41,7 +41,7 @@ def wanted_cluster(p: Problem, there: int) -> int:
     """How many blocks share a row best."""
     cluster = min(MAX_CLUSTER, power(row_bytes(p) / PIECE)) if is_wide(p, there) else 1
     spare = cluster == MAX_CLUSTER and row_bytes(p) <= MAX_CLUSTER * PIECE
-    return cluster // 2 if spare and there > HALF and not _halves(p) else cluster
+    return cluster // 2 if spare and there > HALF and p.element > 2 else cluster
 
 
 def clusters_cost(s: Schedule, p: Problem, there: int) -> tuple[float, ...]:
@@ -49,9 +49,9 @@ def clusters_cost(s: Schedule, p: Problem, there: int) -> tuple[float, ...]:
     part = row_bytes(p) / s.cluster
     claim = _worth_claiming(s, p, part, there)
     # In the largest clusters row groups are a block each: only few fit a GPU, and so they differ more in speed.
-    apart = s.cluster == MAX_CLUSTER and (claim or _halves(p))
+    apart = s.cluster == MAX_CLUSTER and (claim or p.element == 2)
     together, others = (s.resident, s.rows) if apart else (s.rows, s.resident)
-    ahead = ROWS_AHEAD_SOME if _halves(p) and there <= SOME and not apart else ROWS_AHEAD
+    ahead = ROWS_AHEAD_SOME if p.element == 2 and there <= SOME and not apart else ROWS_AHEAD
     shortcomings = (
         WORK_SIZE * off(together * part, _work(p, part, claim, apart or s.cluster == 2 or there > STAGE))
         + APART_SIZE * (others - 1)
@@ -65,7 +65,7 @@ def _work(p: Problem, part: float, claim: bool, less: bool) -> int:
     """Bytes that the blocks of a multiprocessor work on best, in pieces of so many."""
     if part > PIECE:
         return WORK_LARGE
-    if claim or not _halves(p):
+    if claim or p.element > 2:
         return WORK
     return WORK_LESS if less else WORK_HALVES
 
@@ -75,13 +75,8 @@ def _worth_claiming(s: Schedule, p: Problem, part: float, there: int) -> bool:
 
     Of two bytes an element large clusters gain by it with large pieces of endless rows alone, and the largest never.
     """
-    if not _halves(p):
+    if p.element > 2:
         return there > (HALF if part > PIECE else STAGE)
     if s.cluster >= ENDLESS_CLUSTER:
         return s.cluster < MAX_CLUSTER and part > CLAIMED_PIECE and there > MANY
     return there > STAGE
-
-
-def _halves(p: Problem) -> bool:
-    """True if elements have two bytes."""
-    return min((*p.input_sizes, 4)) == 2

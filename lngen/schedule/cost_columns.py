@@ -60,7 +60,7 @@ RESTRICTED = {40 * 1024: (2, 4), 48 * 1024: (1, 8)}
 
 def columns_cost(s: Schedule, p: Problem, idle: float, there: int) -> tuple[float, ...]:
     """One block per multiprocessor, few threads, rows read from shared memory once."""
-    size = max(2, min(p.input_sizes, default=4))
+    size = max(2, p.element)
     want, few, endless = COLUMN_ROWS[size], there <= LEAST, there > MANY
     held = p.d <= (FEW_ROW if few else want.many if there >= MANY else want.held)
     order = {"bulk": 1, "ragged": 1, "async": 2, "registers": 0 if held else 3}[s.form]

@@ -110,7 +110,7 @@ def static_shared(s: Schedule, p: Problem) -> int:
     met = 2 * s.rows * met_numbers(s, p)
     barriers = s.rows * (s.stages + 2) if s.form in STAGED or met else 0
     # The row of each stage, and in a cluster what is told, of 8 bytes as a barrier is.
-    taken = s.rows * (s.stages + 2 * (s.cluster > 1)) if s.claim else 0
+    taken = s.rows * (s.stages + 2 * s.told) if s.claim else 0
     if s.form not in STAGED:
         numbers = max(numbers, partial_numbers(s, p))
     return (numbers + met) * p.real_size + 8 * (barriers + taken)
@@ -174,7 +174,7 @@ def _shape_rules(s: Schedule, p: Problem) -> list[tuple[bool, str]]:
 
 def _form_rules(s: Schedule, p: Problem) -> list[tuple[bool, str]]:
     """What belongs to which form, and what a form asks for."""
-    narrowest = s.vec * min(p.input_sizes, default=4)
+    narrowest = s.vec * p.element
     staged = s.form in STAGED
     least = 2 * BULK // min((*p.input_sizes, *p.output_sizes), default=4)  # elements in twice the unit of a bulk copy
     leaving = [n * size for size in p.output_sizes for n in (p.d, *[piece(s, p)] * (s.cluster > 1))]
@@ -200,7 +200,7 @@ def _form_rules(s: Schedule, p: Problem) -> list[tuple[bool, str]]:
         ),
         (
             s.form != "async" or narrowest >= 4,
-            f"asynchronous copies move at least 4 bytes, got vec={s.vec} of {min(p.input_sizes, default=4)} bytes",
+            f"asynchronous copies move at least 4 bytes, got vec={s.vec} of {p.element} bytes",
         ),
         (
             s.owners >= 1 if staged and not p.column_sums else s.owners == 0,

@@ -23,6 +23,7 @@ from lngen.schedule.schedule import Schedule
 from lngen.schedule.shares import share
 
 CLUSTERS = (1, 2, 4, 8, MAX_CLUSTER)
+THREE = 3  # so many row groups gain where a cluster shares staged rows, and were not tried elsewhere
 RESIDENT = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12)
 
 
@@ -40,20 +41,21 @@ def _space(p: Problem) -> tuple[Schedule, ...]:
 def _bases(p: Problem) -> Iterator[Schedule]:
     """Forms and how rows are laid over threads and blocks: what is not legal as it stands is in no variant."""
     vec = p.run
-    rows = sorted(rows_of_a_block(p) if p.column_sums else (1, 2, 3, 4, 8, 16, 32, 64, 128))
+    rows = sorted(rows_of_a_block(p) if p.column_sums else (1, 2, THREE, 4, 8, 16, 32, 64, 128))
     store = bool(p.output_sizes)
     for threads, r, resident in product([1 << n for n in range(11)], rows, RESIDENT):
         if threads * r > MAX_THREADS or threads * r % WARP or threads * r * resident > MAX_THREADS_PER_SM:
             continue
-        shared = r == 3 and not p.column_sums  # three row groups gain where a cluster shares staged rows alone
-        for cluster in () if shared else (1,) if p.column_sums else CLUSTERS:
-            yield Schedule("registers", threads, r, vec, resident, cluster=cluster)
+        anywhere = r != THREE or p.column_sums > 0
+        if anywhere:
+            for cluster in (1,) if p.column_sums else CLUSTERS:
+                yield Schedule("registers", threads, r, vec, resident, cluster=cluster)
         if r == 1:
             yield Schedule("stream", threads, 1, vec, resident)
         # Five blocks of a row each gained where they fit; of row groups five were no better than four.
         if resident > (5 if r == 1 else 4) or threads * r < 64:
             continue
-        for cluster in CLUSTERS[shared:]:
+        for cluster in CLUSTERS if anywhere else CLUSTERS[1:]:
             if cluster > 1 and p.column_sums and r != p.groups:
                 continue  # row groups are a block each where there are no clusters
             owners = 0 if p.column_sums else SIDE_BY_SIDE[cluster.bit_length() - 1] * resident

@@ -37,6 +37,11 @@ class Problem:
     phases: int
 
     @property
+    def element(self) -> int:
+        """Bytes of the shortest element of the [M, D] inputs; of none, 4."""
+        return min(self.input_sizes, default=4)
+
+    @property
     def chunks(self) -> int:
         """Chunks per row, the last one perhaps partial."""
         return -(-self.d // self.chunk)

@@ -32,9 +32,9 @@ ROW_WORDS, ROW_HALVES = (10, 1.0), (-1, 1.35)  # and for each register of elemen
 COLUMN_BASE = 30
 STREAM_BASE = 26
 STAGED_BASE, STAGED_F64 = 34, 12
-# Of the registers there are the compiler finds room for so much, by what it is for; with weights that stay packed,
-# beside rows that are held and their column sums, for a little more than is expected.
-PACKED, PACKED_HALVES, PACKED_HELD, SPARE_HELD = 1.0, 0.9, 0.9, 1.06
+# Of the registers there are the compiler finds room for so much, and for less where elements come one by one or there
+# are column sums; with weights that stay packed beside those, for a little more than is expected.
+PACKED, PACKED_LESS, SPARE = 1.0, 0.9, 1.06
 
 
 def registers(s: Schedule, p: Problem) -> int:
@@ -72,7 +72,7 @@ def stay_packed(s: Schedule, p: Problem) -> bool:
     if s.form not in STAGED or not s.keep or (p.column_sums and p.run > 1 and not s.soon):
         return False
     widened = sum(4 - size for size in p.column_sizes if size < 4) / 4
-    room = PACKED_HALVES if p.run == 1 else PACKED_HELD if p.column_sums else PACKED
+    room = PACKED_LESS if p.run == 1 or p.column_sums else PACKED
     return widened > 0 and registers(s, p) + slots(s, p) * p.chunk * widened > room * _limit(s)
 
 
@@ -83,7 +83,7 @@ def _limit(s: Schedule) -> int:
 
 def fits(s: Schedule, p: Problem, capability: int = 90) -> bool:
     """True if its instructions exist there, its blocks fit a multiprocessor, and the model expects no spills."""
-    spare = SPARE_HELD if s.soon and p.column_sums and stay_packed(s, p) else 1
+    spare = SPARE if s.soon and p.column_sums and stay_packed(s, p) else 1
     return has_room(s, p, capability) and registers(s, p) <= spare * _limit(s)
 
 

@@ -80,6 +80,11 @@ class Schedule:
         return self.form, self.cluster, self.one_launch, self.hold, self.soon, self.claim, self.restrict
 
     @property
+    def told(self) -> bool:
+        """True if the blocks of a cluster are told which row comes next: the first claims it for all."""
+        return self.claim and self.cluster > 1
+
+    @property
     def block(self) -> int:
         """Threads per block."""
         return self.threads * self.rows
