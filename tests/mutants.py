@@ -159,6 +159,12 @@ SUBJECTS: dict[str, Subject] = {
         "layernorm.fwd:d=4100,dtype=f32", replace(registers(128, 1, 4), cluster=2, keep=True), 3
     ),
     "cluster rounded": Subject("rounded.fwd:d=8200,dtype=f32,out=bf16", replace(registers(128, 1, 4), cluster=2), 3),
+    # Rows measured from the means of four segments, the last of them shorter: by two blocks, by one, read again.
+    "spread": Subject(
+        "layernorm.fwd:d=8200,dtype=f32", bulk(256, 1, 4, 2, 2, owners=1, keep=True, hold=True, soon=True), 4
+    ),
+    "spread registers": Subject("layernorm.fwd:d=8200,dtype=f32", registers(256, 1, 4), 2),
+    "spread stream": Subject("layernorm.fwd:d=8200,dtype=f32", stream(256, 4), 2),
     # Asynchronous copies.
     "async": Subject("totals.fwd:d=100,dtype=bf16", copies(4, 8, 4, 3, owners=1), 37, "wild"),
     "async block": Subject("totals.fwd:d=203,dtype=f32", copies(32, 1, 1, owners=1), 4, "wild"),

@@ -201,7 +201,7 @@ BULK = [
 
 # ---- clusters ----
 
-RANKED = "places + cluster_rank() * PARTS + n"
+RANKED = "places + cluster_rank() * PARTS;"
 SEGMENT = "places[s / SEGMENTS * PARTS + n * SEGMENTS + s % SEGMENTS]"
 STAGED_COLUMN = "const int col = column<RUN, JUMP, THREADS, SEGMENT, SEGMENT_SLOTS>(start, k, lane);"
 OWNED = "const bool owned = owns<RUN, JUMP, THREADS, SEGMENT_SLOTS>(k, lane);"
@@ -229,9 +229,9 @@ CLUSTERS = [
     text(
         "bytes for the wrong block", "cluster", "at = remote_address(barrier, rank)", "at = remote_address(barrier, 0)"
     ),
-    text("numbers of all blocks in one place", "cluster", RANKED, "places + n"),
-    text("numbers of blocks exchanged", "cluster", RANKED, "places + (1 - cluster_rank()) * PARTS + n"),
-    text("numbers overlap", "cluster", RANKED, "places + cluster_rank() + n"),
+    text("numbers of all blocks in one place", "cluster", RANKED, "places;"),
+    text("numbers of blocks exchanged", "cluster", RANKED, "places + (1 - cluster_rank()) * PARTS;"),
+    text("numbers overlap", "cluster", RANKED, "places + cluster_rank();"),
     text("one exchange buffer", "cluster", "exchanged[meetings % 2]", "exchanged[0]"),
     text("one exchange barrier", "cluster", "&met[meetings % 2]", "&met[0]"),
     text("exchanges not counted", "cluster", "    ++meetings;\n", ""),
@@ -556,7 +556,38 @@ CONSTANTS = [
     for edit in edits
 ]
 
+# ---- segments ----
+
+LAST = "static_cast<real>(SEGMENT) : static_cast<real>(LAST);"
+OFF = "* inverse_length<D, SEGMENT>(s * SEGMENT) - mean;"
+
+SPREADS = [
+    text("a segment measured from nothing", "spread", "x32 - x32_centre[k / SEGMENT_SLOTS]", "x32"),
+    text("all measured from the first segment", "spread", "x32 - x32_centre[k / SEGMENT_SLOTS]", "x32 - x32_centre[0]"),
+    text("the last segment as long as others", "spread", LAST, LAST.replace("LAST", "SEGMENT")),
+    text("the last segment's mean of more", "spread", "real(1) / static_cast<real>(LAST)", "real(1) / real(SEGMENT)"),
+    text("centres of the first block", "spread", "x32_segments, start);", "x32_segments, 0);"),
+    text("segments not moved to the mean of the row", "spread", OFF, OFF.replace(" - mean", " - own[0]")),
+    text("squares of the first segment for all", "spread", "own[SEGMENTS]", "numbers[SEGMENTS]"),
+    text("a segment's squares alone", "spread", "result[1] = result[1] + fmaf(", "result[1] = fmaf("),
+    text(
+        "sums and squares of blocks in one row",
+        "spread",
+        "result[0] + numbers[s / SEGMENTS * PARTS + s % SEGMENTS]",
+        "result[0] + numbers[s]",
+    ),
+    text("a pair exchanged", "spread", "make_float2(part[n], part[n + 1])", "make_float2(part[n + 1], part[n])"),
+    text("every other pair", "spread", "n < PARTS; n += 2)", "n < PARTS; n += 4)"),
+    text("an element kept for its distance", "spread", "stay(x32_far)", "stay(x32)"),
+    text("a block's numbers in another order", "spread registers", "numbers[s] = sums[s];", "numbers[s] = squares[s];"),
+    text("all segments in one place", "spread stream", "x32_numbers[seg] = ", "x32_numbers[0] = "),
+    text("squares in the place of sums", "spread stream", "x32_numbers[SEGMENTS + seg] = ", "x32_numbers[seg] = "),
+    text("means of the first segment", "spread stream", "{ x32_numbers[seg] }", "{ x32_numbers[0] }", 2),
+    text("segments read before they are there", "spread stream", "    row_barrier<THREADS, 1>(0);\n", "", 2),
+]
+
 STAGED_CLASSES = {
-    "bulk": BULK, "clusters": CLUSTERS, "clustered": CLUSTERED, "async": ASYNC, "one launch": ONE_LAUNCH,
+    "bulk": BULK, "clusters": CLUSTERS, "clustered": CLUSTERED, "segments": SPREADS, "async": ASYNC,
+    "one launch": ONE_LAUNCH,
     "dependent": DEPENDENT, "staged plans": PLANS, "staged constants": CONSTANTS,
 }  # fmt: skip

@@ -185,6 +185,7 @@ def test_a_cluster_that_does_not_meet_cannot_claim() -> None:
         (7168, "f32", 256, True),
         (16384, "bf16", 64, True),  # long rows, one at a time
         (16384, "bf16", 32, False),
+        (13824, "f16", 64, True),  # two of a block
         (14336, "f16", 64, True),  # by pairs of blocks
         (15360, "f16", 64, True),  # by a block that has one at a time
         (20001, "bf16", 256, True),  # ragged: no cluster shares them
@@ -193,10 +194,11 @@ def test_a_cluster_that_does_not_meet_cannot_claim() -> None:
         (32768, "bf16", 64, True),  # shared by a cluster
         (32768, "bf16", 16, False),
         (32768, "f32", 64, True),
-        (65536, "bf16", 64, False),  # by a larger one
-        (65536, "bf16", 256, True),
-        (131072, "bf16", 256, False),  # by the largest, which lose by it
-        (131072, "f32", 32, True),  # but not with large pieces
+        (65536, "bf16", 64, True),  # by a larger one
+        (65536, "bf16", 32, False),
+        (131072, "bf16", 64, False),  # by the largest, where rows are endless
+        (131072, "bf16", 256, True),
+        (131072, "f32", 32, True),  # or pieces large
     ],
 )
 def test_where_the_model_claims(d: int, dtype: str, megabytes: int, claims: bool) -> None:

@@ -27,6 +27,7 @@ from lngen.graphs import Definition, GraphBuilder
 from lngen.graphs.norms import layernorm
 from lngen.ir import D, M, parse, print_graph
 from lngen.lower import Plan, lower
+from lngen.lower.parts import STREAMED
 from lngen.runtime.choose import capability, compile_plan
 from lngen.schedule import MINIMUM_ARCH, problem, ranked
 from lngen.spec import Spec, make_spec, parse_spec
@@ -146,7 +147,7 @@ def test_the_context_is_what_the_templates_use() -> None:
         source, _, _ = env.loader.get_source(env, name)  # type: ignore[union-attr]
         used |= meta.find_undeclared_variables(env.parse(source))
     # Loop variables, and what is set, that reach an included template.
-    assert used - {"kernel", "phase", "finish", "ask"} == {f.name for f in fields(Module)}
+    assert used - {"kernel", "phase", "fold", "finish", "ask"} == {f.name for f in fields(Module)}
 
 
 def by_largest(b: GraphBuilder) -> None:
@@ -178,6 +179,9 @@ def test_every_template_is_used() -> None:
     kernels = [k for p in plans for k in p.kernels]
     included |= {t for p in plans for t in partials(p)} | {k.template for k in kernels}
     included |= {t for k in kernels for t in k.sections}
+    folds = [f for k in kernels for phase in k.phases for f in phase.folds]
+    streamed = [f.streamed for f in folds if f.part in STREAMED]
+    included |= {f.part for f in folds} | {t for s in streamed for t in (s.before, s.segment, *s.after)}
     assert included == set(TEMPLATES)
 
 

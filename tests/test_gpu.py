@@ -110,7 +110,7 @@ STAGED = [
      "form=bulk,threads=128,rows=1,vec=4,stages=3,cluster=16,keep=yes,hold=yes,soon=yes"),
     ("layernorm.bwd:d=1536,dtype=bf16", "form=bulk,threads=64,rows=8,vec=8,stages=2,keep=yes,hold=yes,soon=yes"),
     ("layernorm.bwd:d=12288,dtype=f16",
-     "form=bulk,threads=32,rows=8,vec=8,stages=2,cluster=8,keep=yes,hold=yes,soon=yes"),
+     "form=bulk,threads=128,rows=3,vec=8,stages=2,cluster=4,keep=yes,hold=yes,soon=yes"),
     ("rmsnorm.bwd:d=64,dtype=f16", "form=bulk,threads=4,rows=128,vec=8,stages=2,keep=yes,hold=yes,soon=yes"),
     ("layernorm.fwd:d=32768,dtype=bf16",
      "form=bulk,threads=128,rows=2,vec=8,stages=2,owners=30,cluster=4,keep=yes,hold=yes,soon=yes"),

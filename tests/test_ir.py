@@ -133,11 +133,14 @@ ACCEPTS: list[tuple[str, tuple[Type, ...], dict[str, Attr], Type]] = [
     ("reduce_sum", (f32(M, D),), {"axis": M}, f32(D)),
     ("reduce_sum", (f32(D),), {"axis": D, "chunk": 4, "segment": 64}, f32()),
     ("reduce_dot", (f32(M), f32(D)), {"axis": M}, f32(D)),
+    ("reduce_spread", (f32(M, D),), {"axis": D, "chunk": 4, "segment": 64}, f32(M)),
+    ("segment_mean", (f32(M, D),), {"axis": D, "chunk": 4, "segment": 64}, f32(M, D)),
     ("reduce_dot", (f32(M, D), f32(M, D)), {"axis": D, "chunk": 4, "segment": 64}, f32(M)),
 ]
 
 NARROW = "arithmetic is done in f32 or f64, got bf16; cast it first"
 MIXED = "operands of one dtype expected, got f32, f64"
+ALONG_D = "rows have segments along D only, over the rows there are none to be measured from"
 NO_FMA = "fma is defined in f32 only (NumPy has none in f64 to define it by), got f64"
 B16, DOUBLE = Type(BF16, MD), Type(F64, MD)
 REJECTS: list[tuple[str, tuple[Type, ...], dict[str, Attr], str]] = [
@@ -174,6 +177,8 @@ REJECTS: list[tuple[str, tuple[Type, ...], dict[str, Attr], str]] = [
         for op in ("reduce_sum", "reduce_mean")
     ),
     ("reduce_dot", (DOUBLE,) * 2, {"axis": D}, NO_FMA),
+    *((op, (DOUBLE,), {"axis": D}, NO_FMA) for op in ("reduce_spread", "segment_mean")),
+    *((op, (f32(M, D),), {"axis": M}, ALONG_D) for op in ("reduce_spread", "segment_mean")),
     (
         "reduce_dot",
         (f32(M), f32()),
@@ -236,6 +241,9 @@ MEANINGS: list[tuple[str, list[Any], dict[str, Attr], Any]] = [
     ("reduce_sum", [[[2.0**24, 1.0, 0.0, 1.0]] * 2], {"axis": D, "chunk": 1, "segment": 4}, [16777218.0] * 2),
     ("reduce_sum", [[[2.0**24, 0.0, 1.0, 1.0]] * 2], {"axis": D, "chunk": 1, "segment": 2}, [16777218.0] * 2),
     ("reduce_dot", [A, R], {"axis": M}, [4.0, 28.0, 7.0]),
+    # 1, 3 and 11: 2 and 11 are the means of segments, 5 that of the row; 1 + 1 + 2 * 9 and 0 + 36.
+    ("reduce_spread", [[[1.0, 3.0, 11.0]] * 2], {"axis": D, "chunk": 1, "segment": 2}, [56.0] * 2),
+    ("segment_mean", [[[1.0, 3.0, 11.0]] * 2], {"axis": D, "chunk": 1, "segment": 2}, [[2.0, 2.0, 11.0]] * 2),
     # 4097^2 = 2^24 + 2^13 + 1: rounded alone it would lack the 1.
     ("reduce_dot", [[[-16785408.0, 4097.0, 0.0]] * 2, [1.0, 4097.0, 0.0]], {"axis": D, "chunk": 4}, [1.0] * 2),
     ("reduce_dot", [[[-16785408.0, 4097.0, 0.0]] * 2, [1.0, 4097.0, 0.0]], {"axis": D, "chunk": 1}, [0.0] * 2),
@@ -269,7 +277,7 @@ def test_every_op_is_in_the_tables() -> None:
 def test_an_op_without_cuda_says_which_pass_lowers_it() -> None:
     lowered = {op.name: op.lowered_by for op in OPS.values() if op.cuda is None}
     assert lowered == {"rsqrt": "decompose", "reduce_mean": "decompose", "reduce_sum": "lower", "reduce_dot": "lower",
-                       "reduce_max": "lower"}  # fmt: skip
+                       "reduce_spread": "lower", "reduce_max": "lower"}  # fmt: skip
     assert not any(op.lowered_by for op in OPS.values() if op.cuda)
 
 
@@ -277,6 +285,7 @@ CUDA = {
     "neg": "-a", "add": "a + b", "sub": "a - b", "mul": "a * b", "div": "a / b", "fma": "fmaf(a, b, c)",
     "sqrt": "sqrtf(a)", "expand": "a", "cast": "bf16_from_f32(a)", "size": "static_cast<float>(rows)",
     "const": "1.5f", "maximum": "maximum(a, b)", "select_eq": "a == b ? c : 0.0f",
+    "segment_mean": "a_centre[k / SEGMENT_SLOTS]",
 }  # fmt: skip
 
 

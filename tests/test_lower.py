@@ -111,7 +111,7 @@ def statements(kernel: Kernel) -> Iterator[Statement]:
 
 def notes(kernel: Kernel) -> set[str]:
     """The equations that statements and sums of a kernel stand for."""
-    sums = (*kernel.accumulators, *(s for phase in kernel.phases for f in phase.folds for s in f.sums))
+    sums = (*kernel.accumulators, *(s for phase in kernel.phases for f in phase.folds for s in (*f.sums, *f.named)))
     return {s.note for s in (*statements(kernel), *sums) if s.note}
 
 
@@ -147,7 +147,7 @@ def test_every_value_is_defined_before_it_is_used(plan: Plan) -> None:
             here = known | {t.name for t in (*tiles, *columns)}
             for statement in phase.statements:
                 here = defined(statement, here, names)
-            known |= {s.name for f in phase.folds for s in f.sums}
+            known |= {s.name for f in phase.folds for s in f.named}
             for statement in phase.after:
                 known = defined(statement, known, names)
             assert {o.name for o in phase.outputs} <= here
@@ -472,7 +472,7 @@ def test_the_plan_s_text_shows_shared_memory_and_clusters() -> None:
         "stage     x at byte 0",
         "leaving   y at byte 0",
         "held      gamma, beta",
-        "shared    1024 of float to fold in, 8 a row from the blocks of the cluster, 98304 bytes of stages",
+        "shared    1024 of float to fold in, 16 a row from the blocks of the cluster, 98304 bytes of stages",
     ):
         assert f"\n  {line}\n" in text
     once = str(plan_of(*PLANS["row_columns, one launch"]))

@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lngen.ir import BF16, F16, F32, F64, DType
-from lngen.ir.numerics import NUMPY_DTYPE, Array, column_sum, fma, fold, round_to, row_sum
+from lngen.ir.numerics import NUMPY_DTYPE, Array, column_sum, fma, fold, round_to, row_spread, row_sum, segment_mean
 
 
 @pytest.fixture(autouse=True)
@@ -299,6 +299,45 @@ def test_row_sums_of_runs_that_lie_apart(chunk: int, run: int, segment: int) -> 
         expected = [scalar_row_sum(list(zip(*r, strict=True)), chunk, segment, run) for r in zip(x, w, strict=True)]
         assert same(row_sum(x, w, chunk=chunk, segment=segment, run=run), np.array(expected, np.float32)), d
     assert not same(row_sum(x, chunk=chunk, segment=segment, run=run), row_sum(x, chunk=chunk, segment=segment))
+
+
+@pytest.mark.parametrize(("d", "chunk", "run", "segment"), [(64, 4, 4, 64), (200, 8, 8, 64), (37, 4, 1, 12)])
+def test_spreads_are_of_segments(d: int, chunk: int, run: int, segment: int) -> None:
+    """Spelled out: sums of segments, squares of distances from what is near their means, then from that of the row."""
+    x = np.random.default_rng(d).normal(3, 1, (5, d)).astype(np.float32)
+    order = {"chunk": chunk, "run": run, "segment": segment}
+    for row, found, means in zip(x, row_spread(x, **order), segment_mean(x, **order), strict=True):
+        parts = [row[a : a + segment] for a in range(0, d, segment)]
+        sums = [scalar_row_sum(list(p), chunk, segment, run) for p in parts]
+        total = sums[0]
+        for s in sums[1:]:
+            total = total + s
+        mean, spread = total / np.float32(d), None
+        for p, s in zip(parts, sums, strict=True):
+            n = np.float32(len(p))
+            c = s * (np.float32(1) / n)
+            assert same(means[: len(p)], np.full(len(p), c))
+            means = means[len(p) :]
+            far = [v - c for v in p]
+            squares = scalar_row_sum(list(zip(far, far, strict=True)), chunk, segment, run)
+            off = c - mean
+            term = fma(np.array(n * off), np.array(off), np.array(squares))
+            spread = term if spread is None else spread + term
+        assert same(found, spread)
+
+
+@pytest.mark.parametrize("mean", [0.0, 1e4])
+@pytest.mark.parametrize("slope", [0.0, 3.0])
+def test_spreads_of_large_means(mean: float, slope: float) -> None:
+    """About as near as from the mean of the row; a slope puts the segments' means as far from it as elements are."""
+    d, segment = 20000, 4096
+    rng = np.random.default_rng(1)
+    x = (mean + np.linspace(-slope, slope, d) + rng.normal(0, 1, (4, d))).astype(np.float32)
+    wide = x.astype(np.float64)
+    exact = ((wide - wide.mean(-1, keepdims=True)) ** 2).sum(-1)
+    found = row_spread(x, chunk=4, segment=segment)
+    shift = 40 * 2.0**-24 * (1 + mean)  # in units of the standard deviation, as check.tolerances derives it
+    np.testing.assert_allclose(found, exact, rtol=40 * 2.0**-24 + 2 * shift)
 
 
 def test_row_sums_in_f64() -> None:

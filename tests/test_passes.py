@@ -36,6 +36,23 @@ def graph(params: str, *lines: str) -> Graph:
 X = "%x: f32[M, D]"
 XR = f"{X}, %w: f32[M]"
 
+
+def centred(d: int = 65536, more: tuple[str, ...] = (), returns: str = "") -> Graph:
+    """A variance, and elements that are measured from the mean and scaled."""
+    return graph(
+        X,
+        "%s : f32[M] = reduce_sum %x {axis=D}",
+        f"%n : f32[] = const {{dtype=f32, value={float(d)}}}",
+        "%m : f32[M] = div %s, %n",
+        "%c : f32[M, D] = sub %x, %m",
+        "%v : f32[M] = reduce_dot %c, %c {axis=D}",
+        "%root : f32[M] = sqrt %v",
+        "%y : f32[M, D] = mul %c, %root",
+        *more,
+        ", ".join(filter(None, ("%y", "%v", returns))),
+    )
+
+
 TABLE: dict[str, tuple[Pass, Graph, Graph]] = {
     "dce drops what no result needs": (
         passes.dce,
@@ -194,6 +211,58 @@ TABLE: dict[str, tuple[Pass, Graph, Graph]] = {
         passes.place_fma,
         same := graph("%x: f64[M, D]", "%p : f64[M, D] = mul %x, %x", "%y : f64[M, D] = add %p, %x", "%y"),
         same,
+    ),
+    "place_spread measures long rows from the means of their segments": (
+        lambda g: passes.place_spread(g, 65536),
+        centred(),
+        graph(
+            X,
+            "%s : f32[M] = reduce_sum %x {axis=D}",
+            "%n : f32[] = const {dtype=f32, value=65536.0}",
+            "%m : f32[M] = div %s, %n",
+            "%v : f32[M] = reduce_spread %x {axis=D}",
+            "%root : f32[M] = sqrt %v",
+            "%centre : f32[M, D] = segment_mean %x {axis=D}",
+            "%far : f32[M, D] = sub %x, %centre",
+            "%off : f32[M, D] = sub %centre, %m",
+            "%shift : f32[M, D] = mul %off, %root",
+            "%y : f32[M, D] = fma %far, %root, %shift",
+            "%y, %v",
+        ),
+    ),
+    "place_spread leaves rows of few segments": (lambda g: passes.place_spread(g, 8192), centred(8192), centred(8192)),
+    "place_spread leaves rows of more segments than are kept": (
+        lambda g: passes.place_spread(g, 2**19),
+        centred(2**19),
+        centred(2**19),
+    ),
+    "place_spread leaves what is not measured from the mean": (
+        lambda g: passes.place_spread(g, 65536),
+        centred(65535),
+        centred(65535),
+    ),
+    "place_spread leaves rows whose blocks meet for the mean anyway": (
+        lambda g: passes.place_spread(g, 65536),
+        between := centred(
+            more=("%a : f32[M, D] = neg %c", "%most : f32[M] = reduce_max %a {axis=D}"), returns="%most"
+        ),
+        between,
+    ),
+    "place_spread leaves elements that go into sums over rows": (
+        lambda g: passes.place_spread(g, 65536),
+        centred(more=("%t : f32[D] = reduce_sum %y {axis=M}",), returns="%t"),
+        graph(
+            X,
+            "%s : f32[M] = reduce_sum %x {axis=D}",
+            "%n : f32[] = const {dtype=f32, value=65536.0}",
+            "%m : f32[M] = div %s, %n",
+            "%c : f32[M, D] = sub %x, %m",
+            "%v : f32[M] = reduce_spread %x {axis=D}",
+            "%root : f32[M] = sqrt %v",
+            "%y : f32[M, D] = mul %c, %root",
+            "%t : f32[D] = reduce_sum %y {axis=M}",
+            "%y, %v, %t",
+        ),
     ),
     "order_sums writes the order, and keeps one that is written": (
         lambda g: passes.order_sums(g, 4096),
@@ -404,6 +473,7 @@ def test_a_pass_that_has_run_has_nothing_to_do(text: str) -> None:
         "cse": passes.cse,
         "decompose": lambda g: passes.decompose(g, spec.d),
         "place_fma": passes.place_fma,
+        "place_spread": lambda g: passes.place_spread(g, spec.d),
         "order_sums": lambda g: passes.order_sums(g, spec.d),
     }
     for stage, g in spec.trace().items():

@@ -431,8 +431,34 @@ template <typename T> __device__ __forceinline__ void send(T* place, T value, un
             :: "r"(to), "l"(reinterpret_cast<const long long&>(value)), "r"(at) : "memory");
 }
 
+// Every block of the cluster gets what all of them have for a row, one behind the other; numbers travel in pairs, if they
+// are. Two buffers take turns, so nobody is overtaken.
+template <int CLUSTER, int ROWS, int PARTS, int PLACES>
+__device__ __forceinline__ const real* cluster_meet(
+    const real (&part)[PARTS], int group, int lane,
+    real (&exchanged)[2][ROWS][PLACES], unsigned long long (&met)[2][ROWS], unsigned& meetings)
+{
+    real* places = exchanged[meetings % 2][group];
+    unsigned long long* barrier = &met[meetings % 2][group];
+    if (lane == 0) expect_bytes(barrier, CLUSTER * PARTS * sizeof(real));
+    if (lane < CLUSTER) {
+        real* own = places + cluster_rank() * PARTS;
+        if constexpr (PARTS % 2 == 0 && sizeof(real) == 4) {
+            #pragma unroll
+            for (int n = 0; n < PARTS; n += 2)
+                send(reinterpret_cast<float2*>(own + n), make_float2(part[n], part[n + 1]), barrier, lane);
+        } else {
+            #pragma unroll
+            for (int n = 0; n < PARTS; ++n) send(own + n, part[n], barrier, lane);
+        }
+    }
+    wait_for_cluster(barrier, meetings / 2 % 2);
+    ++meetings;
+    return places;
+}
+
 // Row sums of rows that the blocks of a cluster share: every block gets the sums of all segments, and adds them left to
-// right. Maxima alike. Two buffers take turns, so nobody is overtaken.
+// right. Maxima alike.
 template <typename Op, int THREADS, int ROWS, int MOST, int SEGMENT_SLOTS, int CLUSTER, int N, int SLOTS, int PLACES>
 __device__ __forceinline__ void cluster_fold(
     real (&result)[N], const real (&chunks)[N][SLOTS], real* scratch, int& turn, int group, int lane,
@@ -442,14 +468,7 @@ __device__ __forceinline__ void cluster_fold(
     constexpr int PARTS = N * SEGMENTS;
     real part[PARTS];
     segment_sums<Op, THREADS, ROWS, MOST, SEGMENT_SLOTS>(part, chunks, scratch, turn, group, lane);
-    real* places = exchanged[meetings % 2][group];
-    unsigned long long* barrier = &met[meetings % 2][group];
-    if (lane == 0) expect_bytes(barrier, CLUSTER * PARTS * sizeof(real));
-    if (lane < CLUSTER) {
-        #pragma unroll
-        for (int n = 0; n < PARTS; ++n) send(places + cluster_rank() * PARTS + n, part[n], barrier, lane);
-    }
-    wait_for_cluster(barrier, meetings / 2 % 2);
+    const real* places = cluster_meet<CLUSTER>(part, group, lane, exchanged, met, meetings);
     #pragma unroll
     for (int n = 0; n < N; ++n) {
         result[n] = places[n * SEGMENTS];
@@ -457,7 +476,6 @@ __device__ __forceinline__ void cluster_fold(
         for (int s = 1; s < CLUSTER * SEGMENTS; ++s)
             result[n] = Op::of(result[n], places[s / SEGMENTS * PARTS + n * SEGMENTS + s % SEGMENTS]);
     }
-    ++meetings;
 }
 
 // A few neighbouring column sums, moved together.
@@ -640,7 +658,7 @@ layernorm_bwd__bf16_d16384__t64_r4_v8_b1_bulk_s3_c8_keep__rows(
         barriers_ready();
     }
     // What the blocks of the cluster send each other for a row, in turns, and the barriers that count it.
-    __shared__ real exchanged[2][ROWS][16];
+    __shared__ __align__(16) real exchanged[2][ROWS][16];
     __shared__ unsigned long long met[2][ROWS];
     unsigned meetings = 0;
     if (threadIdx.x == 0) {

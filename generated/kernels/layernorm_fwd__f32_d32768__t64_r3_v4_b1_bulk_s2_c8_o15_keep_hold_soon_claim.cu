@@ -3,7 +3,7 @@
 //   regenerate : lngen show layernorm.fwd:d=32768,dtype=f32 --stage cuda --schedule form=bulk,threads=64,rows=3,vec=4,stages=2,cluster=8,owners=15,keep=yes,hold=yes,soon=yes,claim=yes
 //   spec       : layernorm.fwd:d=32768,dtype=f32
 //   schedule   : form=bulk,threads=64,rows=3,vec=4,stages=2,cluster=8,owners=15,keep=yes,hold=yes,soon=yes,claim=yes
-//   ir-sha256  : 126f98f562c6
+//   ir-sha256  : 3b50b63e504c
 //
 // graph @layernorm_fwd(%x: f32[M, D], %gamma: f32[D], %beta: f32[D]) -> (f32[M, D], f32[M], f32[M]) {
 //   %x32       : f32[M, D] = cast %x {to=f32}
@@ -12,15 +12,18 @@
 //   %mean_sum  : f32[M]    = reduce_sum %x32 {axis=D, chunk=4, segment=4096}
 //   %d_size    : f32[]     = const {dtype=f32, value=32768.0}
 //   %mean      : f32[M]    = div %mean_sum, %d_size
-//   %xc        : f32[M, D] = sub %x32, %mean
-//   %var_sum   : f32[M]    = reduce_dot %xc, %xc {axis=D, chunk=4, segment=4096}
+//   %var_sum   : f32[M]    = reduce_spread %x32 {axis=D, chunk=4, segment=4096}
 //   %var       : f32[M]    = div %var_sum, %d_size
 //   %eps       : f32[]     = const {dtype=f32, value=1e-05}
 //   %veps      : f32[M]    = add %var, %eps
 //   %rstd_root : f32[M]    = sqrt %veps
 //   %one       : f32[]     = const {dtype=f32, value=1.0}
 //   %rstd      : f32[M]    = div %one, %rstd_root
-//   %xhat      : f32[M, D] = mul %xc, %rstd
+//   %centre    : f32[M, D] = segment_mean %x32 {axis=D, chunk=4, segment=4096}
+//   %far       : f32[M, D] = sub %x32, %centre
+//   %off       : f32[M, D] = sub %centre, %mean
+//   %shift     : f32[M, D] = mul %off, %rstd
+//   %xhat      : f32[M, D] = fma %far, %rstd, %shift
 //   %y32       : f32[M, D] = fma %xhat, %gamma32, %beta32
 //   %y         : f32[M, D] = cast %y32 {to=f32}
 //   return %y, %mean, %rstd
@@ -363,6 +366,78 @@ __device__ __forceinline__ void row_fold(
     }
 }
 
+// Elements of a row's segment, the last of which may be shorter, and one over their number.
+template <int D, int SEGMENT> __device__ __forceinline__ real length_of(int start)
+{
+    constexpr int LAST = (D - 1) % SEGMENT + 1;
+    return start + SEGMENT <= D ? static_cast<real>(SEGMENT) : static_cast<real>(LAST);
+}
+
+template <int D, int SEGMENT> __device__ __forceinline__ real inverse_length(int start)
+{
+    constexpr int LAST = (D - 1) % SEGMENT + 1;
+    return start + SEGMENT <= D ? real(1) / static_cast<real>(SEGMENT) : real(1) / static_cast<real>(LAST);
+}
+
+// Numbers near the means of segments, from their sums; the first begins at column start.
+template <int D, int SEGMENT, int SEGMENTS>
+__device__ __forceinline__ void centres(real (&centre)[SEGMENTS], const real (&sums)[SEGMENTS], int start)
+{
+    #pragma unroll
+    for (int s = 0; s < SEGMENTS; ++s) centre[s] = sums[s] * inverse_length<D, SEGMENT>(start + s * SEGMENT);
+}
+
+// The number itself. The compiler would compute it again, later, from what it is computed from, were that left.
+__device__ __forceinline__ real stay(real v)
+{
+    asm volatile("" : "+f"(v));
+    return v;
+}
+
+// The sum of a row, and the sum of the squares of the distances from its mean: of numbers of its segments, PARTS a block,
+// first their sums, then their sums of squares of distances from the centres. Segments are added left to right.
+template <int D, int SEGMENT, int CLUSTER, int SEGMENTS>
+__device__ __forceinline__ void combine(real (&result)[2], const real* numbers)
+{
+    constexpr int PARTS = 2 * SEGMENTS;
+    result[0] = numbers[0];
+    #pragma unroll
+    for (int s = 1; s < CLUSTER * SEGMENTS; ++s) result[0] = result[0] + numbers[s / SEGMENTS * PARTS + s % SEGMENTS];
+    const real mean = result[0] / static_cast<real>(D);
+    result[1] = ABSENT;
+    #pragma unroll 8
+    for (int s = 0; s < CLUSTER * SEGMENTS; ++s) {
+        const real* own = numbers + s / SEGMENTS * PARTS + s % SEGMENTS;
+        const real off = own[0] * inverse_length<D, SEGMENT>(s * SEGMENT) - mean;
+        result[1] = result[1] + fmaf(length_of<D, SEGMENT>(s * SEGMENT) * off, off, own[SEGMENTS]);
+    }
+}
+
+// Two numbers of each of a block's segments: its sum, and that of squares of distances from its centre.
+template <int THREADS, int ROWS, int MOST, int SEGMENT_SLOTS, int SLOTS, int SEGMENTS>
+__device__ __forceinline__ void far_sums(
+    real (&numbers)[2 * SEGMENTS], const real (&sums)[SEGMENTS], const real (&chunks)[1][SLOTS],
+    real* scratch, int& turn, int group, int lane)
+{
+    real squares[SEGMENTS];
+    segment_sums<Add, THREADS, ROWS, MOST, SEGMENT_SLOTS>(squares, chunks, scratch, turn, group, lane);
+    #pragma unroll
+    for (int s = 0; s < SEGMENTS; ++s) numbers[s] = sums[s];
+    #pragma unroll
+    for (int s = 0; s < SEGMENTS; ++s) numbers[SEGMENTS + s] = squares[s];
+}
+
+// The sum and the spread of a row that a block has to itself.
+template <int THREADS, int ROWS, int MOST, int D, int SEGMENT, int SEGMENT_SLOTS, int SLOTS, int SEGMENTS>
+__device__ __forceinline__ void row_spread(
+    real (&result)[2], const real (&sums)[SEGMENTS], const real (&chunks)[1][SLOTS],
+    real* scratch, int& turn, int group, int lane)
+{
+    real numbers[2 * SEGMENTS];
+    far_sums<THREADS, ROWS, MOST, SEGMENT_SLOTS>(numbers, sums, chunks, scratch, turn, group, lane);
+    combine<D, SEGMENT, 1, SEGMENTS>(result, numbers);
+}
+
 __device__ __forceinline__ void wait_for_cluster(unsigned long long* barrier, unsigned parity)
 {
     // What is handed over lies in shared memory: to acquire all memory would empty the L1 cache.
@@ -398,8 +473,34 @@ template <typename T> __device__ __forceinline__ void send(T* place, T value, un
             :: "r"(to), "l"(reinterpret_cast<const long long&>(value)), "r"(at) : "memory");
 }
 
+// Every block of the cluster gets what all of them have for a row, one behind the other; numbers travel in pairs, if they
+// are. Two buffers take turns, so nobody is overtaken.
+template <int CLUSTER, int ROWS, int PARTS, int PLACES>
+__device__ __forceinline__ const real* cluster_meet(
+    const real (&part)[PARTS], int group, int lane,
+    real (&exchanged)[2][ROWS][PLACES], unsigned long long (&met)[2][ROWS], unsigned& meetings)
+{
+    real* places = exchanged[meetings % 2][group];
+    unsigned long long* barrier = &met[meetings % 2][group];
+    if (lane == 0) expect_bytes(barrier, CLUSTER * PARTS * sizeof(real));
+    if (lane < CLUSTER) {
+        real* own = places + cluster_rank() * PARTS;
+        if constexpr (PARTS % 2 == 0 && sizeof(real) == 4) {
+            #pragma unroll
+            for (int n = 0; n < PARTS; n += 2)
+                send(reinterpret_cast<float2*>(own + n), make_float2(part[n], part[n + 1]), barrier, lane);
+        } else {
+            #pragma unroll
+            for (int n = 0; n < PARTS; ++n) send(own + n, part[n], barrier, lane);
+        }
+    }
+    wait_for_cluster(barrier, meetings / 2 % 2);
+    ++meetings;
+    return places;
+}
+
 // Row sums of rows that the blocks of a cluster share: every block gets the sums of all segments, and adds them left to
-// right. Maxima alike. Two buffers take turns, so nobody is overtaken.
+// right. Maxima alike.
 template <typename Op, int THREADS, int ROWS, int MOST, int SEGMENT_SLOTS, int CLUSTER, int N, int SLOTS, int PLACES>
 __device__ __forceinline__ void cluster_fold(
     real (&result)[N], const real (&chunks)[N][SLOTS], real* scratch, int& turn, int group, int lane,
@@ -409,14 +510,7 @@ __device__ __forceinline__ void cluster_fold(
     constexpr int PARTS = N * SEGMENTS;
     real part[PARTS];
     segment_sums<Op, THREADS, ROWS, MOST, SEGMENT_SLOTS>(part, chunks, scratch, turn, group, lane);
-    real* places = exchanged[meetings % 2][group];
-    unsigned long long* barrier = &met[meetings % 2][group];
-    if (lane == 0) expect_bytes(barrier, CLUSTER * PARTS * sizeof(real));
-    if (lane < CLUSTER) {
-        #pragma unroll
-        for (int n = 0; n < PARTS; ++n) send(places + cluster_rank() * PARTS + n, part[n], barrier, lane);
-    }
-    wait_for_cluster(barrier, meetings / 2 % 2);
+    const real* places = cluster_meet<CLUSTER>(part, group, lane, exchanged, met, meetings);
     #pragma unroll
     for (int n = 0; n < N; ++n) {
         result[n] = places[n * SEGMENTS];
@@ -424,7 +518,18 @@ __device__ __forceinline__ void cluster_fold(
         for (int s = 1; s < CLUSTER * SEGMENTS; ++s)
             result[n] = Op::of(result[n], places[s / SEGMENTS * PARTS + n * SEGMENTS + s % SEGMENTS]);
     }
-    ++meetings;
+}
+
+// The sum and the spread of a row that the blocks of a cluster share: they meet once for both.
+template <int THREADS, int ROWS, int MOST, int D, int SEGMENT, int SEGMENT_SLOTS, int CLUSTER, int SLOTS, int SEGMENTS, int PLACES>
+__device__ __forceinline__ void cluster_spread(
+    real (&result)[2], const real (&sums)[SEGMENTS], const real (&chunks)[1][SLOTS],
+    real* scratch, int& turn, int group, int lane,
+    real (&exchanged)[2][ROWS][PLACES], unsigned long long (&met)[2][ROWS], unsigned& meetings)
+{
+    real numbers[2 * SEGMENTS];
+    far_sums<THREADS, ROWS, MOST, SEGMENT_SLOTS>(numbers, sums, chunks, scratch, turn, group, lane);
+    combine<D, SEGMENT, CLUSTER, SEGMENTS>(result, cluster_meet<CLUSTER>(numbers, group, lane, exchanged, met, meetings));
 }
 
 // Has a barrier's phase wait for that many bytes more.
@@ -484,7 +589,7 @@ layernorm_fwd__f32_d32768__t64_r3_v4_b1_bulk_s2_c8_o15_keep_hold_soon_claim__row
         barriers_ready();
     }
     // What the blocks of the cluster send each other for a row, in turns, and the barriers that count it.
-    __shared__ real exchanged[2][ROWS][8];
+    __shared__ __align__(16) real exchanged[2][ROWS][16];
     __shared__ unsigned long long met[2][ROWS];
     unsigned meetings = 0;
     if (threadIdx.x == 0) {
@@ -601,32 +706,29 @@ layernorm_fwd__f32_d32768__t64_r3_v4_b1_bulk_s2_c8_o15_keep_hold_soon_claim__row
         }
 
         // ---- phase 0 ----
-        real chunks_0[1][SLOTS];
+        real x32_whole[1][SLOTS];
         #pragma unroll
         for (int k = 0; k < SLOTS; ++k) {
             const int col = column<RUN, JUMP, THREADS, SEGMENT, SEGMENT_SLOTS>(start, k, lane);
             const bool owned = owns<RUN, JUMP, THREADS, SEGMENT_SLOTS>(k, lane);
             float x[CHUNK];
             copy_chunk(x, x_held[k]);
-            real mean_sum_chunk = ABSENT;
+            real x32_whole_chunk = ABSENT;
             #pragma unroll
             for (int i = 0; i < CHUNK; ++i) {
-                const float x32 = x[i];                 // %x32 : f32[M, D] = cast %x {to=f32}
-                mean_sum_chunk = mean_sum_chunk + x32;  // %mean_sum : f32[M] = reduce_sum %x32 {axis=D, chunk=4, segment=4096}
+                const float x32 = x[i];                   // %x32 : f32[M, D] = cast %x {to=f32}
+                x32_whole_chunk = x32_whole_chunk + x32;  // %var_sum : f32[M] = reduce_spread %x32 {axis=D, chunk=4, segment=4096}
             }
-            chunks_0[0][k] = EXACT || (owned && col < D) ? mean_sum_chunk : ABSENT;
+            x32_whole[0][k] = EXACT || (owned && col < D) ? x32_whole_chunk : ABSENT;
         }
-        real sums_0[1];
-        tell();
-        cluster_fold<Add, THREADS, ROWS, 1, SEGMENT_SLOTS, CLUSTER>(sums_0, chunks_0, scratch, turn, group, lane, exchanged, met, meetings);
-        const real mean_sum = sums_0[0];  // %mean_sum : f32[M] = reduce_sum %x32 {axis=D, chunk=4, segment=4096}
-        if (THREADS <= 32) __syncwarp();
-        refill(stage, first);
-        const float mean = mean_sum / d_size;  // %mean : f32[M] = div %mean_sum, %d_size
-        if (live && lane == 0 && start == 0) mean_ptr[row] = mean;
+        real x32_segments[SLOTS / SEGMENT_SLOTS];
+        segment_sums<Add, THREADS, ROWS, 1, SEGMENT_SLOTS>(x32_segments, x32_whole, scratch, turn, group, lane);
+        real x32_centre[SLOTS / SEGMENT_SLOTS];
+        centres<D, SEGMENT>(x32_centre, x32_segments, start);
+        real x32_far_kept[SLOTS][CHUNK];
 
         // ---- phase 1 ----
-        real chunks_1[1][SLOTS];
+        real var_sum_squares[1][SLOTS];
         #pragma unroll
         for (int k = 0; k < SLOTS; ++k) {
             const int col = column<RUN, JUMP, THREADS, SEGMENT, SEGMENT_SLOTS>(start, k, lane);
@@ -636,19 +738,26 @@ layernorm_fwd__f32_d32768__t64_r3_v4_b1_bulk_s2_c8_o15_keep_hold_soon_claim__row
             real var_sum_chunk = ABSENT;
             #pragma unroll
             for (int i = 0; i < CHUNK; ++i) {
-                const float x32 = x[i];                       // %x32 : f32[M, D] = cast %x {to=f32}
-                const float xc = x32 - mean;                  // %xc : f32[M, D] = sub %x32, %mean
-                var_sum_chunk = fmaf(xc, xc, var_sum_chunk);  // %var_sum : f32[M] = reduce_dot %xc, %xc {axis=D, chunk=4, segment=4096}
+                const float x32 = x[i];                                 // %x32 : f32[M, D] = cast %x {to=f32}
+                const float x32_far = x32 - x32_centre[k / SEGMENT_SLOTS];
+                x32_far_kept[k][i] = stay(x32_far);
+                var_sum_chunk = fmaf(x32_far, x32_far, var_sum_chunk);  // %var_sum : f32[M] = reduce_spread %x32 {axis=D, chunk=4, segment=4096}
             }
-            chunks_1[0][k] = EXACT || (owned && col < D) ? var_sum_chunk : ABSENT;
+            var_sum_squares[0][k] = EXACT || (owned && col < D) ? var_sum_chunk : ABSENT;
         }
-        real sums_1[1];
-        cluster_fold<Add, THREADS, ROWS, 1, SEGMENT_SLOTS, CLUSTER>(sums_1, chunks_1, scratch, turn, group, lane, exchanged, met, meetings);
-        const real var_sum = sums_1[0];  // %var_sum : f32[M] = reduce_dot %xc, %xc {axis=D, chunk=4, segment=4096}
-        const float var = var_sum / d_size;   // %var : f32[M] = div %var_sum, %d_size
-        const float veps = var + eps;         // %veps : f32[M] = add %var, %eps
-        const float rstd_root = sqrtf(veps);  // %rstd_root : f32[M] = sqrt %veps
-        const float rstd = one / rstd_root;   // %rstd : f32[M] = div %one, %rstd_root
+        real var_sum_moments[2];
+        tell();
+        cluster_spread<THREADS, ROWS, 1, D, SEGMENT, SEGMENT_SLOTS, CLUSTER>(var_sum_moments, x32_segments, var_sum_squares, scratch, turn, group, lane, exchanged, met, meetings);
+        const real mean_sum = var_sum_moments[0];  // %mean_sum : f32[M] = reduce_sum %x32 {axis=D, chunk=4, segment=4096}
+        const real var_sum = var_sum_moments[1];   // %var_sum : f32[M] = reduce_spread %x32 {axis=D, chunk=4, segment=4096}
+        if (THREADS <= 32) __syncwarp();
+        refill(stage, first);
+        const float mean = mean_sum / d_size;  // %mean : f32[M] = div %mean_sum, %d_size
+        const float var = var_sum / d_size;    // %var : f32[M] = div %var_sum, %d_size
+        const float veps = var + eps;          // %veps : f32[M] = add %var, %eps
+        const float rstd_root = sqrtf(veps);   // %rstd_root : f32[M] = sqrt %veps
+        const float rstd = one / rstd_root;    // %rstd : f32[M] = div %one, %rstd_root
+        if (live && lane == 0 && start == 0) mean_ptr[row] = mean;
         if (live && lane == 0 && start == 0) rstd_ptr[row] = rstd;
 
         // ---- phase 2 ----
@@ -656,8 +765,6 @@ layernorm_fwd__f32_d32768__t64_r3_v4_b1_bulk_s2_c8_o15_keep_hold_soon_claim__row
         for (int k = 0; k < SLOTS; ++k) {
             const int col = column<RUN, JUMP, THREADS, SEGMENT, SEGMENT_SLOTS>(start, k, lane);
             const bool owned = owns<RUN, JUMP, THREADS, SEGMENT_SLOTS>(k, lane);
-            float x[CHUNK];
-            copy_chunk(x, x_held[k]);
             float gamma[CHUNK];
             copy_chunk(gamma, gamma_kept[k]);
             float beta[CHUNK];
@@ -665,13 +772,15 @@ layernorm_fwd__f32_d32768__t64_r3_v4_b1_bulk_s2_c8_o15_keep_hold_soon_claim__row
             float y_out[CHUNK];
             #pragma unroll
             for (int i = 0; i < CHUNK; ++i) {
-                const float x32 = x[i];                         // %x32 : f32[M, D] = cast %x {to=f32}
-                const float gamma32 = gamma[i];                 // %gamma32 : f32[D] = cast %gamma {to=f32}
-                const float beta32 = beta[i];                   // %beta32 : f32[D] = cast %beta {to=f32}
-                const float xc = x32 - mean;                    // %xc : f32[M, D] = sub %x32, %mean
-                const float xhat = xc * rstd;                   // %xhat : f32[M, D] = mul %xc, %rstd
-                const float y32 = fmaf(xhat, gamma32, beta32);  // %y32 : f32[M, D] = fma %xhat, %gamma32, %beta32
-                const float y = y32;                            // %y : f32[M, D] = cast %y32 {to=f32}
+                const float gamma32 = gamma[i];                      // %gamma32 : f32[D] = cast %gamma {to=f32}
+                const float beta32 = beta[i];                        // %beta32 : f32[D] = cast %beta {to=f32}
+                const float centre = x32_centre[k / SEGMENT_SLOTS];  // %centre : f32[M, D] = segment_mean %x32 {axis=D, chunk=4, segment=4096}
+                const float far = x32_far_kept[k][i];                // %far : f32[M, D] = sub %x32, %centre
+                const float off = centre - mean;                     // %off : f32[M, D] = sub %centre, %mean
+                const float shift = off * rstd;                      // %shift : f32[M, D] = mul %off, %rstd
+                const float xhat = fmaf(far, rstd, shift);           // %xhat : f32[M, D] = fma %far, %rstd, %shift
+                const float y32 = fmaf(xhat, gamma32, beta32);       // %y32 : f32[M, D] = fma %xhat, %gamma32, %beta32
+                const float y = y32;                                 // %y : f32[M, D] = cast %y32 {to=f32}
                 y_out[i] = y;
             }
             if (live) store_chunk<VEC, BOUND, RUN, JUMP>(y_ptr + row * y_stride, y_out, col, owned);

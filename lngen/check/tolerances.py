@@ -21,6 +21,10 @@ for RMSNorm, which has no mean to subtract).
 - rstd:   the computed row is xc - e with mean(xc) = 0, so the variance is off by e^2 (second order, but kappa
           may be large) and (d + 4) u (subtract twice, square, sum, divide). eps rounded and added: 2 u.
           The root halves all that; sqrt and division round: 2 u. Together rho = (d + 10) u / 2 + E^2 / 2.
+          In rows of many segments each is measured from its own mean, whose error is e_i, not from the row's, off_i
+          away: n (mean_i - mean)^2 is off by 2 n |off_i| e_i, which add up to 2 e D times the root mean square of
+          off_i, at most the std (Cauchy and Schwarz): rho is E more. With segments of independent elements off_i is
+          the hundredth part of the std, and so is what is really added.
 - xhat:   E + (rho + 2 u) |xhat|.
 - y:      gamma times that, a product and a sum: (E + rho + 4 u) (|gamma| (1 + |xhat|) + |beta|).
 - dx:     with G = sqrt(mean g^2) >= mean|g|, |mean(g xhat)|: mean(g) is off by (d + 2) u G, mean(g xhat) by
@@ -52,6 +56,7 @@ NORMS: tuple[NormName, ...] = ("layernorm", "rmsnorm")
 ROUNDOFF = {F16: 2.0**-11, BF16: 2.0**-8, F32: 2.0**-24, F64: 2.0**-53}
 FLOOR = {F16: 2.0**-25, BF16: 2.0**-134, F32: 2.0**-150, F64: 0.0}  # f64: 2^-1075, which f64 rounds to 0
 SLACK = 2.0
+FEW_SEGMENTS = 8192  # elements of four bytes; longer rows have many segments
 
 
 @dataclass(frozen=True)
@@ -114,7 +119,7 @@ def bound(result: Result, dtype: DType, D: int, M: int, mean_over_std: float = 0
     """The bound for ``result``, computed in ``compute`` and stored as ``dtype``; derived above."""
     u, d = ROUNDOFF[compute], row_depth(D)
     shift = (d + 1) * u * (1 + mean_over_std)
-    rstd = (d + 10) * u / 2 + shift**2 / 2
+    rstd = (d + 10) * u / 2 + shift**2 / 2 + shift * (D > FEW_SEGMENTS)
     n = TOLERANCE[result]
     arithmetic = n.shift * shift + n.rstd * rstd + (n.row * d + n.column * column_depth(M, D) + n.ops) * u
     stored = ROUNDOFF[dtype] if ROUNDOFF[dtype] > u else 0.0

@@ -72,9 +72,9 @@ def partials(plan: Plan) -> tuple[str, ...]:
     templates = {k.template.removesuffix(".cu.jinja") for k in plan.kernels}
     rows = [k for k in plan.kernels if k.template.startswith("row")]
     sections = {part.removesuffix(".cuh.jinja") for k in rows for part in k.sections}
-    folds = any(phase.folds for k in plan.kernels for phase in k.phases)
+    folds = {f.part.removesuffix(".cuh.jinja") for k in plan.kernels for phase in k.phases for f in phase.folds}
     accumulate = any(k.accumulators for k in rows)
-    first, meets = "_first_numbers" in sections, "_cluster_sums" in sections
+    first, meets = "_first_numbers" in sections, any(k.exchanged for k in rows)
     sums = "finish" in templates or "_one_launch" in sections
     wanted = {
         "_launch": True,
@@ -103,11 +103,13 @@ def partials(plan: Plan) -> tuple[str, ...]:
         "_column": bool(rows),
         "_fold": bool(rows) or sums,
         "_maximum": bool(ops & {"maximum", "reduce_max"}),
-        "_row_barrier": folds or "_refill_at_once" in sections or "_end_row" in sections,
-        "_row_fold": folds,
+        "_row_barrier": bool(folds) or "_refill_at_once" in sections or "_end_row" in sections,
+        "_row_fold": bool(folds),
+        "_spread": "_segment_sums" in folds,
         "_wait_all": meets and accumulate and not plan.schedule.restrict,
         "_wait_shared": meets and (not accumulate or plan.schedule.restrict),
         "_exchange": meets,
+        "_exchange_spread": "_cluster_spread" in folds,
         "_expect_more": "_bring_told" in sections,
         "_partial": accumulate,
         "_strand": sums,

@@ -118,6 +118,14 @@ class Builder:
         """The sum of a * b over an axis, each product rounded together with its addition."""
         return self.emit("reduce_dot", name, (a, b), axis=axis)
 
+    def reduce_spread(self, name: str, x: Value, *, axis: Axis) -> Value:
+        """The sum of the squares of the distances from the mean over D."""
+        return self.emit("reduce_spread", name, (x,), axis=axis)
+
+    def segment_mean(self, name: str, x: Value, *, axis: Axis) -> Value:
+        """About the mean of each element's segment along D."""
+        return self.emit("segment_mean", name, (x,), axis=axis)
+
     def reduce_mean(self, name: str, x: Value, *, axis: Axis) -> Value:
         """The sum over an axis divided by its length."""
         return self.emit("reduce_mean", name, (x,), axis=axis)

@@ -7,6 +7,7 @@ number, not even +0.0 or -0.0, when it is added.
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Any
 
 import ml_dtypes
@@ -113,6 +114,46 @@ def row_sum(x: Array, times: Array | None = None, *, chunk: int, segment: int, r
         total = part if total is None else total + part
     assert total is not None
     return total
+
+
+def segment_mean(x: Array, *, chunk: int, segment: int, run: int | None = None) -> Array:
+    """About the mean of each element's segment, float32 [..., D] -> [..., D].
+
+    The sum of the segment, as ``row_sum`` adds it, times 1 / n, the reciprocal of its length rounded.
+    """
+    one, parts = x.dtype.type(1), []
+    for part in _segments(x, segment):
+        centre = row_sum(part, chunk=chunk, segment=segment, run=run) * (one / x.dtype.type(part.shape[-1]))
+        parts.append(np.broadcast_to(centre[..., None], part.shape))
+    return np.concatenate(parts, axis=-1)
+
+
+def row_spread(x: Array, *, chunk: int, segment: int, run: int | None = None) -> Array:
+    """Sum of the squares of the distances from the mean over the last axis, float32 [..., D] -> [...].
+
+    Each segment is measured from its own mean, or nearly: from its ``segment_mean`` c. With q, its sum of squares of
+    distances from c, in the order of ``row_sum``,
+
+        sum (x - mean)^2 = q + n (c - mean)^2
+
+    is what it adds; the product is rounded with the addition to q, the segments are added left to right. The mean is
+    the sum of the row, as ``row_sum`` adds it, divided by D. So are samples combined (Chan, Golub and LeVeque,
+    Algorithms for Computing the Sample Variance, The American Statistician 37(3), 1983), here so that only sums of
+    single segments come before those of squares.
+    """
+    order: dict[str, Any] = {"chunk": chunk, "segment": segment, "run": run}
+    dtype, d = x.dtype.type, x.shape[-1]
+    mean, far = row_sum(x, **order) / dtype(d), x - segment_mean(x, **order)
+    terms = []
+    for part, distances in zip(_segments(x, segment), _segments(far, segment), strict=True):
+        off = segment_mean(part, **order)[..., 0] - mean
+        terms.append(fma(dtype(part.shape[-1]) * off, off, row_sum(distances, distances, **order)))
+    return np.asarray(reduce(np.add, terms))
+
+
+def _segments(x: Array, segment: int) -> list[Array]:
+    """The last axis cut into segments, the last perhaps shorter."""
+    return [x[..., start : start + segment] for start in range(0, x.shape[-1], segment)]
 
 
 def column_sum(x: Array, times: Array | None = None, *, groups: int, blocks: int, strands: int) -> Array:

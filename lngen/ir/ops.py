@@ -78,11 +78,14 @@ def _numpy_reduce_sum(args: tuple[Array, ...], eqn: Eqn, size: Mapping[Axis, int
     attrs: dict[str, Any] = dict(eqn.attrs)
     terms = np.broadcast_arrays(*args)  # of reduce_dot, the factors
     if attrs["axis"] is D:
-        chunk, segment = attrs.get("chunk", 1), attrs.get("segment", size[D])
-        total = numerics.row_sum(*terms, chunk=chunk, segment=segment, run=attrs.get("run"))
-        return np.asarray(total[..., None])
+        return np.asarray(numerics.row_sum(*terms, **_row_order(eqn, size))[..., None])
     order = {k: attrs.get(k, 1) for k in ("groups", "blocks", "strands")}
     return numerics.column_sum(*terms, **order)[None, :]
+
+
+def _row_order(eqn: Eqn, size: Mapping[Axis, int]) -> dict[str, Any]:
+    attrs = dict(eqn.attrs)
+    return {"chunk": attrs.get("chunk", 1), "segment": attrs.get("segment", size[D]), "run": attrs.get("run")}
 
 
 def _numpy_reduce_mean(args: tuple[Array, ...], eqn: Eqn, size: Mapping[Axis, int]) -> Array:
@@ -129,6 +132,12 @@ def _vjp_sqrt(b: Builder, e: Eqn, ct: Value) -> tuple[Value, ...]:
 def _vjp_maximum(b: Builder, e: Eqn, ct: Value) -> tuple[Value, ...]:
     # At a tie the maximum has no derivative; each of the equal operands gets the cotangent.
     return tuple(b.select_eq("ct", a, e.out, ct) for a in e.args)
+
+
+def _vjp_spread(b: Builder, e: Eqn, ct: Value) -> tuple[Value, ...]:
+    # The distances add up to zero, so that the mean's own derivative does.
+    far = b.sub("ct", e.args[0], b.reduce_mean("ct", e.args[0], axis=e.axis))
+    return (b.mul("ct", b.mul("ct", ct, b.const("two", 2.0, ct.type.dtype)), far),)
 
 
 def _vjp_mean(b: Builder, e: Eqn, ct: Value) -> tuple[Value, ...]:
@@ -245,6 +254,21 @@ OPS: dict[str, Op] = {
             numpy=_numpy_reduce_sum,
             cuda=None, lowered_by="lower",
             vjp=lambda b, e, ct: (b.mul("ct", ct, e.args[1]), b.mul("ct", ct, e.args[0])),
+            attrs=("axis", *type_rules.ORDER),
+        ),
+        Op(  # about the mean of an element's segment, which a block of several has before they meet over the row
+            "segment_mean", 1, type_rules.segment_mean,
+            numpy=lambda a, e, n: numerics.segment_mean(a[0], **_row_order(e, n)),
+            cuda=lambda a, e: f"{e.args[0].name}_centre[k / SEGMENT_SLOTS]",
+            # What is measured from it and moved back does not depend on it.
+            vjp=lambda b, e, ct: (None,),
+            attrs=("axis", *type_rules.ORDER),
+        ),
+        Op(  # of squares of distances from the mean, of each segment from its own mean first
+            "reduce_spread", 1, type_rules.spread,
+            numpy=lambda a, e, n: numerics.row_spread(a[0], **_row_order(e, n))[..., None],
+            cuda=None, lowered_by="lower",
+            vjp=_vjp_spread,
             attrs=("axis", *type_rules.ORDER),
         ),
         Op(  # the same in every order, so it has no order attributes

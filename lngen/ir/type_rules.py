@@ -49,6 +49,18 @@ def dot(args: tuple[Type, ...], attrs: Attrs) -> Type:
     return reduction(args, attrs)
 
 
+def spread(args: tuple[Type, ...], attrs: Attrs) -> Type:
+    fma(args, ())
+    if dict(attrs).get("axis") is M:
+        raise ValueError("rows have segments along D only, over the rows there are none to be measured from")
+    return reduction(args, attrs)
+
+
+def segment_mean(args: tuple[Type, ...], attrs: Attrs) -> Type:
+    spread(args, attrs)
+    return args[0]
+
+
 def row_reduction(args: tuple[Type, ...], attrs: Attrs) -> Type:
     if dict(attrs).get("axis") is M:
         raise ValueError("a maximum is taken over D only; over the rows there is no order-free kernel for it yet")

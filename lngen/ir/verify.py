@@ -34,12 +34,13 @@ async_chunk copy_chunk at bytes cols early_word last offset partials sums there 
 load_span shift_of store_span stay_word behind together owned owns
 to_stay arrivals arrive within leave_packed stay_wide first_number bring bring_next
 claimed coming count_up ended own set_zero taken claim expect_more tell told
+centres cluster_meet stay combine far_sums row_spread
 """
 _RESERVED = frozenset(_RESERVED_WORDS.split())
 
 # What kernels append to the names of values, and their numbered arrays.
 _DERIVED = re.compile(
-    r".*_(ptr|stride|next|acc|chunk|out|partial|segment|strands?|kept|held|stage|to|from|shift|there|wide)|(sums|chunks|maxima|chunk_maxima)_\d+"
+    r".*_(ptr|stride|next|acc|chunk|out|partial|segments?|strands?|kept|held|stage|to|from|shift|there|wide|whole|far|centre|squares|moments|numbers)|(sums|chunks|maxima|chunk_maxima)_\d+"
 )
 
 

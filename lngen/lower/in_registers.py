@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lngen.lower.pieces import COPIED, HELD_COLUMNS, LOADED, files, fold, in_pieces
+from lngen.lower.pieces import COPIED, HELD_COLUMNS, LOADED, files, in_pieces
 from lngen.lower.plan import Kernel, Sections
 from lngen.schedule import Problem, Schedule, met_numbers, partial_numbers
 
@@ -20,6 +20,5 @@ def in_registers(kernel: Kernel, s: Schedule, p: Problem) -> Kernel:
         setup=files(*["_start"] * shared, *["_setup_cluster"] * meets, *["_piece"] * shared),
         held=(*[HELD_COLUMNS] * s.keep, *files(*["_ready_cluster"] * meets)),
         columns=COPIED if s.keep else LOADED,
-        fold=fold(meets),
     )
     return replace(in_pieces(kernel, s, p) if shared else kernel, sections=sections)

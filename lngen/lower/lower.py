@@ -212,7 +212,8 @@ class _Lowering:
         store = "{0}_ptr[col] = {1};" if template == "finish" else "{0}_out[i] = {1};"
         in_stages = role == "rows" and self.schedule.form in STAGED
         last = in_stages and self.schedule.bulk_store
-        style = Style(spell, self._guard(), ACCUMULATE.get(template, ("", "")), store, in_stages, last)
+        keeps = role == "rows" and (self.schedule.hold or self.schedule.form == "registers")
+        style = Style(spell, self._guard(), ACCUMULATE.get(template, ("", "")), store, in_stages, last, keeps)
         listed = phases(graph, sums, outputs, style)
         return Kernel(
             name=f"{self.stem}__{role}",

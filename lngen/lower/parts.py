@@ -5,6 +5,35 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+# How a fold ends: with the sums of a row, of segments, or with a sum and a spread. And where blocks meet for it.
+ROW_SUMS, SEGMENT_SUMS, ROW_SPREAD = "_row_sums.cuh.jinja", "_segment_sums.cuh.jinja", "_row_spread.cuh.jinja"
+MEETING = {ROW_SUMS: "_cluster_sums.cuh.jinja", ROW_SPREAD: "_cluster_spread.cuh.jinja"}
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """A fold of rows that are read a segment at a time: the templates before the first segment, with what a segment
+    comes to, and behind the last.
+    """
+
+    before: str
+    segment: str
+    after: tuple[str, ...] = ()
+
+
+BARRIER = "_streamed_barrier.cuh.jinja"
+STREAMED = {
+    ROW_SUMS: Streamed("_streamed_sums.cuh.jinja", "_streamed_sums_add.cuh.jinja"),
+    SEGMENT_SUMS: Streamed(
+        "_streamed_segments.cuh.jinja", "_streamed_segments_keep.cuh.jinja", after=(BARRIER,)
+    ),
+    ROW_SPREAD: Streamed(
+        "_streamed_spread.cuh.jinja",
+        "_streamed_spread_keep.cuh.jinja",
+        after=(BARRIER, "_streamed_spread_combine.cuh.jinja"),
+    ),
+}  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Argument:
@@ -77,6 +106,11 @@ class Sum:
 class Fold:
     """The row reductions of one kind that end a phase: what combines them, its neutral element, their arrays.
 
+    sums    what chunks add up
+    named   what results are
+    part    how they are folded: a template
+    of      of the two folds of a spread, sums of segments and then of squares, the name of what is summed
+    keeps   the distances that are squared stay in registers
     tells   with these the blocks of a cluster are told which row comes next
     """
 
@@ -85,13 +119,27 @@ class Fold:
     chunks: str
     results: str
     sums: tuple[Sum, ...]
+    named: tuple[Sum, ...]
+    part: str = ROW_SUMS
+    of: str = ""
+    keeps: bool = False
     tells: bool = False
 
     @property
     def lines(self) -> tuple[str, ...]:
         """The statements that take the reductions out of the array of results."""
-        named = (Statement(f"const real {s.name} = {self.results}[{s.index}];", s.note) for s in self.sums)
+        named = (Statement(f"const real {s.name} = {self.results}[{s.index}];", s.note) for s in self.named)
         return tuple(s.line for s in aligned(named))
+
+    @property
+    def streamed(self) -> Streamed:
+        """How it is folded if rows are read a segment at a time."""
+        return STREAMED[self.part]
+
+    @property
+    def meets(self) -> bool:
+        """True if blocks that share a row send each other what they have."""
+        return self.part != SEGMENT_SUMS
 
 
 @dataclass(frozen=True)
@@ -99,6 +147,7 @@ class Phase:
     """What happens between two row reductions: elementwise statements, then folds, stores, per-row statements.
 
     columns      [D] inputs that are loaded in this phase
+    centres      values of which this phase needs the means of segments
     tiles        [M, D] inputs that the statements need
     after        what can be computed once the folds are there
     row_outputs  [M] results to be stored then
@@ -114,6 +163,7 @@ class Phase:
     outputs: tuple[Tensor, ...]
     after: tuple[Statement, ...]
     row_outputs: tuple[Tensor, ...]
+    centres: tuple[str, ...] = ()
     refills: bool = False
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lngen.lower.constants import is_exact
+from lngen.lower.parts import MEETING, Phase
 from lngen.lower.plan import Kernel
 from lngen.schedule import Problem, Schedule, met_numbers
 
@@ -27,6 +28,7 @@ def in_pieces(kernel: Kernel, s: Schedule, p: Problem) -> Kernel:
         return named
     return replace(
         named,
+        phases=_meeting(named.phases) if met_numbers(s, p) else named.phases,
         cluster=s.cluster,
         exchanged=met_numbers(s, p),
         owner="blockIdx.x / CLUSTER",
@@ -35,9 +37,10 @@ def in_pieces(kernel: Kernel, s: Schedule, p: Problem) -> Kernel:
     )
 
 
-def fold(meets: bool) -> str:
-    """The partial that ends a phase: row sums of a block, or of a cluster whose blocks meet."""
-    return "_cluster_sums.cuh.jinja" if meets else "_row_sums.cuh.jinja"
+def _meeting(phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
+    """Phases at whose ends the blocks of a cluster meet."""
+    ends = (tuple(replace(f, part=MEETING.get(f.part, f.part)) for f in phase.folds) for phase in phases)
+    return tuple(replace(phase, folds=folds) for phase, folds in zip(phases, ends, strict=True))
 
 
 def files(*names: str) -> tuple[str, ...]:

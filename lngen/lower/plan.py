@@ -68,7 +68,6 @@ class Sections:
     load       how a phase gets its [M, D] inputs, if it does not have them
     columns    how a phase gets its [D] inputs
     store      where a phase puts its results
-    fold       how a phase ends: row sums of a block or of a cluster
     row_end    after the last phase of a row
     end        after the last row: partial sums, and what completes them
     """
@@ -82,14 +81,13 @@ class Sections:
     load: tuple[str, ...] = ()
     columns: str = "_load_columns.cuh.jinja"
     store: str = "_store_results.cuh.jinja"
-    fold: str = "_row_sums.cuh.jinja"
     row_end: tuple[str, ...] = ()
     end: tuple[str, ...] = ()
 
     def __iter__(self) -> Iterator[str]:
         """Every partial, in the order of the text."""
         yield from (*self.setup, *self.held, *self.copies, *self.begun, *self.row_begin)
-        yield from (*filter(None, (self.tiles,)), *self.load, self.columns, self.store, self.fold)
+        yield from (*filter(None, (self.tiles,)), *self.load, self.columns, self.store)
         yield from (*self.row_end, *self.end)
 
 

@@ -62,8 +62,9 @@ def _phase(number: str, phase: Phase) -> list[str]:
     parts = {
         "load": [t.name for t in (*phase.tiles, *phase.columns)],
         "compute": [_defined(s.text) for s in phase.statements if s.text.startswith("const ")],
-        "sum": [s.name for f in phase.folds if f.op == "Add" for s in f.sums],
-        "maximum": [s.name for f in phase.folds if f.op == "Max" for s in f.sums],
+        "sum": [s.name for f in phase.folds if f.op == "Add" for s in f.named],
+        "maximum": [s.name for f in phase.folds if f.op == "Max" for s in f.named],
+        "segments": [f.of for f in phase.folds if not f.named],
         "then": [_defined(s.text) for s in phase.after],
         "accumulate": [a.name for a in phase.accumulators],
         "store": [o.name for o in (*phase.outputs, *phase.row_outputs)],

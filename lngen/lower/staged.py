@@ -7,7 +7,7 @@ from dataclasses import replace
 from lngen.ir import WIDE, D, DType, Graph, Value
 from lngen.ir.ops import ctype
 from lngen.lower.parts import Phase, Place, Refill
-from lngen.lower.pieces import COPIED, HELD_COLUMNS, LOADED, PACKED, WIDENED, files, fold, in_pieces
+from lngen.lower.pieces import COPIED, HELD_COLUMNS, LOADED, PACKED, WIDENED, files, in_pieces
 from lngen.lower.plan import Kernel, Sections
 from lngen.schedule import (
     Problem,
@@ -22,8 +22,9 @@ from lngen.schedule import (
 def staged(kernel: Kernel, graph: Graph, outputs: tuple[Value, ...], s: Schedule, p: Problem) -> Kernel:
     """A row kernel under a staged schedule: its shared memory, its clusters, its partials."""
     inputs, results = places(graph, outputs, s, p)
+    kernel = in_pieces(kernel, s, p)
     return replace(
-        in_pieces(kernel, s, p),
+        kernel,
         phases=_refilling(kernel.phases, s.told),
         dynamic=dynamic_shared(s, p),
         places=inputs,
@@ -107,7 +108,6 @@ def sections(kernel: Kernel, graph: Graph, s: Schedule, p: Problem) -> Sections:
         load=files("_load_held" if s.hold else tiles),
         columns=(WIDENED if widened else PACKED if stay_packed(s, p) else COPIED) if s.keep else LOADED,
         store=f"{store}.cuh.jinja" if s.bulk_store else "_store_results.cuh.jinja",
-        fold=fold(meets),
         row_end=files(*["_end_row"] * s.bulk_store),
         end=files(*(name for name, there in ends if there)),
     )
@@ -138,10 +138,12 @@ def _widened(graph: Graph, s: Schedule, p: Problem) -> bool:
 def _refilling(phases: tuple[Phase, ...], told: bool) -> tuple[Phase, ...]:
     """The first folds of a row meet all its threads, which have read it by then: a stage is free.
 
-    Blocks that are told which row comes next are told with the last of them, as there are places for two meetings.
+    Blocks that are told which row comes next are told with the first for which they meet; with the last of those, as
+    there are places for two meetings.
     """
-    first, *rest = phases
-    if not first.folds:
+    if not phases[0].folds:
         return phases
-    *folds, last = first.folds
-    return replace(first, folds=(*folds, replace(last, tells=told)), refills=True), *rest
+    number = next(n for n, phase in enumerate(phases) if not told or any(f.meets for f in phase.folds))
+    *folds, last = phases[number].folds
+    refilling = replace(phases[number], folds=(*folds, replace(last, tells=told)), refills=True)
+    return *phases[:number], refilling, *phases[number + 1 :]

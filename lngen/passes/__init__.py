@@ -8,6 +8,7 @@ from lngen.passes.decompose import decompose
 from lngen.passes.fma import place_fma
 from lngen.passes.order import order_sums
 from lngen.passes.simplify import simplify
+from lngen.passes.spread import place_spread
 from lngen.passes.vjp import save, vjp
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "finish",
     "order_sums",
     "place_fma",
+    "place_spread",
     "save",
     "simplify",
     "vjp",
@@ -42,5 +44,6 @@ def finish(graph: Graph, d: int, trace: Trace | None = None, blocks: int | None 
     trace["cse"] = graph = verify(cse(graph), "cse")
     trace["decompose"] = graph = verify(decompose(graph, d), "decompose")
     trace["place_fma"] = graph = verify(place_fma(graph), "place_fma")
+    trace["place_spread"] = graph = verify(place_spread(graph, d), "place_spread")
     trace["order_sums"] = graph = verify(order_sums(graph, d, blocks), "order_sums")
     return graph

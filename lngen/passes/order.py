@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from lngen.ir import SUMS, WIDE, D, Eqn, Graph, M, is_row_fold, is_sum
+from lngen.ir import ORDERED, WIDE, D, Eqn, Graph, M, is_row_fold, is_sum
 
 CHUNK_BYTES = 16
 SEGMENT_BYTES = 16 * 1024
@@ -25,6 +25,10 @@ LONG_ROW, LONG_CLUSTER = {4: 7168, 8: 3584}, 4
 PAIR_ROW, PAIR_CLUSTER = 4096, 2
 LONGER_ROW, LONGER_CLUSTER = {2: 10240, 4: 12288}, 8
 LONGEST_ROW, LONGEST_CLUSTER = {4: 32768}, 16
+
+# Of two bytes an element, rows of whole chunks between these lengths are better shared by so many blocks, each with
+# three pieces side by side: of 2816 to 3968 elements there is work for almost all of 128 threads.
+BY_THREES, THREE = ((5121, 6144, 2), (7169, 8191, 2), (12288, 16383, 4)), 3
 
 # How many blocks, or clusters of 2, 4, 8, ... blocks where a row's sums are more than one can hold, share the rows:
 # about as many as an H200's 132 multiprocessors run at a time. Of these numbers 126 serves memory best where rows are
@@ -66,7 +70,7 @@ def order_sums(graph: Graph, d: int, blocks: int | None = None) -> Graph:
         row = {name: n for name, n in row.items() if name != "run"}
 
     def ordered(eqn: Eqn) -> Eqn:
-        if eqn.op not in SUMS:
+        if eqn.op not in ORDERED:
             return eqn
         order = row if eqn.attr("axis") is D else column
         return replace(eqn, attrs=tuple(sorted({**order, **dict(eqn.attrs)}.items())))
@@ -119,6 +123,8 @@ def column_order(d: int, size: int = 4, cluster: int = 1, blocks: int | None = N
     together, most = max(piece, 64), SIDE_BYTES // element
     while groups < 128 and 2 * groups * together <= min(_held(2 * groups, cluster, max(size, 4)), most):
         groups *= 2
+    if cluster == _by_threes(d, element, size):
+        groups = THREE
     if blocks is None:
         doublings = cluster.bit_length() - 1
         short = groups >= SHORT_GROUPS and cluster == 1
@@ -134,7 +140,10 @@ def _held(groups: int, cluster: int, size: int) -> int:
 def sharers(graph: Graph, d: int) -> int:
     """Blocks, a power of two, that together hold the column sums of ``graph`` well."""
     size, element, least = max(sum_size(graph), 4), element_size(graph), 1
-    if _meets_once(graph) and (d > LONG_ROW[size] or d * element > SIDE_BYTES):
+    threes = _by_threes(d, element, size)
+    if _meets_once(graph) and threes:
+        least = threes
+    elif _meets_once(graph) and (d > LONG_ROW[size] or d * element > SIDE_BYTES):
         least = _cluster_of_long(d, element)
     elif _meets_once(graph) and _is_for_pairs(d, element, size):
         least = PAIR_CLUSTER
@@ -146,6 +155,13 @@ def _cluster_of_long(d: int, element: int) -> int:
     if d > LONGEST_ROW.get(element, d):
         return LONGEST_CLUSTER
     return LONGER_CLUSTER if d > LONGER_ROW.get(element, d) else LONG_CLUSTER
+
+
+def _by_threes(d: int, element: int, size: int) -> int:
+    """How many blocks share rows of ``d`` elements by threes, 0 if none; as below."""
+    if (element, size) != (2, 4) or d % (CHUNK_BYTES // element):
+        return 0
+    return next((cluster for least, most, cluster in BY_THREES if least <= d <= most), 0)
 
 
 def _is_for_pairs(d: int, element: int, size: int) -> bool:

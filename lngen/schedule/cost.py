@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from lngen.schedule.cost_clusters import WIDE_ELEMENTS, WIDE_ROW, clusters_cost, is_for_pairs, wanted_cluster
+from lngen.schedule.cost_clusters import ROOMY_ROW, WIDE_ELEMENTS, WIDE_ROW, clusters_cost, is_for_pairs, wanted_cluster
 from lngen.schedule.cost_columns import FEW_BLOCK, columns_cost
 from lngen.schedule.legal import MAX_CLUSTER, rows_ahead, slots
 from lngen.schedule.problem import Problem
@@ -80,7 +80,7 @@ CLAIMED_ROW, CLAIMED_MOST, MOST_ELEMENTS, ENDLESS_ELEMENTS = 7680, 64 * 1024, 16
 ENDLESS_FROM, ENDLESS_TO = 16 * 1024, 28 * 1024
 CLAIMED_WORK, CLAIMED_THREADS, CLAIMED_BLOCK, CLAIMED_STAGES = 37_000, 128, 256, 3
 CLAIMED_DEEP, CLAIMED_WAY, DEEP_STAGES = 16 * 1024, 128 * 1024, (2, 4)
-CLAIMED_ELEMENTS, CLAIMED_FLIGHT, CLAIMED_GROUP, CLAIMED_STAGE, CLAIMED_FULL = 96, 200 * 1024, 0.1, 0.3, 4.0
+CLAIMED_ELEMENTS, CLAIMED_FLIGHT, CLAIMED_GROUP, CLAIMED_STAGE, CLAIMED_FULL = 112, 200 * 1024, 0.1, 0.3, 4.0
 
 
 def cost(s: Schedule, p: Problem, there: int) -> tuple[float, ...]:
@@ -100,7 +100,7 @@ def _rows_cost(s: Schedule, p: Problem, idle: float, there: int) -> tuple[float,
         busy = busy and (s.keep or not p.column_sizes)
         return (-1 if busy and _worth_claiming(s, p, row, there) else 4, *_claimed_cost(s, p, row))
     staged = not few and (
-        row > WIDE_ROW or is_for_pairs(p) or (row >= BULK_ROW and there <= (STAGE if row >= LONG_ROW else HALF))
+        row > WIDE_ROW or is_for_pairs(p, there) or (row >= BULK_ROW and there <= (STAGE if row >= LONG_ROW else HALF))
     )
     order = {"ragged": 0, "bulk": 0 if staged else 1, "registers": 1 if staged else 0, "async": 2}[s.form]
     each = slots(s, p) * p.chunk * row / p.d
@@ -115,7 +115,7 @@ def _worth_claiming(s: Schedule, p: Problem, row: int, there: int) -> bool:
 
     Of endless rows in registers, blocks come and go in as good an order; only of long ones is the wait for them longer.
     """
-    if is_for_pairs(p):
+    if is_for_pairs(p, there):
         return False
     if there > MANY and s.form == "bulk" and (p.d <= ENDLESS_ELEMENTS or ENDLESS_FROM < row < ENDLESS_TO):
         return False
@@ -125,16 +125,17 @@ def _worth_claiming(s: Schedule, p: Problem, row: int, there: int) -> bool:
 
 def _is_alone(s: Schedule, p: Problem, row: int) -> bool:
     """True if a claimed row of so many bytes is enough for a multiprocessor, or all that its registers hold."""
-    return row >= WIDE_ROW or (s.form == "bulk" and p.d > WIDE_ELEMENTS)
+    return row >= WIDE_ROW or (s.form == "bulk" and p.d > WIDE_ELEMENTS and row > ROOMY_ROW)
 
 
 def _claimed_cost(s: Schedule, p: Problem, row: int) -> tuple[float, ...]:
     """Rows of so many bytes in shared memory that are claimed: two or more at a time, or one if they are long."""
     work, long = s.resident * s.rows * row, _is_alone(s, p, row)
-    threads = CLAIMED_BLOCK if long else max(CLAIMED_THREADS, power(p.d / STAGED_ELEMENTS))
+    most_elements = CLAIMED_ELEMENTS if p.d > WIDE_ELEMENTS else STAGED_ELEMENTS
+    threads = CLAIMED_BLOCK if long else max(CLAIMED_THREADS, power(p.d / most_elements))
     least, most = DEEP_STAGES
     alone = s.resident * s.rows == 1
-    deep = s.form == "bulk" and row >= CLAIMED_DEEP
+    deep = s.form == "bulk" and row >= CLAIMED_DEEP and (long or p.d <= WIDE_ELEMENTS)
     stages = max(least + alone, min(most, round(CLAIMED_WAY / work))) if deep else CLAIMED_STAGES
     shortcomings = (
         WORK_SIZE * off(work, row if long else max(CLAIMED_WORK, 2 * row))

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from typing import NamedTuple
 
+from lngen.passes.order import THREE
 from lngen.schedule.legal import MIN_STAGES, piece, rows_ahead, slots
 from lngen.schedule.problem import Problem
 from lngen.schedule.resources import stay_packed
@@ -42,13 +43,13 @@ COLUMN_ROWS = {
 }
 FEW_ROW, FEW_BLOCK, TINY_ROW, TINY_BLOCK, PREFETCHED = 1024, 256, 255, 1024, 16
 
-# Staged ones: threads of a block for short rows and for longer ones; for endless ones between THIN_ROW and SHORT_ROW
-# elements; for rows up to ALONE_ROW elements, and pieces of rows up to ALONE_PIECE, that a block works on one by one;
-# the weight of another size than the best, to that of a stage; elements of a thread at most if rows are endless, and
-# if clusters share them; bytes of a stage, few of which fill shared memory, and of one of which endless rows have one
-# more; how many rows there are at most where clusters of several row groups hold those of four bytes an element, and
-# blocks those of two whose weights have to stay packed.
-SHORT_BLOCK, LONG_BLOCK, THIN_ROW, SHORT_ROW = 512, 256, 512, 1536
+# Staged ones: threads of a block for short rows and for longer ones, of three pieces side by side; for endless ones
+# between THIN_ROW and SHORT_ROW elements; for rows up to ALONE_ROW elements, and pieces of rows up to ALONE_PIECE, that
+# a block works on one by one; the weight of another size than the best, to that of a stage; elements of a thread at
+# most if rows are endless, and if clusters share them; bytes of a stage, few of which fill shared memory, and of one of
+# which endless rows have one more; how many rows there are at most where clusters of several row groups hold those of
+# four bytes an element, and blocks those of two whose weights have to stay packed.
+SHORT_BLOCK, LONG_BLOCK, THIN_ROW, SHORT_ROW, THREE_BLOCK = 512, 256, 512, 1536, 384
 ALONE_BLOCK, ALONE_ROW, ALONE_PIECE = 128, 6144, 4096
 COLUMN_BLOCK_SIZE, ENDLESS_EACH, SHARED_EACH, FULL_STAGE, DEEP_STAGE = 1.2, 32, 40, 48 * 1024, 32 * 1024
 HELD_SOME = 1024
@@ -94,7 +95,7 @@ def _stage(s: Schedule, p: Problem) -> int:
 
 def _held_packed(s: Schedule, p: Problem, there: int) -> bool:
     """True if rows of two bytes an element are held: many not if the weights would have to stay packed beside them."""
-    few = there <= (MANY if s.cluster > 1 else HELD_SOME)
+    few = there <= (MANY if s.cluster > 1 else HELD_SOME) or s.rows == THREE
     return few or p.run == 1 or not stay_packed(replace(s, hold=True, soon=True), p)
 
 
@@ -118,6 +119,8 @@ def _columns_block(s: Schedule, p: Problem, size: int, endless: bool) -> int:
     if s.rows == 1 and size > 2 and piece(s, p) <= (ALONE_PIECE if s.cluster > 1 else ALONE_ROW):
         much = endless and s.cluster == 1 and piece(s, p) > ENDLESS_EACH * ALONE_BLOCK
         return SHORT_BLOCK if much else ALONE_BLOCK
+    if s.rows == THREE:
+        return THREE_BLOCK
     least, most = (THIN_ROW, SHORT_ROW) if endless else (0, COLUMN_ROWS[size].short)
     return SHORT_BLOCK if least < p.d <= most else LONG_BLOCK
 

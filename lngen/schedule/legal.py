@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from lngen.errors import ScheduleError
-from lngen.schedule.problem import Problem
+from lngen.schedule.problem import SPREAD_MET, Problem
 from lngen.schedule.schedule import FORMS, STAGED, Schedule
 
 MAX_THREADS = 1024
@@ -54,7 +54,7 @@ def scratch_numbers(s: Schedule, p: Problem) -> int:
 
 def met_numbers(s: Schedule, p: Problem) -> int:
     """Numbers that the blocks of a cluster leave each other for a row."""
-    return p.row_sums * p.segments if s.cluster > 1 else 0
+    return p.met_sums * p.segments if s.cluster > 1 else 0
 
 
 def rows_ahead(s: Schedule) -> int:
@@ -106,7 +106,7 @@ def stage_share(size: int, s: Schedule, p: Problem) -> int:
 
 def static_shared(s: Schedule, p: Problem) -> int:
     """Static shared memory in bytes."""
-    numbers = scratch_numbers(s, p)
+    numbers = scratch_numbers(s, p) + (SPREAD_MET * p.spreads * p.segments if s.form == "stream" else 0)
     met = 2 * s.rows * met_numbers(s, p)
     barriers = s.rows * (s.stages + 2) if s.form in STAGED or met else 0
     # The row of each stage, and in a cluster what is told, of 8 bytes as a barrier is.

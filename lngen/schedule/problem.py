@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, fields
 
-from lngen.ir import REDUCTIONS, WIDE, D, DType, Eqn, Graph, M, Value, is_row_fold, is_sum
+from lngen.ir import REDUCTIONS, WIDE, D, DType, Eqn, Graph, M, Value, is_row_fold, is_sum, spread_sums
 from lngen.passes.order import ColumnOrder, orders, sharers
+
+SPREAD_MET = 2  # numbers of a segment that blocks send each other for a spread
 
 
 @dataclass(frozen=True)
@@ -16,7 +19,9 @@ class Problem:
     cluster                     blocks that hold the column sums of a row well
     input_sizes, output_sizes   bytes per element of each [M, D] tensor; of inputs that an equation uses
     column_sizes                of each [D] input
-    row_sums                    the most sums and maxima that end one phase
+    row_sums                    the most numbers that the threads of a row fold at the end of one phase
+    met_sums                    the most of a segment that the blocks of a row leave each other there
+    spreads                     sums of squares of distances from the mean, taken by segments
     phases                      how many phases the rows go through
     """
 
@@ -33,6 +38,8 @@ class Problem:
     output_sizes: tuple[int, ...]
     column_sizes: tuple[int, ...]
     row_sums: int
+    met_sums: int
+    spreads: int
     column_sums: int
     phases: int
 
@@ -61,8 +68,7 @@ def problem(graph: Graph, d: int) -> Problem:
     """The facts about ``graph`` for rows of ``d`` elements."""
     row, column = orders(graph, d)
     column = _written(graph) or column
-    levels = depths(graph)
-    row_sums = [operand_depth(e, levels) for e in graph.eqns if is_row_fold(e)]
+    folded, met = folds(graph)
     sums = [e for e in graph.eqns if e.op in REDUCTIONS]
     used = {a for e in graph.eqns for a in e.args}
     return Problem(
@@ -78,9 +84,11 @@ def problem(graph: Graph, d: int) -> Problem:
         input_sizes=tuple(p.type.dtype.size for p in graph.params if p.type.axes == WIDE and p in used),
         output_sizes=tuple(r.type.dtype.size for r in graph.results if r.type.axes == WIDE),
         column_sizes=tuple(p.type.dtype.size for p in graph.params if p.type.axes == (D,)),
-        row_sums=max((row_sums.count(n) for n in row_sums), default=0),
+        row_sums=max(folded.values(), default=0),
+        met_sums=max(met.values(), default=0),
+        spreads=sum(e.op == "reduce_spread" for e in graph.eqns),
         column_sums=sum(is_sum(e, M) for e in graph.eqns),
-        phases=1 + max(row_sums, default=-1) + 1,
+        phases=1 + max(folded, default=-1) + 1,
     )
 
 
@@ -92,11 +100,30 @@ def _written(graph: Graph) -> ColumnOrder | None:
     return None
 
 
+def folds(graph: Graph) -> tuple[Counter[int], Counter[int]]:
+    """By phase, how many numbers the threads of a row fold at its end, and how many of each segment blocks then send.
+
+    A spread is two folds: sums of segments, which stay with their blocks, then those of squares, and they go with them.
+    """
+    levels, joined = depths(graph), spread_sums(graph)
+    folded, met = Counter[int](), Counter[int]()
+    for eqn in graph.eqns:
+        depth = operand_depth(eqn, levels)
+        if eqn.op == "reduce_spread":
+            folded += Counter({depth: 1, depth + 1: 1})
+            met += Counter({depth + 1: SPREAD_MET})
+        elif is_row_fold(eqn) and eqn.out not in joined:
+            folded[depth] += 1
+            met[depth] += 1
+    return folded, met
+
+
 def depths(graph: Graph) -> dict[Value, int]:
     """For each value how many row sums and maxima must be finished one after the other before it: its phase."""
-    levels = dict.fromkeys(graph.params, 0)
+    levels, joined = dict.fromkeys(graph.params, 0), spread_sums(graph)
     for eqn in graph.eqns:
-        levels[eqn.out] = operand_depth(eqn, levels) + is_row_fold(eqn)
+        twice, once = eqn.op == "reduce_spread" or eqn.out in joined, is_row_fold(eqn) or eqn.op == "segment_mean"
+        levels[eqn.out] = operand_depth(eqn, levels) + (2 if twice else once)
     return levels
 
 

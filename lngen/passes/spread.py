@@ -1,0 +1,105 @@
+"""Take the variance of long rows from sums that the parts of a row have each for itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lngen.ir import Builder, D, Eqn, Graph, M, Value, is_row_fold, is_sum
+from lngen.passes.clean import dce
+from lngen.passes.edit import downstream
+from lngen.passes.order import orders
+
+# Segments of a row: fewer are no trouble to meet over twice; the sums of more are too many to keep.
+FEWEST, MOST = 3, 64
+
+
+@dataclass(frozen=True)
+class _Centred:
+    """x - mean(x), and the mean."""
+
+    x: Value
+    mean: Value
+
+
+def place_spread(graph: Graph, d: int) -> Graph:
+    """Measure rows of ``d`` elements, if they have many segments, from the means of those first (f32 only).
+
+    before:  %xc      = sub %x, %mean                    after:  %var_sum = reduce_spread %x {axis=D}
+             %var_sum = reduce_dot %xc, %xc {axis=D}
+
+    before:  %xhat    = mul %xc, %rstd                   after:  %centre = segment_mean %x {axis=D}
+                                                                 %far    = sub %x, %centre
+                                                                 %off    = sub %centre, %mean
+                                                                 %shift  = mul %off, %rstd
+                                                                 %xhat   = fma %far, %rstd, %shift
+
+    The blocks that share a long row then meet once over it, not for its sum first and for the squares after that, and
+    what a block has measured by then is what it goes on with. Where something else is summed that depends on the mean,
+    but not on the variance, they would meet for it anyway. A backward's elements stay measured from the mean: its sums
+    over rows may be taken by blocks that have but a few columns.
+    """
+    row, _ = orders(graph, d)
+    if not FEWEST <= -(-d // row.segment) <= MOST:
+        return graph
+    found = _centred(graph, d)
+    spread = {e.out: c for e in graph.eqns if (c := _squared(e, found)) and not _meets_between(graph, e, c.x)}
+    moved = spread and not any(is_sum(e, M) for e in graph.eqns)
+    b = Builder(graph.name, params=graph.params, taken=graph.values())
+    for eqn in graph.eqns:
+        centred, scale = _scaled(eqn, found) if moved else (None, None)
+        if eqn.out in spread:
+            b.eqns.append(Eqn(eqn.out, "reduce_spread", (spread[eqn.out].x,), eqn.attrs))
+        elif centred is not None and scale is not None and centred in spread.values():
+            b.eqns.append(_from_segments(b, eqn.out, centred, scale))
+        else:
+            b.eqns.append(eqn)
+    return dce(b.build(*graph.results, stage="place_spread"))
+
+
+def _centred(graph: Graph, d: int) -> dict[Value, _Centred]:
+    """Every x - mean(x) over D."""
+    producer, found = graph.producers(), {}
+    for eqn in graph.eqns:
+        if eqn.op == "sub" and _is_mean(producer.get(eqn.args[1]), eqn.args[0], producer, d):
+            found[eqn.out] = _Centred(*eqn.args)
+    return found
+
+
+def _is_mean(eqn: Eqn | None, x: Value, producer: dict[Value, Eqn], d: int) -> bool:
+    """True for the sum of x over D, divided by ``d``."""
+    if eqn is None or eqn.op != "div":
+        return False
+    total, count = (producer.get(a) for a in eqn.args)
+    if total is None or count is None or count.op != "const" or count.value != d:
+        return False
+    return total.op == "reduce_sum" and total.attr("axis") is D and total.args == (x,)
+
+
+def _squared(eqn: Eqn, found: dict[Value, _Centred]) -> _Centred | None:
+    """What a sum over D of squares squares, if that is measured from a mean."""
+    squares = eqn.op == "reduce_dot" and eqn.attr("axis") is D and eqn.args[0] == eqn.args[1]
+    return found.get(eqn.args[0]) if squares else None
+
+
+def _scaled(eqn: Eqn, found: dict[Value, _Centred]) -> tuple[_Centred, Value] | tuple[None, None]:
+    """What is measured from a mean, and the number of the row that multiplies it."""
+    if eqn.op == "mul":
+        for value, scale in (eqn.args, eqn.args[::-1]):
+            if value in found and scale.type.axes == (M,):
+                return found[value], scale
+    return None, None
+
+
+def _meets_between(graph: Graph, spread: Eqn, x: Value) -> bool:
+    """True if a row is reduced by something that the sum of x moves and the spread of x does not."""
+    sums = [e.out for e in graph.eqns if e.op == "reduce_sum" and e.attr("axis") is D and e.args == (x,)]
+    moved, later = downstream(graph.eqns, sums), downstream(graph.eqns, [spread.out])
+    between = [e for e in graph.eqns if is_row_fold(e) and e != spread and e.out not in sums]
+    return any(e.out in moved and e.out not in later for e in between)
+
+
+def _from_segments(b: Builder, out: Value, centred: _Centred, scale: Value) -> Eqn:
+    """A scaled distance from the mean: that from the segment's mean scaled, and the rest of the way."""
+    centre = b.segment_mean("centre", centred.x, axis=D)
+    far, off = b.sub("far", centred.x, centre), b.sub("off", centre, centred.mean)
+    return Eqn(out, "fma", (far, scale, b.mul("shift", off, scale)))
