@@ -9,11 +9,15 @@ from itertools import pairwise
 
 import pytest
 
+from lngen.check.inputs import mismatches, random_inputs
 from lngen.data import data_dir
 from lngen.errors import LowerError, ScheduleError
 from lngen.graphs import Definition, GraphBuilder
-from lngen.ir import F64, D, DType, M, print_eqn
+from lngen.interpret import interpret
+from lngen.ir import F64, D, DType, M, parse, print_eqn
 from lngen.lower import Buffer, Extent, Kernel, Plan, Statement, lower
+from lngen.lower.split import split
+from lngen.ptx import run_plan
 from lngen.schedule import Schedule, parse_schedule, piece, problem, ranked, stage_bytes
 from lngen.spec import Spec, make_spec, parse_spec
 
@@ -560,6 +564,35 @@ def test_what_cannot_be_lowered_hears_why(describe: Callable[[GraphBuilder], Non
 
 
 # ---- graphs of one's own ----
+
+
+@pytest.mark.parametrize("written", ["%c : f32[M, D] = segment_mean %x {axis=D, chunk=4, segment=16}",
+                                     "%c : f32[M] = reduce_spread %x {axis=D, chunk=4, segment=16}"])  # fmt: skip
+def test_segments_are_those_of_a_spread(written: str) -> None:
+    """Of one order each: a spread of another is no help."""
+    spread = "%v : f32[M] = reduce_spread %x {axis=D, chunk=4, segment=32}"
+    kind = "f32[M, D]" if "segment_mean" in written else "f32[M]"
+    head = f"graph @f(%x: f32[M, D]) -> (f32[M], {kind}) {{"
+    graph = parse("\n".join([head, written, spread, "return %v, %c", "}"]))
+    with pytest.raises(LowerError, match=r"expected to have the order of a reduce_spread of '%x', which takes the sums"):
+        split(graph)
+
+
+def test_a_spread_needs_no_sum_beside_it() -> None:
+    """Nobody asks for the sum of the row; rows of one segment and of four, the last shorter."""
+
+    def spread(b: GraphBuilder) -> None:
+        x = b.input("x", M, D)
+        b.output("y", b.mul("p", x, b.reduce_spread("spread", x, axis=D)))
+
+    for d, text in ((96, "form=registers,threads=8,rows=4"), (8200, "form=stream,threads=256,rows=1"),
+                    (8200, "form=bulk,threads=256,rows=1,stages=2,cluster=2,owners=1,hold=yes")):  # fmt: skip
+        spec = make_spec(Definition("spread", spread), "fwd", {"d": d})
+        plan = lower(spec, parse_schedule(text, Schedule("registers", 32, 1, 4)))
+        inputs = random_inputs(spec, 3)
+        outcome = run_plan(plan, inputs, rows=3)
+        assert not outcome.findings
+        assert not mismatches(outcome.results, interpret(spec.graph(), inputs))
 
 
 def own_spec(describe: Callable[[GraphBuilder], None], way: str = "fwd", **keys: object) -> Spec:

@@ -678,6 +678,29 @@ def test_the_backward_of_a_graph_of_ones_own(describe: Callable[[GraphBuilder], 
         np.testing.assert_allclose(found[f"d{p.name}"], expected, rtol=0, atol=1e-9 * scale, err_msg=p.name)
 
 
+def by_spread(b: GraphBuilder) -> None:
+    """Each row times the sum of the squares of its distances from its mean."""
+    x = b.input("x", M, D)
+    b.output("y", b.mul("p", x, b.reduce_spread("spread", x, axis=D)))
+
+
+def by_squares(b: GraphBuilder) -> None:
+    """The same, spelled out."""
+    x = b.input("x", M, D)
+    far = b.sub("x_off", x, b.reduce_mean("mean", x, axis=D))
+    b.output("y", b.mul("p", x, b.reduce_sum("total", b.mul("square", far, far), axis=D)))
+
+
+def test_the_backward_of_a_spread() -> None:
+    found = []
+    for describe in (by_spread, by_squares):
+        spec = make_spec(Definition(describe.__name__, describe), "bwd", {"d": 37, "dtype": "f32"})
+        inputs = draw(spec.with_direction("fwd").graph(), 4, spec.d)
+        saved = interpret(spec.with_direction("fwd").graph(), inputs)
+        found.append(interpret(spec.graph(), {**inputs, **saved, "dy": draw(spec.graph(), 4, spec.d, seed=1)["dy"]}))
+    np.testing.assert_allclose(found[0]["dx"], found[1]["dx"], rtol=1e-4, atol=1e-3)
+
+
 def test_the_backward_makes_no_name_that_kernels_reserve() -> None:
     """dy times 'acc' would be called 'dy_acc', as the kernels call a sum of 'dy'; dy times x is in the sum."""
     spec = make_spec(

@@ -21,10 +21,10 @@ def is_row_fold(eqn: Eqn) -> bool:
 
 
 def spread_sums(graph: Graph) -> dict[Value, Value]:
-    """The sums over D that come with a spread of the same operand, each with that operand's spread.
+    """The sums over D that come with a spread of the same operand in the same order, each with that operand's spread.
 
     A spread needs the sums of segments, and has the sum of the row when it is done.
     """
-    spreads = {e.args[0]: e.out for e in graph.eqns if e.op == "reduce_spread"}
+    spreads = {(e.args, e.attrs): e.out for e in graph.eqns if e.op == "reduce_spread"}
     sums = (e for e in graph.eqns if e.op == "reduce_sum" and e.attr("axis") is D)
-    return {e.out: spreads[e.args[0]] for e in sums if e.args[0] in spreads}
+    return {e.out: spreads[e.args, e.attrs] for e in sums if (e.args, e.attrs) in spreads}

@@ -13,11 +13,14 @@ from dataclasses import dataclass, replace
 
 from lngen.ir import OPS, WIDE, D, Eqn, Graph, M, Value, is_row_fold, print_eqn, spread_sums
 from lngen.ir.ops import ctype, literal
-from lngen.lower.parts import ROW_SPREAD, SEGMENT_SUMS, Fold, Phase, Statement, Sum, Tensor, aligned
+from lngen.lower.parts import Fold, Phase, Statement, Sum, Tensor, aligned
+from lngen.lower.segments import begins, ends, is_far, kept_distance, squared, whole
 from lngen.passes.edit import upstream
 from lngen.schedule import depths, operand_depth
 
 Spell = Callable[[Value], str]
+
+OF_SEGMENTS = ("reduce_spread", "segment_mean")
 
 # Reductions of a kind are folded together: what combines two of them, their ops, and the names of their arrays.
 FOLDED = {"Add": (("reduce_sum", "reduce_dot"), "chunks", "sums"), "Max": (("reduce_max",), "chunk_maxima", "maxima")}
@@ -70,7 +73,7 @@ class Style:
 def phases(graph: Graph, sums: tuple[Eqn, ...], outputs: tuple[Value, ...], style: Style) -> tuple[Phase, ...]:
     """The phases of ``graph``: the operands of the column sums ``sums`` are accumulated, ``outputs`` stored."""
     levels = depths(graph)
-    style = replace(style, keeps=style.keeps and any(_is_far(e, graph) for e in graph.eqns))
+    style = replace(style, keeps=style.keeps and any(is_far(e, graph) for e in graph.eqns))
     count = 1 + max((*(levels[v] for v in outputs), *(operand_depth(e, levels) for e in sums)), default=0)
     stored = {v: levels[v] for v in outputs if D in v.type.axes}
     if style.last:
@@ -99,11 +102,10 @@ def _phase(
     reductions = [e for e in folds if e not in spreads and operand_depth(e, levels) == number]
     column_sums = [e for e, n in where.items() if n == number]
     wide = [v for v, n in stored.items() if n == number]
-    kept = {e.out for e in graph.eqns if style.keeps and _is_far(e, graph)}
-    there = kept | {e.out for e in graph.eqns if e.op == "segment_mean"}
-    elementwise = [replace(e, args=()) if e.out in there else e for e in graph.eqns if D in e.out.type.axes]
-    needed = upstream(elementwise, [*(a for e in (*reductions, *begun, *ended, *column_sums) for a in e.args), *wide])
-    computed = {e.out for e in elementwise} & needed
+    kept = {e.out for e in graph.eqns if style.keeps and is_far(e, graph)}
+    wanted = [*(a for e in (*reductions, *begun, *ended, *column_sums) for a in e.args), *wide]
+    needed = _needed(graph, kept, wanted)
+    computed = [e for e in graph.eqns if D in e.out.type.axes and e.out in needed]
     after = [e for e in graph.eqns if e.out.type.axes == (M,) and not is_row_fold(e) and levels[e.out] == number + 1]
     rows = [v for v in outputs if v.type.axes == (M,) and max(levels[v] - 1, 0) == number]
     return Phase(
@@ -112,25 +114,28 @@ def _phase(
         tiles=tuple(tensor(p) for p in graph.params if p in needed and p.type.axes == (M, D)),
         statements=aligned(
             (
-                *(_kept(e) if e.out in kept else statement(e, style.spell) for e in graph.eqns if e.out in computed),
-                *(_whole(e, style) for e in begun),
-                *(s for e in ended for s in _far(e, style)),
+                *(kept_distance(e) if e.out in kept else statement(e, style.spell) for e in computed),
+                *(whole(e, style.guard, style.spell) for e in begun),
+                *(s for e in ended for s in squared(e, style.guard, style.spell, style.keeps)),
                 *(_take(e, style, style.guard, "{0}_chunk") for e in reductions),
                 *(_take(e, style, *style.accumulate) for e in column_sums),
                 *(Statement(style.store.format(v.name, style.spell(v)), "") for v in wide),
             )
         ),
-        folds=(*(_begins(e, style) for e in begun), *_folds(number, reductions), *(_ends(e, graph) for e in ended)),
+        folds=(*(begins(e, style.keeps) for e in begun), *_folds(number, reductions), *(ends(e, graph) for e in ended)),
         accumulators=tuple(Sum(e.out.name, n, print_eqn(e)) for n, e in enumerate(column_sums)),
         outputs=tuple(map(tensor, wide)),
         after=aligned(statement(e, style.spell) for e in after),
         row_outputs=tuple(map(tensor, rows)),
-        centres=tuple(dict.fromkeys(e.args[0].name for e in graph.eqns if e in ended or _is_centre(e, needed))),
+        centres=tuple(dict.fromkeys(e.args[0].name for e in (*ended, *computed) if e.op in OF_SEGMENTS)),
     )
 
 
-def _is_centre(eqn: Eqn, needed: set[Value]) -> bool:
-    return eqn.op == "segment_mean" and eqn.out in needed
+def _needed(graph: Graph, kept: set[Value], wanted: list[Value]) -> set[Value]:
+    """What ``wanted`` is computed from in a phase; what is ``kept``, and means of segments, are there."""
+    there = kept | {e.out for e in graph.eqns if e.op == "segment_mean"}
+    elementwise = (replace(e, args=()) if e.out in there else e for e in graph.eqns if D in e.out.type.axes)
+    return upstream(elementwise, wanted)
 
 
 def _latest(graph: Graph, eqn: Eqn, levels: dict[Value, int], stored: dict[Value, int]) -> int:
@@ -175,48 +180,3 @@ def _folds(number: int, reductions: list[Eqn]) -> Iterator[Fold]:
             absent = "ABSENT" if how == "Add" else literal(-math.inf, eqns[0].out.type.dtype)
             sums = tuple(Sum(e.out.name, n, print_eqn(e)) for n, e in enumerate(eqns))
             yield Fold(how, absent, f"{chunks}_{number}", f"{results}_{number}", sums, sums)
-
-
-def _is_far(eqn: Eqn, graph: Graph) -> bool:
-    """True for x minus the mean of its segment: what a spread squares."""
-    centres = {e.out: e.args[0] for e in graph.eqns if e.op == "segment_mean"}
-    return eqn.op == "sub" and centres.get(eqn.args[1]) == eqn.args[0]
-
-
-def _kept(eqn: Eqn) -> Statement:
-    """Such a distance, as it was kept."""
-    text = f"const {ctype(eqn.out.type.dtype)} {eqn.out.name} = {eqn.args[0].name}_far_kept[k][i];"
-    return Statement(text, print_eqn(eqn))
-
-
-def _whole(eqn: Eqn, style: Style) -> Statement:
-    """An element added to the sum of its segment."""
-    into = f"{eqn.args[0].name}_whole_chunk"
-    return Statement(f"{style.guard}{into} = {into} + {style.spell(eqn.args[0])};", print_eqn(eqn))
-
-
-def _far(eqn: Eqn, style: Style) -> tuple[Statement, ...]:
-    """An element's distance from what its segment is measured from, and the square, added to that of its segment."""
-    x, into = eqn.args[0], f"{eqn.out.name}_chunk"
-    measured = f"{x.name}_far = {style.spell(x)} - {x.name}_centre[k / SEGMENT_SLOTS];"
-    return (
-        Statement(f"const {ctype(eqn.out.type.dtype)} {measured}", ""),
-        *[Statement(f"{x.name}_far_kept[k][i] = stay({x.name}_far);", "")] * style.keeps,
-        Statement(f"{style.guard}{into} = fmaf({x.name}_far, {x.name}_far, {into});", print_eqn(eqn)),
-    )
-
-
-def _begins(eqn: Eqn, style: Style) -> Fold:
-    """The first fold of a spread: the sums of segments, which stay with the blocks that have them."""
-    x = eqn.args[0].name
-    sums = (Sum(f"{x}_whole", 0, print_eqn(eqn)),)
-    return Fold("Add", "ABSENT", f"{x}_whole", f"{x}_segments", sums, (), SEGMENT_SUMS, of=x, keeps=style.keeps)
-
-
-def _ends(eqn: Eqn, graph: Graph) -> Fold:
-    """The second: the squares of distances. By now what was summed first has its sum, too."""
-    name, note = eqn.out.name, print_eqn(eqn)
-    whole = (Sum(e.out.name, 0, print_eqn(e)) for e in graph.eqns if spread_sums(graph).get(e.out) == eqn.out)
-    named = (*whole, Sum(name, 1, note))
-    sums = (Sum(name, 0, note),)
-    return Fold("Add", "ABSENT", f"{name}_squares", f"{name}_moments", sums, named, ROW_SPREAD, of=eqn.args[0].name)

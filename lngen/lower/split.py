@@ -39,6 +39,7 @@ def split(graph: Graph) -> Split:
                 f"graph @{graph.name}: '{eqn.out}' reduces over D a value that has no rows; pass it as an input."
             )
     _check(graph, sums, by_column)
+    _check_segments(graph)
     rows = extract(graph, graph.name, graph.params, (*by_row, *dict.fromkeys(a for e in sums for a in e.args)))
     if not by_column:
         return Split(rows, sums, None)
@@ -63,6 +64,17 @@ def _check(graph: Graph, sums: tuple[Eqn, ...], by_column: tuple[Value, ...]) ->
     for eqn in sums:
         if D not in eqn.out.type.axes:
             raise LowerError(f"graph @{graph.name}: '{eqn.out}' sums over rows a value without D; add it up outside.")
+
+
+def _check_segments(graph: Graph) -> None:
+    """LowerError for means of segments that no spread has, or for segments of two kinds."""
+    spreads = {e.args[0]: e.attrs for e in graph.eqns if e.op == "reduce_spread"}
+    for eqn in graph.eqns:
+        if eqn.op in ("segment_mean", "reduce_spread") and spreads.get(eqn.args[0]) != eqn.attrs:
+            raise LowerError(
+                f"graph @{graph.name}: '{eqn.out}' is expected to have the order of a reduce_spread of "
+                f"'{eqn.args[0]}', which takes the sums of its segments."
+            )
 
 
 def column_graph(parts: Split, graph: Graph) -> tuple[Graph, tuple[Value, ...]]:

@@ -11,13 +11,11 @@ from lngen.schedule.schedule import Schedule
 from lngen.schedule.shares import HALF, MANY, SOME, STAGE, off, power, row_bytes
 
 # A row of more bytes is shared by a cluster; a somewhat shorter one, too, if it has many elements or there are some
-# more; one of many elements up to PAIR_ROW bytes by two blocks if a multiprocessor has no room for two of them, or if
-# they are endless. Bytes that a block takes; where rows are
-# many twice as many rather than the largest clusters, of which only seven fit a GPU, if registers do not fall short: of
-# rows of four bytes an element.
+# more; one of many elements up to PAIR_ROW bytes by two blocks if a multiprocessor has no room for two such rows, as it
+# has up to ROOMY_ROW, or if they are endless. Bytes that a block takes; of many rows of four bytes an element, whose
+# registers do not fall short, twice as many rather than the largest clusters, of which only seven fit a GPU.
 WIDE_ROW, PAIR_ROW, WIDE_SOME, WIDE_ELEMENTS = 32 * 1024, 28 * 1024, 24 * 1024, 12288
-ROOMY_ROW, FOUR = 27 * 1024, 4
-PIECE = 16 * 1024
+ROOMY_ROW, PIECE, FOUR = 27 * 1024, 16 * 1024, 4
 
 # Bytes that the blocks of a multiprocessor work on: of two bytes an element, whose registers are scarce, fewer,
 # and still fewer in the smallest clusters and the largest and of many rows; of large pieces more.
