@@ -574,7 +574,7 @@ def test_segments_are_those_of_a_spread(written: str) -> None:
     kind = "f32[M, D]" if "segment_mean" in written else "f32[M]"
     head = f"graph @f(%x: f32[M, D]) -> (f32[M], {kind}) {{"
     graph = parse("\n".join([head, written, spread, "return %v, %c", "}"]))
-    with pytest.raises(LowerError, match=r"expected to have the order of a reduce_spread of '%x', which takes the sums"):
+    with pytest.raises(LowerError, match="expected to have the order of a reduce_spread of '%x'"):
         split(graph)
 
 
