@@ -745,8 +745,8 @@ layernorm_fwd__f32_d32768__t64_r3_v4_b1_bulk_s2_c8_o15_keep_hold_soon_claim__row
             }
             var_sum_squares[0][k] = EXACT || (owned && col < D) ? var_sum_chunk : ABSENT;
         }
-        real var_sum_moments[2];
         tell();
+        real var_sum_moments[2];
         cluster_spread<THREADS, ROWS, 1, D, SEGMENT, SEGMENT_SLOTS, CLUSTER>(var_sum_moments, x32_segments, var_sum_squares, scratch, turn, group, lane, exchanged, met, meetings);
         const real mean_sum = var_sum_moments[0];  // %mean_sum : f32[M] = reduce_sum %x32 {axis=D, chunk=4, segment=4096}
         const real var_sum = var_sum_moments[1];   // %var_sum : f32[M] = reduce_spread %x32 {axis=D, chunk=4, segment=4096}

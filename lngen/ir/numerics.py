@@ -142,12 +142,11 @@ def row_spread(x: Array, *, chunk: int, segment: int, run: int | None = None) ->
     single segments come before those of squares.
     """
     order: dict[str, Any] = {"chunk": chunk, "segment": segment, "run": run}
-    dtype, d = x.dtype.type, x.shape[-1]
-    mean, far = row_sum(x, **order) / dtype(d), x - segment_mean(x, **order)
-    terms = []
-    for part, distances in zip(_segments(x, segment), _segments(far, segment), strict=True):
-        off = segment_mean(part, **order)[..., 0] - mean
-        terms.append(fma(dtype(part.shape[-1]) * off, off, row_sum(distances, distances, **order)))
+    dtype, centre = x.dtype.type, segment_mean(x, **order)
+    mean, terms = row_sum(x, **order) / dtype(x.shape[-1]), []
+    for c, far in zip(_segments(centre, segment), _segments(x - centre, segment), strict=True):
+        off = c[..., 0] - mean
+        terms.append(fma(dtype(far.shape[-1]) * off, off, row_sum(far, far, **order)))
     return np.asarray(reduce(np.add, terms))
 
 

@@ -8,6 +8,7 @@ from lngen.ir.types import Axis, D, Eqn, Graph, Value
 SUMS = ("reduce_sum", "reduce_dot", "reduce_spread")
 REDUCTIONS = (*SUMS, "reduce_max")
 ORDERED = (*SUMS, "segment_mean")
+OF_SEGMENTS = ("reduce_spread", "segment_mean")  # what needs the sums of segments
 
 
 def is_sum(eqn: Eqn, axis: Axis) -> bool:

@@ -18,8 +18,8 @@ from lngen.lower.constants import (
     row_constants,
 )
 from lngen.lower.in_registers import in_registers
-from lngen.lower.parts import Argument, Constant, Sum, aligned
-from lngen.lower.phases import Spell, Style, before, phases, speller, tensor, uniform
+from lngen.lower.parts import Argument, Constant, Spell, Sum, aligned
+from lngen.lower.phases import Style, before, phases, speller, tensor, uniform
 from lngen.lower.plan import Buffer, Extent, Finish, Kernel, Plan
 from lngen.lower.split import Split, column_graph, split
 from lngen.lower.staged import staged

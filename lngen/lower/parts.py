@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+
+from lngen.ir import Value
+
+Spell = Callable[[Value], str]  # how a value is spelled in C
 
 # How a fold ends: with the sums of a row, of segments, or with a sum and a spread. And where blocks meet for it.
 ROW_SUMS, SEGMENT_SUMS, ROW_SPREAD = "_row_sums.cuh.jinja", "_segment_sums.cuh.jinja", "_row_spread.cuh.jinja"

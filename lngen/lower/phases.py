@@ -8,19 +8,15 @@ lives in registers but the inputs and one number per sum.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from lngen.ir import OPS, WIDE, D, Eqn, Graph, M, Value, is_row_fold, print_eqn, spread_sums
+from lngen.ir import OF_SEGMENTS, OPS, WIDE, D, Eqn, Graph, M, Value, is_row_fold, print_eqn
 from lngen.ir.ops import ctype, literal
-from lngen.lower.parts import Fold, Phase, Statement, Sum, Tensor, aligned
-from lngen.lower.segments import begins, ends, is_far, kept_distance, squared, whole
+from lngen.lower.parts import Fold, Phase, Spell, Statement, Sum, Tensor, aligned
+from lngen.lower.segments import begins, distances, ends, kept_distance, squared, whole
 from lngen.passes.edit import upstream
-from lngen.schedule import depths, operand_depth
-
-Spell = Callable[[Value], str]
-
-OF_SEGMENTS = ("reduce_spread", "segment_mean")
+from lngen.schedule import Folds, depths, folds, operand_depth
 
 # Reductions of a kind are folded together: what combines two of them, their ops, and the names of their arrays.
 FOLDED = {"Add": (("reduce_sum", "reduce_dot"), "chunks", "sums"), "Max": (("reduce_max",), "chunk_maxima", "maxima")}
@@ -73,7 +69,7 @@ class Style:
 def phases(graph: Graph, sums: tuple[Eqn, ...], outputs: tuple[Value, ...], style: Style) -> tuple[Phase, ...]:
     """The phases of ``graph``: the operands of the column sums ``sums`` are accumulated, ``outputs`` stored."""
     levels = depths(graph)
-    style = replace(style, keeps=style.keeps and any(is_far(e, graph) for e in graph.eqns))
+    style = replace(style, keeps=style.keeps and bool(distances(graph)))
     count = 1 + max((*(levels[v] for v in outputs), *(operand_depth(e, levels) for e in sums)), default=0)
     stored = {v: levels[v] for v in outputs if D in v.type.axes}
     if style.last:
@@ -94,16 +90,11 @@ def _phase(
     outputs: tuple[Value, ...],
     style: Style,
 ) -> Phase:
-    joined = spread_sums(graph)
-    folds = [e for e in graph.eqns if is_row_fold(e) and e.out not in joined]
-    spreads = [e for e in folds if e.op == "reduce_spread"]
-    begun = [e for e in spreads if operand_depth(e, levels) == number]
-    ended = [e for e in spreads if operand_depth(e, levels) == number - 1]
-    reductions = [e for e in folds if e not in spreads and operand_depth(e, levels) == number]
+    here = next(iter(folds(graph)[number : number + 1]), Folds())
     column_sums = [e for e, n in where.items() if n == number]
     wide = [v for v, n in stored.items() if n == number]
-    kept = {e.out for e in graph.eqns if style.keeps and is_far(e, graph)}
-    wanted = [*(a for e in (*reductions, *begun, *ended, *column_sums) for a in e.args), *wide]
+    kept = distances(graph) if style.keeps else set()
+    wanted = [*(a for e in (*here.plain, *here.begun, *here.ended, *column_sums) for a in e.args), *wide]
     needed = _needed(graph, kept, wanted)
     computed = [e for e in graph.eqns if D in e.out.type.axes and e.out in needed]
     after = [e for e in graph.eqns if e.out.type.axes == (M,) and not is_row_fold(e) and levels[e.out] == number + 1]
@@ -115,19 +106,23 @@ def _phase(
         statements=aligned(
             (
                 *(kept_distance(e) if e.out in kept else statement(e, style.spell) for e in computed),
-                *(whole(e, style.guard, style.spell) for e in begun),
-                *(s for e in ended for s in squared(e, style.guard, style.spell, style.keeps)),
-                *(_take(e, style, style.guard, "{0}_chunk") for e in reductions),
+                *(whole(e, style.guard, style.spell) for e in here.begun),
+                *(s for e in here.ended for s in squared(e, style.guard, style.spell, style.keeps)),
+                *(_take(e, style, style.guard, "{0}_chunk") for e in here.plain),
                 *(_take(e, style, *style.accumulate) for e in column_sums),
                 *(Statement(style.store.format(v.name, style.spell(v)), "") for v in wide),
             )
         ),
-        folds=(*(begins(e, style.keeps) for e in begun), *_folds(number, reductions), *(ends(e, graph) for e in ended)),
+        folds=(
+            *(begins(e, style.keeps) for e in here.begun),
+            *_folds(number, here.plain),
+            *(ends(e, graph) for e in here.ended),
+        ),
         accumulators=tuple(Sum(e.out.name, n, print_eqn(e)) for n, e in enumerate(column_sums)),
         outputs=tuple(map(tensor, wide)),
         after=aligned(statement(e, style.spell) for e in after),
         row_outputs=tuple(map(tensor, rows)),
-        centres=tuple(dict.fromkeys(e.args[0].name for e in (*ended, *computed) if e.op in OF_SEGMENTS)),
+        centres=tuple(dict.fromkeys(e.args[0].name for e in (*here.ended, *computed) if e.op in OF_SEGMENTS)),
     )
 
 
@@ -172,7 +167,7 @@ def _take(eqn: Eqn, style: Style, when: str, place: str) -> Statement:
     return Statement(f"{when}{into} = {taken};", print_eqn(eqn))
 
 
-def _folds(number: int, reductions: list[Eqn]) -> Iterator[Fold]:
+def _folds(number: int, reductions: tuple[Eqn, ...]) -> Iterator[Fold]:
     """The reductions of a phase, by kind."""
     for how, (ops, chunks, results) in FOLDED.items():
         eqns = [e for e in reductions if e.op in ops]

@@ -6,19 +6,15 @@ The names in C are those of the value x that is measured: ``x_centre``, of each 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from lngen.ir import Eqn, Graph, Value, print_eqn, spread_sums
 from lngen.ir.ops import ctype
-from lngen.lower.parts import ROW_SPREAD, SEGMENT_SUMS, Fold, Statement, Sum
-
-Spell = Callable[[Value], str]
+from lngen.lower.parts import ROW_SPREAD, SEGMENT_SUMS, Fold, Spell, Statement, Sum
 
 
-def is_far(eqn: Eqn, graph: Graph) -> bool:
-    """True for x minus the mean of its segment: what a spread squares."""
+def distances(graph: Graph) -> set[Value]:
+    """Every x minus the mean of its segment: what a spread squares."""
     centres = {e.out: e.args[0] for e in graph.eqns if e.op == "segment_mean"}
-    return eqn.op == "sub" and centres.get(eqn.args[1]) == eqn.args[0]
+    return {e.out for e in graph.eqns if e.op == "sub" and centres.get(e.args[1]) == e.args[0]}
 
 
 def kept_distance(eqn: Eqn) -> Statement:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lngen.errors import LowerError
-from lngen.ir import D, Eqn, Graph, M, Value, is_row_fold, is_sum
+from lngen.ir import OF_SEGMENTS, D, Eqn, Graph, M, Value, is_row_fold, is_sum
 from lngen.passes.edit import extract, upstream
 from lngen.schedule import depths
 
@@ -70,7 +70,7 @@ def _check_segments(graph: Graph) -> None:
     """LowerError for means of segments that no spread has, or for segments of two kinds."""
     spreads = {e.args[0]: e.attrs for e in graph.eqns if e.op == "reduce_spread"}
     for eqn in graph.eqns:
-        if eqn.op in ("segment_mean", "reduce_spread") and spreads.get(eqn.args[0]) != eqn.attrs:
+        if eqn.op in OF_SEGMENTS and spreads.get(eqn.args[0]) != eqn.attrs:
             raise LowerError(
                 f"graph @{graph.name}: '{eqn.out}' is expected to have the order of a reduce_spread of "
                 f"'{eqn.args[0]}', which takes the sums of its segments."

@@ -46,11 +46,11 @@ def place_spread(graph: Graph, d: int) -> Graph:
     moved = spread and not any(is_sum(e, M) for e in graph.eqns)
     b = Builder(graph.name, params=graph.params, taken=graph.values())
     for eqn in graph.eqns:
-        centred, scale = _scaled(eqn, found) if moved else (None, None)
+        scaled = _scaled(eqn, found) if moved else None
         if eqn.out in spread:
             b.eqns.append(Eqn(eqn.out, "reduce_spread", (spread[eqn.out].x,), eqn.attrs))
-        elif centred is not None and scale is not None and centred in spread.values():
-            b.eqns.append(_from_segments(b, eqn.out, centred, scale))
+        elif scaled and scaled[0] in spread.values():
+            b.eqns.append(_from_segments(b, eqn.out, *scaled))
         else:
             b.eqns.append(eqn)
     return dce(b.build(*graph.results, stage="place_spread"))
@@ -81,13 +81,13 @@ def _squared(eqn: Eqn, found: dict[Value, _Centred]) -> _Centred | None:
     return found.get(eqn.args[0]) if squares else None
 
 
-def _scaled(eqn: Eqn, found: dict[Value, _Centred]) -> tuple[_Centred, Value] | tuple[None, None]:
+def _scaled(eqn: Eqn, found: dict[Value, _Centred]) -> tuple[_Centred, Value] | None:
     """What is measured from a mean, and the number of the row that multiplies it."""
     if eqn.op == "mul":
         for value, scale in (eqn.args, eqn.args[::-1]):
             if value in found and scale.type.axes == (M,):
                 return found[value], scale
-    return None, None
+    return None
 
 
 def _meets_between(graph: Graph, spread: Eqn, x: Value) -> bool:

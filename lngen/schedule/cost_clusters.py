@@ -15,7 +15,7 @@ from lngen.schedule.shares import HALF, MANY, SOME, STAGE, off, power, row_bytes
 # has up to ROOMY_ROW, or if they are endless. Bytes that a block takes; of many rows of four bytes an element, whose
 # registers do not fall short, twice as many rather than the largest clusters, of which only seven fit a GPU.
 WIDE_ROW, PAIR_ROW, WIDE_SOME, WIDE_ELEMENTS = 32 * 1024, 28 * 1024, 24 * 1024, 12288
-ROOMY_ROW, PIECE, FOUR = 27 * 1024, 16 * 1024, 4
+ROOMY_ROW, PIECE, SMALL_CLUSTER = 27 * 1024, 16 * 1024, 4
 
 # Bytes that the blocks of a multiprocessor work on: of two bytes an element, whose registers are scarce, fewer,
 # and still fewer in the smallest clusters and the largest and of many rows; of large pieces more.
@@ -73,7 +73,7 @@ def _is_apart(s: Schedule, p: Problem, part: float, claim: bool, there: int) -> 
         return largest and whole and there <= HALF and not claim
     if claim:
         return whole and not largest and there > MANY
-    return largest or (whole and s.cluster == FOUR and there <= SOME)
+    return largest or (whole and s.cluster == SMALL_CLUSTER and there <= SOME)
 
 
 def _work(p: Problem, part: float, claim: bool, apart: bool, less: bool) -> int:

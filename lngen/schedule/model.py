@@ -8,6 +8,7 @@ from functools import cache
 from itertools import product
 
 from lngen.errors import ScheduleError
+from lngen.passes.order import THREE
 from lngen.schedule.cost import cost
 from lngen.schedule.legal import (
     MAX_CLUSTER,
@@ -23,7 +24,6 @@ from lngen.schedule.schedule import Schedule
 from lngen.schedule.shares import share
 
 CLUSTERS = (1, 2, 4, 8, MAX_CLUSTER)
-THREE = 3  # so many row groups gain where a cluster shares staged rows, and were not tried elsewhere
 RESIDENT = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12)
 
 
@@ -41,6 +41,7 @@ def _space(p: Problem) -> tuple[Schedule, ...]:
 def _bases(p: Problem) -> Iterator[Schedule]:
     """Forms and how rows are laid over threads and blocks: what is not legal as it stands is in no variant."""
     vec = p.run
+    # Three row groups gain where a cluster shares staged rows, and were not tried elsewhere.
     rows = sorted(rows_of_a_block(p) if p.column_sums else (1, 2, THREE, 4, 8, 16, 32, 64, 128))
     store = bool(p.output_sizes)
     for threads, r, resident in product([1 << n for n in range(11)], rows, RESIDENT):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, fields
 
 from lngen.ir import REDUCTIONS, WIDE, D, DType, Eqn, Graph, M, Value, is_row_fold, is_sum, spread_sums
@@ -68,7 +67,7 @@ def problem(graph: Graph, d: int) -> Problem:
     """The facts about ``graph`` for rows of ``d`` elements."""
     row, column = orders(graph, d)
     column = _written(graph) or column
-    folded, met = folds(graph)
+    ends = folds(graph)
     sums = [e for e in graph.eqns if e.op in REDUCTIONS]
     used = {a for e in graph.eqns for a in e.args}
     return Problem(
@@ -84,11 +83,11 @@ def problem(graph: Graph, d: int) -> Problem:
         input_sizes=tuple(p.type.dtype.size for p in graph.params if p.type.axes == WIDE and p in used),
         output_sizes=tuple(r.type.dtype.size for r in graph.results if r.type.axes == WIDE),
         column_sizes=tuple(p.type.dtype.size for p in graph.params if p.type.axes == (D,)),
-        row_sums=max(folded.values(), default=0),
-        met_sums=max(met.values(), default=0),
+        row_sums=max((f.folded for f in ends), default=0),
+        met_sums=max((f.met for f in ends), default=0),
         spreads=sum(e.op == "reduce_spread" for e in graph.eqns),
         column_sums=sum(is_sum(e, M) for e in graph.eqns),
-        phases=1 + max(folded, default=-1) + 1,
+        phases=len(ends) + 1,
     )
 
 
@@ -100,22 +99,42 @@ def _written(graph: Graph) -> ColumnOrder | None:
     return None
 
 
-def folds(graph: Graph) -> tuple[Counter[int], Counter[int]]:
-    """By phase, how many numbers the threads of a row fold at its end, and how many of each segment blocks then send.
+@dataclass(frozen=True)
+class Folds:
+    """The reductions over D that end a phase.
 
-    A spread is two folds: sums of segments, which stay with their blocks, then those of squares, and they go with them.
+    A spread ends two: first with sums of segments, which stay with their blocks, then with those of squares, and the
+    sums go with them. The sum of what it is a spread of is in it.
     """
+
+    begun: tuple[Eqn, ...] = ()
+    ended: tuple[Eqn, ...] = ()
+    plain: tuple[Eqn, ...] = ()
+
+    @property
+    def folded(self) -> int:
+        """Numbers that the threads of a row fold."""
+        return len(self.begun) + len(self.ended) + len(self.plain)
+
+    @property
+    def met(self) -> int:
+        """Numbers of each segment that the blocks of a row send each other."""
+        return SPREAD_MET * len(self.ended) + len(self.plain)
+
+
+def folds(graph: Graph) -> tuple[Folds, ...]:
+    """The reductions over D, phase by phase."""
     levels, joined = depths(graph), spread_sums(graph)
-    folded, met = Counter[int](), Counter[int]()
-    for eqn in graph.eqns:
-        depth = operand_depth(eqn, levels)
-        if eqn.op == "reduce_spread":
-            folded += Counter({depth: 1, depth + 1: 1})
-            met += Counter({depth + 1: SPREAD_MET})
-        elif is_row_fold(eqn) and eqn.out not in joined:
-            folded[depth] += 1
-            met[depth] += 1
-    return folded, met
+    at = {e: operand_depth(e, levels) for e in graph.eqns if is_row_fold(e) and e.out not in joined}
+    spreads = {e: n for e, n in at.items() if e.op == "reduce_spread"}
+    count = max([n + (e in spreads) for e, n in at.items()], default=-1) + 1
+
+    def phase(number: int) -> Folds:
+        begun = tuple(e for e, n in spreads.items() if n == number)
+        ended = tuple(e for e, n in spreads.items() if n + 1 == number)
+        return Folds(begun, ended, tuple(e for e, n in at.items() if n == number and e not in spreads))
+
+    return tuple(map(phase, range(count)))
 
 
 def depths(graph: Graph) -> dict[Value, int]:
