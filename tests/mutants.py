@@ -113,6 +113,9 @@ SUBJECTS: dict[str, Subject] = {
     "block": Subject("totals.fwd:d=1003,dtype=f32", registers(128, 1, 1), 9, "wild"),
     "five slots": Subject("totals.fwd:d=77,dtype=f32", registers(4, 8, 1), 9, "wild"),
     "segments": Subject("totals.fwd:d=20000,dtype=f32", registers(256, 1, 4), 8, "wild"),
+    "sixteen segments": Subject(
+        "totals.fwd:d=17000,dtype=f64", replace(registers(256, 1, 2), cluster=2), 3, "wild"
+    ),
     "most": Subject("most.fwd:d=77,dtype=f16,weight=f32", registers(4, 8, 1), 7),
     "most of odd numbers": Subject("most.fwd:d=77,dtype=f16,weight=f32", registers(4, 8, 1), 40, "odd"),
     "most of signed zeros": Subject("most.fwd:d=77,dtype=f16,weight=f32", registers(4, 8, 1), 7, "signs"),
@@ -132,6 +135,7 @@ SUBJECTS: dict[str, Subject] = {
     "abreast": Subject("layernorm.bwd:d=32772,dtype=f32,wrt=beta", stream(512, 4), 3),
     "few of zeros": Subject("layernorm.bwd:d=2052,dtype=f64,wrt=beta", registers(256, 1, 2), 5, "zeros"),
     "stream": Subject("totals.fwd:d=8202,dtype=f32", stream(256, 2), 8, "wild"),
+    "long stream": Subject("totals.fwd:d=66002,dtype=f32", stream(512, 2), 3, "wild"),
     "columns": Subject("layernorm.bwd:d=8202,dtype=f32,save=none", stream(512, 2), 3),
     "columns of zeros": Subject("layernorm.bwd:d=8202,dtype=f32,wrt=beta", stream(256, 2), 3, "zeros"),
     "columns, rounds": Subject("layernorm.bwd:d=4100,dtype=f32,wrt=beta", stream(256, 4), 140),

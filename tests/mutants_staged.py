@@ -230,7 +230,6 @@ CLUSTERS = [
         "bytes for the wrong block", "cluster", "at = remote_address(barrier, rank)", "at = remote_address(barrier, 0)"
     ),
     text("numbers of all blocks in one place", "cluster", RANKED, "places;"),
-    text("numbers of blocks exchanged", "cluster", RANKED, "places + (1 - cluster_rank()) * PARTS;"),
     text("numbers overlap", "cluster", RANKED, "places + cluster_rank();"),
     text("one exchange buffer", "cluster", "exchanged[meetings % 2]", "exchanged[0]"),
     text("one exchange barrier", "cluster", "&met[meetings % 2]", "&met[0]"),
@@ -244,15 +243,9 @@ CLUSTERS = [
     text("exchange parity of the meeting", "cluster", "meetings / 2 % 2", "meetings % 2"),
     text("exchange parity never flips", "cluster", "meetings / 2 % 2", "0"),
     text("an exchange not awaited", "cluster", "    wait_for_cluster(barrier, meetings / 2 % 2);\n", ""),
-    text("a block's segments left out", "cluster", "s < CLUSTER * SEGMENTS", "s < (CLUSTER - 1) * SEGMENTS"),
+    text("a block's segments left out", "cluster", "<Op, CLUSTER * SEGMENTS,", "<Op, (CLUSTER - 1) * SEGMENTS,"),
     text("the first block's segments only", "cluster", SEGMENT, "places[n * SEGMENTS + s % SEGMENTS]"),
     text("segments in another order", "cluster", SEGMENT, "places[s % CLUSTER * PARTS + n * SEGMENTS + s / CLUSTER]"),
-    text(
-        "segments right to left",
-        "cluster",
-        SEGMENT,
-        "places[(CLUSTER * SEGMENTS - s) / SEGMENTS * PARTS + n * SEGMENTS + (CLUSTER * SEGMENTS - s) % SEGMENTS]",
-    ),
     text("segments of the first sum", "cluster groups", SEGMENT, "places[s / SEGMENTS * PARTS + s % SEGMENTS]"),
     text("an exchange of a block expected", "cluster", "CLUSTER * PARTS * sizeof(real)", "PARTS * sizeof(real)"),
     text(
@@ -483,7 +476,7 @@ CLUSTERED = [
     text(
         "start forgotten where nothing is summed", "cluster rounded", "(start, k, lane);", "(0, k, lane);", 2
     ),
-    text("sums of a block alone", "cluster registers", "s < CLUSTER * SEGMENTS; ++s", "s < SEGMENTS; ++s"),
+    text("sums of a block alone", "cluster registers", "<Op, CLUSTER * SEGMENTS,", "<Op, SEGMENTS,"),
     text("a last piece as long as the others", "cluster registers", "D - start < PIECE ? D - start : PIECE", "PIECE"),
     plan("blocks of a cluster forgotten", "cluster registers", grid=grid(times=1)),
 ]  # fmt: skip
@@ -559,6 +552,7 @@ CONSTANTS = [
 # ---- segments ----
 
 LAST = "static_cast<real>(SEGMENT) : static_cast<real>(LAST);"
+SQUARES = "numbers[s / SEGMENTS * PARTS + SEGMENTS + s % SEGMENTS]"
 OFF = "* inverse_length<D, SEGMENT>(s * SEGMENT) - mean;"
 
 SPREADS = [
@@ -567,14 +561,19 @@ SPREADS = [
     text("the last segment as long as others", "spread", LAST, LAST.replace("LAST", "SEGMENT")),
     text("the last segment's mean of more", "spread", "real(1) / static_cast<real>(LAST)", "real(1) / real(SEGMENT)"),
     text("centres of the first block", "spread", "x32_segments, start);", "x32_segments, 0);"),
-    text("segments not moved to the mean of the row", "spread", OFF, OFF.replace(" - mean", " - own[0]")),
-    text("squares of the first segment for all", "spread", "own[SEGMENTS]", "numbers[SEGMENTS]"),
-    text("a segment's squares alone", "spread", "result[1] = result[1] + fmaf(", "result[1] = fmaf("),
+    text("segments not moved to the mean of the row", "spread", OFF, OFF.replace(" - mean", " - sum(s)")),
+    text("squares of the first segment for all", "spread", SQUARES, "numbers[SEGMENTS]"),
+    text(
+        "a segment's squares alone",
+        "spread",
+        "return fmaf(length_of<D, SEGMENT>(s * SEGMENT) * off, off, squares)",
+        "return squares",
+    ),
     text(
         "sums and squares of blocks in one row",
         "spread",
-        "result[0] + numbers[s / SEGMENTS * PARTS + s % SEGMENTS]",
-        "result[0] + numbers[s]",
+        "return numbers[s / SEGMENTS * PARTS + s % SEGMENTS];",
+        "return numbers[s];",
     ),
     text("a pair exchanged", "spread", "make_float2(part[n], part[n + 1])", "make_float2(part[n + 1], part[n])"),
     text("every other pair", "spread", "n < PARTS; n += 2)", "n < PARTS; n += 4)"),

@@ -218,9 +218,8 @@ def scalar_fold(parts: list[Any]) -> Any:
 
 
 def scalar_row_sum(row: list[Any], chunk: int, segment: int, run: int | None = None) -> Any:
-    """Segments of chunks: chunks left to right, folded, segments left to right. Runs of a chunk take turns with those
-    of the others."""
-    total = None
+    """Segments of chunks: chunks left to right, folded. Runs of a chunk take turns with those of the others."""
+    segments = []
     run = run or chunk
     for s in range(0, len(row), segment):
         part = row[s : s + segment]
@@ -229,8 +228,16 @@ def scalar_row_sum(row: list[Any], chunk: int, segment: int, run: int | None = N
         for i, term in enumerate(part):
             c = i // run % len(sums)
             sums[c] = take(sums[c], term)
-        total = add(total, scalar_fold(sums))
-    return total
+        segments.append(scalar_fold(sums))
+    return scalar_join(segments)
+
+
+def scalar_join(segments: list[Any]) -> Any:
+    """Every fourth segment left to right, then folded."""
+    strands: list[Any] = [None] * 4
+    for s, term in enumerate(segments):
+        strands[s % 4] = add(strands[s % 4], term)
+    return scalar_fold(strands)
 
 
 def scalar_column_sum(column: list[Any], groups: int, blocks: int, strands: int) -> Any:
@@ -301,7 +308,7 @@ def test_row_sums_of_runs_that_lie_apart(chunk: int, run: int, segment: int) -> 
     assert not same(row_sum(x, chunk=chunk, segment=segment, run=run), row_sum(x, chunk=chunk, segment=segment))
 
 
-@pytest.mark.parametrize(("d", "chunk", "run", "segment"), [(64, 4, 4, 64), (200, 8, 8, 64), (37, 4, 1, 12)])
+@pytest.mark.parametrize(("d", "chunk", "run", "segment"), [(64, 4, 4, 64), (200, 8, 8, 64), (333, 4, 1, 12)])
 def test_spreads_are_of_segments(d: int, chunk: int, run: int, segment: int) -> None:
     """Spelled out: sums of segments, squares of distances from what is near their means, then from that of the row."""
     x = np.random.default_rng(d).normal(3, 1, (5, d)).astype(np.float32)
@@ -309,10 +316,7 @@ def test_spreads_are_of_segments(d: int, chunk: int, run: int, segment: int) -> 
     for row, found, means in zip(x, row_spread(x, **order), segment_mean(x, **order), strict=True):
         parts = [row[a : a + segment] for a in range(0, d, segment)]
         sums = [scalar_row_sum(list(p), chunk, segment, run) for p in parts]
-        total = sums[0]
-        for s in sums[1:]:
-            total = total + s
-        mean, spread = total / np.float32(d), None
+        mean, terms = scalar_join(sums) / np.float32(d), []
         for p, s in zip(parts, sums, strict=True):
             n = np.float32(len(p))
             c = s * (np.float32(1) / n)
@@ -321,9 +325,8 @@ def test_spreads_are_of_segments(d: int, chunk: int, run: int, segment: int) -> 
             far = [v - c for v in p]
             squares = scalar_row_sum(list(zip(far, far, strict=True)), chunk, segment, run)
             off = c - mean
-            term = fma(np.array(n * off), np.array(off), np.array(squares))
-            spread = term if spread is None else spread + term
-        assert same(found, spread)
+            terms.append(fma(np.array(n * off), np.array(off), np.array(squares))[()])
+        assert same(found, scalar_join(terms))
 
 
 @pytest.mark.parametrize("mean", [0.0, 1e4])

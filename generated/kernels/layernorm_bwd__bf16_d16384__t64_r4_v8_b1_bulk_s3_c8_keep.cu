@@ -345,6 +345,19 @@ __device__ __forceinline__ void row_barrier(int group)
         asm volatile("bar.sync %0, %1;" :: "r"(group + 1), "n"(THREADS) : "memory");
 }
 
+constexpr int SEGMENT_STRANDS = 4;  // each adds every so many-th segment of a row, left to right; then they are folded
+
+// Numbers of lanes folded; every lane gets the result.
+template <typename Op, int LANES, int N>
+__device__ __forceinline__ void fold_lanes(real (&part)[N])
+{
+    #pragma unroll
+    for (int apart = LANES / 2; apart > 0; apart /= 2) {
+        #pragma unroll
+        for (int n = 0; n < N; ++n) part[n] = Op::of(part[n], __shfl_xor_sync(0xffffffffu, part[n], apart));
+    }
+}
+
 // Combines each of N numbers over the threads of a row: warps through shared memory, lane by lane, then lanes.
 // Every thread gets the results. Two buffers take turns, so one barrier per call is enough.
 template <typename Op, int THREADS, int ROWS, int MOST, int N>
@@ -365,11 +378,7 @@ __device__ __forceinline__ void fold_threads(real (&part)[N], real* scratch, int
         }
         turn ^= 1;
     }
-    #pragma unroll
-    for (int apart = (THREADS < 32 ? THREADS : 32) / 2; apart > 0; apart /= 2) {
-        #pragma unroll
-        for (int n = 0; n < N; ++n) part[n] = Op::of(part[n], __shfl_xor_sync(0xffffffffu, part[n], apart));
-    }
+    fold_lanes<Op, (THREADS < 32 ? THREADS : 32)>(part);
 }
 
 // The sums of a block's segments, part[n * SEGMENTS + s]: the chunks of a segment are folded. Maxima alike.
@@ -391,7 +400,24 @@ __device__ __forceinline__ void segment_sums(
     fold_threads<Op, THREADS, ROWS, MOST * SEGMENTS>(part, scratch, turn, group, lane);
 }
 
-// Row sums: the sums of the segments added left to right.
+// What all segments of a row come to, part(s) each. TURNS of the strands at a time: more of them take more registers.
+template <typename Op, int SEGMENTS, int TURNS, typename Part>
+__device__ __forceinline__ real join_segments(Part part)
+{
+    constexpr int STRANDS = SEGMENTS < SEGMENT_STRANDS ? SEGMENTS : SEGMENT_STRANDS;
+    real strand[STRANDS];
+    #pragma unroll
+    for (int j = 0; j < STRANDS; ++j) strand[j] = part(j);
+    #pragma unroll TURNS
+    for (int s = STRANDS; s < SEGMENTS; s += STRANDS) {
+        #pragma unroll
+        for (int j = 0; j < STRANDS; ++j)
+            if (s + j < SEGMENTS) strand[j] = Op::of(strand[j], part(s + j));
+    }
+    return fold<Op, STRANDS>(strand);
+}
+
+// Row sums.
 template <typename Op, int THREADS, int ROWS, int MOST, int SEGMENT_SLOTS, int N, int SLOTS>
 __device__ __forceinline__ void row_fold(
     real (&result)[N], const real (&chunks)[N][SLOTS], real* scratch, int& turn, int group, int lane)
@@ -400,11 +426,8 @@ __device__ __forceinline__ void row_fold(
     real part[N * SEGMENTS];
     segment_sums<Op, THREADS, ROWS, MOST, SEGMENT_SLOTS>(part, chunks, scratch, turn, group, lane);
     #pragma unroll
-    for (int n = 0; n < N; ++n) {
-        result[n] = part[n * SEGMENTS];
-        #pragma unroll
-        for (int s = 1; s < SEGMENTS; ++s) result[n] = Op::of(result[n], part[n * SEGMENTS + s]);
-    }
+    for (int n = 0; n < N; ++n)
+        result[n] = join_segments<Op, SEGMENTS, SEGMENTS>([&](int s) { return part[n * SEGMENTS + s]; });
 }
 
 // Acquires all memory, which empties the L1 cache: of rows with column sums most are faster for it.
@@ -457,8 +480,7 @@ __device__ __forceinline__ const real* cluster_meet(
     return places;
 }
 
-// Row sums of rows that the blocks of a cluster share: every block gets the sums of all segments, and adds them left to
-// right. Maxima alike.
+// Row sums of rows that the blocks of a cluster share: every block gets the sums of all segments. Maxima alike.
 template <typename Op, int THREADS, int ROWS, int MOST, int SEGMENT_SLOTS, int CLUSTER, int N, int SLOTS, int PLACES>
 __device__ __forceinline__ void cluster_fold(
     real (&result)[N], const real (&chunks)[N][SLOTS], real* scratch, int& turn, int group, int lane,
@@ -470,12 +492,9 @@ __device__ __forceinline__ void cluster_fold(
     segment_sums<Op, THREADS, ROWS, MOST, SEGMENT_SLOTS>(part, chunks, scratch, turn, group, lane);
     const real* places = cluster_meet<CLUSTER>(part, group, lane, exchanged, met, meetings);
     #pragma unroll
-    for (int n = 0; n < N; ++n) {
-        result[n] = places[n * SEGMENTS];
-        #pragma unroll
-        for (int s = 1; s < CLUSTER * SEGMENTS; ++s)
-            result[n] = Op::of(result[n], places[s / SEGMENTS * PARTS + n * SEGMENTS + s % SEGMENTS]);
-    }
+    for (int n = 0; n < N; ++n)
+        result[n] = join_segments<Op, CLUSTER * SEGMENTS, CLUSTER * SEGMENTS>(
+            [&](int s) { return places[s / SEGMENTS * PARTS + n * SEGMENTS + s % SEGMENTS]; });
 }
 
 // A few neighbouring column sums, moved together.

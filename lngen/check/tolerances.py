@@ -106,8 +106,8 @@ def excess(out: Any, ref: Array, allowed: Array) -> float:
 
 
 def row_depth(D: int) -> int:
-    """Most roundings a term of a row sum meets: chunks of <= 8, folded, in segments of >= 4096 elements."""
-    return min(D - 1, 7 + ceil(log2(D)) + D // 4096)
+    """Most roundings a term of a row sum meets: chunks of <= 8, folded, segments of >= 2048 elements in 4 strands."""
+    return min(D - 1, 7 + ceil(log2(D)) + D // 8192)
 
 
 def column_depth(M: int, D: int) -> int:

@@ -7,7 +7,6 @@ number, not even +0.0 or -0.0, when it is added.
 
 from __future__ import annotations
 
-from functools import reduce
 from typing import Any
 
 import ml_dtypes
@@ -26,6 +25,8 @@ NUMPY_DTYPE: dict[DType, np.dtype[Any]] = {
 }
 
 ABSENT = -0.0
+
+SEGMENT_STRANDS = 4  # sums that are kept of a row of any length
 
 
 def round_to(x: Array, to: DType) -> Array:
@@ -96,24 +97,33 @@ def fold(parts: Array) -> Array:
     return parts[..., 0]
 
 
+def join_segments(parts: Array) -> Array:
+    """Sum over the last axis, a number of each segment of a row, in the canonical order: [..., segments] -> [...].
+
+    Segment s belongs to strand s % SEGMENT_STRANDS; a strand adds its segments left to right, the strands are folded.
+    """
+    count = parts.shape[-1]
+    turns = -(-count // SEGMENT_STRANDS)
+    stranded = _pad(parts, turns * SEGMENT_STRANDS).reshape(*parts.shape[:-1], turns, SEGMENT_STRANDS)
+    return fold(_left_to_right(np.moveaxis(stranded, -2, -1)))
+
+
 def row_sum(x: Array, times: Array | None = None, *, chunk: int, segment: int, run: int | None = None) -> Array:
     """Sum over the last axis in the canonical order of row sums, [..., D] -> [...].
 
     The row is cut into segments of ``segment`` elements and each segment into chunks of ``chunk`` elements: runs of
     ``run`` consecutive ones (None: all of a chunk), which lie as far apart as there are chunks of them. A chunk is
-    added left to right, the chunks of a segment are folded, the segments are added left to right. With ``times``, of
-    x's shape, the terms are products, each rounded together with its addition to the chunk.
+    added left to right, the chunks of a segment are folded, the segments are joined (``join_segments``). With
+    ``times``, of x's shape, the terms are products, each rounded together with its addition to the chunk.
     """
     run, chunks = run or chunk, -(-segment // chunk)
     shape = *x.shape[:-1], chunk // run, chunks, run
-    total: Array | None = None
+    sums = []
     for start in range(0, x.shape[-1], segment):
         parts = (_pad(f[..., start : start + segment], chunks * chunk, absent) for f, absent in _factors(x, times))
         runs = (np.moveaxis(p.reshape(shape), -3, -2).reshape(*x.shape[:-1], chunks, chunk) for p in parts)
-        part = fold(_left_to_right(*runs))
-        total = part if total is None else total + part
-    assert total is not None
-    return total
+        sums.append(fold(_left_to_right(*runs)))
+    return join_segments(np.stack(sums, axis=-1))
 
 
 def segment_mean(x: Array, *, chunk: int, segment: int, run: int | None = None) -> Array:
@@ -136,10 +146,10 @@ def row_spread(x: Array, *, chunk: int, segment: int, run: int | None = None) ->
 
         sum (x - mean)^2 = q + n (c - mean)^2
 
-    is what it adds; the product is rounded with the addition to q, the segments are added left to right. The mean is
-    the sum of the row, as ``row_sum`` adds it, divided by D. So are samples combined (Chan, Golub and LeVeque,
-    Algorithms for Computing the Sample Variance, The American Statistician 37(3), 1983), here so that only sums of
-    single segments come before those of squares.
+    is what it adds; the product is rounded with the addition to q, the segments are joined. The mean is the sum of the
+    row, as ``row_sum`` adds it, divided by D. So are samples combined (Chan, Golub and LeVeque, Algorithms for
+    Computing the Sample Variance, The American Statistician 37(3), 1983), here so that only sums of single segments
+    come before those of squares.
     """
     order: dict[str, Any] = {"chunk": chunk, "segment": segment, "run": run}
     dtype, centre = x.dtype.type, segment_mean(x, **order)
@@ -147,7 +157,7 @@ def row_spread(x: Array, *, chunk: int, segment: int, run: int | None = None) ->
     for c, far in zip(_segments(centre, segment), _segments(x - centre, segment), strict=True):
         off = c[..., 0] - mean
         terms.append(fma(dtype(far.shape[-1]) * off, off, row_sum(far, far, **order)))
-    return np.asarray(reduce(np.add, terms))
+    return join_segments(np.stack(terms, axis=-1))
 
 
 def _segments(x: Array, segment: int) -> list[Array]:

@@ -34,7 +34,7 @@ async_chunk copy_chunk at bytes cols early_word last offset partials sums there 
 load_span shift_of store_span stay_word behind together owned owns
 to_stay arrivals arrive within leave_packed stay_wide first_number bring bring_next
 claimed coming count_up ended own set_zero taken claim expect_more tell told
-centres cluster_meet stay combine far_sums row_spread
+centres cluster_meet stay combine far_sums row_spread join_segments fold_lanes
 """
 _RESERVED = frozenset(_RESERVED_WORDS.split())
 

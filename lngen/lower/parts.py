@@ -27,7 +27,9 @@ class Streamed:
 
 BARRIER = "_streamed_barrier.cuh.jinja"
 STREAMED = {
-    ROW_SUMS: Streamed("_streamed_sums.cuh.jinja", "_streamed_sums_add.cuh.jinja"),
+    ROW_SUMS: Streamed(
+        "_streamed_sums.cuh.jinja", "_streamed_sums_add.cuh.jinja", after=("_streamed_sums_fold.cuh.jinja",)
+    ),
     SEGMENT_SUMS: Streamed(
         "_streamed_segments.cuh.jinja", "_streamed_segments_keep.cuh.jinja", after=(BARRIER,)
     ),
