@@ -58,7 +58,7 @@ Fractions of the ceiling (copy, add). target, run: of the targets grid; again: i
 the kernels without parts (their results are wrong), which have the same loads, stores, barriers, schedule, launch:
   A  no arithmetic: of a chunk one element goes into each sum, results are an input's bits, stored once the row
      sums are there
-  B  besides: row sums stay within a block, no exchange between the blocks of a cluster but for who claims which row
+  B  besides: row sums stay within a block, no exchange between the blocks of a cluster; not where they claim rows
   C  besides: a finish that is launched and returns (backward)
 Letters say which of them are below the target, too: with A there, no arithmetic however fast would meet it under
 this schedule ({bounded} points). {noise} points meet theirs in this run: they are within noise of it.
@@ -136,7 +136,8 @@ def without(letter: str, plan: Plan) -> str:
     source = emit(plan)
     head, rows, *finish = re.split(r'(?=extern "C" __global__)', source)
     text = head + no_arithmetic(rows, plan.spec.direction) + "".join(finish)
-    clusters, completes = plan.schedule.cluster > 1, "__finish(" in source
+    # Blocks that are told their rows would run ahead of each other.
+    clusters, completes = plan.schedule.cluster > 1 and not plan.schedule.claim, "__finish(" in source
     if (letter == "B" and not clusters) or (letter == "C" and not completes):
         return ""
     if letter in "BC" and clusters:

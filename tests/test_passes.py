@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from lngen import passes
@@ -518,6 +518,12 @@ def test_column_orders_are_a_function_of_d_and_dtype() -> None:
     assert found(3073, "f64") == found(6145) == found(12288) == (2, 30, 4)
     # Still longer ones are for clusters of eight, and the longest of four bytes an element for clusters of 16.
     assert (found(10240, "bf16"), found(10248, "bf16"), found(16384, "f16")) == ((4, 30, 4), (8, 15, 4), (4, 15, 4))
+    # Of some there are as many pieces side by side as keep all threads at work.
+    assert found(5128, "bf16") == found(6144, "f16") == found(7176, "bf16") == found(8184, "bf16") == (3, 66, 16)
+    assert found(12288, "bf16") == found(13832, "f16") == found(16376, "bf16") == (3, 30, 4)
+    assert found(12296, "bf16") == found(13304, "f16") == (8, 15, 4)
+    assert found(13312, "bf16") == found(13824, "f16") == (4, 30, 4)
+    assert found(12292, "bf16") == (4, 15, 4)  # no whole chunks
     assert (found(12289), found(24576), found(24580), found(32768)) == ((2, 15, 4), (2, 15, 4), (1, 15, 4), (1, 15, 4))
     assert (found(32769), found(65536), found(131072), found(2**18)) == ((2, 7, 4), (1, 7, 4), (1, 7, 4), (1, 4, 4))
     assert found(65536, "bf16") == (1, 15, 4)
@@ -554,6 +560,7 @@ def test_segments_are_equal_short_and_a_power_of_two(d: int, size: int) -> None:
 
 @given(d=LENGTHS, size=SIZES, cluster=st.sampled_from([1, 2, 4, 8, 16]), element=SIZES)
 def test_what_shares_the_rows(d: int, size: int, cluster: int, element: int) -> None:
+    assume((element, size) != (2, 4) or not 5120 < d < 16384)  # of these some have more, or as many as were measured
     o, piece = column_order(d, size, cluster, element=element), -(-d // cluster)
     for number in (o.groups, o.strands):
         assert number & (number - 1) == 0

@@ -26,9 +26,17 @@ PAIR_ROW, PAIR_CLUSTER = 4096, 2
 LONGER_ROW, LONGER_CLUSTER = {2: 10240, 4: 12288}, 8
 LONGEST_ROW, LONGEST_CLUSTER = {4: 32768}, 16
 
-# Of two bytes an element, rows of whole chunks between these lengths are better shared by so many blocks, each with
-# three pieces side by side: of 2816 to 3968 elements there is work for almost all of 128 threads.
-BY_THREES, THREE = ((5121, 6144, 2), (7169, 8191, 2), (12288, 16383, 4)), 3
+# Of two bytes an element, rows of whole chunks between these lengths are better shared by so many blocks, each with so
+# many pieces side by side: there is work for almost all of a group's threads.
+THREE = 3
+SIDE_BY_SIDE = (
+    (5121, 6144, 2, THREE),
+    (7169, 8191, 2, THREE),
+    (12288, 12288, 4, THREE),
+    (12289, 13311, 8, 8),
+    (13312, 13824, 4, 4),
+    (13825, 16383, 4, THREE),
+)
 
 # How many blocks, or clusters of 2, 4, 8, ... blocks where a row's sums are more than one can hold, share the rows:
 # about as many as an H200's 132 multiprocessors run at a time. Of these numbers 126 serves memory best where rows are
@@ -123,8 +131,8 @@ def column_order(d: int, size: int = 4, cluster: int = 1, blocks: int | None = N
     together, most = max(piece, 64), SIDE_BYTES // element
     while groups < 128 and 2 * groups * together <= min(_held(2 * groups, cluster, max(size, 4)), most):
         groups *= 2
-    if cluster == _by_threes(d, element, size):
-        groups = THREE
+    if cluster == _side_by_side(d, element, size)[0]:
+        groups = _side_by_side(d, element, size)[1]
     if blocks is None:
         doublings = cluster.bit_length() - 1
         short = groups >= SHORT_GROUPS and cluster == 1
@@ -140,9 +148,9 @@ def _held(groups: int, cluster: int, size: int) -> int:
 def sharers(graph: Graph, d: int) -> int:
     """Blocks, a power of two, that together hold the column sums of ``graph`` well."""
     size, element, least = max(sum_size(graph), 4), element_size(graph), 1
-    threes = _by_threes(d, element, size)
-    if _meets_once(graph) and threes:
-        least = threes
+    together, _ = _side_by_side(d, element, size)
+    if _meets_once(graph) and together:
+        least = together
     elif _meets_once(graph) and (d > LONG_ROW[size] or d * element > SIDE_BYTES):
         least = _cluster_of_long(d, element)
     elif _meets_once(graph) and _is_for_pairs(d, element, size):
@@ -157,11 +165,11 @@ def _cluster_of_long(d: int, element: int) -> int:
     return LONGER_CLUSTER if d > LONGER_ROW.get(element, d) else LONG_CLUSTER
 
 
-def _by_threes(d: int, element: int, size: int) -> int:
-    """How many blocks share rows of ``d`` elements by threes, 0 if none; as below."""
+def _side_by_side(d: int, element: int, size: int) -> tuple[int, int]:
+    """How many blocks share rows of ``d`` elements, each with how many pieces side by side, (0, 0) for others."""
     if (element, size) != (2, 4) or d % (CHUNK_BYTES // element):
-        return 0
-    return next((cluster for least, most, cluster in BY_THREES if least <= d <= most), 0)
+        return 0, 0
+    return next(((cluster, groups) for least, most, cluster, groups in SIDE_BY_SIDE if least <= d <= most), (0, 0))
 
 
 def _is_for_pairs(d: int, element: int, size: int) -> bool:

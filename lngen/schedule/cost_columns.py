@@ -46,12 +46,13 @@ FEW_ROW, FEW_BLOCK, TINY_ROW, TINY_BLOCK, PREFETCHED = 1024, 256, 255, 1024, 16
 # Staged ones: threads of a block for short rows and for longer ones, of three pieces side by side; for endless ones
 # between THIN_ROW and SHORT_ROW elements; for rows up to ALONE_ROW elements, and pieces of rows up to ALONE_PIECE, that
 # a block works on one by one; the weight of another size than the best, to that of a stage; elements of a thread at
-# most if rows are endless, and if clusters share them; bytes of a stage, few of which fill shared memory, and of one of
-# which endless rows have one more; how many rows there are at most where clusters of several row groups hold those of
-# four bytes an element, and blocks those of two whose weights have to stay packed.
+# most if rows are endless, and if clusters share them, in full stages or smaller ones; bytes of a stage, few of which
+# fill shared memory, and of one of which endless rows have one more; how many rows there are at most where clusters of
+# several row groups hold those of four bytes an element, and blocks those of two whose weights have to stay packed.
 SHORT_BLOCK, LONG_BLOCK, THIN_ROW, SHORT_ROW, THREE_BLOCK = 512, 256, 512, 1536, 384
 ALONE_BLOCK, ALONE_ROW, ALONE_PIECE = 128, 6144, 4096
-COLUMN_BLOCK_SIZE, ENDLESS_EACH, SHARED_EACH, FULL_STAGE, DEEP_STAGE = 1.2, 32, 40, 48 * 1024, 32 * 1024
+COLUMN_BLOCK_SIZE, ENDLESS_EACH, SHARED_EACH, SMALL_EACH = 1.2, 32, 40, 48
+FULL_STAGE, DEEP_STAGE = 48 * 1024, 32 * 1024
 HELD_SOME = 1024
 
 # Endless rows of which clusters wait for shared memory alone: by bytes of a stage, row groups at least and blocks of a
@@ -71,12 +72,13 @@ def columns_cost(s: Schedule, p: Problem, idle: float, there: int) -> tuple[floa
         block = FEW_BLOCK if few else TINY_BLOCK if p.d <= TINY_ROW else SHORT_BLOCK
         layout = round(off(s.block, block) + off(idle, 1), 3)
         return (order, s.one_launch, s.resident, s.prefetch != prefetch, layout)
-    block, most = _columns_block(s, p, size, endless), SHARED_EACH if s.cluster > 1 else ENDLESS_EACH
+    stage, shared = _stage(s, p), s.cluster > 1
+    most = (SMALL_EACH if stage < FULL_STAGE else SHARED_EACH) if shared else ENDLESS_EACH
+    block = _columns_block(s, p, size, endless)
     ahead = max(_columns_stages(s, p, size, there), MIN_STAGES + s.soon)
     shortcomings = abs(rows_ahead(s) - ahead) + COLUMN_BLOCK_SIZE * (
         off(s.block, block) + (max(0, each - most) if endless else 0)
     )
-    stage, shared = _stage(s, p), s.cluster > 1
     if size == 2:
         hold = _held_packed(s, p, there)
     else:
@@ -94,9 +96,14 @@ def _stage(s: Schedule, p: Problem) -> int:
 
 
 def _held_packed(s: Schedule, p: Problem, there: int) -> bool:
-    """True if rows of two bytes an element are held: many not if the weights would have to stay packed beside them."""
+    """True if rows of two bytes an element are held.
+
+    If the weights would have to stay packed beside them, many are not, nor are endless ones that clusters share in
+    full stages.
+    """
     few = there <= (MANY if s.cluster > 1 else HELD_SOME) or s.rows == THREE
-    return few or p.run == 1 or not stay_packed(replace(s, hold=True, soon=True), p)
+    small = s.cluster > 1 and _stage(s, p) < FULL_STAGE
+    return few or small or p.run == 1 or not stay_packed(replace(s, hold=True, soon=True), p)
 
 
 def _held_shared(s: Schedule, stage: int, there: int) -> bool:
