@@ -122,7 +122,9 @@ def no_exchange(source: str) -> str:
     sent, counted = "if (lane < CLUSTER) {\n        real* own", "CLUSTER * PARTS * sizeof(real)"
     assert sent in source, source
     assert counted in source, source
-    return source.replace(sent, sent.replace("< CLUSTER", "== cluster_rank()")).replace(counted, counted[10:])
+    return source.replace(sent, sent.replace("< CLUSTER", "== cluster_rank()")).replace(
+        counted, counted.removeprefix("CLUSTER * ")
+    )
 
 
 def no_finish(source: str) -> str:

@@ -125,14 +125,13 @@ def column_order(d: int, size: int = 4, cluster: int = 1, blocks: int | None = N
 
     A block of ``groups`` pieces of rows side by side holds at most 12288 column sums (6144 of 8 bytes), which fit the
     registers and, for folding the groups, the shared memory; of a few long rows at most 10240. The pieces have at most
-    24 KiB, at ``element`` bytes an element.
+    24 KiB, at ``element`` bytes an element. Of some lengths it is known how many are best (``SIDE_BY_SIDE``).
     """
     piece, groups = -(-d // cluster), 1
     together, most = max(piece, 64), SIDE_BYTES // element
     while groups < 128 and 2 * groups * together <= min(_held(2 * groups, cluster, max(size, 4)), most):
         groups *= 2
-    if cluster == _side_by_side(d, element, size)[0]:
-        groups = _side_by_side(d, element, size)[1]
+    groups = _side_by_side(d, element, size).get(cluster, groups)
     if blocks is None:
         doublings = cluster.bit_length() - 1
         short = groups >= SHORT_GROUPS and cluster == 1
@@ -148,9 +147,9 @@ def _held(groups: int, cluster: int, size: int) -> int:
 def sharers(graph: Graph, d: int) -> int:
     """Blocks, a power of two, that together hold the column sums of ``graph`` well."""
     size, element, least = max(sum_size(graph), 4), element_size(graph), 1
-    together, _ = _side_by_side(d, element, size)
+    together = _side_by_side(d, element, size)
     if _meets_once(graph) and together:
-        least = together
+        least = max(together)
     elif _meets_once(graph) and (d > LONG_ROW[size] or d * element > SIDE_BYTES):
         least = _cluster_of_long(d, element)
     elif _meets_once(graph) and _is_for_pairs(d, element, size):
@@ -165,11 +164,11 @@ def _cluster_of_long(d: int, element: int) -> int:
     return LONGER_CLUSTER if d > LONGER_ROW.get(element, d) else LONG_CLUSTER
 
 
-def _side_by_side(d: int, element: int, size: int) -> tuple[int, int]:
-    """How many blocks share rows of ``d`` elements, each with how many pieces side by side, (0, 0) for others."""
+def _side_by_side(d: int, element: int, size: int) -> dict[int, int]:
+    """How many blocks share rows of ``d`` elements best, and how many pieces each has side by side, if that is known."""
     if (element, size) != (2, 4) or d % (CHUNK_BYTES // element):
-        return 0, 0
-    return next(((cluster, groups) for least, most, cluster, groups in SIDE_BY_SIDE if least <= d <= most), (0, 0))
+        return {}
+    return {cluster: groups for least, most, cluster, groups in SIDE_BY_SIDE if least <= d <= most}
 
 
 def _is_for_pairs(d: int, element: int, size: int) -> bool:
