@@ -165,7 +165,7 @@ def _cluster_of_long(d: int, element: int) -> int:
 
 
 def _side_by_side(d: int, element: int, size: int) -> dict[int, int]:
-    """How many blocks share rows of ``d`` elements best, and how many pieces each has side by side, if that is known."""
+    """How many blocks share rows of ``d`` elements best, and how many pieces each has side by side, where known."""
     if (element, size) != (2, 4) or d % (CHUNK_BYTES // element):
         return {}
     return {cluster: groups for least, most, cluster, groups in SIDE_BY_SIDE if least <= d <= most}
