@@ -31,8 +31,8 @@ CASES = (
     ("layernorm", 40000, {"dtype": "bf16"}),
     ("rmsnorm", 3, {"dtype": "f64"}),
 )
-# Three blocks a multiprocessor of clusters of 16. After all else: under synccheck, and it alone, this ends with an
-# illegal address, clusters of 8 do not.
+# After all else: under synccheck, and it alone, three blocks a multiprocessor of clusters of 16, which this once had,
+# end with an illegal address.
 LAST = ("layernorm", 40000, {"dtype": "f32", "save": "none"})
 # Every form, and each of its ways; few owners, so that their stages go round.
 SCHEDULES = (
