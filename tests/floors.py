@@ -15,24 +15,22 @@ import sys
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
 from unittest import mock
 
 from lngen.bench import measure as measuring
 from lngen.bench.engines import make_engine
 from lngen.bench.measure import Method
-from lngen.bench.providers import Ceiling, Lngen, Prepared
+from lngen.bench.providers import Ceiling, Lngen
 from lngen.bench.run import benchmark
 from lngen.bench.sets import make_cases
 from lngen.bench.tasks import CEILINGS, Task
 from lngen.emit import emit
 from lngen.lower import Plan, lower
-from lngen.runtime import choose
 from lngen.runtime.launch import device_arch
 from lngen.schedule import Schedule, parse_schedule
 from lngen.spec import parse_spec
-from lngen.toolchain import compile_cubin
+from lngen.toolchain import Binary, compile_cubin
 
 METHOD = Method(rounds=6, repeats=1)
 BASE = Schedule("registers", 32, 1, 1)
@@ -148,11 +146,10 @@ def without(letter: str, plan: Plan) -> str:
 
 
 class Without(Lngen):
-    """The default kernel without parts."""
+    """Kernels without parts; the name is a letter of the table."""
 
-    def prepare(self, case: object) -> Prepared:
-        with mock.patch.object(choose, "emit", lambda plan: without(self.name, plan)):
-            return super().prepare(case)  # type: ignore[arg-type]
+    def compiled(self, plan: Plan, arch: str) -> Binary:
+        return compile_cubin(without(self.name, plan), arch, name=f"{plan.name}.cu")
 
 
 def lowered(point: Point) -> Plan:
@@ -180,11 +177,11 @@ def time_without(points: list[Point], keep: Callable[[], None]) -> None:
     arch = device_arch(engine.device()[0])
     for point in points:
         plan = lowered(point)
-        texts = {letter: text for letter in "ABC" if (text := without(letter, plan))}
+        kernels = [Lngen("now", point.schedule)]
+        kernels += [Without(letter, point.schedule) for letter in "ABC" if without(letter, plan)]
         with ThreadPoolExecutor() as threads:
-            list(threads.map(partial(compile_cubin, arch=arch, name=f"{plan.name}.cu"), texts.values()))
-        parts = (Without(letter, point.schedule) for letter in texts)
-        providers = [Ceiling(plan.spec.direction), Lngen("now", point.schedule), *parts]
+            list(threads.map(lambda kernel, plan=plan: kernel.compiled(plan, arch), kernels))
+        providers = [Ceiling(plan.spec.direction), *kernels]
         with mock.patch.object(measuring, "complaint", return_value=""):  # their results are wrong
             found = benchmark([Task((plan.spec,), point.rows)], providers, engine, METHOD).records
         us = {r.provider: r.us_median for r in found if r.us_median}

@@ -10,7 +10,6 @@ import floors
 from lngen.bench.records import Record
 from lngen.bench.store import write_json
 from lngen.emit import emit
-from lngen.toolchain import compile_cubin
 
 POINTS = {
     "registers": ("layernorm.fwd:d=512,dtype=bf16", "form=registers,threads=8,rows=4,vec=8,resident=12,keep=yes", "A"),
@@ -62,7 +61,7 @@ def test_parts_are_left_out(name: str) -> None:
 def test_what_is_left_compiles(name: str) -> None:
     plan = floors.lowered(point(name))
     for letter in POINTS[name][2]:
-        binary = compile_cubin(floors.without(letter, plan), "sm_90", name=f"{plan.name}.cu")
+        binary = floors.Without(letter).compiled(plan, "sm_90")
         assert len(binary.resources) == len(plan.kernels)
         assert not any(r.spills for r in binary.resources.values())
 

@@ -14,11 +14,12 @@ from lngen.bench.tasks import CEILINGS
 from lngen.bench.timing import Launch, fastest
 from lngen.errors import MissingError
 from lngen.ir import DType
-from lngen.lower import lower
+from lngen.lower import Plan, lower
 from lngen.runtime.choose import compile_plan, default_schedule
 from lngen.runtime.launch import Launcher, device_arch
 from lngen.schedule import parse_schedule
 from lngen.spec import Spec
+from lngen.toolchain import Binary
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ class Lngen:
         # The one place that chooses.
         schedule = parse_schedule(self._schedule, default_schedule(case.spec, arch, rows=case.rows))
         plan = lower(case.spec, schedule)
-        launcher = Launcher(plan, compile_plan(plan, arch).image, device, self._overlap)
+        launcher = Launcher(plan, self.compiled(plan, arch).image, device, self._overlap)
         bound = launcher.bind(case.rows, dict.fromkeys(launcher.tensors, case.spec.d))
         # One workspace: in real use it is as warm as here.
         workspace = case.engine.empty((max(1, -(-bound.workspace_bytes // 8)),), DType.F64)
@@ -121,6 +122,10 @@ class Lngen:
             bound(pointers[index], address, stream)
 
         return Prepared(launch, lambda index: {n: case.sets[index][n] for n in case.outputs}, str(schedule))
+
+    def compiled(self, plan: Plan, arch: str) -> Binary:
+        """The kernels that are timed."""
+        return compile_plan(plan, arch)
 
 
 Call = Callable[[Tensors], Sequence[Array]]

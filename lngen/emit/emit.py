@@ -14,6 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
 from lngen.data import data_dir
 from lngen.errors import EmitError
 from lngen.ir import DType, Graph, print_graph
+from lngen.ir.numerics import SEGMENT_STRANDS
 from lngen.lower import Kernel, Plan
 
 
@@ -29,6 +30,7 @@ class Module:
     ir: tuple[str, ...]
     real: str
     absent: str
+    segment_strands: int
     partials: tuple[str, ...]
     kernels: tuple[Kernel, ...]
 
@@ -61,6 +63,7 @@ def module(plan: Plan) -> Module:
         ir=tuple(ir.splitlines()),
         real=plan.kernels[0].real,
         absent=plan.kernels[0].absent,
+        segment_strands=SEGMENT_STRANDS,
         partials=partials(plan),
         kernels=plan.kernels,
     )
