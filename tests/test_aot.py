@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from lngen import toolchain
-from lngen.aot import files
+from lngen import files, toolchain
 from lngen.aot.build import build
 from lngen.aot.plans import plan_for
 from lngen.cli import cli

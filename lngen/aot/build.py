@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from lngen.aot import manifest
-from lngen.aot.files import sha256, write_all
 from lngen.emit import emit
 from lngen.errors import LngenError
+from lngen.files import sha256, write_all
 from lngen.lower import Plan
 from lngen.schedule import check_arch
 from lngen.toolchain import Binary, compile_cubin, compile_ptx, nvrtc_version

@@ -10,9 +10,9 @@ import contextlib
 from functools import cache
 from pathlib import Path
 
-from lngen.aot.files import write_all
 from lngen.aot.plans import plan_for
 from lngen.emit import emit
+from lngen.files import write_all
 from lngen.lower import Plan
 from lngen.runtime.choose import DEFAULT_ARCH
 from lngen.spec import parse_spec

@@ -13,8 +13,8 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from lngen.aot.files import sha256
 from lngen.errors import LngenError
+from lngen.files import sha256
 from lngen.ir import WIDE, D, M, Value
 from lngen.lower import Extent, Kernel, Plan, asked_shared
 from lngen.schedule import OVERLAP_ARCH, capability, minimum_arch

@@ -79,8 +79,8 @@ def command(
 
 def _matrix(out: Path | None, schedules: int, processes: int, budget: float) -> int:
     """The bit matrix: progress on stderr, the totals on stdout, the entries in ``out``."""
-    from lngen.aot.files import write_all
     from lngen.check import matrix
+    from lngen.files import write_all
 
     entries: list[matrix.Entry] = []
     conditions = matrix.conditions()

@@ -123,7 +123,7 @@ def _report(name: str, contract: Contract, outcomes: list[Outcome], json_file: P
     click.echo(f"{counts['pass']} passed, {counts['fail']} failed, {counts['skipped']} skipped")
     if json_file is None:
         return
-    from lngen.aot.files import write_all
+    from lngen.files import write_all
 
     document = {
         "lngen": __version__,

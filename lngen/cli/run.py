@@ -6,11 +6,11 @@ from pathlib import Path
 
 import click
 
-from lngen.aot.files import write_all
 from lngen.aot.plans import plan_for
 from lngen.cli.common import on_option, schedule_option
 from lngen.cli.npy import as_file, load_inputs, parse_files
 from lngen.errors import ArrayError, CheckError
+from lngen.files import write_all
 from lngen.interpret import interpret
 from lngen.ptx import run_plan
 from lngen.runtime.arrays_np import run_numpy

@@ -47,7 +47,7 @@ class Views:
 
     def show(self, trials: Sequence[Trial], choice: Choice | None) -> None:
         """Write what was asked for."""
-        from lngen.aot.files import write_all
+        from lngen.files import write_all
         from lngen.tune.export import export
         from lngen.tune.plot import plot
 

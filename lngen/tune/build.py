@@ -8,9 +8,9 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_complete
 from concurrent.futures import TimeoutError as Late
 from dataclasses import dataclass
 
-from lngen.aot.files import sha256
 from lngen.emit import emit
 from lngen.errors import CompileError, EmitError, LowerError, ScheduleError
+from lngen.files import sha256
 from lngen.lower import lower
 from lngen.runtime.choose import compile_plan
 from lngen.schedule import Schedule

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lngen.aot.files import write_all
 from lngen.errors import LngenError
+from lngen.files import write_all
 from lngen.tune.trial import Device, Trial, from_json, latest
 
 

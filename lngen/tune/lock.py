@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from lngen.aot.files import write_all
 from lngen.errors import LockError
+from lngen.files import write_all
 from lngen.runtime.lock import Lock, Locked, read_lock
 from lngen.spec import Spec
 from lngen.tune.job import Outcome

@@ -1,0 +1,137 @@
+"""Files: read within bounds, written whole or not at all.
+
+What a user names may be a device, a FIFO, or larger than the memory: none of these is waited for, or read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import math
+import os
+import reprlib
+import stat
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from lngen.errors import LngenError
+
+DEEPEST = 32  # arrays and objects inside each other that parse_json takes
+
+
+def opened(path: Path | str) -> BinaryIO:
+    """The regular file at ``path``, or that a link there leads to, open for reading.
+
+    OSError, whose ``strerror`` says why, for anything else: a directory, a FIFO, a socket, a device.
+    """
+    try:
+        # O_NONBLOCK: open itself would wait for a FIFO's writer. O_NOCTTY: a terminal stays what it is.
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except ValueError as error:  # a NUL, or a lone surrogate
+        raise OSError(errno.EINVAL, "no file can have this name") from error
+    mode = os.fstat(handle).st_mode
+    if stat.S_ISREG(mode):
+        return os.fdopen(handle, "rb")
+    os.close(handle)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    raise OSError(errno.EINVAL, f"it is a {'FIFO' if stat.S_ISFIFO(mode) else 'device'}, not a regular file")
+
+
+def read(path: Path | str, limit: int) -> bytes:
+    """The bytes of a regular file, ``limit`` at most; OSError, whose ``strerror`` says why, for anything else."""
+    with opened(path) as file:
+        data = file.read(limit + 1) or b""  # the size is no guide: /proc says 0, and a file may grow meanwhile
+    if len(data) > limit:
+        raise OSError(errno.EFBIG, f"it is larger than {limit} bytes")
+    return data
+
+
+def parse_json(raw: bytes) -> Any:
+    """What a JSON text holds: UTF-8, finite numbers, integers of 64 bits, at most DEEPEST levels.
+
+    ValueError, in words, for anything else, so that whatever comes back can be printed and written again.
+    """
+    try:
+        value = json.loads(raw.decode(), parse_int=_integer, parse_float=_number, parse_constant=_number)
+    except RecursionError:
+        raise ValueError(f"it is nested deeper than {DEEPEST} levels") from None
+    except UnicodeDecodeError:
+        raise ValueError("it is not UTF-8 text") from None
+    _check_depth(value)
+    if b"\\u" in raw:  # the one way to a lone surrogate
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise ValueError("it holds half of a surrogate pair") from None
+    return value
+
+
+def _integer(text: str) -> int:
+    if len(text) > 20 or not -(2**63) <= int(text) < 2**64:
+        raise ValueError(f"{text[:20]}... is a number of more than 64 bits")
+    return int(text)
+
+
+def _number(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text[:20]} is no finite number")
+    return number
+
+
+def _check_depth(value: Any) -> None:
+    level = [value]
+    for _ in range(DEEPEST):
+        level = [v for c in level if isinstance(c, dict | list) for v in (c.values() if isinstance(c, dict) else c)]
+    if any(isinstance(c, dict | list) for c in level):
+        raise ValueError(f"it is nested deeper than {DEEPEST} levels")
+
+
+def shown(value: Any) -> str:
+    """A value from a file as a message shows it: on one line, not long, whatever it is."""
+    try:
+        return reprlib.repr(value)
+    except ValueError:  # an integer of thousands of digits
+        return f"a {type(value).__name__} of thousands of digits"
+
+
+def sha256(data: bytes) -> str:
+    """The hash by which a manifest knows a file."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def write_all(files: Mapping[Path, bytes]) -> None:
+    """Write every file beside its place first, then move them into place in order; folders are made.
+
+    LngenError names the path that cannot be written; until the last byte is on disk no file has changed.
+    """
+    waiting: dict[Path, Path] = {}
+    path = Path()
+    try:
+        for path, data in files.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _check_place(path)
+            temporary = path.with_name(f".{uuid.uuid4().hex}.tmp")
+            waiting[temporary] = path
+            temporary.write_bytes(data)
+        for temporary, path in waiting.items():
+            os.replace(temporary, path)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "no file can have this name"
+        raise LngenError(f"cannot write '{path}': {why}; name a place that can be written to.") from error
+    finally:
+        for temporary in waiting:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+
+
+def _check_place(path: Path) -> None:
+    """OSError if no file can be moved to ``path``: a folder, or a name that is too long."""
+    with contextlib.suppress(FileNotFoundError):
+        if stat.S_ISDIR(path.stat().st_mode):
+            raise IsADirectoryError(errno.EISDIR, "it is a folder")

@@ -1,0 +1,20 @@
+"""How many cases each fuzz test tries: a few in the default suite, 5000 with LNGEN_FUZZ=5000.
+
+``@fuzzed`` stands above ``@given``. Only tests read this variable.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+
+CASES = int(os.environ.get("LNGEN_FUZZ", "50"))
+
+
+def fuzzed(test: Callable[..., Any]) -> Callable[..., Any]:
+    """Run a hypothesis test with CASES examples; fixtures of pytest may be shared by them."""
+    suppressed = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large]
+    return settings(max_examples=CASES, deadline=None, suppress_health_check=suppressed)(test)

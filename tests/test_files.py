@@ -1,0 +1,130 @@
+"""Reading and writing files: bounded, regular files only, whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fuzz import fuzzed
+from lngen.errors import LngenError
+from lngen.files import DEEPEST, opened, parse_json, read, shown, write_all
+
+
+def why_not(path: Path | str, limit: int = 100) -> str | None:
+    try:
+        read(path, limit)
+    except OSError as error:
+        return error.strerror
+    return None
+
+
+def test_a_file_is_read_up_to_its_bound(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"12345")
+    (tmp_path / "link").symlink_to(path)
+    assert read(path, 5) == read(tmp_path / "link", 5) == b"12345"
+    assert why_not(path, 4) == "it is larger than 4 bytes"
+
+
+def test_a_huge_file_of_holes_is_not_read_whole(tmp_path: Path) -> None:
+    with (tmp_path / "holes").open("wb") as file:
+        file.truncate(2**40)
+    assert why_not(tmp_path / "holes") == "it is larger than 100 bytes"
+
+
+def test_only_regular_files_are_read(tmp_path: Path) -> None:
+    """None of these is waited for: a FIFO without a writer would hold up a plain open for ever."""
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "link").symlink_to("fifo")
+    assert why_not(tmp_path / "fifo") == why_not(tmp_path / "link") == "it is a FIFO, not a regular file"
+    assert why_not("/dev/full") == why_not("/dev/zero") == "it is a device, not a regular file"
+    assert why_not(tmp_path) == "Is a directory"
+    assert why_not(tmp_path / "none") == "No such file or directory"
+    assert why_not("x" * 300) == "File name too long"
+    assert why_not("a\0b") == why_not("\ud800") == "no file can have this name"
+
+
+def test_a_refused_file_is_closed(tmp_path: Path) -> None:
+    before = os.listdir("/dev/fd")
+    with pytest.raises(IsADirectoryError):
+        opened(tmp_path)
+    assert os.listdir("/dev/fd") == before
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"[" * 100_000, f"it is nested deeper than {DEEPEST} levels"),
+        (b"[" * (DEEPEST + 1) + b"]" * (DEEPEST + 1), f"it is nested deeper than {DEEPEST} levels"),
+        (b'{"a":' * (DEEPEST + 1) + b"1" + b"}" * (DEEPEST + 1), f"it is nested deeper than {DEEPEST} levels"),
+        (b'["\\ud800"]', "it holds half of a surrogate pair"),
+        (b'{"\\udc00\\ud800": 1}', "it holds half of a surrogate pair"),
+        (b'"\xed\xa0\x80"', "it is not UTF-8 text"),
+        (b"9" * 400, f"{'9' * 20}... is a number of more than 64 bits"),
+        (b"-" + b"9" * 5000, f"-{'9' * 19}... is a number of more than 64 bits"),
+        (b"18446744073709551616", "18446744073709551616... is a number of more than 64 bits"),
+        (b"1e999", "1e999 is no finite number"),
+        (b"[NaN]", "NaN is no finite number"),
+        (b"-Infinity", "-Infinity is no finite number"),
+        (b"", "Expecting value: line 1 column 1 (char 0)"),
+    ],
+)
+def test_json_that_is_none_is_one_sentence(text: bytes, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        parse_json(text)
+
+
+def test_json_at_its_bounds_is_read() -> None:
+    deep = b"[" * DEEPEST + b"1" + b"]" * DEEPEST
+    assert json.dumps(parse_json(deep)).encode() == deep
+    assert parse_json(b'["\\ud83d\\ude00", 18446744073709551615, -9223372036854775808, 1e308, -0]') == [
+        "\U0001f600",
+        2**64 - 1,
+        -(2**63),
+        1e308,
+        0,
+    ]
+
+
+TEXT = st.text(st.characters(exclude_categories=()))
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | TEXT,
+    lambda inner: st.lists(inner) | st.dictionaries(TEXT, inner),
+    max_leaves=20,
+).map(lambda value: json.dumps(value).encode())
+NEAR_JSON = st.text('[]{}:,"\\u d890eE+-.1').map(str.encode)
+
+
+@fuzzed
+@given(JSON | NEAR_JSON | st.binary())
+def test_whatever_json_gives_can_be_printed_and_written_again(raw: bytes) -> None:
+    try:
+        value = parse_json(raw)
+    except ValueError:
+        return
+    again = json.dumps(value, ensure_ascii=False, allow_nan=False, indent=2).encode()
+    assert parse_json(again) == value
+    assert len(shown(value)) < 1000
+
+
+def test_what_is_shown_of_a_value_is_short() -> None:
+    nested: object = 1
+    for _ in range(10_000):
+        nested = {"a": nested}
+    for value in (nested, "x" * 10**6, int("f" * 5000, 16), math.inf, b"a\n"):
+        assert len(shown(value)) < 200
+        assert "\n" not in shown(value)
+
+
+def test_a_name_no_file_can_have_is_one_sentence(tmp_path: Path) -> None:
+    for name in ("a\0b", "\ud800", "x" * 300):
+        with pytest.raises(LngenError, match=r"cannot write '.*; name a place that can be written to\."):
+            write_all({tmp_path / "good": b"1", tmp_path / name: b"2"})
+        assert not [*tmp_path.iterdir()]
