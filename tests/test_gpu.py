@@ -570,11 +570,11 @@ def test_workspace_is_reused_and_streams_have_their_own(case: Any) -> None:
     dy = to_gpu(inputs["dy"])
     norm.backward(dy, saved)
     norm.backward(dy, saved)
-    held = norm._backward._workspaces
+    held = norm._backward._workspaces._held
     assert len(held) == 1
     with cupy.cuda.Stream():
         norm.backward(dy, saved)
-    assert len({pointer for _, pointer, _ in held.values()}) == 2
+    assert len({workspace.address for workspace in held.values()}) == 2
 
 
 def test_threads(case: Any) -> None:

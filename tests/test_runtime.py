@@ -16,7 +16,6 @@ from lngen.ir import F32, D, M, Type, Value
 from lngen.lower import lower
 from lngen.runtime import driver, launch
 from lngen.runtime.arrays import Layout, library_of
-from lngen.runtime.call import Call
 from lngen.runtime.shapes import check_layout, row_stride
 from lngen.schedule import Schedule, parse_schedule
 from lngen.spec import parse_spec
@@ -279,41 +278,6 @@ def test_only_what_is_beyond_the_ordinary_is_allowed(monkeypatch: pytest.MonkeyP
 def test_a_capture_has_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "library", FakeDriver)
     assert [driver.capture_of(stream) for stream in (0, 1, 2, 63, 64, 1 << 33)] == [0, 0, 0, 0, 64, 1 << 33]
-
-
-def test_counters_are_zeroed_once_outside_of_captures_and_once_in_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a capture records is not done: counters of its own are zeroed whenever its graph begins."""
-
-    class Held:
-        name, workspace_bytes = "k", 64
-
-        def __init__(self, zeroed: tuple[tuple[int, int], ...]) -> None:
-            self.zeroed, self.prepared = zeroed, list[int]()
-
-        def prepare(self, workspace: int, stream: int) -> None:
-            self.prepared.append(workspace)
-
-    class Arrays:
-        made = 0
-
-        def maker(self, *what: object) -> Any:
-            self.made += 1
-            return lambda: self.made << 8
-
-        def describe(self, arrays: list[int]) -> tuple[list[int], list[object]]:
-            return arrays, []
-
-    captures = [0, 0, 5, 5, 6, 0, 5]
-    for zeroed, prepared in (((0, 4),), [256, 512, 768]), ((), [256]):
-        one = Call(parse_spec("rmsnorm.bwd:d=8"), "")
-        held: Any = Held(zeroed)
-        arrays: Any = Arrays()
-        found = []
-        for number in range(len(captures)):
-            monkeypatch.setattr("lngen.runtime.call.capture_of", lambda stream, n=number: captures[n])
-            found.append(one._workspace(arrays, 0, 7, held))
-        assert held.prepared == prepared
-        assert found == ([256, 256, 512, 512, 768, 256, 512] if zeroed else [256] * 7)
 
 
 @pytest.mark.parametrize("dependent", [False, True])

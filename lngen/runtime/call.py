@@ -12,14 +12,14 @@ import numpy as np
 
 from lngen.errors import ArrayError
 from lngen.interpret import interpret
-from lngen.ir import WIDE, D, DType, M, Value
+from lngen.ir import WIDE, D, M, Value
 from lngen.lower import Plan, lower
 from lngen.runtime.arrays import FROM_NUMPY, Layout, Library, library_of
 from lngen.runtime.choose import compile_plan, default_schedule
-from lngen.runtime.driver import capture_of
 from lngen.runtime.launch import Bound, Launcher, device_arch, device_name
 from lngen.runtime.lock import Lock, Locked
 from lngen.runtime.shapes import check_layout, leading, row_stride
+from lngen.runtime.workspace import Workspaces
 from lngen.schedule import Schedule, is_legal, parse_schedule, problem, row_counts, share
 from lngen.spec import Spec
 
@@ -56,8 +56,7 @@ class Call:
         self.names = tuple(v.name for v in (*self.inputs, *self.outputs))
         self._schedules: dict[tuple[str, int, Locked | None], Schedule] = {}
         self._launchers: dict[tuple[int, Schedule], Launcher] = {}
-        self._workspaces: dict[tuple[int, int, str, int], tuple[Any, int, int]] = {}
-        self._outgrown: list[Any] = []  # a captured CUDA graph may still use them
+        self._workspaces = Workspaces()
         self._loading = threading.Lock()
         self._local = threading.local()
 
@@ -183,26 +182,12 @@ class Call:
             bound = self.launcher(recipe.device, vec, recipe.rows).bind(recipe.rows, recipe.strides)
             recipe.bounds[vec] = bound
         stream = library.stream(recipe.device)
-        workspace = self._workspace(library, recipe.device, stream, bound) if bound.workspace_bytes else 0
-        bound(pointers, workspace, stream)
-
-    def _workspace(self, library: Library, device: int, stream: int, bound: Bound) -> int:
-        """The address of a workspace that is large enough; each plan has its own on each stream.
-
-        One with counters has its own in each capture, too: they are zeroed where its graph begins, not now.
-        """
-        key = device, stream, bound.name, capture_of(stream) if bound.zeroed else 0
-        held = self._workspaces.get(key)
-        size = bound.workspace_bytes
-        if held is None or held[2] < size:
-            if held is not None:
-                self._outgrown.append(held[0])
-                size = max(size, 2 * held[2])
-            array = library.maker((-(-size // 8),), DType.F64, device)()
-            held = array, library.describe([array])[0][0], size
-            bound.prepare(held[1], stream)
-            self._workspaces[key] = held
-        return held[1]
+        if not bound.workspace_bytes:
+            bound(pointers, 0, stream)
+            return
+        workspace = self._workspaces.of(recipe.device, stream, bound.name)
+        with workspace.lock:
+            bound(pointers, workspace.fit(library, recipe.device, stream, bound), stream)
 
     # ---- once per layout ----
 

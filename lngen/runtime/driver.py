@@ -23,6 +23,7 @@ COOPERATIVE_LAUNCH_TOO_LARGE = 720
 # CUstreamCaptureStatus
 CAPTURE_ACTIVE = 1
 DEFAULT_STREAMS = (0, 1)  # CU_STREAM_LEGACY, too: they cannot be captured
+PER_THREAD_STREAM = 2  # CU_STREAM_PER_THREAD
 
 # CUfunction_attribute
 NUM_REGS = 4

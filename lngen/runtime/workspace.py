@@ -1,0 +1,61 @@
+"""Workspaces: where the kernels of a call leave each other what they have found, one for each plan on each stream."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+from lngen.ir import DType
+from lngen.runtime.arrays import Library
+from lngen.runtime.driver import PER_THREAD_STREAM, capture_of
+from lngen.runtime.launch import Bound
+
+
+@dataclass(slots=True)
+class Workspace:
+    """Memory that grows; whoever holds ``lock`` may ask for it and launch with it.
+
+    A stream runs launches in turn, programmatic ones, too: each kernel waits for all of the one before it, before it
+    writes to memory. So calls on one stream can share a workspace, as long as nobody else's kernels come between those
+    of a call; that is what the lock is for.
+    """
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    address: int = 0
+    size: int = 0
+    arrays: list[Any] = field(default_factory=list)  # the last is in use; a captured CUDA graph may use the others
+
+    def fit(self, library: Library, device: int, stream: int, bound: Bound) -> int:
+        """The address of what is large enough for ``bound``, and prepared for it."""
+        if self.size < bound.workspace_bytes:
+            size = max(bound.workspace_bytes, 2 * self.size)
+            array = library.maker((-(-size // 8),), DType.F64, device)()
+            (address,), _ = library.describe([array])
+            bound.prepare(address, stream)
+            self.arrays.append(array)
+            self.address, self.size = address, size
+        return self.address
+
+
+class Workspaces:
+    """The workspaces of a spec's plans."""
+
+    def __init__(self) -> None:
+        self._held: dict[Hashable, Workspace] = {}
+        self._local = threading.local()
+
+    def of(self, device: int, stream: int, plan: str) -> Workspace:
+        """The workspace of the plan called ``plan`` on ``stream``, a pointer.
+
+        Each capture has its own: its graph may run on any stream, next to whatever runs on this one, and what it zeroes
+        is zeroed when the graph begins, not now. The handle of the per-thread default stream is another stream in
+        every thread.
+        """
+        capture = capture_of(stream)
+        held = self._held
+        if stream == PER_THREAD_STREAM and not capture:
+            held = self._local.__dict__.setdefault("held", {})
+        key = device, stream, plan, capture
+        return held.get(key) or held.setdefault(key, Workspace())

@@ -1,0 +1,143 @@
+"""A GPU that only writes down what it is asked: arrays of addresses, and kernels that are told apart by name."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+import math
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from lngen.ir import DType
+from lngen.lower import Kernel, Plan
+from lngen.runtime import arrays, call, choose, driver, launch
+from lngen.runtime.arrays import Layout
+
+
+@dataclass(frozen=True)
+class FakeArray:
+    """A layout, with strides in elements, and an address."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    address: int
+    device: int = 0
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A kernel, its arguments by name, the stream, and the thread that launched it."""
+
+    kernel: Kernel
+    values: dict[str, int]
+    stream: int
+    thread: int
+
+
+class FakeGpu:
+    """The driver, CuPy and a library of arrays, all in one.
+
+    stream    the library's current stream, by thread; ``captures`` the streams in a capture, and their numbers
+    pause     seconds that a launch takes, while other threads go on
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.launched: list[Launched] = []
+        self.made: list[FakeArray] = []
+        self.zeroed: list[tuple[int, int, int]] = []
+        self.plans: list[Plan] = []
+        self.stream_of: Callable[[], int] = lambda: 0
+        self.captures: dict[int, int] = {}
+        self.pause = 0.0
+        self._kernels: dict[int, Kernel] = {}
+        self._addresses = itertools.count(1 << 30, 1 << 24)
+        runtime = SimpleNamespace(setDevice=lambda device: None, getDevice=lambda: 0, memsetAsync=self._memset)
+        cuda = SimpleNamespace(Device=_Device, runtime=runtime, function=SimpleNamespace(Module=self._module))
+        monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda))
+        monkeypatch.setattr(driver, "library", lambda: self)
+        monkeypatch.setattr(launch, "device_count", lambda: 1)
+        monkeypatch.setattr(call, "compile_plan", self._compile)
+        monkeypatch.setattr(choose, "compile_plan", self._compile)
+        monkeypatch.setitem(arrays._BY_TYPE, FakeArray, self)
+
+    def array(self, dtype: str, *shape: int, strides: Sequence[int] = (), address: int | None = None) -> FakeArray:
+        """An array at ``address``, or at one of its own."""
+        strides = tuple(strides) or tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+        return FakeArray(dtype, shape, strides, next(self._addresses) if address is None else address)
+
+    # ---- the library of arrays ----
+
+    def view(self, array: FakeArray) -> FakeArray:
+        return array
+
+    def describe(self, given: Sequence[FakeArray]) -> tuple[list[int], list[Layout]]:
+        return [a.address for a in given], [(a.dtype, a.shape, a.strides, a.device) for a in given]
+
+    def in_elements(self, layout: Layout) -> Layout:
+        return layout
+
+    def dtype(self, own: str) -> DType:
+        return DType(own)
+
+    def stream(self, device: int) -> int:
+        return self.stream_of()
+
+    def maker(self, shape: Sequence[int], dtype: DType, device: int) -> Callable[[], FakeArray]:
+        def make() -> FakeArray:
+            self.made.append(self.array(str(dtype), *shape))
+            return self.made[-1]
+
+        return make
+
+    # ---- CuPy ----
+
+    def _compile(self, plan: Plan, arch: str) -> Any:
+        self.plans.append(plan)
+        for kernel in plan.kernels:
+            self._kernels.setdefault(1 + len(self._kernels), kernel)
+        return SimpleNamespace(image=b"", resources={})
+
+    def _module(self) -> Any:
+        found = {kernel.name: address for address, kernel in self._kernels.items()}
+        return SimpleNamespace(load=lambda image: None, get_function=lambda name: SimpleNamespace(ptr=found[name]))
+
+    def _memset(self, address: int, value: int, size: int, stream: int) -> None:
+        assert value == 0
+        self.zeroed.append((address, size, stream))
+
+    # ---- the driver ----
+
+    def cuLaunchKernelEx(self, config: Any, function: Any, arguments: Any, extra: None) -> int:
+        kernel = self._kernels[function.value]
+        values = {
+            a.name: ctypes.c_longlong.from_address(p).value for a, p in zip(kernel.arguments, arguments, strict=True)
+        }
+        self.launched.append(Launched(kernel, values, config._obj.stream or 0, threading.get_ident()))
+        if self.pause:
+            time.sleep(self.pause)
+        return 0
+
+    def cuStreamGetCaptureInfo_v2(self, stream: Any, status: Any, number: Any, *others: None) -> int:
+        number._obj.value = self.captures.get(stream.value or 0, 0)
+        status._obj.value = int(number._obj.value != 0)
+        return 0
+
+    def cuFuncSetAttribute(self, function: Any, attribute: int, value: int) -> int:
+        return 0
+
+    def cuFuncGetAttribute(self, number: Any, attribute: int, function: Any) -> int:
+        number._obj.value = 32
+        return 0
+
+
+class _Device(contextlib.nullcontext[None]):
+    compute_capability = "90"

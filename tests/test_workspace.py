@@ -1,0 +1,153 @@
+"""Workspaces: who shares one, and that nobody's kernels come between those of a call."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import lngen.runtime as runtime
+from fake_gpu import FakeGpu, Launched
+from lngen.runtime import Norm, Saved
+from lngen.runtime.driver import PER_THREAD_STREAM
+from lngen.runtime.workspace import Workspace
+
+D = 64
+ONE_LAUNCH = {"bwd": "form=registers,threads=8,rows=64,vec=4,one_launch=yes"}
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
+    return FakeGpu(monkeypatch)
+
+
+def prepared(gpu: FakeGpu, rows: int = 5, **options: Any) -> tuple[Norm, Saved, Any]:
+    """A norm, what its forward saved, and a cotangent."""
+    norm = runtime.compile("layernorm", d=D, **options)
+    _, saved = norm.forward(gpu.array("f32", rows, D), gpu.array("f32", D), gpu.array("f32", D))
+    gpu.launched.clear()
+    return norm, saved, gpu.array("f32", rows, D)
+
+
+def workspace(done: Launched) -> int:
+    """The first address in the workspace that the kernel was given."""
+    return min(done.values[a.name] for a in done.kernel.arguments if a.kind == "workspace")
+
+
+def in_threads(count: int, work: Callable[[], object]) -> None:
+    """``work`` in that many threads at the same time; raises what one of them raised."""
+    problems: list[BaseException] = []
+    ready = threading.Barrier(count)
+
+    def run() -> None:
+        try:
+            ready.wait()
+            work()
+        except BaseException as error:
+            problems.append(error)
+
+    threads = [threading.Thread(target=run) for _ in range(count)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    if problems:
+        raise problems[0]
+
+
+def test_threads_on_one_stream_keep_the_kernels_of_a_call_together(gpu: FakeGpu) -> None:
+    """Rows kernel and finish of one call follow each other on the stream, for they share the workspace with others."""
+    norm, saved, dy = prepared(gpu)
+    gpu.pause = 1e-5
+    in_threads(4, lambda: [norm.backward(dy, saved) for _ in range(50)])
+    by_place: dict[int, list[Launched]] = defaultdict(list)
+    for done in gpu.launched:
+        by_place[workspace(done)].append(done)
+    assert len(gpu.launched) == 400
+    for sequence in by_place.values():
+        for rows, finish in zip(sequence[::2], sequence[1::2], strict=True):
+            assert (rows.kernel.template, finish.kernel.template) == ("row_columns.cu.jinja", "finish.cu.jinja")
+            assert rows.thread == finish.thread
+
+
+def test_threads_that_begin_together_share_one_workspace(gpu: FakeGpu) -> None:
+    """It is made, and its counters are zeroed, once, before anybody's first launch."""
+    norm, saved, dy = prepared(gpu, schedule=ONE_LAUNCH)
+    gpu.pause = 1e-4
+    in_threads(4, lambda: norm.backward(dy, saved))
+    assert len({workspace(done) for done in gpu.launched}) == len(gpu.zeroed) == 1
+
+
+def test_a_workspace_that_is_outgrown_is_kept(gpu: FakeGpu) -> None:
+    """What still runs may use it; the larger one is prepared, too, and serves smaller calls."""
+    library: Any = gpu
+    held, prepared = Workspace(), list[tuple[int, int]]()
+    addresses = []
+    for size in (64, 65, 64, 128, 1000):
+        bound: Any = SimpleNamespace(workspace_bytes=size, prepare=lambda *where: prepared.append(where))
+        addresses.append(held.fit(library, 0, 7, bound))
+        assert held.size >= size
+    assert [a.shape for a in held.arrays] == [(8,), (16,), (125,)]
+    first, second, third = (a.address for a in held.arrays)
+    assert addresses == [first, second, second, second, third]
+    assert prepared == [(first, 7), (second, 7), (third, 7)]
+
+
+def test_a_workspace_that_could_not_be_prepared_is_not_used(gpu: FakeGpu) -> None:
+    library: Any = gpu
+    held = Workspace()
+
+    def fail(*where: int) -> None:
+        raise RuntimeError
+
+    broken: Any = SimpleNamespace(workspace_bytes=64, prepare=fail)
+    with pytest.raises(RuntimeError):
+        held.fit(library, 0, 7, broken)
+    whole: Any = SimpleNamespace(workspace_bytes=64, prepare=lambda *where: None)
+    assert held.fit(library, 0, 7, whole) == gpu.made[1].address
+
+
+def test_each_stream_has_its_own(gpu: FakeGpu) -> None:
+    norm, saved, dy = prepared(gpu)
+    for stream in (0, 77, 0, 78, 77):
+        gpu.stream_of = lambda stream=stream: stream
+        norm.backward(dy, saved)
+    found = [workspace(done) for done in gpu.launched[::2]]
+    assert [found.index(place) for place in found] == [0, 1, 0, 3, 1]
+    assert [done.stream for done in gpu.launched[::2]] == [0, 77, 0, 78, 77]
+
+
+def test_each_plan_has_its_own(gpu: FakeGpu) -> None:
+    """An address that is no multiple of 16 bytes takes another plan, whose counters lie elsewhere."""
+    norm, saved, dy = prepared(gpu, schedule=ONE_LAUNCH)
+    for address in (dy.address, dy.address + 4, dy.address):
+        norm.backward(gpu.array("f32", 5, D, address=address), saved)
+    found = [workspace(done) for done in gpu.launched]
+    assert found[0] == found[2] != found[1]
+    assert [address for address, _, _ in gpu.zeroed] == found[:2]
+
+
+@pytest.mark.parametrize("schedule", [{}, ONE_LAUNCH])
+def test_each_capture_has_its_own(gpu: FakeGpu, schedule: dict[str, str]) -> None:
+    """Graphs may run side by side, whatever stream they were captured on; counters are zeroed in each."""
+    norm, saved, dy = prepared(gpu, schedule=schedule)
+    gpu.stream_of = lambda: 77
+    found = []
+    for capture in (0, 0, 5, 5, 6, 0, 5):
+        gpu.captures = {77: capture} if capture else {}
+        norm.backward(dy, saved)
+        found.append(workspace(gpu.launched[-1]))
+    assert [found.index(place) for place in found] == [0, 0, 2, 2, 4, 0, 2]
+    assert len(gpu.zeroed) == (3 if schedule else 0)
+
+
+def test_the_per_thread_default_stream_is_another_one_in_each_thread(gpu: FakeGpu) -> None:
+    norm, saved, dy = prepared(gpu)
+    gpu.stream_of = lambda: PER_THREAD_STREAM
+    in_threads(2, lambda: [norm.backward(dy, saved) for _ in range(3)])
+    places = {(done.thread, workspace(done)) for done in gpu.launched}
+    assert len(places) == len({place for _, place in places}) == 2
