@@ -51,8 +51,11 @@ class GraphBuilder(Builder):
         return self.number("eps", self.options.eps)
 
     def output(self, name: str, x: Value) -> Value:
-        """A result, rounded to the spec's out dtype."""
-        self.results.append(self.cast(name, x, to=self.options.out))
+        """A result, rounded to the spec's out dtype; VerifyError if it cannot have exactly that name.
+
+        A backward takes a cotangent for it, called ``d`` and the name.
+        """
+        self.results.append(self.cast(self.exactly(name, "an output"), x, to=self.options.out))
         return self.results[-1]
 
     def statistic(self, x: Value) -> Value:

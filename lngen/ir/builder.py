@@ -48,6 +48,20 @@ class Builder:
         self.eqns.append(Eqn(out, op, args, sorted_attrs))
         return out
 
+    def exactly(self, name: str, what: str) -> str:
+        """``name``, which the next value will have as it is; VerifyError, naming ``what`` asks for it, if none can."""
+        if name in self._names:
+            raise VerifyError(
+                f"graph @{self.name}: {what} is expected to be called '{name}', but another value is; rename one of "
+                "them."
+            )
+        if is_reserved(name):
+            raise VerifyError(
+                f"graph @{self.name}: {what} is expected to be called '{name}', a name that C and the kernels need; "
+                "choose another."
+            )
+        return name
+
     def build(self, *results: Value, stage: str = "build") -> Graph:
         """The verified graph."""
         return verify(Graph(self.name, tuple(self.params), tuple(self.eqns), results), stage)

@@ -40,7 +40,7 @@ _RESERVED = frozenset(_RESERVED_WORDS.split())
 
 # What kernels append to the names of values, and their numbered arrays.
 _DERIVED = re.compile(
-    r".*_(ptr|stride|next|acc|chunk|out|partial|segments?|strands?|kept|held|stage|to|from|shift|there|wide|whole|far|centre|squares|moments|numbers)|(sums|chunks|maxima|chunk_maxima)_\d+"
+    r".*_(ptr|stride|next|acc|chunk|partial|segments?|strands?|kept|held|stage|to|from|shift|there|wide|whole|far|centre|squares|moments|numbers)|(sums|chunks|maxima|chunk_maxima)_\d+"
 )
 
 

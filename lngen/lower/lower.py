@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain, count
 
 from lngen.errors import LowerError
 from lngen.ir import REDUCTIONS, WIDE, D, DType, Eqn, Graph, M, Value, print_eqn
@@ -62,6 +63,7 @@ class _Lowering:
         self.parts: Split = split(graph)
         self.real = _real(graph)
         self.stem = f"{spec.slug}__{schedule.slug}"
+        self.out = _chunk_suffix(graph)
         self.partials = {e.out: f"{e.out.name}_partial" for e in self.parts.sums}
 
     def plan(self) -> Plan:
@@ -209,7 +211,7 @@ class _Lowering:
         shared: int = 1,
     ) -> Kernel:
         """What every kernel has."""
-        store = "{0}_ptr[col] = {1};" if template == "finish" else "{0}_out[i] = {1};"
+        store = "{0}_ptr[col] = {1};" if template == "finish" else f"{{0}}_{self.out}[i] = {{1}};"
         in_stages = role == "rows" and self.schedule.form in STAGED
         last = in_stages and self.schedule.bulk_store
         keeps = role == "rows" and (self.schedule.hold or self.schedule.form == "registers")
@@ -235,6 +237,7 @@ class _Lowering:
             accumulators=_sums(sums),
             most=max((len(f.sums) for p in listed for f in p.folds), default=0) or 1,
             shared=shared,
+            out=self.out,
         )
 
     def _guard(self) -> str:
@@ -258,6 +261,13 @@ def _scratch(s: Schedule, p: Problem) -> int:
 
 def _sums(eqns: tuple[Eqn, ...]) -> tuple[Sum, ...]:
     return tuple(Sum(e.out.name, n, print_eqn(e)) for n, e in enumerate(eqns))
+
+
+def _chunk_suffix(graph: Graph) -> str:
+    """What the name of a result gets for the chunk it is stored from, so that no value is called the same."""
+    names = graph.values()
+    suffixes = chain(["out"], (f"out_{n}" for n in count(1)))
+    return next(s for s in suffixes if not any(f"{r.name}_{s}" in names for r in graph.results))
 
 
 def _real(graph: Graph) -> DType:

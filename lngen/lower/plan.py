@@ -115,7 +115,8 @@ class Kernel:
 
     And in C: ``owner``, a block's or cluster's place among those that share the rows; ``first_column``, where a
     block's piece of a row starts, and ``start``, the name of that; ``length``, its elements; ``bound``, the columns
-    loads and stores look out for; ``writer``, true for the one thread that stores the numbers of a row.
+    loads and stores look out for; ``writer``, true for the one thread that stores the numbers of a row; ``out``, what
+    the name of a result gets for the chunk it is stored from.
     """
 
     name: str
@@ -154,6 +155,7 @@ class Kernel:
     length: str = "D"
     bound: str = "D"
     writer: str = "live && lane == 0"
+    out: str = "out"
 
     @property
     def declarations(self) -> tuple[str, ...]:
