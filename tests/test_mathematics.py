@@ -8,7 +8,7 @@ import pytest
 from lngen.check import oracles
 from lngen.check.closed_form import Expected, closed_form
 from lngen.check.oracles import Array
-from lngen.check.tolerances import NORMS
+from lngen.check.tolerances import NORMS, row_depth
 from lngen.errors import ArrayError
 from lngen.interpret import interpret
 from lngen.ir import BF16, F16, F32, F64, DType, Graph, M, parse
@@ -214,6 +214,50 @@ def test_a_row_of_one_feature_is_all_mean(dtype: DType) -> None:
     np.testing.assert_array_equal(found["y"], np.broadcast_to(inputs["beta"], (17, 1)))
     np.testing.assert_array_equal(found["dx"].astype(np.float64), 0)
     np.testing.assert_array_equal(found["dgamma"].astype(np.float64), 0)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "d"),
+    [(F32, 1), (F32, 64), (F32, 4096), (F32, 65536), (BF16, 127), (BF16, 5120), (BF16, 65535), (F16, 768), (F16, 8191)],
+    ids=str,
+)
+def test_constant_rows_of_exact_sums_give_beta(dtype: DType, d: int) -> None:
+    fwd, _ = both("layernorm", dtype, d)
+    inputs = constant_rows(fwd, 64)
+    found = results(fwd, inputs)
+    np.testing.assert_array_equal(found["mean"], inputs["x"][:, 0].astype(np.float32))
+    np.testing.assert_array_equal(found["y"], np.broadcast_to(inputs["beta"], found["y"].shape))
+
+
+@pytest.mark.parametrize("d", [127, 768, 1000, 5120, 12289])
+def test_constant_rows_give_beta_within_the_bound_of_their_mean(d: int) -> None:
+    """The bound that the docstring of ``layernorm`` states, and a mean that is not exact: what it is there for."""
+    fwd, _ = both("layernorm", F32, d)
+    inputs = constant_rows(fwd, 64)
+    found = results(fwd, inputs)
+    c, u = np.abs(inputs["x"][:, 0].astype(np.float64)), 2.0**-24
+    off = np.abs(found["mean"].astype(np.float64) - inputs["x"][:, 0])
+    assert off.max() > 0
+    assert (off <= (row_depth(d) + 1) * u * c).all()
+    allowed = np.abs(inputs["gamma"]) * (off / np.sqrt(fwd.eps))[:, None] * (1 + 8 * u) + u * np.abs(inputs["beta"])
+    assert (np.abs(found["y"].astype(np.float64) - inputs["beta"]) <= allowed).all()
+
+
+def constant_rows(spec: Spec, rows: int) -> dict[str, Array]:
+    """Inputs of which each row of x is one number between -1000 and 1000."""
+    inputs = draw(spec, rows)
+    numbers = np.random.default_rng(rows).uniform(-1000, 1000, (rows, 1)).astype(inputs["x"].dtype)
+    return inputs | {"x": np.repeat(numbers, spec.d, axis=1)}
+
+
+def test_a_row_without_variance_has_no_nan_beside_its_mean() -> None:
+    """eps = 0, squares that underflow: infinite away from the mean, however many segments a row has."""
+    for d in (4096, 65536):
+        fwd = parse_spec(f"layernorm.fwd:d={d},eps=0,gamma=no,beta=no")
+        x = (np.random.default_rng(0).normal(size=(2, d)) * 1e-30).astype(np.float32)
+        with np.errstate(divide="ignore"):
+            found = results(fwd, {"x": x})
+        np.testing.assert_array_equal(found["y"], np.where(x > found["mean"][:, None], np.inf, -np.inf))
 
 
 @pytest.mark.parametrize("value", [0.0, 0.1, 1e4])

@@ -37,7 +37,19 @@ X = "%x: f32[M, D]"
 XR = f"{X}, %w: f32[M]"
 
 
-def centred(d: int = 65536, more: tuple[str, ...] = (), returns: str = "") -> Graph:
+def scale(eps: float = 1e-5) -> tuple[str, ...]:
+    """1 / sqrt(v / n + eps)."""
+    return (
+        "%var : f32[M] = div %v, %n",
+        f"%eps : f32[] = const {{dtype=f32, value={eps}}}",
+        "%veps : f32[M] = add %var, %eps",
+        "%root : f32[M] = sqrt %veps",
+        "%one : f32[] = const {dtype=f32, value=1.0}",
+        "%rstd : f32[M] = div %one, %root",
+    )
+
+
+def centred(d: int = 65536, more: tuple[str, ...] = (), returns: str = "", eps: float = 1e-5) -> Graph:
     """A variance, and elements that are measured from the mean and scaled."""
     return graph(
         X,
@@ -46,8 +58,8 @@ def centred(d: int = 65536, more: tuple[str, ...] = (), returns: str = "") -> Gr
         "%m : f32[M] = div %s, %n",
         "%c : f32[M, D] = sub %x, %m",
         "%v : f32[M] = reduce_dot %c, %c {axis=D}",
-        "%root : f32[M] = sqrt %v",
-        "%y : f32[M, D] = mul %c, %root",
+        *scale(eps),
+        "%y : f32[M, D] = mul %c, %rstd",
         *more,
         ", ".join(filter(None, ("%y", "%v", returns))),
     )
@@ -221,12 +233,12 @@ TABLE: dict[str, tuple[Pass, Graph, Graph]] = {
             "%n : f32[] = const {dtype=f32, value=65536.0}",
             "%m : f32[M] = div %s, %n",
             "%v : f32[M] = reduce_spread %x {axis=D}",
-            "%root : f32[M] = sqrt %v",
+            *scale(),
             "%centre : f32[M, D] = segment_mean %x {axis=D}",
             "%far : f32[M, D] = sub %x, %centre",
             "%off : f32[M, D] = sub %centre, %m",
-            "%shift : f32[M, D] = mul %off, %root",
-            "%y : f32[M, D] = fma %far, %root, %shift",
+            "%shift : f32[M, D] = mul %off, %rstd",
+            "%y : f32[M, D] = fma %far, %rstd, %shift",
             "%y, %v",
         ),
     ),
@@ -258,10 +270,25 @@ TABLE: dict[str, tuple[Pass, Graph, Graph]] = {
             "%m : f32[M] = div %s, %n",
             "%c : f32[M, D] = sub %x, %m",
             "%v : f32[M] = reduce_spread %x {axis=D}",
-            "%root : f32[M] = sqrt %v",
-            "%y : f32[M, D] = mul %c, %root",
+            *scale(),
+            "%y : f32[M, D] = mul %c, %rstd",
             "%t : f32[D] = reduce_sum %y {axis=M}",
             "%y, %v, %t",
+        ),
+    ),
+    "place_spread leaves elements whose scale may be infinite": (
+        lambda g: passes.place_spread(g, 65536),
+        centred(eps=0.0),
+        graph(
+            X,
+            "%s : f32[M] = reduce_sum %x {axis=D}",
+            "%n : f32[] = const {dtype=f32, value=65536.0}",
+            "%m : f32[M] = div %s, %n",
+            "%c : f32[M, D] = sub %x, %m",
+            "%v : f32[M] = reduce_spread %x {axis=D}",
+            *scale(0.0),
+            "%y : f32[M, D] = mul %c, %rstd",
+            "%y, %v",
         ),
     ),
     "order_sums writes the order, and keeps one that is written": (

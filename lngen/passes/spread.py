@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from lngen.ir import Builder, D, Eqn, Graph, M, Value, is_row_fold, is_sum
 from lngen.passes.clean import dce
@@ -27,7 +30,8 @@ def place_spread(graph: Graph, d: int) -> Graph:
     before:  %xc      = sub %x, %mean                    after:  %var_sum = reduce_spread %x {axis=D}
              %var_sum = reduce_dot %xc, %xc {axis=D}
 
-    before:  %xhat    = mul %xc, %rstd                   after:  %centre = segment_mean %x {axis=D}
+    before:  %rstd    = div %one, sqrt(var + eps)
+             %xhat    = mul %xc, %rstd                   after:  %centre = segment_mean %x {axis=D}
                                                                  %far    = sub %x, %centre
                                                                  %off    = sub %centre, %mean
                                                                  %shift  = mul %off, %rstd
@@ -36,17 +40,18 @@ def place_spread(graph: Graph, d: int) -> Graph:
     The blocks that share a long row then meet once over it, not for its sum first and for the squares after that, and
     what a block has measured by then is what it goes on with. Where something else is summed that depends on the mean,
     but not on the variance, they would meet for it anyway. A backward's elements stay measured from the mean: its sums
-    over rows may be taken by blocks that have but a few columns.
+    over rows may be taken by blocks that have but a few columns. So do elements whose scale may be infinite (eps = 0),
+    because the two parts of the distance, both times infinity, may cancel to NaN.
     """
     row, _ = orders(graph, d)
     if not FEWEST <= -(-d // row.segment) <= MOST:
         return graph
-    found = _centred(graph, d)
+    producer, found = graph.producers(), _centred(graph, d)
     spread = {e.out: c for e in graph.eqns if (c := _squared(e, found)) and not _meets_between(graph, e, c.x)}
     moved = spread and not any(is_sum(e, M) for e in graph.eqns)
     b = Builder(graph.name, params=graph.params, taken=graph.values())
     for eqn in graph.eqns:
-        scaled = _scaled(eqn, found) if moved else None
+        scaled = _scaled(eqn, found, producer, spread) if moved else None
         if eqn.out in spread:
             b.eqns.append(Eqn(eqn.out, "reduce_spread", (spread[eqn.out].x,), eqn.attrs))
         elif scaled and scaled[0] in spread.values():
@@ -81,13 +86,35 @@ def _squared(eqn: Eqn, found: dict[Value, _Centred]) -> _Centred | None:
     return found.get(eqn.args[0]) if squares else None
 
 
-def _scaled(eqn: Eqn, found: dict[Value, _Centred]) -> tuple[_Centred, Value] | None:
-    """What is measured from a mean, and the number of the row that multiplies it."""
+def _scaled(
+    eqn: Eqn, found: dict[Value, _Centred], producer: dict[Value, Eqn], spread: Collection[Value]
+) -> tuple[_Centred, Value] | None:
+    """What is measured from a mean, and the number of the row, always finite, that multiplies it."""
     if eqn.op == "mul":
         for value, scale in (eqn.args, eqn.args[::-1]):
-            if value in found and scale.type.axes == (M,):
+            if value in found and _is_reciprocal_std(scale, producer, spread):
                 return found[value], scale
     return None
+
+
+def _is_reciprocal_std(v: Value, producer: dict[Value, Eqn], spread: Collection[Value]) -> bool:
+    """True for c / sqrt(s / n + eps), where ``spread`` has s and c, n and eps are above zero: it is always finite."""
+
+    def operands(value: Value | None, op: str, count: int) -> Sequence[Value | None]:
+        eqn = producer.get(value) if value is not None else None
+        return eqn.args if eqn is not None and eqn.op == op else [None] * count
+
+    def above_zero(value: Value | None) -> bool:
+        eqn = producer.get(value) if value is not None else None
+        return eqn is not None and eqn.op == "const" and bool(0 < np.float32(eqn.value) < np.inf)
+
+    factor, root = operands(v, "div", 2)
+    (raised,) = operands(root, "sqrt", 1)
+    var, eps = operands(raised, "add", 2)
+    if above_zero(var):
+        var, eps = eps, var
+    total, count = operands(var, "div", 2)
+    return total in spread and all(map(above_zero, (factor, eps, count)))
 
 
 def _meets_between(graph: Graph, spread: Eqn, x: Value) -> bool:
