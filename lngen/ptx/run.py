@@ -8,8 +8,8 @@ import numpy as np
 
 from lngen.emit import emit
 from lngen.errors import PtxError
-from lngen.ir import D, M, Value
-from lngen.ir.numerics import NUMPY_DTYPE, Array
+from lngen.ir import M
+from lngen.ir.numerics import Array
 from lngen.lower import Kernel, Plan
 from lngen.ptx.batch import Launch
 from lngen.ptx.compiler import compile_entry
@@ -17,7 +17,7 @@ from lngen.ptx.kernel import place_globals, run_blocks
 from lngen.ptx.memory import Buffer, GlobalMemory
 from lngen.ptx.parser import Module, parse
 from lngen.ptx.report import Outcome, Reporter, Stop, Traffic
-from lngen.ptx.values import UNSIGNED
+from lngen.ptx.tensors import Tensors
 from lngen.toolchain import compile_ptx
 
 Grid = Callable[[Kernel, int], tuple[int, int]]
@@ -37,6 +37,7 @@ def run_plan(
     grid: Grid | None = None,
     stop: bool = False,
     times: int = 1,
+    alias: Mapping[str, tuple[str, int]] | None = None,
 ) -> Outcome:
     """Results, findings and traffic of one call of ``plan`` with those inputs, by name.
 
@@ -44,44 +45,36 @@ def run_plan(
     from row to row of an [M, D] tensor, default D; ``offset``: elements by which every [M, D] pointer is shifted from
     an aligned address. ``order`` is the seed of the order in which blocks run, 0 as they are numbered; ``grid`` gives
     another grid, (x, y) of a kernel and the rows. ``stop``: end at the first finding. ``times``: how many calls, one
-    after another on the same workspace; the results, which each call has to write, are those of the last.
+    after another on the same workspace; the results, which each call has to write, are those of the last. ``alias``:
+    tensors that lie in another's memory, each with that one's name and how many of its elements come before them:
+    ``{"y": ("x", 0)}`` writes y over x. What of an output over an input is not written, only the results can show.
     """
     text = source if source is not None else emit(plan)
     module = parse(ptx if ptx is not None else compile_ptx(text, arch, name=f"{plan.name}.cu", lines=True))
-    run = _Run(plan, inputs, rows, dict(strides or {}), offset, Reporter(text, stop), module)
+    rows = rows if rows is not None else _rows(plan, inputs)
+    memory = GlobalMemory()
+    tensors = Tensors(plan, inputs, rows, strides or {}, offset, alias or {}, memory)
+    run = _Run(plan, rows, tensors, memory, Reporter(text, stop), module)
     try:
         with np.errstate(all="ignore"):
             for _ in range(times):
-                run.forget_results()
+                tensors.begin()
                 run.launch(module, order, grid)
                 run.look_for_gaps()
     except Stop:
         pass
-    return Outcome(run.results(), tuple(run.reporter.findings), run.traffic)
+    return Outcome(tensors.results(), tuple(run.reporter.findings), run.traffic)
 
 
 class _Run:
     """The memory of one call, and its kernels' launches."""
 
     def __init__(
-        self,
-        plan: Plan,
-        inputs: Mapping[str, Array],
-        rows: int | None,
-        strides: dict[str, int],
-        offset: int,
-        reporter: Reporter,
-        module: Module,
+        self, plan: Plan, rows: int, tensors: Tensors, memory: GlobalMemory, reporter: Reporter, module: Module
     ) -> None:
-        self.plan, self.reporter, self.traffic = plan, reporter, Traffic()
-        self.rows = rows if rows is not None else _rows(plan, inputs)
-        self.memory = GlobalMemory()
-        self.globals = place_globals(self.memory, module)
-        self.strides, self.offset = strides, offset
-        self.inputs = {v.name: self._place(v, "input") for v in plan.inputs}
-        self.outputs = {v.name: self._place(v, "output") for v in plan.outputs}
-        for v in plan.inputs:
-            self._fill(v, inputs[v.name])
+        self.plan, self.rows, self.tensors, self.memory = plan, rows, tensors, memory
+        self.reporter, self.traffic = reporter, Traffic()
+        self.globals = place_globals(memory, module)
         self.workspace = {}
         for b in plan.workspace:
             size = (b.fixed + b.per_row * self.rows) * b.dtype.size
@@ -89,44 +82,6 @@ class _Run:
             if b.zeroed:
                 held.zero()
             self.workspace[b.name] = held
-
-    def _stride(self, v: Value) -> int:
-        return self.strides.get(v.name, self.plan.spec.d)
-
-    def _place(self, v: Value, role: str) -> Buffer:
-        s, d = v.type.dtype.size, self.plan.spec.d
-        if v.type.axes == (M, D):
-            pitch = self._stride(v)
-            size = ((self.rows - 1) * pitch + d) * s if self.rows else 0
-            return self.memory.add(Buffer(v.name, role, size, s, pitch * s, d * s, self.offset * s))
-        count = int(np.prod(v.type.shape(self.rows, d), dtype=np.int64))
-        return self.memory.add(Buffer(v.name, role, count * s, s))
-
-    def _view(self, v: Value, data: Array) -> Array:
-        """The elements of a tensor in the bytes of its buffer (or of its shadow)."""
-        buffer = {**self.inputs, **self.outputs}[v.name]
-        shape = v.type.shape(self.rows, self.plan.spec.d)
-        elements = data[buffer.shift : buffer.shift + buffer.size].view(UNSIGNED[v.type.dtype.size])
-        if v.type.axes != (M, D) or not self.rows:
-            return elements.reshape(shape)
-        step = elements.itemsize
-        return np.lib.stride_tricks.as_strided(elements, shape, (self._stride(v) * step, step))
-
-    def _fill(self, v: Value, array: Array) -> None:
-        whole = np.ascontiguousarray(array[: self.rows] if M in v.type.axes else array)
-        self._view(v, self.inputs[v.name].data)[...] = whole.view(UNSIGNED[v.type.dtype.size]).reshape(whole.shape)
-
-    def results(self) -> dict[str, Array]:
-        """The outputs as they are in memory."""
-        return {
-            v.name: np.array(self._view(v, self.outputs[v.name].data)).view(NUMPY_DTYPE[v.type.dtype])
-            for v in self.plan.outputs
-        }
-
-    def forget_results(self) -> None:
-        """What an earlier call has left in the outputs."""
-        for buffer in self.outputs.values():
-            buffer.forget()
 
     def launch(self, module: Module, order: int, grid: Grid | None) -> None:
         """Every kernel of the plan that this many rows need."""
@@ -151,31 +106,25 @@ class _Run:
             run_blocks(shared, order)
 
     def _arguments(self, kernel: Kernel) -> list[int]:
-        tensors = {**self.inputs, **self.outputs}
         values = []
         for a in kernel.arguments:
             match a.kind:
                 case "rows":
                     values.append(self.rows)
                 case "stride":
-                    values.append(self.strides.get(a.tensor, self.plan.spec.d))
+                    values.append(self.tensors.stride(a.tensor))
                 case "workspace":
                     values.append(self.workspace[a.tensor].start)
                 case _:
-                    values.append(tensors[a.tensor].start)
+                    values.append(self.tensors.start(a.tensor))
         return values
 
     def look_for_gaps(self) -> None:
         """Findings for output elements that no kernel wrote."""
-        for v in self.plan.outputs:
-            buffer = self.outputs[v.name]
-            assert buffer.written is not None
-            view = self._view(v, buffer.written)
-            missing = np.argwhere(view != int.from_bytes(b"\x01" * view.itemsize, "little"))
-            if len(missing):
-                where = ", ".join(map(str, missing[0].tolist()))
-                text = f"'{v.name}[{where}]' is an output that no kernel writes, like {len(missing) - 1} others."
-                self.reporter.add("never-written", text, key=v.name)
+        for name, missing in self.tensors.gaps():
+            where = ", ".join(map(str, missing[0].tolist()))
+            text = f"'{name}[{where}]' is an output that no kernel writes, like {len(missing) - 1} others."
+            self.reporter.add("never-written", text, key=name)
 
 
 def _cluster(kernel: Kernel) -> tuple[int, ...]:

@@ -1,0 +1,125 @@
+"""Tensors that share memory, on the PTX executor: which schedules give the same bits with a result over an input."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import pytest
+
+from lngen.check.inputs import mismatches, random_inputs
+from lngen.graphs import Definition, GraphBuilder
+from lngen.interpret import interpret
+from lngen.ir import D, M
+from lngen.lower import Plan, lower
+from lngen.ptx import Outcome, PtxError, run_plan
+from lngen.schedule import Schedule, parse_schedule
+from lngen.spec import Spec, make_spec, parse_spec
+
+pytest.importorskip("cupy")
+
+BASE = Schedule("registers", 32, 1, 1)
+ROWS = 7
+
+
+def plan_of(spec: str | Spec, schedule: str) -> Plan:
+    return lower(parse_spec(spec) if isinstance(spec, str) else spec, parse_schedule(schedule, BASE))
+
+
+def run(plan: Plan, alias: dict[str, tuple[str, int]], **options: int) -> tuple[Outcome, list[str]]:
+    """The outcome, and what of it differs from the results that memory of their own gives."""
+    inputs = random_inputs(plan.spec, ROWS)
+    outcome = run_plan(plan, inputs, alias=alias, **options)
+    return outcome, mismatches(outcome.results, interpret(plan.graph, inputs))
+
+
+def mixed(b: GraphBuilder) -> None:
+    """One result is known before the row sums, one after them, with an input that only it takes."""
+    x, residual, z = (b.input(name, M, D) for name in ("x", "residual", "z"))
+    total = b.add("total", x, residual)
+    square = b.reduce_mean("square", b.mul("squared", total, total), axis=D)
+    b.output("before", total)
+    b.output("after", b.add("moved", b.mul("scaled", total, b.rsqrt("rstd", b.add("raised", square, b.eps()))), z))
+
+
+FORWARD = [
+    ("layernorm.fwd:d=1024,dtype=bf16", "form=registers,threads=32,rows=4,vec=8"),
+    ("layernorm.fwd:d=8200,dtype=bf16", "form=registers,threads=256,rows=1,vec=8,cluster=2"),
+    ("rmsnorm.fwd:d=1000,dtype=f32", "form=bulk,threads=64,rows=2,vec=4,stages=3,owners=2"),
+    ("layernorm.fwd:d=1000,dtype=f32", "form=bulk,threads=64,rows=1,vec=4,stages=2,owners=2,bulk_store=yes,keep=yes"),
+    ("rmsnorm.fwd:d=64,dtype=bf16", "form=bulk,threads=4,rows=8,vec=8,stages=2,owners=2,hold=yes,soon=yes"),
+    ("layernorm.fwd:d=4096,dtype=bf16", "form=bulk,threads=128,rows=1,vec=8,stages=2,owners=2,claim=yes"),
+    ("rmsnorm.fwd:d=5000,dtype=f32", "form=bulk,threads=32,rows=4,vec=4,stages=2,owners=1,cluster=2,bulk_store=yes"),
+    ("layernorm.fwd:d=1002,dtype=bf16", "form=async,threads=32,rows=1,vec=2,stages=3,owners=2"),
+    ("layernorm.fwd:d=1001,dtype=bf16", "form=ragged,threads=32,rows=2,vec=1,stages=2,owners=2,bulk_store=yes"),
+    ("layernorm.fwd:d=1000,dtype=bf16", "form=stream,threads=32,rows=1,vec=8"),
+]
+BACKWARD = [
+    ("layernorm.bwd:d=1000,dtype=bf16", "form=registers,threads=64,rows=8,vec=8"),
+    ("layernorm.bwd:d=1000,dtype=bf16,blocks=2", "form=registers,threads=64,rows=8,vec=8,prefetch=yes,one_launch=yes"),
+    ("rmsnorm.bwd:d=1000,dtype=f16,weight=f32", "form=bulk,threads=64,rows=8,vec=8,stages=2,keep=yes"),
+    ("layernorm.bwd:d=96,dtype=f16,blocks=1", "form=bulk,threads=4,rows=128,vec=8,stages=2,hold=yes,soon=yes"),
+    ("rmsnorm.bwd:d=8200,blocks=1", "form=bulk,threads=64,rows=2,vec=4,stages=2,cluster=4,one_launch=yes"),
+    ("rmsnorm.bwd:d=1002,dtype=bf16", "form=async,threads=64,rows=8,vec=2,stages=2,one_launch=yes"),
+    ("layernorm.bwd:d=1001,dtype=bf16", "form=ragged,threads=64,rows=8,vec=1,stages=2,bulk_store=yes,keep=yes"),
+    ("layernorm.bwd:d=1000,dtype=bf16,wrt=x", "form=stream,threads=32,rows=1,vec=8"),
+]
+OVER = [(*case, "y", "x") for case in FORWARD] + [(*case, "dx", over) for case in BACKWARD for over in ("dy", "x")]
+
+
+@pytest.mark.parametrize(("spec", "schedule", "result", "over"), OVER)
+def test_a_result_over_an_input(spec: str, schedule: str, result: str, over: str) -> None:
+    """Every element is read for the last time before its place is written; reads of others go unused."""
+    plan = plan_of(spec, schedule)
+    outcome, different = run(plan, {result: (over, 0)})
+    assert different == []
+    assert {f.kind for f in outcome.findings} <= {"global-race", "async-read", "proxy"}
+
+
+def test_every_call_begins_with_the_inputs() -> None:
+    assert run(plan_of(*FORWARD[0]), {"y": ("x", 0)}, times=2, order=1)[1] == []
+
+
+@pytest.mark.parametrize("over", ["dy", "x"])
+def test_a_streamed_backward_reads_again_what_it_wrote_over(over: str) -> None:
+    """The kernel of the column sums comes after the one that stores dx."""
+    plan = plan_of("layernorm.bwd:d=8200,dtype=bf16,blocks=2", "form=stream,threads=256,rows=1,vec=8")
+    assert [text.split(":")[0] for text in run(plan, {"dx": (over, 0)})[1]] == ["dgamma", "dbeta"][: 1 + (over == "dy")]
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        "form=registers,threads=32,rows=2,vec=8",
+        "form=bulk,threads=32,rows=2,vec=8,stages=2,owners=2",
+        "form=async,threads=32,rows=2,vec=8,stages=2,owners=2",
+        "form=stream,threads=32,rows=1,vec=8",
+    ],
+)
+def test_two_results_over_two_inputs(schedule: str) -> None:
+    """A streamed row is read again after the first result was stored."""
+    plan = plan_of(make_spec(Definition("mixed", mixed), "fwd", {"d": 1000, "dtype": "bf16"}), schedule)
+    first, second = (v.name for v in plan.outputs)
+    for one, other in permutations(("x", "residual", "z"), 2):
+        different = run(plan, {first: (one, 0), second: (other, 0)})[1]
+        assert [text.split(":")[0] for text in different] == [second] * ("stream" in schedule)
+
+
+@pytest.mark.parametrize("shift", [-1024, -8, 8, 1024])
+def test_a_part_over_an_input_is_a_race(shift: int) -> None:
+    outcome, _ = run(plan_of(*FORWARD[0]), {"y": ("x", shift)})
+    assert "global-race" in {f.kind for f in outcome.findings}
+
+
+def test_a_part_over_an_input_changes_results() -> None:
+    """Blocks in turn: each reads what the one before it has stored, a row on."""
+    plan = plan_of("layernorm.fwd:d=8192,dtype=bf16", "form=registers,threads=1024,rows=1,vec=8")
+    inputs = random_inputs(plan.spec, 40)
+    outcome = run_plan(plan, inputs, alias={"y": ("x", 8192)})
+    assert mismatches(outcome.results, interpret(plan.graph, inputs)) != []
+
+
+def test_what_cannot_lie_over_another_is_said() -> None:
+    plan = plan_of(*FORWARD[0])
+    for alias in ({"z": ("x", 0)}, {"y": ("z", 0)}, {"y": ("x", 0), "x": ("y", 0)}):
+        with pytest.raises(PtxError, match=r"alias: a tensor over one of .* is expected, got '\w' over '\w'\."):
+            run_plan(plan, random_inputs(plan.spec, 1), alias=alias)
