@@ -12,15 +12,17 @@ import json
 import math
 import os
 import reprlib
+import shutil
 import stat
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from lngen.errors import LngenError
 
 DEEPEST = 32  # arrays and objects inside each other that parse_json takes
+HELD = 60  # seconds to wait for a lock: what is done under one takes milliseconds
 
 
 def opened(path: Path | str) -> BinaryIO:
@@ -92,10 +94,14 @@ def _check_depth(value: Any) -> None:
         raise ValueError(f"it is nested deeper than {DEEPEST} levels")
 
 
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 100
+
+
 def shown(value: Any) -> str:
     """A value from a file as a message shows it: on one line, not long, whatever it is."""
     try:
-        return reprlib.repr(value)
+        return _SHORT.repr(value)
     except ValueError:  # an integer of thousands of digits
         return f"a {type(value).__name__} of thousands of digits"
 
@@ -110,24 +116,65 @@ def write_all(files: Mapping[Path, bytes]) -> None:
 
     LngenError names the path that cannot be written; until the last byte is on disk no file has changed.
     """
-    waiting: dict[Path, Path] = {}
-    path = Path()
+    write_in_order([*files.items()])
+
+
+def write_in_order(files: Sequence[tuple[Path, bytes]], staging: Path | None = None) -> None:
+    """``write_all`` of files that may replace each other; ``staging``: the folder to write in, made if need be."""
+    waiting: list[tuple[Path, Path]] = []
+    path = staging or Path()
     try:
-        for path, data in files.items():
+        if staging is not None:
+            staging.mkdir(exist_ok=True)
+        for path, data in files:
             path.parent.mkdir(parents=True, exist_ok=True)
             _check_place(path)
-            temporary = path.with_name(f".{uuid.uuid4().hex}.tmp")
-            waiting[temporary] = path
+            temporary = (staging or path.parent) / f".{uuid.uuid4().hex}.tmp"
+            waiting.append((temporary, path))
             temporary.write_bytes(data)
-        for temporary, path in waiting.items():
+        for temporary, path in waiting:
             os.replace(temporary, path)
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else "no file can have this name"
-        raise LngenError(f"cannot write '{path}': {why}; name a place that can be written to.") from error
+        raise LngenError(f"cannot write '{path}': {reason(error)}; name a place that can be written to.") from error
     finally:
-        for temporary in waiting:
+        for temporary, _ in waiting:
             with contextlib.suppress(OSError):
                 temporary.unlink()
+
+
+@contextlib.contextmanager
+def exclusive(folder: Path, name: str) -> Iterator[Path]:
+    """Hold ``name`` in ``folder`` against every other thread and process that would write it.
+
+    Gives the staging folder for ``write_in_order``, which is removed at the end, with whatever a killed process left
+    there. The kernel gives the lock back when its process ends, however it ends. LngenError if it cannot be had within
+    HELD seconds.
+    """
+    from filelock import FileLock, Timeout  # not above: it takes as long as the rest of lngen
+
+    staging, file = folder / f".{name}.tmp", folder / f".{name}.lock"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(file, timeout=HELD, poll_interval=0.01, fallback_to_soft=False)
+        lock.acquire()
+    except Timeout as error:
+        raise LngenError(f"another process has held '{file}' for {HELD} s; wait for its end, and try again.") from error
+    except (OSError, ValueError) as error:
+        raise LngenError(f"cannot write '{file}': {reason(error)}; name a place that can be written to.") from error
+    try:
+        yield staging
+    finally:
+        try:
+            shutil.rmtree(staging, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                file.unlink()  # whoever waits for it sees that it has no name any more, and makes a new one
+        finally:
+            lock.release()
+
+
+def reason(error: OSError | ValueError) -> str:
+    """Why a path cannot be used, for a message: the system's words, or that it is no path at all."""
+    return error.strerror or str(error) if isinstance(error, OSError) else "no file can have this name"
 
 
 def _check_place(path: Path) -> None:

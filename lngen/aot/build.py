@@ -6,7 +6,6 @@ name (the same spec and schedule) is replaced, together with its files.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -15,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from lngen.aot import manifest
+from lngen.aot.folder import put
 from lngen.emit import emit
 from lngen.errors import LngenError
-from lngen.files import sha256, write_all
+from lngen.files import sha256
 from lngen.lower import Plan
 from lngen.schedule import check_arch
 from lngen.toolchain import Binary, compile_cubin, compile_ptx, nvrtc_version
@@ -30,11 +30,12 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Built:
-    """What a build wrote: the folder, the manifest's entries of this build, and the files' names."""
+    """What a build wrote: the folder, the manifest's entries of this build, the files' names, and what to tell."""
 
     folder: Path
     entries: tuple[dict[str, Any], ...]
     files: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def build(
 ) -> Built:
     """Generate ``plans`` into ``folder`` as ``kinds`` of files (cu, ptx, cubin), and manifest.json.
 
-    Everything is compiled before the first file is written; each file is written whole, the manifest last.
+    Everything is compiled before the first file is written; lngen.aot.folder says in which order they are replaced.
     ScheduleError if one of ``arches`` lacks what a plan's form needs. With only "cu" nothing is compiled, and the
     manifest has no resources. ``version`` is lngen's own, which
     the manifest records. ``executor`` runs the compilations, by default threads; the bytes are the same.
@@ -66,7 +67,7 @@ def build(
     for kind in kinds:
         if kind not in KINDS:
             raise LngenError(f"there is no kind of file '{kind}', expected {', '.join(KINDS)}.")
-    old = manifest.read(folder)
+    manifest.read(folder)  # what is wrong with it is said before anything is compiled
     by_name = {plan.name: plan for plan in plans}
     for plan, arch in product(by_name.values(), arches if set(kinds) - {"cu"} else ()):
         check_arch(plan.schedule, arch)
@@ -86,10 +87,8 @@ def build(
             "nvrtc_version": nvrtc,
             "files": {n: {**role, "bytes": len(data), "sha256": sha256(data)} for n, (data, role) in own.items()},
         }
-    text = manifest.render({**old, **entries}, version, nvrtc)
-    write_all({folder / n: data for n, data in {**files, manifest.FILE_NAME: text}.items()})
-    _remove_replaced(folder, [old[n] for n in entries if n in old], files)
-    return Built(folder, tuple(entries.values()), (*files, manifest.FILE_NAME))
+    notes = put(folder, entries, files, version=version, nvrtc=nvrtc)
+    return Built(folder, tuple(entries.values()), (*files, manifest.FILE_NAME), tuple(notes))
 
 
 def _compile(
@@ -147,10 +146,3 @@ def _files(
                 data = result.image if isinstance(result, Binary) else result.encode()
                 files[f"{name}.{arch}.{kind}"] = data, {"kind": kind, "arch": arch}
     return files
-
-
-def _remove_replaced(folder: Path, replaced: list[dict[str, Any]], files: dict[str, bytes]) -> None:
-    """Remove what replaced entries had and their new ones have not; nothing names it any more."""
-    for name in {n for e in replaced for n in e["files"]} - files.keys():
-        with contextlib.suppress(OSError):
-            (folder / name).unlink()

@@ -11,10 +11,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from lngen.errors import LngenError
-from lngen.files import sha256
+from lngen.files import parse_json, reason, sha256, shown
+from lngen.files import read as read_file
 from lngen.ir import WIDE, D, M, Value
 from lngen.lower import Extent, Kernel, Plan, asked_shared
 from lngen.schedule import OVERLAP_ARCH, capability, minimum_arch
@@ -23,6 +25,7 @@ from lngen.toolchain import Resources
 
 SCHEMA_VERSION = 2
 FILE_NAME = "manifest.json"
+LARGEST = 2**25  # bytes of a manifest, and of a file it lists; a thousand kernel sets take 8 MiB
 WORKSPACE_ALIGNMENT = 256
 
 _WORKSPACE_RULE = (
@@ -170,33 +173,76 @@ def _extent(extent: Extent) -> dict[str, Any]:
     return {"text": str(extent), **by_rows, "fixed": extent.fixed if extent.per is None else None}
 
 
-def render(entries: Mapping[str, Mapping[str, Any]], lngen_version: str, nvrtc_version: str | None) -> bytes:
-    """The manifest's bytes."""
+def render(
+    entries: Mapping[str, Mapping[str, Any]],
+    lngen_version: str,
+    nvrtc_version: str | None,
+    superseded: Mapping[str, str] = MappingProxyType({}),
+) -> bytes:
+    """The manifest's bytes; ``superseded``: files, with their hashes, that are still to be removed."""
     document = {
         "schema_version": SCHEMA_VERSION,
         "lngen_version": lngen_version,
         "nvrtc_version": nvrtc_version,
+        **({"superseded": dict(sorted(superseded.items()))} if superseded else {}),
         "kernel_sets": [entries[name] for name in sorted(entries)],
     }
     return (json.dumps(document, indent=2) + "\n").encode()
 
 
-def read(folder: Path) -> dict[str, dict[str, Any]]:
-    """The entries of the manifest in ``folder`` by name, none if there is no manifest."""
+def read(folder: Path) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    """The entries of the manifest in ``folder`` by name, and superseded files with their hashes; none without one.
+
+    LngenError if it is no manifest. Each file it names is one that lngen writes, in the folder, for that entry.
+    """
     path = folder / FILE_NAME
     try:
-        document = json.loads(path.read_bytes())
-        if document["schema_version"] != SCHEMA_VERSION:
+        document = parse_json(read_file(path, LARGEST))
+        if not isinstance(document, dict) or document.get("schema_version") != SCHEMA_VERSION:
             raise ValueError("another schema version")
-        entries = {str(e["name"]): e for e in document["kernel_sets"]}
-        names = [name for e in entries.values() for name in e["files"]]
-        if not all(re.fullmatch(r"[\w.]+", name) for name in names):
-            raise ValueError("a file outside its folder")
-        return entries
+        superseded = document.get("superseded", {})
+        _check_files(superseded, r"\w+")
+        return _by_name(document.get("kernel_sets")), superseded
     except (FileNotFoundError, NotADirectoryError):
-        return {}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return {}, {}
+    except (OSError, ValueError) as error:
+        why = reason(error) if isinstance(error, OSError) else error
         raise LngenError(
             f"'{path}' is expected to be a manifest with schema_version {SCHEMA_VERSION} and is none "
-            f"({error}); name another folder, or remove the file."
+            f"({why}); name another folder, or remove the file."
         ) from error
+
+
+def hashes(entry: Mapping[str, Any]) -> dict[str, str]:
+    """The files of an entry and their sha256."""
+    return {name: facts["sha256"] for name, facts in entry["files"].items()}
+
+
+def _by_name(listed: Any) -> dict[str, dict[str, Any]]:
+    """Entries by name; ValueError for what is none."""
+    if not isinstance(listed, list):
+        raise ValueError("no list of kernel sets")
+    found: dict[str, dict[str, Any]] = {}
+    for e in listed:
+        if not isinstance(e, dict) or not isinstance(e.get("files"), dict) or not _is_name(e.get("name")):
+            raise ValueError("a kernel set without a name and files")
+        if e["name"] in found:
+            raise ValueError(f"two kernel sets are called '{e['name']}'")
+        _check_files({n: f.get("sha256") if isinstance(f, dict) else None for n, f in e["files"].items()}, e["name"])
+        found[e["name"]] = e
+    return found
+
+
+def _is_name(name: Any) -> bool:
+    return isinstance(name, str) and re.fullmatch(r"\w+", name, re.ASCII) is not None
+
+
+def _check_files(digests: Any, stem: str) -> None:
+    """ValueError unless these are files, with hashes, that a build writes for a kernel set of a name like ``stem``."""
+    if not isinstance(digests, dict):
+        raise ValueError("no table of files")
+    for name, digest in digests.items():
+        if not re.fullmatch(rf"{stem}\.(cu|sm_\d+[af]?\.(ptx|cubin))", name, re.ASCII):
+            raise ValueError(f"{shown(name)} is no file that a build writes for this kernel set")
+        if not isinstance(digest, str):
+            raise ValueError(f"no sha256 of {shown(name)}")

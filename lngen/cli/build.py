@@ -60,6 +60,8 @@ def command(
         built = build(
             plans, folder, arches=arches, version=__version__, kinds=kinds, progress=progress, executor=executor
         )
+    for note in built.notes:
+        click.echo(note, err=True)
     if as_json:
         print_json({"folder": str(built.folder), "kernel_sets": built.entries})
         return
