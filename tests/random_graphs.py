@@ -29,7 +29,10 @@ ODD_NUMBERS = (float("inf"), float("-inf"), float("nan"), 1e300, 5e-324)
 # Unrolled elements times equations: what a compile and a run may cost.
 MOST_WORK = 3000
 
-PLAIN = ("add", "sub", "mul", "mul", "div", "quotient", "neg", "fma", "maximum", "select_eq", "root", "rroot", "sqrt")
+PLAIN = (
+    "add", "sub", "mul", "mul", "div", "quotient", "neg", "fma", "maximum", "relu", "select_eq", "select_gt",
+    "root", "rroot", "sqrt",
+)  # fmt: skip
 RARE = ("rsqrt", "const", "const", "size", "cast", "cast", "expand", "ties")
 FOLDS = ("sum_d", "mean_d", "max_d", "dot_d")
 COLUMNS = ("sum_m", "mean_m", "dot_m")
@@ -206,10 +209,10 @@ class _Kitchen:
         match s.op:
             case "add" | "sub" | "mul" | "div" | "maximum":
                 return b.emit(s.op, s.op, (x, y))
-            case "neg" | "sqrt" | "rsqrt":
+            case "neg" | "sqrt" | "rsqrt" | "relu":
                 return b.emit(s.op, s.op, (x,))
-            case "select_eq":
-                return b.select_eq("chosen", x, y, z)
+            case "select_eq" | "select_gt":
+                return b.emit(s.op, "chosen", (x, y, z))
             case "fma":
                 return b.fma("fused", x, y, z) if dtype is F32 else None
             case "quotient" | "root" | "rroot":

@@ -145,12 +145,23 @@ class Builder:
         return self.emit("reduce_mean", name, (x,), axis=axis)
 
     def reduce_max(self, name: str, x: Value, *, axis: Axis) -> Value:
-        """The largest element along D; a NaN if there is one."""
+        """The largest element along D, a NaN if there is one; elements as large share its cotangent equally."""
         return self.emit("reduce_max", name, (x,), axis=axis)
 
     def maximum(self, name: str, a: Value, b: Value) -> Value:
-        """The larger one; a NaN if either is one."""
+        """The larger one, a NaN if either is one; operands as large share the cotangent equally.
+
+        Of ``maximum(x, 0)`` half of the cotangent goes to x where x = 0: ``relu`` passes none there.
+        """
         return self.emit("maximum", name, (a, b))
+
+    def relu(self, name: str, x: Value) -> Value:
+        """x where x > 0, a NaN where it is one, else 0; the cotangent passes where x > 0 only."""
+        return self.emit("relu", name, (x,))
+
+    def select_gt(self, name: str, a: Value, b: Value, c: Value) -> Value:
+        """c where a is greater than b, else 0."""
+        return self.emit("select_gt", name, (a, b, c))
 
     def select_eq(self, name: str, a: Value, b: Value, c: Value) -> Value:
         """c where a equals b, else 0."""

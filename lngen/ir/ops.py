@@ -69,6 +69,10 @@ def literal(value: float, dtype: DType) -> str:
 # ---- meanings that are more than one call ----
 
 
+def _zero(eqn: Eqn) -> str:
+    return literal(0.0, eqn.out.type.dtype)
+
+
 def _cuda_cast(args: tuple[str, ...], eqn: Eqn) -> str:
     to, given = eqn.out.type.dtype, eqn.args[0].type.dtype
     return args[0] if to is given else f"{to}_from_{given}({args[0]})"
@@ -130,8 +134,17 @@ def _vjp_sqrt(b: Builder, e: Eqn, ct: Value) -> tuple[Value, ...]:
 
 
 def _vjp_maximum(b: Builder, e: Eqn, ct: Value) -> tuple[Value, ...]:
-    # At a tie the maximum has no derivative; each of the equal operands gets the cotangent.
-    return tuple(b.select_eq("ct", a, e.out, ct) for a in e.args)
+    # At a tie each operand gets half of the cotangent: halves add up to it, whole ones to twice as much.
+    x, y = e.args
+    tied = b.select_eq("tied", x, y, b.const("half", 0.5, ct.type.dtype))
+    share = b.mul("ct", ct, b.sub("share", b.const("one", 1.0, ct.type.dtype), tied))
+    return tuple(b.select_eq("ct", a, e.out, share) for a in e.args)
+
+
+def _vjp_reduce_max(b: Builder, e: Eqn, ct: Value) -> tuple[Value, ...]:
+    largest = b.select_eq("largest", e.args[0], e.out, b.const("one", 1.0, ct.type.dtype))
+    share = b.div("ct", ct, b.reduce_sum("ties", largest, axis=e.axis))
+    return (b.select_eq("ct", e.args[0], e.out, share),)
 
 
 def _vjp_spread(b: Builder, e: Eqn, ct: Value) -> tuple[Value, ...]:
@@ -211,16 +224,28 @@ OPS: dict[str, Op] = {
             cuda=lambda a, e: f"fmaf({a[0]}, {a[1]}, {a[2]})",
             vjp=lambda b, e, ct: (b.mul("ct", ct, e.args[1]), b.mul("ct", ct, e.args[0]), ct),
         ),
-        Op(
+        Op(  # operands that are equal, as +0 and -0 are, get half of the cotangent each, a NaN none
             "maximum", 2, type_rules.arithmetic,
             numpy=lambda a, e, n: numerics.maximum(a[0], a[1]),
             cuda=lambda a, e: f"maximum({a[0]}, {a[1]})",
             vjp=_vjp_maximum,
         ),
+        Op(  # x where x > 0, a NaN where it is one, else +0; the cotangent passes where x > 0, not at 0 nor at a NaN
+            "relu", 1, type_rules.arithmetic,
+            numpy=lambda a, e, n: np.where(a[0] <= 0, a[0].dtype.type(0), a[0]),
+            cuda=lambda a, e: f"{a[0]} <= {_zero(e)} ? {_zero(e)} : {a[0]}",
+            vjp=lambda b, e, ct: (b.select_gt("ct", e.args[0], b.const("zero", 0.0, ct.type.dtype), ct),),
+        ),
+        Op(  # c where a > b, else +0
+            "select_gt", 3, type_rules.arithmetic,
+            numpy=lambda a, e, n: np.where(a[0] > a[1], a[2], a[2].dtype.type(0)),
+            cuda=lambda a, e: f"{a[0]} > {a[1]} ? {a[2]} : {_zero(e)}",
+            vjp=lambda b, e, ct: (None, None, b.select_gt("ct", e.args[0], e.args[1], ct)),
+        ),
         Op(  # c where a == b, else +0
             "select_eq", 3, type_rules.arithmetic,
             numpy=lambda a, e, n: np.where(a[0] == a[1], a[2], a[2].dtype.type(0)),
-            cuda=lambda a, e: f"{a[0]} == {a[1]} ? {a[2]} : {literal(0.0, e.out.type.dtype)}",
+            cuda=lambda a, e: f"{a[0]} == {a[1]} ? {a[2]} : {_zero(e)}",
             vjp=lambda b, e, ct: (None, None, b.select_eq("ct", e.args[0], e.args[1], ct)),
         ),
         Op(
@@ -271,11 +296,11 @@ OPS: dict[str, Op] = {
             vjp=_vjp_spread,
             attrs=("axis", *type_rules.ORDER),
         ),
-        Op(  # the same in every order, so it has no order attributes
+        Op(  # the same in every order, so it has no order attributes; the n largest get 1/n of the cotangent each
             "reduce_max", 1, type_rules.row_reduction,
             numpy=lambda a, e, n: numerics.row_max(a[0])[..., None],
             cuda=None, lowered_by="lower",
-            vjp=_vjp_maximum,
+            vjp=_vjp_reduce_max,
             attrs=("axis",),
         ),
     )
