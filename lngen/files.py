@@ -47,8 +47,10 @@ def opened(path: Path | str) -> BinaryIO:
 def read(path: Path | str, limit: int) -> bytes:
     """The bytes of a regular file, ``limit`` at most; OSError, whose ``strerror`` says why, for anything else."""
     with opened(path) as file:
-        data = file.read(limit + 1) or b""  # the size is no guide: /proc says 0, and a file may grow meanwhile
-    if len(data) > limit:
+        # The size alone is no guide: /proc says 0, and a file may grow meanwhile.
+        large = os.fstat(file.fileno()).st_size > limit
+        data = b"" if large else file.read(limit + 1) or b""
+    if large or len(data) > limit:
         raise OSError(errno.EFBIG, f"it is larger than {limit} bytes")
     return data
 
@@ -170,6 +172,14 @@ def exclusive(folder: Path, name: str) -> Iterator[Path]:
                 file.unlink()  # whoever waits for it sees that it has no name any more, and makes a new one
         finally:
             lock.release()
+
+
+def resolved(path: Path) -> Path:
+    """The file that ``path`` leads to: by this name it is held, whatever links others reach it by."""
+    try:
+        return Path(os.path.realpath(path))
+    except ValueError:
+        return path  # no file can have this name, as opening it will say
 
 
 def reason(error: OSError | ValueError) -> str:

@@ -6,9 +6,10 @@ import json
 import os
 import subprocess
 import sys
+import textwrap
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fuzz import fuzzed
+from killing import Killed, killed_at, points
 from lngen import files
 from lngen.aot import folder as folders
 from lngen.aot import manifest
@@ -142,42 +144,6 @@ def watched(function: Callable[..., Any], then: Callable[[], object]) -> Callabl
 # ---- killed ----
 
 
-class Killed(BaseException):
-    """The end of the process: nothing that changes a file runs after it."""
-
-
-CHANGES = [(os, "replace"), (os, "unlink"), (os, "mkdir"), (os, "rmdir"), (Path, "write_bytes")]
-
-
-@contextmanager
-def killed_at(point: int) -> Iterator[list[str]]:
-    """From the change number ``point`` on every change of a file raises Killed; the list names those before."""
-    done: list[str] = []
-
-    def guard(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
-        def change(*args: Any, **kwargs: Any) -> Any:
-            if len(done) >= point:
-                if name == "write_bytes":
-                    real(args[0], args[1][: len(args[1]) // 2])
-                raise Killed
-            done.append(name)
-            return real(*args, **kwargs)
-
-        return change
-
-    with pytest.MonkeyPatch.context() as patch:
-        for owner, name in CHANGES:
-            patch.setattr(owner, name, guard(name, getattr(owner, name)))
-        yield done
-
-
-def points(work: Callable[[], object]) -> int:
-    """How many changes of files ``work`` makes."""
-    with killed_at(10**9) as done:
-        work()
-    return len(done)
-
-
 def test_a_build_killed_anywhere_leaves_a_manifest_that_holds(tmp_path: Path) -> None:
     """Every listed file is there as listed, the sets it did not build stay; the next build leaves no trace of it."""
     put(tmp_path / "whole", FIRST)
@@ -271,31 +237,33 @@ def test_a_build_waits_for_the_one_that_changes_the_folder(tmp_path: Path, monke
     assert not [name for name in contents(tmp_path) if name.startswith(".")]
 
 
-def test_builds_by_many_processes_are_all_listed(tmp_path: Path) -> None:
+def test_eight_builds_by_four_processes_are_all_listed(tmp_path: Path) -> None:
     code = """
         import sys
         from pathlib import Path
         from lngen.aot.build import build
         from lngen.aot.plans import plan_for
         from lngen.spec import parse_spec
-        own = int(sys.argv[2])
+        folder, own = Path(sys.argv[1]), int(sys.argv[2])
         for d in (8 * own + 8, 8 * own + 72):
-            schedule = "form=registers,threads=1,rows=32,vec=4"
-            made = plan_for(parse_spec(f"rmsnorm.fwd:d={d},dtype=f32"), schedule, "sm_90")
-            build([made], Path(sys.argv[1]), arches=["sm_90"], version="1", kinds=["cu"])
+            spec = parse_spec(f"rmsnorm.fwd:d={d},dtype=f32")
+            made = plan_for(spec, "form=registers,threads=1,rows=32,vec=4", "sm_90")
+            build([made], folder, arches=["sm_90"], version="1", kinds=["cu"])
     """
-    source = "\n".join(line[8:] for line in code.splitlines())
     root = Path(folders.__file__).parents[2]
-    command = [sys.executable, "-c", source, str(tmp_path / "out")]
     running = [
-        subprocess.Popen([*command, str(n)], env={**os.environ, "PYTHONPATH": str(root)}, stderr=subprocess.PIPE)
-        for n in range(8)
+        subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(code), str(tmp_path / "out"), str(n)],
+            env={**os.environ, "PYTHONPATH": str(root)},
+            stderr=subprocess.PIPE,
+        )
+        for n in range(4)
     ]
     for process in running:
         said = process.communicate(timeout=120)[1]
         assert process.returncode == 0, said
     found = listed(tmp_path / "out")
-    assert len(found) == 16
+    assert len(found) == 8
     assert contents(tmp_path / "out").keys() == {"manifest.json", *(n for own in found.values() for n in own)}
 
 

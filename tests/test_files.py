@@ -39,6 +39,11 @@ def test_a_huge_file_of_holes_is_not_read_whole(tmp_path: Path) -> None:
     assert why_not(tmp_path / "holes") == "it is larger than 100 bytes"
 
 
+def test_a_file_without_a_size_is_bounded_too() -> None:
+    assert why_not("/proc/self/status", 10) == "it is larger than 10 bytes"
+    assert read("/proc/self/status", 10**6).startswith(b"Name:")
+
+
 def test_only_regular_files_are_read(tmp_path: Path) -> None:
     """None of these is waited for: a FIFO without a writer would hold up a plain open for ever."""
     os.mkfifo(tmp_path / "fifo")
@@ -128,3 +133,13 @@ def test_a_name_no_file_can_have_is_one_sentence(tmp_path: Path) -> None:
         with pytest.raises(LngenError, match=r"cannot write '.*; name a place that can be written to\."):
             write_all({tmp_path / "good": b"1", tmp_path / name: b"2"})
         assert not [*tmp_path.iterdir()]
+
+
+def test_records_of_a_benchmark_are_read_within_bounds(tmp_path: Path) -> None:
+    from lngen.bench.store import read_json
+
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "deep").write_bytes(b"[" * 10**5)
+    for name, message in (("fifo", "it is a FIFO"), ("/dev/full", "it is a device"), ("deep", "nested deeper than")):
+        with pytest.raises(LngenError, match=message):
+            read_json(tmp_path / name)

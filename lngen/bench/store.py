@@ -18,6 +18,7 @@ from lngen.bench.host import HostRecord
 from lngen.bench.records import Record
 from lngen.bench.verdict import judge, summarise
 from lngen.errors import LngenError
+from lngen.files import parse_json, read
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ def write_json(
 def read_json(path: Path) -> Saved:
     """What ``write_json`` wrote, now or in an earlier version; LngenError for anything else."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(read(path, 2**28))
         records = [Record(**r) for r in content["records"]]
         host = [HostRecord(**h) for h in content.get("host", [])]
         return Saved(judge(records), dict(content["conditions"]), host)

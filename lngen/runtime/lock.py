@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -22,10 +23,13 @@ from pathlib import Path
 from typing import Any
 
 from lngen.errors import LngenError, ScheduleError
+from lngen.files import read, reason, shown
 from lngen.schedule import Schedule, check, parse_schedule, problem
 from lngen.spec import Spec
 
 VERSION = 1
+LARGEST = 2**22  # bytes of a lock file: some 20,000 choices
+WIDEST = 1000  # characters of a line
 HEAD = "# Schedules chosen by lngen tune: device, spec, number of rows. They change speed and never a bit.\n"
 
 
@@ -101,46 +105,65 @@ class Lock:
 def parse_lock(text: str, path: str = "the lock file") -> Lock:
     """The choices that ``render`` wrote; LngenError says what is wrong with anything else."""
     try:
-        content = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        content = _toml(text)
+    except ValueError as error:
         raise LngenError(f"'{path}' is no lock file: {error}; remove it, or tune again.") from error
     version = content.pop("version", None)
     if version != VERSION:
-        raise LngenError(f"'{path}' is expected to be a lock file of version {VERSION}, got version {version}.")
+        raise LngenError(f"'{path}' is expected to be a lock file of version {VERSION}, got version {shown(version)}.")
     entries: list[Locked] = []
     for device, specs in content.items():
-        arch = _table(specs, f"'{path}', '{device}'").pop("arch", None)
+        where = f"'{path}', {shown(device)}"
+        arch = _table(specs, where).pop("arch", None)
         if not isinstance(arch, str):
-            raise LngenError(f"'{path}', '{device}': expected an arch such as \"sm_90\", got {arch}.")
+            raise LngenError(f'{where}: expected an arch such as "sm_90", got {shown(arch)}.')
         for spec, choices in specs.items():
-            where = f"'{path}', '{device}', '{spec}'"
-            entries += [_entry(where, device, arch, spec, *choice) for choice in _table(choices, where).items()]
+            at = f"{where}, {shown(spec)}"
+            entries += [_entry(at, device, arch, spec, *choice) for choice in _table(choices, at).items()]
     return Lock(tuple(sorted(entries)), path)
 
 
-def read_lock(path: Path | str) -> Lock:
-    """The lock file at ``path``; LngenError if there is none, or it cannot be read."""
+def _toml(text: str) -> dict[str, Any]:
+    """What a TOML text holds; ValueError for anything else."""
+    # The standard parser takes quadratic time for a key of many parts, which can only stand on one line.
+    if max(map(len, text.split("\n"))) > WIDEST:
+        raise ValueError(f"a line is longer than {WIDEST} characters")
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def read_lock(path: Path | str, *, missing_ok: bool = False) -> Lock:
+    """The lock file at ``path``; LngenError if it cannot be read, or is none.
+
+    If there is no file that is an error, too, or with ``missing_ok`` an empty one.
+    """
+    try:
+        text = read(path, LARGEST).decode()
     except FileNotFoundError as error:
+        if missing_ok:
+            return Lock(path=str(path))
         raise LngenError(f"there is no lock file '{path}'; 'lngen tune SPEC --lock {path}' writes one.") from error
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        why = reason(error) if isinstance(error, OSError) else "it is not UTF-8 text"
         raise LngenError(f"the lock file '{path}' cannot be read: {why}; name another file.") from error
     return parse_lock(text, str(path))
 
 
 def _table(value: Any, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise LngenError(f"{where}: expected a table, got {value!r}.")
+        raise LngenError(f"{where}: expected a table, got {shown(value)}.")
     return value
 
 
 def _entry(where: str, device: str, arch: str, spec: str, rows: str, schedule: Any) -> Locked:
-    if not (rows.isascii() and rows.isdigit() and isinstance(schedule, str)):
-        raise LngenError(f'{where}: expected a line such as 4096 = "threads=128", got {rows} = {schedule!r}.')
+    if not (re.fullmatch(r"0|[1-9]\d{0,17}", rows, re.ASCII) and isinstance(schedule, str)):
+        got = f"{shown(rows)} = {shown(schedule)}"
+        raise LngenError(f'{where}: expected a line such as 4096 = "threads=128", got {got}.')
     return Locked(device, arch, spec, int(rows), schedule)
 
 
 def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+    """A string as TOML has it: JSON's, but for DEL."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

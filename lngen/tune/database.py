@@ -6,43 +6,69 @@ writing; such a half line is reported with its number, and skipped.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lngen import files
 from lngen.errors import LngenError
-from lngen.files import write_all
+from lngen.files import parse_json
 from lngen.tune.trial import Device, Trial, from_json, latest
+
+LARGEST = 2**28  # bytes of a database: half a million trials
+LONGEST = 2**16  # bytes of a line
+COMPLAINTS = 20
 
 
 @dataclass(frozen=True)
 class Content:
-    """The trials of a file, in its order, and a sentence for each line that is none."""
+    """The trials of a file, in its order, and a sentence for each line that is none, the first COMPLAINTS of them."""
 
     trials: tuple[Trial, ...] = ()
     complaints: tuple[str, ...] = ()
 
 
-def read(path: Path) -> Content:
+def read(path: Path, *, missing_ok: bool = True) -> Content:
     """What is in a database; nothing if there is no such file. LngenError if it cannot be read."""
     try:
-        raw = path.read_bytes()
-    except FileNotFoundError:
-        return Content()
+        raw = files.read(path, LARGEST)
+    except FileNotFoundError as error:
+        if missing_ok:
+            return Content()
+        raise LngenError(f"there is no database '{path}' to merge; name a file that 'lngen tune' wrote.") from error
     except OSError as error:
-        raise LngenError(f"the database '{path}' cannot be read: {error.strerror}; name another file.") from error
-    trials, complaints = [], []
-    for number, line in enumerate(raw.split(b"\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            trials.append(from_json(json.loads(line)))
-        except (ValueError, LngenError) as error:
-            why = str(error) if isinstance(error, LngenError) else "it is not JSON"
-            complaints.append(f"line {number} of '{path}' is skipped, it is no trial: {why}.")
+        raise LngenError(f"the database '{path}' cannot be read: {files.reason(error)}; name another file.") from error
+    trials: list[Trial] = []
+    complaints: list[str] = []
+    wrong = 0
+    for number, text in enumerate(io.BytesIO(raw), 1):
+        found = _trial(text)
+        if isinstance(found, Trial):
+            trials.append(found)
+        elif found:
+            wrong += 1
+            if wrong <= COMPLAINTS:
+                complaints.append(f"line {number} of '{path}' is skipped, it is no trial: {found}.")
+    if wrong > COMPLAINTS:
+        complaints.append(f"{wrong - COMPLAINTS} more lines of '{path}' are skipped.")
     return Content(tuple(trials), tuple(complaints))
+
+
+def _trial(text: bytes) -> Trial | str:
+    """The trial of a line, or why it is none; nothing for an empty line."""
+    if len(text) > LONGEST:
+        return f"it is longer than {LONGEST} bytes"
+    if not text.strip():
+        return ""
+    try:
+        return from_json(parse_json(text))
+    except ValueError as error:
+        return "it is not JSON" if isinstance(error, json.JSONDecodeError) else str(error)
+    except LngenError as error:
+        return str(error)
 
 
 def of(trials: Iterable[Trial], spec: str, rows: int, device: str) -> list[Trial]:
@@ -53,26 +79,34 @@ def of(trials: Iterable[Trial], spec: str, rows: int, device: str) -> list[Trial
 
 
 def append(path: Path, trials: Sequence[Trial]) -> None:
-    """Add trials at the end, in one write; a half line that a killed run left is ended first."""
+    """Add trials at the end, in one write; a half line that a killed run left is ended first.
+
+    Any number of processes may append, and merge, at once: the database is held meanwhile.
+    """
     if not trials:
         return
     data = b"".join(line(t) for t in trials)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+    path = files.resolved(path)
+    with files.exclusive(path.parent, path.name):
         try:
-            size = os.fstat(handle).st_size
-            torn = size > 0 and os.pread(handle, 1, size - 1) != b"\n"
-            data = b"\n" * torn + data
-            while data:
-                data = data[os.write(handle, data) :]
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-    except OSError as error:
-        raise LngenError(
-            f"the database '{path}' cannot be written: {error.strerror}; name a place that can be written to."
-        ) from error
+            _append(path, data)
+        except OSError as error:
+            raise LngenError(
+                f"the database '{path}' cannot be written: {error.strerror}; name a place that can be written to."
+            ) from error
+
+
+def _append(path: Path, data: bytes) -> None:
+    handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    try:
+        size = os.fstat(handle).st_size
+        torn = size > 0 and os.pread(handle, 1, size - 1) != b"\n"
+        data = b"\n" * torn + data
+        while data:
+            data = data[os.write(handle, data) :]
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def line(trial: Trial) -> bytes:
@@ -83,18 +117,19 @@ def line(trial: Trial) -> bytes:
 def merge(shards: Iterable[Path], path: Path) -> tuple[int, list[str]]:
     """Make ``path`` the union of itself and the shards, sorted; the number of trials, and complaints.
 
-    The order of the shards does not matter. LngenError if a shard is not there; then ``path`` stays as it is.
+    Lines that say the same count once; of several trials of one identity ``latest`` chooses. The order of the shards
+    does not matter. LngenError if a shard is not there; then ``path`` stays as it is.
     """
     lines: set[bytes] = set()
     complaints: list[str] = []
-    for shard in (path, *shards):
-        if shard != path and not shard.exists():
-            raise LngenError(f"there is no database '{shard}' to merge; name a file that 'lngen tune' wrote.")
-        content = read(shard)
-        lines |= {line(t) for t in content.trials}
-        complaints += content.complaints
-    trials = sorted(lines, key=_place)
-    write_all({path: b"".join(trials)})
+    path = files.resolved(path)
+    with files.exclusive(path.parent, path.name) as staging:
+        for shard in (path, *shards):
+            content = read(shard, missing_ok=shard == path)
+            lines |= {line(t) for t in content.trials}
+            complaints += content.complaints
+        trials = sorted(lines, key=_place)
+        files.write_in_order([(path, b"".join(trials))], staging)
     return len(trials), complaints
 
 

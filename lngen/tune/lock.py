@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lngen.errors import LockError
-from lngen.files import write_all
+from lngen.files import exclusive, resolved, write_in_order
 from lngen.runtime.lock import Lock, Locked, read_lock
 from lngen.spec import Spec
 from lngen.tune.job import Outcome
@@ -14,18 +14,24 @@ from lngen.tune.job import Outcome
 
 def existing(path: Path) -> Lock:
     """The lock file, or an empty one if there is none yet."""
-    return read_lock(path) if path.exists() else Lock(path=str(path))
+    return read_lock(path, missing_ok=True)
 
 
 def store(path: Path, outcomes: Sequence[Outcome]) -> None:
-    """Put the choices of outcomes into the lock file, which is the old one or the new one, never half of it."""
+    """Put the choices of outcomes into the lock file, in place of those for the same device, spec and rows.
+
+    It is the old file or the new one, never half of it, and what others put into it meanwhile stays.
+    """
     chosen = [
         Locked(o.device.name, o.device.arch, o.spec, o.rows, o.choice.trial.schedule)
         for o in outcomes
         if o.choice is not None and o.device is not None
     ]
-    if chosen:
-        write_all({path: existing(path).updated(chosen).render().encode()})
+    if not chosen:
+        return
+    path = resolved(path)
+    with exclusive(path.parent, path.name) as staging:
+        write_in_order([(path, existing(path).updated(chosen).render().encode())], staging)
 
 
 def incumbents(lock: Lock, spec: Spec, rows: int) -> tuple[tuple[str, str], ...]:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from lngen.errors import LngenError
+from lngen.files import shown
 
 # How far a candidate came; the words are those of the T4 format.
 STATUSES = ("constraints", "compile", "runtime", "correctness", "timeout", "correct")
@@ -95,14 +96,16 @@ def from_json(data: Any) -> Trial:
     given = {k: v for k, v in data.items() if k in known}
     for key, value in given.items():
         if not isinstance(value, known[key]) or (isinstance(value, bool) and bool not in known[key]):
-            raise LngenError(f"'{key}' is expected to be a {known[key][0].__name__}, got {value!r}")
+            raise LngenError(f"'{key}' is expected to be a {known[key][0].__name__}, got {shown(value)}")
+        if isinstance(value, int | float) and value < 0:
+            raise LngenError(f"'{key}' is expected to be at least 0, got {shown(value)}")
     try:
         trial = Trial(**given)
     except TypeError as error:
         missing = str(error).partition("argument")[2].lstrip("s: ")
         raise LngenError(f"{missing or 'a key'} is missing") from error
     if trial.status not in STATUSES:
-        raise LngenError(f"'status' is expected to be one of {', '.join(STATUSES)}, got '{trial.status}'")
+        raise LngenError(f"'status' is expected to be one of {', '.join(STATUSES)}, got {shown(trial.status)}")
     return trial
 
 
