@@ -88,6 +88,20 @@ def test_a_link_and_its_database_are_one(tmp_path: Path, monkeypatch: pytest.Mon
     assert {*database.read(path).trials} == {*TRIALS[:4]}
 
 
+def test_a_file_is_held_by_the_name_its_links_lead_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "HELD", 0.05)
+    link = tmp_path / "link"
+    link.symlink_to("t")
+    with files.exclusive(tmp_path, "t"):
+        for use in (
+            lambda: database.append(link, TRIALS),
+            lambda: database.merge([], link),
+            lambda: lock.store(link, [outcome(1)]),
+        ):
+            with pytest.raises(LngenError, match=r"another process has held '.*/\.t\.lock'"):
+                use()
+
+
 def test_choices_stored_at_the_same_time_are_all_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "my.lock"
     lock.store(path, [outcome(1)])
