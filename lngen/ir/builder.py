@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from lngen.errors import VerifyError
+from lngen.ir import names
 from lngen.ir.ops import OPS
 from lngen.ir.types import Attr, Axis, DType, Eqn, Graph, Type, Value
-from lngen.ir.verify import is_reserved, verify
+from lngen.ir.verify import verify
 
 
 class Builder:
@@ -29,9 +30,7 @@ class Builder:
 
     def param(self, name: str, dtype: DType, *axes: Axis) -> Value:
         """A new parameter; its name must be free."""
-        if name in self._names:
-            raise VerifyError(f"graph @{self.name}: two values are called '%{name}'; give each input its own name.")
-        self._names.add(name)
+        self._names.add(self.exactly(name, "an input"))
         value = Value(name, Type(dtype, tuple(a for a in Axis if a in axes)))
         self.params.append(value)
         return value
@@ -44,35 +43,37 @@ class Builder:
         except ValueError as e:
             text = ", ".join(f"{a}: {a.type}" for a in args)
             raise VerifyError(f"graph @{self.name}: '{op} {text}': {e}.") from e
-        out = Value(self._fresh(name), typ)
+        self._check(name, "a value")
+        out = Value(names.fresh(name, self._names), typ)
+        self._names.add(out.name)
         self.eqns.append(Eqn(out, op, args, sorted_attrs))
         return out
 
     def exactly(self, name: str, what: str) -> str:
         """``name``, which the next value will have as it is; VerifyError, naming ``what`` asks for it, if none can."""
+        self._check(name, what)
         if name in self._names:
             raise VerifyError(
                 f"graph @{self.name}: {what} is expected to be called '{name}', but another value is; rename one of "
                 "them."
             )
-        if is_reserved(name):
+        if names.is_reserved(name):
             raise VerifyError(
                 f"graph @{self.name}: {what} is expected to be called '{name}', a name that C and the kernels need; "
                 "choose another."
             )
         return name
 
+    def _check(self, name: str, what: str) -> None:
+        if not names.is_name(name):
+            raise VerifyError(
+                f"graph @{self.name}: {what} is expected to be called by lower-case words of letters and digits, one "
+                f"underscore between two, got {name!r}."
+            )
+
     def build(self, *results: Value, stage: str = "build") -> Graph:
         """The verified graph."""
         return verify(Graph(self.name, tuple(self.params), tuple(self.eqns), results), stage)
-
-    def _fresh(self, name: str) -> str:
-        fresh, n = name, 0
-        while fresh in self._names or is_reserved(fresh):
-            n += 1
-            fresh = f"{name}_{n}"
-        self._names.add(fresh)
-        return fresh
 
     # One line per op, so that a graph reads like its text.
 

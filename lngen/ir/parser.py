@@ -17,13 +17,15 @@ from lngen.errors import ParseError
 from lngen.ir.types import Attr, Attrs, Axis, DType, Eqn, Graph, Type, Value, axes_union
 from lngen.ir.verify import verify
 
-_HEAD = re.compile(r"graph @(\w+)\((.*)\) -> \((.*)\) \{")
-_EQN = re.compile(r"%(\w+)\s*:\s*(\w+\[[\w, ]*\])\s*=\s*(\w+)\s*([%\w, ]*?)\s*(?:\{(.*)\})?")
-_PARAM = re.compile(r"%(\w+): (\w+\[[\w, ]*\])")
-_PARAMS = re.compile(rf"({_PARAM.pattern}(, {_PARAM.pattern})*)?")
-_TYPES = re.compile(r"(\w+\[[\w, ]*\](, \w+\[[\w, ]*\])*)?")
-_TYPE = re.compile(r"(\w+)\[([\w, ]*)\]")
-_NUMBER = re.compile(r"[-+]?(\d|inf|nan)")
+# Every repetition is possessive (++, *+): it gives nothing back, so that a match takes time linear in the text.
+_HEAD = re.compile(r"graph @(\w++)\(([^()]*+)\) -> \(([^()]*+)\) \{")
+_TYPE = re.compile(r"(\w++)\[([\w, ]*+)\]")
+_TYPE_TEXT = r"\w++\[[\w, ]*+\]"
+_TYPES = re.compile(rf"(?:{_TYPE_TEXT}(?:, {_TYPE_TEXT})*+)?+")
+_PARAM = re.compile(rf"%(\w++): ({_TYPE_TEXT})")
+_PARAMS = re.compile(rf"(?:{_PARAM.pattern}(?:, {_PARAM.pattern})*+)?+")
+_EQN = re.compile(rf"%(\w++)\s*+:\s*+({_TYPE_TEXT})\s*+=\s*+(\w++)([%\w, ]*+)(?:\{{([^{{}}]*+)\}})?+")
+_NUMBER = re.compile(r"[-+]?(\d|inf|nan)", re.ASCII)
 
 
 def parse(text: str) -> Graph:
@@ -50,7 +52,7 @@ def parse(text: str) -> Graph:
     if results is None or lines[-1][1] != "}":
         raise ParseError(f"Line {lines[-1][0]}: expected 'return %value, ...' and then '}}' to end the graph.")
     graph = Graph(head[1], params, tuple(eqns), results)
-    declared = tuple(_type(t, *lines[0]) for t in re.findall(r"\w+\[[\w, ]*\]", head[3]))
+    declared = tuple(_type(t, *lines[0]) for t in re.findall(_TYPE_TEXT, head[3]))
     if declared != tuple(r.type for r in results):
         raise ParseError(f"Line {start}: the result types differ from those of the returned values.")
     return verify(graph, "parse")

@@ -272,4 +272,4 @@ class _Simplifier:
 
 
 def _plain(v: Value) -> str:
-    return v.name.removesuffix("32")
+    return v.name.removesuffix("32").rstrip("_")
