@@ -156,12 +156,8 @@ def by_largest(b: GraphBuilder) -> None:
     b.output("y", b.div("scaled", x, b.reduce_max("largest", x, axis=D)))
 
 
-def test_every_template_is_used() -> None:
-    env = environment()
-    included: set[str] = {"module.cu.jinja"}
-    for name in TEMPLATES:
-        source, _, _ = env.loader.get_source(env, name)  # type: ignore[union-attr]
-        included |= {n for n in meta.find_referenced_templates(env.parse(source)) if n}
+def plans_of_every_template() -> list[Plan]:
+    """Plans that take every template between them."""
     specs = ["layernorm.fwd:d=8,dtype=f64,weight=f16", "layernorm.fwd:d=8,dtype=f64,weight=bf16"]
     plans = [*(plan_of(*args) for args in PLANS.values()), *(best(parse_spec(s)) for s in specs)]
     plans.append(best(make_spec(Definition("by_largest", by_largest), "fwd", {"d": 64})))
@@ -176,6 +172,16 @@ def test_every_template_is_used() -> None:
     plans.append(plan_of("layernorm.bwd:d=4096,dtype=bf16", "form=bulk,threads=128,rows=2,stages=2,hold=yes,soon=yes"))
     plans.append(plan_of("layernorm.bwd:d=768,dtype=f16", "form=registers,threads=32,rows=16,vec=8"))
     plans.append(plan_of("layernorm.bwd:d=1024,dtype=f16", "form=bulk,threads=64,rows=8,vec=8,stages=2,keep=yes"))
+    return plans
+
+
+def test_every_template_is_used() -> None:
+    env = environment()
+    included: set[str] = {"module.cu.jinja"}
+    for name in TEMPLATES:
+        source, _, _ = env.loader.get_source(env, name)  # type: ignore[union-attr]
+        included |= {n for n in meta.find_referenced_templates(env.parse(source)) if n}
+    plans = plans_of_every_template()
     kernels = [k for p in plans for k in p.kernels]
     included |= {t for p in plans for t in partials(p)} | {k.template for k in kernels}
     included |= {t for k in kernels for t in k.sections}

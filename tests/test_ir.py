@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lngen.data import data_dir
 from lngen.errors import ParseError, VerifyError
 from lngen.graphs import GRAPHS
 from lngen.interpret import interpret
@@ -88,7 +88,9 @@ def test_two_inputs_of_one_name_are_refused() -> None:
     b.param("x", F32, M, D)
     with pytest.raises(VerifyError) as error:
         b.param("x", F32, D)
-    assert str(error.value) == "graph @f: two values are called '%x'; give each input its own name."
+    assert str(error.value) == (
+        "graph @f: an input is expected to be called 'x', but another value is; rename one of them."
+    )
 
 
 def test_builder_names_the_op_it_refuses() -> None:
@@ -379,25 +381,6 @@ def test_verify_returns_a_good_graph() -> None:
     assert verify(GOOD, "cse") is GOOD
 
 
-def test_names_that_a_kernel_uses_are_not_free() -> None:
-    """Every lower-case name the kernels' own code uses, and every name it makes of a value's, is refused."""
-    words, endings = set(), set()
-    folder = data_dir("templates")
-    kernels = list(folder.glob("*.cu.jinja"))
-    parts = {p for k in folder.glob("*.jinja") for p in re.findall(r'include "(.*?)"', k.read_text(encoding="utf-8"))}
-    for path in [*kernels, *(folder / p for p in sorted(parts)), *folder.glob("_copy_*.cuh.jinja")]:
-        text = re.sub(r"//.*|\{%.*?%\}|#.*|\"[^\"]*\"", "", path.read_text(encoding="utf-8"))
-        endings |= set(re.findall(r"\}\}(_[a-z]+)", text))
-        text = re.sub(r"\w*\{\{.*?\}\}\w*", "", text)
-        words |= set(re.findall(r"(?<![\w.:])[a-z][a-z0-9_]*\b", text))
-    loops = {"b", "m", "n", "s"}  # of loops that hold no equation
-    assert {"lane", "step", "load", "fold", "fetch", "parity"} <= words
-    assert {"_ptr", "_acc", "_next", "_kept", "_stage"} <= endings
-    for name in [*sorted(words - loops), *(f"x{e}" for e in sorted(endings)), "sums_0", "maxima_0", "static_cast"]:
-        with pytest.raises(VerifyError, match="needs a lower-case name that C and the kernels leave free"):
-            verify(replace(GOOD, params=(X, Value(name, X.type))), f"build, with '{name}'")
-
-
 # ---- text ----
 
 DTYPES = ["dtype=f16", "dtype=bf16", "dtype=f32", "dtype=f64", "dtype=bf16,weight=f32,out=f32"]
@@ -495,6 +478,34 @@ def test_parse_names_the_line(old: str, new: str, message: str) -> None:
     with pytest.raises(ParseError) as error:
         parse(TEXT[:at] + new + TEXT[at + len(old) :])
     assert str(error.value).startswith(message)
+
+
+MANY = 100_000
+LONG: dict[str, str] = {
+    "spaces behind an operand": TEXT.replace("%g32\n", f"%g32{' ' * MANY}!\n"),
+    "spaces, as they may be": TEXT.replace("%g32\n", f"%g32{' ' * MANY}\n"),
+    "spaces in a type": TEXT.replace("bf16[D]", f"bf16[D{' ' * MANY}"),
+    "spaces before a brace": TEXT.replace("{axis=D}", f"{' ' * MANY}{{axis=D"),
+    "braces": TEXT.replace("{axis=D}", "{" * MANY),
+    "arrows": TEXT.replace(") -> (", ") -> (" * MANY),
+    "a long op": TEXT.replace("mul", "m" * MANY + "!"),
+    "a long name": TEXT.replace("%y ", f"%{'y_' * MANY} "),
+    "parameters": TEXT.replace("%g: bf16[D]", ", ".join(["%g: bf16[D]"] * MANY) + ","),
+    "result types": TEXT.replace("-> (", f"-> ({'f32[M], ' * MANY}, "),
+    "commas": TEXT.replace("%x, %g32", "%x" + " ," * MANY),
+    "attributes": TEXT.replace("{axis=D}", f"{{{'axis=D, ' * MANY}}}"),
+    "digits": TEXT.replace("axis=D}", f"axis=D, chunk={'1' * MANY}}}"),
+}
+
+
+@pytest.mark.parametrize("what", LONG)
+def test_parsing_takes_time_linear_in_the_text(what: str) -> None:
+    start = time.process_time()
+    try:
+        assert parse(LONG[what]) == parse(TEXT)
+    except (ParseError, VerifyError):
+        assert what != "spaces, as they may be"
+    assert time.process_time() - start < 2
 
 
 def test_a_parsed_graph_is_verified() -> None:

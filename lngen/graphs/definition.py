@@ -7,7 +7,11 @@ from dataclasses import dataclass, field
 
 from lngen.errors import SpecError
 from lngen.ir import Axis, Builder, D, DType, Graph, M, Value
+from lngen.ir.names import is_name
 from lngen.ir.ops import compute_dtype
+
+# The name is in those of files and kernels, whose length is bounded.
+LONGEST_NAME = 48
 
 
 @dataclass(frozen=True)
@@ -38,9 +42,14 @@ class GraphBuilder(Builder):
         return self.cast(f"{name}32", self.param(name, dtype, *axes), to=self.compute)
 
     def optional_input(self, name: str, *axes: Axis, default: bool = True) -> Value | None:
-        """An input a spec may leave out (``gamma=no``) or, if ``default`` is False, put in."""
+        """An input a spec may leave out (``gamma=no``) or, if ``default`` is False, put in; None if it is left out."""
+        present = dict(self.options.inputs).get(name, default)
+        value = self.input(name, *axes) if present else None
+        if not present:
+            # Nothing else is called so: a graph that has the input differs in nothing but what it does with it.
+            self._names.add(self.exactly(name, "an input"))
         self.optional[name] = default
-        return self.input(name, *axes) if dict(self.options.inputs).get(name, default) else None
+        return value
 
     def number(self, name: str, value: float) -> Value:
         """A constant in the compute dtype."""
@@ -72,10 +81,23 @@ class Definition:
     describe: Callable[[GraphBuilder], None]
     summary: str = field(default="", compare=False)
 
+    def __post_init__(self) -> None:
+        if not is_name(self.name) or len(self.name) > LONGEST_NAME:
+            raise SpecError(
+                "a graph is expected to be called by lower-case words of letters and digits, one underscore between "
+                f"two, {LONGEST_NAME} characters at most, got {self.name!r}; name it: lngen.Definition(name, describe)."
+            )
+        if not callable(self.describe):
+            raise SpecError(f"graph '{self.name}' is expected to be described by a function, got {self.describe!r}.")
+
     def builder(self, options: Options) -> GraphBuilder:
         """The builder after the description ran."""
         b = GraphBuilder(self.name, options)
         self.describe(b)
+        for name, _ in options.inputs:
+            if name not in b.optional:
+                known = ", ".join(b.optional) or "none"
+                raise SpecError(f"graph '{self.name}' has no optional input {name!r}; its optional inputs are {known}.")
         if not b.results:
             raise SpecError(f"graph '{self.name}' has no result; call b.output(name, value) in its description.")
         return b

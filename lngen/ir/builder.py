@@ -29,7 +29,7 @@ class Builder:
         self._names = {*taken, *(v.name for v in params), *(e.out.name for e in eqns)}
 
     def param(self, name: str, dtype: DType, *axes: Axis) -> Value:
-        """A new parameter; its name must be free."""
+        """A new parameter; VerifyError if it cannot have exactly that name."""
         self._names.add(self.exactly(name, "an input"))
         value = Value(name, Type(dtype, tuple(a for a in Axis if a in axes)))
         self.params.append(value)

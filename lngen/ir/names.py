@@ -25,17 +25,17 @@ typeid typename union unsigned using virtual void volatile wchar_t while xor xor
 _COMPILERS = "assert errno linux stderr stdin stdout typeof unix va_arg va_copy va_end va_start"
 
 _KERNELS = """
-arrivals arrive async_chunk at await barrier_init barriers_ready before_bulk_copies begin behind bf16 bf16_from_f32
-bf16_from_f64 block blocks bring bring_next bulk_load bulk_store bytes centres chunk claim claimed cluster_barrier
-cluster_fold cluster_meet cluster_rank col cols column combine coming commit_copies commit_stores copy_chunk count_up
-early_word ended exchanged expect_bytes expect_more f16 f16_from_f32 f16_from_f64 f32_from_bf16 f32_from_f16
-f32_from_f64 f64_from_bf16 f64_from_f16 f64_from_f32 far_sums fetch filled first first_number fmaf fold fold_lanes
-grid_barrier group i join_segments k landed lane last leaf leave_packed length let_next_kernel_begin live load
-load_chunk load_rest load_span maximum meetings met offset own owned owns parity part partials prefetch r real refill
-result row row_barrier row_fold row_spread rows scratch seen seg set_zero shift_of slot sqrt sqrtf stage staged start
-stash stash_size stashed stay stay_wide stay_word step store_chunk store_partial store_row store_span store_sums
-strand strand_sums sums taken tell there tile to_stay together told totals turn wait_for_bytes wait_for_copies
-wait_for_previous_kernel wait_for_stores warp within
+arrivals arrive async_chunk at await barrier barrier_init barriers_ready before_bulk_copies begin behind bf16
+bf16_from_f32 bf16_from_f64 bits_of block blocks bring bring_next bulk_load bulk_store bytes centres chunk claim
+claimed cluster_barrier cluster_fold cluster_meet cluster_rank cluster_spread col cols column combine coming
+commit_copies commit_stores copy_chunk count_up early_word ended exchanged expect_bytes expect_more f16 f16_from_f32
+f16_from_f64 f32_from_bf16 f32_from_f16 f32_from_f64 f64_from_bf16 f64_from_f16 f64_from_f32 far_sums fetch filled
+first first_number fmaf fold fold_lanes grid_barrier group i join_segments k landed lane last leaf leave_packed length
+let_next_kernel_begin live load load_chunk load_rest load_span maximum meetings met offset own owned owns parity part
+partials prefetch r real refill result row row_barrier row_fold row_spread rows scratch seen seg segment_sums send
+set_zero shift_of slot sqrt sqrtf stage staged start stash stash_size stashed stay stay_wide stay_word step
+store_chunk store_partial store_row store_span store_sums strand strand_sums sums taken tell there tile to_stay
+together told totals turn wait_for_bytes wait_for_copies wait_for_previous_kernel wait_for_stores warp within
 """
 _RESERVED = frozenset((_CPP + _COMPILERS + _KERNELS).split())
 
