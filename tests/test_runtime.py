@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import re
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ import pytest
 
 import lngen.runtime as runtime
 from lngen.errors import ArrayError, LngenError, MissingError, ScheduleError, SpecError
-from lngen.graphs import Definition
+from lngen.graphs import Definition, GraphBuilder
 from lngen.interpret import interpret
 from lngen.ir import F32, D, M, Type, Value
 from lngen.lower import lower
@@ -151,6 +153,58 @@ def test_an_illegal_schedule_names_its_rule() -> None:
 def test_a_graph_without_a_result() -> None:
     with pytest.raises(SpecError, match=r"graph 'empty' has no result; call b.output"):
         runtime.compile(Definition("empty", lambda b: None), d=4)
+
+
+def scaled(b: GraphBuilder, by: float = 1.0) -> None:
+    """A multiple of x."""
+    b.output("y", b.mul("h", b.input("x", M, D), b.number("factor", by)))
+
+
+class Scaled:
+    """A description that is an object; one that cannot be hashed."""
+
+    by = 4.0
+
+    def __call__(self, b: GraphBuilder) -> None:
+        scaled(b, self.by)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+@pytest.mark.parametrize(
+    ("graph", "name", "factor"),
+    [
+        (scaled, "scaled", 1),
+        (partial(partial(scaled), by=2.0), "scaled", 2),
+        (Definition("four", Scaled()), "four", 4),
+        (Definition("three", lambda b: scaled(b, 3.0)), "three", 3),
+    ],
+)
+def test_what_may_describe_a_graph(graph: Any, name: str, factor: float) -> None:
+    norm = runtime.compile(graph, d=4)
+    x = np.arange(8, dtype=np.float32).reshape(2, 4)
+    y, saved = norm.forward(x)
+    assert y.tolist() == (factor * x).tolist()
+    assert norm.backward(np.ones_like(x), saved)[0].tolist() == [[factor] * 4] * 2
+    assert norm.spec().definition.name == name
+
+
+@pytest.mark.parametrize(
+    ("graph", "message"),
+    [
+        (lambda b: scaled(b), "got '<lambda>'; name it: lngen.Definition(name, describe)."),
+        (Scaled(), "does not know what to call a test_runtime.Scaled; name it: lngen.Definition(name, describe)."),
+        (parse_spec("layernorm.fwd:d=4").graph(), "or a Definition; got a lngen.ir.types.Graph. A function is given"),
+        (None, "or a Definition; got a builtins.NoneType."),
+    ],
+)
+def test_what_does_not_describe_a_graph(graph: Any, message: str) -> None:
+    with pytest.raises(SpecError, match=re.escape(message)):
+        runtime.compile(graph, d=4)
+    if not callable(graph):
+        with pytest.raises(SpecError, match=r"graph 'own' is expected to be described by a function, got "):
+            Definition("own", graph)
 
 
 def test_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,20 +30,16 @@ def compile(
 ) -> Norm:
     """A norm specialised on D, dtypes and options; nothing is compiled before its first use.
 
-    ``graph`` is a name (``layernorm``, ``rmsnorm``), a Definition, or a function that describes a forward
-    graph of one's own. ``options`` are the spec's keys: weight, out, eps, save, wrt, blocks, gamma, beta.
+    ``graph`` is a name (``layernorm``, ``rmsnorm``), a function that describes a forward graph of one's own, which
+    gets the function's name, or a Definition, which names any callable.
+    ``options`` are the spec's keys: weight, out, eps, save, wrt, blocks, gamma, beta.
     ``schedule`` changes the default schedule, per direction: ``{"fwd": "threads=256", "bwd": ""}``.
     ``lock`` is a file that ``lngen tune`` wrote: on a GPU it knows, the schedule tuned for the nearest number of
     rows is taken instead of the default. It changes no bit.
     SpecError for a wrong option, ScheduleError (at first use) for an illegal schedule, LngenError for a lock file
     that cannot be read.
     """
-    if isinstance(graph, str) and graph not in GRAPHS:
-        raise SpecError(f"There is no graph '{graph}', expected one of {', '.join(GRAPHS)}.")
-    if isinstance(graph, str):
-        definition = GRAPHS[graph]
-    else:
-        definition = graph if isinstance(graph, Definition) else Definition(graph.__name__, graph)
+    definition = _definition(graph)
     backward: dict[str, Any] = {key: options.pop(key) for key in ("wrt", "blocks") if key in options}
     keys = {"d": d, "dtype": dtype, **options}
     forward = make_spec(definition, "fwd", keys)
@@ -52,6 +49,33 @@ def compile(
         dict(schedule or {}),
         read_lock(lock) if lock is not None else None,
     )
+
+
+def _definition(graph: str | Definition | Callable[[GraphBuilder], None]) -> Definition:
+    if isinstance(graph, Definition):
+        return graph
+    if isinstance(graph, str):
+        if graph not in GRAPHS:
+            raise SpecError(f"There is no graph '{graph}', expected one of {', '.join(GRAPHS)}.")
+        return GRAPHS[graph]
+    if not callable(graph):
+        raise SpecError(
+            f"compile takes a graph's name, a function that describes a graph, or a Definition; got {_kind(graph)}. "
+            "A function is given a GraphBuilder, which knows the dtypes."
+        )
+    described: Any = graph
+    while isinstance(described, partial):
+        described = described.func
+    name = getattr(described, "__name__", None)
+    if name is None:
+        raise SpecError(
+            f"compile does not know what to call {_kind(graph)}; name it: lngen.Definition(name, describe)."
+        )
+    return Definition(name, graph)
+
+
+def _kind(value: object) -> str:
+    return f"a {type(value).__module__}.{type(value).__qualname__}"
 
 
 @dataclass(slots=True)
