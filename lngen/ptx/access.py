@@ -195,11 +195,10 @@ def _check_read(
         bad = unwritten(buffer, at, count)
         text = f"A read of {buffer.where(int(at[bad[0]]), count)}, which nothing wrote."
         batch.report("uninitialised", text, i, who[bad], at[bad])
-    if batch.order is not None:
-        batch.flights.look(batch, i, buffer, at.astype(np.int64) - buffer.base, who, count, "read")
-        note_global(batch, i, buffer, at, who, count, "read")
-        if batch.whole:
-            return
+    batch.flights.look(batch, i, buffer, at.astype(np.int64) - buffer.base, who, count, "read")
+    note_global(batch, i, buffer, at, who, count, "read")
+    if batch.order is not None and batch.whole:
+        return
     bad = read_races(buffer, at, count, batch.party[who], constant)
     if bad.size:
         writer = "this launch" if constant else "another block of this launch"
@@ -223,11 +222,10 @@ def store_global(batch: Batch, i: Instruction, lanes: Lanes, address: Array, val
         batch.touched()
         scatter(buffer, at, mineral, not odd)
         batch.moved(buffer.name, "written", at, mine, count)
-        if batch.order is not None:
-            batch.flights.look(batch, i, buffer, at.astype(np.int64) - buffer.base, mine, count, "write")
-            note_global(batch, i, buffer, at, mine, count, "write")
-            if batch.whole:
-                continue
+        batch.flights.look(batch, i, buffer, at.astype(np.int64) - buffer.base, mine, count, "write")
+        note_global(batch, i, buffer, at, mine, count, "write")
+        if batch.order is not None and batch.whole:
+            continue
         bad = write_races(buffer, at, count, batch.party[mine])
         if bad.size:
             text = f"A write of {buffer.where(int(at[bad[0]]), count)}, which another block of this launch touches."

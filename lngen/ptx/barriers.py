@@ -1,4 +1,8 @@
-"""bar.sync: who waits where, who may go on, and what went wrong."""
+"""bar.sync: who waits where, who may go on, and what went wrong.
+
+PTX ISA, Parallel Synchronization and Communication Instructions: bar, barrier. Whole warps arrive, when all
+of their threads that have not ended have come: a thread count is a multiple of their size, and all give the same.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lngen.ir.numerics import Array
-from lngen.ptx.lanes import Lanes
+from lngen.ptx.lanes import WARP, Lanes
 from lngen.ptx.parser import Instruction, Operand
 from lngen.ptx.program import unknown
 from lngen.ptx.values import UNSIGNED, immediate
@@ -34,9 +38,9 @@ class Wait:
 
 @dataclass
 class Came:
-    """Threads that arrived at a barrier and went on: how many, and what they had seen."""
+    """Threads that arrived at a barrier and went on, and what they had seen."""
 
-    count: int = 0
+    lanes: list[Array] = field(default_factory=list)
     seen: list[Array] = field(default_factory=list)
 
 
@@ -52,6 +56,7 @@ def arrive(batch: Batch, i: Instruction, pc: int, lanes: Lanes) -> None:
     expected = _operand(batch, i.operands[1]) if len(i.operands) > 1 else 0
     kernel, traffic = batch.launch.kernel, batch.launch.traffic
     traffic.barriers[kernel] += lanes.warps
+    _check_count(batch, i, lanes.index, expected)
     if ".arrive" not in i.opcode:
         batch.waiting.append(Wait(pc, i, identity, expected, lanes))
         return
@@ -69,9 +74,9 @@ def _come(batch: Batch, who: Array, identity: Any, expected: Any) -> None:
     for key in np.unique(keys).tolist():
         mine = keys == key
         came = batch.came.setdefault(key, Came())
-        came.count += int(np.count_nonzero(mine))
+        came.lanes.append(who[mine])
         came.seen.append(batch.order.row(who[mine]))
-        if came.count >= int(counts[mine][0]):  # all arrived, nobody waits
+        if _went_on(batch, key) >= int(counts[mine][0]):  # all arrived, nobody waits
             del batch.came[key]
 
 
@@ -99,9 +104,7 @@ def release(batch: Batch) -> bool:
 def _release(batch: Batch) -> bool:
     keys, expected, wait_of = _tables(batch)
     lanes = np.flatnonzero(wait_of >= 0)
-    arrived = _arrived(batch, keys[lanes])
-    wanted = np.zeros_like(arrived)
-    wanted[keys[lanes]] = expected[lanes]
+    arrived, wanted = _arrived(batch, keys, expected, lanes)
     gone = batch.launch.block - np.bincount(batch.slot_of[batch.alive.index], minlength=batch.slots)
     present = arrived + np.where(wanted == 0, np.repeat(gone, IDS), 0)
     need = np.where(wanted == 0, batch.launch.block, wanted)
@@ -110,6 +113,7 @@ def _release(batch: Batch) -> bool:
         return False
     go = lanes[ready[keys[lanes]]]
     _complain(batch, keys, wait_of, go, arrived, present, need)
+    _complain_of_counts(batch, keys, expected, wait_of, go)
     batch.clock.release()
     batch.clock.passed(go, keys[go] % IDS)
     for key in [k for k in batch.came if ready[k]]:
@@ -126,12 +130,43 @@ def _release(batch: Batch) -> bool:
     return True
 
 
-def _arrived(batch: Batch, keys: Array) -> Array:
-    """Threads that have come to each barrier: those that wait at ``keys``, and those that went on."""
-    found = np.bincount(keys, minlength=batch.slots * IDS)
-    for key, came in batch.came.items():
-        found[key] += came.count
-    return found
+def _arrived(batch: Batch, keys: Array, expected: Array, lanes: Array) -> tuple[Array, Array]:
+    """Threads that have come to each barrier, those that wait there and those that went on; and how many it wants.
+
+    A barrier with a thread count counts whole warps, one for all of the block its threads.
+    """
+    size = batch.slots * IDS
+    wanted = np.zeros(size, np.int64)
+    wanted[keys[lanes]] = expected[lanes]
+    found = np.where(wanted, _whole(batch, lanes, keys[lanes]), np.bincount(keys[lanes], minlength=size))
+    for key in batch.came:
+        found[key] += _went_on(batch, key)
+    return found, wanted
+
+
+def _went_on(batch: Batch, key: int) -> int:
+    """Threads, of whole warps, that have come to a barrier and do not wait."""
+    who = np.concatenate(batch.came[key].lanes)
+    return int(_whole(batch, who, np.full(len(who), key))[key])
+
+
+def _whole(batch: Batch, lanes: Array, keys: Array) -> Array:
+    """For each key the threads of warps all of whose threads, but for those that have ended, are among its ``lanes``."""
+    size, warps = batch.slots * IDS, batch.total // WARP
+    there = np.bincount(batch.alive.index // WARP, minlength=warps)
+    pairs, here = np.unique(keys.astype(np.int64) * warps + lanes // WARP, return_counts=True)
+    alive = there[pairs % warps]
+    times = here // np.where(alive, alive, here)  # a warp may have come twice
+    return WARP * np.bincount(pairs // warps, times, size).astype(np.int64)
+
+
+def _check_count(batch: Batch, i: Instruction, who: Array, expected: Any) -> None:
+    """A finding for a thread count that no number of warps makes."""
+    counts = np.broadcast_to(expected[who] if np.ndim(expected) else expected, who.shape)
+    wrong = np.flatnonzero(counts % WARP)
+    if wrong.size:
+        text = f"A barrier that waits for {int(counts[wrong[0]])} threads: a multiple of {WARP} is expected."
+        batch.report("barrier-count", text, i, who[wrong])
 
 
 def _tables(batch: Batch) -> tuple[Array, Array, Array]:
@@ -186,6 +221,17 @@ def _complain(
         batch.report("divergent-barrier", text, w.instruction, apart)
 
 
+def _complain_of_counts(batch: Batch, keys: Array, expected: Array, wait_of: Array, go: Array) -> None:
+    """Findings about threads that meet and expect different counts."""
+    first = np.full(batch.slots * IDS, -1, np.int64)
+    first[keys[go][::-1]] = expected[go][::-1]
+    other = go[first[keys[go]] != expected[go]]
+    if other.size:
+        counts = sorted({int(expected[other[0]]), int(first[keys[other[0]]])})
+        text = f"Threads meet in a barrier for which some give {counts[0] or 'no'} threads and some {counts[1]}."
+        batch.report("barrier-count", text, batch.waiting[int(wait_of[other[0]])].instruction, other)
+
+
 def _place(w: Wait) -> int:
     """The same number for copies that the compiler made of one barrier."""
     loc = w.instruction.loc
@@ -196,7 +242,7 @@ def deadlock(batch: Batch) -> None:
     """Findings about the barriers at which threads wait for ever."""
     keys, expected, wait_of = _tables(batch)
     lanes = np.flatnonzero(wait_of >= 0)
-    arrived = _arrived(batch, keys[lanes])
+    arrived = _arrived(batch, keys, expected, lanes)[0]
     for n, w in enumerate(batch.waiting):
         mine = np.flatnonzero(wait_of == n)
         if not mine.size:

@@ -48,6 +48,8 @@ class Launch:
     order: int = 0
     dynamic: int = 0  # bytes of dynamic shared memory a block has
     cluster: tuple[int, ...] = ()  # blocks of a cluster along x and y, if there are clusters
+    programmatic: bool = False  # it may begin while the kernel before it runs
+    waited: bool = False  # a thread waited for the kernel before it
 
 
 class Batch:
@@ -66,7 +68,7 @@ class Batch:
         self.known: dict[int, Any] = {}
         self.order: VectorClock | None = None
         self.clusters: Clusters | None = None
-        self.dependent = waits(launch.program.entry)
+        self.dependent = launch.programmatic or waits(launch.program.entry)
         self.party = self.block_of + 1  # of whom one writes to global memory what others may not touch
         self.whole = self.slots == launch.grid[0] * launch.grid[1]
         if launch.cluster or ordered(launch.program.entry):

@@ -12,6 +12,7 @@ from lngen.ir.numerics import Array
 from lngen.ptx.batch import Batch, Launch
 from lngen.ptx.clusters import order as order_of
 from lngen.ptx.compiler import compile_entry
+from lngen.ptx.dependent import check_end
 from lngen.ptx.memory import Buffer, GlobalMemory
 from lngen.ptx.parser import Module
 from lngen.ptx.report import Outcome, Reporter, Stop, Traffic
@@ -46,6 +47,7 @@ def run_blocks(launch: Launch, order: int) -> None:
     try:
         for start in range(0, len(blocks), per):
             Batch(launch, blocks[start : start + per]).run()
+        check_end(launch)
     finally:
         _count(launch)
 
@@ -86,13 +88,15 @@ def run_kernel(
     stop: bool = False,
     dynamic: int = 0,
     cluster: tuple[int, ...] = (),
+    programmatic: bool = False,
 ) -> Outcome:
     """One launch of the kernel ``name`` on ``arguments``: arrays for pointers, numbers for the rest.
 
     The arrays stay as they are; the outcome has theirs after the launch, by the parameter's number as text. An array
     that is not writeable may only be read. ``source``: the CUDA text, for notes in findings; ``order``:
     the seed of the order in which blocks come; ``dynamic``: bytes of dynamic shared memory a block gets;
-    ``cluster``: blocks of a cluster along x and y, where the launch says so and not the kernel.
+    ``cluster``: blocks of a cluster along x and y, where the launch says so and not the kernel; ``programmatic``: it
+    is launched while the kernel before it may still run.
     """
     if name not in module.entries:
         raise PtxError(f"The kernel '{name}' is expected in the PTX, which has {', '.join(module.entries)}.")
@@ -113,8 +117,9 @@ def run_kernel(
     try:
         with np.errstate(all="ignore"):
             launch = Launch(
-                name, program, values, shape, block, memory, reporter, traffic, dynamic=dynamic, cluster=cluster
-            )
+                name, program, values, shape, block, memory, reporter, traffic,
+                dynamic=dynamic, cluster=cluster, programmatic=programmatic,
+            )  # fmt: skip
             run_blocks(launch, order)
     except Stop:
         pass

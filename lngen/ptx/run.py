@@ -18,6 +18,7 @@ from lngen.ptx.memory import Buffer, GlobalMemory
 from lngen.ptx.parser import Module, parse
 from lngen.ptx.report import Outcome, Reporter, Stop, Traffic
 from lngen.ptx.tensors import Tensors
+from lngen.schedule import OVERLAP_ARCH, capability
 from lngen.toolchain import compile_ptx
 
 Grid = Callable[[Kernel, int], tuple[int, int]]
@@ -48,6 +49,8 @@ def run_plan(
     after another on the same workspace; the results, which each call has to write, are those of the last. ``alias``:
     tensors that lie in another's memory, each with that one's name and how many of its elements come before them:
     ``{"y": ("x", 0)}`` writes y over x. What of an output over an input is not written, only the results can show.
+    From sm_90 on every launch is programmatic: the kernel may begin before the one ahead of it has ended, and has to
+    wait for it.
     """
     text = source if source is not None else emit(plan)
     module = parse(ptx if ptx is not None else compile_ptx(text, arch, name=f"{plan.name}.cu", lines=True))
@@ -102,6 +105,7 @@ class _Run:
             shared = Launch(
                 kernel.name, program, arguments, (x, y), kernel.block, self.memory, self.reporter, self.traffic,
                 dynamic=getattr(kernel, "dynamic", 0), cluster=_cluster(kernel),
+                programmatic=capability(module.target) >= OVERLAP_ARCH,
             )  # fmt: skip
             run_blocks(shared, order)
 

@@ -85,7 +85,7 @@ def is_strong(i: Instruction) -> bool:
 
 
 def note_global(batch: Batch, i: Instruction, buffer: Buffer, at: Array, who: Array, count: int, how: str) -> None:
-    """Races of an access to global memory, in a launch with atomics."""
+    """Races of an access to global memory with others of the batch."""
     places, unit = batch.places(buffer)
     for n in range(max(1, count // unit)):
         rival = places.note((at.astype(np.int64) - buffer.base) // unit + n, who, batch.clock, how, is_strong(i))
