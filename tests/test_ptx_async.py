@@ -244,7 +244,8 @@ BULK = """extern "C" __global__ void k(const unsigned* a, unsigned* o) {
     __shared__ unsigned long long bar;
     unsigned t = threadIdx.x, b = (unsigned)__cvta_generic_to_shared(&bar);
     unsigned to = (unsigned)__cvta_generic_to_shared(s);
-    if (t == 0) asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(b), "r"(1) : "memory");
+    if (t == 0) asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\\nfence.mbarrier_init.release.cluster;"
+                             :: "r"(b), "r"(1) : "memory");
     __syncthreads(); // init
     for (int n = 0; n < 2; ++n) {
         if (t == 0) {

@@ -57,7 +57,9 @@ def test_a_thread_reads_what_another_of_its_block_writes() -> None:
     found = messages(run(broken(TURNS, "__syncthreads();", ""), 1, 64, *arrays))
     assert set(found) == {"global-race"}
     early = broken(TURNS, "o[threadIdx.x] = threadIdx.x;\n    __syncthreads();", "")
-    late = broken(early, "p[threadIdx.x] = o[threadIdx.x ^ 1];", "p[threadIdx.x] = o[threadIdx.x ^ 1]; o[threadIdx.x] = 1;")
+    late = broken(
+        early, "p[threadIdx.x] = o[threadIdx.x ^ 1];", "p[threadIdx.x] = o[threadIdx.x ^ 1]; o[threadIdx.x] = 1;"
+    )
     assert "thread" in messages(run(late, 1, 64, *arrays))["global-race"]
 
 

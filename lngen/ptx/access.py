@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from lngen.ir.numerics import Array
+from lngen.ptx import opaque
 from lngen.ptx.batch import Batch
 from lngen.ptx.defined import ever_read
 from lngen.ptx.dependent import check as early
@@ -250,6 +251,7 @@ def place(
     slot = scratch.owner[who]
     if batch.clusters is not None and scratch.name == "shared":
         address, slot = batch.clusters.resolve(address, slot)
+        batch.clusters.remote.check_begun(batch, i, who, slot)
         if direct:
             batch.clusters.remote.note(batch, i, who, slot)
     inside = scratch.inside(address.astype(np.int64), count)
@@ -273,6 +275,8 @@ def load_scratch(
     scratch = batch.scratch(space)
     at, who, part = place(batch, i, lanes, scratch, address, width * vec)
     batch.flights.look(batch, i, scratch, at, who, width * vec, "read")
+    if space == "shared":
+        opaque.check(batch, i, at, who, width * vec, "read")
     values, known = scratch.read(at, width, vec, wanted)
     if not known.all():
         bad = np.flatnonzero(~known)
@@ -294,5 +298,7 @@ def store_scratch(batch: Batch, i: Instruction, lanes: Lanes, space: str, addres
     at, who, part = place(batch, i, lanes, scratch, address, width * vec)
     batch.touched()
     batch.flights.look(batch, i, scratch, at, who, width * vec, "write")
+    if space == "shared":
+        opaque.check(batch, i, at, who, width * vec, "write")
     scratch.write(at, values if part is None else [v[part] for v in values])
     note_shared(batch, i, scratch, at, who, width * vec, "write")

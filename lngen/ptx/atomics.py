@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from lngen.ir.numerics import Array
+from lngen.ptx import opaque
 from lngen.ptx.access import address_of, base_slot, misaligned, place, spread
 from lngen.ptx.batch import Batch
 from lngen.ptx.dependent import check as early
@@ -95,6 +96,8 @@ def _modify(
         return
     scratch = batch.scratch(space)
     at, who, part = place(batch, i, lanes, scratch, address, width)
+    if space == "shared":
+        opaque.check(batch, i, at, who, width, "read and write")
     mine = values if part is None else [v[part] for v in values]
     _apply(batch, i, scratch.data, scratch.written, at, who, mine, result, change, how, -1 - at)
     note_shared(batch, i, scratch, at, who, width, "write")
@@ -128,7 +131,11 @@ def fence_step(program: Program, i: Instruction) -> Step:
     m = _FENCE.fullmatch(i.opcode)
     if m is None or i.operands:
         raise unknown(i)
-    if "mbarrier_init" in i.opcode or ".proxy.alias" in i.opcode:
+    if i.opcode == "fence.mbarrier_init.release.cluster":
+        return lambda batch, lanes: opaque.fence(batch, lanes.index)
+    if "mbarrier_init" in i.opcode:
+        raise unknown(i)
+    if ".proxy.alias" in i.opcode:
         return lambda batch, lanes: None
     if ".proxy" in i.opcode:
         return _proxy(fenced(i))

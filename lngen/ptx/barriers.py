@@ -151,7 +151,7 @@ def _went_on(batch: Batch, key: int) -> int:
 
 
 def _whole(batch: Batch, lanes: Array, keys: Array) -> Array:
-    """For each key the threads of warps all of whose threads, but for those that have ended, are among its ``lanes``."""
+    """For each key the threads of warps that have come: all of theirs that have not ended are among its ``lanes``."""
     size, warps = batch.slots * IDS, batch.total // WARP
     there = np.bincount(batch.alive.index // WARP, minlength=warps)
     pairs, here = np.unique(keys.astype(np.int64) * warps + lanes // WARP, return_counts=True)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from lngen.ir.numerics import Array
-from lngen.ptx import barriers, clusters, shuffle, spin
+from lngen.ptx import barriers, clusters, opaque, shuffle, spin
 from lngen.ptx.clusters import Clusters
 from lngen.ptx.dependent import waits
 from lngen.ptx.flights import Flights
@@ -80,11 +80,14 @@ class Batch:
         self.flights, self.mbarriers = Flights(), dict[int, Any]()
         self.met: list[tuple[int, Lanes]] = []
         self.arrived = np.zeros(self.total, np.bool_)
+        self.arrived_at = np.zeros(self.total, np.int64)
+        self.met_after = np.zeros(self.total, np.int64)  # when the last of the cluster barrier it passed came, or 0
         own = [s for s in self.program.entry.symbols if s.space == "shared"]
         unit = narrowest(launch.program.entry, "shared")
         self.shared = Scratch("shared", own, self.slot_of, self.slots, launch.dynamic, unit)
         if self.order is not None:
             self.shared.races = Places(len(self.shared.data) // unit)
+        self.opaque = np.zeros(len(self.shared.data) // opaque.SIZE, np.bool_)  # mbarriers live there
         own = [s for s in self.program.entry.symbols if s.space == "local"]
         self.local = Scratch("local", own, np.arange(self.total), self.total if own else 0)
         for slot, name in self.program.specials.items():

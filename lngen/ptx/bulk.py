@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lngen.ir.numerics import Array
-from lngen.ptx import proxy
+from lngen.ptx import opaque, proxy
 from lngen.ptx.access import address_of, base_slot, place, spread
 from lngen.ptx.batch import Batch
 from lngen.ptx.clusters import SHIFT
@@ -115,7 +115,7 @@ def _fits(batch: Batch, i: Instruction, one: One) -> bool:
     return one.size > 0
 
 
-def target(batch: Batch, i: Instruction, one: One, align: int = 16) -> tuple[int, int] | None:
+def target(batch: Batch, i: Instruction, one: One, align: int = 16, bulk: bool = True) -> tuple[int, int] | None:
     """Where in shared memory data go to and their barrier lies: in one block's; None if a finding says otherwise."""
     shared = batch.shared
     at, who, _ = place(batch, i, one.lanes, shared, one.to, one.size, align, direct=False)
@@ -126,7 +126,7 @@ def target(batch: Batch, i: Instruction, one: One, align: int = 16) -> tuple[int
         text = "An asynchronous copy goes to one block's shared memory and completes on an mbarrier of another's."
         batch.report("out-of-bounds", text, i, one.lanes.index)
         return None
-    return int(at[0]), int(key[0])
+    return (int(at[0]), int(key[0])) if opaque.reached(batch, i, int(key[0]), one.lane, bulk) else None
 
 
 def agent(batch: Batch, key: int) -> int:
@@ -167,6 +167,7 @@ def _from_shared(batch: Batch, i: Instruction, one: One, begin: int) -> Array:
     """The bytes that a copy reads from shared memory, after what that may show."""
     shared, who, end = batch.shared, one.lanes.index, begin + one.size
     batch.flights.look(batch, i, shared, np.array([begin]), who, one.size, "read")
+    opaque.check(batch, i, np.array([begin]), who, one.size, "copy")
     if not shared.written[begin:end].all():
         batch.report("uninitialised", "A bulk copy of shared memory which nothing wrote.", i, who, one.source)
     proxy.check(batch, i, shared, begin, one.size, one.lane)

@@ -1,4 +1,8 @@
-"""Clusters: who belongs to one, addresses of another block's shared memory, the cluster barrier."""
+"""Clusters: who belongs to one, addresses of another block's shared memory, the cluster barrier.
+
+PTX ISA, Parallel Synchronization and Communication Instructions: barrier.cluster. Arrivals release unless they are
+relaxed; then they hand over what a fence for the cluster has released before. A wait always acquires.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +101,7 @@ def check(i: Instruction) -> None:
     parts = i.opcode.split(".")[2:]
     if not parts or parts[0] not in ("arrive", "wait") or i.operands:
         raise unknown(i)
-    if set(parts[1:]) - {"release", "relaxed", "acquire", "aligned"}:
+    if set(parts[1:]) - {"aligned", *(("release", "relaxed") if parts[0] == "arrive" else ("acquire",))}:
         raise unknown(i)
 
 
@@ -108,8 +112,9 @@ def come(batch: Batch, i: Instruction, pc: int, lanes: Lanes) -> None:
         if again.size:
             batch.report("divergent-barrier", "A thread arrives twice with no wait between.", i, again)
         batch.arrived[lanes.index] = True
-        if batch.order is not None and "relaxed" not in i.opcode:
-            batch.order.hand(lanes.index)
+        if batch.order is not None:
+            batch.order.hand(lanes.index, "relaxed" in i.opcode)
+            batch.arrived_at[lanes.index] = batch.order.now
         batch.touched()
         batch.push(pc + 1, lanes)
         return
@@ -143,6 +148,9 @@ def release(batch: Batch) -> bool:
     if batch.order is not None:
         batch.order.take(lanes_, cluster[lanes_])
     batch.arrived[lanes_] = False
+    first = np.full(len(missing), np.iinfo(np.int64).max)
+    np.minimum.at(first, cluster[batch.alive.index], batch.arrived_at[batch.alive.index])
+    batch.met_after[lanes_] = first[cluster[lanes_]]
     for pc, lanes in met:
         free = lanes.narrow(go)
         batch.push(pc + 1, free)

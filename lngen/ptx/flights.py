@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lngen.ir.numerics import Array
+from lngen.ptx import opaque
 from lngen.ptx.memory import POISON, Buffer
 from lngen.ptx.parser import Instruction
 from lngen.ptx.scratch import NOBODY, Scratch
@@ -31,7 +32,8 @@ class Copy:
     source: Memory | None = None
     start: int = 0
     group: int = 0
-    seen: Array | None = None  # what its thread had seen, which those learn that wait for the barrier it completes on
+    hands_over: bool = False  # those that wait for the barrier it completes on learn what its thread had seen
+    seen: Array | None = None
 
 
 @dataclass
@@ -68,6 +70,8 @@ class Flights:
         """``copy`` starts; it ends with the others under ``kind`` and ``key``."""
         who, at = np.array([copy.lane]), np.array([copy.at])
         self.look(batch, copy.instruction, copy.to, at, who, len(copy.data), "write")
+        if isinstance(copy.to, Scratch):
+            opaque.check(batch, copy.instruction, at, who, len(copy.data), "copy over")
         noted(batch, copy, copy.to, copy.at, copy.lane, "write")
         end = copy.at + len(copy.data)
         self.marks("to", copy.to)[copy.at : end] += 1
@@ -78,7 +82,7 @@ class Flights:
             self.marks("from", copy.source)[copy.start : copy.start + len(copy.data)] += 1
         if kind == "barrier" and batch.order is not None:
             batch.order.tick(copy.lane)
-            copy.seen = batch.order.row(who)
+            copy.seen = batch.order.row(who) if copy.hands_over else None
         self._count(batch, copy, 1)
         copy.group = self.commits.get((kind, key), 0)
         self.copies.setdefault((kind, key), []).append(copy)

@@ -1,15 +1,20 @@
-"""mbarrier: arrivals, bytes expected and arrived, phases."""
+"""mbarrier: arrivals, bytes expected and arrived, phases.
+
+PTX ISA, Parallel Synchronization and Communication Instructions: mbarrier. A phase ends when neither arrivals nor
+bytes are pending. Arrivals release and waits acquire unless they are relaxed, in the scope of the block unless they
+say .cluster; bytes that arrive release in that of the cluster.
+"""
 
 from __future__ import annotations
 
-import functools
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from lngen.ir.numerics import Array
+from lngen.ptx import opaque
 from lngen.ptx.access import address_of, place, spread
 from lngen.ptx.batch import Batch
 from lngen.ptx.bulk import memory_operand
@@ -17,37 +22,66 @@ from lngen.ptx.lanes import Lanes
 from lngen.ptx.ordering import AGENTS
 from lngen.ptx.parser import Instruction
 from lngen.ptx.program import Program, Step, unknown, write
-from lngen.ptx.scratch import NOBODY
-from lngen.ptx.tracking import shared_race
 from lngen.ptx.values import BOOL, UNSIGNED
 
 _FORM = re.compile(
     r"mbarrier\.(?P<op>init|inval|arrive\.expect_tx|arrive|expect_tx|(?:try|test)_wait\.parity|(?:try|test)_wait)"
-    r"(?:\.(?:release|acquire|relaxed))?(?:\.(?:cta|cluster))?\.shared(?:::cta|::cluster)?\.b64"
+    r"(?:\.(?:release|acquire|relaxed))?(?:\.(?:cta|(?P<far>cluster)))?\.shared(?:::cta|::cluster)?\.b64"
 )
+
+
+MOST = (1 << 20) - 1  # arrivals of a phase, and bytes
+
+
+@dataclass
+class Handed:
+    """What a phase hands over: inside the block of its barrier, and from other blocks of the cluster."""
+
+    near: Array | None = None
+    far: Array | None = None
+
+    def add(self, row: Array, far: bool) -> None:
+        """One more has arrived."""
+        old = self.far if far else self.near
+        new = row if old is None else np.maximum(old, row)
+        self.near, self.far = (self.near, new) if far else (new, self.far)
+
+    def row(self, cluster: bool) -> Array | None:
+        """What those learn that wait, for the cluster or for their block."""
+        rows = [row for row in (self.near, self.far if cluster else None) if row is not None]
+        return np.maximum.reduce(rows) if rows else None
 
 
 @dataclass
 class Barrier:
-    """One in shared memory: arrivals a phase needs and still lacks, bytes it lacks, phases completed."""
+    """One in shared memory: arrivals a phase needs and still lacks, bytes it lacks, phases completed.
+
+    ``by``, ``begun``: who initialised it and when; ``fenced``: when fence.mbarrier_init came, 0 if it has not.
+    """
 
     count: int
     pending: int
+    by: int
+    begun: int
+    fenced: int = 0
     bytes: int = 0
     phase: int = 0
-    coming: Array | None = None  # what those that arrived in this phase had seen
-    done: Array | None = None  # what those of the last complete phase had
+    coming: Handed = field(default_factory=Handed)  # of this phase
+    done: Handed = field(default_factory=Handed)  # of the last complete one
+    ended: int = 0  # when that was complete
+    distant: bool = False  # bytes of another block arrived in this phase
     polled: Array | None = None  # by thread of the cluster the phase in which it has been sent back once
 
 
 @dataclass(frozen=True)
 class Form:
-    """What an instruction does: its operation, whether it waits, and whether it orders what is around it."""
+    """What an instruction does: its operation, whether it waits, whether it orders what is around it, and where."""
 
     op: str
     waits: bool
     parity: bool
     orders: bool
+    cluster: bool
 
 
 def barrier_step(program: Program, i: Instruction) -> Step:
@@ -60,7 +94,7 @@ def barrier_step(program: Program, i: Instruction) -> Step:
     if not rest or len(rest) > 3:
         raise unknown(i)
     base = memory_operand(program, i, rest[0])
-    form = Form(op, "wait" in op, "parity" in op, ".relaxed" not in i.opcode)
+    form = Form(op, "wait" in op, "parity" in op, ".relaxed" not in i.opcode, bool(m["far"]))
     wide = UNSIGNED[8 if form.waits and not form.parity else 4]
     extra = program.source(rest[1], wide, i) if len(rest) > 1 else None
     result = BOOL if form.waits else UNSIGNED[8]
@@ -86,22 +120,21 @@ def barrier_step(program: Program, i: Instruction) -> Step:
 def _together(batch: Batch, i: Instruction, form: Form, key: int, who: Array, numbers: Array) -> Any:
     """Several threads at one barrier; the results."""
     if form.op == "init":
-        batch.mbarriers[key] = Barrier(int(numbers[-1]), int(numbers[-1]))
-        batch.shared.written[key : key + 8] = 1
-        _touch(batch, i, key, who, "write")
-        batch.touched()
+        _begin(batch, i, key, who, int(numbers[-1]))
         return 0
     barrier: Barrier | None = batch.mbarriers.get(key)
     if barrier is None:
         batch.report("uninitialised", "An mbarrier is used that nothing has initialised.", i, who)
         return 1
     if form.op == "inval":
+        opaque.used(batch, i, key, who, "write")
+        opaque.live(batch, key, False)
         del batch.mbarriers[key]
         return 0
-    _touch(batch, i, key, who, "read")
+    opaque.used(batch, i, key, who, "read")
     if form.waits:
         complete = np.asarray((barrier.phase & 1) != numbers & 1 if form.parity else barrier.phase > numbers)
-        return _passing(batch, barrier, key, who, complete, form.orders)
+        return _passing(batch, barrier, key, who, complete, form)
     batch.touched()
     times = numbers if form.op == "arrive" else np.ones_like(numbers)
     if not form.op.startswith("arrive") or int(times.sum()) <= barrier.pending:
@@ -116,12 +149,26 @@ def _together(batch: Batch, i: Instruction, form: Form, key: int, who: Array, nu
     return states
 
 
+def _begin(batch: Batch, i: Instruction, key: int, who: Array, count: int) -> None:
+    """An mbarrier is initialised."""
+    if key in batch.mbarriers:
+        batch.report("mbarrier", "An mbarrier is initialised where one lives that nothing has invalidated.", i, who)
+    if not 1 <= count <= MOST:
+        batch.report("mbarrier", f"An mbarrier is initialised with {count} arrivals: 1 to {MOST} are expected.", i, who)
+    opaque.used(batch, i, key, who, "write")
+    batch.mbarriers[key] = Barrier(count, count, int(who[-1]), batch.clock.moment)
+    opaque.live(batch, key, True)
+    batch.touched()
+
+
 def _count(
     batch: Batch, i: Instruction, form: Form, barrier: Barrier, key: int, who: Array, numbers: Array, times: Array
 ) -> None:
     """Arrivals and bytes expected."""
     if form.op.endswith("expect_tx"):
         barrier.bytes += int(numbers.sum())
+        if barrier.bytes > MOST:
+            batch.report("mbarrier", f"An mbarrier expects {barrier.bytes} bytes: {MOST} at most.", i, who)
     if form.op.startswith("arrive"):
         many = int(times.sum())
         if many > barrier.pending:
@@ -130,21 +177,24 @@ def _count(
         barrier.pending -= many
         if batch.order is not None and form.orders:
             batch.order.tick(who)
-            row = batch.order.row(who)
-            barrier.coming = row if barrier.coming is None else np.maximum(barrier.coming, row)
+            home = batch.slot_of[who] == key // batch.shared.room
+            for mine, far in ((who[home], False), (who[~home], True)):
+                if mine.size and (form.cluster or not far):
+                    barrier.coming.add(batch.order.row(mine), far)
     completed(batch, barrier, key)
 
 
-def _passing(batch: Batch, barrier: Barrier, key: int, who: Array, complete: Array, orders: bool) -> Array:
+def _passing(batch: Batch, barrier: Barrier, key: int, who: Array, complete: Array, form: Form) -> Array:
     """Whether those that find a phase complete go on.
 
     Once a phase each is sent back if it cannot know yet that the phase is complete: it might have come sooner.
     """
     order = batch.order
-    if order is None or barrier.done is None or not complete.any():
+    row = barrier.done.row(form.cluster)
+    if order is None or not complete.any():
         return complete
     agent = order.column[batch.total + key // 8 % AGENTS]
-    aware = order.rows.table[order.seen.of[who], agent] >= barrier.done[agent]
+    aware = order.rows.table[order.seen.of[who], agent] >= barrier.ended
     if barrier.polled is None:
         barrier.polled = np.full(int(order.within.max()) + 1, -1, np.int32)
     place_ = order.within[who]
@@ -153,18 +203,12 @@ def _passing(batch: Batch, barrier: Barrier, key: int, who: Array, complete: Arr
         barrier.polled[place_[back]] = barrier.phase
         batch.touched()
     complete = complete & ~back
-    if complete.any():
-        learn = functools.partial(order.rows.add_to, order.seen) if orders else order.tell
-        learn(who[complete], barrier.done)
+    if complete.any() and row is not None:
+        if form.orders:
+            order.rows.add_to(order.seen, who[complete], row)
+        else:
+            order.tell(who[complete], row)
     return complete
-
-
-def _touch(batch: Batch, i: Instruction, key: int, who: Array, how: str) -> None:
-    """Whoever uses a barrier comes after its initialisation: that is a weak write, using it a strong read."""
-    rival = batch.shared.races.note(np.full(len(who), key // batch.shared.unit), who, batch.clock, how, how == "read")
-    bad = np.flatnonzero(rival != NOBODY)
-    if bad.size:
-        shared_race(batch, i, batch.shared, np.full(bad.size, key), who[bad], int(rival[bad[0]]), how)
 
 
 def completed(batch: Batch, barrier: Barrier, key: int) -> None:
@@ -172,10 +216,14 @@ def completed(batch: Batch, barrier: Barrier, key: int) -> None:
     if barrier.pending > 0 or barrier.bytes:
         return
     barrier.phase, barrier.pending = barrier.phase + 1, barrier.count
-    barrier.done, barrier.coming = barrier.coming, None
-    if batch.order is not None and barrier.done is not None:
+    barrier.done, barrier.coming = barrier.coming, Handed()
+    if batch.order is not None:
         batch.order.now += 1
-        barrier.done[batch.order.column[batch.total + key // 8 % AGENTS]] = batch.order.now
+        barrier.ended = batch.order.now
+        row = np.zeros(batch.order.rows.columns, np.int32)
+        row[batch.order.column[batch.total + key // 8 % AGENTS]] = barrier.ended
+        barrier.done.add(row, barrier.distant)
+    barrier.distant = False
 
 
 def arrive(batch: Batch) -> bool:
@@ -186,7 +234,10 @@ def arrive(batch: Batch) -> bool:
         batch.flights.wait(batch, "barrier", key, None)
         if barrier := batch.mbarriers.get(key):
             barrier.bytes -= sum(len(c.data) for c in copies)
-            rows = [row for row in (barrier.coming, *(c.seen for c in copies)) if row is not None]
-            barrier.coming = np.max(rows, axis=0) if rows else None
+            for copy in copies:
+                far = bool(batch.slot_of[copy.lane] != key // batch.shared.room)
+                barrier.distant |= far
+                if copy.seen is not None:
+                    barrier.coming.add(copy.seen, far)
             completed(batch, barrier, key)
     return bool(found)

@@ -97,6 +97,13 @@ class VectorClock(Clock):
         """The time of an access made now."""
         return self.now
 
+    def together(self, a: Array, b: Array, level: int) -> Array:
+        """True where the scope has both threads."""
+        if level >= LEVELS["gpu"]:
+            return np.ones(len(a), np.bool_)
+        a, b = self.slot_of[a], self.slot_of[b]
+        return np.asarray(a == b if level == LEVELS["cta"] else self.cluster_of[a] == self.cluster_of[b])
+
     def ordered(self, earlier: Array, time: Array, later: Array) -> Array:
         """True where ``later`` has seen what ``earlier`` did at ``time``."""
         earlier = np.where(earlier == NOBODY, 0, earlier)
@@ -179,10 +186,16 @@ class VectorClock(Clock):
             for lane in lanes:
                 self.pending[lane] = heard
 
-    def hand(self, lanes: Array) -> None:
-        """``lanes`` arrive at the barrier of their cluster."""
+    def hand(self, lanes: Array, relaxed: bool = False) -> None:
+        """``lanes`` arrive at the barrier of their cluster; ``relaxed``: they hand over what they fenced before."""
         self.tick(lanes)
-        self.handed.of[lanes], self.handed.own[lanes] = self.seen.of[lanes], self.seen.own[lanes]
+        if not relaxed:
+            self.handed.of[lanes], self.handed.own[lanes] = self.seen.of[lanes], self.seen.own[lanes]
+            return
+        self.handed.of[lanes] = self.handed.own[lanes] = 0
+        for known in (known for level, known in self.fences.items() if level >= LEVELS["cluster"]):
+            for lane in lanes[(known.of[lanes] != 0) | (known.own[lanes] != 0)].tolist():
+                self.rows.add_to(self.handed, np.array([lane]), self.row(np.array([lane]), known))
 
     def take(self, lanes: Array, keys: Array) -> None:
         """``lanes`` pass the barrier of their cluster: they know what all with the same key knew when they arrived."""
@@ -261,15 +274,29 @@ def merge(messages: Messages, key: tuple[int, int], row: Array) -> None:
 
 
 class Places:
-    """As ``Races``, for a launch with atomics: strong accesses do not race with each other, but with weak ones."""
+    """As ``Races``, for a launch with atomics: strong accesses do not race with each other, but with weak ones.
+
+    PTX ISA, Memory Consistency Model: morally strong operations. Two strong accesses are, if each one's scope has the
+    other's thread.
+    """
 
     def __init__(self, words: int) -> None:
-        self.plain, self.strong = Races(words), Races(words)
+        self.words = words
+        self.plain = Races(words)
+        self.strong: dict[int, Races] = {}  # by the level of the scope
 
-    def note(self, words: Array, lanes: Array, clock: Clock, how: str, strong: bool = False) -> Array:
-        """The thread each access races with, NOBODY if none; notes the accesses."""
-        mine, other = (self.strong, self.plain) if strong else (self.plain, self.strong)
-        rival = mine.note(words, lanes, clock, how)
-        if strong:
-            rival = np.full(len(words), NOBODY, np.int32)
-        return np.asarray(np.where(rival == NOBODY, other.peek(words, lanes, clock, how), rival))
+    def note(self, words: Array, lanes: Array, clock: Clock, how: str, level: int | None = None) -> Array:
+        """The thread each access races with, NOBODY if none; notes the accesses. ``level``: of the scope, if strong."""
+        if level is None:
+            rival = self.plain.note(words, lanes, clock, how)
+            for races in self.strong.values():
+                rival = np.where(rival == NOBODY, races.peek(words, lanes, clock, how), rival)
+            return np.asarray(rival)
+        assert isinstance(clock, VectorClock)
+        rival = self.plain.peek(words, lanes, clock, how)
+        for other, races in self.strong.items():
+            found = races.peek(words, lanes, clock, how)
+            far = (found != NOBODY) & ~clock.together(found, lanes, min(level, other))
+            rival = np.where((rival == NOBODY) & far, found, rival)
+        self.strong.setdefault(level, Races(self.words)).note(words, lanes, clock, how)
+        return np.asarray(rival)

@@ -37,7 +37,7 @@ def check(
         return
     places, unit = (memory.races, memory.unit) if isinstance(memory, Scratch) else batch.places(memory)
     words = np.arange(at // unit, -(-(at + count) // unit))
-    for races in (places.plain, places.strong):
+    for races in (places.plain, *places.strong.values()):
         writer, time = races.last(words)
         mine = np.flatnonzero((writer != NOBODY) & (writer < batch.total))
         space = "shared" if isinstance(memory, Scratch) else "global"

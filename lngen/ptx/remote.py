@@ -1,4 +1,8 @@
-"""Shared memory of another block of the cluster: a block must not end while somebody may still access its own."""
+"""Shared memory of another block of the cluster, which has to be there.
+
+CUDA C++ Programming Guide, Distributed Shared Memory: a block accesses another's after that has begun, and none ends
+while somebody may still access its own. A cluster barrier says both, a relaxed one the first.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +30,19 @@ class Remote:
         now = batch.clock.moment
         for lane, slot in zip(who[far].tolist(), owner[far].tolist(), strict=True):
             self.last[slot, lane if agent < 0 else agent] = now, i, lane
+
+    def check_begun(self, batch: Batch, i: Instruction, who: Array, owner: Array) -> None:
+        """Findings for accesses to blocks (by place in the batch) of which nothing says that they have begun."""
+        far = np.flatnonzero((batch.slot_of[who] != owner) & (batch.met_after[who] == 0))
+        if batch.order is None or not far.size:
+            return
+        columns = batch.order.column[: batch.total].reshape(batch.slots, batch.width)[owner[far]]
+        heard = batch.order.rows.table[batch.order.seen.of[who[far]][:, None], columns].any(axis=1)
+        if not heard.all():
+            early = far[~heard]
+            block = int(batch.block_of[owner[early[0]] * batch.width])
+            text = f"An access to the shared memory of block {block}, which may not have begun: nothing orders the two."
+            batch.report("early-remote", text, i, who[early])
 
     def check(self, batch: Batch) -> None:
         """All threads have ended: findings for accesses that no thread of the block they go to came after."""

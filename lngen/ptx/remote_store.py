@@ -1,4 +1,8 @@
-"""st.async: a store to another block's shared memory that completes on an mbarrier there."""
+"""st.async: a store to another block's shared memory that completes on an mbarrier there.
+
+PTX ISA, Data Movement and Conversion Instructions: st.async. What completes on the mbarrier releases for the cluster:
+the store itself and, like a store of the thread, what that had seen.
+"""
 
 from __future__ import annotations
 
@@ -40,9 +44,11 @@ def async_store_step(program: Program, i: Instruction) -> Step:
         there, keys = address_of(batch, *to, lanes), address_of(batch, *barrier, lanes)
         for n, lane in enumerate(lanes.index.tolist()):
             part = slice(n, n + 1)
-            where = target(batch, i, One(single(lane, lanes.total), there[part], there[part], keys[part], size), size)
+            where = target(
+                batch, i, One(single(lane, lanes.total), there[part], there[part], keys[part], size), size, False
+            )
             if where is not None:
-                copy = Copy(i, lane, agent(batch, where[1]), rows[n], batch.shared, where[0])
+                copy = Copy(i, lane, agent(batch, where[1]), rows[n], batch.shared, where[0], hands_over=True)
                 batch.flights.begin(batch, copy, "barrier", where[1])
 
     return step

@@ -171,7 +171,7 @@ class Races:
         twice = self._writer[words] - 1
         return np.asarray(np.where((rival == NOBODY) & (twice != lanes), twice, rival))
 
-    def note(self, words: Array, lanes: Array, clock: Clock, how: str, strong: bool = False) -> Array:
+    def note(self, words: Array, lanes: Array, clock: Clock, how: str, level: int | None = None) -> Array:
         """``read`` or ``write``."""
         return (self.read if how == "read" else self.write)(words, lanes, clock)
 

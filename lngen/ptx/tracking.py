@@ -79,16 +79,17 @@ def published(batch: Batch, space: str, address: Array, lanes: Array, how: Seman
             batch.order.published(place, lane, how, False)
 
 
-def is_strong(i: Instruction) -> bool:
-    """True for accesses that may meet others of their kind."""
-    return semantics(i.opcode, i.opcode.startswith(("atom", "red"))) is not None
+def scope(i: Instruction) -> int | None:
+    """The level of its scope, for accesses that may meet others of their kind; None for a weak one."""
+    how = semantics(i.opcode, i.opcode.startswith(("atom", "red")))
+    return None if how is None else how.level
 
 
 def note_global(batch: Batch, i: Instruction, buffer: Buffer, at: Array, who: Array, count: int, how: str) -> None:
     """Races of an access to global memory with others of the batch."""
     places, unit = batch.places(buffer)
     for n in range(max(1, count // unit)):
-        rival = places.note((at.astype(np.int64) - buffer.base) // unit + n, who, batch.clock, how, is_strong(i))
+        rival = places.note((at.astype(np.int64) - buffer.base) // unit + n, who, batch.clock, how, scope(i))
         bad = np.flatnonzero(rival != NOBODY)
         if not bad.size:
             continue
@@ -107,10 +108,10 @@ def note_shared(batch: Batch, i: Instruction, scratch: Scratch, at: Array, who: 
     """Races and traffic of an access to shared memory."""
     if scratch.races is None or not at.size:
         return
-    strong = batch.order is not None and is_strong(i)
+    level = scope(i) if batch.order is not None else None
     unit = scratch.unit
     for n in range(max(1, count // unit)):
-        rival = scratch.races.note(at // unit + n, who, batch.clock, how, strong)
+        rival = scratch.races.note(at // unit + n, who, batch.clock, how, level)
         bad = np.flatnonzero(rival != NOBODY)
         if bad.size:
             shared_race(batch, i, scratch, at[bad], who[bad], int(rival[bad[0]]), how)
