@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lngen.ptx import Outcome, parse, run_kernel
+from lngen.ptx import Outcome, PtxError, parse, run_kernel
 from lngen.toolchain import compile_ptx
 
 pytest.importorskip("cupy")
@@ -115,3 +115,205 @@ def test_a_kernel_without_accesses_has_to_wait_all_the_same() -> None:
     """The kernel behind it waits for this one, not for those before."""
     found = run('extern "C" __global__ void k(unsigned* o) {}', 1, 32, np.zeros(8, U4), programmatic=True).findings
     assert [f.kind for f in found] == ["early-access"]
+
+
+# ---- mbarriers ----
+
+BULK = """extern "C" __global__ void k(const unsigned* a, unsigned* o) {
+    __shared__ __align__(16) unsigned s[128];
+    __shared__ __align__(16) unsigned long long bar[64];
+    unsigned t = threadIdx.x, b = (unsigned)__cvta_generic_to_shared(bar), done;
+    unsigned to = (unsigned)__cvta_generic_to_shared(s);
+    if (t == 0) {
+        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"(b) : "memory");
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncthreads(); // ready
+    if (t == 32) {
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], 512;" :: "r"(b) : "memory");
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], 512, [%2];"
+                     :: "r"(to), "l"(a), "r"(b) : "memory");
+    }
+    do { asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], 0; selp.u32 %0, 1, 0, p; }"
+                      : "=r"(done) : "r"(b) : "memory"); } while (!done);
+    o[t] = s[t];
+    // later
+}"""
+FENCE = 'asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");'
+
+
+def bulk(*edits: tuple[str, str]) -> dict[str, str]:
+    """What is found in the bulk copy with some edits."""
+    source = BULK
+    for old, new in edits:
+        source = broken(source, old, new)
+    out = run(source, 1, 128, np.arange(128, dtype=U4), np.zeros(128, U4))
+    assert out.findings or (out.results["1"] == np.arange(128)).all()
+    return messages(out)
+
+
+def test_a_bulk_copy_wants_its_mbarrier_fenced() -> None:
+    assert bulk() == {}
+    found = bulk((FENCE, ""))
+    assert set(found) == {"proxy"}
+    assert "initialised with neither fence.mbarrier_init nor fence.proxy.async" in found["proxy"]
+    proxy = 'asm volatile("fence.proxy.async.shared::cta;" ::: "memory");'
+    assert bulk((FENCE, proxy)) == {}  # of the thread that initialised it, or of one that comes after
+    assert bulk((FENCE, ""), ("if (t == 32) {", "if (t == 32) {" + proxy)) == {}
+    assert set(bulk((FENCE, ""), ("if (t == 32) {", "if (t == 32) {" + FENCE))) == {"proxy"}  # of its own thread only
+    first = (FENCE, ""), ('asm volatile("mbarrier.init', FENCE + ' asm volatile("mbarrier.init')
+    assert set(bulk(*first)) == {"proxy"}
+    assert "shared-race" in bulk(("__syncthreads(); // ready", ""))
+
+
+@pytest.mark.parametrize(
+    ("access", "verb"),
+    [
+        ("bar[0] = 0;", "write"),
+        ("((unsigned*)bar)[1] = 0;", "write"),
+        ("o[0] = (unsigned)bar[0];", "read"),
+        ("atomicAdd((unsigned*)bar, 1u);", "read and write"),
+    ],
+)
+def test_a_live_mbarrier_is_opaque(access: str, verb: str) -> None:
+    later = f"__syncthreads(); if (t == 0) {{ INVALID {access} }}"
+    found = bulk(("// later", later.replace("INVALID", "")))
+    assert set(found) == {"mbarrier"}
+    assert f"A {verb} of bytes" in found["mbarrier"]
+    assert "where an mbarrier lives that nothing has invalidated" in found["mbarrier"]
+    ended = 'asm volatile("mbarrier.inval.shared::cta.b64 [%0];" :: "r"(b) : "memory");'
+    assert "mbarrier" not in bulk(("// later", later.replace("INVALID", ended)))
+    beside = later.replace("INVALID", "").replace("bar", "(bar + 1)")
+    assert set(bulk(("// later", beside))) <= {"uninitialised"}
+
+
+def test_a_copy_over_a_live_mbarrier() -> None:
+    over = '"r"(to), "l"(a), "r"(b)', '"r"(b), "l"(a), "r"(b)'
+    assert "A copy over of bytes" in bulk(over)["mbarrier"]
+
+
+def test_an_mbarrier_is_initialised_once() -> None:
+    again = 'asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"(b) : "memory");'
+    ended = 'asm volatile("mbarrier.inval.shared::cta.b64 [%0];" :: "r"(b) : "memory");'
+    later = f"__syncthreads(); if (t == 0) {{ {again} }}"
+    assert "initialised where one lives" in bulk(("// later", later))["mbarrier"]
+    assert bulk(("// later", later.replace(again, ended + again))) == {}
+    assert "shared-race" in bulk(("// later", later.replace("__syncthreads();", "").replace(again, ended)))
+
+
+def test_numbers_an_mbarrier_cannot_hold() -> None:
+    assert "with 0 arrivals: 1 to 1048575" in bulk(("[%0], 1;", "[%0], 0;"))["mbarrier"]
+    assert "with 1048576 arrivals" in bulk(("[%0], 1;", "[%0], 1048576;"))["mbarrier"]
+    assert "expects 1048576 bytes: 1048575 at most" in bulk(("[%0], 512;", "[%0], 1048576;"))["mbarrier"]
+
+
+# ---- clusters ----
+
+CLUSTER = """extern "C" __global__ void __cluster_dims__(2, 1, 1) k(unsigned* o) {
+    __shared__ unsigned s[32];
+    unsigned far, r, t = threadIdx.x;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
+    BEFORE
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+                 : "=r"(far) : "r"((unsigned)__cvta_generic_to_shared(s + t)), "r"(r ^ 1));
+    ACCESS
+    asm volatile("barrier.cluster.arrive.aligned;\\nbarrier.cluster.wait.aligned;" ::: "memory");
+    o[32 * blockIdx.x + t] = s[t];
+}"""
+STORE = 'asm volatile("st.shared::cluster.u32 [%0], %1;" :: "r"(far), "r"(t) : "memory");'
+MEET = 'asm volatile("barrier.cluster.arrive.aligned;\\nbarrier.cluster.wait.aligned;" ::: "memory");'
+
+
+def test_a_block_of_a_cluster_is_reached_after_it_has_begun() -> None:
+    def found(before: str, access: str = STORE) -> dict[str, str]:
+        return messages(run(CLUSTER.replace("BEFORE", before).replace("ACCESS", access), 4, 32, np.zeros(128, U4)))
+
+    early = found("")
+    assert set(early) == {"early-remote"}
+    assert "shared memory of block 1, which may not have begun: nothing orders the two" in early["early-remote"]
+    assert found(MEET) == {}
+    assert found(broken(MEET, "arrive.aligned", "arrive.relaxed.aligned")) == {}  # orders nothing, and they are there
+    assert set(found("__syncthreads();")) == {"early-remote"}
+    assert "early-remote" in found("", 'asm volatile("red.shared::cluster.add.u32 [%0], 1;" :: "r"(far) : "memory");')
+
+
+def test_a_wait_for_the_cluster_acquires() -> None:
+    text = compile_ptx(CLUSTER.replace("BEFORE", MEET).replace("ACCESS", STORE), "sm_90", name="k.cu")
+    for wrong in ("wait.relaxed", "wait.release"):
+        with pytest.raises(PtxError, match=f"barrier.cluster.{wrong}"):
+            run_kernel(parse(text.replace("cluster.wait", f"cluster.{wrong}")), "k", 2, 32, [np.zeros(64, U4)])
+    with pytest.raises(PtxError, match=r"barrier\.cluster\.arrive\.acquire"):
+        run_kernel(parse(text.replace("cluster.arrive", "cluster.arrive.acquire")), "k", 2, 32, [np.zeros(64, U4)])
+
+
+REMOTE = """extern "C" __global__ void __cluster_dims__(2, 1, 1) k(unsigned* o) {
+    __shared__ unsigned long long bar;
+    __shared__ __align__(16) unsigned s[32];
+    unsigned r, t = threadIdx.x, b = (unsigned)__cvta_generic_to_shared(&bar), far, there, done;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
+    if (t == 0) {
+        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"(b) : "memory");
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], 128;" :: "r"(b) : "memory"); // expected
+    }
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;\\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(b), "r"(r ^ 1));
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+                 : "=r"(far) : "r"((unsigned)__cvta_generic_to_shared(s + t)), "r"(r ^ 1));
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];"
+                 :: "r"(far), "r"(100 * blockIdx.x + t), "r"(there) : "memory");
+    do { asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], 0;\\n"
+                      "selp.u32 %0, 1, 0, p; }" : "=r"(done) : "r"(b) : "memory"); } while (!done);
+    o[32 * blockIdx.x + t] = s[t];
+    asm volatile("barrier.cluster.arrive.aligned;\\nbarrier.cluster.wait.aligned;" ::: "memory");
+}"""
+
+
+def remote(old: str = "", new: str = "") -> dict[str, str]:
+    """What is found in the exchange with an edit."""
+    out = run(broken(REMOTE, old, new) if old else REMOTE, 4, 32, np.zeros(128, U4))
+    b, t = np.divmod(np.arange(128), 32)
+    assert out.findings or (out.results["0"] == 100 * (b ^ 1) + t).all()
+    return messages(out)
+
+
+def test_other_blocks_want_an_mbarrier_fenced_or_released() -> None:
+    """fence.mbarrier_init is enough for a relaxed cluster barrier behind it; one that releases needs no fence."""
+    assert remote() == {}
+    assert set(remote(FENCE, "")) == {"shared-race"}
+    released = REMOTE.replace("arrive.relaxed.aligned", "arrive.release.aligned").replace(FENCE, "")
+    assert run(released, 2, 32, np.zeros(64, U4)).findings == ()
+    fenced = REMOTE.replace(FENCE, 'asm volatile("fence.acq_rel.cluster;" ::: "memory");')
+    assert run(fenced, 2, 32, np.zeros(64, U4)).findings == ()
+    block = REMOTE.replace(FENCE, 'asm volatile("fence.acq_rel.cta;" ::: "memory");')
+    assert "shared-race" in messages(run(block, 2, 32, np.zeros(64, U4)))
+
+
+def test_what_other_blocks_send_is_acquired_for_the_cluster() -> None:
+    for order in ("acquire.cta", "relaxed.cluster"):
+        assert set(remote("acquire.cluster", order)) == {"async-read", "early-exit"}
+    fence = 'asm volatile("fence.acq_rel.cluster;" ::: "memory");\n    o[32'
+    relaxed = broken(REMOTE, "acquire.cluster", "relaxed.cluster")
+    assert run(broken(relaxed, "o[32", fence), 2, 32, np.zeros(64, U4)).findings == ()
+    narrow = broken(broken(REMOTE, "acquire.cluster", "relaxed.cta"), "o[32", fence)
+    assert "async-read" in messages(run(narrow, 2, 32, np.zeros(64, U4)))
+
+
+# ---- scopes ----
+
+COUNTER = """extern "C" __global__ void k(unsigned* o) {
+    unsigned before;
+    asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(o) : "memory");
+    o[1 + blockIdx.x] = before;
+}"""
+
+
+def test_a_strong_access_races_beyond_its_scope() -> None:
+    def found(scope: str, **more: Any) -> dict[str, str]:
+        return messages(run(COUNTER.replace(".gpu", scope), 4, 1, np.zeros(8, U4), **more))
+
+    assert found(".gpu") == found(".sys") == {}
+    assert set(found(".cta")) == {"global-race"}
+    assert set(found(".cluster")) == {"global-race"}
+    assert found(".cluster", cluster=(4,)) == {}
+    assert set(found(".cluster", cluster=(2,))) == {"global-race"}

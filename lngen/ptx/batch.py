@@ -81,7 +81,7 @@ class Batch:
         self.met: list[tuple[int, Lanes]] = []
         self.arrived = np.zeros(self.total, np.bool_)
         self.arrived_at = np.zeros(self.total, np.int64)
-        self.met_after = np.zeros(self.total, np.int64)  # when the last of the cluster barrier it passed came, or 0
+        self.met_at = np.zeros(self.total, np.int64)  # when each came to the last cluster barrier it passed, or 0
         own = [s for s in self.program.entry.symbols if s.space == "shared"]
         unit = narrowest(launch.program.entry, "shared")
         self.shared = Scratch("shared", own, self.slot_of, self.slots, launch.dynamic, unit)

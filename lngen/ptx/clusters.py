@@ -148,9 +148,7 @@ def release(batch: Batch) -> bool:
     if batch.order is not None:
         batch.order.take(lanes_, cluster[lanes_])
     batch.arrived[lanes_] = False
-    first = np.full(len(missing), np.iinfo(np.int64).max)
-    np.minimum.at(first, cluster[batch.alive.index], batch.arrived_at[batch.alive.index])
-    batch.met_after[lanes_] = first[cluster[lanes_]]
+    batch.met_at[lanes_] = batch.arrived_at[lanes_]
     for pc, lanes in met:
         free = lanes.narrow(go)
         batch.push(pc + 1, free)

@@ -29,9 +29,8 @@ def check(batch: Batch, i: Instruction, at: Array, who: Array, count: int, verb:
     if count <= SIZE:
         bad = np.flatnonzero(batch.opaque[at // SIZE])
     else:
-        bad = np.array(
-            [n for n, a in enumerate(at.tolist()) if batch.opaque[a // SIZE : -(-(a + count) // SIZE)].any()]
-        )
+        pieces = (batch.opaque[a // SIZE : -(-(a + count) // SIZE)] for a in at.tolist())
+        bad = np.flatnonzero([piece.any() for piece in pieces])
     if bad.size:
         where = batch.shared.where(int(at[bad[0]]) % batch.shared.room, count)
         text = f"A {verb} of {where}, where an mbarrier lives that nothing has invalidated."
@@ -50,16 +49,18 @@ def used(batch: Batch, i: Instruction, key: int, who: Array, how: str) -> None:
     rival = batch.shared.races.note(np.full(len(who), key // batch.shared.unit), who, batch.clock, how, level)
     bad = np.flatnonzero(rival != NOBODY)
     if bad.size and how == "read":
-        bad = bad[~_released(batch, key, who[bad], rival[bad])]
+        bad = bad[~_released(batch, key, rival[bad])]
     if bad.size:
         shared_race(batch, i, batch.shared, np.full(bad.size, key), who[bad], int(rival[bad[0]]), how)
 
 
-def _released(batch: Batch, key: int, who: Array, rival: Array) -> Array:
-    """True where a fence.mbarrier_init and a cluster barrier, a relaxed one, too, lie between."""
+def _released(batch: Batch, key: int, rival: Array) -> Array:
+    """True where ``rival`` initialised it, and after that came to a cluster barrier, with fence.mbarrier_init between.
+
+    The whole cluster has passed that barrier, which may be a relaxed one.
+    """
     barrier = batch.mbarriers[key]
-    near = batch.clusters is not None and barrier.fenced > 0
-    return near & (rival == barrier.by) & (batch.met_after[who] > barrier.fenced)
+    return np.asarray((rival == barrier.by) & (barrier.fenced > 0) & (barrier.fenced < batch.met_at[barrier.by]))
 
 
 def fence(batch: Batch, lanes: Array) -> None:

@@ -294,9 +294,9 @@ class Places:
             return np.asarray(rival)
         assert isinstance(clock, VectorClock)
         rival = self.plain.peek(words, lanes, clock, how)
+        self.strong.setdefault(level, Races(self.words))
         for other, races in self.strong.items():
-            found = races.peek(words, lanes, clock, how)
+            found = (races.note if other == level else races.peek)(words, lanes, clock, how)
             far = (found != NOBODY) & ~clock.together(found, lanes, min(level, other))
             rival = np.where((rival == NOBODY) & far, found, rival)
-        self.strong.setdefault(level, Races(self.words)).note(words, lanes, clock, how)
         return np.asarray(rival)

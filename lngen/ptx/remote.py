@@ -33,7 +33,7 @@ class Remote:
 
     def check_begun(self, batch: Batch, i: Instruction, who: Array, owner: Array) -> None:
         """Findings for accesses to blocks (by place in the batch) of which nothing says that they have begun."""
-        far = np.flatnonzero((batch.slot_of[who] != owner) & (batch.met_after[who] == 0))
+        far = np.flatnonzero((batch.slot_of[who] != owner) & (batch.met_at[who] == 0))
         if batch.order is None or not far.size:
             return
         columns = batch.order.column[: batch.total].reshape(batch.slots, batch.width)[owner[far]]
