@@ -1025,7 +1025,7 @@ def test_a_plot_without_matplotlib_says_what_installs_it(monkeypatch: pytest.Mon
         raise ImportError(name)
 
     monkeypatch.setattr(plot.importlib, "import_module", missing)
-    with pytest.raises(MissingError, match=r'pip install "lngen\[plot\]"'):
+    with pytest.raises(MissingError, match=r'pip install "\.\[plot\]"'):
         plot.plot(RECORDS, tmp_path / "x.svg")
 
 

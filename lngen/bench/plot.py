@@ -19,6 +19,7 @@ from lngen.bench.report import grouped, unique
 from lngen.bench.targets import MB
 from lngen.bench.tasks import CEILINGS
 from lngen.errors import LngenError, MissingError
+from lngen.version import install_hint
 
 CEILING = "#222222"
 COLOURS = {
@@ -87,7 +88,7 @@ def check(path: Path) -> tuple[Any, Any]:
     try:
         return importlib.import_module("matplotlib"), importlib.import_module("matplotlib.figure")
     except ImportError as error:
-        raise MissingError('A plot needs matplotlib; install it with: pip install "lngen[plot]".') from error
+        raise MissingError(f"A plot needs matplotlib; install it with: {install_hint('plot')}.") from error
 
 
 def plot(records: Sequence[Record], path: Path) -> list[Path]:
