@@ -13,6 +13,11 @@ Point = tuple[str, str, int]
 """What is timed side by side: class, spec, rows."""
 
 
+def is_ceiling(provider: str) -> bool:
+    """True for a ceiling, overlapped or not."""
+    return provider.removesuffix(OVERLAPPED) in CEILINGS.values()
+
+
 @dataclass(frozen=True)
 class Record:
     """One provider on one task. Without a time, ``note`` says why.
@@ -69,7 +74,7 @@ class Record:
     @property
     def is_ceiling(self) -> bool:
         """A ceiling of its direction, overlapped or not."""
-        return self.provider.removesuffix(OVERLAPPED) in CEILINGS.values()
+        return is_ceiling(self.provider)
 
 
 def blank(task: Task, provider: str, note: str = "") -> Record:
