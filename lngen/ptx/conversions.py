@@ -2,48 +2,82 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Callable
 
 import numpy as np
 
 from lngen.ir import numerics
 from lngen.ir.types import BF16, F16
+from lngen.ptx.opcodes import Opcode
 from lngen.ptx.pure import Pure
 from lngen.ptx.values import DT, DTYPES, UNSIGNED, Value
 
+TO_INTEGER = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
+_TOWARD = {"rz": 0.0, "rm": -np.inf, "rp": np.inf}
+_HALVES = {DTYPES["f16"]: F16, DTYPES["bf16"]: BF16}
+_NARROWING = {("f64", "f32"), ("f64", "f16"), ("f64", "bf16"), ("f32", "f16"), ("f32", "bf16")}
+_NARROWING |= {("f16", "bf16"), ("bf16", "f16")}  # neither has all numbers of the other
 
-def convert(m: re.Match[str]) -> Pure:
-    """cvt between any two types, rounded as it says."""
+
+def convert(m: Opcode) -> Pure | None:
+    """cvt: what rounds names a rounding, what does not names none."""
+    rounding = m["r"]
     to, source = DTYPES[m["t"]], DTYPES[m["s"]]
-    floats = {"f", "V"}
-    if source.kind not in floats:
-        return Pure((to,), (source,), lambda a: a.astype(to))
-    if to.kind not in floats:
-        return Pure((to,), (source,), lambda a: _to_integer(a, to, m["r"] or "rzi"))
-    if m["r"] == "rz":
-        return Pure((to,), (source,), lambda a: _toward_zero(a, to))
-    if m["t"] == "bf16":
-        return Pure((to,), (source,), lambda a: numerics.round_to(np.asarray(a), BF16))
-    if m["t"] == "f16":
-        return Pure((to,), (source,), lambda a: numerics.round_to(np.asarray(a), F16))
-    return Pure((to,), (source,), lambda a: a.astype(to))
+    fn = _conversion(m["t"], m["s"], rounding)
+    return Pure((to,), (source,), fn) if fn else None
 
 
-def _toward_zero(a: Value, to: DT) -> Value:
-    near = a.astype(to)
-    over = np.abs(near.astype(a.dtype)) > np.abs(a)
-    return np.where(over, np.nextafter(near, to.type(0)), near)
+def _conversion(t: str, s: str, rounding: str | None) -> Callable[[Value], Value] | None:
+    to, source = DTYPES[t], DTYPES[s]
+    whole, was_whole = (kind[0] in "su" for kind in (t, s))
+    if was_whole and whole:
+        return (lambda a: a.astype(to)) if rounding is None else None
+    if was_whole:
+        if source.itemsize == 8:  # float64 does not have all of them: NumPy's own conversion rounds to nearest
+            return (lambda a: a.astype(to)) if rounding == "rn" and t in ("f32", "f64") else None
+        return _rounding(to, rounding)
+    if whole:
+        return (lambda a: _to_integer(a, to, TO_INTEGER[rounding])) if rounding in TO_INTEGER else None
+    if t == s and rounding in TO_INTEGER:
+        return lambda a: TO_INTEGER[rounding](a).astype(to)
+    if (s, t) in _NARROWING:
+        return _rounding(to, rounding)
+    return (lambda a: a.astype(to)) if rounding is None else None
 
 
-def _to_integer(a: Value, to: DT, rounding: str) -> Value:
-    whole = {"rzi": np.trunc, "rni": np.rint, "rmi": np.floor, "rpi": np.ceil}[rounding](a.astype(np.float64))
-    info = np.iinfo(to)
-    inside = (whole >= float(info.min)) & (whole < float(info.max) + (1.0 if to.itemsize < 8 else 0.0))
-    edge = np.where(whole < 0, info.min, info.max)
-    return np.where(inside, np.where(inside, whole, 0.0).astype(to), np.where(whole == whole, edge, 0).astype(to))
+def _rounding(to: DT, rounding: str | None) -> Callable[[Value], Value] | None:
+    """From what float64 has exactly, rounded once."""
+    if rounding == "rn":
+        return lambda a: _nearest(a.astype(np.float64), to)
+    if rounding not in _TOWARD:
+        return None
+    toward = to.type(_TOWARD[rounding])
+
+    def fn(a: Value) -> Value:
+        exact = a.astype(np.float64)
+        near = _nearest(exact, to)
+        back = near.astype(np.float64)
+        over = {"rz": np.abs(back) > np.abs(exact), "rm": back > exact, "rp": back < exact}[rounding]
+        return np.where(over, np.nextafter(near, toward), near)
+
+    return fn
 
 
-def convert_two(m: re.Match[str]) -> Pure:
+def _nearest(exact: Value, to: DT) -> Value:
+    return numerics.round_to(np.asarray(exact), _HALVES[to]) if to in _HALVES else exact.astype(to)
+
+
+def _to_integer(a: Value, to: DT, rounded: Callable[[Value], Value]) -> Value:
+    """Clamped to what ``to`` has; a NaN is 0, of float64 or to 64 bits 1 << width - 1."""
+    whole = rounded(a.astype(np.float64))
+    info, wide = np.iinfo(to), a.dtype.itemsize == 8 or to.itemsize == 8
+    nan = UNSIGNED[to.itemsize].type(1 << 8 * to.itemsize - 1).view(to) if wide else to.type(0)
+    inside = (whole >= float(info.min)) & (whole < float(int(info.max) + 1))  # a power of two is a float64
+    edge = np.where(whole < 0, info.min, info.max).astype(to)
+    return np.where(inside, np.where(inside, whole, 0.0).astype(to), np.where(whole == whole, edge, nan))
+
+
+def convert_two(m: Opcode) -> Pure:
     """cvt.rn.bf16x2.f32: the first operand goes into the upper half."""
     half, f32, u4 = (BF16 if m["t"] == "bf16x2" else F16), DTYPES["f32"], UNSIGNED[4]
 

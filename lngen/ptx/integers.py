@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 
+from lngen.ptx.opcodes import Opcode
 from lngen.ptx.pure import Pure
 from lngen.ptx.values import DTYPES, SIGNED, UNSIGNED, Value
 
 
-def mul_high(m: re.Match[str]) -> Pure:
+def mul_high(m: Opcode) -> Pure:
     """The upper half of a product."""
     t = DTYPES[m["t"]]
     if t.itemsize < 8:
@@ -42,7 +41,7 @@ def remainder(a: Value, b: Value) -> Value:
     return a - quotient(a, b) * b
 
 
-def permute(m: re.Match[str]) -> Pure:
+def permute(m: Opcode) -> Pure:
     """prmt: four bytes chosen from eight; the selector's top bits replicate a sign."""
     u4, u8 = UNSIGNED[4], UNSIGNED[8]
 
@@ -67,7 +66,7 @@ def _field(a: Value, start: Value, length: Value, width: int) -> tuple[Value, Va
     return at, low, low << at
 
 
-def extract(m: re.Match[str]) -> Pure:
+def extract(m: Opcode) -> Pure:
     """bfe: a bit field, with its sign for a signed type."""
     t = DTYPES[m["t"]]
     u, width = UNSIGNED[t.itemsize], 8 * t.itemsize
@@ -80,12 +79,13 @@ def extract(m: re.Match[str]) -> Pure:
             return found
         top = np.minimum((start & np.uint32(255)) + (length & np.uint32(255)), np.uint32(width)) - np.uint32(1)
         sign = (x >> top.astype(u)) & u.type(1)
-        return np.where((sign != 0) & (low != 0), found | ~low, found).view(t)
+        own = low & (~u.type(0) >> at)  # of the field what the number has
+        return np.where((sign != 0) & (low != 0), found | ~own, found).view(t)
 
     return Pure((t,), (t, UNSIGNED[4], UNSIGNED[4]), fn)
 
 
-def insert(m: re.Match[str]) -> Pure:
+def insert(m: Opcode) -> Pure:
     """bfi: a bit field put into another number."""
     t = DTYPES[m["t"]]
 
@@ -96,20 +96,21 @@ def insert(m: re.Match[str]) -> Pure:
     return Pure((t,), (t, t, UNSIGNED[4], UNSIGNED[4]), fn)
 
 
-def funnel(m: re.Match[str]) -> Pure:
+def funnel(m: Opcode) -> Pure:
     """shf: the upper or lower half of a 64-bit number, shifted."""
     u4, u8 = UNSIGNED[4], UNSIGNED[8]
+    wraps, left = m["w"] == "wrap", m["d"] == "l"
 
     def fn(a: Value, b: Value, c: Value) -> Value:
-        n = (c & np.uint32(31) if m["w"] == "wrap" else np.minimum(c, np.uint32(32))).astype(u8)
+        n = (c & np.uint32(31) if wraps else np.minimum(c, np.uint32(32))).astype(u8)
         both = a.astype(u8) | b.astype(u8) << np.uint64(32)
-        shifted = both << n >> np.uint64(32) if m["d"] == "l" else both >> n
+        shifted = both << n >> np.uint64(32) if left else both >> n
         return shifted.astype(u4)
 
     return Pure((u4,), (u4,) * 3, fn)
 
 
-def counting(m: re.Match[str]) -> Pure:
+def counting(m: Opcode) -> Pure:
     """popc, clz and brev: ones, zeros above the first one, the bits in reverse."""
     t = UNSIGNED[int(m["t"][1:]) // 8]
     width = 8 * t.itemsize
@@ -131,7 +132,7 @@ def counting(m: re.Match[str]) -> Pure:
     return Pure((UNSIGNED[4],), (t,), lambda a: fn(a)[0] if np.ndim(a) == 0 else fn(a))
 
 
-def logic(m: re.Match[str]) -> Pure:
+def logic(m: Opcode) -> Pure:
     """lop3: any function of three bits, by its table."""
     u4 = UNSIGNED[4]
 

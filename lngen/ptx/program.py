@@ -12,7 +12,7 @@ from lngen.errors import PtxError
 from lngen.ptx.lanes import Lanes
 from lngen.ptx.parser import Entry, Instruction, Module, Operand
 from lngen.ptx.pure import Pure
-from lngen.ptx.table import pure
+from lngen.ptx.table import pure, refusal
 from lngen.ptx.values import DT, DTYPES, UNSIGNED, Adapter, Value, adapter, immediate
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def pure_step(program: Program, i: Instruction) -> Step:
         return _packing(program, i)
     row = pure(i.opcode)
     if row is None or not i.operands:
-        raise unknown(i)
+        raise unknown(i, refusal(i.opcode))
     return _bound(program, i, row)
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from lngen.ptx.opcodes import Opcode
 from lngen.ptx.values import DT
 
 
@@ -19,4 +19,4 @@ class Pure:
     fn: Callable[..., Any]
 
 
-Maker = Callable[[re.Match[str]], Pure]
+Maker = Callable[[Opcode], Pure | None]  # None: it does not know these modifiers together

@@ -1,7 +1,8 @@
 """The instructions that only compute: one row per family, opcode pattern to types and NumPy meaning.
 
-A row's maker gets the match of its pattern and returns a ``Pure``: the dtypes in which operands are read, those of
-the results, and a function from the operands to the result (a tuple if there are several).
+A row's maker gets the modifiers that its pattern names and returns a ``Pure``: the dtypes in which operands are read,
+those of the results, and a function from the operands to the result (a tuple if there are several). An opcode is
+refused if its row's maker does not ask for each of its modifiers.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 from lngen.ir import numerics
 from lngen.ptx.conversions import convert, convert_two
 from lngen.ptx.integers import counting, extract, funnel, insert, logic, mul_high, permute, quotient, remainder
+from lngen.ptx.opcodes import Opcode, read
 from lngen.ptx.pure import Maker, Pure
 from lngen.ptx.values import BOOL, DTYPES, SIGNED, UNSIGNED, Value
 
@@ -28,7 +30,7 @@ def same(fn: Callable[..., Any], count: int) -> Maker:
 def bits(fn: Callable[..., Any], count: int) -> Maker:
     """As ``same``, for what is the same on signed and unsigned numbers: computed on unsigned ones."""
 
-    def make(m: re.Match[str]) -> Pure:
+    def make(m: Opcode) -> Pure:
         t = BOOL if m["t"] == "pred" else UNSIGNED[DTYPES[m["t"]].itemsize]
         return Pure((t,), (t,) * count, fn)
 
@@ -36,11 +38,12 @@ def bits(fn: Callable[..., Any], count: int) -> Maker:
 
 
 def shift(fn: Callable[..., Any]) -> Maker:
-    """The amount is a u32 whatever <t> is; NumPy shifts by the width or more as PTX does."""
+    """The amount is a u32 whatever <t> is, and the width at most; NumPy shifts by the width as PTX does."""
 
-    def make(m: re.Match[str]) -> Pure:
+    def make(m: Opcode) -> Pure:
         t = DTYPES[m["t"]]
-        return Pure((t,), (t, UNSIGNED[4]), lambda a, n: fn(a, n.astype(t)))
+        width = np.uint32(8 * t.itemsize)
+        return Pure((t,), (t, UNSIGNED[4]), lambda a, n: fn(a, np.minimum(n, width).astype(t)))
 
     return make
 
@@ -48,7 +51,7 @@ def shift(fn: Callable[..., Any]) -> Maker:
 def wide(fn: Callable[..., Any], count: int) -> Maker:
     """Two factors of type <t>, a result (and a third operand) twice as wide."""
 
-    def make(m: re.Match[str]) -> Pure:
+    def make(m: Opcode) -> Pure:
         t = DTYPES[m["t"]]
         to = (SIGNED if t.kind == "i" else UNSIGNED)[2 * t.itemsize]
         return Pure((to,), (t, t, *((to,) * (count - 2))), lambda a, b, *c: fn(a.astype(to), b.astype(to), *c))
@@ -59,7 +62,7 @@ def wide(fn: Callable[..., Any], count: int) -> Maker:
 def mixed(fn: Callable[..., Any], count: int) -> Maker:
     """In f32; all operands but the last have the type <t> (sm_100 and later) or, if there is none, are f32, too."""
 
-    def make(m: re.Match[str]) -> Pure:
+    def make(m: Opcode) -> Pure:
         f32 = DTYPES["f32"]
         narrow = DTYPES[m["t"] or "f32"]
         return Pure((f32,), (*(narrow,) * (count - 1), f32), lambda *v: fn(*(a.astype(f32, copy=False) for a in v)))
@@ -75,17 +78,22 @@ def _arrays(*values: Value) -> list[Any]:
     return [np.asarray(v) for v in np.broadcast_arrays(*values)]
 
 
-def _extreme(number: Callable[..., Any], nan: Callable[..., Any], negative: bool) -> Maker:
-    """min and max: -0 is below +0; of a NaN and a number the number, with .NaN the NaN."""
+def _number(fn: Callable[..., Any], negative: bool) -> Callable[[Value, Value], Value]:
+    """min or max of numbers, -0 below +0."""
+    return lambda a, b: np.where(a == b, np.where(np.signbit(a) == negative, a, b), fn(a, b))
 
-    def make(m: re.Match[str]) -> Pure:
-        t, fn = DTYPES[m["t"]], nan if m["n"] else number
-        return Pure((t,), (t, t), lambda a, b: np.where(a == b, np.where(np.signbit(a) == negative, a, b), fn(a, b)))
+
+def _extreme(number: Callable[..., Any], nan: Callable[..., Any], negative: bool) -> Maker:
+    """min and max: of a NaN and a number the number, with .NaN the NaN."""
+
+    def make(m: Opcode) -> Pure:
+        t = DTYPES[m["t"]]
+        return Pure((t,), (t, t), _number(nan if m["n"] else number, negative))
 
     return make
 
 
-_COMPARE: dict[str, Callable[[Value, Value], Value]] = {
+_COMPARE: dict[str, Callable[[Value, Value], Any]] = {
     "eq": lambda a, b: a == b,
     "ne": lambda a, b: a != b,
     "lt": lambda a, b: a < b,
@@ -93,14 +101,14 @@ _COMPARE: dict[str, Callable[[Value, Value], Value]] = {
     "gt": lambda a, b: a > b,
     "ge": lambda a, b: a >= b,
 }
-_COMPARE |= {"lo": _COMPARE["lt"], "ls": _COMPARE["le"], "hi": _COMPARE["gt"], "hs": _COMPARE["ge"]}
+_COMPARE_UNSIGNED = _COMPARE | {"lo": _COMPARE["lt"], "ls": _COMPARE["le"], "hi": _COMPARE["gt"], "hs": _COMPARE["ge"]}
 
 
 def _ordered(a: Value, b: Value) -> Value:
     return (a == a) & (b == b)
 
 
-_COMPARE_FLOAT: dict[str, Callable[[Value, Value], Value]] = {
+_COMPARE_FLOAT: dict[str, Callable[[Value, Value], Any]] = {
     **{k: _COMPARE[k] for k in ("eq", "lt", "le", "gt", "ge")},
     "ne": lambda a, b: (a != b) & _ordered(a, b),
     "equ": lambda a, b: (a == b) | ~_ordered(a, b),
@@ -112,15 +120,21 @@ _COMPARE_FLOAT: dict[str, Callable[[Value, Value], Value]] = {
     "num": _ordered,
     "nan": lambda a, b: ~_ordered(a, b),
 }
+_COMPARISONS = {
+    "s": _COMPARE, "u": _COMPARE_UNSIGNED, "b": {k: _COMPARE[k] for k in ("eq", "ne")},
+}  # fmt: skip
 _COMBINE: dict[str, Callable[[Value, Value], Value]] = {
     "and": lambda a, b: a & b, "or": lambda a, b: a | b, "xor": lambda a, b: a ^ b,
 }  # fmt: skip
 
 
-def _compare(m: re.Match[str]) -> Pure:
+def _compare(m: Opcode) -> Pure | None:
     """setp: one result, or also its complement's; with another predicate combined."""
     t = DTYPES[m["t"]]
-    test = (_COMPARE if t.kind in "iu" else _COMPARE_FLOAT)[m["c"]]
+    known = _COMPARISONS[m["t"][0]] if t.kind in "iu" else _COMPARE_FLOAT
+    if m["c"] not in known:
+        return None
+    test = known[m["c"]]
     if not m["b"]:
         return Pure((BOOL, BOOL), (t, t), lambda a, b: _twice(test(a, b)))
     combine = _COMBINE[m["b"]]
@@ -136,14 +150,14 @@ def _twice(found: Value) -> tuple[Value, Value]:
     return found, ~found
 
 
-def _choose(m: re.Match[str]) -> Pure:
+def _choose(m: Opcode) -> Pure:
     t = DTYPES[m["t"]]
     return Pure((t,), (t, t, BOOL), lambda a, b, p: np.where(p, a, b))
 
 
-def _window(m: re.Match[str]) -> Pure:
-    """Between shared or local addresses and generic ones: shared memory begins at 2^40 there, local at 2^41."""
-    base = np.uint64(1 << (40 if m["s"] == "shared" else 41))
+def _window(m: Opcode) -> Pure:
+    """Between addresses of a memory and generic ones, where shared memory begins at 2^40, local at 2^41."""
+    base = np.uint64({"shared": 1 << 40, "local": 1 << 41}.get(m["s"].partition("::")[0], 0))
     return Pure((UNSIGNED[8],), (UNSIGNED[8],), (lambda a: a - base) if m["to"] else lambda a: a + base)
 
 
@@ -154,9 +168,9 @@ _ANY_FLOAT = rf"{_FLOAT}|{_HALF}"  # of what rounds nothing
 _BITS = r"b16|b32|b64|pred"
 
 ROWS: tuple[tuple[str, Maker], ...] = (
-    (rf"add(?:\.rn)?\.(?P<t>{_FLOAT})", same(lambda a, b: a + b, 2)),
-    (rf"sub(?:\.rn)?\.(?P<t>{_FLOAT})", same(lambda a, b: a - b, 2)),
-    (rf"mul(?:\.rn)?\.(?P<t>{_FLOAT})", same(lambda a, b: a * b, 2)),
+    (rf"add\.rn\.(?P<t>{_FLOAT})", same(lambda a, b: a + b, 2)),
+    (rf"sub\.rn\.(?P<t>{_FLOAT})", same(lambda a, b: a - b, 2)),
+    (rf"mul\.rn\.(?P<t>{_FLOAT})", same(lambda a, b: a * b, 2)),
     (rf"div\.rn\.(?P<t>{_FLOAT})", same(lambda a, b: a / b, 2)),
     (rf"rcp\.rn\.(?P<t>{_FLOAT})", same(lambda a: a.dtype.type(1) / a, 1)),
     (rf"sqrt\.rn\.(?P<t>{_FLOAT})", same(np.sqrt, 1)),
@@ -165,8 +179,10 @@ ROWS: tuple[tuple[str, Maker], ...] = (
     (rf"fma\.rn\.f32(?:\.(?P<t>{_HALF}))?", mixed(_fused, 3)),
     (rf"neg\.(?P<t>{_ANY_FLOAT}|s16|s32|s64)", same(np.negative, 1)),
     (rf"abs\.(?P<t>{_ANY_FLOAT}|s16|s32|s64)", same(np.abs, 1)),
-    (rf"min(?P<n>\.NaN)?\.(?P<t>{_ANY_FLOAT})", _extreme(np.fmin, np.minimum, True)),
-    (rf"max(?P<n>\.NaN)?\.(?P<t>{_ANY_FLOAT})", _extreme(np.fmax, np.maximum, False)),
+    (rf"min(?P<n>\.NaN)?\.(?P<t>f32|{_HALF})", _extreme(np.fmin, np.minimum, True)),
+    (rf"max(?P<n>\.NaN)?\.(?P<t>f32|{_HALF})", _extreme(np.fmax, np.maximum, False)),
+    (r"min\.(?P<t>f64)", same(_number(np.fmin, True), 2)),
+    (r"max\.(?P<t>f64)", same(_number(np.fmax, False), 2)),
     (rf"min\.(?P<t>{_INT})", same(np.minimum, 2)),
     (rf"max\.(?P<t>{_INT})", same(np.maximum, 2)),
     (rf"add\.(?P<t>{_INT})", bits(lambda a, b: a + b, 2)),
@@ -191,28 +207,35 @@ ROWS: tuple[tuple[str, Maker], ...] = (
     (r"bfe\.(?P<t>[us](?:32|64))", extract),
     (r"bfi\.(?P<t>b32|b64)", insert),
     (rf"setp\.(?P<c>\w+?)(?:\.(?P<b>and|or|xor))?\.(?P<t>b16|b32|b64|{_INT}|{_ANY_FLOAT})", _compare),
-    (rf"selp\.(?P<t>b16|b32|b64|{_INT}|{_ANY_FLOAT})", _choose),
+    (rf"selp\.(?P<t>b16|b32|b64|{_INT}|{_FLOAT})", _choose),
     (
-        r"cvt(?:\.(?P<r>rn|rz|rzi|rni|rmi|rpi))?\.(?P<t>[us](?:8|16|32|64)|f16|bf16|f32|f64)"
+        r"cvt(?:\.(?P<r>rn|rz|rm|rp|rni|rzi|rmi|rpi))?\.(?P<t>[us](?:8|16|32|64)|f16|bf16|f32|f64)"
         r"\.(?P<s>[us](?:8|16|32|64)|f16|bf16|f32|f64)",
         convert,
     ),
     (r"cvt\.rn\.(?P<t>bf16x2|f16x2)\.f32", convert_two),
-    (r"cvta(?:\.to)?\.(?:global|const)\.(?P<t>u64|u32)", same(lambda a: a, 1)),
-    (r"cvta(?P<to>\.to)?\.(?P<s>shared|local)(?:::cta)?\.(?P<t>u64)", _window),
-    (rf"mov\.(?P<t>{_BITS}|{_INT}|{_ANY_FLOAT})", same(lambda a: a, 1)),
+    (r"cvta(?P<to>\.to)?\.(?P<s>global|const|local|shared(?:::cta)?)\.u64", _window),
+    (rf"mov\.(?P<t>{_BITS}|{_INT}|{_FLOAT})", same(lambda a: a, 1)),
 )
 
 _COMPILED = tuple((re.compile(pattern), maker) for pattern, maker in ROWS)
 
 
+UNROUNDED = re.compile(r"(add|sub|mul)(\.sat)?\.(f32|f64)")
+
+
 @cache
 def pure(opcode: str) -> Pure | None:
-    """The row for ``opcode``; None if it has none."""
+    """The row for ``opcode``; None if it has none, or one that does not execute all its modifiers."""
     for pattern, maker in _COMPILED:
-        if found := pattern.fullmatch(opcode):
-            try:
-                return maker(found)
-            except KeyError:  # a comparison that the type does not have
-                return None
+        if found := read(pattern, opcode):
+            row = maker(found)
+            return None if found.left else row
     return None
+
+
+def refusal(opcode: str) -> str:
+    """Why ``pure`` has no row for it."""
+    if UNROUNDED.fullmatch(opcode):
+        return "names no rounding, so the assembler may fuse it with another (compile with -fmad=false)"
+    return "is not one the executor knows"

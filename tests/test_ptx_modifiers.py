@@ -1,0 +1,203 @@
+"""Every modifier that the PTX manual lists for an instruction that only computes is executed right or refused."""
+
+from __future__ import annotations
+
+import re
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lngen.ptx import PtxError, parse, run_kernel
+from lngen.ptx.opcodes import Opcode
+from lngen.ptx.table import ROWS, pure
+from lngen.ptx.values import DTYPES, UNSIGNED
+from ptx_model import FLOATS, NAN, WIDTH, Model, model, number
+
+ROUND, FTZ, SAT = ["", "rn", "rz", "rm", "rp"], ["", "ftz"], ["", "sat"]
+INT = [f"{k}{w}" for k in "us" for w in (16, 32, 64)]
+PAIRS = ["u16x2", "s16x2", "f16x2", "bf16x2", "f32x2"]
+BITS = ["b16", "b32", "b64"]
+FLOAT = list(FLOATS)
+ALL = [*INT, *PAIRS, *BITS, *FLOAT, "b128", "pred"]
+SIZED = [f"{k}{w}" for k in "us" for w in (8, 16, 32, 64)]
+NARROW = ["e4m3x2", "e5m2x2", "e2m1x2", "e2m3x2", "e3m2x2", "ue8m0x2", "e4m3x4", "e5m2x4", "s2f6x2", "tf32"]
+COMPARE = ["eq", "ne", "lt", "le", "gt", "ge", "lo", "ls", "hi", "hs"]
+COMPARE += ["equ", "neu", "ltu", "leu", "gtu", "geu", "num", "nan"]
+CVT = ["", "rn", "rna", "rz", "rm", "rp", "rs", "rni", "rzi", "rmi", "rpi"]
+
+# By instruction the places for modifiers, each with what the manual has for it. Not all combinations are PTX.
+MANUAL: dict[str, list[list[list[str]]]] = {
+    "add": [[[*ROUND, "cc"], FTZ, SAT, [*ALL, "f32.f16", "f32.bf16"]]],
+    "sub": [[[*ROUND, "cc"], FTZ, SAT, [*ALL, "f32.f16", "f32.bf16"]]],
+    "mul": [[[*ROUND, "hi", "lo", "wide"], FTZ, SAT, ALL]],
+    "mad": [[[*ROUND, "hi", "lo", "wide"], FTZ, SAT, ALL]],
+    "fma": [[ROUND, FTZ, SAT, ["", "relu", "oob"], [*ALL, "f32.f16", "f32.bf16"]]],
+    "div": [[[*ROUND, "approx", "full"], FTZ, ALL]],
+    "rem": [[ALL]],
+    "rcp": [[[*ROUND, "approx"], FTZ, ALL]],
+    "sqrt": [[[*ROUND, "approx"], FTZ, ALL]],
+    "neg": [[FTZ, ALL]],
+    "abs": [[FTZ, ALL]],
+    "min": [[FTZ, ["", "NaN"], ["", "xorsign.abs"], ["", "relu"], ALL]],
+    "max": [[FTZ, ["", "NaN"], ["", "xorsign.abs"], ["", "relu"], ALL]],
+    "popc": [[ALL]], "clz": [[ALL]], "brev": [[ALL]],
+    "and": [[ALL]], "or": [[ALL]], "xor": [[ALL]], "not": [[ALL]],
+    "shl": [[ALL]], "shr": [[ALL]],
+    "shf": [[["l", "r"], ["", "wrap", "clamp"], ALL]],
+    "lop3": [[["", "and", "or"], ["b32"]]],
+    "prmt": [[["b32"], ["", "f4e", "b4e", "rc8", "ecl", "ecr", "rc16"]]],
+    "bfe": [[ALL]], "bfi": [[ALL]],
+    "setp": [[COMPARE, ["", "and", "or", "xor"], FTZ, ALL]],
+    "selp": [[ALL]],
+    "mov": [[ALL]],
+    "cvta": [[["", "to"], ["const", "global", "local", "shared", "shared::cta", "shared::cluster", "param"],
+              ["u32", "u64"]]],
+    "cvt": [[CVT, [*SIZED, *FLOAT], [*SIZED, *FLOAT]],
+            [CVT, ["ftz", "sat", "ftz.sat", "relu", "satfinite", "relu.satfinite"], ["s32", "f16", "bf16", "f32"],
+             ["s32", "f16", "bf16", "f32", "f64"]],
+            [CVT, ["", "relu", "satfinite", "satfinite.relu"], ["f16x2", "bf16x2", *NARROW],
+             ["f32", "f16x2", "bf16x2", *NARROW]]],
+}  # fmt: skip
+
+
+def spellings(name: str) -> list[str]:
+    """Every choice of one modifier for each place."""
+    return sorted({".".join(p for p in (name, *chosen) if p) for slots in MANUAL[name] for chosen in product(*slots)})
+
+
+CORNERS: dict[str, list[int]] = {
+    "f32": [0x00000000, 0x80000000, 0x00000001, 0x807FFFFF, 0x00800000, 0x3F800000, 0xBF800001, 0x3F000000, 0xBFC00000,
+            0x40200000, 0x40A00001, 0x7F7FFFFF, 0x7F800000, 0xFF800000, 0x7FC00000, 0x477FE000, 0x477FF000, 0xCF000001,
+            0x4F000000, 0x5F000000, 0xDF000001, 0x33800001, 0x3F808000, 0x3EAAAAAB],
+    "f64": [0, 1 << 63, 1, 0x3FF0000000000000, 0xBFF8000000000001, 0x3FE0000000000000, 0x4004000000000000,
+            0x7FEFFFFFFFFFFFFF, 0x7FF0000000000000, 0xFFF0000000000000, 0x7FF8000000000000, 0x40EFFE0000000001,
+            0x3690000000000001, 0x47EFFFFFF0000000, 0x41E0000000000000, 0xC1E0000000200000, 0x43E0000000000000,
+            0xC3E0000000000001, 0x3FF0000010000000, 0x3FF0080000000001],
+    "f16": [0, 0x8000, 1, 0x83FF, 0x0400, 0x3C00, 0xBE00, 0x3800, 0x4100, 0x7BFF, 0xFC00, 0x7E00, 0x3555],
+    "bf16": [0, 0x8000, 1, 0x807F, 0x0080, 0x3F80, 0xBFC0, 0x3F00, 0x4020, 0x7F7F, 0xFF80, 0x7FC0, 0x3EAB],
+    "pred": [0, 1],
+}  # fmt: skip
+
+
+def corners(kind: str) -> list[int]:
+    """Bits of a type: small and large, and what lies at edges."""
+    if kind in CORNERS:
+        return CORNERS[kind]
+    width = WIDTH[kind]
+    top = 1 << width - 1
+    more = {0, 1, 3, 31, top, top - 1, 2 * top - 1, 2 * top - 3, 0x5A, 0x0123456789ABCDEF % (2 * top), top | 0x35}
+    if width == 32:
+        more |= {32, 33, 63, 64, 255, 256, 65536 + 1, 0x1000001, 0x7531, 0xCA28, 0x96}
+    return sorted(more)
+
+
+def run(opcode: str, meant: Model) -> tuple[list[tuple[int, ...]], list[list[int]], list[list[bool]]]:
+    """Operands' bits, the results', and which of these are NaN."""
+    row = pure(opcode)
+    assert row is not None
+    given = list(product(*map(corners, meant.ins)))
+    if len(given) > 6000:
+        given = given[:: len(given) // 3000]
+    if opcode.startswith(("div", "rem")) and meant.ins[0] in INT:
+        given = [g for g in given if g[1]]  # nothing is said of a quotient by 0
+    columns = [bits_as(column, t) for column, t in zip(zip(*given, strict=True), row.ins, strict=True)]
+    with np.errstate(all="ignore"):
+        found = row.fn(*columns)
+        found = found if len(row.outs) > 1 else (found,)
+        one = row.fn(*(c[-1] for c in columns))
+    one = one if len(row.outs) > 1 else (one,)
+    for whole, single, t in zip(found, one, row.outs, strict=True):
+        assert np.asarray(whole).dtype == np.asarray(single).dtype == t, opcode
+        assert np.asarray(whole)[-1:].tobytes() == np.asarray(single).tobytes() or whole[-1] != whole[-1], opcode
+    nan = [(np.asarray(f) != np.asarray(f)).tolist() for f in found]
+    return given, [np.asarray(f).view(UNSIGNED[f.dtype.itemsize]).tolist() for f in found], nan
+
+
+def bits_as(column: tuple[int, ...], dtype: Any) -> Any:
+    return np.array(column, UNSIGNED[dtype.itemsize]).view(dtype)
+
+
+@pytest.mark.parametrize("name", MANUAL)
+def test_each_modifier_is_executed_or_refused(name: str) -> None:
+    """The table knows exactly what the model does, and computes the same bits; all NaNs are one value."""
+    executed = 0
+    for opcode in spellings(name):
+        meant = model(opcode)
+        assert (pure(opcode) is None) == (meant is None), opcode
+        if meant is None:
+            continue
+        executed += 1
+        given, found, nan = run(opcode, meant)
+        for n, operands in enumerate(given):
+            want = meant.fn(*operands)
+            want = want if isinstance(want, tuple) else (want,)
+            for w, f, is_nan in zip(want, found, nan, strict=True):
+                got = NAN if is_nan[n] and w == NAN else f[n]
+                assert w == got or (w == NAN and meant.outs == ("b32",)), (opcode, operands, w, got)
+    assert executed
+    assert executed < len(spellings(name)) or name == "cvt"
+
+
+def varies(pattern: str) -> bool:
+    """True if alternatives or options stand outside of named groups."""
+    unnamed = re.sub(r"\(\?P<\w+>(?:[^()]|\(\?:[^()]*\))*\)", "N", pattern)
+    unnamed = re.sub(r"\(\?:\\?\.?N\)\?|N\?", "N", unnamed)
+    return bool(re.search(r"[|?*+\[\](){}]", unnamed))
+
+
+def test_what_varies_in_an_opcode_has_a_name() -> None:
+    """So that a maker has to ask for it."""
+    assert varies(r"add(?:\.rn)?\.(?P<t>f32|f64)")
+    assert varies(r"(?P<op>ld|st)(?:\.ca|\.cg)\.u32")
+    assert [pattern for pattern, _ in ROWS if varies(pattern)] == []
+
+
+def test_a_modifier_that_nobody_asks_for_is_refused() -> None:
+    found = re.fullmatch(r"add(?P<s>\.sat)?\.(?P<t>s32)", "add.sat.s32")
+    assert found
+    opcode = Opcode(found)
+    assert opcode["t"] == "s32"
+    assert opcode.left == (".sat",)
+    opcode.hints("s")
+    assert opcode.left == ()
+
+
+def test_the_model_knows_numbers() -> None:
+    """Its own anchors, by hand."""
+    assert number(0x3FC0, "bf16") == 1.5
+    assert number(0xFFFE, "s16") == -2
+    half = model("cvt.rn.f16.f32")
+    assert half is not None
+    assert half.fn(0x477FF000) == 0x7C00  # 65520: a tie, to infinity
+    nan = model("cvt.rzi.u64.f32")
+    assert nan is not None
+    assert nan.fn(0x7FC00000) == 1 << 63
+    assert {DTYPES[k].itemsize * 8 for k in ("f16", "bf16")} == {16}
+
+
+KERNEL = """.version 8.3
+.target sm_90
+.address_size 64
+.visible .entry k(
+.param .u64 k_param_0
+)
+{
+.reg .f32 %f<4>;
+.reg .f64 %fd<4>;
+mov.f32 %f1, 0f3F800000;
+INSTRUCTION;
+ret;
+}"""
+
+
+@pytest.mark.parametrize("opcode", ["add.f32", "sub.f32", "mul.f32", "add.f64", "sub.f64", "mul.f64"])
+def test_what_the_assembler_may_fuse_is_refused(opcode: str) -> None:
+    """Without a rounding a product may become part of a fused multiply-add: its bits are the assembler's choice."""
+    register = "%fd1" if opcode.endswith("f64") else "%f1"
+    text = KERNEL.replace("INSTRUCTION", f"{opcode} {register}, {register}, {register}")
+    with pytest.raises(PtxError, match=f"line 11: instruction '{opcode}' names no rounding, .*-fmad=false"):
+        run_kernel(parse(text), "k", 1, 32, [np.zeros(1, np.float32)])
+    rounded = parse(text.replace(opcode, opcode.replace(".", ".rn.")))
+    assert run_kernel(rounded, "k", 1, 32, [np.zeros(1, np.float32)]).findings == ()
