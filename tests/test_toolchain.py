@@ -487,15 +487,15 @@ def test_a_hit_does_not_call_nvrtc(monkeypatch: pytest.MonkeyPatch, cache_dir: P
 
 def test_the_key_covers_everything_the_bytes_depend_on(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = [
-        cache.key_of("source", ("-a", "-b"), "sm_80", "cubin", (13, 4)),
-        cache.key_of("source ", ("-a", "-b"), "sm_80", "cubin", (13, 4)),
-        cache.key_of("source", ("-a-b",), "sm_80", "cubin", (13, 4)),
-        cache.key_of("source", ("-a", "-b"), "sm_86", "cubin", (13, 4)),
-        cache.key_of("source", ("-a", "-b"), "sm_80", "ptx", (13, 4)),
-        cache.key_of("source", ("-a", "-b"), "sm_80", "cubin", (13, 5)),
+        cache.key_of("source", ("-a", "-b"), "sm_80", "cubin", "NVRTC 13.4.1"),
+        cache.key_of("source ", ("-a", "-b"), "sm_80", "cubin", "NVRTC 13.4.1"),
+        cache.key_of("source", ("-a-b",), "sm_80", "cubin", "NVRTC 13.4.1"),
+        cache.key_of("source", ("-a", "-b"), "sm_86", "cubin", "NVRTC 13.4.1"),
+        cache.key_of("source", ("-a", "-b"), "sm_80", "ptx", "NVRTC 13.4.1"),
+        cache.key_of("source", ("-a", "-b"), "sm_80", "cubin", "NVRTC 13.4.2"),
     ]
     monkeypatch.setattr(cache, "_FORMAT", cache._FORMAT + 1)
-    keys.append(cache.key_of("source", ("-a", "-b"), "sm_80", "cubin", (13, 4)))
+    keys.append(cache.key_of("source", ("-a", "-b"), "sm_80", "cubin", "NVRTC 13.4.1"))
     assert len(set(keys)) == len(keys)
     assert all(re.fullmatch("[0-9a-f]{64}", key) for key in keys)
 

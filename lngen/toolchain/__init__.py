@@ -1,7 +1,15 @@
 """CUDA text to cubin or PTX for any arch, with or without a GPU; CuPy and NVRTC are loaded on first use."""
 
 from lngen.toolchain.log import Resources
-from lngen.toolchain.nvrtc import ARCHES, Binary, compile_cubin, compile_ptx, nvrtc_version, supported_arches
+from lngen.toolchain.nvrtc import (
+    ARCHES,
+    Binary,
+    compile_cubin,
+    compile_ptx,
+    compiler_build,
+    nvrtc_version,
+    supported_arches,
+)
 
 __all__ = [
     "ARCHES",
@@ -9,6 +17,7 @@ __all__ = [
     "Resources",
     "compile_cubin",
     "compile_ptx",
+    "compiler_build",
     "nvrtc_version",
     "supported_arches",
 ]

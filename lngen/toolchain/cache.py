@@ -1,52 +1,64 @@
 """Compiled kernels on disk, one file per key, safe under any number of processes.
 
-A file is the sha256 of the payload, a newline, and the payload: one JSON line (arch, log) and the image.
+A file is the sha256 of the payload, a newline, and the payload: one JSON line (key, arch, kernels, log) and the
+image. Only the user's own files (or root's) that nobody else may write are used; folders and files are the user's
+alone. Whatever else lies there is not used, and replaced.
 """
 
 import contextlib
 import hashlib
 import json
 import os
+import stat
 import uuid
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from lngen import config
+from lngen.errors import CompileError
+from lngen.files import opened, parse_json
+from lngen.toolchain import log as logs
 
-_FORMAT = 1  # raise it when the layout of a file changes
+_FORMAT = 2  # raise it when the layout of a file changes
+_LARGEST = 2**26  # bytes of a file
 
 _complained: set[Path] = set()
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What one compilation gave: the cubin or PTX, and NVRTC's log."""
+    """What one compilation gave: the cubin or PTX, NVRTC's log, and the names of the kernels in both."""
 
     arch: str
     log: str
     image: bytes
+    kernels: tuple[str, ...] = ()
 
 
-def key_of(source: str, options: Sequence[str], arch: str, kind: str, version: tuple[int, int]) -> str:
-    """The name of an entry: a hash of everything the compiled bytes depend on."""
-    parts = [_FORMAT, source, list(options), arch, kind, list(version)]
+def key_of(source: str, options: Sequence[str], arch: str, kind: str, compiler: str) -> str:
+    """The name of an entry: a hash of everything the compiled bytes depend on; ``compiler``: which build of it."""
+    parts = [_FORMAT, source, list(options), arch, kind, compiler]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 def load(key: str) -> Entry | None:
-    """The entry of ``key``, or None if there is none; a damaged one gives a RuntimeWarning and None."""
+    """The entry of ``key``, or None if there is none; one that cannot be trusted gives a RuntimeWarning and None."""
     path = _path(key)
     try:
-        raw = path.read_bytes()
+        with opened(path) as file:
+            _check_owner(os.fstat(file.fileno()))
+            raw = file.read(_LARGEST + 1)
+        if len(raw) > _LARGEST:
+            raise ValueError(f"it is larger than {_LARGEST} bytes")
+        return _decoded(raw, key)
     except OSError:
         return None
-    try:
-        return _decoded(raw)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, CompileError) as error:
         warnings.warn(
-            f"The cached kernel {path} is damaged; it is compiled again and the file replaced.",
+            f"The cached kernel {path} is damaged, or not yours ({error}); it is compiled again and the file replaced.",
             RuntimeWarning,
             stacklevel=4,
         )
@@ -58,13 +70,17 @@ def load(key: str) -> Entry | None:
 def store(key: str, entry: Entry) -> None:
     """Keep ``entry``; a folder that cannot be written to gives one RuntimeWarning and is left alone."""
     path = _path(key)
+    folder = path.parent
     temporary = path.with_name(f".{uuid.uuid4().hex}.tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(_encoded(entry))
+        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(handle, "wb") as file:
+            file.write(_encoded(key, entry))
         os.replace(temporary, path)
     except OSError as error:
-        _complain(path.parent.parent, error)
+        _complain(config.cache_dir(), error)
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
@@ -74,18 +90,45 @@ def _path(key: str) -> Path:
     return config.cache_dir() / "kernels" / key[:2] / key
 
 
-def _encoded(entry: Entry) -> bytes:
-    payload = json.dumps({"arch": entry.arch, "log": entry.log}).encode() + b"\n" + entry.image
+def _check_owner(info: os.stat_result) -> None:
+    """ValueError for a file that others could have written."""
+    if info.st_uid not in (os.geteuid(), 0):
+        raise ValueError(f"user {info.st_uid} owns it")
+    if info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise ValueError("others may write it")
+
+
+def _encoded(key: str, entry: Entry) -> bytes:
+    header = {"key": key, "arch": entry.arch, "kernels": entry.kernels, "log": entry.log}
+    payload = json.dumps(header).encode() + b"\n" + entry.image
     return hashlib.sha256(payload).hexdigest().encode() + b"\n" + payload
 
 
-def _decoded(raw: bytes) -> Entry:
+def _decoded(raw: bytes, key: str) -> Entry:
+    """The entry that was stored under ``key``; ValueError or CompileError for anything else."""
     digest, _, payload = raw.partition(b"\n")
     if hashlib.sha256(payload).hexdigest().encode() != digest:
-        raise ValueError("the payload does not have the hash it was written with")
+        raise ValueError("it does not have the hash it was written with")
     line, _, image = payload.partition(b"\n")
-    header = json.loads(line)
-    return Entry(arch=header["arch"], log=header["log"], image=image)
+    header = parse_json(line)
+    if not isinstance(header, dict) or header.get("key") != key:
+        raise ValueError("it is the entry of another key")
+    kernels = header.get("kernels")
+    if not isinstance(kernels, list) or not all(isinstance(name, str) for name in kernels):
+        raise ValueError("it names no kernels")
+    entry = Entry(_text(header, "arch"), _text(header, "log"), image, tuple(kernels))
+    # A cubin's log names its kernels, and every image holds their names.
+    named = tuple(logs.resources(entry.log))
+    if (named and named != entry.kernels) or not all(name.encode() in image for name in kernels):
+        raise ValueError("its kernels are others than it names")
+    return entry
+
+
+def _text(header: dict[str, Any], name: str) -> str:
+    text = header.get(name)
+    if not isinstance(text, str):
+        raise ValueError(f"it has no {name}")
+    return text
 
 
 def _complain(folder: Path, error: OSError) -> None:

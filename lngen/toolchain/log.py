@@ -53,6 +53,11 @@ def resources(log: str) -> dict[str, Resources]:
     return dict(reversed(found.items()))
 
 
+def entries(ptx: str) -> tuple[str, ...]:
+    """The names of the kernels in a PTX text, in its order."""
+    return tuple(re.findall(r"\.entry\s+([\w$]+)", ptx))
+
+
 def _resources(name: str, text: str) -> Resources:
     # Functions that were not inlined come after their kernel: the first match is the kernel's.
     frame, used = _STACK.search(text), _USED.search(text)

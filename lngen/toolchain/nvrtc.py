@@ -67,6 +67,15 @@ def nvrtc_version() -> tuple[int, int]:
     return _library().version
 
 
+@functools.cache
+def compiler_build() -> str:
+    """Which build of NVRTC is in use, in its own words: its version has two numbers, its patches have none."""
+    library = _library()
+    arch = library.arches[0]
+    ptx = _compiled(library, "", arch, "ptx", _options(arch, "ptx", library.version), log.UNIT).image.decode()
+    return "\n".join(line for line in ptx.splitlines() if line.startswith("//"))
+
+
 def supported_arches() -> tuple[str, ...]:
     """Every arch this NVRTC compiles for, ascending; some also exist with an "a" or "f" suffix."""
     return _library().arches
@@ -124,7 +133,7 @@ def _entry(
     if not plain or plain[1] not in library.arches:
         raise _unknown(arch, library)
     options = tuple(sorted((*_options(arch, kind, library.version), *extra)))
-    key = cache.key_of(source, options, arch, kind, library.version)
+    key = cache.key_of(source, options, arch, kind, compiler_build())
     entry, how = None if fresh else cache.load(key), "cached"
     if entry is None:
         entry, how = _compiled(library, source, arch, kind, options, name), "built"
@@ -160,7 +169,9 @@ def _compiled(library: _Library, source: str, arch: str, kind: Kind, options: Se
             ptx = api.getPTX(program).decode() if text.startswith("ptxas") else ""
             raise _refused(text, name, arch, source, ptx) from error
         image = cubin.repaired(api.getCUBIN(program)) if kind == "cubin" else api.getPTX(program)
-        return cache.Entry(arch, log.tidied(api.getProgramLog(program)), image)
+        text = log.tidied(api.getProgramLog(program))
+        kernels = tuple(log.resources(text)) if kind == "cubin" else log.entries(image.decode())
+        return cache.Entry(arch, text, image, kernels)
     finally:
         api.destroyProgram(program)
 
