@@ -310,7 +310,7 @@ def _unloaded() -> Iterator[None]:
 def test_a_missing_cupy_is_named_with_its_cure(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("cupy", "cupy.cuda"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(MissingError, match=r'needs CuPy.*pip install "lngen\[cuda13\]"') as caught:
+    with pytest.raises(MissingError, match=r'needs CuPy.*pip install "\.\[cuda13\]"') as caught:
         toolchain.compile_cubin(TINY, "sm_90")
     assert caught.value.exit_code == 3
 
@@ -325,7 +325,7 @@ def test_a_missing_nvrtc_is_named_with_its_cure(monkeypatch: pytest.MonkeyPatch,
     package.nvrtc = types.SimpleNamespace(getVersion=fail)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "cupy", types.ModuleType("cupy"))
     monkeypatch.setitem(sys.modules, "cupy.cuda", package)
-    wanted = r'needs NVRTC.*libnvrtc \(no libnvrtc\.so\.13\); .*pip install "lngen\[cuda13\]"'
+    wanted = r'needs NVRTC.*libnvrtc \(no libnvrtc\.so\.13\); .*pip install "\.\[cuda13\]"'
     with pytest.raises(MissingError, match=wanted):
         toolchain.compile_ptx(TINY, "sm_90")
 
