@@ -23,8 +23,8 @@ class Spec:
     """A graph, its direction and everything its kernels are specialised on.
 
     ``inputs`` holds the optional inputs whose presence differs from the graph's default, ``wrt`` the inputs
-    a backward differentiates (None: all of them), ``blocks`` how many blocks share the rows of its column sums
-    (None: a number that is the same on every GPU).
+    a backward differentiates by and ``of`` the outputs it has cotangents of (None: all of them), ``blocks`` how many
+    blocks share the rows of its column sums (None: a number that is the same on every GPU).
     """
 
     definition: Definition
@@ -38,6 +38,7 @@ class Spec:
     wrt: tuple[str, ...] | None = None
     save: str = "stats"
     blocks: int | None = None
+    of: tuple[str, ...] | None = None
 
     def __str__(self) -> str:
         keys = [f"d={self.d}", f"dtype={self.dtype}"]
@@ -47,6 +48,7 @@ class Spec:
         keys += [f"eps={self.eps!r}"] if self.eps != 1e-5 else []
         keys += [f"save={self.save}"] if self.save != "stats" else []
         keys += [f"wrt={'+'.join(self.wrt)}"] if self.wrt is not None else []
+        keys += [f"of={'+'.join(self.of)}"] if self.of is not None else []
         keys += [f"blocks={self.blocks}"] if self.blocks is not None else []
         return f"{self.definition.name}.{self.direction}:{','.join(keys)}"
 
@@ -60,6 +62,7 @@ class Spec:
         words += [f"eps{self.eps!r}".replace("-", "m").replace(".", "p")] if self.eps != 1e-5 else []
         words += [f"save{self.save}"] if self.save != "stats" else []
         words += ["wrt", *self.wrt] if self.wrt is not None else []
+        words += ["of", *self.of] if self.of is not None else []
         words += [f"blocks{self.blocks}"] if self.blocks is not None else []
         return f"{self.definition.name}_{self.direction}__{'_'.join(words)}"
 
@@ -72,13 +75,18 @@ class Spec:
         """The forward graph, over any D."""
         return self.definition.forward(self.options)
 
+    @property
+    def differentiated(self) -> tuple[str, ...]:
+        """Names of the outputs that a backward has cotangents of."""
+        return self.definition.outputs(self.options) if self.of is None else self.of
+
     def trace(self) -> passes.Trace:
         """The graph after every pass, by the pass' name; the last one fixes every bit."""
         trace: passes.Trace = {"build": self.forward()}
         graph = trace["build"]
         if self.direction == "bwd":
             wrt = tuple(p.name for p in graph.params) if self.wrt is None else self.wrt
-            graph = passes.backward(graph, wrt, self.definition.saved(self.options), trace)
+            graph = passes.backward(graph, wrt, self.definition.saved(self.options), self.of, trace)
         passes.finish(graph, self.d, trace, self.blocks)
         return trace
 
@@ -90,7 +98,7 @@ class Spec:
         """The same spec in the other direction."""
         if direction == "bwd":
             return replace(self, direction=direction)
-        return replace(self, direction=direction, wrt=None, blocks=None)
+        return replace(self, direction=direction, wrt=None, of=None, blocks=None)
 
 
 def parse_spec(text: str, graphs: dict[str, Definition] | None = None) -> Spec:
@@ -118,7 +126,7 @@ def make_spec(definition: Definition, direction: str, options: dict[str, Any], t
     text = text or f"{definition.name}.{direction}:{','.join(f'{k}={v}' for k, v in options.items())}"
     optional = _optional_inputs(definition)
     known = ["d", "dtype", "weight", "out", "eps", "save", *optional] + (
-        ["wrt", "blocks"] if direction == "bwd" else []
+        ["wrt", "of", "blocks"] if direction == "bwd" else []
     )
     for key in options:
         if key not in known:
@@ -143,7 +151,11 @@ def make_spec(definition: Definition, direction: str, options: dict[str, Any], t
         most = f"a whole number from 1 to {MAX_BLOCKS}"
         blocks = _number(text, "blocks", blocks, int, lambda n: 1 <= n <= MAX_BLOCKS, most)
     spec = Spec(definition, direction, d, dtype, weight, out, eps, inputs, None, save, blocks)
-    return replace(spec, wrt=_wrt(spec, text, options["wrt"])) if options.get("wrt") is not None else spec
+    if direction == "fwd":
+        return spec
+    given, results = [p.name for p in spec.forward().params], list(definition.outputs(spec.options))
+    wrt, of = _some(text, "wrt", options.get("wrt"), given), _some(text, "of", options.get("of"), results)
+    return replace(spec, wrt=wrt, of=of)
 
 
 def _optional_inputs(definition: Definition) -> dict[str, bool]:
@@ -151,14 +163,14 @@ def _optional_inputs(definition: Definition) -> dict[str, bool]:
     return definition.builder(Options(f32, f32, f32)).optional
 
 
-def _wrt(spec: Spec, text: str, value: str | tuple[str, ...]) -> tuple[str, ...] | None:
-    names = tuple(value.split("+")) if isinstance(value, str) else tuple(value)
-    inputs = [p.name for p in spec.forward().params]
+def _some(text: str, key: str, value: str | tuple[str, ...] | None, known: list[str]) -> tuple[str, ...] | None:
+    """The names of ``known`` that ``value`` lists, in their order; None for all."""
+    names = known if value is None else value.split("+") if isinstance(value, str) else value
     for name in names:
-        if name not in inputs:
-            _wrong(text, "wrt", name, inputs)
-    ordered = tuple(n for n in inputs if n in names)
-    return None if list(ordered) == inputs else ordered
+        if name not in known:
+            _wrong(text, key, name, known)
+    ordered = tuple(n for n in known if n in names)
+    return None if list(ordered) == known else ordered
 
 
 def _dtype(text: str, key: str, value: str | DType) -> DType:

@@ -185,12 +185,11 @@ def test_list_names_every_graph_input_and_key() -> None:
         names = {i["name"] for i in graph["inputs"]}
         spec = parse_spec(f"{graph['name']}.fwd:d=8")
         assert {p.name for p in spec.forward().params} <= names
-        assert {"d", "dtype", "weight", "out", "eps", "save", "wrt"} <= {k["key"] for k in graph["keys"]}
+        assert {"d", "dtype", "weight", "out", "eps", "save", "wrt", "of"} <= {k["key"] for k in graph["keys"]}
         # The defaults that are shown are the defaults that hold.
         shown = {k["key"]: k["default"] for k in graph["keys"]}
-        keys = ",".join(
-            f"{k}={v}" for k, v in shown.items() if k not in ("d", "wrt", "weight", "out", "blocks") and v != "required"
-        )
+        others = ("d", "wrt", "of", "weight", "out", "blocks")
+        keys = ",".join(f"{k}={v}" for k, v in shown.items() if k not in others and v != "required")
         assert parse_spec(f"{graph['name']}.fwd:d=8,{keys}") == spec
     layernorm = data["graphs"][0]
     assert layernorm["inputs"][0] == {"name": "x", "type": "dtype[M, D]", "optional": False, "default": True}
@@ -570,7 +569,7 @@ def test_doctor_without_cupy_says_what_installs_it(monkeypatch: pytest.MonkeyPat
     assert code == 3
     for what in ("CuPy", "NVRTC"):
         assert found[what]["state"] == "missing"
-        assert found[what]["fix"] == 'pip install ".[cuda13]" in the checkout of lngen'
+        assert found[what]["fix"] == 'pip install "lngen[cuda13]"'
     assert found["GPU"]["state"] == "note"
 
 

@@ -156,11 +156,17 @@ def by_largest(b: GraphBuilder) -> None:
     b.output("y", b.div("scaled", x, b.reduce_max("largest", x, axis=D)))
 
 
+def weights_alone(b: GraphBuilder) -> None:
+    """What has no rows."""
+    b.output("y", b.neg("minus", b.input("gamma", D)))
+
+
 def plans_of_every_template() -> list[Plan]:
     """Plans that take every template between them."""
     specs = ["layernorm.fwd:d=8,dtype=f64,weight=f16", "layernorm.fwd:d=8,dtype=f64,weight=bf16"]
     plans = [*(plan_of(*args) for args in PLANS.values()), *(best(parse_spec(s)) for s in specs)]
     plans.append(best(make_spec(Definition("by_largest", by_largest), "fwd", {"d": 64})))
+    plans.append(best(make_spec(Definition("weights_alone", weights_alone), "fwd", {"d": 64})))
     ragged = "form=ragged,threads=32,rows=8,vec=1,stages=2,bulk_store=yes,keep=yes"
     plans.append(plan_of("layernorm.bwd:d=1001,dtype=bf16", ragged))
     plans.append(plan_of("layernorm.fwd:d=1001,dtype=bf16", f"{ragged},owners=3,hold=yes,claim=yes"))

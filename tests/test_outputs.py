@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+from typing import Any
 
+import numpy as np
 import pytest
 
-from lngen.check.inputs import mismatches, random_inputs
-from lngen.errors import VerifyError
+import lngen
+from lngen.check.inputs import draw, mismatches, random_inputs
+from lngen.check.oracles import differences, directional
+from lngen.emit import emit
+from lngen.errors import ArrayError, DerivativeError, SpecError, VerifyError
 from lngen.graphs import Definition, GraphBuilder
 from lngen.interpret import interpret
-from lngen.ir import D, M
+from lngen.ir import D, M, Value
+from lngen.ir.numerics import Array
 from lngen.lower import lower
+from lngen.passes.order import sharers
 from lngen.ptx import run_plan
+from lngen.runtime.call import Call
 from lngen.runtime.choose import default_schedule
+from lngen.runtime.norm import Norm
 from lngen.schedule import Schedule, problem, space
-from lngen.spec import Spec, make_spec
+from lngen.spec import Spec, make_spec, parse_spec
 
 Describe = Callable[[GraphBuilder], None]
 
@@ -93,3 +105,310 @@ def test_a_value_may_be_returned_under_several_names() -> None:
     spec = spec_of(twice, dtype="bf16")
     assert [r.name for r in spec.graph().results] == ["y", "z", "p", "q"]
     runs(spec)
+
+
+# ---- cotangents ----
+
+
+def centred(b: GraphBuilder, name: str, h: Value) -> Value:
+    """(h - mean) / sqrt(var + eps); mean and rstd are kept."""
+    mean = b.statistic(b.reduce_mean(f"{name}_mean", h, axis=D))
+    xc = b.sub(f"{name}_xc", h, mean)
+    var = b.reduce_mean(f"{name}_var", b.mul(f"{name}_xc2", xc, xc), axis=D)
+    rstd = b.statistic(b.rsqrt(f"{name}_rstd", b.add(f"{name}_veps", var, b.eps())))
+    return b.mul(f"{name}_xhat", xc, rstd)
+
+
+def add_layernorm(b: GraphBuilder) -> None:
+    """LayerNorm of a sum, which goes on, too."""
+    h = b.add("h", b.input("x", M, D), b.input("residual", M, D))
+    gamma = b.input("gamma", D)
+    b.output("y", b.mul("scaled", centred(b, "n", h), gamma))
+    b.output("residual_out", h)
+
+
+def two_norms(b: GraphBuilder) -> None:
+    """One sum under two weights."""
+    xhat = centred(b, "n", b.add("h", b.input("x", M, D), b.input("residual", M, D)))
+    for n in "01":
+        scaled = b.mul(f"scaled{n}", xhat, b.input(f"gamma{n}", D))
+        b.output(f"y{n}", b.add(f"moved{n}", scaled, b.input(f"beta{n}", D)))
+
+
+def apart(b: GraphBuilder) -> None:
+    """Two norms that share nothing."""
+    for name in ("x", "z"):
+        b.output(f"{name}_hat", centred(b, name, b.input(name, M, D)))
+
+
+def apart_weighted(b: GraphBuilder) -> None:
+    """The same, each with a weight."""
+    for name in ("x", "z"):
+        scaled = b.mul(f"{name}_scaled", centred(b, name, b.input(name, M, D)), b.input(f"gamma_{name}", D))
+        b.output(f"y_{name}", scaled)
+
+
+def chained(b: GraphBuilder) -> None:
+    """An output that another is computed from, one with a row's numbers, and one that no input with rows moves."""
+    x, gamma = b.input("x", M, D), b.input("gamma", D)
+    square = b.output("square", b.mul("x2", x, x))
+    b.output("y", b.mul("p", b.cast("square_again", square, to=b.compute), gamma))
+    b.output("total", b.reduce_sum("s", b.mul("x3", x, x), axis=D))
+    b.output("weight", b.mul("gamma2", gamma, gamma))
+
+
+SEVERAL = [add_layernorm, two_norms, apart, chained, twice]
+
+
+def arrays_for(norm: Norm, rows: int = 3) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Random inputs of a norm, and a cotangent for each of its outputs."""
+    forward = norm.spec().graph()
+    outputs = norm.spec("bwd").differentiated
+    rng = np.random.default_rng(5)
+    inputs = {v.name: draw(rng, v, rows, norm.spec().d, 0.5) for v in forward.params}
+    return inputs, {v.name: draw(rng, v, rows, norm.spec().d, 0.5) for v in forward.results if v.name in outputs}
+
+
+@pytest.mark.parametrize("save", ["stats", "none"])
+@pytest.mark.parametrize("describe", SEVERAL)
+def test_gradients_are_the_differences_of_all_outputs_together(describe: Describe, save: str) -> None:
+    norm = lngen.compile(describe, d=7, dtype="f64", save=save)
+    inputs, cotangents = arrays_for(norm)
+    forward, names = norm.spec().graph(), tuple(cotangents)
+    _, saved = norm.forward(**inputs)
+    for wanted in product([True, False], repeat=len(names)):
+        if not any(wanted):
+            continue
+        given = tuple(cotangents[n] if w else None for n, w in zip(names, wanted, strict=True))
+        gradients = norm.backward(given, saved)
+        flat = np.concatenate([(cotangents[n] * w).ravel() for n, w in zip(names, wanted, strict=True)])
+
+        def function(**at: Array) -> Array:
+            results = interpret(forward, at)
+            return np.concatenate([results[n].ravel() for n in names])
+
+        for p, gradient in zip(forward.params, gradients, strict=True):
+            expected = differences(function, inputs, p.name, 1e-3, dy=flat)
+            assert gradient.shape == expected.shape
+            np.testing.assert_allclose(gradient, expected, rtol=1e-7, atol=1e-9, err_msg=f"{p.name} {wanted}")
+
+
+def test_a_second_output_has_its_part_of_the_gradient() -> None:
+    """Along one direction: the slope of both outputs together is not that of the first."""
+    norm = lngen.compile(add_layernorm, d=16, dtype="f64")
+    inputs, cotangents = arrays_for(norm, rows=4)
+    _, saved = norm.forward(**inputs)
+    slopes = []
+    for given in (tuple(cotangents.values()), (cotangents["y"], None)):
+        direction = np.random.default_rng(2).normal(size=inputs["x"].shape)
+        slopes.append(float((norm.backward(given, saved)[0] * direction).sum()))
+
+    def loss(**at: Array) -> Array:
+        y, stream = norm.forward(**at)[0]
+        return np.asarray((y * cotangents["y"]).sum() + (stream * cotangents["residual_out"]).sum())
+
+    slope = directional(loss, inputs, "x", direction, 1e-3, dy=np.ones(()))
+    assert slopes[0] == pytest.approx(slope, rel=1e-9)
+    assert abs(slopes[1] - slope) > 0.1 * abs(slope)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("describe", SEVERAL)
+def test_kernels_of_several_cotangents_have_the_interpreter_s_bits(describe: Describe, dtype: str) -> None:
+    spec = spec_of(describe, "bwd", dtype=dtype)
+    for of in (None, spec.differentiated[0], spec.differentiated[-1]):
+        runs(spec_of(describe, "bwd", dtype=dtype, of=of))
+
+
+def test_what_a_cotangent_that_is_none_takes_is_gone() -> None:
+    whole = spec_of(add_layernorm, "bwd")
+    assert " ".join(p.name for p in whole.graph().params) == "dy dresidual_out x residual gamma n_mean n_rstd"
+    norm_alone = spec_of(add_layernorm, "bwd", of="y").graph()
+    assert " ".join(p.name for p in norm_alone.params) == "dy x residual gamma n_mean n_rstd"
+    stream_alone = spec_of(add_layernorm, "bwd", of="residual_out", wrt="x").graph()
+    assert [p.name for p in stream_alone.params] == ["dresidual_out"]
+    assert [e.op for e in stream_alone.eqns] == ["cast"]
+
+
+def test_the_outputs_a_backward_is_of_are_in_its_name() -> None:
+    spec = spec_of(add_layernorm, "bwd", of="y")
+    assert str(spec) == "add_layernorm.bwd:d=37,dtype=f32,of=y"
+    assert spec.slug == "add_layernorm_bwd__f32_d37_of_y"
+    assert spec.with_direction("fwd").of is None
+    every = spec_of(add_layernorm, "bwd", of="residual_out+y")
+    assert str(every) == "add_layernorm.bwd:d=37,dtype=f32"
+    assert every.differentiated == ("y", "residual_out")
+    assert parse_spec(str(spec), {"add_layernorm": spec.definition}) == spec
+
+
+@pytest.mark.parametrize(
+    ("direction", "of", "message"),
+    [
+        ("bwd", "z", "there is no of 'z', expected one of y, residual_out."),
+        ("bwd", "y+n_mean", "there is no of 'n_mean', expected one of y, residual_out."),
+        ("fwd", "y", "there is no key 'of', expected one of d, dtype, weight, out, eps, save."),
+    ],
+)
+def test_outputs_that_are_none(direction: str, of: str, message: str) -> None:
+    with pytest.raises(SpecError) as error:
+        spec_of(add_layernorm, direction, of=of)
+    assert str(error.value).partition(": ")[2].endswith(message)
+
+
+def test_a_norm_of_one_of_its_outputs_takes_one_cotangent() -> None:
+    norm, both = (lngen.compile(add_layernorm, d=16, **options) for options in ({"of": "y"}, {}))
+    inputs, cotangents = arrays_for(norm)
+    found = norm.backward(cotangents["y"], norm.forward(**inputs)[1])
+    expected = both.backward((cotangents["y"], None), both.forward(**inputs)[1])
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(a, b)
+    of_y = spec_of(add_layernorm, "bwd", d=16, of="y")
+    assert norm.source("bwd") == emit(lower(of_y, default_schedule(of_y)))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (lambda dy: dy, "takes 2 cotangents (dy, dresidual_out), None for one that is zero, got 1."),
+        (lambda dy: (dy,), "takes 2 cotangents (dy, dresidual_out), None for one that is zero, got 1."),
+        (lambda dy: (dy, dy, None), "takes 2 cotangents (dy, dresidual_out), None for one that is zero, got 3."),
+        (
+            lambda dy: (None, None),
+            "takes at least one of dy, dresidual_out, got None alone; all gradients would be zero.",
+        ),
+    ],
+)
+def test_cotangents_that_are_too_few(given: Callable[[Array], Any], message: str) -> None:
+    norm = lngen.compile(add_layernorm, d=16)
+    inputs, cotangents = arrays_for(norm)
+    _, saved = norm.forward(**inputs)
+    with pytest.raises(ArrayError) as error:
+        norm.backward(given(cotangents["y"]), saved)
+    assert str(error.value) == f"'add_layernorm.bwd:d=16,dtype=f32' {message}"
+
+
+def test_the_backward_of_a_subset_is_made_once_by_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    norm = lngen.compile(add_layernorm, d=16)
+    inputs, cotangents = arrays_for(norm)
+    _, saved = norm.forward(**inputs)
+    made: list[Spec] = []
+
+    def slow(spec: Spec, *rest: Any) -> Call:
+        made.append(spec)
+        time.sleep(0.05)
+        return Call(spec, *rest)
+
+    monkeypatch.setattr("lngen.runtime.norm.Call", slow)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: norm.backward((cotangents["y"], None), saved)[0], range(8)))
+    assert [str(s) for s in made] == ["add_layernorm.bwd:d=16,dtype=f32,of=y"]
+    assert all((a == found[0]).all() for a in found)
+
+
+def test_a_forward_value_that_has_a_gradient_s_name_is_an_error() -> None:
+    def clashing(name: str) -> Describe:
+        def own(b: GraphBuilder) -> None:
+            x = b.input("x", M, D)
+            b.output("y", b.neg("minus", b.mul(name, x, x)))
+
+        return own
+
+    for name, whose in (("dx", "the gradient of 'x'"), ("dy", "the cotangent of 'y'")):
+        with pytest.raises(VerifyError) as error:
+            spec_of(clashing(name), "bwd").graph()
+        assert str(error.value) == (
+            f"graph @own_bwd: {whose} is expected to be called '{name}', but another value is; rename one of them."
+        )
+
+
+@pytest.mark.parametrize(
+    ("describe", "options", "blocks"),
+    [
+        (add_layernorm, {}, 8),
+        (add_layernorm, {"of": "y"}, 8),
+        (two_norms, {}, 8),
+        (two_norms, {"of": "y1"}, 8),
+        (apart_weighted, {}, 8),  # no cotangent is in every gradient
+        # Statistics that are computed again are summed over a row, too, as they were in the forward.
+        (add_layernorm, {"save": "none"}, 2),
+        (two_norms, {"save": "none"}, 2),
+        (apart_weighted, {"save": "none"}, 2),
+    ],
+)
+def test_long_rows_are_shared_where_only_cotangents_are_summed(
+    describe: Describe, options: dict[str, str], blocks: int
+) -> None:
+    assert sharers(spec_of(describe, "bwd", d=10248, dtype="bf16", **options).graph(), 10248) == blocks
+
+
+# ---- gradients that vanish ----
+
+
+def vanishing(b: GraphBuilder) -> None:
+    """Nothing moves the result, whatever the axes of an input."""
+    x, gamma, w = b.input("x", M, D), b.input("gamma", D), b.input("w", M)
+    zeros = b.add("zeros", b.sub("no_x", x, x), b.sub("no_gamma", gamma, gamma))
+    b.output("y", b.add("no_w", zeros, b.sub("none", w, w)))
+
+
+def only_gamma(b: GraphBuilder) -> None:
+    """A gradient over features that vanishes beside one that does not."""
+    x, gamma, w = b.input("x", M, D), b.input("gamma", D), b.input("w", D)
+    b.output("y", b.add("s", b.mul("p", x, gamma), b.sub("none", w, w)))
+
+
+def where(b: GraphBuilder) -> None:
+    """What is compared has no part in the gradient."""
+    x, gamma = b.input("x", M, D), b.input("gamma", D)
+    b.output("y", b.select_eq("chosen", gamma, gamma, x))
+
+
+ZEROS = {vanishing: {"x", "gamma", "w"}, only_gamma: {"w"}, where: {"gamma"}}
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16", "f64"])
+@pytest.mark.parametrize("describe", ZEROS)
+def test_a_gradient_that_vanishes_is_zeros(describe: Describe, dtype: str) -> None:
+    norm = lngen.compile(describe, d=12, dtype=dtype)
+    inputs, cotangents = arrays_for(norm)
+    _, saved = norm.forward(**inputs)
+    gradients = norm.backward(cotangents["y"], saved)
+    for (name, primal), gradient in zip(inputs.items(), gradients, strict=True):
+        assert (gradient.shape, gradient.dtype) == (primal.shape, primal.dtype)
+        assert (name in ZEROS[describe]) == (not gradient.astype(np.float64).any())
+    runs(spec_of(describe, "bwd", dtype=dtype))
+    for name in ZEROS[describe]:
+        runs(spec_of(describe, "bwd", dtype=dtype, wrt=name))
+
+
+def test_an_input_whose_output_has_no_cotangent_has_zeros() -> None:
+    norm = lngen.compile(apart, d=8)
+    inputs, cotangents = arrays_for(norm)
+    dx, dz = norm.backward((cotangents["x_hat"], None), norm.forward(**inputs)[1])
+    assert dx.any()
+    assert not dz.any()
+    assert dz.shape == inputs["z"].shape
+    runs(spec_of(apart, "bwd", of="x_hat"))
+    runs(spec_of(apart, "bwd", of="x_hat", wrt="z"), rows=0)
+
+
+def test_results_without_rows_need_no_sum() -> None:
+    def weights(b: GraphBuilder) -> None:
+        gamma, beta = b.input("gamma", D), b.input("beta", D)
+        b.output("w", b.mul("p", gamma, beta))
+
+    for d in (1, 37, 300):
+        runs(spec_of(weights, d=d), rows=0)
+        runs(spec_of(weights, d=d, dtype="bf16"), rows=2)
+
+
+def test_a_statistic_alone_is_no_output() -> None:
+    def own(b: GraphBuilder) -> None:
+        x, w = b.input("x", M, D), b.input("w", M)
+        b.output("y", b.neg("minus", x))
+        b.statistic(b.mul("w2", w, w))
+
+    for save in ("stats", "none"):
+        with pytest.raises(DerivativeError, match=r"^wrt=w: no result of graph @own_fwd depends on 'w'\.$"):
+            spec_of(own, "bwd", save=save).graph()
+        assert spec_of(own, "bwd", save=save, wrt="x").graph()

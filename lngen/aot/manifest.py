@@ -116,6 +116,7 @@ def _spec(spec: Spec) -> dict[str, Any]:
         "inputs": inputs,
         "save": spec.save,
         "wrt": None if spec.direction == "fwd" else list(spec.wrt or inputs),
+        "of": None if spec.direction == "fwd" else list(spec.differentiated),
     }
 
 

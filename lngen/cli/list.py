@@ -42,6 +42,7 @@ def _described(definition: Definition) -> dict[str, Any]:
         "eps": ("1e-05", "added to the mean square, from 0 to 1"),
         "save": ("stats", f"what forward keeps for backward: {' '.join(SAVES)}"),
         "wrt": ("all inputs", f"bwd only, what to differentiate: {'+'.join(p.name for p in built.params)}"),
+        "of": ("all outputs", f"bwd only, which outputs have a cotangent: {'+'.join(v.name for v in built.results)}"),
         "blocks": ("the same on every GPU", "bwd only, blocks that share the rows of column sums; part of the result"),
     }
     return {

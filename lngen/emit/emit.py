@@ -94,7 +94,7 @@ def partials(plan: Plan) -> tuple[str, ...]:
         "_number_plain": first and meets,
         "_bits": "_seen" in sections,
         "_stay": accumulate or "columns" in templates,
-        "_memory": bool(templates - {"finish"}),
+        "_memory": bool(templates - {"finish", "narrow"}),
         "_packed": "_copy_packed_columns" in sections,
         "_wide": "_widened_columns" in sections,
         "_mbarrier": "_setup_bulk" in sections or any(k.cluster > 1 for k in rows),

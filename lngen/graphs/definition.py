@@ -107,6 +107,10 @@ class Definition:
         b = self.builder(options)
         return b.build(*b.results, *(b.statistics if options.save == "stats" else ()))
 
+    def outputs(self, options: Options) -> tuple[str, ...]:
+        """Names of the results that are differentiated."""
+        return tuple(v.name for v in self.builder(options).results)
+
     def saved(self, options: Options) -> tuple[str, ...]:
         """Names of the values forward keeps for backward."""
         return tuple(v.name for v in self.builder(options).statistics) if options.save == "stats" else ()

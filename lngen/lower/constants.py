@@ -129,6 +129,14 @@ def abreast(s: Schedule, p: Problem) -> int:
     return _unit(p) if many and p.d % _unit(p) == 0 else 1
 
 
+def narrow_constants(p: Problem) -> list[Constant]:
+    """Those of what has no rows and takes no sum over them."""
+    return [
+        Constant("D", p.d, "features per row"),
+        Constant("COLUMNS", COLUMN_THREADS, "columns of a block, one a thread"),
+    ]
+
+
 def finish_columns(s: Schedule, p: Problem) -> int:
     """Columns that a block of the finish completes at a time."""
     side = abreast(s, p)

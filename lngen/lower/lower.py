@@ -15,6 +15,7 @@ from lngen.lower.constants import (
     column_constants,
     finish_columns,
     finish_constants,
+    narrow_constants,
     pitch,
     row_constants,
 )
@@ -38,6 +39,8 @@ from lngen.schedule import (
 from lngen.spec import Spec
 
 MANY = 2**40  # more rows than any grid has owners for
+
+NARROW = ("finish", "narrow")  # a thread of them has one column
 
 # When a kernel adds to its column sums, and where it has them; a row group past the last row adds nothing.
 ACCUMULATE = {
@@ -83,7 +86,9 @@ class _Lowering:
             buffers += [Buffer(v.name, v.type.dtype, per_row=1) for v in handed]
         elif self.parts.rows.results:
             kernels.append(self._rows(self.parts.rows, self.parts.sums, rows, ()))
-        if self.parts.finish:
+        if self.parts.finish and not self.parts.sums:
+            kernels.append(self._narrow(self.parts.finish))
+        elif self.parts.finish:
             finish = self._finish(self.parts.finish)
             if s.one_launch:
                 kernels[-1] = self._in_one_launch(kernels[-1], finish)
@@ -164,6 +169,22 @@ class _Lowering:
         )
         return replace(kernel, always=True, accumulators=_sums(self.parts.sums))
 
+    def _narrow(self, graph: Graph) -> Kernel:
+        """What has no rows and needs nothing of theirs, a thread per column."""
+        kernel = self._kernel(
+            "narrow",
+            "narrow",
+            graph,
+            [*tensors(graph.params, "input"), *tensors(graph.results, "output")],
+            narrow_constants(self.facts),
+            (),
+            graph.results,
+            spell=speller("", graph, "{0}_ptr[col]"),
+            grid=(Extent(-(-self.facts.d // COLUMN_THREADS)), Extent()),
+            block=COLUMN_THREADS,
+        )
+        return replace(kernel, always=True)
+
     def _in_one_launch(self, rows: Kernel, finish: Kernel) -> Kernel:
         """The row kernel with the finish behind a grid barrier; it serves the finish with the memory it has."""
         named = {a.name for a in rows.arguments}
@@ -211,7 +232,7 @@ class _Lowering:
         shared: int = 1,
     ) -> Kernel:
         """What every kernel has."""
-        store = "{0}_ptr[col] = {1};" if template == "finish" else f"{{0}}_{self.out}[i] = {{1}};"
+        store = "{0}_ptr[col] = {1};" if template in NARROW else f"{{0}}_{self.out}[i] = {{1}};"
         in_stages = role == "rows" and self.schedule.form in STAGED
         last = in_stages and self.schedule.bulk_store
         keeps = role == "rows" and (self.schedule.hold or self.schedule.form == "registers")

@@ -12,7 +12,7 @@ from lngen.schedule import depths
 
 @dataclass(frozen=True)
 class Split:
-    """``rows``: results that have rows. ``sums``: the column sums. ``finish``: [D] results from the sums."""
+    """``rows``: results that have rows. ``sums``: the column sums. ``finish``: [D] results, from the sums if any."""
 
     rows: Graph
     sums: tuple[Eqn, ...]
@@ -38,7 +38,7 @@ def split(graph: Graph) -> Split:
             raise LowerError(
                 f"graph @{graph.name}: '{eqn.out}' reduces over D a value that has no rows; pass it as an input."
             )
-    _check(graph, sums, by_column)
+    _check(graph, sums)
     _check_segments(graph)
     rows = extract(graph, graph.name, graph.params, (*by_row, *dict.fromkeys(a for e in sums for a in e.args)))
     if not by_column:
@@ -52,15 +52,11 @@ def split(graph: Graph) -> Split:
     return Split(rows, sums, finish)
 
 
-def _check(graph: Graph, sums: tuple[Eqn, ...], by_column: tuple[Value, ...]) -> None:
+def _check(graph: Graph, sums: tuple[Eqn, ...]) -> None:
     """LowerError for results and sums that are no kernel's work."""
     for value in graph.results:
         if value in graph.params:
             raise LowerError(f"graph @{graph.name}: the result '{value}' is an input; leave it out, the caller has it.")
-    if by_column and not sums:
-        raise LowerError(
-            f"graph @{graph.name}: '{by_column[0]}' has no rows and takes no sum over rows; compute it outside."
-        )
     for eqn in sums:
         if D not in eqn.out.type.axes:
             raise LowerError(f"graph @{graph.name}: '{eqn.out}' sums over rows a value without D; add it up outside.")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from lngen.ir import Graph, verify
 from lngen.passes.clean import cse, dce
 from lngen.passes.decompose import decompose
@@ -29,11 +31,22 @@ __all__ = [
 Trace = dict[str, Graph]
 
 
-def backward(graph: Graph, wrt: tuple[str, ...], saved: tuple[str, ...], trace: Trace | None = None) -> Graph:
-    """The backward graph of a forward graph, for the inputs ``wrt``, given the values ``saved`` by forward."""
+def backward(
+    graph: Graph,
+    wrt: tuple[str, ...],
+    saved: tuple[str, ...],
+    of: tuple[str, ...] | None = None,
+    trace: Trace | None = None,
+) -> Graph:
+    """The backward graph of a forward graph: gradients of ``wrt``, given cotangents of ``of`` and what is ``saved``.
+
+    ``of`` are results of forward that it does not save for backward, by default all of these.
+    """
     trace = {} if trace is None else trace
-    trace["vjp"] = graph = vjp(graph, wrt)
-    trace["simplify"] = graph = verify(simplify(graph, seed=graph.params[0].name), "simplify")
+    outputs = replace(graph, results=tuple(r for r in graph.results if r.name not in saved))
+    trace["vjp"] = graph = vjp(outputs, wrt, of)
+    seeds = (p.name for p in graph.params if p not in outputs.params)
+    trace["simplify"] = graph = verify(simplify(graph, *seeds), "simplify")
     trace["save"] = graph = verify(save(graph, saved), "save")
     return graph
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from lngen.ir import ORDERED, WIDE, D, Eqn, Graph, M, is_row_fold, is_sum
+from lngen.ir import ORDERED, WIDE, D, Eqn, Graph, M, Value, is_row_fold, is_sum
+from lngen.passes.edit import downstream
 
 CHUNK_BYTES = 16
 SEGMENT_BYTES = 16 * 1024
@@ -177,18 +178,36 @@ def _is_for_pairs(d: int, element: int, size: int) -> bool:
 
 
 def _meets_once(graph: Graph) -> bool:
-    """True if there are sums over rows, and every one over features is of the gradient, a backward's first input.
+    """True if there are sums over rows, and every one over features is of a backward's cotangents.
 
     A statistic that is computed again keeps the order, and so the bits, that it has in the forward.
     """
-    gradient, over_rows = set(graph.params[:1]), False
-    for e in graph.eqns:
-        if not gradient.isdisjoint(e.args):
-            gradient.add(e.out)
-        elif is_row_fold(e):
-            return False
-        over_rows |= is_sum(e, M)
-    return over_rows
+    if not any(is_sum(e, M) for e in graph.eqns):
+        return False
+    moved = _moved_by_cotangents(graph)
+    return all(e.out in moved for e in graph.eqns if is_row_fold(e))
+
+
+def _moved_by_cotangents(graph: Graph) -> set[Value]:
+    """What depends on a backward's cotangents: its first parameters, as few of them as it is linear in together.
+
+    Then every result depends on them, if on anything, and nothing that does not is added to what does. A graph that is
+    not linear in any is taken as if it were in the first.
+    """
+    varying = downstream(graph.eqns, graph.params)
+    for count in range(1, len(graph.params) + 1):
+        moved = downstream(graph.eqns, graph.params[:count])
+        if varying.isdisjoint({*graph.results} - moved) and not any(_adds_unmoved(e, moved) for e in graph.eqns):
+            return moved
+    return downstream(graph.eqns, graph.params[:1])
+
+
+def _adds_unmoved(eqn: Eqn, moved: set[Value]) -> bool:
+    """True for a sum or a difference of two of which one is among ``moved``."""
+    if eqn.op not in ("add", "sub", "fma"):
+        return False
+    *first, last = eqn.args
+    return moved.isdisjoint(first) is (last in moved)
 
 
 def _doublings(n: int) -> int:

@@ -11,9 +11,10 @@ from lngen.passes.edit import downstream, upstream
 from lngen.passes.polynomial import ONE, Atom, Poly, Product, Size, Sum, atom, axes_of, collect, common, times
 
 
-def simplify(graph: Graph, seed: str) -> Graph:
-    """Write every value that depends on ``seed`` as a sum of products, shorten it, and write it out again.
+def simplify(graph: Graph, *seeds: str) -> Graph:
+    """Write every value that depends on ``seeds`` as a sum of products, shorten it, and write it out again.
 
+    ``seeds`` are cotangents: what depends on them is linear in all of them together.
     Forward values are left as they are; the rules for the rest:
 
     - reductions are linear, and a factor constant along the reduced axis moves out;
@@ -26,15 +27,15 @@ def simplify(graph: Graph, seed: str) -> Graph:
     before (LayerNorm, 20 equations, three row sums one after the other)
     after:  dx = rstd * (dy_gamma - mean(dy_gamma) - xhat * mean(dy_gamma * xhat))
     """
-    return cse(_Simplifier(graph, seed).run())
+    return cse(_Simplifier(graph, seeds).run())
 
 
 class _Simplifier:
     """One run over one graph: ``poly`` reads values as polynomials, ``_write`` emits them."""
 
-    def __init__(self, graph: Graph, seed: str) -> None:
+    def __init__(self, graph: Graph, seeds: tuple[str, ...]) -> None:
         self.graph = graph
-        self.linear = downstream(graph.eqns, [graph.param(seed)])
+        self.linear = downstream(graph.eqns, map(graph.param, seeds))
         forward = tuple(e for e in graph.eqns if e.out not in self.linear)
         self.producer = graph.producers()
         self.order = {v: i for i, v in enumerate(graph.values().values())}
@@ -53,6 +54,8 @@ class _Simplifier:
             if eqn.out in self.linear and eqn.out in live and eqn.out not in self.graph.results:
                 self.polys[eqn.out] = self._read(eqn)
         for result in self.graph.results:
+            if result not in self.linear:  # zeros
+                continue
             eqn = self.producer[result]  # every gradient ends in the cast to its input's dtype
             source = self._write(self.poly(eqn.args[0]), f"{result.name}32", eqn.args[0])
             self.b.eqns.append(Eqn(result, "cast", (source,), eqn.attrs))

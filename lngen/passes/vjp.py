@@ -8,25 +8,24 @@ from lngen.ir.ops import compute_dtype
 from lngen.passes.edit import downstream, upstream
 
 
-def vjp(graph: Graph, wrt: tuple[str, ...], of: str | None = None) -> Graph:
-    """The graph of d(result)/d(inputs), contracted with the result's cotangent.
+def vjp(graph: Graph, wrt: tuple[str, ...], of: tuple[str, ...] | None = None) -> Graph:
+    """The graph of d(results)/d(inputs), contracted with a cotangent for each result, the first parameters.
 
-    For ``of`` (a result's name, by default the first) called y and ``wrt`` = (x, gamma):
+    For ``of`` (names of results, by default all) = (y, z) and ``wrt`` = (x, gamma):
 
-        graph @f(%x, %gamma) -> (y, ...)    becomes    graph @f_bwd(%dy, %x, %gamma) -> (dx, dgamma)
+        graph @f(%x, %gamma) -> (y, z)    becomes    graph @f_bwd(%dy, %dz, %x, %gamma) -> (dx, dgamma)
 
     The forward equations come first, then one derivative row of the op table per equation, in reverse.
     A cotangent is kept in the compute dtype (f32, or f64 for f64 values) and rounded once, to the dtype
-    of its input, at the end. Reverse accumulation as in Griewank and Walther, Evaluating Derivatives,
-    2nd ed., section 3.2. DerivativeError if an input of ``wrt`` does not exist or does not matter.
+    of its input, at the end; one that no path brings is zeros. Reverse accumulation as in Griewank and Walther,
+    Evaluating Derivatives, 2nd ed., section 3.2. DerivativeError if a name of ``wrt`` or ``of`` does not exist, or an
+    input does not matter to any result; VerifyError if a value has the name of a cotangent or of a gradient.
     """
-    result = graph.results[0] if of is None else next(r for r in graph.results if r.name == of)
-    inputs = tuple(_input(graph, name) for name in wrt)
+    results = graph.results if of is None else tuple(_find(graph, "of", "result", graph.results, n) for n in of)
+    inputs = tuple(_find(graph, "wrt", "input", graph.params, n) for n in wrt)
     b = Builder(graph.name.removesuffix("_fwd") + "_bwd", params=graph.params, eqns=graph.eqns)
-    seed = b.param(f"d{result.name}", result.type.dtype, *result.type.axes)
-    b.params.insert(0, b.params.pop())
-    to = compute_dtype(seed.type.dtype)
-    cotangents: dict[Value, Value] = {result: seed if to is seed.type.dtype else b.cast(f"{seed.name}32", seed, to=to)}
+    cotangents = {result: _seed(b, result) for result in results}
+    b.params = b.params[len(graph.params) :] + b.params[: len(graph.params)]
     wanted = downstream(graph.eqns, inputs)
     for eqn in reversed(graph.eqns):
         if eqn.out not in cotangents or eqn.out not in wanted:
@@ -38,22 +37,29 @@ def vjp(graph: Graph, wrt: tuple[str, ...], of: str | None = None) -> Graph:
     return b.build(*(_gradient(b, graph, p, cotangents) for p in inputs), stage="vjp")
 
 
-def _input(graph: Graph, name: str) -> Value:
-    for p in graph.params:
-        if p.name == name:
-            return p
-    inputs = ", ".join(p.name for p in graph.params)
-    raise DerivativeError(f"wrt={name}: graph @{graph.name} has no input '{name}'; its inputs are {inputs}.")
+def _find(graph: Graph, key: str, kind: str, values: tuple[Value, ...], name: str) -> Value:
+    for v in values:
+        if v.name == name:
+            return v
+    names = ", ".join(v.name for v in values)
+    raise DerivativeError(f"{key}={name}: graph @{graph.name} has no {kind} '{name}'; its {kind}s are {names}.")
+
+
+def _seed(b: Builder, result: Value) -> Value:
+    """A parameter for the cotangent of a result, in the compute dtype."""
+    name = b.exactly(f"d{result.name}", f"the cotangent of '{result.name}'")
+    seed, to = b.param(name, result.type.dtype, *result.type.axes), compute_dtype(result.type.dtype)
+    return seed if to is seed.type.dtype else b.cast(f"{name}32", seed, to=to)
 
 
 def _gradient(b: Builder, graph: Graph, param: Value, cotangents: dict[Value, Value]) -> Value:
-    if param not in cotangents:
-        raise DerivativeError(f"wrt={param.name}: the result of graph @{graph.name} does not depend on '{param.name}'.")
-    ct = cotangents[param]
+    if downstream(graph.eqns, [param]).isdisjoint(graph.results):
+        raise DerivativeError(f"wrt={param.name}: no result of graph @{graph.name} depends on '{param.name}'.")
+    ct = cotangents[param] if param in cotangents else b.const("zero", 0.0, compute_dtype(param.type.dtype))
     for axis in param.type.axes:
         if axis not in ct.type.axes:
             ct = b.expand("ct", ct, axis=axis)
-    return b.cast(f"d{param.name}", ct, to=param.type.dtype)
+    return b.cast(b.exactly(f"d{param.name}", f"the gradient of '{param.name}'"), ct, to=param.type.dtype)
 
 
 def _sum_over(b: Builder, ct: Value, axes: tuple[Axis, ...]) -> Value:
@@ -68,10 +74,16 @@ def save(graph: Graph, names: tuple[str, ...]) -> Graph:
     before:  graph @f_bwd(%dy, %x) ... %rstd = rsqrt %veps ...
     after:   graph @f_bwd(%dy, %x, %rstd) ...        (what only %rstd needed is gone)
 
-    What is not saved is rematerialised: its forward equations stay. Parameters nothing uses go, too.
+    What is not saved is rematerialised: its forward equations stay. Parameters nothing uses go, too, but for those
+    that alone say how long an axis of a result is.
     """
     saved = tuple(e.out for e in graph.eqns if e.out.name in names)
     eqns = tuple(e for e in graph.eqns if e.out not in saved)
     live = upstream(eqns, graph.results)
-    params = tuple(p for p in (*graph.params, *saved) if p in live)
+    params = (*graph.params, *saved)
+    for axis in (a for r in graph.results for a in r.type.axes):
+        having = [p for p in params if axis in p.type.axes]
+        if live.isdisjoint(having):
+            live.update(having[:1])
+    params = tuple(p for p in params if p in live)
     return Graph(graph.name, params, tuple(e for e in eqns if e.out in live), graph.results)

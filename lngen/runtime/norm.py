@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lngen.emit import emit
-from lngen.errors import SpecError
+from lngen.errors import ArrayError, SpecError
 from lngen.graphs import GRAPHS, Definition, GraphBuilder
 from lngen.ir import DType
 from lngen.lower import Plan
@@ -32,7 +33,7 @@ def compile(
 
     ``graph`` is a name (``layernorm``, ``rmsnorm``), a function that describes a forward graph of one's own, which
     gets the function's name, or a Definition, which names any callable.
-    ``options`` are the spec's keys: weight, out, eps, save, wrt, blocks, gamma, beta.
+    ``options`` are the spec's keys: weight, out, eps, save, wrt, of, blocks, gamma, beta.
     ``schedule`` changes the default schedule, per direction: ``{"fwd": "threads=256", "bwd": ""}``.
     ``lock`` is a file that ``lngen tune`` wrote: on a GPU it knows, the schedule tuned for the nearest number of
     rows is taken instead of the default. It changes no bit.
@@ -40,7 +41,7 @@ def compile(
     that cannot be read.
     """
     definition = _definition(graph)
-    backward: dict[str, Any] = {key: options.pop(key) for key in ("wrt", "blocks") if key in options}
+    backward: dict[str, Any] = {key: options.pop(key) for key in ("wrt", "of", "blocks") if key in options}
     keys = {"d": d, "dtype": dtype, **options}
     forward = make_spec(definition, "fwd", keys)
     return Norm(
@@ -96,9 +97,13 @@ class Norm:
         for key in schedules:
             if key not in ("fwd", "bwd"):
                 raise SpecError(f"schedule= takes the directions fwd and bwd, got '{key}'.")
+        self._schedule, self._lock = schedules.get("bwd", ""), lock
         self._forward = Call(forward, schedules.get("fwd", ""), lock)
-        self._backward = Call(backward, schedules.get("bwd", ""), lock)
-        self._primary = len(self._forward.outputs) - len(forward.definition.saved(forward.options))
+        self._backward = Call(backward, self._schedule, lock)
+        self._primary = len(forward.definition.outputs(forward.options))
+        self._cotangents = tuple(f"d{name}" for name in backward.differentiated)
+        self._backwards = {self._cotangents: self._backward}
+        self._making = threading.Lock()
 
     def spec(self, direction: str = "fwd") -> Spec:
         """The spec of a direction, ``fwd`` or ``bwd``."""
@@ -141,10 +146,34 @@ class Norm:
     def backward(self, dy: Any, saved: Saved, *, out: Any = None) -> tuple[Any, ...]:
         """Gradients of the inputs in the graph's order: ``dx, dgamma, dbeta = norm.backward(dy, saved)``.
 
-        dy has the shape and dtype of y. ``out``: a tuple of arrays to write instead of new ones.
+        dy has the shape and dtype of y. A graph of several outputs takes a tuple, a cotangent for each output that is
+        differentiated (the spec's ``of``) in the graph's order: ``norm.backward((dy, dh), saved)``. None stands for
+        zeros; kernels without its work are made when it is first None. ``out``: a tuple of arrays to write instead of
+        new ones. ArrayError for a wrong array, or for more or fewer cotangents.
         """
-        call = self._backward
-        return call([dy, *(saved[v.name] for v in call.inputs[1:])], out)
+        given = dy if isinstance(dy, tuple | list) else (dy,)
+        if len(given) != len(self._cotangents):
+            raise ArrayError(
+                f"'{self._backward.spec}' takes {len(self._cotangents)} cotangents ({', '.join(self._cotangents)}), "
+                f"None for one that is zero, got {len(given)}."
+            )
+        cotangents = {name: ct for name, ct in zip(self._cotangents, given, strict=True) if ct is not None}
+        call = self._backwards.get(tuple(cotangents)) or self._backward_of(tuple(cotangents))
+        arrays = [cotangents[v.name] if v.name in cotangents else saved[v.name] for v in call.inputs]
+        return call(arrays, out)
+
+    def _backward_of(self, cotangents: tuple[str, ...]) -> Call:
+        """The backward for these cotangents alone, made once."""
+        if not cotangents:
+            raise ArrayError(
+                f"'{self._backward.spec}' takes at least one of {', '.join(self._cotangents)}, got None alone; all "
+                "gradients would be zero."
+            )
+        with self._making:
+            if cotangents not in self._backwards:
+                spec = replace(self._backward.spec, of=tuple(name.removeprefix("d") for name in cotangents))
+                self._backwards[cotangents] = Call(spec, self._schedule, self._lock)
+            return self._backwards[cotangents]
 
     def _call(self, direction: str) -> Call:
         if direction not in ("fwd", "bwd"):
