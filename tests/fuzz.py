@@ -1,4 +1,4 @@
-"""How many cases each fuzz test tries: a few in the default suite, 5000 with LNGEN_FUZZ=5000.
+"""How many cases each fuzz test tries: a few in the default suite, 5000 with ``LNGEN_FUZZ=5000 pytest -m fuzz``.
 
 ``@fuzzed`` stands above ``@given``. Only tests read this variable.
 """
@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 CASES = int(os.environ.get("LNGEN_FUZZ", "50"))
@@ -17,4 +18,5 @@ CASES = int(os.environ.get("LNGEN_FUZZ", "50"))
 def fuzzed(test: Callable[..., Any]) -> Callable[..., Any]:
     """Run a hypothesis test with CASES examples; fixtures of pytest may be shared by them."""
     suppressed = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large]
-    return settings(max_examples=CASES, deadline=None, suppress_health_check=suppressed)(test)
+    marked: Callable[..., Any] = pytest.mark.fuzz(test)
+    return settings(max_examples=CASES, deadline=None, suppress_health_check=suppressed)(marked)

@@ -310,6 +310,15 @@ def test_a_kernel_set_of_the_same_name_is_replaced_with_its_files(tmp_path: Path
     assert (tmp_path / "mine.txt").exists()
 
 
+def test_a_file_that_somebody_changed_is_left_alone_and_named(tmp_path: Path) -> None:
+    built(FWD, "--emit", "cu,ptx", "--out", tmp_path)
+    (changed,) = tmp_path.glob("*.ptx")
+    changed.write_text("mine")
+    done = call(FWD, "--emit", "cu", "--out", tmp_path)
+    assert (done.exit_code, changed.read_text()) == (0, "mine")
+    assert f"'{changed}' belongs to no kernel any more and is left alone" in done.stderr
+
+
 def test_another_schedule_is_another_kernel_set(tmp_path: Path) -> None:
     built(FWD, "--emit", "cu", "--out", tmp_path)
     built(FWD, "--emit", "cu", "--schedule", "vec=4", "--out", tmp_path)

@@ -28,7 +28,7 @@ from lngen.schedule import Schedule, check, parse_schedule, problem
 from lngen.spec import Spec
 
 VERSION = 1
-LARGEST = 2**22  # bytes of a lock file: some 20,000 choices
+LARGEST = 2**21  # bytes of a lock file: some 10,000 choices
 WIDEST = 1000  # characters of a line
 HEAD = "# Schedules chosen by lngen tune: device, spec, number of rows. They change speed and never a bit.\n"
 
