@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
@@ -123,7 +123,7 @@ def parse_spec(text: str, graphs: dict[str, Definition] | None = None) -> Spec:
 
 def make_spec(definition: Definition, direction: str, options: dict[str, Any], text: str = "") -> Spec:
     """A spec from a definition and the grammar's keys, whose values may be text or Python objects."""
-    text = text or f"{definition.name}.{direction}:{','.join(f'{k}={v}' for k, v in options.items())}"
+    text = text or f"{definition.name}.{direction}:{','.join(f'{k}={_short(v)}' for k, v in options.items())}"
     optional = _optional_inputs(definition)
     known = ["d", "dtype", "weight", "out", "eps", "save", *optional] + (
         ["wrt", "of", "blocks"] if direction == "bwd" else []
@@ -163,9 +163,12 @@ def _optional_inputs(definition: Definition) -> dict[str, bool]:
     return definition.builder(Options(f32, f32, f32)).optional
 
 
-def _some(text: str, key: str, value: str | tuple[str, ...] | None, known: list[str]) -> tuple[str, ...] | None:
+def _some(text: str, key: str, value: Any, known: list[str]) -> tuple[str, ...] | None:
     """The names of ``known`` that ``value`` lists, in their order; None for all."""
-    names = known if value is None else value.split("+") if isinstance(value, str) else value
+    given = known if value is None else value.split("+") if isinstance(value, str) else value
+    names = [*map(str, given if isinstance(given, Iterable) else [given])]
+    if not names:
+        raise SpecError(f"spec '{text}': '{key}' is expected to be one of {', '.join(known)} at least, got none.")
     for name in names:
         if name not in known:
             _wrong(text, key, name, known)
@@ -173,18 +176,23 @@ def _some(text: str, key: str, value: str | tuple[str, ...] | None, known: list[
     return None if list(ordered) == known else ordered
 
 
-def _dtype(text: str, key: str, value: str | DType) -> DType:
+def _dtype(text: str, key: str, value: Any) -> DType:
+    """A dtype by its own name, or any library's: f32, "float32", np.float32, np.dtype("float32"), torch.float32."""
     if isinstance(value, DType):
         return value
-    if value not in [t.value for t in DType]:
+    word = value if isinstance(value, str) else getattr(value, "__name__", None) or getattr(value, "name", value)
+    word = str(word).removeprefix("torch.").replace("bfloat", "bf").replace("float", "f")
+    if word not in [t.value for t in DType]:
         _wrong(text, key, value, [t.value for t in DType])
-    return DType(value)
+    return DType(word)
 
 
-def _flag(text: str, key: str, value: str | bool) -> bool:
+def _flag(text: str, key: str, value: Any) -> bool:
     if isinstance(value, bool):
         return value
-    if value not in ("yes", "no"):
+    if value is None:
+        raise SpecError(f"spec '{text}': '{key}' is expected to be yes or no, got None; {key}=no leaves it out.")
+    if not isinstance(value, str) or value not in ("yes", "no"):
         _wrong(text, key, value, ("yes", "no"))
     return value == "yes"
 
@@ -192,14 +200,20 @@ def _flag(text: str, key: str, value: str | bool) -> bool:
 def _number(text: str, key: str, value: Any, kind: type[Any], fits: Callable[[Any], bool], expected: str) -> Any:
     try:
         number = kind(value)
-    except (TypeError, ValueError):
+    except (OverflowError, TypeError, ValueError):
         number = None
     if number is None or not fits(number) or (kind is int and not isinstance(value, str) and number != value):
-        raise SpecError(f"spec '{text}': '{key}' is expected to be {expected}, got '{value}'.")
+        raise SpecError(f"spec '{text}': '{key}' is expected to be {expected}, got '{_short(value)}'.")
     return number
 
 
-def _wrong(text: str, what: str, got: str, known: list[str] | tuple[str, ...]) -> NoReturn:
-    near = difflib.get_close_matches(got, known, n=1)
+def _wrong(text: str, what: str, got: Any, known: list[str] | tuple[str, ...]) -> NoReturn:
+    near = difflib.get_close_matches(str(got), known, n=1)
     hint = f"; did you mean '{near[0]}'?" if near else "."
-    raise SpecError(f"spec '{text}': there is no {what} '{got}', expected one of {', '.join(known)}{hint}")
+    raise SpecError(f"spec '{text}': there is no {what} '{_short(got)}', expected one of {', '.join(known)}{hint}")
+
+
+def _short(value: Any) -> str:
+    """Its text, or the start of that."""
+    text = str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -35,8 +35,9 @@ class FakeArray:
 
 @dataclass(frozen=True)
 class Launched:
-    """A kernel, its arguments by name, the stream, and the thread that launched it."""
+    """A kernel of a plan, its arguments by name, the stream, and the thread that launched it."""
 
+    plan: Plan
     kernel: Kernel
     values: dict[str, int]
     stream: int
@@ -46,19 +47,19 @@ class Launched:
 class FakeGpu:
     """The driver, CuPy and a library of arrays, all in one.
 
-    stream    the library's current stream, by thread; ``captures`` the streams in a capture, and their numbers
-    pause     seconds that a launch takes, while other threads go on
+    stream_of  the library's current stream
+    captures   the streams that are captured, and the numbers of their captures
+    pause      seconds that a launch takes, while other threads go on
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.launched: list[Launched] = []
         self.made: list[FakeArray] = []
         self.zeroed: list[tuple[int, int, int]] = []
-        self.plans: list[Plan] = []
         self.stream_of: Callable[[], int] = lambda: 0
         self.captures: dict[int, int] = {}
         self.pause = 0.0
-        self._kernels: dict[int, Kernel] = {}
+        self._kernels: dict[int, tuple[Plan, Kernel]] = {}
         self._addresses = itertools.count(1 << 30, 1 << 24)
         runtime = SimpleNamespace(setDevice=lambda device: None, getDevice=lambda: 0, memsetAsync=self._memset)
         cuda = SimpleNamespace(Device=_Device, runtime=runtime, function=SimpleNamespace(Module=self._module))
@@ -76,7 +77,7 @@ class FakeGpu:
 
     # ---- the library of arrays ----
 
-    def view(self, array: FakeArray) -> FakeArray:
+    def view(self, array: FakeArray, *, written: bool) -> FakeArray:
         return array
 
     def describe(self, given: Sequence[FakeArray]) -> tuple[list[int], list[Layout]]:
@@ -101,13 +102,12 @@ class FakeGpu:
     # ---- CuPy ----
 
     def _compile(self, plan: Plan, arch: str) -> Any:
-        self.plans.append(plan)
         for kernel in plan.kernels:
-            self._kernels.setdefault(1 + len(self._kernels), kernel)
+            self._kernels[1 + len(self._kernels)] = plan, kernel
         return SimpleNamespace(image=b"", resources={})
 
     def _module(self) -> Any:
-        found = {kernel.name: address for address, kernel in self._kernels.items()}
+        found = {kernel.name: address for address, (_, kernel) in self._kernels.items()}
         return SimpleNamespace(load=lambda image: None, get_function=lambda name: SimpleNamespace(ptr=found[name]))
 
     def _memset(self, address: int, value: int, size: int, stream: int) -> None:
@@ -117,11 +117,11 @@ class FakeGpu:
     # ---- the driver ----
 
     def cuLaunchKernelEx(self, config: Any, function: Any, arguments: Any, extra: None) -> int:
-        kernel = self._kernels[function.value]
+        plan, kernel = self._kernels[function.value]
         values = {
             a.name: ctypes.c_longlong.from_address(p).value for a, p in zip(kernel.arguments, arguments, strict=True)
         }
-        self.launched.append(Launched(kernel, values, config._obj.stream or 0, threading.get_ident()))
+        self.launched.append(Launched(plan, kernel, values, config._obj.stream or 0, threading.get_ident()))
         if self.pause:
             time.sleep(self.pause)
         return 0

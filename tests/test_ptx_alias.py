@@ -70,6 +70,7 @@ OVER = [(*case, "y", "x") for case in FORWARD] + [(*case, "dx", over) for case i
 def test_a_result_over_an_input(spec: str, schedule: str, result: str, over: str) -> None:
     """Every element is read for the last time before its place is written; reads of others go unused."""
     plan = plan_of(spec, schedule)
+    assert plan.in_place
     outcome, different = run(plan, {result: (over, 0)})
     assert different == []
     assert {f.kind for f in outcome.findings} <= {"global-race", "async-read", "proxy"}
@@ -83,6 +84,7 @@ def test_every_call_begins_with_the_inputs() -> None:
 def test_a_streamed_backward_reads_again_what_it_wrote_over(over: str) -> None:
     """The kernel of the column sums comes after the one that stores dx."""
     plan = plan_of("layernorm.bwd:d=8200,dtype=bf16,blocks=2", "form=stream,threads=256,rows=1,vec=8")
+    assert not plan.in_place
     assert [text.split(":")[0] for text in run(plan, {"dx": (over, 0)})[1]] == ["dgamma", "dbeta"][: 1 + (over == "dy")]
 
 
@@ -98,6 +100,7 @@ def test_a_streamed_backward_reads_again_what_it_wrote_over(over: str) -> None:
 def test_two_results_over_two_inputs(schedule: str) -> None:
     """A streamed row is read again after the first result was stored."""
     plan = plan_of(make_spec(Definition("mixed", mixed), "fwd", {"d": 1000, "dtype": "bf16"}), schedule)
+    assert plan.in_place == ("stream" not in schedule)
     first, second = (v.name for v in plan.outputs)
     for one, other in permutations(("x", "residual", "z"), 2):
         different = run(plan, {first: (one, 0), second: (other, 0)})[1]

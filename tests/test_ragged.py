@@ -218,7 +218,8 @@ class Launches:
         for v in (*self.call.inputs, *self.call.outputs):
             shape = v.type.shape((rows,), d)
             step = (strides.get(v.name, d), 1) if v.type.axes == WIDE else (1,) * len(shape)
-            arrays.append(((str(v.type.dtype), shape, step, 0), pointers.get(v.name, 1 << 20)))
+            apart = len(arrays) << 24
+            arrays.append(((str(v.type.dtype), shape, step, 0), apart + pointers.get(v.name, 1 << 20)))
         count = len(self.call.inputs)
         self.call(arrays[:count], tuple(arrays[count:]))
         return self.forms[-1]

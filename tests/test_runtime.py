@@ -5,19 +5,22 @@ from __future__ import annotations
 import ctypes
 import re
 from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import lngen.runtime as runtime
+from fake_gpu import FakeGpu
 from lngen.errors import ArrayError, LngenError, MissingError, ScheduleError, SpecError
 from lngen.graphs import Definition, GraphBuilder
 from lngen.interpret import interpret
-from lngen.ir import F32, D, M, Type, Value
+from lngen.ir import F16, F32, D, M, Type, Value
 from lngen.lower import lower
 from lngen.runtime import driver, launch
-from lngen.runtime.arrays import Layout, library_of
+from lngen.runtime.arrays import CuPy, Layout, library_of
 from lngen.runtime.shapes import check_layout, row_stride
 from lngen.schedule import Schedule, parse_schedule
 from lngen.spec import parse_spec
@@ -56,6 +59,69 @@ def test_inputs_by_name(arrays: tuple[Any, Any, Any]) -> None:
     assert norm.forward(x, beta=beta, gamma=gamma)[0].tobytes() == norm.forward(x, gamma, beta)[0].tobytes()
 
 
+def test_what_numpy_derives_from_an_array(arrays: tuple[Any, Any, Any], tmp_path: Path) -> None:
+    """A memmap, read or written; other strides; the bits are the same."""
+    x, gamma, beta = arrays
+    norm = runtime.compile("layernorm", d=64)
+    want, _ = norm.forward(x, gamma, beta)
+    x.tofile(tmp_path / "x")
+    stored = np.memmap(tmp_path / "x", np.float32, "r", shape=x.shape)
+    y = np.memmap(tmp_path / "y", np.float32, "w+", shape=x.shape)
+    got, saved = norm.forward(stored, gamma, beta, out=y)
+    assert got is y
+    assert np.fromfile(tmp_path / "y", np.float32).tobytes() == want.tobytes()
+    assert norm.backward(y, saved)[0].shape == x.shape
+    backwards = x[::-1, ::-1, ::-1].copy()[::-1, ::-1, ::-1]
+    for same in (np.asfortranarray(x), backwards, x.view(np.recarray)):
+        assert norm.forward(same, gamma[::-1].copy()[::-1], beta)[0].tobytes() == want.tobytes()
+
+
+def test_a_wrong_cotangent_is_named(arrays: tuple[Any, Any, Any]) -> None:
+    """Not what forward has saved, though it comes first."""
+    norm = runtime.compile("layernorm", d=64)
+    y, saved = norm.forward(*arrays)
+    with pytest.raises(ArrayError, match=r"'dy' is expected to have shape \(2, 3, 64\), got \(2, 64\)"):
+        norm.backward(y[:, 0], saved)
+    with pytest.raises(ArrayError, match=r"'dy' is expected to have shape \(2, 3, 64\), got \(\)"):
+        norm.backward(np.zeros((), np.float32), saved)
+    shifted = runtime.compile(only_statistics, d=64)
+    y, saved = shifted.forward(arrays[0])
+    with pytest.raises(ArrayError, match=r"'dy' is expected to have shape \(2, 3, 64\), got \(5, 64\)"):
+        shifted.backward(np.ones((5, 64), np.float32), saved)
+
+
+def test_a_backward_of_nothing_but_the_cotangent(arrays: tuple[Any, Any, Any]) -> None:
+    def scaled(b: GraphBuilder) -> None:
+        b.output("y", b.mul("scaled", b.input("x", M, D), b.input("gamma", D)))
+
+    x, gamma, _ = arrays
+    norm = runtime.compile(scaled, d=64, wrt="x")
+    y, saved = norm.forward(x, gamma)
+    assert norm.backward(y, saved)[0].tobytes() == (y * gamma).tobytes()
+
+
+def only_statistics(b: GraphBuilder) -> None:
+    """y = mean(x)^2 at every column: backward needs the mean, and no [M, D] array but dy."""
+    x = b.input("x", M, D)
+    mean = b.statistic(b.reduce_mean("mean", x, axis=D))
+    b.output("y", b.add("sum", b.sub("zero", x, x), b.mul("square", mean, mean)))
+
+
+def test_what_was_saved(arrays: tuple[Any, Any, Any]) -> None:
+    norm = runtime.compile("layernorm", d=64)
+    y, saved = norm.forward(*arrays)
+    with pytest.raises(ArrayError, match="forward saved x, gamma, beta, y, mean, rstd, and no 'foo'"):
+        saved["foo"]
+    for wrong in (arrays, None, {"x": arrays[0]}):
+        with pytest.raises(ArrayError, match="saved is expected to be what forward returned beside y, got"):
+            norm.backward(y, wrong)
+    with pytest.raises(ArrayError, match=r"'dy' is expected to be an array .*got float"):
+        norm.backward(1.5, saved)
+    other = runtime.compile("rmsnorm", d=64).forward(arrays[0], arrays[1])[1]
+    with pytest.raises(ArrayError, match="forward saved x, gamma, y, rstd, and no 'mean'"):
+        norm.backward(y, other)
+
+
 def test_out_is_written(arrays: tuple[Any, Any, Any]) -> None:
     x, gamma, beta = arrays
     norm = runtime.compile("layernorm", d=64)
@@ -89,7 +155,19 @@ def test_a_graph_of_ones_own(arrays: tuple[Any, Any, Any]) -> None:
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        (lambda x, g, b: (x, g), "expects the input 'beta', which is missing"),
+        (
+            lambda x, g, b: (x, g),
+            r"the input 'beta', which is missing; for a norm without it, compile with beta=False \(beta=no in a spec\)",
+        ),
+        (
+            lambda x, g, b: (x, None, b),
+            "the input 'gamma', which is missing; for a norm without it, compile with gamma",
+        ),
+        (lambda x, g, b: (None, g, b), "'x' is expected to be an array .*got NoneType"),
+        (lambda x, g, b: (np.ma.masked_less(x, 0), g, b), r"'x' is a masked array, .* pass one that is filled\(\)"),
+        (lambda x, g, b: (x.astype(">f4"), g, b), "'x' is expected to be f32, got >f4; cast it"),
+        (lambda x, g, b: (x.astype(object), g, b), "'x' is expected to be f32, got object; cast it"),
+        (lambda x, g, b: (x[0, 0, 0, ...], g, b), r"'x' is expected to have shape \(..., 64\), .*got \(\)"),
         (lambda x, g, b: (x, g, b, b), "takes x, gamma, beta, each once; got 4 by position"),
         (
             lambda x, g, b: (x[..., :60], g, b),
@@ -132,11 +210,63 @@ def test_wrong_name_in_keywords(arrays: tuple[Any, Any, Any]) -> None:
             {"graph": "layernorm", "d": 4, "schedule": {"forward": ""}},
             "schedule= takes the directions fwd and bwd",
         ),
+        (
+            {"graph": "layernorm", "d": 4, "schedule": "threads=32"},
+            'schedule= is expected to be a text for each direction, such as {"fwd": "threads=256", "bwd": ""}, got',
+        ),
+        ({"graph": "layernorm", "d": 4, "schedule": {"fwd": 32}}, "schedule= is expected to be a text for each"),
+        ({"graph": "layernorm", "d": 4, "lock": 5}, "lock= is expected to be the path of a lock file, got int"),
+        (
+            {"graph": "layernorm", "d": 4, "gamma": None},
+            "'gamma' is expected to be yes or no, got None; gamma=no leaves",
+        ),
+        (
+            {"graph": "layernorm", "d": 4, "gamma": np.ones(4)},
+            r"there is no gamma '\[1. 1. 1. 1.\]', expected one of yes",
+        ),
+        ({"graph": "layernorm", "d": 4, "dtype": int}, "there is no dtype '<class 'int'>', expected one of f16, bf16"),
+        ({"graph": "layernorm", "d": float("inf")}, "'d' is expected to be a whole number from 1 to .*, got 'inf'"),
+        ({"graph": "layernorm", "d": "9" * 400}, r"d=9{57}\.\.\..*got '9{57}\.\.\.'"),
+        ({"graph": "layernorm", "d": 4, "eps": 10**400}, "'eps' is expected to be a number from 0 to 1"),
+        ({"graph": "layernorm", "d": 4, "wrt": ()}, "'wrt' is expected to be one of x, gamma, beta at least, got none"),
+        ({"graph": "layernorm", "d": 4, "wrt": 5}, "there is no wrt '5', expected one of x, gamma, beta"),
     ],
 )
 def test_wrong_options(options: dict[str, Any], message: str) -> None:
     with pytest.raises(SpecError, match=message):
         runtime.compile(**options)
+
+
+@pytest.mark.parametrize(
+    "dtype", ["f16", "float16", np.float16, np.dtype("float16"), SimpleNamespace(name="float16"), F16]
+)
+def test_a_dtype_by_any_name(dtype: Any) -> None:
+    norm = runtime.compile("layernorm", d=4, dtype="bf16", weight=dtype, out="bfloat16")
+    assert str(norm.spec()) == "layernorm.fwd:d=4,dtype=bf16,weight=f16"
+
+
+def test_the_dtypes_of_torch() -> None:
+    torch = pytest.importorskip("torch")
+    norm = runtime.compile("layernorm", d=4, dtype=torch.bfloat16, weight=torch.float32)
+    assert str(norm.spec()) == "layernorm.fwd:d=4,dtype=bf16,weight=f32"
+
+
+def test_numbers_of_numpy() -> None:
+    assert runtime.compile("layernorm", d=np.int64(4096)).spec() == runtime.compile("layernorm", d=4096).spec()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda n: n.plan(arch=90), "arch= is expected to be an arch such as sm_90, got int"),
+        (lambda n: n.source(rows="many"), "rows= is expected to be a whole number from 0 on, got many"),
+        (lambda n: n.source(rows=-1), "rows= is expected to be a whole number from 0 on, got -1"),
+        (lambda n: n.warmup(device=1.5), "device= is expected to be a whole number from 0 on, got 1.5"),
+    ],
+)
+def test_wrong_numbers(call: Any, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        call(runtime.compile("layernorm", d=4))
 
 
 def test_wrong_direction() -> None:
@@ -419,8 +549,91 @@ def test_wrong_device() -> None:
 
 def test_a_torch_tensor_on_the_cpu_is_told_to_move() -> None:
     torch = pytest.importorskip("torch")
-    with pytest.raises(ArrayError, match=r"'x' .*lies on the CPU; move it there, or pass NumPy arrays"):
+    with pytest.raises(
+        ArrayError, match=r"'x' is expected on a GPU, but lies on the CPU; move it there, or pass NumPy"
+    ):
         runtime.compile("layernorm", d=8).forward(*(torch.ones(s) for s in ((2, 8), (8,), (8,))))
+
+
+def test_a_tensor_without_an_address() -> None:
+    torch = pytest.importorskip("torch")
+    x, weight = torch.ones(2, 8), torch.ones(8)
+    for given, name in (((x.to_sparse(), weight, weight), "x"), ((x, weight.to_sparse(), weight), "gamma")):
+        with pytest.raises(
+            ArrayError, match=f"'{name}', of torch.Tensor, is no array that can be used: Cannot access data"
+        ):
+            runtime.compile("layernorm", d=8).forward(*given)
+
+
+def test_a_view_that_may_not_be_written() -> None:
+    pytest.importorskip("cupy")
+    interface = {"data": (1 << 20, True), "typestr": "<f4", "shape": (8,), "version": 3}
+    with pytest.raises(ValueError, match="it is written to, but read-only"):
+        CuPy().view(SimpleNamespace(__cuda_array_interface__=interface), written=True)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
+    return FakeGpu(monkeypatch)
+
+
+def test_an_input_that_is_none_on_a_gpu(gpu: FakeGpu) -> None:
+    norm, x, weight = runtime.compile("layernorm", d=8), gpu.array("f32", 2, 8), gpu.array("f32", 8)
+    for out in (None, x, (x, None, None)):
+        with pytest.raises(ArrayError, match="expects the input 'gamma', which is missing; for a norm without it"):
+            norm.forward(x, None, weight, out=out)
+    assert gpu.launched == []
+
+
+def test_a_wrong_cotangent_is_named_on_a_gpu(gpu: FakeGpu) -> None:
+    for graph in (gated, only_statistics):
+        norm = runtime.compile(graph, d=8)
+        x, weight = gpu.array("f32", 2, 8), gpu.array("f32", 8)
+        _, saved = norm.forward(*((x, x, weight) if graph is gated else (x,)))
+        with pytest.raises(ArrayError, match=r"'dy' is expected to have shape \(2, 8\), got \(3, 8\)"):
+            norm.backward(gpu.array("f32", 3, 8), saved)
+
+
+@pytest.mark.parametrize(
+    ("stride", "shift", "vec"),
+    [
+        *((1024, shift, vec) for shift, vec in ((0, 8), (16, 8), (8, 4), (4, 2), (12, 2), (2, 1), (6, 1))),
+        *((stride, 0, vec) for stride, vec in ((1032, 8), (1028, 4), (1026, 2), (1025, 1), (-1028, 4), (-1026, 2))),
+        (1028, 4, 2),
+        (1026, 8, 2),
+    ],
+)
+@pytest.mark.parametrize("array", ["x", "y"])
+def test_accesses_as_wide_as_arrays_allow(gpu: FakeGpu, stride: int, shift: int, vec: int, array: str) -> None:
+    """16 bytes where every row of every array begins at a multiple of them, else as many as divide all."""
+    norm = runtime.compile(
+        "layernorm", d=1024, dtype="bf16", schedule={"fwd": "form=registers,threads=128,rows=1,vec=8"}
+    )
+    odd = gpu.array("bf16", 5, 1024, strides=(stride, 1), address=(1 << 40) + shift)
+    even, weight = gpu.array("bf16", 5, 1024), gpu.array("bf16", 1024)
+    x, y = (odd, even) if array == "x" else (even, odd)
+    norm.forward(x, weight, weight, out=y)
+    assert gpu.launched[-1].plan.schedule.vec == vec
+
+
+@pytest.mark.parametrize(("shift", "vec"), [(0, 4), (16, 4), (8, 2), (4, 1)])
+def test_accesses_as_wide_as_the_address_of_gamma_allows(gpu: FakeGpu, shift: int, vec: int) -> None:
+    """x is of two bytes an element, gamma of four: 16 bytes hold half as many; [M] results do not count."""
+    schedule = {"fwd": "form=registers,threads=128,rows=1,vec=4"}
+    norm = runtime.compile("layernorm", d=1024, dtype="bf16", weight="f32", schedule=schedule)
+    x, beta, mean = gpu.array("bf16", 5, 1024), gpu.array("f32", 1024), gpu.array("f32", 5, address=(1 << 41) + 4)
+    norm.forward(x, gpu.array("f32", 1024, address=(1 << 40) + shift), beta, out=(None, mean, None))
+    assert gpu.launched[-1].plan.schedule.vec == vec
+
+
+@pytest.mark.parametrize(("stride", "vec"), [(1032, 8), (1028, 4), (1026, 2), (1025, 1)])
+def test_rows_that_no_bulk_copy_fits(gpu: FakeGpu, stride: int, vec: int) -> None:
+    schedule = {"fwd": "form=bulk,threads=128,rows=1,vec=8,stages=2,owners=128"}
+    norm = runtime.compile("layernorm", d=1024, dtype="bf16", schedule=schedule)
+    weight = gpu.array("bf16", 1024)
+    norm.forward(gpu.array("bf16", 5, 1024, strides=(stride, 1)), weight, weight)
+    found = gpu.launched[-1].plan.schedule
+    assert (found.form == "bulk", found.vec) == (vec == 8, vec)
 
 
 def test_library_of_names_the_input() -> None:

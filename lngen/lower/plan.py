@@ -264,6 +264,15 @@ class Plan:
         return min(self.schedule.vec * value.type.dtype.size, BULK)
 
     @property
+    def in_place(self) -> bool:
+        """True if an [M, D] result may take the exact place of an [M, D] input: none is read after one is stored."""
+        if self.schedule.form != "stream":
+            return True  # each number of a row is read once, before any of that row is stored
+        phases = [phase for kernel in self.kernels for phase in kernel.phases]
+        first = next((n for n, phase in enumerate(phases) if phase.outputs), len(phases))
+        return not any(phase.tiles for phase in phases[first + 1 :])
+
+    @property
     def contiguous(self) -> bool:
         """True if the rows of its [M, D] tensors have to lie one behind the other."""
         return self.schedule.form == "ragged"

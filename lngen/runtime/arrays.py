@@ -36,8 +36,8 @@ def torch_dtypes() -> dict[DType, Any]:
 class Library(Protocol):
     """What the runtime asks of an array library."""
 
-    def view(self, array: Any) -> Any:
-        """The array as one of this library's own, without a copy."""
+    def view(self, array: Any, *, written: bool) -> Any:
+        """The array as one of this library's own, without a copy; ``written``: it has to be one that can be."""
 
     def describe(self, arrays: Sequence[Any]) -> tuple[list[int], list[Layout]]:
         """Addresses and layouts; AttributeError for an array of another library."""
@@ -68,7 +68,8 @@ class Torch:
         self.stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", self._public_stream)
         self.new, self.make_device = torch.empty_strided, torch.device  # half the host time of torch.empty
 
-    def view(self, array: Any) -> Any:
+    def view(self, array: Any, *, written: bool) -> Any:
+        array.data_ptr()  # raises for what has none, a sparse tensor say
         return array
 
     def describe(self, arrays: Sequence[Any]) -> tuple[list[int], list[Layout]]:
@@ -101,10 +102,12 @@ class CuPy:
         self.current_device = cupy.cuda.runtime.getDevice  # where an empty array, which has no memory, counts as lying
         self.current_stream = cupy.cuda.get_current_stream
 
-    def view(self, array: Any) -> Any:
+    def view(self, array: Any, *, written: bool) -> Any:
         if isinstance(array, self.cupy.ndarray):
             return array
         interface = getattr(array, "__cuda_array_interface__", None)
+        if written and interface is not None and interface["data"][1]:
+            raise ValueError("it is written to, but read-only")
         return self.cupy.from_dlpack(array) if interface is None else self._from_interface(array, interface)
 
     def _from_interface(self, owner: Any, interface: dict[str, Any]) -> Any:

@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 
 from lngen.errors import ArrayError
-from lngen.interpret import interpret
 from lngen.ir import WIDE, D, M, Value
 from lngen.lower import Plan, lower
-from lngen.runtime.arrays import FROM_NUMPY, Layout, Library, library_of
+from lngen.runtime.arrays import Layout, Library, library_of
 from lngen.runtime.choose import compile_plan, default_schedule
+from lngen.runtime.host import run_on_host
 from lngen.runtime.launch import Bound, Launcher, device_arch, device_name
 from lngen.runtime.lock import Lock, Locked
+from lngen.runtime.overlap import Extent, Near, near, replaced
 from lngen.runtime.shapes import check_layout, leading, row_stride
 from lngen.runtime.workspace import Workspaces
 from lngen.schedule import Schedule, is_legal, parse_schedule, problem, row_counts, share
@@ -33,6 +34,7 @@ class Recipe:
     vec          the widest access that the strides allow; None if they suit the plan for aligned arrays, which asks
                  of each address to be a multiple of its one of ``alignments``
     narrow       the widest access if some are not
+    near         which arrays have to be looked at when their addresses come close, and ``extents`` of them all
     """
 
     device: int
@@ -42,6 +44,8 @@ class Recipe:
     alignments: tuple[int, ...]
     vec: int | None
     narrow: int
+    near: tuple[Near, ...]
+    extents: tuple[Extent | None, ...]
     bounds: dict[int | None, Bound] = field(default_factory=dict)
 
 
@@ -54,11 +58,19 @@ class Call:
         self._facts = problem(self.graph, spec.d)
         self.inputs, self.outputs = self.graph.params, self.graph.results
         self.names = tuple(v.name for v in (*self.inputs, *self.outputs))
+        self._leader = self._leading_input()
         self._schedules: dict[tuple[str, int, Locked | None], Schedule] = {}
         self._launchers: dict[tuple[int, Schedule], Launcher] = {}
         self._workspaces = Workspaces()
         self._loading = threading.Lock()
         self._local = threading.local()
+
+    def _leading_input(self) -> int:
+        """The input that tells the rows: one of forward's, if there is any, for backward takes them as they were."""
+        forward = self.spec.forward()
+        known = {v.name for v in (*forward.params, *forward.results)}
+        rated = enumerate(self.inputs)
+        return max(rated, key=lambda e: (M in e[1].type.axes, e[1].name in known, D in e[1].type.axes, -e[0]))[0]
 
     # ---- planning ----
 
@@ -111,24 +123,33 @@ class Call:
             got = [*(f"{len(inputs)} by position" for _ in inputs[:1]), *unknown]
             raise ArrayError(f"'{self.spec}' takes {', '.join(names)}, each once; got {', '.join(got)}.")
         given |= named
-        missing = [n for n in names if given.get(n) is None]
-        if missing:
-            raise ArrayError(f"'{self.spec}' expects the input '{missing[0]}', which is missing.")
-        return [given[n] for n in names]
+        return [self._present(n, given.get(n)) for n in names]
 
-    def __call__(self, arrays: Sequence[Any], out: Any) -> tuple[Any, ...]:
-        """Results, new or ``out``'s, of one launch; the order of the arrays is the graph's."""
+    def _present(self, name: str, array: Any) -> Any:
+        """The array given for an input; ArrayError if there is none."""
+        if array is not None:
+            return array
+        optional = name in self.spec.definition.builder(self.spec.options).optional
+        hint = f"; for a norm without it, compile with {name}=False ({name}=no in a spec)" if optional else ""
+        raise ArrayError(f"'{self.spec}' expects the input '{name}', which is missing{hint}.")
+
+    def __call__(self, arrays: Sequence[Any], out: Any) -> tuple[tuple[Any, ...], tuple[str, ...]]:
+        """Results, new or ``out``'s, of one launch, and the inputs whose place they took.
+
+        The order of the arrays is the graph's.
+        """
         given = out if type(out) is tuple else self._given(out)
-        if type(arrays[0]) is np.ndarray:
-            return self._interpret(arrays, self._given(given))
+        if isinstance(arrays[0], np.ndarray):
+            arrays = [self._present(v.name, a) for v, a in zip(self.inputs, arrays, strict=True)]
+            return run_on_host(self.graph, self.spec.d, self._leader, arrays, self._given(given))
         library = library_of(arrays[0], self.inputs[0].name)
         absent = tuple([a is None for a in given])
         tensors = [*arrays, *given]
         if True in absent:
-            tensors = [a for a in tensors if a is not None]
+            tensors = [*arrays, *[a for a in given if a is not None]]
         try:
             pointers, layouts = library.describe(tensors)
-        except AttributeError:  # an array of another library: view it, or say what was expected
+        except (AttributeError, RuntimeError):  # an array of another library: view it, or say what was expected
             pointers, layouts = library.describe(self._views(library, arrays, given))
         last = self._local.__dict__.get("last")
         if last is not None and last[0] == layouts and last[1] == absent and last[2] is library:
@@ -138,8 +159,7 @@ class Call:
             self._local.last = layouts, absent, library, recipe
         if True in absent:
             given, pointers = self._fill(library, recipe, given, pointers)
-        self._launch(library, recipe, pointers)
-        return given
+        return given, self._launch(library, recipe, pointers)
 
     def _given(self, out: Any) -> tuple[Any, ...]:
         """The arrays to write, None where a new one is wanted."""
@@ -161,18 +181,23 @@ class Call:
         return results, pointers[: len(self.inputs)] + library.describe(results)[0]
 
     def _views(self, library: Library, arrays: Sequence[Any], given: Sequence[Any]) -> list[Any]:
-        values = (*self.inputs, *self.outputs)
-        return [self._view(library, a, v) for a, v in zip((*arrays, *given), values, strict=True) if a is not None]
+        inputs = [self._view(library, self._present(v.name, a), v) for a, v in zip(arrays, self.inputs, strict=True)]
+        results = zip(self._given(given), self.outputs, strict=True)
+        return inputs + [self._view(library, a, v, written=True) for a, v in results if a is not None]
 
-    def _view(self, library: Library, array: Any, value: Value) -> Any:
+    def _view(self, library: Library, array: Any, value: Value, *, written: bool = False) -> Any:
+        kind = f"{type(array).__module__}.{type(array).__name__}"
         if isinstance(array, np.ndarray) or library_of(array, value.name) is not library:
             raise ArrayError(
-                f"'{value.name}' is expected to be an array of the same library as the first input, "
-                f"got {type(array).__module__}.{type(array).__name__}."
+                f"'{value.name}' is expected to be an array of the same library as the first input, got {kind}."
             )
-        return library.view(array)
+        try:
+            return library.view(array, written=written)
+        except (AttributeError, BufferError, KeyError, RuntimeError, TypeError, ValueError) as e:
+            raise ArrayError(f"'{value.name}', of {kind}, is no array that can be used: {e}.") from e
 
-    def _launch(self, library: Library, recipe: Recipe, pointers: list[int]) -> None:
+    def _launch(self, library: Library, recipe: Recipe, pointers: list[int]) -> tuple[str, ...]:
+        """Enqueue the kernels that suit these addresses; names of the inputs whose place a result takes."""
         together = 0
         for pointer in pointers:
             together |= pointer
@@ -181,13 +206,24 @@ class Call:
         if bound is None:
             bound = self.launcher(recipe.device, vec, recipe.rows).bind(recipe.rows, recipe.strides)
             recipe.bounds[vec] = bound
+        taken: tuple[str, ...] = ()
+        for i, j, low, high in recipe.near:
+            if low < pointers[i] - pointers[j] < high:
+                taken = self._taken(recipe, pointers, bound)
+                break
         stream = library.stream(recipe.device)
         if not bound.workspace_bytes:
             bound(pointers, 0, stream)
-            return
+            return taken
         workspace = self._workspaces.of(recipe.device, stream, bound.name)
         with workspace.lock:
             bound(pointers, workspace.fit(library, recipe.device, stream, bound), stream)
+        return taken
+
+    def _taken(self, recipe: Recipe, pointers: list[int], bound: Bound) -> tuple[str, ...]:
+        """The inputs whose place a result takes; ArrayError where arrays share memory in any other way."""
+        arrays = [extent.at(p) if extent else None for extent, p in zip(recipe.extents, pointers, strict=True)]
+        return replaced((*self.inputs, *self.outputs), arrays, len(self.inputs), bound.reads_again)
 
     # ---- once per layout ----
 
@@ -209,18 +245,21 @@ class Call:
         layouts = [library.in_elements(layout) for layout in layouts]
         outs = [layout and library.in_elements(layout) for layout in outs]
         d = self.spec.d
-        first = next((i for i, v in enumerate(self.inputs) if v.type.axes == WIDE), 0)
-        rows = leading(self.inputs[first], layouts[first][1], d)
+        rows = leading(self.inputs[self._leader], layouts[self._leader][1], d)
         device = layouts[0][3]
+        count = math.prod(rows)
+        values = (*self.inputs, *self.outputs)
         strides = {}
-        for value, layout in zip((*self.inputs, *self.outputs), (*layouts, *outs), strict=True):
+        extents: list[Extent | None] = []
+        for value, layout in zip(values, (*layouts, *outs), strict=True):
             if layout is None:
                 strides[value.name] = d
+                extents.append(None)
                 continue
             check_layout(value, layout, library.dtype(layout[0]), rows, d, device)
             strides[value.name] = row_stride(value, layout, written=value in self.outputs)
-        plan = self.launcher(device, rows=math.prod(rows)).plan
-        values = (*self.inputs, *self.outputs)
+            extents.append(Extent.of(value, count, d, strides[value.name]))
+        plan = self.launcher(device, rows=count).plan
         alignments = tuple(plan.alignment(v) if D in v.type.axes else 1 for v in values)
         rated = zip(values, alignments, strict=True)
         wide = [(strides[v.name], v.type.dtype.size, n) for v, n in rated if v.type.axes == WIDE]
@@ -230,7 +269,9 @@ class Call:
         while any(stride % narrow for stride, _, _ in wide):
             narrow //= 2
         makers = tuple(library.maker(v.type.shape(rows, d), v.type.dtype, device) for v in self.outputs)
-        return Recipe(device, math.prod(rows), strides, makers, alignments, None if whole else narrow, narrow)
+        close = near(extents, len(self.inputs))
+        vec = None if whole else narrow
+        return Recipe(device, count, strides, makers, alignments, vec, narrow, close, tuple(extents))
 
     def _vec_for(self, recipe: Recipe, pointers: list[int]) -> int | None:
         """The widest access that every pointer is aligned for; None: whatever the plan for aligned arrays has."""
@@ -247,35 +288,3 @@ class Call:
                 raise ArrayError("An array's address is not a multiple of its element size; copy it to a new array.")
             vec //= 2
         return vec
-
-    # ---- NumPy ----
-
-    def _interpret(self, arrays: Sequence[Any], given: Sequence[Any]) -> tuple[Any, ...]:
-        d = self.spec.d
-        for value, array in zip((*self.inputs, *self.outputs), (*arrays, *given), strict=True):
-            if array is not None and not isinstance(array, np.ndarray):
-                raise ArrayError(
-                    f"'{value.name}' is expected to be a NumPy array like the first input, got "
-                    f"{type(array).__module__}.{type(array).__name__}."
-                )
-        first = next((i for i, v in enumerate(self.inputs) if v.type.axes == WIDE), 0)
-        rows = leading(self.inputs[first], arrays[first].shape, d)
-        for value, array in zip((*self.inputs, *self.outputs), (*arrays, *given), strict=True):
-            if array is not None:
-                layout = array.dtype, array.shape, (), 0
-                check_layout(value, layout, FROM_NUMPY.get(array.dtype), rows, d, 0)
-        flat = {v.name: _flat(v, a, d) for v, a in zip(self.inputs, arrays, strict=True)}
-        results = interpret(self.graph, flat)
-        shaped = [results[v.name].reshape(v.type.shape(rows, d)) for v in self.outputs]
-        for target, result in zip(given, shaped, strict=True):
-            if target is not None:
-                target[...] = result
-        return tuple(r if t is None else t for t, r in zip(given, shaped, strict=True))
-
-
-def _flat(value: Value, array: Any, d: int) -> Any:
-    """An array with its leading dimensions made one."""
-    if M not in value.type.axes:
-        return array
-    rows = math.prod(array.shape[:-1] if D in value.type.axes else array.shape)
-    return array.reshape((rows, d) if D in value.type.axes else (rows,))

@@ -31,7 +31,7 @@ def device_count() -> int:
 
 def device_arch(device: int) -> str:
     """The arch of a device, ``sm_90``; MissingError if there is no such GPU."""
-    if device_count() <= device:
+    if not 0 <= device < device_count():
         raise MissingError(
             f"GPU {device} is expected, but {device_count()} are found; NumPy arrays run the interpreter instead."
         )
@@ -95,6 +95,7 @@ class Bound:
 
         plan = launcher.plan
         self.name = plan.name
+        self.reads_again = "" if plan.in_place else f"form={plan.schedule.form}"
         self._launcher = launcher  # the module must not be unloaded while its functions are used
         self._device, self._current = launcher.device, cupy.cuda.runtime.getDevice
         self._enter = cupy.cuda.Device(launcher.device)

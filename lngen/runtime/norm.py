@@ -6,8 +6,9 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import index
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex
 
 from lngen.emit import emit
 from lngen.errors import ArrayError, SpecError
@@ -47,8 +48,8 @@ def compile(
     return Norm(
         forward,
         make_spec(definition, "bwd", {**keys, **backward}),
-        dict(schedule or {}),
-        read_lock(lock) if lock is not None else None,
+        _schedules(schedule),
+        _lock(lock),
     )
 
 
@@ -79,14 +80,48 @@ def _kind(value: object) -> str:
     return f"a {type(value).__module__}.{type(value).__qualname__}"
 
 
+def _schedules(given: Any) -> dict[str, str]:
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping) or not all(isinstance(text, str) for text in given.values()):
+        raise SpecError(
+            'schedule= is expected to be a text for each direction, such as {"fwd": "threads=256", "bwd": ""}, got '
+            f"{given!r}."
+        )
+    return dict(given)
+
+
+def _lock(path: Any) -> Lock | None:
+    if path is not None and not isinstance(path, str | Path):
+        raise SpecError(f"lock= is expected to be the path of a lock file, got {type(path).__name__}.")
+    return None if path is None else read_lock(Path(path))
+
+
+def _count(key: str, value: Any) -> int:
+    if not isinstance(value, SupportsIndex) or index(value) < 0:
+        raise SpecError(f"{key}= is expected to be a whole number from 0 on, got {value}.")
+    return index(value)
+
+
 @dataclass(slots=True)
 class Saved:
-    """What backward needs of a forward run: its inputs and statistics by name."""
+    """What backward needs of a forward run: its inputs and results by name.
+
+    ``overwritten``: inputs that are no more, as a result of forward or backward was written in their place.
+    """
 
     names: tuple[str, ...]
     arrays: tuple[Any, ...]
+    overwritten: tuple[str, ...] = ()
 
     def __getitem__(self, name: str) -> Any:
+        """The array of that name; ArrayError if there is none, or it was overwritten."""
+        if name not in self.names:
+            raise ArrayError(f"forward saved {', '.join(self.names)}, and no '{name}'.")
+        if name in self.overwritten:
+            raise ArrayError(
+                f"'{name}' is needed, but a result was written in its place; give out= an array of its own."
+            )
         return self.arrays[self.names.index(name)]
 
 
@@ -111,7 +146,9 @@ class Norm:
 
     def plan(self, direction: str = "fwd", arch: str = DEFAULT_ARCH, rows: int | None = None) -> Plan:
         """The plan on ``arch`` for aligned arrays of about ``rows`` rows (None: many)."""
-        return self._call(direction).plan(arch, rows=rows)
+        if not isinstance(arch, str):
+            raise SpecError(f"arch= is expected to be an arch such as sm_90, got {type(arch).__name__}.")
+        return self._call(direction).plan(arch, rows=None if rows is None else _count("rows", rows))
 
     def source(self, direction: str = "fwd", arch: str = DEFAULT_ARCH, rows: int | None = None) -> str:
         """The CUDA source of a direction, for about ``rows`` rows (None: many)."""
@@ -122,6 +159,7 @@ class Norm:
 
         ``rows``: what calls will have, about; None: any number. Few rows may have kernels of their own.
         """
+        device, rows = _count("device", device), None if rows is None else _count("rows", rows)
         self._forward.warm(device, rows)
         self._backward.warm(device, rows)
         return self
@@ -132,13 +170,16 @@ class Norm:
         x        [..., D] of the spec's dtype: CuPy, torch, anything with __cuda_array_interface__ or DLPack on
                  one GPU, or NumPy arrays, which run the interpreter; rows contiguous, at any one distance
         gamma    [D] of the weight dtype; beta alike
-        out      y, or the tuple of all results (y, mean, rstd), to be written instead of new arrays
+        out      y, or the tuple of all results (y, mean, rstd), None for a new array, to be written. They share memory
+                 with no other array of the call, but y may be exactly x: same address, strides and element size, if
+                 the kernels read each row once (form=stream with several [M, D] results, or before column sums, does
+                 not). What was overwritten, ``saved`` has no more, and backward refuses if it needs it.
         Launches on the library's current stream and does not wait. ArrayError for a wrong array.
         """
         call = self._forward
         arrays = inputs if len(inputs) == len(call.inputs) and not named else call.arrange(inputs, named)
-        results = call(arrays, out)
-        saved = Saved(call.names, (*arrays, *results))
+        results, taken = call(arrays, out)
+        saved = Saved(call.names, (*arrays, *results), taken)
         if self._primary == 1:
             return results[0], saved
         return results[: self._primary], saved
@@ -149,8 +190,11 @@ class Norm:
         dy has the shape and dtype of y. A graph of several outputs takes a tuple, a cotangent for each output that is
         differentiated (the spec's ``of``) in the graph's order: ``norm.backward((dy, dh), saved)``. None stands for
         zeros; kernels without its work are made when it is first None. ``out``: a tuple of arrays to write instead of
-        new ones. ArrayError for a wrong array, or for more or fewer cotangents.
+        new ones, as in forward; dx may be exactly dy or x. ArrayError for a wrong array, or for more or fewer
+        cotangents.
         """
+        if not isinstance(saved, Saved):
+            raise ArrayError(f"saved is expected to be what forward returned beside y, got {type(saved).__name__}.")
         given = dy if isinstance(dy, tuple | list) else (dy,)
         if len(given) != len(self._cotangents):
             raise ArrayError(
@@ -160,7 +204,9 @@ class Norm:
         cotangents = {name: ct for name, ct in zip(self._cotangents, given, strict=True) if ct is not None}
         call = self._backwards.get(tuple(cotangents)) or self._backward_of(tuple(cotangents))
         arrays = [cotangents[v.name] if v.name in cotangents else saved[v.name] for v in call.inputs]
-        return call(arrays, out)
+        results, taken = call(arrays, out)
+        saved.overwritten += taken
+        return results
 
     def _backward_of(self, cotangents: tuple[str, ...]) -> Call:
         """The backward for these cotangents alone, made once."""
@@ -176,6 +222,6 @@ class Norm:
             return self._backwards[cotangents]
 
     def _call(self, direction: str) -> Call:
-        if direction not in ("fwd", "bwd"):
+        if not isinstance(direction, str) or direction not in ("fwd", "bwd"):
             raise SpecError(f"There is no direction '{direction}', expected fwd or bwd.")
         return self._forward if direction == "fwd" else self._backward

@@ -12,7 +12,9 @@ from lngen.runtime.arrays import Layout
 
 
 def leading(value: Value, shape: Sequence[int], d: int) -> tuple[int, ...]:
-    """The shape of the rows of a [..., D] array: all dimensions but the last."""
+    """The shape of the rows of a [..., D] array, all dimensions but the last, or of a [...] array of a number each."""
+    if Axis.D not in value.type.axes:
+        return tuple(shape)
     if len(shape) < 1 or shape[-1] != d:
         raise ArrayError(f"'{value.name}' is expected to have shape (..., {d}), the spec's D last, got {tuple(shape)}.")
     return tuple(shape[:-1])
@@ -29,7 +31,8 @@ def check_layout(value: Value, layout: Layout, dtype: DType | None, rows: tuple[
         raise ArrayError(f"'{value.name}' is expected to have shape {expected}, got {tuple(shape)}.")
     if where < 0:
         raise ArrayError(
-            f"'{value.name}' is expected on GPU {device}, but lies on the CPU; move it there, or pass NumPy arrays."
+            f"'{value.name}' is expected on {'a GPU' if device < 0 else f'GPU {device}'}, but lies on the CPU; move it "
+            "there, or pass NumPy arrays."
         )
     if where != device:
         raise ArrayError(f"'{value.name}' is expected on GPU {device}, where the first input lies, got GPU {where}.")

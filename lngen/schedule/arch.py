@@ -16,7 +16,7 @@ OVERLAP_ARCH = 90
 
 def capability(arch: str) -> int:
     """The compute capability that an arch names: 90 for sm_90 and sm_90a."""
-    return int("".join(c for c in arch if c.isdigit()) or 0)
+    return int("".join(c for c in arch if c in "0123456789") or 0)
 
 
 def minimum_arch(s: Schedule) -> int:

@@ -1,0 +1,274 @@
+"""Results that share memory with other arrays of a call: in an input's exact place, or refused before all else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import lngen.runtime as runtime
+from fake_gpu import FakeArray, FakeGpu
+from fuzz import fuzzed
+from lngen.errors import ArrayError
+from lngen.graphs import GraphBuilder
+from lngen.ir import F16, F32, D, M, Type, Value
+from lngen.runtime import Norm
+from lngen.runtime.overlap import Extent, near
+
+WIDTH, ROWS = 64, 5
+BYTES = WIDTH * ROWS * 4
+
+EXTENTS = st.builds(
+    Extent.of,
+    st.sampled_from([Value("x", Type(t, axes)) for t in (F16, F32) for axes in ((M, D), (M,), (D,), ())]),
+    st.integers(0, 4),
+    st.integers(1, 4),
+    st.integers(-9, 9),
+)
+
+
+@fuzzed
+@given(EXTENTS, EXTENTS, st.integers(-80, 80))
+def test_arrays_that_share_memory_are_near(one: Extent, other: Extent, distance: int) -> None:
+    """Bytes counted one by one say what NumPy finds; what shares some is never out of reach."""
+
+    def bytes_of(extent: Extent, address: int) -> set[int]:
+        starts = [sum(np.multiply(place, extent.strides)) for place in np.ndindex(*extent.shape)]
+        return {address + int(s) + n for s in starts for n in range(extent.size)}
+
+    shared = bytes_of(one, 1000 + distance) & bytes_of(other, 1000)
+    assert np.shares_memory(one.at(1000 + distance), other.at(1000)) == bool(shared)
+    close = [low < distance < high for _, _, low, high in near([other, one], 1)]
+    assert close in ([[True]] if shared else [[], [False], [True]])
+
+
+def test_arrays_end_to_end_are_not_near() -> None:
+    """The fast test is exact for arrays without gaps."""
+    x = Extent.of(Value("x", Type(F32, (M, D))), 3, 8, 8)
+    ((_, _, low, high),) = near([x, x], 1)
+    assert (low, high) == (-96, 96)
+
+
+def test_what_is_looked_at() -> None:
+    """Results with inputs and with each other; no new one, no empty one, and inputs among themselves never."""
+    x = Extent.of(Value("x", Type(F32, (M, D))), 3, 8, 8)
+    none = Extent.of(Value("x", Type(F32, (M, D))), 0, 8, 8)
+    pairs = [(i, j) for i, j, _, _ in near([x, x, x, None, x, none], 2)]
+    assert pairs == [(2, 0), (2, 1), (4, 0), (4, 1), (4, 2)]
+
+
+# ---- on a GPU ----
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
+    return FakeGpu(monkeypatch)
+
+
+def row_array(gpu: FakeGpu, address: int | None = None, stride: int = WIDTH) -> FakeArray:
+    return gpu.array("f32", ROWS, WIDTH, strides=(stride, 1), address=address)
+
+
+@pytest.fixture
+def inputs(gpu: FakeGpu) -> tuple[FakeArray, FakeArray, FakeArray]:
+    return row_array(gpu), gpu.array("f32", WIDTH), gpu.array("f32", WIDTH)
+
+
+def norm_of(direction: str = "fwd", schedule: str = "", graph: Any = "layernorm") -> Norm:
+    return runtime.compile(graph, d=WIDTH, schedule={direction: schedule})
+
+
+def two_results(b: GraphBuilder) -> None:
+    """h = x + residual is stored before its mean square is known."""
+    h = b.add("h", b.input("x", M, D), b.input("residual", M, D))
+    ms = b.reduce_mean("ms", b.mul("h2", h, h), axis=D)
+    b.output("h_out", h)
+    b.output("y", b.mul("hhat", h, b.rsqrt("rstd", b.add("mseps", ms, b.eps()))))
+
+
+@pytest.mark.parametrize(
+    ("array", "shift"),
+    [
+        *(("x", shift) for shift in (4, -4, 4 * WIDTH, BYTES - 4, 4 - BYTES)),
+        *(("gamma", shift) for shift in (0, 4 * WIDTH - 4, 4 - BYTES)),
+        *(("mean", shift) for shift in (0, 4 * ROWS - 4, 4 - BYTES)),
+    ],
+)
+def test_a_result_over_a_part_of_another_array(gpu: FakeGpu, inputs: Any, array: str, shift: int) -> None:
+    mean = gpu.array("f32", ROWS)
+    at = dict(zip(("x", "gamma", "beta", "mean"), (*inputs, mean), strict=True))[array].address
+    with pytest.raises(ArrayError, match=rf"'y' is written .* with '{array}'|'{array}' and 'y' are both written to"):
+        norm_of().forward(*inputs, out=(row_array(gpu, at + shift), mean, None))
+    assert gpu.launched == []
+
+
+def test_arrays_side_by_side(gpu: FakeGpu, inputs: Any) -> None:
+    """End to end, or the halves of wider rows; one element further and they meet."""
+    x, gamma, beta = inputs
+    norm = norm_of()
+    for address in (x.address + BYTES, x.address - BYTES):
+        norm.forward(x, gamma, beta, out=row_array(gpu, address))
+    left = row_array(gpu, stride=2 * WIDTH)
+    for distance in (4 * WIDTH, -4 * WIDTH):
+        norm.forward(left, gamma, beta, out=row_array(gpu, left.address + distance, 2 * WIDTH))
+    assert len(gpu.launched) == 4
+    for distance in (4 * WIDTH - 4, 4 - 4 * WIDTH):
+        with pytest.raises(ArrayError, match="'y' is written to, but shares memory with 'x'"):
+            norm.forward(left, gamma, beta, out=row_array(gpu, left.address + distance, 2 * WIDTH))
+
+
+def test_negative_row_strides(gpu: FakeGpu, inputs: Any) -> None:
+    """Rows lie before the address, so that is where arrays meet."""
+    x, gamma, beta = inputs
+    norm = norm_of()
+    norm.forward(x, gamma, beta, out=row_array(gpu, x.address - 4 * WIDTH, -WIDTH))
+    for address in (x.address, x.address + BYTES - 4 * WIDTH, x.address + BYTES):
+        with pytest.raises(ArrayError, match="'y' is written to, but shares memory with 'x'"):
+            norm.forward(x, gamma, beta, out=row_array(gpu, address, -WIDTH))
+    with pytest.raises(ArrayError, match="'y' is written to, but its rows overlap: row stride -63, row length 64"):
+        norm.forward(x, gamma, beta, out=row_array(gpu, None, -63))
+
+
+def test_inputs_may_share_memory(gpu: FakeGpu, inputs: Any) -> None:
+    x, gamma, _ = inputs
+    norm_of().forward(x, gamma, gamma, out=row_array(gpu))
+    norm_of(graph=two_results).forward(x, x)
+    assert len(gpu.launched) == 2
+
+
+def test_y_in_place_of_x(gpu: FakeGpu, inputs: Any) -> None:
+    x, gamma, beta = inputs
+    norm = norm_of()
+    y, saved = norm.forward(x, gamma, beta, out=x)
+    assert y is x
+    assert saved.overwritten == ("x",)
+    assert gpu.launched[-1].values["x_ptr"] == gpu.launched[-1].values["y_ptr"] == x.address
+    with pytest.raises(ArrayError, match="'x' is needed, but a result was written in its place; give out= an array of"):
+        norm.backward(row_array(gpu), saved)
+    assert len(gpu.launched) == 1
+    _, saved = norm.forward(x, gamma, beta, out=row_array(gpu))
+    assert saved.overwritten == ()
+
+
+def test_another_row_stride_is_another_place(gpu: FakeGpu, inputs: Any) -> None:
+    x, gamma, beta = inputs
+    with pytest.raises(ArrayError, match="'y' is written to, but shares memory with 'x'"):
+        norm_of().forward(x, gamma, beta, out=row_array(gpu, x.address, 2 * WIDTH))
+
+
+def test_dx_in_place_of_what_forward_saved(gpu: FakeGpu, inputs: Any) -> None:
+    """dy's place is free; that of x, too, but there is no second backward then."""
+    norm, dy = norm_of(), row_array(gpu)
+    _, saved = norm.forward(*inputs)
+    dx, _, _ = norm.backward(dy, saved, out=(dy, None, None))
+    assert dx is dy
+    norm.backward(dy, saved, out=(inputs[0], None, None))
+    with pytest.raises(ArrayError, match="'x' is needed, but a result was written in its place"):
+        norm.backward(dy, saved)
+
+
+STREAM = "form=stream,rows=1,vec=4,threads="
+
+
+def test_a_streamed_backward_refuses(gpu: FakeGpu) -> None:
+    """It has column sums to do after dx, whatever plan the addresses ask for."""
+    d = 8200
+    norm = runtime.compile("layernorm", d=d, schedule={"bwd": STREAM + "256"})
+    _, saved = norm.forward(gpu.array("f32", ROWS, d), gpu.array("f32", d), gpu.array("f32", d))
+    gpu.launched.clear()
+    for address in (1 << 40, (1 << 40) + 4):
+        dy = gpu.array("f32", ROWS, d, address=address)
+        with pytest.raises(ArrayError, match="'dx' takes the place of 'dy', which kernels with form=stream read again"):
+            norm.backward(dy, saved, out=(dy, None, None))
+    assert gpu.launched == []
+
+
+def test_a_streamed_forward_refuses_if_it_reads_a_row_after_its_first_result(gpu: FakeGpu) -> None:
+    def norm(graph: Any, schedule: str) -> Norm:
+        return runtime.compile(graph, d=128, schedule={"fwd": schedule})
+
+    x, residual, weight = gpu.array("f32", ROWS, 128), gpu.array("f32", ROWS, 128), gpu.array("f32", 128)
+    norm("layernorm", STREAM + "32").forward(x, weight, weight, out=x)
+    norm(two_results, "form=registers").forward(x, residual, out=x)
+    with pytest.raises(ArrayError, match=r"'h_out' takes the place of 'x', .* compile with another schedule"):
+        norm(two_results, STREAM + "32").forward(x, residual, out=x)
+
+
+# ---- on NumPy ----
+
+
+@pytest.fixture
+def arrays() -> tuple[Any, Any, Any]:
+    rng = np.random.default_rng(0)
+    return tuple(rng.normal(size=s).astype(np.float32) for s in ((ROWS, WIDTH), (WIDTH,), (WIDTH,)))
+
+
+def test_numpy_y_in_place_of_x(arrays: Any) -> None:
+    x, gamma, beta = arrays
+    norm = norm_of()
+    want, _ = norm.forward(x.copy(), gamma, beta)
+    y, saved = norm.forward(x, gamma, beta, out=x)
+    assert y is x
+    assert y.tobytes() == want.tobytes()
+    with pytest.raises(ArrayError, match="'x' is needed, but a result was written in its place"):
+        norm.backward(y, saved)
+
+
+def test_numpy_leading_dimensions_in_place(arrays: Any) -> None:
+    _, gamma, beta = arrays
+    x = np.ones((1, 2, 3, WIDTH), np.float32)
+    assert norm_of().forward(x, gamma, beta, out=x)[1].overwritten == ("x",)
+
+
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [
+        (lambda x, g, m: (x[::-1], None, None), "'y' is written to, but shares memory with 'x'"),
+        (lambda x, g, m: (None, x[:, 0], None), "'mean' is written to, but shares memory with 'x'"),
+        (lambda x, g, m: (None, g[:ROWS], None), "'mean' is written to, but shares memory with 'gamma'"),
+        (lambda x, g, m: (None, m, m), "'rstd' and 'mean' are both written to, but share memory; pass one array each"),
+        (lambda x, g, m: (np.broadcast_to(m[0], x.shape), None, None), "'y' is written to, but is read-only"),
+        (
+            lambda x, g, m: (np.lib.stride_tricks.as_strided(np.ones(999, "f4"), x.shape, (4, 4)), None, None),
+            r"'y' is written to, but its elements share memory or interleave: strides \(4, 4\) in bytes for shape",
+        ),
+        (
+            lambda x, g, m: (np.lib.stride_tricks.as_strided(np.ones(999, "f4"), x.shape, (0, 4)), None, None),
+            r"'y' is written to, but its elements share memory",
+        ),
+        (
+            lambda x, g, m: (np.lib.stride_tricks.as_strided(np.ones(999, "f4")[500:], x.shape, (-252, 4)), None, None),
+            r"'y' is written to, but its elements share memory",
+        ),
+    ],
+)
+def test_numpy_results_that_are_refused(arrays: Any, out: Any, message: str) -> None:
+    x, gamma, beta = arrays
+    before = x.copy()
+    with pytest.raises(ArrayError, match=message):
+        norm_of().forward(x, gamma, beta, out=out(x, gamma, np.zeros(ROWS, np.float32)))
+    assert x.tobytes() == before.tobytes()
+
+
+def test_nothing_is_written_before_everything_is_checked(arrays: Any) -> None:
+    y, rstd = np.zeros((ROWS, WIDTH), np.float32), np.zeros(ROWS, np.float32)
+    rstd.flags.writeable = False
+    with pytest.raises(ArrayError, match="'rstd' is written to, but is read-only; pass an array that may be changed"):
+        norm_of().forward(*arrays, out=(y, None, rstd))
+    assert not y.any()
+
+
+def test_numpy_results_of_any_layout(arrays: Any) -> None:
+    """Every second element, backwards, columns first: whatever has a place for each element."""
+    norm = norm_of()
+    want, _ = norm.forward(*arrays)
+    for y in (
+        np.zeros((2 * ROWS, 2 * WIDTH), np.float32)[::2, ::2],
+        np.zeros((ROWS, WIDTH), np.float32)[::-1, ::-1],
+        np.zeros((ROWS, WIDTH), np.float32, order="F"),
+    ):
+        assert norm.forward(*arrays, out=y)[0] is y
+        assert (y == want).all()
