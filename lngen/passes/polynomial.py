@@ -1,7 +1,7 @@
 """Sums of products: the normal form in which ``simplify`` adds up cotangents.
 
 A polynomial is a sum of terms, a term a rational coefficient times powers of atoms. An atom is a value
-of the graph, the length of an axis, or a sum over an axis of a product of atoms.
+of the graph, the length of an axis, or the sum of a polynomial over an axis.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 
 from lngen.ir import Axis, Value
 
@@ -19,9 +20,13 @@ class Product:
 
     powers: frozenset[tuple[Atom, int]] = frozenset()
 
+    @cached_property
+    def _exponents(self) -> dict[Atom, int]:
+        return dict(self.powers)
+
     def get(self, atom: Atom) -> int:
         """The exponent of ``atom``, 0 if it is absent."""
-        return dict(self.powers).get(atom, 0)
+        return self._exponents.get(atom, 0)
 
     def __mul__(self, other: Product) -> Product:
         powers = dict(self.powers)
@@ -57,11 +62,16 @@ class Size:
 
 @dataclass(frozen=True)
 class Sum:
-    """The sum over ``axis`` of a product, divided by the axis' length if ``mean``."""
+    """The sum of ``terms`` over ``axis``, divided by the axis' length if ``mean``."""
 
     axis: Axis
-    of: Product
+    terms: frozenset[tuple[Product, Fraction]]
     mean: bool = False
+
+    @property
+    def product(self) -> Product | None:
+        """What is summed, if that is one product."""
+        return next(p for p, _ in self.terms) if len(self.terms) == 1 else None
 
 
 Atom = Value | Size | Sum
@@ -81,7 +91,7 @@ def axes_of(a: Atom) -> tuple[Axis, ...]:
         case Value():
             return a.type.axes
         case Sum():
-            return tuple(x for x in a.of.axes if x is not a.axis)
+            return tuple(x for x in Axis if x is not a.axis and any(x in p.axes for p, _ in a.terms))
         case Size():
             return ()
 
@@ -106,3 +116,52 @@ def common(products: Iterable[Product]) -> Product:
     for other in others:
         shared = {a: min(n, other.get(a)) for a, n in shared.items()}
     return Product(frozenset((a, n) for a, n in shared.items() if n > 0))
+
+
+def content(coefficients: Iterable[Fraction]) -> Fraction:
+    """The magnitude that all ``coefficients`` have, 1 if they have several."""
+    magnitudes = {abs(c) for c in coefficients}
+    return magnitudes.pop() if len(magnitudes) == 1 else Fraction(1)
+
+
+def length(terms: Iterable[tuple[Product, Fraction]]) -> int:
+    """How many factors spell ``terms`` out, those inside sums counted, too."""
+    return sum(abs(n) * (1 + (length(a.terms) if isinstance(a, Sum) else 0)) for p, _ in terms for a, n in p.powers)
+
+
+class Order:
+    """A total order that depends on the graph only: seeds, narrow values, wide values, sums, sizes.
+
+    ``linear`` are the values that depend on a seed; values of one kind come in the order of ``values``.
+    """
+
+    def __init__(self, linear: set[Value], values: Iterable[Value]) -> None:
+        self.linear = linear
+        self._place = {v: i for i, v in enumerate(values)}
+
+    def add(self, value: Value) -> None:
+        """A value that depends on a seed, after all others if it is not among them."""
+        self.linear.add(value)
+        self._place.setdefault(value, len(self._place))
+
+    def key(self, product: Product) -> tuple[object, ...]:
+        """What products are compared by."""
+        return tuple((self._atom_key(a), n) for a, n in self.sorted(product))
+
+    def sorted(self, product: Product) -> list[tuple[Atom, int]]:
+        """The powers of a product in order."""
+        return sorted(product.powers, key=lambda p: self._atom_key(p[0]))
+
+    def sums(self, product: Product) -> list[Sum]:
+        """The sums that are factors of a product, in order."""
+        return [a for a, n in self.sorted(product) if isinstance(a, Sum) and n == 1]
+
+    def _atom_key(self, a: Atom) -> tuple[object, ...]:
+        match a:
+            case Value():
+                return 0, a not in self.linear, len(a.type.axes), self._place[a], ()
+            case Sum():
+                terms = sorted((self.key(p), c) for p, c in a.terms)
+                return 1, a.mean, len(axes_of(a)), list(Axis).index(a.axis), terms
+            case Size():
+                return 2, False, 0, list(Axis).index(a.axis), ()

@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
-import math
+from dataclasses import replace
 from fractions import Fraction
 
 from lngen.ir import Axis, Builder, D, Eqn, Graph, Value
 from lngen.passes.clean import cse
 from lngen.passes.edit import downstream, upstream
-from lngen.passes.polynomial import ONE, Atom, Poly, Product, Size, Sum, atom, axes_of, collect, common, times
+from lngen.passes.forward_products import ForwardProducts, fits
+from lngen.passes.polynomial import (
+    ONE,
+    Atom,
+    Order,
+    Poly,
+    Product,
+    Size,
+    Sum,
+    atom,
+    axes_of,
+    collect,
+    common,
+    content,
+    times,
+)
+
+# What a polynomial may hold. One that would hold more is written, and goes on as one value, so that what is written
+# grows with the number of equations, not with that of the paths through them.
+FACTORS = 64
 
 
 def simplify(graph: Graph, *seeds: str) -> Graph:
@@ -18,6 +37,8 @@ def simplify(graph: Graph, *seeds: str) -> Graph:
     Forward values are left as they are; the rules for the rest:
 
     - reductions are linear, and a factor constant along the reduced axis moves out;
+    - a sum of several terms stays one sum; only over D those that have a sum over D as a factor are summed apart,
+      so that no sum over D waits for another;
     - the sum of a centred row (x - mean of x) is zero;
     - like terms are added, common factors taken out;
     - a product the forward pass has a name for (xhat = xc * rstd) is used by that name, also under a sum,
@@ -38,12 +59,10 @@ class _Simplifier:
         self.linear = downstream(graph.eqns, map(graph.param, seeds))
         forward = tuple(e for e in graph.eqns if e.out not in self.linear)
         self.producer = graph.producers()
-        self.order = {v: i for i, v in enumerate(graph.values().values())}
+        self.order = Order(self.linear, graph.values().values())
+        self.products = ForwardProducts(forward)
         self.b = Builder(graph.name, params=graph.params, eqns=forward, taken=graph.values())
         self.polys: dict[Value, Poly] = {}
-        self.named: list[tuple[Product, Value]] = []
-        for eqn in forward:
-            self._name(eqn)
         self.written: dict[Atom, Value] = {}
         self.pairs: dict[tuple[str, Value, Value], Value] = {}
 
@@ -52,7 +71,7 @@ class _Simplifier:
         live = upstream(self.graph.eqns, self.graph.results)
         for eqn in self.graph.eqns:
             if eqn.out in self.linear and eqn.out in live and eqn.out not in self.graph.results:
-                self.polys[eqn.out] = self._read(eqn)
+                self.polys[eqn.out] = self._bounded(self._read(eqn), eqn.out)
         for result in self.graph.results:
             if result not in self.linear:  # zeros
                 continue
@@ -67,8 +86,16 @@ class _Simplifier:
         """The polynomial of a value."""
         if v in self.polys:
             return self.polys[v]
-        product, coefficient = self._monomial(v)
+        product, coefficient = self.products.monomial(v)
         return {product: coefficient} if coefficient else {}
+
+    def _bounded(self, poly: Poly, v: Value) -> Poly:
+        """The polynomial of ``v``, or ``v`` written and an atom from here on."""
+        if fits(poly, FACTORS):
+            return poly
+        value = self._write(poly, v.name, v)
+        self.order.add(value)
+        return {atom(value): Fraction(1)}
 
     def _read(self, eqn: Eqn) -> Poly:
         args = [self.poly(a) for a in eqn.args]
@@ -82,23 +109,41 @@ class _Simplifier:
             case "mul":
                 return times(args[0], args[1])
             case "div" if eqn.args[1] not in self.linear:
-                product, coefficient = self._monomial(eqn.args[1])
+                product, coefficient = self.products.monomial(eqn.args[1])
                 if coefficient:  # a literal 0 is left to IEEE
                     return times(args[0], {product.inverse(): 1 / coefficient})
             case "reduce_sum" | "reduce_dot" | "reduce_mean":
                 terms = times(*args) if eqn.op == "reduce_dot" else args[0]
-                total = collect(t for p, c in terms.items() for t in self._sum(p, c, eqn.axis))
                 scale = atom(Size(eqn.axis)).inverse() if eqn.op == "reduce_mean" else ONE
-                return times(total, {scale: Fraction(1)})
+                return times(self._sum(terms, eqn.axis), {scale: Fraction(1)})
         return {atom(self._opaque(eqn)): Fraction(1)}
 
-    def _sum(self, product: Product, coefficient: Fraction, axis: Axis) -> list[tuple[Product, Fraction]]:
-        inside, outside = product.split(lambda a: axis in axes_of(a))
-        if inside == ONE:
-            return [(outside * atom(Size(axis)), coefficient)]
-        if self._centred(inside, axis):
-            return []
-        return [(outside * atom(Sum(axis, inside)), coefficient)]
+    def _sum(self, terms: Poly, axis: Axis) -> Poly:
+        """The sum over an axis, as one sum of all terms but the constant and the centred ones.
+
+        A sum over rows holds an accumulator per column, and sums of single terms may be far larger than their total.
+        But terms with a sum over D as a factor are summed over D apart, without the factor: the gradient's sums over D
+        are then one phase of a kernel, none of them waits for another.
+        """
+        constant: list[tuple[Product, Fraction]] = []
+        together: dict[Product, Poly] = {}
+        for product, c in terms.items():
+            inside, outside = product.split(lambda a: axis in axes_of(a))
+            if inside == ONE:
+                constant.append((outside * atom(Size(axis)), c))
+            elif not self._centred(inside, axis):
+                waits = axis is D and any(isinstance(a, Sum) and a.axis is D for a, _ in outside.powers)
+                together.setdefault(outside if waits else ONE, {})[product] = c
+        return collect([*constant, *(self._one_sum(group, axis) for group in together.values())])
+
+    def _one_sum(self, terms: Poly, axis: Axis) -> tuple[Product, Fraction]:
+        """The sum of the terms over an axis, times what is constant along it in all of them."""
+        outsides = [p.split(lambda a: axis not in axes_of(a))[0] for p in terms]
+        outside = outsides[0] if len(terms) == 1 else common(outsides)
+        first = terms[min(terms, key=self.order.key)]
+        scale = content(terms.values()) * (-1 if first < 0 else 1)
+        inside = frozenset((p * outside.inverse(), c / scale) for p, c in terms.items())
+        return outside * atom(Sum(axis, inside)), scale
 
     def _centred(self, product: Product, axis: Axis) -> bool:
         """True for x - mean(x) over ``axis``, whose sum is zero."""
@@ -115,44 +160,6 @@ class _Simplifier:
         self.b.eqns.append(Eqn(eqn.out, eqn.op, args, eqn.attrs))
         return eqn.out
 
-    def _monomial(self, v: Value) -> tuple[Product, Fraction]:
-        """A forward value as one coefficient times a product; sums and roots are atoms."""
-        eqn = self.producer.get(v)
-        if eqn is None or v in self.linear:
-            return atom(v), Fraction(1)
-        match eqn.op:
-            case "mul" | "div":
-                (p, c), (q, d) = (self._monomial(a) for a in eqn.args)
-                if eqn.op == "mul":
-                    return p * q, c * d
-                return (p * q.inverse(), c / d) if d else (atom(v), Fraction(1))
-            case "neg":
-                p, c = self._monomial(eqn.args[0])
-                return p, -c
-            case "const" if math.isfinite(eqn.value):
-                return ONE, Fraction(eqn.value)
-            case "size":
-                return atom(Size(eqn.axis)), Fraction(1)
-        return atom(v), Fraction(1)
-
-    def _name(self, eqn: Eqn) -> None:
-        """Remember a forward product by its name, unless a number or a parameter over D is a factor.
-
-        dy * gamma is what the terms of a cotangent share; naming xhat * gamma would hide it.
-        """
-        product, coefficient = self._monomial(eqn.out)
-        product = self._shorten(product)
-        narrow = any(axes_of(a) == (D,) for a, _ in product.powers)
-        if eqn.op == "mul" and coefficient == 1 and len(product.powers) > 1 and not narrow:
-            self.named.append((product, eqn.out))
-
-    def _shorten(self, product: Product) -> Product:
-        """The product with every named product in it by its name."""
-        for named, value in self.named:
-            while named.divides(product):
-                product = product * named.inverse() * atom(value)
-        return product
-
     # ---- writing ----
 
     def _write(self, poly: Poly, name: str, like: Value) -> Value:
@@ -167,13 +174,26 @@ class _Simplifier:
         terms = collect((self._use_names(p), c) for p, c in poly.items())
         if not terms:
             return self.b.const("zero", 0.0, like.type.dtype)
-        factor = common(terms) if len(terms) > 1 else ONE
-        rest = [(p * factor.inverse(), c) for p, c in terms.items()]
-        rest.sort(key=lambda t: (t[1] < 0, self._sums_in(t[0]), len(t[0].powers), self._key(t[0])))
-        if factor == ONE:
-            return self._write_sum(rest, name, like)
-        total = self._write_sum(rest, f"{name}_part", like)
-        return self.b.mul(name, self._write_product(factor, like), total)
+        several = len(terms) > 1
+        factor, scale = (common(terms), content(terms.values())) if several else (ONE, Fraction(1))
+        rest = [(p * factor.inverse(), c / scale) for p, c in terms.items()]
+        rest.sort(key=lambda t: (t[1] < 0, self._sums_in(t[0]), len(t[0].powers), self.order.key(t[0])))
+        factors = self._in_turn(factor, scale)
+        value = self._write_sum(rest, f"{name}_part" if factors else name, like)
+        for left, (product, c) in zip(range(len(factors) - 1, -1, -1), factors, strict=True):
+            value = self.b.mul(f"{name}_part" if left else name, self._write_term(product, c, like), value)
+        return value
+
+    def _in_turn(self, factor: Product, scale: Fraction) -> list[tuple[Product, Fraction]]:
+        """By what a sum is multiplied: by a cotangent and all else at once, by forward values one after the other.
+
+        What is constant along a row comes first, so that other uses of the sum share the product with it.
+        """
+        if any(a in self.linear or isinstance(a, Sum) for a, _ in factor.powers):
+            return [(factor, scale)]
+        rows, wide = factor.split(lambda a: D not in axes_of(a))
+        turns = [(rows, scale)] + [(atom(a), Fraction(1)) for a, n in self.order.sorted(wide) for _ in range(n)]
+        return [t for t in turns if t != (ONE, Fraction(1))]
 
     def _write_sum(self, terms: list[tuple[Product, Fraction]], name: str, like: Value) -> Value:
         total: Value | None = None
@@ -200,8 +220,8 @@ class _Simplifier:
 
     def _write_product(self, product: Product, like: Value) -> Value:
         """The factors multiplied: seeds first, then by axes, so that equal beginnings are shared."""
-        above = [a for a, n in self._sorted(product) for _ in range(n)]
-        below = [a for a, n in self._sorted(product) for _ in range(-n)]
+        above = [a for a, n in self.order.sorted(product) for _ in range(n)]
+        below = [a for a, n in self.order.sorted(product) for _ in range(-n)]
         value = self._write_atom(above[0], like) if above else self.b.const("one", 1.0, like.type.dtype)
         for a in above[1:]:
             right = self._write_atom(a, like)
@@ -223,55 +243,29 @@ class _Simplifier:
             if isinstance(a, Size):
                 self.written[a] = self.b.size(f"{a.axis.value.lower()}_size", a.axis, like.type.dtype)
             else:
-                of = self._write_product(self._use_names(a.of), like)
+                of = self._write_summed(a, like)
                 reduce = self.b.reduce_mean if a.mean else self.b.reduce_sum
                 self.written[a] = reduce(f"{'mean' if a.mean else 'sum'}_{_plain(of)}", of, axis=a.axis)
         return self.written[a]
 
+    def _write_summed(self, s: Sum, like: Value) -> Value:
+        if s.product is None:
+            return self._write_poly(dict(s.terms), "terms", like)
+        return self._write_product(self._use_names(s.product), like)
+
     def _use_names(self, product: Product) -> Product:
         """Forward products by their names, first inside the sums, then outside; sums over sizes as means."""
-        for s in self._sums(product):
-            product = self._absorb(product, s)
-        product = self._shorten(product)
-        for s in self._sums(product):
+        for s in self.order.sums(product):
+            product = self.products.absorb(product, s)
+        product = self.products.shorten(product)
+        for s in self.order.sums(product):
             size = atom(Size(s.axis)).inverse()
             if not s.mean and product.get(Size(s.axis)) < 0:
-                product = product * atom(s).inverse() * size.inverse() * atom(Sum(s.axis, s.of, mean=True))
+                product = product * atom(s).inverse() * size.inverse() * atom(replace(s, mean=True))
         return product
-
-    def _absorb(self, product: Product, s: Sum) -> Product:
-        """Move factors from outside a sum into it where that completes a product with a name."""
-        of = self._shorten(s.of)
-        for named, value in self.named:
-            inside, outside = named.split(lambda a: s.axis in axes_of(a))
-            if inside != ONE and outside != ONE and inside.divides(of) and outside.divides(product):
-                of = of * inside.inverse() * atom(value)
-                product = product * outside.inverse()
-        return product * atom(s).inverse() * atom(Sum(s.axis, of)) if of != s.of else product
-
-    # ---- orders ----
-
-    def _sums(self, product: Product) -> list[Sum]:
-        return [a for a, n in self._sorted(product) if isinstance(a, Sum) and n == 1]
 
     def _sums_in(self, product: Product) -> int:
         return sum(isinstance(a, Sum) for a, _ in product.powers)
-
-    def _sorted(self, product: Product) -> list[tuple[Atom, int]]:
-        return sorted(product.powers, key=lambda p: self._atom_key(p[0]))
-
-    def _key(self, product: Product) -> tuple[object, ...]:
-        return tuple((self._atom_key(a), n) for a, n in self._sorted(product))
-
-    def _atom_key(self, a: Atom) -> tuple[object, ...]:
-        """A total order that depends on the graph only: seeds, narrow values, wide values, sums, sizes."""
-        match a:
-            case Value():
-                return 0, a not in self.linear, len(a.type.axes), self.order.get(a, len(self.order)), ()
-            case Sum():
-                return 1, a.mean, len(axes_of(a)), list(Axis).index(a.axis), self._key(a.of)
-            case Size():
-                return 2, False, 0, list(Axis).index(a.axis), ()
 
 
 def _plain(v: Value) -> str:

@@ -1,0 +1,95 @@
+"""The products a forward pass computed: its values as products of others, and such products by their names."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from fractions import Fraction
+
+from lngen.ir import D, Eqn, Value
+from lngen.passes.polynomial import ONE, Poly, Product, Size, Sum, atom, axes_of, length
+
+POWERS = 8  # factors that a value is a product of
+RANGE = 2**32  # a number beyond it might overflow where the values it scales do not
+
+
+class ForwardProducts:
+    """``eqns`` are those of the forward pass, in their order."""
+
+    def __init__(self, eqns: Iterable[Eqn]) -> None:
+        self._products: dict[Value, tuple[Product, Fraction]] = {}
+        self._named: list[tuple[Product, Value]] = []
+        self._powers: list[tuple[Product, Value]] = []
+        for eqn in eqns:
+            self._products[eqn.out] = self._expand(eqn)
+            if eqn.op == "mul":
+                self._name(eqn.out)
+
+    def monomial(self, v: Value) -> tuple[Product, Fraction]:
+        """A value as one coefficient times a product; one that is no product of the forward pass is an atom."""
+        return self._products.get(v, (atom(v), Fraction(1)))
+
+    def shorten(self, product: Product) -> Product:
+        """The product with every named product in it by its name."""
+        return _by_names(self._powers, _by_names(self._named, product))
+
+    def absorb(self, product: Product, s: Sum) -> Product:
+        """Move factors from outside a sum of one product into it where that completes a product with a name."""
+        if s.product is None:
+            return product
+        of = self.shorten(s.product)
+        for named, value in self._named:
+            inside, outside = named.split(lambda a: s.axis in axes_of(a))
+            if inside != ONE and outside != ONE and inside.divides(of) and outside.divides(product):
+                of = of * inside.inverse() * atom(value)
+                product = product * outside.inverse()
+        if of == s.product:
+            return product
+        return product * atom(s).inverse() * atom(Sum(s.axis, frozenset([(of, Fraction(1))])))
+
+    def _expand(self, eqn: Eqn) -> tuple[Product, Fraction]:
+        """Sums and roots are atoms, and so is what would take too many factors."""
+        product, coefficient = atom(eqn.out), Fraction(1)
+        match eqn.op:
+            case "mul" | "div":
+                (p, c), (q, d) = (self.monomial(a) for a in eqn.args)
+                if eqn.op == "mul":
+                    product, coefficient = p * q, c * d
+                elif d:  # a literal 0 is left to IEEE
+                    product, coefficient = p * q.inverse(), c / d
+            case "neg":
+                p, c = self.monomial(eqn.args[0])
+                product, coefficient = p, -c
+            case "const" if math.isfinite(eqn.value):
+                product, coefficient = ONE, Fraction(eqn.value)
+            case "size":
+                product = atom(Size(eqn.axis))
+        return (product, coefficient) if fits({product: coefficient}, POWERS) else (atom(eqn.out), Fraction(1))
+
+    def _name(self, v: Value) -> None:
+        """Remember a product by its name, unless a number or a parameter over D is a factor.
+
+        dy * gamma is what the terms of a cotangent share; naming xhat * gamma would hide it. So would naming the
+        square of x before that of xhat: powers of one atom come last.
+        """
+        product, coefficient = self.monomial(v)
+        product = _by_names(self._named, product)
+        if coefficient != 1 or any(axes_of(a) == (D,) for a, _ in product.powers):
+            return
+        if len(product.powers) > 1:
+            self._named.append((product, v))
+        elif length([(product, coefficient)]) > 1:
+            self._powers.append((_by_names(self._powers, product), v))
+
+
+def fits(poly: Poly, factors: int) -> bool:
+    """True if a polynomial takes at most so many factors, and no number that might overflow."""
+    in_range = all(1 <= abs(c) * RANGE <= RANGE**2 for c in poly.values() if c)
+    return in_range and length(poly.items()) <= factors
+
+
+def _by_names(names: Iterable[tuple[Product, Value]], product: Product) -> Product:
+    for named, value in names:
+        while named.divides(product):
+            product = product * named.inverse() * atom(value)
+    return product
