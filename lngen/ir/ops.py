@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lngen.ir import numerics, type_rules
+from lngen.ir import derivatives, numerics, type_rules
 from lngen.ir.numerics import NUMPY_DTYPE, Array
 from lngen.ir.types import F32, F64, Attrs, Axis, D, DType, Eqn, Type, Value
 
@@ -110,51 +110,13 @@ def _numpy_expand(args: tuple[Array, ...], eqn: Eqn, size: Mapping[Axis, int]) -
     return np.ascontiguousarray(np.broadcast_to(args[0], shape))
 
 
-# ---- derivatives that are more than one equation ----
+# ---- a derivative; those of several equations are in lngen.ir.derivatives ----
 
 
 def _vjp_cast(b: Builder, e: Eqn, ct: Value) -> tuple[Value, ...]:
     # Cotangents stay in the compute dtype; the one rounding to the input's dtype is the last thing done.
     to = compute_dtype(e.args[0].type.dtype)
     return (ct if ct.type.dtype is to else b.cast("ct", ct, to=to),)
-
-
-def _vjp_div(b: Builder, e: Eqn, ct: Value) -> tuple[Value, ...]:
-    over = b.div("ct", ct, e.args[1])
-    return over, b.neg("ct", b.mul("ct", over, e.out))
-
-
-def _vjp_rsqrt(b: Builder, e: Eqn, ct: Value) -> tuple[Value, ...]:
-    cube = b.mul("ct", b.mul("ct", e.out, e.out), e.out)
-    return (b.mul("ct", b.mul("ct", ct, b.const("half", -0.5, ct.type.dtype)), cube),)
-
-
-def _vjp_sqrt(b: Builder, e: Eqn, ct: Value) -> tuple[Value, ...]:
-    return (b.div("ct", b.mul("ct", ct, b.const("half", 0.5, ct.type.dtype)), e.out),)
-
-
-def _vjp_maximum(b: Builder, e: Eqn, ct: Value) -> tuple[Value, ...]:
-    # At a tie each operand gets half of the cotangent: halves add up to it, whole ones to twice as much.
-    x, y = e.args
-    tied = b.select_eq("tied", x, y, b.const("half", 0.5, ct.type.dtype))
-    share = b.mul("ct", ct, b.sub("share", b.const("one", 1.0, ct.type.dtype), tied))
-    return tuple(b.select_eq("ct", a, e.out, share) for a in e.args)
-
-
-def _vjp_reduce_max(b: Builder, e: Eqn, ct: Value) -> tuple[Value, ...]:
-    largest = b.select_eq("largest", e.args[0], e.out, b.const("one", 1.0, ct.type.dtype))
-    share = b.div("ct", ct, b.reduce_sum("ties", largest, axis=e.axis))
-    return (b.select_eq("ct", e.args[0], e.out, share),)
-
-
-def _vjp_spread(b: Builder, e: Eqn, ct: Value) -> tuple[Value, ...]:
-    # The distances add up to zero, so that the mean's own derivative does.
-    far = b.sub("ct", e.args[0], b.reduce_mean("ct", e.args[0], axis=e.axis))
-    return (b.mul("ct", b.mul("ct", ct, b.const("two", 2.0, ct.type.dtype)), far),)
-
-
-def _vjp_mean(b: Builder, e: Eqn, ct: Value) -> tuple[Value, ...]:
-    return (b.div("ct", ct, b.size("count", e.axis, ct.type.dtype)),)
 
 
 OPS: dict[str, Op] = {
@@ -216,7 +178,7 @@ OPS: dict[str, Op] = {
             "div", 2, type_rules.arithmetic,
             numpy=lambda a, e, n: a[0] / a[1],
             cuda=lambda a, e: f"{a[0]} / {a[1]}",
-            vjp=_vjp_div,
+            vjp=derivatives.div,
         ),
         Op(
             "fma", 3, type_rules.fma,
@@ -228,7 +190,7 @@ OPS: dict[str, Op] = {
             "maximum", 2, type_rules.arithmetic,
             numpy=lambda a, e, n: numerics.maximum(a[0], a[1]),
             cuda=lambda a, e: f"maximum({a[0]}, {a[1]})",
-            vjp=_vjp_maximum,
+            vjp=derivatives.maximum,
         ),
         Op(  # x where x > 0, a NaN where it is one, else +0; the cotangent passes where x > 0, not at 0 nor at a NaN
             "relu", 1, type_rules.arithmetic,
@@ -252,19 +214,19 @@ OPS: dict[str, Op] = {
             "sqrt", 1, type_rules.arithmetic,
             numpy=lambda a, e, n: np.sqrt(a[0]),
             cuda=lambda a, e: f"{'sqrtf' if e.out.type.dtype is F32 else 'sqrt'}({a[0]})",
-            vjp=_vjp_sqrt,
+            vjp=derivatives.sqrt,
         ),
         Op(  # 1 / sqrt(x), two correctly rounded steps
             "rsqrt", 1, type_rules.arithmetic,
             numpy=lambda a, e, n: a[0].dtype.type(1) / np.sqrt(a[0]),
             cuda=None, lowered_by="decompose",
-            vjp=_vjp_rsqrt,
+            vjp=derivatives.rsqrt,
         ),
         Op(
             "reduce_mean", 1, type_rules.reduction,
             numpy=_numpy_reduce_mean,
             cuda=None, lowered_by="decompose",
-            vjp=_vjp_mean,
+            vjp=derivatives.mean,
             attrs=("axis",),
         ),
         Op(  # over the order its attributes spell; lowering turns it into a phase
@@ -293,14 +255,14 @@ OPS: dict[str, Op] = {
             "reduce_spread", 1, type_rules.spread,
             numpy=lambda a, e, n: numerics.row_spread(a[0], **_row_order(e, n))[..., None],
             cuda=None, lowered_by="lower",
-            vjp=_vjp_spread,
+            vjp=derivatives.spread,
             attrs=("axis", *type_rules.ORDER),
         ),
         Op(  # the same in every order, so it has no order attributes; the n largest get 1/n of the cotangent each
             "reduce_max", 1, type_rules.row_reduction,
             numpy=lambda a, e, n: numerics.row_max(a[0])[..., None],
             cuda=None, lowered_by="lower",
-            vjp=_vjp_reduce_max,
+            vjp=derivatives.reduce_max,
             attrs=("axis",),
         ),
     )
