@@ -24,7 +24,7 @@ from lngen.bench.measure import Method
 from lngen.bench.providers import Ceiling, Lngen
 from lngen.bench.run import benchmark
 from lngen.bench.sets import make_cases
-from lngen.bench.tasks import CEILINGS, Task
+from lngen.bench.tasks import Task
 from lngen.emit import emit
 from lngen.lower import Plan, lower
 from lngen.runtime.launch import device_arch
@@ -52,8 +52,9 @@ WAITED = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
 HEAD = """\
 What is below its target in h200-targets-*.json, and what bounds it: {count} points, by tests/floors.py.
 
-Fractions of the ceiling (copy, add). target, run: of the targets grid; again: in this run, {rounds} rounds, beside
-the kernels without parts (their results are wrong), which have the same loads, stores, barriers, schedule, launch:
+Fractions of the ceiling (copy, add) in floor bytes a second, as in the targets grid. target, run: of that grid;
+again: in this run, {rounds} rounds, beside the kernels without parts (their results are wrong), which have the same
+loads, stores, barriers, schedule, launch:
   A  no arithmetic: of a chunk one element goes into each sum, results are an input's bits, stored once the row
      sums are there
   B  besides: row sums stay within a block, no exchange between the blocks of a cluster; not where they claim rows
@@ -184,9 +185,7 @@ def time_without(points: list[Point], keep: Callable[[], None]) -> None:
         providers = [Ceiling(plan.spec.direction), *kernels]
         with mock.patch.object(measuring, "complaint", return_value=""):  # their results are wrong
             found = benchmark([Task((plan.spec,), point.rows)], providers, engine, METHOD).records
-        us = {r.provider: r.us_median for r in found if r.us_median}
-        ceiling = us.pop(CEILINGS[plan.spec.direction])
-        point.fractions = {name: ceiling / each for name, each in us.items()}
+        point.fractions = {r.provider: r.fraction for r in found if r.fraction is not None and not r.is_ceiling}
         print(point.line(), flush=True)
         keep()
 

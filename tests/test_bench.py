@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,7 +17,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from lngen.bench import conditions, engines, formulas, peers, plot, providers, report, timing
+from lngen.bench import circumstances, conditions, engines, formulas, peers, plot, providers, report, timing
 from lngen.bench.cases import Case
 from lngen.bench.engines import TorchEngine, make_engine
 from lngen.bench.floor import ceiling_bytes, floor_bytes, gb_s, memory_peak
@@ -28,7 +30,7 @@ from lngen.bench.providers import Ceiling, Prepared, Torch, autograd, keeping
 from lngen.bench.records import Record
 from lngen.bench.run import Hooks, benchmark
 from lngen.bench.sets import make_cases
-from lngen.bench.store import Saved, read_json, resumed, write_json
+from lngen.bench.store import Saved, merged, read_json, resumed, write_json
 from lngen.bench.targets import target_fraction
 from lngen.bench.tasks import CEILINGS, LATENCY, make_task
 from lngen.bench.timing import Stats, drift, launch_count, set_count, time_side_by_side
@@ -673,7 +675,7 @@ def test_no_task_begins_that_would_end_too_late(few_sets: None) -> None:
 def test_a_file_of_other_conditions_is_not_continued(tmp_path: Path) -> None:
     file = tmp_path / "b.json"
     assert resumed(file, {"device": "H200"}) == Saved()
-    write_json(file, RECORDS, {"device": "H200", "torch": "2.11"})
+    write_json(file, Saved(RECORDS, {"device": "H200", "torch": "2.11"}))
     assert len(resumed(file, {"device": "H200", "torch": "2.11"}).records) == len(RECORDS)
     with pytest.raises(LngenError, match=r"other conditions \(device 'H200' -> 'A100', torch '2.11' -> ''\)"):
         resumed(file, {"device": "A100"})
@@ -762,7 +764,7 @@ def test_the_verdict_on_a_point() -> None:
 
 
 def test_the_summary_counts_and_names_the_worst() -> None:
-    points = [(4096, 1024, 0.95, 2.0), (4096, 4096, 0.90, 0.5), (32768, 1024, 0.90, 0.8), (4096, 2048, None, None)]
+    points = [(4096, 20480, 0.99, 2.0), (4096, 4096, 0.90, 0.5), (32768, 1024, 0.90, 0.8), (4096, 2048, None, None)]
     records = []
     for rows, d, fraction, ratio in points:
         us = None if ratio is None else 10.0
@@ -770,12 +772,13 @@ def test_the_summary_counts_and_names_the_worst() -> None:
         records.append(_record("torch", rows, d, us_median=ratio and 10.0 * ratio))
     (summary,) = summarise(judge(records))
     assert (summary.points, summary.met, summary.missed, summary.failed) == (4, 1, 2, 1)
+    assert summary.ratio_common == round(0.4**0.5, 4)
     assert (summary.ratio, summary.compared, summary.ahead) == (round(0.8 ** (1 / 3), 4), 3, 1)
     assert summary.worst == ("32768 x 1024 bf16 0.900 of 0.970", "4096 x 4096 bf16 0.900 of 0.950")
     assert summary.behind == ("4096 x 4096 bf16 0.50 x torch", "32768 x 1024 bf16 0.80 x torch")
     assert report.summary_lines([summary]) == [
         "layernorm fwd, 4 points: 1 of 3 targets met; 0.93 x the best peer on geometric mean (target 1.15), "
-        "at least as fast at 1 of 3; 1 without a time.",
+        "0.63 over D = 768 to 16384, at least as fast at 1 of 3; 1 without a time.",
         "  farthest below target: 32768 x 1024 bf16 0.900 of 0.970, 4096 x 4096 bf16 0.900 of 0.950",
         "  behind: 4096 x 4096 bf16 0.50 x torch, 32768 x 1024 bf16 0.80 x torch",
     ]
@@ -884,8 +887,8 @@ def test_providers_cover_what_they_can() -> None:
         return {p.name for p in covering(make_task(graph, direction, "f16", 4, 8), [*known().values()])}
 
     everywhere = {"lngen", "lngen-serial", "torch", "compile", "liger", "apex"}
-    assert names("layernorm", "fwd") == {"copy", "quack", "apex-fast", *everywhere}
-    assert names("layernorm", "bwd") == {"add", "apex-fast", *everywhere}
+    assert names("layernorm", "fwd") == {"copy", "copy-overlapped", "quack", "apex-fast", *everywhere}
+    assert names("layernorm", "bwd") == {"add", "add-overlapped", "apex-fast", *everywhere}
     assert names("layernorm", "both") == {"copy+add", "apex-fast", *everywhere}
     assert names("rmsnorm", "both") == {"copy+add", "quack", *everywhere}
 
@@ -992,15 +995,15 @@ def test_json_comes_back_and_is_the_same_twice(tmp_path: Path) -> None:
     conditions = {"torch": "2.11", "device": "H200"}
     host = [HostRecord("layernorm.fwd:d=8", 16, "lngen", "cupy", 3.0, 2.9, 3.1)]
     one, two = tmp_path / "one.json", tmp_path / "two.json"
-    write_json(one, RECORDS, conditions, host)
-    write_json(two, RECORDS, dict(reversed(conditions.items())), host)
+    write_json(one, Saved(RECORDS, conditions, host))
+    write_json(two, Saved(RECORDS, dict(reversed(conditions.items())), host))
     assert one.read_bytes() == two.read_bytes()
     assert read_json(one) == Saved(RECORDS, conditions, host)
     (summary,) = json.loads(one.read_text(encoding="utf-8"))["summary"]
     assert (summary["points"], summary["met"], summary["ratio"]) == (3, 1, 1.25)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["one.json", "two.json"]
     with pytest.raises(LngenError, match="cannot be written"):
-        write_json(tmp_path / "none" / "x.json", RECORDS, conditions)
+        write_json(tmp_path / "none" / "x.json", Saved(RECORDS, conditions))
 
 
 def test_figures_are_classes_of_rows_or_of_sizes() -> None:
@@ -1025,7 +1028,7 @@ def test_a_plot_without_matplotlib_says_what_installs_it(monkeypatch: pytest.Mon
         raise ImportError(name)
 
     monkeypatch.setattr(plot.importlib, "import_module", missing)
-    with pytest.raises(MissingError, match=r'pip install "lngen\[plot\]"'):
+    with pytest.raises(MissingError, match=r'pip install "\.\[plot\]"'):
         plot.plot(RECORDS, tmp_path / "x.svg")
 
 
@@ -1055,11 +1058,44 @@ def test_a_figure_per_direction_shows_peers_ceiling_and_target(tmp_path: Path) -
     (legend,) = figure.legends
     assert [t.get_text() for t in legend.get_texts()] == ["lngen", "torch.compile", "copy (ceiling)", "target"]
     left, right = figure.axes
-    assert {axes.get_xscale() + axes.get_yscale() for axes in figure.axes} == {"loglog"}
+    assert [axes.get_xscale() + axes.get_yscale() for axes in figure.axes] == ["loglog", "loglinear"]
     lines = [[*line.get_xdata()] for line in left.get_lines() if line.get_label() == "lngen"]
     assert lines == [[512, 2048, 4096]]  # 1000 has a mark of its own
     targets = [[*line.get_ydata()] for line in right.get_lines() if line.get_color() == plot.TARGET]
     assert targets[:2] == [[0.94, 0.95], [0.799]]
+
+
+def test_a_picture_says_where_it_comes_from() -> None:
+    run = {"date": "2026-01-02 03:04:05 UTC", "commit": "0123456789abcdef"}
+    saved = Saved(RECORDS, {"device": "NVIDIA H200", "lngen": "0.1.0"}, runs=[{"date": "2025-01-01"}, run])
+    assert plot.origin(saved) == "NVIDIA H200, lngen 0.1.0, 2026-01-02, commit 0123456789ab"
+    assert plot.origin(Saved(RECORDS)) == ""
+    pytest.importorskip("matplotlib.figure")
+    from matplotlib.figure import Figure
+
+    figure = Figure()
+    plot.sign(figure, plot.origin(saved))
+    assert figure.get_supxlabel() == plot.origin(saved)
+
+
+def test_fractions_have_one_linear_scale(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib.figure")
+    from matplotlib.figure import Figure
+
+    for most, top in ((0.98, 1.1), (1.2, 1.22)):
+        figure = Figure()
+        records = [_record("lngen", d=d, gb_s=9.0, fraction=f) for d, f in ((256, 0.3), (512, most), (1024, 0.9))]
+        plot._draw(figure, plot.pictures(judge(records))[0])
+        axes = figure.axes[1]
+        assert axes.get_yscale() == "linear"
+        assert axes.get_ylim() == pytest.approx((0.5, top))
+
+
+def test_a_picture_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    with pytest.raises(LngenError, match="cannot write"):
+        plot.plot(RECORDS, tmp_path / "x.png" / "y" / ("z" * 300 + ".png"))
+    assert [*tmp_path.rglob("*.png")] in ([], [tmp_path / "x.png"])
 
 
 def test_each_way_to_run_lngen_has_a_colour_of_its_own() -> None:
@@ -1074,6 +1110,65 @@ def test_each_way_to_run_lngen_has_a_colour_of_its_own() -> None:
     plot._draw(figure, picture)
     colours = {line.get_label(): line.get_color() for line in figure.axes[0].get_lines()}
     assert len({colours[plot.NAMES.get(n, n)] for n in names}) == len(names)
+
+
+# ---- circumstances ----
+
+
+def test_circumstances_are_what_the_machine_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+
+    def output(command: list[str]) -> str:
+        asked.append(command)
+        return "580.1, 1980, 1980, 3201, 3201, 650.5, 700.00, 61" if command[0] == "nvidia-smi" else ""
+
+    monkeypatch.setattr(circumstances, "_output", output)
+    monkeypatch.setattr(circumstances, "_uuid", lambda device: f"GPU-{device}")
+    found = circumstances.circumstances(1, "abc")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC", found.pop("date"))
+    assert found == {
+        "commit": "abc", "device id": "GPU-1", "driver": "580.1", "SM clock, MHz": "1980",
+        "SM clock at most, MHz": "1980", "memory clock, MHz": "3201", "memory clock at most, MHz": "3201",
+        "power, W": "650.5", "power at most, W": "700.00", "temperature, C": "61",
+    }  # fmt: skip
+    assert [c[0] for c in asked] == ["nvidia-smi"]
+    assert "--id=GPU-1" in asked[0]
+
+
+def test_what_nobody_tells_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(circumstances.subprocess, "run", lambda *a, **k: (_ for _ in ()).throw(OSError()))
+    monkeypatch.setattr(circumstances, "_uuid", lambda device: "")
+    assert [*circumstances.circumstances(0)] == ["date"]
+
+
+def test_git_tells_the_commit_and_whether_files_differ(tmp_path: Path) -> None:
+    def git(*words: str) -> None:
+        options = ("-c", "user.name=n", "-c", "user.email=e", "-c", "commit.gpgsign=false")
+        subprocess.run(["git", "-C", str(tmp_path), *options, *words], check=True, capture_output=True)
+
+    assert circumstances._commit(tmp_path) == ""
+    git("init")
+    (tmp_path / "f").write_text("1")
+    git("add", "f")
+    git("commit", "-m", "m")
+    head = circumstances._commit(tmp_path)
+    assert re.fullmatch("[0-9a-f]{40}", head)
+    (tmp_path / "f").write_text("2")
+    assert circumstances._commit(tmp_path) == f"{head} with changes"
+
+
+def test_a_run_that_adds_records_is_added(on_the_cpu: None, tmp_path: Path) -> None:
+    file = tmp_path / "b.json"
+    run_bench("--shapes", "8x32", "--json", str(file), "--commit", "one")
+    run_bench("--shapes", "8x32", "--json", str(file), "--commit", "none", "--resume")
+    run_bench("--shapes", "9x32", "--json", str(file), "--commit", "two", "--resume")
+    assert [run["commit"] for run in read_json(file).runs] == ["one", "two"]
+
+
+def test_merged_files_keep_the_conditions_they_share() -> None:
+    one = Saved(RECORDS[:1], {"device": "H200", "torch": "2.11"}, runs=[{"date": "1"}])
+    two = Saved(RECORDS[1:], {"device": "H200", "torch": "2.12"}, runs=[{"date": "2"}])
+    assert merged([one, two]) == Saved(RECORDS, {"device": "H200"}, [], [{"date": "1"}, {"date": "2"}])
 
 
 # ---- host time ----
@@ -1207,8 +1302,8 @@ def test_files_are_shown_again_without_a_gpu(monkeypatch: pytest.MonkeyPatch, tm
     pytest.importorskip("matplotlib")
     monkeypatch.setattr(engines, "device_count", lambda: 0)
     one, two = tmp_path / "one.json", tmp_path / "two.json"
-    write_json(one, RECORDS, {}, [HostRecord("s", 16, "lngen", "cupy", 3.0, 2.9, 3.1)])
-    write_json(two, [replace(r, direction="bwd", spec=r.spec.replace("fwd", "bwd")) for r in RECORDS], {})
+    write_json(one, Saved(RECORDS, {}, [HostRecord("s", 16, "lngen", "cupy", 3.0, 2.9, 3.1)]))
+    write_json(two, Saved([replace(r, direction="bwd", spec=r.spec.replace("fwd", "bwd")) for r in RECORDS]))
     options = ["--from", str(one), "--from", str(two), "--plot", str(tmp_path / "x.svg")]
     result = CliRunner().invoke(bench, options, catch_exceptions=False)
     assert "layernorm fwd bf16" in result.output

@@ -569,7 +569,7 @@ def test_doctor_without_cupy_says_what_installs_it(monkeypatch: pytest.MonkeyPat
     assert code == 3
     for what in ("CuPy", "NVRTC"):
         assert found[what]["state"] == "missing"
-        assert found[what]["fix"] == 'pip install "lngen[cuda13]"'
+        assert found[what]["fix"] == 'pip install ".[cuda13]" in the checkout of lngen'
     assert found["GPU"]["state"] == "note"
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import floors
 from lngen.bench.records import Record
-from lngen.bench.store import write_json
+from lngen.bench.store import Saved, write_json
 from lngen.emit import emit
 
 POINTS = {
@@ -76,7 +76,7 @@ def test_the_points_are_those_below_their_target(tmp_path: Path, capsys: pytest.
         )  # fmt: skip
 
     path = tmp_path / "records.json"
-    write_json(path, [record(256, 0.8, False), record(128, 0.6, False), record(512, 0.95, True)], {})
+    write_json(path, Saved([record(256, 0.8, False), record(128, 0.6, False), record(512, 0.95, True)]))
     points = floors.missed([str(path)])
     assert [(p.rows, p.run) for p in points] == [(128, 0.6), (256, 0.8)]
     points[0].fractions = {"now": 0.61, "A": 0.7, "B": 0.92, "C": 0.95}

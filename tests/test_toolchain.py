@@ -349,7 +349,7 @@ def test_cupy_without_nvrtc_is_a_missing_library() -> None:
     """
     said = output(in_new_process(code))
     assert "needs NVRTC" in said
-    assert 'pip install "lngen[cuda13]"' in said
+    assert 'pip install ".[cuda13]"' in said
 
 
 class Refusal(RuntimeError):

@@ -118,5 +118,5 @@ def test_a_cluster_that_is_not_there_is_one_sentence(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "distributed", None)
     done = CliRunner().invoke(cli, ["build", FWD, "--out", str(tmp_path / "x"), "--dask", "a"])
     assert done.exit_code == 3
-    assert 'pip install "lngen[cluster]"' in done.stderr
+    assert 'pip install ".[cluster]"' in done.stderr
     assert not (tmp_path / "x").exists()

@@ -10,10 +10,12 @@ from pathlib import Path
 
 from lngen.bench.engines import Engine
 from lngen.bench.measure import Method
+from lngen.bench.peers import known
 from lngen.data import data_dir
 from lngen.version import __version__
 
 PEERS = ("torch", "triton", "numpy", "liger-kernel", "quack-kernels", "apex")
+BYTES = "GB/s: every input and result of the graph once, over the time; of a ceiling its [M, D] tensors alone"
 # What decides which kernel a spec gets; the benchmark and the command line are free to change.
 SOURCES = ("spec.py", "ir", "graphs", "passes", "schedule", "lower", "emit", "toolchain", "runtime")
 
@@ -23,6 +25,7 @@ def conditions(engine: Engine, method: Method) -> dict[str, str]:
     import cupy
 
     found = {
+        "bytes": BYTES,
         "device": engine.device()[1],
         "engine": engine.name,
         "driver": str(cupy.cuda.runtime.driverGetVersion()),
@@ -33,6 +36,7 @@ def conditions(engine: Engine, method: Method) -> dict[str, str]:
         "python": platform.python_version(),
         "method": str(method),
         **{name: _version(name) for name in PEERS},
+        **{f"provider {name}": p.settings for name, p in known().items() if p.available()},
     }
     return {name: text for name, text in found.items() if text}
 

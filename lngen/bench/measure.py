@@ -13,7 +13,7 @@ from lngen.bench.formulas import complaint, expected
 from lngen.bench.providers import Prepared, Provider
 from lngen.bench.records import Record, blank
 from lngen.bench.sets import make_cases, poison
-from lngen.bench.tasks import LATENCY, Task
+from lngen.bench.tasks import LATENCY, OVERLAPPED, Task
 from lngen.bench.timing import Launch
 from lngen.bench.verdict import judge
 
@@ -46,8 +46,9 @@ class Method:
 
 
 def covering(task: Task, providers: Sequence[Provider]) -> list[Provider]:
-    """The providers that can do the whole task, and of the ceilings only its own."""
-    able = [p for p in providers if p.checked or p.name == task.ceiling]
+    """The providers that can do the whole task, and of the ceilings only its own, of chains not the overlapped one."""
+    ceilings = (task.ceiling,) if task.kind == LATENCY else (task.ceiling, task.ceiling + OVERLAPPED)
+    able = [p for p in providers if p.checked or p.name in ceilings]
     return [p for p in able if all(p.covers(spec) for spec in task.specs)]
 
 
@@ -185,6 +186,6 @@ def doubted(record: Record, peak: float) -> Record:
         return record
     if record.gb_s > peak:
         return replace(record, note=f"implausible: faster than memory, {peak:.0f} GB/s")
-    if (record.fraction or 0) > IMPLAUSIBLE and not record.is_lngen:
+    if (record.fraction or 0) > IMPLAUSIBLE and not (record.is_lngen or record.is_ceiling):
         return replace(record, note="implausible: faster than the ceiling")
     return record

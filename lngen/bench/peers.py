@@ -7,6 +7,8 @@ import importlib
 from collections.abc import Sequence
 
 from lngen.bench.cases import Case
+from lngen.bench.overlapped import INPUTS as OVERLAPPED_INPUTS
+from lngen.bench.overlapped import OverlappedCeiling
 from lngen.bench.providers import Ceiling, Lngen, Prepared, Provider, Torch, autograd, installed
 from lngen.bench.records import SERIAL, VARIANT
 from lngen.bench.tasks import CEILINGS
@@ -34,6 +36,7 @@ class Liger:
     name = "liger"
     needs = "liger-kernel"
     checked = True
+    settings = "LigerLayerNormFunction; LigerRMSNormFunction with offset 0, casting mode llama, not in place"
 
     def available(self) -> bool:
         return installed("liger_kernel")
@@ -57,6 +60,7 @@ class Quack:
     name = "quack"
     needs = "quack-kernels"
     checked = True
+    settings = "quack.rmsnorm.rmsnorm; layernorm_fwd with weights in float32, converted once"
 
     def available(self) -> bool:
         return installed("quack")
@@ -81,6 +85,7 @@ class Apex:
 
     def __init__(self, fast: bool) -> None:
         self.name, self._fast = "apex-fast" if fast else "apex", fast
+        self.settings = "FastLayerNormFN" if fast else "FusedLayerNormAffineFunction, FusedRMSNormAffineFunction"
 
     def available(self) -> bool:
         return installed("apex") and importable(FAST_APEX if self._fast else "fused_layer_norm_cuda")
@@ -104,6 +109,7 @@ class Apex:
 def known(schedules: Sequence[str] = ()) -> dict[str, Provider]:
     """Every provider by name, the ceilings first; lngen with its default and with each of ``schedules``."""
     ceilings: list[Provider] = [Ceiling(direction) for direction in CEILINGS]
+    ceilings += [OverlappedCeiling(direction) for direction in OVERLAPPED_INPUTS]
     peers: list[Provider] = [Torch(), Torch("compile", compiled=True), Liger(), Quack(), Apex(True), Apex(False)]
     variants = [Lngen(VARIANT + text, text) for text in schedules]
     own: list[Provider] = [Lngen(), *variants, Lngen(SERIAL, overlap=False)]
@@ -127,6 +133,12 @@ def select(names: Sequence[str] = (), *, compiled: bool = False, schedules: Sequ
         if not providers[name].available():
             needs = providers[name].needs
             raise MissingError(f"The provider '{name}' needs {needs}, which is not installed.")
+    ceilings = [n for n, p in providers.items() if not p.checked and p.available()]
     named = names or [n for n, p in providers.items() if p.available() and n not in ON_REQUEST]
-    wanted = {*named, *CEILINGS.values(), *(["compile"] if compiled else []), *(VARIANT + text for text in schedules)}
+    wanted = {
+        *named,
+        *ceilings,
+        *(["compile"] if compiled else []),
+        *(VARIANT + text for text in schedules),
+    }
     return [p for name, p in providers.items() if name in wanted]

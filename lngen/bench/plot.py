@@ -7,6 +7,7 @@ that belong to no class with at least three widths share one figure, a column pe
 from __future__ import annotations
 
 import importlib
+import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,15 +15,19 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from lngen.bench.records import OWN, VARIANT, Record, throughputs
+from lngen.bench.records import OWN, VARIANT, Record, is_ceiling, throughputs
 from lngen.bench.report import grouped, unique
+from lngen.bench.store import Saved
 from lngen.bench.targets import MB
-from lngen.bench.tasks import CEILINGS
+from lngen.bench.tasks import CEILINGS, OVERLAPPED
 from lngen.errors import LngenError, MissingError
+from lngen.files import write_all
+from lngen.version import install_hint
 
 CEILING = "#222222"
 COLOURS = {
     **dict.fromkeys(CEILINGS.values(), CEILING),
+    **dict.fromkeys([name + OVERLAPPED for name in CEILINGS.values()], "#8a8a8a"),
     "lngen": "#0b5fa5",
     "lngen-serial": "#7fb2e0",
     "torch": "#d55e00",
@@ -34,7 +39,8 @@ COLOURS = {
 }
 MARKERS = {"torch": "s", "compile": "D", "liger": "^", "quack": "v", "apex-fast": "P", "apex": "X"}
 NAMES = {
-    "lngen-serial": "lngen, calls in turn",
+    **{name + OVERLAPPED: f"{name}, overlapped (ceiling)" for name in CEILINGS.values()},
+    "lngen-serial": "lngen, in turn",
     "compile": "torch.compile",
     "liger": "Liger",
     "quack": "QuACK",
@@ -44,10 +50,11 @@ NAMES = {
 SCHEDULES = ("#6a51a3", "#41b6c4", "#8c6bb1", "#1d91c0", "#9ebcda")  # lngen under others than the default
 INK, GRID, TARGET = "#333333", "#e4e4e4", "#7a7a7a"
 LEAST = 3  # widths that make a line
+LEAST_FRACTION, MOST_FRACTION = 0.5, 1.1
 STYLE = {
     "svg.hashsalt": "lngen",
-    "font.family": "DejaVu Sans",
-    "font.size": 9,
+    "font.family": "DejaVu Sans Mono",  # a sans-serif "lngen" reads "Ingen"
+    "font.size": 8.5,
     "axes.edgecolor": "#999999",
     "axes.labelcolor": INK,
     "text.color": INK,
@@ -87,14 +94,23 @@ def check(path: Path) -> tuple[Any, Any]:
     try:
         return importlib.import_module("matplotlib"), importlib.import_module("matplotlib.figure")
     except ImportError as error:
-        raise MissingError('A plot needs matplotlib; install it with: pip install "lngen[plot]".') from error
+        raise MissingError(f"A plot needs matplotlib; install it with: {install_hint('plot')}.") from error
 
 
-def plot(records: Sequence[Record], path: Path) -> list[Path]:
+def origin(saved: Saved) -> str:
+    """Where records come from, for the foot of a picture: device, lngen's version, date and commit of the last run."""
+    run = saved.runs[-1] if saved.runs else {}
+    version = saved.conditions.get("lngen", "")
+    parts = [saved.conditions.get("device", ""), f"lngen {version}" if version else "", run.get("date", "")[:10]]
+    return ", ".join(filter(None, [*parts, f"commit {run['commit'][:12]}" if "commit" in run else ""]))
+
+
+def plot(records: Sequence[Record], path: Path, origin: str = "") -> list[Path]:
     """Draw the throughputs; the files written: ``path``, or with several figures one ``path-NAME`` for each.
 
-    The ending of ``path`` decides the format, .png or .svg. MissingError without matplotlib. The same records
-    give the same bytes.
+    The ending of ``path`` decides the format, .png or .svg; ``origin`` is what stands at a picture's foot.
+    MissingError without matplotlib, LngenError for a path that cannot be written. The same records give the same
+    bytes.
     """
     matplotlib, figures = check(path)
     drawn = pictures([r for r in throughputs(records) if r.gb_s is not None])
@@ -104,9 +120,23 @@ def plot(records: Sequence[Record], path: Path) -> list[Path]:
             file = path if len(drawn) == 1 else path.with_name(f"{path.stem}-{picture.slug}{path.suffix}")
             figure = figures.Figure(figsize=(11.0, 4.6), layout="constrained")
             _draw(figure, picture)
-            figure.savefig(file, dpi=160, metadata={"Date": None} if path.suffix == ".svg" else {})
+            sign(figure, origin)
+            save(figure, file)
             written.append(file)
     return written
+
+
+def sign(figure: Any, origin: str) -> None:
+    """Write at a picture's foot where its figures come from."""
+    figure.supxlabel(origin, x=0.99, ha="right", fontsize=7, color=TARGET)
+
+
+def save(figure: Any, path: Path) -> None:
+    """Write a picture whole or not at all; LngenError if that is impossible."""
+    drawn = io.BytesIO()
+    kind = path.suffix.removeprefix(".")
+    figure.savefig(drawn, format=kind, dpi=160, metadata={"Date": None} if kind == "svg" else {})
+    write_all({path: drawn.getvalue()})
 
 
 def pictures(records: Sequence[Record]) -> list[Picture]:
@@ -148,13 +178,13 @@ def _draw(figure: Any, picture: Picture) -> None:
     for axes, value in ((left, "gb_s"), (right, "fraction")):
         for name in names:
             mine = [r for r in picture.records if r.provider == name and getattr(r, value) is not None]
-            if not (mine[:1] and mine[0].is_ceiling and value == "fraction"):
+            if not (name in CEILINGS.values() and value == "fraction"):  # 1 everywhere, drawn below
                 points = [(places[r.d, r.rows], getattr(r, value), r.d) for r in mine]
                 _series(axes, name, points, picture.line, colours.get(name, "#777777"))
         _target(axes, picture, places, value)
         _axis(axes, shapes, places, picture.line)
-        low, high = _limits([getattr(r, value) for r in picture.records if getattr(r, value) is not None])
-        _scale(axes, low, high, value)
+        values = [getattr(r, value) for r in picture.records if getattr(r, value) is not None]
+        (_speed_scale if value == "gb_s" else _fraction_scale)(axes, values)
     left.set_title("GB/s of floor bytes", loc="left", fontsize=9)
     right.set_title("fraction of the ceiling", loc="left", fontsize=9)
     right.axhline(1.0, color=CEILING, linewidth=1.0, linestyle=(0, (4, 2)), zorder=1)
@@ -169,13 +199,13 @@ def _series(axes: Any, name: str, points: Sequence[tuple[float, float, int]], li
     regular = [p for p in points if _regular(p[2])] if line else points
     odd = [p for p in points if not _regular(p[2])] if line else []
     ours = name.startswith(OWN)
-    ceiling = name in CEILINGS.values()
+    ceiling = is_ceiling(name)
     marker = None if ceiling and line else "_" if ceiling else "o" if ours else MARKERS.get(name, "o")
     size = {"_": 16.0, "o": 5.0}.get(marker or "", 4.0)
     axes.plot(
         [p[0] for p in regular],
         [p[1] for p in regular],
-        label=f"{name} (ceiling)" if ceiling else NAMES.get(name, name),
+        label=NAMES.get(name, f"{name} (ceiling)" if ceiling else name),
         color=colour,
         marker=marker,
         markersize=size,
@@ -198,7 +228,7 @@ def _series(axes: Any, name: str, points: Sequence[tuple[float, float, int]], li
 
 def _target(axes: Any, picture: Picture, places: dict[tuple[int, int], float], value: str) -> None:
     """The target: a grey line through the regular widths, a bar at each other one."""
-    ceilings = {(r.d, r.rows): r.gb_s or 0.0 for r in picture.records if r.is_ceiling}
+    ceilings = {(r.d, r.rows): r.gb_s or 0.0 for r in picture.records if r.provider in CEILINGS.values()}
     wanted = {(r.d, r.rows): r.target for r in picture.records if r.target is not None}
     points = sorted(
         (places[shape], target * (ceilings.get(shape, 0.0) if value == "gb_s" else 1.0), shape[0])
@@ -231,22 +261,20 @@ def _axis(axes: Any, shapes: Sequence[tuple[int, int]], places: dict[tuple[int, 
     axes.set_xlabel("D")
 
 
-def _limits(values: Sequence[float]) -> tuple[float, float]:
-    return min(values) / 1.08, max(values) * 1.08
-
-
-def _scale(axes: Any, low: float, high: float, value: str) -> None:
+def _speed_scale(axes: Any, values: Sequence[float]) -> None:
     """A logarithmic scale with round numbers where there is room for them."""
+    low, high = min(values) / 1.08, max(values) * 1.08
+    ticks = [t for n in range(6) for step in (1, 1.5, 2, 3, 4, 5, 7) if low <= (t := step * 10.0**n) <= high]
     axes.set_yscale("log")
-    if value == "fraction":
-        high = max(high, 1.06)
-        ticks = [0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0]
-    else:
-        ticks = [step * 10.0**n for n in range(6) for step in (1, 1.5, 2, 3, 4, 5, 7)]
-    ticks = [t for t in ticks if low <= t <= high]
     axes.set_ylim(low, high)
     axes.set_yticks(ticks, [f"{t:g}" for t in ticks])
     axes.set_yticks([], minor=True)
+
+
+def _fraction_scale(axes: Any, values: Sequence[float]) -> None:
+    """A linear scale, the same in every picture but where something is above it; what is below 0.5 is not shown."""
+    axes.set_ylim(LEAST_FRACTION, max(MOST_FRACTION, *(v + 0.02 for v in values)))
+    axes.yaxis.set_major_locator(importlib.import_module("matplotlib.ticker").MultipleLocator(0.1))
 
 
 def _regular(d: int) -> bool:
@@ -257,6 +285,6 @@ def _order(name: str) -> tuple[int, str]:
     """lngen first, peers in the order of their colours, the ceiling last."""
     places = {n: i for i, n in enumerate(COLOURS)}
     return (
-        0 if name.startswith(OWN) else 99 if name in CEILINGS.values() else places.get(name, 50),
+        0 if name.startswith(OWN) else 99 if is_ceiling(name) else places.get(name, 50),
         name,
     )

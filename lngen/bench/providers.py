@@ -34,12 +34,13 @@ class Prepared:
 class Provider(Protocol):
     """An implementation. ``checked`` is False for a ceiling, which computes no norm.
 
-    ``needs`` says what has to be installed for it.
+    ``needs`` says what has to be installed for it, ``settings`` what it calls, and how.
     """
 
     name: str
     needs: str
     checked: bool
+    settings: str
 
     def available(self) -> bool:
         """It can be imported here."""
@@ -64,6 +65,7 @@ class Ceiling:
 
     needs = ""
     checked = False
+    settings = "the library's own; of the driver's copy and an elementwise one the faster"
 
     def __init__(self, direction: str) -> None:
         self.name, self._direction = CEILINGS[direction], direction
@@ -97,6 +99,8 @@ class Lngen:
 
     def __init__(self, name: str = "lngen", schedule: str = "", overlap: bool = True) -> None:
         self.name, self._schedule, self._overlap = name, schedule, overlap
+        calls = "each call begins while the one before ends" if overlap else "each call waits for the end of the last"
+        self.settings = f"{schedule or 'default schedule'}, {calls}"
 
     def available(self) -> bool:
         return True
@@ -190,6 +194,8 @@ class Torch:
 
     def __init__(self, name: str = "torch", compiled: bool = False) -> None:
         self.name, self._compiled = name, compiled
+        self.settings = "aten's fused operators, forward and backward"
+        self.settings += ", through torch.compile(dynamic=False)" if compiled else ", eager"
 
     def available(self) -> bool:
         return installed("torch")

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lngen.bench.tasks import CEILINGS, LATENCY, THROUGHPUT, Task
+from lngen.bench.tasks import CEILINGS, LATENCY, OVERLAPPED, THROUGHPUT, Task
 
 OWN, SERIAL, VARIANT = "lngen", "lngen-serial", "lngen:"  # lngen, its calls in turn, under another schedule
 
 Point = tuple[str, str, int]
 """What is timed side by side: class, spec, rows."""
+
+
+def is_ceiling(provider: str) -> bool:
+    """True for a ceiling, overlapped or not."""
+    return provider.removesuffix(OVERLAPPED) in CEILINGS.values()
 
 
 @dataclass(frozen=True)
@@ -68,8 +73,8 @@ class Record:
 
     @property
     def is_ceiling(self) -> bool:
-        """The ceiling of its direction."""
-        return self.provider in CEILINGS.values()
+        """A ceiling of its direction, overlapped or not."""
+        return is_ceiling(self.provider)
 
 
 def blank(task: Task, provider: str, note: str = "") -> Record:

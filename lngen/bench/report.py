@@ -113,9 +113,11 @@ def _summary_lines(s: Summary) -> list[str]:
     if s.met + s.missed:
         parts.append(f"{s.met} of {s.met + s.missed} targets met")
     if s.ratio is not None:
+        common = "" if s.ratio_common is None else f", {s.ratio_common:.2f} over D = 768 to 16384"
         wanted = "" if s.ratio_target is None else f" (target {s.ratio_target:g})"
         parts.append(
-            f"{s.ratio:.2f} x the best peer on geometric mean{wanted}, at least as fast at {s.ahead} of {s.compared}"
+            f"{s.ratio:.2f} x the best peer on geometric mean{wanted}{common}, "
+            f"at least as fast at {s.ahead} of {s.compared}"
         )
     if s.failed:
         parts.append(f"{s.failed} without a time")

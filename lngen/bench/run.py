@@ -27,7 +27,7 @@ class Hooks:
 
     progress: Callable[[int, int, str], None] = lambda done, total, text: None
     say: Callable[[str], None] = lambda text: None
-    keep: Callable[[list[Record]], None] = lambda records: None
+    keep: Callable[[list[Record]], object] = lambda records: None
 
 
 @dataclass(frozen=True)

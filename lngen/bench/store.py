@@ -23,22 +23,22 @@ from lngen.files import parse_json, read
 
 @dataclass(frozen=True)
 class Saved:
-    """What a file holds."""
+    """What a file holds; ``runs`` are the circumstances of each run that added to it."""
 
     records: list[Record] = field(default_factory=list)
     conditions: dict[str, str] = field(default_factory=dict)
     host: list[HostRecord] = field(default_factory=list)
+    runs: list[dict[str, str]] = field(default_factory=list)
 
 
-def write_json(
-    path: Path, records: Sequence[Record], conditions: Mapping[str, str], host: Sequence[HostRecord] = ()
-) -> None:
+def write_json(path: Path, saved: Saved) -> None:
     """Write a file; LngenError if that is impossible. What was there before stays until all of it is written."""
     parts = {
-        "conditions": json.dumps(dict(conditions), indent=1, sort_keys=True),
-        "host": _lines(host),
-        "records": _lines(records),
-        "summary": _lines(summarise(records)),
+        "conditions": json.dumps(saved.conditions, indent=1, sort_keys=True),
+        "host": _lines(saved.host),
+        "records": _lines(saved.records),
+        "runs": json.dumps(saved.runs, indent=1, sort_keys=True),
+        "summary": _lines(summarise(saved.records)),
     }
     text = "{" + ",".join(f"\n{json.dumps(name)}: {part}" for name, part in parts.items()) + "\n}\n"
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
@@ -58,11 +58,23 @@ def read_json(path: Path) -> Saved:
         content = parse_json(read(path, 2**28))
         records = [Record(**r) for r in content["records"]]
         host = [HostRecord(**h) for h in content.get("host", [])]
-        return Saved(judge(records), dict(content["conditions"]), host)
+        runs = [{str(k): str(v) for k, v in run.items()} for run in content.get("runs", [])]
+        return Saved(judge(records), dict(content["conditions"]), host, runs)
     except OSError as error:
         raise LngenError(f"'{path}' cannot be read: {error.strerror}.") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise LngenError(f"'{path}' is expected to be a file that 'lngen bench --json' wrote: {error!r}.") from error
+
+
+def merged(files: Sequence[Saved]) -> Saved:
+    """Several files as one; of their conditions those they share."""
+    shared = files[0].conditions.items() if files else ()
+    return Saved(
+        [r for f in files for r in f.records],
+        {name: text for name, text in shared if all(f.conditions.get(name) == text for f in files)},
+        [h for f in files for h in f.host],
+        [run for f in files for run in f.runs],
+    )
 
 
 def resumed(path: Path, conditions: Mapping[str, str]) -> Saved:

@@ -10,6 +10,7 @@ from lngen.spec import Spec, parse_spec
 
 # The ceiling of each direction: it moves what a norm must, and computes nothing.
 CEILINGS = {"fwd": "copy", "bwd": "add", "both": "copy+add"}
+OVERLAPPED = "-overlapped"  # after a ceiling's name: one whose calls begin while the one before ends
 DIRECTIONS = tuple(CEILINGS)
 
 THROUGHPUT = "throughput"  # cold rotating buffers, GB/s

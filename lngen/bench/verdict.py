@@ -13,6 +13,7 @@ from lngen.bench.tasks import LATENCY
 from lngen.ir import DType
 
 WORST = 5  # points that a summary names
+COMMON = range(768, 16384 + 1, 256)  # widths of models
 
 
 def judge(records: Sequence[Record]) -> list[Record]:
@@ -44,6 +45,8 @@ class Summary:
 
     provider     which way to call lngen
     ratio        geometric mean of the ratios to the best peer; ratio_target what it shall be
+    ratio_common the same over the widths models have, D a multiple of 256 from 768 to 16384: wide and odd rows, where
+                 some peers collapse, raise ``ratio``
     compared     points that have a ratio; ahead: those where it is 1 or more
     worst        the points farthest below their target
     behind       the points with the smallest ratio below 1
@@ -58,6 +61,7 @@ class Summary:
     missed: int
     failed: int
     ratio: float | None
+    ratio_common: float | None
     ratio_target: float | None
     compared: int
     ahead: int
@@ -79,7 +83,7 @@ def summarise(records: Sequence[Record]) -> list[Summary]:
 
 
 def _summary(kind: str, graph: str, direction: str, provider: str, group: Sequence[Record]) -> Summary:
-    ratios = [r.ratio for r in group if r.ratio is not None]
+    ratios = [(r.d, r.ratio) for r in group if r.ratio is not None]
     missed = sorted((r for r in group if r.met is False), key=lambda r: (r.fraction or 0) / (r.target or 1))
     behind = sorted((r for r in group if r.ratio is not None and r.ratio < RATIO_EACH), key=lambda r: r.ratio or 0)
     return Summary(
@@ -91,13 +95,19 @@ def _summary(kind: str, graph: str, direction: str, provider: str, group: Sequen
         met=sum(r.met is True for r in group),
         missed=len(missed),
         failed=sum(r.us_median is None for r in group),
-        ratio=round(math.exp(sum(map(math.log, ratios)) / len(ratios)), 4) if ratios else None,
+        ratio=_geometric_mean([ratio for _, ratio in ratios]),
+        ratio_common=_geometric_mean([ratio for d, ratio in ratios if d in COMMON]),
         ratio_target=None if kind == LATENCY else RATIO_MEAN.get(direction),
         compared=len(ratios),
         ahead=len(ratios) - len(behind),
         worst=tuple(f"{_shape(r)} {r.fraction:.3f} of {r.target:.3f}" for r in missed[:WORST]),
         behind=tuple(f"{_shape(r)} {r.ratio:.2f} x {r.best_peer}" for r in behind[:WORST]),
     )
+
+
+def _geometric_mean(ratios: Sequence[float]) -> float | None:
+    """To four digits; None of no ratios."""
+    return round(math.exp(sum(map(math.log, ratios)) / len(ratios)), 4) if ratios else None
 
 
 def _shape(r: Record) -> str:

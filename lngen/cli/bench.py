@@ -18,6 +18,7 @@ from lngen.spec import parse_spec
 
 if TYPE_CHECKING:
     from lngen.bench.host import HostRecord
+    from lngen.bench.records import Record
     from lngen.bench.store import Saved
 
 HOST_D = 1024
@@ -108,6 +109,7 @@ LATENCIES = f"{', '.join(map(str, LATENCY_ROWS))} rows of {', '.join(map(str, LA
 @click.option("--json", "json_file", type=FILE, help="Write the records to this file, after every point.")
 @click.option("--resume", is_flag=True, help="Continue the --json file: what it holds is not measured again.")
 @click.option("--seconds", type=click.FloatRange(min=0), help="Begin no point that would end later; see --resume.")
+@click.option("--commit", default="", metavar="HASH", help="Of what is measured, where git cannot tell.")
 @click.option("--plot", "plot_file", type=FILE, help="Draw to this .png or .svg; several figures are numbered by name.")
 @click.option("--from", "sources", type=INPUT, multiple=True, help="Measure nothing, show these --json files again.")
 def bench(json_file: Path | None, plot_file: Path | None, sources: tuple[Path, ...], **options: Any) -> None:
@@ -123,17 +125,18 @@ def bench(json_file: Path | None, plot_file: Path | None, sources: tuple[Path, .
         plot.check(plot_file)
     if sources:
         files = [store.read_json(path) for path in sources]
-        found = store.Saved([r for f in files for r in f.records], {}, [h for f in files for h in f.host])
+        found = store.merged(files)
     else:
         found = _measure(json_file, **options)
     report.show(found.records, found.host)
     if plot_file is not None:
-        for path in plot.plot(found.records, plot_file):
+        for path in plot.plot(found.records, plot_file, plot.origin(found)):
             click.echo(path)
 
 
 def _measure(json_file: Path | None, **o: Any) -> Saved:
     """Run what the options ask for; every result is in the file as soon as it is there."""
+    from lngen.bench.circumstances import circumstances
     from lngen.bench.conditions import conditions
     from lngen.bench.engines import make_engine
     from lngen.bench.measure import Method
@@ -151,23 +154,27 @@ def _measure(json_file: Path | None, **o: Any) -> Saved:
     before = resumed(json_file, under) if json_file is not None and o["resume"] else Saved()
     console = Console(stderr=True)
 
-    def keep(records: Any, host: Any = before.host) -> None:
+    def keep(records: list[Record], host: list[HostRecord]) -> Saved:
+        measured = (records, host) != (before.records, before.host)
+        now = [circumstances(engine.device()[0], o["commit"])] if measured else []
+        found = Saved(records, under, host, [*before.runs, *now])
         if json_file is not None:
-            write_json(json_file, records, under, host)
+            write_json(json_file, found)
+        return found
 
     with console.status("preparing") as status:
         hooks = Hooks(
             progress=lambda done, total, text: status.update(f"{done}/{total} {text}"),
             say=lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True),
-            keep=keep,
+            keep=lambda records: keep(records, before.host),
         )
         outcome = benchmark(todo, chosen, engine, method, hooks=hooks, saved=before.records, seconds=o["seconds"])
         status.update("host time")
         host = before.host or (_host(o["graph"], dtype_names(o["dtype"], o["grid"])) if o["host"] else [])
-    keep(outcome.records, host)
+    found = keep(outcome.records, host)
     if outcome.left:
         hooks.say(f"{outcome.left} of {len(todo)} points are left; the same command with --resume measures them.")
-    return Saved(outcome.records, under, host)
+    return found
 
 
 def _host(graphs: str, dtypes: list[str]) -> list[HostRecord]:

@@ -10,6 +10,7 @@ from importlib import import_module
 import click
 
 from lngen.errors import LngenError, MissingError
+from lngen.version import install_hint
 
 TIMEOUT = "10s"
 
@@ -30,7 +31,7 @@ def dask_executor(address: str | None) -> Iterator[Executor | None]:
     try:
         distributed = import_module("distributed")
     except ImportError as error:
-        raise MissingError('--dask needs Dask; install it with: pip install "lngen[cluster]".') from error
+        raise MissingError(f"--dask needs Dask; install it with: {install_hint('cluster')}.") from error
     try:
         client = distributed.Client(address, timeout=TIMEOUT)
     except (OSError, ValueError, TypeError) as error:  # TimeoutError is an OSError

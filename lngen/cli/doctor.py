@@ -17,10 +17,10 @@ from lngen.cli.common import json_option, print_json, print_table
 from lngen.data import data_dir
 from lngen.errors import LngenError, MissingError
 from lngen.toolchain import nvrtc_version, supported_arches
-from lngen.version import __version__
+from lngen.version import __version__, install_hint
 
 CUPY = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
-INSTALL = 'pip install "lngen[cuda13]"'
+INSTALL = install_hint("cuda13")
 DRIVER = "https://www.nvidia.com/drivers"
 
 

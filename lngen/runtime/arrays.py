@@ -17,6 +17,7 @@ import numpy as np
 from lngen.errors import ArrayError, MissingError
 from lngen.ir import BF16, F16, F32, F64, DType
 from lngen.ir.numerics import NUMPY_DTYPE
+from lngen.version import install_hint
 
 FROM_NUMPY = {dtype: name for name, dtype in NUMPY_DTYPE.items()}
 
@@ -97,7 +98,7 @@ class CuPy:
         try:
             import cupy
         except ImportError as e:
-            raise MissingError('GPU arrays need CuPy; install it with: pip install "lngen[cuda13]".') from e
+            raise MissingError(f"GPU arrays need CuPy; install it with: {install_hint('cuda13')}.") from e
         self.cupy = cupy
         self.current_device = cupy.cuda.runtime.getDevice  # where an empty array, which has no memory, counts as lying
         self.current_stream = cupy.cuda.get_current_stream

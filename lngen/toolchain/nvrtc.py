@@ -13,6 +13,7 @@ from lngen import config
 from lngen.errors import CompileError, LngenError, MissingError
 from lngen.toolchain import cache, cubin, log
 from lngen.toolchain.log import Resources
+from lngen.version import install_hint
 
 ARCHES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 
@@ -27,7 +28,7 @@ _OPTIONS = (
     "-prec-sqrt=true",
     "-std=c++17",
 )
-_INSTALL = 'install them with: pip install "lngen[cuda13]"'
+_INSTALL = f"install them with: {install_hint('cuda13')}"
 
 _loading = threading.Lock()
 

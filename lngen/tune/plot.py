@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from lngen.bench.plot import COLOURS, GRID, STYLE, save, sign
 from lngen.bench.plot import check as check_plot
-from lngen.errors import LngenError
 from lngen.tune.choose import Choice
 from lngen.tune.export import PARAMETERS, configuration
 from lngen.tune.trial import STATUSES, Trial
+from lngen.version import __version__
 
-TIMED, BEST, FAILED, LINE = "#0072b2", "#d55e00", "#999999", "#009e73"
+TIMED, BEST, FAILED, LINE = COLOURS["lngen"], COLOURS["torch"], "#999999", COLOURS["copy"]
 MOST_PANELS = 6
 MARKERS = dict(zip(STATUSES, "xv^sDo", strict=True))
 
@@ -29,11 +27,12 @@ def plot(trials: Sequence[Trial], choice: Choice | None, path: Path) -> None:
     matplotlib, figures = check_plot(path)
     configs = {t.schedule: configuration(t) for t in trials}
     varying = [k for k in PARAMETERS if len({str(c[k]) for c in configs.values()}) > 1][: MOST_PANELS - 1]
-    with matplotlib.rc_context({"svg.hashsalt": "lngen", "font.size": 9}):
+    with matplotlib.rc_context(STYLE):
         columns = min(len(varying) + 1, 3)
         lines = -(-(len(varying) + 1) // columns)
         figure = figures.Figure(figsize=(4.6 * columns, 3.6 * lines), layout="constrained")
-        figure.suptitle(f"{trials[0].spec}, {trials[0].rows} rows, {trials[0].device}" if trials else "no trials")
+        title = f"{trials[0].spec}, {trials[0].rows} rows" if trials else "no trials"
+        figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
         for position, key in enumerate(["rank", *varying]):
             axes = figure.add_subplot(lines, columns, position + 1)
             _panel(
@@ -45,18 +44,8 @@ def plot(trials: Sequence[Trial], choice: Choice | None, path: Path) -> None:
             axes.set_xlabel("rank in the model's order" if key == "rank" else key)
             if position == 0:
                 axes.legend(fontsize=7)
-        date = {"Date": None} if path.suffix == ".svg" else {}
-        temporary = path.with_name(f".{uuid.uuid4().hex}{path.suffix}")
-        try:
-            figure.savefig(temporary, dpi=150, metadata=date)
-            os.replace(temporary, path)
-        except OSError as error:
-            raise LngenError(
-                f"cannot write '{path}': {error.strerror}; name a place that can be written to."
-            ) from error
-        finally:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
+        sign(figure, f"{trials[0].device}, lngen {__version__}, {trials[0].compiler}" if trials else "")
+        save(figure, path)
 
 
 def _panel(axes: Any, trials: Sequence[Trial], choice: Choice | None, where: dict[str, Any]) -> None:
@@ -83,4 +72,4 @@ def _panel(axes: Any, trials: Sequence[Trial], choice: Choice | None, where: dic
         best = choice.trial
         axes.plot([place[best.schedule]], [best.us_median], "*", color=BEST, markersize=12, label="chosen")
     axes.set_ylabel("us a launch")
-    axes.grid(True, linewidth=0.3)
+    axes.grid(True, color=GRID, linewidth=0.7)
