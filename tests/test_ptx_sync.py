@@ -87,6 +87,15 @@ def test_a_barrier_waits_for_whole_warps() -> None:
     assert "deadlock" in found(64, "threadIdx.x < 32 ? 64 : 96")
 
 
+def test_arrivals_and_waits_give_one_count() -> None:
+    """One warp arrives, the other waits for both."""
+    either = '"{ .reg .pred p; setp.lt.u32 p, %0, 32; @p bar.arrive 1, 96; @!p bar.sync 1, 64; }"'
+    pair = broken(COUNTED, '"bar.sync 1, %0;"', either)
+    pair = broken(pair.replace("COUNT", "threadIdx.x"), "o[threadIdx.x] = s[threadIdx.x ^ 1];", "")
+    assert "some give 64 threads and some 96" in messages(run(pair, 1, 64, np.zeros(64, U4)))["barrier-count"]
+    assert run(pair.replace("96", "64"), 1, 64, np.zeros(64, U4)).findings == ()
+
+
 def test_half_a_warp_does_not_arrive() -> None:
     """Of two warps a half each at either barrier: 32 threads, and no warp. Those that have ended need not come."""
     half = broken(COUNTED, '"bar.sync 1, %0;"', '"{ .reg .pred p; setp.lt.u32 p, %0, 16; @p bar.sync 1, 32; OTHERS }"')
@@ -199,6 +208,11 @@ def test_an_mbarrier_is_initialised_once() -> None:
     assert "initialised where one lives" in bulk(("// later", later))["mbarrier"]
     assert bulk(("// later", later.replace(again, ended + again))) == {}
     assert "shared-race" in bulk(("// later", later.replace("__syncthreads();", "").replace(again, ended)))
+
+
+def test_an_mbarrier_is_invalidated_behind_its_copies() -> None:
+    ended = 'if (t == 32) asm volatile("mbarrier.inval.shared::cta.b64 [%0];" :: "r"(b) : "memory"); do { asm'
+    assert "on which an asynchronous copy has yet to complete" in bulk(("do { asm", ended))["mbarrier"]
 
 
 def test_numbers_an_mbarrier_cannot_hold() -> None:

@@ -38,8 +38,9 @@ class Wait:
 
 @dataclass
 class Came:
-    """Threads that arrived at a barrier and went on, and what they had seen."""
+    """Threads that arrived at a barrier and went on, the count they gave, and what they had seen."""
 
+    expected: int
     lanes: list[Array] = field(default_factory=list)
     seen: list[Array] = field(default_factory=list)
 
@@ -73,7 +74,7 @@ def _come(batch: Batch, who: Array, identity: Any, expected: Any) -> None:
     batch.order.tick(who)
     for key in np.unique(keys).tolist():
         mine = keys == key
-        came = batch.came.setdefault(key, Came())
+        came = batch.came.setdefault(key, Came(int(counts[mine][0])))
         came.lanes.append(who[mine])
         came.seen.append(batch.order.row(who[mine]))
         if _went_on(batch, key) >= int(counts[mine][0]):  # all arrived, nobody waits
@@ -222,9 +223,11 @@ def _complain(
 
 
 def _complain_of_counts(batch: Batch, keys: Array, expected: Array, wait_of: Array, go: Array) -> None:
-    """Findings about threads that meet and expect different counts."""
+    """Findings about threads that meet and give different counts."""
     first = np.full(batch.slots * IDS, -1, np.int64)
     first[keys[go][::-1]] = expected[go][::-1]
+    for key, came in batch.came.items():
+        first[key] = came.expected
     other = go[first[keys[go]] != expected[go]]
     if other.size:
         counts = sorted({int(expected[other[0]]), int(first[keys[other[0]]])})

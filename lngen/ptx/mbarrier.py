@@ -128,6 +128,9 @@ def _together(batch: Batch, i: Instruction, form: Form, key: int, who: Array, nu
         return 1
     if form.op == "inval":
         opaque.used(batch, i, key, who, "write")
+        if batch.flights.copies.get(("barrier", key)):
+            text = "An mbarrier is invalidated on which an asynchronous copy has yet to complete."
+            batch.report("mbarrier", text, i, who)
         opaque.live(batch, key, False)
         del batch.mbarriers[key]
         return 0
