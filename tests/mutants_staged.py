@@ -1,7 +1,6 @@
 """Mutants of kernels whose rows come through shared memory, of clusters, of grid barriers and of dependent launches.
 
-Left out: what only a second kernel in flight could show (a wait that is gone altogether), numbers that say how and
-not what (KEEP, UNIT halved), and the order of two summands.
+Left out: numbers that say how and not what (KEEP, UNIT halved), and the order of two summands.
 """
 
 from __future__ import annotations
@@ -423,6 +422,8 @@ DEPENDENT = [
         "small",
         ('    asm volatile("griddepcontrol.wait;"', '    if (threadIdx.x & 4) asm volatile("griddepcontrol.wait;"'),
     ),
+    text("no thread waits", "small", 'asm volatile("griddepcontrol.wait;" ::: "memory");', ";"),
+    text("no kernel waits", "few", 'asm volatile("griddepcontrol.wait;" ::: "memory");', ";"),
 ]
 
 # ---- plans ----

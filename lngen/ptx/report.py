@@ -13,8 +13,9 @@ from lngen.ptx.parser import Instruction, Loc
 class Finding:
     """Something a kernel must not do, where it does it first, and who did it.
 
-    ``kind``: out-of-bounds, misaligned, uninitialised, never-written, shared-race, global-race,
-    divergent-barrier, no-such-barrier, inactive-shuffle, async-read, early-access, deadlock. Lines are 0 and
+    ``kind``: out-of-bounds, misaligned, uninitialised, never-written, shared-race, global-race, divergent-barrier,
+    barrier-count, no-such-barrier, inactive-shuffle, async-read, proxy, mbarrier, early-access (before the wait for the
+    kernel ahead), early-remote and early-exit (of a block of the cluster), deadlock. Lines are 0 and
     names empty where there are none.
     """
 
