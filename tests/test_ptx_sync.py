@@ -215,6 +215,24 @@ def test_an_mbarrier_is_invalidated_behind_its_copies() -> None:
     assert "on which an asynchronous copy has yet to complete" in bulk(("do { asm", ended))["mbarrier"]
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("try_wait.parity.shared::cta", "try_wait.parity.release.cta.shared::cta"),
+        ("try_wait.parity.shared::cta", "try_wait.parity.acquire.shared::cta"),
+        ("try_wait.parity.shared::cta", "try_wait.parity.shared::cluster"),
+        ("init.shared::cta", "init.shared::cluster"),
+        ("init.shared::cta", "init.release.cta.shared::cta"),
+        ("arrive.expect_tx.shared::cta", "arrive.expect_tx.acquire.cta.shared::cta"),
+        ("fence.mbarrier_init.release.cluster", "fence.mbarrier_init.acquire.cluster"),
+    ],
+)
+def test_forms_that_do_not_exist(old: str, new: str) -> None:
+    text = broken(compile_ptx(BULK, "sm_90", name="k.cu"), old, new)
+    with pytest.raises(PtxError, match=r"not one the executor knows"):
+        run_kernel(parse(text), "k", 1, 128, [np.arange(128, dtype=U4), np.zeros(128, U4)])
+
+
 def test_numbers_an_mbarrier_cannot_hold() -> None:
     assert "with 0 arrivals: 1 to 1048575" in bulk(("[%0], 1;", "[%0], 0;"))["mbarrier"]
     assert "with 1048576 arrivals" in bulk(("[%0], 1;", "[%0], 1048576;"))["mbarrier"]

@@ -24,12 +24,13 @@ from lngen.ptx.parser import Instruction
 from lngen.ptx.program import Program, Step, unknown, write
 from lngen.ptx.values import BOOL, UNSIGNED
 
+_SCOPE = r"(?:\.cta|\.cluster)"
 _FORM = re.compile(
-    r"mbarrier\.(?P<op>init|inval|arrive\.expect_tx|arrive|expect_tx|(?:try|test)_wait\.parity|(?:try|test)_wait)"
-    r"(?:\.(?:release|acquire|relaxed))?(?:\.(?:cta|(?P<far>cluster)))?\.shared(?:::cta|::cluster)?\.b64"
+    rf"mbarrier\.(?:(?P<op>init|inval)|(?P<arrive>arrive(?:\.expect_tx)?)(?:(?:\.release|\.relaxed){_SCOPE})?"
+    rf"|(?P<expect>expect_tx)(?:\.relaxed{_SCOPE})?"
+    rf"|(?P<wait>(?:try|test)_wait(?:\.parity)?)(?:(?:\.acquire|\.relaxed){_SCOPE})?)"
+    r"\.shared(?P<space>::cta|::cluster)?\.b64"
 )
-
-
 MOST = (1 << 20) - 1  # arrivals of a phase, and bytes
 
 
@@ -87,14 +88,15 @@ class Form:
 def barrier_step(program: Program, i: Instruction) -> Step:
     """The step of an mbarrier instruction."""
     m = _FORM.fullmatch(i.opcode)
-    if m is None:
+    if m is None or (m["space"] == "::cluster" and (m["op"] or m["wait"])):
         raise unknown(i)
-    op, has_result = m["op"], m["op"].startswith(("arrive", "try", "test"))
+    op = m["op"] or m["arrive"] or m["expect"] or m["wait"]
+    has_result = not m["op"] and not m["expect"]
     rest = i.operands[has_result:]
     if not rest or len(rest) > 3:
         raise unknown(i)
     base = memory_operand(program, i, rest[0])
-    form = Form(op, "wait" in op, "parity" in op, ".relaxed" not in i.opcode, bool(m["far"]))
+    form = Form(op, "wait" in op, "parity" in op, ".relaxed" not in i.opcode, ".cluster." in i.opcode)
     wide = UNSIGNED[8 if form.waits and not form.parity else 4]
     extra = program.source(rest[1], wide, i) if len(rest) > 1 else None
     result = BOOL if form.waits else UNSIGNED[8]
