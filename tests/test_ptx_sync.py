@@ -201,6 +201,19 @@ def test_a_copy_over_a_live_mbarrier() -> None:
     assert "A copy over of bytes" in bulk(over)["mbarrier"]
 
 
+@pytest.mark.parametrize("use", ["arrive.shared::cta.b64 _, [%0]", "inval.shared::cta.b64 [%0]"])
+def test_whoever_uses_an_mbarrier_comes_after_its_initialisation(use: str) -> None:
+    source = f"""extern "C" __global__ void k() {{
+        __shared__ unsigned long long bar;
+        unsigned t = threadIdx.x, b = (unsigned)__cvta_generic_to_shared(&bar);
+        if (t == 0) asm volatile("mbarrier.init.shared::cta.b64 [%0], 9;" :: "r"(b) : "memory");
+        __syncthreads();
+        if (t == 32) asm volatile("mbarrier.{use};" :: "r"(b) : "memory");
+    }}"""
+    assert run(source, 1, 64).findings == ()
+    assert set(messages(run(broken(source, "__syncthreads();", ""), 1, 64))) == {"shared-race"}
+
+
 def test_an_mbarrier_is_initialised_once() -> None:
     again = 'asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"(b) : "memory");'
     ended = 'asm volatile("mbarrier.inval.shared::cta.b64 [%0];" :: "r"(b) : "memory");'
