@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lngen.bench.overlapped import THREADS, WORDS, OverlappedCeiling, source
+from lngen.bench.overlapped import INPUTS, THREADS, OverlappedCeiling, source, variants
 from lngen.bench.peers import known, select
 from lngen.bench.records import is_ceiling
 from lngen.ptx import parse, run_kernel
@@ -14,38 +14,35 @@ from lngen.toolchain import compile_ptx
 
 pytest.importorskip("cupy")
 
-BLOCK_BYTES = 16 * THREADS * WORDS
+SIZES = [16, 15, 1, 16 * THREADS * 4, 2 * 16 * THREADS * 4 + 16 * 3 + 7]
 
 
-@pytest.mark.parametrize("size", [16, 15, 1, BLOCK_BYTES, 2 * BLOCK_BYTES + 16 * 3 + 7])
-@pytest.mark.parametrize("name", ["copy", "add"])
-def test_a_ceiling_moves_every_byte(name: str, size: int) -> None:
-    module = parse(compile_ptx(source(), "sm_90", name="ceiling.cu", lines=True))
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("direction", INPUTS)
+def test_a_ceiling_moves_every_byte(direction: str, size: int) -> None:
+    text = source(direction)
+    module = parse(compile_ptx(text, "sm_90", name="ceiling.cu", lines=True))
     rng = np.random.default_rng(size)
     # Bytes below 128, so that a sum of 32-bit words is a sum of bytes.
-    a, b = (rng.integers(0, 128, -(-size // 16) * 16, dtype=np.uint8) for _ in range(2))
-    inputs = [a] if name == "copy" else [a, b]
-    outcome = run_kernel(
-        module,
-        name,
-        max(1, -(-size // BLOCK_BYTES)),
-        THREADS,
-        (np.zeros_like(a), *inputs, np.int64(size)),
-        source=source(),
-    )
-    assert outcome.findings == (), "\n".join(map(str, outcome.findings))
-    want = a if name == "copy" else a + b
-    np.testing.assert_array_equal(outcome.results["0"][:size], want[:size])
-    assert not outcome.results["0"][size:].any()
+    inputs = [rng.integers(0, 128, -(-size // 16) * 16, dtype=np.uint8) for _ in INPUTS[direction]]
+    want = sum(inputs, np.zeros_like(inputs[0]))[:size]
+    for v in variants(direction):
+        arguments = (np.zeros_like(inputs[0]), *inputs, np.int64(size))
+        outcome = run_kernel(module, v.name, v.blocks(size), THREADS, arguments, source=text)
+        assert outcome.findings == (), "\n".join(map(str, outcome.findings))
+        np.testing.assert_array_equal(outcome.results["0"][:size], want)
+        assert not outcome.results["0"][size:].any()
 
 
-def test_nothing_is_read_before_the_wait() -> None:
-    ptx = compile_ptx(source(), "sm_90")
-    for kernel in ptx.split(".entry")[1:]:
+@pytest.mark.parametrize("direction", INPUTS)
+def test_nothing_is_read_before_the_wait(direction: str) -> None:
+    kernels = compile_ptx(source(direction), "sm_90").split(".entry")[1:]
+    assert len(kernels) == len(variants(direction))
+    for kernel in kernels:
         before, _, after = kernel.partition("griddepcontrol.wait")
         assert "ld.global" not in before
         assert "ld.global" in after
-        assert "prefetch.global.L2" in before
+        assert ("prefetch.global.L2" in before) == ("_early" in before.partition("(")[0])
 
 
 def test_ceilings_are_no_peers_and_need_no_name() -> None:

@@ -10,12 +10,15 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from lngen.bench.cases import Case
 from lngen.bench.floor import value_bytes
 from lngen.bench.providers import Prepared
 from lngen.bench.tasks import CEILINGS, OVERLAPPED
+from lngen.bench.timing import fastest
 from lngen.errors import MissingError
 from lngen.ir import WIDE
 from lngen.runtime.driver import PROGRAMMATIC_STREAM_SERIALIZATION, Launch
@@ -25,16 +28,16 @@ from lngen.spec import Spec
 from lngen.toolchain import compile_cubin
 
 THREADS = 256
-WORDS = 4  # of 16 bytes that a thread moves, all of them in flight at once
+WORDS = (1, 2, 4)  # of 16 bytes that a thread moves, all of them in flight at once: which is best depends on the size
 
-# Before griddepcontrol.wait nothing is read, only brought into L2. The last bytes of an odd tensor move one by one.
+# Before griddepcontrol.wait nothing is read, or only brought into L2. The last bytes of an odd tensor move one by one.
 SOURCE = """\
-template <int INPUTS>
+template <int INPUTS, int WORDS, bool EARLY>
 __device__ void stream(uint4* out, const uint4* a, const uint4* b, long long bytes) {
     const long long words = bytes / 16;
     const long long first = (long long)blockIdx.x * (THREADS * WORDS) + threadIdx.x;
     asm volatile("griddepcontrol.launch_dependents;");
-    for (int i = 0; i < WORDS; ++i) {
+    for (int i = 0; EARLY && i < WORDS; ++i) {
         const long long at = first + i * THREADS;
         if (at < words && threadIdx.x % 8 == 0) {
             asm volatile("prefetch.global.L2 [%0];" :: "l"(a + at));
@@ -64,22 +67,53 @@ __device__ void stream(uint4* out, const uint4* a, const uint4* b, long long byt
         reinterpret_cast<char*>(out)[rest] = INPUTS == 2 ? s[rest] + t[rest] : s[rest];
     }
 }
-
-extern "C" __global__ void __launch_bounds__(THREADS) copy(uint4* out, const uint4* a, long long bytes) {
-    stream<1>(out, a, a, bytes);
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS) add(
-    uint4* out, const uint4* a, const uint4* b, long long bytes) {
-    stream<2>(out, a, b, bytes);
-}
+"""
+KERNEL = """
+extern "C" __global__ void __launch_bounds__(THREADS) {name}(
+    uint4* out, {parameters}, long long bytes) {{
+    stream<{inputs}, {words}, {early}>(out, {arguments}, bytes);
+}}
 """
 INPUTS = {"fwd": ("x",), "bwd": ("x", "dy")}
 
 
-def source() -> str:
-    """The CUDA text of both kernels."""
-    return f"constexpr int THREADS = {THREADS};\nconstexpr int WORDS = {WORDS};\n\n{SOURCE}"
+@dataclass(frozen=True)
+class Variant:
+    """One kernel: how many tensors it reads, words a thread moves, and whether it prefetches before the wait."""
+
+    inputs: int
+    words: int
+    early: bool
+
+    @property
+    def name(self) -> str:
+        """The kernel's name."""
+        return f"move_{self.inputs}_{self.words}{'_early' if self.early else ''}"
+
+    def blocks(self, nbytes: int) -> int:
+        """Blocks that move so many bytes."""
+        return max(1, -(-nbytes // (16 * THREADS * self.words)))
+
+    def __str__(self) -> str:
+        letters = "ab"[: self.inputs]
+        return KERNEL.format(
+            name=self.name,
+            parameters=", ".join(f"const uint4* {c}" for c in letters),
+            inputs=self.inputs,
+            words=self.words,
+            early=str(self.early).lower(),
+            arguments=", ".join((letters * 2)[:2]),
+        )
+
+
+def variants(direction: str) -> list[Variant]:
+    """The kernels of a direction."""
+    return [Variant(len(INPUTS[direction]), words, early) for words in WORDS for early in (False, True)]
+
+
+def source(direction: str) -> str:
+    """The CUDA text of a direction's kernels."""
+    return f"constexpr int THREADS = {THREADS};\n\n{SOURCE}{''.join(map(str, variants(direction)))}"
 
 
 def launched_early(device: int) -> bool:
@@ -95,7 +129,7 @@ class OverlappedCeiling:
 
     needs = "a GPU of sm_90 or later"
     checked = False
-    settings = "own kernel, 16-byte accesses, prefetch to L2 before griddepcontrol.wait"
+    settings = "own kernels, programmatic launch, with and without prefetch to L2 before the wait; the fastest"
 
     def __init__(self, direction: str) -> None:
         self.name, self._direction = CEILINGS[direction] + OVERLAPPED, direction
@@ -115,20 +149,21 @@ class OverlappedCeiling:
             raise MissingError(f"'{self.name}' needs {self.needs}, got {device_arch(device)}.")
         with cupy.cuda.Device(device):
             module = cupy.cuda.function.Module()
-            module.load(compile_cubin(source(), device_arch(device), name=f"{self.name}.cu").image)
-            function = module.get_function(CEILINGS[self._direction])
+            module.load(compile_cubin(source(self._direction), device_arch(device), name=f"{self.name}.cu").image)
         names = (case.outputs[0], *INPUTS[self._direction])
         (nbytes,) = {value_bytes(v, case.rows, case.spec.d) for v in case.graph.params if v.type.axes == WIDE}
-        blocks = max(1, -(-nbytes // (16 * THREADS * WORDS)))
-        calls = [
-            _Call(function.ptr, blocks, [*(engine.pointer(arrays[n]) for n in names), nbytes], self.name)
-            for arrays in case.sets
-        ]
+        launches = []
+        for variant in variants(self._direction):
+            function = module.get_function(variant.name).ptr
+            values = [[*(engine.pointer(arrays[n]) for n in names), nbytes] for arrays in case.sets]
+            calls = [_Call(function, variant.blocks(nbytes), v, self.name) for v in values]
+            launches.append(partial(_launch, module, calls))
+        return Prepared(fastest(launches, len(case.sets), engine), lambda index: {})
 
-        def launch(stream: int, index: int, keep: Any = module) -> None:
-            calls[index].launch(stream)
 
-        return Prepared(launch, lambda index: {})
+def _launch(module: Any, calls: Sequence[_Call], stream: int, index: int) -> None:
+    """The call of a set; ``module`` must not be unloaded before."""
+    calls[index].launch(stream)
 
 
 class _Call:
