@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
@@ -11,6 +11,7 @@ from lngen import passes
 from lngen.errors import SpecError
 from lngen.graphs import GRAPHS, Definition, Options
 from lngen.ir import DType, Graph
+from lngen.numbers import decimal, whole
 
 MAX_D = 2**30
 MAX_BLOCKS = 4096
@@ -144,12 +145,13 @@ def make_spec(definition: Definition, direction: str, options: dict[str, Any], t
     save = str(options.get("save", "stats"))
     if save not in SAVES:
         _wrong(text, "save", save, SAVES)
-    eps = _number(text, "eps", options.get("eps", 1e-5), float, lambda e: 0 <= e < 1, "a number from 0 to 1")
-    d = _number(text, "d", options["d"], int, lambda n: 1 <= n <= MAX_D, f"a whole number from 1 to {MAX_D}")
+    eps = decimal(options.get("eps", 1e-5), 0, 1)
+    if eps is None or eps == 1:
+        raise SpecError(f"spec '{text}': 'eps' is expected to be a number from 0 to 1, got '{_short(options['eps'])}'.")
+    d = _whole(text, "d", options["d"], MAX_D)
     blocks = options.get("blocks")
     if blocks is not None:
-        most = f"a whole number from 1 to {MAX_BLOCKS}"
-        blocks = _number(text, "blocks", blocks, int, lambda n: 1 <= n <= MAX_BLOCKS, most)
+        blocks = _whole(text, "blocks", blocks, MAX_BLOCKS)
     spec = Spec(definition, direction, d, dtype, weight, out, eps, inputs, None, save, blocks)
     if direction == "fwd":
         return spec
@@ -197,13 +199,12 @@ def _flag(text: str, key: str, value: Any) -> bool:
     return value == "yes"
 
 
-def _number(text: str, key: str, value: Any, kind: type[Any], fits: Callable[[Any], bool], expected: str) -> Any:
-    try:
-        number = kind(value)
-    except (OverflowError, TypeError, ValueError):
-        number = None
-    if number is None or not fits(number) or (kind is int and not isinstance(value, str) and number != value):
-        raise SpecError(f"spec '{text}': '{key}' is expected to be {expected}, got '{_short(value)}'.")
+def _whole(text: str, key: str, value: object, most: int) -> int:
+    number = whole(value, 1, most)
+    if number is None:
+        raise SpecError(
+            f"spec '{text}': '{key}' is expected to be a whole number from 1 to {most}, got '{_short(value)}'."
+        )
     return number
 
 

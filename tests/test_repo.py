@@ -25,7 +25,7 @@ PACKAGE = ROOT / "lngen"
 
 # Lowest first; a module may import its own layer and those below it.
 LAYERS = (
-    {"errors", "config", "data", "files", "version"},
+    {"errors", "config", "data", "files", "numbers", "version"},
     {"ir"},
     {"graphs", "passes"},
     {"interpret", "spec", "schedule"},

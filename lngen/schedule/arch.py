@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from lngen.errors import ScheduleError
 from lngen.schedule.legal import MAX_CLUSTER
 from lngen.schedule.schedule import FORMS, Schedule
@@ -15,8 +17,9 @@ OVERLAP_ARCH = 90
 
 
 def capability(arch: str) -> int:
-    """The compute capability that an arch names: 90 for sm_90 and sm_90a."""
-    return int("".join(c for c in arch if c in "0123456789") or 0)
+    """The compute capability that an arch names: 90 for sm_90 and sm_90a; 0 for what names none."""
+    found = re.fullmatch(r"sm_([0-9]{2,3})[a-z]?", arch)
+    return int(found[1]) if found else 0
 
 
 def minimum_arch(s: Schedule) -> int:

@@ -6,6 +6,7 @@ import difflib
 from dataclasses import MISSING, dataclass, fields, replace
 
 from lngen.errors import ScheduleError
+from lngen.numbers import whole
 
 FORMS = ("registers", "bulk", "ragged", "async", "stream")
 STAGED = ("bulk", "ragged", "async")
@@ -121,8 +122,9 @@ def _read(text: str, key: str, value: str, like: object) -> str | int | bool:
             return value == "yes"
         raise ScheduleError(f"schedule '{text}': '{key}' is expected to be yes or no, got '{value}'.")
     if isinstance(like, int):
-        if value.isdigit():
-            return int(value)
+        number = whole(value)
+        if number is not None:
+            return number
         raise ScheduleError(f"schedule '{text}': '{key}' is expected to be a whole number, got '{value}'.")
     if value not in FORMS:
         raise ScheduleError(f"schedule '{text}': '{key}' is expected to be one of {', '.join(FORMS)}, got '{value}'.")
