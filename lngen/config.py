@@ -35,4 +35,7 @@ def cache_dir() -> Path:
 
 def _folder(variable: str) -> Path | None:
     text = os.environ.get(variable, "")
-    return Path(text).expanduser() if text else None
+    try:
+        return Path(text).expanduser() if text else None
+    except RuntimeError:
+        raise LngenError(f"{variable} is expected to be a folder, but there is no user such as in '{text}'.") from None

@@ -1,7 +1,7 @@
 """Every error lngen raises on purpose: one class per stage, one clear sentence per message.
 
 A message says what was expected, what came and what to do. ``exit_code`` is what the command line
-returns for it: 1 a check failed, 2 the request was wrong, 3 something the machine lacks.
+returns for it: 1 a check failed, 2 the request was wrong, 3 something the machine lacks, 70 lngen is wrong.
 """
 
 
@@ -42,7 +42,7 @@ class EmitError(LngenError):
 class CompileError(LngenError):
     """CUDA text that NVRTC refused; shows the numbered source lines its log points at."""
 
-    exit_code = 1
+    exit_code = 70
 
 
 class ArrayError(LngenError):

@@ -287,7 +287,7 @@ def test_show_resources_of_several_arches() -> None:
         (("--stage", "graph", "--schedule", "vec=1"), "a graph has no schedule"),
         (("--stage", "graph", "--diff", "vec=1"), "a graph has no schedule"),
         (("--stage", "graph", "--rows", "1"), "a graph has no schedule"),
-        (("--json",), "--json prints resources"),
+        (("--out", "-"), "expected a file, got '-'"),
         (("--stage", "ptx", "--arch", "sm_80,sm_90"), "--stage ptx takes one --arch"),
         (("--stage", "sass"), "'sass' is not one of"),
         (("--arch", ","), "expected at least one value"),
@@ -529,9 +529,9 @@ def test_check_runs() -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("--rows", "1,x"), "expected numbers of rows"),
-        (("--rows", "-1"), "expected numbers of rows"),
-        (("--schedules", "0"), "0 is not in the range"),
+        (("--rows", "1,x"), "expected whole numbers, separated by commas, each from 0"),
+        (("--rows", "-1"), "expected whole numbers"),
+        (("--schedules", "0"), "expected a whole number from 1 to 1000, got '0'"),
         (("--arch", "sm_80,sm_90"), "check takes one --arch"),
         (("--on", "cpu"), "'cpu' is not one of"),
     ],
@@ -626,4 +626,4 @@ def test_doctor_misses_templates(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_error_class_has_an_exit_code() -> None:
-    assert {c.exit_code for c in LngenError.__subclasses__()} <= {1, 2, 3}
+    assert {c.exit_code for c in LngenError.__subclasses__()} <= {1, 2, 3, 70}

@@ -546,7 +546,7 @@ def call(*args: str) -> Result:
 
 @pytest.mark.usefixtures("module")
 def test_the_command_prints_a_table_and_writes_json() -> None:
-    done = call("--callable", "my_norms:forward", "--backward", "my_norms:backward", "--json", "out/report.json")
+    done = call("--callable", "my_norms:forward", "--backward", "my_norms:backward", "--out", "out/report.json")
     assert done.exit_code == 1, done.output
     lines = done.stdout.splitlines()
     assert lines[0].split() == ["|", "|", "case", "|", "why", "|", "found", "|"]
@@ -564,7 +564,7 @@ def test_the_command_prints_a_table_and_writes_json() -> None:
 def test_the_report_is_the_same_twice_and_cases_can_be_chosen() -> None:
     args = ("--callable", "my_norms:forward", "--cases", "ulps,ordinary")
     for name in "ab":
-        done = call(*args, "--json", name)
+        done = call(*args, "--out", name)
         assert (done.exit_code, done.stdout.splitlines()[-1]) == (0, "2 passed, 0 failed, 0 skipped")
     assert Path("a").read_bytes() == Path("b").read_bytes()
 
@@ -596,7 +596,7 @@ def test_functions_and_specs_pass_from_the_command_line(args: str) -> None:
         (2, "layernrom.fwd:d=8", "did you mean 'layernorm'?"),
         (2, "--callable my_norms:forward --cases ordinery", "no case 'ordinery'; did you mean 'ordinary'?"),
         (2, "--callable my_norms:forward --cases ,", "expected at least one value"),
-        (2, "--callable my_norms:forward --eps 0", "not in the range"),
+        (2, "--callable my_norms:forward --eps 0", "expected a number above 0, at most 1"),
         (2, "--callable my_norms:forward --dtype f8", "'f8' is not one of"),
         (2, "--callable my_norms:forward --device cuda", "say --torch if it takes torch tensors"),
         (2, "--callable my_norms", "expected module:function or one of torch-layernorm"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -16,14 +17,15 @@ from lngen.bench.verdict import Summary, summarise
 WIDTH = 160  # where no terminal sets one
 
 
-def show(records: Sequence[Record], host: Sequence[HostRecord] = ()) -> None:
-    """Print tables, notes and the summary."""
-    console = Console()
-    console = console if console.is_terminal else Console(width=WIDTH)
+def text(records: Sequence[Record], host: Sequence[HostRecord] = (), width: int | None = None) -> str:
+    """Tables, notes and the summary, the tables ``width`` columns wide at most; None: where no terminal sets one."""
+    console = Console(file=io.StringIO(), width=width or WIDTH, color_system=None)
     for table in [*tables(records), *([host_table(host)] if host else [])]:
         console.print(table)
     for line in [*footnotes(records), *summary_lines(summarise(records))]:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
 
 
 def tables(records: Sequence[Record]) -> list[Table]:

@@ -5,20 +5,20 @@ The same content gives the same bytes. A file is written after every task, so th
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, get_type_hints
 
 from lngen.bench.host import HostRecord
 from lngen.bench.records import Record
 from lngen.bench.verdict import judge, summarise
 from lngen.errors import LngenError
-from lngen.files import parse_json, read
+from lngen.files import parse_json, read, shown, write_all
+
+Item = TypeVar("Item", Record, HostRecord)
+MOST_BYTES = 2**28  # of a file, many times what the largest grids take
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class Saved:
     runs: list[dict[str, str]] = field(default_factory=list)
 
 
-def write_json(path: Path, saved: Saved) -> None:
-    """Write a file; LngenError if that is impossible. What was there before stays until all of it is written."""
+def render(saved: Saved) -> str:
+    """The text of a file."""
     parts = {
         "conditions": json.dumps(saved.conditions, indent=1, sort_keys=True),
         "host": _lines(saved.host),
@@ -40,30 +40,39 @@ def write_json(path: Path, saved: Saved) -> None:
         "runs": json.dumps(saved.runs, indent=1, sort_keys=True),
         "summary": _lines(summarise(saved.records)),
     }
-    text = "{" + ",".join(f"\n{json.dumps(name)}: {part}" for name, part in parts.items()) + "\n}\n"
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    except OSError as error:
-        raise LngenError(f"'{path}' cannot be written: {error.strerror}.") from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
+    return "{" + ",".join(f"\n{json.dumps(name)}: {part}" for name, part in parts.items()) + "\n}\n"
+
+
+def write_json(path: Path, saved: Saved) -> None:
+    """Write a file; LngenError if that is impossible. What was there before stays until all of it is written."""
+    write_all({path: render(saved).encode()})
 
 
 def read_json(path: Path) -> Saved:
     """What ``write_json`` wrote, now or in an earlier version; LngenError for anything else."""
     try:
-        content = parse_json(read(path, 2**28))
-        records = [Record(**r) for r in content["records"]]
-        host = [HostRecord(**h) for h in content.get("host", [])]
+        content = parse_json(read(path, MOST_BYTES))
+        records = [_made(Record, r) for r in content["records"]]
+        host = [_made(HostRecord, h) for h in content.get("host", [])]
         runs = [{str(k): str(v) for k, v in run.items()} for run in content.get("runs", [])]
         return Saved(judge(records), dict(content["conditions"]), host, runs)
     except OSError as error:
         raise LngenError(f"'{path}' cannot be read: {error.strerror}.") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise LngenError(f"'{path}' is expected to be a file that 'lngen bench --json' wrote: {error!r}.") from error
+        raise LngenError(f"'{path}' is expected to be a file that 'lngen bench --out' wrote: {error!r}.") from error
+
+
+def _made(kind: type[Item], fields: Mapping[str, Any]) -> Item:
+    """The record with these fields; TypeError or ValueError for fields it has not, or values of another kind."""
+    item = kind(**fields)
+    for name, hint in get_type_hints(kind).items():
+        value = getattr(item, name)
+        number = isinstance(value, int | float) and isinstance(1.0, hint)
+        if not (isinstance(value, hint) or number):
+            raise TypeError(f"{name} is {shown(value)}")
+        if isinstance(value, int | float) and value < 0:
+            raise ValueError(f"{name} is {value}")
+    return item
 
 
 def merged(files: Sequence[Saved]) -> Saved:

@@ -1,19 +1,19 @@
 """The command line. A command's module, named like the command, is imported when the command is called.
 
-Exit codes: 0 ok, 1 a check failed, 2 the request was wrong, 3 a GPU or a dependency is missing, 130 Ctrl-C.
+Exit codes: 0 ok, 1 a check failed, 2 the request was wrong, 3 a GPU, a dependency or memory is missing, 70 lngen
+itself is wrong, 130 Ctrl-C, 141 nobody reads the output any more.
 """
 
 from __future__ import annotations
 
-import os
+import contextlib
 import sys
 from importlib import import_module
 from typing import Any
 
 import click
 
-from lngen import config
-from lngen.errors import LngenError
+from lngen.cli.failures import INTERRUPTED, UNREAD, OutputError, close_streams, failed, open_streams
 from lngen.version import __version__
 
 # In the order in which one meets them; the sentence is what ``lngen --help`` says of each.
@@ -29,7 +29,6 @@ COMMANDS = {
     "generated": "Rewrite, or verify, the golden set of kernels.",
     "doctor": "What is found, what is missing, and what installs it.",
 }
-INTERRUPTED = 130
 
 
 class Commands(click.Group):
@@ -53,14 +52,13 @@ class Commands(click.Group):
             formatter.write_dl([*COMMANDS.items()])
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a command; its LngenError becomes a line on stderr, or with LNGEN_DEBUG=5 a traceback."""
+        """Run a command; any error becomes a line on stderr and an exit code."""
         try:
             return super().invoke(ctx)
-        except LngenError as error:
-            if _traceback_wanted():
-                raise
-            click.echo(f"error: {error}", err=True)
-            ctx.exit(error.exit_code)
+        except (click.ClickException, click.Abort, click.exceptions.Exit):
+            raise
+        except Exception as error:
+            ctx.exit(failed(error))
 
 
 @click.group(
@@ -77,27 +75,18 @@ def cli() -> None:
 
 
 def main() -> None:
-    """The ``lngen`` command; ends the process with its exit code."""
+    """The command line as a process: ends it with its exit code."""
+    open_streams()
     try:
-        # click turns Ctrl-C into Abort, and a pipe that nobody reads into a quiet exit.
         code = cli.main(prog_name="lngen", standalone_mode=False)
     except click.ClickException as error:
-        error.show()
+        with contextlib.suppress(OSError):
+            error.show()
         code = error.exit_code
     except (click.Abort, KeyboardInterrupt):
         code = INTERRUPTED
-    except SystemExit as done:
-        code = done.code
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # The reader left before the last bytes; Python would complain once more when it closes stdout.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    sys.exit(code or 0)
-
-
-def _traceback_wanted() -> bool:
-    try:
-        return config.debug_level() >= 5
-    except LngenError:  # the value of LNGEN_DEBUG may be what is wrong
-        return False
+    except SystemExit as done:  # click and Rich end so, with 1, when nobody reads the output any more
+        code = UNREAD if done.code == 1 else done.code
+    except OSError as error:  # from click itself, which prints the help and the version
+        code = failed(OutputError(error))
+    sys.exit(close_streams(code or 0))

@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
 
 from lngen.bench.grids import GRIDS, LATENCY_ROWS, LATENCY_WIDTHS
 from lngen.bench.tasks import DIRECTIONS, LATENCY, Task, make_task
+from lngen.cli.common import Decimal, Whole, split
+from lngen.cli.output import OutFile, Output, note, output_options
+from lngen.cli.tables import terminal_width
 from lngen.errors import SpecError
 from lngen.graphs import GRAPHS
 from lngen.ir import DType
+from lngen.numbers import LARGEST, whole
 from lngen.spec import parse_spec
 
 if TYPE_CHECKING:
@@ -24,16 +27,12 @@ if TYPE_CHECKING:
 HOST_D = 1024
 
 
-def words(text: str) -> list[str]:
-    """A comma-separated list."""
-    return [word.strip() for word in text.split(",") if word.strip()]
-
-
 def number(text: str, what: str) -> int:
     """A whole number from 1; SpecError for anything else."""
-    if not (text.isascii() and text.isdigit() and int(text) > 0):
-        raise SpecError(f"{what} is expected to be a whole number from 1, got '{text}'.")
-    return int(text)
+    found = whole(text, 1)
+    if found is None:
+        raise SpecError(f"{what} is expected to be a whole number from 1 to {LARGEST}, got '{text}'.")
+    return found
 
 
 def parse_shapes(shapes: str, rows: str, d: str) -> list[tuple[int, int]]:
@@ -43,9 +42,9 @@ def parse_shapes(shapes: str, rows: str, d: str) -> list[tuple[int, int]]:
     if rows:
         if shapes:
             raise SpecError("Give either --shapes or --rows with --d, not both.")
-        return [(number(m, "--rows"), number(n, "--d")) for m, n in itertools.product(words(rows), words(d))]
+        return [(number(m, "--rows"), number(n, "--d")) for m, n in itertools.product(split(rows), split(d))]
     pairs = []
-    for word in words(shapes):
+    for word in split(shapes):
         m, cross, n = word.partition("x")
         if not cross:
             raise SpecError(f"--shapes is expected to hold ROWSxD, for example 4096x1024, got '{word}'.")
@@ -59,7 +58,7 @@ def tasks(
     """Everything that is asked for, shapes before the grid's; SpecError for a wrong word."""
     chosen = GRIDS[grid]
     found = []
-    for graph, direction, dtype in itertools.product(words(graphs), words(directions), dtype_names(dtypes, grid)):
+    for graph, direction, dtype in itertools.product(split(graphs), split(directions), dtype_names(dtypes, grid)):
         make_task(graph, direction, dtype, 1, 1)  # a wrong word is one even where no shape follows
         found += [make_task(graph, direction, dtype, m, d) for m, d in shapes or chosen.shapes(DType(dtype))]
         if latency and direction != "both":
@@ -70,21 +69,20 @@ def tasks(
 
 def dtype_names(dtypes: str, grid: str) -> list[str]:
     """Those that are named, or else the grid's."""
-    return words(dtypes) or list(GRIDS[grid].dtypes)
+    return [*(split(dtypes) or GRIDS[grid].dtypes)]
 
 
 def _grids() -> str:
     return "; ".join(f"{name}: {grid.about}" for name, grid in GRIDS.items())
 
 
-FILE = click.Path(dir_okay=False, path_type=Path)
 INPUT = click.Path(dir_okay=False, exists=True, path_type=Path)
 LATENCIES = f"{', '.join(map(str, LATENCY_ROWS))} rows of {', '.join(map(str, LATENCY_WIDTHS))}"
 
 
 @click.command(
     "bench",
-    epilog="Example: lngen bench --grid targets --direction fwd,bwd --compile --json b.json --resume --seconds 500",
+    epilog="Example: lngen bench --grid targets --direction fwd,bwd --compile --out b.json --resume --seconds 500",
 )
 @click.option("--graph", default="layernorm", show_default=True, help=f"Some of {', '.join(GRAPHS)}.")
 @click.option("--direction", default="fwd,bwd", show_default=True, help=f"Some of {', '.join(DIRECTIONS)}.")
@@ -105,19 +103,19 @@ LATENCIES = f"{', '.join(map(str, LATENCY_ROWS))} rows of {', '.join(map(str, LA
 @click.option("--compile", "compiled", is_flag=True, help="Also torch.compile, which takes its time.")
 @click.option("--latency", is_flag=True, help=f"Also the latency in a chain of launches, {LATENCIES}.")
 @click.option("--host", is_flag=True, help=f"Also the host time per call, at 16 x {HOST_D}.")
-@click.option("--rounds", default=12, show_default=True, type=click.IntRange(10, 1000), help="Of the timing.")
-@click.option("--json", "json_file", type=FILE, help="Write the records to this file, after every point.")
-@click.option("--resume", is_flag=True, help="Continue the --json file: what it holds is not measured again.")
-@click.option("--seconds", type=click.FloatRange(min=0), help="Begin no point that would end later; see --resume.")
+@click.option("--rounds", default=12, show_default=True, type=Whole(10, 1000), help="Of the timing.")
+@output_options
+@click.option("--resume", is_flag=True, help="Continue the --out file: what it holds is not measured again.")
+@click.option("--seconds", type=Decimal(), help="Begin no point that would end later; see --resume.")
 @click.option("--commit", default="", metavar="HASH", help="Of what is measured, where git cannot tell.")
-@click.option("--plot", "plot_file", type=FILE, help="Draw to this .png or .svg; several figures are numbered by name.")
-@click.option("--from", "sources", type=INPUT, multiple=True, help="Measure nothing, show these --json files again.")
-def bench(json_file: Path | None, plot_file: Path | None, sources: tuple[Path, ...], **options: Any) -> None:
+@click.option("--plot", "plot_file", type=OutFile(), help="Draw to this .png or .svg; several figures have names.")
+@click.option("--from", "sources", type=INPUT, multiple=True, help="Measure nothing, show these --out files again.")
+def bench(output: Output, plot_file: Path | None, sources: tuple[Path, ...], **options: Any) -> None:
     """Time lngen, its peers and the ceilings side by side, cold, in GB/s of the bytes a call must move.
 
     The ceiling is a plain copy (forward) or the sum of two arrays (backward), and both for forward and backward
     as one unit. lngen's share of it stands in brackets, with the target it misses. Options that name several
-    things take them separated by commas.
+    things take them separated by commas. The --out file is written after every point.
     """
     from lngen.bench import plot, report, store
 
@@ -127,15 +125,18 @@ def bench(json_file: Path | None, plot_file: Path | None, sources: tuple[Path, .
         files = [store.read_json(path) for path in sources]
         found = store.merged(files)
     else:
-        found = _measure(json_file, **options)
-    report.show(found.records, found.host)
+        found = _measure(output.file, **options)
+    document = store.render(found)
+    output.table(document, report.text(found.records, found.host, width=terminal_width()))
     if plot_file is not None:
         for path in plot.plot(found.records, plot_file, plot.origin(found)):
-            click.echo(path)
+            note(str(path))
 
 
-def _measure(json_file: Path | None, **o: Any) -> Saved:
+def _measure(out_file: Path | None, **o: Any) -> Saved:
     """Run what the options ask for; every result is in the file as soon as it is there."""
+    from rich.console import Console
+
     from lngen.bench.circumstances import circumstances
     from lngen.bench.conditions import conditions
     from lngen.bench.engines import make_engine
@@ -144,22 +145,22 @@ def _measure(json_file: Path | None, **o: Any) -> Saved:
     from lngen.bench.run import Hooks, benchmark
     from lngen.bench.store import Saved, resumed, write_json
 
-    if o["resume"] and json_file is None:
-        raise SpecError("--resume needs the file to continue: --json FILE.")
+    if o["resume"] and out_file is None:
+        raise SpecError("--resume needs the file to continue: --out FILE.")
     engine, method = make_engine(), Method(rounds=o["rounds"])
-    chosen = select(words(o["providers"]), compiled=o["compiled"], schedules=o["schedules"])
+    chosen = select(split(o["providers"]), compiled=o["compiled"], schedules=o["schedules"])
     shapes = parse_shapes(o["shapes"], o["rows"], o["d"])
     todo = tasks(o["graph"], o["direction"], o["dtype"], o["grid"], shapes, o["latency"])
     under = conditions(engine, method)
-    before = resumed(json_file, under) if json_file is not None and o["resume"] else Saved()
+    before = resumed(out_file, under) if out_file is not None and o["resume"] else Saved()
     console = Console(stderr=True)
 
     def keep(records: list[Record], host: list[HostRecord]) -> Saved:
         measured = (records, host) != (before.records, before.host)
         now = [circumstances(engine.device()[0], o["commit"])] if measured else []
         found = Saved(records, under, host, [*before.runs, *now])
-        if json_file is not None:
-            write_json(json_file, found)
+        if out_file is not None:
+            write_json(out_file, found)
         return found
 
     with console.status("preparing") as status:
@@ -180,7 +181,7 @@ def _measure(json_file: Path | None, **o: Any) -> Saved:
 def _host(graphs: str, dtypes: list[str]) -> list[HostRecord]:
     from lngen.bench.host import host_benchmark
 
-    specs = [parse_spec(f"{g}.fwd:d={HOST_D},dtype={t}") for g in words(graphs) for t in dtypes]
+    specs = [parse_spec(f"{g}.fwd:d={HOST_D},dtype={t}") for g in split(graphs) for t in dtypes]
     return [r for spec in specs for r in host_benchmark(spec)]
 
 

@@ -9,7 +9,8 @@ import click
 from lngen.aot.build import KINDS, build
 from lngen.aot.plans import plan_for
 from lngen.cli.cluster import dask_executor, dask_option
-from lngen.cli.common import arch_option, json_option, print_json, progress_bar, rows_option, schedule_option, words
+from lngen.cli.common import arch_option, progress_bar, rows_option, schedule_option, words
+from lngen.cli.output import Output, json_option, note
 from lngen.lower import Plan, lower
 from lngen.runtime.lock import Lock, read_lock
 from lngen.schedule import parse_schedule
@@ -46,7 +47,7 @@ def command(
     lock_file: Path | None,
     rows: int | None,
     dask: str | None,
-    as_json: bool,
+    output: Output,
 ) -> None:
     """Generate the kernels of each SPEC into a folder, with a manifest.json that says how to launch them.
 
@@ -60,13 +61,11 @@ def command(
         built = build(
             plans, folder, arches=arches, version=__version__, kinds=kinds, progress=progress, executor=executor
         )
-    for note in built.notes:
-        click.echo(note, err=True)
-    if as_json:
-        print_json({"folder": str(built.folder), "kernel_sets": built.entries})
-        return
-    for name in built.files:
-        click.echo(folder / name)
+    for text in built.notes:
+        note(text)
+    output.table(
+        {"folder": str(built.folder), "kernel_sets": built.entries}, "".join(f"{folder / n}\n" for n in built.files)
+    )
 
 
 def _plan(text: str, schedule: str, arches: tuple[str, ...], lock: Lock, rows: int | None) -> Plan:
@@ -76,5 +75,5 @@ def _plan(text: str, schedule: str, arches: tuple[str, ...], lock: Lock, rows: i
     if locked is not None:
         return lower(spec, parse_schedule(schedule, locked))
     if lock.entries:
-        click.echo(f"{spec} is not in '{lock.path}' for {arches[0]}; its default schedule is built.", err=True)
+        note(f"{spec} is not in '{lock.path}' for {arches[0]}; its default schedule is built.")
     return plan_for(spec, schedule, *arches, rows=rows)

@@ -3,34 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 
 import click
 
 from lngen.check.check import check_spec
 from lngen.check.result import Result
-from lngen.cli.common import arch_option, json_option, on_option, print_json, print_table, progress_bar, words
+from lngen.cli.common import Decimal, Whole, arch_option, on_option, progress_bar
+from lngen.cli.output import Output, note, output_options
+from lngen.cli.tables import table
 from lngen.spec import parse_spec
-
-
-def _counts(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, ...]:
-    found = words(ctx, param, value)
-    if not all(word.isdigit() for word in found):
-        raise click.BadParameter(f"expected numbers of rows such as 0,1,133, got {value!r}.", ctx, param)
-    return tuple(map(int, found))
 
 
 @click.command(epilog="Example: lngen check layernorm.bwd:d=4096,dtype=bf16 --rows 0,1,133 --schedules 4")
 @click.argument("specs", metavar="SPEC...", nargs=-1)
 @on_option("What runs the kernels: a GPU, or the PTX on NumPy; auto is a GPU if there is one.")
-@click.option("--rows", default="0,1,3,133", show_default=True, metavar="M,...", callback=_counts, help="Row counts.")
-@click.option("--schedules", type=click.IntRange(1), default=1, show_default=True, help="How many schedules to try.")
+@click.option(
+    "--rows", default="0,1,3,133", show_default=True, metavar="M,...", type=Whole(listed=True), help="Counts."
+)
+@click.option("--schedules", type=Whole(1, 1000), default=1, show_default=True, help="How many schedules to try.")
 @arch_option("The arch to compile for where there is no GPU; one.")
 @click.option("--matrix", is_flag=True, help="Instead of SPECs: the whole grid of specs and rows, on a GPU.")
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="With --matrix: the JSON file to write.")
-@click.option("--budget", type=float, default=480.0, show_default=True, help="With --matrix: seconds.")
-@click.option("--processes", type=click.IntRange(1), default=8, show_default=True, help="With --matrix.")
-@json_option
+@click.option("--budget", type=Decimal(), default=480.0, show_default=True, help="With --matrix: seconds.")
+@click.option("--processes", type=Whole(1, 1024), default=8, show_default=True, help="With --matrix.")
+@output_options
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -40,10 +35,9 @@ def command(
     schedules: int,
     arches: tuple[str, ...],
     matrix: bool,
-    out: Path | None,
     budget: float,
     processes: int,
-    as_json: bool,
+    output: Output,
 ) -> None:
     """Check each SPEC: errors against the oracles, compilation, every bit against the interpreter.
 
@@ -53,7 +47,7 @@ def command(
     if matrix == bool(specs):
         raise click.UsageError("check takes SPECs or --matrix, one of the two.")
     if matrix:
-        ctx.exit(_matrix(out, schedules, processes, budget))
+        ctx.exit(_matrix(output, schedules, processes, budget))
     if len(arches) > 1:
         raise click.UsageError(f"check takes one --arch, got {', '.join(arches)}.")
     parsed = [parse_spec(text) for text in specs]
@@ -64,23 +58,19 @@ def command(
                 progress(done, len(parsed))
             results += check_spec(spec, on=on, rows=rows, schedules=schedules, arch=arches[0])
     failed = sum(not r.ok for r in results)
-    if as_json:
-        print_json({"passed": len(results) - failed, "failed": failed, "results": [asdict(r) for r in results]})
-    else:
-        columns = ("", "what", "rows", "spec", "schedule", "detail")
-        print_table(
-            columns,
-            [("ok" if r.ok else "FAIL", r.what, r.rows, r.spec, r.schedule, r.detail) for r in results],
-        )
-        click.echo(f"{len(results) - failed} checks passed, {failed} failed")
+    rows_shown = [("ok" if r.ok else "FAIL", r.what, r.rows, r.spec, r.schedule, r.detail) for r in results]
+    output.table(
+        {"passed": len(results) - failed, "failed": failed, "results": [asdict(r) for r in results]},
+        table(("", "what", "rows", "spec", "schedule", "detail"), rows_shown)
+        + f"{len(results) - failed} checks passed, {failed} failed\n",
+    )
     if failed:
         ctx.exit(1)
 
 
-def _matrix(out: Path | None, schedules: int, processes: int, budget: float) -> int:
-    """The bit matrix: progress on stderr, the totals on stdout, the entries in ``out``."""
+def _matrix(output: Output, schedules: int, processes: int, budget: float) -> int:
+    """The bit matrix: a table of its totals, and as JSON its entries, too."""
     from lngen.check import matrix
-    from lngen.files import write_all
 
     entries: list[matrix.Entry] = []
     conditions = matrix.conditions()
@@ -90,10 +80,10 @@ def _matrix(out: Path | None, schedules: int, processes: int, budget: float) -> 
             entries.append(entry)
             if progress:
                 progress(len(entries), len(listed))
-            for note in entry.notes:
-                click.echo(f"{entry.spec}: {note}", err=True)
-    if out is not None:
-        write_all({out: matrix.to_json(entries, conditions).encode()})
+            for text in entry.notes:
+                note(f"{entry.spec}: {text}")
     totals = {k: v for k, v in matrix.summary(entries).items() if k != "entries"}
-    print_json(totals)
-    return 1 if totals["numbers_that_differ"] or totals["not_reached"] else 0
+    not_reached = totals["not_reached"]
+    shown = {**totals, "not_reached": len(not_reached)}
+    output.table(matrix.to_json(entries, conditions), table(("what", "number"), shown.items()))
+    return 1 if totals["numbers_that_differ"] or not_reached else 0

@@ -1,19 +1,57 @@
-"""What the commands share: their common options, tables, JSON, and text for people or for pipes."""
+"""What the commands share: kinds of values, common options, and progress."""
 
 from __future__ import annotations
 
-import io
-import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import click
 
+from lngen.numbers import LARGEST, decimal, whole
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+
+class Whole(click.ParamType):  # type: ignore[type-arg, unused-ignore]
+    """A whole number in a range; with ``listed`` several of them, separated by commas, each once."""
+
+    name = "number"
+
+    def __init__(self, least: int = 0, most: int = LARGEST, *, listed: bool = False) -> None:
+        self.least, self.most, self.listed = least, most, listed
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """An int, or a tuple of them; a usage error for anything else."""
+        if isinstance(value, tuple):
+            return value
+        texts = split(value) if self.listed else (value,)
+        numbers = tuple(dict.fromkeys(whole(text, self.least, self.most) for text in texts))
+        if None in numbers or not numbers:
+            what = "whole numbers, separated by commas, each" if self.listed else "a whole number"
+            self.fail(f"expected {what} from {self.least} to {self.most}, got '{value}'.", param, ctx)
+        return numbers if self.listed else numbers[0]
+
+
+class Decimal(click.ParamType):  # type: ignore[type-arg, unused-ignore]
+    """A number in a range, its ends included but for ``above``."""
+
+    name = "number"
+
+    def __init__(self, least: float = 0.0, most: float = 1e9, *, above: float | None = None) -> None:
+        self.least, self.most, self.above = least, most, above
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """A float; a usage error for anything else."""
+        number = decimal(value, self.least, self.most)
+        if number is None or number == self.above:
+            at = f"above {self.above:g}, at most {self.most:g}" if self.above is not None else ""
+            span = at or f"from {self.least:g} to {self.most:g}"
+            self.fail(f"expected a number {span}, got '{value}'.", param, ctx)
+        return number
+
+
 schedule_option = click.option(
     "--schedule",
     default="",
@@ -21,7 +59,7 @@ schedule_option = click.option(
     help="Change the default schedule, for example threads=256,vec=4.",
 )
 rows_option = click.option(
-    "--rows", type=click.IntRange(1), metavar="M", help="The schedule for about M rows; without it, for many."
+    "--rows", type=Whole(1), metavar="M", help="The schedule for about M rows; without it, for many."
 )
 
 
@@ -46,54 +84,17 @@ def on_option(text: str) -> Callable[[Function], Function]:
     return click.option("--on", type=choice, default="auto", show_default=True, help=text)
 
 
+def split(text: str) -> tuple[str, ...]:
+    """The words of a comma-separated list, each once."""
+    return tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+
+
 def words(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str, ...]:
     """A comma-separated list without repetitions; an empty one is a usage error."""
-    found = tuple(dict.fromkeys(word.strip() for word in value.split(",") if word.strip()))
+    found = split(value)
     if not found:
         raise click.BadParameter("expected at least one value.", ctx, param)
     return found
-
-
-def print_json(data: Any) -> None:
-    """One JSON document, indented, keys as they come."""
-    click.echo(json.dumps(data, indent=2))
-
-
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """A table on stdout: fitted to a terminal, or as wide as it needs to be in a pipe."""
-    click.echo(table_text(columns, rows, width=None if sys.stdout.isatty() else 10_000), nl=False)
-
-
-def table_text(columns: Sequence[str], rows: Iterable[Sequence[object]], width: int | None = 10_000) -> str:
-    """A table as text, ``width`` columns wide at most; None: drawn for a terminal, as wide as it is."""
-    from rich.box import MARKDOWN, SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    # Markdown is plain ASCII, which any pipe takes.
-    table = Table(box=SIMPLE_HEAD if width is None else MARKDOWN)
-    for column in columns:
-        table.add_column(column, no_wrap=width is not None, overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(str(cell)) for cell in row))
-    console = Console(file=io.StringIO(), width=width, color_system=None)
-    console.print(table)
-    assert isinstance(console.file, io.StringIO)
-    lines = console.file.getvalue().splitlines()
-    return "".join(f"{line.rstrip()}\n" for line in lines if line.strip())
-
-
-def print_text(text: str, lexer: str) -> None:
-    """``text`` byte for byte in a pipe, highlighted on a terminal."""
-    if not sys.stdout.isatty():
-        click.echo(text, nl=False)
-        return
-    from rich.console import Console
-    from rich.syntax import Syntax
-
-    highlighted = Syntax("", lexer, theme="ansi_dark", background_color="default").highlight(text)
-    Console().print(highlighted, soft_wrap=True, end="")
 
 
 @contextmanager

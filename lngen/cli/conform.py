@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +10,9 @@ import click
 
 from lngen.check.conform import Contract, LngenTarget, Outcome, Target, conform, find_target, select
 from lngen.check.tolerances import NORMS, NormName
-from lngen.cli.common import print_table, progress_bar, words
+from lngen.cli.common import Decimal, progress_bar, words
+from lngen.cli.output import Output, output_options
+from lngen.cli.tables import table
 from lngen.errors import MissingError, SpecError
 from lngen.ir import DType
 from lngen.spec import parse_spec
@@ -43,10 +40,10 @@ def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
 @click.option("--torch", "is_torch", is_flag=True, help="The function takes torch tensors; autograd is its backward.")
 @click.option("--norm", type=click.Choice(NORMS), help="What the function computes; layernorm where nothing says.")
 @click.option("--dtype", type=click.Choice([t.value for t in DType]), help="Of its arrays; f32 where nothing says.")
-@click.option("--eps", type=click.FloatRange(0, 1, min_open=True), help="1e-5 where nothing says.")
+@click.option("--eps", type=Decimal(0, 1, above=0), help="1e-5 where nothing says.")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Where it runs; a SPEC on a GPU if there is one.")
 @click.option("--cases", metavar="NAME,...", callback=_names, help="Some of the cases; all of them where nothing says.")
-@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the report here.")
+@output_options
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -59,7 +56,7 @@ def command(
     eps: float | None,
     device: str | None,
     cases: tuple[str, ...],
-    json_file: Path | None,
+    output: Output,
 ) -> None:
     """Run an adversarial list of cases on the kernels of SPEC, or on a function: right, robust, repeatable?
 
@@ -68,23 +65,22 @@ def command(
     if (spec is None) == (name is None):
         raise click.UsageError("conform takes a SPEC or --callable, one of the two.")
     chosen = select(cases)
-    with _imports_from_here():
-        if spec is not None:
-            given = {"backward": backward, "torch": is_torch, "norm": norm, "dtype": dtype, "eps": eps}
-            for option in (n for n, value in given.items() if value):
-                raise click.UsageError(f"--{option} goes with --callable; a SPEC says it itself.")
-            target, contract, d = _kernels(spec, device)
-        else:
-            assert name is not None
-            target, contract = _function(name, backward, is_torch, norm, dtype or "f32", eps or 1e-5, device)
-            d = 768
-        outcomes = []
-        with progress_bar("cases") as progress:
-            for outcome in conform(target, contract, chosen, d=d):
-                outcomes.append(outcome)
-                if progress:
-                    progress(len(outcomes), len(chosen))
-    _report(target.name, contract, outcomes, json_file)
+    if spec is not None:
+        given = {"backward": backward, "torch": is_torch, "norm": norm, "dtype": dtype, "eps": eps}
+        for option in (n for n, value in given.items() if value):
+            raise click.UsageError(f"--{option} goes with --callable; a SPEC says it itself.")
+        target, contract, d = _kernels(spec, device)
+    else:
+        assert name is not None
+        target, contract = _function(name, backward, is_torch, norm, dtype or "f32", eps or 1e-5, device)
+        d = 768
+    outcomes = []
+    with progress_bar("cases") as progress:
+        for outcome in conform(target, contract, chosen, d=d):
+            outcomes.append(outcome)
+            if progress:
+                progress(len(outcomes), len(chosen))
+    output.table(*_report(target.name, contract, outcomes))
     if any(o.status == "fail" for o in outcomes):
         ctx.exit(1)
 
@@ -111,21 +107,19 @@ def _function(
     eps: float,
     device: str | None,
 ) -> tuple[Target, Contract]:
-    """Anybody's function."""
-    target, norm = find_target(name, norm=norm, eps=eps, backward=backward, torch=is_torch, device=device)
+    """Anybody's function, maybe of a module of the current folder."""
+    target, norm = find_target(
+        name, norm=norm, eps=eps, backward=backward, torch=is_torch, device=device, folder=Path.cwd()
+    )
     return target, Contract.of(norm, DType(dtype), eps)
 
 
-def _report(name: str, contract: Contract, outcomes: list[Outcome], json_file: Path | None) -> None:
+def _report(name: str, contract: Contract, outcomes: list[Outcome]) -> tuple[dict[str, Any], str]:
+    """The outcomes as JSON has them, and as a table."""
     counts = {s: sum(o.status == s for o in outcomes) for s in ("pass", "fail", "skipped")}
     marks = {"pass": "ok", "fail": "FAIL", "skipped": "skipped"}
-    print_table(("", "case", "why", "found"), [(marks[o.status], o.name, o.why, o.detail) for o in outcomes])
-    click.echo(f"{counts['pass']} passed, {counts['fail']} failed, {counts['skipped']} skipped")
-    if json_file is None:
-        return
-    from lngen.files import write_all
-
-    document = {
+    text = table(("", "case", "why", "found"), [(marks[o.status], o.name, o.why, o.detail) for o in outcomes])
+    data = {
         "lngen": __version__,
         "target": name,
         "norm": contract.norm,
@@ -136,21 +130,10 @@ def _report(name: str, contract: Contract, outcomes: list[Outcome], json_file: P
         "skipped": counts["skipped"],
         "cases": [_plain(o) for o in outcomes],
     }
-    write_all({json_file: (json.dumps(document, indent=2, allow_nan=False) + "\n").encode()})
+    return data, f"{text}{counts['pass']} passed, {counts['fail']} failed, {counts['skipped']} skipped\n"
 
 
 def _plain(outcome: Outcome) -> dict[str, Any]:
     """An outcome as JSON has it, where infinity is null."""
     measured = {n: v if math.isfinite(v) else None for n, v in outcome.measured.items()}
     return {**vars(outcome), "measured": measured}
-
-
-@contextmanager
-def _imports_from_here() -> Iterator[None]:
-    """Modules of the current folder can be imported, as ``python -m`` would."""
-    here = os.getcwd()
-    sys.path.insert(0, here)
-    try:
-        yield
-    finally:
-        sys.path.remove(here)

@@ -13,7 +13,8 @@ from typing import Literal
 import click
 
 from lngen import config
-from lngen.cli.common import json_option, print_json, print_table
+from lngen.cli.output import Output, output_options
+from lngen.cli.tables import table
 from lngen.data import data_dir
 from lngen.errors import LngenError, MissingError
 from lngen.toolchain import nvrtc_version, supported_arches
@@ -35,9 +36,9 @@ class Finding:
 
 
 @click.command(epilog="Example: lngen doctor --json")
-@json_option
+@output_options
 @click.pass_context
-def command(ctx: click.Context, as_json: bool) -> None:
+def command(ctx: click.Context, output: Output) -> None:
     """What is found, what is missing, and the command that installs it.
 
     Exits 3 if something is missing that generating and compiling kernels needs; no GPU is only a note.
@@ -45,10 +46,8 @@ def command(ctx: click.Context, as_json: bool) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # CuPy warns of what is reported here anyway
         found = examine()
-    if as_json:
-        print_json({"findings": [asdict(f) for f in found]})
-    else:
-        print_table(("", "what", "found", "fix"), [(f.state, f.what, f.detail, f.fix) for f in found])
+    rows = [(f.state, f.what, f.detail, f.fix) for f in found]
+    output.table({"findings": [asdict(f) for f in found]}, table(("", "what", "found", "fix"), rows))
     if any(f.state == "missing" for f in found):
         ctx.exit(MissingError.exit_code)
 

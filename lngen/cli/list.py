@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from lngen.cli.common import json_option, print_json
+from lngen.cli.output import Output, output_options
 from lngen.graphs import GRAPHS, Definition, Options
 from lngen.ir import DType, Value
 from lngen.spec import SAVES
@@ -18,14 +18,11 @@ _OPTIONS = Options(DType.F16, DType.BF16, DType.F32)
 
 
 @click.command(epilog="Example: lngen list --json")
-@json_option
-def command(as_json: bool) -> None:
+@output_options
+def command(output: Output) -> None:
     """The graphs: inputs with their types, outputs, statistics, the keys of a spec and their defaults."""
     graphs = [_described(d) for d in GRAPHS.values()]
-    if as_json:
-        print_json({"graphs": graphs})
-    else:
-        click.echo("\n".join(_text(g) for g in graphs), nl=False)
+    output.table({"graphs": graphs}, "\n".join(_text(g) for g in graphs))
 
 
 def _described(definition: Definition) -> dict[str, Any]:

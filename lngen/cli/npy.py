@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from lngen.cli.npy_read import read_npy
 from lngen.errors import ArrayError
 from lngen.ir import BF16, WIDE, DType, M, Value
 from lngen.ir.numerics import NUMPY_DTYPE, Array
@@ -57,8 +58,7 @@ def load_inputs(spec: Spec, files: Mapping[str, Path]) -> tuple[dict[str, Array]
 def _load(value: Value, path: Path) -> Array:
     """The file's array in the value's dtype."""
     try:
-        with path.open("rb") as file:
-            array: Array = np.lib.format.read_array(file, allow_pickle=False)
+        array = read_npy(path)
     except OSError as error:
         raise ArrayError(f"'{value.name}': cannot read '{path}': {error.strerror}.") from error
     except ValueError as error:

@@ -9,6 +9,7 @@ import click
 from lngen.aot.plans import plan_for
 from lngen.cli.common import on_option, schedule_option
 from lngen.cli.npy import as_file, load_inputs, parse_files
+from lngen.cli.output import unwritable
 from lngen.errors import ArrayError, CheckError
 from lngen.files import write_all
 from lngen.interpret import interpret
@@ -59,5 +60,7 @@ def _check_targets(targets: dict[str, Path]) -> None:
     for name, path in targets.items():
         if not path.parent.is_dir():
             raise ArrayError(f"--out: '{name}' cannot be written to '{path}': there is no folder '{path.parent}'.")
+        if (why := unwritable(path)) is not None:
+            raise ArrayError(f"--out: cannot write '{name}' to '{path}': {why}.")
     if len({p.resolve() for p in targets.values()}) < len(targets):
         raise ArrayError("--out: two results are given the same file.")

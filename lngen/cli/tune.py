@@ -12,8 +12,12 @@ import click
 
 from lngen import config
 from lngen.cli.cluster import dask_executor, dask_option
-from lngen.cli.common import json_option, print_json, print_table
+from lngen.cli.common import Whole
+from lngen.cli.failures import INTERRUPTED
+from lngen.cli.output import OutFile, Output, note, output_options
+from lngen.cli.tables import table
 from lngen.errors import LngenError
+from lngen.numbers import whole
 from lngen.spec import Spec, parse_spec
 
 if TYPE_CHECKING:
@@ -22,8 +26,8 @@ if TYPE_CHECKING:
     from lngen.tune.trial import Trial
 
 FILE = click.Path(dir_okay=False, path_type=Path)
+MOST_SECONDS = 10**6
 LOCK = Path("lngen.lock.toml")
-INTERRUPTED = 130
 EXPORTS = ("t4", "kernel-tuner")
 
 
@@ -58,35 +62,24 @@ class Views:
             write_all({path: export(trials, form).encode()})
 
 
-def parse_rows(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, ...]:
-    """Numbers of rows, each once."""
-    words = [word.strip() for word in value.split(",") if word.strip()]
-    for word in words:
-        if not (word.isascii() and word.isdigit() and int(word) > 0):
-            raise click.BadParameter(f"expected whole numbers from 1, separated by commas, got '{word}'.", ctx, param)
-    if not words:
-        raise click.BadParameter("expected at least one number of rows.", ctx, param)
-    return tuple(dict.fromkeys(int(word) for word in words))
-
-
 def parse_budget(ctx: click.Context, param: click.Parameter, value: str) -> float:
     """Seconds: ``90``, ``90s``, ``2m``."""
     scale = {"s": 1, "m": 60}.get(value[-1:], 0)
-    number = value[:-1] if scale else value
-    if not (number.isascii() and number.isdigit() and int(number) > 0):
+    seconds = whole(value[:-1] if scale else value, 1, MOST_SECONDS)
+    if seconds is None:
         raise click.BadParameter(f"expected a time such as 60s or 2m, got '{value}'.", ctx, param)
-    return float(int(number) * (scale or 1))
+    return float(seconds * (scale or 1))
 
 
 @click.command("tune", epilog="Example: lngen tune layernorm.bwd:d=4096,dtype=bf16 --rows 4096,16384 --budget 60s")
 @click.argument("specs", metavar="[SPEC]...", nargs=-1)
-@click.option("--rows", default="4096", show_default=True, metavar="M,...", callback=parse_rows, help="Rows of x.")
+@click.option("--rows", default="4096", show_default=True, metavar="M,...", type=Whole(1, listed=True), help="Of x.")
 @click.option(
     "--budget", default="20s", show_default=True, metavar="TIME", callback=parse_budget, help="Per SPEC and rows."
 )
-@click.option("--trials", default=64, show_default=True, type=click.IntRange(1), help="Most candidates, likewise.")
+@click.option("--trials", default=64, show_default=True, type=Whole(1), help="Most candidates, likewise.")
 @click.option("--database", type=FILE, metavar="FILE", help="Of all trials; by default in the user's cache folder.")
-@click.option("--lock", "lock_file", default=LOCK, show_default=True, type=FILE, help="Of the chosen schedules.")
+@click.option("--lock", "lock_file", default=LOCK, show_default=True, type=OutFile(), help="Of the chosen schedules.")
 @click.option(
     "--frozen",
     is_flag=True,
@@ -95,11 +88,15 @@ def parse_budget(ctx: click.Context, param: click.Parameter, value: str) -> floa
 @click.option("--ranking", is_flag=True, help="Tune nothing: print the model's order, which needs no GPU.")
 @click.option("--merge", "shards", multiple=True, type=FILE, metavar="FILE", help="Add another database to --database.")
 @dask_option
-@click.option("--plot", "plot_file", type=FILE, help="Draw all trials to this .png or .svg file.")
+@click.option("--plot", "plot_file", type=OutFile(), help="Draw all trials to this .png or .svg file.")
 @click.option(
-    "--export", nargs=2, type=(click.Choice(EXPORTS), FILE), metavar="FORMAT FILE", help=f"One of {', '.join(EXPORTS)}."
+    "--export",
+    nargs=2,
+    type=(click.Choice(EXPORTS), OutFile()),
+    metavar="FORMAT FILE",
+    help=", ".join(EXPORTS),
 )
-@json_option
+@output_options
 @click.pass_context
 def tune(
     ctx: click.Context,
@@ -115,7 +112,7 @@ def tune(
     dask: str | None,
     plot_file: Path | None,
     export: tuple[str, Path] | None,
-    as_json: bool,
+    output: Output,
 ) -> None:
     """Measure the schedules of each SPEC for each number of rows, and lock the fastest.
 
@@ -135,12 +132,12 @@ def tune(
     if views and len(parsed) * len(rows) > 1:
         raise click.UsageError("--plot and --export show one SPEC at one number of rows; give them one by one.")
     if shards:
-        return _merge(shards, database, as_json)
+        return _merge(shards, database, output)
     if ranking:
-        return _ranking(parsed, rows, as_json)
+        return _ranking(parsed, rows, output)
     if frozen:
-        return _frozen(parsed, rows, (database, lock_file), views, as_json)
-    ctx.exit(_tune(parsed, rows, (budget, trials), (database, lock_file), dask, views, as_json))
+        return _frozen(parsed, rows, (database, lock_file), views, output)
+    ctx.exit(_tune(parsed, rows, (budget, trials), (database, lock_file), dask, views, output))
 
 
 def _tune(
@@ -150,7 +147,7 @@ def _tune(
     files: tuple[Path, Path],
     dask: str | None,
     views: Views,
-    as_json: bool,
+    output: Output,
 ) -> int:
     """Tune, lock, report; the exit code."""
     from lngen.tune import database as trials
@@ -172,17 +169,16 @@ def _tune(
         result = run(jobs, path, executor=executor, listener=listener)
     devices = [o.device for o in result.outcomes if o.device is not None]
     for text in trials.foreign(kept, devices, path) if devices else ():
-        _note(text)
+        note(text)
     lock.store(lock_file, result.outcomes)
     for text in report.remarks(result.outcomes):
-        _note(text)
-    if as_json:
-        tuned = [report.as_json(o) for o in result.outcomes]
-        print_json({"interrupted": result.interrupted, "lock": str(lock_file), "tuned": tuned})
-    else:
-        print_table(report.COLUMNS, report.rows(result.outcomes))
-        if compared := report.against_default(result.outcomes):
-            click.echo(compared)
+        note(text)
+    tuned = [report.as_json(o) for o in result.outcomes]
+    compared = report.against_default(result.outcomes)
+    output.table(
+        {"interrupted": result.interrupted, "lock": str(lock_file), "tuned": tuned},
+        table(report.COLUMNS, report.rows(result.outcomes)) + (f"{compared}\n" if compared else ""),
+    )
     for outcome in result.outcomes if len(jobs) == 1 else ():
         views.show(outcome.trials, outcome.choice)
     if result.interrupted:
@@ -190,19 +186,16 @@ def _tune(
     return 0 if all(o.choice is not None for o in result.outcomes) else 1
 
 
-def _merge(shards: Sequence[Path], path: Path, as_json: bool) -> None:
+def _merge(shards: Sequence[Path], path: Path, output: Output) -> None:
     from lngen.tune.database import merge
 
     count, complaints = merge(shards, path)
     for text in complaints:
-        _note(text)
-    if as_json:
-        print_json({"database": str(path), "trials": count})
-    else:
-        click.echo(f"{count} trials in {path}")
+        note(text)
+    output.table({"database": str(path), "trials": count}, f"{count} trials in {path}\n")
 
 
-def _ranking(specs: Sequence[Spec], rows: Sequence[int], as_json: bool) -> None:
+def _ranking(specs: Sequence[Spec], rows: Sequence[int], output: Output) -> None:
     """How the model ranks the candidates, its favourite first."""
     from lngen.runtime.choose import DEFAULT_ARCH
     from lngen.tune.candidates import ranking
@@ -214,13 +207,10 @@ def _ranking(specs: Sequence[Spec], rows: Sequence[int], as_json: bool) -> None:
         for rank, s in enumerate(ranking(spec, m, DEFAULT_ARCH))
     ]
     columns = "spec", "rows", "rank", "schedule"
-    if as_json:
-        print_json({"ranking": [dict(zip(columns, line, strict=True)) for line in listed]})
-    else:
-        print_table(columns, listed)
+    output.table({"ranking": [dict(zip(columns, line, strict=True)) for line in listed]}, table(columns, listed))
 
 
-def _frozen(specs: Sequence[Spec], rows: Sequence[int], files: tuple[Path, Path], views: Views, as_json: bool) -> None:
+def _frozen(specs: Sequence[Spec], rows: Sequence[int], files: tuple[Path, Path], views: Views, output: Output) -> None:
     """What is locked, on this machine's GPU if it has one, else on any; and the trials it was chosen from."""
     from lngen.runtime.launch import device_count, device_name
     from lngen.tune import database as trials
@@ -241,10 +231,7 @@ def _frozen(specs: Sequence[Spec], rows: Sequence[int], files: tuple[Path, Path]
         views.show(kept, taken(kept, entry.schedule))
     columns = "spec", "rows", "device", "schedule"
     listed = [(e.spec, e.rows, e.device, e.schedule) for e in found]
-    if as_json:
-        print_json({"locked": [dict(zip(columns, line, strict=True)) for line in listed]})
-    else:
-        print_table(columns, listed)
+    output.table({"locked": [dict(zip(columns, line, strict=True)) for line in listed]}, table(columns, listed))
 
 
 def _kept(path: Path) -> tuple[Trial, ...]:
@@ -253,12 +240,8 @@ def _kept(path: Path) -> tuple[Trial, ...]:
 
     content = read(path)
     for text in content.complaints:
-        _note(text)
+        note(text)
     return content.trials
-
-
-def _note(text: str) -> None:
-    click.echo(text, err=True)
 
 
 @contextmanager
@@ -268,7 +251,7 @@ def _listening() -> Iterator[Listener]:
 
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield _listener(_note, None)
+        yield _listener(note, None)
         return
 
     def show(text: str) -> None:

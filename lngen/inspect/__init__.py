@@ -1,5 +1,6 @@
-"""Looking inside: what a kernel set moves and executes."""
+"""Looking inside: what a kernel set takes, moves and executes."""
 
-from lngen.inspect.traffic import KernelTraffic, measure, traffic_text
+from lngen.inspect.resources import COLUMNS, resources
+from lngen.inspect.traffic import KernelTraffic, measure, traffic_json, traffic_rows, traffic_text
 
-__all__ = ["KernelTraffic", "measure", "traffic_text"]
+__all__ = ["COLUMNS", "KernelTraffic", "measure", "resources", "traffic_json", "traffic_rows", "traffic_text"]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
+from lngen.errors import LngenError
 from lngen.ir import WIDE
 from lngen.ir.numerics import Array
 from lngen.lower import Kernel, Plan
@@ -14,6 +16,18 @@ from lngen.ptx import Traffic, run_plan
 from lngen.schedule import piece, problem
 
 SECTOR = 32
+ROW_GROUPS = 8  # enough for a block to have some, few enough for a second
+MOST_ELEMENTS = 2**25  # about a minute
+
+LEGEND = """
+units of M * D    bytes of all arrays of rows, read and written, over the bytes of one such array of the spec's dtype
+read, written     bytes that threads ask for, copies to shared memory included
+floor             bytes of the array: what a call has to move at least
+per sector        bytes asked for per byte of the sectors of 32 bytes that warps touch; above 1 if lanes share one
+instructions      per element of a row: 32 threads of each warp instruction, by kind
+barriers          warps that come to a barrier; bank conflicts: times shared memory is asked once more
+in flight         bytes of rows a block has asked for before it uses the first\
+""".splitlines()
 
 # Opcodes by what a person asks about; the first prefix that fits counts.
 KINDS = {
@@ -49,6 +63,21 @@ def measure(plan: Plan, inputs: Mapping[str, Array], arch: str = "sm_90") -> lis
     return [_kernel(plan, k, traffic) for k in plan.kernels if k.name in traffic.tensors]
 
 
+def traffic_rows(plan: Plan, rows: int | None = None) -> int:
+    """How many rows to count: ``rows``, or (None) ROW_GROUPS row groups, fewer if they are long.
+
+    LngenError for more than MOST_ELEMENTS elements of rows, which the executor would take minutes for.
+    """
+    most = MOST_ELEMENTS // plan.spec.d
+    wanted = rows or max(1, min(ROW_GROUPS * (plan.kernels[0].grid[0].per or 1), most))
+    if wanted > most:
+        raise LngenError(
+            f"traffic is counted by executing the PTX on NumPy, for {MOST_ELEMENTS} elements at most: {most} rows "
+            f"of {plan.spec.d}, got {wanted}; ask for fewer."
+        )
+    return wanted
+
+
 def row_units(plan: Plan, measured: list[KernelTraffic], rows: int) -> float:
     """Bytes of [M, D] tensors, in units of what one pass over such a tensor of the spec's dtype moves."""
     wide = {v.name for v in (*plan.inputs, *plan.outputs) if v.type.axes == WIDE}
@@ -62,7 +91,7 @@ def traffic_text(plan: Plan, measured: list[KernelTraffic], rows: int) -> str:
         v.name: math.prod(v.type.shape(rows, plan.spec.d)) * v.type.dtype.size for v in (*plan.inputs, *plan.outputs)
     }
     lines = [
-        f"traffic {plan.name}, {rows} rows",
+        f"traffic {plan.name}, {rows} rows counted",
         f"  rows of {plan.spec.dtype}: {row_units(plan, measured, rows):.3f} units of M * D",
     ]
     for k in measured:
@@ -79,7 +108,21 @@ def traffic_text(plan: Plan, measured: list[KernelTraffic], rows: int) -> str:
         ]
         if k.in_flight:
             lines.append(f"  in flight per block: {k.in_flight} bytes")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *LEGEND]) + "\n"
+
+
+def traffic_json(plan: Plan, measured: list[KernelTraffic], rows: int) -> dict[str, Any]:
+    """The same as JSON has it."""
+    return {
+        "name": plan.name,
+        "spec": str(plan.spec),
+        "schedule": str(plan.schedule),
+        "rows": rows,
+        "row_units": row_units(plan, measured, rows),
+        "kernels": [
+            {**asdict(k), "moved": {n: {"read": r, "written": w} for n, (r, w) in k.moved.items()}} for k in measured
+        ],
+    }
 
 
 def _kernel(plan: Plan, kernel: Kernel, traffic: Traffic) -> KernelTraffic:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from lngen.check.conform.targets import NumpyTarget, Target, TorchTarget
@@ -87,9 +90,11 @@ def find_target(
     backward: str | None = None,
     torch: bool = False,
     device: str | None = None,
+    folder: Path | None = None,
 ) -> tuple[Target, NormName]:
     """The target that ``name`` means, and its norm (LayerNorm, where nothing says).
 
+    ``folder``: where the modules of named functions may be, too, if they are nowhere else.
     A function is torch's if its module starts with ``torch`` or ``torch`` says so, else NumPy's. SpecError
     for what cannot be imported or called, MissingError for a package or a GPU that is not there.
     """
@@ -97,7 +102,7 @@ def find_target(
     norm = norm or (known.norm if known else "layernorm")
     beta = norm == "layernorm"
     if known is None:
-        function = load(name)
+        function = load(name, folder)
         torch = torch or name.startswith(("torch.", "torch:")) or str(function.__module__).partition(".")[0] == "torch"
     else:
         path = name if name in known.paths else known.paths[0]
@@ -111,16 +116,20 @@ def find_target(
         ), norm
     if device == "cuda":
         raise SpecError(f"'{name}' is called with NumPy arrays, on the CPU; say --torch if it takes torch tensors.")
-    return NumpyTarget(name, function, load(backward) if backward else None, eps=eps, beta=beta), norm
+    return NumpyTarget(name, function, load(backward, folder) if backward else None, eps=eps, beta=beta), norm
 
 
-def load(name: str) -> Function:
-    """The callable at ``module:attribute``; SpecError with the first line of what went wrong."""
+def load(name: str, folder: Path | None = None) -> Function:
+    """The callable at ``module:attribute``; SpecError with the first line of what went wrong.
+
+    While it is imported, and no longer, modules are looked for in ``folder``, too, after all other places.
+    """
     module_name, colon, path = name.partition(":")
     if not (colon and module_name and path) or module_name.startswith("."):
         raise SpecError(f"expected module:function or one of {', '.join(ADAPTERS)}, got '{name}'.")
     try:
-        found: Any = importlib.import_module(module_name)
+        with _also_from(folder):
+            found: Any = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
         first = (str(error).strip().splitlines() or [""])[0]
         raise SpecError(f"'{name}' cannot be imported: {type(error).__name__}: {first}") from error
@@ -132,6 +141,20 @@ def load(name: str) -> Function:
         raise SpecError(f"'{name}' is expected to be a function, got {type(found).__name__}.")
     function: Function = found
     return function
+
+
+@contextmanager
+def _also_from(folder: Path | None) -> Iterator[None]:
+    """Modules of ``folder`` can be imported, those of the same name elsewhere come first."""
+    if folder is None or str(folder) in sys.path:
+        yield
+        return
+    sys.path.append(str(folder))
+    try:
+        yield
+    finally:
+        with suppress(ValueError):  # the module may have taken it away
+            sys.path.remove(str(folder))
 
 
 def _need(package: str, name: str) -> None:

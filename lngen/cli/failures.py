@@ -1,0 +1,91 @@
+"""How a command that cannot go on ends: one sentence on standard error, and the exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import sys
+import traceback
+
+import click
+
+from lngen import config
+from lngen.errors import LngenError, MissingError
+
+UNHANDLED, INTERRUPTED, UNREAD = 70, 130, 141  # EX_SOFTWARE of sysexits.h; 128 and the number of the signal
+
+
+class OutputError(LngenError):
+    """Standard output that takes nothing; if it lost its reader, nothing has to be said."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(f"standard output cannot be written to: {error.strerror}; send it to a place that takes it.")
+        self.exit_code = UNREAD if error.errno == errno.EPIPE else LngenError.exit_code
+
+
+def failed(error: Exception) -> int:
+    """Say what ended a command, at LNGEN_DEBUG=5 with a traceback; its exit code."""
+    text, code = _judged(error)
+    with contextlib.suppress(OSError):
+        if _traceback_wanted():
+            click.echo("".join(traceback.format_exception(error)), nl=False, err=True)
+        if code != UNREAD:
+            click.echo(f"error: {text}", err=True)
+    return code
+
+
+def _judged(error: Exception) -> tuple[str, int]:
+    """The sentence and the exit code of an error."""
+    if isinstance(error, LngenError):
+        return str(error), error.exit_code
+    if isinstance(error, MemoryError):
+        return f"the memory does not suffice ({_brief(error)}); ask for less, for fewer rows.", MissingError.exit_code
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"'{os.fsdecode(error.filename)}' cannot be used: {error.strerror}.", LngenError.exit_code
+    kind = type(error).__name__
+    return (
+        f"lngen itself is wrong here: {kind}: {_brief(error)}; LNGEN_DEBUG=5 shows where. Please report it.",
+        UNHANDLED,
+    )
+
+
+def _brief(error: Exception) -> str:
+    """What it says, on one line."""
+    return " ".join(str(error).split())[:300] or "no memory left" * isinstance(error, MemoryError) or "without a word"
+
+
+def _traceback_wanted() -> bool:
+    try:
+        return config.debug_level() >= 5
+    except LngenError:  # the value of LNGEN_DEBUG may be what is wrong
+        return False
+
+
+def open_streams() -> None:
+    """Standard streams that are closed get something in their place, so that no file takes their number.
+
+    Reading ends at once, messages are lost, and output fails as it should.
+    """
+    for stream, name, mode in ((sys.stdin, "stdin", "r"), (sys.stdout, "stdout", "w"), (sys.stderr, "stderr", "w")):
+        if stream is None:
+            flags = os.O_WRONLY if name == "stderr" else os.O_RDONLY
+            setattr(sys, name, os.fdopen(os.open(os.devnull, flags), mode, encoding="utf-8"))
+    if isinstance(sys.stdout, io.TextIOWrapper):  # names of files need not be UTF-8
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def close_streams(code: int) -> int:
+    """Write what is left to write; the exit code, another one than 0 if that is impossible.
+
+    A stream that takes nothing is led to nowhere, or Python would complain of it once more.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError as error:
+            if stream is sys.stdout and not code:
+                code = failed(OutputError(error))
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    return code

@@ -1,0 +1,84 @@
+"""One array from a .npy file, which is data: its header is read strictly, and memory is taken only for what is there.
+
+The format is NumPy's (numpy.lib.format): a magic string, a version, the length of the header, the header, which is the
+text of a dictionary with the keys descr, fortran_order and shape, and the elements.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import os
+import re
+import warnings
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from lngen.files import opened, shown
+from lngen.ir.numerics import Array
+
+MAGIC = b"\x93NUMPY"
+MOST_HEADER = 4096  # bytes; numpy.save writes 128 for anything with few dimensions
+MOST_DIMENSIONS, MOST_ELEMENTS = 32, 2**48
+LENGTH_BYTES = {(1, 0): 2, (2, 0): 4, (3, 0): 4}  # by version
+_NUMBERS = re.compile(r"[<>|=]?[biufcV]\d{1,3}", re.ASCII)
+
+
+def read_npy(path: Path) -> Array:
+    """The array in a file, C-ordered. ValueError says what is wrong with the file, OSError why it cannot be read."""
+    with opened(path) as file:
+        header = _header(file)
+        dtype, shape = _dtype(header["descr"]), _shape(header["shape"])
+        needed, there = math.prod(shape) * dtype.itemsize, os.fstat(file.fileno()).st_size - file.tell()
+        if needed != there:
+            raise ValueError(f"its header says {needed} bytes of elements, and {there} are there")
+        data = bytearray(needed)
+        if file.readinto(data) != needed:  # type: ignore[attr-defined]
+            raise ValueError("it became shorter while it was read")
+    flat: Array = np.frombuffer(data, dtype)
+    if header["fortran_order"]:
+        return np.ascontiguousarray(flat.reshape(shape[::-1]).T).reshape(shape)
+    return flat.reshape(shape)
+
+
+def _header(file: BinaryIO) -> dict[str, Any]:
+    """The header's dictionary, with its three keys."""
+    start = file.read(len(MAGIC) + 2)
+    length_bytes = LENGTH_BYTES.get((*start[len(MAGIC) :],))
+    if not start.startswith(MAGIC) or length_bytes is None:
+        raise ValueError("it does not begin as one of version 1, 2 or 3")
+    length = int.from_bytes(file.read(length_bytes), "little")
+    text = file.read(min(length, MOST_HEADER))
+    if len(text) < length:
+        raise ValueError(f"its header says it has {length} bytes, and {len(text)} are there, or too many")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of odd literals
+            header = ast.literal_eval(text.decode("utf-8").strip())
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):  # the last two: deeply nested
+        raise ValueError("its header is no dictionary") from None
+    if not isinstance(header, dict) or {*header} != {"descr", "fortran_order", "shape"}:
+        raise ValueError("its header is expected to have the keys descr, fortran_order and shape")
+    if not isinstance(header["fortran_order"], bool):
+        raise ValueError(f"fortran_order is expected to be True or False, got {shown(header['fortran_order'])}")
+    return header
+
+
+def _dtype(descr: Any) -> np.dtype[Any]:
+    """The dtype of elements that are numbers, or opaque bytes."""
+    if isinstance(descr, str) and _NUMBERS.fullmatch(descr):
+        try:
+            return np.dtype(descr)
+        except TypeError:  # f3, for example
+            pass
+    raise ValueError(f"its elements are expected to be numbers, got {shown(descr)}")
+
+
+def _shape(shape: Any) -> tuple[int, ...]:
+    """The shape, of which NumPy can make an array."""
+    whole = isinstance(shape, tuple) and all(type(n) is int and n >= 0 for n in shape)
+    if not whole or len(shape) > MOST_DIMENSIONS or math.prod(max(n, 1) for n in shape) > MOST_ELEMENTS:
+        raise ValueError(f"its shape is expected to be a tuple of a few whole numbers, got {shown(shape)}")
+    return tuple(shape)

@@ -1,0 +1,142 @@
+"""What a command shows: a table or a stage on standard output, as text or as JSON, or in a file.
+
+Everything else, progress and notes, goes to standard error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import stat
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from lngen.cli.failures import OutputError
+from lngen.files import write_all
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+JSON_HELP = "Print JSON."
+OUT_HELP = "Write a table to this file, too, as JSON; write a stage there instead."
+
+
+class OutFile(click.Path):
+    """A file to write, checked before any work: a new one, or a regular one that may be replaced."""
+
+    name = "file"
+
+    def __init__(self) -> None:
+        super().__init__(dir_okay=False, writable=True, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """The path; a usage error says why nothing can be written there."""
+        path = Path(value)
+        if str(value) == "-":
+            self.fail("expected a file, got '-'; without this option it goes to standard output.", param, ctx)
+        why = unwritable(path)
+        if why is not None:
+            self.fail(f"'{path}' cannot be written: {why}; name a place that can be written to.", param, ctx)
+        return path
+
+
+def unwritable(path: Path) -> str | None:
+    """Why no file can be put at ``path``; None if one can, in folders that may have to be made."""
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        folder = next((p for p in path.parents if p.exists()), Path())
+        if not folder.is_dir():
+            return f"'{folder}' is no folder"
+        return None if os.access(folder, os.W_OK | os.X_OK) else f"the folder '{folder}' is not yours to write to"
+    except ValueError:  # a NUL, or a lone surrogate
+        return "no file can have this name"
+    except OSError as error:
+        return error.strerror
+    if stat.S_ISREG(mode):
+        return None if os.access(path, os.W_OK) else "it is not yours to change"
+    return "it is a folder" if stat.S_ISDIR(mode) else "it is no regular file"
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where what a command shows goes, as ``--json`` and ``--out`` say."""
+
+    as_json: bool = False
+    file: Path | None = None
+
+    def table(self, data: Any, text: str) -> None:
+        """A table: JSON with ``--json``, else its text; the JSON goes to the file of ``--out``, too.
+
+        ``data`` is what JSON can hold, or a JSON document already written out.
+        """
+        document = data if isinstance(data, str) else json_text(data)
+        if self.file is not None:
+            write_all({self.file: document.encode()})
+        write(document if self.as_json else text)
+
+    def stage(self, data: Any, text: str, lexer: str) -> None:
+        """A stage: exactly its text, or with ``--json`` the data, on standard output or in the file of ``--out``."""
+        if self.file is not None:
+            write_all({self.file: (json_text(data) if self.as_json else text).encode()})
+        elif self.as_json:
+            write(json_text(data))
+        else:
+            highlight(text, lexer)
+
+
+def json_option(function: Function) -> Function:
+    """``--json`` alone, for a command whose ``--out`` is a folder: passes ``output``."""
+    return _with_output(function, JSON_HELP)
+
+
+def output_options(function: Function) -> Function:
+    """``--json`` and ``--out FILE``: passes ``output``."""
+    return _with_output(function, JSON_HELP, OUT_HELP)
+
+
+def _with_output(function: Function, json_help: str, out_help: str | None = None) -> Function:
+    @wraps(function)
+    def wrapped(*args: Any, as_json: bool, out_file: Path | None = None, **options: Any) -> Any:
+        return function(*args, output=Output(as_json, out_file), **options)
+
+    decorated: Any = wrapped
+    if out_help is not None:
+        decorated = click.option("--out", "out_file", type=OutFile(), metavar="FILE", help=out_help)(decorated)
+    return click.option("--json", "as_json", is_flag=True, help=json_help)(decorated)  # type: ignore[no-any-return]
+
+
+def json_text(data: Any) -> str:
+    """One JSON document, indented, keys as they come; numbers are finite."""
+    return json.dumps(data, indent=2, allow_nan=False) + "\n"
+
+
+def write(text: str) -> None:
+    """``text`` on standard output, byte for byte; OutputError if it takes nothing."""
+    try:
+        click.echo(text, nl=False)
+    except OSError as error:
+        raise OutputError(error) from error
+
+
+def note(text: str) -> None:
+    """A line on standard error; lost if that takes nothing."""
+    with contextlib.suppress(OSError):
+        click.echo(text, err=True)
+
+
+def highlight(text: str, lexer: str) -> None:
+    """``text`` byte for byte in a pipe, highlighted on a terminal."""
+    if not sys.stdout.isatty():
+        return write(text)
+    from rich.console import Console
+    from rich.syntax import Syntax
+
+    highlighted = Syntax("", lexer, theme="ansi_dark", background_color="default").highlight(text)
+    Console().print(highlighted, soft_wrap=True, end="")
