@@ -14,12 +14,16 @@ The stages are modules, also fetched on first use: ``lngen.ir``, ``lngen.passes`
 ``lngen.lower``, ``lngen.emit``, ``lngen.toolchain``; for example ``lngen.emit.emit(plan)``.
 """
 
+from __future__ import annotations
+
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
 from lngen.version import __version__
 
+TYPE_CHECKING = False  # what typing says, whose import takes longer than all the rest of this
 if TYPE_CHECKING:
+    from typing import Any
+
     from lngen import emit, interpret, ir, lower, passes, toolchain
     from lngen.errors import LngenError
     from lngen.graphs import GRAPHS, Definition, GraphBuilder
