@@ -1003,7 +1003,7 @@ def test_json_comes_back_and_is_the_same_twice(tmp_path: Path) -> None:
     assert (summary["points"], summary["met"], summary["ratio"]) == (3, 1, 1.25)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["one.json", "two.json"]
     with pytest.raises(LngenError, match="cannot write"):
-        write_json(tmp_path / "none" / "x.json", Saved(RECORDS, conditions))
+        write_json(one / "x.json", Saved(RECORDS, conditions))
 
 
 def test_figures_are_classes_of_rows_or_of_sizes() -> None:

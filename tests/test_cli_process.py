@@ -180,7 +180,7 @@ def test_an_ignored_interrupt_stays_ignored() -> None:
 def traps(tmp_path: Path) -> Path:
     """A folder whose modules have the names of others, and leave a mark when they are imported."""
     names = ("cupy", "torch", "numpy", "click", "rich", "jinja2", "ml_dtypes", "json", "random", "typing", "tokenize")
-    for name in (*names, "multiprocessing", "distributed", "lngen", "matplotlib"):
+    for name in (*names, "multiprocessing", "distributed", "matplotlib"):
         (tmp_path / f"{name}.py").write_text(f"open('imported-{name}', 'w'); raise SystemExit(9)\n")
     return tmp_path
 

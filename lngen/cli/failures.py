@@ -44,11 +44,8 @@ def _judged(error: Exception) -> tuple[str, int]:
         return f"the memory does not suffice ({_brief(error)}); ask for less, for fewer rows.", MissingError.exit_code
     if isinstance(error, OSError) and error.filename is not None:
         return f"'{os.fsdecode(error.filename)}' cannot be used: {error.strerror}.", LngenError.exit_code
-    kind = type(error).__name__
-    return (
-        f"lngen itself is wrong here: {kind}: {_brief(error)}; LNGEN_DEBUG=5 shows where. Please report it.",
-        UNHANDLED,
-    )
+    what = f"{type(error).__name__}: {_brief(error)}"
+    return f"lngen itself is wrong here ({what}); please report it with what LNGEN_DEBUG=5 prints.", UNHANDLED
 
 
 def _brief(error: Exception) -> str:
