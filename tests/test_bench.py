@@ -1159,9 +1159,9 @@ def test_git_tells_the_commit_and_whether_files_differ(tmp_path: Path) -> None:
 
 def test_a_run_that_adds_records_is_added(on_the_cpu: None, tmp_path: Path) -> None:
     file = tmp_path / "b.json"
-    run_bench("--shapes", "8x32", "--json", str(file), "--commit", "one")
-    run_bench("--shapes", "8x32", "--json", str(file), "--commit", "none", "--resume")
-    run_bench("--shapes", "9x32", "--json", str(file), "--commit", "two", "--resume")
+    run_bench("--shapes", "8x32", "--out", str(file), "--commit", "one")
+    run_bench("--shapes", "8x32", "--out", str(file), "--commit", "none", "--resume")
+    run_bench("--shapes", "9x32", "--out", str(file), "--commit", "two", "--resume")
     assert [run["commit"] for run in read_json(file).runs] == ["one", "two"]
 
 
