@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from lngen.ptx import PtxError, parse, run_kernel
+from lngen.ptx.memory_opcodes import PATTERNS
 from lngen.ptx.opcodes import Opcode
 from lngen.ptx.table import ROWS, pure
 from lngen.ptx.values import DTYPES, UNSIGNED
@@ -142,16 +143,25 @@ def test_each_modifier_is_executed_or_refused(name: str) -> None:
 
 def varies(pattern: str) -> bool:
     """True if alternatives or options stand outside of named groups."""
-    unnamed = re.sub(r"\(\?P<\w+>(?:[^()]|\(\?:[^()]*\))*\)", "N", pattern)
-    unnamed = re.sub(r"\(\?:\\?\.?N\)\?|N\?", "N", unnamed)
-    return bool(re.search(r"[|?*+\[\](){}]", unnamed))
+    unnamed = pattern
+    while (begin := unnamed.find("(?P<")) >= 0:
+        end, depth = begin + 1, 1
+        while depth:
+            depth += {"(": 1, ")": -1}.get(unnamed[end], 0)
+            end += 1
+        unnamed = unnamed[:begin] + "N" + unnamed[end:]
+    while (shorter := re.sub(r"\(\?:[^()|?*+[\]]*N[^()|?*+[\]]*\)\?|N\?", "N", unnamed)) != unnamed:
+        unnamed = shorter
+    return bool(re.search(r"[|?*+()[\]]", unnamed))
 
 
 def test_what_varies_in_an_opcode_has_a_name() -> None:
     """So that a maker has to ask for it."""
     assert varies(r"add(?:\.rn)?\.(?P<t>f32|f64)")
     assert varies(r"(?P<op>ld|st)(?:\.ca|\.cg)\.u32")
+    assert not varies(r"ld(?:\.(?P<space>shared)(?P<window>::cta)?)?\.(?P<t>u(?:16|32))")
     assert [pattern for pattern, _ in ROWS if varies(pattern)] == []
+    assert [found.pattern for found in PATTERNS if varies(found.pattern)] == []
 
 
 def test_a_modifier_that_nobody_asks_for_is_refused() -> None:

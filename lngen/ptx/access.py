@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import numpy as np
@@ -15,52 +14,43 @@ from lngen.ptx.dependent import check as early
 from lngen.ptx.lanes import Lanes
 from lngen.ptx.memory import Buffer, gather, read_races, scatter, write_races
 from lngen.ptx.memory import unknown as unwritten
-from lngen.ptx.ordering import semantics
-from lngen.ptx.parser import Instruction
+from lngen.ptx.memory_opcodes import access
+from lngen.ptx.parser import Instruction, Operand
 from lngen.ptx.program import Program, Step, unknown, write
 from lngen.ptx.scratch import Scratch
 from lngen.ptx.tracking import note_global, note_shared, observed, parts_of, published
-from lngen.ptx.values import DTYPES, UNSIGNED, Value
-
-_HINTS = r"(?:\.(?:volatile|weak|relaxed|acquire|release|cta|cluster|gpu|sys|ca|cg|cs|lu|cv|wb|wt|L\w+::\w+))*"
-_TYPE = r"(?P<t>[bus](?:8|16|32|64)|f32|f64)"
-_ACCESS = re.compile(
-    rf"(?P<op>ld|st){_HINTS}(?:\.(?P<space>global|shared|local|const|param)(?:::cta|::cluster)?)?{_HINTS}(?P<nc>\.nc)?{_HINTS}"
-    rf"(?:\.v(?P<v>[24]))?\.{_TYPE}"
-)
+from lngen.ptx.values import DT, DTYPES, UNSIGNED, Value
 
 
 def access_step(program: Program, i: Instruction) -> Step:
     """The step of a load or store."""
-    m = _ACCESS.fullmatch(i.opcode)
-    hinted = ".L2::cache_hint" in i.opcode
-    if m is None or len(i.operands) != 2 + hinted:
+    form = access(i.opcode)
+    if form is None or len(i.operands) != 2 + form.policy:
         raise unknown(i)
-    if hinted:
+    if form.policy:
         program.source(i.operands[2], UNSIGNED[8], i)
-    to, source = i.operands[:2] if m["op"] == "ld" else i.operands[1::-1]
-    if source.kind != "mem" or (m["op"] == "st" and m["space"] in ("param", "const")):
+    to, source = i.operands[:2] if form.op == "ld" else i.operands[1::-1]
+    if source.kind != "mem":
         raise unknown(i)
-    vec = int(m["v"] or 1)
+    vec, dtype = form.vec, DTYPES[form.kind]
     names = to.items if to.kind == "vec" else (to,)
     if len(names) != vec:
         raise unknown(i, f"has {len(names)} elements, expected {vec}")
-    dtype = DTYPES[m["t"]]
-    if m["space"] == "param":
-        return _parameter(program, i, m["t"], source.text)
+    if form.space == "param":
+        return _parameter(program, i, dtype, source)
     base, offset = base_slot(program, i, source.text), source.offset
     width = dtype.itemsize
     if width * vec > 16:
         raise unknown(i, "moves more than 16 bytes")
     unsigned, extended = UNSIGNED[width], dtype if dtype.kind == "i" else UNSIGNED[width]
-    space, how = m["space"] or "generic", semantics(i.opcode)
-    if m["op"] == "ld":
+    space, how = form.space, form.how
+    if form.op == "ld":
         targets = [program.target(o, extended, i) for o in names]
         wanted = [n for n, o in enumerate(names) if o.text in ever_read(program.entry)]
 
         def load(batch: Batch, lanes: Lanes) -> None:
             address = address_of(batch, base, offset, lanes)
-            values = load_from(batch, i, lanes, space, address, width, vec, bool(m["nc"]), wanted)
+            values = load_from(batch, i, lanes, space, address, width, vec, form.constant, wanted)
             if how is not None:
                 observed(batch, space, address, lanes.index, how)
             for (slot, convert), value in zip(targets, values, strict=True):
@@ -80,15 +70,21 @@ def access_step(program: Program, i: Instruction) -> Step:
     return store
 
 
-def _parameter(program: Program, i: Instruction, kind: str, name: str) -> Step:
-    to = i.operands[0]
-    if name not in dict(program.entry.params):
+def _parameter(program: Program, i: Instruction, dtype: DT, source: Operand) -> Step:
+    """A load of a parameter, or of a part of one."""
+    name, offset, kinds = source.text, source.offset, dict(program.entry.params)
+    if name not in kinds:
         raise unknown(i, f"reads the parameter '{name}', which is not declared")
-    slot, convert = program.target(to, UNSIGNED[DTYPES[kind].itemsize], i)
-    unsigned = UNSIGNED[DTYPES[kind].itemsize]
+    size, width = DTYPES[kinds[name]].itemsize, dtype.itemsize
+    if not 0 <= offset <= size - width or offset % width:
+        raise unknown(i, f"reads {width} bytes from byte {offset} of the parameter '{name}', which has {size}")
+    if i.operands[0].kind == "vec":
+        raise unknown(i, "reads several elements of a parameter")
+    kind = dtype if dtype.kind == "i" else UNSIGNED[width]
+    slot, convert = program.target(i.operands[0], kind, i)
 
     def load(batch: Batch, lanes: Lanes) -> None:
-        value = np.uint64(batch.arguments[name]).astype(unsigned)
+        value = np.uint64(batch.arguments[name] >> 8 * offset).astype(UNSIGNED[width]).view(kind)
         write(batch, slot, convert(value) if convert else value, lanes)
 
     return load
@@ -242,14 +238,15 @@ def place(
     count: int,
     align: int = 0,
     direct: bool = True,
+    own: bool = False,
 ) -> tuple[Any, ...]:
     """Positions in a scratch's data, the lanes that have one, and their positions in ``lanes``.
 
-    ``direct``: the threads access them themselves and now.
+    ``direct``: the threads access them themselves and now; ``own``: only their block's memory.
     """
     who = lanes.index
     slot = scratch.owner[who]
-    if batch.clusters is not None and scratch.name == "shared":
+    if batch.clusters is not None and scratch.name == "shared" and not own:
         address, slot = batch.clusters.resolve(address, slot)
         batch.clusters.remote.check_begun(batch, i, who, slot)
         if direct:
@@ -268,12 +265,17 @@ def place(
     return at + slot * scratch.room, who, part
 
 
+def _own(i: Instruction) -> bool:
+    form = access(i.opcode)
+    return form is not None and form.own
+
+
 def load_scratch(
     batch: Batch, i: Instruction, lanes: Lanes, space: str, address: Array, width: int, vec: int, wanted: list[int]
 ) -> list[Array]:
     """As ``load_global``, from shared or local memory; gaps that a compiler filled are not ``wanted``."""
     scratch = batch.scratch(space)
-    at, who, part = place(batch, i, lanes, scratch, address, width * vec)
+    at, who, part = place(batch, i, lanes, scratch, address, width * vec, own=_own(i))
     batch.flights.look(batch, i, scratch, at, who, width * vec, "read")
     if space == "shared":
         opaque.check(batch, i, at, who, width * vec, "read")
@@ -295,7 +297,7 @@ def store_scratch(batch: Batch, i: Instruction, lanes: Lanes, space: str, addres
     """As ``store_global``, to shared or local memory."""
     scratch = batch.scratch(space)
     width, vec = values[0].dtype.itemsize, len(values)
-    at, who, part = place(batch, i, lanes, scratch, address, width * vec)
+    at, who, part = place(batch, i, lanes, scratch, address, width * vec, own=_own(i))
     batch.touched()
     batch.flights.look(batch, i, scratch, at, who, width * vec, "write")
     if space == "shared":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -14,22 +13,18 @@ from lngen.ptx.access import address_of, base_slot, misaligned, place, spread
 from lngen.ptx.batch import Batch
 from lngen.ptx.dependent import check as early
 from lngen.ptx.lanes import WARP, Lanes
-from lngen.ptx.ordering import LEVELS, Semantics, semantics
+from lngen.ptx.memory_opcodes import Atomic, atomic, fence
+from lngen.ptx.ordering import LEVELS, Semantics
 from lngen.ptx.parser import Instruction
 from lngen.ptx.program import Program, Step, unknown, write
 from lngen.ptx.proxy import fenced
 from lngen.ptx.tracking import note_global, note_shared, parts_of
-from lngen.ptx.values import DTYPES, UNSIGNED
+from lngen.ptx.values import DTYPES, UNSIGNED, Value
 
-_ATOM = re.compile(
-    r"(?:atom|red)(?:\.(?:relaxed|acquire|release|acq_rel))?(?:\.(?:cta|cluster|gpu|sys))?"
-    r"(?:\.(?P<space>global|shared)(?:::cta|::cluster)?)?"
-    r"\.(?P<op>add|inc|dec|min|max|exch|cas|or|and|xor)(?:\.noftz)?\.(?P<t>[bus](?:32|64)|f32|f64)"
-)
-_FENCE = re.compile(
-    r"(?:fence|membar)(?:\.proxy)?(?:\.(?:sc|acq_rel|acquire|release|async|alias|mbarrier_init))*"
-    r"(?:\.sync_restrict::shared::(?:cta|cluster))?"
-    r"(?:\.(?P<s>cta|cluster|gpu|gl|sys))?(?:\.(?:global|shared::(?:cta|cluster)))?"
+PROXIES = tuple(
+    f"{name}.proxy.{kind}"
+    for name in ("fence", "membar")
+    for kind in ("alias", "async", "async.global", "async.shared::cta", "async.shared::cluster")
 )
 _MEANING: dict[str, Callable[..., Any]] = {
     "add": lambda old, a: old + a,
@@ -45,28 +40,37 @@ _MEANING: dict[str, Callable[..., Any]] = {
 }
 
 
+def _add_flushed(old: Value, a: Value) -> Value:
+    """atom.add.f32 in global memory: subnormal operands and results are zeros of their sign; in shared they stay."""
+    return _flushed(_flushed(old) + _flushed(a))
+
+
+def _flushed(a: Value) -> Value:
+    return np.copysign(np.float32(0), a) if abs(a) < np.finfo(np.float32).tiny else a
+
+
 def atomic_step(program: Program, i: Instruction) -> Step:
     """The step of a read-modify-write: one thread after the other."""
-    m = _ATOM.fullmatch(i.opcode)
+    form = atomic(i.opcode)
     has_result = i.opcode.startswith("atom")
-    if m is None or len(i.operands) != 2 + has_result + (m["op"] == "cas"):
+    if form is None or len(i.operands) != 2 + has_result + (form.does == "cas"):
         raise unknown(i)
     memory, *rest = i.operands[1:] if has_result else i.operands
     if memory.kind != "mem":
         raise unknown(i)
-    dtype, space = DTYPES[m["t"]], m["space"] or "generic"
+    dtype = DTYPES[form.kind]
     base, sources = base_slot(program, i, memory.text), [program.source(o, dtype, i) for o in rest]
     target = program.target(i.operands[0], dtype, i) if has_result else None
-    how, change = semantics(i.opcode, True), _MEANING[m["op"]]
-    assert how is not None
+    change = _MEANING[form.does]
 
     def step(batch: Batch, lanes: Lanes) -> None:
         address = address_of(batch, base, memory.offset, lanes)
         values = [spread(batch.R[s] if a is None else a(batch.R[s]), lanes) for s, a in sources]
         result = np.zeros(batch.total, dtype)
-        for name, inner, who, part in parts_of(space, address, lanes):
+        for name, inner, who, part in parts_of(form.space, address, lanes):
             mine = values if part is None else [v[part] for v in values]
-            _modify(batch, i, name, inner, who, mine, result, change, how)
+            flushes = name == "global" and (form.does, form.kind) == ("add", "f32")
+            _modify(batch, i, form, name, inner, who, mine, result, _add_flushed if flushes else change)
         if target is not None:
             slot, convert = target
             write(batch, slot, convert(result) if convert else result, lanes)
@@ -75,10 +79,10 @@ def atomic_step(program: Program, i: Instruction) -> Step:
 
 
 def _modify(
-    batch: Batch, i: Instruction, space: str, address: Array, lanes: Lanes, values: list[Array], result: Array,
-    change: Callable[..., Any], how: Semantics,
+    batch: Batch, i: Instruction, form: Atomic, space: str, address: Array, lanes: Lanes, values: list[Array],
+    result: Array, change: Callable[..., Any],
 ) -> None:  # fmt: skip
-    width = result.dtype.itemsize
+    width, how = result.dtype.itemsize, form.how
     if space == "global":
         what = f"An atomic access of {width} bytes:"
         for buffer, part in batch.memory.parts(address, lanes.index, width, what, batch.reporting(i)):
@@ -95,7 +99,7 @@ def _modify(
                 note_global(batch, i, buffer, at, who, width, "write")
         return
     scratch = batch.scratch(space)
-    at, who, part = place(batch, i, lanes, scratch, address, width)
+    at, who, part = place(batch, i, lanes, scratch, address, width, own=form.own)
     if space == "shared":
         opaque.check(batch, i, at, who, width, "read and write")
     mine = values if part is None else [v[part] for v in values]
@@ -128,22 +132,20 @@ def _apply(
 
 def fence_step(program: Program, i: Instruction) -> Step:
     """Orders what comes before it and after; values stay. One for shared memory alone is taken as one for all."""
-    m = _FENCE.fullmatch(i.opcode)
-    if m is None or i.operands:
+    if i.operands:
         raise unknown(i)
     if i.opcode == "fence.mbarrier_init.release.cluster":
         return lambda batch, lanes: opaque.fence(batch, lanes.index)
-    if "mbarrier_init" in i.opcode:
+    if i.opcode in PROXIES:
+        return _proxy(fenced(i)) if "async" in i.opcode else lambda batch, lanes: None
+    form = fence(i.opcode)
+    if form is None:
         raise unknown(i)
-    if ".proxy.alias" in i.opcode:
-        return lambda batch, lanes: None
-    if ".proxy" in i.opcode:
-        return _proxy(fenced(i))
-    level = LEVELS["gpu" if m["s"] in ("gl", None) else m["s"]]
+    level, acquire, release = LEVELS[form.scope], form.acquire, form.release
 
     def step(batch: Batch, lanes: Lanes) -> None:
         if batch.order is not None:
-            batch.order.fence(lanes.index, level)
+            batch.order.fence(lanes.index, level, acquire, release)
 
     return step
 
@@ -158,11 +160,15 @@ def _proxy(spaces: tuple[str, ...]) -> Step:
 
 def nothing_step(program: Program, i: Instruction) -> Step:
     """nanosleep."""
+    if i.opcode != "nanosleep.u32" or len(i.operands) != 1:
+        raise unknown(i)
     return lambda batch, lanes: None
 
 
 def active_step(program: Program, i: Instruction) -> Step:
     """activemask: the threads of the warp that stand here."""
+    if i.opcode != "activemask.b32" or len(i.operands) != 1:
+        raise unknown(i)
     slot, convert = program.target(i.operands[0], UNSIGNED[4], i)
 
     def step(batch: Batch, lanes: Lanes) -> None:

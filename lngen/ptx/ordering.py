@@ -209,9 +209,18 @@ class VectorClock(Clock):
         """``lanes`` were told of ``row`` by a barrier that orders nothing; they see it after a fence."""
         self.rows.add_to(self.told, lanes, row)
 
-    def fence(self, lanes: Array, level: int) -> None:
-        """What flags and barriers said before is seen after; what was done before is handed over by flags after."""
+    def fence(self, lanes: Array, level: int, acquire: bool = True, release: bool = True) -> None:
+        """``acquire``: what flags said is seen from now on; ``release``: what was done, flags hand over from now on."""
         self.tick(lanes)
+        if acquire:
+            self._hear(lanes, level)
+        if release:
+            if level not in self.fences:
+                self.fences[level] = self.rows.holder(len(self.seen.of))
+            known = self.fences[level]
+            known.of[lanes], known.own[lanes] = self.seen.of[lanes], self.seen.own[lanes]
+
+    def _hear(self, lanes: Array, level: int) -> None:
         told = self.told.of[lanes]
         for number in np.unique(told[told != 0]).tolist():
             self.rows.add_to(self.seen, lanes[told == number], self.rows.table[number].copy())
@@ -220,10 +229,6 @@ class VectorClock(Clock):
             for lane in lanes.tolist():
                 for said, scope in self.pending.pop(lane, {}).values():
                     self.acquire(lane, said, min(level, scope))
-        if level not in self.fences:
-            self.fences[level] = self.rows.holder(len(self.seen.of))
-        known = self.fences[level]
-        known.of[lanes], known.own[lanes] = self.seen.of[lanes], self.seen.own[lanes]
 
     def acquire(self, lane: int, said: Said, level: int) -> None:
         """``lane`` sees what of ``said`` reaches it."""

@@ -1,0 +1,152 @@
+"""Opcodes of loads, stores, atomics and fences: what their modifiers say, as the PTX manual puts them together."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+
+from lngen.ptx.opcodes import read
+from lngen.ptx.ordering import LEVELS, Semantics
+
+_SCOPE = r"(?:\.(?P<scope>cta|cluster|gpu|sys))?"
+_WINDOW = r"(?P<window>::cta|::cluster|::entry)?"
+_ACCESS = re.compile(
+    rf"(?P<op>ld|st)(?:\.(?P<sem>weak|volatile|relaxed|acquire|release))?{_SCOPE}"
+    rf"(?:\.(?P<space>global|shared|local|const|param){_WINDOW})?"
+    r"(?:\.(?P<cop>ca|cg|cs|lu|cv|wb|wt))?(?P<nc>\.nc)?"
+    r"(?:\.(?P<level1>L1::(?:evict_normal|evict_unchanged|evict_first|evict_last|no_allocate)))?"
+    r"(?P<policy>\.L2::cache_hint)?(?P<size>\.L2::(?:64|128|256)B)?"
+    r"(?:\.v(?P<v>[24]))?\.(?P<t>[bus](?:8|16|32|64)|f32|f64)"
+)
+_ATOMIC = re.compile(
+    rf"(?P<op>atom|red)(?:\.(?P<sem>relaxed|acquire|release|acq_rel))?{_SCOPE}(?:\.(?P<space>global|shared){_WINDOW})?"
+    r"\.(?P<does>add|inc|dec|min|max|exch|cas|or|and|xor)\.(?P<t>[bus](?:32|64)|f32|f64)"
+)
+_FENCE = re.compile(
+    r"fence(?:\.(?P<sem>sc|acq_rel|acquire|release))?(?P<restrict>\.sync_restrict::shared::(?:cta|cluster))?"
+    rf"{_SCOPE}"
+)
+_MEMBAR = re.compile(r"membar\.(?P<scope>cta|gl|sys)")
+PATTERNS = (_ACCESS, _ATOMIC, _FENCE, _MEMBAR)
+_ORDERS: dict[str, tuple[str | None, ...]] = {
+    "ld": (None, "weak", "volatile", "relaxed", "acquire"),
+    "st": (None, "weak", "volatile", "relaxed", "release"),
+    "atom": (None, "relaxed", "acquire", "release", "acq_rel"),
+    "red": (None, "relaxed", "release"),
+}
+_CACHED: dict[str, tuple[str | None, ...]] = {
+    "ld": (None, "ca", "cg", "cs", "lu", "cv"),
+    "st": (None, "wb", "cg", "cs", "wt"),
+}
+_WORDS = ("b32", "b64")
+_DOES = {
+    "add": ("u32", "s32", "u64", "f32", "f64"), "inc": ("u32",), "dec": ("u32",),
+    "min": ("u32", "s32", "u64", "s64"), "max": ("u32", "s32", "u64", "s64"),
+    "or": _WORDS, "and": _WORDS, "xor": _WORDS, "exch": _WORDS, "cas": _WORDS,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Access:
+    """A load or store: its memory (``own``: only the part of it that is the block's), elements and order.
+
+    ``constant``: nothing writes there while the kernel runs; ``policy``: an operand says how it is cached.
+    """
+
+    op: str
+    space: str
+    own: bool
+    constant: bool
+    vec: int
+    kind: str
+    how: Semantics | None
+    policy: bool
+
+
+@dataclass(frozen=True)
+class Atomic:
+    """A read-modify-write: what it does, to elements of which kind, in which memory and order."""
+
+    op: str
+    does: str
+    space: str
+    own: bool
+    kind: str
+    how: Semantics
+
+
+@dataclass(frozen=True)
+class Fence:
+    """A fence: its scope, and whether it acquires or releases."""
+
+    scope: str
+    acquire: bool
+    release: bool
+
+
+@cache
+def access(opcode: str) -> Access | None:
+    """A load or store; None for what is none, or one with modifiers that do not go together."""
+    m = read(_ACCESS, opcode)
+    if m is None:
+        return None
+    op, sem, scope, space, window = m["op"], m["sem"], m["scope"], m["space"], m["window"]
+    cop, constant, level1, policy, size = m["cop"], bool(m["nc"]), m["level1"], bool(m["policy"]), m["size"]
+    weak = sem in (None, "weak")
+    fits = (
+        sem in _ORDERS[op]
+        and (scope is not None) == (sem in ("relaxed", "acquire", "release"))
+        and _windowed(space, window)
+        and (cop is None or (weak and level1 is None and cop in _CACHED[op]))
+        and (space in (None, "global") or not (cop or level1 or policy or size))
+        and not (sem == "volatile" and (level1 or policy))
+        and (not constant or (op == "ld" and sem is None and space == "global"))
+        and (size is None or op == "ld")
+        and (space not in ("const", "param") or (op == "ld" and weak))
+    )
+    own, how = space == "shared" and window != "::cluster", None if weak else _order(sem, scope)
+    found = Access(op, space or "generic", own, constant, int(m["v"] or 1), m["t"], how, policy)
+    return found if fits and not m.left else None
+
+
+@cache
+def atomic(opcode: str) -> Atomic | None:
+    """A read-modify-write; None for what is none, or one with modifiers that do not go together."""
+    m = read(_ATOMIC, opcode)
+    if m is None:
+        return None
+    op, sem, does, kind, space, window = m["op"], m["sem"], m["does"], m["t"], m["space"], m["window"]
+    how = _order(sem, m["scope"])
+    fits = sem in _ORDERS[op] and kind in _DOES[does] and (op == "atom" or does not in ("exch", "cas"))
+    if not fits or not _windowed(space, window) or m.left:
+        return None
+    return Atomic(op, does, space or "generic", space == "shared" and window != "::cluster", kind, how)
+
+
+def _order(sem: str | None, scope: str | None) -> Semantics:
+    both = sem == "acq_rel"
+    level = LEVELS[scope or ("sys" if sem == "volatile" else "gpu")]
+    return Semantics(both or sem == "acquire", both or sem == "release", level)
+
+
+def _windowed(space: str | None, window: str | None) -> bool:
+    return window is None or (space == "shared" and window != "::entry") or (space, window) == ("param", "::entry")
+
+
+@cache
+def fence(opcode: str) -> Fence | None:
+    """A fence between threads; None for what is none, or one with modifiers that do not go together.
+
+    One that is restricted to shared memory is taken as one for all memory.
+    """
+    if old := read(_MEMBAR, opcode):
+        return Fence({"gl": "gpu"}.get(old["scope"], old["scope"]), True, True)
+    m = read(_FENCE, opcode)
+    if m is None or m["scope"] is None:
+        return None
+    sem, scope, restrict = m["sem"] or "acq_rel", m["scope"], m["restrict"]
+    known = {"acquire": ".sync_restrict::shared::cluster", "release": ".sync_restrict::shared::cta"}
+    if restrict is not None and (known.get(sem) != restrict or scope != "cluster"):
+        return None
+    return None if m.left else Fence(scope, sem != "release", sem != "acquire")
