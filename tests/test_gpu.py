@@ -603,6 +603,76 @@ def test_threads(case: Any) -> None:
     assert not problems
 
 
+@pytest.mark.parametrize("put", [to_gpu, to_torch])
+def test_threads_that_share_a_stream(case: Any, put: Any) -> None:
+    """Column sums of one call do not meet those of another, though both lie in one workspace."""
+    norm, inputs, _ = case
+    spec = norm.spec("bwd")
+    _, saved = norm.forward(*(put(inputs[n]) for n in ("x", "gamma", "beta")))
+    scaled = [{**random_inputs(spec, 133), "dy": inputs["dy"] * inputs["dy"].dtype.type(2.0**n)} for n in range(4)]
+    got: list[list[Any]] = [[] for _ in scaled]
+
+    def work(n: int) -> None:
+        dy = put(scaled[n]["dy"])
+        got[n].extend(norm.backward(dy, saved) for _ in range(100))
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(len(scaled))]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    for one, results in zip(scaled, got, strict=True):
+        want = interpret(spec.graph(), one)
+        assert len(results) == 100
+        for each in results:
+            assert_same(dict(zip(("dx", "dgamma", "dbeta"), each, strict=True)), want)
+
+
+@pytest.mark.parametrize("put", [to_gpu, to_torch])
+def test_results_in_an_input_s_place(case: Any, put: Any) -> None:
+    norm, inputs, want = case
+    x, gamma, beta, dy = (put(inputs[n]) for n in ("x", "gamma", "beta", "dy"))
+    _, saved = norm.forward(x, gamma, beta)
+    dx, dgamma, dbeta = norm.backward(dy, saved, out=(dy, None, None))
+    assert dx is dy
+    assert_same({"dx": dx, "dgamma": dgamma, "dbeta": dbeta}, want)
+    y, saved = norm.forward(x, gamma, beta, out=x)
+    assert_same({"y": y, "mean": saved["mean"], "rstd": saved["rstd"]}, want)
+    with pytest.raises(ArrayError, match="'x' is needed, but a result was written in its place"):
+        norm.backward(dy, saved)
+    with pytest.raises(ArrayError, match="'y' is written to, but shares memory with 'x'"):
+        norm.forward(x[1:], gamma, beta, out=x[:-1])
+
+
+def test_captures_side_by_side() -> None:
+    """Two graphs captured on one stream and replayed on two have a workspace each."""
+    import torch
+
+    norm = runtime.compile("layernorm", d=1024)
+    spec = norm.spec("bwd")
+    cases = []
+    capturing = torch.cuda.Stream()
+    for seed in (0, 1):
+        inputs = random_inputs(spec, 2000, seed=seed) | random_inputs(norm.spec("fwd"), 2000, seed=seed)
+        _, saved = norm.forward(*(to_torch(inputs[n]) for n in ("x", "gamma", "beta")))
+        dy = to_torch(inputs["dy"])
+        norm.backward(dy, saved)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=capturing):
+            results = norm.backward(dy, saved)
+        cases.append(
+            (graph, torch.cuda.Stream(), results, interpret(spec.graph(), random_inputs(spec, 2000, seed=seed)))
+        )
+    torch.cuda.synchronize()
+    for _ in range(200):
+        for graph, stream, _, _ in cases:
+            with torch.cuda.stream(stream):
+                graph.replay()
+    torch.cuda.synchronize()
+    for _, _, results, want in cases:
+        assert_same(dict(zip(("dx", "dgamma", "dbeta"), results, strict=True)), want)
+
+
 def test_a_graph_of_ones_own() -> None:
     norm = runtime.compile(gated, d=1000, dtype="bf16")
     for direction in ("fwd", "bwd"):
