@@ -66,7 +66,7 @@ class Call:
         self._local = threading.local()
 
     def _leading_input(self) -> int:
-        """The input that tells the rows: one of forward's, if there is any, for backward takes them as they were."""
+        """The input that tells rows, library and device: one of forward's, if there is any, for those were checked."""
         forward = self.spec.forward()
         known = {v.name for v in (*forward.params, *forward.results)}
         rated = enumerate(self.inputs)
@@ -139,10 +139,11 @@ class Call:
         The order of the arrays is the graph's.
         """
         given = out if type(out) is tuple else self._given(out)
-        if isinstance(arrays[0], np.ndarray):
+        first = arrays[self._leader]
+        if isinstance(first, np.ndarray):
             arrays = [self._present(v.name, a) for v, a in zip(self.inputs, arrays, strict=True)]
             return run_on_host(self.graph, self.spec.d, self._leader, arrays, self._given(given))
-        library = library_of(arrays[0], self.inputs[0].name)
+        library = library_of(first, self.inputs[self._leader].name)
         absent = tuple([a is None for a in given])
         tensors = [*arrays, *given]
         if True in absent:
@@ -189,7 +190,8 @@ class Call:
         kind = f"{type(array).__module__}.{type(array).__name__}"
         if isinstance(array, np.ndarray) or library_of(array, value.name) is not library:
             raise ArrayError(
-                f"'{value.name}' is expected to be an array of the same library as the first input, got {kind}."
+                f"'{value.name}' is expected to be an array of the same library as "
+                f"'{self.inputs[self._leader].name}', got {kind}."
             )
         try:
             return library.view(array, written=written)
@@ -246,7 +248,7 @@ class Call:
         outs = [layout and library.in_elements(layout) for layout in outs]
         d = self.spec.d
         rows = leading(self.inputs[self._leader], layouts[self._leader][1], d)
-        device = layouts[0][3]
+        device = layouts[self._leader][3]
         count = math.prod(rows)
         values = (*self.inputs, *self.outputs)
         strides = {}

@@ -22,7 +22,8 @@ def run_on_host(
 ) -> tuple[tuple[Array, ...], tuple[str, ...]]:
     """Results, new where none is ``given``, and the inputs whose place they took; ``leader`` tells the rows."""
     values = (*graph.params, *graph.results)
-    numpy = [_as_numpy(v, a) for v, a in zip(values, (*arrays, *given), strict=True)]
+    like = values[leader].name
+    numpy = [_as_numpy(v, a, like) for v, a in zip(values, (*arrays, *given), strict=True)]
     first = numpy[leader]
     assert first is not None
     rows = leading(values[leader], first.shape, d)
@@ -47,13 +48,13 @@ def run_on_host(
     return tuple(r if t is None else t for t, r in zip(given, shaped, strict=True)), taken
 
 
-def _as_numpy(value: Value, array: Any) -> Array | None:
+def _as_numpy(value: Value, array: Any, like: str) -> Array | None:
     """A plain array on the same memory, a memmap's, too; None stays None."""
     if isinstance(array, np.ma.MaskedArray):
         raise ArrayError(f"'{value.name}' is a masked array, and its mask would be lost; pass one that is filled().")
     if array is not None and not isinstance(array, np.ndarray):
         raise ArrayError(
-            f"'{value.name}' is expected to be a NumPy array like the first input, got "
+            f"'{value.name}' is expected to be a NumPy array like '{like}', got "
             f"{type(array).__module__}.{type(array).__name__}."
         )
     return None if array is None else np.asarray(array)

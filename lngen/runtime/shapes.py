@@ -35,7 +35,7 @@ def check_layout(value: Value, layout: Layout, dtype: DType | None, rows: tuple[
             "there, or pass NumPy arrays."
         )
     if where != device:
-        raise ArrayError(f"'{value.name}' is expected on GPU {device}, where the first input lies, got GPU {where}.")
+        raise ArrayError(f"'{value.name}' is expected on GPU {device}, where other arrays lie, got GPU {where}.")
 
 
 def row_stride(value: Value, layout: Layout, *, written: bool) -> int:
