@@ -1,10 +1,16 @@
-"""Spec: what a kernel is specialised on, and its one grammar, ``GRAPH.fwd|bwd:key=value,...``."""
+"""Spec: what a kernel is specialised on, and its one grammar, ``GRAPH.fwd|bwd:key=value,...``.
+
+A graph of one's own is spelt with a digest, ``NAME@DIGEST.fwd|bwd:...``: specs that read alike are the same kernels.
+"""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NoReturn
 
 from lngen import passes
@@ -17,6 +23,13 @@ MAX_D = 2**30
 MAX_BLOCKS = 4096
 DIRECTIONS = ("fwd", "bwd")
 SAVES = ("stats", "none")
+# The keys of specs, and what else compile takes by name.
+KEYS = ("d", "dtype", "weight", "out", "eps", "save", "wrt", "of", "blocks", "graph", "schedule", "lock")
+DIGEST = 8
+LONGEST_SLUG = 128  # a file's name is that, a schedule's, an arch and an ending, in 255 bytes
+
+# Words of slugs that are not names of inputs; 'no' and 'q' are what is before such a name.
+_OTHER_WORDS = re.compile(r"(w|out)(f16|bf16|f32|f64)|(eps|save|blocks|no|q).*|wrt|of")
 
 
 @dataclass(frozen=True)
@@ -51,21 +64,44 @@ class Spec:
         keys += [f"wrt={'+'.join(self.wrt)}"] if self.wrt is not None else []
         keys += [f"of={'+'.join(self.of)}"] if self.of is not None else []
         keys += [f"blocks={self.blocks}"] if self.blocks is not None else []
-        return f"{self.definition.name}.{self.direction}:{','.join(keys)}"
+        return f"{self.graph_name}.{self.direction}:{','.join(keys)}"
+
+    @property
+    def builtin(self) -> bool:
+        """True for one of lngen's graphs; a graph of one's own that is called the same is another."""
+        return GRAPHS.get(self.definition.name) == self.definition
+
+    @cached_property
+    def digest(self) -> str:
+        """What tells graphs of one name apart: the first hex digits of the SHA-256 of the forward graph, over any D."""
+        saved = ", ".join(self.definition.saved(self.options))
+        return hashlib.sha256(f"{self.forward()}saved: {saved}\n".encode()).hexdigest()[:DIGEST]
+
+    @property
+    def graph_name(self) -> str:
+        """``layernorm``; that of a graph of one's own has its digest: ``add_rmsnorm@1a2b3c4d``."""
+        return self.definition.name if self.builtin else f"{self.definition.name}@{self.digest}"
 
     @property
     def slug(self) -> str:
-        """The spec as a C identifier: ``layernorm_fwd__bf16_d4096``."""
+        """The spec as a C identifier and a file's name: ``layernorm_fwd__bf16_d4096``.
+
+        Lower case, ``LONGEST_SLUG`` characters at most, no two underscores in a row but those before the options.
+        Specs that differ have slugs that differ; options that take too many characters are a hash.
+        """
         words = [str(self.dtype), f"d{self.d}"]
         words += [f"w{self.weight}"] if self.weight is not self.dtype else []
         words += [f"out{self.out}"] if self.out is not self.dtype else []
-        words += [f"{'' if on else 'no'}{name}" for name, on in self.inputs]
+        words += [f"{'' if on else 'no'}{_word(name)}" for name, on in self.inputs]
         words += [f"eps{self.eps!r}".replace("-", "m").replace(".", "p")] if self.eps != 1e-5 else []
         words += [f"save{self.save}"] if self.save != "stats" else []
-        words += ["wrt", *self.wrt] if self.wrt is not None else []
-        words += ["of", *self.of] if self.of is not None else []
+        words += ["wrt", *map(_word, self.wrt)] if self.wrt is not None else []
+        words += ["of", *map(_word, self.of)] if self.of is not None else []
         words += [f"blocks{self.blocks}"] if self.blocks is not None else []
-        return f"{self.definition.name}_{self.direction}__{'_'.join(words)}"
+        head, options = f"{self.graph_name.replace('@', '_')}_{self.direction}", "_".join(words)
+        if len(f"{head}__{options}") > LONGEST_SLUG:
+            options = hashlib.sha256(options.encode()).hexdigest()[:32]
+        return f"{head}__{options}"
 
     @property
     def options(self) -> Options:
@@ -102,11 +138,27 @@ class Spec:
         return replace(self, direction=direction, wrt=None, of=None, blocks=None)
 
 
-def parse_spec(text: str, graphs: dict[str, Definition] | None = None) -> Spec:
-    """The spec that ``text`` spells; SpecError says what is wrong and names the nearest right word."""
+def _word(name: str) -> str:
+    """The name of an input as one word of a slug, which differs from the words that are not of inputs."""
+    if "_" not in name and not _OTHER_WORDS.fullmatch(name):
+        return name
+    return "q" + name.replace("q", "qq").replace("_", "qu")
+
+
+def parse_spec(text: str, graphs: Mapping[str, Definition] | None = None) -> Spec:
+    """The spec that ``text`` spells; SpecError says what is wrong and names the nearest right word.
+
+    ``graphs``: those that a name may mean, by default lngen's. The digest of a graph of one's own may be left out.
+    """
     graphs = GRAPHS if graphs is None else graphs
     head, _, tail = text.partition(":")
-    name, dot, direction = head.partition(".")
+    graph_name, dot, direction = head.partition(".")
+    name, at, _ = graph_name.partition("@")
+    if at and name not in graphs:
+        raise SpecError(
+            f"spec '{text}': '{graph_name}' is a graph of one's own, which the program that defines it knows and lngen "
+            "does not; use lngen.compile there."
+        )
     if name not in graphs:
         _wrong(text, "graph", name, list(graphs))
     if not dot or direction not in DIRECTIONS:
@@ -119,7 +171,10 @@ def parse_spec(text: str, graphs: dict[str, Definition] | None = None) -> Spec:
         if key in options:
             raise SpecError(f"spec '{text}': '{key}' is given twice.")
         options[key] = value
-    return make_spec(graphs[name], direction, options, text)
+    spec = make_spec(graphs[name], direction, options, text)
+    if at and graph_name != spec.graph_name:
+        raise SpecError(f"spec '{text}': '{name}' is {spec.graph_name} here, not {graph_name}; use the graph it is of.")
+    return spec
 
 
 def make_spec(definition: Definition, direction: str, options: dict[str, Any], text: str = "") -> Spec:
@@ -162,7 +217,14 @@ def make_spec(definition: Definition, direction: str, options: dict[str, Any], t
 
 def _optional_inputs(definition: Definition) -> dict[str, bool]:
     f32 = DType.F32
-    return definition.builder(Options(f32, f32, f32)).optional
+    optional = definition.builder(Options(f32, f32, f32)).optional
+    for name in optional:
+        if name in KEYS:
+            raise SpecError(
+                f"graph '{definition.name}' has an optional input called '{name}', which is expected to be none of "
+                f"{', '.join(KEYS)}: these are options of every graph; choose another name."
+            )
+    return optional
 
 
 def _some(text: str, key: str, value: Any, known: list[str]) -> tuple[str, ...] | None:

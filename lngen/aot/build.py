@@ -60,18 +60,25 @@ def build(
     """Generate ``plans`` into ``folder`` as ``kinds`` of files (cu, ptx, cubin), and manifest.json.
 
     Everything is compiled before the first file is written; lngen.aot.folder says in which order they are replaced.
-    ScheduleError if one of ``arches`` lacks what a plan's form needs. With only "cu" nothing is compiled, and the
-    manifest has no resources. ``version`` is lngen's own, which
-    the manifest records. ``executor`` runs the compilations, by default threads; the bytes are the same.
+    ScheduleError if one of ``arches`` lacks what a plan's form needs, LngenError if plans that differ have one name.
+    With only "cu" nothing is compiled, and the manifest has no resources. ``version`` is lngen's own, which the
+    manifest records. ``executor`` runs the compilations, by default threads; the bytes are the same.
     """
     for kind in kinds:
         if kind not in KINDS:
             raise LngenError(f"there is no kind of file '{kind}', expected {', '.join(KINDS)}.")
     manifest.read(folder)  # what is wrong with it is said before anything is compiled
-    by_name = {plan.name: plan for plan in plans}
+    by_name: dict[str, Plan] = {}
+    sources: dict[str, str] = {}
+    for plan in plans:
+        source = emit(plan)
+        if sources.setdefault(plan.name, source) != source:
+            raise LngenError(
+                f"two kernel sets that differ are called '{plan.name}'; give one of their graphs another name."
+            )
+        by_name[plan.name] = plan
     for plan, arch in product(by_name.values(), arches if set(kinds) - {"cu"} else ()):
         check_arch(plan.schedule, arch)
-    sources = {name: emit(plan) for name, plan in by_name.items()}
     compiled = _compile(sources, arches, kinds, progress, executor)
     nvrtc = ".".join(map(str, nvrtc_version())) if compiled else None
 
