@@ -14,7 +14,7 @@ from lngen.ptx.memory_opcodes import PATTERNS
 from lngen.ptx.opcodes import Opcode
 from lngen.ptx.table import ROWS, pure
 from lngen.ptx.values import DTYPES, UNSIGNED
-from ptx_model import FLOATS, NAN, WIDTH, Model, model, number
+from ptx_arithmetic import FLOATS, NAN, WIDTH, Model, model, number
 
 ROUND, FTZ, SAT = ["", "rn", "rz", "rm", "rp"], ["", "ftz"], ["", "sat"]
 INT = [f"{k}{w}" for k in "us" for w in (16, 32, 64)]

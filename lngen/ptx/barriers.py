@@ -20,8 +20,10 @@ from lngen.ptx.values import UNSIGNED, immediate
 if TYPE_CHECKING:
     from lngen.ptx.batch import Batch
 
-_BASES = ("bar", "bar.cta", "barrier", "barrier.cta")
-OPCODES = tuple(f"{base}.{op}" for base in _BASES for op in ("sync", "sync.aligned", "arrive", "arrive.aligned"))
+OPCODES = tuple(f"{base}.{op}" for base in ("bar", "bar.cta") for op in ("sync", "arrive"))
+OPCODES += tuple(
+    f"{base}.{op}" for base in ("barrier", "barrier.cta") for op in ("sync", "sync.aligned", "arrive", "arrive.aligned")
+)
 IDS = 16
 
 

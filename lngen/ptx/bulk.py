@@ -118,8 +118,9 @@ def _fits(batch: Batch, i: Instruction, one: One) -> bool:
 def target(batch: Batch, i: Instruction, one: One, align: int = 16, bulk: bool = True) -> tuple[int, int] | None:
     """Where in shared memory data go to and their barrier lies: in one block's; None if a finding says otherwise."""
     shared = batch.shared
-    at, who, _ = place(batch, i, one.lanes, shared, one.to, one.size, align, direct=False)
-    key, there, _ = place(batch, i, one.lanes, shared, one.barrier, 8, direct=False)
+    own = ".bulk.shared::cta." in i.opcode
+    at, who, _ = place(batch, i, one.lanes, shared, one.to, one.size, align, direct=False, own=own)
+    key, there, _ = place(batch, i, one.lanes, shared, one.barrier, 8, direct=False, own=own)
     if not who.size or not there.size:
         return None
     if int(at[0]) // shared.room != int(key[0]) // shared.room:
@@ -155,7 +156,7 @@ def _load(batch: Batch, i: Instruction, one: One) -> None:
 def _across(batch: Batch, i: Instruction, one: One) -> None:
     """A copy to another block's shared memory, which completes on a barrier there."""
     where, shared = target(batch, i, one), batch.shared
-    at, who, _ = place(batch, i, one.lanes, shared, one.source, one.size, 16)
+    at, who, _ = place(batch, i, one.lanes, shared, one.source, one.size, 16, own=True)
     if where is None or not who.size:
         return
     data = _from_shared(batch, i, one, int(at[0]))
@@ -179,7 +180,7 @@ def _from_shared(batch: Batch, i: Instruction, one: One, begin: int) -> Array:
 def _store(batch: Batch, i: Instruction, one: One) -> None:
     """A copy from shared memory, which belongs to a group of its thread."""
     shared, size = batch.shared, one.size
-    at, who, _ = place(batch, i, one.lanes, shared, one.source, size, 16)
+    at, who, _ = place(batch, i, one.lanes, shared, one.source, size, 16, own=True)
     if not who.size:
         return
     what = f"A bulk copy of {size} bytes:"

@@ -21,6 +21,11 @@ from lngen.ptx.values import UNSIGNED, Value
 if TYPE_CHECKING:
     from lngen.ptx.batch import Batch
 
+BARRIERS = tuple(
+    f"barrier.cluster.{what}{aligned}"
+    for what in ("arrive", "arrive.release", "arrive.relaxed", "wait", "wait.acquire")
+    for aligned in ("", ".aligned")
+)
 SHIFT = 24  # a shared::cluster address: the rank plus one of a block, then where in its shared memory
 
 
@@ -98,10 +103,7 @@ def mapa_step(program: Program, i: Instruction) -> Step:
 
 def check(i: Instruction) -> None:
     """PtxError for a cluster barrier instruction the executor does not know."""
-    parts = i.opcode.split(".")[2:]
-    if not parts or parts[0] not in ("arrive", "wait") or i.operands:
-        raise unknown(i)
-    if set(parts[1:]) - {"aligned", *(("release", "relaxed") if parts[0] == "arrive" else ("acquire",))}:
+    if i.opcode not in BARRIERS or i.operands:
         raise unknown(i)
 
 

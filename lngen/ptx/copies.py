@@ -63,7 +63,7 @@ def _async(program: Program, i: Instruction) -> Step:
             value = batch.R[size[0]] if size[1] is None else size[1](batch.R[size[0]])
             sizes = np.minimum(spread(value, lanes), count)
         data = _fetch(batch, i, lanes, address, sizes, count)
-        at, who, part = place(batch, i, lanes, batch.shared, address_of(batch, *to, lanes), count)
+        at, who, part = place(batch, i, lanes, batch.shared, address_of(batch, *to, lanes), count, own=True)
         data = data if part is None else data[part]
         for lane, where, row in zip(who.tolist(), at.tolist(), data, strict=True):
             batch.flights.begin(batch, Copy(i, lane, lane, row, batch.shared, where), "async", lane)

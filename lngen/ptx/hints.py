@@ -14,9 +14,11 @@ from lngen.ptx.parser import Instruction
 from lngen.ptx.program import Program, Step, unknown, write
 from lngen.ptx.values import DTYPES, UNSIGNED
 
-_FIRST = r"\.L2::evict_(?:last|normal|first|unchanged)"
-_POLICY = re.compile(rf"createpolicy\.fractional{_FIRST}(?:\.L2::evict_(?:first|unchanged))?\.b64")
-_PREFETCH = re.compile(r"prefetch(?:\.global)?\.L[12]|prefetch\.global\.L2::evict_(?:last|normal)|prefetchu\.L1")
+_POLICY = re.compile(
+    r"createpolicy\.fractional\.(?P<first>L2::evict_(?:last|normal|first|unchanged))"
+    r"(?:\.(?P<second>L2::evict_(?:first|unchanged)))?\.b64"
+)
+_PREFETCH = re.compile(r"prefetch\.(?P<to>(?:global\.)?L[12]|global\.L2::evict_(?:last|normal))|prefetchu\.L1")
 _BULK_PREFETCH = "cp.async.bulk.prefetch.L2.global"
 POLICY = 0x12F0000000000000  # any number: hints are only handed on
 

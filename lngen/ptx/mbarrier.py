@@ -95,7 +95,7 @@ def barrier_step(program: Program, i: Instruction) -> Step:
     rest = i.operands[has_result:]
     if not rest or len(rest) > 3:
         raise unknown(i)
-    base = memory_operand(program, i, rest[0])
+    base, own = memory_operand(program, i, rest[0]), m["space"] != "::cluster"
     form = Form(op, "wait" in op, "parity" in op, ".relaxed" not in i.opcode, ".cluster." in i.opcode)
     wide = UNSIGNED[8 if form.waits and not form.parity else 4]
     extra = program.source(rest[1], wide, i) if len(rest) > 1 else None
@@ -106,7 +106,7 @@ def barrier_step(program: Program, i: Instruction) -> Step:
         value = np.ones(lanes.count, np.int64)
         if extra is not None:
             value = spread(batch.R[extra[0]] if extra[1] is None else extra[1](batch.R[extra[0]]), lanes)
-        at, who, part = place(batch, i, lanes, batch.shared, address_of(batch, *base, lanes), 8)
+        at, who, part = place(batch, i, lanes, batch.shared, address_of(batch, *base, lanes), 8, own=own)
         value = value if part is None else value[part]
         found = np.zeros(batch.total, result)
         for key in np.unique(at).tolist():

@@ -9,6 +9,7 @@ from typing import Any
 
 from lngen.errors import PtxError
 from lngen.ptx.statements import IGNORED, LABEL, statements
+from lngen.ptx.values import INTEGER, integer
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,8 +270,8 @@ class _Reader:
         )
 
 
-_NUMBER = re.compile(r"-?(0[xX][0-9a-fA-F]+|0[fF][0-9a-fA-F]{8}|0[dD][0-9a-fA-F]{16}|\d[\d.eE+-]*)U?")
-_MEMORY = re.compile(r"\[\s*([%\w$]+)\s*(?:\+\s*(-?\w+))?\s*\]")
+_FLOAT = re.compile(r"0[fF][0-9a-fA-F]{8}|0[dD][0-9a-fA-F]{16}|-?\d+(?:\.\d*(?:[eE][+-]?\d+)?|[eE][+-]?\d+)")
+_MEMORY = re.compile(rf"\[\s*([%\w$]+)\s*(?:\+\s*({INTEGER.pattern}))?\s*\]")
 
 
 def _operand(text: str, number: int) -> Operand:
@@ -283,9 +284,9 @@ def _operand(text: str, number: int) -> Operand:
         found = _MEMORY.fullmatch(text)
         if found is None:
             raise PtxError(f"PTX line {number}: an address [base+offset] is expected, got '{text}'.")
-        return Operand("mem", found[1], offset=int(found[2] or "0", 0))
+        return Operand("mem", found[1], offset=integer(found[2] or "0"))
     if "|" in text:
         return Operand("pair", text, tuple(_operand(t.strip(), number) for t in text.split("|")))
-    if _NUMBER.fullmatch(text):
+    if INTEGER.fullmatch(text) or _FLOAT.fullmatch(text):
         return Operand("imm", text)
     return Operand("sym", text)

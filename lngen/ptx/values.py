@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,8 @@ import numpy as np
 Value = Any  # an array over all threads of a batch, or a NumPy scalar that holds for all of them
 DT = np.dtype[Any]
 Adapter = Callable[[Value], Value]
+
+INTEGER = re.compile(r"-?(?:0[xX][0-9a-fA-F]+|0[bB][01]+|0[0-7]*|[1-9]\d*)U?")
 
 BOOL: DT = np.dtype(np.bool_)
 UNSIGNED: dict[int, DT] = {1: np.dtype("u1"), 2: np.dtype("u2"), 4: np.dtype("u4"), 8: np.dtype("u8")}
@@ -30,21 +33,26 @@ DTYPES: dict[str, DT] = {
 }
 
 
+def integer(text: str) -> int:
+    """What an integer constant stands for: PTX writes octal ones as C does."""
+    sign, body = (-1, text[1:]) if text.startswith("-") else (1, text)
+    body = body.removesuffix("U")
+    return sign * int(body, 8 if body.isdigit() and body.startswith("0") else 0)
+
+
 def immediate(text: str, dtype: DT) -> Value:
     """The scalar that an immediate operand stands for."""
-    text = text.rstrip("U")
-    sign, body = (-1, text[1:]) if text.startswith("-") else (1, text)
-    prefix = body[:2].lower()
+    prefix = text[:2].lower()
     if prefix == "0f":
-        bits = np.uint32(int(body[2:], 16)).view(np.float32)
+        bits = np.uint32(int(text[2:], 16)).view(np.float32)
         return _cast(bits, dtype)
     if prefix == "0d":
-        return _cast(np.float64(struct.unpack(">d", bytes.fromhex(body[2:]))[0]), dtype)
+        return _cast(np.float64(struct.unpack(">d", bytes.fromhex(text[2:]))[0]), dtype)
+    if not INTEGER.fullmatch(text):
+        return dtype.type(float(text))
+    number = integer(text)
     if dtype == BOOL:
-        return np.bool_(int(body, 0) != 0)
-    if prefix != "0x" and any(c in body for c in ".eE"):
-        return dtype.type(sign * float(body))
-    number = sign * int(body, 0)
+        return np.bool_(number != 0)
     if dtype.kind == "f" or dtype.kind == "V":
         return dtype.type(number)
     return UNSIGNED[dtype.itemsize].type(number & ((1 << 8 * dtype.itemsize) - 1)).view(dtype)
