@@ -106,14 +106,22 @@ class Case:
     order: int
 
     def spec(self) -> Spec:
-        """The spec; a backward is taken with respect to every input that the first result depends on."""
+        """The spec; a backward is of some outputs, with respect to every input that one of all depends on."""
         dtype = self.recipe.inputs[0].dtype
         forward = Spec(Definition("random", self.recipe), "fwd", self.d, dtype, dtype, dtype)
         if self.direction == "fwd":
             return forward
         graph = forward.forward()
-        live = upstream(graph.eqns, graph.results[:1])
-        return replace(forward, direction="bwd", wrt=tuple(p.name for p in graph.params if p in live))
+        outputs = forward.differentiated
+        live = upstream(graph.eqns, [r for r in graph.results if r.name in outputs])
+        rng = random.Random(self.seed)
+        of = sorted(rng.sample(range(len(outputs)), rng.randint(1, len(outputs))))
+        return replace(
+            forward,
+            direction="bwd",
+            wrt=tuple(p.name for p in graph.params if p in live),
+            of=None if len(of) == len(outputs) else tuple(outputs[n] for n in of),
+        )
 
     def plan_schedule(self, graph: Graph) -> Schedule | None:
         """A legal schedule; None if none is cheap enough to run here."""

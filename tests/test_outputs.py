@@ -392,6 +392,18 @@ def test_an_input_whose_output_has_no_cotangent_has_zeros() -> None:
     runs(spec_of(apart, "bwd", of="x_hat", wrt="z"), rows=0)
 
 
+def test_a_length_that_no_gradient_has_is_told_by_an_input() -> None:
+    def weights(b: GraphBuilder) -> None:
+        x, gamma = b.input("x", M, D), b.input("gamma", D)
+        weight = b.div("spread", b.expand("wide", gamma, axis=M), b.size("count", M, b.compute))
+        b.output("y", b.neg("minus", x))
+        b.output("total", b.reduce_sum("sum", weight, axis=M))
+
+    graph = spec_of(weights, "bwd", wrt="gamma", of="total").graph()
+    assert [p.name for p in graph.params] == ["dtotal", "x"]
+    runs(spec_of(weights, "bwd", wrt="gamma", of="total"))
+
+
 def test_results_without_rows_need_no_sum() -> None:
     def weights(b: GraphBuilder) -> None:
         gamma, beta = b.input("gamma", D), b.input("beta", D)

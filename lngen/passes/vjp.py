@@ -75,15 +75,16 @@ def save(graph: Graph, names: tuple[str, ...]) -> Graph:
     after:   graph @f_bwd(%dy, %x, %rstd) ...        (what only %rstd needed is gone)
 
     What is not saved is rematerialised: its forward equations stay. Parameters nothing uses go, too, but for those
-    that alone say how long an axis of a result is.
+    that alone say how long an axis is.
     """
     saved = tuple(e.out for e in graph.eqns if e.out.name in names)
     eqns = tuple(e for e in graph.eqns if e.out not in saved)
     live = upstream(eqns, graph.results)
     params = (*graph.params, *saved)
-    for axis in (a for r in graph.results for a in r.type.axes):
+    kept = tuple(e for e in eqns if e.out in live)
+    for axis in (a for e in kept for a in (*e.out.type.axes, *([e.axis] if e.op == "size" else []))):
         having = [p for p in params if axis in p.type.axes]
         if live.isdisjoint(having):
             live.update(having[:1])
     params = tuple(p for p in params if p in live)
-    return Graph(graph.name, params, tuple(e for e in eqns if e.out in live), graph.results)
+    return Graph(graph.name, params, kept, graph.results)
