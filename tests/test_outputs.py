@@ -12,15 +12,18 @@ import numpy as np
 import pytest
 
 import lngen
+from lngen.check.check import check_spec
 from lngen.check.inputs import draw, mismatches, random_inputs
 from lngen.check.oracles import differences, directional
 from lngen.emit import emit
 from lngen.errors import ArrayError, DerivativeError, SpecError, VerifyError
 from lngen.graphs import Definition, GraphBuilder
+from lngen.inspect.traffic import measure, row_units
 from lngen.interpret import interpret
-from lngen.ir import D, M, Value
+from lngen.ir import D, Graph, M, Value
 from lngen.ir.numerics import Array
 from lngen.lower import lower
+from lngen.passes import backward
 from lngen.passes.order import sharers
 from lngen.ptx import run_plan
 from lngen.runtime.call import Call
@@ -30,6 +33,7 @@ from lngen.schedule import Schedule, problem, space
 from lngen.spec import Spec, make_spec, parse_spec
 
 Describe = Callable[[GraphBuilder], None]
+Names = tuple[str, ...]
 
 
 def spec_of(describe: Describe, direction: str = "fwd", **options: object) -> Spec:
@@ -218,6 +222,33 @@ def test_kernels_of_several_cotangents_have_the_interpreter_s_bits(describe: Des
     spec = spec_of(describe, "bwd", dtype=dtype)
     for of in (None, spec.differentiated[0], spec.differentiated[-1]):
         runs(spec_of(describe, "bwd", dtype=dtype, of=of))
+
+
+def test_two_norms_of_one_sum_meet_once_over_a_row() -> None:
+    """dh = rstd * (g - mean(g) - xhat * mean(g * xhat)), g = dy0 * gamma0 + dy1 * gamma1, as one derives it by hand."""
+    facts = problem(spec_of(two_norms, "bwd").graph(), 37)
+    assert (facts.row_sums, facts.column_sums, facts.phases) == (2, 4, 2)
+
+
+@pytest.mark.parametrize("describe", [add_layernorm, two_norms])
+def test_check_holds_every_output_against_the_forward(describe: Describe, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = spec_of(describe, "bwd")
+    results = list(check_spec(spec, on="ptx", rows=(3,)))
+    assert {r.what for r in results} >= {"compile", "ptx"}
+    assert all(r.ok for r in results)
+
+    def of_the_first(graph: Graph, wrt: Names, saved: Names, of: Names | None, *rest: Any) -> Graph:
+        return backward(graph, wrt, saved, (graph.results[0].name,), *rest)
+
+    monkeypatch.setattr("lngen.passes.backward", of_the_first)
+    assert not all(r.ok for r in check_spec(spec, on="interpreter", rows=(3,)))
+
+
+def test_traffic_counts_every_cotangent() -> None:
+    spec = spec_of(add_layernorm, "bwd", d=512, dtype="bf16", wrt="x")
+    plan = lower(spec, default_schedule(spec))
+    units = row_units(plan, measure(plan, random_inputs(spec, 8)), 8)
+    assert units == pytest.approx(5, rel=0.02)  # dy, dresidual_out, x, residual and dx
 
 
 def test_what_a_cotangent_that_is_none_takes_is_gone() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from fractions import Fraction
 
 from lngen.ir import D, Eqn, Value
-from lngen.passes.polynomial import ONE, Poly, Product, Size, Sum, atom, axes_of, length
+from lngen.passes.polynomial import ONE, Poly, Product, Size, Sum, atom, axes_of, collect, length
 
 POWERS = 8  # factors that a value is a product of
 RANGE = 2**32  # a number beyond it might overflow where the values it scales do not
@@ -34,18 +34,17 @@ class ForwardProducts:
         return _by_names(self._powers, _by_names(self._named, product))
 
     def absorb(self, product: Product, s: Sum) -> Product:
-        """Move factors from outside a sum of one product into it where that completes a product with a name."""
-        if s.product is None:
-            return product
-        of = self.shorten(s.product)
+        """Move factors from outside a sum into it where that completes, in all terms, a product with a name."""
+        terms = collect((self.shorten(p), c) for p, c in s.terms)
         for named, value in self._named:
             inside, outside = named.split(lambda a: s.axis in axes_of(a))
-            if inside != ONE and outside != ONE and inside.divides(of) and outside.divides(product):
-                of = of * inside.inverse() * atom(value)
+            if inside == ONE or outside == ONE or not outside.divides(product):
+                continue
+            if all(inside.divides(p) for p in terms):
+                terms = {p * inside.inverse() * atom(value): c for p, c in terms.items()}
                 product = product * outside.inverse()
-        if of == s.product:
-            return product
-        return product * atom(s).inverse() * atom(Sum(s.axis, frozenset([(of, Fraction(1))])))
+        moved = frozenset(terms.items())
+        return product if moved == s.terms else product * atom(s).inverse() * atom(Sum(s.axis, moved))
 
     def _expand(self, eqn: Eqn) -> tuple[Product, Fraction]:
         """Sums and roots are atoms, and so is what would take too many factors."""
