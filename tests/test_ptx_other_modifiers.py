@@ -202,3 +202,10 @@ def test_float_constants() -> None:
     for text, number in (("1.5", 1.5), ("-2.0e3", -2000.0), ("1e2", 100.0), ("0f3FC00000", 1.5), ("2", 2.0)):
         assert immediate(text, DTYPES["f32"]) == number
         assert known(f"mov.f32 %f0, {text}")
+
+
+def test_parameters_beside_the_name_of_an_entry_are_an_error() -> None:
+    """They were left out."""
+    text = HEAD.format(line="mov.u32 %r0, 1").replace("k(\n.param .u64 p0\n)", "k(.param .u64 p0)")
+    with pytest.raises(PtxError, match=r"PTX line 4: each parameter is expected on a line of its own, got '\.visible"):
+        parse(text)

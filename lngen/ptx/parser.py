@@ -188,6 +188,10 @@ class _Reader:
         elif entry := _ENTRY.match(text):
             self._fresh()
             self.entry, self.depth = entry[1], 0
+            if text[entry.end() :].strip() not in ("", "(", "()"):
+                raise PtxError(
+                    f"PTX line {number}: each parameter is expected on a line of its own, got '{text[:80]}'."
+                )
         elif text.startswith(".param") and (param := _PARAM.match(text)):
             self.params.append((param[2], param[1]))
         elif reg := _REG.match(text):
