@@ -18,8 +18,9 @@ from lngen.ptx.dependent import waits
 from lngen.ptx.flights import Flights
 from lngen.ptx.lanes import WARP, Lanes
 from lngen.ptx.memory import WORD, Buffer, GlobalMemory, Report
-from lngen.ptx.ordering import Places, VectorClock
+from lngen.ptx.ordering import VectorClock
 from lngen.ptx.parser import Instruction
+from lngen.ptx.places import Places
 from lngen.ptx.program import Program, unknown
 from lngen.ptx.proxy import proxies
 from lngen.ptx.report import Reporter, Stop, Traffic

@@ -76,9 +76,9 @@ def fence(batch: Batch, lanes: Array) -> None:
 def reached(batch: Batch, i: Instruction, key: int, lane: int, bulk: bool) -> bool:
     """A copy that ``lane`` issues completes on the mbarrier at ``key``; False if there is none.
 
-    ``bulk``: the copy is no thread's. PTX ISA, Memory Consistency Model: proxies. Only since version 9.3 does the
-    manual say that such copies reach an mbarrier through the generic proxy, so its initialisation has to be fenced:
-    by fence.mbarrier_init or fence.proxy.async. Stores by st.async come after it like those of other blocks.
+    ``bulk``: the copy is no thread's. PTX ISA, Memory Consistency Model: proxies. Most versions of the manual leave it
+    open through which proxy such a copy reaches its mbarrier: the initialisation has to be fenced, which is done by
+    fence.mbarrier_init or fence.proxy.async. What st.async stores comes behind it as what threads store does.
     """
     who, barrier = np.array([lane]), batch.mbarriers.get(key)
     if barrier is None:

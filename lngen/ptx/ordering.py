@@ -10,7 +10,7 @@ import numpy as np
 
 from lngen.ir.numerics import Array
 from lngen.ptx.rows import Known, Rows
-from lngen.ptx.scratch import NOBODY, Clock, Races
+from lngen.ptx.scratch import NOBODY, Clock
 
 LEVELS = {"cta": 0, "cluster": 1, "gpu": 2, "sys": 3}
 AGENTS = 64  # columns for what copies asynchronous to all threads have written
@@ -276,32 +276,3 @@ class VectorClock(Clock):
 def merge(messages: Messages, key: tuple[int, int], row: Array) -> None:
     """Add a row to what is said under ``key``."""
     messages[key] = np.maximum(messages[key], row) if key in messages else row
-
-
-class Places:
-    """As ``Races``, for a launch with atomics: strong accesses do not race with each other, but with weak ones.
-
-    PTX ISA, Memory Consistency Model: morally strong operations. Two strong accesses are, if each one's scope has the
-    other's thread.
-    """
-
-    def __init__(self, words: int) -> None:
-        self.words = words
-        self.plain = Races(words)
-        self.strong: dict[int, Races] = {}  # by the level of the scope
-
-    def note(self, words: Array, lanes: Array, clock: Clock, how: str, level: int | None = None) -> Array:
-        """The thread each access races with, NOBODY if none; notes the accesses. ``level``: of the scope, if strong."""
-        if level is None:
-            rival = self.plain.note(words, lanes, clock, how)
-            for races in self.strong.values():
-                rival = np.where(rival == NOBODY, races.peek(words, lanes, clock, how), rival)
-            return np.asarray(rival)
-        assert isinstance(clock, VectorClock)
-        rival = self.plain.peek(words, lanes, clock, how)
-        self.strong.setdefault(level, Races(self.words))
-        for other, races in self.strong.items():
-            found = (races.note if other == level else races.peek)(words, lanes, clock, how)
-            far = (found != NOBODY) & ~clock.together(found, lanes, min(level, other))
-            rival = np.where((rival == NOBODY) & far, found, rival)
-        return np.asarray(rival)
