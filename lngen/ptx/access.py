@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from lngen.ir.numerics import Array
-from lngen.ptx import opaque
 from lngen.ptx.batch import Batch
 from lngen.ptx.defined import ever_read
 from lngen.ptx.dependent import check as early
@@ -192,7 +191,6 @@ def _check_read(
         bad = unwritten(buffer, at, count)
         text = f"A read of {buffer.where(int(at[bad[0]]), count)}, which nothing wrote."
         batch.report("uninitialised", text, i, who[bad], at[bad])
-    batch.flights.look(batch, i, buffer, at.astype(np.int64) - buffer.base, who, count, "read")
     note_global(batch, i, buffer, at, who, count, "read")
     if batch.order is not None and batch.whole:
         return
@@ -219,7 +217,6 @@ def store_global(batch: Batch, i: Instruction, lanes: Lanes, address: Array, val
         batch.touched()
         scatter(buffer, at, mineral, not odd)
         batch.moved(buffer.name, "written", at, mine, count)
-        batch.flights.look(batch, i, buffer, at.astype(np.int64) - buffer.base, mine, count, "write")
         note_global(batch, i, buffer, at, mine, count, "write")
         if batch.order is not None and batch.whole:
             continue
@@ -277,8 +274,6 @@ def load_scratch(
     scratch = batch.scratch(space)
     at, who, part = place(batch, i, lanes, scratch, address, width * vec, own=_own(i))
     batch.flights.look(batch, i, scratch, at, who, width * vec, "read")
-    if space == "shared":
-        opaque.check(batch, i, at, who, width * vec, "read")
     values, known = scratch.read(at, width, vec, wanted)
     if not known.all():
         bad = np.flatnonzero(~known)
@@ -300,7 +295,5 @@ def store_scratch(batch: Batch, i: Instruction, lanes: Lanes, space: str, addres
     at, who, part = place(batch, i, lanes, scratch, address, width * vec, own=_own(i))
     batch.touched()
     batch.flights.look(batch, i, scratch, at, who, width * vec, "write")
-    if space == "shared":
-        opaque.check(batch, i, at, who, width * vec, "write")
     scratch.write(at, values if part is None else [v[part] for v in values])
     note_shared(batch, i, scratch, at, who, width * vec, "write")

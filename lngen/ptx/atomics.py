@@ -100,8 +100,7 @@ def _modify(
         return
     scratch = batch.scratch(space)
     at, who, part = place(batch, i, lanes, scratch, address, width, own=form.own)
-    if space == "shared":
-        opaque.check(batch, i, at, who, width, "read and write")
+    batch.flights.look(batch, i, scratch, at, who, width, "write")
     mine = values if part is None else [v[part] for v in values]
     _apply(batch, i, scratch.data, scratch.written, at, who, mine, result, change, how, -1 - at)
     note_shared(batch, i, scratch, at, who, width, "write")

@@ -168,7 +168,6 @@ def _from_shared(batch: Batch, i: Instruction, one: One, begin: int) -> Array:
     """The bytes that a copy reads from shared memory, after what that may show."""
     shared, who, end = batch.shared, one.lanes.index, begin + one.size
     batch.flights.look(batch, i, shared, np.array([begin]), who, one.size, "read")
-    opaque.check(batch, i, np.array([begin]), who, one.size, "copy")
     if not shared.written[begin:end].all():
         batch.report("uninitialised", "A bulk copy of shared memory which nothing wrote.", i, who, one.source)
     proxy.check(batch, i, shared, begin, one.size, one.lane)

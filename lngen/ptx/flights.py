@@ -53,7 +53,9 @@ class Flights:
         return self._marks[key]
 
     def look(self, batch: Batch, i: Instruction, memory: Memory, at: Array, who: Array, count: int, how: str) -> None:
-        """A finding if a byte from the positions ``at`` is in flight."""
+        """A finding if a byte from the positions ``at`` is in flight, or of an mbarrier."""
+        if memory is batch.shared:
+            opaque.check(batch, i, at, who, count, how)
         if not self._marks or not at.size:
             return
         spread = at.astype(np.int64)[:, None] + np.arange(count)
@@ -70,8 +72,6 @@ class Flights:
         """``copy`` starts; it ends with the others under ``kind`` and ``key``."""
         who, at = np.array([copy.lane]), np.array([copy.at])
         self.look(batch, copy.instruction, copy.to, at, who, len(copy.data), "write")
-        if isinstance(copy.to, Scratch):
-            opaque.check(batch, copy.instruction, at, who, len(copy.data), "copy over")
         noted(batch, copy, copy.to, copy.at, copy.lane, "write")
         end = copy.at + len(copy.data)
         self.marks("to", copy.to)[copy.at : end] += 1

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 SIZE = 8
 
 
-def check(batch: Batch, i: Instruction, at: Array, who: Array, count: int, verb: str) -> None:
+def check(batch: Batch, i: Instruction, at: Array, who: Array, count: int, how: str) -> None:
     """A finding for accesses to ``count`` bytes of shared memory from the positions ``at`` where an mbarrier lives."""
     if not batch.mbarriers or not at.size:
         return
@@ -33,7 +33,7 @@ def check(batch: Batch, i: Instruction, at: Array, who: Array, count: int, verb:
         bad = np.flatnonzero([piece.any() for piece in pieces])
     if bad.size:
         where = batch.shared.where(int(at[bad[0]]) % batch.shared.room, count)
-        text = f"A {verb} of {where}, where an mbarrier lives that nothing has invalidated."
+        text = f"A {how} of {where}, where an mbarrier lives that nothing has invalidated."
         batch.report("mbarrier", text, i, who[bad], at[bad] % batch.shared.room)
 
 

@@ -86,10 +86,12 @@ def scope(i: Instruction) -> int | None:
 
 
 def note_global(batch: Batch, i: Instruction, buffer: Buffer, at: Array, who: Array, count: int, how: str) -> None:
-    """Races of an access to global memory with others of the batch."""
+    """Races of an access to global memory with others of the batch, and with copies that are under way."""
     places, unit = batch.places(buffer)
+    start = at.astype(np.int64) - buffer.base
+    batch.flights.look(batch, i, buffer, start, who, count, how)
     for n in range(max(1, count // unit)):
-        rival = places.note((at.astype(np.int64) - buffer.base) // unit + n, who, batch.clock, how, scope(i))
+        rival = places.note(start // unit + n, who, batch.clock, how, scope(i))
         bad = np.flatnonzero(rival != NOBODY)
         if not bad.size:
             continue
