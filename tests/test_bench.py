@@ -1075,7 +1075,7 @@ def test_a_picture_says_where_it_comes_from() -> None:
 
     figure = Figure()
     plot.sign(figure, plot.origin(saved))
-    assert figure.get_supxlabel() == plot.origin(saved)
+    assert [text.get_text() for text in figure.texts] == [plot.origin(saved)]
 
 
 def test_fractions_have_one_linear_scale(tmp_path: Path) -> None:

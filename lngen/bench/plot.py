@@ -98,7 +98,7 @@ def check(path: Path) -> tuple[Any, Any]:
 
 
 def origin(saved: Saved) -> str:
-    """Where records come from, for the foot of a picture: device, lngen's version, date and commit of the last run."""
+    """Where records come from, for a picture: device, lngen's version, date and commit of the last run."""
     run = saved.runs[-1] if saved.runs else {}
     version = saved.conditions.get("lngen", "")
     parts = [saved.conditions.get("device", ""), f"lngen {version}" if version else "", run.get("date", "")[:10]]
@@ -108,7 +108,7 @@ def origin(saved: Saved) -> str:
 def plot(records: Sequence[Record], path: Path, origin: str = "") -> list[Path]:
     """Draw the throughputs; the files written: ``path``, or with several figures one ``path-NAME`` for each.
 
-    The ending of ``path`` decides the format, .png or .svg; ``origin`` is what stands at a picture's foot.
+    The ending of ``path`` decides the format, .png or .svg; ``origin`` says where they come from.
     MissingError without matplotlib, LngenError for a path that cannot be written. The same records give the same
     bytes.
     """
@@ -127,8 +127,8 @@ def plot(records: Sequence[Record], path: Path, origin: str = "") -> list[Path]:
 
 
 def sign(figure: Any, origin: str) -> None:
-    """Write at a picture's foot where its figures come from."""
-    figure.supxlabel(origin, x=0.99, ha="right", fontsize=7, color=TARGET)
+    """Write where a picture's figures come from, at the right of its title."""
+    figure.text(0.995, 0.985, origin, ha="right", va="top", fontsize=7, color=TARGET)
 
 
 def save(figure: Any, path: Path) -> None:
