@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from fractions import Fraction
 
 from lngen.ir import D, Eqn, Value
-from lngen.passes.polynomial import ONE, Poly, Product, Size, Sum, atom, axes_of, collect, length
+from lngen.passes.polynomial import ONE, Poly, Product, Size, Sum, atom, axes_of, length
 
 POWERS = 8  # factors that a value is a product of
 RANGE = 2**32  # a number beyond it might overflow where the values it scales do not
@@ -35,7 +35,8 @@ class ForwardProducts:
 
     def absorb(self, product: Product, s: Sum) -> Product:
         """Move factors from outside a sum into it where that completes, in all terms, a product with a name."""
-        terms = collect((self.shorten(p), c) for p, c in s.terms)
+        # Several terms may have sums of their own, which are shortened first, when they are written.
+        terms = {p if s.product is None else self.shorten(p): c for p, c in s.terms}
         for named, value in self._named:
             inside, outside = named.split(lambda a: s.axis in axes_of(a))
             if inside == ONE or outside == ONE or not outside.divides(product):
