@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,8 @@ from fake_gpu import FakeGpu
 from lngen.errors import ArrayError, LngenError, MissingError, ScheduleError, SpecError
 from lngen.graphs import Definition, GraphBuilder
 from lngen.interpret import interpret
-from lngen.ir import F16, F32, D, M, Type, Value
+from lngen.ir import BF16, F16, F32, D, M, Type, Value
+from lngen.ir.numerics import NUMPY_DTYPE
 from lngen.lower import lower
 from lngen.runtime import driver, launch
 from lngen.runtime.arrays import CuPy, Layout, library_of
@@ -571,6 +573,42 @@ def test_a_view_that_may_not_be_written() -> None:
     interface = {"data": (1 << 20, True), "typestr": "<f4", "shape": (8,), "version": 3}
     with pytest.raises(ValueError, match="it is written to, but read-only"):
         CuPy().view(SimpleNamespace(__cuda_array_interface__=interface), written=True)
+
+
+class Recorded(SimpleNamespace):
+    """CuPy, as much of it as makes an array out of an interface; current stream 7."""
+
+    def __init__(self) -> None:
+        self.waited: list[Any] = []
+        stream = SimpleNamespace(ptr=7, wait_event=lambda event: self.waited.append(event.ptr))
+        runtime = SimpleNamespace(getDevice=lambda: 0, eventRecord=lambda event, on: self.waited.append((event, on)))
+        self.cuda = SimpleNamespace(
+            runtime=runtime, get_current_stream=lambda: stream, Event=lambda disable_timing: SimpleNamespace(ptr=9),
+            UnownedMemory=lambda pointer, size, owner: (pointer, size), MemoryPointer=lambda memory, at: (*memory, at),
+        )  # fmt: skip
+        self.ndarray = type("ndarray", (), {"__init__": lambda array, *what: setattr(array, "what", what)})
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "size"), [((3, 4), None, 24), ((3, 4), (20, 2), 48), ((0, 4), (8, 2), 2), ((4,), (0,), 2)]
+)
+@pytest.mark.parametrize(("stream", "waits"), [(None, []), (7, []), (1, [(9, 1), 9])])
+def test_an_array_that_is_only_an_interface(
+    monkeypatch: pytest.MonkeyPatch, shape: Any, strides: Any, size: int, stream: int | None, waits: list[Any]
+) -> None:
+    """The memory it spans; the current stream waits for another one that it names."""
+    cupy = Recorded()
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    interface = {"data": (4096, False), "typestr": "<V2", "shape": shape, "strides": strides, "stream": stream}
+    view = CuPy().view(SimpleNamespace(__cuda_array_interface__=interface), written=True)
+    assert view.what == (shape, NUMPY_DTYPE[BF16], (4096, size, 0), strides)
+    assert cupy.waited == waits
+
+
+def test_strides_of_cupy_are_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", Recorded())
+    layout = np.dtype("float32"), (3, 8), (64, 4), 1
+    assert CuPy().in_elements(layout) == (np.dtype("float32"), (3, 8), (16, 1), 1)
 
 
 @pytest.fixture
