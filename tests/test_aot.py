@@ -114,6 +114,7 @@ def test_the_hashes_and_resources_are_those_of_the_files(tmp_path: Path) -> None
     for e in document["kernel_sets"]:
         for name, facts in e["files"].items():
             data = (tmp_path / name).read_bytes()
+            assert [*facts] == ["kind", "arch", "bytes", "sha256"]
             assert (facts["sha256"], facts["bytes"]) == (hashlib.sha256(data).hexdigest(), len(data))
             named[name] = facts
         for arch in ("sm_80", "sm_90"):

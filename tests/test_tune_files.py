@@ -343,6 +343,14 @@ def test_a_line_of_a_stranger_is_skipped_with_one_sentence(
     assert len(said) < 400 + len(str(tmp_path))
 
 
+def test_a_line_may_be_as_long_as_its_bound(tmp_path: Path) -> None:
+    room = database.LONGEST - len(database.line(replace(TRIALS[1], reason="")))
+    for more, count in ((0, 1), (1, 0)):
+        path = tmp_path / str(more)
+        database.append(path, [replace(TRIALS[1], reason="a" * (room - len(', "reason": ""') + more))])
+        assert len(database.read(path).trials) == count
+
+
 def test_not_every_line_of_another_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "t").write_text("a,b\n" * 1000 + "\n" * 1000)
     found = database.read(tmp_path / "t")
