@@ -70,7 +70,7 @@ class Sum:
 
     @property
     def product(self) -> Product | None:
-        """What is summed, if that is one product."""
+        """What is summed, if that is one product; its coefficient is then 1."""
         return next(p for p, _ in self.terms) if len(self.terms) == 1 else None
 
 

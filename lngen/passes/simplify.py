@@ -37,8 +37,8 @@ def simplify(graph: Graph, *seeds: str) -> Graph:
     Forward values are left as they are; the rules for the rest:
 
     - reductions are linear, and a factor constant along the reduced axis moves out;
-    - a sum of several terms stays one sum; only over D those that have a sum over D as a factor are summed apart,
-      so that no sum over D waits for another;
+    - a sum of several terms stays one sum; only those that have a sum over the same axis as a factor are summed apart,
+      so that no sum waits for another;
     - the sum of a centred row (x - mean of x) is zero;
     - like terms are added, common factors taken out;
     - a product the forward pass has a name for (xhat = xc * rstd) is used by that name, also under a sum,
@@ -122,8 +122,8 @@ class _Simplifier:
         """The sum over an axis, as one sum of all terms but the constant and the centred ones.
 
         A sum over rows holds an accumulator per column, and sums of single terms may be far larger than their total.
-        But terms with a sum over D as a factor are summed over D apart, without the factor: the gradient's sums over D
-        are then one phase of a kernel, none of them waits for another.
+        But terms with a sum over the same axis as a factor are summed apart, without the factor, so that none waits for
+        another: the gradient's sums over D are then one phase of a kernel.
         """
         constant: list[tuple[Product, Fraction]] = []
         together: dict[Product, Poly] = {}
@@ -132,7 +132,7 @@ class _Simplifier:
             if inside == ONE:
                 constant.append((outside * atom(Size(axis)), c))
             elif not self._centred(inside, axis):
-                waits = axis is D and any(isinstance(a, Sum) and a.axis is D for a, _ in outside.powers)
+                waits = any(isinstance(a, Sum) and a.axis is axis for a, _ in outside.powers)
                 together.setdefault(outside if waits else ONE, {})[product] = c
         return collect([*constant, *(self._one_sum(group, axis) for group in together.values())])
 
