@@ -20,7 +20,7 @@ from lngen.errors import ArrayError, DerivativeError, SpecError, VerifyError
 from lngen.graphs import Definition, GraphBuilder
 from lngen.inspect.traffic import measure, row_units
 from lngen.interpret import interpret
-from lngen.ir import D, Graph, M, Value
+from lngen.ir import D, Eqn, Graph, M, Value
 from lngen.ir.numerics import Array
 from lngen.lower import lower
 from lngen.passes import backward
@@ -228,6 +228,21 @@ def test_two_norms_of_one_sum_meet_once_over_a_row() -> None:
     """dh = rstd * (g - mean(g) - xhat * mean(g * xhat)), g = dy0 * gamma0 + dy1 * gamma1, as one derives it by hand."""
     facts = problem(spec_of(two_norms, "bwd").graph(), 37)
     assert (facts.row_sums, facts.column_sums, facts.phases) == (2, 4, 2)
+
+
+def last_step(spec: Spec) -> Eqn:
+    """What makes the first gradient, before it is rounded."""
+    producers = spec.graph().producers()
+    return producers[producers[spec.graph().results[0]].args[0]]
+
+
+def test_what_passes_a_norm_by_is_added_to_its_whole_gradient() -> None:
+    """dx = rstd * (g - mean(g) - xhat * mean(g * xhat)) + dh: what cancels does so before dh comes."""
+    alone, both = spec_of(add_layernorm, "bwd", of="y"), spec_of(add_layernorm, "bwd")
+    assert last_step(alone).op == "mul"
+    assert last_step(both).op == "fma"
+    assert [v.name for v in last_step(both).args[::2]] == ["n_rstd", "dresidual_out"]
+    assert len(both.graph().eqns) == len(alone.graph().eqns)
 
 
 @pytest.mark.parametrize("describe", [add_layernorm, two_norms])

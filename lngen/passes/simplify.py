@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from fractions import Fraction
 
-from lngen.ir import Axis, Builder, D, Eqn, Graph, Value
+from lngen.ir import Axis, Builder, D, Eqn, Graph, M, Value
 from lngen.passes.clean import cse
 from lngen.passes.edit import downstream, upstream
 from lngen.passes.forward_products import ForwardProducts, fits
@@ -40,7 +41,7 @@ def simplify(graph: Graph, *seeds: str) -> Graph:
     - a sum of several terms stays one sum; only those that have a sum over the same axis as a factor are summed apart,
       so that no sum waits for another;
     - the sum of a centred row (x - mean of x) is zero;
-    - like terms are added, common factors taken out;
+    - like terms are added, common factors taken out, and so is a number of the row that most terms have;
     - a product the forward pass has a name for (xhat = xc * rstd) is used by that name, also under a sum,
       where it keeps the terms of the order of one: rstd * sum(dy * xc) becomes sum(dy * xhat);
     - a sum over the length of its axis is a mean.
@@ -171,7 +172,7 @@ class _Simplifier:
         return value
 
     def _write_poly(self, poly: Poly, name: str, like: Value) -> Value:
-        terms = collect((self._use_names(p), c) for p, c in poly.items())
+        terms = self._grouped(collect((self._use_names(p), c) for p, c in poly.items()), name, like)
         if not terms:
             return self.b.const("zero", 0.0, like.type.dtype)
         several = len(terms) > 1
@@ -183,6 +184,24 @@ class _Simplifier:
         for left, (product, c) in zip(range(len(factors) - 1, -1, -1), factors, strict=True):
             value = self.b.mul(f"{name}_part" if left else name, self._write_term(product, c, like), value)
         return value
+
+    def _grouped(self, terms: Poly, name: str, like: Value) -> Poly:
+        """The terms, those that share a number of the row which others lack written as one.
+
+        rstd * a - rstd * b + dh is rstd * (a - b) + dh: what cancels in a norm's gradient does so before dh is added.
+        """
+        shared = Counter(a for p in terms for a, n in p.powers if n > 0 and axes_of(a) == (M,) and self._is_forward(a))
+        several = {a: n for a, n in shared.items() if 1 < n < len(terms)}
+        if not several:
+            return terms
+        most = min(several, key=lambda a: (-several[a], self.order.key(atom(a))))
+        group = {p: c for p, c in terms.items() if p.get(most) > 0}
+        value = self._write_poly(group, f"{name.removesuffix('_part')}_part", like)
+        self.order.add(value)
+        return {p: c for p, c in terms.items() if p not in group} | {atom(value): Fraction(1)}
+
+    def _is_forward(self, a: Atom) -> bool:
+        return isinstance(a, Value) and a not in self.linear
 
     def _in_turn(self, factor: Product, scale: Fraction) -> list[tuple[Product, Fraction]]:
         """By what a sum is multiplied: by a cotangent and all else at once, by forward values one after the other.
