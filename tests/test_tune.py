@@ -326,9 +326,30 @@ def test_frozen_names_what_is_missing() -> None:
     lock, spec = Lock(path="my.lock").updated(LOCKED), parse_spec(SPEC)
     assert [e.schedule for e in frozen(lock, [spec], [64, 4096], "NVIDIA H200")] == [SCHEDULES[1], SCHEDULES[2]]
     assert frozen(lock, [spec], [4096], None)[0].device == 'A "quoted" GPU'
-    with pytest.raises(LockError, match=r"'my.lock' is frozen and holds no schedule for rmsnorm.* with 65 rows") as e:
-        frozen(lock, [spec], [65], None)
+    with pytest.raises(
+        LockError, match=r"'my.lock' is frozen and holds no schedule for rmsnorm.* on A100; run"
+    ) as e:
+        frozen(lock, [spec], [64], "A100")
     assert e.value.exit_code == 1
+
+
+def test_frozen_and_compile_choose_the_same_entry(tmp_path: Path) -> None:
+    """Whatever the number of rows, locked or not, on every device."""
+    path, spec = tmp_path / "my.lock", parse_spec(SPEC)
+    lock = Lock(path=str(path)).updated(LOCKED)
+    path.write_text(lock.render())
+    call = lngen.compile("rmsnorm", d=64, dtype="f32", lock=path)._forward
+    devices = {(e.device, e.arch) for e in lock.entries if e.spec == SPEC}
+    assert len(devices) > 1
+    chosen = set()
+    for device, arch in devices:
+        for rows in (1, 63, 64, 65, 500, 513, 4096, 10**6):
+            (entry,) = frozen(lock, [spec], [rows], device)
+            assert str(call.plan(arch, rows=rows, device=device).schedule) == entry.schedule
+            chosen.add(entry)
+    assert len(chosen) > 2
+    (entry,) = frozen(lock, [spec], [65], None)
+    assert str(call.plan(entry.arch, rows=65).schedule) == entry.schedule
 
 
 def test_compile_takes_the_locked_schedule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -496,9 +496,7 @@ def test_without_a_correct_candidate_it_fails_with_the_reasons(command: Fake) ->
 def test_frozen_tunes_nothing(command: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     done = call(SPEC, "--frozen")
     assert (done.exit_code, done.stdout) == (1, "")
-    assert (
-        "'lngen.lock.toml' is frozen and holds no schedule for rmsnorm.fwd:d=64,dtype=f32 with 4096 rows" in done.stderr
-    )
+    assert "'lngen.lock.toml' is frozen and holds no schedule for rmsnorm.fwd:d=64,dtype=f32; run" in done.stderr
     assert command.asked() == []
     assert call(*few()).exit_code == 0
     done = call(SPEC, "--frozen")
@@ -506,12 +504,16 @@ def test_frozen_tunes_nothing(command: Fake, monkeypatch: pytest.MonkeyPatch) ->
     assert SCHEDULES[2] in done.stdout
     done = call(SPEC, "--frozen", "--json")
     assert json.loads(done.stdout)["locked"][0]["schedule"] == SCHEDULES[2]
-    assert call(SPEC, "--frozen", "--rows", "4096,1").exit_code == 1
+    listed = json.loads(call(SPEC, "--frozen", "--rows", "4096,1", "--json").stdout)["locked"]
+    assert [(e["rows"], e["locked_rows"], e["schedule"]) for e in listed] == [
+        (4096, 4096, SCHEDULES[2]),
+        (1, 4096, SCHEDULES[2]),
+    ]
     monkeypatch.setattr("lngen.runtime.launch.device_count", lambda: 1)
     monkeypatch.setattr("lngen.runtime.launch.device_name", lambda device: "NVIDIA A100")
     done = call(SPEC, "--frozen")
     assert done.exit_code == 1
-    assert "with 4096 rows on NVIDIA A100" in done.stderr
+    assert "dtype=f32 on NVIDIA A100; run" in done.stderr
 
 
 def test_frozen_shows_the_trials_of_the_database(command: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -532,6 +534,18 @@ def test_frozen_shows_the_trials_of_the_database(command: Fake, monkeypatch: pyt
     assert done.exit_code == 2
     assert f"'none.jsonl' holds no trials of {SPEC} with 4096 rows on Fake GPU; name the database" in done.stderr
     assert not Path("a.json").exists()
+
+
+def test_frozen_shows_the_database_without_a_lock_file(command: Fake) -> None:
+    assert call(*few("--export", "t4", "then.json")).exit_code == 0
+    Path("lngen.lock.toml").unlink()
+    done = call(*few("--frozen", "--export", "t4", "now.json"))
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert "is frozen and holds no schedule" in done.stderr
+    assert Path("now.json").read_bytes() == Path("then.json").read_bytes()
+    done = call(*few("--frozen", "--rows", "2", "--export", "t4", "no.json"))
+    assert done.exit_code == 2
+    assert "'t.jsonl' holds no trials of" in done.stderr
 
 
 def test_frozen_draws_the_choice(command: Fake, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from lngen.numbers import whole
 from lngen.spec import Spec, parse_spec
 
 if TYPE_CHECKING:
+    from lngen.runtime.lock import Locked
     from lngen.tune.choose import Choice
     from lngen.tune.job import Job, Listener
     from lngen.tune.trial import Trial
@@ -83,7 +84,7 @@ def parse_budget(ctx: click.Context, param: click.Parameter, value: str) -> floa
 @click.option(
     "--frozen",
     is_flag=True,
-    help="Tune nothing: exit 1 if a SPEC is not in the lock file; --plot and --export show what the database holds.",
+    help="Tune nothing: exit 1 if a SPEC is not locked; --plot and --export show what the database holds.",
 )
 @click.option("--ranking", is_flag=True, help="Tune nothing: print the model's order, which needs no GPU.")
 @click.option("--merge", "shards", multiple=True, type=FILE, metavar="FILE", help="Add another database to --database.")
@@ -211,27 +212,43 @@ def _ranking(specs: Sequence[Spec], rows: Sequence[int], output: Output) -> None
 
 
 def _frozen(specs: Sequence[Spec], rows: Sequence[int], files: tuple[Path, Path], views: Views, output: Output) -> None:
-    """What is locked, on this machine's GPU if it has one, else on any; and the trials it was chosen from."""
+    """What is locked, on this machine's GPU if it has one, else on any; and, locked or not, what the database holds."""
     from lngen.runtime.launch import device_count, device_name
-    from lngen.tune import database as trials
-    from lngen.tune.choose import taken
     from lngen.tune.lock import existing, frozen
 
     path, lock_file = files
     views.check()
-    found = frozen(existing(lock_file), specs, rows, device_name(0) if device_count() else None)
+    lock, device = existing(lock_file), device_name(0) if device_count() else None
     if views:
-        (entry,) = found
-        kept = trials.of(_kept(path), entry.spec, entry.rows, entry.device)
-        if not kept:
-            raise LngenError(
-                f"'{path}' holds no trials of {entry.spec} with {entry.rows} rows on {entry.device}; name the database "
-                "they were kept in (--database)."
-            )
-        views.show(kept, taken(kept, entry.schedule))
-    columns = "spec", "rows", "device", "schedule"
-    listed = [(e.spec, e.rows, e.device, e.schedule) for e in found]
-    output.table({"locked": [dict(zip(columns, line, strict=True)) for line in listed]}, table(columns, listed))
+        (spec,), (m,) = specs, rows
+        _show_kept(path, views, str(spec), m, device, lock.nearest(str(spec), m, device=device))
+    found = frozen(lock, specs, rows, device)
+    columns = "spec", "rows", "device", "locked rows", "schedule"
+    asked = [m for _ in specs for m in rows]
+    listed = [(e.spec, m, e.device, e.rows, e.schedule) for e, m in zip(found, asked, strict=True)]
+    locked = [
+        {"spec": spec, "rows": m, "device": name, "locked_rows": at, "schedule": schedule}
+        for spec, m, name, at, schedule in listed
+    ]
+    output.table({"locked": locked}, table(columns, listed))
+
+
+def _show_kept(path: Path, views: Views, spec: str, rows: int, device: str | None, locked: Locked | None) -> None:
+    """The trials of a database on that device, or (None) on the one locked, or on the first it knows."""
+    from lngen.tune import database
+    from lngen.tune.choose import taken
+
+    kept = _kept(path)
+    known = [locked.device] if locked else [t.device for t in kept if (t.spec, t.rows) == (spec, rows)]
+    device = device or next(iter(known), None)
+    shown = database.of(kept, spec, rows, device) if device else []
+    if not shown:
+        where = f" on {device}" if device else ""
+        raise LngenError(
+            f"'{path}' holds no trials of {spec} with {rows} rows{where}; name the database they were kept in "
+            "(--database)."
+        )
+    views.show(shown, taken(shown, locked.schedule) if locked else None)
 
 
 def _kept(path: Path) -> tuple[Trial, ...]:

@@ -40,16 +40,20 @@ def incumbents(lock: Lock, spec: Spec, rows: int) -> tuple[tuple[str, str], ...]
 
 
 def frozen(lock: Lock, specs: Sequence[Spec], rows: Sequence[int], device: str | None) -> list[Locked]:
-    """The choices for every spec and number of rows, on ``device`` (None: any); LockError if one is not locked."""
+    """The choices for every spec and number of rows, on ``device`` (None: any); LockError if a spec is not locked.
+
+    ``Lock.nearest`` chooses, as it does for ``compile(lock=)`` and ``lngen build --lock``: rows that are not locked get
+    the choice for the number of rows that is.
+    """
     found = []
     for spec in specs:
         for m in rows:
-            here = [e for e in lock.candidates(str(spec), device=device) if e.rows == m]
-            if not here:
+            entry = lock.nearest(str(spec), m, device=device)
+            if entry is None:
                 where = f" on {device}" if device else ""
                 raise LockError(
-                    f"'{lock.path}' is frozen and holds no schedule for {spec} with {m} rows{where}; run 'lngen tune "
-                    f"{spec} --rows {m}' without --frozen, and keep the lock file."
+                    f"'{lock.path}' is frozen and holds no schedule for {spec}{where}; run 'lngen tune {spec} "
+                    f"--rows {m}' without --frozen, and keep the lock file."
                 )
-            found += here
+            found.append(entry)
     return found
