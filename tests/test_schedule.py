@@ -29,6 +29,7 @@ from lngen.schedule import (
     fits,
     is_legal,
     least_shared,
+    occupancy,
     parse_schedule,
     partial_rows,
     piece,
@@ -672,3 +673,26 @@ def test_the_finish_is_spread_where_it_does_not_fit_beside_the_rows(
         each = asked[finish.name] + finish.shared * facts(spec).real_size + 1024
         assert 228 * 1024 // each == blocks == 228 * 1024 // (each + 1024)
         assert asked[finish.name] <= 227 * 1024
+
+
+@pytest.mark.parametrize(
+    ("block", "registers", "shared", "barriers", "capability", "blocks"),
+    [
+        (256, 32, 0, 1, 90, 8),  # 2048 threads
+        (32, 32, 0, 1, 90, 32),  # blocks
+        (32, 32, 0, 1, 86, 16),
+        (1024, 32, 0, 1, 75, 1),
+        (256, 255, 0, 1, 90, 1),  # 65536 registers
+        (128, 129, 0, 1, 90, 3),  # 136 of a thread: three warps a partition
+        (128, 128, 0, 1, 90, 4),
+        (128, 32, 113 * 1024, 1, 90, 2),  # 228 KiB, one for each block
+        (128, 32, 114 * 1024, 1, 90, 1),
+        (128, 32, 32 * 1024, 1, 75, 2),  # 64 KiB, none for a block
+        (128, 32, 100 * 1024, 1, 86, 0),  # more than there is
+        (256, 32, 0, 16, 90, 4),  # 64 barriers
+        (512, 32, 0, 1, 120, 3),  # 1536 threads
+        (96, 40, 0, 1, 80, 16),  # 48 warps by registers, three each
+    ],
+)
+def test_occupancy(block: int, registers: int, shared: int, barriers: int, capability: int, blocks: int) -> None:
+    assert occupancy(block, registers, shared, barriers, capability) == blocks

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from lngen.check.inputs import random_inputs
 from lngen.cli import cli
-from lngen.inspect import measure, traffic_text
+from lngen.errors import LngenError
+from lngen.inspect import measure, traffic_rows, traffic_text
 from lngen.inspect.traffic import KernelTraffic, row_units
 from lngen.ir import D, M
 from lngen.lower import Plan, lower
@@ -214,3 +217,31 @@ def test_show_prints_it() -> None:
     found = CliRunner().invoke(cli, ["show", "layernorm.fwd:d=64,dtype=bf16", "--stage", "traffic"])
     assert found.exit_code == 0, found.output
     assert "rows of bf16: 2.000 units of M * D" in found.output
+
+
+@pytest.mark.parametrize("rows", [1, 5, 133])
+def test_show_counts_as_many_rows_as_are_asked_for(rows: int) -> None:
+    args = ["show", "layernorm.fwd:d=64,dtype=bf16", "--stage", "traffic", "--rows", str(rows)]
+    found = CliRunner().invoke(cli, args)
+    assert found.exit_code == 0, found.output
+    assert f", {rows} rows counted\n" in found.stdout
+    data = json.loads(CliRunner().invoke(cli, [*args, "--json"]).stdout)
+    assert data["rows"] == rows
+    (kernel,) = data["kernels"]
+    assert kernel["moved"]["y"] == {"read": 0, "written": rows * 64 * 2}
+    assert kernel["moved"]["mean"] == {"read": 0, "written": rows * 4}
+
+
+def test_the_legend_has_every_unit() -> None:
+    plan, measured = counted("layernorm.bwd:d=64,dtype=bf16", 8)
+    text, _, legend = traffic_text(plan, measured, 8).rpartition("\n\n")
+    for word in ("units of M * D", "read", "written", "floor", "per sector", "instructions", "barriers", "in flight"):
+        assert word in text
+        assert word in legend
+
+
+def test_more_rows_than_the_executor_can_count_are_refused() -> None:
+    plan, _ = counted("layernorm.fwd:d=64,dtype=bf16", 1)
+    assert traffic_rows(plan, 2**25 // 64) == 2**25 // 64
+    with pytest.raises(LngenError, match="for 33554432 elements at most: 524288 rows of 64, got 524289; ask for fewer"):
+        traffic_rows(plan, 2**25 // 64 + 1)

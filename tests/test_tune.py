@@ -326,9 +326,7 @@ def test_frozen_names_what_is_missing() -> None:
     lock, spec = Lock(path="my.lock").updated(LOCKED), parse_spec(SPEC)
     assert [e.schedule for e in frozen(lock, [spec], [64, 4096], "NVIDIA H200")] == [SCHEDULES[1], SCHEDULES[2]]
     assert frozen(lock, [spec], [4096], None)[0].device == 'A "quoted" GPU'
-    with pytest.raises(
-        LockError, match=r"'my.lock' is frozen and holds no schedule for rmsnorm.* on A100; run"
-    ) as e:
+    with pytest.raises(LockError, match=r"'my.lock' is frozen and holds no schedule for rmsnorm.* on A100; run") as e:
         frozen(lock, [spec], [64], "A100")
     assert e.value.exit_code == 1
 
