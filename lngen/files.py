@@ -188,7 +188,10 @@ def reason(error: OSError | ValueError) -> str:
 
 
 def _check_place(path: Path) -> None:
-    """OSError if no file can be moved to ``path``: a folder, or a name that is too long."""
+    """OSError if no file can be moved to ``path``: a folder, a device it would replace, a name that is too long."""
     with contextlib.suppress(FileNotFoundError):
-        if stat.S_ISDIR(path.stat().st_mode):
+        mode = path.stat().st_mode
+        if stat.S_ISDIR(mode):
             raise IsADirectoryError(errno.EISDIR, "it is a folder")
+        if not stat.S_ISREG(mode):
+            raise OSError(errno.EINVAL, "it is no regular file")

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import stat
 from pathlib import Path
 
 import pytest
@@ -143,3 +144,15 @@ def test_records_of_a_benchmark_are_read_within_bounds(tmp_path: Path) -> None:
     for name, message in (("fifo", "it is a FIFO"), ("/dev/full", "it is a device"), ("deep", "nested deeper than")):
         with pytest.raises(LngenError, match=message):
             read_json(tmp_path / name)
+
+
+@pytest.mark.parametrize("link", [False, True])
+def test_no_device_is_replaced(tmp_path: Path, link: bool) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    path = tmp_path / "fifo"
+    if link:
+        path = tmp_path / "link"
+        path.symlink_to("fifo")
+    with pytest.raises(LngenError, match=f"cannot write '{path}': it is no regular file; name a place"):
+        write_all({path: b"x"})
+    assert stat.S_ISFIFO((tmp_path / "fifo").stat().st_mode)

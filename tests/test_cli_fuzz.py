@@ -1,0 +1,260 @@
+"""Whatever is asked, whatever a graph text or a .npy file holds: a result, or one sentence and exit code 1, 2 or 3."""
+
+from __future__ import annotations
+
+import io
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fuzz import fuzzed
+from lngen import ir
+from lngen.cli import COMMANDS, cli
+from lngen.cli.npy_read import read_npy
+from lngen.errors import LngenError, MissingError
+from lngen.spec import parse_spec
+
+# Requests
+
+FULL = "form=registers,threads=16,rows=8,vec=4,resident=8,prefetch=no"
+SPECS = (
+    "rmsnorm.fwd:d=8",
+    "layernorm.bwd:d=64,dtype=bf16",
+    "layernorm.fwd:d=7,eps=0",
+    "rmsnorm.bwd:d=8,wrt=x,save=none",
+)
+SCHEDULES = (FULL, f"{FULL},vec=1", "threads=32", "form=bulk,threads=64,rows=1,vec=8,stages=2", "form=stream", "vec=3")
+NUMBERS = (
+    "0",
+    "1",
+    "3",
+    "²",
+    "\uff14",
+    "-1",
+    "1e3",
+    "nan",
+    "inf",
+    "1_0",
+    "9" * 20,
+    "9" * 400,
+    "9" * 5000,
+    "",
+    "2147483647",
+)
+NESTED = "[" * 100_000
+FILES = {
+    "empty": b"",
+    "text": b"text\n",
+    "nested.json": NESTED.encode(),
+    "nested.toml": b"a = " + NESTED.encode(),
+    "null.json": b"null",
+    "records.json": b'{"records": [{"spec": 1}], "conditions": []}',
+    "lock.toml": b'version = 1\n["H200"]\narch = "sm_90"\n["H200"."rmsnorm.fwd:d=8,dtype=f32"]\n4096 = "threads=1"\n',
+    "t.jsonl": b'{"spec": []}\n{}\n[]\n{torn\n\xff\n',
+    "x.npy": b"\x93NUMPY\x01\x00",
+}
+FOLDER, FIFO, LONG = "folder", "fifo", "a" * 300
+OPTIONS = (
+    "--json", "--out", "--stage", "--after", "--schedule", "--rows", "--diff", "--arch", "--emit", "--lock", "--dask",
+    "--on", "--schedules", "--budget", "--in", "--callable", "--backward", "--torch", "--norm", "--dtype", "--eps",
+    "--device", "--cases", "--trials", "--database", "--frozen", "--ranking", "--merge", "--plot", "--export",
+    "--graph", "--direction", "--grid", "--shapes", "--d", "--providers", "--latency", "--host", "--rounds", "--resume",
+    "--seconds", "--from", "--commit", "--check", "--dir", "--help", "--version",
+)  # fmt: skip
+WORDS = (
+    "graph", "plan", "cuda", "ptx", "resources", "traffic", "all", "vjp", "sm_80", "sm_90", "sm_²", "sm_" + "9" * 400,
+    "sm_80,sm_90", "hopper", "cu", "auto", "gpu", "interpreter", "t4", "f16", "bf16", "layernorm", "fwd", "cpu",
+    "ordinary", "os:getcwd", "no:such", "torch-layernorm", "8x32", "quick", "60s", "2m", "x", "-", "tcp://", "a.png",
+)  # fmt: skip
+junk = st.binary(max_size=12).filter(lambda b: b"\0" not in b and b"/" not in b).map(os.fsdecode)
+edited_spec = st.tuples(st.sampled_from(SPECS), st.integers(0, 40), st.sampled_from(NUMBERS) | junk).map(
+    lambda t: t[0][: t[1]] + t[2] + t[0][t[1] :]
+)
+pair = st.tuples(
+    st.sampled_from(("x", "gamma", "y", "rstd", "threads", "d", "vec")), st.sampled_from((*FILES, *NUMBERS))
+)
+value = st.one_of(
+    st.sampled_from((*SPECS, *SCHEDULES, *NUMBERS, *WORDS, *FILES, FOLDER, FIFO, LONG)),
+    edited_spec,
+    pair.map("=".join),
+    junk,
+)
+argument = st.one_of(st.sampled_from(OPTIONS), value, st.tuples(st.sampled_from(OPTIONS), value).map("=".join))
+request = st.tuples(st.sampled_from((*COMMANDS, "shwo", "")), st.lists(st.sampled_from(SPECS) | argument, max_size=8))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of odd files, on a machine without GPU and compiler, on which nothing takes long."""
+
+    def missing(*_: object, **__: object) -> None:
+        raise MissingError("there is none here.")
+
+    monkeypatch.chdir(tmp_path)
+    for name, data in FILES.items():
+        (tmp_path / name).write_bytes(data)
+    (tmp_path / FOLDER).mkdir()
+    os.mkfifo(tmp_path / FIFO)
+    for name in ("runtime.choose.compile_cubin", "cli.show.compile_ptx", "cli.cluster.import_module"):
+        monkeypatch.setattr(f"lngen.{name}", missing)
+    for name in ("check.matrix.conditions", "bench.engines.make_engine", "aot.build.compile_ptx"):
+        monkeypatch.setattr(f"lngen.{name}", missing, raising=False)
+    for name in ("runtime.launch", "cli.run", "bench.engines"):
+        monkeypatch.setattr(f"lngen.{name}.device_count", lambda: 0)
+    for name in ("job", "tuner"):
+        monkeypatch.setattr(f"lngen.tune.{name}.visible_devices", lambda: ())
+    monkeypatch.setattr("lngen.cli.generated.differences", lambda folder: {})
+    monkeypatch.setattr("lngen.cli.generated.rewrite", lambda folder: None)
+    monkeypatch.setattr("lngen.cli.check.check_spec", lambda spec, **_: [])
+    return tmp_path
+
+
+@fuzzed
+@given(request)
+def test_no_request_ends_in_anything_but_a_sentence(folder: Path, request: tuple[str, list[str]]) -> None:
+    command, args = request
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        done = CliRunner().invoke(cli, [command, *args], prog_name="lngen")
+    assert done.exit_code in (0, 1, 2, 3), (command, args, done.output)
+    assert done.exception is None or isinstance(done.exception, SystemExit), (command, args)
+    assert (done.exit_code == 0) or done.stderr or done.stdout
+    assert "Traceback" not in done.stderr
+
+
+# Graph texts
+
+GRAPHS = tuple(str(parse_spec(text).graph()) for text in SPECS)
+TOKENS = (
+    "graph", "@", "%", "x", "->", "(", ")", "{", "}", "[", "]", ":", ",", "=", "f32", "bf16", "M", "D", "M, D", "axis",
+    "reduce_sum", "reduce_mean", "mul", "const", "cast", "return", "to", "value", "1e400", "-", "--", "²", "9" * 5000,
+    "nan", "inf", "1_0", "\n", "\r", "\t", " ", "\0", "\ud800", "//", "chunk", "groups", "[[[[", "((((", "None", "True",
+)  # fmt: skip
+
+
+@st.composite
+def graph_text(draw: Any) -> str:
+    """A graph with pieces cut out, put elsewhere, and replaced by tokens; or tokens alone."""
+    text = draw(st.sampled_from(GRAPHS) | st.just(""))
+    for _ in range(draw(st.integers(1, 6))):
+        start = draw(st.integers(0, len(text)))
+        end = min(len(text), start + draw(st.sampled_from((0, 0, 1, 1, 3, 10, 50))))
+        place = draw(st.integers(0, len(text)))
+        token = draw(st.sampled_from(TOKENS) | st.just(text[place : place + draw(st.integers(0, 40))]))
+        text = text[:start] + token + text[end:]
+    return str(text)
+
+
+@fuzzed
+@given(graph_text() | st.text(max_size=60) | st.lists(st.sampled_from(TOKENS), max_size=40).map(" ".join))
+def test_a_graph_text_is_a_graph_or_a_sentence(text: str) -> None:
+    try:
+        graph = ir.parse(text)
+    except LngenError:
+        return
+    assert str(ir.parse(str(graph))) == str(graph)
+
+
+# .npy files
+
+
+def npy(array: Any) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+WHOLE = (
+    npy(np.ones((2, 8), np.float32)),
+    npy(np.asfortranarray(np.ones((3, 8), np.float32))),
+    npy(np.zeros((0, 8))),
+    npy(np.float32(1)),
+)
+
+
+def header_text(descr: str, order: str, shape: str) -> str:
+    return f"{{'descr': {descr}, 'fortran_order': {order}, 'shape': {shape}, }}"
+
+
+HEADERS = (
+    "(" * 3000, "{" * 3000, "-" * 3000, "1" + "0" * 4000, "'", "\ud800", "\n\n  x\n y", "  {'descr': '<f4'}", "{[]: 1}",
+    "{'a': f'{x}'}", "b'\\xff'", "1(2)",
+    *(header_text("'<f4'", "False", shape) for shape in (
+        "(1000000000000,)", "(-1, 8)", "(2, True)", "(0, 10000000000000000000000)", "[2, 8]", "(" * 90,
+        "(" + "1," * 60 + ")",
+    )),
+    *(header_text(descr, "False", "(1,)") for descr in (
+        "'O'", "'|O'", "[('a', '<f4')]", "'<f3'", "'V0'", "'M8[7Y]'", "'\\d'", "'f4,f4'", "None", "'S4'", "{}",
+    )),
+    header_text("'<f4'", "0", "(2, 8)"),
+)  # fmt: skip
+
+
+def with_header(text: str, version: int, data: bytes) -> bytes:
+    header = text.encode("utf-8", "surrogatepass")
+    return b"\x93NUMPY" + bytes([version, 0]) + len(header).to_bytes(2 if version == 1 else 4, "little") + header + data
+
+
+@st.composite
+def damaged(draw: Any) -> bytes:
+    """A file with bytes cut out, changed and put in."""
+    data = draw(st.sampled_from(WHOLE))
+    for _ in range(draw(st.integers(1, 4))):
+        start = draw(st.integers(0, min(len(data), 140)))
+        data = data[:start] + draw(st.binary(max_size=6)) + data[start + draw(st.sampled_from((0, 1, 1, 2, 9, 200))) :]
+    return bytes(data)
+
+
+header = st.builds(
+    with_header,
+    st.sampled_from(HEADERS) | st.text("(){}[]'\",:-0123456789 \n\\descrfotanhpu<|=TFalse", max_size=80),
+    st.integers(0, 4),
+    st.binary(max_size=64),
+)
+
+
+@fuzzed
+@given(damaged() | header | st.binary(max_size=200))
+def test_a_npy_file_is_an_array_or_a_sentence(folder: Path, data: bytes) -> None:
+    path = folder / "fuzzed.npy"
+    path.write_bytes(data)
+    try:
+        array = read_npy(path)
+    except ValueError:
+        pass
+    else:
+        assert array.nbytes <= len(data)
+    args = ("--in", f"x={path},gamma={folder}/gamma.npy", "--out", f"y={folder}/y.npy", "--on", "interpreter")
+    (folder / "gamma.npy").write_bytes(npy(np.ones(8, np.float32)))
+    done = CliRunner().invoke(cli, ["run", "rmsnorm.fwd:d=8", *args])
+    assert done.exit_code in (0, 2), done.output
+    assert done.exception is None or isinstance(done.exception, SystemExit)
+
+
+@pytest.mark.parametrize("text", HEADERS)
+def test_headers_that_are_none(folder: Path, text: str) -> None:
+    """TokenError, MemoryError, TypeError, IndentationError, RecursionError: each is one sentence."""
+    path = folder / "bad.npy"
+    for version in (1, 2, 3):
+        path.write_bytes(with_header(text, version, b"\0" * 100))
+        with pytest.raises(ValueError, match=r"header|elements|shape|fortran_order"):
+            read_npy(path)
+
+
+@pytest.mark.parametrize(
+    "array", [np.arange(24.0).reshape(2, 3, 4), np.zeros((0, 8)), np.float32(3), np.arange(3, dtype=">i2")]
+)
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_whole_files_come_back(tmp_path: Path, array: Any, order: Any) -> None:
+    path = tmp_path / "a.npy"
+    np.save(path, np.asarray(array, order=order))
+    back = read_npy(path)
+    assert (back.dtype, back.shape, back.tobytes()) == (array.dtype, array.shape, array.tobytes())
+    assert back.flags.c_contiguous
