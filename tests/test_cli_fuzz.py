@@ -8,6 +8,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -48,6 +49,7 @@ NUMBERS = (
     "",
     "2147483647",
 )
+FOLDER, FIFO, LONG = "folder", "fifo", "a" * 300
 NESTED = "[" * 100_000
 FILES = {
     "empty": b"",
@@ -60,19 +62,52 @@ FILES = {
     "t.jsonl": b'{"spec": []}\n{}\n[]\n{torn\n\xff\n',
     "x.npy": b"\x93NUMPY\x01\x00",
 }
-FOLDER, FIFO, LONG = "folder", "fifo", "a" * 300
-OPTIONS = (
-    "--json", "--out", "--stage", "--after", "--schedule", "--rows", "--diff", "--arch", "--emit", "--lock", "--dask",
-    "--on", "--schedules", "--budget", "--in", "--callable", "--backward", "--torch", "--norm", "--dtype", "--eps",
-    "--device", "--cases", "--trials", "--database", "--frozen", "--ranking", "--merge", "--plot", "--export",
-    "--graph", "--direction", "--grid", "--shapes", "--d", "--providers", "--latency", "--host", "--rounds", "--resume",
-    "--seconds", "--from", "--commit", "--check", "--dir", "--help", "--version",
-)  # fmt: skip
 WORDS = (
-    "graph", "plan", "cuda", "ptx", "resources", "traffic", "all", "vjp", "sm_80", "sm_90", "sm_²", "sm_" + "9" * 400,
-    "sm_80,sm_90", "hopper", "cu", "auto", "gpu", "interpreter", "t4", "f16", "bf16", "layernorm", "fwd", "cpu",
-    "ordinary", "os:getcwd", "no:such", "torch-layernorm", "8x32", "quick", "60s", "2m", "x", "-", "tcp://", "a.png",
-)  # fmt: skip
+    "graph",
+    "all",
+    "sm_²",
+    "sm_" + "9" * 400,
+    "cu",
+    "auto",
+    "f16",
+    "layernorm",
+    "fwd",
+    "x",
+    "-",
+    "8x32",
+    "60s",
+    "os:getcwd",
+)
+# What an option takes, as a rule.
+PLAUSIBLE: dict[str, tuple[str, ...]] = {
+    "--stage": ("graph", "plan", "cuda", "ptx", "resources", "traffic"),
+    "--after": ("all", "vjp", "build", "order_sums"),
+    "--schedule": SCHEDULES,
+    "--diff": SCHEDULES,
+    "--rows": ("1", "0,1,3", "4096", "2147483647"),
+    "--arch": ("sm_80", "sm_90", "sm_80,sm_90", "hopper", "sm_75"),
+    "--emit": ("cu", "ptx", "cu,ptx,cubin", "cu,cu"),
+    "--out": ("new", FOLDER, "y=y.npy", "y=y.npy,rstd=r.npy", "new/deeper/file"),
+    "--in": ("x=x.npy,gamma=x.npy", "x=good.npy,gamma=gamma.npy"),
+    "--lock": ("lock.toml", "nested.toml", "new.toml"),
+    "--database": ("t.jsonl", "nested.json", "new.jsonl"),
+    "--merge": ("t.jsonl", "nested.json"),
+    "--from": ("records.json", "nested.json", "null.json"),
+    "--callable": ("os:getcwd", "torch-layernorm", "no:such", "math:sqrt", "numpy:add"),
+    "--backward": ("os:getcwd", "math:pi"),
+    "--cases": ("ordinary", "ulps,ordinary", "d-31"),
+    "--export": ("t4 x.json", "kernel-tuner x.json", "csv x.json"),
+    "--plot": ("a.png", "a.svg", "a.pdf"),
+    "--dask": ("tcp://127.0.0.1:1",),
+    "--eps": ("1e-5", "0.5"),
+    "--budget": ("20s", "2m", "480"),
+    "--dir": (FOLDER, "new"),
+    "--shapes": ("8x32", "8x32,9x"),
+    "--d": ("64", "64,128"),
+    "--graph": ("layernorm,rmsnorm", "layernorm"),
+    "--direction": ("fwd,bwd", "both"),
+    "--providers": ("torch", "lngen-serial,liger"),
+}
 junk = st.binary(max_size=12).filter(lambda b: b"\0" not in b and b"/" not in b).map(os.fsdecode)
 edited_spec = st.tuples(st.sampled_from(SPECS), st.integers(0, 40), st.sampled_from(NUMBERS) | junk).map(
     lambda t: t[0][: t[1]] + t[2] + t[0][t[1] :]
@@ -86,8 +121,38 @@ value = st.one_of(
     pair.map("=".join),
     junk,
 )
-argument = st.one_of(st.sampled_from(OPTIONS), value, st.tuples(st.sampled_from(OPTIONS), value).map("=".join))
-request = st.tuples(st.sampled_from((*COMMANDS, "shwo", "")), st.lists(st.sampled_from(SPECS) | argument, max_size=8))
+
+
+def options_of(name: str) -> list[click.Option]:
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None
+    return [p for p in command.params if isinstance(p, click.Option)]
+
+
+SPECS_OF = {"show": 1, "build": 2, "check": 2, "run": 1, "conform": 1, "tune": 2}  # how many a command takes
+
+
+@st.composite
+def request_of(draw: Any) -> list[str]:
+    """A command with options of its own, most with what they take, and specs, most of them right."""
+    name = draw(st.sampled_from([*COMMANDS]))
+    found = [name]
+    for option in draw(st.lists(st.sampled_from(options_of(name)), max_size=5)):
+        found.append(option.opts[0])
+        if not option.is_flag:
+            choices = option.type.choices if isinstance(option.type, click.Choice) else ("1", *FILES)
+            plausible = PLAUSIBLE.get(option.opts[0], tuple(map(str, choices)))
+            taken = draw(st.sampled_from(plausible) if draw(st.integers(0, 3)) else value)
+            found += taken.split(" ", 1) if option.nargs == 2 else [taken]
+    if name in SPECS_OF:
+        odd = draw(st.integers(0, 5)) == 0
+        specs = edited_spec | value if odd else st.sampled_from(SPECS)
+        found += draw(st.lists(specs, min_size=0 if odd else 1, max_size=SPECS_OF[name]))
+    return found
+
+
+words = st.lists(st.sampled_from((*COMMANDS, *PLAUSIBLE)) | value, max_size=6)
+request = st.one_of(request_of(), request_of(), request_of(), words)
 
 
 @pytest.fixture
@@ -100,6 +165,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     for name, data in FILES.items():
         (tmp_path / name).write_bytes(data)
+    np.save(tmp_path / "good.npy", np.ones((2, 8), np.float32))
+    np.save(tmp_path / "gamma.npy", np.ones(8, np.float32))
     (tmp_path / FOLDER).mkdir()
     os.mkfifo(tmp_path / FIFO)
     for name in ("runtime.choose.compile_cubin", "cli.show.compile_ptx", "cli.cluster.import_module"):
@@ -118,13 +185,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @fuzzed
 @given(request)
-def test_no_request_ends_in_anything_but_a_sentence(folder: Path, request: tuple[str, list[str]]) -> None:
-    command, args = request
+def test_no_request_ends_in_anything_but_a_sentence(folder: Path, request: list[str]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        done = CliRunner().invoke(cli, [command, *args], prog_name="lngen")
-    assert done.exit_code in (0, 1, 2, 3), (command, args, done.output)
-    assert done.exception is None or isinstance(done.exception, SystemExit), (command, args)
+        done = CliRunner().invoke(cli, request, prog_name="lngen")
+    assert done.exit_code in (0, 1, 2, 3), (request, done.output)
+    assert done.exception is None or isinstance(done.exception, SystemExit), request
     assert (done.exit_code == 0) or done.stderr or done.stdout
     assert "Traceback" not in done.stderr
 
