@@ -151,10 +151,10 @@ def odd_numbers(graph: Graph, rows: int, d: int) -> dict[str, Array]:
 
 
 @pytest.mark.parametrize(("d", "dtype"), [(5, "f32"), (64, "bf16"), (200, "f16"), (33, "f64")])
-@pytest.mark.parametrize("way", ["fwd", "bwd"])
-def test_kernels_have_the_same_bits(way: str, d: int, dtype: str) -> None:
+@pytest.mark.parametrize(("describe", "way"), [(of_largest, "fwd"), (of_largest, "bwd"), (rectified, "fwd")])
+def test_kernels_have_the_same_bits(describe: Describe, way: str, d: int, dtype: str) -> None:
     pytest.importorskip("cupy")
-    spec = spec_of(of_largest, way, d, dtype)
+    spec = spec_of(describe, way, d, dtype)
     inputs = odd_numbers(spec.graph(), 7, d)
     outcome = run_plan(lower(spec, default_schedule(spec, "sm_90")), inputs)
     assert outcome.findings == ()
