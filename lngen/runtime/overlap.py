@@ -80,7 +80,7 @@ def replaced(values: Sequence[Value], arrays: Sequence[Array | None], inputs: in
             if not (values[i].type.axes == values[j].type.axes == WIDE and _same_place(result, other)):
                 raise ArrayError(
                     f"'{what}' is written to, but shares memory with '{with_what}'; pass an array of its own, or "
-                    "for an [M, D] input of the same layout and element size exactly that."
+                    "exactly an [M, D] input of its layout and element size."
                 )
             if again:
                 raise ArrayError(
