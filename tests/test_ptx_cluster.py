@@ -256,6 +256,19 @@ def test_a_relaxed_wait_shows_nothing_before_a_fence() -> None:
         assert "shared-race" in kinds(run(broken(relaxed, waits, f"{fence} {waits}"), 2, 32, np.zeros(64, U4)))
 
 
+def test_a_restricted_fence_is_none_for_global_memory() -> None:
+    """What the other block wrote there before it arrived; a fence for all memory shows it, a later one, too."""
+    relaxed = broken(ARRIVE, "try_wait.parity.acquire.cluster", "try_wait.parity.relaxed.cluster")
+    relaxed = broken(relaxed, "    for (unsigned r", "    o[64 + blockIdx.x * 32 + t] = t;\n    for (unsigned r")
+    relaxed = broken(relaxed, "s[2 * t + 1];\n", "s[2 * t + 1] + o[64 + (1 - blockIdx.x) * 32 + 31 - t];\n")
+    waits = "wait(&bar, 0); // come"
+    restricted = 'asm volatile("fence.acquire.sync_restrict::shared::cluster.cluster;" ::: "memory");'
+    whole = 'asm volatile("fence.acq_rel.cluster;" ::: "memory");'
+    for fences, found in ((restricted, {"global-race"}), (whole, set()), (f"{restricted} {whole}", set())):
+        outcome = run(broken(relaxed, waits, f"{waits}\n    {fences}"), 2, 32, np.zeros(128, U4))
+        assert kinds(outcome) == found
+
+
 def test_an_arrival_at_a_block_that_may_have_ended() -> None:
     """Nobody waits for it: the other block may be gone."""
     wrong = broken(broken(ARRIVE, "wait(&bar, 0); // come", "cluster_sync();"), "    cluster_sync(); // stay\n", "")

@@ -140,11 +140,11 @@ def fence_step(program: Program, i: Instruction) -> Step:
     form = fence(i.opcode)
     if form is None:
         raise unknown(i)
-    level, acquire, release = LEVELS[form.scope], form.acquire, form.release
+    level = LEVELS[form.scope]
 
     def step(batch: Batch, lanes: Lanes) -> None:
         if batch.order is not None:
-            batch.order.fence(lanes.index, level, acquire, release)
+            batch.order.fence(lanes.index, level, form.acquire, form.release, form.restricted)
 
     return step
 

@@ -18,6 +18,7 @@ from lngen.ptx.dependent import waits
 from lngen.ptx.flights import Flights
 from lngen.ptx.lanes import WARP, Lanes
 from lngen.ptx.memory import WORD, Buffer, GlobalMemory, Report
+from lngen.ptx.memory_opcodes import restricted
 from lngen.ptx.ordering import VectorClock
 from lngen.ptx.parser import Instruction
 from lngen.ptx.places import Places
@@ -87,7 +88,7 @@ class Batch:
         unit = narrowest(launch.program.entry, "shared")
         self.shared = Scratch("shared", own, self.slot_of, self.slots, launch.dynamic, unit)
         if self.order is not None:
-            self.shared.races = Places(len(self.shared.data) // unit)
+            self.shared.races = Places(len(self.shared.data) // unit, True)
         self.opaque = np.zeros(len(self.shared.data) // opaque.SIZE, np.bool_)  # mbarriers live there
         own = [s for s in self.program.entry.symbols if s.space == "local"]
         self.local = Scratch("local", own, np.arange(self.total), self.total if own else 0)
@@ -109,7 +110,7 @@ class Batch:
             within = self.clusters.rank[self.slot_of] * self.width + self.thread
             self.party = (blocks[self.slot_of // self.clusters.size * self.clusters.size] + 1).astype(np.int32)
         near = not resident(entry)
-        self.order = VectorClock(self.total, self.slot_of, cluster_of, within, near, proxies(entry))
+        self.order = VectorClock(self.total, self.slot_of, cluster_of, within, near, proxies(entry), restricted(entry))
 
     def _special(self, name: str) -> Value:
         base, axis = name.split(".") if "." in name else (name, "")
@@ -138,7 +139,7 @@ class Batch:
         """Who touched what of a buffer in this launch, and the bytes of its units."""
         unit = min(WORD, buffer.unit)
         if buffer.name not in self._places:
-            self._places[buffer.name] = Places(len(buffer.data) // unit)
+            self._places[buffer.name] = Places(len(buffer.data) // unit, False)
         return self._places[buffer.name], unit
 
     def touched(self) -> None:

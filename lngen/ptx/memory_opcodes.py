@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 from lngen.ptx.opcodes import read
 from lngen.ptx.ordering import LEVELS, Semantics
+from lngen.ptx.parser import Entry
 
 _SCOPE = r"(?:\.(?P<scope>cta|cluster|gpu|sys))?"
 _WINDOW = r"(?P<window>::cta|::cluster|::entry)?"
@@ -24,7 +25,7 @@ _ATOMIC = re.compile(
     r"\.(?P<does>add|inc|dec|min|max|exch|cas|or|and|xor)\.(?P<t>[bus](?:32|64)|f32|f64)"
 )
 _FENCE = re.compile(
-    r"fence(?:\.(?P<sem>sc|acq_rel|acquire|release))?(?P<restrict>\.sync_restrict::shared::(?:cta|cluster))?"
+    r"fence(?:\.(?P<sem>sc|acq_rel|acquire|release))?(?P<restricted>\.sync_restrict::shared::cluster)?"
     rf"{_SCOPE}"
 )
 _MEMBAR = re.compile(r"membar\.(?P<scope>cta|gl|sys)")
@@ -78,11 +79,12 @@ class Atomic:
 
 @dataclass(frozen=True)
 class Fence:
-    """A fence: its scope, and whether it acquires or releases."""
+    """A fence: its scope, whether it acquires or releases, and whether it orders shared memory alone."""
 
     scope: str
     acquire: bool
     release: bool
+    restricted: bool = False
 
 
 @cache
@@ -136,17 +138,19 @@ def _windowed(space: str | None, window: str | None) -> bool:
 
 @cache
 def fence(opcode: str) -> Fence | None:
-    """A fence between threads; None for what is none, or one with modifiers that do not go together.
-
-    One that is restricted to shared memory is taken as one for all memory.
-    """
+    """A fence between threads; None for what is none, or one with modifiers that do not go together."""
     if old := read(_MEMBAR, opcode):
         return Fence({"gl": "gpu"}.get(old["scope"], old["scope"]), True, True)
     m = read(_FENCE, opcode)
     if m is None or m["scope"] is None:
         return None
-    sem, scope, restrict = m["sem"] or "acq_rel", m["scope"], m["restrict"]
-    known = {"acquire": ".sync_restrict::shared::cluster", "release": ".sync_restrict::shared::cta"}
-    if restrict is not None and (known.get(sem) != restrict or scope != "cluster"):
+    sem, scope, limited = m["sem"] or "acq_rel", m["scope"], bool(m["restricted"])
+    if m.left or (limited and (sem, scope) != ("acquire", "cluster")):
         return None
-    return None if m.left else Fence(scope, sem != "release", sem != "acquire")
+    return Fence(scope, sem != "release", sem != "acquire", limited)
+
+
+@lru_cache(maxsize=64)
+def restricted(entry: Entry) -> bool:
+    """True if a fence of the kernel orders shared memory alone."""
+    return any(found.restricted for i in entry.instructions if (found := fence(i.opcode)))

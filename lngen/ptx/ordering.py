@@ -64,11 +64,19 @@ class VectorClock(Clock):
     ``near``: threads hand over nothing beyond their cluster, so a row has columns for one cluster only. For many
     threads a column stands for several neighbours: races between them and others may then go unnoticed. Behind the
     threads a row has agents (what copies asynchronous to all threads have written), one place for
-    griddepcontrol.wait, and for every space in ``proxies`` columns once more: times before a fence.proxy.async.
+    griddepcontrol.wait, and for every space in ``proxies`` columns once more: times before a fence.proxy.async. If
+    there are ``restricted`` fences, which order shared memory alone, columns once more for all other memory.
     """
 
     def __init__(
-        self, total: int, slot_of: Array, cluster_of: Array, within: Array, near: bool, proxies: tuple[str, ...] = ()
+        self,
+        total: int,
+        slot_of: Array,
+        cluster_of: Array,
+        within: Array,
+        near: bool,
+        proxies: tuple[str, ...] = (),
+        restricted: bool = False,
     ) -> None:
         super().__init__(total)
         self.slot_of, self.cluster_of, self.near = slot_of, cluster_of, near
@@ -84,7 +92,8 @@ class VectorClock(Clock):
         self.home = np.concatenate([cluster_of[slot_of], np.full(AGENTS, -1)])
         self.span = columns + AGENTS + 1
         self.proxies = {space: (n + 1) * self.span for n, space in enumerate(proxies)}
-        self.rows = Rows(self.span * (1 + len(proxies)))
+        self.elsewhere = self.span * (1 + len(proxies)) if restricted else 0
+        self.rows = Rows(self.span * (1 + len(proxies) + restricted))
         self.seen, self.handed, self.told = (self.rows.holder(total) for _ in range(3))
         self.fences: dict[int, Known] = {}
         self.passed_proxy = {space: np.zeros(total, np.int32) for space in proxies}
@@ -105,9 +114,13 @@ class VectorClock(Clock):
         return np.asarray(a == b if level == LEVELS["cta"] else self.cluster_of[a] == self.cluster_of[b])
 
     def ordered(self, earlier: Array, time: Array, later: Array) -> Array:
-        """True where ``later`` has seen what ``earlier`` did at ``time``."""
+        """True where ``later`` has seen what ``earlier`` did at ``time`` in shared memory."""
+        return self.ordered_at(0, earlier, time, later)
+
+    def ordered_at(self, begin: int, earlier: Array, time: Array, later: Array) -> Array:
+        """As ``ordered``, by the columns from ``begin`` on."""
         earlier = np.where(earlier == NOBODY, 0, earlier)
-        found = self.rows.table[self.seen.of[later], self.column[earlier]] > time
+        found = self.rows.table[self.seen.of[later], begin + self.column[earlier]] > time
         if self.near:
             found &= (self.home[earlier] == self.home[later]) | (self.home[earlier] < 0)
         return np.asarray(found)
@@ -143,7 +156,8 @@ class VectorClock(Clock):
         """As ``Rows.groups``, with what the threads know of themselves."""
         found = self.rows.groups(known.of[lanes], group, count)
         column = self.column[lanes]
-        np.maximum.at(found, (group, column), known.own[lanes])
+        for begin in {0, self.elsewhere}:
+            np.maximum.at(found, (group, begin + column), known.own[lanes])
         for space, at in self.proxies.items():
             times = self.passed_proxy[space][lanes]
             if times.any():
@@ -209,35 +223,48 @@ class VectorClock(Clock):
         """``lanes`` were told of ``row`` by a barrier that orders nothing; they see it after a fence."""
         self.rows.add_to(self.told, lanes, row)
 
-    def fence(self, lanes: Array, level: int, acquire: bool = True, release: bool = True) -> None:
-        """``acquire``: what flags said is seen from now on; ``release``: what was done, flags hand over from now on."""
+    def fence(
+        self, lanes: Array, level: int, acquire: bool = True, release: bool = True, restricted: bool = False
+    ) -> None:
+        """``acquire``: what flags said is seen from now on; ``release``: what was done, flags hand over from now on.
+
+        ``restricted``: it is seen in shared memory only.
+        """
         self.tick(lanes)
         if acquire:
-            self._hear(lanes, level)
+            self._hear(lanes, level, restricted)
         if release:
             if level not in self.fences:
                 self.fences[level] = self.rows.holder(len(self.seen.of))
             known = self.fences[level]
             known.of[lanes], known.own[lanes] = self.seen.of[lanes], self.seen.own[lanes]
 
-    def _hear(self, lanes: Array, level: int) -> None:
+    def _hear(self, lanes: Array, level: int, restricted: bool) -> None:
         told = self.told.of[lanes]
         for number in np.unique(told[told != 0]).tolist():
-            self.rows.add_to(self.seen, lanes[told == number], self.rows.table[number].copy())
-        self.told.of[lanes] = 0
+            self._learn(lanes[told == number], self.rows.table[number].copy(), restricted)
         if self.pending:
             for lane in lanes.tolist():
-                for said, scope in self.pending.pop(lane, {}).values():
-                    self.acquire(lane, said, min(level, scope))
+                for said, scope in self.pending.get(lane, {}).values():
+                    self.acquire(lane, said, min(level, scope), restricted)
+                if not restricted:
+                    self.pending.pop(lane, None)
+        if not restricted:
+            self.told.of[lanes] = 0
 
-    def acquire(self, lane: int, said: Said, level: int) -> None:
-        """``lane`` sees what of ``said`` reaches it."""
+    def _learn(self, lanes: Array, row: Array, restricted: bool) -> None:
+        if restricted:
+            row = np.where(np.arange(len(row)) < self.elsewhere, row, 0)
+        self.rows.add_to(self.seen, lanes, row)
+
+    def acquire(self, lane: int, said: Said, level: int, restricted: bool = False) -> None:
+        """``lane`` sees what of ``said`` reaches it; ``restricted``: in shared memory."""
         slot, far = int(self.slot_of[lane]), level >= LEVELS["gpu"]
         rows = [said.far] if far and said.far is not None else []
         others = said.near() if far else said.rows
         rows += [row for (scope, origin), row in others.items() if self._reaches(min(level, scope), origin, slot)]
         for row in rows:
-            self.rows.add_to(self.seen, np.array([lane]), row)
+            self._learn(np.array([lane]), row, restricted)
         self.tick(lane)
 
     def _reaches(self, level: int, origin: int, slot: int) -> bool:

@@ -9,6 +9,22 @@ from lngen.ptx.ordering import VectorClock
 from lngen.ptx.scratch import NOBODY, Clock, Races
 
 
+class Elsewhere:
+    """The order of accesses to memory that is not shared: a restricted fence says nothing of it."""
+
+    def __init__(self, clock: VectorClock) -> None:
+        self._clock = clock
+
+    @property
+    def moment(self) -> int:
+        """The time of an access made now."""
+        return self._clock.moment
+
+    def ordered(self, earlier: Array, time: Array, later: Array) -> Array:
+        """True where ``later`` has seen what ``earlier`` did at ``time``."""
+        return self._clock.ordered_at(self._clock.elsewhere, earlier, time, later)
+
+
 class Places:
     """As ``Races``, for a launch with atomics: strong accesses do not race with each other, but with weak ones.
 
@@ -16,23 +32,24 @@ class Places:
     other's thread.
     """
 
-    def __init__(self, words: int) -> None:
-        self.words = words
+    def __init__(self, words: int, shared: bool) -> None:
+        self.words, self.shared = words, shared
         self.plain = Races(words)
         self.strong: dict[int, Races] = {}  # by the level of the scope
 
     def note(self, words: Array, lanes: Array, clock: Clock, how: str, level: int | None = None) -> Array:
         """The thread each access races with, NOBODY if none; notes the accesses. ``level``: of the scope, if strong."""
+        times = Elsewhere(clock) if isinstance(clock, VectorClock) and not self.shared else clock
         if level is None:
-            rival = self.plain.note(words, lanes, clock, how)
+            rival = self.plain.note(words, lanes, times, how)
             for races in self.strong.values():
-                rival = np.where(rival == NOBODY, races.peek(words, lanes, clock, how), rival)
+                rival = np.where(rival == NOBODY, races.peek(words, lanes, times, how), rival)
             return np.asarray(rival)
         assert isinstance(clock, VectorClock)
-        rival = self.plain.peek(words, lanes, clock, how)
+        rival = self.plain.peek(words, lanes, times, how)
         self.strong.setdefault(level, Races(self.words))
         for other, races in self.strong.items():
-            found = (races.note if other == level else races.peek)(words, lanes, clock, how)
+            found = (races.note if other == level else races.peek)(words, lanes, times, how)
             far = (found != NOBODY) & ~clock.together(found, lanes, min(level, other))
             rival = np.where((rival == NOBODY) & far, found, rival)
         return np.asarray(rival)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -87,6 +87,17 @@ class Scratch:
             self.written.view(VIEWS[width])[index] = full
 
 
+class Times(Protocol):
+    """Says which access comes before which."""
+
+    @property
+    def moment(self) -> int:
+        """The time of an access made now."""
+
+    def ordered(self, earlier: Array, time: Array, later: Array) -> Array:
+        """True where ``later`` comes after what ``earlier`` did at ``time``."""
+
+
 class Clock:
     """When each thread last passed the block barrier and a named one.
 
@@ -147,7 +158,7 @@ class Races:
         """Note a write and nothing else."""
         self._writer[words], self._wrote[words] = who + 1, when
 
-    def read(self, words: Array, lanes: Array, clock: Clock) -> Array:
+    def read(self, words: Array, lanes: Array, clock: Times) -> Array:
         """The thread whose write each read races with, NOBODY if none; notes the reads."""
         rival = self._rivals(words, lanes, clock)
         before, when = self._reader[words] - 1, self._looked[words]
@@ -161,7 +172,7 @@ class Races:
         self._several[words[self._reader[words] - 1 != lanes]] = True
         return rival
 
-    def write(self, words: Array, lanes: Array, clock: Clock) -> Array:
+    def write(self, words: Array, lanes: Array, clock: Times) -> Array:
         """The thread whose access each write races with, NOBODY if none; notes the writes."""
         rival = self.peek(words, lanes, clock, "write")
         self._writer[words] = lanes + 1
@@ -171,11 +182,11 @@ class Races:
         twice = self._writer[words] - 1
         return np.asarray(np.where((rival == NOBODY) & (twice != lanes), twice, rival))
 
-    def note(self, words: Array, lanes: Array, clock: Clock, how: str, level: int | None = None) -> Array:
+    def note(self, words: Array, lanes: Array, clock: Times, how: str, level: int | None = None) -> Array:
         """``read`` or ``write``."""
         return (self.read if how == "read" else self.write)(words, lanes, clock)
 
-    def peek(self, words: Array, lanes: Array, clock: Clock, how: str) -> Array:
+    def peek(self, words: Array, lanes: Array, clock: Times, how: str) -> Array:
         """As ``note``, but nothing is noted."""
         rival = self._rivals(words, lanes, clock)
         if how == "read":
@@ -186,7 +197,7 @@ class Races:
             other &= ~clock.ordered(reader, self._looked[words], lanes)
         return np.asarray(np.where((rival == NOBODY) & other, reader, rival))
 
-    def _rivals(self, words: Array, lanes: Array, clock: Clock) -> Array:
+    def _rivals(self, words: Array, lanes: Array, clock: Times) -> Array:
         writer = self._writer[words] - 1
         other = (writer != NOBODY) & (writer != lanes)
         if other.any():
