@@ -690,6 +690,9 @@ def test_the_finish_is_spread_where_it_does_not_fit_beside_the_rows(
         (128, 32, 32 * 1024, 1, 75, 2),  # 64 KiB, none for a block
         (128, 32, 100 * 1024, 1, 86, 0),  # more than there is
         (256, 32, 0, 16, 90, 4),  # 64 barriers
+        (128, 32, 0, 16, 120, 1),  # 24 barriers
+        (256, 32, 0, 16, 80, 8),  # no limit before sm_90
+        (32, 157, 9242, 1, 75, 6),  # in units of 256 bytes
         (512, 32, 0, 1, 120, 3),  # 1536 threads
         (96, 40, 0, 1, 80, 16),  # 48 warps by registers, three each
     ],

@@ -24,12 +24,14 @@ BARRIERS, BARRIERS_OF_GROUPS = 64, 16
 # Shared memory in bytes: of a multiprocessor, and at most of a block, by compute capability.
 SHARED = {75: (64, 64), 80: (164, 163), 86: (100, 99), 87: (164, 163), 89: (100, 99), 90: (228, 227), 100: (228, 227)}
 SMALL_SHARED = (100, 99)
-SHARED_UNIT = 128  # bytes in which it is given to blocks
-# Threads and blocks that a multiprocessor holds at most, by compute capability (CUDA Programming Guide, "Compute
-# Capabilities").
-RESIDENT = {75: (1024, 16), 80: (2048, 32), 86: (1536, 16), 87: (1536, 16), 89: (1536, 24), 90: (2048, 32)}
-RESIDENT |= {100: (2048, 32), 103: (2048, 32)}
-SMALL_RESIDENT = (1536, 24)
+SHARED_UNIT, SHARED_UNIT_75 = 128, 256  # bytes in which it is given to blocks
+# Threads, blocks and barriers that a multiprocessor has room for at most, by compute capability, as in the
+# cuda_occupancy.h of the CUDA toolkit, which counts barriers from 90 on.
+RESIDENT: dict[int, tuple[int, int, int | None]] = {
+    75: (1024, 16, None), 80: (2048, 32, None), 86: (1536, 16, None), 87: (1536, 16, None), 89: (1536, 24, None),
+    90: (2048, 32, 64), 100: (2048, 32, 64), 103: (2048, 32, 32),
+}  # fmt: skip
+SMALL_RESIDENT = (1536, 24, 24)  # of all others
 RESERVED = 1  # KiB of a multiprocessor's shared memory that each block costs besides its own
 CLOSELY = 16  # one part in so many is little
 
@@ -118,14 +120,17 @@ def occupancy(block: int, registers: int, shared: int, barriers: int, capability
     """Blocks of a kernel that a multiprocessor holds at a time, without regard to clusters.
 
     ``block``: threads; ``registers``: of a thread; ``shared``: bytes of a block, static and dynamic; ``barriers``: of a
-    block. Registers are given to warps, 256 at a time, in four partitions; shared memory SHARED_UNIT bytes.
+    block. Registers are given to warps, 256 at a time, in four partitions; shared memory in SHARED_UNIT
+    bytes. Agrees with cuda_occupancy.h.
     """
-    threads, blocks = RESIDENT.get(capability, SMALL_RESIDENT)
+    threads, blocks, room = RESIDENT.get(capability, SMALL_RESIDENT)
     warps = -(-block // WARP)
     by_registers = 4 * (REGISTERS_PER_SM // 4 // (max(-(-registers // 8), 1) * 8 * WARP)) // warps
-    each = -(-shared // SHARED_UNIT) * SHARED_UNIT + (RESERVED * 1024 if capability >= 80 else 0)
+    unit, reserved = (SHARED_UNIT, RESERVED * 1024) if capability >= 80 else (SHARED_UNIT_75, 0)
+    each = -(-shared // unit) * unit + reserved
     by_shared = _shared_limits(capability)[0] * 1024 // each if each else blocks
-    return min(threads // WARP // warps, blocks, by_registers, by_shared, BARRIERS // max(1, barriers))
+    by_barriers = room // max(1, barriers) if room else blocks
+    return min(threads // WARP // warps, blocks, by_registers, by_shared, by_barriers)
 
 
 def shared_by(blocks: int, capability: int) -> int:
