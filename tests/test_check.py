@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from lngen.check import check, matrix
+from lngen.check.closed_form import closed_form
 from lngen.check.differences import gradient_excess
 from lngen.check.executed import executed
-from lngen.check.inputs import POISON, random_inputs, same_bits
+from lngen.check.inputs import POISON, forward_inputs, random_inputs, same_bits
+from lngen.check.real import MEANINGS, Real, evaluate
+from lngen.check.tolerances import ROUNDOFF
 from lngen.emit import emit
 from lngen.errors import MissingError
 from lngen.graphs import Definition, GraphBuilder
+from lngen.graphs.norms import layernorm, rmsnorm
 from lngen.interpret import interpret
-from lngen.ir import D, M
+from lngen.ir import BF16, F64, OPS, D, Graph, M
+from lngen.ir.numerics import Array
 from lngen.lower import lower
 from lngen.schedule import Schedule
 from lngen.spec import make_spec, parse_spec
@@ -51,31 +58,125 @@ def test_a_wrong_number_in_any_result_is_caught(text: str) -> None:
         assert name in found.detail
 
 
-def test_a_graph_of_ones_own_is_held_against_differences() -> None:
-    def scaled(b: GraphBuilder) -> None:
-        x, gamma = b.input("x", M, D), b.input("gamma", D)
-        total = b.reduce_mean("ms", b.mul("x2", x, x), axis=D)
-        b.output("y", b.mul("y32", b.div("xhat", x, b.add("raised", total, b.number("one", 1.0))), gamma))
-
-    spec = make_spec(Definition("scaled", scaled), "bwd", {"d": 64})
-    assert max(gradient_excess(spec).values()) < 1
-    assert next(r.what for r in check.check_spec(spec, on="interpreter", rows=(3,))) == "differences"
+Describe = Callable[[GraphBuilder], None]
 
 
-def test_differences_catch_a_wrong_derivative(monkeypatch: pytest.MonkeyPatch) -> None:
+def scaled(b: GraphBuilder) -> None:
+    x, gamma = b.input("x", M, D), b.input("gamma", D)
+    total = b.reduce_mean("ms", b.mul("x2", x, x), axis=D)
+    b.output("y", b.mul("y32", b.div("xhat", x, b.add("raised", total, b.number("one", 1.0))), gamma))
+
+
+def two_outputs(b: GraphBuilder) -> None:
+    """Kinks, an input of a dtype of its own, two outputs, a statistic."""
+    x, r = b.input("x", M, D), b.cast("r32", b.param("residual", F64, M, D), to=F64)
+    h = b.add("h", b.cast("x64", x, to=F64), r)
+    most = b.reduce_max("most", h, axis=D)
+    b.output("y", b.relu("kept", b.sub("below", h, b.mul("half", most, b.const("part", 0.5, F64)))))
+    b.output("h_out", h)
+    b.statistic(most)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f64"])
+@pytest.mark.parametrize("d", [1, 64, 4096])
+@pytest.mark.parametrize("describe", [scaled, layernorm, rmsnorm, two_outputs])
+def test_any_graph_is_held_against_itself_in_float64(describe: Describe, d: int, dtype: str) -> None:
+    for direction in ("fwd", "bwd"):
+        spec = make_spec(Definition("own", describe), direction, {"d": d, "dtype": dtype})
+        inputs = random_inputs(spec, 3)
+        found = check.mathematics(spec, 3, inputs, interpret(spec.graph(), inputs))
+        assert found.ok, found.detail
+        assert found.what == "float64"
+        formulas = check.formulas(spec) if direction == "bwd" else found
+        assert formulas.ok, formulas.detail
+
+
+def test_a_graph_of_ones_own_is_checked_in_both_ways() -> None:
+    pytest.importorskip("cupy")
+    spec = make_spec(Definition("own", two_outputs), "bwd", {"d": 64})
+    results = list(check.check_spec(spec, on="interpreter", rows=(0, 3)))
+    assert [r.what for r in results] == ["differences", "float64", "compile"]
+    assert all(r.ok for r in results)
+
+
+def test_a_graph_of_ones_own_that_is_called_like_a_norm_is_checked_as_itself() -> None:
+    def layernorm(b: GraphBuilder) -> None:
+        b.output("y", b.mul("nothing", b.input("x", M, D), b.number("zero", 0.0)))
+
+    spec = make_spec(Definition("layernorm", layernorm), "fwd", {"d": 64})
+    inputs = random_inputs(spec, 5)
+    results = interpret(spec.graph(), inputs)
+    assert check.mathematics(spec, 5, inputs, results).ok  # 0 is what it says
+    builtin = parse_spec("layernorm.fwd:d=64,gamma=no,beta=no")
+    zeros = {n: np.zeros_like(a) for n, a in interpret(builtin.graph(), inputs).items()}
+    assert not check.mathematics(builtin, 5, inputs, zeros).ok
+
+
+@pytest.mark.parametrize("direction", ["fwd", "bwd"])
+@pytest.mark.parametrize("describe", [scaled, two_outputs])
+def test_a_wrong_result_of_any_graph_is_caught(describe: Describe, direction: str) -> None:
+    """Zeros in place of a result, and one number that is off by eight roundings of its dtype."""
+    spec = make_spec(Definition("own", describe), direction, {"d": 64, "dtype": "bf16"})
+    inputs = random_inputs(spec, 5)
+    right = interpret(spec.graph(), inputs)
+    assert check.mathematics(spec, 5, inputs, right).ok
+    for name, value in right.items():
+        off = value.copy()
+        off.flat[np.abs(off.astype(np.float64)).argmax()] *= off.dtype.type(1 + 8 * ROUNDOFF[BF16])
+        for wrong in (np.zeros_like(value), off):
+            found = check.mathematics(spec, 5, inputs, right | {name: wrong})
+            assert not found.ok
+            assert name in found.detail
+
+
+def test_a_pass_that_loses_a_term_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A forward is held against what was described, not against what the passes made of it."""
+    spec = make_spec(Definition("own", layernorm), "fwd", {"d": 64})
+    graph, inputs = spec.graph(), random_inputs(spec, 5)
+    centred = next(e for e in graph.eqns if e.op == "sub")
+    kept = replace(graph, eqns=tuple(replace(e, op="add") if e is centred else e for e in graph.eqns))
+    assert check.mathematics(spec, 5, inputs, interpret(graph, inputs)).ok
+    assert not check.mathematics(spec, 5, inputs, interpret(kept, inputs)).ok
+
+
+@pytest.mark.parametrize("lost", ["dx", "dgamma"])
+def test_differences_catch_a_wrong_derivative(monkeypatch: pytest.MonkeyPatch, lost: str) -> None:
     spec = parse_spec("rmsnorm.bwd:d=64")
-    true = check.gradient_excess(spec)
+    true = gradient_excess(spec)
     assert set(true) == {"dx", "dgamma"}
     assert max(true.values()) < 1
 
-    def forgetful(graph, inputs):  # type: ignore[no-untyped-def]
-        results = interpret(graph, inputs)
-        return {n: a * (1 + 1e-4) if n == "dx" else a for n, a in results.items()}
+    def forgetful(graph: Graph, inputs: Mapping[str, Array]) -> dict[str, Real]:
+        results = evaluate(graph, inputs)
+        return {n: Real(r.value * (1 + 1e-4) if n == lost else r.value, r.error) for n, r in results.items()}
 
-    monkeypatch.setattr("lngen.check.differences.interpret", forgetful)
-    wrong = check.gradient_excess(spec)
-    assert wrong["dx"] > 1
-    assert wrong["dgamma"] < 1
+    monkeypatch.setattr("lngen.check.differences.evaluate", forgetful)
+    wrong = gradient_excess(spec)
+    assert {name for name, ratio in wrong.items() if ratio > 1} == {lost}
+    monkeypatch.setattr(
+        "lngen.check.differences.evaluate",
+        lambda g, i: {n: Real(r.value * (n != lost), r.error) for n, r in evaluate(g, i).items()},
+    )
+    assert gradient_excess(spec)[lost] > 1  # no gradient at all
+
+
+def test_every_op_has_a_meaning_in_real_numbers() -> None:
+    assert set(MEANINGS) == set(OPS)
+
+
+@pytest.mark.parametrize("d", [17, 4096, 40_000])
+@pytest.mark.parametrize("direction", ["fwd", "bwd"])
+def test_real_numbers_are_the_closed_form_within_their_bound(direction: str, d: int) -> None:
+    """Of f32 results no error is more than the bound, and no bound is much more than what rounding can do."""
+    spec = parse_spec(f"layernorm.{direction}:d={d}")
+    inputs = random_inputs(spec, 3)
+    found = evaluate(spec.graph(), inputs)
+    forward = {**forward_inputs(spec, 3), **inputs}
+    expected = closed_form("layernorm", forward, dict.fromkeys(found, F64), spec.eps, F64)
+    for name, real in found.items():
+        scale = np.abs(expected[name].value).max()
+        assert np.abs(real.value - expected[name].value).max() < 1e-5 * scale  # statistics were rounded
+        assert 0 < real.error.max() < 3e-4 * scale
 
 
 def test_only_the_default_schedule_must_not_spill() -> None:

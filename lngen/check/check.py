@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from lngen.check.closed_form import closed_form
-from lngen.check.differences import gradient_excess
+from lngen.check.differences import ROWS, gradient_excess, result_excess
 from lngen.check.executed import executed
 from lngen.check.inputs import forward_inputs, random_inputs
 from lngen.check.result import Result
@@ -32,15 +32,17 @@ def check_spec(
 ) -> Iterator[Result]:
     """Check one spec: the default schedule and ``schedules - 1`` others spread over the legal ones.
 
-    The interpreter is held against float64 closed forms (named graphs) or central differences of the
-    forward (graphs of one's own). Every schedule is compiled for ``arch`` (a GPU's own if there is one), the
-    default must not spill. With a GPU (``on`` gpu or auto) each is launched on poisoned outputs and its bits
-    compared with the interpreter's; without one (``on`` ptx or auto) its PTX is executed on NumPy, every
-    access checked. MissingError for ``on=gpu`` without one.
+    The interpreter is held against float64: closed forms (lngen's norms) or the graph without its roundings (graphs of
+    one's own), and the gradients' formulas against central differences of the forward. Every schedule is compiled for
+    ``arch`` (a GPU's own if there is one), the default must not spill. With a GPU (``on`` gpu or auto) each is launched
+    on poisoned outputs and its bits compared with the interpreter's; without one (``on`` ptx or auto) its PTX is
+    executed on NumPy, every access checked. MissingError for ``on=gpu`` without one.
     """
     gpu = on in ("auto", "gpu") and device_count() > 0
     if on == "gpu" and not gpu:
         raise MissingError("on=gpu expects a GPU, none was found; use --on interpreter, or run `lngen doctor`.")
+    if spec.direction == "bwd":
+        yield formulas(spec)
     wanted: dict[int, tuple[dict[str, Array], dict[str, Array]]] = {}
     for m in rows:
         inputs = random_inputs(spec, m)
@@ -95,14 +97,26 @@ def compiled(spec: Spec, schedule: Schedule, binary: Binary, *, may_spill: bool)
 
 
 def mathematics(spec: Spec, rows: int, inputs: Mapping[str, Array], results: Mapping[str, Array]) -> Result:
-    """The interpreter's results against an oracle that shares nothing with the IR; 1.0 is the bound."""
-    norm = next((n for n in NORMS if n == spec.definition.name), None)
+    """The interpreter's results against an oracle in float64; 1.0 is the bound.
+
+    For lngen's own norms that is a closed form, which shares nothing with the IR. For any other graph it is the graph
+    itself without its roundings, and for its gradients the differences of that.
+    """
+    norm = next((n for n in NORMS if spec.builtin and n == spec.definition.name), None)
     if norm is not None:
         excess = closed_form_excess(norm, spec, inputs, results)
-        what = "oracle"
     else:
-        excess = gradient_excess(spec) if spec.direction == "bwd" else {}
-        what = "differences"
+        excess = result_excess(spec, inputs, results)
+    what = "oracle" if norm is not None else "float64"
+    return _judged(spec, rows, what, excess)
+
+
+def formulas(spec: Spec) -> Result:
+    """The gradients' formulas of a backward against differences of the forward."""
+    return _judged(spec, ROWS, "differences", gradient_excess(spec))
+
+
+def _judged(spec: Spec, rows: int, what: str, excess: Mapping[str, float]) -> Result:
     worst = max(excess.values(), default=0.0)
     detail = ", ".join(f"{name} {value:.2g}" for name, value in excess.items()) + " of the bound"
     return Result(str(spec), "", rows, what, bool(worst <= 1), detail)
