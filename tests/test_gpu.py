@@ -24,6 +24,7 @@ from lngen.runtime.driver import library
 from lngen.runtime.launch import Launcher, device_arch
 from lngen.schedule import Schedule, exists, parse_schedule, problem, ranked
 from lngen.spec import parse_spec
+from test_outputs import add_layernorm, apart, arrays_for, vanishing
 from test_passes import gated
 
 pytestmark = pytest.mark.gpu
@@ -281,6 +282,20 @@ def test_one_launch_through_the_library() -> None:
         _, saved = norm.forward(*(to_gpu(inputs[n]) for n in ("x", "gamma", "beta")))
         got = dict(zip(("dx", "dgamma", "dbeta"), norm.backward(to_gpu(inputs["dy"]), saved), strict=True))
         assert_same(got, interpret(spec.graph(), random_inputs(spec, rows)))
+
+
+@pytest.mark.parametrize("describe", [add_layernorm, apart, vanishing])
+def test_cotangents_of_several_outputs(describe: Any) -> None:
+    """Of all outputs, and of the first alone: what depends on no other than that has zeros."""
+    norm = runtime.compile(describe, d=1000)
+    inputs, cotangents = arrays_for(norm, rows=133)
+    (first, *others), names = cotangents.values(), [r.name for r in norm.spec("bwd").graph().results]
+    _, here = norm.forward(**inputs)
+    _, there = norm.forward(**{n: to_gpu(a) for n, a in inputs.items()})
+    for given in ((first, *others), (first, *(None for _ in others))):
+        got = norm.backward(tuple(None if a is None else to_gpu(a) for a in given), there)
+        want = norm.backward(given, here)
+        assert_same(dict(zip(names, got, strict=True)), dict(zip(names, want, strict=True)))
 
 
 @pytest.mark.parametrize("put", ["to_gpu", "to_torch"])
