@@ -16,11 +16,19 @@ def main() -> None:
     own = signal.getsignal(signal.SIGINT)
     if own is signal.default_int_handler:  # not where the parent said to ignore it
         signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
+    sys.unraisablehook = _unraisable
     os.environ["PYTHONSAFEPATH"] = "1"
     from lngen.cli import main
 
     signal.signal(signal.SIGINT, own)
     main()
+
+
+def _unraisable(found: "sys.UnraisableHookArgs") -> None:
+    """Ctrl-C where nothing can be raised, in a finaliser or a callback of the import system, is not lost."""
+    if found.exc_type is KeyboardInterrupt:
+        os._exit(INTERRUPTED)
+    sys.__unraisablehook__(found)
 
 
 if __name__ == "__main__":

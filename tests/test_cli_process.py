@@ -164,6 +164,17 @@ def test_an_interrupt_while_modules_are_imported(tmp_path: Path, how: tuple[str,
     assert interrupted(child, "importing") == (130, "")
 
 
+def test_an_interrupt_in_a_finaliser_is_not_lost() -> None:
+    code = (
+        "import lngen.cli, lngen.__main__\n"
+        "class Late:\n    def __del__(self):\n        raise KeyboardInterrupt\n"
+        "def slow(self, ctx, name):\n    late = Late(); del late; print('went on')\n"
+        "lngen.cli.Commands.get_command = slow\nlngen.__main__.main()"
+    )
+    done = run("list", how=("-c", code))
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def test_an_ignored_interrupt_stays_ignored() -> None:
     code = (
         "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"

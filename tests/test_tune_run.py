@@ -730,3 +730,17 @@ def test_ctrl_c_keeps_the_best_so_far(tmp_path: Path) -> None:
     # The worker process does not heed Ctrl-C: nobody is blamed for it.
     assert {t.status for t in database.read(tmp_path / "t.jsonl").trials} == {"correct"}
     wait_for(lambda: all(gone(p) for p in pids(log)))
+
+
+def test_a_worker_imports_nothing_from_the_current_folder(
+    fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its search path is that of the process that starts it, no more."""
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    for name in ("queue", "signal", "cupy", "numpy", "lngen"):
+        (folder / f"{name}.py").write_text(f"open('imported-{name}', 'w')\n")
+    with Worker(tune_fakes.NAME, "7") as worker:
+        assert worker.device().name == "Fake GPU"
+    assert [*folder.glob("imported-*")] == []

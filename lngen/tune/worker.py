@@ -112,7 +112,7 @@ class Worker:
         search = os.pathsep.join(p or os.getcwd() for p in sys.path)
         self._errors.truncate(0)
         self._process = subprocess.Popen(
-            [sys.executable, "-c", COMMAND, str(theirs.fileno()), self._measurer],
+            [sys.executable, "-P", "-c", COMMAND, str(theirs.fileno()), self._measurer],
             env={**os.environ, "CUDA_VISIBLE_DEVICES": self._gpu, "PYTHONPATH": search},
             stdin=subprocess.DEVNULL,
             stdout=self._errors,
