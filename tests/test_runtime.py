@@ -272,6 +272,18 @@ def test_wrong_numbers(call: Any, message: str) -> None:
         call(runtime.compile("layernorm", d=4))
 
 
+def test_no_rows_are_a_number_of_rows() -> None:
+    norm = runtime.compile("layernorm", d=4)
+    assert norm.plan(rows=0) == norm.plan(rows=np.int64(1))
+
+
+def test_a_device_has_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "device_count", lambda: 1)
+    for device in (-1, 1):
+        with pytest.raises(MissingError, match=f"GPU {device} is expected, but 1 are found"):
+            launch.device_arch(device)
+
+
 def test_wrong_direction() -> None:
     with pytest.raises(SpecError, match="There is no direction 'back', expected fwd or bwd"):
         runtime.compile("layernorm", d=4).source("back")
