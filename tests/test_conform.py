@@ -17,9 +17,10 @@ from lngen.check.conform.layout import clone, laid, strided, transposed, unalign
 from lngen.check.conform.reference import reference
 from lngen.cli import cli
 from lngen.errors import CheckError, MissingError, SpecError
-from lngen.ir import DType
+from lngen.graphs import Definition, GraphBuilder
+from lngen.ir import D, DType, M
 from lngen.ir.numerics import NUMPY_DTYPE, Array
-from lngen.spec import parse_spec
+from lngen.spec import make_spec, parse_spec
 
 BF16 = NUMPY_DTYPE[DType.BF16]
 F32 = np.dtype(np.float32)
@@ -150,6 +151,11 @@ def flushes(x: Array, gamma: Array, beta: Array, eps: float) -> Array:
     return np.where(np.abs(y) < np.finfo(y.dtype).tiny, 0, y).astype(y.dtype)
 
 
+def mean_slightly_off(x: Array, gamma: Array, beta: Array, eps: float) -> Array:
+    """By less than rows of large numbers may be, but in all rows."""
+    return forward(x, gamma, beta, eps) + gamma * np.float32(1e-3)
+
+
 def ignores_strides(x: Array, gamma: Array, beta: Array, eps: float) -> Array:
     window = laid(x)
     flat = window.memory[window.offset : window.offset + x.size]
@@ -189,6 +195,7 @@ def last_lane_lost(x: Array, gamma: Array, beta: Array, eps: float) -> Array:
         (mean_in_f16, "large-mean-1e3"),
         (mean_in_f16, "shift-invariance"),
         (mean_in_f16, "constant-rows"),
+        (mean_slightly_off, "constant-rows"),
         (writes_to_x, "inputs-unmodified"),
         (order_depends_on_m, "rows-in-bigger-batch"),
         (depends_on_other_rows, "rows-alone"),
@@ -212,6 +219,16 @@ def last_lane_lost(x: Array, gamma: Array, beta: Array, eps: float) -> Array:
 )
 def test_a_wrong_forward_fails_its_case(wrong: Callable[..., Array], case: str) -> None:
     assert failed(outcomes(wrong, None, case)) == {case}
+
+
+def test_a_graph_of_ones_own_is_no_norm_that_conform_knows() -> None:
+    def layernorm(b: GraphBuilder) -> None:
+        b.output("y", b.input("x", M, D))
+
+    spec = make_spec(Definition("layernorm", layernorm), "fwd", {"d": 8})
+    with pytest.raises(SpecError, match=r"'layernorm@[0-9a-f]{8}\.fwd:d=8,dtype=f32' is no norm that conform knows"):
+        Contract.of_spec(spec)
+    assert Contract.of_spec(parse_spec("rmsnorm.fwd:d=8")).norm == "rmsnorm"
 
 
 @pytest.mark.parametrize("wrong", [returns_f64, refuses_no_rows, flushes, absolute_gamma])

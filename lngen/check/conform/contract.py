@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from lngen.check.tolerances import NORMS, NormName
+from lngen.errors import SpecError
 from lngen.ir import DType
 from lngen.ir.ops import compute_dtype
 from lngen.spec import Spec
@@ -36,7 +37,9 @@ class Contract:
 
     @classmethod
     def of_spec(cls, spec: Spec) -> Contract:
-        """What a spec of one of the two norms promises."""
+        """What a spec of one of the two norms promises; SpecError for a graph of one's own."""
+        if not spec.builtin:
+            raise SpecError(f"'{spec}' is no norm that conform knows, expected one of {', '.join(NORMS)}.")
         (norm,) = (n for n in NORMS if n == spec.definition.name)
         names = {p.name for p in spec.forward().params}
         return cls(norm, spec.dtype, spec.weight, spec.out, spec.eps, "gamma" in names, "beta" in names)
