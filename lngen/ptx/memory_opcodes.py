@@ -126,6 +126,12 @@ def atomic(opcode: str) -> Atomic | None:
     return Atomic(op, does, space or "generic", space == "shared" and window != "::cluster", kind, how)
 
 
+def order(opcode: str) -> Semantics | None:
+    """What a load, store or atomic orders; None for a weak one and for all others."""
+    found = access(opcode) or atomic(opcode)
+    return found.how if found else None
+
+
 def _order(sem: str | None, scope: str | None) -> Semantics:
     both = sem == "acq_rel"
     level = LEVELS[scope or ("sys" if sem == "volatile" else "gpu")]

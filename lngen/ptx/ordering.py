@@ -48,16 +48,6 @@ class Semantics:
     level: int
 
 
-def semantics(opcode: str, atomic: bool = False) -> Semantics | None:
-    """What the modifiers of a memory instruction say; None for a weak access."""
-    parts = opcode.split(".")
-    level = next((LEVELS[p] for p in parts if p in LEVELS), LEVELS["sys" if "volatile" in parts else "gpu"])
-    both = "acq_rel" in parts
-    if not atomic and not {"volatile", "relaxed", "acquire", "release"} & set(parts):
-        return None
-    return Semantics(both or "acquire" in parts, both or "release" in parts, level)
-
-
 class VectorClock(Clock):
     """What every thread has seen of every other: accesses stamped with a smaller time come before its next one.
 

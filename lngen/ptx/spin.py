@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lngen.ptx.lanes import Lanes
-from lngen.ptx.ordering import semantics
+from lngen.ptx.memory_opcodes import access
 from lngen.ptx.parser import Entry, Instruction
 
 if TYPE_CHECKING:
@@ -47,7 +47,8 @@ def resident(entry: Entry) -> bool:
 
 def flag(i: Instruction) -> bool:
     """True for a strong load or store."""
-    return i.opcode.startswith(("ld.", "st.")) and semantics(i.opcode) is not None
+    form = access(i.opcode)
+    return form is not None and form.how is not None
 
 
 @lru_cache(maxsize=64)

@@ -10,7 +10,8 @@ import numpy as np
 from lngen.ir.numerics import Array
 from lngen.ptx.lanes import WARP, Lanes
 from lngen.ptx.memory import WORD, Buffer
-from lngen.ptx.ordering import Semantics, semantics
+from lngen.ptx.memory_opcodes import order
+from lngen.ptx.ordering import Semantics
 from lngen.ptx.parser import Entry, Instruction
 from lngen.ptx.scratch import NOBODY, Scratch
 from lngen.ptx.values import DTYPES
@@ -81,7 +82,7 @@ def published(batch: Batch, space: str, address: Array, lanes: Array, how: Seman
 
 def scope(i: Instruction) -> int | None:
     """The level of its scope, for accesses that may meet others of their kind; None for a weak one."""
-    how = semantics(i.opcode, i.opcode.startswith(("atom", "red")))
+    how = order(i.opcode)
     return None if how is None else how.level
 
 
