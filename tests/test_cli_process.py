@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,7 +15,8 @@ import pytest
 from click.testing import CliRunner
 
 from lngen.cli import cli
-from lngen.errors import ArrayError
+from lngen.cli.failures import INTERRUPTED, UNHANDLED, UNREAD
+from lngen.errors import ArrayError, LngenError
 
 ROOT = Path(__file__).resolve().parent.parent
 FWD = "layernorm.fwd:d=64,dtype=f32"
@@ -134,6 +136,14 @@ def test_each_error_has_its_exit_code(
     done = CliRunner().invoke(cli, ["list"])
     assert (done.exit_code, "Traceback" in done.stderr) == (code, level == "5")
     assert message in done.stderr
+
+
+def test_the_readme_lists_every_exit_code() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    table = text.partition("| exit code | means |")[2].partition("\n\n")[0]
+    listed = re.findall(r"^\| (\d+) \|", table, re.MULTILINE)
+    codes = {0, UNHANDLED, INTERRUPTED, UNREAD} | {c.exit_code for c in LngenError.__subclasses__()}
+    assert {int(code) for code in listed} == codes
 
 
 # Signals

@@ -50,6 +50,12 @@ def test_a_tilde_is_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     assert config.cache_dir() == Path.home() / "kernels"
 
 
+def test_an_unknown_user_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LNGEN_CACHE_DIR", "~nosuch-user-here/kernels")
+    with pytest.raises(LngenError, match=r"LNGEN_CACHE_DIR .* there is no user such as in '~nosuch-user-here/kernels'"):
+        config.cache_dir()
+
+
 def test_the_ladder_prints_and_dumps_every_stage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -29,8 +29,8 @@ def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
     "--callable",
     "name",
     metavar="MODULE:FUNCTION",
-    help="Anybody's function (x, gamma, beta, eps) -> y on NumPy arrays [M, D]; or torch-layernorm, torch-rmsnorm, "
-    "liger-layernorm, liger-rmsnorm, quack-rmsnorm.",
+    help="Anybody's function (x, gamma, beta, eps) -> y on NumPy arrays [M, D], maybe in a module of "
+    "the current folder; or torch-layernorm, torch-rmsnorm, liger-layernorm, liger-rmsnorm, quack-rmsnorm.",
 )
 @click.option(
     "--backward",

@@ -72,8 +72,8 @@ def traffic_rows(plan: Plan, rows: int | None = None) -> int:
     wanted = rows or max(1, min(ROW_GROUPS * (plan.kernels[0].grid[0].per or 1), most))
     if wanted > most:
         raise LngenError(
-            f"traffic is counted by executing the PTX on NumPy, for {MOST_ELEMENTS} elements at most: {most} rows "
-            f"of {plan.spec.d}, got {wanted}; ask for fewer."
+            f"traffic is counted by executing the PTX on NumPy, for {MOST_ELEMENTS} elements of rows at most, and "
+            f"{wanted} rows of {plan.spec.d} are more; ask for fewer."
         )
     return wanted
 
