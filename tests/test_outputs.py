@@ -152,6 +152,14 @@ def apart_weighted(b: GraphBuilder) -> None:
         b.output(f"y_{name}", scaled)
 
 
+def two_kinds(b: GraphBuilder) -> None:
+    """LayerNorm with a weight and RMSNorm without: every gradient is of the first, but not every sum over a row."""
+    x, gamma = b.input("x", M, D), b.input("gamma", D)
+    b.output("y", b.mul("scaled", centred(b, "n", x), gamma))
+    ms = b.reduce_mean("ms", b.mul("x2", x, x), axis=D)
+    b.output("z", b.mul("z32", x, b.statistic(b.rsqrt("rstd", b.add("mseps", ms, b.eps())))))
+
+
 def chained(b: GraphBuilder) -> None:
     """An output that another is computed from, one with a row's numbers, and one that no input with rows moves."""
     x, gamma = b.input("x", M, D), b.input("gamma", D)
@@ -161,7 +169,7 @@ def chained(b: GraphBuilder) -> None:
     b.output("weight", b.mul("gamma2", gamma, gamma))
 
 
-SEVERAL = [add_layernorm, two_norms, apart, chained, twice]
+SEVERAL = [add_layernorm, two_norms, two_kinds, apart, chained, twice]
 
 
 def arrays_for(norm: Norm, rows: int = 3) -> tuple[dict[str, Array], dict[str, Array]]:
@@ -224,16 +232,18 @@ def test_kernels_of_several_cotangents_have_the_interpreter_s_bits(describe: Des
         runs(spec_of(describe, "bwd", dtype=dtype, of=of))
 
 
-def test_two_norms_of_one_sum_meet_once_over_a_row() -> None:
-    """dh = rstd * (g - mean(g) - xhat * mean(g * xhat)), g = dy0 * gamma0 + dy1 * gamma1, as one derives it by hand."""
-    facts = problem(spec_of(two_norms, "bwd").graph(), 37)
-    assert (facts.row_sums, facts.column_sums, facts.phases) == (2, 4, 2)
-
-
 def last_step(spec: Spec) -> Eqn:
     """What makes the first gradient, before it is rounded."""
     producers = spec.graph().producers()
     return producers[producers[spec.graph().results[0]].args[0]]
+
+
+def test_two_norms_of_one_sum_meet_once_over_a_row() -> None:
+    """dh = rstd * (g - mean(g) - xhat * mean(g * xhat)), g = dy0 * gamma0 + dy1 * gamma1, as one derives it by hand."""
+    spec = spec_of(two_norms, "bwd")
+    facts = problem(spec.graph(), 37)
+    assert (facts.row_sums, facts.column_sums, facts.phases) == (2, 4, 2)
+    assert (last_step(spec).op, last_step(spec).args[0].name) == ("mul", "n_rstd")
 
 
 def test_what_passes_a_norm_by_is_added_to_its_whole_gradient() -> None:
@@ -375,10 +385,12 @@ def test_a_forward_value_that_has_a_gradient_s_name_is_an_error() -> None:
         (two_norms, {}, 8),
         (two_norms, {"of": "y1"}, 8),
         (apart_weighted, {}, 8),  # no cotangent is in every gradient
+        (two_kinds, {}, 8),
         # Statistics that are computed again are summed over a row, too, as they were in the forward.
         (add_layernorm, {"save": "none"}, 2),
         (two_norms, {"save": "none"}, 2),
         (apart_weighted, {"save": "none"}, 2),
+        (two_kinds, {"save": "none"}, 2),
     ],
 )
 def test_long_rows_are_shared_where_only_cotangents_are_summed(
