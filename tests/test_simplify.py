@@ -114,7 +114,7 @@ SUMS: dict[Describe, tuple[int, list[int], int]] = {
     rowscale: (2, [0, 0, 0, 0, 0], 35),
     halved: (3, [0, 0], 34),
     gated: (1, [0], 28),
-    gated_before: (1, [0], 36),
+    gated_before: (1, [0], 33),
     norm_of_norm: (3, [0, 0, 0, 0], 44),
     quadratic: (1, [0, 1, 1], 27),
 }
