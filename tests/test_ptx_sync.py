@@ -223,6 +223,11 @@ def test_an_mbarrier_is_initialised_once() -> None:
     assert "shared-race" in bulk(("// later", later.replace("__syncthreads();", "").replace(again, ended)))
 
 
+def test_an_atomic_access_to_what_a_copy_writes() -> None:
+    early = "if (t == 32) atomicAdd(s, 1u); do { asm"
+    assert "which an asynchronous copy also writes" in bulk(("do { asm", early))["async-read"]
+
+
 def test_an_mbarrier_is_invalidated_behind_its_copies() -> None:
     ended = 'if (t == 32) asm volatile("mbarrier.inval.shared::cta.b64 [%0];" :: "r"(b) : "memory"); do { asm'
     assert "on which an asynchronous copy has yet to complete" in bulk(("do { asm", ended))["mbarrier"]
