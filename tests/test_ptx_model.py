@@ -175,6 +175,31 @@ def test_bytes_that_do_not_match_what_is_expected(expected: int, copied: int) ->
     assert {f.kind for f in run(text, 1, 1, np.zeros(1, U4), np.arange(16, dtype=U4)).findings} == {"deadlock"}
 
 
+def test_who_comes_after_one_that_saw_a_phase_end_sees_it_at_once() -> None:
+    """Others may be told once a phase that it is not over: they might have come sooner."""
+    text = READY.replace("COUNT", "1") + "@!%p0 bra DONE;\nmbarrier.arrive.shared::cta.b64 _, [bar];\n"
+    text += WAIT.replace("PARITY", "0") + "\nDONE: BARRIER\n"
+    text += "mbarrier.test_wait.parity.shared::cta.b64 %p1, [bar], 0;\nselp.u32 %r1, 1, 0, %p1;\n"
+    text += "mul.wide.u32 %rd1, %r0, 4;\nadd.u64 %rd1, %rd0, %rd1;\nst.global.u32 [%rd1], %r1;\n"
+    assert run(text.replace("BARRIER", "bar.sync 0;"), 1, 2, np.zeros(2, U4)).results["0"].tolist() == [1, 1]
+    assert run(text.replace("BARRIER", ""), 1, 2, np.zeros(2, U4)).results["0"].tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("waited", [0, 1])
+@pytest.mark.parametrize("read", [0, 1])
+def test_a_wait_is_for_the_copies_of_its_own_mbarrier(waited: int, read: int) -> None:
+    """Two copies, each with an mbarrier; both are there when the wait for one is over: only its own may be read."""
+    text = "setp.eq.u32 %p0, %r0, 0;\n"
+    for n in (0, 1):
+        text += f"mbarrier.init.shared::cta.b64 [s+{256 + 8 * n}], 1;\nfence.mbarrier_init.release.cluster;\n"
+        text += f"mbarrier.arrive.expect_tx.shared::cta.b64 _, [s+{256 + 8 * n}], 16;\n"
+        text += COPY.replace("[s]", f"[s+{16 * n}]").replace("SIZE", "16").replace("[bar]", f"[s+{256 + 8 * n}]") + "\n"
+    text += WAIT.replace("PARITY", "0").replace("[bar]", f"[s+{256 + 8 * waited}]")
+    text += f"ld.shared.u32 %r1, [s+{16 * read}];\nst.global.u32 [%rd0], %r1;\n"
+    out = run(text, 1, 1, np.zeros(1, U4), np.full(4, 9, U4))
+    assert {f.kind for f in out.findings} == (set() if waited == read else {"async-read"})
+
+
 # ---- clusters: ranks, and whose memory an address is in ----
 
 SHAPES = [(1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (1, 4), (3, 2), (8, 1)]

@@ -17,9 +17,8 @@ from lngen.ir.numerics import Array
 from lngen.ptx import opaque
 from lngen.ptx.access import address_of, place, spread
 from lngen.ptx.batch import Batch
-from lngen.ptx.bulk import memory_operand
+from lngen.ptx.bulk import agent, memory_operand
 from lngen.ptx.lanes import Lanes
-from lngen.ptx.ordering import AGENTS
 from lngen.ptx.parser import Instruction
 from lngen.ptx.program import Program, Step, unknown, write
 from lngen.ptx.values import BOOL, UNSIGNED
@@ -198,8 +197,7 @@ def _passing(batch: Batch, barrier: Barrier, key: int, who: Array, complete: Arr
     row = barrier.done.row(form.cluster)
     if order is None or not complete.any():
         return complete
-    agent = order.column[batch.total + key // 8 % AGENTS]
-    aware = order.rows.table[order.seen.of[who], agent] >= barrier.ended
+    aware = order.rows.table[order.seen.of[who], order.column[agent(batch, key)]] >= barrier.ended
     if barrier.polled is None:
         barrier.polled = np.full(int(order.within.max()) + 1, -1, np.int32)
     place_ = order.within[who]
@@ -226,7 +224,7 @@ def completed(batch: Batch, barrier: Barrier, key: int) -> None:
         batch.order.now += 1
         barrier.ended = batch.order.now
         row = np.zeros(batch.order.rows.columns, np.int32)
-        row[batch.order.column[batch.total + key // 8 % AGENTS]] = barrier.ended
+        row[batch.order.column[agent(batch, key)]] = barrier.ended
         barrier.done.add(row, barrier.distant)
     barrier.distant = False
 
