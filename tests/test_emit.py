@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 from jinja2 import UndefinedError, meta
@@ -112,6 +113,17 @@ def test_the_header_holds_the_graph_and_the_command(plan: Plan) -> None:
     assert f"  ir-sha256  : {digest}" in header
     command = f"lngen show {plan.spec} --stage cuda --schedule {plan.schedule}"
     assert f"  regenerate : {command}" in header
+
+
+@pytest.mark.parametrize("keys", [{"d": 96}, {"d": 64, "dtype": "bf16", "eps": 1e-6, "gamma": "no", "wrt": "x"}])
+def test_the_header_of_a_graph_of_ones_own_says_the_python_that_emits_it(keys: dict[str, Any]) -> None:
+    own = Definition("own", layernorm)
+    for direction in ("fwd", "bwd"):
+        mine = {k: v for k, v in keys.items() if k != "wrt" or direction == "bwd"}
+        spec = make_spec(own, direction, mine)
+        text = emit(lower(spec, ranked(problem(spec.graph(), spec.d))[5]))
+        command = next(line for line in text.splitlines() if "regenerate" in line).partition(": ")[2]
+        assert eval(command, {"lngen": lngen, "g": own}) == text
 
 
 def test_every_kernel_is_there_under_its_bounds(plan: Plan) -> None:

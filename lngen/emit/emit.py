@@ -56,7 +56,7 @@ def module(plan: Plan) -> Module:
     ir = print_graph(plan.graph)
     return Module(
         name=plan.name,
-        command=f"lngen show {plan.spec} --stage cuda --schedule {plan.schedule}",
+        command=_command(plan),
         spec=str(plan.spec),
         schedule=str(plan.schedule),
         ir_hash=hashlib.sha256(ir.encode()).hexdigest()[:12],
@@ -67,6 +67,16 @@ def module(plan: Plan) -> Module:
         partials=partials(plan),
         kernels=plan.kernels,
     )
+
+
+def _command(plan: Plan) -> str:
+    """What emits the text again: a command line, or, with ``g`` for a Definition none knows, Python."""
+    if plan.spec.builtin:
+        return f"lngen show {plan.spec} --stage cuda --schedule {plan.schedule}"
+    direction = plan.spec.direction
+    keys = (key.split("=") for key in str(plan.spec).partition(":")[2].split(","))
+    options = ", ".join(f"{name}={value if name == 'd' else repr(value)}" for name, value in keys)
+    return f"lngen.compile(g, {options}, schedule={{'{direction}': '{plan.schedule}'}}).source('{direction}')"
 
 
 def partials(plan: Plan) -> tuple[str, ...]:
