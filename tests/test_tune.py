@@ -27,8 +27,9 @@ from lngen.tune import candidates, database, lease
 from lngen.tune.choose import choose, finalists, noise
 from lngen.tune.export import FORMATS, export
 from lngen.tune.lock import existing, frozen, incumbents, store
-from lngen.tune.plot import plot
+from lngen.tune.plot import _origin, plot
 from lngen.tune.trial import STATUSES, Device, Trial, from_json, latest
+from lngen.version import __version__
 
 SPEC = "rmsnorm.fwd:d=64,dtype=f32"
 DEVICE = Device("NVIDIA H200", "sm_90", "NVRTC 13.4")
@@ -480,15 +481,22 @@ def test_the_plot_shows_every_trial_and_is_the_same_every_time(tmp_path: Path, e
     assert sorted(p.name for p in tmp_path.iterdir()) == [a.name, b.name]
     plot(TRIALS, None, b)
     assert a.read_bytes() != b.read_bytes()
-    with pytest.raises(LngenError, match=r"cannot write '.*none.*': No such file or directory"):
-        plot(TRIALS, None, tmp_path / "none" / f"a.{ending}")
+    with pytest.raises(LngenError, match=r"cannot write '.*a\.(svg|png).c.*': (Not a directory|File exists)"):
+        plot(TRIALS, None, a / f"c.{ending}")
+    assert sorted(p.name for p in tmp_path.iterdir()) == [a.name, b.name]
+
+
+def test_the_plot_says_where_its_trials_come_from() -> None:
+    made = [trial(device="NVIDIA H200", compiler="NVRTC 13.0", date=d) for d in ("2026-01-02", "", "2026-01-01")]
+    assert _origin(made) == f"NVIDIA H200, NVRTC 13.0, lngen {__version__}, 2026-01-02"
+    assert _origin([]) == ""
 
 
 def test_a_plot_of_another_kind_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(LngenError, match=r"expected to end in \.png or \.svg"):
         plot(TRIALS, None, tmp_path / "a.pdf")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(MissingError, match=r"lngen\[plot\]"):
+    with pytest.raises(MissingError, match=r"\.\[plot\]"):
         plot(TRIALS, None, tmp_path / "a.png")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 
 from lngen.bench.timing import DRIFT, ROUNDS
 from lngen.errors import MissingError
@@ -262,7 +263,8 @@ class _Run:
         where = str(self._job.spec), self._job.rows, device.name, device.compiler
         used = c.registers, c.shared, c.compile_ms
         trial = Trial(*where, str(c.schedule), c.kernel, c.rank, status or c.status, reason or c.reason)
-        return replace(trial, registers=used[0], shared=used[1], compile_ms=used[2])
+        today = datetime.now(UTC).date().isoformat()
+        return replace(trial, registers=used[0], shared=used[1], compile_ms=used[2], date=today)
 
     def _record(self, trials: Sequence[Trial]) -> None:
         self._trials += trials

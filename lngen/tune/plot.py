@@ -44,8 +44,16 @@ def plot(trials: Sequence[Trial], choice: Choice | None, path: Path) -> None:
             axes.set_xlabel("rank in the model's order" if key == "rank" else key)
             if position == 0:
                 axes.legend(fontsize=7)
-        sign(figure, f"{trials[0].device}, lngen {__version__}, {trials[0].compiler}" if trials else "")
+        sign(figure, _origin(trials))
         save(figure, path)
+
+
+def _origin(trials: Sequence[Trial]) -> str:
+    """Where the trials come from: device, compiler, lngen's version, and the day of the last."""
+    if not trials:
+        return ""
+    last = max(t.date for t in trials)
+    return ", ".join(filter(None, [trials[0].device, trials[0].compiler, f"lngen {__version__}", last]))
 
 
 def _panel(axes: Any, trials: Sequence[Trial], choice: Choice | None, where: dict[str, Any]) -> None:

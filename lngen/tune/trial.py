@@ -35,6 +35,7 @@ class Trial:
     drifted    the reference moved by more than 2 % meanwhile, and did so again when repeated
     registers  a thread's, the most of the plan's kernels; shared: bytes a block, likewise
     compile_ms milliseconds to compile it, or to find it in the cache
+    date       the day it was made (UTC), 2026-01-31; empty in databases of earlier versions
     """
 
     spec: str
@@ -55,6 +56,7 @@ class Trial:
     registers: int = 0
     shared: int = 0
     compile_ms: float = 0.0
+    date: str = ""
 
     @property
     def identity(self) -> tuple[str, int, str, str, str, str]:
