@@ -665,7 +665,7 @@ def test_captures_side_by_side() -> None:
 
     norm = runtime.compile("layernorm", d=1024)
     spec = norm.spec("bwd")
-    cases = []
+    cases, kept = [], []
     capturing = torch.cuda.Stream()
     for seed in (0, 1):
         inputs = random_inputs(spec, 2000, seed=seed) | random_inputs(norm.spec("fwd"), 2000, seed=seed)
@@ -675,6 +675,7 @@ def test_captures_side_by_side() -> None:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=capturing):
             results = norm.backward(dy, saved)
+        kept.append((dy, saved))  # what a graph reads: the next capture would free it
         cases.append(
             (graph, torch.cuda.Stream(), results, interpret(spec.graph(), random_inputs(spec, 2000, seed=seed)))
         )
