@@ -1,5 +1,6 @@
 """What every test shares: GPU tests skip without a GPU, hypothesis is deterministic, the cache is private."""
 
+import os
 import warnings
 from collections.abc import Iterator
 
@@ -35,5 +36,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keeps the tests out of the user's cache; a test that is about the cache sets a folder of its own."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LNGEN_CACHE_DIR", str(tmp_path_factory.mktemp("lngen-cache")))
+        shared = os.environ.get("LNGEN_TEST_CACHE")  # of mutate.py, whose runs compile much the same
+        patch.setenv("LNGEN_CACHE_DIR", shared or str(tmp_path_factory.mktemp("lngen-cache")))
         yield
