@@ -91,17 +91,21 @@ class Mutant:
 def mutant(path: str, source: str, kind: str, start: int, end: int, text: str) -> Mutant:
     """The change of ``source`` between two characters, named by its lines before and after."""
     first, last = source.rfind("\n", 0, start) + 1, (source.find("\n", end) + len(source) + 1) % (len(source) + 1)
-    before, after = " ".join(source[first:last].split()), " ".join((source[first:start] + text + source[end:last]).split())
+    before, after = (
+        " ".join(source[first:last].split()),
+        " ".join((source[first:start] + text + source[end:last]).split()),
+    )
     line = source.count("\n", 0, start) + 1
     return Mutant(path, line, kind, start, end, text, source[start:end], f"{path}: {before} => {after}")
 
 
 # ---- places ----
 
-COMPARED = {"Lt": "<=", "LtE": "<", "Gt": ">=", "GtE": ">", "Eq": "!=", "NotEq": "==", "In": "not in", "NotIn": "in",
-            "Is": "is not", "IsNot": "is"}  # fmt: skip
-COMPUTED = {"Add": "-", "Sub": "+", "Mult": "//", "FloorDiv": "*", "Mod": "*", "BitAnd": "|", "LShift": ">>",
-            "RShift": "<<", "Div": "*"}  # fmt: skip
+COMPARED = {"Lt": ("<", "<="), "LtE": ("<=", "<"), "Gt": (">", ">="), "GtE": (">=", ">"), "Eq": ("==", "!="),
+            "NotEq": ("!=", "=="), "In": ("in", "not in"), "NotIn": ("not in", "in"), "Is": ("is", "is not"),
+            "IsNot": ("is not", "is")}  # fmt: skip
+COMPUTED = {"Add": ("+", "-"), "Sub": ("-", "+"), "Mult": ("*", "//"), "FloorDiv": ("//", "*"), "Mod": ("%", "*"),
+            "BitAnd": ("&", "|"), "LShift": ("<<", ">>"), "RShift": (">>", "<<"), "Div": ("/", "*")}  # fmt: skip
 EXCHANGED = {"min": "max", "max": "min", "any": "all", "all": "any", "sorted": "list"}
 
 
@@ -153,16 +157,22 @@ class _Python(ast.NodeVisitor):
         self.add(node.test, "condition", f"not ({self.text(node.test)})")
         self.generic_visit(node)
 
+    def between(self, left: ast.AST, right: ast.AST, kind: str, old: str, new: str) -> None:
+        """The operator between two operands, whatever parentheses there are."""
+        start, end = self.span(left)[1], self.span(right)[0]
+        gap = self.source[start:end]
+        if old in gap:
+            self.add(left, kind, gap.replace(old, new, 1), (start, end))
+
     def visit_Compare(self, node: ast.Compare) -> None:
         if len(node.ops) == 1:
-            new = COMPARED[type(node.ops[0]).__name__]
-            self.add(node, "comparison", f"{self.text(node.left)} {new} {self.text(node.comparators[0])}")
+            self.between(node.left, node.comparators[0], "comparison", *COMPARED[type(node.ops[0]).__name__])
         self.generic_visit(node)
 
     def visit_BinOp(self, node: ast.BinOp) -> None:
         name, texts = type(node.op).__name__, isinstance(node.left, ast.JoinedStr | ast.Constant)
-        if name in COMPUTED and not (texts and "'" in self.text(node.left) + '"'):
-            self.add(node, "operator", f"{self.text(node.left)} {COMPUTED[name]} {self.text(node.right)}")
+        if name in COMPUTED and not (texts and self.text(node.left)[-1] in "'\""):
+            self.between(node.left, node.right, "operator", *COMPUTED[name])
         elif name == "BitOr" and not self.text(node).endswith("None"):
             self.add(node, "order", f"{self.text(node.right)} | {self.text(node.left)}")
         self.generic_visit(node)
@@ -373,6 +383,8 @@ def run_all(mutants: list[Mutant], jobs: int, whole: bool, seconds: float, out: 
         for job in range(jobs):
             (Path(folder) / str(job)).mkdir()
             copies.put(Copy(Path(folder) / str(job)))
+        first = copies.queue[0].test(["tests/test_config.py"], seconds)
+        assert first == ("survived", ""), f"without a change, tests/test_config.py was {first}"
 
         def one(mutant: Mutant) -> Mutant:
             copy = copies.get()
@@ -385,7 +397,7 @@ def run_all(mutants: list[Mutant], jobs: int, whole: bool, seconds: float, out: 
             file.write(json.dumps(asdict(result)) + "\n")
             file.flush()
             print(f"{number}/{len(todo)} {result.status:<8} {result.seconds:6.1f} s  {result.path}:{result.line} "
-                  f"{result.was} -> {result.text}  {result.by}".replace("\n", " ")[:180], flush=True)  # fmt: skip
+                  f"{result.by or result.name}", flush=True)  # fmt: skip
 
 
 def load(paths: list[Path]) -> list[Mutant]:
