@@ -90,13 +90,14 @@ class Mutant:
 
 def mutant(path: str, source: str, kind: str, start: int, end: int, text: str) -> Mutant:
     """The change of ``source`` between two characters, named by its lines before and after."""
-    first, last = source.rfind("\n", 0, start) + 1, (source.find("\n", end) + len(source) + 1) % (len(source) + 1)
-    before, after = (
-        " ".join(source[first:last].split()),
-        " ".join((source[first:start] + text + source[end:last]).split()),
-    )
+    first, last = source.rfind("\n", 0, start) + 1, (source + "\n").index("\n", end)
+    before, after = source[first:last], source[first:start] + text + source[end:last]
     line = source.count("\n", 0, start) + 1
-    return Mutant(path, line, kind, start, end, text, source[start:end], f"{path}: {before} => {after}")
+    return Mutant(path, line, kind, start, end, text, source[start:end], f"{path}: {_line(before)} => {_line(after)}")
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())
 
 
 # ---- places ----
@@ -356,7 +357,7 @@ class Copy:
 
 
 FORKS = multiprocessing.get_context("forkserver")  # what a mutant cannot change is imported once
-FORKS.set_forkserver_preload(["pytest", "hypothesis", "numpy", "ml_dtypes", "jinja2", "rich", "click", "torch", "cupy"])
+FORKS.set_forkserver_preload(["pytest", "numpy", "ml_dtypes", "jinja2", "rich", "click", "torch", "cupy"])
 
 
 def _pytest(folder: Path, files: list[str], log: Path) -> None:
