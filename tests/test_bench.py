@@ -1033,7 +1033,6 @@ def test_a_plot_without_matplotlib_says_what_installs_it(monkeypatch: pytest.Mon
 
 
 def test_plots_are_the_same_twice(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     for name in ("x.svg", "x.png"):
         assert plot.plot(RECORDS, tmp_path / name) == [tmp_path / name]
         first = (tmp_path / name).read_bytes()
@@ -1043,8 +1042,6 @@ def test_plots_are_the_same_twice(tmp_path: Path) -> None:
 
 
 def test_a_figure_per_direction_shows_peers_ceiling_and_target(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    pytest.importorskip("matplotlib.figure")
     forward = [_record(n, d=d, gb_s=g, fraction=g / 4000) for d in (512, 1000, 2048, 4096) for n, g in
                (("copy", 4000.0), ("lngen", 3900.0), ("compile", 3000.0))]  # fmt: skip
     backward = [replace(r, direction="bwd", spec=r.spec.replace("fwd", "bwd")) for r in forward]
@@ -1070,7 +1067,6 @@ def test_a_picture_says_where_it_comes_from() -> None:
     saved = Saved(RECORDS, {"device": "NVIDIA H200", "lngen": "0.1.0"}, runs=[{"date": "2025-01-01"}, run])
     assert plot.origin(saved) == "NVIDIA H200, lngen 0.1.0, 2026-01-02, commit 0123456789ab"
     assert plot.origin(Saved(RECORDS)) == ""
-    pytest.importorskip("matplotlib.figure")
     from matplotlib.figure import Figure
 
     figure = Figure()
@@ -1079,7 +1075,6 @@ def test_a_picture_says_where_it_comes_from() -> None:
 
 
 def test_fractions_have_one_linear_scale(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib.figure")
     from matplotlib.figure import Figure
 
     for most, top in ((0.98, 1.1), (1.2, 1.22)):
@@ -1092,14 +1087,12 @@ def test_fractions_have_one_linear_scale(tmp_path: Path) -> None:
 
 
 def test_a_picture_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     with pytest.raises(LngenError, match="cannot write"):
         plot.plot(RECORDS, tmp_path / "x.png" / "y" / ("z" * 300 + ".png"))
     assert [*tmp_path.rglob("*.png")] in ([], [tmp_path / "x.png"])
 
 
 def test_each_way_to_run_lngen_has_a_colour_of_its_own() -> None:
-    pytest.importorskip("matplotlib.figure")
     from matplotlib.figure import Figure
 
     names = ("lngen", "lngen-serial", "lngen:stages=2", "lngen:stages=3", "torch")
@@ -1299,7 +1292,6 @@ def test_each_point_is_in_the_file_at_once(on_the_cpu: None, tmp_path: Path, mon
 
 
 def test_files_are_shown_again_without_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     monkeypatch.setattr(engines, "device_count", lambda: 0)
     one, two = tmp_path / "one.json", tmp_path / "two.json"
     write_json(one, Saved(RECORDS, {}, [HostRecord("s", 16, "lngen", "cupy", 3.0, 2.9, 3.1)]))

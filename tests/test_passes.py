@@ -17,7 +17,7 @@ from lngen.check.oracles import Array, differences
 from lngen.errors import DerivativeError, VerifyError
 from lngen.graphs import GRAPHS, Definition, GraphBuilder
 from lngen.interpret import interpret
-from lngen.ir import F32, F64, Axis, Builder, D, Graph, M, is_sum, parse, print_graph
+from lngen.ir import F32, F64, Axis, Builder, D, DType, Graph, M, is_sum, parse, print_graph
 from lngen.passes.edit import upstream
 from lngen.passes.order import column_order, orders, row_order
 from lngen.schedule import depths
@@ -49,20 +49,25 @@ def scale(eps: float = 1e-5) -> tuple[str, ...]:
     )
 
 
-def centred(d: int = 65536, more: tuple[str, ...] = (), returns: str = "", eps: float = 1e-5) -> Graph:
-    """A variance, and elements that are measured from the mean and scaled."""
-    return graph(
-        X,
+def centred_lines(
+    d: int = 65536, more: tuple[str, ...] = (), returns: str = "", eps: float = 1e-5, factor: str = "%rstd"
+) -> tuple[str, ...]:
+    """A variance, and elements that are measured from the mean and scaled by ``factor``."""
+    return (
         "%s : f32[M] = reduce_sum %x {axis=D}",
         f"%n : f32[] = const {{dtype=f32, value={float(d)}}}",
         "%m : f32[M] = div %s, %n",
         "%c : f32[M, D] = sub %x, %m",
         "%v : f32[M] = reduce_dot %c, %c {axis=D}",
         *scale(eps),
-        "%y : f32[M, D] = mul %c, %rstd",
+        f"%y : f32[M, D] = mul %c, {factor}",
         *more,
-        ", ".join(filter(None, ("%y", "%v", returns))),
+        ", ".join(filter(None, ("%y", "%v", "" if factor == "%rstd" else "%rstd", returns))),
     )
+
+
+def centred(d: int = 65536, more: tuple[str, ...] = (), returns: str = "", eps: float = 1e-5) -> Graph:
+    return graph(X, *centred_lines(d, more, returns, eps))
 
 
 TABLE: dict[str, tuple[Pass, Graph, Graph]] = {
@@ -275,6 +280,11 @@ TABLE: dict[str, tuple[Pass, Graph, Graph]] = {
             "%t : f32[D] = reduce_sum %y {axis=M}",
             "%y, %v, %t",
         ),
+    ),
+    "place_spread leaves elements with a scale of their own": (
+        lambda g: passes.place_spread(g, 65536),
+        graph(XR, *(owned := centred_lines(factor="%w"))),
+        graph(XR, *(line.replace("reduce_dot %c, %c", "reduce_spread %x") for line in owned)),
     ),
     "place_spread leaves elements whose scale may be infinite": (
         lambda g: passes.place_spread(g, 65536),
@@ -557,6 +567,27 @@ def test_column_orders_are_a_function_of_d_and_dtype() -> None:
     assert found(16384, "bf16", "none") == (1, 66, 16)
     assert (found(8192, save="none"), found(8193, save="none")) == ((1, 126, 16), (1, 66, 16))
     assert found(2**20, "bf16") == (1, 4, 4)
+
+
+def wide_sums(d: int, dtype: DType) -> tuple[int, ...]:
+    """How the sums in f64 of D columns of a gradient with elements of ``dtype`` are shared."""
+    b = Builder("wide_bwd")
+    x = b.cast("x64", b.param("x", dtype, M, D), to=DType.F64)
+    _, o = orders(b.build(b.reduce_sum("s", x, axis=M)), d)
+    return o.groups, o.blocks, o.strands
+
+
+def test_column_orders_of_eight_byte_sums() -> None:
+    """Half as many as of four bytes fit a block; the rows have the bytes of their elements."""
+    f64 = {1: (32, 128, 16), 96: (32, 128, 16), 97: (16, 128, 16), 384: (8, 128, 16), 385: (4, 126, 16),
+           768: (4, 126, 16), 769: (2, 126, 16), 1536: (2, 126, 16), 1537: (1, 126, 16), 3072: (1, 126, 16),
+           3073: (2, 30, 4), 6144: (2, 30, 4), 6145: (1, 30, 4), 16384: (1, 30, 4), 16385: (1, 15, 4),
+           32769: (1, 7, 4), 65537: (1, 4, 4)}  # fmt: skip
+    assert {d: wide_sums(d, DType.F64) for d in f64} == f64
+    bf16 = {1: (64, 128, 16), 768: (8, 128, 16), 769: (4, 126, 16), 1280: (4, 126, 16), 1281: (2, 126, 16),
+            2560: (2, 126, 16), 2561: (1, 126, 16), 3584: (1, 126, 16), 3585: (4, 30, 4), 10240: (2, 30, 4),
+            10241: (4, 15, 4)}  # fmt: skip
+    assert {d: wide_sums(d, DType.BF16) for d in bf16} == bf16
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f32", "f64"])

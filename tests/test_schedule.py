@@ -23,6 +23,7 @@ from lngen.schedule import (
     Schedule,
     capability,
     check,
+    check_arch,
     depths,
     dynamic_shared,
     exists,
@@ -36,6 +37,7 @@ from lngen.schedule import (
     problem,
     ranked,
     registers,
+    resources,
     row_counts,
     share,
     slots,
@@ -43,6 +45,7 @@ from lngen.schedule import (
     stage_bytes,
     static_shared,
 )
+from lngen.schedule.arch import minimum_arch
 from lngen.schedule.legal import _rules
 from lngen.schedule.resources import has_room
 from lngen.schedule.schedule import FORMS
@@ -699,3 +702,55 @@ def test_the_finish_is_spread_where_it_does_not_fit_beside_the_rows(
 )
 def test_occupancy(block: int, registers: int, shared: int, barriers: int, capability: int, blocks: int) -> None:
     assert occupancy(block, registers, shared, barriers, capability) == blocks
+
+
+# ---- what there is on an arch ----
+
+# The oldest arch that has a form's instructions, as the PTX manual says: cp.async from sm_80 on, bulk copies and
+# clusters from sm_90 on.
+OLDEST = {"registers": 75, "stream": 75, "async": 80, "bulk": 90, "ragged": 90}
+
+
+@pytest.mark.parametrize("arch", ["sm_70", "sm_75", "sm_80", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_120", "sm_121a"])
+@pytest.mark.parametrize("form", OLDEST)
+def test_a_form_exists_from_some_arch_on(form: str, arch: str) -> None:
+    s, here = Schedule(form, 32, 1, 1), capability(arch)
+    assert here == int(arch.removeprefix("sm_").removesuffix("a"))
+    assert exists(s, here) is (here >= OLDEST[form])
+    assert minimum_arch(s) == OLDEST[form]
+    if 75 <= here < OLDEST[form]:
+        with pytest.raises(ScheduleError, match=f"form={form} needs sm_{OLDEST[form]} or later, got {arch}; use form="):
+            check_arch(s, arch)
+    else:
+        check_arch(s, arch)
+
+
+@pytest.mark.parametrize(("arch", "most"), [("sm_89", 1), ("sm_90", 16), ("sm_103", 16), ("sm_120", 8), ("sm_121", 8)])
+def test_clusters_are_as_large_as_an_arch_has_them(arch: str, most: int) -> None:
+    for cluster in (1, 2, 4, 8, 16):
+        s = Schedule("registers", 32, 1, 1, cluster=cluster)
+        assert exists(s, capability(arch)) is (cluster <= most)
+        assert minimum_arch(s) == (75 if cluster == 1 else 90)
+        if cluster <= most:
+            check_arch(s, arch)
+        else:
+            with pytest.raises(ScheduleError, match=f"cluster is at most {most} on {arch}, got {cluster}"):
+                check_arch(s, arch)
+
+
+# KiB of shared memory of a multiprocessor and of a block, from the table of compute capabilities in NVIDIA's guide.
+SHARED_KIB = {75: (64, 64), 80: (164, 163), 86: (100, 99), 87: (164, 163), 89: (100, 99), 90: (228, 227),
+              100: (228, 227), 103: (228, 227), 120: (100, 99), 121: (100, 99)}  # fmt: skip
+
+
+@pytest.mark.parametrize("here", SHARED_KIB)
+def test_blocks_have_room_in_shared_memory(here: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block up to its own limit, and several up to that of all, which each takes a KiB of besides."""
+    p, (whole, block) = facts(FORWARD), SHARED_KIB[here]
+    used = {"bytes": 0}
+    monkeypatch.setattr(resources, "static_shared", lambda s, p: 512)
+    monkeypatch.setattr(resources, "dynamic_shared", lambda s, p: used["bytes"] - 512)
+    for resident in (1, 2, 3):
+        most = min(block, whole / resident - 1) * 1024
+        for used["bytes"] in (int(most), int(most) + 1):
+            assert has_room(replace(GOOD, resident=resident), p, here) is (used["bytes"] <= most)

@@ -216,6 +216,9 @@ def test_finalists_are_the_fastest_and_the_first_of_those_near() -> None:
     near = [ranked(n, 10.0 + 0.001 * ((n * 7) % 20)) for n in range(20)]
     found = [t.rank for t in finalists([*near, ranked(30, 9.99), ranked(31, 15.0)])]
     assert found == [0, 1, 2, 3, 4, 5, 6, 30]
+    # The default, the fastest three, and of the others those within 5 % of the fastest.
+    slow = [ranked(n, us) for n, us in enumerate((9.0, 5.24, 8.0, 5.26, 7.0, 5.0, 5.01, 5.02))]
+    assert [t.rank for t in finalists(slow)] == [0, 1, 5, 6, 7]
     assert finalists([]) == []
     assert [t.rank for t in finalists([ranked(n, 20.0 / 2**n) for n in range(6)])] == [0, 3, 4, 5]
 
@@ -236,6 +239,21 @@ def test_the_best_of_every_kind_is_tried_early(text: str) -> None:
     for kind in ("form", "one_launch", "hold", "keep"):
         assert {getattr(s, kind) for s in first} == {getattr(s, kind) for s in listed}, kind
     assert set(listed[:24]) <= set(first)
+
+
+def test_ranks_and_kinds_take_turns_after_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One by rank, then the best of the next kind: kinds of structures first, of blocks after those."""
+    first = parse_schedule("form=registers,threads=32,rows=1,vec=1", Schedule("registers", 32, 1, 1))
+    same = [replace(first, resident=n) for n in range(1, 8)]
+    kept, streamed, small = replace(first, keep=True), replace(first, form="stream"), replace(first, threads=16)
+    default = replace(first, resident=9)
+    monkeypatch.setattr(candidates, "ranking", lambda *of: [*same[:4], small, streamed, *same[4:], kept, default])
+    monkeypatch.setattr(candidates, "default_schedule", lambda *of, **rows: default)
+    found = candidates.candidates(parse_spec(SPEC), 4096, "sm_90")
+    expected = [default, same[0], same[1], streamed, same[2], kept, same[3], small, same[4], same[5], same[6]]
+    assert sorted(found) == sorted(expected)
+    assert [s for s in found if s in (streamed, kept)] == [streamed, kept]
+    assert found[:6] == expected[:6]
 
 
 # ---- the lock file ----
@@ -473,7 +491,6 @@ def test_an_export_is_of_one_job(form: str) -> None:
 
 @pytest.mark.parametrize("ending", ["svg", "png"])
 def test_the_plot_shows_every_trial_and_is_the_same_every_time(tmp_path: Path, ending: str) -> None:
-    pytest.importorskip("matplotlib")
     a, b = tmp_path / f"a.{ending}", tmp_path / f"b.{ending}"
     plot(TRIALS, choose(TRIALS), a)
     plot(TRIALS, choose(TRIALS), b)

@@ -438,7 +438,6 @@ def few(*args: str) -> tuple[str, ...]:
 
 
 def test_tune_prints_locks_draws_and_exports(command: Fake) -> None:
-    pytest.importorskip("matplotlib")
     done = call(*few("--plot", "a.svg", "--export", "t4", "t4.json"))
     assert done.exit_code == 0, done.output
     assert SCHEDULES[2] in done.stdout
@@ -549,7 +548,6 @@ def test_frozen_shows_the_database_without_a_lock_file(command: Fake) -> None:
 
 
 def test_frozen_draws_the_choice(command: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("matplotlib")
     assert call(*few("--plot", "then.svg")).exit_code == 0
     assert call(*few("--frozen", "--plot", "now.svg")).exit_code == 0
     assert Path("now.svg").read_bytes() == Path("then.svg").read_bytes()
