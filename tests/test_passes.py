@@ -286,6 +286,11 @@ TABLE: dict[str, tuple[Pass, Graph, Graph]] = {
         graph(XR, *(owned := centred_lines(factor="%w"))),
         graph(XR, *(line.replace("reduce_dot %c, %c", "reduce_spread %x") for line in owned)),
     ),
+    "place_spread leaves elements with the scale of another row": (
+        lambda g: passes.place_spread(g, 65536),
+        graph(XR, *(other := tuple(line.replace("div %v, %n", "div %w, %n") for line in centred_lines()))),
+        graph(XR, *(line.replace("reduce_dot %c, %c", "reduce_spread %x") for line in other)),
+    ),
     "place_spread leaves elements whose scale may be infinite": (
         lambda g: passes.place_spread(g, 65536),
         centred(eps=0.0),

@@ -19,7 +19,7 @@ from lngen import passes
 from lngen.check.inputs import same_bits
 from lngen.graphs import Definition, GraphBuilder
 from lngen.interpret import interpret
-from lngen.ir import F64, Builder, D, Graph, M, Value, is_sum, print_graph
+from lngen.ir import F64, Axis, Builder, D, Graph, M, Value, is_sum, print_graph
 from lngen.ir.numerics import NUMPY_DTYPE, Array
 from lngen.lower import lower
 from lngen.passes.edit import upstream
@@ -247,6 +247,19 @@ def lengths(forward: Graph) -> tuple[Graph, Graph]:
     live = upstream(forward.eqns, forward.results)
     raw = passes.vjp(forward, tuple(p.name for p in forward.params if p in live))
     return raw, passes.simplify(raw, raw.params[0].name)
+
+
+@pytest.mark.parametrize("of", [M, D])
+@pytest.mark.parametrize("over", [M, D])
+def test_what_is_centred_sums_to_zero_along_its_own_axis_alone(of: Axis, over: Axis) -> None:
+    b = Builder("centred_fwd")
+    x, w = b.param("x", F64, M, D), b.param("w", F64, M if over is D else D)
+    centred = b.sub("xc", x, b.reduce_mean("mean", x, axis=of))
+    raw, simplified = lengths(b.build(b.cast("y", b.reduce_sum("s", b.mul("p", centred, w), axis=over), to=F64)))
+    assert_same_gradient(raw, simplified, draw(raw, 3, 4))
+    (dw,) = (r for r in simplified.results if r.name == "dw")
+    sums = [e for e in simplified.eqns if e.op == "reduce_sum" and e.attr("axis") is over and e.args == (centred,)]
+    assert bool(sums) is (of is not over), dw
 
 
 @pytest.mark.parametrize("step", DEEP)
