@@ -49,10 +49,8 @@ def scale(eps: float = 1e-5) -> tuple[str, ...]:
     )
 
 
-def centred_lines(
-    d: int = 65536, more: tuple[str, ...] = (), returns: str = "", eps: float = 1e-5, factor: str = "%rstd"
-) -> tuple[str, ...]:
-    """A variance, and elements that are measured from the mean and scaled by ``factor``."""
+def centred_lines(d: int = 65536, more: tuple[str, ...] = (), returns: str = "", eps: float = 1e-5) -> tuple[str, ...]:
+    """A variance, and elements that are measured from the mean and scaled."""
     return (
         "%s : f32[M] = reduce_sum %x {axis=D}",
         f"%n : f32[] = const {{dtype=f32, value={float(d)}}}",
@@ -60,14 +58,22 @@ def centred_lines(
         "%c : f32[M, D] = sub %x, %m",
         "%v : f32[M] = reduce_dot %c, %c {axis=D}",
         *scale(eps),
-        f"%y : f32[M, D] = mul %c, {factor}",
+        "%y : f32[M, D] = mul %c, %rstd",
         *more,
-        ", ".join(filter(None, ("%y", "%v", "" if factor == "%rstd" else "%rstd", returns))),
+        ", ".join(filter(None, ("%y", "%v", returns))),
     )
 
 
 def centred(d: int = 65536, more: tuple[str, ...] = (), returns: str = "", eps: float = 1e-5) -> Graph:
     return graph(X, *centred_lines(d, more, returns, eps))
+
+
+def rescaled(old: str, new: str) -> tuple[Pass, Graph, Graph]:
+    """Elements with another scale than the rows' own: only the variance is taken from the segments."""
+    lines = ["%less : f32[] = const {dtype=f32, value=-1.0}", *(s.replace(old, new) for s in centred_lines())]
+    lines[-1] = "%y, %v, %rstd, %less"
+    after = [s.replace("reduce_dot %c, %c", "reduce_spread %x") for s in lines]
+    return lambda g: passes.place_spread(g, 65536), graph(XR, *lines), graph(XR, *after)
 
 
 TABLE: dict[str, tuple[Pass, Graph, Graph]] = {
@@ -281,15 +287,19 @@ TABLE: dict[str, tuple[Pass, Graph, Graph]] = {
             "%y, %v, %t",
         ),
     ),
-    "place_spread leaves elements with a scale of their own": (
+    "place_spread leaves elements with a scale of their own": rescaled("%c, %rstd", "%c, %w"),
+    "place_spread leaves elements with the scale of another row": rescaled("div %v, %n", "div %w, %n"),
+    "place_spread leaves elements with an endless scale": rescaled("value=1.0}", "value=inf}"),
+    "place_spread leaves elements with the scale of a sum turned round": rescaled("div %v, %n", "div %v, %less"),
+    "place_spread leaves the squares of columns": (
         lambda g: passes.place_spread(g, 65536),
-        graph(XR, *(owned := centred_lines(factor="%w"))),
-        graph(XR, *(line.replace("reduce_dot %c, %c", "reduce_spread %x") for line in owned)),
+        columns := graph(X, *centred_lines()[:4], "%v : f32[D] = reduce_dot %c, %c {axis=M}", "%v"),
+        columns,
     ),
-    "place_spread leaves elements with the scale of another row": (
+    "place_spread leaves the product of two": (
         lambda g: passes.place_spread(g, 65536),
-        graph(XR, *(other := tuple(line.replace("div %v, %n", "div %w, %n") for line in centred_lines()))),
-        graph(XR, *(line.replace("reduce_dot %c, %c", "reduce_spread %x") for line in other)),
+        two := graph(X, *centred_lines()[:4], "%v : f32[M] = reduce_dot %c, %x {axis=D}", "%v"),
+        two,
     ),
     "place_spread leaves elements whose scale may be infinite": (
         lambda g: passes.place_spread(g, 65536),
