@@ -1258,6 +1258,13 @@ def test_the_command_prints_and_writes(on_the_cpu: None, tmp_path: Path) -> None
     assert "Example: lngen bench" in CliRunner().invoke(bench, ["--help"]).output
 
 
+def test_a_plot_that_cannot_be_is_refused_before_anything_is_measured(on_the_cpu: None, tmp_path: Path) -> None:
+    options = ["--providers", "torch", "--shapes", "8x32", "--out", str(tmp_path / "b.json"), "--plot", "x.gif"]
+    result = CliRunner().invoke(bench, options)
+    assert isinstance(result.exception, LngenError)
+    assert not [*tmp_path.iterdir()]
+
+
 def test_the_command_continues_a_file(on_the_cpu: None, tmp_path: Path) -> None:
     file = tmp_path / "b.json"
     options = ["--shapes", "8x32,9x32", "--out", str(file), "--resume"]

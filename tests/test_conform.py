@@ -305,6 +305,21 @@ def test_a_wrong_backward_fails_its_cases(wrong: Callable[..., Any], cases: str)
     assert failed(outcomes(bwd=wrong, cases=cases)) == {*cases.split()}
 
 
+@pytest.mark.parametrize(("case", "times"), [("repeat", 3), ("repeat-columns", 5)])
+def test_every_repetition_counts(case: str, times: int) -> None:
+    """The last call of so many has other bits."""
+    calls: list[int] = []
+
+    def tires(dy: Array, x: Array, gamma: Array, beta: Array, eps: float) -> tuple[Array, ...]:
+        calls.append(len(x))
+        return tuple(np.nextafter(a, 9) if len(calls) == times else a for a in backward(dy, x, gamma, beta, eps))
+
+    found = outcomes(bwd=tires, cases=case)
+    assert len(calls) == times
+    assert failed(found) == {case}
+    assert f"of call {times}" in found[case].detail
+
+
 def test_gamma_forgotten_in_f32_alone_is_seen_by_the_differences_of_the_closed_form() -> None:
     def refuses_f64(*args: Any) -> Array:
         if args[0].dtype == np.float64:

@@ -68,6 +68,15 @@ def centred(d: int = 65536, more: tuple[str, ...] = (), returns: str = "", eps: 
     return graph(X, *centred_lines(d, more, returns, eps))
 
 
+# A sum over D that waits for one over M, beside the variance.
+COLUMNS = (
+    "%t : f32[D] = reduce_sum %x {axis=M}",
+    "%a : f32[M, D] = mul %x, %t",
+    "%most : f32[M] = reduce_max %a {axis=D}",
+    "%v, %most",
+)
+
+
 def rescaled(old: str, new: str) -> tuple[Pass, Graph, Graph]:
     """Elements with another scale than the rows' own: only the variance is taken from the segments."""
     lines = ["%less : f32[] = const {dtype=f32, value=-1.0}", *(s.replace(old, new) for s in centred_lines())]
@@ -295,6 +304,23 @@ TABLE: dict[str, tuple[Pass, Graph, Graph]] = {
         lambda g: passes.place_spread(g, 65536),
         columns := graph(X, *centred_lines()[:4], "%v : f32[D] = reduce_dot %c, %c {axis=M}", "%v"),
         columns,
+    ),
+    "place_spread leaves what is measured from the means of columns": (
+        lambda g: passes.place_spread(g, 65536),
+        crosswise := graph(
+            X,
+            "%s : f32[D] = reduce_sum %x {axis=M}",
+            "%n : f32[] = const {dtype=f32, value=65536.0}",
+            "%m : f32[D] = div %s, %n",
+            *centred_lines()[3:5],
+            "%v",
+        ),
+        crosswise,
+    ),
+    "place_spread minds no meeting for sums of columns": (
+        lambda g: passes.place_spread(g, 65536),
+        graph(X, *centred_lines()[:5], *COLUMNS),
+        graph(X, "%v : f32[M] = reduce_spread %x {axis=D}", *COLUMNS),
     ),
     "place_spread leaves the product of two": (
         lambda g: passes.place_spread(g, 65536),

@@ -198,6 +198,21 @@ def test_release_and_acquire() -> None:
     assert kinds(flag(broken(FLAG, '"r"(1)', '"r"(0)'))) == {"deadlock"}
 
 
+def test_release_and_acquire_inside_a_block() -> None:
+    """The scope of a block is enough for its own threads, and what it does not reach is a race."""
+    warps = broken(FLAG, "blockIdx.x == 1", "threadIdx.x == 32")
+    warps = broken(warps, "} else {", "} else if (threadIdx.x == 0) {")
+
+    def inside(source: str) -> set[str]:
+        return kinds(run(source, 1, 64, np.zeros(1, U4), np.zeros(2, U4), np.zeros(1, U4)))
+
+    narrow = broken(broken(warps, "st.release.gpu", "st.release.cta"), "ld.acquire.gpu", "ld.acquire.cta")
+    for right in (warps, narrow, broken(warps, "ld.acquire.gpu", "ld.acquire.cta")):
+        assert inside(right) == set()
+    for old, new in (("st.release.cta", "st.relaxed.cta"), ("ld.acquire.cta", "ld.relaxed.cta")):
+        assert inside(broken(narrow, old, new)) == {"global-race"}
+
+
 ASYNC = """extern "C" __global__ void k(const unsigned* a, unsigned* o) {
     __shared__ __align__(16) unsigned s[2][128];
     unsigned t = threadIdx.x, to = (unsigned)__cvta_generic_to_shared(&s[0][4 * t]);
