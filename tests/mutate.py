@@ -268,10 +268,10 @@ def device_places(path: str, source: str) -> Iterator[Mutant]:
         start += len(text)
 
 
-def _excluded(root: Path) -> dict[str, list[range]]:
+def _excluded(root: Path, places: Iterable[str]) -> dict[str, list[range]]:
     """By path, the lines that no mutant is made of: whole files, or one class or function of a module."""
     found: dict[str, list[range]] = {}
-    for place in told()["excluded"]:
+    for place in places:
         path, _, name = place.partition("::")
         lines = range(1, 10**6)
         if name:
@@ -282,9 +282,9 @@ def _excluded(root: Path) -> dict[str, list[range]]:
     return found
 
 
-def places(root: Path, only: str) -> tuple[list[Mutant], list[Mutant]]:
+def places(root: Path, only: str, excluded: Iterable[str]) -> tuple[list[Mutant], list[Mutant]]:
     """All places of the package, and all of the templates, in a fixed order, less those that are excluded."""
-    out, python, device = _excluded(root), [], []  # type: tuple[dict[str, list[range]], list[Mutant], list[Mutant]]
+    out, python, device = _excluded(root, excluded), [], []  # type: tuple[dict[str, list[range]], list[Mutant], list[Mutant]]
     for folder, places_of, found in (("lngen", python_places, python), ("templates", device_places, device)):
         for file in sorted(p for p in (root / folder).rglob("*") if p.is_file() and p.suffix in (".py", ".jinja")):
             path = file.relative_to(root).as_posix()
@@ -299,7 +299,7 @@ def sample(count: int, seed: int, only: str = "") -> list[Mutant]:
 
     In the order in which they are drawn: whatever part has run is a sample, too.
     """
-    rng, (python, device) = random.Random(seed), places(ROOT, only)
+    rng, (python, device) = random.Random(seed), places(ROOT, only, told()["excluded"])
     few = min(len(device), round(count * DEVICE_SHARE) if python else count)
     chosen = rng.sample(device, few) + rng.sample(python, min(len(python), count - few))
     return rng.sample(chosen, len(chosen))

@@ -14,7 +14,7 @@ import lngen.runtime as runtime
 from fake_gpu import FakeGpu, Launched
 from lngen.runtime import Norm, Saved
 from lngen.runtime.driver import PER_THREAD_STREAM
-from lngen.runtime.workspace import Workspace
+from lngen.runtime.workspace import Workspace, Workspaces
 
 D = 64
 ONE_LAUNCH = {"bwd": "form=registers,threads=8,rows=64,vec=4,one_launch=yes"}
@@ -119,6 +119,13 @@ def test_each_stream_has_its_own(gpu: FakeGpu) -> None:
     found = [workspace(done) for done in gpu.launched[::2]]
     assert [found.index(place) for place in found] == [0, 1, 0, 3, 1]
     assert [done.stream for done in gpu.launched[::2]] == [0, 77, 0, 78, 77]
+
+
+def test_each_device_has_its_own() -> None:
+    """The default stream is number 0 on all of them."""
+    held = Workspaces()
+    assert held.of(0, 0, "plan") is held.of(0, 0, "plan")
+    assert held.of(0, 0, "plan") is not held.of(1, 0, "plan")
 
 
 def test_each_plan_has_its_own(gpu: FakeGpu) -> None:
