@@ -119,14 +119,15 @@ def test_relu_keeps_nan_and_passes_nothing_at_zero_nor_at_nan() -> None:
         np.testing.assert_array_equal(dx, [[ct, ct, ct, 0.0, 0.0, 0.0, 0.0, 0.0]])
 
 
-def test_select_gt_passes_the_cotangent_to_what_it_chose() -> None:
+@pytest.mark.parametrize(("op", "passed"), [("select_gt", [0.0, 0.0, 5.0]), ("select_eq", [0.0, 5.0, 0.0])])
+def test_a_selection_passes_the_cotangent_to_what_it_chose(op: str, passed: list[float]) -> None:
     def chosen(b: GraphBuilder) -> None:
-        b.output("y", b.select_gt("y32", b.input("x", M, D), b.input("z", M, D), b.input("v", M, D)))
+        b.output("y", getattr(b, op)("y32", b.input("x", M, D), b.input("z", M, D), b.input("v", M, D)))
 
     inputs = {"x": np.array([[1.0, 2.0, 3.0]]), "z": np.array([[2.0, 2.0, 2.0]]), "v": np.full((1, 3), 7.0)}
     spec = make_spec(Definition("chosen", chosen), "bwd", {"d": 3, "dtype": "f64", "wrt": "v"})
     found = interpret(spec.graph(), {**inputs, "dy": np.full((1, 3), 5.0)})
-    np.testing.assert_array_equal(found["dv"], [[0.0, 0.0, 5.0]])
+    np.testing.assert_array_equal(found["dv"], [passed])
 
 
 def test_the_text_of_relu_parses_back() -> None:
