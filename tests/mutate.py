@@ -425,19 +425,26 @@ def reasons() -> dict[str, str]:
     return told()["equivalent"]
 
 
-def report(mutants: list[Mutant]) -> None:
-    """Counts by part, then every survivor."""
-    known, parts = reasons(), Counter((m.path.split("/")[:2][-1], m.status) for m in mutants)
-    for part in sorted({part for part, _ in parts}):
-        counts = {s: parts[part, s] for s in ("killed", "timeout", "survived") if parts[part, s]}
-        print(f"{part:<24} {counts}")
-    left = [m for m in mutants if m.status == "survived"]
-    equivalent = [m for m in left if m.name in known]
-    counted = len(mutants) - len(equivalent)
-    killed = sum(m.status in ("killed", "timeout") for m in mutants)
-    print(f"{killed} of {counted} killed ({killed / counted:.1%}); {len(equivalent)} more are equivalent.")
-    for m in sorted(left, key=lambda m: (m.path, m.line)):
-        print(f"{m.name}\n    {known.get(m.name, 'SURVIVED')}")
+def report(results: list[Mutant]) -> None:
+    """A table of counts by part, then every survivor with its reason. Places that are excluded by now do not count."""
+    known = reasons()
+    there = {m.name for found in places(ROOT, "", told()["excluded"]) for m in found}
+    mutants = [m for m in results if m.name in there]
+    parts: dict[str, Counter[str]] = {}
+    for m in mutants:
+        what = "equivalent" if m.status != "killed" and m.name in known else m.status
+        for part in ("/".join(m.path.split("/")[: 2 if m.path.startswith("lngen/") else 1]), "all"):
+            parts.setdefault(part, Counter())[what] += 1
+    columns = ("killed", "survived", "timeout", "equivalent")
+    print(f"{'part':<18}" + "".join(f"{name:>12}" for name in columns))
+    for part in [*sorted(parts.keys() - {"all"}), "all"]:
+        print(f"{part:<18}" + "".join(f"{parts[part][name]:>12}" for name in columns))
+    killed, counted = parts["all"]["killed"], parts["all"].total() - parts["all"]["equivalent"]
+    print(f"\n{killed} of {counted} that are not equivalent are killed, {killed / counted:.1%}.")
+    if len(results) > len(mutants):
+        print(f"{len(results) - len(mutants)} more are of places that are left out, or have changed since.")
+    for m in sorted((m for m in mutants if m.status != "killed"), key=lambda m: m.name):
+        print(f"\n{m.name}\n    {'equivalent: ' + known[m.name] if m.name in known else m.status}")
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from lngen.bench import circumstances, conditions, engines, formulas, peers, plot, providers, report, timing
+from lngen.bench import circumstances, conditions, engines, formulas, host, peers, plot, providers, report, timing
 from lngen.bench.cases import Case
 from lngen.bench.engines import TorchEngine, make_engine
 from lngen.bench.floor import ceiling_bytes, floor_bytes, gb_s, memory_peak
@@ -38,7 +38,7 @@ from lngen.bench.verdict import judge, summarise
 from lngen.cli.bench import bench, command, parse_shapes, tasks
 from lngen.errors import LngenError, MissingError, ScheduleError, SpecError
 from lngen.ir import DType
-from lngen.spec import parse_spec
+from lngen.spec import Spec, parse_spec
 
 MB = 1_000_000
 
@@ -1165,6 +1165,25 @@ def test_merged_files_keep_the_conditions_they_share() -> None:
 
 
 # ---- host time ----
+
+
+def test_host_times_are_of_both_kinds_of_arrays_and_a_broken_one_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(spec: Spec, rows: int) -> Any:
+        raise RuntimeError("no GPU part")
+
+    monkeypatch.setattr(host, "_cupy_calls", lambda spec, rows: ({"lngen": lambda: None}, lambda: None))
+    monkeypatch.setattr(host, "_torch_calls", lambda spec, rows: ({"F.layer_norm": lambda: None}, lambda: None))
+    spec = parse_spec("layernorm.bwd:d=8")
+    found = host.host_benchmark(spec, 16)
+    assert [(r.call, r.arrays, r.rows, r.note) for r in found] == [
+        ("lngen", "cupy", 16, ""),
+        ("F.layer_norm", "torch", 16, ""),
+    ]
+    assert {r.spec for r in found} == {"layernorm.fwd:d=8,dtype=f32"}
+    monkeypatch.setattr(host, "_cupy_calls", broken)
+    first, *_ = host.host_benchmark(spec, 16)
+    assert (first.call, first.arrays, first.us_median) == ("-", "cupy", None)
+    assert "no GPU part" in first.note
 
 
 def test_host_times_leave_the_waiting_out() -> None:
