@@ -145,9 +145,11 @@ def test_workspace_read_before_it_is_written() -> None:
     assert any(f.kind == "uninitialised" and "_partial'" in f.message for f in found)
 
 
-def test_a_register_that_nothing_wrote() -> None:
+@pytest.mark.parametrize("writes", [r"fma\.rn\.f32[^;]*;", r"setp\.[^;]*;"])
+def test_a_register_that_nothing_wrote(writes: str) -> None:
+    """One that holds a number, and a predicate."""
     plan = plan_of(*BLOCK)
-    text = re.sub(r"fma\.rn\.f32[^;]*;", "", compile_ptx(emit(plan), "sm_90"), count=1)
+    text = re.sub(writes, "", compile_ptx(emit(plan), "sm_90"), count=1)
     found = run_plan(plan, random_inputs(plan.spec, 2), ptx=text).findings
     assert kinds(found) == {"uninitialised"}
     assert re.search(r"register %\w+ is used, which nothing wrote", str(found[0]))
