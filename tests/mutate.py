@@ -380,8 +380,8 @@ def _pytest(folder: Path, files: list[str], log: Path) -> None:
 
 def run_all(mutants: list[Mutant], jobs: int, whole: bool, seconds: float, out: Path) -> None:
     """Every mutant that ``out`` does not have yet; a line each, at once."""
-    done = {(m.name, m.start) for m in load([out])} if out.exists() else set()
-    todo = [m for m in mutants if (m.name, m.start) not in done]
+    done = {m.name for m in load([out])} if out.exists() else set()
+    todo = [m for m in mutants if m.name not in done]
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(jobs) as threads, out.open("a") as file:
         copies: Queue[Copy] = Queue()
         for job in range(jobs):
@@ -407,11 +407,11 @@ def run_all(mutants: list[Mutant], jobs: int, whole: bool, seconds: float, out: 
 
 def load(paths: list[Path]) -> list[Mutant]:
     """Results; a later file's word counts."""
-    found: dict[tuple[str, int], Mutant] = {}
+    found: dict[str, Mutant] = {}
     for path in paths:
         for text in path.read_text().splitlines():
             m = Mutant(**json.loads(text))
-            found[m.name, m.start] = m
+            found[m.name] = m
     return [*found.values()]
 
 
@@ -462,9 +462,11 @@ def main() -> None:
     if chosen.report:
         report(load(chosen.report))
         return
-    mutants = sample(chosen.count, chosen.seed, chosen.only)
+    mutants = [] if chosen.again else sample(chosen.count, chosen.seed, chosen.only)
     if chosen.again:
-        mutants = [m for m in load(chosen.again) if m.status == "survived" and m.name not in reasons()]
+        there = {m.name: m for found in places(ROOT, chosen.only, told()["excluded"]) for m in found}
+        left = [m.name for m in load(chosen.again) if m.status != "killed" and m.name not in reasons()]
+        mutants = [there[name] for name in left if name in there]
     run_all(mutants, chosen.jobs, chosen.whole, chosen.seconds, chosen.out)
 
 
