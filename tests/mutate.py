@@ -356,6 +356,7 @@ class Copy:
             child.join()
             return "timeout", ""
         failed = re.search(r"^(?:FAILED|ERROR) (\S+)", log.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
+        assert child.exitcode not in (4, 5), f"pytest found none of {files}"
         return ("survived", "") if child.exitcode == 0 else ("killed", failed[1] if failed else "import")
 
 

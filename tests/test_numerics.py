@@ -343,6 +343,15 @@ def test_spreads_of_large_means(mean: float, slope: float) -> None:
     np.testing.assert_allclose(found, exact, rtol=40 * 2.0**-24 + 2 * shift)
 
 
+def test_rows_may_be_stacked() -> None:
+    """A row alone, and rows of rows, have the sums they have in a matrix."""
+    x, order = wild(6, 37), {"chunk": 2, "segment": 8}
+    for function in (row_sum, row_spread):
+        matrix = function(x, **order)
+        np.testing.assert_array_equal(function(x.reshape(2, 3, 37), **order), matrix.reshape(2, 3))
+        np.testing.assert_array_equal(np.array([function(row, **order) for row in x]), matrix)
+
+
 def test_row_sums_in_f64() -> None:
     check_rows(wild(2, 37).astype(np.float64) / 3, 2, 8)
 
