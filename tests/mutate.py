@@ -39,7 +39,7 @@ DEVICE_SHARE = 0.15  # of the mutants that are of templates
 
 # Which tests belong to which part, the quickest and most specific first; the longest prefix counts. Those of processes,
 # signals and the repository are left out: they fail under load, or because a source has changed at all.
-EXECUTED = "test_blocks test_ptx_alias test_ragged test_claim test_staged test_ptx_executor test_mutants"
+EXECUTED = "test_blocks test_ptx_alias test_ragged test_claim test_staged test_ptx_executor test_lower test_mutants"
 TESTS = {
     "lngen/": "test_config test_cli",
     "lngen/numbers.py": "test_numbers test_cli",
@@ -63,7 +63,7 @@ TESTS = {
     "lngen/bench/": "test_bench test_bench_ceilings test_floors",
     "lngen/aot/": "test_aot_folder test_aot test_generated",
     "lngen/inspect/": "test_traffic test_cli_output test_cli",
-    "lngen/cli/": "test_cli test_cli_output test_aot test_conform",
+    "lngen/cli/": "test_cli_output test_conform test_cli test_aot",
     "lngen/cli/bench.py": "test_bench test_cli_output test_cli",
     "lngen/cli/tune.py": "test_tune_run test_cli_output test_cli",
     "templates/": EXECUTED,
