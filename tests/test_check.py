@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -15,14 +16,14 @@ from lngen.check.differences import gradient_excess
 from lngen.check.executed import executed
 from lngen.check.inputs import POISON, forward_inputs, random_inputs, same_bits
 from lngen.check.real import MEANINGS, Real, evaluate
-from lngen.check.tolerances import ROUNDOFF
+from lngen.check.tolerances import FLOOR, ROUNDOFF
 from lngen.emit import emit
 from lngen.errors import MissingError
 from lngen.graphs import Definition, GraphBuilder
 from lngen.graphs.norms import layernorm, rmsnorm
 from lngen.interpret import interpret
-from lngen.ir import BF16, F64, OPS, D, Graph, M
-from lngen.ir.numerics import Array
+from lngen.ir import BF16, F64, OPS, D, DType, Graph, M
+from lngen.ir.numerics import NUMPY_DTYPE, Array
 from lngen.lower import lower
 from lngen.schedule import Schedule
 from lngen.spec import make_spec, parse_spec
@@ -284,3 +285,11 @@ def test_wrong_bits_and_findings_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     racy = executed(plan, "sm_90", 2, inputs, want)
     assert not racy.ok
     assert "shared-race" in racy.detail
+
+
+@pytest.mark.parametrize("dtype", [*DType])
+def test_an_error_of_one_rounding_is_half_a_step(dtype: DType) -> None:
+    """Relative, and where numbers are subnormal absolute; what f64 itself cannot hold counts as 0."""
+    facts = ml_dtypes.finfo(NUMPY_DTYPE[dtype])
+    assert float(facts.eps) / 2 == ROUNDOFF[dtype]
+    assert float(facts.smallest_subnormal) / 2 == FLOOR[dtype]
