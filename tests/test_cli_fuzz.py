@@ -268,6 +268,14 @@ def with_header(text: str, version: int, data: bytes) -> bytes:
     return b"\x93NUMPY" + bytes([version, 0]) + len(header).to_bytes(2 if version == 1 else 4, "little") + header + data
 
 
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_npy_files_of_every_version_are_read(version: int, tmp_path: Path) -> None:
+    array = np.arange(16, dtype=np.float32).reshape(2, 8)
+    text = "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 8), }\n"
+    (tmp_path / "x.npy").write_bytes(with_header(text, version, array.tobytes()))
+    np.testing.assert_array_equal(read_npy(tmp_path / "x.npy"), array)
+
+
 @st.composite
 def damaged(draw: Any) -> bytes:
     """A file with bytes cut out, changed and put in."""
