@@ -1,6 +1,7 @@
 """What every test shares: GPU tests skip without a GPU, hypothesis is deterministic, the cache is private."""
 
 import os
+import signal
 import warnings
 from collections.abc import Iterator
 
@@ -9,6 +10,10 @@ from hypothesis import settings
 
 settings.register_profile("ci", derandomize=True, deadline=None)
 settings.load_profile("ci")
+
+# A shell that runs the tests in the background ignores SIGINT, and so would every process they interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def why_no_gpu() -> str | None:

@@ -218,11 +218,11 @@ CLUSTERS = [
         r"barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;",
         "barrier.cluster.arrive.release.aligned;",
     ),
-    text(
-        "a cluster barrier that orders nothing",
+    texts(  # one that orders is enough without the fence, and with the fence one that does not
+        "a cluster barrier that orders nothing, without a fence",
         "cluster",
-        "cluster.arrive.release.aligned",
-        "cluster.arrive.relaxed.aligned",
+        ("cluster.arrive.release.aligned", "cluster.arrive.relaxed.aligned"),
+        ('    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");\n', ""),
     ),
     text("a number for the wrong block", "cluster", "remote_address(place, rank), at", "remote_address(place, 0), at"),
     text(
