@@ -44,7 +44,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SPEC = "rmsnorm.fwd:d=64,dtype=f32"
 TRIALS = 6
 SCHEDULES = [str(s) for s in candidates(parse_spec(SPEC), 4096, "sm_90")[:TRIALS]]
-QUICK = Limits(start=60.0, check=1.5, time=20.0)
+QUICK = Limits(start=60.0, check=3.0, time=20.0)
 
 
 @pytest.fixture(autouse=True)
@@ -390,7 +390,8 @@ def test_trials_of_another_device_compiler_or_kernel_do_not_count(fake: Fake, tm
 
 def test_jobs_run_side_by_side_one_process_per_gpu(fake: Fake, tmp_path: Path) -> None:
     fake(pause=0.1)
-    jobs = [make_job(rows=m, devices=("4", "9")) for m in (1, 2, 3, 4)]
+    # A check that is slow on a busy machine is not to have its process killed here.
+    jobs = [make_job(rows=m, devices=("4", "9"), limits=Limits()) for m in (1, 2, 3, 4)]
     report = tune(jobs, tmp_path / "t")
     assert [o.rows for o in report.outcomes] == [1, 2, 3, 4]
     assert not report.interrupted
