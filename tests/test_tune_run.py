@@ -155,7 +155,7 @@ def test_a_crash_a_hang_an_error_and_wrong_bits_cost_their_candidate_only(fake: 
     }  # fmt: skip
     reasons = [t.reason for t in found.trials]
     assert reasons[0] == "the worker process died (exit code 5): an illegal instruction"
-    assert reasons[1] == "no answer within 1.5 s; its process was killed"
+    assert reasons[1] == "no answer within 3 s; its process was killed"
     assert reasons[3] == "RuntimeError: CUDA_ERROR_ILLEGAL_ADDRESS"
     assert reasons[5] == "y: 3 numbers differ with 1 rows"
     assert chosen(found) == SCHEDULES[2]
