@@ -6,14 +6,14 @@ import numpy as np
 
 from lngen.ptx.opcodes import Opcode
 from lngen.ptx.pure import Pure
-from lngen.ptx.values import DTYPES, SIGNED, UNSIGNED, Value
+from lngen.ptx.values import DTYPES, UNSIGNED, Value
 
 
 def mul_high(m: Opcode) -> Pure:
     """The upper half of a product."""
     t = DTYPES[m["t"]]
     if t.itemsize < 8:
-        to = (SIGNED if t.kind == "i" else UNSIGNED)[2 * t.itemsize]
+        to = UNSIGNED[2 * t.itemsize]  # of signed operands, too: the bits that are kept are the same
         width = to.type(8 * t.itemsize)
         return Pure((t,), (t, t), lambda a, b: (a.astype(to) * b.astype(to) >> width).astype(t))
 
