@@ -125,10 +125,10 @@ def _fma(eqn: Eqn, sizes: Sizes, args: tuple[Real, ...]) -> Real:
 
 
 def _quotient(a: Real, b: Real) -> Real:
+    """Not rounded. The error is infinite where the error of the divisor may make the divisor zero."""
     value, least = a.value / b.value, np.abs(b.value) - b.error
-    return Real(
-        value, np.where(least > 0, (a.error + np.abs(value) * b.error) / least, np.where(b.error > 0, np.inf, 0))
-    )
+    unknown = np.where(b.error > 0, np.inf, 0.0)
+    return Real(value, np.where(least > 0, (a.error + np.abs(value) * b.error) / least, unknown))
 
 
 def _div(eqn: Eqn, sizes: Sizes, args: tuple[Real, ...]) -> Real:
@@ -213,7 +213,7 @@ def _segments(eqn: Eqn, sizes: Sizes) -> list[slice]:
 
 
 def _segment_mean(eqn: Eqn, sizes: Sizes, args: tuple[Real, ...]) -> Real:
-    """About the mean of each segment: any number near it serves, so it has the error of one that is computed."""
+    """The approximate mean of each segment, with the error of a computed sum times a rounded reciprocal."""
     parts = []
     for segment in _segments(eqn, sizes):
         part = Real(args[0].value[:, segment], args[0].error[:, segment])
