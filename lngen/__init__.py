@@ -1,26 +1,28 @@
 """lngen: a compiler for row-normalisation kernels.
 
 A graph says what to compute, forward only; lngen derives its backward, lowers both to CUDA, compiles them
-with NVRTC, runs and checks them. ``import lngen`` loads nothing: each public name is fetched on its first
-use, so neither CuPy nor PyTorch is imported before something needs them.
+with NVRTC, runs and checks them. ``import lngen`` loads nothing: each public name is imported on its first use, so
+neither CuPy nor PyTorch is imported before it is needed.
 
-    compile                   a norm one can call: ``lngen.compile("layernorm", d=4096, dtype="bf16")``
+    compile                   a callable norm: ``lngen.compile("layernorm", d=4096, dtype="bf16")``
     parse_spec, Spec          what is specialised on: ``layernorm.bwd:d=4096,dtype=bf16``
     parse_schedule, Schedule  what may change speed and never a bit
-    GRAPHS, Definition, GraphBuilder, M, D    the named graphs, and what one's own are written with
-    LngenError                the base of every error lngen raises on purpose
+    GRAPHS, Definition, GraphBuilder, M, D    the named graphs, and the parts of a new one
+    LngenError                the base of every error that lngen raises on purpose
 
-The stages are modules, also fetched on first use: ``lngen.ir``, ``lngen.passes``, ``lngen.interpret``,
+The stages are modules, also imported on first use: ``lngen.ir``, ``lngen.passes``, ``lngen.interpret``,
 ``lngen.lower``, ``lngen.emit``, ``lngen.toolchain``; for example ``lngen.emit.emit(plan)``.
 """
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
+from types import ModuleType
 
 from lngen.version import __version__
 
-TYPE_CHECKING = False  # what typing says, whose import takes longer than all the rest of this
+TYPE_CHECKING = False  # as in typing, whose import takes longer than the rest of this module
 if TYPE_CHECKING:
     from typing import Any
 
@@ -71,7 +73,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """A public name, imported now; later uses find it in the module."""
+    """A public name, imported on first use and then stored in the module."""
     if name in _MODULES:
         return import_module(f"lngen.{name}")
     if name not in _HOMES:
@@ -83,3 +85,14 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+class _Package(ModuleType):
+    """This package, in which ``compile`` is always the function: importing lngen/compile.py does not replace it."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name != "compile" or not isinstance(value, ModuleType):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

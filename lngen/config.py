@@ -1,8 +1,8 @@
-"""The only reader of environment variables; each is read when it is asked for, never at import.
+"""The only reader of environment variables; each is read on demand, never at import.
 
-LNGEN_DEBUG      0 (default) to 5: how much lngen says on stderr about what it does
-LNGEN_DUMP       a folder for files worth a look afterwards, such as sources that did not compile
-LNGEN_CACHE_DIR  where compiled kernels are kept; the user's cache folder by default
+LNGEN_DEBUG      0 (default) to 5: how much lngen prints on stderr about its work
+LNGEN_DUMP       a folder for files to inspect later, such as sources that did not compile
+LNGEN_CACHE_DIR  the folder of compiled kernels; the user's cache folder by default
 """
 
 import os
@@ -24,12 +24,12 @@ def debug_level() -> int:
 
 
 def dump_dir() -> Path | None:
-    """The folder named by LNGEN_DUMP, which may not exist yet, or None if that is unset or empty."""
+    """The folder named by LNGEN_DUMP, which may not exist yet, or None if it is unset or empty."""
     return _folder("LNGEN_DUMP")
 
 
 def cache_dir() -> Path:
-    """The folder of everything lngen keeps between runs; it may not exist yet."""
+    """The folder of all that lngen keeps between runs; it may not exist yet."""
     return _folder("LNGEN_CACHE_DIR") or platformdirs.user_cache_path("lngen")
 
 

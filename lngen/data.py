@@ -1,4 +1,4 @@
-"""Where the package's data folders are: inside the wheel, or beside the package in a checkout."""
+"""The package's data folders: inside the wheel, or beside the package in a checkout."""
 
 from importlib.resources import files
 from pathlib import Path
@@ -8,7 +8,7 @@ from lngen.errors import MissingError
 
 
 def data_dir(name: Literal["templates", "generated"]) -> Path:
-    """The folder ``name``: ``lngen/_data/name`` as a wheel carries it, else ``name`` beside the package."""
+    """The folder ``name``: ``lngen/_data/name`` in a wheel, else ``name`` beside the package."""
     package = Path(str(files("lngen")))
     candidates = (package / "_data" / name, package.parent / name)
     for candidate in candidates:

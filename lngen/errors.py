@@ -1,7 +1,7 @@
-"""Every error lngen raises on purpose: one class per stage, one clear sentence per message.
+"""The errors that lngen raises on purpose: one class per stage, one clear sentence per message.
 
-A message says what was expected, what came and what to do. ``exit_code`` is what the command line
-returns for it: 1 a check failed, 2 the request was wrong, 3 something the machine lacks, 70 lngen is wrong.
+A message says what was expected, what came and what to do. ``exit_code`` is the exit code of the command
+line: 1 a check failed, 2 the request was wrong, 3 the machine lacks something, 70 an error in lngen.
 """
 
 
@@ -12,7 +12,7 @@ class LngenError(Exception):
 
 
 class ParseError(LngenError):
-    """Text that is not a graph."""
+    """A text that is not a graph."""
 
 
 class VerifyError(LngenError):
@@ -20,7 +20,7 @@ class VerifyError(LngenError):
 
 
 class DerivativeError(LngenError):
-    """A derivative that was asked for and does not exist."""
+    """A requested derivative that does not exist."""
 
 
 class SpecError(LngenError):
@@ -31,8 +31,12 @@ class ScheduleError(LngenError):
     """A schedule that is illegal for its spec; names the rule and the number that breaks it."""
 
 
+class DeviceError(LngenError):
+    """A name that no described GPU has."""
+
+
 class LowerError(LngenError):
-    """A graph that no kernel structure can carry."""
+    """A graph that does not fit any kernel structure."""
 
 
 class EmitError(LngenError):
@@ -56,13 +60,13 @@ class CheckError(LngenError):
 
 
 class LockError(LngenError):
-    """A schedule that a lock file should hold, and does not."""
+    """A schedule that a lock file should contain but does not."""
 
     exit_code = 1
 
 
 class MissingError(LngenError):
-    """A GPU, a library or a compiler that is not there."""
+    """A missing GPU, library or compiler."""
 
     exit_code = 3
 

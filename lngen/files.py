@@ -1,6 +1,6 @@
 """Files: read within bounds, written whole or not at all.
 
-What a user names may be a device, a FIFO, or larger than the memory: none of these is waited for, or read.
+A path from a user may be a device, a FIFO, or a file larger than the memory: none of these is waited for or read.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from typing import Any, BinaryIO
 
 from lngen.errors import LngenError
 
-DEEPEST = 32  # arrays and objects inside each other that parse_json takes
-HELD = 60  # seconds to wait for a lock: what is done under one takes milliseconds
+DEEPEST = 32  # nesting of arrays and objects that parse_json accepts
+HELD = 60  # seconds to wait for a lock, which is held for milliseconds
 
 
 def opened(path: Path | str) -> BinaryIO:
-    """The regular file at ``path``, or that a link there leads to, open for reading.
+    """The regular file at ``path``, also through a link, open for reading.
 
     OSError, whose ``strerror`` says why, for anything else: a directory, a FIFO, a socket, a device.
     """
     try:
-        # O_NONBLOCK: open itself would wait for a FIFO's writer. O_NOCTTY: a terminal stays what it is.
+        # O_NONBLOCK: without it, open would wait for a FIFO's writer. O_NOCTTY: leave the controlling terminal.
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except ValueError as error:  # a NUL, or a lone surrogate
         raise OSError(errno.EINVAL, "no file can have this name") from error
@@ -47,7 +47,7 @@ def opened(path: Path | str) -> BinaryIO:
 def read(path: Path | str, limit: int) -> bytes:
     """The bytes of a regular file, ``limit`` at most; OSError, whose ``strerror`` says why, for anything else."""
     with opened(path) as file:
-        # The size alone is no guide: /proc says 0, and a file may grow meanwhile.
+        # The size alone is unreliable: /proc reports 0, and a file may grow during the read.
         large = os.fstat(file.fileno()).st_size > limit
         data = b"" if large else file.read(limit + 1) or b""
     if large or len(data) > limit:
@@ -56,9 +56,9 @@ def read(path: Path | str, limit: int) -> bytes:
 
 
 def parse_json(raw: bytes) -> Any:
-    """What a JSON text holds: UTF-8, finite numbers, integers of 64 bits, at most DEEPEST levels.
+    """The content of a JSON text: UTF-8, finite numbers, integers of 64 bits, at most DEEPEST levels.
 
-    ValueError, in words, for anything else, so that whatever comes back can be printed and written again.
+    ValueError with a sentence for anything else, so that every result can be printed and written again.
     """
     try:
         value = json.loads(raw.decode(), parse_int=_integer, parse_float=_number, parse_constant=_number)
@@ -67,7 +67,7 @@ def parse_json(raw: bytes) -> Any:
     except UnicodeDecodeError:
         raise ValueError("it is not UTF-8 text") from None
     _check_depth(value)
-    if b"\\u" in raw:  # the one way to a lone surrogate
+    if b"\\u" in raw:  # the only encoding of a lone surrogate
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError:
@@ -84,7 +84,7 @@ def _integer(text: str) -> int:
 def _number(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
-        raise ValueError(f"{text[:20]} is no finite number")
+        raise ValueError(f"{text[:20]} is not a finite number")
     return number
 
 
@@ -101,7 +101,7 @@ _SHORT.maxstring = _SHORT.maxother = 100
 
 
 def shown(value: Any) -> str:
-    """A value from a file as a message shows it: on one line, not long, whatever it is."""
+    """A value from a file for a message: on one line and short, whatever it is."""
     try:
         return _SHORT.repr(value)
     except ValueError:  # an integer of thousands of digits
@@ -109,20 +109,20 @@ def shown(value: Any) -> str:
 
 
 def sha256(data: bytes) -> str:
-    """The hash by which a manifest knows a file."""
+    """The hash of a file in a manifest."""
     return hashlib.sha256(data).hexdigest()
 
 
 def write_all(files: Mapping[Path, bytes]) -> None:
-    """Write every file beside its place first, then move them into place in order; folders are made.
+    """Write every file beside its destination first, then rename all of them in order; folders are made.
 
-    LngenError names the path that cannot be written; until the last byte is on disk no file has changed.
+    LngenError names the path that cannot be written; until all bytes are on disk no file has changed.
     """
     write_in_order([*files.items()])
 
 
 def write_in_order(files: Sequence[tuple[Path, bytes]], staging: Path | None = None) -> None:
-    """``write_all`` of files that may replace each other; ``staging``: the folder to write in, made if need be."""
+    """``write_all`` for files that may replace each other; ``staging``: the folder to write in, made if need be."""
     waiting: list[tuple[Path, Path]] = []
     path = staging or Path()
     try:
@@ -148,11 +148,11 @@ def write_in_order(files: Sequence[tuple[Path, bytes]], staging: Path | None = N
 def exclusive(folder: Path, name: str) -> Iterator[Path]:
     """Hold ``name`` in ``folder`` against every other thread and process that would write it.
 
-    Gives the staging folder for ``write_in_order``, which is removed at the end, with whatever a killed process left
-    there. The kernel gives the lock back when its process ends, however it ends. LngenError if it cannot be had within
-    HELD seconds.
+    Yields the staging folder for ``write_in_order``, which is removed at the end, with the remains of a killed
+    process. The kernel releases the lock when its process ends, however it ends. LngenError if the lock is not
+    available within HELD seconds.
     """
-    from filelock import FileLock, Timeout  # not above: it takes as long as the rest of lngen
+    from filelock import FileLock, Timeout  # not at the top: its import takes as long as the rest of lngen
 
     staging, file = folder / f".{name}.tmp", folder / f".{name}.lock"
     try:
@@ -169,21 +169,21 @@ def exclusive(folder: Path, name: str) -> Iterator[Path]:
         try:
             shutil.rmtree(staging, ignore_errors=True)
             with contextlib.suppress(OSError):
-                file.unlink()  # whoever waits for it sees that it has no name any more, and makes a new one
+                file.unlink()  # a waiting process notices that the file has no name, and makes a new one
         finally:
             lock.release()
 
 
 def resolved(path: Path) -> Path:
-    """The file that ``path`` leads to: by this name it is held, whatever links others reach it by."""
+    """The file that ``path`` leads to; locks use this name, whatever links lead to the file."""
     try:
         return Path(os.path.realpath(path))
     except ValueError:
-        return path  # no file can have this name, as opening it will say
+        return path  # no file can have this name, which opening it reports
 
 
 def reason(error: OSError | ValueError) -> str:
-    """Why a path cannot be used, for a message: the system's words, or that it is no path at all."""
+    """Why a path cannot be used, for a message: the system's words, or that the name is invalid."""
     return error.strerror or str(error) if isinstance(error, OSError) else "no file can have this name"
 
 
@@ -194,4 +194,4 @@ def _check_place(path: Path) -> None:
         if stat.S_ISDIR(mode):
             raise IsADirectoryError(errno.EISDIR, "it is a folder")
         if not stat.S_ISREG(mode):
-            raise OSError(errno.EINVAL, "it is no regular file")
+            raise OSError(errno.EINVAL, "it is not a regular file")

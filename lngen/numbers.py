@@ -1,6 +1,6 @@
-"""Numbers a user writes, in specs, schedules and options: one strict reading of them.
+"""Numbers from users, in specs, schedules and options: one strict reading of them.
 
-``int`` and ``float`` take more: digits of any script, underscores, spaces, NaN, and as many digits as there are.
+``int`` and ``float`` accept more: digits of any script, underscores, spaces, NaN, and any number of digits.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _DECIMAL = re.compile(r"(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE
 
 
 def whole(value: object, least: int = 0, most: int = LARGEST) -> int | None:
-    """The whole number that ``value``, a text of ASCII digits or an integer, says; None if it says none in range."""
+    """The whole number in ``value``, a text of ASCII digits or an integer; None if it is not one in range."""
     if isinstance(value, str):
         if not (value.isascii() and value.isdigit() and len(value) <= MOST_CHARACTERS):
             return None
@@ -30,7 +30,7 @@ def whole(value: object, least: int = 0, most: int = LARGEST) -> int | None:
 
 
 def decimal(value: object, least: float = 0.0, most: float = float("inf")) -> float | None:
-    """The number that ``value``, a text such as 1e-5 or a number, says; None if it says none in range, NaN included."""
+    """The number in ``value``, a text such as 1e-5 or a number; None if it is not one in range, NaN included."""
     if isinstance(value, str) and not (len(value) <= MOST_CHARACTERS and _DECIMAL.fullmatch(value)):
         return None
     try:

@@ -1,12 +1,22 @@
-"""What every test shares: GPU tests skip without a GPU, hypothesis is deterministic, the cache is private."""
+"""What every test shares: GPU tests skip without a GPU, hypothesis is deterministic, a run has one compile cache.
+
+A plain run takes a sample of the large tables (sampling.py). LNGEN_TEST_CACHE names a folder that keeps what the tests
+compile for later runs: a key of the cache holds all that an entry depends on, so that no change can make one stale.
+"""
 
 import os
 import signal
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import settings
+
+import sampling
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # a worker per core: threads of NumPy and PyTorch would wait for each other
+    os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
 
 settings.register_profile("ci", derandomize=True, deadline=None)
 settings.load_profile("ci")
@@ -28,8 +38,20 @@ def why_no_gpu() -> str | None:
         return f"{type(error).__name__}: {error}"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skips the tests marked ``gpu`` where there is no GPU, saying why; asks CuPy only if there are any."""
+def pytest_report_header() -> str:
+    """Which part of the mutants a plain run takes."""
+    part = f"part {sampling.part_of(sampling.commit()) + 1} of {sampling.PARTS}"
+    return f"mutants: a plain run takes {part} (commit {sampling.commit()[:12] or 'unknown'}), -m full takes all"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Takes the sample, then skips the tests marked ``gpu`` where there is no GPU, saying why.
+
+    Whoever selects by a marker or names a test gets all that fits. CuPy is asked only if there are tests for a GPU.
+    """
+    if not config.option.markexpr and not any("::" in argument for argument in config.args):
+        config.hook.pytest_deselected(items=[item for item in items if sampling.is_left_out(item)])
+        items[:] = [item for item in items if not sampling.is_left_out(item)]
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     reason = why_no_gpu() if on_gpu else None
     if reason is not None:
@@ -37,10 +59,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=f"needs a GPU ({reason})"))
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Each worker takes tests that stand side by side, which share what is planned and compiled."""
+    from xdist.scheduler import WorkStealingScheduling
+
+    return WorkStealingScheduling(config, log) if config.option.dist == "load" else None
+
+
 @pytest.fixture(autouse=True, scope="session")
-def private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keeps the tests out of the user's cache; a test that is about the cache sets a folder of its own."""
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keeps the tests out of the user's cache; the workers of a run share a folder.
+
+    A test that is about the cache sets a folder of its own.
+    """
     with pytest.MonkeyPatch.context() as patch:
-        shared = os.environ.get("LNGEN_TEST_CACHE")  # of mutate.py, whose runs compile much the same
-        patch.setenv("LNGEN_CACHE_DIR", shared or str(tmp_path_factory.mktemp("lngen-cache")))
+        base = tmp_path_factory.getbasetemp()
+        run = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+        patch.setenv("LNGEN_CACHE_DIR", os.environ.get("LNGEN_TEST_CACHE") or str(run / "lngen-cache"))
         yield

@@ -48,22 +48,22 @@ def schedule(form: str, threads: int, rows: int, vec: int, **more: int | bool) -
 CASES = {
     "registers": Case("layernorm.fwd:d=1000,dtype=f32", schedule("registers", 64, 2, 4), (5,)),
     "prefetch": Case("layernorm.bwd:d=740,dtype=f32,blocks=3", schedule("registers", 64, 8, 4, prefetch=True), (50,)),
-    "async": Case("layernorm.bwd:d=740,dtype=f32,blocks=1", schedule("async", 64, 8, 4, stages=2), (28,)),
-    "bulk": Case("rmsnorm.bwd:d=740,dtype=f32,blocks=3", schedule("bulk", 64, 8, 4, stages=2, bulk_store=True), (60,)),
-    "cluster": Case("layernorm.bwd:d=4100,dtype=f32,blocks=4", schedule("bulk", 128, 1, 4, stages=2, cluster=2), (12,)),
-    "ragged": Case(
+    "cp_async": Case("layernorm.bwd:d=740,dtype=f32,blocks=1", schedule("cp_async", 64, 8, 4, stages=2), (28,)),
+    "tma": Case("rmsnorm.bwd:d=740,dtype=f32,blocks=3", schedule("tma", 64, 8, 4, stages=2, tma_store=True), (60,)),
+    "cluster": Case("layernorm.bwd:d=4100,dtype=f32,blocks=4", schedule("tma", 128, 1, 4, stages=2, cluster=2), (12,)),
+    "tma_unaligned": Case(
         "layernorm.fwd:d=171,dtype=bf16",
-        schedule("ragged", 16, 2, 1, stages=3, owners=2, bulk_store=True, keep=True),
+        schedule("tma_unaligned", 16, 2, 1, stages=3, grid=2, tma_store=True, cached_weights=True),
         (2, 6, 10, 31),
     ),
-    "stream": Case("layernorm.bwd:d=8202,dtype=f32,save=none,blocks=2", schedule("stream", 256, 1, 2), (4,)),
-    "claimed": Case(
+    "multipass": Case("layernorm.bwd:d=8202,dtype=f32,save=none,blocks=2", schedule("multipass", 256, 1, 2), (4,)),
+    "dynamic": Case(
         "layernorm.fwd:d=4100,dtype=f32",
-        schedule("bulk", 64, 2, 4, stages=2, cluster=2, owners=2, hold=True, soon=True, claim=True),
+        schedule("tma", 64, 2, 4, stages=2, cluster=2, grid=2, row_in_registers=True, early_release=True, dynamic=True),
         (1, 5, 19),
     ),
-    "one launch": Case(
-        "layernorm.bwd:d=740,dtype=f32,blocks=3", schedule("registers", 64, 8, 4, one_launch=True), (30,)
+    "single launch": Case(
+        "layernorm.bwd:d=740,dtype=f32,blocks=3", schedule("registers", 64, 8, 4, single_launch=True), (30,)
     ),
     "columns": Case("layernorm.bwd:d=4102,dtype=f32,wrt=gamma+beta", schedule("registers", 512, 1, 2), (70,)),
 }

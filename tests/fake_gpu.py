@@ -16,9 +16,10 @@ from typing import Any
 
 import pytest
 
+from lngen.compile import KernelSet
 from lngen.ir import DType
 from lngen.lower import Kernel, Plan
-from lngen.runtime import arrays, call, choose, driver, launch
+from lngen.runtime import arrays, driver, launch
 from lngen.runtime.arrays import Layout
 
 
@@ -61,13 +62,15 @@ class FakeGpu:
         self.pause = 0.0
         self._kernels: dict[int, tuple[Plan, Kernel]] = {}
         self._addresses = itertools.count(1 << 30, 1 << 24)
-        runtime = SimpleNamespace(setDevice=lambda device: None, getDevice=lambda: 0, memsetAsync=self._memset)
+        runtime = SimpleNamespace(
+            setDevice=lambda device: None, getDevice=lambda: 0, memsetAsync=self._memset,
+            getDeviceProperties=lambda device: {"name": b"NVIDIA H200"},
+        )  # fmt: skip
         cuda = SimpleNamespace(Device=_Device, runtime=runtime, function=SimpleNamespace(Module=self._module))
         monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda))
         monkeypatch.setattr(driver, "library", lambda: self)
         monkeypatch.setattr(launch, "device_count", lambda: 1)
-        monkeypatch.setattr(call, "compile_plan", self._compile)
-        monkeypatch.setattr(choose, "compile_plan", self._compile)
+        monkeypatch.setattr(KernelSet, "cubin", lambda kernels, arch: self._compile(kernels.plan))
         monkeypatch.setitem(arrays._BY_TYPE, FakeArray, self)
 
     def array(self, dtype: str, *shape: int, strides: Sequence[int] = (), address: int | None = None) -> FakeArray:
@@ -101,7 +104,7 @@ class FakeGpu:
 
     # ---- CuPy ----
 
-    def _compile(self, plan: Plan, arch: str) -> Any:
+    def _compile(self, plan: Plan) -> Any:
         for kernel in plan.kernels:
             self._kernels[1 + len(self._kernels)] = plan, kernel
         return SimpleNamespace(image=b"", resources={})

@@ -60,7 +60,7 @@ TESTS = {
     "lngen/check/": "test_check test_oracles test_mutations test_cli_output test_cli",
     "lngen/check/conform/": "test_conform",
     "lngen/tune/": "test_tune test_tune_bits test_tune_cluster test_tune_files test_tune_run",
-    "lngen/bench/": "test_bench test_bench_ceilings test_floors",
+    "lngen/bench/": "test_bench test_bench_ceilings",
     "lngen/aot/": "test_aot_folder test_aot test_generated",
     "lngen/inspect/": "test_traffic test_cli_output test_cli",
     "lngen/cli/": "test_cli_output test_conform test_cli test_aot",
@@ -70,6 +70,7 @@ TESTS = {
 }
 SLOW = "every_structure_compiles or never_spills or register_model or time_a_kernel or hash_seed"
 NOT_RUN = f"not ({SLOW} or ctrl_c or sigint or console or worker or server)"  # what pytest's -k gets
+EVERY = "full or not full"  # what its -m gets: no sample of the large tables
 
 
 @dataclass(frozen=True)
@@ -286,7 +287,9 @@ def places(root: Path, only: str, excluded: Iterable[str]) -> tuple[list[Mutant]
     """All places of the package, and all of the templates, in a fixed order, less those that are excluded."""
     out, python, device = _excluded(root, excluded), [], []  # type: tuple[dict[str, list[range]], list[Mutant], list[Mutant]]
     for folder, places_of, found in (("lngen", python_places, python), ("templates", device_places, device)):
-        for file in sorted(p for p in (root / folder).rglob("*") if p.is_file() and p.suffix in (".py", ".jinja")):
+        for file in sorted(
+            p for p in (root / folder).rglob("*") if p.is_file() and p.suffix in (".py", ".jinja", ".cuh")
+        ):
             path = file.relative_to(root).as_posix()
             if path.startswith(only):
                 every = places_of(path, file.read_text(encoding="utf-8"))
@@ -299,7 +302,7 @@ def sample(count: int, seed: int, only: str = "") -> list[Mutant]:
 
     In the order in which they are drawn: whatever part has run is a sample, too.
     """
-    rng, (python, device) = random.Random(seed), places(ROOT, only, told()["excluded"])
+    rng, (python, device) = random.Random(seed), places(ROOT, only, survivors()["excluded"])
     few = min(len(device), round(count * DEVICE_SHARE) if python else count)
     chosen = rng.sample(device, few) + rng.sample(python, min(len(python), count - few))
     return rng.sample(chosen, len(chosen))
@@ -376,7 +379,7 @@ def _pytest(folder: Path, files: list[str], log: Path) -> None:
     with log.open("wb") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    os._exit(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--no-header", "-k", NOT_RUN, *files]))
+    os._exit(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--no-header", "-m", EVERY, "-k", NOT_RUN, *files]))
 
 
 def run_all(mutants: list[Mutant], jobs: int, whole: bool, seconds: float, out: Path) -> None:
@@ -416,20 +419,20 @@ def load(paths: list[Path]) -> list[Mutant]:
     return [*found.values()]
 
 
-def told() -> dict[str, dict[str, str]]:
+def survivors() -> dict[str, dict[str, str]]:
     """Why places are ``excluded``, and why, by their names, mutants are ``equivalent``."""
     return tomllib.loads(SURVIVORS.read_text(encoding="utf-8"))
 
 
 def reasons() -> dict[str, str]:
     """By a mutant's name, why nothing has to kill it."""
-    return told()["equivalent"]
+    return survivors()["equivalent"]
 
 
 def report(results: list[Mutant]) -> None:
     """A table of counts by part, then every survivor with its reason. Places that are excluded by now do not count."""
     known = reasons()
-    there = {m.name for found in places(ROOT, "", told()["excluded"]) for m in found}
+    there = {m.name for found in places(ROOT, "", survivors()["excluded"]) for m in found}
     mutants = [m for m in results if m.name in there]
     parts: dict[str, Counter[str]] = {}
     for m in mutants:
@@ -465,7 +468,7 @@ def main() -> None:
         return
     mutants = [] if chosen.again else sample(chosen.count, chosen.seed, chosen.only)
     if chosen.again:
-        there = {m.name: m for found in places(ROOT, chosen.only, told()["excluded"]) for m in found}
+        there = {m.name: m for found in places(ROOT, chosen.only, survivors()["excluded"]) for m in found}
         left = [m.name for m in load(chosen.again) if m.status != "killed" and m.name not in reasons()]
         mutants = [there[name] for name in left if name in there]
     run_all(mutants, chosen.jobs, chosen.whole, chosen.seconds, chosen.out)

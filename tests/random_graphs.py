@@ -15,13 +15,13 @@ import numpy as np
 
 from lngen.graphs import Definition
 from lngen.graphs.definition import GraphBuilder
-from lngen.ir import BF16, F16, F32, F64, SUMS, Axis, D, DType, Graph, M, Value
+from lngen.ir import BF16, F16, F32, F64, SUMS, WIDE, D, DType, Graph, M, S, Value
 from lngen.ir.numerics import Array, round_to
 from lngen.passes.edit import upstream
-from lngen.schedule import Problem, Schedule, capability, exists, is_legal, problem, slots, space
+from lngen.schedule import Problem, Schedule, capability, exists, is_legal, problem, space, vectors_per_thread
 from lngen.spec import Spec
 
-KINDS = ("forward", "columns", "backward", "double", "special", "maxima", "wide", "many", "middle")
+KINDS = ("forward", "columns", "backward", "double", "special", "maxima", "wide", "many", "middle", "segments")
 AXES = {"MD": (M, D), "M": (M,), "D": (D,), "": ()}
 NARROW = (F16, BF16, F32)
 NUMBERS = (0.0, -0.0, 1.0, -1.5, 0.1, 2.0**-140, 1e30, 65504.0)
@@ -36,10 +36,12 @@ PLAIN = (
 RARE = ("rsqrt", "const", "const", "size", "cast", "cast", "expand", "ties")
 FOLDS = ("sum_d", "mean_d", "max_d", "dot_d")
 COLUMNS = ("sum_m", "mean_m", "dot_m")
+SEGMENTS = ("segment_sum", "segment_dot", "segment_size", "sum_s")
+MEETING = ("add", "sub", "mul", "fma", "maximum", "select_gt")
 # What a schedule is chosen by, in this order.
 CHOICES = (
-    "form", "cluster", "threads", "rows", "prefetch", "resident", "stages", "bulk_store", "keep", "one_launch",
-    "hold",
+    "form", "cluster", "threads", "rows_per_block", "prefetch", "blocks_per_sm", "stages", "tma_store",
+    "cached_weights", "single_launch", "row_in_registers",
 )  # fmt: skip
 ARCHES = ("sm_90", "sm_90", "sm_75", "sm_120")
 
@@ -127,7 +129,9 @@ class Case:
         """A legal schedule; None if none is cheap enough to run here."""
         facts = problem(graph, self.d)
         work = len(graph.eqns) * facts.chunk
-        listed = [s for s in _space(facts) if slots(s, facts) * work <= MOST_WORK and runs_on(s, self.arch)]
+        listed = [
+            s for s in _space(facts) if vectors_per_thread(s, facts) * work <= MOST_WORK and runs_on(s, self.arch)
+        ]
         if not listed:
             return None
         rng = random.Random(self.schedule)
@@ -135,9 +139,9 @@ class Case:
             value = rng.choice(sorted({getattr(s, field) for s in listed}))
             listed = [s for s in listed if getattr(s, field) == value]
         chosen = listed[0]
-        if chosen.owners:  # few owners take many rows each
-            fewer = replace(chosen, owners=rng.choice([1, 1, 2, 3, chosen.owners]))
-            narrow = replace(fewer, rows=max(1, 32 // chosen.threads))
+        if chosen.grid:  # few owners take many rows each
+            fewer = replace(chosen, grid=rng.choice([1, 1, 2, 3, chosen.grid]))
+            narrow = replace(fewer, rows_per_block=max(1, 32 // chosen.threads))
             chosen = narrow if rng.random() < 0.5 and is_legal(narrow, facts) else fewer
         narrower = [replace(chosen, vec=1 << n) for n in range(facts.run.bit_length())]
         narrower = [s for s in narrower if is_legal(s, facts)]
@@ -151,7 +155,7 @@ class Case:
     def strides(self, graph: Graph, schedule: Schedule) -> dict[str, int]:
         """Row strides: a gap follows a tensor's row, or not; none a ragged row, 16 bytes or more a bulk one."""
         wide = [v for v in (*graph.params, *graph.results) if v.type.axes == (M, D)]
-        step = {"ragged": 0, "bulk": 8}.get(schedule.form, schedule.vec)
+        step = {"tma_unaligned": 0, "tma": 8}.get(schedule.form, schedule.vec)
         return {v.name: self.d + step * (self.pad * (n + 1) % 4) for n, v in enumerate(wide)}
 
 
@@ -197,12 +201,12 @@ class _Kitchen:
             elif v not in b.statistics:
                 b.statistic(v)
         if not b.results:
-            b.results.append(b.cast("y", self.rows[-1], to=to))
+            b.results.append(b.cast("y", [v for v in self.rows if S not in v.type.axes][-1], to=to))
 
     def _returnable(self, pool: str) -> list[Value]:
         """What kernels can return: with rows, or [D] and made of a column sum."""
         if pool == "rows":
-            return [v for v in self.rows if M in v.type.axes]
+            return [v for v in self.rows if M in v.type.axes and S not in v.type.axes]
         sums = {e.out for e in self.b.eqns if e.op in (*SUMS, "reduce_mean") and e.attr("axis") is M}
         return [v for v in self.columns if v.type.axes == (D,) and sums & upstream(self.b.eqns, [v])]
 
@@ -235,7 +239,7 @@ class _Kitchen:
                 back = s.dtype if s.dtype in (F32, F64) and s.picks[1] % 4 == 0 else dtype
                 return b.cast("back", b.cast("rounded", x, to=s.dtype), to=back)
             case "expand":
-                missing = [a for a in Axis if a not in x.type.axes]
+                missing = [a for a in WIDE if a not in x.type.axes]
                 return b.expand("spread", x, axis=missing[s.picks[1] % len(missing)]) if missing else None
             case "ties" if D in x.type.axes and M in x.type.axes:
                 return b.select_eq("largest", x, b.reduce_max("most", x, axis=D), y)
@@ -244,6 +248,10 @@ class _Kitchen:
                 return reduce(s.op, x, axis=D)
             case "dot_d" if dtype is F32 and D in (*x.type.axes, *y.type.axes):
                 return b.reduce_dot(s.op, x, y, axis=D)
+            case "segment_sum" | "segment_dot" | "sum_s":
+                return self._of_segments(s, alike)
+            case "segment_size":
+                return b.segment_size("length", dtype)
             case "dot_m":
                 wide = [v for v in pool if v.type.axes == (M, D) and v.type.dtype is F32]
                 other = [v for v in pool if v.type.dtype is F32]
@@ -257,6 +265,17 @@ class _Kitchen:
                     return reduce(s.op, wide[-1 - s.picks[0] % len(wide)], axis=M)
         return None
 
+    def _of_segments(self, s: Step, pool: list[Value]) -> Value | None:
+        """Sums of each segment of a row, or over the segments of a row; None without an operand."""
+        axes = (M, S) if s.op == "sum_s" else (M, D)
+        wide = [v for v in pool if v.type.axes == axes]
+        if not wide or (s.op == "segment_dot" and wide[0].type.dtype is not F32):
+            return None
+        x = wide[-1 - s.picks[0] % len(wide)]
+        if s.op == "segment_dot":
+            return self.b.segment_dot("squares", x, x if s.picks[1] % 2 else pool[-1 - s.picks[1] % len(pool)])
+        return self.b.segment_sum("parts", x) if s.op == "segment_sum" else self.b.reduce_sum("joined", x, axis=S)
+
 
 def draw_case(rng: random.Random, kind: str) -> Case:
     """A case of a kind."""
@@ -264,6 +283,8 @@ def draw_case(rng: random.Random, kind: str) -> Case:
     if kind == "wide":
         d = rng.choice([4096, 4100, 5001, 8192, 8200, 20000, 20001, 16385])
         rows = rng.randint(0, 3)
+    elif kind == "segments":
+        d, rows = rng.choice([8200, 12296, 16385, 20001, rng.randint(1, 300)]), rng.randint(0, 3)
     elif kind == "middle":
         d, rows = rng.choice([512, 1024, rng.randint(260, 2000), 8 * rng.randint(33, 250)]), rng.randint(0, 9)
     elif kind == "many":
@@ -290,13 +311,16 @@ def _recipe(rng: random.Random, kind: str) -> Recipe:
     mixed = rng.random() < 0.4
     letters = iter("xzuvwghpqe")
     inputs = tuple(Input(next(letters), rng.choice(dtypes) if mixed else one, s, rng.random() < 0.5) for s in shapes)
-    columns = kind in ("columns", "many") or rng.random() < (0.5 if kind == "wide" else 0.25)
+    columns = kind in ("columns", "many") or rng.random() < {"wide": 0.5, "segments": 0}.get(kind, 0.25)
     words = (
         [*PLAIN * 2, *RARE, *FOLDS * 3]
         + list(COLUMNS) * 4 * columns
         + ["max_d", "maximum", "ties"] * 6 * (kind == "maxima")
+        + list(SEGMENTS) * 6 * (kind == "segments")
     )
     steps = [_step(rng, rng.choice(words), dtypes) for _ in range(rng.randint(2, 5 if kind == "wide" else 11))]
+    for op in SEGMENTS * 2 * (kind == "segments"):
+        steps += [_step(rng, op, dtypes), replace(_step(rng, rng.choice(MEETING), dtypes), picks=(0, _recent(rng), 1))]
     steps += [_step(rng, "sum_m", dtypes) for _ in range(columns)]
     steps += [replace(_step(rng, rng.choice(PLAIN), dtypes), pool="columns") for _ in range(2 * columns)]
     steps = [replace(s, pool="columns") if s.op not in COLUMNS and rng.random() < 0.03 else s for s in steps]

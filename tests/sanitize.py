@@ -13,10 +13,11 @@ import cupy
 
 import lngen
 from lngen.check.inputs import mismatches, random_inputs, same_bits
+from lngen.compile import KernelSet
+from lngen.devices import capability
 from lngen.interpret import interpret
 from lngen.lower import lower
 from lngen.runtime.arrays_np import launch_numpy
-from lngen.runtime.choose import capability, compile_plan
 from lngen.runtime.launch import Launcher, device_arch
 from lngen.schedule import Schedule, exists, parse_schedule
 from lngen.spec import parse_spec
@@ -36,41 +37,56 @@ CASES = (
 LAST = ("layernorm", 40000, {"dtype": "f32", "save": "none"})
 # Every form, and each of its ways; few owners, so that their stages go round.
 SCHEDULES = (
-    ("layernorm.fwd:d=64,dtype=bf16", "form=bulk,threads=4,rows=8,vec=8,stages=2,owners=2,bulk_store=yes,keep=yes"),
-    ("layernorm.fwd:d=1000,dtype=f32", "form=bulk,threads=64,rows=2,vec=4,stages=3,owners=3"),
-    ("layernorm.fwd:d=1001,dtype=bf16", "form=ragged,threads=64,rows=2,vec=1,stages=3,owners=3,bulk_store=yes"),
-    ("layernorm.fwd:d=999,dtype=f32", "form=async,threads=64,rows=2,vec=1,stages=3,owners=3,keep=yes"),
-    ("rmsnorm.fwd:d=32768,dtype=f16", "form=bulk,threads=256,rows=1,vec=8,stages=2,owners=2,cluster=2,bulk_store=yes"),
-    ("layernorm.fwd:d=32768,dtype=bf16", "form=bulk,threads=256,rows=1,vec=8,stages=2,cluster=4,owners=2,keep=yes"),
-    ("rmsnorm.fwd:d=131072,dtype=bf16", "form=bulk,threads=256,rows=1,vec=8,stages=2,owners=2,cluster=16"),
-    ("layernorm.fwd:d=1000,dtype=bf16", "form=registers,threads=128,rows=1,vec=8,keep=yes"),
-    ("layernorm.fwd:d=40000,dtype=f32", "form=registers,threads=128,rows=1,vec=4,cluster=8,keep=yes"),
-    ("rmsnorm.fwd:d=32768,dtype=f16", "form=registers,threads=256,rows=1,vec=8,cluster=4"),
-    ("rmsnorm.fwd:d=4093,dtype=f16", "form=ragged,threads=128,rows=2,vec=1,stages=3,owners=3,bulk_store=yes,hold=yes"),
-    ("layernorm.fwd:d=1000,dtype=f32", "form=bulk,threads=64,rows=2,vec=4,stages=2,owners=2,hold=yes,claim=yes"),
+    ("layernorm.fwd:d=64,dtype=bf16", "form=tma,threads=4,rows_per_block=8,vec=8,stages=2,grid=2,tma_store=yes,"
+                                      "cached_weights=yes"),
+    ("layernorm.fwd:d=1000,dtype=f32", "form=tma,threads=64,rows_per_block=2,vec=4,stages=3,grid=3"),
+    ("layernorm.fwd:d=1001,dtype=bf16", "form=tma_unaligned,threads=64,rows_per_block=2,vec=1,stages=3,grid=3,"
+                                        "tma_store=yes"),
+    ("layernorm.fwd:d=999,dtype=f32", "form=cp_async,threads=64,rows_per_block=2,vec=1,stages=3,grid=3,"
+                                      "cached_weights=yes"),
+    ("rmsnorm.fwd:d=32768,dtype=f16", "form=tma,threads=256,rows_per_block=1,vec=8,stages=2,grid=2,cluster=2,"
+                                      "tma_store=yes"),
+    ("layernorm.fwd:d=32768,dtype=bf16", "form=tma,threads=256,rows_per_block=1,vec=8,stages=2,cluster=4,grid=2,"
+                                         "cached_weights=yes"),
+    ("rmsnorm.fwd:d=131072,dtype=bf16", "form=tma,threads=256,rows_per_block=1,vec=8,stages=2,grid=2,cluster=16"),
+    ("layernorm.fwd:d=1000,dtype=bf16", "form=registers,threads=128,rows_per_block=1,vec=8,cached_weights=yes"),
+    ("layernorm.fwd:d=40000,dtype=f32", "form=registers,threads=128,rows_per_block=1,vec=4,cluster=8,"
+                                        "cached_weights=yes"),
+    ("rmsnorm.fwd:d=32768,dtype=f16", "form=registers,threads=256,rows_per_block=1,vec=8,cluster=4"),
+    ("rmsnorm.fwd:d=4093,dtype=f16", "form=tma_unaligned,threads=128,rows_per_block=2,vec=1,stages=3,grid=3,"
+                                     "tma_store=yes,row_in_registers=yes"),
+    ("layernorm.fwd:d=1000,dtype=f32", "form=tma,threads=64,rows_per_block=2,vec=4,stages=2,grid=2,"
+                                       "row_in_registers=yes,dynamic=yes"),
     ("layernorm.fwd:d=1001,dtype=bf16",
-     "form=ragged,threads=64,rows=1,vec=1,stages=2,owners=3,bulk_store=yes,keep=yes,hold=yes,claim=yes"),
-    ("layernorm.bwd:d=1000,dtype=bf16", "form=registers,threads=64,rows=8,vec=8,prefetch=yes"),
-    ("layernorm.bwd:d=1000,dtype=bf16", "form=registers,threads=64,rows=8,vec=8,one_launch=yes"),
-    ("layernorm.bwd:d=1000,dtype=bf16", "form=bulk,threads=64,rows=8,vec=8,stages=3,keep=yes,bulk_store=yes"),
-    ("layernorm.bwd:d=1000,dtype=bf16", "form=async,threads=64,rows=8,vec=8,stages=2,one_launch=yes"),
-    ("layernorm.bwd:d=1001,dtype=bf16", "form=ragged,threads=64,rows=8,vec=1,stages=2,bulk_store=yes"),
-    ("layernorm.bwd:d=8192,dtype=bf16", "form=bulk,threads=256,rows=1,vec=8,stages=2,one_launch=yes"),
-    ("layernorm.bwd:d=8192,dtype=bf16", "form=bulk,threads=64,rows=4,vec=8,stages=3,cluster=4,keep=yes"),
+     "form=tma_unaligned,threads=64,rows_per_block=1,vec=1,stages=2,grid=3,tma_store=yes,cached_weights=yes,row_in_registers=yes,dynamic=yes"),
+    ("layernorm.bwd:d=1000,dtype=bf16", "form=registers,threads=64,rows_per_block=8,vec=8,prefetch=yes"),
+    ("layernorm.bwd:d=1000,dtype=bf16", "form=registers,threads=64,rows_per_block=8,vec=8,single_launch=yes"),
+    ("layernorm.bwd:d=1000,dtype=bf16", "form=tma,threads=64,rows_per_block=8,vec=8,stages=3,cached_weights=yes,"
+                                        "tma_store=yes"),
+    ("layernorm.bwd:d=1000,dtype=bf16", "form=cp_async,threads=64,rows_per_block=8,vec=8,stages=2,single_launch=yes"),
+    ("layernorm.bwd:d=1001,dtype=bf16", "form=tma_unaligned,threads=64,rows_per_block=8,vec=1,stages=2,tma_store=yes"),
+    ("layernorm.bwd:d=8192,dtype=bf16", "form=tma,threads=256,rows_per_block=1,vec=8,stages=2,single_launch=yes"),
+    ("layernorm.bwd:d=8192,dtype=bf16", "form=tma,threads=64,rows_per_block=4,vec=8,stages=3,cluster=4,"
+                                        "cached_weights=yes"),
     ("layernorm.bwd:d=5120,dtype=bf16",
-     "form=bulk,threads=64,rows=4,vec=8,stages=2,cluster=2,keep=yes,hold=yes,soon=yes,restrict=yes"),
-    ("layernorm.bwd:d=1024,dtype=f32", "form=bulk,threads=64,rows=4,vec=4,stages=2,keep=yes,hold=yes,soon=yes"),
+     "form=tma,threads=64,rows_per_block=4,vec=8,stages=2,cluster=2,cached_weights=yes,row_in_registers=yes,early_release=yes,acquire_shared=yes"),
+    ("layernorm.bwd:d=1024,dtype=f32", "form=tma,threads=64,rows_per_block=4,vec=4,stages=2,cached_weights=yes,"
+                                       "row_in_registers=yes,early_release=yes"),
     ("layernorm.fwd:d=1000,dtype=bf16",
-     "form=bulk,threads=32,rows=4,vec=8,stages=2,owners=2,hold=yes,soon=yes,claim=yes"),
+     "form=tma,threads=32,rows_per_block=4,vec=8,stages=2,grid=2,row_in_registers=yes,early_release=yes,dynamic=yes"),
     ("layernorm.fwd:d=32768,dtype=f32",
-     "form=bulk,threads=64,rows=3,vec=4,stages=2,cluster=8,owners=2,keep=yes,hold=yes,soon=yes,claim=yes"),
-    ("layernorm.bwd:d=16384,dtype=bf16", "form=bulk,threads=256,rows=1,vec=8,stages=2,cluster=2,bulk_store=yes"),
-    ("rmsnorm.bwd:d=65536,dtype=bf16", "form=bulk,threads=256,rows=1,vec=8,stages=2,cluster=8,one_launch=yes"),
-    ("rmsnorm.bwd:d=65536,dtype=bf16", "form=stream,threads=512,rows=1,vec=8"),
+     "form=tma,threads=64,rows_per_block=3,vec=4,stages=2,cluster=8,grid=2,cached_weights=yes,row_in_registers=yes,early_release=yes,dynamic=yes"),
+    ("layernorm.bwd:d=16384,dtype=bf16", "form=tma,threads=256,rows_per_block=1,vec=8,stages=2,cluster=2,"
+                                         "tma_store=yes"),
+    ("rmsnorm.bwd:d=65536,dtype=bf16", "form=tma,threads=256,rows_per_block=1,vec=8,stages=2,cluster=8,"
+                                       "single_launch=yes"),
+    ("rmsnorm.bwd:d=65536,dtype=bf16", "form=multipass,threads=512,rows_per_block=1,vec=8"),
 )  # fmt: skip
 # Every other staged one with its rows held in registers.
 HELD = tuple(
-    (text, f"{schedule},hold=yes") for text, schedule in SCHEDULES if "stages=" in schedule and "hold" not in schedule
+    (text, f"{schedule},row_in_registers=yes")
+    for text, schedule in SCHEDULES
+    if "stages=" in schedule and "row_in_registers" not in schedule
 )[::2]
 
 
@@ -93,7 +109,7 @@ def wrong(text: str, schedule: str) -> list[str]:
     if not exists(plan.schedule, capability(arch)):
         return []
     inputs = random_inputs(plan.spec, ROWS)
-    launcher = Launcher(plan, compile_plan(plan, arch).image, 0)
+    launcher = Launcher(plan, KernelSet(plan).cubin(arch).image, 0)
     return mismatches(launch_numpy(launcher, ROWS, inputs), interpret(plan.graph, inputs))
 
 

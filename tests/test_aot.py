@@ -8,6 +8,8 @@ import os
 import re
 import subprocess
 import sys
+from importlib import import_module
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +18,12 @@ from click.testing import CliRunner, Result
 
 from lngen import files, toolchain
 from lngen.aot.build import build
-from lngen.aot.plans import plan_for
 from lngen.cli import cli
+from lngen.compile import Compilation, KernelSet
+from lngen.devices import device_for
 from lngen.errors import LngenError, ScheduleError
-from lngen.lower import Plan, asked_shared
-from lngen.runtime.choose import compile_plan, default_schedule
-from lngen.schedule import capability, check_arch, fits, problem
+from lngen.lower import Plan, requested_shared
+from lngen.schedule import check_arch, fits, problem
 from lngen.spec import parse_spec
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -60,7 +62,7 @@ def sets(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def plan(text: str, *arches: str, schedule: str = "") -> Plan:
-    return plan_for(parse_spec(text), schedule, *(arches or ("sm_90",)))
+    return Compilation(parse_spec(text)).changed(schedule, *(arches or ("sm_90",))).plan
 
 
 def test_build_writes_what_it_lists(tmp_path: Path) -> None:
@@ -118,24 +120,25 @@ def test_the_hashes_and_resources_are_those_of_the_files(tmp_path: Path) -> None
             assert (facts["sha256"], facts["bytes"]) == (hashlib.sha256(data).hexdigest(), len(data))
             named[name] = facts
         for arch in ("sm_80", "sm_90"):
-            binary = compile_plan(plan(e["spec"]["text"], "sm_80", "sm_90"), arch)
+            binary = KernelSet(plan(e["spec"]["text"], "sm_80", "sm_90")).cubin(arch)
             assert (tmp_path / f"{e['name']}.{arch}.cubin").read_bytes() == binary.image
             assert {k: r["registers"] for k, r in e["resources"][arch].items()} == {
                 k: r.registers for k, r in binary.resources.items()
             }
             made = plan(e["spec"]["text"], "sm_80", "sm_90")
             registers = {k: r.registers for k, r in binary.resources.items()}
-            asked = asked_shared(made, registers, int(arch[3:]))
-            assert {k: r["asked_shared_bytes"] for k, r in e["resources"][arch].items()} == asked
+            asked = requested_shared(made, registers, device_for(arch))
+            assert {k: r["launch_shared_bytes"] for k, r in e["resources"][arch].items()} == asked
     assert named.keys() | {"manifest.json"} == contents(tmp_path).keys()
 
 
 LAUNCHES = {
-    FWD: "form=registers,threads=32,rows=1,vec=8",
-    BWD: "form=async,threads=8,rows=128,vec=8,stages=2",
-    STREAM: "form=stream,threads=512,rows=1,vec=4",
-    "rmsnorm.fwd:d=65536,dtype=bf16": "form=bulk,threads=256,rows=1,vec=8,stages=3,cluster=4,owners=30,bulk_store=yes",
-    "layernorm.bwd:d=8192,dtype=bf16": "form=bulk,threads=256,rows=1,vec=8,stages=3,one_launch=yes",
+    FWD: "form=registers,threads=32,rows_per_block=1,vec=8",
+    BWD: "form=cp_async,threads=8,rows_per_block=128,vec=8,stages=2",
+    STREAM: "form=multipass,threads=512,rows_per_block=1,vec=4",
+    "rmsnorm.fwd:d=65536,dtype=bf16": "form=tma,threads=256,rows_per_block=1,vec=8,stages=3,cluster=4,grid=30,"
+    "tma_store=yes",
+    "layernorm.bwd:d=8192,dtype=bf16": "form=tma,threads=256,rows_per_block=1,vec=8,stages=3,single_launch=yes",
 }
 
 
@@ -148,13 +151,13 @@ def test_the_manifest_says_how_to_launch(tmp_path: Path, text: str) -> None:
     assert e["graph_sha256"] == hashlib.sha256(str(made.graph).encode()).hexdigest()
     assert [k["name"] for k in e["kernels"]] == [k.name for k in made.kernels]
     for described, kernel in zip(e["kernels"], made.kernels, strict=True):
-        signature = re.search(rf"^{kernel.name}\(\n(.*?)\n\)", source, re.MULTILINE | re.DOTALL)
+        signature = re.search(rf"^{kernel.name}\((.*?)\)", source, re.MULTILINE | re.DOTALL)
         assert signature
         declared = [
             f"{'const long long' if a['ctype'] == 'long long' else a['ctype'] + ' __restrict__'} {a['name']}"
             for a in described["arguments"]
         ]
-        assert [line.strip().rstrip(",") for line in signature[1].splitlines()] == declared
+        assert [" ".join(part.split()) for part in signature[1].split(",")] == declared
         for rows in (0, 1, 7, 1000, 10**6):
             assert [blocks(described["grid"][axis], rows) for axis in "xy"] == [g(rows) for g in kernel.grid]
         assert (described["block"], described["launch_for_no_rows"]) == (kernel.block, kernel.always)
@@ -163,7 +166,7 @@ def test_the_manifest_says_how_to_launch(tmp_path: Path, text: str) -> None:
         assert described["dynamic_shared_bytes"] == kernel.dynamic
         assert described["cooperative"] == kernel.cooperative
         assert [described["grid"][axis]["text"] for axis in "xy"] == [str(g) for g in kernel.grid]
-    assert source.count("\n    wait_for_previous_kernel();\n") == len(made.kernels), "launches may overlap, it says"
+    assert source.count("\n    pdl_wait();\n") == len(made.kernels), "launches may overlap, it says"
     for rows in (0, 1, 100):
         offset = 0
         for b in e["workspace"]["buffers"]:
@@ -172,8 +175,8 @@ def test_the_manifest_says_how_to_launch(tmp_path: Path, text: str) -> None:
             size = (b["fixed"] + b["per_row"] * rows) * b["element_bytes"]
             offset += -(-size // 256) * 256
         assert made.workspace_bytes(rows) == offset
-    assert [b["name"] for b in e["workspace"]["buffers"] if b["zeroed"]] == ["arrivals"] * made.schedule.one_launch
-    assert e["minimum_arch"] == {"async": "sm_80", "bulk": "sm_90"}.get(made.schedule.form, "sm_75")
+    assert [b["name"] for b in e["workspace"]["buffers"] if b["zeroed"]] == ["arrivals_"] * made.schedule.single_launch
+    assert e["minimum_arch"] == {"cp_async": "sm_80", "tma": "sm_90"}.get(made.schedule.form, "sm_75")
     assert [t["name"] for t in e["tensors"]] == [v.name for v in (*made.inputs, *made.outputs)]
     by_name = {t["name"]: t for t in e["tensors"]}
     wide = by_name["x" if "fwd" in text else "dx"]
@@ -192,7 +195,7 @@ def blocks(rule: dict[str, Any], rows: int) -> int:
 
 
 def test_the_manifest_states_its_rules(tmp_path: Path) -> None:
-    """What a launcher has to know that is no number."""
+    """What a launcher has to know that is not a number."""
     built(BWD, "--emit", "cu", "--out", tmp_path)
     (e,) = sets(tmp_path).values()
     assert "8 bytes" in e["argument_rule"]
@@ -205,14 +208,14 @@ def test_the_manifest_states_its_rules(tmp_path: Path) -> None:
 
 # ---- forms and archs ----
 
-BULK = "form=bulk,threads=8,rows=128,vec=8,stages=2"
-ASYNC = "form=async,threads=8,rows=128,vec=8,stages=2"
+BULK = "form=tma,threads=8,rows_per_block=128,vec=8,stages=2"
+ASYNC = "form=cp_async,threads=8,rows_per_block=128,vec=8,stages=2"
 WIDE = "rmsnorm.fwd:d=131072,dtype=bf16"
-FEW = "form=registers,threads=256,rows=1,vec=8,cluster="
+FEW = "form=registers,threads=256,rows_per_block=1,vec=8,cluster="
 TOO_OLD = [
-    (BWD, BULK, "sm_80", "form=bulk needs sm_90 or later, got sm_80; use form=registers, async or stream."),
-    (BWD, BULK, "sm_75", "form=bulk needs sm_90 or later, got sm_75; use form=registers or stream."),
-    (BWD, ASYNC, "sm_75", "form=async needs sm_80 or later, got sm_75; use form=registers or stream."),
+    (BWD, BULK, "sm_80", "form=tma needs sm_90 or later, got sm_80; use form=registers, cp_async or multipass."),
+    (BWD, BULK, "sm_75", "form=tma needs sm_90 or later, got sm_75; use form=registers or multipass."),
+    (BWD, ASYNC, "sm_75", "form=cp_async needs sm_80 or later, got sm_75; use form=registers or multipass."),
     (WIDE, f"{FEW}8", "sm_80", "cluster is at most 1 on sm_80, got 8."),
     (WIDE, f"{FEW}16", "sm_120", "cluster is at most 8 on sm_120, got 16."),
 ]
@@ -227,10 +230,10 @@ def test_a_form_an_arch_does_not_have_is_one_sentence(
     def forbidden(*_: object, **__: object) -> None:
         raise AssertionError("NVRTC was called")
 
-    for where in ("runtime.choose.compile_cubin", "aot.build.compile_cubin", "cli.show.compile_ptx"):
-        monkeypatch.setattr(f"lngen.{where}", forbidden)
+    for where, name in product(("lngen.compile", "lngen.aot.build"), ("compile_cubin", "compile_ptx")):
+        monkeypatch.setattr(import_module(where), name, forbidden)
     with pytest.raises(ScheduleError) as error:
-        compile_plan(plan(spec, schedule=schedule), arch)
+        KernelSet(plan(spec, schedule=schedule)).cubin(arch)
     assert str(error.value) == message
     done = call(spec, "--schedule", schedule, "--arch", f"sm_90,{arch}", "--out", tmp_path / "out")
     assert (done.exit_code, done.stderr) == (2, f"error: {message}\n")
@@ -243,7 +246,7 @@ def test_a_form_an_arch_does_not_have_is_one_sentence(
 def test_clusters_of_registers_ask_for_an_arch(tmp_path: Path) -> None:
     """In the manifest, too: the form alone would be for any."""
     for cluster, oldest in ((1, 75), (8, 90)):
-        schedule = "form=stream,threads=512,rows=1,vec=8" if cluster == 1 else f"{FEW}{cluster}"
+        schedule = "form=multipass,threads=512,rows_per_block=1,vec=8" if cluster == 1 else f"{FEW}{cluster}"
         built(WIDE, "--schedule", schedule, "--arch", "sm_90", "--emit", "cu", "--out", tmp_path / str(cluster))
         (e,) = sets(tmp_path / str(cluster)).values()
         assert e["minimum_arch"] == f"sm_{oldest}"
@@ -264,7 +267,7 @@ def test_one_default_schedule_exists_on_every_arch(tmp_path: Path, arches: str) 
     spec = parse_spec(BWD)
     for arch in listed:
         check_arch(schedule, arch)
-        assert fits(schedule, problem(spec.graph(), spec.d), capability(arch))
+        assert fits(schedule, problem(spec.graph(), spec.d), device_for(arch))
     built(BWD, "--arch", arches, "--emit", "cubin", "--out", tmp_path)
     ((name, e),) = sets(tmp_path).items()
     assert e["schedule"]["text"] == str(schedule)
@@ -286,7 +289,7 @@ def test_sources_alone_compile_nothing(tmp_path: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr("lngen.aot.build.compile_cubin", forbidden)
     monkeypatch.setattr("lngen.aot.build.nvrtc_version", forbidden)
-    build([made], tmp_path, arches=["sm_90"], version="1", kinds=["cu"])
+    build([KernelSet(made)], tmp_path, arches=["sm_90"], version="1", kinds=["cu"])
     assert contents(tmp_path).keys() == {f"{made.name}.cu", "manifest.json"}
     assert (manifest(tmp_path)["nvrtc_version"], sets(tmp_path)[made.name]["resources"]) == (None, {})
 
@@ -339,7 +342,7 @@ def test_build_as_json(tmp_path: Path) -> None:
     ("args", "code", "message"),
     [
         ((FWD, "layernorm.fwd:d=x"), 2, "'d' is expected to be a whole number"),
-        ((FWD, BWD, "--schedule", "rows=3"), 2, "schedule 'form=registers"),
+        ((FWD, BWD, "--schedule", "rows_per_block=3"), 2, "schedule 'form=registers"),
         ((FWD, "--arch", "sm_90,sm_1"), 2, "Unknown arch 'sm_1'"),
         ((FWD, "--emit", "cu,fatbin"), 2, "there is no kind of file 'fatbin', expected cu, ptx, cubin."),
         ((FWD, "--emit", ""), 2, "expected at least one value"),
@@ -354,8 +357,9 @@ def test_what_fails_leaves_nothing(tmp_path: Path, args: tuple[str, ...], code: 
 
 
 def test_a_kernel_that_does_not_compile_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = [plan(FWD), plan(BWD)]
-    monkeypatch.setattr("lngen.aot.build.emit", lambda p: "nonsense" if p is made[1] else "// fine\n")
+    made = [KernelSet(plan(FWD)), KernelSet(plan(BWD))]
+    for kernels, text in zip(made, ("// fine\n", "nonsense"), strict=True):
+        monkeypatch.setattr(kernels, "text", text)
     with pytest.raises(LngenError, match="NVRTC refused"):
         build(made, tmp_path / "out", arches=["sm_90"], version="1")
     assert not (tmp_path / "out").exists()
@@ -386,14 +390,14 @@ def test_a_manifest_of_something_else_is_left_alone(tmp_path: Path, text: str) -
     (tmp_path / "manifest.json").write_text(text)
     done = call(FWD, "--emit", "cu", "--out", tmp_path)
     assert done.exit_code == 2
-    assert "is expected to be a manifest with schema_version 2 and is none" in done.stderr
+    assert "is expected to be a manifest with schema_version 2 but is not" in done.stderr
     assert contents(tmp_path) == {"manifest.json": text.encode()}
 
 
 def test_progress_counts_compilations(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     build(
-        [plan(FWD)],
+        [KernelSet(plan(FWD))],
         tmp_path,
         arches=["sm_80", "sm_90"],
         version="1",
@@ -419,7 +423,7 @@ def test_a_write_that_fails_half_way_changes_nothing(tmp_path: Path, monkeypatch
 
 def test_a_plan_takes_the_default_schedule_and_its_changes() -> None:
     spec = parse_spec(FWD)
-    base = default_schedule(spec)
-    assert plan_for(spec, "", "sm_90").schedule == base
-    assert plan_for(spec, "vec=2", "sm_90").schedule.vec == 2
-    assert plan_for(spec, str(base), "sm_90").schedule == base
+    base = Compilation(spec).schedule()
+    assert Compilation(spec).changed("", "sm_90").plan.schedule == base
+    assert Compilation(spec).changed("vec=2", "sm_90").plan.schedule.vec == 2
+    assert Compilation(spec).changed(str(base), "sm_90").plan.schedule == base

@@ -23,7 +23,7 @@ from lngen import files
 from lngen.aot import folder as folders
 from lngen.aot import manifest
 from lngen.aot.build import build
-from lngen.aot.plans import plan_for
+from lngen.compile import Compilation
 from lngen.errors import LngenError
 from lngen.files import sha256
 from lngen.spec import parse_spec
@@ -90,13 +90,13 @@ def test_a_rebuild_lists_its_own_files_and_no_other(tmp_path: Path) -> None:
 
 def test_a_rebuild_with_another_emit_lists_what_is_there(tmp_path: Path) -> None:
     """The cubin goes, the manifest does not list it; the same through ``build``."""
-    made = plan_for(parse_spec("rmsnorm.fwd:d=64,dtype=f32"), "", "sm_90")
+    made = Compilation(parse_spec("rmsnorm.fwd:d=64,dtype=f32")).changed("", "sm_90")
     pytest.importorskip("cupy")
     build([made], tmp_path, arches=["sm_90"], version="1", kinds=["cu", "cubin"])
-    assert [*listed(tmp_path)[made.name]] == [f"{made.name}.cu", f"{made.name}.sm_90.cubin"]
+    assert [*listed(tmp_path)[made.plan.name]] == [f"{made.plan.name}.cu", f"{made.plan.name}.sm_90.cubin"]
     build([made], tmp_path, arches=["sm_90"], version="1", kinds=["cu"])
-    assert [*listed(tmp_path)[made.name]] == [f"{made.name}.cu"]
-    assert contents(tmp_path).keys() == {f"{made.name}.cu", "manifest.json"}
+    assert [*listed(tmp_path)[made.plan.name]] == [f"{made.plan.name}.cu"]
+    assert contents(tmp_path).keys() == {f"{made.plan.name}.cu", "manifest.json"}
 
 
 def test_files_are_replaced_before_the_manifest_names_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,12 +242,12 @@ def test_eight_builds_by_four_processes_are_all_listed(tmp_path: Path) -> None:
         import sys
         from pathlib import Path
         from lngen.aot.build import build
-        from lngen.aot.plans import plan_for
+        from lngen.compile import Compilation
         from lngen.spec import parse_spec
         folder, own = Path(sys.argv[1]), int(sys.argv[2])
         for d in (8 * own + 8, 8 * own + 72):
             spec = parse_spec(f"rmsnorm.fwd:d={d},dtype=f32")
-            made = plan_for(spec, "form=registers,threads=1,rows=32,vec=4", "sm_90")
+            made = Compilation(spec).changed("form=registers,threads=1,rows_per_block=32,vec=4", "sm_90")
             build([made], folder, arches=["sm_90"], version="1", kinds=["cu"])
     """
     root = Path(folders.__file__).parents[2]
@@ -286,12 +286,12 @@ def test_a_folder_that_cannot_be_is_one_sentence(tmp_path: Path, name: str) -> N
 # ---- manifests of strangers ----
 
 STRANGE = [
-    ({"manifest.json": "0"}, "'manifest.json' is no file that a build writes for this kernel set"),
-    ({"notes.txt": "0"}, "'notes.txt' is no file that a build writes"),
-    ({"a.cu.bak": "0"}, "'a.cu.bak' is no file"),
-    ({"a.sm_90.so": "0"}, "'a.sm_90.so' is no file"),
-    ({"../a.cu": "0"}, r"'\.\./a\.cu' is no file"),
-    ({"a.cu\n": "0"}, r"'a\.cu\\n' is no file"),
+    ({"manifest.json": "0"}, "'manifest.json' is not a file that a build writes for this kernel set"),
+    ({"notes.txt": "0"}, "'notes.txt' is not a file that a build writes"),
+    ({"a.cu.bak": "0"}, "'a.cu.bak' is not a file"),
+    ({"a.sm_90.so": "0"}, "'a.sm_90.so' is not a file"),
+    ({"../a.cu": "0"}, r"'\.\./a\.cu' is not a file"),
+    ({"a.cu\n": "0"}, r"'a\.cu\\n' is not a file"),
     ({"a.cu": None}, r"no sha256 of 'a\.cu'"),
 ]
 
@@ -299,7 +299,7 @@ STRANGE = [
 @pytest.mark.parametrize(
     ("key", "names", "message"),
     [
-        ("files", {"b.cu": "0"}, "'b.cu' is no file that a build writes"),
+        ("files", {"b.cu": "0"}, "'b.cu' is not a file that a build writes"),
         *((key, *case) for key in ("files", "superseded") for case in STRANGE),
     ],
 )
@@ -352,7 +352,7 @@ def test_a_file_that_is_not_what_the_manifest_lists_is_left_alone_and_named(tmp_
 )
 def test_a_wrong_manifest_is_one_sentence(tmp_path: Path, document: object, message: str) -> None:
     (tmp_path / "manifest.json").write_text(json.dumps(document))
-    with pytest.raises(LngenError, match=rf"is none \({message}.*\); name another folder, or remove the file\.$"):
+    with pytest.raises(LngenError, match=rf"but is not \({message}.*\); name another folder, or remove the file\.$"):
         manifest.read(tmp_path)
 
 
@@ -371,7 +371,7 @@ def test_a_manifest_that_cannot_be_read_is_one_sentence(
     tmp_path: Path, make: Callable[[Path], object], message: str
 ) -> None:
     make(tmp_path / "manifest.json")
-    with pytest.raises(LngenError, match=rf"is none \(.*{message}\); name another folder, or remove the file\.$"):
+    with pytest.raises(LngenError, match=rf"but is not \(.*{message}\); name another folder, or remove the file\.$"):
         manifest.read(tmp_path)
 
 

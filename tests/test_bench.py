@@ -36,6 +36,7 @@ from lngen.bench.tasks import CEILINGS, LATENCY, make_task
 from lngen.bench.timing import Stats, drift, launch_count, set_count, time_side_by_side
 from lngen.bench.verdict import judge, summarise
 from lngen.cli.bench import bench, command, parse_shapes, tasks
+from lngen.compile import KernelSet
 from lngen.errors import LngenError, MissingError, ScheduleError, SpecError
 from lngen.ir import DType
 from lngen.spec import Spec, parse_spec
@@ -618,7 +619,7 @@ def test_rounds_are_repeated_while_the_ceiling_moves(few_sets: None) -> None:
         assert {(r.repeats, r.drifted) for r in found} == {(repeats, drifted)}
         assert engine.rounds == repeats + 1
         assert len(said) == sentences
-    assert said[0].endswith("copy moved by 5.0%, the GPU is busy or throttling; once more.")
+    assert said[0].endswith("copy moved by 5.0%, the GPU is busy or throttling; the rounds are repeated.")
 
 
 def test_the_calmest_rounds_count() -> None:
@@ -775,12 +776,12 @@ def test_the_summary_counts_and_names_the_worst() -> None:
     assert summary.ratio_common == round(0.4**0.5, 4)
     assert (summary.ratio, summary.compared, summary.ahead) == (round(0.8 ** (1 / 3), 4), 3, 1)
     assert summary.worst == ("32768 x 1024 bf16 0.900 of 0.970", "4096 x 4096 bf16 0.900 of 0.950")
-    assert summary.behind == ("4096 x 4096 bf16 0.50 x torch", "32768 x 1024 bf16 0.80 x torch")
+    assert summary.slower == ("4096 x 4096 bf16 0.50 x torch", "32768 x 1024 bf16 0.80 x torch")
     assert report.summary_lines([summary]) == [
         "layernorm fwd, 4 points: 1 of 3 targets met; 0.93 x the best peer on geometric mean (target 1.15), "
         "0.63 over D = 768 to 16384, at least as fast at 1 of 3; 1 without a time.",
         "  farthest below target: 32768 x 1024 bf16 0.900 of 0.970, 4096 x 4096 bf16 0.900 of 0.950",
-        "  behind: 4096 x 4096 bf16 0.50 x torch, 32768 x 1024 bf16 0.80 x torch",
+        "  slower: 4096 x 4096 bf16 0.50 x torch, 32768 x 1024 bf16 0.80 x torch",
     ]
 
 
@@ -809,7 +810,7 @@ def test_lngen_is_launched_with_the_pointers_of_a_set(monkeypatch: pytest.Monkey
             return Bound()
 
     monkeypatch.setattr(providers, "device_arch", lambda device: "sm_90")
-    monkeypatch.setattr(providers, "compile_plan", lambda plan, arch: SimpleNamespace(image=b""))
+    monkeypatch.setattr(KernelSet, "cubin", lambda kernels, arch: SimpleNamespace(image=b"", resources={}))
     monkeypatch.setattr(providers, "Launcher", Launcher)
     case = one_case("layernorm.bwd:d=64,dtype=bf16", 5, 2)
     prepared = known()["lngen"].prepare(case)
@@ -824,7 +825,10 @@ def test_lngen_is_launched_with_the_pointers_of_a_set(monkeypatch: pytest.Monkey
     assert "threads=" in prepared.schedule
     known()["lngen-serial"].prepare(case)
     assert overlaps == [True, False]
-    assert "threads=4," in known(["threads=4,rows=128"])["lngen:threads=4,rows=128"].prepare(case).schedule
+    assert (
+        "threads=4,"
+        in known(["threads=4,rows_per_block=128"])["lngen:threads=4,rows_per_block=128"].prepare(case).schedule
+    )
 
 
 # ---- the choice of providers ----
@@ -838,8 +842,8 @@ def test_providers_are_chosen_by_name_and_ceilings_always(monkeypatch: pytest.Mo
     assert [p.name for p in select(compiled=True)] == [*ceilings, "lngen", "torch", "compile"]
     assert [p.name for p in select(["torch"])] == [*ceilings, "torch"]
     assert [p.name for p in select(["compile", "lngen"])] == [*ceilings, "lngen", "compile"]
-    variants = select(["torch"], schedules=["threads=64", "stages=2,keep=yes"])
-    assert [p.name for p in variants] == [*ceilings, "lngen:threads=64", "lngen:stages=2,keep=yes", "torch"]
+    variants = select(["torch"], schedules=["threads=64", "stages=2,cached_weights=yes"])
+    assert [p.name for p in variants] == [*ceilings, "lngen:threads=64", "lngen:stages=2,cached_weights=yes", "torch"]
     with pytest.raises(ScheduleError, match=r"there is no key 'thread', expected one of .*; did you mean 'threads'"):
         select(schedules=["thread=64"])
     with pytest.raises(LngenError, match=r"no provider 'tirch', expected some of .*lngen.*; did you mean 'torch'"):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import lngen
+import sampling
 from lngen.errors import SpecError
 from lngen.interpret import interpret
 from lngen.ir.numerics import NUMPY_DTYPE, column_sum
@@ -14,7 +15,7 @@ from lngen.ptx import run_plan
 from lngen.schedule import Schedule, is_legal, parse_schedule, problem
 from lngen.spec import parse_spec
 
-BASE = Schedule("registers", threads=1, rows=1, vec=1)
+BASE = Schedule("registers", threads=1, rows_per_block=1, vec=1)
 
 
 def test_the_number_of_blocks_is_part_of_the_graph_and_of_the_name() -> None:
@@ -37,13 +38,16 @@ def test_blocks_is_a_whole_number(value: str) -> None:
         parse_spec(f"layernorm.bwd:d=8,blocks={value}")
 
 
-@pytest.mark.parametrize(
+@sampling.rotating(
     ("spec", "schedule"),
     [
-        ("d=8192,blocks=5", "form=bulk,threads=256,rows=1,vec=8,stages=3,keep=yes"),
-        ("d=8192,blocks=6", "form=bulk,threads=256,rows=1,vec=8,stages=3,keep=yes,one_launch=yes"),
-        ("d=4096,blocks=3", "form=bulk,threads=256,rows=2,vec=8,stages=3,bulk_store=yes"),
-        ("d=1024,blocks=2", "form=registers,threads=64,rows=8,vec=8,prefetch=yes"),
+        ("d=8192,blocks=5", "form=tma,threads=256,rows_per_block=1,vec=8,stages=3,cached_weights=yes"),
+        (
+            "d=8192,blocks=6",
+            "form=tma,threads=256,rows_per_block=1,vec=8,stages=3,cached_weights=yes,single_launch=yes",
+        ),
+        ("d=4096,blocks=3", "form=tma,threads=256,rows_per_block=2,vec=8,stages=3,tma_store=yes"),
+        ("d=1024,blocks=2", "form=registers,threads=64,rows_per_block=8,vec=8,prefetch=yes"),
     ],
 )
 def test_kernels_keep_to_it(spec: str, schedule: str) -> None:
@@ -66,7 +70,7 @@ def test_kernels_keep_to_it(spec: str, schedule: str) -> None:
 
 def test_other_blocks_are_other_bits() -> None:
     x = np.random.default_rng(1).normal(size=(64, 3)).astype(np.float32)
-    orders = [column_sum(x, groups=1, blocks=b, strands=4) for b in (3, 4)]
+    orders = [column_sum(x, groups=1, blocks=b, interleave=4) for b in (3, 4)]
     assert orders[0].tobytes() != orders[1].tobytes()
 
 

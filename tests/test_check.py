@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import product
 
 import ml_dtypes
 import numpy as np
 import pytest
 
+import sampling
 from lngen.check import check, matrix
 from lngen.check.closed_form import closed_form
 from lngen.check.differences import gradient_excess
@@ -17,30 +19,25 @@ from lngen.check.executed import executed
 from lngen.check.inputs import POISON, forward_inputs, random_inputs, same_bits
 from lngen.check.real import MEANINGS, Real, evaluate
 from lngen.check.tolerances import FLOOR, ROUNDOFF
-from lngen.emit import emit
+from lngen.compile import Compilation, KernelSet
 from lngen.errors import MissingError
 from lngen.graphs import Definition, GraphBuilder
 from lngen.graphs.norms import layernorm, rmsnorm
 from lngen.interpret import interpret
 from lngen.ir import BF16, F64, OPS, D, DType, Graph, M
 from lngen.ir.numerics import NUMPY_DTYPE, Array
-from lngen.lower import lower
 from lngen.schedule import Schedule
 from lngen.spec import make_spec, parse_spec
 from lngen.toolchain import Binary, Resources
 
-SPECS = [
-    f"{norm}.{way}:d={d},{options}"
-    for norm in ("layernorm", "rmsnorm")
-    for way in ("fwd", "bwd")
-    for d, options in ((1, "dtype=f32"), (33, "dtype=bf16,weight=f32"), (768, "dtype=f64"), (64, "gamma=no,save=none"))
-]
+OPTIONS = ("d=1,dtype=f32", "d=33,dtype=bf16,weight=f32", "d=768,dtype=f64", "d=64,gamma=no,save=none")
 
 
-@pytest.mark.parametrize("text", SPECS)
-def test_what_is_right_passes(text: str) -> None:
+@sampling.grid(("norm", "way", "options"), product(("layernorm", "rmsnorm"), ("fwd", "bwd"), OPTIONS))
+def test_what_is_right_passes(norm: str, way: str, options: str) -> None:
     pytest.importorskip("cupy")
-    results = list(check.check_spec(parse_spec(text), on="interpreter", rows=(0, 1, 17), schedules=2))
+    spec = parse_spec(f"{norm}.{way}:{options}")
+    results = list(check.check_spec(spec, on="interpreter", rows=(0, 1, 17), schedules=2))
     assert [r.what for r in results].count("oracle") == 2
     assert {r.what for r in results} >= {"oracle", "compile"}
     assert all(r.ok for r in results)
@@ -236,26 +233,37 @@ def test_the_schedules_tried_are_of_every_kind() -> None:
     """Of each spec as many kinds as there is room for, over the grid all of them."""
     texts = [text for text, _ in matrix.specs() if "weight" not in text]
     seen, options = set(), set()
-    for text in texts[::5]:
-        tried = check.others(parse_spec(text), 5)
+    for text in texts[::10]:
+        tried = check.others(Compilation(parse_spec(text)), 5)
         assert len(tried) == len(set(tried)) == 5
-        seen |= {(s.form, s.cluster > 1, s.one_launch, parse_spec(text).direction, s.hold) for s in tried}
-        options |= {name for s in tried for name in ("hold", "soon", "claim", "restrict") if getattr(s, name)}
-    one_block = {(form, False) for form in ("registers", "bulk", "ragged", "async")}
-    kinds = {*one_block, ("bulk", True)}
-    assert {s[:2] for s in seen} >= {*kinds, ("stream", False)}
+        seen |= {
+            (s.form, s.cluster > 1, s.single_launch, parse_spec(text).direction, s.row_in_registers) for s in tried
+        }
+        options |= {
+            name
+            for s in tried
+            for name in ("row_in_registers", "early_release", "dynamic", "acquire_shared")
+            if getattr(s, name)
+        }
+    one_block = {(form, False) for form in ("registers", "tma", "tma_unaligned", "cp_async")}
+    kinds = {*one_block, ("tma", True)}
+    assert {s[:2] for s in seen} >= {*kinds, ("multipass", False)}
     assert {s[:2] for s in seen if s[2] and s[3] == "bwd"} >= kinds
-    assert {s[0] for s in seen if s[4]} == {"bulk", "ragged", "async"}
-    assert options == {"hold", "soon", "claim", "restrict"}
-    wide = check.others(parse_spec("layernorm.fwd:d=131072,dtype=bf16"), 9)
+    assert {s[0] for s in seen if s[4]} == {"tma", "tma_unaligned", "cp_async"}
+    assert options == {"row_in_registers", "early_release", "dynamic", "acquire_shared"}
+    wide = check.others(Compilation(parse_spec("layernorm.fwd:d=131072,dtype=bf16")), 9)
     assert {s.cluster for s in wide} >= {8, 16}
-    assert check.others(parse_spec("layernorm.fwd:d=8"), 0) == check.others(parse_spec("layernorm.fwd:d=8"), -1) == []
+    assert (
+        check.others(Compilation(parse_spec("layernorm.fwd:d=8")), 0)
+        == check.others(Compilation(parse_spec("layernorm.fwd:d=8")), -1)
+        == []
+    )
 
 
 def test_no_schedule_is_tried_where_its_instructions_do_not_exist() -> None:
     spec = parse_spec("layernorm.bwd:d=8192,dtype=bf16")
-    assert {s.form for s in check.others(spec, 30, "sm_75")} == {"registers", "stream"}
-    assert {s.form for s in check.others(spec, 30, "sm_86")} == {"registers", "stream", "async"}
+    assert {s.form for s in check.others(Compilation(spec), 30, "sm_75")} == {"registers", "multipass"}
+    assert {s.form for s in check.others(Compilation(spec), 30, "sm_86")} == {"registers", "multipass", "cp_async"}
 
 
 # ---- without a GPU: the PTX on NumPy ----
@@ -264,25 +272,27 @@ def test_no_schedule_is_tried_where_its_instructions_do_not_exist() -> None:
 def test_without_a_gpu_the_ptx_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("cupy")
     monkeypatch.setattr(check, "device_count", lambda: 0)
-    for on in ("auto", "ptx"):
-        results = list(check.check_spec(parse_spec("layernorm.bwd:d=96,dtype=bf16"), on=on, rows=(0, 5), schedules=3))
-        assert [r.what for r in results].count("ptx") == 6
+    for on, schedules in (("auto", 1), ("ptx", 3)):
+        spec = parse_spec("layernorm.bwd:d=96,dtype=bf16,blocks=3")
+        results = list(check.check_spec(spec, on=on, rows=(0, 5), schedules=schedules))
+        assert [r.what for r in results].count("ptx") == 2 * schedules
         assert all(r.ok for r in results)
 
 
 def test_wrong_bits_and_findings_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("cupy")
     spec = parse_spec("layernorm.fwd:d=4096")
-    plan = lower(spec, Schedule("registers", 128, 1, 4))
+    kernels = Compilation(spec).kernels(Schedule("registers", 128, 1, 4))
     inputs = random_inputs(spec, 2)
     want = interpret(spec.graph(), inputs)
-    assert executed(plan, "sm_90", 2, inputs, want).ok
+    assert executed(kernels, "sm_90", 2, inputs, want).ok
     y = want["y"].copy()
     y[1, 7] = np.nextafter(y[1, 7], np.float32(np.inf))
-    wrong = executed(plan, "sm_90", 2, inputs, want | {"y": y})
+    wrong = executed(kernels, "sm_90", 2, inputs, want | {"y": y})
     assert (wrong.ok, wrong.detail) == (False, "y: 1 of 8192 differ")
-    monkeypatch.setattr("lngen.ptx.run.emit", lambda p: emit(p).replace("__syncthreads();", ";"))
-    racy = executed(plan, "sm_90", 2, inputs, want)
+    other = KernelSet(kernels.plan)
+    monkeypatch.setattr(other, "text", kernels.text.replace("__syncthreads();", ";"))
+    racy = executed(other, "sm_90", 2, inputs, want)
     assert not racy.ok
     assert "shared-race" in racy.detail
 

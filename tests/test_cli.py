@@ -23,6 +23,7 @@ from lngen.check.inputs import random_inputs
 from lngen.check.result import Result as Checked
 from lngen.cli import COMMANDS, cli
 from lngen.cli import doctor as doctor_module
+from lngen.compile import Compilation
 from lngen.emit import emit
 from lngen.errors import LngenError, MissingError
 from lngen.interpret import interpret
@@ -35,7 +36,7 @@ from lngen.toolchain import compile_ptx
 ROOT = Path(__file__).resolve().parent.parent
 FWD = "layernorm.fwd:d=64,dtype=f32"
 BWD = "layernorm.bwd:d=64,dtype=bf16"
-ALL_KEYS = "form=registers,threads=16,rows=8,vec=4,resident=8,prefetch=no"
+ALL_KEYS = "form=registers,threads=16,rows_per_block=8,vec=4,blocks_per_sm=8,prefetch=no"
 
 
 def call(*args: str, **env: str) -> Result:
@@ -103,7 +104,7 @@ def test_an_unknown_command_is_a_usage_error() -> None:
 def test_help_and_list_load_neither_cupy_nor_torch() -> None:
     code = (
         "import sys\nfrom lngen.cli import cli\n"
-        "for a in (['--help'], ['list'], ['show', 'layernorm.bwd:d=8', '--stage', 'graph']):\n"
+        "for a in (['--help'], ['help', 'layout'], ['list'], ['show', 'layernorm.bwd:d=8', '--stage', 'graph']):\n"
         "    cli.main(a, standalone_mode=False)\n"
         "print(sorted({'cupy', 'torch'} & set(sys.modules)))"
     )
@@ -232,15 +233,21 @@ def test_a_whole_schedule_asks_no_compiler(monkeypatch: pytest.MonkeyPatch) -> N
     def forbidden(*_: object) -> None:
         raise AssertionError("the default schedule was looked for")
 
-    monkeypatch.setattr("lngen.aot.plans.default_schedule", forbidden)
+    monkeypatch.setattr(Compilation, "schedule", forbidden)
     assert "__global__" in prints("show", FWD, "--schedule", ALL_KEYS)
-    assert "__global__" in prints("show", FWD, "--schedule", "form=async,threads=16,rows=8,vec=4,stages=3,owners=128")
+    assert "__global__" in prints(
+        "show", FWD, "--schedule", "form=cp_async,threads=16,rows_per_block=8,vec=4,stages=3,grid=128"
+    )
 
 
 def test_the_header_of_a_source_regenerates_it() -> None:
     source = prints("show", FWD)
-    command = next(line for line in source.splitlines() if "regenerate" in line).partition(": ")[2]
-    assert prints(*command.split()[1:]) == source
+    lines = source.replace("\n//       ", "").splitlines()
+    spec, schedule, command = (
+        next(line for line in lines if line.startswith(f"//   {name} ")).partition(" : ")[2]
+        for name in ("spec", "schedule", "regenerate")
+    )
+    assert prints(*command.replace("SPEC", spec).replace("SCHEDULE", schedule).split()[1:]) == source
 
 
 def test_show_plan_and_its_diff() -> None:
@@ -254,8 +261,8 @@ def test_show_plan_and_its_diff() -> None:
 
 def test_few_rows_have_a_schedule_of_their_own() -> None:
     few, many = (prints("show", "layernorm.fwd:d=4096", "--stage", "plan", *rows) for rows in (("--rows", "1"), ()))
-    assert few.startswith("plan layernorm_fwd__f32_d4096__t256_r1_v4_b1_keep")
-    assert many.startswith("plan layernorm_fwd__f32_d4096__t128_r1_v4_b2_bulk_s3_o264_keep_hold_soon_claim\n")
+    assert few.startswith("plan layernorm_fwd__f32_d4096__t128_r1_v4_b1_cached")
+    assert many.startswith("plan layernorm_fwd__f32_d4096__t128_r1_v4_b2_tma_s3_g264_cached_regs_early_dynamic\n")
 
 
 @needs_nvrtc
@@ -421,10 +428,10 @@ def test_run_on_a_gpu_that_is_not_there_exits_3(tmp_path: Path) -> None:
         ({"--out": "y={0}/y.npy,mean={0}/y.npy"}, "--out: two results are given the same file."),
         ({"--out": "y={0}/no/y.npy"}, "there is no folder"),
         ({"--in": "{in}", "x": "absent"}, "'x': cannot read"),
-        ({"--in": "{in}", "x": "text"}, "is no whole .npy file of numbers"),
-        ({"--in": "{in}", "x": "cut"}, "is no whole .npy file of numbers"),
-        ({"--in": "{in}", "x": "objects"}, "is no whole .npy file of numbers"),
-        ({"--in": "{in}", "x": "archive"}, "is no whole .npy file of numbers"),
+        ({"--in": "{in}", "x": "text"}, "is not a complete .npy file of numbers"),
+        ({"--in": "{in}", "x": "cut"}, "is not a complete .npy file of numbers"),
+        ({"--in": "{in}", "x": "objects"}, "is not a complete .npy file of numbers"),
+        ({"--in": "{in}", "x": "archive"}, "is not a complete .npy file of numbers"),
         ({"--in": "{in}", "x": "f64"}, "is expected to hold float32, got float64."),
         ({"--in": "{in}", "x": "big-endian"}, "is expected to hold float32, got >f4."),
         ({"--in": "{in}", "x": "narrow"}, "to have shape (..., 64), the spec's D last, got (6, 63)."),
@@ -627,3 +634,43 @@ def test_doctor_misses_templates(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_error_class_has_an_exit_code() -> None:
     assert {c.exit_code for c in LngenError.__subclasses__()} <= {1, 2, 3, 70}
+
+
+# ---- the GPU that a default is for ----
+
+
+def test_a_device_brings_its_arch() -> None:
+    """A default for a GPU that is not there; with several archs, it is one of theirs."""
+    here, there = (prints("show", FWD, "--stage", "plan", *device) for device in ((), ("--device", "a100")))
+    assert here != there
+    assert there == prints("show", FWD, "--stage", "plan", "--arch", "sm_80", "--device", "a100")
+    assert "--device a100 is of sm_80, which --arch sm_90,sm_120 does not name." in fails(
+        2, "show", FWD, "--stage", "resources", "--device", "a100", "--arch", "sm_90,sm_120"
+    )
+    assert "--device belongs to --ranking and --table" in fails(2, "tune", FWD, "--device", "a100")
+    assert "There is no device 'h10', expected one of" in fails(2, "show", FWD, "--device", "h10")
+
+
+def test_a_default_that_spills_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lngen.cli.show.spilled_bytes", lambda plan, arch: 64)
+    done = CliRunner().invoke(cli, ["show", FWD, "--stage", "plan"])
+    assert done.exit_code == 0
+    assert "registers spill, 64 bytes a thread: form=" in done.stderr
+    done = CliRunner().invoke(cli, ["show", FWD, "--stage", "plan", "--schedule", "blocks_per_sm=1"])
+    assert done.stderr == "", "of a schedule of one's own, --stage resources tells"
+
+
+def test_a_table_is_written_of_recorded_times(tmp_path: Path) -> None:
+    trials, table = tmp_path / "trials.jsonl", tmp_path / "table.toml"
+    line = {"spec": "layernorm.fwd:d=4096,dtype=bf16", "rows": 4096, "status": "correct", "rounds": 4}
+    times = {
+        "form=registers,threads=128,rows_per_block=1,vec=8": 20.0,
+        "form=registers,threads=64,rows_per_block=1,vec=8": 30.0,
+    }
+    trials.write_text("\n".join(json.dumps(line | {"schedule": s, "us_median": us}) for s, us in times.items()))
+    assert prints("tune", "--table", table, "--database", trials) == f"1 entries for NVIDIA H200 in {table}\n"
+    assert table.read_text().splitlines()[-2:] == [
+        "[fwd.2_bytes.4096]", '"form=registers,threads=128,rows_per_block=1" = [256]',
+    ]  # fmt: skip
+    assert "takes times from --database FILE" in fails(2, "tune", "--table", table)
+    assert "and nothing else" in fails(2, "tune", FWD, "--table", table)

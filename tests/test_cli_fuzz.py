@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import warnings
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +25,21 @@ from lngen.spec import parse_spec
 
 # Requests
 
-FULL = "form=registers,threads=16,rows=8,vec=4,resident=8,prefetch=no"
+FULL = "form=registers,threads=16,rows_per_block=8,vec=4,blocks_per_sm=8,prefetch=no"
 SPECS = (
     "rmsnorm.fwd:d=8",
     "layernorm.bwd:d=64,dtype=bf16",
     "layernorm.fwd:d=7,eps=0",
     "rmsnorm.bwd:d=8,wrt=x,save=none",
 )
-SCHEDULES = (FULL, f"{FULL},vec=1", "threads=32", "form=bulk,threads=64,rows=1,vec=8,stages=2", "form=stream", "vec=3")
+SCHEDULES = (
+    FULL,
+    f"{FULL},vec=1",
+    "threads=32",
+    "form=tma,threads=64,rows_per_block=1,vec=8,stages=2",
+    "form=multipass",
+    "vec=3",
+)
 NUMBERS = (
     "0",
     "1",
@@ -169,8 +177,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     np.save(tmp_path / "gamma.npy", np.ones(8, np.float32))
     (tmp_path / FOLDER).mkdir()
     os.mkfifo(tmp_path / FIFO)
-    for name in ("runtime.choose.compile_cubin", "cli.show.compile_ptx", "cli.cluster.import_module"):
-        monkeypatch.setattr(f"lngen.{name}", missing)
+    for name in ("compile_cubin", "compile_ptx"):
+        monkeypatch.setattr(import_module("lngen.compile"), name, missing)
+    monkeypatch.setattr("lngen.cli.cluster.import_module", missing)
     for name in ("check.matrix.conditions", "bench.engines.make_engine", "aot.build.compile_ptx"):
         monkeypatch.setattr(f"lngen.{name}", missing, raising=False)
     for name in ("runtime.launch", "cli.run", "bench.engines"):

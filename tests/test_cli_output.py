@@ -21,7 +21,7 @@ from lngen.cli.output import unwritable
 from test_bench import RECORDS
 
 FWD = "rmsnorm.fwd:d=64,dtype=f32"
-ALL_KEYS = "form=registers,threads=16,rows=8,vec=4,resident=8,prefetch=no"
+ALL_KEYS = "form=registers,threads=16,rows_per_block=8,vec=4,blocks_per_sm=8,prefetch=no"
 SHOW = ("show", FWD, "--stage")
 
 # Every command line that shows a table, and every one that shows a stage.
@@ -39,6 +39,7 @@ TABLES: dict[str, tuple[str, ...]] = {
     "bench": ("bench", "--from", "b.json"),
     "generated": ("generated", "--check"),
     "doctor": ("doctor",),
+    "help": ("help",),
 }
 STAGES: dict[str, tuple[str, ...]] = {
     "graph": (*SHOW, "graph"),
@@ -150,7 +151,7 @@ def test_json_takes_no_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         (lambda p: None, "a" * 300, "File name too long"),
         (lambda p: None, "a\0", "no file can have this name"),
         (lambda p: None, "\ud800", "no file can have this name"),
-        (lambda p: None, "/dev/null", "it is no regular file"),
+        (lambda p: None, "/dev/null", "it is not a regular file"),
     ],
 )
 def test_a_place_that_cannot_be_written_to_is_named_before_any_work(

@@ -48,7 +48,7 @@ def run(
 def test_output_that_cannot_be_written_is_a_sentence(args: tuple[str, ...], where: str) -> None:
     done = run(*args, shell=where)
     why = "No space left on device" if "full" in where else "Bad file descriptor"
-    wanted = f"error: standard output cannot be written to: {why}; send it to a place that takes it.\n"
+    wanted = f"error: standard output cannot be written to: {why}; redirect it to another place.\n"
     assert (done.returncode, done.stderr) == (2, wanted)
 
 
@@ -98,7 +98,7 @@ def test_what_is_left_unhandled_exits_70(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("lngen.cli.list._described", wrong)
     monkeypatch.setenv("LNGEN_DEBUG", "0")
     sentence = (
-        "error: lngen itself is wrong here (ValueError: two lines); please report it with what LNGEN_DEBUG=5 prints.\n"
+        "error: internal error of lngen (ValueError: two lines); please report it with the output of LNGEN_DEBUG=5.\n"
     )
     done = CliRunner().invoke(cli, ["list"])
     assert (done.exit_code, done.stdout, done.stderr) == (70, "", sentence)
@@ -122,9 +122,9 @@ def raises(error: BaseException) -> Callable[..., None]:
         (ArrayError("no array."), 2, "error: no array.\n"),
         (MemoryError("Unable to allocate 1 TiB"), 3, "error: the memory does not suffice (Unable to allocate 1 TiB)"),
         (FileNotFoundError(2, "No such file", "a"), 2, "error: 'a' cannot be used: No such file.\n"),
-        (RecursionError("too deep"), 70, "error: lngen itself is wrong here (RecursionError: too deep)"),
-        (OSError(5, "Input/output error"), 70, "error: lngen itself is wrong here (OSError: [Errno 5]"),
-        (EOFError(), 70, "error: lngen itself is wrong here (EOFError: without a word)"),
+        (RecursionError("too deep"), 70, "error: internal error of lngen (RecursionError: too deep)"),
+        (OSError(5, "Input/output error"), 70, "error: internal error of lngen (OSError: [Errno 5]"),
+        (EOFError(), 70, "error: internal error of lngen (EOFError: without a word)"),
     ],
 )
 @pytest.mark.parametrize("level", ["0", "5", "nonsense"])
@@ -138,8 +138,8 @@ def test_each_error_has_its_exit_code(
     assert message in done.stderr
 
 
-def test_the_readme_lists_every_exit_code() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+def test_the_reference_lists_every_exit_code() -> None:
+    text = (ROOT / "lngen" / "docs" / "reference.md").read_text(encoding="utf-8")
     table = text.partition("| exit code | means |")[2].partition("\n\n")[0]
     listed = re.findall(r"^\| (\d+) \|", table, re.MULTILINE)
     codes = {0, UNHANDLED, INTERRUPTED, UNREAD} | {c.exit_code for c in LngenError.__subclasses__()}

@@ -6,9 +6,9 @@ import platformdirs
 import pytest
 
 from lngen import config
+from lngen.dump import dump
 from lngen.errors import LngenError
 from lngen.lower import lower
-from lngen.runtime.stages import show_stages
 from lngen.schedule import problem, ranked
 from lngen.spec import parse_spec
 
@@ -62,16 +62,16 @@ def test_the_ladder_prints_and_dumps_every_stage(
     spec = parse_spec("rmsnorm.bwd:d=8")
     plan = lower(spec, ranked(problem(spec.graph(), 8))[0])
     monkeypatch.setenv("LNGEN_DEBUG", "3")
-    show_stages(plan, "the text")
+    dump(plan, "the text")
     printed = capsys.readouterr().err
     assert all(f"{name}.ir ----" in printed for name in ("00-build", "01-vjp", "02-simplify"))
     assert "kernel.cu" not in printed
     monkeypatch.setenv("LNGEN_DEBUG", "4")
-    show_stages(plan, "the text")
+    dump(plan, "the text")
     assert "kernel.cu ----\nthe text" in capsys.readouterr().err
     monkeypatch.setenv("LNGEN_DEBUG", "0")
     monkeypatch.setenv("LNGEN_DUMP", str(tmp_path / "dump"))
-    show_stages(plan, "the text")
+    dump(plan, "the text")
     assert capsys.readouterr().err == ""
     written = {path.name for path in (tmp_path / "dump" / plan.name).iterdir()}
     assert written >= {"00-build.ir", "01-vjp.ir", "plan.txt", "kernel.cu"}

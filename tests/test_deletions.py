@@ -7,11 +7,12 @@ import pytest
 pytest.importorskip("cupy")
 
 import deletions
+import sampling
 
 STRIDE = 7  # every so many changes of a form are tried
 
 
-@pytest.mark.parametrize("form", deletions.CASES)
+@sampling.rotating("form", deletions.CASES)
 def test_what_is_not_redundant_is_missed(form: str) -> None:
     assert deletions.noticed(form, None) == ""
     known = deletions.known()

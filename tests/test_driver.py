@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from lngen.devices import device_for
 from lngen.errors import LngenError
-from lngen.lower import Kernel, asked_shared
+from lngen.lower import Kernel, requested_shared
 from lngen.runtime import driver
 from lngen.runtime.driver import (
     CLUSTER_DIMENSION,
@@ -44,7 +45,7 @@ class Recorder:
         c = config._obj
         listed = ctypes.cast(c.attributes, ctypes.POINTER(driver._Attribute))
         self.launched.append({
-            "grid": tuple(c.grid), "block": tuple(c.block), "shared": c.shared, "stream": c.stream,
+            "grid": tuple(c.grid), "block": tuple(c.block), "shared": c.shared, "multipass": c.stream,
             "attributes": {listed[n].id: tuple(listed[n].value[:3]) for n in range(c.count)},
             "function": function.value, "values": [ctypes.c_longlong.from_address(p).value for p in arguments],
         })  # fmt: skip
@@ -117,7 +118,7 @@ def test_the_driver_gets_what_the_plan_says(
     (done,) = recorder.launched
     assert done["attributes"] == attributes
     assert (done["grid"], done["block"]) == ((k.grid[0](rows), 1, 1), (k.block, 1, 1))
-    assert (done["shared"], done["stream"], done["function"]) == (k.dynamic + 4096, 7, 99)
+    assert (done["shared"], done["multipass"], done["function"]) == (k.dynamic + 4096, 7, 99)
     assert done["grid"][0] % k.cluster == 0, "a grid of broken clusters"
     pointers = iter(range(1000, 2000))
     expected = {"rows": lambda: rows, "stride": lambda: 4096, "workspace": lambda: 5256}
@@ -140,7 +141,7 @@ def test_what_a_launch_points_to_is_kept(library: Callable[[int], Recorder]) -> 
     made(11)
     values[0] = 2
     made(12)
-    assert [(d["values"], d["stream"], d["grid"]) for d in recorder.launched] == [
+    assert [(d["values"], d["multipass"], d["grid"]) for d in recorder.launched] == [
         ([1], 11, (2, 5, 1)),
         ([2], 12, (2, 5, 1)),
     ]
@@ -164,7 +165,9 @@ def test_registers_are_those_the_driver_knows(library: Callable[[int], Recorder]
     library(0)
     assert registers(7) == 100 * NUM_REGS + 7
     library(REFUSED)
-    with pytest.raises(LngenError, match=r"^The driver does not tell the registers of a kernel: CUDA_ERROR_OF_A_TEST"):
+    with pytest.raises(
+        LngenError, match=r"^The driver does not report the registers of a kernel: CUDA_ERROR_OF_A_TEST"
+    ):
         registers(7)
 
 
@@ -193,7 +196,7 @@ class Cupy:
             def get_function(self, name: str) -> Any:
                 return SimpleNamespace(ptr=1 + here.loaded[-1].decode().split().index(name))
 
-        runtime = SimpleNamespace(setDevice=lambda device: None)
+        runtime = SimpleNamespace(setDevice=lambda device: None, getDeviceProperties=lambda device: {})
         self.cuda = SimpleNamespace(Device=Device, runtime=runtime, function=SimpleNamespace(Module=Module))
 
 
@@ -202,7 +205,10 @@ def test_a_cubin_alone_is_loaded_and_its_registers_count(
     library: Callable[[int], Recorder], monkeypatch: pytest.MonkeyPatch, capability: int, spread: bool
 ) -> None:
     """The recorder's kernels have more than 400 registers a thread, so the finish does not fit beside the rows."""
-    recorder, plan = library(0), plan_of("layernorm.bwd:d=4096,dtype=bf16", "form=bulk,threads=128,rows=2,stages=3")
+    recorder, plan = (
+        library(0),
+        plan_of("layernorm.bwd:d=4096,dtype=bf16", "form=tma,threads=128,rows_per_block=2,stages=3"),
+    )
     cupy = Cupy(capability)
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     image = " ".join(k.name for k in plan.kernels).encode()
@@ -210,7 +216,7 @@ def test_a_cubin_alone_is_loaded_and_its_registers_count(
     assert cupy.loaded == [image]
     assert launcher.dependent == spread
     used = {k.name: 100 * NUM_REGS + n + 1 for n, k in enumerate(plan.kernels)}
-    asked = asked_shared(plan, used, capability)
+    asked = requested_shared(plan, used, device_for(f"sm_{capability}"))
     assert launcher.shared == [asked[k.name] for k in plan.kernels]
     assert (launcher.shared[1] > 0) == spread
     allowed = [(n + 1, MAX_DYNAMIC_SHARED_SIZE_BYTES, size) for n, size in enumerate(launcher.shared) if size]

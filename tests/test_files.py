@@ -76,9 +76,9 @@ def test_a_refused_file_is_closed(tmp_path: Path) -> None:
         (b"9" * 400, f"{'9' * 20}... is a number of more than 64 bits"),
         (b"-" + b"9" * 5000, f"-{'9' * 19}... is a number of more than 64 bits"),
         (b"18446744073709551616", "18446744073709551616... is a number of more than 64 bits"),
-        (b"1e999", "1e999 is no finite number"),
-        (b"[NaN]", "NaN is no finite number"),
-        (b"-Infinity", "-Infinity is no finite number"),
+        (b"1e999", "1e999 is not a finite number"),
+        (b"[NaN]", "NaN is not a finite number"),
+        (b"-Infinity", "-Infinity is not a finite number"),
         (b"", "Expecting value: line 1 column 1 (char 0)"),
     ],
 )
@@ -153,6 +153,6 @@ def test_no_device_is_replaced(tmp_path: Path, link: bool) -> None:
     if link:
         path = tmp_path / "link"
         path.symlink_to("fifo")
-    with pytest.raises(LngenError, match=f"cannot write '{path}': it is no regular file; name a place"):
+    with pytest.raises(LngenError, match=f"cannot write '{path}': it is not a regular file; name a place"):
         write_all({path: b"x"})
     assert stat.S_ISFIFO((tmp_path / "fifo").stat().st_mode)

@@ -12,16 +12,17 @@ import pytest
 import lngen.runtime as runtime
 from lngen.check.check import check_spec
 from lngen.check.inputs import POISON, mismatches, random_inputs, same_bits
+from lngen.compile import Compilation, KernelSet
+from lngen.devices import capability
 from lngen.errors import ArrayError
 from lngen.graphs import GraphBuilder
 from lngen.interpret import interpret
 from lngen.ir import D, M
 from lngen.ir.numerics import NUMPY_DTYPE
-from lngen.lower import asked_shared, lower
+from lngen.lower import lower, requested_shared
 from lngen.runtime.arrays_np import launch_numpy, raw
-from lngen.runtime.choose import capability, compile_plan, default_schedule
 from lngen.runtime.driver import library
-from lngen.runtime.launch import Launcher, device_arch
+from lngen.runtime.launch import Launcher, device_arch, live_gpu
 from lngen.schedule import Schedule, exists, parse_schedule, problem, ranked
 from lngen.spec import parse_spec
 from test_outputs import add_layernorm, apart, arrays_for, vanishing
@@ -60,80 +61,106 @@ def test_bits(text: str) -> None:
 # Few owners, so that most rows are claimed, and as many as a default schedule has.
 CLAIMED = [
     ("layernorm.fwd:d=4096,dtype=bf16",
-     "form=bulk,threads=128,rows=1,vec=8,resident=4,stages=3,owners=9,keep=yes,hold=yes,claim=yes"),
+     "form=tma,threads=128,rows_per_block=1,vec=8,blocks_per_sm=4,stages=3,grid=9,cached_weights=yes,row_in_registers=yes,dynamic=yes"),
     ("layernorm.fwd:d=4096,dtype=f32",
-     "form=bulk,threads=128,rows=2,vec=4,stages=3,owners=132,keep=yes,hold=yes,claim=yes"),
-    ("rmsnorm.fwd:d=1000,dtype=f16", "form=bulk,threads=32,rows=8,vec=8,stages=2,owners=7,bulk_store=yes,claim=yes"),
+     "form=tma,threads=128,rows_per_block=2,vec=4,stages=3,grid=132,cached_weights=yes,row_in_registers=yes,dynamic=yes"),
+    ("rmsnorm.fwd:d=1000,dtype=f16", "form=tma,threads=32,rows_per_block=8,vec=8,stages=2,grid=7,tma_store=yes,"
+                                     "dynamic=yes"),
     ("layernorm.fwd:d=12288,dtype=bf16",
-     "form=bulk,threads=256,rows=1,vec=8,resident=2,stages=3,owners=50,keep=yes,hold=yes,claim=yes"),
+     "form=tma,threads=256,rows_per_block=1,vec=8,blocks_per_sm=2,stages=3,grid=50,cached_weights=yes,row_in_registers=yes,dynamic=yes"),
     ("layernorm.fwd:d=4093,dtype=bf16",
-     "form=ragged,threads=128,rows=2,vec=1,stages=3,owners=33,bulk_store=yes,keep=yes,hold=yes,claim=yes"),
+     "form=tma_unaligned,threads=128,rows_per_block=2,vec=1,stages=3,grid=33,tma_store=yes,cached_weights=yes,row_in_registers=yes,dynamic=yes"),
     ("layernorm.bwd:d=1001,dtype=f32,wrt=x",
-     "form=ragged,threads=64,rows=1,vec=1,resident=4,stages=2,owners=99,bulk_store=yes,claim=yes"),
+     "form=tma_unaligned,threads=64,rows_per_block=1,vec=1,blocks_per_sm=4,stages=2,grid=99,tma_store=yes,dynamic=yes"),
     ("layernorm.fwd:d=4096,dtype=bf16",
-     "form=bulk,threads=128,rows=1,vec=8,resident=4,stages=2,owners=9,keep=yes,hold=yes,soon=yes,claim=yes"),
+     "form=tma,threads=128,rows_per_block=1,vec=8,blocks_per_sm=4,stages=2,grid=9,cached_weights=yes,row_in_registers=yes,early_release=yes,dynamic=yes"),
     ("layernorm.fwd:d=32768,dtype=f32",
-     "form=bulk,threads=64,rows=3,vec=4,stages=2,cluster=8,owners=2,keep=yes,hold=yes,soon=yes,claim=yes"),
+     "form=tma,threads=64,rows_per_block=3,vec=4,stages=2,cluster=8,grid=2,cached_weights=yes,row_in_registers=yes,early_release=yes,dynamic=yes"),
     ("layernorm.fwd:d=65536,dtype=bf16",
-     "form=bulk,threads=128,rows=3,vec=8,stages=2,cluster=8,owners=15,keep=yes,hold=yes,soon=yes,claim=yes"),
+     "form=tma,threads=128,rows_per_block=3,vec=8,stages=2,cluster=8,grid=15,cached_weights=yes,row_in_registers=yes,early_release=yes,dynamic=yes"),
     ("layernorm.fwd:d=131072,dtype=f32",
-     "form=bulk,threads=128,rows=1,vec=4,resident=2,stages=2,cluster=16,owners=3,keep=yes,hold=yes,soon=yes,claim=yes"),
-    ("rmsnorm.fwd:d=20000,dtype=f16", "form=bulk,threads=128,rows=2,vec=8,stages=3,cluster=4,owners=4,claim=yes"),
+     "form=tma,threads=128,rows_per_block=1,vec=4,blocks_per_sm=2,stages=2,cluster=16,grid=3,cached_weights=yes,row_in_registers=yes,early_release=yes,dynamic=yes"),
+    ("rmsnorm.fwd:d=20000,dtype=f16", "form=tma,threads=128,rows_per_block=2,vec=8,stages=3,cluster=4,grid=4,"
+                                      "dynamic=yes"),
 ]  # fmt: skip
 STAGED = [
-    ("layernorm.fwd:d=64,dtype=bf16", "form=bulk,threads=4,rows=16,vec=8,stages=3,owners=128,bulk_store=yes,keep=yes"),
-    ("layernorm.fwd:d=64,dtype=bf16", "form=async,threads=2,rows=32,vec=8,stages=2,owners=64"),
-    ("layernorm.fwd:d=1000,dtype=bf16", "form=bulk,threads=32,rows=4,vec=8,stages=4,owners=100"),
-    ("layernorm.fwd:d=1001,dtype=bf16", "form=ragged,threads=32,rows=4,vec=1,stages=4,owners=100,bulk_store=yes"),
-    ("rmsnorm.fwd:d=999,dtype=f32", "form=async,threads=64,rows=2,vec=1,stages=3,owners=64,keep=yes"),
-    ("rmsnorm.fwd:d=999,dtype=f32,out=bf16", "form=ragged,threads=64,rows=2,vec=1,stages=3,owners=9,bulk_store=yes"),
-    ("layernorm.fwd:d=4096,dtype=f32", "form=bulk,threads=128,rows=2,vec=4,stages=3,owners=128,bulk_store=yes"),
-    ("layernorm.fwd:d=12288,dtype=bf16", "form=bulk,threads=256,rows=1,vec=8,stages=3,owners=66,cluster=2,keep=yes"),
-    ("rmsnorm.fwd:d=32768,dtype=bf16", "form=bulk,threads=256,rows=1,vec=8,stages=2,owners=9,cluster=4,bulk_store=yes"),
-    ("rmsnorm.fwd:d=65536,dtype=f16", "form=bulk,threads=256,rows=1,vec=8,stages=3,owners=15,cluster=8,bulk_store=yes"),
-    ("rmsnorm.fwd:d=131072,dtype=bf16", "form=bulk,threads=256,rows=1,vec=8,stages=4,owners=7,cluster=16,keep=yes"),
-    ("rmsnorm.fwd:d=20000,dtype=f64", "form=bulk,threads=256,rows=1,vec=2,stages=2,owners=7,cluster=16,bulk_store=yes"),
-    ("layernorm.bwd:d=64,dtype=bf16", "form=bulk,threads=4,rows=128,vec=8,stages=3,keep=yes,bulk_store=yes"),
-    ("layernorm.bwd:d=1000,dtype=f32", "form=bulk,threads=64,rows=4,vec=4,stages=2"),
-    ("layernorm.bwd:d=1000,dtype=f32", "form=async,threads=64,rows=4,vec=4,stages=2,keep=yes"),
-    ("layernorm.bwd:d=1001,dtype=bf16", "form=ragged,threads=64,rows=8,vec=1,stages=2,keep=yes,bulk_store=yes"),
-    ("layernorm.bwd:d=4096,dtype=bf16", "form=bulk,threads=256,rows=2,vec=8,stages=3,bulk_store=yes,keep=yes"),
-    ("layernorm.bwd:d=8192,dtype=bf16", "form=bulk,threads=256,rows=1,vec=8,stages=3,keep=yes"),
-    ("layernorm.bwd:d=8192,dtype=bf16", "form=bulk,threads=64,rows=4,vec=8,stages=3,cluster=4,keep=yes"),
-    ("layernorm.bwd:d=12288,dtype=f32", "form=bulk,threads=64,rows=2,vec=4,stages=2,cluster=4,bulk_store=yes"),
-    ("layernorm.bwd:d=12288,dtype=f32", "form=bulk,threads=128,rows=2,vec=4,stages=3,cluster=4,keep=yes,restrict=yes"),
+    ("layernorm.fwd:d=64,dtype=bf16", "form=tma,threads=4,rows_per_block=16,vec=8,stages=3,grid=128,tma_store=yes,"
+                                      "cached_weights=yes"),
+    ("layernorm.fwd:d=64,dtype=bf16", "form=cp_async,threads=2,rows_per_block=32,vec=8,stages=2,grid=64"),
+    ("layernorm.fwd:d=1000,dtype=bf16", "form=tma,threads=32,rows_per_block=4,vec=8,stages=4,grid=100"),
+    ("layernorm.fwd:d=1001,dtype=bf16", "form=tma_unaligned,threads=32,rows_per_block=4,vec=1,stages=4,grid=100,"
+                                        "tma_store=yes"),
+    ("rmsnorm.fwd:d=999,dtype=f32", "form=cp_async,threads=64,rows_per_block=2,vec=1,stages=3,grid=64,"
+                                    "cached_weights=yes"),
+    ("rmsnorm.fwd:d=999,dtype=f32,out=bf16", "form=tma_unaligned,threads=64,rows_per_block=2,vec=1,stages=3,grid=9,"
+                                             "tma_store=yes"),
+    ("layernorm.fwd:d=4096,dtype=f32", "form=tma,threads=128,rows_per_block=2,vec=4,stages=3,grid=128,tma_store=yes"),
+    ("layernorm.fwd:d=12288,dtype=bf16", "form=tma,threads=256,rows_per_block=1,vec=8,stages=3,grid=66,cluster=2,"
+                                         "cached_weights=yes"),
+    ("rmsnorm.fwd:d=32768,dtype=bf16", "form=tma,threads=256,rows_per_block=1,vec=8,stages=2,grid=9,cluster=4,"
+                                       "tma_store=yes"),
+    ("rmsnorm.fwd:d=65536,dtype=f16", "form=tma,threads=256,rows_per_block=1,vec=8,stages=3,grid=15,cluster=8,"
+                                      "tma_store=yes"),
+    ("rmsnorm.fwd:d=131072,dtype=bf16", "form=tma,threads=256,rows_per_block=1,vec=8,stages=4,grid=7,cluster=16,"
+                                        "cached_weights=yes"),
+    ("rmsnorm.fwd:d=20000,dtype=f64", "form=tma,threads=256,rows_per_block=1,vec=2,stages=2,grid=7,cluster=16,"
+                                      "tma_store=yes"),
+    ("layernorm.bwd:d=64,dtype=bf16", "form=tma,threads=4,rows_per_block=128,vec=8,stages=3,cached_weights=yes,"
+                                      "tma_store=yes"),
+    ("layernorm.bwd:d=1000,dtype=f32", "form=tma,threads=64,rows_per_block=4,vec=4,stages=2"),
+    ("layernorm.bwd:d=1000,dtype=f32", "form=cp_async,threads=64,rows_per_block=4,vec=4,stages=2,cached_weights=yes"),
+    ("layernorm.bwd:d=1001,dtype=bf16", "form=tma_unaligned,threads=64,rows_per_block=8,vec=1,stages=2,"
+                                        "cached_weights=yes,tma_store=yes"),
+    ("layernorm.bwd:d=4096,dtype=bf16", "form=tma,threads=256,rows_per_block=2,vec=8,stages=3,tma_store=yes,"
+                                        "cached_weights=yes"),
+    ("layernorm.bwd:d=8192,dtype=bf16", "form=tma,threads=256,rows_per_block=1,vec=8,stages=3,cached_weights=yes"),
+    ("layernorm.bwd:d=8192,dtype=bf16", "form=tma,threads=64,rows_per_block=4,vec=8,stages=3,cluster=4,"
+                                        "cached_weights=yes"),
+    ("layernorm.bwd:d=12288,dtype=f32", "form=tma,threads=64,rows_per_block=2,vec=4,stages=2,cluster=4,tma_store=yes"),
+    ("layernorm.bwd:d=12288,dtype=f32", "form=tma,threads=128,rows_per_block=2,vec=4,stages=3,cluster=4,"
+                                        "cached_weights=yes,acquire_shared=yes"),
     ("layernorm.bwd:d=5120,dtype=bf16",
-     "form=bulk,threads=64,rows=4,vec=8,stages=2,cluster=2,keep=yes,hold=yes,soon=yes,restrict=yes"),
-    ("layernorm.bwd:d=1024,dtype=f32", "form=bulk,threads=64,rows=4,vec=4,stages=2,keep=yes,hold=yes,soon=yes"),
+     "form=tma,threads=64,rows_per_block=4,vec=8,stages=2,cluster=2,cached_weights=yes,row_in_registers=yes,early_release=yes,acquire_shared=yes"),
+    ("layernorm.bwd:d=1024,dtype=f32", "form=tma,threads=64,rows_per_block=4,vec=4,stages=2,cached_weights=yes,"
+                                       "row_in_registers=yes,early_release=yes"),
     ("layernorm.bwd:d=32768,dtype=f32",
-     "form=bulk,threads=128,rows=1,vec=4,stages=3,cluster=8,keep=yes,hold=yes,soon=yes"),
+     "form=tma,threads=128,rows_per_block=1,vec=4,stages=3,cluster=8,cached_weights=yes,row_in_registers=yes,early_release=yes"),
     ("layernorm.bwd:d=65536,dtype=f32",
-     "form=bulk,threads=128,rows=1,vec=4,stages=3,cluster=16,keep=yes,hold=yes,soon=yes"),
-    ("layernorm.bwd:d=1536,dtype=bf16", "form=bulk,threads=64,rows=8,vec=8,stages=2,keep=yes,hold=yes,soon=yes"),
+     "form=tma,threads=128,rows_per_block=1,vec=4,stages=3,cluster=16,cached_weights=yes,row_in_registers=yes,early_release=yes"),
+    ("layernorm.bwd:d=1536,dtype=bf16", "form=tma,threads=64,rows_per_block=8,vec=8,stages=2,cached_weights=yes,"
+                                        "row_in_registers=yes,early_release=yes"),
     ("layernorm.bwd:d=12288,dtype=f16",
-     "form=bulk,threads=128,rows=3,vec=8,stages=2,cluster=4,keep=yes,hold=yes,soon=yes"),
-    ("rmsnorm.bwd:d=64,dtype=f16", "form=bulk,threads=4,rows=128,vec=8,stages=2,keep=yes,hold=yes,soon=yes"),
+     "form=tma,threads=128,rows_per_block=3,vec=8,stages=2,cluster=4,cached_weights=yes,row_in_registers=yes,early_release=yes"),
+    ("rmsnorm.bwd:d=64,dtype=f16", "form=tma,threads=4,rows_per_block=128,vec=8,stages=2,cached_weights=yes,"
+                                   "row_in_registers=yes,early_release=yes"),
     ("layernorm.fwd:d=32768,dtype=bf16",
-     "form=bulk,threads=128,rows=2,vec=8,stages=2,owners=30,cluster=4,keep=yes,hold=yes,soon=yes"),
-    ("layernorm.bwd:d=8191,dtype=bf16", "form=ragged,threads=256,rows=1,vec=1,stages=2,bulk_store=yes"),
-    ("rmsnorm.bwd:d=16384,dtype=bf16", "form=bulk,threads=256,rows=1,vec=8,stages=3,cluster=2,keep=yes"),
-    ("rmsnorm.bwd:d=32768,dtype=f16", "form=bulk,threads=512,rows=1,vec=8,stages=2,cluster=4,bulk_store=yes"),
-    ("layernorm.bwd:d=65536,dtype=bf16", "form=bulk,threads=256,rows=1,vec=8,stages=3,cluster=8"),
-    ("layernorm.bwd:d=131072,dtype=bf16", "form=bulk,threads=256,rows=1,vec=8,stages=2,cluster=16,bulk_store=yes"),
-    ("layernorm.bwd:d=768,dtype=bf16", "form=registers,threads=32,rows=16,vec=8,prefetch=yes"),
-    ("layernorm.fwd:d=1000,dtype=bf16,weight=f32", "form=registers,threads=128,rows=1,vec=8,keep=yes"),
-    ("rmsnorm.fwd:d=999,dtype=f16", "form=registers,threads=64,rows=2,vec=1,keep=yes"),
-    ("layernorm.fwd:d=12288,dtype=bf16", "form=registers,threads=256,rows=1,vec=8,cluster=2,keep=yes"),
-    ("layernorm.fwd:d=40000,dtype=f32", "form=registers,threads=128,rows=1,vec=4,cluster=8,resident=2"),
-    ("rmsnorm.fwd:d=131072,dtype=f16", "form=registers,threads=256,rows=1,vec=8,cluster=16,keep=yes"),
+     "form=tma,threads=128,rows_per_block=2,vec=8,stages=2,grid=30,cluster=4,cached_weights=yes,row_in_registers=yes,early_release=yes"),
+    ("layernorm.bwd:d=8191,dtype=bf16", "form=tma_unaligned,threads=256,rows_per_block=1,vec=1,stages=2,tma_store=yes"),
+    ("rmsnorm.bwd:d=16384,dtype=bf16", "form=tma,threads=256,rows_per_block=1,vec=8,stages=3,cluster=2,"
+                                       "cached_weights=yes"),
+    ("rmsnorm.bwd:d=32768,dtype=f16", "form=tma,threads=512,rows_per_block=1,vec=8,stages=2,cluster=4,tma_store=yes"),
+    ("layernorm.bwd:d=65536,dtype=bf16", "form=tma,threads=256,rows_per_block=1,vec=8,stages=3,cluster=8"),
+    ("layernorm.bwd:d=131072,dtype=bf16", "form=tma,threads=256,rows_per_block=1,vec=8,stages=2,cluster=16,"
+                                          "tma_store=yes"),
+    ("layernorm.bwd:d=768,dtype=bf16", "form=registers,threads=32,rows_per_block=16,vec=8,prefetch=yes"),
+    ("layernorm.fwd:d=1000,dtype=bf16,weight=f32", "form=registers,threads=128,rows_per_block=1,vec=8,"
+                                                   "cached_weights=yes"),
+    ("rmsnorm.fwd:d=999,dtype=f16", "form=registers,threads=64,rows_per_block=2,vec=1,cached_weights=yes"),
+    ("layernorm.fwd:d=12288,dtype=bf16", "form=registers,threads=256,rows_per_block=1,vec=8,cluster=2,"
+                                         "cached_weights=yes"),
+    ("layernorm.fwd:d=40000,dtype=f32", "form=registers,threads=128,rows_per_block=1,vec=4,cluster=8,blocks_per_sm=2"),
+    ("rmsnorm.fwd:d=131072,dtype=f16", "form=registers,threads=256,rows_per_block=1,vec=8,cluster=16,"
+                                       "cached_weights=yes"),
     ("layernorm.fwd:d=4093,dtype=bf16",
-     "form=ragged,threads=128,rows=4,vec=1,stages=3,owners=99,bulk_store=yes,keep=yes,hold=yes"),
+     "form=tma_unaligned,threads=128,rows_per_block=4,vec=1,stages=3,grid=99,tma_store=yes,cached_weights=yes,row_in_registers=yes"),
     ("rmsnorm.fwd:d=8201,dtype=f16",
-     "form=ragged,threads=128,rows=1,vec=1,stages=2,owners=33,bulk_store=yes,hold=yes"),
-    ("rmsnorm.fwd:d=171,dtype=f16", "form=ragged,threads=16,rows=4,vec=1,stages=3,owners=33,bulk_store=yes,hold=yes"),
+     "form=tma_unaligned,threads=128,rows_per_block=1,vec=1,stages=2,grid=33,tma_store=yes,row_in_registers=yes"),
+    ("rmsnorm.fwd:d=171,dtype=f16", "form=tma_unaligned,threads=16,rows_per_block=4,vec=1,stages=3,grid=33,"
+                                    "tma_store=yes,row_in_registers=yes"),
     *CLAIMED,
-    ("layernorm.bwd:d=768,dtype=bf16,wrt=x", "form=bulk,threads=32,rows=4,vec=8,stages=2,owners=99,bulk_store=yes"),
-    ("layernorm.bwd:d=768,dtype=f32,wrt=beta", "form=async,threads=32,rows=8,vec=4,stages=2"),
+    ("layernorm.bwd:d=768,dtype=bf16,wrt=x", "form=tma,threads=32,rows_per_block=4,vec=8,stages=2,grid=99,"
+                                             "tma_store=yes"),
+    ("layernorm.bwd:d=768,dtype=f32,wrt=beta", "form=cp_async,threads=32,rows_per_block=8,vec=4,stages=2"),
 ]  # fmt: skip
 GENERAL = Schedule("registers", 32, 1, 1)
 
@@ -144,11 +171,15 @@ def with_schedule(text: str, schedule: str) -> tuple[Any, Any]:
     arch = device_arch(0)
     if not exists(plan.schedule, capability(arch)):
         pytest.skip(f"{plan.schedule} does not exist on {arch}")
-    return plan, Launcher(plan, compile_plan(plan, arch).image, 0)
+    return plan, Launcher(plan, KernelSet(plan).cubin(arch).image, 0)
 
 
-HELD = [(spec, f"{text},hold=yes") for spec, text in STAGED if "registers" not in text and "hold" not in text][::2]
-ONE_LAUNCH = [(spec, f"{text},one_launch=yes") for spec, text in STAGED if ".bwd" in spec and "wrt=x" not in spec]
+HELD = [
+    (spec, f"{text},row_in_registers=yes")
+    for spec, text in STAGED
+    if "form=registers" not in text and "row_in_registers" not in text
+][::2]
+ONE_LAUNCH = [(spec, f"{text},single_launch=yes") for spec, text in STAGED if ".bwd" in spec and "wrt=x" not in spec]
 
 
 @pytest.mark.parametrize(("text", "schedule"), STAGED + HELD + ONE_LAUNCH)
@@ -173,7 +204,7 @@ def test_a_multiprocessor_holds_as_many_blocks_that_stay_as_the_schedule_counts_
     """By the driver's count; with the shared memory the kernel uses it would be one more of some of them."""
     spec = parse_spec(text)
     fitting = []
-    for schedule in [s for s in ranked(problem(spec.graph(), spec.d), rows=rows) if s.form == "bulk"][:40:4]:
+    for schedule in [s for s in ranked(problem(spec.graph(), spec.d), rows=rows) if s.form == "tma"][:40:4]:
         plan, launcher = with_schedule(text, str(schedule))
         found = []
         for shared in (launcher.shared[0], plan.kernels[0].dynamic):
@@ -182,7 +213,7 @@ def test_a_multiprocessor_holds_as_many_blocks_that_stay_as_the_schedule_counts_
             asked = ctypes.byref(blocks), ctypes.c_void_p(launcher._functions[0].ptr), plan.kernels[0].block
             assert library().cuOccupancyMaxActiveBlocksPerMultiprocessor(*asked, ctypes.c_size_t(shared)) == 0
         fitting.append(found[1].value)
-        assert found[0].value == min(schedule.resident, fitting[-1]), str(schedule)
+        assert found[0].value == min(schedule.blocks_per_sm, fitting[-1]), str(schedule)
     assert fitting
 
 
@@ -190,19 +221,25 @@ def test_a_multiprocessor_holds_as_many_blocks_that_stay_as_the_schedule_counts_
 def test_what_launches_ask_for_follows_from_the_compiled_registers(text: str) -> None:
     """The driver's registers are the compiler's; the finish of bf16 is spread, that of f32 fits beside the rows."""
     spec = parse_spec(text)
-    plan = lower(spec, default_schedule(spec, device_arch(0), rows=1024))
-    binary = compile_plan(plan, device_arch(0))
-    asked = asked_shared(plan, {name: used.registers for name, used in binary.resources.items()}, 90)
+    plan = lower(spec, Compilation(spec).schedule(device_arch(0), rows=1024))
+    binary = KernelSet(plan).cubin(device_arch(0))
+    asked = requested_shared(plan, {name: used.registers for name, used in binary.resources.items()}, live_gpu(0))
     assert Launcher(plan, binary.image, 0).shared == [asked[k.name] for k in plan.kernels]
     assert (asked[plan.kernels[1].name] > 0) == ("bf16" in text)
 
 
 REPEATED = [
     *CLAIMED,
-    ("layernorm.bwd:d=1024,dtype=bf16", "form=bulk,threads=64,rows=8,vec=8,stages=3,keep=yes,one_launch=yes"),
-    ("layernorm.bwd:d=8192,dtype=bf16", "form=bulk,threads=256,rows=1,vec=8,stages=3,one_launch=yes"),
-    ("layernorm.bwd:d=16384,dtype=bf16", "form=bulk,threads=256,rows=1,vec=8,stages=3,cluster=2,one_launch=yes"),
-    ("layernorm.bwd:d=1000,dtype=f32", "form=registers,threads=64,rows=4,vec=4,one_launch=yes"),
+    (
+        "layernorm.bwd:d=1024,dtype=bf16",
+        "form=tma,threads=64,rows_per_block=8,vec=8,stages=3,cached_weights=yes,single_launch=yes",
+    ),
+    ("layernorm.bwd:d=8192,dtype=bf16", "form=tma,threads=256,rows_per_block=1,vec=8,stages=3,single_launch=yes"),
+    (
+        "layernorm.bwd:d=16384,dtype=bf16",
+        "form=tma,threads=256,rows_per_block=1,vec=8,stages=3,cluster=2,single_launch=yes",
+    ),
+    ("layernorm.bwd:d=1000,dtype=f32", "form=registers,threads=64,rows_per_block=4,vec=4,single_launch=yes"),
 ]
 
 
@@ -274,7 +311,7 @@ def test_one_launch_on_two_streams_at_once(text: str, schedule: str) -> None:
 def test_one_launch_through_the_library() -> None:
     """Forward and backward again and again, with more rows and fewer: the workspace grows, and is prepared again."""
     norm = runtime.compile(
-        "layernorm", d=1000, schedule={"bwd": "form=registers,threads=64,rows=4,vec=4,one_launch=yes"}
+        "layernorm", d=1000, schedule={"bwd": "form=registers,threads=64,rows_per_block=4,vec=4,single_launch=yes"}
     )
     for rows in (5, 700, 1, 0, 2000, 700) * 3:
         spec = norm.spec("bwd")
@@ -304,14 +341,17 @@ def test_cotangents_of_several_outputs(describe: Any) -> None:
 )
 def test_bulk_copies_give_way_where_arrays_are_not_aligned(put: str, offset: int, pitch: int) -> None:
     """Any address and any row stride: copies in bulk where they are whole 16 bytes, narrower accesses elsewhere."""
-    bulk = "form=bulk,threads=64,rows={},vec=8,stages=2"
-    schedule = {"fwd": bulk.format(2) + ",owners=64,bulk_store=yes", "bwd": bulk.format(8) + ",keep=yes,bulk_store=yes"}
+    bulk = "form=tma,threads=64,rows_per_block={},vec=8,stages=2"
+    schedule = {
+        "fwd": bulk.format(2) + ",grid=64,tma_store=yes",
+        "bwd": bulk.format(8) + ",cached_weights=yes,tma_store=yes",
+    }
     norm = runtime.compile("layernorm", d=1000, dtype="bf16", schedule=schedule)
     backward, forward = norm.spec("bwd"), norm.spec("fwd")
     inputs = random_inputs(forward, 133) | random_inputs(backward, 133)
     place = {"to_gpu": to_gpu, "to_torch": to_torch}[put]
 
-    def apart(a: Any) -> Any:
+    def blocks_per_partial(a: Any) -> Any:
         flat = np.zeros(offset + 133 * pitch, a.dtype)
         view = np.lib.stride_tricks.as_strided(flat[offset:], (133, 1000), (pitch * a.itemsize, a.itemsize))
         view[...] = a
@@ -322,7 +362,7 @@ def test_bulk_copies_give_way_where_arrays_are_not_aligned(put: str, offset: int
 
         return cupy.lib.stride_tricks.as_strided(on_gpu, (133, 1000), (pitch * a.itemsize, a.itemsize))
 
-    x, dy = apart(inputs["x"]), apart(inputs["dy"])
+    x, dy = blocks_per_partial(inputs["x"]), blocks_per_partial(inputs["dy"])
     y, saved = norm.forward(x, place(inputs["gamma"]), place(inputs["beta"]))
     dx, dgamma, dbeta = norm.backward(dy, saved)
     want = interpret(forward.graph(), random_inputs(forward, 133)) | interpret(
@@ -435,7 +475,7 @@ class OnlyInterface:
 
     def __init__(self, array: Any, stream: int | None = None) -> None:
         self._array = array
-        self.__cuda_array_interface__ = {**array.__cuda_array_interface__, "stream": stream}
+        self.__cuda_array_interface__ = {**array.__cuda_array_interface__, "multipass": stream}
 
 
 class OnlyDLPack:
@@ -537,7 +577,7 @@ def test_captures_of_one_launch_replay_in_any_order() -> None:
     import torch
 
     norm = runtime.compile(
-        "layernorm", d=1000, schedule={"bwd": "form=registers,threads=64,rows=4,vec=4,one_launch=yes"}
+        "layernorm", d=1000, schedule={"bwd": "form=registers,threads=64,rows_per_block=4,vec=4,single_launch=yes"}
     )
     spec = norm.spec("bwd")
     inputs = random_inputs(spec, 700) | random_inputs(norm.spec("fwd"), 700)
@@ -653,7 +693,7 @@ def test_results_in_an_input_s_place(case: Any, put: Any) -> None:
     assert_same({"dx": dx, "dgamma": dgamma, "dbeta": dbeta}, want)
     y, saved = norm.forward(x, gamma, beta, out=x)
     assert_same({"y": y, "mean": saved["mean"], "rstd": saved["rstd"]}, want)
-    with pytest.raises(ArrayError, match="'x' is needed, but a result was written in its place"):
+    with pytest.raises(ArrayError, match="'x' is needed, but a result was written over it"):
         norm.backward(dy, saved)
     with pytest.raises(ArrayError, match="'y' is written to, but shares memory with 'x'"):
         norm.forward(x[1:], gamma, beta, out=x[:-1])
@@ -700,13 +740,13 @@ def test_outputs_do_not_depend_on_the_schedule() -> None:
     gamma = x[0].copy()
     results = set()
     for schedule in (
-        "form=registers,threads=32,rows=1,vec=4",
-        "form=registers,threads=128,rows=1,vec=4",
-        "form=registers,threads=1024,rows=1,vec=4",
-        "form=stream,threads=256,rows=1,vec=4,resident=2",
-        "form=bulk,threads=256,rows=1,vec=4,stages=3,owners=128,bulk_store=yes",
-        "form=async,threads=256,rows=2,vec=4,stages=2,owners=50,keep=yes",
-        "form=registers,threads=128,rows=1,vec=1",
+        "form=registers,threads=32,rows_per_block=1,vec=4",
+        "form=registers,threads=128,rows_per_block=1,vec=4",
+        "form=registers,threads=1024,rows_per_block=1,vec=4",
+        "form=multipass,threads=256,rows_per_block=1,vec=4,blocks_per_sm=2",
+        "form=tma,threads=256,rows_per_block=1,vec=4,stages=3,grid=128,tma_store=yes",
+        "form=cp_async,threads=256,rows_per_block=2,vec=4,stages=2,grid=50,cached_weights=yes",
+        "form=registers,threads=128,rows_per_block=1,vec=1",
     ):
         y, saved = runtime.compile("layernorm", d=4096, schedule={"fwd": schedule}).forward(x, gamma, gamma)
         results.add(bits_of(y).tobytes() + bits_of(saved["rstd"]).tobytes())

@@ -7,7 +7,6 @@ import time
 from dataclasses import replace
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
@@ -21,6 +20,7 @@ from lngen.ir import (
     F16,
     F32,
     F64,
+    OF_SEGMENTS,
     OPS,
     Axis,
     Builder,
@@ -29,6 +29,7 @@ from lngen.ir import (
     Eqn,
     Graph,
     M,
+    S,
     Type,
     Value,
     parse,
@@ -41,7 +42,6 @@ from lngen.ir.ops import compute_dtype, literal
 from lngen.ir.types import Attr, axes_union
 from lngen.spec import parse_spec
 
-BFLOAT = ml_dtypes.bfloat16
 MD, ROW, COL, SCALAR = (M, D), (M,), (D,), ()
 
 TEXT = """\
@@ -79,7 +79,6 @@ def test_builder_keeps_names_unique_and_types_inferred() -> None:
     x = b.param("x", F32, D, M)
     assert x.type == f32(M, D)
     assert [b.neg("x", x).name, b.neg("x", x).name, b.neg("t", x).name] == ["x_1", "x_2", "t_1"]
-    assert [b.neg("row", x).name, b.neg("x_acc", x).name] == ["row_1", "x_acc_1"]  # kernels have a 'row'
     assert b.add("y", b.param("u", F32, M), b.param("c", F32, D)).type == f32(M, D)
 
 
@@ -136,14 +135,20 @@ ACCEPTS: list[tuple[str, tuple[Type, ...], dict[str, Attr], Type]] = [
     ("reduce_sum", (f32(M, D),), {"axis": M}, f32(D)),
     ("reduce_sum", (f32(D),), {"axis": D, "chunk": 4, "segment": 64}, f32()),
     ("reduce_dot", (f32(M), f32(D)), {"axis": M}, f32(D)),
-    ("reduce_spread", (f32(M, D),), {"axis": D, "chunk": 4, "segment": 64}, f32(M)),
-    ("segment_mean", (f32(M, D),), {"axis": D, "chunk": 4, "segment": 64}, f32(M, D)),
+    ("segment_sum", (f32(M, D),), {"chunk": 4, "segment": 64}, f32(M, S)),
+    ("segment_sum", (Type(F64, COL),), {"chunk": 4, "run": 2, "segment": 64}, Type(F64, (S,))),
+    ("segment_dot", (f32(M, S), f32(D)), {"chunk": 4, "segment": 64}, f32(M, S)),
+    ("segment_size", (), {"dtype": F64, "segment": 64}, Type(F64, (S,))),
+    ("sub", (f32(M, D), f32(M, S)), {}, f32(M, D)),
+    ("mul", (f32(S), f32(M)), {}, f32(M, S)),
+    ("expand", (f32(M, S),), {"axis": D}, f32(M, D)),
+    ("reduce_sum", (f32(M, S),), {"axis": S, "interleave": 4}, f32(M)),
+    ("reduce_dot", (f32(M, S), f32(M, D)), {"axis": D}, f32(M)),
     ("reduce_dot", (f32(M, D), f32(M, D)), {"axis": D, "chunk": 4, "segment": 64}, f32(M)),
 ]
 
 NARROW = "arithmetic is done in f32 or f64, got bf16; cast it first"
 MIXED = "operands of one dtype expected, got f32, f64"
-ALONG_D = "rows have segments along D only, over the rows there are none to be measured from"
 NO_FMA = "fma is defined in f32 only (NumPy has none in f64 to define it by), got f64"
 B16, DOUBLE = Type(BF16, MD), Type(F64, MD)
 REJECTS: list[tuple[str, tuple[Type, ...], dict[str, Attr], str]] = [
@@ -158,12 +163,12 @@ REJECTS: list[tuple[str, tuple[Type, ...], dict[str, Attr], str]] = [
         {"axis": M},
         "a maximum is taken over D only; over the rows there is no order-free kernel for it yet",
     ),
-    ("size", (), {"dtype": F32}, "expected {axis=...}, got None"),
+    ("size", (), {"dtype": F32}, "expected {axis=...} to be M or D, got None"),
     ("size", (), {"axis": D}, "a constant is f32 or f64, got None"),
     ("cast", (f32(M),), {}, "expected {to=dtype}, got None"),
     ("cast", (f32(M),), {"to": "f8"}, "expected {to=dtype}, got f8"),
-    ("expand", (f32(M),), {"axis": M}, "expected {axis=...} to be an axis that f32[M] lacks, got M"),
-    ("expand", (f32(M),), {}, "expected {axis=...} to be an axis that f32[M] lacks, got None"),
+    ("expand", (f32(M),), {"axis": M}, "expected {axis=...} to be an axis, M or D, that f32[M] lacks, got M"),
+    ("expand", (f32(M),), {}, "expected {axis=...} to be an axis, M or D, that f32[M] lacks, got None"),
     *((op, (B16,), {}, NARROW) for op in ("neg", "sqrt", "rsqrt", "relu")),
     *((op, (f32(M, D), DOUBLE), {}, MIXED) for op in ("add", "sub", "mul", "div")),
     *((op, (B16, B16), {}, NARROW) for op in ("add", "sub", "mul", "div")),
@@ -180,8 +185,23 @@ REJECTS: list[tuple[str, tuple[Type, ...], dict[str, Attr], str]] = [
         for op in ("reduce_sum", "reduce_mean")
     ),
     ("reduce_dot", (DOUBLE,) * 2, {"axis": D}, NO_FMA),
-    *((op, (DOUBLE,), {"axis": D}, NO_FMA) for op in ("reduce_spread", "segment_mean")),
-    *((op, (f32(M, D),), {"axis": M}, ALONG_D) for op in ("reduce_spread", "segment_mean")),
+    ("segment_dot", (DOUBLE,) * 2, {}, NO_FMA),
+    ("segment_sum", (B16,), {}, NARROW),
+    ("segment_sum", (f32(M, S),), {}, "a sum of segments expects an operand that has axis D, got f32[M, S]"),
+    ("segment_sum", (f32(M, D),), {"segment": 0}, "'segment' is expected to be a whole number from 1, got 0"),
+    ("segment_size", (), {"segment": 4}, "a constant is f32 or f64, got None"),
+    ("segment_size", (), {"dtype": F32, "segment": 0}, "'segment' is expected to be a whole number from 1, got 0"),
+    ("reduce_sum", (f32(M, S),), {"axis": M}, "a sum over M expects operands that no segment has, got f32[M, S]"),
+    ("reduce_dot", (f32(M, S),) * 2, {"axis": S}, "a sum over S is a reduce_sum; multiply its terms first"),
+    (
+        "reduce_mean",
+        (f32(M, S),),
+        {"axis": S},
+        "segments differ in length, so their mean is not a mean of elements; take their sum",
+    ),
+    ("reduce_max", (f32(M, S),), {"axis": S}, "over S there are sums only; a maximum is taken over D"),
+    ("expand", (f32(M),), {"axis": S}, "expected {axis=...} to be an axis, M or D, that f32[M] lacks, got S"),
+    ("size", (), {"dtype": F32, "axis": S}, "expected {axis=...} to be M or D, got S"),
     (
         "reduce_dot",
         (f32(M), f32()),
@@ -246,9 +266,6 @@ MEANINGS: list[tuple[str, list[Any], dict[str, Attr], Any]] = [
     ("reduce_sum", [[[2.0**24, 1.0, 0.0, 1.0]] * 2], {"axis": D, "chunk": 1, "segment": 4}, [16777218.0] * 2),
     ("reduce_sum", [[[2.0**24, 0.0, 1.0, 1.0]] * 2], {"axis": D, "chunk": 1, "segment": 2}, [16777218.0] * 2),
     ("reduce_dot", [A, R], {"axis": M}, [4.0, 28.0, 7.0]),
-    # 1, 3 and 11: 2 and 11 are the means of segments, 5 that of the row; 1 + 1 + 2 * 9 and 0 + 36.
-    ("reduce_spread", [[[1.0, 3.0, 11.0]] * 2], {"axis": D, "chunk": 1, "segment": 2}, [56.0] * 2),
-    ("segment_mean", [[[1.0, 3.0, 11.0]] * 2], {"axis": D, "chunk": 1, "segment": 2}, [[2.0, 2.0, 11.0]] * 2),
     # 4097^2 = 2^24 + 2^13 + 1: rounded alone it would lack the 1.
     ("reduce_dot", [[[-16785408.0, 4097.0, 0.0]] * 2, [1.0, 4097.0, 0.0]], {"axis": D, "chunk": 4}, [1.0] * 2),
     ("reduce_dot", [[[-16785408.0, 4097.0, 0.0]] * 2, [1.0, 4097.0, 0.0]], {"axis": D, "chunk": 1}, [0.0] * 2),
@@ -275,23 +292,42 @@ def test_numpy_meaning(op: str, args: list[Any], attrs: dict[str, Attr], expecte
 
 
 def test_every_op_is_in_the_tables() -> None:
-    for table in (ACCEPTS, REJECTS, MEANINGS):
+    for table in (ACCEPTS, REJECTS):
         assert {row[0] for row in table} == set(OPS)
+    assert {row[0] for row in MEANINGS} == set(OPS) - set(OF_SEGMENTS), "values along S are no results: see below"
+
+
+def test_what_values_along_s_mean() -> None:
+    """Segments of 2 and 1: of 1, 3 and 11 the sums are 4 and 11, of the squares 10 and 121; an element has its own."""
+    graph = parse(
+        "graph @f(%x: f32[M, D]) -> (f32[M, D], f32[M, D], f32[D], f32[M]) {\n"
+        "%a : f32[M, S] = segment_sum %x {chunk=1, segment=2}\n"
+        "%b : f32[M, S] = segment_dot %x, %x {chunk=1, segment=2}\n"
+        "%n : f32[S] = segment_size {dtype=f32, segment=2}\n"
+        "%y : f32[M, D] = sub %x, %a\n%z : f32[M, D] = expand %b {axis=D}\n%w : f32[D] = expand %n {axis=D}\n"
+        "%c : f32[M, S] = mul %n, %a\n%s : f32[M] = reduce_sum %c {axis=S, interleave=4}\n"
+        "return %y, %z, %w, %s\n}"
+    )
+    assert parse(str(graph)) == graph
+    found = interpret(graph, {"x": np.array([[1, 3, 11], [0, 1, 0]], np.float32)})
+    expected = [[[-3, -1, 0], [-1, 0, 0]], [[10, 10, 121], [1, 1, 0]], [2, 2, 1], [19, 2]]
+    for result, values in zip(graph.results, expected, strict=True):
+        np.testing.assert_array_equal(found[result.name], np.array(values, np.float32))
 
 
 def test_an_op_without_cuda_says_which_pass_lowers_it() -> None:
     lowered = {op.name: op.lowered_by for op in OPS.values() if op.cuda is None}
     assert lowered == {"rsqrt": "decompose", "reduce_mean": "decompose", "reduce_sum": "lower", "reduce_dot": "lower",
-                       "reduce_spread": "lower", "reduce_max": "lower"}  # fmt: skip
+                       "segment_sum": "lower", "segment_dot": "lower", "segment_size": "lower",
+                       "reduce_max": "lower"}  # fmt: skip
     assert not any(op.lowered_by for op in OPS.values() if op.cuda)
 
 
 CUDA = {
     "neg": "-a", "add": "a + b", "sub": "a - b", "mul": "a * b", "div": "a / b", "fma": "fmaf(a, b, c)",
-    "sqrt": "sqrtf(a)", "expand": "a", "cast": "bf16_from_f32(a)", "size": "static_cast<float>(rows)",
+    "sqrt": "sqrtf(a)", "expand": "a", "cast": "bf16_from_f32(a)", "size": "static_cast<float>(rows_)",
     "const": "1.5f", "maximum": "maximum(a, b)", "select_eq": "a == b ? c : 0.0f",
     "select_gt": "a > b ? c : 0.0f", "relu": "a <= 0.0f ? 0.0f : a",
-    "segment_mean": "a_centre[k / SEGMENT_SLOTS]",
 }  # fmt: skip
 
 
@@ -332,14 +368,15 @@ def test_a_literal_that_is_not_finite_is_its_bits() -> None:
 X, Y = Value("x", f32(M, D)), Value("y", f32(M, D))
 NEG = Eqn(Y, "neg", (X,))
 GOOD = Graph("f", (X,), (NEG,), (Y,))
-FREE = "needs a lower-case name that C and the kernels leave free."
+SUMS = Eqn(Value("parts", f32(M, S)), "segment_sum", (X,), (("segment", 2),))
+FREE = "needs a name of letters and digits, one underscore between two words."
 BROKEN: list[tuple[Graph, str]] = [
     (replace(GOOD, params=(X, X)), "parameter '%x' is defined twice."),
-    (replace(GOOD, params=(X, Value("X", X.type))), f"parameter '%X' {FREE}"),
-    (replace(GOOD, params=(X, Value("row", X.type))), f"parameter '%row' {FREE}"),
+    (replace(GOOD, params=(X, Value("X_", X.type))), f"parameter '%X_' {FREE}"),
+    (replace(GOOD, params=(X, Value("_row", X.type))), f"parameter '%_row' {FREE}"),
     (replace(GOOD, eqns=(NEG, NEG)), "equation 1: '%y' is defined twice."),
     (replace(GOOD, eqns=(NEG, Eqn(X, "neg", (Y,)))), "equation 1: '%x' is defined twice."),
-    (replace(GOOD, eqns=(NEG, Eqn(Value("float", Y.type), "neg", (Y,)))), f"equation 1: '%float' {FREE}"),
+    (replace(GOOD, eqns=(NEG, Eqn(Value("a__b", Y.type), "neg", (Y,)))), f"equation 1: '%a__b' {FREE}"),
     (
         replace(GOOD, eqns=(Eqn(Y, "pow", (X,)),)),
         f"equation 0: there is no op 'pow'; the ops are {', '.join(OPS)}.\n    %y : f32[M, D] = pow %x",
@@ -367,6 +404,18 @@ BROKEN: list[tuple[Graph, str]] = [
     (replace(GOOD, eqns=()), "result '%y: f32[M, D]' is not defined."),
     (replace(GOOD, results=(Value("y", f32(M)),)), "result '%y: f32[M]' is not defined."),
     (replace(GOOD, results=(Y, Y)), "a value is returned twice."),
+    (
+        replace(GOOD, params=(X, Value("z", f32(M, S)))),
+        "'%z: f32[M, S]' varies along S, which no input or result does.",
+    ),
+    (
+        replace(GOOD, eqns=(NEG, SUMS), results=(Y, SUMS.out)),
+        "'%parts: f32[M, S]' varies along S, which no input or result does.",
+    ),
+    (
+        replace(GOOD, eqns=(NEG, SUMS, replace(SUMS, out=Value("q", f32(M, S)), attrs=(("segment", 4),)))),
+        "equation 2: segment=2 is expected, as of '%parts', got 4.\n    %q : f32[M, S] = segment_sum %x {segment=4}",
+    ),
 ]
 
 
@@ -415,6 +464,9 @@ def graphs(draw: st.DrawFn) -> Graph:
         attrs: dict[str, Attr] = {
             "const": {"value": draw(numbers), "dtype": draw(st.sampled_from([F32, F64]))},
             "size": {"axis": draw(st.sampled_from(Axis)), "dtype": F32},
+            "segment_size": {"dtype": F32, "segment": 4},
+            "segment_sum": {"segment": 4},
+            "segment_dot": {"segment": 4},
             "cast": {"to": draw(st.sampled_from(list(DType)))},
             "expand": {"axis": draw(st.sampled_from(Axis))},
             "reduce_sum": {"axis": draw(st.sampled_from(Axis)), "chunk": draw(st.integers(-9, 99))},
@@ -425,7 +477,8 @@ def graphs(draw: st.DrawFn) -> Graph:
             values.append(b.emit(op.name, draw(st.sampled_from(["v", "ct", "x_1"])), args, **attrs))
         except VerifyError:
             continue  # ill-typed
-    return b.build(*draw(st.lists(st.sampled_from(values), unique=True) if values else st.just([])))
+    returned = [v for v in values if S not in v.type.axes]
+    return b.build(*draw(st.lists(st.sampled_from(returned), unique=True) if returned else st.just([])))
 
 
 @given(graphs())
@@ -436,13 +489,13 @@ def test_any_graph_prints_what_parses_back(graph: Graph) -> None:
 
 
 LINE = "  %y   : f32[M, D] = mul %x, %g32"
-KNOWN = "dtypes are f16, bf16, f32, f64, axes M, D, in this order."
+KNOWN = "dtypes are f16, bf16, f32, f64, axes M, D, S, in this order."
 PARSE_ERRORS: list[tuple[str, str, str]] = [
     (TEXT, "", "Expected 'graph @name(...) -> (...) {', but the text is empty."),
     (
         "graph @f",
         "grph @f",
-        "Line 1: expected 'graph @name(%x: bf16[M, D], ...) -> (type, ...) {'.\n    grph @f(",
+        "Line 1: expected 'graph @name {key=value}(%x: bf16[M, D], ...) -> (type, ...) {'.\n    grph @f(",
     ),
     (
         "%g: bf16[D])",
@@ -450,16 +503,16 @@ PARSE_ERRORS: list[tuple[str, str, str]] = [
         "Line 1: expected '%x: bf16[M, D], %gamma: bf16[D], ...'.\n    %x: f32[M, D], junk",
     ),
     ("f32[M]) {", "junk) {", "Line 1: expected 'bf16[M, D], f32[M], ...'.\n    f32[M, D], junk"),
-    ("bf16[D]", "q8[D]", f"Line 1: 'q8[D]' is no type: {KNOWN}"),
-    ("bf16[D]", "bf16[N]", "Line 1: 'bf16[N]' is no type: "),
-    ("bf16[D]", "bf16[D, M]", "Line 1: 'bf16[D, M]' is no type: "),
+    ("bf16[D]", "q8[D]", f"Line 1: 'q8[D]' is not a type: {KNOWN}"),
+    ("bf16[D]", "bf16[N]", "Line 1: 'bf16[N]' is not a type: "),
+    ("bf16[D]", "bf16[D, M]", "Line 1: 'bf16[D, M]' is not a type: "),
     ("f32[M]) {", "f32[D]) {", "Line 1: the result types differ from those of the returned values."),
     (LINE, "  y = mul x", "Line 3: expected '%name : type = op %a, %b {key=value}'.\n    y = mul x"),
     (LINE, LINE.replace("%x", "%z"), "Line 3: '%z' is used before it is defined.\n    %y"),
     (LINE, LINE.replace("%x", "x"), "Line 3: 'x' is used before it is defined.\n    %y"),
     ("{axis=D}", "{D}", "Line 4: expected 'key=value' in braces, got 'D'.\n    %s"),
     ("{axis=D}", "{axis=D, axis=M}", "Line 4: 'axis' is given twice.\n    %s"),
-    ("{axis=D}", "{axis=D, chunk=1x}", "Line 4: '1x' is no number.\n    %s"),
+    ("{axis=D}", "{axis=D, chunk=1x}", "Line 4: '1x' is not a number.\n    %s"),
     ("  return %y, %s\n", "", "Line 5: expected 'return %value, ...' and then '}' to end the graph."),
     ("}\n", "", "Line 5: expected 'return %value, ...' and then '}' to end the graph."),
     (

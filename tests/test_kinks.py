@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -11,14 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+import sampling
 from lngen.check.inputs import same_bits
+from lngen.compile import Compilation
 from lngen.graphs import Definition, GraphBuilder
 from lngen.interpret import interpret
 from lngen.ir import F64, Builder, D, Graph, M, parse, print_graph
 from lngen.ir.numerics import NUMPY_DTYPE, Array, round_to
 from lngen.lower import lower
 from lngen.ptx import run_plan
-from lngen.runtime.choose import default_schedule
 from lngen.spec import Spec, make_spec
 
 Describe = Callable[[GraphBuilder], None]
@@ -151,13 +153,16 @@ def odd_numbers(graph: Graph, rows: int, d: int) -> dict[str, Array]:
     }
 
 
-@pytest.mark.parametrize(("d", "dtype"), [(5, "f32"), (64, "bf16"), (200, "f16"), (33, "f64")])
-@pytest.mark.parametrize(("describe", "way"), [(of_largest, "fwd"), (of_largest, "bwd"), (rectified, "fwd")])
+OF = ((of_largest, "fwd"), (of_largest, "bwd"), (rectified, "fwd"))
+ROWS_OF = ((5, "f32"), (64, "bf16"), (200, "f16"), (33, "f64"))
+
+
+@sampling.grid(("describe", "way", "d", "dtype"), [(*a, *b) for a, b in product(OF, ROWS_OF)], strength=1)
 def test_kernels_have_the_same_bits(describe: Describe, way: str, d: int, dtype: str) -> None:
     pytest.importorskip("cupy")
     spec = spec_of(describe, way, d, dtype)
     inputs = odd_numbers(spec.graph(), 7, d)
-    outcome = run_plan(lower(spec, default_schedule(spec, "sm_90")), inputs)
+    outcome = run_plan(lower(spec, Compilation(spec).schedule("sm_90")), inputs)
     assert outcome.findings == ()
     for name, value in interpret(spec.graph(), inputs).items():
         assert same_bits(outcome.results[name], value).all(), name

@@ -5,23 +5,30 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 from lngen.check.inputs import mismatches, random_inputs
 from lngen.data import data_dir
+from lngen.emit import emit
 from lngen.errors import LowerError, ScheduleError
 from lngen.graphs import Definition, GraphBuilder
 from lngen.interpret import interpret
-from lngen.ir import F64, D, DType, M, parse, print_eqn
+from lngen.ir import F64, D, DType, M, S
 from lngen.lower import Buffer, Extent, Kernel, Plan, Statement, lower
-from lngen.lower.split import split
+from lngen.lower.inputs import note
+from lngen.lower.kernel import Finish
+from lngen.lower.parts import Join
+from lngen.lower.policies import leading_dimension
 from lngen.ptx import run_plan
-from lngen.schedule import Schedule, parse_schedule, piece, problem, ranked, stage_bytes
+from lngen.schedule import Schedule, cluster_tile, parse_schedule, problem, ranked, stage_bytes
 from lngen.spec import Spec, make_spec, parse_spec
 
 
+@cache
 def plan_of(spec: str, schedule: str = "") -> Plan:
     """The plan under the best-ranked schedule, some of its keys replaced."""
     s = parse_spec(spec)
@@ -30,72 +37,93 @@ def plan_of(spec: str, schedule: str = "") -> Plan:
 
 # Every structure, dtype and kind of input; exact and partial rows; one and several segments and row groups.
 PLANS: dict[str, tuple[str, str]] = {
-    "row": ("layernorm.fwd:d=4096,dtype=bf16", "form=registers,threads=128,rows=1,resident=6"),
-    "row, a warp for each": ("rmsnorm.fwd:d=100,dtype=f32,weight=f64", "form=registers,threads=32,rows=4"),
-    "row, one thread for each": ("layernorm.fwd:d=1,dtype=f16,save=none", "form=registers,threads=1,rows=32,vec=1"),
-    "row, columns asked for early": ("layernorm.fwd:d=1000,dtype=bf16", "form=registers,threads=128,rows=1,keep=yes"),
-    "row, two segments": ("layernorm.fwd:d=12288,dtype=bf16", "form=registers,threads=512,rows=1"),
-    "row, backward": ("layernorm.bwd:d=1000,dtype=f16,wrt=x", "form=registers,threads=32,rows=1"),
-    "row_columns": ("layernorm.bwd:d=4096,dtype=bf16", "form=registers,threads=256,rows=2,prefetch=yes"),
-    "row_columns, one row": ("rmsnorm.bwd:d=8192,dtype=f32", "form=registers,threads=256,rows=1"),
-    "row_columns, no row sum": ("layernorm.bwd:d=777,dtype=bf16,wrt=beta", "form=registers,threads=64,rows=8,vec=1"),
-    "row_columns, f64": ("layernorm.bwd:d=96,dtype=f64,save=none", "form=registers,threads=8,rows=32"),
+    "row": ("layernorm.fwd:d=4096,dtype=bf16", "form=registers,threads=128,rows_per_block=1,blocks_per_sm=6"),
+    "row, a warp for each": ("rmsnorm.fwd:d=100,dtype=f32,weight=f64", "form=registers,threads=32,rows_per_block=4"),
+    "row, one thread for each": (
+        "layernorm.fwd:d=1,dtype=f16,save=none",
+        "form=registers,threads=1,rows_per_block=32,vec=1",
+    ),
+    "row, columns asked for early": (
+        "layernorm.fwd:d=1000,dtype=bf16",
+        "form=registers,threads=128,rows_per_block=1,cached_weights=yes",
+    ),
+    "row, two segments": ("layernorm.fwd:d=12288,dtype=bf16", "form=registers,threads=512,rows_per_block=1"),
+    "row, backward": ("layernorm.bwd:d=1000,dtype=f16,wrt=x", "form=registers,threads=32,rows_per_block=1"),
+    "row_columns": ("layernorm.bwd:d=4096,dtype=bf16", "form=registers,threads=256,rows_per_block=2,prefetch=yes"),
+    "row_columns, one row": ("rmsnorm.bwd:d=8192,dtype=f32", "form=registers,threads=256,rows_per_block=1"),
+    "row_columns, no row sum": (
+        "layernorm.bwd:d=777,dtype=bf16,wrt=beta",
+        "form=registers,threads=64,rows_per_block=8,vec=1",
+    ),
+    "row_columns, f64": ("layernorm.bwd:d=96,dtype=f64,save=none", "form=registers,threads=8,rows_per_block=32"),
     "row_columns, one launch": (
         "layernorm.bwd:d=1000,dtype=bf16",
-        "form=registers,threads=64,rows=8,prefetch=yes,one_launch=yes",
+        "form=registers,threads=64,rows_per_block=8,prefetch=yes,single_launch=yes",
     ),
-    "bulk": ("rmsnorm.fwd:d=512,dtype=bf16", "form=bulk,threads=8,rows=16,stages=3,owners=132"),
+    "tma": ("rmsnorm.fwd:d=512,dtype=bf16", "form=tma,threads=8,rows_per_block=16,stages=3,grid=132"),
     "bulk, results leave in bulk": (
         "layernorm.fwd:d=4096,dtype=bf16,out=f32",
-        "form=bulk,threads=128,rows=2,stages=3,owners=132,bulk_store=yes,keep=yes,hold=yes",
+        "form=tma,threads=128,rows_per_block=2,stages=3,grid=132,tma_store=yes,cached_weights=yes,row_in_registers=yes",
     ),
     "bulk, a cluster for each": (
         "layernorm.fwd:d=65536,dtype=bf16",
-        "form=bulk,threads=256,rows=1,stages=3,cluster=4,owners=30,bulk_store=yes,keep=yes",
+        "form=tma,threads=256,rows_per_block=1,stages=3,cluster=4,grid=30,tma_store=yes,cached_weights=yes",
     ),
     "bulk, columns": (
         "layernorm.bwd:d=1024,dtype=bf16",
-        "form=bulk,threads=64,rows=8,stages=3,bulk_store=yes,keep=yes,one_launch=yes",
+        "form=tma,threads=64,rows_per_block=8,stages=3,tma_store=yes,cached_weights=yes,single_launch=yes",
     ),
     "bulk, columns, one row": (
         "layernorm.bwd:d=8192,dtype=bf16",
-        "form=bulk,threads=256,rows=1,stages=3,keep=yes",
+        "form=tma,threads=256,rows_per_block=1,stages=3,cached_weights=yes",
     ),
     "bulk, columns, a cluster for each, one launch": (
         "rmsnorm.bwd:d=16384,dtype=f16",
-        "form=bulk,threads=256,rows=1,stages=3,cluster=2,one_launch=yes",
+        "form=tma,threads=256,rows_per_block=1,stages=3,cluster=2,single_launch=yes",
     ),
     "bulk, columns, a cluster for each": (
         "layernorm.bwd:d=16384,dtype=bf16",
-        "form=bulk,threads=256,rows=1,stages=3,cluster=2,keep=yes",
+        "form=tma,threads=256,rows_per_block=1,stages=3,cluster=2,cached_weights=yes",
     ),
-    "bulk, columns, no row sum": ("layernorm.bwd:d=776,dtype=f16,wrt=beta", "form=bulk,threads=32,rows=8,stages=3"),
-    "ragged": ("layernorm.bwd:d=1001,dtype=bf16", "form=ragged,threads=64,rows=8,stages=2,bulk_store=yes"),
+    "bulk, columns, no row sum": (
+        "layernorm.bwd:d=776,dtype=f16,wrt=beta",
+        "form=tma,threads=32,rows_per_block=8,stages=3",
+    ),
+    "tma_unaligned": (
+        "layernorm.bwd:d=1001,dtype=bf16",
+        "form=tma_unaligned,threads=64,rows_per_block=8,stages=2,tma_store=yes",
+    ),
     "ragged, held": (
         "layernorm.fwd:d=1001,dtype=bf16",
-        "form=ragged,threads=32,rows=2,stages=2,owners=9,bulk_store=yes,hold=yes",
+        "form=tma_unaligned,threads=32,rows_per_block=2,stages=2,grid=9,tma_store=yes,row_in_registers=yes",
     ),
     "claimed": (
         "layernorm.fwd:d=12288,dtype=bf16",
-        "form=bulk,threads=256,rows=1,resident=2,stages=3,owners=264,keep=yes,hold=yes,claim=yes",
+        "form=tma,threads=256,rows_per_block=1,blocks_per_sm=2,stages=3,grid=264,cached_weights=yes,row_in_registers=yes,dynamic=yes",
     ),
     "claimed, ragged": (
         "layernorm.fwd:d=1001,dtype=f32",
-        "form=ragged,threads=32,rows=2,stages=2,owners=9,bulk_store=yes,claim=yes",
+        "form=tma_unaligned,threads=32,rows_per_block=2,stages=2,grid=9,tma_store=yes,dynamic=yes",
     ),
-    "async": ("layernorm.fwd:d=1000,dtype=bf16", "form=async,threads=32,rows=4,stages=3,owners=264,keep=yes"),
-    "async, columns": ("rmsnorm.bwd:d=1000,dtype=f32", "form=async,threads=64,rows=4,stages=2,hold=yes"),
+    "cp_async": (
+        "layernorm.fwd:d=1000,dtype=bf16",
+        "form=cp_async,threads=32,rows_per_block=4,stages=3,grid=264,cached_weights=yes",
+    ),
+    "async, columns": (
+        "rmsnorm.bwd:d=1000,dtype=f32",
+        "form=cp_async,threads=64,rows_per_block=4,stages=2,row_in_registers=yes",
+    ),
     "async, columns, one row": (
         "rmsnorm.bwd:d=8192,dtype=bf16",
-        "form=async,threads=256,rows=1,stages=3,one_launch=yes",
+        "form=cp_async,threads=256,rows_per_block=1,stages=3,single_launch=yes",
     ),
-    "row_stream": ("layernorm.fwd:d=70000,dtype=f16,out=f32", "form=stream,threads=512,rows=1"),
-    "columns": ("layernorm.bwd:d=70000,dtype=bf16", "form=stream,threads=512,rows=1"),
+    "row_stream": ("layernorm.fwd:d=70000,dtype=f16,out=f32", "form=multipass,threads=512,rows_per_block=1"),
+    "columns": ("layernorm.bwd:d=70000,dtype=bf16", "form=multipass,threads=512,rows_per_block=1"),
     "columns, statistics handed on": (
         "layernorm.bwd:d=70001,dtype=f32,save=none",
-        "form=stream,threads=512,rows=1",
+        "form=multipass,threads=512,rows_per_block=1",
     ),
-    "columns alone": ("layernorm.bwd:d=70000,dtype=bf16,wrt=gamma", "form=stream,threads=512,rows=1"),
+    "columns alone": ("layernorm.bwd:d=70000,dtype=bf16,wrt=gamma", "form=multipass,threads=512,rows_per_block=1"),
 }
 
 
@@ -106,68 +134,68 @@ def plan(request: pytest.FixtureRequest) -> Plan:
 
 def statements(kernel: Kernel) -> Iterator[Statement]:
     """Every statement of a kernel."""
-    yield from (*kernel.uniform, *kernel.per_row)
-    finish = kernel.finish
-    yield from finish.uniform if finish else ()
-    for phase in (*kernel.phases, *(finish.phases if finish else ())):
-        yield from (*phase.statements, *phase.after)
+    yield from (*kernel.uniform, *kernel.per_row, *kernel.statements)
+    if kernel.finish:
+        yield from (*kernel.finish.uniform, *kernel.finish.statements)
+    for phase in kernel.phases:
+        yield from (s for loop in phase.loops for s in (*loop.vector, *loop.element))
+        for after in phase.after:
+            yield from (after.result, *after.statements) if isinstance(after, Join) else (after,)
 
 
 def notes(kernel: Kernel) -> set[str]:
     """The equations that statements and sums of a kernel stand for."""
-    sums = (*kernel.accumulators, *(s for phase in kernel.phases for f in phase.folds for s in (*f.sums, *f.named)))
-    return {s.note for s in (*statements(kernel), *sums) if s.note}
+    finished = kernel.finish.accumulators if kernel.finish else ()
+    return {s.note for s in (*statements(kernel), *kernel.accumulators, *finished) if s.note}
 
 
 def test_every_template_is_covered() -> None:
     used = {k.template for args in PLANS.values() for k in plan_of(*args).kernels}
-    used |= {"narrow.cu.jinja"}  # of no named graph; test_outputs runs it
-    assert used | {"module.cu.jinja"} == {p.name for p in data_dir("templates").glob("*.cu.jinja")}
+    used |= {"elementwise.cu.jinja"}  # of no named graph; test_outputs runs it
+    parts = {"module.cu.jinja", "phase.cu.jinja", "finish.cu.jinja"}  # in every file, and in several kernels
+    assert used | parts == {p.name for p in data_dir("templates").glob("*.cu.jinja")}
 
 
 def test_every_equation_is_a_note_of_some_kernel(plan: Plan) -> None:
     found = set().union(*map(notes, plan.kernels))
-    assert found == {print_eqn(e) for e in plan.graph.eqns}
-
-
-STAGED_TEMPLATES = ("row_stream.cu.jinja", "row_staged.cu.jinja", "row_claimed.cu.jinja")
+    assert found == {note(e) for e in plan.graph.eqns}
 
 
 def test_every_value_is_defined_before_it_is_used(plan: Plan) -> None:
     for kernel in plan.kernels:
         names = set(plan.graph.values())
+        finish = kernel.finish
         known = {t.name for t in (*kernel.row_inputs, *kernel.scalars)}
-        if kernel.template == "finish.cu.jinja":
-            known |= {s.name for s in kernel.accumulators}
-        else:
-            names -= {s.name for s in kernel.accumulators}
-        for statement in (*kernel.uniform, *kernel.per_row):
+        for statement in (*kernel.uniform, *kernel.per_row, *kernel.statements):
             known = defined(statement, known, names)
         for phase in kernel.phases:
-            tiles = phase.tiles if kernel.template in STAGED_TEMPLATES else kernel.tiles
-            copied = re.fullmatch(r"_copy_(wide_|packed_|)columns.cuh.jinja", kernel.sections.columns) is not None
-            held = (*kernel.sections.held, *kernel.sections.begun)
-            assert copied == ("_held_columns.cuh.jinja" in held), "loaded twice, or not at all"
-            columns = kernel.columns if copied or kernel.template == "columns.cu.jinja" else phase.columns
-            here = known | {t.name for t in (*tiles, *columns)}
-            for statement in phase.statements:
-                here = defined(statement, here, names)
-            known |= {s.name for f in phase.folds for s in f.named}
-            for statement in phase.after:
-                known = defined(statement, known, names)
-            assert {o.name for o in phase.outputs} <= here
+            for loop in phase.loops:
+                here = (
+                    known
+                    | set(loop.inputs)
+                    | {s.text.split()[2] for s in loop.vector}
+                    | {s.name for s in kernel.accumulators}
+                )
+                for statement in loop.element:
+                    here = defined(statement, here, names)
+                if loop is phase.loop:
+                    assert {o.name for o in phase.outputs} <= here | set(loop.inputs)
+            known |= {s.name for r in phase.reduces if r.results for s in r.sums}
+            for after in phase.after:
+                known = (
+                    known | {after.result.text.split()[-1]} if isinstance(after, Join) else defined(after, known, names)
+                )
             assert {o.name for o in phase.row_outputs} <= known
-        if kernel.finish:
-            here = {t.name for t in (*kernel.scalars, *kernel.finish.scalars)}
-            here |= {s.name for s in kernel.finish.accumulators}
-            for statement in (*kernel.uniform, *kernel.finish.uniform, *kernel.finish.phases[0].statements):
-                here = defined(statement, here, set(plan.graph.values()))
+        if finish:
+            here = known | {t.name for t in finish.scalars} | {s.name for s in finish.accumulators}
+            for statement in (*finish.uniform, *finish.statements):
+                here = defined(statement, here, names)
 
 
 def defined(statement: Statement, known: set[str], names: set[str]) -> set[str]:
     """``known`` and what the statement defines; its operands must be known."""
     target, _, value = statement.text.partition(" = ")
-    used = set(re.findall(r"[a-z_]\w*", value)) & names
+    used = set(re.findall(r"[A-Za-z]\w*", value)) & names
     assert used <= known, statement
     return known | {target.split()[-1]}
 
@@ -195,8 +223,9 @@ def test_a_matrix_has_a_stride(plan: Plan) -> None:
     for kernel in plan.kernels:
         pointers = {a.tensor for a in kernel.arguments if a.kind in ("input", "output")}
         assert {a.tensor for a in kernel.arguments if a.kind == "stride"} == pointers & wide
-        assert all(f"{a.tensor}_{'stride' if a.kind == 'stride' else 'ptr'}" == a.name for a in kernel.arguments[1:])
-        assert kernel.arguments[0].name == "rows"
+        named = [a for a in kernel.arguments[1:] if a.tensor != a.name]
+        assert all(f"{a.tensor}_{'stride' if a.kind == 'stride' else 'ptr'}_" == a.name for a in named)
+        assert kernel.arguments[0].name == "rows_"
 
 
 @pytest.mark.parametrize("rows", [0, 1, 7, 65, 1000])
@@ -213,11 +242,11 @@ def test_buffers_are_aligned_and_do_not_overlap(plan: Plan, rows: int) -> None:
 
 def test_a_partial_row_for_every_block(plan: Plan) -> None:
     for kernel in plan.kernels:
-        for sum_ in kernel.accumulators if kernel.template != "finish.cu.jinja" else ():
-            (buffer,) = (b for b in plan.workspace if b.name == f"{sum_.name}_partial")
+        for sum_ in kernel.accumulators:
+            (buffer,) = (b for b in plan.workspace if b.name == f"{sum_.name}_partials_")
             (owners,) = (extent for extent in kernel.grid if extent.limit)
             assert owners.limit
-            assert buffer.fixed == owners.limit * constants(kernel)["PITCH"]
+            assert buffer.fixed == owners.limit * leading_dimension(problem(plan.graph, plan.spec.d))
 
 
 def test_buffers_round_up() -> None:
@@ -245,51 +274,57 @@ def test_extents(extent: Extent, text: str, blocks: list[int]) -> None:
     assert [extent(rows) for rows in (0, 1, 7, 1000)] == blocks
 
 
-def test_constants_and_launch_of_a_plan_one_can_check_by_hand() -> None:
-    schedule = "form=registers,threads=32,rows=4,vec=8,resident=2"
+def test_policies_and_launch_of_a_plan_one_can_check_by_hand() -> None:
+    schedule = "form=registers,threads=32,rows_per_block=4,vec=8,blocks_per_sm=2"
     (kernel,) = plan_of("layernorm.fwd:d=1000,dtype=bf16", schedule).kernels
-    assert constants(kernel) == {
-        "D": 1000, "CHUNK": 8, "RUN": 8, "JUMP": 1000, "THREADS": 32, "SLOTS": 4, "SEGMENT": 1000, "VEC": 8, "EXACT": 0,
-        "ROWS": 4, "SEGMENT_SLOTS": 4, "FIRST": 4 * 132,
-    }  # fmt: skip
-    assert (kernel.block, kernel.launch_rule()) == (
-        128,
-        "grid ceil(rows / 4), block 128; no launch for rows = 0",
+    assert kernel.policies == (
+        "using Row = PartialRowLayout<Block</* threads */ 32, /* rows */ 4>, /* D */ 1000, /* segment */ 1000, "
+        "/* vector */ 8, /* run */ 8, /* access */ 8>;",
+        "using Reduce = WarpReduce<Row>;",
+        "using Stream = OneRow<Row>;",
     )
+    assert (kernel.block, kernel.launch_rule()) == (128, "grid ceil(rows / 4), block 128; no launch for rows = 0")
     assert [a.declaration for a in kernel.arguments[:4]] == [
-        "const long long rows",
-        "const bf16* __restrict__ x_ptr",
-        "const long long x_stride",
-        "const bf16* __restrict__ gamma_ptr",
+        "const long long rows_",
+        "const bf16* __restrict__ x_ptr_",
+        "const long long x_stride_",
+        "const bf16* __restrict__ gamma_ptr_",
     ]
-    exact = plan_of("layernorm.fwd:d=1024,dtype=bf16", "form=registers,threads=32,rows=4").kernels[0]
-    assert constants(exact)["EXACT"] == 1
+    exact = plan_of("layernorm.fwd:d=1024,dtype=bf16", "form=registers,threads=64,rows_per_block=4").kernels[0]
+    assert exact.policies[:2] == (
+        "using Row = RowLayout<Block</* threads */ 64, /* rows */ 4>, /* D */ 1024, /* segment */ 1024, "
+        "/* vector */ 8, /* access */ 8>;",
+        "using Reduce = BlockReduce<Row, /* values */ 1>;",
+    )
 
 
-def constants(kernel: Kernel) -> dict[str, int]:
-    return {c.name: c.value for c in kernel.constants}
-
-
-def test_constants_and_launch_of_a_cluster_one_can_check_by_hand() -> None:
+def test_policies_and_launch_of_a_cluster_one_can_check_by_hand() -> None:
     """A row of 32 KiB in eight segments, four a block; two rows of two tensors on their way; each group a cluster."""
-    schedule = "form=bulk,threads=256,rows=1,vec=8,stages=2,cluster=2"
+    schedule = "form=tma,threads=256,rows_per_block=1,vec=8,stages=2,cluster=2"
     rows, finish = plan_of("layernorm.bwd:d=16384,dtype=bf16", schedule).kernels
-    assert constants(rows) == {
-        "D": 16384, "CHUNK": 8, "RUN": 8, "JUMP": 2048, "THREADS": 256, "SLOTS": 4, "SEGMENT": 2048, "VEC": 8,
-        "EXACT": 1, "ROWS": 1, "SEGMENT_SLOTS": 1, "CLUSTER": 2, "STAGES": 2,
-        "STAGE_BYTES": 2 * 8192 * 2, "BOUND": 2**31 - 1, "PIECE": 8192,
-        "OWNERS": 60, "UNIT": 4, "PITCH": 16384,
-    }  # fmt: skip
-    assert (rows.cluster, rows.dynamic, rows.exchanged) == (2, 2 * 2 * 8192 * 2, 2 * 8)
+    assert rows.policies == (
+        "using Row = RowLayout<Cluster</* blocks */ 2, /* threads */ 256, /* rows */ 1>, /* D */ 16384, "
+        "/* segment */ 2048, /* vector */ 8, /* access */ 8>;",
+        "using Reduce = BlockReduce<Row, /* values */ 8>;",
+        "using Exchange = ClusterExchange<Row, /* values */ 8, AcquireAll>;",
+        f"using Stream = TmaStream<Row, /* grid */ 60, /* stages */ 2, /* stage bytes */ {2 * 8192 * 2}, "
+        "/* early release */ false>;",
+    )
+    assert (rows.cluster, rows.dynamic) == (2, 2 * 2 * 8192 * 2)
     assert rows.launch_rule() == (
         "grid 2 * min(60, rows), block 256, clusters of 2, 65536 bytes of dynamic shared memory; no launch for rows = 0"
     )
-    assert (rows.owner, rows.first_column) == ("blockIdx.x / CLUSTER", "cluster_rank() * PIECE")
-    assert constants(finish) == {
-        "D": 16384, "SUMS": 2, "COLUMNS": 32, "ABREAST": 1, "STRANDS": 4, "PARTIALS": 60, "APART": 4, "PITCH": 16384,
-        "BATCH": 2, "PER_PARTIAL": 1,
-    }  # fmt: skip
+    found = finish_of(finish)
+    assert (found.d, found.leading, found.partials, found.rows_per_block, found.rows_per_term) == (
+        16384, 16384, 60, 1, 4,
+    )  # fmt: skip
+    assert (found.interleave, found.columns, found.columns_per_thread, found.batch) == (4, 32, 1, 2)
     assert (finish.cluster, finish.dynamic, finish.launch_rule()) == (1, 0, "grid 512, block 128")
+
+
+def finish_of(kernel: Kernel) -> Finish:
+    assert kernel.finish is not None
+    return kernel.finish
 
 
 def test_a_large_finish_has_sixteen_bytes_of_columns_a_thread() -> None:
@@ -304,27 +339,27 @@ def test_a_large_finish_has_sixteen_bytes_of_columns_a_thread() -> None:
     }
     for spec, (side, columns, blocks) in wide.items():
         vec = 2 if "33002" in spec or "f64" in spec else 4
-        *_, finish = plan_of(spec, f"form=stream,threads=256,rows=1,vec={vec}").kernels
-        numbers = constants(finish)
-        assert (numbers["ABREAST"], numbers["COLUMNS"], finish.grid[0](1)) == (side, columns, blocks), spec
-        assert finish.block == columns // side * numbers["STRANDS"]
+        *_, finish = plan_of(spec, f"form=multipass,threads=256,rows_per_block=1,vec={vec}").kernels
+        found = finish_of(finish)
+        assert (found.columns_per_thread, found.columns, finish.grid[0](1)) == (side, columns, blocks), spec
+        assert finish.block == columns // side * found.interleave
 
 
 def test_every_block_writes_a_partial_row() -> None:
-    found = plan_of("layernorm.bwd:d=7168,dtype=bf16", "form=bulk,stages=3,threads=256,rows=1,vec=8")
-    numbers = constants(found.kernels[1])
-    assert (numbers["PARTIALS"], numbers["APART"], numbers["PER_PARTIAL"]) == (126, 1, 1)
+    found = plan_of("layernorm.bwd:d=7168,dtype=bf16", "form=tma,stages=3,threads=256,rows_per_block=1,vec=8")
+    finish = finish_of(found.kernels[1])
+    assert (finish.partials, finish.rows_per_term, finish.rows_per_block) == (126, 1, 1)
     assert {b.fixed for b in found.workspace} == {126 * 7168}
 
 
 @pytest.mark.parametrize(("rows", "cluster", "apart"), [(4, 4, 1), (1, 4, 4), (1, 2, 4), (1, 1, 4)])
 def test_row_groups_are_side_by_side_or_apart(rows: int, cluster: int, apart: int) -> None:
     """The graph has four row groups in each of 30 clusters; alone they leave a partial row each, folded in the end."""
-    schedule = f"form=bulk,stages=2,threads=64,rows={rows},vec=8,cluster={cluster}"
+    schedule = f"form=tma,stages=2,threads=64,rows_per_block={rows},vec=8,cluster={cluster}"
     found = plan_of("layernorm.bwd:d=8192,dtype=bf16", schedule)
-    first, finish = (constants(k) for k in found.kernels)
-    assert first["OWNERS"] == finish["PARTIALS"] == 30 * apart
-    assert (finish["APART"], finish["PER_PARTIAL"]) == (apart, rows)
+    finish = finish_of(found.kernels[1])
+    assert f"/* grid */ {30 * apart}," in found.kernels[0].policies[-1]
+    assert (finish.partials, finish.rows_per_term, finish.rows_per_block) == (30 * apart, apart, rows)
     assert {b.fixed for b in found.workspace} == {30 * apart * 8192}
 
 
@@ -335,65 +370,70 @@ def test_row_groups_are_side_by_side_or_apart(rows: int, cluster: int, apart: in
 def test_a_strand_waits_for_all_its_partial_rows_at_once(more: str, blocks: int, batch: int) -> None:
     """A strand in 16, or of less than 64 blocks in 4, has so many of them; 16 numbers are on their way at most."""
     text = f"layernorm.bwd:d=1000,dtype=f32,blocks={blocks}{more}"
-    finish = plan_of(text, "form=registers,threads=64,rows=4").kernels[-1]
-    assert constants(finish)["BATCH"] == batch
+    finish = plan_of(text, "form=registers,threads=64,rows_per_block=4").kernels[-1]
+    assert finish_of(finish).batch == batch
 
 
 @pytest.mark.parametrize(("text", "pitch", "unit"), [("d=1001,dtype=bf16", 1004, 4), ("d=15,dtype=f64", 16, 2)])
-@pytest.mark.parametrize("form", ["form=registers,threads=8,rows={}", "form=stream,threads=32,rows=1"])
+@pytest.mark.parametrize(
+    "form", ["form=registers,threads=8,rows_per_block={}", "form=multipass,threads=32,rows_per_block=1"]
+)
 def test_partial_rows_are_whole_units(text: str, pitch: int, unit: int, form: str) -> None:
     """However long a row is, its column sums are moved 16 bytes at a time."""
     spec = parse_spec(f"layernorm.bwd:{text}")
-    if "stream" in form:
+    if "multipass" in form:
         spec = parse_spec(f"layernorm.bwd:{text.replace('1001', '70001').replace('15', '40009')}")
         pitch = {4: 70004, 2: 40010}[unit]
     groups = problem(spec.graph(), spec.d).groups
     plan = plan_of(str(spec), form.format(groups) + ",vec=1")
-    found = [constants(k)["PITCH"] for k in plan.kernels if "PITCH" in constants(k)]
-    assert set(found) == {pitch}
-    assert {constants(k)["UNIT"] for k in plan.kernels if "UNIT" in constants(k)} <= {unit}
+    *others, finish = plan.kernels
+    assert finish_of(finish).leading == pitch
+    assert {k.row.unit for k in others if k.row and k.row.flush} <= {unit}
     assert {b.fixed % pitch for b in plan.workspace if b.fixed} == {0}
 
 
 def test_places_of_a_stage(plan: Plan) -> None:
     """Each input has its own lines of 128 bytes; a result has its own, or those of an input of its size."""
     for kernel in plan.kernels:
-        if not kernel.places:
-            assert (kernel.dynamic, kernel.results) == (0, ())
+        row = kernel.row
+        if row is None or not row.places:
+            assert (kernel.dynamic, row.results if row else ()) == (0, ())
             continue
         facts = problem(plan.graph, plan.spec.d)
         size = {v.name: v.type.dtype.size for v in (*plan.inputs, *plan.outputs)}
         ends = {
-            p.name: (p.offset, p.offset + piece(plan.schedule, facts) * size[p.name])
-            for p in (*kernel.places, *kernel.results)
+            p.name: (p.offset, p.offset + cluster_tile(plan.schedule, facts) * size[p.name])
+            for p in (*row.places, *row.results)
         }
         assert all(begin % 128 == 0 and end <= stage_bytes(plan.schedule, facts) for begin, end in ends.values())
-        assert [p.name for p in kernel.places] == [t.name for t in kernel.tiles]
-        for names in ([p.name for p in kernel.places], [p.name for p in kernel.results]):
+        assert [p.name for p in row.places] == [t.name for t in kernel.wide_inputs]
+        for names in ([p.name for p in row.places], [p.name for p in row.results]):
             listed = sorted(ends[name] for name in names)
             assert all(end <= begin for (_, end), (begin, _) in pairwise(listed)), "two overlap"
-        for result in kernel.results:
+        for result in row.results:
             over = [
                 p
-                for p in kernel.places
+                for p in row.places
                 if ends[p.name][0] < ends[result.name][1] and ends[result.name][0] < ends[p.name][1]
             ]
             assert all(size[p.name] == size[result.name] and p.offset == result.offset for p in over)
-        stages = plan.schedule.stages * plan.schedule.rows * stage_bytes(plan.schedule, facts)
-        assert kernel.dynamic >= stages == constants(kernel)["STAGE_BYTES"] * plan.schedule.stages * plan.schedule.rows
+        stage = stage_bytes(plan.schedule, facts)
+        assert kernel.dynamic >= plan.schedule.stages * plan.schedule.rows_per_block * stage
+        assert f"/* stage bytes */ {stage}" in kernel.policies[-1]
 
 
 def places_of(spec: str, schedule: str) -> tuple[dict[str, int], dict[str, int]]:
-    kernel = plan_of(spec, schedule).kernels[0]
-    return {p.name: p.offset for p in kernel.places}, {p.name: p.offset for p in kernel.results}
+    row = plan_of(spec, schedule).kernels[0].row
+    assert row is not None
+    return {p.name: p.offset for p in row.places}, {p.name: p.offset for p in row.results}
 
 
 def test_a_result_has_the_place_of_an_input_of_its_size() -> None:
-    bulk = "form=bulk,threads=128,rows=1,vec=8,stages=2,bulk_store=yes,owners=1"
+    bulk = "form=tma,threads=128,rows_per_block=1,vec=8,stages=2,tma_store=yes,grid=1"
     assert places_of("layernorm.fwd:d=4096,dtype=bf16", bulk) == ({"x": 0}, {"y": 0})
     assert places_of("layernorm.fwd:d=4096,dtype=bf16,out=f32", bulk) == ({"x": 0}, {"y": 8192})
-    assert places_of("layernorm.fwd:d=4096,dtype=bf16", bulk.replace("bulk_store=yes,", "")) == ({"x": 0}, {})
-    backward = "form=bulk,threads=256,rows=2,vec=8,stages=2,bulk_store=yes"
+    assert places_of("layernorm.fwd:d=4096,dtype=bf16", bulk.replace("tma_store=yes,", "")) == ({"x": 0}, {})
+    backward = "form=tma,threads=256,rows_per_block=2,vec=8,stages=2,tma_store=yes"
     assert places_of("layernorm.bwd:d=4096,dtype=bf16", backward) == ({"dy": 0, "x": 8192}, {"dx": 0})
 
 
@@ -402,35 +442,39 @@ def test_a_result_has_the_place_of_an_input_of_its_size() -> None:
 
 def test_one_launch_is_one_kernel_with_a_counter() -> None:
     """Both kernels' arguments, the workspace read and written; as many blocks as finish, with no rows, too."""
-    schedule = "form=bulk,threads=256,rows=1,vec=8,stages=3,keep=yes"
-    two, one = (plan_of("layernorm.bwd:d=8192,dtype=bf16", f"{schedule},one_launch={o}") for o in ("no", "yes"))
+    schedule = "form=tma,threads=256,rows_per_block=1,vec=8,stages=3,cached_weights=yes"
+    two, one = (plan_of("layernorm.bwd:d=8192,dtype=bf16", f"{schedule},single_launch={o}") for o in ("no", "yes"))
     rows, finish = two.kernels
     (kernel,) = one.kernels
     assert (kernel.cooperative, kernel.always, rows.cooperative, rows.always) == (True, True, False, False)
     names = [a.name for a in (*rows.arguments, *finish.arguments)]
-    assert [a.name for a in kernel.arguments] == [*dict.fromkeys(names), "arrivals_ptr"]
+    assert [a.name for a in kernel.arguments] == [*dict.fromkeys(names), "arrivals_"]
     assert not any(a.const for a in kernel.arguments if a.kind == "workspace")
-    assert one.workspace == (Buffer("arrivals", DType.F32, fixed=1, zeroed=True), *two.workspace)
+    assert one.workspace == (Buffer("arrivals_", DType.F32, fixed=1, zeroed=True), *two.workspace)
     assert [b.element for b in one.workspace] == ["u32", "f32", "f32"]
     assert [kernel.grid[0](n) for n in (0, 1, 3, 1000)] == [120] * 4
-    (short,) = plan_of("layernorm.bwd:d=100,dtype=f32", "form=registers,threads=16,rows=32,one_launch=yes").kernels
+    (short,) = plan_of(
+        "layernorm.bwd:d=100,dtype=f32", "form=registers,threads=16,rows_per_block=32,single_launch=yes"
+    ).kernels
     assert [short.grid[0](n) for n in (0, 1, 128, 160, 10**6)] == [4, 4, 4, 5, 128]
     (narrow,) = plan_of(
-        "rmsnorm.bwd:d=16384,dtype=bf16", "form=bulk,threads=64,rows=4,stages=2,cluster=8,one_launch=yes"
+        "rmsnorm.bwd:d=16384,dtype=bf16", "form=tma,threads=64,rows_per_block=4,stages=2,cluster=8,single_launch=yes"
     ).kernels
     assert narrow.grid[0](1) == narrow.grid[0](10**6) == 120
-    assert kernel.finish
-    assert kernel.finish.phases == finish.phases
-    assert kernel.finish.accumulators == finish.accumulators
-    assert kernel.dynamic >= finish.shared * 4
-    assert kernel.totals == "reinterpret_cast<real*>(staged)"
+    own, alone = finish_of(kernel), finish_of(finish)
+    assert (own.statements, own.accumulators) == (alone.statements, alone.accumulators)
+    assert kernel.dynamic >= alone.shared * 4
+    assert own.totals == "reinterpret_cast<real*>(ring_)"
 
 
 def test_one_launch_in_registers_folds_in_the_same_memory() -> None:
-    schedule = "form=registers,threads=8,rows=32,vec=2,one_launch=yes"
+    schedule = "form=registers,threads=8,rows_per_block=32,vec=2,single_launch=yes"
     (kernel,) = plan_of("layernorm.bwd:d=96,dtype=f64,save=none", schedule).kernels
-    assert (kernel.totals, kernel.dynamic) == ("scratch", 0)
-    assert kernel.shared >= 2 * 16 * 32
+    assert (finish_of(kernel).totals, kernel.dynamic) == ("sums_buffer_", 0)
+    assert kernel.row
+    (declared,) = (re.search(r"sums_buffer_\[(\d+)\]", line) for line in kernel.row.objects if "sums_buffer_[" in line)
+    assert declared
+    assert int(declared[1]) >= finish_of(kernel).shared == 2 * 16 * 32
 
 
 def scaled_totals(b: GraphBuilder) -> None:
@@ -439,19 +483,37 @@ def scaled_totals(b: GraphBuilder) -> None:
     b.results.append(b.mul("share", b.reduce_sum("total", x, axis=M), b.param("s", b.options.dtype)))
 
 
-@pytest.mark.parametrize("form", ["form=registers,threads=8,rows={}", "form=bulk,threads=8,rows={},stages=2"])
+@pytest.mark.parametrize(
+    "form", ["form=registers,threads=8,rows_per_block={}", "form=tma,threads=8,rows_per_block={},stages=2"]
+)
 def test_the_finish_of_one_launch_has_what_only_it_needs(form: str) -> None:
     spec = make_spec(Definition("scaled_totals", scaled_totals), "fwd", {"d": 96})
-    base = Schedule("registers", 8, problem(spec.graph(), 96).groups, 4, one_launch=True)
-    schedule = parse_schedule(form.format(base.rows) + ",one_launch=yes", base)
+    base = Schedule("registers", 8, problem(spec.graph(), 96).groups, 4, single_launch=True)
+    schedule = parse_schedule(form.format(base.rows_per_block) + ",single_launch=yes", base)
     (kernel,) = lower(spec, schedule).kernels
     assert kernel.finish
     assert [t.name for t in kernel.finish.scalars] == ["s"]
     assert [t.name for t in kernel.scalars] == []
 
 
+def halved(b: GraphBuilder) -> None:
+    x, s = b.input("x", M, D), b.cast("s32", b.param("s", b.options.weight), to=b.compute)
+    total = b.reduce_dot("total", b.cast("x32", x, to=b.compute), s, axis=M)
+    b.results.append(b.mul("scaled", total, s))
+
+
+def test_the_finish_of_one_launch_declares_no_number_again() -> None:
+    """What both halves compute from a scalar is declared once, whatever the dtype of the scalar."""
+    spec = make_spec(Definition("halved", halved), "fwd", {"d": 96, "dtype": "bf16", "weight": "f16"})
+    base = Schedule("registers", 8, problem(spec.graph(), 96).groups, 4)
+    one = lower(spec, replace(base, single_launch=True))
+    assert len(re.findall(r"const float s32 = ", emit(one))) == 1
+    inputs = random_inputs(spec, 37, seed=1)
+    assert not mismatches(run_plan(one, inputs, rows=37).results, interpret(one.graph, inputs))
+
+
 def test_alignment_is_that_of_an_access() -> None:
-    found = plan_of("layernorm.fwd:d=1000,dtype=bf16,weight=f32", "threads=32,rows=4,resident=1,vec=4")
+    found = plan_of("layernorm.fwd:d=1000,dtype=bf16,weight=f32", "threads=32,rows_per_block=4,blocks_per_sm=1,vec=4")
     assert {v.name: found.alignment(v) for v in (*found.inputs, *found.outputs)} == {
         "x": 8, "gamma": 16, "beta": 16, "y": 8, "mean": 16, "rstd": 16,
     }  # fmt: skip
@@ -476,14 +538,15 @@ def test_the_plan_s_text_shows_shared_memory_and_clusters() -> None:
         "no launch for rows = 0",
         "stage     x at byte 0",
         "leaving   y at byte 0",
-        "held      gamma, beta",
-        "shared    1024 of float to fold in, 16 a row from the blocks of the cluster, 98304 bytes of stages",
+        "cached    gamma, beta",
+        "shared    98304 bytes of stages",
+        "policy    Exchange = ClusterExchange<Row, /* values */ 4, AcquireShared>",
     ):
         assert f"\n  {line}\n" in text
     once = str(plan_of(*PLANS["row_columns, one launch"]))
-    assert "workspace arrivals: u32[1], zero before the first call\n" in once
+    assert "workspace arrivals_: u32[1], zero before the first call\n" in once
     assert ", cooperative\n" in once
-    assert re.search(r"phase after the grid barrier\n(    .*\n)*    store      dgamma dbeta\n", once)
+    assert re.search(r"\n  columns   dgamma dbeta\n", once)
 
 
 def test_an_illegal_schedule_is_not_lowered() -> None:
@@ -534,6 +597,22 @@ def sum_of_statistics(b: GraphBuilder) -> None:
     b.output("y", b.mul("scaled", b.input("gamma", D), b.reduce_sum("total", mean, axis=M)))
 
 
+def sum_of_lengths(b: GraphBuilder) -> None:
+    x = b.input("x", M, D)
+    b.output("y", b.mul("q", x, b.reduce_sum("length", b.segment_size("n", b.compute), axis=S)))
+
+
+def sum_of_scaled_lengths(b: GraphBuilder) -> None:
+    scaled = b.mul("scaled", b.input("u", M), b.segment_size("n", b.compute))
+    b.output("y", b.mul("q", b.input("x", M, D), b.reduce_sum("length", scaled, axis=S)))
+
+
+def lengths_of_columns(b: GraphBuilder) -> None:
+    x = b.input("x", M, D)
+    b.output("y", b.neg("minus", x))
+    b.output("total", b.mul("scaled", b.reduce_sum("column", x, axis=M), b.segment_size("n", b.compute)))
+
+
 LOWER_ERRORS: list[tuple[Callable[[GraphBuilder], None], str]] = [
     (
         column_centred,
@@ -544,6 +623,9 @@ LOWER_ERRORS: list[tuple[Callable[[GraphBuilder], None], str]] = [
     (sum_of_statistics, "'%total' sums over rows a value without D; add it up outside."),
     (sum_of_sums, "'%again' is a sum over rows of sums over rows."),
     (sum_of_weights, "'%weights' reduces over D a value that has no rows; pass it as an input."),
+    (sum_of_lengths, "'%length' reduces over D a value that has no rows; pass it as an input."),
+    (sum_of_scaled_lengths, "'%length' adds over S values that depend on no sum of segments; pass it as an input."),
+    (lengths_of_columns, "results without rows are expected to be [D] and elementwise in the column sums."),
     (scalar_result, "results without rows are expected to be [D] and elementwise in the column sums."),
     (two_dtypes, "reduces in f32 and in f64; cast the operands to one dtype."),
 ]
@@ -559,36 +641,101 @@ def test_what_cannot_be_lowered_hears_why(describe: Callable[[GraphBuilder], Non
     assert str(error.value) == f"graph @own_fwd{colon} {message}"
 
 
+def test_columns_read_in_several_passes_have_no_segments() -> None:
+    def columns(b: GraphBuilder) -> None:
+        x = b.input("x", M, D)
+        far = b.sub("far", x, b.segment_sum("parts", x))
+        b.output("y", b.reduce_sum("column", far, axis=M))
+
+    spec = make_spec(Definition("own", columns), "fwd", {"d": 40000})
+    with pytest.raises(LowerError) as error:
+        lower(spec, Schedule("multipass", 256, 1, 4))
+    assert str(error.value) == (
+        "graph @own_fwd: '%parts' varies along S, and a sum over rows needs it; with form=multipass, that takes two "
+        "graphs, one for the values and one for their sum."
+    )
+
+
 # ---- graphs of one's own ----
 
 
-@pytest.mark.parametrize("written", ["%c : f32[M, D] = segment_mean %x {axis=D, chunk=4, segment=16}",
-                                     "%c : f32[M] = reduce_spread %x {axis=D, chunk=4, segment=16}"])  # fmt: skip
-def test_segments_are_those_of_a_spread(written: str) -> None:
-    """Of one order each: a spread of another is no help."""
-    spread = "%v : f32[M] = reduce_spread %x {axis=D, chunk=4, segment=32}"
-    kind = "f32[M, D]" if "segment_mean" in written else "f32[M]"
-    head = f"graph @f(%x: f32[M, D]) -> (f32[M], {kind}) {{"
-    graph = parse("\n".join([head, written, spread, "return %v, %c", "}"]))
-    with pytest.raises(LowerError, match="expected to have the order of a reduce_spread of '%x'"):
-        split(graph)
+def apart(b: GraphBuilder) -> None:
+    """Each row times the squares of distances from its segments' means, without the sum of the row."""
+    x = b.input("x", M, D)
+    centre = b.div("centre", b.segment_sum("parts", x), b.segment_size("n", b.compute))
+    far = b.sub("far", x, centre)
+    squares = b.reduce_sum("apart", b.segment_dot("squares", far, far), axis=S)
+    b.output("y", b.mul("p", b.add("moved", x, centre), squares))
 
 
-def test_a_spread_needs_no_sum_beside_it() -> None:
-    """Nobody asks for the sum of the row; rows of one segment and of four, the last shorter."""
+def exchanged_twice(b: GraphBuilder) -> None:
+    """A sum over S reads sums of segments of which some depend on another sum over S; maxima of rows among them."""
+    x, z = b.input("x", M, D), b.input("z", M, D)
+    parts = b.segment_sum("parts", x)
+    far = b.sub("far", x, b.reduce_sum("total", parts, axis=S))
+    again = b.segment_dot("again", far, b.add("near", z, parts))
+    both = b.reduce_sum("both", b.fma("term", parts, b.segment_dot("squares", far, far), again), axis=S)
+    most = b.reduce_max("most", b.mul("scaled", b.sub("lower", far, b.reduce_max("top", far, axis=D)), both), axis=D)
+    b.output("y", b.sub("p", far, most))
+    b.statistic(both)
 
-    def spread(b: GraphBuilder) -> None:
-        x = b.input("x", M, D)
-        b.output("y", b.mul("p", x, b.reduce_spread("spread", x, axis=D)))
 
-    for d, text in ((96, "form=registers,threads=8,rows=4"), (8200, "form=stream,threads=256,rows=1"),
-                    (8200, "form=bulk,threads=256,rows=1,stages=2,cluster=2,owners=1,hold=yes")):  # fmt: skip
-        spec = make_spec(Definition("spread", spread), "fwd", {"d": d})
-        plan = lower(spec, parse_schedule(text, Schedule("registers", 32, 1, 4)))
-        inputs = random_inputs(spec, 3)
-        outcome = run_plan(plan, inputs, rows=3)
-        assert not outcome.findings
-        assert not mismatches(outcome.results, interpret(spec.graph(), inputs))
+def crossed(b: GraphBuilder) -> None:
+    """Two tensors that are centred, each scaled by the reciprocal standard deviation of the other."""
+    centred, rstd = {}, {}
+    for name in ("x", "z"):
+        value = b.input(name, M, D)
+        centred[name] = b.sub(f"{name}c", value, b.reduce_mean(f"{name}_mean", value, axis=D))
+    for name, other in (("z", "x"), ("x", "z")):  # the variance of x comes after its elements are scaled
+        square = b.mul(f"{name}_square", centred[name], centred[name])
+        rstd[name] = b.rsqrt(
+            f"{name}_rstd", b.add(f"{name}_veps", b.reduce_mean(f"{name}_var", square, axis=D), b.eps())
+        )
+        b.output(f"{other}_scaled", b.mul(f"{other}_hat", centred[other], rstd[name]))
+
+
+@pytest.mark.parametrize("cluster", [1, 4])
+def test_a_row_is_scaled_by_the_variance_of_another_tensor(cluster: int) -> None:
+    """Both variances come from segments, whichever of their uses is first in the graph."""
+    spec = make_spec(Definition("crossed", crossed), "fwd", {"d": 32768})
+    assert [e.op for e in spec.graph().eqns].count("segment_dot") == 2
+    schedule = f"form=multipass,threads=256,rows_per_block=1,cluster={cluster}"
+    if cluster > 1:
+        schedule = f"form=registers,threads=256,rows_per_block=1,cluster={cluster}"
+    plan = lower(spec, parse_schedule(schedule, Schedule("registers", 32, 1, 4)))
+    inputs = random_inputs(spec, 2)
+    expected = interpret(spec.graph(), inputs)
+    outcome = run_plan(plan, inputs, rows=2)
+    assert not outcome.findings
+    assert not mismatches(outcome.results, expected)
+    rows = {name: values.astype(np.float64) for name, values in inputs.items()}
+    rstd = {name: 1 / np.sqrt(r.var(1, keepdims=True) + 1e-5) for name, r in rows.items()}
+    for name, other in (("x", "z"), ("z", "x")):
+        want = (rows[name] - rows[name].mean(1, keepdims=True)) * rstd[other]
+        np.testing.assert_allclose(expected[f"{name}_scaled"], want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("describe", "d", "schedule"),
+    [
+        (describe, d, schedule)
+        for describe in (apart, exchanged_twice)
+        for d, schedule in (
+            (96, "form=registers,threads=8,rows_per_block=4"),
+            (8200, "form=multipass,threads=256,rows_per_block=1"),
+            (8200, "form=registers,threads=64,rows_per_block=2,cluster=2"),
+            (8200, "form=tma,threads=256,rows_per_block=1,stages=2,cluster=2,grid=1,row_in_registers=yes"),
+        )
+    ],
+)
+def test_a_graph_of_segments(describe: Callable[[GraphBuilder], None], d: int, schedule: str) -> None:
+    """Rows of one segment and of several, the last shorter."""
+    spec = make_spec(Definition(describe.__name__, describe), "fwd", {"d": d})
+    plan = lower(spec, parse_schedule(schedule, Schedule("registers", 32, 1, 4)))
+    inputs = random_inputs(spec, 3)
+    outcome = run_plan(plan, inputs, rows=3)
+    assert not outcome.findings
+    assert not mismatches(outcome.results, interpret(spec.graph(), inputs))
 
 
 def own_spec(describe: Callable[[GraphBuilder], None], way: str = "fwd", **keys: object) -> Spec:
@@ -613,7 +760,7 @@ def test_row_and_scalar_inputs_are_lowered() -> None:
 
 def test_column_results_without_row_results_need_no_row_kernel() -> None:
     found = plan_of(*PLANS["columns alone"])
-    assert [k.template for k in found.kernels] == ["columns.cu.jinja", "finish.cu.jinja"]
+    assert [k.template for k in found.kernels] == ["columns.cu.jinja", "finish_kernel.cu.jinja"]
 
 
 def test_statistics_are_handed_from_kernel_to_kernel() -> None:

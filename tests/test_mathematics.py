@@ -10,11 +10,12 @@ from lngen.check.closed_form import Expected, closed_form
 from lngen.check.oracles import Array
 from lngen.check.tolerances import NORMS, row_depth
 from lngen.errors import ArrayError
+from lngen.graphs import Definition, GraphBuilder
 from lngen.interpret import interpret
-from lngen.ir import BF16, F16, F32, F64, DType, Graph, M, parse
+from lngen.ir import BF16, F16, F32, F64, D, DType, Graph, M, parse
 from lngen.ir.numerics import round_to
 from lngen.ir.ops import compute_dtype
-from lngen.spec import Spec, parse_spec
+from lngen.spec import Spec, make_spec, parse_spec
 
 DTYPES = [F16, BF16, F32, F64]
 
@@ -258,6 +259,25 @@ def test_a_row_without_variance_has_no_nan_beside_its_mean() -> None:
         with np.errstate(divide="ignore"):
             found = results(fwd, {"x": x})
         np.testing.assert_array_equal(found["y"], np.where(x > found["mean"][:, None], np.inf, -np.inf))
+
+
+def test_a_scale_that_overflows_gives_no_nan() -> None:
+    """1e20 / sqrt(1e-38) is no f32 number; with eps = 1e-38 itself the scale is finite, and NaN does not appear."""
+    for factor, expected in ((1.0, 0), (1e20, 2)):
+
+        def scaled(b: GraphBuilder, factor: float = factor) -> None:
+            x = b.input("x", M, D)
+            xc = b.sub("xc", x, b.reduce_mean("mean", x, axis=D))
+            var = b.reduce_mean("var", b.mul("square", xc, xc), axis=D)
+            root = b.sqrt("root", b.add("veps", var, b.const("eps", 1e-38, b.compute)))
+            b.output("y", b.mul("hat", xc, b.div("scale", b.const("factor", factor, b.compute), root)))
+
+        spec = make_spec(Definition("scaled", scaled), "fwd", {"d": 65536})
+        x = (np.random.default_rng(0).normal(size=(2, 65536)) * 1e-30).astype(np.float32)
+        with np.errstate(over="ignore"):
+            y = results(spec, {"x": x})["y"]
+        assert not np.isnan(y).any()
+        assert np.isinf(y).any(axis=1).sum() == expected
 
 
 @pytest.mark.parametrize("value", [0.0, 0.1, 1e4])

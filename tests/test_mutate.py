@@ -84,14 +84,14 @@ def test_a_sample_is_one_of_its_seed_and_every_mutant_a_program() -> None:
 
 
 def test_reasons_are_of_mutants_and_places_that_there_are() -> None:
-    told = mutate.told()
-    python, device = mutate.places(mutate.ROOT, "", told["excluded"])
-    assert {*told["equivalent"]} <= {m.name for m in (*python, *device)}
-    for place in told["excluded"]:
+    survivors = mutate.survivors()
+    python, device = mutate.places(mutate.ROOT, "", survivors["excluded"])
+    assert {*survivors["equivalent"]} <= {m.name for m in (*python, *device)}
+    for place in survivors["excluded"]:
         path, _, name = place.partition("::")
         assert (mutate.ROOT / path).is_file()
         assert bool(name) is any(m.path == path for m in python)
-    assert all(len(reason.split()) > 3 for reasons in told.values() for reason in reasons.values())
+    assert all(len(reason.split()) > 3 for reasons in survivors.values() for reason in reasons.values())
 
 
 @pytest.mark.parametrize("part", mutate.TESTS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from lngen.ir import BF16, F16, F32, F64, DType
-from lngen.ir.numerics import NUMPY_DTYPE, Array, column_sum, fma, fold, round_to, row_spread, row_sum, segment_mean
+from lngen.interpret import interpret
+from lngen.ir import BF16, F16, F32, F64, DType, numerics, parse
+from lngen.ir.numerics import NUMPY_DTYPE, Array, column_sum, fma, fold, interleaved_sum, round_to, segment_sums
+
+# The segments of a row are added in four partial sums, as by order v1.
+row_sum = partial(numerics.row_sum, interleave=4)
 
 
 @pytest.fixture(autouse=True)
@@ -234,23 +239,25 @@ def scalar_row_sum(row: list[Any], chunk: int, segment: int, run: int | None = N
 
 def scalar_join(segments: list[Any]) -> Any:
     """Every fourth segment left to right, then folded."""
-    strands: list[Any] = [None] * 4
-    for s, term in enumerate(segments):
-        strands[s % 4] = add(strands[s % 4], term)
-    return scalar_fold(strands)
+    return scalar_interleaved(segments, 4)
 
 
-def scalar_column_sum(column: list[Any], groups: int, blocks: int, strands: int) -> Any:
-    """Row r: block (r // g) % p and its group r % g; block b: strand b % strands."""
+def scalar_interleaved(terms: list[Any], interleave: int) -> Any:
+    """Term i: partial sum i % interleave; those are folded."""
+    sums: list[Any] = [None] * interleave
+    for i, term in enumerate(terms):
+        sums[i % interleave] = add(sums[i % interleave], term)
+    return scalar_fold(sums)
+
+
+def scalar_column_sum(column: list[Any], groups: int, blocks: int, interleave: int) -> Any:
+    """Row r: block (r // g) % p and its group r % g; block b: partial sum b % interleave."""
     acc: list[list[Any]] = [[None] * groups for _ in range(blocks)]
     for r, term in enumerate(column):
         block, group = r // groups % blocks, r % groups
         acc[block][group] = take(acc[block][group], term)
     of_block = [scalar_fold(a) for a in acc]
-    of_strand: list[Any] = [None] * strands
-    for b, term in enumerate(of_block):
-        of_strand[b % strands] = add(of_strand[b % strands], term)
-    total = scalar_fold(of_strand)
+    total = scalar_interleaved(of_block, interleave)
     return np.float32(0) if total is None else total
 
 
@@ -309,11 +316,47 @@ def test_row_sums_of_runs_that_lie_apart(chunk: int, run: int, segment: int) -> 
 
 
 @pytest.mark.parametrize(("d", "chunk", "run", "segment"), [(64, 4, 4, 64), (200, 8, 8, 64), (333, 4, 1, 12)])
-def test_spreads_are_of_segments(d: int, chunk: int, run: int, segment: int) -> None:
+def test_segment_sums_are_sums_of_short_rows(d: int, chunk: int, run: int, segment: int) -> None:
+    x, w, order = wild(6, d), wild(7, d)[1:], {"chunk": chunk, "run": run, "segment": segment}
+    for start in range(0, d, segment):
+        a, b = x[:, start : start + segment], w[:, start : start + segment]
+        assert same(segment_sums(x, **order)[:, start // segment], numerics.row_sum(a, **order))
+        assert same(segment_sums(x, w, **order)[:, start // segment], numerics.row_sum(a, b, **order))
+
+
+CENTRED = """graph @f(%x: f32[M, D]) -> (f32[M], f32[M, D]) {{
+  %x_sums  : f32[M, S] = segment_sum %x {order}
+  %n       : f32[S]    = segment_size {{dtype=f32, segment={segment}}}
+  %one     : f32[]     = const {{dtype=f32, value=1.0}}
+  %inverse : f32[S]    = div %one, %n
+  %centre  : f32[M, S] = mul %x_sums, %inverse
+  %far     : f32[M, D] = sub %x, %centre
+  %squares : f32[M, S] = segment_dot %far, %far {order}
+  %sum     : f32[M]    = reduce_sum %x_sums {{axis=S, interleave=4}}
+  %d       : f32[]     = const {{dtype=f32, value={d}}}
+  %mean    : f32[M]    = div %sum, %d
+  %off     : f32[M, S] = sub %centre, %mean
+  %n_off   : f32[M, S] = mul %n, %off
+  %term    : f32[M, S] = fma %n_off, %off, %squares
+  %v       : f32[M]    = reduce_sum %term {{axis=S, interleave=4}}
+  %wide    : f32[M, D] = expand %centre {{axis=D}}
+  return %v, %wide
+}}"""
+
+
+def centred(x: Array, *, chunk: int, segment: int, run: int | None = None) -> tuple[Array, Array]:
+    """The sum of squares of distances from the mean of each row, and for each element the mean of its segment."""
+    order = f"{{chunk={chunk}, run={run or chunk}, segment={segment}}}"
+    graph = parse(CENTRED.format(order=order, segment=segment, d=float(x.shape[-1])))
+    found = interpret(graph, {"x": x})
+    return found["v"], found["wide"]
+
+
+@pytest.mark.parametrize(("d", "chunk", "run", "segment"), [(64, 4, 4, 64), (200, 8, 8, 64), (333, 4, 1, 12)])
+def test_squares_of_distances_are_combined_from_segments(d: int, chunk: int, run: int, segment: int) -> None:
     """Spelled out: sums of segments, squares of distances from what is near their means, then from that of the row."""
     x = np.random.default_rng(d).normal(3, 1, (5, d)).astype(np.float32)
-    order = {"chunk": chunk, "run": run, "segment": segment}
-    for row, found, means in zip(x, row_spread(x, **order), segment_mean(x, **order), strict=True):
+    for row, found, means in zip(x, *centred(x, chunk=chunk, run=run, segment=segment), strict=True):
         parts = [row[a : a + segment] for a in range(0, d, segment)]
         sums = [scalar_row_sum(list(p), chunk, segment, run) for p in parts]
         mean, terms = scalar_join(sums) / np.float32(d), []
@@ -331,14 +374,14 @@ def test_spreads_are_of_segments(d: int, chunk: int, run: int, segment: int) -> 
 
 @pytest.mark.parametrize("mean", [0.0, 1e4])
 @pytest.mark.parametrize("slope", [0.0, 3.0])
-def test_spreads_of_large_means(mean: float, slope: float) -> None:
+def test_centred_squares_of_large_means(mean: float, slope: float) -> None:
     """About as near as from the mean of the row; a slope puts the segments' means as far from it as elements are."""
     d, segment = 20000, 4096
     rng = np.random.default_rng(1)
     x = (mean + np.linspace(-slope, slope, d) + rng.normal(0, 1, (4, d))).astype(np.float32)
     wide = x.astype(np.float64)
     exact = ((wide - wide.mean(-1, keepdims=True)) ** 2).sum(-1)
-    found = row_spread(x, chunk=4, segment=segment)
+    found, _ = centred(x, chunk=4, segment=segment)
     shift = 40 * 2.0**-24 * (1 + mean)  # in units of the standard deviation, as check.tolerances derives it
     np.testing.assert_allclose(found, exact, rtol=40 * 2.0**-24 + 2 * shift)
 
@@ -346,10 +389,9 @@ def test_spreads_of_large_means(mean: float, slope: float) -> None:
 def test_rows_may_be_stacked() -> None:
     """A row alone, and rows of rows, have the sums they have in a matrix."""
     x, order = wild(6, 37), {"chunk": 2, "segment": 8}
-    for function in (row_sum, row_spread):
-        matrix = function(x, **order)
-        np.testing.assert_array_equal(function(x.reshape(2, 3, 37), **order), matrix.reshape(2, 3))
-        np.testing.assert_array_equal(np.array([function(row, **order) for row in x]), matrix)
+    matrix = row_sum(x, **order)
+    np.testing.assert_array_equal(row_sum(x.reshape(2, 3, 37), **order), matrix.reshape(2, 3))
+    np.testing.assert_array_equal(np.array([row_sum(row, **order) for row in x]), matrix)
 
 
 def test_row_sums_in_f64() -> None:
@@ -372,31 +414,31 @@ def test_the_order_of_a_row_sum_shows() -> None:
 ORDERS = [(1, 1, 1), (2, 3, 2), (4, 5, 4), (1, 132, 16), (8, 33, 3), (2, 7, 16), (128, 4, 4), (1, 126, 16), (3, 5, 4)]
 
 
-@pytest.mark.parametrize(("groups", "blocks", "strands"), ORDERS)
-def test_column_sums(groups: int, blocks: int, strands: int) -> None:
+@pytest.mark.parametrize(("groups", "blocks", "interleave"), ORDERS)
+def test_column_sums(groups: int, blocks: int, interleave: int) -> None:
     n = groups * blocks
     for m in sorted({0, 1, 2, 3, 5, groups, groups + 1, max(n - 1, 0), n, n + 1, 2 * n + 3}):
         x = wild(m, 3)
-        expected = [scalar_column_sum(list(column), groups, blocks, strands) for column in x.T]
-        found = column_sum(x, groups=groups, blocks=blocks, strands=strands)
+        expected = [scalar_column_sum(list(column), groups, blocks, interleave) for column in x.T]
+        found = column_sum(x, groups=groups, blocks=blocks, interleave=interleave)
         assert same(found, np.array(expected, np.float32)), m
 
 
-@pytest.mark.parametrize(("groups", "blocks", "strands"), ORDERS[:4])
-def test_column_sums_of_products(groups: int, blocks: int, strands: int) -> None:
+@pytest.mark.parametrize(("groups", "blocks", "interleave"), ORDERS[:4])
+def test_column_sums_of_products(groups: int, blocks: int, interleave: int) -> None:
     for m in (1, 5, groups * blocks + 1, 2 * groups * blocks + 3):
         x, w = wild(m, 3), wild(m, 4)[:, 1:]
         pairs = zip(x.T, w.T, strict=True)
-        expected = [scalar_column_sum(list(zip(*p, strict=True)), groups, blocks, strands) for p in pairs]
-        found = column_sum(x, w, groups=groups, blocks=blocks, strands=strands)
+        expected = [scalar_column_sum(list(zip(*p, strict=True)), groups, blocks, interleave) for p in pairs]
+        found = column_sum(x, w, groups=groups, blocks=blocks, interleave=interleave)
         assert same(found, np.array(expected, np.float32)), m
 
 
 def test_the_order_of_a_column_sum_shows() -> None:
     x = wild(1000, 40)
-    found = column_sum(x, groups=4, blocks=6, strands=4)
-    for groups, blocks, strands in [(2, 6, 4), (4, 12, 4), (4, 6, 2), (1, 1, 1)]:
-        assert not same(found, column_sum(x, groups=groups, blocks=blocks, strands=strands))
+    found = column_sum(x, groups=4, blocks=6, interleave=4)
+    for groups, blocks, interleave in [(2, 6, 4), (4, 12, 4), (4, 6, 2), (1, 1, 1)]:
+        assert not same(found, column_sum(x, groups=groups, blocks=blocks, interleave=interleave))
 
 
 @pytest.mark.parametrize("count", range(1, 18))
@@ -409,17 +451,17 @@ def test_fold(count: int) -> None:
 def test_absent_terms_keep_minus_zero(d: int) -> None:
     x = np.full((2, d), -0.0, np.float32)
     assert same(row_sum(x, chunk=8, segment=16), np.array([-0.0, -0.0], np.float32))
-    assert same(column_sum(x.T, groups=4, blocks=5, strands=4), np.array([-0.0, -0.0], np.float32))
+    assert same(column_sum(x.T, groups=4, blocks=5, interleave=4), np.array([-0.0, -0.0], np.float32))
     x[0, d // 2] = 0.0
     assert same(row_sum(x, chunk=8, segment=16), np.array([0.0, -0.0], np.float32))
-    assert same(column_sum(x.T, groups=4, blocks=5, strands=4), np.array([0.0, -0.0], np.float32))
+    assert same(column_sum(x.T, groups=4, blocks=5, interleave=4), np.array([0.0, -0.0], np.float32))
     ones = np.ones_like(x)
     assert same(row_sum(x, ones, chunk=8, segment=16), np.array([0.0, -0.0], np.float32))
-    assert same(column_sum(x.T, ones.T, groups=4, blocks=5, strands=4), np.array([0.0, -0.0], np.float32))
+    assert same(column_sum(x.T, ones.T, groups=4, blocks=5, interleave=4), np.array([0.0, -0.0], np.float32))
 
 
 def test_a_column_sum_of_no_rows_is_plus_zero() -> None:
-    found = column_sum(np.zeros((0, 4), np.float32), groups=2, blocks=3, strands=2)
+    found = column_sum(np.zeros((0, 4), np.float32), groups=2, blocks=3, interleave=2)
     assert same(found, np.zeros(4, np.float32))
 
 
@@ -429,4 +471,15 @@ def test_sums_pass_on_what_is_not_finite(at: int) -> None:
     x[0, at], x[1, at], x[2, at], x[2, (at + 5) % 37] = np.nan, np.inf, np.inf, -np.inf
     expected = np.array([np.nan, np.inf, np.nan, 37], np.float32)
     assert same(row_sum(x, chunk=8, segment=16), expected)
-    assert same(column_sum(x.T, groups=2, blocks=3, strands=2), expected)
+    assert same(column_sum(x.T, groups=2, blocks=3, interleave=2), expected)
+
+
+@pytest.mark.parametrize("interleave", [1, 2, 3, 4, 8])
+def test_segments_are_added_in_so_many_partial_sums(interleave: int) -> None:
+    x = wild(5, 44)
+    expected = [scalar_interleaved(list(row), interleave) for row in x]
+    assert same(interleaved_sum(x, interleave), np.array(expected, np.float32))
+    segments = [row_sum(x[:, i : i + 4], chunk=2, segment=4) for i in range(0, 44, 4)]
+    found = numerics.row_sum(x, chunk=2, segment=4, interleave=interleave)
+    assert same(found, interleaved_sum(np.stack(segments, axis=-1), interleave))
+    assert interleave == 4 or not same(found, row_sum(x, chunk=2, segment=4))

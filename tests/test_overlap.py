@@ -145,8 +145,8 @@ def test_y_in_place_of_x(gpu: FakeGpu, inputs: Any) -> None:
     y, saved = norm.forward(x, gamma, beta, out=x)
     assert y is x
     assert saved.overwritten == ("x",)
-    assert gpu.launched[-1].values["x_ptr"] == gpu.launched[-1].values["y_ptr"] == x.address
-    with pytest.raises(ArrayError, match="'x' is needed, but a result was written in its place; give out= an array of"):
+    assert gpu.launched[-1].values["x_ptr_"] == gpu.launched[-1].values["y_ptr_"] == x.address
+    with pytest.raises(ArrayError, match="'x' is needed, but a result was written over it; pass another array"):
         norm.backward(row_array(gpu), saved)
     assert len(gpu.launched) == 1
     _, saved = norm.forward(x, gamma, beta, out=row_array(gpu))
@@ -166,11 +166,11 @@ def test_dx_in_place_of_what_forward_saved(gpu: FakeGpu, inputs: Any) -> None:
     dx, _, _ = norm.backward(dy, saved, out=(dy, None, None))
     assert dx is dy
     norm.backward(dy, saved, out=(inputs[0], None, None))
-    with pytest.raises(ArrayError, match="'x' is needed, but a result was written in its place"):
+    with pytest.raises(ArrayError, match="'x' is needed, but a result was written over it"):
         norm.backward(dy, saved)
 
 
-STREAM = "form=stream,rows=1,vec=4,threads="
+STREAM = "form=multipass,rows_per_block=1,vec=4,threads="
 
 
 def test_a_streamed_backward_refuses(gpu: FakeGpu) -> None:
@@ -181,7 +181,9 @@ def test_a_streamed_backward_refuses(gpu: FakeGpu) -> None:
     gpu.launched.clear()
     for address in (1 << 40, (1 << 40) + 4):
         dy = gpu.array("f32", ROWS, d, address=address)
-        with pytest.raises(ArrayError, match="'dx' takes the place of 'dy', which kernels with form=stream read again"):
+        with pytest.raises(
+            ArrayError, match="'dx' takes the place of 'dy', which kernels with form=multipass read again"
+        ):
             norm.backward(dy, saved, out=(dy, None, None))
     assert gpu.launched == []
 
@@ -213,7 +215,7 @@ def test_numpy_y_in_place_of_x(arrays: Any) -> None:
     y, saved = norm.forward(x, gamma, beta, out=x)
     assert y is x
     assert y.tobytes() == want.tobytes()
-    with pytest.raises(ArrayError, match="'x' is needed, but a result was written in its place"):
+    with pytest.raises(ArrayError, match="'x' is needed, but a result was written over it"):
         norm.backward(y, saved)
 
 

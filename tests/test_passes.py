@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -20,6 +21,7 @@ from lngen.interpret import interpret
 from lngen.ir import F32, F64, Axis, Builder, D, DType, Graph, M, is_sum, parse, print_graph
 from lngen.passes.edit import upstream
 from lngen.passes.order import column_order, orders, row_order
+from lngen.passes.rule import rule_of
 from lngen.schedule import depths
 from lngen.spec import Spec, make_spec, parse_spec
 
@@ -33,6 +35,12 @@ def graph(params: str, *lines: str) -> Graph:
     return parse("\n".join([f"graph @f({params}) -> ({results}) {{", *lines[:-1], f"return {lines[-1]}", "}"]))
 
 
+def ordered(params: str, *lines: str) -> Graph:
+    """The same, whose sums have their order."""
+    return replace(graph(params, *lines), attrs=(("order", "v1"),))
+
+
+V1 = rule_of("v1")
 X = "%x: f32[M, D]"
 XR = f"{X}, %w: f32[M]"
 
@@ -77,11 +85,35 @@ COLUMNS = (
 )
 
 
+SEGMENTS = (
+    "%x_sums : f32[M, S] = segment_sum %x",
+    "%n_1 : f32[S] = segment_size {dtype=f32}",
+    "%one_1 : f32[] = const {dtype=f32, value=1.0}",
+    "%n_inverse : f32[S] = div %one_1, %n_1",
+    "%centre : f32[M, S] = mul %x_sums, %n_inverse",
+    "%far : f32[M, D] = sub %x, %centre",
+    "%squares : f32[M, S] = segment_dot %far, %far",
+    "%s : f32[M] = reduce_sum %x_sums {axis=S}",
+)
+COMBINED = (
+    "%off : f32[M, S] = sub %centre, %m",
+    "%n_off : f32[M, S] = mul %n_1, %off",
+    "%term : f32[M, S] = fma %n_off, %off, %squares",
+    "%v : f32[M] = reduce_sum %term {axis=S}",
+)
+
+
+def measured(lines: Iterable[str]) -> tuple[str, ...]:
+    """The same, the sum of the row and the variance taken from the sums of segments."""
+    new = {"%s :": SEGMENTS, "%v :": COMBINED}
+    return tuple(after for line in lines for after in new.get(line[:4], (line,)))
+
+
 def rescaled(old: str, new: str) -> tuple[Pass, Graph, Graph]:
     """Elements with another scale than the rows' own: only the variance is taken from the segments."""
     lines = ["%less : f32[] = const {dtype=f32, value=-1.0}", *(s.replace(old, new) for s in centred_lines())]
     lines[-1] = "%y, %v, %rstd, %less"
-    after = [s.replace("reduce_dot %c, %c", "reduce_spread %x") for s in lines]
+    after = measured(lines)
     return lambda g: passes.place_spread(g, 65536), graph(XR, *lines), graph(XR, *after)
 
 
@@ -222,6 +254,17 @@ TABLE: dict[str, tuple[Pass, Graph, Graph]] = {
         ),
         same,
     ),
+    "place_fma leaves a product to a sum over S": (
+        passes.place_fma,
+        of_segments := graph(
+            XR,
+            "%a : f32[M, S] = segment_sum %x",
+            "%p : f32[M, S] = mul %a, %w",
+            "%y : f32[M] = reduce_sum %p {axis=S}",
+            "%y",
+        ),
+        of_segments,
+    ),
     "place_fma fuses a product, and a square, into its sum": (
         passes.place_fma,
         graph(
@@ -249,15 +292,11 @@ TABLE: dict[str, tuple[Pass, Graph, Graph]] = {
         centred(),
         graph(
             X,
-            "%s : f32[M] = reduce_sum %x {axis=D}",
-            "%n : f32[] = const {dtype=f32, value=65536.0}",
-            "%m : f32[M] = div %s, %n",
-            "%v : f32[M] = reduce_spread %x {axis=D}",
+            *SEGMENTS,
+            *centred_lines()[1:3],
+            *COMBINED,
             *scale(),
-            "%centre : f32[M, D] = segment_mean %x {axis=D}",
-            "%far : f32[M, D] = sub %x, %centre",
-            "%off : f32[M, D] = sub %centre, %m",
-            "%shift : f32[M, D] = mul %off, %rstd",
+            "%shift : f32[M, S] = mul %off, %rstd",
             "%y : f32[M, D] = fma %far, %rstd, %shift",
             "%y, %v",
         ),
@@ -285,11 +324,7 @@ TABLE: dict[str, tuple[Pass, Graph, Graph]] = {
         centred(more=("%t : f32[D] = reduce_sum %y {axis=M}",), returns="%t"),
         graph(
             X,
-            "%s : f32[M] = reduce_sum %x {axis=D}",
-            "%n : f32[] = const {dtype=f32, value=65536.0}",
-            "%m : f32[M] = div %s, %n",
-            "%c : f32[M, D] = sub %x, %m",
-            "%v : f32[M] = reduce_spread %x {axis=D}",
+            *measured(centred_lines()[:5]),
             *scale(),
             "%y : f32[M, D] = mul %c, %rstd",
             "%t : f32[D] = reduce_sum %y {axis=M}",
@@ -320,7 +355,7 @@ TABLE: dict[str, tuple[Pass, Graph, Graph]] = {
     "place_spread minds no meeting for sums of columns": (
         lambda g: passes.place_spread(g, 65536),
         graph(X, *centred_lines()[:5], *COLUMNS),
-        graph(X, "%v : f32[M] = reduce_spread %x {axis=D}", *COLUMNS),
+        graph(X, *(s.replace("one_1", "one") for s in SEGMENTS), *centred_lines()[1:3], *COMBINED, *COLUMNS),
     ),
     "place_spread leaves the product of two": (
         lambda g: passes.place_spread(g, 65536),
@@ -332,11 +367,7 @@ TABLE: dict[str, tuple[Pass, Graph, Graph]] = {
         centred(eps=0.0),
         graph(
             X,
-            "%s : f32[M] = reduce_sum %x {axis=D}",
-            "%n : f32[] = const {dtype=f32, value=65536.0}",
-            "%m : f32[M] = div %s, %n",
-            "%c : f32[M, D] = sub %x, %m",
-            "%v : f32[M] = reduce_spread %x {axis=D}",
+            *measured(centred_lines()[:5]),
             *scale(0.0),
             "%y : f32[M, D] = mul %c, %rstd",
             "%y, %v",
@@ -352,11 +383,11 @@ TABLE: dict[str, tuple[Pass, Graph, Graph]] = {
             "%u : f32[M] = reduce_sum %a {axis=D, chunk=2}",
             "%s, %t, %u",
         ),
-        graph(
+        ordered(
             "%x: bf16[M, D]",
             "%a : f32[M, D] = cast %x {to=f32}",
             "%s : f32[M] = reduce_sum %a {axis=D, chunk=8, segment=4096}",
-            "%t : f32[D] = reduce_sum %a {axis=M, blocks=126, groups=2, strands=16}",
+            "%t : f32[D] = reduce_sum %a {axis=M, blocks=126, groups=2, interleave=16}",
             "%u : f32[M] = reduce_sum %a {axis=D, chunk=2, segment=4096}",
             "%s, %t, %u",
         ),
@@ -574,7 +605,7 @@ def test_what_is_rematerialised_has_the_bits_of_what_is_saved(name: str, dtype: 
 def test_column_orders_are_a_function_of_d_and_dtype() -> None:
     def found(d: int, dtype: str = "f32", save: str = "stats") -> tuple[int, int, int]:
         _, o = orders(parse_spec(f"layernorm.bwd:d={d},dtype={dtype},save={save}").graph(), d)
-        return o.groups, o.blocks, o.strands
+        return o.groups, o.blocks, o.interleave
 
     assert found(1, "bf16") == found(64, "f16") == (128, 128, 16)
     assert (found(1), found(64), found(65, "f64")) == ((64, 128, 16), (64, 128, 16), (32, 128, 16))
@@ -615,7 +646,7 @@ def wide_sums(d: int, dtype: DType) -> tuple[int, ...]:
     b = Builder("wide_bwd")
     x = b.cast("x64", b.param("x", dtype, M, D), to=DType.F64)
     _, o = orders(b.build(b.reduce_sum("s", x, axis=M)), d)
-    return o.groups, o.blocks, o.strands
+    return o.groups, o.blocks, o.interleave
 
 
 def test_column_orders_of_eight_byte_sums() -> None:
@@ -646,7 +677,7 @@ SIZES = st.sampled_from([2, 4, 8])
 
 @given(d=LENGTHS, size=SIZES)
 def test_segments_are_equal_short_and_a_power_of_two(d: int, size: int) -> None:
-    o = row_order(d, size)
+    o = row_order(V1, d, size)
     assert o.chunk * size == 16
     assert o.segment % o.chunk == 0
     assert o.segment * size <= 16 * 1024
@@ -660,8 +691,8 @@ def test_segments_are_equal_short_and_a_power_of_two(d: int, size: int) -> None:
 @given(d=LENGTHS, size=SIZES, cluster=st.sampled_from([1, 2, 4, 8, 16]), element=SIZES)
 def test_what_shares_the_rows(d: int, size: int, cluster: int, element: int) -> None:
     assume((element, size) != (2, 4) or not 5120 < d < 16384)  # of these some have more, or as many as were measured
-    o, piece = column_order(d, size, cluster, element=element), -(-d // cluster)
-    for number in (o.groups, o.strands):
+    o, piece = column_order(V1, d, size, cluster, element=element), -(-d // cluster)
+    for number in (o.groups, o.interleave):
         assert number & (number - 1) == 0
     most = 12288 if cluster > 1 or 2 * o.groups >= 8 else 10240  # where they could be twice as many
     held = min(most // 2 if size == 8 else most, 24 * 1024 // element)
@@ -670,7 +701,7 @@ def test_what_shares_the_rows(d: int, size: int, cluster: int, element: int) -> 
     assert o.groups in (1, 128) or 2 * o.groups * max(piece, 64) > held
     assert 4 <= o.blocks <= 128
     # Larger clusters are fewer.
-    assert column_order(2 * d, size, 2 * cluster).blocks <= o.blocks
+    assert column_order(V1, 2 * d, size, 2 * cluster).blocks <= o.blocks
 
 
 # ---- errors ----
@@ -791,37 +822,14 @@ def test_the_backward_of_a_graph_of_ones_own(describe: Callable[[GraphBuilder], 
         np.testing.assert_allclose(found[f"d{p.name}"], expected, rtol=0, atol=1e-9 * scale, err_msg=p.name)
 
 
-def by_spread(b: GraphBuilder) -> None:
-    """Each row times the sum of the squares of its distances from its mean."""
-    x = b.input("x", M, D)
-    b.output("y", b.mul("p", x, b.reduce_spread("spread", x, axis=D)))
-
-
-def by_squares(b: GraphBuilder) -> None:
-    """The same, spelled out."""
-    x = b.input("x", M, D)
-    far = b.sub("x_off", x, b.reduce_mean("mean", x, axis=D))
-    b.output("y", b.mul("p", x, b.reduce_sum("total", b.mul("square", far, far), axis=D)))
-
-
-def test_the_backward_of_a_spread() -> None:
-    found = []
-    for describe in (by_spread, by_squares):
-        spec = make_spec(Definition(describe.__name__, describe), "bwd", {"d": 37, "dtype": "f32"})
-        inputs = draw(spec.with_direction("fwd").graph(), 4, spec.d)
-        saved = interpret(spec.with_direction("fwd").graph(), inputs)
-        found.append(interpret(spec.graph(), {**inputs, **saved, "dy": draw(spec.graph(), 4, spec.d, seed=1)["dy"]}))
-    np.testing.assert_allclose(found[0]["dx"], found[1]["dx"], rtol=1e-4, atol=1e-3)
-
-
-def test_the_backward_makes_no_name_that_kernels_reserve() -> None:
-    """dy times 'acc' would be called 'dy_acc', as the kernels call a sum of 'dy'; dy times x is in the sum."""
-    spec = make_spec(
-        Definition("own", lambda b: b.output("y", b.mul("p", b.input("x", M, D), b.input("acc", M))) and None),
-        "bwd",
-        {"d": 8},
+def test_what_is_cut_into_segments_has_no_derivative() -> None:
+    measured = passes.place_spread(centred(), 65536)
+    with pytest.raises(DerivativeError) as error:
+        passes.vjp(measured, ("x",))
+    assert str(error.value) == (
+        "graph @f: 'segment_sum' has no derivative; derive the graph before it is cut into segments.\n"
+        "    %x_sums : f32[M, S] = segment_sum %x"
     )
-    assert [e.out.name for e in spec.graph().eqns if e.op == "mul"] == ["dy_acc_1"]
 
 
 def test_fma_has_the_derivative_of_a_product_and_a_sum() -> None:

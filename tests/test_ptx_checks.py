@@ -40,15 +40,18 @@ def findings(
     return run_plan(plan, random_inputs(plan.spec, rows), source=source, **options).findings  # type: ignore[arg-type]
 
 
-# Threads without a chunk read and store what lies behind the last one.
-BEYOND = (("if (owned && there < D)", "if (true)"), ("< JUMP - RUN ? within : JUMP - RUN;", "< 0 ? 0 : within;"))
+# Threads without a vector read what lies behind the last one, and store there.
+READ_BEYOND = ("if (Row::holds(v, j)) {\n            const bool", "if (true) {\n            const bool")
+STORED_BEYOND = ("if (Row::holds(v, j)) {\n            T* to", "if (true) {\n            T* to")
 
 
 def kinds(found: tuple[Finding, ...]) -> set[str]:
     return {f.kind for f in found}
 
 
-NAMED = 'asm volatile("bar.sync %0, %1;" :: "r"(group + 1), "n"(THREADS) : "memory");'
+BEGIN = "    using Row ="  # of a kernel
+
+NAMED = 'asm volatile("bar.sync %0, %1;" :: "r"(Row::group() + 1), "n"(Row::THREADS) : "memory");'
 
 
 def test_a_missing_block_barrier_is_a_race() -> None:
@@ -58,7 +61,7 @@ def test_a_missing_block_barrier_is_a_race() -> None:
     assert race.cuda_line > 0
     assert race.ptx_line > 0
     assert race.instruction.startswith("ld.shared")
-    assert re.search(r"thread \d+ of its block writes with no barrier between", str(race))
+    assert re.search(r"thread \d+ of its block writes without a barrier between", str(race))
 
 
 def test_a_missing_named_barrier_is_a_race() -> None:
@@ -67,7 +70,7 @@ def test_a_missing_named_barrier_is_a_race() -> None:
 
 
 def test_a_named_barrier_of_another_group_is_wrong() -> None:
-    assert kinds(findings(GROUPS, ('"r"(group + 1)', '"r"(1)'))) & {"divergent-barrier", "shared-race"}
+    assert kinds(findings(GROUPS, ('"r"(Row::group() + 1)', '"r"(1)'))) & {"divergent-barrier", "shared-race"}
 
 
 def test_a_turn_that_is_not_taken_is_a_race() -> None:
@@ -88,7 +91,7 @@ def test_every_barrier_of_the_column_fold_is_needed(number: int) -> None:
 
 
 def test_out_of_bounds_names_the_tensor() -> None:
-    found = findings(ODD, *BEYOND)
+    found = findings(ODD, READ_BEYOND)
     bounds = [f for f in found if f.kind == "out-of-bounds"]
     assert any("'gamma'" in f.message and "2000 bytes" in f.message for f in bounds)
     assert any("'x'" in f.message for f in bounds)
@@ -96,12 +99,12 @@ def test_out_of_bounds_names_the_tensor() -> None:
 
 
 def test_the_gap_between_rows_is_out_of_bounds() -> None:
-    found = findings(ODD, *BEYOND, strides={"x": 2000})
+    found = findings(ODD, READ_BEYOND, strides={"x": 2000})
     assert any("between the rows of 'x'" in f.message for f in found if f.kind == "out-of-bounds")
 
 
 def test_a_store_past_the_end() -> None:
-    found = findings(ODD, *BEYOND, count=2)
+    found = findings(ODD, READ_BEYOND, STORED_BEYOND)
     assert any("write" in f.message and "'y'" in f.message for f in found if f.kind == "out-of-bounds")
 
 
@@ -113,36 +116,36 @@ def test_an_access_wider_than_the_alignment() -> None:
 
 
 def test_an_output_that_is_not_written() -> None:
-    found = findings(BLOCK, ("if (live) store_chunk", "if (rows < 0) store_chunk"))
+    found = findings(BLOCK, ("if (stream_.live()) store<Row, PlainStore>", "if (rows_ < 0) store<Row, PlainStore>"))
     assert kinds(found) == {"never-written"}
     assert "'y[0, 0]'" in found[0].message
     assert "20479 others" in found[0].message
 
 
 def test_shared_memory_read_before_it_is_written() -> None:
-    found = findings(BLOCK, ("buffer[n * THREADS + lane] = part[n];", ""))
+    found = findings(BLOCK, ("parts[n][Row::thread()] = part[n];", ""))
     assert "uninitialised" in kinds(found)
     assert any("shared memory" in f.message for f in found)
 
 
 def test_bytes_of_a_load_that_are_thrown_away_need_not_be_written() -> None:
     """NVRTC makes one load of three, and says so; the fourth number lies past the end of a row."""
-    plan = lower(parse_spec("layernorm.bwd:d=31,dtype=f32"), Schedule("async", 8, 64, 1, stages=2))
+    plan = lower(parse_spec("layernorm.bwd:d=31,dtype=f32"), Schedule("cp_async", 8, 64, 1, stages=2))
     assert run_plan(plan, random_inputs(plan.spec, 5)).findings == ()
 
 
 def test_neighbours_in_a_word_of_shared_memory_are_two() -> None:
     """Rows of an odd number of bf16: elements of threads side by side may share four bytes."""
-    s = Schedule("ragged", 32, 2, 1, stages=2, owners=2, bulk_store=True)
+    s = Schedule("tma_unaligned", 32, 2, 1, stages=2, grid=2, tma_store=True)
     assert findings(("layernorm.fwd:d=1001,dtype=bf16", s)) == ()
-    found = findings(("layernorm.fwd:d=1001,dtype=bf16", s), ("return i / RUN * JUMP + i % RUN;", "return i;"))
+    found = findings(("layernorm.fwd:d=1001,dtype=bf16", s), ("+ run + i % RUN;", "+ i;"))
     assert "shared-race" in kinds(found)
 
 
 def test_workspace_read_before_it_is_written() -> None:
-    source = "store_chunk<UNIT, D, UNIT, UNIT, true>(partial, sum.items, start + unit * UNIT);"
+    source = "write<Path, UNIT>(partial + start + unit * UNIT, sum.items);"
     found = findings(BACKWARD, (source, ""))
-    assert any(f.kind == "uninitialised" and "_partial'" in f.message for f in found)
+    assert any(f.kind == "uninitialised" and "_partials_'" in f.message for f in found)
 
 
 @pytest.mark.parametrize("writes", [r"fma\.rn\.f32[^;]*;", r"setp\.[^;]*;"])
@@ -152,7 +155,7 @@ def test_a_register_that_nothing_wrote(writes: str) -> None:
     text = re.sub(writes, "", compile_ptx(emit(plan), "sm_90"), count=1)
     found = run_plan(plan, random_inputs(plan.spec, 2), ptx=text).findings
     assert kinds(found) == {"uninitialised"}
-    assert re.search(r"register %\w+ is used, which nothing wrote", str(found[0]))
+    assert re.search(r"register %\w+ is used, but nothing wrote it", str(found[0]))
 
 
 def test_two_blocks_that_write_one_word() -> None:
@@ -167,29 +170,35 @@ def test_a_barrier_that_some_threads_skip() -> None:
 
 
 def test_a_barrier_after_some_threads_have_ended() -> None:
-    begin = "    const int lane"
-    found = findings(BLOCK, (begin, f"    if (threadIdx.x >= 96) return;\n{begin}"))
+    found = findings(BLOCK, (BEGIN, f"    if (threadIdx.x >= 96) return;\n{BEGIN}"))
     assert any("96 of the 128 threads" in f.message for f in found if f.kind == "divergent-barrier")
 
 
 def test_a_shuffle_with_lanes_that_have_ended() -> None:
-    begin = "    const int lane"
-    found = findings(ODD, (begin, f"    if (threadIdx.x % 32 == 5) return;\n{begin}"))
+    found = findings(ODD, (BEGIN, f"    if (threadIdx.x % 32 == 5) return;\n{BEGIN}"))
     shuffle = next(f for f in found if f.kind == "inactive-shuffle")
     assert "threads 5 of the warp, which have ended" in shuffle.message
 
 
 def test_a_barrier_that_waits_for_too_many() -> None:
-    found = findings(GROUPS, ('"n"(THREADS)', '"n"(THREADS * ROWS * 2)'))
+    found = findings(GROUPS, ('"n"(Row::THREADS)', '"n"(Row::THREADS * Row::ROWS * 2)'))
     deadlock = next(f for f in found if f.kind == "deadlock")
     assert "waits for 512" in deadlock.message
     assert "never-written" in kinds(found)
 
 
-def test_a_kernel_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lngen.ptx.batch.MOST", 1000)
-    found = findings(BACKWARD, ("first += step", "first += 0 * step"))
-    assert any("does not end" in f.message for f in found if f.kind == "deadlock")
+def test_a_kernel_that_does_not_end() -> None:
+    found = findings(BACKWARD, ("block_row += STEP;", "block_row += 0 * STEP;"), most=1000)
+    assert any("does not end: 1000 segments" in f.message for f in found if f.kind == "deadlock")
+
+
+def test_the_segments_that_a_batch_runs_are_counted_and_bounded() -> None:
+    """A bound of just what the kernels take is enough; one less ends the run."""
+    plan = plan_of(*BACKWARD)
+    inputs = random_inputs(plan.spec, 20)
+    took = max(run_plan(plan, inputs).traffic.segments.values())
+    assert run_plan(plan, inputs, most=took).findings == ()
+    assert [f.kind for f in run_plan(plan, inputs, most=took - 1, stop=True).findings] == ["deadlock"]
 
 
 def test_stop_ends_at_the_first_finding() -> None:
@@ -198,23 +207,22 @@ def test_stop_ends_at_the_first_finding() -> None:
 
 
 def test_a_finding_names_its_equation() -> None:
-    found = findings(BLOCK, ("rstd_ptr[row] = rstd;", "rstd_ptr[row + rows] = rstd;"))
+    found = findings(BLOCK, ("rstd_ptr_[stream_.row] = rstd;", "rstd_ptr_[stream_.row + rows_] = rstd;"))
     assert kinds(found) == {"out-of-bounds", "never-written"}
     text = str(found[0])
     assert "'rstd'" in text
     assert re.search(r"CUDA line \d+, equation %rstd : f32\[M\] = div", text)
-    found = findings(ODD, *BEYOND, count=2)
+    found = findings(ODD, READ_BEYOND, STORED_BEYOND)
     of = {f.equation.split()[0] for f in found if f.kind == "out-of-bounds"}
     assert {"%x32", "%gamma32", "%y"} == of
 
 
 def test_local_memory() -> None:
-    begin = "    const int lane"
-    local = "    int held[8];\n    for (int i = 0; i < 8; ++i) held[i] = i;\n    held[rows % 8] = 1;\n"
-    use = "    if (held[(threadIdx.x + rows) % 8] < 0) return;\n"
-    assert findings(BLOCK, (begin, local + use + begin)) == ()
+    local = "    int held[8];\n    for (int i = 0; i < 8; ++i) held[i] = i;\n    held[rows_ % 8] = 1;\n"
+    use = "    if (held[(threadIdx.x + rows_) % 8] < 0) return;\n"
+    assert findings(BLOCK, (BEGIN, local + use + BEGIN)) == ()
     wrong = local.replace("for (int i = 0; i < 8; ++i) held[i] = i;", "")
-    found = findings(BLOCK, (begin, wrong + use + begin))
+    found = findings(BLOCK, (BEGIN, wrong + use + BEGIN))
     assert any("local memory" in f.message for f in found if f.kind == "uninitialised")
-    past = use.replace("rows) % 8", "rows) % 8 + 8 * rows")
-    assert any("local memory" in f.message for f in findings(BLOCK, (begin, local + past + begin)))
+    past = use.replace("rows_) % 8", "rows_) % 8 + 8 * rows_")
+    assert any("local memory" in f.message for f in findings(BLOCK, (BEGIN, local + past + BEGIN)))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lngen.ptx import Outcome, parse, run_kernel
-from lngen.ptx.tracking import narrowest
+from lngen.ptx.analysis import narrowest
 from lngen.toolchain import compile_ptx
 
 pytest.importorskip("cupy")

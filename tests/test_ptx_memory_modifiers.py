@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+import sampling
 from lngen.ptx import Outcome, PtxError, parse, run_kernel
 from lngen.ptx.memory_opcodes import access, atomic, fence
 
-U4, F4 = np.uint32, np.float32
+U4 = np.uint32
 SCOPES = ["cta", "cluster", "gpu", "sys"]
 TYPES = [f"{k}{w}" for k in "bus" for w in (8, 16, 32, 64)] + ["f32", "f64"]
 LEVEL1 = ["L1::evict_normal", "L1::evict_unchanged", "L1::evict_first", "L1::evict_last", "L1::no_allocate"]
@@ -234,8 +235,12 @@ F64 = [0, 1, 1 << 63 | 1, 0x0010000000000000, 0x3FF0000000000000]
 INTEGERS = [0, 1, 5, 6, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 0x8000000000000000, 0xFFFFFFFFFFFFFFFF]
 
 
-@pytest.mark.parametrize("space", ["global", "shared", "generic"])
-@pytest.mark.parametrize(("op", "kind"), [(op, kind) for op, kinds in OPERATIONS.items() for kind in kinds])
+@sampling.grid(
+    ("op", "kind", "space"),
+    [(op, kind, space) for op, ks in OPERATIONS.items() for kind in ks for space in ("global", "shared", "generic")],
+    lambda op, kind, space: ((op, kind), (kind, space)),
+    strength=1,
+)
 def test_what_atomics_do(op: str, kind: str, space: str) -> None:
     """Each pair of numbers: what is found, what is left; red leaves the same."""
     width, mask = WIDTHS[kind] // 8, (1 << WIDTHS[kind]) - 1

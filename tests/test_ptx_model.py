@@ -338,4 +338,15 @@ def test_an_address_of_another_block_has_to_be_there() -> None:
         run(MEET + text.replace("RANK", r) + MEET, 2, 1, cluster=(2,)).findings for r in ("%cluster_ctarank", "2")
     )
     assert not near
-    assert any("mapa names a block that the cluster of 2 has not" in f.message for f in far)
+    assert any("mapa names a block that the cluster does not have" in f.message for f in far)
+
+
+def test_a_line_names_the_kernel_s_line_through_all_calls_that_were_inlined() -> None:
+    """Line 3 is called in line 7, which is called in line 20 of the kernel; then line 7 in line 30."""
+    inlined = ".loc 1 {} 9, function_name $i, inlined_at 1 {} 9\nmov.u32 %r0, 0;\n"
+    code = "".join(
+        f".loc 1 {kernel} 5\nmov.u32 %r0, 0;\n{inlined.format(7, kernel)}{inlined.format(3, 7)}" for kernel in (20, 30)
+    )
+    head = ".version 8.0\n.target sm_90\n.address_size 64\n.visible .entry k()\n{\n.reg .b32 %r<2>;\n"
+    found = [(i.loc.line, i.loc.inlined_at) for i in parse(f"{head}{code}ret;\n}}\n").entries["k"].instructions[:6]]
+    assert found == [(20, 0), (7, 20), (3, 20), (30, 0), (7, 30), (3, 30)]

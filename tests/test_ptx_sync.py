@@ -48,7 +48,7 @@ def test_two_threads_of_a_block_write_one_word(more: str) -> None:
     found = messages(run(HALVES.replace("}", more + "}"), 3, 64, np.zeros(32, U4)))
     assert set(found) == {"global-race"}
     assert "'k_param_0'" in found["global-race"]
-    assert "with nothing that orders them" in found["global-race"]
+    assert "and nothing orders the two" in found["global-race"]
 
 
 def test_a_thread_reads_what_another_of_its_block_writes() -> None:
@@ -82,8 +82,8 @@ def test_a_barrier_waits_for_whole_warps() -> None:
     assert "waits for 48 threads: a multiple of 32 is expected" in found(48, "48")["barrier-count"]
     assert "waits for 16 threads" in found(64, "16")["barrier-count"]
     assert "which waits for 96" in found(64, "96")["deadlock"]
-    assert "64 threads come to a barrier that waits for 32" in found(64, "32")["divergent-barrier"]
-    assert "some give 32 threads and some 64" in found(64, "threadIdx.x < 32 ? 32 : 64")["barrier-count"]
+    assert "64 threads arrive at a barrier that waits for 32" in found(64, "32")["divergent-barrier"]
+    assert "some with a count of 32, some of 64" in found(64, "threadIdx.x < 32 ? 32 : 64")["barrier-count"]
     assert "deadlock" in found(64, "threadIdx.x < 32 ? 64 : 96")
 
 
@@ -92,7 +92,7 @@ def test_arrivals_and_waits_give_one_count() -> None:
     either = '"{ .reg .pred p; setp.lt.u32 p, %0, 32; @p bar.arrive 1, 96; @!p bar.sync 1, 64; }"'
     pair = broken(COUNTED, '"bar.sync 1, %0;"', either)
     pair = broken(pair.replace("COUNT", "threadIdx.x"), "o[threadIdx.x] = s[threadIdx.x ^ 1];", "")
-    assert "some give 64 threads and some 96" in messages(run(pair, 1, 64, np.zeros(64, U4)))["barrier-count"]
+    assert "some with a count of 64, some of 96" in messages(run(pair, 1, 64, np.zeros(64, U4)))["barrier-count"]
     assert run(pair.replace("96", "64"), 1, 64, np.zeros(64, U4)).findings == ()
 
 
@@ -116,7 +116,7 @@ def test_a_kernel_that_never_waits_for_the_one_before() -> None:
     found = run(PLAIN.replace("WAIT", ""), 1, 32, np.zeros(8, U4), programmatic=True).findings
     assert {f.kind for f in found} == {"early-access"}
     assert "before griddepcontrol.wait" in found[0].message
-    assert "no thread of it executes griddepcontrol.wait" in found[-1].message
+    assert "none of its threads executes griddepcontrol.wait" in found[-1].message
     assert run(PLAIN.replace("WAIT", ""), 1, 32, np.zeros(8, U4)).findings == ()
 
 
@@ -165,7 +165,7 @@ def test_a_bulk_copy_wants_its_mbarrier_fenced() -> None:
     assert bulk() == {}
     found = bulk((FENCE, ""))
     assert set(found) == {"proxy"}
-    assert "initialised with neither fence.mbarrier_init nor fence.proxy.async" in found["proxy"]
+    assert "initialised, and neither fence.mbarrier_init nor fence.proxy.async" in found["proxy"]
     proxy = 'asm volatile("fence.proxy.async.shared::cta;" ::: "memory");'
     assert bulk((FENCE, proxy)) == {}  # of the thread that initialised it, or of one that comes after
     assert bulk((FENCE, ""), ("if (t == 32) {", "if (t == 32) {" + proxy)) == {}
@@ -189,7 +189,7 @@ def test_a_live_mbarrier_is_opaque(access: str, verb: str) -> None:
     found = bulk(("// later", later.replace("INVALID", "")))
     assert set(found) == {"mbarrier"}
     assert f"A {verb} of bytes" in found["mbarrier"]
-    assert "where an mbarrier lives that nothing has invalidated" in found["mbarrier"]
+    assert "which holds an mbarrier that nothing has invalidated" in found["mbarrier"]
     ended = 'asm volatile("mbarrier.inval.shared::cta.b64 [%0];" :: "r"(b) : "memory");'
     assert "mbarrier" not in bulk(("// later", later.replace("INVALID", ended)))
     beside = later.replace("INVALID", "").replace("bar", "(bar + 1)")
@@ -218,7 +218,7 @@ def test_an_mbarrier_is_initialised_once() -> None:
     again = 'asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"(b) : "memory");'
     ended = 'asm volatile("mbarrier.inval.shared::cta.b64 [%0];" :: "r"(b) : "memory");'
     later = f"__syncthreads(); if (t == 0) {{ {again} }}"
-    assert "initialised where one lives" in bulk(("// later", later))["mbarrier"]
+    assert "initialised over one" in bulk(("// later", later))["mbarrier"]
     assert bulk(("// later", later.replace(again, ended + again))) == {}
     assert "shared-race" in bulk(("// later", later.replace("__syncthreads();", "").replace(again, ended)))
 
@@ -280,7 +280,7 @@ def test_a_block_of_a_cluster_is_reached_after_it_has_begun() -> None:
 
     early = found("")
     assert set(early) == {"early-remote"}
-    assert "shared memory of block 1, which may not have begun: nothing orders the two" in early["early-remote"]
+    assert "shared memory of block 1, which may not have started" in early["early-remote"]
     assert found(MEET) == {}
     assert found(broken(MEET, "arrive.aligned", "arrive.relaxed.aligned")) == {}  # orders nothing, and they are there
     assert set(found("__syncthreads();")) == {"early-remote"}

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
+import random
+import re
 from dataclasses import replace
-from itertools import count, product
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import sampling
 from lngen.aot.manifest import entry
 from lngen.check.inputs import random_inputs, same_bits
+from lngen.compile import KernelSet
+from lngen.devices import default_device
 from lngen.errors import ArrayError, ScheduleError
 from lngen.interpret import interpret
 from lngen.ir import WIDE, DType
@@ -21,6 +26,7 @@ from lngen.runtime import call
 from lngen.runtime.call import Call
 from lngen.schedule import Schedule, check, is_legal, problem, ranked
 from lngen.spec import Spec, parse_spec
+from mutants import Edit, templates, twin
 
 LENGTHS = (17, 31, 37, 1001, 1002, 4093)
 DTYPES = ("bf16", "f16", "f32", "f64", "bf16,out=f32", "f16,weight=f32", "f32,out=bf16", "f64,out=f16")
@@ -32,19 +38,29 @@ def spec_of(graph: str, direction: str, d: int, dtype: str, more: str = "") -> S
     return parse_spec(f"{graph}.{direction}:d={d},dtype={dtype}{blocks}{more}")
 
 
-def schedules(spec: Spec) -> list[Schedule]:
-    """Every legal ragged schedule of the spec with the widest accesses and at most three owners."""
-    p, flags = problem(spec.graph(), spec.d), (False, True)
-    vec = next(v for v in (8, 4, 2, 1) if spec.d % v == 0 and p.chunk % v == 0)
-    owners = (0,) if p.column_sums else (1, 2, 3)
-    rows = (p.groups,) if p.column_sums else (1, 2, 3, 4, 8)
-    threads = [1 << n for n in range(11)]
-    return [
-        s
-        for t, r, stages, o, keep, one, hold in product(threads, rows, (2, 3, 4), owners, flags, flags, flags)
-        for s in [Schedule("ragged", t, r, vec, 1, False, stages, 1, o, bool(p.output_sizes), keep, one, hold)]
-        if is_legal(s, p)
-    ]
+TRIES = 400  # where one of these is not legal, none is
+
+
+def drawn(text: str) -> Schedule | None:
+    """A legal schedule for unaligned TMA, with the widest accesses and at most three owners; None if there is none."""
+    spec, rng = parse_spec(text), random.Random(text)
+    p = problem(spec.graph(), spec.d)
+    found = (
+        Schedule(
+            "tma_unaligned",
+            threads=1 << rng.randrange(11),
+            rows_per_block=p.groups if p.column_sums else rng.choice((1, 2, 3, 4, 8)),
+            vec=next(v for v in (8, 4, 2, 1) if spec.d % v == 0 and p.chunk % v == 0),
+            stages=rng.choice((2, 3, 4)),
+            grid=0 if p.column_sums else rng.choice((1, 2, 3)),
+            tma_store=bool(p.output_sizes),
+            cached_weights=rng.random() < 0.5,
+            single_launch=p.column_sums > 0 and rng.random() < 0.5,
+            row_in_registers=rng.random() < 0.5,
+        )
+        for _ in range(TRIES)
+    )
+    return next((s for s in found if is_legal(s, p)), None)
 
 
 def run(plan: Plan, rows: int, order: int = 0) -> None:
@@ -59,36 +75,53 @@ def run(plan: Plan, rows: int, order: int = 0) -> None:
 
 def in_turn(s: Schedule, spec: Spec) -> int:
     """Rows that are on their way at a time."""
-    return s.stages * s.rows * (s.owners or problem(spec.graph(), spec.d).blocks)
+    return s.stages * s.rows_per_block * (s.grid or problem(spec.graph(), spec.d).blocks)
 
 
-NUMBER = count()
 CASES = [
-    (text, found[next(NUMBER) * 7919 % len(found)])
+    (text, s)
     for direction, graph, dtype, d in product(("fwd", "bwd"), ("layernorm", "rmsnorm"), DTYPES, LENGTHS)
     for text in [str(spec_of(graph, direction, d, dtype))]
-    for found in [schedules(parse_spec(text))]
-    if found
+    for s in [drawn(text)]
+    if s is not None
 ]
 
 
 def test_the_cases_differ_in_everything() -> None:
     schedules_ = [s for _, s in CASES]
     assert {s.stages for s in schedules_} == {2, 3, 4}
-    assert {s.keep for s in schedules_} == {s.one_launch for s in schedules_} == {False, True}
-    assert {s.hold for s in schedules_} == {False, True}
-    assert {s.rows > 1 for s in schedules_} == {s.threads > 32 for s in schedules_} == {False, True}
+    assert {s.cached_weights for s in schedules_} == {s.single_launch for s in schedules_} == {False, True}
+    assert {s.row_in_registers for s in schedules_} == {False, True}
+    assert {s.rows_per_block > 1 for s in schedules_} == {s.threads > 32 for s in schedules_} == {False, True}
     for direction in ("fwd", "bwd"):
         mine = [text for text, _ in CASES if f".{direction}" in text]
         assert all(any(f"d={d}," in text for text in mine) for d in LENGTHS)
 
 
-@pytest.mark.parametrize(("text", "s"), CASES, ids=[f"{text}-{s.slug}" for text, s in CASES])
+def factors(text: str, s: Schedule) -> tuple[object, ...]:
+    """What differs in kind from case to case; rows are shorter than a warp's, in one segment, in several."""
+    spec = parse_spec(text)
+    length, mixed = (spec.d > 32) + (spec.d > 4000), "out=" in text or "weight=" in text
+    shape = (s.stages, s.rows_per_block > 1, s.threads > 32)
+    return (
+        text.partition(".")[0],
+        spec.direction,
+        spec.dtype,
+        mixed,
+        length,
+        *shape,
+        s.cached_weights,
+        s.single_launch,
+        s.row_in_registers,
+    )
+
+
+@sampling.grid(("text", "s"), CASES, factors, ids=[f"{text}-{s.slug}" for text, s in CASES])
 def test_bits(text: str, s: Schedule) -> None:
     """Each time one row number: one, two, more than are on their way at a time."""
     spec = parse_spec(text)
     plan = lower(spec, s)
-    most = in_turn(s, spec) + s.rows + 1
+    most = in_turn(s, spec) + s.rows_per_block + 1
     run(plan, 1)
     run(plan, min(most, 2 + 90000 // spec.d))
     run(plan, 2, order=1)
@@ -98,7 +131,7 @@ def test_bits(text: str, s: Schedule) -> None:
 def test_rows_begin_everywhere(dtype: str, d: int) -> None:
     """Within 16 bytes, at every multiple of what D elements and 16 bytes have in common."""
     spec = spec_of("layernorm", "fwd", d, dtype)
-    plan = lower(spec, Schedule("ragged", 32, 1, math.gcd(d, 2), 1, False, 2, 1, 2, True))
+    plan = lower(spec, Schedule("tma_unaligned", 32, 1, math.gcd(d, 2), 1, False, 2, 1, 2, True))
     for v in (*plan.inputs, *plan.outputs):
         if v.type.axes == WIDE:
             step = math.gcd(d * v.type.dtype.size, 16)
@@ -112,39 +145,41 @@ def test_rows(direction: str, rows: int) -> None:
     """None, and groups that have no row in the last turn."""
     spec = spec_of("layernorm", direction, 1001, "f16")
     p = problem(spec.graph(), 1001)
-    run(lower(spec, Schedule("ragged", 64, p.groups, 1, 1, False, 2, 1, 0 if p.column_sums else 2, True)), rows)
+    run(lower(spec, Schedule("tma_unaligned", 64, p.groups, 1, 1, False, 2, 1, 0 if p.column_sums else 2, True)), rows)
 
 
 @pytest.mark.parametrize("more", [",wrt=x", ",wrt=gamma+beta", ",save=none"])
 def test_what_leaves_differs(more: str) -> None:
     """Column sums or none, [M, D] results or none."""
     spec = spec_of("layernorm", "bwd", 1001, "bf16", more)
-    s = schedules(spec)[11]
-    assert s.bulk_store == ("gamma" not in more)
+    s = drawn(str(spec))
+    assert s is not None
+    assert s.tma_store == ("gamma" not in more)
     run(lower(spec, s), 11)
 
 
-GOOD = Schedule("ragged", 32, 1, 1, 1, False, 2, 1, 2, True)
+GOOD = Schedule("tma_unaligned", 32, 1, 1, 1, False, 2, 1, 2, True)
 
 
 @pytest.mark.parametrize(
     ("text", "s", "message"),
     [
-        ("d=1000,dtype=bf16", GOOD, "ragged rows end within a chunk of 8, .*got D=1000, threads=32"),
+        ("d=1000,dtype=bf16", GOOD, "unaligned rows end within a chunk of 8, .*got D=1000, threads=32"),
         ("d=15,dtype=bf16", GOOD, "have at least 16 elements, twice 16 bytes of the narrowest, .*got D=15"),
-        ("d=1001,dtype=bf16", replace(GOOD, threads=8, rows=4), "and as many threads, got D=1001, threads=8"),
+        ("d=1001,dtype=bf16", replace(GOOD, threads=8, rows_per_block=4), "and as many threads, got D=1001, threads=8"),
         # A result narrower than what the chunks go by.
-        ("d=1001,dtype=f64,out=bf16", replace(GOOD, threads=8, rows=4), "at least 16 elements.* threads=8"),
+        ("d=1001,dtype=f64,out=bf16", replace(GOOD, threads=8, rows_per_block=4), "at least 16 elements.* threads=8"),
         ("d=13,dtype=f32,out=f16", GOOD, "at least 16 elements.* got D=13"),
-        ("d=1001,dtype=bf16", replace(GOOD, bulk_store=False), "leave in bulk: bulk_store is yes for 1 .* results"),
-        ("d=1001,dtype=bf16", replace(GOOD, stages=1), "stages is from 2 to 8 with form=bulk or ragged or async"),
+        ("d=1001,dtype=bf16", replace(GOOD, tma_store=False), "stored by bulk copies: tma_store is yes .* results"),
+        ("d=1001,dtype=bf16", replace(GOOD, stages=1), "stages is from 2 to 8 with form=tma or tma_unaligned or cp"),
         ("d=1001,dtype=bf16", replace(GOOD, stages=9), "stages is from 2 to 8 .* got 9"),
-        ("d=1001,dtype=bf16", replace(GOOD, owners=0), "owners is at least 1 with form=bulk or ragged or async"),
+        ("d=1001,dtype=bf16", replace(GOOD, grid=0), "grid is at least 1 with form=tma or tma_unaligned or cp_async"),
         ("d=1001,dtype=bf16", replace(GOOD, vec=2), r"vec divides both the chunk \(8\) and D \(1001\), got 2"),
-        ("d=1001,dtype=bf16", replace(GOOD, cluster=2), "a cluster is of .* else 1, got 2 with form=ragged"),
-        ("d=1001,dtype=bf16", replace(GOOD, one_launch=True), "one_launch belongs to column sums"),
+        ("d=1001,dtype=bf16", replace(GOOD, cluster=2), "a cluster is of .* else 1, got 2 with form=tma_unaligned"),
+        ("d=1001,dtype=bf16", replace(GOOD, single_launch=True), "single_launch belongs to column sums"),
         ("d=1001,dtype=bf16", replace(GOOD, prefetch=True), "prefetch belongs to form=registers"),
-        ("d=1001,dtype=bf16,gamma=no,beta=no", replace(GOOD, keep=True), r"keep belongs to a \[D\] input"),
+        ("d=1001,dtype=bf16,gamma=no,"
+         "beta=no", replace(GOOD, cached_weights=True), r"cached_weights belongs to a \[D\] input"),
         ("d=20001,dtype=f32", replace(GOOD, threads=256), "a block has 232448 bytes of shared memory, got 3"),
     ],
 )  # fmt: skip
@@ -157,23 +192,23 @@ def test_what_is_not_legal(text: str, s: Schedule, message: str) -> None:
 def test_without_a_result_nothing_leaves_in_bulk() -> None:
     spec = spec_of("layernorm", "bwd", 1001, "bf16", ",wrt=gamma+beta")
     p = problem(spec.graph(), 1001)
-    s = Schedule("ragged", 64, p.groups, 1, 1, False, 2)
+    s = Schedule("tma_unaligned", 64, p.groups, 1, 1, False, 2)
     check(s, p)
-    with pytest.raises(ScheduleError, match=r"bulk_store is no for 0 \[M, D\] results"):
-        check(replace(s, bulk_store=True), p)
+    with pytest.raises(ScheduleError, match=r"tma_store is no for 0 \[M, D\] results"):
+        check(replace(s, tma_store=True), p)
 
 
 @pytest.mark.parametrize(
     ("text", "s", "number"),
-    [("d=1004,dtype=f32,out=bf16", Schedule("bulk", 32, 1, 4, 1, False, 2, 1, 2, True), 2008),
-     ("d=16392,dtype=f32,out=bf16", Schedule("bulk", 128, 1, 4, 1, False, 2, 8, 2, True), 4104)],
+    [("d=1004,dtype=f32,out=bf16", Schedule("tma", 32, 1, 4, 1, False, 2, 1, 2, True), 2008),
+     ("d=16392,dtype=f32,out=bf16", Schedule("tma", 128, 1, 4, 1, False, 2, 8, 2, True), 4104)],
 )  # fmt: skip
 def test_narrow_results_of_bulk_rows(text: str, s: Schedule, number: int) -> None:
     """Their rows, or a block's pieces of them, are no multiples of 16 bytes: they may leave in another way only."""
     spec = parse_spec(f"layernorm.fwd:{text}")
-    with pytest.raises(ScheduleError, match=f"rows that leave in bulk.* multiples of 16 bytes, got {number}"):
+    with pytest.raises(ScheduleError, match=f"rows, or cluster tiles, .* multiples of 16 bytes, got {number}"):
         check(s, problem(spec.graph(), spec.d))
-    run(lower(spec, replace(s, bulk_store=False)), 5)
+    run(lower(spec, replace(s, tma_store=False)), 5)
 
 
 # ---- what arrays have to be like ----
@@ -186,9 +221,9 @@ def test_alignment() -> None:
 
     ragged = aligned("d=1001,dtype=bf16,weight=f32", GOOD)
     assert ragged == {"x": 16, "gamma": 4, "beta": 4, "y": 16, "mean": 4, "rstd": 4}
-    bulk = Schedule("bulk", 32, 1, 4, 1, False, 2, 1, 2)
+    bulk = Schedule("tma", 32, 1, 4, 1, False, 2, 1, 2)
     assert aligned("d=1008,dtype=f32,out=bf16", bulk)["y"] == 8
-    assert aligned("d=1008,dtype=f32,out=bf16", replace(bulk, bulk_store=True))["y"] == 16
+    assert aligned("d=1008,dtype=f32,out=bf16", replace(bulk, tma_store=True))["y"] == 16
 
 
 def test_the_manifest_asks_for_contiguous_rows() -> None:
@@ -207,7 +242,8 @@ class Launches:
         self.call = Call(parse_spec(text), schedule)
         self.forms: list[tuple[str, int]] = []
         monkeypatch.setattr(call, "device_arch", lambda device: "sm_90")
-        monkeypatch.setattr(call, "compile_plan", lambda plan, arch: SimpleNamespace(image=b""))
+        monkeypatch.setattr(call, "live_gpu", lambda device: default_device())
+        monkeypatch.setattr(KernelSet, "cubin", lambda kernels, arch: SimpleNamespace(image=b"", resources={}))
         monkeypatch.setattr(call, "Launcher", lambda plan, image, device: FakeLauncher(plan, self.forms))
         monkeypatch.setattr(call, "library_of", lambda array, name: self)
 
@@ -252,46 +288,81 @@ class FakeLauncher:
         assert not self.plan.contiguous or all(p % 16 == 0 for p in pointers[:1])
 
 
-RAGGED = "form=ragged,threads=32,rows=1,stages=2,owners=128,bulk_store=yes"
+RAGGED = "form=tma_unaligned,threads=32,rows_per_block=1,stages=2,grid=128,tma_store=yes"
 
 
 def test_calls_of_ragged_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     """One behind the other and from a multiple of 16 bytes on, or in another way."""
     pytest.importorskip("cupy")
     go = Launches(monkeypatch, "layernorm.fwd:d=1002,dtype=bf16", RAGGED + ",vec=2")
-    assert go({}, {}) == ("ragged", 2)
+    assert go({}, {}) == ("tma_unaligned", 2)
     odd = 1 << 20
     for strides, pointers, vec in [
         ({"x": 1004}, {}, 2), ({"y": 1008}, {}, 2), ({"x": 1005}, {}, 1), ({"x": 0}, {}, 2), ({"x": -1002}, {}, 2),
         ({}, {"x": odd + 8}, 2), ({}, {"y": odd + 4}, 2), ({}, {"y": odd + 2}, 1), ({"y": 1003}, {"x": odd + 2}, 1),
     ]:  # fmt: skip
         form, width = go(strides, pointers)
-        assert form not in ("bulk", "ragged"), (strides, pointers)
+        assert form not in ("tma", "tma_unaligned"), (strides, pointers)
         assert width <= vec, (strides, pointers)
     # [D] and [M] arrays are read as ever; a single row has no stride; the first call's plan is still there.
-    assert go({}, {"gamma": odd + 4, "beta": odd + 12, "mean": odd + 4}) == ("ragged", 2)
-    assert go({}, {"gamma": odd + 2})[0] not in ("bulk", "ragged")
-    assert go({"x": 1005}, {}, rows=1) == ("ragged", 2)
-    assert go({}, {}) == ("ragged", 2)
-    with pytest.raises(ArrayError, match="not a multiple of its element size"):
-        go({}, {"x": odd + 1})
+    assert go({}, {"gamma": odd + 4, "beta": odd + 12, "mean": odd + 4}) == ("tma_unaligned", 2)
+    assert go({}, {"gamma": odd + 2})[0] not in ("tma", "tma_unaligned")
+    assert go({"x": 1005}, {}, rows=1) == ("tma_unaligned", 2)
+    assert go({}, {}) == ("tma_unaligned", 2)
+    for name, size, past in (("x", 2, 1), ("mean", 4, 2), ("gamma", 2, 1)):
+        message = (
+            f"'{name}' is expected at an address that is a multiple of its element size, {size} bytes, got one {past} "
+            "bytes past such an address; copy it to a new array."
+        )
+        with pytest.raises(ArrayError, match=re.escape(message)):
+            go({}, {name: odd + past})
 
 
 def test_calls_of_bulk_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     """A result narrower than the inputs leaves in bulk from multiples of 16 bytes only."""
     pytest.importorskip("cupy")
-    text = "form=bulk,threads=32,rows=1,vec=4,stages=2,owners=128"
-    go = Launches(monkeypatch, "layernorm.fwd:d=1008,dtype=f32,out=bf16", text + ",bulk_store=yes")
-    assert go({}, {}) == go({"y": 1016}, {}) == go({"x": 1012}, {}) == ("bulk", 4)
-    assert go({"y": 1012}, {})[0] != "bulk"
-    assert go({}, {"y": (1 << 20) + 8})[0] != "bulk"
+    text = "form=tma,threads=32,rows_per_block=1,vec=4,stages=2,grid=128"
+    go = Launches(monkeypatch, "layernorm.fwd:d=1008,dtype=f32,out=bf16", text + ",tma_store=yes")
+    assert go({}, {}) == go({"y": 1016}, {}) == go({"x": 1012}, {}) == ("tma", 4)
+    assert go({"y": 1012}, {})[0] != "tma"
+    assert go({}, {"y": (1 << 20) + 8})[0] != "tma"
     go = Launches(monkeypatch, "layernorm.fwd:d=1008,dtype=f32,out=bf16", text)
-    assert go({"y": 1012}, {}) == go({}, {"y": (1 << 20) + 8}) == ("bulk", 4)
-    assert go({"x": 1010}, {})[0] != "bulk"
+    assert go({"y": 1012}, {}) == go({}, {"y": (1 << 20) + 8}) == ("tma", 4)
+    assert go({"x": 1010}, {})[0] != "tma"
 
 
 def test_narrow_accesses_are_never_ragged() -> None:
     p = problem(spec_of("layernorm", "fwd", 1001, "bf16").graph(), 1001)
-    assert any(s.form == "ragged" for s in ranked(p))
+    assert any(s.form == "tma_unaligned" for s in ranked(p))
     for vec in (1, 2, 4, 8):
-        assert {s.form for s in ranked(p, vec=vec)} <= {"registers", "async", "stream"}
+        assert {s.form for s in ranked(p, vec=vec)} <= {"registers", "cp_async", "multipass"}
+
+
+# ---- shared memory ----
+
+
+def test_a_stage_has_room_for_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of 2046 bytes touch up to 2064."""
+    pytest.importorskip("cupy")
+    spec = parse_spec("layernorm.fwd:d=1023,dtype=bf16")
+    s = Schedule("tma_unaligned", 32, 1, 1, stages=2, grid=1, tma_store=True)
+    inputs = random_inputs(spec, 9)
+    assert run_plan(lower(spec, s), inputs).findings == ()
+    for module in ("lngen.schedule.layout", "lngen.lower.stages"):
+        monkeypatch.setattr(f"{module}.stage_share", lambda size, s, p: -(-p.d * size // 128) * 128)
+    assert run_plan(lower(spec, s), inputs).findings
+
+
+@pytest.mark.parametrize("name", ["unaligned, pairs", "unaligned, in registers", "unaligned, sums"])
+def test_neighbouring_threads_meet_in_no_bank(name: str) -> None:
+    """Threads side by side read and store what lies side by side, where whole warps have a row."""
+    pytest.importorskip("cupy")
+    subject = twin(name)
+
+    def conflicts(*edits: Edit) -> int:
+        with templates(edits):
+            outcome = run_plan(subject.plan, subject.inputs)
+        return sum(t["bank_conflicts"] for t in outcome.traffic.shared.values())
+
+    place = "vector_in_segment(v) * RUN + run + i % RUN"
+    assert conflicts() < conflicts(Edit("device/row_layout.cuh", place, "vector_in_segment(v) * N + i")) / 2

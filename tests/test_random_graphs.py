@@ -22,6 +22,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+import sampling
 from lngen.check.inputs import same_bits
 from lngen.errors import ArrayError, DerivativeError, LngenError, LowerError
 from lngen.interpret import interpret
@@ -118,7 +119,7 @@ def _draw(kind: str, rng: random.Random) -> Case:
     return draw_case(rng, kind)
 
 
-@pytest.mark.parametrize(("kind", "batch"), BATCHES)
+@sampling.rotating(("kind", "batch"), BATCHES)
 def test_random_graphs(kind: str, batch: int) -> None:
     done = Counter[str]()
     for number in range(EXAMPLES):

@@ -64,7 +64,7 @@ def test_the_command_line_examples_run(names: dict[str, Any]) -> None:
 def test_the_two_commands_are_one_line_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     main, test = (block.splitlines() for block in fenced(""))
     assert (len(main), len(test)) == (1, 1)
-    assert test[0] == (ROOT / ".ci" / "run").read_text(encoding="utf-8").rstrip().splitlines()[-1]
+    assert test[0] in [line.strip() for line in (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()]
     install, *rest = main[0].split(" && ")
     assert install == 'pip install ".[cuda13]"'
     pytest.importorskip("cupy")

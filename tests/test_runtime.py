@@ -16,6 +16,7 @@ import pytest
 
 import lngen.runtime as runtime
 from fake_gpu import FakeGpu
+from lngen.devices import default_device, described
 from lngen.errors import ArrayError, LngenError, MissingError, ScheduleError, SpecError
 from lngen.graphs import Definition, GraphBuilder
 from lngen.interpret import interpret
@@ -167,7 +168,7 @@ def test_a_graph_of_ones_own(arrays: tuple[Any, Any, Any]) -> None:
             "the input 'gamma', which is missing; for a norm without it, compile with gamma",
         ),
         (lambda x, g, b: (None, g, b), "'x' is expected to be an array .*got NoneType"),
-        (lambda x, g, b: (np.ma.masked_less(x, 0), g, b), r"'x' is a masked array, .* pass one that is filled\(\)"),
+        (lambda x, g, b: (np.ma.masked_less(x, 0), g, b), r"'x' is a masked array, .* pass array.filled\(\)"),
         (lambda x, g, b: (x.astype(">f4"), g, b), "'x' is expected to be f32, got >f4; cast it"),
         (lambda x, g, b: (x.astype(object), g, b), "'x' is expected to be f32, got object; cast it"),
         (lambda x, g, b: (x[0, 0, 0, ...], g, b), r"'x' is expected to have shape \(..., 64\), .*got \(\)"),
@@ -339,8 +340,11 @@ def test_what_may_describe_a_graph(graph: Any, name: str, factor: float) -> None
     ("graph", "message"),
     [
         (lambda b: scaled(b), "got '<lambda>'; name it: lngen.Definition(name, describe)."),
-        (Scaled(), "does not know what to call a test_runtime.Scaled; name it: lngen.Definition(name, describe)."),
-        (parse_spec("layernorm.fwd:d=4").graph(), "or a Definition; got a lngen.ir.types.Graph. A function is given"),
+        (Scaled(), "needs a name for a test_runtime.Scaled: use lngen.Definition(name, describe)."),
+        (
+            parse_spec("layernorm.fwd:d=4"),
+            "a function that describes one, or a Definition; got a lngen.spec.Spec. The function gets",
+        ),
         (None, "or a Definition; got a builtins.NoneType."),
     ],
 )
@@ -359,6 +363,7 @@ def test_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_warm_up_is_for_any_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lngen.runtime.call.live_gpu", lambda device: default_device())
     norm = runtime.compile("layernorm", d=4096, dtype="bf16")
     asked: list[int | None] = []
     for call in (norm._forward, norm._backward):
@@ -369,15 +374,29 @@ def test_a_warm_up_is_for_any_number_of_rows(monkeypatch: pytest.MonkeyPatch) ->
     assert asked[2:] == [132, 264, 528, 1056, 2112, 4224, 33792, None, 66, 1056, 4224, 16896, None]
 
 
+def test_gpus_of_one_arch_have_schedules_of_their_own() -> None:
+    """Also where a number of rows is of the same workload class on both."""
+    call = runtime.compile("layernorm", d=8192, dtype="bf16")._forward
+    whole = next(device for device in described().values() if device.arch == "sm_80")
+    half = whole.completed({"multiProcessorCount": whole.multiprocessors // 2})
+    differ = 0
+    for rows in (16, 32, 64, 128, 256, 512, 1024, 2048):
+        chosen = [call.kernels("sm_80", rows=rows, gpu=gpu).plan.schedule for gpu in (whole, half)]
+        assert chosen == [call._compilation.schedule("sm_80", rows=rows, device=gpu) for gpu in (whole, half)]
+        differ += chosen[0] != chosen[1]
+    assert differ > 0
+
+
 def test_a_plan_for_few_rows() -> None:
     norm = runtime.compile("rmsnorm", d=1024, dtype="bf16")
     few, many = norm.plan(rows=1), norm.plan()
-    assert few.schedule.threads > many.schedule.threads
+    assert few.schedule.form == "registers"
+    assert few != many
     assert norm.plan(rows=2) == few
     assert norm.plan(rows=10**6) == many
     assert "__launch_bounds__(128, " in norm.source(rows=1)
     back = [norm.plan("bwd", rows=rows) for rows in (1, None)]
-    assert [b.schedule.form for b in back] == ["registers", "bulk"]
+    assert back[0].schedule != back[1].schedule
     assert back[0].workspace == back[1].workspace, "the same partial rows, so the same bits"
 
 
@@ -483,7 +502,7 @@ def test_a_capture_has_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_arguments_and_attributes_of_a_plan_s_kernels(monkeypatch: pytest.MonkeyPatch, dependent: bool) -> None:
     fake = FakeDriver()
     monkeypatch.setattr(driver, "library", lambda: fake)
-    text = "form=bulk,threads=256,rows=1,vec=8,stages=2,keep=yes,cluster=2,one_launch=yes"
+    text = "form=tma,threads=256,rows_per_block=1,vec=8,stages=2,cached_weights=yes,cluster=2,single_launch=yes"
     spec = parse_spec("layernorm.bwd:d=16384,dtype=bf16")
     plan = lower(spec, parse_schedule(text, Schedule("registers", 32, 1, 1)))
     (kernel,) = plan.kernels
@@ -505,10 +524,10 @@ def test_the_arguments_and_attributes_of_a_plan_s_kernels(monkeypatch: pytest.Mo
 def test_only_the_arrivals_are_zeroed() -> None:
     """At the start of the workspace, whatever the rows: one that has grown or shrunk keeps them where they are."""
     spec = parse_spec("layernorm.bwd:d=64,dtype=f32")
-    text = "form=registers,threads=8,rows=64,vec=4,one_launch=yes"
+    text = "form=registers,threads=8,rows_per_block=64,vec=4,single_launch=yes"
     plan = lower(spec, parse_schedule(text, Schedule("registers", 32, 1, 1)))
-    assert [b.name for b in plan.workspace if b.zeroed] == ["arrivals"]
-    assert {plan.workspace_offsets(rows)["arrivals"] for rows in (0, 1, 7, 4096)} == {0}
+    assert [b.name for b in plan.workspace if b.zeroed] == ["arrivals_"]
+    assert {plan.workspace_offsets(rows)["arrivals_"] for rows in (0, 1, 7, 4096)} == {0}
 
 
 # ---- layouts, as a GPU array would have them ----
@@ -575,7 +594,7 @@ def test_a_tensor_without_an_address() -> None:
     x, weight = torch.ones(2, 8), torch.ones(8)
     for given, name in (((x.to_sparse(), weight, weight), "x"), ((x, weight.to_sparse(), weight), "gamma")):
         with pytest.raises(
-            ArrayError, match=f"'{name}', of torch.Tensor, is no array that can be used: Cannot access data"
+            ArrayError, match=f"'{name}', of torch.Tensor, is not an array that can be used: Cannot access data"
         ):
             runtime.compile("layernorm", d=8).forward(*given)
 
@@ -665,7 +684,7 @@ def test_a_wrong_cotangent_is_named_on_a_gpu(gpu: FakeGpu) -> None:
 def test_accesses_as_wide_as_arrays_allow(gpu: FakeGpu, stride: int, shift: int, vec: int, array: str) -> None:
     """16 bytes where every row of every array begins at a multiple of them, else as many as divide all."""
     norm = runtime.compile(
-        "layernorm", d=1024, dtype="bf16", schedule={"fwd": "form=registers,threads=128,rows=1,vec=8"}
+        "layernorm", d=1024, dtype="bf16", schedule={"fwd": "form=registers,threads=128,rows_per_block=1,vec=8"}
     )
     odd = gpu.array("bf16", 5, 1024, strides=(stride, 1), address=(1 << 40) + shift)
     even, weight = gpu.array("bf16", 5, 1024), gpu.array("bf16", 1024)
@@ -677,7 +696,7 @@ def test_accesses_as_wide_as_arrays_allow(gpu: FakeGpu, stride: int, shift: int,
 @pytest.mark.parametrize(("shift", "vec"), [(0, 4), (16, 4), (8, 2), (4, 1)])
 def test_accesses_as_wide_as_the_address_of_gamma_allows(gpu: FakeGpu, shift: int, vec: int) -> None:
     """x is of two bytes an element, gamma of four: 16 bytes hold half as many; [M] results do not count."""
-    schedule = {"fwd": "form=registers,threads=128,rows=1,vec=4"}
+    schedule = {"fwd": "form=registers,threads=128,rows_per_block=1,vec=4"}
     norm = runtime.compile("layernorm", d=1024, dtype="bf16", weight="f32", schedule=schedule)
     x, beta, mean = gpu.array("bf16", 5, 1024), gpu.array("f32", 1024), gpu.array("f32", 5, address=(1 << 41) + 4)
     norm.forward(x, gpu.array("f32", 1024, address=(1 << 40) + shift), beta, out=(None, mean, None))
@@ -686,12 +705,12 @@ def test_accesses_as_wide_as_the_address_of_gamma_allows(gpu: FakeGpu, shift: in
 
 @pytest.mark.parametrize(("stride", "vec"), [(1032, 8), (1028, 4), (1026, 2), (1025, 1)])
 def test_rows_that_no_bulk_copy_fits(gpu: FakeGpu, stride: int, vec: int) -> None:
-    schedule = {"fwd": "form=bulk,threads=128,rows=1,vec=8,stages=2,owners=128"}
+    schedule = {"fwd": "form=tma,threads=128,rows_per_block=1,vec=8,stages=2,grid=128"}
     norm = runtime.compile("layernorm", d=1024, dtype="bf16", schedule=schedule)
     weight = gpu.array("bf16", 1024)
     norm.forward(gpu.array("bf16", 5, 1024, strides=(stride, 1)), weight, weight)
     found = gpu.launched[-1].plan.schedule
-    assert (found.form == "bulk", found.vec) == (vec == 8, vec)
+    assert (found.form == "tma", found.vec) == (vec == 8, vec)
 
 
 def test_library_of_names_the_input() -> None:

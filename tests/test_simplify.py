@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from lngen import passes
 from lngen.check.inputs import same_bits
+from lngen.compile import Compilation, KernelSet
 from lngen.graphs import Definition, GraphBuilder
 from lngen.interpret import interpret
 from lngen.ir import F64, Axis, Builder, D, Graph, M, Value, is_sum, print_graph
@@ -25,7 +26,6 @@ from lngen.lower import lower
 from lngen.passes.edit import upstream
 from lngen.passes.polynomial import Order, Sum, atom
 from lngen.ptx import run_plan
-from lngen.runtime.choose import compile_plan, default_schedule
 from lngen.schedule import depths
 from lngen.spec import Spec, make_spec
 
@@ -181,7 +181,7 @@ def test_terms_cancel_before_they_are_summed_over_rows() -> None:
 def test_a_scaled_residual_fits_into_registers() -> None:
     pytest.importorskip("cupy")
     spec = spec_of(colscale, "bwd", 4096, "bf16")
-    built = compile_plan(lower(spec, default_schedule(spec, "sm_90")), "sm_90")
+    built = KernelSet(lower(spec, Compilation(spec).schedule("sm_90"))).cubin("sm_90")
     assert not any(r.spills for r in built.resources.values())
 
 
@@ -191,7 +191,7 @@ def test_kernels_have_the_same_bits(describe: Describe) -> None:
     pytest.importorskip("cupy")
     spec = spec_of(describe, "bwd", 40, "f32")
     inputs = draw(spec.graph(), 9, 40)
-    outcome = run_plan(lower(spec, default_schedule(spec, "sm_90")), inputs)
+    outcome = run_plan(lower(spec, Compilation(spec).schedule("sm_90")), inputs)
     assert outcome.findings == ()
     for name, value in interpret(spec.graph(), inputs).items():
         assert same_bits(outcome.results[name], value).all(), name

@@ -17,9 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import lngen
+from lngen import devices
+from lngen.compile import Compilation, KernelSet
 from lngen.errors import LngenError, LockError, MissingError
 from lngen.runtime import lock as locks
-from lngen.runtime.choose import default_schedule
 from lngen.runtime.lock import Lock, Locked, parse_lock, read_lock
 from lngen.schedule import Schedule, parse_schedule, problem, row_counts
 from lngen.spec import parse_spec
@@ -33,7 +34,7 @@ from lngen.version import __version__
 
 SPEC = "rmsnorm.fwd:d=64,dtype=f32"
 DEVICE = Device("NVIDIA H200", "sm_90", "NVRTC 13.4")
-SCHEDULES = [str(s) for s in candidates.candidates(parse_spec(SPEC), 4096, "sm_90")[:8]]
+SCHEDULES = [str(s) for s in candidates.candidates(Compilation(parse_spec(SPEC)), 4096, "sm_90")[:8]]
 
 
 def trial(rank: int = 0, us: float | None = 10.0, **values: object) -> Trial:
@@ -100,7 +101,7 @@ def test_a_corrupt_line_is_reported_with_its_number_and_skipped(tmp_path: Path) 
     found = database.read(path)
     assert found.trials == tuple(TRIALS[:2])
     assert [c.partition(" of ")[0] for c in found.complaints] == [f"line {n}" for n in range(2, 8)]
-    assert found.complaints[0] == f"line 2 of '{path}' is skipped, it is no trial: it is not JSON."
+    assert found.complaints[0] == f"line 2 of '{path}' is skipped, it is not a trial: it is not JSON."
     assert "an object, got list" in found.complaints[1]
     assert "missing" in found.complaints[2]
     assert "one of constraints, compile, runtime, correctness, timeout, correct, got 'splendid'" in found.complaints[3]
@@ -142,7 +143,7 @@ def test_shards_merge_to_their_union_in_any_order(tmp_path: Path) -> None:
         file.write(b"{\n")
     count, complaints = database.merge([a, b], c)
     assert count == len(TRIALS)
-    assert complaints == [f"line 11 of '{b}' is skipped, it is no trial: it is not JSON."]
+    assert complaints == [f"line 11 of '{b}' is skipped, it is not a trial: it is not JSON."]
     assert sorted(database.read(c).trials, key=repr) == sorted(TRIALS, key=repr)
     merged = c.read_bytes()
     c.unlink()
@@ -230,26 +231,32 @@ def test_finalists_are_the_fastest_and_the_first_of_those_near() -> None:
 def test_the_best_of_every_kind_is_tried_early(text: str) -> None:
     """In turn with the ranking, so that a model that is wrong about a kind does not keep it from being tried."""
     spec = parse_spec(text)
-    listed, tried = candidates.ranking(spec, 4096, "sm_90"), candidates.candidates(spec, 4096, "sm_90")
-    assert tried[0] == default_schedule(spec, "sm_90", rows=4096)
+    listed, tried = candidates.ranking(spec, 4096, "sm_90"), candidates.candidates(Compilation(spec), 4096, "sm_90")
+    assert tried[0] == Compilation(spec).schedule("sm_90", rows=4096)
     assert sorted(tried) == sorted(listed)
     assert len(set(tried)) == len(tried)
-    assert tried == candidates.candidates(spec, 4096, "sm_90")
+    assert tried == candidates.candidates(Compilation(spec), 4096, "sm_90")
     first = tried[:64]
-    for kind in ("form", "one_launch", "hold", "keep"):
+    for kind in ("form", "single_launch", "row_in_registers", "cached_weights"):
         assert {getattr(s, kind) for s in first} == {getattr(s, kind) for s in listed}, kind
     assert set(listed[:24]) <= set(first)
 
 
 def test_ranks_and_kinds_take_turns_after_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     """One by rank, then the best of the next kind: kinds of structures first, of blocks after those."""
-    first = parse_schedule("form=registers,threads=32,rows=1,vec=1", Schedule("registers", 32, 1, 1))
-    same = [replace(first, resident=n) for n in range(1, 8)]
-    kept, streamed, small = replace(first, keep=True), replace(first, form="stream"), replace(first, threads=16)
-    default = replace(first, resident=9)
-    monkeypatch.setattr(candidates, "ranking", lambda *of: [*same[:4], small, streamed, *same[4:], kept, default])
-    monkeypatch.setattr(candidates, "default_schedule", lambda *of, **rows: default)
-    found = candidates.candidates(parse_spec(SPEC), 4096, "sm_90")
+    first = parse_schedule("form=registers,threads=32,rows_per_block=1,vec=1", Schedule("registers", 32, 1, 1))
+    same = [replace(first, blocks_per_sm=n) for n in range(1, 8)]
+    kept, streamed, small = (
+        replace(first, cached_weights=True),
+        replace(first, form="multipass"),
+        replace(first, threads=16),
+    )
+    default = replace(first, blocks_per_sm=9)
+    monkeypatch.setattr(
+        candidates, "ranked", lambda *of, **rows: [*same[:4], small, streamed, *same[4:], kept, default]
+    )
+    monkeypatch.setattr(Compilation, "schedule", lambda *of, **rows: default)
+    found = candidates.candidates(Compilation(parse_spec(SPEC)), 4096, "sm_90")
     expected = [default, same[0], same[1], streamed, same[2], kept, same[3], small, same[4], same[5], same[6]]
     assert sorted(found) == sorted(expected)
     assert [s for s in found if s in (streamed, kept)] == [streamed, kept]
@@ -307,7 +314,7 @@ def test_the_nearest_rows_are_looked_up(rows: int | None, device: str | None, ar
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("version = x", "is no lock file: .*line 1"),
+        ("version = x", "is not a lock file: .*line 1"),
         ("version = 2", "expected to be a lock file of version 1, got version 2"),
         ("version = 1\nx = 1", "'x': expected a table, got 1"),
         ("version = 1\n[x]\n", 'expected an arch such as "sm_90", got None'),
@@ -338,7 +345,7 @@ def test_a_lock_file_that_cannot_be_read_is_one_sentence(tmp_path: Path) -> None
 def test_a_locked_schedule_that_is_not_legal_any_more_names_its_line(schedule: str) -> None:
     lock = Lock((replace(LOCKED[0], schedule=schedule),), "my.lock")
     with pytest.raises(LngenError, match=rf"'my.lock', {SPEC} with 4096 rows on NVIDIA H200: .* Tune it again"):
-        lock.schedule(parse_spec(SPEC), 4096)
+        lock.schedule(Compilation(parse_spec(SPEC)), 4096)
 
 
 def test_frozen_names_what_is_missing() -> None:
@@ -348,6 +355,11 @@ def test_frozen_names_what_is_missing() -> None:
     with pytest.raises(LockError, match=r"'my.lock' is frozen and holds no schedule for rmsnorm.* on A100; run") as e:
         frozen(lock, [spec], [64], "A100")
     assert e.value.exit_code == 1
+
+
+def called(name: str, arch: str = "sm_90") -> devices.Device:
+    """A GPU of that name."""
+    return replace(devices.device_for(arch), name=name)
 
 
 def test_frozen_and_compile_choose_the_same_entry(tmp_path: Path) -> None:
@@ -362,11 +374,11 @@ def test_frozen_and_compile_choose_the_same_entry(tmp_path: Path) -> None:
     for device, arch in devices:
         for rows in (1, 63, 64, 65, 500, 513, 4096, 10**6):
             (entry,) = frozen(lock, [spec], [rows], device)
-            assert str(call.plan(arch, rows=rows, device=device).schedule) == entry.schedule
+            assert str(call.kernels(arch, rows=rows, gpu=called(device, arch)).plan.schedule) == entry.schedule
             chosen.add(entry)
     assert len(chosen) > 2
     (entry,) = frozen(lock, [spec], [65], None)
-    assert str(call.plan(entry.arch, rows=65).schedule) == entry.schedule
+    assert str(call.kernels(entry.arch, rows=65).plan.schedule) == entry.schedule
 
 
 def test_compile_takes_the_locked_schedule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -375,13 +387,13 @@ def test_compile_takes_the_locked_schedule(tmp_path: Path, monkeypatch: pytest.M
     norm = lngen.compile("rmsnorm", d=64, dtype="f32", lock=path)
     assert str(norm.plan("fwd").schedule) == SCHEDULES[2]
     call = norm._forward
-    assert str(call.plan("sm_90", None, 100, "NVIDIA H200").schedule) == SCHEDULES[1]
+    assert str(call.kernels("sm_90", None, 100, called("NVIDIA H200")).plan.schedule) == SCHEDULES[1]
     default = Schedule("registers", 2, 64, 4)
-    monkeypatch.setattr("lngen.runtime.call.default_schedule", lambda spec, arch, rows=None: default)
-    assert call.plan("sm_90", None, 100, "another GPU").schedule == default
-    assert call.plan("sm_80").schedule == default
-    changed = lngen.compile("rmsnorm", d=64, dtype="f32", lock=path, schedule={"fwd": "resident=1"})
-    assert changed.plan("fwd").schedule == replace(norm.plan("fwd").schedule, resident=1)
+    monkeypatch.setattr(Compilation, "schedule", lambda *of, **rows: default)
+    assert call.kernels("sm_90", None, 100, called("another GPU")).plan.schedule == default
+    assert call.kernels("sm_80").plan.schedule == default
+    changed = lngen.compile("rmsnorm", d=64, dtype="f32", lock=path, schedule={"fwd": "blocks_per_sm=1"})
+    assert changed.plan("fwd").schedule == replace(norm.plan("fwd").schedule, blocks_per_sm=1)
     with pytest.raises(LngenError, match="there is no lock file"):
         lngen.compile("rmsnorm", d=64, lock=tmp_path / "none")
 
@@ -391,11 +403,12 @@ def test_a_warm_up_loads_what_is_locked_for_any_rows(tmp_path: Path, monkeypatch
     path.write_text(Lock().updated(LOCKED[:2]).render())
     norm = lngen.compile("rmsnorm", d=64, dtype="f32", lock=path)
     asked: list[int | None] = []
-    monkeypatch.setattr("lngen.runtime.call.device_name", lambda device: LOCKED[0].device)
+    gpu = called(LOCKED[0].device)
+    monkeypatch.setattr("lngen.runtime.call.live_gpu", lambda device: gpu)
     monkeypatch.setattr(norm._forward, "launcher", lambda device, rows: asked.append(rows))
     norm._forward.warm(0)
     facts = problem(parse_spec(SPEC).graph(), 64)
-    assert asked == [*row_counts(facts), *sorted(e.rows for e in LOCKED[:2])]
+    assert asked == [*row_counts(facts, gpu), *sorted(e.rows for e in LOCKED[:2])]
 
 
 def test_a_gpu_is_asked_for_the_schedule_of_its_name_and_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -409,8 +422,8 @@ def test_a_gpu_is_asked_for_the_schedule_of_its_name_and_rows(monkeypatch: pytes
             made.append((str(plan.schedule), device))  # type: ignore[attr-defined]
 
     monkeypatch.setattr(calls, "device_arch", lambda device: "sm_90")
-    monkeypatch.setattr(calls, "device_name", lambda device: "NVIDIA H200")
-    monkeypatch.setattr(calls, "compile_plan", lambda plan, arch: SimpleNamespace(image=b""))
+    monkeypatch.setattr(calls, "live_gpu", lambda device: called("NVIDIA H200"))
+    monkeypatch.setattr(KernelSet, "cubin", lambda kernels, arch: SimpleNamespace(image=b"", resources={}))
     monkeypatch.setattr(calls, "Launcher", Launcher)
     call = calls.Call(parse_spec(SPEC), "", Lock().updated(LOCKED))
     for rows in (64, 80, 4096, 64):
@@ -449,7 +462,7 @@ def test_t4_is_what_its_schema_asks_for() -> None:
         assert isinstance(r["times"]["runtimes"], list)
         assert all(isinstance(m["value"], (int, float)) and m["name"] for m in r["measurements"])
     first = content["results"][0]
-    assert parse_schedule(SCHEDULES[0], Schedule("stream", 32, 1, 1)) == Schedule(**first["configuration"])
+    assert parse_schedule(SCHEDULES[0], Schedule("multipass", 32, 1, 1)) == Schedule(**first["configuration"])
     assert first["times"]["compilation_time"] == 80.5
     assert {"name": "time", "value": 0.012, "unit": "ms"} in first["measurements"]
 

@@ -13,6 +13,7 @@ import pytest
 from lngen.bench import timing
 from lngen.bench.engines import CupyEngine
 from lngen.bench.timing import Launch
+from lngen.compile import Compilation
 from lngen.errors import LngenError
 from lngen.interpret import interpret
 from lngen.ir import Axis
@@ -202,7 +203,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> NumpyEngine:
 
 
 def made(text: str, *images: bytes) -> list[Candidate]:
-    ranked = candidates(parse_spec(text), 1, "sm_90")
+    ranked = candidates(Compilation(parse_spec(text)), 1, "sm_90")
     return [Candidate(ranked[n], n, "correct", "", f"k{n}", image) for n, image in enumerate(images)]
 
 

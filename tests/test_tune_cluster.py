@@ -16,8 +16,8 @@ from click.testing import CliRunner
 import tune_fakes
 from lngen.aot import build as builds
 from lngen.aot.build import build
-from lngen.aot.plans import plan_for
 from lngen.cli import cli
+from lngen.compile import Compilation, KernelSet
 from lngen.errors import LngenError
 from lngen.runtime.lock import read_lock
 from lngen.spec import parse_spec
@@ -53,11 +53,11 @@ def test_a_build_on_a_cluster_has_the_same_bytes(cluster: Any, tmp_path: Path) -
 
 def test_a_build_on_processes_has_the_same_bytes(tmp_path: Path) -> None:
     pytest.importorskip("cupy")
-    plan = plan_for(parse_spec(FWD), "", "sm_90")
+    plan = Compilation(parse_spec(FWD)).changed("", "sm_90").plan
     options: dict[str, Any] = {"arches": ("sm_90",), "version": "1"}
-    build([plan], tmp_path / "here", **options)
+    build([KernelSet(plan)], tmp_path / "here", **options)
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        build([plan], tmp_path / "there", executor=pool, **options)
+        build([KernelSet(plan)], tmp_path / "there", executor=pool, **options)
         assert pool.submit(abs, -1).result() == 1  # it is the caller's, and still open
     assert contents(tmp_path / "here") == contents(tmp_path / "there")
 

@@ -291,9 +291,9 @@ HEAD = 'version = 1\n[x]\narch = "sm_90"\n[x.y]\n'
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a = " + "[" * 10**5, "is no lock file: a line is longer than 1000 characters; remove it"),
-        ("a = " + "[\n" * 10**5, "is no lock file: it is nested too deeply; remove it"),
-        (".".join(["a"] * 10**6) + " = 1", "is no lock file: a line is longer than 1000 characters; remove it"),
+        ("a = " + "[" * 10**5, "is not a lock file: a line is longer than 1000 characters; remove it"),
+        ("a = " + "[\n" * 10**5, "is not a lock file: it is nested too deeply; remove it"),
+        (".".join(["a"] * 10**6) + " = 1", "is not a lock file: a line is longer than 1000 characters; remove it"),
         ("version = 0x" + "f" * 900, "expected to be a lock file of version 1, got version 5104866"),
         ("version = [[[[[[[[[[1]]]]]]]]]]", r"got version \[\[\[\[\[\["),
         ("version = 1\nx" + ".a" * 490 + " = 1", "'x': expected an arch such as \"sm_90\", got None"),
@@ -303,7 +303,7 @@ HEAD = 'version = 1\n[x]\narch = "sm_90"\n[x.y]\n'
         (HEAD + '-1 = "a"', "got '-1' = 'a'"),
         (HEAD + "7" + ".a" * 490 + " = 1", r"got '7' = \{'a'"),
         ('version = 1\n["x\\ny"]\n', r"'x\\ny': expected an arch"),
-        ('version = "\\ud800"', "is no lock file"),
+        ('version = "\\ud800"', "is not a lock file"),
     ],
 )
 def test_a_lock_file_of_a_stranger_is_one_sentence(text: str, message: str) -> None:
@@ -318,8 +318,8 @@ def test_a_lock_file_of_a_stranger_is_one_sentence(text: str, message: str) -> N
     [
         ({"rows": "9" * 400}, "a number of more than 64 bits"),
         ({"us_median": "9" * 400}, "a number of more than 64 bits"),
-        ({"us_median": "1e999"}, "1e999 is no finite number"),
-        ({"us_median": "NaN"}, "NaN is no finite number"),
+        ({"us_median": "1e999"}, "1e999 is not a finite number"),
+        ({"us_median": "NaN"}, "NaN is not a finite number"),
         ({"rows": "-1"}, "'rows' is expected to be at least 0, got -1"),
         ({"us_p10": "-0.5"}, "'us_p10' is expected to be at least 0, got -0.5"),
         ({"spec": '"\\ud800"'}, "it holds half of a surrogate pair"),
@@ -338,7 +338,7 @@ def test_a_line_of_a_stranger_is_skipped_with_one_sentence(
     found = database.read(tmp_path / "t")
     assert found.trials == (TRIALS[1],)
     (said,) = found.complaints
-    assert said.startswith(f"line 1 of '{tmp_path / 't'}' is skipped, it is no trial: ")
+    assert said.startswith(f"line 1 of '{tmp_path / 't'}' is skipped, it is not a trial: ")
     assert message.replace("\\", "") in said
     assert len(said) < 400 + len(str(tmp_path))
 

@@ -11,6 +11,7 @@ import pytest
 
 import lngen
 from lngen.check.inputs import random_inputs
+from lngen.compile import Compilation
 from lngen.interpret import interpret
 from lngen.runtime.launch import device_count, device_name
 from lngen.spec import parse_spec
@@ -58,9 +59,9 @@ def test_wrong_bits_a_crash_and_a_hang_are_seen_and_survived() -> None:
     from lngen.lower import lower
 
     spec = parse_spec(FWD)
-    ranked = [*enumerate(candidates(spec, 64, "sm_90")[:2])]
+    ranked = [*enumerate(candidates(Compilation(spec), 64, "sm_90")[:2])]
     arch = f"sm_{_capability()}"
-    right, other = build_all(spec, ranked, arch)
+    right, other = build_all(Compilation(spec), ranked, arch)
     source = emit(lower(spec, other.schedule))
     body = source.index("{", source.rindex("__global__"))
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,9 @@ from click.testing import CliRunner, Result
 
 import tune_fakes
 from lngen.cli import cli
+from lngen.compile import Compilation, KernelSet
 from lngen.errors import CompileError, LngenError, LowerError, MissingError
 from lngen.runtime.lock import read_lock
-from lngen.schedule import Schedule
 from lngen.spec import parse_spec
 from lngen.toolchain import Binary, Resources
 from lngen.tune import build as builds
@@ -43,7 +44,7 @@ from lngen.tune.worker import Failure, Limits, Stopped, Worker
 ROOT = Path(__file__).resolve().parent.parent
 SPEC = "rmsnorm.fwd:d=64,dtype=f32"
 TRIALS = 6
-SCHEDULES = [str(s) for s in candidates(parse_spec(SPEC), 4096, "sm_90")[:TRIALS]]
+SCHEDULES = [str(s) for s in candidates(Compilation(parse_spec(SPEC)), 4096, "sm_90")[:TRIALS]]
 QUICK = Limits(start=60.0, check=3.0, time=20.0)
 
 
@@ -184,8 +185,7 @@ def test_rounds_in_which_the_reference_moved_are_said(fake: Fake) -> None:
     found = run_job(make_job(), heard)
     assert [t.drifted for t in found.trials] == [False] * TRIALS
     sentence = (
-        f"{SPEC} rows=4096: the reference moved by 5.0% meanwhile, the GPU is busy or throttling; these rounds were "
-        "repeated."
+        f"{SPEC} rows=4096: the reference moved by 5.0%, the GPU is busy or throttling; these rounds were repeated."
     )
     assert heard.texts == [*found.messages] == [sentence] * 2  # brief and final
     fake(drift=0.03)
@@ -255,7 +255,8 @@ def test_a_worker_is_stopped_while_it_hangs(fake: Fake) -> None:
     fake(hang=[0])
     begin = time.monotonic()
     stopped = lambda: time.monotonic() > begin + 2  # noqa: E731
-    (candidate,) = build_all(parse_spec(SPEC), [(0, candidates(parse_spec(SPEC), 1, "sm_90")[0])], "sm_90")
+    compilation = Compilation(parse_spec(SPEC))
+    (candidate,) = build_all(compilation, [(0, candidates(compilation, 1, "sm_90")[0])], "sm_90")
     with Worker(tune_fakes.NAME, "0", Limits(check=60), stopped) as worker:
         with pytest.raises(Stopped):
             worker.check(candidate)
@@ -300,10 +301,10 @@ def test_gpus_of_two_kinds_get_kernels_of_their_own(fake: Fake, monkeypatch: pyt
 
 def test_candidates_are_built_on_any_executor_in_rank_order() -> None:
     spec = parse_spec(SPEC)
-    ranked = [*enumerate(candidates(spec, 1, "sm_90")[:4])]
-    here = build_all(spec, ranked, "sm_90")
+    ranked = [*enumerate(candidates(Compilation(spec), 1, "sm_90")[:4])]
+    here = build_all(Compilation(spec), ranked, "sm_90")
     with ThreadPoolExecutor(1) as pool:
-        there = build_all(spec, ranked[::-1], "sm_90", executor=pool)
+        there = build_all(Compilation(spec), ranked[::-1], "sm_90", executor=pool)
     assert [c.rank for c in here] == [c.rank for c in there] == [0, 1, 2, 3]
     assert [(c.kernel, c.image) for c in here] == [(c.kernel, c.image) for c in there]
     assert len({c.kernel for c in here}) == 4
@@ -312,44 +313,44 @@ def test_candidates_are_built_on_any_executor_in_rank_order() -> None:
 
 def test_an_illegal_a_refused_and_a_spilling_candidate_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = parse_spec(SPEC)
-    good = candidates(spec, 1, "sm_90")[0]
-    illegal = build(spec, replace(good, threads=3), 1, "sm_90")
+    good = candidates(Compilation(spec), 1, "sm_90")[0]
+    illegal = build(Compilation(spec), replace(good, threads=3), 1, "sm_90")
     assert (illegal.status, illegal.kernel) == ("constraints", "")
     assert "threads is a power of two, got 3" in illegal.reason
 
-    def refuse(plan: Any, arch: str) -> Binary:
+    def refuse(kernels: Any, arch: str) -> Binary:
         raise CompileError("NVRTC refused it:\n  line 3")
 
-    monkeypatch.setattr(builds, "compile_plan", refuse)
-    refused = build(spec, good, 0, "sm_90")
+    monkeypatch.setattr(KernelSet, "cubin", refuse)
+    refused = build(Compilation(spec), good, 0, "sm_90")
     assert (refused.status, refused.reason, refused.image) == ("compile", "NVRTC refused it: line 3", b"")
     assert refused.kernel
     used = {"rows": Resources(255, 16, 24, 8, 0, None, 1), "finish": Resources(30, 0, 0, 0, 128, None, 1)}
-    monkeypatch.setattr(builds, "compile_plan", lambda plan, arch: Binary(arch, b"elf", "", used))
-    spilling = build(spec, good, 0, "sm_90")
+    monkeypatch.setattr(KernelSet, "cubin", lambda kernels, arch: Binary(arch, b"elf", "", used))
+    spilling = build(Compilation(spec), good, 0, "sm_90")
     assert (spilling.status, spilling.image) == ("compile", b"")
     assert spilling.reason == "spills, in bytes a thread: rows 48"
     assert (spilling.registers, spilling.shared) == (255, 128)
 
-    def no_structure(spec: Any, schedule: Schedule) -> Any:
+    def no_structure(*_: Any) -> Any:
         raise LowerError("no structure carries it.")
 
-    monkeypatch.setattr(builds, "lower", no_structure)
-    assert build(spec, good, 0, "sm_90").status == "constraints"
+    monkeypatch.setattr(import_module("lngen.compile"), "lower", no_structure)
+    assert build(Compilation(spec), good, 0, "sm_90").status == "constraints"
 
 
 def test_building_stops_when_time_is_over_but_not_before_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = parse_spec(SPEC)
-    ranked = [*enumerate(candidates(spec, 1, "sm_90")[:12])]
+    ranked = [*enumerate(candidates(Compilation(spec), 1, "sm_90")[:12])]
     slow = builds.build
     monkeypatch.setattr(builds, "build", lambda *a: (time.sleep(0.2), slow(*a))[1])
     with ThreadPoolExecutor(1) as pool:
-        built = build_all(spec, ranked, "sm_90", executor=pool, seconds=0.05)
+        built = build_all(Compilation(spec), ranked, "sm_90", executor=pool, seconds=0.05)
     assert 1 <= len(built) < 12
     assert [c.rank for c in built] == [*range(len(built))]
     monkeypatch.setattr(builds, "build", lambda *a: 1 // 0)
     with pytest.raises(ZeroDivisionError):
-        build_all(spec, ranked, "sm_90")
+        build_all(Compilation(spec), ranked, "sm_90")
 
 
 # ---- runs: the database, executors, Ctrl-C ----
@@ -475,7 +476,7 @@ def test_tune_says_what_it_ignores(command: Fake) -> None:
     done = call(*few())
     assert done.exit_code == 0
     assert done.stderr.splitlines() == [
-        "line 21 of 't.jsonl' is skipped, it is no trial: it is not JSON.",
+        "line 21 of 't.jsonl' is skipped, it is not a trial: it is not JSON.",
         "10 lines of 't.jsonl' are ignored, measured on NVIDIA A100 with NVRTC 1.2.",
     ]
 
@@ -579,7 +580,7 @@ def test_merge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         file.write("?\n")
     done = call("--merge", "a", "--merge", "b", "--database", "all.jsonl")
     assert (done.exit_code, done.stdout) == (0, "2 trials in all.jsonl\n")
-    assert done.stderr == "line 3 of 'b' is skipped, it is no trial: it is not JSON.\n"
+    assert done.stderr == "line 3 of 'b' is skipped, it is not a trial: it is not JSON.\n"
     done = call("--merge", "a", "--database", "all.jsonl", "--json")
     assert json.loads(done.stdout) == {"database": "all.jsonl", "trials": 2}
     assert call("--merge", "none", "--database", "all.jsonl").exit_code == 2
@@ -593,8 +594,8 @@ def test_merge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ([SPEC, "--frozen", "--ranking"], "or neither"),
         ([SPEC, "--rows", "1,2", "--plot", "a.png"], "show one SPEC at one number of rows"),
         ([SPEC, "--frozen", "--rows", "1,2", "--plot", "a.png"], "show one SPEC at one number of rows"),
-        ([SPEC, "--ranking", "--plot", "a.png"], "show trials, which --merge and --ranking have none of"),
-        (["--merge", "a", "--export", "t4", "b"], "show trials, which --merge and --ranking have none of"),
+        ([SPEC, "--ranking", "--plot", "a.png"], "show trials, but --merge and --ranking have none"),
+        (["--merge", "a", "--export", "t4", "b"], "show trials, but --merge and --ranking have none"),
         ([SPEC, "--rows", "1,x"], "expected whole numbers, separated by commas, each from 1"),
         ([SPEC, "--rows", ","], "expected whole numbers, separated by commas"),
         ([SPEC, "--budget", "soon"], "expected a time such as 60s or 2m, got 'soon'"),
@@ -630,8 +631,29 @@ def test_build_takes_locked_schedules(command: Fake) -> None:
     sets = json.loads(Path("out/manifest.json").read_text())["kernel_sets"]
     texts = {e["name"].partition("__")[0]: e["schedule"]["text"] for e in sets}
     assert texts["rmsnorm_fwd"] == SCHEDULES[2]
-    done = CliRunner().invoke(cli, [*args, "--out", "two", "--rows", "3", "--schedule", "resident=1"])
+    done = CliRunner().invoke(cli, [*args, "--out", "two", "--rows", "3", "--schedule", "blocks_per_sm=1"])
     assert done.exit_code == 0, done.output
+
+
+@pytest.mark.parametrize("name", ["my.graph", "doubling:doubled"])
+def test_graphs_of_ones_own_are_tuned_locked_and_built(
+    command: Fake, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker, in another folder, has the graph; the lock file knows it by its digest."""
+    monkeypatch.delitem(sys.modules, "doubling", raising=False)  # a module is imported once per process
+    Path("my.graph").write_text(str(parse_spec("rmsnorm.fwd:d=64").trace()["build"]))
+    doubled = "from lngen import D, M\n\n\ndef doubled(b):\n    b.output('y', b.input('x', M, D) * 2)\n"
+    Path("doubling.py").write_text(doubled)
+    spec = f"{name}.fwd:d=64"
+    done = call(spec, "--trials", "2", "--database", "t.jsonl")
+    assert done.exit_code == 0, done.output
+    assert len(command.asked("open")) == 1
+    (entry,) = read_lock("lngen.lock.toml").entries
+    assert entry.spec == str(parse_spec(spec))
+    done = CliRunner().invoke(cli, ["build", spec, "--emit", "cu", "--lock", "lngen.lock.toml", "--out", "out"])
+    assert (done.exit_code, done.stderr) == (0, "")
+    (made,) = json.loads(Path("out/manifest.json").read_text())["kernel_sets"]
+    assert made["schedule"]["text"] == entry.schedule
 
 
 # ---- whole processes that are interrupted and killed ----
@@ -712,7 +734,7 @@ def test_a_terminal_shows_the_live_best(tmp_path: Path) -> None:
 
 def test_ctrl_c_keeps_the_best_so_far(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    seven = candidates(parse_spec(SPEC), 4096, "sm_90")[:12]
+    seven = candidates(Compilation(parse_spec(SPEC)), 4096, "sm_90")[:12]
     assert len(seven) == 12
     process = start("--trials", "12", "--json", cwd=tmp_path, log=str(log), hang=[9])
     wait_for(lambda: log.exists() and "check 9" in log.read_text())

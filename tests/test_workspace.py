@@ -17,7 +17,7 @@ from lngen.runtime.driver import PER_THREAD_STREAM
 from lngen.runtime.workspace import Workspace, Workspaces
 
 D = 64
-ONE_LAUNCH = {"bwd": "form=registers,threads=8,rows=64,vec=4,one_launch=yes"}
+ONE_LAUNCH = {"bwd": "form=registers,threads=8,rows_per_block=64,vec=4,single_launch=yes"}
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_threads_on_one_stream_keep_the_kernels_of_a_call_together(gpu: FakeGpu)
     assert len(gpu.launched) == 400
     for sequence in by_place.values():
         for rows, finish in zip(sequence[::2], sequence[1::2], strict=True):
-            assert (rows.kernel.template, finish.kernel.template) == ("row_columns.cu.jinja", "finish.cu.jinja")
+            assert (rows.kernel.template, finish.kernel.template) == ("row.cu.jinja", "finish_kernel.cu.jinja")
             assert rows.thread == finish.thread
 
 

@@ -1,7 +1,7 @@
-"""Ahead of time: sources, PTX and cubins of many plans for many archs, and the manifest that describes them.
+"""Ahead of time: sources, PTX and cubins of many kernel sets for many archs, and the manifest that describes them.
 
-Building into a folder that has a manifest merges by name: entries of other kernel sets stay, one of the same
-name (the same spec and schedule) is replaced, together with its files.
+Building into a folder that has a manifest merges by name: entries of other kernel sets are kept, one of the same name
+(the same spec and schedule) is replaced, together with its files.
 """
 
 from __future__ import annotations
@@ -15,22 +15,21 @@ from typing import Any
 
 from lngen.aot import manifest
 from lngen.aot.folder import put
-from lngen.emit import emit
+from lngen.compile import KernelSet
 from lngen.errors import LngenError
 from lngen.files import sha256
-from lngen.lower import Plan
 from lngen.schedule import check_arch
 from lngen.toolchain import Binary, compile_cubin, compile_ptx, nvrtc_version
 
 KINDS = ("cu", "ptx", "cubin")
 
-# Called with (finished, of how many) after each compilation.
+# Called with (finished, total) after each compilation.
 Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
 class Built:
-    """What a build wrote: the folder, the manifest's entries of this build, the files' names, and what to tell."""
+    """The result of a build: the folder, the manifest's entries of this build, file names, and messages."""
 
     folder: Path
     entries: tuple[dict[str, Any], ...]
@@ -40,7 +39,7 @@ class Built:
 
 @dataclass(frozen=True)
 class _Job:
-    """One compilation: a plan's source for one arch to one kind."""
+    """One compilation: a kernel set's source for one arch to one kind."""
 
     name: str
     arch: str
@@ -48,7 +47,7 @@ class _Job:
 
 
 def build(
-    plans: Iterable[Plan],
+    sets: Iterable[KernelSet],
     folder: Path,
     *,
     arches: Sequence[str],
@@ -57,38 +56,28 @@ def build(
     progress: Progress | None = None,
     executor: Executor | None = None,
 ) -> Built:
-    """Generate ``plans`` into ``folder`` as ``kinds`` of files (cu, ptx, cubin), and manifest.json.
+    """Generate ``sets`` into ``folder`` as ``kinds`` of files (cu, ptx, cubin), and manifest.json.
 
-    Everything is compiled before the first file is written; lngen.aot.folder says in which order they are replaced.
-    ScheduleError if one of ``arches`` lacks what a plan's form needs, LngenError if plans that differ have one name.
+    Everything is compiled before the first file is written; lngen.aot.folder has the order of replacements.
+    ScheduleError if one of ``arches`` lacks what a form needs, LngenError if kernel sets that differ have one name.
     With only "cu" nothing is compiled, and the manifest has no resources. ``version`` is lngen's own, which the
     manifest records. ``executor`` runs the compilations, by default threads; the bytes are the same.
     """
     for kind in kinds:
         if kind not in KINDS:
             raise LngenError(f"there is no kind of file '{kind}', expected {', '.join(KINDS)}.")
-    manifest.read(folder)  # what is wrong with it is said before anything is compiled
-    by_name: dict[str, Plan] = {}
-    sources: dict[str, str] = {}
-    for plan in plans:
-        source = emit(plan)
-        if sources.setdefault(plan.name, source) != source:
-            raise LngenError(
-                f"two kernel sets that differ are called '{plan.name}'; give one of their graphs another name."
-            )
-        by_name[plan.name] = plan
-    for plan, arch in product(by_name.values(), arches if set(kinds) - {"cu"} else ()):
-        check_arch(plan.schedule, arch)
-    compiled = _compile(sources, arches, kinds, progress, executor)
+    manifest.read(folder)  # reports an invalid manifest before anything is compiled
+    by_name = _by_name(sets, arches if {*kinds} - {"cu"} else ())
+    compiled = _compile(by_name, arches, kinds, progress, executor)
     nvrtc = ".".join(map(str, nvrtc_version())) if compiled else None
 
     files: dict[str, bytes] = {}
     entries: dict[str, dict[str, Any]] = {}
-    for name, plan in by_name.items():
+    for name, kernels in by_name.items():
         binaries = {a: b for a in arches if isinstance(b := compiled.get(_Job(name, a, "cubin")), Binary)}
-        own = _files(name, sources[name], arches, kinds, compiled)
+        own = _files(name, kernels.text, arches, kinds, compiled)
         files |= {n: data for n, (data, _) in own.items()}
-        entries[name] = manifest.entry(plan, {a: b.resources for a, b in binaries.items()})
+        entries[name] = manifest.entry(kernels.plan, {a: b.resources for a, b in binaries.items()})
         entries[name] |= {
             "lngen_version": version,
             "nvrtc_version": nvrtc,
@@ -98,38 +87,56 @@ def build(
     return Built(folder, tuple(entries.values()), (*files, manifest.FILE_NAME), tuple(notes))
 
 
+def _by_name(sets: Iterable[KernelSet], arches: Sequence[str]) -> dict[str, KernelSet]:
+    """The kernel sets by name; the errors of ``build`` for two of one name and for an arch that lacks something."""
+    found: dict[str, KernelSet] = {}
+    for kernels in sets:
+        name = kernels.plan.name
+        if found.setdefault(name, kernels).text != kernels.text:
+            raise LngenError(f"two kernel sets that differ are called '{name}'; give one of their graphs another name.")
+    for kernels, arch in product(found.values(), arches):
+        check_arch(kernels.plan.schedule, arch)
+    return found
+
+
 def _compile(
-    sources: dict[str, str],
+    sets: dict[str, KernelSet],
     arches: Sequence[str],
     kinds: Sequence[str],
     progress: Progress | None,
     executor: Executor | None,
 ) -> dict[_Job, Binary | str]:
-    """Every compilation the build needs, side by side: NVRTC leaves Python's lock alone.
+    """All compilations of the build, side by side: NVRTC releases Python's global lock.
 
-    Resources come from the cubin's log, so PTX alone is compiled to a cubin, too.
+    Resources come from the cubin's log, so for PTX alone a cubin is compiled as well. Cubins that a kernel set already
+    has, from the search for its schedule, are reused.
     """
     if executor is None:
         with ThreadPoolExecutor() as pool:
-            return _compile(sources, arches, kinds, progress, pool)
+            return _compile(sets, arches, kinds, progress, pool)
     wanted = [kind for kind in ("cubin", "ptx") if kind in kinds or (kind == "cubin" and "ptx" in kinds)]
-    jobs = [_Job(name, arch, kind) for name in sources for arch in arches for kind in wanted]
+    jobs = [_Job(name, arch, kind) for name in sets for arch in arches for kind in wanted]
+    compiled: dict[_Job, Binary | str] = {
+        job: sets[job.name].cubins[job.arch]
+        for job in jobs
+        if job.kind == "cubin" and job.arch in sets[job.name].cubins
+    }
     version = nvrtc_version() if jobs else (0, 0)
-    futures = {executor.submit(_one, job, sources[job.name], version): job for job in jobs}
+    futures = {executor.submit(_one, job, sets[job.name].text, version): job for job in jobs if job not in compiled}
     try:
         for count, future in enumerate(as_completed(futures), 1):
             future.result()
             if progress is not None:
-                progress(count, len(jobs))
+                progress(count, len(futures))
     except BaseException:
         for future in futures:
             future.cancel()
         raise
-    return {job: future.result() for future, job in futures.items()}
+    return compiled | {job: future.result() for future, job in futures.items()}
 
 
 def _one(job: _Job, source: str, version: tuple[int, int]) -> Binary | str:
-    """One compilation, by the NVRTC that the manifest will name; a job for any executor."""
+    """One compilation, by the NVRTC that the manifest names; runs on any executor."""
     if nvrtc_version() != version:
         here, wanted = (".".join(map(str, v)) for v in (nvrtc_version(), version))
         raise LngenError(f"a worker has NVRTC {here} and this machine {wanted}; install the same on both.")

@@ -1,8 +1,8 @@
-"""A folder of kernels: its manifest and its files, changed so that neither ever contradicts the other.
+"""A folder of kernels: its manifest and its files are changed so that they never contradict each other.
 
-One build at a time changes a folder. At every point at which it may be killed, each file that the manifest lists is
-there with the hash it lists. A kernel set whose files get other bytes is not listed meanwhile; all others stay.
-Old files that are to go are in the manifest as superseded until they are gone, so that the next build removes them.
+One build at a time changes a folder. Whenever the build is killed, each file that the manifest lists exists with the
+hash in the list. A kernel set whose files change is not listed during the change; all others are. Old files to be
+removed are listed as superseded until they are gone, so that the next build removes them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from lngen.aot import manifest
 from lngen.files import exclusive, read, sha256, write_in_order
 
-LOCK = "lngen"  # of the folder as a whole
+LOCK = "lngen"  # locks the folder as a whole
 
 
 def put(
@@ -26,10 +26,10 @@ def put(
     version: str,
     nvrtc: str | None,
 ) -> list[str]:
-    """Put kernel sets, by name, and their files into ``folder``, in place of those of the same names.
+    """Put kernel sets, by name, and their files into ``folder``, where they replace those of the same names.
 
-    A sentence for each superseded file that is left alone, as it is not what the manifest said it was. LngenError if
-    the folder cannot be written to, or its manifest is none; then nothing has changed.
+    Returns a sentence for each superseded file that is kept because its hash is not the manifest's. LngenError if
+    the folder cannot be written to or its manifest is invalid; then nothing has changed.
     """
     target = folder / manifest.FILE_NAME
     with exclusive(folder, LOCK) as staging:
@@ -58,7 +58,7 @@ def _differ(listed: Mapping[str, str], files: Mapping[str, bytes]) -> bool:
 
 
 def _remove(path: Path, digest: str) -> list[str]:
-    """Remove a file that is still what the manifest lists, or say why not."""
+    """Remove a file with the hash that the manifest lists, or say why not."""
     try:
         if sha256(read(path, manifest.LARGEST)) == digest:
             with contextlib.suppress(FileNotFoundError):

@@ -14,12 +14,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from lngen.devices import device_for
 from lngen.errors import LngenError
 from lngen.files import parse_json, reason, sha256, shown
 from lngen.files import read as read_file
 from lngen.ir import WIDE, D, M, Value
-from lngen.lower import Extent, Kernel, Plan, asked_shared
-from lngen.schedule import OVERLAP_ARCH, capability, minimum_arch
+from lngen.lower import Extent, Kernel, Plan, requested_shared
+from lngen.schedule import OVERLAP_ARCH, minimum_arch
 from lngen.spec import Spec
 from lngen.toolchain import Resources
 
@@ -40,24 +41,21 @@ _ZEROED_RULE = (
 _ARGUMENT_RULE = "every argument is 8 bytes: a pointer, or a long long (rows; strides in elements)"
 _LAUNCH_RULE = (
     "the kernels of a set are launched in this order on one stream: cluster blocks to a cluster in x if that is more "
-    "than 1, cooperatively if the kernel says so, its dynamic shared memory allowed first "
-    "(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES): what it uses, or asked_shared_bytes of the arch's "
-    "resources, which spread blocks evenly; and clusters of more than 8 blocks, too "
-    "(CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED); without rows only those with launch_for_no_rows"
+    "than 1, cooperatively if the kernel says so. Allow its dynamic shared memory first "
+    "(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES): what it uses, or launch_shared_bytes of the arch's "
+    "resources, which spread blocks evenly. Allow clusters of more than 8 blocks as well "
+    "(CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED). Without rows, launch only those with launch_for_no_rows"
 )
 _DEPENDENT_RULE = (
-    "the attribute CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION may be set: a kernel waits for what was "
-    "launched before it on the stream before it reads or writes global memory; until then it asks for inputs in L2, so "
-    "their memory has to be there"
+    "the attribute CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION may be set: a kernel waits for the previous "
+    "launches on the stream before it reads or writes global memory; before the wait it prefetches inputs into L2, so "
+    "their memory has to be allocated"
 )
-_GRID_RULE = (
-    "fixed blocks, or if that is null: owners = ceil(rows / per), at most limit; blocks = times * owners, at least "
-    "least"
-)
+_GRID_RULE = "fixed blocks, or if that is null: n = ceil(rows / per), at most limit; blocks = times * n, at least least"
 
 
 def entry(plan: Plan, resources: Mapping[str, Mapping[str, Resources]]) -> dict[str, Any]:
-    """What the manifest says of a plan, without its files; ``resources`` by arch and kernel."""
+    """The manifest's entry of a plan, without its files; ``resources`` by arch and kernel."""
     return {
         "name": plan.name,
         "spec": _spec(plan.spec),
@@ -97,9 +95,9 @@ def entry(plan: Plan, resources: Mapping[str, Mapping[str, Resources]]) -> dict[
 
 
 def _resources(plan: Plan, kernels: Mapping[str, Resources], arch: str) -> dict[str, Any]:
-    """What each kernel takes on an arch, and the dynamic shared memory to launch it with."""
-    asked = asked_shared(plan, {name: used.registers for name, used in kernels.items()}, capability(arch))
-    return {k.name: {**asdict(kernels[k.name]), "asked_shared_bytes": asked[k.name]} for k in plan.kernels}
+    """The resources of each kernel on an arch, and the dynamic shared memory to launch it with."""
+    launched = requested_shared(plan, {name: used.registers for name, used in kernels.items()}, device_for(arch))
+    return {k.name: {**asdict(kernels[k.name]), "launch_shared_bytes": launched[k.name]} for k in plan.kernels}
 
 
 def _spec(spec: Spec) -> dict[str, Any]:
@@ -115,13 +113,14 @@ def _spec(spec: Spec) -> dict[str, Any]:
         "eps": spec.eps,
         "inputs": inputs,
         "save": spec.save,
+        "order": spec.order,
         "wrt": None if spec.direction == "fwd" else list(spec.wrt or inputs),
         "of": None if spec.direction == "fwd" else list(spec.differentiated),
     }
 
 
 def _tensor(plan: Plan, value: Value, role: str) -> dict[str, Any]:
-    """Shape, alignment and strides: what a caller has to keep to."""
+    """Shape, alignment and strides: the requirements on a caller's array."""
     axes, size = value.type.axes, value.type.dtype.size
     described: dict[str, Any] = {
         "name": value.name,
@@ -169,7 +168,7 @@ def _kernel(kernel: Kernel) -> dict[str, Any]:
 
 
 def _extent(extent: Extent) -> dict[str, Any]:
-    """``fixed`` blocks, or by rows what the grid rule says."""
+    """``fixed`` blocks, or the parameters of the grid rule."""
     by_rows = {f.name: getattr(extent, f.name) for f in fields(extent)}
     return {"text": str(extent), **by_rows, "fixed": extent.fixed if extent.per is None else None}
 
@@ -194,7 +193,7 @@ def render(
 def read(folder: Path) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
     """The entries of the manifest in ``folder`` by name, and superseded files with their hashes; none without one.
 
-    LngenError if it is no manifest. Each file it names is one that lngen writes, in the folder, for that entry.
+    LngenError for an invalid manifest. Each file it names is one that lngen writes, in the folder, for that entry.
     """
     path = folder / FILE_NAME
     try:
@@ -209,7 +208,7 @@ def read(folder: Path) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
     except (OSError, ValueError) as error:
         why = reason(error) if isinstance(error, OSError) else error
         raise LngenError(
-            f"'{path}' is expected to be a manifest with schema_version {SCHEMA_VERSION} and is none "
+            f"'{path}' is expected to be a manifest with schema_version {SCHEMA_VERSION} but is not "
             f"({why}); name another folder, or remove the file."
         ) from error
 
@@ -220,7 +219,7 @@ def hashes(entry: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _by_name(listed: Any) -> dict[str, dict[str, Any]]:
-    """Entries by name; ValueError for what is none."""
+    """Entries by name; ValueError for an invalid one."""
     if not isinstance(listed, list):
         raise ValueError("no list of kernel sets")
     found: dict[str, dict[str, Any]] = {}
@@ -244,6 +243,6 @@ def _check_files(digests: Any, stem: str) -> None:
         raise ValueError("no table of files")
     for name, digest in digests.items():
         if not re.fullmatch(rf"{stem}\.(cu|sm_\d+[af]?\.(ptx|cubin))", name, re.ASCII):
-            raise ValueError(f"{shown(name)} is no file that a build writes for this kernel set")
+            raise ValueError(f"{shown(name)} is not a file that a build writes for this kernel set")
         if not isinstance(digest, str):
             raise ValueError(f"no sha256 of {shown(name)}")

@@ -1,49 +1,90 @@
-"""How long a kernel takes to make: each of the golden set, emitted and compiled."""
+"""The times to emit and to compile each kernel of the golden set.
+
+All times are processor time. NVRTC runs in one thread, so processor time equals elapsed time on an idle machine, and
+other processes do not lengthen it.
+"""
 
 from __future__ import annotations
 
+import re
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass, fields
 from functools import partial
-from typing import TypeVar
+from pathlib import Path
 
 from lngen.aot.catalog import plans
 from lngen.emit import emit
+from lngen.errors import LngenError
+from lngen.lower import Plan
 from lngen.toolchain import compile_cubin, compiler_build
 
-Result = TypeVar("Result")
+REPEATS = 3  # repetitions, of which the median counts
 
 
 @dataclass(frozen=True)
 class Times:
-    """Milliseconds: a plan's text, its compilation, both together, and the cubin from the disk cache instead."""
+    """Milliseconds of one kernel set.
+
+    emit_ms     to lay out the text
+    compile_ms  to compile the text to a cubin
+    total_ms    both together
+    cached_ms   to read the cubin from the disk cache instead
+    against_ms  to compile another text of the same spec; None if there is none
+    """
 
     emit_ms: float
     compile_ms: float
     total_ms: float
     cached_ms: float
+    against_ms: float | None = None
 
 
-def measure(arch: str) -> Iterator[tuple[str, Times]]:
-    """Name and times of each golden kernel, compiled whatever the cache has; MissingError without a compiler."""
-    compiler_build()  # loading the library is no kernel's time
+def measure(arch: str, against: Path | None = None) -> Iterator[tuple[str, Times]]:
+    """Name and times of each golden kernel, compiled even if it is cached; MissingError without a compiler.
+
+    ``against``: a folder with another golden set. Its texts and those of this set are compiled in turn, so that a
+    change in the machine's speed affects both. LngenError if the folder has no text of a spec.
+    """
+    others = {} if against is None else texts(against, plans())
+    compiler_build()  # loading the library is not part of a kernel's time
     for plan in plans():
-        source, emitted = _timed(partial(emit, plan))
-        compiled, cached = (
-            _timed(partial(compile_cubin, source, arch, name=f"{plan.name}.cu", fresh=fresh))[1]
-            for fresh in (True, False)
+        source = emit(plan)
+        compile_it = partial(compile_cubin, arch=arch, name=f"{plan.name}.cu")
+        works: list[Callable[[], object]] = [
+            partial(emit, plan),
+            partial(compile_it, source, fresh=True),
+            partial(compile_it, source),
+        ]
+        works += [partial(compile_it, others[plan.name], fresh=True)] if others else []
+        rounds = [[_milliseconds(work) for work in works] for _ in range(REPEATS)]
+        emitted, compiled, cached, *rest = map(statistics.median, zip(*rounds, strict=True))
+        yield plan.name, Times(emitted, compiled, emitted + compiled, cached, *rest)
+
+
+def texts(folder: Path, wanted: Sequence[Plan]) -> dict[str, str]:
+    """The CUDA texts in ``folder`` by the name of the plan that has the same spec; LngenError if one is missing."""
+    found = {}
+    for path in sorted(folder.glob("*.cu")):
+        text = path.read_text(encoding="utf-8")
+        if spec := re.search(r"^// +spec +: (\S+)$", text, re.MULTILINE):
+            found[spec[1]] = text
+    if missing := [str(plan.spec) for plan in wanted if str(plan.spec) not in found]:
+        raise LngenError(
+            f"{folder} is expected to hold a golden set, but no .cu file there is of {', '.join(missing)}; "
+            "name the folder generated/kernels of another checkout."
         )
-        yield plan.name, Times(emitted, compiled, emitted + compiled, cached)
+    return {plan.name: found[str(plan.spec)] for plan in wanted}
 
 
-def median(times: Sequence[Times]) -> Times:
-    """The median of each column."""
-    return Times(*map(statistics.median, zip(*map(astuple, times), strict=True)))
+def combined(times: Sequence[Times], how: Callable[[Sequence[float]], float]) -> Times:
+    """Each column as one number, such as the sum or the median."""
+    columns = ([getattr(t, field.name) for t in times] for field in fields(Times))
+    return Times(*(None if None in column else how(column) for column in columns))  # type: ignore[arg-type]
 
 
-def _timed(work: Callable[[], Result]) -> tuple[Result, float]:
-    start = time.perf_counter()
-    result = work()
-    return result, 1e3 * (time.perf_counter() - start)
+def _milliseconds(work: Callable[[], object]) -> float:
+    start = time.process_time()
+    work()
+    return 1e3 * (time.process_time() - start)

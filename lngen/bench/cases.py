@@ -1,4 +1,4 @@
-"""A case: a spec at a number of rows with its argument sets, which is what a provider prepares itself for."""
+"""A case: a spec at a number of rows with its argument sets, for which a provider prepares itself."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Tensors = dict[str, Array]
 
 @dataclass(frozen=True)
 class Case:
-    """What a provider prepares itself for.
+    """The input of ``Provider.prepare``.
 
-    chain  the input in which a launch takes the main result of the one before, or an empty text
+    chain  the input in which a launch takes the main result of the previous launch, or an empty text
     """
 
     spec: Spec

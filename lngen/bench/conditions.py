@@ -1,4 +1,4 @@
-"""What the figures depend on besides the task: device, versions, kernels, method."""
+"""The conditions of a result besides the task: device, versions, kernels, method."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from lngen.version import __version__
 
 PEERS = ("torch", "triton", "numpy", "liger-kernel", "quack-kernels", "apex")
 BYTES = "GB/s: every input and result of the graph once, over the time; of a ceiling its [M, D] tensors alone"
-# What decides which kernel a spec gets; the benchmark and the command line are free to change.
-SOURCES = ("spec.py", "ir", "graphs", "passes", "schedule", "lower", "emit", "toolchain", "runtime")
+# The files that determine the kernel of a spec; changes of the benchmark and the command line are not counted.
+SOURCES = ("spec.py", "compile.py", "ir", "graphs", "passes", "schedule", "lower", "emit", "toolchain", "runtime")
 
 
 def conditions(engine: Engine, method: Method) -> dict[str, str]:
-    """By name, sorted where they are written. Records of different conditions are never mixed."""
+    """By name, sorted when written. Records of different conditions are never mixed."""
     import cupy
 
     found = {
@@ -42,7 +42,7 @@ def conditions(engine: Engine, method: Method) -> dict[str, str]:
 
 
 def source_digest() -> str:
-    """Twelve digits that change when the generator or a template does."""
+    """Twelve hex digits that change with the generator or a template."""
     package = Path(__file__).resolve().parent.parent
     files = [f for name in SOURCES for f in _files(package / name, "*.py")] + [*_files(data_dir("templates"), "*")]
     digest = hashlib.sha256()

@@ -1,4 +1,4 @@
-"""Engines: arrays, CUDA graphs and events of the library that takes part, PyTorch or else CuPy."""
+"""Engines: arrays, CUDA graphs and events of the library in use, PyTorch or else CuPy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CUPY_DTYPES = {DType.F16: "float16", DType.BF16: "uint16", DType.F32: "float32",
 
 
 class Engine(Protocol):
-    """A GPU as the benchmark uses it. Everything happens on its own stream, inside ``active()``."""
+    """A GPU as the benchmark uses it. All work is on the engine's own stream, inside ``active()``."""
 
     name: str
 
@@ -32,19 +32,19 @@ class Engine(Protocol):
         """The current stream, as a pointer."""
 
     def synchronize(self) -> None:
-        """Wait for everything."""
+        """Wait for all work."""
 
     def device(self) -> tuple[int, str]:
         """Number and name of the GPU."""
 
     def memory(self) -> tuple[int, int]:
-        """Bytes that are free, and bytes of the L2 cache."""
+        """Free bytes, and bytes of the L2 cache."""
 
     def peak(self) -> float:
-        """10^9 bytes per second that the memory can move at most, by its clock and width."""
+        """10^9 bytes per second that the memory can move at most, from its clock and width."""
 
     def release(self) -> None:
-        """Give cached memory back."""
+        """Return cached memory."""
 
     def empty(self, shape: Sequence[int], dtype: DType) -> Array:
         """A new array."""
@@ -65,10 +65,10 @@ class Engine(Protocol):
         """The address."""
 
     def copy(self, out: Array, x: Array) -> None:
-        """``out = x``, as the library copies: the driver's copy."""
+        """``out = x``, by the library's copy, which is the driver's."""
 
     def scale(self, out: Array, x: Array) -> None:
-        """``out = 1 * x``, which an elementwise kernel copies."""
+        """``out = 1 * x``, an elementwise kernel that copies."""
 
     def add(self, out: Array, x: Array, y: Array) -> None:
         """``out = x + y``, the backward ceiling."""
@@ -77,7 +77,7 @@ class Engine(Protocol):
         """A replayable graph of one launch per index."""
 
     def elapsed(self, graphs: Sequence[Any]) -> list[float]:
-        """Replay the graphs in that order, back to back; milliseconds of each."""
+        """Replay the graphs in the given order, back to back; milliseconds of each."""
 
 
 def make_engine() -> Engine:
@@ -190,8 +190,8 @@ class TorchEngine:
 class CupyEngine:
     """CuPy on its current GPU; bf16 is held as its 16 bits.
 
-    CuPy's kernels move an element at a time. Scaling and adding here are for their time alone, so they take 16 bytes
-    for one element, as PyTorch's kernels move them: the bytes are the same, the sum is that of other numbers.
+    CuPy's kernels move one element at a time. Scaling and addition here only provide a time, so they treat 16 bytes
+    as one element, as PyTorch's kernels move them: the bytes are the same, the numbers are not.
     """
 
     name = "cupy"
@@ -238,7 +238,7 @@ class CupyEngine:
         count = int(np.prod(shape))
         drawn = np.random.default_rng(seed).normal(mean, 1.0, min(count, 1_000_003)).astype(np.float32)
         values = self._cupy.resize(self._cupy.asarray(drawn), tuple(shape))
-        if dtype is DType.BF16:  # truncated: any bf16 number near a normal one serves
+        if dtype is DType.BF16:  # truncated, since any bf16 number near a normal one is suitable
             return (values.view("uint32") >> 16).astype("uint16")
         return values.astype(CUPY_DTYPES[dtype])
 
@@ -287,6 +287,6 @@ class CupyEngine:
 
 
 def _words(array: Array) -> Array:
-    """The same memory as elements of 16 bytes, as long as it is whole ones of them."""
+    """The same memory as elements of 16 bytes, if its size is a multiple of 16."""
     flat = array.reshape(-1)
     return flat.view(np.complex128) if flat.nbytes % 16 == 0 else flat

@@ -1,6 +1,6 @@
-"""Bytes and speeds: what a call must move at least, each operand once, with cold caches; what memory can at most.
+"""Bytes and speeds: the bytes that a call with cold caches must move, each operand once; the peak of the memory.
 
-GB/s is always these bytes over the time, never a kernel's own traffic, so that reading something twice shows.
+GB/s is always these bytes over the time, never a kernel's own traffic, so that a repeated read lowers it.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ def value_bytes(value: Value, rows: int, d: int) -> int:
 
 
 def floor_bytes(spec: Spec, rows: int, graph: Graph | None = None) -> int:
-    """Every input and every result once: forward 2 units of M*D, backward 3, and weights and statistics."""
+    """Every input and every result once: forward 2 units of M*D, backward 3, plus weights and statistics."""
     graph = spec.graph() if graph is None else graph
     return sum(value_bytes(v, rows, spec.d) for v in (*graph.params, *graph.results))
 
 
 def ceiling_bytes(spec: Spec, rows: int, graph: Graph | None = None) -> int:
-    """What the copy (forward) or the addition (backward) moves: the [M, D] arrays alone."""
+    """The bytes that the copy (forward) or the addition (backward) moves: the [M, D] arrays alone."""
     graph = spec.graph() if graph is None else graph
     tensors = (*graph.params, *graph.results)
     return sum(value_bytes(v, rows, spec.d) for v in tensors if v.type.axes == (Axis.M, Axis.D))
 
 
 def memory_peak(device: int) -> float:
-    """10^9 bytes per second that a GPU's memory can move at most: two transfers a clock, over the whole bus.
+    """10^9 bytes per second that a GPU's memory can move at most: two transfers a clock over the whole bus.
 
-    Infinite where the driver does not tell.
+    Infinite where the driver does not report it.
     """
     import cupy
 

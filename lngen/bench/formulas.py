@@ -1,6 +1,6 @@
 """The float64 formulas that a provider's results must match before it is timed.
 
-Loose on purpose: peers round their statistics and partial sums to 16 bits. ``lngen check`` is the strict one.
+The bounds are loose because peers round their statistics and partial sums to 16 bits. ``lngen check`` is strict.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from lngen.errors import LngenError
 from lngen.ir import DType
 from lngen.spec import Spec
 
-CHUNK = 1 << 24  # elements that intermediate values are computed for at a time
+CHUNK = 1 << 24  # elements for which intermediate values are computed at a time
 BOUNDS = {DType.F16: 1e-2, DType.BF16: 2e-2, DType.F32: 1e-3, DType.F64: 1e-6}
 
 
 def steps(rows: int, d: int) -> Iterator[slice]:
-    """The rows in parts of about ``CHUNK`` elements."""
+    """The rows in chunks of about ``CHUNK`` elements."""
     step = max(1, CHUNK // d)
     return (slice(start, min(start + step, rows)) for start in range(0, rows, step))
 
@@ -33,7 +33,7 @@ def normalised(spec: Spec, x: Array) -> tuple[Array, Array, Array]:
 
 
 def expected(case: Case, index: int = 0) -> Tensors:
-    """The results of a set in float64, computed once for all providers: the sets hold equal values."""
+    """The results of a set in float64, computed once for all providers, because all sets hold equal values."""
     engine, d = case.engine, case.spec.d
     want = {v.name: engine.empty(v.type.shape(case.rows, d), DType.F64) for v in case.graph.results}
     sums = [name for name in want if name in ("dgamma", "dbeta")]
@@ -49,12 +49,12 @@ def expected(case: Case, index: int = 0) -> Tensors:
 
 
 def complaint(case: Case, want: Tensors, results: Mapping[str, Array]) -> str:
-    """Why results are wrong, or an empty text; LngenError if the main result is missing."""
+    """The reason why results are wrong, or an empty text; LngenError if the main result is missing."""
     if case.outputs[0] not in results:
         raise LngenError(f"'{case.outputs[0]}' is missing among the results.")
     dtypes = {v.name: v.type.dtype for v in case.graph.results}
     for name, error in errors(case, want, results).items():
-        if not error <= BOUNDS[dtypes[name]]:  # a NaN is no pass
+        if not error <= BOUNDS[dtypes[name]]:  # a NaN fails
             return f"{name} is off by {error:.1e} of its size"
     return ""
 
@@ -74,7 +74,7 @@ def errors(case: Case, want: Tensors, results: Mapping[str, Array]) -> dict[str,
 
 
 class _Tally:
-    """Sums and maxima of an error and of what it is relative to."""
+    """Sums and maxima of an error and of its reference."""
 
     def __init__(self) -> None:
         self._squares, self._peaks = [0.0, 0.0], [0.0, 0.0]
@@ -92,12 +92,12 @@ class _Tally:
 
 
 def _larger(a: float, b: float) -> float:
-    """The larger; a NaN if there is one."""
+    """The larger value; a NaN if there is one."""
     return a if a > b or math.isnan(a) else b
 
 
 def _formulas(spec: Spec, engine: Engine, inputs: Tensors, rows: slice) -> Tensors:
-    """Results for some rows, dgamma and dbeta as their share of the sum over all rows."""
+    """Results for some rows; dgamma and dbeta are the parts of the sum that these rows contribute."""
     wide = engine.wide
     xhat, mean, rstd = normalised(spec, wide(inputs["x"][rows]))
     gamma = wide(inputs["gamma"]) if "gamma" in inputs else 1.0

@@ -12,13 +12,13 @@ Shapes = list[tuple[int, int]]
 
 POWERS = [1 << n for n in range(8, 18)]  # 256 to 131072
 WIDTHS = sorted([64, 128, 1000, 4093, *POWERS, 768, 1536, 3072, 3584, 5120, 7168, 12288])
-# The table in section 7 of the design.
+# The nine shapes for which README.md has results.
 DESIGN = [(4096, 1024 << n) for n in range(5)] + [(32768, 1024), (32768, 4096), (2048, 65536), (262144, 256)]
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Shapes, which may depend on the dtype, and the dtypes that the grid is meant for."""
+    """Shapes, which may depend on the dtype, and the dtypes that the grid is intended for."""
 
     about: str
     dtypes: tuple[str, ...]
@@ -26,12 +26,12 @@ class Grid:
 
 
 def rows_for(tensor_bytes: int, d: int, dtype: DType) -> int:
-    """As many rows of D as come nearest to ``tensor_bytes``."""
+    """The number of rows of D that is nearest to ``tensor_bytes``."""
     return max(1, round(tensor_bytes / (d * dtype.size)))
 
 
 def sized(widths: Sequence[int], sizes: Sequence[int]) -> Callable[[DType], Shapes]:
-    """Every width at every size of a tensor in bytes; sizes vary first, for peers that compile per width."""
+    """Every width at every size of a tensor in bytes; sizes vary fastest, for peers that compile per width."""
     return lambda dtype: [(rows_for(size, d, dtype), d) for d in widths for size in sizes]
 
 

@@ -1,6 +1,6 @@
-"""Host time: what one call costs before its kernel starts. At small sizes it is all that counts.
+"""Host time: the cost of a call before its kernel starts. At small sizes it dominates.
 
-Calls are issued without waiting, in batches too short to fill the launch queue; then the GPU catches up.
+Calls are issued without waiting, in batches too short to fill the launch queue; after each batch the GPU is awaited.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Calls = dict[str, Callable[[], object]]
 
 @dataclass(frozen=True)
 class HostRecord:
-    """Microseconds of host time per call; without a time, ``note`` says why."""
+    """Microseconds of host time per call; without a time, ``note`` has the reason."""
 
     spec: str
     rows: int
@@ -51,7 +51,7 @@ def host_times(
             call()  # compiles, allocates, checks
             synchronize()
             samples[name] = []
-        except Exception as error:  # whatever a peer raises, the others go on
+        except Exception as error:  # the other peers continue, whatever one raises
             found[name] = describe(error)
     for batch in range(batches + 1):
         for name, taken in samples.items():
@@ -61,7 +61,7 @@ def host_times(
                 call()
             us = 1e6 * (clock() - start) / count
             synchronize()
-            if batch:  # the first one warms up
+            if batch:  # the first batch warms up
                 taken.append(us)
     found |= {name: Stats.of(taken) for name, taken in samples.items()}
     return {name: found[name] for name in calls}
@@ -77,7 +77,7 @@ def host_benchmark(spec: Spec, rows: int = ROWS) -> list[HostRecord]:
 def _on(spec: Spec, rows: int, arrays: str) -> list[HostRecord]:
     try:
         calls, synchronize = (_cupy_calls if arrays == "cupy" else _torch_calls)(spec, rows)
-    except Exception as error:  # a library without its GPU part is a row like any other
+    except Exception as error:  # a library without its GPU part is a row with a note
         return [HostRecord(str(spec), rows, "-", arrays, note=describe(error))]
     found = host_times(calls, synchronize)
     return [_record(spec, rows, name, arrays, stats) for name, stats in found.items()]

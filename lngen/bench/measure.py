@@ -1,4 +1,4 @@
-"""One task measured: its providers prepared, their results checked, then timed side by side."""
+"""The measurement of one task: providers are prepared, their results checked, then all are timed side by side."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from lngen.bench.tasks import LATENCY, OVERLAPPED, Task
 from lngen.bench.timing import Launch
 from lngen.bench.verdict import judge
 
-IMPLAUSIBLE = 1.1  # times the ceiling, which like a peer's call waits for the end of the one before it
-LINKS = 64  # of a latency's chain before it begins anew
+IMPLAUSIBLE = 1.1  # times the ceiling, whose calls, like a peer's, do not overlap
+LINKS = 64  # of the chain of a latency, before the chain restarts
 
 
 @dataclass(frozen=True)
 class Method:
-    """How tasks are timed. The defaults keep a task of five providers at about a second.
+    """The method of timing. With the defaults a task of five providers takes about a second.
 
     rounds      interleaved rounds
-    warm_ms     replays before the first of them
-    replay_us   how long one replay is meant to take; latency_us: for a latency
-    repeats     how often rounds are repeated at most when the ceiling moved
+    warm_ms     replays before the first round
+    replay_us   intended duration of a replay; latency_us: for a latency
+    repeats     how often rounds are repeated at most when the ceiling has moved
     """
 
     rounds: int = timing.ROUNDS
@@ -46,7 +46,7 @@ class Method:
 
 
 def covering(task: Task, providers: Sequence[Provider]) -> list[Provider]:
-    """The providers that can do the whole task, and of the ceilings only its own, of chains not the overlapped one."""
+    """The providers that can do the whole task; of the ceilings the task's, and for chains not the overlapped one."""
     ceilings = (task.ceiling,) if task.kind == LATENCY else (task.ceiling, task.ceiling + OVERLAPPED)
     able = [p for p in providers if p.checked or p.name in ceilings]
     return [p for p in able if all(p.covers(spec) for spec in task.specs)]
@@ -55,27 +55,13 @@ def covering(task: Task, providers: Sequence[Provider]) -> list[Provider]:
 def measure(
     task: Task, providers: Sequence[Provider], engine: Engine, method: Method, say: Callable[[str], None]
 ) -> list[Record]:
-    """A record per provider, judged; one that fails or computes something wrong has a note and no time."""
+    """A judged record per provider; a provider that fails or computes a wrong result has a note and no time."""
     count, floor = _set_count(task, providers, engine)
     cases = make_cases(task, count, engine)
     prepared, notes = _prepare_all(providers, cases)
     launches = {name: _unit(halves, count) for name, halves in prepared.items() if name not in notes}
-
-    def moved(drift: float) -> None:
-        say(f"{task}: {task.ceiling} moved by {drift:.1%}, the GPU is busy or throttling; once more.")
-
+    found = _time(task, launches, count, engine, method, say)
     latency = task.kind == LATENCY
-    found = timing.time_side_by_side(
-        launches,
-        count,
-        engine,
-        reference=task.ceiling,
-        rounds=method.rounds,
-        warm_ms=method.warm_ms,
-        replay_us=method.latency_us if latency else method.replay_us,
-        repeats=method.repeats,
-        moved=moved,
-    )
     notes |= {name: f"failed: {reason}" for name, reason in found.failures.items()}
     cold = latency or count * floor >= 2 * engine.memory()[1]
     warm = "" if cold else f"warm: {count} sets are only {count * floor / 1e6:.0f} MB"
@@ -97,6 +83,27 @@ def measure(
     return judge(records)
 
 
+def _time(
+    task: Task, launches: dict[str, Launch], count: int, engine: Engine, method: Method, say: Callable[[str], None]
+) -> timing.Timing:
+    """The launches of a task timed by the method, with the ceiling as the reference."""
+
+    def moved(drift: float) -> None:
+        say(f"{task}: {task.ceiling} moved by {drift:.1%}, the GPU is busy or throttling; the rounds are repeated.")
+
+    return timing.time_side_by_side(
+        launches,
+        count,
+        engine,
+        reference=task.ceiling,
+        rounds=method.rounds,
+        warm_ms=method.warm_ms,
+        replay_us=method.latency_us if task.kind == LATENCY else method.replay_us,
+        repeats=method.repeats,
+        moved=moved,
+    )
+
+
 def _set_count(task: Task, providers: Sequence[Provider], engine: Engine) -> tuple[int, int]:
     """How many argument sets to rotate, and the bytes of one."""
     floor = sum(floor_bytes(spec, task.rows) for spec in task.specs)
@@ -112,18 +119,18 @@ def _set_count(task: Task, providers: Sequence[Provider], engine: Engine) -> tup
 def _prepare_all(
     providers: Sequence[Provider], cases: Sequence[Case]
 ) -> tuple[dict[str, list[Prepared]], dict[str, str]]:
-    """Each provider ready for every case, and notes on those that failed or were wrong."""
+    """Each provider ready for every case, and notes on those that fail or are wrong."""
     prepared: dict[str, list[Prepared]] = {}
     notes: dict[str, str] = {}
     wanted = [expected(case) for case in cases]
     start = cases[0].engine.clone(cases[0].sets[0][cases[0].chain]) if cases[0].chain else None
     for provider in providers:
         try:
-            if start is not None:  # an earlier provider's chain wrote over the input that the first set begins with
+            if start is not None:  # an earlier provider's chain overwrote the input of the first set
                 cases[0].engine.copy(cases[0].sets[0][cases[0].chain], start)
             prepared[provider.name], note = _prepare(provider, cases, wanted)
             notes |= {provider.name: note} if note else {}
-        except Exception as error:  # whatever a peer raises, the others go on
+        except Exception as error:  # the other peers continue, whatever one raises
             notes[provider.name] = f"failed: {timing.describe(error)}"
     return prepared, notes
 
@@ -135,7 +142,7 @@ def _prepare(provider: Provider, cases: Sequence[Case], wanted: Sequence[Tensors
     for index in ends:
         for half in cases:
             poison(half, index)
-        for name in {*case.outputs} & {*cases[-1].inputs}:  # a backward may come first, or take its own statistics
+        for name in {*case.outputs} & {*cases[-1].inputs}:  # a backward may run first, or with its own statistics
             case.sets[index][name][:] = wanted[0][name]
     prepared = [provider.prepare(half) for half in cases]
     unit = _unit(prepared, len(case.sets))
@@ -153,8 +160,8 @@ def _prepare(provider: Provider, cases: Sequence[Case], wanted: Sequence[Tensors
 def _unit(halves: Sequence[Prepared], count: int) -> Launch:
     """One launch of a task.
 
-    Of forward and backward, the backward takes the set whose forward was half a turn ago: other layers run
-    between the two in training, so that a backward finds nothing of its forward in the cache.
+    In forward and backward, the backward takes the set whose forward is half a cycle earlier: in training other
+    layers run between the two, so a backward finds nothing of its forward in the cache.
     """
     if len(halves) == 1:
         return halves[0].launch
@@ -173,7 +180,7 @@ def _timed(record: Record, stats: timing.Stats) -> Record:
 
 
 def _rated(record: Record, nbytes: int, ceiling: timing.Stats | None, ceiling_nbytes: int) -> Record:
-    """With GB/s and the fraction of the ceiling."""
+    """The record with GB/s and the fraction of the ceiling."""
     assert record.us_median is not None
     speed = gb_s(nbytes, record.us_median)
     fraction = None if ceiling is None else round(speed / gb_s(ceiling_nbytes, ceiling.median), 4)
@@ -181,7 +188,7 @@ def _rated(record: Record, nbytes: int, ceiling: timing.Stats | None, ceiling_nb
 
 
 def doubted(record: Record, peak: float) -> Record:
-    """With a note if it is too good to be true: faster than memory (``peak`` GB/s), or a peer than the ceiling."""
+    """The record, with a note if it is implausible: faster than memory (``peak`` GB/s), or a peer than the ceiling."""
     if record.note or record.gb_s is None:
         return record
     if record.gb_s > peak:

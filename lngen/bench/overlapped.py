@@ -1,8 +1,8 @@
-"""The ceilings with programmatic dependent launch: a copy and an addition of which each call begins early.
+"""The ceilings with programmatic dependent launch: a copy and an addition whose calls overlap.
 
-A plain ceiling waits for the end of the call before it, as other people's kernels do. lngen's calls begin while the
-call before them ends. These ceilings do the same, so that a kernel which is ahead of the plain one can be held against
-what memory allows under the same rules.
+A call of a plain ceiling waits for the end of the previous call, as other people's kernels do. lngen's calls start
+while the previous call drains. These ceilings do the same, so that lngen's overlapped times are compared with what the
+memory allows under the same rules.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from lngen.spec import Spec
 from lngen.toolchain import compile_cubin
 
 THREADS = 256
-WORDS = (1, 2, 4)  # of 16 bytes that a thread moves, all of them in flight at once: which is best depends on the size
+WORDS = (1, 2, 4)  # of 16 bytes that a thread has in flight at once; the best number depends on the size
 
-# Before griddepcontrol.wait nothing is read, or only brought into L2. The last bytes of an odd tensor move one by one.
+# Before griddepcontrol.wait nothing is read; data may be prefetched into L2. The last odd bytes move one by one.
 SOURCE = """\
 template <int INPUTS, int WORDS, bool EARLY>
 __device__ void stream(uint4* out, const uint4* a, const uint4* b, long long bytes) {
@@ -79,7 +79,7 @@ INPUTS = {"fwd": ("x",), "bwd": ("x", "dy")}
 
 @dataclass(frozen=True)
 class Variant:
-    """One kernel: how many tensors it reads, words a thread moves, and whether it prefetches before the wait."""
+    """One kernel: the number of tensors read, the words per thread, and whether it prefetches before the wait."""
 
     inputs: int
     words: int
@@ -91,7 +91,7 @@ class Variant:
         return f"move_{self.inputs}_{self.words}{'_early' if self.early else ''}"
 
     def blocks(self, nbytes: int) -> int:
-        """Blocks that move so many bytes."""
+        """Blocks that move that many bytes."""
         return max(1, -(-nbytes // (16 * THREADS * self.words)))
 
     def __str__(self) -> str:
@@ -117,14 +117,14 @@ def source(direction: str) -> str:
 
 
 def launched_early(device: int) -> bool:
-    """True if the GPU lets a kernel begin before the one before it has ended."""
+    """True if the GPU lets a kernel start before the previous one has ended."""
     return int(device_arch(device).removeprefix("sm_")) >= OVERLAP_ARCH
 
 
 class OverlappedCeiling:
     """A copy (forward) or an addition (backward) of the bytes of the [M, D] tensors, launched programmatically.
 
-    The addition is of 32-bit integers: the bytes are those of a sum, the numbers are not.
+    The addition is of 32-bit integers: only the bytes moved are those of a sum of tensors.
     """
 
     needs = "a GPU of sm_90 or later"
@@ -162,12 +162,12 @@ class OverlappedCeiling:
 
 
 def _launch(module: Any, calls: Sequence[_Call], stream: int, index: int) -> None:
-    """The call of a set; ``module`` must not be unloaded before."""
+    """The launch of a set; keeps ``module`` alive, which must not be unloaded before."""
     calls[index].launch(stream)
 
 
 class _Call:
-    """A kernel with all its arguments, of 8 bytes each, filled in."""
+    """A kernel with all its arguments, of 8 bytes each."""
 
     def __init__(self, function: int, blocks: int, values: Sequence[int], name: str) -> None:
         self._values = (ctypes.c_longlong * len(values))(*values)  # the table points into it

@@ -16,13 +16,13 @@ from lngen.errors import LngenError, MissingError
 from lngen.schedule import Schedule, parse_schedule
 from lngen.spec import Spec
 
-ANY = Schedule("registers", threads=32, rows=1, vec=1)  # a schedule to change
-ON_REQUEST = (SERIAL, "compile")  # not among all that are available
+ANY = Schedule("registers", threads=32, rows_per_block=1, vec=1)  # a schedule for variants to change
+ON_REQUEST = (SERIAL, "compile")  # not among the default providers
 FAST_APEX = "apex.contrib.layer_norm.layer_norm"
 
 
 def importable(module: str) -> bool:
-    """A module that imports: one with an extension may be there and not fit the PyTorch beside it."""
+    """True for a module that can be imported: an extension may be installed and not fit the PyTorch beside it."""
     try:
         importlib.import_module(module)
     except Exception:
@@ -55,7 +55,7 @@ class Liger:
 
 
 class Quack:
-    """QuACK's RMSNorm, and the forward of its LayerNorm, which has no backward."""
+    """QuACK's RMSNorm and the forward of its LayerNorm, which has no backward."""
 
     name = "quack"
     needs = "quack-kernels"
@@ -72,13 +72,13 @@ class Quack:
         eps, module = case.spec.eps, importlib.import_module("quack.rmsnorm")
         if case.spec.definition.name == "rmsnorm":
             return autograd(case, lambda x, gamma, beta: module.rmsnorm(x, gamma, eps=eps))
-        # It takes its weights in float32 only: converted here, once, since no user would convert them per call.
+        # The weights must be float32. They are converted once here, since no user would convert them per call.
         weights = [case.sets[0][name].float() for name in ("gamma", "beta")]
         return autograd(case, lambda x, gamma, beta: module.layernorm_fwd(x, *weights, eps=eps))
 
 
 class Apex:
-    """Apex' kernels through their autograd functions; LayerNorm by FastLayerNorm if ``fast``, for its widths only."""
+    """Apex' kernels through their autograd functions; with ``fast``, LayerNorm is FastLayerNorm, for its widths."""
 
     needs = "NVIDIA Apex with its CUDA extensions"
     checked = True
@@ -107,7 +107,7 @@ class Apex:
 
 
 def known(schedules: Sequence[str] = ()) -> dict[str, Provider]:
-    """Every provider by name, the ceilings first; lngen with its default and with each of ``schedules``."""
+    """Every provider by name, the ceilings first; lngen with the default schedule and with each of ``schedules``."""
     ceilings: list[Provider] = [Ceiling(direction) for direction in CEILINGS]
     ceilings += [OverlappedCeiling(direction) for direction in OVERLAPPED_INPUTS]
     peers: list[Provider] = [Torch(), Torch("compile", compiled=True), Liger(), Quack(), Apex(True), Apex(False)]
@@ -117,9 +117,9 @@ def known(schedules: Sequence[str] = ()) -> dict[str, Provider]:
 
 
 def select(names: Sequence[str] = (), *, compiled: bool = False, schedules: Sequence[str] = ()) -> list[Provider]:
-    """The named providers, or all that are available but those ON_REQUEST, after the ceilings; lngen's variants, too.
+    """The named providers after the ceilings and lngen's variants; by default all that are available but ON_REQUEST.
 
-    LngenError for an unknown name, ScheduleError for a text that is no schedule's, MissingError for a named provider
+    LngenError for an unknown name, ScheduleError for a text that is not a schedule, MissingError for a named provider
     that is not installed.
     """
     for text in schedules:

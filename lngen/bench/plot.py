@@ -1,7 +1,7 @@
 """Figures: GB/s and fraction of the ceiling over D, a line per provider; one figure per direction, dtype and row class.
 
-A row class is a size of the tensor, or a number of rows: whichever explains the records with fewer figures. Points
-that belong to no class with at least three widths share one figure, a column per shape.
+A row class is a size of the tensor, or a number of rows: whichever gives fewer figures. Points of classes with less
+than three widths share one figure, with a column per shape.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ NAMES = {
     "apex": "Apex",
     "apex-fast": "Apex fast",
 }
-SCHEDULES = ("#6a51a3", "#41b6c4", "#8c6bb1", "#1d91c0", "#9ebcda")  # lngen under others than the default
+SCHEDULES = ("#6a51a3", "#41b6c4", "#8c6bb1", "#1d91c0", "#9ebcda")  # lngen with other schedules than the default
 INK, GRID, TARGET = "#333333", "#e4e4e4", "#7a7a7a"
 LEAST = 3  # widths that make a line
 LEAST_FRACTION, MOST_FRACTION = 0.5, 1.1
@@ -67,7 +67,7 @@ STYLE = {
 
 @dataclass(frozen=True)
 class Picture:
-    """The records of one figure. ``line`` is False where shapes have no order: then each has a column of its own."""
+    """The records of one figure. Where ``line`` is False, shapes have no order, and each has its own column."""
 
     key: tuple[str, str, str]
     rows: str
@@ -98,7 +98,7 @@ def check(path: Path) -> tuple[Any, Any]:
 
 
 def origin(saved: Saved) -> str:
-    """Where records come from, for a picture: device, lngen's version, date and commit of the last run."""
+    """The origin of records, for a picture: device, lngen's version, date and commit of the last run."""
     run = saved.runs[-1] if saved.runs else {}
     version = saved.conditions.get("lngen", "")
     parts = [saved.conditions.get("device", ""), f"lngen {version}" if version else "", run.get("date", "")[:10]]
@@ -108,9 +108,8 @@ def origin(saved: Saved) -> str:
 def plot(records: Sequence[Record], path: Path, origin: str = "") -> list[Path]:
     """Draw the throughputs; the files written: ``path``, or with several figures one ``path-NAME`` for each.
 
-    The ending of ``path`` decides the format, .png or .svg; ``origin`` says where they come from.
-    MissingError without matplotlib, LngenError for a path that cannot be written. The same records give the same
-    bytes.
+    The ending of ``path`` decides the format, .png or .svg; ``origin`` is written beside the title. MissingError
+    without matplotlib, LngenError for a path that cannot be written. The same records give the same bytes.
     """
     matplotlib, figures = check(path)
     drawn = pictures([r for r in throughputs(records) if r.gb_s is not None])
@@ -127,12 +126,12 @@ def plot(records: Sequence[Record], path: Path, origin: str = "") -> list[Path]:
 
 
 def sign(figure: Any, origin: str) -> None:
-    """Write where a picture's figures come from, at the right of its title."""
+    """Write the origin of a picture's records at the right of its title."""
     figure.text(0.995, 0.985, origin, ha="right", va="top", fontsize=7, color=TARGET)
 
 
 def save(figure: Any, path: Path) -> None:
-    """Write a picture whole or not at all; LngenError if that is impossible."""
+    """Write a picture whole or not at all; LngenError if that fails."""
     drawn = io.BytesIO()
     kind = path.suffix.removeprefix(".")
     figure.savefig(drawn, format=kind, dpi=160, metadata={"Date": None} if kind == "svg" else {})
@@ -140,7 +139,7 @@ def save(figure: Any, path: Path) -> None:
 
 
 def pictures(records: Sequence[Record]) -> list[Picture]:
-    """The figures that records make."""
+    """The figures for records."""
     found = []
     for key, group in grouped(records).items():
         by_rows, by_size = (_classes(group, name) for name in (_rows_class, _size_class))
@@ -164,7 +163,7 @@ def _rows_class(r: Record) -> str:
 
 
 def _size_class(r: Record) -> str:
-    """The size to a twentieth of a power of two: whole rows meet it only nearly."""
+    """The size rounded to a twentieth of a power of two, because whole rows match a size only approximately."""
     size = 2 ** (round(20 * math.log2(r.tensor_bytes / MB)) / 20)
     return f"{size:.3g} MB per tensor"
 
@@ -178,7 +177,7 @@ def _draw(figure: Any, picture: Picture) -> None:
     for axes, value in ((left, "gb_s"), (right, "fraction")):
         for name in names:
             mine = [r for r in picture.records if r.provider == name and getattr(r, value) is not None]
-            if not (name in CEILINGS.values() and value == "fraction"):  # 1 everywhere, drawn below
+            if not (name in CEILINGS.values() and value == "fraction"):  # 1 everywhere, and drawn below
                 points = [(places[r.d, r.rows], getattr(r, value), r.d) for r in mine]
                 _series(axes, name, points, picture.line, colours.get(name, "#777777"))
         _target(axes, picture, places, value)
@@ -194,7 +193,7 @@ def _draw(figure: Any, picture: Picture) -> None:
 
 
 def _series(axes: Any, name: str, points: Sequence[tuple[float, float, int]], line: bool, colour: str) -> None:
-    """A provider: a line through the regular widths, and hollow marks at odd ones, which would only make it jagged."""
+    """A provider: a line through the regular widths, and hollow marks at the odd ones, which would make it jagged."""
     points = sorted(points)
     regular = [p for p in points if _regular(p[2])] if line else points
     odd = [p for p in points if not _regular(p[2])] if line else []
@@ -227,7 +226,7 @@ def _series(axes: Any, name: str, points: Sequence[tuple[float, float, int]], li
 
 
 def _target(axes: Any, picture: Picture, places: dict[tuple[int, int], float], value: str) -> None:
-    """The target: a grey line through the regular widths, a bar at each other one."""
+    """The target: a grey line through the regular widths, a bar at each other width."""
     ceilings = {(r.d, r.rows): r.gb_s or 0.0 for r in picture.records if r.provider in CEILINGS.values()}
     wanted = {(r.d, r.rows): r.target for r in picture.records if r.target is not None}
     points = sorted(
@@ -262,7 +261,7 @@ def _axis(axes: Any, shapes: Sequence[tuple[int, int]], places: dict[tuple[int, 
 
 
 def _speed_scale(axes: Any, values: Sequence[float]) -> None:
-    """A logarithmic scale with round numbers where there is room for them."""
+    """A logarithmic scale, with round numbers where they fit."""
     low, high = min(values) / 1.08, max(values) * 1.08
     ticks = [t for n in range(6) for step in (1, 1.5, 2, 3, 4, 5, 7) if low <= (t := step * 10.0**n) <= high]
     axes.set_yscale("log")
@@ -272,7 +271,7 @@ def _speed_scale(axes: Any, values: Sequence[float]) -> None:
 
 
 def _fraction_scale(axes: Any, values: Sequence[float]) -> None:
-    """A linear scale, the same in every picture but where something is above it; what is below 0.5 is not shown."""
+    """A linear scale, equal in all pictures whose values fit; values below 0.5 are not shown."""
     axes.set_ylim(LEAST_FRACTION, max(MOST_FRACTION, *(v + 0.02 for v in values)))
     axes.yaxis.set_major_locator(importlib.import_module("matplotlib.ticker").MultipleLocator(0.1))
 

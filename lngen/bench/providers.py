@@ -1,4 +1,4 @@
-"""Providers: what is timed. Each prepares a launch for a case; the caller checks what it computed."""
+"""Providers, which are timed. Each prepares a launch for a case; the caller checks its results."""
 
 from __future__ import annotations
 
@@ -12,19 +12,17 @@ from lngen.bench.cases import Case, Tensors
 from lngen.bench.engines import Array
 from lngen.bench.tasks import CEILINGS
 from lngen.bench.timing import Launch, fastest
+from lngen.compile import Compilation, KernelSet
 from lngen.errors import MissingError
 from lngen.ir import DType
-from lngen.lower import Plan, lower
-from lngen.runtime.choose import compile_plan, default_schedule
 from lngen.runtime.launch import Launcher, device_arch
-from lngen.schedule import parse_schedule
 from lngen.spec import Spec
 from lngen.toolchain import Binary
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A provider ready for a case: the launch, and the results that a launch with a set left."""
+    """A provider ready for a case: the launch, and the results that a launch with a set leaves."""
 
     launch: Launch
     results: Callable[[int], Tensors]
@@ -34,7 +32,7 @@ class Prepared:
 class Provider(Protocol):
     """An implementation. ``checked`` is False for a ceiling, which computes no norm.
 
-    ``needs`` says what has to be installed for it, ``settings`` what it calls, and how.
+    ``needs`` names what has to be installed, ``settings`` what is called, and how.
     """
 
     name: str
@@ -43,24 +41,24 @@ class Provider(Protocol):
     settings: str
 
     def available(self) -> bool:
-        """It can be imported here."""
+        """True if it can be imported here."""
 
     def covers(self, spec: Spec) -> bool:
-        """It computes this graph in this direction."""
+        """True if it computes this graph in this direction."""
 
     def prepare(self, case: Case) -> Prepared:
-        """Compile and allocate whatever launching needs; may raise anything."""
+        """Compile and allocate everything that a launch needs; may raise any exception."""
 
 
 def installed(module: str) -> bool:
-    """A module that could be imported, without importing it."""
+    """True for a module that could be imported; does not import it."""
     return importlib.util.find_spec(module) is not None
 
 
 class Ceiling:
-    """Reads and writes what a norm must, and computes nothing: a copy forward, an addition backward.
+    """Reads and writes what a norm must and computes nothing: a copy (forward) or an addition (backward).
 
-    The driver's copy takes twice as long for some sizes, an elementwise kernel does not: the faster one counts.
+    The driver's copy takes twice as long for some sizes, an elementwise kernel does not: the faster one is used.
     """
 
     needs = ""
@@ -90,8 +88,8 @@ class Ceiling:
 class Lngen:
     """lngen's own kernels, with the default schedule or one that ``schedule`` changes.
 
-    Where the GPU can, a call begins while the one before ends, as in use; ``overlap=False`` measures calls of which
-    each waits for the end of the one before.
+    Where the GPU supports it, a call starts while the previous call drains, as in use; with ``overlap=False`` each call
+    waits for the end of the previous one.
     """
 
     needs = "a GPU"
@@ -111,12 +109,12 @@ class Lngen:
     def prepare(self, case: Case) -> Prepared:
         device = case.engine.device()[0]
         arch = device_arch(device)
-        # The one place that chooses.
-        schedule = parse_schedule(self._schedule, default_schedule(case.spec, arch, rows=case.rows))
-        plan = lower(case.spec, schedule)
-        launcher = Launcher(plan, self.compiled(plan, arch).image, device, self._overlap)
+        # The only place that chooses a schedule.
+        kernels = Compilation(case.spec).changed(self._schedule, arch, rows=case.rows)
+        schedule = str(kernels.plan.schedule)
+        launcher = Launcher(kernels.plan, self.compiled(kernels, arch).image, device, self._overlap)
         bound = launcher.bind(case.rows, dict.fromkeys(launcher.tensors, case.spec.d))
-        # One workspace: in real use it is as warm as here.
+        # One workspace: in use it is equally warm.
         workspace = case.engine.empty((max(1, -(-bound.workspace_bytes // 8)),), DType.F64)
         address = case.engine.pointer(workspace)
         bound.prepare(address, case.engine.stream())
@@ -125,22 +123,22 @@ class Lngen:
         def launch(stream: int, index: int, keep: Any = (launcher, workspace)) -> None:
             bound(pointers[index], address, stream)
 
-        return Prepared(launch, lambda index: {n: case.sets[index][n] for n in case.outputs}, str(schedule))
+        return Prepared(launch, lambda index: {n: case.sets[index][n] for n in case.outputs}, schedule)
 
-    def compiled(self, plan: Plan, arch: str) -> Binary:
-        """The kernels that are timed."""
-        return compile_plan(plan, arch)
+    def compiled(self, kernels: KernelSet, arch: str) -> Binary:
+        """What is timed."""
+        return kernels.cubin(arch)
 
 
 Call = Callable[[Tensors], Sequence[Array]]
 
 
 def keeping(call: Call, names: Sequence[str], sets: Sequence[Tensors], chain: str = "") -> Prepared:
-    """A call that allocates its results, which are kept until its set comes round again.
+    """A call that allocates its results, which are kept until its set is used again.
 
-    Freed at once, they would be written to the same memory by the next call, which a cache absorbs: such a
-    call would look faster than one that writes to cold memory. With a ``chain``, the first result of a call is
-    that input of the next one; the first set begins a new chain.
+    Freed at once, the results would share memory with those of the next call, which a cache absorbs: such a call
+    would look faster than one that writes to cold memory. With a ``chain``, the first result of a call is that input
+    of the next one; the first set starts a new chain.
     """
     kept: list[Sequence[Array]] = [()] * len(sets)
 
@@ -155,7 +153,7 @@ def keeping(call: Call, names: Sequence[str], sets: Sequence[Tensors], chain: st
 
 
 def torch_call(case: Case) -> tuple[Call, tuple[str, ...]]:
-    """PyTorch's own operator for a case, and the names of what it returns."""
+    """PyTorch's own operator for a case, and the names of its results."""
     import torch
 
     d, eps, aten = case.spec.d, case.spec.eps, torch.ops.aten
@@ -170,7 +168,7 @@ def torch_call(case: Case) -> tuple[Call, tuple[str, ...]]:
 
         def layernorm_backward(t: Tensors) -> Sequence[Array]:
             mean, rstd, gamma = t["mean"].view(-1, 1), t["rstd"].view(-1, 1), t.get("gamma")
-            # The bias is only asked for its shape and dtype, and backward's sets have none.
+            # Of the bias only shape and dtype are read, and backward's sets have no bias.
             result = aten.native_layer_norm_backward(t["dy"], t["x"], [d], mean, rstd, gamma, gamma, mask)
             return tuple(result)
 
@@ -210,7 +208,7 @@ class Torch:
             raise MissingError("PyTorch is installed, but without CUDA.")
         call, names = torch_call(case)
         if self._compiled:
-            torch.compiler.reset()  # else dynamo stops specialising after a few shapes and runs eagerly
+            torch.compiler.reset()  # without it dynamo stops specialising after a few shapes and runs eagerly
             return keeping(torch.compile(call, dynamic=False), names, case.sets, case.chain)
         backward_of_rms = case.spec.definition.name == "rmsnorm" and case.spec.direction == "bwd"
         if backward_of_rms and not hasattr(torch.ops.aten, "_fused_rms_norm_backward"):
@@ -235,7 +233,7 @@ def autograd(case: Case, forward: Forward) -> Prepared:
                 return (forward(t["x"], t.get("gamma"), t.get("beta")),)
 
         return keeping(run, ("y",), case.sets, case.chain)
-    recorded: dict[int, Tensors] = {}  # by set: the links of a chain are few sets, many times
+    recorded: dict[int, Tensors] = {}  # by set: the links of a chain are few sets, used many times
     for t in case.sets:
         if id(t) not in recorded:
             leaves = {"dx": t["x"], "dgamma": t["gamma"], "dbeta": torch.zeros_like(t["gamma"])}

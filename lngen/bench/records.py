@@ -1,4 +1,4 @@
-"""Records: one provider on one task, and what they are compared by."""
+"""Records: one provider on one task, and the point at which records are compared."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from lngen.bench.tasks import CEILINGS, LATENCY, OVERLAPPED, THROUGHPUT, Task
 
-OWN, SERIAL, VARIANT = "lngen", "lngen-serial", "lngen:"  # lngen, its calls in turn, under another schedule
+OWN, SERIAL, VARIANT = "lngen", "lngen-serial", "lngen:"  # lngen; its calls in turn; another schedule
 
 Point = tuple[str, str, int]
-"""What is timed side by side: class, spec, rows."""
+"""The records that are timed side by side: class, spec, rows."""
 
 
 def is_ceiling(provider: str) -> bool:
@@ -20,18 +20,18 @@ def is_ceiling(provider: str) -> bool:
 
 @dataclass(frozen=True)
 class Record:
-    """One provider on one task. Without a time, ``note`` says why.
+    """One provider on one task. Without a time, ``note`` has the reason.
 
     gb_s          floor bytes over the median time; a ceiling's own bytes for a ceiling; none for a latency
-    fraction      gb_s over that of the ceiling, which was timed in the same rounds
+    fraction      gb_s over that of the ceiling, timed in the same rounds
     launches      per replayed graph
     sets          argument sets rotated
-    drifted       the ceiling's own time moved by more than 2 % meanwhile, in spite of repeated rounds
-    repeats       how often the rounds were repeated because of that
+    drifted       the time of the ceiling moved by more than 2 %, in spite of repeated rounds
+    repeats       how often the rounds were repeated for that reason
     kind          ``throughput``: cold rotating buffers; ``latency``: a chain of dependent launches, warm
     tensor_bytes  of one [M, D] tensor of the spec's dtype
-    target        the fraction of the ceiling that lngen shall reach here; None: no target
-    met           whether lngen reached it; None for others
+    target        the fraction of the ceiling that lngen has to reach; None: no target
+    met           whether lngen reached it; None for other providers
     best_peer     the fastest of the others, and ``ratio``, its time over lngen's; for lngen alone
     """
 
@@ -68,24 +68,24 @@ class Record:
 
     @property
     def is_lngen(self) -> bool:
-        """One of lngen's own kernels."""
+        """True for lngen's own kernels."""
         return self.provider.startswith(OWN)
 
     @property
     def is_ceiling(self) -> bool:
-        """A ceiling of its direction, overlapped or not."""
+        """True for a ceiling, overlapped or not."""
         return is_ceiling(self.provider)
 
 
 def blank(task: Task, provider: str, note: str = "") -> Record:
-    """A record that says what was to be timed, and perhaps why it was not."""
+    """A record of a task without a time, and perhaps the reason."""
     names = task.spec, task.graph, task.direction
     nbytes = task.rows * task.d * task.dtype.size
     return Record(*names, task.rows, task.d, str(task.dtype), provider, note=note, kind=task.kind, tensor_bytes=nbytes)
 
 
 def point_of(task: Task) -> Point:
-    """The point that the task's records will have."""
+    """The point of the task's records."""
     return task.kind, task.spec, task.rows
 
 

@@ -1,4 +1,4 @@
-"""What a benchmark says: tables, a summary, notes."""
+"""The report of a benchmark: tables, a summary, notes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from lngen.bench.records import OWN, Record, latencies, throughputs
 from lngen.bench.tasks import LATENCY
 from lngen.bench.verdict import Summary, summarise
 
-WIDTH = 160  # where no terminal sets one
+WIDTH = 160  # columns, where no terminal sets a width
 
 
 def text(records: Sequence[Record], host: Sequence[HostRecord] = (), width: int | None = None) -> str:
-    """Tables, notes and the summary, the tables ``width`` columns wide at most; None: where no terminal sets one."""
+    """Tables, notes and the summary; tables have at most ``width`` columns, None: those of the terminal."""
     console = Console(file=io.StringIO(), width=width or WIDTH, color_system=None)
     for table in [*tables(records), *([host_table(host)] if host else [])]:
         console.print(table)
@@ -87,7 +87,7 @@ def host_table(records: Sequence[HostRecord]) -> Table:
 
 
 def footnotes(records: Sequence[Record]) -> list[str]:
-    """What the tables mark but do not say, each note once per provider with the number of further points."""
+    """The notes that the tables mark with *, each once per provider with the number of further points."""
     notes: dict[tuple[str, str], list[Record]] = {}
     for r in records:
         if r.note:
@@ -126,13 +126,13 @@ def _summary_lines(s: Summary) -> list[str]:
     lines = [f"{head}: {'; '.join(parts) or 'nothing to compare with'}."]
     if s.worst:
         lines.append(f"  farthest below target: {', '.join(s.worst)}")
-    if s.behind:
-        lines.append(f"  behind: {', '.join(s.behind)}")
+    if s.slower:
+        lines.append(f"  slower: {', '.join(s.slower)}")
     return lines
 
 
 def grouped(records: Sequence[Record]) -> dict[tuple[str, str, str], list[Record]]:
-    """Records by graph, direction and dtype, in the order they first come."""
+    """Records by graph, direction and dtype, in order of appearance."""
     groups: dict[tuple[str, str, str], list[Record]] = {}
     for r in records:
         groups.setdefault((r.graph, r.direction, r.dtype), []).append(r)

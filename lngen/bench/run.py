@@ -1,4 +1,4 @@
-"""The benchmark: task after task, each result kept at once, within a limit of time."""
+"""The benchmark: all tasks, each result saved at once, within a time limit."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from lngen.bench.timing import describe
 
 @dataclass(frozen=True)
 class Hooks:
-    """Whom a benchmark tells what.
+    """Callbacks of a benchmark.
 
-    progress  before a task: how many are done, of how many, and the task as text
+    progress  before a task: tasks done, tasks in all, and the task as text
     say       a sentence for the user
     keep      all records so far, after every task
     """
@@ -32,7 +32,7 @@ class Hooks:
 
 @dataclass(frozen=True)
 class Outcome:
-    """All records, those that were there before first, and how many tasks are left."""
+    """All records, with those that already existed first, and the number of tasks left."""
 
     records: list[Record] = field(default_factory=list)
     left: int = 0
@@ -51,9 +51,9 @@ def benchmark(
 ) -> Outcome:
     """Time the providers on every task, side by side per task.
 
-    What fails, a provider or a whole task, is a record with a note, and the rest goes on, unless the GPU itself
-    is lost. Tasks that ``saved`` has calm records of, for all these providers, are not measured again. No task
-    is begun that would, if it took as long as the longest before, end after ``seconds``.
+    A failure of a provider or a task becomes a record with a note and the run continues, unless the GPU itself is
+    lost. Tasks of which ``saved`` has calm records for all these providers are not measured again. A task is not
+    started if it would end after ``seconds``, should it take as long as the longest so far.
     """
     method, hooks = method or Method(), hooks or Hooks()
     points: dict[Point, list[Record]] = {}
@@ -85,12 +85,12 @@ def _records(
     try:
         with engine.active():
             return measure(task, providers, engine, method, say)
-    except Exception as error:  # a GPU error ends a task, and is reported in its rows
+    except Exception as error:  # a GPU error ends a task and is reported in its rows
         return [blank(task, p.name, f"failed: {describe(error)}") for p in providers]
 
 
 def _finished(found: Sequence[Record], providers: Sequence[Provider]) -> bool:
-    """Every provider has a record, and the GPU was calm."""
+    """True if every provider has a record and the GPU was calm."""
     return {p.name for p in providers} <= {r.provider for r in found} and not any(r.drifted for r in found)
 
 
@@ -101,13 +101,13 @@ def _flat(points: dict[Point, list[Record]]) -> list[Record]:
 def _alive(engine: Engine) -> bool:
     try:
         engine.synchronize()
-    except Exception:  # an illegal access, for example, ends everything on this device in this process
+    except Exception:  # after an illegal access, for example, this process cannot use the device
         return False
     return True
 
 
 def _tidy(engine: Engine, enough: int) -> None:
-    """Free what a task left in reference cycles, and cached memory only if much is held: allocating takes long."""
+    """Free reference cycles of a task, and cached memory only if it is large, since allocation is slow."""
     gc.collect()
     if engine.memory()[0] < enough:
         engine.release()
@@ -115,7 +115,7 @@ def _tidy(engine: Engine, enough: int) -> None:
 
 @contextlib.contextmanager
 def _quiet_collector() -> Iterator[None]:
-    """Everything there is by now is not collected again after every task: PyTorch alone is a million objects."""
+    """Excludes all existing objects from garbage collection after each task: PyTorch alone has a million of them."""
     gc.collect()
     gc.freeze()
     try:

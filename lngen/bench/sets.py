@@ -1,4 +1,4 @@
-"""Argument sets: what the cases of a task are launched with."""
+"""Argument sets: the arrays with which the cases of a task are launched."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from lngen.errors import LngenError
 from lngen.ir import Graph
 
 MEAN = 0.5
-MEANS = {"dy": 0.0}  # it would add up over the rows, in f16 beyond the largest number
+MEANS = {"dy": 0.0}  # its sum over the rows would overflow in f16
 GRAPHS = ("layernorm", "rmsnorm")
 
 
 def make_cases(task: Task, count: int, engine: Engine) -> list[Case]:
     """A case per spec of the task over the same ``count`` sets; LngenError for an unknown graph.
 
-    The sets hold equal values in different memory. Those of a latency are links of a chain, see ``_links``.
+    The sets hold equal values in different memory. The sets of a latency are links of a chain, see ``_links``.
     """
     if task.graph not in GRAPHS:
         raise LngenError(f"lngen bench knows {' and '.join(GRAPHS)}, not {task.graph}.")
@@ -36,13 +36,13 @@ def make_cases(task: Task, count: int, engine: Engine) -> list[Case]:
 
 
 def poison(case: Case, index: int) -> None:
-    """Make what is in the results of a set useless."""
+    """Fill the results of a set with values that no kernel computes."""
     for name in case.outputs:
         case.engine.poison(case.sets[index][name])
 
 
 def _first_set(task: Task, graphs: Sequence[Graph], engine: Engine) -> Tensors:
-    """Normal inputs, the statistics that belong to them, and room for the results."""
+    """Normal inputs, their statistics, and memory for the results."""
     first: Tensors = {}
     params = {v.name: v for graph in graphs for v in graph.params}
     for seed, value in enumerate(params.values()):
@@ -60,7 +60,7 @@ def _first_set(task: Task, graphs: Sequence[Graph], engine: Engine) -> Tensors:
 
 
 def _another(first: Tensors, task: Task, graphs: Sequence[Graph], engine: Engine) -> Tensors:
-    """The same inputs in different memory, and room for results."""
+    """The same inputs in different memory, and memory for results."""
     params = {v.name for graph in graphs for v in graph.params}  # a forward's statistics are its backward's inputs
     room = {
         v.name: engine.empty(v.type.shape(task.rows, task.d), v.type.dtype)
@@ -71,6 +71,6 @@ def _another(first: Tensors, task: Task, graphs: Sequence[Graph], engine: Engine
 
 
 def _links(first: Tensors, into: str, out: str, count: int) -> list[Tensors]:
-    """Two sets in turn, the main result of each being an input of the other: no launch can overtake another."""
+    """Two sets in turn, the main result of each an input of the other, so that no launch can overtake another."""
     other = {**first, into: first[out], out: first[into]}
     return [other if i % 2 else first for i in range(count)]

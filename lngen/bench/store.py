@@ -1,6 +1,6 @@
 """The file of a benchmark: conditions, records and a summary as JSON, one record a line, replaced in one step.
 
-The same content gives the same bytes. A file is written after every task, so that a run can be cut at any time.
+The same content gives the same bytes. The file is written after every task, so that a run can be ended at any time.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from lngen.errors import LngenError
 from lngen.files import parse_json, read, shown, write_all
 
 Item = TypeVar("Item", Record, HostRecord)
-MOST_BYTES = 2**28  # of a file, many times what the largest grids take
+MOST_BYTES = 2**28  # of a file, many times the size for the largest grids
 
 
 @dataclass(frozen=True)
 class Saved:
-    """What a file holds; ``runs`` are the circumstances of each run that added to it."""
+    """The content of a file; ``runs`` are the circumstances of each run that contributed to it."""
 
     records: list[Record] = field(default_factory=list)
     conditions: dict[str, str] = field(default_factory=dict)
@@ -44,12 +44,12 @@ def render(saved: Saved) -> str:
 
 
 def write_json(path: Path, saved: Saved) -> None:
-    """Write a file; LngenError if that is impossible. What was there before stays until all of it is written."""
+    """Write a file; LngenError if that fails. The old file remains until the new one is complete."""
     write_all({path: render(saved).encode()})
 
 
 def read_json(path: Path) -> Saved:
-    """What ``write_json`` wrote, now or in an earlier version; LngenError for anything else."""
+    """The content that ``write_json`` wrote, now or in an earlier version; LngenError for anything else."""
     try:
         content = parse_json(read(path, MOST_BYTES))
         records = [_made(Record, r) for r in content["records"]]
@@ -63,7 +63,7 @@ def read_json(path: Path) -> Saved:
 
 
 def _made(kind: type[Item], fields: Mapping[str, Any]) -> Item:
-    """The record with these fields; TypeError or ValueError for fields it has not, or values of another kind."""
+    """The record with these fields; TypeError or ValueError for unknown fields or values of another kind."""
     item = kind(**fields)
     for name, hint in get_type_hints(kind).items():
         value = getattr(item, name)
@@ -76,7 +76,7 @@ def _made(kind: type[Item], fields: Mapping[str, Any]) -> Item:
 
 
 def merged(files: Sequence[Saved]) -> Saved:
-    """Several files as one; of their conditions those they share."""
+    """Several files as one, with the conditions that they share."""
     shared = files[0].conditions.items() if files else ()
     return Saved(
         [r for f in files for r in f.records],
@@ -87,7 +87,7 @@ def merged(files: Sequence[Saved]) -> Saved:
 
 
 def resumed(path: Path, conditions: Mapping[str, str]) -> Saved:
-    """What a file holds to be continued, nothing if there is none; LngenError if its conditions are others."""
+    """The content of a file that is continued, nothing if there is none; LngenError if its conditions differ."""
     if not path.exists():
         return Saved()
     saved = read_json(path)
@@ -97,12 +97,12 @@ def resumed(path: Path, conditions: Mapping[str, str]) -> Saved:
         was = ", ".join(f"{n} '{saved.conditions.get(n, '')}' -> '{conditions.get(n, '')}'" for n in changed)
         raise LngenError(
             f"'{path}' was measured under other conditions ({was}); "
-            "name another file, or leave --resume out to begin this one anew."
+            "name another file, or leave --resume out to replace this one."
         )
     return saved
 
 
 def _lines(items: Sequence[Any]) -> str:
-    """A list with an item a line."""
+    """A list with one item per line."""
     lines = ",\n".join(json.dumps(vars(item), sort_keys=True) for item in items)
     return f"[\n{lines}\n]" if items else "[]"

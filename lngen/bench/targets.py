@@ -1,4 +1,4 @@
-"""What lngen shall reach: fractions of the ceiling on an H200, by the size of a tensor, and ratios to the best peer."""
+"""The targets of lngen: fractions of the ceiling on an H200 by tensor size, and ratios to the best peer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 MB = 1 << 20  # bytes; 8 MB are 4096 x 1024 in 16 bits
 
-# Bytes of one [M, D] tensor: the fraction of the copy (forward), of the addition (backward).
+# By the bytes of one [M, D] tensor: the fraction of the copy (forward), of the addition (backward).
 FRACTIONS = {
     8 * MB: {"fwd": 0.94, "bwd": 0.68},
     16 * MB: {"fwd": 0.94, "bwd": 0.76},
@@ -15,16 +15,16 @@ FRACTIONS = {
     256 * MB: {"fwd": 0.98, "bwd": 0.95},
 }
 DTYPES = ("f16", "bf16", "f32")
-IRREGULAR = 0.85  # of the fraction, for rows that are no multiple of REGULAR: narrow ones, odd ones
+IRREGULAR = 0.85  # of the fraction, for rows that are not a multiple of REGULAR
 REGULAR = 256
-SLACK = 0.97  # whole rows come near a size, not always above it
+SLACK = 0.97  # whole rows may lie slightly below a size
 
 RATIO_EACH = 1.0  # times the speed of the best peer, at every point
 RATIO_MEAN = {"fwd": 1.15, "bwd": 1.4}  # geometric mean over all points
 
 
 def target_fraction(direction: str, dtype: str, tensor_bytes: int, d: int) -> float | None:
-    """The fraction of the ceiling to reach, between two sizes of the table interpolated in log bytes.
+    """The fraction of the ceiling to reach; between two sizes of the table, interpolated in log bytes.
 
     None where there is no target: for tensors below the table, for f64, for forward and backward as one unit.
     """

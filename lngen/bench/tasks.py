@@ -1,4 +1,4 @@
-"""Tasks: what is timed. A spec, or forward and backward as one unit, at a number of rows, in one of two classes."""
+"""Tasks, which are timed: a spec, or forward and backward as one unit, at a number of rows, in one of two classes."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from lngen.errors import SpecError
 from lngen.ir import DType
 from lngen.spec import Spec, parse_spec
 
-# The ceiling of each direction: it moves what a norm must, and computes nothing.
+# The ceiling of each direction: it moves the bytes that a norm must, and computes nothing.
 CEILINGS = {"fwd": "copy", "bwd": "add", "both": "copy+add"}
-OVERLAPPED = "-overlapped"  # after a ceiling's name: one whose calls begin while the one before ends
+OVERLAPPED = "-overlapped"  # after a ceiling's name: calls overlap, by programmatic launch
 DIRECTIONS = tuple(CEILINGS)
 
 THROUGHPUT = "throughput"  # cold rotating buffers, GB/s
-LATENCY = "latency"  # each launch reads what the one before wrote, warm, us per call
-CHAINS = {"fwd": "x", "bwd": "dy"}  # the input that takes the main result of the launch before
+LATENCY = "latency"  # each launch reads the previous result, warm, us per call
+CHAINS = {"fwd": "x", "bwd": "dy"}  # the input that takes the main result of the previous launch
 
 
 @dataclass(frozen=True)
 class Task:
-    """Specs launched one after the other as one unit: one of them, or forward and then backward."""
+    """Specs launched one after the other as one unit: one spec, or forward and then backward."""
 
     specs: tuple[Spec, ...]
     rows: int
@@ -36,7 +36,7 @@ class Task:
 
     @property
     def spec(self) -> str:
-        """The spec's text, with the direction ``both`` for two of them."""
+        """The spec's text, with the direction ``both`` for two specs."""
         head, _, keys = str(self.specs[0]).partition(":")
         return f"{head.partition('.')[0]}.{self.direction}:{keys}"
 
@@ -62,7 +62,7 @@ class Task:
 
 
 def make_task(graph: str, direction: str, dtype: str, rows: int, d: int, kind: str = THROUGHPUT) -> Task:
-    """A task from words; SpecError for a wrong one."""
+    """A task from its text fields; SpecError for a wrong one."""
     if direction not in DIRECTIONS:
         raise SpecError(f"There is no direction '{direction}', expected some of {', '.join(DIRECTIONS)}.")
     halves = ("fwd", "bwd") if direction == "both" else (direction,)

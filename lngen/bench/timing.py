@@ -1,12 +1,12 @@
 """Timing launches side by side: cold rotating buffers, one CUDA graph per candidate, interleaved rounds.
 
-The method, and why:
+The method and its reasons:
 
 - every launch takes the next of several argument sets, which together exceed the L2 cache several times over;
-  without that one measures the L2 cache
+  otherwise the L2 cache is measured
 - the launches of a candidate are captured in one CUDA graph, so that no host time is measured
-- candidates are replayed in turn, A B C A B C, so that a drift of the clocks meets all of them alike
-- a reference among them, the copy, tells whether the clocks did drift
+- candidates are replayed in turn, A B C A B C, so that a drift of the clocks affects all of them alike
+- a reference among them, the copy, shows whether the clocks drift
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from lngen.errors import LngenError
 
 COLD_BYTES = 300_000_000  # at least, and at least L2_FACTOR times the L2 cache
 L2_FACTOR = 5
-MEMORY_FRACTION = 0.6  # of the free memory that argument sets may take
+MEMORY_FRACTION = 0.6  # of the free memory, for argument sets
 MAX_SETS = 64
-REPLAY_US = 8_000.0  # how long one replay is meant to take
+REPLAY_US = 8_000.0  # intended duration of one replay
 MAX_LAUNCHES = 2_000
 ROUNDS = 12
 WARM_MS = 150.0
-DRIFT = 0.02  # of the reference, above which rounds are doubtful
+DRIFT = 0.02  # of the reference; rounds with more are doubtful
 
 Launch = Callable[[int, int], None]
 """``launch(stream, index)``: enqueue one call on the stream (a pointer), with the argument set ``index``."""
 
 
 class Timer(Protocol):
-    """What captures launches and times replays; see ``lngen.bench.engines``."""
+    """Captures launches and times replays; see ``lngen.bench.engines``."""
 
     def capture(self, launch: Launch, indices: Sequence[int]) -> Any:
         """A replayable graph of one launch per index."""
 
     def elapsed(self, graphs: Sequence[Any]) -> list[float]:
-        """Replay the graphs in that order, back to back; milliseconds of each."""
+        """Replay the graphs in the given order, back to back; milliseconds of each."""
 
 
 @dataclass(frozen=True)
@@ -62,10 +62,10 @@ class Stats:
 
 @dataclass(frozen=True)
 class Timing:
-    """What ``time_side_by_side`` found: by candidate, statistics or the reason there are none.
+    """The result of ``time_side_by_side``: by candidate, statistics or the reason for their absence.
 
-    drift      how far the reference moved during the rounds that count, relative to it
-    repeats    how often all rounds were repeated because it had moved too far
+    drift      how far the reference moved during the rounds that count, relative to its time
+    repeats    how often all rounds were repeated because of a larger drift
     """
 
     stats: dict[str, Stats] = field(default_factory=dict)
@@ -76,12 +76,12 @@ class Timing:
 
     @property
     def drifted(self) -> bool:
-        """The reference moved so much between the first and the second half that the figures are doubtful."""
+        """True if the reference moved so much between the two halves that the times are doubtful."""
         return self.drift > DRIFT
 
 
 def set_count(set_bytes: int, l2_bytes: int, free_bytes: int, most: int = MAX_SETS) -> int:
-    """How many argument sets to rotate; LngenError if not even one fits."""
+    """The number of argument sets to rotate; LngenError if not even one fits."""
     affordable = int(MEMORY_FRACTION * free_bytes // max(set_bytes, 1))
     if affordable < 1:
         raise LngenError(
@@ -99,7 +99,7 @@ def launch_count(us: float, sets: int, replay_us: float = REPLAY_US) -> int:
 
 
 def drift(samples: Sequence[float]) -> float:
-    """How far the median of the second half is from that of the first, relative to it."""
+    """The distance of the median of the second half from that of the first, relative to the first."""
     half = len(samples) // 2
     if half == 0:
         return 0.0
@@ -119,20 +119,13 @@ def time_side_by_side(
     repeats: int = 0,
     moved: Callable[[float], None] = lambda drift: None,
 ) -> Timing:
-    """Time every candidate over ``sets`` argument sets; one that cannot be captured is a failure of its own.
+    """Time every candidate over ``sets`` argument sets; a candidate that cannot be captured fails alone.
 
-    reference  the candidate whose drift is reported; None or one that failed: the drift is 0
-    repeats    how often at most all rounds are repeated while the reference drifts; the calmest rounds count
-    moved      is told the drift of rounds that are about to be repeated
+    reference  the candidate whose drift is reported; if None or failed, the drift is 0
+    repeats    how often all rounds are repeated at most while the reference drifts; the calmest count
+    moved      is called with the drift of rounds that will be repeated
     """
-    graphs: dict[str, Any] = {}
-    counts: dict[str, int] = {}
-    failures: dict[str, str] = {}
-    for name, launch in launches.items():
-        try:
-            graphs[name], counts[name] = _capture(timer, launch, sets, replay_us)
-        except Exception as error:  # whatever a peer raises, the others go on
-            failures[name] = describe(error)
+    graphs, counts, failures = _capture_all(timer, launches, sets, replay_us)
     if not graphs:
         return Timing(failures=failures)
     warmed = 0.0
@@ -150,10 +143,25 @@ def time_side_by_side(
     return Timing({name: Stats.of(s) for name, s in calmest[1].items()}, counts, failures, calmest[0], repeat)
 
 
+def _capture_all(
+    timer: Timer, launches: Mapping[str, Launch], sets: int, replay_us: float
+) -> tuple[dict[str, Any], dict[str, int], dict[str, str]]:
+    """The graph of every candidate and its number of launches, or the reason why it has none."""
+    graphs: dict[str, Any] = {}
+    counts: dict[str, int] = {}
+    failures: dict[str, str] = {}
+    for name, launch in launches.items():
+        try:
+            graphs[name], counts[name] = _capture(timer, launch, sets, replay_us)
+        except Exception as error:  # the other peers continue, whatever one raises
+            failures[name] = describe(error)
+    return graphs, counts, failures
+
+
 def _rounds(timer: Timer, graphs: Mapping[str, Any], counts: Mapping[str, int], rounds: int) -> dict[str, list[float]]:
     """Microseconds per launch of every candidate in each of the interleaved rounds."""
     order = [*graphs] * rounds
-    # The first replay finds an idle GPU and is charged for its own launch: one more, and not counted.
+    # The first replay finds an idle GPU and includes the launch itself, so one more is replayed and not counted.
     ms = timer.elapsed([graphs[order[-1]], *(graphs[name] for name in order)])[1:]
     samples: dict[str, list[float]] = {name: [] for name in graphs}
     for name, one in zip(order, ms, strict=True):
@@ -162,7 +170,7 @@ def _rounds(timer: Timer, graphs: Mapping[str, Any], counts: Mapping[str, int], 
 
 
 def fastest(launches: Sequence[Launch], sets: int, timer: Timer, rounds: int = 3) -> Launch:
-    """The launch whose median over interleaved rounds is least; the first if there is nothing to choose."""
+    """The launch with the least median over interleaved rounds; the first if there is only one."""
     if len(launches) == 1:
         return launches[0]
     graphs = [timer.capture(launch, range(sets)) for launch in launches]
@@ -179,7 +187,7 @@ def describe(error: BaseException) -> str:
 
 
 def _capture(timer: Timer, launch: Launch, sets: int, replay_us: float) -> tuple[Any, int]:
-    """The graph to time and its number of launches, found with a short graph."""
+    """The graph to time and its number of launches, which a short graph determines."""
     probe = [i % sets for i in range(max(sets, 8))]
     graph = timer.capture(launch, probe)
     us = 1e3 * timer.elapsed([graph, graph])[1] / len(probe)

@@ -17,7 +17,7 @@ COMMON = range(768, 16384 + 1, 256)  # widths of models
 
 
 def judge(records: Sequence[Record]) -> list[Record]:
-    """The records with size, target and, for lngen, verdict and best peer filled in from what was measured."""
+    """The records with size and target and, for lngen, verdict and best peer."""
     peers: dict[Point, tuple[float, str]] = {}
     for r in records:
         fair = not (r.is_lngen or r.is_ceiling or r.note.startswith("implausible"))
@@ -41,15 +41,15 @@ def _judged(r: Record, peer: tuple[float, str] | None) -> Record:
 
 @dataclass(frozen=True)
 class Summary:
-    """lngen over all points of a class, a graph and a direction; ``worst`` and ``behind`` are points as text.
+    """lngen over all points of a class, a graph and a direction; ``worst`` and ``slower`` are points as text.
 
-    provider     which way to call lngen
-    ratio        geometric mean of the ratios to the best peer; ratio_target what it shall be
-    ratio_common the same over the widths models have, D a multiple of 256 from 768 to 16384: wide and odd rows, where
-                 some peers collapse, raise ``ratio``
-    compared     points that have a ratio; ahead: those where it is 1 or more
+    provider     the way to call lngen
+    ratio        geometric mean of the ratios to the best peer; ratio_target: its target
+    ratio_common the same over the widths of models, D a multiple of 256 from 768 to 16384: at wide and odd rows some
+                 peers collapse, which raises ``ratio``
+    compared     points that have a ratio; ahead: those with a ratio of 1 or more
     worst        the points farthest below their target
-    behind       the points with the smallest ratio below 1
+    slower       the points with the smallest ratio below 1
     """
 
     kind: str
@@ -66,7 +66,7 @@ class Summary:
     compared: int
     ahead: int
     worst: tuple[str, ...]
-    behind: tuple[str, ...]
+    slower: tuple[str, ...]
 
     def json(self) -> dict[str, Any]:
         """As a document."""
@@ -74,7 +74,7 @@ class Summary:
 
 
 def summarise(records: Sequence[Record]) -> list[Summary]:
-    """A summary per class, graph, direction and way to call lngen, in the order they first come."""
+    """A summary per class, graph, direction and way to call lngen, in order of appearance."""
     groups: dict[tuple[str, str, str, str], list[Record]] = {}
     for r in records:
         if r.is_lngen:
@@ -85,7 +85,7 @@ def summarise(records: Sequence[Record]) -> list[Summary]:
 def _summary(kind: str, graph: str, direction: str, provider: str, group: Sequence[Record]) -> Summary:
     ratios = [(r.d, r.ratio) for r in group if r.ratio is not None]
     missed = sorted((r for r in group if r.met is False), key=lambda r: (r.fraction or 0) / (r.target or 1))
-    behind = sorted((r for r in group if r.ratio is not None and r.ratio < RATIO_EACH), key=lambda r: r.ratio or 0)
+    slower = sorted((r for r in group if r.ratio is not None and r.ratio < RATIO_EACH), key=lambda r: r.ratio or 0)
     return Summary(
         kind,
         graph,
@@ -99,14 +99,14 @@ def _summary(kind: str, graph: str, direction: str, provider: str, group: Sequen
         ratio_common=_geometric_mean([ratio for d, ratio in ratios if d in COMMON]),
         ratio_target=None if kind == LATENCY else RATIO_MEAN.get(direction),
         compared=len(ratios),
-        ahead=len(ratios) - len(behind),
+        ahead=len(ratios) - len(slower),
         worst=tuple(f"{_shape(r)} {r.fraction:.3f} of {r.target:.3f}" for r in missed[:WORST]),
-        behind=tuple(f"{_shape(r)} {r.ratio:.2f} x {r.best_peer}" for r in behind[:WORST]),
+        slower=tuple(f"{_shape(r)} {r.ratio:.2f} x {r.best_peer}" for r in slower[:WORST]),
     )
 
 
 def _geometric_mean(ratios: Sequence[float]) -> float | None:
-    """To four digits; None of no ratios."""
+    """The mean to four digits; None without ratios."""
     return round(math.exp(sum(map(math.log, ratios)) / len(ratios)), 4) if ratios else None
 
 

@@ -1,23 +1,24 @@
-"""Is a kernel right? Mathematics against the oracles, compilation, and on a GPU bits against the interpreter."""
+"""Checks of a kernel: mathematics against the oracles, compilation, and bits against the interpreter."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
 from lngen.check.closed_form import closed_form
+from lngen.check.device import bits
 from lngen.check.differences import ROWS, gradient_excess, result_excess
 from lngen.check.executed import executed
 from lngen.check.inputs import forward_inputs, random_inputs
 from lngen.check.result import Result
 from lngen.check.tolerances import NORMS, NormName
+from lngen.compile import Compilation
+from lngen.devices import DEFAULT_ARCH, device_for
 from lngen.errors import MissingError
 from lngen.interpret import interpret
 from lngen.ir.numerics import Array
 from lngen.ir.ops import compute_dtype
-from lngen.lower import lower
-from lngen.runtime.choose import DEFAULT_ARCH, compile_plan, default_schedule
 from lngen.runtime.launch import device_arch, device_count
-from lngen.schedule import Schedule, capability, fits, problem, space
+from lngen.schedule import Schedule, fits, space
 from lngen.spec import Spec
 from lngen.toolchain import Binary
 
@@ -32,64 +33,63 @@ def check_spec(
 ) -> Iterator[Result]:
     """Check one spec: the default schedule and ``schedules - 1`` others spread over the legal ones.
 
-    The interpreter is held against float64: closed forms (lngen's norms) or the graph without its roundings (graphs of
-    one's own), and the gradients' formulas against central differences of the forward. Every schedule is compiled for
-    ``arch`` (a GPU's own if there is one), the default must not spill. With a GPU (``on`` gpu or auto) each is launched
-    on poisoned outputs and its bits compared with the interpreter's; without one (``on`` ptx or auto) its PTX is
-    executed on NumPy, every access checked. MissingError for ``on=gpu`` without one.
+    The interpreter is compared with float64: closed forms (lngen's norms) or the graph without its roundings (other
+    graphs), and the gradients' formulas with central differences of the forward. Every schedule is compiled for
+    ``arch`` (a GPU's own if there is one); the default must not spill. With a GPU (``on`` gpu or auto) each is launched
+    on poisoned outputs and its bits are compared with the interpreter's; without one (``on`` ptx or auto) its PTX is
+    executed on NumPy, with every access checked. MissingError for ``on=gpu`` without a GPU.
     """
     gpu = on in ("auto", "gpu") and device_count() > 0
     if on == "gpu" and not gpu:
         raise MissingError("on=gpu expects a GPU, none was found; use --on interpreter, or run `lngen doctor`.")
     if spec.direction == "bwd":
         yield formulas(spec)
+    compilation = Compilation(spec)
     wanted: dict[int, tuple[dict[str, Array], dict[str, Array]]] = {}
     for m in rows:
         inputs = random_inputs(spec, m)
-        wanted[m] = inputs, interpret(spec.graph(), inputs)
+        wanted[m] = inputs, interpret(compilation.graph, inputs)
         if m:
             yield mathematics(spec, m, *wanted[m])
     target = device_arch(0) if gpu else arch
-    chosen = [default_schedule(spec, target), *others(spec, schedules - 1, target)]
+    chosen = [compilation.schedule(target), *others(compilation, schedules - 1, target)]
     for number, schedule in enumerate(dict.fromkeys(chosen)):
-        plan = lower(spec, schedule)
-        binary = compile_plan(plan, target)
+        kernels = compilation.kernels(schedule)
+        binary = kernels.cubin(target)
         yield compiled(spec, schedule, binary, may_spill=number > 0)
-        if gpu:
-            from lngen.check.device import bits
-
-            for m, (inputs, want) in wanted.items():
-                yield bits(plan, binary, m, inputs, want)
-        elif on != "interpreter":
-            for m, (inputs, want) in wanted.items():
-                yield executed(plan, target, m, inputs, want)
+        for m, (inputs, want) in wanted.items():
+            if gpu:
+                yield bits(kernels.plan, binary, m, inputs, want)
+            elif on != "interpreter":
+                yield executed(kernels, target, m, inputs, want)
 
 
-def others(spec: Spec, count: int, arch: str = DEFAULT_ARCH) -> list[Schedule]:
-    """``count`` schedules that ``arch`` has room for: kinds take turns, and of each kind they are spread over all.
+def others(compilation: Compilation, count: int, arch: str = DEFAULT_ARCH) -> list[Schedule]:
+    """``count`` schedules that fit ``arch``: kinds take turns, and those of each kind are spread over all of it.
 
-    Which kind comes first is the spec's matter, so that a grid of specs sees every kind even where each spec has room
-    for few.
+    The first kind depends on the spec, so that a grid of specs covers every kind even where each spec has room for
+    few.
     """
     kinds: dict[tuple[object, ...], list[Schedule]] = {}
-    facts = problem(spec.graph(), spec.d)
+    facts = compilation.problem
+    device = device_for(arch)
     for s in space(facts):
-        if fits(s, facts, capability(arch)):
+        if fits(s, facts, device):
             kinds.setdefault(s.kind, []).append(s)
     ordered = list(kinds.values())
     if not ordered:
         return []
-    first = sum(str(spec).encode()) % len(ordered)
+    first = sum(str(compilation.spec).encode()) % len(ordered)
     chosen: dict[Schedule, None] = {}
     for turn in range(max(count, 0)):
         for number, listed in enumerate((*ordered[first:], *ordered[:first])):
-            # Steps of the golden ratio leave no large gap, however many there are.
+            # Steps of the golden ratio leave no large gap, whatever their number.
             chosen[listed[int((0.618 * turn + 0.382 * number + 0.5) % 1 * len(listed))]] = None
     return list(chosen)[: max(count, 0)]
 
 
 def compiled(spec: Spec, schedule: Schedule, binary: Binary, *, may_spill: bool) -> Result:
-    """Whether the compiler kept everything in registers; only the default schedule has to."""
+    """Whether the compiler kept everything in registers, which only the default schedule has to satisfy."""
     texts = [f"{name.rpartition('__')[2]} {r.registers} registers" for name, r in binary.resources.items()]
     spilled = any(r.spills for r in binary.resources.values())
     detail = f"{binary.arch}: {', '.join(texts)}{', spills' if spilled else ''}"
@@ -99,8 +99,8 @@ def compiled(spec: Spec, schedule: Schedule, binary: Binary, *, may_spill: bool)
 def mathematics(spec: Spec, rows: int, inputs: Mapping[str, Array], results: Mapping[str, Array]) -> Result:
     """The interpreter's results against an oracle in float64; 1.0 is the bound.
 
-    For lngen's own norms that is a closed form, which shares nothing with the IR. For any other graph it is the graph
-    itself without its roundings, and for its gradients the differences of that.
+    For lngen's own norms the oracle is a closed form, which shares nothing with the IR. For any other graph it is the
+    graph itself without its roundings, and for its gradients the differences of that.
     """
     norm = next((n for n in NORMS if spec.builtin and n == spec.definition.name), None)
     if norm is not None:

@@ -1,4 +1,4 @@
-"""What a norm's results should be: the closed forms, what each error is relative to, and its bound."""
+"""The expected results of a norm: the closed forms, the scale of each error, and its bound."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from lngen.ir.numerics import Array
 
 @dataclass(frozen=True)
 class Expected:
-    """One result: its closed form, and within what a correct one is of it."""
+    """One result: its closed form, and how far a correct result may be from it."""
 
     value: oracles.Array
     scale: oracles.Array
     bound: Bound
 
     def excess(self, out: Array) -> float:
-        """The largest error of ``out`` in units of what is allowed."""
+        """The largest error of ``out`` in units of the allowed one."""
         return self.bound.excess(out, self.value, self.scale)
 
 
@@ -37,7 +37,7 @@ def closed_form(
 ) -> dict[str, Expected]:
     """The results that ``stored`` gives a dtype, for x and, where ``inputs`` have them, gamma, beta and dy.
 
-    ``compute`` is what a kernel computes in, ``wide`` what the closed form does: float64 or more.
+    ``compute`` is the dtype a kernel computes in, ``wide`` that of the closed form: float64 or more.
     """
     given = {name: array.astype(wide) for name, array in inputs.items()}
     x, gamma, beta, dy = given["x"], *(given.get(name) for name in ("gamma", "beta", "dy"))

@@ -1,8 +1,8 @@
-"""A graph of any kind against itself in float64: its forward evaluated, its backward by differences of that forward.
+"""Any graph against itself in float64: its forward evaluated, its backward by differences of that forward.
 
-Two questions, so that neither answer drowns in the other. Are the gradients' formulas right: in float64, where nothing
-rounds, are they what differences of the forward say, to 1e-7? Is the arithmetic right: are the interpreter's results
-within rounding of what the formulas give in float64?
+Two separate checks, so that neither error hides the other. The gradients' formulas: in float64, with negligible
+rounding, they agree with differences of the forward to 1e-7. The arithmetic: the interpreter's results are within
+rounding of the formulas in float64.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from lngen.ir.numerics import Array
 from lngen.spec import Spec
 
 ROWS = 3
-FEATURES = 17  # of rows too long for many evaluations
+FEATURES = 17  # in place of rows too long for many evaluations
 LONGEST = 2**18
-STEP = 1e-3  # of inputs that may be far from zero; FINE of those near it, where few elements pass a kink
+STEP = 1e-3  # for inputs that may be far from zero; FINE for inputs near zero, where few elements pass a kink
 FINE = 1e-5
 ALLOWED = 1e-7
-ROUNDING = 2.0**-50  # a few roundings of each result that is taken a difference of
-KINK = 4.0  # times what two steps disagree by: where a maximum changes sides between them, differences are off
+ROUNDING = 2.0**-50  # a few roundings of each result in a difference
+KINK = 4.0  # times the disagreement of two steps, which is large where a maximum changes sides between them
 
 
 def result_excess(spec: Spec, inputs: Mapping[str, Array], results: Mapping[str, Array]) -> dict[str, float]:
-    """For each result its largest distance from float64, in units of what rounding may make of it.
+    """For each result its largest distance from float64, in units of the rounding that is allowed.
 
-    A forward is held against the graph that was described, before any pass; a backward, whose formulas
-    ``gradient_excess`` is for, against its own. What it takes from forward counts as exact.
+    A forward is compared with the graph as described, before any pass; a backward with its own graph, because
+    ``gradient_excess`` checks its formulas. The values it takes from forward count as exact.
     """
     graph = spec.forward() if spec.direction == "fwd" else spec.graph()
     wanted = evaluate(graph, inputs)
@@ -42,7 +42,7 @@ def result_excess(spec: Spec, inputs: Mapping[str, Array], results: Mapping[str,
 def gradient_excess(spec: Spec) -> dict[str, float]:
     """For each gradient its error along random directions, relative to its size, in units of 1e-7; all in float64.
 
-    A cotangent that the backward does not take counts, too: its part of every gradient is expected to be zero.
+    A cotangent that the backward does not take is included: its part of every gradient must be zero.
     """
     spec = replace(spec, d=min(spec.d, FEATURES)) if spec.d > LONGEST else spec
     forward, backward = spec.with_direction("fwd").forward(), spec.graph()
@@ -51,7 +51,7 @@ def gradient_excess(spec: Spec) -> dict[str, float]:
     primals = {p.name: rng.normal(0.5, 1.0, p.type.shape(ROWS, spec.d)) for p in forward.params}
     outputs = {name: r.value for name, r in evaluate(forward, primals).items()}
     given = {f"d{name}": rng.normal(0.3, 1.0, a.shape) for name, a in outputs.items()}
-    known = primals | outputs | given  # what is saved is as exact as what it is saved for
+    known = primals | outputs | given  # saved values are as exact as the results they are saved for
     gradients = evaluate(backward, {p.name: known[p.name] for p in backward.params})
     cotangents = np.concatenate([given[f"d{name}"].ravel() for name in spec.differentiated])
 
@@ -68,7 +68,7 @@ def gradient_excess(spec: Spec) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Along:
-    """A gradient along a direction: how far from the differences it is, how large it could be, and their own error."""
+    """A gradient along a direction: its distance from the differences, its largest possible size, their own error."""
 
     direction: Array
     error: float

@@ -1,4 +1,4 @@
-"""Random inputs for checks: nothing at zero, nothing at one, nothing symmetric that would hide a wrong formula."""
+"""Random inputs for checks: nothing is zero, one or symmetric, which could hide a wrong formula."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lngen.ir import Value
 from lngen.ir.numerics import Array, round_to
 from lngen.spec import Spec
 
-POISON = 0xFE  # a byte pattern no kernel computes: an element never written is seen
+POISON = 0xFE  # a byte pattern no kernel computes, so that an element never written is detected
 
 
 def forward_inputs(spec: Spec, rows: int, seed: int = 0, mean: float = 0.5) -> dict[str, Array]:
@@ -21,7 +21,7 @@ def forward_inputs(spec: Spec, rows: int, seed: int = 0, mean: float = 0.5) -> d
 
 
 def random_inputs(spec: Spec, rows: int, seed: int = 0, mean: float = 0.5) -> dict[str, Array]:
-    """The spec's inputs by name; what backward takes from forward is what forward computes from the same inputs."""
+    """The spec's inputs by name; those that backward takes from forward are computed by forward."""
     inputs = forward_inputs(spec, rows, seed, mean)
     if spec.direction == "bwd":
         inputs |= interpret(spec.with_direction("fwd").graph(), inputs)
@@ -36,18 +36,18 @@ def draw(rng: np.random.Generator, value: Value, rows: int, d: int, mean: float)
 
 
 def same_bits(a: Array, b: Array) -> Array:
-    """Elementwise: equal bits, or both NaN (all NaNs are one value)."""
+    """Elementwise: equal bits, or both NaN (all NaNs count as equal)."""
     kind = f"u{a.dtype.itemsize}"
     with np.errstate(invalid="ignore"):
         return np.asarray((a.view(kind) == b.view(kind)) | ((a != a) & (b != b)))
 
 
 def differing(got: Array, want: Array) -> int:
-    """How many numbers differ in their bits; all NaNs are one value."""
+    """The number of elements whose bits differ; all NaNs count as equal."""
     return int((~same_bits(got, want)).sum())
 
 
 def mismatches(got: Mapping[str, Array], want: Mapping[str, Array]) -> list[str]:
-    """The results that differ in their bits, and how many numbers of each."""
+    """The results whose bits differ, and the number of elements of each."""
     wrong = {n: differing(got[n], want[n]) for n in want}
     return [f"{n}: {count} of {want[n].size} differ" for n, count in wrong.items() if count]

@@ -1,9 +1,8 @@
 """The bit matrix: every spec of a wide grid, every row count, several schedules, each number compared on a GPU.
 
-The interpreter is too slow for the largest arrays, and does not have to see them: the bits of a row depend
-on that row alone, those of a column sum on its column alone. So the inputs repeat a base block of rows, row
-results are compared with the repeated results of the block, and column sums of large arrays on a sample of
-columns, summed over all rows.
+The interpreter is too slow for the largest arrays and does not need them: the bits of a row depend on that row alone,
+those of a column sum on its column alone. So the inputs repeat a base block of rows, row results are compared with
+the repeated results of the block, and column sums of large arrays on a sample of columns, summed over all rows.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ import numpy as np
 
 from lngen.check.check import others
 from lngen.check.inputs import POISON, random_inputs
+from lngen.compile import Compilation
 from lngen.interpret import interpret
 from lngen.ir import D, Graph, M
 from lngen.ir.numerics import Array
-from lngen.lower import Plan, lower
+from lngen.lower import Plan
 from lngen.passes.edit import extract
 from lngen.runtime.arrays_np import launch_raw, raw
-from lngen.runtime.choose import compile_plan, default_schedule
 from lngen.runtime.launch import Launcher, device_arch
 from lngen.spec import Spec, parse_spec
 from lngen.toolchain import nvrtc_version
@@ -58,7 +57,7 @@ EXTREMES = (
 
 @dataclass
 class Entry:
-    """What one spec showed: how many launches and numbers were compared, and what differed."""
+    """The outcome of one spec: the launches and numbers compared, and the differences."""
 
     spec: str
     schedules: list[str] = field(default_factory=list)
@@ -70,7 +69,7 @@ class Entry:
 
 
 def specs(features: Sequence[int] = FEATURES) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """The grid, largest rows first, so that the last process does not wait alone."""
+    """The grid, largest rows first, so that the last process does not run alone for long."""
     for text, rows in EXTREMES:
         yield text, (rows,)
     for d in sorted(features, reverse=True):
@@ -81,7 +80,7 @@ def specs(features: Sequence[int] = FEATURES) -> Iterator[tuple[str, tuple[int, 
 
 
 def conditions() -> dict[str, Any]:
-    """What the matrix ran on; MissingError without a GPU."""
+    """The machine of the matrix; MissingError without a GPU."""
     import cupy
 
     arch = device_arch(0)
@@ -92,7 +91,7 @@ def conditions() -> dict[str, Any]:
 def run_matrix(
     listed: Sequence[tuple[str, Sequence[int]]], *, schedules: int = 5, processes: int = 8, budget: float = 480.0
 ) -> Iterator[Entry]:
-    """Entries as they finish; specs not reached within ``budget`` seconds come back with a note."""
+    """Entries as they finish; a spec that is not reached within ``budget`` seconds has a note."""
     deadline = time.time() + budget
     context = multiprocessing.get_context("spawn")  # a CUDA context does not survive a fork
     with ProcessPoolExecutor(processes, mp_context=context) as pool:
@@ -116,7 +115,7 @@ def summary(entries: Sequence[Entry]) -> dict[str, Any]:
 
 
 def to_json(entries: Sequence[Entry], conditions: dict[str, Any]) -> str:
-    """The summary with its conditions, one line an entry."""
+    """The summary with its conditions, one line per entry."""
     data = summary(entries)
     listed = ",\n".join("    " + json.dumps(e, sort_keys=True) for e in data.pop("entries"))
     head = json.dumps({"conditions": conditions, **data}, indent=2, sort_keys=True)
@@ -134,16 +133,17 @@ def check_entry(text: str, rows: Sequence[int], schedules: int, deadline: float)
     try:
         case = _Case(spec, max(rows))
         arch = device_arch(0)
-        default = default_schedule(spec, arch)
-        chosen = [default, *(s for s in others(spec, schedules + 1, arch) if s != default)][:schedules]
+        compilation = Compilation(spec)
+        default = compilation.schedule(arch)
+        chosen = [default, *(s for s in others(compilation, schedules + 1, arch) if s != default)][:schedules]
         for schedule in dict.fromkeys(chosen):
-            plan = lower(spec, schedule)
-            launcher = Launcher(plan, compile_plan(plan, arch).image, 0)
+            kernels = compilation.kernels(schedule)
+            launcher = Launcher(kernels.plan, kernels.cubin(arch).image, 0)
             entry.schedules.append(str(schedule))
             for m in rows:
-                case.compare(plan, launcher, m, entry)
+                case.compare(kernels.plan, launcher, m, entry)
         entry.rows = list(rows)
-    except Exception as e:  # the rest of the matrix goes on; the entry says what happened
+    except Exception as e:  # the matrix continues; the entry reports the error
         entry.notes.append(f"{type(e).__name__}: {e}")
     entry.seconds = time.time() - begin
     _free()
@@ -151,14 +151,14 @@ def check_entry(text: str, rows: Sequence[int], schedules: int, deadline: float)
 
 
 def _free() -> None:
-    """Give the memory of the last spec back: the processes share one GPU."""
+    """Frees the memory of the previous spec, since the processes share one GPU."""
     import cupy
 
     cupy.get_default_memory_pool().free_all_blocks()
 
 
 class _Case:
-    """The inputs of one spec on the GPU, and the interpreter's answers."""
+    """The inputs of one spec on the GPU, and the interpreter's results."""
 
     def __init__(self, spec: Spec, most: int) -> None:
         import cupy
@@ -211,7 +211,7 @@ class _Case:
         return self.wanted_columns.get(m, {})
 
     def compare(self, plan: Plan, launcher: Launcher, m: int, entry: Entry) -> None:
-        """One launch on poisoned outputs, every row result and every sampled column compared."""
+        """One launch on poisoned outputs; every row result and every sampled column is compared."""
         out = launch_raw(launcher, m, self.device, POISON)
         wrong = {}
         for name, want in self.wanted_rows.items():

@@ -1,15 +1,15 @@
-"""What any graph means in real numbers, as far as float64 has them, and how far its rounded evaluation may be off.
+"""A graph evaluated in real numbers, as exactly as float64 allows, with the error bound of its rounded evaluation.
 
-The values share nothing with the interpreter: no cast rounds, and sums are NumPy's. The bound of each value is carried
-along with it (running error analysis: Higham, Accuracy and Stability of Numerical Algorithms, section 3.3): what an
-operation makes of its operands' errors, to all orders, and half a unit in the last place of its own dtype. A sum over n
-terms adds the errors of the terms and, for each rounding that a term meets, a unit roundoff of the sum of their sizes
-(section 4.2); ``row_depth`` and ``column_depth`` say how many roundings that are. A selection whose operands may be
-either way round is off by as much as what it selects. Numbers are taken as not overflowing, intermediate ones as not
-subnormal.
+The values share nothing with the interpreter: no cast rounds, and sums are NumPy's. Each value carries its bound
+(running error analysis: Higham, Accuracy and Stability of Numerical Algorithms, section 3.3): the propagated errors of
+the operands, to all orders, and half a unit in the last place of the value's own dtype. A sum over n terms adds the
+errors of the terms and, for each rounding along the path of a term, a unit roundoff of the sum of their absolute values
+(section 4.2); ``row_depth`` and ``column_depth`` bound the number of these roundings. The error of a selection whose
+operands may be in either order is as large as the selected value. No number is assumed to overflow, no intermediate one
+to be subnormal.
 
-Errors are taken as independent of each other's signs. So the bound is larger than that of a hand derivation, which
-knows for example that the sum of a centred row vanishes; a wrong formula is off by far more than either.
+The signs of the errors are assumed independent. So the bound is larger than that of a derivation by hand, which uses
+for example that the sum of a centred row vanishes; the error of a wrong formula exceeds both by far.
 """
 
 from __future__ import annotations
@@ -22,33 +22,36 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lngen.check.tolerances import FLOOR, ROUNDOFF, column_depth, row_depth
-from lngen.ir import Axis, D, Eqn, Graph, Value
+from lngen.ir import WIDE, Axis, D, Eqn, Graph, M, S, Value, indexed_by_elements, segment_of
 
 Array = NDArray[np.floating[Any]]
 
 
 @dataclass(frozen=True)
 class Real:
-    """Numbers over the axes [M, D], of length 1 along those they lack, and how far a rounded evaluation may be off."""
+    """Numbers over the axes [M, D] or [M, S], of length 1 along absent axes.
+
+    ``error``: the error bound of a rounded evaluation.
+    """
 
     value: Array
     error: Array
 
     @property
     def most(self) -> Array:
-        """The largest size that the rounded number may have."""
+        """The largest absolute value that the rounded number may have."""
         return np.abs(self.value) + self.error
 
 
 Sizes = Mapping[Axis, int]
 Meaning = Callable[[Eqn, Sizes, tuple[Real, ...]], Real]
-PLACES = {axis: place for place, axis in enumerate(Axis)}
+PLACES = {M: 0, D: 1, S: 1}  # S is in the place of D: an equation has values along one of them, or combines both
 
 
 def evaluate(graph: Graph, inputs: Mapping[str, Array], errors: Mapping[str, Array] | None = None) -> dict[str, Real]:
     """Every result of ``graph`` by name, in the shape of its axes, for inputs by name.
 
-    ``errors``: how far inputs are from what they stand for, elementwise; those that are not named are exact.
+    ``errors``: elementwise errors of inputs; inputs that are not named are exact.
     """
     sizes: dict[Axis, int] = {}
     values: dict[Value, Real] = {}
@@ -58,26 +61,37 @@ def evaluate(graph: Graph, inputs: Mapping[str, Array], errors: Mapping[str, Arr
         value = _spread(p, inputs[p.name])
         error = _spread(p, errors[p.name]) if errors and p.name in errors else np.zeros_like(value)
         values[p] = Real(value, error)
+    segment = segment_of(graph, sizes.get(D, 1))
     with np.errstate(all="ignore"):
         for eqn in graph.eqns:
-            values[eqn.out] = MEANINGS[eqn.op](eqn, sizes, tuple(values[a] for a in eqn.args))
+            args = zip((values[a] for a in eqn.args), indexed_by_elements(eqn), strict=True)
+            along_d = tuple(_of_elements(a, sizes[D], segment) if met else a for a, met in args)
+            values[eqn.out] = MEANINGS[eqn.op](eqn, sizes, along_d)
     return {r.name: Real(_gather(r, values[r].value, sizes), _gather(r, values[r].error, sizes)) for r in graph.results}
 
 
 def _spread(value: Value, array: Array) -> Array:
-    return array.astype(np.float64)[tuple(slice(None) if a in value.type.axes else None for a in Axis)]
+    return array.astype(np.float64)[tuple(slice(None) if a in value.type.axes else None for a in WIDE)]
+
+
+def _of_elements(number: Real, d: int, segment: int) -> Real:
+    """Repeats the number of each segment for its elements."""
+    value, error = (
+        np.repeat(np.broadcast_to(n, number.value.shape), segment, axis=1)[:, :d] for n in (number.value, number.error)
+    )
+    return Real(value, error)
 
 
 def _gather(value: Value, array: Array, sizes: Sizes) -> Array:
-    full = np.broadcast_to(array, [sizes[a] if a in value.type.axes else 1 for a in Axis])
-    return np.ascontiguousarray(full[tuple(slice(None) if a in value.type.axes else 0 for a in Axis)])
+    full = np.broadcast_to(array, [sizes[a] if a in value.type.axes else 1 for a in WIDE])
+    return np.ascontiguousarray(full[tuple(slice(None) if a in value.type.axes else 0 for a in WIDE)])
 
 
 # ---- operations ----
 
 
 def _rounded(eqn: Eqn, value: Array, error: Array, times: float = 1.0) -> Real:
-    """A result that is rounded to the equation's dtype ``times`` times."""
+    """A result that is rounded ``times`` times to the equation's dtype."""
     dtype = eqn.out.type.dtype
     return Real(value, error + times * ROUNDOFF[dtype] * (np.abs(value) + error) + FLOOR[dtype])
 
@@ -125,7 +139,7 @@ def _fma(eqn: Eqn, sizes: Sizes, args: tuple[Real, ...]) -> Real:
 
 
 def _quotient(a: Real, b: Real) -> Real:
-    """Not rounded. The error is infinite where the error of the divisor may make the divisor zero."""
+    """The quotient before rounding. Its error is infinite where the divisor may be zero within its error."""
     value, least = a.value / b.value, np.abs(b.value) - b.error
     unknown = np.where(b.error > 0, np.inf, 0.0)
     return Real(value, np.where(least > 0, (a.error + np.abs(value) * b.error) / least, unknown))
@@ -163,7 +177,7 @@ def _relu(eqn: Eqn, sizes: Sizes, args: tuple[Real, ...]) -> Real:
 
 
 def _select(chosen: Callable[[Array, Array], Array]) -> Meaning:
-    """c where a and b compare so, else 0."""
+    """c where the comparison of a and b holds, else 0."""
 
     def select(eqn: Eqn, sizes: Sizes, args: tuple[Real, ...]) -> Real:
         a, b, c = args
@@ -177,21 +191,24 @@ def _select(chosen: Callable[[Array, Array], Array]) -> Meaning:
 # ---- reductions ----
 
 
-def _depth(eqn: Eqn, sizes: Sizes) -> int:
-    """How many roundings a term of the sum meets at most."""
+def _depth(eqn: Eqn, sizes: Sizes, terms: int) -> int:
+    """The largest number of roundings along the path of a term, in a sum of ``terms``."""
     if eqn.axis is D:
         return row_depth(sizes[D])
+    if eqn.axis is S:
+        return terms - 1
     return column_depth(sizes[eqn.axis], sizes.get(D, 1))
 
 
 def _sum(eqn: Eqn, sizes: Sizes, terms: Real) -> Real:
-    """Over the equation's axis, rounded as often as the depth says."""
+    """The sum over the equation's axis, rounded as often as the depth."""
     place = PLACES[eqn.axis]
-    shape = [sizes[a] if a is eqn.axis else terms.value.shape[p] for a, p in PLACES.items()]
+    shape = list(terms.value.shape)
+    shape[place] = sizes.get(eqn.axis, shape[place])
     value, error, most = (
         np.broadcast_to(n, shape).sum(axis=place, keepdims=True) for n in (terms.value, terms.error, terms.most)
     )
-    return Real(value, error + (_depth(eqn, sizes) + 1) * ROUNDOFF[eqn.out.type.dtype] * most)
+    return Real(value, error + (_depth(eqn, sizes, shape[place]) + 1) * ROUNDOFF[eqn.out.type.dtype] * most)
 
 
 def _reduce_sum(eqn: Eqn, sizes: Sizes, args: tuple[Real, ...]) -> Real:
@@ -207,29 +224,34 @@ def _reduce_mean(eqn: Eqn, sizes: Sizes, args: tuple[Real, ...]) -> Real:
     return _rounded(eqn, total.value / n, total.error / n)
 
 
-def _segments(eqn: Eqn, sizes: Sizes) -> list[slice]:
-    step = int(dict(eqn.attrs).get("segment", sizes[D]))  # type: ignore[arg-type]
-    return [slice(start, start + step) for start in range(0, sizes[D], step)]
+def _segment_sum(eqn: Eqn, sizes: Sizes, args: tuple[Real, ...]) -> Real:
+    return _segment_sums(eqn, sizes, args[0])
 
 
-def _segment_mean(eqn: Eqn, sizes: Sizes, args: tuple[Real, ...]) -> Real:
-    """The approximate mean of each segment, with the error of a computed sum times a rounded reciprocal."""
-    parts = []
-    for segment in _segments(eqn, sizes):
-        part = Real(args[0].value[:, segment], args[0].error[:, segment])
-        n = part.value.shape[1]
-        total = _sum(eqn, {**sizes, D: n}, part)
-        parts.append((np.repeat(total.value / n, n, axis=1), np.repeat(total.error / n, n, axis=1)))
-    value, error = (np.concatenate(arrays, axis=1) for arrays in zip(*parts, strict=True))
-    return _rounded(eqn, value, error, times=2)  # the reciprocal of n is rounded, and the product
+def _segment_dot(eqn: Eqn, sizes: Sizes, args: tuple[Real, ...]) -> Real:
+    return _segment_sums(eqn, sizes, _product(*args))
 
 
-def _reduce_spread(eqn: Eqn, sizes: Sizes, args: tuple[Real, ...]) -> Real:
-    """Of squares of distances from the mean, as if each were measured from the row's mean, with that mean's error."""
-    mean = _reduce_mean(eqn, sizes, args)
-    far = Real(args[0].value - mean.value, args[0].error + mean.error)
-    far = _rounded(eqn, far.value, far.error, times=4)  # the two distances, their product, and its sum
-    return _sum(eqn, sizes, _product(far, far))
+def _segment_sums(eqn: Eqn, sizes: Sizes, terms: Real) -> Real:
+    """The sum over each segment, rounded as often as a row of its length."""
+    segment = _segment(eqn, sizes)
+    starts = range(0, sizes[D], segment)
+    shape = terms.value.shape[0], sizes[D]
+    value, error, most = (
+        np.add.reduceat(np.broadcast_to(n, shape), starts, axis=1) for n in (terms.value, terms.error, terms.most)
+    )
+    depth = row_depth(min(segment, sizes[D]))
+    return Real(value, error + (depth + 1) * ROUNDOFF[eqn.out.type.dtype] * most)
+
+
+def _segment_size(eqn: Eqn, sizes: Sizes, args: tuple[Real, ...]) -> Real:
+    starts = np.arange(0, sizes[D], _segment(eqn, sizes), dtype=np.float64)
+    value = np.minimum(_segment(eqn, sizes), sizes[D] - starts)[None, :]
+    return _rounded(eqn, value, np.zeros_like(value))
+
+
+def _segment(eqn: Eqn, sizes: Sizes) -> int:
+    return eqn.int_attr("segment") if "segment" in dict(eqn.attrs) else sizes[D]
 
 
 def _reduce_max(eqn: Eqn, sizes: Sizes, args: tuple[Real, ...]) -> Real:
@@ -257,7 +279,8 @@ MEANINGS: dict[str, Meaning] = {
     "reduce_mean": _reduce_mean,
     "reduce_sum": _reduce_sum,
     "reduce_dot": _reduce_dot,
-    "segment_mean": _segment_mean,
-    "reduce_spread": _reduce_spread,
+    "segment_sum": _segment_sum,
+    "segment_dot": _segment_dot,
+    "segment_size": _segment_size,
     "reduce_max": _reduce_max,
 }

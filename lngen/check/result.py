@@ -1,4 +1,4 @@
-"""What a check found."""
+"""The result of a check."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Result:
-    """One thing that was checked. ``what``: oracle, differences, compile or bits; ``detail`` says how close."""
+    """One check. ``what``: oracle, differences, compile or bits; ``detail`` gives the errors."""
 
     spec: str
     schedule: str

@@ -5,11 +5,11 @@ Every bound is elementwise and has two parts::
     |out - ref|  <=  rounding * |ref|  +  arithmetic * scale  +  floor
 
 ``rounding`` is the unit roundoff of the stored dtype, ``floor`` half its smallest subnormal; ``scale`` (from
-``scales``) is what the sums of absolute values say the intermediate numbers can be, so that nothing is
-divided by a result that happens to be zero (the mean of a centred row, dx at D = 1 or 2). Inputs are taken as
-exact, and no number as overflowing, no intermediate as subnormal.
+``scales``) is a bound on the intermediate numbers, from sums of absolute values, so that nothing is divided by a
+result that happens to be zero (the mean of a centred row, dx at D = 1 or 2). Inputs are assumed exact, no number is
+assumed to overflow and no intermediate one to be subnormal.
 
-Derivation, to first order, for a compute type of unit roundoff u. A sum in which each term meets at most n
+Derivation, to first order, for a compute type of unit roundoff u. A sum in which each term passes at most n
 roundings is off by at most n u sum|terms| (Higham, Accuracy and Stability, section 4.2). Let d be the depth
 of a row sum and c of a column sum, r = rstd, kappa = |mean| r ("mean over std", with eps inside the std; 0
 for RMSNorm, which has no mean to subtract).
@@ -24,7 +24,7 @@ for RMSNorm, which has no mean to subtract).
           In rows of many segments each is measured from its own mean, whose error is e_i, not from the row's, off_i
           away: n (mean_i - mean)^2 is off by 2 n |off_i| e_i, which add up to 2 e D times the root mean square of
           off_i, at most the std (Cauchy and Schwarz): rho is E more. With segments of independent elements off_i is
-          the hundredth part of the std, and so is what is really added.
+          the hundredth part of the std, and so is the actual error.
 - xhat:   E + (rho + 2 u) |xhat|.
 - y:      gamma times that, a product and a sum: (E + rho + 4 u) (|gamma| (1 + |xhat|) + |beta|).
 - dx:     with G = sqrt(mean g^2) >= mean|g|, |mean(g xhat)|: mean(g) is off by (d + 2) u G, mean(g xhat) by
@@ -89,16 +89,16 @@ class Bound:
     floor: float
 
     def allowed(self, ref: Array, scale: Array) -> Array:
-        """How far each element may be from ``ref``."""
+        """The allowed distance of each element from ``ref``."""
         return self.rounding * np.abs(ref) + self.arithmetic * scale + self.floor
 
     def excess(self, out: Any, ref: Array, scale: Array) -> float:
-        """The largest error, in units of what is allowed."""
+        """The largest error, in units of the allowed one."""
         return excess(out, ref, self.allowed(ref, scale))
 
 
 def excess(out: Any, ref: Array, allowed: Array) -> float:
-    """The largest error, in units of what is ``allowed``: <= 1 if correct, infinite for NaN and inf."""
+    """The largest error, in units of ``allowed``: <= 1 if correct, infinite for NaN and inf."""
     error = np.abs(np.asarray(out).astype(ref.dtype) - ref)
     with np.errstate(divide="ignore"):
         ratio = np.divide(error, allowed, out=np.zeros_like(error), where=error != 0)
@@ -106,7 +106,7 @@ def excess(out: Any, ref: Array, allowed: Array) -> float:
 
 
 def row_depth(D: int) -> int:
-    """Most roundings a term of a row sum meets: chunks of <= 8, folded, segments of >= 2048 elements in 4 strands."""
+    """Most roundings of a term in a row sum: chunks of <= 8, a tree, >= 2048 elements a segment, 4 partial sums."""
     return min(D - 1, 7 + ceil(log2(D)) + D // 8192)
 
 
@@ -141,7 +141,7 @@ def scales(
     *,
     norm: NormName = "layernorm",
 ) -> dict[Result, Array]:
-    """What a result's arithmetic error is relative to, in the result's shape; gradients only with ``dy``."""
+    """The scale of a result's arithmetic error, in the result's shape; gradients only with ``dy``."""
     xhat, *_, rstd = layernorm_forward(x, eps=eps) if norm == "layernorm" else rmsnorm_forward(x, eps=eps)
     size, weight = 1 + np.abs(xhat), np.ones(x.shape[1]) if gamma is None else np.abs(gamma)
     y = weight * size + (0.0 if beta is None else np.abs(beta))

@@ -1,7 +1,7 @@
-"""The command line. A command's module, named like the command, is imported when the command is called.
+"""The command line. The module of a command has the command's name and is imported when the command is called.
 
-Exit codes: 0 ok, 1 a check failed, 2 the request was wrong, 3 a GPU, a dependency or memory is missing, 70 lngen
-itself is wrong, 130 Ctrl-C, 141 nobody reads the output any more.
+Exit codes: 0 ok, 1 a check failed, 2 the request was wrong, 3 a GPU, a dependency or memory is missing, 70 an error
+in lngen itself, 130 Ctrl-C, 141 the reader of the output is gone.
 """
 
 from __future__ import annotations
@@ -16,23 +16,24 @@ import click
 from lngen.cli.failures import INTERRUPTED, UNREAD, OutputError, close_streams, failed, open_streams
 from lngen.version import __version__
 
-# In the order in which one meets them; the sentence is what ``lngen --help`` says of each.
+# In the order of first use; ``lngen --help`` prints the sentences.
 COMMANDS = {
     "list": "The graphs: inputs, outputs, statistics, and the keys of a spec.",
     "show": "One stage of a spec: graph, plan, CUDA, PTX or resources.",
     "build": "Generate kernels ahead of time, with a manifest.",
     "check": "Bits against the interpreter, errors against the oracles.",
     "conform": "An adversarial list of cases for a kernel or anybody's function.",
-    "tune": "Measure schedules, remember every trial, lock the fastest.",
+    "tune": "Measure schedules, record every trial, lock the fastest.",
     "bench": "Time lngen, its peers and the ceilings side by side.",
     "run": "Apply a kernel to .npy files.",
     "generated": "Rewrite, or verify, the golden set of kernels.",
-    "doctor": "What is found, what is missing, and what installs it.",
+    "doctor": "Dependencies found and missing, and commands that install them.",
+    "help": "A page of the documentation; without a topic the list of pages.",
 }
 
 
 class Commands(click.Group):
-    """A group whose commands are imported when they are called, and only then."""
+    """A group whose commands are imported only when they are called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The names, in the order of ``COMMANDS``."""
@@ -47,7 +48,7 @@ class Commands(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The table of commands, without importing one."""
+        """The table of commands, without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl([*COMMANDS.items()])
 
@@ -75,7 +76,7 @@ def cli() -> None:
 
 
 def main() -> None:
-    """The command line as a process: ends it with its exit code."""
+    """The command line as a process, which ends with the exit code."""
     open_streams()
     try:
         code = cli.main(prog_name="lngen", standalone_mode=False)
@@ -85,8 +86,8 @@ def main() -> None:
         code = error.exit_code
     except (click.Abort, KeyboardInterrupt):
         code = INTERRUPTED
-    except SystemExit as done:  # click and Rich end so, with 1, when nobody reads the output any more
+    except SystemExit as done:  # click and Rich exit with 1 when the reader of the output is gone
         code = UNREAD if done.code == 1 else done.code
-    except OSError as error:  # from click itself, which prints the help and the version
+    except OSError as error:  # from click itself, which prints help and version
         code = failed(OutputError(error))
     sys.exit(close_streams(code or 0))

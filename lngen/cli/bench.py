@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +38,7 @@ def number(text: str, what: str) -> int:
 
 
 def parse_shapes(shapes: str, rows: str, d: str) -> list[tuple[int, int]]:
-    """Pairs of rows and D: those of ``shapes``, or every one of ``rows`` with every one of ``d``; else none."""
+    """Pairs of rows and D: those of ``shapes``, or all combinations of ``rows`` and ``d``; none if all are empty."""
     if bool(rows) != bool(d):
         raise SpecError("--rows and --d go together; give both, or --shapes, or --grid.")
     if rows:
@@ -55,11 +57,11 @@ def parse_shapes(shapes: str, rows: str, d: str) -> list[tuple[int, int]]:
 def tasks(
     graphs: str, directions: str, dtypes: str, grid: str, shapes: list[tuple[int, int]], latency: bool = False
 ) -> list[Task]:
-    """Everything that is asked for, shapes before the grid's; SpecError for a wrong word."""
+    """All requested tasks, shapes before the grid's; SpecError for a wrong word."""
     chosen = GRIDS[grid]
     found = []
     for graph, direction, dtype in itertools.product(split(graphs), split(directions), dtype_names(dtypes, grid)):
-        make_task(graph, direction, dtype, 1, 1)  # a wrong word is one even where no shape follows
+        make_task(graph, direction, dtype, 1, 1)  # refuses a wrong word even where no shape follows
         found += [make_task(graph, direction, dtype, m, d) for m, d in shapes or chosen.shapes(DType(dtype))]
         if latency and direction != "both":
             pairs = itertools.product(LATENCY_ROWS, LATENCY_WIDTHS)
@@ -68,7 +70,7 @@ def tasks(
 
 
 def dtype_names(dtypes: str, grid: str) -> list[str]:
-    """Those that are named, or else the grid's."""
+    """The named dtypes, or else those of the grid."""
     return [*(split(dtypes) or GRIDS[grid].dtypes)]
 
 
@@ -98,24 +100,24 @@ LATENCIES = f"{', '.join(map(str, LATENCY_ROWS))} rows of {', '.join(map(str, LA
     help="By default all installed; on request lngen-serial, whose calls wait for each other.",
 )
 @click.option(
-    "--schedule", "schedules", multiple=True, metavar="K=V,...", help="lngen under this one, too; repeatable."
+    "--schedule", "schedules", multiple=True, metavar="K=V,...", help="Also lngen with this schedule; repeatable."
 )
-@click.option("--compile", "compiled", is_flag=True, help="Also torch.compile, which takes its time.")
+@click.option("--compile", "compiled", is_flag=True, help="Also torch.compile, which compiles slowly.")
 @click.option("--latency", is_flag=True, help=f"Also the latency in a chain of launches, {LATENCIES}.")
 @click.option("--host", is_flag=True, help=f"Also the host time per call, at 16 x {HOST_D}.")
-@click.option("--rounds", default=12, show_default=True, type=Whole(10, 1000), help="Of the timing.")
+@click.option("--rounds", default=12, show_default=True, type=Whole(10, 1000), help="Rounds of timing.")
 @output_options
 @click.option("--resume", is_flag=True, help="Continue the --out file: what it holds is not measured again.")
-@click.option("--seconds", type=Decimal(), help="Begin no point that would end later; see --resume.")
-@click.option("--commit", default="", metavar="HASH", help="Of what is measured, where git cannot tell.")
+@click.option("--seconds", type=Decimal(), help="Start no point that would end later; see --resume.")
+@click.option("--commit", default="", metavar="HASH", help="The commit that is measured, where git is not available.")
 @click.option("--plot", "plot_file", type=OutFile(), help="Draw to this .png or .svg; several figures have names.")
-@click.option("--from", "sources", type=INPUT, multiple=True, help="Measure nothing, show these --out files again.")
+@click.option("--from", "sources", type=INPUT, multiple=True, help="Measure nothing, show these --out files.")
 def bench(output: Output, plot_file: Path | None, sources: tuple[Path, ...], **options: Any) -> None:
     """Time lngen, its peers and the ceilings side by side, cold, in GB/s of the bytes a call must move.
 
     The ceiling is a plain copy (forward) or the sum of two arrays (backward), and both for forward and backward
-    as one unit. lngen's share of it stands in brackets, with the target it misses. Options that name several
-    things take them separated by commas. The --out file is written after every point.
+    as one unit. The table has lngen's fraction of the ceiling in brackets, with a target that is missed. Options that
+    name several things separate them by commas. The --out file is written after every point.
     """
     from lngen.bench import plot, report, store
 
@@ -134,7 +136,7 @@ def bench(output: Output, plot_file: Path | None, sources: tuple[Path, ...], **o
 
 
 def _measure(out_file: Path | None, **o: Any) -> Saved:
-    """Run what the options ask for; every result is in the file as soon as it is there."""
+    """Run the requested tasks; every result is written to the file at once."""
     from rich.console import Console
 
     from lngen.bench.circumstances import circumstances
@@ -143,7 +145,7 @@ def _measure(out_file: Path | None, **o: Any) -> Saved:
     from lngen.bench.measure import Method
     from lngen.bench.peers import select
     from lngen.bench.run import Hooks, benchmark
-    from lngen.bench.store import Saved, resumed, write_json
+    from lngen.bench.store import Saved, resumed
 
     if o["resume"] and out_file is None:
         raise SpecError("--resume needs the file to continue: --out FILE.")
@@ -153,15 +155,8 @@ def _measure(out_file: Path | None, **o: Any) -> Saved:
     todo = tasks(o["graph"], o["direction"], o["dtype"], o["grid"], shapes, o["latency"])
     under = conditions(engine, method)
     before = resumed(out_file, under) if out_file is not None and o["resume"] else Saved()
+    keep = partial(_keep, out_file, before, under, lambda: circumstances(engine.device()[0], o["commit"]))
     console = Console(stderr=True)
-
-    def keep(records: list[Record], host: list[HostRecord]) -> Saved:
-        measured = (records, host) != (before.records, before.host)
-        now = [circumstances(engine.device()[0], o["commit"])] if measured else []
-        found = Saved(records, under, host, [*before.runs, *now])
-        if out_file is not None:
-            write_json(out_file, found)
-        return found
 
     with console.status("preparing") as status:
         hooks = Hooks(
@@ -178,6 +173,24 @@ def _measure(out_file: Path | None, **o: Any) -> Saved:
     return found
 
 
+def _keep(
+    out_file: Path | None,
+    before: Saved,
+    under: dict[str, str],
+    now: Callable[[], dict[str, str]],
+    records: list[Record],
+    host: list[HostRecord],
+) -> Saved:
+    """All that is measured so far, also written to the file; the circumstances of this run if it added anything."""
+    from lngen.bench.store import Saved, write_json
+
+    added = (records, host) != (before.records, before.host)
+    found = Saved(records, under, host, [*before.runs, *([now()] if added else [])])
+    if out_file is not None:
+        write_json(out_file, found)
+    return found
+
+
 def _host(graphs: str, dtypes: list[str]) -> list[HostRecord]:
     from lngen.bench.host import host_benchmark
 
@@ -185,4 +198,4 @@ def _host(graphs: str, dtypes: list[str]) -> list[HostRecord]:
     return [r for spec in specs for r in host_benchmark(spec)]
 
 
-command = bench  # the name under which lngen.cli looks for it
+command = bench  # the name that lngen.cli imports

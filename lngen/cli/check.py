@@ -1,4 +1,4 @@
-"""``lngen check``: is a kernel right?"""
+"""``lngen check``: checks kernels."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from lngen.spec import parse_spec
 
 @click.command(epilog="Example: lngen check layernorm.bwd:d=4096,dtype=bf16 --rows 0,1,133 --schedules 4")
 @click.argument("specs", metavar="SPEC...", nargs=-1)
-@on_option("What runs the kernels: a GPU, or the PTX on NumPy; auto is a GPU if there is one.")
+@on_option("Run the kernels on a GPU, or their PTX on NumPy; auto is a GPU if there is one.")
 @click.option(
     "--rows", default="0,1,3,133", show_default=True, metavar="M,...", type=Whole(listed=True), help="Counts."
 )
-@click.option("--schedules", type=Whole(1, 1000), default=1, show_default=True, help="How many schedules to try.")
-@arch_option("The arch to compile for where there is no GPU; one.")
+@click.option("--schedules", type=Whole(1, 1000), default=1, show_default=True, help="Number of schedules to check.")
+@arch_option("The one arch to compile for where there is no GPU.")
 @click.option("--matrix", is_flag=True, help="Instead of SPECs: the whole grid of specs and rows, on a GPU.")
 @click.option("--budget", type=Decimal(), default=480.0, show_default=True, help="With --matrix: seconds.")
 @click.option("--processes", type=Whole(1, 1024), default=8, show_default=True, help="With --matrix.")
@@ -69,7 +69,7 @@ def command(
 
 
 def _matrix(output: Output, schedules: int, processes: int, budget: float) -> int:
-    """The bit matrix: a table of its totals, and as JSON its entries, too."""
+    """The bit matrix: a table of its totals; the JSON also has its entries."""
     from lngen.check import matrix
 
     entries: list[matrix.Entry] = []

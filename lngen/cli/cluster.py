@@ -21,7 +21,7 @@ dask_option = click.option(
 
 @contextmanager
 def dask_executor(address: str | None) -> Iterator[Executor | None]:
-    """An executor on the cluster whose scheduler has this address; None for None.
+    """An executor on the cluster whose scheduler has this address; None if the address is None.
 
     MissingError without the distributed package, LngenError if there is no scheduler.
     """

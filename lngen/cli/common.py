@@ -1,4 +1,4 @@
-"""What the commands share: kinds of values, common options, and progress."""
+"""Common parts of the commands: types of values, options, and progress."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import Any, TypeVar
 
 import click
 
+from lngen.devices import DEFAULT_ARCH, Device, named
 from lngen.numbers import LARGEST, decimal, whole
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Whole(click.ParamType):  # type: ignore[type-arg, unused-ignore]
-    """A whole number in a range; with ``listed`` several of them, separated by commas, each once."""
+    """A whole number in a range; with ``listed`` several of them, separated by commas, without repetitions."""
 
     name = "number"
 
@@ -35,7 +36,7 @@ class Whole(click.ParamType):  # type: ignore[type-arg, unused-ignore]
 
 
 class Decimal(click.ParamType):  # type: ignore[type-arg, unused-ignore]
-    """A number in a range, its ends included but for ``above``."""
+    """A number in a range, which excludes ``above``."""
 
     name = "number"
 
@@ -59,14 +60,18 @@ schedule_option = click.option(
     help="Change the default schedule, for example threads=256,vec=4.",
 )
 rows_option = click.option(
-    "--rows", type=Whole(1), metavar="M", help="The schedule for about M rows; without it, for many."
+    "--rows", type=Whole(1), metavar="M", help="The schedule for about M rows; by default, for many."
+)
+
+device_option = click.option(
+    "--device",
+    metavar="NAME",
+    help="The GPU to choose the default schedule for, such as h200; by default the one that represents the arch.",
 )
 
 
 def arch_option(text: str) -> Callable[[Function], Function]:
-    """``--arch``, a list; ``text`` says what the command does with it."""
-    from lngen.runtime.choose import DEFAULT_ARCH  # not above: doctor has to run without NumPy
-
+    """``--arch``, a list; ``text`` says how the command uses it."""
     return click.option(
         "--arch",
         "arches",
@@ -78,14 +83,26 @@ def arch_option(text: str) -> Callable[[Function], Function]:
     )
 
 
+def target(arches: tuple[str, ...], device: str | None) -> tuple[tuple[str, ...], Device | None]:
+    """The archs and the GPU that ``--arch`` and ``--device`` name: a device alone implies its own arch."""
+    if device is None:
+        return arches, None
+    gpu = named(device)
+    if arches == (DEFAULT_ARCH,):
+        return (gpu.arch,), gpu
+    if gpu.arch not in arches:
+        raise click.UsageError(f"--device {device} is of {gpu.arch}, which --arch {','.join(arches)} does not name.")
+    return arches, gpu
+
+
 def on_option(text: str) -> Callable[[Function], Function]:
-    """``--on``, what runs the kernels; ``text`` says what ``auto`` means."""
+    """``--on``, where the kernels run; ``text`` explains ``auto``."""
     choice = click.Choice(["auto", "gpu", "ptx", "interpreter"])
     return click.option("--on", type=choice, default="auto", show_default=True, help=text)
 
 
 def split(text: str) -> tuple[str, ...]:
-    """The words of a comma-separated list, each once."""
+    """The words of a comma-separated list, without repetitions."""
     return tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
 
 
@@ -99,7 +116,7 @@ def words(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str, 
 
 @contextmanager
 def progress_bar(what: str) -> Iterator[Callable[[int, int], None] | None]:
-    """A function (done, total) that moves a bar on stderr; None where stderr is no terminal."""
+    """A function (done, total) that advances a bar on stderr; None where stderr is not a terminal."""
     if not sys.stderr.isatty():
         yield None
         return

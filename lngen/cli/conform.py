@@ -29,7 +29,7 @@ def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
     "--callable",
     "name",
     metavar="MODULE:FUNCTION",
-    help="Anybody's function (x, gamma, beta, eps) -> y on NumPy arrays [M, D], maybe in a module of "
+    help="Anybody's function (x, gamma, beta, eps) -> y on NumPy arrays [M, D], also in a module of "
     "the current folder; or torch-layernorm, torch-rmsnorm, liger-layernorm, liger-rmsnorm, quack-rmsnorm.",
 )
 @click.option(
@@ -38,11 +38,11 @@ def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
     help="Its backward (dy, x, gamma, beta, eps) -> (dx, dgamma, dbeta) on NumPy arrays.",
 )
 @click.option("--torch", "is_torch", is_flag=True, help="The function takes torch tensors; autograd is its backward.")
-@click.option("--norm", type=click.Choice(NORMS), help="What the function computes; layernorm where nothing says.")
-@click.option("--dtype", type=click.Choice([t.value for t in DType]), help="Of its arrays; f32 where nothing says.")
-@click.option("--eps", type=Decimal(0, 1, above=0), help="1e-5 where nothing says.")
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Where it runs; a SPEC on a GPU if there is one.")
-@click.option("--cases", metavar="NAME,...", callback=_names, help="Some of the cases; all of them where nothing says.")
+@click.option("--norm", type=click.Choice(NORMS), help="What the function computes; layernorm by default.")
+@click.option("--dtype", type=click.Choice([t.value for t in DType]), help="The dtype of its arrays; f32 by default.")
+@click.option("--eps", type=Decimal(0, 1, above=0), help="eps of the norm; 1e-5 by default.")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Where it runs; for a SPEC, a GPU if there is one.")
+@click.option("--cases", metavar="NAME,...", callback=_names, help="Some of the cases; by default all.")
 @output_options
 @click.pass_context
 def command(
@@ -58,7 +58,7 @@ def command(
     cases: tuple[str, ...],
     output: Output,
 ) -> None:
-    """Run an adversarial list of cases on the kernels of SPEC, or on a function: right, robust, repeatable?
+    """Run an adversarial list of cases on the kernels of SPEC, or on a function.
 
     RMSNorm functions are called with beta None. Exits 1 if a case fails.
     """
@@ -68,7 +68,7 @@ def command(
     if spec is not None:
         given = {"backward": backward, "torch": is_torch, "norm": norm, "dtype": dtype, "eps": eps}
         for option in (n for n, value in given.items() if value):
-            raise click.UsageError(f"--{option} goes with --callable; a SPEC says it itself.")
+            raise click.UsageError(f"--{option} goes with --callable; a SPEC has its own.")
         target, contract, d = _kernels(spec, device)
     else:
         assert name is not None
@@ -94,7 +94,7 @@ def _kernels(text: str, device: str | None) -> tuple[Target, Contract, int]:
         raise SpecError(f"conform knows {' and '.join(NORMS)}, not '{spec.definition.name}'; try lngen check {text}")
     gpus = device_count() if device != "cpu" else 0
     if device == "cuda" and not gpus:
-        raise MissingError("--device cuda expects a GPU, none was found; leave it away for the interpreter.")
+        raise MissingError("--device cuda expects a GPU, none was found; omit it for the interpreter.")
     return LngenTarget(spec, gpu=gpus > 0), Contract.of_spec(spec), spec.d
 
 
@@ -107,7 +107,7 @@ def _function(
     eps: float,
     device: str | None,
 ) -> tuple[Target, Contract]:
-    """Anybody's function, maybe of a module of the current folder."""
+    """The target of a function, possibly from a module of the current folder."""
     target, norm = find_target(
         name, norm=norm, eps=eps, backward=backward, torch=is_torch, device=device, folder=Path.cwd()
     )
@@ -115,7 +115,7 @@ def _function(
 
 
 def _report(name: str, contract: Contract, outcomes: list[Outcome]) -> tuple[dict[str, Any], str]:
-    """The outcomes as JSON has them, and as a table."""
+    """The outcomes for JSON, and as a table."""
     counts = {s: sum(o.status == s for o in outcomes) for s in ("pass", "fail", "skipped")}
     marks = {"pass": "ok", "fail": "FAIL", "skipped": "skipped"}
     text = table(("", "case", "why", "found"), [(marks[o.status], o.name, o.why, o.detail) for o in outcomes])
@@ -134,6 +134,6 @@ def _report(name: str, contract: Contract, outcomes: list[Outcome]) -> tuple[dic
 
 
 def _plain(outcome: Outcome) -> dict[str, Any]:
-    """An outcome as JSON has it, where infinity is null."""
+    """An outcome for JSON, where infinity is null."""
     measured = {n: v if math.isfinite(v) else None for n, v in outcome.measured.items()}
     return {**vars(outcome), "measured": measured}

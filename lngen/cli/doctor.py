@@ -1,4 +1,4 @@
-"""``lngen doctor``: what this machine has, what it lacks, and the command that installs it."""
+"""``lngen doctor``: the dependencies on this machine, those that are missing, and the commands that install them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DRIVER = "https://www.nvidia.com/drivers"
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing looked for. ``missing`` is needed to compile; a ``note`` is something one can do without."""
+    """One dependency. ``missing``: compiling needs it; ``note``: it is optional."""
 
     what: str
     state: Literal["ok", "missing", "note"]
@@ -39,12 +39,12 @@ class Finding:
 @output_options
 @click.pass_context
 def command(ctx: click.Context, output: Output) -> None:
-    """What is found, what is missing, and the command that installs it.
+    """Print dependencies that are found or missing, and the commands that install them.
 
-    Exits 3 if something is missing that generating and compiling kernels needs; no GPU is only a note.
+    Exits 3 if a dependency for generating and compiling kernels is missing; without a GPU there is only a note.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # CuPy warns of what is reported here anyway
+        warnings.simplefilter("ignore")  # CuPy warns of the same findings
         found = examine()
     rows = [(f.state, f.what, f.detail, f.fix) for f in found]
     output.table({"findings": [asdict(f) for f in found]}, table(("", "what", "found", "fix"), rows))
@@ -53,7 +53,7 @@ def command(ctx: click.Context, output: Output) -> None:
 
 
 def examine() -> list[Finding]:
-    """Everything that is looked for, in order."""
+    """All findings, in order."""
     return [
         Finding("lngen", "ok", __version__),
         _python(),
@@ -63,7 +63,7 @@ def examine() -> list[Finding]:
         *_gpus(),
         _cache(),
         *(_data(name) for name in ("templates", "generated")),
-        _optional("torch", "an oracle in the tests, and arrays lngen can take"),
+        _optional("torch", "an oracle of the tests, and arrays that lngen accepts"),
     ]
 
 
@@ -100,7 +100,7 @@ def _cupy() -> Finding:
             continue
     try:
         import cupy
-    except Exception as error:  # a broken CuPy raises whatever its parts raise
+    except Exception as error:  # a broken CuPy may raise any exception
         return Finding("CuPy", "missing", f"{', '.join(installed) or 'not installed'} ({error})".strip(), INSTALL)
     if len(installed) > 1:
         surplus = " ".join(text.split()[0] for text in installed[1:])
@@ -131,7 +131,7 @@ def _gpus() -> list[Finding]:
                 Finding(f"GPU {device}", "ok", f"{name}, sm_{facts['major']}{facts['minor']}, {memory:.0f} GiB")
             )
         return found
-    except Exception as error:  # no CuPy, no driver and no device each raise their own
+    except Exception as error:  # no CuPy, no driver and no device raise different exceptions
         why = str(error).partition("\n")[0]
         return [Finding("GPU", "note", f"none ({why}); NumPy arrays run the interpreter", f"driver: {DRIVER}")]
 

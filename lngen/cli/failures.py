@@ -1,4 +1,4 @@
-"""How a command that cannot go on ends: one sentence on standard error, and the exit code."""
+"""The end of a command that fails: one sentence on standard error, and the exit code."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ UNHANDLED, INTERRUPTED, UNREAD = 70, 130, 141  # EX_SOFTWARE of sysexits.h; 128 
 
 
 class OutputError(LngenError):
-    """Standard output that takes nothing; if it lost its reader, nothing has to be said."""
+    """Standard output cannot be written to; if its reader is gone, nothing is printed."""
 
     def __init__(self, error: OSError) -> None:
-        super().__init__(f"standard output cannot be written to: {error.strerror}; send it to a place that takes it.")
+        super().__init__(f"standard output cannot be written to: {error.strerror}; redirect it to another place.")
         self.exit_code = UNREAD if error.errno == errno.EPIPE else LngenError.exit_code
 
 
 def failed(error: Exception) -> int:
-    """Say what ended a command, at LNGEN_DEBUG=5 with a traceback; its exit code."""
+    """Print the error that ended a command, with a traceback at LNGEN_DEBUG=5; the exit code."""
     text, code = _judged(error)
     with contextlib.suppress(OSError):
         if _traceback_wanted():
@@ -41,42 +41,42 @@ def _judged(error: Exception) -> tuple[str, int]:
     if isinstance(error, LngenError):
         return str(error), error.exit_code
     if isinstance(error, MemoryError):
-        return f"the memory does not suffice ({_brief(error)}); ask for less, for fewer rows.", MissingError.exit_code
+        return f"the memory does not suffice ({_brief(error)}); use fewer rows.", MissingError.exit_code
     if isinstance(error, OSError) and error.filename is not None:
         return f"'{os.fsdecode(error.filename)}' cannot be used: {error.strerror}.", LngenError.exit_code
     what = f"{type(error).__name__}: {_brief(error)}"
-    return f"lngen itself is wrong here ({what}); please report it with what LNGEN_DEBUG=5 prints.", UNHANDLED
+    return f"internal error of lngen ({what}); please report it with the output of LNGEN_DEBUG=5.", UNHANDLED
 
 
 def _brief(error: Exception) -> str:
-    """What it says, on one line."""
+    """The error's message on one line."""
     return " ".join(str(error).split())[:300] or "no memory left" * isinstance(error, MemoryError) or "without a word"
 
 
 def _traceback_wanted() -> bool:
     try:
         return config.debug_level() >= 5
-    except LngenError:  # the value of LNGEN_DEBUG may be what is wrong
+    except LngenError:  # the value of LNGEN_DEBUG may itself be the error
         return False
 
 
 def open_streams() -> None:
-    """Standard streams that are closed get something in their place, so that no file takes their number.
+    """Replaces closed standard streams, so that no file gets their number.
 
-    Reading ends at once, messages are lost, and output fails as it should.
+    Reading then ends at once, messages are lost, and output fails as it should.
     """
     for stream, name, mode in ((sys.stdin, "stdin", "r"), (sys.stdout, "stdout", "w"), (sys.stderr, "stderr", "w")):
         if stream is None:
             flags = os.O_WRONLY if name == "stderr" else os.O_RDONLY
             setattr(sys, name, os.fdopen(os.open(os.devnull, flags), mode, encoding="utf-8"))
-    if isinstance(sys.stdout, io.TextIOWrapper):  # names of files need not be UTF-8
+    if isinstance(sys.stdout, io.TextIOWrapper):  # file names need not be UTF-8
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def close_streams(code: int) -> int:
-    """Write what is left to write; the exit code, another one than 0 if that is impossible.
+    """Flush the standard streams; the exit code, which is not 0 if that fails.
 
-    A stream that takes nothing is led to nowhere, or Python would complain of it once more.
+    A stream that fails is redirected to nowhere, or Python would report the failure again.
     """
     for stream in (sys.stdout, sys.stderr):
         try:

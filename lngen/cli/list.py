@@ -1,4 +1,4 @@
-"""``lngen list``: what there is to choose from."""
+"""``lngen list``: the graphs and the keys of a spec."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import click
 
 from lngen.cli.output import Output, output_options
 from lngen.graphs import GRAPHS, Definition, Options
-from lngen.ir import DType, Value
+from lngen.ir import ORDERS, DType, Value
 from lngen.spec import SAVES
 
-# Stand-ins, one dtype per role, so that a type can be shown by what decides it.
+# Stand-ins, one dtype per role, so that a type is shown by the key that sets it.
 _ROLES = {DType.F16: "dtype", DType.BF16: "weight"}
 _OPTIONS = Options(DType.F16, DType.BF16, DType.F32)
 
@@ -37,9 +37,10 @@ def _described(definition: Definition) -> dict[str, Any]:
         "out": ("dtype", f"dtype of {', '.join(v.name for v in built.results)}"),
         **{n: ("yes" if on else "no", f"whether {n} is an input: yes, no") for n, on in optional.items()},
         "eps": ("1e-05", "added to the mean square, from 0 to 1"),
-        "save": ("stats", f"what forward keeps for backward: {' '.join(SAVES)}"),
+        "save": ("stats", f"what forward saves for backward: {' '.join(SAVES)}"),
         "wrt": ("all inputs", f"bwd only, what to differentiate: {'+'.join(p.name for p in built.params)}"),
         "of": ("all outputs", f"bwd only, which outputs have a cotangent: {'+'.join(v.name for v in built.results)}"),
+        "order": (ORDERS[0], f"version of the rule that orders the sums; part of the result: {' '.join(ORDERS)}"),
         "blocks": ("the same on every GPU", "bwd only, blocks that share the rows of column sums; part of the result"),
     }
     return {

@@ -1,6 +1,6 @@
-""".npy files as a graph's arrays: names, dtypes and shapes checked, leading dimensions flattened to rows.
+"""The arrays of a graph in .npy files: names, dtypes and shapes are checked, leading dimensions become rows.
 
-bfloat16, which the format lacks, travels as uint16: the upper half of the float32 with the same value.
+The format has no bfloat16, which is stored as uint16: the upper half of the float32 with the same value.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def parse_files(texts: Sequence[str], option: str, known: Sequence[str]) -> dict
 
 
 def load_inputs(spec: Spec, files: Mapping[str, Path]) -> tuple[dict[str, Array], tuple[int, ...]]:
-    """The inputs as ``interpret`` takes them, and the leading dimensions that rows came in."""
+    """The inputs as ``interpret`` takes them, and their leading dimensions."""
     params = spec.graph().params
     missing = [p.name for p in params if p.name not in files]
     if missing:
@@ -63,7 +63,7 @@ def _load(value: Value, path: Path) -> Array:
         raise ArrayError(f"'{value.name}': cannot read '{path}': {error.strerror}.") from error
     except ValueError as error:
         raise ArrayError(
-            f"'{value.name}': '{path}' is no whole .npy file of numbers ({error}); write it with numpy.save."
+            f"'{value.name}': '{path}' is not a complete .npy file of numbers ({error}); write it with numpy.save."
         ) from error
     dtype = value.type.dtype
     # numpy.save writes the bfloat16 of ml_dtypes as two opaque bytes.
@@ -73,7 +73,7 @@ def _load(value: Value, path: Path) -> Array:
 
 
 def _shaped(spec: Spec, value: Value, array: Array, leading: tuple[int, ...], wide: str) -> Array:
-    """The array in the IR's dimensions, M for however many leading ones there are."""
+    """The array with the IR's dimensions, M for all leading ones."""
     axes = value.type.axes
     expected = value.type.shape(leading, spec.d)
     if axes == WIDE and array.shape[-1:] != (spec.d,):

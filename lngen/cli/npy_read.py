@@ -1,4 +1,4 @@
-"""One array from a .npy file, which is data: its header is read strictly, and memory is taken only for what is there.
+"""One array from an untrusted .npy file: its header is read strictly, and memory is allocated only for existing bytes.
 
 The format is NumPy's (numpy.lib.format): a magic string, a version, the length of the header, the header, which is the
 text of a dictionary with the keys descr, fortran_order and shape, and the elements.
@@ -33,10 +33,10 @@ def read_npy(path: Path) -> Array:
         dtype, shape = _dtype(header["descr"]), _shape(header["shape"])
         needed, there = math.prod(shape) * dtype.itemsize, os.fstat(file.fileno()).st_size - file.tell()
         if needed != there:
-            raise ValueError(f"its header says {needed} bytes of elements, and {there} are there")
+            raise ValueError(f"its header says {needed} bytes of elements, but there are {there}")
         data = bytearray(needed)
         if file.readinto(data) != needed:  # type: ignore[attr-defined]
-            raise ValueError("it became shorter while it was read")
+            raise ValueError("the file became shorter during the read")
     flat: Array = np.frombuffer(data, dtype)
     if header["fortran_order"]:
         return np.ascontiguousarray(flat.reshape(shape[::-1]).T).reshape(shape)
@@ -48,17 +48,17 @@ def _header(file: BinaryIO) -> dict[str, Any]:
     start = file.read(len(MAGIC) + 2)
     length_bytes = LENGTH_BYTES.get((*start[len(MAGIC) :],))
     if not start.startswith(MAGIC) or length_bytes is None:
-        raise ValueError("it does not begin as one of version 1, 2 or 3")
+        raise ValueError("it does not start like a file of version 1, 2 or 3")
     length = int.from_bytes(file.read(length_bytes), "little")
     text = file.read(min(length, MOST_HEADER))
     if len(text) < length:
         raise ValueError(f"its header says it has {length} bytes, and {len(text)} are there, or too many")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of odd literals
+            warnings.simplefilter("ignore")  # warnings about unusual literals
             header = ast.literal_eval(text.decode("utf-8").strip())
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):  # the last two: deeply nested
-        raise ValueError("its header is no dictionary") from None
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):  # the last two: deep nesting
+        raise ValueError("its header is not a dictionary") from None
     if not isinstance(header, dict) or {*header} != {"descr", "fortran_order", "shape"}:
         raise ValueError("its header is expected to have the keys descr, fortran_order and shape")
     if not isinstance(header["fortran_order"], bool):
@@ -77,7 +77,7 @@ def _dtype(descr: Any) -> np.dtype[Any]:
 
 
 def _shape(shape: Any) -> tuple[int, ...]:
-    """The shape, of which NumPy can make an array."""
+    """The shape, if NumPy can make an array of it."""
     whole = isinstance(shape, tuple) and all(type(n) is int and n >= 0 for n in shape)
     if not whole or len(shape) > MOST_DIMENSIONS or math.prod(max(n, 1) for n in shape) > MOST_ELEMENTS:
         raise ValueError(f"its shape is expected to be a tuple of a few whole numbers, got {shown(shape)}")

@@ -1,6 +1,6 @@
-"""What a command shows: a table or a stage on standard output, as text or as JSON, or in a file.
+"""The output of a command: a table or a stage on standard output, as text or JSON, or in a file.
 
-Everything else, progress and notes, goes to standard error.
+Progress and notes go to standard error.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from lngen.files import write_all
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 JSON_HELP = "Print JSON."
-OUT_HELP = "Write a table to this file, too, as JSON; write a stage there instead."
+OUT_HELP = "Also write a table to this file, as JSON; write a stage there instead."
 
 
 class OutFile(click.Path):
@@ -36,7 +36,7 @@ class OutFile(click.Path):
         super().__init__(dir_okay=False, writable=True, path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """The path; a usage error says why nothing can be written there."""
+        """The path; a usage error with the reason if it cannot be written."""
         path = Path(value)
         if str(value) == "-":
             self.fail("expected a file, got '-'; without this option it goes to standard output.", param, ctx)
@@ -47,34 +47,34 @@ class OutFile(click.Path):
 
 
 def unwritable(path: Path) -> str | None:
-    """Why no file can be put at ``path``; None if one can, in folders that may have to be made."""
+    """The reason why no file can be written at ``path``; None if it can, in folders that may have to be made."""
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
         folder = next((p for p in path.parents if p.exists()), Path())
         if not folder.is_dir():
-            return f"'{folder}' is no folder"
-        return None if os.access(folder, os.W_OK | os.X_OK) else f"the folder '{folder}' is not yours to write to"
+            return f"'{folder}' is not a folder"
+        return None if os.access(folder, os.W_OK | os.X_OK) else f"the folder '{folder}' is not writable for you"
     except ValueError:  # a NUL, or a lone surrogate
         return "no file can have this name"
     except OSError as error:
         return error.strerror
     if stat.S_ISREG(mode):
-        return None if os.access(path, os.W_OK) else "it is not yours to change"
-    return "it is a folder" if stat.S_ISDIR(mode) else "it is no regular file"
+        return None if os.access(path, os.W_OK) else "it is not writable for you"
+    return "it is a folder" if stat.S_ISDIR(mode) else "it is not a regular file"
 
 
 @dataclass(frozen=True)
 class Output:
-    """Where what a command shows goes, as ``--json`` and ``--out`` say."""
+    """The destination of a command's output, from ``--json`` and ``--out``."""
 
     as_json: bool = False
     file: Path | None = None
 
     def table(self, data: Any, text: str) -> None:
-        """A table: JSON with ``--json``, else its text; the JSON goes to the file of ``--out``, too.
+        """A table: JSON with ``--json``, else its text; the file of ``--out`` also gets the JSON.
 
-        ``data`` is what JSON can hold, or a JSON document already written out.
+        ``data`` is a value that JSON can hold, or a complete JSON document as text.
         """
         document = data if isinstance(data, str) else json_text(data)
         if self.file is not None:
@@ -113,12 +113,12 @@ def _with_output(function: Function, json_help: str, out_help: str | None = None
 
 
 def json_text(data: Any) -> str:
-    """One JSON document, indented, keys as they come; numbers are finite."""
+    """One JSON document, indented, keys in insertion order; numbers are finite."""
     return json.dumps(data, indent=2, allow_nan=False) + "\n"
 
 
 def write(text: str) -> None:
-    """``text`` on standard output, byte for byte; OutputError if it takes nothing."""
+    """Write ``text`` to standard output, byte for byte; OutputError if that fails."""
     try:
         click.echo(text, nl=False)
     except OSError as error:
@@ -126,7 +126,7 @@ def write(text: str) -> None:
 
 
 def note(text: str) -> None:
-    """A line on standard error; lost if that takes nothing."""
+    """Write a line to standard error; it is lost if that fails."""
     with contextlib.suppress(OSError):
         click.echo(text, err=True)
 

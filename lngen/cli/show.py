@@ -1,4 +1,4 @@
-"""``lngen show``: one stage of the way from a spec to a binary."""
+"""``lngen show``: prints one stage between a spec and a binary."""
 
 from __future__ import annotations
 
@@ -7,21 +7,18 @@ from typing import Any
 
 import click
 
-from lngen.aot.plans import plan_for
 from lngen.check.inputs import random_inputs
-from lngen.cli.common import arch_option, rows_option, schedule_option
-from lngen.cli.output import Output, output_options
+from lngen.cli.common import arch_option, device_option, rows_option, schedule_option, target
+from lngen.cli.output import Output, note, output_options
 from lngen.cli.tables import table_text
-from lngen.emit import emit
-from lngen.errors import LngenError
+from lngen.compile import Compilation, KernelSet
+from lngen.errors import LngenError, MissingError
 from lngen.inspect import COLUMNS, measure, resources, traffic_json, traffic_rows, traffic_text
-from lngen.lower import Plan, lower
-from lngen.runtime.choose import compile_plan
-from lngen.schedule import check_arch, parse_schedule
-from lngen.spec import Spec, parse_spec
-from lngen.toolchain import compile_ptx
+from lngen.lower import Plan
+from lngen.schedule import check_arch, parse_schedule, spill_text
+from lngen.spec import parse_spec
 
-# A stage and the Pygments lexer that colours it on a terminal; Python's suits the IR well enough.
+# A stage and the Pygments lexer that colours it on a terminal; Python's lexer suits the IR.
 STAGES = {"graph": "python", "plan": "text", "cuda": "cuda", "ptx": "ptx", "resources": "text", "traffic": "text"}
 TABLES = ("resources", "traffic")
 
@@ -33,7 +30,8 @@ TABLES = ("resources", "traffic")
 @schedule_option
 @rows_option
 @click.option("--diff", metavar="K=V,...", help="A unified diff against the same schedule with these changes.")
-@arch_option("Target; --stage resources takes several, and the default schedule is then one for all of them.")
+@arch_option("Target; --stage resources takes several, and one default schedule then fits all of them.")
+@device_option
 @output_options
 def command(
     spec: str,
@@ -43,28 +41,32 @@ def command(
     rows: int | None,
     diff: str | None,
     arches: tuple[str, ...],
+    device: str | None,
     output: Output,
 ) -> None:
     """Print one stage of SPEC: exactly its text in a pipe, highlighted on a terminal.
 
-    graph: the IR, with every sum's order; plan: kernels, phases, launch rules; cuda: the source; ptx: what
-    NVRTC makes of it; resources, a table: registers, spills, shared memory, barriers and occupancy of each kernel;
+    graph: the IR, with every sum's order; plan: kernels, phases, launch rules; cuda: the source; ptx: the
+    output of NVRTC; resources, a table: registers, spills, shared memory, barriers and occupancy of each kernel;
     traffic, a table: the bytes, sectors, instructions, barriers and bank conflicts of a call with --rows rows, or a
     few row groups, counted by executing the PTX on NumPy.
     """
+    arches, gpu = target(arches, device)
     _check_options(stage, after, bool(schedule) or rows is not None, diff, arches)
-    parsed = parse_spec(spec)
+    compilation = Compilation(parse_spec(spec))
     if stage == "graph":
-        text = graph_text(parsed, after)
-        output.stage({"spec": str(parsed), "stage": stage, "text": text}, text, STAGES[stage])
+        text = graph_text(compilation, after)
+        output.stage({"spec": str(compilation.spec), "stage": stage, "text": text}, text, STAGES[stage])
         return
-    plan = plan_for(parsed, schedule, *arches, rows=rows)
-    text, data = view(plan, stage, arches, rows)
+    kernels = compilation.changed(schedule, *arches, rows=rows, device=gpu)
+    if not schedule and (spilled := spilled_bytes(kernels, arches[0])):
+        note(spill_text(kernels.plan.schedule, spilled))
+    text, data = view(kernels, stage, arches, rows)
     if diff is not None:
-        other = lower(parsed, parse_schedule(diff, plan.schedule))
-        text = _diff(plan, text, other, view(other, stage, arches, rows)[0])
-        data = {"spec": str(parsed), "schedule": str(plan.schedule), "other": str(other.schedule), "stage": stage}
-        output.stage({**data, "text": text}, text, "diff")
+        other = compilation.kernels(parse_schedule(diff, kernels.plan.schedule))
+        text = _diff(kernels.plan, text, other.plan, view(other, stage, arches, rows)[0])
+        about = {"spec": str(compilation.spec), "schedule": str(kernels.plan.schedule)}
+        output.stage({**about, "other": str(other.plan.schedule), "stage": stage, "text": text}, text, "diff")
     elif stage in TABLES:
         output.table(data, text)
     else:
@@ -72,7 +74,7 @@ def command(
 
 
 def _check_options(stage: str, after: str | None, scheduled: bool, diff: str | None, arches: tuple[str, ...]) -> None:
-    """UsageError for an option that has nothing to say about the stage."""
+    """UsageError for an option that does not apply to the stage."""
     if after is not None and stage != "graph":
         raise click.UsageError("--after names a pass over the graph; add --stage graph.")
     if stage == "graph" and (scheduled or diff is not None):
@@ -81,39 +83,48 @@ def _check_options(stage: str, after: str | None, scheduled: bool, diff: str | N
         raise click.UsageError(f"--stage {stage} takes one --arch, got {', '.join(arches)}.")
 
 
-def graph_text(spec: Spec, after: str | None = None) -> str:
+def spilled_bytes(kernels: KernelSet, arch: str) -> int:
+    """Bytes per thread that the kernels spill on ``arch``; 0 without a compiler."""
+    try:
+        return kernels.spilled(arch)
+    except MissingError:
+        return 0
+
+
+def graph_text(compilation: Compilation, after: str | None = None) -> str:
     """The final graph, the one after a pass, or all of them under headings."""
-    trace = spec.trace()
+    trace = compilation.passes
     if after is None:
-        return str(spec.graph())
+        return str(compilation.graph)
     if after == "all":
         return "\n".join(f"// ---- after {name} ----\n{graph}" for name, graph in trace.items())
     if after not in trace:
-        raise LngenError(f"there is no pass '{after}' for {spec}, expected one of {', '.join(trace)}, or all.")
+        raise LngenError(
+            f"there is no pass '{after}' for {compilation.spec}, expected one of {', '.join(trace)}, or all."
+        )
     return str(trace[after])
 
 
-def view(plan: Plan, stage: str, arches: tuple[str, ...], rows: int | None = None) -> tuple[str, dict[str, Any]]:
-    """A stage from the plan on, as text and as JSON has it; ``rows``: how many a traffic count has."""
+def view(
+    kernels: KernelSet, stage: str, arches: tuple[str, ...], rows: int | None = None
+) -> tuple[str, dict[str, Any]]:
+    """A stage from the plan on, as text and for JSON; ``rows``: the number of rows of a traffic count."""
+    plan = kernels.plan
     about = {"name": plan.name, "spec": str(plan.spec), "schedule": str(plan.schedule)}
     if stage == "resources":
-        found = {arch: resources(plan, compile_plan(plan, arch).resources, arch) for arch in arches}
+        found = {arch: resources(plan, kernels.cubin(arch).resources, arch) for arch in arches}
         listed = [
             (kernel, arch, *(used[key] for key in COLUMNS.values()))
             for arch, kernels in found.items()
             for kernel, used in kernels.items()
         ]
         return table_text(("kernel", "arch", *COLUMNS), listed), {**about, "resources": found}
-    if stage in ("ptx", "traffic"):
-        check_arch(plan.schedule, arches[0])
     if stage == "traffic":
+        check_arch(plan.schedule, arches[0])  # before inputs are drawn
         count = traffic_rows(plan, rows)
-        measured = measure(plan, random_inputs(plan.spec, count), arches[0])
+        measured = measure(kernels, random_inputs(plan.spec, count), arches[0])
         return traffic_text(plan, measured, count), {**traffic_json(plan, measured, count), "arch": arches[0]}
-    if stage == "ptx":
-        text = compile_ptx(emit(plan), arches[0], name=f"{plan.name}.cu")
-    else:
-        text = str(plan) if stage == "plan" else emit(plan)
+    text = str(plan) if stage == "plan" else kernels.ptx(arches[0]) if stage == "ptx" else kernels.text
     return text, {**about, "stage": stage, "text": text}
 
 

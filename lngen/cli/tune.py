@@ -1,4 +1,4 @@
-"""``lngen tune``: measure schedules, remember every trial, lock the fastest."""
+"""``lngen tune``: measures schedules, records every trial, locks the fastest."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ import click
 
 from lngen import config
 from lngen.cli.cluster import dask_executor, dask_option
-from lngen.cli.common import Whole
+from lngen.cli.common import Whole, device_option
 from lngen.cli.failures import INTERRUPTED
 from lngen.cli.output import OutFile, Output, note, output_options
-from lngen.cli.tables import table
+from lngen.cli.tables import table as table_text
+from lngen.cli.tune_offline import merge_databases, print_ranking, write_table
 from lngen.errors import LngenError
 from lngen.numbers import whole
 from lngen.spec import Spec, parse_spec
@@ -34,13 +35,13 @@ EXPORTS = ("t4", "kernel-tuner")
 
 @dataclass(frozen=True)
 class Views:
-    """What else the trials of one job are shown as: a picture, and a file in another's format."""
+    """Other views of the trials of one job: a picture, and a file in another tool's format."""
 
     plot_file: Path | None
     export: tuple[str, Path] | None
 
     def __bool__(self) -> bool:
-        """True if anything is asked for."""
+        """True if a view is requested."""
         return self.plot_file is not None or self.export is not None
 
     def check(self) -> None:
@@ -51,7 +52,7 @@ class Views:
             check(self.plot_file)
 
     def show(self, trials: Sequence[Trial], choice: Choice | None) -> None:
-        """Write what was asked for."""
+        """Write the requested views."""
         from lngen.files import write_all
         from lngen.tune.export import export
         from lngen.tune.plot import plot
@@ -86,8 +87,15 @@ def parse_budget(ctx: click.Context, param: click.Parameter, value: str) -> floa
     is_flag=True,
     help="Tune nothing: exit 1 if a SPEC is not locked; --plot and --export show what the database holds.",
 )
-@click.option("--ranking", is_flag=True, help="Tune nothing: print the model's order, which needs no GPU.")
+@click.option("--ranking", is_flag=True, help="Tune nothing: print the order for --device, which needs no GPU.")
+@device_option
 @click.option("--merge", "shards", multiple=True, type=FILE, metavar="FILE", help="Add another database to --database.")
+@click.option(
+    "--table", type=OutFile(), metavar="FILE", help="Tune nothing: write the fastest of --database as a table."
+)
+@click.option(
+    "--recorded", multiple=True, type=FILE, metavar="FILE", help="Further times for --table: sweeps, results of bench."
+)
 @dask_option
 @click.option("--plot", "plot_file", type=OutFile(), help="Draw all trials to this .png or .svg file.")
 @click.option(
@@ -109,7 +117,10 @@ def tune(
     lock_file: Path,
     frozen: bool,
     ranking: bool,
+    device: str | None,
     shards: tuple[Path, ...],
+    table: Path | None,
+    recorded: tuple[Path, ...],
     dask: str | None,
     plot_file: Path | None,
     export: tuple[str, Path] | None,
@@ -117,28 +128,39 @@ def tune(
 ) -> None:
     """Measure the schedules of each SPEC for each number of rows, and lock the fastest.
 
-    Every candidate has to reproduce the interpreter's bits before it is timed. Every trial is kept in the
-    database at once: what a run that was killed has measured is not measured again. Ctrl-C keeps the best so far.
-    On several GPUs, SPECs are tuned side by side.
+    Every candidate has to reproduce the interpreter's bits before it is timed. Every trial is recorded in the
+    database at once, and a later run does not repeat it. Ctrl-C keeps the best so far. On several GPUs, SPECs are
+    tuned side by side.
     """
+    if table is not None:
+        if specs or shards or frozen or ranking:
+            raise click.UsageError("--table takes recorded times from --database and --recorded, and nothing else.")
+        return write_table(table, [*recorded, *filter(None, [database])], device, output)
     database = database or config.cache_dir() / "tune" / "trials.jsonl"
     parsed = [*dict.fromkeys(parse_spec(text) for text in specs)]
     if bool(shards) == bool(parsed) or (frozen and ranking):
         raise click.UsageError("tune takes SPECs, with --frozen or --ranking or neither, or else --merge alone.")
-    views = Views(plot_file, export)
-    if views and (shards or ranking):
+    if device is not None and not ranking:
         raise click.UsageError(
-            "--plot and --export show trials, which --merge and --ranking have none of; see --frozen."
+            "--device belongs to --ranking and --table; tuning itself runs on a GPU of this machine."
         )
-    if views and len(parsed) * len(rows) > 1:
-        raise click.UsageError("--plot and --export show one SPEC at one number of rows; give them one by one.")
+    views = Views(plot_file, export)
+    _check_views(views, bool(shards) or ranking, len(parsed) * len(rows))
     if shards:
-        return _merge(shards, database, output)
+        return merge_databases(shards, database, output)
     if ranking:
-        return _ranking(parsed, rows, output)
+        return print_ranking(parsed, rows, device, output)
     if frozen:
         return _frozen(parsed, rows, (database, lock_file), views, output)
     ctx.exit(_tune(parsed, rows, (budget, trials), (database, lock_file), dask, views, output))
+
+
+def _check_views(views: Views, without_trials: bool, jobs: int) -> None:
+    """UsageError for views without trials, or of several jobs."""
+    if views and without_trials:
+        raise click.UsageError("--plot and --export show trials, but --merge and --ranking have none; see --frozen.")
+    if views and jobs > 1:
+        raise click.UsageError("--plot and --export show one SPEC at one number of rows; give them one by one.")
 
 
 def _tune(
@@ -178,7 +200,7 @@ def _tune(
     compared = report.against_default(result.outcomes)
     output.table(
         {"interrupted": result.interrupted, "lock": str(lock_file), "tuned": tuned},
-        table(report.COLUMNS, report.rows(result.outcomes)) + (f"{compared}\n" if compared else ""),
+        table_text(report.COLUMNS, report.rows(result.outcomes)) + (f"{compared}\n" if compared else ""),
     )
     for outcome in result.outcomes if len(jobs) == 1 else ():
         views.show(outcome.trials, outcome.choice)
@@ -187,32 +209,8 @@ def _tune(
     return 0 if all(o.choice is not None for o in result.outcomes) else 1
 
 
-def _merge(shards: Sequence[Path], path: Path, output: Output) -> None:
-    from lngen.tune.database import merge
-
-    count, complaints = merge(shards, path)
-    for text in complaints:
-        note(text)
-    output.table({"database": str(path), "trials": count}, f"{count} trials in {path}\n")
-
-
-def _ranking(specs: Sequence[Spec], rows: Sequence[int], output: Output) -> None:
-    """How the model ranks the candidates, its favourite first."""
-    from lngen.runtime.choose import DEFAULT_ARCH
-    from lngen.tune.candidates import ranking
-
-    listed = [
-        (str(spec), m, rank, str(s))
-        for spec in specs
-        for m in rows
-        for rank, s in enumerate(ranking(spec, m, DEFAULT_ARCH))
-    ]
-    columns = "spec", "rows", "rank", "schedule"
-    output.table({"ranking": [dict(zip(columns, line, strict=True)) for line in listed]}, table(columns, listed))
-
-
 def _frozen(specs: Sequence[Spec], rows: Sequence[int], files: tuple[Path, Path], views: Views, output: Output) -> None:
-    """What is locked, on this machine's GPU if it has one, else on any; and, locked or not, what the database holds."""
+    """The locked schedules for this machine's GPU, or for any; the views show the database, locked or not."""
     from lngen.runtime.launch import device_count, device_name
     from lngen.tune.lock import existing, frozen
 
@@ -224,17 +222,17 @@ def _frozen(specs: Sequence[Spec], rows: Sequence[int], files: tuple[Path, Path]
         _show_kept(path, views, str(spec), m, device, lock.nearest(str(spec), m, device=device))
     found = frozen(lock, specs, rows, device)
     columns = "spec", "rows", "device", "locked rows", "schedule"
-    asked = [m for _ in specs for m in rows]
-    listed = [(e.spec, m, e.device, e.rows, e.schedule) for e, m in zip(found, asked, strict=True)]
+    wanted = [m for _ in specs for m in rows]
+    listed = [(e.spec, m, e.device, e.rows, e.schedule) for e, m in zip(found, wanted, strict=True)]
     locked = [
         {"spec": spec, "rows": m, "device": name, "locked_rows": at, "schedule": schedule}
         for spec, m, name, at, schedule in listed
     ]
-    output.table({"locked": locked}, table(columns, listed))
+    output.table({"locked": locked}, table_text(columns, listed))
 
 
 def _show_kept(path: Path, views: Views, spec: str, rows: int, device: str | None, locked: Locked | None) -> None:
-    """The trials of a database on that device, or (None) on the one locked, or on the first it knows."""
+    """The trials of a database on that device, or (None) on the locked one, or on the first in the database."""
     from lngen.tune import database
     from lngen.tune.choose import taken
 
@@ -252,7 +250,7 @@ def _show_kept(path: Path, views: Views, spec: str, rows: int, device: str | Non
 
 
 def _kept(path: Path) -> tuple[Trial, ...]:
-    """The trials of a database; what is none is said."""
+    """The trials of a database; invalid lines are reported."""
     from lngen.tune.database import read
 
     content = read(path)
@@ -263,7 +261,7 @@ def _kept(path: Path) -> tuple[Trial, ...]:
 
 @contextmanager
 def _listening() -> Iterator[Listener]:
-    """A listener that shows the live best on a terminal, and messages anywhere."""
+    """A listener that shows the best so far on a terminal, and messages anywhere."""
     from rich.console import Console
 
     console = Console(stderr=True)
@@ -279,7 +277,7 @@ def _listening() -> Iterator[Listener]:
 
 
 def _listener(show: Callable[[str], None], update: Callable[[str], None] | None) -> Listener:
-    """``show`` prints a line, ``update`` replaces the lines of the jobs that run."""
+    """``show`` prints a line, ``update`` replaces the lines of the running jobs."""
     from lngen.tune.job import Listener
 
     running: dict[str, str] = {}
@@ -297,4 +295,4 @@ def _listener(show: Callable[[str], None], update: Callable[[str], None] | None)
     return Shown()
 
 
-command = tune  # the name under which lngen.cli looks for it
+command = tune  # the name that lngen.cli imports

@@ -1,5 +1,5 @@
 """Emission: from a plan to CUDA text."""
 
-from lngen.emit.emit import emit, environment, make_environment, module
+from lngen.emit.emit import emit, environment
 
-__all__ = ["emit", "environment", "make_environment", "module"]
+__all__ = ["emit", "environment"]

@@ -1,22 +1,25 @@
-"""What a named graph is: a function that describes the forward computation to a ``GraphBuilder``."""
+"""The definition of a named graph: a function that describes the forward computation to a ``GraphBuilder``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from lngen.errors import SpecError
+from lngen.errors import SpecError, VerifyError
+from lngen.graphs.given import check_forward, declared, statistics_of
+from lngen.graphs.value_names import describing
 from lngen.ir import Axis, Builder, D, DType, Graph, M, Value
-from lngen.ir.names import is_name
+from lngen.ir.names import is_graph_name
+from lngen.ir.operators import recording
 from lngen.ir.ops import compute_dtype
 
-# The name is in those of files and kernels, whose length is bounded.
+# Names of files and kernels, whose length is bounded, contain the name.
 LONGEST_NAME = 48
 
 
 @dataclass(frozen=True)
 class Options:
-    """What a graph is specialised on besides D: dtypes, eps, which optional inputs it has, what it saves."""
+    """The options of a graph besides D: dtypes, eps, optional inputs, saved statistics."""
 
     dtype: DType
     weight: DType
@@ -27,29 +30,84 @@ class Options:
 
 
 class GraphBuilder(Builder):
-    """A Builder that knows the options: inputs get their dtypes, results their rounding, from them."""
+    """A Builder with the options, which give inputs their dtypes and results their rounding.
+
+    Operators on its values add equations and name them: ``h * rstd`` is ``b.mul("h_rstd", h, rstd)``.
+    """
 
     def __init__(self, name: str, options: Options) -> None:
         super().__init__(f"{name}_fwd")
         self.options = options
         self.optional: dict[str, bool] = {}
         self.statistics: list[Value] = []
+        self._named: dict[Value, Value] = {}
         self.compute = compute_dtype(options.dtype, options.weight, options.out)
 
-    def input(self, name: str, *axes: Axis) -> Value:
-        """An input over the given axes, in the compute dtype; [M, D] has the spec's dtype, others weight's."""
-        dtype = self.options.dtype if M in axes and D in axes else self.options.weight
-        return self.cast(f"{name}32", self.param(name, dtype, *axes), to=self.compute)
+    def input(self, name: str, *axes: Axis, dtype: object = None) -> Value:
+        """An input over the given axes, in the compute dtype; stored as ``dtype``.
+
+        None: [M, D] has the spec's dtype, others weight's. VerifyError for a dtype wider than the compute dtype.
+        """
+        stored = self.options.dtype if M in axes and D in axes else self.options.weight
+        if dtype is not None:
+            stored = self._declared(name, dtype)
+        return self.cast(f"{name}32", self.param(name, stored, *axes), to=self.compute)
 
     def optional_input(self, name: str, *axes: Axis, default: bool = True) -> Value | None:
-        """An input a spec may leave out (``gamma=no``) or, if ``default`` is False, put in; None if it is left out."""
+        """An input that a spec may omit (``gamma=no``) or, if ``default`` is False, add; None if it is absent."""
         present = dict(self.options.inputs).get(name, default)
         value = self.input(name, *axes) if present else None
         if not present:
-            # Nothing else is called so: a graph that has the input differs in nothing but what it does with it.
+            # The name is reserved, so that graphs with and without the input differ only in its uses.
             self._names.add(self.exactly(name, "an input"))
         self.optional[name] = default
         return value
+
+    def record(self, op: str, *operands: Value | float) -> Value:
+        """The result of an operator; VerifyError for an operand that is neither a value nor a number."""
+        dtype = next(o.type.dtype for o in operands if isinstance(o, Value))
+        name = describing(op, [self._named.get(o, o) if isinstance(o, Value) else o for o in operands])
+        return self.emit(op, name, tuple(self._operand(op, o, dtype) for o in operands))
+
+    def _operand(self, op: str, operand: object, dtype: DType) -> Value:
+        if isinstance(operand, Value):
+            return operand
+        if isinstance(operand, int | float) and not isinstance(operand, bool):
+            return self.const("number", operand, dtype)
+        raise VerifyError(
+            f"graph @{self.name}: '{op}' is expected to have values or numbers as operands, got "
+            f"{type(operand).__name__}; make it an input, or a number with float()."
+        )
+
+    def sum(self, x: Value, axis: Axis = D) -> Value:
+        """The sum over an axis."""
+        return self.reduce_sum(describing("sum", [x]), x, axis=axis)
+
+    def mean(self, x: Value, axis: Axis = D) -> Value:
+        """The sum over an axis divided by its length."""
+        return self.reduce_mean(describing("mean", [x]), x, axis=axis)
+
+    def named(self, name: str, x: Value) -> Value:
+        """``x``, which gets exactly that name when the description has run.
+
+        VerifyError if the name is taken, or if ``x`` is no result of an equation.
+        """
+        if self._named.get(x, x).name == name:
+            return x
+        if all(e.out != x for e in self.eqns):
+            raise VerifyError(f"graph @{self.name}: '{name}' is expected to be the result of an equation, got '{x}'.")
+        self._named[x] = Value(self.exactly(name, "a value"), x.type)
+        self._names.add(name)
+        return x
+
+    def finish(self) -> None:
+        """Give the values their names, in their equations and in all that use them."""
+        new = self._named
+        self.eqns = [
+            replace(e, out=new.get(e.out, e.out), args=tuple(new.get(a, a) for a in e.args)) for e in self.eqns
+        ]
+        self.results = [new.get(v, v) for v in self.results]
+        self.statistics = [new.get(v, v) for v in self.statistics]
 
     def number(self, name: str, value: float) -> Value:
         """A constant in the compute dtype."""
@@ -59,30 +117,78 @@ class GraphBuilder(Builder):
         """The spec's eps."""
         return self.number("eps", self.options.eps)
 
-    def output(self, name: str, x: Value) -> Value:
-        """A result, rounded to the spec's out dtype; VerifyError if it cannot have exactly that name.
+    def output(self, name: str, x: Value, dtype: object = None) -> Value:
+        """A result, rounded to ``dtype`` (None: the spec's out dtype); VerifyError if it cannot have exactly that name.
 
-        A backward takes a cotangent for it, called ``d`` and the name.
+        A backward takes a cotangent for it, called ``d`` and the name, of the same dtype.
         """
-        self.results.append(self.cast(self.exactly(name, "an output"), x, to=self.options.out))
+        stored = self.options.out if dtype is None else self._declared(name, dtype)
+        self.results.append(self.cast(self.exactly(name, "an output"), x, to=stored))
         return self.results[-1]
 
-    def statistic(self, x: Value) -> Value:
-        """A value backward may take from forward: a result, unless the spec says ``save=none``."""
-        self.statistics.append(x)
+    def _declared(self, name: str, dtype: object) -> DType:
+        """The dtype that an input or output declares, by any name that ``DType.of`` takes."""
+        try:
+            found = DType.of(dtype)
+        except ValueError:
+            known = ", ".join(map(str, DType))
+            raise VerifyError(f"graph @{self.name}: '{name}' expects a dtype of {known}, got {dtype!r}.") from None
+        if compute_dtype(self.compute, found) is not self.compute:
+            raise VerifyError(
+                f"graph @{self.name}: '{name}' is declared as {found}, but the graph computes in {self.compute}; give "
+                f"the spec dtype={found}, or declare it as {self.compute}."
+            )
+        return found
+
+    def statistic(self, x: Value, name: str | None = None) -> Value:
+        """A value that backward may take from forward: a result, called ``name``, unless the spec has ``save=none``."""
+        self.statistics.append(x if name is None else self.named(name, x))
         return x
 
 
 @dataclass(frozen=True)
+class Given:
+    """Describes ``graph`` as it stands; backward may take its results called ``statistics`` from forward."""
+
+    graph: Graph
+    statistics: tuple[str, ...]
+
+    def __call__(self, b: GraphBuilder) -> None:
+        """Repeat the inputs, equations and results, with their names."""
+        known = {p: b.param(p.name, p.type.dtype, *p.type.axes) for p in self.graph.params}
+        for eqn in self.graph.eqns:
+            name = b.exactly(eqn.out.name, "a value")
+            known[eqn.out] = b.emit(eqn.op, name, tuple(known[a] for a in eqn.args), **dict(eqn.attrs))
+        for result in self.graph.results:
+            (b.statistics if result.name in self.statistics else b.results).append(known[result])
+
+
+@dataclass(frozen=True)
 class Definition:
-    """A named forward graph."""
+    """A named forward graph.
+
+    ``declared``: the dtypes of a spec (dtype, weight, out), if the description allows no others.
+    """
 
     name: str
     describe: Callable[[GraphBuilder], None]
     summary: str = field(default="", compare=False)
+    declared: tuple[DType, DType, DType] | None = None
+
+    @classmethod
+    def from_graph(cls, graph: Graph, name: str | None = None) -> Definition:
+        """The definition of a forward graph as it stands, ``parse(text)`` for example, for any D.
+
+        Its dtypes and constants are fixed. Results that lack D, and that another result is computed from, are
+        statistics, which backward may take from forward; the others are outputs. SpecError if the order of a sum is
+        fixed: such a graph is for one D.
+        """
+        check_forward(graph)
+        describe = Given(graph, statistics_of(graph))
+        return cls(name or graph.name.removesuffix("_fwd"), describe, declared=declared(graph))
 
     def __post_init__(self) -> None:
-        if not is_name(self.name) or len(self.name) > LONGEST_NAME:
+        if not is_graph_name(self.name) or len(self.name) > LONGEST_NAME:
             raise SpecError(
                 "a graph is expected to be called by lower-case words of letters and digits, one underscore between "
                 f"two, {LONGEST_NAME} characters at most, got {self.name!r}; name it: lngen.Definition(name, describe)."
@@ -91,9 +197,11 @@ class Definition:
             raise SpecError(f"graph '{self.name}' is expected to be described by a function, got {self.describe!r}.")
 
     def builder(self, options: Options) -> GraphBuilder:
-        """The builder after the description ran."""
+        """The builder after the description has run."""
         b = GraphBuilder(self.name, options)
-        self.describe(b)
+        with recording(b):
+            self.describe(b)
+        b.finish()
         for name, _ in options.inputs:
             if name not in b.optional:
                 known = ", ".join(b.optional) or "none"

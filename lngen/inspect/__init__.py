@@ -1,4 +1,4 @@
-"""Looking inside: what a kernel set takes, moves and executes."""
+"""Inspection: the resources, traffic and instructions of a kernel set."""
 
 from lngen.inspect.resources import COLUMNS, resources
 from lngen.inspect.traffic import KernelTraffic, measure, traffic_json, traffic_rows, traffic_text

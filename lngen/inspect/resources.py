@@ -1,4 +1,4 @@
-"""What each kernel of a set takes of a multiprocessor, and how many of its blocks fit there."""
+"""The resources of each kernel of a set, and the number of blocks that fit on a multiprocessor."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from lngen.lower import Plan, asked_shared
-from lngen.schedule import capability, occupancy
+from lngen.devices import device_for
+from lngen.lower import Plan, requested_shared
+from lngen.schedule import occupancy
 from lngen.toolchain import Resources
 
 WARP = 32
 
-# A column of the table, and what it shows.
+# A column of the table, and its key.
 COLUMNS = {
     "registers": "registers",
     "spill stores": "spill_stores",
@@ -28,19 +29,19 @@ COLUMNS = {
 
 
 def resources(plan: Plan, compiled: Mapping[str, Resources], arch: str) -> dict[str, dict[str, Any]]:
-    """By kernel: what the compiler counted, what a launch asks for, and how many blocks and warps are held at a time.
+    """By kernel: the compiler's numbers, the dynamic shared memory of a launch, and the resident blocks and warps.
 
-    dynamic_shared              bytes of dynamic shared memory that a launch asks for
-    threads                     of a block
-    blocks_per_multiprocessor   that fit by threads, registers, shared memory and barriers; clusters may fit less often
-    warps_per_multiprocessor    of so many blocks
+    dynamic_shared              bytes of dynamic shared memory of a launch
+    threads                     per block
+    blocks_per_multiprocessor   limit by threads, registers, shared memory and barriers; clusters may have a lower one
+    warps_per_multiprocessor    of that many blocks
     """
-    here = capability(arch)
-    asked = asked_shared(plan, {name: used.registers for name, used in compiled.items()}, here)
+    device = device_for(arch)
+    requested = requested_shared(plan, {name: used.registers for name, used in compiled.items()}, device)
     found = {}
     for kernel in plan.kernels:
-        used, dynamic = compiled[kernel.name], asked[kernel.name]
-        blocks = occupancy(kernel.block, used.registers, used.shared + dynamic, used.barriers, here)
+        used, dynamic = compiled[kernel.name], requested[kernel.name]
+        blocks = occupancy(kernel.block, used.registers, used.shared + dynamic, used.barriers, device)
         found[kernel.name] = {
             **asdict(used),
             "dynamic_shared": dynamic,

@@ -1,4 +1,4 @@
-"""What a GPU would move: the PTX executed on NumPy, its accesses counted, next to the least a call has to move."""
+"""The memory traffic of a call: its PTX is executed on NumPy, accesses are counted, beside the minimum of a call."""
 
 from __future__ import annotations
 
@@ -8,28 +8,30 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from lngen.compile import KernelSet
+from lngen.devices import DEFAULT_ARCH
 from lngen.errors import LngenError
 from lngen.ir import WIDE
 from lngen.ir.numerics import Array
 from lngen.lower import Kernel, Plan
 from lngen.ptx import Traffic, run_plan
-from lngen.schedule import piece, problem
+from lngen.schedule import cluster_tile
 
 SECTOR = 32
-ROW_GROUPS = 8  # enough for a block to have some, few enough for a second
+ROW_GROUPS = 8  # enough for a few per block, few enough to take about a second
 MOST_ELEMENTS = 2**25  # about a minute
 
 LEGEND = """
 units of M * D    bytes of all arrays of rows, read and written, over the bytes of one such array of the spec's dtype
-read, written     bytes that threads ask for, copies to shared memory included
-floor             bytes of the array: what a call has to move at least
-per sector        bytes asked for per byte of the sectors of 32 bytes that warps touch; above 1 if lanes share one
+read, written     bytes that threads access, copies to shared memory included
+floor             bytes of the array: the minimum that a call has to move
+per sector        bytes accessed per byte of the sectors of 32 bytes that warps touch; above 1 if lanes share one
 instructions      per element of a row: 32 threads of each warp instruction, by kind
-barriers          warps that come to a barrier; bank conflicts: times shared memory is asked once more
-in flight         bytes of rows a block has asked for before it uses the first\
+barriers          warps that arrive at a barrier; bank conflicts: additional accesses to shared memory
+in flight         bytes of rows that a block loads before it uses the first\
 """.splitlines()
 
-# Opcodes by what a person asks about; the first prefix that fits counts.
+# Opcode prefixes by kind; the first prefix that matches counts.
 KINDS = {
     "load": ("ld.global",), "store": ("st.global",), "shared": ("ld.shared", "st.shared"), "shuffle": ("shfl",),
     "copy": ("cp.async", "st.async"), "barrier": ("bar", "mbarrier", "atom", "ld.acquire"), "convert": ("cvt",),
@@ -41,11 +43,11 @@ KINDS = {
 
 @dataclass(frozen=True)
 class KernelTraffic:
-    """One kernel of a call. Bytes are what its threads ask for; sectors of 32 bytes are what its warps touch.
+    """One kernel of a call. Bytes are those that threads access; sectors of 32 bytes are those that warps touch.
 
-    ``moved``: bytes by tensor, read and written; ``efficiency``: bytes asked for per byte of sectors touched, above 1
-    where the lanes of a warp share a sector; ``mix``: warp instructions by kind; ``in_flight``: bytes of rows a block
-    has under way when all its loads of a round are out, or what its asynchronous copies had under way at most.
+    ``moved``: bytes by tensor, read and written; ``efficiency``: bytes accessed per byte of sectors touched, above 1
+    where the lanes of a warp share a sector; ``mix``: warp instructions by kind; ``in_flight``: bytes of rows that a
+    block has in flight after all loads of a round, or the most that its asynchronous copies have in flight.
     """
 
     kernel: str
@@ -57,36 +59,37 @@ class KernelTraffic:
     in_flight: int
 
 
-def measure(plan: Plan, inputs: Mapping[str, Array], arch: str = "sm_90") -> list[KernelTraffic]:
-    """What each kernel of ``plan`` moves for those inputs."""
-    traffic = run_plan(plan, inputs, arch=arch).traffic
+def measure(kernels: KernelSet, inputs: Mapping[str, Array], arch: str = DEFAULT_ARCH) -> list[KernelTraffic]:
+    """The traffic of each of the ``kernels`` for the given inputs."""
+    plan = kernels.plan
+    traffic = run_plan(plan, inputs, source=kernels.text, ptx=kernels.ptx(arch, lines=True)).traffic
     return [_kernel(plan, k, traffic) for k in plan.kernels if k.name in traffic.tensors]
 
 
 def traffic_rows(plan: Plan, rows: int | None = None) -> int:
-    """How many rows to count: ``rows``, or (None) ROW_GROUPS row groups, fewer if they are long.
+    """The number of rows to count: ``rows``, or (None) ROW_GROUPS row groups, fewer if rows are long.
 
-    LngenError for more than MOST_ELEMENTS elements of rows, which the executor would take minutes for.
+    LngenError for more than MOST_ELEMENTS elements of rows, which would take the executor minutes.
     """
     most = MOST_ELEMENTS // plan.spec.d
     wanted = rows or max(1, min(ROW_GROUPS * (plan.kernels[0].grid[0].per or 1), most))
     if wanted > most:
         raise LngenError(
             f"traffic is counted by executing the PTX on NumPy, for {MOST_ELEMENTS} elements of rows at most, and "
-            f"{wanted} rows of {plan.spec.d} are more; ask for fewer."
+            f"{wanted} rows of {plan.spec.d} are more; use fewer rows."
         )
     return wanted
 
 
 def row_units(plan: Plan, measured: list[KernelTraffic], rows: int) -> float:
-    """Bytes of [M, D] tensors, in units of what one pass over such a tensor of the spec's dtype moves."""
+    """Bytes of [M, D] tensors, in units of one pass over such a tensor of the spec's dtype."""
     wide = {v.name for v in (*plan.inputs, *plan.outputs) if v.type.axes == WIDE}
     total = sum(sum(bytes_) for k in measured for name, bytes_ in k.moved.items() if name in wide)
     return total / (rows * plan.spec.d * plan.spec.dtype.size)
 
 
 def traffic_text(plan: Plan, measured: list[KernelTraffic], rows: int) -> str:
-    """Tables a person can read: per kernel its tensors, its instructions per row element, its barriers."""
+    """Tables for a person: per kernel its tensors, its instructions per row element, its barriers."""
     floor = {
         v.name: math.prod(v.type.shape(rows, plan.spec.d)) * v.type.dtype.size for v in (*plan.inputs, *plan.outputs)
     }
@@ -112,7 +115,7 @@ def traffic_text(plan: Plan, measured: list[KernelTraffic], rows: int) -> str:
 
 
 def traffic_json(plan: Plan, measured: list[KernelTraffic], rows: int) -> dict[str, Any]:
-    """The same as JSON has it."""
+    """The same for JSON."""
     return {
         "name": plan.name,
         "spec": str(plan.spec),
@@ -147,9 +150,9 @@ def _efficiency(counts: Mapping[str, int]) -> float:
 
 
 def _in_flight(plan: Plan, kernel: Kernel) -> int:
-    """Bytes of rows a block loads before it uses the first: its piece of each, once more if it prefetches."""
+    """Bytes of rows that a block loads before it uses the first: its part of each, once more if it prefetches."""
     if plan.schedule.form != "registers":
         return 0
-    sizes = [v.type.dtype.size for v in plan.inputs if v.name in {t.name for t in kernel.tiles}]
-    elements = min(plan.spec.d, piece(plan.schedule, problem(plan.graph, plan.spec.d)))
-    return plan.schedule.rows * elements * sum(sizes) * (2 if plan.schedule.prefetch else 1)
+    sizes = [v.type.dtype.size for v in plan.inputs if v.name in {t.name for t in kernel.wide_inputs}]
+    elements = min(plan.spec.d, cluster_tile(plan.schedule, plan.problem))
+    return plan.schedule.rows_per_block * elements * sum(sizes) * (2 if plan.schedule.prefetch else 1)

@@ -1,4 +1,4 @@
-"""The interpreter: a graph's meaning, in NumPy. What it returns is, by definition, right to the bit.
+"""The interpreter: the meaning of a graph, in NumPy. Its results are, by definition, correct to the bit.
 
 NaN and infinity go where IEEE 754 sends them: an operation on a NaN gives a NaN, inf - inf, 0 * inf, 0 / 0 and
 the root of a negative number give one, and nothing is flushed or clamped. Which NaN (sign, payload) is not
@@ -12,8 +12,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from lngen.errors import ArrayError
-from lngen.ir import OPS, Axis, Graph, Value
-from lngen.ir.numerics import NUMPY_DTYPE, Array
+from lngen.ir import OPS, WIDE, Axis, D, Graph, Value, indexed_by_elements, segment_of
+from lngen.ir.numerics import NUMPY_DTYPE, Array, of_elements
 
 
 def interpret(graph: Graph, inputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -23,10 +23,13 @@ def interpret(graph: Graph, inputs: Mapping[str, Array]) -> dict[str, Array]:
     (bfloat16 is ml_dtypes.bfloat16); otherwise ArrayError.
     """
     size = _sizes(graph, inputs)
+    segment = segment_of(graph, size.get(D, 1))
     env: dict[Value, Array] = {p: _spread(p, inputs[p.name]) for p in graph.params}
     with np.errstate(all="ignore"):
         for eqn in graph.eqns:
-            env[eqn.out] = OPS[eqn.op].numpy(tuple(env[a] for a in eqn.args), eqn, size)
+            args = zip((env[a] for a in eqn.args), indexed_by_elements(eqn), strict=True)
+            along_d = tuple(of_elements(a, size[D], segment) if met else a for a, met in args)
+            env[eqn.out] = OPS[eqn.op].numpy(along_d, eqn, size)
     return {r.name: _gather(r, env[r], size) for r in graph.results}
 
 
@@ -52,10 +55,10 @@ def _sizes(graph: Graph, inputs: Mapping[str, Array]) -> dict[Axis, int]:
 
 def _spread(value: Value, array: Array) -> Array:
     """The array with size 1 along every axis its value lacks."""
-    return array[tuple(slice(None) if a in value.type.axes else None for a in Axis)]
+    return array[tuple(slice(None) if a in value.type.axes else None for a in WIDE)]
 
 
 def _gather(value: Value, array: Array, size: Mapping[Axis, int]) -> Array:
     """The array without the axes its value lacks."""
-    full = np.broadcast_to(array, [size[a] if a in value.type.axes else 1 for a in Axis])
-    return np.ascontiguousarray(full[tuple(slice(None) if a in value.type.axes else 0 for a in Axis)])
+    full = np.broadcast_to(array, [size[a] if a in value.type.axes else 1 for a in WIDE])
+    return np.ascontiguousarray(full[tuple(slice(None) if a in value.type.axes else 0 for a in WIDE)])

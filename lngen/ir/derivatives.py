@@ -1,51 +1,41 @@
-"""The derivatives of the op table that are more than one equation.
+"""The derivatives in the op table that need more than one equation.
 
 Each takes a builder, an equation and the cotangent of its result, and returns the cotangents of the arguments.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from lngen.ir.methods import Methods
 from lngen.ir.types import Eqn, Value
 
-if TYPE_CHECKING:
-    from lngen.ir.builder import Builder
 
-
-def div(b: Builder, e: Eqn, ct: Value) -> tuple[Value, ...]:
+def div(b: Methods, e: Eqn, ct: Value) -> tuple[Value, ...]:
     over = b.div("ct", ct, e.args[1])
     return over, b.neg("ct", b.mul("ct", over, e.out))
 
 
-def rsqrt(b: Builder, e: Eqn, ct: Value) -> tuple[Value, ...]:
+def rsqrt(b: Methods, e: Eqn, ct: Value) -> tuple[Value, ...]:
     cube = b.mul("ct", b.mul("ct", e.out, e.out), e.out)
     return (b.mul("ct", b.mul("ct", ct, b.const("half", -0.5, ct.type.dtype)), cube),)
 
 
-def sqrt(b: Builder, e: Eqn, ct: Value) -> tuple[Value, ...]:
+def sqrt(b: Methods, e: Eqn, ct: Value) -> tuple[Value, ...]:
     return (b.div("ct", b.mul("ct", ct, b.const("half", 0.5, ct.type.dtype)), e.out),)
 
 
-def maximum(b: Builder, e: Eqn, ct: Value) -> tuple[Value, ...]:
-    # At a tie each operand gets half of the cotangent: halves add up to it, whole ones to twice as much.
+def maximum(b: Methods, e: Eqn, ct: Value) -> tuple[Value, ...]:
+    # At a tie each operand gets half of the cotangent, so that the halves add up to it.
     x, y = e.args
     tied = b.select_eq("tied", x, y, b.const("half", 0.5, ct.type.dtype))
     share = b.mul("ct", ct, b.sub("share", b.const("one", 1.0, ct.type.dtype), tied))
     return tuple(b.select_eq("ct", a, e.out, share) for a in e.args)
 
 
-def reduce_max(b: Builder, e: Eqn, ct: Value) -> tuple[Value, ...]:
+def reduce_max(b: Methods, e: Eqn, ct: Value) -> tuple[Value, ...]:
     largest = b.select_eq("largest", e.args[0], e.out, b.const("one", 1.0, ct.type.dtype))
     share = b.div("ct", ct, b.reduce_sum("ties", largest, axis=e.axis))
     return (b.select_eq("ct", e.args[0], e.out, share),)
 
 
-def spread(b: Builder, e: Eqn, ct: Value) -> tuple[Value, ...]:
-    # The distances add up to zero, so that the mean's own derivative does.
-    far = b.sub("ct", e.args[0], b.reduce_mean("ct", e.args[0], axis=e.axis))
-    return (b.mul("ct", b.mul("ct", ct, b.const("two", 2.0, ct.type.dtype)), far),)
-
-
-def mean(b: Builder, e: Eqn, ct: Value) -> tuple[Value, ...]:
+def mean(b: Methods, e: Eqn, ct: Value) -> tuple[Value, ...]:
     return (b.div("ct", ct, b.size("count", e.axis, ct.type.dtype)),)

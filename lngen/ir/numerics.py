@@ -1,8 +1,8 @@
-"""The arithmetic the IR means, on NumPy: exact fma, single rounding, sums in their one order.
+"""The arithmetic of the IR on NumPy: exact fma, single rounding, sums in their one order.
 
-Every function is elementwise or spells its order of additions out, so its bits are those IEEE 754
-prescribes, on any machine. Absent terms of a sum are -0.0, the one number that changes no other
-number, not even +0.0 or -0.0, when it is added.
+Every function is elementwise or has an explicit order of additions, so IEEE 754 determines its bits on any
+machine. Absent terms of a sum are -0.0, the one number whose addition changes no other number, not even
++0.0 or -0.0.
 """
 
 from __future__ import annotations
@@ -26,15 +26,13 @@ NUMPY_DTYPE: dict[DType, np.dtype[Any]] = {
 
 ABSENT = -0.0
 
-SEGMENT_STRANDS = 4  # sums that are kept of a row of any length
-
 
 def round_to(x: Array, to: DType) -> Array:
     """x rounded once, to nearest even, to the dtype ``to``.
 
-    bfloat16 from float64 goes through a float32 rounded to odd, which keeps the second rounding
-    from seeing a tie that is none (Boldo and Melquiond, Emulation of FMA and correctly rounded
-    sums, IEEE Trans. Computers 57(4), 2008).
+    bfloat16 from float64 goes through a float32 rounded to odd, which prevents the second rounding from
+    meeting a false tie (Boldo and Melquiond, Emulation of FMA and correctly rounded sums, IEEE Trans.
+    Computers 57(4), 2008).
     """
     if to is BF16 and x.dtype == np.float64:
         x = _to_odd_f32(x)
@@ -42,7 +40,7 @@ def round_to(x: Array, to: DType) -> Array:
 
 
 def _to_odd_f32(x: Array) -> Array:
-    """float64 to float32, rounded to odd: toward zero, then the last bit set if anything was lost."""
+    """float64 to float32, rounded to odd: toward zero, then the last bit is set if the result is inexact."""
     near = x.astype(np.float32)
     over = np.abs(near.astype(np.float64)) > np.abs(x)
     toward_zero = np.where(over, np.nextafter(near, np.float32(0)), near)
@@ -54,8 +52,8 @@ def _to_odd_f32(x: Array) -> Array:
 def fma(a: Array, b: Array, c: Array) -> Array:
     """a * b + c in float32, rounded once.
 
-    The product of two float32 is exact in float64; the sum is rounded to odd there, so that the
-    rounding to float32 is the only one that shows (Boldo and Melquiond, 2008).
+    The product of two float32 is exact in float64; the sum is rounded to odd there, so that the rounding to
+    float32 gives the correctly rounded result (Boldo and Melquiond, 2008).
     """
     product = a.astype(np.float64) * b.astype(np.float64)
     addend = c.astype(np.float64)
@@ -73,13 +71,13 @@ def fma(a: Array, b: Array, c: Array) -> Array:
 
 
 def maximum(a: Array, b: Array) -> Array:
-    """The larger one; a NaN if either is one, and +0 is larger than -0, so that no order of operands shows."""
+    """The larger one; a NaN if either is one, and +0 is larger than -0, so the order of operands does not matter."""
     return np.asarray(np.where(a == b, np.where(np.signbit(a), b, a), np.maximum(a, b)))
 
 
 def row_max(x: Array) -> Array:
     """The largest element of the last axis, [..., D] -> [...]; the same in every order."""
-    largest = x.max(axis=-1)  # among zeros NumPy's may be either
+    largest = x.max(axis=-1)  # among zeros NumPy may return either
     zero = (largest == 0) & ((x == 0) & ~np.signbit(x)).any(axis=-1)
     return np.asarray(np.where(zero, np.zeros_like(largest), largest))
 
@@ -97,23 +95,32 @@ def fold(parts: Array) -> Array:
     return parts[..., 0]
 
 
-def join_segments(parts: Array) -> Array:
-    """Sum over the last axis, a number of each segment of a row, in the canonical order: [..., segments] -> [...].
+def interleaved_sum(terms: Array, interleave: int) -> Array:
+    """Sum over the last axis in ``interleave`` partial sums: [..., terms] -> [...].
 
-    Segment s belongs to strand s % SEGMENT_STRANDS; a strand adds its segments left to right, the strands are folded.
+    Term i belongs to partial sum i % interleave, which adds its terms left to right; the partial sums are folded.
     """
-    count = parts.shape[-1]
-    turns = -(-count // SEGMENT_STRANDS)
-    stranded = _pad(parts, turns * SEGMENT_STRANDS).reshape(*parts.shape[:-1], turns, SEGMENT_STRANDS)
-    return fold(_left_to_right(np.moveaxis(stranded, -2, -1)))
+    rounds = -(-terms.shape[-1] // interleave)
+    split = _pad(terms, rounds * interleave).reshape(*terms.shape[:-1], rounds, interleave)
+    return fold(_left_to_right(np.moveaxis(split, -2, -1)))
 
 
-def row_sum(x: Array, times: Array | None = None, *, chunk: int, segment: int, run: int | None = None) -> Array:
+def row_sum(
+    x: Array, times: Array | None = None, *, chunk: int, segment: int, run: int | None = None, interleave: int = 1
+) -> Array:
     """Sum over the last axis in the canonical order of row sums, [..., D] -> [...].
 
-    The row is cut into segments of ``segment`` elements and each segment into chunks of ``chunk`` elements: runs of
-    ``run`` consecutive ones (None: all of a chunk), which lie as far apart as there are chunks of them. A chunk is
-    added left to right, the chunks of a segment are folded, the segments are joined (``join_segments``). With
+    The sums of the segments (``segment_sums``) are added in ``interleave`` partial sums (``interleaved_sum``).
+    """
+    return interleaved_sum(segment_sums(x, times, chunk=chunk, segment=segment, run=run), interleave)
+
+
+def segment_sums(x: Array, times: Array | None = None, *, chunk: int, segment: int, run: int | None = None) -> Array:
+    """The sum of each segment of the last axis, [..., D] -> [..., S].
+
+    The row is cut into segments of ``segment`` elements, the last perhaps shorter, and each segment into chunks of
+    ``chunk`` elements: runs of ``run`` consecutive ones (None: all of a chunk), at a distance of ``run`` times the
+    chunks of a segment. A chunk is added left to right, the chunks of a segment are added in a tree (``fold``). With
     ``times``, of x's shape, the terms are products, each rounded together with its addition to the chunk.
     """
     run, chunks = run or chunk, -(-segment // chunk)
@@ -123,55 +130,27 @@ def row_sum(x: Array, times: Array | None = None, *, chunk: int, segment: int, r
         parts = (_pad(f[..., start : start + segment], chunks * chunk, absent) for f, absent in _factors(x, times))
         runs = (np.moveaxis(p.reshape(shape), -3, -2).reshape(*x.shape[:-1], chunks, chunk) for p in parts)
         sums.append(fold(_left_to_right(*runs)))
-    return join_segments(np.stack(sums, axis=-1))
+    return np.stack(sums, axis=-1)
 
 
-def segment_mean(x: Array, *, chunk: int, segment: int, run: int | None = None) -> Array:
-    """About the mean of each element's segment, float32 [..., D] -> [..., D].
-
-    The sum of the segment, as ``row_sum`` adds it, times 1 / n, the reciprocal of its length rounded.
-    """
-    one, parts = x.dtype.type(1), []
-    for part in _segments(x, segment):
-        centre = row_sum(part, chunk=chunk, segment=segment, run=run) * (one / x.dtype.type(part.shape[-1]))
-        parts.append(np.broadcast_to(centre[..., None], part.shape))
-    return np.concatenate(parts, axis=-1)
+def segment_sizes(d: int, segment: int, dtype: DType) -> Array:
+    """The number of elements of each segment in rows of ``d``: [S]; the last may have fewer than ``segment``."""
+    starts = np.arange(0, d, segment)
+    return np.minimum(segment, d - starts).astype(NUMPY_DTYPE[dtype])
 
 
-def row_spread(x: Array, *, chunk: int, segment: int, run: int | None = None) -> Array:
-    """Sum of the squares of the distances from the mean over the last axis, float32 [..., D] -> [...].
-
-    Each segment is measured from its own mean, or nearly: from its ``segment_mean`` c. With q, its sum of squares of
-    distances from c, in the order of ``row_sum``,
-
-        sum (x - mean)^2 = q + n (c - mean)^2
-
-    is what it adds; the product is rounded with the addition to q, the segments are joined. The mean is the sum of the
-    row, as ``row_sum`` adds it, divided by D. So are samples combined (Chan, Golub and LeVeque, Algorithms for
-    Computing the Sample Variance, The American Statistician 37(3), 1983), here so that only sums of single segments
-    come before those of squares.
-    """
-    order: dict[str, Any] = {"chunk": chunk, "segment": segment, "run": run}
-    dtype, centre = x.dtype.type, segment_mean(x, **order)
-    mean, terms = row_sum(x, **order) / dtype(x.shape[-1]), []
-    for c, far in zip(_segments(centre, segment), _segments(x - centre, segment), strict=True):
-        off = c[..., 0] - mean
-        terms.append(fma(dtype(far.shape[-1]) * off, off, row_sum(far, far, **order)))
-    return join_segments(np.stack(terms, axis=-1))
+def of_elements(x: Array, d: int, segment: int) -> Array:
+    """Repeats the number of each segment for its elements, in rows of ``d``: [..., S] -> [..., D]."""
+    return np.repeat(x, segment, axis=-1)[..., :d]
 
 
-def _segments(x: Array, segment: int) -> list[Array]:
-    """The last axis cut into segments, the last perhaps shorter."""
-    return [x[..., start : start + segment] for start in range(0, x.shape[-1], segment)]
-
-
-def column_sum(x: Array, times: Array | None = None, *, groups: int, blocks: int, strands: int) -> Array:
+def column_sum(x: Array, times: Array | None = None, *, groups: int, blocks: int, interleave: int) -> Array:
     """Sum over the rows in the canonical order of column sums, [M, D] -> [D]; of no rows, +0.
 
     Row r belongs to block (r // groups) % blocks and to its group r % groups. A group adds its rows
-    in increasing order, the groups of a block are folded; block b belongs to strand b % strands, a
-    strand adds its blocks in increasing order, the strands are folded. With ``times``, of x's shape,
-    the terms are products, each rounded together with its addition to the group.
+    in increasing order, the groups of a block are folded, the blocks are added in ``interleave``
+    partial sums (``interleaved_sum``). With ``times``, of x's shape, the terms are products, each
+    rounded together with its addition to the group.
     """
     rows, features = x.shape
     if rows == 0:
@@ -180,13 +159,11 @@ def column_sum(x: Array, times: Array | None = None, *, groups: int, blocks: int
     shape = features, rounds, blocks, groups
     tiled = (_pad(f.T, rounds * blocks * groups, absent).reshape(shape) for f, absent in _factors(x, times))
     per_block = fold(_left_to_right(*(np.moveaxis(t, 1, -1) for t in tiled)))
-    turns = -(-blocks // strands)
-    stranded = _pad(per_block, turns * strands).reshape(features, turns, strands)
-    return fold(_left_to_right(np.moveaxis(stranded, 1, -1)))
+    return interleaved_sum(per_block, interleave)
 
 
 def _factors(x: Array, times: Array | None) -> list[tuple[Array, float]]:
-    """What the terms of a sum are made of, and what makes an absent one."""
+    """The factors of a sum's terms, each with the value that makes a term absent."""
     return [(x, ABSENT)] if times is None else [(x, ABSENT), (times, 1.0)]
 
 
@@ -199,7 +176,7 @@ def _left_to_right(x: Array, times: Array | None = None) -> Array:
 
 
 def _pad(x: Array, count: int, absent: float = ABSENT) -> Array:
-    """The last axis filled up to ``count`` with absent terms, or factors of such."""
+    """The last axis padded to ``count`` with absent terms, or with factors of absent terms."""
     missing = count - x.shape[-1]
     if missing == 0:
         return x

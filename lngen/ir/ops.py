@@ -3,31 +3,30 @@
 Adding an op is adding a row. A row's columns:
 
 - ``typ(args, attrs)``   the type of the result, or a ValueError saying what was expected;
-- ``numpy(args, eqn, size)``  the value, on arrays that have size 1 along every axis they lack;
-- ``cuda(args, eqn)``    a C expression over the arguments' spellings; None for what a pass lowers first;
-- ``vjp(b, eqn, ct)``    the cotangent of each argument; None if there is none; one that lacks an axis is
-  constant along it, one that has an axis its argument lacks is yet to be summed over it (``passes.vjp`` does).
+- ``numpy(args, eqn, size)``  the value, on arrays [M, D] or [M, S] that have size 1 along every axis they lack;
+- ``cuda(args, eqn)``    a C expression over the arguments' C names; None for ops that a pass lowers first;
+- ``vjp(b, eqn, ct)``    the cotangent of each argument, None if there is none; None for ops that passes write after the
+  derivation. A cotangent that lacks an axis is constant along it; ``passes.vjp`` sums one over an axis that its
+  argument lacks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from lngen.ir import derivatives, numerics, type_rules
+from lngen.ir.methods import Methods
 from lngen.ir.numerics import NUMPY_DTYPE, Array
-from lngen.ir.types import F32, F64, Attrs, Axis, D, DType, Eqn, Type, Value
-
-if TYPE_CHECKING:
-    from lngen.ir.builder import Builder
+from lngen.ir.types import F32, F64, WIDE, Attrs, Axis, D, DType, Eqn, S, Type, Value
 
 TypeRule = Callable[[tuple[Type, ...], Attrs], Type]
 NumpyMeaning = Callable[[tuple[Array, ...], Eqn, Mapping[Axis, int]], Array]
 CudaMeaning = Callable[[tuple[str, ...], Eqn], str]
-Derivative = Callable[["Builder", Eqn, Value], tuple["Value | None", ...]]
+Derivative = Callable[[Methods, Eqn, Value], tuple[Value | None, ...]]
 
 
 @dataclass(frozen=True)
@@ -41,13 +40,13 @@ class Op:
     typ: TypeRule
     numpy: NumpyMeaning
     cuda: CudaMeaning | None
-    vjp: Derivative
+    vjp: Derivative | None
     attrs: tuple[str, ...] = ()
     lowered_by: str = ""
 
 
 def compute_dtype(*dtypes: DType) -> DType:
-    """The dtype arithmetic on ``dtypes`` is done in: f64 if any is f64, else f32."""
+    """The dtype of arithmetic on ``dtypes``: f64 if any is f64, else f32."""
     return F64 if F64 in dtypes else F32
 
 
@@ -58,12 +57,12 @@ def ctype(dtype: DType) -> str:
 
 def literal(value: float, dtype: DType) -> str:
     """A constant as C text that reads back to the same bits."""
-    with np.errstate(over="ignore"):  # beyond the largest number a constant is infinite, as IEEE rounds it
+    with np.errstate(over="ignore"):  # a constant beyond the largest number rounds to infinity
         v = NUMPY_DTYPE[dtype].type(value)
     bits = f"0x{np.array(v).view(np.uint32 if dtype is F32 else np.uint64):x}"
     if not np.isfinite(v):
         return f"__int_as_float({bits})" if dtype is F32 else f"__longlong_as_double({bits})"
-    return f"{v!s}f" if dtype is F32 else str(v)  # the shortest digits that read back to v
+    return f"{v!s}f" if dtype is F32 else str(v)  # the shortest digits that parse back to v
 
 
 # ---- meanings that are more than one call ----
@@ -80,16 +79,28 @@ def _cuda_cast(args: tuple[str, ...], eqn: Eqn) -> str:
 
 def _numpy_reduce_sum(args: tuple[Array, ...], eqn: Eqn, size: Mapping[Axis, int]) -> Array:
     attrs: dict[str, Any] = dict(eqn.attrs)
-    terms = np.broadcast_arrays(*args)  # of reduce_dot, the factors
+    terms = np.broadcast_arrays(*args)  # for reduce_dot, the factors
+    interleave = attrs.get("interleave", 1)
     if attrs["axis"] is D:
-        return np.asarray(numerics.row_sum(*terms, **_row_order(eqn, size))[..., None])
-    order = {k: attrs.get(k, 1) for k in ("groups", "blocks", "strands")}
+        return np.asarray(numerics.row_sum(*terms, **_row_order(eqn, size), interleave=interleave)[..., None])
+    if attrs["axis"] is S:
+        return np.asarray(numerics.interleaved_sum(terms[0], interleave)[..., None])
+    order = {k: attrs.get(k, 1) for k in ("groups", "blocks", "interleave")}
     return numerics.column_sum(*terms, **order)[None, :]
 
 
 def _row_order(eqn: Eqn, size: Mapping[Axis, int]) -> dict[str, Any]:
     attrs = dict(eqn.attrs)
     return {"chunk": attrs.get("chunk", 1), "segment": attrs.get("segment", size[D]), "run": attrs.get("run")}
+
+
+def _numpy_segment_sum(args: tuple[Array, ...], eqn: Eqn, size: Mapping[Axis, int]) -> Array:
+    return numerics.segment_sums(*np.broadcast_arrays(*args), **_row_order(eqn, size))
+
+
+def _numpy_segment_size(args: tuple[Array, ...], eqn: Eqn, size: Mapping[Axis, int]) -> Array:
+    segment = _row_order(eqn, size)["segment"]
+    return numerics.segment_sizes(size[D], segment, eqn.out.type.dtype)[None, :]
 
 
 def _numpy_reduce_mean(args: tuple[Array, ...], eqn: Eqn, size: Mapping[Axis, int]) -> Array:
@@ -106,15 +117,15 @@ def _numpy_size(args: tuple[Array, ...], eqn: Eqn, size: Mapping[Axis, int]) -> 
 
 def _numpy_expand(args: tuple[Array, ...], eqn: Eqn, size: Mapping[Axis, int]) -> Array:
     shape = list(args[0].shape)
-    shape[list(Axis).index(eqn.axis)] = size[eqn.axis]
+    shape[WIDE.index(eqn.axis)] = size[eqn.axis]
     return np.ascontiguousarray(np.broadcast_to(args[0], shape))
 
 
 # ---- a derivative; those of several equations are in lngen.ir.derivatives ----
 
 
-def _vjp_cast(b: Builder, e: Eqn, ct: Value) -> tuple[Value, ...]:
-    # Cotangents stay in the compute dtype; the one rounding to the input's dtype is the last thing done.
+def _vjp_cast(b: Methods, e: Eqn, ct: Value) -> tuple[Value, ...]:
+    # Cotangents keep the compute dtype; the one rounding to the input's dtype is the last step.
     to = compute_dtype(e.args[0].type.dtype)
     return (ct if ct.type.dtype is to else b.cast("ct", ct, to=to),)
 
@@ -132,7 +143,7 @@ OPS: dict[str, Op] = {
         Op(
             "size", 0, type_rules.size,
             numpy=_numpy_size,
-            cuda=lambda a, e: f"static_cast<{ctype(e.out.type.dtype)}>(rows)",  # D's is a constant by then
+            cuda=lambda a, e: f"static_cast<{ctype(e.out.type.dtype)}>(rows_)",  # D is a constant after decompose
             vjp=lambda b, e, ct: (),
             attrs=("axis", "dtype"),
         ),
@@ -186,13 +197,13 @@ OPS: dict[str, Op] = {
             cuda=lambda a, e: f"fmaf({a[0]}, {a[1]}, {a[2]})",
             vjp=lambda b, e, ct: (b.mul("ct", ct, e.args[1]), b.mul("ct", ct, e.args[0]), ct),
         ),
-        Op(  # operands that are equal, as +0 and -0 are, get half of the cotangent each, a NaN none
+        Op(  # equal operands, also +0 and -0, get half of the cotangent each, a NaN none
             "maximum", 2, type_rules.arithmetic,
             numpy=lambda a, e, n: numerics.maximum(a[0], a[1]),
             cuda=lambda a, e: f"maximum({a[0]}, {a[1]})",
             vjp=derivatives.maximum,
         ),
-        Op(  # x where x > 0, a NaN where it is one, else +0; the cotangent passes where x > 0, not at 0 nor at a NaN
+        Op(  # x where x > 0, a NaN where it is one, else +0; the cotangent passes where x > 0, not at 0 or a NaN
             "relu", 1, type_rules.arithmetic,
             numpy=lambda a, e, n: np.where(a[0] <= 0, a[0].dtype.type(0), a[0]),
             cuda=lambda a, e: f"{a[0]} <= {_zero(e)} ? {_zero(e)} : {a[0]}",
@@ -223,13 +234,13 @@ OPS: dict[str, Op] = {
             vjp=derivatives.rsqrt,
         ),
         Op(
-            "reduce_mean", 1, type_rules.reduction,
+            "reduce_mean", 1, type_rules.mean,
             numpy=_numpy_reduce_mean,
             cuda=None, lowered_by="decompose",
             vjp=derivatives.mean,
             attrs=("axis",),
         ),
-        Op(  # over the order its attributes spell; lowering turns it into a phase
+        Op(  # in the order of its attributes; lowering turns it into a phase
             "reduce_sum", 1, type_rules.reduction,
             numpy=_numpy_reduce_sum,
             cuda=None, lowered_by="lower",
@@ -243,22 +254,28 @@ OPS: dict[str, Op] = {
             vjp=lambda b, e, ct: (b.mul("ct", ct, e.args[1]), b.mul("ct", ct, e.args[0])),
             attrs=("axis", *type_rules.ORDER),
         ),
-        Op(  # about the mean of an element's segment, which a block of several has before they meet over the row
-            "segment_mean", 1, type_rules.segment_mean,
-            numpy=lambda a, e, n: numerics.segment_mean(a[0], **_row_order(e, n)),
-            cuda=lambda a, e: f"{e.args[0].name}_centre[k / SEGMENT_SLOTS]",
-            # What is measured from it and moved back does not depend on it.
-            vjp=lambda b, e, ct: (None,),
-            attrs=("axis", *type_rules.ORDER),
-        ),
-        Op(  # of squares of distances from the mean, of each segment from its own mean first
-            "reduce_spread", 1, type_rules.spread,
-            numpy=lambda a, e, n: numerics.row_spread(a[0], **_row_order(e, n))[..., None],
+        Op(  # the sum of each segment, added like a row of one segment
+            "segment_sum", 1, type_rules.segment_sum,
+            numpy=_numpy_segment_sum,
             cuda=None, lowered_by="lower",
-            vjp=derivatives.spread,
-            attrs=("axis", *type_rules.ORDER),
+            vjp=None,
+            attrs=type_rules.SEGMENT_ORDER,
         ),
-        Op(  # the same in every order, so it has no order attributes; the n largest get 1/n of the cotangent each
+        Op(  # the same of a product, each term rounded once, with its addition to the chunk
+            "segment_dot", 2, type_rules.segment_dot,
+            numpy=_numpy_segment_sum,
+            cuda=None, lowered_by="lower",
+            vjp=None,
+            attrs=type_rules.SEGMENT_ORDER,
+        ),
+        Op(  # the number of elements of each segment; the last may have fewer
+            "segment_size", 0, type_rules.segment_size,
+            numpy=_numpy_segment_size,
+            cuda=None, lowered_by="lower",
+            vjp=None,
+            attrs=("dtype", "segment"),
+        ),
+        Op(  # the same in every order, so without order attributes; the n largest get 1/n of the cotangent each
             "reduce_max", 1, type_rules.row_reduction,
             numpy=lambda a, e, n: numerics.row_max(a[0])[..., None],
             cuda=None, lowered_by="lower",

@@ -1,12 +1,6 @@
-"""Text -> Graph, the exact inverse of the printer.
+"""Text -> Graph, the exact inverse of ``print_graph``; the grammar is in lngen/docs/graph.md.
 
-    graph ::= "graph @" name "(" [param {"," param}] ")" "->" "(" [type {"," type}] ")" "{" eqn* return "}"
-    param ::= "%" name ":" type
-    eqn   ::= "%" name ":" type "=" op ["%" name {"," "%" name}] ["{" key "=" literal {"," ...} "}"]
-    return::= "return" "%" name {"," "%" name}
-    type  ::= dtype "[" [axis {"," axis}] "]"       dtype ::= f16 | bf16 | f32 | f64       axis ::= M | D
-
-Types of arguments are looked up, those of equations are written; the verifier holds both to the rules.
+Types of arguments are looked up, those of equations are written; the verifier checks both.
 """
 
 from __future__ import annotations
@@ -17,8 +11,8 @@ from lngen.errors import ParseError
 from lngen.ir.types import Attr, Attrs, Axis, DType, Eqn, Graph, Type, Value, axes_union
 from lngen.ir.verify import verify
 
-# Every repetition is possessive (++, *+): it gives nothing back, so that a match takes time linear in the text.
-_HEAD = re.compile(r"graph @(\w++)\(([^()]*+)\) -> \(([^()]*+)\) \{")
+# Every repetition is possessive (++, *+), without backtracking, so that a match takes time linear in the text.
+_HEAD = re.compile(r"graph @(\w++)(?: \{([^{}]*+)\})?+\(([^()]*+)\) -> \(([^()]*+)\) \{")
 _TYPE = re.compile(r"(\w++)\[([\w, ]*+)\]")
 _TYPE_TEXT = r"\w++\[[\w, ]*+\]"
 _TYPES = re.compile(rf"(?:{_TYPE_TEXT}(?:, {_TYPE_TEXT})*+)?+")
@@ -29,15 +23,15 @@ _NUMBER = re.compile(r"[-+]?(\d|inf|nan)", re.ASCII)
 
 
 def parse(text: str) -> Graph:
-    """The graph that ``text`` spells; ParseError names the line that is not the grammar's."""
+    """The graph in ``text``; ParseError names the line that does not match the grammar."""
     lines = [(n, line.strip()) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
     if not lines:
         raise ParseError("Expected 'graph @name(...) -> (...) {', but the text is empty.")
-    head = _match(_HEAD, *lines[0], "graph @name(%x: bf16[M, D], ...) -> (type, ...) {")
+    head = _match(_HEAD, *lines[0], "graph @name {key=value}(%x: bf16[M, D], ...) -> (type, ...) {")
     start = lines[0][0]
-    _match(_PARAMS, start, head[2], "%x: bf16[M, D], %gamma: bf16[D], ...")
-    _match(_TYPES, start, head[3], "bf16[M, D], f32[M], ...")
-    params = tuple(Value(n, _type(t, *lines[0])) for n, t in _PARAM.findall(head[2]))
+    _match(_PARAMS, start, head[3], "%x: bf16[M, D], %gamma: bf16[D], ...")
+    _match(_TYPES, start, head[4], "bf16[M, D], f32[M], ...")
+    params = tuple(Value(n, _type(t, *lines[0])) for n, t in _PARAM.findall(head[3]))
     known = {str(p): p for p in params}
     eqns: list[Eqn] = []
     results: tuple[Value, ...] | None = None
@@ -51,8 +45,8 @@ def parse(text: str) -> Graph:
             known[str(eqns[-1].out)] = eqns[-1].out
     if results is None or lines[-1][1] != "}":
         raise ParseError(f"Line {lines[-1][0]}: expected 'return %value, ...' and then '}}' to end the graph.")
-    graph = Graph(head[1], params, tuple(eqns), results)
-    declared = tuple(_type(t, *lines[0]) for t in re.findall(_TYPE_TEXT, head[3]))
+    graph = Graph(head[1], params, tuple(eqns), results, _attrs(head[2], *lines[0]))
+    declared = tuple(_type(t, *lines[0]) for t in re.findall(_TYPE_TEXT, head[4]))
     if declared != tuple(r.type for r in results):
         raise ParseError(f"Line {start}: the result types differ from those of the returned values.")
     return verify(graph, "parse")
@@ -84,7 +78,7 @@ def _type(text: str, number: int, line: str) -> Type:
         found = None
     if found is None or found.axes != axes_union(found.axes):
         raise ParseError(
-            f"Line {number}: '{text}' is no type: dtypes are {', '.join(map(str, DType))}, "
+            f"Line {number}: '{text}' is not a type: dtypes are {', '.join(map(str, DType))}, "
             f"axes {', '.join(map(str, Axis))}, in this order.\n    {line}"
         )
     return found
@@ -109,7 +103,7 @@ def _literal(text: str, number: int, line: str) -> Attr:
         try:
             return int(text) if text.lstrip("-").isdigit() else float(text)
         except ValueError as e:
-            raise ParseError(f"Line {number}: '{text}' is no number.\n    {line}") from e
+            raise ParseError(f"Line {number}: '{text}' is not a number.\n    {line}") from e
     if text in Axis.__members__:
         return Axis(text)
     return DType(text) if text.upper() in DType.__members__ else text

@@ -1,31 +1,43 @@
-"""Which equations reduce: over the rows, or over the features of a row; and what a spread does with a sum."""
+"""The equations that reduce: over the rows, over the features of a row, or over a segment of them."""
 
 from __future__ import annotations
 
-from lngen.ir.types import Axis, D, Eqn, Graph, Value
+from lngen.ir.types import Axis, D, Eqn, Graph, S
 
-# The ops that add along an axis, in an order that their attributes spell; all that reduce one; and all that spell one.
-SUMS = ("reduce_sum", "reduce_dot", "reduce_spread")
-REDUCTIONS = (*SUMS, "reduce_max")
-ORDERED = (*SUMS, "segment_mean")
-OF_SEGMENTS = ("reduce_spread", "segment_mean")  # what needs the sums of segments
+# The ops that add along a whole axis, in the order of their attributes; those that add along each segment of D; all
+# that reduce; and all that have an order as attributes.
+SUMS = ("reduce_sum", "reduce_dot")
+SEGMENT_SUMS = ("segment_sum", "segment_dot")
+REDUCTIONS = (*SUMS, *SEGMENT_SUMS, "reduce_max")
+OF_SEGMENTS = (*SEGMENT_SUMS, "segment_size")
+ORDERED = (*SUMS, *OF_SEGMENTS)
+
+# Versions of the rule that gives sums their order, the default first: lngen/passes/order_v1.toml.
+ORDERS = ("v1",)
 
 
 def is_sum(eqn: Eqn, axis: Axis) -> bool:
-    """True for a sum over ``axis``."""
+    """True for a sum over all of ``axis``."""
     return eqn.op in SUMS and eqn.attr("axis") is axis
 
 
 def is_row_fold(eqn: Eqn) -> bool:
-    """True for a sum or a maximum over D: what ends a phase."""
-    return is_sum(eqn, D) or eqn.op == "reduce_max"
+    """True for a sum or a maximum over D, of a row or of each of its segments, which ends a phase."""
+    return is_sum(eqn, D) or eqn.op in SEGMENT_SUMS or eqn.op == "reduce_max"
 
 
-def spread_sums(graph: Graph) -> dict[Value, Value]:
-    """The sums over D that come with a spread of the same operand in the same order, each with that operand's spread.
+def segment_of(graph: Graph, d: int) -> int:
+    """Elements of a segment along S in rows of ``d``: the row if no equation has segments (``verify``: all agree)."""
+    lengths = (eqn.int_attr("segment") for eqn in graph.eqns if eqn.op in OF_SEGMENTS and "segment" in dict(eqn.attrs))
+    return next(lengths, d)
 
-    A spread needs the sums of segments, and has the sum of the row when it is done.
-    """
-    spreads = {(e.args, e.attrs): e.out for e in graph.eqns if e.op == "reduce_spread"}
-    sums = (e for e in graph.eqns if e.op == "reduce_sum" and e.attr("axis") is D)
-    return {e.out: spreads[e.args, e.attrs] for e in sums if (e.args, e.attrs) in spreads}
+
+def has_segments(graph: Graph) -> bool:
+    """True if a value of ``graph`` varies along S."""
+    return any(S in eqn.out.type.axes for eqn in graph.eqns)
+
+
+def indexed_by_elements(eqn: Eqn) -> tuple[bool, ...]:
+    """For each operand, whether S is combined with D: the operand varies along S, and the equation works along D."""
+    along_d = any(D in v.type.axes for v in (eqn.out, *eqn.args))
+    return tuple(along_d and S in a.type.axes for a in eqn.args)

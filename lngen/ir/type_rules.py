@@ -5,7 +5,7 @@ Each raises a ValueError that says what was expected.
 
 from __future__ import annotations
 
-from lngen.ir.types import F32, F64, Attrs, Axis, DType, M, Type, axes_union
+from lngen.ir.types import F32, F64, WIDE, Attrs, Axis, D, DType, M, S, Type, axes_union
 
 
 def arithmetic(args: tuple[Type, ...], attrs: Attrs) -> Type:
@@ -23,12 +23,26 @@ def fma(args: tuple[Type, ...], attrs: Attrs) -> Type:
     return arithmetic(args, attrs)
 
 
-# The attributes that spell the order of a sum, each a number from 1.
-ORDER = ("chunk", "run", "segment", "groups", "blocks", "strands")
+# The attributes that define the order of a sum, each a number from 1.
+ORDER = ("chunk", "run", "segment", "groups", "blocks", "interleave")
+SEGMENT_ORDER = ("chunk", "run", "segment")
 
 
 def reduction(args: tuple[Type, ...], attrs: Attrs) -> Type:
     axis = dict(attrs).get("axis")
+    _order(attrs)
+    if not any(axis in a.axes for a in args):
+        raise ValueError(
+            f"a reduction over {axis} expects an operand that has that axis, got {', '.join(map(str, args))}"
+        )
+    out = arithmetic(args, ())
+    if axis is M and S in out.axes:
+        raise ValueError(f"a sum over M expects operands that no segment has, got {', '.join(map(str, args))}")
+    return Type(out.dtype, tuple(a for a in out.axes if a is not axis))
+
+
+def _order(attrs: Attrs) -> None:
+    """ValueError for an attribute of an order that is not a number from 1, or does not divide the next longer part."""
     for key, value in attrs:
         if key in ORDER and not (isinstance(value, int) and value >= 1):
             raise ValueError(f"'{key}' is expected to be a whole number from 1, got {value}")
@@ -36,34 +50,44 @@ def reduction(args: tuple[Type, ...], attrs: Attrs) -> Type:
     run, chunk, segment = (order.get(key, 1) for key in ("run", "chunk", "segment"))
     if "run" in order and (chunk % run or segment % chunk):
         raise ValueError(f"'run' divides 'chunk', and 'chunk' 'segment', got {run}, {chunk}, {segment}")
-    if not any(axis in a.axes for a in args):
-        raise ValueError(
-            f"a reduction over {axis} expects an operand that has that axis, got {', '.join(map(str, args))}"
-        )
-    out = arithmetic(args, ())
-    return Type(out.dtype, tuple(a for a in out.axes if a is not axis))
 
 
 def dot(args: tuple[Type, ...], attrs: Attrs) -> Type:
     fma(args, ())
+    if dict(attrs).get("axis") is S:
+        raise ValueError("a sum over S is a reduce_sum; multiply its terms first")
     return reduction(args, attrs)
 
 
-def spread(args: tuple[Type, ...], attrs: Attrs) -> Type:
+def segment_sum(args: tuple[Type, ...], attrs: Attrs) -> Type:
+    _order(attrs)
+    out = arithmetic(args, ())
+    if D not in out.axes:
+        raise ValueError(f"a sum of segments expects an operand that has axis D, got {', '.join(map(str, args))}")
+    return Type(out.dtype, tuple(S if a is D else a for a in out.axes))
+
+
+def segment_dot(args: tuple[Type, ...], attrs: Attrs) -> Type:
     fma(args, ())
-    if dict(attrs).get("axis") is M:
-        raise ValueError("rows have segments along D only, over the rows there are none to be measured from")
+    return segment_sum(args, attrs)
+
+
+def segment_size(args: tuple[Type, ...], attrs: Attrs) -> Type:
+    _order(attrs)
+    return Type(constant(args, attrs).dtype, (S,))
+
+
+def mean(args: tuple[Type, ...], attrs: Attrs) -> Type:
+    if dict(attrs).get("axis") is S:
+        raise ValueError("segments differ in length, so their mean is not a mean of elements; take their sum")
     return reduction(args, attrs)
-
-
-def segment_mean(args: tuple[Type, ...], attrs: Attrs) -> Type:
-    spread(args, attrs)
-    return args[0]
 
 
 def row_reduction(args: tuple[Type, ...], attrs: Attrs) -> Type:
     if dict(attrs).get("axis") is M:
         raise ValueError("a maximum is taken over D only; over the rows there is no order-free kernel for it yet")
+    if dict(attrs).get("axis") is S:
+        raise ValueError("over S there are sums only; a maximum is taken over D")
     return reduction(args, attrs)
 
 
@@ -91,13 +115,14 @@ def const(args: tuple[Type, ...], attrs: Attrs) -> Type:
 
 def size(args: tuple[Type, ...], attrs: Attrs) -> Type:
     axis = dict(attrs).get("axis")
-    if not isinstance(axis, Axis):
-        raise ValueError(f"expected {{axis=...}}, got {axis}")
+    if axis not in WIDE:
+        raise ValueError(f"expected {{axis=...}} to be M or D, got {axis}")
     return constant(args, attrs)
 
 
 def expand(args: tuple[Type, ...], attrs: Attrs) -> Type:
     axis = dict(attrs).get("axis")
-    if not isinstance(axis, Axis) or axis in args[0].axes:
-        raise ValueError(f"expected {{axis=...}} to be an axis that {args[0]} lacks, got {axis}")
+    if axis not in WIDE or axis in args[0].axes:
+        raise ValueError(f"expected {{axis=...}} to be an axis, M or D, that {args[0]} lacks, got {axis}")
+    assert isinstance(axis, Axis)
     return Type(args[0].dtype, axes_union(args[0].axes, (axis,)))

@@ -1,9 +1,14 @@
-"""The IR's data: an ordered list of typed equations, frozen and compared by value."""
+"""The IR's data: an ordered list of typed equations, frozen and compared by value; and its text.
+
+``parse(print_graph(g)) == g``; the grammar is in lngen/docs/graph.md.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+
+from lngen.ir.operators import Operators
 
 
 class DType(Enum):
@@ -13,6 +18,17 @@ class DType(Enum):
     BF16 = "bf16"
     F32 = "f32"
     F64 = "f64"
+
+    @classmethod
+    def of(cls, value: object) -> DType:
+        """By its own name or any library's: f32, "float32", np.float32, np.dtype("float32"), torch.float32.
+
+        ValueError for anything else.
+        """
+        if isinstance(value, cls):
+            return value
+        word = value if isinstance(value, str) else getattr(value, "__name__", None) or getattr(value, "name", value)
+        return cls(str(word).removeprefix("torch.").replace("bfloat", "bf").replace("float", "f"))
 
     @property
     def size(self) -> int:
@@ -27,28 +43,29 @@ F16, BF16, F32, F64 = DType
 
 
 class Axis(Enum):
-    """A named axis: M rows, known at launch; D features, bound per kernel."""
+    """A named axis: M rows, known at launch; D features, bound per kernel; S segments, runs of features along D."""
 
     M = "M"
     D = "D"
+    S = "S"
 
     def __str__(self) -> str:
         return self.value
 
 
-M, D = Axis
+M, D, S = Axis
 WIDE = M, D
 
 
 @dataclass(frozen=True)
 class Type:
-    """A dtype over a set of named axes, printed ``bf16[M, D]``; axes stand in the order of ``Axis``."""
+    """A dtype over a set of named axes, printed ``bf16[M, D]``; axes are in the order of ``Axis``."""
 
     dtype: DType
     axes: tuple[Axis, ...] = ()
 
     def shape(self, rows: int | tuple[int, ...], d: int) -> tuple[int, ...]:
-        """The shape of an array with ``rows`` rows, a number or the leading dimensions they come in, and D = ``d``."""
+        """The shape of an array with ``rows`` rows, a number or leading dimensions, and D = ``d``."""
         lengths = {M: rows if isinstance(rows, tuple) else (rows,), D: (d,)}
         return tuple(n for axis in self.axes for n in lengths[axis])
 
@@ -57,13 +74,17 @@ class Type:
 
 
 def axes_union(*axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
-    """The axes named by any operand, in the order of ``Axis``: axes meet by name, nothing is broadcast."""
-    return tuple(a for a in Axis if any(a in group for group in axes))
+    """The axes named by any operand, in the order of ``Axis``: axes combine by name, nothing is broadcast.
+
+    S combines with D as well: each element along D uses the number of its segment, and the result varies along D.
+    """
+    named = {a for group in axes for a in group}
+    return tuple(a for a in Axis if a in named and not (a is S and D in named))
 
 
 @dataclass(frozen=True)
-class Value:
-    """A name with a type; the name is used verbatim as the C identifier."""
+class Value(Operators):
+    """A name with a type. A kernel's variable has the same name, or, where C has a meaning for it, one close to it."""
 
     name: str
     type: Type
@@ -112,12 +133,16 @@ class Eqn:
 
 @dataclass(frozen=True)
 class Graph:
-    """Parameters, equations in order, results: what to compute."""
+    """Parameters, equations in order, and results.
+
+    ``attrs``: after the sums have their order, ``order``, the version of the rule that chose it.
+    """
 
     name: str
     params: tuple[Value, ...]
     eqns: tuple[Eqn, ...]
     results: tuple[Value, ...]
+    attrs: Attrs = ()
 
     def param(self, name: str) -> Value:
         """The parameter called ``name``."""
@@ -132,6 +157,36 @@ class Graph:
         return {e.out: e for e in self.eqns}
 
     def __str__(self) -> str:
-        from lngen.ir.printer import print_graph
-
         return print_graph(self)
+
+
+def print_graph(graph: Graph) -> str:
+    """The graph as text, one equation a line, names and types aligned."""
+    params = ", ".join(f"{p}: {p.type}" for p in graph.params)
+    results = ", ".join(str(r.type) for r in graph.results)
+    name_width = max((len(str(e.out)) for e in graph.eqns), default=0)
+    type_width = max((len(str(e.out.type)) for e in graph.eqns), default=0)
+    attrs = f" {_attrs(graph.attrs)}" if graph.attrs else ""
+    lines = [f"graph @{graph.name}{attrs}({params}) -> ({results}) {{"]
+    lines += [f"  {print_eqn(e, name_width, type_width)}" for e in graph.eqns]
+    lines += [f"  return {', '.join(map(str, graph.results))}", "}"]
+    return "\n".join(lines) + "\n"
+
+
+def print_eqn(eqn: Eqn, name_width: int = 0, type_width: int = 0) -> str:
+    """One equation, ``%y : f32[M, D] = add %a, %b``."""
+    parts = [f"{eqn.out!s:<{name_width}} : {eqn.out.type!s:<{type_width}} = {eqn.op}"]
+    if eqn.args:
+        parts.append(", ".join(map(str, eqn.args)))
+    if eqn.attrs:
+        parts.append(_attrs(eqn.attrs))
+    return " ".join(parts)
+
+
+def _attrs(attrs: Attrs) -> str:
+    return "{" + ", ".join(f"{k}={_attr(v)}" for k, v in attrs) + "}"
+
+
+def _attr(value: Attr) -> str:
+    # repr of a float is the shortest text that parses back to the same bits.
+    return repr(value) if isinstance(value, float) else str(value)

@@ -1,23 +1,36 @@
 """The rules a graph keeps, checked after build, after parse and after every pass.
 
-Every value is defined once and has a name that C allows; every use comes after its definition and has
-its type; each equation's type is what its op's rule gives; every result is defined.
+Every value is defined once and has a name that is valid in C; every use follows its definition and has its type; each
+equation's type is the result of its op's rule; every result is defined; no parameter or result varies along S, whose
+segments have one length in a graph.
 """
 
 from __future__ import annotations
 
 from lngen.errors import VerifyError
-from lngen.ir.names import is_name, is_reserved
+from lngen.ir.names import is_graph_name, is_name
 from lngen.ir.ops import OPS
-from lngen.ir.printer import print_eqn
-from lngen.ir.types import Eqn, Graph, Value
+from lngen.ir.reductions import OF_SEGMENTS, ORDERS
+from lngen.ir.types import Eqn, Graph, S, Value, print_eqn
 
 
 def verify(graph: Graph, stage: str) -> Graph:
     """``graph`` itself, or a VerifyError that names the stage, the equation and the rule."""
     known: dict[str, Value] = {}
-    if not is_name(graph.name):
+    if not is_graph_name(graph.name):
         raise VerifyError(f"graph @{graph.name} needs a lower-case name of letters, digits and _, for its kernels.")
+    for key, order in graph.attrs:
+        if key != "order":
+            raise VerifyError(_message(graph, stage, f"a graph has no attribute '{key}'; its attribute is order"))
+        if order not in ORDERS:
+            raise VerifyError(
+                _message(graph, stage, f"there is no order '{order}'; the orders are {', '.join(ORDERS)}")
+            )
+    for value in (*graph.params, *graph.results):
+        if S in value.type.axes:
+            raise VerifyError(
+                _message(graph, stage, f"'{value}: {value.type}' varies along S, which no input or result does")
+            )
     for value in graph.params:
         _define(graph, stage, known, value, f"parameter '{value}'")
     for number, eqn in enumerate(graph.eqns):
@@ -25,6 +38,7 @@ def verify(graph: Graph, stage: str) -> Graph:
         if problem:
             raise VerifyError(_message(graph, stage, f"equation {number}: {problem}", print_eqn(eqn)))
         _define(graph, stage, known, eqn.out, f"equation {number}: '{eqn.out}'")
+    _one_segment(graph, stage)
     for result in graph.results:
         if known.get(result.name) != result:
             raise VerifyError(_message(graph, stage, f"result '{result}: {result.type}' is not defined"))
@@ -33,11 +47,25 @@ def verify(graph: Graph, stage: str) -> Graph:
     return graph
 
 
+def _one_segment(graph: Graph, stage: str) -> None:
+    """All values along S have segments of one length."""
+    first: Eqn | None = None
+    for number, eqn in enumerate(graph.eqns):
+        if eqn.op in OF_SEGMENTS:
+            first = first or eqn
+            wanted, found = (dict(e.attrs).get("segment") for e in (first, eqn))
+            if found != wanted:
+                problem = f"equation {number}: segment={wanted} is expected, as of '{first.out}', got {found}"
+                raise VerifyError(_message(graph, stage, problem, print_eqn(eqn)))
+
+
 def _define(graph: Graph, stage: str, known: dict[str, Value], value: Value, where: str) -> None:
     if value.name in known:
         raise VerifyError(_message(graph, stage, f"{where} is defined twice"))
-    if not is_name(value.name) or is_reserved(value.name):
-        raise VerifyError(_message(graph, stage, f"{where} needs a lower-case name that C and the kernels leave free"))
+    if not is_name(value.name):
+        raise VerifyError(
+            _message(graph, stage, f"{where} needs a name of letters and digits, one underscore between two words")
+        )
     known[value.name] = value
 
 

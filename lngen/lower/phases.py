@@ -1,140 +1,203 @@
-"""Sort a kernel's equations into phases: what can only be computed after which row sums.
+"""Sort a kernel's equations into phases, by the row reductions that must precede them.
 
-Two rules. A value's *depth* is the number of row sums below it, so it cannot be computed before that phase.
-An elementwise value is computed again in every phase that needs it, so that between two phases nothing
-lives in registers but the inputs and one number per sum.
+Two rules. A value's *depth* is the number of row reductions that it depends on: no phase before that depth can compute
+it. An elementwise value is computed again in every loop that needs it. Between two phases registers hold only the
+inputs and one number per reduction.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
-from lngen.ir import OF_SEGMENTS, OPS, WIDE, D, Eqn, Graph, M, Value, is_row_fold, print_eqn
-from lngen.ir.ops import ctype, literal
-from lngen.lower.parts import Fold, Phase, Spell, Statement, Sum, Tensor, aligned
-from lngen.lower.segments import begins, distances, ends, kept_distance, squared, whole
+from lngen.ir import SEGMENT_SUMS, WIDE, D, Eqn, Graph, M, S, Value, is_row_fold, is_sum
+from lngen.ir.ops import ctype
+from lngen.lower import segments
+from lngen.lower.c_names import c_name
+from lngen.lower.inputs import Inputs, note
+from lngen.lower.parts import Join, Loop, Phase, Reduce, Statement, Sum, Tensor
 from lngen.passes.edit import upstream
-from lngen.schedule import Folds, depths, folds, operand_depth
+from lngen.schedule import depths, operand_depth, segment_sums_of
 
-# Reductions of a kind are folded together: what combines two of them, their ops, and the names of their arrays.
-FOLDED = {"Add": (("reduce_sum", "reduce_dot"), "chunks", "sums"), "Max": (("reduce_max",), "chunk_maxima", "maxima")}
-
-
-def statement(eqn: Eqn, spell: Spell) -> Statement:
-    """The C line of one equation: its IR name, its op's CUDA meaning, its IR text as note."""
-    meaning = OPS[eqn.op].cuda
-    assert meaning is not None, f"'{eqn.op}' is lowered by the pass '{OPS[eqn.op].lowered_by}', which has not run"
-    text = meaning(tuple(spell(a) for a in eqn.args), eqn)
-    return Statement(f"const {ctype(eqn.out.type.dtype)} {eqn.out.name} = {text};", print_eqn(eqn))
+# Reductions of a kind are computed together: the device functor, its ops, and the name of the array of results.
+KINDS = {"Add": (("reduce_sum", "reduce_dot"), "sums"), "Max": (("reduce_max",), "maxima")}
 
 
-def speller(tile: str, graph: Graph, column: str = "{0}[i]", known: tuple[Value, ...] = ()) -> Spell:
-    """How a value is spelled in C: [M, D] and [D] inputs by their array element, everything else by its name.
+class Accumulate(NamedTuple):
+    """C++ for a term of a column sum: the condition before it, and the sum to which it is added."""
 
-    ``tile``, ``column``: the element of an [M, D] and of a [D] input; ``known``: [D] inputs that are numbers here.
-    """
-    inputs = {p for p in graph.params if D in p.type.axes and p not in known}
-
-    def spell(v: Value) -> str:
-        return (tile if M in v.type.axes else column).format(v.name) if v in inputs else v.name
-
-    return spell
-
-
-def uniform(graph: Graph, spell: Spell) -> tuple[Statement, ...]:
-    """Statements on values of no axes, once per thread."""
-    return aligned(statement(e, spell) for e in graph.eqns if not e.out.type.axes)
+    guard: str = ""
+    target: str = ""
 
 
 @dataclass(frozen=True)
 class Style:
-    """How one kind of kernel spells inputs, guards row sums past a row's end, adds to column sums and stores.
+    """The way in which one kind of kernel forms its loops.
 
-    ``guard``: when a chunk takes a term; ``accumulate``: when a column sum does, and the place of it. ``late``: column
-    sums are added to in the last phase that loads what they need anyway. ``last``: results are stored in the last phase
-    that loads anything, as they lie where inputs lay. ``keeps``: distances from segments' means stay in registers.
+    inputs         the C expressions of inputs
+    call           the device function of row reductions and its arguments before the terms
+    segment_call   the same for the sums of segments, and ``segment_array``, the declaration of the array that it fills
+    term           the condition before a term that may lie past the end of a row
+    accumulate     how terms are added to column sums
+    together       column sums are accumulated in the last loop that reads their operands
+    last           results are stored in the last loop that reads inputs, because they take the place of inputs
+    cluster        the blocks of a cluster share a row
+    keeps          the factors of sums of squares of segments are kept in registers
     """
 
-    spell: Spell
-    guard: str
-    accumulate: tuple[str, str]
-    store: str
-    late: bool = False
+    inputs: Inputs
+    call: str = ""
+    segment_call: str = ""
+    segment_array: str = ""
+    term: str = ""
+    accumulate: Accumulate = field(default_factory=Accumulate)
+    together: bool = True
     last: bool = False
+    cluster: bool = False
     keeps: bool = False
 
 
 def phases(graph: Graph, sums: tuple[Eqn, ...], outputs: tuple[Value, ...], style: Style) -> tuple[Phase, ...]:
     """The phases of ``graph``: the operands of the column sums ``sums`` are accumulated, ``outputs`` stored."""
     levels = depths(graph)
-    style = replace(style, keeps=style.keeps and bool(distances(graph)))
-    count = 1 + max((*(levels[v] for v in outputs), *(operand_depth(e, levels) for e in sums)), default=0)
     stored = {v: levels[v] for v in outputs if D in v.type.axes}
+    reductions = tuple(filter(is_row_fold, graph.eqns))
+    count = 1 + max((*(levels[v] for v in outputs), *(operand_depth(e, levels) for e in sums)), default=0)
     if style.last:
-        added = (*sums, *filter(is_row_fold, graph.eqns))
-        reads = max([*stored.values(), *(operand_depth(e, levels) + (e.op == "reduce_spread") for e in added)])
+        reads = max([*stored.values(), *(operand_depth(e, levels) for e in (*sums, *reductions))])
         stored = dict.fromkeys(stored, reads)
-    where = {e: _latest(graph, e, levels, stored) if style.late else operand_depth(e, levels) for e in sums}
-    every = (_phase(graph, n, levels, where, stored, outputs, style) for n in range(count))
-    return tuple(p for p in every if p.folds or p.accumulators or p.outputs or p.row_outputs)
+    added = {e: _latest(graph, e, levels, stored) if style.together else operand_depth(e, levels) for e in sums}
+    every = [_phase(graph, n, levels, added, stored, outputs, style) for n in range(count)]
+    return tuple(p for p in every if p.loop or p.reduces or p.row_outputs)
 
 
 def _phase(
     graph: Graph,
     number: int,
     levels: dict[Value, int],
-    where: dict[Eqn, int],
+    added: dict[Eqn, int],
     stored: dict[Value, int],
     outputs: tuple[Value, ...],
     style: Style,
 ) -> Phase:
-    here = next(iter(folds(graph)[number : number + 1]), Folds())
-    column_sums = [e for e, n in where.items() if n == number]
+    column_sums = [e for e, n in added.items() if n == number]
     wide = [v for v, n in stored.items() if n == number]
-    kept = distances(graph) if style.keeps else set()
-    wanted = [*(a for e in (*here.plain, *here.begun, *here.ended, *column_sums) for a in e.args), *wide]
-    needed = _needed(graph, kept, wanted)
-    computed = [e for e in graph.eqns if D in e.out.type.axes and e.out in needed]
     after = [e for e in graph.eqns if e.out.type.axes == (M,) and not is_row_fold(e) and levels[e.out] == number + 1]
     rows = [v for v in outputs if v.type.axes == (M,) and max(levels[v] - 1, 0) == number]
+    exchanged = segment_sums_of(graph, [e for e in after if is_sum(e, S)])
+
+    def ends(inputs: Inputs) -> list[Statement]:
+        terms = [_term(e, inputs, style.accumulate.guard, style.accumulate.target) for e in column_sums]
+        return [*terms, *(Statement(f"{v.name}_out_[i_] = {inputs.spell(v)};") for v in wide)]
+
+    wanted = (*(a for e in column_sums for a in e.args), *wide)
     return Phase(
         number=number,
-        columns=tuple(tensor(p) for p in graph.params if p in needed and p.type.axes == (D,)),
-        tiles=tuple(tensor(p) for p in graph.params if p in needed and p.type.axes == (M, D)),
-        statements=aligned(
-            (
-                *(kept_distance(e) if e.out in kept else statement(e, style.spell) for e in computed),
-                *(whole(e, style.guard, style.spell) for e in here.begun),
-                *(s for e in here.ended for s in squared(e, style.guard, style.spell, style.keeps)),
-                *(_take(e, style, style.guard, "{0}_chunk") for e in here.plain),
-                *(_take(e, style, *style.accumulate) for e in column_sums),
-                *(Statement(style.store.format(v.name, style.spell(v)), "") for v in wide),
-            )
-        ),
-        folds=(
-            *(begins(e, style.keeps) for e in here.begun),
-            *_folds(number, here.plain),
-            *(ends(e, graph) for e in here.ended),
-        ),
-        accumulators=tuple(Sum(e.out.name, n, print_eqn(e)) for n, e in enumerate(column_sums)),
+        loop=_loop(graph, wanted, ends, style.inputs, _kept(graph, number, levels, style)) if wanted else None,
         outputs=tuple(map(tensor, wide)),
-        after=aligned(statement(e, style.spell) for e in after),
+        accumulators=tuple(named(e, n) for n, e in enumerate(column_sums)),
+        reduces=tuple(_reduces(graph, number, levels, style)),
+        after=tuple(_after(graph, e, number, style) for e in after),
         row_outputs=tuple(map(tensor, rows)),
-        centres=tuple(dict.fromkeys(e.args[0].name for e in (*here.ended, *computed) if e.op in OF_SEGMENTS)),
+        exchanged=tuple(e.out.name for e in exchanged if style.cluster),
     )
 
 
-def _needed(graph: Graph, kept: set[Value], wanted: list[Value]) -> set[Value]:
-    """What ``wanted`` is computed from in a phase; what is ``kept``, and means of segments, are there."""
-    there = kept | {e.out for e in graph.eqns if e.op == "segment_mean"}
-    elementwise = (replace(e, args=()) if e.out in there else e for e in graph.eqns if D in e.out.type.axes)
-    return upstream(elementwise, wanted)
+def _after(graph: Graph, eqn: Eqn, number: int, style: Style) -> Statement | Join:
+    if is_sum(eqn, S):
+        return segments.joined(graph, eqn, style.inputs, f"_all_{number}_(s_)" if style.cluster else "_own_[s_]")
+    return style.inputs.statement(eqn)
+
+
+def _kept(graph: Graph, number: int, levels: dict[Value, int], style: Style) -> frozenset[Value]:
+    """The values that the sums of squares of earlier phases have left in registers."""
+    earlier = [e for e in graph.eqns if levels[e.out] <= number and style.keeps]
+    return frozenset(segments.squared(graph, earlier))
+
+
+def _reduces(graph: Graph, number: int, levels: dict[Value, int], style: Style) -> Iterable[Reduce]:
+    """The reductions of a phase: those of a row by kind, the sums of its segments one by one."""
+    reductions = tuple(e for e in graph.eqns if is_row_fold(e) and operand_depth(e, levels) == number)
+    kept = _kept(graph, number, levels, style)
+    for eqn in reductions:
+        if eqn.op in SEGMENT_SUMS:
+            array = f"{eqn.out.name}_own_"
+            call, declared = style.segment_call.format(array=array), style.segment_array.format(array=array)
+            keep = [v for v in segments.squared(graph, [eqn]) if style.keeps and v not in kept]
+            yield _reduce(graph, [eqn], "Add", call, declared, (), style, kept, keep)
+            kept |= {*keep}
+    for op, (ops, stem) in KINDS.items():
+        eqns = [e for e in reductions if e.op in ops]
+        if eqns:
+            array, real = f"{stem}_{number}_", ctype(eqns[0].out.type.dtype)
+            results = (Statement(f"const {real} {c_name(e.out)} = {array}[{n}];") for n, e in enumerate(eqns))
+            call = style.call.format(op=op, array=array, interleave=dict(eqns[0].attrs).get("interleave", 1))
+            yield _reduce(graph, eqns, op, call, f"real {array}[{len(eqns)}];", tuple(results), style, kept)
+
+
+def _reduce(
+    graph: Graph,
+    eqns: list[Eqn],
+    op: str,
+    call: str,
+    array: str,
+    results: tuple[Statement, ...],
+    style: Style,
+    kept: frozenset[Value],
+    keep: Sequence[Value] = (),
+) -> Reduce:
+    wanted = tuple(a for e in eqns for a in e.args)
+
+    def ends(inputs: Inputs) -> list[Statement]:
+        return [_term(e, inputs, style.term, f"sum_[{n}]") for n, e in enumerate(eqns)]
+
+    return Reduce(
+        op=op,
+        call=call,
+        array=array,
+        sums=tuple(named(e, n) for n, e in enumerate(eqns)),
+        loop=_loop(graph, wanted, ends, style.inputs, kept, keep),
+        results=results,
+        kept=tuple(map(tensor, keep)),
+    )
+
+
+def _loop(
+    graph: Graph,
+    wanted: tuple[Value, ...],
+    ends: Callable[[Inputs], list[Statement]],
+    inputs: Inputs,
+    kept: frozenset[Value],
+    keep: Sequence[Value] = (),
+) -> Loop:
+    """The loop that computes ``wanted`` and ends with the statements ``ends``.
+
+    ``kept``: values in registers from an earlier loop. ``keep``: values to keep in registers from here on.
+    """
+    wide = [e for e in graph.eqns if D in e.out.type.axes and e.out not in kept]
+    elementwise = {*wide, *segments.over_segments(graph)}
+    needed = upstream([e for e in graph.eqns if e in elementwise], list(wanted))
+    read = [p for p in graph.params if p in needed and D in p.type.axes]
+    held = {v: f"{v.name}_row_[v_][i_]" for v in kept}
+    spelled, of_segments = segments.of_vector(graph, needed, replace(inputs, element={**inputs.element, **held}))
+    statements = [s for e in wide if e.out in needed for s in _computed(e, spelled, keep)]
+    return Loop(
+        vector=(*(Statement(inputs.vector[p]) for p in read if p in inputs.vector), *of_segments),
+        element=(*statements, *ends(spelled)),
+        inputs=tuple(p.name for p in read),
+    )
+
+
+def _computed(eqn: Eqn, inputs: Inputs, keep: Sequence[Value]) -> tuple[Statement, ...]:
+    """The statement of an equation, and the one that keeps its value, which the compiler would rather recompute."""
+    name = c_name(eqn.out)
+    keeps = [Statement(f"{eqn.out.name}_row_[v_][i_] = materialised({name});")] if eqn.out in keep else []
+    return inputs.statement(eqn), *keeps
 
 
 def _latest(graph: Graph, eqn: Eqn, levels: dict[Value, int], stored: dict[Value, int]) -> int:
-    """The last phase that loads all [M, D] inputs behind a column sum's operand, or the first that can add to it."""
+    """The last phase whose results need all [M, D] inputs of a column sum's operand, or the first possible."""
     elementwise = [e for e in graph.eqns if D in e.out.type.axes]
     own = _tiles(graph, upstream(elementwise, eqn.args))
     found = [n for v, n in stored.items() if own <= _tiles(graph, upstream(elementwise, [v]))]
@@ -145,33 +208,33 @@ def _tiles(graph: Graph, values: set[Value]) -> set[Value]:
     return {p for p in graph.params if p in values and p.type.axes == WIDE}
 
 
-def before(graph: Graph, spell: Spell) -> tuple[Statement, ...]:
-    """Per-row statements that need no row sum."""
+def uniform(graph: Graph, inputs: Inputs) -> tuple[Statement, ...]:
+    """Statements on values of no axes, once per thread."""
+    return tuple(inputs.statement(e) for e in graph.eqns if not e.out.type.axes)
+
+
+def before(graph: Graph, inputs: Inputs) -> tuple[Statement, ...]:
+    """Per-row statements that need no row reduction."""
     levels = depths(graph)
-    return aligned(statement(e, spell) for e in graph.eqns if e.out.type.axes == (M,) and levels[e.out] == 0)
+    return tuple(inputs.statement(e) for e in graph.eqns if e.out.type.axes == (M,) and levels[e.out] == 0)
 
 
 def tensor(value: Value) -> Tensor:
-    """A value as a kernel sees it."""
-    return Tensor(value.name, ctype(value.type.dtype))
+    """The tensor of a value."""
+    return Tensor(value.name, ctype(value.type.dtype), c_name(value))
 
 
-def _take(eqn: Eqn, style: Style, when: str, place: str) -> Statement:
-    """A term taken into the sum or maximum that is at ``place``."""
+def named(eqn: Eqn, index: int) -> Sum:
+    """The sum of a reduction."""
+    return Sum(eqn.out.name, c_name(eqn.out), index, note(eqn))
+
+
+def _term(eqn: Eqn, inputs: Inputs, when: str, place: str) -> Statement:
+    """A term added to the sum, or taken into the maximum, at ``place``."""
     into = place.format(eqn.out.name)
-    first, *times = map(style.spell, eqn.args)
+    first, *times = map(inputs.spell, eqn.args)
     if eqn.op == "reduce_max":
         taken = f"maximum({into}, {first})"
     else:
         taken = f"fmaf({first}, {times[0]}, {into})" if times else f"{into} + {first}"
-    return Statement(f"{when}{into} = {taken};", print_eqn(eqn))
-
-
-def _folds(number: int, reductions: tuple[Eqn, ...]) -> Iterator[Fold]:
-    """The reductions of a phase, by kind."""
-    for how, (ops, chunks, results) in FOLDED.items():
-        eqns = [e for e in reductions if e.op in ops]
-        if eqns:
-            absent = "ABSENT" if how == "Add" else literal(-math.inf, eqns[0].out.type.dtype)
-            sums = tuple(Sum(e.out.name, n, print_eqn(e)) for n, e in enumerate(eqns))
-            yield Fold(how, absent, f"{chunks}_{number}", f"{results}_{number}", sums, sums)
+    return Statement(f"{when}{into} = {taken};", note(eqn))

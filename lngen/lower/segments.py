@@ -1,57 +1,71 @@
-"""Rows measured from the means of their segments: what a spread adds to, and what stays of it in registers.
+"""Values over the segments of a row: their C expressions in loops over vectors and in sums over segments.
 
-The names in C are those of the value x that is measured: ``x_centre``, of each segment what it is measured from;
-``x_far``, an element's distance from that; ``x_far_kept``, those that stay.
+The sums of a block's segments are in an array, ``x_sums_own_``. Where the blocks of a cluster share a row,
+``x_sums_all_1_`` gives the sum of any segment of the row after the exchange that follows phase 1.
 """
 
 from __future__ import annotations
 
-from lngen.ir import Eqn, Graph, Value, print_eqn, spread_sums
+from collections.abc import Iterable
+from dataclasses import replace
+
+from lngen.ir import SEGMENT_SUMS, D, Eqn, Graph, S, Value
 from lngen.ir.ops import ctype
-from lngen.lower.parts import ROW_SPREAD, SEGMENT_SUMS, Fold, Spell, Statement, Sum
+from lngen.lower.c_names import c_name
+from lngen.lower.inputs import Inputs, note
+from lngen.lower.parts import Join, Statement
+from lngen.passes.edit import upstream
+
+FEW = 2  # rounds of interleaved partial sums at a time where their terms are computed: more need more registers
 
 
-def distances(graph: Graph) -> set[Value]:
-    """Every x minus the mean of its segment: what a spread squares."""
-    centres = {e.out: e.args[0] for e in graph.eqns if e.op == "segment_mean"}
-    return {e.out for e in graph.eqns if e.op == "sub" and centres.get(e.args[1]) == e.args[0]}
+def over_segments(graph: Graph) -> tuple[Eqn, ...]:
+    """The equations that compute a number for each segment from other such numbers."""
+    return tuple(e for e in graph.eqns if S in e.out.type.axes and e.op not in SEGMENT_SUMS)
 
 
-def kept_distance(eqn: Eqn) -> Statement:
-    """Such a distance, as it was kept."""
-    text = f"const {ctype(eqn.out.type.dtype)} {eqn.out.name} = {eqn.args[0].name}_far_kept[k][i];"
-    return Statement(text, print_eqn(eqn))
+def sums(graph: Graph) -> tuple[Value, ...]:
+    """The sums of segments."""
+    return tuple(e.out for e in graph.eqns if e.op in SEGMENT_SUMS)
 
 
-def whole(spread: Eqn, guard: str, spell: Spell) -> Statement:
-    """An element added to the sum of its segment."""
-    x = spread.args[0]
-    into = f"{x.name}_whole_chunk"
-    return Statement(f"{guard}{into} = {into} + {spell(x)};", print_eqn(spread))
+def squared(graph: Graph, eqns: Iterable[Eqn]) -> tuple[Value, ...]:
+    """The values whose products are summed over segments, without inputs."""
+    factors = dict.fromkeys(a for e in eqns if e.op == "segment_dot" for a in e.args)
+    return tuple(a for a in factors if D in a.type.axes and a not in graph.params)
 
 
-def squared(spread: Eqn, guard: str, spell: Spell, keeps: bool) -> tuple[Statement, ...]:
-    """An element's distance from what its segment is measured from, which may stay, and its square added up."""
-    x, into = spread.args[0], f"{spread.out.name}_chunk"
-    far, real = f"{x.name}_far", ctype(spread.out.type.dtype)
-    return (
-        Statement(f"const {real} {far} = {spell(x)} - {x.name}_centre[k / SEGMENT_SLOTS];", ""),
-        *[Statement(f"{far}_kept[k][i] = stay({far});", "")] * keeps,
-        Statement(f"{guard}{into} = fmaf({far}, {far}, {into});", print_eqn(spread)),
+def of_vector(graph: Graph, needed: set[Value], inputs: Inputs) -> tuple[Inputs, tuple[Statement, ...]]:
+    """The C expressions of values over segments in a loop, and the statements per vector that compute them."""
+    computed = [e for e in over_segments(graph) if e.out in needed]
+    own = {v: f"{v.name}_own_[s_]" for v in sums(graph) if v in needed}
+    if not computed and not own:
+        return inputs, ()
+    spelled = replace(inputs, element={**inputs.element, **own})
+    first = Statement("const int s_ = v_ / Row::PER_SEGMENT;")
+    return spelled, (first, *_statements(computed, spelled, "Row::rank() * Row::SEGMENTS + s_"))
+
+
+def joined(graph: Graph, eqn: Eqn, inputs: Inputs, place: str) -> Join:
+    """A sum over the segments of a row; ``place``: the C text after the name of a sum of segments."""
+    needed = upstream(over_segments(graph), eqn.args)
+    spelled = replace(inputs, element={**inputs.element, **{v: f"{v.name}{place}" for v in sums(graph)}})
+    computed = [e for e in over_segments(graph) if e.out in needed]
+    return Join(
+        result=Statement(f"const {ctype(eqn.out.type.dtype)} {c_name(eqn.out)}", note(eqn)),
+        statements=_statements(computed, spelled, "s_"),
+        value=spelled.spell(eqn.args[0]),
+        interleave=eqn.int_attr("interleave") if "interleave" in dict(eqn.attrs) else 1,
+        unroll=FEW if computed else 0,
     )
 
 
-def begins(spread: Eqn, keeps: bool) -> Fold:
-    """The first fold of a spread: the sums of segments, which stay with the blocks that have them."""
-    x = spread.args[0].name
-    sums = (Sum(f"{x}_whole", 0, print_eqn(spread)),)
-    return Fold("Add", "ABSENT", f"{x}_whole", f"{x}_segments", sums, (), SEGMENT_SUMS, of=x, keeps=keeps)
+def _statements(eqns: Iterable[Eqn], inputs: Inputs, segment: str) -> tuple[Statement, ...]:
+    return tuple(_sized(e, segment) if e.op == "segment_size" else inputs.statement(e) for e in eqns)
 
 
-def ends(spread: Eqn, graph: Graph) -> Fold:
-    """The second: the squares of distances. By now what was summed first has its sum, too."""
-    name, x, joined = spread.out.name, spread.args[0].name, spread_sums(graph)
-    sums = (Sum(e.out.name, 0, print_eqn(e)) for e in graph.eqns if joined.get(e.out) == spread.out)
-    square = Sum(name, 0, print_eqn(spread))
-    named = (*sums, Sum(name, 1, square.note))
-    return Fold("Add", "ABSENT", f"{name}_squares", f"{name}_moments", (square,), named, ROW_SPREAD, of=x)
+def _sized(eqn: Eqn, segment: str) -> Statement:
+    """The elements of a segment, the last of which may be shorter."""
+    real = ctype(eqn.out.type.dtype)
+    text = f"const {real} {c_name(eqn.out)} = static_cast<{real}>(segment_size<Row>({segment}));"
+    return Statement(text, note(eqn))

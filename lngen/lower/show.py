@@ -1,77 +1,63 @@
-"""A plan as text: what a person reads before the CUDA."""
+"""A kernel of a plan as text, which a person reads before the CUDA."""
 
 from __future__ import annotations
 
-from lngen.lower.parts import Phase
-from lngen.lower.pieces import HELD_COLUMNS
-from lngen.lower.plan import Kernel, Plan
+from lngen.lower.kernel import Kernel
+from lngen.lower.parts import Join, Phase, Statement
 
 
-def show_plan(plan: Plan) -> str:
-    """Spec, schedule, tensors, then each kernel with its launch rule, constants and phases."""
-    lines = [
-        f"plan {plan.name}",
-        f"  spec      {plan.spec}",
-        f"  schedule  {plan.schedule}",
-        *(f"  input     {v}: {v.type}, aligned to {plan.alignment(v)} bytes" for v in plan.inputs),
-        *(f"  output    {v}: {v.type}, aligned to {plan.alignment(v)} bytes" for v in plan.outputs),
-    ]
-    for b in plan.workspace:
-        size = f"{b.per_row} * rows" if b.per_row else str(b.fixed)
-        zeroed = ", zero before the first call" if b.zeroed else ""
-        lines.append(f"  workspace {b.name}: {b.element}[{size}]{zeroed}")
-    for kernel in plan.kernels:
-        lines += ["", *_kernel(kernel)]
-    return "\n".join(lines) + "\n"
-
-
-def _kernel(kernel: Kernel) -> list[str]:
-    width = max(len(str(c.value)) for c in kernel.constants)
+def kernel_lines(kernel: Kernel) -> list[str]:
+    """The launch rule of a kernel, its policies and its phases, line by line."""
     lines = [
         f"kernel {kernel.name}",
         f"  template  {kernel.template}",
         f"  launch    {kernel.launch_rule()}",
         f"  arguments {', '.join(a.name for a in kernel.arguments)}",
-        *(f"  {c.name:<13} = {c.value:<{width}}  {c.note}" for c in kernel.constants),
+        *(f"  policy    {policy.removeprefix('using ').removesuffix(';')}" for policy in kernel.policies),
     ]
-    if kernel.places:
-        lines.append(f"  stage     {', '.join(map(str, kernel.places))}")
-    if kernel.results:
-        lines.append(f"  leaving   {', '.join(map(str, kernel.results))}")
-    if HELD_COLUMNS in (*kernel.sections.held, *kernel.sections.begun):
-        lines.append(f"  held      {', '.join(t.name for t in kernel.columns)}")
-    lines.append(f"  shared    {_shared(kernel)}")
+    if kernel.row and kernel.row.places:
+        lines.append(f"  stage     {', '.join(map(str, kernel.row.places))}")
+    if kernel.row and kernel.row.results:
+        lines.append(f"  leaving   {', '.join(map(str, kernel.row.results))}")
+    if kernel.row and kernel.row.cached:
+        lines.append(f"  cached    {', '.join(t.name for t in kernel.columns)}")
+    if kernel.dynamic:
+        lines.append(f"  shared    {kernel.dynamic} bytes of stages")
     if kernel.uniform:
-        lines.append("  once      " + " ".join(_defined(s.text) for s in kernel.uniform))
-    for number, phase in enumerate(kernel.phases):
-        lines += _phase(str(number), phase)
-    for phase in kernel.finish.phases if kernel.finish else ():
-        lines += _phase("after the grid barrier", phase)
+        lines.append("  once      " + " ".join(_defined(s) for s in kernel.uniform))
+    for phase in kernel.phases:
+        lines += _phase(phase)
+    statements = (*kernel.statements, *(kernel.finish.statements if kernel.finish else ()))
+    if statements:
+        lines.append("  columns   " + " ".join(_defined(s) for s in statements if _defines(s)))
     return lines
 
 
-def _shared(kernel: Kernel) -> str:
-    """What a block folds in, and what the launch adds for stages."""
-    folding = f"{kernel.shared} of {kernel.real} to fold in"
-    exchanged = f", {kernel.exchanged} a row from the blocks of the cluster" if kernel.exchanged else ""
-    return folding + exchanged + (f", {kernel.dynamic} bytes of stages" if kernel.dynamic else "")
-
-
-def _phase(number: str, phase: Phase) -> list[str]:
-    lines = [f"  phase {number}"]
+def _phase(phase: Phase) -> list[str]:
     parts = {
-        "load": [t.name for t in (*phase.tiles, *phase.columns)],
-        "compute": [_defined(s.text) for s in phase.statements if s.text.startswith("const ")],
-        "sum": [s.name for f in phase.folds if f.op == "Add" for s in f.named],
-        "maximum": [s.name for f in phase.folds if f.op == "Max" for s in f.named],
-        "segments": [f.of for f in phase.folds if not f.named],
-        "then": [_defined(s.text) for s in phase.after],
+        "load": dict.fromkeys(name for loop in phase.loops for name in loop.inputs),
+        "compute": dict.fromkeys(
+            _defined(s) for loop in phase.loops for s in (*loop.vector, *loop.element) if s.note and _defines(s)
+        ),
+        "sum": [s.name for r in phase.reduces if r.op == "Add" for s in r.sums],
+        "maximum": [s.name for r in phase.reduces if r.op == "Max" for s in r.sums],
+        "exchange": phase.exchanged,
+        "then": dict.fromkeys(_defined(s) for after in phase.after for s in _statements(after)),
         "accumulate": [a.name for a in phase.accumulators],
         "store": [o.name for o in (*phase.outputs, *phase.row_outputs)],
     }
-    return lines + [f"    {what:<10} {' '.join(names)}" for what, names in parts.items() if names]
+    lines = [f"    {what:<10} {' '.join(names)}" for what, names in parts.items() if names]
+    return [f"  phase {phase.number}", *lines]
 
 
-def _defined(text: str) -> str:
-    """The name a statement defines."""
-    return text.split(" = ")[0].split()[-1]
+def _statements(after: Statement | Join) -> tuple[Statement, ...]:
+    return (*after.statements, after.result) if isinstance(after, Join) else (after,)
+
+
+def _defines(statement: Statement) -> bool:
+    return statement.text.startswith("const ")
+
+
+def _defined(statement: Statement) -> str:
+    """The name that a statement defines."""
+    return statement.text.split(" = ")[0].split()[-1]

@@ -1,56 +1,50 @@
-"""How much shared memory launches ask for, so that a multiprocessor takes no more blocks than its share.
+"""The shared memory that launches request, so that a multiprocessor takes no more blocks than its share.
 
-While a kernel ends, blocks of the next one go where there is room first, as many as fit: a few multiprocessors would
-have most of the work, and everybody would wait for them.
+While a kernel ends, blocks of the next one go to the first free multiprocessors, as many as fit: a few multiprocessors
+would get most of the work, and the others would wait for them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from lngen.lower.constants import abreast
-from lngen.lower.plan import Kernel, Plan
-from lngen.schedule import (
-    MULTIPROCESSORS,
-    OVERLAP_ARCH,
-    REGISTERS_PER_SM,
-    Problem,
-    Schedule,
-    least_shared,
-    problem,
-    shared_by,
-)
+from lngen.devices import Device
+from lngen.lower.finish import columns_per_thread
+from lngen.lower.kernel import Kernel
+from lngen.lower.plan import Plan
+from lngen.schedule import Problem, Schedule, least_shared, shared_by
 
-# Multiprocessors that the finish is spread over, of a block a row, and of a cluster, which begins where several are
-# free: the others take the first blocks of the next kernel meanwhile. A large finish is spread over all. Measured
-# (generated/bench/h200-tried.txt, 40).
-OVER, OVER_CLUSTERS = 112, 64
+# Fractions of the multiprocessors over which the finish is spread, with one block per row and with clusters, which
+# start only where several multiprocessors are free; the others take the first blocks of the next kernel. A large
+# finish is spread over all. Both fractions are measured.
+OVER, OVER_CLUSTERS = 0.85, 0.485
 
 
-def asked_shared(plan: Plan, registers: Mapping[str, int], capability: int) -> dict[str, int]:
+def requested_shared(plan: Plan, registers: Mapping[str, int], device: Device) -> dict[str, int]:
     """Bytes of dynamic shared memory to launch each kernel with, by name and in launch order.
 
-    ``registers``: of a thread of each kernel, as compiled for that compute capability.
+    ``registers``: per thread of each kernel, as compiled for that GPU.
     """
-    s, p = plan.schedule, problem(plan.graph, plan.spec.d)
-    asked = {k.name: max(k.dynamic, least_shared(s, p, capability)) if k.dynamic else 0 for k in plan.kernels}
-    # Blocks of streaming kernels come and go. Those of the others stay, and the finish follows them: where the two fit
-    # side by side, it is spread anyway, and the next call's rows fit beside it.
-    follows = s.form != "stream" and len(plan.kernels) > 1 and capability >= OVERLAP_ARCH
-    if follows and sum(_registers(k, registers) for k in plan.kernels) > REGISTERS_PER_SM:
+    s, p = plan.schedule, plan.problem
+    requested = {k.name: max(k.dynamic, least_shared(s, p, device)) if k.dynamic else 0 for k in plan.kernels}
+    # Multipass blocks are not persistent. Persistent blocks of other forms are followed by the finish: where both fit
+    # side by side, the finish is spread in any case, and the next call's rows fit beside it.
+    follows = s.form != "multipass" and len(plan.kernels) > 1 and device.pdl
+    if follows and sum(_registers(k, registers) for k in plan.kernels) > device.registers:
         finish = plan.kernels[-1]
-        share = shared_by(-(-finish.grid[0](0) // _over(s, p)), capability)
-        asked[finish.name] = max(0, share - finish.shared * p.real_size)
-    return asked
+        shared = finish.finish.shared if finish.finish else 0
+        share = shared_by(-(-finish.grid[0](0) // _over(s, p, device)), device)
+        requested[finish.name] = max(0, share - shared * p.real_size)
+    return requested
 
 
 def _registers(kernel: Kernel, registers: Mapping[str, int]) -> int:
-    """Registers of the blocks of a kernel that a multiprocessor has; a thread gets them eight at a time."""
-    return kernel.resident * kernel.block * -(-registers[kernel.name] // 8) * 8
+    """Registers of a kernel's blocks on a multiprocessor; they are allocated eight per thread at a time."""
+    return kernel.blocks_per_sm * kernel.block * -(-registers[kernel.name] // 8) * 8
 
 
-def _over(s: Schedule, p: Problem) -> int:
-    """How many multiprocessors the finish is spread over."""
-    if abreast(s, p) > 1:
-        return MULTIPROCESSORS
-    return OVER if s.cluster == 1 else OVER_CLUSTERS
+def _over(s: Schedule, p: Problem, device: Device) -> int:
+    """The number of multiprocessors over which the finish is spread."""
+    if columns_per_thread(s, p) > 1:
+        return device.multiprocessors
+    return round((OVER if s.cluster == 1 else OVER_CLUSTERS) * device.multiprocessors)

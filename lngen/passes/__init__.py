@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lngen.ir import Graph, verify
+from lngen.ir import ORDERS, Graph, verify
 from lngen.passes.clean import cse, dce
 from lngen.passes.decompose import decompose
 from lngen.passes.fma import place_fma
@@ -38,9 +38,9 @@ def backward(
     of: tuple[str, ...] | None = None,
     trace: Trace | None = None,
 ) -> Graph:
-    """The backward graph of a forward graph: gradients of ``wrt``, given cotangents of ``of`` and what is ``saved``.
+    """The backward graph of a forward graph: gradients of ``wrt``, given cotangents of ``of`` and the ``saved`` values.
 
-    ``of`` are results of forward that it does not save for backward, by default all of these.
+    ``of`` are results of forward that it does not save for backward; by default it is all of these.
     """
     trace = {} if trace is None else trace
     outputs = replace(graph, results=tuple(r for r in graph.results if r.name not in saved))
@@ -51,12 +51,17 @@ def backward(
     return graph
 
 
-def finish(graph: Graph, d: int, trace: Trace | None = None, blocks: int | None = None) -> Graph:
-    """From a graph over any D to one that fixes every bit for rows of length ``d``; ``blocks`` as in ``order_sums``."""
+def finish(
+    graph: Graph, d: int, trace: Trace | None = None, blocks: int | None = None, order: str = ORDERS[0]
+) -> Graph:
+    """From a graph over any D to a graph that fixes every bit for rows of length ``d``.
+
+    ``blocks`` and ``order`` as in ``order_sums``.
+    """
     trace = {} if trace is None else trace
     trace["cse"] = graph = verify(cse(graph), "cse")
     trace["decompose"] = graph = verify(decompose(graph, d), "decompose")
     trace["place_fma"] = graph = verify(place_fma(graph), "place_fma")
-    trace["place_spread"] = graph = verify(place_spread(graph, d), "place_spread")
-    trace["order_sums"] = graph = verify(order_sums(graph, d, blocks), "order_sums")
+    trace["place_spread"] = graph = verify(place_spread(graph, d, order), "place_spread")
+    trace["order_sums"] = graph = verify(order_sums(graph, d, blocks, order), "order_sums")
     return graph

@@ -9,7 +9,7 @@ from lngen.passes.edit import substitute, upstream
 
 
 def dce(graph: Graph) -> Graph:
-    """Drop every equation no result needs; parameters stay, they are the signature.
+    """Drop every equation that no result needs; parameters are kept, because they are the signature.
 
     before:  %a = mul %x, %x        after:  %y = add %x, %x
              %y = add %x, %x                return %y
@@ -43,5 +43,5 @@ def cse(graph: Graph) -> Graph:
 def _key(eqn: Eqn, args: tuple[Value, ...]) -> tuple[object, ...]:
     if eqn.op in ("add", "mul"):
         args = tuple(sorted(args, key=lambda a: a.name))
-    # repr tells -0.0 from 0.0, which compare equal.
+    # repr distinguishes -0.0 from 0.0, which compare equal.
     return eqn.op, args, tuple((k, repr(v)) for k, v in eqn.attrs)

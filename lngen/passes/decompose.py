@@ -1,4 +1,4 @@
-"""Lower what has no CUDA meaning of its own; binds D."""
+"""Lower ops that have no CUDA meaning of their own; bind D."""
 
 from __future__ import annotations
 

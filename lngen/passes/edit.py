@@ -1,4 +1,4 @@
-"""Small tools the passes share: renaming uses, dead code, walking up- and downstream."""
+"""Small tools of the passes: renaming uses, dead code, dependences up- and downstream."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lngen.ir import Eqn, Graph, Value
 
 
 def substitute(graph: Graph, new: dict[Value, Value]) -> Graph:
-    """Every use of a key of ``new`` replaced by its value; definitions stay."""
+    """Every use of a key of ``new`` replaced by its value; definitions do not change."""
     if not new:
         return graph
     eqns = tuple(replace(e, args=tuple(new.get(a, a) for a in e.args)) for e in graph.eqns)
@@ -17,7 +17,7 @@ def substitute(graph: Graph, new: dict[Value, Value]) -> Graph:
 
 
 def upstream(eqns: Iterable[Eqn], wanted: Iterable[Value]) -> set[Value]:
-    """``wanted`` and everything it is computed from by ``eqns``."""
+    """``wanted`` and all values in ``eqns`` that they depend on."""
     live = set(wanted)
     for eqn in reversed(tuple(eqns)):
         if eqn.out in live:
@@ -26,7 +26,7 @@ def upstream(eqns: Iterable[Eqn], wanted: Iterable[Value]) -> set[Value]:
 
 
 def downstream(eqns: Iterable[Eqn], given: Iterable[Value]) -> set[Value]:
-    """``given`` and everything ``eqns`` compute from it: the values that move when it does."""
+    """``given`` and all values in ``eqns`` that depend on them."""
     moved = set(given)
     for eqn in eqns:
         if any(a in moved for a in eqn.args):
@@ -38,4 +38,5 @@ def extract(graph: Graph, name: str, params: tuple[Value, ...], results: tuple[V
     """The part of ``graph`` that computes ``results`` from ``params``, which may be values computed in it."""
     eqns = tuple(e for e in graph.eqns if e.out not in params)
     live = upstream(eqns, results)
-    return Graph(name, tuple(p for p in params if p in live), tuple(e for e in eqns if e.out in live), results)
+    kept = tuple(p for p in params if p in live), tuple(e for e in eqns if e.out in live)
+    return Graph(name, *kept, results, graph.attrs)

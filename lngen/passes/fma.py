@@ -1,10 +1,10 @@
-"""Decide where products and sums are rounded together."""
+"""Decide which products and sums are rounded together."""
 
 from __future__ import annotations
 
 from collections import Counter
 
-from lngen.ir import F32, Builder, Eqn, Graph, Value
+from lngen.ir import F32, Builder, Eqn, Graph, S, Value
 from lngen.passes.clean import dce
 
 
@@ -20,8 +20,8 @@ def place_fma(graph: Graph) -> Graph:
     before:  %p = mul %a, %b          after:  %y = reduce_dot %a, %b {axis=D}
              %y = reduce_sum %p {axis=D}
 
-    The compiler contracts nothing (-fmad=false), so what is fused is decided here and nowhere else. Of
-    two products the left one is fused; the sign goes to the factor with fewer axes.
+    The compiler contracts nothing (-fmad=false), so this pass alone decides which operations are fused. Of two products
+    the left one is fused; the sign goes to the factor with fewer axes. A sum over S takes no product.
     """
     uses = Counter(a for e in graph.eqns for a in e.args) + Counter(graph.results)
     producer = graph.producers()
@@ -35,19 +35,22 @@ def place_fma(graph: Graph) -> Graph:
     for eqn in graph.eqns:
         left = product(eqn.args[0]) if eqn.op in ("add", "sub") else None
         right = product(eqn.args[1]) if eqn.op in ("add", "sub") and left is None else None
-        factors = product(eqn.args[0]) if eqn.op == "reduce_sum" else None
+        factors = product(eqn.args[0]) if eqn.op == "reduce_sum" and eqn.axis is not S else None
         if factors:
             b.eqns.append(Eqn(eqn.out, "reduce_dot", factors, eqn.attrs))
         elif left:
             addend = eqn.args[1] if eqn.op == "add" else b.neg(f"{eqn.args[1].name}_neg", eqn.args[1])
             b.eqns.append(Eqn(eqn.out, "fma", (*left, addend)))
         elif right:
-            p, q = right
-            if eqn.op == "sub":
-                narrow = q if len(q.type.axes) <= len(p.type.axes) else p
-                minus = b.neg(f"{narrow.name}_neg", narrow)
-                p, q = (p, minus) if narrow is q else (minus, q)
+            p, q = _negated(b, *right) if eqn.op == "sub" else right
             b.eqns.append(Eqn(eqn.out, "fma", (p, q, eqn.args[0])))
         else:
             b.eqns.append(eqn)
     return dce(b.build(*graph.results, stage="place_fma"))
+
+
+def _negated(b: Builder, p: Value, q: Value) -> tuple[Value, Value]:
+    """The factors of -(p * q): the sign goes to the one with fewer axes."""
+    if len(q.type.axes) <= len(p.type.axes):
+        return p, b.neg(f"{q.name}_neg", q)
+    return b.neg(f"{p.name}_neg", p), q

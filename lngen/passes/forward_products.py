@@ -1,4 +1,4 @@
-"""The products a forward pass computed: its values as products of others, and such products by their names."""
+"""The products that a forward pass computes: values as products of others, and products by their names."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from fractions import Fraction
 from lngen.ir import D, Eqn, Value
 from lngen.passes.polynomial import ONE, Poly, Product, Size, Sum, atom, axes_of, length
 
-POWERS = 8  # factors that a value is a product of
-RANGE = 2**32  # a number beyond it might overflow where the values it scales do not
+POWERS = 8  # factors of a product
+RANGE = 2**32  # a larger number might overflow where the values that it scales do not
 
 
 class ForwardProducts:
@@ -26,15 +26,15 @@ class ForwardProducts:
                 self._name(eqn.out)
 
     def monomial(self, v: Value) -> tuple[Product, Fraction]:
-        """A value as one coefficient times a product; one that is no product of the forward pass is an atom."""
+        """A value as a coefficient times a product; a value that is no product of the forward pass is an atom."""
         return self._products.get(v, (atom(v), Fraction(1)))
 
     def shorten(self, product: Product) -> Product:
-        """The product with every named product in it by its name."""
+        """The product with every named product in it replaced by its name."""
         return _by_names(self._powers, _by_names(self._named, product))
 
     def absorb(self, product: Product, s: Sum) -> Product:
-        """Move factors from outside a sum into it where that completes, in all terms, a product with a name."""
+        """Move factors from outside a sum into the sum where that completes a named product in all of its terms."""
         # Several terms may have sums of their own, which are shortened first, when they are written.
         terms = {p if s.product is None else self.shorten(p): c for p, c in s.terms}
         for named, value in self._named:
@@ -48,7 +48,7 @@ class ForwardProducts:
         return product if moved == s.terms else product * atom(s).inverse() * atom(Sum(s.axis, moved))
 
     def _expand(self, eqn: Eqn) -> tuple[Product, Fraction]:
-        """Sums and roots are atoms, and so is what would take too many factors."""
+        """Sums and roots are atoms, and so are values with too many factors."""
         product, coefficient = atom(eqn.out), Fraction(1)
         match eqn.op:
             case "mul" | "div":
@@ -67,9 +67,9 @@ class ForwardProducts:
         return (product, coefficient) if fits({product: coefficient}, POWERS) else (atom(eqn.out), Fraction(1))
 
     def _name(self, v: Value) -> None:
-        """Remember a product by its name, unless a number or a parameter over D is a factor.
+        """Record a product by its name, unless a number or a parameter over D is a factor.
 
-        dy * gamma is what the terms of a cotangent share; naming xhat * gamma would hide it. So would naming the
+        dy * gamma is common to the terms of a cotangent, and naming xhat * gamma would hide it. So would naming the
         square of x before that of xhat: powers of one atom come last.
         """
         product, coefficient = self.monomial(v)
@@ -83,7 +83,7 @@ class ForwardProducts:
 
 
 def fits(poly: Poly, factors: int) -> bool:
-    """True if a polynomial takes at most so many factors, and no number that might overflow."""
+    """True if a polynomial has at most that many factors, and no number that might overflow."""
     in_range = all(1 <= abs(c) * RANGE <= RANGE**2 for c in poly.values() if c)
     return in_range and length(poly.items()) <= factors
 

@@ -1,57 +1,33 @@
-"""Give every sum its order, as attributes: from here on a graph fixes every bit of its results."""
+"""Give every sum its order, as attributes, after which a graph fixes every bit of its results."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from lngen.ir import ORDERED, WIDE, D, Eqn, Graph, M, Value, is_row_fold, is_sum
+from lngen.ir import OF_SEGMENTS, ORDERED, ORDERS, SEGMENT_SUMS, WIDE, D, Eqn, Graph, M, S, Value, is_row_fold, is_sum
 from lngen.passes.edit import downstream
-
-CHUNK_BYTES = 16
-SEGMENT_BYTES = 16 * 1024
-
-# Column sums, of 4 and of 8 bytes, that a block holds well in registers: of several row groups; of a few long rows,
-# where more of them left no room for the rows; of one.
-HELD, HELD_LONG, HELD_PIECE = {4: 12288, 8: 6144}, {4: 10240, 8: 5120}, {4: 8192, 8: 4096}
-
-# Bytes of a tensor that a block works on side by side: of more than that too few stages fit its shared memory.
-SIDE_BYTES = 24 * 1024
-
-# Longer rows that blocks meet over once are better shared by clusters of so many: with short pieces of several rows
-# side by side, few clusters leave few partial rows behind. So are rows of more bytes than a block works on. Still
-# longer ones are better shared by larger clusters, by bytes of an element, and of four the longest by the largest. Of
-# two, some that are shorter are better shared by two blocks: the longest of which one would hold the sums of two
-# rows side by side, of whole chunks, without which there are no clusters.
-LONG_ROW, LONG_CLUSTER = {4: 7168, 8: 3584}, 4
-PAIR_ROW, PAIR_CLUSTER = 4096, 2
-LONGER_ROW, LONGER_CLUSTER = {2: 10240, 4: 12288}, 8
-LONGEST_ROW, LONGEST_CLUSTER = {4: 32768}, 16
-
-# Of two bytes an element, rows of whole chunks between these lengths are better shared by so many blocks, each with so
-# many pieces side by side: there is work for almost all of a group's threads.
-THREE = 3
-SIDE_BY_SIDE = (
-    (5121, 6144, 2, THREE),
-    (7169, 8191, 2, THREE),
-    (12288, 12288, 4, THREE),
-    (12289, 13311, 8, 8),
-    (13312, 13824, 4, 4),
-    (13825, 16383, 4, THREE),
-)
-
-# How many blocks, or clusters of 2, 4, 8, ... blocks where a row's sums are more than one can hold, share the rows:
-# about as many as an H200's 132 multiprocessors run at a time. Of these numbers 126 serves memory best where rows are
-# long, by 2 % for large arrays; powers of two divide most numbers of rows, which counts where they are short.
-OWNERS, SHORT_OWNERS, SHORT_GROUPS = (126, 66, 30, 15, 7, 4), 128, 8
+from lngen.passes.rule import Measured, Rule, rule_of
 
 
 @dataclass(frozen=True)
 class RowOrder:
-    """The attributes of a sum over features: ``run`` elements of a chunk lie side by side."""
+    """The attributes of a sum over features: ``run`` elements of a chunk are consecutive.
+
+    The sums of segments are added in ``interleave`` partial sums.
+    """
 
     chunk: int
     run: int
     segment: int
+    interleave: int
+
+    def attrs(self, d: int) -> dict[str, int]:
+        """The attributes in the text of a sum over rows of ``d`` elements, without those that are implied."""
+        return self.of_segment() | ({"interleave": self.interleave} if d > self.segment else {})
+
+    def of_segment(self) -> dict[str, int]:
+        """The attributes in the text of sums of segments."""
+        return {"chunk": self.chunk, "segment": self.segment} | ({"run": self.run} if self.run != self.chunk else {})
 
 
 @dataclass(frozen=True)
@@ -60,35 +36,39 @@ class ColumnOrder:
 
     groups: int
     blocks: int
-    strands: int
+    interleave: int
 
 
-def order_sums(graph: Graph, d: int, blocks: int | None = None) -> Graph:
-    """Write the canonical order of each sum into it (DESIGN, one meaning).
+def order_sums(graph: Graph, d: int, blocks: int | None = None, order: str = ORDERS[0]) -> Graph:
+    """Write the order of each sum into it, and the version of the rule into the graph (lngen help numerics).
 
     before:  %mean_sum = reduce_sum %x32 {axis=D}
              %dbeta32  = reduce_sum %dy32 {axis=M}
     after:   %mean_sum = reduce_sum %x32 {axis=D, chunk=8, segment=4096}
-             %dbeta32  = reduce_sum %dy32 {axis=M, blocks=126, groups=2, strands=16}
+             %dbeta32  = reduce_sum %dy32 {axis=M, blocks=126, groups=2, interleave=16}
 
-    The numbers are a function of the graph, D and the dtypes alone: the same on every GPU, unless ``blocks`` says how
-    many blocks share the rows.
+    The numbers are a function of the graph, D and the dtypes alone: the same on every GPU, unless ``blocks`` gives the
+    number of blocks that share the rows.
     """
-    row, column = map(vars, orders(graph, d, blocks))
-    if row["run"] == row["chunk"]:  # all of a chunk side by side
-        row = {name: n for name, n in row.items() if name != "run"}
+    row, column = orders(graph, d, blocks, order)
 
     def ordered(eqn: Eqn) -> Eqn:
-        if eqn.op not in ORDERED:
-            return eqn
-        order = row if eqn.attr("axis") is D else column
-        return replace(eqn, attrs=tuple(sorted({**order, **dict(eqn.attrs)}.items())))
+        spelt = _order_of(eqn, row, column, d)
+        return replace(eqn, attrs=tuple(sorted({**spelt, **dict(eqn.attrs)}.items())))
 
-    return replace(graph, eqns=tuple(map(ordered, graph.eqns)))
+    eqns = tuple(ordered(e) if e.op in ORDERED else e for e in graph.eqns)
+    return replace(graph, eqns=eqns, attrs=(("order", order),))
+
+
+def _order_of(eqn: Eqn, row: RowOrder, column: ColumnOrder, d: int) -> dict[str, int]:
+    """The attributes of an equation that define its order."""
+    if eqn.op in OF_SEGMENTS:
+        return row.of_segment() if eqn.op in SEGMENT_SUMS else {"segment": row.segment}
+    return {D: row.attrs(d), S: {"interleave": row.interleave}, M: vars(column)}[eqn.axis]
 
 
 def element_size(graph: Graph) -> int:
-    """Bytes per element of the narrowest [M, D] input; it sets how many elements 16 bytes are."""
+    """Bytes per element of the narrowest [M, D] input, which determines the number of elements in 16 bytes."""
     wide = [p.type.dtype.size for p in graph.params if p.type.axes == WIDE]
     return min(wide, default=4)
 
@@ -98,89 +78,99 @@ def sum_size(graph: Graph) -> int:
     return max((e.out.type.dtype.size for e in graph.eqns if is_sum(e, M)), default=4)
 
 
-def orders(graph: Graph, d: int, blocks: int | None = None) -> tuple[RowOrder, ColumnOrder]:
+def orders(graph: Graph, d: int, blocks: int | None = None, order: str = ORDERS[0]) -> tuple[RowOrder, ColumnOrder]:
     """The orders of the sums over features and over rows of ``graph``; ``blocks`` share the rows if they are given."""
-    cluster = sharers(graph, d)
-    element = element_size(graph)
-    return row_order(d, element, cluster), column_order(d, sum_size(graph), cluster, blocks, element)
+    rule, element = rule_of(order), element_size(graph)
+    cluster = sharers(graph, d, rule)
+    columns = column_order(rule, d, sum_size(graph), cluster, blocks, element)
+    return row_order(rule, d, element, cluster), columns
 
 
-def row_order(d: int, size: int, cluster: int = 1) -> RowOrder:
-    """How a row of ``d`` elements of ``size`` bytes is cut: chunks of 16 bytes, equal segments of at most 16 KiB.
+def row_order(rule: Rule, d: int, size: int, cluster: int = 1) -> RowOrder:
+    """The segments of a row of ``d`` elements of ``size`` bytes: chunks of 16 bytes, equal segments of at most 16 KiB.
 
-    Rows that are not whole chunks begin anywhere: what lies side by side in a chunk, a run, are only as many elements
-    as every row can be cut into, and threads side by side have runs side by side.
+    Rows that are not whole chunks may start at any alignment: their chunks consist of runs of consecutive elements,
+    which are as long as every row can be divided into, and neighbouring threads have neighbouring runs.
 
-    The number of segments is a power of two in rows of up to 8 MiB, so that the ``cluster`` blocks that hold its column
-    sums share them evenly.
+    The number of segments is a power of two in rows of up to 8 MiB, so that the ``cluster`` blocks that hold the column
+    sums share the segments evenly.
     """
-    chunk = run = CHUNK_BYTES // size
+    chunk = run = rule.chunk_bytes // size
     while d % run:
         run //= 2
-    segments = max(_doublings(-(-d * size // SEGMENT_BYTES)), cluster)
-    return RowOrder(chunk, run, -(-d // (segments * chunk)) * chunk)
+    segments = max(_doublings(-(-d * size // rule.segment_bytes)), cluster)
+    return RowOrder(chunk, run, -(-d // (segments * chunk)) * chunk, rule.segment_interleave)
 
 
-def column_order(d: int, size: int = 4, cluster: int = 1, blocks: int | None = None, element: int = 2) -> ColumnOrder:
-    """How many row groups and blocks share the rows, for ``d`` columns whose sums have ``size`` bytes.
+def column_order(
+    rule: Rule, d: int, size: int = 4, cluster: int = 1, blocks: int | None = None, element: int = 2
+) -> ColumnOrder:
+    """The number of row groups and blocks that share the rows, for ``d`` columns whose sums have ``size`` bytes.
 
-    A block of ``groups`` pieces of rows side by side holds at most 12288 column sums (6144 of 8 bytes), which fit the
-    registers and, for folding the groups, the shared memory; of a few long rows at most 10240. The pieces have at most
-    24 KiB, at ``element`` bytes an element. Of some lengths it is known how many are best (``SIDE_BY_SIDE``).
+    A block of ``groups`` rows, or cluster tiles, side by side holds at most as many column sums as fit the registers
+    and, while the groups are reduced, the shared memory. The rows have at most ``tile_bytes``, at ``element`` bytes an
+    element. For some lengths the best number is measured.
     """
-    piece, groups = -(-d // cluster), 1
-    together, most = max(piece, 64), SIDE_BYTES // element
-    while groups < 128 and 2 * groups * together <= min(_held(2 * groups, cluster, max(size, 4)), most):
+    tile, groups = -(-d // cluster), 1
+    columns, most = max(tile, rule.least_columns), rule.tile_bytes // element
+    while groups < rule.most_groups and 2 * groups * columns <= min(_held(rule, 2 * groups, cluster, size), most):
         groups *= 2
-    groups = _side_by_side(d, element, size).get(cluster, groups)
+    groups = next((m.groups for m in _measured(rule, d, element, size) if m.cluster == cluster), groups)
     if blocks is None:
-        doublings = cluster.bit_length() - 1
-        short = groups >= SHORT_GROUPS and cluster == 1
-        blocks = SHORT_OWNERS if short else OWNERS[min(doublings, len(OWNERS) - 1)]
-    return ColumnOrder(groups, blocks, strands=16 if blocks >= 64 else 4)
+        short = groups >= rule.many_groups and cluster == 1
+        blocks = rule.blocks_of_short_rows if short else rule.blocks[min(cluster, max(rule.blocks))]
+    many = blocks >= rule.many_blocks
+    return ColumnOrder(groups, blocks, rule.interleave_many if many else rule.interleave_few)
 
 
-def _held(groups: int, cluster: int, size: int) -> int:
-    """How many sums of ``size`` bytes a block holds at most of so many pieces of rows."""
-    return (HELD if groups >= SHORT_GROUPS or cluster > 1 else HELD_LONG)[size]
+def _held(rule: Rule, groups: int, cluster: int, size: int) -> int:
+    """The most sums of ``size`` bytes that a block holds, with that many rows, or cluster tiles, side by side."""
+    several = groups >= rule.many_groups or cluster > 1
+    return (rule.held_groups if several else rule.held_few_groups)[max(size, 4)]
 
 
-def sharers(graph: Graph, d: int) -> int:
-    """Blocks, a power of two, that together hold the column sums of ``graph`` well."""
+def sharers(graph: Graph, d: int, rule: Rule) -> int:
+    """The number of blocks, a power of two, that are suited to hold the column sums of ``graph`` together."""
     size, element, least = max(sum_size(graph), 4), element_size(graph), 1
-    together = _side_by_side(d, element, size)
-    if _meets_once(graph) and together:
-        least = max(together)
-    elif _meets_once(graph) and (d > LONG_ROW[size] or d * element > SIDE_BYTES):
-        least = _cluster_of_long(d, element)
-    elif _meets_once(graph) and _is_for_pairs(d, element, size):
-        least = PAIR_CLUSTER
-    return max(least, _doublings(-(-d // HELD_PIECE[size])))
+    measured = _measured(rule, d, element, size)
+    if not _exchanges_once(graph):
+        pass
+    elif measured:
+        least = measured[0].cluster
+    elif d > rule.long_row.longer_than[size] or d * element > rule.tile_bytes:
+        least = _cluster_of_long(rule, d, element)
+    elif _is_for_pairs(rule, d, element, size):
+        least = rule.pair_cluster
+    return max(least, _doublings(-(-d // rule.held_one_row[size])))
 
 
-def _cluster_of_long(d: int, element: int) -> int:
-    """How many blocks share long rows of ``d`` elements of ``element`` bytes."""
-    if d > LONGEST_ROW.get(element, d):
-        return LONGEST_CLUSTER
-    return LONGER_CLUSTER if d > LONGER_ROW.get(element, d) else LONG_CLUSTER
+def _cluster_of_long(rule: Rule, d: int, element: int) -> int:
+    """The number of blocks that share long rows of ``d`` elements of ``element`` bytes."""
+    longer = (c for c in (rule.longest_row, rule.longer_row) if d > c.longer_than.get(element, d))
+    return next(longer, rule.long_row).cluster
 
 
-def _side_by_side(d: int, element: int, size: int) -> dict[int, int]:
-    """How many blocks share rows of ``d`` elements best, and how many pieces each has side by side, where known."""
-    if (element, size) != (2, 4) or d % (CHUNK_BYTES // element):
-        return {}
-    return {cluster: groups for least, most, cluster, groups in SIDE_BY_SIDE if least <= d <= most}
+def _measured(rule: Rule, d: int, element: int, size: int) -> list[Measured]:
+    """The measured entries for rows of ``d`` elements of ``element`` bytes, whose sums have ``size``."""
+    whole = _is_packed(element, size) and d % (rule.chunk_bytes // element) == 0
+    return [m for m in rule.measured if whole and m.first <= d <= m.last]
 
 
-def _is_for_pairs(d: int, element: int, size: int) -> bool:
+def _is_for_pairs(rule: Rule, d: int, element: int, size: int) -> bool:
     """True if rows of ``d`` elements of ``element`` bytes, whose sums have ``size``, are shared by two blocks."""
-    return (element, size) == (2, 4) and d % (CHUNK_BYTES // element) == 0 and PAIR_ROW < d <= HELD_LONG[size] // 2
+    whole = _is_packed(element, size) and d % (rule.chunk_bytes // element) == 0
+    return whole and rule.pair_longer_than < d <= rule.held_few_groups[size] // 2
 
 
-def _meets_once(graph: Graph) -> bool:
-    """True if there are sums over rows, and every one over features is of a backward's cotangents.
+def _is_packed(element: int, size: int) -> bool:
+    """True for elements of two bytes with sums of four, to which the measured lengths apply."""
+    return (element, size) == (2, 4)
 
-    A statistic that is computed again keeps the order, and so the bits, that it has in the forward.
+
+def _exchanges_once(graph: Graph) -> bool:
+    """True if there are sums over rows, and every sum over features depends on a backward's cotangents.
+
+    A recomputed statistic keeps the order, and therefore the bits, that it has in the forward.
     """
     if not any(is_sum(e, M) for e in graph.eqns):
         return False
@@ -189,10 +179,10 @@ def _meets_once(graph: Graph) -> bool:
 
 
 def _moved_by_cotangents(graph: Graph) -> set[Value]:
-    """What depends on a backward's cotangents: its first parameters, as few of them as it is linear in together.
+    """The values that depend on a backward's cotangents: its first parameters, the fewest in which it is linear.
 
-    Then every result depends on them, if on anything, and nothing that does not is added to what does. A graph that is
-    not linear in any is taken as if it were in the first.
+    All results that depend on anything depend on them, and no sum mixes them with values that do not. A graph that is
+    linear in none is treated as if it were linear in the first.
     """
     varying = downstream(graph.eqns, graph.params)
     for count in range(1, len(graph.params) + 1):
@@ -203,7 +193,7 @@ def _moved_by_cotangents(graph: Graph) -> set[Value]:
 
 
 def _adds_unmoved(eqn: Eqn, moved: set[Value]) -> bool:
-    """True for a sum or a difference of two of which one is among ``moved``."""
+    """True for a sum or a difference of two values of which exactly one is among ``moved``."""
     if eqn.op not in ("add", "sub", "fma"):
         return False
     *first, last = eqn.args

@@ -39,7 +39,7 @@ class Product:
         return Product(frozenset((a, -n) for a, n in self.powers))
 
     def divides(self, other: Product) -> bool:
-        """True if every power of self fits into ``other``."""
+        """True if every power in self also occurs in ``other``."""
         return all(other.get(a) >= n > 0 for a, n in self.powers)
 
     def split(self, inside: Callable[[Atom], bool]) -> tuple[Product, Product]:
@@ -70,7 +70,7 @@ class Sum:
 
     @property
     def product(self) -> Product | None:
-        """What is summed, if that is one product; its coefficient is then 1."""
+        """The summand, if it is one product; its coefficient is then 1."""
         return next(p for p, _ in self.terms) if len(self.terms) == 1 else None
 
 
@@ -81,7 +81,7 @@ ONE = Product()
 
 
 def atom(a: Atom) -> Product:
-    """The product that is just ``a``."""
+    """The product of ``a`` alone."""
     return Product(frozenset([(a, 1)]))
 
 
@@ -97,7 +97,7 @@ def axes_of(a: Atom) -> tuple[Axis, ...]:
 
 
 def collect(terms: Iterable[tuple[Product, Fraction]]) -> Poly:
-    """Like terms added up, those that cancel dropped."""
+    """Like terms added, without those that cancel."""
     poly: Poly = {}
     for product, coefficient in terms:
         poly[product] = poly.get(product, Fraction(0)) + coefficient
@@ -119,13 +119,13 @@ def common(products: Iterable[Product]) -> Product:
 
 
 def content(coefficients: Iterable[Fraction]) -> Fraction:
-    """The magnitude that all ``coefficients`` have, 1 if they have several."""
+    """The common magnitude of ``coefficients``, 1 if they differ."""
     magnitudes = {abs(c) for c in coefficients}
     return magnitudes.pop() if len(magnitudes) == 1 else Fraction(1)
 
 
 def length(terms: Iterable[tuple[Product, Fraction]]) -> int:
-    """How many factors spell ``terms`` out, those inside sums counted, too."""
+    """Number of factors in ``terms``, including those inside sums."""
     return sum(abs(n) * (1 + (length(a.terms) if isinstance(a, Sum) else 0)) for p, _ in terms for a, n in p.powers)
 
 
@@ -140,12 +140,12 @@ class Order:
         self._place = {v: i for i, v in enumerate(values)}
 
     def add(self, value: Value) -> None:
-        """A value that depends on a seed, after all others if it is not among them."""
+        """Adds a value that depends on a seed; a new value comes after all others."""
         self.linear.add(value)
         self._place.setdefault(value, len(self._place))
 
     def key(self, product: Product) -> tuple[object, ...]:
-        """What products are compared by."""
+        """The sort key of products."""
         return tuple((self._atom_key(a), n) for a, n in self.sorted(product))
 
     def sorted(self, product: Product) -> list[tuple[Atom, int]]:

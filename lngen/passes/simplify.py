@@ -1,4 +1,4 @@
-"""Turn the derivation's raw cotangents into the stable closed form one would derive by hand."""
+"""Turn the raw cotangents of the derivation into the stable closed form that one derives by hand."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ from lngen.passes.polynomial import (
     times,
 )
 
-# What a polynomial may hold. One that would hold more is written, and goes on as one value, so that what is written
-# grows with the number of equations, not with that of the paths through them.
+# Limits of a polynomial. A polynomial beyond them is written and continues as one value, so that the output grows with
+# the number of equations and not with the number of paths through them.
 FACTORS = 64
 
 
 def simplify(graph: Graph, *seeds: str) -> Graph:
     """Write every value that depends on ``seeds`` as a sum of products, shorten it, and write it out again.
 
-    ``seeds`` are cotangents: what depends on them is linear in all of them together.
-    Forward values are left as they are; the rules for the rest:
+    ``seeds`` are cotangents: the values that depend on them are linear in all of them together.
+    Forward values do not change; the rules for the others are:
 
     - reductions are linear, and a factor constant along the reduced axis moves out;
-    - a sum of several terms stays one sum; only those that have a sum over the same axis as a factor are summed apart,
-      so that no sum waits for another;
+    - a sum of several terms stays one sum, except that terms with a factor that is a sum over the same axis are summed
+      separately, so that no sum waits for another;
     - the sum of a centred row (x - mean of x) is zero;
-    - like terms are added, common factors taken out, and so is a number of the row that most terms have;
-    - a product the forward pass has a name for (xhat = xc * rstd) is used by that name, also under a sum,
-      where it keeps the terms of the order of one: rstd * sum(dy * xc) becomes sum(dy * xhat);
+    - like terms are added, common factors taken out, and also a number per row that most terms share;
+    - a product with a name in the forward pass (xhat = xc * rstd) is used by that name, also under a sum,
+      where it keeps the terms near one in size: rstd * sum(dy * xc) becomes sum(dy * xhat);
     - a sum over the length of its axis is a mean.
 
     before (LayerNorm, 20 equations, three row sums one after the other)
@@ -91,7 +91,7 @@ class _Simplifier:
         return {product: coefficient} if coefficient else {}
 
     def _bounded(self, poly: Poly, v: Value) -> Poly:
-        """The polynomial of ``v``, or ``v`` written and an atom from here on."""
+        """The polynomial of ``v``, or ``v`` as an atom if the polynomial is too large."""
         if fits(poly, FACTORS):
             return poly
         value = self._write(poly, v.name, v)
@@ -123,8 +123,8 @@ class _Simplifier:
         """The sum over an axis, as one sum of all terms but the constant and the centred ones.
 
         A sum over rows holds an accumulator per column, and sums of single terms may be far larger than their total.
-        But terms with a sum over the same axis as a factor are summed apart, without the factor, so that none waits for
-        another: the gradient's sums over D are then one phase of a kernel.
+        But terms with a factor that is a sum over the same axis are summed separately, without the factor, so that no
+        sum waits for another: the gradient's sums over D are then one phase of a kernel.
         """
         constant: list[tuple[Product, Fraction]] = []
         together: dict[Product, Poly] = {}
@@ -138,7 +138,7 @@ class _Simplifier:
         return collect([*constant, *(self._one_sum(group, axis) for group in together.values())])
 
     def _one_sum(self, terms: Poly, axis: Axis) -> tuple[Product, Fraction]:
-        """The sum of the terms over an axis, times what is constant along it in all of them."""
+        """The sum of the terms over an axis, times the factors that are constant along it in all of them."""
         outsides = [p.split(lambda a: axis not in axes_of(a))[0] for p in terms]
         outside = outsides[0] if len(terms) == 1 else common(outsides)
         first = terms[min(terms, key=self.order.key)]
@@ -156,7 +156,7 @@ class _Simplifier:
         return mean is not None and (mean.op, mean.args) == ("reduce_mean", eqn.args[:1]) and mean.axis is axis
 
     def _opaque(self, eqn: Eqn) -> Value:
-        """An equation the normal form does not look into: its arguments are written, the equation kept."""
+        """An equation outside the normal form: its arguments are written, the equation is kept."""
         args = tuple(self._write(self.polys[a], a.name, a) if a in self.polys else a for a in eqn.args)
         self.b.eqns.append(Eqn(eqn.out, eqn.op, args, eqn.attrs))
         return eqn.out
@@ -164,7 +164,7 @@ class _Simplifier:
     # ---- writing ----
 
     def _write(self, poly: Poly, name: str, like: Value) -> Value:
-        """Equations for a polynomial, over the axes of ``like``; its value is called ``name`` if it takes any."""
+        """Equations for a polynomial, over the axes of ``like``; its value is called ``name`` if it needs any."""
         value = self._write_poly(poly, name, like)
         for axis in like.type.axes:  # terms that varied along an axis may have cancelled
             if axis not in value.type.axes:
@@ -186,9 +186,9 @@ class _Simplifier:
         return value
 
     def _grouped(self, terms: Poly, name: str, like: Value) -> Poly:
-        """The terms, those that share a number of the row which others lack written as one.
+        """The terms, where those that share a number per row, which the others lack, are written as one.
 
-        rstd * a - rstd * b + dh is rstd * (a - b) + dh: what cancels in a norm's gradient does so before dh is added.
+        rstd * a - rstd * b + dh is rstd * (a - b) + dh: terms of a norm's gradient cancel before dh is added.
         """
         shared = Counter(a for p in terms for a, n in p.powers if n > 0 and axes_of(a) == (M,) and self._is_forward(a))
         several = {a: n for a, n in shared.items() if 1 < n < len(terms)}
@@ -204,9 +204,9 @@ class _Simplifier:
         return isinstance(a, Value) and a not in self.linear
 
     def _in_turn(self, factor: Product, scale: Fraction) -> list[tuple[Product, Fraction]]:
-        """By what a sum is multiplied: by a cotangent and all else at once, by forward values one after the other.
+        """The factors of a sum: a cotangent times all else at once, forward values one after the other.
 
-        What is constant along a row comes first, so that other uses of the sum share the product with it.
+        Factors that are constant along a row come first, so that other uses of the sum share the product with them.
         """
         if any(a in self.linear or isinstance(a, Sum) for a, _ in factor.powers):
             return [(factor, scale)]
@@ -238,7 +238,7 @@ class _Simplifier:
         return part if wide == ONE else self.b.mul("scaled_term", self._write_product(wide, like), part)
 
     def _write_product(self, product: Product, like: Value) -> Value:
-        """The factors multiplied: seeds first, then by axes, so that equal beginnings are shared."""
+        """The product of the factors: seeds first, then by axes, so that equal prefixes are shared."""
         above = [a for a, n in self.order.sorted(product) for _ in range(n)]
         below = [a for a, n in self.order.sorted(product) for _ in range(-n)]
         value = self._write_atom(above[0], like) if above else self.b.const("one", 1.0, like.type.dtype)

@@ -1,4 +1,4 @@
-"""Take the variance of long rows from sums that the parts of a row have each for itself."""
+"""Take the variance of long rows from sums that each segment of a row has independently."""
 
 from __future__ import annotations
 
@@ -7,89 +7,143 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lngen.ir import Builder, D, Eqn, Graph, M, Value, is_row_fold, is_sum
+from lngen.ir import ORDERS, Builder, D, Eqn, Graph, M, S, Value, is_row_fold, is_sum
 from lngen.passes.clean import dce
 from lngen.passes.edit import downstream
 from lngen.passes.order import orders
+from lngen.passes.rule import rule_of
 
-# Segments of a row: fewer are no trouble to meet over twice; the sums of more are too many to keep.
-FEWEST, MOST = 3, 64
+ALONG_D, ALONG_S = (("axis", D),), (("axis", S),)
 
 
 @dataclass(frozen=True)
 class _Centred:
-    """x - mean(x), and the mean."""
+    """x - mean(x), the mean, and the sum from which the mean is computed."""
 
     x: Value
     mean: Value
+    total: Value
 
 
-def place_spread(graph: Graph, d: int) -> Graph:
-    """Measure rows of ``d`` elements, if they have many segments, from the means of those first (f32 only).
+@dataclass
+class _Segments:
+    """Values over the segments of a row: sums of x, lengths n, approximate means; distances from those means."""
 
-    before:  %xc      = sub %x, %mean                    after:  %var_sum = reduce_spread %x {axis=D}
-             %var_sum = reduce_dot %xc, %xc {axis=D}
+    sums: Value
+    n: Value
+    centre: Value
+    far: Value
+    squares: Value
+    _off: Value | None = None
 
-    before:  %rstd    = div %one, sqrt(var + eps)
-             %xhat    = mul %xc, %rstd                   after:  %centre = segment_mean %x {axis=D}
-                                                                 %far    = sub %x, %centre
-                                                                 %off    = sub %centre, %mean
-                                                                 %shift  = mul %off, %rstd
-                                                                 %xhat   = fma %far, %rstd, %shift
+    def off(self, b: Builder, mean: Value) -> Value:
+        """The distances from the mean of the row to those of its segments, computed at the first use."""
+        if self._off is None:
+            self._off = b.sub("off", self.centre, mean)
+        return self._off
 
-    The blocks that share a long row then meet once over it, not for its sum first and for the squares after that, and
-    what a block has measured by then is what it goes on with. Where something else is summed that depends on the mean,
-    but not on the variance, they would meet for it anyway. A backward's elements stay measured from the mean: its sums
-    over rows may be taken by blocks that have but a few columns. So do elements whose scale may be infinite (eps = 0),
-    because the two parts of the distance, both times infinity, may cancel to NaN.
+
+def place_spread(graph: Graph, d: int, order: str = ORDERS[0]) -> Graph:
+    """Compute the variance of rows of ``d`` elements that have many segments from sums over each segment (f32 only).
+
+    before:  %mean_sum = reduce_sum %x {axis=D}          after:  %x_sums    = segment_sum %x
+                                                                 %n         = segment_size
+                                                                 %n_inverse = div %one, %n
+                                                                 %centre    = mul %x_sums, %n_inverse
+                                                                 %far       = sub %x, %centre
+                                                                 %squares   = segment_dot %far, %far
+                                                                 %mean_sum  = reduce_sum %x_sums {axis=S}
+             %mean     = div %mean_sum, %d_size                  %mean      = div %mean_sum, %d_size
+             %xc       = sub %x, %mean                           %off       = sub %centre, %mean
+             %var_sum  = reduce_dot %xc, %xc {axis=D}            %n_off     = mul %n, %off
+                                                                 %term      = fma %n_off, %off, %squares
+                                                                 %var_sum   = reduce_sum %term {axis=S}
+             %rstd     = div %one, sqrt(var + eps)               %rstd      = div %one, sqrt(var + eps)
+             %xhat     = mul %xc, %rstd                          %shift     = mul %off, %rstd
+                                                                 %xhat      = fma %far, %rstd, %shift
+
+    With c, the approximate mean of a segment of n elements, the sum of (x - mean)^2 over the segment is that of
+    (x - c)^2 plus n (c - mean)^2 (Chan, Golub and LeVeque, Algorithms for Computing the Sample Variance, The American
+    Statistician 37(3), 1983). The blocks that share a long row then exchange numbers of segments once, instead of the
+    sum first and the squares later, and a block continues with the distances it has. If another row sum depends on the
+    mean, but not on the variance, the blocks would exchange the sum anyway, and nothing changes. The elements of a
+    backward are still measured from the mean, because its sums over rows may be computed by blocks that have only a few
+    columns. So are elements whose scale may be infinite (eps = 0), because the two parts of the distance, both times
+    infinity, may cancel to NaN. The equations are in topological order, so a sum comes before its uses.
     """
-    row, _ = orders(graph, d)
-    if not FEWEST <= -(-d // row.segment) <= MOST:
+    rule, (row, _) = rule_of(order), orders(graph, d, order=order)
+    if not rule.centred_least <= -(-d // row.segment) <= rule.centred_most:
         return graph
-    producer, found = graph.producers(), _centred(graph, d)
-    spread = {e.out: c for e in graph.eqns if (c := _squared(e, found)) and not _meets_between(graph, e, c.x)}
-    moved = spread and not any(is_sum(e, M) for e in graph.eqns)
+    producer, centred = graph.producers(), _centred(graph, d)
+    spread = {e.out: c for e in graph.eqns if (c := _squared(e, centred)) and not _depends_between(graph, e, c.x)}
+    rescale_elements = not any(is_sum(e, M) for e in graph.eqns)
+    sums = {c.total: c.x for c in spread.values()}
     b = Builder(graph.name, params=graph.params, taken=graph.values())
+    parts: dict[Value, _Segments] = {}
     for eqn in graph.eqns:
-        scaled = _scaled(eqn, found, producer, spread) if moved else None
-        if eqn.out in spread:
-            b.eqns.append(Eqn(eqn.out, "reduce_spread", (spread[eqn.out].x,), eqn.attrs))
+        scaled = _scaled(eqn, centred, producer, spread) if rescale_elements else None
+        if eqn.out in sums:
+            parts[sums[eqn.out]] = part = _segments(b, sums[eqn.out])
+            b.eqns.append(Eqn(eqn.out, "reduce_sum", (part.sums,), ALONG_S))
+        elif eqn.out in spread:
+            b.eqns.append(_variance_sum(b, eqn.out, spread[eqn.out], parts[spread[eqn.out].x]))
         elif scaled and scaled[0] in spread.values():
-            b.eqns.append(_from_segments(b, eqn.out, *scaled))
+            b.eqns.append(_from_segments(b, eqn.out, scaled[0], parts[scaled[0].x], scaled[1]))
         else:
             b.eqns.append(eqn)
     return dce(b.build(*graph.results, stage="place_spread"))
+
+
+def _segments(b: Builder, x: Value) -> _Segments:
+    """The means of the segments of ``x`` and the distances from them, computed per segment."""
+    sums, n = b.segment_sum(f"{x.name}_sums", x), b.segment_size("n", x.type.dtype)
+    centre = b.mul("centre", sums, b.div("n_inverse", b.const("one", 1.0, x.type.dtype), n))
+    far = b.sub("far", x, centre)
+    return _Segments(sums, n, centre, far, b.segment_dot("squares", far, far))
+
+
+def _variance_sum(b: Builder, out: Value, centred: _Centred, part: _Segments) -> Eqn:
+    """The sum of squares of distances from the mean of the row, from those of its segments."""
+    off = part.off(b, centred.mean)
+    term = b.fma("term", b.mul("n_off", part.n, off), off, part.squares)
+    return Eqn(out, "reduce_sum", (term,), ALONG_S)
+
+
+def _from_segments(b: Builder, out: Value, centred: _Centred, part: _Segments, scale: Value) -> Eqn:
+    """A scaled distance from the mean: the scaled distance from the segment's mean, plus the scaled remainder."""
+    return Eqn(out, "fma", (part.far, scale, b.mul("shift", part.off(b, centred.mean), scale)))
 
 
 def _centred(graph: Graph, d: int) -> dict[Value, _Centred]:
     """Every x - mean(x) over D."""
     producer, found = graph.producers(), {}
     for eqn in graph.eqns:
-        if eqn.op == "sub" and _is_mean(producer.get(eqn.args[1]), eqn.args[0], producer, d):
-            found[eqn.out] = _Centred(*eqn.args)
+        if eqn.op == "sub" and (total := _total(producer.get(eqn.args[1]), eqn.args[0], producer, d)):
+            x, mean = eqn.args
+            found[eqn.out] = _Centred(x, mean, total)
     return found
 
 
-def _is_mean(eqn: Eqn | None, x: Value, producer: dict[Value, Eqn], d: int) -> bool:
-    """True for the sum of x over D, divided by ``d``."""
-    if eqn is None or eqn.op != "div":
-        return False
-    total, count = (producer.get(a) for a in eqn.args)
+def _total(mean: Eqn | None, x: Value, producer: dict[Value, Eqn], d: int) -> Value | None:
+    """The sum of x over D that ``mean`` divides by ``d``, if it does."""
+    if mean is None or mean.op != "div":
+        return None
+    total, count = (producer.get(a) for a in mean.args)
     if total is None or count is None or count.op != "const" or count.value != d:
-        return False
-    return total.op == "reduce_sum" and total.attr("axis") is D and total.args == (x,)
+        return None
+    return total.out if (total.op, total.args, total.attrs) == ("reduce_sum", (x,), ALONG_D) else None
 
 
 def _squared(eqn: Eqn, found: dict[Value, _Centred]) -> _Centred | None:
-    """What a sum over D of squares squares, if that is measured from a mean."""
-    squares = eqn.op == "reduce_dot" and eqn.attr("axis") is D and eqn.args[0] == eqn.args[1]
+    """The operand of a sum of squares over D, if it is a distance from a mean."""
+    squares = (eqn.op, eqn.attrs) == ("reduce_dot", ALONG_D) and eqn.args[0] == eqn.args[1]
     return found.get(eqn.args[0]) if squares else None
 
 
 def _scaled(
     eqn: Eqn, found: dict[Value, _Centred], producer: dict[Value, Eqn], spread: Collection[Value]
 ) -> tuple[_Centred, Value] | None:
-    """What is measured from a mean, and the number of the row, always finite, that multiplies it."""
+    """A distance from a mean, and the number per row, never infinite, that scales it."""
     if eqn.op == "mul":
         for value, scale in (eqn.args, eqn.args[::-1]):
             if value in found and _is_reciprocal_std(scale, producer, spread):
@@ -98,35 +152,32 @@ def _scaled(
 
 
 def _is_reciprocal_std(v: Value, producer: dict[Value, Eqn], spread: Collection[Value]) -> bool:
-    """True for c / sqrt(s / n + eps), where ``spread`` has s and c, n and eps are above zero: it is always finite."""
+    """True for c / sqrt(s / n + eps), where ``spread`` has s, and c, n and eps are above zero; never infinite."""
 
     def operands(value: Value | None, op: str, count: int) -> Sequence[Value | None]:
         eqn = producer.get(value) if value is not None else None
         return eqn.args if eqn is not None and eqn.op == op else [None] * count
 
-    def above_zero(value: Value | None) -> bool:
+    def positive(value: Value | None) -> np.float32:
+        """The value of a finite constant above zero; NaN for anything else."""
         eqn = producer.get(value) if value is not None else None
-        return eqn is not None and eqn.op == "const" and bool(0 < np.float32(eqn.value) < np.inf)
+        number = np.float32(eqn.value if eqn is not None and eqn.op == "const" else np.nan)
+        return number if 0 < number < np.inf else np.float32(np.nan)
 
     factor, root = operands(v, "div", 2)
     (raised,) = operands(root, "sqrt", 1)
     var, eps = operands(raised, "add", 2)
-    if above_zero(var):
+    if positive(var) > 0:
         var, eps = eps, var
     total, count = operands(var, "div", 2)
-    return total in spread and all(map(above_zero, (factor, eps, count)))
+    with np.errstate(over="ignore"):
+        largest = positive(factor) / np.sqrt(positive(eps))
+    return total in spread and bool(largest < np.inf) and bool(positive(count) > 0)
 
 
-def _meets_between(graph: Graph, spread: Eqn, x: Value) -> bool:
-    """True if a row is reduced by something that the sum of x moves and the spread of x does not."""
+def _depends_between(graph: Graph, spread: Eqn, x: Value) -> bool:
+    """True if another reduction of the row depends on the sum of x and not on the spread of x."""
     sums = [e.out for e in graph.eqns if e.op == "reduce_sum" and e.attr("axis") is D and e.args == (x,)]
-    moved, later = downstream(graph.eqns, sums), downstream(graph.eqns, [spread.out])
+    of_sum, of_spread = downstream(graph.eqns, sums), downstream(graph.eqns, [spread.out])
     between = [e for e in graph.eqns if is_row_fold(e) and e != spread and e.out not in sums]
-    return any(e.out in moved and e.out not in later for e in between)
-
-
-def _from_segments(b: Builder, out: Value, centred: _Centred, scale: Value) -> Eqn:
-    """A scaled distance from the mean: that from the segment's mean scaled, and the rest of the way."""
-    centre = b.segment_mean("centre", centred.x, axis=D)
-    far, off = b.sub("far", centred.x, centre), b.sub("off", centre, centred.mean)
-    return Eqn(out, "fma", (far, scale, b.mul("shift", off, scale)))
+    return any(e.out in of_sum and e.out not in of_spread for e in between)

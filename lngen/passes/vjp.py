@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from lngen.errors import DerivativeError
-from lngen.ir import OPS, Axis, Builder, Graph, Value
+from lngen.ir import OPS, Axis, Builder, Graph, Value, print_eqn
 from lngen.ir.ops import compute_dtype
 from lngen.passes.edit import downstream, upstream
 
 
 def vjp(graph: Graph, wrt: tuple[str, ...], of: tuple[str, ...] | None = None) -> Graph:
-    """The graph of d(results)/d(inputs), contracted with a cotangent for each result, the first parameters.
+    """The graph of d(results)/d(inputs), contracted with a cotangent for each result, its first parameters.
 
     For ``of`` (names of results, by default all) = (y, z) and ``wrt`` = (x, gamma):
 
@@ -17,9 +17,9 @@ def vjp(graph: Graph, wrt: tuple[str, ...], of: tuple[str, ...] | None = None) -
 
     The forward equations come first, then one derivative row of the op table per equation, in reverse.
     A cotangent is kept in the compute dtype (f32, or f64 for f64 values) and rounded once, to the dtype
-    of its input, at the end; one that no path brings is zeros. Reverse accumulation as in Griewank and Walther,
-    Evaluating Derivatives, 2nd ed., section 3.2. DerivativeError if a name of ``wrt`` or ``of`` does not exist, or an
-    input does not matter to any result; VerifyError if a value has the name of a cotangent or of a gradient.
+    of its input, at the end; a cotangent that no path reaches is zeros. Reverse accumulation as in Griewank and
+    Walther, Evaluating Derivatives, 2nd ed., section 3.2. DerivativeError if a name of ``wrt`` or ``of`` does not
+    exist, or if no result depends on an input; VerifyError if a value has the name of a cotangent or of a gradient.
     """
     results = graph.results if of is None else tuple(_find(graph, "of", "result", graph.results, n) for n in of)
     inputs = tuple(_find(graph, "wrt", "input", graph.params, n) for n in wrt)
@@ -27,14 +27,26 @@ def vjp(graph: Graph, wrt: tuple[str, ...], of: tuple[str, ...] | None = None) -
     cotangents = {result: _seed(b, result) for result in results}
     b.params = b.params[len(graph.params) :] + b.params[: len(graph.params)]
     wanted = downstream(graph.eqns, inputs)
+    _check_derivatives(graph, wanted)
     for eqn in reversed(graph.eqns):
         if eqn.out not in cotangents or eqn.out not in wanted:
             continue
-        for arg, ct in zip(eqn.args, OPS[eqn.op].vjp(b, eqn, cotangents[eqn.out]), strict=True):
+        derivative = OPS[eqn.op].vjp
+        assert derivative is not None  # checked above
+        for arg, ct in zip(eqn.args, derivative(b, eqn, cotangents[eqn.out]), strict=True):
             if arg in wanted and ct is not None:
                 ct = _sum_over(b, ct, tuple(a for a in ct.type.axes if a not in arg.type.axes))
                 cotangents[arg] = b.add("ct", cotangents[arg], ct) if arg in cotangents else ct
     return b.build(*(_gradient(b, graph, p, cotangents) for p in inputs), stage="vjp")
+
+
+def _check_derivatives(graph: Graph, wanted: set[Value]) -> None:
+    for eqn in graph.eqns:
+        if eqn.out in wanted and OPS[eqn.op].vjp is None:
+            raise DerivativeError(
+                f"graph @{graph.name}: '{eqn.op}' has no derivative; derive the graph before it is cut into segments."
+                f"\n    {print_eqn(eqn)}"
+            )
 
 
 def _find(graph: Graph, key: str, kind: str, values: tuple[Value, ...], name: str) -> Value:
@@ -74,8 +86,8 @@ def save(graph: Graph, names: tuple[str, ...]) -> Graph:
     before:  graph @f_bwd(%dy, %x) ... %rstd = rsqrt %veps ...
     after:   graph @f_bwd(%dy, %x, %rstd) ...        (what only %rstd needed is gone)
 
-    What is not saved is rematerialised: its forward equations stay. Parameters nothing uses go, too, but for those
-    that alone say how long an axis is.
+    Values that are not saved are rematerialised: their forward equations are kept. Unused parameters are dropped,
+    except those that alone give the length of an axis.
     """
     saved = tuple(e.out for e in graph.eqns if e.out.name in names)
     eqns = tuple(e for e in graph.eqns if e.out not in saved)

@@ -1,4 +1,4 @@
-"""The PTX that NVRTC produced, executed on NumPy: bits, bounds, alignment, initialisation, barriers, races, traffic."""
+"""The PTX that NVRTC emits, executed on NumPy: bits, bounds, alignment, initialisation, barriers, races, traffic."""
 
 from lngen.errors import PtxError
 from lngen.ptx.kernel import run_kernel

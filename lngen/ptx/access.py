@@ -1,4 +1,4 @@
-"""ld and st: addresses checked, data moved, races and traffic noted."""
+"""Accesses of threads: addresses checked, global memory read and written, races and traffic recorded."""
 
 from __future__ import annotations
 
@@ -7,86 +7,17 @@ from typing import Any
 import numpy as np
 
 from lngen.ir.numerics import Array
+from lngen.ptx import remote
 from lngen.ptx.batch import Batch
-from lngen.ptx.defined import ever_read
 from lngen.ptx.dependent import check as early
 from lngen.ptx.lanes import Lanes
 from lngen.ptx.memory import Buffer, gather, read_races, scatter, write_races
 from lngen.ptx.memory import unknown as unwritten
-from lngen.ptx.memory_opcodes import access
-from lngen.ptx.parser import Instruction, Operand
-from lngen.ptx.program import Program, Step, unknown, write
+from lngen.ptx.parser import Instruction
+from lngen.ptx.program import Program, unknown
 from lngen.ptx.scratch import Scratch
-from lngen.ptx.tracking import note_global, note_shared, observed, parts_of, published
-from lngen.ptx.values import DT, DTYPES, UNSIGNED, Value
-
-
-def access_step(program: Program, i: Instruction) -> Step:
-    """The step of a load or store."""
-    form = access(i.opcode)
-    if form is None or len(i.operands) != 2 + form.policy:
-        raise unknown(i)
-    if form.policy:
-        program.source(i.operands[2], UNSIGNED[8], i)
-    to, source = i.operands[:2] if form.op == "ld" else i.operands[1::-1]
-    if source.kind != "mem":
-        raise unknown(i)
-    vec, dtype = form.vec, DTYPES[form.kind]
-    names = to.items if to.kind == "vec" else (to,)
-    if len(names) != vec:
-        raise unknown(i, f"has {len(names)} elements, expected {vec}")
-    if form.space == "param":
-        return _parameter(program, i, dtype, source)
-    base, offset = base_slot(program, i, source.text), source.offset
-    width = dtype.itemsize
-    if width * vec > 16:
-        raise unknown(i, "moves more than 16 bytes")
-    unsigned, extended = UNSIGNED[width], dtype if dtype.kind == "i" else UNSIGNED[width]
-    space, how = form.space, form.how
-    if form.op == "ld":
-        targets = [program.target(o, extended, i) for o in names]
-        wanted = [n for n, o in enumerate(names) if o.text in ever_read(program.entry)]
-
-        def load(batch: Batch, lanes: Lanes) -> None:
-            address = address_of(batch, base, offset, lanes)
-            values = load_from(batch, i, lanes, space, address, width, vec, form.constant, wanted)
-            if how is not None:
-                observed(batch, space, address, lanes.index, how)
-            for (slot, convert), value in zip(targets, values, strict=True):
-                value = value.view(extended)
-                write(batch, slot, convert(value) if convert else value, lanes)
-
-        return load
-    sources = [program.source(o, unsigned, i) for o in names]
-
-    def store(batch: Batch, lanes: Lanes) -> None:
-        address = address_of(batch, base, offset, lanes)
-        values = [spread(batch.R[s] if a is None else a(batch.R[s]), lanes) for s, a in sources]
-        if how is not None:
-            published(batch, space, address, lanes.index, how)
-        store_to(batch, i, lanes, space, address, values)
-
-    return store
-
-
-def _parameter(program: Program, i: Instruction, dtype: DT, source: Operand) -> Step:
-    """A load of a parameter, or of a part of one."""
-    name, offset, kinds = source.text, source.offset, dict(program.entry.params)
-    if name not in kinds:
-        raise unknown(i, f"reads the parameter '{name}', which is not declared")
-    size, width = DTYPES[kinds[name]].itemsize, dtype.itemsize
-    if not 0 <= offset <= size - width or offset % width:
-        raise unknown(i, f"reads {width} bytes from byte {offset} of the parameter '{name}', which has {size}")
-    if i.operands[0].kind == "vec":
-        raise unknown(i, "reads several elements of a parameter")
-    kind = dtype if dtype.kind == "i" else UNSIGNED[width]
-    slot, convert = program.target(i.operands[0], kind, i)
-
-    def load(batch: Batch, lanes: Lanes) -> None:
-        value = np.uint64(batch.arguments[name] >> 8 * offset).astype(UNSIGNED[width]).view(kind)
-        write(batch, slot, convert(value) if convert else value, lanes)
-
-    return load
+from lngen.ptx.tracking import note_global
+from lngen.ptx.values import UNSIGNED, Value
 
 
 def base_slot(program: Program, i: Instruction, text: str) -> int:
@@ -113,37 +44,8 @@ def address_of(batch: Batch, base: int, offset: int, lanes: Lanes) -> Array:
     return value
 
 
-def load_from(
-    batch: Batch,
-    i: Instruction,
-    lanes: Lanes,
-    space: str,
-    address: Array,
-    width: int,
-    vec: int,
-    constant: bool,
-    wanted: list[int],
-) -> list[Array]:
-    """The elements every thread of the batch reads from a memory."""
-    results: list[Array] = []
-    for name, inner, who, _ in parts_of(space, address, lanes):
-        if name == "global":
-            values = load_global(batch, i, who, inner, width, vec, constant)
-        else:
-            values = load_scratch(batch, i, who, name, inner, width, vec, wanted)
-        results = [np.where(who.mask, v, r) for v, r in zip(values, results, strict=True)] if results else values
-    return results
-
-
-def store_to(batch: Batch, i: Instruction, lanes: Lanes, space: str, address: Array, values: list[Array]) -> None:
-    """Writes the elements of those lanes to a memory."""
-    for name, inner, who, part in parts_of(space, address, lanes):
-        mine = values if part is None else [v[part] for v in values]
-        (store_global(batch, i, who, inner, mine) if name == "global" else
-         store_scratch(batch, i, who, name, inner, mine))  # fmt: skip
-
-
-def _blank(lanes: Lanes, width: int, vec: int) -> list[Array]:
+def blank(lanes: Lanes, width: int, vec: int) -> list[Array]:
+    """Elements that no thread has read: poison."""
     return [np.full(lanes.total, int.from_bytes(b"\xfe" * width, "little"), UNSIGNED[width]) for _ in range(vec)]
 
 
@@ -178,10 +80,10 @@ def load_global(
         if part is None and lanes.array is None:
             return list(values)
         if results is None:
-            results = _blank(lanes, width, vec)
+            results = blank(lanes, width, vec)
         for result, value in zip(results, values, strict=True):
             result[mine] = value
-    return results if results is not None else _blank(lanes, width, vec)
+    return results if results is not None else blank(lanes, width, vec)
 
 
 def _check_read(
@@ -245,9 +147,9 @@ def place(
     slot = scratch.owner[who]
     if batch.clusters is not None and scratch.name == "shared" and not own:
         address, slot = batch.clusters.resolve(address, slot)
-        batch.clusters.remote.check_begun(batch, i, who, slot)
+        remote.check_started(batch, i, who, slot)
         if direct:
-            batch.clusters.remote.note(batch, i, who, slot)
+            remote.note(batch, i, who, slot)
     inside = scratch.inside(address.astype(np.int64), count)
     if not inside.all():
         bad = np.flatnonzero(~inside)
@@ -260,40 +162,3 @@ def place(
         part = np.flatnonzero(inside)
         at, who, slot = at[part], who[part], slot[part]
     return at + slot * scratch.room, who, part
-
-
-def _own(i: Instruction) -> bool:
-    form = access(i.opcode)
-    return form is not None and form.own
-
-
-def load_scratch(
-    batch: Batch, i: Instruction, lanes: Lanes, space: str, address: Array, width: int, vec: int, wanted: list[int]
-) -> list[Array]:
-    """As ``load_global``, from shared or local memory; gaps that a compiler filled are not ``wanted``."""
-    scratch = batch.scratch(space)
-    at, who, part = place(batch, i, lanes, scratch, address, width * vec, own=_own(i))
-    batch.flights.look(batch, i, scratch, at, who, width * vec, "read")
-    values, known = scratch.read(at, width, vec, wanted)
-    if not known.all():
-        bad = np.flatnonzero(~known)
-        where = scratch.where(int(at[bad[0]] % scratch.room), width * vec)
-        batch.report("uninitialised", f"A read of {where}, which nothing wrote.", i, who[bad], at[bad] % scratch.room)
-    note_shared(batch, i, scratch, at, who, width * vec, "read")
-    if part is None and lanes.array is None:
-        return list(values)
-    results = _blank(lanes, width, vec)
-    for result, value in zip(results, values, strict=True):
-        result[who] = value
-    return results
-
-
-def store_scratch(batch: Batch, i: Instruction, lanes: Lanes, space: str, address: Array, values: list[Array]) -> None:
-    """As ``store_global``, to shared or local memory."""
-    scratch = batch.scratch(space)
-    width, vec = values[0].dtype.itemsize, len(values)
-    at, who, part = place(batch, i, lanes, scratch, address, width * vec, own=_own(i))
-    batch.touched()
-    batch.flights.look(batch, i, scratch, at, who, width * vec, "write")
-    scratch.write(at, values if part is None else [v[part] for v in values])
-    note_shared(batch, i, scratch, at, who, width * vec, "write")

@@ -1,4 +1,4 @@
-"""atom and red, fences, and what else touches no value: nanosleep, activemask."""
+"""atom and red, fences, and the instructions that change no register or memory: nanosleep, activemask."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from lngen.ptx import opaque
 from lngen.ptx.access import address_of, base_slot, misaligned, place, spread
 from lngen.ptx.batch import Batch
 from lngen.ptx.dependent import check as early
+from lngen.ptx.flights import look
 from lngen.ptx.lanes import WARP, Lanes
 from lngen.ptx.memory_opcodes import Atomic, atomic, fence
-from lngen.ptx.ordering import LEVELS, Semantics
 from lngen.ptx.parser import Instruction
-from lngen.ptx.program import Program, Step, unknown, write
-from lngen.ptx.proxy import fenced
+from lngen.ptx.program import Program, Step, unknown
+from lngen.ptx.proxy import fenced_spaces
+from lngen.ptx.release import LEVELS, Semantics
+from lngen.ptx.steps import write
 from lngen.ptx.tracking import note_global, note_shared, parts_of
 from lngen.ptx.values import DTYPES, UNSIGNED, Value
 
@@ -41,7 +43,7 @@ _MEANING: dict[str, Callable[..., Any]] = {
 
 
 def _add_flushed(old: Value, a: Value) -> Value:
-    """atom.add.f32 in global memory: subnormal operands and results are zeros of their sign; in shared they stay."""
+    """atom.add.f32 in global memory flushes subnormal operands and results to zero; in shared memory it keeps them."""
     return _flushed(_flushed(old) + _flushed(a))
 
 
@@ -50,7 +52,7 @@ def _flushed(a: Value) -> Value:
 
 
 def atomic_step(program: Program, i: Instruction) -> Step:
-    """The step of a read-modify-write: one thread after the other."""
+    """The step of a read-modify-write: the threads execute it one after the other."""
     form = atomic(i.opcode)
     has_result = i.opcode.startswith("atom")
     if form is None or len(i.operands) != 2 + has_result + (form.does == "cas"):
@@ -100,7 +102,7 @@ def _modify(
         return
     scratch = batch.scratch(space)
     at, who, part = place(batch, i, lanes, scratch, address, width, own=form.own)
-    batch.flights.look(batch, i, scratch, at, who, width, "write")
+    look(batch, i, scratch, at, who, width, "write")
     mine = values if part is None else [v[part] for v in values]
     _apply(batch, i, scratch.data, scratch.written, at, who, mine, result, change, how, -1 - at)
     note_shared(batch, i, scratch, at, who, width, "write")
@@ -115,7 +117,7 @@ def _apply(
     assert written is not None
     blank = [n for n, at in enumerate(start.tolist()) if not written[at : at + width].all()]
     if blank:
-        batch.report("uninitialised", "An atomic access to what nothing wrote.", i, who[blank])
+        batch.report("uninitialised", "An atomic access to bytes that nothing wrote.", i, who[blank])
     for n, (lane, at) in enumerate(zip(who.tolist(), start.tolist(), strict=True)):
         place = data[at : at + width].view(result.dtype)
         old = place[0]
@@ -125,18 +127,18 @@ def _apply(
         place[0], result[lane] = new, old
         written[at : at + width] = 1
         if batch.order is not None:
-            batch.order.observed(int(flags[n]), lane, how)
-            batch.order.published(int(flags[n]), lane, how, True)
+            batch.order.flag_read(int(flags[n]), lane, how)
+            batch.order.flag_written(int(flags[n]), lane, how, True)
 
 
 def fence_step(program: Program, i: Instruction) -> Step:
-    """Orders what comes before it and after; values stay. One for shared memory alone is taken as one for all."""
+    """Orders accesses before the fence with those after it. A fence for shared memory alone is taken as one for all."""
     if i.operands:
         raise unknown(i)
     if i.opcode == "fence.mbarrier_init.release.cluster":
         return lambda batch, lanes: opaque.fence(batch, lanes.index)
     if i.opcode in PROXIES:
-        return _proxy(fenced(i)) if "async" in i.opcode else lambda batch, lanes: None
+        return _proxy(fenced_spaces(i)) if "async" in i.opcode else lambda batch, lanes: None
     form = fence(i.opcode)
     if form is None:
         raise unknown(i)
@@ -152,7 +154,7 @@ def fence_step(program: Program, i: Instruction) -> Step:
 def _proxy(spaces: tuple[str, ...]) -> Step:
     def step(batch: Batch, lanes: Lanes) -> None:
         if batch.order is not None:
-            batch.order.fence_proxy(lanes.index, spaces)
+            batch.order.proxy_fence(lanes.index, spaces)
 
     return step
 
@@ -165,7 +167,7 @@ def nothing_step(program: Program, i: Instruction) -> Step:
 
 
 def active_step(program: Program, i: Instruction) -> Step:
-    """activemask: the threads of the warp that stand here."""
+    """activemask: the threads of the warp that execute this instruction together."""
     if i.opcode != "activemask.b32" or len(i.operands) != 1:
         raise unknown(i)
     slot, convert = program.target(i.operands[0], UNSIGNED[4], i)

@@ -1,50 +1,28 @@
-"""bar.sync: who waits where, who may go on, and what went wrong.
+"""bar.sync: which threads wait, which barriers are complete, and findings about both.
 
-PTX ISA, Parallel Synchronization and Communication Instructions: bar, barrier. Whole warps arrive, when all
-of their threads that have not ended have come: a thread count is a multiple of their size, and all give the same.
+PTX ISA, Parallel Synchronization and Communication Instructions: bar, barrier. A warp arrives when all of its threads
+that have not ended arrive. A thread count is a multiple of the warp size, and all threads give the same count.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from lngen.ir.numerics import Array
+from lngen.ptx.arrivals import Came, Wait
+from lngen.ptx.batch import Batch
 from lngen.ptx.lanes import WARP, Lanes
 from lngen.ptx.parser import Instruction, Operand
 from lngen.ptx.program import unknown
+from lngen.ptx.scratch import BARRIERS
 from lngen.ptx.values import UNSIGNED, immediate
-
-if TYPE_CHECKING:
-    from lngen.ptx.batch import Batch
 
 OPCODES = tuple(f"{base}.{op}" for base in ("bar", "bar.cta") for op in ("sync", "arrive"))
 OPCODES += tuple(
     f"{base}.{op}" for base in ("barrier", "barrier.cta") for op in ("sync", "sync.aligned", "arrive", "arrive.aligned")
 )
-IDS = 16
-
-
-@dataclass(frozen=True)
-class Wait:
-    """Lanes that wait at the barrier instruction at ``pc``; identity and thread count are a number or one per lane."""
-
-    pc: int
-    instruction: Instruction
-    identity: Any
-    expected: Any
-    lanes: Lanes
-
-
-@dataclass
-class Came:
-    """Threads that arrived at a barrier and went on, the count they gave, and what they had seen."""
-
-    expected: int
-    lanes: list[Array] = field(default_factory=list)
-    seen: list[Array] = field(default_factory=list)
 
 
 def check(i: Instruction) -> None:
@@ -54,7 +32,7 @@ def check(i: Instruction) -> None:
 
 
 def arrive(batch: Batch, i: Instruction, pc: int, lanes: Lanes) -> None:
-    """``lanes`` come to a barrier."""
+    """``lanes`` arrive at a barrier."""
     identity = _operand(batch, i.operands[0])
     expected = _operand(batch, i.operands[1]) if len(i.operands) > 1 else 0
     kernel, traffic = batch.launch.kernel, batch.launch.traffic
@@ -71,15 +49,15 @@ def arrive(batch: Batch, i: Instruction, pc: int, lanes: Lanes) -> None:
 def _come(batch: Batch, who: Array, identity: Any, expected: Any) -> None:
     """``who`` arrive and do not wait."""
     names, counts = (np.broadcast_to(n[who] if np.ndim(n) else n, who.shape) for n in (identity, expected))
-    keys = batch.slot_of[who] * IDS + names % IDS
+    keys = batch.slot_of[who] * BARRIERS + names % BARRIERS
     assert batch.order is not None
     batch.order.tick(who)
     for key in np.unique(keys).tolist():
         mine = keys == key
         came = batch.came.setdefault(key, Came(int(counts[mine][0])))
         came.lanes.append(who[mine])
-        came.seen.append(batch.order.row(who[mine]))
-        if _went_on(batch, key) >= int(counts[mine][0]):  # all arrived, nobody waits
+        came.visible.append(batch.order.clock(who[mine]))
+        if _went_on(batch, key) >= int(counts[mine][0]):  # all have arrived, none waits
             del batch.came[key]
 
 
@@ -91,13 +69,13 @@ def _operand(batch: Batch, o: Operand) -> Any:
 
 
 def release(batch: Batch) -> bool:
-    """Let every barrier go that all have come to; False if none is complete."""
+    """Release every barrier that is complete; False if none is."""
     waits = batch.waiting
     if len(waits) == 1 and np.ndim(waits[0].identity) == 0 and not np.ndim(waits[0].expected):
         w = waits[0]
         if w.lanes.count == batch.total and w.expected in (0, batch.launch.block) and batch.width == batch.launch.block:
             batch.clock.release()
-            batch.clock.passed(slice(None), w.identity)
+            batch.clock.barrier_passed(slice(None), w.identity)
             batch.waiting = []
             batch.push(w.pc + 1, w.lanes)
             return True
@@ -109,7 +87,7 @@ def _release(batch: Batch) -> bool:
     lanes = np.flatnonzero(wait_of >= 0)
     arrived, wanted = _arrived(batch, keys, expected, lanes)
     gone = batch.launch.block - np.bincount(batch.slot_of[batch.alive.index], minlength=batch.slots)
-    present = arrived + np.where(wanted == 0, np.repeat(gone, IDS), 0)
+    present = arrived + np.where(wanted == 0, np.repeat(gone, BARRIERS), 0)
     need = np.where(wanted == 0, batch.launch.block, wanted)
     ready = (arrived > 0) & (present >= need)
     if not ready.any():
@@ -118,10 +96,10 @@ def _release(batch: Batch) -> bool:
     _complain(batch, keys, wait_of, go, arrived, present, need)
     _complain_of_counts(batch, keys, expected, wait_of, go)
     batch.clock.release()
-    batch.clock.passed(go, keys[go] % IDS)
+    batch.clock.barrier_passed(go, keys[go] % BARRIERS)
     for key in [k for k in batch.came if ready[k]]:
         assert batch.order is not None
-        batch.order.rows.add_to(batch.order.seen, go[keys[go] == key], np.max(batch.came.pop(key).seen, axis=0))
+        batch.order.acquire(go[keys[go] == key], np.max(batch.came.pop(key).visible, axis=0))
     leaving = np.zeros(batch.total, np.bool_)
     leaving[go] = True
     waits, batch.waiting = batch.waiting, []
@@ -134,11 +112,11 @@ def _release(batch: Batch) -> bool:
 
 
 def _arrived(batch: Batch, keys: Array, expected: Array, lanes: Array) -> tuple[Array, Array]:
-    """Threads that have come to each barrier, those that wait there and those that went on; and how many it wants.
+    """Threads that have arrived at each barrier, waiting or not; and how many threads the barrier expects.
 
-    A barrier with a thread count counts whole warps, one for all of the block its threads.
+    A barrier with a thread count counts whole warps; a barrier of the whole block counts threads.
     """
-    size = batch.slots * IDS
+    size = batch.slots * BARRIERS
     wanted = np.zeros(size, np.int64)
     wanted[keys[lanes]] = expected[lanes]
     found = np.where(wanted, _whole(batch, lanes, keys[lanes]), np.bincount(keys[lanes], minlength=size))
@@ -148,23 +126,23 @@ def _arrived(batch: Batch, keys: Array, expected: Array, lanes: Array) -> tuple[
 
 
 def _went_on(batch: Batch, key: int) -> int:
-    """Threads, of whole warps, that have come to a barrier and do not wait."""
+    """Threads, of whole warps, that have arrived at a barrier and do not wait."""
     who = np.concatenate(batch.came[key].lanes)
     return int(_whole(batch, who, np.full(len(who), key))[key])
 
 
 def _whole(batch: Batch, lanes: Array, keys: Array) -> Array:
-    """For each key the threads of warps that have come: all of theirs that have not ended are among its ``lanes``."""
-    size, warps = batch.slots * IDS, batch.total // WARP
+    """For each key the threads of complete warps: all of a warp's threads that have not ended are among ``lanes``."""
+    size, warps = batch.slots * BARRIERS, batch.total // WARP
     there = np.bincount(batch.alive.index // WARP, minlength=warps)
     pairs, here = np.unique(keys.astype(np.int64) * warps + lanes // WARP, return_counts=True)
     alive = there[pairs % warps]
-    times = here // np.where(alive, alive, here)  # a warp may have come twice
+    times = here // np.where(alive, alive, here)  # a warp may have arrived twice
     return WARP * np.bincount(pairs // warps, times, size).astype(np.int64)
 
 
 def _check_count(batch: Batch, i: Instruction, who: Array, expected: Any) -> None:
-    """A finding for a thread count that no number of warps makes."""
+    """A finding for a thread count that is no multiple of the warp size."""
     counts = np.broadcast_to(expected[who] if np.ndim(expected) else expected, who.shape)
     wrong = np.flatnonzero(counts % WARP)
     if wrong.size:
@@ -181,64 +159,64 @@ def _tables(batch: Batch) -> tuple[Array, Array, Array]:
         at = w.lanes.index
         identity = w.identity if np.ndim(w.identity) == 0 else w.identity[at]
         _known(batch, w, at, identity)
-        keys[at] = batch.slot_of[at] * IDS + identity % IDS
+        keys[at] = batch.slot_of[at] * BARRIERS + identity % BARRIERS
         expected[at] = w.expected if np.ndim(w.expected) == 0 else w.expected[at]
         wait_of[at] = n
     return keys, expected, wait_of
 
 
 def _known(batch: Batch, w: Wait, at: Array, identity: Any) -> None:
-    """Report a barrier that no block has."""
-    wrong = np.flatnonzero((np.broadcast_to(identity, at.shape) < 0) | (np.broadcast_to(identity, at.shape) >= IDS))
-    if wrong.size and not batch.launch.reporter.seen("no-such-barrier", batch.launch.kernel, w.instruction):
-        number = int(np.broadcast_to(identity, at.shape)[wrong[0]])
-        text = f"Barrier {number} does not exist; a block has {IDS}, 0 to {IDS - 1}."
+    """A finding for a barrier number that no block has."""
+    numbers = np.broadcast_to(identity, at.shape)
+    wrong = np.flatnonzero((numbers < 0) | (numbers >= BARRIERS))
+    if wrong.size and not batch.launch.reporter.reported("no-such-barrier", batch.launch.kernel, w.instruction):
+        text = f"Barrier {int(numbers[wrong[0]])} does not exist; a block has {BARRIERS}, 0 to {BARRIERS - 1}."
         batch.report("no-such-barrier", text, w.instruction, at[wrong])
 
 
 def _complain(
     batch: Batch, keys: Array, wait_of: Array, go: Array, arrived: Array, present: Array, need: Array
 ) -> None:
-    """Findings about barriers that are released all the same, as a GPU would."""
+    """Findings about barriers that are released in spite of a defect, as a GPU would."""
     for n, w in enumerate(batch.waiting):
         mine = go[wait_of[go] == n]
         short = mine[arrived[keys[mine]] < need[keys[mine]]]
         if short.size:
             count = int(arrived[keys[short[0]]])
-            text = f"Only {count} of the {int(need[keys[short[0]]])} threads of the block come to this barrier; "
+            text = f"Only {count} of the {int(need[keys[short[0]]])} threads of the block arrive at this barrier;  "
             batch.report("divergent-barrier", text + "the others have ended.", w.instruction, short)
         many = mine[present[keys[mine]] > need[keys[mine]]]
         if many.size:
             count, wanted = int(present[keys[many[0]]]), int(need[keys[many[0]]])
-            text = f"{count} threads come to a barrier that waits for {wanted}."
+            text = f"{count} threads arrive at a barrier that waits for {wanted}."
             batch.report("divergent-barrier", text, w.instruction, many)
     places = np.array([_place(w) for w in batch.waiting])[wait_of[go]]
-    first = np.full(batch.slots * IDS, -1, np.int64)
+    first = np.full(batch.slots * BARRIERS, -1, np.int64)
     first[keys[go][::-1]] = places[::-1]
-    apart = go[first[keys[go]] != places]
-    if apart.size:
-        w = batch.waiting[int(wait_of[apart[0]])]
-        other = go[(keys[go] == keys[apart[0]]) & (wait_of[go] != wait_of[apart[0]])]
+    elsewhere = go[first[keys[go]] != places]
+    if elsewhere.size:
+        w = batch.waiting[int(wait_of[elsewhere[0]])]
+        other = go[(keys[go] == keys[elsewhere[0]]) & (wait_of[go] != wait_of[elsewhere[0]])]
         line = batch.waiting[int(wait_of[other[0]])].instruction.line
-        text = f"Threads of one block meet in barriers at different places: this one and PTX line {line}."
-        batch.report("divergent-barrier", text, w.instruction, apart)
+        text = f"Threads of one block wait at different barrier instructions: this one and PTX line {line}."
+        batch.report("divergent-barrier", text, w.instruction, elsewhere)
 
 
 def _complain_of_counts(batch: Batch, keys: Array, expected: Array, wait_of: Array, go: Array) -> None:
-    """Findings about threads that meet and give different counts."""
-    first = np.full(batch.slots * IDS, -1, np.int64)
+    """Findings about threads that wait at one barrier with different thread counts."""
+    first = np.full(batch.slots * BARRIERS, -1, np.int64)
     first[keys[go][::-1]] = expected[go][::-1]
     for key, came in batch.came.items():
         first[key] = came.expected
     other = go[first[keys[go]] != expected[go]]
     if other.size:
         counts = sorted({int(expected[other[0]]), int(first[keys[other[0]]])})
-        text = f"Threads meet in a barrier for which some give {counts[0] or 'no'} threads and some {counts[1]}."
+        text = f"Threads wait at one barrier, some with a count of {counts[0] or 'none'}, some of {counts[1]}."
         batch.report("barrier-count", text, batch.waiting[int(wait_of[other[0]])].instruction, other)
 
 
 def _place(w: Wait) -> int:
-    """The same number for copies that the compiler made of one barrier."""
+    """The same number for all copies that the compiler made of one barrier."""
     loc = w.instruction.loc
     return w.pc if not loc.line else -1 - (loc.line * 100003 + loc.inlined_at)
 
@@ -254,5 +232,5 @@ def deadlock(batch: Batch) -> None:
             continue
         key = int(keys[mine[0]])
         wanted = int(expected[mine[0]]) or batch.launch.block
-        text = f"{int(arrived[key])} threads wait for ever at barrier {key % IDS}, which waits for {wanted}."
+        text = f"{int(arrived[key])} threads wait for ever at barrier {key % BARRIERS}, which waits for {wanted}."
         batch.report("deadlock", text, w.instruction, mine)

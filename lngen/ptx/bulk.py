@@ -1,4 +1,4 @@
-"""cp.async.bulk: between global memory and shared memory, or from a block's shared memory to another's."""
+"""cp.async.bulk: between global memory and shared memory, or from one block's shared memory to another's."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from lngen.ir.numerics import Array
 from lngen.ptx import opaque, proxy
 from lngen.ptx.access import address_of, base_slot, place, spread
 from lngen.ptx.batch import Batch
-from lngen.ptx.clusters import SHIFT
+from lngen.ptx.cluster import SHIFT
+from lngen.ptx.columns import AGENTS
 from lngen.ptx.dependent import check as early
-from lngen.ptx.flights import Copy, noted
+from lngen.ptx.flights import begin, look, noted
+from lngen.ptx.in_flight import Copy
 from lngen.ptx.lanes import Lanes
 from lngen.ptx.memory import Buffer, read_races, write_races
-from lngen.ptx.ordering import AGENTS
 from lngen.ptx.parser import Instruction, Operand
 from lngen.ptx.program import Program, Step, unknown
 from lngen.ptx.values import UNSIGNED
@@ -31,7 +32,7 @@ _STORE = re.compile(r"cp\.async\.bulk\.global\.shared::cta\.bulk_group(?P<h>\.L2
 
 @dataclass(frozen=True)
 class One:
-    """What one thread copies: addresses, of the barrier, too (a store has none), and bytes."""
+    """The copy of one thread: addresses (also of the barrier, which a store lacks) and bytes."""
 
     lanes: Lanes
     to: Array
@@ -89,10 +90,11 @@ def _bulk(program: Program, i: Instruction, stores: bool, loads: bool, multicast
 
 
 def _ranks(batch: Batch, i: Instruction, mask: int, lane: int) -> list[int]:
-    """What to add to addresses of this block's shared memory for each block that a mask names."""
+    """Offsets from this block's shared memory to that of each block that a mask names."""
     size = batch.clusters.size if batch.clusters is not None else 1
     if mask >> size:
-        batch.report("out-of-bounds", f"A mask {mask:#x} of a cluster of {size} blocks.", i, np.array([lane]))
+        text = f"The mask {mask:#x} names a block that the cluster of {size} blocks does not have."
+        batch.report("out-of-bounds", text, i, np.array([lane]))
     if batch.clusters is None:
         return [0]
     return [r + 1 << SHIFT for r in range(size) if mask >> r & 1]
@@ -106,7 +108,7 @@ def single(lane: int, total: int) -> Lanes:
 
 
 def _fits(batch: Batch, i: Instruction, one: One) -> bool:
-    """True if there is something to copy and size and addresses are multiples of 16."""
+    """True if the copy is not empty and its size and addresses are multiples of 16."""
     to, source = int(one.to[0]), int(one.source[0])
     if one.size % 16 or to % 16 or source % 16:
         text = f"A bulk copy of {one.size} bytes, to {to:#x} from {source:#x}: multiples of 16 are expected."
@@ -116,7 +118,7 @@ def _fits(batch: Batch, i: Instruction, one: One) -> bool:
 
 
 def target(batch: Batch, i: Instruction, one: One, align: int = 16, bulk: bool = True) -> tuple[int, int] | None:
-    """Where in shared memory data go to and their barrier lies: in one block's; None if a finding says otherwise."""
+    """Destination and barrier in shared memory, both in one block's; None if there is a finding."""
     shared = batch.shared
     own = ".bulk.shared::cta." in i.opcode
     at, who, _ = place(batch, i, one.lanes, shared, one.to, one.size, align, direct=False, own=own)
@@ -131,7 +133,7 @@ def target(batch: Batch, i: Instruction, one: One, align: int = 16, bulk: bool =
 
 
 def agent(batch: Batch, key: int) -> int:
-    """Who counts as having written what completes on a barrier."""
+    """The agent that counts as the writer of the copies that complete on a barrier."""
     return batch.total + key // 8 % AGENTS
 
 
@@ -149,7 +151,7 @@ def _load(batch: Batch, i: Instruction, one: One) -> None:
         data, source = buffer.data[start : start + size].copy(), buffer if buffer.tracked else None
         copy = Copy(i, one.lane, agent(batch, key), data, batch.shared, at, source, start)
         _checked(batch, copy, buffer, one)
-        batch.flights.begin(batch, copy, "barrier", key)
+        begin(batch, copy, "barrier", key)
         batch.moved(buffer.name, "read", one.source, who, size)
 
 
@@ -161,15 +163,15 @@ def _across(batch: Batch, i: Instruction, one: One) -> None:
         return
     data = _from_shared(batch, i, one, int(at[0]))
     copy = Copy(i, one.lane, agent(batch, where[1]), data, shared, where[0], shared, int(at[0]))
-    batch.flights.begin(batch, copy, "barrier", where[1])
+    begin(batch, copy, "barrier", where[1])
 
 
 def _from_shared(batch: Batch, i: Instruction, one: One, begin: int) -> Array:
-    """The bytes that a copy reads from shared memory, after what that may show."""
+    """The bytes that a copy reads from shared memory, after the checks of those bytes."""
     shared, who, end = batch.shared, one.lanes.index, begin + one.size
-    batch.flights.look(batch, i, shared, np.array([begin]), who, one.size, "read")
+    look(batch, i, shared, np.array([begin]), who, one.size, "read")
     if not shared.written[begin:end].all():
-        batch.report("uninitialised", "A bulk copy of shared memory which nothing wrote.", i, who, one.source)
+        batch.report("uninitialised", "A bulk copy of shared memory that nothing wrote.", i, who, one.source)
     proxy.check(batch, i, shared, begin, one.size, one.lane)
     data = shared.data[begin:end].copy()
     noted(batch, Copy(i, one.lane, one.lane, data, shared, begin), shared, begin, one.lane, "read")
@@ -177,7 +179,7 @@ def _from_shared(batch: Batch, i: Instruction, one: One, begin: int) -> Array:
 
 
 def _store(batch: Batch, i: Instruction, one: One) -> None:
-    """A copy from shared memory, which belongs to a group of its thread."""
+    """A copy from shared memory, which belongs to a bulk group of its thread."""
     shared, size = batch.shared, one.size
     at, who, _ = place(batch, i, one.lanes, shared, one.source, size, 16, own=True)
     if not who.size:
@@ -193,7 +195,7 @@ def _store(batch: Batch, i: Instruction, one: One) -> None:
         if not batch.whole and write_races(buffer, one.to, size, batch.party[who]).size:
             text = f"A bulk copy writes {buffer.where(int(one.to[0]), size)}, which another block of this launch "
             batch.report("global-race", text + "touches.", i, who, one.to)
-        batch.flights.begin(batch, copy, "bulk", one.lane)
+        begin(batch, copy, "bulk", one.lane)
         batch.moved(buffer.name, "written", one.to, who, size)
 
 
@@ -202,9 +204,9 @@ def _checked(batch: Batch, copy: Copy, buffer: Buffer, one: One) -> None:
     if buffer.written is None:
         return
     i, who, size = copy.instruction, one.lanes.index, one.size
-    batch.flights.look(batch, i, buffer, np.array([copy.start]), who, size, "read")
+    look(batch, i, buffer, np.array([copy.start]), who, size, "read")
     if not buffer.written[copy.start : copy.start + size].all():
-        batch.report("uninitialised", f"A bulk copy of '{buffer.name}' where nothing wrote.", i, who)
+        batch.report("uninitialised", f"A bulk copy of bytes of '{buffer.name}' that nothing wrote.", i, who)
     proxy.check(batch, i, buffer, copy.start, size, copy.lane)
     noted(batch, copy, buffer, copy.start, copy.lane, "read")
     if not batch.whole and read_races(buffer, one.source, size, batch.party[who], False).size:

@@ -1,87 +1,30 @@
-"""Clusters: who belongs to one, addresses of another block's shared memory, the cluster barrier.
+"""The cluster barrier, and addresses in another block of the cluster.
 
-PTX ISA, Parallel Synchronization and Communication Instructions: barrier.cluster. Arrivals release unless they are
-relaxed; then they hand over what a fence for the cluster has released before. A wait always acquires.
+PTX ISA, Parallel Synchronization and Communication Instructions: barrier.cluster. An arrival releases unless it is
+relaxed; a relaxed arrival hands over what an earlier fence of cluster scope released. A wait always acquires.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-from lngen.errors import PtxError
-from lngen.ir.numerics import Array
+from lngen.ptx.batch import Batch
+from lngen.ptx.cluster import SHIFT
 from lngen.ptx.lanes import Lanes
 from lngen.ptx.parser import Instruction
-from lngen.ptx.program import Program, Step, unknown, write
-from lngen.ptx.remote import Remote
-from lngen.ptx.values import UNSIGNED, Value
-
-if TYPE_CHECKING:
-    from lngen.ptx.batch import Batch
+from lngen.ptx.program import Program, Step, unknown
+from lngen.ptx.steps import write
+from lngen.ptx.values import UNSIGNED
 
 BARRIERS = tuple(
     f"barrier.cluster.{what}{aligned}"
     for what in ("arrive", "arrive.release", "arrive.relaxed", "wait", "wait.acquire")
     for aligned in ("", ".aligned")
 )
-SHIFT = 24  # a shared::cluster address: the rank plus one of a block, then where in its shared memory
-
-
-def order(grid: tuple[int, int], shape: tuple[int, ...]) -> tuple[Array, int]:
-    """The blocks of a grid, cluster after cluster, each in the order of its ranks; and the blocks of a cluster."""
-    x, y, z = (*shape, 1, 1, 1)[:3]
-    if grid[0] % x or grid[1] % y or z != 1:
-        raise PtxError(f"A grid of whole clusters of {x} x {y} blocks is expected, got {grid}.")
-    number = np.arange(grid[0] * grid[1])
-    column, row = number % grid[0], number // grid[0]
-    cluster, rank = row // y * (grid[0] // x) + column // x, row % y * x + column % x
-    return np.lexsort((rank, cluster)), x * y
-
-
-class Clusters:
-    """Of a batch: its ``blocks`` come cluster after cluster, each in the order of its ranks."""
-
-    def __init__(self, grid: tuple[int, int], shape: tuple[int, ...], blocks: Array) -> None:
-        self.x, self.y = (*shape, 1, 1)[:2]
-        self.grid = grid
-        self.column, self.row = blocks % grid[0], blocks // grid[0]
-        self.size = self.x * self.y
-        number = np.arange(len(blocks))
-        self.of, self.rank = number // self.size, number % self.size
-        self.remote = Remote()
-
-    def resolve(self, address: Array, slot: Array) -> tuple[Array, Array]:
-        """Addresses in a block's own shared memory, and which block's; those of no block stay as they are."""
-        rank = (address.astype(np.int64) >> SHIFT) - 1
-        far = (rank >= 0) & (rank < self.size)
-        inner = np.where(far, address & address.dtype.type((1 << SHIFT) - 1), address)
-        owner = self.of[slot] * self.size + np.where(far, rank, self.rank[slot])
-        return inner, np.asarray(owner)
-
-    def special(self, name: str, slot_of: Array) -> Value:
-        """%cluster_ctaid.x and its like."""
-        base, _, axis = name.partition(".")
-        u4, n = np.uint32, "xyz".find(axis)
-        shape, at = (self.x, self.y, 1), (self.column, self.row, np.zeros_like(self.row))
-        match base:
-            case "cluster_ctaid":
-                return (at[n] % shape[n]).astype(u4)[slot_of]
-            case "cluster_nctaid":
-                return u4(shape[n])
-            case "clusterid":
-                return (at[n] // shape[n]).astype(u4)[slot_of]
-            case "nclusterid":
-                return u4((*self.grid, 1)[n] // shape[n])
-            case "cluster_ctarank":
-                return self.rank.astype(u4)[slot_of]
-            case _:
-                return u4(self.size)
 
 
 def mapa_step(program: Program, i: Instruction) -> Step:
-    """mapa.shared::cluster.u32: the address of the same place in the block of that rank."""
+    """mapa.shared::cluster.u32: the same address in the shared memory of the block of that rank."""
     if i.opcode not in ("mapa.shared::cluster.u32", "mapa.u64", "mapa.shared::cluster.u64") or len(i.operands) != 3:
         raise unknown(i)
     dtype = UNSIGNED[8 if i.opcode.endswith("64") else 4]
@@ -95,7 +38,7 @@ def mapa_step(program: Program, i: Instruction) -> Step:
         size = batch.clusters.size if batch.clusters is not None else 1
         bad = lanes.index[np.broadcast_to(number, batch.total)[lanes.index] >= size]
         if bad.size:
-            batch.report("out-of-bounds", f"mapa names a block that the cluster of {size} has not.", i, bad)
+            batch.report("out-of-bounds", "mapa names a block that the cluster does not have.", i, bad)
         write(batch, slot, convert(found) if convert else found, lanes)
 
     return step
@@ -108,14 +51,14 @@ def check(i: Instruction) -> None:
 
 
 def come(batch: Batch, i: Instruction, pc: int, lanes: Lanes) -> None:
-    """``lanes`` come to barrier.cluster.arrive or .wait."""
+    """``lanes`` reach barrier.cluster.arrive or .wait."""
     if i.opcode.startswith("barrier.cluster.arrive"):
         again = lanes.index[batch.arrived[lanes.index]]
         if again.size:
-            batch.report("divergent-barrier", "A thread arrives twice with no wait between.", i, again)
+            batch.report("divergent-barrier", "A thread arrives twice without a wait between.", i, again)
         batch.arrived[lanes.index] = True
         if batch.order is not None:
-            batch.order.hand(lanes.index, "relaxed" in i.opcode)
+            batch.order.cluster_arrive(lanes.index, "relaxed" in i.opcode)
             batch.arrived_at[lanes.index] = batch.order.now
         batch.touched()
         batch.push(pc + 1, lanes)
@@ -127,7 +70,7 @@ def come(batch: Batch, i: Instruction, pc: int, lanes: Lanes) -> None:
 
 
 def release(batch: Batch) -> bool:
-    """Let the clusters go all of whose threads have arrived; False if there are none."""
+    """Release the clusters of which all threads have arrived; False if there are none."""
     if not batch.met:
         return False
     alive = batch.alive.mask
@@ -139,7 +82,7 @@ def release(batch: Batch) -> bool:
     for _, lanes in met:
         waiting |= lanes.mask
     late = np.bincount(cluster[alive & ~waiting], minlength=len(missing)) > 0
-    # All have arrived; those that do not wait yet are let past when they come: they keep their arrival.
+    # All have arrived. Threads that do not wait yet keep their arrival, with which their wait passes at once.
     go = waiting & ~missing[cluster]
     if (late & ~missing).any():
         go &= ~late[cluster]
@@ -148,7 +91,7 @@ def release(batch: Batch) -> bool:
         return False
     lanes_ = np.flatnonzero(go)
     if batch.order is not None:
-        batch.order.take(lanes_, cluster[lanes_])
+        batch.order.cluster_wait(lanes_, cluster[lanes_])
     batch.arrived[lanes_] = False
     batch.met_at[lanes_] = batch.arrived_at[lanes_]
     for pc, lanes in met:

@@ -1,4 +1,4 @@
-"""From an entry to a program: every instruction bound to its step, the code cut into segments."""
+"""From an entry to a program: every instruction is bound to its step, the code is cut into segments."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ from collections.abc import Callable
 from functools import lru_cache
 
 from lngen.ptx import barriers, clusters, shuffle
-from lngen.ptx.access import access_step
 from lngen.ptx.atomics import active_step, atomic_step, fence_step, nothing_step
 from lngen.ptx.clusters import mapa_step
 from lngen.ptx.copies import copy_step
 from lngen.ptx.defined import guarded, watch
 from lngen.ptx.dependent import control_step
 from lngen.ptx.hints import bulk_prefetch, policy_step, prefetch_step
+from lngen.ptx.load_store import access_step
 from lngen.ptx.mbarrier import barrier_step
 from lngen.ptx.parser import Entry, Instruction
-from lngen.ptx.program import Program, Segment, Step, is_control, leaders, predicated, pure_step, unknown
+from lngen.ptx.program import Program, Segment, Step, is_control, leaders, unknown
 from lngen.ptx.remote_store import async_store_step
 from lngen.ptx.scratch import layout
+from lngen.ptx.steps import predicated, pure_step
 
 STEPS: dict[str, Callable[[Program, Instruction], Step]] = {
     "ld": access_step,
@@ -67,7 +68,7 @@ def compile_entry(entry: Entry, globals_: tuple[tuple[str, int], ...]) -> Progra
 
 
 def step(program: Program, i: Instruction) -> Step:
-    """The step of an instruction that does not direct control."""
+    """The step of an instruction that is no control flow."""
     name = i.opcode.split(".", 1)[0]
     maker = async_store_step if i.opcode.startswith("st.async") else STEPS.get(name, pure_step)
     made = maker(program, i)
@@ -75,7 +76,7 @@ def step(program: Program, i: Instruction) -> Step:
 
 
 def _check(program: Program, i: Instruction) -> None:
-    """Bind what a control instruction reads; PtxError for one the executor does not know."""
+    """Bind the operands of a control instruction; PtxError for one that the executor does not know."""
     if i.predicate:
         program.register(i.predicate, i)
     match i.opcode.split(".", 1)[0]:
@@ -84,7 +85,7 @@ def _check(program: Program, i: Instruction) -> None:
             if not known:
                 raise unknown(i)
             if i.operands[0].text not in program.entry.labels:
-                raise unknown(i, f"jumps to '{i.operands[0].text}', which is no label")
+                raise unknown(i, f"jumps to '{i.operands[0].text}', which is not a label")
         case "ret" | "exit":
             if i.opcode not in ("ret", "ret.uni", "exit"):
                 raise unknown(i)

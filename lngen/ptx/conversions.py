@@ -1,4 +1,4 @@
-"""Rows of the table that need more than a line: conversions."""
+"""Rows of the table that need more than one line: conversions."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ TO_INTEGER = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
 _TOWARD = {"rz": 0.0, "rm": -np.inf, "rp": np.inf}
 _HALVES = {DTYPES["f16"]: F16, DTYPES["bf16"]: BF16}
 _NARROWING = {("f64", "f32"), ("f64", "f16"), ("f64", "bf16"), ("f32", "f16"), ("f32", "bf16")}
-_NARROWING |= {("f16", "bf16"), ("bf16", "f16")}  # neither has all numbers of the other
+_NARROWING |= {("f16", "bf16"), ("bf16", "f16")}  # neither type represents all numbers of the other
 
 
 def convert(m: Opcode) -> Pure | None:
-    """cvt: what rounds names a rounding, what does not names none."""
+    """cvt: a conversion that may be inexact names a rounding, an exact one names none."""
     rounding = m["r"]
     to, source = DTYPES[m["t"]], DTYPES[m["s"]]
     fn = _conversion(m["t"], m["s"], rounding)
@@ -33,7 +33,7 @@ def _conversion(t: str, s: str, rounding: str | None) -> Callable[[Value], Value
     if was_whole and whole:
         return (lambda a: a.astype(to)) if rounding is None else None
     if was_whole:
-        if source.itemsize == 8:  # float64 does not have all of them: NumPy's own conversion rounds to nearest
+        if source.itemsize == 8:  # float64 cannot represent all of them: NumPy's own conversion rounds to nearest
             return (lambda a: a.astype(to)) if rounding == "rn" and t in ("f32", "f64") else None
         return _rounding(to, rounding)
     if whole:
@@ -46,7 +46,7 @@ def _conversion(t: str, s: str, rounding: str | None) -> Callable[[Value], Value
 
 
 def _rounding(to: DT, rounding: str | None) -> Callable[[Value], Value] | None:
-    """From what float64 has exactly, rounded once."""
+    """A value that float64 represents exactly, rounded once."""
     if rounding == "rn":
         return lambda a: _nearest(a.astype(np.float64), to)
     if rounding not in _TOWARD:
@@ -68,7 +68,7 @@ def _nearest(exact: Value, to: DT) -> Value:
 
 
 def _to_integer(a: Value, to: DT, rounded: Callable[[Value], Value]) -> Value:
-    """Clamped to what ``to`` has; a NaN is 0, of float64 or to 64 bits 1 << width - 1."""
+    """Clamped to the range of ``to``; a NaN becomes 0, from float64 or to 64 bits 1 << width - 1."""
     whole = rounded(a.astype(np.float64))
     info, wide = np.iinfo(to), a.dtype.itemsize == 8 or to.itemsize == 8
     nan = UNSIGNED[to.itemsize].type(1 << 8 * to.itemsize - 1).view(to) if wide else to.type(0)

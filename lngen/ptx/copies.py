@@ -1,4 +1,4 @@
-"""cp.async of up to 16 bytes; the groups and waits of these copies and of bulk ones."""
+"""cp.async of up to 16 bytes; the groups and waits of these and of bulk copies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from lngen.ir.numerics import Array
 from lngen.ptx.access import address_of, load_global, place, spread
 from lngen.ptx.batch import Batch
 from lngen.ptx.bulk import bulk_step, memory_operand
-from lngen.ptx.flights import Copy
+from lngen.ptx.flights import begin, wait
+from lngen.ptx.in_flight import Copy
 from lngen.ptx.lanes import Lanes
 from lngen.ptx.parser import Instruction
 from lngen.ptx.program import Program, Step, unknown
@@ -44,7 +45,7 @@ def copy_step(program: Program, i: Instruction) -> Step:
 
 def _wait(kind: str, keep: int | None, reading: bool, batch: Batch, lanes: Lanes) -> None:
     for lane in lanes.index.tolist():
-        batch.flights.wait(batch, kind, lane, keep, reading)
+        wait(batch, kind, lane, keep, reading)
 
 
 def _async(program: Program, i: Instruction) -> Step:
@@ -66,13 +67,13 @@ def _async(program: Program, i: Instruction) -> Step:
         at, who, part = place(batch, i, lanes, batch.shared, address_of(batch, *to, lanes), count, own=True)
         data = data if part is None else data[part]
         for lane, where, row in zip(who.tolist(), at.tolist(), data, strict=True):
-            batch.flights.begin(batch, Copy(i, lane, lane, row, batch.shared, where), "async", lane)
+            begin(batch, Copy(i, lane, lane, row, batch.shared, where), "async", lane)
 
     return step
 
 
 def _fetch(batch: Batch, i: Instruction, lanes: Lanes, address: Array, sizes: Array, count: int) -> Array:
-    """The bytes each lane copies; zeros where it copies fewer than ``count``."""
+    """The bytes that each lane copies; zeros where it copies fewer than ``count``."""
     data = np.zeros((lanes.count, count), np.uint8)
     for size in np.unique(sizes).tolist():
         mine = np.flatnonzero(sizes == size)

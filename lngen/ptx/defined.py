@@ -1,24 +1,22 @@
-"""Values that nothing wrote: registers that may be read too early, found in the control flow, then watched.
+"""Uninitialised registers: a data-flow analysis finds reads that no write dominates, and the run watches those.
 
-Almost every read can be shown to follow a write on every path; only the others cost anything. Computing with such a
-value is no error (compilers do, and drop the result): it makes its result unknown, too. An error is to use it as an
-address, as what is stored or exchanged, or to branch on it.
+Almost every read follows a write on every path; only the other reads cost time. Computing with an unknown value is no
+error, since compilers emit such code and drop the result; the result is unknown as well. An error is to use an unknown
+value as an address, to store or exchange it, or to branch on it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from lngen.ptx.batch import Batch
 from lngen.ptx.lanes import Lanes
 from lngen.ptx.parser import Entry, Instruction, Operand
 from lngen.ptx.program import SPECIAL, Program, Segment, Step, is_control, leaders
-
-if TYPE_CHECKING:
-    from lngen.ptx.batch import Batch
 
 _READS_ALL = (
     "st", "bra", "bar", "barrier", "ret", "exit", "red", "fence", "membar", "nanosleep", "cp", "prefetch", "prefetchu",
@@ -28,14 +26,14 @@ _READS_ALL_TOO = ("mbarrier.init", "mbarrier.expect_tx", "mbarrier.inval", "mbar
 
 @dataclass
 class Watch:
-    """``reads``: registers to check, by instruction number; ``tracked``: registers whose writes are noted."""
+    """``reads``: registers to check, by instruction number; ``tracked``: registers whose writes are recorded."""
 
     reads: dict[int, tuple[str, ...]] = field(default_factory=dict)
     tracked: set[str] = field(default_factory=set)
 
 
 def registers(o: Operand) -> list[str]:
-    """Registers an operand names."""
+    """Registers that an operand names."""
     if o.items:
         return [r for item in o.items for r in registers(item)]
     is_register = o.kind in ("reg", "mem")
@@ -43,7 +41,7 @@ def registers(o: Operand) -> list[str]:
 
 
 def uses(i: Instruction) -> tuple[list[str], list[str]]:
-    """Registers an instruction reads and writes."""
+    """Registers that an instruction reads and writes."""
     no_result = i.opcode.split(".", 1)[0] in _READS_ALL or i.opcode.startswith(_READS_ALL_TOO)
     writes = [] if no_result else registers(i.operands[0]) if i.operands else []
     sources = i.operands if no_result else i.operands[1:]
@@ -52,7 +50,7 @@ def uses(i: Instruction) -> tuple[list[str], list[str]]:
 
 
 def is_use(i: Instruction) -> bool:
-    """True for what must not read an unknown value."""
+    """True for an instruction that must not read an unknown value."""
     return is_control(i) or i.opcode.startswith(("ld.", "st.", "atom.", "red.", "cp.", "mbarrier."))
 
 
@@ -63,7 +61,7 @@ def ever_read(entry: Entry) -> frozenset[str]:
 
 
 def watch(entry: Entry) -> Watch:
-    """What has to be watched in ``entry``."""
+    """The reads to check and the registers to track in ``entry``."""
     number = {name: 1 << n for n, name in enumerate(entry.registers)}
     code = entry.instructions
     known, blocks = _before(entry, number), _blocks(entry)
@@ -89,14 +87,14 @@ def watch(entry: Entry) -> Watch:
 
 
 def _blocks(entry: Entry) -> dict[int, range]:
-    """The instructions of each segment, by its begin."""
+    """The instructions of each segment, by its start."""
     count = len(entry.instructions)
     begins = sorted(b for b in leaders(entry) if b < count)
     return {b: range(b, e) for b, e in zip(begins, [*begins[1:], count], strict=True)}
 
 
 def _after(i: Instruction, state: int, number: dict[str, int]) -> int:
-    """The registers written for certain after ``i``."""
+    """The registers that are certainly written after ``i``."""
     reads, writes = uses(i)
     if i.predicate:
         return state
@@ -107,7 +105,7 @@ def _after(i: Instruction, state: int, number: dict[str, int]) -> int:
 
 
 def _before(entry: Entry, number: dict[str, int]) -> dict[int, int]:
-    """The registers written for certain before each segment that can be reached."""
+    """The registers that are certainly written before each reachable segment."""
     code, known, todo = entry.instructions, {0: 0}, [0]
     blocks = _blocks(entry)
     while todo:
@@ -135,7 +133,7 @@ def _next(entry: Entry, last: Instruction, end: int) -> list[int]:
 
 
 def guarded(program: Program, segment: Segment, watched: Watch) -> Segment:
-    """The segment with checks before reads, and notes after writes, of what is watched."""
+    """The segment with checks before the watched reads and records after the watched writes."""
     steps: list[Step] = []
     code = program.entry.instructions
     plain = iter(segment.steps)
@@ -144,7 +142,7 @@ def guarded(program: Program, segment: Segment, watched: Watch) -> Segment:
         if at in watched.reads:
             steps.append(_check(program, i, watched.reads[at]))
         noted = [w for w in uses(i)[1] if w in watched.tracked]
-        if noted:  # a note reads what an instruction may overwrite: it goes first
+        if noted:  # the record reads operands that the instruction may overwrite, so it goes first
             steps.append(_note(program, i, noted, watched))
         if not is_control(i):
             steps.append(next(plain))
@@ -165,13 +163,13 @@ def _check(program: Program, i: Instruction, names: tuple[str, ...]) -> Step:
                 lanes = lanes.narrow(~p if i.negated else p)
             bad = np.flatnonzero(lanes.mask & ~np.asarray(known))
             if bad.size:
-                batch.report("uninitialised", f"The register {name} is used, which nothing wrote.", i, bad)
+                batch.report("uninitialised", f"The register {name} is used, but nothing wrote it.", i, bad)
 
     return step
 
 
 def _note(program: Program, i: Instruction, names: list[str], watched: Watch) -> Step:
-    """Whether results are known: if all sources are; of a selection, the one that is taken."""
+    """Records whether results are known: all sources are, or of a selection the chosen one."""
     slots = [program.register(n, i) for n in names]
     sources = [] if is_use(i) else [program.register(n, i) for n in uses(i)[0] if n in watched.tracked]
     chooses = i.opcode.startswith("selp.") and all(o.kind == "reg" for o in i.operands[1:])

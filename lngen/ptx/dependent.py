@@ -1,37 +1,27 @@
-"""Programmatic dependent launch: griddepcontrol, and what must not come before its wait.
+"""Programmatic dependent launch: griddepcontrol, and the accesses that must not precede its wait.
 
-PTX ISA, Parallel Synchronization and Communication Instructions: griddepcontrol. Without .wait a kernel launched so
-may run beside the one before it: whatever it reads or writes there may still change. A kernel that never waits also
-ends too early for the one behind it, which waits for it alone.
+PTX ISA, Parallel Synchronization and Communication Instructions: griddepcontrol. Before .wait, a kernel launched this
+way may run beside the previous kernel, which may still change memory. A kernel that never waits may also end before
+the previous kernel does; the next kernel, which waits for this one alone, then starts too early.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-from lngen.ptx.parser import Entry, Instruction
+from lngen.ir.numerics import Array
+from lngen.ptx.analysis import WAIT
+from lngen.ptx.batch import Batch, Launch
+from lngen.ptx.lanes import Lanes
+from lngen.ptx.memory import Buffer
+from lngen.ptx.parser import Instruction
 from lngen.ptx.program import Program, Step, unknown
 
-if TYPE_CHECKING:
-    from lngen.ir.numerics import Array
-    from lngen.ptx.batch import Batch, Launch
-    from lngen.ptx.lanes import Lanes
-    from lngen.ptx.memory import Buffer
-
-WAIT, LAUNCH = "griddepcontrol.wait", "griddepcontrol.launch_dependents"
-
-
-@lru_cache(maxsize=64)
-def waits(entry: Entry) -> bool:
-    """True if the kernel waits for the one before it: until then it may not touch global memory."""
-    return any(i.opcode == WAIT for i in entry.instructions)
+LAUNCH = "griddepcontrol.launch_dependents"
 
 
 def control_step(program: Program, i: Instruction) -> Step:
-    """griddepcontrol: values stay; a wait is an event that barriers hand on like any write."""
+    """griddepcontrol: values do not change; barriers hand a wait on like a write."""
     if i.opcode not in (WAIT, LAUNCH) or i.operands:
         raise unknown(i)
     if i.opcode == LAUNCH:
@@ -46,7 +36,7 @@ def control_step(program: Program, i: Instruction) -> Step:
 
 
 def check(batch: Batch, i: Instruction, buffer: Buffer, who: Array, address: Array) -> None:
-    """A finding for threads that neither waited nor met one that did; constants of the module need no wait."""
+    """A finding for threads that precede every wait; constants of the module need no wait."""
     if not batch.dependent or buffer.role == "constant":
         return
     early = np.ones(len(who), np.bool_) if batch.order is None else ~batch.order.has_waited(who)
@@ -56,7 +46,7 @@ def check(batch: Batch, i: Instruction, buffer: Buffer, who: Array, address: Arr
 
 
 def check_end(launch: Launch) -> None:
-    """A finding for a kernel that may run beside the one before it and has ended without a wait."""
+    """A finding for a kernel that may run beside the previous one and has ended without a wait."""
     if launch.programmatic and not launch.waited:
-        text = "The kernel is launched while the one before it may run, and no thread of it executes " + WAIT + "."
+        text = "The kernel may start before the previous one ends, and none of its threads executes " + WAIT + "."
         launch.reporter.add("early-access", text, launch.kernel)

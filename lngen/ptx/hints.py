@@ -1,4 +1,4 @@
-"""What changes no value: cache policies and prefetches."""
+"""Instructions that change no value: cache policies and prefetches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from lngen.ptx.batch import Batch
 from lngen.ptx.lanes import Lanes
 from lngen.ptx.memory import Report
 from lngen.ptx.parser import Instruction
-from lngen.ptx.program import Program, Step, unknown, write
+from lngen.ptx.program import Program, Step, unknown
+from lngen.ptx.steps import write
 from lngen.ptx.values import DTYPES, UNSIGNED
 
 _POLICY = re.compile(
@@ -20,7 +21,7 @@ _POLICY = re.compile(
 )
 _PREFETCH = re.compile(r"prefetch\.(?P<to>(?:global\.)?L[12]|global\.L2::evict_(?:last|normal))|prefetchu\.L1")
 _BULK_PREFETCH = "cp.async.bulk.prefetch.L2.global"
-POLICY = 0x12F0000000000000  # any number: hints are only handed on
+POLICY = 0x12F0000000000000  # any number: hints are passed on and not interpreted
 
 
 def policy_step(program: Program, i: Instruction) -> Step:
@@ -39,7 +40,7 @@ def policy_step(program: Program, i: Instruction) -> Step:
 
 
 def prefetch_step(program: Program, i: Instruction) -> Step:
-    """prefetch: moves nothing a kernel could see, so it may come before any wait; counted, and checked for bounds."""
+    """prefetch: changes nothing a kernel can observe, so it may precede any wait; counted and checked for bounds."""
     if not _PREFETCH.fullmatch(i.opcode) or len(i.operands) != 1 or i.operands[0].kind != "mem":
         raise unknown(i)
     base, offset = base_slot(program, i, i.operands[0].text), i.operands[0].offset
@@ -53,7 +54,7 @@ def prefetch_step(program: Program, i: Instruction) -> Step:
 
 
 def bulk_prefetch(program: Program, i: Instruction) -> Step | None:
-    """cp.async.bulk.prefetch.L2.global [address], size: as a read of that many bytes; None for another opcode."""
+    """cp.async.bulk.prefetch.L2.global [address], size: a read of that many bytes; None for another opcode."""
     if i.opcode.removesuffix(".L2::cache_hint") != _BULK_PREFETCH:
         return None
     if len(i.operands) != 2 + i.opcode.endswith("cache_hint") or i.operands[0].kind != "mem":
@@ -68,7 +69,8 @@ def bulk_prefetch(program: Program, i: Instruction) -> Step | None:
         for n, size in enumerate(sizes.tolist()):
             address, who = address_of(batch, base, offset, lanes)[n : n + 1], lanes.index[n : n + 1]
             if size % 16 or int(address[0]) % 16:
-                batch.report("misaligned", "A bulk prefetch: multiples of 16 are expected.", i, who, address)
+                text = "A bulk prefetch: an address and a size that are multiples of 16 are expected."
+                batch.report("misaligned", text, i, who, address)
             elif size:
                 for buffer, _ in batch.memory.parts(address, who, size, f"A bulk prefetch of {size} bytes:", report):
                     batch.prefetched(buffer.name, 1)

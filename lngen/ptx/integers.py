@@ -1,4 +1,4 @@
-"""Rows of the table that need more than a line: integers and bits."""
+"""Rows of the table that need more than one line: integers and bits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def mul_high(m: Opcode) -> Pure:
     """The upper half of a product."""
     t = DTYPES[m["t"]]
     if t.itemsize < 8:
-        to = UNSIGNED[2 * t.itemsize]  # of signed operands, too: the bits that are kept are the same
+        to = UNSIGNED[2 * t.itemsize]  # also of signed operands: the bits kept are the same
         width = to.type(8 * t.itemsize)
         return Pure((t,), (t, t), lambda a, b: (a.astype(to) * b.astype(to) >> width).astype(t))
 
@@ -31,7 +31,7 @@ def mul_high(m: Opcode) -> Pure:
 
 
 def quotient(a: Value, b: Value) -> Value:
-    """Toward zero, as PTX divides."""
+    """Rounded toward zero, as PTX divides."""
     floor = a // b
     return floor + ((a - floor * b != 0) & ((a < 0) != (b < 0))).astype(a.dtype)
 
@@ -59,7 +59,7 @@ def permute(m: Opcode) -> Pure:
 
 
 def _field(a: Value, start: Value, length: Value, width: int) -> tuple[Value, Value, Value]:
-    """Start, and the mask of a bit field before and after it is shifted there."""
+    """Start, and the mask of a bit field before and after its shift to the start."""
     t = a.dtype
     at, n = (start & np.uint32(0xFF)).astype(t), (length & np.uint32(0xFF)).astype(t)
     low = np.where(n >= t.type(width), ~t.type(0), (t.type(1) << n) - t.type(1))
@@ -67,7 +67,7 @@ def _field(a: Value, start: Value, length: Value, width: int) -> tuple[Value, Va
 
 
 def extract(m: Opcode) -> Pure:
-    """bfe: a bit field, with its sign for a signed type."""
+    """bfe: a bit field, sign-extended for a signed type."""
     t = DTYPES[m["t"]]
     u, width = UNSIGNED[t.itemsize], 8 * t.itemsize
 
@@ -79,14 +79,14 @@ def extract(m: Opcode) -> Pure:
             return found
         top = np.minimum((start & np.uint32(255)) + (length & np.uint32(255)), np.uint32(width)) - np.uint32(1)
         sign = (x >> top.astype(u)) & u.type(1)
-        own = low & (~u.type(0) >> at)  # of the field what the number has
+        own = low & (~u.type(0) >> at)  # the part of the field inside the number
         return np.where((sign != 0) & (low != 0), found | ~own, found).view(t)
 
     return Pure((t,), (t, UNSIGNED[4], UNSIGNED[4]), fn)
 
 
 def insert(m: Opcode) -> Pure:
-    """bfi: a bit field put into another number."""
+    """bfi: a bit field inserted into another number."""
     t = DTYPES[m["t"]]
 
     def fn(a: Value, b: Value, start: Value, length: Value) -> Value:
@@ -111,7 +111,7 @@ def funnel(m: Opcode) -> Pure:
 
 
 def counting(m: Opcode) -> Pure:
-    """popc, clz and brev: ones, zeros above the first one, the bits in reverse."""
+    """popc, clz and brev: number of ones, leading zeros, bits in reverse."""
     t = UNSIGNED[int(m["t"][1:]) // 8]
     width = 8 * t.itemsize
 

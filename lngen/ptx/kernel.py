@@ -1,29 +1,30 @@
-"""Blocks of a launch in batches; one kernel on given arrays."""
+"""The blocks of a launch in batches; one kernel on given arrays."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
 from lngen.errors import PtxError
 from lngen.ir.numerics import Array
+from lngen.ptx.advance import run
+from lngen.ptx.analysis import co_resident, narrowest
 from lngen.ptx.batch import Batch, Launch
-from lngen.ptx.clusters import order as order_of
+from lngen.ptx.cluster import order as order_of
 from lngen.ptx.compiler import compile_entry
 from lngen.ptx.dependent import check_end
 from lngen.ptx.memory import Buffer, GlobalMemory
-from lngen.ptx.parser import Module
+from lngen.ptx.parser import Entry, Module
 from lngen.ptx.report import Outcome, Reporter, Stop, Traffic
 from lngen.ptx.scratch import size_of
-from lngen.ptx.spin import resident
-from lngen.ptx.tracking import narrowest
 from lngen.ptx.values import DTYPES, immediate
 
-LANES = 1 << 14  # threads a batch aims at
-SHARED = 227 << 10  # bytes of shared memory a block may have
-MOST = 1 << 18  # threads of a launch whose blocks must all be there at once
+LANES = 1 << 14  # threads of a batch, about
+SHARED = 227 << 10  # bytes of shared memory a block may have, on any arch
+MOST = 1 << 18  # threads of a launch whose blocks are all resident at once
 
 
 def run_blocks(launch: Launch, order: int) -> None:
@@ -34,19 +35,22 @@ def run_blocks(launch: Launch, order: int) -> None:
     static = sum(size_of(s) for s in entry.symbols if s.space == "shared")
     if static + launch.dynamic > SHARED:
         need = f"{static} + {launch.dynamic}" if static else str(launch.dynamic)
-        raise PtxError(f"'{launch.kernel}' needs {need} bytes of shared memory: a block has {SHARED} at most.")
+        raise PtxError(f"'{launch.kernel}' needs {need} bytes of shared memory; a block has {SHARED} at most.")
     per = max(1, LANES // (launch.block * size)) * size
     launch.order = order
     launch.memory.begin(narrowest(entry, "global"))
-    if resident(entry):
+    if co_resident(entry):
         if len(blocks) * launch.block > MOST:
-            raise PtxError(f"'{launch.kernel}' has blocks that may wait for each other: {MOST} threads at most.")
+            raise PtxError(f"'{launch.kernel}' has blocks that may wait for each other, and more than {MOST} threads.")
         per = max(1, len(blocks))
     elif order:
         blocks = np.random.default_rng(order).permutation(blocks.reshape(-1, size)).reshape(-1)
     try:
         for start in range(0, len(blocks), per):
-            Batch(launch, blocks[start : start + per]).run()
+            batch = Batch(launch, blocks[start : start + per])
+            run(batch)
+            ran = launch.traffic.segments
+            ran[launch.kernel] = max(ran[launch.kernel], batch.ran)
         check_end(launch)
     finally:
         _count(launch)
@@ -62,7 +66,7 @@ def _count(launch: Launch) -> None:
 
 
 def place_globals(memory: GlobalMemory, module: Module, role: str = "constant") -> dict[str, int]:
-    """The module's variables, in memory; ``role`` of those that are not constant."""
+    """The module's variables, placed in memory; ``role`` is that of variables that are not constant."""
     places = {}
     for s in module.symbols:
         dtype = DTYPES[s.element]
@@ -74,6 +78,13 @@ def place_globals(memory: GlobalMemory, module: Module, role: str = "constant") 
             buffer.written[:size] = 1
         places[s.name] = buffer.start
     return places
+
+
+def entry_of(module: Module, name: str) -> Entry:
+    """The kernel of that name; PtxError if the module has none."""
+    if name not in module.entries:
+        raise PtxError(f"The kernel '{name}' is expected in the PTX, which has {', '.join(module.entries)}.")
+    return module.entries[name]
 
 
 def run_kernel(
@@ -92,39 +103,42 @@ def run_kernel(
 ) -> Outcome:
     """One launch of the kernel ``name`` on ``arguments``: arrays for pointers, numbers for the rest.
 
-    The arrays stay as they are; the outcome has theirs after the launch, by the parameter's number as text. An array
-    that is not writeable may only be read. ``source``: the CUDA text, for notes in findings; ``order``:
-    the seed of the order in which blocks come; ``dynamic``: bytes of dynamic shared memory a block gets;
-    ``cluster``: blocks of a cluster along x and y, where the launch says so and not the kernel; ``programmatic``: it
-    is launched while the kernel before it may still run.
+    The arrays do not change; the outcome holds copies with the results, by the parameter's number as text. An array
+    that is not writeable may only be read. ``source``: the CUDA text, quoted in findings; ``order``: the seed of the
+    order in which blocks run; ``dynamic``: bytes of dynamic shared memory of a block; ``cluster``: blocks of a cluster
+    along x and y, where the launch and not the kernel gives it; ``programmatic``: the launch may start while the
+    previous kernel runs.
     """
-    if name not in module.entries:
-        raise PtxError(f"The kernel '{name}' is expected in the PTX, which has {', '.join(module.entries)}.")
-    entry = module.entries[name]
+    entry = entry_of(module, name)
     if len(entry.params) != len(arguments):
         raise PtxError(f"'{name}' has {len(entry.params)} parameters, got {len(arguments)} arguments.")
     memory, reporter, traffic = GlobalMemory(), Reporter(source, stop), Traffic()
     program = compile_entry(entry, tuple(place_globals(memory, module, "workspace").items()))
-    values, buffers = {}, dict[str, tuple[Buffer, Array]]()
+    values, buffers = _place_arguments(memory, entry, arguments)
+    traffic.open(name)
+    shape = (grid, 1) if isinstance(grid, int) else grid
+    with suppress(Stop), np.errstate(all="ignore"):
+        launch = Launch(
+            name, program, values, shape, block, memory, reporter, traffic,
+            dynamic=dynamic, cluster=cluster, programmatic=programmatic,
+        )  # fmt: skip
+        run_blocks(launch, order)
+    results = {n: b.data[: a.nbytes].view(a.dtype).reshape(a.shape).copy() for n, (b, a) in buffers.items()}
+    return Outcome(results, tuple(reporter.findings), traffic)
+
+
+def _place_arguments(
+    memory: GlobalMemory, entry: Entry, arguments: Sequence[Any]
+) -> tuple[dict[str, int], dict[str, tuple[Buffer, Array]]]:
+    """The bits of every parameter, and each array with its buffer, by the parameter's number as text."""
+    values, buffers = {}, {}
     for n, ((parameter, kind), argument) in enumerate(zip(entry.params, arguments, strict=True)):
         if isinstance(argument, np.ndarray):
             buffers[str(n)] = (memory.add(_buffer(parameter, argument)), argument)
             values[parameter] = buffers[str(n)][0].start
         else:
             values[parameter] = int.from_bytes(DTYPES[kind].type(argument).tobytes(), "little")
-    traffic.open(name)
-    shape = (grid, 1) if isinstance(grid, int) else grid
-    try:
-        with np.errstate(all="ignore"):
-            launch = Launch(
-                name, program, values, shape, block, memory, reporter, traffic,
-                dynamic=dynamic, cluster=cluster, programmatic=programmatic,
-            )  # fmt: skip
-            run_blocks(launch, order)
-    except Stop:
-        pass
-    results = {n: b.data[: a.nbytes].view(a.dtype).reshape(a.shape).copy() for n, (b, a) in buffers.items()}
-    return Outcome(results, tuple(reporter.findings), traffic)
+    return values, buffers
 
 
 def _buffer(name: str, array: Array) -> Buffer:

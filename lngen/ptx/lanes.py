@@ -1,4 +1,4 @@
-"""Which threads of a batch execute an instruction."""
+"""The threads of a batch that execute an instruction."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WARP = 32
 
 
 class Lanes:
-    """A set of threads of a batch; ``array`` is None if it is all of them."""
+    """A set of threads of a batch; ``array`` is None if it holds all of them."""
 
     def __init__(self, array: Array | None, total: int, count: int | None = None) -> None:
         self.total = total
@@ -32,13 +32,13 @@ class Lanes:
 
     @cached_property
     def warps(self) -> int:
-        """Warps with at least one of them."""
+        """Warps with at least one of these threads."""
         if self.array is None:
             return self.total // WARP
         return int(np.count_nonzero(self.array.reshape(-1, WARP).any(axis=1)))
 
     def narrow(self, wanted: Any) -> Lanes:
-        """Those of them for which ``wanted``, an array or one bool, is true."""
+        """The threads for which ``wanted``, an array or one bool, is true."""
         if np.ndim(wanted) == 0:
             return self if wanted else Lanes(np.zeros(self.total, np.bool_), self.total, 0)
         array = wanted if self.array is None else wanted & self.array
@@ -46,14 +46,14 @@ class Lanes:
         return self if count == self.count else Lanes(array, self.total, count)
 
     def without(self, other: Lanes) -> Lanes:
-        """Those of them that are not in ``other``, which is a subset."""
+        """The threads that are not in ``other``, a subset."""
         return Lanes(self.mask & ~other.mask, self.total, self.count - other.count)
 
     def union(self, other: Lanes) -> Lanes:
-        """Both, which have no thread in common."""
+        """The union of two sets that have no thread in common."""
         return Lanes(self.mask | other.mask, self.total, self.count + other.count)
 
     def bits(self) -> Array:
-        """One u32 per warp, bit i for its thread i."""
+        """One u32 per warp; bit i is set if thread i of the warp belongs to the set."""
         packed = np.packbits(self.mask.reshape(-1, WARP), axis=1, bitorder="little")
         return np.asarray(packed.view("<u4")[:, 0])

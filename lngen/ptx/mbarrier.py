@@ -18,9 +18,11 @@ from lngen.ptx import opaque
 from lngen.ptx.access import address_of, place, spread
 from lngen.ptx.batch import Batch
 from lngen.ptx.bulk import agent, memory_operand
+from lngen.ptx.flights import wait
 from lngen.ptx.lanes import Lanes
 from lngen.ptx.parser import Instruction
-from lngen.ptx.program import Program, Step, unknown, write
+from lngen.ptx.program import Program, Step, unknown
+from lngen.ptx.steps import write
 from lngen.ptx.values import BOOL, UNSIGNED
 
 _SCOPE = r"(?:\.cta|\.cluster)"
@@ -34,48 +36,52 @@ MOST = (1 << 20) - 1  # arrivals of a phase, and bytes
 
 
 @dataclass
-class Handed:
-    """What a phase hands over: inside the block of its barrier, and from other blocks of the cluster."""
+class PhaseClocks:
+    """The clocks that a phase releases: those of threads of the barrier's block, and of other blocks of the cluster."""
 
-    near: Array | None = None
-    far: Array | None = None
+    own_block: Array | None = None
+    other_blocks: Array | None = None
 
-    def add(self, row: Array, far: bool) -> None:
-        """One more has arrived."""
-        old = self.far if far else self.near
-        new = row if old is None else np.maximum(old, row)
-        self.near, self.far = (self.near, new) if far else (new, self.far)
+    def add(self, clock: Array, remote: bool) -> None:
+        """Joins the clock of one arrival; ``remote``: from another block."""
+        old = self.other_blocks if remote else self.own_block
+        new = clock if old is None else np.maximum(old, clock)
+        if remote:
+            self.other_blocks = new
+        else:
+            self.own_block = new
 
-    def row(self, cluster: bool) -> Array | None:
-        """What those learn that wait, for the cluster or for their block."""
-        rows = [row for row in (self.near, self.far if cluster else None) if row is not None]
-        return np.maximum.reduce(rows) if rows else None
+    def acquired(self, cluster: bool) -> Array | None:
+        """The clock that threads acquire that wait with the scope of the cluster, or of their block."""
+        clocks = [c for c in (self.own_block, self.other_blocks if cluster else None) if c is not None]
+        return np.maximum.reduce(clocks) if clocks else None
 
 
 @dataclass
 class Barrier:
-    """One in shared memory: arrivals a phase needs and still lacks, bytes it lacks, phases completed.
+    """One mbarrier: arrivals that a phase needs and still lacks, bytes that it lacks, phases completed.
 
-    ``by``, ``begun``: who initialised it and when; ``fenced``: when fence.mbarrier_init came, 0 if it has not.
+    ``by``, ``initialised_at``: the thread that initialised it and the time; ``fenced``: the time of
+    fence.mbarrier_init, or 0.
     """
 
     count: int
     pending: int
     by: int
-    begun: int
+    initialised_at: int
     fenced: int = 0
     bytes: int = 0
     phase: int = 0
-    coming: Handed = field(default_factory=Handed)  # of this phase
-    done: Handed = field(default_factory=Handed)  # of the last complete one
-    ended: int = 0  # when that was complete
-    distant: bool = False  # bytes of another block arrived in this phase
-    polled: Array | None = None  # by thread of the cluster the phase in which it has been sent back once
+    coming: PhaseClocks = field(default_factory=PhaseClocks)  # in this phase
+    done: PhaseClocks = field(default_factory=PhaseClocks)  # in the last complete phase
+    ended: int = 0  # time at which the last phase completed
+    distant: bool = False  # bytes from another block arrived in this phase
+    polled: Array | None = None  # by thread of the cluster: the last phase in which its wait failed once
 
 
 @dataclass(frozen=True)
 class Form:
-    """What an instruction does: its operation, whether it waits, whether it orders what is around it, and where."""
+    """The meaning of an instruction: operation, whether it waits, its ordering and its scope."""
 
     op: str
     waits: bool
@@ -119,13 +125,13 @@ def barrier_step(program: Program, i: Instruction) -> Step:
 
 
 def _together(batch: Batch, i: Instruction, form: Form, key: int, who: Array, numbers: Array) -> Any:
-    """Several threads at one barrier; the results."""
+    """Several threads at one barrier; returns the results."""
     if form.op == "init":
         _begin(batch, i, key, who, int(numbers[-1]))
         return 0
     barrier: Barrier | None = batch.mbarriers.get(key)
     if barrier is None:
-        batch.report("uninitialised", "An mbarrier is used that nothing has initialised.", i, who)
+        batch.report("uninitialised", "An mbarrier is used, but nothing has initialised it.", i, who)
         return 1
     if form.op == "inval":
         opaque.used(batch, i, key, who, "write")
@@ -146,7 +152,7 @@ def _together(batch: Batch, i: Instruction, form: Form, key: int, who: Array, nu
         _count(batch, i, form, barrier, key, who, numbers, times)
         return state
     states = []
-    for n in range(len(who)):  # one after the other: a phase may end between them
+    for n in range(len(who)):  # one after the other, since a phase may end between two of them
         states.append(barrier.phase)
         part = slice(n, n + 1)
         _count(batch, i, form, barrier, key, who[part], numbers[part], times[part])
@@ -156,7 +162,7 @@ def _together(batch: Batch, i: Instruction, form: Form, key: int, who: Array, nu
 def _begin(batch: Batch, i: Instruction, key: int, who: Array, count: int) -> None:
     """An mbarrier is initialised."""
     if key in batch.mbarriers:
-        batch.report("mbarrier", "An mbarrier is initialised where one lives that nothing has invalidated.", i, who)
+        batch.report("mbarrier", "An mbarrier is initialised over one that nothing has invalidated.", i, who)
     if not 1 <= count <= MOST:
         batch.report("mbarrier", f"An mbarrier is initialised with {count} arrivals: 1 to {MOST} are expected.", i, who)
     opaque.used(batch, i, key, who, "write")
@@ -181,66 +187,64 @@ def _count(
         barrier.pending -= many
         if batch.order is not None and form.orders:
             batch.order.tick(who)
-            home = batch.slot_of[who] == key // batch.shared.room
-            for mine, far in ((who[home], False), (who[~home], True)):
-                if mine.size and (form.cluster or not far):
-                    barrier.coming.add(batch.order.row(mine), far)
+            remote = batch.slot_of[who] != key // batch.shared.room
+            for mine, other in ((who[~remote], False), (who[remote], True)):
+                if mine.size and (form.cluster or not other):
+                    barrier.coming.add(batch.order.clock(mine), other)
     completed(batch, barrier, key)
 
 
 def _passing(batch: Batch, barrier: Barrier, key: int, who: Array, complete: Array, form: Form) -> Array:
-    """Whether those that find a phase complete go on.
+    """Which of the threads that find a phase complete go on.
 
-    Once a phase each is sent back if it cannot know yet that the phase is complete: it might have come sooner.
+    In each phase the wait of a thread fails once unless the thread already knows that the phase is complete: on a
+    GPU it might have come earlier.
     """
     order = batch.order
-    row = barrier.done.row(form.cluster)
+    clock = barrier.done.acquired(form.cluster)
     if order is None or not complete.any():
         return complete
-    aware = order.rows.table[order.seen.of[who], order.column[agent(batch, key)]] >= barrier.ended
+    aware = order.visible_time(who, order.column[agent(batch, key)]) >= barrier.ended
     if barrier.polled is None:
-        barrier.polled = np.full(int(order.within.max()) + 1, -1, np.int32)
-    place_ = order.within[who]
+        barrier.polled = np.full(int(order.index_in_cluster.max()) + 1, -1, np.int32)
+    place_ = order.index_in_cluster[who]
     back = complete & ~aware & (barrier.polled[place_] != barrier.phase)
     if back.any():
         barrier.polled[place_[back]] = barrier.phase
         batch.touched()
     complete = complete & ~back
-    if complete.any() and row is not None:
-        if form.orders:
-            order.rows.add_to(order.seen, who[complete], row)
-        else:
-            order.tell(who[complete], row)
+    if complete.any() and clock is not None:
+        (order.acquire if form.orders else order.relaxed_wait)(who[complete], clock)
     return complete
 
 
 def completed(batch: Batch, barrier: Barrier, key: int) -> None:
-    """The next phase, if this one lacks nothing."""
+    """Starts the next phase if this one lacks nothing."""
     if barrier.pending > 0 or barrier.bytes:
         return
     barrier.phase, barrier.pending = barrier.phase + 1, barrier.count
-    barrier.done, barrier.coming = barrier.coming, Handed()
+    barrier.done, barrier.coming = barrier.coming, PhaseClocks()
     if batch.order is not None:
         batch.order.now += 1
         barrier.ended = batch.order.now
-        row = np.zeros(batch.order.rows.columns, np.int32)
-        row[batch.order.column[agent(batch, key)]] = barrier.ended
-        barrier.done.add(row, barrier.distant)
+        clock = np.zeros(batch.order.columns.total, np.int32)
+        clock[batch.order.column[agent(batch, key)]] = barrier.ended
+        barrier.done.add(clock, barrier.distant)
     barrier.distant = False
 
 
 def arrive(batch: Batch) -> bool:
-    """Copies arrive that complete on a barrier: as late as they can, when all threads wait. False if there are none."""
+    """Completes the copies on a barrier, as late as possible: when all threads wait. False if there are none."""
     found = [key for (kind, key), copies in batch.flights.copies.items() if kind == "barrier" and copies]
     for key in found:
         copies = batch.flights.copies["barrier", key]
-        batch.flights.wait(batch, "barrier", key, None)
+        wait(batch, "barrier", key, None)
         if barrier := batch.mbarriers.get(key):
             barrier.bytes -= sum(len(c.data) for c in copies)
             for copy in copies:
-                far = bool(batch.slot_of[copy.lane] != key // batch.shared.room)
-                barrier.distant |= far
-                if copy.seen is not None:
-                    barrier.coming.add(copy.seen, far)
+                remote = bool(batch.slot_of[copy.lane] != key // batch.shared.room)
+                barrier.distant |= remote
+                if copy.visible is not None:
+                    barrier.coming.add(copy.visible, remote)
             completed(batch, barrier, key)
     return bool(found)

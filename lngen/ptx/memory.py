@@ -1,4 +1,4 @@
-"""Global memory: one buffer per tensor, with gaps between them, shadows that know what was written and by whom."""
+"""Global memory: one buffer per tensor, gaps between buffers, and shadow bytes that record writes and their writers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lngen.ir.numerics import Array
 GAP = 1 << 16
 START = 1 << 33
 POISON = 0xFE
-WORD = 4  # bytes by which races are noted, unless a kernel has narrower accesses
+WORD = 4  # bytes of a unit of race detection, unless a kernel has narrower accesses
 MANY = -1
 VIEWS = {n: np.dtype(t) for n, t in {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}.items()}
 
@@ -36,19 +36,19 @@ class Buffer:
         self.begin()
 
     def begin(self, narrow: int = WORD) -> None:
-        """A new launch, no access of which has fewer than ``narrow`` bytes: nobody has touched anything."""
+        """Starts a launch with accesses of at least ``narrow`` bytes: no byte has been touched."""
         self.unit = min(self.item, narrow) if narrow < WORD else self.item
         units = self.data.size // self.unit if self.tracked else 0
         self.writer = np.zeros(units, np.int32)
         self.reader = np.zeros(units, np.int32)
 
     def forget(self) -> None:
-        """No byte written."""
+        """Marks all bytes as not written."""
         assert self.written is not None
         self.data[:], self.written[:] = POISON, 0
 
     def zero(self) -> None:
-        """All bytes written, as zero."""
+        """Marks all bytes as written, and sets them to zero."""
         assert self.written is not None
         self.data[:], self.written[:] = 0, 1
 
@@ -66,7 +66,7 @@ class Buffer:
         return np.asarray(found)
 
     def where(self, address: int, count: int) -> str:
-        """An address in words."""
+        """The description of an address in findings."""
         at = address - self.start
         gap = self.pitch and 0 <= at < self.size
         room = f"between the rows of '{self.name}' (row stride {self.pitch} bytes, rows of {self.used})" if gap else (
@@ -92,7 +92,7 @@ class GlobalMemory:
         return buffer
 
     def begin(self, narrow: int) -> None:
-        """A new launch, no access of which has fewer than ``narrow`` bytes."""
+        """Starts a launch with accesses of at least ``narrow`` bytes."""
         for buffer in self.buffers:
             buffer.begin(narrow)
 
@@ -105,7 +105,7 @@ class GlobalMemory:
     def parts(
         self, address: Array, lanes: Array, count: int, what: str, report: Report
     ) -> Iterator[tuple[Buffer, Array | None]]:
-        """The buffers an access touches, each with its positions in ``address`` (None: all); reports the others."""
+        """The buffers of an access, with its positions in ``address`` (None: all); other positions are reported."""
         if not address.size:
             return
         low, high = int(address.min()), int(address.max())
@@ -132,7 +132,7 @@ class GlobalMemory:
 
 
 def gather(buffer: Buffer, address: Array, width: int, vec: int, aligned: bool) -> tuple[Sequence[Array], bool]:
-    """The elements read, and whether all bytes had been written."""
+    """The elements read, and whether all of their bytes are written."""
     count = width * vec
     at = address.astype(np.int64) - buffer.base
     if aligned:
@@ -151,7 +151,7 @@ def gather(buffer: Buffer, address: Array, width: int, vec: int, aligned: bool) 
 
 
 def scatter(buffer: Buffer, address: Array, values: Sequence[Array], aligned: bool) -> None:
-    """Store one element of each of ``values`` side by side at every address."""
+    """Store one element of each of ``values``, next to each other, at every address."""
     width, vec = values[0].dtype.itemsize, len(values)
     count = width * vec
     at = address.astype(np.int64) - buffer.base
@@ -177,7 +177,7 @@ def unknown(buffer: Buffer, address: Array, count: int) -> Array:
 
 
 def read_races(buffer: Buffer, address: Array, count: int, block: Array, constant: bool) -> Array:
-    """Positions that another block wrote in this launch (``constant``: any block), noting who reads."""
+    """Positions that another block writes in this launch (``constant``: any block); records the readers."""
     units = _units(buffer, address, count)
     writer = buffer.writer[units]
     me = block[:, None]
@@ -191,7 +191,7 @@ def read_races(buffer: Buffer, address: Array, count: int, block: Array, constan
 
 
 def write_races(buffer: Buffer, address: Array, count: int, block: Array) -> Array:
-    """Positions that another block read or wrote in this launch, noting who writes."""
+    """Positions that another block reads or writes in this launch; records the writers."""
     units = _units(buffer, address, count)
     me = block[:, None]
     writer, reader = buffer.writer[units], buffer.reader[units]

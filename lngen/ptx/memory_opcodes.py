@@ -1,4 +1,4 @@
-"""Opcodes of loads, stores, atomics and fences: what their modifiers say, as the PTX manual puts them together."""
+"""Opcodes of loads, stores, atomics and fences: the combinations of modifiers in the PTX manual."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 
 from lngen.ptx.opcodes import read
-from lngen.ptx.ordering import LEVELS, Semantics
 from lngen.ptx.parser import Entry
+from lngen.ptx.release import LEVELS, Semantics
 
 _SCOPE = r"(?:\.(?P<scope>cta|cluster|gpu|sys))?"
 _WINDOW = r"(?P<window>::cta|::cluster|::entry)?"
@@ -50,9 +50,9 @@ _DOES = {
 
 @dataclass(frozen=True)
 class Access:
-    """A load or store: its memory (``own``: only the part of it that is the block's), elements and order.
+    """A load or store: its memory (``own``: only the block's own shared memory), elements and order.
 
-    ``constant``: nothing writes there while the kernel runs; ``policy``: an operand says how it is cached.
+    ``constant``: nothing writes there while the kernel runs; ``policy``: an operand is a cache policy.
     """
 
     op: str
@@ -67,7 +67,7 @@ class Access:
 
 @dataclass(frozen=True)
 class Atomic:
-    """A read-modify-write: what it does, to elements of which kind, in which memory and order."""
+    """A read-modify-write: operation, type and number of elements, memory and order."""
 
     op: str
     does: str
@@ -89,7 +89,7 @@ class Fence:
 
 @cache
 def access(opcode: str) -> Access | None:
-    """A load or store; None for what is none, or one with modifiers that do not go together."""
+    """A load or store; None for another opcode, or for modifiers that exclude each other."""
     m = read(_ACCESS, opcode)
     if m is None:
         return None
@@ -114,7 +114,7 @@ def access(opcode: str) -> Access | None:
 
 @cache
 def atomic(opcode: str) -> Atomic | None:
-    """A read-modify-write; None for what is none, or one with modifiers that do not go together."""
+    """A read-modify-write; None for another opcode, or for modifiers that exclude each other."""
     m = read(_ATOMIC, opcode)
     if m is None:
         return None
@@ -127,7 +127,7 @@ def atomic(opcode: str) -> Atomic | None:
 
 
 def order(opcode: str) -> Semantics | None:
-    """What a load, store or atomic orders; None for a weak one and for all others."""
+    """The ordering of a load, store or atomic; None for a weak access and for other opcodes."""
     found = access(opcode) or atomic(opcode)
     return found.how if found else None
 
@@ -144,7 +144,7 @@ def _windowed(space: str | None, window: str | None) -> bool:
 
 @cache
 def fence(opcode: str) -> Fence | None:
-    """A fence between threads; None for what is none, or one with modifiers that do not go together."""
+    """A fence between threads; None for another opcode, or for modifiers that exclude each other."""
     if old := read(_MEMBAR, opcode):
         return Fence({"gl": "gpu"}.get(old["scope"], old["scope"]), True, True)
     m = read(_FENCE, opcode)

@@ -1,4 +1,4 @@
-"""An opcode's modifiers, by the names its pattern gives them: one that nobody asks for was not executed."""
+"""An opcode's modifiers, named by its pattern. An opcode with a modifier that no code reads is refused."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Opcode:
-    """What ``pattern`` finds in ``text``. Whatever may vary in an opcode has a name, else nobody could ask for it."""
+    """The groups of ``pattern`` in ``text``. Every variable part of an opcode has a name, so that code can read it."""
 
     def __init__(self, found: re.Match[str]) -> None:
         self.text = found.string
@@ -20,16 +20,16 @@ class Opcode:
         return self._parts[name]
 
     def hints(self, *names: str) -> None:
-        """Modifiers that change no value and no order: the executor does without them."""
+        """Modifiers that change no value and no order, which the executor ignores."""
         self._left.difference_update(names)
 
     @property
     def left(self) -> tuple[str, ...]:
-        """Modifiers that nobody has asked for."""
+        """Modifiers that no code has read."""
         return tuple(sorted(self._parts[name] for name in self._left))
 
 
 def read(pattern: re.Pattern[str], text: str) -> Opcode | None:
-    """The modifiers of an opcode; None if it is none of the pattern's."""
+    """The modifiers of an opcode; None if the pattern does not match."""
     found = pattern.fullmatch(text)
     return Opcode(found) if found else None

@@ -1,61 +1,25 @@
-"""Which accesses of a launch come before which: barriers, fences and the values that atomics and flags hand over."""
+"""The order between the accesses of a launch: barriers, fences, and the clocks that atomics and flags release."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from lngen.ir.numerics import Array
-from lngen.ptx.rows import Known, Rows
-from lngen.ptx.scratch import NOBODY, Clock
-
-LEVELS = {"cta": 0, "cluster": 1, "gpu": 2, "sys": 3}
-AGENTS = 64  # columns for what copies asynchronous to all threads have written
-ROOM = 1 << 25  # entries of the table of who has seen whom
-
-Messages = dict[tuple[int, int], Array]  # scope and block of a release: what its thread had seen
-
-
-class Said:
-    """What a flag says, for ever: another value of it says something else."""
-
-    def __init__(self, rows: Messages) -> None:
-        self.rows = rows
-
-    @cached_property
-    def far(self) -> Array | None:
-        """What reaches every thread of the grid."""
-        rows = [row for (scope, _), row in self.rows.items() if scope >= LEVELS["gpu"]]
-        return np.max(rows, axis=0) if rows else None
-
-    def near(self) -> Messages:
-        """The rest."""
-        return {key: row for key, row in self.rows.items() if key[0] < LEVELS["gpu"]}
-
-
-Heard = dict[int, tuple[Said, int]]  # by identity: what a thread read with no order, and the scope in which it did
-
-
-@dataclass(frozen=True)
-class Semantics:
-    """Of a strong access: whether it acquires or releases, and its scope."""
-
-    acquire: bool
-    release: bool
-    level: int
+from lngen.ptx.clock_table import ClockTable, ThreadClocks
+from lngen.ptx.columns import AGENTS, Columns, threads_per_column
+from lngen.ptx.release import LEVELS, PendingAcquires, ReleasedClocks, Semantics, add_release
+from lngen.ptx.scratch import BARRIERS, NOBODY, Clock
 
 
 class VectorClock(Clock):
-    """What every thread has seen of every other: accesses stamped with a smaller time come before its next one.
+    """A vector clock per thread: for each other thread, the time before which its accesses are visible to the first.
 
-    ``near``: threads hand over nothing beyond their cluster, so a row has columns for one cluster only. For many
-    threads a column stands for several neighbours: races between them and others may then go unnoticed. Behind the
-    threads a row has agents (what copies asynchronous to all threads have written), one place for
-    griddepcontrol.wait, and for every space in ``proxies`` columns once more: times before a fence.proxy.async. If
-    there are ``restricted`` fences, which order shared memory alone, columns once more for all other memory.
+    ``cluster_only``: threads synchronise within their cluster alone, so a clock has columns for one cluster. With many
+    threads a column stands for several neighbours, and races between them and other threads may go unnoticed. Times
+    are of one counter, ``now``. Besides threads there are agents, which count as the writers of copies that no thread
+    performs; an array by actor has an entry for each thread and then for each agent.
     """
 
     def __init__(
@@ -63,233 +27,243 @@ class VectorClock(Clock):
         total: int,
         slot_of: Array,
         cluster_of: Array,
-        within: Array,
-        near: bool,
-        proxies: tuple[str, ...] = (),
+        index_in_cluster: Array,
+        cluster_only: bool,
+        proxy_spaces: tuple[str, ...] = (),
         restricted: bool = False,
     ) -> None:
         super().__init__(total)
-        self.slot_of, self.cluster_of, self.near = slot_of, cluster_of, near
-        self.within = within  # the number of each thread in its cluster
-        members = int(within.max()) + 1 if near else total
-        group = 1
-        while 2 * len(cluster_of) * (members // group) > ROOM and group < 32:
-            group *= 2
-        columns = -(-members // group)
-        self.agent = columns
-        place = (within if near else np.arange(total)) // group
-        self.column = np.concatenate([place, columns + np.arange(AGENTS)])
-        self.home = np.concatenate([cluster_of[slot_of], np.full(AGENTS, -1)])
-        self.span = columns + AGENTS + 1
-        self.proxies = {space: (n + 1) * self.span for n, space in enumerate(proxies)}
-        self.elsewhere = self.span * (1 + len(proxies)) if restricted else 0
-        self.rows = Rows(self.span * (1 + len(proxies) + restricted))
-        self.seen, self.handed, self.told = (self.rows.holder(total) for _ in range(3))
-        self.fences: dict[int, Known] = {}
-        self.passed_proxy = {space: np.zeros(total, np.int32) for space in proxies}
+        self.slot_of, self.cluster_of, self.cluster_only = slot_of, cluster_of, cluster_only
+        self.index_in_cluster = index_in_cluster
+        members = int(index_in_cluster.max()) + 1 if cluster_only else total
+        group = threads_per_column(len(cluster_of), members)
+        self.columns = Columns(-(-members // group), proxy_spaces, restricted)
+        column = (index_in_cluster if cluster_only else np.arange(total)) // group
+        self.column = np.concatenate([column, self.columns.threads + np.arange(AGENTS)])  # by actor
+        self._actor_cluster = np.concatenate([cluster_of[slot_of], np.full(AGENTS, -1)])
+        self._table = ClockTable(self.columns.total)
+        self._visible = self._table.thread_clocks(total)
+        self._arrived = self._table.thread_clocks(total)  # released to the cluster's barrier
+        self._pending_waits = self._table.thread_clocks(total)  # of relaxed waits, acquired at the next fence
+        self._pending_reads: dict[int, PendingAcquires] = {}  # by thread
+        self._release_fences: dict[int, ThreadClocks] = {}  # by level: the clocks at each thread's last release fence
+        self._proxy_fence = {space: np.zeros(total, np.int32) for space in proxy_spaces}  # times of the last ones
+        self._released: dict[int, ReleasedClocks] = {}  # by flag
         self.now = 1
-        self.messages: dict[int, Said] = {}
-        self.pending: dict[int, Heard] = {}
 
     @property
     def moment(self) -> int:
         """The time of an access made now."""
         return self.now
 
-    def together(self, a: Array, b: Array, level: int) -> Array:
-        """True where the scope has both threads."""
+    def in_scope(self, a: Array, b: Array, level: int) -> Array:
+        """True where both threads are in the scope."""
         if level >= LEVELS["gpu"]:
             return np.ones(len(a), np.bool_)
         a, b = self.slot_of[a], self.slot_of[b]
         return np.asarray(a == b if level == LEVELS["cta"] else self.cluster_of[a] == self.cluster_of[b])
 
     def ordered(self, earlier: Array, time: Array, later: Array) -> Array:
-        """True where ``later`` has seen what ``earlier`` did at ``time`` in shared memory."""
+        """True where an access of ``earlier`` at ``time`` to shared memory is visible to ``later``."""
         return self.ordered_at(0, earlier, time, later)
 
     def ordered_at(self, begin: int, earlier: Array, time: Array, later: Array) -> Array:
-        """As ``ordered``, by the columns from ``begin`` on."""
+        """As ``ordered``, in the columns from ``begin`` on. Where ``earlier`` is NOBODY the result has no meaning."""
         earlier = np.where(earlier == NOBODY, 0, earlier)
-        found = self.rows.table[self.seen.of[later], begin + self.column[earlier]] > time
-        if self.near:
-            found &= (self.home[earlier] == self.home[later]) | (self.home[earlier] < 0)
+        found = self.visible_time(later, begin + self.column[earlier]) > time
+        if self.cluster_only:
+            cluster = self._actor_cluster
+            found &= (cluster[earlier] == cluster[later]) | (cluster[earlier] < 0)
         return np.asarray(found)
 
-    def fenced(self, space: str, earlier: Array, time: Array, later: int) -> Array:
-        """True where a fence.proxy.async lies between what threads did at a time and what ``later`` does now."""
-        row = self.rows.table[self.seen.of[later]]
-        found = row[self.proxies[space] + self.column[earlier]] > time
-        return np.asarray(found | ((earlier == later) & (self.passed_proxy[space][later] > time)))
+    def visible_time(self, lanes: Array, columns: Array | int) -> Array:
+        """The time in a column before which accesses are visible to a thread, besides its own accesses."""
+        return np.asarray(self._table.rows[self._visible.row[lanes], columns])
 
-    def fence_proxy(self, lanes: Array, spaces: tuple[str, ...]) -> None:
-        """What ``lanes`` did or saw before, copies asynchronous to them may see after."""
+    def separated_by_proxy_fence(self, space: str, earlier: Array, time: Array, later: int) -> Array:
+        """True where a fence.proxy.async separates accesses of threads at a time from those of ``later`` now.
+
+        ``earlier`` is never NOBODY: it is the writer of bytes, or the thread that initialised an mbarrier.
+        """
+        found = self.visible_time(np.array([later]), self.columns.proxies[space] + self.column[earlier]) > time
+        return np.asarray(found | ((earlier == later) & (self._proxy_fence[space][later] > time)))
+
+    def proxy_fence(self, lanes: Array, spaces: tuple[str, ...]) -> None:
+        """Asynchronous copies after this fence see the accesses that ``lanes`` did or saw before it."""
         self.tick(lanes)
-        numbers, which = np.unique(self.seen.of[lanes], return_inverse=True)
-        rows = self.rows.table[numbers]
+        numbers, which = np.unique(self._visible.row[lanes], return_inverse=True)
+        clocks = self._table.rows[numbers]
         for space in spaces:
-            if space in self.proxies:
-                part = rows[:, self.proxies[space] : self.proxies[space] + self.span]
-                np.maximum(part, rows[:, : self.span], out=part)
-                self.passed_proxy[space][lanes] = self.now
-        self.seen.of[lanes] = self.rows.add(rows)[which]
+            if space in self.columns.proxies:
+                part = clocks[:, self.columns.proxy(space)]
+                np.maximum(part, clocks[:, : self.columns.per_copy], out=part)
+                self._proxy_fence[space][lanes] = self.now
+        self._visible.row[lanes] = self._table.add(clocks)[which]
 
     def tick(self, lanes: Any) -> None:
-        """What these threads did until now can be handed over."""
+        """The accesses of these threads until now can be released."""
         self.now += 1
-        self.seen.own[lanes] = self.now
+        self._visible.own_time[lanes] = self.now
 
-    def row(self, lanes: Array, known: Known | None = None) -> Array:
-        """What all of ``lanes`` together have seen."""
-        return np.asarray(self._merged(known or self.seen, lanes, np.zeros(len(lanes), np.int64), 1)[0])
+    def clock(self, lanes: Array, clocks: ThreadClocks | None = None) -> Array:
+        """The join of the clocks of ``lanes``: the accesses that are visible to at least one of them."""
+        return np.asarray(self._joined(clocks or self._visible, lanes, np.zeros(len(lanes), np.int64), 1)[0])
 
-    def _merged(self, known: Known, lanes: Array, group: Array, count: int) -> Array:
-        """As ``Rows.groups``, with what the threads know of themselves."""
-        found = self.rows.groups(known.of[lanes], group, count)
+    def _joined(self, clocks: ThreadClocks, lanes: Array, group: Array, count: int) -> Array:
+        """The join of the clocks of each group of ``lanes``, with the threads' own accesses."""
+        found = self._table.joined(clocks.row[lanes], group, count)
         column = self.column[lanes]
-        for begin in {0, self.elsewhere}:
-            np.maximum.at(found, (group, begin + column), known.own[lanes])
-        for space, at in self.proxies.items():
-            times = self.passed_proxy[space][lanes]
+        for begin in self.columns.memories:
+            np.maximum.at(found, (group, begin + column), clocks.own_time[lanes])
+        for space, begin in self.columns.proxies.items():
+            times = self._proxy_fence[space][lanes]
             if times.any():
-                np.maximum.at(found, (group, at + column), times)
+                np.maximum.at(found, (group, begin + column), times)
         return found
 
     def waited(self, lanes: Array) -> None:
-        """``lanes`` waited for the kernel before this one."""
-        row = np.zeros(self.rows.columns, np.int32)
-        row[self.span - 1] = 1
-        self.rows.add_to(self.seen, lanes, row)
+        """``lanes`` waited for the previous kernel."""
+        clock = np.zeros(self.columns.total, np.int32)
+        clock[self.columns.wait] = 1
+        self.acquire(lanes, clock)
 
     def has_waited(self, lanes: Array) -> Array:
-        """True for those that did, or come after one that did."""
-        return np.asarray(self.rows.table[self.seen.of[lanes], self.span - 1] != 0)
+        """True for threads that waited, or that follow one that did."""
+        return np.asarray(self.visible_time(lanes, self.columns.wait) != 0)
 
-    def passed(self, lanes: Array | slice, barrier: Array | int) -> None:
-        """``lanes`` passed ``barrier`` of their block now."""
-        who = np.arange(len(self.seen.of))[lanes]
-        self.join(who, self.slot_of[who] * 32 + barrier)
+    def barrier_passed(self, lanes: Array | slice, barrier: Array | int) -> None:
+        """``lanes`` pass ``barrier`` of their block now."""
+        who = np.arange(len(self._visible.row))[lanes]
+        self.synchronise(who, self.slot_of[who] * BARRIERS + barrier)
 
-    def join(self, lanes: Array, keys: Array) -> None:
-        """Threads with the same key have met."""
+    def synchronise(self, lanes: Array, keys: Array) -> None:
+        """A barrier joins the clocks of the threads with the same key."""
         self.tick(lanes)
         names, group = np.unique(keys, return_inverse=True)
-        self.seen.of[lanes] = self.rows.add(self._merged(self.seen, lanes, group, len(names)))[group]
-        # Flags that one of those who met writes may hand over what another fenced; likewise what one read.
-        for known in self.fences.values():
-            if known.of[lanes].any() or known.own[lanes].any():
-                known.of[lanes] = self.rows.add(self._merged(known, lanes, group, len(names)))[group]
-        if self.pending:
+        self._visible.row[lanes] = self._table.add(self._joined(self._visible, lanes, group, len(names)))[group]
+        # A flag that one of these threads writes may release what another's fence did; the same holds for flags read.
+        for clocks in self._release_fences.values():
+            if clocks.row[lanes].any() or clocks.own_time[lanes].any():
+                clocks.row[lanes] = self._table.add(self._joined(clocks, lanes, group, len(names)))[group]
+        if self._pending_reads:
             for n in range(len(names)):
-                self._share(lanes[group == n].tolist())
+                self._share_pending_reads(lanes[group == n].tolist())
 
-    def _share(self, lanes: list[int]) -> None:
-        heard: Heard = {}
+    def _share_pending_reads(self, lanes: list[int]) -> None:
+        """A fence of each of ``lanes`` acquires what any of them read. They share a dict, which is never changed."""
+        pending: PendingAcquires = {}
         for lane in lanes:
-            heard |= self.pending.get(lane, {})
-        if heard:
+            pending |= self._pending_reads.get(lane, {})
+        if pending:
             for lane in lanes:
-                self.pending[lane] = heard
+                self._pending_reads[lane] = pending
 
-    def hand(self, lanes: Array, relaxed: bool = False) -> None:
-        """``lanes`` arrive at the barrier of their cluster; ``relaxed``: they hand over what they fenced before."""
+    def cluster_arrive(self, lanes: Array, relaxed: bool = False) -> None:
+        """``lanes`` arrive at the barrier of their cluster; ``relaxed``: only their earlier fences release."""
         self.tick(lanes)
+        arrived, visible = self._arrived, self._visible
         if not relaxed:
-            self.handed.of[lanes], self.handed.own[lanes] = self.seen.of[lanes], self.seen.own[lanes]
+            arrived.row[lanes], arrived.own_time[lanes] = visible.row[lanes], visible.own_time[lanes]
             return
-        self.handed.of[lanes] = self.handed.own[lanes] = 0
-        for known in (known for level, known in self.fences.items() if level >= LEVELS["cluster"]):
-            for lane in lanes[(known.of[lanes] != 0) | (known.own[lanes] != 0)].tolist():
-                self.rows.add_to(self.handed, np.array([lane]), self.row(np.array([lane]), known))
+        arrived.row[lanes] = arrived.own_time[lanes] = 0
+        for clocks in (clocks for level, clocks in self._release_fences.items() if level >= LEVELS["cluster"]):
+            for lane in lanes[(clocks.row[lanes] != 0) | (clocks.own_time[lanes] != 0)].tolist():
+                self._table.join(arrived, np.array([lane]), self.clock(np.array([lane]), clocks))
 
-    def take(self, lanes: Array, keys: Array) -> None:
-        """``lanes`` pass the barrier of their cluster: they know what all with the same key knew when they arrived."""
+    def cluster_wait(self, lanes: Array, keys: Array) -> None:
+        """``lanes`` pass the barrier of their cluster, and acquire what all with the same key released on arrival."""
         names, group = np.unique(keys, return_inverse=True)
-        rows = self._merged(self.handed, lanes, group, len(names))
+        clocks = self._joined(self._arrived, lanes, group, len(names))
         for n in range(len(names)):
-            self.rows.add_to(self.seen, lanes[group == n], rows[n])
+            self.acquire(lanes[group == n], clocks[n])
         self.tick(lanes)
 
-    def tell(self, lanes: Array, row: Array) -> None:
-        """``lanes`` were told of ``row`` by a barrier that orders nothing; they see it after a fence."""
-        self.rows.add_to(self.told, lanes, row)
+    def acquire(self, lanes: Array, clock: Array) -> None:
+        """What ``clock`` knows becomes visible to ``lanes``."""
+        self._table.join(self._visible, lanes, clock)
+
+    def relaxed_wait(self, lanes: Array, clock: Array) -> None:
+        """``lanes`` waited for an event that released ``clock``; their next fence acquires it."""
+        self._table.join(self._pending_waits, lanes, clock)
 
     def fence(
         self, lanes: Array, level: int, acquire: bool = True, release: bool = True, restricted: bool = False
     ) -> None:
-        """``acquire``: what flags said is seen from now on; ``release``: what was done, flags hand over from now on.
+        """A fence of ``lanes`` in the scope of a level.
 
-        ``restricted``: it is seen in shared memory only.
+        ``acquire``: it acquires what earlier relaxed reads and waits found; ``restricted``: in shared memory alone.
+        ``release``: later flags release what is visible now.
         """
         self.tick(lanes)
         if acquire:
-            self._hear(lanes, level, restricted)
+            self._acquire_pending(lanes, level, restricted)
         if release:
-            if level not in self.fences:
-                self.fences[level] = self.rows.holder(len(self.seen.of))
-            known = self.fences[level]
-            known.of[lanes], known.own[lanes] = self.seen.of[lanes], self.seen.own[lanes]
+            if level not in self._release_fences:
+                self._release_fences[level] = self._table.thread_clocks(len(self._visible.row))
+            clocks = self._release_fences[level]
+            clocks.row[lanes], clocks.own_time[lanes] = self._visible.row[lanes], self._visible.own_time[lanes]
 
-    def _hear(self, lanes: Array, level: int, restricted: bool) -> None:
-        told = self.told.of[lanes]
-        for number in np.unique(told[told != 0]).tolist():
-            self._learn(lanes[told == number], self.rows.table[number].copy(), restricted)
-        if self.pending:
+    def _acquire_pending(self, lanes: Array, level: int, restricted: bool) -> None:
+        """``lanes`` acquire what their relaxed waits and reads found. It stays pending after a restricted fence."""
+        rows = self._pending_waits.row[lanes]
+        for number in np.unique(rows[rows != 0]).tolist():
+            self._join_clock(lanes[rows == number], self._table.rows[number].copy(), restricted)
+        if self._pending_reads:
             for lane in lanes.tolist():
-                for said, scope in self.pending.get(lane, {}).values():
-                    self.acquire(lane, said, min(level, scope), restricted)
+                for released, scope in self._pending_reads.get(lane, {}).values():
+                    self._acquire_from(lane, released, min(level, scope), restricted)
                 if not restricted:
-                    self.pending.pop(lane, None)
+                    self._pending_reads.pop(lane, None)
         if not restricted:
-            self.told.of[lanes] = 0
+            self._pending_waits.row[lanes] = 0
 
-    def _learn(self, lanes: Array, row: Array, restricted: bool) -> None:
+    def _join_clock(self, lanes: Array, clock: Array, restricted: bool) -> None:
+        """As ``acquire``; ``restricted``: without the columns of memory that is not shared."""
         if restricted:
-            row = np.where(np.arange(len(row)) < self.elsewhere, row, 0)
-        self.rows.add_to(self.seen, lanes, row)
+            clock = np.where(np.arange(len(clock)) < self.columns.elsewhere, clock, 0)
+        self.acquire(lanes, clock)
 
-    def acquire(self, lane: int, said: Said, level: int, restricted: bool = False) -> None:
-        """``lane`` sees what of ``said`` reaches it; ``restricted``: in shared memory."""
-        slot, far = int(self.slot_of[lane]), level >= LEVELS["gpu"]
-        rows = [said.far] if far and said.far is not None else []
-        others = said.near() if far else said.rows
-        rows += [row for (scope, origin), row in others.items() if self._reaches(min(level, scope), origin, slot)]
-        for row in rows:
-            self._learn(np.array([lane]), row, restricted)
+    def _acquire_from(self, lane: int, released: ReleasedClocks, level: int, restricted: bool = False) -> None:
+        """``lane`` acquires those clocks of a flag's value whose scope, and its own, include the other thread."""
+        slot, everywhere = int(self.slot_of[lane]), level >= LEVELS["gpu"]
+        clocks = [released.gpu_scope] if everywhere and released.gpu_scope is not None else []
+        others = released.narrower_scopes() if everywhere else released.clocks
+        clocks += [clock for (scope, origin), clock in others.items() if self._reaches(min(level, scope), origin, slot)]
+        for clock in clocks:
+            self._join_clock(np.array([lane]), clock, restricted)
         self.tick(lane)
 
     def _reaches(self, level: int, origin: int, slot: int) -> bool:
+        """True if a scope of this level around a thread of block ``origin`` includes the threads of block ``slot``."""
         if level >= LEVELS["gpu"] or origin == slot:
             return True
         return level == LEVELS["cluster"] and bool(self.cluster_of[origin] == self.cluster_of[slot])
 
-    def observed(self, place: int, lane: int, how: Semantics) -> None:
-        """``lane`` read the flag at ``place``."""
-        said = self.messages.get(place)
-        if said is None:
+    def flag_read(self, flag: int, lane: int, how: Semantics) -> None:
+        """``lane`` reads a flag."""
+        released = self._released.get(flag)
+        if released is None:
             return
         if how.acquire:
-            self.acquire(lane, said, how.level)
-        elif id(said) not in self.pending.get(lane, {}):
-            self.pending[lane] = self.pending.get(lane, {}) | {id(said): (said, how.level)}
+            self._acquire_from(lane, released, how.level)
+        elif id(released) not in self._pending_reads.get(lane, {}):
+            self._pending_reads[lane] = self._pending_reads.get(lane, {}) | {id(released): (released, how.level)}
 
-    def published(self, place: int, lane: int, how: Semantics, keep: bool) -> None:
-        """``lane`` wrote the flag at ``place``; ``keep``: as part of a read-modify-write."""
-        found = dict(self.messages[place].rows) if keep and place in self.messages else {}
+    def flag_written(self, flag: int, lane: int, how: Semantics, keep: bool) -> None:
+        """``lane`` writes a flag; ``keep``: as part of a read-modify-write, which continues earlier releases."""
+        found = dict(self._released[flag].clocks) if keep and flag in self._released else {}
         who = np.array([lane])
-        rows = {
-            level: self.row(who, known) for level, known in self.fences.items() if known.of[lane] or known.own[lane]
+        clocks = {
+            level: self.clock(who, fenced)
+            for level, fenced in self._release_fences.items()
+            if fenced.row[lane] or fenced.own_time[lane]
         }
         if how.release:
             self.tick(lane)
-            rows[how.level] = self.row(who)
-        for level, row in rows.items():
-            merge(found, (min(level, how.level), int(self.slot_of[lane])), row)
+            clocks[how.level] = self.clock(who)
+        for level, clock in clocks.items():
+            add_release(found, (min(level, how.level), int(self.slot_of[lane])), clock)
         if found:
-            self.messages[place] = Said(found)
+            self._released[flag] = ReleasedClocks(found)
         else:
-            self.messages.pop(place, None)
-
-
-def merge(messages: Messages, key: tuple[int, int], row: Array) -> None:
-    """Add a row to what is said under ``key``."""
-    messages[key] = np.maximum(messages[key], row) if key in messages else row
+            self._released.pop(flag, None)

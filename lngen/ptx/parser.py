@@ -8,26 +8,19 @@ from functools import lru_cache
 from typing import Any
 
 from lngen.errors import PtxError
+from lngen.ptx.loc import Callers, Loc
 from lngen.ptx.statements import IGNORED, LABEL, statements
 from lngen.ptx.values import INTEGER, integer
 
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """``kind``: reg, imm, sym, label-like names are sym, mem ([base+offset]), vec ({a, b}), pair (a|b)."""
+    """``kind``: reg, imm, sym (also label-like names), mem ([base+offset]), vec ({a, b}), pair (a|b)."""
 
     kind: str
     text: str
     items: tuple[Operand, ...] = ()
     offset: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Loc:
-    """A line of the CUDA source, and the line into which it was inlined (0: it was not)."""
-
-    line: int = 0
-    inlined_at: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +40,7 @@ class Instruction:
 class Symbol:
     """A variable in shared, local, global or const memory.
 
-    ``init`` is what a global one holds at first; a ``dynamic`` one has as many bytes as the launch says.
+    ``init`` is the initial value of a global variable; the launch sets the size of a ``dynamic`` one.
     """
 
     name: str
@@ -88,14 +81,13 @@ _VARIABLE = re.compile(
     r"(?:\.(visible|extern|weak)\s+)?\.(shared|local|global|const)\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+([\w$]+)"
     r"(?:\[(\d*)\])?\s*(?:=\s*(.+))?"
 )
-_LOC = re.compile(r"\.loc\s+\d+\s+(\d+)(?:.*inlined_at\s+\d+\s+(\d+))?")
 _INSTRUCTION = re.compile(r"(?:@(!?)([%\w$]+)\s+)?([a-z][\w.:]*)\s*(.*)", re.S)
 _OPERAND = re.compile(r"\s*(\{[^}]*\}|\[[^\]]*\]|[^,]+?)\s*(?:,|$)")
 
 
 @lru_cache(maxsize=32)
 def parse(text: str) -> Module:
-    """The module that ``text`` spells; PtxError with the line of what is malformed."""
+    """The module in ``text``; PtxError with the line of a malformed statement."""
     reader = _Reader()
     for number, statement in statements(text):
         reader.statement(number, statement)
@@ -108,7 +100,7 @@ def parse(text: str) -> Module:
 
 @dataclass
 class _Scope:
-    """A block in braces: the names it declares, by those they have in the kernel; the first of its instructions."""
+    """A block in braces: the names it declares, with their names in the kernel; the index of its first instruction."""
 
     begin: int
     registers: dict[str, str] = field(default_factory=dict)
@@ -116,13 +108,13 @@ class _Scope:
 
 
 class _Reader:
-    """Collects one entry after the other."""
+    """Reads one entry after the other."""
 
     def __init__(self) -> None:
         self.target = ""
         self.entries: dict[str, Entry] = {}
         self.globals: list[Symbol] = []
-        self.shared: list[Symbol] = []  # of the module: every kernel that names one has its own
+        self.shared: list[Symbol] = []  # of the module: every kernel that uses one has its own copy
         self.entry: str | None = None
         self.depth = 0
         self.section = False
@@ -135,11 +127,12 @@ class _Reader:
         self.labels: dict[str, int] = {}
         self.instructions: list[Instruction] = []
         self.loc = Loc()
+        self.callers = Callers()
         self.cluster: tuple[int, ...] = ()
         self.scopes: list[_Scope] = []
 
     def statement(self, number: int, text: str) -> None:
-        """Take one statement."""
+        """Read one statement."""
         if text in "{}":
             self._brace(text, number)
         elif self.section and self.entry is None:
@@ -174,7 +167,7 @@ class _Reader:
             self.entry = None
 
     def _named_here(self) -> list[Symbol]:
-        """The module's shared variables that the kernel names."""
+        """The module's shared variables that the kernel uses."""
         if not self.shared:
             return []
         names = {o.text for i in self.instructions for o in i.operands} | {
@@ -183,8 +176,8 @@ class _Reader:
         return [s for s in self.shared if s.name in names]
 
     def _directive(self, number: int, text: str) -> None:
-        if loc := _LOC.match(text):
-            self.loc = Loc(int(loc[1]), int(loc[2] or 0))
+        if loc := self.callers.loc(text):
+            self.loc = loc
         elif entry := _ENTRY.match(text):
             self._fresh()
             self.entry, self.depth = entry[1], 0
@@ -227,7 +220,7 @@ class _Reader:
             self.registers[self._fresh_name(name, self.registers, "registers")] = kind
 
     def _fresh_name(self, name: str, taken: dict[str, Any], what: str) -> str:
-        """What ``name`` is called in the kernel: inline text may declare it once for every copy of itself."""
+        """The name of ``name`` in the kernel: inline assembly may declare it once per copy."""
         if not self.scopes:
             return name
         number, found = 1, name
@@ -240,7 +233,7 @@ class _Reader:
         return next((s.registers[name] for s in reversed(self.scopes) if name in s.registers), name)
 
     def _named(self, o: Operand) -> Operand:
-        """An operand with the kernel's names; a register may have one that does not begin with %."""
+        """An operand with the kernel's names; the name of a register need not begin with %."""
         if o.items:
             return replace(o, items=tuple(self._named(item) for item in o.items))
         if o.kind not in ("reg", "sym", "mem"):
@@ -250,7 +243,7 @@ class _Reader:
         return o if kind == o.kind and name == o.text else Operand(kind, name, o.items, o.offset)
 
     def _close(self, scope: _Scope) -> None:
-        """Jumps in a block go to its labels."""
+        """Binds jumps in a block to its labels."""
         names = {old: new for old, new in scope.labels.items() if old != new}
         for n in range(scope.begin, len(self.instructions)) if names else ():
             i = self.instructions[n]

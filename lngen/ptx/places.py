@@ -1,4 +1,4 @@
-"""Who touched what of a memory, in a launch with strong accesses: atomics, flags, mbarriers."""
+"""The accesses to a memory in a launch with strong accesses: atomics, flags, mbarriers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lngen.ptx.scratch import NOBODY, Clock, Races
 
 
 class Elsewhere:
-    """The order of accesses to memory that is not shared: a restricted fence says nothing of it."""
+    """The order of accesses to memory that is not shared, which a restricted fence does not order."""
 
     def __init__(self, clock: VectorClock) -> None:
         self._clock = clock
@@ -21,15 +21,15 @@ class Elsewhere:
         return self._clock.moment
 
     def ordered(self, earlier: Array, time: Array, later: Array) -> Array:
-        """True where ``later`` has seen what ``earlier`` did at ``time``."""
-        return self._clock.ordered_at(self._clock.elsewhere, earlier, time, later)
+        """True where an access of ``earlier`` at ``time`` is visible to ``later``."""
+        return self._clock.ordered_at(self._clock.columns.elsewhere, earlier, time, later)
 
 
 class Places:
-    """As ``Races``, for a launch with atomics: strong accesses do not race with each other, but with weak ones.
+    """Races in a launch with atomics: strong accesses race with weak accesses and not with each other.
 
-    PTX ISA, Memory Consistency Model: morally strong operations. Two strong accesses are, if each one's scope has the
-    other's thread.
+    PTX ISA, Memory Consistency Model: morally strong operations. Two accesses are morally strong if both are strong
+    and the scope of each includes the thread of the other.
     """
 
     def __init__(self, words: int, shared: bool) -> None:
@@ -38,7 +38,7 @@ class Places:
         self.strong: dict[int, Races] = {}  # by the level of the scope
 
     def note(self, words: Array, lanes: Array, clock: Clock, how: str, level: int | None = None) -> Array:
-        """The thread each access races with, NOBODY if none; notes the accesses. ``level``: of the scope, if strong."""
+        """The thread that each access races with, or NOBODY; records the accesses. ``level``: scope of strong ones."""
         times = Elsewhere(clock) if isinstance(clock, VectorClock) and not self.shared else clock
         if level is None:
             rival = self.plain.note(words, lanes, times, how)
@@ -50,6 +50,6 @@ class Places:
         self.strong.setdefault(level, Races(self.words))
         for other, races in self.strong.items():
             found = (races.note if other == level else races.peek)(words, lanes, times, how)
-            far = (found != NOBODY) & ~clock.together(found, lanes, min(level, other))
-            rival = np.where((rival == NOBODY) & far, found, rival)
+            out_of_scope = (found != NOBODY) & ~clock.in_scope(found, lanes, min(level, other))
+            rival = np.where((rival == NOBODY) & out_of_scope, found, rival)
         return np.asarray(rival)

@@ -1,24 +1,19 @@
-"""An entry made ready to run: registers are slots of a list, instructions are functions, code is cut into segments."""
+"""An entry ready to run: registers are slots of a list, instructions are functions, code is cut into segments."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from lngen.errors import PtxError
 from lngen.ptx.lanes import Lanes
 from lngen.ptx.parser import Entry, Instruction, Module, Operand
-from lngen.ptx.pure import Pure
-from lngen.ptx.table import pure, refusal
 from lngen.ptx.values import DT, DTYPES, UNSIGNED, Adapter, Value, adapter, immediate
 
-if TYPE_CHECKING:
-    from lngen.ptx.batch import Batch
-
-Step = Callable[["Batch", Lanes], None]
+Step = Callable[[Any, Lanes], None]  # of a batch, which has a program itself
 SPECIAL = {
     f"%{n}.{a}": f"{n}.{a}" for n in ("tid", "ntid", "ctaid", "nctaid") for a in "xyz"
 } | {"%laneid": "laneid", "%cluster_ctarank": "cluster_ctarank", "%cluster_nctarank": "cluster_nctarank"} | {
@@ -29,7 +24,7 @@ SINK = -1
 
 @dataclass(frozen=True)
 class Segment:
-    """Instructions without a jump into or out of them: from ``begin``, the steps, then what ends it."""
+    """Straight code: from ``begin``, the steps, then the instruction that ends the segment."""
 
     begin: int
     steps: tuple[Step, ...]
@@ -72,7 +67,7 @@ class Program:
         return self.slots[name]
 
     def source(self, o: Operand, dtype: DT, i: Instruction) -> tuple[int, Adapter | None]:
-        """Slot of an operand read as ``dtype``, and how to read it so."""
+        """Slot of an operand read as ``dtype``, and the conversion of the slot's value, if one is needed."""
         if o.kind == "imm":
             return self.new(dtype, immediate(o.text, dtype)), None
         if o.kind == "sym":
@@ -86,7 +81,7 @@ class Program:
         return slot, adapter(self.dtypes[slot], dtype)
 
     def target(self, o: Operand, dtype: DT, i: Instruction) -> tuple[int, Adapter | None]:
-        """Slot of a destination to which a value of ``dtype`` is written, and how to convert that."""
+        """Slot of a destination to which a value of ``dtype`` is written, and the conversion to the slot's dtype."""
         if o.text == "_":
             return SINK, None
         if o.kind != "reg" or o.text in SPECIAL:
@@ -104,132 +99,8 @@ def _poison(dtype: DT) -> Value:
     return np.zeros(1, dtype)[0] if dtype.kind == "b" else np.full(dtype.itemsize, 0xFE, np.uint8).view(dtype)[0]
 
 
-def write(batch: Batch, slot: int, value: Value, lanes: Lanes) -> None:
-    """Set a register of those lanes."""
-    if slot == SINK:
-        return
-    batch.R[slot] = value if lanes.array is None else np.where(lanes.array, value, batch.R[slot])
-
-
-def predicated(program: Program, i: Instruction, step: Step) -> Step:
-    """The step for the lanes whose predicate holds."""
-    if not i.predicate:
-        return step
-    slot, negated = program.register(i.predicate, i), i.negated
-
-    def narrowed(batch: Batch, lanes: Lanes) -> None:
-        p = batch.R[slot]
-        some = lanes.narrow(~p if negated else p)
-        if some.count:
-            step(batch, some)
-
-    return narrowed
-
-
-def pure_step(program: Program, i: Instruction) -> Step:
-    """The step of an instruction that only computes."""
-    if i.opcode in ("mov.b32", "mov.b64") and any(o.kind == "vec" for o in i.operands):
-        return _packing(program, i)
-    row = pure(i.opcode)
-    if row is None or not i.operands:
-        raise unknown(i, refusal(i.opcode))
-    return _bound(program, i, row)
-
-
-def _bound(program: Program, i: Instruction, row: Pure) -> Step:
-    ins = i.operands[1:]
-    if len(ins) != len(row.ins):
-        raise unknown(i, f"has {len(ins)} source operands, expected {len(row.ins)}")
-    sources = [program.source(o, t, i) for o, t in zip(ins, row.ins, strict=True)]
-    first = i.operands[0]
-    names = first.items if first.kind == "pair" else (first,)
-    if len(names) > len(row.outs):
-        raise unknown(i, "has too many results")
-    targets = [program.target(o, t, i) for o, t in zip(names, row.outs, strict=False)]
-    fn = _reading(row.fn, sources)
-    if len(row.outs) > 1:
-        return _several(fn, targets)
-    slot, convert = targets[0]
-    if slot == SINK:
-        return lambda batch, lanes: None
-    return _single(fn, slot, convert)
-
-
-def _single(fn: Callable[[list[Value]], Value], slot: int, convert: Adapter | None) -> Step:
-    if convert is None:
-
-        def plain(batch: Batch, lanes: Lanes) -> None:
-            R = batch.R
-            R[slot] = fn(R) if lanes.array is None else np.where(lanes.array, fn(R), R[slot])
-
-        return plain
-
-    def converted(batch: Batch, lanes: Lanes) -> None:
-        R = batch.R
-        value = convert(fn(R))
-        R[slot] = value if lanes.array is None else np.where(lanes.array, value, R[slot])
-
-    return converted
-
-
-def _several(fn: Callable[[list[Value]], Any], targets: list[tuple[int, Adapter | None]]) -> Step:
-    def step(batch: Batch, lanes: Lanes) -> None:
-        for (slot, convert), value in zip(targets, fn(batch.R), strict=False):
-            write(batch, slot, convert(value) if convert else value, lanes)
-
-    return step
-
-
-def _reading(fn: Callable[..., Any], sources: list[tuple[int, Adapter | None]]) -> Callable[[list[Value]], Any]:
-    """``fn`` on registers; the frequent cases without a loop."""
-    if all(a is None for _, a in sources):
-        slots = [s for s, _ in sources]
-        if len(slots) == 1:
-            (x,) = slots
-            return lambda R: fn(R[x])
-        if len(slots) == 2:
-            x, y = slots
-            return lambda R: fn(R[x], R[y])
-        return lambda R: fn(*[R[s] for s in slots])
-    return lambda R: fn(*[R[s] if a is None else a(R[s]) for s, a in sources])
-
-
-def _packing(program: Program, i: Instruction) -> Step:
-    """mov.b32 {lo, hi}, r and mov.b32 r, {lo, hi}; also of 64 bits, and of four parts."""
-    if len(i.operands) != 2:
-        raise unknown(i)
-    to, source = i.operands
-    whole = UNSIGNED[4 if i.opcode == "mov.b32" else 8]
-    vec = to if to.kind == "vec" else source
-    part = UNSIGNED[whole.itemsize // len(vec.items)]
-    width = 8 * part.itemsize
-    if to.kind == "vec":
-        slot, read = program.source(source, whole, i)
-        parts = [program.target(o, part, i) for o in to.items]
-
-        def unpack(batch: Batch, lanes: Lanes) -> None:
-            value = batch.R[slot] if read is None else read(batch.R[slot])
-            for n, (slot_, convert) in enumerate(parts):
-                if slot_ != SINK:
-                    piece = (value >> whole.type(n * width) if n else value).astype(part)
-                    write(batch, slot_, convert(piece) if convert else piece, lanes)
-
-        return unpack
-    slot, convert = program.target(to, whole, i)
-    pieces = [program.source(o, part, i) for o in source.items]
-
-    def pack(batch: Batch, lanes: Lanes) -> None:
-        total: Value = 0
-        for n, (slot_, read) in enumerate(pieces):
-            piece = (batch.R[slot_] if read is None else read(batch.R[slot_])).astype(whole)
-            total = total | piece << whole.type(n * width) if n else piece
-        write(batch, slot, convert(total) if convert else total, lanes)
-
-    return pack
-
-
 def leaders(entry: Entry) -> set[int]:
-    """Where a segment may begin: the start, every label, what follows an instruction that directs control."""
+    """Where segments may begin: the start, every label, the instruction after control flow."""
     found = {0, *entry.labels.values()}
     found |= {n + 1 for n, i in enumerate(entry.instructions) if is_control(i)}
     found |= {n for n, i in enumerate(entry.instructions) if i.opcode.startswith(("shfl", "vote", "elect", "bar.warp"))}
@@ -240,10 +111,10 @@ CONTROL = ("bra", "bar", "barrier", "shfl", "vote", "elect", "ret", "exit", "tra
 
 
 def is_control(i: Instruction) -> bool:
-    """True for what moves lanes: branches, barriers, shuffles, ends."""
+    """True for an instruction that moves lanes: branch, barrier, shuffle, exit."""
     return i.opcode.split(".", 1)[0] in CONTROL
 
 
 def symbols(module: Module, entry: Entry, places: dict[str, int]) -> dict[str, int]:
-    """Addresses by name; ``places`` are those in shared, local and global memory."""
+    """Addresses by name; ``places`` has those in shared, local and global memory."""
     return {s.name: places[s.name] for s in (*module.symbols, *entry.symbols) if s.name in places}

@@ -1,39 +1,27 @@
-"""Two ways to memory: what ordinary stores wrote, bulk copies see, and write over, after a fence.proxy.async."""
+"""Proxies: a bulk copy may read or overwrite the results of ordinary stores only after a fence.proxy.async."""
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from lngen.ptx.analysis import PROXY_SPACES
+from lngen.ptx.batch import Batch
 from lngen.ptx.memory import Buffer
-from lngen.ptx.parser import Entry, Instruction
+from lngen.ptx.parser import Instruction
 from lngen.ptx.scratch import NOBODY, Scratch
 
-if TYPE_CHECKING:
-    from lngen.ptx.batch import Batch
 
-SPACES = ("shared", "global")
-
-
-@lru_cache(maxsize=64)
-def proxies(entry: Entry) -> tuple[str, ...]:
-    """The memories of which fences matter: there are copies that read or write them."""
-    return SPACES if any(i.opcode.startswith("cp.async.bulk.") for i in entry.instructions) else ()
-
-
-def fenced(i: Instruction) -> tuple[str, ...]:
-    """The memories a fence.proxy.async is for."""
-    return ("shared",) if ".shared::" in i.opcode else ("global",) if ".global" in i.opcode else SPACES
+def fenced_spaces(i: Instruction) -> tuple[str, ...]:
+    """The memories that a fence.proxy.async applies to."""
+    return ("shared",) if ".shared::" in i.opcode else ("global",) if ".global" in i.opcode else PROXY_SPACES
 
 
 def check(
     batch: Batch, i: Instruction, memory: Scratch | Buffer, at: int, count: int, lane: int, does: str = "reads"
 ) -> None:
-    """A finding if a bulk copy that ``lane`` issues reads or overwrites what a thread wrote, no fence between."""
+    """A finding if a bulk copy of ``lane`` reads or overwrites a thread's store without a fence between them."""
     order = batch.order
-    if order is None or not order.proxies:
+    if order is None or not order.columns.proxies:
         return
     places, unit = (memory.races, memory.unit) if isinstance(memory, Scratch) else batch.places(memory)
     words = np.arange(at // unit, -(-(at + count) // unit))
@@ -41,10 +29,10 @@ def check(
         writer, time = races.last(words)
         mine = np.flatnonzero((writer != NOBODY) & (writer < batch.total))
         space = "shared" if isinstance(memory, Scratch) else "global"
-        bad = mine[~order.fenced(space, writer[mine], time[mine], lane)]
+        bad = mine[~order.separated_by_proxy_fence(space, writer[mine], time[mine], lane)]
         if bad.size:
             at = int(words[bad[0]]) * unit
             where = memory.where(at % memory.room if isinstance(memory, Scratch) else at + memory.base, unit)
-            text = f"A bulk copy {does} {where}, which thread {int(writer[bad[0]]) % batch.width} wrote with no "
-            batch.report("proxy", text + "fence.proxy.async between.", i, np.array([lane]))
+            text = f"A bulk copy {does} {where}, which thread {int(writer[bad[0]]) % batch.width} wrote without "
+            batch.report("proxy", text + "a fence.proxy.async before the copy.", i, np.array([lane]))
             return

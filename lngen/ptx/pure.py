@@ -1,4 +1,4 @@
-"""What an instruction computes: dtypes in which operands are read, those of the results, and the function."""
+"""The computation of an instruction: the dtypes of its operands and results, and the function."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from lngen.ptx.values import DT
 
 @dataclass(frozen=True)
 class Pure:
-    """A result (a tuple if there are several ``outs``) from operands."""
+    """A function from operands to a result (a tuple if there are several ``outs``)."""
 
     outs: tuple[DT, ...]
     ins: tuple[DT, ...]
     fn: Callable[..., Any]
 
 
-Maker = Callable[[Opcode], Pure | None]  # None: it does not know these modifiers together
+Maker = Callable[[Opcode], Pure | None]  # None: the modifiers exclude each other

@@ -1,7 +1,7 @@
 """st.async: a store to another block's shared memory that completes on an mbarrier there.
 
-PTX ISA, Data Movement and Conversion Instructions: st.async. What completes on the mbarrier releases for the cluster:
-the store itself and, like a store of the thread, what that had seen.
+PTX ISA, Data Movement and Conversion Instructions: st.async. The completion on the mbarrier releases, with the scope of
+the cluster, the store and the accesses that are visible to its thread.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import numpy as np
 from lngen.ptx.access import address_of, spread
 from lngen.ptx.batch import Batch
 from lngen.ptx.bulk import One, agent, memory_operand, single, target
-from lngen.ptx.flights import Copy
+from lngen.ptx.flights import begin
+from lngen.ptx.in_flight import Copy
 from lngen.ptx.lanes import Lanes
 from lngen.ptx.parser import Instruction
 from lngen.ptx.program import Program, Step, unknown
@@ -48,7 +49,7 @@ def async_store_step(program: Program, i: Instruction) -> Step:
                 batch, i, One(single(lane, lanes.total), there[part], there[part], keys[part], size), size, False
             )
             if where is not None:
-                copy = Copy(i, lane, agent(batch, where[1]), rows[n], batch.shared, where[0], hands_over=True)
-                batch.flights.begin(batch, copy, "barrier", where[1])
+                copy = Copy(i, lane, agent(batch, where[1]), rows[n], batch.shared, where[0], releases=True)
+                begin(batch, copy, "barrier", where[1])
 
     return step

@@ -1,4 +1,4 @@
-"""What a run shows: findings that name PTX, CUDA and IR, and traffic."""
+"""The outcome of a run: findings that name PTX, CUDA and IR, and traffic."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ import re
 from dataclasses import dataclass, field
 
 from lngen.ir.numerics import Array
-from lngen.ptx.parser import Instruction, Loc
+from lngen.ptx.loc import Loc
+from lngen.ptx.parser import Instruction
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something a kernel must not do, where it does it first, and who did it.
+    """An illegal action of a kernel: where it happens first, and in which thread.
 
     ``kind``: out-of-bounds, misaligned, uninitialised, never-written, shared-race, global-race, divergent-barrier,
     barrier-count, no-such-barrier, inactive-shuffle, async-read, proxy, mbarrier, early-access (before the wait for the
-    kernel ahead), early-remote and early-exit (of a block of the cluster), deadlock. Lines are 0 and
-    names empty where there are none.
+    previous kernel), early-remote and early-exit (of a block of the cluster), deadlock. Lines are 0 and names are empty
+    where there are none.
     """
 
     kind: str
@@ -49,12 +50,13 @@ class Finding:
 
 @dataclass(frozen=True)
 class Traffic:
-    """What moved, by kernel.
+    """Data moved, by kernel.
 
     ``tensors``: by tensor bytes_read, bytes_written and the 32-byte sectors of each warp's accesses, sectors_read,
     sectors_written, and prefetches of a thread; ``instructions``: by opcode, counted once a warp; ``shared``: accesses
     (of warps), bytes_read, bytes_written, bank_conflicts (wavefronts beyond an access's fewest); ``barriers``: waits,
-    counted once a warp; ``in_flight``: the most bytes that asynchronous copies to a block had under way at once.
+    counted once a warp; ``in_flight``: the most bytes that asynchronous copies to a block had in flight at once;
+    ``segments``: the most segments of straight code that a batch of blocks ran.
     """
 
     tensors: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
@@ -62,14 +64,16 @@ class Traffic:
     shared: dict[str, dict[str, int]] = field(default_factory=dict)
     barriers: dict[str, int] = field(default_factory=dict)
     in_flight: dict[str, int] = field(default_factory=dict)
+    segments: dict[str, int] = field(default_factory=dict)
 
     def open(self, kernel: str) -> None:
-        """Rows of zeros for a kernel that is about to run."""
+        """Starts a kernel with rows of zeros."""
         self.tensors.setdefault(kernel, {})
         self.instructions.setdefault(kernel, {})
         self.shared.setdefault(kernel, dict.fromkeys(("accesses", "bytes_read", "bytes_written", "bank_conflicts"), 0))
         self.barriers.setdefault(kernel, 0)
         self.in_flight.setdefault(kernel, 0)
+        self.segments.setdefault(kernel, 0)
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,8 @@ class Stop(Exception):
 
 
 _NOTE = re.compile(r"//\s*(%.+)$")
-_TENSOR = re.compile(r"\b(\w+?)(?:_partial)?_(?:ptr|out|acc)\b")
+_BUFFER = re.compile(r" of '(\w+?)(?:_partials_)?'")
+_TENSOR = re.compile(r"\b(\w+?)(?:_partial)?_(?:ptr|out|acc|sums)_?\b")
 
 
 class Reporter:
@@ -109,7 +114,7 @@ class Reporter:
         address: int = -1,
         key: str = "",
     ) -> None:
-        """One more, unless this instruction has one of this kind (and ``key``)."""
+        """Adds a finding, unless this instruction already has one of this kind (and ``key``)."""
         where = (kind, kernel, instruction.line if instruction else 0, key)
         if where in self._seen:
             return
@@ -123,7 +128,7 @@ class Reporter:
                 instruction.line if instruction else 0,
                 instruction.text if instruction else "",
                 loc.line,
-                self._note(loc.line) or self._note(loc.inlined_at),
+                self._note(loc.line) or self._note(loc.inlined_at) or self._of_buffer(message),
                 block,
                 thread,
                 address,
@@ -132,8 +137,8 @@ class Reporter:
         if self.stop:
             raise Stop
 
-    def seen(self, kind: str, kernel: str, instruction: Instruction) -> bool:
-        """True if ``add`` would change nothing."""
+    def reported(self, kind: str, kernel: str, instruction: Instruction) -> bool:
+        """True if ``add`` would add nothing."""
         return (kind, kernel, instruction.line, "") in self._seen
 
     def _note(self, line: int) -> str:
@@ -143,10 +148,19 @@ class Reporter:
         text = self._lines[line - 1]
         if note := _NOTE.search(text):
             return note[1]
-        if tensor := _TENSOR.search(text):
-            name = re.escape(tensor[1])
-            for wanted in (rf"%{name}\s*:", rf"=.*%{name}\b"):
-                for candidate in self._lines:
-                    if (note := _NOTE.search(candidate)) and "=" in note[1] and re.search(wanted, note[1]):
-                        return re.sub(r"\s+", " ", note[1])
+        tensor = _TENSOR.search(text)
+        return self._of_tensor(tensor[1]) if tensor else ""
+
+    def _of_buffer(self, message: str) -> str:
+        """The equation of the tensor that a message names, since device functions are inlined several times."""
+        buffer = _BUFFER.search(message)
+        return self._of_tensor(buffer[1]) if buffer else ""
+
+    def _of_tensor(self, tensor: str) -> str:
+        """The IR equation that computes a tensor, or the first that reads it."""
+        name = re.escape(tensor)
+        for wanted in (rf"%{name}\s*:", rf"=.*%{name}\b"):
+            for candidate in self._lines:
+                if (note := _NOTE.search(candidate)) and "=" in note[1] and re.search(wanted, note[1]):
+                    return re.sub(r"\s+", " ", note[1])
         return ""

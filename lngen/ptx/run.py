@@ -1,8 +1,9 @@
-"""A plan on NumPy: its kernels in launch order, on memory that remembers."""
+"""A plan executed on NumPy: its kernels in launch order, on memory that records accesses."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 import numpy as np
 
@@ -11,9 +12,9 @@ from lngen.errors import PtxError
 from lngen.ir import M
 from lngen.ir.numerics import Array
 from lngen.lower import Kernel, Plan
-from lngen.ptx.batch import Launch
+from lngen.ptx.batch import MOST, Launch
 from lngen.ptx.compiler import compile_entry
-from lngen.ptx.kernel import place_globals, run_blocks
+from lngen.ptx.kernel import entry_of, place_globals, run_blocks
 from lngen.ptx.memory import Buffer, GlobalMemory
 from lngen.ptx.parser import Module, parse
 from lngen.ptx.report import Outcome, Reporter, Stop, Traffic
@@ -39,43 +40,50 @@ def run_plan(
     stop: bool = False,
     times: int = 1,
     alias: Mapping[str, tuple[str, int]] | None = None,
+    most: int = MOST,
 ) -> Outcome:
-    """Results, findings and traffic of one call of ``plan`` with those inputs, by name.
+    """Results, findings and traffic of one call of ``plan`` with the given inputs, by name.
 
-    ``source`` (CUDA) or ``ptx`` replace what the plan emits; ``rows`` what the inputs say. ``strides``: elements
-    from row to row of an [M, D] tensor, default D; ``offset``: elements by which every [M, D] pointer is shifted from
-    an aligned address. ``order`` is the seed of the order in which blocks run, 0 as they are numbered; ``grid`` gives
-    another grid, (x, y) of a kernel and the rows. ``stop``: end at the first finding. ``times``: how many calls, one
-    after another on the same workspace; the results, which each call has to write, are those of the last. ``alias``:
-    tensors that lie in another's memory, each with that one's name and how many of its elements come before them:
-    ``{"y": ("x", 0)}`` writes y over x. What of an output over an input is not written, only the results can show.
-    From sm_90 on every launch is programmatic: the kernel may begin before the one ahead of it has ended, and has to
-    wait for it.
+    ``source`` (CUDA) or ``ptx`` replaces the emitted text; ``rows`` replaces the number of rows of the inputs.
+    ``strides``: elements from row to row of an [M, D] tensor, default D; ``offset``: elements by which every [M, D]
+    pointer is shifted from an aligned address. ``order`` is the seed of the order in which blocks run, 0 the order of
+    their numbers; ``grid`` gives another grid: (x, y) of a kernel and the rows. ``stop``: end at the first finding.
+    ``times``: the number of calls, one after another on the same workspace; the results, which each call has to write,
+    are those of the last. ``alias``: tensors in the memory of another, each with the other's name and the number of
+    its elements before them: ``{"y": ("x", 0)}`` writes y over x. Elements of such an output that are never written
+    cause no finding; only the results show them. ``most``: segments of straight code that a batch of blocks runs before
+    its kernel counts as one that does not end, which is a finding; ``Traffic.segments`` has the number of a run.
+    From sm_90 on every launch is programmatic: the kernel may start before the previous one has ended, and has to wait
+    for it.
     """
     text = source if source is not None else emit(plan)
     module = parse(ptx if ptx is not None else compile_ptx(text, arch, name=f"{plan.name}.cu", lines=True))
     rows = rows if rows is not None else _rows(plan, inputs)
     memory = GlobalMemory()
     tensors = Tensors(plan, inputs, rows, strides or {}, offset, alias or {}, memory)
-    run = _Run(plan, rows, tensors, memory, Reporter(text, stop), module)
-    try:
-        with np.errstate(all="ignore"):
-            for _ in range(times):
-                tensors.begin()
-                run.launch(module, order, grid)
-                run.look_for_gaps()
-    except Stop:
-        pass
+    run = _Run(plan, rows, tensors, memory, Reporter(text, stop), module, most)
+    with suppress(Stop), np.errstate(all="ignore"):
+        for _ in range(times):
+            tensors.begin()
+            run.launch(module, order, grid)
+            run.look_for_gaps()
     return Outcome(tensors.results(), tuple(run.reporter.findings), run.traffic)
 
 
 class _Run:
-    """The memory of one call, and its kernels' launches."""
+    """The memory of one call, and the launches of its kernels."""
 
     def __init__(
-        self, plan: Plan, rows: int, tensors: Tensors, memory: GlobalMemory, reporter: Reporter, module: Module
+        self,
+        plan: Plan,
+        rows: int,
+        tensors: Tensors,
+        memory: GlobalMemory,
+        reporter: Reporter,
+        module: Module,
+        most: int,
     ) -> None:
-        self.plan, self.rows, self.tensors, self.memory = plan, rows, tensors, memory
+        self.plan, self.rows, self.tensors, self.memory, self.most = plan, rows, tensors, memory, most
         self.reporter, self.traffic = reporter, Traffic()
         self.globals = place_globals(memory, module)
         self.workspace = {}
@@ -87,14 +95,11 @@ class _Run:
             self.workspace[b.name] = held
 
     def launch(self, module: Module, order: int, grid: Grid | None) -> None:
-        """Every kernel of the plan that this many rows need."""
+        """Every kernel of the plan that this number of rows needs."""
         for kernel in self.plan.kernels:
             if not self.rows and not kernel.always:
                 continue
-            if kernel.name not in module.entries:
-                found = ", ".join(module.entries)
-                raise PtxError(f"The kernel '{kernel.name}' is expected in the PTX, which has {found}.")
-            entry = module.entries[kernel.name]
+            entry = entry_of(module, kernel.name)
             program = compile_entry(entry, tuple(self.globals.items()))
             if len(entry.params) != len(kernel.arguments):
                 raise PtxError(f"'{kernel.name}' has {len(entry.params)} parameters, the plan {len(kernel.arguments)}.")
@@ -105,7 +110,7 @@ class _Run:
             shared = Launch(
                 kernel.name, program, arguments, (x, y), kernel.block, self.memory, self.reporter, self.traffic,
                 dynamic=getattr(kernel, "dynamic", 0), cluster=_cluster(kernel),
-                programmatic=capability(module.target) >= OVERLAP_ARCH,
+                programmatic=capability(module.target) >= OVERLAP_ARCH, most=self.most,
             )  # fmt: skip
             run_blocks(shared, order)
 
@@ -127,12 +132,12 @@ class _Run:
         """Findings for output elements that no kernel wrote."""
         for name, missing in self.tensors.gaps():
             where = ", ".join(map(str, missing[0].tolist()))
-            text = f"'{name}[{where}]' is an output that no kernel writes, like {len(missing) - 1} others."
+            text = f"'{name}[{where}]' is an output element that no kernel writes; so are {len(missing) - 1} others."
             self.reporter.add("never-written", text, key=name)
 
 
 def _cluster(kernel: Kernel) -> tuple[int, ...]:
-    """The clusters that the launch asks for, none if it asks for single blocks."""
+    """The cluster shape of the launch, empty for a launch of single blocks."""
     found = getattr(kernel, "cluster", ())
     shape = (found,) if isinstance(found, int) else tuple(found)
     return shape if max(shape, default=1) > 1 else ()

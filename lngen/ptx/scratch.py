@@ -1,4 +1,4 @@
-"""Shared and local memory: bytes per block or thread, what was written, and shared races."""
+"""Shared and local memory: bytes per block or thread, which of them are written, and races in shared memory."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from lngen.ptx.memory import POISON, VIEWS, WORD
 from lngen.ptx.parser import Symbol
 from lngen.ptx.values import DTYPES
 
-SOLO, NOBODY = 0, -1
+NOBODY = -1
+BARRIERS = 16  # of a block, by number: PTX ISA
+STAMPS = 2 * BARRIERS  # of each time: one for every barrier passed then, the last for accesses
 
 
 def layout(symbols: Sequence[Symbol], start: int) -> tuple[dict[str, int], int]:
-    """Where each symbol lies, a gap before each but the first, and the bytes all need.
+    """The offset of each symbol, with a gap before each but the first, and the bytes of all.
 
-    Dynamic ones lie behind the others, all at one place, whatever their size.
+    Dynamic symbols follow the others, all at one offset, whatever their size.
     """
     places, at = {}, start
     for symbol in (s for s in symbols if not s.dynamic):
@@ -34,24 +36,25 @@ def layout(symbols: Sequence[Symbol], start: int) -> tuple[dict[str, int], int]:
 
 
 def size_of(symbol: Symbol) -> int:
-    """Its bytes; 0 of a dynamic one."""
+    """The bytes of a symbol; 0 for a dynamic one."""
     return symbol.count * DTYPES[symbol.element].itemsize
 
 
 class Scratch:
-    """The bytes of every block (shared) or thread (local) of a batch, side by side; races by ``unit`` bytes."""
+    """The bytes of every block (shared) or thread (local) of a batch; races in units of ``unit`` bytes."""
 
     def __init__(
-        self, name: str, symbols: Sequence[Symbol], owner: Array, owners: int, dynamic: int = 0, unit: int = WORD
+        self, name: str, symbols: Sequence[Symbol], owner: Array, parts: int, dynamic: int = 0, unit: int = WORD
     ) -> None:
         self.name, self.owner, self.unit = name, owner, unit
+        symbols = [s for s in symbols if s.space == name]
         self.places, self.room = layout(symbols, 0)
         self.sizes = [(self.places[s.name], dynamic if s.dynamic else size_of(s), s.name) for s in symbols]
         if any(s.dynamic for s in symbols):
             self.room += -(-dynamic // 16) * 16 + 256
-        self.data = np.full(owners * self.room, POISON, np.uint8)
-        self.written = np.zeros(owners * self.room, np.uint8)
-        self.races: Any = Races(owners * self.room // unit) if name == "shared" else None
+        self.data = np.full(parts * self.room, POISON, np.uint8)
+        self.written = np.zeros(parts * self.room, np.uint8)
+        self.races: Any = Races(parts * self.room // unit) if name == "shared" else None
 
     def inside(self, address: Array, count: int) -> Array:
         """True where ``count`` bytes from ``address`` belong to one symbol."""
@@ -61,7 +64,7 @@ class Scratch:
         return found
 
     def where(self, address: int, count: int) -> str:
-        """An address in words."""
+        """The description of an address in findings."""
         if not self.sizes:
             return f"address {address} of {self.name} memory, of which the kernel has none"
         start, size, symbol = max((s for s in self.sizes if s[0] <= address), default=self.sizes[0])
@@ -69,7 +72,7 @@ class Scratch:
         return f"bytes {at} to {at + count - 1} of {self.name} memory '{symbol}', which has {size} bytes"
 
     def read(self, at: Array, width: int, vec: int, wanted: list[int]) -> tuple[Sequence[Array], Array]:
-        """Elements at byte positions of ``data``, and where no byte of those ``wanted`` is missing."""
+        """Elements at byte positions of ``data``, and True where every byte of those ``wanted`` is written."""
         spread = at[:, None] + np.arange(0, width * vec, width)
         index = spread // width
         columns = self.data.view(VIEWS[width])[index]
@@ -78,7 +81,7 @@ class Scratch:
         return tuple(np.ascontiguousarray(columns.T)), known
 
     def write(self, at: Array, values: Sequence[Array]) -> None:
-        """Store one element of each of ``values`` side by side."""
+        """Store one element of each of ``values``, next to each other."""
         width = values[0].dtype.itemsize
         full = VIEWS[width].type(int.from_bytes(b"\x01" * width, "little"))
         for i, value in enumerate(values):
@@ -88,18 +91,18 @@ class Scratch:
 
 
 class Times(Protocol):
-    """Says which access comes before which."""
+    """The order between accesses."""
 
     @property
     def moment(self) -> int:
         """The time of an access made now."""
 
     def ordered(self, earlier: Array, time: Array, later: Array) -> Array:
-        """True where ``later`` comes after what ``earlier`` did at ``time``."""
+        """True where ``later`` follows an access of ``earlier`` at ``time``."""
 
 
 class Clock:
-    """When each thread last passed the block barrier and a named one.
+    """The times at which each thread last passed the block barrier and a named barrier.
 
     ``now`` grows with every release; the stamp of a release is its time and its barrier, so two threads of a
     block with equal stamps passed the same barrier together.
@@ -111,26 +114,26 @@ class Clock:
         self.named = np.zeros(total, np.int32)
 
     def release(self) -> None:
-        """Time goes on."""
+        """Advances the time."""
         self.now += 1
 
-    def passed(self, lanes: Array | slice, barrier: Array | int) -> None:
+    def barrier_passed(self, lanes: Array | slice, barrier: Array | int) -> None:
         """``lanes`` passed ``barrier`` now."""
-        stamp = np.asarray(self.now * 32 + barrier + 1, np.int32)
+        stamp = np.asarray(self.now * STAMPS + barrier + 1, np.int32)
         if np.ndim(barrier) == 0:
             (self.named if barrier else self.whole)[lanes] = stamp
             return
         lanes = np.asarray(lanes)
-        self.whole[lanes[barrier == 0]] = self.now * 32 + 1
+        self.whole[lanes[barrier == 0]] = self.now * STAMPS + 1
         self.named[lanes[barrier != 0]] = stamp[barrier != 0]
 
     @property
     def moment(self) -> int:
         """The time of an access made now: before every later release."""
-        return self.now * 32 + 31
+        return self.now * STAMPS + STAMPS - 1
 
     def ordered(self, earlier: Array, time: Array, later: Array) -> Array:
-        """True where a barrier that both passed lies after ``time``, when ``earlier`` touched what ``later`` does."""
+        """True where ``later`` and ``earlier`` both passed a barrier after the access of ``earlier`` at ``time``."""
         whole, named = self.whole[later], self.named[later]
         return np.asarray(
             ((whole > time) & (self.whole[earlier] == whole)) | ((named > time) & (self.named[earlier] == named))
@@ -138,9 +141,9 @@ class Clock:
 
 
 class Races:
-    """Per unit of memory: who wrote it last and when, who read it last and when, and whether others did, too.
+    """Per unit of memory: the last writer and its time, the last reader and its time, and whether there are others.
 
-    Threads are kept plus one: memory that nobody touches then stays untouched here, too.
+    Threads are stored plus one, so that the records of untouched memory remain untouched pages of zeros.
     """
 
     def __init__(self, words: int) -> None:
@@ -151,19 +154,19 @@ class Races:
         self._several = np.zeros(words, np.bool_)
 
     def last(self, words: Array) -> tuple[Array, Array]:
-        """Who wrote words last, NOBODY if nobody did, and when."""
+        """The last writer of each word, NOBODY if there is none, and the time."""
         return self._writer[words] - 1, self._wrote[words]
 
     def wrote(self, words: Array, who: int, when: int) -> None:
-        """Note a write and nothing else."""
+        """Record a write without a check."""
         self._writer[words], self._wrote[words] = who + 1, when
 
     def read(self, words: Array, lanes: Array, clock: Times) -> Array:
-        """The thread whose write each read races with, NOBODY if none; notes the reads."""
+        """The thread whose write each read races with, NOBODY if none; records the reads."""
         rival = self._rivals(words, lanes, clock)
         before, when = self._reader[words] - 1, self._looked[words]
-        apart = (before != NOBODY) & (before != lanes)
-        held = self._several[words] | apart
+        other = (before != NOBODY) & (before != lanes)
+        held = self._several[words] | other
         held &= ~clock.ordered(before, when, lanes)
         self._reader[words] = lanes + 1
         self._looked[words] = clock.moment
@@ -173,7 +176,7 @@ class Races:
         return rival
 
     def write(self, words: Array, lanes: Array, clock: Times) -> Array:
-        """The thread whose access each write races with, NOBODY if none; notes the writes."""
+        """The thread whose access each write races with, NOBODY if none; records the writes."""
         rival = self.peek(words, lanes, clock, "write")
         self._writer[words] = lanes + 1
         self._wrote[words] = clock.moment
@@ -187,7 +190,7 @@ class Races:
         return (self.read if how == "read" else self.write)(words, lanes, clock)
 
     def peek(self, words: Array, lanes: Array, clock: Times, how: str) -> Array:
-        """As ``note``, but nothing is noted."""
+        """As ``note``, without a record."""
         rival = self._rivals(words, lanes, clock)
         if how == "read":
             return rival

@@ -1,19 +1,18 @@
-"""shfl.sync, and the banks of shared memory."""
+"""shfl.sync, votes, elect.sync and bar.warp.sync: the lanes of a warp together."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from lngen.ir.numerics import Array
+from lngen.ptx.batch import Batch
 from lngen.ptx.lanes import WARP, Lanes
 from lngen.ptx.parser import Instruction, Operand
-from lngen.ptx.program import Program, unknown, write
+from lngen.ptx.program import Program, unknown
+from lngen.ptx.steps import write
 from lngen.ptx.values import BOOL, UNSIGNED
-
-if TYPE_CHECKING:
-    from lngen.ptx.batch import Batch
 
 MODES = ("bfly", "up", "down", "idx")
 VOTES = ("vote.sync.all.pred", "vote.sync.any.pred", "vote.sync.uni.pred", "vote.sync.ballot.b32")
@@ -34,7 +33,7 @@ def bind(program: Program, i: Instruction) -> Bound:
 
 
 def step(batch: Batch, i: Instruction, pc: int, lanes: Lanes) -> None:
-    """Exchange, for the warps that are complete; the lanes of the others wait at ``pc``."""
+    """Exchanges values in the warps that are complete; the lanes of the others wait at ``pc``."""
     sources, targets = batch.program.shuffles[i.line]
     a, b, c, members = (batch.R[s] if f is None else f(batch.R[s]) for s, f in sources)
     if lanes.array is not None or np.ndim(members) or int(members) != ALL:
@@ -48,7 +47,7 @@ def step(batch: Batch, i: Instruction, pc: int, lanes: Lanes) -> None:
     if lanes.array is not None:
         mask = lanes.mask
         bad = np.flatnonzero(mask & ~mask[origin])
-        if bad.size and not batch.launch.reporter.seen("inactive-shuffle", batch.launch.kernel, i):
+        if bad.size and not batch.launch.reporter.reported("inactive-shuffle", batch.launch.kernel, i):
             text = f"The shuffle reads lane {int(source[bad[0]])} of the warp, which does not take part."
             batch.report("inactive-shuffle", text, i, bad)
     value = a if np.ndim(a) == 0 else np.asarray(a)[origin]
@@ -58,7 +57,7 @@ def step(batch: Batch, i: Instruction, pc: int, lanes: Lanes) -> None:
 
 
 def bind_warp(program: Program, i: Instruction) -> Bound:
-    """As ``bind``, of vote.sync and bar.warp.sync: the mask is the last source."""
+    """As ``bind``, for vote.sync and bar.warp.sync: the mask is the last source."""
     voting = i.opcode in VOTES
     if i.opcode == "elect.sync" and len(i.operands) == 2 and i.operands[0].kind == "pair":
         kinds = zip(i.operands[0].items, (UNSIGNED[4], BOOL), strict=True)
@@ -73,14 +72,14 @@ def bind_warp(program: Program, i: Instruction) -> Bound:
 
 
 def warp(batch: Batch, i: Instruction, pc: int, lanes: Lanes) -> None:
-    """A vote of, or a barrier for, the threads of warps that are complete; the others wait at ``pc``."""
+    """A vote or a warp barrier in the warps that are complete; the lanes of the others wait at ``pc``."""
     sources, targets = batch.program.shuffles[i.line]
     *votes, members = (batch.R[s] if f is None else f(batch.R[s]) for s, f in sources)
     lanes = _complete(batch, i, pc, lanes, members)
     if not lanes.count:
         return
     if i.opcode == "bar.warp.sync" and batch.order is not None:
-        batch.order.join(lanes.index, lanes.index // WARP)
+        batch.order.synchronise(lanes.index, lanes.index // WARP)
     here = np.repeat(lanes.bits(), WARP)
     if i.opcode == "elect.sync":
         lowest = np.argmax(lanes.mask.reshape(-1, WARP), axis=1).astype(np.uint32).repeat(WARP)
@@ -98,7 +97,7 @@ def warp(batch: Batch, i: Instruction, pc: int, lanes: Lanes) -> None:
 
 
 def _source(mode: str, lane: Array, b: Any, c: Any) -> tuple[Array, Array]:
-    """The lane each lane reads, and whether that lies in its segment; itself if not."""
+    """The lane that each lane reads, and whether it lies in the segment; the lane itself if not."""
     b, clamp = np.asarray(b).astype(np.int64) & 31, np.asarray(c).astype(np.int64)
     segment = clamp >> 8 & 31
     top = (lane & segment) | (clamp & 31 & ~segment)
@@ -120,13 +119,13 @@ def _source(mode: str, lane: Array, b: Any, c: Any) -> tuple[Array, Array]:
 
 
 def _complete(batch: Batch, i: Instruction, pc: int, lanes: Lanes, members: Any) -> Lanes:
-    """The lanes of warps whose named threads have all come. Others wait, unless nobody can come any more."""
+    """The lanes of warps whose named threads have all arrived. Others wait, unless no further thread can arrive."""
     here, alive = np.repeat(lanes.bits(), WARP), np.repeat(batch.alive.bits(), WARP)
     missing = np.where(lanes.mask, np.asarray(members, np.uint32) & ~here, np.uint32(0))
     own = np.uint32(1) << (batch.thread % WARP).astype(np.uint32)
     outside = np.flatnonzero(lanes.mask & ((np.asarray(members, np.uint32) & own) == 0))
     if outside.size:
-        text = f"The {_noun(i)} is taken part in by a thread that its member mask does not name."
+        text = f"The {_noun(i)} is executed by a thread that its member mask does not name."
         batch.report("inactive-shuffle", text, i, outside)
     gone = np.flatnonzero(missing & ~alive)
     if gone.size:
@@ -138,7 +137,7 @@ def _complete(batch: Batch, i: Instruction, pc: int, lanes: Lanes, members: Any)
         return lanes
     if batch.forced:
         late = np.flatnonzero(coming)
-        text = f"The {_noun(i)} names threads {_named(int(coming[late[0]]))} of the warp, which never come to it."
+        text = f"The {_noun(i)} names threads {_named(int(coming[late[0]]))} of the warp, which never execute it."
         batch.report("inactive-shuffle", text, i, late)
         return lanes
     incomplete = np.repeat((coming != 0).reshape(-1, WARP).any(axis=1), WARP)
@@ -156,25 +155,3 @@ def _noun(i: Instruction) -> str:
 def _named(bits: int) -> str:
     listed = [str(n) for n in range(WARP) if bits >> n & 1]
     return ", ".join(listed[:4]) + (f" and {len(listed) - 4} more" if len(listed) > 4 else "")
-
-
-def banks(address: Array, lanes: Array, count: int) -> tuple[int, int]:
-    """Accesses of warps to shared memory, and the wavefronts beyond the fewest these need.
-
-    A wavefront serves 128 bytes, one word a bank; 8- and 16-byte accesses go by half and quarter warps.
-    """
-    if not address.size:
-        return 0, 0
-    group = lanes // (WARP if count <= 4 else WARP * 4 // count)
-    accesses = int(np.count_nonzero(np.diff(lanes // WARP))) + 1
-    words = address // 4
-    if count <= 4:
-        steps = np.diff(words)[np.diff(group) == 0]
-        if (steps == 1).all() or (steps == 0).all():
-            return accesses, 0
-    spread = words[:, None] + np.arange(max(1, count // 4))
-    key = np.unique((np.broadcast_to(group[:, None], spread.shape).astype(np.int64) << 32 | spread).ravel())
-    _, first = np.unique(key >> 32, return_inverse=True)
-    per = np.bincount(first * WARP + (key & 31))
-    table = np.pad(per, (0, -per.size % WARP)).reshape(-1, WARP)
-    return accesses, int((table.max(axis=1) - 1).sum())

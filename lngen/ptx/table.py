@@ -1,8 +1,8 @@
-"""The instructions that only compute: one row per family, opcode pattern to types and NumPy meaning.
+"""The instructions that only compute: one row per family, from an opcode pattern to types and NumPy meaning.
 
-A row's maker gets the modifiers that its pattern names and returns a ``Pure``: the dtypes in which operands are read,
-those of the results, and a function from the operands to the result (a tuple if there are several). An opcode is
-refused if its row's maker does not ask for each of its modifiers.
+The maker of a row gets the modifiers that its pattern names and returns a ``Pure``: the dtypes of the operands, the
+dtypes of the results, and a function from the operands to the result (a tuple if there are several). An opcode is
+refused if the maker does not read each of its modifiers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def same(fn: Callable[..., Any], count: int) -> Maker:
 
 
 def bits(fn: Callable[..., Any], count: int) -> Maker:
-    """As ``same``, for what is the same on signed and unsigned numbers: computed on unsigned ones."""
+    """As ``same``, for operations with the same result on signed and unsigned numbers: computed on unsigned ones."""
 
     def make(m: Opcode) -> Pure:
         t = BOOL if m["t"] == "pred" else UNSIGNED[DTYPES[m["t"]].itemsize]
@@ -38,7 +38,7 @@ def bits(fn: Callable[..., Any], count: int) -> Maker:
 
 
 def shift(fn: Callable[..., Any]) -> Maker:
-    """The amount is a u32 whatever <t> is, and the width at most; NumPy shifts by the width as PTX does."""
+    """The amount is a u32 whatever <t> is, clamped to the width; NumPy shifts by the width as PTX does."""
 
     def make(m: Opcode) -> Pure:
         t = DTYPES[m["t"]]
@@ -60,7 +60,7 @@ def wide(fn: Callable[..., Any], count: int) -> Maker:
 
 
 def mixed(fn: Callable[..., Any], count: int) -> Maker:
-    """In f32; all operands but the last have the type <t> (sm_100 and later) or, if there is none, are f32, too."""
+    """In f32; all operands but the last have the type <t> (sm_100 and later) or, without <t>, f32."""
 
     def make(m: Opcode) -> Pure:
         f32 = DTYPES["f32"]
@@ -84,7 +84,7 @@ def _number(fn: Callable[..., Any], negative: bool) -> Callable[[Value, Value], 
 
 
 def _extreme(number: Callable[..., Any], nan: Callable[..., Any], negative: bool) -> Maker:
-    """min and max: of a NaN and a number the number, with .NaN the NaN."""
+    """min and max: of a NaN and a number the number; with .NaN, the NaN."""
 
     def make(m: Opcode) -> Pure:
         t = DTYPES[m["t"]]
@@ -129,7 +129,7 @@ _COMBINE: dict[str, Callable[[Value, Value], Value]] = {
 
 
 def _compare(m: Opcode) -> Pure | None:
-    """setp: one result, or also its complement's; with another predicate combined."""
+    """setp: one result, or two that are complements; optionally combined with another predicate."""
     t = DTYPES[m["t"]]
     known = _COMPARISONS[m["t"][0]] if t.kind in "iu" else _COMPARE_FLOAT
     if m["c"] not in known:
@@ -156,7 +156,7 @@ def _choose(m: Opcode) -> Pure:
 
 
 def _window(m: Opcode) -> Pure:
-    """Between addresses of a memory and generic ones, where shared memory begins at 2^40, local at 2^41."""
+    """Between addresses of a memory and generic ones: generic shared memory starts at 2^40, local memory at 2^41."""
     base = np.uint64({"shared": 1 << 40, "local": 1 << 41}.get(m["s"].partition("::")[0], 0))
     return Pure((UNSIGNED[8],), (UNSIGNED[8],), (lambda a: a - base) if m["to"] else lambda a: a + base)
 
@@ -164,7 +164,7 @@ def _window(m: Opcode) -> Pure:
 _INT = r"[us](?:16|32|64)"
 _FLOAT = r"f32|f64"
 _HALF = r"f16|bf16"
-_ANY_FLOAT = rf"{_FLOAT}|{_HALF}"  # of what rounds nothing
+_ANY_FLOAT = rf"{_FLOAT}|{_HALF}"  # of operations that do not round
 _BITS = r"b16|b32|b64|pred"
 
 ROWS: tuple[tuple[str, Maker], ...] = (
@@ -226,7 +226,7 @@ UNROUNDED = re.compile(r"(add|sub|mul)(\.sat)?\.(f32|f64)")
 
 @cache
 def pure(opcode: str) -> Pure | None:
-    """The row for ``opcode``; None if it has none, or one that does not execute all its modifiers."""
+    """The row for ``opcode``; None if there is none, or if it does not execute all of the modifiers."""
     for pattern, maker in _COMPILED:
         if found := read(pattern, opcode):
             row = maker(found)
@@ -235,7 +235,7 @@ def pure(opcode: str) -> Pure | None:
 
 
 def refusal(opcode: str) -> str:
-    """Why ``pure`` has no row for it."""
+    """The reason why ``pure`` has no row for it."""
     if UNROUNDED.fullmatch(opcode):
         return "names no rounding, so the assembler may fuse it with another (compile with -fmad=false)"
     return "is not one the executor knows"

@@ -19,7 +19,7 @@ WRITTEN = {n: int.from_bytes(b"\x01" * n, "little") for n in UNSIGNED}  # the sh
 
 @dataclass(frozen=True)
 class Place:
-    """Where a tensor lies: its first element is ``begin`` bytes after the first of a buffer."""
+    """The position of a tensor: its first element is ``begin`` bytes after the first of a buffer."""
 
     buffer: Buffer
     begin: int
@@ -31,7 +31,7 @@ class Place:
 
 
 class Tensors:
-    """Inputs and outputs of a call by name; ``strides``, ``offset`` and ``alias`` as ``run_plan`` has them."""
+    """Inputs and outputs of a call by name; ``strides``, ``offset`` and ``alias`` as in ``run_plan``."""
 
     def __init__(
         self,
@@ -56,21 +56,21 @@ class Tensors:
         return self.strides.get(name, self.plan.spec.d)
 
     def begin(self) -> None:
-        """A new call: inputs as they are given, in outputs nothing of an earlier one."""
+        """Starts a call: inputs have their given values, outputs hold nothing of an earlier call."""
         for v in self.plan.outputs:
             self.places[v.name].buffer.forget()
         for v in self.plan.inputs:
             self._fill(v)
 
     def results(self) -> dict[str, Array]:
-        """The outputs as they are in memory."""
+        """The contents of the outputs."""
         return {
             v.name: np.array(self._view(v, self.places[v.name].buffer.data)).view(NUMPY_DTYPE[v.type.dtype])
             for v in self.plan.outputs
         }
 
     def gaps(self) -> Iterator[tuple[str, Array]]:
-        """Outputs with elements that nothing wrote, and the indices of these."""
+        """Outputs with elements that nothing wrote, and the indices of these elements."""
         for v in self.plan.outputs:
             written = self.places[v.name].buffer.written
             assert written is not None
@@ -93,7 +93,7 @@ class Tensors:
             yield from ((v.name, Place(buffer, begin)) for v, begin in moved)
 
     def _buffer(self, group: list[tuple[Value, int]]) -> Buffer:
-        """Room for tensors that begin at those bytes of it; what lies between rows belongs to it unless all agree."""
+        """A buffer for tensors at the given offsets; bytes between rows belong to it unless all strides agree."""
         name = "=".join(v.name for v, _ in group)
         role = "output" if any(v in self.plan.outputs for v, _ in group) else "input"
         size = max(begin + self._size(v) for v, begin in group)
@@ -111,7 +111,7 @@ class Tensors:
         return int(np.prod(v.type.shape(self.rows, d), dtype=np.int64)) * s
 
     def _view(self, v: Value, data: Array) -> Array:
-        """The elements of a tensor in the bytes of its buffer (or of its shadow)."""
+        """The elements of a tensor in the bytes of its buffer (or of the shadow of the buffer)."""
         place, shape = self.places[v.name], v.type.shape(self.rows, self.plan.spec.d)
         first = place.buffer.shift + place.begin
         elements = data[first : first + self._size(v)].view(UNSIGNED[v.type.dtype.size])

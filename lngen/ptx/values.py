@@ -10,7 +10,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-Value = Any  # an array over all threads of a batch, or a NumPy scalar that holds for all of them
+Value = Any  # an array over all threads of a batch, or a NumPy scalar for all of them
 DT = np.dtype[Any]
 Adapter = Callable[[Value], Value]
 
@@ -34,14 +34,14 @@ DTYPES: dict[str, DT] = {
 
 
 def integer(text: str) -> int:
-    """What an integer constant stands for: PTX writes octal ones as C does."""
+    """The value of an integer constant; as in C, a leading 0 means octal."""
     sign, body = (-1, text[1:]) if text.startswith("-") else (1, text)
     body = body.removesuffix("U")
     return sign * int(body, 8 if body.isdigit() and body.startswith("0") else 0)
 
 
 def immediate(text: str, dtype: DT) -> Value:
-    """The scalar that an immediate operand stands for."""
+    """The scalar of an immediate operand."""
     prefix = text[:2].lower()
     if prefix == "0f":
         bits = np.uint32(int(text[2:], 16)).view(np.float32)
@@ -65,7 +65,7 @@ def _cast(number: Value, dtype: DT) -> Value:
 
 
 def adapter(have: DT, want: DT) -> Adapter | None:
-    """How a value held as ``have`` is read as ``want``: its low bits, or its bits extended by ``have``'s sign."""
+    """The conversion of a value held as ``have`` to ``want``: its low bits, or extended by the sign of ``have``."""
     if have == want:
         return None
     if have == BOOL or want == BOOL:

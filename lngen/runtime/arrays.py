@@ -1,6 +1,6 @@
-"""Arrays of other libraries: where they lie, how they are laid out, how to get new ones like them.
+"""Arrays of other libraries: their memory, their layout, and new arrays of the same kind.
 
-A ``Library`` answers for torch tensors, another for CuPy arrays and everything CuPy can view without a copy
+One ``Library`` handles torch tensors, another CuPy arrays and all arrays that CuPy can view without a copy
 (``__cuda_array_interface__``, DLPack). It never converts, copies or waits for the GPU.
 """
 
@@ -22,8 +22,8 @@ from lngen.version import install_hint
 FROM_NUMPY = {dtype: name for name, dtype in NUMPY_DTYPE.items()}
 
 
-# Everything about an array but its address: the library's own dtype, shape, strides, device (-1: CPU). As ``describe``
-# gives it, strides are in the library's own unit, which costs nothing at every call; ``in_elements`` converts them.
+# Everything about an array but its address: the library's own dtype, shape, strides, device (-1: CPU). ``describe``
+# gives strides in the library's own unit, which costs nothing per call; ``in_elements`` converts them.
 Layout = tuple[Any, Sequence[int], Sequence[int], int]
 
 
@@ -35,10 +35,10 @@ def torch_dtypes() -> dict[DType, Any]:
 
 
 class Library(Protocol):
-    """What the runtime asks of an array library."""
+    """The interface to an array library."""
 
     def view(self, array: Any, *, written: bool) -> Any:
-        """The array as one of this library's own, without a copy; ``written``: it has to be one that can be."""
+        """The array as one of this library's own, without a copy; ``written``: the array must be writable."""
 
     def describe(self, arrays: Sequence[Any]) -> tuple[list[int], list[Layout]]:
         """Addresses and layouts; AttributeError for an array of another library."""
@@ -47,7 +47,7 @@ class Library(Protocol):
         """The layout with strides in elements."""
 
     def dtype(self, own: Any) -> DType | None:
-        """The element type behind the library's own dtype, None if it is not one of lngen's."""
+        """The element type of the library's own dtype, None if it is not one of lngen's."""
 
     def stream(self, device: int) -> int:
         """The library's current stream, as a pointer."""
@@ -65,12 +65,12 @@ class Torch:
         self.to_torch = torch_dtypes()
         self.from_torch = {t: d for d, t in self.to_torch.items()}
         self.current_stream = torch.cuda.current_stream
-        # The same stream without building a Stream object: 0.1 us for 1.2 us (torch.compile's launches use it).
+        # Returns the same stream without a Stream object: 0.1 us instead of 1.2 us (torch.compile's launches use it).
         self.stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", self._public_stream)
-        self.new, self.make_device = torch.empty_strided, torch.device  # half the host time of torch.empty
+        self.new, self.make_device = torch.empty_strided, torch.device  # takes half the host time of torch.empty
 
     def view(self, array: Any, *, written: bool) -> Any:
-        array.data_ptr()  # raises for what has none, a sparse tensor say
+        array.data_ptr()  # raises for a tensor without an address, such as a sparse one
         return array
 
     def describe(self, arrays: Sequence[Any]) -> tuple[list[int], list[Layout]]:
@@ -100,7 +100,7 @@ class CuPy:
         except ImportError as e:
             raise MissingError(f"GPU arrays need CuPy; install it with: {install_hint('cuda13')}.") from e
         self.cupy = cupy
-        self.current_device = cupy.cuda.runtime.getDevice  # where an empty array, which has no memory, counts as lying
+        self.current_device = cupy.cuda.runtime.getDevice  # the device of an empty array, which has no memory
         self.current_stream = cupy.cuda.get_current_stream
 
     def view(self, array: Any, *, written: bool) -> Any:
@@ -112,7 +112,7 @@ class CuPy:
         return self.cupy.from_dlpack(array) if interface is None else self._from_interface(array, interface)
 
     def _from_interface(self, owner: Any, interface: dict[str, Any]) -> Any:
-        """The array an interface describes; the current stream waits for the interface's, the host does not."""
+        """The array of an interface; the current stream waits for the interface's stream, the host does not."""
         spelling = interface["typestr"]
         dtype = NUMPY_DTYPE[DType.BF16] if spelling in ("<V2", "|V2") else np.dtype(spelling)
         shape = tuple(interface["shape"])
@@ -158,7 +158,7 @@ _BY_TYPE: dict[type[Any], Library] = {}
 
 
 def library_of(array: Any, name: str) -> Library:
-    """The library that answers for ``array``, called ``name``; ArrayError if it is no array."""
+    """The library for ``array``, called ``name``; ArrayError if it is not an array."""
     known = _BY_TYPE.get(type(array))
     if known is None:
         known = _BY_TYPE[type(array)] = _library_of(array, name)

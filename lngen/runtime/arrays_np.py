@@ -1,4 +1,4 @@
-"""NumPy arrays through a GPU: copied there, computed, copied back."""
+"""NumPy arrays on a GPU: copied there, computed, copied back."""
 
 from __future__ import annotations
 
@@ -7,20 +7,19 @@ from typing import Any
 
 import numpy as np
 
+from lngen.compile import KernelSet
 from lngen.ir import Axis
 from lngen.ir.numerics import NUMPY_DTYPE, Array
-from lngen.lower import Plan
-from lngen.runtime.choose import compile_plan
 from lngen.runtime.launch import Launcher, device_arch
 
 
-def run_numpy(plan: Plan, inputs: Mapping[str, Array], device: int = 0) -> dict[str, Array]:
-    """Every result of ``plan`` by name, for inputs as ``interpret`` takes them; waits for the GPU.
+def run_numpy(kernels: KernelSet, inputs: Mapping[str, Array], device: int = 0) -> dict[str, Array]:
+    """Every result of ``kernels`` by name, for inputs as ``interpret`` takes them; waits for the GPU.
 
     MissingError without a GPU or CuPy.
     """
-    launcher = Launcher(plan, compile_plan(plan, device_arch(device)).image, device)
-    rows = next(len(inputs[v.name]) for v in plan.inputs if Axis.M in v.type.axes)
+    launcher = Launcher(kernels.plan, kernels.cubin(device_arch(device)).image, device)
+    rows = next(len(inputs[v.name]) for v in kernels.plan.inputs if Axis.M in v.type.axes)
     return launch_numpy(launcher, rows, inputs)
 
 
@@ -34,7 +33,7 @@ def launch_numpy(
         results = launch_raw(
             launcher, rows, {v.name: cupy.asarray(raw(inputs[v.name])) for v in launcher.plan.inputs}, poison
         )
-        stream = cupy.cuda.get_current_stream()  # the copy to the host waits for it
+        stream = cupy.cuda.get_current_stream()  # the copy to the host waits for this stream
         return {
             v.name: results[v.name].get(stream=stream).view(NUMPY_DTYPE[v.type.dtype]) for v in launcher.plan.outputs
         }
@@ -43,7 +42,7 @@ def launch_numpy(
 def launch_raw(launcher: Launcher, rows: int, inputs: Mapping[str, Any], poison: int | None = None) -> dict[str, Any]:
     """The results as new CuPy arrays of unsigned integers, on the current device and stream; does not wait.
 
-    ``poison`` is the byte that results and workspace hold before, if they are to hold a known one.
+    ``poison`` is the byte that fills results and workspace before the launch, if given.
     """
     import cupy
 
@@ -60,5 +59,5 @@ def launch_raw(launcher: Launcher, rows: int, inputs: Mapping[str, Any], poison:
 
 
 def raw(a: Array) -> Array:
-    """The array as contiguous unsigned integers: bytes travel, so no dtype has to be one CuPy knows."""
+    """The array as contiguous unsigned integers, so that CuPy need not know its dtype."""
     return np.ascontiguousarray(a).view(f"u{a.dtype.itemsize}")

@@ -1,4 +1,4 @@
-"""One direction of a norm: validates arrays once per layout, then only pointers change from call to call."""
+"""One direction of a norm: arrays are validated once per layout, then only pointers change from call to call."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 
 import numpy as np
 
+from lngen.compile import Compilation, KernelSet
+from lngen.devices import Device, device_for
 from lngen.errors import ArrayError
 from lngen.ir import WIDE, D, M, Value
-from lngen.lower import Plan, lower
 from lngen.runtime.arrays import Layout, Library, library_of
-from lngen.runtime.choose import compile_plan, default_schedule
 from lngen.runtime.host import run_on_host
-from lngen.runtime.launch import Bound, Launcher, device_arch, device_name
+from lngen.runtime.launch import Bound, Launcher, device_arch, live_gpu
 from lngen.runtime.lock import Lock, Locked
 from lngen.runtime.overlap import Extent, Near, near, replaced
 from lngen.runtime.shapes import check_layout, leading, row_stride
 from lngen.runtime.workspace import Workspaces
-from lngen.schedule import Schedule, is_legal, parse_schedule, problem, row_counts, share
+from lngen.schedule import Schedule, is_legal, parse_schedule, row_counts, workload
 from lngen.spec import Spec
 
 WIDEST = 16  # bytes of the widest memory access; arrays aligned to it fit every plan
@@ -29,12 +29,14 @@ WIDEST = 16  # bytes of the widest memory access; arrays aligned to it fit every
 
 @dataclass
 class Recipe:
-    """What a call with arrays of one layout needs besides their addresses.
+    """What a call with arrays of one layout needs in addition to their addresses.
 
-    vec          the widest access that the strides allow; None if they suit the plan for aligned arrays, which asks
-                 of each address to be a multiple of its one of ``alignments``
-    narrow       the widest access if some are not
-    near         which arrays have to be looked at when their addresses come close, and ``extents`` of them all
+    alignments   the plan for aligned arrays requires each address to be a multiple of its number of bytes
+    vec          the widest access, in elements, that the strides allow; None if they suit that plan
+    narrow       the widest access if an address is not such a multiple
+    makers       allocate the results that are not given
+    near         arrays to be checked when their addresses are close, and ``extents`` of all arrays
+    bounds       launches that are ready but for the addresses, by width of access
     """
 
     device: int
@@ -54,19 +56,19 @@ class Call:
 
     def __init__(self, spec: Spec, schedule: str, lock: Lock | None = None) -> None:
         self.spec, self._schedule, self._lock = spec, schedule, lock
-        self.graph = spec.graph()
-        self._facts = problem(self.graph, spec.d)
+        self._compilation = Compilation(spec)
+        self.graph, self._problem = self._compilation.graph, self._compilation.problem
         self.inputs, self.outputs = self.graph.params, self.graph.results
         self.names = tuple(v.name for v in (*self.inputs, *self.outputs))
         self._leader = self._leading_input()
-        self._schedules: dict[tuple[str, int, Locked | None], Schedule] = {}
+        self._schedules: dict[tuple[str, Device | None, int, Locked | None], Schedule] = {}
         self._launchers: dict[tuple[int, Schedule], Launcher] = {}
         self._workspaces = Workspaces()
         self._loading = threading.Lock()
         self._local = threading.local()
 
     def _leading_input(self) -> int:
-        """The input that tells rows, library and device: one of forward's, if there is any, for those were checked."""
+        """The input that gives rows, library and device: one of forward's if there is any, since they are checked."""
         forward = self.spec.forward()
         known = {v.name for v in (*forward.params, *forward.results)}
         rated = enumerate(self.inputs)
@@ -74,41 +76,44 @@ class Call:
 
     # ---- planning ----
 
-    def plan(self, arch: str, vec: int | None = None, rows: int | None = None, device: str | None = None) -> Plan:
-        """The plan for ``arch``; ``vec``: for arrays that do not suit it, its accesses at most so many elements wide.
+    def kernels(
+        self, arch: str, vec: int | None = None, rows: int | None = None, gpu: Device | None = None
+    ) -> KernelSet:
+        """The kernels for ``arch``; ``vec``: accesses are at most that wide, for arrays that do not suit the default.
 
-        It depends on how many ``rows`` there are (None: many), and on the lock file, which may hold a schedule for
-        the GPU called ``device`` (None: any of that arch) and about as many rows.
+        The plan depends on the number of ``rows`` (None: many), and on the lock file, which may have a schedule for
+        the ``gpu`` (None: any of that arch) and about as many rows.
         """
-        each = share(self._facts, rows)
+        device = gpu.name if gpu else None
+        each = workload(self._problem, rows, gpu or device_for(arch))
         locked = self._lock.nearest(str(self.spec), rows, device=device, arch=arch) if self._lock else None
-        if (arch, each, locked) not in self._schedules:
-            base = self._lock.schedule(self.spec, rows, device=device, arch=arch) if self._lock else None
-            base = base or default_schedule(self.spec, arch, rows=rows)
-            self._schedules[arch, each, locked] = parse_schedule(self._schedule, base)
-        schedule = self._schedules[arch, each, locked]
-        if vec is not None and (vec < schedule.vec or schedule.form == "ragged"):
+        if (arch, gpu, each, locked) not in self._schedules:
+            base = self._lock.schedule(self._compilation, rows, device=device, arch=arch) if self._lock else None
+            base = base or self._compilation.schedule(arch, rows=rows, device=gpu)
+            self._schedules[arch, gpu, each, locked] = parse_schedule(self._schedule, base)
+        schedule = self._schedules[arch, gpu, each, locked]
+        if vec is not None and (vec < schedule.vec or schedule.form == "tma_unaligned"):
             narrow = replace(schedule, vec=min(vec, schedule.vec))
-            # A form that needs wide accesses, or rows one behind the other, gives way to the best of those that do not.
-            legal = schedule.form != "ragged" and is_legal(narrow, self._facts)
-            schedule = narrow if legal else default_schedule(self.spec, arch, vec, rows=rows)
-        return lower(self.spec, schedule)
+            # A form that needs wide accesses or contiguous rows is replaced by the best form that does not.
+            legal = schedule.form != "tma_unaligned" and is_legal(narrow, self._problem)
+            schedule = narrow if legal else self._compilation.schedule(arch, vec=vec, rows=rows, device=gpu)
+        return self._compilation.kernels(schedule)
 
     def launcher(self, device: int, vec: int | None = None, rows: int | None = None) -> Launcher:
         """The kernels loaded on a device."""
         arch = device_arch(device)
-        name = device_name(device) if self._lock else None
         with self._loading:
-            plan = self.plan(arch, vec, rows, name)
-            key = device, plan.schedule
+            kernels = self.kernels(arch, vec, rows, live_gpu(device))
+            key = device, kernels.plan.schedule
             if key not in self._launchers:
-                self._launchers[key] = Launcher(plan, compile_plan(plan, arch).image, device)
+                self._launchers[key] = Launcher(kernels.plan, kernels.cubin(arch).image, device)
             return self._launchers[key]
 
     def warm(self, device: int, rows: int | None = None) -> None:
-        """Load the kernels for about that many rows on a device, or (None) for any number of them."""
-        locked = self._lock.candidates(str(self.spec), device=device_name(device)) if self._lock else []
-        every = [*row_counts(self._facts), *(e.rows for e in locked)]
+        """Load the kernels for about that many rows on a device, or (None) for any number of rows."""
+        gpu = live_gpu(device)
+        locked = self._lock.candidates(str(self.spec), device=gpu.name) if self._lock else []
+        every = [*row_counts(self._problem, gpu), *(e.rows for e in locked)]
         for count in every if rows is None else [rows]:
             self.launcher(device, rows=count)
 
@@ -126,7 +131,7 @@ class Call:
         return [self._present(n, given.get(n)) for n in names]
 
     def _present(self, name: str, array: Any) -> Any:
-        """The array given for an input; ArrayError if there is none."""
+        """The array of an input; ArrayError if there is none."""
         if array is not None:
             return array
         optional = name in self.spec.definition.builder(self.spec.options).optional
@@ -134,9 +139,10 @@ class Call:
         raise ArrayError(f"'{self.spec}' expects the input '{name}', which is missing{hint}.")
 
     def __call__(self, arrays: Sequence[Any], out: Any) -> tuple[tuple[Any, ...], tuple[str, ...]]:
-        """Results, new or ``out``'s, of one launch, and the inputs whose place they took.
+        """Results of one launch, new or ``out``'s, and the inputs that they overwrite.
 
-        The order of the arrays is the graph's.
+        The order of the arrays is the graph's. This runs on every call and host time counts, hence the list
+        comprehensions and the recipe that is remembered per thread.
         """
         given = out if type(out) is tuple else self._given(out)
         first = arrays[self._leader]
@@ -150,7 +156,7 @@ class Call:
             tensors = [*arrays, *[a for a in given if a is not None]]
         try:
             pointers, layouts = library.describe(tensors)
-        except (AttributeError, RuntimeError):  # an array of another library: view it, or say what was expected
+        except (AttributeError, RuntimeError):  # an array of another library is viewed, or refused
             pointers, layouts = library.describe(self._views(library, arrays, given))
         last = self._local.__dict__.get("last")
         if last is not None and last[0] == layouts and last[1] == absent and last[2] is library:
@@ -163,7 +169,7 @@ class Call:
         return given, self._launch(library, recipe, pointers)
 
     def _given(self, out: Any) -> tuple[Any, ...]:
-        """The arrays to write, None where a new one is wanted."""
+        """The arrays to write, None for a new array."""
         count = len(self.outputs)
         if out is None:
             return (None,) * count
@@ -196,10 +202,10 @@ class Call:
         try:
             return library.view(array, written=written)
         except (AttributeError, BufferError, KeyError, RuntimeError, TypeError, ValueError) as e:
-            raise ArrayError(f"'{value.name}', of {kind}, is no array that can be used: {e}.") from e
+            raise ArrayError(f"'{value.name}', of {kind}, is not an array that can be used: {e}.") from e
 
     def _launch(self, library: Library, recipe: Recipe, pointers: list[int]) -> tuple[str, ...]:
-        """Enqueue the kernels that suit these addresses; names of the inputs whose place a result takes."""
+        """Enqueue the kernels that suit these addresses; names of the inputs that a result overwrites."""
         together = 0
         for pointer in pointers:
             together |= pointer
@@ -208,29 +214,29 @@ class Call:
         if bound is None:
             bound = self.launcher(recipe.device, vec, recipe.rows).bind(recipe.rows, recipe.strides)
             recipe.bounds[vec] = bound
-        taken: tuple[str, ...] = ()
+        overwritten: tuple[str, ...] = ()
         for i, j, low, high in recipe.near:
-            if low < pointers[i] - pointers[j] < high:
-                taken = self._taken(recipe, pointers, bound)
+            if low < pointers[i] - pointers[j] < high:  # one hit suffices: all arrays are examined
+                overwritten = self._overwritten(recipe, pointers, bound)
                 break
         stream = library.stream(recipe.device)
         if not bound.workspace_bytes:
             bound(pointers, 0, stream)
-            return taken
+            return overwritten
         workspace = self._workspaces.of(recipe.device, stream, bound.name)
         with workspace.lock:
             bound(pointers, workspace.fit(library, recipe.device, stream, bound), stream)
-        return taken
+        return overwritten
 
-    def _taken(self, recipe: Recipe, pointers: list[int], bound: Bound) -> tuple[str, ...]:
-        """The inputs whose place a result takes; ArrayError where arrays share memory in any other way."""
+    def _overwritten(self, recipe: Recipe, pointers: list[int], bound: Bound) -> tuple[str, ...]:
+        """The inputs that a result overwrites; ArrayError where arrays share memory in any other way."""
         arrays = [extent.at(p) if extent else None for extent, p in zip(recipe.extents, pointers, strict=True)]
         return replaced((*self.inputs, *self.outputs), arrays, len(self.inputs), bound.reads_again)
 
     # ---- once per layout ----
 
     def _recall(self, library: Library, layouts: list[Layout], absent: tuple[bool, ...]) -> Recipe:
-        """The recipe for these layouts and outputs to be made, checked and built if they are new to this thread."""
+        """The recipe for these layouts and for outputs to allocate; built if it is new to this thread."""
         local = self._local
         if not hasattr(local, "recipes"):
             local.recipes = {}
@@ -262,12 +268,12 @@ class Call:
             strides[value.name] = row_stride(value, layout, written=value in self.outputs)
             extents.append(Extent.of(value, count, d, strides[value.name]))
         plan = self.launcher(device, rows=count).plan
-        alignments = tuple(plan.alignment(v) if D in v.type.axes else 1 for v in values)
+        alignments = tuple(plan.alignment(v) if D in v.type.axes else v.type.dtype.size for v in values)
         rated = zip(values, alignments, strict=True)
         wide = [(strides[v.name], v.type.dtype.size, n) for v, n in rated if v.type.axes == WIDE]
         whole = all(stride == d if plan.contiguous else stride * size % n == 0 for stride, size, n in wide)
-        # What no bulk copy fits is less than a chunk.
-        narrow = self._facts.chunk // 2 if plan.schedule.form in ("bulk", "ragged") else plan.schedule.vec
+        # Bulk copies take accesses of a whole chunk: rows with other strides are read half a chunk at a time, or less.
+        narrow = self._problem.chunk // 2 if plan.schedule.form in ("tma", "tma_unaligned") else plan.schedule.vec
         while any(stride % narrow for stride, _, _ in wide):
             narrow //= 2
         makers = tuple(library.maker(v.type.shape(rows, d), v.type.dtype, device) for v in self.outputs)
@@ -276,17 +282,17 @@ class Call:
         return Recipe(device, count, strides, makers, alignments, vec, narrow, close, tuple(extents))
 
     def _vec_for(self, recipe: Recipe, pointers: list[int]) -> int | None:
-        """The widest access that every pointer is aligned for; None: whatever the plan for aligned arrays has."""
+        """The widest access for which every pointer is aligned; None: that of the plan for aligned arrays."""
         if recipe.vec is None and not any(pointer % n for pointer, n in zip(pointers, recipe.alignments, strict=True)):
             return None
-        vec = recipe.narrow
-        sized = [
-            (pointer, v.type.dtype.size)
-            for pointer, v in zip(pointers, (*self.inputs, *self.outputs), strict=True)
-            if D in v.type.axes
-        ]
-        while any(pointer % min(vec * size, WIDEST) for pointer, size in sized):
-            if vec == 1:
-                raise ArrayError("An array's address is not a multiple of its element size; copy it to a new array.")
-            vec //= 2
+        vec, values = recipe.narrow, (*self.inputs, *self.outputs)
+        for value, pointer in zip(values, pointers, strict=True):
+            size = value.type.dtype.size
+            if pointer % size:
+                raise ArrayError(
+                    f"'{value.name}' is expected at an address that is a multiple of its element size, {size} bytes, "
+                    f"got one {pointer % size} bytes past such an address; copy it to a new array."
+                )
+            while D in value.type.axes and pointer % min(vec * size, WIDEST):
+                vec //= 2
         return vec

@@ -1,4 +1,4 @@
-"""``cuLaunchKernelEx`` of the CUDA driver: a launch with attributes, which CuPy's binding does not know.
+"""``cuLaunchKernelEx`` of the CUDA driver: a launch with attributes, which CuPy's binding lacks.
 
 The structures are those of cuda.h (CUlaunchConfig, CUlaunchAttribute); they are part of the driver's stable ABI.
 """
@@ -22,7 +22,7 @@ COOPERATIVE_LAUNCH_TOO_LARGE = 720
 
 # CUstreamCaptureStatus
 CAPTURE_ACTIVE = 1
-DEFAULT_STREAMS = (0, 1)  # CU_STREAM_LEGACY, too: they cannot be captured
+DEFAULT_STREAMS = (0, 1)  # null and CU_STREAM_LEGACY, which cannot be captured
 PER_THREAD_STREAM = 2  # CU_STREAM_PER_THREAD
 
 # CUfunction_attribute
@@ -59,7 +59,7 @@ def library() -> Any:
 
 
 class Launch:
-    """One kernel's launch: everything but the stream."""
+    """One kernel's launch without the stream."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Launch:
         arguments: Any,
         name: str,
     ) -> None:
-        """``arguments``: a ctypes array of pointers to the arguments, which is kept."""
+        """``arguments``: a ctypes array of pointers to the arguments, of which the launch keeps a reference."""
         self._listed = (_Attribute * max(1, len(attributes)))()
         for slot, (key, value) in zip(self._listed, attributes.items(), strict=False):
             slot.id = key
@@ -89,23 +89,23 @@ class Launch:
             x, y, _ = self._config.grid
             raise LngenError(
                 f"'{self._name}' needs its {x * y} blocks to run at the same time, and this GPU cannot hold so many; "
-                "choose a schedule with one_launch=no."
+                "choose a schedule with single_launch=no."
             )
         if status:
             raise LngenError(f"The driver refuses the launch of '{self._name}': {error_name(status)}.")
 
 
 def registers(function: int) -> int:
-    """Registers of a thread of a function."""
+    """Registers per thread of a function."""
     number = ctypes.c_int()
     status = library().cuFuncGetAttribute(ctypes.byref(number), NUM_REGS, ctypes.c_void_p(function))
     if status:
-        raise LngenError(f"The driver does not tell the registers of a kernel: {error_name(status)}.")
+        raise LngenError(f"The driver does not report the registers of a kernel: {error_name(status)}.")
     return number.value
 
 
 def allow_shared(function: int, size: int) -> None:
-    """Let a function have ``size`` bytes of dynamic shared memory; LngenError if the GPU has not so many."""
+    """Allow a function ``size`` bytes of dynamic shared memory; LngenError if the GPU has less."""
     if size == 0:
         return
     status = library().cuFuncSetAttribute(ctypes.c_void_p(function), MAX_DYNAMIC_SHARED_SIZE_BYTES, size)
@@ -114,7 +114,7 @@ def allow_shared(function: int, size: int) -> None:
 
 
 def allow_cluster(function: int, blocks: int) -> None:
-    """Let a function have clusters of ``blocks`` blocks; LngenError if the GPU has none so large."""
+    """Allow a function clusters of ``blocks`` blocks; LngenError if the GPU does not support them."""
     if blocks > PORTABLE_CLUSTER:
         status = library().cuFuncSetAttribute(ctypes.c_void_p(function), NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)
         if status:
@@ -122,7 +122,7 @@ def allow_cluster(function: int, blocks: int) -> None:
 
 
 def capture_of(stream: int) -> int:
-    """The number of the capture that ``stream``, a pointer, is in; 0 if it is in none."""
+    """The number of the capture in progress on ``stream``, a pointer; 0 if there is none."""
     if stream in DEFAULT_STREAMS:
         return 0
     status, number = ctypes.c_int(), ctypes.c_uint64()

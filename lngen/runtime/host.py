@@ -1,4 +1,4 @@
-"""NumPy arrays through the interpreter: checked as a GPU's arrays are, and nothing is written before all is checked."""
+"""NumPy arrays on the interpreter: checked like a GPU's arrays, and results are written only after all checks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lngen.runtime.shapes import check_layout, leading
 def run_on_host(
     graph: Graph, d: int, leader: int, arrays: Sequence[Any], given: Sequence[Any]
 ) -> tuple[tuple[Array, ...], tuple[str, ...]]:
-    """Results, new where none is ``given``, and the inputs whose place they took; ``leader`` tells the rows."""
+    """Results, new where none is ``given``, and the inputs that they overwrite; ``leader`` gives the rows."""
     values = (*graph.params, *graph.results)
     like = values[leader].name
     numpy = [_as_numpy(v, a, like) for v, a in zip(values, (*arrays, *given), strict=True)]
@@ -49,9 +49,9 @@ def run_on_host(
 
 
 def _as_numpy(value: Value, array: Any, like: str) -> Array | None:
-    """A plain array on the same memory, a memmap's, too; None stays None."""
+    """A plain array on the same memory, also for a memmap; None stays None."""
     if isinstance(array, np.ma.MaskedArray):
-        raise ArrayError(f"'{value.name}' is a masked array, and its mask would be lost; pass one that is filled().")
+        raise ArrayError(f"'{value.name}' is a masked array, and its mask would be lost; pass array.filled().")
     if array is not None and not isinstance(array, np.ndarray):
         raise ArrayError(
             f"'{value.name}' is expected to be a NumPy array like '{like}', got "

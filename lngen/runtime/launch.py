@@ -1,12 +1,13 @@
-"""A plan on a GPU: its cubin loaded once per device, its arguments laid out once per shape."""
+"""A plan on a GPU: the cubin is loaded once per device, arguments are laid out once per shape."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
 
+from lngen.devices import Device, live_device
 from lngen.errors import MissingError
-from lngen.lower import Kernel, Plan, asked_shared
+from lngen.lower import Kernel, Plan, requested_shared
 from lngen.runtime.driver import (
     CLUSTER_DIMENSION,
     COOPERATIVE,
@@ -16,7 +17,6 @@ from lngen.runtime.driver import (
     allow_shared,
     registers,
 )
-from lngen.schedule import OVERLAP_ARCH
 
 
 def device_count() -> int:
@@ -25,7 +25,7 @@ def device_count() -> int:
         import cupy
 
         return int(cupy.cuda.runtime.getDeviceCount())
-    except Exception:  # no CuPy, no driver and no device are all "none"
+    except Exception:  # no CuPy, no driver and no device all mean 0
         return 0
 
 
@@ -48,11 +48,28 @@ def device_name(device: int) -> str:
     return str(cupy.cuda.runtime.getDeviceProperties(device)["name"].decode())
 
 
+def live_gpu(device: int) -> Device:
+    """A device for the schedule model: its description, completed by the properties that it reports.
+
+    MissingError if there is no such GPU.
+    """
+    device_arch(device)
+    return _reported(device)
+
+
+def _reported(device: int) -> Device:
+    """As ``live_gpu``, of a device that exists."""
+    import cupy
+
+    arch = f"sm_{cupy.cuda.Device(device).compute_capability}"
+    return live_device(arch, cupy.cuda.runtime.getDeviceProperties(device))
+
+
 class Launcher:
     """The kernels of a plan, loaded on one device.
 
-    image    a cubin with them, of whatever arch the device runs
-    overlap  a call may begin while what is before it on the stream ends; without, only its own kernels overlap
+    image    a cubin for the arch of the device
+    overlap  a call may start while earlier work on the stream drains; without it, only its own kernels overlap
     """
 
     def __init__(self, plan: Plan, image: bytes, device: int, overlap: bool = True) -> None:
@@ -65,11 +82,11 @@ class Launcher:
             self._module = cupy.cuda.function.Module()
             self._module.load(image)
             self._functions = [self._module.get_function(k.name) for k in plan.kernels]
-            # Kernels that wait for the one before them may be launched before it has ended; see _launch.cuh.jinja.
-            capability = int(cupy.cuda.Device(device).compute_capability)
-            self.dependent = capability >= OVERLAP_ARCH
+            # Kernels wait for the previous one, so they may be launched early; see templates/device/launch.cuh.
+            gpu = _reported(device)
+            self.dependent = gpu.pdl
             used = {k.name: registers(f.ptr) for k, f in zip(plan.kernels, self._functions, strict=True)}
-            self.shared = [*asked_shared(plan, used, capability).values()]
+            self.shared = [*requested_shared(plan, used, gpu).values()]
             for kernel, function, shared in zip(plan.kernels, self._functions, self.shared, strict=True):
                 allow_shared(function.ptr, shared)
                 allow_cluster(function.ptr, kernel.cluster)
@@ -88,7 +105,7 @@ class Launcher:
 
 
 class Bound:
-    """Kernels with everything but pointers filled in. One thread at a time may call it."""
+    """Kernels with all arguments but pointers. One thread at a time may call it."""
 
     def __init__(self, launcher: Launcher, rows: int, strides: Mapping[str, int], functions: Sequence[int]) -> None:
         import cupy
@@ -100,7 +117,7 @@ class Bound:
         self._device, self._current = launcher.device, cupy.cuda.runtime.getDevice
         self._enter = cupy.cuda.Device(launcher.device)
         here = self._current()
-        for device in (launcher.device, here):  # makes the device's context current in a thread that is new to it
+        for device in (launcher.device, here):  # makes the device's context current in this thread
             cupy.cuda.runtime.setDevice(device)
         self.workspace_bytes = plan.workspace_bytes(rows)
         offsets = plan.workspace_offsets(rows)
@@ -123,7 +140,7 @@ class Bound:
     def __call__(self, pointers: Sequence[int], workspace: int, stream: int) -> None:
         """Launch on ``stream``: pointers of the plan's inputs, then outputs; ``workspace`` of workspace_bytes.
 
-        ``prepare`` has to have been called for the workspace once.
+        ``prepare`` must have been called once for the workspace.
         """
         if self._current() == self._device:
             self._run(pointers, workspace, stream)
@@ -141,7 +158,7 @@ class Bound:
             k.launch(stream)
 
     def prepare(self, workspace: int, stream: int) -> None:
-        """Zero what has to be zero in a new workspace."""
+        """Zero the buffers of a new workspace that must be zero."""
         import cupy
 
         for offset, size in self.zeroed:
@@ -150,7 +167,7 @@ class Bound:
 
 
 class _Arguments:
-    """One kernel's argument block: 8 bytes an argument, and the table of their addresses the driver reads."""
+    """One kernel's argument block: 8 bytes per argument, and the table of their addresses that the driver reads."""
 
     def __init__(
         self,

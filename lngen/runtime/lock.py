@@ -1,6 +1,6 @@
-"""The lock file: the schedules that were chosen, by device, spec and number of rows.
+"""The lock file: the chosen schedules, by device, spec and number of rows.
 
-TOML that a person reads and a review compares; the same choices give the same bytes:
+TOML for people to read and reviews to compare; the same choices give the same bytes:
 
     version = 1
 
@@ -8,7 +8,7 @@ TOML that a person reads and a review compares; the same choices give the same b
     arch = "sm_90"
 
     ["NVIDIA H200"."layernorm.fwd:d=4096,dtype=bf16"]
-    4096 = "form=registers,threads=128,rows=1,vec=8,resident=6,prefetch=no"
+    4096 = "form=registers,threads=128,rows_per_block=1,vec=8,blocks_per_sm=6,prefetch=no"
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lngen.compile import Compilation
 from lngen.errors import LngenError, ScheduleError
 from lngen.files import read, reason, shown
-from lngen.schedule import Schedule, check, parse_schedule, problem
-from lngen.spec import Spec
+from lngen.schedule import ANY, Schedule, check, parse_schedule
 
 VERSION = 1
 LARGEST = 2**21  # bytes of a lock file: some 10,000 choices
@@ -46,7 +46,7 @@ class Locked:
 
 @dataclass(frozen=True)
 class Lock:
-    """The choices of a file. ``path`` is what messages call it."""
+    """The choices of a file. ``path`` is its name in messages."""
 
     entries: tuple[Locked, ...] = ()
     path: str = "the lock file"
@@ -61,7 +61,7 @@ class Lock:
     ) -> Locked | None:
         """The choice for the number of rows nearest to ``rows`` by their ratio; None: for the most rows.
 
-        Of two that are equally near it is the one of more rows. None if nothing is locked for the spec there.
+        Of two that are equally near the result is the one with more rows. None if the spec is not locked there.
         """
         found = self.candidates(spec, device=device, arch=arch)
         if not found:
@@ -71,22 +71,22 @@ class Lock:
         return min(found, key=lambda e: (abs(math.log(max(e.rows, 1) / max(rows, 1))), -e.rows))
 
     def schedule(
-        self, spec: Spec, rows: int | None = None, *, device: str | None = None, arch: str | None = None
+        self, compilation: Compilation, rows: int | None = None, *, device: str | None = None, arch: str | None = None
     ) -> Schedule | None:
-        """The nearest choice as a schedule; LngenError if it is none, or no longer legal for the spec."""
-        entry = self.nearest(str(spec), rows, device=device, arch=arch)
+        """The nearest choice as a schedule; LngenError if it is invalid, or no longer legal for the spec."""
+        entry = self.nearest(str(compilation.spec), rows, device=device, arch=arch)
         if entry is None:
             return None
         try:
-            found = parse_schedule(entry.schedule, Schedule("registers", threads=1, rows=1, vec=1))
-            check(found, problem(spec.graph(), spec.d))
+            found = parse_schedule(entry.schedule, ANY)
+            check(found, compilation.problem)
         except ScheduleError as error:
             where = f"'{self.path}', {entry.spec} with {entry.rows} rows on {entry.device}"
             raise LngenError(f"{where}: {error} Tune it again, or remove the line.") from error
         return found
 
     def updated(self, entries: Iterable[Locked]) -> Lock:
-        """With these choices put in, in place of those for the same device, spec and rows."""
+        """The lock with these choices, which replace those for the same device, spec and rows."""
         kept = {(e.device, e.spec, e.rows): e for e in (*self.entries, *entries)}
         return Lock(tuple(sorted(kept.values())), self.path)
 
@@ -103,11 +103,11 @@ class Lock:
 
 
 def parse_lock(text: str, path: str = "the lock file") -> Lock:
-    """The choices that ``render`` wrote; LngenError says what is wrong with anything else."""
+    """The choices that ``render`` wrote; LngenError for anything else."""
     try:
         content = _toml(text)
     except ValueError as error:
-        raise LngenError(f"'{path}' is no lock file: {error}; remove it, or tune again.") from error
+        raise LngenError(f"'{path}' is not a lock file: {error}; remove it, or tune again.") from error
     version = content.pop("version", None)
     if version != VERSION:
         raise LngenError(f"'{path}' is expected to be a lock file of version {VERSION}, got version {shown(version)}.")
@@ -124,8 +124,8 @@ def parse_lock(text: str, path: str = "the lock file") -> Lock:
 
 
 def _toml(text: str) -> dict[str, Any]:
-    """What a TOML text holds; ValueError for anything else."""
-    # The standard parser takes quadratic time for a key of many parts, which can only stand on one line.
+    """The content of a TOML text; ValueError for anything else."""
+    # The standard parser takes quadratic time for a key of many parts, which is always on one line.
     if max(map(len, text.split("\n"))) > WIDEST:
         raise ValueError(f"a line is longer than {WIDEST} characters")
     try:
@@ -135,9 +135,9 @@ def _toml(text: str) -> dict[str, Any]:
 
 
 def read_lock(path: Path | str, *, missing_ok: bool = False) -> Lock:
-    """The lock file at ``path``; LngenError if it cannot be read, or is none.
+    """The lock file at ``path``; LngenError if it cannot be read or is invalid.
 
-    If there is no file that is an error, too, or with ``missing_ok`` an empty one.
+    A missing file is an error, or with ``missing_ok`` an empty lock file.
     """
     try:
         text = read(path, LARGEST).decode()
@@ -165,5 +165,5 @@ def _entry(where: str, device: str, arch: str, spec: str, rows: str, schedule: A
 
 
 def _quoted(text: str) -> str:
-    """A string as TOML has it: JSON's, but for DEL."""
+    """A TOML string: as in JSON, except for DEL."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,4 +1,4 @@
-"""``lngen.compile``: a norm one can call, on the GPU or, for NumPy arrays, through the interpreter."""
+"""``lngen.compile``: a callable norm, on the GPU or, for NumPy arrays, by the interpreter."""
 
 from __future__ import annotations
 
@@ -10,40 +10,42 @@ from operator import index
 from pathlib import Path
 from typing import Any, SupportsIndex
 
-from lngen.emit import emit
+from lngen.compile import KernelSet
+from lngen.devices import DEFAULT_ARCH
 from lngen.errors import ArrayError, SpecError
 from lngen.graphs import GRAPHS, Definition, GraphBuilder
-from lngen.ir import DType
+from lngen.graphs.source import definition_from, is_source
+from lngen.ir import DType, Graph
 from lngen.lower import Plan
 from lngen.runtime.call import Call
-from lngen.runtime.choose import DEFAULT_ARCH
 from lngen.runtime.lock import Lock, read_lock
 from lngen.spec import Spec, make_spec
 
 
 def compile(
-    graph: str | Definition | Callable[[GraphBuilder], None],
+    graph: str | Definition | Graph | Callable[[GraphBuilder], None],
     *,
     d: int,
-    dtype: str | DType = "f32",
+    dtype: str | DType | None = None,
     schedule: Mapping[str, str] | None = None,
     lock: str | Path | None = None,
     **options: Any,
 ) -> Norm:
     """A norm specialised on D, dtypes and options; nothing is compiled before its first use.
 
-    ``graph`` is a name (``layernorm``, ``rmsnorm``), a function that describes a forward graph of one's own, which
-    gets the function's name, or a Definition, which names any callable.
+    ``graph`` is a name (``layernorm``, ``rmsnorm``), a function that describes a forward graph and gives it its name,
+    a Definition, which names any callable, a forward Graph, the name of a file with its text (``my.graph``), or
+    ``module:function``. ``dtype`` is f32, or what the graph declares.
     ``options`` are the spec's keys: weight, out, eps, save, wrt, of, blocks, gamma, beta.
     ``schedule`` changes the default schedule, per direction: ``{"fwd": "threads=256", "bwd": ""}``.
-    ``lock`` is a file that ``lngen tune`` wrote: on a GPU it knows, the schedule tuned for the nearest number of
-    rows is taken instead of the default. It changes no bit.
+    ``lock`` is a file that ``lngen tune`` wrote: on a GPU in that file, the schedule tuned for the nearest number of
+    rows replaces the default. It changes no bit.
     SpecError for a wrong option, ScheduleError (at first use) for an illegal schedule, LngenError for a lock file
     that cannot be read.
     """
     definition = _definition(graph)
     backward: dict[str, Any] = {key: options.pop(key) for key in ("wrt", "of", "blocks") if key in options}
-    keys = {"d": d, "dtype": dtype, **options}
+    keys = {"d": d, **({} if dtype is None else {"dtype": dtype}), **options}
     forward = make_spec(definition, "fwd", keys)
     return Norm(
         forward,
@@ -53,26 +55,28 @@ def compile(
     )
 
 
-def _definition(graph: str | Definition | Callable[[GraphBuilder], None]) -> Definition:
+def _definition(graph: str | Definition | Graph | Callable[[GraphBuilder], None]) -> Definition:
     if isinstance(graph, Definition):
         return graph
+    if isinstance(graph, Graph):
+        return Definition.from_graph(graph)
     if isinstance(graph, str):
+        if is_source(graph):
+            return definition_from(graph)
         if graph not in GRAPHS:
             raise SpecError(f"There is no graph '{graph}', expected one of {', '.join(GRAPHS)}.")
         return GRAPHS[graph]
     if not callable(graph):
         raise SpecError(
-            f"compile takes a graph's name, a function that describes a graph, or a Definition; got {_kind(graph)}. "
-            "A function is given a GraphBuilder, which knows the dtypes."
+            f"compile takes a graph's name, a Graph, a function that describes one, or a Definition; got "
+            f"{_kind(graph)}. The function gets a GraphBuilder, which knows the dtypes."
         )
     described: Any = graph
     while isinstance(described, partial):
         described = described.func
     name = getattr(described, "__name__", None)
     if name is None:
-        raise SpecError(
-            f"compile does not know what to call {_kind(graph)}; name it: lngen.Definition(name, describe)."
-        )
+        raise SpecError(f"compile needs a name for {_kind(graph)}: use lngen.Definition(name, describe).")
     return Definition(name, graph)
 
 
@@ -105,9 +109,9 @@ def _count(key: str, value: Any) -> int:
 
 @dataclass(slots=True)
 class Saved:
-    """What backward needs of a forward run: its inputs and results by name.
+    """The inputs and results of a forward run that backward needs, by name.
 
-    ``overwritten``: inputs that are no more, as a result of forward or backward was written in their place.
+    ``overwritten``: inputs that are lost because a result of forward or backward was written over them.
     """
 
     names: tuple[str, ...]
@@ -115,13 +119,11 @@ class Saved:
     overwritten: tuple[str, ...] = ()
 
     def __getitem__(self, name: str) -> Any:
-        """The array of that name; ArrayError if there is none, or it was overwritten."""
+        """The array of that name; ArrayError if there is none, or if it was overwritten."""
         if name not in self.names:
             raise ArrayError(f"forward saved {', '.join(self.names)}, and no '{name}'.")
         if name in self.overwritten:
-            raise ArrayError(
-                f"'{name}' is needed, but a result was written in its place; give out= an array of its own."
-            )
+            raise ArrayError(f"'{name}' is needed, but a result was written over it; pass another array to out=.")
         return self.arrays[self.names.index(name)]
 
 
@@ -146,18 +148,22 @@ class Norm:
 
     def plan(self, direction: str = "fwd", arch: str = DEFAULT_ARCH, rows: int | None = None) -> Plan:
         """The plan on ``arch`` for aligned arrays of about ``rows`` rows (None: many)."""
+        return self.kernels(direction, arch, rows).plan
+
+    def kernels(self, direction: str = "fwd", arch: str = DEFAULT_ARCH, rows: int | None = None) -> KernelSet:
+        """The same with its text and binaries, as ``lngen.aot.build`` takes it."""
         if not isinstance(arch, str):
             raise SpecError(f"arch= is expected to be an arch such as sm_90, got {type(arch).__name__}.")
-        return self._call(direction).plan(arch, rows=None if rows is None else _count("rows", rows))
+        return self._call(direction).kernels(arch, rows=None if rows is None else _count("rows", rows))
 
     def source(self, direction: str = "fwd", arch: str = DEFAULT_ARCH, rows: int | None = None) -> str:
         """The CUDA source of a direction, for about ``rows`` rows (None: many)."""
-        return emit(self.plan(direction, arch, rows))
+        return self.kernels(direction, arch, rows).text
 
     def warmup(self, device: int = 0, rows: int | None = None) -> Norm:
-        """Compile and load both directions on a GPU, so that no later call with aligned arrays does.
+        """Compile and load both directions on a GPU, so that later calls with aligned arrays need not.
 
-        ``rows``: what calls will have, about; None: any number. Few rows may have kernels of their own.
+        ``rows``: the approximate number in calls; None: any number. Few rows may have kernels of their own.
         """
         device, rows = _count("device", device), None if rows is None else _count("rows", rows)
         self._forward.warm(device, rows)
@@ -168,12 +174,13 @@ class Norm:
         """Results and what backward needs: ``y, saved = norm.forward(x, gamma, beta)``.
 
         x        [..., D] of the spec's dtype: CuPy, torch, anything with __cuda_array_interface__ or DLPack on
-                 one GPU, or NumPy arrays, which run the interpreter; rows contiguous, at any one distance
+                 one GPU, or NumPy arrays, which run the interpreter; rows are contiguous, with one stride
         gamma    [D] of the weight dtype; beta alike
-        out      y, or the tuple of all results (y, mean, rstd), None for a new array, to be written. They share memory
-                 with no other array of the call, but y may be exactly x: same address, strides and element size, if
-                 the kernels read each row once (form=stream with several [M, D] results, or before column sums, does
-                 not). What was overwritten, ``saved`` has no more, and backward refuses if it needs it.
+        out      y, or the tuple of all results (y, mean, rstd), to be written; None for a new array. An array in
+                 ``out`` shares memory with no other array of the call, except that y may be exactly x (same address,
+                 strides and element size) if the kernels read each row once, which form=multipass with several [M, D]
+                 results, or before column sums, does not. ``saved`` then lacks the overwritten input, and backward
+                 refuses if it needs it.
         Launches on the library's current stream and does not wait. ArrayError for a wrong array.
         """
         call = self._forward
@@ -188,9 +195,9 @@ class Norm:
         """Gradients of the inputs in the graph's order: ``dx, dgamma, dbeta = norm.backward(dy, saved)``.
 
         dy has the shape and dtype of y. A graph of several outputs takes a tuple, a cotangent for each output that is
-        differentiated (the spec's ``of``) in the graph's order: ``norm.backward((dy, dh), saved)``. None stands for
-        zeros; kernels without its work are made when it is first None. ``out``: a tuple of arrays to write instead of
-        new ones, as in forward; dx may be exactly dy or x. ArrayError for a wrong array, or for more or fewer
+        differentiated (the spec's ``of``) in the graph's order: ``norm.backward((dy, dh), saved)``. None means zeros;
+        kernels without the work for it are compiled when it is first None. ``out``: a tuple of arrays to write instead
+        of new ones, as in forward; dx may be exactly dy or x. ArrayError for a wrong array, or for more or fewer
         cotangents.
         """
         if not isinstance(saved, Saved):

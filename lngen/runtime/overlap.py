@@ -1,4 +1,4 @@
-"""Arrays of a call that share memory: inputs may, a result may take the exact place of an input, nothing else may."""
+"""Arrays of a call that share memory: inputs may share it, and a result may overwrite exactly one input."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from lngen.errors import ArrayError
 from lngen.ir import WIDE, Value
 from lngen.ir.numerics import Array
 
-# Two arrays of a call by number, the first one written to, and the distances in bytes from the second one's address to
-# the first one's between which, both excluded, one may reach into the other.
+# Two arrays of a call by number, the first one written, and the differences between the first and the second address,
+# in bytes, between which, both excluded, the arrays may overlap.
 Near = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True)
 class Extent:
-    """Where an array of ``shape``, two dimensions at most, lies around its address; strides in bytes."""
+    """The memory of an array of ``shape``, two dimensions at most, relative to its address; strides in bytes."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -27,19 +27,19 @@ class Extent:
 
     @classmethod
     def of(cls, value: Value, rows: int, d: int, stride: int) -> Extent:
-        """That of ``value`` for ``rows`` rows, ``stride`` elements from one to the next if it is [M, D]."""
+        """The extent of ``value`` for ``rows`` rows, ``stride`` elements from one to the next if it is [M, D]."""
         size = value.type.dtype.size
         strides = (stride * size, size) if value.type.axes == WIDE else (size,) * len(value.type.axes)
         return cls(value.type.shape(rows, d), strides, size)
 
     @property
     def reach(self) -> tuple[int, int]:
-        """The first byte of it and the one behind the last, from its address on."""
+        """The first byte, and the byte after the last, relative to the address."""
         ends = [(n - 1) * stride for n, stride in zip(self.shape, self.strides, strict=True)]
         return sum(e for e in ends if e < 0), sum(e for e in ends if e > 0) + self.size
 
     def at(self, address: int) -> Array:
-        """An array there for NumPy to reason about, not to be read: it may lie on a GPU."""
+        """An array at the address for NumPy to analyse, not to read: it may be on a GPU."""
         place = {"data": (address, False), "typestr": f"|V{self.size}", "shape": self.shape, "strides": self.strides}
         return np.asarray(_Interface(place | {"version": 3}))
 
@@ -50,7 +50,7 @@ class _Interface:
 
 
 def near(extents: Sequence[Extent | None], inputs: int) -> tuple[Near, ...]:
-    """Every result, None if it is a new array, with every input and every result before it."""
+    """Every result, None if it is a new array, with every input and every earlier result."""
     found = []
     for i, result in enumerate(extents[inputs:], inputs):
         for j, other in enumerate(extents[:i]):
@@ -62,10 +62,10 @@ def near(extents: Sequence[Extent | None], inputs: int) -> tuple[Near, ...]:
 
 
 def replaced(values: Sequence[Value], arrays: Sequence[Array | None], inputs: int, again: str = "") -> tuple[str, ...]:
-    """Names of the inputs whose exact place a result takes; ArrayError for a result that shares memory otherwise.
+    """Names of the inputs that a result overwrites exactly; ArrayError for a result that shares memory otherwise.
 
     The first ``inputs`` values are the inputs; a result that is None is a new array. ``again`` is the part of a
-    schedule that reads inputs after it has stored results: then none may take an input's place.
+    schedule that reads inputs after results are stored: then a result may not overwrite an input.
     """
     found = []
     for i, result in enumerate(arrays[inputs:], inputs):
@@ -92,7 +92,7 @@ def replaced(values: Sequence[Value], arrays: Sequence[Array | None], inputs: in
 
 
 def _same_place(a: Array, b: Array) -> bool:
-    """Element by element at the same addresses."""
+    """True if all elements have the same addresses."""
     if (a.ctypes.data, a.shape, a.itemsize) != (b.ctypes.data, b.shape, b.itemsize):
         return False
     return all(n == 1 or s == t for n, s, t in zip(a.shape, a.strides, b.strides, strict=True))

@@ -1,4 +1,4 @@
-"""What a call's arrays have to look like, checked before any GPU work."""
+"""Checks of the arrays of a call, before any GPU work."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lngen.runtime.arrays import Layout
 
 
 def leading(value: Value, shape: Sequence[int], d: int) -> tuple[int, ...]:
-    """The shape of the rows of a [..., D] array, all dimensions but the last, or of a [...] array of a number each."""
+    """The leading shape of an array: all dimensions but the last of [..., D], all of an array with a number per row."""
     if Axis.D not in value.type.axes:
         return tuple(shape)
     if len(shape) < 1 or shape[-1] != d:
@@ -21,7 +21,7 @@ def leading(value: Value, shape: Sequence[int], d: int) -> tuple[int, ...]:
 
 
 def check_layout(value: Value, layout: Layout, dtype: DType | None, rows: tuple[int, ...], d: int, device: int) -> None:
-    """ArrayError if an array's dtype, shape or device is not what ``value`` takes."""
+    """ArrayError if an array does not have the dtype, shape or device that ``value`` requires."""
     own, shape, _, where = layout
     if dtype is not value.type.dtype:
         raise ArrayError(

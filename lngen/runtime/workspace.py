@@ -1,4 +1,4 @@
-"""Workspaces: where the kernels of a call leave each other what they have found, one for each plan on each stream."""
+"""Workspaces: memory that the kernels of a call share, one for each plan on each stream."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from lngen.runtime.launch import Bound
 
 @dataclass(slots=True)
 class Workspace:
-    """Memory that grows; whoever holds ``lock`` may ask for it and launch with it.
+    """Memory that grows; the holder of ``lock`` may request it and launch with it.
 
-    A stream runs launches in turn, programmatic ones, too: each kernel waits for all of the one before it, before it
-    writes to memory. So calls on one stream can share a workspace, as long as nobody else's kernels come between those
-    of a call; that is what the lock is for.
+    A stream runs launches in order, also programmatic ones: each kernel waits for the completion of the previous one
+    before it writes to memory. So calls on one stream can share a workspace, as long as no other kernels run between
+    those of a call, which the lock ensures.
     """
 
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -28,7 +28,7 @@ class Workspace:
     arrays: list[Any] = field(default_factory=list)  # the last is in use; a captured CUDA graph may use the others
 
     def fit(self, library: Library, device: int, stream: int, bound: Bound) -> int:
-        """The address of what is large enough for ``bound``, and prepared for it."""
+        """The address of a workspace that is large enough for ``bound``, and prepared for it."""
         if self.size < bound.workspace_bytes:
             size = max(bound.workspace_bytes, 2 * self.size)
             array = library.maker((-(-size // 8),), DType.F64, device)()
@@ -49,8 +49,8 @@ class Workspaces:
     def of(self, device: int, stream: int, plan: str) -> Workspace:
         """The workspace of the plan called ``plan`` on ``stream``, a pointer.
 
-        Each capture has its own: its graph may run on any stream, next to whatever runs on this one, and what it zeroes
-        is zeroed when the graph begins, not now. The handle of the per-thread default stream is another stream in
+        Each capture has its own workspace: its graph may run on any stream, beside other work, and zeroing runs when
+        the graph runs, not during the capture. The handle of the per-thread default stream means another stream in
         every thread.
         """
         capture = capture_of(stream)

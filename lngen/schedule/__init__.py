@@ -1,43 +1,88 @@
-"""Schedules: what they are, which are legal, which is the default."""
+"""Schedules: their keys, their legality, their space and the default."""
 
-from lngen.schedule.arch import MINIMUM_ARCH, OVERLAP_ARCH, capability, check_arch, exists, minimum_arch
-from lngen.schedule.legal import (
-    BULK,
-    apart,
-    check,
+from lngen.devices import capability
+from lngen.schedule.arch import MINIMUM_ARCH, OVERLAP_ARCH, check_arch, exists, minimum_arch
+from lngen.schedule.choose import choose, spill_text
+from lngen.schedule.layout import (
+    blocks_per_partial,
+    cluster_tile,
     dynamic_shared,
-    is_legal,
-    met_numbers,
-    partial_numbers,
+    exchanged_values,
     partial_rows,
-    piece,
+    partial_values,
     rows_ahead,
     scratch_numbers,
     segments_held,
-    slots,
     stage_bytes,
     stage_share,
     static_shared,
+    vectors_per_thread,
 )
-from lngen.schedule.model import ranked, space
-from lngen.schedule.problem import Folds, Problem, depths, folds, operand_depth, problem
+from lngen.schedule.legal import BULK, check, is_legal
+from lngen.schedule.phases import Folds, depths, folds, operand_depth, segment_sums_of
+from lngen.schedule.problem import Problem, problem
+from lngen.schedule.ranking import candidates, estimated, ranked
 from lngen.schedule.resources import (
-    REGISTERS_PER_SM,
     fits,
     least_shared,
     occupancy,
+    register_limit,
     registers,
     shared_by,
     stay_packed,
 )
-from lngen.schedule.schedule import STAGED, Schedule, parse_schedule
-from lngen.schedule.shares import MULTIPROCESSORS, row_counts, share
+from lngen.schedule.schedule import ANY, STAGED, Schedule, complete, parse_schedule
+from lngen.schedule.space import space
+from lngen.schedule.workload import row_counts, workload
 
 __all__ = [
-    "BULK", "MINIMUM_ARCH", "MULTIPROCESSORS", "OVERLAP_ARCH", "REGISTERS_PER_SM", "STAGED", "Folds", "Problem",
-    "Schedule", "apart", "capability", "check", "check_arch", "depths", "dynamic_shared", "exists", "fits", "folds",
-    "is_legal", "least_shared", "met_numbers", "minimum_arch", "occupancy", "operand_depth", "parse_schedule",
-    "partial_numbers", "partial_rows", "piece", "problem", "ranked", "registers", "row_counts", "rows_ahead",
-    "scratch_numbers", "segments_held", "share", "shared_by", "slots", "space", "stage_bytes", "stage_share",
-    "static_shared", "stay_packed",
+    "ANY",
+    "BULK",
+    "MINIMUM_ARCH",
+    "OVERLAP_ARCH",
+    "STAGED",
+    "Folds",
+    "Problem",
+    "Schedule",
+    "blocks_per_partial",
+    "candidates",
+    "capability",
+    "check",
+    "check_arch",
+    "choose",
+    "cluster_tile",
+    "complete",
+    "depths",
+    "dynamic_shared",
+    "estimated",
+    "exchanged_values",
+    "exists",
+    "fits",
+    "folds",
+    "is_legal",
+    "least_shared",
+    "minimum_arch",
+    "occupancy",
+    "operand_depth",
+    "parse_schedule",
+    "partial_rows",
+    "partial_values",
+    "problem",
+    "ranked",
+    "register_limit",
+    "registers",
+    "row_counts",
+    "rows_ahead",
+    "scratch_numbers",
+    "segment_sums_of",
+    "segments_held",
+    "shared_by",
+    "space",
+    "spill_text",
+    "stage_bytes",
+    "stage_share",
+    "static_shared",
+    "stay_packed",
+    "vectors_per_thread",
+    "workload",
 ]  # fmt: skip

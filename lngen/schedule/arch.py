@@ -1,44 +1,37 @@
-"""Which schedules an arch has the instructions for."""
+"""The schedules for which an arch has the instructions."""
 
 from __future__ import annotations
 
-import re
-
+from lngen.devices import capability
 from lngen.errors import ScheduleError
 from lngen.schedule.legal import MAX_CLUSTER
 from lngen.schedule.schedule import FORMS, Schedule
 
-# Below these a form's instructions do not exist, nor clusters; from PORTABLE_ARCH on these are small.
-MINIMUM_ARCH = {"registers": 75, "stream": 75, "async": 80, "bulk": 90, "ragged": 90}
+# The first archs with the instructions of a form, and with clusters; from PORTABLE_ARCH on clusters are small.
+MINIMUM_ARCH = {"registers": 75, "multipass": 75, "cp_async": 80, "tma": 90, "tma_unaligned": 90}
 CLUSTER_ARCH, PORTABLE_ARCH, PORTABLE_CLUSTER = 90, 120, 8
 
-# From here on a kernel may begin while the one before it ends; see _launch.cuh.jinja.
+# From this arch on a kernel may start while the previous one ends; see templates/device/launch.cuh.
 OVERLAP_ARCH = 90
 
 
-def capability(arch: str) -> int:
-    """The compute capability that an arch names: 90 for sm_90 and sm_90a; 0 for what names none."""
-    found = re.fullmatch(r"sm_([0-9]{2,3})[a-z]?", arch)
-    return int(found[1]) if found else 0
-
-
 def minimum_arch(s: Schedule) -> int:
-    """The compute capability from which on its instructions exist."""
+    """The lowest compute capability that has the schedule's instructions."""
     return max(MINIMUM_ARCH[s.form], CLUSTER_ARCH if s.cluster > 1 else 0)
 
 
 def largest_cluster(here: int) -> int:
-    """The most blocks of a cluster there: none before sm_90, from sm_120 on as many as every GPU with clusters has."""
+    """The largest cluster on an arch: none before sm_90, from sm_120 on the size that every GPU supports."""
     return 1 if here < CLUSTER_ARCH else MAX_CLUSTER if here < PORTABLE_ARCH else PORTABLE_CLUSTER
 
 
 def exists(s: Schedule, here: int) -> bool:
-    """True if its instructions, and clusters of its size, exist at the compute capability ``here``."""
+    """True if the compute capability ``here`` has the schedule's instructions and cluster size."""
     return here >= MINIMUM_ARCH[s.form] and s.cluster <= largest_cluster(here)
 
 
 def check_arch(s: Schedule, arch: str) -> None:
-    """ScheduleError if its instructions do not exist on ``arch``; what no arch is, the compiler says."""
+    """ScheduleError if ``arch`` lacks the schedule's instructions; an unknown arch is reported by the compiler."""
     here = capability(arch)
     there = [form for form in FORMS if MINIMUM_ARCH[form] <= here]
     if there and s.form not in there:

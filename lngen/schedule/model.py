@@ -1,108 +1,224 @@
-"""The space of legal schedules, and the order in which to try them."""
+"""The expected time of a schedule in microseconds: physics, with the few constants of ``constants``.
+
+A norm is limited by memory traffic. Its time has an overlapping part, the norm of four times: memory bandwidth, the
+latency of rows (Little's law: rows in flight over the time of one), instruction issue, and the start of blocks. The
+other part does not overlap: the launch, the first row, and atomic operations that all blocks wait for.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
-from functools import cache
-from itertools import product
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from lngen.errors import ScheduleError
-from lngen.passes.order import THREE
-from lngen.schedule.cost import cost
-from lngen.schedule.legal import (
-    MAX_CLUSTER,
-    MAX_THREADS,
-    MAX_THREADS_PER_SM,
-    WARP,
-    is_legal,
-    rows_of_a_block,
-)
+import numpy as np
+from numpy.typing import NDArray
+
+from lngen.devices import Device
+from lngen.schedule.constants import MODEL, Model
+from lngen.schedule.layout import WARP, partial_rows, rows_ahead, vectors_per_thread
 from lngen.schedule.problem import Problem
-from lngen.schedule.resources import SIDE_BY_SIDE, fits, has_room, side_by_side
-from lngen.schedule.schedule import Schedule
-from lngen.schedule.shares import share
+from lngen.schedule.resources import register_limit, registers, stay_packed
+from lngen.schedule.schedule import STAGED, Schedule
 
-CLUSTERS = (1, 2, 4, 8, MAX_CLUSTER)
-RESIDENT = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12)
+SMEM_BYTES_PER_CYCLE = 128  # of a multiprocessor, from shared memory or the L1 cache: CUDA C++ Programming Guide
+L2_BYTES_PER_CYCLE = 64  # that a multiprocessor reads from the L2 cache: A100 whitepaper
+THREAD_INSTRUCTIONS_PER_CYCLE = 128  # of a multiprocessor: four schedulers, a warp each
+SHUFFLE_CYCLES = 30  # of a shuffle and the addition after it: arXiv 1903.07486, table of latencies
+CP_ASYNC_INSTRUCTIONS = 2  # per vector that a thread copies: cp.async and its address
+BULK_FORMS = ("tma", "tma_unaligned")
+PREFETCHED_ROWS = 2  # that a row group holds under ``prefetch``: the one that is computed, and the next one
 
-
-def space(p: Problem) -> list[Schedule]:
-    """Every legal schedule with the widest accesses D allows that may be worth a try, in a fixed order."""
-    return list(_space(p))
-
-
-@cache
-def _space(p: Problem) -> tuple[Schedule, ...]:
-    legal = (s for base in _bases(p) if is_legal(base, p) for s in _variants(base, p) if is_legal(s, p))
-    return tuple(sorted({s for s in legal if not s.one_launch or side_by_side(s, p)}))
+Numbers = NDArray[np.float64]
 
 
-def _bases(p: Problem) -> Iterator[Schedule]:
-    """Forms and how rows are laid over threads and blocks: what is not legal as it stands is in no variant."""
-    vec = p.run
-    # Three row groups gain where a cluster shares staged rows, and were not tried elsewhere.
-    rows = sorted(rows_of_a_block(p) if p.column_sums else (1, 2, THREE, 4, 8, 16, 32, 64, 128))
-    store = bool(p.output_sizes)
-    for threads, r, resident in product([1 << n for n in range(11)], rows, RESIDENT):
-        if threads * r > MAX_THREADS or threads * r % WARP or threads * r * resident > MAX_THREADS_PER_SM:
-            continue
-        anywhere = r != THREE or p.column_sums > 0
-        if anywhere:
-            for cluster in (1,) if p.column_sums else CLUSTERS:
-                yield Schedule("registers", threads, r, vec, resident, cluster=cluster)
-        if r == 1:
-            yield Schedule("stream", threads, 1, vec, resident)
-        # Five blocks of a row each gained where they fit; of row groups five were no better than four.
-        if resident > (5 if r == 1 else 4) or threads * r < 64:
-            continue
-        for cluster in CLUSTERS if anywhere else CLUSTERS[1:]:
-            if cluster > 1 and p.column_sums and r != p.groups:
-                continue  # row groups are a block each where there are no clusters
-            owners = 0 if p.column_sums else SIDE_BY_SIDE[cluster.bit_length() - 1] * resident
-            yield Schedule("bulk", threads, r, vec, resident, stages=2, cluster=cluster, owners=owners)
-            if cluster == 1:
-                yield Schedule("async", threads, r, vec, resident, stages=2, owners=owners)
-                yield Schedule("ragged", threads, r, vec, resident, stages=2, owners=owners, bulk_store=store)
+@dataclass(frozen=True)
+class Features:
+    """The model's inputs: an array per feature, a number per schedule.
 
-
-def _variants(base: Schedule, p: Problem) -> Iterator[Schedule]:
-    """The options of a form, its stages among them."""
-    no, flags = (False,), (False, True)
-    if base.form == "stream":
-        yield base
-    elif base.form == "registers" and p.column_sums:
-        for prefetch, one in product(flags, flags):
-            yield replace(base, prefetch=prefetch, one_launch=one)
-    elif base.form == "registers":
-        for keep in flags:
-            yield replace(base, keep=keep)
-    else:
-        stores = flags if base.form == "bulk" else (base.bulk_store,)
-        ones = flags if p.column_sums else no
-        claims = flags if base.form != "async" and not p.column_sums else no
-        alone = base.resident * base.rows == 1  # rows so long that they may be more than registers hold
-        waits = flags if p.column_sums and base.cluster > 1 else no
-        for stages, keep, hold, store, one in product((2, 3, 4, 5, 6), flags, flags, stores, ones):
-            staged = replace(base, stages=stages, keep=keep, hold=hold, bulk_store=store, one_launch=one)
-            soons = flags if base.form == "bulk" and hold and not store else no
-            for soon, claim, restrict in product(soons, claims if hold or alone else no, waits):
-                yield replace(staged, soon=soon, claim=claim, restrict=restrict)
-
-
-def ranked(p: Problem, capability: int = 90, vec: int | None = None, rows: int | None = None) -> list[Schedule]:
-    """The schedules worth trying on a GPU, best first: the default is the first that the compiler does not spill.
-
-    ``vec``: the widest access that the arrays allow, whose rows then may lie apart: none are ragged.
-    ``rows``: how many there will be, None for many. What is equal in ``share`` is ranked alike.
+    rows            rows of the launch
+    row_bytes       bytes of the inputs of a row
+    stored_bytes    bytes of the results of a row
+    weight_bytes    bytes of all [D] inputs
+    elements        elements of a row that a thread computes
+    operations      equations per element
+    conversions     instructions per element besides the equations: unpacking of 16-bit weights, copies by cp.async
+    threads         threads of a row in one block
+    groups          row groups of a block
+    cluster         blocks that share a row
+    clusters        clusters that run at a time
+    grid            clusters that share the rows, if they are persistent
+    rows_ahead      rows that a row group holds at a time: the current one and those in flight
+    reductions      row reductions, each at the end of a phase
+    smem_passes     times that a staged row is read from shared memory
+    bulk_copies     bulk copies of a row
+    global_width    bytes per cycle of loads and stores that bypass the stages: an access of every thread, within limits
+    spill_factor    registers needed over those available; 1 without spills
+    staged          1 if rows are copied to shared memory ahead of time
+    persistent      1 if a block takes many rows
+    prefetch        1 if the next row is loaded to registers while one is computed
+    late_weights    1 if the [D] inputs are loaded in every row, where they are used
+    tma_store       1 if results leave through shared memory
+    extra_barriers  barriers of a row besides those of its reductions
+    dynamic         1 if rows are taken from a counter
+    atomics         atomic operations, one after the other, that all blocks wait for
+    multipass       1 if every phase reads the row from global memory
     """
-    roomy = [s for s in space(p) if has_room(s, p, capability)]
-    if vec is not None:
-        narrow = (replace(s, vec=min(vec, s.vec)) for s in roomy if s.form != "ragged")
-        roomy = [s for s in narrow if is_legal(s, p)]
-    # Where the model expects spills of all of them, the compiler has the last word.
-    found = [s for s in roomy if fits(s, p, capability)] or roomy
-    if not found:
-        raise ScheduleError(f"no schedule is legal for D={p.d}.")
-    there = share(p, rows)
-    return sorted(dict.fromkeys(found), key=lambda s: (cost(s, p, there), s))
+
+    rows: Numbers
+    row_bytes: Numbers
+    stored_bytes: Numbers
+    weight_bytes: Numbers
+    elements: Numbers
+    operations: Numbers
+    conversions: Numbers
+    threads: Numbers
+    groups: Numbers
+    cluster: Numbers
+    clusters: Numbers
+    grid: Numbers
+    rows_ahead: Numbers
+    reductions: Numbers
+    smem_passes: Numbers
+    bulk_copies: Numbers
+    global_width: Numbers
+    spill_factor: Numbers
+    staged: Numbers
+    persistent: Numbers
+    prefetch: Numbers
+    late_weights: Numbers
+    tma_store: Numbers
+    extra_barriers: Numbers
+    dynamic: Numbers
+    atomics: Numbers
+    multipass: Numbers
+
+
+def features(schedules: Sequence[Schedule], p: Problem, rows: int, device: Device, model: Model = MODEL) -> Features:
+    """The features of schedules for ``rows`` rows on a GPU."""
+
+    def each(value: Callable[[Schedule], float]) -> Numbers:
+        return np.array([value(s) for s in schedules], dtype=np.float64)
+
+    def same(value: float) -> Numbers:
+        return np.full(len(schedules), value, dtype=np.float64)
+
+    inputs, narrow_weights = len(p.input_sizes), sum(size < 4 for size in p.column_sizes)
+    staged, prefetch = each(lambda s: s.form in STAGED), each(lambda s: s.prefetch)
+    multipass, cp_async = each(lambda s: s.form == "multipass"), each(lambda s: s.form == "cp_async")
+    tma_store, dynamic = each(lambda s: s.tma_store), each(lambda s: s.dynamic)
+    late_weights = each(lambda s: bool(p.column_sizes) and not s.cached_weights)
+    unpacked = narrow_weights * np.maximum(late_weights, each(lambda s: stay_packed(s, p)))
+    clusters = each(lambda s: device.resident_clusters(s.cluster) * s.blocks_per_sm)
+    return Features(
+        rows=same(rows),
+        row_bytes=same(p.d * sum(p.input_sizes)),
+        stored_bytes=same(p.d * sum(p.output_sizes)),
+        weight_bytes=same(p.d * sum(p.column_sizes)),
+        elements=each(lambda s: vectors_per_thread(s, p) * p.chunk) * np.where(multipass, p.segments, 1),
+        operations=same(p.operations),
+        conversions=unpacked + CP_ASYNC_INSTRUCTIONS * inputs / each(lambda s: s.vec) * cp_async,
+        threads=each(lambda s: s.threads),
+        groups=each(lambda s: s.rows_per_block),
+        cluster=each(lambda s: s.cluster),
+        clusters=clusters,
+        grid=each(lambda s: partial_rows(s, p)) if p.column_sums else clusters,
+        rows_ahead=np.where(staged, each(rows_ahead), np.where(prefetch, PREFETCHED_ROWS, 1)),
+        reductions=same(p.phases - 1),
+        smem_passes=each(lambda s: p.phases if s.form in STAGED and not s.row_in_registers else 1),
+        bulk_copies=each(lambda s: (inputs + s.tma_store) * (s.form in BULK_FORMS)),
+        global_width=np.minimum(SMEM_BYTES_PER_CYCLE, each(lambda s: s.threads * s.vec * p.element)),
+        spill_factor=each(lambda s: max(1.0, registers(s, p, model) / register_limit(s, device))),
+        staged=staged,
+        persistent=same(1) if p.column_sums else staged * (1 - dynamic),
+        prefetch=prefetch,
+        late_weights=late_weights,
+        tma_store=tma_store,
+        extra_barriers=tma_store + cp_async,
+        dynamic=dynamic,
+        atomics=dynamic + each(lambda s: s.single_launch),
+        multipass=multipass,
+    )
+
+
+def estimates(f: Features, device: Device, model: Model = MODEL) -> Numbers:
+    """Microseconds of each schedule."""
+    ns_per_cycle = 1e3 / device.clock_mhz
+    instructions = f.operations + f.conversions
+    latency = device.latency_ns * np.where(f.multipass > 0, f.reductions + 1, 1)
+    work = _row_work(f, instructions, ns_per_cycle, model)
+    waiting = (_rounds(f) - 1) / _row_rate(f, work, latency, model)  # the first round is part of ``once``
+    memory = _memory(f, device, model)
+    issuing = _issuing(f, instructions, ns_per_cycle, device, model)
+    starting = np.where((f.staged > 0) | (f.persistent > 0), 0, f.rows * f.cluster / f.groups * model.block)
+    powers = [part**model.blend for part in (memory, waiting, issuing, starting)]
+    overlapped = np.add.reduce(powers) ** (1 / model.blend)
+    once = latency + work + model.launch + f.atomics * model.atomic
+    result: Numbers = (overlapped + once) * f.spill_factor / 1e3
+    return result
+
+
+def _row_work(f: Features, instructions: Numbers, ns_per_cycle: float, model: Model) -> Numbers:
+    """Ns of a row in its row group, from its arrival to its store; at least a cycle."""
+    reduction = np.log2(np.minimum(f.threads, WARP)) * SHUFFLE_CYCLES * ns_per_cycle
+    across_warps = (f.threads > WARP) * (model.barrier + model.warp * f.threads / WARP)
+    reduction = reduction + across_warps + (f.cluster > 1) * model.near
+    work = f.reductions * reduction + f.elements * model.issue * instructions * model.alone * ns_per_cycle
+    total: Numbers = work + f.late_weights * model.near + f.extra_barriers * model.barrier + ns_per_cycle
+    return total
+
+
+def _row_rate(f: Features, work: Numbers, latency: Numbers, model: Model) -> Numbers:
+    """Rows per ns that a row group completes.
+
+    A stage, or the registers of a prefetched row, are free when its row is done, and full one latency later. Without
+    either, a block or a row starts when the previous one has ended.
+    """
+    wait = latency + f.dynamic * (f.cluster > 1) * model.near
+    gap = np.where(f.persistent > 0, 0, model.launch)
+    ahead = np.minimum(1 / work, f.rows_ahead / (wait + work))
+    rate: Numbers = np.where((f.staged > 0) | (f.prefetch > 0), ahead, 1 / (gap + latency + work))
+    return rate
+
+
+def _rounds(f: Features) -> Numbers:
+    """Rows one after the other: those of a row group, times the waves of blocks where a grid does not run at once."""
+    waves = np.ceil(f.grid / np.maximum(f.clusters, 1))
+    rounds = f.rows / (f.grid * f.groups)
+    found: Numbers = np.where(f.persistent > 0, np.ceil(rounds) * waves, np.maximum(rounds, 1))
+    return found
+
+
+def _memory(f: Features, device: Device, model: Model) -> Numbers:
+    """Ns for all bytes at the memory's bandwidth, or at the rate that the active multiprocessors can read."""
+    passes = np.where(f.multipass > 0, f.reductions + 1, 1)
+    uneven = 1 + model.uneven * ((f.staged > 0) & (f.grid == f.clusters) & (f.dynamic == 0))
+    moved = f.rows * (f.row_bytes * passes + f.stored_bytes)
+    whole = model.bandwidth * device.bandwidth_gb_s * _covered(f, device)
+    readable = _active(f, device) * L2_BYTES_PER_CYCLE * device.clock_mhz / 1e3
+    total: Numbers = moved / np.minimum(whole, readable) * uneven
+    return total
+
+
+def _active(f: Features, device: Device) -> Any:
+    """Multiprocessors that have rows."""
+    return np.minimum(device.multiprocessors, np.ceil(f.rows / f.groups) * f.cluster)
+
+
+def _covered(f: Features, device: Device) -> Any:
+    """The fraction of all multiprocessors that clusters of the given size cover."""
+    sizes = 1 << np.arange(len(device.clusters))
+    covered = np.minimum(1, np.array(device.clusters) * sizes / device.multiprocessors)
+    return covered[np.minimum(np.log2(f.cluster).astype(int), len(sizes) - 1)]
+
+
+def _issuing(f: Features, instructions: Numbers, ns_per_cycle: float, device: Device, model: Model) -> Numbers:
+    """Ns of a multiprocessor's schedulers, its shared memory and L1 cache, and its TMA unit."""
+    rows = f.rows / _active(f, device)
+    arithmetic = f.elements * f.threads * f.cluster * model.issue * instructions / THREAD_INSTRUCTIONS_PER_CYCLE
+    staged = f.row_bytes * f.smem_passes * f.staged + f.stored_bytes * f.tma_store
+    shared = (staged + f.late_weights * f.weight_bytes) / SMEM_BYTES_PER_CYCLE
+    direct = (f.row_bytes * (1 - f.staged) + f.stored_bytes * (1 - f.tma_store)) / f.global_width
+    copies = f.bulk_copies * f.cluster * model.copy
+    total: Numbers = rows * ((arithmetic + shared + direct) * ns_per_cycle + copies)
+    return total

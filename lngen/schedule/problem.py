@@ -2,71 +2,99 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
 
-from lngen.ir import REDUCTIONS, WIDE, D, DType, Eqn, Graph, M, Value, is_row_fold, is_sum, spread_sums
-from lngen.passes.order import ColumnOrder, orders, sharers
+from lngen.errors import LowerError
+from lngen.ir import (
+    OF_SEGMENTS,
+    ORDERED,
+    ORDERS,
+    REDUCTIONS,
+    SEGMENT_SUMS,
+    WIDE,
+    Axis,
+    D,
+    DType,
+    Eqn,
+    Graph,
+    M,
+    S,
+    Value,
+    is_sum,
+    print_eqn,
+)
+from lngen.passes.order import ColumnOrder, RowOrder, orders, sharers
+from lngen.passes.rule import rule_of
+from lngen.schedule.phases import depths, folds, operand_depth
 
-SPREAD_MET = 2  # numbers of a segment that blocks send each other for a spread
+CHUNK_BYTES = 16  # the widest load of a thread
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Row length ``d`` in elements, cut into segments of chunks; how its sums are shared; what passes through.
+    """Row length ``d`` in elements, its segments and chunks, the layout of its sums, and its tensors.
 
-    run                         elements of a chunk that lie side by side
-    cluster                     blocks that hold the column sums of a row well
-    input_sizes, output_sizes   bytes per element of each [M, D] tensor; of inputs that an equation uses
-    column_sizes                of each [D] input
-    row_sums                    the most numbers that the threads of a row fold at the end of one phase
-    met_sums                    the most of a segment that the blocks of a row leave each other there
-    spreads                     sums of squares of distances from the mean, taken by segments
-    phases                      how many phases the rows go through
+    run                         consecutive elements of a chunk
+    segment_interleave          partial sums over the segments of a row
+    interleave                  partial sums over the blocks that share the rows
+    cluster                     blocks that are suited to hold the column sums of a row
+    input_sizes, output_sizes   bytes per element of each [M, D] tensor; of inputs only those that an equation uses
+    column_sizes                bytes per element of each [D] input
+    row_sums                    the most numbers that the threads of a row reduce at the end of one phase
+    exchanged_sums              the most numbers of a segment that the blocks of a row exchange there
+    segment_values              sums of single segments, which multipass kernels have in shared memory
+    phases                      number of phases of a row
+    operations                  equations per element of a row
+    live                        computed [M, D] values that a later phase uses, at most
     """
 
     d: int
     chunk: int
     run: int
     segment: int
+    segment_interleave: int
     groups: int
     blocks: int
-    strands: int
+    interleave: int
     cluster: int
     real_size: int
     input_sizes: tuple[int, ...]
     output_sizes: tuple[int, ...]
     column_sizes: tuple[int, ...]
     row_sums: int
-    met_sums: int
-    spreads: int
+    exchanged_sums: int
+    segment_values: int
     column_sums: int
     phases: int
+    operations: int = 0
+    live: int = 0
 
-    @property
+    @cached_property
     def element(self) -> int:
-        """Bytes of the shortest element of the [M, D] inputs; of none, 4."""
+        """Bytes of the smallest element of the [M, D] inputs; 4 without such inputs."""
         return min(self.input_sizes, default=4)
 
-    @property
+    @cached_property
     def chunks(self) -> int:
-        """Chunks per row, the last one perhaps partial."""
+        """Chunks per row; the last one may be partial."""
         return -(-self.d // self.chunk)
 
-    @property
+    @cached_property
     def segments(self) -> int:
         """Segments per row."""
         return -(-self.d // self.segment)
 
-    @property
+    @cached_property
     def segment_chunks(self) -> int:
-        """Chunks per segment, the last segment perhaps shorter."""
+        """Chunks per segment; the last segment may be shorter."""
         return self.segment // self.chunk
 
 
 def problem(graph: Graph, d: int) -> Problem:
     """The facts about ``graph`` for rows of ``d`` elements."""
-    row, column = orders(graph, d)
-    column = _written(graph) or column
+    version = str(dict(graph.attrs).get("order", ORDERS[0]))
+    row, column = _orders(graph, d, version)
     ends = folds(graph)
     sums = [e for e in graph.eqns if e.op in REDUCTIONS]
     used = {a for e in graph.eqns for a in e.args}
@@ -75,77 +103,96 @@ def problem(graph: Graph, d: int) -> Problem:
         chunk=row.chunk,
         run=row.run,
         segment=row.segment,
+        segment_interleave=row.interleave,
         groups=column.groups,
         blocks=column.blocks,
-        strands=column.strands,
-        cluster=sharers(graph, d),
+        interleave=column.interleave,
+        cluster=sharers(graph, d, rule_of(version)),
         real_size=max((e.out.type.dtype.size for e in sums), default=DType.F32.size),
         input_sizes=tuple(p.type.dtype.size for p in graph.params if p.type.axes == WIDE and p in used),
         output_sizes=tuple(r.type.dtype.size for r in graph.results if r.type.axes == WIDE),
         column_sizes=tuple(p.type.dtype.size for p in graph.params if p.type.axes == (D,)),
-        row_sums=max((f.folded for f in ends), default=0),
-        met_sums=max((f.met for f in ends), default=0),
-        spreads=sum(e.op == "reduce_spread" for e in graph.eqns),
+        row_sums=max((len(f.reductions) for f in ends), default=0),
+        exchanged_sums=max((len(f.exchanged) for f in ends), default=0),
+        segment_values=sum(e.op in SEGMENT_SUMS for e in graph.eqns),
         column_sums=sum(is_sum(e, M) for e in graph.eqns),
         phases=len(ends) + 1,
+        operations=sum(WIDE in (e.out.type.axes, *(a.type.axes for a in e.args)) for e in graph.eqns),
+        live=_live(graph),
     )
 
 
-def _written(graph: Graph) -> ColumnOrder | None:
-    """The order that the graph's column sums have."""
-    for eqn in graph.eqns:
-        if is_sum(eqn, M) and "blocks" in dict(eqn.attrs):
-            return ColumnOrder(**{f.name: eqn.int_attr(f.name) for f in fields(ColumnOrder)})
-    return None
+def _live(graph: Graph) -> int:
+    """Computed [M, D] values that a later phase uses, at most; inputs are not counted.
 
-
-@dataclass(frozen=True)
-class Folds:
-    """The reductions over D that end a phase.
-
-    A spread ends two: first with sums of segments, which stay with their blocks, then with those of squares, and the
-    sums go with them. The sum of what it is a spread of is in it.
+    The compiler keeps some elements of most values and computes the others anew. The factors of sums of segments count
+    twice, because kernels keep all their elements.
     """
-
-    begun: tuple[Eqn, ...] = ()
-    ended: tuple[Eqn, ...] = ()
-    plain: tuple[Eqn, ...] = ()
-
-    @property
-    def folded(self) -> int:
-        """Numbers that the threads of a row fold."""
-        return len(self.begun) + len(self.ended) + len(self.plain)
-
-    @property
-    def met(self) -> int:
-        """Numbers of each segment that the blocks of a row send each other."""
-        return SPREAD_MET * len(self.ended) + len(self.plain)
-
-
-def folds(graph: Graph) -> tuple[Folds, ...]:
-    """The reductions over D, phase by phase."""
-    levels, joined = depths(graph), spread_sums(graph)
-    at = {e: operand_depth(e, levels) for e in graph.eqns if is_row_fold(e) and e.out not in joined}
-    spreads = {e: n for e, n in at.items() if e.op == "reduce_spread"}
-    count = max([n + (e in spreads) for e, n in at.items()], default=-1) + 1
-
-    def phase(number: int) -> Folds:
-        begun = tuple(e for e, n in spreads.items() if n == number)
-        ended = tuple(e for e, n in spreads.items() if n + 1 == number)
-        return Folds(begun, ended, tuple(e for e, n in at.items() if n == number and e not in spreads))
-
-    return tuple(map(phase, range(count)))
-
-
-def depths(graph: Graph) -> dict[Value, int]:
-    """For each value how many row sums and maxima must be finished one after the other before it: its phase."""
-    levels, joined = dict.fromkeys(graph.params, 0), spread_sums(graph)
+    levels = depths(graph)
+    made = {e.out: operand_depth(e, levels) for e in graph.eqns}
+    last: dict[Value, int] = {}
     for eqn in graph.eqns:
-        twice, once = eqn.op == "reduce_spread" or eqn.out in joined, is_row_fold(eqn) or eqn.op == "segment_mean"
-        levels[eqn.out] = operand_depth(eqn, levels) + (2 if twice else once)
-    return levels
+        for value in eqn.args:
+            last[value] = max(last.get(value, 0), made[eqn.out])
+    wide = [v for v in made if v.type.axes == WIDE]
+    kept = {a for e in graph.eqns if e.op == "segment_dot" for a in e.args}
+
+    def left(end: int) -> int:
+        return sum(1 + (v in kept) for v in wide if made[v] <= end < last.get(v, 0))
+
+    return max(map(left, {*made.values()}), default=0)
 
 
-def operand_depth(eqn: Eqn, levels: dict[Value, int]) -> int:
-    """The depth that all operands of ``eqn`` are at: the phase that can compute it, or add it up."""
-    return max((levels[a] for a in eqn.args), default=0)
+def _orders(graph: Graph, d: int, version: str) -> tuple[RowOrder, ColumnOrder]:
+    """The orders in the attributes of the graph's sums; the rule's order where no sum has an attribute."""
+    row, column = orders(graph, d, order=version)
+    rows = [(e, _row_numbers(e, d)) for e in graph.eqns if e.op in ORDERED and not is_sum(e, M)]
+    names = [f.name for f in fields(ColumnOrder)]
+    columns = [(e, {n: _numbers(e).get(n, 1) for n in names}) for e in graph.eqns if is_sum(e, M)]
+    row = replace(row, **_agreed(graph, D, rows))
+    for eqn, numbers in rows:
+        if "chunk" in numbers:
+            _check_cut(graph, eqn, row)
+    return row, replace(column, **_agreed(graph, M, columns))
+
+
+def _numbers(eqn: Eqn) -> dict[str, int]:
+    return {key: value for key, value in eqn.attrs if isinstance(value, int)}
+
+
+def _row_numbers(eqn: Eqn, d: int) -> dict[str, int]:
+    """The order of sums along D in the attributes of an equation; one segment has no partial sums."""
+    given = _numbers(eqn)
+    chunk, segment = given.get("chunk", 1), given.get("segment", d)
+    cut = {"chunk": chunk, "run": given.get("run", chunk), "segment": segment}
+    if eqn.op in OF_SEGMENTS:
+        return cut if eqn.op in SEGMENT_SUMS else {"segment": segment}
+    joined = {"interleave": given.get("interleave", 1)}
+    if eqn.axis is S:
+        return joined
+    return cut | joined if d > segment else cut
+
+
+def _agreed(graph: Graph, axis: Axis, spelt: list[tuple[Eqn, dict[str, int]]]) -> dict[str, int]:
+    """The numbers that all equations have in common; LowerError if two equations differ."""
+    first: dict[str, tuple[Eqn, int]] = {}
+    for eqn, numbers in spelt:
+        for key, value in numbers.items():
+            other, wanted = first.setdefault(key, (eqn, value))
+            if value != wanted:
+                raise LowerError(
+                    f"graph @{graph.name}: the sums over {axis} of one kernel have one order, but '{other.out}' and "
+                    f"'{eqn.out}' have different attributes:\n    {print_eqn(other)}\n    {print_eqn(eqn)}"
+                )
+    return {key: value for key, (_, value) in first.items()}
+
+
+def _check_cut(graph: Graph, eqn: Eqn, row: RowOrder) -> None:
+    """LowerError for segments and chunks that no kernel can load."""
+    element = min((p.type.dtype.size for p in graph.params if p.type.axes == WIDE), default=4)
+    widest = CHUNK_BYTES // element
+    if row.run > widest or row.run & (row.run - 1) or row.segment % row.chunk:
+        raise LowerError(
+            f"graph @{graph.name}: consecutive elements of a chunk are expected to be a power of two up to {widest}, "
+            f"and a segment whole chunks, got {row.run} and {row.segment / row.chunk:g} chunks.\n    {print_eqn(eqn)}"
+        )

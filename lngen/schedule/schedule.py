@@ -8,58 +8,69 @@ from dataclasses import MISSING, dataclass, fields, replace
 from lngen.errors import ScheduleError
 from lngen.numbers import whole
 
-FORMS = ("registers", "bulk", "ragged", "async", "stream")
-STAGED = ("bulk", "ragged", "async")
+FORMS = ("registers", "tma", "tma_unaligned", "cp_async", "multipass")
+STAGED = ("tma", "tma_unaligned", "cp_async")
+
+# Former names, for the message with the present one.
+RENAMED = {
+    "rows": "rows_per_block", "resident": "blocks_per_sm", "owners": "grid", "bulk_store": "tma_store",
+    "keep": "cached_weights", "one_launch": "single_launch", "hold": "row_in_registers", "soon": "early_release",
+    "claim": "dynamic", "restrict": "acquire_shared",
+}  # fmt: skip
+RENAMED_FORMS = {"bulk": "tma", "async": "cp_async", "ragged": "tma_unaligned", "stream": "multipass"}
 
 
 @dataclass(frozen=True, order=True)
 class Schedule:
-    """How rows are laid over threads.
+    """The layout of rows over threads, and the way rows move.
 
-    form        registers: a row's inputs stay in registers from load to store; bulk, async: the rows to come are
-                copied to shared memory ahead of time, by bulk copies (sm_90) or by cp.async (sm_80), and read
-                from there in every phase; ragged: bulk copies for rows that do not begin at multiples of 16
-                bytes, one behind the other; stream: they are read again from global memory in every phase, for rows
-                too long to hold
-    threads     threads of a block that share a row, a power of two
-    rows        rows a block works on side by side; fixed by the graph if it has column sums, but for long rows, whose
-                row groups may be a block each
-    vec         elements per memory access; 1 works for any pointer and stride
-    resident    blocks per multiprocessor: what the compiler limits registers for, and how many stay if they persist
-    prefetch    registers with column sums: load the next row while this one is computed
-    stages      bulk, ragged, async: rows that a row group has room for in shared memory
-    cluster     bulk, registers without column sums: blocks that share a row, each with its own segments
-    owners      bulk, async without column sums: blocks, or clusters, that share the rows
-    bulk_store  bulk: results leave through shared memory
-    keep        bulk, ragged, async: [D] inputs stay in registers from row to row; registers without column sums: they
-                are asked for together with the row, not when they are needed
-    one_launch  column sums are finished behind a grid barrier, not by a second kernel
-    hold        bulk, ragged, async: a row is read from shared memory once, its inputs stay in registers through all
-                phases
-    soon        bulk, held, results not stored in bulk: the stage of a row takes the next one as soon as all threads
-                hold the row, not after it: one stage less does as well
-    claim       bulk, ragged, without column sums: a row group takes the next row that nobody has from a counter, not
-                every owners-th: multiprocessors are not equally fast; for a cluster its first block does
-    restrict    a cluster with column sums: the wait for the other blocks' sums orders shared memory alone, as it always
-                does without column sums, and leaves the L1 cache; which is faster, only measuring tells
+    form              registers: a row's inputs stay in registers from load to store; tma, cp_async: the next rows are
+                      copied to shared memory ahead of time, by bulk copies (sm_90) or by cp.async (sm_80), and every
+                      phase reads them there; tma_unaligned: bulk copies of contiguous rows that do not start at
+                      multiples of 16 bytes; multipass: every phase reads the row again from global memory, for rows
+                      too long to hold
+    threads           threads of a block that share a row, a power of two
+    rows_per_block    rows that a block works on side by side; fixed by the graph if it has column sums, except for
+                      long rows, whose row groups may each be a block
+    vec               elements per memory access; 1 works for any pointer and stride
+    blocks_per_sm     blocks per multiprocessor: the compiler limits registers for that many, and a persistent grid
+                      runs that many
+    prefetch          registers with column sums: load the next row while this one is computed
+    stages            tma, tma_unaligned, cp_async: pipeline stages of a row group, one row per stage
+    cluster           tma, registers without column sums: blocks that share a row, each with its own segments
+    grid              tma, cp_async without column sums: blocks, or clusters, of the persistent grid
+    tma_store         tma: results leave through shared memory, by bulk copies
+    cached_weights    tma, tma_unaligned, cp_async: [D] inputs stay in registers from row to row; registers without
+                      column sums: they are loaded together with the row, not where they are used
+    single_launch     column sums are finished after a grid barrier, not by a second kernel
+    row_in_registers  tma, tma_unaligned, cp_async: a row is read from shared memory once, its inputs stay in registers
+                      through all phases
+    early_release     tma, row_in_registers, no tma_store: the stage of a row is refilled as soon as all threads have
+                      the row in registers, not after the row; then one stage less suffices
+    dynamic           tma, tma_unaligned, without column sums: a dynamic scheduler; a row group takes the next row from
+                      a counter instead of every grid-th row, since multiprocessors differ in speed; in a cluster the
+                      first block does so for all
+    acquire_shared    a cluster with column sums: the wait for the sums of the other blocks acquires shared memory
+                      alone and leaves the L1 cache valid, as it always does without column sums; only measurements
+                      show which is faster
     """
 
     form: str
     threads: int
-    rows: int
+    rows_per_block: int
     vec: int
-    resident: int = 1
+    blocks_per_sm: int = 1
     prefetch: bool = False
     stages: int = 0
     cluster: int = 1
-    owners: int = 0
-    bulk_store: bool = False
-    keep: bool = False
-    one_launch: bool = False
-    hold: bool = False
-    soon: bool = False
-    claim: bool = False
-    restrict: bool = False
+    grid: int = 0
+    tma_store: bool = False
+    cached_weights: bool = False
+    single_launch: bool = False
+    row_in_registers: bool = False
+    early_release: bool = False
+    dynamic: bool = False
+    acquire_shared: bool = False
 
     def __str__(self) -> str:
         shown = (f for f in fields(self) if f.default is MISSING or getattr(self, f.name) != f.default)
@@ -68,33 +79,46 @@ class Schedule:
     @property
     def slug(self) -> str:
         """The schedule as part of a C identifier."""
-        parts = [f"t{self.threads}", f"r{self.rows}", f"v{self.vec}", f"b{self.resident}"]
+        parts = [f"t{self.threads}", f"r{self.rows_per_block}", f"v{self.vec}", f"b{self.blocks_per_sm}"]
         parts += [self.form] * (self.form != "registers") + [f"s{self.stages}"] * (self.stages > 0)
-        parts += [f"c{self.cluster}"] * (self.cluster > 1) + [f"o{self.owners}"] * (self.owners > 0)
-        flags = {"prefetch": self.prefetch, "store": self.bulk_store, "keep": self.keep, "one": self.one_launch}
-        flags |= {"hold": self.hold, "soon": self.soon, "claim": self.claim, "restrict": self.restrict}
+        parts += [f"c{self.cluster}"] * (self.cluster > 1) + [f"g{self.grid}"] * (self.grid > 0)
+        flags = {"prefetch": self.prefetch, "store": self.tma_store, "cached": self.cached_weights}
+        flags |= {"single": self.single_launch, "regs": self.row_in_registers, "early": self.early_release}
+        flags |= {"dynamic": self.dynamic, "acquire": self.acquire_shared}
         return "_".join([*parts, *(word for word, on in flags.items() if on)])
 
     @property
     def kind(self) -> tuple[str | int | bool, ...]:
-        """What makes it another kernel, not the same one in other sizes."""
-        return self.form, self.cluster, self.one_launch, self.hold, self.soon, self.claim, self.restrict
+        """The keys that select another kernel, not the same kernel with other sizes."""
+        return (
+            self.form, self.cluster, self.single_launch, self.row_in_registers, self.early_release, self.dynamic,
+            self.acquire_shared,
+        )  # fmt: skip
 
     @property
-    def told(self) -> bool:
-        """True if the blocks of a cluster are told which row comes next: the first claims it for all."""
-        return self.claim and self.cluster > 1
+    def broadcast(self) -> bool:
+        """True if the first block of a cluster takes the next row for all blocks and broadcasts it."""
+        return self.dynamic and self.cluster > 1
 
     @property
     def block(self) -> int:
         """Threads per block."""
-        return self.threads * self.rows
+        return self.threads * self.rows_per_block
+
+
+ANY = Schedule("registers", threads=1, rows_per_block=1, vec=1)  # the base of a text that is complete
+
+
+def complete(text: str) -> bool:
+    """True if ``text`` names every key that has no default, so that nothing of its base is left."""
+    named = {part.partition("=")[0] for part in text.split(",")}
+    return named >= {f.name for f in fields(Schedule) if f.default is MISSING}
 
 
 def parse_schedule(text: str, base: Schedule) -> Schedule:
-    """``base`` with the ``key=value,...`` of ``text`` put in; ScheduleError names the nearest right word.
+    """``base`` with the ``key=value,...`` of ``text``; ScheduleError names the nearest right word.
 
-    With a form, everything that is not named and has a default gets it: it belongs to the form of ``base``.
+    If ``text`` names a form, all other keys with a default get it, since their values belong to the form of ``base``.
     """
     known = {f.name: getattr(base, f.name) for f in fields(Schedule)}
     changes: dict[str, str | int | bool] = {}
@@ -102,6 +126,8 @@ def parse_schedule(text: str, base: Schedule) -> Schedule:
         key, equals, value = part.partition("=")
         if not equals:
             raise ScheduleError(f"schedule '{text}': expected 'key=value', got '{part}'.")
+        if key in RENAMED:
+            raise ScheduleError(f"schedule '{text}': the key '{key}' is now called '{RENAMED[key]}'; use that.")
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
             hint = f"; did you mean '{near[0]}'?" if near else "."
@@ -126,6 +152,8 @@ def _read(text: str, key: str, value: str, like: object) -> str | int | bool:
         if number is not None:
             return number
         raise ScheduleError(f"schedule '{text}': '{key}' is expected to be a whole number, got '{value}'.")
+    if value in RENAMED_FORMS:
+        raise ScheduleError(f"schedule '{text}': form={value} is now called form={RENAMED_FORMS[value]}; use that.")
     if value not in FORMS:
         raise ScheduleError(f"schedule '{text}': '{key}' is expected to be one of {', '.join(FORMS)}, got '{value}'.")
     return value

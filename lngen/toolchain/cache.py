@@ -1,8 +1,8 @@
 """Compiled kernels on disk, one file per key, safe under any number of processes.
 
-A file is the sha256 of the payload, a newline, and the payload: one JSON line (key, arch, kernels, log) and the
-image. Only the user's own files (or root's) that nobody else may write are used; folders and files are the user's
-alone. Whatever else lies there is not used, and replaced.
+A file is the sha256 of the payload, a newline, and the payload: one JSON line (key, arch, kernels, log) and the image.
+Only files of the user (or root) that nobody else may write are used; folders and files are the user's alone. Any other
+file is not used, and replaced.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from lngen.errors import CompileError
 from lngen.files import opened, parse_json
 from lngen.toolchain import log as logs
 
-_FORMAT = 2  # raise it when the layout of a file changes
+_FORMAT = 2  # increment it when the layout of a file changes
 _LARGEST = 2**26  # bytes of a file
 
 _complained: set[Path] = set()
@@ -30,7 +30,7 @@ _complained: set[Path] = set()
 
 @dataclass(frozen=True)
 class Entry:
-    """What one compilation gave: the cubin or PTX, NVRTC's log, and the names of the kernels in both."""
+    """The result of one compilation: the cubin or PTX, NVRTC's log, and the names of the kernels in both."""
 
     arch: str
     log: str
@@ -39,13 +39,13 @@ class Entry:
 
 
 def key_of(source: str, options: Sequence[str], arch: str, kind: str, compiler: str) -> str:
-    """The name of an entry: a hash of everything the compiled bytes depend on; ``compiler``: which build of it."""
+    """The name of an entry: a hash of everything that determines the compiled bytes; ``compiler``: its build."""
     parts = [_FORMAT, source, list(options), arch, kind, compiler]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 def load(key: str) -> Entry | None:
-    """The entry of ``key``, or None if there is none; one that cannot be trusted gives a RuntimeWarning and None."""
+    """The entry of ``key``, or None if there is none; an entry that is not trusted gives a RuntimeWarning and None."""
     path = _path(key)
     try:
         with opened(path) as file:
@@ -68,7 +68,7 @@ def load(key: str) -> Entry | None:
 
 
 def store(key: str, entry: Entry) -> None:
-    """Keep ``entry``; a folder that cannot be written to gives one RuntimeWarning and is left alone."""
+    """Store ``entry``; a folder that cannot be written to gives one RuntimeWarning and is not used."""
     path = _path(key)
     folder = path.parent
     temporary = path.with_name(f".{uuid.uuid4().hex}.tmp")
@@ -117,7 +117,7 @@ def _decoded(raw: bytes, key: str) -> Entry:
     if not isinstance(kernels, list) or not all(isinstance(name, str) for name in kernels):
         raise ValueError("it names no kernels")
     entry = Entry(_text(header, "arch"), _text(header, "log"), image, tuple(kernels))
-    # A cubin's log names its kernels, and every image holds their names.
+    # A cubin's log names its kernels, and every image contains their names.
     named = tuple(logs.resources(entry.log))
     if (named and named != entry.kernels) or not all(name.encode() in image for name in kernels):
         raise ValueError("its kernels are others than it names")

@@ -1,11 +1,11 @@
-"""What an NVRTC log says: the resources of each kernel, and the source lines its errors point at."""
+"""NVRTC's log: the resources of each kernel, and the source lines of its errors."""
 
 import re
 from dataclasses import dataclass
 
 from lngen.errors import CompileError
 
-# The one file name NVRTC ever sees, so that neither bytes nor log depend on what a kernel is called.
+# The one file name that NVRTC gets, so that neither bytes nor log depend on the name of a kernel.
 UNIT = "kernel.cu"
 
 _CONTEXT = 2  # lines shown on either side of an error
@@ -20,7 +20,7 @@ _PTX_ERROR = re.compile(r"^ptxas .*\bline (\d+); error\b", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Resources:
-    """What one kernel takes, as ptxas counted it.
+    """The resources of one kernel, as ptxas reports them.
 
     Registers and barriers are numbers (registers per thread); the rest is bytes: spills and stack per
     thread, static shared memory per block, and constant memory, None where ptxas does not report it.
@@ -35,13 +35,18 @@ class Resources:
     barriers: int
 
     @property
+    def spilled(self) -> int:
+        """Bytes per thread of values that belong in registers and are in local memory."""
+        return self.spill_stores + self.spill_loads + self.stack
+
+    @property
     def spills(self) -> bool:
-        """True if anything meant for registers lives in local memory."""
-        return bool(self.spill_stores or self.spill_loads or self.stack)
+        """True if there are any."""
+        return self.spilled > 0
 
 
 def tidied(log: str) -> str:
-    """``log`` without the NUL after ptxas' part, and its times, which differ between two equal runs."""
+    """``log`` without the NUL after ptxas' part, and without times, which differ between two equal runs."""
     return _TIME.sub("", log.replace("\0", "")).strip()
 
 
@@ -49,7 +54,7 @@ def resources(log: str) -> dict[str, Resources]:
     """The resources of each kernel in a log of ``--ptxas-options=-v``, in source order."""
     _, *parts = _ENTRY.split(log)
     found = {name: _resources(name, text) for name, text in zip(parts[::2], parts[1::2], strict=True)}
-    # ptxas takes the kernels from last to first.
+    # ptxas processes the kernels from last to first.
     return dict(reversed(found.items()))
 
 
@@ -59,7 +64,7 @@ def entries(ptx: str) -> tuple[str, ...]:
 
 
 def _resources(name: str, text: str) -> Resources:
-    # Functions that were not inlined come after their kernel: the first match is the kernel's.
+    # Functions that were not inlined follow their kernel: the first match is the kernel's.
     frame, used = _STACK.search(text), _USED.search(text)
     if not frame or not used:
         raise CompileError(f"The log of ptxas lacks the registers or spills of {name!r}:\n{text.strip()}")
@@ -82,7 +87,7 @@ def _number(pattern: str, text: str) -> int:
 
 
 def explained(log: str, name: str, source: str, ptx: str) -> str:
-    """``log`` under the kernel's name, then the numbered lines of source and PTX that its errors name."""
+    """``log`` with the kernel's name, then the numbered lines of source and PTX that its errors name."""
     marked = [int(line) for line in _SOURCE_ERROR.findall(log)]
     marked_ptx = [int(line) for line in _PTX_ERROR.findall(log)]
     parts = [re.sub(rf"{re.escape(UNIT)}(?=[(\"])", lambda _: name, log.strip())]
@@ -94,7 +99,7 @@ def explained(log: str, name: str, source: str, ptx: str) -> str:
 
 
 def numbered(text: str, marked: list[int]) -> str:
-    """The lines around ``marked`` (from 1), which ``>`` points out; ``...`` stands for a gap."""
+    """The lines around ``marked`` (from 1), which ``>`` marks; ``...`` replaces a gap."""
     lines = text.split("\n")
     near = {n for mark in marked for n in range(mark - _CONTEXT, mark + _CONTEXT + 1)}
     shown = near & set(range(1, len(lines) + 1))

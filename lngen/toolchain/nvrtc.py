@@ -1,4 +1,4 @@
-"""NVRTC through CuPy's binding, behind the disk cache; needs neither a GPU nor a driver."""
+"""NVRTC through CuPy's binding and the disk cache; needs neither a GPU nor a driver."""
 
 import functools
 import re
@@ -19,7 +19,7 @@ ARCHES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 
 Kind = Literal["cubin", "ptx"]
 
-# Arithmetic is IEEE, as written. No include path: a kernel is one text, all of it in the cache's key.
+# Arithmetic is IEEE, as written. There is no include path: a kernel is one text, all of it in the cache's key.
 _OPTIONS = (
     "--no-source-include",
     "-fmad=false",
@@ -46,7 +46,7 @@ class Binary:
 def compile_cubin(source: str, arch: str, *, name: str = log.UNIT, fresh: bool = False) -> Binary:
     """Compile header-free CUDA text for ``arch`` ("sm_90", "sm_90a"), or take it from the disk cache.
 
-    ``name`` is what messages call it; ``fresh`` compiles it even if it is cached. CompileError if NVRTC refuses
+    ``name`` is its name in messages; ``fresh`` compiles it even if it is cached. CompileError if NVRTC refuses
     the text, LngenError for an arch it does not know, MissingError without CuPy or NVRTC. Any number of threads may
     call it at once.
     """
@@ -55,7 +55,7 @@ def compile_cubin(source: str, arch: str, *, name: str = log.UNIT, fresh: bool =
 
 
 def compile_ptx(source: str, arch: str, *, name: str = log.UNIT, lines: bool = False) -> str:
-    """The PTX from which ``compile_cubin`` makes its cubin; errors and cache are the same.
+    """The PTX of ``compile_cubin``'s cubin; errors and cache are the same.
 
     ``lines``: with a .loc for every instruction, its line of ``source``; the instructions are the same.
     """
@@ -69,7 +69,7 @@ def nvrtc_version() -> tuple[int, int]:
 
 @functools.cache
 def compiler_build() -> str:
-    """Which build of NVRTC is in use, in its own words: its version has two numbers, its patches have none."""
+    """The build of NVRTC, as it identifies itself: its version does not include patches."""
     library = _library()
     arch = library.arches[0]
     ptx = _compiled(library, "", arch, "ptx", _options(arch, "ptx", library.version), log.UNIT).image.decode()
@@ -104,7 +104,7 @@ class _Library:
 
 
 def _library() -> _Library:
-    # CuPy looks for the shared library on the first call, in Python: one thread has to do it.
+    # CuPy searches the shared library on the first call, in Python, so only one thread may do it.
     with _loading:
         return _load()
 
@@ -148,7 +148,7 @@ def _options(arch: str, kind: Kind, version: tuple[int, int]) -> tuple[str, ...]
     if kind == "cubin":
         options.add("--ptxas-options=-v")
     if version >= (12, 9):
-        # NVRTC's own cache, new in 12.9 and used where there is a driver, would keep ptxas and its log away.
+        # NVRTC's own cache, new in 12.9 and used where there is a driver, would suppress ptxas and its log.
         # Without textures and runtime calls a compile takes a tenth less, for the same bytes.
         options |= {"--no-cache", "--minimal"}
     return tuple(sorted(options))
@@ -187,7 +187,7 @@ def _refused(text: str, name: str, arch: str, source: str, ptx: str) -> CompileE
 
 
 def _dumped(source: str, name: str) -> str:
-    """Write a refused source to LNGEN_DUMP, if set; the sentence that says where."""
+    """Write a refused source to LNGEN_DUMP, if set; returns a sentence with its path."""
     folder = config.dump_dir()
     if folder is None:
         return ""

@@ -1,9 +1,9 @@
-"""The interpreter's bits for one spec at many rows, held against what a launch left, on the device.
+"""The interpreter's bits for one spec at many rows, compared on the device with the results of a launch.
 
-The interpreter is too slow for the largest arrays, and does not have to see them: the bits of a row depend on that
-row alone, those of a column sum on its column alone. So the inputs repeat a block of rows, row results are compared
-with the block's, and column sums of large arrays on a sample of columns, summed over all rows. Where a column sum
-needs sums over rows that it computes itself, this does not hold: then fewer rows are compared, and all of them.
+The interpreter is too slow for the largest arrays and does not need them: the bits of a row depend on that row alone,
+those of a column sum on its column alone. So the inputs repeat a block of rows, row results are compared with those of
+the block, and column sums of large arrays on a sample of columns, summed over all rows. A column sum that depends on
+row sums does not have this property: then fewer rows are compared, and all of them.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from lngen.passes.edit import extract
 from lngen.runtime.arrays_np import raw
 from lngen.spec import Spec
 
-BLOCK_ELEMENTS = 2**20  # of the block of rows the interpreter sees
-COLUMN_ELEMENTS = 2**22  # of the columns it sees over all rows
+BLOCK_ELEMENTS = 2**20  # of the block of rows that the interpreter computes
+COLUMN_ELEMENTS = 2**22  # of the columns that the interpreter sums over all rows
 MOST_COLUMNS, LEAST_COLUMNS = 192, 4
-EDGE_ROWS = (1, 133)  # checked besides all rows: one row, and one more than fills the blocks of a GPU
+EDGE_ROWS = (1, 133)  # checked besides all rows: one row, and one more than the multiprocessors of an H200
 
 
 class Bits:
-    """Inputs on the device, and what the results must be.
+    """Inputs on the device, and the expected results.
 
-    xp  cupy, or numpy: the module whose arrays hold them. Numbers travel as unsigned integers of their size, for
-        which equal means equal bits; the inputs have no NaN.
+    xp  cupy, or numpy: the module of the arrays. Numbers are stored as unsigned integers of their size, so that
+        equal means equal bits; the inputs have no NaN.
     """
 
     def __init__(self, spec: Spec, rows: int, xp: Any) -> None:
         self.spec, self.rows, self._xp = spec, rows, xp
         self.graph = spec.graph()
         block = max(1, min(rows, BLOCK_ELEMENTS // spec.d))
-        # Odd, so that a kernel that takes a row some power of two away cannot be right by accident.
+        # The block is odd, so that a kernel that reads a row a power of two away cannot be right by accident.
         self.block = block - 1 if block % 2 == 0 else block
         self._rows_graph, self._columns_graph = self._part(True), self._part(False)
         sliceable = not any(is_row_fold(e) for e in self._columns_graph.eqns)
@@ -61,12 +61,12 @@ class Bits:
         return out
 
     def complaint(self, rows: int, results: Mapping[str, Any]) -> str:
-        """How many numbers of a launch with ``rows`` rows differ, by result; an empty text if none does."""
+        """By result, how many numbers of a launch with ``rows`` rows differ; an empty text if none does."""
         wrong = {}
         for name, want in self._wanted.items():
             got = results[name]
-            pieces = range(0, rows, self.block)
-            wrong[name] = sum(int((got[s : s + self.block] != want[: min(self.block, rows - s)]).sum()) for s in pieces)
+            starts = range(0, rows, self.block)
+            wrong[name] = sum(int((got[s : s + self.block] != want[: min(self.block, rows - s)]).sum()) for s in starts)
         index, sums = self._columns[rows]
         for name, column in sums.items():
             wrong[name] = int((results[name][index] != column).sum())
@@ -101,11 +101,11 @@ class Bits:
         return self._xp.asarray(columns), {n: self._xp.asarray(raw(a)) for n, a in found.items()}
 
     def _repeated(self, block: Any, value: Value) -> Any:
-        """The rows of an input, as often as they are needed."""
+        """The rows of an input, repeated as often as needed."""
         if M not in value.type.axes or self.rows <= self.block:
             return block
         whole = self._xp.empty((self.rows, *block.shape[1:]), block.dtype)
         for start in range(0, self.rows, self.block):
-            piece = whole[start : start + self.block]
-            piece[...] = block[: len(piece)]
+            part = whole[start : start + self.block]
+            part[...] = block[: len(part)]
         return whole

@@ -1,4 +1,4 @@
-"""Compiling candidates side by side, before the GPU is touched."""
+"""Compiles candidates side by side, without the GPU."""
 
 from __future__ import annotations
 
@@ -8,20 +8,17 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_complete
 from concurrent.futures import TimeoutError as Late
 from dataclasses import dataclass
 
-from lngen.emit import emit
+from lngen.compile import Compilation
 from lngen.errors import CompileError, EmitError, LowerError, ScheduleError
 from lngen.files import sha256
-from lngen.lower import lower
-from lngen.runtime.choose import compile_plan
 from lngen.schedule import Schedule
-from lngen.spec import Spec
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A schedule on its way to the GPU: a cubin, or the reason why there is none.
+    """A schedule to be measured: a cubin, or the reason why there is none.
 
-    status     correct (it may go on), constraints or compile
+    status     correct (ready to be measured), constraints or compile
     kernel     hash of the emitted CUDA, empty for an illegal schedule
     """
 
@@ -36,22 +33,22 @@ class Candidate:
     compile_ms: float = 0.0
 
 
-def build(spec: Spec, schedule: Schedule, rank: int, arch: str) -> Candidate:
-    """Lower, emit and compile one candidate; MissingError without a compiler. A job for any executor."""
+def build(compilation: Compilation, schedule: Schedule, rank: int, arch: str) -> Candidate:
+    """Lower, emit and compile one candidate; MissingError without a compiler. Runs on any executor."""
     start = time.perf_counter()
     try:
-        plan = lower(spec, schedule)
-        kernel = sha256(emit(plan).encode())[:16]
+        kernels = compilation.kernels(schedule)
+        kernel = sha256(kernels.text.encode())[:16]
     except (ScheduleError, LowerError, EmitError) as error:
         return Candidate(schedule, rank, "constraints", _sentence(error))
     try:
-        binary = compile_plan(plan, arch)
+        binary = kernels.cubin(arch)
     except CompileError as error:
         return Candidate(schedule, rank, "compile", _sentence(error), kernel)
     except ScheduleError as error:
         return Candidate(schedule, rank, "constraints", _sentence(error), kernel)
     used = binary.resources.values()
-    spilled = [f"{name} {r.spill_stores + r.spill_loads + r.stack}" for name, r in binary.resources.items() if r.spills]
+    spilled = [f"{name} {r.spilled}" for name, r in binary.resources.items() if r.spills]
     return Candidate(
         schedule,
         rank,
@@ -66,7 +63,7 @@ def build(spec: Spec, schedule: Schedule, rank: int, arch: str) -> Candidate:
 
 
 def build_all(
-    spec: Spec,
+    compilation: Compilation,
     schedules: Sequence[tuple[int, Schedule]],
     arch: str,
     *,
@@ -76,12 +73,12 @@ def build_all(
 ) -> list[Candidate]:
     """Build (rank, schedule) pairs on ``executor``, by default as many threads as there are processors.
 
-    In rank order. What is not built within ``seconds``, or once ``stopped``, is left out; at least one is built.
+    Returns them in rank order, without those not built within ``seconds`` or before ``stopped``; at least one is built.
     """
     if executor is None:
         with ThreadPoolExecutor() as pool:
-            return build_all(spec, schedules, arch, executor=pool, seconds=seconds, stopped=stopped)
-    futures = [executor.submit(build, spec, schedule, rank, arch) for rank, schedule in schedules]
+            return build_all(compilation, schedules, arch, executor=pool, seconds=seconds, stopped=stopped)
+    futures = [executor.submit(build, compilation, schedule, rank, arch) for rank, schedule in schedules]
     try:
         _wait(futures, time.monotonic() + seconds, stopped)
     finally:
@@ -92,7 +89,7 @@ def build_all(
 
 
 def _wait(futures: Sequence[Future[Candidate]], deadline: float, stopped: Callable[[], bool]) -> None:
-    """Until all are done, or the first is and it is time to stop; an error of a job is raised at once."""
+    """Waits until all are done, or the first is done and it is time to stop; an error of a job is raised at once."""
     pending: Iterable[Future[Candidate]] = futures
     while pending:
         try:
@@ -108,5 +105,5 @@ def _wait(futures: Sequence[Future[Candidate]], deadline: float, stopped: Callab
 
 
 def _sentence(error: Exception) -> str:
-    """The first lines of an error in one."""
+    """The first lines of an error as one sentence."""
     return " ".join(str(error).split())[:300]

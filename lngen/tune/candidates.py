@@ -1,4 +1,4 @@
-"""Which schedules are worth trying: the only place where the tuner asks the model."""
+"""The schedules to try, and their order: the only place where the tuner uses the model."""
 
 from __future__ import annotations
 
@@ -6,26 +6,30 @@ from collections.abc import Callable, Sequence
 from itertools import chain, zip_longest
 from typing import Any
 
-from lngen.runtime.choose import default_schedule
-from lngen.schedule import Schedule, capability, problem, ranked
+from lngen.compile import Compilation
+from lngen.devices import Device, device_for
+from lngen.schedule import Schedule, ranked
 from lngen.spec import Spec
 
 
-def ranking(spec: Spec, rows: int, arch: str) -> list[Schedule]:
-    """The schedules for ``spec`` with ``rows`` rows on ``arch``, each once, the model's favourite first."""
-    return ranked(problem(spec.graph(), spec.d), capability(arch), rows=rows)
+def ranking(spec: Spec, rows: int, arch: str, device: Device | None = None) -> list[Schedule]:
+    """The schedules for ``spec`` with ``rows`` rows, each once: measured ones first, then in the model's order.
 
-
-def candidates(spec: Spec, rows: int, arch: str) -> list[Schedule]:
-    """The same in the order in which to try them: the default, then by rank and, in turn, of every kind the best.
-
-    A model that is wrong about a kind as a whole would else keep it from being tried at all: first kinds of
-    structures, then those of blocks.
+    ``device``: the GPU; None for the one that represents ``arch``.
     """
-    listed = ranking(spec, rows, arch)
+    return ranked(Compilation(spec).problem, device or device_for(arch), rows=rows)
+
+
+def candidates(compilation: Compilation, rows: int, arch: str) -> list[Schedule]:
+    """The schedules in the order of trial: the default, then alternately the next by rank and the best of each kind.
+
+    A model that is wrong about a whole kind would otherwise exclude it: kinds are first structures, then block
+    shapes.
+    """
+    listed = ranked(compilation.problem, device_for(arch), rows=rows)
     kinds = [*_best(listed, _structure), *_best(listed, _shape)]
     turns = chain.from_iterable(zip_longest(listed, kinds))
-    first = default_schedule(spec, arch, rows=rows)
+    first = compilation.schedule(arch, rows=rows)
     return [*dict.fromkeys(s for s in (first, *turns) if s is not None)]
 
 
@@ -38,8 +42,8 @@ def _best(listed: Sequence[Schedule], kind: Callable[[Schedule], Any]) -> list[S
 
 
 def _structure(s: Schedule) -> tuple[Any, ...]:
-    return *s.kind, s.keep
+    return *s.kind, s.cached_weights
 
 
 def _shape(s: Schedule) -> tuple[Any, ...]:
-    return s.form, s.threads, s.rows, s.resident, s.cluster
+    return s.form, s.threads, s.rows_per_block, s.blocks_per_sm, s.cluster

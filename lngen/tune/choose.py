@@ -1,7 +1,7 @@
-"""Choosing: who goes on to the final rounds, and which of those that are equally fast is taken.
+"""The choice: trials for the final rounds, and the winner among equally fast ones.
 
-Two candidates closer than the noise are a tie, and a tie goes to the first in the model's order. So runs choose
-alike, although none measures the same times as another.
+Two candidates closer than the noise are a tie, and a tie goes to the first in the model's order. So runs choose alike,
+although their times differ.
 """
 
 from __future__ import annotations
@@ -11,26 +11,26 @@ from dataclasses import dataclass
 
 from lngen.tune.trial import Trial
 
-NOISE = 0.01  # two medians that differ by less are one
-MOST_NOISE = 0.03  # what wide spreads may raise it to
-NEAR = 0.05  # brief rounds are less exact: what is this near to the best goes on
+NOISE = 0.01  # two medians that differ by less are equal
+MOST_NOISE = 0.03  # the most that a wide spread may raise it to
+NEAR = 0.05  # brief rounds are less exact: trials this close to the best go on
 FINALISTS = 8
 FASTEST = 3  # of the finalists, chosen by time alone
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The trial chosen, and all that tie with it, it included, in order."""
+    """The chosen trial, and all that tie with it (itself included), in order."""
 
     trial: Trial
     ties: tuple[Trial, ...]
 
 
 def finalists(trials: Sequence[Trial]) -> list[Trial]:
-    """Whom to time again, in rank order.
+    """The trials to time again, in rank order.
 
-    The first of all, which is the default, so that one knows what tuning gains; the fastest few; and the first in
-    order of those near the fastest.
+    These are the first of all, which is the default, so that the gain of tuning is known; the fastest few; and the
+    first in order of those near the fastest.
     """
     timed = sorted((t for t in trials if t.timed), key=_order)
     fastest = sorted(timed, key=lambda t: (t.ratio, *_order(t)))
@@ -42,8 +42,8 @@ def finalists(trials: Sequence[Trial]) -> list[Trial]:
 def choose(trials: Sequence[Trial], incumbent: str = "") -> Choice | None:
     """The choice among trials of one job; None if none has a time.
 
-    Trials of the most rounds decide alone. ``incumbent``, the schedule chosen before, wins a tie: a lock file
-    does not change for nothing.
+    Only trials with the most rounds count. ``incumbent``, the schedule chosen before, wins a tie, so that a lock
+    file does not change without reason.
     """
     timed = [t for t in trials if t.timed]
     if not timed:
@@ -61,7 +61,7 @@ def taken(trials: Sequence[Trial], schedule: str) -> Choice | None:
 
 
 def noise(trial: Trial) -> float:
-    """By how much a candidate may be slower than ``trial`` and still tie with it."""
+    """The fraction by which a candidate may be slower than ``trial`` and still tie with it."""
     if not trial.us_median or trial.us_p10 is None or trial.us_p90 is None:
         return NOISE
     spread = (trial.us_p90 - trial.us_p10) / 2 / trial.us_median

@@ -1,7 +1,7 @@
-"""The database: every trial, a line of JSON each, only ever appended to.
+"""The database: all trials, one line of JSON each, append-only.
 
-A line is written in one piece and flushed to the disk, so a run that is killed loses at most the line it was
-writing; such a half line is reported with its number, and skipped.
+A line is written in one call and flushed to disk, so a killed run loses at most the line that it was writing; such an
+incomplete line is reported with its number and skipped.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ COMPLAINTS = 20
 
 @dataclass(frozen=True)
 class Content:
-    """The trials of a file, in its order, and a sentence for each line that is none, the first COMPLAINTS of them."""
+    """The trials of a file, in its order, and a sentence for each invalid line, the first COMPLAINTS of them."""
 
     trials: tuple[Trial, ...] = ()
     complaints: tuple[str, ...] = ()
 
 
 def read(path: Path, *, missing_ok: bool = True) -> Content:
-    """What is in a database; nothing if there is no such file. LngenError if it cannot be read."""
+    """The content of a database; nothing if there is no such file. LngenError if it cannot be read."""
     try:
         raw = files.read(path, LARGEST)
     except FileNotFoundError as error:
@@ -51,14 +51,14 @@ def read(path: Path, *, missing_ok: bool = True) -> Content:
         elif found:
             wrong += 1
             if wrong <= COMPLAINTS:
-                complaints.append(f"line {number} of '{path}' is skipped, it is no trial: {found}.")
+                complaints.append(f"line {number} of '{path}' is skipped, it is not a trial: {found}.")
     if wrong > COMPLAINTS:
         complaints.append(f"{wrong - COMPLAINTS} more lines of '{path}' are skipped.")
     return Content(tuple(trials), tuple(complaints))
 
 
 def _trial(text: bytes) -> Trial | str:
-    """The trial of a line, or why it is none; nothing for an empty line."""
+    """The trial of a line, or the reason why it is invalid; an empty text for an empty line."""
     if len(text) > LONGEST:
         return f"it is longer than {LONGEST} bytes"
     if not text.strip():
@@ -72,16 +72,16 @@ def _trial(text: bytes) -> Trial | str:
 
 
 def of(trials: Iterable[Trial], spec: str, rows: int, device: str) -> list[Trial]:
-    """Those of one job on a device: one a schedule, of the kernel and the compiler it was tried with last."""
+    """The trials of one job on a device: one per schedule, with the kernel and the compiler of the last attempt."""
     mine = [t for t in trials if (t.spec, t.rows, t.device) == (spec, rows, device)]
     last = {t.schedule: (t.kernel, t.compiler) for t in mine}
     return latest(t for t in mine if (t.kernel, t.compiler) == last[t.schedule])
 
 
 def append(path: Path, trials: Sequence[Trial]) -> None:
-    """Add trials at the end, in one write; a half line that a killed run left is ended first.
+    """Add trials at the end, in one write; an incomplete line of a killed run is ended first.
 
-    Any number of processes may append, and merge, at once: the database is held meanwhile.
+    Any number of processes may append and merge at the same time: each holds a lock on the database.
     """
     if not trials:
         return
@@ -110,15 +110,15 @@ def _append(path: Path, data: bytes) -> None:
 
 
 def line(trial: Trial) -> bytes:
-    """A trial as it stands in the file."""
+    """The line of a trial in the file."""
     return json.dumps(trial.to_json(), sort_keys=True, ensure_ascii=False).encode() + b"\n"
 
 
 def merge(shards: Iterable[Path], path: Path) -> tuple[int, list[str]]:
     """Make ``path`` the union of itself and the shards, sorted; the number of trials, and complaints.
 
-    Lines that say the same count once; of several trials of one identity ``latest`` chooses. The order of the shards
-    does not matter. LngenError if a shard is not there; then ``path`` stays as it is.
+    Identical lines count once; of several trials of one identity ``latest`` chooses. The order of the shards does not
+    matter. LngenError if a shard does not exist; then ``path`` is not changed.
     """
     lines: set[bytes] = set()
     complaints: list[str] = []
@@ -139,7 +139,7 @@ def _place(raw: bytes) -> tuple[object, ...]:
 
 
 def foreign(trials: Sequence[Trial], devices: Sequence[Device], path: Path) -> list[str]:
-    """One sentence if there are trials of devices or compilers other than these; nothing else."""
+    """One sentence if there are trials of devices or compilers other than these; nothing otherwise."""
     own = {(d.name, d.compiler) for d in devices}
     others = sorted({(t.device, t.compiler) for t in trials} - own)
     count = sum((t.device, t.compiler) not in own for t in trials)

@@ -1,7 +1,7 @@
-"""A job's trials in the formats of others: T4 results, and Kernel Tuner's cache.
+"""A job's trials in the formats of others: T4 results and Kernel Tuner's cache.
 
-Neither has a place for a spec: the kernel is named after it, and the number of rows is the problem size. Both want
-the time of day, which has no place in a file that is compared: it is always the same.
+Neither format has a field for a spec: the kernel is named after it, and the number of rows is the problem size. Both
+require the time of day, which would make equal files differ, so it is constant.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PARAMETERS = tuple(f.name for f in fields(Schedule))
 
 
 def export(trials: Sequence[Trial], form: str) -> str:
-    """The trials of one job as ``form``, one of FORMATS; LngenError for trials of several jobs, or none."""
+    """The trials of one job as ``form``, one of FORMATS; LngenError for none, or for those of several jobs."""
     jobs = sorted({(t.spec, t.rows, t.device) for t in trials})
     if len(jobs) != 1:
         raise LngenError(
@@ -57,7 +57,7 @@ def t4(trials: Sequence[Trial]) -> str:
 def kernel_tuner(trials: Sequence[Trial]) -> str:
     """A Kernel Tuner cache file, schema 1.1.0, as its simulation mode reads it; times in ms.
 
-    The layout matters: Kernel Tuner takes a file for whole only if it ends in two braces on lines of their own.
+    The layout matters: Kernel Tuner accepts a file as complete only if it ends in two braces on lines of their own.
     """
     first = trials[0]
     listed = [configuration(t) for t in trials]
@@ -88,9 +88,9 @@ FORMATS: dict[str, Callable[[Sequence[Trial]], str]] = {"t4": t4, "kernel-tuner"
 
 
 def configuration(trial: Trial) -> dict[str, Any]:
-    """A trial's schedule as parameters; yes and no as 1 and 0. LngenError for one this lngen cannot read."""
+    """A trial's schedule as parameters; yes and no as 1 and 0. LngenError for one that this version cannot read."""
     try:
-        schedule = parse_schedule(trial.schedule, Schedule("registers", threads=1, rows=1, vec=1))
+        schedule = parse_schedule(trial.schedule, Schedule("registers", threads=1, rows_per_block=1, vec=1))
     except ScheduleError as error:
         raise LngenError(f"a trial cannot be exported: {error}") from error
     values = {k: getattr(schedule, k) for k in PARAMETERS}

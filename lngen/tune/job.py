@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from lngen.bench.timing import DRIFT, ROUNDS
+from lngen.compile import Compilation
 from lngen.errors import MissingError
 from lngen.spec import Spec
 from lngen.tune.build import Candidate, build_all
@@ -21,7 +22,7 @@ from lngen.tune.worker import Failure, Limits, Stopped, Worker
 GPU = "lngen.tune.measure:GpuMeasurer"
 BRIEF_ROUNDS, FINAL_ROUNDS = 4, ROUNDS
 GROUP = 8  # candidates timed side by side
-BUILD_SHARE, BRIEF_SHARE = 0.4, 0.75  # of the budget, after which no build or no brief round is begun
+BUILD_SHARE, BRIEF_SHARE = 0.4, 0.75  # of the budget, after which no build or no brief round starts
 NO_GPU = (
     "lngen tune needs an NVIDIA GPU and CuPy, but found no GPU that CuPy can use; 'lngen doctor' says what is "
     "missing, and 'lngen tune SPEC --ranking' prints the model's order without one."
@@ -30,13 +31,13 @@ NO_GPU = (
 
 @dataclass(frozen=True)
 class Job:
-    """What to tune, and within which bounds. Can be pickled if the spec can.
+    """What to tune, and the limits. Can be pickled if the spec can.
 
-    seconds     budget; the candidates not reached by then are left out
-    trials      candidates at most, the first of the model's order
+    seconds     budget; candidates not reached within it are left out
+    trials      number of candidates at most, the first of the model's order
     known       trials of an earlier run, which are not repeated
     incumbents  (device name, schedule) chosen before, which win ties
-    measurer    MODULE:CLASS of what measures
+    measurer    MODULE:CLASS of the measurer
     devices     GPUs to choose from as CUDA_VISIBLE_DEVICES names them; None: those visible where the job runs
     """
 
@@ -56,11 +57,11 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a job found.
+    """The result of a job.
 
-    trials    one per candidate, old and new; ``new``: the records of this run, some candidates twice
+    trials    one per candidate, old and new; ``new``: the records of this run, which may have two of a candidate
     choice    None if no candidate is correct and timed
-    complete  False if the budget, or the user, ended it early
+    complete  False if the budget or the user ended the job early
     """
 
     spec: str
@@ -76,26 +77,26 @@ class Outcome:
 
 
 class Listener:
-    """What a job tells while it runs, and the question whether it shall end. This one is silent."""
+    """The callbacks of a running job, and the request to stop. This one does nothing."""
 
     def stopped(self) -> bool:
-        """True: end as soon as possible, with what is known by then."""
+        """True: end as soon as possible, with the results so far."""
         return False
 
     def recorded(self, trials: Sequence[Trial]) -> None:
-        """Trials to be kept, as soon as they are known."""
+        """Trials to be recorded, as soon as they are known."""
 
     def progress(self, job: Job, done: int, total: int, best: Trial | None) -> None:
-        """Candidates done, all of them, and the fastest so far."""
+        """Number of candidates done, number of all, and the fastest so far."""
 
     def message(self, text: str) -> None:
-        """Something a user wants to know."""
+        """A message for the user."""
 
 
 def run_job(job: Job, listener: Listener | None = None, pool: Pool | None = None) -> Outcome:
-    """Tune one spec on the first GPU that is free; MissingError if there is none. A job for any executor.
+    """Tune one spec on the first free GPU; MissingError if there is none. Runs on any executor.
 
-    pool  workers that other jobs of this process use, too; by default one of its own
+    pool  workers shared with other jobs of this process; by default a pool of its own
     """
     listener = listener or Listener()
     if pool is None:
@@ -120,7 +121,7 @@ class _Run:
         self._messages: list[str] = []
 
     def run(self) -> Outcome:
-        """Build without a GPU, so that another job may use it meanwhile; then measure."""
+        """Builds without holding the GPU, so that another job may use it meanwhile; then measures."""
         start = time.monotonic()
         complete, waited = False, 0.0
         try:
@@ -130,7 +131,7 @@ class _Run:
                 waiting = time.monotonic()
                 with self._pool.worker(self._setup) as self._worker:
                     waited = time.monotonic() - waiting
-                    if self._worker.device() != self._device:  # the GPUs of this machine are not all alike
+                    if self._worker.device() != self._device:  # the GPUs of this machine differ
                         self._device = self._worker.device()
                         built = self._build()
                     complete = self._measure(built, start + waited + self._job.seconds)
@@ -141,7 +142,7 @@ class _Run:
         return replace(self._outcome(), complete=complete, seconds=round(time.monotonic() - start - waited, 1))
 
     def _outcome(self) -> Outcome:
-        """What is known so far."""
+        """The outcome so far."""
         incumbents = dict(self._job.incumbents)
         trials = latest(self._trials)
         choice = choose(trials, incumbents.get(self._device.name, "") if self._device else "")
@@ -153,17 +154,18 @@ class _Run:
     # ---- stages ----
 
     def _build(self) -> list[Candidate]:
-        """Every candidate there is time for, those that fail recorded; trials known of others are left aside."""
+        """Every candidate there is time for; failures are recorded, known trials are not built again."""
         job, device = self._job, self._device
         assert device is not None
-        ranked = [*enumerate(candidates(job.spec, job.rows, device.arch)[: job.trials])]
+        compilation = Compilation(job.spec)
+        ranked = [*enumerate(candidates(compilation, job.rows, device.arch)[: job.trials])]
         self._total = len(ranked)
-        self._tell(0)
+        self._report(0)
         built = build_all(
-            job.spec, ranked, device.arch, seconds=BUILD_SHARE * job.seconds, stopped=self._listener.stopped
+            compilation, ranked, device.arch, seconds=BUILD_SHARE * job.seconds, stopped=self._listener.stopped
         )
         ranks = {self._trial(c).identity: c.rank for c in built}
-        # Ranked as the model ranks them now, which may not be how it did when they were measured.
+        # The ranks are those of the current model, which may differ from those of the recorded trials.
         self._trials = [replace(t, rank=ranks[t.identity]) for t in job.known if t.identity in ranks]
         known = {t.identity for t in self._trials}
         failed = [self._trial(c) for c in built if c.status != "correct"]
@@ -171,11 +173,11 @@ class _Run:
         return built
 
     def _missing(self, built: Sequence[Candidate]) -> bool:
-        """Something is left to be measured."""
+        """True if something is left to be measured."""
         return bool(self._fresh(built)) or any(t.rounds < FINAL_ROUNDS for t in self._best())
 
     def _measure(self, built: Sequence[Candidate], deadline: float) -> bool:
-        """Check and time briefly what is new, time the best again; True if every candidate was reached."""
+        """Checks and briefly times new candidates, then times the best again; True if every candidate was reached."""
         worker, job = self._worker, self._job
         assert worker is not None
         worker.open(job.spec, job.rows)
@@ -188,28 +190,28 @@ class _Run:
                 break
             self._brief(group)
             done += len(group)
-            self._tell(done)
+            self._report(done)
         usable = {self._trial(c).identity: c for c in built}
         best = self._best()
         if any(t.rounds < FINAL_ROUNDS for t in best):
             self._time([usable[t.identity] for t in best], FINAL_ROUNDS)
-        self._tell(done)
+        self._report(done)
         return complete
 
     def _fresh(self, built: Sequence[Candidate]) -> list[Candidate]:
-        """Candidates of which nothing is known yet."""
+        """Candidates without a trial."""
         known = {t.identity for t in self._trials}
         return [c for c in built if c.status == "correct" and self._trial(c).identity not in known]
 
     def _best(self) -> list[Trial]:
-        """The latest trials of the finalists, whom the brief rounds decide, so that a resumed run decides alike."""
+        """The latest trials of the finalists; only brief rounds decide, so that a resumed run has the same."""
         failed = {t.identity for t in self._trials if t.status != "correct"}
         brief = [t for t in self._trials if t.rounds == BRIEF_ROUNDS and t.identity not in failed]
         chosen = {t.identity for t in finalists(latest(brief))}
         return [t for t in latest(self._trials) if t.identity in chosen]
 
     def _brief(self, group: Sequence[Candidate]) -> None:
-        """Check every candidate's bits, then time the right ones."""
+        """Checks every candidate's bits, then times the correct ones."""
         worker = self._worker
         assert worker is not None
         right = []
@@ -227,7 +229,7 @@ class _Run:
             self._time(right, BRIEF_ROUNDS)
 
     def _time(self, group: Sequence[Candidate], rounds: int) -> None:
-        """Time side by side; where one brings the worker down, one by one, so that only that one is blamed."""
+        """Times side by side; if the worker dies, one by one, so that only the culprit fails."""
         worker = self._worker
         assert worker is not None
         try:
@@ -241,7 +243,7 @@ class _Run:
             return
         for moved in timed.moved:
             self._say(
-                f"{self._job}: the reference moved by {moved:.1%} meanwhile, the GPU is busy or throttling; these "
+                f"{self._job}: the reference moved by {moved:.1%}, the GPU is busy or throttling; these "
                 "rounds were repeated."
             )
         trials = []
@@ -274,7 +276,7 @@ class _Run:
     def _timed(self) -> list[Trial]:
         return [t for t in latest(self._trials) if t.timed]
 
-    def _tell(self, done: int) -> None:
+    def _report(self, done: int) -> None:
         timed = self._timed()
         self._listener.progress(self._job, done, self._total, min(timed, key=lambda t: t.ratio, default=None))
 

@@ -1,7 +1,7 @@
-"""Which GPU is free: a lock per GPU, held as long as a worker measures on it.
+"""Leases: a lock per GPU, held as long as a worker measures on it.
 
-Any number of threads, processes and Dask workers of one user may tune on one machine: each GPU serves one of them
-at a time, or they would measure each other. The kernel gives a lock back when its process ends, however it ends.
+Any number of threads, processes and Dask workers of one user may tune on one machine: each GPU serves one of them at a
+time, since two would disturb each other's times. The kernel releases a lock when its process ends, however it ends.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ def visible_devices() -> tuple[str, ...]:
 
 
 class Lease:
-    """A GPU nobody else measures on until ``close``."""
+    """A GPU on which no other process measures until ``close``."""
 
     def __init__(self, gpu: str, handle: int) -> None:
         self.gpu, self._handle = gpu, handle
 
     def close(self) -> None:
-        """Give the GPU back."""
+        """Release the GPU."""
         os.close(self._handle)
 
 

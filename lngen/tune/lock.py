@@ -1,4 +1,4 @@
-"""What tuning does with a lock file: adds choices to it, and holds specs against it. Its format: runtime/lock.py."""
+"""Tuning and the lock file: adds choices, looks up specs. runtime/lock.py has the format."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def existing(path: Path) -> Lock:
 
 
 def store(path: Path, outcomes: Sequence[Outcome]) -> None:
-    """Put the choices of outcomes into the lock file, in place of those for the same device, spec and rows.
+    """Put the choices of outcomes into the lock file; they replace those for the same device, spec and rows.
 
-    It is the old file or the new one, never half of it, and what others put into it meanwhile stays.
+    The replacement is atomic, and concurrent additions of others are kept.
     """
     chosen = [
         Locked(o.device.name, o.device.arch, o.spec, o.rows, o.choice.trial.schedule)
@@ -42,8 +42,8 @@ def incumbents(lock: Lock, spec: Spec, rows: int) -> tuple[tuple[str, str], ...]
 def frozen(lock: Lock, specs: Sequence[Spec], rows: Sequence[int], device: str | None) -> list[Locked]:
     """The choices for every spec and number of rows, on ``device`` (None: any); LockError if a spec is not locked.
 
-    ``Lock.nearest`` chooses, as it does for ``compile(lock=)`` and ``lngen build --lock``: rows that are not locked get
-    the choice for the number of rows that is.
+    ``Lock.nearest`` chooses, as for ``compile(lock=)`` and ``lngen build --lock``: rows that are not locked get the
+    choice for the nearest number of rows.
     """
     found = []
     for spec in specs:

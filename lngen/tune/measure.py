@@ -9,9 +9,9 @@ from lngen.bench import timing
 from lngen.bench.engines import CupyEngine, Engine
 from lngen.bench.floor import floor_bytes
 from lngen.check.inputs import POISON
+from lngen.compile import Compilation
 from lngen.errors import LngenError
 from lngen.ir import WIDE, DType
-from lngen.lower import lower
 from lngen.runtime.launch import Launcher, device_arch
 from lngen.spec import Spec
 from lngen.toolchain import nvrtc_version
@@ -22,13 +22,13 @@ from lngen.tune.trial import Device
 
 REFERENCE = "reference"
 LOADED = 64  # launchers kept
-REPEATS = 2  # of rounds in which the reference moved
-BRIEF_REPLAY_US = timing.REPLAY_US / 2  # of rounds fewer than the benchmark's
+REPEATS = 2  # repetitions of rounds in which the reference moved
+BRIEF_REPLAY_US = timing.REPLAY_US / 2  # for fewer rounds than the benchmark's
 FIRST_WARM_MS, WARM_MS = timing.WARM_MS, 20.0
 
 
 class GpuMeasurer:
-    """Measures on the only GPU this process sees.
+    """Measures on the only GPU visible to this process.
 
     engine  allocates, copies, captures and times; ``xp``, CuPy, is the module of its arrays
     """
@@ -48,17 +48,17 @@ class GpuMeasurer:
         return Device(self._engine.device()[1], arch, f"NVRTC {'.'.join(map(str, nvrtc_version()))}")
 
     def healthy(self) -> bool:
-        """True while the CUDA context takes commands."""
+        """True while the CUDA context accepts commands."""
         self._engine.synchronize()
         return True
 
     def open(self, spec: Spec, rows: int) -> None:
-        """Inputs and expected bits, then as many argument sets as the caches need to stay cold."""
+        """Inputs and expected bits, then as many argument sets as needed to keep the caches cold."""
         self._loaded, self._sets, self._references = {}, [], []
-        self.__dict__.pop("_bits", None)  # a spec before this one has its memory back
+        self.__dict__.pop("_bits", None)  # frees the memory of the previous spec
         self._engine.release()
         with self._engine.active():
-            self._bits = Bits(spec, rows, self._xp)
+            self._bits, self._compilation = Bits(spec, rows, self._xp), Compilation(spec)
             free, l2 = self._engine.memory()
             count = timing.set_count(floor_bytes(spec, rows) + self._reference_bytes(), l2, free)
             self._sets = [self._bits.inputs | self._bits.empty(rows)]
@@ -90,7 +90,7 @@ class GpuMeasurer:
         """Interleaved rounds of every candidate and the reference, cold; repeated while the reference moves."""
         with self._engine.active():
             launches = {REFERENCE: self._references_launch, **{str(c.rank): self._launch(c) for c in candidates}}
-            for launch in launches.values():  # whatever a first launch loads is not allowed while a graph is captured
+            for launch in launches.values():  # a first launch loads code, which is not allowed during a capture
                 launch(self._engine.stream(), 0)
             self._engine.synchronize()
             warm = WARM_MS if self._warm else FIRST_WARM_MS
@@ -118,14 +118,14 @@ class GpuMeasurer:
         if candidate.kernel not in self._loaded:
             while len(self._loaded) >= LOADED:
                 self._loaded.pop(next(iter(self._loaded)))
-            plan = lower(self._bits.spec, candidate.schedule)
+            plan = self._compilation.kernels(candidate.schedule).plan
             self._loaded[candidate.kernel] = Launcher(plan, candidate.image, 0)
         return self._loaded[candidate.kernel]
 
     def _launch(self, candidate: Candidate) -> timing.Launch:
         launcher = self._launcher(candidate)
         bound = launcher.bind(self._bits.rows, dict.fromkeys(launcher.tensors, self._bits.spec.d))
-        # One workspace: in real use it is as warm as here.
+        # One workspace: in use it is equally warm.
         workspace = self._engine.empty((max(1, -(-bound.workspace_bytes // 8)),), DType.F64)
         address = self._engine.pointer(workspace)
         bound.prepare(address, self._engine.stream())
@@ -136,7 +136,7 @@ class GpuMeasurer:
 
         return launch
 
-    # ---- the reference: a copy, or where two inputs are as wide, their sum ----
+    # ---- the reference: a copy, or the sum of two inputs of one size ----
 
     def _wide(self) -> list[str]:
         """One or two of the graph's [M, D] inputs of one size."""
@@ -149,7 +149,7 @@ class GpuMeasurer:
         return int(self._bits.inputs[self._wide()[0]].nbytes)
 
     def _reference(self, tensors: dict[str, Any]) -> tuple[Any, ...]:
-        """The array to write, of its own so that no result is spoilt, and those to read."""
+        """The array to write, which is no result, and the arrays to read."""
         read = [tensors[n] for n in self._wide()]
         return self._engine.clone(read[0]), *read
 

@@ -49,7 +49,7 @@ def plot(trials: Sequence[Trial], choice: Choice | None, path: Path) -> None:
 
 
 def _origin(trials: Sequence[Trial]) -> str:
-    """Where the trials come from: device, compiler, lngen's version, and the day of the last."""
+    """The origin of the trials: device, compiler, lngen's version, and the day of the last."""
     if not trials:
         return ""
     last = max(t.date for t in trials)
@@ -57,7 +57,7 @@ def _origin(trials: Sequence[Trial]) -> str:
 
 
 def _panel(axes: Any, trials: Sequence[Trial], choice: Choice | None, where: dict[str, Any]) -> None:
-    """One cloud of trials; words, and numbers of which there are few, become ticks side by side."""
+    """One cloud of trials; words, and numbers with few distinct values, become ticks side by side."""
     values = sorted(set(where.values()))
     ticks = {v: n for n, v in enumerate(values)}
     numbered = where == {t.schedule: t.rank for t in trials}

@@ -1,4 +1,4 @@
-"""The workers of a run: one per GPU that could be leased, kept from job to job."""
+"""The workers of a run: one per leased GPU, kept from job to job."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lngen.tune.worker import POLL, Limits, Stopped, Worker
 
 @dataclass(frozen=True)
 class Setup:
-    """What a job wants: which measurer, on one of which GPUs, how patiently."""
+    """The requirements of a job: the measurer, the GPUs to choose from, the timeouts."""
 
     measurer: str
     devices: tuple[str, ...]
@@ -36,9 +36,9 @@ class _Entry:
 
 
 class Pool:
-    """Lends workers to jobs, one at a time to each; starting a process and its GPU takes seconds.
+    """Lends workers to jobs, one per job at a time, since starting a process and its GPU takes seconds.
 
-    ``stopped``: when it says yes, whoever waits or asks gets Stopped. Any number of threads may use a pool.
+    ``stopped``: while it is true, every call raises Stopped. Any number of threads may use a pool.
     """
 
     def __init__(self, stopped: Callable[[], bool] = lambda: False) -> None:
@@ -55,7 +55,7 @@ class Pool:
             self._idle.pop().close()
 
     def device(self, setup: Setup) -> Device:
-        """A GPU such as a worker would have, and its compiler; known without waiting once it was asked for."""
+        """A GPU that a worker would have, and its compiler; cached, so that only the first call waits."""
         with self._asking:
             if setup not in self._devices:
                 with self.worker(setup) as worker:
@@ -64,7 +64,7 @@ class Pool:
 
     @contextmanager
     def worker(self, setup: Setup) -> Iterator[Worker]:
-        """A worker that nobody else uses meanwhile; waits for one."""
+        """A worker for exclusive use; waits for one."""
         entry = self._take(setup)
         try:
             yield entry.worker
@@ -79,7 +79,7 @@ class Pool:
                     if entry.setup == setup:
                         self._idle.remove(entry)
                         return entry
-                while self._idle:  # workers for other jobs, which may hold the GPU wanted here
+                while self._idle:  # idle workers of other setups may hold the GPU that is needed here
                     self._idle.pop().close()
                 lease = take(setup.devices)
                 if lease is not None:

@@ -1,4 +1,4 @@
-"""What a run tells: a row and a JSON object per outcome, and sentences about what is amiss."""
+"""The report of a run: a row and a JSON object per outcome, and sentences about problems."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COLUMNS = ("spec", "rows", "us", "of reference", "over default", "ties", "tried"
 def rows(outcomes: Sequence[Outcome]) -> Iterator[tuple[object, ...]]:
     """A row of COLUMNS per choice.
 
-    Its time; that of the reference and of the model's first candidate over it; how many others tie with it.
+    Its time; the times of the reference and of the default over it; the number of schedules that tie with it.
     """
     for o in outcomes:
         if o.choice is None:
@@ -29,7 +29,7 @@ def rows(outcomes: Sequence[Outcome]) -> Iterator[tuple[object, ...]]:
 
 
 def against_default(outcomes: Sequence[Outcome]) -> str:
-    """How near the defaults come to what tuning found; an empty text for less than two choices."""
+    """The defaults' share of the tuned speed; an empty text for less than two choices."""
     shares = [o.choice.trial.ratio / _default(o).ratio for o in outcomes if o.choice is not None]
     if len(shares) < 2:
         return ""
@@ -38,12 +38,12 @@ def against_default(outcomes: Sequence[Outcome]) -> str:
 
 
 def _default(o: Outcome) -> Trial:
-    """The first trial with a time: the schedule that needs no tuning."""
+    """The first trial with a time: the schedule without tuning."""
     return next(t for t in o.trials if t.timed)
 
 
 def remarks(outcomes: Sequence[Outcome]) -> Iterator[str]:
-    """A sentence on each outcome without a choice, with the reasons, or that ended early."""
+    """A sentence on each outcome that has no choice, with the reasons, or that ended early."""
     for o in outcomes:
         name = f"{o.spec} rows={o.rows}"
         if o.error:
@@ -56,7 +56,7 @@ def remarks(outcomes: Sequence[Outcome]) -> Iterator[str]:
 
 
 def as_json(o: Outcome) -> dict[str, Any]:
-    """An outcome with all its trials, and how many there are of each status."""
+    """An outcome with all its trials, and the number of trials with each status."""
     return {
         "spec": o.spec,
         "rows": o.rows,

@@ -1,6 +1,6 @@
-"""What runs in a worker process: a measurer that answers questions one after the other.
+"""The worker process: a measurer that answers requests one after the other.
 
-Started as ``python -c COMMAND FD MODULE:CLASS``; questions and answers are pickled through the pipe FD.
+Started as ``python -c COMMAND FD MODULE:CLASS``; requests and answers are pickled through the pipe FD.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from lngen.tune.trial import Device
 
 @dataclass(frozen=True)
 class Timed:
-    """What one set of interleaved rounds gave, in the order of the candidates: statistics, or why there are none.
+    """The times of one set of interleaved rounds, in the order of the candidates: statistics, or a reason.
 
-    reference  microseconds of the copy; ``drift`` how far it moved, relative to itself
-    moved      how far it moved in the rounds that were repeated for it
+    reference  microseconds of the copy; ``drift``: how far it moved, relative to itself
+    moved      how far the reference moved in rounds that were repeated
     """
 
     stats: tuple[Stats | str, ...]
@@ -37,7 +37,7 @@ class Timed:
 
 
 class Measurer(Protocol):
-    """What a worker process does. Any exception is a failure of the candidate that was asked about."""
+    """The measurer of a worker process. Any exception is a failure of the candidate of the request."""
 
     def device(self) -> Device:
         """The GPU and its compiler."""
@@ -46,18 +46,18 @@ class Measurer(Protocol):
         """Prepare inputs, expected bits and argument sets; LngenError if that is impossible."""
 
     def check(self, candidate: Candidate) -> str:
-        """Run it on poisoned results; what differs from the interpreter's bits, or an empty text."""
+        """Run the candidate on poisoned results; the difference from the interpreter's bits, or an empty text."""
 
     def time(self, candidates: Sequence[Candidate], rounds: int) -> Timed:
         """Time candidates and the reference side by side."""
 
     def healthy(self) -> bool:
-        """False if the process is of no use any more, as after an illegal access on a GPU."""
+        """False if the process is no longer usable, as after an illegal access on a GPU."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The result of a question, or what it raised; ``healthy`` False: this process ends now."""
+    """The result of a request, or its exception; ``healthy`` False: this process ends now."""
 
     value: Any = None
     failure: str = ""
@@ -65,19 +65,19 @@ class Answer:
     healthy: bool = True
 
 
-# Not ``-m``: then the classes here would be those of a module called __main__, which nobody else can unpickle.
+# Not ``-m``: the classes here would then belong to a module __main__, from which no other process can unpickle them.
 COMMAND = "import sys; from lngen.tune.serve import main; main(*sys.argv[1:])"
 
 
 def main(handle: str, name: str) -> None:
-    """The life of a worker process."""
+    """The main function of a worker process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of a terminal; the parent decides
     serve(Connection(int(handle)), name)
-    os._exit(0)  # without waiting for a GPU that no longer answers
+    os._exit(0)  # ends without waiting for a GPU that no longer answers
 
 
 def serve(connection: Connection, name: str) -> None:
-    """Answer until the other side hangs up."""
+    """Answer until the other end of the pipe closes."""
     questions: queue.SimpleQueue[tuple[str, tuple[Any, ...]]] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(connection, questions), daemon=True).start()
     measurer: Measurer | None = None
@@ -90,7 +90,7 @@ def serve(connection: Connection, name: str) -> None:
             answer = Answer(getattr(measurer, method)(*arguments))
         except LngenError as error:
             answer = Answer(error=error, healthy=measurer is None or _healthy(measurer))
-        except Exception as error:  # whatever a candidate causes, it is told, not raised
+        except Exception as error:  # every exception is reported, not raised
             answer = Answer(failure=describe(error), healthy=measurer is not None and _healthy(measurer))
         connection.send(answer)
         if not answer.healthy:
@@ -105,7 +105,7 @@ def _healthy(measurer: Measurer) -> bool:
 
 
 def _listen(connection: Connection, questions: queue.SimpleQueue[tuple[str, tuple[Any, ...]]]) -> None:
-    """Put questions into the queue; end the process, whatever it is doing, when the one that asks is gone."""
+    """Put requests into the queue; when the parent is gone, end the process, whatever it is doing."""
     while True:
         try:
             questions.put(connection.recv())

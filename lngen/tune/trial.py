@@ -1,4 +1,4 @@
-"""A trial: what became of one schedule of one spec, at one number of rows, on one device, with one compiler."""
+"""A trial: the outcome of one schedule of one spec, at one number of rows, on one device, with one compiler."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 from lngen.errors import LngenError
 from lngen.files import shown
 
-# How far a candidate came; the words are those of the T4 format.
+# The last stage that a candidate reached, in the words of the T4 format.
 STATUSES = ("constraints", "compile", "runtime", "correctness", "timeout", "correct")
 
 
 @dataclass(frozen=True)
 class Device:
-    """A GPU and the compiler that serves it. ``arch``: sm_90; ``compiler``: NVRTC 13.4."""
+    """A GPU and its compiler. ``arch``: sm_90; ``compiler``: NVRTC 13.4."""
 
     name: str
     arch: str
@@ -26,16 +26,16 @@ class Device:
 class Trial:
     """One line of the database.
 
-    kernel     hash of the emitted CUDA: a trial of another lngen's kernel is not this one's; empty if there is none
+    kernel     hash of the emitted CUDA, since another version emits another kernel; empty if there is none
     rank       place in the model's order, from 0
     status     constraints (illegal), compile (refused, or spills), runtime, correctness, timeout, or correct
-    reason     why it is not correct
+    reason     the reason of a failure
     us_*       microseconds a launch: median, 10th and 90th percentile over ``rounds`` interleaved rounds
     reference  microseconds of the copy (or addition) in the same rounds
-    drifted    the reference moved by more than 2 % meanwhile, and did so again when repeated
-    registers  a thread's, the most of the plan's kernels; shared: bytes a block, likewise
+    drifted    the reference moved by more than 2 %, also when the rounds were repeated
+    registers  per thread, the most of the plan's kernels; shared: bytes per block, likewise
     compile_ms milliseconds to compile it, or to find it in the cache
-    date       the day it was made (UTC), 2026-01-31; empty in databases of earlier versions
+    date       the day of the trial (UTC), 2026-01-31; empty in databases of earlier versions
     """
 
     spec: str
@@ -60,23 +60,23 @@ class Trial:
 
     @property
     def identity(self) -> tuple[str, int, str, str, str, str]:
-        """What was tried: trials of one identity tell of the same thing."""
+        """The identity of the trial: trials of one identity measure the same thing."""
         return self.spec, self.rows, self.device, self.compiler, self.schedule, self.kernel
 
     @property
     def timed(self) -> bool:
-        """It was correct and has a time."""
+        """True if the trial is correct and has a time."""
         return self.status == "correct" and self.us_median is not None
 
     @property
     def ratio(self) -> float:
-        """Its time in units of the reference's of the same rounds, so that a drift of the clocks cancels out."""
+        """The time over that of the reference in the same rounds, so that a drift of the clocks cancels out."""
         if self.us_median is None:
             return float("inf")
         return self.us_median / self.reference if self.reference else self.us_median
 
     def to_json(self) -> dict[str, Any]:
-        """The fields by name; what is at its default is left out."""
+        """The fields by name, without those at their default."""
         defaults = {f.name: f.default for f in fields(self)}
         return {k: v for k, v in asdict(self).items() if v != defaults[k]}
 
@@ -91,7 +91,7 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
 
 
 def from_json(data: Any) -> Trial:
-    """The trial that ``to_json`` gave; LngenError says what is wrong with anything else. Unknown keys are dropped."""
+    """The trial that ``to_json`` gave; LngenError for anything else. Unknown keys are dropped."""
     if not isinstance(data, dict):
         raise LngenError(f"a trial is expected to be an object, got {type(data).__name__}")
     known = {f.name: _KINDS[str(f.type)] for f in fields(Trial)}
@@ -112,7 +112,7 @@ def from_json(data: Any) -> Trial:
 
 
 def latest(trials: Iterable[Trial]) -> list[Trial]:
-    """One trial an identity, in rank order: a failure, which is final, or else the one of most rounds, the last."""
+    """One trial per identity, in rank order: a failure, which is final, or else the last with the most rounds."""
     found: dict[tuple[Any, ...], Trial] = {}
     for trial in trials:
         before = found.get(trial.identity)

@@ -1,4 +1,4 @@
-"""Tuning: jobs on any executor, every trial kept, Ctrl-C with the best so far."""
+"""Tuning: jobs on any executor, every trial recorded, Ctrl-C keeps the best so far."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from lngen.tune.trial import Trial
 
 @dataclass(frozen=True)
 class Report:
-    """What a run found: an outcome per job it reached, in the jobs' order. ``interrupted``: by Ctrl-C."""
+    """The result of a run: an outcome per job reached, in the jobs' order. ``interrupted``: by Ctrl-C."""
 
     outcomes: tuple[Outcome, ...]
     interrupted: bool = False
 
 
 class Keeper(Listener):
-    """Puts trials into the database as they come, and passes everything on; shared by the threads of a run."""
+    """Puts trials into the database at once and passes everything on; shared by the threads of a run."""
 
     def __init__(self, path: Path, listener: Listener) -> None:
         self._path, self._listener = path, listener
@@ -56,10 +56,10 @@ def tune(
 ) -> Report:
     """Run jobs; their trials are appended to the database at ``path``.
 
-    executor  where the jobs run, each on a GPU that is visible there; its trials come back when a job ends. None:
-              threads of this process, which keep a worker process per visible GPU; one job builds while another
-              measures, and trials are kept at once
-    Ctrl-C ends the run with what is known. MissingError without a GPU; another error of a job is in its outcome.
+    executor  where the jobs run, each on a GPU visible there; its trials arrive when a job ends. None: threads of this
+              process, which keep a worker process per visible GPU; one job builds while another measures, and trials
+              are recorded at once
+    Ctrl-C ends the run with the results so far. MissingError without a GPU; another error of a job is in its outcome.
     """
     keeper = Keeper(path, listener or Listener())
     if executor is not None:
@@ -74,7 +74,7 @@ def tune(
 
 
 def _collect(futures: dict[Future[Outcome], int], jobs: Sequence[Job], keeper: Keeper, *, remote: bool) -> Report:
-    """Outcomes as they come; Ctrl-C cancels what has not begun and, if it is here, ends what has."""
+    """Collects outcomes; Ctrl-C cancels the jobs that have not started and, in this process, stops those that have."""
     found: dict[int, Outcome] = {}
     interrupted = False
     try:

@@ -1,4 +1,4 @@
-"""A worker process as its parent sees it: asked, timed out, killed, started again."""
+"""A worker process, from its parent: requests, timeouts, kills, restarts."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from lngen.tune.build import Candidate
 from lngen.tune.serve import COMMAND, Answer, Timed
 from lngen.tune.trial import Device
 
-POLL = 0.05  # seconds between two looks at whether to stop
+POLL = 0.05  # seconds between two checks whether to stop
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Seconds after which a worker is taken to hang: while it starts and prepares, checks, times."""
+    """Seconds after which a worker counts as hung: while it starts and prepares, checks, times."""
 
     start: float = 180.0
     check: float = 20.0
@@ -35,7 +35,7 @@ class Limits:
 
 
 class Failure(Exception):
-    """A question that got no answer. ``status``: runtime (an error, a crash) or timeout."""
+    """A request without an answer. ``status``: runtime (an error, a crash) or timeout."""
 
     def __init__(self, status: str, reason: str) -> None:
         super().__init__(reason)
@@ -47,10 +47,10 @@ class Stopped(Exception):
 
 
 class Worker:
-    """A process with one GPU and a measurer. A crash or a hang ends the process; the next question starts another.
+    """A process with one GPU and a measurer. A crash or a hang ends the process; the next request starts another.
 
     measurer  MODULE:CLASS, imported in the process; see ``lngen.tune.serve.Measurer``
-    gpu       the only one the process sees, as CUDA_VISIBLE_DEVICES names it
+    gpu       the only GPU visible to the process, as CUDA_VISIBLE_DEVICES names it
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Worker:
         self._end()
         self._errors.close()
 
-    # ---- questions ----
+    # ---- requests ----
 
     def device(self) -> Device:
         """The GPU and its compiler."""
@@ -85,14 +85,14 @@ class Worker:
         return device
 
     def open(self, spec: Spec, rows: int) -> None:
-        """Prepare for a spec; done again whenever the process has to be started again."""
+        """Prepare for a spec; repeated whenever the process is started again."""
         self._opened = None
         self._ensure()
         self._sure("open", spec, rows)
         self._opened = spec, rows
 
     def check(self, candidate: Candidate) -> str:
-        """What differs from the interpreter's bits, or an empty text; Failure if it does not even run."""
+        """The difference from the interpreter's bits, or an empty text; Failure if the candidate does not run."""
         self._ensure()
         return str(self._try(self._limits.check, "check", candidate))
 
@@ -126,9 +126,9 @@ class Worker:
             self._sure("open", *self._opened)
 
     def _sure(self, method: str, *arguments: Any) -> Any:
-        """A question that no candidate can be blamed for: a failure ends the job."""
+        """A request that no candidate can make fail: a failure ends the job."""
         try:
-            return self._ask(self._limits.start, method, *arguments)
+            return self._request(self._limits.start, method, *arguments)
         except Failure as failure:
             raise LngenError(
                 f"the worker process cannot measure on GPU {self._gpu}: {failure.reason}; 'lngen doctor' says what "
@@ -136,13 +136,13 @@ class Worker:
             ) from failure
 
     def _try(self, seconds: float, method: str, *arguments: Any) -> Any:
-        """A question about candidates, who are to blame for whatever it raises."""
+        """A request about candidates: an exception is their failure."""
         try:
-            return self._ask(seconds, method, *arguments)
+            return self._request(seconds, method, *arguments)
         except LngenError as error:  # a launch that the driver refuses, for example
             raise Failure("runtime", str(error)) from error
 
-    def _ask(self, seconds: float, method: str, *arguments: Any) -> Any:
+    def _request(self, seconds: float, method: str, *arguments: Any) -> Any:
         assert self._connection is not None
         deadline = time.monotonic() + seconds
         try:
@@ -169,7 +169,7 @@ class Worker:
         return answer.value
 
     def _last_words(self) -> str:
-        """How the process died, and the last line it wrote."""
+        """How the process died, and the last line of its output."""
         process = self._process
         self._end(grace=2.0)
         code = process.returncode if process is not None else 0
@@ -181,7 +181,7 @@ class Worker:
         return f"the worker process died ({how})" + (f": {lines[-1].strip()[:200]}" if lines else "")
 
     def _end(self, grace: float = 0.0) -> None:
-        """Kill the process, after ``grace`` seconds if it is ending by itself."""
+        """Kill the process, after ``grace`` seconds in which it may end by itself."""
         if self._connection is not None:
             self._connection.close()
         if self._process is not None:

@@ -8,8 +8,9 @@
 
 from lngen.check.conform.adapters import ADAPTERS, find_target
 from lngen.check.conform.cases import CASES, select
-from lngen.check.conform.contract import Case, Contract, Outcome
+from lngen.check.conform.contract import Contract, Outcome
 from lngen.check.conform.run import conform
+from lngen.check.conform.suite import Case
 from lngen.check.conform.targets import LngenTarget, NumpyTarget, Target, TorchTarget
 
 __all__ = [

@@ -1,11 +1,8 @@
-"""From a name to a target: ``module:function``, or one of a few known functions with a signature of its own."""
+"""From a name to a target: ``module:function``, or a known function with a signature of its own."""
 
 from __future__ import annotations
 
-import importlib
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,13 +11,14 @@ from typing import Any
 from lngen.check.conform.targets import NumpyTarget, Target, TorchTarget
 from lngen.check.tolerances import NormName
 from lngen.errors import MissingError, SpecError
+from lngen.imports import imported, is_function
 
 Function = Callable[..., Any]
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """A known torch function: where it may be found, and how it is called with (x, gamma, beta, eps)."""
+    """A known torch function: where it may be found, and how to call it with (x, gamma, beta, eps)."""
 
     paths: tuple[str, ...]
     norm: NormName
@@ -92,11 +90,11 @@ def find_target(
     device: str | None = None,
     folder: Path | None = None,
 ) -> tuple[Target, NormName]:
-    """The target that ``name`` means, and its norm (LayerNorm, where nothing says).
+    """The target of ``name``, and its norm (LayerNorm by default).
 
-    ``folder``: where the modules of named functions may be, too, if they are nowhere else.
-    A function is torch's if its module starts with ``torch`` or ``torch`` says so, else NumPy's. SpecError
-    for what cannot be imported or called, MissingError for a package or a GPU that is not there.
+    ``folder``: searched for the modules of named functions after all other places.
+    A function is torch's if its module starts with ``torch`` or if ``torch`` is set, else NumPy's. SpecError
+    if it cannot be imported or called, MissingError for a package or a GPU that is missing.
     """
     known = next((a for short, a in ADAPTERS.items() if name == short or name in a.paths), None)
     norm = norm or (known.norm if known else "layernorm")
@@ -120,41 +118,16 @@ def find_target(
 
 
 def load(name: str, folder: Path | None = None) -> Function:
-    """The callable at ``module:attribute``; SpecError with the first line of what went wrong.
+    """The callable at ``module:attribute``; SpecError with the first line of the failure.
 
-    While it is imported, and no longer, modules are looked for in ``folder``, too, after all other places.
+    Only during the import, ``folder`` is searched for modules after all other places.
     """
-    module_name, colon, path = name.partition(":")
-    if not (colon and module_name and path) or module_name.startswith("."):
+    if not is_function(name):
         raise SpecError(f"expected module:function or one of {', '.join(ADAPTERS)}, got '{name}'.")
-    try:
-        with _also_from(folder):
-            found: Any = importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:
-        first = (str(error).strip().splitlines() or [""])[0]
-        raise SpecError(f"'{name}' cannot be imported: {type(error).__name__}: {first}") from error
-    for part in path.split("."):
-        if not hasattr(found, part):
-            raise SpecError(f"'{name}' cannot be imported: '{module_name}' has no '{path}'.")
-        found = getattr(found, part)
-    if not callable(found):
-        raise SpecError(f"'{name}' is expected to be a function, got {type(found).__name__}.")
-    function: Function = found
+    function: Function = imported(name, folder)
+    if not callable(function):
+        raise SpecError(f"'{name}' is expected to be a function, got {type(function).__name__}.")
     return function
-
-
-@contextmanager
-def _also_from(folder: Path | None) -> Iterator[None]:
-    """Modules of ``folder`` can be imported, those of the same name elsewhere come first."""
-    if folder is None or str(folder) in sys.path:
-        yield
-        return
-    sys.path.append(str(folder))
-    try:
-        yield
-    finally:
-        with suppress(ValueError):  # the module may have taken it away
-            sys.path.remove(str(folder))
 
 
 def _need(package: str, name: str) -> None:

@@ -1,4 +1,4 @@
-"""The list: a case is one entry."""
+"""The list of cases, one entry each."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from lngen.check.conform import shapes, values
-from lngen.check.conform.contract import Case
+from lngen.check.conform.suite import Case
 from lngen.errors import SpecError
 
 CASES: tuple[Case, ...] = (

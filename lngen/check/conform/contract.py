@@ -1,19 +1,15 @@
-"""What is promised, what a case is, and the three ways it ends."""
+"""The contract of a target, a case, and the three outcomes of a case."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from lngen.check.tolerances import NORMS, NormName
 from lngen.errors import SpecError
 from lngen.ir import DType
 from lngen.ir.ops import compute_dtype
 from lngen.spec import Spec
-
-if TYPE_CHECKING:
-    from lngen.check.conform.suite import Suite
 
 Status = Literal["pass", "fail", "skipped"]
 
@@ -37,20 +33,20 @@ class Contract:
 
     @classmethod
     def of_spec(cls, spec: Spec) -> Contract:
-        """What a spec of one of the two norms promises; SpecError for a graph of one's own."""
+        """The contract of a spec of one of the two norms; SpecError for any other graph."""
         if not spec.builtin:
-            raise SpecError(f"'{spec}' is no norm that conform knows, expected one of {', '.join(NORMS)}.")
+            raise SpecError(f"'{spec}' is not a norm that conform knows, expected one of {', '.join(NORMS)}.")
         (norm,) = (n for n in NORMS if n == spec.definition.name)
         names = {p.name for p in spec.forward().params}
         return cls(norm, spec.dtype, spec.weight, spec.out, spec.eps, "gamma" in names, "beta" in names)
 
     def wide(self) -> Contract:
-        """The same in float64."""
+        """The same contract in float64."""
         return replace(self, dtype=DType.F64, weight=DType.F64, out=DType.F64)
 
     @property
     def compute(self) -> DType:
-        """What it may be expected to compute in: f32, or f64 once anything is."""
+        """The dtype expected of the computation: f32, or f64 if any array is f64."""
         return compute_dtype(self.dtype, self.weight, self.out)
 
     def dtype_of(self, name: str) -> DType:
@@ -62,14 +58,14 @@ class Contract:
 
 @dataclass(frozen=True)
 class Found:
-    """How a case passed: a few words, and numbers for a program to read."""
+    """How a case passed: a few words, and numbers for programs."""
 
     detail: str
     measured: dict[str, float] = field(default_factory=dict)
 
 
 class FailedError(Exception):
-    """The case does not hold; the message says by how much."""
+    """The case fails; the message gives the size of the error."""
 
     def __init__(self, detail: str, measured: dict[str, float] | None = None) -> None:
         super().__init__(detail)
@@ -77,7 +73,7 @@ class FailedError(Exception):
 
 
 class SkippedError(Exception):
-    """The case says nothing about this target; the message says why."""
+    """The case does not apply to this target; the message gives the reason."""
 
 
 class RaisedError(Exception):
@@ -86,15 +82,6 @@ class RaisedError(Exception):
     def __init__(self, error: BaseException) -> None:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         super().__init__(": ".join([type(error).__name__, *lines[:1]]))
-
-
-@dataclass(frozen=True)
-class Case:
-    """A named question; ``why`` is what a failure means, in one line."""
-
-    name: str
-    why: str
-    run: Callable[[Suite], Found]
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Arrays with their memory: a copy, here or on a GPU, keeps strides and distance from an aligned address."""
+"""Arrays with their memory: a copy, here or on a GPU, keeps strides and offset from an aligned address."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def clone(a: Array) -> Array:
 
 
 def strided(a: Array) -> Array:
-    """The same rows, five elements apart."""
+    """The same rows, with a gap of five elements between rows."""
     wide = np.zeros((a.shape[0], a.shape[1] + 5), a.dtype)
     wide[:, : a.shape[1]] = a
     return wide[:, : a.shape[1]]
 
 
 def unaligned(a: Array) -> Array:
-    """The same elements, one element behind an aligned address."""
+    """The same elements, one element after an aligned address."""
     memory = np.zeros(a.size + 1, a.dtype)
     memory[1:] = a.reshape(-1)
     return memory[1:].reshape(a.shape)

@@ -1,4 +1,4 @@
-"""Right answers with their bounds: the float64 closed forms of ``lngen.check``, in ulps and units of the bound."""
+"""Expected results with their bounds: the float64 closed forms of ``lngen.check``, in ulps and units of the bound."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lngen.ir.numerics import Array, round_to
 
 @dataclass(frozen=True)
 class Judged:
-    """A result's errors; ``excess`` in units of the bound, ``allowed_ulp`` the bound where ``max_ulp`` was met."""
+    """A result's errors; ``excess`` in units of the bound, ``allowed_ulp``: the bound at the element of ``max_ulp``."""
 
     excess: float
     max_ulp: float
@@ -33,11 +33,11 @@ class Reference:
     allowed: dict[str, Array]
 
     def excess(self, name: str, got: Array) -> float:
-        """The largest error in units of what is allowed; infinite for NaN and inf."""
+        """The largest error in units of the allowed one; infinite for NaN and inf."""
         return excess(got, self.values[name], self.allowed[name])
 
     def judge(self, name: str, got: Array) -> Judged:
-        """All there is to say of one result."""
+        """All errors of one result."""
         if got.size == 0:
             return Judged(0.0, 0.0, 0.0, 0.0)
         dtype, want = self.contract.dtype_of(name), self.values[name]
@@ -52,7 +52,7 @@ class Reference:
 
 
 def ulp(values: Array, dtype: DType) -> Array:
-    """The distance of neighbours at each value in ``dtype``."""
+    """The distance between neighbours in ``dtype`` at each value."""
     exponent = np.frexp(values)[1]
     least = 2 * FLOOR[dtype] or 2.0**-1074
     unit = np.ldexp(values.dtype.type(ROUNDOFF[dtype]), exponent)
@@ -60,7 +60,7 @@ def ulp(values: Array, dtype: DType) -> Array:
 
 
 def reference(contract: Contract, inputs: Mapping[str, Array]) -> Reference:
-    """What the inputs give: y, and with ``dy`` dx, dgamma and dbeta.
+    """The expected results: y, and with ``dy`` dx, dgamma and dbeta.
 
     An f64 result is measured in longdouble, which on some machines is no wider; the bound has room for both.
     """

@@ -1,4 +1,4 @@
-"""One case after the other; a target that is no norm at all is told so once."""
+"""Runs the cases one after the other; a target that is not a norm at all is reported once."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from dataclasses import replace
 import numpy as np
 
 from lngen.check.conform.cases import CASES
-from lngen.check.conform.contract import Case, Contract, FailedError, Found, Outcome, RaisedError, SkippedError, Status
+from lngen.check.conform.contract import Contract, FailedError, Found, Outcome, RaisedError, SkippedError, Status
 from lngen.check.conform.reference import reference
-from lngen.check.conform.suite import Inputs, Suite
+from lngen.check.conform.suite import Case, Inputs, Suite
 from lngen.check.conform.targets import Target
 from lngen.check.tolerances import NORMS
 from lngen.errors import CheckError
 from lngen.ir.numerics import Array
 
 D = 768
-# A wrong norm (a biased variance, eps outside the root) is for the cases to find; this is for what is none.
+# The cases find a wrong norm (a biased variance, eps outside the root); this finds a target that is no norm.
 STRANGE_EXCESS, STRANGE_ERROR = 100, 0.05
 
 
 def conform(target: Target, contract: Contract, cases: Sequence[Case] = CASES, *, d: int = D) -> Iterator[Outcome]:
-    """The outcome of each case, in order; ``d`` is the row length where a case does not say.
+    """The outcome of each case, in order; ``d`` is the row length of cases without one.
 
-    CheckError, before the first, if y on ordinary data raises, has a wrong shape, or is more than 100 times
-    the bound and 5 % of its size from the norm.
+    CheckError, before the first case, if y on ordinary data raises, has a wrong shape, or is more than 100 times the
+    bound and 5 % of its size away from the norm.
     """
     suite = Suite(target, contract, d)
     look(suite)
@@ -35,7 +35,7 @@ def conform(target: Target, contract: Contract, cases: Sequence[Case] = CASES, *
 
 
 def answer(case: Case, suite: Suite) -> tuple[Status, Found]:
-    """A case's status and what it found."""
+    """A case's status and its findings."""
     try:
         return "pass", case.run(suite)
     except FailedError as failed:
@@ -47,7 +47,7 @@ def answer(case: Case, suite: Suite) -> tuple[Status, Found]:
 
 
 def look(suite: Suite) -> None:
-    """CheckError if y of ordinary data says that the target is no such norm."""
+    """CheckError if y on ordinary data shows that the target is not the norm."""
     contract = suite.contract
     inputs = {n: a for n, a in suite.inputs().items() if n != "dy"}
     what = f"'{suite.target.name}' does not look like a {contract.norm}"
@@ -68,7 +68,7 @@ def look(suite: Suite) -> None:
 
 
 def strange(contract: Contract, inputs: Inputs, y: Array) -> bool:
-    """Too far from the norm to be a bad one."""
+    """True if the error is too large for a norm that is merely wrong."""
     known = {n: a for n, a in inputs.items() if n != "beta" or contract.beta}
     want = reference(contract, known)
     size = 1 + np.abs(want.values["y"])

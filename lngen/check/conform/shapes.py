@@ -1,4 +1,4 @@
-"""Cases about shapes, memory and repetition: which rows there are, where they lie, what runs beside them."""
+"""Cases about shapes, memory and repetition: the rows of a call, their layout, and other calls."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def strided_rows(suite: Suite) -> Found:
 
 
 def unaligned_base(suite: Suite) -> Found:
-    """Every array one element behind an aligned address."""
+    """Every array one element after an aligned address."""
     return laid_out(suite, lay=unaligned, names=("x", "dy", "gamma", "beta"))
 
 
@@ -57,7 +57,7 @@ def column_major(suite: Suite) -> Found:
 
 
 def rows_alone(suite: Suite) -> Found:
-    """A row run by itself has the bits it has among others."""
+    """A row in a call of its own has the bits it has among others."""
     inputs = suite.inputs()
     among = suite.results(inputs)
     pairs: dict[str, tuple[Array, Array]] = {}
@@ -110,7 +110,7 @@ def _repeat(suite: Suite, names: tuple[str, ...], *, times: int, rows: int) -> F
 
 
 def inputs_unmodified(suite: Suite) -> Found:
-    """The bytes of every input are what they were."""
+    """The bytes of every input are unchanged."""
     inputs = suite.inputs()
     with guarded():
         memory = suite.raw(inputs).memory()
@@ -122,7 +122,7 @@ def inputs_unmodified(suite: Suite) -> Found:
 
 
 def shape_and_dtype(suite: Suite) -> Found:
-    """Every result has its shape and its dtype."""
+    """Every result has the expected shape and dtype."""
     inputs = suite.inputs()
     wrong, right = [], []
     for name, got in suite.raw(inputs).results.items():

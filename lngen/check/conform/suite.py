@@ -1,8 +1,9 @@
-"""What the cases share: inputs from fixed seeds, calls on copies, verdicts."""
+"""The common part of the cases: inputs from fixed seeds, calls on copies, verdicts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,17 +20,17 @@ Inputs = dict[str, Array]
 
 
 class Suite:
-    """A target, what it promises, and the row length of the cases that do not choose one."""
+    """A target, its contract, and the row length of the cases without one."""
 
     def __init__(self, target: Target, contract: Contract, d: int) -> None:
         self.target, self.contract, self.d = target, contract, d
 
     def wide(self) -> Suite:
-        """The same in float64."""
+        """The same suite in float64."""
         return Suite(self.target, self.contract.wide(), self.d)
 
     def rows(self, most: int, d: int | None = None) -> int:
-        """``most`` rows, or as many as keep an array near a million elements, but five."""
+        """``most`` rows, or as many as keep an array near a million elements, but at least five."""
         return max(min(most, 5), min(most, ELEMENTS // (d or self.d)))
 
     def inputs(self, m: int | None = None, d: int | None = None, *, mean: float = 0.5, std: float = 1.0) -> Inputs:
@@ -51,7 +52,7 @@ class Suite:
         return self.target.run({n: clone(a) for n, a in inputs.items()})
 
     def results(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """One call's results in the contract's dtypes; FailedError for a wrong shape, or no numbers."""
+        """One call's results in the contract's dtypes; FailedError for a wrong shape or dtype."""
         m, d = inputs["x"].shape
         found = {}
         for name, got in self.raw(inputs).results.items():
@@ -65,7 +66,7 @@ class Suite:
         return found
 
     def reference(self, inputs: Mapping[str, Array]) -> Reference:
-        """The right results."""
+        """The expected results."""
         return reference(self.contract, inputs)
 
     def accuracy(self, inputs: Mapping[str, Array]) -> Found:
@@ -73,7 +74,7 @@ class Suite:
         return self.within(self.reference(inputs), self.results(inputs))
 
     def within(self, want: Reference, got: Mapping[str, Array]) -> Found:
-        """Every result within its bounds, else FailedError with the errors in units of them."""
+        """Every result within its bounds, or FailedError with the errors in units of the bounds."""
         measured = {name: want.excess(name, a) for name, a in got.items()}
         detail = f"{', '.join(f'{n} {v:.2g}' for n, v in measured.items())} of the bound"
         if max(measured.values()) > 1:
@@ -81,7 +82,7 @@ class Suite:
         return Found(detail, measured)
 
     def need(self, *names: str) -> None:
-        """SkippedError unless backward gives every one of these gradients."""
+        """SkippedError unless backward returns every one of these gradients."""
         for name in names:
             if name not in self.target.gradients:
                 raise SkippedError(f"no {name}: a backward is not given" if not self.target.gradients else f"no {name}")
@@ -97,15 +98,24 @@ class Suite:
             raise SkippedError(reason)
 
 
+@dataclass(frozen=True)
+class Case:
+    """A named case; ``why`` is the meaning of a failure, in one line."""
+
+    name: str
+    why: str
+    run: Callable[[Suite], Found]
+
+
 def changed(inputs: Mapping[str, Array], **arrays: Array) -> Inputs:
-    """The inputs with some replaced, in their own dtypes; an array that is absent stays so."""
+    """The inputs with some replaced, in their own dtypes; an absent array stays absent."""
     new = {n: a.astype(np.float64) for n, a in arrays.items() if n in inputs}
     with np.errstate(all="ignore"):
         return {**inputs, **{n: round_to(a, FROM_NUMPY[inputs[n].dtype]) for n, a in new.items()}}
 
 
 def same(pairs: Mapping[str, tuple[Array, Array]], what: str) -> Found:
-    """FailedError naming the results whose bits differ, and how many."""
+    """FailedError with the results whose bits differ, and the number of differences."""
     wrong = {n: differing(got, want) for n, (got, want) in pairs.items()}
     parts = [f"{n}: {count} of {pairs[n][0].size} differ" for n, count in wrong.items() if count]
     if parts:

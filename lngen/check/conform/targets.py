@@ -1,4 +1,4 @@
-"""What is under test: a NumPy function, a torch one with its autograd, or lngen's own kernels."""
+"""The target of the cases: a NumPy function, a torch function with its autograd, or lngen's own kernels."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ Memory = Callable[[], dict[str, Array]]
 
 @dataclass(frozen=True)
 class Ran:
-    """What a call returned, by name, and how to see the memory of its inputs afterwards."""
+    """The results of a call by name, and access to the memory of its inputs afterwards."""
 
     results: dict[str, Array]
     memory: Memory
 
 
 class Target(Protocol):
-    """An implementation; ``gradients`` names what its backward gives, nothing if it has none."""
+    """An implementation; ``gradients`` names those that its backward returns, none without a backward."""
 
     name: str
     gradients: tuple[str, ...]
 
     def run(self, inputs: Mapping[str, Array]) -> Ran:
-        """y of x and, if there, gamma and beta; with ``dy`` the gradients too. It may write to the inputs.
+        """y of x and, if present, gamma and beta; with ``dy`` also the gradients. It may write to the inputs.
 
         RaisedError if the implementation raises, FailedError if it returns no arrays.
         """
@@ -47,9 +47,9 @@ class Target(Protocol):
 
 @contextmanager
 def guarded() -> Iterator[None]:
-    """Whatever the target raises becomes a RaisedError; its warnings are its own affair, what it prints goes to stderr.
+    """An exception of the target becomes a RaisedError; its warnings are ignored, its prints go to stderr.
 
-    That the machine lacks something stays a MissingError.
+    A MissingError stays a MissingError.
     """
     with warnings.catch_warnings(), np.errstate(all="ignore"), redirect_stdout(sys.stderr):
         warnings.simplefilter("ignore")
@@ -62,7 +62,7 @@ def guarded() -> Iterator[None]:
 
 
 def _named(given: Any, wanted: tuple[str, ...], kind: type[Any], what: str) -> dict[str, Any]:
-    """A backward's tuple by name; FailedError if it is none, or holds something else than arrays."""
+    """A backward's tuple by name; FailedError if it is not a tuple, or holds something other than arrays."""
     if not isinstance(given, tuple | list) or len(given) < len(wanted):
         got = f"{len(given)} of them" if isinstance(given, tuple | list) else type(given).__name__
         raise FailedError(f"backward is expected to return a tuple ({', '.join(wanted)}), got {got}.")
@@ -79,9 +79,9 @@ def _array(given: Any, kind: type[Any], what: str, name: str) -> Any:
 
 
 class NumpyTarget:
-    """``forward(x, gamma, beta, eps) -> y`` and, maybe, ``backward(dy, x, gamma, beta, eps) -> (dx, dgamma, dbeta)``.
+    """``forward(x, gamma, beta, eps) -> y`` and maybe ``backward(dy, x, gamma, beta, eps) -> (dx, dgamma, dbeta)``.
 
-    RMSNorm is called with beta None, and its backward may leave dbeta away.
+    RMSNorm is called with beta None, and its backward may omit dbeta.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class TorchTarget:
 
 
 class LngenTarget:
-    """lngen's own kernels of a spec at any D, by the interpreter or on a GPU; f64 inputs take the spec at f64."""
+    """lngen's own kernels of a spec at any D, by the interpreter or on a GPU; for f64 inputs, the spec at f64."""
 
     def __init__(self, spec: Spec, *, gpu: bool) -> None:
         self.name, self._spec, self._gpu = str(spec), spec, gpu

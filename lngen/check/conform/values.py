@@ -1,4 +1,4 @@
-"""Cases about numbers: what the values of the inputs do to the errors of the results."""
+"""Cases about numbers: how the values of the inputs affect the errors of the results."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from lngen.ir.numerics import Array
 
 SMALL = (3, 17)  # the formulas do not depend on the size
 TINY = {"f16": 2.0**-14, "bf16": 2.0**-126, "f32": 2.0**-126, "f64": 2.0**-1022}
-CONSTANTS = 64  # random ones that rows are made of
+CONSTANTS = 64  # random constants for rows
 LARGEST = {"f16": 65504.0, "bf16": 3.3e38, "f32": 3.4e38, "f64": 1.79e308}
 
 
 def ordinary(suite: Suite, *, m: int | None = None, d: int | None = None) -> Found:
-    """The closed form, at the size given."""
+    """The closed form, at the given size."""
     return suite.accuracy(suite.inputs(m, d))
 
 
@@ -32,12 +32,12 @@ def large_mean(suite: Suite, *, ratio: float) -> Found:
 
 
 def spread(suite: Suite, *, std: float) -> Found:
-    """Rows with a mean of zero and the standard deviation given."""
+    """Rows with a mean of zero and the given standard deviation."""
     return suite.accuracy(suite.inputs(mean=0.0, std=std))
 
 
 def huge(suite: Suite) -> Found:
-    """Numbers as large as leave room for the sum of their squares."""
+    """Numbers as large as the sum of their squares allows."""
     std = min(LARGEST[str(suite.contract.dtype)] / 6, _room(suite))
     inputs = suite.inputs(mean=0.0)
     return suite.accuracy(changed(inputs, x=np.clip(inputs["x"].astype(np.float64), -6, 6) * std))
@@ -77,7 +77,7 @@ def _rows_excess(suite: Suite, inputs: Inputs, y: Array, rows: Array) -> float:
 
 
 def gamma_zero(suite: Suite) -> Found:
-    """Every third gamma 0, every third 1e-6: what divides by gamma shows."""
+    """Every third gamma is 0, every third 1e-6, which shows a division by gamma."""
     suite.need_gamma()
     inputs = suite.inputs()
     gamma = inputs["gamma"].astype(np.float64)
@@ -100,7 +100,7 @@ def subnormal_x(suite: Suite) -> Found:
 
 
 def subnormal_y(suite: Suite) -> Found:
-    """gamma and beta, and with them y, below the smallest normal number: flushed to zero, they are seen."""
+    """gamma and beta, and with them y, below the smallest normal number: a flush to zero is detected."""
     suite.need_gamma()
     inputs = {n: a for n, a in suite.inputs().items() if n != "dy"}
     small = max(TINY[str(suite.contract.dtype_of(n))] for n in ("y", "gamma")) / 16
@@ -115,7 +115,7 @@ def nan_row(suite: Suite) -> Found:
 
 
 def inf_row(suite: Suite) -> Found:
-    """One infinity: NaN there (for LayerNorm in all its row), every other row keeps its bits."""
+    """One infinity: NaN there (for LayerNorm in all of its row), every other row keeps its bits."""
     return _poisoned(suite, np.inf)
 
 
@@ -142,7 +142,7 @@ def _poisoned(suite: Suite, value: float) -> Found:
 def constant_rows(suite: Suite) -> Found:
     """x = c, for five numbers and 64 random ones: LayerNorm gives beta, and dx is finite although the variance is 0.
 
-    The mean of such a row is rounded, so y may differ from beta by what the bound of that row, not of all, allows.
+    The mean of such a row is rounded, so y may differ from beta by the bound of that row, not by that of all rows.
     """
     if suite.contract.eps == 0:
         raise SkippedError("eps is 0: a constant row has no result")
@@ -166,7 +166,7 @@ def constant_rows(suite: Suite) -> Found:
 
 
 def shift_invariance(suite: Suite) -> Found:
-    """x + 8, both exact in every dtype: the same y within both bounds."""
+    """x + 8, where both are exact in every dtype: the same y within both bounds."""
     suite.need_layernorm("RMSNorm is not invariant under a shift")
     inputs = {n: a for n, a in suite.inputs(mean=0.0).items() if n != "dy"}
     x = np.clip(np.round(inputs["x"].astype(np.float64) * 8), -32, 32) / 8
@@ -177,7 +177,7 @@ def shift_invariance(suite: Suite) -> Found:
 
 
 def dx_sums_to_zero(suite: Suite) -> Found:
-    """The sum of dx over a row is what rounding leaves of it."""
+    """The sum of dx over a row is zero up to rounding."""
     suite.need_layernorm("RMSNorm's dx does not sum to 0")
     suite.need("dx")
     inputs = suite.inputs()

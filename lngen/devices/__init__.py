@@ -1,0 +1,17 @@
+"""GPUs as data: one TOML file for each, and the limits of every compute capability."""
+
+from lngen.devices.described import (
+    DEFAULT_ARCH,
+    default_device,
+    described,
+    device_for,
+    device_names,
+    live_device,
+    named,
+)
+from lngen.devices.device import Device, capability
+
+__all__ = [
+    "DEFAULT_ARCH", "Device", "capability", "default_device", "described", "device_for", "device_names", "live_device",
+    "named",
+]  # fmt: skip

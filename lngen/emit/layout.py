@@ -1,0 +1,131 @@
+"""The layout of emitted text: indentation by brackets, notes in columns, no line over 120 columns."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import groupby
+
+from lngen.errors import EmitError
+
+WIDTH = 120
+
+_STRING = re.compile(r'"(?:\\.|[^"\\])*"')
+_OPEN, _CLOSE = "([{", ")]}"
+_NOTE = "  // "
+
+
+def laid_out(text: str) -> str:
+    """``text`` with every line indented by its open brackets, and blank lines only between statements."""
+    lines = list(_tight(_indented(text.splitlines())))
+    listed: list[str] = []
+    for (noted, _), group in groupby(lines, key=lambda line: (_NOTE in line.lstrip(), _indent(line))):
+        neighbours = list(group)
+        listed += _in_columns(neighbours) if noted else [part for line in neighbours for part in fitted(line)]
+    return "\n".join(listed) + "\n"
+
+
+def _indented(lines: list[str]) -> Iterator[str]:
+    openers: list[int] = []  # for each open bracket the line that opened it
+    for number, line in enumerate(map(str.strip, lines)):
+        code = _STRING.sub('""', line.partition("//")[0])
+        leading = len(code) - len(code.lstrip("".join(_CLOSE)))
+        depth = len(set(openers[: len(openers) - leading]))
+        for c in code:
+            if c in _OPEN:
+                openers.append(number)
+            elif c in _CLOSE:
+                openers.pop()
+        yield "    " * depth + line if line else ""
+
+
+def _tight(lines: Iterator[str]) -> Iterator[str]:
+    """The lines without repeated blank lines, and without those inside braces at their ends or at pragmas."""
+    before, blank = "{", False
+    for line in lines:
+        if not line:
+            blank = True
+            continue
+        if blank and not before.endswith("{") and not line.lstrip().startswith("}"):
+            yield ""
+        yield line
+        before, blank = line, False
+
+
+def _in_columns(lines: list[str]) -> list[str]:
+    """Neighbouring statements with their notes in one column, as far as they fit.
+
+    Else an equation, which names its value, precedes its statement, and any other note stays behind its end.
+    """
+    pairs = [(code.rstrip(), note) for code, _, note in (line.partition(_NOTE) for line in lines)]
+    fit = [len(code) for code, note in pairs if len(code) + len(_NOTE) + len(note) <= WIDTH]
+    column = max((w for w in fit if all(w + len(_NOTE) + len(n) <= WIDTH for c, n in pairs if len(c) <= w)), default=0)
+    listed: list[str] = []
+    for code, note in pairs:
+        aligned = f"{code:<{column}}{_NOTE}{note}"
+        if len(aligned) <= WIDTH:
+            listed.append(aligned)
+        elif note.startswith("%"):
+            listed += [*_wrapped(note, _indent(code)), *fitted(code)]
+        else:
+            listed += _with_note(fitted(code), note)
+    return listed
+
+
+def _with_note(lines: list[str], note: str) -> list[str]:
+    """A broken statement with its note behind the last line."""
+    lines[-1] += f"{_NOTE}{note}"
+    if len(lines[-1]) > WIDTH:
+        raise EmitError(f"the note '{note}' does not fit behind its statement; make it a comment above.")
+    return lines
+
+
+def fitted(line: str) -> list[str]:
+    """The lines for ``line``: code breaks after a comma or before an operator.
+
+    They continue further to the right, but for the rest of a list whose bracket an earlier line opens.
+    """
+    if len(line) <= WIDTH:
+        return [line]
+    indent = _indent(line)
+    if line.lstrip().startswith("//"):
+        text = line.strip()[2:]
+        return _wrapped(text.strip(), indent, _indent(text))
+    deeper = "" if line.count("(") < line.count(")") else "    "
+    lines, rest, start = list[str](), line, indent
+    while len(rest) > WIDTH:
+        breaks = [rest.rfind(mark, len(start) + 1, WIDTH - len(mark)) + offset for mark, offset in _BREAKS]
+        cut = max(b for b in breaks)
+        if cut <= len(start) + 2:
+            break
+        lines.append(rest[:cut].rstrip())
+        start = indent + deeper
+        rest = start + rest[cut:].lstrip()
+    return [*lines, rest]
+
+
+_BREAKS = ((", ", 2), (" && ", 1), (" ? ", 1), (" ^ ", 1), (" + ", 1), (" & ", 1))
+
+
+def _indent(line: str) -> str:
+    return line[: len(line) - len(line.lstrip())]
+
+
+def _wrapped(note: str, indent: str, space: str = " ") -> list[str]:
+    """A comment in lines that fit: continued lines are indented further, and more so within a word."""
+    lines: list[str] = []
+    start = f"{indent}//{space}"
+    for word in note.split(" "):
+        if lines and len(lines[-1]) + 1 + len(word) <= WIDTH:
+            lines[-1] += f" {word}"
+            continue
+        rest = start + word
+        if lines and len(rest) > WIDTH and "," in word[: WIDTH - len(lines[-1]) - 1]:
+            rest = f"{lines.pop()} {word}"
+        while len(rest) > WIDTH and "," in rest[:WIDTH]:
+            cut = rest.rindex(",", 0, WIDTH) + 1
+            lines.append(rest[:cut])
+            rest = f"{indent}//       {rest[cut:]}"
+        lines.append(rest)
+        start = f"{indent}//     "
+    return lines

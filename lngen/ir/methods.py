@@ -1,0 +1,113 @@
+"""Every op as a method, one line per op, so that a graph reads like its text."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from lngen.ir.types import Attr, Axis, DType, Value
+
+
+class Methods(ABC):
+    """Every op is a method that takes the name of its result first and returns the new value.
+
+    The op table and its derivatives are written with these methods; ``lngen.ir.builder`` adds them to a graph.
+    """
+
+    @abstractmethod
+    def emit(self, op: str, name: str, args: tuple[Value, ...], **attrs: Attr) -> Value:
+        """A new equation; ``name`` gets a suffix if it is taken or reserved."""
+
+    def const(self, name: str, value: float, dtype: DType) -> Value:
+        """A constant of no axes."""
+        return self.emit("const", name, (), value=float(value), dtype=dtype)
+
+    def size(self, name: str, axis: Axis, dtype: DType) -> Value:
+        """The length of an axis, as a number."""
+        return self.emit("size", name, (), axis=axis, dtype=dtype)
+
+    def cast(self, name: str, x: Value, *, to: DType) -> Value:
+        """x rounded to ``to``."""
+        return self.emit("cast", name, (x,), to=to)
+
+    def expand(self, name: str, x: Value, *, axis: Axis) -> Value:
+        """x, repeated along an axis it lacks."""
+        return self.emit("expand", name, (x,), axis=axis)
+
+    def neg(self, name: str, x: Value) -> Value:
+        """-x."""
+        return self.emit("neg", name, (x,))
+
+    def add(self, name: str, a: Value, b: Value) -> Value:
+        """a + b."""
+        return self.emit("add", name, (a, b))
+
+    def sub(self, name: str, a: Value, b: Value) -> Value:
+        """a - b."""
+        return self.emit("sub", name, (a, b))
+
+    def mul(self, name: str, a: Value, b: Value) -> Value:
+        """a * b."""
+        return self.emit("mul", name, (a, b))
+
+    def div(self, name: str, a: Value, b: Value) -> Value:
+        """a / b, correctly rounded."""
+        return self.emit("div", name, (a, b))
+
+    def fma(self, name: str, a: Value, b: Value, c: Value) -> Value:
+        """a * b + c, rounded once."""
+        return self.emit("fma", name, (a, b, c))
+
+    def sqrt(self, name: str, x: Value) -> Value:
+        """The square root, correctly rounded."""
+        return self.emit("sqrt", name, (x,))
+
+    def rsqrt(self, name: str, x: Value) -> Value:
+        """1 / sqrt(x), two correctly rounded steps."""
+        return self.emit("rsqrt", name, (x,))
+
+    def reduce_sum(self, name: str, x: Value, *, axis: Axis) -> Value:
+        """The sum over an axis."""
+        return self.emit("reduce_sum", name, (x,), axis=axis)
+
+    def reduce_dot(self, name: str, a: Value, b: Value, *, axis: Axis) -> Value:
+        """The sum of a * b over an axis, each product rounded together with its addition."""
+        return self.emit("reduce_dot", name, (a, b), axis=axis)
+
+    def segment_sum(self, name: str, x: Value) -> Value:
+        """The sum of each segment along D: [M, D] -> [M, S]."""
+        return self.emit("segment_sum", name, (x,))
+
+    def segment_dot(self, name: str, a: Value, b: Value) -> Value:
+        """The sum of a * b of each segment along D, each product rounded together with its addition."""
+        return self.emit("segment_dot", name, (a, b))
+
+    def segment_size(self, name: str, dtype: DType) -> Value:
+        """The number of elements of each segment along D: [S]."""
+        return self.emit("segment_size", name, (), dtype=dtype)
+
+    def reduce_mean(self, name: str, x: Value, *, axis: Axis) -> Value:
+        """The sum over an axis divided by its length."""
+        return self.emit("reduce_mean", name, (x,), axis=axis)
+
+    def reduce_max(self, name: str, x: Value, *, axis: Axis) -> Value:
+        """The largest element along D, a NaN if there is one; equal maxima share its cotangent equally."""
+        return self.emit("reduce_max", name, (x,), axis=axis)
+
+    def maximum(self, name: str, a: Value, b: Value) -> Value:
+        """The larger one, a NaN if either is one; equal operands share the cotangent equally.
+
+        For ``maximum(x, 0)`` half of the cotangent goes to x where x = 0, for ``relu`` none.
+        """
+        return self.emit("maximum", name, (a, b))
+
+    def relu(self, name: str, x: Value) -> Value:
+        """x where x > 0, a NaN where x is one, else 0; the cotangent passes only where x > 0."""
+        return self.emit("relu", name, (x,))
+
+    def select_gt(self, name: str, a: Value, b: Value, c: Value) -> Value:
+        """c where a is greater than b, else 0."""
+        return self.emit("select_gt", name, (a, b, c))
+
+    def select_eq(self, name: str, a: Value, b: Value, c: Value) -> Value:
+        """c where a equals b, else 0."""
+        return self.emit("select_eq", name, (a, b, c))

@@ -1,0 +1,85 @@
+"""The finish of partial column sums: a second kernel, or the end of the first kernel after a grid barrier."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from lngen.ir import DType
+from lngen.lower.arguments import workspace
+from lngen.lower.kernel import Finish, Kernel
+from lngen.lower.parts import Statement, Sum
+from lngen.lower.policies import leading_dimension, objects, unit
+from lngen.schedule import Problem, Schedule, blocks_per_partial, partial_rows, partial_values, scratch_numbers
+
+COLUMN_THREADS = 128
+
+# Columns that a block of the finish completes at a time. A thread for each column and interleaved sum may be more
+# threads than run at once: each thread then has 16 bytes of neighbouring columns.
+FINISH_COLUMNS = 32
+MANY_THREADS, FINISH_THREADS = 2**17, 128
+BATCH_NUMBERS = 16  # numbers that a thread of the finish loads at a time
+MANY_ROWS = 2**40
+
+
+def column_policy(s: Schedule, p: Problem) -> str:
+    """The layout of the kernel that only adds columns."""
+    arguments = f"/* D */ {p.d}, /* threads */ {COLUMN_THREADS}, /* vector */ {p.chunk}, /* access */ {s.vec}"
+    return f"using Row = ColumnLayout<{arguments}>;"
+
+
+def columns_per_thread(s: Schedule, p: Problem) -> int:
+    """Columns that a thread of the finish adds side by side: a unit, if rows are whole units."""
+    many = p.d * p.interleave >= MANY_THREADS and not s.single_launch
+    return unit(p) if many and p.d % unit(p) == 0 else 1
+
+
+def finish_of(s: Schedule, p: Problem, sums: tuple[Sum, ...], statements: tuple[Statement, ...]) -> Finish:
+    """The plan of the finish: how the partial sums of all blocks are added, and the results of the totals."""
+    each = columns_per_thread(s, p)
+    rows_per_term = blocks_per_partial(s, p)
+    return Finish(
+        d=p.d,
+        accumulators=sums,
+        statements=statements,
+        leading=leading_dimension(p),
+        partials=partial_rows(s, p),
+        rows_per_block=s.rows_per_block,
+        rows_per_term=rows_per_term,
+        interleave=p.interleave,
+        columns=FINISH_COLUMNS if each == 1 else FINISH_THREADS // p.interleave * each,
+        columns_per_thread=each,
+        batch=max(1, min(-(-p.blocks // p.interleave), BATCH_NUMBERS // (p.column_sums * rows_per_term))),
+    )
+
+
+def in_single_launch(rows: Kernel, finish: Kernel, p: Problem) -> Kernel:
+    """The row kernel with the finish after a grid barrier; the finish uses the shared memory of the rows."""
+    assert rows.row is not None
+    assert finish.finish is not None
+    named = {a.name for a in rows.arguments}
+    grid, tiles = rows.grid[0], finish.grid[0](0)
+    # A few rows have few blocks, but the finish has work for one block per tile.
+    least = min(grid(MANY_ROWS), -(-tiles // rows.cluster) * rows.cluster)
+    staged, numbers = rows.row.staged, finish.finish.shared
+    s = rows.row.schedule
+    shared = max(partial_values(s, p), scratch_numbers(s, p), numbers)
+    return replace(
+        rows,
+        # The finish reads results of other blocks, so nothing in the workspace is constant.
+        arguments=(
+            *(replace(a, const=a.const and a.kind != "workspace") for a in rows.arguments),
+            *(a for a in finish.arguments if a.name not in named),
+            replace(workspace("arrivals_", DType.F32), ctype="unsigned"),
+        ),
+        finish=replace(
+            finish.finish,
+            totals="reinterpret_cast<real*>(ring_)" if staged else "sums_buffer_",
+            scalars=tuple(t for t in finish.scalars if t not in rows.scalars),
+            uniform=tuple(u for u in finish.uniform if u.note not in {v.note for v in rows.uniform}),
+        ),
+        grid=(replace(grid, least=least), rows.grid[1]),
+        cooperative=True,
+        always=True,
+        dynamic=max(rows.dynamic, numbers * p.real_size) if staged else 0,
+        row=rows.row if staged else replace(rows.row, objects=objects(s, p, shared)),
+    )

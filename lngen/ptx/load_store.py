@@ -1,0 +1,151 @@
+"""ld and st: the steps of loads and stores, in whatever memory their addresses are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from lngen.ir.numerics import Array
+from lngen.ptx import flights, steps
+from lngen.ptx.access import address_of, base_slot, blank, load_global, place, spread, store_global
+from lngen.ptx.batch import Batch
+from lngen.ptx.defined import ever_read
+from lngen.ptx.lanes import Lanes
+from lngen.ptx.memory_opcodes import Access, access
+from lngen.ptx.parser import Instruction, Operand
+from lngen.ptx.program import Program, Step, unknown
+from lngen.ptx.tracking import flag_read, flag_written, note_shared, parts_of
+from lngen.ptx.values import DT, DTYPES, UNSIGNED
+
+
+def access_step(program: Program, i: Instruction) -> Step:
+    """The step of a load or store."""
+    form = access(i.opcode)
+    if form is None or len(i.operands) != 2 + form.policy:
+        raise unknown(i)
+    if form.policy:
+        program.source(i.operands[2], UNSIGNED[8], i)
+    to, source = i.operands[:2] if form.op == "ld" else i.operands[1::-1]
+    if source.kind != "mem":
+        raise unknown(i)
+    names = to.items if to.kind == "vec" else (to,)
+    if len(names) != form.vec:
+        raise unknown(i, f"has {len(names)} elements, expected {form.vec}")
+    if form.space == "param":
+        return _parameter(program, i, DTYPES[form.kind], source)
+    base = base_slot(program, i, source.text)
+    if DTYPES[form.kind].itemsize * form.vec > 16:
+        raise unknown(i, "moves more than 16 bytes")
+    return (_load if form.op == "ld" else _store)(program, i, form, names, base, source.offset)
+
+
+def _load(program: Program, i: Instruction, form: Access, names: Sequence[Operand], base: int, offset: int) -> Step:
+    """The step of a load into the registers ``names``."""
+    dtype = DTYPES[form.kind]
+    extended = dtype if dtype.kind == "i" else UNSIGNED[dtype.itemsize]
+    targets = [program.target(o, extended, i) for o in names]
+    wanted = [n for n, o in enumerate(names) if o.text in ever_read(program.entry)]
+
+    def load(batch: Batch, lanes: Lanes) -> None:
+        address = address_of(batch, base, offset, lanes)
+        values = _load_from(batch, i, lanes, form, address, dtype.itemsize, wanted)
+        if form.how is not None:
+            flag_read(batch, form.space, address, lanes.index, form.how)
+        for (slot, convert), value in zip(targets, values, strict=True):
+            value = value.view(extended)
+            steps.write(batch, slot, convert(value) if convert else value, lanes)
+
+    return load
+
+
+def _store(program: Program, i: Instruction, form: Access, names: Sequence[Operand], base: int, offset: int) -> Step:
+    """The step of a store of the operands ``names``."""
+    sources = [program.source(o, UNSIGNED[DTYPES[form.kind].itemsize], i) for o in names]
+
+    def store(batch: Batch, lanes: Lanes) -> None:
+        address = address_of(batch, base, offset, lanes)
+        values = [spread(batch.R[s] if a is None else a(batch.R[s]), lanes) for s, a in sources]
+        if form.how is not None:
+            flag_written(batch, form.space, address, lanes.index, form.how)
+        _store_to(batch, i, lanes, form, address, values)
+
+    return store
+
+
+def _parameter(program: Program, i: Instruction, dtype: DT, source: Operand) -> Step:
+    """A load of a parameter, or of a part of one."""
+    name, offset, kinds = source.text, source.offset, dict(program.entry.params)
+    if name not in kinds:
+        raise unknown(i, f"reads the parameter '{name}', which is not declared")
+    size, width = DTYPES[kinds[name]].itemsize, dtype.itemsize
+    if not 0 <= offset <= size - width or offset % width:
+        raise unknown(i, f"reads {width} bytes from byte {offset} of the parameter '{name}', which has {size}")
+    if i.operands[0].kind == "vec":
+        raise unknown(i, "reads several elements of a parameter")
+    kind = dtype if dtype.kind == "i" else UNSIGNED[width]
+    slot, convert = program.target(i.operands[0], kind, i)
+
+    def load(batch: Batch, lanes: Lanes) -> None:
+        value = np.uint64(batch.arguments[name] >> 8 * offset).astype(UNSIGNED[width]).view(kind)
+        steps.write(batch, slot, convert(value) if convert else value, lanes)
+
+    return load
+
+
+def _load_from(
+    batch: Batch, i: Instruction, lanes: Lanes, form: Access, address: Array, width: int, wanted: list[int]
+) -> list[Array]:
+    """The elements every thread of the batch reads from a memory."""
+    results: list[Array] = []
+    for name, inner, who, _ in parts_of(form.space, address, lanes):
+        if name == "global":
+            values = load_global(batch, i, who, inner, width, form.vec, form.constant)
+        else:
+            values = _load_scratch(batch, i, who, name, form, inner, width, wanted)
+        results = [np.where(who.mask, v, r) for v, r in zip(values, results, strict=True)] if results else values
+    return results
+
+
+def _store_to(batch: Batch, i: Instruction, lanes: Lanes, form: Access, address: Array, values: list[Array]) -> None:
+    """Writes the elements of those lanes to a memory."""
+    for name, inner, who, part in parts_of(form.space, address, lanes):
+        mine = values if part is None else [v[part] for v in values]
+        if name == "global":
+            store_global(batch, i, who, inner, mine)
+        else:
+            _store_scratch(batch, i, who, name, form, inner, mine)
+
+
+def _load_scratch(
+    batch: Batch, i: Instruction, lanes: Lanes, space: str, form: Access, address: Array, width: int, wanted: list[int]
+) -> list[Array]:
+    """As ``load_global``, from shared or local memory; gaps that a compiler filled are not ``wanted``."""
+    scratch = batch.scratch(space)
+    at, who, part = place(batch, i, lanes, scratch, address, width * form.vec, own=form.own)
+    flights.look(batch, i, scratch, at, who, width * form.vec, "read")
+    values, known = scratch.read(at, width, form.vec, wanted)
+    if not known.all():
+        bad = np.flatnonzero(~known)
+        where = scratch.where(int(at[bad[0]] % scratch.room), width * form.vec)
+        batch.report("uninitialised", f"A read of {where}, which nothing wrote.", i, who[bad], at[bad] % scratch.room)
+    note_shared(batch, i, scratch, at, who, width * form.vec, "read")
+    if part is None and lanes.array is None:
+        return list(values)
+    results = blank(lanes, width, form.vec)
+    for result, value in zip(results, values, strict=True):
+        result[who] = value
+    return results
+
+
+def _store_scratch(
+    batch: Batch, i: Instruction, lanes: Lanes, space: str, form: Access, address: Array, values: list[Array]
+) -> None:
+    """As ``store_global``, to shared or local memory."""
+    scratch = batch.scratch(space)
+    width, vec = values[0].dtype.itemsize, len(values)
+    at, who, part = place(batch, i, lanes, scratch, address, width * vec, own=form.own)
+    batch.touched()
+    flights.look(batch, i, scratch, at, who, width * vec, "write")
+    scratch.write(at, values if part is None else [v[part] for v in values])
+    note_shared(batch, i, scratch, at, who, width * vec, "write")

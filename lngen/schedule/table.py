@@ -1,0 +1,109 @@
+"""Measured schedules: a table per GPU, written by ``lngen tune --table``, and its entries near a problem."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from lngen.devices import Device
+from lngen.schedule.legal import BULK, is_legal
+from lngen.schedule.problem import Problem
+from lngen.schedule.resources import has_room
+from lngen.schedule.schedule import ANY, Schedule, parse_schedule
+
+NEAR = 1.25  # rows at most this many times longer or shorter are near
+
+
+@dataclass(frozen=True)
+class Key:
+    """The key of an entry: direction, bytes of an element, D."""
+
+    direction: str
+    element: int
+    d: int
+
+    @property
+    def kind(self) -> tuple[str, int, bool]:
+        """The common properties of rows of different lengths: also whether they are whole units of 16 bytes."""
+        return self.direction, self.element, self.d * self.element % BULK == 0
+
+    @property
+    def order(self) -> tuple[bool, int, int]:
+        """The position in a table: forward first, then by element and D."""
+        return self.direction != "fwd", self.element, self.d
+
+
+@dataclass(frozen=True)
+class Table:
+    """Measured schedules of a GPU: by key and workload class; without grids, which follow from the GPU."""
+
+    device: str
+    arch: str
+    entries: Mapping[Key, Mapping[int, Schedule]]
+
+    def near(self, p: Problem, workload: int) -> Iterator[Schedule]:
+        """The schedules of this class for the same kind of rows, the nearest D first; none for rows of another kind.
+
+        Rows of the same kind have the same direction, element size and alignment, and one [M, D] input, or two with
+        column sums.
+        """
+        if len(p.input_sizes) != (2 if p.column_sums else 1) or len({*p.input_sizes}) != 1:
+            return
+        own = Key("bwd" if p.column_sums else "fwd", p.element, p.d)
+        alike = [k for k, lines in self.entries.items() if k.kind == own.kind and workload in lines]
+        for key in sorted(alike, key=lambda k: (abs(math.log(k.d / p.d)), k.d)):
+            if abs(math.log(key.d / p.d)) <= math.log(NEAR):
+                yield self.entries[key][workload]
+
+
+def measured(p: Problem, workload: int, device: Device) -> Iterator[Schedule]:
+    """The nearest measured schedule that is legal and fits the GPU; nothing if there is none near.
+
+    A cluster has all row groups of a graph side by side, as in the space of schedules.
+    """
+    for table in tables():
+        if table.arch != device.arch.rstrip("af"):
+            continue
+        for entry in table.near(p, workload):
+            s = fitted(entry, p, device)
+            whole = s.cluster == 1 or not p.column_sums or s.rows_per_block == p.groups
+            if whole and is_legal(s, p) and has_room(s, p, device):
+                yield s
+                return
+
+
+def fitted(entry: Schedule, p: Problem, device: Device) -> Schedule:
+    """An entry with the accesses for these rows and the grid for this GPU."""
+    staged = entry.stages > 0 and not p.column_sums
+    grid = device.resident_clusters(entry.cluster) * entry.blocks_per_sm if staged else 0
+    return replace(entry, vec=p.run, grid=grid)
+
+
+@cache
+def tables() -> tuple[Table, ...]:
+    """Every table that is shipped."""
+    found = sorted(files("lngen.devices").joinpath("tables").iterdir(), key=lambda f: f.name)
+    return tuple(_parse(f.read_text(encoding="utf-8")) for f in found if f.name.endswith(".toml"))
+
+
+def read(path: Path) -> Table:
+    """The table in a file."""
+    return _parse(path.read_text(encoding="utf-8"))
+
+
+def _parse(text: str) -> Table:
+    data: dict[str, Any] = tomllib.loads(text)
+    device, arch = data.pop("device"), data.pop("arch")
+    entries: dict[Key, dict[int, Schedule]] = {}
+    for direction, sizes in data.items():
+        for element, lengths in sizes.items():
+            for d, lines in lengths.items():
+                key = Key(direction, int(element.removesuffix("_bytes")), int(d))
+                entries[key] = {w: parse_schedule(line, ANY) for line, classes in lines.items() for w in classes}
+    return Table(device, arch, entries)

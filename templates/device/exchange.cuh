@@ -1,0 +1,48 @@
+// DSMEM exchange: every block of the cluster gets the VALUES values that each block has for a row. Two buffers are
+// used in turn, so that no block overtakes another. Requires a row barrier between reading the values and the next
+// call: otherwise a remote block may overwrite values that slower warps still read.
+template <typename Row, int VALUES, typename Acquire> struct ClusterExchange {
+    struct alignas(16) Buffers {
+        real values[2][Row::ROWS][Row::BLOCKS_PER_ROW * VALUES];
+        unsigned long long full[2][Row::ROWS];
+    };
+    Buffers& buffers;
+    unsigned count = 0;  // exchanges so far
+
+    explicit __device__ __forceinline__ ClusterExchange(Buffers& b) : buffers(b) {
+        if (threadIdx.x == 0) {
+            for (int r = 0; r < Row::ROWS; ++r) {
+                for (int turn = 0; turn < 2; ++turn) mbarrier_init(&buffers.full[turn][r]);
+            }
+            mbarrier_init_fence();
+        }
+    }
+
+    // The mbarrier of the next exchange.
+    __device__ __forceinline__ unsigned long long* barrier() { return &buffers.full[count % 2][Row::group()]; }
+
+    // The index of sum n of N sums of segment s of the row, in what all() returns.
+    template <int N> static __device__ __forceinline__ int index(int n, int s) {
+        return (s / Row::SEGMENTS * N + n) * Row::SEGMENTS + s % Row::SEGMENTS;
+    }
+
+    // Sends the values of this block to all blocks, in pairs where it can, and returns those of all, block after block.
+    template <int N> __device__ __forceinline__ const real* all(const real (&part)[N]) {
+        real* values = buffers.values[count % 2][Row::group()];
+        unsigned long long* full = barrier();
+        if (Row::thread() == 0) mbarrier_arrive_expect(full, Row::BLOCKS_PER_ROW * N * sizeof(real));
+        if (Row::thread() < Row::BLOCKS_PER_ROW) {
+            real* own = values + Row::rank() * N;
+            if constexpr (N % 2 == 0 && sizeof(real) == 4) {
+                for (int n = 0; n < N; n += 2) {
+                    send(reinterpret_cast<float2*>(own + n), make_float2(part[n], part[n + 1]), full, Row::thread());
+                }
+            } else {
+                for (int n = 0; n < N; ++n) send(own + n, part[n], full, Row::thread());
+            }
+        }
+        Acquire::wait(full, count / 2 % 2);
+        ++count;
+        return values;
+    }
+};

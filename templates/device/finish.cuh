@@ -1,0 +1,40 @@
+// Reads through L2, because other blocks write there.
+struct L2Load {
+    template <typename W> static __device__ __forceinline__ W read(const W* p) { return __ldcg(p); }
+};
+
+// Adds the terms `from`, `from` + INTERLEAVE, ..., BATCH of them loaded at a time, in COLUMNS neighbouring columns of
+// each kind of partial sums. A term is the tree reduction of ROWS_PER_TERM rows of partial sums, of which there are
+// `partial_rows`; rows past the last are neutral. LEADING is the leading dimension of a kind.
+template <int LEADING, int INTERLEAVE, int BATCH, int ROWS_PER_TERM, int COLUMNS, int SUMS>
+__device__ __forceinline__ void interleaved_sums(
+    real (&sums)[SUMS][COLUMNS], const real* const (&partials)[SUMS], int from, int partial_rows) {
+    for (int n = 0; n < SUMS; ++n) {
+        for (int j = 0; j < COLUMNS; ++j) sums[n][j] = Add::neutral();
+    }
+    #pragma unroll 1
+    for (int first = from; first * ROWS_PER_TERM < partial_rows; first += BATCH * INTERLEAVE) {
+        real parts[SUMS][BATCH][COLUMNS][ROWS_PER_TERM];
+        for (int b = 0; b < BATCH; ++b) {
+            for (int e = 0; e < ROWS_PER_TERM; ++e) {
+                const int row = (first + b * INTERLEAVE) * ROWS_PER_TERM + e;
+                const int valid = row < partial_rows ? row : partial_rows - 1;
+                const long long offset = static_cast<long long>(valid) * LEADING;
+                for (int n = 0; n < SUMS; ++n) {
+                    Access<real, COLUMNS> unit;
+                    unit.template read<L2Load>(partials[n] + offset);
+                    for (int j = 0; j < COLUMNS; ++j) {
+                        parts[n][b][j][e] = row < partial_rows ? unit[j] : Add::neutral();
+                    }
+                }
+            }
+        }
+        for (int n = 0; n < SUMS; ++n) {
+            for (int b = 0; b < BATCH; ++b) {
+                for (int j = 0; j < COLUMNS; ++j) {
+                    sums[n][j] = sums[n][j] + tree_reduce<Add, ROWS_PER_TERM>(parts[n][b][j]);
+                }
+            }
+        }
+    }
+}

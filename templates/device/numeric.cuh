@@ -1,0 +1,70 @@
+struct bf16 { unsigned short bits; };
+
+struct f16 { unsigned short bits; };
+
+__device__ __forceinline__ float f32_from_bf16(bf16 v) { return __uint_as_float(static_cast<unsigned>(v.bits) << 16); }
+
+// Rounds to nearest even; a NaN stays a NaN.
+__device__ __forceinline__ bf16 bf16_from_f32(float v) {
+    bf16 r;
+#if __CUDA_ARCH__ >= 800
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(r.bits) : "f"(v));
+#else
+    const unsigned u = __float_as_uint(v);
+    r.bits = static_cast<unsigned short>(v == v ? (u + 0x7fffu + (u >> 16 & 1u)) >> 16 : 0x7fffu);
+#endif
+    return r;
+}
+
+// A function of libdevice, whose result the compiler may keep; it repeats inline assembly at every use.
+extern "C" __device__ float __nv_half2float(unsigned short bits);
+
+__device__ __forceinline__ float f32_from_f16(f16 v) { return __nv_half2float(v.bits); }
+
+// Repeated at every use, because rows, prefetched rows and column sums leave no registers for the result.
+__device__ __forceinline__ float f32_from_f16_at_use(f16 v) {
+    float r;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"(v.bits));
+    return r;
+}
+
+// Rounds to nearest even.
+__device__ __forceinline__ f16 f16_from_f32(float v) {
+    f16 r;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(r.bits) : "f"(v));
+    return r;
+}
+
+__device__ __forceinline__ double f64_from_f32(float v) { return v; }
+
+__device__ __forceinline__ float f32_from_f64(double v) { return __double2float_rn(v); }
+
+__device__ __forceinline__ double f64_from_bf16(bf16 v) { return f32_from_bf16(v); }
+
+__device__ __forceinline__ double f64_from_f16(f16 v) { return f32_from_f16(v); }
+
+// Rounds once: a float rounded to odd leaves no false tie for the second rounding (Boldo and Melquiond, 2008).
+__device__ __forceinline__ bf16 bf16_from_f64(double v) {
+    const float toward_zero = __double2float_rz(v);
+    const unsigned lost = static_cast<double>(toward_zero) != v ? 1u : 0u;
+    return bf16_from_f32(v == v ? __uint_as_float(__float_as_uint(toward_zero) | lost) : toward_zero);
+}
+
+// Rounds once, to nearest even.
+__device__ __forceinline__ f16 f16_from_f64(double v) {
+    f16 r;
+    asm("cvt.rn.f16.f64 %0, %1;" : "=h"(r.bits) : "d"(v));
+    return r;
+}
+
+// The larger number; a NaN if either is one, and +0 is larger than -0, so the order of the operands does not matter.
+template <typename T> __device__ __forceinline__ T maximum(T a, T b) {
+    if (a == b) return a == 0 ? a + b : a;
+    return a > b || a != a ? a : b;
+}
+
+// The value itself, in a register, since the compiler would otherwise recompute it later from its operands.
+__device__ __forceinline__ float materialised(float v) {
+    asm volatile("" : "+f"(v));
+    return v;
+}

@@ -1,0 +1,18 @@
+// The bits of v; the halves of a double are XORed. Using them makes a loaded value observable, so that its load must
+// complete here.
+template <typename T> __device__ __forceinline__ unsigned bits_of(T v) {
+    if constexpr (sizeof(T) == 2) return v.bits;
+    else if constexpr (sizeof(T) == 4) return __float_as_uint(v);
+    else return static_cast<unsigned>(__double2hiint(v) ^ __double2loint(v));
+}
+
+// The XOR of one element of every access of the vectors of a row: using it completes their loads.
+template <typename Row, typename T>
+__device__ __forceinline__ unsigned vector_bits(const Vec<T, Row::N> (&vectors)[Row::VECTORS]) {
+    unsigned bits = 0;
+    #pragma unroll
+    for (int v = 0; v < Row::VECTORS; ++v) {
+        for (int i = 0; i < Row::N; i += Row::ACCESS) bits ^= bits_of(vectors[v][i]);
+    }
+    return bits;
+}

@@ -1,0 +1,87 @@
+// The threads of a row: a block works on ROWS rows side by side, one for each row group of THREADS threads.
+// thread(): index within the row group; group(): index of the row group within the block; rank(): index of the block
+// among those that share a row; grid_index(): index of the block in the grid.
+template <int THREADS_, int ROWS_> struct Block {
+    static constexpr int THREADS = THREADS_, ROWS = ROWS_, BLOCKS_PER_ROW = 1;
+    static __device__ __forceinline__ int thread() { return threadIdx.x % THREADS; }
+    static __device__ __forceinline__ int group() { return threadIdx.x / THREADS; }
+    static __device__ __forceinline__ int rank() { return 0; }
+    static __device__ __forceinline__ int grid_index() { return blockIdx.x; }
+};
+
+// The threads of a row that the BLOCKS_PER_ROW blocks of a cluster share, each with a part of its segments.
+// thread(): index within the row group of a block; group(): index of the row group within the block; rank(): index of
+// the block in the cluster; grid_index(): index of the cluster in the grid.
+template <int BLOCKS_PER_ROW_, int THREADS_, int ROWS_> struct Cluster {
+    static constexpr int THREADS = THREADS_, ROWS = ROWS_, BLOCKS_PER_ROW = BLOCKS_PER_ROW_;
+    static __device__ __forceinline__ int thread() { return threadIdx.x % THREADS; }
+    static __device__ __forceinline__ int group() { return threadIdx.x / THREADS; }
+    static __device__ __forceinline__ int rank() { return cluster_rank(); }
+    static __device__ __forceinline__ int grid_index() { return blockIdx.x / BLOCKS_PER_ROW; }
+};
+
+// The layout of a row of D elements over its threads. A vector is N consecutive elements, moved ACCESS at a time. Of
+// each segment, thread t has the vectors t, t + THREADS, t + 2 * THREADS, ... A block has SEGMENTS of the segments.
+template <typename Threads, int D_, int SEGMENT_, int N_, int ACCESS_> struct RowLayout : Threads {
+    static constexpr int D = D_, SEGMENT = SEGMENT_, N = N_, RUN = N_, ACCESS = ACCESS_;
+    static constexpr int SEGMENTS = D / SEGMENT / Threads::BLOCKS_PER_ROW, BLOCK_COLUMNS = SEGMENTS * SEGMENT;
+    static constexpr int PER_SEGMENT = SEGMENT / (Threads::THREADS * N), VECTORS = SEGMENTS * PER_SEGMENT;
+    static_assert(PER_SEGMENT * Threads::THREADS * N == SEGMENT, "the vectors of all threads cover a segment");
+    static_assert(BLOCK_COLUMNS * Threads::BLOCKS_PER_ROW == D, "whole segments for each block");
+    static __device__ __forceinline__ int first_column() { return Threads::rank() * BLOCK_COLUMNS; }
+    static __device__ __forceinline__ int columns() { return BLOCK_COLUMNS; }
+    static __device__ __forceinline__ int column(int v, int i) {
+        return first_column() + Threads::thread() * N + (v * Threads::THREADS * N + i);
+    }
+    // The address of an element. The asm hides how the offset of the thread is computed: an access whose address the
+    // compiler can take apart, it splits into narrower ones.
+    template <typename T> static __device__ __forceinline__ T* at(T* p, int v, int i) {
+        int own = first_column() + Threads::thread() * N;
+        asm("" : "+r"(own));
+        return p + own + (v * Threads::THREADS * N + i);
+    }
+    static __device__ __forceinline__ constexpr bool owns(int) { return true; }
+    static __device__ __forceinline__ constexpr bool holds(int, int) { return true; }
+};
+
+// The layout of a row of D elements that threads do not divide evenly: some threads own fewer vectors, and the last
+// vector may be partial. A vector is N elements, moved ACCESS at a time, in runs of RUN neighbours; a segment has the
+// first runs of all its vectors, then the second ones, and so on. A block has SEGMENTS of the segments.
+// owns(v): the thread has a vector v; holds(v, i): element i of it is in the row.
+template <typename Threads, int D_, int SEGMENT_, int N_, int RUN_, int ACCESS_> struct PartialRowLayout : Threads {
+    static constexpr int D = D_, SEGMENT = SEGMENT_, N = N_, RUN = RUN_, ACCESS = ACCESS_;
+    static constexpr int SEGMENTS = (D + SEGMENT - 1) / SEGMENT / Threads::BLOCKS_PER_ROW;
+    static constexpr int BLOCK_COLUMNS = SEGMENTS * SEGMENT;
+    static constexpr int SEGMENT_VECTORS = SEGMENT / N;
+    static constexpr int PER_SEGMENT = (SEGMENT_VECTORS + Threads::THREADS - 1) / Threads::THREADS;
+    static constexpr int VECTORS = SEGMENTS * PER_SEGMENT;
+    static constexpr bool WHOLE = D % SEGMENT == 0;  // no segment is shorter
+    static_assert((D + SEGMENT - 1) / SEGMENT % Threads::BLOCKS_PER_ROW == 0, "as many segments for each block");
+    static __device__ __forceinline__ int first_column() { return Threads::rank() * BLOCK_COLUMNS; }
+    static __device__ __forceinline__ int columns() {
+        return WHOLE || D - first_column() >= BLOCK_COLUMNS ? BLOCK_COLUMNS : D - first_column();
+    }
+    static __device__ __forceinline__ int vector_in_segment(int v) {
+        return v % PER_SEGMENT * Threads::THREADS + Threads::thread();
+    }
+    static __device__ __forceinline__ int column(int v, int i) {
+        const int segment = first_column() + v / PER_SEGMENT * SEGMENT, run = i / RUN * (SEGMENT_VECTORS * RUN);
+        return segment + vector_in_segment(v) * RUN + run + i % RUN;
+    }
+    // The address of an element; the compiler splits no access of this layout.
+    template <typename T> static __device__ __forceinline__ T* at(T* p, int v, int i) { return p + column(v, i); }
+    static __device__ __forceinline__ bool owns(int v) {
+        return SEGMENT_VECTORS % Threads::THREADS == 0 || vector_in_segment(v) < SEGMENT_VECTORS;
+    }
+    static __device__ __forceinline__ bool holds(int v, int i) { return owns(v) && (WHOLE || column(v, i) < D); }
+};
+
+// The layout of columns over the grid's first dimension: each thread has a vector of N columns, moved ACCESS at a time.
+template <int D_, int THREADS, int N_, int ACCESS_> struct ColumnLayout {
+    static constexpr int D = D_, N = N_, ACCESS = ACCESS_, BLOCKS_PER_ROW = 1;
+    static __device__ __forceinline__ int column(int, int i) {
+        return (static_cast<int>(blockIdx.x) * THREADS + static_cast<int>(threadIdx.x)) * N + i;
+    }
+    template <typename T> static __device__ __forceinline__ T* at(T* p, int v, int i) { return p + column(v, i); }
+    static __device__ __forceinline__ bool holds(int v, int i) { return column(v, i) < D; }
+};

@@ -1,0 +1,49 @@
+// The number of elements from the last multiple of 16 bytes up to p.
+template <typename T> __device__ __forceinline__ int misalignment(const T* p) {
+    return static_cast<int>(reinterpret_cast<unsigned long long>(p) % 16 / sizeof(T));
+}
+
+// The bytes of a row from the last multiple of 16 before it to the next one after it; both ends contain neighbouring
+// rows. The span of the last row stops at a multiple of 16 before its end, because memory behind it may not exist; its
+// remaining elements are copied one by one (load_tail). Bytes before the first row exist: an array that is not aligned
+// is a view into a larger allocation.
+template <typename Row, typename T> struct Span {
+    const T* first;
+    int bytes, shift, covered;  // covered: elements of the row before the end of the span
+    __device__ __forceinline__ Span(const T* row, bool last) {
+        shift = misalignment(row);
+        first = row - shift;
+        const int end = (shift + Row::D) * static_cast<int>(sizeof(T));
+        bytes = last ? end / 16 * 16 : (end + 15) / 16 * 16;
+        covered = bytes / static_cast<int>(sizeof(T)) - shift;
+    }
+};
+
+// Copies the elements after the span of a row, and returns the bytes of the span.
+template <typename Row, typename T> __device__ __forceinline__ unsigned load_tail(void* to, const T* row, bool last) {
+    const Span<Row, T> span(row, last);
+    for (int i = span.covered; i < Row::D; ++i) static_cast<T*>(to)[span.shift + i] = row[i];
+    return span.bytes;
+}
+
+// Copies the span of a row to shared memory, where the row is as misaligned as in global memory.
+template <typename Row, typename T>
+__device__ __forceinline__ void tma_load_span(void* to, const T* row, bool last, unsigned long long* barrier) {
+    const Span<Row, T> span(row, last);
+    tma_load(to, span.first, span.bytes, barrier);
+}
+
+// Stores a row from shared memory, where it is as misaligned as in global memory: whole units of 16 bytes by a bulk
+// copy of the first thread, the elements before and after them by the first 2 * ELEMENTS threads.
+template <typename Row, typename T> __device__ __forceinline__ void tma_store_span(T* row, const void* from) {
+    constexpr int ELEMENTS = 16 / static_cast<int>(sizeof(T));
+    static_assert(Row::D >= 2 * ELEMENTS && Row::THREADS >= 2 * ELEMENTS, "both ends have threads of their own");
+    const int shift = misalignment(row), thread = Row::thread();
+    const int before = (ELEMENTS - shift) % ELEMENTS;
+    const int whole = (Row::D - before) / ELEMENTS * ELEMENTS;
+    const T* staged = static_cast<const T*>(from) + shift;
+    if (thread == 0) tma_store(row + before, staged + before, whole * static_cast<int>(sizeof(T)));
+    const bool head = thread < ELEMENTS;  // these threads have the first elements, the next ones the last elements
+    const int i = head ? thread : Row::D - 2 * ELEMENTS + thread;
+    if (head ? i < before : thread < 2 * ELEMENTS && i >= before + whole) row[i] = staged[i];
+}

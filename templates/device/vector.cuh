@@ -1,0 +1,212 @@
+template <int BYTES> struct Word;
+template <> struct Word<2> { using type = unsigned short; };
+template <> struct Word<4> { using type = unsigned; };
+template <> struct Word<8> { using type = uint2; };
+template <> struct Word<16> { using type = uint4; };
+
+// Consecutive elements that are moved at once, in words of up to 16 bytes.
+template <typename T, int COUNT> union Access {
+    using word = typename Word<(COUNT * sizeof(T) < 16 ? COUNT * sizeof(T) : 16)>::type;
+    static constexpr int WORDS = COUNT * sizeof(T) / sizeof(word);
+    T items[COUNT];
+    word words[WORDS];
+    template <typename Path> __device__ __forceinline__ void read(const T* p) {
+        for (int w = 0; w < WORDS; ++w) words[w] = Path::read(reinterpret_cast<const word*>(p) + w);
+    }
+    template <typename Path> __device__ __forceinline__ void write(T* p) const {
+        for (int w = 0; w < WORDS; ++w) Path::write(reinterpret_cast<word*>(p) + w, words[w]);
+    }
+    // A shift extracts half a word, because the compiler merges it with the following conversion.
+    __device__ __forceinline__ T operator[](int i) const {
+        if constexpr (sizeof(T) == 2 && COUNT > 1)
+            return T{static_cast<unsigned short>(reinterpret_cast<const unsigned*>(words)[i / 2] >> i % 2 * 16)};
+        else
+            return items[i];
+    }
+};
+
+// The vector of a thread: N elements in registers.
+template <typename T, int N> struct Vec {
+    T items[N];
+    __device__ __forceinline__ T operator[](int i) const { return items[i]; }
+    __device__ __forceinline__ T& operator[](int i) { return items[i]; }
+};
+
+// What load policies have in common. KEEP_WHOLE: the address comes from Row::at, so that the compiler cannot split one
+// wide load into narrow ones. It takes more registers than Row::column, and the asm of an EarlyLoad does not need it.
+struct Load {
+    static constexpr bool KEEP_WHOLE = false;
+};
+
+// Reads shared memory, or global memory as the compiler chooses.
+struct PlainLoad : Load {
+    template <typename W> static __device__ __forceinline__ W read(const W* p) { return *p; }
+};
+
+// Reads through the read-only path (ld.global.nc). A result may overwrite a row in place: a thread reads an element
+// before it writes that element, never reads it again, and no other thread reads it.
+struct ReadOnlyLoad : Load {
+    static constexpr bool KEEP_WHOLE = true;
+    template <typename W> static __device__ __forceinline__ W read(const W* p) { return __ldg(p); }
+};
+
+// Reads 16 bytes, issued here; the compiler moves other loads past barriers, next to their use.
+struct EarlyLoad16 : Load {
+    static __device__ __forceinline__ uint4 read(const uint4* p) {
+        uint4 w;
+        asm volatile("ld.global.v4.u32 { %0, %1, %2, %3 }, [%4];"
+            : "=r"(w.x), "=r"(w.y), "=r"(w.z), "=r"(w.w) : "l"(__cvta_generic_to_global(p)) : "memory");
+        return w;
+    }
+};
+
+// Reads 8 bytes, issued here; the compiler moves other loads past barriers, next to their use.
+struct EarlyLoad8 : Load {
+    static __device__ __forceinline__ uint2 read(const uint2* p) {
+        uint2 w;
+        asm volatile("ld.global.v2.u32 { %0, %1 }, [%2];"
+            : "=r"(w.x), "=r"(w.y) : "l"(__cvta_generic_to_global(p)) : "memory");
+        return w;
+    }
+};
+
+// Reads 4 bytes, issued here; the compiler moves other loads past barriers, next to their use.
+struct EarlyLoad4 : Load {
+    static __device__ __forceinline__ unsigned read(const unsigned* p) {
+        unsigned w;
+        asm volatile("ld.global.u32 %0, [%1];"
+            : "=r"(w) : "l"(__cvta_generic_to_global(p)) : "memory");
+        return w;
+    }
+};
+
+// Reads 2 bytes, issued here; the compiler moves other loads past barriers, next to their use.
+struct EarlyLoad2 : Load {
+    static __device__ __forceinline__ unsigned short read(const unsigned short* p) {
+        unsigned short w;
+        asm volatile("ld.global.u16 %0, [%1];"
+            : "=h"(w) : "l"(__cvta_generic_to_global(p)) : "memory");
+        return w;
+    }
+};
+
+// Loads a per-row input (mean, rstd).
+template <typename Path, typename T> __device__ __forceinline__ T load_scalar(const T* p) {
+    Access<T, 1> scalar;
+    scalar.template read<Path>(p);
+    return scalar[0];
+}
+
+// Loads vector v of the row that starts at p, with zeros past the end of the row. Where a cluster shares a row, its
+// address contains the rank, and the compiler may split any access: Row::at prevents it.
+template <typename Row, typename Path, typename T> __device__ __forceinline__ Vec<T, Row::N> load(const T* p, int v) {
+    Vec<T, Row::N> vector;
+    for (int j = 0; j < Row::N; j += Row::ACCESS) {
+        Access<T, Row::ACCESS> access = {};
+        if (Row::holds(v, j)) {
+            const bool whole = Path::KEEP_WHOLE || Row::BLOCKS_PER_ROW > 1;
+            access.template read<Path>(whole ? Row::at(p, v, j) : p + Row::column(v, j));
+        }
+        for (int i = 0; i < Row::ACCESS; ++i) vector[j + i] = access[i];
+    }
+    return vector;
+}
+
+// Writes as the compiler chooses.
+struct PlainStore {
+    template <typename W> static __device__ __forceinline__ void write(W* p, W w) { *p = w; }
+};
+
+// Writes 16 bytes of global memory by one instruction, of which the compiler would make four where a cluster shares a
+// row.
+struct GlobalStore {
+    template <typename W> static __device__ __forceinline__ void write(W* p, W w) { *p = w; }
+    static __device__ __forceinline__ void write(uint4* p, uint4 w) {
+        asm volatile("st.global.v4.u32 [%0], { %1, %2, %3, %4 };"
+            :: "l"(__cvta_generic_to_global(p)), "r"(w.x), "r"(w.y), "r"(w.z), "r"(w.w));
+    }
+};
+
+// Writes 16 bytes to a line that L2 evicts last: the next kernel reads it, and rows would otherwise evict it.
+struct EvictLastStore16 {
+    static __device__ __forceinline__ void write(uint4* p, uint4 w) {
+#if __CUDA_ARCH__ >= 800
+        asm volatile("{ .reg .b64 policy;\ncreatepolicy.fractional.L2::evict_last.b64 policy;\n"
+            "st.global.L2::cache_hint.v4.u32 [%0], { %1, %2, %3, %4 }, policy; }"
+            :: "l"(p), "r"(w.x), "r"(w.y), "r"(w.z), "r"(w.w) : "memory");
+#else
+        *p = w;
+#endif
+    }
+};
+
+// Writes 8 bytes to a line that L2 evicts last: the next kernel reads it, and rows would otherwise evict it.
+struct EvictLastStore8 {
+    static __device__ __forceinline__ void write(uint2* p, uint2 w) {
+#if __CUDA_ARCH__ >= 800
+        asm volatile("{ .reg .b64 policy;\ncreatepolicy.fractional.L2::evict_last.b64 policy;\n"
+            "st.global.L2::cache_hint.v2.u32 [%0], { %1, %2 }, policy; }" :: "l"(p), "r"(w.x), "r"(w.y) : "memory");
+#else
+        *p = w;
+#endif
+    }
+};
+
+// Writes 4 bytes to a line that L2 evicts last: the next kernel reads it, and rows would otherwise evict it.
+struct EvictLastStore4 {
+    static __device__ __forceinline__ void write(unsigned* p, unsigned w) {
+#if __CUDA_ARCH__ >= 800
+        asm volatile("{ .reg .b64 policy;\ncreatepolicy.fractional.L2::evict_last.b64 policy;\n"
+            "st.global.L2::cache_hint.u32 [%0], %1, policy; }" :: "l"(p), "r"(w) : "memory");
+#else
+        *p = w;
+#endif
+    }
+};
+
+// Stores COUNT consecutive elements at p.
+template <typename Path, int COUNT, typename T> __device__ __forceinline__ void write(T* p, const T* items) {
+    Access<T, COUNT> access;
+    for (int i = 0; i < COUNT; ++i) access.items[i] = items[i];
+    access.template write<Path>(p);
+}
+
+// Stores vector v of the row that starts at p, without elements past the end of the row.
+template <typename Row, typename Path, typename T>
+__device__ __forceinline__ void store(T* p, int v, const Vec<T, Row::N>& vector) {
+    for (int j = 0; j < Row::N; j += Row::ACCESS) {
+        if (Row::holds(v, j)) {
+            T* to = Row::BLOCKS_PER_ROW > 1 ? Row::at(p, v, j) : p + Row::column(v, j);
+            write<Path, Row::ACCESS>(to, vector.items + j);
+        }
+    }
+}
+
+// Prefetches elements into L2, a line of 128 bytes per thread. A prefetch may precede the wait for the previous
+// kernel: that kernel's stores reach L2, where the loads after the wait find them.
+template <typename Row, typename T> __device__ __forceinline__ void prefetch_l2(const T* p, int count) {
+#if __CUDA_ARCH__ >= 900
+    constexpr int LINE = 128 / static_cast<int>(sizeof(T));
+    #pragma unroll 1
+    for (int i = Row::thread() * LINE; i < count; i += Row::THREADS * LINE) {
+        asm volatile("prefetch.global.L2 [%0];" :: "l"(__cvta_generic_to_global(p + i)));
+    }
+#endif
+}
+
+// Keeps 16-bit elements two to a register. The compiler would otherwise widen cached weights once, before the row loop,
+// and run out of registers; it cannot move the results of an asm statement out of the loop.
+template <typename T, int N> __device__ __forceinline__ Vec<T, N> packed(Vec<T, N> vector) {
+    union { T items[N]; unsigned words[N * sizeof(T) / 4]; } u;
+    for (int i = 0; i < N; ++i) u.items[i] = vector[i];
+    for (unsigned& word : u.words) asm volatile("" : "+r"(word));
+    for (int i = 0; i < N; ++i) vector[i] = T{static_cast<unsigned short>(u.words[i / 2] >> i % 2 * 16)};
+    return vector;
+}
+
+// Widens f16 elements to floats, once before the row loop; the compiler would otherwise widen them in every row.
+template <int N> __device__ __forceinline__ Vec<float, N> widened(const Vec<f16, N>& vector) {
+    Vec<float, N> wide;
+    for (int i = 0; i < N; ++i) wide[i] = materialised(f32_from_f16(vector[i]));
+    return wide;
+}

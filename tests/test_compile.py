@@ -1,0 +1,196 @@
+"""One column: each stage of the compiler runs once, whoever asks; and ``lngen.compile`` is always the function."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import lngen
+from lngen import passes
+from lngen.cli import cli
+from lngen.compile import Compilation, KernelSet
+from lngen.emit import emit
+from lngen.lower import lower
+from lngen.runtime import call
+from lngen.schedule import choose, parse_schedule, problem
+from lngen.spec import parse_spec
+from lngen.toolchain import compile_cubin, compile_ptx
+from lngen.tune.build import build_all
+from lngen.tune.candidates import candidates
+
+FWD, BWD = "rmsnorm.fwd:d=64,dtype=f16", "layernorm.bwd:d=64,dtype=f16"
+SCHEDULE = "form=registers,threads=8,rows_per_block=16,vec=8"
+FRONT = {"finish", "problem"}
+BACK = FRONT | {"choose", "lower", "emit", "compile_cubin"}
+
+# Each stage, and what of its arguments a second call must not have again.
+STAGES: dict[Callable[..., Any], Callable[..., object]] = {
+    passes.finish: lambda graph, d, *_, **__: (str(graph), d),
+    problem: lambda graph, d: (str(graph), d),
+    choose: lambda spec, facts, spilled, *asked: (str(spec), str(asked)),
+    lower: lambda spec, schedule, *_: (str(spec), schedule),
+    emit: lambda plan: plan.name,
+    compile_cubin: lambda source, arch, **_: (hashlib.sha256(source.encode()).hexdigest(), arch),
+    compile_ptx: lambda source, arch, **options: (
+        hashlib.sha256(source.encode()).hexdigest(),
+        arch,
+        options.get("lines", False),
+    ),
+}
+
+Counts = Counter[tuple[str, object]]
+
+
+@pytest.fixture
+def counts(monkeypatch: pytest.MonkeyPatch) -> Counts:
+    """How often each stage was called with the same arguments, by whichever module of lngen."""
+    pytest.importorskip("cupy")
+    for command in ("show", "build", "check", "run"):
+        import_module(f"lngen.cli.{command}")
+    found: Counts = Counter()
+
+    def counted(stage: Callable[..., Any], key: Callable[..., object]) -> Callable[..., Any]:
+        def run(*args: Any, **options: Any) -> Any:
+            found[stage.__name__, key(*args, **options)] += 1
+            return stage(*args, **options)
+
+        return run
+
+    modules = [module for name, module in sys.modules.items() if name.partition(".")[0] == "lngen"]
+    for stage, key in STAGES.items():
+        for module in modules:
+            for name in [name for name, value in vars(module).items() if value is stage]:
+                monkeypatch.setattr(module, name, counted(stage, key))
+    return found
+
+
+def once(counts: Counts, *expected: str) -> None:
+    """No stage ran twice on the same, and exactly the expected ones ran."""
+    assert {key: n for key, n in counts.items() if n > 1} == {}
+    assert {stage for stage, _ in counts} == set(expected)
+
+
+def called(*args: str | Path) -> None:
+    done = CliRunner().invoke(cli, [*map(str, args)], prog_name="lngen")
+    assert done.exit_code == 0, done.output
+
+
+SHOWN = {
+    "graph": {"finish"},
+    "plan": BACK,
+    "cuda": BACK,
+    "ptx": BACK | {"compile_ptx"},
+    "resources": BACK,
+    "traffic": BACK | {"compile_ptx"},
+}
+
+
+@pytest.mark.parametrize("stage", SHOWN)
+def test_one_show_runs_each_stage_once(counts: Counts, stage: str) -> None:
+    called("show", BWD, "--stage", stage)
+    once(counts, *SHOWN[stage])
+
+
+def test_a_diff_shares_what_the_spec_decides(counts: Counts) -> None:
+    called("show", FWD, "--diff", "blocks_per_sm=1")
+    once(counts, *BACK)
+    assert sum(stage == "problem" for stage, _ in counts) == 1
+
+
+def test_a_complete_schedule_asks_neither_model_nor_compiler(counts: Counts) -> None:
+    called("show", FWD, "--schedule", SCHEDULE)
+    once(counts, *BACK - {"choose", "compile_cubin"})
+
+
+def test_one_build_runs_each_stage_once(counts: Counts, tmp_path: Path) -> None:
+    """The cubins that the search for a schedule made are those that are written."""
+    called("build", FWD, BWD, "--arch", "sm_80,sm_90", "--out", tmp_path)
+    once(counts, *BACK, "compile_ptx")
+    assert len([*tmp_path.glob("*.cubin")]) == 4
+
+
+def test_one_check_runs_each_stage_once(counts: Counts) -> None:
+    """Whatever the number of rows and schedules."""
+    called("check", BWD, "--on", "ptx", "--rows", "0,1,5", "--schedules", "2")
+    once(counts, *BACK, "compile_ptx")
+    assert sum(stage == "lower" for stage, _ in counts) >= 2
+
+
+def test_one_norm_runs_each_stage_once(counts: Counts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans, sources, and kernels loaded for any number of rows."""
+    loaded: list[str] = []
+
+    def load(plan: Any, image: bytes, device: int) -> Any:
+        loaded.append(plan.name)
+        return SimpleNamespace(plan=plan)
+
+    monkeypatch.setattr(call, "device_arch", lambda device: "sm_90")
+    monkeypatch.setattr(call, "live_gpu", lambda device: None)
+    monkeypatch.setattr(call, "Launcher", load)
+    monkeypatch.setattr(call, "row_counts", lambda facts, gpu: (1, 64, 4096))
+    norm = lngen.compile("layernorm", d=64, dtype="f16")
+    for direction in ("fwd", "bwd"):
+        assert norm.plan(direction).name in norm.source(direction)
+    norm.warmup()
+    assert len(loaded) == len({*loaded}) >= 2
+    once(counts, *BACK)
+
+
+def test_one_tuning_job_runs_each_stage_once(counts: Counts) -> None:
+    """The default is built for being the default, and is the first candidate, too."""
+    compilation = Compilation(parse_spec(FWD))
+    ranked = [*enumerate(candidates(compilation, 4096, "sm_90")[:3])]
+    assert [c.status for c in build_all(compilation, ranked, "sm_90")] == ["correct"] * 3
+    once(counts, *BACK)
+
+
+def test_a_stage_that_runs_twice_is_seen(counts: Counts) -> None:
+    spec, schedule = parse_spec(FWD), parse_schedule(SCHEDULE, lngen.Schedule("registers", 8, 16, 8))
+    compiling: Any = import_module("lngen.compile")
+    for _ in range(2):
+        KernelSet(compiling.lower(spec, schedule)).text  # noqa: B018
+    assert {stage: n for (stage, _), n in counts.items()} == {"finish": 1, "problem": 2, "lower": 2, "emit": 2}
+
+
+def test_the_same_objects_come_back() -> None:
+    compilation = Compilation(parse_spec(FWD))
+    schedule = parse_schedule(SCHEDULE, lngen.Schedule("registers", 8, 16, 8))
+    kernels = compilation.kernels(schedule)
+    assert kernels is compilation.kernels(schedule) is compilation.changed(SCHEDULE)
+    assert kernels.text is kernels.text
+    assert kernels.plan.graph is compilation.graph is [*compilation.passes.values()][-1]
+    assert kernels.plan.problem is compilation.problem
+
+
+ORDERS = [
+    "import lngen; f = lngen.compile; import lngen.compile; assert lngen.compile is f",
+    "import lngen.compile; f = lngen.compile",
+    "from lngen.compile import Compilation; import lngen; f = lngen.compile",
+    "from lngen import compile as f; from lngen.compile import Compilation",
+    "from importlib import import_module; m = import_module('lngen.compile'); import lngen; f = lngen.compile; "
+    "assert m.Compilation.__module__ == 'lngen.compile'",
+    "import lngen.runtime.norm, lngen; f = lngen.compile",
+]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_compile_is_the_function_whatever_was_imported_first(order: str) -> None:
+    tail = "; from lngen.runtime.norm import compile; assert f is compile, f"
+    subprocess.run([sys.executable, "-c", order + tail], check=True, cwd=Path(lngen.__path__[0]).parent)
+
+
+def test_the_function_has_its_signature_and_may_be_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "graph" in inspect.signature(lngen.compile).parameters
+    monkeypatch.setattr(lngen, "compile", len)
+    assert lngen.compile is len

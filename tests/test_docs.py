@@ -1,0 +1,174 @@
+"""The pages of ``lngen/docs``: ``lngen help`` prints them, and what they name exists."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from lngen.cli import COMMANDS, cli
+from lngen.cli import help as help_command
+from lngen.schedule import Schedule
+from lngen.schedule.schedule import FORMS
+
+ROOT = Path(__file__).resolve().parent.parent
+TOPICS = ("adding", "glossary", "graph", "layout", "numerics", "performance", "reference", "results", "testing")
+PAGES = {path.stem: path for path in sorted((ROOT / "lngen" / "docs").glob("*.md"))}
+TEXTS = {
+    **{f"docs/{name}": path.read_text(encoding="utf-8") for name, path in PAGES.items()},
+    **{name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", ".github/CONTRIBUTING.md")},
+}
+
+
+def call(*args: str) -> Result:
+    return CliRunner().invoke(cli, ["help", *args], prog_name="lngen")
+
+
+# ``lngen help``
+
+
+def test_help_lists_every_page_with_its_title() -> None:
+    assert tuple(PAGES) == TOPICS
+    text = call().stdout
+    for name, path in PAGES.items():
+        title = path.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
+        assert re.search(rf"^\| {name} +\| {re.escape(title)} +\|$", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("topic", TOPICS)
+def test_a_page_is_its_source_in_a_pipe(topic: str, tmp_path: Path) -> None:
+    text = PAGES[topic].read_text(encoding="utf-8")
+    assert call(topic).stdout == text
+    data = json.loads(call(topic, "--json").stdout)
+    assert data == {"topic": topic, "title": text.partition("\n")[0].removeprefix("# "), "text": text}
+    written = call(topic, "--out", str(tmp_path / "page.md"))
+    assert (written.exit_code, written.stdout) == (0, "")
+    assert (tmp_path / "page.md").read_text(encoding="utf-8") == text
+
+
+def test_a_page_is_formatted_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    help_command.command.main(["glossary"], standalone_mode=False)
+    formatted = capsys.readouterr().out
+    assert "persistent" in formatted
+    assert "|---|" not in formatted
+    assert "# Glossary" not in formatted
+
+
+def test_a_terminal_without_rich_gets_the_source(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = builtins.__import__
+
+    def without_rich(name: str, *args: Any, **options: Any) -> Any:
+        if name.partition(".")[0] == "rich":
+            raise ImportError(name)
+        return real(name, *args, **options)
+
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setattr(builtins, "__import__", without_rich)
+    help_command.command.main(["glossary"], standalone_mode=False)
+    assert capsys.readouterr().out == PAGES["glossary"].read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("topic", "message"),
+    [
+        ("glosary", f"there is no page 'glosary', expected one of {', '.join(TOPICS)}; did you mean 'glossary'?"),
+        ("zzz", f"there is no page 'zzz', expected one of {', '.join(TOPICS)}."),
+        ("../../README", "there is no page '../../README', expected one of "),
+        ("show", f"'show' is a command; use: lngen show --help. Pages are {', '.join(TOPICS)}."),
+    ],
+)
+def test_an_unknown_topic_is_one_sentence(topic: str, message: str) -> None:
+    done = call(topic)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_pages_that_are_missing_exit_3(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(help_command, "DOCS", tmp_path)
+    done = call()
+    assert done.exit_code == 3
+    assert "found none; reinstall lngen" in done.stderr
+
+
+# What the texts name
+
+
+def code_of(text: str) -> Iterator[str]:
+    """Every piece of code: fenced lines, and what stands between backticks."""
+    for fence in re.findall(r"^```\w*\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        yield from fence.splitlines()
+    plain = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    yield from (" ".join(found.split()) for found in re.findall(r"`([^`]+)`", plain))
+
+
+def paths_of(text: str) -> list[str]:
+    """The files and folders of the checkout that a text names; a ``*`` stands for any part of a name."""
+    return re.findall(r"(?<![\w./-])(?:(?:lngen|templates|generated|tests|\.github|\.ci)/[\w./*-]*[\w*/])", text)
+
+
+def commands_of(text: str) -> list[list[str]]:
+    """The command lines ``lngen ...`` of a text, as words."""
+    lines = [part for line in code_of(text) for part in line.split(" && ")]
+    return [line.split() for line in lines if line.startswith("lngen ")]
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_the_files_that_are_named_exist(name: str) -> None:
+    assert [path for path in paths_of(TEXTS[name]) if not [*ROOT.glob(path)]] == []
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_the_commands_and_options_that_are_named_exist(name: str) -> None:
+    faults = []
+    for _, command, *words in commands_of(TEXTS[name]):
+        if command not in COMMANDS:
+            faults += [command] if not command.startswith("--") else []
+            continue
+        parsed = cli.get_command(click.Context(cli), command)
+        assert parsed is not None
+        known = {"--help", *(option for p in parsed.params for option in p.opts)}
+        faults += [f"{command} {word}" for word in words if word.startswith("-") and word not in known]
+        if command == "help":
+            faults += [f"help {word}" for word in words if word not in (*TOPICS, "TOPIC", "[TOPIC]")]
+    assert faults == []
+
+
+def test_the_reference_has_every_key_of_a_schedule() -> None:
+    table = TEXTS["docs/reference"].partition("A schedule is ")[2].partition("`lngen show")[0]
+    named = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
+    assert named == [f.name for f in fields(Schedule)]
+    (forms,) = re.findall(r"^\| `form` \| .*: (.*) \|$", table, re.MULTILINE)
+    assert re.findall(r"`(\w+)`", forms) == [*FORMS]
+
+
+def test_every_command_is_named_somewhere() -> None:
+    assert {words[1] for text in TEXTS.values() for words in commands_of(text)} >= set(COMMANDS)
+
+
+def test_what_does_not_exist_is_seen() -> None:
+    text = "See `lngen/nowhere.py`, [b](tests/none.py) and `templates/*.cu.none`.\n```\nlngen shwo X --stage y\n```\n"
+    assert paths_of(text) == ["lngen/nowhere.py", "tests/none.py", "templates/*.cu.none"]
+    assert commands_of(text) == [["lngen", "shwo", "X", "--stage", "y"]]
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_links_lead_somewhere(name: str) -> None:
+    folder = ROOT / ("lngen/" * name.startswith("docs/") + name)
+    links = [link.replace("\\", "") for link in re.findall(r"\]\(([^)#:]+)\)", TEXTS[name])]
+    assert [link for link in links if not (folder.parent / link).exists()] == []
+
+
+def test_the_readme_is_short() -> None:
+    assert len(TEXTS["README.md"].splitlines()) <= 150

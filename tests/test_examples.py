@@ -1,0 +1,101 @@
+"""The programs of lngen/examples run, and print what they promise."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+import lngen
+from lngen import examples
+from lngen.devices import DEFAULT_ARCH
+from lngen.tune.candidates import ranking
+
+FOLDER = Path(str(examples.__file__)).parent
+
+
+def run(name: str, *args: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", [name, *args])
+    runpy.run_path(str(FOLDER / f"{name}.py"), run_name="__main__")
+
+
+def test_the_package_names_every_program() -> None:
+    programs = {path.stem for path in FOLDER.glob("[!_]*.py")}
+    assert len(programs) == 4
+    lines = (examples.__doc__ or "").splitlines()
+    assert {line.split()[0] for line in lines[2:] if line} == programs
+
+
+def test_ahead_of_time_builds_for_both_arches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("cupy")
+    run("ahead_of_time", str(tmp_path), monkeypatch=monkeypatch)
+    printed = capsys.readouterr().out
+    listed = {Path(line.strip()) for line in printed.splitlines() if line.startswith(f"  {tmp_path}")}
+    assert listed == {path for path in tmp_path.iterdir() if path.suffix in (".cu", ".ptx", ".cubin")}
+    assert len([path for path in listed if path.suffix == ".cubin"]) == 4
+    assert (
+        "__rows(rows_, x_ptr_, x_stride_, gamma_ptr_, beta_ptr_, y_ptr_, y_stride_, mean_ptr_, rstd_ptr_): grid "
+        in printed
+    )
+
+
+def test_autotune_without_a_gpu_says_what_is_missing_and_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("job", "tuner"):
+        monkeypatch.setattr(f"lngen.tune.{name}.visible_devices", lambda: ())
+    run("autotune", str(tmp_path), monkeypatch=monkeypatch)
+    first, _, *ranked = capsys.readouterr().out.splitlines()
+    assert "needs an NVIDIA GPU" in first
+    wanted = ranking(lngen.parse_spec("layernorm.bwd:d=1024,dtype=bf16"), 4096, DEFAULT_ARCH)[:5]
+    assert [line.split()[1] for line in ranked] == [str(schedule) for schedule in wanted]
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.gpu
+def test_autotune_locks_a_schedule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run("autotune", str(tmp_path), monkeypatch=monkeypatch)
+    norm = lngen.compile("layernorm", d=1024, dtype="bf16", lock=tmp_path / "lngen.lock.toml")
+    assert norm.warmup()
+
+
+def test_inspect_kernel_shows_one_kernel_and_a_difference(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("inspect_kernel", monkeypatch=monkeypatch)
+    kernel, _, difference = capsys.readouterr().out.partition("\n--- ")
+    assert kernel.count("__global__") == 1
+    assert "threads=128" in difference
+    changed = [line for line in difference.splitlines() if line.startswith(("+", "-"))]
+    assert 10 < len(changed) < len(kernel.splitlines())
+
+
+def test_own_graph_agrees_with_differences(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    run("own_graph", monkeypatch=monkeypatch)
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if "relative error" in line]
+    assert [line[0] for line in lines] == ["dx", "dgate", "dgamma"]
+    assert all(abs(float(line[2])) > 0.1 and float(line[-1]) < 1e-7 for line in lines)
+
+
+def test_own_graph_sees_a_wrong_derivative(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A gradient that is off by a part in a million ends the program."""
+    original = lngen.compile
+
+    class Wrong:
+        def __init__(self, *args: object, **options: object) -> None:
+            self.norm = original(*args, **options)  # type: ignore[arg-type]
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self.norm, name)
+
+        def backward(self, *args: object) -> tuple[object, ...]:
+            first, *others = self.norm.backward(*args)  # type: ignore[arg-type]
+            return first * (1 + 1e-6), *others
+
+    monkeypatch.setattr(lngen, "compile", Wrong)
+    with pytest.raises(SystemExit, match="dx is not the derivative"):
+        run("own_graph", monkeypatch=monkeypatch)

@@ -1,0 +1,249 @@
+"""Graphs described by operators: the equations are those of the methods, with names of their own; declared dtypes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sampling
+from lngen.check.inputs import mismatches, random_inputs
+from lngen.errors import VerifyError
+from lngen.graphs import Definition, GraphBuilder
+from lngen.interpret import interpret
+from lngen.ir import F32, D, DType, Graph, M, Type, Value
+from lngen.lower import lower
+from lngen.ptx import run_plan
+from lngen.schedule import problem, ranked
+from lngen.spec import Spec, make_spec
+
+Describe = Callable[[GraphBuilder], None]
+
+
+def spec_of(describe: Describe, direction: str = "fwd", **keys: object) -> Spec:
+    return make_spec(Definition("own", describe), direction, {"d": 37, **keys})
+
+
+def by_operators(b: GraphBuilder) -> None:
+    """A norm of a sum, with gamma around zero."""
+    h = b.input("x", M, D) + b.input("residual", M, D)
+    rstd = (b.mean(h * h) + b.eps()).rsqrt()
+    b.output("y", h * rstd * (1 + b.input("gamma", D)))
+    b.statistic(rstd, "rstd")
+
+
+def by_methods(b: GraphBuilder) -> None:
+    """The same."""
+    x, residual = b.input("x", M, D), b.input("residual", M, D)
+    h = b.add("h", x, residual)
+    rstd = b.rsqrt("rstd", b.add("veps", b.reduce_mean("ms", b.mul("h2", h, h), axis=D), b.eps()))
+    xhat, gamma = b.mul("xhat", h, rstd), b.input("gamma", D)
+    b.output("y", b.mul("scaled", xhat, b.add("weight", b.number("one", 1.0), gamma)))
+    b.statistic(rstd)
+
+
+def without_names(graph: Graph) -> list[tuple[object, ...]]:
+    """The equations by the numbers of their values."""
+    number = {value: n for n, value in enumerate((*graph.params, *(e.out for e in graph.eqns)))}
+    return [(e.op, e.out.type, e.attrs, *(number[a] for a in e.args)) for e in graph.eqns]
+
+
+@pytest.mark.parametrize("direction", ["fwd", "bwd"])
+def test_operators_are_the_equations_of_the_methods(direction: str) -> None:
+    operators, methods = (spec_of(describe, direction).graph() for describe in (by_operators, by_methods))
+    assert without_names(operators) == without_names(methods)
+    assert [p.name for p in operators.params] == [p.name for p in methods.params]
+    assert [r.name for r in operators.results] == [r.name for r in methods.results]
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+def test_every_operator_is_its_op(dtype: str) -> None:
+    def all_of_them(b: GraphBuilder) -> None:
+        x, z = b.input("x", M, D), b.input("z", M, D)
+        total = 3 - x / z + (-x) * 2.5 - (4 / z - z) + (x + 1) * (0.5 + z) * x
+        b.output("y", total + (x * x).sqrt() + (z * z + 1).rsqrt() + x.relu() + x.maximum(z).maximum(0))
+        b.output("s", b.sum(x, axis=D) * (x / 7))
+
+    spec = spec_of(all_of_them, dtype=dtype)
+    found = interpret(spec.graph(), inputs := random_inputs(spec, 3))
+    x, z = (inputs[name].astype(np.float64) for name in "xz")
+    want = 3 - x / z - x * 2.5 - (4 / z - z) + (x + 1) * (0.5 + z) * x
+    want = want + np.abs(x) + 1 / np.sqrt(z * z + 1) + np.maximum(x, 0) + np.maximum(np.maximum(x, z), 0)
+    accuracy = 1e-5 if dtype == "f32" else 1e-13
+    np.testing.assert_allclose(found["y"], want, rtol=accuracy, atol=accuracy * np.abs(4 / z).max())
+    np.testing.assert_allclose(found["s"], x.sum(1, keepdims=True) * x / 7, rtol=accuracy, atol=accuracy * 10)
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda b, x, z: x + z, "x_plus_z"),
+        (lambda b, x, z: x - z, "x_minus_z"),
+        (lambda b, x, z: x * z, "x_z"),
+        (lambda b, x, z: x * x, "x_squared"),
+        (lambda b, x, z: x / z, "x_over_z"),
+        (lambda b, x, z: -x, "neg_x"),
+        (lambda b, x, z: x.maximum(z), "max_x_z"),
+        (lambda b, x, z: b.mean(z), "mean_z"),
+        (lambda b, x, z: b.sum(z), "sum_z"),
+        (lambda b, x, z: x + 1, "add"),
+        (lambda b, x, z: 1 / x, "div"),
+        (lambda b, x, z: (x + z) * (x - z), "x_plus_z_x_minus_z"),
+        (lambda b, x, z: (x + z) * (x - z) * x, "x_plus_z_x_minus_z_x"),
+        (lambda b, x, z: (x + z) * (x - z) * (x + z), "mul"),  # else it is longer than 24 characters
+    ],
+)
+def test_names_say_what_values_are(make: Callable[[GraphBuilder, Value, Value], Value], name: str) -> None:
+    names: list[str] = []
+
+    def describe(b: GraphBuilder) -> None:
+        value = make(b, b.input("x", M, D), b.input("z", M, D))
+        names.append(value.name)
+        b.output("y", b.input("x2", M, D) + value)
+
+    Definition("own", describe).builder(spec_of(by_operators).options)
+    assert names == [name]
+
+
+# ---- names of one's own ----
+
+
+def test_a_value_is_named_wherever_it_is_used() -> None:
+    def describe(b: GraphBuilder) -> None:
+        h = b.input("x", M, D) * 2
+        square = h * h
+        assert b.named("h", h) == b.named("h", h) == h
+        b.output("y", square + h)
+        b.statistic(b.mean(h * h), "ms")
+
+    graph = spec_of(describe).definition.builder(spec_of(by_operators).options)
+    uses = {(e.op, *(a.name for a in e.args)) for e in graph.eqns}
+    assert {("mul", "h", "h"), ("add", "mul_squared", "h"), ("reduce_mean", "h_squared")} <= uses
+    assert not any(a.name == "mul" for e in graph.eqns for a in (*e.args, e.out))
+    assert [s.name for s in graph.statistics] == ["ms"]
+    assert interpret(spec_of(describe).graph(), {"x": np.full((1, 37), 3, np.float32)})["y"][0, 0] == 42
+
+
+def test_names_that_cannot_be_given() -> None:
+    def taken(b: GraphBuilder) -> None:
+        b.output("y", b.named("gamma", b.input("x", M, D) * b.input("gamma", D)))
+
+    def of_an_input(b: GraphBuilder) -> None:
+        b.output("y", b.named("h", b.param("x", F32, M, D)))
+
+    with pytest.raises(VerifyError, match=r"graph @own_fwd: a value is expected to be called 'gamma', but another"):
+        spec_of(taken)
+    with pytest.raises(VerifyError, match=r"graph @own_fwd: 'h' is expected to be the result of an equation, got '%x'"):
+        spec_of(of_an_input)
+
+
+# ---- where operators mean nothing ----
+
+
+def test_operators_outside_a_description() -> None:
+    x = Value("x", Type(F32, (M, D)))
+    message = (
+        "'%x ...' is expected in a function that describes a graph, where an operator adds the equation 'mul'; give "
+        "the function to lngen.compile, or use the methods of a Builder."
+    )
+    with pytest.raises(VerifyError, match=re.escape(message)):
+        x * 2
+    spec_of(by_operators).graph()
+    with pytest.raises(VerifyError, match=re.escape(message)):
+        2 * x
+
+
+@pytest.mark.parametrize(("other", "kind"), [("2", "str"), (None, "NoneType"), (True, "bool"), ([1.0], "list")])
+def test_operands_that_are_neither_values_nor_numbers(other: Any, kind: str) -> None:
+    message = (
+        f"graph @own_fwd: 'add' is expected to have values or numbers as operands, got {kind}; make it an input, or a "
+        "number with float()."
+    )
+
+    def describe(b: GraphBuilder) -> None:
+        b.output("y", b.input("x", M, D) + other)
+
+    with pytest.raises(VerifyError, match=re.escape(message)):
+        spec_of(describe)
+
+
+def test_a_description_within_another_has_its_own_equations() -> None:
+    def outer(b: GraphBuilder) -> None:
+        x = b.input("x", M, D)
+        first = x * 2
+        assert len(spec_of(by_operators).graph().results) == 2
+        b.output("y", first + x)
+
+    assert [e.op for e in spec_of(outer).definition.builder(spec_of(outer).options).eqns].count("add") == 1
+
+
+def test_threads_describe_graphs_of_their_own() -> None:
+    def describe(factors: int) -> list[str]:
+        def product_of(b: GraphBuilder) -> None:
+            value = x = b.input("x", M, D)
+            for _ in range(factors):
+                value = value * x
+            b.output("y", value)
+
+        options = spec_of(by_operators).options
+        return [e.op for _ in range(20) for e in Definition("own", product_of).builder(options).eqns]
+
+    with ThreadPoolExecutor(8) as pool:
+        found = [*pool.map(describe, range(1, 33))]
+    assert [ops.count("mul") for ops in found] == [20 * n for n in range(1, 33)]
+
+
+# ---- declared dtypes ----
+
+
+def residual_in_f32(b: GraphBuilder) -> None:
+    """A residual stream that is kept in f32, whatever the dtype of x."""
+    h = b.input("x", M, D) + b.input("residual", M, D, dtype="f32")
+    rstd = (b.mean(h * h) + b.eps()).rsqrt()
+    b.output("y", h * rstd * b.input("gamma", D, dtype=np.float16))
+    b.output("h", h, dtype=DType.F32)
+    b.statistic(rstd, "rstd")
+
+
+def test_inputs_outputs_cotangents_and_gradients_have_the_declared_dtype() -> None:
+    forward, backward = (spec_of(residual_in_f32, way, dtype="bf16").graph() for way in ("fwd", "bwd"))
+    types = {v.name: v.type.dtype.value for g in (forward, backward) for v in (*g.params, *g.results)}
+    assert {name: types[name] for name in ("x", "y", "dy", "dx")} == dict.fromkeys(("x", "y", "dy", "dx"), "bf16")
+    in_f32 = ("residual", "h", "dh", "dresidual", "rstd")
+    assert {name: types[name] for name in in_f32} == dict.fromkeys(in_f32, "f32")
+    assert types["gamma"] == types["dgamma"] == "f16"
+
+
+@sampling.grid(("direction", "d", "dtype"), product(("fwd", "bwd"), (37, 96, 1000, 8192), ("bf16", "f32")), strength=1)
+def test_kernels_of_declared_dtypes_have_the_interpreter_s_bits(direction: str, d: int, dtype: str) -> None:
+    """The best schedule of each form."""
+    pytest.importorskip("cupy")
+    few = {"blocks": 3} if direction == "bwd" else {}
+    spec = spec_of(residual_in_f32, direction, d=d, dtype=dtype, **few)
+    best = {(s.form, s.single_launch): s for s in reversed(ranked(problem(spec.graph(), d)))}
+    inputs = random_inputs(spec, 5)
+    for schedule in best.values():
+        outcome = run_plan(lower(spec, schedule), inputs, rows=5)
+        assert not outcome.findings, outcome.findings[0]
+        assert not mismatches(outcome.results, interpret(spec.graph(), inputs))
+
+
+@pytest.mark.parametrize(
+    ("describe", "message"),
+    [
+        (lambda b: b.input("x", M, D, dtype="f8"), "'x' expects a dtype of f16, bf16, f32, f64, got 'f8'."),
+        (lambda b: b.output("y", b.input("x", M, D), dtype=4), "'y' expects a dtype of f16, bf16, f32, f64, got 4."),
+        (
+            lambda b: b.input("x", M, D, dtype="f64"),
+            "'x' is declared as f64, but the graph computes in f32; give the spec dtype=f64, or declare it as f32.",
+        ),
+    ],
+)
+def test_dtypes_that_cannot_be_declared(describe: Describe, message: str) -> None:
+    with pytest.raises(VerifyError, match=re.escape(f"graph @own_fwd: {message}")):
+        spec_of(describe)

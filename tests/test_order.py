@@ -1,0 +1,124 @@
+"""The order of the sums is what the graph's attributes say: another attribute, other bits, and kernels that follow."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import sampling
+from lngen.check.inputs import mismatches, random_inputs
+from lngen.errors import LowerError, SpecError, VerifyError
+from lngen.interpret import interpret
+from lngen.ir import Graph, parse
+from lngen.lower import lower
+from lngen.passes import rule
+from lngen.ptx import run_plan
+from lngen.schedule import problem, ranked
+from lngen.spec import parse_spec
+
+BACKWARD = "layernorm.bwd:d=324,dtype=f32,blocks=20"
+FORWARD = "rmsnorm.fwd:d=12296,dtype=f32"
+CENTRED = "layernorm.fwd:d=12296,dtype=f32"
+ROWS = {BACKWARD: 150, FORWARD: 20, CENTRED: 20}
+
+
+def edited(graph: Graph, old: str, new: str, count: int = 0) -> Graph:
+    """The graph whose text has ``new`` in every equation that had ``old``, or in the first ``count`` of them."""
+    text = str(graph)
+    assert re.search(old, text), (old, text)
+    return parse(re.sub(old, new, text, count=count))
+
+
+# What is edited in the text of which spec, and how.
+EDITS = {
+    "chunk": (BACKWARD, "chunk=4", "chunk=2"),
+    "run": (BACKWARD, "chunk=4,", "chunk=4, run=2,"),
+    "segment": (FORWARD, r"segment=\d+", "segment=2056"),
+    "interleave of segments": (FORWARD, "interleave=4", "interleave=1"),
+    "segment of centred sums": (CENTRED, r"segment=\d+", "segment=2056"),
+    "interleave of centred sums": (CENTRED, "interleave=4", "interleave=1"),
+    "chunk of centred sums": (CENTRED, "chunk=4", "chunk=2"),
+    "groups": (BACKWARD, r"groups=\d+", "groups=2"),
+    "blocks": (BACKWARD, r"blocks=\d+", "blocks=5"),
+    "interleave of blocks": (BACKWARD, r"interleave=\d+", "interleave=2"),
+}
+
+
+@sampling.rotating("what", EDITS)
+def test_another_attribute_is_other_bits_and_kernels_follow(what: str) -> None:
+    text, old, new = EDITS[what]
+    spec, rows = parse_spec(text), ROWS[text]
+    graph, inputs = edited(spec.graph(), old, new), random_inputs(spec, rows)
+    expected = interpret(graph, inputs)
+    assert mismatches(expected, interpret(spec.graph(), inputs)), "the attribute decides bits"
+    outcome = run_plan(lower(spec, ranked(problem(graph, spec.d))[0], graph), inputs, rows=rows)
+    assert not outcome.findings
+    assert not mismatches(outcome.results, expected)
+
+
+CUT = "consecutive elements of a chunk are expected to be a power of two up to 4, and a segment whole "
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("chunk=4", "chunk=3", CUT + "chunks, got 3 and 1025.33 chunks."),
+        ("chunk=4", "chunk=16", CUT + "chunks, got 16 and 192.25 chunks."),
+        (r"segment=\d+", "segment=3078", CUT + "chunks, got 4 and 769.5 chunks."),
+    ],
+)
+def test_what_no_kernel_can_load(old: str, new: str, message: str) -> None:
+    graph = edited(parse_spec(FORWARD).graph(), old, new)
+    with pytest.raises(LowerError) as error:
+        problem(graph, 12296)
+    assert str(error.value).splitlines()[0] == f"graph @rmsnorm_fwd: {message}"
+
+
+@pytest.mark.parametrize(("axis", "old", "new"), [("D", "chunk=4", "chunk=2"), ("M", "blocks=20", "blocks=5")])
+def test_sums_of_one_kernel_have_one_order(axis: str, old: str, new: str) -> None:
+    graph = edited(parse_spec(BACKWARD).graph(), old, new, count=1)
+    with pytest.raises(LowerError, match=f"the sums over {axis} of one kernel have one order, but '%"):
+        problem(graph, 324)
+
+
+def test_the_order_is_a_key_of_the_spec_and_part_of_the_graph() -> None:
+    spec = parse_spec(f"{FORWARD},order=v1")
+    assert spec == parse_spec(FORWARD)
+    assert spec.graph().attrs == (("order", "v1"),)
+    assert parse(str(spec.graph())) == spec.graph()
+    with pytest.raises(SpecError) as error:
+        parse_spec(f"{FORWARD},order=v2")
+    assert str(error.value) == f"spec '{FORWARD},order=v2': there is no order 'v2', expected one of v1."
+    with pytest.raises(VerifyError, match="there is no order 'v2'; the orders are v1"):
+        parse(str(spec.graph()).replace("order=v1", "order=v2"))
+
+
+def test_every_number_of_the_rule_says_why() -> None:
+    text = (Path(rule.__file__).parent / "order_v1.toml").read_text(encoding="utf-8")
+    data = tomllib.loads(text)
+    assert data.pop("order") == "v1"
+    entries = [e for entry in data.values() for e in (entry if isinstance(entry, list) else [entry])]
+    assert all(len(e["why"]) > 20 for e in entries)
+    rule.rule_of("v1")
+    with pytest.raises(FileNotFoundError):
+        rule.rule_of("v0")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("is = 16\n", "is = 0\n"), ("is = 16\n", 'is = "16"\n'), ('why = "a segment', 'because = "a segment')],
+)
+def test_a_rule_with_a_wrong_number_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, old: str, new: str
+) -> None:
+    text = (Path(rule.__file__).parent / "order_v1.toml").read_text(encoding="utf-8")
+    assert text.count(old) == 1
+    (tmp_path / "order_v1.toml").write_text(text.replace(old, new))
+    monkeypatch.setattr(rule, "files", lambda package: tmp_path)
+    rule.rule_of.cache_clear()
+    with pytest.raises(ValueError, match="is expected to have a whole number"):
+        rule.rule_of("v1")
+    rule.rule_of.cache_clear()

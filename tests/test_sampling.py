@@ -1,0 +1,118 @@
+"""What a plain run leaves out: samples hold what they promise, and every case is in the full run."""
+
+from __future__ import annotations
+
+import random
+from itertools import combinations, product
+
+import pytest
+
+import sampling
+
+pytest_plugins = ["pytester"]
+
+
+def taken(decorator: pytest.MarkDecorator) -> list[object]:
+    """What the plain run takes of a table."""
+    return [p.values for p in decorator.args[1] if p.marks[-1].kwargs["sample"]]
+
+
+def test_five_parts_are_the_whole_table_and_share_nothing() -> None:
+    cases = [(n, n + 1) for n in range(23)]
+    parts = [taken(sampling.rotating(("a", "b"), cases, part=part)) for part in range(sampling.PARTS)]
+    assert sorted(case for part in parts for case in part) == cases
+    assert {len(part) for part in parts} == {4, 5}
+    assert all(len(taken(sampling.rotating("a", [1, 2], part=part))) == 1 for part in range(sampling.PARTS))
+
+
+def test_parts_of_groups_are_whole_groups_of_about_as_many_cases() -> None:
+    cases = [(n, name) for name, size in zip("abcdefgh", (9, 1, 4, 4, 4, 2, 2, 3), strict=True) for n in range(size)]
+    parts = [
+        taken(sampling.rotating(("n", "name"), cases, part=part, group=lambda n, name: name))
+        for part in range(sampling.PARTS)
+    ]
+    assert sorted(case for part in parts for case in part) == sorted(cases)
+    names = [{name for _, name in part} for part in parts]
+    assert sum(map(len, names)) == 8
+    assert sorted(map(len, parts)) == [4, 5, 5, 6, 9]
+
+
+def test_another_commit_takes_another_part() -> None:
+    assert sampling.part_of("") == sampling.part_of("0" * 40) == 0
+    assert {sampling.part_of(f"{n:040x}") for n in range(16)} == {*range(sampling.PARTS)}
+    assert sampling.part_of("c0ffee") == 0xC0FFEE % sampling.PARTS
+
+
+def test_every_pair_of_values_is_in_the_sample() -> None:
+    """Of a whole grid, of one with holes, of one case; with strength 1, every value."""
+
+    def held(cases: list[tuple[object, ...]], strength: int) -> set[object]:
+        return {part for case in cases for part in combinations(enumerate(case), strength)}
+
+    whole: list[tuple[object, ...]] = [*product("abc", (1, 2, 3, 4), (False, True), "xy")]
+    for cases in (whole, random.Random(7).sample(whole, 20), whole[:1]):
+        for strength in (1, 2):
+            chosen = sampling.covering(cases, strength)
+            assert held([cases[n] for n in chosen], strength) == held(cases, strength)
+    assert len(sampling.covering(whole, 1)) == 4
+    assert len(sampling.covering(whole)) < len(whole) / 3
+
+
+TESTS = """
+import pytest, sampling
+
+@sampling.rotating("n", [pytest.param(n, id=f"n{n}") for n in range(10)])
+def test_mutant(n): ...
+
+@sampling.grid("a, b", [(a, b) for a in range(3) for b in range(4)], lambda a, b: (a, b % 2))
+def test_grid(a, b): ...
+
+def test_other(): ...
+"""
+
+
+def test_a_plain_run_takes_the_sample_and_others_what_fits(pytester: pytest.Pytester) -> None:
+    """The plain run: 2 of 10 mutants, 6 of 12 cases of the grid, and what is in no table."""
+    pytester.makeconftest((sampling.ROOT / "tests" / "conftest.py").read_text(encoding="utf-8"))
+    pytester.makeini("[pytest]\nmarkers = full: as in this project\naddopts = --strict-markers")
+    pytester.makepyfile(test_it=TESTS)
+    for options, count in (([], 2 + 6 + 1), (["-m", "full"], 22), (["-m", "not full"], 1), (["-m", ""], 9)):
+        pytester.runpytest(*options).assert_outcomes(passed=count, deselected=23 - count)
+    pytester.runpytest("test_it.py::test_mutant").assert_outcomes(passed=10)
+    pytester.runpytest("test_it.py::test_mutant[n0]", "test_it.py::test_mutant[n1]").assert_outcomes(passed=2)
+
+
+TWO = """
+import os, time
+import pytest
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_it(n):
+    with open("used.txt", "a") as file:
+        print(os.environ["PYTEST_XDIST_WORKER"], os.environ["LNGEN_CACHE_DIR"], file=file)
+    time.sleep(0.3)
+"""
+
+
+@pytest.mark.full
+def test_the_workers_of_a_run_share_a_cache(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another run has another folder, unless LNGEN_TEST_CACHE names one."""
+    pytest.importorskip("xdist")
+    pytester.makeconftest((sampling.ROOT / "tests" / "conftest.py").read_text(encoding="utf-8"))
+    pytester.makeini("[pytest]\nmarkers = full: as in this project")
+    pytester.makepyfile(TWO)
+    monkeypatch.setenv("PYTHONPATH", str(sampling.ROOT / "tests"))
+    monkeypatch.delenv("LNGEN_TEST_CACHE", raising=False)
+
+    def used() -> str:
+        file = pytester.path / "used.txt"
+        file.unlink(missing_ok=True)
+        pytester.runpytest_subprocess("-n", "2").assert_outcomes(passed=2)
+        workers, folders = zip(*map(str.split, file.read_text().splitlines()), strict=True)
+        assert {*workers} == {"gw0", "gw1"}
+        (folder,) = {*folders}
+        return folder
+
+    assert used() != used()
+    monkeypatch.setenv("LNGEN_TEST_CACHE", str(pytester.path / "kept"))
+    assert used() == str(pytester.path / "kept")

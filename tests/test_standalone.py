@@ -1,0 +1,286 @@
+"""An emitted file stands alone: its header says how to compile it, it shares a translation unit, any name will do."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sysconfig
+from collections.abc import Iterable
+from functools import cache
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+import sampling
+from cuda_text import code, functions, never_called
+from lngen.aot import catalog
+from lngen.check.inputs import mismatches, random_inputs
+from lngen.compile import Compilation
+from lngen.data import data_dir
+from lngen.emit import emit
+from lngen.errors import CompileError
+from lngen.graphs import Definition, GraphBuilder
+from lngen.interpret import interpret
+from lngen.ir import D, M
+from lngen.lower import Plan, lower
+from lngen.ptx import parse, run_plan
+from lngen.schedule import MINIMUM_ARCH, Schedule, problem, space
+from lngen.spec import Spec, make_spec, parse_spec
+from lngen.toolchain import compile_cubin, compile_ptx, nvrtc
+from test_lower import PLANS, plan_of
+
+pytest.importorskip("cupy")
+
+ARCH = "sm_90"
+WIDTH = 120
+FORMS = {"registers": 8, "tma": 64, "tma_unaligned": 99, "cp_async": 64, "multipass": 9}  # and a D that has the form
+LONG = 8193  # a D whose column sums have one row group, which multipass needs
+
+
+@cache
+def text_of(spec: str, schedule: str) -> str:
+    """What is emitted for a spec under a schedule, or under the best-ranked one with the keys that the text names."""
+    whole = "threads=" in schedule and "vec=" in schedule
+    return Compilation(parse_spec(spec)).changed(schedule).text if whole else emit(plan_of(spec, schedule))
+
+
+def targets() -> list[tuple[str, str]]:
+    """Every fifth of the specs and schedules of the targets grid."""
+    table = json.loads((data_dir("generated") / "rebuild.json").read_text(encoding="utf-8"))
+    return [(case["spec"], case["schedule"]) for case in table["cases"][::5]]
+
+
+GOLDEN = [*catalog.CATALOG.items()]
+STRUCTURES = [*PLANS.values()]  # every structure, dtype and kind of input that lowering has
+
+
+def factors(spec: str, schedule: str) -> tuple[object, ...]:
+    """A plain run takes cases with every value of these."""
+    keys = dict(key.split("=") for key in schedule.split(","))
+    direction = spec.partition(":")[0].partition(".")[2]
+    return (direction, keys["form"]), (direction, "cluster" in keys), "dynamic" in keys, "single_launch" in keys
+
+
+every_text = sampling.grid(
+    ("spec", "schedule"),
+    [*dict.fromkeys([*GOLDEN, *STRUCTURES, *targets()])],
+    factors,
+    ids=str,
+    strength=1,
+)
+
+
+def ptx(text: str, arch: str = ARCH) -> str:
+    return compile_ptx(text, arch, name="standalone.cu")
+
+
+def opcodes(text: str) -> dict[str, list[str]]:
+    """What each entry of a PTX text executes, but for the names of registers and symbols."""
+    return {name: [i.opcode for i in entry.instructions] for name, entry in parse(text).entries.items()}
+
+
+def of_form(spec: Spec, form: str) -> Plan:
+    """The plan of a spec under the first schedule of a form, or a multipass plan where the space has none."""
+    schedules = (s for s in space(problem(spec.graph(), spec.d)) if s.form == form)
+    return lower(spec, next(schedules, Schedule("multipass", threads=256, rows_per_block=1, vec=1)))
+
+
+# ---- the header ----
+
+
+def stated_options(text: str) -> set[str]:
+    """The compiler options in the comment that a text begins with."""
+    header = text.split("\n\n")[0]
+    assert all(line.startswith("//") for line in header.splitlines())
+    return set(re.findall(r"(?<=\s)-+[a-z][\w-]*=\S+", header))
+
+
+@every_text
+def test_the_header_says_how_to_compile_so_that_the_bits_hold(spec: str, schedule: str) -> None:
+    """With the options that lngen itself compiles with, but for those that have nothing to do with the result."""
+    own = {option for option in nvrtc._OPTIONS if "include" not in option}
+    assert own == {"-std=c++17", "-fmad=false", "-ftz=false", "-prec-div=true", "-prec-sqrt=true"}
+    assert stated_options(text_of(spec, schedule)) == own
+
+
+# ---- one translation unit ----
+
+
+def assert_same_kernels(together: str, texts: Iterable[str]) -> None:
+    """The entries of a unit are those of its texts, and execute the same instructions."""
+    found = opcodes(together)
+    alone = {name: code for text in texts for name, code in opcodes(ptx(text)).items()}
+    assert found.keys() == alone.keys()
+    assert not [name for name in alone if found[name] != alone[name]]
+
+
+@pytest.mark.parametrize("backwards", [False, pytest.param(True, marks=pytest.mark.full)])
+def test_the_golden_set_is_one_translation_unit(backwards: bool) -> None:
+    texts = [text_of(*case) for case in GOLDEN]
+    together = "".join(reversed(texts) if backwards else texts)
+    assert_same_kernels(ptx(together), texts)
+    assert compile_cubin(together, ARCH).resources.keys() == opcodes(ptx(together)).keys()
+
+
+@pytest.mark.full
+def test_every_structure_shares_a_translation_unit() -> None:
+    texts = [text_of(*case) for case in STRUCTURES]
+    assert_same_kernels(ptx("".join(texts)), texts)
+
+
+def test_schedules_of_one_spec_share_a_translation_unit() -> None:
+    """One of each form, in one direction and one dtype."""
+    texts = [emit(of_form(parse_spec(f"layernorm.fwd:d={d},dtype=f32"), form)) for form, d in FORMS.items()]
+    assert_same_kernels(ptx("".join(texts)), texts)
+
+
+def test_what_is_defined_twice_would_be_seen() -> None:
+    text = text_of(*GOLDEN[0])
+    with pytest.raises(CompileError, match="has already been defined"):
+        ptx(text + text)
+
+
+# ---- nvcc ----
+
+
+@cache
+def nvcc() -> str | None:
+    """The compiler on PATH, or that of the wheels nvidia-cuda-nvcc, nvidia-nvvm and nvidia-cuda-crt."""
+    packages = Path(sysconfig.get_path("purelib")) / "nvidia"
+    wheels = sorted(p for p in packages.glob("*/bin/nvcc") if (p.parents[1] / "nvvm" / "bin" / "cicc").exists())
+    return shutil.which("nvcc") or next(map(str, wheels), None)
+
+
+needs_nvcc = pytest.mark.skipif(nvcc() is None, reason="needs nvcc, on PATH or as a wheel (nvidia-cuda-nvcc)")
+
+
+def by_nvcc(folder: Path, texts: Iterable[str], options: set[str]) -> str:
+    """The PTX that nvcc makes of one file that includes the texts."""
+    for n, text in enumerate(texts):
+        (folder / f"{n}.cu").write_text(text)
+        with (folder / "all.cu").open("a") as file:
+            file.write(f'#include "{n}.cu"\n')
+    command = [
+        str(nvcc()),
+        "-ptx",
+        f"-arch={ARCH}",
+        *sorted(options),
+        "-Werror=all-warnings",
+        "all.cu",
+        "-o",
+        "all.ptx",
+    ]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return (folder / "all.ptx").read_text()
+
+
+@needs_nvcc
+@pytest.mark.full
+def test_nvcc_compiles_the_golden_set_as_one_translation_unit(tmp_path: Path) -> None:
+    texts = [text_of(*case) for case in GOLDEN]
+    found = by_nvcc(tmp_path, texts, stated_options(texts[0]))
+    assert opcodes(found).keys() == opcodes(ptx("".join(texts))).keys()
+
+
+@needs_nvcc
+@pytest.mark.parametrize("spec", ["rmsnorm.fwd:d=64,dtype=f16,weight=f32", "layernorm.bwd:d=1000,dtype=f32"])
+def test_nvcc_gives_the_same_bits_with_the_options_of_the_header(tmp_path: Path, spec: str) -> None:
+    plan = next(plan for plan in catalog.plans() if str(plan.spec) == spec)
+    text = emit(plan)
+    assert_same_bits(plan, ptx=by_nvcc(tmp_path, [text], stated_options(text)))
+
+
+def assert_same_bits(plan: Plan, rows: int = 5, ptx: str | None = None) -> None:
+    """The PTX executor finds nothing, and gives what the interpreter gives."""
+    inputs = random_inputs(plan.spec, rows)
+    outcome = run_plan(plan, inputs, arch=ARCH, rows=rows, ptx=ptx)
+    assert not outcome.findings, "\n".join(map(str, outcome.findings))
+    assert mismatches(outcome.results, interpret(plan.graph, inputs)) == []
+
+
+# ---- names ----
+
+
+@every_text
+def test_a_kernel_may_be_renamed(spec: str, schedule: str) -> None:
+    """Its name is in the text for itself alone: with another one it compiles, to the same instructions."""
+    text = text_of(spec, schedule)
+    kernels = {f.name for f in functions(text) if "__global__" in code(text)[f.start : f.body]}
+    renamed = text
+    for n, name in enumerate(sorted(kernels)):
+        renamed = re.sub(rf"\b{name}\b", f"renamed_{n}", renamed)
+    assert len(kernels) > 0
+    compile_cubin(renamed, ARCH)  # what assembly names is looked up there
+    before, after = opcodes(ptx(text)), opcodes(ptx(renamed))
+    assert after == {f"renamed_{n}": before[name] for n, name in enumerate(sorted(kernels))}
+
+
+def own(b: GraphBuilder) -> None:
+    """A norm whose inputs have names that a kernel is likely to have for something of its own."""
+    x, rows, at = b.input("X", M, D), b.input("rows", M), b.input("at")
+    first, step, seen = b.input("first", D), b.input("step", D), b.input("seen", M, D)
+    centred = b.sub("row", b.add("lane", x, seen), b.reduce_mean("mean", x, axis=D))
+    rstd = b.rsqrt("rstd", b.add("i", b.reduce_mean("v", b.mul("k", centred, centred), axis=D), b.eps()))
+    scaled = b.mul("next", b.mul("tile", centred, rstd), first)
+    b.output("y", b.add("stage", b.mul("group", b.add("sum", scaled, step), rows), at))
+    b.output("total", b.reduce_sum("sums", scaled, axis=D))
+
+
+@sampling.grid(("form", "direction"), product(FORMS, ("fwd", "bwd")), strength=1)
+def test_inputs_may_have_any_name(form: str, direction: str) -> None:
+    d = LONG if (form, direction) == ("multipass", "bwd") else FORMS[form]
+    options = {"d": d, "dtype": "f32"} | ({"wrt": "X+first+step+rows+seen"} if direction == "bwd" else {})
+    plan = of_form(make_spec(Definition("own", own), direction, options), form)
+    assert {value.name for value in plan.graph.params} >= {"X", "first", "rows", "seen"}
+    assert_same_bits(plan)
+
+
+# ---- what a person reads ----
+
+
+@every_text
+def test_no_line_is_longer_than_a_page_is_wide(spec: str, schedule: str) -> None:
+    lines = text_of(spec, schedule).splitlines()
+    assert not [f"{n}: {line}" for n, line in enumerate(lines, 1) if len(line) > WIDTH]
+
+
+@every_text
+def test_no_device_function_is_never_called(spec: str, schedule: str) -> None:
+    """On the arch of the golden set, or else on the oldest one that has the form."""
+    text = text_of(spec, schedule)
+    form = re.search(r"\bform=(\w+)", text)
+    assert form
+    oldest = f"sm_{MINIMUM_ARCH[form[1]]}"
+    needless = never_called(text, ptx)
+    assert [f for f in needless if f in never_called(text, lambda t: ptx(t, oldest))] == []
+
+
+@pytest.mark.parametrize(
+    ("function", "unused"),
+    [
+        ("__device__ int spare(int n) { return n; }", ["spare"]),
+        ("template <typename T> __device__ T spare(T n)\n{\n    return n;\n}", ["spare"]),
+        ("struct Spare { __device__ int spare() const { return 1; } };", ["Spare::spare"]),
+        ("__device__ constexpr int spare() { return 1; }", ["spare"]),
+        ("__device__ int first(int n) { return n; }\n__device__ int second(int n) { return first(n); }",
+         ["first", "second"]),
+        ("__device__ float used(float v) { return v; }", []),  # an overload of one that is called
+    ],
+)  # fmt: skip
+def test_a_function_that_is_never_called_would_be_seen(function: str, unused: list[str]) -> None:
+    kernel = """
+    __device__ int used(int n) { return n + 1; }
+    __device__ constexpr int known() { return 3; }
+    struct Used {
+        int n;
+        __device__ Used(int start) : n{start} {}
+        __device__ int operator()(int by) const { return n * by; }
+    };
+    extern "C" __global__ void k(int* p) { int there[known()]; there[0] = used(*p); *p = Used(2)(there[0]); }
+    """
+    assert never_called(kernel, ptx) == []
+    assert never_called(function + kernel, ptx) == unused
