@@ -44,7 +44,7 @@ TESTS = {
     "lngen/": "test_config test_cli",
     "lngen/numbers.py": "test_numbers test_cli",
     "lngen/files.py": "test_files test_cache test_aot_folder",
-    "lngen/spec.py": "test_identity test_numbers test_outputs test_runtime test_cli",
+    "lngen/spec/spec.py": "test_identity test_numbers test_outputs test_runtime test_cli",
     "lngen/ir/": "test_ir test_numerics test_names test_kinks test_passes test_mathematics",
     "lngen/passes/": "test_simplify test_passes test_kinks test_outputs test_mathematics test_random_graphs test_emit",
     "lngen/graphs/": "test_ir test_outputs test_identity test_names test_arguments",

@@ -186,10 +186,12 @@ def test_list_names_every_graph_input_and_key() -> None:
         names = {i["name"] for i in graph["inputs"]}
         spec = parse_spec(f"{graph['name']}.fwd:d=8")
         assert {p.name for p in spec.forward().params} <= names
-        assert {"d", "dtype", "weight", "out", "eps", "save", "wrt", "of"} <= {k["key"] for k in graph["keys"]}
+        assert {"d", "dtype", "weight", "out", "eps", "save", "wrt", "of", "grad", "accumulate"} <= {
+            k["key"] for k in graph["keys"]
+        }
         # The defaults that are shown are the defaults that hold.
         shown = {k["key"]: k["default"] for k in graph["keys"]}
-        others = ("d", "wrt", "of", "weight", "out", "blocks")
+        others = ("d", "wrt", "of", "weight", "out", "blocks", "grad", "accumulate")
         keys = ",".join(f"{k}={v}" for k, v in shown.items() if k not in others and v != "required")
         assert parse_spec(f"{graph['name']}.fwd:d=8,{keys}") == spec
     layernorm = data["graphs"][0]
@@ -218,7 +220,7 @@ def test_show_after_a_pass() -> None:
 def test_an_unknown_pass_is_answered_with_the_passes() -> None:
     message = fails(2, "show", BWD, "--stage", "graph", "--after", "vpj")
     assert "there is no pass 'vpj'" in message
-    assert "build, vjp, simplify, save, cse, decompose, place_fma, place_spread, order_sums, or all" in message
+    assert "build, vjp, simplify, save, cse, decompose, place_fma, place_spread, order_sums, share, or all" in message
 
 
 def test_show_cuda_is_the_source_to_the_byte() -> None:

@@ -219,7 +219,5 @@ def test_slugs_are_bounded() -> None:
 
 @pytest.mark.parametrize("key", KEYS)
 def test_an_optional_input_called_like_a_key_is_refused(key: str) -> None:
-    with pytest.raises(
-        SpecError, match=f"graph 'own' has an optional input called '{key}', which is expected to be none"
-    ):
+    with pytest.raises(SpecError, match=f"graph 'own' has an option called '{key}', which is expected to be none"):
         make_spec(taking([key]), "fwd", {"d": 64})

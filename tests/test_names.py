@@ -154,7 +154,7 @@ def test_what_is_no_name_is_refused(name: object) -> None:
     for what in ("an input", "off", "an output", "a value"):
         with pytest.raises(VerifyError) as error:
             make_spec(Definition("own", lambda b, what=what: describe(b, what)), "fwd", {"d": 8})  # type: ignore[misc]
-        said = "an input" if what == "off" else what
+        said = "an option" if what == "off" else what
         assert str(error.value) == f"graph @own_fwd: {said} is expected to be called by {WORDS}, got {name!r}."
     with pytest.raises(SpecError) as refused:
         Definition(name, lambda b: None)  # type: ignore[arg-type]
@@ -175,7 +175,7 @@ def test_an_input_that_is_off_keeps_its_name() -> None:
         graph = make_spec(Definition("own", own), "fwd", {"d": 8, **keys}).forward()
         assert "gamma_1" in graph.values()
     twice = Definition("own", lambda b: [b.optional_input("z", D, default=False) for _ in range(2)] and None)
-    with pytest.raises(VerifyError, match="an input is expected to be called 'z', but another value is"):
+    with pytest.raises(VerifyError, match="the option 'z' is declared twice"):
         make_spec(twice, "fwd", {"d": 8})
 
 
@@ -188,7 +188,7 @@ def test_a_name_too_long_is_refused() -> None:
 def test_an_option_that_is_no_input_is_refused() -> None:
     """Also in a Spec that was made by hand: its options are in names of files."""
     spec = make_spec(one_of("z"), "fwd", {"d": 8})
-    by_hand = Spec(spec.definition, "fwd", 8, spec.dtype, spec.weight, spec.out, inputs=(("../../evil", False),))
+    by_hand = Spec(spec.definition, "fwd", 8, spec.dtype, spec.weight, spec.out, chosen=(("../../evil", False),))
     with pytest.raises(SpecError) as error:
         by_hand.graph()
-    assert str(error.value) == "graph 'own' has no optional input '../../evil'; its optional inputs are none."
+    assert str(error.value) == "graph 'own' has no option '../../evil'; its options are none."

@@ -305,8 +305,8 @@ def test_the_outputs_a_backward_is_of_are_in_its_name() -> None:
 @pytest.mark.parametrize(
     ("direction", "of", "message"),
     [
-        ("bwd", "z", "there is no of 'z', expected one of y, residual_out."),
-        ("bwd", "y+n_mean", "there is no of 'n_mean', expected one of y, residual_out."),
+        ("bwd", "z", "there is no of 'z', expected one of y, residual_out, n_mean, n_rstd."),
+        ("bwd", "y+n", "there is no of 'n', expected one of y, residual_out, n_mean, n_rstd."),
         ("fwd", "y", "there is no key 'of', expected one of d, dtype, weight, out, eps, save, order."),
     ],
 )

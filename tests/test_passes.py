@@ -393,7 +393,7 @@ TABLE: dict[str, tuple[Pass, Graph, Graph]] = {
         ),
     ),
     "save takes values as parameters and drops what only they needed": (
-        lambda g: passes.save(g, ("w", "unknown")),
+        lambda g: passes.save(g, g, ("w", "unknown")),
         graph(
             "%x: f32[M, D], %g: f32[D]",
             "%m : f32[M] = reduce_mean %x {axis=D}",
@@ -578,12 +578,13 @@ def test_a_pass_that_has_run_has_nothing_to_do(text: str) -> None:
     saved = spec.definition.saved(spec.options)
     again: dict[str, Pass] = {
         "simplify": lambda g: passes.simplify(g, "dy"),
-        "save": lambda g: passes.save(g, saved),
+        "save": lambda g: passes.save(g, spec.forward(), saved),
         "cse": passes.cse,
         "decompose": lambda g: passes.decompose(g, spec.d),
         "place_fma": passes.place_fma,
         "place_spread": lambda g: passes.place_spread(g, spec.d),
         "order_sums": lambda g: passes.order_sums(g, spec.d),
+        "share": passes.share_results,
     }
     for stage, g in spec.trace().items():
         if stage == "simplify":

@@ -29,7 +29,7 @@ LAYERS = (
     {"errors", "config", "data", "files", "imports", "numbers", "version"},
     {"devices", "ir"},
     {"graphs", "passes"},
-    {"interpret", "spec", "spec_keys", "schedule"},
+    {"interpret", "spec", "schedule"},
     {"lower"},
     {"emit"},
     {"toolchain", "ptx"},

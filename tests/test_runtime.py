@@ -343,7 +343,7 @@ def test_what_may_describe_a_graph(graph: Any, name: str, factor: float) -> None
         (Scaled(), "needs a name for a test_runtime.Scaled: use lngen.Definition(name, describe)."),
         (
             parse_spec("layernorm.fwd:d=4"),
-            "a function that describes one, or a Definition; got a lngen.spec.Spec. The function gets",
+            "a function that describes one, or a Definition; got a lngen.spec.spec.Spec. The function gets",
         ),
         (None, "or a Definition; got a builtins.NoneType."),
     ],

@@ -20,6 +20,7 @@ from lngen.files import parse_json, reason, sha256, shown
 from lngen.files import read as read_file
 from lngen.ir import WIDE, D, M, Value
 from lngen.lower import Extent, Kernel, Plan, requested_shared
+from lngen.passes import accumulated
 from lngen.schedule import OVERLAP_ARCH, minimum_arch
 from lngen.spec import Spec
 from lngen.toolchain import Resources
@@ -51,6 +52,10 @@ _DEPENDENT_RULE = (
     "launches on the stream before it reads or writes global memory; before the wait it prefetches inputs into L2, so "
     "their memory has to be allocated"
 )
+_IN_PLACE_RULE = (
+    "an output may have the address of one of these inputs, with the same strides; one output per input, and the input "
+    "is then lost. No other arrays of a call overlap, if one of them is written to"
+)
 _GRID_RULE = "fixed blocks, or if that is null: n = ceil(rows / per), at most limit; blocks = times * n, at least least"
 
 
@@ -68,6 +73,8 @@ def entry(plan: Plan, resources: Mapping[str, Mapping[str, Resources]]) -> dict[
             *(_tensor(plan, v, "input") for v in plan.inputs),
             *(_tensor(plan, v, "output") for v in plan.outputs),
         ],
+        "same_tensor": plan.graph.shared,
+        "in_place": _in_place(plan),
         "minimum_arch": f"sm_{minimum_arch(plan.schedule)}",
         "argument_rule": _ARGUMENT_RULE,
         "launch_rule": _LAUNCH_RULE,
@@ -112,10 +119,13 @@ def _spec(spec: Spec) -> dict[str, Any]:
         "out": str(spec.out),
         "eps": spec.eps,
         "inputs": inputs,
+        "options": dict(spec.chosen),
         "save": spec.save,
         "order": spec.order,
         "wrt": None if spec.direction == "fwd" else list(spec.wrt or inputs),
         "of": None if spec.direction == "fwd" else list(spec.differentiated),
+        "grad": None if spec.grad is None else str(spec.grad),
+        "accumulate": list(spec.accumulate),
     }
 
 
@@ -142,6 +152,20 @@ def _tensor(plan: Plan, value: Value, role: str) -> dict[str, Any]:
             f", at least {plan.spec.d}" if role == "output" else ""
         )
     return described
+
+
+def _in_place(plan: Plan) -> dict[str, Any]:
+    """The inputs of which each output may have the address, and so overwrite them."""
+    pairs = {
+        v.name: [
+            p.name
+            for p in plan.inputs
+            if p.name == accumulated(v.name)
+            or (plan.in_place and p.type.axes == v.type.axes == WIDE and p.type.dtype.size == v.type.dtype.size)
+        ]
+        for v in plan.outputs
+    }
+    return {"rule": _IN_PLACE_RULE, "outputs": {name: inputs for name, inputs in pairs.items() if inputs}}
 
 
 def _kernel(kernel: Kernel) -> dict[str, Any]:

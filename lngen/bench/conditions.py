@@ -17,7 +17,7 @@ from lngen.version import __version__
 PEERS = ("torch", "triton", "numpy", "liger-kernel", "quack-kernels", "apex")
 BYTES = "GB/s: every input and result of the graph once, over the time; of a ceiling its [M, D] tensors alone"
 # The files that determine the kernel of a spec; changes of the benchmark and the command line are not counted.
-SOURCES = ("spec.py", "compile.py", "ir", "graphs", "passes", "schedule", "lower", "emit", "toolchain", "runtime")
+SOURCES = ("spec", "compile.py", "ir", "graphs", "passes", "schedule", "lower", "emit", "toolchain", "runtime")
 
 
 def conditions(engine: Engine, method: Method) -> dict[str, str]:

@@ -42,7 +42,8 @@ def result_excess(spec: Spec, inputs: Mapping[str, Array], results: Mapping[str,
 def gradient_excess(spec: Spec) -> dict[str, float]:
     """For each gradient its error along random directions, relative to its size, in units of 1e-7; all in float64.
 
-    A cotangent that the backward does not take is included: its part of every gradient must be zero.
+    A cotangent that the backward does not take is included: its part of every gradient must be zero. Arrays to which
+    gradients are added are zeros.
     """
     spec = replace(spec, d=min(spec.d, FEATURES)) if spec.d > LONGEST else spec
     forward, backward = spec.with_direction("fwd").forward(), spec.graph()
@@ -52,7 +53,9 @@ def gradient_excess(spec: Spec) -> dict[str, float]:
     outputs = {name: r.value for name, r in evaluate(forward, primals).items()}
     given = {f"d{name}": rng.normal(0.3, 1.0, a.shape) for name, a in outputs.items()}
     known = primals | outputs | given  # saved values are as exact as the results they are saved for
+    known |= {p.name: np.zeros(p.type.shape(ROWS, spec.d)) for p in backward.params if p.name not in known}
     gradients = evaluate(backward, {p.name: known[p.name] for p in backward.params})
+    gradients |= {name: gradients[same] for name, same in backward.shared.items()}
     cotangents = np.concatenate([given[f"d{name}"].ravel() for name in spec.differentiated])
 
     def function(**at: Array) -> Array:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import click
 
 from lngen.cli.output import Output, output_options
 from lngen.graphs import GRAPHS, Definition, Options
+from lngen.graphs.options import Chosen
 from lngen.ir import ORDERS, DType, Value
 from lngen.spec import SAVES
 
@@ -26,20 +28,23 @@ def command(output: Output) -> None:
 
 
 def _described(definition: Definition) -> dict[str, Any]:
-    optional = definition.builder(_OPTIONS).optional
-    everything = Options(_OPTIONS.dtype, _OPTIONS.weight, _OPTIONS.out, inputs=tuple((n, True) for n in optional))
-    built = definition.builder(everything)
+    declared = definition.builder(_OPTIONS).declared
+    everything = tuple((n, True) for n, option in declared.items() if isinstance(option.default, bool))
+    built = definition.builder(replace(_OPTIONS, chosen=everything))
     dtypes = " ".join(t.value for t in DType)
+    results = [v.name for v in built.results]
     keys = {
         "d": ("required", "features per row"),
         "dtype": ("f32", f"of inputs and gradients with rows: {dtypes}"),
         "weight": ("dtype", "dtype of inputs without rows"),
-        "out": ("dtype", f"dtype of {', '.join(v.name for v in built.results)}"),
-        **{n: ("yes" if on else "no", f"whether {n} is an input: yes, no") for n, on in optional.items()},
+        "out": ("dtype", f"dtype of {', '.join(results)}"),
+        **{n: (_text_of(o.default), f"{o.about}: {o.values}") for n, o in declared.items()},
         "eps": ("1e-05", "added to the mean square, from 0 to 1"),
-        "save": ("stats", f"what forward saves for backward: {' '.join(SAVES)}"),
+        "save": ("stats", f"what forward saves for backward: {' '.join(SAVES)}, or names of results"),
         "wrt": ("all inputs", f"bwd only, what to differentiate: {'+'.join(p.name for p in built.params)}"),
-        "of": ("all outputs", f"bwd only, which outputs have a cotangent: {'+'.join(v.name for v in built.results)}"),
+        "of": ("all outputs", f"bwd only, which results have a cotangent: {'+'.join(results)}"),
+        "grad": ("the input's", "bwd only, dtype of the gradients of inputs without rows"),
+        "accumulate": ("none", "bwd only, the inputs whose gradient is added to an array, in the compute dtype"),
         "order": (ORDERS[0], f"version of the rule that orders the sums; part of the result: {' '.join(ORDERS)}"),
         "blocks": ("the same on every GPU", "bwd only, blocks that share the rows of column sums; part of the result"),
     }
@@ -50,8 +55,8 @@ def _described(definition: Definition) -> dict[str, Any]:
             {
                 "name": p.name,
                 "type": _type(p),
-                "optional": p.name in optional,
-                "default": optional.get(p.name, True),
+                "optional": p.name in declared,
+                "default": p.name not in declared or bool(declared[p.name].default),
             }
             for p in built.params
         ],
@@ -59,6 +64,10 @@ def _described(definition: Definition) -> dict[str, Any]:
         "statistics": [{"name": v.name, "type": _type(v, "compute")} for v in built.statistics],
         "keys": [{"key": k, "default": default, "meaning": text} for k, (default, text) in keys.items()],
     }
+
+
+def _text_of(value: Chosen) -> str:
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
 
 def _type(value: Value, role: str = "") -> str:
@@ -72,6 +81,6 @@ def _text(graph: dict[str, Any]) -> str:
         lines.append(f"  input      {i['name']}: {i['type']}{note}")
     lines += [f"  output     {o['name']}: {o['type']}" for o in graph["outputs"]]
     lines += [f"  statistic  {s['name']}: {s['type']}" for s in graph["statistics"]]
-    width = max(len(k["default"]) for k in graph["keys"])
-    lines += [f"  key        {k['key']:<6} = {k['default']:<{width}}  {k['meaning']}" for k in graph["keys"]]
+    name, width = (max(len(k[part]) for k in graph["keys"]) for part in ("key", "default"))
+    lines += [f"  key        {k['key']:<{name}} = {k['default']:<{width}}  {k['meaning']}" for k in graph["keys"]]
     return "\n".join(lines) + "\n"

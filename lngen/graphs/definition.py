@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import NoReturn
 
 from lngen.errors import SpecError, VerifyError
 from lngen.graphs.given import check_forward, declared, statistics_of
+from lngen.graphs.options import Chosen, Option, chosen_value
 from lngen.graphs.value_names import describing
 from lngen.ir import Axis, Builder, D, DType, Graph, M, Value
 from lngen.ir.names import is_graph_name
@@ -19,13 +21,16 @@ LONGEST_NAME = 48
 
 @dataclass(frozen=True)
 class Options:
-    """The options of a graph besides D: dtypes, eps, optional inputs, saved statistics."""
+    """What a spec says to the description of a graph: dtypes, eps, options that differ from their defaults, ``save``.
+
+    ``save``: ``stats``, ``none``, or the names of the results that forward saves for backward, joined by ``+``.
+    """
 
     dtype: DType
     weight: DType
     out: DType
     eps: float = 1e-5
-    inputs: tuple[tuple[str, bool], ...] = ()
+    chosen: tuple[tuple[str, Chosen], ...] = ()
     save: str = "stats"
 
 
@@ -38,30 +43,58 @@ class GraphBuilder(Builder):
     def __init__(self, name: str, options: Options) -> None:
         super().__init__(f"{name}_fwd")
         self.options = options
-        self.optional: dict[str, bool] = {}
+        self.declared: dict[str, Option] = {}
         self.statistics: list[Value] = []
+        self.standing: set[str] = set()  # outputs that are saved like statistics
+        self.gradients: dict[str, DType] = {}  # of inputs whose gradient has a dtype of its own
         self._named: dict[Value, Value] = {}
         self.compute = compute_dtype(options.dtype, options.weight, options.out)
 
-    def input(self, name: str, *axes: Axis, dtype: object = None) -> Value:
-        """An input over the given axes, in the compute dtype; stored as ``dtype``.
+    def input(self, name: str, *axes: Axis, dtype: object = None, grad: object = None) -> Value:
+        """An input over the given axes, in the compute dtype; stored as ``dtype``, its gradient as ``grad``.
 
-        None: [M, D] has the spec's dtype, others weight's. VerifyError for a dtype wider than the compute dtype.
+        dtype=None: [M, D] has the spec's dtype, others weight's; grad=None: the input's own, or that of the spec's key
+        ``grad``. VerifyError for a dtype wider than the compute dtype.
         """
         stored = self.options.dtype if M in axes and D in axes else self.options.weight
         if dtype is not None:
             stored = self._declared(name, dtype)
+        if grad is not None:
+            self.gradients[name] = self._declared(name, grad)
         return self.cast(f"{name}32", self.param(name, stored, *axes), to=self.compute)
 
-    def optional_input(self, name: str, *axes: Axis, default: bool = True) -> Value | None:
+    def optional_input(
+        self, name: str, *axes: Axis, default: bool = True, dtype: object = None, about: str = ""
+    ) -> Value | None:
         """An input that a spec may omit (``gamma=no``) or, if ``default`` is False, add; None if it is absent."""
-        present = dict(self.options.inputs).get(name, default)
-        value = self.input(name, *axes) if present else None
-        if not present:
-            # The name is reserved, so that graphs with and without the input differ only in its uses.
-            self._names.add(self.exactly(name, "an input"))
-        self.optional[name] = default
-        return value
+        if self.flag(name, default, about or f"whether {name} is an input"):
+            return self.input(name, *axes, dtype=dtype)
+        # The name is reserved, so that graphs with and without the input differ only in its uses.
+        self._names.add(self.exactly(name, "an input"))
+        return None
+
+    def option(self, name: str, default: float | str, choices: tuple[str, ...] = (), about: str = "") -> Chosen:
+        """The value of the spec's key ``name``: a number, or one of the words ``choices``.
+
+        ``about`` is what ``lngen list`` prints. VerifyError for a name that is declared twice or a wrong default,
+        SpecError for a value that the option does not take.
+        """
+        return self._choose(name, Option(default, choices, about))
+
+    def flag(self, name: str, default: bool, about: str = "") -> bool:
+        """The value of the spec's key ``name``, which is yes or no."""
+        return bool(self._choose(name, Option(default, (), about)))
+
+    def _choose(self, name: str, option: Option) -> Chosen:
+        if name in self.declared:
+            raise VerifyError(f"graph @{self.name}: the option '{name}' is declared twice; give one another name.")
+        option.check(self.name, name)
+        self.declared[name] = option
+        return chosen_value(self.name, name, option, dict(self.options.chosen).get(name, option.default))
+
+    def refuse(self, why: str) -> NoReturn:
+        """SpecError: options, or an option and a dtype, that exclude each other."""
+        raise SpecError(f"graph '{self.name.removesuffix('_fwd')}': {why}")
 
     def record(self, op: str, *operands: Value | float) -> Value:
         """The result of an operator; VerifyError for an operand that is neither a value nor a number."""
@@ -117,14 +150,25 @@ class GraphBuilder(Builder):
         """The spec's eps."""
         return self.number("eps", self.options.eps)
 
-    def output(self, name: str, x: Value, dtype: object = None) -> Value:
+    def output(self, name: str, x: Value, dtype: object = None, save: bool = False) -> Value:
         """A result, rounded to ``dtype`` (None: the spec's out dtype); VerifyError if it cannot have exactly that name.
 
-        A backward takes a cotangent for it, called ``d`` and the name, of the same dtype.
+        A backward takes a cotangent for it, called ``d`` and the name, of the same dtype. ``save``: it also takes the
+        result itself from forward, as it takes statistics, and computes with it in place of ``x`` (see passes.save).
         """
         stored = self.options.out if dtype is None else self._declared(name, dtype)
         self.results.append(self.cast(self.exactly(name, "an output"), x, to=stored))
+        if save:
+            self.standing.add(name)
         return self.results[-1]
+
+    def optional_output(
+        self, name: str, x: Value, dtype: object = None, save: bool = False, default: bool = True
+    ) -> Value | None:
+        """A result that a spec may omit (``h=no``) or, if ``default`` is False, add; None if it is absent."""
+        if self.flag(name, default, f"whether {name} is an output"):
+            return self.output(name, x, dtype, save)
+        return None
 
     def _declared(self, name: str, dtype: object) -> DType:
         """The dtype that an input or output declares, by any name that ``DType.of`` takes."""
@@ -202,23 +246,45 @@ class Definition:
         with recording(b):
             self.describe(b)
         b.finish()
-        for name, _ in options.inputs:
-            if name not in b.optional:
-                known = ", ".join(b.optional) or "none"
-                raise SpecError(f"graph '{self.name}' has no optional input {name!r}; its optional inputs are {known}.")
+        for name, _ in options.chosen:
+            if name not in b.declared:
+                known = ", ".join(b.declared) or "none"
+                raise SpecError(f"graph '{self.name}' has no option {name!r}; its options are {known}.")
         if not b.results:
             raise SpecError(f"graph '{self.name}' has no result; call b.output(name, value) in its description.")
         return b
 
     def forward(self, options: Options) -> Graph:
-        """The forward graph: outputs, then statistics if they are saved."""
+        """The forward graph: outputs, then the statistics that are saved."""
         b = self.builder(options)
-        return b.build(*b.results, *(b.statistics if options.save == "stats" else ()))
+        saved = _saved(b)
+        return b.build(*b.results, *(v for v in b.statistics if v.name in saved))
 
     def outputs(self, options: Options) -> tuple[str, ...]:
         """Names of the results that are differentiated."""
         return tuple(v.name for v in self.builder(options).results)
 
+    def statistics(self, options: Options) -> tuple[str, ...]:
+        """Names of the values that forward may save besides its outputs."""
+        return tuple(v.name for v in self.builder(options).statistics)
+
     def saved(self, options: Options) -> tuple[str, ...]:
-        """Names of the values forward keeps for backward."""
-        return tuple(v.name for v in self.builder(options).statistics) if options.save == "stats" else ()
+        """Names of the values that backward takes from forward if it needs them, outputs first."""
+        return _saved(self.builder(options))
+
+    def gradients(self, options: Options) -> dict[str, DType]:
+        """The dtype of the gradient of each input that declares one."""
+        return self.builder(options).gradients
+
+
+def _saved(b: GraphBuilder) -> tuple[str, ...]:
+    """The names that ``save`` stands for. Outputs that are named alone take the statistics with them."""
+    outputs, statistics = [v.name for v in b.results], tuple(v.name for v in b.statistics)
+    match b.options.save:
+        case "none":
+            return ()
+        case "stats":
+            return (*(n for n in outputs if n in b.standing), *statistics)
+    named = b.options.save.split("+")
+    kept = tuple(n for n in statistics if n in named)
+    return (*(n for n in outputs if n in named), *(kept or statistics))

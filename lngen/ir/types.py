@@ -35,6 +35,16 @@ class DType(Enum):
         """Bytes per element."""
         return {"f16": 2, "bf16": 2, "f32": 4, "f64": 8}[self.value]
 
+    @property
+    def roundoff(self) -> float:
+        """The unit roundoff: half a unit in the last place of 1."""
+        return {"f16": 2.0**-11, "bf16": 2.0**-8, "f32": 2.0**-24, "f64": 2.0**-53}[self.value]
+
+    @property
+    def floor(self) -> float:
+        """Half of the smallest subnormal number; 0 for f64, whose 2^-1075 is no f64 number."""
+        return {"f16": 2.0**-25, "bf16": 2.0**-134, "f32": 2.0**-150, "f64": 0.0}[self.value]
+
     def __str__(self) -> str:
         return self.value
 
@@ -135,7 +145,8 @@ class Eqn:
 class Graph:
     """Parameters, equations in order, and results.
 
-    ``attrs``: after the sums have their order, ``order``, the version of the rule that chose it.
+    ``attrs``: after the sums have their order, ``order``, the version of the rule that chose it; and for each result
+    that is the same as another, its name with that other result, ``dresidual=%dx``.
     """
 
     name: str
@@ -151,6 +162,11 @@ class Graph:
     def values(self) -> dict[str, Value]:
         """Every value by name, parameters first."""
         return {v.name: v for v in (*self.params, *(e.out for e in self.eqns))}
+
+    @property
+    def shared(self) -> dict[str, str]:
+        """The names of results that are not stored, each with the name of the result that is the same."""
+        return {k: v.removeprefix("%") for k, v in self.attrs if isinstance(v, str) and v.startswith("%")}
 
     def producers(self) -> dict[Value, Eqn]:
         """The equation that defines each computed value."""

@@ -19,13 +19,7 @@ def verify(graph: Graph, stage: str) -> Graph:
     known: dict[str, Value] = {}
     if not is_graph_name(graph.name):
         raise VerifyError(f"graph @{graph.name} needs a lower-case name of letters, digits and _, for its kernels.")
-    for key, order in graph.attrs:
-        if key != "order":
-            raise VerifyError(_message(graph, stage, f"a graph has no attribute '{key}'; its attribute is order"))
-        if order not in ORDERS:
-            raise VerifyError(
-                _message(graph, stage, f"there is no order '{order}'; the orders are {', '.join(ORDERS)}")
-            )
+    _check_attrs(graph, stage)
     for value in (*graph.params, *graph.results):
         if S in value.type.axes:
             raise VerifyError(
@@ -45,6 +39,22 @@ def verify(graph: Graph, stage: str) -> Graph:
     if len(set(graph.results)) != len(graph.results):
         raise VerifyError(_message(graph, stage, "a value is returned twice"))
     return graph
+
+
+def _check_attrs(graph: Graph, stage: str) -> None:
+    """The attributes of a graph are ``order``, and names of results that are another result, ``%name``."""
+    results = {str(r) for r in graph.results}
+    for key, value in graph.attrs:
+        if key == "order":
+            if value not in ORDERS:
+                what = f"there is no order '{value}'; the orders are {', '.join(ORDERS)}"
+                raise VerifyError(_message(graph, stage, what))
+        elif not isinstance(value, str) or not value.startswith("%"):
+            what = f"a graph has no attribute '{key}'; its attributes are order, and results that are another, dz=%dx"
+            raise VerifyError(_message(graph, stage, what))
+        elif value not in results or key in graph.values():
+            what = f"'{key}={value}' is expected to name a result that is another result, such as dz=%dx"
+            raise VerifyError(_message(graph, stage, what))
 
 
 def _one_segment(graph: Graph, stage: str) -> None:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
-from lngen.ir import ORDERS, Graph, verify
+from lngen.ir import ORDERS, D, DType, Graph, verify
 from lngen.passes.clean import cse, dce
 from lngen.passes.decompose import decompose
 from lngen.passes.fma import place_fma
+from lngen.passes.gradients import accumulate, accumulated, share_results
 from lngen.passes.order import order_sums
+from lngen.passes.save import rebuilt, save
 from lngen.passes.simplify import simplify
 from lngen.passes.spread import place_spread
-from lngen.passes.vjp import save, vjp
+from lngen.passes.vjp import NONE, vjp
 
 __all__ = [
     "Trace",
+    "accumulate",
+    "accumulated",
     "backward",
     "cse",
     "dce",
@@ -23,7 +28,9 @@ __all__ = [
     "order_sums",
     "place_fma",
     "place_spread",
+    "rebuilt",
     "save",
+    "share_results",
     "simplify",
     "vjp",
 ]
@@ -37,18 +44,22 @@ def backward(
     saved: tuple[str, ...],
     of: tuple[str, ...] | None = None,
     trace: Trace | None = None,
+    stored: Mapping[str, DType] = NONE,
 ) -> Graph:
     """The backward graph of a forward graph: gradients of ``wrt``, given cotangents of ``of`` and the ``saved`` values.
 
-    ``of`` are results of forward that it does not save for backward; by default it is all of these.
+    ``of`` are results of forward; by default those that it does not save for backward. ``stored`` are the dtypes of
+    gradients that differ from those of their inputs.
     """
     trace = {} if trace is None else trace
-    outputs = replace(graph, results=tuple(r for r in graph.results if r.name not in saved))
-    trace["vjp"] = graph = vjp(outputs, wrt, of)
-    seeds = (p.name for p in graph.params if p not in outputs.params)
-    trace["simplify"] = graph = verify(simplify(graph, *seeds), "simplify")
-    trace["save"] = graph = verify(save(graph, saved), "save")
-    return graph
+    of = tuple(r.name for r in graph.results if r.name not in saved) if of is None else of
+    # A number per row that forward saves is an output only if it has a cotangent.
+    outputs = tuple(r for r in graph.results if D in r.type.axes or r.name in of or r.name not in saved)
+    trace["vjp"] = derived = vjp(replace(graph, results=outputs), wrt, of, stored)
+    seeds = (p.name for p in derived.params if p not in graph.params)
+    trace["simplify"] = derived = verify(simplify(derived, *seeds), "simplify")
+    trace["save"] = derived = verify(save(derived, graph, saved), "save")
+    return derived
 
 
 def finish(

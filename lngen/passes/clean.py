@@ -32,7 +32,7 @@ def cse(graph: Graph) -> Graph:
     same: dict[Value, Value] = {}
     for eqn in graph.eqns:
         args = tuple(same.get(a, a) for a in eqn.args)
-        key = _key(eqn, args)
+        key = eqn_key(eqn, args)
         if key in first and eqn.out not in graph.results:
             same[eqn.out] = first[key]
         else:
@@ -40,7 +40,8 @@ def cse(graph: Graph) -> Graph:
     return dce(substitute(graph, same))
 
 
-def _key(eqn: Eqn, args: tuple[Value, ...]) -> tuple[object, ...]:
+def eqn_key(eqn: Eqn, args: tuple[Value, ...]) -> tuple[object, ...]:
+    """Equal for equations that compute the same value; ``args`` are the operands, of equal values the first."""
     if eqn.op in ("add", "mul"):
         args = tuple(sorted(args, key=lambda a: a.name))
     # repr distinguishes -0.0 from 0.0, which compare equal.

@@ -57,7 +57,7 @@ def order_sums(graph: Graph, d: int, blocks: int | None = None, order: str = ORD
         return replace(eqn, attrs=tuple(sorted({**spelt, **dict(eqn.attrs)}.items())))
 
     eqns = tuple(ordered(e) if e.op in ORDERED else e for e in graph.eqns)
-    return replace(graph, eqns=eqns, attrs=(("order", order),))
+    return replace(graph, eqns=eqns, attrs=tuple(sorted({**dict(graph.attrs), "order": order}.items())))
 
 
 def _order_of(eqn: Eqn, row: RowOrder, column: ColumnOrder, d: int) -> dict[str, int]:

@@ -238,7 +238,14 @@ class _Simplifier:
         return part if wide == ONE else self.b.mul("scaled_term", self._write_product(wide, like), part)
 
     def _write_product(self, product: Product, like: Value) -> Value:
-        """The product of the factors: seeds first, then by axes, so that equal prefixes are shared."""
+        """The product of the factors: seeds first, then by axes, so that equal prefixes are shared.
+
+        A division by what is constant along a row divides the factors that are constant, too, if there are any.
+        """
+        divisors = product.split(lambda a: product.get(a) < 0)[0]
+        rows, wide = product.split(lambda a: D not in axes_of(a))
+        if divisors != ONE and D not in divisors.axes and wide != ONE and rows != divisors:
+            return self._write_pair("mul", self._write_product(wide, like), self._write_product(rows, like))
         above = [a for a, n in self.order.sorted(product) for _ in range(n)]
         below = [a for a, n in self.order.sorted(product) for _ in range(-n)]
         value = self._write_atom(above[0], like) if above else self.b.const("one", 1.0, like.type.dtype)

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from lngen.errors import DerivativeError
-from lngen.ir import OPS, Axis, Builder, Graph, Value, print_eqn
+from lngen.ir import OPS, Axis, Builder, DType, Graph, Value, print_eqn
 from lngen.ir.ops import compute_dtype
-from lngen.passes.edit import downstream, upstream
+from lngen.passes.edit import downstream
+
+NONE: Mapping[str, DType] = MappingProxyType({})
 
 
-def vjp(graph: Graph, wrt: tuple[str, ...], of: tuple[str, ...] | None = None) -> Graph:
+def vjp(
+    graph: Graph, wrt: tuple[str, ...], of: tuple[str, ...] | None = None, stored: Mapping[str, DType] = NONE
+) -> Graph:
     """The graph of d(results)/d(inputs), contracted with a cotangent for each result, its first parameters.
 
     For ``of`` (names of results, by default all) = (y, z) and ``wrt`` = (x, gamma):
@@ -16,9 +23,9 @@ def vjp(graph: Graph, wrt: tuple[str, ...], of: tuple[str, ...] | None = None) -
         graph @f(%x, %gamma) -> (y, z)    becomes    graph @f_bwd(%dy, %dz, %x, %gamma) -> (dx, dgamma)
 
     The forward equations come first, then one derivative row of the op table per equation, in reverse.
-    A cotangent is kept in the compute dtype (f32, or f64 for f64 values) and rounded once, to the dtype
-    of its input, at the end; a cotangent that no path reaches is zeros. Reverse accumulation as in Griewank and
-    Walther, Evaluating Derivatives, 2nd ed., section 3.2. DerivativeError if a name of ``wrt`` or ``of`` does not
+    A cotangent is kept in the compute dtype (f32, or f64 for f64 values) and rounded once, to the dtype of its input or
+    to that in ``stored``, at the end; a cotangent that no path reaches is zeros. Reverse accumulation as in Griewank
+    and Walther, Evaluating Derivatives, 2nd ed., section 3.2. DerivativeError if a name of ``wrt`` or ``of`` does not
     exist, or if no result depends on an input; VerifyError if a value has the name of a cotangent or of a gradient.
     """
     results = graph.results if of is None else tuple(_find(graph, "of", "result", graph.results, n) for n in of)
@@ -37,7 +44,8 @@ def vjp(graph: Graph, wrt: tuple[str, ...], of: tuple[str, ...] | None = None) -
             if arg in wanted and ct is not None:
                 ct = _sum_over(b, ct, tuple(a for a in ct.type.axes if a not in arg.type.axes))
                 cotangents[arg] = b.add("ct", cotangents[arg], ct) if arg in cotangents else ct
-    return b.build(*(_gradient(b, graph, p, cotangents) for p in inputs), stage="vjp")
+    to = {p: stored.get(p.name, p.type.dtype) for p in inputs}
+    return b.build(*(_gradient(b, graph, p, cotangents, to[p]) for p in inputs), stage="vjp")
 
 
 def _check_derivatives(graph: Graph, wanted: set[Value]) -> None:
@@ -64,39 +72,17 @@ def _seed(b: Builder, result: Value) -> Value:
     return seed if to is seed.type.dtype else b.cast(f"{name}32", seed, to=to)
 
 
-def _gradient(b: Builder, graph: Graph, param: Value, cotangents: dict[Value, Value]) -> Value:
+def _gradient(b: Builder, graph: Graph, param: Value, cotangents: dict[Value, Value], to: DType) -> Value:
     if downstream(graph.eqns, [param]).isdisjoint(graph.results):
         raise DerivativeError(f"wrt={param.name}: no result of graph @{graph.name} depends on '{param.name}'.")
     ct = cotangents[param] if param in cotangents else b.const("zero", 0.0, compute_dtype(param.type.dtype))
     for axis in param.type.axes:
         if axis not in ct.type.axes:
             ct = b.expand("ct", ct, axis=axis)
-    return b.cast(b.exactly(f"d{param.name}", f"the gradient of '{param.name}'"), ct, to=param.type.dtype)
+    return b.cast(b.exactly(f"d{param.name}", f"the gradient of '{param.name}'"), ct, to=to)
 
 
 def _sum_over(b: Builder, ct: Value, axes: tuple[Axis, ...]) -> Value:
     for axis in axes:
         ct = b.reduce_sum("ct", ct, axis=axis)
     return ct
-
-
-def save(graph: Graph, names: tuple[str, ...]) -> Graph:
-    """Take the values called ``names`` from the forward run instead of computing them again.
-
-    before:  graph @f_bwd(%dy, %x) ... %rstd = rsqrt %veps ...
-    after:   graph @f_bwd(%dy, %x, %rstd) ...        (what only %rstd needed is gone)
-
-    Values that are not saved are rematerialised: their forward equations are kept. Unused parameters are dropped,
-    except those that alone give the length of an axis.
-    """
-    saved = tuple(e.out for e in graph.eqns if e.out.name in names)
-    eqns = tuple(e for e in graph.eqns if e.out not in saved)
-    live = upstream(eqns, graph.results)
-    params = (*graph.params, *saved)
-    kept = tuple(e for e in eqns if e.out in live)
-    for axis in (a for e in kept for a in (*e.out.type.axes, *([e.axis] if e.op == "size" else []))):
-        having = [p for p in params if axis in p.type.axes]
-        if live.isdisjoint(having):
-            live.update(having[:1])
-    params = tuple(p for p in params if p in live)
-    return Graph(graph.name, params, kept, graph.results)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from lngen.compile import KernelSet
-from lngen.ir import Axis
+from lngen.ir import Axis, Value
 from lngen.ir.numerics import NUMPY_DTYPE, Array
 from lngen.runtime.launch import Launcher, device_arch
 
@@ -56,6 +56,17 @@ def launch_raw(launcher: Launcher, rows: int, inputs: Mapping[str, Any], poison:
     strides = dict.fromkeys(pointers, plan.spec.d)
     launcher(rows, pointers, strides, workspace.data.ptr, cupy.cuda.get_current_stream().ptr)
     return results
+
+
+def host_copy(value: Value, address: int, d: int, device: int) -> Array:
+    """A copy of a contiguous array without rows at ``address`` on ``device``; waits for the GPU."""
+    import cupy
+
+    copy = np.empty(value.type.shape((), d), NUMPY_DTYPE[value.type.dtype])
+    with cupy.cuda.Device(device) as on:
+        on.synchronize()
+        cupy.cuda.runtime.memcpy(copy.ctypes.data, address, copy.nbytes, cupy.cuda.runtime.memcpyDeviceToHost)
+    return copy
 
 
 def raw(a: Array) -> Array:

@@ -134,7 +134,7 @@ class Call:
         """The array of an input; ArrayError if there is none."""
         if array is not None:
             return array
-        optional = name in self.spec.definition.builder(self.spec.options).optional
+        optional = name in self.spec.definition.builder(self.spec.options).declared
         hint = f"; for a norm without it, compile with {name}=False ({name}=no in a spec)" if optional else ""
         raise ArrayError(f"'{self.spec}' expects the input '{name}', which is missing{hint}.")
 

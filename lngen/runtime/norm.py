@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import index
 from pathlib import Path
 from typing import Any, SupportsIndex
+
+import numpy as np
 
 from lngen.compile import KernelSet
 from lngen.devices import DEFAULT_ARCH
@@ -17,9 +19,14 @@ from lngen.graphs import GRAPHS, Definition, GraphBuilder
 from lngen.graphs.source import definition_from, is_source
 from lngen.ir import DType, Graph
 from lngen.lower import Plan
+from lngen.runtime.arrays import library_of
+from lngen.runtime.arrays_np import host_copy
 from lngen.runtime.call import Call
+from lngen.runtime.driver import capture_of
+from lngen.runtime.gradients import Gradients
 from lngen.runtime.lock import Lock, read_lock
-from lngen.spec import Spec, make_spec
+from lngen.runtime.rebuilt import Rebuilt
+from lngen.spec import BACKWARD_KEYS, Spec, make_spec
 
 
 def compile(
@@ -36,7 +43,8 @@ def compile(
     ``graph`` is a name (``layernorm``, ``rmsnorm``), a function that describes a forward graph and gives it its name,
     a Definition, which names any callable, a forward Graph, the name of a file with its text (``my.graph``), or
     ``module:function``. ``dtype`` is f32, or what the graph declares.
-    ``options`` are the spec's keys: weight, out, eps, save, wrt, of, blocks, gamma, beta.
+    ``options`` are the spec's keys: weight, out, eps, save, wrt, of, grad, accumulate, blocks, and those of the graph,
+    such as gamma and beta (``lngen list``).
     ``schedule`` changes the default schedule, per direction: ``{"fwd": "threads=256", "bwd": ""}``.
     ``lock`` is a file that ``lngen tune`` wrote: on a GPU in that file, the schedule tuned for the nearest number of
     rows replaces the default. It changes no bit.
@@ -44,7 +52,7 @@ def compile(
     that cannot be read.
     """
     definition = _definition(graph)
-    backward: dict[str, Any] = {key: options.pop(key) for key in ("wrt", "of", "blocks") if key in options}
+    backward: dict[str, Any] = {key: options.pop(key) for key in BACKWARD_KEYS if key in options}
     keys = {"d": d, **({} if dtype is None else {"dtype": dtype}), **options}
     forward = make_spec(definition, "fwd", keys)
     return Norm(
@@ -139,6 +147,9 @@ class Norm:
         self._backward = Call(backward, self._schedule, lock)
         self._primary = len(forward.definition.outputs(forward.options))
         self._cotangents = tuple(f"d{name}" for name in backward.differentiated)
+        self._gradients = Gradients(backward)
+        self._rebuilt = Rebuilt.of(backward)
+        self._checked: set[tuple[int, ...]] = set()  # addresses of weights on a GPU
         self._backwards = {self._cotangents: self._backward}
         self._making = threading.Lock()
 
@@ -181,15 +192,34 @@ class Norm:
                  strides and element size) if the kernels read each row once, which form=multipass with several [M, D]
                  results, or before column sums, does not. ``saved`` then lacks the overwritten input, and backward
                  refuses if it needs it.
-        Launches on the library's current stream and does not wait. ArrayError for a wrong array.
+        Launches on the library's current stream and does not wait. ArrayError for a wrong array. With ``save=y`` it
+        refuses weights with which y says too little about x: on NumPy arrays in every call; on a GPU in the first call
+        with weights at their addresses, which waits for the GPU, and not while a graph is captured.
         """
         call = self._forward
         arrays = inputs if len(inputs) == len(call.inputs) and not named else call.arrange(inputs, named)
+        if self._rebuilt is not None:
+            self._check_weights(self._rebuilt, arrays)
         results, taken = call(arrays, out)
         saved = Saved(call.names, (*arrays, *results), taken)
         if self._primary == 1:
             return results[0], saved
         return results[: self._primary], saved
+
+    def _check_weights(self, rebuilt: Rebuilt, arrays: Sequence[Any]) -> None:
+        """ArrayError for weights with which backward cannot rebuild its row; see ``forward``."""
+        given = [(v, a) for v, a in zip(self._forward.inputs, arrays, strict=True) if v in rebuilt.weights]
+        if all(isinstance(a, np.ndarray) for _, a in given):
+            rebuilt.check({v.name: a for v, a in given})
+            return
+        library = library_of(given[0][1], given[0][0].name)
+        addresses, layouts = library.describe([library.view(a, written=False) for _, a in given])
+        key, device = tuple(addresses), layouts[0][3]
+        if key in self._checked or capture_of(library.stream(device)):
+            return
+        copies = {v.name: host_copy(v, at, self._forward.spec.d, device) for (v, _), at in zip(given, key, strict=True)}
+        rebuilt.check(copies)
+        self._checked.add(key)
 
     def backward(self, dy: Any, saved: Saved, *, out: Any = None) -> tuple[Any, ...]:
         """Gradients of the inputs in the graph's order: ``dx, dgamma, dbeta = norm.backward(dy, saved)``.
@@ -197,8 +227,10 @@ class Norm:
         dy has the shape and dtype of y. A graph of several outputs takes a tuple, a cotangent for each output that is
         differentiated (the spec's ``of``) in the graph's order: ``norm.backward((dy, dh), saved)``. None means zeros;
         kernels without the work for it are compiled when it is first None. ``out``: a tuple of arrays to write instead
-        of new ones, as in forward; dx may be exactly dy or x. ArrayError for a wrong array, or for more or fewer
-        cotangents.
+        of new ones, as in forward; dx may be exactly dy or x. Gradients that are the same value (those of x and of a
+        residual of its dtype) are one array, returned twice; ``out`` has None for the second. Those of the spec's
+        ``accumulate`` are added to the arrays in ``out``, which it must have. ArrayError for a wrong array, or for more
+        or fewer cotangents.
         """
         if not isinstance(saved, Saved):
             raise ArrayError(f"saved is expected to be what forward returned beside y, got {type(saved).__name__}.")
@@ -210,9 +242,16 @@ class Norm:
             )
         cotangents = {name: ct for name, ct in zip(self._cotangents, given, strict=True) if ct is not None}
         call = self._backwards.get(tuple(cotangents)) or self._backward_of(tuple(cotangents))
-        arrays = [cotangents[v.name] if v.name in cotangents else saved[v.name] for v in call.inputs]
-        results, taken = call(arrays, out)
-        saved.overwritten += taken
+        if self._gradients.plain:
+            arrays = [cotangents[v.name] if v.name in cotangents else saved[v.name] for v in call.inputs]
+            results, taken = call(arrays, out)
+        else:
+            stored, targets = self._gradients.stored(call.graph, out)
+            known = cotangents | targets
+            arrays = [known[v.name] if v.name in known else saved[v.name] for v in call.inputs]
+            results, taken = call(arrays, stored)
+            results = self._gradients.returned(call.graph, results)
+        saved.overwritten += tuple(n for n in taken if n in saved.names)
         return results
 
     def _backward_of(self, cotangents: tuple[str, ...]) -> Call:

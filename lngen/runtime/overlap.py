@@ -11,6 +11,7 @@ import numpy as np
 from lngen.errors import ArrayError
 from lngen.ir import WIDE, Value
 from lngen.ir.numerics import Array
+from lngen.passes import accumulated
 
 # Two arrays of a call by number, the first one written, and the differences between the first and the second address,
 # in bytes, between which, both excluded, the arrays may overlap.
@@ -65,7 +66,8 @@ def replaced(values: Sequence[Value], arrays: Sequence[Array | None], inputs: in
     """Names of the inputs that a result overwrites exactly; ArrayError for a result that shares memory otherwise.
 
     The first ``inputs`` values are the inputs; a result that is None is a new array. ``again`` is the part of a
-    schedule that reads inputs after results are stored: then a result may not overwrite an input.
+    schedule that reads inputs after results are stored: then a result may not overwrite an input. A result that is
+    added to an input may overwrite that input, which is not among the names.
     """
     found = []
     for i, result in enumerate(arrays[inputs:], inputs):
@@ -77,6 +79,9 @@ def replaced(values: Sequence[Value], arrays: Sequence[Array | None], inputs: in
                 raise ArrayError(
                     f"'{what}' and '{with_what}' are both written to, but share memory; pass one array each."
                 )
+            added = with_what == accumulated(what)
+            if added and _same_place(result, other):
+                continue
             if not (values[i].type.axes == values[j].type.axes == WIDE and _same_place(result, other)):
                 raise ArrayError(
                     f"'{what}' is written to, but shares memory with '{with_what}'; pass an array of its own, or "

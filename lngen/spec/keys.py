@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any, NoReturn
 
 from lngen.errors import SpecError
+from lngen.graphs.options import Chosen, Option
 from lngen.ir import DType
 from lngen.numbers import whole
 
@@ -32,15 +33,17 @@ def dtype_of(text: str, key: str, value: Any) -> DType:
         wrong(text, key, value, [t.value for t in DType])
 
 
-def flag(text: str, key: str, value: Any) -> bool:
-    """True for yes, False for no."""
-    if isinstance(value, bool):
-        return value
+def option_value(text: str, key: str, option: Option, value: Any) -> Chosen:
+    """The value of an option of the graph: True for yes and False for no, a number, or a word."""
+    found = option.read(value)
+    if found is not None:
+        return found
     if value is None:
-        raise SpecError(f"spec '{text}': '{key}' is expected to be yes or no, got None; {key}=no leaves it out.")
-    if not isinstance(value, str) or value not in ("yes", "no"):
-        wrong(text, key, value, ("yes", "no"))
-    return value == "yes"
+        hint = f"; {key}=no leaves it out" if isinstance(option.default, bool) else ""
+        raise SpecError(f"spec '{text}': '{key}' is expected to be {option.values}, got None{hint}.")
+    if isinstance(option.default, bool) or option.choices:
+        wrong(text, key, value, option.choices or ("yes", "no"))
+    raise SpecError(f"spec '{text}': '{key}' is expected to be a number, got '{short(value)}'.")
 
 
 def whole_number(text: str, key: str, value: object, most: int) -> int:

@@ -1,0 +1,167 @@
+"""What backward takes from forward instead of computing it: values as they are, and results in place of inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from lngen.errors import SpecError
+from lngen.ir import WIDE, Builder, D, Eqn, Graph, Value, print_eqn
+from lngen.passes.edit import extract, upstream
+
+
+def save(graph: Graph, forward: Graph, names: tuple[str, ...]) -> Graph:
+    """Take the values called ``names`` from the forward run instead of computing them again.
+
+    before:  graph @f_bwd(%dy, %x) ... %rstd = rsqrt %veps ...
+    after:   graph @f_bwd(%dy, %x, %rstd) ...        (what only %rstd needed is gone)
+
+    A result of ``forward`` that is saved stands for what it was rounded from:
+
+    before:  graph @f_bwd(%dy, %x, %residual) ... %sum = add %x32, %residual32 ...
+    after:   graph @f_bwd(%dy, %h) ... %sum = cast %h {to=f32} ...
+
+    Where backward needs an input of the rows nevertheless, sums and products with weights and statistics are undone:
+
+    before:  graph @f_bwd(%dy, %x, %rstd, ...) ... %xhat = mul %xc, %rstd ...
+    after:   graph @f_bwd(%dy, %y, %rstd, ...) ... %scaled = sub %y32, %beta32; %xhat = div %scaled, %gamma_divisor ...
+
+    Where a weight is 0, the quotient is 0 (the divisor is 1): a clamp for the division alone, so that the products with
+    the weight stay right. The error of the quotient is that of the rounded result over the weight (lngen/docs/family.md
+    has the bound). Values that are not saved are rematerialised: their forward equations are kept. Unused parameters
+    are dropped, except those that alone give the length of an axis. SpecError if a result is saved but inputs of the
+    rows are needed nevertheless.
+    """
+    run = _Save(graph, forward, tuple(v for v in forward.values().values() if v.name in names))
+    for value in run.saved:
+        if value in forward.results and D in value.type.axes:
+            run.stand_in(value)
+    return run.graph()
+
+
+def rebuilt(graph: Graph, forward: Graph) -> Graph | None:
+    """From a backward after ``save``, the graph of the value that a saved result stands in for through weights.
+
+    Its parameters are the result, weights and statistics; None if no result has to be divided by or freed of them.
+    """
+    before = forward.producers()
+    undone = [e for e in graph.eqns if e.out in before and before[e.out] != e and D in e.out.type.axes]
+    if all(e.op == "cast" for e in undone):
+        return None
+    return extract(graph, f"{forward.name.removesuffix('_fwd')}_rebuilt", graph.params, (undone[-1].out,))
+
+
+class _Save:
+    """One run; ``eqns`` are the definitions of all values that backward may compute, and change as results stand in."""
+
+    def __init__(self, graph: Graph, forward: Graph, saved: tuple[Value, ...]) -> None:
+        self.before, self.saved = graph, saved
+        self.eqns = {**forward.producers(), **graph.producers()}
+        self.forward = forward.producers()
+        self.inputs = tuple(p for p in forward.params if p.type.axes == WIDE)
+        for value in saved:
+            self.eqns.pop(value, None)
+
+    def graph(self) -> Graph:
+        """The graph with these definitions, in the former order where there was one."""
+        done: dict[Value, Eqn] = {}
+
+        def define(value: Value) -> None:
+            if value in self.eqns and value not in done:
+                for arg in self.eqns[value].args:
+                    define(arg)
+                done[value] = self.eqns[value]
+
+        live = self._live()
+        for eqn in self.before.eqns:
+            if eqn.out in live:
+                define(eqn.out)
+        kept = tuple(done.values())
+        params = (*self.before.params, *(v for v in self.saved if v not in self.before.params))
+        for axis in (a for e in kept for a in (*e.out.type.axes, *([e.axis] if e.op == "size" else []))):
+            having = [p for p in params if axis in p.type.axes]
+            if live.isdisjoint(having):
+                live.update(having[:1])
+        return replace(self.before, params=tuple(p for p in params if p in live), eqns=kept)
+
+    def _live(self) -> set[Value]:
+        return self._needed(self.before.results)
+
+    def _needed(self, values: Iterable[Value]) -> set[Value]:
+        """The values and all that they are computed from."""
+        found: set[Value] = set()
+        waiting = list(values)
+        while waiting:
+            value = waiting.pop()
+            if value not in found:
+                found.add(value)
+                waiting += self.eqns[value].args if value in self.eqns else ()
+        return found
+
+    def stand_in(self, result: Value) -> None:
+        """Compute from ``result`` what backward needs, as far back as it takes to need no input of the rows."""
+        replaced = {p for p in self.inputs if p in upstream(self.forward.values(), [result])}
+        if self._live().isdisjoint(replaced):
+            return
+        value, eqn = result, self.forward[result]
+        while True:
+            inverse = self._inverse(eqn, value, replaced)
+            if inverse is None:
+                raise SpecError(self._why(result, eqn, replaced))
+            value = inverse
+            if self._live().isdisjoint(replaced):
+                return
+            if value not in self.forward:
+                raise SpecError(self._why(result, eqn, replaced))
+            eqn = self.forward[value]
+
+    def _why(self, result: Value, eqn: Eqn, replaced: set[Value]) -> str:
+        needed = ", ".join(f"'{p.name}'" for p in self.inputs if p in replaced & self._live())
+        return (
+            f"save={result.name}: '{result.name}' cannot stand for {needed}, which backward needs: this equation "
+            f"cannot be undone with weights and saved statistics alone; save other results.\n    {print_eqn(eqn)}"
+        )
+
+    def _inverse(self, eqn: Eqn, value: Value, replaced: set[Value]) -> Value | None:
+        """Redefine an operand of ``eqn`` by ``value``, its result; the operand, or None if there is no such inverse."""
+        if eqn.op == "cast":
+            (operand,) = eqn.args
+            self.eqns[operand] = Eqn(operand, "cast", (value,), (("to", operand.type.dtype),))
+            return operand
+        if eqn.op == "neg":
+            self.eqns[eqn.args[0]] = Eqn(eqn.args[0], "neg", (value,))
+            return eqn.args[0]
+        if eqn.op not in ("add", "sub", "mul", "div"):
+            return None
+        for place, operand in enumerate(eqn.args):
+            other = eqn.args[1 - place]
+            if operand.type == value.type and self._needed([other]).isdisjoint((*self.inputs, operand)):
+                self._undo(eqn.op, place, operand, other, value)
+                return operand
+        return None
+
+    def _undo(self, op: str, place: int, operand: Value, other: Value, value: Value) -> None:
+        """``operand`` such that ``op`` with ``other`` gives ``value``; it is the operand number ``place``."""
+        first = place == 0
+        match op:
+            case "add":
+                self.eqns[operand] = Eqn(operand, "sub", (value, other))
+            case "sub":
+                self.eqns[operand] = Eqn(
+                    operand, "add" if first else "sub", (value, other) if first else (other, value)
+                )
+            case "mul":
+                self.eqns[operand] = Eqn(operand, "div", (value, self._divisor(other)))
+            case "div":
+                args = (value, other) if first else (other, value)
+                self.eqns[operand] = Eqn(operand, "mul" if first else "div", args)
+
+    def _divisor(self, factor: Value) -> Value:
+        """The factor, and 1 where a weight is 0: there the product is 0, and so is its quotient by 1."""
+        if D not in factor.type.axes:
+            return factor
+        b = Builder(self.before.name, taken=(*self.before.values(), *(v.name for v in self.eqns)))
+        zero, one = b.const("zero", 0.0, factor.type.dtype), b.const("one", 1.0, factor.type.dtype)
+        found = b.add(f"{factor.name}_divisor", factor, b.select_eq(f"{factor.name}_zero", factor, zero, one))
+        self.eqns |= {e.out: e for e in b.eqns}
+        return found

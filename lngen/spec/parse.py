@@ -1,0 +1,160 @@
+"""The one grammar of specs, ``GRAPH.fwd|bwd:key=value,...``: from text, or from values of keys, to a Spec."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from lngen.errors import SpecError
+from lngen.graphs import GRAPHS, Definition, Options
+from lngen.graphs.options import Option
+from lngen.graphs.source import definition_from, split
+from lngen.ir import ORDERS, DType
+from lngen.numbers import decimal
+from lngen.spec.keys import dtype_of, option_value, short, some_of, whole_number, wrong
+from lngen.spec.spec import Spec
+
+MAX_D = 2**30
+MAX_BLOCKS = 4096
+DIRECTIONS = ("fwd", "bwd")
+SAVES = ("stats", "none")  # or names of results
+# The keys of specs, and further arguments of compile.
+KEYS = (
+    "d", "dtype", "weight", "out", "eps", "save", "wrt", "of", "grad", "accumulate", "blocks", "order",
+    "graph", "schedule", "lock",
+)  # fmt: skip
+BACKWARD_KEYS = ("wrt", "of", "grad", "accumulate", "blocks")
+
+
+def parse_spec(text: str, graphs: Mapping[str, Definition] | None = None) -> Spec:
+    """The spec in ``text``; SpecError says what is wrong and names the nearest right word.
+
+    ``graphs``: those that a name may mean, by default lngen's. The digest of a program's graph may be omitted. A graph
+    may be in a file, ``my.graph.fwd:d=4096``, or in a module, ``module:function.fwd:d=4096``.
+    """
+    if source := split(text):
+        graph_name, direction, tail = source
+        definition = definition_from(graph_name)
+    else:
+        head, _, tail = text.partition(":")
+        graph_name, _, direction = head.partition(".")
+        definition = _definition(text, graph_name, GRAPHS if graphs is None else graphs)
+    if direction not in DIRECTIONS:
+        wrong(text, "direction", direction, DIRECTIONS)
+    options = {}
+    for part in filter(None, tail.split(",")):
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise SpecError(f"spec '{text}': expected 'key=value', got '{part}'.")
+        if key in options:
+            raise SpecError(f"spec '{text}': '{key}' is given twice.")
+        options[key] = value
+    spec = make_spec(definition, direction, options, text)
+    if not source and "@" in graph_name and graph_name != spec.graph_name:
+        name = definition.name
+        raise SpecError(f"spec '{text}': '{name}' is {spec.graph_name} here, not {graph_name}; use that graph.")
+    return spec
+
+
+def _definition(text: str, graph_name: str, graphs: Mapping[str, Definition]) -> Definition:
+    """The definition of a name, with or without a digest."""
+    name, at, _ = graph_name.partition("@")
+    if at and name not in graphs:
+        raise SpecError(
+            f"spec '{text}': '{graph_name}' is a graph that a program defines, which lngen does not know; use "
+            "lngen.compile in that program."
+        )
+    if name not in graphs:
+        wrong(text, "graph", name, list(graphs))
+    return graphs[name]
+
+
+def make_spec(definition: Definition, direction: str, options: dict[str, Any], text: str = "") -> Spec:
+    """A spec from a definition and the grammar's keys, with values as text or Python objects."""
+    text = text or f"{definition.name}.{direction}:{','.join(f'{k}={short(v)}' for k, v in options.items())}"
+    declared = _declared_options(definition)
+    known = ["d", "dtype", "weight", "out", "eps", "save", "order", *declared] + (
+        [*BACKWARD_KEYS] if direction == "bwd" else []
+    )
+    for key in options:
+        if key not in known:
+            wrong(text, "key", key, known)
+    if "d" not in options:
+        raise SpecError(f"spec '{text}': 'd', the number of features per row, is missing; add for example d=4096.")
+    dtype, weight, out = _dtypes(definition, options, text)
+    chosen = tuple(
+        (name, value)
+        for name, option in declared.items()
+        if (value := option_value(text, name, option, options.get(name, option.default))) != option.default
+    )
+    order = str(options.get("order", ORDERS[0]))
+    if order not in ORDERS:
+        wrong(text, "order", order, ORDERS)
+    eps = decimal(options.get("eps", 1e-5), 0, 1)
+    if eps is None or eps == 1:
+        raise SpecError(f"spec '{text}': 'eps' is expected to be a number from 0 to 1, got '{short(options['eps'])}'.")
+    d = whole_number(text, "d", options["d"], MAX_D)
+    blocks = options.get("blocks")
+    if blocks is not None:
+        blocks = whole_number(text, "blocks", blocks, MAX_BLOCKS)
+    spec = Spec(definition, direction, d, dtype, weight, out, eps, chosen, blocks=blocks, order=order)
+    spec = replace(spec, save=_save(text, options.get("save", "stats"), spec))
+    return _backward_keys(text, spec, options) if direction == "bwd" else spec
+
+
+def _save(text: str, value: Any, spec: Spec) -> str:
+    """What forward saves: ``stats``, ``none``, or names of results in their order."""
+    if value in SAVES:
+        return str(value)
+    outputs, statistics = spec.definition.outputs(spec.options), spec.definition.statistics(spec.options)
+    known = [*outputs, *statistics]
+    named = str(value).split("+")
+    for name in named:
+        if name not in known:
+            wrong(text, "save", name, [*SAVES, *known])
+    found = "+".join(name for name in known if name in named)
+    by_default = spec.definition.saved(spec.options)
+    return "stats" if spec.definition.saved(replace(spec.options, save=found)) == by_default else found
+
+
+def _backward_keys(text: str, spec: Spec, options: dict[str, Any]) -> Spec:
+    """The spec with the keys of a backward."""
+    given, outputs = [p.name for p in spec.forward().params], list(spec.definition.outputs(spec.options))
+    results = [r.name for r in spec.forward().results]
+    wrt = some_of(text, "wrt", options.get("wrt"), given)
+    of = some_of(text, "of", options.get("of", outputs), results)
+    of = None if list(of or results) == outputs else of or tuple(results)
+    grad = dtype_of(text, "grad", options["grad"]) if options.get("grad") is not None else None
+    accumulate: tuple[str, ...] = ()
+    if options.get("accumulate") is not None:
+        differentiated = list(wrt or given)
+        accumulate = some_of(text, "accumulate", options["accumulate"], differentiated) or tuple(differentiated)
+    return replace(spec, wrt=wrt, of=of, grad=grad, accumulate=accumulate)
+
+
+def _dtypes(definition: Definition, options: dict[str, Any], text: str) -> tuple[DType, DType, DType]:
+    """dtype, weight and out: those of the keys, or those that the graph declares."""
+    declared = definition.declared
+    dtype = dtype_of(text, "dtype", options.get("dtype", declared[0] if declared else "f32"))
+    weight = dtype_of(text, "weight", options.get("weight", declared[1] if declared else dtype))
+    out = dtype_of(text, "out", options.get("out", declared[2] if declared else dtype))
+    if declared and (declared != (dtype, weight, out) or "eps" in options):
+        keys = ", ".join(f"{key}={value}" for key, value in zip(("dtype", "weight", "out"), declared, strict=True))
+        raise SpecError(
+            f"spec '{text}': graph '{definition.name}' is given with its dtypes and constants ({keys}); leave the keys "
+            "dtype, weight, out and eps away, or change the graph."
+        )
+    return dtype, weight, out
+
+
+def _declared_options(definition: Definition) -> dict[str, Option]:
+    """The keys that the description declares, with the default options; SpecError for one that every graph has."""
+    declared = definition.builder(Options(*definition.declared or (DType.F32,) * 3)).declared
+    for name in declared:
+        if name in KEYS:
+            raise SpecError(
+                f"graph '{definition.name}' has an option called '{name}', which is expected to be none of "
+                f"{', '.join(KEYS)}: these are options of every graph; choose another name."
+            )
+    return declared

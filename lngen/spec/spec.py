@@ -1,0 +1,175 @@
+"""Spec: what a kernel is specialised on, and its text.
+
+A graph that a program defines is written with a digest, ``NAME@DIGEST.fwd|bwd:...``: equal specs are equal kernels.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from lngen import passes
+from lngen.graphs import GRAPHS, Definition, Options
+from lngen.graphs.options import Chosen
+from lngen.ir import ORDERS, DType, Graph, M
+from lngen.ir.ops import compute_dtype
+from lngen.spec.words import number_word, text_of, value_word, word
+
+DIGEST = 8
+LONGEST_SLUG = 128  # a file name is a spec's slug, a schedule's, an arch and an ending, in 255 bytes
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A graph, its direction and all that its kernels are specialised on.
+
+    ``chosen`` holds the graph's options whose value differs from the default, ``wrt`` the inputs by which a backward
+    differentiates, ``of`` the results it has cotangents of (None: all outputs), ``grad`` the dtype of the gradients of
+    inputs without rows (None: each input's own), ``accumulate`` the inputs whose gradient is added to an array,
+    ``blocks`` the number of blocks that share the rows of its column sums (None: a number that is the same on every
+    GPU). ``order`` is the version of the rule that orders the sums.
+    """
+
+    definition: Definition
+    direction: str
+    d: int
+    dtype: DType
+    weight: DType
+    out: DType
+    eps: float = 1e-5
+    chosen: tuple[tuple[str, Chosen], ...] = ()
+    wrt: tuple[str, ...] | None = None
+    save: str = "stats"
+    blocks: int | None = None
+    of: tuple[str, ...] | None = None
+    order: str = ORDERS[0]
+    grad: DType | None = None
+    accumulate: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        keys = [f"d={self.d}", f"dtype={self.dtype}"]
+        keys += [f"weight={self.weight}"] if self.weight is not self.dtype else []
+        keys += [f"out={self.out}"] if self.out is not self.dtype else []
+        keys += [f"{name}={text_of(value)}" for name, value in self.chosen]
+        keys += [f"eps={self.eps!r}"] if self.eps != 1e-5 else []
+        keys += [f"save={self.save}"] if self.save != "stats" else []
+        keys += [f"wrt={'+'.join(self.wrt)}"] if self.wrt is not None else []
+        keys += [f"of={'+'.join(self.of)}"] if self.of is not None else []
+        keys += [f"grad={self.grad}"] if self.grad is not None else []
+        keys += [f"accumulate={'+'.join(self.accumulate)}"] if self.accumulate else []
+        keys += [f"blocks={self.blocks}"] if self.blocks is not None else []
+        keys += [f"order={self.order}"] if self.order != ORDERS[0] else []
+        return f"{self.graph_name}.{self.direction}:{','.join(keys)}"
+
+    @property
+    def builtin(self) -> bool:
+        """True for one of lngen's graphs; another graph of the same name is not one."""
+        return GRAPHS.get(self.definition.name) == self.definition
+
+    @cached_property
+    def digest(self) -> str:
+        """Distinguishes graphs of one name: the first hex digits of the SHA-256 of the forward graph, over any D."""
+        saved = ", ".join(self.definition.saved(self.options))
+        return hashlib.sha256(f"{self.forward()}saved: {saved}\n".encode()).hexdigest()[:DIGEST]
+
+    @property
+    def graph_name(self) -> str:
+        """``layernorm``; the name of a graph that a program defines has its digest: ``add_rmsnorm@1a2b3c4d``."""
+        return self.definition.name if self.builtin else f"{self.definition.name}@{self.digest}"
+
+    @property
+    def slug(self) -> str:
+        """The spec as a C identifier and a file's name: ``layernorm_fwd__bf16_d4096``.
+
+        Lower case, ``LONGEST_SLUG`` characters at most, no two underscores in a row but those before the options.
+        Specs that differ have different slugs; options that take too many characters are replaced by a hash.
+        """
+        head, options = f"{self.graph_name.replace('@', '_')}_{self.direction}", "_".join(self._slug_words())
+        if len(f"{head}__{options}") > LONGEST_SLUG:
+            options = hashlib.sha256(options.encode()).hexdigest()[:32]
+        return f"{head}__{options}"
+
+    def _slug_words(self) -> list[str]:
+        words = [str(self.dtype), f"d{self.d}"]
+        words += [f"w{self.weight}"] if self.weight is not self.dtype else []
+        words += [f"out{self.out}"] if self.out is not self.dtype else []
+        words += [f"{'' if on else 'no'}{word(name)}" for name, on in self.chosen if isinstance(on, bool)]
+        words += [f"eps{number_word(self.eps)}"] if self.eps != 1e-5 else []
+        if self.save == "none":
+            words += ["savenone"]
+        elif self.save != "stats":
+            words += ["saved", *map(word, self.save.split("+"))]
+        words += ["wrt", *map(word, self.wrt)] if self.wrt is not None else []
+        words += ["of", *map(word, self.of)] if self.of is not None else []
+        words += [f"grad{self.grad}"] if self.grad is not None else []
+        words += ["acc", *map(word, self.accumulate)] if self.accumulate else []
+        words += [f"blocks{self.blocks}"] if self.blocks is not None else []
+        words += [f"order{self.order}"] if self.order != ORDERS[0] else []
+        others = [(name, value) for name, value in self.chosen if not isinstance(value, bool)]
+        words += ["set", *(w for name, value in others for w in (word(name), value_word(value)))] if others else []
+        return words
+
+    @property
+    def options(self) -> Options:
+        """The options of the graph's description."""
+        return Options(self.dtype, self.weight, self.out, self.eps, self.chosen, self.save)
+
+    def forward(self) -> Graph:
+        """The forward graph, over any D."""
+        return self._forward
+
+    @cached_property
+    def _forward(self) -> Graph:
+        return self.definition.forward(self.options)
+
+    @property
+    def differentiated(self) -> tuple[str, ...]:
+        """Names of the results of which a backward has cotangents."""
+        return self.definition.outputs(self.options) if self.of is None else self.of
+
+    @property
+    def differentiates(self) -> tuple[str, ...]:
+        """Names of the inputs whose gradients a backward returns, in the graph's order."""
+        return tuple(p.name for p in self.forward().params) if self.wrt is None else self.wrt
+
+    def trace(self) -> Mapping[str, Graph]:
+        """The graph after every pass, by the name of the pass; the last one fixes every bit."""
+        return self._trace
+
+    @cached_property
+    def _trace(self) -> passes.Trace:
+        trace: passes.Trace = {"build": self.forward()}
+        if self.direction == "fwd":
+            passes.finish(trace["build"], self.d, trace, self.blocks, self.order)
+            return trace
+        saved, of = self.definition.saved(self.options), self.differentiated
+        graph = passes.backward(trace["build"], self.differentiates, saved, of, trace, self._gradient_dtypes())
+        if self.accumulate:
+            trace["accumulate"] = graph = passes.accumulate(graph, tuple(f"d{name}" for name in self.accumulate))
+        trace["share"] = passes.share_results(passes.finish(graph, self.d, trace, self.blocks, self.order))
+        return trace
+
+    def _gradient_dtypes(self) -> dict[str, DType]:
+        """The dtypes of gradients that differ from those of their inputs."""
+        stored = self.definition.gradients(self.options)
+        for p in self.forward().params:
+            if p.name in self.accumulate:
+                stored[p.name] = compute_dtype(p.type.dtype)
+            elif self.grad is not None and M not in p.type.axes:
+                stored.setdefault(p.name, self.grad)
+        return stored
+
+    def graph(self) -> Graph:
+        """The graph whose interpretation defines the kernel's results."""
+        return list(self.trace().values())[-1]
+
+    def with_direction(self, direction: str) -> Spec:
+        """The same spec in that direction."""
+        return self if direction == self.direction else self._turned
+
+    @cached_property
+    def _turned(self) -> Spec:
+        turned = replace(self, wrt=None, of=None, blocks=None, grad=None, accumulate=())  # which are of backward alone
+        return replace(turned, direction="bwd" if self.direction == "fwd" else "fwd")
