@@ -6,6 +6,7 @@ compile for later runs: a key of the cache holds all that an entry depends on, s
 
 import os
 import signal
+import sys
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -65,6 +66,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from xdist.scheduler import WorkStealingScheduling
 
     return WorkStealingScheduling(config, log) if config.option.dist == "load" else None
+
+
+@pytest.fixture(autouse=True)
+def forgotten_modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What a test imports from its temporary folder is forgotten: a later module of that name would not be imported."""
+    yield
+    folder = f"{tmp_path_factory.getbasetemp()}{os.sep}"
+    files = {name: getattr(module, "__dict__", {}).get("__file__") for name, module in [*sys.modules.items()]}
+    for name in [name for name, file in files.items() if file and file.startswith(folder)]:
+        del sys.modules[name]
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -55,7 +55,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "layernorm@2.graph").write_text(built("rmsnorm.fwd:d=37"))
     (tmp_path / "its_norms.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delitem(sys.modules, "its_norms", raising=False)
     return tmp_path
 
 

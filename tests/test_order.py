@@ -118,7 +118,5 @@ def test_a_rule_with_a_wrong_number_is_refused(
     assert text.count(old) == 1
     (tmp_path / "order_v1.toml").write_text(text.replace(old, new))
     monkeypatch.setattr(rule, "files", lambda package: tmp_path)
-    rule.rule_of.cache_clear()
     with pytest.raises(ValueError, match="is expected to have a whole number"):
-        rule.rule_of("v1")
-    rule.rule_of.cache_clear()
+        rule.rule_of.__wrapped__("v1")  # not what an earlier test read, and nothing that a later one finds

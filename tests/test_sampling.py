@@ -82,6 +82,25 @@ def test_a_plain_run_takes_the_sample_and_others_what_fits(pytester: pytest.Pyte
     pytester.runpytest("test_it.py::test_mutant[n0]", "test_it.py::test_mutant[n1]").assert_outcomes(passed=2)
 
 
+SAME = """
+import pytest
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_it(n, tmp_path, monkeypatch):
+    (tmp_path / "same.py").write_text(f"number = {n}")
+    monkeypatch.syspath_prepend(tmp_path)
+    import same
+    assert same.number == n
+"""
+
+
+def test_modules_of_one_name_in_two_tests_are_two(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest((sampling.ROOT / "tests" / "conftest.py").read_text(encoding="utf-8"))
+    pytester.makeini("[pytest]\nmarkers = full: as in this project")
+    pytester.makepyfile(SAME)
+    pytester.runpytest().assert_outcomes(passed=2)
+
+
 TWO = """
 import os, time
 import pytest

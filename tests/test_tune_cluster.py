@@ -77,19 +77,21 @@ def test_specs_are_tuned_on_a_cluster_one_per_gpu(
     log = tmp_path / "log"
     say = json.dumps({"log": str(log), "pause": 0.05, "crash": [0]})
 
-    def prepare(say: str, path: list[str]) -> None:
+    def prepare(say: str, path: list[str], temporary: str) -> None:
         import os
         import sys
+        import tempfile
 
         import lngen.tune.job
 
         os.environ["FAKE_TUNE"] = say
         sys.path[:] = path
+        tempfile.tempdir = temporary  # leases of their own, so that tests side by side do not wait for each other
         lngen.tune.job.visible_devices = lambda: ("4", "9")  # type: ignore[attr-defined]
 
     with cluster.get_client() as client:
-        client.run(prepare, say, sys.path)
-    args = ["tune", SPEC, "--rows", "1,2,3,4", "--trials", "6", "--database", "t.jsonl", "--json"]
+        client.run(prepare, say, sys.path, str(tmp_path))
+    args = ["tune", SPEC, "--rows", "1,2,3,4", "--trials", "6", "--budget", "5m", "--database", "t.jsonl", "--json"]
     done = CliRunner().invoke(cli, [*args, "--dask", cluster.scheduler_address])
     assert done.exit_code == 0, done.output
     tuned = json.loads(done.stdout)["tuned"]
