@@ -9,6 +9,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -73,9 +74,11 @@ def forgotten_modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
     """What a test imports from its temporary folder is forgotten: a later module of that name would not be imported."""
     yield
     folder = f"{tmp_path_factory.getbasetemp()}{os.sep}"
-    files = {name: getattr(module, "__dict__", {}).get("__file__") for name, module in [*sys.modules.items()]}
-    for name in [name for name, file in files.items() if file and file.startswith(folder)]:
-        del sys.modules[name]
+    modules = [(name, module) for name, module in sys.modules.items() if isinstance(module, ModuleType)]
+    for name, module in modules:
+        own = object.__getattribute__(module, "__dict__")  # without the import of a module that is loaded on first use
+        if str(own.get("__file__")).startswith(folder):
+            del sys.modules[name]
 
 
 @pytest.fixture(autouse=True, scope="session")
