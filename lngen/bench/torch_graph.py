@@ -1,0 +1,186 @@
+"""A forward graph as a function of PyTorch tensors, which autograd differentiates and torch.compile compiles.
+
+Each op is one row of ``MEANINGS``, written as a user of PyTorch writes it; autograd, not lngen, derives the backward.
+So a graph of one's own has PyTorch as a peer, and a test has an oracle for every graph: with ``wide``, the arithmetic
+is in float64 and no cast rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from lngen.errors import LngenError
+from lngen.ir import WIDE, Axis, DType, Eqn, Graph, M, Value
+from lngen.runtime.arrays import torch_dtypes
+
+Tensor = Any
+"""A tensor over [M, D], of size 1 along every axis that its value lacks; a constant is a Python number."""
+Function = Callable[..., tuple[Tensor, ...]]
+
+
+@dataclass(frozen=True)
+class Call:
+    """What the meanings of a call share: PyTorch, the lengths of the axes, the dtype of each lngen dtype."""
+
+    torch: ModuleType
+    size: Mapping[Axis, int]
+    dtypes: Mapping[DType, Any]
+    like: Tensor
+
+    def tensor(self, x: Tensor, eqn: Eqn) -> Tensor:
+        """``x`` as a tensor of the equation's dtype, also if it is a constant."""
+        if isinstance(x, self.torch.Tensor):
+            return x
+        return self.torch.full((1, 1), x, dtype=self.dtypes[eqn.out.type.dtype], device=self.like.device)
+
+
+Meaning = Callable[[Call, Eqn, tuple[Tensor, ...]], Tensor]
+
+
+def torch_function(graph: Graph, *, wide: bool = False) -> Function:
+    """``graph`` as a function of its parameters, in their order and with the shapes of their types.
+
+    The graph is a forward graph as described, before any pass. The function returns the results in order, in the shapes
+    of their types and in the dtypes of the graph: a cast is ``Tensor.to``. With ``wide`` the parameters are float64, no
+    cast rounds and no constant is rounded. LngenError for an op that no forward graph has.
+    """
+    for eqn in graph.eqns:
+        if eqn.op not in MEANINGS:
+            raise LngenError(
+                f"graph @{graph.name}: the op '{eqn.op}' of '{eqn.out}' has no meaning in PyTorch; a forward graph "
+                "before any pass is expected, and for a new op a row in lngen/bench/torch_graph.py."
+            )
+
+    def function(*inputs: Tensor) -> tuple[Tensor, ...]:
+        return _run(graph, inputs, wide)
+
+    return function
+
+
+def _run(graph: Graph, inputs: Sequence[Tensor], wide: bool) -> tuple[Tensor, ...]:
+    import torch
+
+    size: dict[Axis, int] = {}
+    for param, tensor in zip(graph.params, inputs, strict=True):
+        size |= dict(zip(param.type.axes, tensor.shape, strict=True))
+    dtypes = dict.fromkeys(DType, torch.float64) if wide else torch_dtypes()
+    call = Call(torch, size, dtypes, inputs[0])
+    values = {p: t.reshape(_spread(p, size)) for p, t in zip(graph.params, inputs, strict=True)}
+    for eqn in graph.eqns:
+        values[eqn.out] = MEANINGS[eqn.op](call, eqn, tuple(values[a] for a in eqn.args))
+    return tuple(_gather(call, graph, r, values[r]) for r in graph.results)
+
+
+def _spread(value: Value, size: Mapping[Axis, int]) -> tuple[int, ...]:
+    """The shape over [M, D], of size 1 along the axes that the value lacks."""
+    return tuple(size[axis] if axis in value.type.axes else 1 for axis in WIDE)
+
+
+def _gather(call: Call, graph: Graph, value: Value, x: Tensor) -> Tensor:
+    """A result in the shape of its type."""
+    if not isinstance(x, call.torch.Tensor):
+        x = call.tensor(x, graph.producers()[value])
+    return x.reshape(tuple(call.size[axis] for axis in value.type.axes))
+
+
+# ---- meanings that are more than one call ----
+
+
+def _unary(function: Callable[[ModuleType], Callable[[Tensor], Tensor]]) -> Meaning:
+    """The meaning of an op that is one function of PyTorch's."""
+    return lambda c, e, a: function(c.torch)(c.tensor(a[0], e))
+
+
+def _binary(function: Callable[[ModuleType], Callable[[Tensor, Tensor], Tensor]]) -> Meaning:
+    return lambda c, e, a: function(c.torch)(c.tensor(a[0], e), c.tensor(a[1], e))
+
+
+def _cast(c: Call, e: Eqn, a: tuple[Tensor, ...]) -> Tensor:
+    return c.tensor(a[0], e).to(c.dtypes[e.out.type.dtype])
+
+
+def _expand(c: Call, e: Eqn, a: tuple[Tensor, ...]) -> Tensor:
+    return c.tensor(a[0], e).expand(_spread(e.out, c.size))
+
+
+def _along(c: Call, e: Eqn, x: Tensor) -> tuple[Tensor, int]:
+    """The operand of a reduction and the dimension that it reduces."""
+    return c.tensor(x, e), WIDE.index(e.axis)
+
+
+def _sum(c: Call, e: Eqn, x: Tensor) -> Tensor:
+    terms, place = _along(c, e, x)
+    return terms.sum(dim=place, keepdim=True)
+
+
+def _mean(c: Call, e: Eqn, a: tuple[Tensor, ...]) -> Tensor:
+    terms, place = _along(c, e, a[0])
+    return terms.mean(dim=place, keepdim=True)
+
+
+def _max(c: Call, e: Eqn, a: tuple[Tensor, ...]) -> Tensor:
+    terms, place = _along(c, e, a[0])
+    return terms.amax(dim=place, keepdim=True)
+
+
+def _select(c: Call, chosen: Tensor, x: Tensor, e: Eqn) -> Tensor:
+    """``x`` where ``chosen``, else 0; ``chosen`` is a Python truth value if it compares two constants."""
+    if not isinstance(chosen, c.torch.Tensor):
+        chosen = c.torch.full((1, 1), chosen, device=c.like.device)
+    return c.torch.where(chosen, c.tensor(x, e), 0.0)
+
+
+def _clamp(c: Call, e: Eqn, a: tuple[Tensor, ...]) -> Tensor:
+    """Between two bounds, which are operands or numbers among the attributes."""
+    low, high = a[1:] or sorted(v for _, v in e.attrs if isinstance(v, int | float))
+    return c.torch.clamp(c.tensor(a[0], e), c.tensor(low, e), c.tensor(high, e))
+
+
+SOFTPLUS_LINEAR = 40.0  # beyond it log(1 + exp(x)) is x in float64
+
+
+MEANINGS: dict[str, Meaning] = {
+    "const": lambda c, e, a: float(e.value),
+    "size": lambda c, e, a: float(c.size[e.axis]),
+    "cast": _cast,
+    "expand": _expand,
+    "detach": lambda c, e, a: c.tensor(a[0], e).detach(),
+    "neg": lambda c, e, a: -a[0],
+    "add": lambda c, e, a: a[0] + a[1],
+    "sub": lambda c, e, a: a[0] - a[1],
+    "mul": lambda c, e, a: a[0] * a[1],
+    "div": lambda c, e, a: a[0] / a[1],
+    "fma": lambda c, e, a: a[0] * a[1] + a[2],
+    "maximum": _binary(lambda t: t.maximum),
+    "minimum": _binary(lambda t: t.minimum),
+    "clamp": _clamp,
+    "relu": _unary(lambda t: t.relu),
+    "abs": _unary(lambda t: t.abs),
+    "rint": _unary(lambda t: t.round),  # half to even
+    "select_gt": lambda c, e, a: _select(c, a[0] > a[1], a[2], e),
+    "select_eq": lambda c, e, a: _select(c, a[0] == a[1], a[2], e),
+    "sqrt": _unary(lambda t: t.sqrt),
+    "rsqrt": _unary(lambda t: t.rsqrt),
+    "exp": _unary(lambda t: t.exp),
+    "exp2": _unary(lambda t: t.exp2),
+    "log": _unary(lambda t: t.log),
+    "tanh": _unary(lambda t: t.tanh),
+    "sigmoid": _unary(lambda t: t.sigmoid),
+    "erf": _unary(lambda t: t.erf),
+    "gelu": _unary(lambda t: t.nn.functional.gelu),
+    "gelu_tanh": lambda c, e, a: c.torch.nn.functional.gelu(c.tensor(a[0], e), approximate="tanh"),
+    "silu": _unary(lambda t: t.nn.functional.silu),
+    "softplus": lambda c, e, a: c.torch.nn.functional.softplus(c.tensor(a[0], e), threshold=SOFTPLUS_LINEAR),
+    "reduce_mean": _mean,
+    "reduce_sum": lambda c, e, a: _sum(c, e, a[0]),
+    "reduce_dot": lambda c, e, a: _sum(c, e, a[0] * a[1]),
+    "reduce_max": _max,
+}
+
+
+def independent_rows(graph: Graph) -> bool:
+    """True if no equation joins rows: then a part of the rows has the results that it has among all."""
+    return all(dict(e.attrs).get("axis") is not M for e in graph.eqns)
