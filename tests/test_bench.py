@@ -17,16 +17,29 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from lngen.bench import circumstances, conditions, engines, formulas, host, peers, plot, providers, report, timing
+from lngen.bench import (
+    circumstances,
+    conditions,
+    engines,
+    formulas,
+    host,
+    libraries,
+    plot,
+    providers,
+    report,
+    timing,
+)
 from lngen.bench.cases import Case
+from lngen.bench.ceilings import Ceiling
 from lngen.bench.engines import TorchEngine, make_engine
 from lngen.bench.floor import ceiling_bytes, floor_bytes, gb_s, memory_peak
 from lngen.bench.formulas import BOUNDS, complaint, errors, expected
 from lngen.bench.grids import DESIGN, GRIDS, WIDTHS, rows_for
 from lngen.bench.host import HostRecord, host_times
+from lngen.bench.libraries import APEX, APEX_FAST, QUACK_LIBRARY
 from lngen.bench.measure import LINKS, covering, doubted
-from lngen.bench.peers import Apex, Quack, known, select
-from lngen.bench.providers import Ceiling, Prepared, Torch, autograd, keeping
+from lngen.bench.peers import known, select
+from lngen.bench.providers import Prepared, Torch, autograd, keeping
 from lngen.bench.records import Record
 from lngen.bench.run import Hooks, benchmark
 from lngen.bench.sets import make_cases
@@ -283,14 +296,15 @@ def _rms_by_autograd(case: Any) -> Prepared:
     import torch
 
     shape = (case.spec.d,)
-    return autograd(case, lambda x, gamma, beta: torch.nn.functional.rms_norm(x, shape, gamma, case.spec.eps))
+    return autograd(case, lambda t: (torch.nn.functional.rms_norm(t["x"], shape, t["gamma"], case.spec.eps),))
 
 
 def test_layernorm_by_autograd() -> None:
     torch = pytest.importorskip("torch")
+    layer_norm = torch.nn.functional.layer_norm
     for direction in ("fwd", "bwd"):
         case = one_case(f"layernorm.{direction}:d=40,dtype=f32", 9, 2)
-        prepared = autograd(case, lambda x, g, b: torch.nn.functional.layer_norm(x, (40,), g, b, 1e-5))
+        prepared = autograd(case, lambda t: (layer_norm(t["x"], (40,), t["gamma"], t["beta"], 1e-5),))
         prepared.launch(0, 1)
         results = prepared.results(1)
         assert not complaint(case, expected(case, 1), results)
@@ -356,7 +370,7 @@ class Wrong(Torch):
 
 
 def todo(direction: str, *shapes: tuple[int, int], graph: str = "layernorm", dtype: str = "f32") -> list[Any]:
-    return tasks(graph, direction, dtype, "design", list(shapes))
+    return tasks([graph], direction, dtype, "design", list(shapes))
 
 
 def test_a_benchmark_reports_what_fails_and_goes_on(few_sets: None) -> None:
@@ -389,7 +403,7 @@ def test_a_case_that_fails_is_reported_in_its_rows(few_sets: None) -> None:
         def memory(self) -> tuple[int, int]:
             return 14000, 1000  # enough for one set, but not beside the expected results in float64
 
-    cases, chosen = todo("fwd", (8, 32), graph="rmsnorm"), [Ceiling("fwd"), Torch()]
+    cases, chosen = todo("fwd", (8, 32), graph="rmsnorm"), [Ceiling("copy"), Torch()]
     found = {r.provider: r for r in benchmark(cases, chosen, Broken()).records}
     assert found["copy"].note == "failed: RuntimeError: CUDA error: out of memory"
     assert found["torch"].us_median == 20.0
@@ -581,9 +595,9 @@ def test_autograd_records_a_chain_once_per_link() -> None:
     (case,) = make_cases(task, 64, CpuEngine())
     calls: list[int] = []
 
-    def forward(x: Any, gamma: Any, beta: Any) -> Any:
+    def forward(t: dict[str, Any]) -> Any:
         calls.append(1)
-        return torch.nn.functional.layer_norm(x, (16,), gamma, beta, 1e-5)
+        return (torch.nn.functional.layer_norm(t["x"], (16,), t["gamma"], t["beta"], 1e-5),)
 
     prepared = autograd(case, forward)
     assert len(calls) == 2
@@ -611,7 +625,7 @@ class Restless(CpuEngine):
 
 
 def test_rounds_are_repeated_while_the_ceiling_moves(few_sets: None) -> None:
-    chosen = [Ceiling("fwd"), Torch()]
+    chosen = [Ceiling("copy"), Torch()]
     for times, repeats, drifted, sentences in ((0, 0, False, 0), (2, 2, False, 2), (9, 3, True, 3)):
         said: list[str] = []
         engine = Restless(times)
@@ -643,7 +657,7 @@ def test_the_calmest_rounds_count() -> None:
 
 
 def test_what_is_there_is_not_measured_again(few_sets: None) -> None:
-    cases, chosen = todo("fwd", (8, 32), (9, 32), (10, 32)), [Ceiling("fwd"), Torch()]
+    cases, chosen = todo("fwd", (8, 32), (9, 32), (10, 32)), [Ceiling("copy"), Torch()]
     first = benchmark(cases[:2], chosen, CpuEngine()).records
     first = [replace(r, drifted=r.rows == 9, us_median=1.0) for r in first]
     seen: list[tuple[int, int, str]] = []
@@ -836,8 +850,8 @@ def test_lngen_is_launched_with_the_pointers_of_a_set(monkeypatch: pytest.Monkey
 
 def test_providers_are_chosen_by_name_and_ceilings_always(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(providers, "installed", lambda module: module == "torch")
-    monkeypatch.setattr(peers, "installed", lambda module: False)
-    ceilings = ["copy", "add", "copy+add"]
+    monkeypatch.setattr(libraries, "installed", lambda module: False)
+    ceilings = [*CEILINGS]
     assert [p.name for p in select()] == [*ceilings, "lngen", "torch"]
     assert [p.name for p in select(compiled=True)] == [*ceilings, "lngen", "torch", "compile"]
     assert [p.name for p in select(["torch"])] == [*ceilings, "torch"]
@@ -890,7 +904,7 @@ def test_providers_cover_what_they_can() -> None:
     def names(graph: str, direction: str) -> set[str]:
         return {p.name for p in covering(make_task(graph, direction, "f16", 4, 8), [*known().values()])}
 
-    everywhere = {"lngen", "lngen-serial", "torch", "compile", "liger", "apex"}
+    everywhere = {"lngen", "lngen-serial", "torch", "compile", "liger", "apex", "flash-attn"}
     assert names("layernorm", "fwd") == {"copy", "copy-overlapped", "quack", "apex-fast", *everywhere}
     assert names("layernorm", "bwd") == {"add", "add-overlapped", "apex-fast", *everywhere}
     assert names("layernorm", "both") == {"copy+add", "apex-fast", *everywhere}
@@ -934,22 +948,22 @@ class _Module:
 
 
 @pytest.mark.parametrize("head", SPECS)
-@pytest.mark.parametrize("peer", [Quack(), Apex(True), Apex(False)], ids=lambda peer: peer.name)
+@pytest.mark.parametrize("peer", [QUACK_LIBRARY, APEX_FAST, APEX], ids=lambda peer: peer.name)
 def test_peers_are_called_as_they_want_to_be(peer: Any, head: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case = one_case(f"{head}:d=8,dtype=f16", 16, 2)
     if not peer.covers(case.spec):
         pytest.skip("not covered")
-    monkeypatch.setattr(peers.importlib, "import_module", lambda name: _Module)
+    monkeypatch.setattr(libraries.importlib, "import_module", lambda name: _Module)
     prepared = peer.prepare(case)
     prepared.launch(0, 1)
     assert not complaint(case, expected(case), prepared.results(1))
 
 
 def test_apex_without_its_extensions_is_not_available(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers, "installed", lambda module: module == "apex")
-    assert not Apex(True).available()
-    monkeypatch.setattr(peers.importlib, "import_module", lambda name: _Module)
-    assert Apex(True).available()
+    monkeypatch.setattr(libraries, "installed", lambda module: module == "apex")
+    assert not APEX_FAST.available()
+    monkeypatch.setattr(libraries.importlib, "import_module", lambda name: _Module)
+    assert APEX_FAST.available()
 
 
 # ---- reports ----
@@ -1226,24 +1240,24 @@ def test_shapes() -> None:
 
 
 def test_tasks() -> None:
-    assert [str(t) for t in tasks("rmsnorm", "fwd,both", "f32,bf16", "design", [(3, 8)])] == [
+    assert [str(t) for t in tasks(["rmsnorm"], "fwd,both", "f32,bf16", "design", [(3, 8)])] == [
         "rmsnorm.fwd:d=8,dtype=f32 rows=3", "rmsnorm.fwd:d=8,dtype=bf16 rows=3",
         "rmsnorm.both:d=8,dtype=f32 rows=3", "rmsnorm.both:d=8,dtype=bf16 rows=3",
     ]  # fmt: skip
-    assert [(t.rows, t.d, str(t.dtype)) for t in tasks("layernorm", "fwd", "", "design", [])] == [
+    assert [(t.rows, t.d, str(t.dtype)) for t in tasks(["layernorm"], "fwd", "", "design", [])] == [
         (m, d, "bf16") for m, d in DESIGN
     ]
-    assert {str(t.dtype) for t in tasks("layernorm", "fwd", "", "targets", [])} == {"f16", "bf16", "f32"}
-    found = tasks("layernorm", "bwd,both", "f32", "design", [(3, 8)], latency=True)
+    assert {str(t.dtype) for t in tasks(["layernorm"], "fwd", "", "targets", [])} == {"f16", "bf16", "f32"}
+    found = tasks(["layernorm"], "bwd,both", "f32", "design", [(3, 8)], latency=True)
     assert [t.direction for t in found] == ["bwd"] * 10 + ["both"]
     assert {(t.rows, t.kind) for t in found[1:10]} == {(m, LATENCY) for m in (1, 16, 128)}
     assert str(found[1]).endswith("rows=1 latency")
-    assert {t.kind for t in tasks("layernorm", "fwd", "", "none", [], latency=True)} == {LATENCY}
+    assert {t.kind for t in tasks(["layernorm"], "fwd", "", "none", [], latency=True)} == {LATENCY}
 
 
 def test_a_wrong_direction_lists_the_known_ones() -> None:
     with pytest.raises(SpecError, match="no direction 'bkw', expected some of fwd, bwd, both"):
-        tasks("layernorm", "bkw", "f32", "design", [])
+        tasks(["layernorm"], "bkw", "f32", "design", [])
 
 
 def test_without_a_gpu_there_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from lngen.bench import timing
-from lngen.bench.engines import CupyEngine
+from lngen.bench.cupy_engine import CupyEngine
 from lngen.bench.timing import Launch
 from lngen.compile import Compilation
 from lngen.errors import LngenError

@@ -33,5 +33,15 @@ class Case:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Names of the graph's results, the largest first."""
+        """Names of the graph's results, the main one first."""
         return tuple(v.name for v in self.graph.results)
+
+    @property
+    def forward(self) -> Graph:
+        """The forward graph as described, whose inputs every set holds."""
+        return self.spec.with_direction("fwd").forward()
+
+    @property
+    def differentiable(self) -> tuple[str, ...]:
+        """Names of the forward graph's outputs, without the statistics."""
+        return self.spec.definition.outputs(self.spec.options)

@@ -14,7 +14,17 @@ from lngen.bench.peers import known
 from lngen.data import data_dir
 from lngen.version import __version__
 
-PEERS = ("torch", "triton", "numpy", "liger-kernel", "quack-kernels", "apex")
+PEERS = (
+    "torch",
+    "triton",
+    "numpy",
+    "liger-kernel",
+    "quack-kernels",
+    "flash-attn",
+    "mamba-ssm",
+    "flashinfer-python",
+    "apex",
+)
 BYTES = "GB/s: every input and result of the graph once, over the time; of a ceiling its [M, D] tensors alone"
 # The files that determine the kernel of a spec; changes of the benchmark and the command line are not counted.
 SOURCES = ("spec", "compile.py", "ir", "graphs", "passes", "schedule", "lower", "emit", "toolchain", "runtime")

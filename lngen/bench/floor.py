@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from lngen.ir import Axis, Graph, Value
+from lngen.ir import WIDE, Graph, Value
 from lngen.spec import Spec
 
 
@@ -17,16 +17,23 @@ def value_bytes(value: Value, rows: int, d: int) -> int:
 
 
 def floor_bytes(spec: Spec, rows: int, graph: Graph | None = None) -> int:
-    """Every input and every result once: forward 2 units of M*D, backward 3, plus weights and statistics."""
+    """Every input and every result once: forward 2 units of M*D, backward 3, plus weights and statistics, of a norm."""
     graph = spec.graph() if graph is None else graph
     return sum(value_bytes(v, rows, spec.d) for v in (*graph.params, *graph.results))
 
 
 def ceiling_bytes(spec: Spec, rows: int, graph: Graph | None = None) -> int:
-    """The bytes that the copy (forward) or the addition (backward) moves: the [M, D] arrays alone."""
+    """The bytes that the ceiling moves: those of the [M, D] arrays alone."""
     graph = spec.graph() if graph is None else graph
-    tensors = (*graph.params, *graph.results)
-    return sum(value_bytes(v, rows, spec.d) for v in tensors if v.type.axes == (Axis.M, Axis.D))
+    return sum(value_bytes(v, rows, spec.d) for v in (*graph.params, *graph.results) if v.type.axes == WIDE)
+
+
+def write_share(graph: Graph) -> float:
+    """The share of results in the bytes of a graph's [M, D] arrays; 0 for a graph without any."""
+    read, written = (
+        sum(v.type.dtype.size for v in values if v.type.axes == WIDE) for values in (graph.params, graph.results)
+    )
+    return written / (read + written) if read + written else 0.0
 
 
 def memory_peak(device: int) -> float:

@@ -1,6 +1,7 @@
-"""The float64 formulas that a provider's results must match before it is timed.
+"""The float64 results that a provider's results must match before it is timed.
 
-The bounds are loose because peers round their statistics and partial sums to 16 bits. ``lngen check`` is strict.
+For layernorm and rmsnorm they are closed formulas, for any other graph those of ``lngen.bench.reference``. The bounds
+are loose because peers round their statistics and partial sums to 16 bits. ``lngen check`` is strict.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from collections.abc import Iterator, Mapping
 
 from lngen.bench.cases import Case, Tensors
 from lngen.bench.engines import Array, Engine
+from lngen.bench.reference import graph_results
+from lngen.bench.torch_graph import independent_rows
 from lngen.errors import LngenError
-from lngen.ir import DType
+from lngen.ir import DType, M
 from lngen.spec import Spec
 
 CHUNK = 1 << 24  # elements for which intermediate values are computed at a time
@@ -24,6 +27,22 @@ def steps(rows: int, d: int) -> Iterator[slice]:
     return (slice(start, min(start + step, rows)) for start in range(0, rows, step))
 
 
+def has_formulas(spec: Spec) -> bool:
+    """True for lngen's layernorm and rmsnorm."""
+    return spec.builtin and spec.definition.name in ("layernorm", "rmsnorm")
+
+
+def parts(spec: Spec, rows: int) -> Iterator[slice]:
+    """Rows whose results can be computed apart from others': all rows, if an equation of the graph joins them."""
+    apart = has_formulas(spec) or independent_rows(spec.with_direction("fwd").forward())
+    return steps(rows, spec.d) if apart else iter([slice(0, rows)])
+
+
+def wide_results(spec: Spec, engine: Engine, inputs: Tensors, rows: slice) -> Tensors:
+    """The spec's results for some rows in float64; of a result without rows, the part that these rows contribute."""
+    return (_formulas if has_formulas(spec) else graph_results)(spec, engine, inputs, rows)
+
+
 def normalised(spec: Spec, x: Array) -> tuple[Array, Array, Array]:
     """xhat, mean and rstd of float64 rows."""
     mean = x.mean(axis=1, keepdims=True) if spec.definition.name == "layernorm" else 0.0 * x[:, :1]
@@ -34,15 +53,15 @@ def normalised(spec: Spec, x: Array) -> tuple[Array, Array, Array]:
 
 def expected(case: Case, index: int = 0) -> Tensors:
     """The results of a set in float64, computed once for all providers, because all sets hold equal values."""
-    engine, d = case.engine, case.spec.d
-    want = {v.name: engine.empty(v.type.shape(case.rows, d), DType.F64) for v in case.graph.results}
-    sums = [name for name in want if name in ("dgamma", "dbeta")]
+    engine, results = case.engine, case.graph.results
+    want = {v.name: engine.empty(v.type.shape(case.rows, case.spec.d), DType.F64) for v in results}
+    sums = [v.name for v in results if M not in v.type.axes]
     for name in sums:
-        want[name][:] = 0.0
-    for rows in steps(case.rows, d):
-        for name, values in _formulas(case.spec, engine, case.sets[index], rows).items():
+        want[name][...] = 0.0
+    for rows in parts(case.spec, case.rows):
+        for name, values in wide_results(case.spec, engine, case.sets[index], rows).items():
             if name in sums:
-                want[name] += values
+                want[name] += values.reshape(want[name].shape)
             elif name in want:
                 want[name][rows] = values.reshape(want[name][rows].shape)
     return want
@@ -66,8 +85,7 @@ def errors(case: Case, want: Tensors, results: Mapping[str, Array]) -> dict[str,
     for name in (n for n in case.outputs if n in results):
         tally, ideal = _Tally(), want[name]
         got = results[name].reshape(ideal.shape)
-        parts = steps(case.rows, case.spec.d) if len(ideal.shape) == 2 else [slice(None)]
-        for part in parts:
+        for part in steps(case.rows, case.spec.d) if len(ideal.shape) == 2 else [...]:
             tally.add(wide(got[part]), ideal[part])
         found[name] = tally.error
     return found

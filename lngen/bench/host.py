@@ -11,7 +11,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from lngen.bench.cases import Tensors
+from lngen.bench.providers import is_native
 from lngen.bench.timing import Stats, describe
+from lngen.bench.torch_graph import torch_function
+from lngen.ir import WIDE
+from lngen.runtime.norm import Norm
 from lngen.spec import Spec
 
 CALLS = 500
@@ -68,7 +73,7 @@ def host_times(
 
 
 def host_benchmark(spec: Spec, rows: int = ROWS) -> list[HostRecord]:
-    """lngen with CuPy arrays and torch tensors against PyTorch's own layer_norm, forward."""
+    """lngen with CuPy arrays and torch tensors against PyTorch's own norm, or the graph in PyTorch; forward."""
     spec = spec.with_direction("fwd")
     records = _on(spec, rows, "cupy")
     return records + _on(spec, rows, "torch") if importlib.util.find_spec("torch") is not None else records
@@ -105,22 +110,37 @@ def _torch_calls(spec: Spec, rows: int) -> tuple[Calls, Callable[[], object]]:
 
     library = Torch()
     calls = _lngen_calls(spec, rows, library)
-    x = torch.zeros((rows, spec.d), dtype=library.to_torch[spec.dtype], device="cuda")
-    gamma, beta = torch.zeros_like(x[0]), torch.zeros_like(x[0])
-    shape, eps, functional = (spec.d,), spec.eps, torch.nn.functional
-    if spec.definition.name == "layernorm":
-        calls["torch.native_layer_norm"] = lambda: torch.native_layer_norm(x, shape, gamma, beta, eps)
-        calls["F.layer_norm"] = lambda: functional.layer_norm(x, shape, gamma, beta, eps)
-    else:
-        calls["F.rms_norm"] = lambda: functional.rms_norm(x, shape, gamma, eps)
-    calls["torch.empty_like"] = lambda: torch.empty_like(x)
+    params = {v.name: v.type for v in spec.forward().params}
+    t = {
+        n: torch.zeros(v.shape(rows, spec.d), dtype=library.to_torch[v.dtype], device="cuda") for n, v in params.items()
+    }
+    calls |= _native_calls(spec, t) if is_native(spec) else _expression_calls(spec, t)
+    wide = next((n for n, v in params.items() if v.axes == WIDE), None)
+    if wide is not None:
+        calls["torch.empty_like"] = lambda: torch.empty_like(t[wide])
     return calls, torch.cuda.synchronize
 
 
-def _lngen_calls(spec: Spec, rows: int, library: Any) -> Calls:
-    from lngen.runtime.norm import compile
+def _native_calls(spec: Spec, t: Tensors) -> Calls:
+    import torch
 
-    norm = compile(spec.definition, d=spec.d, dtype=spec.dtype, eps=spec.eps)
+    shape, eps, functional = (spec.d,), spec.eps, torch.nn.functional
+    if spec.definition.name == "rmsnorm":
+        return {"F.rms_norm": lambda: functional.rms_norm(t["x"], shape, t["gamma"], eps)}
+    x, gamma, beta = t["x"], t["gamma"], t["beta"]
+    return {
+        "torch.native_layer_norm": lambda: torch.native_layer_norm(x, shape, gamma, beta, eps),
+        "F.layer_norm": lambda: functional.layer_norm(x, shape, gamma, beta, eps),
+    }
+
+
+def _expression_calls(spec: Spec, t: Tensors) -> Calls:
+    function, inputs = torch_function(spec.forward()), [*t.values()]
+    return {"torch, the expression": lambda: function(*inputs)}
+
+
+def _lngen_calls(spec: Spec, rows: int, library: Any) -> Calls:
+    norm = Norm(spec, spec.with_direction("bwd"), {})
     graph = spec.graph()
     inputs = [library.maker(v.type.shape(rows, spec.d), v.type.dtype, 0)() for v in graph.params]
     out = tuple(library.maker(v.type.shape(rows, spec.d), v.type.dtype, 0)() for v in graph.results)

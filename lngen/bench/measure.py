@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -12,7 +13,7 @@ from lngen.bench.floor import ceiling_bytes, floor_bytes, gb_s
 from lngen.bench.formulas import complaint, expected
 from lngen.bench.providers import Prepared, Provider
 from lngen.bench.records import Record, blank
-from lngen.bench.sets import make_cases, poison
+from lngen.bench.sets import make_cases, poison, set_bytes
 from lngen.bench.tasks import LATENCY, OVERLAPPED, Task
 from lngen.bench.timing import Launch
 from lngen.bench.verdict import judge
@@ -47,7 +48,7 @@ class Method:
 
 def covering(task: Task, providers: Sequence[Provider]) -> list[Provider]:
     """The providers that can do the whole task; of the ceilings the task's, and for chains not the overlapped one."""
-    ceilings = (task.ceiling,) if task.kind == LATENCY else (task.ceiling, task.ceiling + OVERLAPPED)
+    ceilings = [task.ceiling, *([] if task.kind == LATENCY else [task.ceiling + OVERLAPPED])]
     able = [p for p in providers if p.checked or p.name in ceilings]
     return [p for p in able if all(p.covers(spec) for spec in task.specs)]
 
@@ -112,8 +113,9 @@ def _set_count(task: Task, providers: Sequence[Provider], engine: Engine) -> tup
     free, l2 = engine.memory()
     # The expected results are float64, and so are the intermediate ones. Some providers allocate results of
     # their own, one per set: each may take as much as the sets do.
-    free -= 2 * 8 * task.rows * task.d * len(task.specs)
-    return timing.set_count(floor, l2, free // (1 + len(providers))), floor
+    free -= 2 * 8 * sum(math.prod(r.type.shape(task.rows, task.d)) for s in task.specs for r in s.graph().results)
+    # A set may hold more than a call moves: inputs that the backward of a peer needs and lngen's does not.
+    return timing.set_count(floor, l2, free // (1 + len(providers)) * floor // set_bytes(task)), floor
 
 
 def _prepare_all(
@@ -143,7 +145,7 @@ def _prepare(provider: Provider, cases: Sequence[Case], wanted: Sequence[Tensors
         for half in cases:
             poison(half, index)
         for name in {*case.outputs} & {*cases[-1].inputs}:  # a backward may run first, or with its own statistics
-            case.sets[index][name][:] = wanted[0][name]
+            case.sets[index][name][...] = wanted[0][name]
     prepared = [provider.prepare(half) for half in cases]
     unit = _unit(prepared, len(case.sets))
     for index in ends if case.chain else range(len(case.sets)):

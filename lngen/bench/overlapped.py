@@ -15,12 +15,11 @@ from functools import partial
 from typing import Any
 
 from lngen.bench.cases import Case
-from lngen.bench.floor import value_bytes
+from lngen.bench.ceilings import buffers
 from lngen.bench.providers import Prepared
-from lngen.bench.tasks import CEILINGS, OVERLAPPED
+from lngen.bench.tasks import MOVES, OVERLAPPED, ceiling_of
 from lngen.bench.timing import fastest
 from lngen.errors import MissingError
-from lngen.ir import WIDE
 from lngen.runtime.driver import PROGRAMMATIC_STREAM_SERIALIZATION, Launch
 from lngen.runtime.launch import device_arch, device_count
 from lngen.schedule import OVERLAP_ARCH
@@ -74,7 +73,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) {name}(
     stream<{inputs}, {words}, {early}>(out, {arguments}, bytes);
 }}
 """
-INPUTS = {"fwd": ("x",), "bwd": ("x", "dy")}
 
 
 @dataclass(frozen=True)
@@ -106,14 +104,14 @@ class Variant:
         )
 
 
-def variants(direction: str) -> list[Variant]:
-    """The kernels of a direction."""
-    return [Variant(len(INPUTS[direction]), words, early) for words in WORDS for early in (False, True)]
+def variants(move: str) -> list[Variant]:
+    """The kernels of a ceiling, ``copy`` or ``add``."""
+    return [Variant(MOVES[move], words, early) for words in WORDS for early in (False, True)]
 
 
-def source(direction: str) -> str:
-    """The CUDA text of a direction's kernels."""
-    return f"constexpr int THREADS = {THREADS};\n\n{SOURCE}{''.join(map(str, variants(direction)))}"
+def source(move: str) -> str:
+    """The CUDA text of a ceiling's kernels."""
+    return f"constexpr int THREADS = {THREADS};\n\n{SOURCE}{''.join(map(str, variants(move)))}"
 
 
 def launched_early(device: int) -> bool:
@@ -122,7 +120,7 @@ def launched_early(device: int) -> bool:
 
 
 class OverlappedCeiling:
-    """A copy (forward) or an addition (backward) of the bytes of the [M, D] tensors, launched programmatically.
+    """A copy or an addition of the bytes of the [M, D] tensors, launched programmatically.
 
     The addition is of 32-bit integers: only the bytes moved are those of a sum of tensors.
     """
@@ -131,14 +129,14 @@ class OverlappedCeiling:
     checked = False
     settings = "own kernels, programmatic launch, with and without prefetch to L2 before the wait; the fastest"
 
-    def __init__(self, direction: str) -> None:
-        self.name, self._direction = CEILINGS[direction] + OVERLAPPED, direction
+    def __init__(self, move: str) -> None:
+        self.name, self._move = move + OVERLAPPED, move
 
     def available(self) -> bool:
         return importlib.util.find_spec("cupy") is not None and device_count() > 0 and launched_early(0)
 
     def covers(self, spec: Spec) -> bool:
-        return spec.direction == self._direction
+        return ceiling_of(spec) == self._move
 
     def prepare(self, case: Case) -> Prepared:
         """Compile and bind one launch per set; MissingError on an older GPU."""
@@ -149,20 +147,20 @@ class OverlappedCeiling:
             raise MissingError(f"'{self.name}' needs {self.needs}, got {device_arch(device)}.")
         with cupy.cuda.Device(device):
             module = cupy.cuda.function.Module()
-            module.load(compile_cubin(source(self._direction), device_arch(device), name=f"{self.name}.cu").image)
-        names = (case.outputs[0], *INPUTS[self._direction])
-        (nbytes,) = {value_bytes(v, case.rows, case.spec.d) for v in case.graph.params if v.type.axes == WIDE}
+            module.load(compile_cubin(source(self._move), device_arch(device), name=f"{self.name}.cu").image)
+        arrays = buffers(case)
+        nbytes = len(arrays[0][0]) * case.spec.dtype.size
+        values = [[*map(engine.pointer, held), nbytes] for held in arrays]
         launches = []
-        for variant in variants(self._direction):
+        for variant in variants(self._move):
             function = module.get_function(variant.name).ptr
-            values = [[*(engine.pointer(arrays[n]) for n in names), nbytes] for arrays in case.sets]
             calls = [_Call(function, variant.blocks(nbytes), v, self.name) for v in values]
-            launches.append(partial(_launch, module, calls))
+            launches.append(partial(_launch, module, calls, arrays))
         return Prepared(fastest(launches, len(case.sets), engine), lambda index: {})
 
 
-def _launch(module: Any, calls: Sequence[_Call], stream: int, index: int) -> None:
-    """The launch of a set; keeps ``module`` alive, which must not be unloaded before."""
+def _launch(module: Any, calls: Sequence[_Call], arrays: Sequence[Any], stream: int, index: int) -> None:
+    """The launch of a set; keeps ``module`` and ``arrays`` alive, which the kernels use."""
     calls[index].launch(stream)
 
 

@@ -9,44 +9,23 @@ from __future__ import annotations
 import importlib
 import io
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+from lngen.bench.palette import CEILING, COLOURS, MARKERS, NAMES
 from lngen.bench.records import OWN, VARIANT, Record, is_ceiling, throughputs
 from lngen.bench.report import grouped, unique
 from lngen.bench.store import Saved
 from lngen.bench.targets import MB
-from lngen.bench.tasks import CEILINGS, OVERLAPPED
+from lngen.bench.tasks import CEILINGS
 from lngen.errors import LngenError, MissingError
 from lngen.files import write_all
 from lngen.version import install_hint
 
-CEILING = "#222222"
-COLOURS = {
-    **dict.fromkeys(CEILINGS.values(), CEILING),
-    **dict.fromkeys([name + OVERLAPPED for name in CEILINGS.values()], "#8a8a8a"),
-    "lngen": "#0b5fa5",
-    "lngen-serial": "#7fb2e0",
-    "torch": "#d55e00",
-    "compile": "#e69f00",
-    "liger": "#009e73",
-    "quack": "#cc79a7",
-    "apex-fast": "#7b5ea7",
-    "apex": "#a08fc0",
-}
-MARKERS = {"torch": "s", "compile": "D", "liger": "^", "quack": "v", "apex-fast": "P", "apex": "X"}
-NAMES = {
-    **{name + OVERLAPPED: f"{name}, overlapped (ceiling)" for name in CEILINGS.values()},
-    "lngen-serial": "lngen, in turn",
-    "compile": "torch.compile",
-    "liger": "Liger",
-    "quack": "QuACK",
-    "apex": "Apex",
-    "apex-fast": "Apex fast",
-}
 SCHEDULES = ("#6a51a3", "#41b6c4", "#8c6bb1", "#1d91c0", "#9ebcda")  # lngen with other schedules than the default
 INK, GRID, TARGET = "#333333", "#e4e4e4", "#7a7a7a"
 LEAST = 3  # widths that make a line
@@ -77,7 +56,7 @@ class Picture:
     @property
     def slug(self) -> str:
         """For a file's name."""
-        return "-".join([*self.key, self.rows.replace(" ", "")]).replace("+", "-")
+        return re.sub(r"[^\w.-]+", "-", "-".join([*self.key, self.rows.replace(" ", "")]))
 
     @property
     def title(self) -> str:
@@ -177,7 +156,7 @@ def _draw(figure: Any, picture: Picture) -> None:
     for axes, value in ((left, "gb_s"), (right, "fraction")):
         for name in names:
             mine = [r for r in picture.records if r.provider == name and getattr(r, value) is not None]
-            if not (name in CEILINGS.values() and value == "fraction"):  # 1 everywhere, and drawn below
+            if not (name in CEILINGS and value == "fraction"):  # 1 everywhere, and drawn below
                 points = [(places[r.d, r.rows], getattr(r, value), r.d) for r in mine]
                 _series(axes, name, points, picture.line, colours.get(name, "#777777"))
         _target(axes, picture, places, value)
@@ -227,7 +206,7 @@ def _series(axes: Any, name: str, points: Sequence[tuple[float, float, int]], li
 
 def _target(axes: Any, picture: Picture, places: dict[tuple[int, int], float], value: str) -> None:
     """The target: a grey line through the regular widths, a bar at each other width."""
-    ceilings = {(r.d, r.rows): r.gb_s or 0.0 for r in picture.records if r.provider in CEILINGS.values()}
+    ceilings = {(r.d, r.rows): r.gb_s or 0.0 for r in picture.records if r.provider in CEILINGS}
     wanted = {(r.d, r.rows): r.target for r in picture.records if r.target is not None}
     points = sorted(
         (places[shape], target * (ceilings.get(shape, 0.0) if value == "gb_s" else 1.0), shape[0])

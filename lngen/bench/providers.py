@@ -5,13 +5,12 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol
 
 from lngen.bench.cases import Case, Tensors
 from lngen.bench.engines import Array
-from lngen.bench.tasks import CEILINGS
-from lngen.bench.timing import Launch, fastest
+from lngen.bench.timing import Launch
+from lngen.bench.torch_graph import torch_function
 from lngen.compile import Compilation, KernelSet
 from lngen.errors import MissingError
 from lngen.ir import DType
@@ -53,36 +52,6 @@ class Provider(Protocol):
 def installed(module: str) -> bool:
     """True for a module that could be imported; does not import it."""
     return importlib.util.find_spec(module) is not None
-
-
-class Ceiling:
-    """Reads and writes what a norm must and computes nothing: a copy (forward) or an addition (backward).
-
-    The driver's copy takes twice as long for some sizes, an elementwise kernel does not: the faster one is used.
-    """
-
-    needs = ""
-    checked = False
-    settings = "the library's own; of the driver's copy and an elementwise one the faster"
-
-    def __init__(self, direction: str) -> None:
-        self.name, self._direction = CEILINGS[direction], direction
-
-    def available(self) -> bool:
-        return True
-
-    def covers(self, spec: Spec) -> bool:
-        return self._direction in (spec.direction, "both")
-
-    def prepare(self, case: Case) -> Prepared:
-        engine, sets, out = case.engine, case.sets, case.outputs[0]
-        forward = case.spec.direction == "fwd"
-        ways, names = ([engine.copy, engine.scale], ["x"]) if forward else ([engine.add], ["x", "dy"])
-
-        def launch(way: Callable[..., None], stream: int, index: int) -> None:
-            way(sets[index][out], *(sets[index][name] for name in names))
-
-        return Prepared(fastest([partial(launch, way) for way in ways], len(sets), engine), lambda index: {})
 
 
 class Lngen:
@@ -152,98 +121,129 @@ def keeping(call: Call, names: Sequence[str], sets: Sequence[Tensors], chain: st
     return Prepared(launch, results)
 
 
+def is_native(spec: Spec) -> bool:
+    """True for a norm that PyTorch has an operator for: of one dtype, with its usual weights, statistics saved."""
+    named = spec.builtin and spec.definition.name in ("layernorm", "rmsnorm")
+    return named and is_plain(spec) and spec.save == "stats"
+
+
+def is_plain(spec: Spec) -> bool:
+    """True for a spec of one dtype, with the inputs that its graph has unless a spec says otherwise."""
+    return spec.weight is spec.dtype and spec.out is spec.dtype and not spec.inputs
+
+
 def torch_call(case: Case) -> tuple[Call, tuple[str, ...]]:
-    """PyTorch's own operator for a case, and the names of its results."""
+    """PyTorch's own operator for a case of one of the two norms, and the names of its results."""
     import torch
 
     d, eps, aten = case.spec.d, case.spec.eps, torch.ops.aten
     if case.spec.definition.name == "layernorm":
         if case.spec.direction == "fwd":
-            return lambda t: aten.native_layer_norm(t["x"], [d], t.get("gamma"), t.get("beta"), eps), (
-                "y",
-                "mean",
-                "rstd",
-            )
+            return lambda t: aten.native_layer_norm(t["x"], [d], t["gamma"], t["beta"], eps), ("y", "mean", "rstd")
         mask = [name in case.outputs for name in ("dx", "dgamma", "dbeta")]
 
         def layernorm_backward(t: Tensors) -> Sequence[Array]:
-            mean, rstd, gamma = t["mean"].view(-1, 1), t["rstd"].view(-1, 1), t.get("gamma")
-            # Of the bias only shape and dtype are read, and backward's sets have no bias.
-            result = aten.native_layer_norm_backward(t["dy"], t["x"], [d], mean, rstd, gamma, gamma, mask)
+            mean, rstd = t["mean"].view(-1, 1), t["rstd"].view(-1, 1)
+            result = aten.native_layer_norm_backward(t["dy"], t["x"], [d], mean, rstd, t["gamma"], t["beta"], mask)
             return tuple(result)
 
         return layernorm_backward, ("dx", "dgamma", "dbeta")
     if case.spec.direction == "fwd":
-        return lambda t: (torch.nn.functional.rms_norm(t["x"], (d,), t.get("gamma"), eps),), ("y",)
+        return lambda t: (torch.nn.functional.rms_norm(t["x"], (d,), t["gamma"], eps),), ("y",)
     mask = [name in case.outputs for name in ("dx", "dgamma")]
 
     def rmsnorm_backward(t: Tensors) -> Sequence[Array]:
         rstd = t["rstd"].view(-1, 1)
-        return tuple(aten._fused_rms_norm_backward(t["dy"], t["x"], [d], rstd, t.get("gamma"), mask))
+        return tuple(aten._fused_rms_norm_backward(t["dy"], t["x"], [d], rstd, t["gamma"], mask))
 
     return rmsnorm_backward, ("dx", "dgamma")
 
 
+Forward = Callable[[Tensors], Sequence[Array]]
+"""The outputs of a case's graph, in order, of its inputs by name; differentiable."""
+
+
+def expression(case: Case, compiled: bool = False) -> Forward:
+    """The case's forward graph in PyTorch, one call for each equation, or what torch.compile makes of them."""
+    import torch
+
+    graph = case.forward
+    function, names, count = torch_function(graph), [p.name for p in graph.params], len(case.differentiable)
+
+    def outputs(*inputs: Array) -> tuple[Array, ...]:
+        return function(*inputs)[:count]  # statistics are lngen's choice, PyTorch saves what it wants
+
+    call = torch.compile(outputs, dynamic=False) if compiled else outputs
+    return lambda t: call(*(t[name] for name in names))
+
+
 class Torch:
-    """PyTorch, eager or, with ``compiled``, through torch.compile."""
+    """PyTorch, eager or, with ``compiled``, through torch.compile: its operator for a norm, else the expression."""
 
     needs = "PyTorch with CUDA"
     checked = True
 
     def __init__(self, name: str = "torch", compiled: bool = False) -> None:
         self.name, self._compiled = name, compiled
-        self.settings = "aten's fused operators, forward and backward"
+        self.settings = "aten's fused operators for layernorm and rmsnorm, else the graph's expression and autograd"
         self.settings += ", through torch.compile(dynamic=False)" if compiled else ", eager"
 
     def available(self) -> bool:
         return installed("torch")
 
     def covers(self, spec: Spec) -> bool:
-        return spec.definition.name in ("layernorm", "rmsnorm")
+        return True
 
     def prepare(self, case: Case) -> Prepared:
         import torch
 
-        if case.engine.name != "torch":
-            raise MissingError("PyTorch is installed, but without CUDA.")
-        call, names = torch_call(case)
+        need_torch(case)
         if self._compiled:
             torch.compiler.reset()  # without it dynamo stops specialising after a few shapes and runs eagerly
+        if not is_native(case.spec):
+            return autograd(case, expression(case, self._compiled))
+        call, names = torch_call(case)
+        if self._compiled:
             return keeping(torch.compile(call, dynamic=False), names, case.sets, case.chain)
         backward_of_rms = case.spec.definition.name == "rmsnorm" and case.spec.direction == "bwd"
         if backward_of_rms and not hasattr(torch.ops.aten, "_fused_rms_norm_backward"):
             d, eps = case.spec.d, case.spec.eps
-            return autograd(case, lambda x, gamma, beta: torch.nn.functional.rms_norm(x, (d,), gamma, eps))
+            return autograd(case, lambda t: (torch.nn.functional.rms_norm(t["x"], (d,), t["gamma"], eps),))
         return keeping(call, names, case.sets, case.chain)
 
 
-Forward = Callable[[Array, Array, Array], Array]
+def need_torch(case: Case) -> None:
+    """MissingError if the arrays are not PyTorch's."""
+    if case.engine.name != "torch":
+        raise MissingError("PyTorch is installed, but without CUDA.")
 
 
 def autograd(case: Case, forward: Forward) -> Prepared:
-    """A peer that is a differentiable function ``y = forward(x, gamma, beta)``."""
+    """A peer that is a differentiable function; a backward differentiates what a forward recorded for each set."""
     import torch
 
-    if case.engine.name != "torch":
-        raise MissingError("PyTorch is installed, but without CUDA.")
+    need_torch(case)
     if case.spec.direction == "fwd":
 
         def run(t: Tensors) -> Sequence[Array]:
             with torch.no_grad():
-                return (forward(t["x"], t.get("gamma"), t.get("beta")),)
+                return forward(t)
 
-        return keeping(run, ("y",), case.sets, case.chain)
+        return keeping(run, case.differentiable, case.sets, case.chain)
+    wrt = [p.name for p in case.forward.params if f"d{p.name}" in case.outputs]
     recorded: dict[int, Tensors] = {}  # by set: the links of a chain are few sets, used many times
     for t in case.sets:
         if id(t) not in recorded:
-            leaves = {"dx": t["x"], "dgamma": t["gamma"], "dbeta": torch.zeros_like(t["gamma"])}
-            leaves = {n: a.detach().requires_grad_() for n, a in leaves.items() if n in case.outputs}
-            y = forward(leaves.get("dx", t["x"]), leaves.get("dgamma", t["gamma"]), leaves.get("dbeta"))
-            recorded[id(t)] = {"y": y, "dy": t["dy"], **leaves}
-    names = [name for name in ("dx", "dgamma", "dbeta") if name in case.outputs]
+            leaves = {name: t[name].detach().requires_grad_() for name in wrt}
+            outputs = zip(case.differentiable, forward({**t, **leaves}), strict=False)
+            held = {name: y for name, y in outputs if name in case.spec.differentiated and y.requires_grad}
+            cotangents = {f"d{name}": t[f"d{name}"] for name in held}
+            recorded[id(t)] = held | cotangents | {f"d{name}": leaf for name, leaf in leaves.items()}
+    taken = [name for name in case.spec.differentiated if name in recorded[id(case.sets[0])]]
 
     def differentiate(t: Tensors) -> Sequence[Array]:
-        wanted = [t[name] for name in names]
-        return tuple(torch.autograd.grad(t["y"], wanted, t["dy"], retain_graph=True))
+        outputs, inputs = [t[name] for name in taken], [t[f"d{name}"] for name in wrt]
+        cotangents = [t[f"d{name}"] for name in taken]
+        return tuple(torch.autograd.grad(outputs, inputs, cotangents, retain_graph=True, allow_unused=True))
 
-    return keeping(differentiate, names, [recorded[id(t)] for t in case.sets], case.chain)
+    return keeping(differentiate, [f"d{name}" for name in wrt], [recorded[id(t)] for t in case.sets], case.chain)

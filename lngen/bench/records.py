@@ -15,13 +15,14 @@ Point = tuple[str, str, int]
 
 def is_ceiling(provider: str) -> bool:
     """True for a ceiling, overlapped or not."""
-    return provider.removesuffix(OVERLAPPED) in CEILINGS.values()
+    return provider.removesuffix(OVERLAPPED) in CEILINGS
 
 
 @dataclass(frozen=True)
 class Record:
     """One provider on one task. Without a time, ``note`` has the reason.
 
+    graph         the graph's name, with its digest if it is a program's own, and its keys but d and dtype
     gb_s          floor bytes over the median time; a ceiling's own bytes for a ceiling; none for a latency
     fraction      gb_s over that of the ceiling, timed in the same rounds
     launches      per replayed graph

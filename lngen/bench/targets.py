@@ -14,6 +14,7 @@ FRACTIONS = {
     64 * MB: {"fwd": 0.97, "bwd": 0.90},
     256 * MB: {"fwd": 0.98, "bwd": 0.95},
 }
+GRAPHS = ("layernorm", "rmsnorm")  # with their default keys: the graphs that have targets
 DTYPES = ("f16", "bf16", "f32")
 IRREGULAR = 0.85  # of the fraction, for rows that are not a multiple of REGULAR
 REGULAR = 256

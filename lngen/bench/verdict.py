@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from lngen.bench.records import Point, Record
-from lngen.bench.targets import RATIO_EACH, RATIO_MEAN, target_fraction
+from lngen.bench.targets import GRAPHS, RATIO_EACH, RATIO_MEAN, target_fraction
 from lngen.bench.tasks import LATENCY
 from lngen.ir import DType
 
@@ -28,7 +28,8 @@ def judge(records: Sequence[Record]) -> list[Record]:
 
 def _judged(r: Record, peer: tuple[float, str] | None) -> Record:
     nbytes = r.rows * r.d * DType(r.dtype).size
-    target = None if r.kind == LATENCY else target_fraction(r.direction, r.dtype, nbytes, r.d)
+    aimed = r.kind != LATENCY and r.graph in GRAPHS
+    target = target_fraction(r.direction, r.dtype, nbytes, r.d) if aimed else None
     r = replace(r, tensor_bytes=nbytes, target=target, met=None, best_peer="", ratio=None)
     if not r.is_lngen:
         return r
@@ -97,7 +98,7 @@ def _summary(kind: str, graph: str, direction: str, provider: str, group: Sequen
         failed=sum(r.us_median is None for r in group),
         ratio=_geometric_mean([ratio for _, ratio in ratios]),
         ratio_common=_geometric_mean([ratio for d, ratio in ratios if d in COMMON]),
-        ratio_target=None if kind == LATENCY else RATIO_MEAN.get(direction),
+        ratio_target=RATIO_MEAN.get(direction) if kind != LATENCY and graph in GRAPHS else None,
         compared=len(ratios),
         ahead=len(ratios) - len(slower),
         worst=tuple(f"{_shape(r)} {r.fraction:.3f} of {r.target:.3f}" for r in missed[:WORST]),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lngen.bench.grids import GRIDS, LATENCY_ROWS, LATENCY_WIDTHS
-from lngen.bench.tasks import DIRECTIONS, LATENCY, Task, make_task
+from lngen.bench.tasks import DIRECTIONS, LATENCY, Task, declared_dtype, make_task, split_graphs
 from lngen.cli.common import Decimal, Whole, split
 from lngen.cli.output import OutFile, Output, note, output_options
 from lngen.cli.tables import terminal_width
@@ -19,7 +19,6 @@ from lngen.errors import SpecError
 from lngen.graphs import GRAPHS
 from lngen.ir import DType
 from lngen.numbers import LARGEST, whole
-from lngen.spec import parse_spec
 
 if TYPE_CHECKING:
     from lngen.bench.host import HostRecord
@@ -55,23 +54,30 @@ def parse_shapes(shapes: str, rows: str, d: str) -> list[tuple[int, int]]:
 
 
 def tasks(
-    graphs: str, directions: str, dtypes: str, grid: str, shapes: list[tuple[int, int]], latency: bool = False
+    graphs: Sequence[str],
+    directions: str,
+    dtypes: str,
+    grid: str,
+    shapes: list[tuple[int, int]],
+    latency: bool = False,
 ) -> list[Task]:
     """All requested tasks, shapes before the grid's; SpecError for a wrong word."""
     chosen = GRIDS[grid]
     found = []
-    for graph, direction, dtype in itertools.product(split(graphs), split(directions), dtype_names(dtypes, grid)):
-        make_task(graph, direction, dtype, 1, 1)  # refuses a wrong word even where no shape follows
-        found += [make_task(graph, direction, dtype, m, d) for m, d in shapes or chosen.shapes(DType(dtype))]
-        if latency and direction != "both":
-            pairs = itertools.product(LATENCY_ROWS, LATENCY_WIDTHS)
-            found += [make_task(graph, direction, dtype, m, d, LATENCY) for m, d in pairs]
+    for graph, direction in itertools.product(split_graphs(graphs), split(directions)):
+        for dtype in dtype_names(dtypes, grid, graph):
+            make_task(graph, direction, dtype, 1, 1)  # refuses a wrong word even where no shape follows
+            found += [make_task(graph, direction, dtype, m, d) for m, d in shapes or chosen.shapes(DType(dtype))]
+            if latency and direction != "both":
+                pairs = itertools.product(LATENCY_ROWS, LATENCY_WIDTHS)
+                found += [make_task(graph, direction, dtype, m, d, LATENCY) for m, d in pairs]
     return found
 
 
-def dtype_names(dtypes: str, grid: str) -> list[str]:
-    """The named dtypes, or else those of the grid."""
-    return [*(split(dtypes) or GRIDS[grid].dtypes)]
+def dtype_names(dtypes: str, grid: str, graph: str) -> list[str]:
+    """The named dtypes; or else the one that the graph declares, or those of the grid."""
+    declared = [*filter(None, [declared_dtype(graph)])]
+    return [*(split(dtypes) or declared or GRIDS[grid].dtypes)]
 
 
 def _grids() -> str:
@@ -84,9 +90,19 @@ LATENCIES = f"{', '.join(map(str, LATENCY_ROWS))} rows of {', '.join(map(str, LA
 
 @click.command(
     "bench",
-    epilog="Example: lngen bench --grid targets --direction fwd,bwd --compile --out b.json --resume --seconds 500",
+    epilog="Example: lngen bench --graph rmsnorm:weight=f32 --graph norms:add_rmsnorm --direction fwd,bwd --compile "
+    "--grid quick --out b.json --resume --seconds 500",
 )
-@click.option("--graph", default="layernorm", show_default=True, help=f"Some of {', '.join(GRAPHS)}.")
+@click.option(
+    "--graph",
+    "graphs",
+    multiple=True,
+    default=("layernorm",),
+    metavar="GRAPH",
+    show_default=True,
+    help=f"One of {', '.join(GRAPHS)}, a file my.graph or MODULE:FUNCTION, with :KEY=VALUE,... as in a spec, without d "
+    "and dtype; repeatable. Names alone may be separated by commas.",
+)
 @click.option("--direction", default="fwd,bwd", show_default=True, help=f"Some of {', '.join(DIRECTIONS)}.")
 @click.option("--grid", default="design", show_default=True, type=click.Choice([*GRIDS]), help=f"Shapes. {_grids()}.")
 @click.option("--shapes", default="", metavar="ROWSxD,...", help="These shapes instead of a grid.")
@@ -115,9 +131,11 @@ LATENCIES = f"{', '.join(map(str, LATENCY_ROWS))} rows of {', '.join(map(str, LA
 def bench(output: Output, plot_file: Path | None, sources: tuple[Path, ...], **options: Any) -> None:
     """Time lngen, its peers and the ceilings side by side, cold, in GB/s of the bytes a call must move.
 
-    The ceiling is a plain copy (forward) or the sum of two arrays (backward), and both for forward and backward
-    as one unit. The table has lngen's fraction of the ceiling in brackets, with a target that is missed. Options that
-    name several things separate them by commas. The --out file is written after every point.
+    The ceiling is a plain copy or the sum of two arrays, whichever has the more similar share of writes, of as many
+    bytes as the graph's [M, D] tensors: for a norm the copy (forward) and the sum (backward), and both for forward and
+    backward as one unit. The peers of a graph are PyTorch with the same expression, and the libraries that have a
+    kernel for it. The table has lngen's fraction of the ceiling in brackets, with a target that is missed. Options
+    that name several things separate them by commas. The --out file is written after every point.
     """
     from lngen.bench import plot, report, store
 
@@ -152,7 +170,7 @@ def _measure(out_file: Path | None, **o: Any) -> Saved:
     engine, method = make_engine(), Method(rounds=o["rounds"])
     chosen = select(split(o["providers"]), compiled=o["compiled"], schedules=o["schedules"])
     shapes = parse_shapes(o["shapes"], o["rows"], o["d"])
-    todo = tasks(o["graph"], o["direction"], o["dtype"], o["grid"], shapes, o["latency"])
+    todo = tasks(o["graphs"], o["direction"], o["dtype"], o["grid"], shapes, o["latency"])
     under = conditions(engine, method)
     before = resumed(out_file, under) if out_file is not None and o["resume"] else Saved()
     keep = partial(_keep, out_file, before, under, lambda: circumstances(engine.device()[0], o["commit"]))
@@ -166,7 +184,7 @@ def _measure(out_file: Path | None, **o: Any) -> Saved:
         )
         outcome = benchmark(todo, chosen, engine, method, hooks=hooks, saved=before.records, seconds=o["seconds"])
         status.update("host time")
-        host = before.host or (_host(o["graph"], dtype_names(o["dtype"], o["grid"])) if o["host"] else [])
+        host = before.host or (_host(o["graphs"], o["dtype"], o["grid"]) if o["host"] else [])
     found = keep(outcome.records, host)
     if outcome.left:
         hooks.say(f"{outcome.left} of {len(todo)} points are left; the same command with --resume measures them.")
@@ -191,10 +209,11 @@ def _keep(
     return found
 
 
-def _host(graphs: str, dtypes: list[str]) -> list[HostRecord]:
+def _host(graphs: Sequence[str], dtypes: str, grid: str) -> list[HostRecord]:
     from lngen.bench.host import host_benchmark
 
-    specs = [parse_spec(f"{g}.fwd:d={HOST_D},dtype={t}") for g in split(graphs) for t in dtypes]
+    pairs = [(graph, dtype) for graph in split_graphs(graphs) for dtype in dtype_names(dtypes, grid, graph)]
+    specs = [make_task(graph, "fwd", dtype, 1, HOST_D).specs[0] for graph, dtype in pairs]
     return [r for spec in specs for r in host_benchmark(spec)]
 
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from lngen.bench import timing
-from lngen.bench.engines import CupyEngine, Engine
+from lngen.bench.cupy_engine import CupyEngine
+from lngen.bench.engines import Engine
 from lngen.bench.floor import floor_bytes
 from lngen.check.inputs import POISON
 from lngen.compile import Compilation
