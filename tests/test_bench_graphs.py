@@ -15,7 +15,6 @@ import pytest
 from click.testing import CliRunner
 
 import own_graphs
-from lngen import spec as spec_module
 from lngen.bench import ceilings, conditions, engines, host, libraries, plot, report, timing
 from lngen.bench.cases import Case
 from lngen.bench.ceilings import Ceiling, buffers
@@ -232,6 +231,32 @@ def test_gradients_asked_for_and_cotangents_given() -> None:
     assert bool((expected(case)["dgamma"] == 0).all())
 
 
+@pytest.mark.parametrize("engine", [CpuEngine, HostEngine])
+@pytest.mark.parametrize("name", ["add_rmsnorm", "scaled"])
+def test_gradients_that_are_added_to_arrays_or_stored_once(name: str, engine: type[CpuEngine]) -> None:
+    """accumulate=gamma; dresidual is dx and not a result."""
+    (case,) = cases(name, "bwd", rows=9, engine=engine(), accumulate="gamma")
+    assert "dgamma_in" in case.inputs
+    assert "dresidual" not in case.outputs
+    plain = {p.name: case.sets[1][p.name].numpy() for p in case.graph.params}
+    results = interpret(case.graph, plain)
+    want = expected(case, 1)
+    for n, found in results.items():
+        np.testing.assert_allclose(found.reshape(want[n].shape), want[n].numpy(), rtol=2e-3, atol=1e-4)
+    if engine is CpuEngine:
+        prepared = Torch().prepare(case)
+        prepared.launch(0, 1)
+        assert not complaint(case, want, prepared.results(1))
+
+
+def test_a_statistic_with_a_cotangent() -> None:
+    (case,) = cases("add_rmsnorm", "bwd", of="y+rstd")
+    prepared = Torch().prepare(case)
+    prepared.launch(0, 0)
+    assert "drstd" in case.inputs
+    assert not complaint(case, expected(case), prepared.results(0))
+
+
 def test_a_set_holds_what_a_peer_needs() -> None:
     """lngen's backward of h = x + residual needs neither; PyTorch's records both."""
     task = Task((own("add_rmsnorm", "bwd", of="h"),), 10)
@@ -344,7 +369,8 @@ MEMBERS = {
 def members(monkeypatch: pytest.MonkeyPatch) -> None:
     """Graphs of lngen's with these names; their functions of x stand for those that have ops of their own."""
     more = {name: Definition(name, f) for name, f in MEMBERS.items()}
-    monkeypatch.setattr(spec_module, "GRAPHS", MappingProxyType({**GRAPHS, **more}))
+    for module in ("lngen.spec.spec", "lngen.spec.parse", "lngen.bench.tasks"):
+        monkeypatch.setattr(f"{module}.GRAPHS", MappingProxyType({**GRAPHS, **more}))
 
 
 def _norm(x: Any, gamma: Any, beta: Any, eps: float, mean: bool) -> Any:
@@ -441,7 +467,7 @@ def test_a_member_is_called_as_its_library_wants(
     prepared.launch(0, 1)
     results = prepared.results(1)
     assert not complaint(case, expected(case), results)
-    assert {*results} == {*case.outputs} - {"mean", "rstd", "dtarget"}
+    assert {*results} == {*case.outputs, *case.graph.shared} - {"mean", "rstd", "dtarget"}
     assert all(torch.equal(case.sets[1][n], a) for n, a in before.items())  # shared with every other provider
 
 

@@ -91,6 +91,7 @@ def test_autograd_agrees_with_the_derived_backward(text: str) -> None:
     gradients = torch.autograd.grad(outputs, leaves, [tensor(inputs[f"d{n}"]) for n in spec.differentiated])
     got = {f"d{p.name}": g for p, g in zip(forward.params, gradients, strict=True)}
     wanted = interpret(spec.graph(), {p.name: inputs[p.name] for p in spec.graph().params})
+    wanted |= {name: wanted[same] for name, same in spec.graph().shared.items()}  # dresidual is dx
     assert {*got} == {*wanted}
     for name, want in wanted.items():
         assert np.abs(want).max() > 0

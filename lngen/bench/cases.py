@@ -43,5 +43,6 @@ class Case:
 
     @property
     def differentiable(self) -> tuple[str, ...]:
-        """Names of the forward graph's outputs, without the statistics."""
-        return self.spec.definition.outputs(self.spec.options)
+        """Names of the forward graph's outputs, and also of its statistics if one of them has a cotangent."""
+        outputs = self.spec.definition.outputs(self.spec.options)
+        return outputs if {*self.spec.differentiated} <= {*outputs} else tuple(r.name for r in self.forward.results)

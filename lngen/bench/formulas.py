@@ -15,6 +15,7 @@ from lngen.bench.reference import graph_results
 from lngen.bench.torch_graph import independent_rows
 from lngen.errors import LngenError
 from lngen.ir import DType, M
+from lngen.passes.gradients import accumulated
 from lngen.spec import Spec
 
 CHUNK = 1 << 24  # elements for which intermediate values are computed at a time
@@ -64,6 +65,8 @@ def expected(case: Case, index: int = 0) -> Tensors:
                 want[name] += values.reshape(want[name].shape)
             elif name in want:
                 want[name][rows] = values.reshape(want[name][rows].shape)
+    for name in (f"d{n}" for n in case.spec.accumulate):
+        want[name] += engine.wide(case.sets[index][accumulated(name)])
     return want
 
 

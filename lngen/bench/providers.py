@@ -14,6 +14,7 @@ from lngen.bench.torch_graph import torch_function
 from lngen.compile import Compilation, KernelSet
 from lngen.errors import MissingError
 from lngen.ir import DType
+from lngen.passes.gradients import accumulated
 from lngen.runtime.launch import Launcher, device_arch
 from lngen.spec import Spec
 from lngen.toolchain import Binary
@@ -124,12 +125,12 @@ def keeping(call: Call, names: Sequence[str], sets: Sequence[Tensors], chain: st
 def is_native(spec: Spec) -> bool:
     """True for a norm that PyTorch has an operator for: of one dtype, with its usual weights, statistics saved."""
     named = spec.builtin and spec.definition.name in ("layernorm", "rmsnorm")
-    return named and is_plain(spec) and spec.save == "stats"
+    return named and is_plain(spec) and spec.save == "stats" and not spec.accumulate
 
 
 def is_plain(spec: Spec) -> bool:
-    """True for a spec of one dtype, with the inputs that its graph has unless a spec says otherwise."""
-    return spec.weight is spec.dtype and spec.out is spec.dtype and not spec.inputs
+    """True for a spec of one dtype, also of its gradients, whose graph has its default options."""
+    return spec.weight is spec.dtype and spec.out is spec.dtype and spec.grad is None and not spec.chosen
 
 
 def torch_call(case: Case) -> tuple[Call, tuple[str, ...]]:
@@ -230,7 +231,7 @@ def autograd(case: Case, forward: Forward) -> Prepared:
                 return forward(t)
 
         return keeping(run, case.differentiable, case.sets, case.chain)
-    wrt = [p.name for p in case.forward.params if f"d{p.name}" in case.outputs]
+    wrt, summed = case.spec.differentiates, case.spec.accumulate
     recorded: dict[int, Tensors] = {}  # by set: the links of a chain are few sets, used many times
     for t in case.sets:
         if id(t) not in recorded:
@@ -238,12 +239,14 @@ def autograd(case: Case, forward: Forward) -> Prepared:
             outputs = zip(case.differentiable, forward({**t, **leaves}), strict=False)
             held = {name: y for name, y in outputs if name in case.spec.differentiated and y.requires_grad}
             cotangents = {f"d{name}": t[f"d{name}"] for name in held}
-            recorded[id(t)] = held | cotangents | {f"d{name}": leaf for name, leaf in leaves.items()}
+            before = {name: t[name] for name in map(accumulated, (f"d{name}" for name in summed))}
+            recorded[id(t)] = held | cotangents | before | {f"d{name}": leaf for name, leaf in leaves.items()}
     taken = [name for name in case.spec.differentiated if name in recorded[id(case.sets[0])]]
 
     def differentiate(t: Tensors) -> Sequence[Array]:
         outputs, inputs = [t[name] for name in taken], [t[f"d{name}"] for name in wrt]
         cotangents = [t[f"d{name}"] for name in taken]
-        return tuple(torch.autograd.grad(outputs, inputs, cotangents, retain_graph=True, allow_unused=True))
+        found = torch.autograd.grad(outputs, inputs, cotangents, retain_graph=True, allow_unused=True)
+        return [t[accumulated(f"d{n}")] + g if n in summed else g for n, g in zip(wrt, found, strict=True)]
 
     return keeping(differentiate, [f"d{name}" for name in wrt], [recorded[id(t)] for t in case.sets], case.chain)

@@ -15,17 +15,22 @@ from lngen.bench.engines import Array, Engine
 from lngen.bench.torch_graph import torch_function
 from lngen.check.real import evaluate
 from lngen.ir import Graph, M
+from lngen.passes.gradients import accumulated
 from lngen.spec import Spec
 
 
 def graph_results(spec: Spec, engine: Engine, inputs: Mapping[str, Array], rows: slice) -> Tensors:
-    """The spec's results by name in float64, for some rows of its inputs; see ``formulas.wide_results``."""
+    """The spec's results by name in float64, for some rows of its inputs; see ``formulas.wide_results``.
+
+    A gradient that is added to an array is that of these rows alone.
+    """
     forward, graph = spec.with_direction("fwd").forward(), spec.graph()
     needed = {v.name: v for g in (forward, graph) for v in g.params if v.name in inputs}
     cut = {n: engine.wide(inputs[n][rows] if M in v.type.axes else inputs[n]) for n, v in needed.items()}
     if engine.name != "torch":
         host = {n: engine.host(a) for n, a in cut.items()}
         chosen = forward if spec.direction == "fwd" else graph
+        host |= {n: np.zeros_like(host[n]) for n in map(accumulated, (f"d{n}" for n in spec.accumulate))}
         return {n: engine.array(found.value.astype(np.float64)) for n, found in evaluate(chosen, host).items()}
     if spec.direction == "fwd":
         return _forward(forward, cut)
@@ -38,11 +43,10 @@ def _forward(graph: Graph, inputs: Tensors) -> Tensors:
 
 
 def _backward(spec: Spec, forward: Graph, inputs: Tensors) -> Tensors:
-    """The gradients of all inputs that the spec differentiates by; zero for one that no output depends on."""
+    """The gradients of the inputs that the spec differentiates by; zero for one that no output depends on."""
     import torch
 
-    names = [p.name for p in forward.params if spec.wrt is None or p.name in spec.wrt]
-    leaves = {name: inputs[name].detach().requires_grad_() for name in names}
+    leaves = {name: inputs[name].detach().requires_grad_() for name in spec.differentiates}
     results = _forward(forward, {**inputs, **leaves})
     taken = [name for name in spec.differentiated if results[name].requires_grad]
     given = torch.autograd.grad(

@@ -13,7 +13,7 @@ from lngen.errors import SpecError
 from lngen.graphs import GRAPHS
 from lngen.graphs.source import ENDING
 from lngen.ir import DType
-from lngen.spec import Spec, parse_spec
+from lngen.spec import BACKWARD_KEYS, Spec, parse_spec
 
 # The ceilings: the tensors that a call reads, beside the one it writes. They compute nothing worth counting.
 MOVES = {"copy": 1, "add": 2}
@@ -27,7 +27,6 @@ THROUGHPUT = "throughput"  # cold rotating buffers, GB/s
 LATENCY = "latency"  # each launch reads the previous result, warm, us per call
 
 ELSEWHERE = {"d": "--shapes, --d or --grid", "dtype": "--dtype"}  # keys of a spec that are options of their own
-OF_BACKWARD = ("wrt", "of", "blocks")  # keys that a forward spec has not
 ANY_D = 256  # the tensors of a graph do not depend on D
 
 
@@ -119,7 +118,7 @@ def _spec(graph: str, direction: str, d: int, dtype: str) -> Spec:
         if key in ELSEWHERE:
             raise SpecError(f"--graph '{graph}': the key '{key}' is not part of a graph here; give {ELSEWHERE[key]}.")
     if direction == "fwd":
-        keys = [k for k in keys if k.partition("=")[0] not in OF_BACKWARD]
+        keys = [k for k in keys if k.partition("=")[0] not in BACKWARD_KEYS]
     given = [f"d={d}", *([f"dtype={dtype}"] if dtype else []), *keys]
     return parse_spec(f"{name}.{direction}:{','.join(given)}")
 
