@@ -674,13 +674,6 @@ def test_a_peer_that_is_not_installed_is_named(name: str, package: str, monkeypa
         find_target(name)
 
 
-def test_a_graph_it_has_no_closed_form_of_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lngen.cli.conform.NORMS", ("rmsnorm",))
-    done = call("layernorm.fwd:d=8")
-    assert (done.exit_code, done.stdout) == (2, "")
-    assert "conform knows rmsnorm, not 'layernorm'" in done.stderr
-
-
 def test_backward_is_for_numpy() -> None:
     pytest.importorskip("torch")
     with pytest.raises(SpecError, match="--backward is for NumPy functions"):

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lngen.bench.torch_graph import MEANINGS, independent_rows, torch_function
+from lngen.bench.torch_graph import MEANINGS, torch_function
 from lngen.check.inputs import forward_inputs, random_inputs
 from lngen.check.oracles import layernorm_forward, rmsnorm_forward
 from lngen.check.tolerances import ROUNDOFF
 from lngen.errors import LngenError
 from lngen.interpret import interpret
-from lngen.ir import OPS, Builder, D, DType, Graph, M, parse
+from lngen.ir import OPS, Builder, D, DType, Graph, M, independent_rows, parse
 from lngen.ir.numerics import Array
 from lngen.spec import Spec, parse_spec
 from own_graphs import OWN, own

@@ -12,9 +12,8 @@ from collections.abc import Iterator, Mapping
 from lngen.bench.cases import Case, Tensors
 from lngen.bench.engines import Array, Engine
 from lngen.bench.reference import graph_results
-from lngen.bench.torch_graph import independent_rows
 from lngen.errors import LngenError
-from lngen.ir import DType, M
+from lngen.ir import DType, M, independent_rows
 from lngen.passes.gradients import accumulated
 from lngen.spec import Spec
 

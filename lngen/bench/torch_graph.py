@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from lngen.errors import LngenError
-from lngen.ir import WIDE, Axis, DType, Eqn, Graph, M, Value
+from lngen.ir import WIDE, Axis, DType, Eqn, Graph, Value
 from lngen.runtime.arrays import torch_dtypes
 
 Tensor = Any
@@ -179,8 +179,3 @@ MEANINGS: dict[str, Meaning] = {
     "reduce_dot": lambda c, e, a: _sum(c, e, a[0] * a[1]),
     "reduce_max": _max,
 }
-
-
-def independent_rows(graph: Graph) -> bool:
-    """True if no equation joins rows: then a part of the rows has the results that it has among all."""
-    return all(dict(e.attrs).get("axis") is not M for e in graph.eqns)

@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
-from lngen.check.conform import Contract, LngenTarget, Outcome, Target, conform, find_target, select
+from lngen.check.check import has_closed_form
+from lngen.check.conform import (
+    Case,
+    Contract,
+    GraphSuite,
+    LngenTarget,
+    Outcome,
+    conform,
+    conform_graph,
+    find_target,
+    select,
+)
 from lngen.check.tolerances import NORMS, NormName
 from lngen.cli.common import Decimal, progress_bar, words
 from lngen.cli.output import Output, output_options
 from lngen.cli.tables import table
-from lngen.errors import MissingError, SpecError
+from lngen.errors import MissingError
 from lngen.ir import DType
 from lngen.spec import parse_spec
 from lngen.version import __version__
+
+FUNCTION_D = 768  # the row length of cases without one, for a function
 
 
 def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...]:
@@ -60,6 +75,8 @@ def command(
 ) -> None:
     """Run an adversarial list of cases on the kernels of SPEC, or on a function.
 
+    The graph of SPEC may be any, also my.graph.fwd:d=4096 or module:function.fwd:d=4096: other graphs than the two
+    norms are judged by themselves in float64, with running error bounds, and skip the cases that only a norm has.
     RMSNorm functions are called with beta None. Exits 1 if a case fails.
     """
     if (spec is None) == (name is None):
@@ -69,33 +86,46 @@ def command(
         given = {"backward": backward, "torch": is_torch, "norm": norm, "dtype": dtype, "eps": eps}
         for option in (n for n, value in given.items() if value):
             raise click.UsageError(f"--{option} goes with --callable; a SPEC has its own.")
-        target, contract, d = _kernels(spec, device)
+        run = _kernels(spec, device, chosen)
     else:
         assert name is not None
-        target, contract = _function(name, backward, is_torch, norm, dtype or "f32", eps or 1e-5, device)
-        d = 768
+        run = _function(name, backward, is_torch, norm, dtype or "f32", eps or 1e-5, device, chosen)
     outcomes = []
     with progress_bar("cases") as progress:
-        for outcome in conform(target, contract, chosen, d=d):
+        for outcome in run.outcomes:
             outcomes.append(outcome)
             if progress:
                 progress(len(outcomes), len(chosen))
-    output.table(*_report(target.name, contract, outcomes))
+    output.table(*_report(run, outcomes))
     if any(o.status == "fail" for o in outcomes):
         ctx.exit(1)
 
 
-def _kernels(text: str, device: str | None) -> tuple[Target, Contract, int]:
+@dataclass(frozen=True)
+class Run:
+    """The cases of a target, not yet run, and what it is: its name, its graph, dtype and eps."""
+
+    outcomes: Iterator[Outcome]
+    target: str
+    norm: str
+    dtype: DType
+    eps: float
+
+
+def _kernels(text: str, device: str | None, cases: Sequence[Case]) -> Run:
     """lngen's own kernels."""
     from lngen.runtime.launch import device_count
 
     spec = parse_spec(text)
-    if spec.definition.name not in NORMS:
-        raise SpecError(f"conform knows {' and '.join(NORMS)}, not '{spec.definition.name}'; try lngen check {text}")
     gpus = device_count() if device != "cpu" else 0
     if device == "cuda" and not gpus:
         raise MissingError("--device cuda expects a GPU, none was found; omit it for the interpreter.")
-    return LngenTarget(spec, gpu=gpus > 0), Contract.of_spec(spec), spec.d
+    target = LngenTarget(spec, gpu=gpus > 0)
+    if spec.builtin and spec.definition.name in NORMS and has_closed_form(spec):
+        outcomes = conform(target, Contract.of_spec(spec), cases, d=spec.d)
+    else:
+        outcomes = conform_graph(GraphSuite(target, spec), cases)
+    return Run(outcomes, target.name, spec.graph_name, spec.dtype, spec.eps)
 
 
 def _function(
@@ -106,25 +136,27 @@ def _function(
     dtype: str,
     eps: float,
     device: str | None,
-) -> tuple[Target, Contract]:
-    """The target of a function, possibly from a module of the current folder."""
+    cases: Sequence[Case],
+) -> Run:
+    """A function, possibly from a module of the current folder."""
     target, norm = find_target(
         name, norm=norm, eps=eps, backward=backward, torch=is_torch, device=device, folder=Path.cwd()
     )
-    return target, Contract.of(norm, DType(dtype), eps)
+    contract = Contract.of(norm, DType(dtype), eps)
+    return Run(conform(target, contract, cases, d=FUNCTION_D), target.name, norm, contract.dtype, eps)
 
 
-def _report(name: str, contract: Contract, outcomes: list[Outcome]) -> tuple[dict[str, Any], str]:
+def _report(run: Run, outcomes: list[Outcome]) -> tuple[dict[str, Any], str]:
     """The outcomes for JSON, and as a table."""
     counts = {s: sum(o.status == s for o in outcomes) for s in ("pass", "fail", "skipped")}
     marks = {"pass": "ok", "fail": "FAIL", "skipped": "skipped"}
     text = table(("", "case", "why", "found"), [(marks[o.status], o.name, o.why, o.detail) for o in outcomes])
     data = {
         "lngen": __version__,
-        "target": name,
-        "norm": contract.norm,
-        "dtype": str(contract.dtype),
-        "eps": contract.eps,
+        "target": run.target,
+        "norm": run.norm,
+        "dtype": str(run.dtype),
+        "eps": run.eps,
         "passed": counts["pass"],
         "failed": counts["fail"],
         "skipped": counts["skipped"],

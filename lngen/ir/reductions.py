@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lngen.ir.types import Axis, D, Eqn, Graph, S
+from lngen.ir.types import Axis, D, Eqn, Graph, M, S
 
 # The ops that add along a whole axis, in the order of their attributes; those that add along each segment of D; all
 # that reduce; and all that have an order as attributes.
@@ -24,6 +24,11 @@ def is_sum(eqn: Eqn, axis: Axis) -> bool:
 def is_row_fold(eqn: Eqn) -> bool:
     """True for a sum or a maximum over D, of a row or of each of its segments, which ends a phase."""
     return is_sum(eqn, D) or eqn.op in SEGMENT_SUMS or eqn.op == "reduce_max"
+
+
+def independent_rows(graph: Graph) -> bool:
+    """True if no equation joins rows: then some of the rows have the results that they have among all."""
+    return all(dict(eqn.attrs).get("axis") is not M for eqn in graph.eqns)
 
 
 def segment_of(graph: Graph, d: int) -> int:

@@ -7,10 +7,11 @@
 """
 
 from lngen.check.conform.adapters import ADAPTERS, find_target
+from lngen.check.conform.case import Case
 from lngen.check.conform.cases import CASES, select
 from lngen.check.conform.contract import Contract, Outcome
-from lngen.check.conform.run import conform
-from lngen.check.conform.suite import Case
+from lngen.check.conform.graph_suite import GraphSuite
+from lngen.check.conform.run import conform, conform_graph
 from lngen.check.conform.targets import LngenTarget, NumpyTarget, Target, TorchTarget
 
 __all__ = [
@@ -18,12 +19,14 @@ __all__ = [
     "CASES",
     "Case",
     "Contract",
+    "GraphSuite",
     "LngenTarget",
     "NumpyTarget",
     "Outcome",
     "Target",
     "TorchTarget",
     "conform",
+    "conform_graph",
     "find_target",
     "select",
 ]

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
+from lngen.check.conform.case import Case
 from lngen.check.conform.cases import CASES
 from lngen.check.conform.contract import Contract, FailedError, Found, Outcome, RaisedError, SkippedError, Status
+from lngen.check.conform.graph_suite import GraphSuite
 from lngen.check.conform.reference import reference
-from lngen.check.conform.suite import Case, Inputs, Suite
+from lngen.check.conform.suite import Inputs, Suite
 from lngen.check.conform.targets import Target
 from lngen.check.tolerances import NORMS
 from lngen.errors import CheckError
@@ -30,14 +33,29 @@ def conform(target: Target, contract: Contract, cases: Sequence[Case] = CASES, *
     suite = Suite(target, contract, d)
     look(suite)
     for case in cases:
-        status, found = answer(case, suite)
-        yield Outcome(case.name, status, case.why, found.detail, found.measured)
+        yield _outcome(case, partial(case.run, suite))
 
 
-def answer(case: Case, suite: Suite) -> tuple[Status, Found]:
+def conform_graph(suite: GraphSuite, cases: Sequence[Case] = CASES) -> Iterator[Outcome]:
+    """The outcome of each case, in order, for the kernels of a graph that is not one of the two norms."""
+    for case in cases:
+        run = case.of_graph
+        yield _outcome(case, partial(_skipped, run) if isinstance(run, str) else partial(run, suite))
+
+
+def _skipped(why: str) -> Found:
+    raise SkippedError(why)
+
+
+def _outcome(case: Case, run: Callable[[], Found]) -> Outcome:
+    status, found = answer(run)
+    return Outcome(case.name, status, case.why, found.detail, found.measured)
+
+
+def answer(run: Callable[[], Found]) -> tuple[Status, Found]:
     """A case's status and its findings."""
     try:
-        return "pass", case.run(suite)
+        return "pass", run()
     except FailedError as failed:
         return "fail", failed.found
     except SkippedError as skipped:

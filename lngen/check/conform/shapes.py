@@ -6,28 +6,27 @@ from collections.abc import Callable
 
 import numpy as np
 
-from lngen.check.conform.contract import FailedError, Found, RaisedError
+from lngen.check.conform.contract import FailedError, Found, RaisedError, SkippedError
 from lngen.check.conform.layout import laid, strided, transposed, unaligned
-from lngen.check.conform.suite import Suite, same
+from lngen.check.conform.suite import Calls, same
 from lngen.check.conform.targets import guarded
 from lngen.check.inputs import differing
 from lngen.ir.numerics import NUMPY_DTYPE, Array
 
-ROWWISE = ("y", "dx")
 BATCH, OFFSET = 1500, 5
 
 
-def no_rows(suite: Suite) -> Found:
+def no_rows(suite: Calls) -> Found:
     """M = 0: empty results, and dgamma and dbeta are zero."""
     results = suite.results(suite.inputs(m=0))
-    for name in [n for n in ("dgamma", "dbeta") if n in results]:
+    for name in [n for n in suite.columns if n in results]:
         count = int((results[name] != 0).sum())
         if count:
-            raise FailedError(f"{name}: {count} of {suite.d} elements are not 0", {name: float(count)})
+            raise FailedError(f"{name}: {count} of {results[name].size} elements are not 0", {name: float(count)})
     return Found(", ".join(f"{n} {list(a.shape)}" for n, a in results.items()))
 
 
-def laid_out(suite: Suite, *, lay: Callable[[Array], Array], names: tuple[str, ...]) -> Found:
+def laid_out(suite: Calls, *, lay: Callable[[Array], Array], names: tuple[str, ...]) -> Found:
     """Inputs with another memory layout: the bits of the contiguous call, or within the bounds, or refused."""
     inputs = suite.inputs()
     moved = {n: lay(a) if n in names else a for n, a in inputs.items()}
@@ -37,69 +36,70 @@ def laid_out(suite: Suite, *, lay: Callable[[Array], Array], names: tuple[str, .
     except RaisedError as error:
         return Found(f"refused: {error}")
     if any(differing(results[n], plain[n]) for n in plain):
-        return suite.within(suite.reference(inputs), results)
+        return suite.judged(inputs, results)
     return Found("as if contiguous")
 
 
-def strided_rows(suite: Suite) -> Found:
+def strided_rows(suite: Calls) -> Found:
     """x[:, :D] of a wider array, dy alike."""
-    return laid_out(suite, lay=strided, names=("x", "dy"))
+    return laid_out(suite, lay=strided, names=suite.matrices)
 
 
-def unaligned_base(suite: Suite) -> Found:
+def unaligned_base(suite: Calls) -> Found:
     """Every array one element after an aligned address."""
-    return laid_out(suite, lay=unaligned, names=("x", "dy", "gamma", "beta"))
+    return laid_out(suite, lay=unaligned, names=tuple(suite.inputs()))
 
 
-def column_major(suite: Suite) -> Found:
+def column_major(suite: Calls) -> Found:
     """x and dy as transposes of contiguous arrays."""
-    return laid_out(suite, lay=transposed, names=("x", "dy"))
+    return laid_out(suite, lay=transposed, names=suite.matrices)
 
 
-def rows_alone(suite: Suite) -> Found:
+def rows_alone(suite: Calls) -> Found:
     """A row in a call of its own has the bits it has among others."""
+    suite.need_rows()
     inputs = suite.inputs()
-    among = suite.results(inputs)
+    among, length = suite.results(inputs), len(inputs[suite.matrices[0]])
     pairs: dict[str, tuple[Array, Array]] = {}
-    for row in sorted({0, 1, len(inputs["x"]) // 2, len(inputs["x"]) - 1}):
-        alone = suite.results(_rows(inputs, np.array([row])))
-        pairs |= {f"{n} of row {row}": (a, among[n][row : row + 1]) for n, a in alone.items() if n in ROWWISE}
+    for row in sorted({0, 1, length // 2, length - 1}):
+        alone = suite.results(suite.some(inputs, np.array([row])))
+        pairs |= {f"{n} of row {row}": (a, among[n][row : row + 1]) for n, a in alone.items() if n in suite.rowwise}
     return same(pairs, "alone")
 
 
-def rows_permuted(suite: Suite) -> Found:
+def rows_permuted(suite: Calls) -> Found:
     """Rows in another order have the same bits."""
+    suite.need_rows()
     inputs = suite.inputs()
-    order = np.random.default_rng(5).permutation(len(inputs["x"]))
-    first, second = suite.results(inputs), suite.results(_rows(inputs, order))
-    return same({n: (second[n], first[n][order]) for n in ROWWISE if n in first}, "permuted")
+    order = np.random.default_rng(5).permutation(len(inputs[suite.matrices[0]]))
+    first, second = suite.results(inputs), suite.results(suite.some(inputs, order))
+    return same({n: (second[n], first[n][order]) for n in suite.rowwise if n in first}, "permuted")
 
 
-def rows_in_bigger_batch(suite: Suite) -> Found:
+def rows_in_bigger_batch(suite: Calls) -> Found:
     """Rows in the middle of many more have the same bits."""
+    suite.need_rows()
     big = suite.inputs(m=max(suite.rows(BATCH), OFFSET + 4))
-    part = np.arange(OFFSET, min(OFFSET + 37, len(big["x"])))
-    small, large = suite.results(_rows(big, part)), suite.results(big)
-    return same({n: (small[n], large[n][part]) for n in ROWWISE if n in small}, f"in {len(big['x'])} rows")
+    length = len(big[suite.matrices[0]])
+    part = np.arange(OFFSET, min(OFFSET + 37, length))
+    small, large = suite.results(suite.some(big, part)), suite.results(big)
+    return same({n: (small[n], large[n][part]) for n in suite.rowwise if n in small}, f"in {length} rows")
 
 
-def _rows(inputs: dict[str, Array], rows: Array) -> dict[str, Array]:
-    return {n: np.ascontiguousarray(a[rows]) if a.ndim == 2 else a for n, a in inputs.items()}
-
-
-def repeated(suite: Suite) -> Found:
+def repeated(suite: Calls) -> Found:
     """Three calls on the same inputs: y and dx have the same bits."""
-    return _repeat(suite, ROWWISE, times=3, rows=37)
+    return _repeat(suite, suite.rowwise, times=3, rows=37)
 
 
-def repeated_columns(suite: Suite) -> Found:
+def repeated_columns(suite: Calls) -> Found:
     """Five calls over many rows: dgamma and dbeta have the same bits."""
-    if not {"dgamma", "dbeta"} & {*suite.target.gradients}:
-        suite.need("dgamma")
-    return _repeat(suite, ("dgamma", "dbeta"), times=5, rows=BATCH)
+    if not {*suite.columns} & {*suite.target.gradients}:
+        suite.need(*suite.columns[:1])
+        raise SkippedError("no gradient without rows")
+    return _repeat(suite, suite.columns, times=5, rows=BATCH)
 
 
-def _repeat(suite: Suite, names: tuple[str, ...], *, times: int, rows: int) -> Found:
+def _repeat(suite: Calls, names: tuple[str, ...], *, times: int, rows: int) -> Found:
     inputs = suite.inputs(m=suite.rows(rows))
     first = suite.results(inputs)
     pairs: dict[str, tuple[Array, Array]] = {}
@@ -109,7 +109,7 @@ def _repeat(suite: Suite, names: tuple[str, ...], *, times: int, rows: int) -> F
     return same(pairs, "repeated")
 
 
-def inputs_unmodified(suite: Suite) -> Found:
+def inputs_unmodified(suite: Calls) -> Found:
     """The bytes of every input are unchanged."""
     inputs = suite.inputs()
     with guarded():
@@ -121,13 +121,13 @@ def inputs_unmodified(suite: Suite) -> Found:
     return Found(f"{', '.join(inputs)} unchanged")
 
 
-def shape_and_dtype(suite: Suite) -> Found:
+def shape_and_dtype(suite: Calls) -> Found:
     """Every result has the expected shape and dtype."""
     inputs = suite.inputs()
     wrong, right = [], []
     for name, got in suite.raw(inputs).results.items():
-        shape = inputs["x"].shape if name in ROWWISE else inputs["x"].shape[1:]
-        dtype = suite.contract.dtype_of(name)
+        wanted = suite.type_of(name)
+        shape, dtype = wanted.shape(*inputs[suite.matrices[0]].shape), wanted.dtype
         text = f"{name} {got.dtype} {list(got.shape)}"
         if got.shape != shape or got.dtype != NUMPY_DTYPE[dtype]:
             wrong.append(f"{text}, expected {NUMPY_DTYPE[dtype]} {list(shape)}")

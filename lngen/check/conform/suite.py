@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from lngen.check.conform.layout import clone
 from lngen.check.conform.reference import Reference, reference
 from lngen.check.conform.targets import Ran, Target
 from lngen.check.inputs import differing
+from lngen.ir import WIDE, D, DType, M, Type
 from lngen.ir.numerics import NUMPY_DTYPE, Array, round_to
 from lngen.runtime.arrays import FROM_NUMPY
 
@@ -19,19 +20,91 @@ ELEMENTS = 2**20
 Inputs = dict[str, Array]
 
 
-class Suite:
-    """A target, its contract, and the row length of the cases without one."""
+class Calls(ABC):
+    """Calls of a target with inputs of any shape, and the verdict on their results; ``d``: row length of most cases.
+
+    matrices  names of the inputs, cotangents included, that are [M, D]
+    rowwise   names of the results that have rows, columns: of the gradients that have none
+    joined    whether a row's results depend on other rows
+    """
+
+    matrices: tuple[str, ...]
+    rowwise: tuple[str, ...]
+    columns: tuple[str, ...]
+    joined = False
+
+    def __init__(self, target: Target, dtype: DType, d: int) -> None:
+        self.target, self.dtype, self.d = target, dtype, d
+
+    @abstractmethod
+    def inputs(self, m: int | None = None, d: int | None = None, *, mean: float = 0.5, std: float = 1.0) -> Inputs:
+        """Random inputs and cotangents by name, for ``m`` rows of ``d``."""
+
+    @abstractmethod
+    def type_of(self, name: str) -> Type:
+        """The type of an input or a result."""
+
+    @abstractmethod
+    def judged(self, inputs: Mapping[str, Array], results: Mapping[str, Array]) -> Found:
+        """Every result within its bounds, or FailedError with the errors in units of the bounds."""
+
+    def rows(self, most: int, d: int | None = None) -> int:
+        """``most`` rows, or as many as keep an array near a million elements, but at least five."""
+        return max(min(most, 5), min(most, ELEMENTS // (d or self.d)))
+
+    def raw(self, inputs: Mapping[str, Array]) -> Ran:
+        """One call, on copies of the inputs in their layout."""
+        return self.target.run({n: clone(a) for n, a in inputs.items()})
+
+    def results(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """One call's results in their dtypes; FailedError for a wrong shape or dtype."""
+        m, d = inputs[self.matrices[0]].shape
+        found = {}
+        for name, got in self.raw(inputs).results.items():
+            wanted = self.type_of(name)
+            if got.shape != wanted.shape(m, d):
+                raise FailedError(f"{name} has shape {got.shape}, expected {wanted.shape(m, d)}.")
+            if got.dtype not in FROM_NUMPY:
+                raise FailedError(f"{name} has dtype {got.dtype}, expected {wanted.dtype}.")
+            with np.errstate(all="ignore"):
+                found[name] = np.array(got.astype(NUMPY_DTYPE[wanted.dtype]))
+        return found
+
+    def accuracy(self, inputs: Mapping[str, Array]) -> Found:
+        """One call within its bounds."""
+        return self.judged(inputs, self.results(inputs))
+
+    def some(self, inputs: Mapping[str, Array], rows: Array) -> Inputs:
+        """The inputs of some rows."""
+        return {n: np.ascontiguousarray(a[rows]) if M in self.type_of(n).axes else a for n, a in inputs.items()}
+
+    def need_rows(self) -> None:
+        """SkippedError if a row's results depend on other rows."""
+        if self.joined:
+            raise SkippedError("an equation of the graph joins rows")
+
+    def need(self, *names: str) -> None:
+        """SkippedError unless backward returns every one of these gradients."""
+        for name in names:
+            if name not in self.target.gradients:
+                raise SkippedError(f"no {name}: a backward is not given" if not self.target.gradients else f"no {name}")
+
+
+class Suite(Calls):
+    """A norm: a target of x, gamma and beta, and its contract."""
+
+    matrices, rowwise, columns = ("x", "dy"), ("y", "dx"), ("dgamma", "dbeta")
 
     def __init__(self, target: Target, contract: Contract, d: int) -> None:
-        self.target, self.contract, self.d = target, contract, d
+        super().__init__(target, contract.dtype, d)
+        self.contract = contract
 
     def wide(self) -> Suite:
         """The same suite in float64."""
         return Suite(self.target, self.contract.wide(), self.d)
 
-    def rows(self, most: int, d: int | None = None) -> int:
-        """``most`` rows, or as many as keep an array near a million elements, but at least five."""
-        return max(min(most, 5), min(most, ELEMENTS // (d or self.d)))
+    def type_of(self, name: str) -> Type:
+        return Type(self.contract.dtype_of(name), WIDE if name in (*self.matrices, *self.rowwise) else (D,))
 
     def inputs(self, m: int | None = None, d: int | None = None, *, mean: float = 0.5, std: float = 1.0) -> Inputs:
         """x around ``mean``, gamma, beta and dy: random, nothing at zero or one, dy with a nonzero mean."""
@@ -47,45 +120,16 @@ class Suite:
         absent = {n for n in ("gamma", "beta") if not getattr(self.contract, n)}
         return {n: round_to(a, self.contract.dtype_of(n)) for n, a in drawn.items() if n not in absent}
 
-    def raw(self, inputs: Mapping[str, Array]) -> Ran:
-        """One call, on copies of the inputs in their layout."""
-        return self.target.run({n: clone(a) for n, a in inputs.items()})
-
-    def results(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """One call's results in the contract's dtypes; FailedError for a wrong shape or dtype."""
-        m, d = inputs["x"].shape
-        found = {}
-        for name, got in self.raw(inputs).results.items():
-            shape = (m, d) if name in ("y", "dx") else (d,)
-            if got.shape != shape:
-                raise FailedError(f"{name} has shape {got.shape}, expected {shape}.")
-            if got.dtype not in FROM_NUMPY:
-                raise FailedError(f"{name} has dtype {got.dtype}, expected {self.contract.dtype_of(name)}.")
-            with np.errstate(all="ignore"):
-                found[name] = np.array(got.astype(NUMPY_DTYPE[self.contract.dtype_of(name)]))
-        return found
-
     def reference(self, inputs: Mapping[str, Array]) -> Reference:
         """The expected results."""
         return reference(self.contract, inputs)
 
-    def accuracy(self, inputs: Mapping[str, Array]) -> Found:
-        """One call within its bounds."""
-        return self.within(self.reference(inputs), self.results(inputs))
+    def judged(self, inputs: Mapping[str, Array], results: Mapping[str, Array]) -> Found:
+        return self.within(self.reference(inputs), results)
 
     def within(self, want: Reference, got: Mapping[str, Array]) -> Found:
         """Every result within its bounds, or FailedError with the errors in units of the bounds."""
-        measured = {name: want.excess(name, a) for name, a in got.items()}
-        detail = f"{', '.join(f'{n} {v:.2g}' for n, v in measured.items())} of the bound"
-        if max(measured.values()) > 1:
-            raise FailedError(detail, measured)
-        return Found(detail, measured)
-
-    def need(self, *names: str) -> None:
-        """SkippedError unless backward returns every one of these gradients."""
-        for name in names:
-            if name not in self.target.gradients:
-                raise SkippedError(f"no {name}: a backward is not given" if not self.target.gradients else f"no {name}")
+        return of_bounds({name: want.excess(name, a) for name, a in got.items()})
 
     def need_gamma(self) -> None:
         """SkippedError without gamma."""
@@ -98,13 +142,12 @@ class Suite:
             raise SkippedError(reason)
 
 
-@dataclass(frozen=True)
-class Case:
-    """A named case; ``why`` is the meaning of a failure, in one line."""
-
-    name: str
-    why: str
-    run: Callable[[Suite], Found]
+def of_bounds(measured: dict[str, float]) -> Found:
+    """The errors in units of their bounds; FailedError if one exceeds its bound."""
+    detail = f"{', '.join(f'{n} {v:.2g}' for n, v in measured.items())} of the bound"
+    if max(measured.values()) > 1:
+        raise FailedError(detail, measured)
+    return Found(detail, measured)
 
 
 def changed(inputs: Mapping[str, Array], **arrays: Array) -> Inputs:

@@ -14,7 +14,7 @@ import numpy as np
 from lngen.check.conform.contract import FailedError, RaisedError
 from lngen.check.conform.layout import Laid, laid
 from lngen.errors import MissingError
-from lngen.ir import DType
+from lngen.ir import WIDE, DType
 from lngen.ir.numerics import NUMPY_DTYPE, Array
 from lngen.runtime.arrays import FROM_NUMPY, torch_dtypes
 from lngen.runtime.norm import Norm
@@ -39,7 +39,7 @@ class Target(Protocol):
     gradients: tuple[str, ...]
 
     def run(self, inputs: Mapping[str, Array]) -> Ran:
-        """y of x and, if present, gamma and beta; with ``dy`` also the gradients. It may write to the inputs.
+        """The outputs of the inputs, by name; with all cotangents also the gradients. It may write to the inputs.
 
         RaisedError if the implementation raises, FailedError if it returns no arrays.
         """
@@ -159,8 +159,9 @@ class LngenTarget:
     def __init__(self, spec: Spec, *, gpu: bool) -> None:
         self.name, self._spec, self._gpu = str(spec), spec, gpu
         backward = spec.direction == "bwd"
-        self.gradients = tuple(r.name for r in spec.graph().results) if backward else ()
-        self._order = [p.name for p in spec.forward().params]
+        self.gradients = tuple(f"d{name}" for name in spec.differentiates) if backward else ()
+        self._params = spec.forward().params
+        self._outputs = spec.definition.outputs(spec.options)
         self._norms: dict[tuple[int, bool], Norm] = {}
 
     def _norm(self, d: int, wide: bool) -> Norm:
@@ -176,11 +177,14 @@ class LngenTarget:
         with guarded():
             memory = {n: self._send(w.memory) for n, w in windows.items()} if self._gpu else {}
             arrays = {n: self._window(memory[n], w) for n, w in windows.items()} if self._gpu else dict(inputs)
-            norm = self._norm(inputs["x"].shape[1], inputs["x"].dtype == np.float64)
-            y, saved = norm.forward(*(arrays[n] for n in self._order))
-            results = {"y": self._fetch(y)}
-            if self.gradients and "dy" in inputs:
-                given = norm.backward(arrays["dy"], saved)
+            wide = next(p.name for p in self._params if p.type.axes == WIDE)
+            norm = self._norm(inputs[wide].shape[1], inputs[wide].dtype == np.float64)
+            made, saved = norm.forward(*(arrays[p.name] for p in self._params))
+            outputs = made if isinstance(made, tuple) else (made,)
+            results = {n: self._fetch(a) for n, a in zip(self._outputs, outputs, strict=True)}
+            cotangents = [f"d{name}" for name in self._spec.differentiated]
+            if self.gradients and {*cotangents} <= inputs.keys():
+                given = norm.backward(tuple(arrays[name] for name in cotangents), saved)
                 results |= {n: self._fetch(a) for n, a in zip(self.gradients, given, strict=True)}
         return Ran(
             results,

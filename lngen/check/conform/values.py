@@ -6,7 +6,7 @@ import numpy as np
 
 from lngen.check import oracles
 from lngen.check.conform.contract import FailedError, Found, RaisedError, SkippedError
-from lngen.check.conform.suite import Inputs, Suite, changed
+from lngen.check.conform.suite import Calls, Inputs, Suite, changed
 from lngen.check.differences import ALLOWED, along
 from lngen.check.inputs import differing
 from lngen.check.tolerances import FLOOR, ROUNDOFF
@@ -18,20 +18,20 @@ CONSTANTS = 64  # random constants for rows
 LARGEST = {"f16": 65504.0, "bf16": 3.3e38, "f32": 3.4e38, "f64": 1.79e308}
 
 
-def ordinary(suite: Suite, *, m: int | None = None, d: int | None = None) -> Found:
+def ordinary(suite: Calls, *, m: int | None = None, d: int | None = None) -> Found:
     """The closed form, at the given size."""
     return suite.accuracy(suite.inputs(m, d))
 
 
-def large_mean(suite: Suite, *, ratio: float) -> Found:
+def large_mean(suite: Calls, *, ratio: float) -> Found:
     """Rows whose mean is ``ratio`` standard deviations."""
-    dtype = suite.contract.dtype
+    dtype = suite.dtype
     if 2 * ROUNDOFF[dtype] * ratio > 1:
         raise SkippedError(f"{dtype} cannot hold such rows: its numbers are more than a standard deviation apart")
     return suite.accuracy(suite.inputs(mean=ratio))
 
 
-def spread(suite: Suite, *, std: float) -> Found:
+def spread(suite: Calls, *, std: float) -> Found:
     """Rows with a mean of zero and the given standard deviation."""
     return suite.accuracy(suite.inputs(mean=0.0, std=std))
 

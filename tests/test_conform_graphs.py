@@ -1,0 +1,248 @@
+"""Conformance of graphs that are not one of the two norms: kernels that are right pass, each mistake fails its case."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from lngen.check.conform import CASES, GraphSuite, LngenTarget, Outcome, conform_graph, select
+from lngen.check.conform.targets import Ran
+from lngen.cli import cli
+from lngen.errors import SpecError
+from lngen.graphs import Definition, GraphBuilder
+from lngen.ir import D, M
+from lngen.ir.numerics import Array
+from lngen.spec import Spec, make_spec, parse_spec
+from own_graphs import OWN, own
+
+Change = Callable[[dict[str, Array], Mapping[str, Array]], None]
+ALWAYS_SKIPPED = {"ulps", "huge", "overflow", "subnormal-x", "subnormal-y", "shift-invariance", "dx-sums-to-zero"}
+
+
+class Changed(LngenTarget):
+    """The interpreter, whose results ``change`` spoils; it gets the inputs too, and may spoil them."""
+
+    def __init__(self, spec: Spec, change: Change) -> None:
+        super().__init__(spec, gpu=False)
+        self.change = change
+
+    def run(self, inputs: Mapping[str, Array]) -> Ran:
+        ran = super().run(inputs)
+        results = {n: a.copy() for n, a in ran.results.items()}
+        with np.errstate(all="ignore"):
+            self.change(results, inputs)
+        return Ran(results, ran.memory)
+
+
+def outcomes(spec: Spec, cases: str = "", change: Change | None = None) -> dict[str, Outcome]:
+    target = LngenTarget(spec, gpu=False) if change is None else Changed(spec, change)
+    found = conform_graph(GraphSuite(target, spec), select(cases.split()))
+    return {o.name: o for o in found}
+
+
+def with_status(found: dict[str, Outcome], status: str) -> set[str]:
+    return {name for name, o in found.items() if o.status == status}
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("direction", ["fwd", "bwd"])
+@pytest.mark.parametrize("name", ["add_rmsnorm", "weighted_rows", "larger", "doubled"])
+def test_right_kernels_pass(name: str, direction: str, dtype: str) -> None:
+    """Several outputs and cotangents, inputs without rows or features; what does not apply says why."""
+    spec = own(name, direction, dtype=dtype, d=96)
+    found = outcomes(spec)
+    assert [*found] == [case.name for case in CASES]
+    assert with_status(found, "fail") == set()
+    skipped = {*ALWAYS_SKIPPED}
+    skipped |= {"large-mean-1e3", "large-mean-1e4"} if dtype == "bf16" else set()
+    skipped |= {"gamma-zero", "gamma-negative"} if name != "add_rmsnorm" else set()
+    skipped |= {"differences", "repeat-columns"} if direction == "fwd" else set()
+    skipped |= {"repeat-columns"} if name != "add_rmsnorm" else set()
+    assert with_status(found, "skipped") == skipped
+    assert all(o.detail for o in found.values())
+    assert found["gamma-zero"].detail == "no input over D alone" or name == "add_rmsnorm"
+
+
+def test_gradients_that_are_one_array_are_both_judged() -> None:
+    found = outcomes(own("add_rmsnorm", "bwd"), "ordinary shape-and-dtype")
+    assert {*found["ordinary"].measured} == {"y", "h", "dx", "dresidual", "dgamma"}
+    assert "dresidual float32 [37, 24]" in found["shape-and-dtype"].detail
+
+
+def test_some_gradients_and_cotangents() -> None:
+    found = outcomes(own("add_rmsnorm", "bwd", wrt="gamma", of="y"), "ordinary repeat-columns")
+    assert {*found["ordinary"].measured} == {"y", "h", "dgamma"}
+    assert with_status(found, "pass") == {*found}
+
+
+def scaled(name: str, factor: float) -> Change:
+    def change(results: dict[str, Array], inputs: Mapping[str, Array]) -> None:
+        if name in results:
+            results[name] = results[name] * results[name].dtype.type(factor)
+
+    return change
+
+
+def mixes_rows(results: dict[str, Array], inputs: Mapping[str, Array]) -> None:
+    if len(inputs["x"]):
+        results["y"] += np.float32(1e-6) * inputs["x"].sum(dtype=np.float32)
+
+
+def forgets_order(results: dict[str, Array], inputs: Mapping[str, Array]) -> None:
+    forgets_order.calls += 1  # type: ignore[attr-defined]
+    results["dgamma"] *= np.float32(1 + 1e-7 * (forgets_order.calls % 2))  # type: ignore[attr-defined]
+
+
+forgets_order.calls = 0  # type: ignore[attr-defined]
+
+
+def divides(results: dict[str, Array], inputs: Mapping[str, Array]) -> None:
+    results["y"] = results["y"] / inputs["gamma"] * inputs["gamma"]
+
+
+def writes(results: dict[str, Array], inputs: Mapping[str, Array]) -> None:
+    if inputs["residual"].size:
+        inputs["residual"][...] = 0
+
+
+def widens(results: dict[str, Array], inputs: Mapping[str, Array]) -> None:
+    results["h"] = results["h"].astype(np.float64)
+
+
+def loses_empty(results: dict[str, Array], inputs: Mapping[str, Array]) -> None:
+    if not len(inputs["x"]):
+        results["dgamma"] = results["dgamma"] + np.float32(1)
+
+
+@pytest.mark.parametrize(
+    ("change", "case"),
+    [
+        (scaled("y", 1.001), "ordinary"),
+        (scaled("h", 1.001), "d-31"),
+        (scaled("dresidual", 1.001), "m-4096"),
+        (scaled("dgamma", 0.999), "large-mean-1e2"),
+        (scaled("dx", 1.001), "constant-rows"),
+        (scaled("y", 1.001), "tiny-variance"),
+        (scaled("y", -1.0), "gamma-negative"),
+        (divides, "gamma-zero"),
+        (mixes_rows, "rows-alone"),
+        (mixes_rows, "rows-in-bigger-batch"),
+        (mixes_rows, "nan-row"),
+        (mixes_rows, "inf-row"),
+        (forgets_order, "repeat-columns"),
+        (writes, "inputs-unmodified"),
+        (widens, "shape-and-dtype"),
+        (loses_empty, "m-0"),
+    ],
+)
+def test_a_mistake_fails_its_case(change: Change, case: str) -> None:
+    (outcome,) = outcomes(own("add_rmsnorm", "bwd"), case, change).values()
+    assert outcome.status == "fail", outcome
+
+
+def test_a_wrong_derivation_fails_the_differences(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = {"dx": 3.0, "dgamma": 0.5}
+    monkeypatch.setattr("lngen.check.conform.of_graphs.gradient_excess", lambda spec: wrong)
+    (outcome,) = outcomes(own("gated", "bwd"), "differences").values()
+    assert (outcome.status, outcome.measured) == ("fail", wrong)
+
+
+def test_rows_that_are_joined_skip_the_cases_of_rows() -> None:
+    def joined(b: GraphBuilder) -> None:
+        x = b.input("x", M, D)
+        b.output("y", x - b.mean(x, M))
+
+    spec = make_spec(Definition("joined", joined), "fwd", {"d": 24})
+    found = outcomes(spec, "rows-alone rows-permuted rows-in-bigger-batch nan-row inf-row")
+    assert {(o.status, o.detail) for o in found.values()} == {("skipped", "an equation of the graph joins rows")}
+
+
+def test_numbers_without_a_bound_are_skipped() -> None:
+    """A divisor that may be zero."""
+
+    def divided(b: GraphBuilder) -> None:
+        x = b.input("x", M, D)
+        b.output("y", x / (x - x))
+
+    (outcome,) = outcomes(make_spec(Definition("divided", divided), "fwd", {"d": 24}), "ordinary").values()
+    assert (outcome.status, outcome.detail[:34]) == ("skipped", "no error bound for such numbers: y")
+
+
+def test_what_no_case_can_be_made_of_is_refused() -> None:
+    def rows(b: GraphBuilder) -> None:
+        b.output("y", b.input("x", M) * 2)
+
+    spec = make_spec(Definition("rows", rows), "fwd", {"d": 24})
+    with pytest.raises(
+        SpecError, match=r"conform expects a graph with an \[M, D\] input, 'rows@.*' has none; try lngen"
+    ):
+        GraphSuite(LngenTarget(spec, gpu=False), spec)
+    spec = own("add_rmsnorm", "bwd", accumulate="gamma")
+    with pytest.raises(SpecError, match=r"conform compares gradients with expected ones; leave accumulate out of 'add"):
+        GraphSuite(LngenTarget(spec, gpu=False), spec)
+
+
+# ---- command line ----
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    (tmp_path / "my.graph").write_text(str(own("gated", dtype="bf16").forward()))
+    (tmp_path / "conform_norms.py").write_text(
+        "from lngen import D, M\n\n\ndef twice(b):\n    b.output('y', 2 * b.input('x', M, D))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    sys.modules.pop("conform_norms", None)
+
+
+def call(*args: str) -> Result:
+    return CliRunner().invoke(cli, ["conform", *args, "--device", "cpu"])
+
+
+@pytest.mark.parametrize(
+    ("spec", "graph", "dtype"),
+    [
+        ("my.graph.bwd:d=96", "gated@", "bf16"),
+        ("conform_norms:twice.fwd:d=96,dtype=f16", "twice@", "f16"),
+        ("layernorm.bwd:d=96", "layernorm", "f32"),
+    ],
+)
+def test_the_command_takes_a_file_a_function_and_a_name(spec: str, graph: str, dtype: str, folder: Path) -> None:
+    done = call(spec, "--json", "--cases", "ordinary,ulps,rows-alone,shape-and-dtype")
+    assert done.exit_code == 0, done.output
+    data = json.loads(done.stdout)
+    assert data["norm"].startswith(graph)
+    assert (data["dtype"], data["failed"]) == (dtype, 0)
+    assert data["passed"] == (4 if graph == "layernorm" else 3)
+
+
+def test_a_norm_with_other_options_is_judged_as_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that the closed form has not."""
+    spec = parse_spec("rmsnorm.bwd:d=24,of=y")
+    assert with_status(outcomes(replace(spec, wrt=("x",)), "ordinary rows-alone"), "fail") == set()
+    monkeypatch.setattr("lngen.cli.conform.has_closed_form", lambda spec: False)
+    done = call("rmsnorm.fwd:d=24", "--cases", "ulps")
+    assert "correctly rounded results are those of a closed form" in " ".join(done.stdout.split())
+
+
+def test_a_missing_graph_gets_one_sentence(folder: Path) -> None:
+    for spec, message in {
+        "none.graph.fwd:d=8": "'none.graph' is expected to be a file with a graph, but No such file or directory.",
+        "conform_norms:thrice.fwd:d=8": "'conform_norms:thrice' cannot be imported: 'conform_norms' has no 'thrice'.",
+        "twice.fwd:d=8": "there is no graph 'twice', expected one of layernorm, rmsnorm",
+    }.items():
+        done = call(spec)
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert message in " ".join(done.stderr.split())
+
+
+def test_own_graphs_are_of_many_kinds() -> None:
+    assert {len(own(name).forward().params) for name in OWN} == {2, 3}
