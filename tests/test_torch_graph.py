@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -152,8 +153,24 @@ def test_every_op_of_a_forward_graph_has_a_meaning() -> None:
     assert {name for name, op in OPS.items() if op.vjp is not None} <= MEANINGS.keys()
 
 
-@pytest.mark.parametrize("op", ["exp", "exp2", "log", "tanh", "sigmoid", "erf", "gelu", "gelu_tanh", "silu", "softplus",
-                                "abs", "rint"])  # fmt: skip
+@pytest.mark.parametrize(
+    "op",
+    [
+        "exp",
+        "exp2",
+        "log",
+        "tanh",
+        "sigmoid",
+        "erf",
+        "normal_cdf",
+        "gelu",
+        "gelu_tanh",
+        "silu",
+        "softplus",
+        "abs",
+        "rint",
+    ],
+)
 def test_functions_are_their_formulas(op: str) -> None:
     """Also of ops that no graph has yet."""
     from lngen.bench.torch_graph import Call
@@ -166,12 +183,15 @@ def test_functions_are_their_formulas(op: str) -> None:
         "sigmoid": 1 / (1 + (-x).exp()), "erf": torch.special.erf(x), "abs": (x * x).sqrt(),
         "gelu": x / 2 * (1 + torch.special.erf(x / 2**0.5)), "rint": torch.tensor(np.rint(x.numpy())),
         "gelu_tanh": x / 2 * (1 + torch.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x**3))),
+        "normal_cdf": (1 + torch.special.erf(x / 2**0.5)) / 2,
         "silu": x / (1 + (-x).exp()), "softplus": torch.log1p(x.exp()),
     }[op]  # fmt: skip
     call = Call(torch, {}, {DType.F64: torch.float64}, x)
     torch.testing.assert_close(MEANINGS[op](call, eqn, (x,)), want, rtol=1e-14, atol=0)
     assert MEANINGS["minimum"](call, eqn, (x, 1.0)).max() == 1
-    assert (MEANINGS["clamp"](call, eqn, (x, 1.0, 2.0)).aminmax()) == (1, 2)
+    clamp = replace(eqn, attrs=(("high", 2.0), ("low", 1.0)))
+    assert MEANINGS["clamp"](call, clamp, (x,)).aminmax() == (1, 2)
+    assert torch.equal(MEANINGS["where_gt"](call, eqn, (x, 9.0, -x, 7.0))[0], torch.where(x > 9, -x, 7.0))
     assert not MEANINGS["detach"](call, eqn, (x.clone().requires_grad_(),)).requires_grad
 
 

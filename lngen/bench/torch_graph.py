@@ -126,21 +126,18 @@ def _max(c: Call, e: Eqn, a: tuple[Tensor, ...]) -> Tensor:
     return terms.amax(dim=place, keepdim=True)
 
 
-def _select(c: Call, chosen: Tensor, x: Tensor, e: Eqn) -> Tensor:
-    """``x`` where ``chosen``, else 0; ``chosen`` is a Python truth value if it compares two constants."""
+def _clamp(c: Call, e: Eqn, a: tuple[Tensor, ...]) -> Tensor:
+    return c.torch.clamp(c.tensor(a[0], e), e.attr("low"), e.attr("high"))
+
+
+def _where(c: Call, chosen: Tensor, x: Tensor, y: Tensor, e: Eqn) -> Tensor:
+    """``x`` where ``chosen``, else ``y``; ``chosen`` is a Python truth value if it compares two constants."""
     if not isinstance(chosen, c.torch.Tensor):
         chosen = c.torch.full((1, 1), chosen, device=c.like.device)
-    return c.torch.where(chosen, c.tensor(x, e), 0.0)
-
-
-def _clamp(c: Call, e: Eqn, a: tuple[Tensor, ...]) -> Tensor:
-    """Between two bounds, which are operands or numbers among the attributes."""
-    low, high = a[1:] or sorted(v for _, v in e.attrs if isinstance(v, int | float))
-    return c.torch.clamp(c.tensor(a[0], e), c.tensor(low, e), c.tensor(high, e))
+    return c.torch.where(chosen, c.tensor(x, e), c.tensor(y, e))
 
 
 SOFTPLUS_LINEAR = 40.0  # beyond it log(1 + exp(x)) is x in float64
-
 
 MEANINGS: dict[str, Meaning] = {
     "const": lambda c, e, a: float(e.value),
@@ -160,8 +157,9 @@ MEANINGS: dict[str, Meaning] = {
     "relu": _unary(lambda t: t.relu),
     "abs": _unary(lambda t: t.abs),
     "rint": _unary(lambda t: t.round),  # half to even
-    "select_gt": lambda c, e, a: _select(c, a[0] > a[1], a[2], e),
-    "select_eq": lambda c, e, a: _select(c, a[0] == a[1], a[2], e),
+    "select_gt": lambda c, e, a: _where(c, a[0] > a[1], a[2], 0.0, e),
+    "select_eq": lambda c, e, a: _where(c, a[0] == a[1], a[2], 0.0, e),
+    "where_gt": lambda c, e, a: _where(c, a[0] > a[1], a[2], a[3], e),
     "sqrt": _unary(lambda t: t.sqrt),
     "rsqrt": _unary(lambda t: t.rsqrt),
     "exp": _unary(lambda t: t.exp),
@@ -170,6 +168,7 @@ MEANINGS: dict[str, Meaning] = {
     "tanh": _unary(lambda t: t.tanh),
     "sigmoid": _unary(lambda t: t.sigmoid),
     "erf": _unary(lambda t: t.erf),
+    "normal_cdf": _unary(lambda t: t.special.ndtr),
     "gelu": _unary(lambda t: t.nn.functional.gelu),
     "gelu_tanh": lambda c, e, a: c.torch.nn.functional.gelu(c.tensor(a[0], e), approximate="tanh"),
     "silu": _unary(lambda t: t.nn.functional.silu),
