@@ -13,7 +13,7 @@ import numpy as np
 from lngen.bench.cases import Tensors
 from lngen.bench.engines import Array, Engine
 from lngen.bench.torch_graph import torch_function
-from lngen.check.real import evaluate
+from lngen.check.differences import real_results
 from lngen.ir import Graph, M
 from lngen.passes.gradients import accumulated
 from lngen.spec import Spec
@@ -29,9 +29,9 @@ def graph_results(spec: Spec, engine: Engine, inputs: Mapping[str, Array], rows:
     cut = {n: engine.wide(inputs[n][rows] if M in v.type.axes else inputs[n]) for n, v in needed.items()}
     if engine.name != "torch":
         host = {n: engine.host(a) for n, a in cut.items()}
-        chosen = forward if spec.direction == "fwd" else graph
         host |= {n: np.zeros_like(host[n]) for n in map(accumulated, (f"d{n}" for n in spec.accumulate))}
-        return {n: engine.array(found.value.astype(np.float64)) for n, found in evaluate(chosen, host).items()}
+        taken = {p.name: host[p.name] for p in (forward if spec.direction == "fwd" else graph).params}
+        return {n: engine.array(found.value.astype(np.float64)) for n, found in real_results(spec, taken).items()}
     if spec.direction == "fwd":
         return _forward(forward, cut)
     return _backward(spec, forward, cut)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from lngen.check import oracles
-from lngen.check.real import evaluate
+from lngen.check.real import Real, evaluate
 from lngen.check.tolerances import SLACK, excess
 from lngen.ir.numerics import Array
 from lngen.spec import Spec
@@ -28,14 +28,18 @@ ROUNDING = 2.0**-50  # a few roundings of each result in a difference
 KINK = 4.0  # times the disagreement of two steps, which is large where a maximum changes sides between them
 
 
+def real_results(spec: Spec, inputs: Mapping[str, Array]) -> dict[str, Real]:
+    """The spec's results in real numbers with their error bounds; see ``result_excess``."""
+    return evaluate(spec.forward() if spec.direction == "fwd" else spec.graph(), inputs)
+
+
 def result_excess(spec: Spec, inputs: Mapping[str, Array], results: Mapping[str, Array]) -> dict[str, float]:
     """For each result its largest distance from float64, in units of the rounding that is allowed.
 
     A forward is compared with the graph as described, before any pass; a backward with its own graph, because
     ``gradient_excess`` checks its formulas. The values it takes from forward count as exact.
     """
-    graph = spec.forward() if spec.direction == "fwd" else spec.graph()
-    wanted = evaluate(graph, inputs)
+    wanted = real_results(spec, inputs)
     return {name: excess(got, wanted[name].value, SLACK * wanted[name].error) for name, got in results.items()}
 
 

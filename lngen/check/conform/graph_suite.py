@@ -10,8 +10,8 @@ import numpy as np
 from lngen.check.conform.contract import Found, SkippedError
 from lngen.check.conform.suite import Calls, Inputs, of_bounds
 from lngen.check.conform.targets import Target
+from lngen.check.differences import real_results
 from lngen.check.inputs import draw
-from lngen.check.real import evaluate
 from lngen.check.tolerances import SLACK, excess
 from lngen.errors import SpecError
 from lngen.interpret import interpret
@@ -70,21 +70,17 @@ class GraphSuite(Calls):
 
         SkippedError where the graph has no bound: a number beyond the largest, or a divisor that may be zero.
         """
-        d = inputs[self.matrices[0]].shape[1]
-        given = {n: inputs[n] for n in self._given}
-        pairs = [(self.forward, given)]
+        spec = replace(self.spec, d=inputs[self.matrices[0]].shape[1])
+        forward, given = spec.with_direction("fwd"), {n: inputs[n] for n in self._given}
+        wanted = real_results(forward, given)
         if any(n in results for n in self.target.gradients):
-            graph = replace(self.spec, d=d).graph()
-            saved = interpret(replace(self.spec, d=d).with_direction("fwd").graph(), given)
-            known = {**saved, **inputs}
-            pairs.append((graph, {p.name: known[p.name] for p in graph.params}))
+            known = {**interpret(forward.graph(), given), **inputs}
+            wanted |= real_results(spec, {p.name: known[p.name] for p in spec.graph().params})
+            wanted |= {name: wanted[same] for name, same in spec.graph().shared.items()}
         measured: dict[str, float] = {}
-        for graph, known in pairs:
-            shared = {**{r.name: r.name for r in graph.results}, **graph.shared}
-            found = evaluate(graph, known)
-            for name in (n for n in results if n in shared):
-                want = found[shared[name]]
-                if not bool(np.isfinite(want.value).all() and np.isfinite(want.error).all()):
-                    raise SkippedError(f"no error bound for such numbers: {name} or its bound is infinite")
-                measured[name] = excess(results[name].reshape(want.value.shape), want.value, SLACK * want.error)
+        for name, got in results.items():
+            value, error = wanted[name].value, wanted[name].error
+            if not bool(np.isfinite(value).all() and np.isfinite(error).all()):
+                raise SkippedError(f"no error bound for such numbers: {name} or its bound is infinite")
+            measured[name] = excess(got.reshape(value.shape), value, SLACK * error)
         return of_bounds(measured)
