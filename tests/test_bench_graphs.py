@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 import own_graphs
+from fake_gpu import FakeGpu
 from lngen.bench import ceilings, conditions, engines, host, libraries, plot, report, timing
 from lngen.bench.cases import Case
 from lngen.bench.ceilings import Ceiling, buffers
@@ -274,6 +275,27 @@ def test_a_latency_is_that_of_a_chain(few_sets: None) -> None:
     impossible = Task((own("loss"),), 4, LATENCY)
     for record in benchmark([impossible], chosen, CpuEngine()).records:
         assert "no input of the type of 'loss', f32[M]: leave --latency out." in record.note
+
+
+@pytest.mark.parametrize(
+    ("name", "direction"),
+    [*((n, way) for n in ("add_rmsnorm", "weighted_rows", "loss") for way in ("fwd", "bwd")), ("scaled", "fwd")],
+)
+def test_lngen_is_launched_with_every_array_of_its_graph(
+    name: str, direction: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU that writes down what it is asked: several [M, D] inputs, results, numbers and numbers a row."""
+    (case,) = cases(name, direction, rows=5, count=2)
+    gpu = FakeGpu(monkeypatch)
+    monkeypatch.setattr("lngen.bench.providers.device_arch", lambda device: "sm_90")
+    for provider in ("lngen", "lngen-serial"):
+        gpu.launched.clear()
+        prepared = known()[provider].prepare(case)
+        prepared.launch(7, 1)
+        taken = {value for one in gpu.launched for value in one.values.values()}
+        assert {case.sets[1][n].data_ptr() for n in (*case.inputs, *case.outputs)} <= taken
+        assert {one.stream for one in gpu.launched} == {7}
+        assert {*prepared.results(0)} == {*case.outputs}
 
 
 # ---- ceilings ----
