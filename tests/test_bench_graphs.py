@@ -32,7 +32,7 @@ from lngen.bench.sets import make_cases, set_bytes
 from lngen.bench.store import read_json
 from lngen.bench.tasks import CEILINGS, LATENCY, Task, ceiling_of, make_task, split_graphs
 from lngen.cli.bench import bench, tasks
-from lngen.errors import SpecError
+from lngen.errors import MissingError, SpecError
 from lngen.graphs import GRAPHS, Definition, GraphBuilder
 from lngen.interpret import interpret
 from lngen.ir import D, DType, M
@@ -577,6 +577,12 @@ def test_the_command_takes_own_graphs(on_the_cpu: None, folder: Path) -> None:
     assert len([*folder.glob("p-*.svg")]) == 15
     assert [*folder.glob(f"p-{digest.replace('@', '-')}-*")]
     assert len(json.loads(Path("b.json").read_text())["runs"]) == 1  # nothing was measured twice
+
+
+def test_a_wrong_graph_is_told_before_a_gpu_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "device_count", lambda: 0)
+    assert isinstance(CliRunner().invoke(bench, ["--graph", "none.graph"]).exception, SpecError)
+    assert isinstance(CliRunner().invoke(bench, ["--graph", "rmsnorm:eps=0.1"]).exception, MissingError)
 
 
 def test_targets_are_of_the_two_norms() -> None:

@@ -167,10 +167,10 @@ def _measure(out_file: Path | None, **o: Any) -> Saved:
 
     if o["resume"] and out_file is None:
         raise SpecError("--resume needs the file to continue: --out FILE.")
-    engine, method = make_engine(), Method(rounds=o["rounds"])
-    chosen = select(split(o["providers"]), compiled=o["compiled"], schedules=o["schedules"])
     shapes = parse_shapes(o["shapes"], o["rows"], o["d"])
     todo = tasks(o["graphs"], o["direction"], o["dtype"], o["grid"], shapes, o["latency"])
+    engine, method = make_engine(), Method(rounds=o["rounds"])
+    chosen = select(split(o["providers"]), compiled=o["compiled"], schedules=o["schedules"])
     under = conditions(engine, method)
     before = resumed(out_file, under) if out_file is not None and o["resume"] else Saved()
     keep = partial(_keep, out_file, before, under, lambda: circumstances(engine.device()[0], o["commit"]))
