@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from dataclasses import replace
@@ -37,8 +38,9 @@ from lngen.ir import (
     print_graph,
     verify,
 )
+from lngen.ir.functions import BIAS, ULPS
 from lngen.ir.numerics import NUMPY_DTYPE
-from lngen.ir.ops import compute_dtype, literal
+from lngen.ir.op import compute_dtype, literal
 from lngen.ir.types import Attr, axes_union
 from lngen.spec import parse_spec
 
@@ -113,6 +115,9 @@ def test_graph_looks_up_its_parts() -> None:
 
 # ---- the op table ----
 
+BITS = ("exp2_biased", "exponent", "significand")
+FUNCTIONS = tuple(ULPS)
+
 ACCEPTS: list[tuple[str, tuple[Type, ...], dict[str, Attr], Type]] = [
     ("const", (), {"dtype": F64, "value": 2.0}, Type(F64)),
     ("size", (), {"dtype": F32, "axis": M}, f32()),
@@ -128,6 +133,12 @@ ACCEPTS: list[tuple[str, tuple[Type, ...], dict[str, Attr], Type]] = [
     ("maximum", (f32(M), f32(D)), {}, f32(M, D)),
     ("relu", (f32(M, D),), {}, f32(M, D)),
     *((op, (f32(M, D), f32(M), f32(M)), {}, f32(M, D)) for op in ("select_eq", "select_gt")),
+    ("minimum", (f32(M), f32(D)), {}, f32(M, D)),
+    *((op, (Type(F64, MD),), {}, Type(F64, MD)) for op in ("abs", "rint", "detach")),
+    ("clamp", (Type(F64, MD),), {"low": -1.0, "high": math.inf}, Type(F64, MD)),
+    ("where_gt", (f32(M, D), f32(M), f32(M), f32()), {}, f32(M, D)),
+    ("copysign", (f32(M), f32(D)), {}, f32(M, D)),
+    *((op, (f32(M, D),), {}, f32(M, D)) for op in (*BITS, *FUNCTIONS)),
     ("reduce_max", (f32(M, D),), {"axis": D}, f32(M)),
     ("sqrt", (f32(M),), {}, f32(M)),
     ("rsqrt", (Type(F64, ROW),), {}, Type(F64, ROW)),
@@ -150,6 +161,8 @@ ACCEPTS: list[tuple[str, tuple[Type, ...], dict[str, Attr], Type]] = [
 NARROW = "arithmetic is done in f32 or f64, got bf16; cast it first"
 MIXED = "operands of one dtype expected, got f32, f64"
 NO_FMA = "fma is defined in f32 only (NumPy has none in f64 to define it by), got f64"
+ONLY_F32 = "functions are defined in f32 only (their polynomials are for f32), got f64"
+CLAMP = "expected {high=number, low=number}, low not above high, got"
 B16, DOUBLE = Type(BF16, MD), Type(F64, MD)
 REJECTS: list[tuple[str, tuple[Type, ...], dict[str, Attr], str]] = [
     ("const", (), {"dtype": F16, "value": 1.0}, "a constant is f32 or f64, got f16"),
@@ -157,6 +170,19 @@ REJECTS: list[tuple[str, tuple[Type, ...], dict[str, Attr], str]] = [
     ("const", (), {"dtype": F32, "value": "two"}, "expected {value=number}, got two"),
     ("maximum", (f32(M), Type(F64, (M,))), {}, "operands of one dtype expected, got f32, f64"),
     *((op, (B16,) * 3, {}, NARROW) for op in ("select_eq", "select_gt")),
+    ("where_gt", (B16,) * 4, {}, NARROW),
+    ("minimum", (f32(M), Type(F64, (M,))), {}, "operands of one dtype expected, got f32, f64"),
+    *((op, (DOUBLE,) * OPS[op].arity, {}, ONLY_F32) for op in ("copysign", *BITS, *FUNCTIONS)),
+    *(
+        ("clamp", (f32(M),), {k: v for k, v in (("high", high), ("low", low)) if v is not None}, f"{CLAMP} {got}")
+        for high, low, got in (
+            (1.0, None, "high=1.0, low=None"),
+            (None, 0.0, "high=None, low=0.0"),
+            (0.0, 1.0, "high=0.0, low=1.0"),
+            (math.nan, 0.0, "high=nan, low=0.0"),
+            ("a", 0.0, "high=a, low=0.0"),
+        )
+    ),
     (
         "reduce_max",
         (f32(M, D),),
@@ -169,7 +195,7 @@ REJECTS: list[tuple[str, tuple[Type, ...], dict[str, Attr], str]] = [
     ("cast", (f32(M),), {"to": "f8"}, "expected {to=dtype}, got f8"),
     ("expand", (f32(M),), {"axis": M}, "expected {axis=...} to be an axis, M or D, that f32[M] lacks, got M"),
     ("expand", (f32(M),), {}, "expected {axis=...} to be an axis, M or D, that f32[M] lacks, got None"),
-    *((op, (B16,), {}, NARROW) for op in ("neg", "sqrt", "rsqrt", "relu")),
+    *((op, (B16,), {}, NARROW) for op in ("neg", "sqrt", "rsqrt", "relu", "abs", "rint", "detach")),
     *((op, (f32(M, D), DOUBLE), {}, MIXED) for op in ("add", "sub", "mul", "div")),
     *((op, (B16, B16), {}, NARROW) for op in ("add", "sub", "mul", "div")),
     ("fma", (DOUBLE,) * 3, {}, NO_FMA),
@@ -236,6 +262,10 @@ def test_type_rule_rejects(op: str, args: tuple[Type, ...], attrs: dict[str, Att
 A = [[1.0, -2.0, 4.0], [0.5, 8.0, -0.25]]
 R, C = [2.0, 4.0], [1.0, 10.0, 100.0]
 THIRD = float(np.float32(1) / np.float32(3))
+AT_ZERO = {
+    "exp": 1.0, "exp2": 1.0, "log": -np.inf, "tanh": 0.0, "sigmoid": 0.5, "softplus": float(np.log(np.float32(2))),
+    "erf": 0.0, "normal_cdf": 0.5, "gelu": 0.0, "gelu_tanh": 0.0, "silu": 0.0,
+}  # fmt: skip
 MEANINGS: list[tuple[str, list[Any], dict[str, Attr], Any]] = [
     ("const", [], {"dtype": F32, "value": 1e-5}, 1e-5),
     ("size", [], {"dtype": F32, "axis": M}, 2.0),
@@ -249,6 +279,19 @@ MEANINGS: list[tuple[str, list[Any], dict[str, Attr], Any]] = [
     ("select_eq", [[[2.0, 0.0, np.nan], [4.0, -4.0, 4.0]], R, A], {}, [[1.0, 0.0, 0.0], [0.5, 0.0, -0.25]]),
     ("select_gt", [[[2.0, 3.0, np.nan], [4.0, -4.0, 5.0]], R, A], {}, [[0.0, -2.0, 0.0], [0.0, 0.0, -0.25]]),
     ("relu", [[[2.0, -0.0, np.nan], [-np.inf, np.inf, -1.0]]], {}, [[2.0, 0.0, np.nan], [0.0, np.inf, 0.0]]),
+    ("minimum", [[[1.0, -0.0, np.nan], [3.0, 9.0, 4.5]], R], {}, [[1.0, -0.0, np.nan], [3.0, 4.0, 4.0]]),
+    ("minimum", [[[-0.0, 0.0, 0.0]] * 2, [[0.0, -0.0, np.nan]] * 2], {}, [[-0.0, -0.0, np.nan]] * 2),
+    ("clamp", [[[-2.0, -0.0, np.nan], [0.5, np.inf, -np.inf]]], {"low": -1.0, "high": 0.25},
+     [[-1.0, -0.0, np.nan], [0.25, 0.25, -1.0]]),
+    ("where_gt", [[[2.0, 3.0, np.nan], [4.0, -4.0, 5.0]], R, A, C], {}, [[1.0, -2.0, 100.0], [1.0, 10.0, -0.25]]),
+    ("abs", [[[-2.0, -0.0, np.nan], [np.inf, -np.inf, 1.0]]], {}, [[2.0, 0.0, np.nan], [np.inf, np.inf, 1.0]]),
+    ("rint", [[[0.5, 1.5, -0.5], [-2.5, 8388609.0, np.inf]]], {}, [[0.0, 2.0, -0.0], [-2.0, 8388609.0, np.inf]]),
+    ("detach", [A], {}, A),
+    ("copysign", [[[1.0, -2.0, np.inf]] * 2, [-0.0, 1.0, -3.0]], {}, [[-1.0, 2.0, -np.inf]] * 2),
+    ("exp2_biased", [[BIAS, BIAS + 3, BIAS - 126]], {}, [1.0, 8.0, 2.0**-126]),
+    ("exponent", [[1.0, 0.75, 0.66, 3e38, 2.0**-126, 1.34]], {}, [0.0, 0.0, -1.0, 128.0, -126.0, 1.0]),
+    ("significand", [[1.0, 0.75, 0.625, 2.0**127, 2.0**-126, 1.5]], {}, [1.0, 0.75, 1.25, 1.0, 1.0, 0.75]),
+    *((op, [[0.0]], {}, [value]) for op, value in AT_ZERO.items()),
     ("reduce_max", [[[1.0, -2.0, 4.0], [-1.0, -0.0, 0.0]]], {"axis": D}, [4.0, 0.0]),
     ("reduce_max", [[[1.0, np.nan, 4.0], [-np.inf, -3.0, -2.0]]], {"axis": D}, [np.nan, -2.0]),
     ("add", [A, R], {}, [[3.0, 0.0, 6.0], [4.5, 12.0, 3.75]]),
@@ -316,24 +359,34 @@ def test_what_values_along_s_mean() -> None:
 
 
 def test_an_op_without_cuda_says_which_pass_lowers_it() -> None:
-    lowered = {op.name: op.lowered_by for op in OPS.values() if op.cuda is None}
-    assert lowered == {"rsqrt": "decompose", "reduce_mean": "decompose", "reduce_sum": "lower", "reduce_dot": "lower",
+    lowered = {op.name: op.lowered_by for op in OPS.values() if op.cuda is None and op.expand is None}
+    assert lowered == {"reduce_sum": "lower", "reduce_dot": "lower",
                        "segment_sum": "lower", "segment_dot": "lower", "segment_size": "lower",
                        "reduce_max": "lower"}  # fmt: skip
     assert not any(op.lowered_by for op in OPS.values() if op.cuda)
+
+
+def test_an_op_has_a_meaning_or_an_expansion() -> None:
+    expanded = {op.name for op in OPS.values() if op.expand}
+    assert expanded == {"rsqrt", "reduce_mean", "clamp", *FUNCTIONS}
+    assert all(op.lowered_by == "decompose" and not op.numpy and not op.cuda for op in map(OPS.get, expanded) if op)
+    assert all(op.numpy for op in OPS.values() if op.name not in expanded)
 
 
 CUDA = {
     "neg": "-a", "add": "a + b", "sub": "a - b", "mul": "a * b", "div": "a / b", "fma": "fmaf(a, b, c)",
     "sqrt": "sqrtf(a)", "expand": "a", "cast": "bf16_from_f32(a)", "size": "static_cast<float>(rows_)",
     "const": "1.5f", "maximum": "maximum(a, b)", "select_eq": "a == b ? c : 0.0f",
+    "minimum": "minimum(a, b)", "abs": "fabsf(a)", "rint": "rintf(a)", "detach": "a",
+    "where_gt": "a > b ? c : d", "copysign": "copysign_of(a, b)", "exponent": "exponent(a)",
+    "significand": "significand(a)", "exp2_biased": "__uint_as_float(__float_as_uint(a) << 23)",
     "select_gt": "a > b ? c : 0.0f", "relu": "a <= 0.0f ? 0.0f : a",
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("op", CUDA)
 def test_cuda_meaning(op: str) -> None:
-    args = tuple(Value(n, f32()) for n in "abc"[: OPS[op].arity])
+    args = tuple(Value(n, f32()) for n in "abcd"[: OPS[op].arity])
     attrs: dict[str, Attr] = {
         "const": {"value": 1.5},
         "cast": {"to": BF16},
@@ -471,6 +524,7 @@ def graphs(draw: st.DrawFn) -> Graph:
             "expand": {"axis": draw(st.sampled_from(Axis))},
             "reduce_sum": {"axis": draw(st.sampled_from(Axis)), "chunk": draw(st.integers(-9, 99))},
             "reduce_mean": {"axis": draw(st.sampled_from(Axis))},
+            "clamp": {"low": draw(numbers), "high": draw(numbers)},
         }.get(op.name, {})
         args = tuple(draw(st.sampled_from(values)) for _ in range(op.arity))
         try:

@@ -828,7 +828,7 @@ def test_what_is_cut_into_segments_has_no_derivative() -> None:
     with pytest.raises(DerivativeError) as error:
         passes.vjp(measured, ("x",))
     assert str(error.value) == (
-        "graph @f: 'segment_sum' has no derivative; derive the graph before it is cut into segments.\n"
+        "graph @f: 'segment_sum' has no derivative; only passes behind the derivation write it.\n"
         "    %x_sums : f32[M, S] = segment_sum %x"
     )
 

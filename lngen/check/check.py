@@ -16,7 +16,7 @@ from lngen.devices import DEFAULT_ARCH, device_for
 from lngen.errors import MissingError
 from lngen.interpret import interpret
 from lngen.ir.numerics import Array
-from lngen.ir.ops import compute_dtype
+from lngen.ir.op import compute_dtype
 from lngen.runtime.launch import device_arch, device_count
 from lngen.schedule import Schedule, fits, space
 from lngen.spec import SAVES, Spec

@@ -14,7 +14,7 @@ from lngen.data import data_dir
 from lngen.emit.layout import laid_out
 from lngen.errors import EmitError
 from lngen.ir import print_graph
-from lngen.ir.ops import ctype
+from lngen.ir.op import ctype
 from lngen.lower import Plan
 from lngen.lower.headers import needed
 

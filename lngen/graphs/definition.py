@@ -12,8 +12,8 @@ from lngen.graphs.options import Chosen, Option, chosen_value
 from lngen.graphs.value_names import describing
 from lngen.ir import Axis, Builder, D, DType, Graph, M, Value
 from lngen.ir.names import is_graph_name
+from lngen.ir.op import compute_dtype
 from lngen.ir.operators import recording
-from lngen.ir.ops import compute_dtype
 
 # Names of files and kernels, whose length is bounded, contain the name.
 LONGEST_NAME = 48
@@ -96,11 +96,11 @@ class GraphBuilder(Builder):
         """SpecError: options, or an option and a dtype, that exclude each other."""
         raise SpecError(f"graph '{self.name.removesuffix('_fwd')}': {why}")
 
-    def record(self, op: str, *operands: Value | float) -> Value:
+    def record(self, op: str, *operands: Value | float, **attrs: float) -> Value:
         """The result of an operator; VerifyError for an operand that is neither a value nor a number."""
         dtype = next(o.type.dtype for o in operands if isinstance(o, Value))
         name = describing(op, [self._named.get(o, o) if isinstance(o, Value) else o for o in operands])
-        return self.emit(op, name, tuple(self._operand(op, o, dtype) for o in operands))
+        return self.emit(op, name, tuple(self._operand(op, o, dtype) for o in operands), **attrs)
 
     def _operand(self, op: str, operand: object, dtype: DType) -> Value:
         if isinstance(operand, Value):

@@ -7,7 +7,14 @@ from collections.abc import Sequence
 from lngen.ir import Value
 
 LONGEST = 24  # characters of a name that is made of the operands' names
-_BINARY = {"add": "{}_plus_{}", "sub": "{}_minus_{}", "mul": "{}_{}", "div": "{}_over_{}", "maximum": "max_{}_{}"}
+_BINARY = {
+    "add": "{}_plus_{}",
+    "sub": "{}_minus_{}",
+    "mul": "{}_{}",
+    "div": "{}_over_{}",
+    "maximum": "max_{}_{}",
+    "minimum": "min_{}_{}",
+}
 _UNARY = "{op}_{}"
 
 

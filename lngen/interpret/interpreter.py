@@ -12,7 +12,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from lngen.errors import ArrayError
-from lngen.ir import OPS, WIDE, Axis, D, Graph, Value, indexed_by_elements, segment_of
+from lngen.interpret.expansion import value_of
+from lngen.ir import WIDE, Axis, D, Graph, Value, indexed_by_elements, segment_of
 from lngen.ir.numerics import NUMPY_DTYPE, Array, of_elements
 
 
@@ -29,7 +30,7 @@ def interpret(graph: Graph, inputs: Mapping[str, Array]) -> dict[str, Array]:
         for eqn in graph.eqns:
             args = zip((env[a] for a in eqn.args), indexed_by_elements(eqn), strict=True)
             along_d = tuple(of_elements(a, size[D], segment) if met else a for a, met in args)
-            env[eqn.out] = OPS[eqn.op].numpy(along_d, eqn, size)
+            env[eqn.out] = value_of(eqn, along_d, size)
     return {r.name: _gather(r, env[r], size) for r in graph.results}
 
 

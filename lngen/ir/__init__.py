@@ -1,7 +1,8 @@
 """The IR: typed equations over named axes, their text, their rules and their meaning."""
 
 from lngen.ir.builder import Builder
-from lngen.ir.ops import OPS, Op
+from lngen.ir.op import Op
+from lngen.ir.ops import OPS
 from lngen.ir.parser import parse
 from lngen.ir.reductions import (
     OF_SEGMENTS,

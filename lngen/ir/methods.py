@@ -111,3 +111,87 @@ class Methods(ABC):
     def select_eq(self, name: str, a: Value, b: Value, c: Value) -> Value:
         """c where a equals b, else 0."""
         return self.emit("select_eq", name, (a, b, c))
+
+    def where_gt(self, name: str, a: Value, b: Value, c: Value, d: Value) -> Value:
+        """c where a is greater than b, else d, also where a or b is a NaN."""
+        return self.emit("where_gt", name, (a, b, c, d))
+
+    def minimum(self, name: str, a: Value, b: Value) -> Value:
+        """The smaller one, a NaN if either is one; equal operands share the cotangent equally."""
+        return self.emit("minimum", name, (a, b))
+
+    def clamp(self, name: str, x: Value, *, low: float, high: float) -> Value:
+        """x, but ``low`` below it and ``high`` above it; the cotangent passes where low <= x <= high."""
+        return self.emit("clamp", name, (x,), low=float(low), high=float(high))
+
+    def abs(self, name: str, x: Value) -> Value:
+        """|x|; no cotangent passes at 0."""
+        return self.emit("abs", name, (x,))
+
+    def rint(self, name: str, x: Value) -> Value:
+        """The nearest whole number, of two the even one; no cotangent passes."""
+        return self.emit("rint", name, (x,))
+
+    def detach(self, name: str, x: Value) -> Value:
+        """x, through which no cotangent passes."""
+        return self.emit("detach", name, (x,))
+
+    def exp(self, name: str, x: Value) -> Value:
+        """e^x, in f32."""
+        return self.emit("exp", name, (x,))
+
+    def exp2(self, name: str, x: Value) -> Value:
+        """2^x, in f32."""
+        return self.emit("exp2", name, (x,))
+
+    def log(self, name: str, x: Value) -> Value:
+        """The natural logarithm, in f32."""
+        return self.emit("log", name, (x,))
+
+    def tanh(self, name: str, x: Value) -> Value:
+        """The hyperbolic tangent, in f32."""
+        return self.emit("tanh", name, (x,))
+
+    def sigmoid(self, name: str, x: Value) -> Value:
+        """1 / (1 + e^-x), in f32."""
+        return self.emit("sigmoid", name, (x,))
+
+    def softplus(self, name: str, x: Value) -> Value:
+        """log(1 + e^x), in f32."""
+        return self.emit("softplus", name, (x,))
+
+    def erf(self, name: str, x: Value) -> Value:
+        """The error function, in f32."""
+        return self.emit("erf", name, (x,))
+
+    def normal_cdf(self, name: str, x: Value) -> Value:
+        """Phi(x), the cumulative distribution function of the normal distribution, in f32."""
+        return self.emit("normal_cdf", name, (x,))
+
+    def gelu(self, name: str, x: Value) -> Value:
+        """x Phi(x) (Hendrycks and Gimpel, 2016), in f32."""
+        return self.emit("gelu", name, (x,))
+
+    def gelu_tanh(self, name: str, x: Value) -> Value:
+        """x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2, the approximation of gelu, in f32."""
+        return self.emit("gelu_tanh", name, (x,))
+
+    def silu(self, name: str, x: Value) -> Value:
+        """x sigmoid(x), in f32."""
+        return self.emit("silu", name, (x,))
+
+    def copysign(self, name: str, a: Value, b: Value) -> Value:
+        """|a| with the sign of b."""
+        return self.emit("copysign", name, (a, b))
+
+    def exp2_biased(self, name: str, x: Value) -> Value:
+        """2^n for x = n + 1.5 * 2^23 + 127, n whole from -126 to 127."""
+        return self.emit("exp2_biased", name, (x,))
+
+    def exponent(self, name: str, x: Value) -> Value:
+        """The whole number k with x / 2^k in [2/3, 4/3), of a positive normal x."""
+        return self.emit("exponent", name, (x,))
+
+    def significand(self, name: str, x: Value) -> Value:
+        """x / 2^k in [2/3, 4/3), of a positive normal x."""
+        return self.emit("significand", name, (x,))

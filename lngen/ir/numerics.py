@@ -75,6 +75,34 @@ def maximum(a: Array, b: Array) -> Array:
     return np.asarray(np.where(a == b, np.where(np.signbit(a), b, a), np.maximum(a, b)))
 
 
+def minimum(a: Array, b: Array) -> Array:
+    """The smaller one; a NaN if either is one, and -0 is smaller than +0, so the order of operands does not matter."""
+    return np.asarray(np.where(a == b, np.where(np.signbit(a), a, b), np.minimum(a, b)))
+
+
+def exp2_biased(t: Array) -> Array:
+    """2^n for t = n + 1.5 * 2^23 + 127 in float32, n whole from -126 to 127: the low bits of t as the exponent."""
+    return np.asarray((_bits(t) << np.uint32(23)).view(np.float32))
+
+
+# The bits of 2/3 in float32, rounded up: differences of bits count in exponents from there.
+_TWO_THIRDS = np.uint32(0x3F2AAAAB)
+
+
+def exponent(x: Array) -> Array:
+    """The whole number k with x / 2^k in [2/3, 4/3), of a positive normal float32."""
+    return np.asarray(((_bits(x) - _TWO_THIRDS).view(np.int32) >> np.int32(23)).astype(np.float32))
+
+
+def significand(x: Array) -> Array:
+    """x / 2^k in [2/3, 4/3), of a positive normal float32; exact."""
+    return np.asarray((_bits(x) - ((_bits(x) - _TWO_THIRDS) & np.uint32(0xFF800000))).view(np.float32))
+
+
+def _bits(x: Array) -> Array:
+    return np.ascontiguousarray(x).view(np.uint32)
+
+
 def row_max(x: Array) -> Array:
     """The largest element of the last axis, [..., D] -> [...]; the same in every order."""
     largest = x.max(axis=-1)  # among zeros NumPy may return either

@@ -5,6 +5,8 @@ Adding an op is adding a row. A row's columns:
 - ``typ(args, attrs)``   the type of the result, or a ValueError saying what was expected;
 - ``numpy(args, eqn, size)``  the value, on arrays [M, D] or [M, S] that have size 1 along every axis they lack;
 - ``cuda(args, eqn)``    a C expression over the arguments' C names; None for ops that a pass lowers first;
+- ``expand(b, eqn)``     in place of both, the equations that the op stands for: the interpreter evaluates them, and
+  ``passes.decompose`` writes them, so that the function is defined once;
 - ``vjp(b, eqn, ct)``    the cotangent of each argument, None if there is none; None for ops that passes write after the
   derivation. A cotangent that lacks an axis is constant along it; ``passes.vjp`` sums one over an axis that its
   argument lacks.
@@ -12,64 +14,28 @@ Adding an op is adding a row. A row's columns:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from lngen.ir import derivatives, numerics, type_rules
+from lngen.ir import derivatives, expansions, numerics, type_rules
+from lngen.ir.function_rows import BIT_ROWS, FUNCTION_ROWS
 from lngen.ir.methods import Methods
 from lngen.ir.numerics import NUMPY_DTYPE, Array
-from lngen.ir.types import F32, F64, WIDE, Attrs, Axis, D, DType, Eqn, S, Type, Value
-
-TypeRule = Callable[[tuple[Type, ...], Attrs], Type]
-NumpyMeaning = Callable[[tuple[Array, ...], Eqn, Mapping[Axis, int]], Array]
-CudaMeaning = Callable[[tuple[str, ...], Eqn], str]
-Derivative = Callable[[Methods, Eqn, Value], tuple[Value | None, ...]]
-
-
-@dataclass(frozen=True)
-class Op:
-    """One row of the table. ``attrs``: the attributes an equation may have; ``lowered_by``: the pass that removes an
-    op without a CUDA meaning.
-    """
-
-    name: str
-    arity: int
-    typ: TypeRule
-    numpy: NumpyMeaning
-    cuda: CudaMeaning | None
-    vjp: Derivative | None
-    attrs: tuple[str, ...] = ()
-    lowered_by: str = ""
-
-
-def compute_dtype(*dtypes: DType) -> DType:
-    """The dtype of arithmetic on ``dtypes``: f64 if any is f64, else f32."""
-    return F64 if F64 in dtypes else F32
-
-
-def ctype(dtype: DType) -> str:
-    """The C type of an element."""
-    return {F32: "float", F64: "double"}.get(dtype, dtype.value)
-
-
-def literal(value: float, dtype: DType) -> str:
-    """A constant as C text that reads back to the same bits."""
-    with np.errstate(over="ignore"):  # a constant beyond the largest number rounds to infinity
-        v = NUMPY_DTYPE[dtype].type(value)
-    bits = f"0x{np.array(v).view(np.uint32 if dtype is F32 else np.uint64):x}"
-    if not np.isfinite(v):
-        return f"__int_as_float({bits})" if dtype is F32 else f"__longlong_as_double({bits})"
-    return f"{v!s}f" if dtype is F32 else str(v)  # the shortest digits that parse back to v
-
+from lngen.ir.op import Op, compute_dtype, ctype, literal
+from lngen.ir.types import F32, WIDE, Axis, D, Eqn, S, Value
 
 # ---- meanings that are more than one call ----
 
 
 def _zero(eqn: Eqn) -> str:
     return literal(0.0, eqn.out.type.dtype)
+
+
+def _f(eqn: Eqn) -> str:
+    """The end of the name of a C function of floats."""
+    return "f" if eqn.out.type.dtype is F32 else ""
 
 
 def _cuda_cast(args: tuple[str, ...], eqn: Eqn) -> str:
@@ -101,10 +67,6 @@ def _numpy_segment_sum(args: tuple[Array, ...], eqn: Eqn, size: Mapping[Axis, in
 def _numpy_segment_size(args: tuple[Array, ...], eqn: Eqn, size: Mapping[Axis, int]) -> Array:
     segment = _row_order(eqn, size)["segment"]
     return numerics.segment_sizes(size[D], segment, eqn.out.type.dtype)[None, :]
-
-
-def _numpy_reduce_mean(args: tuple[Array, ...], eqn: Eqn, size: Mapping[Axis, int]) -> Array:
-    return np.asarray(_numpy_reduce_sum(args, eqn, size) / args[0].dtype.type(size[eqn.axis]))
 
 
 def _numpy_const(args: tuple[Array, ...], eqn: Eqn, size: Mapping[Axis, int]) -> Array:
@@ -201,7 +163,31 @@ OPS: dict[str, Op] = {
             "maximum", 2, type_rules.arithmetic,
             numpy=lambda a, e, n: numerics.maximum(a[0], a[1]),
             cuda=lambda a, e: f"maximum({a[0]}, {a[1]})",
-            vjp=derivatives.maximum,
+            vjp=derivatives.extreme,
+        ),
+        Op(  # the same of the smaller
+            "minimum", 2, type_rules.arithmetic,
+            numpy=lambda a, e, n: numerics.minimum(a[0], a[1]),
+            cuda=lambda a, e: f"minimum({a[0]}, {a[1]})",
+            vjp=derivatives.extreme,
+        ),
+        Op(
+            "abs", 1, type_rules.arithmetic,
+            numpy=lambda a, e, n: np.abs(a[0]),
+            cuda=lambda a, e: f"fabs{_f(e)}({a[0]})",
+            vjp=derivatives.absolute,
+        ),
+        Op(  # to nearest even
+            "rint", 1, type_rules.arithmetic,
+            numpy=lambda a, e, n: np.rint(a[0]),
+            cuda=lambda a, e: f"rint{_f(e)}({a[0]})",
+            vjp=lambda b, e, ct: (None,),
+        ),
+        Op(
+            "detach", 1, type_rules.arithmetic,
+            numpy=lambda a, e, n: a[0],
+            cuda=lambda a, e: a[0],
+            vjp=lambda b, e, ct: (None,),
         ),
         Op(  # x where x > 0, a NaN where it is one, else +0; the cotangent passes where x > 0, not at 0 or a NaN
             "relu", 1, type_rules.arithmetic,
@@ -221,25 +207,20 @@ OPS: dict[str, Op] = {
             cuda=lambda a, e: f"{a[0]} == {a[1]} ? {a[2]} : {_zero(e)}",
             vjp=lambda b, e, ct: (None, None, b.select_eq("ct", e.args[0], e.args[1], ct)),
         ),
+        Op(  # c where a > b, else d
+            "where_gt", 4, type_rules.arithmetic,
+            numpy=lambda a, e, n: np.where(a[0] > a[1], a[2], a[3]),
+            cuda=lambda a, e: f"{a[0]} > {a[1]} ? {a[2]} : {a[3]}",
+            vjp=derivatives.where_gt,
+        ),
         Op(
             "sqrt", 1, type_rules.arithmetic,
             numpy=lambda a, e, n: np.sqrt(a[0]),
-            cuda=lambda a, e: f"{'sqrtf' if e.out.type.dtype is F32 else 'sqrt'}({a[0]})",
+            cuda=lambda a, e: f"sqrt{_f(e)}({a[0]})",
             vjp=derivatives.sqrt,
         ),
-        Op(  # 1 / sqrt(x), two correctly rounded steps
-            "rsqrt", 1, type_rules.arithmetic,
-            numpy=lambda a, e, n: a[0].dtype.type(1) / np.sqrt(a[0]),
-            cuda=None, lowered_by="decompose",
-            vjp=derivatives.rsqrt,
-        ),
-        Op(
-            "reduce_mean", 1, type_rules.mean,
-            numpy=_numpy_reduce_mean,
-            cuda=None, lowered_by="decompose",
-            vjp=derivatives.mean,
-            attrs=("axis",),
-        ),
+        Op.expanded("rsqrt", 1, type_rules.arithmetic, expansions.rsqrt, derivatives.rsqrt),
+        Op.expanded("reduce_mean", 1, type_rules.mean, expansions.reduce_mean, derivatives.mean, attrs=("axis",)),
         Op(  # in the order of its attributes; lowering turns it into a phase
             "reduce_sum", 1, type_rules.reduction,
             numpy=_numpy_reduce_sum,
@@ -282,5 +263,7 @@ OPS: dict[str, Op] = {
             vjp=derivatives.reduce_max,
             attrs=("axis",),
         ),
+        *BIT_ROWS,
+        *FUNCTION_ROWS,
     )
 }  # fmt: skip

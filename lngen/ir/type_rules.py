@@ -23,6 +23,19 @@ def fma(args: tuple[Type, ...], attrs: Attrs) -> Type:
     return arithmetic(args, attrs)
 
 
+def function(args: tuple[Type, ...], attrs: Attrs) -> Type:
+    if args[0].dtype is not F32:
+        raise ValueError(f"functions are defined in f32 only (their polynomials are for f32), got {args[0].dtype}")
+    return arithmetic(args, attrs)
+
+
+def clamp(args: tuple[Type, ...], attrs: Attrs) -> Type:
+    low, high = (dict(attrs).get(key) for key in ("low", "high"))
+    if not (isinstance(low, int | float) and isinstance(high, int | float) and low <= high):
+        raise ValueError(f"expected {{high=number, low=number}}, low not above high, got high={high}, low={low}")
+    return arithmetic(args, ())
+
+
 # The attributes that define the order of a sum, each a number from 1.
 ORDER = ("chunk", "run", "segment", "groups", "blocks", "interleave")
 SEGMENT_ORDER = ("chunk", "run", "segment")

@@ -126,6 +126,12 @@ class Eqn:
         assert isinstance(value, int), (key, value)
         return value
 
+    def number_attr(self, key: str) -> int | float:
+        """The attribute ``key``, which must be a number."""
+        value = self.attr(key)
+        assert isinstance(value, int | float), (key, value)
+        return value
+
     @property
     def axis(self) -> Axis:
         """The attribute ``axis``, of a size, an expansion or a reduction."""
@@ -136,9 +142,7 @@ class Eqn:
     @property
     def value(self) -> int | float:
         """The attribute ``value``, of a constant."""
-        value = self.attr("value")
-        assert isinstance(value, int | float), value
-        return value
+        return self.number_attr("value")
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 from lngen.ir import WIDE, DType, Value
-from lngen.ir.ops import ctype
+from lngen.ir.op import ctype
 from lngen.lower.parts import Argument
 
 ROWS = Argument("rows_", "long long", "rows")

@@ -21,7 +21,7 @@ new noexcept not not_eq nullptr operator or or_eq private protected public regis
 short signed sizeof static static_assert static_cast struct switch template this thread_local throw true try typedef
 typeid typename union unsigned using virtual void volatile wchar_t while xor xor_eq
 assert errno linux stderr stdin stdout typeof unix va_arg va_copy va_end va_start
-threadIdx blockIdx blockDim gridDim warpSize fmaf sqrtf sqrt
+threadIdx blockIdx blockDim gridDim warpSize fmaf sqrtf sqrt fabsf fabs rintf rint
 real Row Reduce Exchange Stream lngen
 """
 

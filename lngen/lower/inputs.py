@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from lngen.ir import OPS, DType, Eqn, Value, print_eqn
-from lngen.ir.ops import ctype
+from lngen.ir.op import ctype
 from lngen.lower.c_names import c_name
 from lngen.lower.parts import Statement
 

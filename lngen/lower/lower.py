@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from lngen.errors import LowerError
 from lngen.ir import REDUCTIONS, WIDE, D, DType, Eqn, Graph, M, Value
-from lngen.ir.ops import compute_dtype
+from lngen.ir.op import compute_dtype
 from lngen.lower.arguments import ROWS, tensors, workspace
 from lngen.lower.finish import COLUMN_THREADS, column_policy, finish_of, in_single_launch
 from lngen.lower.inputs import Inputs

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from lngen.ir import SEGMENT_SUMS, WIDE, D, Eqn, Graph, M, S, Value, is_row_fold, is_sum
-from lngen.ir.ops import ctype
+from lngen.ir.op import ctype
 from lngen.lower import segments
 from lngen.lower.c_names import c_name
 from lngen.lower.inputs import Inputs, note

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from lngen.ir import SEGMENT_SUMS, D, Eqn, Graph, S, Value
-from lngen.ir.ops import ctype
+from lngen.ir.op import ctype
 from lngen.lower.c_names import c_name
 from lngen.lower.inputs import Inputs, note
 from lngen.lower.parts import Join, Statement

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from lngen.ir import Builder, D, Eqn, Graph
+from dataclasses import replace
+
+from lngen.ir import OPS, Builder, D, Eqn, Graph
 from lngen.passes.clean import cse
 
 
 def decompose(graph: Graph, d: int) -> Graph:
-    """Write means, row lengths and reciprocal roots in ops that CUDA has, for rows of length ``d``.
+    """Write every op that has an expansion (means, reciprocal roots, functions) as its expansion; rows have length d.
 
     before:  %mean = reduce_mean %x {axis=D}        after:  %mean_sum = reduce_sum %x {axis=D}
                                                             %d_size   = const {value=4096.0}
@@ -15,22 +17,24 @@ def decompose(graph: Graph, d: int) -> Graph:
              %rstd = rsqrt %veps                            %rstd_root = sqrt %veps
                                                             %one       = const {value=1.0}
                                                             %rstd      = div %one, %rstd_root
-
-    A mean is divided by D, not multiplied by a rounded 1/D, which would move the mean of a constant row.
     """
     b = Builder(graph.name, params=graph.params, taken=graph.values())
     for eqn in graph.eqns:
-        out, dtype = eqn.out, eqn.out.type.dtype
-        match eqn.op:
-            case "reduce_mean":
-                total = b.reduce_sum(f"{out.name}_sum", eqn.args[0], axis=eqn.axis)
-                count = b.const("d_size", float(d), dtype) if eqn.axis is D else b.size("m_size", eqn.axis, dtype)
-                b.eqns.append(Eqn(out, "div", (total, count)))
-            case "size" if eqn.axis is D:
-                b.eqns.append(Eqn(out, "const", (), (("dtype", dtype), ("value", float(d)))))
-            case "rsqrt":
-                root = b.sqrt(f"{out.name}_root", eqn.args[0])
-                b.eqns.append(Eqn(out, "div", (b.const("one", 1.0, dtype), root)))
-            case _:
-                b.eqns.append(eqn)
+        _write(b, eqn, d)
     return cse(b.build(*graph.results, stage="decompose"))
+
+
+def _write(b: Builder, eqn: Eqn, d: int) -> None:
+    """Append an equation, or those of its expansion, the last of which defines its value."""
+    expand = OPS[eqn.op].expand
+    if expand:
+        begin = len(b.eqns)
+        value = expand(b, eqn)
+        expansion = b.eqns[begin:]
+        del b.eqns[begin:]
+        for part in expansion:
+            _write(b, replace(part, out=eqn.out) if part.out == value else part, d)
+    elif eqn.op == "size" and eqn.axis is D:
+        b.eqns.append(Eqn(eqn.out, "const", (), (("dtype", eqn.out.type.dtype), ("value", float(d)))))
+    else:
+        b.eqns.append(eqn)

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from lngen.errors import DerivativeError
 from lngen.ir import OPS, Axis, Builder, DType, Graph, Value, print_eqn
-from lngen.ir.ops import compute_dtype
+from lngen.ir.op import compute_dtype
 from lngen.passes.edit import downstream
 
 NONE: Mapping[str, DType] = MappingProxyType({})
@@ -52,7 +52,7 @@ def _check_derivatives(graph: Graph, wanted: set[Value]) -> None:
     for eqn in graph.eqns:
         if eqn.out in wanted and OPS[eqn.op].vjp is None:
             raise DerivativeError(
-                f"graph @{graph.name}: '{eqn.op}' has no derivative; derive the graph before it is cut into segments."
+                f"graph @{graph.name}: '{eqn.op}' has no derivative; only passes behind the derivation write it."
                 f"\n    {print_eqn(eqn)}"
             )
 

@@ -63,6 +63,29 @@ template <typename T> __device__ __forceinline__ T maximum(T a, T b) {
     return a > b || a != a ? a : b;
 }
 
+// The smaller number; a NaN if either is one, and -0 is smaller than +0, so the order of the operands does not matter.
+template <typename T> __device__ __forceinline__ T minimum(T a, T b) {
+    if (a == b) return a == 0 ? -(-a - b) : a;
+    return a < b || a != a ? a : b;
+}
+
+// |a| with the sign of b.
+__device__ __forceinline__ float copysign_of(float a, float b) {
+    return __uint_as_float(__float_as_uint(a) & 0x7fffffffu | __float_as_uint(b) & 0x80000000u);
+}
+
+// The whole number k with v / 2^k in [2/3, 4/3), of a positive normal number; 0x3f2aaaab is 2/3.
+__device__ __forceinline__ float exponent(float v) {
+    const int k = static_cast<int>(__float_as_uint(v) - 0x3f2aaaabu) >> 23;
+    return __int_as_float(k + 0x4b400000) - 12582912.0f;
+}
+
+// v / 2^k in [2/3, 4/3), of a positive normal number.
+__device__ __forceinline__ float significand(float v) {
+    const unsigned u = __float_as_uint(v);
+    return __uint_as_float(u - (u - 0x3f2aaaabu & 0xff800000u));
+}
+
 // The value itself, in a register, since the compiler would otherwise recompute it later from its operands.
 __device__ __forceinline__ float materialised(float v) {
     asm volatile("" : "+f"(v));

@@ -1,0 +1,235 @@
+"""Functions of f32 as equations: what the op table writes in place of exp, log, tanh and their relatives.
+
+The equations are the definition: the interpreter evaluates them, kernels compute them, and both have the same bits.
+``ULPS`` bounds their error in units in the last place of the exact result, 2^-149 for subnormal ones;
+``tests/test_functions.py`` compares with float64. A NaN gives a NaN. The coefficients are those of minimax polynomials
+(iteratively reweighted least squares at 2000 Chebyshev nodes, targets by mpmath), rounded to f32 one after the other,
+the lowest power first, each time with a new fit of the rest.
+
+Every function but gelu, gelu_tanh and silu, which have a minimum, is monotone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from lngen.ir.methods import Methods
+from lngen.ir.types import F32, Eqn, Value
+
+# The largest errors, rounded up. gelu_tanh has 3 more for each unit of its sigmoid's argument. Products of x and a
+# subnormal factor (silu below -87, gelu below -13) may be off by 2^-142, if that is more.
+ULPS: dict[str, float] = {
+    "exp": 2.0, "exp2": 2.0, "log": 1.5, "tanh": 2.0, "sigmoid": 3.0, "softplus": 2.5, "erf": 1.5, "normal_cdf": 5.5,
+    "gelu": 6.0, "gelu_tanh": 3.0, "silu": 3.0,
+}  # fmt: skip
+
+# t = n + BIAS has n + 127 in its low bits, which ``exp2_biased`` moves into the exponent: 2^n. The addition also rounds
+# numbers below 2^22 to whole ones.
+BIAS = 1.5 * 2**23 + 127
+
+_EXP_HALVES = ("0x1.715476p-1", "-0x1.62e400p+0", "-0x1.7f7d1cp-19")  # log2(e) / 2; -2 ln 2 in two parts
+# (e^r - 1 - r) / r^2 on [-ln 2, ln 2], relative error of e^r below 2^-26.
+_EXP = ("0x1.9baec2p-13", "0x1.71bf64p-10", "0x1.1126dap-7", "0x1.5549eep-5", "0x1.555514p-3", "0x1.00000cp-1")
+# (log(1 + f) - f) / f^2 on [-1/3, 1/3], relative error of log(1 + f) below 2^-27.
+_LOG = (
+    "-0x1.07c48cp-3", "0x1.1e6ccap-3", "-0x1.f332b8p-4", "0x1.1ed562p-3", "-0x1.559c66p-3", "0x1.99d050p-3",
+    "-0x1.fffefap-3", "0x1.555506p-2", "-0x1p-1",
+)  # fmt: skip
+# (tanh(x) - x) / x^3 in x^2 for |x| <= 0.6, relative error of tanh below 2^-28.
+_TANH = ("-0x1.828776p-8", "0x1.54c3c2p-6", "-0x1.b89abap-5", "0x1.1109bep-3", "-0x1.55553ep-2")
+# (erf(x) - x) / x in x^2 for |x| <= 1, relative error of erf below 2^-29.
+_ERF = (
+    "0x1.4771fcp-14", "-0x1.a3515ep-11", "0x1.53f224p-8", "-0x1.b7f71ap-6", "0x1.ce2ce6p-4", "-0x1.81273ep-2",
+    "0x1.06eba8p-3",
+)  # fmt: skip
+# log(erfc(x)) + x^2 on [1, 3.95], relative error of erf below 2^-28.
+_ERFC = (
+    "0x1.86dce4p-13", "-0x1.825ab4p-9", "0x1.65cb60p-6", "-0x1.a6533cp-4", "0x1.728a28p-2", "-0x1.2088eap+0",
+    "-0x1.661cd8p-12",
+)  # fmt: skip
+# Phi(-t) e^(t^2 / 2) / (1 - v) in v = (t - 3.5) / (t + 3.5) for t in [0, 14.6], relative error below 2^-26. The
+# variable is that of M. M. Shepherd and J. G. Laframboise, Chebyshev approximation of (1 + 2x) exp(x^2) erfc x,
+# Math. Comp. 36, 1981.
+_MILLS = (
+    "0x1.0a57dep-16", "0x1.fd755ep-15", "-0x1.26cac6p-14", "-0x1.dc0736p-12", "0x1.e61e20p-11",
+    "0x1.45f0d8p-9", "-0x1.0fa0f2p-6", "0x1.712326p-5", "-0x1.4aef38p-4", "0x1.b396fap-4",
+)  # fmt: skip
+
+
+# ---- the op table's rows ----
+
+
+def exp(b: Methods, e: Eqn) -> Value:
+    """e^x; subnormal results are rounded once, above 88.73 infinity, below -103.98 zero."""
+    return _exp(b, _at_least(b, _at_most(b, e.args[0], 89.0), -104.0))
+
+
+def exp2(b: Methods, e: Eqn) -> Value:
+    """2^x, exact for whole x; from 128 on infinity, up to -150 zero."""
+    x = _at_least(b, _at_most(b, e.args[0], 128.0), -150.0)
+    biased = b.fma("biased", x, _const(b, 0.5), _const(b, BIAS))
+    halves = b.sub("halves", biased, _const(b, BIAS))
+    r = b.fma("reduced", halves, _const(b, -2.0), x)
+    return _scaled_twice(b, _power(b, b.mul("natural", r, _const(b, math.log(2)))), biased)
+
+
+def log(b: Methods, e: Eqn) -> Value:
+    """log x = k log 2 + log(m) with m = x / 2^k in [2/3, 4/3); of zero -infinity, of negative numbers a NaN."""
+    x, zero = e.args[0], _const(b, 0.0)
+    least = _const(b, 2.0**-126)
+    normal = b.where_gt("normal", least, x, b.mul("raised", x, _const(b, 2.0**24)), x)
+    shift = b.select_gt("shift", least, x, _const(b, -24.0))
+    f = b.sub("fraction", b.significand("significand", normal), _const(b, 1.0))
+    k = b.add("exponent", b.exponent("exponent", normal), shift)
+    found = b.fma("log", k, _const(b, math.log(2)), _log1p(b, f))
+    infinity = _const(b, math.inf)
+    # -infinity at 0; infinity - infinity, a NaN, below.
+    below = b.sub("below", b.select_gt("negative", zero, x, infinity), infinity)
+    positive = b.where_gt("positive", x, zero, found, below)
+    return b.where_gt("log", infinity, x, positive, x)
+
+
+def sigmoid(b: Methods, e: Eqn) -> Value:
+    """1 / (1 + e^-x), and e^x below -18, where both are the same and the first would overflow."""
+    x, far = e.args[0], _const(b, -18.0)
+    power = _exp(b, _at_least(b, b.where_gt("falling", x, far, b.neg("minus", x), x), -104.0))
+    one = _const(b, 1.0)
+    return b.where_gt("sigmoid", x, far, b.div("ratio", one, b.add("above", one, power)), power)
+
+
+def tanh(b: Methods, e: Eqn) -> Value:
+    """A polynomial up to 0.6, 1 - 2 / (1 + e^2|x|) beyond; odd to the bit."""
+    x, one = e.args[0], _const(b, 1.0)
+    size, square = b.abs("size", x), b.mul("square", x, x)
+    near = b.fma("near", b.mul("odd", _horner(b, square, _TANH), square), size, size)
+    power = _exp(b, b.mul("twice", _at_most(b, size, 20.0), _const(b, 2.0)))
+    far = b.fma("far", b.div("ratio", one, b.add("above", one, power)), _const(b, -2.0), one)
+    return b.copysign("tanh", b.where_gt("magnitude", size, _const(b, 0.6), far, near), x)
+
+
+def erf(b: Methods, e: Eqn) -> Value:
+    """A polynomial up to 1, 1 - e^q(|x|) beyond, with q = log(erfc); odd to the bit."""
+    x, one = e.args[0], _const(b, 1.0)
+    size, square = b.abs("size", x), b.mul("square", x, x)
+    near = b.fma("near", _horner(b, square, _ERF), size, size)
+    tail = _at_most(b, size, 3.95)
+    log = b.fma("log", b.neg("minus", tail), tail, _horner(b, tail, _ERFC))
+    far = b.sub("far", one, _exp(b, log))
+    return b.copysign("erf", b.where_gt("magnitude", size, one, far, near), x)
+
+
+def normal_cdf(b: Methods, e: Eqn) -> Value:
+    """Phi(x) = erfc(-x / sqrt(2)) / 2: Phi(-|x|) by its ratio to e^(-x^2 / 2), and 1 - Phi(-|x|) above 0."""
+    x, one = e.args[0], _const(b, 1.0)
+    size = _at_most(b, b.abs("size", x), 15.0)
+    centre = _const(b, 3.5)
+    v = b.div("mapped", b.sub("below", size, centre), b.add("above", size, centre))
+    mills = b.mul("mills", _horner(b, v, _MILLS), b.sub("rest", one, v))
+    square = b.mul("square", size, size)
+    lost = b.fma("lost", size, size, b.neg("minus", square))  # what the rounding of the square loses
+    half = _const(b, -0.5)
+    below = _exp(b, b.mul("halved", square, half), b.mul("halved", lost, half), mills)
+    return b.where_gt("phi", x, _const(b, 0.0), b.sub("rest", one, below), below)
+
+
+def softplus(b: Methods, e: Eqn) -> Value:
+    """log(1 + e^x), and x above 18, where both are the same and the power would overflow."""
+    x, one, bias = e.args[0], _const(b, 1.0), _const(b, BIAS)
+    power = _exp(b, _at_least(b, _at_most(b, x, 18.0), -104.0))
+    # (1 + u) / 2^k - 1 without the error of 1 + u, which log(1 + u) = k log 2 + log(1 + f) would keep for small u
+    k = b.exponent("exponent", b.add("above", one, power))
+    scale = b.exp2_biased("scale", b.sub("biased", bias, k))
+    f = b.fma("fraction", power, scale, b.sub("rest", scale, one))
+    found = b.fma("log", k, _const(b, math.log(2)), _log1p(b, f))
+    return b.where_gt("softplus", x, _const(b, 18.0), x, found)
+
+
+def gelu(b: Methods, e: Eqn) -> Value:
+    """x Phi(x); of -infinity a NaN, the product of infinity and 0."""
+    return b.mul("gelu", e.args[0], b.normal_cdf("phi", e.args[0]))
+
+
+def gelu_tanh(b: Methods, e: Eqn) -> Value:
+    """x (1 + tanh(u)) / 2 = x sigmoid(2 u) with u = sqrt(2 / pi) (x + 0.044715 x^3); of -infinity a NaN."""
+    return b.mul("gelu", e.args[0], b.sigmoid("sigmoid", gelu_argument(b, e.args[0])))
+
+
+def silu(b: Methods, e: Eqn) -> Value:
+    """x sigmoid(x); of -infinity a NaN, the product of infinity and 0."""
+    return b.mul("silu", e.args[0], b.sigmoid("sigmoid", e.args[0]))
+
+
+def clamp(b: Methods, e: Eqn) -> Value:
+    """x, but ``low`` below it and ``high`` above it."""
+    low, high = (float(e.number_attr(key)) for key in ("low", "high"))
+    return _at_most(b, _at_least(b, e.args[0], low), high)
+
+
+# ---- their parts ----
+
+GELU_LINEAR = 2 * math.sqrt(2 / math.pi)
+GELU_CUBIC = GELU_LINEAR * 0.044715
+
+
+def gelu_argument(b: Methods, x: Value) -> Value:
+    """2 u of ``gelu_tanh``."""
+    square = b.mul("square", x, x)
+    slope = b.fma("slope", square, _const(b, GELU_CUBIC), _const(b, GELU_LINEAR))
+    return b.mul("argument", x, slope)
+
+
+def _const(b: Methods, value: float) -> Value:
+    return b.const("number", value, F32)
+
+
+def _horner(b: Methods, x: Value, coefficients: Iterable[str]) -> Value:
+    """The polynomial, highest power first, one fma a power."""
+    first, *rest = (_const(b, float.fromhex(c)) for c in coefficients)
+    for c in rest:
+        first = b.fma("poly", first, x, c)
+    return first
+
+
+def _at_least(b: Methods, x: Value, low: float) -> Value:
+    """x, but ``low`` below it; a NaN stays one."""
+    bound = b.const("low", low, x.type.dtype)
+    return b.where_gt("raised", bound, x, bound, x)
+
+
+def _at_most(b: Methods, x: Value, high: float) -> Value:
+    """x, but ``high`` above it; a NaN stays one."""
+    bound = b.const("high", high, x.type.dtype)
+    return b.where_gt("lowered", x, bound, bound, x)
+
+
+def _exp(b: Methods, x: Value, small: Value | None = None, factor: Value | None = None) -> Value:
+    """factor e^(x + small) for x in [-120, 90]: 4^m e^r with r = x - m log 4, |r| <= log 2; the last step rounds once.
+
+    Every other bit of the reduction is exact: m has few digits, as has the first part of log 4 (W. J. Cody and
+    W. Waite, Software Manual for the Elementary Functions, 1980).
+    """
+    scale, high, low = (_const(b, float.fromhex(c)) for c in _EXP_HALVES)
+    biased = b.fma("biased", x, scale, _const(b, BIAS))
+    m = b.sub("quarters", biased, _const(b, BIAS))
+    r = b.fma("reduced", m, low, b.fma("reduced", m, high, x))
+    r = r if small is None else b.add("reduced", r, small)
+    p = _power(b, r)
+    return _scaled_twice(b, p if factor is None else b.mul("power", p, factor), biased)
+
+
+def _power(b: Methods, r: Value) -> Value:
+    """e^r for |r| <= log 2. r + r^2 q is monotone, because the rounding of r^2 q is finer than the steps of r."""
+    grown = b.fma("grown", b.mul("square", r, r), _horner(b, r, _EXP), r)
+    return b.add("power", grown, _const(b, 1.0))
+
+
+def _scaled_twice(b: Methods, p: Value, biased: Value) -> Value:
+    """p 4^m for ``biased`` = m + BIAS: the first product is exact, so that subnormal results are rounded once."""
+    scale = b.exp2_biased("scale", biased)
+    return b.mul("scaled", b.mul("scaled", p, scale), scale)
+
+
+def _log1p(b: Methods, f: Value) -> Value:
+    """log(1 + f) for f in [-1/3, 1/3]."""
+    return b.fma("log", b.mul("square", f, f), _horner(b, f, _LOG), f)
