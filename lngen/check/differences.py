@@ -15,6 +15,7 @@ import numpy as np
 from lngen.check import oracles
 from lngen.check.real import Real, evaluate
 from lngen.check.tolerances import SLACK, excess
+from lngen.ir import Graph
 from lngen.ir.numerics import Array
 from lngen.spec import Spec
 
@@ -50,7 +51,7 @@ def gradient_excess(spec: Spec) -> dict[str, float]:
     gradients are added are zeros.
     """
     spec = replace(spec, d=min(spec.d, FEATURES)) if spec.d > LONGEST else spec
-    forward, backward = spec.with_direction("fwd").forward(), spec.graph()
+    forward, backward = spec.with_direction("fwd").forward(), _formulas(spec)
     rng = np.random.default_rng(11)
     # Not rounded to any dtype, so that no two elements are equal, where a maximum has no derivative.
     primals = {p.name: rng.normal(0.5, 1.0, p.type.shape(ROWS, spec.d)) for p in forward.params}
@@ -71,6 +72,11 @@ def gradient_excess(spec: Spec) -> dict[str, float]:
         one = along(rng, function, primals, result.removeprefix("d"), gradient.value, cotangents, FINE)
         found[result] = one.error / (ALLOWED * one.size + one.doubt)
     return found
+
+
+def _formulas(spec: Spec) -> Graph:
+    """The graph before ``decompose``, in which functions are one equation each, as they are in float64."""
+    return spec.trace()["cse"]
 
 
 @dataclass(frozen=True)

@@ -14,37 +14,16 @@ for example that the sum of a centred row vanishes; the error of a wrong formula
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 
-from lngen.check.tolerances import FLOOR, ROUNDOFF, column_depth, row_depth
+from lngen.check import real_functions
+from lngen.check.real_choices import CHOICES
+from lngen.check.real_number import Array, Meaning, Real, Sizes, rounded
+from lngen.check.tolerances import ROUNDOFF, column_depth, row_depth
 from lngen.ir import WIDE, Axis, D, Eqn, Graph, M, S, Value, indexed_by_elements, segment_of
 
-Array = NDArray[np.floating[Any]]
-
-
-@dataclass(frozen=True)
-class Real:
-    """Numbers over the axes [M, D] or [M, S], of length 1 along absent axes.
-
-    ``error``: the error bound of a rounded evaluation.
-    """
-
-    value: Array
-    error: Array
-
-    @property
-    def most(self) -> Array:
-        """The largest absolute value that the rounded number may have."""
-        return np.abs(self.value) + self.error
-
-
-Sizes = Mapping[Axis, int]
-Meaning = Callable[[Eqn, Sizes, tuple[Real, ...]], Real]
 PLACES = {M: 0, D: 1, S: 1}  # S is in the place of D: an equation has values along one of them, or combines both
 
 
@@ -90,23 +69,17 @@ def _gather(value: Value, array: Array, sizes: Sizes) -> Array:
 # ---- operations ----
 
 
-def _rounded(eqn: Eqn, value: Array, error: Array, times: float = 1.0) -> Real:
-    """A result that is rounded ``times`` times to the equation's dtype."""
-    dtype = eqn.out.type.dtype
-    return Real(value, error + times * ROUNDOFF[dtype] * (np.abs(value) + error) + FLOOR[dtype])
-
-
 def _const(eqn: Eqn, sizes: Sizes, args: tuple[Real, ...]) -> Real:
-    return _rounded(eqn, np.full((1, 1), eqn.value, np.float64), np.zeros((1, 1)))
+    return rounded(eqn, np.full((1, 1), eqn.value, np.float64), np.zeros((1, 1)))
 
 
 def _size(eqn: Eqn, sizes: Sizes, args: tuple[Real, ...]) -> Real:
-    return _rounded(eqn, np.full((1, 1), float(sizes[eqn.axis])), np.zeros((1, 1)))
+    return rounded(eqn, np.full((1, 1), float(sizes[eqn.axis])), np.zeros((1, 1)))
 
 
 def _cast(eqn: Eqn, sizes: Sizes, args: tuple[Real, ...]) -> Real:
     widens = ROUNDOFF[eqn.out.type.dtype] <= ROUNDOFF[eqn.args[0].type.dtype]
-    return args[0] if widens else _rounded(eqn, args[0].value, args[0].error)
+    return args[0] if widens else rounded(eqn, args[0].value, args[0].error)
 
 
 def _neg(eqn: Eqn, sizes: Sizes, args: tuple[Real, ...]) -> Real:
@@ -115,12 +88,12 @@ def _neg(eqn: Eqn, sizes: Sizes, args: tuple[Real, ...]) -> Real:
 
 def _add(eqn: Eqn, sizes: Sizes, args: tuple[Real, ...]) -> Real:
     a, b = args
-    return _rounded(eqn, a.value + b.value, a.error + b.error)
+    return rounded(eqn, a.value + b.value, a.error + b.error)
 
 
 def _sub(eqn: Eqn, sizes: Sizes, args: tuple[Real, ...]) -> Real:
     a, b = args
-    return _rounded(eqn, a.value - b.value, a.error + b.error)
+    return rounded(eqn, a.value - b.value, a.error + b.error)
 
 
 def _product(a: Real, b: Real) -> Real:
@@ -130,12 +103,12 @@ def _product(a: Real, b: Real) -> Real:
 
 def _mul(eqn: Eqn, sizes: Sizes, args: tuple[Real, ...]) -> Real:
     product = _product(*args)
-    return _rounded(eqn, product.value, product.error)
+    return rounded(eqn, product.value, product.error)
 
 
 def _fma(eqn: Eqn, sizes: Sizes, args: tuple[Real, ...]) -> Real:
     product = _product(args[0], args[1])
-    return _rounded(eqn, product.value + args[2].value, product.error + args[2].error)
+    return rounded(eqn, product.value + args[2].value, product.error + args[2].error)
 
 
 def _quotient(a: Real, b: Real) -> Real:
@@ -147,7 +120,7 @@ def _quotient(a: Real, b: Real) -> Real:
 
 def _div(eqn: Eqn, sizes: Sizes, args: tuple[Real, ...]) -> Real:
     quotient = _quotient(*args)
-    return _rounded(eqn, quotient.value, quotient.error)
+    return rounded(eqn, quotient.value, quotient.error)
 
 
 def _root(a: Real) -> Real:
@@ -158,34 +131,17 @@ def _root(a: Real) -> Real:
 
 def _sqrt(eqn: Eqn, sizes: Sizes, args: tuple[Real, ...]) -> Real:
     root = _root(args[0])
-    return _rounded(eqn, root.value, root.error)
+    return rounded(eqn, root.value, root.error)
 
 
 def _rsqrt(eqn: Eqn, sizes: Sizes, args: tuple[Real, ...]) -> Real:
     root = _sqrt(eqn, sizes, args)
     quotient = _quotient(Real(np.ones((1, 1)), np.zeros((1, 1))), root)
-    return _rounded(eqn, quotient.value, quotient.error)
+    return rounded(eqn, quotient.value, quotient.error)
 
 
-def _maximum(eqn: Eqn, sizes: Sizes, args: tuple[Real, ...]) -> Real:
-    a, b = args
-    return Real(np.maximum(a.value, b.value), np.maximum(a.error, b.error))
-
-
-def _relu(eqn: Eqn, sizes: Sizes, args: tuple[Real, ...]) -> Real:
-    return Real(np.maximum(args[0].value, 0.0), args[0].error)
-
-
-def _select(chosen: Callable[[Array, Array], Array]) -> Meaning:
-    """c where the comparison of a and b holds, else 0."""
-
-    def select(eqn: Eqn, sizes: Sizes, args: tuple[Real, ...]) -> Real:
-        a, b, c = args
-        doubtful = (np.abs(a.value - b.value) <= a.error + b.error) & (a.error + b.error > 0)
-        value = np.where(chosen(a.value, b.value), c.value, 0.0)
-        return Real(value, np.where(doubtful, c.most, np.where(value == 0, 0.0, c.error)))
-
-    return select
+def _function(eqn: Eqn, sizes: Sizes, args: tuple[Real, ...]) -> Real:
+    return rounded(eqn, *real_functions.propagated(eqn.op, args[0].value, args[0].error))
 
 
 # ---- reductions ----
@@ -221,7 +177,7 @@ def _reduce_dot(eqn: Eqn, sizes: Sizes, args: tuple[Real, ...]) -> Real:
 
 def _reduce_mean(eqn: Eqn, sizes: Sizes, args: tuple[Real, ...]) -> Real:
     total, n = _sum(eqn, sizes, args[0]), sizes[eqn.axis]
-    return _rounded(eqn, total.value / n, total.error / n)
+    return rounded(eqn, total.value / n, total.error / n)
 
 
 def _segment_sum(eqn: Eqn, sizes: Sizes, args: tuple[Real, ...]) -> Real:
@@ -247,7 +203,7 @@ def _segment_sums(eqn: Eqn, sizes: Sizes, terms: Real) -> Real:
 def _segment_size(eqn: Eqn, sizes: Sizes, args: tuple[Real, ...]) -> Real:
     starts = np.arange(0, sizes[D], _segment(eqn, sizes), dtype=np.float64)
     value = np.minimum(_segment(eqn, sizes), sizes[D] - starts)[None, :]
-    return _rounded(eqn, value, np.zeros_like(value))
+    return rounded(eqn, value, np.zeros_like(value))
 
 
 def _segment(eqn: Eqn, sizes: Sizes) -> int:
@@ -259,7 +215,7 @@ def _reduce_max(eqn: Eqn, sizes: Sizes, args: tuple[Real, ...]) -> Real:
     return Real(args[0].value.max(axis=place, keepdims=True), args[0].error.max(axis=place, keepdims=True))
 
 
-MEANINGS: dict[str, Meaning] = {
+MEANINGS: dict[str, Meaning] = CHOICES | {
     "const": _const,
     "size": _size,
     "cast": _cast,
@@ -270,10 +226,8 @@ MEANINGS: dict[str, Meaning] = {
     "mul": _mul,
     "div": _div,
     "fma": _fma,
-    "maximum": _maximum,
-    "relu": _relu,
-    "select_gt": _select(np.greater),
-    "select_eq": _select(np.equal),
+    "detach": lambda eqn, sizes, args: args[0],
+    **dict.fromkeys(real_functions.FUNCTIONS, _function),
     "sqrt": _sqrt,
     "rsqrt": _rsqrt,
     "reduce_mean": _reduce_mean,

@@ -20,8 +20,8 @@ from lngen.ir.types import F32, Eqn, Value
 # The largest errors, rounded up. gelu_tanh has 3 more for each unit of its sigmoid's argument. Products of x and a
 # subnormal factor (silu below -87, gelu below -13) may be off by 2^-142, if that is more.
 ULPS: dict[str, float] = {
-    "exp": 2.0, "exp2": 2.0, "log": 1.5, "tanh": 2.0, "sigmoid": 3.0, "softplus": 2.5, "erf": 1.5, "normal_cdf": 5.5,
-    "gelu": 6.0, "gelu_tanh": 3.0, "silu": 3.0,
+    "exp": 2.0, "exp2": 2.0, "log": 1.5, "tanh": 2.0, "sigmoid": 3.0, "softplus": 2.5, "erf": 1.5, "normal_cdf": 6.5,
+    "gelu": 7.0, "gelu_tanh": 3.0, "silu": 3.0,
 }  # fmt: skip
 
 # t = n + BIAS has n + 127 in its low bits, which ``exp2_biased`` moves into the exponent: 2^n. The addition also rounds
