@@ -22,7 +22,7 @@ class ForwardProducts:
         self._powers: list[tuple[Product, Value]] = []
         for eqn in eqns:
             self._products[eqn.out] = self._expand(eqn)
-            if eqn.op == "mul":
+            if eqn.op == "mul" or self._is_reciprocal(eqn):
                 self._name(eqn.out)
 
     def monomial(self, v: Value) -> tuple[Product, Fraction]:
@@ -66,6 +66,10 @@ class ForwardProducts:
                 product = atom(Size(eqn.axis))
         return (product, coefficient) if fits({product: coefficient}, POWERS) else (atom(eqn.out), Fraction(1))
 
+    def _is_reciprocal(self, eqn: Eqn) -> bool:
+        """True for 1 / s."""
+        return eqn.op == "div" and self.monomial(eqn.args[0]) == (ONE, 1)
+
     def _name(self, v: Value) -> None:
         """Record a product by its name, unless a number or a parameter over D is a factor.
 
@@ -78,7 +82,7 @@ class ForwardProducts:
             return
         if len(product.powers) > 1:
             self._named.append((product, v))
-        elif length([(product, coefficient)]) > 1:
+        elif length([(product, coefficient)]) > 1 or any(n < 0 for _, n in product.powers):
             self._powers.append((_by_names(self._powers, product), v))
 
 

@@ -39,8 +39,8 @@ class Product:
         return Product(frozenset((a, -n) for a, n in self.powers))
 
     def divides(self, other: Product) -> bool:
-        """True if every power in self also occurs in ``other``."""
-        return all(other.get(a) >= n > 0 for a, n in self.powers)
+        """True if every power in self, of a factor or of a divisor, also occurs in ``other``."""
+        return all(other.get(a) >= n if n > 0 else other.get(a) <= n for a, n in self.powers)
 
     def split(self, inside: Callable[[Atom], bool]) -> tuple[Product, Product]:
         """The factors for which ``inside`` holds, and the others."""

@@ -42,7 +42,7 @@ def simplify(graph: Graph, *seeds: str) -> Graph:
       separately, so that no sum waits for another;
     - the sum of a centred row (x - mean of x) is zero;
     - like terms are added, common factors taken out, and also a number per row that most terms share;
-    - a product with a name in the forward pass (xhat = xc * rstd) is used by that name, also under a sum,
+    - a product with a name in the forward pass (xhat = xc * rstd, or 1 / sum) is used by that name, also under a sum,
       where it keeps the terms near one in size: rstd * sum(dy * xc) becomes sum(dy * xhat);
     - a sum over the length of its axis is a mean.
 
