@@ -138,7 +138,7 @@ def model(opcode: str) -> Model | None:
         "cvt": conversion, "setp": comparison, "cvta": window, "shf": funnel, "min": extreme, "max": extreme,
         "selp": choice, "mov": same, "and": logic, "or": logic, "xor": logic, "not": logic, "bfe": field,
         "bfi": field, "shl": shift, "shr": shift, "popc": count, "clz": count, "brev": count,
-        "neg": signed, "abs": signed,
+        "neg": signed, "abs": signed, "copysign": signed_as,
     }  # fmt: skip
     if name in families:
         return families[name](name, mods)
@@ -394,6 +394,14 @@ def signed(name: str, mods: list[str]) -> Model | None:
         return NAN if math.isnan(number(a, kind)) else a & ~top if name == "abs" else a ^ top
 
     return Model((kind,), (kind,), fn)
+
+
+def signed_as(name: str, mods: list[str]) -> Model | None:
+    if mods not in (["f32"], ["f64"]):
+        return None
+    (kind,) = mods
+    top = 1 << WIDTH[kind] - 1
+    return Model((kind,), (kind,) * 2, lambda a, b: NAN if math.isnan(number(b, kind)) else b & ~top | a & top)
 
 
 def permuted(a: int, b: int, selector: int) -> int:

@@ -41,6 +41,7 @@ MANUAL: dict[str, list[list[list[str]]]] = {
     "sqrt": [[[*ROUND, "approx"], FTZ, ALL]],
     "neg": [[FTZ, ALL]],
     "abs": [[FTZ, ALL]],
+    "copysign": [[FTZ, ALL]],
     "min": [[FTZ, ["", "NaN"], ["", "xorsign.abs"], ["", "relu"], ALL]],
     "max": [[FTZ, ["", "NaN"], ["", "xorsign.abs"], ["", "relu"], ALL]],
     "popc": [[ALL]], "clz": [[ALL]], "brev": [[ALL]],

@@ -179,6 +179,7 @@ ROWS: tuple[tuple[str, Maker], ...] = (
     (rf"fma\.rn\.f32(?:\.(?P<t>{_HALF}))?", mixed(_fused, 3)),
     (rf"neg\.(?P<t>{_ANY_FLOAT}|s16|s32|s64)", same(np.negative, 1)),
     (rf"abs\.(?P<t>{_ANY_FLOAT}|s16|s32|s64)", same(np.abs, 1)),
+    (rf"copysign\.(?P<t>{_FLOAT})", same(lambda a, b: np.copysign(b, a), 2)),  # the sign of the first operand
     (rf"min(?P<n>\.NaN)?\.(?P<t>f32|{_HALF})", _extreme(np.fmin, np.minimum, True)),
     (rf"max(?P<n>\.NaN)?\.(?P<t>f32|{_HALF})", _extreme(np.fmax, np.maximum, False)),
     (r"min\.(?P<t>f64)", same(_number(np.fmin, True), 2)),

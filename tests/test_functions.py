@@ -1,0 +1,335 @@
+"""Functions with an expansion: error bounds, special arguments, monotony, the same bits everywhere, their gradients."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from itertools import product
+
+import numpy as np
+import pytest
+
+import sampling
+from lngen.check.differences import gradient_excess, result_excess
+from lngen.check.inputs import mismatches, random_inputs, same_bits
+from lngen.check.real_functions import FUNCTIONS, gelu_argument
+from lngen.errors import VerifyError
+from lngen.graphs import Definition, GraphBuilder
+from lngen.interpret import interpret
+from lngen.ir import F32, F64, Builder, D, Graph, M, Value, is_sum
+from lngen.ir.functions import ULPS
+from lngen.ir.numerics import Array
+from lngen.lower import lower
+from lngen.passes import decompose
+from lngen.ptx import run_plan
+from lngen.schedule import depths, problem, ranked
+from lngen.spec import Spec, make_spec
+
+Describe = Callable[[GraphBuilder], None]
+MONOTONE = tuple(op for op in ULPS if op not in ("gelu", "gelu_tanh", "silu"))
+ODD = ("tanh", "erf")
+COUNT = 2**20
+INF, NAN = np.inf, np.nan
+
+# Where an expansion changes its formula, or a result saturates or becomes subnormal.
+BREAKS = {
+    "exp": (-104.0, -87.34, 88.73, 89.0), "exp2": (-150.0, -149.0, -126.0, 127.5, 128.0), "log": (2 / 3, 4 / 3, 1.0),
+    "tanh": (0.6, 9.01, 20.0), "sigmoid": (-104.0, -87.34, -18.0, 17.33), "softplus": (-104.0, -87.34, 0.0, 18.0),
+    "erf": (1.0, 3.95), "normal_cdf": (-15.0, -14.17, -13.0, 0.0, 5.4),
+}  # fmt: skip
+
+
+def of(op: str, x: Array, graph: Graph | None = None) -> Array:
+    """The function of f32 numbers, by the interpreter."""
+    return interpret(graph or alone(op), {"x": np.asarray(x, np.float32)[None]})["y"][0]
+
+
+def alone(op: str) -> Graph:
+    b = Builder("alone")
+    return b.build(b.emit(op, "y", (b.param("x", F32, M, D),)))
+
+
+def arguments(count: int, seed: int = 0) -> Array:
+    """Half with any bits: all exponents, both signs, infinities, NaN; half where functions are not constant."""
+    rng = np.random.default_rng(seed)
+    bits = rng.integers(0, 2**32, count // 2, np.uint64).astype(np.uint32).view(np.float32)
+    some = np.exp2(rng.uniform(-30, 7.5, count - count // 2)) * rng.choice([-1, 1], count - count // 2)
+    return np.concatenate([bits, some.astype(np.float32)])
+
+
+def near(op: str, count: int = 4096) -> Array:
+    """The floats around the breaks of an op, in order, one row a break and sign."""
+    centres = np.array([s * p for p in BREAKS[op] for s in ((1, -1) if op in ODD else (1,))], np.float32)
+    bits = centres.view(np.int32)[:, None] + np.arange(-count, count, dtype=np.int32)
+    bits = np.where((bits & 0x7FFFFFFF) > 0x7F000000, 0, bits).astype(np.int32)  # next to 0: its other side
+    return np.sort(bits.view(np.float32), axis=1)
+
+
+def ulps(op: str, x: Array, y: Array) -> Array:
+    """The error in units in the last place of the exact result, 2^-149 for subnormal ones; 0 for equal infinities."""
+    with np.errstate(all="ignore"):
+        exact = FUNCTIONS[op](x.astype(np.float64))
+        unit = np.ldexp(1.0, np.maximum(np.frexp(exact)[1] - 24, -149))
+        error = np.abs(y.astype(np.float64) - exact) / unit
+        rounded = exact.astype(np.float32)
+    same = (y == rounded) | (np.isnan(y) & np.isnan(exact))
+    return np.where(same & ~np.isfinite(rounded), 0.0, np.where(np.isnan(error), INF, error))
+
+
+def allowed(op: str, x: Array) -> Array:
+    """The bound of ``ULPS``, with what its comment adds."""
+    bound = np.full(x.shape, ULPS[op])
+    with np.errstate(all="ignore"):
+        if op == "gelu_tanh":
+            bound += 3 * np.abs(np.nan_to_num(gelu_argument(x.astype(np.float64))))
+        if op in ("gelu", "gelu_tanh", "silu"):
+            tail = np.abs(np.nan_to_num(FUNCTIONS[op](x.astype(np.float64)), posinf=1.0, neginf=1.0))
+            unit = np.ldexp(1.0, np.maximum(np.frexp(tail)[1] - 24, -149))
+            bound = np.maximum(bound, 2.0**-142 / unit)
+    return bound
+
+
+@pytest.mark.parametrize("op", ULPS)
+def test_no_error_is_larger_than_stated(op: str) -> None:
+    x = np.concatenate([arguments(COUNT), *(near(op) if op in BREAKS else [])])
+    error = ulps(op, x, of(op, x)) / allowed(op, x)
+    worst = int(np.argmax(error))
+    assert error[worst] <= 1, f"{op}({x[worst]!r}) is {error[worst]:.2f} of its bound off"
+    common = np.abs(x) < (10 if op != "gelu_tanh" else 1)
+    assert error[common].max() > 0.5, "the bound is much too large"
+
+
+def test_what_an_error_is() -> None:
+    x = np.array([0.0, 1.0, -200.0, 200.0, NAN], np.float32)
+    assert ulps("exp", x, np.array([1.0, np.e, 0.0, INF, NAN], np.float32)).max() < 0.5
+    assert ulps("exp", x, np.array([1 + 2.0**-22, np.e, 2.0**-149, 3e38, 1.0], np.float32)).tolist()[0] == 2
+    assert (ulps("exp", x, np.array([1.0, np.e, 2.0**-149, 3e38, 1.0], np.float32))[2:] >= 1).all()
+
+
+SPECIAL = [-INF, -200.0, -0.0, 0.0, 200.0, INF]
+HALF, LN2 = 0.5, float(np.float32(np.log(2)))
+AT_SPECIAL: dict[str, list[float]] = {
+    "exp": [0.0, 0.0, 1.0, 1.0, INF, INF],
+    "exp2": [0.0, 0.0, 1.0, 1.0, INF, INF],
+    "log": [NAN, NAN, -INF, -INF, float(np.float32(np.log(200))), INF],
+    "tanh": [-1.0, -1.0, -0.0, 0.0, 1.0, 1.0],
+    "sigmoid": [0.0, 0.0, HALF, HALF, 1.0, 1.0],
+    "softplus": [0.0, 0.0, LN2, LN2, 200.0, INF],
+    "erf": [-1.0, -1.0, -0.0, 0.0, 1.0, 1.0],
+    "normal_cdf": [0.0, 0.0, HALF, HALF, 1.0, 1.0],
+    "gelu": [NAN, -0.0, -0.0, 0.0, 200.0, INF],
+    "gelu_tanh": [NAN, -0.0, -0.0, 0.0, 200.0, INF],
+    "silu": [NAN, -0.0, -0.0, 0.0, 200.0, INF],
+}
+
+
+@pytest.mark.parametrize("op", ULPS)
+def test_infinities_zeros_of_both_signs_and_nan(op: str) -> None:
+    assert same_bits(of(op, np.array(SPECIAL)), np.array(AT_SPECIAL[op], np.float32)).all()
+    every = np.array([0x7F800001, 0x7FC00000, 0x7FFFFFFF, 0xFF800001, 0xFFFFFFFF], np.uint32).view(np.float32)
+    assert np.isnan(of(op, every)).all()
+
+
+def test_whole_powers_of_two_are_exact() -> None:
+    n = np.arange(-149, 128)
+    np.testing.assert_array_equal(of("exp2", n), np.ldexp(np.float32(1), n))
+    np.testing.assert_array_equal(of("log", np.array([1.0])), [0.0])
+
+
+@pytest.mark.parametrize("op", ["exp", "exp2", "sigmoid", "softplus"])
+def test_subnormal_results_are_rounded_once(op: str) -> None:
+    x = np.linspace(-103.9, -87.4, 1 << 14) / (np.log(2) if op == "exp2" else 1)
+    x = x.astype(np.float32)
+    assert ulps(op, x, of(op, x)).max() < 1
+    assert np.unique(of(op, x)).size > 5000
+
+
+@pytest.mark.parametrize("op", ODD)
+def test_odd_functions_are_odd_to_the_bit(op: str) -> None:
+    x = arguments(2**16)
+    assert same_bits(of(op, -x), -of(op, x)).all()
+
+
+@pytest.mark.parametrize("op", MONOTONE)
+def test_monotone_around_breaks_and_on_random_neighbours(op: str) -> None:
+    for x in near(op):
+        y = of(op, x)
+        y = y[~np.isnan(y)]
+        assert (y[1:] >= y[:-1]).all(), x[0]
+    bits = arguments(COUNT, seed=1).view(np.uint32)
+    x = bits[(bits & 0x7FFFFFFF) < 0x7F800000].view(np.float32)
+    if op == "log":
+        x = np.abs(x)
+    above = np.nextafter(x, np.float32(INF))
+    assert (of(op, above) >= of(op, x)).all()
+
+
+@pytest.mark.parametrize("op", ULPS)
+def test_an_expansion_is_the_function_to_the_bit_after_every_pass(op: str) -> None:
+    def describe(b: GraphBuilder) -> None:
+        b.output("y", b.emit(op, "f", (b.input("x", M, D),)))
+
+    x = arguments(2**14)
+    spec = make_spec(Definition("alone", describe), "fwd", {"d": x.size, "dtype": "f32"})
+    assert op not in {e.op for e in spec.graph().eqns}
+    assert same_bits(of(op, x), of(op, x, spec.graph())).all()
+    assert same_bits(of(op, x), of(op, x, decompose(alone(op), x.size))).all()
+
+
+def test_the_reference_is_as_exact_as_float64_allows() -> None:
+    mp = pytest.importorskip("mpmath")
+    mp.mp.dps = 40
+    exact = {
+        "exp": mp.exp, "exp2": lambda x: mp.mpf(2) ** x, "log": mp.log, "tanh": mp.tanh, "erf": mp.erf,
+        "sigmoid": lambda x: 1 / (1 + mp.exp(-x)), "softplus": lambda x: mp.log1p(mp.exp(x)),
+        "normal_cdf": lambda x: mp.erfc(-x / mp.sqrt(2)) / 2, "gelu": lambda x: x * mp.erfc(-x / mp.sqrt(2)) / 2,
+        "gelu_tanh": lambda x: x / (1 + mp.exp(-2 * mp.sqrt(2 / mp.pi) * (x + mp.mpf("0.044715") * x**3))),
+        "silu": lambda x: x / (1 + mp.exp(-x)),
+    }  # fmt: skip
+    assert exact.keys() == FUNCTIONS.keys() == ULPS.keys()
+    for op, function in exact.items():
+        x = np.concatenate([np.linspace(-12, 12, 97), 2.0 ** -np.arange(1.0, 40.0, 5.0)])
+        x = x[x > 0] if op == "log" else x
+        want = np.array([float(function(mp.mpf(float(v)))) for v in x])
+        np.testing.assert_allclose(FUNCTIONS[op](x), want, rtol=3e-13, err_msg=op)
+
+
+@pytest.mark.parametrize("op", ULPS)
+def test_functions_are_of_f32_alone(op: str) -> None:
+    b = Builder("f")
+    message = (
+        f"graph @f: '{op} %x: f64[M, D]': functions are defined in f32 only (their polynomials are for f32), got f64."
+    )
+    with pytest.raises(VerifyError, match=re.escape(message)):
+        b.emit(op, "y", (b.param("x", F64, M, D),))
+
+
+# ---- gradients ----
+
+
+def normal_of(b: GraphBuilder, norm: str) -> Value:
+    """LayerNorm or RMSNorm of x, weighted."""
+    x = b.input("x", M, D)
+    if norm == "layernorm":
+        x = x - b.statistic(b.mean(x), "mean")
+    rstd = b.statistic((b.mean(x * x) + b.eps()).rsqrt(), "rstd")
+    return x * rstd * b.input("gamma", D)
+
+
+def norm_then(norm: str, op: str) -> Describe:
+    def describe(b: GraphBuilder) -> None:
+        normal = normal_of(b, norm)
+        positive = normal * normal + 0.5 if op == "log" else normal
+        b.output("y", b.emit(op, "f", (positive,)) if op else normal)
+
+    return describe
+
+
+def gated(b: GraphBuilder) -> None:
+    """The input, gated by its RMSNorm."""
+    x = b.input("x", M, D)
+    b.output("y", x * (x * b.statistic((b.mean(x * x) + b.eps()).rsqrt(), "rstd")).sigmoid())
+
+
+def softmax(b: GraphBuilder) -> None:
+    x = b.input("x", M, D)
+    e = (x - b.reduce_max("most", x, axis=D).detach()).exp()
+    b.output("y", e * (1 / b.sum(e)))
+
+
+def log_softmax(b: GraphBuilder) -> None:
+    x = b.input("x", M, D)
+    z = x - b.reduce_max("most", x, axis=D).detach()
+    b.output("y", z - b.sum(z.exp()).log())
+
+
+def spec_of(describe: Describe, way: str = "bwd", d: int = 512, dtype: str = "f32") -> Spec:
+    return make_spec(Definition("own", describe), way, {"d": d, "dtype": dtype})
+
+
+def row_sums(describe: Describe) -> list[int]:
+    """The phase of each row sum."""
+    g = spec_of(describe).graph()
+    levels = depths(g)
+    return sorted(max(levels[a] for a in e.args) for e in g.eqns if is_sum(e, D))
+
+
+@pytest.mark.parametrize("op", [op for op in ULPS if op != "log"])
+@pytest.mark.parametrize("norm", ["layernorm", "rmsnorm"])
+def test_a_function_behind_a_norm_adds_no_row_sum(norm: str, op: str) -> None:
+    assert row_sums(norm_then(norm, op)) == row_sums(norm_then(norm, "")) == [0] * (1 + (norm == "layernorm"))
+
+
+def test_gates_and_softmax_have_the_sums_one_writes_by_hand() -> None:
+    assert row_sums(gated) == [0]
+    assert row_sums(softmax) == [1, 2]  # of e behind the maximum, then of dy * y
+    assert row_sums(log_softmax) == [0, 1]  # of dy, and of e behind the maximum
+    lines = [" ".join(line.split()) for line in str(spec_of(softmax).trace()["cse"]).splitlines()]
+    for line in (
+        "%dy_mul : f32[M, D] = mul %dy, %mul",
+        "%sum_dy_mul : f32[M] = reduce_sum %dy_mul {axis=D}",
+        "%dx32_part : f32[M, D] = sub %dy, %sum_dy_mul",
+        "%dx32 : f32[M, D] = mul %mul, %dx32_part",
+    ):
+        assert line in lines
+
+
+@pytest.mark.parametrize("describe", [*(norm_then("rmsnorm", op) for op in ULPS), gated, softmax, log_softmax])
+def test_gradients_are_those_of_differences_and_results_within_rounding(describe: Describe) -> None:
+    assert max(gradient_excess(spec_of(describe, d=13)).values()) < 1
+    for way in ("fwd", "bwd"):
+        spec = spec_of(describe, way, 40)
+        inputs = random_inputs(spec, 5)
+        assert max(result_excess(spec, inputs, interpret(spec.graph(), inputs)).values()) < 1
+
+
+# ---- kernels ----
+
+
+def every_function(b: GraphBuilder) -> None:
+    """Every function, and the ops beside them, of one input."""
+    x, z = b.input("x", M, D), b.input("z", M, D)
+    for op in (*ULPS, "abs", "rint", "detach"):
+        b.output(f"y{op.replace('_', '')}", b.emit(op, "f", (x,)))
+    b.output("ymin", x.minimum(z))
+    b.output("yclamp", x.clamp(-0.5, 1.5))
+    b.output("ywhere", b.where_gt("chosen", x, z, z, x))
+
+
+def odd(inputs: dict[str, Array]) -> dict[str, Array]:
+    """The first rows of x and z hold special numbers."""
+    special = np.array([*SPECIAL, NAN, 1e-40, -1e-40, 3e38, -3e38, 88.8, -88.5, -103.5, 18.0, -18.0, 0.6, 4.0, -13.0])
+    for name, values in (("x", special), ("z", special[::-1])):
+        with np.errstate(over="ignore"):
+            inputs[name][0, : special.size] = values.astype(inputs[name].dtype)
+    return inputs
+
+
+GRID = product(("fwd", "bwd"), (37, 96, 1000), ("f32", "bf16", "f16"))
+
+
+@sampling.grid(("way", "d", "dtype"), [*GRID], strength=2)
+def test_kernels_have_the_interpreter_s_bits(way: str, d: int, dtype: str) -> None:
+    """The best schedule of each form."""
+    pytest.importorskip("cupy")
+    spec = spec_of(every_function, way, d, dtype)
+    best = {s.form: s for s in reversed(ranked(problem(spec.graph(), d)))}
+    assert len(best) >= (3 if dtype == "f32" else 1)
+    inputs = random_inputs(spec, 3)
+    inputs = odd(inputs) if way == "fwd" else inputs
+    expected = interpret(spec.graph(), inputs)
+    for schedule in best.values():
+        outcome = run_plan(lower(spec, schedule), inputs, rows=3)
+        assert not outcome.findings, outcome.findings[0]
+        assert not mismatches(outcome.results, expected)
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_120"])
+def test_other_archs_have_the_same_bits(arch: str) -> None:
+    pytest.importorskip("cupy")
+    spec = spec_of(every_function, "fwd", 37)
+    schedule = next(s for s in ranked(problem(spec.graph(), 37)) if s.form == "registers")
+    inputs = odd(random_inputs(spec, 2))
+    outcome = run_plan(lower(spec, schedule), inputs, rows=2, arch=arch)
+    assert not outcome.findings
+    assert not mismatches(outcome.results, interpret(spec.graph(), inputs))
