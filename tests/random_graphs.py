@@ -16,6 +16,7 @@ import numpy as np
 from lngen.graphs import Definition
 from lngen.graphs.definition import GraphBuilder
 from lngen.ir import BF16, F16, F32, F64, SUMS, WIDE, D, DType, Graph, M, S, Value
+from lngen.ir.functions import ULPS
 from lngen.ir.numerics import Array, round_to
 from lngen.passes.edit import upstream
 from lngen.schedule import Problem, Schedule, capability, exists, is_legal, problem, space, vectors_per_thread
@@ -29,11 +30,13 @@ ODD_NUMBERS = (float("inf"), float("-inf"), float("nan"), 1e300, 5e-324)
 # Unrolled elements times equations: what a compile and a run may cost.
 MOST_WORK = 3000
 
+FUNCTIONS = tuple(ULPS)
 PLAIN = (
     "add", "sub", "mul", "mul", "div", "quotient", "neg", "fma", "maximum", "relu", "select_eq", "select_gt",
-    "root", "rroot", "sqrt",
+    "root", "rroot", "sqrt", "minimum", "abs", "rint", "detach", "clamp", "where_gt", "function", "function",
+    "function",
 )  # fmt: skip
-RARE = ("rsqrt", "const", "const", "size", "cast", "cast", "expand", "ties")
+RARE = ("copysign", "rsqrt", "const", "const", "size", "cast", "cast", "expand", "ties")
 FOLDS = ("sum_d", "mean_d", "max_d", "dot_d")
 COLUMNS = ("sum_m", "mean_m", "dot_m")
 SEGMENTS = ("segment_sum", "segment_dot", "segment_size", "sum_s")
@@ -219,9 +222,18 @@ class _Kitchen:
         x, y, z = first, *(alike[-1 - n % len(alike)] for n in s.picks[1:])
         dtype = first.type.dtype
         match s.op:
-            case "add" | "sub" | "mul" | "div" | "maximum":
+            case "function":  # exp, log, ...
+                return b.emit(FUNCTIONS[s.picks[1] % len(FUNCTIONS)], "f", (x,)) if dtype is F32 else None
+            case "copysign":
+                return b.copysign("signed", x, y) if dtype is F32 else None
+            case "clamp":
+                low, high = sorted((s.value if s.value == s.value else 0.0, 1.0))
+                return b.clamp("clamped", x, low=low, high=high)
+            case "where_gt":
+                return b.where_gt("chosen", x, y, z, x)
+            case "add" | "sub" | "mul" | "div" | "maximum" | "minimum":
                 return b.emit(s.op, s.op, (x, y))
-            case "neg" | "sqrt" | "rsqrt" | "relu":
+            case "neg" | "sqrt" | "rsqrt" | "relu" | "abs" | "rint" | "detach":
                 return b.emit(s.op, s.op, (x,))
             case "select_eq" | "select_gt":
                 return b.emit(s.op, "chosen", (x, y, z))

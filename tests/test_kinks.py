@@ -1,4 +1,4 @@
-"""Derivatives where there is none: a relu at 0, a maximum at a tie."""
+"""Derivatives where there is none: a relu or |x| at 0, a maximum or minimum at a tie, the ends of a clamp."""
 
 from __future__ import annotations
 
@@ -52,6 +52,27 @@ def below_largest(b: GraphBuilder) -> None:
     b.output("y", b.sub("y32", x, b.reduce_max("most", x, axis=D)))
 
 
+def smaller(b: GraphBuilder) -> None:
+    """The smaller of two tensors."""
+    b.output("y", b.input("x", M, D).minimum(b.input("z", M, D)))
+
+
+def clamped(b: GraphBuilder) -> None:
+    """Between two numbers that x may have."""
+    b.output("y", b.input("x", M, D).clamp(-1, 2))
+
+
+def magnitude(b: GraphBuilder) -> None:
+    """|x|."""
+    b.output("y", b.input("x", M, D).abs())
+
+
+def chosen_by_size(b: GraphBuilder) -> None:
+    """One of two tensors, and nothing through what chooses."""
+    x, z = b.input("x", M, D), b.input("z", M, D)
+    b.output("y", b.where_gt("y32", x.detach(), z.rint(), x, z))
+
+
 def of_largest(b: GraphBuilder) -> None:
     """All of them: gated rows, each measured by its largest element."""
     x, z = b.input("x", M, D), b.input("z", M, D)
@@ -75,6 +96,10 @@ TORCH: dict[Describe, Callable[..., Any]] = {
     larger: lambda torch, x, z: torch.maximum(x, z),
     larger_of_row: lambda torch, x, z: torch.maximum(x, z[:, None]),
     not_below_zero: lambda torch, x: torch.maximum(x, torch.zeros_like(x)),
+    smaller: lambda torch, x, z: torch.minimum(x, z),
+    clamped: lambda torch, x: torch.clamp(x, -1, 2),
+    magnitude: lambda torch, x: torch.abs(x),
+    chosen_by_size: lambda torch, x, z: torch.where(x.detach() > z.round(), x, z),
     below_largest: lambda torch, x: x - x.amax(dim=1, keepdim=True),
     of_largest: lambda torch, x, z: x * torch.relu(z) + torch.maximum(x, torch.relu(z)).amax(dim=1, keepdim=True),
 }
@@ -132,6 +157,22 @@ def test_a_selection_passes_the_cotangent_to_what_it_chose(op: str, passed: list
     np.testing.assert_array_equal(found["dv"], [passed])
 
 
+def test_a_clamp_passes_the_cotangent_between_its_ends_and_at_them() -> None:
+    x = np.array([[-1.0, -1.5, 2.0, 2.5, 0.0, np.nan, np.inf, -np.inf]])
+    dx = gradients(clamped, {"x": x}, np.full((1, 8), 3.0))["dx"]
+    np.testing.assert_array_equal(dx, [[3, 0, 3, 0, 3, 0, 0, 0]])
+
+
+@pytest.mark.parametrize("op", ["detach", "rint"])
+def test_no_cotangent_passes_through(op: str) -> None:
+    def product_of(b: GraphBuilder) -> None:
+        x = b.input("x", M, D)
+        b.output("y", x * b.emit(op, "kept", (x,)))
+
+    found = gradients(product_of, {"x": np.array([[2.0, -3.0]])}, np.array([[1.0, 10.0]]))
+    np.testing.assert_array_equal(found["dx"], [[2.0, -30.0]])
+
+
 def test_the_text_of_relu_parses_back() -> None:
     b = Builder("f")
     x = b.param("x", F64, M, D)
@@ -153,7 +194,10 @@ def odd_numbers(graph: Graph, rows: int, d: int) -> dict[str, Array]:
     }
 
 
-OF = ((of_largest, "fwd"), (of_largest, "bwd"), (rectified, "fwd"))
+OF = (
+    *((of_largest, "fwd"), (of_largest, "bwd"), (rectified, "fwd"), (smaller, "bwd"), (chosen_by_size, "bwd")),
+    *((clamped, "bwd"), (magnitude, "bwd")),
+)
 ROWS_OF = ((5, "f32"), (64, "bf16"), (200, "f16"), (33, "f64"))
 
 

@@ -79,6 +79,35 @@ def test_every_operator_is_its_op(dtype: str) -> None:
     np.testing.assert_allclose(found["s"], x.sum(1, keepdims=True) * x / 7, rtol=accuracy, atol=accuracy * 10)
 
 
+OPERATORS: dict[str, Callable[[Value], Value]] = {
+    "exp": Value.exp, "exp2": Value.exp2, "log": Value.log, "tanh": Value.tanh, "sigmoid": Value.sigmoid,
+    "softplus": Value.softplus, "erf": Value.erf, "gelu": Value.gelu, "gelu_tanh": Value.gelu_tanh, "silu": Value.silu,
+    "abs": Value.abs, "rint": Value.rint, "detach": Value.detach,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("op", OPERATORS)
+def test_every_function_is_an_operator(op: str) -> None:
+    def operator(b: GraphBuilder) -> None:
+        b.output("y", OPERATORS[op](b.input("x", M, D)))
+
+    def method(b: GraphBuilder) -> None:
+        b.output("y", getattr(b, op)("f", b.input("x", M, D)))
+
+    assert without_names(spec_of(operator).forward()) == without_names(spec_of(method).forward())
+    assert op in {e.op for e in spec_of(operator).forward().eqns}
+
+
+def test_clamp_and_minimum_are_operators() -> None:
+    def both(b: GraphBuilder) -> None:
+        b.output("y", b.input("x", M, D).clamp(-1, 2.5).minimum(2))
+
+    spec = spec_of(both)
+    assert [e.attrs for e in spec.forward().eqns if e.op == "clamp"] == [(("high", 2.5), ("low", -1.0))]
+    x = np.linspace(-3, 3, 37, dtype=np.float32)[None]
+    np.testing.assert_array_equal(interpret(spec.graph(), {"x": x})["y"], np.clip(x, -1, 2))
+
+
 @pytest.mark.parametrize(
     ("make", "name"),
     [
@@ -89,6 +118,10 @@ def test_every_operator_is_its_op(dtype: str) -> None:
         (lambda b, x, z: x / z, "x_over_z"),
         (lambda b, x, z: -x, "neg_x"),
         (lambda b, x, z: x.maximum(z), "max_x_z"),
+        (lambda b, x, z: x.minimum(z), "min_x_z"),
+        (lambda b, x, z: x.clamp(0, 1), "clamp_x"),
+        (lambda b, x, z: x.exp(), "exp_x"),
+        (lambda b, x, z: x.gelu_tanh(), "gelu_tanh_x"),
         (lambda b, x, z: b.mean(z), "mean_z"),
         (lambda b, x, z: b.sum(z), "sum_z"),
         (lambda b, x, z: x + 1, "add"),

@@ -31,7 +31,7 @@ KINK = 4.0  # times the disagreement of two steps, which is large where a maximu
 
 def real_results(spec: Spec, inputs: Mapping[str, Array]) -> dict[str, Real]:
     """The spec's results in real numbers with their error bounds; see ``result_excess``."""
-    return evaluate(spec.forward() if spec.direction == "fwd" else spec.graph(), inputs)
+    return evaluate(spec.forward() if spec.direction == "fwd" else _formulas(spec), inputs)
 
 
 def result_excess(spec: Spec, inputs: Mapping[str, Array], results: Mapping[str, Array]) -> dict[str, float]:

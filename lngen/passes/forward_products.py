@@ -68,7 +68,7 @@ class ForwardProducts:
 
     def _is_reciprocal(self, eqn: Eqn) -> bool:
         """True for 1 / s."""
-        return eqn.op == "div" and self.monomial(eqn.args[0]) == (ONE, 1)
+        return eqn.op == "div" and self.monomial(eqn.args[0]) == (ONE, Fraction(1))
 
     def _name(self, v: Value) -> None:
         """Record a product by its name, unless a number or a parameter over D is a factor.
