@@ -14,7 +14,7 @@ from lngen import passes
 from lngen.graphs import GRAPHS, Definition, Options
 from lngen.graphs.options import Chosen
 from lngen.ir import ORDERS, DType, Graph, M
-from lngen.ir.ops import compute_dtype
+from lngen.ir.op import compute_dtype
 from lngen.spec.words import number_word, text_of, value_word, word
 
 DIGEST = 8
