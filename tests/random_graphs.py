@@ -14,7 +14,7 @@ from functools import lru_cache
 import numpy as np
 
 from lngen.graphs import Definition
-from lngen.graphs.definition import GraphBuilder
+from lngen.graphs.builder import GraphBuilder
 from lngen.ir import BF16, F16, F32, F64, SUMS, WIDE, D, DType, Graph, M, S, Value
 from lngen.ir.functions import ULPS
 from lngen.ir.numerics import Array, round_to

@@ -182,11 +182,14 @@ def test_list_names_every_graph_input_and_key() -> None:
     text = prints("list")
     data = json.loads(prints("list", "--json"))
     for graph in data["graphs"]:
-        assert graph["name"] in text
+        assert f"  {graph['name']} " in text
+        assert graph["summary"] in text
+        described = prints("list", graph["name"])
+        assert all(k["key"] in described for k in graph["keys"])
         names = {i["name"] for i in graph["inputs"]}
         spec = parse_spec(f"{graph['name']}.fwd:d=8")
         assert {p.name for p in spec.forward().params} <= names
-        assert {"d", "dtype", "weight", "out", "eps", "save", "wrt", "of", "grad", "accumulate"} <= {
+        assert {"d", "dtype", "weight", "out", "save", "wrt", "of", "grad", "accumulate"} <= {
             k["key"] for k in graph["keys"]
         }
         # The defaults that are shown are the defaults that hold.

@@ -23,7 +23,7 @@ def run(name: str, *args: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_package_names_every_program() -> None:
     programs = {path.stem for path in FOLDER.glob("[!_]*.py")}
-    assert len(programs) == 4
+    assert len(programs) == 5
     lines = (examples.__doc__ or "").splitlines()
     assert {line.split()[0] for line in lines[2:] if line} == programs
 
@@ -99,3 +99,12 @@ def test_own_graph_sees_a_wrong_derivative(monkeypatch: pytest.MonkeyPatch, caps
     monkeypatch.setattr(lngen, "compile", Wrong)
     with pytest.raises(SystemExit, match="dx is not the derivative"):
         run("own_graph", monkeypatch=monkeypatch)
+
+
+def test_residual_streams(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    run("residual", monkeypatch=monkeypatch)
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0] == "pre-LN: h = x + residual: True; dresidual is dx: True"
+    assert printed[1] == "  backward reads dy, dh, gamma, rstd, h"
+    assert printed[2] == "post-LN: backward reads dy, x, residual, gamma, rstd"
+    assert printed[3].startswith("accumulated dgamma: largest element ")

@@ -30,9 +30,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def negated(b: GraphBuilder) -> None:
-    """-x, or -x * gamma."""
+    """-x + eps, or -x * gamma."""
     h, gamma = b.neg("h", b.input("x", M, D)), b.optional_input("gamma", D, default=False)
-    b.output("y", h if gamma is None else b.mul("scaled", h, gamma))
+    b.output("y", b.add("raised", h, b.eps()) if gamma is None else b.mul("scaled", h, gamma))
 
 
 def doubled(b: GraphBuilder) -> None:
@@ -161,7 +161,7 @@ def taking(names: list[str]) -> Definition:
         for at, name in enumerate(names):
             more = b.optional_input(name, D, default=at % 2 == 0)
             total = total if more is None else b.add("total", total, more)
-        b.output("y", total)
+        b.output("y", b.add("raised", total, b.eps()))
         b.output("x_y", b.neg("minus", total))
 
     return Definition("own", describe)

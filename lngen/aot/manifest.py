@@ -122,7 +122,7 @@ def _spec(spec: Spec) -> dict[str, Any]:
         "options": dict(spec.chosen),
         "save": spec.save,
         "order": spec.order,
-        "wrt": None if spec.direction == "fwd" else list(spec.wrt or inputs),
+        "wrt": None if spec.direction == "fwd" else list(spec.differentiates),
         "of": None if spec.direction == "fwd" else list(spec.differentiated),
         "grad": None if spec.grad is None else str(spec.grad),
         "accumulate": list(spec.accumulate),

@@ -13,18 +13,34 @@ from lngen.graphs import GRAPHS, Definition, Options
 from lngen.graphs.options import Chosen
 from lngen.ir import ORDERS, DType, Value
 from lngen.spec import SAVES
+from lngen.spec.keys import wrong
 
 # Stand-ins, one dtype per role, so that a type is shown by the key that sets it.
 _ROLES = {DType.F16: "dtype", DType.BF16: "weight"}
 _OPTIONS = Options(DType.F16, DType.BF16, DType.F32)
 
 
-@click.command(epilog="Example: lngen list --json")
+@click.command(epilog="Example: lngen list add_rmsnorm")
+@click.argument("names", nargs=-1, metavar="[GRAPH]...")
 @output_options
-def command(output: Output) -> None:
-    """The graphs: inputs with their types, outputs, statistics, the keys of a spec and their defaults."""
-    graphs = [_described(d) for d in GRAPHS.values()]
-    output.table({"graphs": graphs}, "\n".join(_text(g) for g in graphs))
+def command(output: Output, names: tuple[str, ...]) -> None:
+    """The graphs, a line each; of every GRAPH named its inputs, outputs, statistics, and keys with their defaults."""
+    for name in names:
+        if name not in GRAPHS:
+            wrong(name, "graph", name, list(GRAPHS))
+    graphs = [_described(GRAPHS[name]) for name in names or GRAPHS]
+    output.table({"graphs": graphs}, "\n".join(map(_text, graphs)) if names else _overview(graphs))
+
+
+def _overview(graphs: list[dict[str, Any]]) -> str:
+    """The graphs by group, a line each."""
+    width = max(len(g["name"]) for g in graphs)
+    lines = []
+    for group in dict.fromkeys(g["group"] for g in graphs):
+        lines += [group, *(f"  {g['name']:<{width}}  {g['summary']}" for g in graphs if g["group"] == group), ""]
+    return "\n".join(
+        [*lines, "lngen list GRAPH prints its inputs, results and keys; a spec is GRAPH.fwd|bwd:key=value,..."]
+    )
 
 
 def _described(definition: Definition) -> dict[str, Any]:
@@ -39,9 +55,9 @@ def _described(definition: Definition) -> dict[str, Any]:
         "weight": ("dtype", "dtype of inputs without rows"),
         "out": ("dtype", f"dtype of {', '.join(results)}"),
         **{n: (_text_of(o.default), f"{o.about}: {o.values}") for n, o in declared.items()},
-        "eps": ("1e-05", "added to the mean square, from 0 to 1"),
+        **({"eps": ("1e-05", "added to the mean square, from 0 to 1")} if built.takes_eps else {}),
         "save": ("stats", f"what forward saves for backward: {' '.join(SAVES)}, or names of results"),
-        "wrt": ("all inputs", f"bwd only, what to differentiate: {'+'.join(p.name for p in built.params)}"),
+        "wrt": ("all inputs", f"bwd only, what to differentiate: {'+'.join(definition.differentiable(built.options))}"),
         "of": ("all outputs", f"bwd only, which results have a cotangent: {'+'.join(results)}"),
         "grad": ("the input's", "bwd only, dtype of the gradients of inputs without rows"),
         "accumulate": ("none", "bwd only, the inputs whose gradient is added to an array, in the compute dtype"),
@@ -50,6 +66,7 @@ def _described(definition: Definition) -> dict[str, Any]:
     }
     return {
         "name": definition.name,
+        "group": definition.group,
         "summary": definition.summary,
         "inputs": [
             {

@@ -1,7 +1,8 @@
-"""Four short programs. Run one with ``python -m lngen.examples.NAME``; none needs a GPU.
+"""Five short programs. Run one with ``python -m lngen.examples.NAME``; none needs a GPU.
 
 ahead_of_time    generate kernels into a folder, and what a launcher reads from its manifest
 autotune         measure schedules on a GPU, or print the model's order where there is none
 inspect_kernel   the CUDA text of a kernel, and what another schedule changes in it
 own_graph        a new graph: forward and derived backward, checked by finite differences
+residual         a residual stream: pre-LN, post-LN, gradients added to existing arrays
 """

@@ -1,18 +1,49 @@
 """lngen's own graphs, by name; a program's own are given to ``lngen.compile``."""
 
+from collections.abc import Callable
 from types import MappingProxyType
 
-from lngen.graphs.definition import Definition, GraphBuilder, Options
-from lngen.graphs.norms import layernorm, rmsnorm
+from lngen.graphs import gated, norms, residual, softmax
+from lngen.graphs.builder import GraphBuilder
+from lngen.graphs.definition import Definition
+from lngen.graphs.options import Options
+
+__all__ = ["GRAPHS", "Definition", "GraphBuilder", "Options"]
+
+_Described = tuple[Callable[[GraphBuilder], None], str]
+
+_GROUPS: dict[str, tuple[_Described, ...]] = {
+    "norms": (
+        (norms.layernorm, "(x - mean) * rstd * gamma + beta"),
+        (norms.rmsnorm, "x * rstd * gamma, rstd of the mean square"),
+        (softmax.l2norm, "x / sqrt(sum(x^2) + eps)"),
+    ),
+    "norms of a sum": (
+        (residual.add_layernorm, "layernorm(h), h = x + residual, and h itself"),
+        (residual.add_rmsnorm, "rmsnorm(h), h = x + residual, and h itself"),
+        (residual.parallel_layernorm, "two layernorms of h = x + residual, and h itself"),
+        (residual.parallel_rmsnorm, "two rmsnorms of h = x + residual, and h itself"),
+    ),
+    "gates and activations": (
+        (gated.gated_layernorm, "layernorm(x) * silu(z), or layernorm(x * silu(z))"),
+        (gated.gated_rmsnorm, "rmsnorm(x) * silu(z), or rmsnorm(x * silu(z))"),
+        (gated.layernorm_sigmoid_mul, "x * sigmoid(layernorm(x))"),
+        (gated.rmsnorm_sigmoid_mul, "x * sigmoid(rmsnorm(x))"),
+        (gated.layernorm_act, "silu, gelu, relu or sigmoid of layernorm(x)"),
+        (gated.rmsnorm_act, "silu, gelu, relu or sigmoid of rmsnorm(x)"),
+        (gated.dyt, "tanh(alpha * x) * gamma + beta"),
+    ),
+    "rows": (
+        (softmax.softmax, "exp(x) / sum(exp(x))"),
+        (softmax.log_softmax, "x - log(sum(exp(x)))"),
+        (softmax.cross_entropy, "-sum(target * log_softmax(x)), a loss per row"),
+    ),
+}
 
 GRAPHS = MappingProxyType(
     {
-        d.name: d
-        for d in (
-            Definition("layernorm", layernorm, "(x - mean) * rstd * gamma + beta"),
-            Definition("rmsnorm", rmsnorm, "x * rstd * gamma, rstd of the mean square"),
-        )
+        describe.__name__: Definition(describe.__name__, describe, summary, group=group)
+        for group, described in _GROUPS.items()
+        for describe, summary in described
     }
 )
-
-__all__ = ["GRAPHS", "Definition", "GraphBuilder", "Options"]

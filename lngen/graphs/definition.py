@@ -3,191 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import NoReturn
+from dataclasses import dataclass, field
 
-from lngen.errors import SpecError, VerifyError
+from lngen.errors import SpecError
+from lngen.graphs.builder import GraphBuilder
 from lngen.graphs.given import check_forward, declared, statistics_of
-from lngen.graphs.options import Chosen, Option, chosen_value
-from lngen.graphs.value_names import describing
-from lngen.ir import Axis, Builder, D, DType, Graph, M, Value
+from lngen.graphs.options import Options
+from lngen.ir import DType, Graph
 from lngen.ir.names import is_graph_name
-from lngen.ir.op import compute_dtype
 from lngen.ir.operators import recording
 
 # Names of files and kernels, whose length is bounded, contain the name.
 LONGEST_NAME = 48
-
-
-@dataclass(frozen=True)
-class Options:
-    """What a spec says to the description of a graph: dtypes, eps, options that differ from their defaults, ``save``.
-
-    ``save``: ``stats``, ``none``, or the names of the results that forward saves for backward, joined by ``+``.
-    """
-
-    dtype: DType
-    weight: DType
-    out: DType
-    eps: float = 1e-5
-    chosen: tuple[tuple[str, Chosen], ...] = ()
-    save: str = "stats"
-
-
-class GraphBuilder(Builder):
-    """A Builder with the options, which give inputs their dtypes and results their rounding.
-
-    Operators on its values add equations and name them: ``h * rstd`` is ``b.mul("h_rstd", h, rstd)``.
-    """
-
-    def __init__(self, name: str, options: Options) -> None:
-        super().__init__(f"{name}_fwd")
-        self.options = options
-        self.declared: dict[str, Option] = {}
-        self.statistics: list[Value] = []
-        self.standing: set[str] = set()  # outputs that are saved like statistics
-        self.gradients: dict[str, DType] = {}  # of inputs whose gradient has a dtype of its own
-        self._named: dict[Value, Value] = {}
-        self.compute = compute_dtype(options.dtype, options.weight, options.out)
-
-    def input(self, name: str, *axes: Axis, dtype: object = None, grad: object = None) -> Value:
-        """An input over the given axes, in the compute dtype; stored as ``dtype``, its gradient as ``grad``.
-
-        dtype=None: [M, D] has the spec's dtype, others weight's; grad=None: the input's own, or that of the spec's key
-        ``grad``. VerifyError for a dtype wider than the compute dtype.
-        """
-        stored = self.options.dtype if M in axes and D in axes else self.options.weight
-        if dtype is not None:
-            stored = self._declared(name, dtype)
-        if grad is not None:
-            self.gradients[name] = self._declared(name, grad)
-        return self.cast(f"{name}32", self.param(name, stored, *axes), to=self.compute)
-
-    def optional_input(
-        self, name: str, *axes: Axis, default: bool = True, dtype: object = None, about: str = ""
-    ) -> Value | None:
-        """An input that a spec may omit (``gamma=no``) or, if ``default`` is False, add; None if it is absent."""
-        if self.flag(name, default, about or f"whether {name} is an input"):
-            return self.input(name, *axes, dtype=dtype)
-        # The name is reserved, so that graphs with and without the input differ only in its uses.
-        self._names.add(self.exactly(name, "an input"))
-        return None
-
-    def option(self, name: str, default: float | str, choices: tuple[str, ...] = (), about: str = "") -> Chosen:
-        """The value of the spec's key ``name``: a number, or one of the words ``choices``.
-
-        ``about`` is what ``lngen list`` prints. VerifyError for a name that is declared twice or a wrong default,
-        SpecError for a value that the option does not take.
-        """
-        return self._choose(name, Option(default, choices, about))
-
-    def flag(self, name: str, default: bool, about: str = "") -> bool:
-        """The value of the spec's key ``name``, which is yes or no."""
-        return bool(self._choose(name, Option(default, (), about)))
-
-    def _choose(self, name: str, option: Option) -> Chosen:
-        if name in self.declared:
-            raise VerifyError(f"graph @{self.name}: the option '{name}' is declared twice; give one another name.")
-        option.check(self.name, name)
-        self.declared[name] = option
-        return chosen_value(self.name, name, option, dict(self.options.chosen).get(name, option.default))
-
-    def refuse(self, why: str) -> NoReturn:
-        """SpecError: options, or an option and a dtype, that exclude each other."""
-        raise SpecError(f"graph '{self.name.removesuffix('_fwd')}': {why}")
-
-    def record(self, op: str, *operands: Value | float, **attrs: float) -> Value:
-        """The result of an operator; VerifyError for an operand that is neither a value nor a number."""
-        dtype = next(o.type.dtype for o in operands if isinstance(o, Value))
-        name = describing(op, [self._named.get(o, o) if isinstance(o, Value) else o for o in operands])
-        return self.emit(op, name, tuple(self._operand(op, o, dtype) for o in operands), **attrs)
-
-    def _operand(self, op: str, operand: object, dtype: DType) -> Value:
-        if isinstance(operand, Value):
-            return operand
-        if isinstance(operand, int | float) and not isinstance(operand, bool):
-            return self.const("number", operand, dtype)
-        raise VerifyError(
-            f"graph @{self.name}: '{op}' is expected to have values or numbers as operands, got "
-            f"{type(operand).__name__}; make it an input, or a number with float()."
-        )
-
-    def sum(self, x: Value, axis: Axis = D) -> Value:
-        """The sum over an axis."""
-        return self.reduce_sum(describing("sum", [x]), x, axis=axis)
-
-    def mean(self, x: Value, axis: Axis = D) -> Value:
-        """The sum over an axis divided by its length."""
-        return self.reduce_mean(describing("mean", [x]), x, axis=axis)
-
-    def named(self, name: str, x: Value) -> Value:
-        """``x``, which gets exactly that name when the description has run.
-
-        VerifyError if the name is taken, or if ``x`` is no result of an equation.
-        """
-        if self._named.get(x, x).name == name:
-            return x
-        if all(e.out != x for e in self.eqns):
-            raise VerifyError(f"graph @{self.name}: '{name}' is expected to be the result of an equation, got '{x}'.")
-        self._named[x] = Value(self.exactly(name, "a value"), x.type)
-        self._names.add(name)
-        return x
-
-    def finish(self) -> None:
-        """Give the values their names, in their equations and in all that use them."""
-        new = self._named
-        self.eqns = [
-            replace(e, out=new.get(e.out, e.out), args=tuple(new.get(a, a) for a in e.args)) for e in self.eqns
-        ]
-        self.results = [new.get(v, v) for v in self.results]
-        self.statistics = [new.get(v, v) for v in self.statistics]
-
-    def number(self, name: str, value: float) -> Value:
-        """A constant in the compute dtype."""
-        return self.const(name, value, self.compute)
-
-    def eps(self) -> Value:
-        """The spec's eps."""
-        return self.number("eps", self.options.eps)
-
-    def output(self, name: str, x: Value, dtype: object = None, save: bool = False) -> Value:
-        """A result, rounded to ``dtype`` (None: the spec's out dtype); VerifyError if it cannot have exactly that name.
-
-        A backward takes a cotangent for it, called ``d`` and the name, of the same dtype. ``save``: it also takes the
-        result itself from forward, as it takes statistics, and computes with it in place of ``x`` (see passes.save).
-        """
-        stored = self.options.out if dtype is None else self._declared(name, dtype)
-        self.results.append(self.cast(self.exactly(name, "an output"), x, to=stored))
-        if save:
-            self.standing.add(name)
-        return self.results[-1]
-
-    def optional_output(
-        self, name: str, x: Value, dtype: object = None, save: bool = False, default: bool = True
-    ) -> Value | None:
-        """A result that a spec may omit (``h=no``) or, if ``default`` is False, add; None if it is absent."""
-        if self.flag(name, default, f"whether {name} is an output"):
-            return self.output(name, x, dtype, save)
-        return None
-
-    def _declared(self, name: str, dtype: object) -> DType:
-        """The dtype that an input or output declares, by any name that ``DType.of`` takes."""
-        try:
-            found = DType.of(dtype)
-        except ValueError:
-            known = ", ".join(map(str, DType))
-            raise VerifyError(f"graph @{self.name}: '{name}' expects a dtype of {known}, got {dtype!r}.") from None
-        if compute_dtype(self.compute, found) is not self.compute:
-            raise VerifyError(
-                f"graph @{self.name}: '{name}' is declared as {found}, but the graph computes in {self.compute}; give "
-                f"the spec dtype={found}, or declare it as {self.compute}."
-            )
-        return found
-
-    def statistic(self, x: Value, name: str | None = None) -> Value:
-        """A value that backward may take from forward: a result, called ``name``, unless the spec has ``save=none``."""
-        self.statistics.append(x if name is None else self.named(name, x))
-        return x
 
 
 @dataclass(frozen=True)
@@ -211,12 +38,14 @@ class Given:
 class Definition:
     """A named forward graph.
 
-    ``declared``: the dtypes of a spec (dtype, weight, out), if the description allows no others.
+    ``declared``: the dtypes of a spec (dtype, weight, out), if the description allows no others. ``summary`` and
+    ``group`` are what ``lngen list`` prints.
     """
 
     name: str
     describe: Callable[[GraphBuilder], None]
     summary: str = field(default="", compare=False)
+    group: str = field(default="", compare=False)
     declared: tuple[DType, DType, DType] | None = None
 
     @classmethod
@@ -271,6 +100,11 @@ class Definition:
     def saved(self, options: Options) -> tuple[str, ...]:
         """Names of the values that backward takes from forward if it needs them, outputs first."""
         return _saved(self.builder(options))
+
+    def differentiable(self, options: Options) -> tuple[str, ...]:
+        """Names of the inputs that have a gradient, in their order."""
+        b = self.builder(options)
+        return tuple(p.name for p in b.params if p.name not in b.constants)
 
     def gradients(self, options: Options) -> dict[str, DType]:
         """The dtype of the gradient of each input that declares one."""

@@ -1,4 +1,4 @@
-"""Options of a graph: the keys of a spec that its description declares, with their defaults."""
+"""Options of a graph: those of every graph, and the keys that a description declares, with their defaults."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from lngen.errors import SpecError, VerifyError
+from lngen.ir import DType
 from lngen.ir.names import is_name
 from lngen.numbers import decimal
 
@@ -58,6 +59,21 @@ class Option:
             number = decimal(value[1:], 0, LARGEST)
             return None if number is None else -number
         return decimal(value, -LARGEST, LARGEST)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a spec says to the description of a graph: dtypes, eps, options that differ from their defaults, ``save``.
+
+    ``save``: ``stats``, ``none``, or the names of the results that forward saves for backward, joined by ``+``.
+    """
+
+    dtype: DType
+    weight: DType
+    out: DType
+    eps: float = 1e-5
+    chosen: tuple[tuple[str, Chosen], ...] = ()
+    save: str = "stats"
 
 
 def chosen_value(graph: str, name: str, option: Option, value: object) -> Chosen:

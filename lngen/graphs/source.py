@@ -8,7 +8,8 @@ from pathlib import Path
 
 from lngen.errors import ParseError, SpecError, VerifyError
 from lngen.files import read
-from lngen.graphs.definition import Definition, GraphBuilder
+from lngen.graphs.builder import GraphBuilder
+from lngen.graphs.definition import Definition
 from lngen.imports import imported, is_function
 from lngen.ir import parse
 

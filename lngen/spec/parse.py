@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from lngen.errors import SpecError
-from lngen.graphs import GRAPHS, Definition, Options
+from lngen.graphs import GRAPHS, Definition, GraphBuilder, Options
 from lngen.graphs.options import Option
 from lngen.graphs.source import definition_from, split
 from lngen.ir import ORDERS, DType
@@ -73,10 +73,19 @@ def _definition(text: str, graph_name: str, graphs: Mapping[str, Definition]) ->
 def make_spec(definition: Definition, direction: str, options: dict[str, Any], text: str = "") -> Spec:
     """A spec from a definition and the grammar's keys, with values as text or Python objects."""
     text = text or f"{definition.name}.{direction}:{','.join(f'{k}={short(v)}' for k, v in options.items())}"
-    declared = _declared_options(definition)
-    known = ["d", "dtype", "weight", "out", "eps", "save", "order", *declared] + (
-        [*BACKWARD_KEYS] if direction == "bwd" else []
-    )
+    by_default = definition.builder(Options(*definition.declared or (DType.F32,) * 3))
+    declared = _declared_options(by_default, definition.name)
+    known = [
+        "d",
+        "dtype",
+        "weight",
+        "out",
+        *["eps"] * (by_default.takes_eps or definition.declared is not None),
+        "save",
+        "order",
+        *declared,
+    ]
+    known += BACKWARD_KEYS if direction == "bwd" else ()
     for key in options:
         if key not in known:
             wrong(text, "key", key, known)
@@ -120,7 +129,7 @@ def _save(text: str, value: Any, spec: Spec) -> str:
 
 def _backward_keys(text: str, spec: Spec, options: dict[str, Any]) -> Spec:
     """The spec with the keys of a backward."""
-    given, outputs = [p.name for p in spec.forward().params], list(spec.definition.outputs(spec.options))
+    given, outputs = (list(of(spec.options)) for of in (spec.definition.differentiable, spec.definition.outputs))
     results = [r.name for r in spec.forward().results]
     wrt = some_of(text, "wrt", options.get("wrt"), given)
     of = some_of(text, "of", options.get("of", outputs), results)
@@ -148,13 +157,12 @@ def _dtypes(definition: Definition, options: dict[str, Any], text: str) -> tuple
     return dtype, weight, out
 
 
-def _declared_options(definition: Definition) -> dict[str, Option]:
-    """The keys that the description declares, with the default options; SpecError for one that every graph has."""
-    declared = definition.builder(Options(*definition.declared or (DType.F32,) * 3)).declared
-    for name in declared:
+def _declared_options(b: GraphBuilder, graph: str) -> dict[str, Option]:
+    """The keys that a description declares; SpecError for one that every graph has."""
+    for name in b.declared:
         if name in KEYS:
             raise SpecError(
-                f"graph '{definition.name}' has an option called '{name}', which is expected to be none of "
+                f"graph '{graph}' has an option called '{name}', which is expected to be none of "
                 f"{', '.join(KEYS)}: these are options of every graph; choose another name."
             )
-    return declared
+    return b.declared

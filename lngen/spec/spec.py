@@ -132,7 +132,7 @@ class Spec:
     @property
     def differentiates(self) -> tuple[str, ...]:
         """Names of the inputs whose gradients a backward returns, in the graph's order."""
-        return tuple(p.name for p in self.forward().params) if self.wrt is None else self.wrt
+        return self.definition.differentiable(self.options) if self.wrt is None else self.wrt
 
     def trace(self) -> Mapping[str, Graph]:
         """The graph after every pass, by the name of the pass; the last one fixes every bit."""

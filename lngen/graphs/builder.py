@@ -1,0 +1,181 @@
+"""What a description of a graph is written with: a Builder that knows the options of the spec."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NoReturn
+
+from lngen.errors import SpecError, VerifyError
+from lngen.graphs.options import Chosen, Option, Options, chosen_value
+from lngen.graphs.value_names import describing
+from lngen.ir import Axis, Builder, D, DType, M, Value
+from lngen.ir.op import compute_dtype
+
+
+class GraphBuilder(Builder):
+    """A Builder with the options, which give inputs their dtypes and results their rounding.
+
+    Operators on its values add equations and name them: ``h * rstd`` is ``b.mul("h_rstd", h, rstd)``.
+    """
+
+    def __init__(self, name: str, options: Options) -> None:
+        super().__init__(f"{name}_fwd")
+        self.options = options
+        self.declared: dict[str, Option] = {}
+        self.statistics: list[Value] = []
+        self.standing: set[str] = set()  # outputs that are saved like statistics
+        self.takes_eps = False
+        self.constants: set[str] = set()  # inputs without a gradient
+        self.gradients: dict[str, DType] = {}  # of inputs whose gradient has a dtype of its own
+        self._named: dict[Value, Value] = {}
+        self.compute = compute_dtype(options.dtype, options.weight, options.out)
+
+    def input(
+        self, name: str, *axes: Axis, dtype: object = None, grad: object = None, differentiable: bool = True
+    ) -> Value:
+        """An input over the given axes, in the compute dtype; stored as ``dtype``, its gradient as ``grad``.
+
+        dtype=None: [M, D] has the spec's dtype, others weight's; grad=None: the input's own, or that of the spec's key
+        ``grad``. An input that is not ``differentiable`` has no gradient. VerifyError for a dtype wider than the
+        compute dtype.
+        """
+        stored = self.options.dtype if M in axes and D in axes else self.options.weight
+        if dtype is not None:
+            stored = self._declared(name, dtype)
+        if grad is not None:
+            self.gradients[name] = self._declared(name, grad)
+        x32 = self.cast(f"{name}32", self.param(name, stored, *axes), to=self.compute)
+        if differentiable:
+            return x32
+        self.constants.add(name)
+        return self.detach(f"{name}_constant", x32)
+
+    def optional_input(
+        self, name: str, *axes: Axis, default: bool = True, dtype: object = None, about: str = ""
+    ) -> Value | None:
+        """An input that a spec may omit (``gamma=no``) or, if ``default`` is False, add; None if it is absent."""
+        if self.flag(name, default, about or f"whether {name} is an input"):
+            return self.input(name, *axes, dtype=dtype)
+        # The name is reserved, so that graphs with and without the input differ only in its uses.
+        self._names.add(self.exactly(name, "an input"))
+        return None
+
+    def option(self, name: str, default: float | str, choices: tuple[str, ...] = (), about: str = "") -> Chosen:
+        """The value of the spec's key ``name``: a number, or one of the words ``choices``.
+
+        ``about`` is what ``lngen list`` prints. VerifyError for a name that is declared twice or a wrong default,
+        SpecError for a value that the option does not take.
+        """
+        return self._choose(name, Option(default, choices, about))
+
+    def flag(self, name: str, default: bool, about: str = "") -> bool:
+        """The value of the spec's key ``name``, which is yes or no."""
+        return bool(self._choose(name, Option(default, (), about)))
+
+    def _choose(self, name: str, option: Option) -> Chosen:
+        if name in self.declared:
+            raise VerifyError(f"graph @{self.name}: the option '{name}' is declared twice; give one another name.")
+        option.check(self.name, name)
+        self.declared[name] = option
+        return chosen_value(self.name, name, option, dict(self.options.chosen).get(name, option.default))
+
+    def refuse(self, why: str) -> NoReturn:
+        """SpecError: options, or an option and a dtype, that exclude each other."""
+        raise SpecError(f"graph '{self.name.removesuffix('_fwd')}': {why}")
+
+    def record(self, op: str, *operands: Value | float, **attrs: float) -> Value:
+        """The result of an operator; VerifyError for an operand that is neither a value nor a number."""
+        dtype = next(o.type.dtype for o in operands if isinstance(o, Value))
+        name = describing(op, [self._named.get(o, o) if isinstance(o, Value) else o for o in operands])
+        return self.emit(op, name, tuple(self._operand(op, o, dtype) for o in operands), **attrs)
+
+    def _operand(self, op: str, operand: object, dtype: DType) -> Value:
+        if isinstance(operand, Value):
+            return operand
+        if isinstance(operand, int | float) and not isinstance(operand, bool):
+            return self.const("number", operand, dtype)
+        raise VerifyError(
+            f"graph @{self.name}: '{op}' is expected to have values or numbers as operands, got "
+            f"{type(operand).__name__}; make it an input, or a number with float()."
+        )
+
+    def sum(self, x: Value, axis: Axis = D) -> Value:
+        """The sum over an axis."""
+        return self.reduce_sum(describing("sum", [x]), x, axis=axis)
+
+    def mean(self, x: Value, axis: Axis = D) -> Value:
+        """The sum over an axis divided by its length."""
+        return self.reduce_mean(describing("mean", [x]), x, axis=axis)
+
+    def named(self, name: str, x: Value) -> Value:
+        """``x``, which gets exactly that name when the description has run.
+
+        VerifyError if the name is taken, or if ``x`` is no result of an equation.
+        """
+        if self._named.get(x, x).name == name:
+            return x
+        if all(e.out != x for e in self.eqns):
+            raise VerifyError(f"graph @{self.name}: '{name}' is expected to be the result of an equation, got '{x}'.")
+        self._named[x] = Value(self.exactly(name, "a value"), x.type)
+        self._names.add(name)
+        return x
+
+    def finish(self) -> None:
+        """Give the values their names, in their equations and in all that use them."""
+        new = self._named
+        self.eqns = [
+            replace(e, out=new.get(e.out, e.out), args=tuple(new.get(a, a) for a in e.args)) for e in self.eqns
+        ]
+        self.results = [new.get(v, v) for v in self.results]
+        self.statistics = [new.get(v, v) for v in self.statistics]
+
+    def number(self, name: str, value: float) -> Value:
+        """A constant in the compute dtype."""
+        return self.const(name, value, self.compute)
+
+    def eps(self) -> Value:
+        """The spec's eps."""
+        self.takes_eps = True
+        return self.number("eps", self.options.eps)
+
+    def output(self, name: str, x: Value, dtype: object = None, save: bool = False) -> Value:
+        """A result, rounded to ``dtype`` (None: the spec's out dtype); VerifyError if it cannot have exactly that name.
+
+        A value that has this name and dtype already is the result itself. A backward takes a cotangent for it, called
+        ``d`` and the name, of the same dtype. ``save``: it also takes the
+        result itself from forward, as it takes statistics, and computes with it in place of ``x`` (see passes.save).
+        """
+        stored = self.options.out if dtype is None else self._declared(name, dtype)
+        if (x.name, x.type.dtype) != (name, stored) or x in self.results:
+            x = self.cast(self.exactly(name, "an output"), x, to=stored)
+        self.results.append(x)
+        if save:
+            self.standing.add(name)
+        return self.results[-1]
+
+    def optional_output(
+        self, name: str, x: Value, dtype: object = None, save: bool = False, default: bool = True
+    ) -> Value | None:
+        """A result that a spec may omit (``h=no``) or, if ``default`` is False, add; None if it is absent."""
+        if self.flag(name, default, f"whether {name} is an output"):
+            return self.output(name, x, dtype, save)
+        return None
+
+    def _declared(self, name: str, dtype: object) -> DType:
+        """The dtype that an input or output declares, by any name that ``DType.of`` takes."""
+        try:
+            found = DType.of(dtype)
+        except ValueError:
+            known = ", ".join(map(str, DType))
+            raise VerifyError(f"graph @{self.name}: '{name}' expects a dtype of {known}, got {dtype!r}.") from None
+        if compute_dtype(self.compute, found) is not self.compute:
+            raise VerifyError(
+                f"graph @{self.name}: '{name}' is declared as {found}, but the graph computes in {self.compute}; give "
+                f"the spec dtype={found}, or declare it as {self.compute}."
+            )
+        return found
+
+    def statistic(self, x: Value, name: str | None = None) -> Value:
+        """A value that backward may take from forward: a result, called ``name``, unless the spec has ``save=none``."""
+        self.statistics.append(x if name is None else self.named(name, x))
+        return x
