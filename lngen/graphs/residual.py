@@ -28,10 +28,10 @@ class Sum:
 def add_layernorm(b: GraphBuilder) -> None:
     """h = x * rowscale * colscale + x1 + residual, y = layernorm(h) * gamma + beta.
 
-    Pre-LN returns h, the residual stream; post-LN does without it (``h=no``). Backward reads h in place of its terms
-    and adds dh after the norm's own gradient, as DeepSpeed's BackwardFusedAdd does. With ``round_sum=yes`` the norm is
-    of h as it is stored (Liger, vLLM), otherwise of the sum in the compute dtype (FlashAttention, FlashInfer); backward
-    then differs from the derivative by the rounding of h.
+    Pre-LN returns h, the residual stream; post-LN does without it (``h=no``). Backward reads h in place of its terms,
+    besides x for the gradients of its factors, and adds dh after the norm's own gradient, as DeepSpeed's
+    BackwardFusedAdd does. With ``round_sum=yes`` the norm is of h as it is stored (Liger, vLLM), otherwise of the sum
+    in the compute dtype (FlashAttention, FlashInfer); backward then differs from the derivative by the rounding of h.
     """
     total = summed(b)
     weights = Weights.inputs(b, one=zero_centred(b))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from lngen.ir import ORDERS, D, DType, Graph, verify
@@ -45,11 +45,12 @@ def backward(
     of: tuple[str, ...] | None = None,
     trace: Trace | None = None,
     stored: Mapping[str, DType] = NONE,
+    exact: Collection[str] = (),
 ) -> Graph:
     """The backward graph of a forward graph: gradients of ``wrt``, given cotangents of ``of`` and the ``saved`` values.
 
     ``of`` are results of forward; by default those that it does not save for backward. ``stored`` are the dtypes of
-    gradients that differ from those of their inputs.
+    gradients that differ from those of their inputs. ``exact`` as in ``save``.
     """
     trace = {} if trace is None else trace
     of = tuple(r.name for r in graph.results if r.name not in saved) if of is None else of
@@ -58,7 +59,7 @@ def backward(
     trace["vjp"] = derived = vjp(replace(graph, results=outputs), wrt, of, stored)
     seeds = (p.name for p in derived.params if p not in graph.params)
     trace["simplify"] = derived = verify(simplify(derived, *seeds), "simplify")
-    trace["save"] = derived = verify(save(derived, graph, saved), "save")
+    trace["save"] = derived = verify(save(derived, graph, saved, exact), "save")
     return derived
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from lngen.errors import SpecError
-from lngen.ir import WIDE, Builder, D, Eqn, Graph, Value, print_eqn
+from lngen.ir import WIDE, Builder, D, Eqn, Graph, M, Value, print_eqn
 from lngen.passes.edit import extract, upstream
 
 
-def save(graph: Graph, forward: Graph, names: tuple[str, ...]) -> Graph:
+def save(graph: Graph, forward: Graph, names: tuple[str, ...], exact: Collection[str] = ()) -> Graph:
     """Take the values called ``names`` from the forward run instead of computing them again.
 
     before:  graph @f_bwd(%dy, %x) ... %rstd = rsqrt %veps ...
@@ -28,14 +28,17 @@ def save(graph: Graph, forward: Graph, names: tuple[str, ...]) -> Graph:
 
     Where a weight is 0, the quotient is 0 (the divisor is 1): a clamp for the division alone, so that the products with
     the weight stay right. The error of the quotient is that of the rounded result over the weight (lngen/docs/family.md
-    has the bound). Values that are not saved are rematerialised: their forward equations are kept. Unused parameters
-    are dropped, except those that alone give the length of an axis. SpecError if a result is saved but inputs of the
-    rows are needed nevertheless.
+    has the bound). Of the results ``exact`` only the rounding is undone: where an input of the rows is needed besides
+    (x for the gradient of a factor of x), backward takes the input, too.
+
+    Values that are not saved are rematerialised: their forward equations are kept. Unused parameters are dropped,
+    except those that alone give the length of an axis. SpecError if any other result is saved but inputs of the rows
+    are needed nevertheless.
     """
     run = _Save(graph, forward, tuple(v for v in forward.values().values() if v.name in names))
     for value in run.saved:
         if value in forward.results and D in value.type.axes:
-            run.stand_in(value)
+            run.stand_for_sum(value) if value.name in exact else run.stand_in(value)
     return run.graph()
 
 
@@ -59,6 +62,7 @@ class _Save:
         self.eqns = {**forward.producers(), **graph.producers()}
         self.forward = forward.producers()
         self.inputs = tuple(p for p in forward.params if p.type.axes == WIDE)
+        self.of_rows = tuple(p for p in forward.params if M in p.type.axes)
         for value in saved:
             self.eqns.pop(value, None)
 
@@ -98,14 +102,26 @@ class _Save:
                 waiting += self.eqns[value].args if value in self.eqns else ()
         return found
 
+    def _replaced(self, result: Value) -> set[Value]:
+        """The inputs of the rows that ``result`` is computed from."""
+        return {p for p in self.inputs if p in upstream(self.forward.values(), [result])}
+
+    def stand_for_sum(self, result: Value) -> None:
+        """Take ``result`` for what it was rounded from, if backward then needs fewer inputs of the rows."""
+        replaced, before = self._replaced(result), dict(self.eqns)
+        needed = replaced & self._live()
+        self._inverse(self.forward[result], result)
+        if len(replaced & self._live()) == len(needed):
+            self.eqns = before
+
     def stand_in(self, result: Value) -> None:
         """Compute from ``result`` what backward needs, as far back as it takes to need no input of the rows."""
-        replaced = {p for p in self.inputs if p in upstream(self.forward.values(), [result])}
+        replaced = self._replaced(result)
         if self._live().isdisjoint(replaced):
             return
         value, eqn = result, self.forward[result]
         while True:
-            inverse = self._inverse(eqn, value, replaced)
+            inverse = self._inverse(eqn, value)
             if inverse is None:
                 raise SpecError(self._why(result, eqn, replaced))
             value = inverse
@@ -122,7 +138,7 @@ class _Save:
             f"cannot be undone with weights and saved statistics alone; save other results.\n    {print_eqn(eqn)}"
         )
 
-    def _inverse(self, eqn: Eqn, value: Value, replaced: set[Value]) -> Value | None:
+    def _inverse(self, eqn: Eqn, value: Value) -> Value | None:
         """Redefine an operand of ``eqn`` by ``value``, its result; the operand, or None if there is no such inverse."""
         if eqn.op == "cast":
             (operand,) = eqn.args
@@ -135,7 +151,7 @@ class _Save:
             return None
         for place, operand in enumerate(eqn.args):
             other = eqn.args[1 - place]
-            if operand.type == value.type and self._needed([other]).isdisjoint((*self.inputs, operand)):
+            if operand.type == value.type and self._needed([other]).isdisjoint((*self.of_rows, operand)):
                 self._undo(eqn.op, place, operand, other, value)
                 return operand
         return None
