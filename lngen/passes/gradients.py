@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lngen.ir import Builder, Graph, Value
+from lngen.ir import WIDE, Builder, Graph, Value
 from lngen.passes.clean import dce, eqn_key
 
 
 def share_results(graph: Graph) -> Graph:
-    """Store results that are the same value once.
+    """Store results with rows and features that are the same value once.
 
     before:  %dx = cast %dx32 {to=bf16}                   after:  graph @f_bwd {dresidual=%dx} ...
              %dresidual = cast %dx32 {to=bf16}                    %dx = cast %dx32 {to=bf16}
              return %dx, %dresidual                               return %dx
 
-    The attribute of the graph says which result stands for the one that is gone.
+    The attribute of the graph says which result stands for the one that is gone. Smaller results are not worth it:
+    where a cotangent is absent, several of them may be zeros.
     """
     producer = graph.producers()
     first: dict[tuple[object, ...], Value] = {}
     same: dict[str, str] = {}
-    for result in graph.results:
+    for result in (r for r in graph.results if r.type.axes == WIDE):
         eqn = producer[result]
         kept = first.setdefault((eqn_key(eqn, eqn.args), result.type), result)
         if kept != result:

@@ -11,16 +11,16 @@ from lngen.spec import Spec
 
 
 class Gradients:
-    """Gradients by name, in the order of the inputs.
-
-    ``plain``: each of them is a result of the graph, and none is added to an array.
-    """
+    """Gradients by name, in the order of the inputs."""
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
         self.names = tuple(f"d{name}" for name in spec.differentiates)
         self.added = tuple(f"d{name}" for name in spec.accumulate)
-        self.plain = not self.added and not spec.graph().shared
+
+    def plain(self, graph: Graph) -> bool:
+        """True if each of them is a result of ``graph``, and none is added to an array."""
+        return not self.added and not graph.shared
 
     def stored(self, graph: Graph, out: Any) -> tuple[tuple[Any, ...] | None, dict[str, Any]]:
         """The arrays for the results of ``graph``, from those for the gradients; and the inputs that are added to.

@@ -242,7 +242,7 @@ class Norm:
             )
         cotangents = {name: ct for name, ct in zip(self._cotangents, given, strict=True) if ct is not None}
         call = self._backwards.get(tuple(cotangents)) or self._backward_of(tuple(cotangents))
-        if self._gradients.plain:
+        if self._gradients.plain(call.graph):
             arrays = [cotangents[v.name] if v.name in cotangents else saved[v.name] for v in call.inputs]
             results, taken = call(arrays, out)
         else:
