@@ -1,0 +1,87 @@
+"""The members of the family on the PTX executor: the interpreter's bits under schedules of every form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+import sampling
+from lngen.check.executed import executed
+from lngen.check.inputs import random_inputs
+from lngen.compile import Compilation
+from lngen.devices import DEFAULT_ARCH, device_for
+from lngen.graphs import GRAPHS
+from lngen.interpret import interpret
+from lngen.schedule import Schedule, fits, space
+from lngen.spec import parse_spec
+from test_family import KEYS, backward_of, text
+
+pytest.importorskip("cupy")
+
+LENGTHS = (1, 37, 96, 1000, 4096, 8192)
+ROWS = (37, 3, 1, 0)
+DTYPES = ("bf16", "f32", "f16")
+SCHEDULES = 4
+
+
+def case(number: int, name: str, place: int, d: int) -> tuple[str, str, int]:
+    """A member at one length: direction, keys and dtype change from length to length and from member to member."""
+    keys = KEYS[name][(3 * place + number) % len(KEYS[name])]
+    if "dtype=" not in keys.replace("residual_dtype=", ""):
+        keys = f"{keys},dtype={DTYPES[(number + place) % len(DTYPES)]}".strip(",")
+    return name, ("fwd", "bwd")[(number + place // 2) % 2] + ":" + keys, d
+
+
+CASES = [case(n, name, place, d) for n, name in enumerate(GRAPHS) for place, d in enumerate(LENGTHS)]
+
+
+def factors(name: str, keys: str, d: int) -> tuple[object, ...]:
+    """Lengths, directions and dtypes; the module that describes the member."""
+    return d, keys[:3], keys.rpartition("dtype=")[2], GRAPHS[name].describe.__module__
+
+
+def of_every_form(compilation: Compilation, count: int = SCHEDULES) -> list[Schedule]:
+    """The default schedule, then one of each other form that fits, then more of the space until there are ``count``."""
+    facts, device = compilation.problem, device_for(DEFAULT_ARCH)
+    chosen, listed = [compilation.schedule(DEFAULT_ARCH)], space(facts, device)
+    forms = dict.fromkeys(s.form for s in listed)
+
+    def add(candidates: Iterable[Schedule]) -> None:
+        chosen.extend(next(([s] for s in candidates if s not in chosen and fits(s, facts, device)), []))
+
+    for form in forms:
+        if form != chosen[0].form:
+            own = [s for s in listed if s.form == form]
+            start = sum(str(compilation.spec).encode()) % len(own)
+            add(own[start:] + own[:start])
+    for turn in range(2 * count):
+        if len(chosen) < count:
+            add(listed[int(0.618 * (turn + 1) % 1 * len(listed)) :])
+    return chosen
+
+
+@sampling.grid(("name", "keys", "d"), CASES, factors, strength=1)
+def test_kernels_have_the_interpreter_s_bits(name: str, keys: str, d: int) -> None:
+    """Another number of rows under each schedule."""
+    way, _, keys = keys.partition(":")
+    spec = parse_spec(text(name, "fwd", keys, d)) if way == "fwd" else backward_of(name, keys, d)
+    compilation = Compilation(spec)
+    schedules = of_every_form(compilation)
+    assert len(schedules) >= SCHEDULES or d == 1
+    for place, schedule in enumerate(schedules):
+        rows = ROWS[(place + len(name)) % len(ROWS)]
+        inputs = random_inputs(spec, rows)
+        wanted = interpret(compilation.graph, inputs)
+        found = executed(compilation.kernels(schedule), DEFAULT_ARCH, rows, inputs, wanted)
+        assert found.ok, found
+
+
+def test_the_cases_hold_every_member_both_ways_and_every_dtype() -> None:
+    for name in GRAPHS:
+        own = [keys for n, keys, _ in CASES if n == name]
+        assert {keys[:3] for keys in own} == {"fwd", "bwd"}
+        assert len(own) == len(LENGTHS)
+    assert {d for _, _, d in CASES} == {*LENGTHS}
+    for dtype in DTYPES:
+        assert {d for _, keys, d in CASES if keys.endswith(dtype)} == {*LENGTHS}
