@@ -186,6 +186,14 @@ def by_largest(b: GraphBuilder) -> None:
     b.output("y", b.div("scaled", x, b.reduce_max("largest", x, axis=D)))
 
 
+def maxima(b: GraphBuilder) -> None:
+    """Column maxima, and the largest and the mean of them."""
+    most = b.reduce_max("most", b.input("x", M, D), axis=M)
+    b.output("largest", b.reduce_max("number", most, axis=D))
+    b.output("mean", b.reduce_mean("m", most, axis=D))
+    b.output("columns", most)
+
+
 def weights_alone(b: GraphBuilder) -> None:
     """What has no rows."""
     b.output("y", b.neg("minus", b.input("gamma", D)))
@@ -200,6 +208,7 @@ def plans_of_every_template() -> list[Plan]:
     )
     plans.append(best(make_spec(Definition("by_largest", by_largest), "fwd", {"d": 64})))
     plans.append(best(make_spec(Definition("weights_alone", weights_alone), "fwd", {"d": 64})))
+    plans.append(best(make_spec(Definition("maxima", maxima), "fwd", {"d": 64})))
     ragged = "form=tma_unaligned,threads=32,rows_per_block=8,vec=1,stages=2,tma_store=yes,cached_weights=yes"
     plans.append(plan_of("layernorm.bwd:d=1001,dtype=bf16", ragged))
     plans.append(plan_of("layernorm.fwd:d=1001,dtype=bf16", f"{ragged},grid=3,row_in_registers=yes,dynamic=yes"))

@@ -183,12 +183,8 @@ REJECTS: list[tuple[str, tuple[Type, ...], dict[str, Attr], str]] = [
             ("a", 0.0, "high=a, low=0.0"),
         )
     ),
-    (
-        "reduce_max",
-        (f32(M, D),),
-        {"axis": M},
-        "a maximum is taken over D only; over the rows there is no order-free kernel for it yet",
-    ),
+    ("reduce_max", (f32(D),), {"axis": M}, "a reduction over M expects an operand that has that axis, got f32[D]"),
+    ("reduce_max", (f32(M, S),), {"axis": M}, "a reduction over M expects operands that no segment has, got f32[M, S]"),
     ("size", (), {"dtype": F32}, "expected {axis=...} to be M or D, got None"),
     ("size", (), {"axis": D}, "a constant is f32 or f64, got None"),
     ("cast", (f32(M),), {}, "expected {to=dtype}, got None"),
@@ -217,7 +213,7 @@ REJECTS: list[tuple[str, tuple[Type, ...], dict[str, Attr], str]] = [
     ("segment_sum", (f32(M, D),), {"segment": 0}, "'segment' is expected to be a whole number from 1, got 0"),
     ("segment_size", (), {"segment": 4}, "a constant is f32 or f64, got None"),
     ("segment_size", (), {"dtype": F32, "segment": 0}, "'segment' is expected to be a whole number from 1, got 0"),
-    ("reduce_sum", (f32(M, S),), {"axis": M}, "a sum over M expects operands that no segment has, got f32[M, S]"),
+    ("reduce_sum", (f32(M, S),), {"axis": M}, "a reduction over M expects operands that no segment has, got f32[M, S]"),
     ("reduce_dot", (f32(M, S),) * 2, {"axis": S}, "a sum over S is a reduce_sum; multiply its terms first"),
     (
         "reduce_mean",
@@ -225,7 +221,7 @@ REJECTS: list[tuple[str, tuple[Type, ...], dict[str, Attr], str]] = [
         {"axis": S},
         "segments differ in length, so their mean is not a mean of elements; take their sum",
     ),
-    ("reduce_max", (f32(M, S),), {"axis": S}, "over S there are sums only; a maximum is taken over D"),
+    ("reduce_max", (f32(M, S),), {"axis": S}, "over S there are sums only; a maximum is taken over D or M"),
     ("expand", (f32(M),), {"axis": S}, "expected {axis=...} to be an axis, M or D, that f32[M] lacks, got S"),
     ("size", (), {"dtype": F32, "axis": S}, "expected {axis=...} to be M or D, got S"),
     (

@@ -151,7 +151,7 @@ def notes(kernel: Kernel) -> set[str]:
 
 def test_every_template_is_covered() -> None:
     used = {k.template for args in PLANS.values() for k in plan_of(*args).kernels}
-    used |= {"elementwise.cu.jinja"}  # of no named graph; test_outputs runs it
+    used |= {"elementwise.cu.jinja", "numbers.cu.jinja"}  # of no named graph; test_outputs and test_scalars run them
     parts = {"module.cu.jinja", "phase.cu.jinja", "finish.cu.jinja"}  # in every file, and in several kernels
     assert used | parts == {p.name for p in data_dir("templates").glob("*.cu.jinja")}
 
@@ -572,13 +572,6 @@ def sum_of_weights(b: GraphBuilder) -> None:
     b.output("y", b.mul("q", x, b.reduce_sum("weights", gamma, axis=D)))
 
 
-def scalar_result(b: GraphBuilder) -> None:
-    x = b.input("x", M, D)
-    b.output("y", b.neg("minus", x))
-    b.output("n", b.size("m_length", M, b.compute))
-    b.output("total", b.reduce_sum("column", x, axis=M))
-
-
 def two_dtypes(b: GraphBuilder) -> None:
     x = b.input("x", M, D)
     narrow = b.reduce_sum("narrow", x, axis=D)
@@ -592,9 +585,36 @@ def input_as_result(b: GraphBuilder) -> None:
     b.statistic(b.params[0])
 
 
-def sum_of_statistics(b: GraphBuilder) -> None:
-    mean = b.reduce_mean("mean", b.input("x", M, D), axis=D)
-    b.output("y", b.mul("scaled", b.input("gamma", D), b.reduce_sum("total", mean, axis=M)))
+def column_scaled(b: GraphBuilder) -> None:
+    x = b.input("x", M, D)
+    b.output("y", b.div("scaled", x, b.reduce_max("most", b.reduce_max("widest", x, axis=D), axis=M)))
+
+
+def sum_of_maxima(b: GraphBuilder) -> None:
+    most = b.reduce_max("most", b.input("x", M, D), axis=M)
+    b.output("y", b.reduce_sum("again", b.expand("wide", most, axis=M), axis=M))
+
+
+def maximum_of_sums(b: GraphBuilder) -> None:
+    total = b.reduce_sum("total", b.input("x", M, D), axis=M)
+    b.output("y", b.reduce_max("again", b.expand("wide", total, axis=M), axis=M))
+
+
+def rows_of_the_mean(b: GraphBuilder) -> None:
+    x = b.input("x", M, D)
+    mean = b.reduce_mean("mean", b.reduce_mean("row", x, axis=D), axis=M)
+    far = b.sub("far", x, mean)
+    b.output("y", b.reduce_sum("total", b.reduce_dot("square", far, far, axis=D), axis=M))
+
+
+def rows_of_weights(b: GraphBuilder) -> None:
+    x, weight = b.input("x", M, D), b.reduce_sum("weight", b.input("gamma", D), axis=D)
+    b.output("y", b.reduce_sum("total", b.reduce_sum("row", b.mul("q", x, weight), axis=D), axis=M))
+
+
+def statistic_of_weights(b: GraphBuilder) -> None:
+    x, weight = b.input("x", M, D), b.reduce_sum("weight", b.input("gamma", D), axis=D)
+    b.output("y", b.mul("q", b.reduce_sum("row", x, axis=D), weight))
 
 
 def sum_of_lengths(b: GraphBuilder) -> None:
@@ -620,13 +640,30 @@ LOWER_ERRORS: list[tuple[Callable[[GraphBuilder], None], str]] = [
         "that takes two graphs, one for the sum and one for the result.",
     ),
     (input_as_result, "the result '%x' is an input; leave it out, the caller has it."),
-    (sum_of_statistics, "'%total' sums over rows a value without D; add it up outside."),
+    (
+        column_scaled,
+        "the row result '%y' depends on a maximum over rows; "
+        "that takes two graphs, one for the maximum and one for the result.",
+    ),
     (sum_of_sums, "'%again' is a sum over rows of sums over rows."),
-    (sum_of_weights, "'%weights' reduces over D a value that has no rows; pass it as an input."),
+    (sum_of_maxima, "'%again' is a sum over rows of maxima over rows."),
+    (maximum_of_sums, "'%again' is a maximum over rows of sums over rows."),
+    (
+        rows_of_the_mean,
+        "'%far' takes whole rows and depends on '%mean_sum', a sum over rows; "
+        "that takes two graphs, one for '%mean_sum' and one for what depends on it.",
+    ),
+    *(
+        (graph, f"'%{name}' reduces over D a value that has no rows, and rows depend on it; pass it as an input.")
+        for graph, name in ((sum_of_weights, "weights"), (rows_of_weights, "weight"), (statistic_of_weights, "weight"))
+    ),
     (sum_of_lengths, "'%length' reduces over D a value that has no rows; pass it as an input."),
     (sum_of_scaled_lengths, "'%length' adds over S values that depend on no sum of segments; pass it as an input."),
-    (lengths_of_columns, "results without rows are expected to be [D] and elementwise in the column sums."),
-    (scalar_result, "results without rows are expected to be [D] and elementwise in the column sums."),
+    (
+        lengths_of_columns,
+        "'%n' varies along S, and a result without rows needs it; such results are elementwise in column sums and "
+        "numbers.",
+    ),
     (two_dtypes, "reduces in f32 and in f64; cast the operands to one dtype."),
 ]
 

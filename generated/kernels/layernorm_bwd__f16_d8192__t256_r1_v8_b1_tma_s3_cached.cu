@@ -304,10 +304,12 @@ template <typename Threads, int D_, int SEGMENT_, int N_, int ACCESS_> struct Ro
 };
 
 // ---- device/row_reduce.cuh ----
-// Addition. The neutral element: x + -0.0 is x for every x, also for -0.0 (+0.0 would turn -0.0 into +0.0).
+// Addition. The neutral element: x + -0.0 is x for every x, also for -0.0 (+0.0 would turn -0.0 into +0.0). But the sum
+// of nothing is +0.0.
 struct Add {
     static __device__ __forceinline__ real neutral() { return static_cast<real>(-0.0); }
     static __device__ __forceinline__ real of(real a, real b) { return a + b; }
+    static __device__ __forceinline__ real of_nothing() { return 0; }
 };
 
 // The largest power of two below n.
@@ -542,7 +544,7 @@ __device__ __forceinline__ void share_column_sums(real* shared, const real (&sum
 }
 
 // Tree-reduces the column sums of the row groups of a block, and stores the block's part of a row of partial sums.
-template <typename Row, int UNIT, typename Path>
+template <typename Op, typename Row, int UNIT, typename Path>
 __device__ __forceinline__ void store_partial(real* partial, const real* shared) {
     constexpr int STRIDE = group_stride<Row>(), THREADS = Row::THREADS * Row::ROWS;
     const int start = Row::first_column();
@@ -555,7 +557,7 @@ __device__ __forceinline__ void store_partial(real* partial, const real* shared)
         for (int j = 0; j < UNIT; ++j) {
             real parts[Row::ROWS];
             for (int r = 0; r < Row::ROWS; ++r) parts[r] = groups[r].items[j];
-            sum.items[j] = tree_reduce<Add, Row::ROWS>(parts);
+            sum.items[j] = tree_reduce<Op, Row::ROWS>(parts);
         }
         write<Path, UNIT>(partial + start + unit * UNIT, sum.items);
     }
@@ -567,14 +569,14 @@ struct L2Load {
     template <typename W> static __device__ __forceinline__ W read(const W* p) { return __ldcg(p); }
 };
 
-// Adds the terms `from`, `from` + INTERLEAVE, ..., BATCH of them loaded at a time, in COLUMNS neighbouring columns of
-// each kind of partial sums. A term is the tree reduction of ROWS_PER_TERM rows of partial sums, of which there are
-// `partial_rows`; rows past the last are neutral. LEADING is the leading dimension of a kind.
-template <int LEADING, int INTERLEAVE, int BATCH, int ROWS_PER_TERM, int COLUMNS, int SUMS>
+// Reduces the terms `from`, `from` + INTERLEAVE, ..., BATCH of them loaded at a time, in COLUMNS neighbouring columns
+// of each of SUMS partial sums. A term is the tree reduction of ROWS_PER_TERM rows of partial sums, of which there are
+// `partial_rows`; rows past the last are neutral. LEADING is the leading dimension of partial sums.
+template <typename Op, int LEADING, int INTERLEAVE, int BATCH, int ROWS_PER_TERM, int COLUMNS, int SUMS>
 __device__ __forceinline__ void interleaved_sums(
     real (&sums)[SUMS][COLUMNS], const real* const (&partials)[SUMS], int from, int partial_rows) {
     for (int n = 0; n < SUMS; ++n) {
-        for (int j = 0; j < COLUMNS; ++j) sums[n][j] = Add::neutral();
+        for (int j = 0; j < COLUMNS; ++j) sums[n][j] = Op::neutral();
     }
     #pragma unroll 1
     for (int first = from; first * ROWS_PER_TERM < partial_rows; first += BATCH * INTERLEAVE) {
@@ -588,7 +590,7 @@ __device__ __forceinline__ void interleaved_sums(
                     Access<real, COLUMNS> unit;
                     unit.template read<L2Load>(partials[n] + offset);
                     for (int j = 0; j < COLUMNS; ++j) {
-                        parts[n][b][j][e] = row < partial_rows ? unit[j] : Add::neutral();
+                        parts[n][b][j][e] = row < partial_rows ? unit[j] : Op::neutral();
                     }
                 }
             }
@@ -596,7 +598,7 @@ __device__ __forceinline__ void interleaved_sums(
         for (int n = 0; n < SUMS; ++n) {
             for (int b = 0; b < BATCH; ++b) {
                 for (int j = 0; j < COLUMNS; ++j) {
-                    sums[n][j] = sums[n][j] + tree_reduce<Add, ROWS_PER_TERM>(parts[n][b][j]);
+                    sums[n][j] = Op::of(sums[n][j], tree_reduce<Op, ROWS_PER_TERM>(parts[n][b][j]));
                 }
             }
         }
@@ -749,9 +751,9 @@ layernorm_bwd__f16_d8192__t256_r1_v8_b1_tma_s3_cached__rows(
     share_column_sums<Row, 4>(sums_buffer_ + 0, sum_dy_xhat_sums_);
     share_column_sums<Row, 4>(sums_buffer_ + 8192, sum_dy_sums_);
     __syncthreads();
-    store_partial<Row, 4, EvictLastStore16>(sum_dy_xhat_partials_ + static_cast<long long>(Row::grid_index()) * 8192,
-        sums_buffer_ + 0);
-    store_partial<Row, 4, EvictLastStore16>(sum_dy_partials_ + static_cast<long long>(Row::grid_index()) * 8192,
+    store_partial<Add, Row, 4, EvictLastStore16>(sum_dy_xhat_partials_
+        + static_cast<long long>(Row::grid_index()) * 8192, sums_buffer_ + 0);
+    store_partial<Add, Row, 4, EvictLastStore16>(sum_dy_partials_ + static_cast<long long>(Row::grid_index()) * 8192,
         sums_buffer_ + 8192);
 }
 
@@ -775,29 +777,30 @@ layernorm_bwd__f16_d8192__t256_r1_v8_b1_tma_s3_cached__finish(
         const int column_ = threadIdx.x % THREADS_ * COLUMNS_PER_THREAD_;
         const int first_ = column_tile_ * COLUMNS_ + column_;
         for (int from_ = threadIdx.x / THREADS_; from_ < INTERLEAVE_ && first_ < 8192; from_ += blockDim.x / THREADS_) {
-            const real* const partial_ptrs_[SUMS_] = { sum_dy_xhat_partials_ + first_, sum_dy_partials_ + first_ };
-            real sums_[SUMS_][COLUMNS_PER_THREAD_];
-            interleaved_sums<8192, INTERLEAVE_, 2, 4>(sums_, partial_ptrs_, from_, partial_rows_);
-            for (int n_ = 0; n_ < SUMS_; ++n_) {
+            const real* const sums_ptrs_[2] = { sum_dy_xhat_partials_ + first_, sum_dy_partials_ + first_ };
+            real sums_[2][COLUMNS_PER_THREAD_];
+            interleaved_sums<Add, 8192, INTERLEAVE_, 2, 4>(sums_, sums_ptrs_, from_, partial_rows_);
+            for (int n_ = 0; n_ < 2; ++n_) {
                 for (int e_ = 0; e_ < COLUMNS_PER_THREAD_; ++e_) {
-                    totals_[(n_ * INTERLEAVE_ + from_) * COLUMNS_ + column_ + e_] = sums_[n_][e_];
+                    totals_[((0 + n_) * INTERLEAVE_ + from_) * COLUMNS_ + column_ + e_] = sums_[n_][e_];
                 }
             }
         }
         __syncthreads();
         const int col_ = column_tile_ * COLUMNS_ + threadIdx.x;
         if (threadIdx.x < COLUMNS_ && col_ < 8192) {
-            const auto total_ = [&](int n_) {
+            const auto total_ = [&](auto op_, int n_) {
+                using Op_ = decltype(op_);
                 real parts_[INTERLEAVE_];
                 for (int s_ = 0; s_ < INTERLEAVE_; ++s_) {
                     parts_[s_] = totals_[(n_ * INTERLEAVE_ + s_) * COLUMNS_ + threadIdx.x];
                 }
-                // No rows sum to +0.0, not to the neutral -0.0.
-                return rows_ == 0 ? real(0) : tree_reduce<Add, INTERLEAVE_>(parts_);
+                return rows_ == 0 ? Op_::of_nothing() : tree_reduce<Op_, INTERLEAVE_>(parts_);
             };
             // %sum_dy_xhat = reduce_dot %dy32, %xhat {axis=M, blocks=30, groups=4, interleave=4}
-            const real sum_dy_xhat = total_(0);
-            const real sum_dy = total_(1);  // %sum_dy = reduce_sum %dy32 {axis=M, blocks=30, groups=4, interleave=4}
+            const real sum_dy_xhat = total_(Add{}, 0);
+            // %sum_dy = reduce_sum %dy32 {axis=M, blocks=30, groups=4, interleave=4}
+            const real sum_dy = total_(Add{}, 1);
             const f16 dgamma = f16_from_f32(sum_dy_xhat);  // %dgamma = cast %sum_dy_xhat {to=f16}
             const f16 dbeta = f16_from_f32(sum_dy);  // %dbeta = cast %sum_dy {to=f16}
             dgamma_ptr_[col_] = dgamma;

@@ -182,7 +182,8 @@ template <typename Threads, int D_, int SEGMENT_, int N_, int ACCESS_> struct Ro
 };
 
 // ---- device/row_reduce.cuh ----
-// Addition. The neutral element: x + -0.0 is x for every x, also for -0.0 (+0.0 would turn -0.0 into +0.0).
+// Addition. The neutral element: x + -0.0 is x for every x, also for -0.0 (+0.0 would turn -0.0 into +0.0). But the sum
+// of nothing is +0.0.
 struct Add {
     static __device__ __forceinline__ real neutral() { return static_cast<real>(-0.0); }
     static __device__ __forceinline__ real of(real a, real b) { return a + b; }

@@ -63,7 +63,7 @@ def _of_elements(number: Real, d: int, segment: int) -> Real:
 
 def _gather(value: Value, array: Array, sizes: Sizes) -> Array:
     full = np.broadcast_to(array, [sizes[a] if a in value.type.axes else 1 for a in WIDE])
-    return np.ascontiguousarray(full[tuple(slice(None) if a in value.type.axes else 0 for a in WIDE)])
+    return np.array(full[tuple(slice(None) if a in value.type.axes else 0 for a in WIDE)], order="C")
 
 
 # ---- operations ----
@@ -211,8 +211,10 @@ def _segment(eqn: Eqn, sizes: Sizes) -> int:
 
 
 def _reduce_max(eqn: Eqn, sizes: Sizes, args: tuple[Real, ...]) -> Real:
+    """Of no rows: -inf, exactly."""
     place = PLACES[eqn.axis]
-    return Real(args[0].value.max(axis=place, keepdims=True), args[0].error.max(axis=place, keepdims=True))
+    largest = args[0].value.max(axis=place, keepdims=True, initial=-np.inf)
+    return Real(largest, args[0].error.max(axis=place, keepdims=True, initial=0.0))
 
 
 MEANINGS: dict[str, Meaning] = CHOICES | {

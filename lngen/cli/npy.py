@@ -15,7 +15,7 @@ import numpy as np
 
 from lngen.cli.npy_read import read_npy
 from lngen.errors import ArrayError
-from lngen.ir import BF16, WIDE, DType, M, Value
+from lngen.ir import BF16, WIDE, D, DType, M, Value
 from lngen.ir.numerics import NUMPY_DTYPE, Array
 from lngen.spec import Spec
 
@@ -89,7 +89,7 @@ def _shaped(spec: Spec, value: Value, array: Array, leading: tuple[int, ...], wi
 
 def as_file(value: Value, array: Array, leading: tuple[int, ...]) -> bytes:
     """A result as the bytes of a .npy file, with the inputs' leading dimensions."""
-    shape = value.type.shape(leading, array.shape[-1])
+    shape = value.type.shape(leading, array.shape[-1] if D in value.type.axes else 1)
     buffer = io.BytesIO()
     np.save(buffer, array.view(_TRAVELS[value.type.dtype]).reshape(shape), allow_pickle=False)
     return buffer.getvalue()

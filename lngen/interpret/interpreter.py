@@ -62,4 +62,4 @@ def _spread(value: Value, array: Array) -> Array:
 def _gather(value: Value, array: Array, size: Mapping[Axis, int]) -> Array:
     """The array without the axes its value lacks."""
     full = np.broadcast_to(array, [size[a] if a in value.type.axes else 1 for a in WIDE])
-    return np.ascontiguousarray(full[tuple(slice(None) if a in value.type.axes else 0 for a in WIDE)])
+    return np.array(full[tuple(slice(None) if a in value.type.axes else 0 for a in WIDE)], order="C")

@@ -5,6 +5,7 @@ from lngen.ir.op import Op
 from lngen.ir.ops import OPS
 from lngen.ir.parser import parse
 from lngen.ir.reductions import (
+    FOLDS,
     OF_SEGMENTS,
     ORDERED,
     ORDERS,
@@ -14,6 +15,8 @@ from lngen.ir.reductions import (
     has_segments,
     independent_rows,
     indexed_by_elements,
+    is_column_fold,
+    is_number_fold,
     is_row_fold,
     is_sum,
     segment_of,
@@ -43,6 +46,7 @@ __all__ = [
     "F16",
     "F32",
     "F64",
+    "FOLDS",
     "OF_SEGMENTS",
     "OPS",
     "ORDERED",
@@ -65,6 +69,8 @@ __all__ = [
     "has_segments",
     "independent_rows",
     "indexed_by_elements",
+    "is_column_fold",
+    "is_number_fold",
     "is_row_fold",
     "is_sum",
     "parse",

@@ -90,7 +90,7 @@ class Methods(ABC):
         return self.emit("reduce_mean", name, (x,), axis=axis)
 
     def reduce_max(self, name: str, x: Value, *, axis: Axis) -> Value:
-        """The largest element along D, a NaN if there is one; equal maxima share its cotangent equally."""
+        """The largest element along D or M, a NaN if there is one; equal maxima share its cotangent equally."""
         return self.emit("reduce_max", name, (x,), axis=axis)
 
     def maximum(self, name: str, a: Value, b: Value) -> Value:

@@ -110,6 +110,11 @@ def row_max(x: Array) -> Array:
     return np.asarray(np.where(zero, np.zeros_like(largest), largest))
 
 
+def column_max(x: Array) -> Array:
+    """The largest element of the first axis, [M, D] -> [D]; the same in every order; of no rows, -inf."""
+    return row_max(x.T) if len(x) else np.full(x.shape[1:], -np.inf, x.dtype)
+
+
 def fold(parts: Array) -> Array:
     """Sum over the last axis: while more than one part is left, add the upper half onto the lower half.
 

@@ -24,7 +24,7 @@ from lngen.ir.function_rows import BIT_ROWS, FUNCTION_ROWS
 from lngen.ir.methods import Methods
 from lngen.ir.numerics import NUMPY_DTYPE, Array
 from lngen.ir.op import Op, compute_dtype, ctype, literal
-from lngen.ir.types import F32, WIDE, Axis, D, Eqn, S, Value
+from lngen.ir.types import F32, WIDE, Axis, D, Eqn, M, S, Value
 
 # ---- meanings that are more than one call ----
 
@@ -53,6 +53,10 @@ def _numpy_reduce_sum(args: tuple[Array, ...], eqn: Eqn, size: Mapping[Axis, int
         return np.asarray(numerics.interleaved_sum(terms[0], interleave)[..., None])
     order = {k: attrs.get(k, 1) for k in ("groups", "blocks", "interleave")}
     return numerics.column_sum(*terms, **order)[None, :]
+
+
+def _numpy_reduce_max(x: Array, axis: Axis) -> Array:
+    return numerics.column_max(x)[None, :] if axis is M else numerics.row_max(x)[..., None]
 
 
 def _row_order(eqn: Eqn, size: Mapping[Axis, int]) -> dict[str, Any]:
@@ -257,8 +261,8 @@ OPS: dict[str, Op] = {
             attrs=("dtype", "segment"),
         ),
         Op(  # the same in every order, so without order attributes; the n largest get 1/n of the cotangent each
-            "reduce_max", 1, type_rules.row_reduction,
-            numpy=lambda a, e, n: numerics.row_max(a[0])[..., None],
+            "reduce_max", 1, type_rules.maximum,
+            numpy=lambda a, e, n: _numpy_reduce_max(a[0], e.axis),
             cuda=None, lowered_by="lower",
             vjp=derivatives.reduce_max,
             attrs=("axis",),

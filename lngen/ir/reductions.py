@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from lngen.ir.types import Axis, D, Eqn, Graph, M, S
 
-# The ops that add along a whole axis, in the order of their attributes; those that add along each segment of D; all
-# that reduce; and all that have an order as attributes.
+# The ops that add along a whole axis, in the order of their attributes; those that add along each segment of D; those
+# that reduce a whole axis; all that reduce; and all that have an order as attributes.
 SUMS = ("reduce_sum", "reduce_dot")
 SEGMENT_SUMS = ("segment_sum", "segment_dot")
-REDUCTIONS = (*SUMS, *SEGMENT_SUMS, "reduce_max")
+FOLDS = (*SUMS, "reduce_max")
+REDUCTIONS = (*FOLDS, *SEGMENT_SUMS)
 OF_SEGMENTS = (*SEGMENT_SUMS, "segment_size")
 ORDERED = (*SUMS, *OF_SEGMENTS)
 
@@ -23,7 +24,18 @@ def is_sum(eqn: Eqn, axis: Axis) -> bool:
 
 def is_row_fold(eqn: Eqn) -> bool:
     """True for a sum or a maximum over D, of a row or of each of its segments, which ends a phase."""
-    return is_sum(eqn, D) or eqn.op in SEGMENT_SUMS or eqn.op == "reduce_max"
+    along_d = eqn.op in SEGMENT_SUMS or (eqn.op in FOLDS and eqn.axis is D)
+    return along_d and M in eqn.out.type.axes
+
+
+def is_column_fold(eqn: Eqn) -> bool:
+    """True for a sum or a maximum over the rows of each column: [M, D] to [D]."""
+    return eqn.op in FOLDS and eqn.axis is M and D in eqn.out.type.axes
+
+
+def is_number_fold(eqn: Eqn) -> bool:
+    """True for a sum or a maximum of all elements of a vector: [D] or [M] to []."""
+    return eqn.op in FOLDS and not eqn.out.type.axes
 
 
 def independent_rows(graph: Graph) -> bool:

@@ -50,7 +50,7 @@ def reduction(args: tuple[Type, ...], attrs: Attrs) -> Type:
         )
     out = arithmetic(args, ())
     if axis is M and S in out.axes:
-        raise ValueError(f"a sum over M expects operands that no segment has, got {', '.join(map(str, args))}")
+        raise ValueError(f"a reduction over M expects operands that no segment has, got {', '.join(map(str, args))}")
     return Type(out.dtype, tuple(a for a in out.axes if a is not axis))
 
 
@@ -96,11 +96,9 @@ def mean(args: tuple[Type, ...], attrs: Attrs) -> Type:
     return reduction(args, attrs)
 
 
-def row_reduction(args: tuple[Type, ...], attrs: Attrs) -> Type:
-    if dict(attrs).get("axis") is M:
-        raise ValueError("a maximum is taken over D only; over the rows there is no order-free kernel for it yet")
+def maximum(args: tuple[Type, ...], attrs: Attrs) -> Type:
     if dict(attrs).get("axis") is S:
-        raise ValueError("over S there are sums only; a maximum is taken over D")
+        raise ValueError("over S there are sums only; a maximum is taken over D or M")
     return reduction(args, attrs)
 
 

@@ -17,6 +17,7 @@ from lngen.errors import EmitError
 HEADERS = (
     "launch", "numeric", "vector", "preload", "mbarrier", "cluster", "row_layout", "row_reduce", "segments", "exchange",
     "row_scheduler", "cp_async", "tma", "dynamic_tma", "unaligned_tma", "column_sums", "finish", "grid_barrier",
+    "vector_sums",
 )  # fmt: skip
 
 _COMMENT = re.compile(r"//.*")

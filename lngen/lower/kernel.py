@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lngen.lower.numbers import NumberKernel
 from lngen.lower.parts import Argument, Phase, Statement, Sum, Tensor
 from lngen.lower.rows import RowKernel
 
@@ -51,7 +52,7 @@ class Finish:
     interleave           interleaved partial sums of a column
     columns              columns that a block completes at a time
     columns_per_thread   columns that a thread adds side by side
-    batch                terms a thread loads at a time
+    batch                terms of a column sum, or of a column maximum, that a thread loads at a time
     totals               the shared memory of the rows that the finish uses, in C; its own if empty
     """
 
@@ -70,6 +71,13 @@ class Finish:
     uniform: tuple[Statement, ...] = ()
 
     totals: str = ""
+
+    @property
+    def kinds(self) -> tuple[tuple[str, tuple[Sum, ...]], ...]:
+        """The column sums and the column maxima, with the name of the array of each."""
+        stems = {"sums": "Add", "maxima": "Max"}
+        kinds = ((stem, tuple(s for s in self.accumulators if s.op == op)) for stem, op in stems.items())
+        return tuple((stem, sums) for stem, sums in kinds if sums)
 
     @property
     def shared(self) -> int:
@@ -93,6 +101,7 @@ class Kernel:
     accumulators               the column sums it adds to
     row                        the policies of a kernel that processes rows
     finish                     the completion of column sums, if it is part of this kernel
+    numbers                    the reductions of vectors of a kernel without rows
     statements                 those of a kernel without rows
     """
 
@@ -119,13 +128,14 @@ class Kernel:
     always: bool = False
     row: RowKernel | None = None
     finish: Finish | None = None
+    numbers: NumberKernel | None = None
     blocks: int = 0
     leading: int = 0
     evict_last: str = ""
 
     @property
     def role(self) -> str:
-        """The end of its name: rows, columns, finish."""
+        """The end of its name: rows, columns, finish, elementwise, numbers."""
         return self.name.rpartition("__")[2]
 
     def launch_rule(self) -> str:

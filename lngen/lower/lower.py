@@ -11,6 +11,7 @@ from lngen.lower.arguments import ROWS, tensors, workspace
 from lngen.lower.finish import COLUMN_THREADS, column_policy, finish_of, in_single_launch
 from lngen.lower.inputs import Inputs
 from lngen.lower.kernel import Extent, Kernel
+from lngen.lower.numbers import THREADS, number_kernel
 from lngen.lower.parts import Argument, Statement
 from lngen.lower.phases import Accumulate, Style, before, named, phases, tensor, uniform
 from lngen.lower.plan import Buffer, Plan
@@ -52,14 +53,16 @@ class _Lowering:
             buffers.append(Buffer("arrivals_", DType.F32, fixed=1, zeroed=True))
         if s.dynamic:
             buffers.append(Buffer("counter_", DType.F64, fixed=1, zeroed=True))
+        handed = tuple(v for v in self.parts.handed if M in v.type.axes)
         if self.parts.sums and s.form == "multipass":
-            columns, handed = column_graph(self.parts, self.graph)
+            columns, feeding = column_graph(self.parts, self.graph)
+            handed = tuple(dict.fromkeys((*handed, *(v for v in feeding if v not in rows))))
             if rows or handed:
                 kernels.append(self._rows(replace(self.graph, results=(*rows, *handed)), (), (*rows, *handed), handed))
             kernels.append(self._columns(columns, handed))
-            buffers += [Buffer(v.name, v.type.dtype, per_row=1) for v in handed]
         elif self.parts.rows.results:
-            kernels.append(self._rows(self.parts.rows, self.parts.sums, rows, ()))
+            kernels.append(self._rows(self.parts.rows, self.parts.sums, (*rows, *handed), handed))
+        buffers += [Buffer(v.name, v.type.dtype, per_row=1) for v in handed]
         if self.parts.finish and not self.parts.sums:
             kernels.append(self._elementwise(self.parts.finish))
         elif self.parts.finish:
@@ -70,6 +73,10 @@ class _Lowering:
                 kernels.append(finish)
             per_sum = partial_rows(s, self.facts) * leading_dimension(self.facts)
             buffers += [Buffer(name, v.type.dtype, fixed=per_sum) for v, name in self.partials.items()]
+        if self.parts.numbers:
+            kernels.append(self._numbers(self.parts.numbers))
+            columns_handed = (v for v in self.parts.handed if M not in v.type.axes)
+            buffers += [Buffer(v.name, v.type.dtype, fixed=self.facts.d) for v in columns_handed]
         return Plan(self.spec, self.schedule, self.graph, self.facts, tuple(kernels), tuple(buffers), self.real)
 
     def _rows(
@@ -104,7 +111,7 @@ class _Lowering:
         s, p, sums = self.schedule, self.facts, self.parts.sums
         inputs = _of_vector(graph)
         arguments = [
-            *tensors(graph.params, "input", handed),
+            *tensors(graph.params, "input", handed, self.graph.results),
             *(workspace(self.partials[e.out], self.real) for e in sums),
         ]
         grid = Extent(-(-p.d // (COLUMN_THREADS * p.chunk))), Extent(per=1, limit=partial_rows(s, p))
@@ -126,7 +133,7 @@ class _Lowering:
         narrow = [v for v in graph.params if v not in self.partials]
         arguments = [
             *tensors(narrow, "input"),
-            *tensors(graph.results, "output"),
+            *tensors(graph.results, "output", self.parts.handed),
             *(workspace(name, self.real, const=True) for v, name in self.partials.items() if v in graph.params),
         ]
         finish = finish_of(s, p, tuple(named(e, n) for n, e in enumerate(sums)), _stored(graph, inputs))
@@ -142,6 +149,16 @@ class _Lowering:
         grid = Extent(-(-self.facts.d // COLUMN_THREADS)), Extent()
         kernel = self._kernel("elementwise", "elementwise", graph, arguments, inputs, grid, COLUMN_THREADS)
         return replace(kernel, always=True, statements=_stored(graph, inputs))
+
+    def _numbers(self, graph: Graph) -> Kernel:
+        """Vectors reduced to numbers by one block, and the results computed from these."""
+        arguments = [
+            *tensors(graph.params, "input", self.parts.handed, self.graph.results),
+            *tensors(graph.results, "output"),
+        ]
+        kernel = self._kernel("numbers", "numbers", graph, arguments, Inputs({}), (Extent(), Extent()), THREADS)
+        numbers = number_kernel(graph, self.facts.d)
+        return replace(kernel, always=True, per_row=(), numbers=numbers)
 
     def _kernel(
         self,

@@ -47,12 +47,13 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Sum:
-    """A row reduction or a column sum: its IR name, its C name, its index among its kind, its IR equation."""
+    """A reduction: its IR name, its C name, its index among its kind, its IR equation, and Add or Max."""
 
     name: str
     cname: str
     index: int
     note: str
+    op: str = "Add"
 
     @property
     def element(self) -> str:
@@ -158,10 +159,14 @@ class Phase:
     def title(self) -> str:
         """The results of the phase in words."""
         sums = [s.name for r in self.reduces for s in r.sums]
-        stored = [t.name for t in self.outputs]
-        parts = [f"reduce: {', '.join(sums)}"] * bool(sums) + [f"store: {', '.join(stored)}"] * bool(stored)
-        added = [f"column sums: {', '.join(s.name for s in self.accumulators)}"] * bool(self.accumulators)
-        return "; ".join([*added, *parts]) or "per-row results"
+        added = {op: [s.name for s in self.accumulators if s.op == op] for op in ("Add", "Max")}
+        parts = {
+            "column sums": added["Add"],
+            "column maxima": added["Max"],
+            "reduce": sums,
+            "store": [t.name for t in self.outputs],
+        }
+        return "; ".join(f"{what}: {', '.join(names)}" for what, names in parts.items() if names) or "per-row results"
 
 
 @dataclass(frozen=True)

@@ -11,17 +11,17 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from lngen.ir import SEGMENT_SUMS, WIDE, D, Eqn, Graph, M, S, Value, is_row_fold, is_sum
+from lngen.ir import SEGMENT_SUMS, SUMS, WIDE, D, Eqn, Graph, M, S, Value, is_number_fold, is_row_fold, is_sum
 from lngen.ir.op import ctype
 from lngen.lower import segments
 from lngen.lower.c_names import c_name
 from lngen.lower.inputs import Inputs, note
 from lngen.lower.parts import Join, Loop, Phase, Reduce, Statement, Sum, Tensor
-from lngen.passes.edit import upstream
+from lngen.passes.edit import downstream, upstream
 from lngen.schedule import depths, operand_depth, segment_sums_of
 
 # Reductions of a kind are computed together: the device functor, its ops, and the name of the array of results.
-KINDS = {"Add": (("reduce_sum", "reduce_dot"), "sums"), "Max": (("reduce_max",), "maxima")}
+KINDS = {"Add": (SUMS, "sums"), "Max": (("reduce_max",), "maxima")}
 
 
 class Accumulate(NamedTuple):
@@ -88,7 +88,7 @@ def _phase(
     exchanged = segment_sums_of(graph, [e for e in after if is_sum(e, S)])
 
     def ends(inputs: Inputs) -> list[Statement]:
-        terms = [_term(e, inputs, style.accumulate.guard, style.accumulate.target) for e in column_sums]
+        terms = [term(e, inputs, style.accumulate.guard, style.accumulate.target) for e in column_sums]
         return [*terms, *(Statement(f"{v.name}_out_[i_] = {inputs.spell(v)};") for v in wide)]
 
     wanted = (*(a for e in column_sums for a in e.args), *wide)
@@ -150,7 +150,7 @@ def _reduce(
     wanted = tuple(a for e in eqns for a in e.args)
 
     def ends(inputs: Inputs) -> list[Statement]:
-        return [_term(e, inputs, style.term, f"sum_[{n}]") for n, e in enumerate(eqns)]
+        return [term(e, inputs, style.term, f"sum_[{n}]") for n, e in enumerate(eqns)]
 
     return Reduce(
         op=op,
@@ -209,8 +209,9 @@ def _tiles(graph: Graph, values: set[Value]) -> set[Value]:
 
 
 def uniform(graph: Graph, inputs: Inputs) -> tuple[Statement, ...]:
-    """Statements on values of no axes, once per thread."""
-    return tuple(inputs.statement(e) for e in graph.eqns if not e.out.type.axes)
+    """Statements on values of no axes that depend on no reduction, once per thread."""
+    late = downstream(graph.eqns, [e.out for e in graph.eqns if is_number_fold(e)])
+    return tuple(inputs.statement(e) for e in graph.eqns if not e.out.type.axes and e.out not in late)
 
 
 def before(graph: Graph, inputs: Inputs) -> tuple[Statement, ...]:
@@ -226,10 +227,15 @@ def tensor(value: Value) -> Tensor:
 
 def named(eqn: Eqn, index: int) -> Sum:
     """The sum of a reduction."""
-    return Sum(eqn.out.name, c_name(eqn.out), index, note(eqn))
+    return Sum(eqn.out.name, c_name(eqn.out), index, note(eqn), functor(eqn))
 
 
-def _term(eqn: Eqn, inputs: Inputs, when: str, place: str) -> Statement:
+def functor(eqn: Eqn) -> str:
+    """The device functor of a reduction."""
+    return next(op for op, (ops, _) in KINDS.items() if eqn.op in (*ops, *SEGMENT_SUMS))
+
+
+def term(eqn: Eqn, inputs: Inputs, when: str, place: str) -> Statement:
     """A term added to the sum, or taken into the maximum, at ``place``."""
     into = place.format(eqn.out.name)
     first, *times = map(inputs.spell, eqn.args)

@@ -105,10 +105,9 @@ class RowKernel:
         """C++: the offset of the block's row of partial sums."""
         return f"static_cast<long long>(Row::grid_index()) * {leading_dimension(self.problem)}"
 
-    @property
-    def store_partial(self) -> str:
+    def store_partial(self, column_sum: Sum) -> str:
         """C++: the device function that tree-reduces the row groups of a block, with its template arguments."""
-        arguments = f"Row, {self.unit}, {self.evict_last}"
+        arguments = f"{column_sum.op}, Row, {self.unit}, {self.evict_last}"
         if self._few_row_groups:
             return f"store_partial<{arguments}>"
         return f"store_partial_of_many<{arguments}, /* row groups at a time */ {UNITS_IN_REGISTERS}>"

@@ -27,6 +27,10 @@ def kernel_lines(kernel: Kernel) -> list[str]:
         lines.append("  once      " + " ".join(_defined(s) for s in kernel.uniform))
     for phase in kernel.phases:
         lines += _phase(phase)
+    for phase_of_numbers in kernel.numbers.phases if kernel.numbers else ():
+        names = (name for reduce in phase_of_numbers.reduces for name in reduce.names)
+        lines.append(f"  reduce    {' '.join(names)}")
+        lines += [f"  then      {_defined(s)}" for s in phase_of_numbers.after]
     statements = (*kernel.statements, *(kernel.finish.statements if kernel.finish else ()))
     if statements:
         lines.append("  columns   " + " ".join(_defined(s) for s in statements if _defines(s)))
@@ -43,7 +47,8 @@ def _phase(phase: Phase) -> list[str]:
         "maximum": [s.name for r in phase.reduces if r.op == "Max" for s in r.sums],
         "exchange": phase.exchanged,
         "then": dict.fromkeys(_defined(s) for after in phase.after for s in _statements(after)),
-        "accumulate": [a.name for a in phase.accumulators],
+        "accumulate": [a.name for a in phase.accumulators if a.op == "Add"],
+        "column max": [a.name for a in phase.accumulators if a.op == "Max"],
         "store": [o.name for o in (*phase.outputs, *phase.row_outputs)],
     }
     lines = [f"    {what:<10} {' '.join(names)}" for what, names in parts.items() if names]

@@ -1,65 +1,142 @@
-"""Cut a graph at its column sums: the part of the row kernels, and the part that depends on the sums."""
+"""Cut a graph at its reductions over rows and of vectors: rows, column sums, what follows from them, and numbers."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from lngen.errors import LowerError
-from lngen.ir import D, Eqn, Graph, M, S, Value, has_segments, is_row_fold, is_sum
-from lngen.passes.edit import extract, upstream
+from lngen.ir import (
+    SEGMENT_SUMS,
+    SUMS,
+    D,
+    Eqn,
+    Graph,
+    M,
+    S,
+    Value,
+    is_column_fold,
+    is_number_fold,
+    is_row_fold,
+    is_sum,
+)
+from lngen.passes.edit import downstream, extract, upstream
 from lngen.schedule import depths
 
 
 @dataclass(frozen=True)
 class Split:
-    """``rows``: results with rows. ``sums``: the column sums. ``finish``: [D] results, which may depend on the sums."""
+    """A graph in the parts that different kernels compute.
+
+    rows      results with rows, and the [M] values of ``handed``
+    sums      the column sums, then the column maxima
+    finish    [D] results, and the [D] values of ``handed``, which may depend on the column sums; None without any
+    numbers   results of no axes, and [D] results that depend on a reduction of a vector; None without any
+    handed    values of ``rows`` and ``finish`` that ``numbers`` reads, without those that are results anyway
+    """
 
     rows: Graph
     sums: tuple[Eqn, ...]
     finish: Graph | None
+    numbers: Graph | None = None
+    handed: tuple[Value, ...] = ()
 
 
 def split(graph: Graph) -> Split:
     """The parts of ``graph``; LowerError if a part would need a result of another row of the same kernel."""
-    sums = tuple(e for e in graph.eqns if is_sum(e, M))
+    _check(graph)
+    sums = tuple(sorted(filter(is_column_fold, graph.eqns), key=lambda e: e.op not in SUMS))
     by_row = tuple(r for r in graph.results if M in r.type.axes)
-    by_column = tuple(r for r in graph.results if M not in r.type.axes)
-    for value in by_row:
-        if any(e.out in upstream(graph.eqns, [value]) for e in sums):
-            raise LowerError(
-                f"graph @{graph.name}: the row result '{value}' depends on a sum over rows; that takes two graphs, "
-                "one for the sum and one for the result."
-            )
-    for eqn in sums:
-        if any(is_sum(e, M) for e in graph.eqns if e.out in upstream(graph.eqns, eqn.args)):
-            raise LowerError(f"graph @{graph.name}: '{eqn.out}' is a sum over rows of sums over rows.")
-    for eqn in graph.eqns:
-        if (is_row_fold(eqn) or is_sum(eqn, S)) and M not in eqn.out.type.axes:
-            raise LowerError(
-                f"graph @{graph.name}: '{eqn.out}' reduces over D a value that has no rows; pass it as an input."
-            )
-    _check(graph, sums)
-    _check_segments(graph)
-    rows = extract(graph, graph.name, graph.params, (*by_row, *dict.fromkeys(a for e in sums for a in e.args)))
-    if not by_column:
-        return Split(rows, sums, None)
+    late = downstream(graph.eqns, [e.out for e in graph.eqns if is_number_fold(e)]) - {*graph.params}
+    numbers = tuple(r for r in graph.results if not r.type.axes or (r in late and r not in by_row))
+    handed = _handed(graph, late, numbers)
+    operands = tuple(dict.fromkeys(a for e in sums for a in e.args))
+    of_rows = tuple(v for v in handed if M in v.type.axes)
+    rows = extract(graph, graph.name, graph.params, tuple(dict.fromkeys((*by_row, *of_rows, *operands))))
+    _check_rows(graph, rows, late)
     narrow = tuple(p for p in graph.params if M not in p.type.axes)
-    finish = extract(graph, graph.name, (*(e.out for e in sums), *narrow), by_column)
-    if any(is_row_fold(e) for e in finish.eqns) or has_segments(finish) or any(r.type.axes != (D,) for r in by_column):
-        raise LowerError(
-            f"graph @{graph.name}: results without rows are expected to be [D] and elementwise in the column sums."
-        )
-    return Split(rows, sums, finish)
+    by_column = tuple(r for r in graph.results if r not in (*by_row, *numbers))
+    by_column = tuple(dict.fromkeys((*by_column, *(v for v in handed if M not in v.type.axes))))
+    finish = extract(graph, graph.name, (*(e.out for e in sums), *narrow), by_column) if by_column else None
+    end = extract(graph, graph.name, (*graph.params, *handed), numbers) if numbers else None
+    for part in filter(None, (finish, end)):
+        _check_narrow(graph, part)
+    return Split(rows, sums, finish, end, tuple(v for v in handed if v not in graph.results))
 
 
-def _check(graph: Graph, sums: tuple[Eqn, ...]) -> None:
-    """LowerError for results and sums that no kernel computes."""
+def _handed(graph: Graph, late: set[Value], results: tuple[Value, ...]) -> tuple[Value, ...]:
+    """The values that earlier kernels store for the reductions of vectors, and for what depends on them.
+
+    Values that depend on inputs alone, and on no reduction, are computed again.
+    """
+    levels, needed = depths(graph), upstream(graph.eqns, results)
+    of_columns = downstream(graph.eqns, [e.out for e in graph.eqns if is_column_fold(e)])
+    read = {a for e in graph.eqns if e.out in late and e.out in needed for a in e.args}
+    early = [e.out for e in graph.eqns if e.out in read and e.out not in late]
+    return tuple(
+        v for v in early if (v.type.axes == (M,) and levels[v] > 0) or (v.type.axes == (D,) and v in of_columns)
+    )
+
+
+def _kind(eqn: Eqn) -> str:
+    return "sum" if eqn.op in SUMS else "maximum"
+
+
+def _over_rows(graph: Graph, values: Iterable[Value]) -> Eqn | None:
+    """A reduction over the rows that ``values`` depend on, if there is one."""
+    needed = upstream(graph.eqns, values)
+    folds = (e for e in graph.eqns if is_column_fold(e) or (is_number_fold(e) and e.axis is M))
+    return next((e for e in folds if e.out in needed), None)
+
+
+def _check(graph: Graph) -> None:
+    """LowerError for results and reductions over rows that no kernel computes."""
     for value in graph.results:
         if value in graph.params:
             raise LowerError(f"graph @{graph.name}: the result '{value}' is an input; leave it out, the caller has it.")
-    for eqn in sums:
-        if D not in eqn.out.type.axes:
-            raise LowerError(f"graph @{graph.name}: '{eqn.out}' sums over rows a value without D; add it up outside.")
+        if M in value.type.axes and (over := _over_rows(graph, [value])):
+            raise LowerError(
+                f"graph @{graph.name}: the row result '{value}' depends on a {_kind(over)} over rows; that takes two "
+                f"graphs, one for the {_kind(over)} and one for the result."
+            )
+    for eqn in graph.eqns:
+        if is_column_fold(eqn) and (over := _over_rows(graph, eqn.args)):
+            plural = {"sum": "sums", "maximum": "maxima"}[_kind(over)]
+            raise LowerError(f"graph @{graph.name}: '{eqn.out}' is a {_kind(eqn)} over rows of {plural} over rows.")
+        if (eqn.op in SEGMENT_SUMS or is_sum(eqn, S)) and M not in eqn.out.type.axes:
+            raise LowerError(
+                f"graph @{graph.name}: '{eqn.out}' reduces over D a value that has no rows; pass it as an input."
+            )
+    _check_segments(graph)
+
+
+def _check_rows(graph: Graph, rows: Graph, late: set[Value]) -> None:
+    """LowerError for rows that need a reduction of a vector."""
+    for eqn in graph.eqns:
+        wide = is_row_fold(eqn) or (M in eqn.out.type.axes and len(eqn.out.type.axes) > 1)
+        if eqn.out not in late or not (wide or eqn in rows.eqns):
+            continue
+        if over := _over_rows(graph, [eqn.out]):
+            raise LowerError(
+                f"graph @{graph.name}: '{eqn.out}' takes whole rows and depends on '{over.out}', a {_kind(over)} over "
+                f"rows; that takes two graphs, one for '{over.out}' and one for what depends on it."
+            )
+        needed = upstream(graph.eqns, [eqn.out])
+        number = next(e.out for e in graph.eqns if is_number_fold(e) and e.out in needed)
+        raise LowerError(
+            f"graph @{graph.name}: '{number}' reduces over D a value that has no rows, and rows depend on it; pass it "
+            "as an input."
+        )
+
+
+def _check_narrow(graph: Graph, part: Graph) -> None:
+    """LowerError for values of a part without rows that vary along S."""
+    for eqn in part.eqns:
+        if S in eqn.out.type.axes:
+            raise LowerError(
+                f"graph @{graph.name}: '{eqn.out}' varies along S, and a result without rows needs it; such results "
+                "are elementwise in column sums and numbers."
+            )
 
 
 def _check_segments(graph: Graph) -> None:

@@ -29,9 +29,9 @@ def requested_shared(plan: Plan, registers: Mapping[str, int], device: Device) -
     requested = {k.name: max(k.dynamic, least_shared(s, p, device)) if k.dynamic else 0 for k in plan.kernels}
     # Multipass blocks are not persistent. Persistent blocks of other forms are followed by the finish: where both fit
     # side by side, the finish is spread in any case, and the next call's rows fit beside it.
-    follows = s.form != "multipass" and len(plan.kernels) > 1 and device.pdl
-    if follows and sum(_registers(k, registers) for k in plan.kernels) > device.registers:
-        finish = plan.kernels[-1]
+    follows = s.form != "multipass" and device.pdl
+    finish = next((k for k in plan.kernels[1:] if follows and k.role in ("finish", "elementwise")), None)
+    if finish and sum(_registers(k, registers) for k in (plan.kernels[0], finish)) > device.registers:
         shared = finish.finish.shared if finish.finish else 0
         share = shared_by(-(-finish.grid[0](0) // _over(s, p, device)), device)
         requested[finish.name] = max(0, share - shared * p.real_size)

@@ -4,7 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from lngen.ir import OF_SEGMENTS, ORDERED, ORDERS, SEGMENT_SUMS, WIDE, D, Eqn, Graph, M, S, Value, is_row_fold, is_sum
+from lngen.ir import (
+    OF_SEGMENTS,
+    ORDERED,
+    ORDERS,
+    SEGMENT_SUMS,
+    WIDE,
+    D,
+    DType,
+    Eqn,
+    Graph,
+    M,
+    S,
+    Value,
+    is_column_fold,
+    is_number_fold,
+    is_row_fold,
+)
 from lngen.passes.edit import downstream
 from lngen.passes.rule import Measured, Rule, rule_of
 
@@ -48,12 +64,14 @@ def order_sums(graph: Graph, d: int, blocks: int | None = None, order: str = ORD
              %dbeta32  = reduce_sum %dy32 {axis=M, blocks=126, groups=2, interleave=16}
 
     The numbers are a function of the graph, D and the dtypes alone: the same on every GPU, unless ``blocks`` gives the
-    number of blocks that share the rows.
+    number of blocks that share the rows. The sum of a [D] value has the order of a row of f32, the sum of an [M] value
+    that of a column.
     """
     row, column = orders(graph, d, blocks, order)
+    vector = row_order(rule_of(order), d, DType.F32.size)
 
     def ordered(eqn: Eqn) -> Eqn:
-        spelt = _order_of(eqn, row, column, d)
+        spelt = _order_of(eqn, vector if is_number_fold(eqn) else row, column, d)
         return replace(eqn, attrs=tuple(sorted({**spelt, **dict(eqn.attrs)}.items())))
 
     eqns = tuple(ordered(e) if e.op in ORDERED else e for e in graph.eqns)
@@ -74,8 +92,8 @@ def element_size(graph: Graph) -> int:
 
 
 def sum_size(graph: Graph) -> int:
-    """Bytes of the widest sum over rows, per column."""
-    return max((e.out.type.dtype.size for e in graph.eqns if is_sum(e, M)), default=4)
+    """Bytes of the widest sum or maximum over rows, per column."""
+    return max((e.out.type.dtype.size for e in graph.eqns if is_column_fold(e)), default=4)
 
 
 def orders(graph: Graph, d: int, blocks: int | None = None, order: str = ORDERS[0]) -> tuple[RowOrder, ColumnOrder]:
@@ -168,11 +186,11 @@ def _is_packed(element: int, size: int) -> bool:
 
 
 def _exchanges_once(graph: Graph) -> bool:
-    """True if there are sums over rows, and every sum over features depends on a backward's cotangents.
+    """True if there are column sums, and every sum over features depends on a backward's cotangents.
 
     A recomputed statistic keeps the order, and therefore the bits, that it has in the forward.
     """
-    if not any(is_sum(e, M) for e in graph.eqns):
+    if not any(map(is_column_fold, graph.eqns)):
         return False
     moved = _moved_by_cotangents(graph)
     return all(e.out in moved for e in graph.eqns if is_row_fold(e))

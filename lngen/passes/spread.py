@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lngen.ir import ORDERS, Builder, D, Eqn, Graph, M, S, Value, is_row_fold, is_sum
+from lngen.ir import ORDERS, Builder, D, Eqn, Graph, M, S, Value, is_column_fold, is_row_fold
 from lngen.passes.clean import dce
 from lngen.passes.edit import downstream
 from lngen.passes.order import orders
@@ -76,7 +76,7 @@ def place_spread(graph: Graph, d: int, order: str = ORDERS[0]) -> Graph:
         return graph
     producer, centred = graph.producers(), _centred(graph, d)
     spread = {e.out: c for e in graph.eqns if (c := _squared(e, centred)) and not _depends_between(graph, e, c.x)}
-    rescale_elements = not any(is_sum(e, M) for e in graph.eqns)
+    rescale_elements = not any(map(is_column_fold, graph.eqns))
     sums = {c.total: c.x for c in spread.values()}
     b = Builder(graph.name, params=graph.params, taken=graph.values())
     parts: dict[Value, _Segments] = {}
@@ -115,10 +115,14 @@ def _from_segments(b: Builder, out: Value, centred: _Centred, part: _Segments, s
 
 
 def _centred(graph: Graph, d: int) -> dict[Value, _Centred]:
-    """Every x - mean(x) over D."""
+    """Every x - mean(x) over D of rows."""
     producer, found = graph.producers(), {}
     for eqn in graph.eqns:
-        if eqn.op == "sub" and (total := _total(producer.get(eqn.args[1]), eqn.args[0], producer, d)):
+        if (
+            eqn.op == "sub"
+            and M in eqn.args[0].type.axes
+            and (total := _total(producer.get(eqn.args[1]), eqn.args[0], producer, d))
+        ):
             x, mean = eqn.args
             found[eqn.out] = _Centred(x, mean, total)
     return found

@@ -71,4 +71,4 @@ def host_copy(value: Value, address: int, d: int, device: int) -> Array:
 
 def raw(a: Array) -> Array:
     """The array as contiguous unsigned integers, so that CuPy need not know its dtype."""
-    return np.ascontiguousarray(a).view(f"u{a.dtype.itemsize}")
+    return np.asarray(a, order="C").view(f"u{a.dtype.itemsize}")

@@ -12,6 +12,7 @@ from lngen.ir import (
     ORDERS,
     REDUCTIONS,
     SEGMENT_SUMS,
+    SUMS,
     WIDE,
     Axis,
     D,
@@ -21,7 +22,8 @@ from lngen.ir import (
     M,
     S,
     Value,
-    is_sum,
+    is_column_fold,
+    is_number_fold,
     print_eqn,
 )
 from lngen.passes.order import ColumnOrder, RowOrder, orders, sharers
@@ -44,6 +46,7 @@ class Problem:
     row_sums                    the most numbers that the threads of a row reduce at the end of one phase
     exchanged_sums              the most numbers of a segment that the blocks of a row exchange there
     segment_values              sums of single segments, which multipass kernels have in shared memory
+    column_sums                 sums and maxima over the rows of each column
     phases                      number of phases of a row
     operations                  equations per element of a row
     live                        computed [M, D] values that a later phase uses, at most
@@ -115,7 +118,7 @@ def problem(graph: Graph, d: int) -> Problem:
         row_sums=max((len(f.reductions) for f in ends), default=0),
         exchanged_sums=max((len(f.exchanged) for f in ends), default=0),
         segment_values=sum(e.op in SEGMENT_SUMS for e in graph.eqns),
-        column_sums=sum(is_sum(e, M) for e in graph.eqns),
+        column_sums=sum(map(is_column_fold, graph.eqns)),
         phases=len(ends) + 1,
         operations=sum(WIDE in (e.out.type.axes, *(a.type.axes for a in e.args)) for e in graph.eqns),
         live=_live(graph),
@@ -144,11 +147,15 @@ def _live(graph: Graph) -> int:
 
 
 def _orders(graph: Graph, d: int, version: str) -> tuple[RowOrder, ColumnOrder]:
-    """The orders in the attributes of the graph's sums; the rule's order where no sum has an attribute."""
+    """The orders in the attributes of the graph's sums; the rule's order where no sum has an attribute.
+
+    A sum to a number has its own.
+    """
     row, column = orders(graph, d, order=version)
-    rows = [(e, _row_numbers(e, d)) for e in graph.eqns if e.op in ORDERED and not is_sum(e, M)]
+    ordered = [e for e in graph.eqns if e.op in ORDERED and not is_number_fold(e)]
+    rows = [(e, _row_numbers(e, d)) for e in ordered if not is_column_fold(e)]
     names = [f.name for f in fields(ColumnOrder)]
-    columns = [(e, {n: _numbers(e).get(n, 1) for n in names}) for e in graph.eqns if is_sum(e, M)]
+    columns = [(e, {n: _numbers(e).get(n, 1) for n in names}) for e in ordered if e.op in SUMS and is_column_fold(e)]
     row = replace(row, **_agreed(graph, D, rows))
     for eqn, numbers in rows:
         if "chunk" in numbers:

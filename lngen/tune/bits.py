@@ -15,7 +15,7 @@ import numpy as np
 
 from lngen.check.inputs import POISON, random_inputs
 from lngen.interpret import interpret
-from lngen.ir import D, Graph, M, Value, is_row_fold
+from lngen.ir import D, Graph, M, Value, is_number_fold, is_row_fold
 from lngen.ir.numerics import Array
 from lngen.passes.edit import extract
 from lngen.runtime.arrays_np import raw
@@ -41,7 +41,7 @@ class Bits:
         # The block is odd, so that a kernel that reads a row a power of two away cannot be right by accident.
         self.block = block - 1 if block % 2 == 0 else block
         self._rows_graph, self._columns_graph = self._part(True), self._part(False)
-        sliceable = not any(is_row_fold(e) for e in self._columns_graph.eqns)
+        sliceable = not any(is_row_fold(e) or is_number_fold(e) for e in self._columns_graph.eqns)
         self.whole = not self._columns_graph.results or sliceable
         affordable = rows if self.whole else max(self.block, 4 * BLOCK_ELEMENTS // spec.d)
         edges = {m for m in EDGE_ROWS if m < rows and m <= affordable}
@@ -69,7 +69,8 @@ class Bits:
             wrong[name] = sum(int((got[s : s + self.block] != want[: min(self.block, rows - s)]).sum()) for s in starts)
         index, sums = self._columns[rows]
         for name, column in sums.items():
-            wrong[name] = int((results[name][index] != column).sum())
+            got = results[name]
+            wrong[name] = int(((got[index] if got.ndim else got) != column).sum())
         return "; ".join(f"{name}: {count} numbers differ with {rows} rows" for name, count in wrong.items() if count)
 
     # ---- expected ----

@@ -39,7 +39,7 @@ __device__ __forceinline__ void share_column_sums(real* shared, const real (&sum
 }
 
 // Tree-reduces the column sums of the row groups of a block, and stores the block's part of a row of partial sums.
-template <typename Row, int UNIT, typename Path>
+template <typename Op, typename Row, int UNIT, typename Path>
 __device__ __forceinline__ void store_partial(real* partial, const real* shared) {
     constexpr int STRIDE = group_stride<Row>(), THREADS = Row::THREADS * Row::ROWS;
     const int start = Row::first_column();
@@ -52,7 +52,7 @@ __device__ __forceinline__ void store_partial(real* partial, const real* shared)
         for (int j = 0; j < UNIT; ++j) {
             real parts[Row::ROWS];
             for (int r = 0; r < Row::ROWS; ++r) parts[r] = groups[r].items[j];
-            sum.items[j] = tree_reduce<Add, Row::ROWS>(parts);
+            sum.items[j] = tree_reduce<Op, Row::ROWS>(parts);
         }
         write<Path, UNIT>(partial + start + unit * UNIT, sum.items);
     }
@@ -60,7 +60,7 @@ __device__ __forceinline__ void store_partial(real* partial, const real* shared)
 
 // Tree-reduces and stores the column sums of more row groups than registers hold as units: one column at a time, in
 // PARTS parts of GROUPS row groups each, which is the same tree.
-template <typename Row, int UNIT, typename Path, int GROUPS>
+template <typename Op, typename Row, int UNIT, typename Path, int GROUPS>
 __device__ __forceinline__ void store_partial_of_many(real* partial, const real* shared) {
     constexpr int PARTS = Row::ROWS / GROUPS, THREADS = Row::THREADS * Row::ROWS;
     for (int i = threadIdx.x; i < Row::D; i += THREADS) {
@@ -69,9 +69,9 @@ __device__ __forceinline__ void store_partial_of_many(real* partial, const real*
         for (int s = 0; s < PARTS; ++s) {
             real parts[GROUPS];
             for (int r = 0; r < GROUPS; ++r) parts[r] = column[(s + r * PARTS) * group_stride<Row>()];
-            sums[s] = tree_reduce<Add, GROUPS>(parts);
+            sums[s] = tree_reduce<Op, GROUPS>(parts);
         }
-        const real sum[1] = {tree_reduce<Add, PARTS>(sums)};
+        const real sum[1] = {tree_reduce<Op, PARTS>(sums)};
         write<Path, 1>(partial + i, sum);
     }
 }

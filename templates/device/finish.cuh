@@ -3,14 +3,14 @@ struct L2Load {
     template <typename W> static __device__ __forceinline__ W read(const W* p) { return __ldcg(p); }
 };
 
-// Adds the terms `from`, `from` + INTERLEAVE, ..., BATCH of them loaded at a time, in COLUMNS neighbouring columns of
-// each kind of partial sums. A term is the tree reduction of ROWS_PER_TERM rows of partial sums, of which there are
-// `partial_rows`; rows past the last are neutral. LEADING is the leading dimension of a kind.
-template <int LEADING, int INTERLEAVE, int BATCH, int ROWS_PER_TERM, int COLUMNS, int SUMS>
+// Reduces the terms `from`, `from` + INTERLEAVE, ..., BATCH of them loaded at a time, in COLUMNS neighbouring columns
+// of each of SUMS partial sums. A term is the tree reduction of ROWS_PER_TERM rows of partial sums, of which there are
+// `partial_rows`; rows past the last are neutral. LEADING is the leading dimension of partial sums.
+template <typename Op, int LEADING, int INTERLEAVE, int BATCH, int ROWS_PER_TERM, int COLUMNS, int SUMS>
 __device__ __forceinline__ void interleaved_sums(
     real (&sums)[SUMS][COLUMNS], const real* const (&partials)[SUMS], int from, int partial_rows) {
     for (int n = 0; n < SUMS; ++n) {
-        for (int j = 0; j < COLUMNS; ++j) sums[n][j] = Add::neutral();
+        for (int j = 0; j < COLUMNS; ++j) sums[n][j] = Op::neutral();
     }
     #pragma unroll 1
     for (int first = from; first * ROWS_PER_TERM < partial_rows; first += BATCH * INTERLEAVE) {
@@ -24,7 +24,7 @@ __device__ __forceinline__ void interleaved_sums(
                     Access<real, COLUMNS> unit;
                     unit.template read<L2Load>(partials[n] + offset);
                     for (int j = 0; j < COLUMNS; ++j) {
-                        parts[n][b][j][e] = row < partial_rows ? unit[j] : Add::neutral();
+                        parts[n][b][j][e] = row < partial_rows ? unit[j] : Op::neutral();
                     }
                 }
             }
@@ -32,7 +32,7 @@ __device__ __forceinline__ void interleaved_sums(
         for (int n = 0; n < SUMS; ++n) {
             for (int b = 0; b < BATCH; ++b) {
                 for (int j = 0; j < COLUMNS; ++j) {
-                    sums[n][j] = sums[n][j] + tree_reduce<Add, ROWS_PER_TERM>(parts[n][b][j]);
+                    sums[n][j] = Op::of(sums[n][j], tree_reduce<Op, ROWS_PER_TERM>(parts[n][b][j]));
                 }
             }
         }

@@ -1,13 +1,16 @@
-// Addition. The neutral element: x + -0.0 is x for every x, also for -0.0 (+0.0 would turn -0.0 into +0.0).
+// Addition. The neutral element: x + -0.0 is x for every x, also for -0.0 (+0.0 would turn -0.0 into +0.0). But the sum
+// of nothing is +0.0.
 struct Add {
     static __device__ __forceinline__ real neutral() { return static_cast<real>(-0.0); }
     static __device__ __forceinline__ real of(real a, real b) { return a + b; }
+    static __device__ __forceinline__ real of_nothing() { return 0; }
 };
 
-// The maximum. The neutral element is -infinity.
+// The maximum. The neutral element, and the maximum of nothing, is -infinity.
 struct Max {
     static __device__ __forceinline__ real neutral() { return -__int_as_float(0x7f800000); }
     static __device__ __forceinline__ real of(real a, real b) { return maximum(a, b); }
+    static __device__ __forceinline__ real of_nothing() { return neutral(); }
 };
 
 // The largest power of two below n.
