@@ -64,8 +64,27 @@ def rounded(b: GraphBuilder) -> None:
     b.output("y", b.input("x", M, D))
 
 
+def numbers(b: GraphBuilder) -> None:
+    """Column sums and maxima, numbers of both and of rows, two at a time, and a [D] result that follows from one."""
+    x, u = b.input("x", M, D), b.input("u", M)
+    column, most, row = (b.emit(op, name, (x,), axis=axis) for op, name, axis in (
+        ("reduce_sum", "column", M), ("reduce_max", "most", M), ("reduce_max", "row", D),
+    ))  # fmt: skip
+    all_ = b.reduce_sum("all", column, axis=D)
+    for name, v in {
+        "both": b.add("p", column, most),
+        "share": b.sub("q", column, all_),
+        "largest": b.reduce_max("largest32", row, axis=M),
+        "rows": b.reduce_sum("rows32", u, axis=M),
+        "far": b.reduce_sum("far32", b.mul("off", row, u), axis=M),
+        "peaks": b.reduce_sum("peaks32", most, axis=D),
+    }.items():
+        b.results.append(b.neg(name, v))
+
+
 OWN = {d.name: d for d in (
     Definition("most", scaled_by_most), Definition("totals", totals), Definition("rounded", rounded),
+    Definition("numbers", numbers),
 )}  # fmt: skip
 
 
@@ -241,6 +260,12 @@ SUBJECTS: dict[str, Subject] = {
     "single launch, no rows": Subject(
         "layernorm.bwd:d=740,dtype=f32,wrt=gamma", registers(32, 8, 4, prefetch=True, single_launch=True), 0
     ),
+    # Numbers of column sums and of rows: several sums in a loop, rows for every group of every block, and none.
+    "columns and numbers": Subject("numbers.fwd:d=740,dtype=f32", registers(32, 8, 4), 37, "negative"),
+    "columns and numbers, multipass": Subject("numbers.fwd:d=8202,dtype=f32", multipass(256, 2), 3, "negative"),
+    "numbers of many rows": Subject("numbers.fwd:d=2052,dtype=f32", registers(256, 2, 4), 700, "wild"),
+    "numbers of zeros": Subject("numbers.fwd:d=740,dtype=f32", registers(32, 8, 4), 5, "zeros"),
+    "numbers, no rows": Subject("numbers.fwd:d=740,dtype=f32", registers(32, 8, 4), 0),
     "tma, no rows": Subject("layernorm.bwd:d=740,dtype=f32,wrt=gamma", tma(32, 8, 4, single_launch=True), 0),
 }  # fmt: skip
 

@@ -37,6 +37,7 @@ SCALARS = "\n{{ scalars(kernel) }}\n{% if row.row_inputs_ahead %}"
 PARTIAL = "{{ sum.name }}_partials_ + {{ row.partial_row_offset }}, sums_buffer_"
 FENCED = "tma_store_fence();\nrow_barrier<Row>();\nstore_();"
 TOTAL = "totals_[(n_ * INTERLEAVE_ + s_)"
+OF_NOTHING = "rows_ == 0 ? Op_::of_nothing() : "
 FREE = "stream_.release(copy_to_stage_);\n{% endif %}\n"
 RELEASE = "{% if phase.releases %}\n{% if s.threads <= 32 %}\n__syncwarp();\n{% endif %}\n" + FREE
 INPUT_PLACE = "const auto* {{ place.name }}_shared_ = stream_.shared<{{ place.ctype }}>({{ place.offset }})"
@@ -195,8 +196,8 @@ TEMPLATES: dict[str, list[Row]] = {
         ("the partial sums of each block of a cluster", "cluster columns", (PARTIAL + " +",
          PARTIAL.replace("{{ row.partial_row_offset }}", "static_cast<long long>(blockIdx.x) * {{ row.problem.d }}")
          + " +")),
-        ("column sums start at +0", "backward of zeros", ("= Add::neutral();\n}\n{% endif %}",
-         "= real(0);\n}\n{% endif %}")),
+        ("column sums start at +0", "backward of zeros", ("= {{ op }}::neutral();", "= real(0);")),
+        ("column maxima start at -0", "columns and numbers", ("= {{ op }}::neutral();", "= Add::neutral();")),
         ("no grid barrier", "single launch", ("grid_barrier(arrivals_);\n", "")),
         ("a block barrier for the grid's", "single launch", ("grid_barrier(arrivals_);\n", "__syncthreads();\n")),
     ],
@@ -214,7 +215,9 @@ TEMPLATES: dict[str, list[Row]] = {
         ("a wait behind the loads", "columns", ((WAIT + LET + "if (!Row", LET + "if (!Row"),
          ("{% for sum in kernel.accumulators %}\nstore",
          WAIT + "{% for sum in kernel.accumulators %}\nstore"))),
-        ("sums start at +0", "columns of zeros", ("= Add::neutral();", "= real(0);")),
+        ("sums start at +0", "columns of zeros", ("= {{ op }}::neutral();", "= real(0);")),
+        ("column maxima start at -0", "columns and numbers, multipass", ("= {{ op }}::neutral();",
+         "= Add::neutral();")),
         ("a row too many", "columns, rounds", ("row_ < rows_;", "row_ <= rows_;")),
         ("a row too few", "columns, rounds", ("row_ < rows_;", "row_ < rows_ - 1;")),
         ("rows of neighbours", "columns, rounds", ("row_ = blockIdx.y; row_ < rows_; row_ += {{ kernel.blocks }}",
@@ -226,6 +229,18 @@ TEMPLATES: dict[str, list[Row]] = {
         ("rows of another stride", "columns", ("row_ * {{ tensor.name }}_stride_, 0);",
          "row_ * {{ kernel.wide_inputs[0].name }}_stride_, 0);")),
         ("the numbers of the first row", "columns", ("_ptr_ + row_);", "_ptr_);")),
+    ],
+    "numbers.cu.jinja": [
+        ("a wait behind the loads", "columns and numbers", ((WAIT + "{{ scalars(kernel) }}", "{{ scalars(kernel) }}"),
+         ("{% if kernel.numbers.stored %}\n", WAIT + "{% if kernel.numbers.stored %}\n"))),
+        ("no barrier between reductions", "columns and numbers", ("__syncthreads();  // all threads have",
+         "// all threads have")),
+        ("elements past the end", "columns and numbers", ("if (!Row::holds(v_, i_)) continue;\n", "")),
+        ("the first element of a vector for all", "columns and numbers", ("Row::column(v_, i_);",
+         "Row::column(v_, 0);")),
+        ("the last column not stored", "columns and numbers", ("at_ < {{ kernel.d }};", "at_ < {{ kernel.d }} - 1;")),
+        ("columns skipped", "columns and numbers", ("at_ += {{ kernel.block }}", "at_ += {{ kernel.block + 1 }}")),
+        ("numbers not stored", "columns and numbers", ("if (threadIdx.x == 0) {", "if (threadIdx.x == blockDim.x) {")),
     ],
     "finish_kernel.cu.jinja": [
         ("a wait behind the sums", "few", (WAIT + "{{ scalars(kernel) }}\n{{ finish(kernel.finish) }}\n",
@@ -248,12 +263,15 @@ TEMPLATES: dict[str, list[Row]] = {
          "threadIdx.x < COLUMNS_")),
         ("a column not stored", "backward", ("threadIdx.x < COLUMNS_ && col_ < {{ f.d }}",
          "threadIdx.x < COLUMNS_ - 1 && col_ < {{ f.d }}")),
-        ("an interleaved sum left out", "few", ("tree_reduce<Add, INTERLEAVE_>(parts_)",
-         "tree_reduce<Add, INTERLEAVE_ - 1>(parts_)")),
+        ("an interleaved sum left out", "few", ("tree_reduce<Op_, INTERLEAVE_>(parts_)",
+         "tree_reduce<Op_, INTERLEAVE_ - 1>(parts_)")),
+        ("column maxima finished as sums", "columns and numbers", ("interleaved_sums<{{ sums[0].op }}, ",
+         "interleaved_sums<Add, ")),
+        ("column maxima added in the end", "columns and numbers", ("total_({{ sum.op }}{}, ", "total_(Add{}, ")),
+        ("column maxima in the place of sums", "columns and numbers", ("({{ sums[0].index }} + n_)", "n_")),
         ("interleaved sums in another order", "few", (TOTAL, TOTAL.replace("s_", "s_ % 4 * 4 + s_ / 4"))),
-        ("the sums in one place", "backward", ("totals_[(n_ * INTERLEAVE_ + from_)",
-         "totals_[(0 * INTERLEAVE_ + from_)")),
-        ("the sums exchanged", "backward", ("total_({{ sum.index }})", "total_({{ 1 - sum.index }})")),
+        ("the sums in one place", "backward", ("({{ sums[0].index }} + n_)", "0")),
+        ("the sums exchanged", "backward", ("{}, {{ sum.index }})", "{}, {{ 1 - sum.index }})")),
         ("neighbouring columns begin one apart", "neighbours", ("% THREADS_ * COLUMNS_PER_THREAD_;",
          "% THREADS_;")),
         ("neighbouring columns in one place", "neighbours", ("COLUMNS_ + column_ + e_]", "COLUMNS_ + column_]")),
@@ -262,9 +280,9 @@ TEMPLATES: dict[str, list[Row]] = {
         ("tiles two grids apart", "single launch", ("column_tile_ += gridDim.x", "column_tile_ += 2 * gridDim.x")),
         ("tiles overlap", "single launch", ("first_ = column_tile_ * COLUMNS_ + column_;",
          "first_ = column_tile_ * (COLUMNS_ - 1) + column_;")),
-        ("no rows sum to -0", "backward, no rows", ("rows_ == 0 ? real(0) : ", "")),
-        ("no rows sum to -0: a single launch", "single launch, no rows", ("rows_ == 0 ? real(0) : ", "")),
-        ("no rows sum to -0: TMA", "tma, no rows", ("rows_ == 0 ? real(0) : ", "")),
+        ("no rows sum to -0", "backward, no rows", (OF_NOTHING, "")),
+        ("no rows sum to -0: a single launch", "single launch, no rows", (OF_NOTHING, "")),
+        ("no rows sum to -0: TMA", "tma, no rows", (OF_NOTHING, "")),
     ],
 }  # fmt: skip
 OFFSETS = {"x": 1 << 14, "y": 1 << 14}  # strides of which 16 bits are too few: a buffer of 2^31 elements takes too long

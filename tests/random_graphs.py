@@ -15,14 +15,16 @@ import numpy as np
 
 from lngen.graphs import Definition
 from lngen.graphs.builder import GraphBuilder
-from lngen.ir import BF16, F16, F32, F64, SUMS, WIDE, D, DType, Graph, M, S, Value
+from lngen.ir import BF16, F16, F32, F64, WIDE, D, DType, Graph, M, S, Value
 from lngen.ir.functions import ULPS
 from lngen.ir.numerics import Array, round_to
 from lngen.passes.edit import upstream
 from lngen.schedule import Problem, Schedule, capability, exists, is_legal, problem, space, vectors_per_thread
 from lngen.spec import Spec
 
-KINDS = ("forward", "columns", "backward", "double", "special", "maxima", "wide", "many", "middle", "segments")
+KINDS = (
+    "forward", "columns", "backward", "double", "special", "maxima", "wide", "many", "middle", "segments", "numbers",
+)  # fmt: skip
 AXES = {"MD": (M, D), "M": (M,), "D": (D,), "": ()}
 NARROW = (F16, BF16, F32)
 NUMBERS = (0.0, -0.0, 1.0, -1.5, 0.1, 2.0**-140, 1e30, 65504.0)
@@ -38,7 +40,8 @@ PLAIN = (
 )  # fmt: skip
 RARE = ("copysign", "rsqrt", "const", "const", "size", "cast", "cast", "expand", "ties")
 FOLDS = ("sum_d", "mean_d", "max_d", "dot_d")
-COLUMNS = ("sum_m", "mean_m", "dot_m")
+COLUMNS = ("sum_m", "mean_m", "dot_m", "max_m")
+TOTALS = ("sum", "mean", "max", "dot")
 SEGMENTS = ("segment_sum", "segment_dot", "segment_size", "sum_s")
 MEETING = ("add", "sub", "mul", "fma", "maximum", "select_gt")
 # What a schedule is chosen by, in this order.
@@ -179,6 +182,7 @@ class _Kitchen:
         self.recipe, self.b = recipe, b
         self.rows: list[Value] = []
         self.columns: list[Value] = []
+        self.numbers: list[Value] = []
 
     def cook(self) -> None:
         """Inputs, steps, results."""
@@ -190,9 +194,11 @@ class _Kitchen:
             if p.axes in ("D", ""):
                 self.columns.append(v)
         for step in self.recipe.steps:
-            pool = self.columns if step.pool == "columns" else self.rows
-            out = self._step(step, pool)
-            if out is not None:
+            pool = {"columns": self.columns, "numbers": self.numbers}.get(step.pool, self.rows)
+            out = self._total(step) if step.op in TOTALS else self._step(step, pool)
+            if out is not None and step.op in TOTALS:
+                self.numbers.append(out)
+            elif out is not None:
                 (self.columns if step.op in COLUMNS and step.pool == "rows" else pool).append(out)
         for n, result in enumerate(self.recipe.results):
             pool = self._returnable(result.pool)
@@ -207,10 +213,12 @@ class _Kitchen:
             b.results.append(b.cast("y", [v for v in self.rows if S not in v.type.axes][-1], to=to))
 
     def _returnable(self, pool: str) -> list[Value]:
-        """What kernels can return: with rows, or [D] and made of a column sum."""
+        """What kernels can return: with rows, or [D] and made of a column sum, or a number."""
+        if pool == "numbers":
+            return [v for v in (*self.rows, *self.columns, *self.numbers) if not v.type.axes and v not in self.b.params]
         if pool == "rows":
             return [v for v in self.rows if M in v.type.axes and S not in v.type.axes]
-        sums = {e.out for e in self.b.eqns if e.op in (*SUMS, "reduce_mean") and e.attr("axis") is M}
+        sums = {e.out for e in self.b.eqns if e.op.startswith("reduce_") and e.attr("axis") is M}
         return [v for v in self.columns if v.type.axes == (D,) and sums & upstream(self.b.eqns, [v])]
 
     def _step(self, s: Step, pool: list[Value]) -> Value | None:
@@ -270,12 +278,27 @@ class _Kitchen:
                 if wide:
                     left, right = wide[-1 - s.picks[0] % len(wide)], other[-1 - s.picks[1] % len(other)]
                     return b.reduce_dot(s.op, left, right, axis=M)
-            case "sum_m" | "mean_m":
-                wide = [v for v in pool if v.type.axes == (M, D) or (v.type.axes == (M,) and s.picks[1] == 7)]
+            case "sum_m" | "mean_m" | "max_m":
+                wide = [v for v in pool if v.type.axes == (M, D)]
                 if wide:
-                    reduce = b.reduce_sum if s.op == "sum_m" else b.reduce_mean
+                    reduce = {"sum": b.reduce_sum, "mean": b.reduce_mean, "max": b.reduce_max}[s.op[:-2]]
                     return reduce(s.op, wide[-1 - s.picks[0] % len(wide)], axis=M)
         return None
+
+    def _total(self, s: Step) -> Value | None:
+        """A reduction of an [M] or [D] value to a number, which other numbers of the same axis may scale."""
+        b = self.b
+        axis = M if s.picks[1] % 2 else D
+        vectors = [v for v in (*self.rows, *self.columns) if v.type.axes == (axis,)]
+        if not vectors:
+            return None
+        x = vectors[-1 - s.picks[0] % len(vectors)]
+        alike = [v for v in (*vectors, *self.numbers) if v.type.dtype is x.type.dtype]
+        y = alike[-1 - s.picks[2] % len(alike)]
+        if s.op == "dot":
+            return b.reduce_dot("dot", x, y, axis=axis) if x.type.dtype is F32 else None
+        x = b.sub("far", x, y) if s.picks[1] % 3 == 0 else x
+        return {"sum": b.reduce_sum, "mean": b.reduce_mean, "max": b.reduce_max}[s.op](s.op, x, axis=axis)
 
     def _of_segments(self, s: Step, pool: list[Value]) -> Value | None:
         """Sums of each segment of a row, or over the segments of a row; None without an operand."""
@@ -323,7 +346,7 @@ def _recipe(rng: random.Random, kind: str) -> Recipe:
     mixed = rng.random() < 0.4
     letters = iter("xzuvwghpqe")
     inputs = tuple(Input(next(letters), rng.choice(dtypes) if mixed else one, s, rng.random() < 0.5) for s in shapes)
-    columns = kind in ("columns", "many") or rng.random() < {"wide": 0.5, "segments": 0}.get(kind, 0.25)
+    columns = kind in ("columns", "many", "numbers") or rng.random() < {"wide": 0.5, "segments": 0}.get(kind, 0.25)
     words = (
         [*PLAIN * 2, *RARE, *FOLDS * 3]
         + list(COLUMNS) * 4 * columns
@@ -335,12 +358,15 @@ def _recipe(rng: random.Random, kind: str) -> Recipe:
         steps += [_step(rng, op, dtypes), replace(_step(rng, rng.choice(MEETING), dtypes), picks=(0, _recent(rng), 1))]
     steps += [_step(rng, "sum_m", dtypes) for _ in range(columns)]
     steps += [replace(_step(rng, rng.choice(PLAIN), dtypes), pool="columns") for _ in range(2 * columns)]
+    for op in [rng.choice(TOTALS) for _ in range(rng.randint(1, 6))] * (kind == "numbers"):
+        steps += [_step(rng, op, dtypes), replace(_step(rng, rng.choice(PLAIN), dtypes), pool="numbers")]
     steps = [replace(s, pool="columns") if s.op not in COLUMNS and rng.random() < 0.03 else s for s in steps]
     results = [Result(_recent(rng), rng.choice(dtypes)) for _ in range(rng.choice([1, 1, 2, 3]))]
     if columns:
         lone = rng.random() < 0.3 and kind != "backward"
         results = [] if lone else results
         results += [Result(_recent(rng), rng.choice(dtypes), "columns") for _ in range(rng.randint(1, 2))]
+    results += [Result(_recent(rng), rng.choice(dtypes), "numbers") for _ in range(2 * (kind == "numbers"))]
     results += [Result(_recent(rng), F32, statistic=True) for _ in range(rng.choice([0, 0, 1, 2]))]
     return Recipe(compute, inputs, tuple(steps), tuple(results))
 

@@ -1,0 +1,485 @@
+"""Reductions to a number and maxima over rows: their meaning, their derivatives, their order, and their kernels."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+
+import lngen
+import sampling
+from lngen.check.differences import gradient_excess, result_excess
+from lngen.check.inputs import mismatches, random_inputs, same_bits
+from lngen.check.real import evaluate
+from lngen.check.tolerances import SLACK, excess
+from lngen.devices import default_device
+from lngen.emit import emit
+from lngen.errors import LowerError
+from lngen.graphs import Definition, GraphBuilder
+from lngen.interpret import interpret
+from lngen.ir import D, Graph, M, numerics, parse
+from lngen.ir.numerics import Array
+from lngen.lower import lower
+from lngen.lower.spread import requested_shared
+from lngen.ptx import run_plan
+from lngen.schedule import Schedule, problem, ranked
+from lngen.spec import Spec, make_spec
+
+Describe = Callable[[GraphBuilder], None]
+ROWS = (0, 1, 3, 37)
+
+
+def scaled(b: GraphBuilder) -> None:
+    """A dynamic tanh without the tanh: y = gamma * (alpha * x) + beta, where alpha is one number."""
+    x, alpha = b.input("x", M, D), b.input("alpha")
+    b.output("y", b.add("y32", b.mul("of", b.input("gamma", D), b.mul("ax", alpha, x)), b.input("beta", D)))
+
+
+def everything(b: GraphBuilder) -> None:
+    """The mean of all elements, along rows first and along columns first."""
+    x = b.input("x", M, D)
+    b.output("by_rows", b.reduce_mean("r", b.reduce_mean("row", x, axis=D), axis=M))
+    b.output("by_columns", b.reduce_mean("c", b.reduce_mean("column", x, axis=M), axis=D))
+
+
+def amax(b: GraphBuilder) -> None:
+    """The largest absolute value, by rows and by columns."""
+    x = b.input("x", M, D)
+    size = b.maximum("size", x, b.neg("minus", x))
+    b.output("by_rows", b.reduce_max("r", b.reduce_max("row", size, axis=D), axis=M))
+    b.output("by_columns", b.reduce_max("c", b.reduce_max("column", size, axis=M), axis=D))
+
+
+def columns(b: GraphBuilder) -> None:
+    """The largest element and the sum of each column, two of both, and what follows from them."""
+    x, z = b.input("x", M, D), b.input("z", M, D)
+    most, sum_ = b.reduce_max("m", x, axis=M), b.reduce_sum("s", x, axis=M)
+    b.output("most", most)
+    b.output("sum", sum_)
+    b.output("both", b.mul("p", b.reduce_max("mz", z, axis=M), b.reduce_sum("sz", b.mul("xz", x, z), axis=M)))
+
+
+def loss(b: GraphBuilder) -> None:
+    """The mean and the variance over the rows of a number that each row reduces to, and the rows' numbers."""
+    x, weight = b.input("x", M, D), b.input("weight", M)
+    row = b.mul("row", b.reduce_mean("square", b.mul("xx", x, x), axis=D), weight)
+    mean = b.reduce_mean("mean", row, axis=M)
+    far = b.sub("far", row, mean)
+    b.output("rows", row)
+    b.output("loss", mean)
+    b.output("variance", b.reduce_mean("v", b.mul("ff", far, far), axis=M))
+
+
+def weights(b: GraphBuilder) -> None:
+    """Numbers of vectors alone, and weights over the sum of their squares."""
+    gamma, u = b.input("gamma", D), b.input("u", M)
+    total = b.reduce_sum("t", b.mul("gg", gamma, gamma), axis=D)
+    b.output("share", b.div("q", gamma, total))
+    b.output("most", b.reduce_max("m", gamma, axis=D))
+    b.output("rows", b.reduce_sum("r", u, axis=M))
+    b.output("most_of_rows", b.reduce_max("n", u, axis=M))
+    b.output("count", b.size("length", M, b.compute))
+
+
+def variance(b: GraphBuilder) -> None:
+    """Numbers that wait for each other: the variance of the column sums; and more of them than one loop takes."""
+    x = b.input("x", M, D)
+    column = b.reduce_sum("column", x, axis=M)
+    far = b.sub("far", column, b.reduce_mean("mean", column, axis=D))
+    b.output("variance", b.reduce_mean("v", b.mul("ff", far, far), axis=D))
+    powers = [column]
+    for n in range(5):
+        powers.append(b.mul(f"power{n}", powers[-1], b.number(f"tenth{n}", 0.1)))
+    for n, power in enumerate(powers):
+        b.output(f"sum{n}", b.reduce_sum(f"s{n}", power, axis=D))
+
+
+def wide(a: Array) -> Array:
+    return a.astype(np.float64)
+
+
+# What the graphs mean, written without the IR; for at least one row.
+NUMPY: dict[Describe, Callable[..., Mapping[str, Array]]] = {
+    scaled: lambda x, alpha, gamma, beta: {"y": gamma * alpha * x + beta},
+    everything: lambda x: {"by_rows": x.mean(), "by_columns": x.mean()},
+    amax: lambda x: {"by_rows": np.abs(x).max(), "by_columns": np.abs(x).max()},
+    columns: lambda x, z: {"most": x.max(0), "sum": x.sum(0), "both": z.max(0) * (x * z).sum(0)},
+    loss: lambda x, weight: {
+        "rows": (x**2).mean(1) * weight,
+        "loss": ((x**2).mean(1) * weight).mean(),
+        "variance": ((x**2).mean(1) * weight).var(),
+    },
+    weights: lambda gamma, u: {
+        "share": gamma / (gamma**2).sum(), "most": gamma.max(), "rows": u.sum(), "most_of_rows": u.max(),
+        "count": np.float64(len(u)),
+    },
+    variance: lambda x: {"variance": x.sum(0).var()} | {f"sum{n}": (x.sum(0) * 0.1**n).sum() for n in range(6)},
+}  # fmt: skip
+
+# The backwards that kernels compute: no row of a gradient waits for a reduction over rows.
+BACKWARD: dict[Describe, dict[str, tuple[str, ...]]] = {
+    scaled: {},
+    everything: {},
+    columns: {"of": ("sum",)},
+    loss: {"of": ("rows", "loss")},
+    weights: {"of": ("share", "most", "rows"), "wrt": ("gamma", "u")},
+}
+
+
+def spec_of(describe: Describe, direction: str = "fwd", d: int = 37, dtype: str = "f32") -> Spec:
+    keys: dict[str, object] = {"d": d, "dtype": dtype}
+    if direction == "bwd":
+        keys |= {key: "+".join(names) for key, names in BACKWARD[describe].items()}
+    return make_spec(Definition(describe.__name__, describe), direction, keys)
+
+
+def schedules(spec: Spec, graph: Graph | None = None) -> list[Schedule]:
+    """The best of each form, and of those with clusters and with a single launch."""
+    found: dict[object, Schedule] = {}
+    for s in ranked(problem(graph or spec.graph(), spec.d)):
+        found.setdefault((s.form, s.cluster > 1, s.single_launch), s)
+    return list(found.values())
+
+
+def has_bits(spec: Spec, schedule: Schedule, rows: int, graph: Graph | None = None, seed: int = 0) -> None:
+    """The PTX has the interpreter's bits and breaks no rule."""
+    inputs = random_inputs(spec, rows, seed)
+    outcome = run_plan(lower(spec, schedule, graph), inputs, rows=rows)
+    assert not outcome.findings, (str(schedule), rows, outcome.findings[0])
+    assert not mismatches(outcome.results, interpret(graph or spec.graph(), inputs)), (str(schedule), rows)
+
+
+# ---- the mathematics ----
+
+
+@pytest.mark.parametrize(("describe", "dtype"), [*product(NUMPY, ("f16", "bf16", "f32", "f64"))])
+@pytest.mark.parametrize("d", [1, 37, 1000])
+def test_results_are_within_the_rounding_of_numpys_in_float64(describe: Describe, dtype: str, d: int) -> None:
+    spec = spec_of(describe, d=d, dtype=dtype)
+    graph = spec.forward()
+    for rows in (1, 3, 37):
+        inputs = random_inputs(spec, rows)
+        got, allowed = interpret(spec.graph(), inputs), evaluate(graph, inputs)
+        for name, want in NUMPY[describe](**{n: wide(a) for n, a in inputs.items()}).items():
+            assert got[name].shape == np.shape(want)
+            assert excess(got[name], np.asarray(want), SLACK * allowed[name].error) <= 1, (name, rows)
+
+
+@pytest.mark.parametrize("describe", [*NUMPY])
+def test_gradients_are_the_differences_of_the_forward(describe: Describe) -> None:
+    spec = spec_of(describe)
+    names = spec.differentiated
+    forward = spec.forward()
+    inputs = tuple(p.name for p in forward.params)
+    backward = replace(spec, direction="bwd", wrt=inputs, of=tuple(n for n in names if n != "count"))
+    assert all(value <= 1 for value in gradient_excess(backward).values()), gradient_excess(backward)
+
+
+@pytest.mark.parametrize("describe", [*BACKWARD])
+def test_gradients_that_kernels_compute_are_within_rounding(describe: Describe) -> None:
+    for dtype, rows in product(("f16", "bf16", "f32", "f64"), (1, 3, 37)):
+        spec = spec_of(describe, "bwd", dtype=dtype)
+        inputs = random_inputs(spec, rows)
+        found = result_excess(spec, inputs, interpret(spec.graph(), inputs))
+        assert all(value <= 1 for value in found.values()), (dtype, rows, found)
+
+
+def test_the_derivative_in_a_number_adds_over_rows_first() -> None:
+    """So it shares the column sums of the gradients in gamma and beta, and one number per column is left to add."""
+    graph = spec_of(scaled, "bwd").graph()
+    eqns = {e.out.name: e for e in graph.eqns}
+    number = next(e for e in graph.eqns if e.op in ("reduce_sum", "reduce_dot") and not e.out.type.axes)
+    assert number.axis is D
+    assert [eqns[a.name].axis for a in number.args if eqns[a.name].op == "reduce_dot"] == [M]
+
+
+def test_a_maximum_over_rows_shares_its_cotangent_among_ties() -> None:
+    x = np.array([[1.0, -0.0, 2.0], [3.0, 0.0, 2.0], [3.0, -1.0, 2.0]])
+    spec = make_spec(Definition("largest", largest), "bwd", {"d": 3, "dtype": "f64"})
+    saved = interpret(spec.with_direction("fwd").graph(), {"x": x})
+    inputs = {"x": x, "dmost": np.array([6.0, 6.0, 6.0]), **saved}
+    found = interpret(spec.graph(), {p.name: inputs[p.name] for p in spec.graph().params})["dx"]
+    np.testing.assert_array_equal(found, [[0, 3, 2], [3, 3, 2], [3, 0, 2]])
+
+
+def largest(b: GraphBuilder) -> None:
+    """The largest element of each column."""
+    b.output("most", b.reduce_max("m", b.input("x", M, D), axis=M))
+
+
+ODD = np.array([0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan])
+
+
+def test_a_maximum_over_rows_keeps_nan_and_has_plus_zero_above_minus_zero() -> None:
+    x = np.array([[-0.0, -0.0, -0.0, np.nan, -np.inf], [0.0, -0.0, -1.0, 1.0, -np.inf]])
+    want = np.array([0.0, -0.0, -0.0, np.nan, -np.inf])
+    assert same_bits(numerics.column_max(x), want).all()
+    assert same_bits(numerics.column_max(x[::-1]), want).all()
+
+
+def test_nothing_has_a_sum_of_plus_zero_a_largest_of_minus_infinity_and_no_mean() -> None:
+    spec = spec_of(everything)
+    got = interpret(spec.graph(), random_inputs(spec, 0))
+    assert np.isnan(got["by_rows"])
+    assert np.isnan(got["by_columns"])
+    spec = spec_of(amax)
+    got = interpret(spec.graph(), random_inputs(spec, 0))
+    assert (got["by_rows"], got["by_columns"]) == (-np.inf, -np.inf)
+    got = interpret(spec_of(columns).graph(), random_inputs(spec_of(columns), 0))
+    assert (got["most"] == -np.inf).all()
+    assert same_bits(got["sum"], np.zeros(37, np.float32)).all()
+    spec = spec_of(weights)
+    got = interpret(spec.graph(), random_inputs(spec, 0))
+    assert same_bits(got["rows"], np.float32(0.0).reshape(())).all()
+    assert (got["most_of_rows"], got["count"]) == (-np.inf, 0)
+
+
+# ---- the kernels ----
+
+GRAPHS = [*((describe, "fwd") for describe in NUMPY), *((describe, "bwd") for describe in BACKWARD)]
+
+
+@pytest.mark.parametrize(("describe", "direction"), GRAPHS)
+def test_kernels_have_the_bits_of_the_interpreter(describe: Describe, direction: str) -> None:
+    spec = spec_of(describe, direction)
+    listed = schedules(spec)
+    facts = problem(spec.graph(), spec.d)
+    staged, passes = ["cp_async"] * bool(facts.input_sizes), ["multipass"] * (not facts.column_sums)
+    assert {"registers", *staged, *passes} <= {s.form for s in listed}
+    for schedule, rows in product(listed, ROWS):
+        has_bits(spec, schedule, rows)
+
+
+@pytest.mark.parametrize("describe", [scaled, everything, amax, columns, variance])
+def test_kernels_that_add_columns_alone_have_the_bits(describe: Describe) -> None:
+    """Multipass, with one row group per block."""
+    spec = spec_of(describe, "bwd" if describe is scaled else "fwd", d=8200)
+    for rows in ROWS:
+        has_bits(spec, next(s for s in schedules(spec) if s.form == "multipass"), rows)
+
+
+LENGTHS, DTYPES = (1, 96, 1000, 4096), ("f16", "bf16", "f32", "f64")
+OTHERS = [(graph, d, DTYPES[(m + n) % 4]) for (m, graph), (n, d) in product(enumerate(GRAPHS), enumerate(LENGTHS))]
+
+
+@sampling.rotating(("graph", "d", "dtype"), OTHERS)
+def test_kernels_have_the_bits_at_other_lengths_and_dtypes(graph: tuple[Describe, str], d: int, dtype: str) -> None:
+    spec = spec_of(*graph, d=d, dtype=dtype)
+    for schedule, rows in zip(schedules(spec), (*ROWS, *ROWS), strict=False):
+        has_bits(spec, schedule, rows)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("describe", "direction"), GRAPHS)
+@pytest.mark.parametrize("d", [8192, 12296, 20001, 65536])
+def test_kernels_have_the_bits_of_long_rows(describe: Describe, direction: str, d: int) -> None:
+    spec = spec_of(describe, direction, d=d, dtype="bf16")
+    for schedule in schedules(spec):
+        has_bits(spec, schedule, 3)
+
+
+@pytest.mark.parametrize("describe", [amax, columns, largest])
+@pytest.mark.parametrize("zeros", [False, True])
+def test_maxima_of_odd_numbers_have_the_bits(describe: Describe, zeros: bool) -> None:
+    spec = spec_of(describe, d=24)
+    rng = np.random.default_rng(5)
+    names = [p.name for p in spec.graph().params]
+    for rows, schedule in product((1, 2, 150), schedules(spec)):
+        inputs = {n: rng.choice(ODD[:2] if zeros else ODD, (rows, 24)).astype(np.float32) for n in names}
+        outcome = run_plan(lower(spec, schedule), inputs, rows=rows)
+        assert not outcome.findings
+        assert not mismatches(outcome.results, interpret(spec.graph(), inputs)), (str(schedule), rows)
+
+
+def test_sums_over_many_rows_have_the_bits() -> None:
+    """More rows than groups and blocks, so that every thread adds several, and more lanes than threads."""
+    for d in (4, 8192):
+        spec = spec_of(weights, d=d)
+        has_bits(spec, schedules(spec)[0], 20000)
+
+
+@pytest.mark.parametrize("form", ["registers", "cp_async"])
+def test_two_column_sums_and_two_maxima_are_finished_together(form: str) -> None:
+    spec = spec_of(columns, d=96)
+    schedule = next(s for s in ranked(problem(spec.graph(), 96)) if s.form == form)
+    plan = lower(spec, schedule)
+    finish = plan.kernels[-1].finish
+    assert finish is not None
+    assert [(s.name, s.op) for s in finish.accumulators] == [("s", "Add"), ("sz", "Add"), ("m", "Max"), ("mz", "Max")]
+    assert "Max::neutral()" in emit(plan)
+
+
+def test_a_number_takes_one_more_kernel_of_one_block() -> None:
+    plan = lower(spec_of(scaled, "bwd"), schedules(spec_of(scaled, "bwd"))[0])
+    assert [k.role for k in plan.kernels] == ["rows", "finish", "numbers"]
+    last = plan.kernels[-1]
+    assert (last.grid[0](10**6), last.grid[1](10**6), last.always) == (1, 1, True)
+    assert {a.name: a.kind for a in last.arguments}["sum_dy_x_ptr_"] == "workspace"
+    assert any(b.name == "sum_dy_x" and b.fixed == 37 for b in plan.workspace)
+    assert "reduce    sum_gamma_sum_dy_x" in str(plan)
+
+
+def test_a_result_that_a_number_needs_is_read_where_it_is() -> None:
+    """No second copy of it in the workspace."""
+    plan = lower(spec_of(loss), schedules(spec_of(loss))[0])
+
+    def described(b: GraphBuilder) -> None:
+        mean = b.statistic(b.reduce_mean("mean", b.input("x", M, D), axis=D))
+        b.output("total", b.reduce_sum("t", mean, axis=M))
+
+    spec = spec_of(described)
+    plan = lower(spec, schedules(spec)[0])
+    assert [str(b) for b in plan.workspace] == []
+    assert {a.name: (a.kind, a.const) for a in plan.kernels[-1].arguments}["mean_ptr_"] == ("output", True)
+    for schedule in schedules(spec):
+        has_bits(spec, schedule, 37)
+
+
+def test_a_row_statistic_that_a_column_sum_needs_is_returned_once() -> None:
+    def described(b: GraphBuilder) -> None:
+        x = b.input("x", M, D)
+        mean = b.statistic(b.reduce_mean("mean", x, axis=D))
+        b.output("column", b.reduce_sum("c", b.sub("xc", x, mean), axis=M))
+
+    spec = spec_of(described)
+    for schedule in schedules(spec):
+        has_bits(spec, schedule, 3)
+
+
+def test_the_finish_is_spread_as_without_a_number() -> None:
+    spec = spec_of(scaled, "bwd", d=4096)
+    plan = lower(spec, schedules(spec)[0])
+    without = replace(plan, kernels=plan.kernels[:-1])
+    registers = {k.name: 128 for k in plan.kernels}
+    found = requested_shared(plan, registers, default_device())
+    assert found.pop(plan.kernels[-1].name) == 0
+    assert found == requested_shared(without, registers, default_device())
+    assert max(found.values()) > 0
+
+
+# ---- the order ----
+
+
+def edited(graph: Graph, old: str, new: str) -> Graph:
+    """The graph with other attributes in the sums to a number."""
+    lines = str(graph).splitlines()
+    changed = [re.sub(old, new, line) if "f32[]" in line.split("=")[0] else line for line in lines]
+    assert changed != lines, (old, str(graph))
+    return parse("\n".join(changed))
+
+
+EDITS = {
+    "chunk": (everything, "chunk=4", "chunk=2"),
+    "run": (everything, "chunk=4, ", "chunk=4, run=2, "),
+    "segment": (everything, r"segment=\d+", "segment=256"),
+    "interleave of segments": (everything, r"chunk=4, segment=\d+", "chunk=4, interleave=2, segment=64"),
+    "groups": (loss, r"groups=\d+", "groups=3"),
+    "blocks": (loss, r"blocks=\d+", "blocks=5"),
+    "interleave of blocks": (loss, r"interleave=\d+", "interleave=3"),
+    "more groups than a warp": (loss, r"groups=\d+", "groups=512"),
+    "more blocks than threads": (loss, r"groups=\d+", "groups=2"),
+}
+
+
+@pytest.mark.parametrize("what", EDITS)
+def test_another_attribute_is_other_bits_and_kernels_follow(what: str) -> None:
+    describe, old, new = EDITS[what]
+    spec, rows = spec_of(describe, d=1000), 3000 if describe is loss else 3
+    if describe is loss:
+        spec = spec_of(describe, d=8)
+    graph = edited(spec.graph(), old, new)
+    different = False
+    for seed in range(4):
+        inputs = random_inputs(spec, rows, seed)
+        different |= bool(mismatches(interpret(graph, inputs), interpret(spec.graph(), inputs)))
+    assert different, "the attribute decides bits"
+    has_bits(spec, schedules(spec)[0], rows, graph)
+
+
+def test_a_sum_without_attributes_is_added_from_left_to_right_in_segments_of_one_chunk() -> None:
+    spec = spec_of(everything)
+    graph = parse(re.sub(r", (blocks|chunk|groups|interleave|run|segment)=\d+", "", str(spec.graph())))
+    has_bits(spec, next(s for s in schedules(spec, graph) if s.form == "registers"), 37, graph)
+
+
+@pytest.mark.parametrize("d", [1, 37, 1000, 4096, 12296, 65536])
+@pytest.mark.parametrize("dtype", ["f16", "f32", "f64"])
+def test_the_sum_of_a_vector_has_the_order_of_a_row_of_f32(d: int, dtype: str) -> None:
+    def row(b: GraphBuilder) -> None:
+        b.output("y", b.reduce_sum("s", b.input("x", M, D), axis=D))
+
+    def vector(b: GraphBuilder) -> None:
+        x = b.input("x", M, D)
+        b.output("y", b.reduce_sum("s", b.reduce_sum("column", x, axis=M), axis=D))
+        b.output("z", b.reduce_sum("t", b.reduce_sum("row", x, axis=D), axis=M))
+
+    like = next(e for e in spec_of(row, d=d, dtype="f32").graph().eqns if e.op == "reduce_sum")
+    eqns = {e.out.name: e for e in spec_of(vector, d=d, dtype=dtype).graph().eqns}
+    assert eqns["s"].attrs == like.attrs
+    assert eqns["t"].attrs == eqns["column"].attrs
+
+
+CUT = "a segment is expected to be whole chunks, and interleave a power of two up to 32, got {} chunks and {}"
+MANY = "the sum of an [M] value has up to 512 groups, and up to 512 interleaved partial sums, got {} and {}"
+REFUSED = [
+    (everything, "chunk=4", "chunk=3", CUT.format("333.333", 1)),
+    (everything, "chunk=4", "chunk=4, interleave=3", CUT.format(250, 3)),
+    (everything, "chunk=4", "chunk=4, interleave=64", CUT.format(250, 64)),
+    (loss, r"groups=\d+", "groups=513", MANY.format(513, 16)),
+    (loss, r"interleave=\d+", "interleave=513", MANY.format(4, 513)),
+]
+
+
+@pytest.mark.parametrize(("describe", "old", "new", "message"), REFUSED)
+def test_an_order_that_the_kernel_cannot_take_is_refused(describe: Describe, old: str, new: str, message: str) -> None:
+    spec = spec_of(describe, d=1000)
+    graph = edited(spec.graph(), old, new)
+    with pytest.raises(LowerError) as error:
+        lower(spec, schedules(spec)[0], graph)
+    first = str(error.value).splitlines()[0]
+    assert first == f"graph @{describe.__name__}_fwd: {message}."
+
+
+def test_maxima_have_no_attributes_and_change_no_order() -> None:
+    graph = spec_of(columns, d=4096, dtype="bf16").graph()
+    assert all(dict(e.attrs).keys() == {"axis"} for e in graph.eqns if e.op == "reduce_max")
+
+
+def test_a_forward_keeps_its_bits_when_it_also_averages_a_loss() -> None:
+    """A sum over rows of numbers of rows makes no row shorter: the order of the rows' sums stays."""
+
+    def rows(b: GraphBuilder) -> None:
+        x = b.input("x", M, D)
+        xc = b.sub("xc", x, b.reduce_mean("mean", x, axis=D))
+        var = b.reduce_mean("var", b.mul("sq", xc, xc), axis=D)
+        b.output("y", b.mul("y32", xc, b.rsqrt("rstd", b.add("veps", var, b.eps()))))
+
+    def averaged(b: GraphBuilder) -> None:
+        rows(b)
+        b.output("loss", b.reduce_mean("l", next(e.out for e in b.eqns if e.out.name == "var"), axis=M))
+
+    for d in (1000, 20000):
+        one, two = (spec_of(describe, d=d, dtype="bf16") for describe in (rows, averaged))
+        inputs = random_inputs(one, 3)
+        got = interpret(two.graph(), inputs)
+        assert same_bits(got["y"], interpret(one.graph(), inputs)["y"]).all()
+
+
+# ---- around the kernels ----
+
+
+def test_numbers_are_arrays_of_no_dimensions() -> None:
+    norm = lngen.compile(everything, d=8)
+    found, _ = norm.forward(np.ones((4, 8), np.float32))
+    assert [np.shape(a) for a in found] == [(), ()]
+    assert [float(a) for a in found] == [1.0, 1.0]
+
+
+def test_the_plan_of_maxima_is_readable() -> None:
+    text = str(lower(spec_of(columns), schedules(spec_of(columns))[0]))
+    assert "column max m mz" in text
+    assert "columns   both" in text or "columns" in text
