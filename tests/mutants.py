@@ -264,6 +264,7 @@ SUBJECTS: dict[str, Subject] = {
     "columns and numbers": Subject("numbers.fwd:d=740,dtype=f32", registers(32, 8, 4), 37, "negative"),
     "columns and numbers, multipass": Subject("numbers.fwd:d=8202,dtype=f32", multipass(256, 2), 3, "negative"),
     "numbers of many rows": Subject("numbers.fwd:d=2052,dtype=f32", registers(256, 2, 4), 700, "wild"),
+    "numbers of many groups": Subject("numbers.fwd:d=92,dtype=f32", registers(4, 64, 4), 1500, "wild"),
     "numbers of zeros": Subject("numbers.fwd:d=740,dtype=f32", registers(32, 8, 4), 5, "zeros"),
     "numbers, no rows": Subject("numbers.fwd:d=740,dtype=f32", registers(32, 8, 4), 0),
     "tma, no rows": Subject("layernorm.bwd:d=740,dtype=f32,wrt=gamma", tma(32, 8, 4, single_launch=True), 0),

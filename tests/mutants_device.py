@@ -2,10 +2,11 @@
 
 A row: what is wrong, the subject that shows it, the old and the new text, and how often the old one occurs (once, if it
 does not say). Left out, being equivalent: elements past the end of a row that are not loaded as zero (every term of a
-reduction is guarded or absent, every store masked), the order of two summands, how far loops are unrolled, spans that
-end earlier than they might (their last elements are moved one by one, as after the last row), units of a row of
-partial sums past the end of a tile where the mask of what they store is right, a copy of the last row where there is no
-further one, and what a row group asks of the counter of rows after its end.
+reduction is guarded or absent, every store masked), blocks past the last in the order of a vector (they hold nothing),
+the order of two summands, how far loops are unrolled, spans that end earlier than they might (their last elements are
+moved one by one, as after the last row), units of a row of partial sums past the end of a tile where the mask of what
+they store is right, a copy of the last row where there is no further one, and what a row group asks of the counter of
+rows after its end.
 """
 
 from __future__ import annotations
@@ -581,9 +582,8 @@ DEVICE: dict[str, list[Row]] = {
         ("numbers of other groups", "numbers of many rows", "i += GROUPS * BLOCKS)", "i += GROUPS * BLOCKS + 1)"),
         ("sums that start at +0", "numbers of zeros", "group[n] = Op::neutral();", "group[n] = real(0);"),
         ("totals that start at +0", "numbers of zeros", "sums[n] = Op::neutral();", "sums[n] = real(0);"),
-        ("blocks past the last of a tile", "numbers of many rows", "b < TILE && tile + b < BLOCKS;", "b < TILE;"),
-        ("one tile", "numbers of many rows", "tile < BLOCKS; tile += TILE", "tile < TILE; tile += TILE"),
-        ("blocks of another partial sum", "numbers of many rows", "(thread + INTERLEAVE - tile % INTERLEAVE)",
+        ("one tile", "numbers of many groups", "tile < BLOCKS; tile += TILE", "tile < TILE; tile += TILE"),
+        ("blocks of another partial sum", "numbers of many groups", "(thread + INTERLEAVE - tile % INTERLEAVE)",
          "(thread)"),
         ("blocks in runs", "numbers of many rows", "tile + b < BLOCKS; b += INTERLEAVE)", "tile + b < BLOCKS; b += 1)"),
         ("the groups of the first block", "columns and numbers", "shared[b * GROUPS])", "shared[0])"),
