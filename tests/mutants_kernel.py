@@ -265,7 +265,7 @@ TEMPLATES: dict[str, list[Row]] = {
          "threadIdx.x < COLUMNS_ - 1 && col_ < {{ f.d }}")),
         ("an interleaved sum left out", "few", ("tree_reduce<Op_, INTERLEAVE_>(parts_)",
          "tree_reduce<Op_, INTERLEAVE_ - 1>(parts_)")),
-        ("column maxima finished as sums", "columns and numbers", ("interleaved_sums<{{ sums[0].op }}, ",
+        ("column maxima finished as sums", "columns and numbers", ("interleaved_sums<{{ op }}, ",
          "interleaved_sums<Add, ")),
         ("column maxima added in the end", "columns and numbers", ("total_({{ sum.op }}{}, ", "total_(Add{}, ")),
         ("column maxima in the place of sums", "columns and numbers", ("({{ sums[0].index }} + n_)", "n_")),

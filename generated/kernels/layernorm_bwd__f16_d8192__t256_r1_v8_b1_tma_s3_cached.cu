@@ -777,12 +777,14 @@ layernorm_bwd__f16_d8192__t256_r1_v8_b1_tma_s3_cached__finish(
         const int column_ = threadIdx.x % THREADS_ * COLUMNS_PER_THREAD_;
         const int first_ = column_tile_ * COLUMNS_ + column_;
         for (int from_ = threadIdx.x / THREADS_; from_ < INTERLEAVE_ && first_ < 8192; from_ += blockDim.x / THREADS_) {
-            const real* const sums_ptrs_[2] = { sum_dy_xhat_partials_ + first_, sum_dy_partials_ + first_ };
-            real sums_[2][COLUMNS_PER_THREAD_];
-            interleaved_sums<Add, 8192, INTERLEAVE_, 2, 4>(sums_, sums_ptrs_, from_, partial_rows_);
-            for (int n_ = 0; n_ < 2; ++n_) {
-                for (int e_ = 0; e_ < COLUMNS_PER_THREAD_; ++e_) {
-                    totals_[((0 + n_) * INTERLEAVE_ + from_) * COLUMNS_ + column_ + e_] = sums_[n_][e_];
+            {
+                const real* const partial_ptrs_[2] = { sum_dy_xhat_partials_ + first_, sum_dy_partials_ + first_ };
+                real sums_[2][COLUMNS_PER_THREAD_];
+                interleaved_sums<Add, 8192, INTERLEAVE_, 2, 4>(sums_, partial_ptrs_, from_, partial_rows_);
+                for (int n_ = 0; n_ < 2; ++n_) {
+                    for (int e_ = 0; e_ < COLUMNS_PER_THREAD_; ++e_) {
+                        totals_[((0 + n_) * INTERLEAVE_ + from_) * COLUMNS_ + column_ + e_] = sums_[n_][e_];
+                    }
                 }
             }
         }

@@ -638,12 +638,14 @@ layernorm_bwd__f32_d1000__t64_r4_v4_b1_cp_async_s2__finish(
         const int column_ = threadIdx.x % THREADS_ * COLUMNS_PER_THREAD_;
         const int first_ = column_tile_ * COLUMNS_ + column_;
         for (int from_ = threadIdx.x / THREADS_; from_ < INTERLEAVE_ && first_ < 1000; from_ += blockDim.x / THREADS_) {
-            const real* const sums_ptrs_[2] = { sum_dy_xhat_partials_ + first_, sum_dy_partials_ + first_ };
-            real sums_[2][COLUMNS_PER_THREAD_];
-            interleaved_sums<Add, 1000, INTERLEAVE_, 8, 1>(sums_, sums_ptrs_, from_, partial_rows_);
-            for (int n_ = 0; n_ < 2; ++n_) {
-                for (int e_ = 0; e_ < COLUMNS_PER_THREAD_; ++e_) {
-                    totals_[((0 + n_) * INTERLEAVE_ + from_) * COLUMNS_ + column_ + e_] = sums_[n_][e_];
+            {
+                const real* const partial_ptrs_[2] = { sum_dy_xhat_partials_ + first_, sum_dy_partials_ + first_ };
+                real sums_[2][COLUMNS_PER_THREAD_];
+                interleaved_sums<Add, 1000, INTERLEAVE_, 8, 1>(sums_, partial_ptrs_, from_, partial_rows_);
+                for (int n_ = 0; n_ < 2; ++n_) {
+                    for (int e_ = 0; e_ < COLUMNS_PER_THREAD_; ++e_) {
+                        totals_[((0 + n_) * INTERLEAVE_ + from_) * COLUMNS_ + column_ + e_] = sums_[n_][e_];
+                    }
                 }
             }
         }

@@ -537,12 +537,14 @@ rmsnorm_bwd__f16_d768_wf32__t32_r16_v8_b1_prefetch_single__rows(
         const int column_ = threadIdx.x % THREADS_ * COLUMNS_PER_THREAD_;
         const int first_ = column_tile_ * COLUMNS_ + column_;
         for (int from_ = threadIdx.x / THREADS_; from_ < INTERLEAVE_ && first_ < 768; from_ += blockDim.x / THREADS_) {
-            const real* const sums_ptrs_[1] = { sum_dy_xhat_partials_ + first_ };
-            real sums_[1][COLUMNS_PER_THREAD_];
-            interleaved_sums<Add, 768, INTERLEAVE_, 8, 1>(sums_, sums_ptrs_, from_, partial_rows_);
-            for (int n_ = 0; n_ < 1; ++n_) {
-                for (int e_ = 0; e_ < COLUMNS_PER_THREAD_; ++e_) {
-                    totals_[((0 + n_) * INTERLEAVE_ + from_) * COLUMNS_ + column_ + e_] = sums_[n_][e_];
+            {
+                const real* const partial_ptrs_[1] = { sum_dy_xhat_partials_ + first_ };
+                real sums_[1][COLUMNS_PER_THREAD_];
+                interleaved_sums<Add, 768, INTERLEAVE_, 8, 1>(sums_, partial_ptrs_, from_, partial_rows_);
+                for (int n_ = 0; n_ < 1; ++n_) {
+                    for (int e_ = 0; e_ < COLUMNS_PER_THREAD_; ++e_) {
+                        totals_[((0 + n_) * INTERLEAVE_ + from_) * COLUMNS_ + column_ + e_] = sums_[n_][e_];
+                    }
                 }
             }
         }

@@ -480,12 +480,14 @@ rmsnorm_bwd__f32_d65536__t512_r1_v4_b2_multipass__finish(
         const int first_ = column_tile_ * COLUMNS_ + column_;
         for (int from_ = threadIdx.x / THREADS_; from_ < INTERLEAVE_
             && first_ < 65536; from_ += blockDim.x / THREADS_) {
-            const real* const sums_ptrs_[1] = { sum_dy_xhat_partials_ + first_ };
-            real sums_[1][COLUMNS_PER_THREAD_];
-            interleaved_sums<Add, 65536, INTERLEAVE_, 2, 1>(sums_, sums_ptrs_, from_, partial_rows_);
-            for (int n_ = 0; n_ < 1; ++n_) {
-                for (int e_ = 0; e_ < COLUMNS_PER_THREAD_; ++e_) {
-                    totals_[((0 + n_) * INTERLEAVE_ + from_) * COLUMNS_ + column_ + e_] = sums_[n_][e_];
+            {
+                const real* const partial_ptrs_[1] = { sum_dy_xhat_partials_ + first_ };
+                real sums_[1][COLUMNS_PER_THREAD_];
+                interleaved_sums<Add, 65536, INTERLEAVE_, 2, 1>(sums_, partial_ptrs_, from_, partial_rows_);
+                for (int n_ = 0; n_ < 1; ++n_) {
+                    for (int e_ = 0; e_ < COLUMNS_PER_THREAD_; ++e_) {
+                        totals_[((0 + n_) * INTERLEAVE_ + from_) * COLUMNS_ + column_ + e_] = sums_[n_][e_];
+                    }
                 }
             }
         }

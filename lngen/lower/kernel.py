@@ -73,13 +73,6 @@ class Finish:
     totals: str = ""
 
     @property
-    def kinds(self) -> tuple[tuple[str, tuple[Sum, ...]], ...]:
-        """The column sums and the column maxima, with the name of the array of each."""
-        stems = {"sums": "Add", "maxima": "Max"}
-        kinds = ((stem, tuple(s for s in self.accumulators if s.op == op)) for stem, op in stems.items())
-        return tuple((stem, sums) for stem, sums in kinds if sums)
-
-    @property
     def shared(self) -> int:
         """Numbers of shared memory for the interleaved sums."""
         return len(self.accumulators) * self.interleave * self.columns

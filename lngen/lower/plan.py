@@ -83,7 +83,8 @@ class Plan:
         bulk = self.schedule.form in ("tma", "tma_unaligned") and (value in self.inputs or self.schedule.tma_store)
         if bulk and value.type.axes == WIDE:
             return BULK
-        return min(self.schedule.vec * value.type.dtype.size, BULK)
+        together = self.schedule.vec if value.type.axes else 1
+        return min(together * value.type.dtype.size, BULK)
 
     @property
     def in_place(self) -> bool:
