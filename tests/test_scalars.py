@@ -368,6 +368,17 @@ def test_the_finish_is_spread_as_without_a_number() -> None:
     assert max(found.values()) > 0
 
 
+def test_a_gradient_of_a_maximum_over_rows_takes_two_graphs() -> None:
+    """Every row compares its elements with the maximum over the rows."""
+    spec = make_spec(Definition("largest", largest), "bwd", {"d": 8, "dtype": "f32"})
+    with pytest.raises(LowerError) as error:
+        lower(spec, schedules(spec)[0])
+    assert str(error.value) == (
+        "graph @largest_bwd: the row result '%dx' depends on a maximum over rows; that takes two graphs, one for the "
+        "maximum and one for the result."
+    )
+
+
 # ---- the order ----
 
 

@@ -148,5 +148,5 @@ def _order(graph: Graph, eqn: Eqn, array: str, d: int) -> tuple[str, str]:
             f"graph @{graph.name}: the sum of an [M] value has up to {THREADS} groups, and up to {THREADS} interleaved "
             f"partial sums, got {groups} and {interleave}.\n    {print_eqn(eqn)}"
         )
-    order = f"{functor(eqn)}, /* groups */ {groups}, /* blocks */ {blocks}, /* interleave */ {interleave}"
-    return f"vector_sums<{order}, {THREADS}>({array}, numbers_, {'rows_' if eqn.axis is M else d}, ", ""
+    order = f"/* groups */ {groups}, /* blocks */ {blocks}, /* interleave */ {interleave}, /* threads */ {THREADS}"
+    return f"vector_sums<{functor(eqn)}, {order}>({array}, numbers_, {'rows_' if eqn.axis is M else d}, ", ""
