@@ -101,9 +101,10 @@ class Definition:
         """Names of the values that backward takes from forward if it needs them, outputs first."""
         return _saved(self.builder(options))
 
-    def standing(self, options: Options) -> set[str]:
-        """Names of the outputs that are saved like statistics."""
-        return self.builder(options).standing
+    def demanded(self, options: Options) -> set[str]:
+        """Names of the outputs that ``save`` names and that are not saved anyway: they have to stand for inputs."""
+        b = self.builder(options)
+        return {v.name for v in b.results} & {*options.save.split("+")} - b.standing
 
     def differentiable(self, options: Options) -> tuple[str, ...]:
         """Names of the inputs that have a gradient, in their order."""

@@ -45,12 +45,12 @@ def backward(
     of: tuple[str, ...] | None = None,
     trace: Trace | None = None,
     stored: Mapping[str, DType] = NONE,
-    exact: Collection[str] = (),
+    demanded: Collection[str] = (),
 ) -> Graph:
     """The backward graph of a forward graph: gradients of ``wrt``, given cotangents of ``of`` and the ``saved`` values.
 
     ``of`` are results of forward; by default those that it does not save for backward. ``stored`` are the dtypes of
-    gradients that differ from those of their inputs. ``exact`` as in ``save``.
+    gradients that differ from those of their inputs. ``demanded`` as in ``save``.
     """
     trace = {} if trace is None else trace
     of = tuple(r.name for r in graph.results if r.name not in saved) if of is None else of
@@ -59,7 +59,7 @@ def backward(
     trace["vjp"] = derived = vjp(replace(graph, results=outputs), wrt, of, stored)
     seeds = (p.name for p in derived.params if p not in graph.params)
     trace["simplify"] = derived = verify(simplify(derived, *seeds), "simplify")
-    trace["save"] = derived = verify(save(derived, graph, saved, exact), "save")
+    trace["save"] = derived = verify(save(derived, graph, saved, demanded), "save")
     return derived
 
 

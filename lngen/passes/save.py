@@ -10,7 +10,7 @@ from lngen.ir import WIDE, Builder, D, Eqn, Graph, M, Value, print_eqn
 from lngen.passes.edit import extract, upstream
 
 
-def save(graph: Graph, forward: Graph, names: tuple[str, ...], exact: Collection[str] = ()) -> Graph:
+def save(graph: Graph, forward: Graph, names: tuple[str, ...], demanded: Collection[str] = ()) -> Graph:
     """Take the values called ``names`` from the forward run instead of computing them again.
 
     before:  graph @f_bwd(%dy, %x) ... %rstd = rsqrt %veps ...
@@ -28,17 +28,17 @@ def save(graph: Graph, forward: Graph, names: tuple[str, ...], exact: Collection
 
     Where a weight is 0, the quotient is 0 (the divisor is 1): a clamp for the division alone, so that the products with
     the weight stay right. The error of the quotient is that of the rounded result over the weight (lngen/docs/family.md
-    has the bound). Of the results ``exact`` only the rounding is undone: where an input of the rows is needed besides
-    (x for the gradient of a factor of x), backward takes the input, too.
+    has the bound). That is for the results ``demanded``, of which SpecError says if inputs of the rows are needed
+    nevertheless. Of others only the rounding is undone: where an input of the rows is needed besides (x for the
+    gradient of a factor of x), backward takes the input, too.
 
     Values that are not saved are rematerialised: their forward equations are kept. Unused parameters are dropped,
-    except those that alone give the length of an axis. SpecError if any other result is saved but inputs of the rows
-    are needed nevertheless.
+    except those that alone give the length of an axis.
     """
     run = _Save(graph, forward, tuple(v for v in forward.values().values() if v.name in names))
     for value in run.saved:
         if value in forward.results and D in value.type.axes:
-            run.stand_for_sum(value) if value.name in exact else run.stand_in(value)
+            run.stand_in(value) if value.name in demanded else run.stand_for_sum(value)
     return run.graph()
 
 
@@ -108,6 +108,8 @@ class _Save:
 
     def stand_for_sum(self, result: Value) -> None:
         """Take ``result`` for what it was rounded from, if backward then needs fewer inputs of the rows."""
+        if result not in self.forward or self.forward[result].op != "cast":
+            return
         replaced, before = self._replaced(result), dict(self.eqns)
         needed = replaced & self._live()
         self._inverse(self.forward[result], result)
@@ -115,9 +117,12 @@ class _Save:
             self.eqns = before
 
     def stand_in(self, result: Value) -> None:
-        """Compute from ``result`` what backward needs, as far back as it takes to need no input of the rows."""
+        """Compute from ``result`` what backward needs, as far back as it takes to need no input of the rows.
+
+        A result that is an input stands for nothing.
+        """
         replaced = self._replaced(result)
-        if self._live().isdisjoint(replaced):
+        if result not in self.forward or self._live().isdisjoint(replaced):
             return
         value, eqn = result, self.forward[result]
         while True:

@@ -145,8 +145,8 @@ class Spec:
             passes.finish(trace["build"], self.d, trace, self.blocks, self.order)
             return trace
         saved, of = self.definition.saved(self.options), self.differentiated
-        stored, exact = self._gradient_dtypes(), self.definition.standing(self.options)
-        graph = passes.backward(trace["build"], self.differentiates, saved, of, trace, stored, exact)
+        stored, demanded = self._gradient_dtypes(), self.definition.demanded(self.options)
+        graph = passes.backward(trace["build"], self.differentiates, saved, of, trace, stored, demanded)
         if self.accumulate:
             trace["accumulate"] = graph = passes.accumulate(graph, tuple(f"d{name}" for name in self.accumulate))
         trace["share"] = passes.share_results(passes.finish(graph, self.d, trace, self.blocks, self.order))
