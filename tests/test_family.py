@@ -151,7 +151,7 @@ def test_every_value_of_every_option_is_in_a_case(name: str) -> None:
     assert {p.name for p in spec.forward().params} - {*inputs} == {*CONSTANTS.get(name, ())}
 
 
-@pytest.mark.parametrize(("name", "keys"), CASES)
+@sampling.rotating(("name", "keys"), CASES)
 def test_the_forward_is_the_formula(name: str, keys: str) -> None:
     spec = parse_spec(text(name, "fwd", keys))
     exact = Exact.of(spec)

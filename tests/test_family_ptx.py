@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from itertools import islice
 
 import pytest
 
@@ -14,6 +14,7 @@ from lngen.devices import DEFAULT_ARCH, device_for
 from lngen.graphs import GRAPHS
 from lngen.interpret import interpret
 from lngen.schedule import Schedule, fits, space
+from lngen.schedule.resources import has_room
 from lngen.spec import parse_spec
 from test_family import KEYS, backward_of, text
 
@@ -23,6 +24,7 @@ LENGTHS = (1, 37, 96, 1000, 4096, 8192)
 ROWS = (37, 3, 1, 0)
 DTYPES = ("bf16", "f32", "f16")
 SCHEDULES = 4
+LONG = 4096
 
 
 def case(number: int, name: str, place: int, d: int) -> tuple[str, str, int]:
@@ -37,40 +39,40 @@ CASES = [case(n, name, place, d) for n, name in enumerate(GRAPHS) for place, d i
 
 
 def factors(name: str, keys: str, d: int) -> tuple[object, ...]:
-    """Lengths, directions and dtypes; the module that describes the member."""
-    return d, keys[:3], keys.rpartition("dtype=")[2], GRAPHS[name].describe.__module__
+    """Short and long rows, directions and dtypes; the module that describes the member."""
+    return d > 96, keys[:3], keys.rpartition("dtype=")[2], GRAPHS[name].describe.__module__
 
 
 def of_every_form(compilation: Compilation, count: int = SCHEDULES) -> list[Schedule]:
     """The default schedule, then one of each other form that fits, then more of the space until there are ``count``."""
     facts, device = compilation.problem, device_for(DEFAULT_ARCH)
     chosen, listed = [compilation.schedule(DEFAULT_ARCH)], space(facts, device)
-    forms = dict.fromkeys(s.form for s in listed)
 
-    def add(candidates: Iterable[Schedule]) -> None:
-        chosen.extend(next(([s] for s in candidates if s not in chosen and fits(s, facts, device)), []))
+    def add(candidates: list[Schedule], start: int) -> None:
+        """The first from a place on, which is another one for every spec; one that may spill where none fits."""
+        turned = candidates[start % len(candidates) :] + candidates[: start % len(candidates)]
+        found = (s for allowed in (fits, has_room) for s in turned if s not in chosen and allowed(s, facts, device))
+        chosen.extend(islice(found, 1))
 
-    for form in forms:
+    own = sum(str(compilation.spec).encode())
+    for form in dict.fromkeys(s.form for s in listed):
         if form != chosen[0].form:
-            own = [s for s in listed if s.form == form]
-            start = sum(str(compilation.spec).encode()) % len(own)
-            add(own[start:] + own[:start])
-    for turn in range(2 * count):
-        if len(chosen) < count:
-            add(listed[int(0.618 * (turn + 1) % 1 * len(listed)) :])
+            add([s for s in listed if s.form == form], own)
+    for turn in range(count - len(chosen)):
+        add(listed, own + int(0.618 * (turn + 1) * len(listed)))
     return chosen
 
 
 @sampling.grid(("name", "keys", "d"), CASES, factors, strength=1)
 def test_kernels_have_the_interpreter_s_bits(name: str, keys: str, d: int) -> None:
-    """Another number of rows under each schedule."""
+    """Another number of rows under each schedule; of long rows most under the default."""
     way, _, keys = keys.partition(":")
     spec = parse_spec(text(name, "fwd", keys, d)) if way == "fwd" else backward_of(name, keys, d)
     compilation = Compilation(spec)
     schedules = of_every_form(compilation)
     assert len(schedules) >= SCHEDULES or d == 1
     for place, schedule in enumerate(schedules):
-        rows = ROWS[(place + len(name)) % len(ROWS)]
+        rows = ROWS[(place + len(name) * (d < LONG)) % len(ROWS)]
         inputs = random_inputs(spec, rows)
         wanted = interpret(compilation.graph, inputs)
         found = executed(compilation.kernels(schedule), DEFAULT_ARCH, rows, inputs, wanted)
