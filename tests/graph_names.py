@@ -1,0 +1,23 @@
+"""Which of lngen's graphs are defined for what, so that a table of cases names no spec that is refused."""
+
+from __future__ import annotations
+
+from lngen.errors import VerifyError
+from lngen.graphs import GRAPHS
+from lngen.spec import parse_spec
+
+
+def _in_f64(name: str) -> bool:
+    try:
+        parse_spec(f"{name}.fwd:d=4,dtype=f64").graph()
+    except VerifyError:  # functions are defined in f32
+        return False
+    return True
+
+
+IN_F64 = tuple(name for name in GRAPHS if _in_f64(name))
+
+
+def dtypes_of(name: str, *dtypes: str) -> list[str]:
+    """Those of ``dtypes``, texts that may have further keys, for which the graph is defined."""
+    return [t for t in dtypes if name in IN_F64 or "f64" not in t]
