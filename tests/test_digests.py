@@ -11,7 +11,7 @@ import pytest
 import digests
 import sampling
 from digests import CASES, LENGTHS, Case
-from lngen.ir import Graph, M, is_sum
+from lngen.ir import Graph, is_column_fold
 from lngen.passes import order
 from lngen.passes.rule import Rule, rule_of
 from lngen.spec import parse_spec
@@ -75,8 +75,8 @@ def _graph(case: Case) -> tuple[Graph, int | None]:
 
 def _facts(graph: Graph, blocks: int | None) -> tuple[Any, ...]:
     """What the rule asks of a graph."""
-    adds = any(is_sum(e, M) for e in graph.eqns)
-    return order.element_size(graph), order.sum_size(graph), adds, order.sharers(graph, 2**14, V1), blocks
+    sums = sum(is_column_fold(e) for e in graph.eqns)
+    return order.element_size(graph), order.sum_size(graph), sums, order.sharers(graph, 2**14, V1), blocks
 
 
 def _orders(patch: pytest.MonkeyPatch, rule: Rule, graphs: Iterable[tuple[Graph, int | None]]) -> list[Any]:
@@ -88,7 +88,7 @@ def _orders(patch: pytest.MonkeyPatch, rule: Rule, graphs: Iterable[tuple[Graph,
             row, column = order.orders(graph, d, blocks)
             segments = -(-d // row.segment)
             found.append((row.attrs(d), rule.centred_least <= segments <= rule.centred_most))
-            found += [column] * any(is_sum(e, M) for e in graph.eqns)
+            found += [column] * any(map(is_column_fold, graph.eqns))
     return found
 
 

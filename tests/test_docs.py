@@ -20,7 +20,18 @@ from lngen.schedule import Schedule
 from lngen.schedule.schedule import FORMS
 
 ROOT = Path(__file__).resolve().parent.parent
-TOPICS = ("adding", "glossary", "graph", "layout", "numerics", "performance", "reference", "results", "testing")
+TOPICS = (
+    "adding",
+    "family",
+    "glossary",
+    "graph",
+    "layout",
+    "numerics",
+    "performance",
+    "reference",
+    "results",
+    "testing",
+)
 PAGES = {path.stem: path for path in sorted((ROOT / "lngen" / "docs").glob("*.md"))}
 TEXTS = {
     **{f"docs/{name}": path.read_text(encoding="utf-8") for name, path in PAGES.items()},

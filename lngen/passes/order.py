@@ -100,7 +100,8 @@ def orders(graph: Graph, d: int, blocks: int | None = None, order: str = ORDERS[
     """The orders of the sums over features and over rows of ``graph``; ``blocks`` share the rows if they are given."""
     rule, element = rule_of(order), element_size(graph)
     cluster = sharers(graph, d, rule)
-    columns = column_order(rule, d, sum_size(graph), cluster, blocks, element)
+    sums = sum(is_column_fold(e) for e in graph.eqns)
+    columns = column_order(rule, d, sum_size(graph), cluster, blocks, element, sums)
     return row_order(rule, d, element, cluster), columns
 
 
@@ -121,9 +122,9 @@ def row_order(rule: Rule, d: int, size: int, cluster: int = 1) -> RowOrder:
 
 
 def column_order(
-    rule: Rule, d: int, size: int = 4, cluster: int = 1, blocks: int | None = None, element: int = 2
+    rule: Rule, d: int, size: int = 4, cluster: int = 1, blocks: int | None = None, element: int = 2, sums: int = 1
 ) -> ColumnOrder:
-    """The number of row groups and blocks that share the rows, for ``d`` columns whose sums have ``size`` bytes.
+    """The number of row groups and blocks that share the rows, for ``d`` columns with ``sums`` of ``size`` bytes each.
 
     A block of ``groups`` rows, or cluster tiles, side by side holds at most as many column sums as fit the registers
     and, while the groups are reduced, the shared memory. The rows have at most ``tile_bytes``, at ``element`` bytes an
@@ -137,6 +138,7 @@ def column_order(
     if blocks is None:
         short = groups >= rule.many_groups and cluster == 1
         blocks = rule.blocks_of_short_rows if short else rule.blocks[min(cluster, max(rule.blocks))]
+    groups = max(1, groups // max(1, sums // rule.sums_together))
     many = blocks >= rule.many_blocks
     return ColumnOrder(groups, blocks, rule.interleave_many if many else rule.interleave_few)
 

@@ -44,6 +44,7 @@ class Rule:
     held_groups: BySize
     held_few_groups: BySize
     held_one_row: BySize
+    sums_together: int
     tile_bytes: int
     most_groups: int
     least_columns: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from lngen import config
 from lngen.devices import Device, capability, device_for
@@ -57,18 +57,30 @@ def _tried(facts: Problem, listed: Iterable[Schedule], spilled: Callable[[Schedu
     Without a compiler no schedule is known to spill.
     """
     tried: dict[Schedule, int] = {}
-    tightest = math.inf
-    for schedule in listed:
-        tight = registers(schedule, facts) / register_limit(schedule)
-        if tight >= tightest:
-            continue  # a schedule that needs even more registers spills as well
+    for schedule in _in_turn(facts, listed):
         try:
-            tried[schedule], tightest = spilled(schedule), tight
+            tried[schedule] = spilled(schedule)
         except MissingError:
             tried[schedule] = 0
         if not tried[schedule] or len(tried) == MOST_TRIED:
             break
     return tried
+
+
+def _in_turn(facts: Problem, listed: Iterable[Schedule]) -> Iterator[Schedule]:
+    """Schedules of which each is expected to need fewer registers than those before it, which spill; then the others.
+
+    The estimate may be wrong: with one layout of rows, another form may spill less.
+    """
+    tightest, others = math.inf, dict[Schedule, None]()
+    for schedule in listed:
+        tight = registers(schedule, facts) / register_limit(schedule)
+        if tight < tightest:
+            yield schedule
+            tightest = tight
+        else:
+            others[schedule] = None
+    yield from others
 
 
 def spill_text(schedule: Schedule, bytes_: int, tried: int = 1) -> str:
