@@ -86,7 +86,7 @@ class _Save:
             having = [p for p in params if axis in p.type.axes]
             if live.isdisjoint(having):
                 live.update(having[:1])
-        return replace(self.before, params=tuple(p for p in params if p in live), eqns=kept)
+        return replace(self.before, params=tuple(p for p in params if p in live and p not in self.eqns), eqns=kept)
 
     def _live(self) -> set[Value]:
         return self._needed(self.before.results)
@@ -106,14 +106,18 @@ class _Save:
         """The inputs of the rows that ``result`` is computed from."""
         return {p for p in self.inputs if p in upstream(self.forward.values(), [result])}
 
+    def _needs(self, inputs: set[Value]) -> set[Value]:
+        """Those of the ``inputs`` that backward would read."""
+        return {p for p in inputs & self._live() if p not in self.eqns}
+
     def stand_for_sum(self, result: Value) -> None:
         """Take ``result`` for what it was rounded from, if backward then needs fewer inputs of the rows."""
         if result not in self.forward or self.forward[result].op != "cast":
             return
         replaced, before = self._replaced(result), dict(self.eqns)
-        needed = replaced & self._live()
+        needed = self._needs(replaced)
         self._inverse(self.forward[result], result)
-        if len(replaced & self._live()) == len(needed):
+        if len(self._needs(replaced)) == len(needed):
             self.eqns = before
 
     def stand_in(self, result: Value) -> None:
@@ -121,23 +125,18 @@ class _Save:
 
         A result that is an input stands for nothing.
         """
-        replaced = self._replaced(result)
-        if result not in self.forward or self._live().isdisjoint(replaced):
+        replaced, value = self._replaced(result), result
+        if result not in self.forward:
             return
-        value, eqn = result, self.forward[result]
-        while True:
+        while self._needs(replaced):
+            eqn = self.forward[value]
             inverse = self._inverse(eqn, value)
             if inverse is None:
                 raise SpecError(self._why(result, eqn, replaced))
             value = inverse
-            if self._live().isdisjoint(replaced):
-                return
-            if value not in self.forward:
-                raise SpecError(self._why(result, eqn, replaced))
-            eqn = self.forward[value]
 
     def _why(self, result: Value, eqn: Eqn, replaced: set[Value]) -> str:
-        needed = ", ".join(f"'{p.name}'" for p in self.inputs if p in replaced & self._live())
+        needed = ", ".join(f"'{p.name}'" for p in self.inputs if p in self._needs(replaced))
         return (
             f"save={result.name}: '{result.name}' cannot stand for {needed}, which backward needs: this equation "
             f"cannot be undone with weights and saved statistics alone; save other results.\n    {print_eqn(eqn)}"
