@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import product
 from pathlib import Path
 
@@ -150,6 +151,7 @@ NASTY = [
     "now", "w", "no", "nox", "savenone", "savestats", "wrt_x", "of_y", "a", "a_b", "b", "ab", "q", "qa", "qu", "qua",
     "a_qb", "out_f16", "wf32", "outf32", "eps1em06", "blocks3", "d64", "f32", "nogamma", "gamma", "gamma_beta", "beta",
     "none", "no_a", "noa", "wbf16", "on", "x_gamma", "stats", "y2", "of2", "wrt2", "blocks_3",
+    "A", "B", "Gamma", "qxa", "aB", "acc", "gradf32", "set", "saved",
 ]  # fmt: skip
 
 
@@ -188,6 +190,66 @@ def test_specs_that_differ_have_slugs_that_differ(names: list[str], data: st.Dat
         assert len(slugs) == len({str(spec) for spec in specs}) == len({*specs})
         assert len({s.casefold() for s in slugs}) == len(slugs)
         assert all(re.fullmatch(r"[a-z][a-z0-9_]*", s) and len(s) <= LONGEST_SLUG and s.count("__") == 1 for s in slugs)
+
+
+# Words and names that are like words of slugs, like numbers and like each other.
+WORDS = ["acc", "gradf32", "f32", "set", "saved", "y", "x", "a", "a_b", "b", "scale", "m1p0", "q", "qx"]
+
+
+def choosing(names: list[str]) -> Definition:
+    """A graph with an option of each name: by turns a number, one of WORDS, and a flag; results y, z and x_y."""
+
+    def describe(b: GraphBuilder) -> None:
+        for at, name in enumerate(names):
+            (lambda n: b.option(n, 1.0), lambda n: b.option(n, "a", (*WORDS,)), lambda n: b.flag(n, False))[at % 3](
+                name
+            )
+        x = b.input("x", M, D)
+        gamma, delta = b.input("gamma", D), b.input("delta", D)
+        scaled = b.mul("scaled", x, gamma)
+        b.output("y", scaled)
+        b.output("x_y", b.mul("moved", scaled, delta), save=True)
+        b.statistic(b.reduce_sum("stat", x, axis=D))
+        b.statistic(b.reduce_sum("a_stat", scaled, axis=D))
+
+    return Definition("own", describe)
+
+
+def value_of(data: st.DataObject, at: int) -> object:
+    numbers = (1.0, -1.0, 10.0, 0.1, 1e10, 1e-10, 1.5)
+    return data.draw(st.sampled_from((numbers, WORDS, (True, False))[at % 3]))
+
+
+NAMES = ["acc", "gradf32", "set", "saved", "X", "x1", "a", "a_b", "b", "m1p0", "q", "A", "savey", "gamma2"]
+BACKWARD = {
+    "wrt": ("x", "gamma", "gamma+delta", "x+delta"),
+    "of": ("y", "x_y", "y+stat", "stat", "a_stat"),
+    "grad": ("f32", "f64", "bf16"),
+    "accumulate": ("x", "gamma", "x+gamma"),
+    "blocks": (1, 3, 32),
+}
+SAVES = ("none", "stats", "y", "x_y", "y+x_y", "stat", "a_stat", "x_y+stat", "y+a_stat")
+
+
+@settings(max_examples=25)
+@given(st.lists(st.sampled_from(NAMES), unique=True, min_size=1, max_size=4), st.data())
+def test_options_and_gradients_that_differ_have_slugs_that_differ(names: list[str], data: st.DataObject) -> None:
+    definition, specs = choosing(names), []
+    for _ in range(15):
+        keys = {"d": 64, **{n: value_of(data, at) for at, n in enumerate(names) if data.draw(st.booleans())}}
+        keys["save"] = data.draw(st.sampled_from(SAVES))
+        chosen = data.draw(st.sets(st.sampled_from(sorted(BACKWARD)), max_size=3))
+        more = {key: data.draw(st.sampled_from(BACKWARD[key])) for key in sorted(chosen)}
+        with suppress(SpecError):  # a gradient that is not wanted cannot be added; a number that is not saved has none
+            specs += [make_spec(definition, "fwd", keys), make_spec(definition, "bwd", {**keys, **more})]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Spec, "digest", "12345678")
+        slugs = {spec.slug for spec in specs}
+        assert len(slugs) == len({str(spec) for spec in specs}) == len({*specs})
+        assert len({s.casefold() for s in slugs}) == len(slugs)
+        assert all(re.fullmatch(r"[a-z][a-z0-9_]*", s) and len(s) <= LONGEST_SLUG and s.count("__") == 1 for s in slugs)
+        for spec in specs:
+            assert parse_spec(str(spec), {"own": definition}) == spec
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ _OTHER_WORDS = re.compile(r"(w|out|grad)(f16|bf16|f32|f64)|(eps|save|blocks|orde
 
 
 def word(name: str) -> str:
-    """The name of an input as one word of a slug, distinct from the words that are not inputs."""
-    if "_" not in name and not _OTHER_WORDS.fullmatch(name):
+    """The name of an input as one lower-case word of a slug, distinct from the words that are not inputs."""
+    if "_" not in name and name.islower() and not _OTHER_WORDS.fullmatch(name):
         return name
-    return "q" + name.replace("q", "qq").replace("_", "qu")
+    return "q" + re.sub("([A-Z])", r"qx\1", name.replace("q", "qq").replace("_", "qu")).lower()
 
 
 def text_of(value: Chosen) -> str:
