@@ -172,6 +172,22 @@ def test_the_gradients_are_the_formula_s(name: str, keys: str) -> None:
         assert distance(found, exact.gradients(of)) < RELATIVE, of
 
 
+def test_a_row_of_zeros_has_the_gradients_of_torch() -> None:
+    """A root of 0 has no derivative; what guards the divisor keeps it away, dy / eps is left."""
+    for keys in ("guard=max,eps=0.25", "eps=0.25"):
+        spec = parse_spec(text("l2norm", "bwd", keys))
+        exact = Exact.of(spec)
+        exact.inputs["x"][1] = 0
+        exact.inputs["x"][2] *= 1e-3  # shorter than eps
+        found = Exact(spec, exact.inputs, results("l2norm", own_keys(spec), exact.inputs), exact.cotangents)
+        assert distance(found.backward(spec.trace()["cse"], ("y",)), found.gradients(("y",))) < RELATIVE
+        rounded = {
+            n: a.astype(np.float32) for n, a in {**found.inputs, **found.results, "dy": exact.cotangents["y"]}.items()
+        }
+        dx = interpret(spec.graph(), {p.name: rounded[p.name] for p in spec.graph().params})["dx"]
+        np.testing.assert_allclose(dx, found.gradients(("y",))["dx"], rtol=1e-4, atol=1e-5)
+
+
 STATISTICS = [
     (name, "+".join(of))
     for name in GRAPHS

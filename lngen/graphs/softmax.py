@@ -59,12 +59,17 @@ def _statistics(b: GraphBuilder, *values: Value) -> None:
 
 
 def l2norm(b: GraphBuilder) -> None:
-    """y = x / sqrt(sum(x^2) + eps), or with ``guard=max`` y = x / max(sqrt(sum(x^2)), eps) (torch's F.normalize)."""
+    """y = x / sqrt(sum(x^2) + eps), or with ``guard=max`` y = x / max(sqrt(sum(x^2)), eps) (torch's F.normalize).
+
+    The divisor of the latter is sqrt(max(sum(x^2), eps^2)), whose derivative is finite for a row of zeros, too. An eps
+    below 2^-63 counts as that: squares of smaller numbers are not in the range of f32.
+    """
     x = b.input("x", M, D)
     square = b.reduce_sum("square", b.mul("x2", x, x), axis=D)
     if b.option("guard", "add", ("add", "max"), "eps is added to the sum, or is the least divisor") == "add":
-        inverse = b.rsqrt("rnorm", b.add("square_eps", square, b.eps()))
+        guarded = b.add("square_eps", square, b.eps())
     else:
-        inverse = b.div("rnorm", b.number("one", 1.0), b.maximum("norm", b.sqrt("root", square), b.eps()))
+        guarded = b.maximum("square_eps", square, b.number("eps2", max(b.options.eps**2, 2.0**-126)))
+    inverse = b.rsqrt("rnorm", guarded)
     b.output("y", b.mul("y32", x, inverse))
     b.statistic(inverse)
