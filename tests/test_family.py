@@ -79,10 +79,8 @@ def text(name: str, way: str, keys: str, d: int = D) -> str:
 
 
 def backward_of(name: str, keys: str, d: int = D) -> Spec:
-    """The backward; without alpha, whose gradient is a number."""
-    spec = parse_spec(text(name, "bwd", keys, d))
-    spec = replace(spec, wrt=tuple(n for n in spec.differentiates if n != "alpha")) if name == "dyt" else spec
-    return spec
+    """The backward of a member."""
+    return parse_spec(text(name, "bwd", keys, d))
 
 
 def own_keys(spec: Spec) -> Keys:

@@ -26,9 +26,6 @@ BF16, F32 = NUMPY_DTYPE[DType.BF16], np.dtype(np.float32)
 
 
 def norm_of(name: str, **keys: Any) -> Norm:
-    """Without alpha, whose gradient is a number."""
-    if name == "dyt":
-        keys = {"wrt": ("x", "gamma", "beta"), **keys}
     return lngen.compile(name, **{"d": D, **keys})
 
 
