@@ -2,6 +2,7 @@
 
     python tests/family_table.py generated/family.json            # writes the table, in some minutes
     python tests/family_table.py generated/family.json --only softmax
+    python tests/family_table.py --spills                         # compiles every default; prints those that spill
 
 Traffic is counted by executing the PTX for sm_90 on NumPy, in units of one [M, D] tensor of the spec's dtype, read and
 written; the floor is the number of [M, D] inputs and results of the call in the same units. Registers and spilled bytes
@@ -31,6 +32,8 @@ from lngen.spec import Spec, parse_spec
 WIDTHS = (1024, 4096, 16384)
 ARCHES = ("sm_80", "sm_90", "sm_100")
 DTYPE = "bf16"
+SPILL_WIDTHS = (768, 1024, 2048, 4096, 8192, 16384)
+SPILL_DTYPES = ("bf16", "f16", "f32")
 
 Row = dict[str, Any]
 
@@ -79,6 +82,19 @@ def row(spec: Spec) -> Row:
     return moved(spec, compilation) | {"arches": {arch: taken(compilation, arch) for arch in ARCHES}}
 
 
+def spills() -> int:
+    """Compile the defaults for every graph, width, dtype and arch; print those that spill. How many there are."""
+    found = 0
+    for name, way, d, dtype in product(GRAPHS, ("fwd", "bwd"), SPILL_WIDTHS, SPILL_DTYPES):
+        compilation = Compilation(parse_spec(f"{name}.{way}:d={d},dtype={dtype}"))
+        for arch in ARCHES:
+            schedule = compilation.schedule(arch)
+            if spilled := compilation.kernels(schedule).spilled(arch):
+                found += 1
+                print(f"{compilation.spec} on {arch}: {spilled} bytes, {schedule}", flush=True)
+    return found
+
+
 def write(path: Path, rows: list[Row]) -> None:
     """One line for each spec."""
     lines = ",\n".join(json.dumps(r) for r in sorted(rows, key=lambda r: r["spec"]))
@@ -88,17 +104,20 @@ def write(path: Path, rows: list[Row]) -> None:
 def main() -> None:
     """Write the entries that are asked for, and keep the others."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("table", type=Path)
+    parser.add_argument("table", type=Path, nargs="?", default=Path("generated/family.json"))
+    parser.add_argument("--spills", action="store_true", help="compile every default, write nothing")
     parser.add_argument("--only", nargs="*", choices=[*GRAPHS], default=[*GRAPHS], metavar="NAME")
     arguments = parser.parse_args()
+    if arguments.spills:
+        sys.exit(spills() > 0)
     rows = json.loads(arguments.table.read_text()) if arguments.table.exists() else []
     for name in arguments.only:
         made = [row(spec) for spec in specs(name)]
         rows = [r for r in rows if r["spec"] not in {m["spec"] for m in made}] + made
         write(arguments.table, rows)
         for m in made:
-            spills = {arch: found["spilled"] for arch, found in m["arches"].items() if found["spilled"]}
-            print(f"{m['spec']:<60} floor {m['floor']:g} moved {m['moved']:g} {spills or ''}", file=sys.stderr)
+            spilling = {arch: found["spilled"] for arch, found in m["arches"].items() if found["spilled"]}
+            print(f"{m['spec']:<60} floor {m['floor']:g} moved {m['moved']:g} {spilling or ''}", file=sys.stderr)
 
 
 if __name__ == "__main__":

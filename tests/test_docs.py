@@ -181,5 +181,23 @@ def test_links_lead_somewhere(name: str) -> None:
     assert [link for link in links if not (folder.parent / link).exists()] == []
 
 
+PROGRAMS = {
+    name: re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    for name, text in TEXTS.items()
+    if name.startswith("docs/") and "```python" in text
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_programs_of_a_page_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for program in PROGRAMS[name]:
+        exec(compile(program, name, "exec"), {})
+
+
+def test_the_family_s_page_runs_programs() -> None:
+    assert "docs/family" in PROGRAMS
+
+
 def test_the_readme_is_short() -> None:
     assert len(TEXTS["README.md"].splitlines()) <= 150
