@@ -30,6 +30,7 @@ from lngen.schedule import (
     dynamic_shared,
     estimated,
     exists,
+    fits,
     folds,
     is_legal,
     least_shared,
@@ -482,6 +483,8 @@ def test_arrays_that_are_not_aligned_get_narrow_accesses(spec: str) -> None:
         assert found
         assert all(s.vec <= vec and s.form not in ("tma", "tma_unaligned") and is_legal(s, p) for s in found)
     assert ranked(p, gpu(90), 8) == estimated(p, gpu(90))
+    narrow = {replace(s, vec=2) for s in space(p, gpu(90)) if s.form != "tma_unaligned"}
+    assert set(ranked(p, gpu(90), 2)) == {s for s in narrow if fits(s, p, gpu(90)) and is_legal(s, p)}
 
 
 def test_ranking_does_not_depend_on_the_hash_seed() -> None:
@@ -575,11 +578,10 @@ def test_narrow_vectors_for_odd_lengths() -> None:
     assert [facts(f"rmsnorm.fwd:d={d},dtype=f64").run for d in (6, 7)] == [2, 1]
 
 
-def test_nothing_to_choose_from_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lngen.schedule.ranking.has_room", lambda s, p, device: False)
-    monkeypatch.setattr("lngen.schedule.table.has_room", lambda s, p, device: False)
+def test_nothing_to_choose_from_is_an_error() -> None:
+    none = replace(default_device(), threads=16)  # less than a warp
     with pytest.raises(ScheduleError, match=r"^no schedule is legal for D=4096\.$"):
-        ranked(facts(FORWARD))
+        ranked(facts(FORWARD), none)
 
 
 # ---- against the compiler ----

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ _REPORTED = {
 }
 
 
+@cache
 def capability(arch: str) -> int:
     """The compute capability of an arch: 90 for sm_90 and sm_90a; 0 if the text names none."""
     found = re.fullmatch(r"sm_([0-9]{2,3})[a-z]?", arch)

@@ -7,19 +7,19 @@ other part does not overlap: the launch, the first row, and atomic operations th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lngen.devices import Device
+from lngen.schedule.columns import Columns, Numbers
 from lngen.schedule.constants import MODEL, Model
 from lngen.schedule.layout import WARP, partial_rows, rows_ahead, vectors_per_thread
 from lngen.schedule.problem import Problem
-from lngen.schedule.resources import register_limit, registers, stay_packed
-from lngen.schedule.schedule import STAGED, Schedule
+from lngen.schedule.resources import register_limit, registers, widened_registers
+from lngen.schedule.schedule import STAGED
 
 SMEM_BYTES_PER_CYCLE = 128  # of a multiprocessor, from shared memory or the L1 cache: CUDA C++ Programming Guide
 L2_BYTES_PER_CYCLE = 64  # that a multiprocessor reads from the L2 cache: A100 whitepaper
@@ -28,8 +28,9 @@ SHUFFLE_CYCLES = 30  # of a shuffle and the addition after it: arXiv 1903.07486,
 CP_ASYNC_INSTRUCTIONS = 2  # per vector that a thread copies: cp.async and its address
 BULK_FORMS = ("tma", "tma_unaligned")
 PREFETCHED_ROWS = 2  # that a row group holds under ``prefetch``: the one that is computed, and the next one
-
-Numbers = NDArray[np.float64]
+# The fields on which formulas depend.
+BLOCK = ("threads", "rows_per_block", "blocks_per_sm")
+SHARE = ("form", "threads", "cluster")  # of a row, that a thread holds
 
 
 @dataclass(frozen=True)
@@ -94,41 +95,34 @@ class Features:
     multipass: Numbers
 
 
-def features(schedules: Sequence[Schedule], p: Problem, rows: int, device: Device, model: Model = MODEL) -> Features:
+def features(c: Columns, p: Problem, rows: int, device: Device, model: Model = MODEL) -> Features:
     """The features of schedules for ``rows`` rows on a GPU."""
-
-    def each(value: Callable[[Schedule], float]) -> Numbers:
-        return np.array([value(s) for s in schedules], dtype=np.float64)
-
-    def same(value: float) -> Numbers:
-        return np.full(len(schedules), value, dtype=np.float64)
-
-    inputs, narrow_weights = len(p.input_sizes), sum(size < 4 for size in p.column_sizes)
-    staged, prefetch = each(lambda s: s.form in STAGED), each(lambda s: s.prefetch)
-    multipass, cp_async = each(lambda s: s.form == "multipass"), each(lambda s: s.form == "cp_async")
-    tma_store, dynamic = each(lambda s: s.tma_store), each(lambda s: s.dynamic)
-    late_weights = each(lambda s: bool(p.column_sizes) and not s.cached_weights)
-    unpacked = narrow_weights * np.maximum(late_weights, each(lambda s: stay_packed(s, p)))
-    clusters = each(lambda s: device.resident_clusters(s.cluster) * s.blocks_per_sm)
+    same = partial(np.full, len(c), dtype=np.float64)
+    inputs, staged, cp_async = len(p.input_sizes), c.has_form(*STAGED), c.has_form("cp_async")
+    multipass, threads, prefetch = c.has_form("multipass"), c.field("threads"), c.field("prefetch")
+    tma_store, dynamic = c.field("tma_store"), c.field("dynamic")
+    late_weights = (1 - c.field("cached_weights")) * bool(p.column_sizes)
+    ahead = c.each(rows_ahead, "stages", "early_release")
+    clusters = c.each(lambda s: device.resident_clusters(s.cluster), "cluster") * c.field("blocks_per_sm")
     return Features(
         rows=same(rows),
         row_bytes=same(p.d * sum(p.input_sizes)),
         stored_bytes=same(p.d * sum(p.output_sizes)),
         weight_bytes=same(p.d * sum(p.column_sizes)),
-        elements=each(lambda s: vectors_per_thread(s, p) * p.chunk) * np.where(multipass, p.segments, 1),
+        elements=_elements(c, p) * np.where(multipass, p.segments, 1),
         operations=same(p.operations),
-        conversions=unpacked + CP_ASYNC_INSTRUCTIONS * inputs / each(lambda s: s.vec) * cp_async,
-        threads=each(lambda s: s.threads),
-        groups=each(lambda s: s.rows_per_block),
-        cluster=each(lambda s: s.cluster),
+        conversions=_unpacked(c, p, late_weights) + CP_ASYNC_INSTRUCTIONS * inputs / c.field("vec") * cp_async,
+        threads=threads,
+        groups=c.field("rows_per_block"),
+        cluster=c.field("cluster"),
         clusters=clusters,
-        grid=each(lambda s: partial_rows(s, p)) if p.column_sums else clusters,
-        rows_ahead=np.where(staged, each(rows_ahead), np.where(prefetch, PREFETCHED_ROWS, 1)),
+        grid=c.each(lambda s: partial_rows(s, p), "rows_per_block") if p.column_sums else clusters,
+        rows_ahead=np.where(staged, ahead, np.where(prefetch, PREFETCHED_ROWS, 1)),
         reductions=same(p.phases - 1),
-        smem_passes=each(lambda s: p.phases if s.form in STAGED and not s.row_in_registers else 1),
-        bulk_copies=each(lambda s: (inputs + s.tma_store) * (s.form in BULK_FORMS)),
-        global_width=np.minimum(SMEM_BYTES_PER_CYCLE, each(lambda s: s.threads * s.vec * p.element)),
-        spill_factor=each(lambda s: max(1.0, registers(s, p, model) / register_limit(s, device))),
+        smem_passes=1 + (p.phases - 1) * staged * (1 - c.field("row_in_registers")),
+        bulk_copies=(inputs + tma_store) * c.has_form(*BULK_FORMS),
+        global_width=np.minimum(SMEM_BYTES_PER_CYCLE, threads * c.field("vec") * p.element),
+        spill_factor=_spill_factor(c, p, device, model),
         staged=staged,
         persistent=same(1) if p.column_sums else staged * (1 - dynamic),
         prefetch=prefetch,
@@ -136,9 +130,29 @@ def features(schedules: Sequence[Schedule], p: Problem, rows: int, device: Devic
         tma_store=tma_store,
         extra_barriers=tma_store + cp_async,
         dynamic=dynamic,
-        atomics=dynamic + each(lambda s: s.single_launch),
+        atomics=dynamic + c.field("single_launch"),
         multipass=multipass,
     )
+
+
+def _elements(c: Columns, p: Problem) -> Numbers:
+    """Elements that a thread holds at a time."""
+    return c.each(lambda s: vectors_per_thread(s, p) * p.chunk, *SHARE)
+
+
+def _unpacked(c: Columns, p: Problem, late_weights: Numbers) -> Numbers:
+    """[D] inputs that every row unpacks: those of 16 bits that are loaded late or stay packed in registers."""
+    options = ("cached_weights", "row_in_registers", "early_release")
+    widened = c.each(lambda s: widened_registers(s, p), *SHARE, *options)
+    packed = widened > c.each(register_limit, *BLOCK)
+    return sum(size < 4 for size in p.column_sizes) * np.maximum(late_weights, packed)
+
+
+def _spill_factor(c: Columns, p: Problem, device: Device, model: Model) -> Numbers:
+    """Registers needed over those available; 1 without spills."""
+    needed = c.each(lambda s: registers(s, p, model), *SHARE, "prefetch", "cached_weights", "row_in_registers")
+    factor: Numbers = np.maximum(1, needed / c.each(lambda s: register_limit(s, device), *BLOCK))
+    return factor
 
 
 def estimates(f: Features, device: Device, model: Model = MODEL) -> Numbers:

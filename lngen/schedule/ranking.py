@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 
 from lngen.devices import Device, default_device
 from lngen.errors import ScheduleError
+from lngen.schedule.columns import Columns
 from lngen.schedule.legal import is_legal
 from lngen.schedule.model import estimates, features
 from lngen.schedule.problem import Problem
-from lngen.schedule.resources import fits, has_room
 from lngen.schedule.schedule import Schedule
-from lngen.schedule.space import space
+from lngen.schedule.space import roomy_space
 from lngen.schedule.table import measured
 from lngen.schedule.workload import rows_of, workload
 
@@ -37,19 +36,28 @@ def candidates(
     device = device or default_device()
     if vec is None:
         yield from measured(p, workload(p, rows, device), device)
-    yield from estimated(p, device, vec, rows)
+    yield from _fastest_first(p, device, vec, rows)
 
 
 def estimated(p: Problem, device: Device, vec: int | None = None, rows: int | None = None) -> list[Schedule]:
     """The schedules in the order of the model alone, the fastest first."""
-    roomy = [s for s in space(p, device) if has_room(s, p, device)]
+    return list(_fastest_first(p, device, vec, rows))
+
+
+def _fastest_first(p: Problem, device: Device, vec: int | None, rows: int | None) -> Columns:
+    """As ``estimated``, in columns: a default needs no other schedule than the first."""
+    roomy = roomy_space(p, device)
     if vec is not None:
-        narrow = (replace(s, vec=min(vec, s.vec)) for s in roomy if s.form != "tma_unaligned")
-        roomy = [s for s in narrow if is_legal(s, p)]
-    # Where the model expects spills of all of them, the compiler decides.
-    found = list(dict.fromkeys([s for s in roomy if fits(s, p, device)] or roomy))
-    if not found:
+        narrow = roomy.narrowed(vec)
+        # Narrower accesses break no rule but those about the form and its accesses.
+        allowed = narrow.each(lambda s: s.form != "tma_unaligned" and is_legal(s, p), "form", "vec")
+        roomy = narrow.take(allowed > 0)
+    if not len(roomy):
         raise ScheduleError(f"no schedule is legal for D={p.d}.")
     count = max(1, rows_of(p, workload(p, rows, device), device))
-    times = np.round(estimates(features(found, p, count, device), device), DIGITS)
-    return [found[n] for n in np.lexsort((np.arange(len(found)), times))]
+    inputs = features(roomy, p, count, device)
+    clean = inputs.spill_factor <= 1
+    # Where the model expects spills of all of them, the compiler decides.
+    places = np.flatnonzero(clean if clean.any() else ~clean)
+    times = np.round(estimates(inputs, device)[places], DIGITS)
+    return roomy.take(places[np.argsort(times, kind="stable")])

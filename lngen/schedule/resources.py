@@ -5,7 +5,7 @@ from __future__ import annotations
 from lngen.devices import Device, default_device
 from lngen.schedule.arch import exists
 from lngen.schedule.constants import MODEL, Model
-from lngen.schedule.layout import WARP, dynamic_shared, partial_rows, static_shared, vectors_per_thread
+from lngen.schedule.layout import WARP, dynamic_shared, static_shared, vectors_per_thread
 from lngen.schedule.legal import BULK, NAMED_BARRIERS
 from lngen.schedule.problem import Problem
 from lngen.schedule.schedule import STAGED, Schedule
@@ -39,19 +39,24 @@ def registers(s: Schedule, p: Problem, model: Model = MODEL) -> int:
 
 
 def stay_packed(s: Schedule, p: Problem) -> bool:
-    """True if the [D] inputs that a staged kernel caches have to keep their 16-bit width in registers.
+    """True if the [D] inputs that a staged kernel caches have to keep their 16-bit width in registers."""
+    return widened_registers(s, p) > register_limit(s)
+
+
+def widened_registers(s: Schedule, p: Problem) -> float:
+    """Registers per thread that a staged kernel needs if it widens the 16-bit [D] inputs that it caches, else 0.
 
     The compiler widens cached values before the row loop if it can, and not in each row. With column sums this matters
     only to rows in registers.
     """
     if s.form not in STAGED or not s.cached_weights or (p.column_sums and p.run > 1 and not s.early_release):
-        return False
+        return 0
     widened = sum(4 - size for size in p.column_sizes if size < 4) / 4
     held = sum(max(size, 4 if p.run == 1 else 0) for size in p.input_sizes) / 4 * s.row_in_registers
     words = p.column_sums * p.real_size / 4 + sum(p.column_sizes) / 4 + held
     own = PACKED_BASE + PACKED_F64 * (p.real_size > 4) + 2 * p.chunk
     room = PACKED_LESS if p.run == 1 or p.column_sums else 1
-    return widened > 0 and own + vectors_per_thread(s, p) * p.chunk * (words + widened) > room * register_limit(s)
+    return (own + vectors_per_thread(s, p) * p.chunk * (words + widened)) / room if widened else 0
 
 
 def register_limit(s: Schedule, device: Device | None = None) -> int:
@@ -69,16 +74,24 @@ def fits(s: Schedule, p: Problem, device: Device | None = None) -> bool:
 
 def has_room(s: Schedule, p: Problem, device: Device) -> bool:
     """True if the GPU has the instructions, and its multiprocessors the threads, memory and barriers for the blocks."""
-    if not exists(s, device.capability) or s.blocks_per_sm * s.block > device.threads:
-        return False
+    return s.blocks_per_sm <= most_blocks(s, p, device)
+
+
+def most_blocks(s: Schedule, p: Problem, device: Device) -> int:
+    """Blocks for which a multiprocessor has the threads, memory and barriers, whatever ``blocks_per_sm`` is.
+
+    0 if the GPU lacks the instructions or one block is too large.
+    """
+    shared = static_shared(s, p) + dynamic_shared(s, p)
+    if not exists(s, device.capability) or shared > device.shared_block_kib * 1024:
+        return 0
     # A block whose row groups each have a named barrier uses all barriers of a block. The number on a multiprocessor is
     # not documented: of five such blocks four run at a time on an H200.
     barriers = NAMED_BARRIERS + 1 if s.rows_per_block > 1 and s.threads > WARP else 1
-    if s.blocks_per_sm > device.blocks or (device.barriers and s.blocks_per_sm * barriers > device.barriers):
-        return False
-    shared = (static_shared(s, p) + dynamic_shared(s, p)) / 1024
-    together = s.blocks_per_sm * (shared + device.shared_reserved_kib)
-    return shared <= device.shared_block_kib and together <= device.shared_kib
+    by_barriers = device.barriers // barriers if device.barriers else device.blocks
+    each = shared + device.shared_reserved_kib * 1024
+    by_shared = device.shared_kib * 1024 // each if each else device.blocks
+    return min(device.threads // s.block, device.blocks, by_barriers, by_shared)
 
 
 def least_shared(s: Schedule, p: Problem, device: Device | None = None) -> int:
@@ -123,9 +136,3 @@ def occupancy(block: int, registers: int, shared: int, barriers: int, device: De
     by_shared = device.shared_kib * 1024 // each if each else device.blocks
     by_barriers = device.barriers // max(1, barriers) if device.barriers else device.blocks
     return min(device.threads // WARP // warps, device.blocks, by_registers, by_shared, by_barriers)
-
-
-def side_by_side(s: Schedule, p: Problem, device: Device) -> bool:
-    """True if all blocks of a persistent grid run at the same time, as a grid barrier requires."""
-    room = device.resident_clusters(s.cluster) * s.blocks_per_sm
-    return partial_rows(s, p) <= room and has_room(s, p, device)

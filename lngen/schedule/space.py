@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import cache
 from itertools import product
-from operator import attrgetter
+from typing import NamedTuple
 
 from lngen.devices import Device, default_device
-from lngen.schedule.layout import WARP, exchanged_values, rows_of_a_block
+from lngen.schedule.columns import FORM_NUMBERS, Columns, Row
+from lngen.schedule.layout import WARP, exchanged_values, partial_rows, rows_of_a_block
 from lngen.schedule.legal import MAX_CLUSTER, MAX_THREADS, MAX_THREADS_PER_SM, is_legal, shared_fits
 from lngen.schedule.problem import Problem
-from lngen.schedule.resources import side_by_side
-from lngen.schedule.schedule import Schedule
+from lngen.schedule.resources import most_blocks
+from lngen.schedule.schedule import STAGED, Schedule
 
 CLUSTERS = tuple(1 << n for n in range(MAX_CLUSTER.bit_length()))
 BLOCKS_PER_SM = (*range(1, 9), 10, 12)
 STAGES = tuple(range(2, 7))
 NO, FLAGS = (False,), (False, True)
-IN_ORDER = attrgetter(*(f.name for f in fields(Schedule)))
+
+
+class Options(NamedTuple):
+    """The options of a schedule that use neither shared memory nor threads."""
+
+    prefetch: bool
+    cached_weights: bool
+    single_launch: bool
+    row_in_registers: bool
+    early_release: bool
+    acquire_shared: bool
 
 
 def space(p: Problem, device: Device | None = None) -> list[Schedule]:
@@ -27,19 +38,25 @@ def space(p: Problem, device: Device | None = None) -> list[Schedule]:
 
     Grids, and whether a grid barrier can serve them, depend on the device.
     """
-    return list(_space(p, device or default_device()))
+    return list(_space(p, device or default_device(), roomy=False))
+
+
+def roomy_space(p: Problem, device: Device) -> Columns:
+    """The schedules of the space for whose blocks the GPU has room, in the same order."""
+    return _space(p, device, roomy=True)
 
 
 @cache
-def _space(p: Problem, device: Device) -> tuple[Schedule, ...]:
+def _space(p: Problem, device: Device, roomy: bool) -> Columns:
     bases = (b for b in _bases(p, device) if is_legal(b, p))
-    return tuple(sorted((s for b in bases for s in _variants(b, p, device)), key=IN_ORDER))
+    return Columns.of_rows(row for b in bases for row in _variants(b, p, device, roomy)).sorted()
 
 
 def _bases(p: Problem, device: Device) -> Iterator[Schedule]:
-    """Forms and the layout of rows over threads and blocks; a base that is not legal has no variants.
+    """Forms and the layout of rows over threads, each as one block per multiprocessor.
 
-    Most illegal combinations are skipped here without a check of the rules, because each rule takes time.
+    A base that is not legal has no variants. Most illegal combinations are skipped here without a check of the rules,
+    because each rule takes time.
     """
     vec, store, whole = p.run, bool(p.output_sizes), p.d % p.chunk == 0
     # Three row groups help where a cluster shares staged rows; they are not tried elsewhere.
@@ -47,72 +64,92 @@ def _bases(p: Problem, device: Device) -> Iterator[Schedule]:
     widest = max(1 << (p.segment_chunks - 1).bit_length(), WARP)
     threads = [1 << n for n in range(11) if 1 << n <= widest]
     clusters = [c for c in CLUSTERS if p.segments % c == 0]
-    for t, r, blocks in product(threads, groups, BLOCKS_PER_SM):
-        if t * r > MAX_THREADS or t * r % WARP or t * r * blocks > MAX_THREADS_PER_SM:
+    for t, r in product(threads, groups):
+        if t * r > MAX_THREADS or t * r % WARP:
             continue
         anywhere = r != 3 or p.column_sums > 0
         if anywhere:
             for cluster in clusters[:1] if p.column_sums else clusters:
-                yield Schedule("registers", t, r, vec, blocks, cluster=cluster)
+                yield Schedule("registers", t, r, vec, cluster=cluster)
         if r == 1:
-            yield Schedule("multipass", t, 1, vec, blocks)
-        # Five blocks with one row each are faster where they fit; five row groups are no better than four.
-        if blocks > (5 if r == 1 else 4) or t * r < 2 * WARP or not p.input_sizes:
+            yield Schedule("multipass", t, 1, vec)
+        if t * r < 2 * WARP or not p.input_sizes:
             continue
         for cluster in clusters if anywhere else clusters[1:]:
             if cluster > 1 and p.column_sums and r != p.groups:
                 continue  # without clusters, each row group is a block
-            grid = 0 if p.column_sums else device.resident_clusters(cluster) * blocks
+            grid = 0 if p.column_sums else device.resident_clusters(cluster)
             if whole and grid + p.column_sums:
-                yield Schedule("tma", t, r, vec, blocks, stages=2, cluster=cluster, grid=grid)
+                yield Schedule("tma", t, r, vec, stages=2, cluster=cluster, grid=grid)
             if cluster == 1:
-                yield Schedule("cp_async", t, r, vec, blocks, stages=2, grid=grid)
+                yield Schedule("cp_async", t, r, vec, stages=2, grid=grid)
                 if not whole:
-                    yield Schedule("tma_unaligned", t, r, vec, blocks, stages=2, grid=grid, tma_store=store)
+                    yield Schedule("tma_unaligned", t, r, vec, stages=2, grid=grid, tma_store=store)
 
 
-def _variants(base: Schedule, p: Problem, device: Device) -> Iterator[Schedule]:
-    """The legal options of a legal base, including its stages.
+def _variants(base: Schedule, p: Problem, device: Device, roomy: bool) -> Iterator[Row]:
+    """The legal variants of a legal base: its stages, its options, and its blocks per multiprocessor.
 
-    The combinations here satisfy the rules about options; room in shared memory is checked once for all options that
-    use the same amount.
+    The combinations here satisfy the rules about options; room in shared memory is computed once for all that use the
+    same amount. ``roomy``: only with as many blocks as the GPU has room for.
     """
-    weights = FLAGS if p.column_sizes else NO
-    sums = p.column_sums > 0
-    alike = FLAGS if sums and base.form != "multipass" and side_by_side(base, p, device) else NO
-    if base.form == "multipass":
-        yield base
-    elif base.form == "registers" and sums:
-        for prefetch, single in product(FLAGS, alike):
-            yield replace(base, prefetch=prefetch, single_launch=single)
-    elif base.form == "registers":
-        for cached in weights:
-            yield replace(base, cached_weights=cached)
-    else:
-        yield from _staged(base, p, device, weights)
+    most = MAX_THREADS_PER_SM // base.block
+    if base.form in STAGED:
+        # Five blocks with one row each are faster where they fit; five row groups are no better than four.
+        most = min(most, 5 if base.rows_per_block == 1 else 4)
+    clusters = device.resident_clusters(base.cluster)
+    for sized, listed in _sized(base, p):
+        room = most_blocks(sized, p, device)
+        for blocks in BLOCKS_PER_SM:
+            if blocks > (min(room, most) if roomy else most):
+                break
+            # A grid barrier requires that all blocks run at the same time.
+            side_by_side = blocks <= room and partial_rows(base, p) <= clusters * blocks
+            alone = blocks * base.rows_per_block == 1  # rows that may exceed the registers
+            for options in listed:
+                if options.single_launch and not side_by_side:
+                    continue
+                if sized.dynamic and not options.row_in_registers and not alone:
+                    continue
+                yield _row(sized, blocks, options)
 
 
-def _staged(base: Schedule, p: Problem, device: Device, weights: tuple[bool, ...]) -> Iterator[Schedule]:
-    """The variants of a base whose rows come through shared memory."""
-    sums, tma = p.column_sums > 0, base.form == "tma"
-    stores: tuple[bool, ...] = FLAGS if tma and p.output_sizes else (base.tma_store,)
-    alone = base.blocks_per_sm * base.rows_per_block == 1  # rows that may exceed the registers
-    waits = FLAGS if sums and base.cluster > 1 else NO
-    schedulers: tuple[bool, ...] = FLAGS if base.form != "cp_async" and not sums and base.threads >= WARP else NO
-    if tma:
-        stores = tuple(store for store in stores if not store or is_legal(replace(base, tma_store=True), p))
-    if base.cluster > 1 and not exchanged_values(base, p):
-        schedulers = NO
-    for stages, store in product(STAGES, stores):
-        sized = replace(base, stages=stages, tma_store=store)
-        if not shared_fits(sized, p):
-            continue
-        singles = FLAGS if sums and side_by_side(sized, p, device) else NO
-        dynamics = tuple(d for d in schedulers if not d or shared_fits(replace(sized, dynamic=True), p))
-        for cached, held, single in product(weights, FLAGS, singles):
-            early = FLAGS if tma and held and not store else NO
-            for release, dynamic, acquire in product(early, dynamics if held or alone else NO, waits):
-                yield Schedule(
-                    base.form, base.threads, base.rows_per_block, base.vec, base.blocks_per_sm, False, stages,
-                    base.cluster, base.grid, store, cached, single, held, release, dynamic, acquire,
-                )  # fmt: skip
+def _sized(base: Schedule, p: Problem) -> Iterator[tuple[Schedule, list[Options]]]:
+    """The variants of a base that differ in shared memory, and the options of each."""
+    if base.form not in STAGED:
+        yield base, _options(base, p)
+        return
+    stores: tuple[bool, ...] = (base.tma_store,)
+    if base.form == "tma" and p.output_sizes and is_legal(replace(base, tma_store=True), p):
+        stores = FLAGS
+    taken = base.form != "cp_async" and not p.column_sums and base.threads >= WARP
+    schedulers = FLAGS if taken and (base.cluster == 1 or exchanged_values(base, p)) else NO
+    for store in stores:
+        listed = _options(replace(base, tma_store=store), p)
+        for stages, dynamic in product(STAGES, schedulers):
+            sized = replace(base, stages=stages, tma_store=store, dynamic=dynamic)
+            if shared_fits(sized, p):
+                yield sized, listed
+
+
+def _options(s: Schedule, p: Problem) -> list[Options]:
+    """The legal options of a schedule, if a grid barrier can serve its blocks."""
+    sums, staged, rows = p.column_sums > 0, s.form in STAGED, s.form == "registers"
+    found = product(
+        FLAGS if rows and sums else NO,
+        FLAGS if p.column_sizes and (staged or (rows and not sums)) else NO,
+        FLAGS if sums and s.form != "multipass" else NO,
+        FLAGS if staged else NO,
+        FLAGS if s.form == "tma" and not s.tma_store else NO,
+        FLAGS if staged and sums and s.cluster > 1 else NO,
+    )
+    return [o for o in map(Options._make, found) if o.row_in_registers or not o.early_release]
+
+
+def _row(s: Schedule, blocks: int, o: Options) -> Row:
+    """A schedule with options, and ``blocks`` instead of one block per multiprocessor."""
+    return (
+        FORM_NUMBERS[s.form], s.threads, s.rows_per_block, s.vec, blocks, o.prefetch, s.stages, s.cluster,
+        s.grid * blocks, s.tma_store, o.cached_weights, o.single_launch, o.row_in_registers, o.early_release, s.dynamic,
+        o.acquire_shared,
+    )  # fmt: skip

@@ -16,8 +16,9 @@ import numpy as np
 
 from lngen.data import data_dir
 from lngen.devices import Device, default_device
+from lngen.schedule.columns import Columns, Numbers
 from lngen.schedule.constants import MODEL, Model
-from lngen.schedule.model import Features, Numbers, estimates, features
+from lngen.schedule.model import Features, estimates, features
 from lngen.schedule.recorded import Point, latest, points
 from lngen.schedule.table import measured
 from lngen.schedule.workload import rows_of, workload
@@ -51,8 +52,8 @@ class Sample:
         self.times = np.array([us for p in chosen for us in p.times.values()])
         self.worse = np.log(self.times / np.array([p.best for p in chosen])[self.owner])
         self.lengths = np.array([p.problem.d for p in chosen])
-        self._actual = _joined(features([*p.times], p.problem, p.rows, device) for p in chosen)
-        self._typical = _joined(features([*p.times], p.problem, typical(p, device), device) for p in chosen)
+        self._actual = _joined(features(Columns.of(p.times), p.problem, p.rows, device) for p in chosen)
+        self._typical = _joined(features(Columns.of(p.times), p.problem, typical(p, device), device) for p in chosen)
 
     def scores(self, model: Model, which: Any = None) -> Scores:
         """The scores of the model's choices at ``which`` points (None: all), for the most rows of each class."""
