@@ -573,6 +573,26 @@ def test_five_blocks_of_row_groups_with_barriers_do_not_fit(threads: int, rows: 
     assert room == [*range(1, most + 1)]
 
 
+@pytest.mark.parametrize(("here", "threads", "most"), [(75, 128, 8), (75, 32, 16), (90, 32, 32), (90, 512, 4)])
+def test_a_multiprocessor_has_so_many_threads_and_blocks(here: int, threads: int, most: int) -> None:
+    """CUDA C++ Programming Guide, technical specifications."""
+    p = facts("layernorm.fwd:d=1024,dtype=bf16")
+    room = [n for n in range(1, 40) if has_room(Schedule("registers", threads, 1, 8, n), p, gpu(here))]
+    assert room == [*range(1, most + 1)]
+
+
+@pytest.mark.parametrize("here", [75, 90])
+@pytest.mark.parametrize("d", [768, 4096, 20000])
+def test_a_grid_barrier_serves_blocks_that_run_at_the_same_time(d: int, here: int) -> None:
+    p, device = facts(f"layernorm.bwd:d={d},dtype=bf16"), gpu(here)
+    found = [s for s in space(p, device) if s.form != "multipass"]
+    single = {s for s in found if s.single_launch}
+    for s in found:
+        together = partial_rows(s, p) <= device.resident_clusters(s.cluster) * s.blocks_per_sm
+        assert (replace(s, single_launch=True) in single) is (together and has_room(s, p, device))
+    assert single if here == 90 else len(single) < len(found) / 2
+
+
 def test_narrow_vectors_for_odd_lengths() -> None:
     assert [facts(f"rmsnorm.fwd:d={d},dtype=bf16").run for d in (4096, 100, 6, 7)] == [8, 4, 2, 1]
     assert [facts(f"rmsnorm.fwd:d={d},dtype=f64").run for d in (6, 7)] == [2, 1]
