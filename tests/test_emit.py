@@ -297,6 +297,12 @@ def test_every_header_file_is_listed() -> None:
     assert sorted(HEADERS) == sorted(p.stem for p in (data_dir("templates") / "device").iterdir())
 
 
+def test_lambdas_name_the_types_of_their_parameters() -> None:
+    """Some versions of NVRTC take a lambda with a parameter of type auto for a function of the host, and refuse it."""
+    texts = {path: path.read_text(encoding="utf-8") for path in (ROOT / "templates").rglob("*.*")}
+    assert [str(path) for path, text in texts.items() if re.search(r"\]\s*\([^)]*\bauto\b", text)] == []
+
+
 def test_undefined_names_are_errors() -> None:
     with pytest.raises(UndefinedError, match="'missing' is undefined"):
         environment().from_string("{{ missing }}").render(given=1)

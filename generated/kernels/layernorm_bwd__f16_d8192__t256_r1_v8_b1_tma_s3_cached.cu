@@ -605,6 +605,14 @@ __device__ __forceinline__ void interleaved_sums(
     }
 }
 
+// The total of kind `n` in a column of a tile of COLUMNS: the tree reduction of its INTERLEAVE partial sums.
+template <typename Op, int INTERLEAVE, int COLUMNS>
+__device__ __forceinline__ real column_total(const real* sums, int n, int column, long long rows) {
+    real parts[INTERLEAVE];
+    for (int s = 0; s < INTERLEAVE; ++s) parts[s] = sums[(n * INTERLEAVE + s) * COLUMNS + column];
+    return rows == 0 ? Op::of_nothing() : tree_reduce<Op, INTERLEAVE>(parts);
+}
+
 // ---- the rows ----
 extern "C" __global__ void __launch_bounds__(256, 1)
 layernorm_bwd__f16_d8192__t256_r1_v8_b1_tma_s3_cached__rows(
@@ -791,20 +799,12 @@ layernorm_bwd__f16_d8192__t256_r1_v8_b1_tma_s3_cached__finish(
         __syncthreads();
         const int col_ = column_tile_ * COLUMNS_ + threadIdx.x;
         if (threadIdx.x < COLUMNS_ && col_ < 8192) {
-            const auto total_ = [&](auto op_, int n_) {
-                using Op_ = decltype(op_);
-                real parts_[INTERLEAVE_];
-                for (int s_ = 0; s_ < INTERLEAVE_; ++s_) {
-                    parts_[s_] = totals_[(n_ * INTERLEAVE_ + s_) * COLUMNS_ + threadIdx.x];
-                }
-                return rows_ == 0 ? Op_::of_nothing() : tree_reduce<Op_, INTERLEAVE_>(parts_);
-            };
             // %sum_dy_xhat = reduce_dot %dy32, %xhat {axis=M, blocks=30, groups=4, interleave=4}
-            const real sum_dy_xhat = total_(Add{}, 0);
+            const real sum_dy_xhat = column_total<Add, INTERLEAVE_, COLUMNS_>(totals_, 0, threadIdx.x, rows_);
             // %sum_dy = reduce_sum %dy32 {axis=M, blocks=30, groups=4, interleave=4}
-            const real sum_dy = total_(Add{}, 1);
+            const real sum_dy = column_total<Add, INTERLEAVE_, COLUMNS_>(totals_, 1, threadIdx.x, rows_);
             const f16 dgamma = f16_from_f32(sum_dy_xhat);  // %dgamma = cast %sum_dy_xhat {to=f16}
-            const f16 dbeta = f16_from_f32(sum_dy);  // %dbeta = cast %sum_dy {to=f16}
+            const f16 dbeta = f16_from_f32(sum_dy);        // %dbeta = cast %sum_dy {to=f16}
             dgamma_ptr_[col_] = dgamma;
             dbeta_ptr_[col_] = dbeta;
         }

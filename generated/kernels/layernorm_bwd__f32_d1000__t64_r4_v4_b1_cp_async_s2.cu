@@ -482,6 +482,14 @@ __device__ __forceinline__ void interleaved_sums(
     }
 }
 
+// The total of kind `n` in a column of a tile of COLUMNS: the tree reduction of its INTERLEAVE partial sums.
+template <typename Op, int INTERLEAVE, int COLUMNS>
+__device__ __forceinline__ real column_total(const real* sums, int n, int column, long long rows) {
+    real parts[INTERLEAVE];
+    for (int s = 0; s < INTERLEAVE; ++s) parts[s] = sums[(n * INTERLEAVE + s) * COLUMNS + column];
+    return rows == 0 ? Op::of_nothing() : tree_reduce<Op, INTERLEAVE>(parts);
+}
+
 // ---- the rows ----
 extern "C" __global__ void __launch_bounds__(256, 1)
 layernorm_bwd__f32_d1000__t64_r4_v4_b1_cp_async_s2__rows(
@@ -652,18 +660,10 @@ layernorm_bwd__f32_d1000__t64_r4_v4_b1_cp_async_s2__finish(
         __syncthreads();
         const int col_ = column_tile_ * COLUMNS_ + threadIdx.x;
         if (threadIdx.x < COLUMNS_ && col_ < 1000) {
-            const auto total_ = [&](auto op_, int n_) {
-                using Op_ = decltype(op_);
-                real parts_[INTERLEAVE_];
-                for (int s_ = 0; s_ < INTERLEAVE_; ++s_) {
-                    parts_[s_] = totals_[(n_ * INTERLEAVE_ + s_) * COLUMNS_ + threadIdx.x];
-                }
-                return rows_ == 0 ? Op_::of_nothing() : tree_reduce<Op_, INTERLEAVE_>(parts_);
-            };
             // %sum_dy_xhat = reduce_dot %dy, %xhat {axis=M, blocks=126, groups=4, interleave=16}
-            const real sum_dy_xhat = total_(Add{}, 0);
+            const real sum_dy_xhat = column_total<Add, INTERLEAVE_, COLUMNS_>(totals_, 0, threadIdx.x, rows_);
             // %sum_dy = reduce_sum %dy {axis=M, blocks=126, groups=4, interleave=16}
-            const real sum_dy = total_(Add{}, 1);
+            const real sum_dy = column_total<Add, INTERLEAVE_, COLUMNS_>(totals_, 1, threadIdx.x, rows_);
             const float dgamma = sum_dy_xhat;  // %dgamma = cast %sum_dy_xhat {to=f32}
             const float dbeta = sum_dy;        // %dbeta = cast %sum_dy {to=f32}
             dgamma_ptr_[col_] = dgamma;

@@ -391,6 +391,14 @@ __device__ __forceinline__ void interleaved_sums(
     }
 }
 
+// The total of kind `n` in a column of a tile of COLUMNS: the tree reduction of its INTERLEAVE partial sums.
+template <typename Op, int INTERLEAVE, int COLUMNS>
+__device__ __forceinline__ real column_total(const real* sums, int n, int column, long long rows) {
+    real parts[INTERLEAVE];
+    for (int s = 0; s < INTERLEAVE; ++s) parts[s] = sums[(n * INTERLEAVE + s) * COLUMNS + column];
+    return rows == 0 ? Op::of_nothing() : tree_reduce<Op, INTERLEAVE>(parts);
+}
+
 // ---- device/grid_barrier.cuh ----
 // A barrier of all blocks of the grid, which must all be resident (cooperative launch). All blocks together add exactly
 // 2^31 to the counter, which flips its upper bit; it is zero before its first use.
@@ -551,16 +559,8 @@ rmsnorm_bwd__f16_d768_wf32__t32_r16_v8_b1_prefetch_single__rows(
         __syncthreads();
         const int col_ = column_tile_ * COLUMNS_ + threadIdx.x;
         if (threadIdx.x < COLUMNS_ && col_ < 768) {
-            const auto total_ = [&](auto op_, int n_) {
-                using Op_ = decltype(op_);
-                real parts_[INTERLEAVE_];
-                for (int s_ = 0; s_ < INTERLEAVE_; ++s_) {
-                    parts_[s_] = totals_[(n_ * INTERLEAVE_ + s_) * COLUMNS_ + threadIdx.x];
-                }
-                return rows_ == 0 ? Op_::of_nothing() : tree_reduce<Op_, INTERLEAVE_>(parts_);
-            };
             // %sum_dy_xhat = reduce_dot %dy32, %xhat {axis=M, blocks=128, groups=16, interleave=16}
-            const real sum_dy_xhat = total_(Add{}, 0);
+            const real sum_dy_xhat = column_total<Add, INTERLEAVE_, COLUMNS_>(totals_, 0, threadIdx.x, rows_);
             const float dgamma = sum_dy_xhat;  // %dgamma = cast %sum_dy_xhat {to=f32}
             dgamma_ptr_[col_] = dgamma;
         }

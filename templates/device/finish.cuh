@@ -38,3 +38,11 @@ __device__ __forceinline__ void interleaved_sums(
         }
     }
 }
+
+// The total of kind `n` in a column of a tile of COLUMNS: the tree reduction of its INTERLEAVE partial sums.
+template <typename Op, int INTERLEAVE, int COLUMNS>
+__device__ __forceinline__ real column_total(const real* sums, int n, int column, long long rows) {
+    real parts[INTERLEAVE];
+    for (int s = 0; s < INTERLEAVE; ++s) parts[s] = sums[(n * INTERLEAVE + s) * COLUMNS + column];
+    return rows == 0 ? Op::of_nothing() : tree_reduce<Op, INTERLEAVE>(parts);
+}
