@@ -29,6 +29,7 @@ REST = "previous_stage<STAGES>(this->stage), this->block_row + (STAGES - 1) * Ro
 UNITS = "unit * UNIT < Row::BLOCK_COLUMNS && start + unit * UNIT < Row::D; unit += THREADS"
 ADD = "0x80000000u - (gridDim.x - 1)"
 FLIPPED = "while (((before ^ now) & 0x80000000u) == 0);"
+OF_NOTHING = "rows == 0 ? Op::of_nothing() : "
 ROUND = "first * ROWS_PER_TERM < partial_rows; first += BATCH * INTERLEAVE"
 RELEASED = "else if (this->block_row > this->block_first_row)\n            fill"
 
@@ -569,6 +570,13 @@ DEVICE: dict[str, list[Row]] = {
         ("sums start at +0", "few of zeros", "sums[n][j] = Op::neutral();", "sums[n][j] = real(0);"),
         ("a sum begun again", "batches", "Op::of(sums[n][j], tree_reduce<Op, ROWS_PER_TERM>(parts[n][b][j]))",
          "tree_reduce<Op, ROWS_PER_TERM>(parts[n][b][j])"),
+        ("an interleaved sum left out", "few", "tree_reduce<Op, INTERLEAVE>(parts)",
+         "tree_reduce<Op, INTERLEAVE - 1>(parts)"),
+        ("interleaved sums in another order", "few", "(n * INTERLEAVE + s) * COLUMNS",
+         "(n * INTERLEAVE + s % 4 * 4 + s / 4) * COLUMNS"),
+        ("no rows sum to -0", "backward, no rows", OF_NOTHING, ""),
+        ("no rows sum to -0: a single launch", "single launch, no rows", OF_NOTHING, ""),
+        ("no rows sum to -0: TMA", "tma, no rows", OF_NOTHING, ""),
     ],
     "vector_sums": [
         ("neighbours added", "columns and numbers", "Op::of(numbers[i], numbers[i + half])",

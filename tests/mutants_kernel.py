@@ -36,8 +36,6 @@ WAIT, LET = "pdl_wait();\n", "pdl_trigger();\n"
 SCALARS = "\n{{ scalars(kernel) }}\n{% if row.row_inputs_ahead %}"
 PARTIAL = "{{ sum.name }}_partials_ + {{ row.partial_row_offset }}, sums_buffer_"
 FENCED = "tma_store_fence();\nrow_barrier<Row>();\nstore_();"
-TOTAL = "totals_[(n_ * INTERLEAVE_ + s_)"
-OF_NOTHING = "rows_ == 0 ? Op_::of_nothing() : "
 FREE = "stream_.release(copy_to_stage_);\n{% endif %}\n"
 RELEASE = "{% if phase.releases %}\n{% if s.threads <= 32 %}\n__syncwarp();\n{% endif %}\n" + FREE
 INPUT_PLACE = "const auto* {{ place.name }}_shared_ = stream_.shared<{{ place.ctype }}>({{ place.offset }})"
@@ -263,15 +261,13 @@ TEMPLATES: dict[str, list[Row]] = {
          "threadIdx.x < COLUMNS_")),
         ("a column not stored", "backward", ("threadIdx.x < COLUMNS_ && col_ < {{ f.d }}",
          "threadIdx.x < COLUMNS_ - 1 && col_ < {{ f.d }}")),
-        ("an interleaved sum left out", "few", ("tree_reduce<Op_, INTERLEAVE_>(parts_)",
-         "tree_reduce<Op_, INTERLEAVE_ - 1>(parts_)")),
         ("column maxima finished as sums", "columns and numbers", ("interleaved_sums<{{ op }}, ",
          "interleaved_sums<Add, ")),
-        ("column maxima added in the end", "columns and numbers", ("total_({{ sum.op }}{}, ", "total_(Add{}, ")),
+        ("column maxima added in the end", "columns and numbers", ("column_total<{{ sum.op }}, ",
+         "column_total<Add, ")),
         ("column maxima in the place of sums", "columns and numbers", ("({{ sums[0].index }} + n_)", "n_")),
-        ("interleaved sums in another order", "few", (TOTAL, TOTAL.replace("s_", "s_ % 4 * 4 + s_ / 4"))),
         ("the sums in one place", "backward", ("({{ sums[0].index }} + n_)", "0")),
-        ("the sums exchanged", "backward", ("{}, {{ sum.index }})", "{}, {{ 1 - sum.index }})")),
+        ("the sums exchanged", "backward", ("(totals_, {{ sum.index }},", "(totals_, {{ 1 - sum.index }},")),
         ("neighbouring columns begin one apart", "neighbours", ("% THREADS_ * COLUMNS_PER_THREAD_;",
          "% THREADS_;")),
         ("neighbouring columns in one place", "neighbours", ("COLUMNS_ + column_ + e_]", "COLUMNS_ + column_]")),
@@ -280,9 +276,6 @@ TEMPLATES: dict[str, list[Row]] = {
         ("tiles two grids apart", "single launch", ("column_tile_ += gridDim.x", "column_tile_ += 2 * gridDim.x")),
         ("tiles overlap", "single launch", ("first_ = column_tile_ * COLUMNS_ + column_;",
          "first_ = column_tile_ * (COLUMNS_ - 1) + column_;")),
-        ("no rows sum to -0", "backward, no rows", (OF_NOTHING, "")),
-        ("no rows sum to -0: a single launch", "single launch, no rows", (OF_NOTHING, "")),
-        ("no rows sum to -0: TMA", "tma, no rows", (OF_NOTHING, "")),
     ],
 }  # fmt: skip
 OFFSETS = {"x": 1 << 14, "y": 1 << 14}  # strides of which 16 bits are too few: a buffer of 2^31 elements takes too long
