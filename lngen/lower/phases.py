@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import NamedTuple
 
 from lngen.ir import SEGMENT_SUMS, SUMS, WIDE, D, Eqn, Graph, M, S, Value, is_number_fold, is_row_fold, is_sum
@@ -16,6 +17,7 @@ from lngen.ir.op import ctype
 from lngen.lower import segments
 from lngen.lower.c_names import c_name
 from lngen.lower.inputs import Inputs, note
+from lngen.lower.keeping import Kept, kept_by
 from lngen.lower.parts import Join, Loop, Phase, Reduce, Statement, Sum, Tensor
 from lngen.passes.edit import downstream, upstream
 from lngen.schedule import depths, operand_depth, segment_sums_of
@@ -44,6 +46,7 @@ class Style:
     last           results are stored in the last loop that reads inputs, because they take the place of inputs
     cluster        the blocks of a cluster share a row
     keeps          the factors of sums of squares of segments are kept in registers
+    keeps_long     values that are long to compute are kept in registers
     """
 
     inputs: Inputs
@@ -56,6 +59,7 @@ class Style:
     last: bool = False
     cluster: bool = False
     keeps: bool = False
+    keeps_long: bool = False
 
 
 def phases(graph: Graph, sums: tuple[Eqn, ...], outputs: tuple[Value, ...], style: Style) -> tuple[Phase, ...]:
@@ -68,36 +72,68 @@ def phases(graph: Graph, sums: tuple[Eqn, ...], outputs: tuple[Value, ...], styl
         reads = max([*stored.values(), *(operand_depth(e, levels) for e in (*sums, *reductions))])
         stored = dict.fromkeys(stored, reads)
     added = {e: _latest(graph, e, levels, stored) if style.together else operand_depth(e, levels) for e in sums}
-    every = [_phase(graph, n, levels, added, stored, outputs, style) for n in range(count)]
+    work = _Work(graph, levels, added, stored, outputs, style)
+    every = [_phase(work, n) for n in range(count)]
     return tuple(p for p in every if p.loop or p.reduces or p.row_outputs)
 
 
-def _phase(
-    graph: Graph,
-    number: int,
-    levels: dict[Value, int],
-    added: dict[Eqn, int],
-    stored: dict[Value, int],
-    outputs: tuple[Value, ...],
-    style: Style,
-) -> Phase:
-    column_sums = [e for e, n in added.items() if n == number]
-    wide = [v for v, n in stored.items() if n == number]
+@dataclass(frozen=True)
+class _Work:
+    """What the phases of one kernel compute: ``added`` and ``stored`` give the phase of each column sum and result."""
+
+    graph: Graph
+    levels: dict[Value, int]
+    added: dict[Eqn, int]
+    stored: dict[Value, int]
+    outputs: tuple[Value, ...]
+    style: Style
+
+    def wanted(self, number: int) -> tuple[Value, ...]:
+        """What the loop of a phase computes, before the reductions that end the phase."""
+        operands = (a for e, n in self.added.items() if n == number for a in e.args)
+        return (*operands, *(v for v, n in self.stored.items() if n == number))
+
+    def reductions(self, number: int) -> tuple[Eqn, ...]:
+        """The reductions that end a phase."""
+        return tuple(e for e in self.graph.eqns if is_row_fold(e) and operand_depth(e, self.levels) == number)
+
+    @cached_property
+    def kept(self) -> Kept:
+        """The values that the reductions of rows leave in registers, by phase."""
+        if not self.style.keeps_long:
+            return {}
+        numbers = range(1 + max([*self.added.values(), *self.stored.values()], default=0))
+        folds = {n: [e for e in self.reductions(n) if e.op not in SEGMENT_SUMS] for n in numbers}
+        needed = {n: [*self.wanted(n), *(a for e in self.reductions(n) for a in e.args)] for n in numbers}
+        return kept_by({n: [a for e in eqns for a in e.args] for n, eqns in folds.items()}, needed, self.graph)
+
+    def held(self, number: int) -> frozenset[Value]:
+        """The values that earlier phases have left in registers."""
+        earlier = [e for e in self.graph.eqns if self.levels[e.out] <= number and self.style.keeps]
+        return frozenset(
+            [*segments.squared(self.graph, earlier), *(v for n in range(number) for v in self.kept.get(n, ()))]
+        )
+
+
+def _phase(work: _Work, number: int) -> Phase:
+    graph, levels, style = work.graph, work.levels, work.style
+    column_sums = [e for e, n in work.added.items() if n == number]
+    wide = [v for v, n in work.stored.items() if n == number]
     after = [e for e in graph.eqns if e.out.type.axes == (M,) and not is_row_fold(e) and levels[e.out] == number + 1]
-    rows = [v for v in outputs if v.type.axes == (M,) and max(levels[v] - 1, 0) == number]
+    rows = [v for v in work.outputs if v.type.axes == (M,) and max(levels[v] - 1, 0) == number]
     exchanged = segment_sums_of(graph, [e for e in after if is_sum(e, S)])
 
     def ends(inputs: Inputs) -> list[Statement]:
         terms = [term(e, inputs, style.accumulate.guard, style.accumulate.target) for e in column_sums]
         return [*terms, *(Statement(f"{v.name}_out_[i_] = {inputs.spell(v)};") for v in wide)]
 
-    wanted = (*(a for e in column_sums for a in e.args), *wide)
+    wanted = work.wanted(number)
     return Phase(
         number=number,
-        loop=_loop(graph, wanted, ends, style.inputs, _kept(graph, number, levels, style)) if wanted else None,
+        loop=_loop(graph, wanted, ends, style.inputs, work.held(number)) if wanted else None,
         outputs=tuple(map(tensor, wide)),
         accumulators=tuple(named(e, n) for n, e in enumerate(column_sums)),
-        reduces=tuple(_reduces(graph, number, levels, style)),
+        reduces=tuple(_reduces(work, number)),
         after=tuple(_after(graph, e, number, style) for e in after),
         row_outputs=tuple(map(tensor, rows)),
         exchanged=tuple(e.out.name for e in exchanged if style.cluster),
@@ -110,16 +146,9 @@ def _after(graph: Graph, eqn: Eqn, number: int, style: Style) -> Statement | Joi
     return style.inputs.statement(eqn)
 
 
-def _kept(graph: Graph, number: int, levels: dict[Value, int], style: Style) -> frozenset[Value]:
-    """The values that the sums of squares of earlier phases have left in registers."""
-    earlier = [e for e in graph.eqns if levels[e.out] <= number and style.keeps]
-    return frozenset(segments.squared(graph, earlier))
-
-
-def _reduces(graph: Graph, number: int, levels: dict[Value, int], style: Style) -> Iterable[Reduce]:
+def _reduces(work: _Work, number: int) -> Iterable[Reduce]:
     """The reductions of a phase: those of a row by kind, the sums of its segments one by one."""
-    reductions = tuple(e for e in graph.eqns if is_row_fold(e) and operand_depth(e, levels) == number)
-    kept = _kept(graph, number, levels, style)
+    graph, style, reductions, kept = work.graph, work.style, work.reductions(number), work.held(number)
     for eqn in reductions:
         if eqn.op in SEGMENT_SUMS:
             array = f"{eqn.out.name}_own_"
@@ -133,7 +162,10 @@ def _reduces(graph: Graph, number: int, levels: dict[Value, int], style: Style) 
             array, real = f"{stem}_{number}_", ctype(eqns[0].out.type.dtype)
             results = (Statement(f"const {real} {c_name(e.out)} = {array}[{n}];") for n, e in enumerate(eqns))
             call = style.call.format(op=op, array=array, interleave=dict(eqns[0].attrs).get("interleave", 1))
-            yield _reduce(graph, eqns, op, call, f"real {array}[{len(eqns)}];", tuple(results), style, kept)
+            computed = upstream(graph.eqns, [a for e in eqns for a in e.args])
+            keep = [v for v in work.kept.get(number, ()) if v in computed and v not in kept]
+            yield _reduce(graph, eqns, op, call, f"real {array}[{len(eqns)}];", tuple(results), style, kept, keep)
+            kept |= {*keep}
 
 
 def _reduce(

@@ -230,6 +230,7 @@ def row_style(graph: Graph, row: RowKernel) -> Style:
         last=s.tma_store,
         cluster=s.cluster > 1,
         keeps=s.form == "registers" or s.row_in_registers,
+        keeps_long=s.form != "multipass",
     )
 
 
