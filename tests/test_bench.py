@@ -39,6 +39,7 @@ from lngen.bench.host import HostRecord, host_times
 from lngen.bench.libraries import APEX, APEX_FAST, QUACK_LIBRARY
 from lngen.bench.measure import LINKS, covering, doubted
 from lngen.bench.peers import known, select
+from lngen.bench.plot_graphs import overviews
 from lngen.bench.providers import Prepared, Torch, autograd, keeping
 from lngen.bench.records import Record
 from lngen.bench.run import Hooks, benchmark
@@ -1078,6 +1079,35 @@ def test_a_figure_per_direction_shows_peers_ceiling_and_target(tmp_path: Path) -
     assert lines == [[512, 2048, 4096]]  # 1000 has a mark of its own
     targets = [[*line.get_ydata()] for line in right.get_lines() if line.get_color() == plot.TARGET]
     assert targets[:2] == [[0.94, 0.95], [0.799]]
+
+
+def test_many_graphs_share_a_figure(tmp_path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    names = [f"graph{n}" for n in range(8)]
+    shares = {"copy": 1.0, "lngen": 0.9, "lngen-serial": 0.8, "liger": 0.5}
+    records = judge([
+        Record(f"{g}.{way}:d={d},dtype=bf16", g, way, 4096, d, "bf16", p, gb_s=f, fraction=f - 0.01 * n)
+        for way in ("fwd", "bwd") for d in (512, 1024) for n, g in enumerate(names) for p, f in shares.items()
+    ])  # fmt: skip
+    assert plot.plot(records, tmp_path / "x.svg") == [tmp_path / "x.svg"]
+    (overview,) = overviews(records)
+    figure = Figure()
+    overview.draw(figure)
+    assert [axes.get_title(loc="left") for axes in figure.axes] == [
+        f"{way}, 4096 x {d}" for way in ("forward", "backward") for d in (512, 1024)
+    ]
+    axes = figure.axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == names
+    assert [bar.get_width() for bar in axes.patches] == pytest.approx([0.9 - 0.01 * n for n in range(8)])
+    serial, liger = (line for line in axes.get_lines() if len(line.get_xdata()) == 8)
+    assert [*serial.get_xdata()] == pytest.approx([0.8 - 0.01 * n for n in range(8)])
+    assert [*liger.get_ydata()] == [*range(8)]
+    assert [t.get_text() for t in figure.legends[0].get_texts()] == ["lngen", "lngen, in turn", "Liger"]
+    few = [r for r in records if r.graph != names[0]]
+    assert not overviews(few)
+    assert len(plot.plot(few, tmp_path / "y.svg")) == 7 * 2
+    assert not overviews([replace(r, d=d) for r in records for d in range(1, 10)])  # more shapes than graphs
 
 
 def test_a_picture_says_where_it_comes_from() -> None:

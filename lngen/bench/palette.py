@@ -1,10 +1,14 @@
-"""Colours, marks and names of the providers in figures."""
+"""Colours, marks, names and order of the providers in figures."""
 
 from __future__ import annotations
 
+from lngen.bench.records import OWN, is_ceiling
 from lngen.bench.tasks import CEILINGS, OVERLAPPED
 
+INK, GRID, TARGET = "#333333", "#e4e4e4", "#7a7a7a"
 CEILING = "#222222"
+DIRECTIONS = {"fwd": "forward", "bwd": "backward", "both": "forward and backward"}
+SERIAL_MARK = "|"  # of lngen's calls in turn, on its bar
 COLOURS = {
     **dict.fromkeys(CEILINGS, CEILING),
     **dict.fromkeys([name + OVERLAPPED for name in CEILINGS], "#8a8a8a"),
@@ -42,3 +46,9 @@ NAMES = {
     "apex": "Apex",
     "apex-fast": "Apex fast",
 }
+
+
+def order(name: str) -> tuple[int, str]:
+    """A sort key of providers: lngen first, peers in the order of their colours, the ceilings last."""
+    places = {n: i for i, n in enumerate(COLOURS)}
+    return (0 if name.startswith(OWN) else 99 if is_ceiling(name) else places.get(name, 50), name)

@@ -1,7 +1,8 @@
 """Figures: GB/s and fraction of the ceiling over D, a line per provider; one figure per direction, dtype and row class.
 
 A row class is a size of the tensor, or a number of rows: whichever gives fewer figures. Points of classes with less
-than three widths share one figure, with a column per shape.
+than three widths share one figure, with a column per shape. Many graphs of few shapes share one as well
+(``lngen.bench.plot_graphs``).
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from lngen.bench.palette import CEILING, COLOURS, MARKERS, NAMES
+from lngen.bench.palette import CEILING, COLOURS, DIRECTIONS, GRID, INK, MARKERS, NAMES, TARGET, order
+from lngen.bench.plot_graphs import Overview, overviews
 from lngen.bench.records import OWN, VARIANT, Record, is_ceiling, throughputs
 from lngen.bench.report import grouped, unique
 from lngen.bench.store import Saved
@@ -27,7 +29,6 @@ from lngen.files import write_all
 from lngen.version import install_hint
 
 SCHEDULES = ("#6a51a3", "#41b6c4", "#8c6bb1", "#1d91c0", "#9ebcda")  # lngen with other schedules than the default
-INK, GRID, TARGET = "#333333", "#e4e4e4", "#7a7a7a"
 LEAST = 3  # widths that make a line
 LEAST_FRACTION, MOST_FRACTION = 0.5, 1.1
 STYLE = {
@@ -52,6 +53,7 @@ class Picture:
     rows: str
     records: Sequence[Record]
     line: bool
+    size = (11.0, 4.6)  # inches
 
     @property
     def slug(self) -> str:
@@ -62,8 +64,11 @@ class Picture:
     def title(self) -> str:
         """For a reader."""
         graph, direction, dtype = self.key
-        words = {"fwd": "forward", "bwd": "backward", "both": "forward and backward"}
-        return f"{graph} {words[direction]}, {dtype}, {self.rows}"
+        return f"{graph} {DIRECTIONS[direction]}, {dtype}, {self.rows}"
+
+    def draw(self, figure: Any) -> None:
+        """GB/s at the left, the fraction of the ceiling at the right."""
+        _draw(figure, self)
 
 
 def check(path: Path) -> tuple[Any, Any]:
@@ -91,13 +96,16 @@ def plot(records: Sequence[Record], path: Path, origin: str = "") -> list[Path]:
     without matplotlib, LngenError for a path that cannot be written. The same records give the same bytes.
     """
     matplotlib, figures = check(path)
-    drawn = pictures([r for r in throughputs(records) if r.gb_s is not None])
+    timed = [r for r in throughputs(records) if r.gb_s is not None]
+    together = overviews(timed)
+    apart = [r for r in timed if r.dtype not in {o.dtype for o in together}]
+    drawn: list[Overview | Picture] = [*together, *pictures(apart)]
     written = []
     with matplotlib.rc_context(STYLE):
         for picture in drawn:
             file = path if len(drawn) == 1 else path.with_name(f"{path.stem}-{picture.slug}{path.suffix}")
-            figure = figures.Figure(figsize=(11.0, 4.6), layout="constrained")
-            _draw(figure, picture)
+            figure = figures.Figure(figsize=picture.size, layout="constrained")
+            picture.draw(figure)
             sign(figure, origin)
             save(figure, file)
             written.append(file)
@@ -151,7 +159,7 @@ def _draw(figure: Any, picture: Picture) -> None:
     left, right = figure.subplots(1, 2)
     shapes = sorted({(r.d, r.rows) for r in picture.records})
     places = {shape: float(shape[0] if picture.line else i) for i, shape in enumerate(shapes)}
-    names = sorted(unique(r.provider for r in picture.records), key=_order)
+    names = sorted(unique(r.provider for r in picture.records), key=order)
     colours = COLOURS | dict(zip([n for n in names if n.startswith(VARIANT)], cycle(SCHEDULES), strict=False))
     for axes, value in ((left, "gb_s"), (right, "fraction")):
         for name in names:
@@ -257,12 +265,3 @@ def _fraction_scale(axes: Any, values: Sequence[float]) -> None:
 
 def _regular(d: int) -> bool:
     return d % 256 == 0 or d & (d - 1) == 0
-
-
-def _order(name: str) -> tuple[int, str]:
-    """lngen first, peers in the order of their colours, the ceiling last."""
-    places = {n: i for i, n in enumerate(COLOURS)}
-    return (
-        0 if name.startswith(OWN) else 99 if is_ceiling(name) else places.get(name, 50),
-        name,
-    )
