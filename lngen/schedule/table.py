@@ -17,6 +17,7 @@ from lngen.schedule.problem import Problem
 from lngen.schedule.resources import has_room
 from lngen.schedule.schedule import ANY, Schedule, parse_schedule
 
+FORWARD_INPUTS = 1
 NEAR = 1.25  # rows at most this many times longer or shorter are near
 
 
@@ -51,38 +52,54 @@ class Table:
         """The schedules of this class for the same kind of rows, the nearest D first; none for rows of another kind.
 
         Rows of the same kind have the same direction, element size and alignment, and one [M, D] input, or two with
-        column sums.
+        column sums. A cluster that shares rows with column sums suits more inputs, too, of one size.
         """
-        if len(p.input_sizes) != (2 if p.column_sums else 1) or len({*p.input_sizes}) != 1:
+        more = len(p.input_sizes) - inputs_of(p)
+        if more < 0 or (more and not p.column_sums) or len({*p.input_sizes}) != 1:
             return
         own = Key("bwd" if p.column_sums else "fwd", p.element, p.d)
         alike = [k for k, lines in self.entries.items() if k.kind == own.kind and workload in lines]
         for key in sorted(alike, key=lambda k: (abs(math.log(k.d / p.d)), k.d)):
-            if abs(math.log(key.d / p.d)) <= math.log(NEAR):
-                yield self.entries[key][workload]
+            entry = self.entries[key][workload]
+            if abs(math.log(key.d / p.d)) <= math.log(NEAR) and (not more or entry.cluster > 1):
+                yield entry
+
+
+def inputs_of(p: Problem) -> int:
+    """The [M, D] inputs of the rows that were measured: x, or with column sums dy and x."""
+    return 2 if p.column_sums else FORWARD_INPUTS
 
 
 def measured(p: Problem, workload: int, device: Device) -> Iterator[Schedule]:
     """The nearest measured schedule that is legal and fits the GPU; nothing if there is none near.
 
-    A cluster has all row groups of a graph side by side, as in the space of schedules.
+    A cluster has all row groups of a graph side by side, as in the space of schedules. Rows of more inputs than were
+    measured take more registers: for them the same layout follows with twice the threads.
     """
     for table in tables():
         if table.arch != device.arch.rstrip("af"):
             continue
         for entry in table.near(p, workload):
-            s = fitted(entry, p, device)
-            whole = s.cluster == 1 or not p.column_sums or s.rows_per_block == p.groups
-            if whole and is_legal(s, p) and has_room(s, p, device):
-                yield s
+            found = [s for s in fitted(entry, p, device) if _whole(s, p) and is_legal(s, p) and has_room(s, p, device)]
+            yield from found
+            if found:
                 return
 
 
-def fitted(entry: Schedule, p: Problem, device: Device) -> Schedule:
-    """An entry with the accesses for these rows and the grid for this GPU."""
+def _whole(s: Schedule, p: Problem) -> bool:
+    return s.cluster == 1 or not p.column_sums or s.rows_per_block == p.groups
+
+
+def fitted(entry: Schedule, p: Problem, device: Device) -> list[Schedule]:
+    """An entry with the accesses for these rows, the grid for this GPU, and about as many bytes in flight."""
     staged = entry.stages > 0 and not p.column_sums
     grid = device.resident_clusters(entry.cluster) * entry.blocks_per_sm if staged else 0
-    return replace(entry, vec=p.run, grid=grid)
+    s = replace(entry, vec=p.run, grid=grid)
+    inputs, base = len(p.input_sizes), inputs_of(p)
+    if inputs == base:
+        return [s]
+    fewer = replace(s, stages=max(2, s.stages * base // inputs)) if s.stages else s
+    return [fewer, replace(fewer, threads=2 * s.threads)]
 
 
 @cache
