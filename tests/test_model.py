@@ -40,7 +40,7 @@ from lngen.schedule.model import Features, estimates, features
 from lngen.schedule.ranking import roomy_space
 from lngen.schedule.recorded import Point, latest, points
 from lngen.schedule.resources import has_room
-from lngen.schedule.table import ANY, Key, Table, measured, tables
+from lngen.schedule.table import ANY, MOST_OPERATIONS, Key, Table, measured, tables
 from lngen.schedule.validate import RECORDED, Sample, fit, typical, unfitted, with_table
 from lngen.spec import parse_spec
 from lngen.toolchain import supported_arches
@@ -393,3 +393,22 @@ def test_the_default_is_clean_on_every_arch(what: str, d: int, dtype: str, arch:
 
 def test_a_schedule_of_any_text_reads() -> None:
     assert parse_schedule("form=multipass,threads=512", ANY).blocks_per_sm == 1
+
+
+def test_the_table_serves_what_is_like_the_norms_that_were_measured() -> None:
+    """More inputs where a cluster shares rows, not much more arithmetic."""
+    device = device_for("sm_90")
+
+    def first(spec: str) -> list[Schedule]:
+        p = facts(spec)
+        return list(measured(p, workload(p, None, device), device))
+
+    (own,) = first("layernorm.bwd:d=16384,dtype=bf16")
+    more = first("add_layernorm.bwd:d=16384,dtype=bf16")
+    assert [(s.cluster, s.rows_per_block) for s in more] == [(own.cluster, own.rows_per_block)] * 2
+    assert [s.threads for s in more] == [own.threads, 2 * own.threads]
+    assert [s.stages for s in more] == [max(2, own.stages * 2 // 3)] * 2  # as many bytes in flight
+    assert first("add_layernorm.bwd:d=4096,dtype=bf16") == []  # no cluster
+    assert first("add_layernorm.fwd:d=4096,dtype=bf16") == []  # two inputs, no column sums
+    assert first("rmsnorm_act.bwd:d=4096,dtype=bf16") == []  # arithmetic
+    assert facts("parallel_layernorm.bwd:d=4096,dtype=bf16").operations <= MOST_OPERATIONS

@@ -18,6 +18,7 @@ from lngen.schedule.resources import has_room
 from lngen.schedule.schedule import ANY, Schedule, parse_schedule
 
 FORWARD_INPUTS = 1
+MOST_OPERATIONS = 20  # equations per element; the norms that were measured have 7 forward and 13 backward
 NEAR = 1.25  # rows at most this many times longer or shorter are near
 
 
@@ -52,10 +53,11 @@ class Table:
         """The schedules of this class for the same kind of rows, the nearest D first; none for rows of another kind.
 
         Rows of the same kind have the same direction, element size and alignment, and one [M, D] input, or two with
-        column sums. A cluster that shares rows with column sums suits more inputs, too, of one size.
+        column sums. A cluster that shares rows with column sums suits more inputs, too, of one size. Rows with far more
+        arithmetic than the measured norms are of another kind: they need more warps.
         """
         more = len(p.input_sizes) - inputs_of(p)
-        if more < 0 or (more and not p.column_sums) or len({*p.input_sizes}) != 1:
+        if more < 0 or (more and not p.column_sums) or len({*p.input_sizes}) != 1 or p.operations > MOST_OPERATIONS:
             return
         own = Key("bwd" if p.column_sums else "fwd", p.element, p.d)
         alike = [k for k, lines in self.entries.items() if k.kind == own.kind and workload in lines]
