@@ -375,15 +375,10 @@ def softmax(b: GraphBuilder) -> None:
     b.output("y", e / b.sum(e))
 
 
-def cross_entropy(b: GraphBuilder) -> None:
-    x, target = b.input("x", M, D), b.input("target", M)
-    b.output("loss", b.sum(x) - target)
-
-
 MEMBERS = {
     "add_rmsnorm": own_graphs.add_rmsnorm,
     "gated_rmsnorm": own_graphs.gated,
-    **{f.__name__: f for f in (dyt, add_layernorm, softmax, cross_entropy)},
+    **{f.__name__: f for f in (dyt, add_layernorm, softmax)},
 }
 
 
@@ -426,17 +421,6 @@ def _fused_add(x: Any, residual: Any, weight: Any, eps: float) -> None:
     x[...] = _norm(residual, weight, None, eps, False)
 
 
-def _liger_loss(x: Any, target: Any, *rest: Any) -> Any:
-    assert target.dtype == torch.int64
-    assert rest == (None, -100, 0.0, 0.0, "none")
-    return (x.sum(-1) - target.float(),)
-
-
-def _quack_loss(x: Any, target: Any, reduction: str) -> Any:
-    assert (target.dtype, reduction) == (torch.int64, "none")
-    return x.sum(-1) - target.float()
-
-
 # By module: what stands for it, with the signatures of the libraries' public sources.
 STANDS = {
     "liger_kernel.ops.layer_norm": {
@@ -452,13 +436,11 @@ STANDS = {
     },
     "liger_kernel.ops.dyt": {"LigerDyTFunction": _Function(lambda x, a, g, b: torch.relu(a[0] * x) * g + b)},
     "liger_kernel.ops.softmax": {"LigerSoftmaxFunction": _Function(lambda x: x * x / (x * x).sum(-1, keepdim=True))},
-    "liger_kernel.ops.cross_entropy": {"LigerCrossEntropyFunction": _Function(_liger_loss)},
     "quack.rmsnorm": {
         "rmsnorm": _quack_rmsnorm,
         "layernorm_fwd": lambda x, weight, bias, eps: _norm(x, weight, bias, eps, True).to(x.dtype),
     },
     "quack.softmax": {"softmax": lambda x: x * x / (x * x).sum(-1, keepdim=True)},
-    "quack.cross_entropy": {"cross_entropy": _quack_loss},
     "flash_attn.ops.triton.layer_norm": {"layer_norm_fn": _flash(True), "rms_norm_fn": _flash(False)},
     "mamba_ssm.ops.triton.layernorm_gated": {
         "rmsnorm_fn": lambda x, w, b, z, eps: _norm(x, w, b, eps, False) * torch.relu(z)
@@ -510,7 +492,7 @@ def test_libraries_cover_what_they_have(members: None) -> None:
     assert names("add_layernorm", "bwd") == {"flash-attn"}
     assert names("gated_rmsnorm", "bwd") == {"mamba"}
     assert (names("softmax", "bwd"), names("dyt", "bwd")) == ({"liger", "quack"}, {"liger"})
-    assert (names("cross_entropy"), names("cross_entropy", "bwd")) == ({"liger", "quack"}, {"quack"})
+    assert names("cross_entropy") == set()  # theirs takes an index, lngen's a distribution
     assert names("rmsnorm:weight=f32") == names("rmsnorm:beta=yes") == names("layernorm:out=f32") == set()
     assert names("rmsnorm:eps=0.1,wrt=x", "bwd") == {"liger", "quack", "flash-attn", "apex"}
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from lngen.bench.cases import Case, Tensors
-from lngen.bench.engines import Array
 from lngen.bench.providers import Forward, Prepared, autograd, installed, is_plain, need_torch
 from lngen.ir import DType
 from lngen.spec import Spec
@@ -107,24 +106,6 @@ def _flashinfer_add_rmsnorm(m: ModuleType, case: Case) -> Prepared:
     return Prepared(launch, results)
 
 
-def _classes(case: Case) -> Callable[[Array], Array]:
-    """The target as integers, converted once: no user converts them per call."""
-    numbers = {t["target"].data_ptr(): t["target"].long() for t in case.sets}
-    return lambda target: numbers[target.data_ptr()]
-
-
-def _liger_cross_entropy(m: ModuleType, case: Case) -> Forward:
-    """Forward alone: its forward computes the gradient, its backward multiplies it."""
-    classes = _classes(case)
-    apply = m.LigerCrossEntropyFunction.apply
-    return lambda t: (apply(t["x"], classes(t["target"]), None, -100, 0.0, 0.0, "none")[0],)
-
-
-def _quack_cross_entropy(m: ModuleType, case: Case) -> Forward:
-    classes = _classes(case)
-    return lambda t: (m.cross_entropy(t["x"], classes(t["target"]), reduction="none"),)
-
-
 QUACK, FLASH = "quack.rmsnorm", "flash_attn.ops.triton.layer_norm"
 
 LIGER = Library(
@@ -157,7 +138,6 @@ LIGER = Library(
         "softmax": differentiable(
             "liger_kernel.ops.softmax", lambda m, c: lambda t: (m.LigerSoftmaxFunction.apply(t["x"]),)
         ),
-        "cross_entropy": differentiable("liger_kernel.ops.cross_entropy", _liger_cross_entropy, FORWARD),
     },
 )
 
@@ -165,7 +145,7 @@ QUACK_LIBRARY = Library(
     "quack",
     "quack-kernels",
     "quack",
-    "quack.rmsnorm.rmsnorm, layernorm_fwd with weights in float32, converted once; softmax; cross_entropy",
+    "quack.rmsnorm.rmsnorm, layernorm_fwd with weights in float32, converted once; softmax",
     {
         "layernorm": differentiable(QUACK, _quack_layernorm, FORWARD),
         "rmsnorm": differentiable(QUACK, lambda m, c: lambda t: (m.rmsnorm(t["x"], t["gamma"], eps=c.spec.eps),)),
@@ -174,7 +154,6 @@ QUACK_LIBRARY = Library(
             lambda m, c: lambda t: m.rmsnorm(t["x"], t["gamma"], residual=t["residual"], eps=c.spec.eps, prenorm=True),
         ),
         "softmax": differentiable("quack.softmax", lambda m, c: lambda t: (m.softmax(t["x"]),)),
-        "cross_entropy": differentiable("quack.cross_entropy", _quack_cross_entropy),
     },
 )
 
