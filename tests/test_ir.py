@@ -116,7 +116,8 @@ def test_graph_looks_up_its_parts() -> None:
 
 # ---- the op table ----
 
-BITS = ("exp2_biased", "exponent", "significand")
+G = 0.949951171875  # the guess of 1 / 1
+BITS = ("exp2_biased", "exponent", "reciprocal_guess", "significand")
 FUNCTIONS = tuple(ULPS)
 
 ACCEPTS: list[tuple[str, tuple[Type, ...], dict[str, Attr], Type]] = [
@@ -287,6 +288,7 @@ MEANINGS: list[tuple[str, list[Any], dict[str, Attr], Any]] = [
     ("copysign", [[[1.0, -2.0, np.inf]] * 2, [-0.0, 1.0, -3.0]], {}, [[-1.0, 2.0, -np.inf]] * 2),
     ("exp2_biased", [[BIAS, BIAS + 3, BIAS - 126]], {}, [1.0, 8.0, 2.0**-126]),
     ("exponent", [[1.0, 0.75, 0.66, 3e38, 2.0**-126, 1.34]], {}, [0.0, 0.0, -1.0, 128.0, -126.0, 1.0]),
+    ("reciprocal_guess", [[1.0, 2.0, 3.0, 2.0**-126]], {}, [G, G / 2, 0.3499755859375, G * 2.0**126]),
     ("significand", [[1.0, 0.75, 0.625, 2.0**127, 2.0**-126, 1.5]], {}, [1.0, 0.75, 1.25, 1.0, 1.0, 0.75]),
     *((op, [[0.0]], {}, [value]) for op, value in AT_ZERO.items()),
     ("reduce_max", [[[1.0, -2.0, 4.0], [-1.0, -0.0, 0.0]]], {"axis": D}, [4.0, 0.0]),
@@ -376,6 +378,7 @@ CUDA = {
     "const": "1.5f", "maximum": "maximum(a, b)", "select_eq": "a == b ? c : 0.0f",
     "minimum": "minimum(a, b)", "abs": "fabsf(a)", "rint": "rintf(a)", "detach": "a",
     "where_gt": "a > b ? c : d", "copysign": "copysign_of(a, b)", "exponent": "exponent(a)",
+    "reciprocal_guess": "__uint_as_float(0x7ef33000u - __float_as_uint(a))",
     "significand": "significand(a)", "exp2_biased": "__uint_as_float(__float_as_uint(a) << 23)",
     "select_gt": "a > b ? c : 0.0f", "relu": "a <= 0.0f ? 0.0f : a",
 }  # fmt: skip

@@ -28,6 +28,12 @@ BIT_ROWS = (
         cuda=lambda a, e: f"exponent({a[0]})",
         vjp=None,
     ),
+    Op(  # 1 / x to within 5.1 percent, of x from 2^-126 to 1.89 * 2^125
+        "reciprocal_guess", 1, type_rules.function,
+        numpy=lambda a, e, n: numerics.reciprocal_guess(a[0]),
+        cuda=lambda a, e: f"__uint_as_float({numerics.RECIPROCAL:#x}u - __float_as_uint({a[0]}))",
+        vjp=None,
+    ),
     Op(  # x / 2^k in [2/3, 4/3), of a positive normal x
         "significand", 1, type_rules.function,
         numpy=lambda a, e, n: numerics.significand(a[0]),

@@ -17,10 +17,11 @@ from collections.abc import Iterable
 from lngen.ir.methods import Methods
 from lngen.ir.types import F32, Eqn, Value
 
-# The largest errors, rounded up. gelu_tanh has 3 more for each unit of its sigmoid's argument. Products of x and a
-# subnormal factor (silu below -87, gelu below -13) may be off by 2^-142, if that is more.
+# The largest errors, rounded up. gelu_tanh has 3 more for each unit of its sigmoid's argument. The sigmoid is 0 below
+# -87.25: an error of 1.3e-38, times x in silu and gelu_tanh. Products of x and a subnormal factor (gelu below -13) may
+# be off by 2^-142, if that is more.
 ULPS: dict[str, float] = {
-    "exp": 2.0, "exp2": 2.0, "log": 1.5, "tanh": 2.0, "sigmoid": 3.0, "softplus": 2.5, "erf": 1.5, "normal_cdf": 6.5,
+    "exp": 2.0, "exp2": 2.0, "log": 1.5, "tanh": 2.5, "sigmoid": 2.75, "softplus": 2.5, "erf": 1.5, "normal_cdf": 6.5,
     "gelu": 7.0, "gelu_tanh": 3.0, "silu": 3.0,
 }  # fmt: skip
 
@@ -31,13 +32,16 @@ BIAS = 1.5 * 2**23 + 127
 _EXP_HALVES = ("0x1.715476p-1", "-0x1.62e400p+0", "-0x1.7f7d1cp-19")  # log2(e) / 2; -2 ln 2 in two parts
 # (e^r - 1 - r) / r^2 on [-ln 2, ln 2], relative error of e^r below 2^-26.
 _EXP = ("0x1.9baec2p-13", "0x1.71bf64p-10", "0x1.1126dap-7", "0x1.5549eep-5", "0x1.555514p-3", "0x1.00000cp-1")
+# The same on [-log(2) / 2, log(2) / 2], relative error of e^r below 2^-28.
+_EXP_NARROW = ("0x1.6a4d60p-10", "0x1.12398ep-7", "0x1.5558b0p-5", "0x1.555492p-3", "0x1.fffffcp-2")
+_EXP_WHOLE = ("0x1.715476p+0", "-0x1.62e400p-1", "-0x1.7f7d1cp-20")  # log2(e); -ln 2 in two parts
+# (e^(2 r) - 1 - 2 r) / (2 r^2) on [-log(2) / 4, log(2) / 4], relative error of e^(2 r) below 2^-28.
+_EXP_TWICE = ("0x1.6a4d60p-5", "0x1.12398ep-3", "0x1.5558b0p-2", "0x1.555492p-1", "0x1.fffffcp-1")
 # (log(1 + f) - f) / f^2 on [-1/3, 1/3], relative error of log(1 + f) below 2^-27.
 _LOG = (
     "-0x1.07c48cp-3", "0x1.1e6ccap-3", "-0x1.f332b8p-4", "0x1.1ed562p-3", "-0x1.559c66p-3", "0x1.99d050p-3",
     "-0x1.fffefap-3", "0x1.555506p-2", "-0x1p-1",
 )  # fmt: skip
-# (tanh(x) - x) / x^3 in x^2 for |x| <= 0.6, relative error of tanh below 2^-28.
-_TANH = ("-0x1.828776p-8", "0x1.54c3c2p-6", "-0x1.b89abap-5", "0x1.1109bep-3", "-0x1.55553ep-2")
 # (erf(x) - x) / x in x^2 for |x| <= 1, relative error of erf below 2^-29.
 _ERF = (
     "0x1.4771fcp-14", "-0x1.a3515ep-11", "0x1.53f224p-8", "-0x1.b7f71ap-6", "0x1.ce2ce6p-4", "-0x1.81273ep-2",
@@ -52,7 +56,7 @@ _ERFC = (
 # variable is that of M. M. Shepherd and J. G. Laframboise, Chebyshev approximation of (1 + 2x) exp(x^2) erfc x,
 # Math. Comp. 36, 1981.
 _MILLS = (
-    "0x1.0a57dep-16", "0x1.fd755ep-15", "-0x1.26cac6p-14", "-0x1.dc0736p-12", "0x1.e61e20p-11",
+    "0x1.0a5828p-16", "0x1.fd7548p-15", "-0x1.26cabcp-14", "-0x1.dc0736p-12", "0x1.e61e20p-11",
     "0x1.45f0d8p-9", "-0x1.0fa0f2p-6", "0x1.712326p-5", "-0x1.4aef38p-4", "0x1.b396fap-4",
 )  # fmt: skip
 
@@ -71,7 +75,7 @@ def exp2(b: Methods, e: Eqn) -> Value:
     biased = b.fma("biased", x, _const(b, 0.5), _const(b, BIAS))
     halves = b.sub("halves", biased, _const(b, BIAS))
     r = b.fma("reduced", halves, _const(b, -2.0), x)
-    return _scaled_twice(b, _power(b, b.mul("natural", r, _const(b, math.log(2)))), biased)
+    return _scaled_twice(b, _power(b, b.mul("natural", r, _const(b, math.log(2))), _EXP), biased)
 
 
 def log(b: Methods, e: Eqn) -> Value:
@@ -91,21 +95,32 @@ def log(b: Methods, e: Eqn) -> Value:
 
 
 def sigmoid(b: Methods, e: Eqn) -> Value:
-    """1 / (1 + e^-x), and e^x below -18, where both are the same and the first would overflow."""
-    x, far = e.args[0], _const(b, -18.0)
-    power = _exp(b, _at_least(b, b.where_gt("falling", x, far, b.neg("minus", x), x), -104.0))
-    one = _const(b, 1.0)
-    return b.where_gt("sigmoid", x, far, b.div("ratio", one, b.add("above", one, power)), power)
+    """1 / (1 + e^-x); 0 below -87.25, near where 1 + e^-x leaves the range of ``reciprocal``."""
+    x, lowest = e.args[0], _const(b, -87.25)
+    minus = b.neg("minus", _at_most(b, x, 40.0))
+    scale, high, low = (_const(b, float.fromhex(c)) for c in _EXP_WHOLE)
+    biased = b.fma("biased", minus, scale, _const(b, BIAS))
+    n = b.sub("whole", biased, _const(b, BIAS))
+    r = b.fma("reduced", n, low, b.fma("reduced", n, high, minus))
+    ratio = reciprocal(b, b.fma("above", _power(b, r, _EXP_NARROW), b.exp2_biased("scale", biased), _const(b, 1.0)))
+    return b.where_gt("sigmoid", lowest, x, _const(b, 0.0), ratio)
 
 
 def tanh(b: Methods, e: Eqn) -> Value:
-    """A polynomial up to 0.6, 1 - 2 / (1 + e^2|x|) beyond; odd to the bit."""
-    x, one = e.args[0], _const(b, 1.0)
-    size, square = b.abs("size", x), b.mul("square", x, x)
-    near = b.fma("near", b.mul("odd", _horner(b, square, _TANH), square), size, size)
-    power = _exp(b, b.mul("twice", _at_most(b, size, 20.0), _const(b, 2.0)))
-    far = b.fma("far", b.div("ratio", one, b.add("above", one, power)), _const(b, -2.0), one)
-    return b.copysign("tanh", b.where_gt("magnitude", size, _const(b, 0.6), far, near), x)
+    """E / (1 + E) with E = (e^2|x| - 1) / 2 and 2|x| = n log 2 + 2r, written as E - E E / (1 + E) up to 0.4 and as
+    1 - 1 / (1 + E) beyond, where each is monotone; odd to the bit.
+    """
+    x, one, half, bias = e.args[0], _const(b, 1.0), _const(b, 0.5), _const(b, BIAS)
+    size = _at_most(b, b.abs("size", x), 10.0)
+    biased = b.fma("biased", size, _const(b, 2 / math.log(2)), bias)
+    r = b.fma("reduced", b.sub("whole", biased, bias), _const(b, -math.log(2) / 2), size)
+    grown = b.fma("grown", b.mul("square", r, r), _horner(b, r, _EXP_TWICE), r)
+    scale = b.exp2_biased("scale", biased)
+    power = b.fma("power", grown, scale, b.fma("rest", scale, half, b.neg("minus", half)))
+    ratio = reciprocal(b, b.add("above", one, power))
+    near = b.fma("near", b.neg("minus", power), b.mul("part", power, ratio), power)
+    far = b.sub("far", one, ratio)
+    return b.copysign("tanh", b.where_gt("magnitude", size, _const(b, 0.4), far, near), x)
 
 
 def erf(b: Methods, e: Eqn) -> Value:
@@ -124,12 +139,10 @@ def normal_cdf(b: Methods, e: Eqn) -> Value:
     x, one = e.args[0], _const(b, 1.0)
     size = _at_most(b, b.abs("size", x), 15.0)
     centre = _const(b, 3.5)
-    v = b.div("mapped", b.sub("below", size, centre), b.add("above", size, centre))
+    ratio = reciprocal(b, b.add("above", size, centre))
+    v = b.mul("mapped", b.sub("below", size, centre), ratio)
     mills = b.mul("mills", _horner(b, v, _MILLS), b.sub("rest", one, v))
-    square = b.mul("square", size, size)
-    lost = b.fma("lost", size, size, b.neg("minus", square))  # what the rounding of the square loses
-    half = _const(b, -0.5)
-    below = _exp(b, b.mul("halved", square, half), b.mul("halved", lost, half), mills)
+    below = _exp(b, size, b.mul("halved", size, _const(b, -0.5)), mills)
     return b.where_gt("phi", x, _const(b, 0.0), b.sub("rest", one, below), below)
 
 
@@ -203,25 +216,40 @@ def _at_most(b: Methods, x: Value, high: float) -> Value:
     return b.where_gt("lowered", x, bound, bound, x)
 
 
-def _exp(b: Methods, x: Value, small: Value | None = None, factor: Value | None = None) -> Value:
-    """factor e^(x + small) for x in [-120, 90]: 4^m e^r with r = x - m log 4, |r| <= log 2; the last step rounds once.
+def _exp(b: Methods, x: Value, by: Value | None = None, factor: Value | None = None) -> Value:
+    """factor e^(x by) for products in [-120, 90]: 4^m e^r with r = x by - m log 4, |r| <= log 2; it rounds once.
 
-    Every other bit of the reduction is exact: m has few digits, as has the first part of log 4 (W. J. Cody and
-    W. Waite, Software Manual for the Elementary Functions, 1980).
+    m has few digits, as has the first part of log 4, so that their product is exact and r has two roundings (W. J. Cody
+    and W. Waite, Software Manual for the Elementary Functions, 1980).
     """
     scale, high, low = (_const(b, float.fromhex(c)) for c in _EXP_HALVES)
-    biased = b.fma("biased", x, scale, _const(b, BIAS))
+    product = x if by is None else b.mul("product", x, by)
+    biased = b.fma("biased", product, scale, _const(b, BIAS))
     m = b.sub("quarters", biased, _const(b, BIAS))
-    r = b.fma("reduced", m, low, b.fma("reduced", m, high, x))
-    r = r if small is None else b.add("reduced", r, small)
-    p = _power(b, r)
+    near = b.fma("reduced", m, high, x) if by is None else b.fma("reduced", x, by, b.mul("multiple", m, high))
+    p = _power(b, b.fma("reduced", m, low, near), _EXP)
     return _scaled_twice(b, p if factor is None else b.mul("power", p, factor), biased)
 
 
-def _power(b: Methods, r: Value) -> Value:
-    """e^r for |r| <= log 2. r + r^2 q is monotone, because the rounding of r^2 q is finer than the steps of r."""
-    grown = b.fma("grown", b.mul("square", r, r), _horner(b, r, _EXP), r)
+def _power(b: Methods, r: Value, coefficients: Iterable[str]) -> Value:
+    """e^r for |r| <= log 2 and ``_EXP``, or half of it and ``_EXP_NARROW``.
+
+    r + r^2 q is monotone, because the rounding of r^2 q is finer than the steps of r.
+    """
+    grown = b.fma("grown", b.mul("square", r, r), _horner(b, r, coefficients), r)
     return b.add("power", grown, _const(b, 1.0))
+
+
+def reciprocal(b: Methods, x: Value) -> Value:
+    """1 / x for x in [2^-126, 1.89 * 2^125], monotone, off by at most 0.6 units in the last place.
+
+    A step whose error is quadratic, 0.0013, and one whose error is cubic (R. P. Brent and P. Zimmermann, Modern
+    Computer Arithmetic, 2010, section 4.2). 2.0013 in place of 2 in the first halves the largest error.
+    """
+    minus, guess = b.neg("minus", x), b.reciprocal_guess("guess", x)
+    near = b.mul("near", guess, b.fma("correction", minus, guess, _const(b, 2.0013)))
+    rest = b.fma("rest", minus, near, _const(b, 1.0))
+    return b.fma("reciprocal", near, b.fma("correction", rest, rest, rest), near)
 
 
 def _scaled_twice(b: Methods, p: Value, biased: Value) -> Value:

@@ -192,6 +192,10 @@ class Methods(ABC):
         """The whole number k with x / 2^k in [2/3, 4/3), of a positive normal x."""
         return self.emit("exponent", name, (x,))
 
+    def reciprocal_guess(self, name: str, x: Value) -> Value:
+        """1 / x to within 5.1 percent, for x from 2^-126 to 1.89 * 2^125."""
+        return self.emit("reciprocal_guess", name, (x,))
+
     def significand(self, name: str, x: Value) -> Value:
         """x / 2^k in [2/3, 4/3), of a positive normal x."""
         return self.emit("significand", name, (x,))

@@ -99,6 +99,16 @@ def significand(x: Array) -> Array:
     return np.asarray((_bits(x) - ((_bits(x) - _TWO_THIRDS) & np.uint32(0xFF800000))).view(np.float32))
 
 
+# The difference of bits is near that of logarithms (J. F. Blinn, Floating-point tricks, IEEE Computer Graphics and
+# Applications 17(4), 1997). This number makes the largest error of a reciprocal least.
+RECIPROCAL = 0x7EF33000
+
+
+def reciprocal_guess(x: Array) -> Array:
+    """1 / x to within 5.1 percent, of a float32 from 2^-126 to 1.89 * 2^125: the bits subtracted from a number."""
+    return np.asarray((np.uint32(RECIPROCAL) - _bits(x)).view(np.float32))
+
+
 def _bits(x: Array) -> Array:
     return np.ascontiguousarray(x).view(np.uint32)
 
