@@ -34,6 +34,8 @@ def _worth(graph: Graph, here: Sequence[Value], later: Sequence[Value], kept: Se
     again = _again(graph, computed, later, kept)
     while len(again) >= LONG and len(found) < MOST_KEPT:
         values = [v for v in again if v.type.axes == WIDE and v.type.dtype is F32]
+        if not values:
+            break
         left = {v: len(_again(graph, computed, later, [*kept, *found, v])) for v in values}
         best = min(values, key=lambda v: left[v])
         if len(again) - left[best] < LONG:
