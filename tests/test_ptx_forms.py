@@ -10,26 +10,11 @@ import pytest
 
 from lngen.ptx import Outcome, PtxError, parse, run_kernel
 from lngen.toolchain import compile_ptx
+from ptx_source import clean, kinds, run
 
 pytest.importorskip("cupy")
 
 U4 = np.uint32
-
-
-def run(source: str, grid: Any, block: int, *arguments: Any) -> Outcome:
-    """What the kernel ``k`` of a CUDA source does."""
-    module = parse(compile_ptx(source, "sm_90", name="k.cu", lines=True))
-    return run_kernel(module, "k", grid, block, arguments, source=source)
-
-
-def kinds(outcome: Outcome) -> set[str]:
-    return {f.kind for f in outcome.findings}
-
-
-def clean(outcome: Outcome) -> dict[str, Any]:
-    """The results of a run without findings."""
-    assert outcome.findings == (), "\n".join(map(str, outcome.findings))
-    return outcome.results
 
 
 POLICY = "{ .reg .b64 pol; createpolicy.fractional.L2::evict_%s.b64 pol%s; "

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lngen.ptx import Outcome, parse, run_kernel
+from lngen.ptx import Outcome, parse
 from lngen.ptx.analysis import narrowest
 from lngen.toolchain import compile_ptx
+from ptx_source import kinds, run
 
 pytest.importorskip("cupy")
 
@@ -17,16 +18,6 @@ U4 = np.uint32
 # A warp barrier makes the executor keep clocks of what threads have seen of each other.
 CLOCKS = ["", "__syncwarp();"]
 TYPES = {"unsigned short": np.uint16, "unsigned char": np.uint8}
-
-
-def run(source: str, grid: Any, block: int, *arguments: Any, dynamic: int = 0) -> Outcome:
-    """What the kernel ``k`` of a CUDA source does."""
-    module = parse(compile_ptx(source, "sm_90", name="k.cu", lines=True))
-    return run_kernel(module, "k", grid, block, arguments, source=source, dynamic=dynamic)
-
-
-def kinds(outcome: Outcome) -> set[str]:
-    return {f.kind for f in outcome.findings}
 
 
 SHARED = """extern "C" __global__ void k(const T* a, T* o, unsigned long long at) {
