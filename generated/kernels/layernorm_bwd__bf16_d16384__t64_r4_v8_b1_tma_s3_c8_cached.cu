@@ -860,8 +860,8 @@ layernorm_bwd__bf16_d16384__t64_r4_v8_b1_tma_s3_c8_cached__finish(
     pdl_trigger();
     pdl_wait();
 
-    constexpr int COLUMNS_ = 32, SUMS_ = 2, INTERLEAVE_ = 4;
-    __shared__ __align__(16) real totals_[SUMS_ * INTERLEAVE_ * COLUMNS_];
+    constexpr int COLUMNS_ = 32, INTERLEAVE_ = 4;
+    __shared__ __align__(16) real totals_[2 * INTERLEAVE_ * COLUMNS_];
     const long long blocks_with_rows_ = (rows_ + 4 - 1) / 4;
     const int partial_rows_ = blocks_with_rows_ < 15 ? static_cast<int>(blocks_with_rows_) : 15;
     for (int column_tile_ = blockIdx.x; column_tile_ * COLUMNS_ < 16384; column_tile_ += gridDim.x) {

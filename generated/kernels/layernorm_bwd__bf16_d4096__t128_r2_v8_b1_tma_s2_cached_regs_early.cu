@@ -734,8 +734,8 @@ layernorm_bwd__bf16_d4096__t128_r2_v8_b1_tma_s2_cached_regs_early__finish(
     pdl_trigger();
     pdl_wait();
 
-    constexpr int COLUMNS_ = 32, SUMS_ = 2, INTERLEAVE_ = 16;
-    __shared__ __align__(16) real totals_[SUMS_ * INTERLEAVE_ * COLUMNS_];
+    constexpr int COLUMNS_ = 32, INTERLEAVE_ = 16;
+    __shared__ __align__(16) real totals_[2 * INTERLEAVE_ * COLUMNS_];
     const long long blocks_with_rows_ = (rows_ + 2 - 1) / 2;
     const int partial_rows_ = blocks_with_rows_ < 126 ? static_cast<int>(blocks_with_rows_) : 126;
     for (int column_tile_ = blockIdx.x; column_tile_ * COLUMNS_ < 4096; column_tile_ += gridDim.x) {

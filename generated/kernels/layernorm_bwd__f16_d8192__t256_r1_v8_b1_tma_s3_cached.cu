@@ -776,8 +776,8 @@ layernorm_bwd__f16_d8192__t256_r1_v8_b1_tma_s3_cached__finish(
     pdl_trigger();
     pdl_wait();
 
-    constexpr int COLUMNS_ = 32, SUMS_ = 2, INTERLEAVE_ = 4;
-    __shared__ __align__(16) real totals_[SUMS_ * INTERLEAVE_ * COLUMNS_];
+    constexpr int COLUMNS_ = 32, INTERLEAVE_ = 4;
+    __shared__ __align__(16) real totals_[2 * INTERLEAVE_ * COLUMNS_];
     const long long blocks_with_rows_ = (rows_ + 1 - 1) / 1;
     const int partial_rows_ = blocks_with_rows_ < 120 ? static_cast<int>(blocks_with_rows_) : 120;
     for (int column_tile_ = blockIdx.x; column_tile_ * COLUMNS_ < 8192; column_tile_ += gridDim.x) {

@@ -637,8 +637,8 @@ layernorm_bwd__f32_d1000__t64_r4_v4_b1_cp_async_s2__finish(
     pdl_trigger();
     pdl_wait();
 
-    constexpr int COLUMNS_ = 32, SUMS_ = 2, INTERLEAVE_ = 16;
-    __shared__ __align__(16) real totals_[SUMS_ * INTERLEAVE_ * COLUMNS_];
+    constexpr int COLUMNS_ = 32, INTERLEAVE_ = 16;
+    __shared__ __align__(16) real totals_[2 * INTERLEAVE_ * COLUMNS_];
     const long long blocks_with_rows_ = (rows_ + 4 - 1) / 4;
     const int partial_rows_ = blocks_with_rows_ < 126 ? static_cast<int>(blocks_with_rows_) : 126;
     for (int column_tile_ = blockIdx.x; column_tile_ * COLUMNS_ < 1000; column_tile_ += gridDim.x) {

@@ -536,7 +536,7 @@ rmsnorm_bwd__f16_d768_wf32__t32_r16_v8_b1_prefetch_single__rows(
 
     // ---- all partial sums are written: complete the column sums ----
     grid_barrier(arrivals_);
-    constexpr int COLUMNS_ = 32, SUMS_ = 1, INTERLEAVE_ = 16;
+    constexpr int COLUMNS_ = 32, INTERLEAVE_ = 16;
     real* totals_ = sums_buffer_;
     const long long blocks_with_rows_ = (rows_ + 16 - 1) / 16;
     const int partial_rows_ = blocks_with_rows_ < 128 ? static_cast<int>(blocks_with_rows_) : 128;

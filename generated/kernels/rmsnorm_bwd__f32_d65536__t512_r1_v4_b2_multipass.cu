@@ -478,8 +478,8 @@ rmsnorm_bwd__f32_d65536__t512_r1_v4_b2_multipass__finish(
     pdl_trigger();
     pdl_wait();
 
-    constexpr int COLUMNS_ = 128, SUMS_ = 1, INTERLEAVE_ = 4;
-    __shared__ __align__(16) real totals_[SUMS_ * INTERLEAVE_ * COLUMNS_];
+    constexpr int COLUMNS_ = 128, INTERLEAVE_ = 4;
+    __shared__ __align__(16) real totals_[1 * INTERLEAVE_ * COLUMNS_];
     const long long blocks_with_rows_ = (rows_ + 1 - 1) / 1;
     const int partial_rows_ = blocks_with_rows_ < 7 ? static_cast<int>(blocks_with_rows_) : 7;
     for (int column_tile_ = blockIdx.x; column_tile_ * COLUMNS_ < 65536; column_tile_ += gridDim.x) {

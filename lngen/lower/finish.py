@@ -17,6 +17,7 @@ COLUMN_THREADS = 128
 # threads than run at once: each thread then has 16 bytes of neighbouring columns.
 FINISH_COLUMNS = 32
 MANY_THREADS, FINISH_THREADS = 2**17, 128
+TOTALS_BYTES = 24 * 2**10  # half of a block's static shared memory: in a single launch, other arrays stand beside them
 BATCH_NUMBERS = 16  # numbers that a thread of the finish loads at a time
 MANY_ROWS = 2**40
 
@@ -33,6 +34,15 @@ def columns_per_thread(s: Schedule, p: Problem) -> int:
     return unit(p) if many and p.d % unit(p) == 0 else 1
 
 
+def columns_of_a_tile(s: Schedule, p: Problem) -> int:
+    """Columns that a block of the finish completes at a time; fewer where the totals of many sums would not fit."""
+    each = columns_per_thread(s, p)
+    columns = FINISH_COLUMNS if each == 1 else FINISH_THREADS // p.interleave * each
+    while columns > each and p.column_sums * p.interleave * columns * p.real_size > TOTALS_BYTES:
+        columns //= 2
+    return columns
+
+
 def finish_of(s: Schedule, p: Problem, sums: tuple[Sum, ...], statements: tuple[Statement, ...]) -> Finish:
     """The plan of the finish: how the partial sums of all blocks are added, and the results of the totals."""
     each = columns_per_thread(s, p)
@@ -46,7 +56,7 @@ def finish_of(s: Schedule, p: Problem, sums: tuple[Sum, ...], statements: tuple[
         rows_per_block=s.rows_per_block,
         rows_per_term=rows_per_term,
         interleave=p.interleave,
-        columns=FINISH_COLUMNS if each == 1 else FINISH_THREADS // p.interleave * each,
+        columns=columns_of_a_tile(s, p),
         columns_per_thread=each,
         batch=max(1, min(-(-p.blocks // p.interleave), BATCH_NUMBERS // (p.column_sums * rows_per_term))),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 from lngen.errors import ScheduleError
@@ -55,15 +56,18 @@ def _rules(s: Schedule, p: Problem) -> Iterator[Rule]:
 def _row_rules(s: Schedule, p: Problem) -> Iterator[Rule]:
     """Rules for the layout of rows over the threads of a block."""
     ceiling = 1 << max(p.segment_chunks - 1, 0).bit_length()  # the next power of two
+    # A block of few, fixed rows may have threads without elements, so that it fills whole warps.
+    few = s.rows_per_block == 1 or _fixed_rows(s, p)
+    most = max(ceiling, WARP // math.gcd(s.rows_per_block, WARP) if few else 1)
     yield s.form in FORMS, lambda: f"form is one of {', '.join(FORMS)}, got {s.form}"
     yield _power_of_two(s.threads), lambda: f"threads is a power of two, got {s.threads}"
     yield s.rows_per_block >= 1, lambda: f"rows_per_block is at least 1, got {s.rows_per_block}"
     yield s.block <= MAX_THREADS, lambda: f"threads * rows_per_block is at most {MAX_THREADS}, got {s.block}"
     yield s.block % WARP == 0, lambda: f"threads * rows_per_block fills whole warps of {WARP}, got {s.block}"
     yield (
-        s.threads <= max(ceiling, WARP if s.rows_per_block == 1 else 1),
+        s.threads <= most,
         lambda: (
-            f"threads is at most {ceiling}, a row segment has {p.segment_chunks} chunks of {p.chunk} elements, "
+            f"threads is at most {most}, a row segment has {p.segment_chunks} chunks of {p.chunk} elements, "
             f"got {s.threads}"
         ),
     )
