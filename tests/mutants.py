@@ -51,6 +51,11 @@ def scaled_by_most(b: GraphBuilder) -> None:
     b.results.append(b.cast("q", b.sub("apart", x, z), to=b.options.dtype))
 
 
+def least(b: GraphBuilder) -> None:
+    """The smaller of two elements, stored as it is."""
+    b.results.append(b.minimum("smaller", b.input("x", M, D), b.input("z", M, D)))
+
+
 def totals(b: GraphBuilder) -> None:
     """Row sums as they are: no later rounding hides the order of their additions."""
     x = b.input("x", M, D)
@@ -84,7 +89,7 @@ def numbers(b: GraphBuilder) -> None:
 
 OWN = {d.name: d for d in (
     Definition("most", scaled_by_most), Definition("totals", totals), Definition("rounded", rounded),
-    Definition("numbers", numbers),
+    Definition("numbers", numbers), Definition("least", least),
 )}  # fmt: skip
 
 
@@ -157,6 +162,15 @@ SUBJECTS: dict[str, Subject] = {
     "most": Subject("most.fwd:d=77,dtype=f16,weight=f32", registers(4, 8, 1), 7),
     "most of odd numbers": Subject("most.fwd:d=77,dtype=f16,weight=f32", registers(4, 8, 1), 40, "odd"),
     "most of signed zeros": Subject("most.fwd:d=77,dtype=f16,weight=f32", registers(4, 8, 1), 7, "signs"),
+    "most of odd numbers, old arch": Subject(
+        "most.fwd:d=77,dtype=f16,weight=f32", registers(4, 8, 1), 40, "odd", "sm_75"
+    ),
+    "most of signed zeros, old arch": Subject(
+        "most.fwd:d=77,dtype=f16,weight=f32", registers(4, 8, 1), 7, "signs", "sm_75"
+    ),
+    "least of odd numbers": Subject("least.fwd:d=77,dtype=f16", registers(4, 8, 1), 40, "odd"),
+    "least of odd numbers, old arch": Subject("least.fwd:d=77,dtype=f16", registers(4, 8, 1), 40, "odd", "sm_75"),
+    "least of signed zeros, old arch": Subject("least.fwd:d=77,dtype=f16", registers(4, 8, 1), 7, "signs", "sm_75"),
     "most of negatives": Subject("most.fwd:d=77,dtype=f16,weight=f32", registers(4, 8, 1), 7, "negative"),
     "double": Subject("rmsnorm.fwd:d=21,dtype=bf16,weight=f64", registers(4, 8, 1), 9),
     # Column sums: blocks of row groups, the last one not full; then more rows than all blocks take at once.
