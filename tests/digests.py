@@ -92,9 +92,21 @@ def add_norm(b: GraphBuilder) -> None:
     b.statistic(rstd)
 
 
+FUNCTIONS = ("exp", "exp2", "tanh", "sigmoid", "erf", "normal_cdf", "gelu", "gelu_tanh", "silu", "softplus")
+
+
+def functions(b: GraphBuilder) -> None:
+    """Every function of the op table, of numbers up to 8 and up to 40."""
+    x = b.input("x", M, D)
+    for factor in (1.0, 5.0):
+        for name in FUNCTIONS:
+            b.output(f"{name}{factor:g}", b.emit(name, f"{name}_{factor:g}", (x * factor,)))
+        b.output(f"log{factor:g}", b.log(f"log_{factor:g}", (x * factor).abs() + 0.01))
+
+
 OWN = (Definition("peak_scale", peak_scale), Definition("add_norm", add_norm))
 NORMS = ("layernorm", "rmsnorm")
-GRAPHS_BY_NAME = {**GRAPHS, **{d.name: d for d in OWN}}
+GRAPHS_BY_NAME = {**GRAPHS, **{d.name: d for d in (*OWN, Definition("functions", functions))}}
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ def clamped(b: GraphBuilder) -> None:
 
 def magnitude(b: GraphBuilder) -> None:
     """|x|."""
-    b.output("y", b.input("x", M, D).abs())
+    b.output("y", abs(b.input("x", M, D)))
 
 
 def chosen_by_size(b: GraphBuilder) -> None:

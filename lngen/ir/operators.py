@@ -63,6 +63,9 @@ class Operators:
     def __neg__(self) -> Self:
         return self._record("neg", self)
 
+    def __abs__(self) -> Self:
+        return self.abs()
+
     def sqrt(self) -> Self:
         """The square root, correctly rounded."""
         return self._record("sqrt", self)
