@@ -73,6 +73,7 @@ BACK = Schedule("registers", 256, 2, 8, prefetch=True)
 BULK = Schedule("tma", 128, 1, 8, stages=3, grid=128)
 RAGGED = Schedule("tma_unaligned", 128, 1, 1, stages=3, grid=128, tma_store=True)
 EMPTY = "nothing to stage"  # stands for FORWARD without its input
+UNORDERED = "no chunks"  # stands for ODD with chunks of one element, as in a graph without that attribute
 
 # In the order of the rules; each breaks its own and none before it.
 ILLEGAL: list[tuple[str, Schedule, str]] = [
@@ -124,6 +125,11 @@ ILLEGAL: list[tuple[str, Schedule, str]] = [
     ),
     (EMPTY, BULK, "there is no [M, D] input to stage"),
     (FORWARD, replace(BULK, vec=4), "bulk copies need vec=8 and a D that is a multiple of it, got vec=4"),
+    (
+        UNORDERED,
+        replace(BULK, vec=1),
+        "rows, or cluster tiles, that are loaded by bulk copies are multiples of 16 bytes, got 8190",
+    ),
     (
         ODD,
         replace(RAGGED, threads=8, rows_per_block=4),
@@ -211,6 +217,8 @@ ILLEGAL: list[tuple[str, Schedule, str]] = [
 
 
 def of(text: str) -> Problem:
+    if text == UNORDERED:
+        return replace(facts(ODD), chunk=1, run=1)
     return replace(facts(FORWARD), input_sizes=()) if text == EMPTY else facts(text)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from lngen.errors import ScheduleError
 from lngen.schedule.layout import (
@@ -117,6 +117,7 @@ def _form_rules(s: Schedule, p: Problem) -> Iterator[Rule]:
     """Rules for the requirements of each form."""
     staged, unaligned = s.form in STAGED, s.form == "tma_unaligned"
     least = 2 * BULK // min((*p.input_sizes, *p.output_sizes), default=4)  # elements in twice the unit of a bulk copy
+    loaded = next((n for n in _row_bytes(s, p, p.input_sizes) if n % BULK), 0)
     yield (
         MIN_STAGES <= s.stages <= MAX_STAGES if staged else s.stages == 0,
         lambda: f"stages is from {MIN_STAGES} to {MAX_STAGES} with form={ANY_STAGED}, else 0, got {s.stages}",
@@ -125,6 +126,10 @@ def _form_rules(s: Schedule, p: Problem) -> Iterator[Rule]:
     yield (
         s.form != "tma" or (s.vec == p.chunk and p.d % p.chunk == 0),
         lambda: f"bulk copies need vec={p.chunk} and a D that is a multiple of it, got vec={s.vec}",
+    )
+    yield (
+        s.form != "tma" or not loaded,
+        lambda: f"rows, or cluster tiles, that are loaded by bulk copies are multiples of {BULK} bytes, got {loaded}",
     )
     yield (
         not unaligned or (p.d % p.chunk > 0 and p.d >= least and s.threads >= least),
@@ -149,8 +154,7 @@ def _form_rules(s: Schedule, p: Problem) -> Iterator[Rule]:
 def _option_rules(s: Schedule, p: Problem) -> Iterator[Rule]:
     """Rules for options that belong to certain forms."""
     staged, bulk = s.form in STAGED, s.form in ("tma", "tma_unaligned")
-    leaving = [n * size for size in p.output_sizes for n in (p.d, *[cluster_tile(s, p)] * (s.cluster > 1))]
-    odd = next((n for n in leaving if n % BULK), 0)
+    odd = next((n for n in _row_bytes(s, p, p.output_sizes) if n % BULK), 0)
     yield (
         s.grid >= 1 if staged and not p.column_sums else s.grid == 0,
         lambda: f"grid is at least 1 with form={ANY_STAGED} and no column sums, else 0, got {s.grid}",
@@ -235,6 +239,11 @@ def _room_rules(s: Schedule, p: Problem) -> Iterator[Rule]:
 def _fixed_rows(s: Schedule, p: Problem) -> bool:
     """True if the graph fixes the rows of a block, because it has column sums in registers."""
     return p.column_sums > 0 and s.form != "multipass"
+
+
+def _row_bytes(s: Schedule, p: Problem, sizes: Iterable[int]) -> list[int]:
+    """Bytes of a row, and of a cluster's tile of it, for tensors with elements of these sizes."""
+    return [n * size for size in sizes for n in (p.d, *[cluster_tile(s, p)] * (s.cluster > 1))]
 
 
 def _power_of_two(n: int) -> bool:
