@@ -34,7 +34,7 @@ INF, NAN = np.inf, np.nan
 # Where an expansion changes its formula, or a result saturates or becomes subnormal.
 BREAKS = {
     "exp": (-104.0, -87.34, 88.73, 89.0), "exp2": (-150.0, -149.0, -126.0, 127.5, 128.0), "log": (2 / 3, 4 / 3, 1.0),
-    "tanh": (0.1733, 0.4, 0.5199, 9.01, 10.0), "sigmoid": (-87.25, -18.0, 17.33, 40.0),
+    "tanh": (0.1733, 0.5199, 9.01, 10.0), "sigmoid": (-87.25, -18.0, 17.33, 40.0),
     "softplus": (-104.0, -87.34, 0.0, 18.0), "erf": (1.0, 3.95), "normal_cdf": (-15.0, -14.17, -13.0, 0.0, 5.4),
 }  # fmt: skip
 
