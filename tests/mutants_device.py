@@ -61,6 +61,8 @@ DEVICE: dict[str, list[Row]] = {
         ("a maximum by hand: -0 for +0", "most of signed zeros, old arch", "a == 0 ? a + b : a", "a"),
         ("by hand, the smaller of two", "most of odd numbers, old arch", "return a > b ||", "return a < b ||"),
         ("a minimum by hand that ignores NaN", "least of odd numbers, old arch", "a < b || a != a", "a < b || b != b"),
+        ("no sign copied", "tanh", "0x80000000, 0xd8", "0x80000000, 0xf0"),
+        ("the magnitude copied", "tanh", "0x80000000, 0xd8", "0x80000000, 0xe4"),
         ("a minimum by hand: +0 for -0", "least of signed zeros, old arch", "a == 0 ? -(-a - b) : a", "b"),
     ],
     "vector": [

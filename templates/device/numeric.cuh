@@ -85,9 +85,11 @@ template <typename T> __device__ __forceinline__ T minimum(T a, T b) {
     return a < b || a != a ? a : b;
 }
 
-// |a| with the sign of b.
+// |a| with the sign of b, in one instruction: bits of b where the mask has ones, else of a.
 __device__ __forceinline__ float copysign_of(float a, float b) {
-    return __uint_as_float(__float_as_uint(a) & 0x7fffffffu | __float_as_uint(b) & 0x80000000u);
+    unsigned r;
+    asm("lop3.b32 %0, %1, %2, 0x80000000, 0xd8;" : "=r"(r) : "r"(__float_as_uint(a)), "r"(__float_as_uint(b)));
+    return __uint_as_float(r);
 }
 
 // The whole number k with v / 2^k in [2/3, 4/3), of a positive normal number; 0x3f2aaaab is 2/3.
