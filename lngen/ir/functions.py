@@ -38,7 +38,7 @@ _EXP_WHOLE = ("0x1.715476p+0", "-0x1.62e400p-1", "-0x1.7f7d1cp-20")  # log2(e); 
 # (e^(2 r) - 1 - 2 r) / (2 r^2) on [-log(2) / 4, log(2) / 4], relative error of e^(2 r) below 2^-28.
 _EXP_TWICE = ("0x1.6a4d60p-5", "0x1.12398ep-3", "0x1.5558b0p-2", "0x1.555492p-1", "0x1.fffffcp-1")
 # 1 / (1 - h) in h^3, h and 1 on [0, 1/2], relative error 0.0017: (1 - T4(4 h - 1) / T4(3)) / (1 - h) has no square.
-_OVER_REST = ("0x1.c65286p+1", "0x1.1bf394p+0", "0x1.ff1cd6p-1")
+_RECIPROCAL = ("0x1.c65286p+1", "0x1.1bf394p+0", "0x1.ff1cd6p-1")
 # (log(1 + f) - f) / f^2 on [-1/3, 1/3], relative error of log(1 + f) below 2^-27.
 _LOG = (
     "-0x1.07c48cp-3", "0x1.1e6ccap-3", "-0x1.f332b8p-4", "0x1.1ed562p-3", "-0x1.559c66p-3", "0x1.99d050p-3",
@@ -118,7 +118,7 @@ def tanh(b: Methods, e: Eqn) -> Value:
     grown = b.fma("grown", b.mul("square", r, r), _horner(b, r, _EXP_TWICE), r)
     scale = b.exp2_biased("scale", biased)
     h = b.fma("half", b.neg("minus", grown), scale, b.fma("rest", scale, b.neg("minus", half), half))
-    cubic, linear, constant = (_const(b, float.fromhex(c)) for c in _OVER_REST)
+    cubic, linear, constant = (_const(b, float.fromhex(c)) for c in _RECIPROCAL)
     guess = b.fma("guess", h, b.fma("guess", b.mul("square", h, h), cubic, linear), constant)
     below = b.sub("below", one, guess)
     rest = b.fma("rest", h, guess, below)
