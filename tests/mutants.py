@@ -169,8 +169,6 @@ SUBJECTS: dict[str, Subject] = {
         "most.fwd:d=77,dtype=f16,weight=f32", registers(4, 8, 1), 7, "signs", "sm_75"
     ),
     "least of odd numbers": Subject("least.fwd:d=77,dtype=f16", registers(4, 8, 1), 40, "odd"),
-    "least of odd numbers, old arch": Subject("least.fwd:d=77,dtype=f16", registers(4, 8, 1), 40, "odd", "sm_75"),
-    "least of signed zeros, old arch": Subject("least.fwd:d=77,dtype=f16", registers(4, 8, 1), 7, "signs", "sm_75"),
     "tanh": Subject("dyt.fwd:d=100,dtype=bf16", registers(8, 4, 4), 5),
     "most of negatives": Subject("most.fwd:d=77,dtype=f16,weight=f32", registers(4, 8, 1), 7, "negative"),
     "double": Subject("rmsnorm.fwd:d=21,dtype=bf16,weight=f64", registers(4, 8, 1), 9),

@@ -221,30 +221,34 @@ def _at_most(b: Methods, x: Value, high: float) -> Value:
 
 
 def _exp(b: Methods, x: Value, by: Value | None = None, factor: Value | None = None) -> Value:
-    """factor e^(x by) for products in [-120, 90]: 4^m e^r with r = x by - m log 4, |r| <= log 2; it rounds once.
-
-    m has few digits, as has the first part of log 4, so that their product is exact and r has two roundings (W. J. Cody
-    and W. Waite, Software Manual for the Elementary Functions, 1980).
-    """
-    scale, high, low = (_const(b, float.fromhex(c)) for c in _EXP_HALVES)
-    product = x if by is None else b.mul("product", x, by)
-    biased = b.fma("biased", product, scale, _const(b, BIAS))
-    m = b.sub("quarters", biased, _const(b, BIAS))
-    near = b.fma("reduced", m, high, x) if by is None else b.fma("reduced", x, by, b.mul("multiple", m, high))
-    p = _power(b, b.fma("reduced", m, low, near), _EXP)
+    """factor e^(x by) for products in [-120, 90]: 4^m e^r with r = x by - m log 4, |r| <= log 2; it rounds once."""
+    biased, r = _reduced(b, x, _EXP_HALVES, by)
+    p = _power(b, r, _EXP)
     return _scaled_twice(b, p if factor is None else b.mul("power", p, factor), biased)
 
 
 def _exp_parts(b: Methods, x: Value) -> tuple[Value, Value]:
-    """e^r and 2^n, whose product is e^x, for x in [-87, 88]: n whole, |r| <= log(2) / 2; as in ``_exp``.
+    """e^r and 2^n, whose product is e^x, for x in [-87, 88]: r = x - n log 2, |r| <= log(2) / 2.
 
     Of other numbers the product is not e^x; a NaN gives one.
     """
-    scale, high, low = (_const(b, float.fromhex(c)) for c in _EXP_WHOLE)
-    biased = b.fma("biased", x, scale, _const(b, BIAS))
-    n = b.sub("whole", biased, _const(b, BIAS))
-    r = b.fma("reduced", n, low, b.fma("reduced", n, high, x))
+    biased, r = _reduced(b, x, _EXP_WHOLE)
     return _power(b, r, _EXP_NARROW), b.exp2_biased("scale", biased)
+
+
+def _reduced(b: Methods, x: Value, parts: Iterable[str], by: Value | None = None) -> tuple[Value, Value]:
+    """n + BIAS and the rest r of x, or of the product x by, after n periods; n is the nearest whole number.
+
+    ``parts``: 1 / period, and the negative period in two parts. n has few digits, as has the first part, so that their
+    product is exact and r has two roundings (W. J. Cody and W. Waite, Software Manual for the Elementary Functions,
+    1980).
+    """
+    scale, high, low = (_const(b, float.fromhex(c)) for c in parts)
+    product = x if by is None else b.mul("product", x, by)
+    biased = b.fma("biased", product, scale, _const(b, BIAS))
+    n = b.sub("whole", biased, _const(b, BIAS))
+    near = b.fma("reduced", n, high, x) if by is None else b.fma("reduced", x, by, b.mul("multiple", n, high))
+    return biased, b.fma("reduced", n, low, near)
 
 
 def _power(b: Methods, r: Value, coefficients: Iterable[str]) -> Value:

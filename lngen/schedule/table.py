@@ -17,7 +17,6 @@ from lngen.schedule.problem import Problem
 from lngen.schedule.resources import has_room
 from lngen.schedule.schedule import ANY, Schedule, parse_schedule
 
-FORWARD_INPUTS = 1
 MOST_OPERATIONS = 26  # equations per element; the norms that were measured have 7 forward and 13 backward
 NEAR = 1.25  # rows at most this many times longer or shorter are near
 
@@ -53,8 +52,8 @@ class Table:
         """The schedules of this class for the same kind of rows, the nearest D first; none for rows of another kind.
 
         Rows of the same kind have the same direction, element size and alignment, and one [M, D] input, or two with
-        column sums. A cluster that shares rows with column sums suits more inputs, too, of one size. Rows with far more
-        arithmetic than the measured norms are of another kind: they need more warps.
+        column sums. A cluster that shares rows with column sums also suits more inputs, if they have one element size.
+        Rows with far more arithmetic than the measured norms are of another kind, because they need more warps.
         """
         more = len(p.input_sizes) - inputs_of(p)
         if more < 0 or (more and not p.column_sums) or len({*p.input_sizes}) != 1 or p.operations > MOST_OPERATIONS:
@@ -69,7 +68,7 @@ class Table:
 
 def inputs_of(p: Problem) -> int:
     """The [M, D] inputs of the rows that were measured: x, or with column sums dy and x."""
-    return 2 if p.column_sums else FORWARD_INPUTS
+    return 2 if p.column_sums else 1
 
 
 def measured(p: Problem, workload: int, device: Device) -> Iterator[Schedule]:

@@ -71,19 +71,8 @@ template <typename T> __device__ __forceinline__ T maximum(T a, T b) {
     return a > b || a != a ? a : b;
 }
 
-// The smaller number; a NaN if either is one, and -0 is smaller than +0, so the order of the operands does not matter.
-// Since sm_80 that is one instruction for f32.
-template <typename T> __device__ __forceinline__ T minimum(T a, T b) {
-#if __CUDA_ARCH__ >= 800
-    if constexpr (sizeof(T) == 4) {
-        T r;
-        asm("min.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
-        return r;
-    }
-#endif
-    if (a == b) return a == 0 ? -(-a - b) : a;
-    return a < b || a != a ? a : b;
-}
+// The smaller number; a NaN if either is one, and -0 is smaller than +0.
+template <typename T> __device__ __forceinline__ T minimum(T a, T b) { return -maximum(-a, -b); }
 
 // |a| with the sign of b, in one instruction: bits of b where the mask has ones, else of a.
 __device__ __forceinline__ float copysign_of(float a, float b) {
