@@ -107,8 +107,8 @@ def sigmoid(b: Methods, e: Eqn) -> Value:
 def tanh(b: Methods, e: Eqn) -> Value:
     """h / (1 - h) with h = (1 - e^-2|x|) / 2, where -2|x| = n log 2 + 2 r; odd to the bit.
 
-    1 / (1 - h) is refined as in ``reciprocal``. As h + h (1 / (1 - h) - 1) the quotient is monotone: the second term
-    is exact to a fraction of the first one's last place.
+    1 / (1 - h) is refined as in ``reciprocal``. The quotient is written as h + h (1 / (1 - h) - 1), which is monotone:
+    the error of the second term is less than the last place of the first.
     """
     x, one, half, bias = e.args[0], _const(b, 1.0), _const(b, 0.5), _const(b, BIAS)
     size = _at_most(b, b.abs("size", x), 10.0)
@@ -230,7 +230,7 @@ def _exp(b: Methods, x: Value, by: Value | None = None, factor: Value | None = N
 def _exp_parts(b: Methods, x: Value) -> tuple[Value, Value]:
     """e^r and 2^n, whose product is e^x, for x in [-87, 88]: r = x - n log 2, |r| <= log(2) / 2.
 
-    Of other numbers the product is not e^x; a NaN gives one.
+    For other x the product is not e^x; a NaN gives a NaN.
     """
     biased, r = _reduced(b, x, _EXP_WHOLE)
     return _power(b, r, _EXP_NARROW), b.exp2_biased("scale", biased)

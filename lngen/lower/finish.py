@@ -17,7 +17,7 @@ COLUMN_THREADS = 128
 # threads than run at once: each thread then has 16 bytes of neighbouring columns.
 FINISH_COLUMNS = 32
 MANY_THREADS, FINISH_THREADS = 2**17, 128
-TOTALS_BYTES = 24 * 2**10  # half of a block's static shared memory: in a single launch, other arrays stand beside them
+TOTALS_BYTES = 24 * 2**10  # half of a block's static shared memory; the rest is for the other arrays of a single launch
 BATCH_NUMBERS = 16  # numbers that a thread of the finish loads at a time
 MANY_ROWS = 2**40
 

@@ -58,7 +58,7 @@ __device__ __forceinline__ f16 f16_from_f64(double v) {
 }
 
 // The larger number; a NaN if either is one, and +0 is larger than -0, so the order of the operands does not matter.
-// Since sm_80 that is one instruction for f32.
+// Since sm_80 the maximum of two f32 is one instruction.
 template <typename T> __device__ __forceinline__ T maximum(T a, T b) {
 #if __CUDA_ARCH__ >= 800
     if constexpr (sizeof(T) == 4) {
