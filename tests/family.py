@@ -151,9 +151,9 @@ def l2norm(t: Tensors, keys: Keys) -> Results:
 
 
 def row_statistics(x: Tensor) -> Results:
-    """The maximum of a row, and the sum of the powers of what is left without it, which is a constant there."""
+    """The maximum of a row, and the sum of the powers of what is left without it."""
     top = x.amax(-1)
-    return {"rowmax": top, "rowsum": torch.exp(x - top.detach().unsqueeze(-1)).sum(-1)}
+    return {"rowmax": top, "rowsum": torch.exp(x - top.unsqueeze(-1)).sum(-1)}
 
 
 def softmax(t: Tensors, keys: Keys) -> Results:

@@ -241,7 +241,10 @@ class _Kitchen:
                 return b.where_gt("chosen", x, y, z, x)
             case "add" | "sub" | "mul" | "div" | "maximum" | "minimum":
                 return b.emit(s.op, s.op, (x, y))
-            case "neg" | "sqrt" | "rsqrt" | "relu" | "abs" | "rint" | "detach":
+            case "detach":  # what is detached has to cancel
+                kept = b.detach("kept", y)
+                return b.sub("less", b.add("more", x, kept), kept)
+            case "neg" | "sqrt" | "rsqrt" | "relu" | "abs" | "rint":
                 return b.emit(s.op, s.op, (x,))
             case "select_eq" | "select_gt":
                 return b.emit(s.op, "chosen", (x, y, z))

@@ -265,7 +265,7 @@ MUTATIONS: dict[tuple[str, str, str], dict[str, Mutation]] = {
     ("softmax", "fwd", "scale=0.5,dtype=bf16"): {
         "a mean for the sum": Edit("rowsum", "reduce_mean %e {axis=D}"),
         "the scale is dropped": drop("x_scaled", "x32"),
-        "the scale behind the maximum": Edit("shifted", "sub %x32, %detach_rowmax"),
+        "the scale behind the maximum": Edit("shifted", "sub %x32, %rowmax"),
         "a sum of the shifted": Edit("rowsum", "reduce_sum %shifted {axis=D}"),
         "base 2": Edit("e", "exp2 %shifted"),
         "not divided": drop("p", "e"),

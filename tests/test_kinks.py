@@ -163,11 +163,10 @@ def test_a_clamp_passes_the_cotangent_between_its_ends_and_at_them() -> None:
     np.testing.assert_array_equal(dx, [[3, 0, 3, 0, 3, 0, 0, 0]])
 
 
-@pytest.mark.parametrize("op", ["detach", "rint"])
-def test_no_cotangent_passes_through(op: str) -> None:
+def test_no_cotangent_passes_through_rint() -> None:
     def product_of(b: GraphBuilder) -> None:
         x = b.input("x", M, D)
-        b.output("y", x * b.emit(op, "kept", (x,)))
+        b.output("y", x * x.rint())
 
     found = gradients(product_of, {"x": np.array([[2.0, -3.0]])}, np.array([[1.0, 10.0]]))
     np.testing.assert_array_equal(found["dx"], [[2.0, -30.0]])

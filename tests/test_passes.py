@@ -802,7 +802,15 @@ def cancels(b: GraphBuilder) -> None:
     b.output("y", b.div("q", b.mul("p", x, z), z))
 
 
-OWN = [gated, scaled, quotient, residual, two_results, unit_length, column_centred, zero_centred, cancels]
+def moved_sums(b: GraphBuilder) -> None:
+    """A number per row and one per column, each counted as often as its sum has terms."""
+    x, shift, beta = b.input("x", M, D), b.input("shift", M), b.input("beta", D)
+    of_row = b.reduce_sum("of_row", b.add("row_moved", x, shift), axis=D)
+    of_column = b.reduce_sum("of_column", b.add("column_moved", x, beta), axis=M)
+    b.output("y", b.mul("y32", of_row, of_column))
+
+
+OWN = [gated, scaled, quotient, residual, two_results, unit_length, column_centred, zero_centred, cancels, moved_sums]
 
 
 @pytest.mark.parametrize("describe", OWN)

@@ -44,13 +44,13 @@ def cross_entropy(b: GraphBuilder) -> None:
 
 
 def _shifted(b: GraphBuilder) -> tuple[Value, Value]:
-    """x less the largest element of its row, and that; the derivative of the maximum cancels."""
+    """x less the largest element of its row, and that."""
     x = b.input("x", M, D)
     scale = b.option("scale", 1.0, about="factor of x")
     if scale != 1.0:
         x = b.mul("x_scaled", x, b.number("scale", float(scale)))
     top = b.reduce_max("rowmax", x, axis=D)
-    return b.sub("shifted", x, top.detach()), top
+    return b.sub("shifted", x, top), top
 
 
 def _statistics(b: GraphBuilder, *values: Value) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from lngen.ir import ORDERS, D, DType, Graph, verify
 from lngen.passes.clean import cse, dce
+from lngen.passes.constants import constants
 from lngen.passes.decompose import decompose
 from lngen.passes.fma import place_fma
 from lngen.passes.gradients import accumulate, accumulated, share_results
@@ -50,13 +51,14 @@ def backward(
     """The backward graph of a forward graph: gradients of ``wrt``, given cotangents of ``of`` and the ``saved`` values.
 
     ``of`` are results of forward; by default those that it does not save for backward. ``stored`` are the dtypes of
-    gradients that differ from those of their inputs. ``demanded`` as in ``save``.
+    gradients that differ from those of their inputs. ``demanded`` as in ``save``. DerivativeError as of ``vjp`` and
+    ``constants``.
     """
     trace = {} if trace is None else trace
     of = tuple(r.name for r in graph.results if r.name not in saved) if of is None else of
     # A number per row that forward saves is an output only if it has a cotangent.
     outputs = tuple(r for r in graph.results if D in r.type.axes or r.name in of or r.name not in saved)
-    trace["vjp"] = derived = vjp(replace(graph, results=outputs), wrt, of, stored)
+    trace["vjp"] = derived = vjp(replace(graph, results=outputs), wrt, of, stored, constants(graph, wrt, of))
     seeds = (p.name for p in derived.params if p not in graph.params)
     trace["simplify"] = derived = verify(simplify(derived, *seeds), "simplify")
     trace["save"] = derived = verify(save(derived, graph, saved, demanded), "save")

@@ -109,10 +109,9 @@ class _Simplifier:
                 return {p: -c for p, c in args[0].items()}
             case "mul":
                 return times(args[0], args[1])
-            case "div" if eqn.args[1] not in self.linear:
-                product, coefficient = self.products.monomial(eqn.args[1])
-                if coefficient:  # a literal 0 is left to IEEE
-                    return times(args[0], {product.inverse(): 1 / coefficient})
+            case "div" if len(args[1]) == 1:  # a literal 0 has no term, and is left to IEEE
+                ((product, coefficient),) = args[1].items()
+                return times(args[0], {product.inverse(): 1 / coefficient})
             case "reduce_sum" | "reduce_dot" | "reduce_mean":
                 terms = times(*args) if eqn.op == "reduce_dot" else args[0]
                 scale = atom(Size(eqn.axis)).inverse() if eqn.op == "reduce_mean" else ONE

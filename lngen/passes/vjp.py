@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
 from lngen.errors import DerivativeError
-from lngen.ir import OPS, Axis, Builder, DType, Graph, Value, print_eqn
+from lngen.ir import OPS, WIDE, Axis, Builder, DType, Graph, Value, print_eqn
 from lngen.ir.op import compute_dtype
 from lngen.passes.edit import downstream
 
@@ -14,7 +14,11 @@ NONE: Mapping[str, DType] = MappingProxyType({})
 
 
 def vjp(
-    graph: Graph, wrt: tuple[str, ...], of: tuple[str, ...] | None = None, stored: Mapping[str, DType] = NONE
+    graph: Graph,
+    wrt: tuple[str, ...],
+    of: tuple[str, ...] | None = None,
+    stored: Mapping[str, DType] = NONE,
+    constants: Collection[Value] = (),
 ) -> Graph:
     """The graph of d(results)/d(inputs), contracted with a cotangent for each result, its first parameters.
 
@@ -25,8 +29,9 @@ def vjp(
     The forward equations come first, then one derivative row of the op table per equation, in reverse.
     A cotangent is kept in the compute dtype (f32, or f64 for f64 values) and rounded once, to the dtype of its input or
     to that in ``stored``, at the end; a cotangent that no path reaches is zeros. Reverse accumulation as in Griewank
-    and Walther, Evaluating Derivatives, 2nd ed., section 3.2. DerivativeError if a name of ``wrt`` or ``of`` does not
-    exist, or if no result depends on an input; VerifyError if a value has the name of a cotangent or of a gradient.
+    and Walther, Evaluating Derivatives, 2nd ed., section 3.2. ``constants`` are values whose uses have cotangents that
+    add up to zero. DerivativeError if a name of ``wrt`` or ``of`` does not exist, or if no result depends on an input;
+    VerifyError if a value has the name of a cotangent or of a gradient.
     """
     results = graph.results if of is None else tuple(_find(graph, "of", "result", graph.results, n) for n in of)
     inputs = tuple(_find(graph, "wrt", "input", graph.params, n) for n in wrt)
@@ -41,8 +46,8 @@ def vjp(
         derivative = OPS[eqn.op].vjp
         assert derivative is not None  # checked above
         for arg, ct in zip(eqn.args, derivative(b, eqn, cotangents[eqn.out]), strict=True):
-            if arg in wanted and ct is not None:
-                ct = _sum_over(b, ct, tuple(a for a in ct.type.axes if a not in arg.type.axes))
+            if arg in wanted and arg not in constants and ct is not None:
+                ct = _sum_over(b, ct, (*ct.type.axes, *eqn.out.type.axes), arg.type.axes)
                 cotangents[arg] = b.add("ct", cotangents[arg], ct) if arg in cotangents else ct
     to = {p: stored.get(p.name, p.type.dtype) for p in inputs}
     return b.build(*(_gradient(b, graph, p, cotangents, to[p]) for p in inputs), stage="vjp")
@@ -82,7 +87,11 @@ def _gradient(b: Builder, graph: Graph, param: Value, cotangents: dict[Value, Va
     return b.cast(b.exactly(f"d{param.name}", f"the gradient of '{param.name}'"), ct, to=to)
 
 
-def _sum_over(b: Builder, ct: Value, axes: tuple[Axis, ...]) -> Value:
-    for axis in axes:
-        ct = b.reduce_sum("ct", ct, axis=axis)
+def _sum_over(b: Builder, ct: Value, given: tuple[Axis, ...], kept: tuple[Axis, ...]) -> Value:
+    """The cotangent ``ct`` of values over ``given``, added up for an operand over ``kept``."""
+    for axis in (a for a in WIDE if a in given and a not in kept):
+        if axis in ct.type.axes:
+            ct = b.reduce_sum("ct", ct, axis=axis)
+        else:
+            ct = b.mul("ct", ct, b.size("count", axis, ct.type.dtype))
     return ct

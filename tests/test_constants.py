@@ -1,0 +1,139 @@
+"""What a derivative takes for a constant moves no result: gradients are those of the forward's differences."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from lngen.check.inputs import same_bits
+from lngen.check.real import evaluate
+from lngen.errors import DerivativeError
+from lngen.graphs import Definition
+from lngen.graphs.builder import GraphBuilder
+from lngen.interpret import interpret
+from lngen.ir import D, Graph, M, Value
+from lngen.ir.numerics import Array
+from lngen.spec import Spec, make_spec, parse_spec
+
+Inputs = dict[str, Array]
+
+
+def of(describe: object, way: str = "bwd", d: int = 5, **keys: object) -> Spec:
+    return make_spec(Definition("own", describe), way, {"d": d, "dtype": "f32", **keys})  # type: ignore[arg-type]
+
+
+def real(graph: Graph, given: Inputs) -> Inputs:
+    """The results in real numbers, as exactly as float64 allows."""
+    return {n: r.value for n, r in evaluate(graph, {p.name: given[p.name] for p in graph.params}).items()}
+
+
+def assert_the_gradient_is_that_of_differences(spec: Spec) -> None:
+    """Along a random direction of the inputs, for random cotangents; by central differences in float64."""
+    rng = np.random.default_rng(0)
+    forward = spec.with_direction("fwd").forward()
+    inputs, direction = ({p.name: rng.normal(size=p.type.shape(3, spec.d)) for p in forward.params} for _ in range(2))
+    results = real(forward, inputs)
+    cotangents = {name: rng.normal(0.5, 1, results[name].shape) for name in spec.differentiated}
+    found = real(spec.trace()["save"], {**inputs, **results, **{f"d{name}": c for name, c in cotangents.items()}})
+    along = [(found[f"d{name}"] * direction[name]).sum() for name in spec.differentiates]
+    step = 1e-6
+    above, below = (real(forward, {k: v + s * direction[k] for k, v in inputs.items()}) for s in (step, -step))
+    want = [((above[n] - below[n]) / (2 * step) * c).sum() for n, c in cotangents.items()]
+    assert sum(along) == pytest.approx(sum(want), rel=1e-6, abs=1e-6 * (1 + sum(map(abs, (*along, *want)))))
+
+
+@pytest.mark.parametrize("results", ["y", "rowsum", "rowmax", "y+rowsum", "y+rowmax+rowsum"])
+@pytest.mark.parametrize("graph", ["softmax", "log_softmax"])
+def test_a_statistic_has_the_gradient_of_its_differences(graph: str, results: str) -> None:
+    assert_the_gradient_is_that_of_differences(parse_spec(f"{graph}.bwd:d=5,scale=0.5,of={results}"))
+
+
+def test_rowsum_of_0_1_2_has_the_gradient_that_one_writes_by_hand() -> None:
+    spec = parse_spec("softmax.bwd:d=3,of=rowsum")
+    x = np.array([[0.0, 1.0, 2.0]])
+    saved = real(spec.with_direction("fwd").forward(), {"x": x})
+    e = np.exp(x - 2)
+    found = real(spec.trace()["save"], {"x": x, "drowsum": np.ones(1), **saved})
+    np.testing.assert_allclose(found["dx"], e - [[0, 0, e.sum()]], rtol=1e-14)
+
+
+def random_graph(seed: int) -> Definition:
+    """A graph of x and z with some value detached, whose effects may or may not cancel."""
+
+    def describe(b: GraphBuilder) -> None:
+        rng = random.Random(seed)
+        x, z = b.input("x", M, D), b.input("z", M, D)
+        of = rng.choice([x, z, x * z])
+        kept = rng.choice([of, b.mean(of), b.reduce_max("most", of, axis=D)]).detach()
+        pool: list[Value] = [x, z, x - kept, x + kept, z * kept.exp(), x * (-kept).exp()]
+        for _ in range(rng.randint(1, 3)):
+            left, right = rng.choice(pool), rng.choice(pool)
+            power = (left * 0.25).exp() if rng.random() < 0.5 else left.exp()
+            total = b.sum(power + x * 0.0)  # of a number per row, too
+            more = [left - right, left - kept, right + kept, left * right, power, power / total, total.log()]
+            pool += rng.sample(more, 3)
+        last = rng.choice(pool[6:])
+        b.output("y", last + x if rng.random() < 0.5 else last * x)
+
+    return Definition(f"random{seed}", describe)
+
+
+def test_random_graphs_with_a_detached_value_have_the_gradient_of_their_differences_or_are_refused() -> None:
+    done = Counter[str]()
+    for seed in range(200):
+        spec = make_spec(random_graph(seed), "bwd", {"d": 4})
+        used = any(e.op == "detach" for e in spec.forward().eqns)
+        try:
+            spec.graph()
+        except DerivativeError:
+            done["refused"] += 1
+            continue
+        assert_the_gradient_is_that_of_differences(spec)
+        done["cancels" if used else "unused"] += 1
+    assert done["refused"] > 20, done
+    assert done["cancels"] > 20, done
+
+
+def test_what_is_detached_has_to_cancel() -> None:
+    def stopped(b: GraphBuilder) -> None:
+        x = b.input("x", M, D)
+        b.output("y", x * x.detach())
+
+    with pytest.raises(DerivativeError) as error:
+        of(stopped).graph()
+    assert str(error.value) == (
+        "graph @own_fwd: 'x32' is detached, but its effects on 'y' do not cancel, as far as lngen can show. The "
+        "gradient would not be that of the forward: leave detach away, or differentiate other results (of=).\n"
+        "    %detach_x : f32[M, D] = detach %x32"
+    )
+    of(stopped, "fwd").graph()
+
+
+def test_a_detached_statistic_has_no_cotangent() -> None:
+    def kept(b: GraphBuilder) -> None:
+        x = b.input("x", M, D)
+        b.output("y", x - b.statistic(b.mean(x).detach(), "kept") * 0.0)
+
+    with pytest.raises(DerivativeError, match="do not cancel"):
+        of(kept, of="kept").graph()
+
+
+def test_the_maximum_of_a_softmax_needs_no_detach() -> None:
+    def plain(b: GraphBuilder) -> None:
+        x = b.input("x", M, D)
+        e = (x - b.reduce_max("most", x, axis=D)).exp()
+        b.output("y", e * (1 / b.sum(e)))
+
+    def detached(b: GraphBuilder) -> None:
+        x = b.input("x", M, D)
+        e = (x - b.reduce_max("most", x, axis=D).detach()).exp()
+        b.output("y", e * (1 / b.sum(e)))
+
+    rng = np.random.default_rng(1)
+    inputs = {"x": rng.integers(-1, 2, (4, 5)).astype("f4"), "dy": rng.normal(size=(4, 5)).astype("f4")}
+    left, right = (interpret(of(describe).graph(), inputs)["dx"] for describe in (plain, detached))
+    assert same_bits(left, right).all()
+    assert "select_eq" not in str(of(plain).graph())
