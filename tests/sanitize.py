@@ -109,7 +109,7 @@ def wrong(text: str, schedule: str) -> list[str]:
     if not exists(plan.schedule, capability(arch)):
         return []
     inputs = random_inputs(plan.spec, ROWS)
-    launcher = Launcher(plan, KernelSet(plan).cubin(arch).image, 0)
+    launcher = Launcher(plan, KernelSet(plan).cubin(arch).image, 0, overlap=True)
     return mismatches(launch_numpy(launcher, ROWS, inputs), interpret(plan.graph, inputs))
 
 

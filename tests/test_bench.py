@@ -38,6 +38,7 @@ from lngen.bench.grids import DESIGN, GRIDS, WIDTHS, rows_for
 from lngen.bench.host import HostRecord, host_times
 from lngen.bench.libraries import APEX, APEX_FAST, QUACK_LIBRARY
 from lngen.bench.measure import LINKS, covering, doubted
+from lngen.bench.overlapped import OverlappedCeiling
 from lngen.bench.peers import known, select
 from lngen.bench.plot_graphs import overviews
 from lngen.bench.providers import Prepared, Torch, autograd, keeping
@@ -838,8 +839,8 @@ def test_lngen_is_launched_with_the_pointers_of_a_set(monkeypatch: pytest.Monkey
     assert prepared_for == [calls[0][1]]
     assert {*prepared.results(0)} == {"dx", "dgamma", "dbeta"}
     assert "threads=" in prepared.schedule
-    known()["lngen-serial"].prepare(case)
-    assert overlaps == [True, False]
+    known()["lngen-overlapped"].prepare(case)
+    assert overlaps == [False, True]
     assert (
         "threads=4,"
         in known(["threads=4,rows_per_block=128"])["lngen:threads=4,rows_per_block=128"].prepare(case).schedule
@@ -852,7 +853,10 @@ def test_lngen_is_launched_with_the_pointers_of_a_set(monkeypatch: pytest.Monkey
 def test_providers_are_chosen_by_name_and_ceilings_always(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(providers, "installed", lambda module: module == "torch")
     monkeypatch.setattr(libraries, "installed", lambda module: False)
-    ceilings = [*CEILINGS]
+    monkeypatch.setattr(OverlappedCeiling, "available", lambda self: True)
+    ceilings, early = [*CEILINGS], ["copy-overlapped", "add-overlapped"]
+    for chosen in (select(overlap=True), select(["lngen-overlapped", "lngen", "torch"])):
+        assert [p.name for p in chosen] == [*ceilings, *early, "lngen", "lngen-overlapped", "torch"]
     assert [p.name for p in select()] == [*ceilings, "lngen", "torch"]
     assert [p.name for p in select(compiled=True)] == [*ceilings, "lngen", "torch", "compile"]
     assert [p.name for p in select(["torch"])] == [*ceilings, "torch"]
@@ -893,19 +897,22 @@ def test_what_memory_can_move_at_most(monkeypatch: pytest.MonkeyPatch, khz: int,
 
 
 def test_calls_that_wait_have_a_summary_of_their_own() -> None:
-    both = [_record(name, fraction=f, target=0.9, met=f > 0.9) for name, f in (("lngen", 1.0), ("lngen-serial", 0.8))]
-    overlapping, serial = summarise(both)
-    assert (overlapping.provider, overlapping.met, serial.provider, serial.met) == ("lngen", 1, "lngen-serial", 0)
-    lines = report.summary_lines([overlapping, serial])
+    both = [
+        _record(name, fraction=f, target=0.9, met=f > 0.9) for name, f in (("lngen", 1.0), ("lngen-overlapped", 0.8))
+    ]
+    in_turn, overlapping = summarise(both)
+    assert (in_turn.provider, in_turn.met) == ("lngen", 1)
+    assert (overlapping.provider, overlapping.met) == ("lngen-overlapped", 0)
+    lines = report.summary_lines([in_turn, overlapping])
     assert lines[0].startswith("layernorm fwd, 1 points: 1 of 1 targets met")
-    assert lines[1].startswith("lngen-serial: layernorm fwd, 1 points: 0 of 1 targets met")
+    assert lines[1].startswith("lngen-overlapped: layernorm fwd, 1 points: 0 of 1 targets met")
 
 
 def test_providers_cover_what_they_can() -> None:
     def names(graph: str, direction: str) -> set[str]:
         return {p.name for p in covering(make_task(graph, direction, "f16", 4, 8), [*known().values()])}
 
-    everywhere = {"lngen", "lngen-serial", "torch", "compile", "liger", "apex", "flash-attn"}
+    everywhere = {"lngen", "lngen-overlapped", "torch", "compile", "liger", "apex", "flash-attn"}
     assert names("layernorm", "fwd") == {"copy", "copy-overlapped", "quack", "apex-fast", *everywhere}
     assert names("layernorm", "bwd") == {"add", "add-overlapped", "apex-fast", *everywhere}
     assert names("layernorm", "both") == {"copy+add", "apex-fast", *everywhere}
@@ -1085,7 +1092,7 @@ def test_many_graphs_share_a_figure(tmp_path: Path) -> None:
     from matplotlib.figure import Figure
 
     names = [f"graph{n}" for n in range(8)]
-    shares = {"copy": 1.0, "lngen": 0.9, "lngen-serial": 0.8, "liger": 0.5}
+    shares = {"copy": 1.0, "lngen": 0.9, "lngen-overlapped": 0.8, "liger": 0.5}
     records = judge([
         Record(f"{g}.{way}:d={d},dtype=bf16", g, way, 4096, d, "bf16", p, gb_s=f, fraction=f - 0.01 * n)
         for way in ("fwd", "bwd") for d in (512, 1024) for n, g in enumerate(names) for p, f in shares.items()
@@ -1103,7 +1110,7 @@ def test_many_graphs_share_a_figure(tmp_path: Path) -> None:
     serial, liger = (line for line in axes.get_lines() if len(line.get_xdata()) == 8)
     assert [*serial.get_xdata()] == pytest.approx([0.8 - 0.01 * n for n in range(8)])
     assert [*liger.get_ydata()] == [*range(8)]
-    assert [t.get_text() for t in figure.legends[0].get_texts()] == ["lngen", "lngen, in turn", "Liger"]
+    assert [t.get_text() for t in figure.legends[0].get_texts()] == ["lngen", "lngen, overlapped", "Liger"]
     few = [r for r in records if r.graph != names[0]]
     assert not overviews(few)
     assert len(plot.plot(few, tmp_path / "y.svg")) == 7 * 2
@@ -1143,7 +1150,7 @@ def test_a_picture_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
 def test_each_way_to_run_lngen_has_a_colour_of_its_own() -> None:
     from matplotlib.figure import Figure
 
-    names = ("lngen", "lngen-serial", "lngen:stages=2", "lngen:stages=3", "torch")
+    names = ("lngen", "lngen-overlapped", "lngen:stages=2", "lngen:stages=3", "torch")
     (picture,) = plot.pictures(
         judge([_record(n, d=d, gb_s=1.0, fraction=0.5) for d in (256, 512, 1024) for n in names])
     )

@@ -288,7 +288,7 @@ def test_lngen_is_launched_with_every_array_of_its_graph(
     (case,) = cases(name, direction, rows=5, count=2)
     gpu = FakeGpu(monkeypatch)
     monkeypatch.setattr("lngen.bench.providers.device_arch", lambda device: "sm_90")
-    for provider in ("lngen", "lngen-serial"):
+    for provider in ("lngen", "lngen-overlapped"):
         gpu.launched.clear()
         prepared = known()[provider].prepare(case)
         prepared.launch(7, 1)

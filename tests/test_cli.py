@@ -23,10 +23,11 @@ from lngen.check.inputs import random_inputs
 from lngen.check.result import Result as Checked
 from lngen.cli import COMMANDS, cli
 from lngen.cli import doctor as doctor_module
-from lngen.compile import Compilation
+from lngen.compile import Compilation, KernelSet
 from lngen.emit import emit
 from lngen.errors import LngenError, MissingError
 from lngen.interpret import interpret
+from lngen.ir.numerics import Array
 from lngen.lower import lower
 from lngen.runtime.launch import device_count
 from lngen.schedule import parse_schedule, problem, ranked
@@ -463,6 +464,22 @@ def test_run_says_what_is_wrong_before_it_computes(
     args = [part.replace("{in}", files).replace("{0}", str(tmp_path)) for pair in options.items() for part in pair]
     assert message in fails(2, "run", FWD, "--on", "interpreter", *args)
     assert not (tmp_path / "y.npy").exists()
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_run_launches_an_overlapping_call_only_if_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overlap: bool
+) -> None:
+    def run_numpy(kernels: KernelSet, inputs: dict[str, Array], *, overlap: bool) -> dict[str, Array]:
+        asked.append(overlap)
+        return interpret(kernels.plan.graph, inputs)
+
+    asked: list[bool] = []
+    monkeypatch.setattr("lngen.cli.run.run_numpy", run_numpy)
+    monkeypatch.setattr("lngen.cli.run.device_arch", lambda device: "sm_90")
+    files = ["--in", save(tmp_path, inputs_of(FWD)), "--out", f"y={tmp_path}/y.npy"]
+    prints("run", FWD, "--on", "gpu", "--schedule", ALL_KEYS, *files, *(["--overlap"] if overlap else []))
+    assert asked == [overlap]
 
 
 def damage(path: Path, how: str) -> None:

@@ -114,7 +114,7 @@ PLAUSIBLE: dict[str, tuple[str, ...]] = {
     "--d": ("64", "64,128"),
     "--graph": ("layernorm,rmsnorm", "layernorm"),
     "--direction": ("fwd,bwd", "both"),
-    "--providers": ("torch", "lngen-serial,liger"),
+    "--providers": ("torch", "lngen-overlapped,liger"),
 }
 junk = st.binary(max_size=12).filter(lambda b: b"\0" not in b and b"/" not in b).map(os.fsdecode)
 edited_spec = st.tuples(st.sampled_from(SPECS), st.integers(0, 40), st.sampled_from(NUMBERS) | junk).map(

@@ -131,7 +131,7 @@ def test_one_norm_runs_each_stage_once(counts: Counts, monkeypatch: pytest.Monke
     """Plans, sources, and kernels loaded for any number of rows."""
     loaded: list[str] = []
 
-    def load(plan: Any, image: bytes, device: int) -> Any:
+    def load(plan: Any, image: bytes, device: int, overlap: bool) -> Any:
         loaded.append(plan.name)
         return SimpleNamespace(plan=plan)
 

@@ -171,7 +171,7 @@ def with_schedule(text: str, schedule: str) -> tuple[Any, Any]:
     arch = device_arch(0)
     if not exists(plan.schedule, capability(arch)):
         pytest.skip(f"{plan.schedule} does not exist on {arch}")
-    return plan, Launcher(plan, KernelSet(plan).cubin(arch).image, 0)
+    return plan, Launcher(plan, KernelSet(plan).cubin(arch).image, 0, overlap=True)
 
 
 HELD = [

@@ -244,7 +244,7 @@ class Launches:
         monkeypatch.setattr(call, "device_arch", lambda device: "sm_90")
         monkeypatch.setattr(call, "live_gpu", lambda device: default_device())
         monkeypatch.setattr(KernelSet, "cubin", lambda kernels, arch: SimpleNamespace(image=b"", resources={}))
-        monkeypatch.setattr(call, "Launcher", lambda plan, image, device: FakeLauncher(plan, self.forms))
+        monkeypatch.setattr(call, "Launcher", lambda plan, image, device, overlap: FakeLauncher(plan, self.forms))
         monkeypatch.setattr(call, "library_of", lambda array, name: self)
 
     def __call__(self, strides: dict[str, int], pointers: dict[str, int], rows: int = 5) -> tuple[str, int]:

@@ -14,15 +14,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+import lngen
 import lngen.runtime as runtime
 from fake_gpu import FakeGpu
+from lngen.compile import KernelSet
 from lngen.devices import default_device, described
 from lngen.errors import ArrayError, LngenError, MissingError, ScheduleError, SpecError
 from lngen.graphs import Definition, GraphBuilder
 from lngen.interpret import interpret
 from lngen.ir import BF16, F16, F32, D, M, Type, Value
 from lngen.ir.numerics import NUMPY_DTYPE
-from lngen.lower import lower
+from lngen.lower import Plan, lower
+from lngen.runtime import call as calls
 from lngen.runtime import driver, launch
 from lngen.runtime.arrays import CuPy, Layout, library_of
 from lngen.runtime.shapes import check_layout, row_stride
@@ -716,3 +719,34 @@ def test_rows_that_no_bulk_copy_fits(gpu: FakeGpu, stride: int, vec: int) -> Non
 def test_library_of_names_the_input() -> None:
     with pytest.raises(ArrayError, match=r"'gamma' is expected to be an array .*got str"):
         library_of("text", "gamma")
+
+
+# ---- calls that overlap ----
+
+
+@pytest.mark.parametrize("keys", [{}, {"overlap": True}, {"overlap": False}])
+def test_every_kernel_set_of_a_norm_is_loaded_for_calls_that_overlap_only_if_asked(
+    monkeypatch: pytest.MonkeyPatch, keys: dict[str, bool]
+) -> None:
+    """Those of forward, of backward and of a backward without one of the cotangents."""
+    loaded: list[tuple[str, bool]] = []
+
+    def load(plan: Plan, image: bytes, device: int, overlap: bool) -> Any:
+        loaded.append((str(plan.spec), overlap))
+        return SimpleNamespace(plan=plan)
+
+    monkeypatch.setattr(calls, "device_arch", lambda device: "sm_90")
+    monkeypatch.setattr(calls, "live_gpu", lambda device: None)
+    monkeypatch.setattr(calls, "Launcher", load)
+    monkeypatch.setattr(KernelSet, "cubin", lambda kernels, arch: SimpleNamespace(image=b"", resources={}))
+    norm = lngen.compile("add_rmsnorm", d=64, dtype="f16", **keys)
+    for made in (norm._forward, norm._backward, norm._backward_of(("dy",))):
+        made.launcher(0, rows=16)
+    assert len({text for text, _ in loaded}) == 3
+    assert {overlap for _, overlap in loaded} == {keys.get("overlap", False)}
+
+
+def test_overlap_is_yes_or_no() -> None:
+    with pytest.raises(SpecError) as error:
+        lngen.compile("rmsnorm", d=8, overlap="yes")  # type: ignore[arg-type]
+    assert str(error.value) == "overlap= is expected to be True or False, got 'yes'."

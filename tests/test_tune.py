@@ -417,7 +417,7 @@ def test_a_gpu_is_asked_for_the_schedule_of_its_name_and_rows(monkeypatch: pytes
     made: list[tuple[str, int]] = []
 
     class Launcher:
-        def __init__(self, plan: object, image: bytes, device: int) -> None:
+        def __init__(self, plan: object, image: bytes, device: int, overlap: bool) -> None:
             self.plan = plan
             made.append((str(plan.schedule), device))  # type: ignore[attr-defined]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import pkgutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -22,7 +23,7 @@ from lngen.lower import Plan
 from lngen.runtime.arrays_np import raw
 from lngen.spec import Spec, parse_spec
 from lngen.tune import bits as bits_module
-from lngen.tune import measure
+from lngen.tune import job, measure
 from lngen.tune.bits import Bits
 from lngen.tune.build import Candidate
 from lngen.tune.candidates import candidates
@@ -153,8 +154,8 @@ class NumpyEngine(CupyEngine):
 class Kernel:
     """A launcher whose kernels are the interpreter, reading and writing memory by address; the image says how well."""
 
-    def __init__(self, plan: Plan, image: bytes, device: int) -> None:
-        self.plan, self.image = plan, image
+    def __init__(self, plan: Plan, image: bytes, device: int, overlap: bool) -> None:
+        self.plan, self.image, self.overlap = plan, image, overlap
         self.tensors = tuple(v.name for v in (*plan.inputs, *plan.outputs))
 
     def bind(self, rows: int, strides: Mapping[str, int]) -> Any:
@@ -272,3 +273,11 @@ def test_launchers_are_kept_but_not_too_many(engine: NumpyEngine, monkeypatch: p
     found = [measurer._launcher(c) for c in made(SPECS[0], b"a", b"b", b"c")]
     assert [measurer._launcher(c) for c in made(SPECS[0], b"a", b"b", b"c")[1:]] == found[1:]
     assert [*measurer._loaded] == ["k1", "k2"]
+
+
+@pytest.mark.parametrize(("kind", "overlap"), [(job.GPU, False), (job.OVERLAPPING, True)])
+def test_calls_are_timed_in_turn_unless_they_are_to_overlap(engine: NumpyEngine, kind: str, overlap: bool) -> None:
+    measurer = pkgutil.resolve_name(kind)(engine, np)
+    measurer.open(parse_spec(SPECS[0]), 3)
+    (one,) = made(SPECS[0], b"right")
+    assert measurer._launcher(one).overlap is overlap

@@ -470,6 +470,18 @@ def test_tune_prints_locks_draws_and_exports(command: Fake) -> None:
     assert Path("kt.json").read_text().endswith("}\n}")
 
 
+def test_overlapping_calls_are_timed_and_recorded_apart(command: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lngen.tune.job.OVERLAPPING", "tune_fakes:FakeMeasurer", raising=True)
+    monkeypatch.setattr("lngen.tune.job.GPU", "tune_fakes:SameFake")
+    for more, in_turn in (((), {True}), (("--overlap",), {True, False})):
+        assert call(*few(*more)).exit_code == 0
+        trials = database.read(Path("t.jsonl")).trials
+        assert {t.in_turn for t in trials} == in_turn
+        assert len(trials) == 10 * len(in_turn)  # nothing of the one passes for the other
+    shown = database.of(trials, SPEC, 4096, "Fake GPU")
+    assert {t.in_turn for t in shown} == {False}  # the last attempt
+
+
 def test_tune_says_what_it_ignores(command: Fake) -> None:
     assert call(*few()).exit_code == 0
     path = Path("t.jsonl")

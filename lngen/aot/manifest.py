@@ -48,9 +48,11 @@ _LAUNCH_RULE = (
     "(CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED). Without rows, launch only those with launch_for_no_rows"
 )
 _DEPENDENT_RULE = (
-    "the attribute CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION may be set: a kernel waits for the previous "
-    "launches on the stream before it reads or writes global memory; before the wait it prefetches inputs into L2, so "
-    "their memory has to be allocated"
+    "the attribute CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION is to be set on every kernel of a set but the "
+    "first, and may be set on the first, which gains time only behind a kernel that runs "
+    "griddepcontrol.launch_dependents and costs time behind others: a kernel waits for the previous launches on the "
+    "stream before it reads or writes global memory; before the wait it prefetches inputs into L2, so their memory has "
+    "to be allocated"
 )
 _IN_PLACE_RULE = (
     "an output may have the address of one of these inputs, with the same strides; one output per input, and the input "

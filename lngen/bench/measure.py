@@ -41,7 +41,8 @@ class Method:
     def __str__(self) -> str:
         return (
             f"{self.rounds} interleaved rounds of CUDA graphs of {self.replay_us / 1e3:g} ms, "
-            f"{self.warm_ms:g} ms warm-up, rotating buffers, a call of lngen's begins while the one before it ends; "
+            f"{self.warm_ms:g} ms warm-up, rotating buffers, each call waits for the end of the last, "
+            "except where a provider's name says overlapped; "
             f"latency: chains of {LINKS} dependent launches"
         )
 

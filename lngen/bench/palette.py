@@ -8,12 +8,13 @@ from lngen.bench.tasks import CEILINGS, OVERLAPPED
 INK, GRID, TARGET = "#333333", "#e4e4e4", "#7a7a7a"
 CEILING = "#222222"
 DIRECTIONS = {"fwd": "forward", "bwd": "backward", "both": "forward and backward"}
-SERIAL_MARK = "|"  # of lngen's calls in turn, on its bar
+OVERLAPPING_MARK = "|"  # of lngen's overlapping calls, on its bar
 COLOURS = {
     **dict.fromkeys(CEILINGS, CEILING),
     **dict.fromkeys([name + OVERLAPPED for name in CEILINGS], "#8a8a8a"),
     "lngen": "#0b5fa5",
-    "lngen-serial": "#7fb2e0",
+    "lngen-overlapped": "#7fb2e0",
+    "lngen-serial": "#7fb2e0",  # in files of earlier versions: lngen's calls in turn, where "lngen" overlaps them
     "torch": "#d55e00",
     "compile": "#e69f00",
     "liger": "#009e73",
@@ -37,6 +38,7 @@ MARKERS = {
 }
 NAMES = {
     **{name + OVERLAPPED: f"{name}, overlapped (ceiling)" for name in CEILINGS},
+    "lngen-overlapped": "lngen, overlapped",
     "lngen-serial": "lngen, in turn",
     "compile": "torch.compile",
     "liger": "Liger",

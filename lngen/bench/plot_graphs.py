@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from lngen.bench.palette import CEILING, COLOURS, DIRECTIONS, GRID, MARKERS, NAMES, SERIAL_MARK, order
-from lngen.bench.records import OWN, SERIAL, Record, is_ceiling
+from lngen.bench.palette import CEILING, COLOURS, DIRECTIONS, GRID, MARKERS, NAMES, OVERLAPPING_MARK, order
+from lngen.bench.records import OWN, Record, is_ceiling
 from lngen.bench.report import unique
+from lngen.bench.tasks import OVERLAPPED
 
 MANY = 8  # graphs, from which on one figure has all of them
 MOST_FRACTION = 1.1
@@ -68,8 +69,8 @@ def _series(axes: Any, name: str, graphs: Sequence[str], records: Sequence[Recor
     colour = COLOURS.get(name, "#777777")
     if name == OWN:
         return axes.barh(places, fractions, height=0.62, color=colour, zorder=2)
-    if name == SERIAL:
-        look = {"marker": SERIAL_MARK, "markersize": 9, "markeredgewidth": 1.6}
+    if name in (OWN + OVERLAPPED, "lngen-serial"):
+        look = {"marker": OVERLAPPING_MARK, "markersize": 9, "markeredgewidth": 1.6}
     else:
         look = {"marker": MARKERS.get(name, "o"), "markersize": 5, "markeredgecolor": "white", "markeredgewidth": 0.5}
     return axes.plot(fractions, places, color=colour, linewidth=0, zorder=3, **look)[0]

@@ -58,14 +58,14 @@ def installed(module: str) -> bool:
 class Lngen:
     """lngen's own kernels, with the default schedule or one that ``schedule`` changes.
 
-    Where the GPU supports it, a call starts while the previous call drains, as in use; with ``overlap=False`` each call
-    waits for the end of the previous one.
+    Each call waits for the end of the previous one; with ``overlap`` it starts while the previous one drains, where the
+    GPU supports it.
     """
 
     needs = "a GPU"
     checked = True
 
-    def __init__(self, name: str = "lngen", schedule: str = "", overlap: bool = True) -> None:
+    def __init__(self, name: str = "lngen", schedule: str = "", overlap: bool = False) -> None:
         self.name, self._schedule, self._overlap = name, schedule, overlap
         calls = "each call begins while the one before ends" if overlap else "each call waits for the end of the last"
         self.settings = f"{schedule or 'default schedule'}, {calls}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from lngen.bench.tasks import CEILINGS, LATENCY, OVERLAPPED, THROUGHPUT, Task
 
-OWN, SERIAL, VARIANT = "lngen", "lngen-serial", "lngen:"  # lngen; its calls in turn; another schedule
+OWN, VARIANT = "lngen", "lngen:"  # lngen; another schedule
 
 Point = tuple[str, str, int]
 """The records that are timed side by side: class, spec, rows."""

@@ -23,4 +23,4 @@ def bits(plan: Plan, binary: Binary, rows: int, inputs: Mapping[str, Array], wan
 
 @lru_cache(maxsize=8)
 def _launcher(plan: Plan, image: bytes) -> Launcher:
-    return Launcher(plan, image, 0)
+    return Launcher(plan, image, 0, overlap=True)  # which allows a launch more than the default

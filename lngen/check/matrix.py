@@ -138,7 +138,7 @@ def check_entry(text: str, rows: Sequence[int], schedules: int, deadline: float)
         chosen = [default, *(s for s in others(compilation, schedules + 1, arch) if s != default)][:schedules]
         for schedule in dict.fromkeys(chosen):
             kernels = compilation.kernels(schedule)
-            launcher = Launcher(kernels.plan, kernels.cubin(arch).image, 0)
+            launcher = Launcher(kernels.plan, kernels.cubin(arch).image, 0, overlap=True)
             entry.schedules.append(str(schedule))
             for m in rows:
                 case.compare(kernels.plan, launcher, m, entry)

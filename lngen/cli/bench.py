@@ -12,7 +12,7 @@ import click
 
 from lngen.bench.grids import GRIDS, LATENCY_ROWS, LATENCY_WIDTHS
 from lngen.bench.tasks import DIRECTIONS, LATENCY, Task, declared_dtype, make_task, split_graphs
-from lngen.cli.common import Decimal, Whole, split
+from lngen.cli.common import Decimal, Whole, overlap_option, split
 from lngen.cli.output import OutFile, Output, note, output_options
 from lngen.cli.tables import terminal_width
 from lngen.errors import SpecError
@@ -113,12 +113,13 @@ LATENCIES = f"{', '.join(map(str, LATENCY_ROWS))} rows of {', '.join(map(str, LA
     "--providers",
     default="",
     metavar="NAME,...",
-    help="By default all installed; on request lngen-serial, whose calls wait for each other.",
+    help="By default all installed.",
 )
 @click.option(
     "--schedule", "schedules", multiple=True, metavar="K=V,...", help="Also lngen with this schedule; repeatable."
 )
 @click.option("--compile", "compiled", is_flag=True, help="Also torch.compile, which compiles slowly.")
+@overlap_option("Also lngen with calls that overlap, lngen-overlapped, and the ceilings with such calls.")
 @click.option("--latency", is_flag=True, help=f"Also the latency in a chain of launches, {LATENCIES}.")
 @click.option("--host", is_flag=True, help=f"Also the host time per call, at 16 x {HOST_D}.")
 @click.option("--rounds", default=12, show_default=True, type=Whole(10, 1000), help="Rounds of timing.")
@@ -170,7 +171,7 @@ def _measure(out_file: Path | None, **o: Any) -> Saved:
     shapes = parse_shapes(o["shapes"], o["rows"], o["d"])
     todo = tasks(o["graphs"], o["direction"], o["dtype"], o["grid"], shapes, o["latency"])
     engine, method = make_engine(), Method(rounds=o["rounds"])
-    chosen = select(split(o["providers"]), compiled=o["compiled"], schedules=o["schedules"])
+    chosen = select(split(o["providers"]), compiled=o["compiled"], overlap=o["overlap"], schedules=o["schedules"])
     under = conditions(engine, method)
     before = resumed(out_file, under) if out_file is not None and o["resume"] else Saved()
     keep = partial(_keep, out_file, before, under, lambda: circumstances(engine.device()[0], o["commit"]))

@@ -59,6 +59,13 @@ schedule_option = click.option(
     metavar="K=V,...",
     help="Change the default schedule, for example threads=256,vec=4.",
 )
+
+
+def overlap_option(text: str) -> Callable[[Function], Function]:
+    """``--overlap``, for calls that start while the kernel before them drains."""
+    return click.option("--overlap", is_flag=True, help=text)
+
+
 rows_option = click.option(
     "--rows", type=Whole(1), metavar="M", help="The schedule for about M rows; by default, for many."
 )

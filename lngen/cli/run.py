@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from lngen.cli.common import on_option, schedule_option
+from lngen.cli.common import on_option, overlap_option, schedule_option
 from lngen.cli.npy import as_file, load_inputs, parse_files
 from lngen.cli.output import unwritable
 from lngen.compile import Compilation
@@ -29,7 +29,10 @@ from lngen.spec import parse_spec
     "interpreter. The bits are the same."
 )
 @schedule_option
-def command(spec: str, inputs: tuple[str, ...], outputs: tuple[str, ...], on: str, schedule: str) -> None:
+@overlap_option("Launch on a GPU with the programmatic attribute, as a call between others would be.")
+def command(
+    spec: str, inputs: tuple[str, ...], outputs: tuple[str, ...], on: str, schedule: str, overlap: bool
+) -> None:
     """Compute SPEC from .npy files to .npy files.
 
     Names are the graph's (lngen list; lngen show SPEC --stage graph). bfloat16 is stored as uint16, the upper
@@ -43,7 +46,7 @@ def command(spec: str, inputs: tuple[str, ...], outputs: tuple[str, ...], on: st
     _check_targets(targets)
     arrays, leading = load_inputs(parsed, parse_files(inputs, "--in", [p.name for p in graph.params]))
     if on == "gpu" or (on == "auto" and device_count() > 0):
-        results = run_numpy(compilation.changed(schedule, device_arch(0)), arrays)
+        results = run_numpy(compilation.changed(schedule, device_arch(0)), arrays, overlap=overlap)
     elif on == "ptx":
         kernels = compilation.changed(schedule, DEFAULT_ARCH)
         text, ptx = kernels.text, kernels.ptx(DEFAULT_ARCH, lines=True)

@@ -12,7 +12,7 @@ import click
 
 from lngen import config
 from lngen.cli.cluster import dask_executor, dask_option
-from lngen.cli.common import Whole, device_option
+from lngen.cli.common import Whole, device_option, overlap_option
 from lngen.cli.failures import INTERRUPTED
 from lngen.cli.output import OutFile, Output, note, output_options
 from lngen.cli.tables import table as table_text
@@ -82,13 +82,10 @@ def parse_budget(ctx: click.Context, param: click.Parameter, value: str) -> floa
 @click.option("--trials", default=64, show_default=True, type=Whole(1), help="Most candidates, likewise.")
 @click.option("--database", type=FILE, metavar="FILE", help="Of all trials; by default in the user's cache folder.")
 @click.option("--lock", "lock_file", default=LOCK, show_default=True, type=OutFile(), help="Of the chosen schedules.")
-@click.option(
-    "--frozen",
-    is_flag=True,
-    help="Tune nothing: exit 1 if a SPEC is not locked; --plot and --export show what the database holds.",
-)
+@click.option("--frozen", is_flag=True, help="Tune nothing: exit 1 if a SPEC is not locked; views show --database.")
 @click.option("--ranking", is_flag=True, help="Tune nothing: print the order for --device, which needs no GPU.")
 @device_option
+@overlap_option("Time calls that start while the last one drains; by default each call waits for its end.")
 @click.option("--merge", "shards", multiple=True, type=FILE, metavar="FILE", help="Add another database to --database.")
 @click.option(
     "--table", type=OutFile(), metavar="FILE", help="Tune nothing: write the fastest of --database as a table."
@@ -118,6 +115,7 @@ def tune(
     frozen: bool,
     ranking: bool,
     device: str | None,
+    overlap: bool,
     shards: tuple[Path, ...],
     table: Path | None,
     recorded: tuple[Path, ...],
@@ -152,7 +150,7 @@ def tune(
         return print_ranking(parsed, rows, device, output)
     if frozen:
         return _frozen(parsed, rows, (database, lock_file), views, output)
-    ctx.exit(_tune(parsed, rows, (budget, trials), (database, lock_file), dask, views, output))
+    ctx.exit(_tune(parsed, rows, (budget, trials), overlap, (database, lock_file), dask, views, output))
 
 
 def _check_views(views: Views, without_trials: bool, jobs: int) -> None:
@@ -167,6 +165,7 @@ def _tune(
     specs: Sequence[Spec],
     rows: Sequence[int],
     bounds: tuple[float, int],
+    overlap: bool,
     files: tuple[Path, Path],
     dask: str | None,
     views: Views,
@@ -183,8 +182,9 @@ def _tune(
     known: dict[tuple[str, int], list[Trial]] = {}
     for t in kept:
         known.setdefault((t.spec, t.rows), []).append(t)
+    how = job.OVERLAPPING if overlap else job.GPU
     jobs = [
-        job.Job(s, m, *bounds, tuple(known.get((str(s), m), ())), lock.incumbents(old, s, m), job.GPU)
+        job.Job(s, m, *bounds, (*known.get((str(s), m), ()),), lock.incumbents(old, s, m), how)
         for s in specs
         for m in rows
     ]

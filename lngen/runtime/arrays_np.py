@@ -13,12 +13,14 @@ from lngen.ir.numerics import NUMPY_DTYPE, Array
 from lngen.runtime.launch import Launcher, device_arch
 
 
-def run_numpy(kernels: KernelSet, inputs: Mapping[str, Array], device: int = 0) -> dict[str, Array]:
+def run_numpy(
+    kernels: KernelSet, inputs: Mapping[str, Array], device: int = 0, overlap: bool = False
+) -> dict[str, Array]:
     """Every result of ``kernels`` by name, for inputs as ``interpret`` takes them; waits for the GPU.
 
-    MissingError without a GPU or CuPy.
+    ``overlap`` as in ``Launcher``. MissingError without a GPU or CuPy.
     """
-    launcher = Launcher(kernels.plan, kernels.cubin(device_arch(device)).image, device)
+    launcher = Launcher(kernels.plan, kernels.cubin(device_arch(device)).image, device, overlap)
     rows = next(len(inputs[v.name]) for v in kernels.plan.inputs if Axis.M in v.type.axes)
     return launch_numpy(launcher, rows, inputs)
 

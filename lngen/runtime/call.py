@@ -54,8 +54,8 @@ class Recipe:
 class Call:
     """Runs one spec on the arrays it is given."""
 
-    def __init__(self, spec: Spec, schedule: str, lock: Lock | None = None) -> None:
-        self.spec, self._schedule, self._lock = spec, schedule, lock
+    def __init__(self, spec: Spec, schedule: str, lock: Lock | None = None, overlap: bool = False) -> None:
+        self.spec, self._schedule, self._lock, self._overlap = spec, schedule, lock, overlap
         self._compilation = Compilation(spec)
         self.graph, self._problem = self._compilation.graph, self._compilation.problem
         self.inputs, self.outputs = self.graph.params, self.graph.results
@@ -106,7 +106,7 @@ class Call:
             kernels = self.kernels(arch, vec, rows, live_gpu(device))
             key = device, kernels.plan.schedule
             if key not in self._launchers:
-                self._launchers[key] = Launcher(kernels.plan, kernels.cubin(arch).image, device)
+                self._launchers[key] = Launcher(kernels.plan, kernels.cubin(arch).image, device, self._overlap)
             return self._launchers[key]
 
     def warm(self, device: int, rows: int | None = None) -> None:

@@ -69,10 +69,11 @@ class Launcher:
     """The kernels of a plan, loaded on one device.
 
     image    a cubin for the arch of the device
-    overlap  a call may start while earlier work on the stream drains; without it, only its own kernels overlap
+    overlap  a call may start while earlier work on the stream drains, which costs time where that work does not trigger
+             it (lngen/docs/performance.md); the kernels of one call overlap anyway
     """
 
-    def __init__(self, plan: Plan, image: bytes, device: int, overlap: bool = True) -> None:
+    def __init__(self, plan: Plan, image: bytes, device: int, overlap: bool = False) -> None:
         import cupy
 
         self.plan, self.device, self.overlap = plan, device, overlap

@@ -36,6 +36,7 @@ def compile(
     dtype: str | DType | None = None,
     schedule: Mapping[str, str] | None = None,
     lock: str | Path | None = None,
+    overlap: bool = False,
     **options: Any,
 ) -> Norm:
     """A norm specialised on D, dtypes and options; nothing is compiled before its first use.
@@ -48,6 +49,9 @@ def compile(
     ``schedule`` changes the default schedule, per direction: ``{"fwd": "threads=256", "bwd": ""}``.
     ``lock`` is a file that ``lngen tune`` wrote: on a GPU in that file, the schedule tuned for the nearest number of
     rows replaces the default. It changes no bit.
+    ``overlap``: on sm_90 and newer, a call may start while the kernel before it on the stream drains. It gains time
+    only behind a kernel that allows it (griddepcontrol.launch_dependents), such as some GEMMs and another norm of
+    lngen, and costs time behind all others.
     SpecError for a wrong option, ScheduleError (at first use) for an illegal schedule, LngenError for a lock file
     that cannot be read.
     """
@@ -60,6 +64,7 @@ def compile(
         make_spec(definition, "bwd", {**keys, **backward}),
         _schedules(schedule),
         _lock(lock),
+        _switch("overlap", overlap),
     )
 
 
@@ -109,6 +114,12 @@ def _lock(path: Any) -> Lock | None:
     return None if path is None else read_lock(Path(path))
 
 
+def _switch(key: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise SpecError(f"{key}= is expected to be True or False, got {value!r}.")
+    return value
+
+
 def _count(key: str, value: Any) -> int:
     if not isinstance(value, SupportsIndex) or index(value) < 0:
         raise SpecError(f"{key}= is expected to be a whole number from 0 on, got {value}.")
@@ -138,13 +149,20 @@ class Saved:
 class Norm:
     """A forward and a backward kernel set for one spec."""
 
-    def __init__(self, forward: Spec, backward: Spec, schedules: Mapping[str, str], lock: Lock | None = None) -> None:
+    def __init__(
+        self,
+        forward: Spec,
+        backward: Spec,
+        schedules: Mapping[str, str],
+        lock: Lock | None = None,
+        overlap: bool = False,
+    ) -> None:
         for key in schedules:
             if key not in ("fwd", "bwd"):
                 raise SpecError(f"schedule= takes the directions fwd and bwd, got '{key}'.")
-        self._schedule, self._lock = schedules.get("bwd", ""), lock
-        self._forward = Call(forward, schedules.get("fwd", ""), lock)
-        self._backward = Call(backward, self._schedule, lock)
+        self._forward = Call(forward, schedules.get("fwd", ""), lock, overlap)
+        self._call_of = partial(Call, schedule=schedules.get("bwd", ""), lock=lock, overlap=overlap)
+        self._backward = self._call_of(backward)
         self._primary = len(forward.definition.outputs(forward.options))
         self._cotangents = tuple(f"d{name}" for name in backward.differentiated)
         self._gradients = Gradients(backward)
@@ -264,7 +282,7 @@ class Norm:
         with self._making:
             if cotangents not in self._backwards:
                 spec = replace(self._backward.spec, of=tuple(name.removeprefix("d") for name in cotangents))
-                self._backwards[cotangents] = Call(spec, self._schedule, self._lock)
+                self._backwards[cotangents] = self._call_of(spec)
             return self._backwards[cotangents]
 
     def _call(self, direction: str) -> Call:

@@ -72,10 +72,10 @@ def _trial(text: bytes) -> Trial | str:
 
 
 def of(trials: Iterable[Trial], spec: str, rows: int, device: str) -> list[Trial]:
-    """The trials of one job on a device: one per schedule, with the kernel and the compiler of the last attempt."""
+    """The trials of one job on a device: one per schedule, measured as the last attempt was."""
     mine = [t for t in trials if (t.spec, t.rows, t.device) == (spec, rows, device)]
-    last = {t.schedule: (t.kernel, t.compiler) for t in mine}
-    return latest(t for t in mine if (t.kernel, t.compiler) == last[t.schedule])
+    last = {t.schedule: (t.kernel, t.compiler, t.in_turn) for t in mine}
+    return latest(t for t in mine if (t.kernel, t.compiler, t.in_turn) == last[t.schedule])
 
 
 def append(path: Path, trials: Sequence[Trial]) -> None:

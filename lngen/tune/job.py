@@ -19,7 +19,7 @@ from lngen.tune.pool import Pool, Setup
 from lngen.tune.trial import Device, Trial, latest
 from lngen.tune.worker import Failure, Limits, Stopped, Worker
 
-GPU = "lngen.tune.measure:GpuMeasurer"
+GPU, OVERLAPPING = "lngen.tune.measure:GpuMeasurer", "lngen.tune.measure:OverlappingMeasurer"
 BRIEF_ROUNDS, FINAL_ROUNDS = 4, ROUNDS
 GROUP = 8  # candidates timed side by side
 BUILD_SHARE, BRIEF_SHARE = 0.4, 0.75  # of the budget, after which no build or no brief round starts
@@ -263,10 +263,10 @@ class _Run:
         device = self._device
         assert device is not None
         where = str(self._job.spec), self._job.rows, device.name, device.compiler
-        used = c.registers, c.shared, c.compile_ms
+        used, in_turn = (c.registers, c.shared, c.compile_ms), self._job.measurer != OVERLAPPING
         trial = Trial(*where, str(c.schedule), c.kernel, c.rank, status or c.status, reason or c.reason)
         today = datetime.now(UTC).date().isoformat()
-        return replace(trial, registers=used[0], shared=used[1], compile_ms=used[2], date=today)
+        return replace(trial, registers=used[0], shared=used[1], compile_ms=used[2], date=today, in_turn=in_turn)
 
     def _record(self, trials: Sequence[Trial]) -> None:
         self._trials += trials

@@ -34,6 +34,8 @@ class GpuMeasurer:
     engine  allocates, copies, captures and times; ``xp``, CuPy, is the module of its arrays
     """
 
+    overlap = False  # each call waits for the end of the last
+
     def __init__(self, engine: Engine | None = None, xp: Any = None) -> None:
         if xp is None:
             import cupy
@@ -120,7 +122,7 @@ class GpuMeasurer:
             while len(self._loaded) >= LOADED:
                 self._loaded.pop(next(iter(self._loaded)))
             plan = self._compilation.kernels(candidate.schedule).plan
-            self._loaded[candidate.kernel] = Launcher(plan, candidate.image, 0)
+            self._loaded[candidate.kernel] = Launcher(plan, candidate.image, 0, self.overlap)
         return self._loaded[candidate.kernel]
 
     def _launch(self, candidate: Candidate) -> timing.Launch:
@@ -157,3 +159,9 @@ class GpuMeasurer:
     def _references_launch(self, stream: int, index: int) -> None:
         out, *read = self._references[index]
         (self._engine.copy if len(read) == 1 else self._engine.add)(out, *read)
+
+
+class OverlappingMeasurer(GpuMeasurer):
+    """The same with calls that start while the last one drains."""
+
+    overlap = True

@@ -36,6 +36,7 @@ class Trial:
     registers  per thread, the most of the plan's kernels; shared: bytes per block, likewise
     compile_ms milliseconds to compile it, or to find it in the cache
     date       the day of the trial (UTC), 2026-01-31; empty in databases of earlier versions
+    in_turn    each launch waited for the end of the last; in databases of earlier versions launches overlap
     """
 
     spec: str
@@ -57,11 +58,12 @@ class Trial:
     shared: int = 0
     compile_ms: float = 0.0
     date: str = ""
+    in_turn: bool = False
 
     @property
-    def identity(self) -> tuple[str, int, str, str, str, str]:
+    def identity(self) -> tuple[str, int, str, str, str, str, bool]:
         """The identity of the trial: trials of one identity measure the same thing."""
-        return self.spec, self.rows, self.device, self.compiler, self.schedule, self.kernel
+        return self.spec, self.rows, self.device, self.compiler, self.schedule, self.kernel, self.in_turn
 
     @property
     def timed(self) -> bool:
