@@ -90,10 +90,10 @@ def others(compilation: Compilation, count: int, arch: str = DEFAULT_ARCH) -> li
 
 def compiled(spec: Spec, schedule: Schedule, binary: Binary, *, may_spill: bool) -> Result:
     """Whether the compiler kept everything in registers, which only the default schedule has to satisfy."""
-    texts = [f"{name.rpartition('__')[2]} {r.registers} registers" for name, r in binary.resources.items()]
+    texts = [f"{r.registers} registers in kernel {name.rpartition('__')[2]}" for name, r in binary.resources.items()]
     spilled = any(r.spills for r in binary.resources.values())
     detail = f"{binary.arch}: {', '.join(texts)}{', spills' if spilled else ''}"
-    return Result(str(spec), str(schedule), 0, "compile", may_spill or not spilled, detail)
+    return Result(str(spec), str(schedule), None, "compile", may_spill or not spilled, detail)
 
 
 def mathematics(spec: Spec, rows: int, inputs: Mapping[str, Array], results: Mapping[str, Array]) -> Result:
