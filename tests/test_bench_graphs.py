@@ -222,6 +222,16 @@ def test_a_reference_in_parts_is_the_whole(monkeypatch: pytest.MonkeyPatch) -> N
     assert len([*formulas.parts(own("gated"), 10**7)]) > 1
 
 
+def test_inputs_are_where_the_graph_is_defined() -> None:
+    def logarithm(b: GraphBuilder) -> None:
+        b.output("y", (b.input("x", M, D) + b.input("z", M, D)).log())
+
+    spec = make_spec(Definition("own", logarithm), "bwd", {"d": 24, "dtype": "bf16"})
+    for engine in (CpuEngine(), HostEngine()):
+        (case,) = make_cases(Task((spec,), 33), 1, engine)
+        assert all(bool(torch.isfinite(want).all()) for want in expected(case).values())
+
+
 def test_gradients_asked_for_and_cotangents_given() -> None:
     """wrt and of: the peers take as many, in the right order."""
     (case,) = cases("add_rmsnorm", "bwd", wrt="gamma+residual", of="h")

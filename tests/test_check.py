@@ -15,16 +15,17 @@ import sampling
 from lngen.check import check, matrix
 from lngen.check.closed_form import closed_form
 from lngen.check.differences import gradient_excess
+from lngen.check.domain import positive_inputs
 from lngen.check.executed import executed
 from lngen.check.inputs import POISON, forward_inputs, random_inputs, same_bits
 from lngen.check.real import MEANINGS, Real, evaluate
 from lngen.check.tolerances import FLOOR, ROUNDOFF
 from lngen.compile import Compilation, KernelSet
 from lngen.errors import MissingError
-from lngen.graphs import Definition, GraphBuilder
+from lngen.graphs import GRAPHS, Definition, GraphBuilder
 from lngen.graphs.norms import layernorm, rmsnorm
 from lngen.interpret import interpret
-from lngen.ir import BF16, F64, OPS, D, DType, Graph, M
+from lngen.ir import BF16, F64, OPS, D, DType, Graph, M, Value, parse
 from lngen.ir.function_rows import BIT_ROWS
 from lngen.ir.numerics import NUMPY_DTYPE, Array
 from lngen.schedule import Schedule
@@ -159,6 +160,103 @@ def test_differences_catch_a_wrong_derivative(monkeypatch: pytest.MonkeyPatch, l
     assert gradient_excess(spec)[lost] > 1  # no gradient at all
 
 
+def root_of_input(b: GraphBuilder) -> None:
+    b.output("y", b.input("x", M, D).sqrt())
+
+
+def logarithm(b: GraphBuilder) -> None:
+    x, w = b.input("x", M, D), b.input("w", D)
+    b.output("y", (x * w).log() + b.input("row", M).rsqrt())
+
+
+def root_of_difference(b: GraphBuilder) -> None:
+    """An input is at least 0.25 if it is positive; this no rule finds."""
+    b.output("y", (b.input("x", M, D, positive=True) - 0.125).log())
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("direction", ["fwd", "bwd"])
+@pytest.mark.parametrize(
+    ("describe", "drawn"), [(root_of_input, "x"), (logarithm, "x, w, row"), (root_of_difference, "x")]
+)
+def test_inputs_are_drawn_where_the_graph_is_defined(
+    describe: Describe, drawn: str, direction: str, dtype: str
+) -> None:
+    spec = make_spec(Definition("own", describe), direction, {"d": 37, "dtype": dtype})
+    inputs = random_inputs(spec, 5)
+    found = [check.mathematics(spec, 5, inputs, interpret(spec.graph(), inputs))]
+    found += [check.formulas(spec)] if direction == "bwd" else []
+    for result in found:
+        assert result.ok, result.detail
+        assert result.detail.endswith(f"; drawn positive: {drawn}")
+    given = forward_inputs(spec, 5)
+    assert all((given[n] > 0.2).all() for n in drawn.split(", "))
+
+
+def test_a_domain_is_found_in_a_graph_given_as_text() -> None:
+    """A declaration is no part of the text; what is found from the equations is."""
+    for describe, found in ((logarithm, ("x", "w", "row")), (root_of_difference, ())):
+        forward = make_spec(Definition("own", describe), "fwd", {"d": 8}).forward()
+        spec = make_spec(Definition.from_graph(parse(str(forward))), "bwd", {"d": 8})
+        assert positive_inputs(spec) == found
+
+
+DOMAINS: dict[str, tuple[Callable[[GraphBuilder, Value, Value], Value], str]] = {
+    "sum": (lambda b, x, z: x + z, "xz"),
+    "difference": (lambda b, x, z: x - z, ""),
+    "sum with a difference": (lambda b, x, z: x + (z - 1), ""),
+    "positive number": (lambda b, x, z: x + 1, "x"),
+    "negative number": (lambda b, x, z: x + -1.0, ""),
+    "square": (lambda b, x, z: x * x + 1e-5, ""),
+    "squares": (lambda b, x, z: b.mean(x * x) + z, "z"),
+    "product": (lambda b, x, z: x * b.mean(z), "xz"),
+    "quotient": (lambda b, x, z: 1 / x, "x"),
+    "exponential": (lambda b, x, z: b.sum((x - z).exp()), ""),
+    "absolute value": (lambda b, x, z: x.abs() * z, "z"),
+    "clamp": (lambda b, x, z: x.clamp(low=0.5, high=2.0), ""),
+    "clamp through zero": (lambda b, x, z: x.clamp(low=-0.5, high=2.0), ""),
+    "maximum with a number": (lambda b, x, z: x.maximum(0.5), ""),
+    "maximum with zero": (lambda b, x, z: x.maximum(0.0), "x"),
+    "minimum": (lambda b, x, z: x.minimum(z), "xz"),
+    "negative": (lambda b, x, z: -x, ""),
+    "root of a root": (lambda b, x, z: x.sqrt(), "x"),
+    "dot": (lambda b, x, z: b.reduce_dot("dot", x, z, axis=D), "xz"),
+    "dot with itself": (lambda b, x, z: b.reduce_dot("dot", x, x, axis=D), ""),
+}
+
+
+@pytest.mark.parametrize("argument", DOMAINS)
+def test_what_has_to_be_positive(argument: str) -> None:
+    expression, positive = DOMAINS[argument]
+
+    def describe(b: GraphBuilder) -> None:
+        x, z = b.input("x", M, D), b.input("z", M, D)
+        b.output("y", expression(b, x, z).log())
+        b.output("sum", x + z)
+
+    spec = make_spec(Definition("own", describe), "fwd", {"d": 8})
+    assert positive_inputs(spec) == tuple(positive)
+
+
+def test_named_graphs_have_no_domain() -> None:
+    """Their inputs are drawn as ever."""
+    for definition in GRAPHS.values():
+        assert positive_inputs(make_spec(definition, "bwd", {"d": 8})) == ()
+
+
+def test_a_result_that_is_no_number_fails_and_says_what_to_declare() -> None:
+    def undefined(b: GraphBuilder) -> None:
+        x, z = b.input("x", M, D), b.input("z", M, D)
+        b.output("y", x * 2)
+        b.output("w", (z - 2).log())
+
+    spec = make_spec(Definition("own", undefined), "bwd", {"d": 37})
+    found = check.formulas(spec)
+    assert not found.ok, "also where a number comes first"
+    assert "; inf, nan: a result is no number for the inputs drawn, or has no bound; if some" in found.detail
+    assert found.detail.endswith("inputs have to be positive, declare them: b.input(name, ..., positive=True)")
+
+
 def test_every_op_has_a_meaning_in_real_numbers() -> None:
     assert set(MEANINGS) == set(OPS) - {op.name for op in BIT_ROWS}, "only expansions have operations on bits"
 
@@ -184,7 +282,9 @@ def test_only_the_default_schedule_must_not_spill() -> None:
     spec, schedule = parse_spec("layernorm.fwd:d=64"), Schedule("registers", 32, 4, 4)
     assert not check.compiled(spec, schedule, binary, may_spill=False).ok
     assert check.compiled(spec, schedule, binary, may_spill=True).ok
-    assert "rows 255 registers, spills" in check.compiled(spec, schedule, binary, may_spill=True).detail
+    result = check.compiled(spec, schedule, binary, may_spill=True)
+    assert result.detail == "sm_90: 255 registers in kernel rows, spills"
+    assert result.rows is None, "it is of no number of rows"
 
 
 def test_on_gpu_without_one(monkeypatch: pytest.MonkeyPatch) -> None:

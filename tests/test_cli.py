@@ -293,6 +293,17 @@ def test_show_resources_of_several_arches() -> None:
     assert table.isascii()
 
 
+@needs_nvrtc
+def test_shared_memory_has_one_name_where_it_is_used_and_another_where_a_launch_asks_for_more() -> None:
+    spec = "layernorm.bwd:d=4096,dtype=bf16"
+    schedule = "form=tma,threads=128,rows_per_block=2,vec=8,stages=2,cached_weights=yes,row_in_registers=yes"
+    plan, table = (prints("show", spec, "--stage", s, "--schedule", schedule) for s in ("plan", "resources"))
+    head, row = ([cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[:3:2])
+    cells = dict(zip(head, row, strict=True))
+    assert f"{cells['dynamic shared']} bytes of dynamic shared memory" in plan
+    assert int(cells["launch shared"]) > int(cells["dynamic shared"]), "so that a multiprocessor has one block"
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [

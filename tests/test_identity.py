@@ -17,14 +17,15 @@ from hypothesis import strategies as st
 
 from lngen.aot.build import build
 from lngen.compile import KernelSet
+from lngen.emit import emit
 from lngen.errors import LngenError, SpecError
 from lngen.graphs import GRAPHS, Definition, GraphBuilder
 from lngen.graphs.norms import layernorm
 from lngen.ir import D, M
 from lngen.lower import lower
 from lngen.runtime.lock import Lock, Locked
+from lngen.schedule import Schedule, ranked
 from lngen.schedule import problem as facts_of
-from lngen.schedule import ranked
 from lngen.spec import KEYS, LONGEST_SLUG, Spec, make_spec, parse_spec
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -186,10 +187,16 @@ def test_specs_that_differ_have_slugs_that_differ(names: list[str], data: st.Dat
     monkeypatch = pytest.MonkeyPatch()
     with monkeypatch.context() as patched:
         patched.setattr(Spec, "digest", "12345678")  # which would tell most of them apart
-        slugs = {spec.slug for spec in specs}
-        assert len(slugs) == len({str(spec) for spec in specs}) == len({*specs})
-        assert len({s.casefold() for s in slugs}) == len(slugs)
-        assert all(re.fullmatch(r"[a-z][a-z0-9_]*", s) and len(s) <= LONGEST_SLUG and s.count("__") == 1 for s in slugs)
+        check_slugs(specs)
+
+
+def check_slugs(specs: list[Spec]) -> None:
+    """The C identifiers and the names of files of specs that may be equal."""
+    assert len({str(spec) for spec in specs}) == len({*specs})
+    for slugs, allowed in (({s.slug for s in specs}, "[a-z0-9_]*"), ({s.file_slug for s in specs}, "[a-z0-9_-]*")):
+        assert len({s.casefold() for s in slugs}) == len(slugs) == len({*specs})
+        assert all(re.fullmatch(allowed, s) and len(s) <= LONGEST_SLUG and s.count("__") == 1 for s in slugs)
+        assert all(s[0].isalpha() for s in slugs)
 
 
 # Words and names that are like words of slugs, like numbers and like each other.
@@ -244,10 +251,7 @@ def test_options_and_gradients_that_differ_have_slugs_that_differ(names: list[st
             specs += [make_spec(definition, "fwd", keys), make_spec(definition, "bwd", {**keys, **more})]
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Spec, "digest", "12345678")
-        slugs = {spec.slug for spec in specs}
-        assert len(slugs) == len({str(spec) for spec in specs}) == len({*specs})
-        assert len({s.casefold() for s in slugs}) == len(slugs)
-        assert all(re.fullmatch(r"[a-z][a-z0-9_]*", s) and len(s) <= LONGEST_SLUG and s.count("__") == 1 for s in slugs)
+        check_slugs(specs)
         for spec in specs:
             assert parse_spec(str(spec), {"own": definition}) == spec
 
@@ -266,6 +270,22 @@ def test_slugs_that_were_one(names: list[str], one: dict[str, object], other: di
     way = "bwd" if "wrt" in one else "fwd"
     slugs = [make_spec(taking(names), way, {"d": 64, **keys}).slug.split("__")[1] for keys in (first, second)]
     assert slugs[0] != slugs[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "identifier", "file"),
+    [
+        ("add_rmsnorm.fwd:d=64,round_sum=yes", "qroundqusum", "round-sum"),
+        ("gated_rmsnorm.fwd:d=64,act=gelu_tanh", "set_act_qgeluqutanh", "set_act_gelu-tanh"),
+        ("rmsnorm.fwd:d=64,gamma=no", "nogamma", "nogamma"),
+    ],
+)
+def test_a_file_s_name_has_the_option_s_own(text: str, identifier: str, file: str) -> None:
+    plan = lower(parse_spec(text), Schedule("registers", 32, 1, 4))
+    assert f"_{identifier}_" in f"{parse_spec(text).slug}_", "a kernel's name stays what it was"
+    assert plan.kernels[0].name.startswith(f"{parse_spec(text).slug}__")
+    assert f"namespace lngen {{ namespace {plan.stem} {{" in emit(plan)
+    assert plan.name == f"{parse_spec(text).slug.replace(identifier, file)}__t32_r1_v4_b1"
 
 
 def test_slugs_are_bounded() -> None:

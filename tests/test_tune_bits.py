@@ -16,12 +16,13 @@ from lngen.bench.cupy_engine import CupyEngine
 from lngen.bench.timing import Launch
 from lngen.compile import Compilation
 from lngen.errors import LngenError
+from lngen.graphs import Definition, GraphBuilder
 from lngen.interpret import interpret
-from lngen.ir import Axis
+from lngen.ir import Axis, D, M
 from lngen.ir.numerics import NUMPY_DTYPE, Array
 from lngen.lower import Plan
 from lngen.runtime.arrays_np import raw
-from lngen.spec import Spec, parse_spec
+from lngen.spec import Spec, make_spec, parse_spec
 from lngen.tune import bits as bits_module
 from lngen.tune import job, measure
 from lngen.tune.bits import Bits
@@ -77,6 +78,14 @@ def test_what_the_interpreter_computes_is_right_and_a_flipped_bit_is_not(text: s
         untouched = bits.empty(m)
         assert {n: a.shape for n, a in untouched.items()} == {n: a.shape for n, a in results.items()}
         assert all(name in bits.complaint(m, untouched) for name in results)
+
+
+def test_inputs_are_drawn_where_the_graph_is_defined() -> None:
+    def root(b: GraphBuilder) -> None:
+        b.output("y", b.input("x", M, D).sqrt())
+
+    spec = make_spec(Definition("own", root), "fwd", {"d": 48})
+    assert np.isfinite(true_results(spec, Bits(spec, 201, np), 201)["y"].view(np.float32)).all()
 
 
 def test_rows_repeat_and_column_sums_run_over_all_of_them() -> None:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from lngen.bench.floor import memory_peak
 from lngen.bench.timing import Launch
+from lngen.check.inputs import normal
 from lngen.ir import DType
 
 Array = Any
@@ -65,9 +66,9 @@ class CupyEngine:
     def empty(self, shape: Sequence[int], dtype: DType) -> Array:
         return self._cupy.empty(tuple(shape), DTYPES[dtype])
 
-    def normal(self, shape: Sequence[int], dtype: DType, mean: float, seed: int) -> Array:
-        count = int(np.prod(shape))
-        drawn = np.random.default_rng(seed).normal(mean, 1.0, min(count, 1_000_003)).astype(np.float32)
+    def normal(self, shape: Sequence[int], dtype: DType, mean: float, seed: int, *, positive: bool = False) -> Array:
+        count = min(int(np.prod(shape)), 1_000_003)
+        drawn = normal(np.random.default_rng(seed), (count,), mean, positive=positive).astype(np.float32)
         values = self._cupy.resize(self._cupy.asarray(drawn), tuple(shape))
         if dtype is DType.BF16:  # truncated, since any bf16 number near a normal one is suitable
             return (values.view("uint32") >> 16).astype("uint16")

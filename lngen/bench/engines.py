@@ -49,8 +49,8 @@ class Engine(Protocol):
     def empty(self, shape: Sequence[int], dtype: DType) -> Array:
         """A new array."""
 
-    def normal(self, shape: Sequence[int], dtype: DType, mean: float, seed: int) -> Array:
-        """A new array of normal numbers with standard deviation 1."""
+    def normal(self, shape: Sequence[int], dtype: DType, mean: float, seed: int, *, positive: bool = False) -> Array:
+        """A new array of normal numbers with standard deviation 1, made positive as ``lngen.check.inputs`` does."""
 
     def clone(self, array: Array) -> Array:
         """A copy."""
@@ -148,12 +148,13 @@ class TorchEngine:
     def empty(self, shape: Sequence[int], dtype: DType) -> Array:
         return self._torch.empty(tuple(shape), dtype=self._dtypes[dtype], device=self._device)
 
-    def normal(self, shape: Sequence[int], dtype: DType, mean: float, seed: int) -> Array:
+    def normal(self, shape: Sequence[int], dtype: DType, mean: float, seed: int, *, positive: bool = False) -> Array:
         t = self._torch
         generator = t.Generator(device=self._device)
         generator.manual_seed(seed)
         values = t.randn(tuple(shape), generator=generator, dtype=t.float32, device=self._device)
-        return values.add_(mean).to(self._dtypes[dtype])
+        values.add_(mean)
+        return (values.abs_().add_(0.25) if positive else values).to(self._dtypes[dtype])
 
     def clone(self, array: Array) -> Array:
         return array.clone()

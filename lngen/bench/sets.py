@@ -9,6 +9,7 @@ from lngen.bench.engines import Engine
 from lngen.bench.floor import value_bytes
 from lngen.bench.formulas import parts, wide_results
 from lngen.bench.tasks import LATENCY, Task
+from lngen.check.domain import positive_inputs
 from lngen.errors import LngenError
 from lngen.ir import WIDE, Graph, M, Value
 
@@ -66,11 +67,13 @@ def _first_set(task: Task, engine: Engine) -> Tensors:
     spec = task.specs[0].with_direction("fwd")
     given, made = ({v.name for v in values} for values in (spec.forward().params, spec.forward().results))
     inputs = {v.name for s in task.specs for v in s.graph().params}
+    positive = positive_inputs(spec)
     first: Tensors = {}
     for seed, (name, value) in enumerate(values_of(task).items()):
         shape, dtype = value.type.shape(task.rows, task.d), value.type.dtype
         if name in given or name in inputs - made:
-            first[name] = engine.normal(shape, dtype, MEAN if name in given else 0.0, seed)
+            mean = MEAN if name in given else 0.0
+            first[name] = engine.normal(shape, dtype, mean, seed, positive=name in positive)
         else:
             first[name] = engine.empty(shape, dtype)
     saved = {name: value for name, value in values_of(task).items() if name in inputs & made}

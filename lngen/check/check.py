@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from math import isfinite
 
 from lngen.check.closed_form import closed_form
 from lngen.check.device import bits
 from lngen.check.differences import ROWS, gradient_excess, result_excess
+from lngen.check.domain import positive_inputs
 from lngen.check.executed import executed
 from lngen.check.inputs import forward_inputs, random_inputs
 from lngen.check.result import Result
@@ -21,6 +23,11 @@ from lngen.runtime.launch import device_arch, device_count
 from lngen.schedule import Schedule, fits, space
 from lngen.spec import SAVES, Spec
 from lngen.toolchain import Binary
+
+UNDEFINED = (
+    "; inf, nan: a result is no number for the inputs drawn, or has no bound; if some inputs have to be positive, "
+    "declare them: b.input(name, ..., positive=True)"
+)
 
 
 def check_spec(
@@ -90,10 +97,10 @@ def others(compilation: Compilation, count: int, arch: str = DEFAULT_ARCH) -> li
 
 def compiled(spec: Spec, schedule: Schedule, binary: Binary, *, may_spill: bool) -> Result:
     """Whether the compiler kept everything in registers, which only the default schedule has to satisfy."""
-    texts = [f"{name.rpartition('__')[2]} {r.registers} registers" for name, r in binary.resources.items()]
+    texts = [f"{r.registers} registers in kernel {name.rpartition('__')[2]}" for name, r in binary.resources.items()]
     spilled = any(r.spills for r in binary.resources.values())
     detail = f"{binary.arch}: {', '.join(texts)}{', spills' if spilled else ''}"
-    return Result(str(spec), str(schedule), 0, "compile", may_spill or not spilled, detail)
+    return Result(str(spec), str(schedule), None, "compile", may_spill or not spilled, detail)
 
 
 def mathematics(spec: Spec, rows: int, inputs: Mapping[str, Array], results: Mapping[str, Array]) -> Result:
@@ -125,9 +132,11 @@ def formulas(spec: Spec) -> Result:
 
 
 def _judged(spec: Spec, rows: int, what: str, excess: Mapping[str, float]) -> Result:
-    worst = max(excess.values(), default=0.0)
-    detail = ", ".join(f"{name} {value:.2g}" for name, value in excess.items()) + " of the bound"
-    return Result(str(spec), "", rows, what, bool(worst <= 1), detail)
+    detail = "error / bound: " + ", ".join(f"{name} {value:.2g}" for name, value in excess.items())
+    positive = positive_inputs(spec)
+    detail += f"; drawn positive: {', '.join(positive)}" if positive else ""
+    detail += "" if all(map(isfinite, excess.values())) else UNDEFINED
+    return Result(str(spec), "", rows, what, all(value <= 1 for value in excess.values()), detail)
 
 
 def closed_form_excess(

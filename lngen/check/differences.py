@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from lngen.check import oracles
+from lngen.check.domain import positive_inputs
+from lngen.check.inputs import normal
 from lngen.check.real import evaluate
 from lngen.check.real_number import Real
 from lngen.check.tolerances import SLACK, excess
@@ -55,7 +57,10 @@ def gradient_excess(spec: Spec) -> dict[str, float]:
     forward, backward = spec.with_direction("fwd").forward(), _formulas(spec)
     rng = np.random.default_rng(11)
     # Not rounded to any dtype, so that no two elements are equal, where a maximum has no derivative.
-    primals = {p.name: rng.normal(0.5, 1.0, p.type.shape(ROWS, spec.d)) for p in forward.params}
+    positive = positive_inputs(spec)
+    primals = {
+        p.name: normal(rng, p.type.shape(ROWS, spec.d), 0.5, positive=p.name in positive) for p in forward.params
+    }
     outputs = {name: r.value for name, r in evaluate(forward, primals).items()}
     given = {f"d{name}": rng.normal(0.3, 1.0, a.shape) for name, a in outputs.items()}
     known = primals | outputs | given  # saved values are as exact as the results they are saved for

@@ -1,4 +1,7 @@
-"""Random inputs for checks: nothing is zero, one or symmetric, which could hide a wrong formula."""
+"""Random inputs for checks: nothing is zero, one or symmetric, which could hide a wrong formula.
+
+Inputs that have to be positive are (see ``lngen.check.domain``), so that every result is a number.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from lngen.check.domain import positive_inputs
 from lngen.interpret import interpret
 from lngen.ir import Value
 from lngen.ir.numerics import Array, round_to
@@ -17,7 +21,8 @@ POISON = 0xFE  # a byte pattern no kernel computes, so that an element never wri
 def forward_inputs(spec: Spec, rows: int, seed: int = 0, mean: float = 0.5) -> dict[str, Array]:
     """The forward graph's inputs by name."""
     rng = np.random.default_rng([seed, rows, spec.d])
-    return {p.name: draw(rng, p, rows, spec.d, mean) for p in spec.forward().params}
+    positive = positive_inputs(spec)
+    return {p.name: draw(rng, p, rows, spec.d, mean, positive=p.name in positive) for p in spec.forward().params}
 
 
 def random_inputs(spec: Spec, rows: int, seed: int = 0, mean: float = 0.5) -> dict[str, Array]:
@@ -30,9 +35,19 @@ def random_inputs(spec: Spec, rows: int, seed: int = 0, mean: float = 0.5) -> di
     return {p.name: inputs[p.name] if p.name in inputs else draw(rng, p, rows, spec.d, 0.3) for p in params}
 
 
-def draw(rng: np.random.Generator, value: Value, rows: int, d: int, mean: float) -> Array:
-    """Normal numbers around ``mean`` in the value's shape and dtype."""
-    return round_to(rng.normal(mean, 1.0, value.type.shape(rows, d)), value.type.dtype)
+def draw(
+    rng: np.random.Generator, value: Value, rows: int, d: int, mean: float, std: float = 1.0, *, positive: bool = False
+) -> Array:
+    """Numbers as ``normal`` draws them, in the value's shape and dtype."""
+    return round_to(normal(rng, value.type.shape(rows, d), mean, std, positive=positive), value.type.dtype)
+
+
+def normal(
+    rng: np.random.Generator, shape: tuple[int, ...], mean: float, std: float = 1.0, *, positive: bool = False
+) -> Array:
+    """Normal numbers in float64; if ``positive``, their absolute values and a quarter of ``std``."""
+    drawn = rng.normal(mean, std, shape)
+    return np.abs(drawn) + std / 4 if positive else drawn
 
 
 def same_bits(a: Array, b: Array) -> Array:

@@ -58,7 +58,10 @@ def command(
                 progress(done, len(parsed))
             results += check_spec(spec, on=on, rows=rows, schedules=schedules, arch=arches[0])
     failed = sum(not r.ok for r in results)
-    rows_shown = [("ok" if r.ok else "FAIL", r.what, r.rows, r.spec, r.schedule, r.detail) for r in results]
+    rows_shown = [
+        ("ok" if r.ok else "FAIL", r.what, "-" if r.rows is None else r.rows, r.spec, r.schedule, r.detail)
+        for r in results
+    ]
     output.table(
         {"passed": len(results) - failed, "failed": failed, "results": [asdict(r) for r in results]},
         table(("", "what", "rows", "spec", "schedule", "detail"), rows_shown)

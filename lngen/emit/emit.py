@@ -36,7 +36,7 @@ def emit(plan: Plan) -> str:
 
 
 def _head(plan: Plan) -> dict[str, str]:
-    """The comment at the start of a file."""
+    """The comment at the start of a file, and the name of its namespace."""
     ir = print_graph(plan.graph)
     lines = {
         "spec": str(plan.spec),
@@ -49,7 +49,8 @@ def _head(plan: Plan) -> dict[str, str]:
         "ir-sha256": hashlib.sha256(ir.encode()).hexdigest()[:12],
     }
     facts = "\n".join(f"//   {name:<10} : {text}" for name, text in lines.items())
-    return {"name": plan.name, "facts": laid_out(facts).rstrip(), "ir": laid_out(_commented(ir)).rstrip()}
+    comment = {"facts": laid_out(facts).rstrip(), "ir": laid_out(_commented(ir)).rstrip()}
+    return {"name": plan.name, "stem": plan.stem, **comment}
 
 
 def _commented(text: str) -> str:

@@ -26,24 +26,33 @@ class GraphBuilder(Builder):
         self.standing: set[str] = set()  # outputs that are saved like statistics
         self.takes_eps = False
         self.constants: set[str] = set()  # inputs without a gradient
+        self.positive: set[str] = set()  # inputs that the graph is defined for if they are positive
         self.gradients: dict[str, DType] = {}  # of inputs whose gradient has a dtype of its own
         self._named: dict[Value, Value] = {}
         self.compute = compute_dtype(options.dtype, options.weight, options.out)
 
     def input(
-        self, name: str, *axes: Axis, dtype: object = None, grad: object = None, differentiable: bool = True
+        self,
+        name: str,
+        *axes: Axis,
+        dtype: object = None,
+        grad: object = None,
+        differentiable: bool = True,
+        positive: bool = False,
     ) -> Value:
         """An input over the given axes, in the compute dtype; stored as ``dtype``, its gradient as ``grad``.
 
         dtype=None: [M, D] has the spec's dtype, others weight's; grad=None: the input's own, or that of the spec's key
-        ``grad``. An input that is not ``differentiable`` has no gradient. VerifyError for a dtype wider than the
-        compute dtype.
+        ``grad``. An input that is not ``differentiable`` has no gradient. For one that is ``positive``, checks, conform
+        and tune draw positive numbers; it changes no kernel. VerifyError for a dtype wider than the compute dtype.
         """
         stored = self.options.dtype if M in axes and D in axes else self.options.weight
         if dtype is not None:
             stored = self._declared(name, dtype)
         if grad is not None:
             self.gradients[name] = self._declared(name, grad)
+        if positive:
+            self.positive.add(name)
         x32 = self.cast(f"{name}32", self.param(name, stored, *axes), to=self.compute)
         if differentiable:
             return x32

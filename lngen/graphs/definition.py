@@ -111,6 +111,10 @@ class Definition:
         b = self.builder(options)
         return tuple(p.name for p in b.params if p.name not in b.constants)
 
+    def positive(self, options: Options) -> set[str]:
+        """Names of the inputs that are declared positive."""
+        return self.builder(options).positive
+
     def gradients(self, options: Options) -> dict[str, DType]:
         """The dtype of the gradient of each input that declares one."""
         return self.builder(options).gradients

@@ -21,6 +21,7 @@ COLUMNS = {
     "stack": "stack",
     "static shared": "shared",
     "dynamic shared": "dynamic_shared",
+    "launch shared": "launch_shared",
     "barriers": "barriers",
     "threads": "threads",
     "blocks per SM": "blocks_per_multiprocessor",
@@ -29,9 +30,10 @@ COLUMNS = {
 
 
 def resources(plan: Plan, compiled: Mapping[str, Resources], arch: str) -> dict[str, dict[str, Any]]:
-    """By kernel: the compiler's numbers, the dynamic shared memory of a launch, and the resident blocks and warps.
+    """By kernel: the compiler's numbers, its dynamic shared memory, and the resident blocks and warps.
 
-    dynamic_shared              bytes of dynamic shared memory of a launch
+    dynamic_shared              bytes that the kernel uses, which its text and the plan name
+    launch_shared               bytes that a launch requests, more where that spreads the blocks evenly
     threads                     per block
     blocks_per_multiprocessor   limit by threads, registers, shared memory and barriers; clusters may have a lower one
     warps_per_multiprocessor    of that many blocks
@@ -40,11 +42,12 @@ def resources(plan: Plan, compiled: Mapping[str, Resources], arch: str) -> dict[
     requested = requested_shared(plan, {name: used.registers for name, used in compiled.items()}, device)
     found = {}
     for kernel in plan.kernels:
-        used, dynamic = compiled[kernel.name], requested[kernel.name]
-        blocks = occupancy(kernel.block, used.registers, used.shared + dynamic, used.barriers, device)
+        used, launch = compiled[kernel.name], requested[kernel.name]
+        blocks = occupancy(kernel.block, used.registers, used.shared + launch, used.barriers, device)
         found[kernel.name] = {
             **asdict(used),
-            "dynamic_shared": dynamic,
+            "dynamic_shared": kernel.dynamic,
+            "launch_shared": launch,
             "threads": kernel.block,
             "blocks_per_multiprocessor": blocks,
             "warps_per_multiprocessor": blocks * -(-kernel.block // WARP),

@@ -53,7 +53,12 @@ class Plan:
 
     @property
     def name(self) -> str:
-        """The name of the spec and the schedule: the file name and the stem of the entry names."""
+        """The name of the spec and the schedule, as that of a file."""
+        return f"{self.spec.file_slug}__{self.schedule.slug}"
+
+    @property
+    def stem(self) -> str:
+        """The same as a C identifier: the namespace, and the stem of the entry names."""
         return f"{self.spec.slug}__{self.schedule.slug}"
 
     @property

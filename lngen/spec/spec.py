@@ -6,7 +6,7 @@ A graph that a program defines is written with a digest, ``NAME@DIGEST.fwd|bwd:.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -15,7 +15,7 @@ from lngen.graphs import GRAPHS, Definition, Options
 from lngen.graphs.options import Chosen
 from lngen.ir import ORDERS, DType, Graph, M
 from lngen.ir.op import compute_dtype
-from lngen.spec.words import number_word, text_of, value_word, word
+from lngen.spec.words import c_word, file_word, number_word, text_of, value_word
 
 DIGEST = 8
 LONGEST_SLUG = 128  # a file name is a spec's slug, a schedule's, an arch and an ending, in 255 bytes
@@ -81,17 +81,25 @@ class Spec:
 
     @property
     def slug(self) -> str:
-        """The spec as a C identifier and a file's name: ``layernorm_fwd__bf16_d4096``.
+        """The spec as a C identifier: ``layernorm_fwd__bf16_d4096``.
 
         Lower case, ``LONGEST_SLUG`` characters at most, no two underscores in a row but those before the options.
         Specs that differ have different slugs; options that take too many characters are replaced by a hash.
         """
-        head, options = f"{self.graph_name.replace('@', '_')}_{self.direction}", "_".join(self._slug_words())
+        return self._slug(c_word)
+
+    @property
+    def file_slug(self) -> str:
+        """The same as a file's name, in which an option keeps its own: ``rmsnorm_bwd__f32_d64_round-sum``."""
+        return self._slug(file_word)
+
+    def _slug(self, word: Callable[[str], str]) -> str:
+        head, options = f"{self.graph_name.replace('@', '_')}_{self.direction}", "_".join(self._slug_words(word))
         if len(f"{head}__{options}") > LONGEST_SLUG:
             options = hashlib.sha256(options.encode()).hexdigest()[:32]
         return f"{head}__{options}"
 
-    def _slug_words(self) -> list[str]:
+    def _slug_words(self, word: Callable[[str], str]) -> list[str]:
         words = [str(self.dtype), f"d{self.d}"]
         words += [f"w{self.weight}"] if self.weight is not self.dtype else []
         words += [f"out{self.out}"] if self.out is not self.dtype else []
@@ -108,7 +116,8 @@ class Spec:
         words += [f"blocks{self.blocks}"] if self.blocks is not None else []
         words += [f"order{self.order}"] if self.order != ORDERS[0] else []
         others = [(name, value) for name, value in self.chosen if not isinstance(value, bool)]
-        words += ["set", *(w for name, value in others for w in (word(name), value_word(value)))] if others else []
+        words += ["set"] if others else []
+        words += [w for name, value in others for w in (word(name), value_word(value, word))]
         return words
 
     @property

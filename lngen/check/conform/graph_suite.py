@@ -11,6 +11,7 @@ from lngen.check.conform.contract import Found, SkippedError
 from lngen.check.conform.suite import Calls, Inputs, of_bounds
 from lngen.check.conform.targets import Target
 from lngen.check.differences import real_results
+from lngen.check.domain import positive_inputs
 from lngen.check.inputs import draw
 from lngen.check.tolerances import SLACK, excess
 from lngen.errors import SpecError
@@ -23,8 +24,8 @@ from lngen.spec import Spec
 class GraphSuite(Calls):
     """The kernels of ``spec``, at any D.
 
-    ``weights`` are the inputs over D alone. SpecError for a graph without an [M, D] input, which no case has rows of,
-    and for gradients that are added to arrays.
+    ``positive`` are the inputs that have to be, ``weights`` those over D alone that may have either sign. SpecError for
+    a graph without an [M, D] input, which no case has rows of, and for gradients that are added to arrays.
     """
 
     def __init__(self, target: Target, spec: Spec) -> None:
@@ -46,7 +47,8 @@ class GraphSuite(Calls):
         self.rowwise = tuple(n for n in (*outputs, *target.gradients) if M in self.type_of(n).axes)
         self.columns = tuple(n for n in target.gradients if M not in self.type_of(n).axes)
         self.joined = not independent_rows(self.forward)
-        self.weights = tuple(n for n in self._given if self.type_of(n).axes == (D,))
+        self.positive = positive_inputs(spec)
+        self.weights = tuple(n for n in self._given if self.type_of(n).axes == (D,) and n not in self.positive)
         if not any(n in self._given for n in self.matrices):
             raise SpecError(f"conform expects a graph with an [M, D] input, '{spec}' has none; try lngen check {spec}")
 
@@ -58,12 +60,11 @@ class GraphSuite(Calls):
         d = self.d if d is None else d
         m = self.rows(37, d) if m is None else m
         rng = np.random.default_rng([m, d])
-        found = {n: draw(rng, v, m, d, 0.5) for n, v in self._given.items()}
-        found |= {n: draw(rng, v, m, d, 0.3) for n, v in self._cotangents.items()}
-        for name in (n for n in self._given if self.type_of(n).axes == WIDE):
-            value = (found[name].astype(np.float64) - 0.5) * std + mean
-            found[name] = value.astype(found[name].dtype)
-        return found
+        found = {}
+        for name, v in self._given.items():
+            around = (mean, std) if v.type.axes == WIDE else (0.5, 1.0)
+            found[name] = draw(rng, v, m, d, *around, positive=name in self.positive)
+        return found | {n: draw(rng, v, m, d, 0.3) for n, v in self._cotangents.items()}
 
     def judged(self, inputs: Mapping[str, Array], results: Mapping[str, Array]) -> Found:
         """Outputs by the graph as described; gradients by the derived graph, whose formulas ``differences`` checks.

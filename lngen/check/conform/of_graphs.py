@@ -29,7 +29,7 @@ def directions(suite: GraphSuite) -> Found:
 
 
 def weights_zero(suite: GraphSuite) -> Found:
-    """Every third number of each [D] input is 0, every third 1e-6, which shows a division by it."""
+    """Every third number of each [D] input of either sign is 0, every third 1e-6: this shows a division by it."""
 
     def sparse(weight: Array) -> Array:
         weight[0::3], weight[1::3] = 0.0, 1e-6
@@ -39,23 +39,23 @@ def weights_zero(suite: GraphSuite) -> Found:
 
 
 def weights_negative(suite: GraphSuite) -> Found:
-    """Every number of each [D] input below zero."""
+    """Every number of each [D] input of either sign below zero."""
     return _weights(suite, lambda weight: -np.abs(weight) - 0.1)
 
 
 def _weights(suite: GraphSuite, change: Callable[[Array], Array]) -> Found:
     if not suite.weights:
-        raise SkippedError("no input over D alone")
+        raise SkippedError("no input over D alone that may have either sign")
     inputs = suite.inputs()
     return suite.accuracy(changed(inputs, **{n: change(inputs[n].astype(np.float64)) for n in suite.weights}))
 
 
 def constant_rows(suite: GraphSuite) -> Found:
-    """The elements of a row are equal in each [M, D] input."""
+    """The elements of a row are equal in each [M, D] input, and positive where they have to be."""
     inputs = suite.inputs(m=len(CONSTANTS))
     rows = np.broadcast_to(np.array(CONSTANTS)[:, None], (len(CONSTANTS), suite.d))
     given = [p.name for p in suite.forward.params if p.type.axes == WIDE]
-    return suite.accuracy(changed(inputs, **dict.fromkeys(given, rows)))
+    return suite.accuracy(changed(inputs, **{n: np.abs(rows) + 0.25 if n in suite.positive else rows for n in given}))
 
 
 def nan_row(suite: GraphSuite) -> Found:
