@@ -4,6 +4,14 @@ A message says what was expected, what came and what to do. ``exit_code`` is the
 line: 1 a check failed, 2 the request was wrong, 3 the machine lacks something, 70 an error in lngen.
 """
 
+LINE = 200  # characters of a line, or of a value, that a message echoes at most
+
+
+def short(value: object, most: int = LINE) -> str:
+    """The text of a value from a user, for a message; the start of it if it is longer than ``most``."""
+    text = str(value)
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
 
 class LngenError(Exception):
     """Base of all errors raised by lngen."""

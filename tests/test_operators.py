@@ -231,6 +231,43 @@ def test_threads_describe_graphs_of_their_own() -> None:
     assert [ops.count("mul") for ops in found] == [20 * n for n in range(1, 33)]
 
 
+# ---- axes, and what is no value ----
+
+ONLY_VALUES = "make it an input, or a constant with b.number(name, value)."
+
+
+@pytest.mark.parametrize(
+    ("describe", "message"),
+    [
+        (
+            lambda b, x: b.input("scale", "B", D),
+            "'scale' expects some of the axes lngen.M, lngen.D, in this order, got 'B', D.",
+        ),
+        (
+            lambda b, x: b.optional_input("z", D, M),
+            "'z' expects some of the axes lngen.M, lngen.D, in this order, got D, M.",
+        ),
+        (
+            lambda b, x: b.sum(x, "D"),
+            "'reduce_sum %x32: f32[M, D]': expected {axis=...} to be M or D, got str 'D'.",
+        ),
+        (lambda b, x: b.add("h", x, 3), f"an operand of 'add' is expected to be a value, got int; {ONLY_VALUES}"),
+        (lambda b, x: b.output("z", None), f"the output 'z' is expected to be a value, got NoneType; {ONLY_VALUES}"),
+        (lambda b, x: b.statistic("rstd"), f"a statistic is expected to be a value, got str; {ONLY_VALUES}"),
+        (lambda b, x: b.named("h", 3), f"'h' is expected to be a value, got int; {ONLY_VALUES}"),
+    ],
+)
+def test_arguments_that_a_builder_refuses(describe: Callable[[GraphBuilder, Value], Any], message: str) -> None:
+    def whole(b: GraphBuilder) -> None:
+        x = b.input("x", M, D)
+        describe(b, x)
+        b.output("y", x)
+
+    with pytest.raises(VerifyError) as error:
+        spec_of(whole)
+    assert str(error.value) == f"graph @own_fwd: {message}"
+
+
 # ---- declared dtypes ----
 
 

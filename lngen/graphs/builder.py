@@ -112,6 +112,7 @@ class GraphBuilder(Builder):
 
         VerifyError if the name is taken, or if ``x`` is no result of an equation.
         """
+        self._value(x, f"'{name}'")
         if self._named.get(x, x).name == name:
             return x
         if all(e.out != x for e in self.eqns):
@@ -145,6 +146,7 @@ class GraphBuilder(Builder):
         ``d`` and the name, of the same dtype. ``save``: it also takes the
         result itself from forward, as it takes statistics, and computes with it in place of ``x`` (see passes.save).
         """
+        self._value(x, f"the output '{name}'")
         stored = self.options.out if dtype is None else self._declared(name, dtype)
         if (x.name, x.type.dtype) != (name, stored) or x in self.results:
             x = self.cast(self.exactly(name, "an output"), x, to=stored)
@@ -177,5 +179,6 @@ class GraphBuilder(Builder):
 
     def statistic(self, x: Value, name: str | None = None) -> Value:
         """A value that backward may take from forward: a result, called ``name``, unless the spec has ``save=none``."""
+        self._value(x, "a statistic")
         self.statistics.append(x if name is None else self.named(name, x))
         return x
