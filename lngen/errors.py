@@ -24,7 +24,7 @@ class ParseError(LngenError):
 
 
 class VerifyError(LngenError):
-    """A graph that breaks a rule of the IR."""
+    """A graph that breaks a rule of the IR, or a function that raises while it describes one."""
 
 
 class DerivativeError(LngenError):

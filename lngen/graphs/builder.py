@@ -86,8 +86,9 @@ class GraphBuilder(Builder):
     def record(self, op: str, *operands: Value | float, **attrs: float) -> Value:
         """The result of an operator; VerifyError for an operand that is neither a value nor a number."""
         dtype = next(o.type.dtype for o in operands if isinstance(o, Value))
+        args = tuple(self._operand(op, o, dtype) for o in operands)
         name = describing(op, [self._named.get(o, o) if isinstance(o, Value) else o for o in operands])
-        return self.emit(op, name, tuple(self._operand(op, o, dtype) for o in operands), **attrs)
+        return self.emit(op, name, args, **attrs)
 
     def _operand(self, op: str, operand: object, dtype: DType) -> Value:
         if isinstance(operand, Value):
