@@ -4,13 +4,16 @@ A message says what was expected, what came and what to do. ``exit_code`` is the
 line: 1 a check failed, 2 the request was wrong, 3 the machine lacks something, 70 an error in lngen.
 """
 
-LINE = 200  # characters of a line, or of a value, that a message echoes at most
+LONGEST = 200  # characters of a user's line or value in a message
 
 
-def short(value: object, most: int = LINE) -> str:
-    """The text of a value from a user, for a message; the start of it if it is longer than ``most``."""
-    text = str(value)
-    return text if len(text) <= most else f"{text[: most - 3]}..."
+def short(value: object) -> str:
+    """The text of a value from a user, for a message; the start of it if it is longer than a message may have it."""
+    try:
+        text = str(value)
+    except Exception:  # a number of thousands of digits, or an object of the user that has no text
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
 
 
 class LngenError(Exception):

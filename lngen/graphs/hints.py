@@ -17,7 +17,7 @@ _OPERATORS = (
 def hint(error: BaseException) -> str:
     """The end of a message about ``error``: the nearest methods, or the operators of values."""
     if isinstance(error, AttributeError) and isinstance(error.obj, Value | GraphBuilder):
-        near = _nearest(error.name, isinstance(error.obj, Value))
+        near = _nearest(str(error.name), isinstance(error.obj, Value))
         return f"; did you mean {' or '.join(near)}?" if near else "; 'lngen help graph' lists the methods."
     return _OPERATORS if isinstance(error, TypeError) and "Value" in str(error) else "."
 
