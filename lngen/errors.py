@@ -4,6 +4,17 @@ A message says what was expected, what came and what to do. ``exit_code`` is the
 line: 1 a check failed, 2 the request was wrong, 3 the machine lacks something, 70 an error in lngen.
 """
 
+LONGEST = 200  # characters of a user's line or value in a message
+
+
+def short(value: object) -> str:
+    """The text of a value from a user, for a message; the start of it if it is longer than a message may have it."""
+    try:
+        text = str(value)
+    except Exception:  # a number of thousands of digits, or an object of the user that has no text
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
+
 
 class LngenError(Exception):
     """Base of all errors raised by lngen."""
@@ -16,7 +27,7 @@ class ParseError(LngenError):
 
 
 class VerifyError(LngenError):
-    """A graph that breaks a rule of the IR."""
+    """A graph that breaks a rule of the IR, or a function that raises while it describes one."""
 
 
 class DerivativeError(LngenError):

@@ -1,19 +1,23 @@
-"""What a module holds, by its name: ``module:function``."""
+"""Code of a user: what a module holds, by its name ``module:function``, and the line where such code fails."""
 
 from __future__ import annotations
 
 import importlib
 import sys
+import sysconfig
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from lngen.errors import SpecError
+from lngen.errors import SpecError, short
+
+_LNGEN = f"{Path(__file__).parent}/"
 
 
 def imported(name: str, folder: Path | None = None) -> Any:
-    """What is at ``module:attribute``; SpecError with the first line of the failure.
+    """What is at ``module:attribute``; SpecError with the failure.
 
     Only during the import, ``folder`` is searched for modules after all other places.
     """
@@ -22,13 +26,32 @@ def imported(name: str, folder: Path | None = None) -> Any:
         with _also_from(folder):
             found: Any = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
-        first = (str(error).strip().splitlines() or [""])[0]
-        raise SpecError(f"'{name}' cannot be imported: {type(error).__name__}: {first}") from error
+        raise SpecError(f"'{name}' cannot be imported: {failure(error)}") from error
     for part in path.split("."):
         if not hasattr(found, part):
             raise SpecError(f"'{name}' cannot be imported: '{module_name}' has no '{path}'.")
         found = getattr(found, part)
     return found
+
+
+def failure(error: BaseException) -> str:
+    """An exception that code of a user raised: its kind, its first line, and the line of that code."""
+    text = ""
+    with suppress(Exception):  # its __str__ is code of the user, too
+        text = str(error).strip()
+    what = ": ".join([type(error).__name__, *map(short, text.splitlines()[:1])])
+    frame = _innermost(error)
+    if frame is None:
+        return what
+    return f"{what} ('{frame.filename}', line {frame.lineno}{': ' * bool(frame.line)}{short(frame.line or '')})"
+
+
+def _innermost(error: BaseException) -> traceback.FrameSummary | None:
+    """The last frame in a file of the user; in an installed package, if there is no other."""
+    libraries = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((_LNGEN, "<frozen "))]
+    theirs = [f for f in frames if not f.filename.startswith(libraries)]
+    return [None, *(f for f in frames if "site-packages" in f.filename), *theirs][-1]
 
 
 def is_function(name: str) -> bool:

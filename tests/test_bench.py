@@ -50,6 +50,7 @@ from lngen.bench.targets import target_fraction
 from lngen.bench.tasks import CEILINGS, LATENCY, make_task
 from lngen.bench.timing import Stats, drift, launch_count, set_count, time_side_by_side
 from lngen.bench.verdict import judge, summarise
+from lngen.cli import cli
 from lngen.cli.bench import bench, command, parse_shapes, tasks
 from lngen.compile import KernelSet
 from lngen.errors import LngenError, MissingError, ScheduleError, SpecError
@@ -706,6 +707,33 @@ def test_a_file_that_is_no_benchmark_is_refused(tmp_path: Path) -> None:
             read_json(file)
     with pytest.raises(LngenError, match="cannot be read"):
         read_json(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"d": 0}, "d is 0, expected from 1 to 2147483647"),
+        ({"rows": 0}, "rows is 0, expected from 1 to 2147483647"),
+        ({"fraction": 1e308}, "fraction is 1e+308, expected from 0 to 100"),
+        ({"gb_s": 1e308}, "gb_s is 1e+308, expected from 0 to 1e+18"),
+        ({"direction": "up"}, "direction is 'up', expected one of fwd, bwd, both"),
+    ],
+)
+def test_a_record_that_no_benchmark_has_is_refused(tmp_path: Path, changed: dict[str, Any], message: str) -> None:
+    file = tmp_path / "b.json"
+    write_json(file, Saved(RECORDS[:1]))
+    content = json.loads(file.read_text(encoding="utf-8"))
+    content["records"][0] |= changed
+    file.write_text(json.dumps(content), encoding="utf-8")
+    done = CliRunner().invoke(cli, ["bench", "--from", str(file), "--plot", str(tmp_path / "x.svg")])
+    assert (done.exit_code, message in done.stderr) == (2, True), done.stderr
+
+
+def test_records_without_a_fraction_are_drawn(tmp_path: Path) -> None:
+    file = tmp_path / "b.json"
+    write_json(file, Saved([replace(r, fraction=None, met=None) for r in RECORDS]))
+    done = CliRunner().invoke(cli, ["bench", "--from", str(file), "--plot", str(tmp_path / "x.svg")])
+    assert (done.exit_code, [p.name for p in tmp_path.glob("*.svg")]) == (0, ["x.svg"]), done.stderr
 
 
 def test_files_of_earlier_versions_are_judged_now() -> None:

@@ -27,6 +27,7 @@ from lngen.compile import Compilation, KernelSet
 from lngen.emit import emit
 from lngen.errors import LngenError, MissingError
 from lngen.interpret import interpret
+from lngen.ir import ORDERS
 from lngen.ir.numerics import Array
 from lngen.lower import lower
 from lngen.runtime.launch import device_count
@@ -117,7 +118,7 @@ def test_importing_lngen_is_cheap_and_names_come_when_asked_for() -> None:
     code = (
         "import sys, lngen; assert 'numpy' not in sys.modules\n"
         "for name in lngen.__all__: assert getattr(lngen, name) is getattr(lngen, name), name\n"
-        "assert set(lngen.__all__) <= set(dir(lngen)); assert lngen.interpret.interpret\n"
+        "assert sorted(lngen.__all__) == dir(lngen); assert lngen.interpret.interpret\n"
         "assert not {'cupy', 'torch'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
@@ -182,6 +183,10 @@ def test_ctrl_c_exits_130(tmp_path: Path) -> None:
 def test_list_names_every_graph_input_and_key() -> None:
     text = prints("list")
     data = json.loads(prints("list", "--json"))
+    assert text.endswith(
+        f"Sums have the order {ORDERS[0]} (key order: {' '.join(ORDERS)}); another one gives other bits.\n"
+    )
+    assert data["orders"] == [*ORDERS]
     for graph in data["graphs"]:
         assert f"  {graph['name']} " in text
         assert graph["summary"] in text

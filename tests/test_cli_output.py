@@ -174,3 +174,10 @@ def test_a_new_place_can_be_written_to(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("number", "code"), [(28, 2), (32, 141)])
 def test_output_errors_have_a_code(number: int, code: int) -> None:
     assert OutputError(OSError(number, "why")).exit_code == code
+
+
+def test_the_help_of_out_says_what_the_command_prints() -> None:
+    for name in ("list", "doctor", "check", "bench"):
+        assert "Also write the table to this file, as JSON." in " ".join(call(name, "--help").output.split())
+    for name in ("show", "help"):
+        assert "Write to this file instead; a table is also printed" in " ".join(call(name, "--help").output.split())

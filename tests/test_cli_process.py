@@ -97,6 +97,65 @@ def test_names_that_are_not_utf8_are_printed(tmp_path: Path) -> None:
     assert "'\\udcff'" in run("show", os.fsdecode(b"\xff")).stderr
 
 
+# What is echoed
+
+LONG, LONG_WORDS = "z" * 3000, "z y " * 800
+
+
+@pytest.mark.parametrize("long", [LONG, LONG_WORDS], ids=["word", "words"])
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["{}"],
+        ["--{}"],
+        ["show", "{}.fwd:d=8"],
+        ["show", "rmsnorm.fwd:d={}"],
+        ["show", "rmsnorm.fwd:{}=1"],
+        ["show", "rmsnorm.fwd:d=8", "{}"],
+        ["show", "rmsnorm.fwd:d=8", "--stage", "{}"],
+        ["show", "rmsnorm.fwd:d=8", "--rows", "{}"],
+        ["show", "rmsnorm.fwd:d=8", "--schedule", "{}"],
+        ["show", "rmsnorm.fwd:d=8", "--schedule", "threads={}"],
+        ["show", "rmsnorm.fwd:d=8", "--out", "{}"],
+        ["check", "long.graph.fwd:d=8"],
+        ["check", "absent_{}:f.fwd:d=8"],
+        ["conform", "--callable", "{}"],
+        ["bench", "--shapes", "{}"],
+        ["run", "rmsnorm.fwd:d=8", "--in", "{}"],
+        ["tune", "rmsnorm.fwd:d=8", "--budget", "{}"],
+    ],
+    ids=" ".join,
+)
+def test_no_error_echoes_more_than_200_characters(
+    args: list[str], long: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "long.graph").write_text(
+        f"graph @a(%x: f32[M, D]) -> (f32[M, D]) {{\n%y : f32[M, D] = neg %{long}\nreturn %y\n}}"
+    )
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(cli, [arg.replace("{}", long) for arg in args])
+    echoes = re.findall("z{2,}|(?:z y ?){2,}", done.stderr)
+    assert (done.exit_code, max(map(len, echoes), default=0) <= 200) == (2, True), done.stderr
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["build", "rmsnorm.fwd:d=8", "--out", "{}"],
+        ["build", "rmsnorm.fwd:d=8", "--out", "out", "--lock", "{}"],
+        ["bench", "--from", "{}"],
+        ["tune", "rmsnorm.fwd:d=8", "--database", "{}"],
+        ["generated", "--time", "--against", "{}"],
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize("name", ["a\0b", "a\0b/c"])
+def test_a_name_with_a_nul_is_a_usage_error(args: list[str], name: str) -> None:
+    done = CliRunner().invoke(cli, [arg.replace("{}", name) for arg in args])
+    assert done.exit_code == 2
+    assert f"'{name}' cannot be used: no file can have this name; name another one." in done.stderr
+
+
 # Exit codes
 
 

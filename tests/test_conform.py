@@ -637,7 +637,7 @@ def test_functions_and_specs_pass_from_the_command_line(args: str) -> None:
         (2, "--callable my_norms:forward --device cuda", "say --torch if it takes torch tensors"),
         (2, "--callable my_norms", "expected module:function or one of torch-layernorm"),
         (2, "--callable no_such_module_at_all:f", "'no_such_module_at_all:f' cannot be imported: ModuleNotFoundError"),
-        (2, "--callable my_broken:f", "cannot be imported: RuntimeError: not today\n"),
+        (2, "--callable my_broken:f", "cannot be imported: RuntimeError: not today ('"),
         (2, "--callable my_exit:f", "cannot be imported: SystemExit: 0"),
         (2, "--callable my_norms:sideward", "'my_norms' has no 'sideward'"),
         (2, "--callable my_norms:number", "expected to be a function, got int"),

@@ -14,8 +14,11 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
+import lngen
 from lngen.cli import COMMANDS, cli
 from lngen.cli import help as help_command
+from lngen.graphs import GraphBuilder
+from lngen.ir.operators import Operators
 from lngen.schedule import Schedule
 from lngen.schedule.schedule import FORMS
 
@@ -201,3 +204,19 @@ def test_the_family_s_page_runs_programs() -> None:
 
 def test_the_readme_is_short() -> None:
     assert len(TEXTS["README.md"].splitlines()) <= 150
+
+
+def test_the_page_on_graphs_has_every_method_of_a_description() -> None:
+    page = TEXTS["docs/graph"]
+    own = {name for name in vars(GraphBuilder) if not name.startswith("_")} - {"record", "finish"}
+    assert sorted(name for name in own if f"`b.{name}(" not in page) == []
+    ops = {name for name in vars(Operators) if not name.startswith("_")}
+    assert sorted(name for name in ops if f"`{name}`" not in page and f"`x.{name}(" not in page) == []
+
+
+def test_the_graph_of_the_page_on_graphs_compiles() -> None:
+    (code,) = re.findall(r"^```python\n(.*?)^```$", TEXTS["docs/graph"], re.MULTILINE | re.DOTALL)
+    described: dict[str, Any] = {}
+    exec(code, described)
+    norm = lngen.compile(described["add_rmsnorm"], d=8, dtype="bf16")
+    assert [r.name for r in norm.spec("bwd").graph().results] == ["dx", "dresidual", "dgamma"]

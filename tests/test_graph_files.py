@@ -40,6 +40,10 @@ def add_rmsnorm(b):
 
 
 named = Definition("another_name", add_rmsnorm)
+
+
+def leave(b):
+    raise SystemExit(0)
 """
 
 
@@ -188,3 +192,28 @@ def test_what_is_no_graph_is_a_sentence(folder: Path, spec: str, message: str) -
     (folder / "ordered.graph").write_text(str(parse_spec("rmsnorm.fwd:d=64").graph()))
     with pytest.raises(SpecError, match=re.escape(message)):
         parse_spec(spec)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (
+            "its_norms:leave.fwd:d=8",
+            "graph @leave_fwd: its function raised SystemExit: 0 ('{folder}/its_norms.py', line {last}: "
+            "raise SystemExit(0)).",
+        ),
+        (
+            "json:dumps.fwd:d=8",
+            "graph @dumps_fwd: its function raised TypeError: Object of type GraphBuilder is not JSON serializable.",
+        ),
+        (
+            "broken:f.fwd:d=8",
+            "'broken:f' cannot be imported: ZeroDivisionError: division by zero ('{folder}/broken.py', line 2: 1 / 0)",
+        ),
+    ],
+)
+def test_code_that_raises_is_a_wrong_request(folder: Path, spec: str, message: str) -> None:
+    (folder / "broken.py").write_text("\n1 / 0\n")
+    done = CliRunner().invoke(cli, ["check", spec])
+    last = len(MODULE.splitlines())
+    assert (done.exit_code, done.stderr) == (2, f"error: {message.format(folder=folder, last=last)}\n")

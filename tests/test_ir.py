@@ -79,7 +79,7 @@ def test_axes_meet_by_name_in_one_order() -> None:
 
 def test_builder_keeps_names_unique_and_types_inferred() -> None:
     b = Builder("f", taken=["t"])
-    x = b.param("x", F32, D, M)
+    x = b.param("x", F32, M, D)
     assert x.type == f32(M, D)
     assert [b.neg("x", x).name, b.neg("x", x).name, b.neg("t", x).name] == ["x_1", "x_2", "t_1"]
     assert b.add("y", b.param("u", F32, M), b.param("c", F32, D)).type == f32(M, D)
@@ -93,6 +93,16 @@ def test_two_inputs_of_one_name_are_refused() -> None:
     assert str(error.value) == (
         "graph @f: an input is expected to be called 'x', but another value is; rename one of them."
     )
+
+
+@pytest.mark.parametrize(
+    ("axes", "got"),
+    [(("B", D), "'B', D"), ((D, M), "D, M"), ((M, M), "M, M"), (("M", "D"), "'M', 'D'"), ((None,), "None")],
+)
+def test_axes_that_no_type_has_are_refused(axes: Any, got: str) -> None:
+    with pytest.raises(VerifyError) as error:
+        Builder("f").param("x", F32, *axes)
+    assert str(error.value) == f"graph @f: 'x' expects some of the axes lngen.M, lngen.D, in this order, got {got}."
 
 
 def test_builder_names_the_op_it_refuses() -> None:
@@ -189,8 +199,12 @@ REJECTS: list[tuple[str, tuple[Type, ...], dict[str, Attr], str]] = [
     ("reduce_max", (f32(M, S),), {"axis": M}, "a reduction over M expects operands that no segment has, got f32[M, S]"),
     ("size", (), {"dtype": F32}, "expected {axis=...} to be M or D, got None"),
     ("size", (), {"axis": D}, "a constant is f32 or f64, got None"),
+    ("size", (), {"axis": "D", "dtype": F32}, "expected {axis=...} to be M or D, got str 'D'"),
+    ("reduce_sum", (f32(M, D),), {"axis": "D"}, "expected {axis=...} to be M or D, got str 'D'"),
+    ("expand", (f32(M),), {"axis": "D"}, "expected {axis=...} to be an axis, M or D, that f32[M] lacks, got str 'D'"),
+    ("const", (), {"dtype": "f32", "value": 1.0}, "a constant is f32 or f64, got str 'f32'"),
     ("cast", (f32(M),), {}, "expected {to=dtype}, got None"),
-    ("cast", (f32(M),), {"to": "f8"}, "expected {to=dtype}, got f8"),
+    ("cast", (f32(M),), {"to": "f8"}, "expected {to=dtype}, got str 'f8'"),
     ("expand", (f32(M),), {"axis": M}, "expected {axis=...} to be an axis, M or D, that f32[M] lacks, got M"),
     ("expand", (f32(M),), {}, "expected {axis=...} to be an axis, M or D, that f32[M] lacks, got None"),
     *((op, (B16,), {}, NARROW) for op in ("neg", "sqrt", "rsqrt", "relu", "abs", "rint", "detach")),

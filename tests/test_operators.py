@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import lngen
 import sampling
 from lngen.check.inputs import mismatches, random_inputs
 from lngen.errors import VerifyError
@@ -122,6 +124,7 @@ def test_clamp_and_minimum_are_operators() -> None:
         (lambda b, x, z: x.clamp(0, 1), "clamp_x"),
         (lambda b, x, z: x.exp(), "exp_x"),
         (lambda b, x, z: x.gelu_tanh(), "gelu_tanh_x"),
+        (lambda b, x, z: x**2, "x_squared"),
         (lambda b, x, z: b.mean(z), "mean_z"),
         (lambda b, x, z: b.sum(z), "sum_z"),
         (lambda b, x, z: x + 1, "add"),
@@ -191,7 +194,9 @@ def test_operators_outside_a_description() -> None:
         2 * x
 
 
-@pytest.mark.parametrize(("other", "kind"), [("2", "str"), (None, "NoneType"), (True, "bool"), ([1.0], "list")])
+@pytest.mark.parametrize(
+    ("other", "kind"), [("2", "str"), (None, "NoneType"), (True, "bool"), ([1.0], "list"), (np.ones(3), "ndarray")]
+)
 def test_operands_that_are_neither_values_nor_numbers(other: Any, kind: str) -> None:
     message = (
         f"graph @own_fwd: 'add' is expected to have values or numbers as operands, got {kind}; make it an input, or a "
@@ -203,6 +208,86 @@ def test_operands_that_are_neither_values_nor_numbers(other: Any, kind: str) -> 
 
     with pytest.raises(VerifyError, match=re.escape(message)):
         spec_of(describe)
+
+
+NO_METHOD = "; 'lngen help graph' lists the methods."
+LONG_INT = f"invalid literal for int() with base 10: '{'1' * 500}x'"
+NO_OPERATOR = (
+    "; values have the operators + - * / and ** 2, other ops are methods ('lngen help graph'), and in place of a "
+    "comparison there are x.relu(), x.maximum(z), x.clamp(low, high) and b.where_gt(name, a, b, c, d)."
+)
+
+
+class SilentError(Exception):
+    """An exception without a text."""
+
+    def __str__(self) -> str:
+        raise KeyError
+
+
+def silent(b: GraphBuilder, x: Any) -> None:
+    raise SilentError
+
+
+@pytest.mark.parametrize(
+    ("mistake", "raised", "hint"),
+    [
+        (lambda b, x: x.foo(), "AttributeError: 'Value' object has no attribute 'foo'", NO_METHOD),
+        (
+            lambda b, x: x.mean(),
+            "AttributeError: 'Value' object has no attribute 'mean'",
+            "; did you mean b.mean or b.reduce_mean?",
+        ),
+        (
+            lambda b, x: b.max(x),
+            "AttributeError: 'GraphBuilder' object has no attribute 'max'",
+            "; did you mean b.maximum or b.reduce_max?",
+        ),
+        (
+            lambda b, x: b.layernrom(x),
+            "AttributeError: 'GraphBuilder' object has no attribute 'layernrom'",
+            NO_METHOD,
+        ),
+        (lambda b, x: x**3, "TypeError: unsupported operand type(s) for ** or pow(): 'Value' and 'int'", NO_OPERATOR),
+        (lambda b, x: 2**x, "TypeError: unsupported operand type(s) for ** or pow(): 'int' and 'Value'", NO_OPERATOR),
+        (lambda b, x: x > 0, "TypeError: '>' not supported between instances of 'Value' and 'int'", NO_OPERATOR),
+        (lambda b, x: max(x, 0), "TypeError: '>' not supported between instances of 'int' and 'Value'", NO_OPERATOR),
+        (lambda b, x: undefined, "NameError: name 'undefined' is not defined", "."),  # type: ignore[name-defined] # noqa: F821
+        (lambda b, x: {}["scale"], "KeyError: 'scale'", "."),
+        (lambda b, x: sys.exit(0), "SystemExit: 0", "."),
+        (lambda b, x: int("1" * 500 + "x"), f"ValueError: {LONG_INT[:197]}...", "."),
+        (silent, "SilentError", "."),
+    ],
+)
+def test_what_a_description_raises_is_said_with_its_line(
+    mistake: Callable[[GraphBuilder, Any], Any], raised: str, hint: str
+) -> None:
+    def describe(b: GraphBuilder) -> None:
+        mistake(b, b.input("x", M, D))
+
+    with pytest.raises(VerifyError) as error:
+        lngen.compile(describe, d=8)
+    line = rf"\('{re.escape(__file__)}', line \d+: .*\)"
+    assert re.fullmatch(
+        rf"graph @describe_fwd: its function raised {re.escape(raised)} {line}{re.escape(hint)}", str(error.value)
+    )
+
+
+def test_a_square_is_a_product() -> None:
+    def square(b: GraphBuilder) -> None:
+        b.output("y", b.input("x", M, D) ** 2)
+
+    def product(b: GraphBuilder) -> None:
+        x = b.input("x", M, D)
+        b.output("y", x * x)
+
+    assert str(spec_of(square).graph()) == str(spec_of(product).graph())
+
+
+def test_an_error_of_lngen_s_own_graphs_stays_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GraphBuilder, "eps", lambda b: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        lngen.compile("rmsnorm", d=8)
 
 
 def test_a_description_within_another_has_its_own_equations() -> None:
@@ -229,6 +314,43 @@ def test_threads_describe_graphs_of_their_own() -> None:
     with ThreadPoolExecutor(8) as pool:
         found = [*pool.map(describe, range(1, 33))]
     assert [ops.count("mul") for ops in found] == [20 * n for n in range(1, 33)]
+
+
+# ---- axes, and what is no value ----
+
+ONLY_VALUES = "make it an input, or a constant with b.number(name, value)."
+
+
+@pytest.mark.parametrize(
+    ("describe", "message"),
+    [
+        (
+            lambda b, x: b.input("scale", "B", D),
+            "'scale' expects some of the axes lngen.M, lngen.D, in this order, got 'B', D.",
+        ),
+        (
+            lambda b, x: b.optional_input("z", D, M),
+            "'z' expects some of the axes lngen.M, lngen.D, in this order, got D, M.",
+        ),
+        (
+            lambda b, x: b.sum(x, "D"),
+            "'reduce_sum %x32: f32[M, D]': expected {axis=...} to be M or D, got str 'D'.",
+        ),
+        (lambda b, x: b.add("h", x, 3), f"an operand of 'add' is expected to be a value, got int; {ONLY_VALUES}"),
+        (lambda b, x: b.output("z", None), f"the output 'z' is expected to be a value, got NoneType; {ONLY_VALUES}"),
+        (lambda b, x: b.statistic("rstd"), f"a statistic is expected to be a value, got str; {ONLY_VALUES}"),
+        (lambda b, x: b.named("h", 3), f"'h' is expected to be a value, got int; {ONLY_VALUES}"),
+    ],
+)
+def test_arguments_that_a_builder_refuses(describe: Callable[[GraphBuilder, Value], Any], message: str) -> None:
+    def whole(b: GraphBuilder) -> None:
+        x = b.input("x", M, D)
+        describe(b, x)
+        b.output("y", x)
+
+    with pytest.raises(VerifyError) as error:
+        spec_of(whole)
+    assert str(error.value) == f"graph @own_fwd: {message}"
 
 
 # ---- declared dtypes ----

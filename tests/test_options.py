@@ -177,7 +177,23 @@ def test_a_wrong_text(text: str, message: str) -> None:
         ("softmax", {"scale": None}, "'scale' is expected to be a number, got None."),
         ("layernorm", {"wrt": ()}, "'wrt' is expected to be one of x, gamma, beta at least, got none."),
         ("layernorm", {"accumulate": []}, "'accumulate' is expected to be one of x, gamma, beta at least, got none."),
-        ("layernorm", {"gamma": "n" * 80}, f"there is no gamma '{'n' * 57}...', expected one of yes, no."),
+        *(
+            ("layernorm", {key: np.array(3)}, f"there is no {key} '3', expected one of {known}.")
+            for key, known in (
+                ("wrt", "x, gamma, beta"),
+                ("accumulate", "x, gamma, beta"),
+                ("of", "y, mean, rstd"),
+                ("save", "stats, none, y, mean, rstd"),
+            )
+        ),
+        (
+            "layernorm",
+            {"save": np.array([1, 2])},
+            "there is no save '[1 2]', expected one of stats, none, y, mean, rstd.",
+        ),
+        ("layernorm", {"blocks": 10**5000}, "'blocks' is expected to be a whole number from 1 to 4096, got '<int>'."),
+        ("layernorm", {"wrt": b"x"}, "there is no wrt 'b'x'', expected one of x, gamma, beta."),
+        ("layernorm", {"gamma": "n" * 201}, f"there is no gamma '{'n' * 197}...', expected one of yes, no."),
     ],
 )
 def test_a_wrong_object(name: str, keys: dict[str, Any], message: str) -> None:

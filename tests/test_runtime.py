@@ -233,7 +233,7 @@ def test_wrong_name_in_keywords(arrays: tuple[Any, Any, Any]) -> None:
         ),
         ({"graph": "layernorm", "d": 4, "dtype": int}, "there is no dtype '<class 'int'>', expected one of f16, bf16"),
         ({"graph": "layernorm", "d": float("inf")}, "'d' is expected to be a whole number from 1 to .*, got 'inf'"),
-        ({"graph": "layernorm", "d": "9" * 400}, r"d=9{57}\.\.\..*got '9{57}\.\.\.'"),
+        ({"graph": "layernorm", "d": "9" * 400}, r"d=9+\.\.\..*got '9{197}\.\.\.'"),
         ({"graph": "layernorm", "d": 4, "eps": 10**400}, "'eps' is expected to be a number from 0 to 1"),
         ({"graph": "layernorm", "d": 4, "wrt": ()}, "'wrt' is expected to be one of x, gamma, beta at least, got none"),
         ({"graph": "layernorm", "d": 4, "wrt": 5}, "there is no wrt '5', expected one of x, gamma, beta"),

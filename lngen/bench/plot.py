@@ -259,7 +259,7 @@ def _speed_scale(axes: Any, values: Sequence[float]) -> None:
 
 def _fraction_scale(axes: Any, values: Sequence[float]) -> None:
     """A linear scale, equal in all pictures whose values fit; values below 0.5 are not shown."""
-    axes.set_ylim(LEAST_FRACTION, max(MOST_FRACTION, *(v + 0.02 for v in values)))
+    axes.set_ylim(LEAST_FRACTION, max([MOST_FRACTION, *(v + 0.02 for v in values)]))
     axes.yaxis.set_major_locator(importlib.import_module("matplotlib.ticker").MultipleLocator(0.1))
 
 

@@ -13,11 +13,14 @@ from typing import Any, TypeVar, get_type_hints
 
 from lngen.bench.host import HostRecord
 from lngen.bench.records import Record
+from lngen.bench.tasks import DIRECTIONS
 from lngen.bench.verdict import judge, summarise
 from lngen.errors import LngenError
 from lngen.files import parse_json, read, shown, write_all
+from lngen.numbers import LARGEST
 
 Item = TypeVar("Item", Record, HostRecord)
+RANGES = {"rows": (1, LARGEST), "d": (1, LARGEST), "fraction": (0, 100)}  # of numbers, which a picture has room for
 MOST_BYTES = 2**28  # of a file, many times the size for the largest grids
 
 
@@ -70,8 +73,11 @@ def _made(kind: type[Item], fields: Mapping[str, Any]) -> Item:
         number = isinstance(value, int | float) and isinstance(1.0, hint)
         if not (isinstance(value, hint) or number):
             raise TypeError(f"{name} is {shown(value)}")
-        if isinstance(value, int | float) and value < 0:
-            raise ValueError(f"{name} is {value}")
+        least, most = RANGES.get(name, (0, 1e18))
+        if isinstance(value, int | float) and not least <= value <= most:
+            raise ValueError(f"{name} is {value}, expected from {least} to {most}")
+    if isinstance(item, Record) and item.direction not in DIRECTIONS:
+        raise ValueError(f"direction is {shown(item.direction)}, expected one of {', '.join(DIRECTIONS)}")
     return item
 
 

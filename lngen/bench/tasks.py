@@ -9,7 +9,7 @@ from functools import lru_cache
 from itertools import product
 
 from lngen.bench.floor import write_share
-from lngen.errors import SpecError
+from lngen.errors import SpecError, short
 from lngen.graphs import GRAPHS
 from lngen.graphs.source import ENDING
 from lngen.ir import DType
@@ -107,7 +107,9 @@ def _split(text: str) -> tuple[str, list[str]]:
             function, _, keys = keys.partition(":")
             name = f"{name}:{function}"
     if name.rpartition(".")[2] in ("fwd", "bwd"):
-        raise SpecError(f"--graph '{text}': a graph is expected without its direction; give that with --direction.")
+        raise SpecError(
+            f"--graph '{short(text)}': a graph is expected without its direction; give that with --direction."
+        )
     return name, list(filter(None, keys.split(",")))
 
 
@@ -116,7 +118,9 @@ def _spec(graph: str, direction: str, d: int, dtype: str) -> Spec:
     name, keys = _split(graph)
     for key in (k.partition("=")[0] for k in keys):
         if key in ELSEWHERE:
-            raise SpecError(f"--graph '{graph}': the key '{key}' is not part of a graph here; give {ELSEWHERE[key]}.")
+            raise SpecError(
+                f"--graph '{short(graph)}': the key '{key}' is not part of a graph here; give {ELSEWHERE[key]}."
+            )
     if direction == "fwd":
         keys = [k for k in keys if k.partition("=")[0] not in BACKWARD_KEYS]
     given = [f"d={d}", *([f"dtype={dtype}"] if dtype else []), *keys]

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from lngen.cli.failures import INTERRUPTED, UNREAD, OutputError, close_streams, failed, open_streams
+from lngen.cli.failures import INTERRUPTED, UNREAD, OutputError, brief_usage, close_streams, failed, open_streams
 from lngen.version import __version__
 
 # In the order of first use; ``lngen --help`` prints the sentences.
@@ -52,10 +52,16 @@ class Commands(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl([*COMMANDS.items()])
 
+    def make_context(self, info_name: str | None, args: list[str], *others: Any, **extra: Any) -> click.Context:
+        """The context of a command line; a usage error is brief."""
+        with brief_usage():
+            return super().make_context(info_name, args, *others, **extra)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; any error becomes a line on stderr and an exit code."""
         try:
-            return super().invoke(ctx)
+            with brief_usage():
+                return super().invoke(ctx)
         except (click.ClickException, click.Abort, click.exceptions.Exit):
             raise
         except Exception as error:

@@ -13,9 +13,9 @@ import click
 from lngen.bench.grids import GRIDS, LATENCY_ROWS, LATENCY_WIDTHS
 from lngen.bench.tasks import DIRECTIONS, LATENCY, Task, declared_dtype, make_task, split_graphs
 from lngen.cli.common import Decimal, Whole, overlap_option, split
-from lngen.cli.output import OutFile, Output, note, output_options
+from lngen.cli.output import AnyPath, OutFile, Output, note, output_options
 from lngen.cli.tables import terminal_width
-from lngen.errors import SpecError
+from lngen.errors import SpecError, short
 from lngen.graphs import GRAPHS
 from lngen.ir import DType
 from lngen.numbers import LARGEST, whole
@@ -32,7 +32,7 @@ def number(text: str, what: str) -> int:
     """A whole number from 1; SpecError for anything else."""
     found = whole(text, 1)
     if found is None:
-        raise SpecError(f"{what} is expected to be a whole number from 1 to {LARGEST}, got '{text}'.")
+        raise SpecError(f"{what} is expected to be a whole number from 1 to {LARGEST}, got '{short(text)}'.")
     return found
 
 
@@ -48,7 +48,7 @@ def parse_shapes(shapes: str, rows: str, d: str) -> list[tuple[int, int]]:
     for word in split(shapes):
         m, cross, n = word.partition("x")
         if not cross:
-            raise SpecError(f"--shapes is expected to hold ROWSxD, for example 4096x1024, got '{word}'.")
+            raise SpecError(f"--shapes is expected to hold ROWSxD, for example 4096x1024, got '{short(word)}'.")
         pairs.append((number(m, "ROWS in --shapes"), number(n, "D in --shapes")))
     return pairs
 
@@ -84,7 +84,7 @@ def _grids() -> str:
     return "; ".join(f"{name}: {grid.about}" for name, grid in GRIDS.items())
 
 
-INPUT = click.Path(dir_okay=False, exists=True, path_type=Path)
+INPUT = AnyPath(dir_okay=False, exists=True)
 LATENCIES = f"{', '.join(map(str, LATENCY_ROWS))} rows of {', '.join(map(str, LATENCY_WIDTHS))}"
 
 

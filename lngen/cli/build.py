@@ -9,7 +9,7 @@ import click
 from lngen.aot.build import KINDS, build
 from lngen.cli.cluster import dask_executor, dask_option
 from lngen.cli.common import arch_option, device_option, progress_bar, rows_option, schedule_option, target, words
-from lngen.cli.output import Output, json_option, note
+from lngen.cli.output import AnyPath, Output, json_option, note
 from lngen.compile import Compilation, KernelSet
 from lngen.devices import Device
 from lngen.runtime.lock import Lock, read_lock
@@ -31,11 +31,9 @@ from lngen.version import __version__
     callback=words,
     help="Files to write; with cu alone nothing is compiled.",
 )
-@click.option("--out", "folder", required=True, type=click.Path(path_type=Path), metavar="DIR", help="Where to.")
+@click.option("--out", "folder", required=True, type=AnyPath(), metavar="DIR", help="Where to.")
 @schedule_option
-@click.option(
-    "--lock", "lock_file", type=click.Path(path_type=Path), metavar="FILE", help="A lock file with tuned schedules."
-)
+@click.option("--lock", "lock_file", type=AnyPath(), metavar="FILE", help="A lock file with tuned schedules.")
 @rows_option
 @dask_option
 @json_option

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from lngen.devices import DEFAULT_ARCH, Device, named
+from lngen.errors import short
 from lngen.numbers import LARGEST, decimal, whole
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -31,7 +32,7 @@ class Whole(click.ParamType):  # type: ignore[type-arg, unused-ignore]
         numbers = tuple(dict.fromkeys(whole(text, self.least, self.most) for text in texts))
         if None in numbers or not numbers:
             what = "whole numbers, separated by commas, each" if self.listed else "a whole number"
-            self.fail(f"expected {what} from {self.least} to {self.most}, got '{value}'.", param, ctx)
+            self.fail(f"expected {what} from {self.least} to {self.most}, got '{short(value)}'.", param, ctx)
         return numbers if self.listed else numbers[0]
 
 
@@ -49,7 +50,7 @@ class Decimal(click.ParamType):  # type: ignore[type-arg, unused-ignore]
         if number is None or number == self.above:
             at = f"above {self.above:g}, at most {self.most:g}" if self.above is not None else ""
             span = at or f"from {self.least:g} to {self.most:g}"
-            self.fail(f"expected a number {span}, got '{value}'.", param, ctx)
+            self.fail(f"expected a number {span}, got '{short(value)}'.", param, ctx)
         return number
 
 

@@ -6,13 +6,15 @@ import contextlib
 import errno
 import io
 import os
+import re
 import sys
 import traceback
+from collections.abc import Iterator
 
 import click
 
 from lngen import config
-from lngen.errors import LngenError, MissingError
+from lngen.errors import LngenError, MissingError, short
 
 UNHANDLED, INTERRUPTED, UNREAD = 70, 130, 141  # EX_SOFTWARE of sysexits.h; 128 and the number of the signal
 
@@ -28,12 +30,32 @@ class OutputError(LngenError):
 def failed(error: Exception) -> int:
     """Print the error that ended a command, with a traceback at LNGEN_DEBUG=5; the exit code."""
     text, code = _judged(error)
+    text = brief(text)
     with contextlib.suppress(OSError):
         if _traceback_wanted():
             click.echo("".join(traceback.format_exception(error)), nl=False, err=True)
         if code != UNREAD:
             click.echo(f"error: {text}", err=True)
     return code
+
+
+_ECHO = re.compile(r"(?<!\w)'[^'\n]*'|\S+")  # what a message may repeat of a command line: a quotation, or a word
+
+
+def brief(text: str) -> str:
+    """A message in which no echo is longer than a message may have it."""
+    return _ECHO.sub(lambda echo: short(echo[0]), text)
+
+
+@contextlib.contextmanager
+def brief_usage() -> Iterator[None]:
+    """Errors of click, which repeats arguments whole, become brief."""
+    try:
+        yield
+    except click.ClickException as error:
+        text, bracket, arguments = error.message.partition(" (")
+        vars(error)["message"] = f"{brief(text)}{bracket}{short(arguments)}"
+        raise
 
 
 def _judged(error: Exception) -> tuple[str, int]:

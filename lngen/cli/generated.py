@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from lngen.aot.catalog import CATALOG, differences, rewrite
-from lngen.cli.output import Output, output_options
+from lngen.cli.output import AnyPath, Output, output_options
 from lngen.cli.tables import table
 from lngen.data import data_dir
 from lngen.devices import DEFAULT_ARCH
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @click.option(
     "--dir",
     "folder",
-    type=click.Path(path_type=Path),
+    type=AnyPath(),
     metavar="DIR",
     help="The folder of the set; by default that of the installation.",
 )
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--against",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    type=AnyPath(exists=True, file_okay=False),
     metavar="DIR",
     help="With --time: compile the golden set in DIR in turn with this one and print the ratio of the times.",
 )

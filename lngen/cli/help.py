@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from lngen.cli import COMMANDS
-from lngen.cli.output import Output, output_options, write
+from lngen.cli.output import Output, stage_options, write
 from lngen.cli.tables import table
 from lngen.errors import LngenError, MissingError
 
@@ -19,7 +19,7 @@ DOCS = Path(str(files("lngen"))) / "docs"
 
 @click.command(epilog="Example: lngen help glossary")
 @click.argument("topic", required=False)
-@output_options
+@stage_options
 def command(topic: str | None, output: Output) -> None:
     """Print the page about TOPIC, or without a TOPIC the list of pages.
 

@@ -29,7 +29,7 @@ def command(output: Output, names: tuple[str, ...]) -> None:
         if name not in GRAPHS:
             wrong(name, "graph", name, list(GRAPHS))
     graphs = [_described(GRAPHS[name]) for name in names or GRAPHS]
-    output.table({"graphs": graphs}, "\n".join(map(_text, graphs)) if names else _overview(graphs))
+    output.table({"graphs": graphs, "orders": [*ORDERS]}, "\n".join(map(_text, graphs)) if names else _overview(graphs))
 
 
 def _overview(graphs: list[dict[str, Any]]) -> str:
@@ -38,9 +38,11 @@ def _overview(graphs: list[dict[str, Any]]) -> str:
     lines = []
     for group in dict.fromkeys(g["group"] for g in graphs):
         lines += [group, *(f"  {g['name']:<{width}}  {g['summary']}" for g in graphs if g["group"] == group), ""]
-    return "\n".join(
-        [*lines, "lngen list GRAPH prints its inputs, results and keys; a spec is GRAPH.fwd|bwd:key=value,..."]
-    )
+    lines += [
+        "lngen list GRAPH prints its inputs, results and keys; a spec is GRAPH.fwd|bwd:key=value,...",
+        f"Sums have the order {ORDERS[0]} (key order: {' '.join(ORDERS)}); another one gives other bits.\n",
+    ]
+    return "\n".join(lines)
 
 
 def _described(definition: Definition) -> dict[str, Any]:

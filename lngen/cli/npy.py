@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from lngen.cli.npy_read import read_npy
-from lngen.errors import ArrayError
+from lngen.errors import ArrayError, short
 from lngen.ir import BF16, WIDE, D, DType, M, Value
 from lngen.ir.numerics import NUMPY_DTYPE, Array
 from lngen.spec import Spec
@@ -33,9 +33,9 @@ def parse_files(texts: Sequence[str], option: str, known: Sequence[str]) -> dict
         for part in re.split(r",(?=\w+=)", text):
             name, equals, file = part.partition("=")
             if not equals or not file:
-                raise ArrayError(f"{option}: expected 'name=file.npy', got '{part}'.")
+                raise ArrayError(f"{option}: expected 'name=file.npy', got '{short(part)}'.")
             if name not in known:
-                raise ArrayError(f"{option}: there is no '{name}', expected {', '.join(known)}.")
+                raise ArrayError(f"{option}: there is no '{short(name)}', expected {', '.join(known)}.")
             if name in files:
                 raise ArrayError(f"{option}: '{name}' is given twice.")
             files[name] = Path(file)

@@ -24,7 +24,22 @@ from lngen.files import write_all
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 JSON_HELP = "Print JSON."
-OUT_HELP = "Also write a table to this file, as JSON; write a stage there instead."
+TABLE_HELP = "Also write the table to this file, as JSON."
+STAGE_HELP = "Write to this file instead; a table is also printed, and is JSON in the file."
+
+
+class AnyPath(click.Path):
+    """A path, which has a name that a file can have."""
+
+    def __init__(self, **rules: Any) -> None:
+        super().__init__(path_type=Path, **rules)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path; a usage error for a name with a NUL or a lone surrogate."""
+        try:
+            return super().convert(value, param, ctx)
+        except ValueError:
+            self.fail(f"'{value}' cannot be used: no file can have this name; name another one.", param, ctx)
 
 
 class OutFile(click.Path):
@@ -97,8 +112,13 @@ def json_option(function: Function) -> Function:
 
 
 def output_options(function: Function) -> Function:
-    """``--json`` and ``--out FILE``: passes ``output``."""
-    return _with_output(function, JSON_HELP, OUT_HELP)
+    """``--json`` and ``--out FILE`` of a command that prints a table: passes ``output``."""
+    return _with_output(function, JSON_HELP, TABLE_HELP)
+
+
+def stage_options(function: Function) -> Function:
+    """``--json`` and ``--out FILE`` of a command that prints a stage, or a table: passes ``output``."""
+    return _with_output(function, JSON_HELP, STAGE_HELP)
 
 
 def _with_output(function: Function, json_help: str, out_help: str | None = None) -> Function:

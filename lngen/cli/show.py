@@ -9,7 +9,7 @@ import click
 
 from lngen.check.inputs import random_inputs
 from lngen.cli.common import arch_option, device_option, rows_option, schedule_option, target
-from lngen.cli.output import Output, note, output_options
+from lngen.cli.output import Output, note, stage_options
 from lngen.cli.tables import table_text
 from lngen.compile import Compilation, KernelSet
 from lngen.errors import LngenError, MissingError
@@ -32,7 +32,7 @@ TABLES = ("resources", "traffic")
 @click.option("--diff", metavar="K=V,...", help="A unified diff against the same schedule with these changes.")
 @arch_option("Target; --stage resources takes several, and one default schedule then fits all of them.")
 @device_option
-@output_options
+@stage_options
 def command(
     spec: str,
     stage: str,

@@ -14,10 +14,10 @@ from lngen import config
 from lngen.cli.cluster import dask_executor, dask_option
 from lngen.cli.common import Whole, device_option, overlap_option
 from lngen.cli.failures import INTERRUPTED
-from lngen.cli.output import OutFile, Output, note, output_options
+from lngen.cli.output import AnyPath, OutFile, Output, note, output_options
 from lngen.cli.tables import table as table_text
 from lngen.cli.tune_offline import merge_databases, print_ranking, write_table
-from lngen.errors import LngenError
+from lngen.errors import LngenError, short
 from lngen.numbers import whole
 from lngen.spec import Spec, parse_spec
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from lngen.tune.job import Job, Listener
     from lngen.tune.trial import Trial
 
-FILE = click.Path(dir_okay=False, path_type=Path)
+FILE = AnyPath(dir_okay=False)
 MOST_SECONDS = 10**6
 LOCK = Path("lngen.lock.toml")
 EXPORTS = ("t4", "kernel-tuner")
@@ -69,7 +69,7 @@ def parse_budget(ctx: click.Context, param: click.Parameter, value: str) -> floa
     scale = {"s": 1, "m": 60}.get(value[-1:], 0)
     seconds = whole(value[:-1] if scale else value, 1, MOST_SECONDS)
     if seconds is None:
-        raise click.BadParameter(f"expected a time such as 60s or 2m, got '{value}'.", ctx, param)
+        raise click.BadParameter(f"expected a time such as 60s or 2m, got '{short(value)}'.", ctx, param)
     return float(seconds * (scale or 1))
 
 

@@ -95,8 +95,9 @@ class GraphBuilder(Builder):
     def record(self, op: str, *operands: Value | float, **attrs: float) -> Value:
         """The result of an operator; VerifyError for an operand that is neither a value nor a number."""
         dtype = next(o.type.dtype for o in operands if isinstance(o, Value))
+        args = tuple(self._operand(op, o, dtype) for o in operands)
         name = describing(op, [self._named.get(o, o) if isinstance(o, Value) else o for o in operands])
-        return self.emit(op, name, tuple(self._operand(op, o, dtype) for o in operands), **attrs)
+        return self.emit(op, name, args, **attrs)
 
     def _operand(self, op: str, operand: object, dtype: DType) -> Value:
         if isinstance(operand, Value):
@@ -121,6 +122,7 @@ class GraphBuilder(Builder):
 
         VerifyError if the name is taken, or if ``x`` is no result of an equation.
         """
+        self._value(x, f"'{name}'")
         if self._named.get(x, x).name == name:
             return x
         if all(e.out != x for e in self.eqns):
@@ -154,6 +156,7 @@ class GraphBuilder(Builder):
         ``d`` and the name, of the same dtype. ``save``: it also takes the
         result itself from forward, as it takes statistics, and computes with it in place of ``x`` (see passes.save).
         """
+        self._value(x, f"the output '{name}'")
         stored = self.options.out if dtype is None else self._declared(name, dtype)
         if (x.name, x.type.dtype) != (name, stored) or x in self.results:
             x = self.cast(self.exactly(name, "an output"), x, to=stored)
@@ -186,5 +189,6 @@ class GraphBuilder(Builder):
 
     def statistic(self, x: Value, name: str | None = None) -> Value:
         """A value that backward may take from forward: a result, called ``name``, unless the spec has ``save=none``."""
+        self._value(x, "a statistic")
         self.statistics.append(x if name is None else self.named(name, x))
         return x

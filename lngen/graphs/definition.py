@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import FunctionType
 
-from lngen.errors import SpecError
+from lngen.errors import LngenError, SpecError, VerifyError
 from lngen.graphs.builder import GraphBuilder
 from lngen.graphs.given import check_forward, declared, statistics_of
+from lngen.graphs.hints import hint
 from lngen.graphs.options import Options
+from lngen.imports import failure
 from lngen.ir import DType, Graph
 from lngen.ir.names import is_graph_name
 from lngen.ir.operators import recording
@@ -70,10 +73,17 @@ class Definition:
             raise SpecError(f"graph '{self.name}' is expected to be described by a function, got {self.describe!r}.")
 
     def builder(self, options: Options) -> GraphBuilder:
-        """The builder after the description has run."""
+        """The builder after the description has run; VerifyError, with the line, for what it raises."""
         b = GraphBuilder(self.name, options)
-        with recording(b):
-            self.describe(b)
+        try:
+            with recording(b):
+                self.describe(b)
+        except (LngenError, MemoryError):
+            raise
+        except (Exception, SystemExit) as error:
+            if isinstance(self.describe, FunctionType) and self.describe.__module__.startswith("lngen."):
+                raise  # an error in lngen itself
+            raise VerifyError(f"graph @{b.name}: its function raised {failure(error)}{hint(error)}") from error
         b.finish()
         for name, _ in options.chosen:
             if name not in b.declared:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from lngen.errors import SpecError, VerifyError
+from lngen.errors import SpecError, VerifyError, short
+from lngen.files import shown
 from lngen.ir import DType
 from lngen.ir.names import is_name
 from lngen.numbers import decimal
@@ -52,9 +53,9 @@ class Option:
     def read(self, value: object) -> Chosen | None:
         """A value, from text or a Python object; None if the option does not take it."""
         if isinstance(self.default, bool):
-            return value if isinstance(value, bool) else {"yes": True, "no": False}.get(str(value))
+            return value if isinstance(value, bool) else {"yes": True, "no": False}.get(short(value))
         if self.choices:
-            return str(value) if str(value) in self.choices else None
+            return short(value) if short(value) in self.choices else None
         if isinstance(value, str) and value.startswith("-"):
             number = decimal(value[1:], 0, LARGEST)
             return None if number is None else -number
@@ -81,5 +82,5 @@ def chosen_value(graph: str, name: str, option: Option, value: object) -> Chosen
     found = option.read(value)
     if found is None:
         graph = graph.removesuffix("_fwd")
-        raise SpecError(f"graph '{graph}': '{name}' is expected to be {option.values}, got {value!r}.")
+        raise SpecError(f"graph '{graph}': '{name}' is expected to be {option.values}, got {shown(value)}.")
     return found

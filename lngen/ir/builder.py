@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from lngen.errors import VerifyError
+from lngen.errors import VerifyError, short
 from lngen.ir import names
 from lngen.ir.methods import Methods
 from lngen.ir.ops import OPS
-from lngen.ir.types import Attr, Axis, DType, Eqn, Graph, Type, Value
+from lngen.ir.types import Attr, Axis, DType, Eqn, Graph, Type, Value, axes_union
 from lngen.ir.verify import verify
 
 
@@ -30,14 +30,21 @@ class Builder(Methods):
         self._names = {*taken, *(v.name for v in params), *(e.out.name for e in eqns)}
 
     def param(self, name: str, dtype: DType, *axes: Axis) -> Value:
-        """A new parameter; VerifyError if it cannot have exactly that name."""
+        """A new parameter; VerifyError if it cannot have exactly that name, or for axes that no type has."""
         self._names.add(self.exactly(name, "an input"))
-        value = Value(name, Type(dtype, tuple(a for a in Axis if a in axes)))
+        if not all(isinstance(a, Axis) for a in axes) or axes != axes_union(axes):
+            got = ", ".join(str(a) if isinstance(a, Axis) else short(repr(a)) for a in axes)
+            raise VerifyError(
+                f"graph @{self.name}: '{name}' expects some of the axes lngen.M, lngen.D, in this order, got {got}."
+            )
+        value = Value(name, Type(dtype, axes))
         self.params.append(value)
         return value
 
     def emit(self, op: str, name: str, args: tuple[Value, ...], **attrs: Attr) -> Value:
         """A new equation; ``name`` gets a suffix if it is taken or reserved."""
+        for arg in args:
+            self._value(arg, f"an operand of '{op}'")
         sorted_attrs = tuple(sorted(attrs.items()))
         try:
             typ = OPS[op].typ(tuple(a.type for a in args), sorted_attrs)
@@ -49,6 +56,14 @@ class Builder(Methods):
         self._names.add(out.name)
         self.eqns.append(Eqn(out, op, args, sorted_attrs))
         return out
+
+    def _value(self, x: object, what: str) -> None:
+        """VerifyError, which says ``what`` it is, if ``x`` is no value."""
+        if not isinstance(x, Value):
+            raise VerifyError(
+                f"graph @{self.name}: {what} is expected to be a value, got {type(x).__name__}; make it an input, or "
+                "a constant with b.number(name, value)."
+            )
 
     def exactly(self, name: str, what: str) -> str:
         """``name``, unchanged, for the next value; VerifyError, which names ``what`` requires it, if it is taken."""

@@ -60,6 +60,9 @@ class Operators:
     def __rtruediv__(self, other: float) -> Self:
         return self._record("div", other, self)
 
+    def __pow__(self, exponent: float) -> Self:
+        return self * self if isinstance(exponent, int | float) and exponent == 2 else NotImplemented
+
     def __neg__(self) -> Self:
         return self._record("neg", self)
 

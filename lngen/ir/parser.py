@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from lngen.errors import ParseError
+from lngen.errors import ParseError, short
 from lngen.ir.types import Attr, Attrs, Axis, DType, Eqn, Graph, Type, Value, axes_union
 from lngen.ir.verify import verify
 
@@ -37,7 +37,7 @@ def parse(text: str) -> Graph:
     results: tuple[Value, ...] | None = None
     for number, line in lines[1:-1]:
         if results is not None:
-            raise ParseError(f"Line {number}: expected '}}' after 'return'.\n    {line}")
+            raise ParseError(f"Line {number}: expected '}}' after 'return'.\n    {short(line)}")
         if line.startswith("return"):
             results = _uses(line.removeprefix("return"), known, number, line)
         else:
@@ -66,7 +66,7 @@ def _uses(text: str, known: dict[str, Value], number: int, line: str) -> tuple[V
     names = [part.strip() for part in text.split(",") if part.strip()]
     for name in names:
         if name not in known:
-            raise ParseError(f"Line {number}: '{name}' is used before it is defined.\n    {line}")
+            raise ParseError(f"Line {number}: '{short(name)}' is used before it is defined.\n    {short(line)}")
     return tuple(known[name] for name in names)
 
 
@@ -78,8 +78,8 @@ def _type(text: str, number: int, line: str) -> Type:
         found = None
     if found is None or found.axes != axes_union(found.axes):
         raise ParseError(
-            f"Line {number}: '{text}' is not a type: dtypes are {', '.join(map(str, DType))}, "
-            f"axes {', '.join(map(str, Axis))}, in this order.\n    {line}"
+            f"Line {number}: '{short(text)}' is not a type: dtypes are {', '.join(map(str, DType))}, "
+            f"axes {', '.join(map(str, Axis))}, in this order.\n    {short(line)}"
         )
     return found
 
@@ -91,9 +91,11 @@ def _attrs(text: str | None, number: int, line: str) -> Attrs:
     for part in text.split(","):
         key, equals, value = part.strip().partition("=")
         if not equals:
-            raise ParseError(f"Line {number}: expected 'key=value' in braces, got '{part.strip()}'.\n    {line}")
+            raise ParseError(
+                f"Line {number}: expected 'key=value' in braces, got '{short(part.strip())}'.\n    {short(line)}"
+            )
         if key in pairs:
-            raise ParseError(f"Line {number}: '{key}' is given twice.\n    {line}")
+            raise ParseError(f"Line {number}: '{short(key)}' is given twice.\n    {short(line)}")
         pairs[key] = _literal(value, number, line)
     return tuple(sorted(pairs.items()))
 
@@ -103,7 +105,7 @@ def _literal(text: str, number: int, line: str) -> Attr:
         try:
             return int(text) if text.lstrip("-").isdigit() else float(text)
         except ValueError as e:
-            raise ParseError(f"Line {number}: '{text}' is not a number.\n    {line}") from e
+            raise ParseError(f"Line {number}: '{short(text)}' is not a number.\n    {short(line)}") from e
     if text in Axis.__members__:
         return Axis(text)
     return DType(text) if text.upper() in DType.__members__ else text
@@ -112,5 +114,5 @@ def _literal(text: str, number: int, line: str) -> Attr:
 def _match(pattern: re.Pattern[str], number: int, line: str, expected: str) -> re.Match[str]:
     match = pattern.fullmatch(line)
     if match is None:
-        raise ParseError(f"Line {number}: expected '{expected}'.\n    {line}")
+        raise ParseError(f"Line {number}: expected '{expected}'.\n    {short(line)}")
     return match

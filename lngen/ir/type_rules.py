@@ -5,6 +5,7 @@ Each raises a ValueError that says what was expected.
 
 from __future__ import annotations
 
+from lngen.errors import short
 from lngen.ir.types import F32, F64, WIDE, Attrs, Axis, D, DType, M, S, Type, axes_union
 
 
@@ -44,6 +45,8 @@ SEGMENT_ORDER = ("chunk", "run", "segment")
 def reduction(args: tuple[Type, ...], attrs: Attrs) -> Type:
     axis = dict(attrs).get("axis")
     _order(attrs)
+    if not isinstance(axis, Axis):
+        raise ValueError(f"expected {{axis=...}} to be M or D, got {_kind(axis)}")
     if not any(axis in a.axes for a in args):
         raise ValueError(
             f"a reduction over {axis} expects an operand that has that axis, got {', '.join(map(str, args))}"
@@ -52,6 +55,13 @@ def reduction(args: tuple[Type, ...], attrs: Attrs) -> Type:
     if axis is M and S in out.axes:
         raise ValueError(f"a reduction over M expects operands that no segment has, got {', '.join(map(str, args))}")
     return Type(out.dtype, tuple(a for a in out.axes if a is not axis))
+
+
+def _kind(value: object) -> str:
+    """An attribute for a message, in which the text 'D' is not the axis D."""
+    return (
+        str(value) if value is None or isinstance(value, Axis | DType) else short(f"{type(value).__name__} {value!r}")
+    )
 
 
 def _order(attrs: Attrs) -> None:
@@ -105,14 +115,14 @@ def maximum(args: tuple[Type, ...], attrs: Attrs) -> Type:
 def cast(args: tuple[Type, ...], attrs: Attrs) -> Type:
     to = dict(attrs).get("to")
     if not isinstance(to, DType):
-        raise ValueError(f"expected {{to=dtype}}, got {to}")
+        raise ValueError(f"expected {{to=dtype}}, got {_kind(to)}")
     return Type(to, args[0].axes)
 
 
 def constant(args: tuple[Type, ...], attrs: Attrs) -> Type:
     dtype = dict(attrs).get("dtype")
     if dtype not in (F32, F64):
-        raise ValueError(f"a constant is f32 or f64, got {dtype}")
+        raise ValueError(f"a constant is f32 or f64, got {_kind(dtype)}")
     assert isinstance(dtype, DType)
     return Type(dtype)
 
@@ -127,13 +137,13 @@ def const(args: tuple[Type, ...], attrs: Attrs) -> Type:
 def size(args: tuple[Type, ...], attrs: Attrs) -> Type:
     axis = dict(attrs).get("axis")
     if axis not in WIDE:
-        raise ValueError(f"expected {{axis=...}} to be M or D, got {axis}")
+        raise ValueError(f"expected {{axis=...}} to be M or D, got {_kind(axis)}")
     return constant(args, attrs)
 
 
 def expand(args: tuple[Type, ...], attrs: Attrs) -> Type:
     axis = dict(attrs).get("axis")
     if axis not in WIDE or axis in args[0].axes:
-        raise ValueError(f"expected {{axis=...}} to be an axis, M or D, that {args[0]} lacks, got {axis}")
+        raise ValueError(f"expected {{axis=...}} to be an axis, M or D, that {args[0]} lacks, got {_kind(axis)}")
     assert isinstance(axis, Axis)
     return Type(args[0].dtype, axes_union(args[0].axes, (axis,)))

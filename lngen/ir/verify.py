@@ -7,7 +7,7 @@ segments have one length in a graph.
 
 from __future__ import annotations
 
-from lngen.errors import VerifyError
+from lngen.errors import VerifyError, short
 from lngen.ir.names import is_graph_name, is_name
 from lngen.ir.ops import OPS
 from lngen.ir.reductions import OF_SEGMENTS, ORDERS
@@ -101,4 +101,4 @@ def _problem(eqn: Eqn, known: dict[str, Value]) -> str | None:
 
 
 def _message(graph: Graph, stage: str, problem: str, eqn: str = "") -> str:
-    return f"graph @{graph.name} is malformed after '{stage}': {problem}." + (f"\n    {eqn}" if eqn else "")
+    return f"graph @{graph.name} is malformed after '{stage}': {problem}." + (f"\n    {short(eqn)}" if eqn else "")

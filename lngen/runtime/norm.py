@@ -14,7 +14,8 @@ import numpy as np
 
 from lngen.compile import KernelSet
 from lngen.devices import DEFAULT_ARCH
-from lngen.errors import ArrayError, SpecError
+from lngen.errors import ArrayError, SpecError, short
+from lngen.files import shown
 from lngen.graphs import GRAPHS, Definition, GraphBuilder
 from lngen.graphs.source import definition_from, is_source
 from lngen.ir import DType, Graph
@@ -77,7 +78,7 @@ def _definition(graph: str | Definition | Graph | Callable[[GraphBuilder], None]
         if is_source(graph):
             return definition_from(graph)
         if graph not in GRAPHS:
-            raise SpecError(f"There is no graph '{graph}', expected one of {', '.join(GRAPHS)}.")
+            raise SpecError(f"There is no graph '{short(graph)}', expected one of {', '.join(GRAPHS)}.")
         return GRAPHS[graph]
     if not callable(graph):
         raise SpecError(
@@ -103,7 +104,7 @@ def _schedules(given: Any) -> dict[str, str]:
     if not isinstance(given, Mapping) or not all(isinstance(text, str) for text in given.values()):
         raise SpecError(
             'schedule= is expected to be a text for each direction, such as {"fwd": "threads=256", "bwd": ""}, got '
-            f"{given!r}."
+            f"{shown(given)}."
         )
     return dict(given)
 
@@ -116,13 +117,13 @@ def _lock(path: Any) -> Lock | None:
 
 def _switch(key: str, value: Any) -> bool:
     if not isinstance(value, bool):
-        raise SpecError(f"{key}= is expected to be True or False, got {value!r}.")
+        raise SpecError(f"{key}= is expected to be True or False, got {short(value)}.")
     return value
 
 
 def _count(key: str, value: Any) -> int:
     if not isinstance(value, SupportsIndex) or index(value) < 0:
-        raise SpecError(f"{key}= is expected to be a whole number from 0 on, got {value}.")
+        raise SpecError(f"{key}= is expected to be a whole number from 0 on, got {short(value)}.")
     return index(value)
 
 
@@ -159,7 +160,7 @@ class Norm:
     ) -> None:
         for key in schedules:
             if key not in ("fwd", "bwd"):
-                raise SpecError(f"schedule= takes the directions fwd and bwd, got '{key}'.")
+                raise SpecError(f"schedule= takes the directions fwd and bwd, got '{short(key)}'.")
         self._forward = Call(forward, schedules.get("fwd", ""), lock, overlap)
         self._call_of = partial(Call, schedule=schedules.get("bwd", ""), lock=lock, overlap=overlap)
         self._backward = self._call_of(backward)
@@ -287,5 +288,5 @@ class Norm:
 
     def _call(self, direction: str) -> Call:
         if not isinstance(direction, str) or direction not in ("fwd", "bwd"):
-            raise SpecError(f"There is no direction '{direction}', expected fwd or bwd.")
+            raise SpecError(f"There is no direction '{short(direction)}', expected fwd or bwd.")
         return self._forward if direction == "fwd" else self._backward

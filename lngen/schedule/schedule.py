@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from dataclasses import MISSING, dataclass, fields, replace
 
-from lngen.errors import ScheduleError
+from lngen.errors import ScheduleError, short
 from lngen.numbers import whole
 
 FORMS = ("registers", "tma", "tma_unaligned", "cp_async", "multipass")
@@ -122,17 +122,19 @@ def parse_schedule(text: str, base: Schedule) -> Schedule:
     """
     known = {f.name: getattr(base, f.name) for f in fields(Schedule)}
     changes: dict[str, str | int | bool] = {}
+    shown = short(text)
     for part in filter(None, text.split(",")):
         key, equals, value = part.partition("=")
         if not equals:
-            raise ScheduleError(f"schedule '{text}': expected 'key=value', got '{part}'.")
+            raise ScheduleError(f"schedule '{shown}': expected 'key=value', got '{short(part)}'.")
         if key in RENAMED:
-            raise ScheduleError(f"schedule '{text}': the key '{key}' is now called '{RENAMED[key]}'; use that.")
+            raise ScheduleError(f"schedule '{shown}': the key '{key}' is now called '{RENAMED[key]}'; use that.")
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
             hint = f"; did you mean '{near[0]}'?" if near else "."
-            raise ScheduleError(f"schedule '{text}': there is no key '{key}', expected one of {', '.join(known)}{hint}")
-        changes[key] = _read(text, key, value, known[key])
+            names = ", ".join(known)
+            raise ScheduleError(f"schedule '{shown}': there is no key '{short(key)}', expected one of {names}{hint}")
+        changes[key] = _read(shown, key, value, known[key])
     if "form" in changes:
         changes = {f.name: f.default for f in fields(Schedule) if f.default is not MISSING} | changes
     return replace(base, **changes)  # type: ignore[arg-type]
@@ -146,14 +148,16 @@ def _read(text: str, key: str, value: str, like: object) -> str | int | bool:
     if isinstance(like, bool):
         if value in ("yes", "no"):
             return value == "yes"
-        raise ScheduleError(f"schedule '{text}': '{key}' is expected to be yes or no, got '{value}'.")
+        raise ScheduleError(f"schedule '{text}': '{key}' is expected to be yes or no, got '{short(value)}'.")
     if isinstance(like, int):
         number = whole(value)
         if number is not None:
             return number
-        raise ScheduleError(f"schedule '{text}': '{key}' is expected to be a whole number, got '{value}'.")
+        raise ScheduleError(f"schedule '{text}': '{key}' is expected to be a whole number, got '{short(value)}'.")
     if value in RENAMED_FORMS:
         raise ScheduleError(f"schedule '{text}': form={value} is now called form={RENAMED_FORMS[value]}; use that.")
     if value not in FORMS:
-        raise ScheduleError(f"schedule '{text}': '{key}' is expected to be one of {', '.join(FORMS)}, got '{value}'.")
+        raise ScheduleError(
+            f"schedule '{text}': '{key}' is expected to be one of {', '.join(FORMS)}, got '{short(value)}'."
+        )
     return value

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
-from lngen.errors import SpecError
+from lngen.errors import SpecError, short
 from lngen.graphs.options import Chosen, Option
 from lngen.ir import DType
 from lngen.numbers import whole
@@ -15,7 +15,8 @@ from lngen.numbers import whole
 def some_of(text: str, key: str, value: Any, known: list[str]) -> tuple[str, ...] | None:
     """The names in ``known`` that ``value`` lists, in their order; None for all."""
     given = known if value is None else value.split("+") if isinstance(value, str) else value
-    names = [*map(str, given if isinstance(given, Iterable) else [given])]
+    one = isinstance(given, bytes) or getattr(given, "shape", None) == ()  # an array without axes
+    names = [*map(short, given if isinstance(given, Iterable) and not one else [given])]
     if not names:
         raise SpecError(f"spec '{text}': '{key}' is expected to be one of {', '.join(known)} at least, got none.")
     for name in names:
@@ -58,12 +59,6 @@ def whole_number(text: str, key: str, value: object, most: int) -> int:
 
 def wrong(text: str, what: str, got: Any, known: list[str] | tuple[str, ...]) -> NoReturn:
     """SpecError: there is no ``what`` called ``got``."""
-    near = difflib.get_close_matches(str(got), known, n=1)
+    near = difflib.get_close_matches(short(got), known, n=1)
     hint = f"; did you mean '{near[0]}'?" if near else "."
     raise SpecError(f"spec '{text}': there is no {what} '{short(got)}', expected one of {', '.join(known)}{hint}")
-
-
-def short(value: Any) -> str:
-    """The text of a value, or the start of it."""
-    text = str(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

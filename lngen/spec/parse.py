@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from lngen.errors import SpecError
+from lngen.errors import SpecError, short
 from lngen.graphs import GRAPHS, Definition, GraphBuilder, Options
 from lngen.graphs.options import Option
 from lngen.graphs.source import definition_from, split
 from lngen.ir import ORDERS, DType
 from lngen.numbers import decimal
-from lngen.spec.keys import dtype_of, option_value, short, some_of, whole_number, wrong
+from lngen.spec.keys import dtype_of, option_value, some_of, whole_number, wrong
 from lngen.spec.spec import Spec
 
 MAX_D = 2**30
@@ -39,21 +39,22 @@ def parse_spec(text: str, graphs: Mapping[str, Definition] | None = None) -> Spe
     else:
         head, _, tail = text.partition(":")
         graph_name, _, direction = head.partition(".")
-        definition = _definition(text, graph_name, GRAPHS if graphs is None else graphs)
+        definition = _definition(short(text), graph_name, GRAPHS if graphs is None else graphs)
+    text = short(text)
     if direction not in DIRECTIONS:
         wrong(text, "direction", direction, DIRECTIONS)
     options = {}
     for part in filter(None, tail.split(",")):
         key, equals, value = part.partition("=")
         if not equals:
-            raise SpecError(f"spec '{text}': expected 'key=value', got '{part}'.")
+            raise SpecError(f"spec '{text}': expected 'key=value', got '{short(part)}'.")
         if key in options:
-            raise SpecError(f"spec '{text}': '{key}' is given twice.")
+            raise SpecError(f"spec '{text}': '{short(key)}' is given twice.")
         options[key] = value
     spec = make_spec(definition, direction, options, text)
     if not source and "@" in graph_name and graph_name != spec.graph_name:
         name = definition.name
-        raise SpecError(f"spec '{text}': '{name}' is {spec.graph_name} here, not {graph_name}; use that graph.")
+        raise SpecError(f"spec '{text}': '{name}' is {spec.graph_name} here, not {short(graph_name)}; use that graph.")
     return spec
 
 
@@ -62,7 +63,7 @@ def _definition(text: str, graph_name: str, graphs: Mapping[str, Definition]) ->
     name, at, _ = graph_name.partition("@")
     if at and name not in graphs:
         raise SpecError(
-            f"spec '{text}': '{graph_name}' is a graph that a program defines, which lngen does not know; use "
+            f"spec '{text}': '{short(graph_name)}' is a graph that a program defines, which lngen does not know; use "
             "lngen.compile in that program."
         )
     if name not in graphs:
@@ -72,7 +73,7 @@ def _definition(text: str, graph_name: str, graphs: Mapping[str, Definition]) ->
 
 def make_spec(definition: Definition, direction: str, options: dict[str, Any], text: str = "") -> Spec:
     """A spec from a definition and the grammar's keys, with values as text or Python objects."""
-    text = text or f"{definition.name}.{direction}:{','.join(f'{k}={short(v)}' for k, v in options.items())}"
+    text = text or short(f"{definition.name}.{direction}:{','.join(f'{k}={short(v)}' for k, v in options.items())}")
     by_default = definition.builder(Options(*definition.declared or (DType.F32,) * 3))
     declared = _declared_options(by_default, definition.name)
     known = [
@@ -97,7 +98,7 @@ def make_spec(definition: Definition, direction: str, options: dict[str, Any], t
         for name, option in declared.items()
         if (value := option_value(text, name, option, options.get(name, option.default))) != option.default
     )
-    order = str(options.get("order", ORDERS[0]))
+    order = short(options.get("order", ORDERS[0]))
     if order not in ORDERS:
         wrong(text, "order", order, ORDERS)
     eps = decimal(options.get("eps", 1e-5), 0, 1)
@@ -112,13 +113,14 @@ def make_spec(definition: Definition, direction: str, options: dict[str, Any], t
     return _backward_keys(text, spec, options) if direction == "bwd" else spec
 
 
-def _save(text: str, value: Any, spec: Spec) -> str:
+def _save(text: str, value: object, spec: Spec) -> str:
     """What forward saves: ``stats``, ``none``, or names of results in their order."""
+    value = value if isinstance(value, str) else short(value)
     if value in SAVES:
-        return str(value)
+        return value
     outputs, statistics = spec.definition.outputs(spec.options), spec.definition.statistics(spec.options)
     known = [*outputs, *statistics]
-    named = str(value).split("+")
+    named = value.split("+")
     for name in named:
         if name not in known:
             wrong(text, "save", name, [*SAVES, *known])

@@ -10,7 +10,7 @@ from typing import Any
 
 from lngen.check.conform.targets import NumpyTarget, Target, TorchTarget
 from lngen.check.tolerances import NormName
-from lngen.errors import MissingError, SpecError
+from lngen.errors import MissingError, SpecError, short
 from lngen.imports import imported, is_function
 
 Function = Callable[..., Any]
@@ -123,7 +123,7 @@ def load(name: str, folder: Path | None = None) -> Function:
     Only during the import, ``folder`` is searched for modules after all other places.
     """
     if not is_function(name):
-        raise SpecError(f"expected module:function or one of {', '.join(ADAPTERS)}, got '{name}'.")
+        raise SpecError(f"expected module:function or one of {', '.join(ADAPTERS)}, got '{short(name)}'.")
     function: Function = imported(name, folder)
     if not callable(function):
         raise SpecError(f"'{name}' is expected to be a function, got {type(function).__name__}.")
