@@ -749,4 +749,4 @@ def test_every_kernel_set_of_a_norm_is_loaded_for_calls_that_overlap_only_if_ask
 def test_overlap_is_yes_or_no() -> None:
     with pytest.raises(SpecError) as error:
         lngen.compile("rmsnorm", d=8, overlap="yes")  # type: ignore[arg-type]
-    assert str(error.value) == "overlap= is expected to be True or False, got 'yes'."
+    assert str(error.value) == "overlap= is expected to be True or False, got yes."
