@@ -303,24 +303,30 @@ def test_building_into_the_same_folder_merges_by_name(tmp_path: Path) -> None:
     assert list(sets(one)) == sorted(sets(one))
 
 
-def test_a_kernel_set_of_the_same_name_is_replaced_with_its_files(tmp_path: Path) -> None:
-    built(FWD, BWD, "--arch", "sm_80,sm_90", "--out", tmp_path)
-    (tmp_path / "mine.txt").touch()
-    name, other = (plan(text, "sm_80", "sm_90").name for text in (FWD, BWD))
-    schedule = sets(tmp_path)[name]["schedule"]["text"]
-    built(FWD, "--schedule", schedule, "--arch", "sm_90", "--emit", "cubin", "--out", tmp_path)
-    assert {n for n in contents(tmp_path) if n.startswith(f"{name}.")} == {f"{name}.sm_90.cubin"}
-    assert len([n for n in contents(tmp_path) if n.startswith(f"{other}.")]) == 5
-    assert (tmp_path / "mine.txt").exists()
+def test_a_build_that_would_take_an_arch_from_a_kernel_set_is_refused(tmp_path: Path) -> None:
+    """The same request replaces, more archs are added; another arch alone goes into another folder."""
+    request = (FWD, "--rows", "1", "--emit", "cubin", "--schedule", str(plan(FWD, "sm_80", "sm_90").schedule))
+    for arches in ("sm_80", "sm_80", "sm_80,sm_90"):
+        built(*request, "--arch", arches, "--out", tmp_path / "one")
+    before = contents(tmp_path / "one")
+    done = call(*request, "--arch", "sm_90", "--out", tmp_path / "one")
+    assert (done.exit_code, contents(tmp_path / "one")) == (2, before)
+    assert "also as .sm_80.cubin, which this build does not make" in done.stderr
+    assert "name another folder, or build all archs and kinds at once." in done.stderr
+    built(*request, "--arch", "sm_90", "--out", tmp_path / "two")
 
 
-def test_a_file_that_somebody_changed_is_left_alone_and_named(tmp_path: Path) -> None:
-    built(FWD, "--emit", "cu,ptx", "--out", tmp_path)
-    (changed,) = tmp_path.glob("*.ptx")
-    changed.write_text("mine")
-    done = call(FWD, "--emit", "cu", "--out", tmp_path)
-    assert (done.exit_code, changed.read_text()) == (0, "mine")
-    assert f"'{changed}' belongs to no kernel any more and is left alone" in done.stderr
+def test_one_schedule_that_is_not_the_best_of_an_arch_is_said_so(tmp_path: Path) -> None:
+    spec, archs = "rmsnorm.fwd:d=4096,dtype=bf16", ("--arch", "sm_80,sm_90")
+    alone = [plan(spec, arch).schedule for arch in ("sm_80", "sm_90")]
+    assert plan(spec, "sm_80", "sm_90").schedule == alone[0] != alone[1]
+    said = (
+        f"{spec}: the one schedule for sm_80, sm_90 is not the best for sm_90; build each arch alone, into a folder of "
+        "its own, to give each its best.\n"
+    )
+    assert call(spec, *archs, "--emit", "cu", "--out", tmp_path / "both").stderr == said
+    for n, request in enumerate([("--arch", "sm_90"), (*archs, "--schedule", str(alone[0]))]):
+        assert call(spec, *request, "--emit", "cu", "--out", tmp_path / str(n)).stderr == ""
 
 
 def test_another_schedule_is_another_kernel_set(tmp_path: Path) -> None:

@@ -36,21 +36,21 @@ FIRST: Pack = {
     "b": {"b.cu": b"b one"},
     "c": {"c.cu": b"c one", "c.sm_90.ptx": b"c ptx"},
 }
-# a: other bytes, one file less, one more; c: the same bytes, one file less; d: new. b stays as it is.
+# a: other bytes, one file more; c: the same bytes, one file more; d: new. b stays as it is.
 SECOND: Pack = {
-    "a": {"a.cu": b"a two", "a.sm_80.cubin": b"a for 80", "a.sm_90.ptx": b"a ptx"},
-    "c": {"c.cu": b"c one"},
+    "a": {"a.cu": b"a two", "a.sm_80.cubin": b"a for 80", "a.sm_90.cubin": b"a for 90", "a.sm_90.ptx": b"a ptx"},
+    "c": {"c.cu": b"c one", "c.sm_80.ptx": b"c ptx", "c.sm_90.ptx": b"c ptx"},
     "d": {"d.cu": b"d one"},
 }
 
 
-def put(folder: Path, pack: Pack, version: str = "1") -> list[str]:
+def put(folder: Path, pack: Pack, version: str = "1") -> None:
     entries = {
         name: {"name": name, "by": version, "files": {n: {"sha256": sha256(data)} for n, data in own.items()}}
         for name, own in pack.items()
     }
     everything = {n: data for own in pack.values() for n, data in own.items()}
-    return folders.put(folder, entries, everything, version=version, nvrtc=None)
+    folders.put(folder, entries, everything, version=version, nvrtc=None)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -59,7 +59,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def listed(folder: Path) -> dict[str, dict[str, str]]:
     """The files of each kernel set that the manifest lists, each proved to be there as it is listed."""
-    entries, _ = manifest.read(folder)
+    entries = manifest.read(folder)
     for entry in entries.values():
         for name, digest in manifest.hashes(entry).items():
             assert sha256((folder / name).read_bytes()) == digest, name
@@ -73,13 +73,13 @@ def hashes(pack: Pack) -> dict[str, dict[str, str]]:
 # ---- what replaces what ----
 
 
-def test_a_rebuild_lists_its_own_files_and_no_other(tmp_path: Path) -> None:
+def test_a_rebuild_lists_its_own_files_and_keeps_other_sets(tmp_path: Path) -> None:
     put(tmp_path, FIRST)
-    assert put(tmp_path, SECOND, "2") == []
+    put(tmp_path, SECOND, "2")
     assert listed(tmp_path) == hashes({**FIRST, **SECOND})
     kept = {n: data for own in {**FIRST, **SECOND}.values() for n, data in own.items()}
     assert contents(tmp_path).keys() == {*kept, "manifest.json"}
-    assert {name: e["by"] for name, e in manifest.read(tmp_path)[0].items()} == {"a": "2", "b": "1", "c": "2", "d": "2"}
+    assert {name: e["by"] for name, e in manifest.read(tmp_path).items()} == {"a": "2", "b": "1", "c": "2", "d": "2"}
     assert list(json.loads((tmp_path / "manifest.json").read_bytes())) == [
         "schema_version",
         "lngen_version",
@@ -88,19 +88,41 @@ def test_a_rebuild_lists_its_own_files_and_no_other(tmp_path: Path) -> None:
     ]
 
 
-def test_a_rebuild_with_another_emit_lists_what_is_there(tmp_path: Path) -> None:
-    """The cubin goes, the manifest does not list it; the same through ``build``."""
+@pytest.mark.parametrize(
+    ("own", "lost"),
+    [
+        ({"a.cu": b"a one", "a.sm_90.cubin": b"a for 90"}, ".sm_80.cubin"),
+        ({"a.cu": b"a two"}, ".sm_80.cubin, .sm_90.cubin"),
+        ({"a.sm_100.ptx": b"a ptx"}, ".cu, .sm_80.cubin, .sm_90.cubin"),
+    ],
+)
+def test_a_build_that_would_take_files_from_a_kernel_set_is_refused(
+    tmp_path: Path, own: dict[str, bytes], lost: str
+) -> None:
+    put(tmp_path, FIRST)
+    before = contents(tmp_path)
+    with pytest.raises(LngenError) as refused:
+        put(tmp_path, {"a": own, "d": {"d.cu": b"d one"}})
+    assert str(refused.value) == (
+        f"'{tmp_path}' has kernel set 'a' also as {lost}, which this build does not make and would take from it; "
+        "name another folder, or build all archs and kinds at once."
+    )
+    assert contents(tmp_path) == before
+
+
+def test_a_build_of_fewer_kinds_is_refused_before_it_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = Compilation(parse_spec("rmsnorm.fwd:d=64,dtype=f32")).changed("", "sm_90")
     pytest.importorskip("cupy")
     build([made], tmp_path, arches=["sm_90"], version="1", kinds=["cu", "cubin"])
     assert [*listed(tmp_path)[made.plan.name]] == [f"{made.plan.name}.cu", f"{made.plan.name}.sm_90.cubin"]
-    build([made], tmp_path, arches=["sm_90"], version="1", kinds=["cu"])
-    assert [*listed(tmp_path)[made.plan.name]] == [f"{made.plan.name}.cu"]
-    assert contents(tmp_path).keys() == {f"{made.plan.name}.cu", "manifest.json"}
+    monkeypatch.setattr("lngen.aot.build._compile", lambda *_: pytest.fail("compiled"))
+    with pytest.raises(LngenError, match=r"also as \.sm_90\.cubin, which this build does not make"):
+        build([made], tmp_path, arches=["sm_90"], version="1", kinds=["cu"])
+    assert [*listed(tmp_path)[made.plan.name]] == [f"{made.plan.name}.cu", f"{made.plan.name}.sm_90.cubin"]
 
 
 def test_files_are_replaced_before_the_manifest_names_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The changed set leaves the manifest, files come, the manifest lists all, old files go."""
+    """The changed set leaves the manifest, files come, the manifest lists all; no file goes."""
     put(tmp_path, FIRST)
     done = []
     real_replace, real_unlink = os.replace, os.unlink
@@ -116,9 +138,8 @@ def test_files_are_replaced_before_the_manifest_names_them(tmp_path: Path, monke
     monkeypatch.setattr(os, "replace", replace)
     monkeypatch.setattr(os, "unlink", unlink)
     put(tmp_path, SECOND)
-    names = ["manifest.json", "a.cu", "a.sm_80.cubin", "a.sm_90.ptx", "c.cu", "d.cu", "manifest.json"]
-    gone = ["-a.sm_90.cubin", "-c.sm_90.ptx", "manifest.json"]
-    assert [name for name in done if not name.endswith((".tmp", ".lock"))] == names + gone
+    names = ["manifest.json", *(name for own in SECOND.values() for name in own), "manifest.json"]
+    assert [name for name in done if not name.endswith((".tmp", ".lock"))] == names
 
 
 def test_the_same_bytes_again_touch_no_manifest_but_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,25 +186,6 @@ def test_a_build_killed_anywhere_leaves_a_manifest_that_holds(tmp_path: Path) ->
         put(folder, SECOND, "2")
         assert contents(folder) == whole, point
     assert outcomes == {(False, True), (False, False), (True, True)}
-
-
-def test_what_a_killed_build_was_to_remove_the_next_one_does(tmp_path: Path) -> None:
-    """Whatever the next one builds."""
-    put(tmp_path / "whole", FIRST)
-    count = points(lambda: put(tmp_path / "whole", SECOND, "2"))
-    put(tmp_path / "whole", {"e": {"e.cu": b"e"}})
-    for point in range(count):
-        folder = tmp_path / str(point)
-        put(folder, FIRST)
-        with killed_at(point), pytest.raises(Killed):
-            put(folder, SECOND, "2")
-        put(folder, {"e": {"e.cu": b"e"}})
-        assert not [n for n in contents(folder) if n.startswith(".")]
-        unlisted = contents(folder).keys() - {n for own in listed(folder).values() for n in own} - {"manifest.json"}
-        # The files of sets that the killed build did not come to list are all that may be beside: nobody lists them.
-        assert unlisted <= {n for own in SECOND.values() for n in own}
-        if "d" in listed(folder):
-            assert contents(folder).keys() == contents(tmp_path / "whole").keys()
 
 
 def test_a_first_build_killed_anywhere_is_none(tmp_path: Path) -> None:
@@ -296,21 +298,10 @@ STRANGE = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("key", "names", "message"),
-    [
-        ("files", {"b.cu": "0"}, "'b.cu' is not a file that a build writes"),
-        *((key, *case) for key in ("files", "superseded") for case in STRANGE),
-    ],
-)
-def test_a_manifest_cannot_have_any_file_removed(
-    tmp_path: Path, key: str, names: dict[str, str | None], message: str
-) -> None:
-    document: dict[str, Any] = {"schema_version": 2, "kernel_sets": []}
-    if key == "files":
-        document["kernel_sets"] = [{"name": "a", "files": {n: {"sha256": d} for n, d in names.items()}}]
-    else:
-        document["superseded"] = names
+@pytest.mark.parametrize(("names", "message"), [({"b.cu": "0"}, "'b.cu' is not a file that a build writes"), *STRANGE])
+def test_a_manifest_cannot_list_any_file(tmp_path: Path, names: dict[str, str | None], message: str) -> None:
+    listed = {n: {"sha256": digest} for n, digest in names.items()}
+    document = {"schema_version": 2, "kernel_sets": [{"name": "a", "files": listed}]}
     for name in ("manifest.json", "notes.txt", "b.cu", "a.cu.bak", "a.sm_90.so"):
         (tmp_path / name).write_bytes(b"mine")
     (tmp_path / "manifest.json").write_text(json.dumps(document))
@@ -318,23 +309,6 @@ def test_a_manifest_cannot_have_any_file_removed(
     with pytest.raises(LngenError, match=message):
         put(tmp_path, {"a": {"a.sm_90.cubin": b"new"}})
     assert contents(tmp_path) == before
-
-
-def test_a_file_that_is_not_what_the_manifest_lists_is_left_alone_and_named(tmp_path: Path) -> None:
-    put(tmp_path, FIRST)
-    (tmp_path / "a.sm_80.cubin").write_bytes(b"mine")
-    (tmp_path / "a.sm_90.cubin").unlink()
-    os.mkfifo(tmp_path / "a.sm_90.cubin")
-    said = put(tmp_path, {"a": {"a.cu": b"a one"}})
-    assert said == [
-        f"'{tmp_path}/a.sm_80.cubin' belongs to no kernel any more and is left alone: "
-        "it is not the file the manifest listed.",
-        f"'{tmp_path}/a.sm_90.cubin' belongs to no kernel any more and is left alone: it is a FIFO, "
-        "not a regular file.",
-    ]
-    assert (tmp_path / "a.sm_80.cubin").read_bytes() == b"mine"
-    assert listed(tmp_path)["a"] == {"a.cu": sha256(b"a one")}
-    assert put(tmp_path, {"a": {"a.cu": b"a one"}}) == [], "it is said once"
 
 
 @pytest.mark.parametrize(
@@ -346,7 +320,6 @@ def test_a_file_that_is_not_what_the_manifest_lists_is_left_alone_and_named(tmp_
         ({"schema_version": 2, "kernel_sets": [{"name": "../a", "files": {}}]}, "a kernel set without a name"),
         ({"schema_version": 2, "kernel_sets": [{"name": "a", "files": {}}] * 2}, "two kernel sets are called 'a'"),
         ({"schema_version": 2, "kernel_sets": [{"name": "a", "files": {"a.cu": 1}}]}, r"no sha256 of 'a\.cu'"),
-        ({"schema_version": 2, "kernel_sets": [], "superseded": []}, "no table of files"),
         ({"schema_version": True, "kernel_sets": []}, "another schema version"),
     ],
 )
@@ -387,7 +360,6 @@ MANIFESTS = st.fixed_dictionaries(
     {"schema_version": st.just(2) | VALUES},
     optional={
         "kernel_sets": st.lists(WHOLE) | st.lists(SETS | VALUES) | VALUES,
-        "superseded": VALUES,
         "nvrtc_version": VALUES,
     },
 ).map(lambda value: json.dumps(value).encode())
@@ -406,5 +378,5 @@ def test_any_manifest_is_read_or_one_sentence_and_nothing_of_others_is_lost(tmp_
     except LngenError:
         assert contents(tmp_path) == before
         return
-    assert manifest.hashes(manifest.read(tmp_path)[0]["a"]) == {"a.cu": sha256(b"a")}
+    assert manifest.hashes(manifest.read(tmp_path)["a"]) == {"a.cu": sha256(b"a")}
     assert contents(tmp_path).keys() == {"manifest.json", "mine", "a.cu"}

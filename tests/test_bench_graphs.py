@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 import own_graphs
 from fake_gpu import FakeGpu
-from lngen.bench import ceilings, conditions, engines, host, libraries, plot, report, timing
+from lngen.bench import ceilings, conditions, engines, host, libraries, plot, providers, report, timing
 from lngen.bench.cases import Case
 from lngen.bench.ceilings import Ceiling, buffers
 from lngen.bench.floor import ceiling_bytes, floor_bytes, write_share
@@ -25,7 +25,7 @@ from lngen.bench.libraries import LIBRARIES
 from lngen.bench.measure import covering
 from lngen.bench.overlapped import OverlappedCeiling
 from lngen.bench.peers import known
-from lngen.bench.providers import Torch
+from lngen.bench.providers import Torch, own_function
 from lngen.bench.records import is_ceiling
 from lngen.bench.run import benchmark
 from lngen.bench.sets import make_cases, set_bytes
@@ -185,19 +185,19 @@ def test_lngen_is_right_by_the_reference(name: str, direction: str, engine: type
     """The interpreter's results, of bf16 and f32, with PyTorch's reference and without PyTorch."""
     for dtype in ("f32", "bf16"):
         (case,) = cases(name, direction, rows=33, engine=engine(), dtype=dtype)
-        inputs = {v.name: case.engine.host(case.engine.wide(case.sets[0][v.name])) for v in case.graph.params}
-        stored = {v.name: inputs[v.name].astype(_numpy(v.type.dtype)) for v in case.graph.params}
-        results = interpret(case.graph, stored)
-        found = {n: torch.from_numpy(a.astype(np.float64)) for n, a in results.items()}
+        found = interpreted(case)
         assert not complaint(case, expected(case), found), (dtype, errors(case, expected(case), found))
         main = case.outputs[0]
         assert complaint(case, expected(case), {**found, main: found[main] * 1.1}).startswith(f"{main} is off by")
 
 
-def _numpy(dtype: DType) -> Any:
+def interpreted(case: Case) -> dict[str, Any]:
+    """What the interpreter makes of the first set, in float64."""
     from lngen.ir.numerics import NUMPY_DTYPE
 
-    return NUMPY_DTYPE[dtype]
+    inputs = {v.name: case.engine.host(case.engine.wide(case.sets[0][v.name])) for v in case.graph.params}
+    stored = {v.name: inputs[v.name].astype(NUMPY_DTYPE[v.type.dtype]) for v in case.graph.params}
+    return {n: torch.from_numpy(a.astype(np.float64)) for n, a in interpret(case.graph, stored).items()}
 
 
 def test_a_reference_in_parts_is_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -526,6 +526,36 @@ def test_a_norm_with_options_has_pytorch_s_expression(graph: str, direction: str
     assert {*prepared.results(1)} == {*case.outputs} - {"mean", "rstd"}
 
 
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
+@pytest.mark.parametrize("direction", ["fwd", "bwd"])
+@pytest.mark.parametrize("name", ["softmax", "log_softmax", "cross_entropy"])
+def test_softmax_s_family_has_pytorch_s_own_functions(
+    name: str, direction: str, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One call, of distributions for cross_entropy; it agrees with the graph, whose expression is not evaluated."""
+    called: list[str] = []
+    own = getattr(torch.nn.functional, name)
+    monkeypatch.setattr(torch.nn.functional, name, lambda *a, **o: called.append(name) or own(*a, **o))
+    monkeypatch.setattr(providers, "torch_function", lambda graph: pytest.fail("the expression"))
+    (case,) = make_cases(make_task(name, direction, dtype, 9, 250), 2, CpuEngine())
+    prepared = Torch().prepare(case)
+    prepared.launch(0, 1)
+    assert {*called} == {name}
+    assert {*prepared.results(1)} == {*case.differentiable} if direction == "fwd" else {"dx"}
+    assert not complaint(case, expected(case), prepared.results(1))
+    assert not complaint(case, expected(case), interpreted(case))
+
+
+@pytest.mark.parametrize("graph", ["softmax:scale=0.5", "log_softmax:out=f32"])
+def test_softmax_with_options_has_the_expression(graph: str) -> None:
+    spec = make_task(graph, "bwd", "bf16", 2, 8).specs[0]
+    assert own_function(spec) is None
+    (case,) = make_cases(Task((spec,), 2), 1, CpuEngine())
+    prepared = Torch().prepare(case)
+    prepared.launch(0, 0)
+    assert not complaint(case, expected(case), prepared.results(0))
+
+
 def test_compiled_peers_compile_the_expression(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[dict[str, Any]] = []
     compile_ = torch.compile
@@ -602,6 +632,8 @@ def test_host_times_of_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     (y, _) = calls["torch, the expression"]()  # type: ignore[misc]
     assert y.shape == (2, 24)
     spec = make_task("rmsnorm", "fwd", "f32", 2, 24).specs[0]
+    softmax = make_task("softmax", "fwd", "f32", 2, 24).specs[0]
+    assert [*host._expression_calls(softmax, {"x": torch.zeros(2, 24)})] == ["F.softmax"]
     native = host._native_calls(spec, {"x": torch.zeros(2, 24), "gamma": torch.zeros(24)})
     assert native["F.rms_norm"]().shape == (2, 24)  # type: ignore[attr-defined]
 

@@ -173,6 +173,24 @@ def test_the_same_objects_come_back() -> None:
     assert kernels.plan.problem is compilation.problem
 
 
+@pytest.mark.parametrize("first", [False, True])
+def test_ptx_with_lines_is_not_that_without(first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever is asked for first, and each is compiled once for an arch."""
+    asked: list[str] = []
+
+    def compiled(text: str, arch: str, *, name: str, lines: bool) -> str:
+        asked.append(f"{arch}, {lines}")
+        return asked[-1]
+
+    monkeypatch.setattr(import_module("lngen.compile"), "compile_ptx", compiled)
+    kernels = Compilation(parse_spec(FWD)).changed(SCHEDULE)
+    for _ in range(2):
+        for lines in (first, not first):
+            for arch in ("sm_80", "sm_90"):
+                assert kernels.ptx(arch, lines=lines) == f"{arch}, {lines}"
+    assert len(asked) == 4
+
+
 ORDERS = [
     "import lngen; f = lngen.compile; import lngen.compile; assert lngen.compile is f",
     "import lngen.compile; f = lngen.compile",

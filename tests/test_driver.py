@@ -196,7 +196,7 @@ class Cupy:
             def get_function(self, name: str) -> Any:
                 return SimpleNamespace(ptr=1 + here.loaded[-1].decode().split().index(name))
 
-        runtime = SimpleNamespace(setDevice=lambda device: None, getDeviceProperties=lambda device: {})
+        runtime = SimpleNamespace(setDevice=lambda d: None, getDevice=lambda: 0, getDeviceProperties=lambda device: {})
         self.cuda = SimpleNamespace(Device=Device, runtime=runtime, function=SimpleNamespace(Module=Module))
 
 
@@ -221,3 +221,18 @@ def test_a_cubin_alone_is_loaded_and_its_registers_count(
     assert (launcher.shared[1] > 0) == spread
     allowed = [(n + 1, MAX_DYNAMIC_SHARED_SIZE_BYTES, size) for n, size in enumerate(launcher.shared) if size]
     assert recorder.attributes == allowed
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_first_kernel_is_launched_early_only_where_it_may(
+    library: Callable[[int], Recorder], monkeypatch: pytest.MonkeyPatch, overlap: bool, capability: int
+) -> None:
+    """With overlap=False it waits for the end of earlier work on the stream; the second kernel of a call does not."""
+    recorder, plan = library(0), plan_of(*PLANS["row_columns"])
+    monkeypatch.setitem(sys.modules, "cupy", Cupy(capability))
+    launcher = Launcher(plan, " ".join(k.name for k in plan.kernels).encode(), 0, overlap=overlap)
+    bound = launcher.bind(5, dict.fromkeys(launcher.tensors, 4096))
+    bound([4096] * len(launcher.tensors), 4096, 7)
+    early = [PROGRAMMATIC_STREAM_SERIALIZATION in done["attributes"] for done in recorder.launched]
+    assert early == ([overlap, True] if capability == 90 else [False, False])

@@ -216,14 +216,17 @@ def test_narrow_results_of_bulk_rows(text: str, s: Schedule, number: int) -> Non
 
 def test_alignment() -> None:
     def aligned(text: str, s: Schedule) -> dict[str, int]:
-        plan = lower(parse_spec(f"layernorm.fwd:{text}"), s)
+        plan = lower(parse_spec(text), s)
         return {v.name: plan.alignment(v) for v in (*plan.inputs, *plan.outputs) if v.type.axes}
 
-    ragged = aligned("d=1001,dtype=bf16,weight=f32", GOOD)
+    ragged = aligned("layernorm.fwd:d=1001,dtype=bf16,weight=f32", GOOD)
     assert ragged == {"x": 16, "gamma": 4, "beta": 4, "y": 16, "mean": 4, "rstd": 4}
-    bulk = Schedule("tma", 32, 1, 4, 1, False, 2, 1, 2)
-    assert aligned("d=1008,dtype=f32,out=bf16", bulk)["y"] == 8
-    assert aligned("d=1008,dtype=f32,out=bf16", replace(bulk, tma_store=True))["y"] == 16
+    assert aligned("cross_entropy.fwd:d=1001,dtype=bf16", replace(GOOD, tma_store=False)) == {
+        "x": 16, "target": 16, "loss": 4, "rowmax": 4, "rowsum": 4,
+    }  # fmt: skip
+    bulk, text = Schedule("tma", 32, 1, 4, 1, False, 2, 1, 2), "layernorm.fwd:d=1008,dtype=f32,out=bf16"
+    assert aligned(text, bulk)["y"] == 8
+    assert aligned(text, replace(bulk, tma_store=True))["y"] == 16
 
 
 def test_the_manifest_asks_for_contiguous_rows() -> None:

@@ -357,6 +357,18 @@ def test_ci_ends_where_a_command_fails(tmp_path: Path) -> None:
         assert (done.returncode == 0) is (fails == "none")
 
 
+def test_pytest_benchmark_beside_the_tests_changes_nothing(tmp_path: Path) -> None:
+    """It warns where pytest-xdist runs, before a test does, and a warning is an error here: so it is not loaded."""
+    (tmp_path / "benchmark_plugin.py").write_text(
+        "import warnings\n\n\ndef pytest_configure():\n    warnings.warn('xdist')\n"
+    )
+    (tmp_path / "benchmark-1.dist-info").mkdir()
+    (tmp_path / "benchmark-1.dist-info" / "entry_points.txt").write_text("[pytest11]\nbenchmark = benchmark_plugin\n")
+    (tmp_path / "benchmark-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: benchmark\nVersion: 1\n")
+    test = ("-m", "pytest", "--collect-only", "-p", "no:cacheprovider", "tests/test_numbers.py")
+    assert " collected" in python(*test, cwd=ROOT, PYTHONPATH=f"{ROOT}{os.pathsep}{tmp_path}")
+
+
 @pytest.mark.parametrize("name", ["pyproject.toml", ".ci/run"])
 def test_no_index_is_named(name: str) -> None:
     text = (ROOT / name).read_text(encoding="utf-8")

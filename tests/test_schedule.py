@@ -39,6 +39,7 @@ from lngen.schedule import (
     partial_rows,
     problem,
     ranked,
+    register_limit,
     registers,
     resources,
     row_counts,
@@ -777,6 +778,7 @@ def test_the_finish_is_spread_where_it_does_not_fit_beside_the_rows(
         (256, 255, 0, 1, 90, 1),  # 65536 registers
         (128, 129, 0, 1, 90, 3),  # 136 of a thread: three warps a partition
         (128, 128, 0, 1, 90, 4),
+        (128, 100, 0, 1, 90, 4),  # 104 of a thread: four warps a partition
         (128, 32, 113 * 1024, 1, 90, 2),  # 228 KiB, one for each block
         (128, 32, 114 * 1024, 1, 90, 1),
         (128, 32, 32 * 1024, 1, 75, 2),  # 64 KiB, none for a block
@@ -791,6 +793,14 @@ def test_the_finish_is_spread_where_it_does_not_fit_beside_the_rows(
 )
 def test_occupancy(block: int, registers: int, shared: int, barriers: int, capability: int, blocks: int) -> None:
     assert occupancy(block, registers, shared, barriers, gpu(capability)) == blocks
+
+
+@pytest.mark.parametrize("block", [32, 96, 128, 160, 256, 1024])
+def test_the_register_limit_is_the_most_with_which_the_blocks_fit(block: int) -> None:
+    for resident in range(1, min(32, 2048 // block) + 1):
+        limit = register_limit(Schedule("registers", block, 1, 1, resident), gpu(90))
+        assert occupancy(block, limit, 0, 1, gpu(90)) >= resident
+        assert limit == 255 or occupancy(block, limit + 1, 0, 1, gpu(90)) < resident
 
 
 # ---- what there is on an arch ----
@@ -814,7 +824,9 @@ def test_a_form_exists_from_some_arch_on(form: str, arch: str) -> None:
         check_arch(s, arch)
 
 
-@pytest.mark.parametrize(("arch", "most"), [("sm_89", 1), ("sm_90", 16), ("sm_103", 16), ("sm_120", 8), ("sm_121", 8)])
+@pytest.mark.parametrize(("arch", "most"), [
+    ("sm_89", 1), ("sm_90", 16), ("sm_103", 16), ("sm_110", 16), ("sm_120", 8), ("sm_121", 8),
+])  # fmt: skip
 def test_clusters_are_as_large_as_an_arch_has_them(arch: str, most: int) -> None:
     for cluster in (1, 2, 4, 8, 16):
         s = Schedule("registers", 32, 1, 1, cluster=cluster)
@@ -825,6 +837,7 @@ def test_clusters_are_as_large_as_an_arch_has_them(arch: str, most: int) -> None
         else:
             with pytest.raises(ScheduleError, match=f"cluster is at most {most} on {arch}, got {cluster}"):
                 check_arch(s, arch)
+    assert gpu(capability(arch)).largest_cluster == most
 
 
 # KiB of shared memory of a multiprocessor and of a block, from the table of compute capabilities in NVIDIA's guide.

@@ -1,7 +1,8 @@
 """Ahead of time: sources, PTX and cubins of many kernel sets for many archs, and the manifest that describes them.
 
 Building into a folder that has a manifest merges by name: entries of other kernel sets are kept, one of the same name
-(the same spec and schedule) is replaced, together with its files.
+(the same spec and schedule) is replaced. A build that does not make all of its files, because it is for other archs or
+of other kinds, is refused.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lngen.aot import manifest
-from lngen.aot.folder import put
+from lngen.aot.folder import put, replaceable
 from lngen.compile import KernelSet
 from lngen.errors import LngenError
 from lngen.files import sha256
@@ -29,12 +30,11 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Built:
-    """The result of a build: the folder, the manifest's entries of this build, file names, and messages."""
+    """The result of a build: the folder, the manifest's entries of this build, and file names."""
 
     folder: Path
     entries: tuple[dict[str, Any], ...]
     files: tuple[str, ...]
-    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -59,15 +59,17 @@ def build(
     """Generate ``sets`` into ``folder`` as ``kinds`` of files (cu, ptx, cubin), and manifest.json.
 
     Everything is compiled before the first file is written; lngen.aot.folder has the order of replacements.
-    ScheduleError if one of ``arches`` lacks what a form needs, LngenError if kernel sets that differ have one name.
-    With only "cu" nothing is compiled, and the manifest has no resources. ``version`` is lngen's own, which the
-    manifest records. ``executor`` runs the compilations, by default threads; the bytes are the same.
+    ScheduleError if one of ``arches`` lacks what a form needs, LngenError if kernel sets that differ have one name, or
+    if one that the folder has would lose a file. With only "cu" nothing is compiled, and the manifest has no
+    resources. ``version`` is lngen's own, which the manifest records. ``executor`` runs the compilations, by default
+    threads; the bytes are the same.
     """
     for kind in kinds:
         if kind not in KINDS:
             raise LngenError(f"there is no kind of file '{kind}', expected {', '.join(KINDS)}.")
-    manifest.read(folder)  # reports an invalid manifest before anything is compiled
     by_name = _by_name(sets, arches if {*kinds} - {"cu"} else ())
+    roles = {name: _roles(name, arches, kinds) for name in by_name}
+    replaceable(folder, by_name, {n for own in roles.values() for n in own})  # before anything is compiled
     compiled = _compile(by_name, arches, kinds, progress, executor)
     nvrtc = ".".join(map(str, nvrtc_version())) if compiled else None
 
@@ -75,16 +77,16 @@ def build(
     entries: dict[str, dict[str, Any]] = {}
     for name, kernels in by_name.items():
         binaries = {a: b for a in arches if isinstance(b := compiled.get(_Job(name, a, "cubin")), Binary)}
-        own = _files(name, kernels.text, arches, kinds, compiled)
-        files |= {n: data for n, (data, _) in own.items()}
+        own = {n: _data(_Job(name, role["arch"], role["kind"]), kernels, compiled) for n, role in roles[name].items()}
+        files |= own
         entries[name] = manifest.entry(kernels.plan, {a: b.resources for a, b in binaries.items()})
         entries[name] |= {
             "lngen_version": version,
             "nvrtc_version": nvrtc,
-            "files": {n: {**role, "bytes": len(data), "sha256": sha256(data)} for n, (data, role) in own.items()},
+            "files": {n: {**roles[name][n], "bytes": len(data), "sha256": sha256(data)} for n, data in own.items()},
         }
-    notes = put(folder, entries, files, version=version, nvrtc=nvrtc)
-    return Built(folder, tuple(entries.values()), (*files, manifest.FILE_NAME), tuple(notes))
+    put(folder, entries, files, version=version, nvrtc=nvrtc)
+    return Built(folder, tuple(entries.values()), (*files, manifest.FILE_NAME))
 
 
 def _by_name(sets: Iterable[KernelSet], arches: Sequence[str]) -> dict[str, KernelSet]:
@@ -146,17 +148,14 @@ def _one(job: _Job, source: str, version: tuple[int, int]) -> Binary | str:
     return compile_cubin(source, job.arch, name=name)
 
 
-def _files(
-    name: str, source: str, arches: Sequence[str], kinds: Sequence[str], compiled: dict[_Job, Binary | str]
-) -> dict[str, tuple[bytes, dict[str, Any]]]:
-    """The files of one kernel set: name, bytes and role."""
-    files: dict[str, tuple[bytes, dict[str, Any]]] = {}
-    if "cu" in kinds:
-        files[f"{name}.cu"] = source.encode(), {"kind": "cu", "arch": None}
-    for arch in arches:
-        for kind in ("ptx", "cubin"):
-            if kind in kinds:
-                result = compiled[_Job(name, arch, kind)]
-                data = result.image if isinstance(result, Binary) else result.encode()
-                files[f"{name}.{arch}.{kind}"] = data, {"kind": kind, "arch": arch}
-    return files
+def _roles(name: str, arches: Sequence[str], kinds: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """The files of one kernel set: each name with its kind and its arch."""
+    roles: dict[str, dict[str, Any]] = {f"{name}.cu": {"kind": "cu", "arch": None}} if "cu" in kinds else {}
+    compiled = [kind for kind in ("ptx", "cubin") if kind in kinds]
+    return roles | {f"{name}.{a}.{kind}": {"kind": kind, "arch": a} for a in arches for kind in compiled}
+
+
+def _data(job: _Job, kernels: KernelSet, compiled: dict[_Job, Binary | str]) -> bytes:
+    """The bytes of a file."""
+    result = kernels.text if job.kind == "cu" else compiled[job]
+    return result.image if isinstance(result, Binary) else result.encode()

@@ -1,19 +1,18 @@
 """A folder of kernels: its manifest and its files are changed so that they never contradict each other.
 
-One build at a time changes a folder. Whenever the build is killed, each file that the manifest lists exists with the
-hash in the list. A kernel set whose files change is not listed during the change; all others are. Old files to be
-removed are listed as superseded until they are gone, so that the next build removes them.
+One build at a time changes a folder, and none deletes a file. Whenever the build is killed, each file that the manifest
+lists exists with the hash in the list. A kernel set whose files change is not listed during the change; all others are.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from lngen.aot import manifest
-from lngen.files import exclusive, read, sha256, write_in_order
+from lngen.errors import LngenError
+from lngen.files import exclusive, sha256, write_in_order
 
 LOCK = "lngen"  # locks the folder as a whole
 
@@ -25,48 +24,35 @@ def put(
     *,
     version: str,
     nvrtc: str | None,
-) -> list[str]:
+) -> None:
     """Put kernel sets, by name, and their files into ``folder``, where they replace those of the same names.
 
-    Returns a sentence for each superseded file that is kept because its hash is not the manifest's. LngenError if
-    the folder cannot be written to or its manifest is invalid; then nothing has changed.
+    LngenError if the folder cannot be written to, its manifest is invalid, or a kernel set in it would lose a file;
+    then nothing has changed.
     """
     target = folder / manifest.FILE_NAME
     with exclusive(folder, LOCK) as staging:
-        old, superseded = manifest.read(folder)
-        replaced = {name: manifest.hashes(old[name]) for name in entries if name in old}
-        for listed in replaced.values():
-            superseded |= listed
-        changing = {name for name, listed in replaced.items() if _differ(listed, files)}
+        old = replaceable(folder, entries, files)
+        changing = {name for name in entries if name in old and _differ(manifest.hashes(old[name]), files)}
         before = {name: e for name, e in old.items() if name not in changing}
-        after = {**old, **entries}
-        kept = {name for e in after.values() for name in e["files"]}
-        gone = {name: digest for name, digest in superseded.items() if name not in kept}
-        steps = [(target, manifest.render(before, version, nvrtc, superseded))] if changing else []
+        steps = [(target, manifest.render(before, version, nvrtc))] if changing else []
         steps += [(folder / name, data) for name, data in files.items()]
-        steps += [(target, manifest.render(after, version, nvrtc, gone))]
+        steps += [(target, manifest.render({**old, **entries}, version, nvrtc))]
         write_in_order(steps, staging)
-        if not gone:
-            return []
-        notes = [note for name, digest in gone.items() for note in _remove(folder / name, digest)]
-        write_in_order([(target, manifest.render(after, version, nvrtc))], staging)
-        return notes
+
+
+def replaceable(folder: Path, names: Collection[str], files: Collection[str]) -> dict[str, dict[str, Any]]:
+    """The entries in the manifest of ``folder``; LngenError if one that is replaced has other files than ``files``."""
+    old = manifest.read(folder)
+    for name in names:
+        lost = [n.removeprefix(name) for n in old[name]["files"] if n not in files] if name in old else []
+        if lost:
+            raise LngenError(
+                f"'{folder}' has kernel set '{name}' also as {', '.join(lost)}, which this build does not make and "
+                "would take from it; name another folder, or build all archs and kinds at once."
+            )
+    return old
 
 
 def _differ(listed: Mapping[str, str], files: Mapping[str, bytes]) -> bool:
-    return any(name in files and sha256(files[name]) != digest for name, digest in listed.items())
-
-
-def _remove(path: Path, digest: str) -> list[str]:
-    """Remove a file with the hash that the manifest lists, or say why not."""
-    try:
-        if sha256(read(path, manifest.LARGEST)) == digest:
-            with contextlib.suppress(FileNotFoundError):
-                path.unlink()
-            return []
-        why = "it is not the file the manifest listed"
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        why = str(error.strerror)
-    return [f"'{path}' belongs to no kernel any more and is left alone: {why}."]
+    return any(sha256(files[name]) != digest for name, digest in listed.items())

@@ -11,7 +11,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from lngen.devices import device_for
@@ -199,25 +198,19 @@ def _extent(extent: Extent) -> dict[str, Any]:
     return {"text": str(extent), **by_rows, "fixed": extent.fixed if extent.per is None else None}
 
 
-def render(
-    entries: Mapping[str, Mapping[str, Any]],
-    lngen_version: str,
-    nvrtc_version: str | None,
-    superseded: Mapping[str, str] = MappingProxyType({}),
-) -> bytes:
-    """The manifest's bytes; ``superseded``: files, with their hashes, that are still to be removed."""
+def render(entries: Mapping[str, Mapping[str, Any]], lngen_version: str, nvrtc_version: str | None) -> bytes:
+    """The manifest's bytes."""
     document = {
         "schema_version": SCHEMA_VERSION,
         "lngen_version": lngen_version,
         "nvrtc_version": nvrtc_version,
-        **({"superseded": dict(sorted(superseded.items()))} if superseded else {}),
         "kernel_sets": [entries[name] for name in sorted(entries)],
     }
     return (json.dumps(document, indent=2) + "\n").encode()
 
 
-def read(folder: Path) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-    """The entries of the manifest in ``folder`` by name, and superseded files with their hashes; none without one.
+def read(folder: Path) -> dict[str, dict[str, Any]]:
+    """The entries of the manifest in ``folder`` by name; none without a manifest.
 
     LngenError for an invalid manifest. Each file it names is one that lngen writes, in the folder, for that entry.
     """
@@ -226,11 +219,9 @@ def read(folder: Path) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
         document = parse_json(read_file(path, LARGEST))
         if not isinstance(document, dict) or document.get("schema_version") != SCHEMA_VERSION:
             raise ValueError("another schema version")
-        superseded = document.get("superseded", {})
-        _check_files(superseded, r"\w+")
-        return _by_name(document.get("kernel_sets")), superseded
+        return _by_name(document.get("kernel_sets"))
     except (FileNotFoundError, NotADirectoryError):
-        return {}, {}
+        return {}
     except (OSError, ValueError) as error:
         why = reason(error) if isinstance(error, OSError) else error
         raise LngenError(
@@ -263,12 +254,10 @@ def _is_name(name: Any) -> bool:
     return isinstance(name, str) and re.fullmatch(r"\w+", name, re.ASCII) is not None
 
 
-def _check_files(digests: Any, stem: str) -> None:
-    """ValueError unless these are files, with hashes, that a build writes for a kernel set of a name like ``stem``."""
-    if not isinstance(digests, dict):
-        raise ValueError("no table of files")
+def _check_files(digests: Mapping[str, Any], kernel_set: str) -> None:
+    """ValueError unless these are files, with hashes, that a build writes for a kernel set of that name."""
     for name, digest in digests.items():
-        if not re.fullmatch(rf"{stem}\.(cu|sm_\d+[af]?\.(ptx|cubin))", name, re.ASCII):
+        if not re.fullmatch(rf"{kernel_set}\.(cu|sm_\d+[af]?\.(ptx|cubin))", name, re.ASCII):
             raise ValueError(f"{shown(name)} is not a file that a build writes for this kernel set")
         if not isinstance(digest, str):
             raise ValueError(f"no sha256 of {shown(name)}")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lngen.bench.cases import Tensors
-from lngen.bench.providers import is_native
+from lngen.bench.providers import is_native, own_function
 from lngen.bench.timing import Stats, describe
 from lngen.bench.torch_graph import torch_function
 from lngen.ir import WIDE
@@ -73,7 +73,7 @@ def host_times(
 
 
 def host_benchmark(spec: Spec, rows: int = ROWS) -> list[HostRecord]:
-    """lngen with CuPy arrays and torch tensors against PyTorch's own norm, or the graph in PyTorch; forward."""
+    """lngen with CuPy arrays and torch tensors against PyTorch's own function, or the graph in PyTorch; forward."""
     spec = spec.with_direction("fwd")
     records = _on(spec, rows, "cupy")
     return records + _on(spec, rows, "torch") if importlib.util.find_spec("torch") is not None else records
@@ -135,8 +135,9 @@ def _native_calls(spec: Spec, t: Tensors) -> Calls:
 
 
 def _expression_calls(spec: Spec, t: Tensors) -> Calls:
-    function, inputs = torch_function(spec.forward()), [*t.values()]
-    return {"torch, the expression": lambda: function(*inputs)}
+    own, inputs = own_function(spec), [*t.values()]
+    function = own or torch_function(spec.forward())
+    return {f"F.{spec.definition.name}" if own else "torch, the expression": lambda: function(*inputs)}
 
 
 def _lngen_calls(spec: Spec, rows: int, library: Any) -> Calls:

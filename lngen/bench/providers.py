@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from lngen.bench.cases import Case, Tensors
 from lngen.bench.engines import Array
 from lngen.bench.timing import Launch
-from lngen.bench.torch_graph import torch_function
+from lngen.bench.torch_graph import Function, torch_function
 from lngen.compile import Compilation, KernelSet
 from lngen.errors import MissingError
 from lngen.ir import DType
@@ -18,6 +18,8 @@ from lngen.passes.gradients import accumulated
 from lngen.runtime.launch import Launcher, device_arch
 from lngen.spec import Spec
 from lngen.toolchain import Binary
+
+SOFTMAXES = ("softmax", "log_softmax", "cross_entropy")  # also the names of PyTorch's functions
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,23 @@ def is_plain(spec: Spec) -> bool:
     return spec.weight is spec.dtype and spec.out is spec.dtype and spec.grad is None and not spec.chosen
 
 
+def own_function(spec: Spec) -> Function | None:
+    """PyTorch's own function of the inputs of softmax, log_softmax or cross_entropy; None for any other graph.
+
+    Cross-entropy takes logits and class probabilities in f32, as training programs call it: of bf16 its loss and its
+    gradient would be outside of the bounds.
+    """
+    name, outputs = spec.definition.name, spec.definition.outputs(spec.options)
+    if name not in SOFTMAXES or not (spec.builtin and is_plain(spec) and {*spec.differentiated} <= {*outputs}):
+        return None
+    import torch
+
+    function = getattr(torch.nn.functional, name)
+    if name != "cross_entropy":
+        return lambda x: (function(x, dim=-1),)
+    return lambda x, target: (function(x.float(), target.float(), reduction="none"),)
+
+
 def torch_call(case: Case) -> tuple[Call, tuple[str, ...]]:
     """PyTorch's own operator for a case of one of the two norms, and the names of its results."""
     import torch
@@ -164,12 +183,13 @@ Forward = Callable[[Tensors], Sequence[Array]]
 """The outputs of a case's graph, in order, of its inputs by name; differentiable."""
 
 
-def expression(case: Case, compiled: bool = False) -> Forward:
-    """The case's forward graph in PyTorch, one call for each equation, or what torch.compile makes of them."""
+def forward_of(case: Case, compiled: bool = False) -> Forward:
+    """The case's forward in PyTorch: its own function or a call for each equation, also through torch.compile."""
     import torch
 
     graph = case.forward
-    function, names, count = torch_function(graph), [p.name for p in graph.params], len(case.differentiable)
+    function = own_function(case.spec) or torch_function(graph)
+    names, count = [p.name for p in graph.params], len(case.differentiable)
 
     def outputs(*inputs: Array) -> tuple[Array, ...]:
         return function(*inputs)[:count]  # statistics are lngen's choice, PyTorch saves what it wants
@@ -179,14 +199,14 @@ def expression(case: Case, compiled: bool = False) -> Forward:
 
 
 class Torch:
-    """PyTorch, eager or, with ``compiled``, through torch.compile: its operator for a norm, else the expression."""
+    """PyTorch, eager or, with ``compiled``, through torch.compile: its own function, else the graph's expression."""
 
     needs = "PyTorch with CUDA"
     checked = True
 
     def __init__(self, name: str = "torch", compiled: bool = False) -> None:
         self.name, self._compiled = name, compiled
-        self.settings = "aten's fused operators for layernorm and rmsnorm, else the graph's expression and autograd"
+        self.settings = "aten's fused norms, F.softmax, F.log_softmax, F.cross_entropy, else the expression; autograd"
         self.settings += ", through torch.compile(dynamic=False)" if compiled else ", eager"
 
     def available(self) -> bool:
@@ -202,7 +222,7 @@ class Torch:
         if self._compiled:
             torch.compiler.reset()  # without it dynamo stops specialising after a few shapes and runs eagerly
         if not is_native(case.spec):
-            return autograd(case, expression(case, self._compiled))
+            return autograd(case, forward_of(case, self._compiled))
         call, names = torch_call(case)
         if self._compiled:
             return keeping(torch.compile(call, dynamic=False), names, case.sets, case.chain)

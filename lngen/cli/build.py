@@ -13,7 +13,7 @@ from lngen.cli.output import AnyPath, Output, json_option, note
 from lngen.compile import Compilation, KernelSet
 from lngen.devices import Device
 from lngen.runtime.lock import Lock, read_lock
-from lngen.schedule import parse_schedule
+from lngen.schedule import ANY, Schedule, complete, parse_schedule
 from lngen.spec import parse_spec
 from lngen.version import __version__
 
@@ -53,7 +53,7 @@ def command(
 
     NAME.cu, NAME.ARCH.ptx, NAME.ARCH.cubin: NAME encodes the spec and the schedule. The same request gives the
     same bytes. Everything is compiled before anything is written. In a folder with a manifest, kernels of the
-    same NAME are replaced and all others are kept.
+    same NAME are replaced and all others are kept; a build that would take an arch or a kind from one is refused.
     """
     lock = read_lock(lock_file) if lock_file else Lock()
     arches, gpu = target(arches, device)
@@ -62,8 +62,6 @@ def command(
         built = build(
             sets, folder, arches=arches, version=__version__, kinds=kinds, progress=progress, executor=executor
         )
-    for text in built.notes:
-        note(text)
     output.table(
         {"folder": str(built.folder), "kernel_sets": built.entries}, "".join(f"{folder / n}\n" for n in built.files)
     )
@@ -74,9 +72,23 @@ def _kernels(
 ) -> KernelSet:
     """The kernels of a spec: its locked schedule on the first arch, or its default, changed by ``schedule``."""
     compilation = Compilation(parse_spec(text))
-    locked = lock.schedule(compilation, rows, arch=arches[0])
-    if locked is not None:
-        return compilation.kernels(parse_schedule(schedule, locked))
-    if lock.entries:
+    made = _schedule(compilation, schedule, arches, lock, rows, gpu)
+    if lock.entries and lock.schedule(compilation, rows, arch=arches[0]) is None:
         note(f"{compilation.spec} is not in '{lock.path}' for {arches[0]}; its default schedule is built.")
-    return compilation.changed(schedule, *arches, rows=rows, device=gpu)
+    others = [a for a in arches if len(arches) > 1 and _schedule(compilation, schedule, (a,), lock, rows, gpu) != made]
+    if others:
+        note(
+            f"{compilation.spec}: the one schedule for {', '.join(arches)} is not the best for {', '.join(others)}; "
+            "build each arch alone, into a folder of its own, to give each its best."
+        )
+    return compilation.kernels(made)
+
+
+def _schedule(
+    compilation: Compilation, text: str, arches: tuple[str, ...], lock: Lock, rows: int | None, gpu: Device | None
+) -> Schedule:
+    """The locked schedule on the first arch, or the default on all of them, changed by ``text``."""
+    base = lock.schedule(compilation, rows, arch=arches[0])
+    if base is None:
+        base = ANY if complete(text) else compilation.schedule(*arches, rows=rows, device=gpu)
+    return parse_schedule(text, base)
