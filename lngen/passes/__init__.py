@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from lngen.ir import ORDERS, D, DType, Graph, verify
 from lngen.passes.clean import cse, dce
+from lngen.passes.compensate import compensate
 from lngen.passes.constants import constants
 from lngen.passes.decompose import decompose
 from lngen.passes.fma import place_fma
@@ -22,6 +23,7 @@ __all__ = [
     "accumulate",
     "accumulated",
     "backward",
+    "compensate",
     "cse",
     "dce",
     "decompose",
@@ -77,5 +79,6 @@ def finish(
     trace["decompose"] = graph = verify(decompose(graph, d), "decompose")
     trace["place_fma"] = graph = verify(place_fma(graph), "place_fma")
     trace["place_spread"] = graph = verify(place_spread(graph, d, order), "place_spread")
+    trace["compensate"] = graph = verify(compensate(graph, d), "compensate")
     trace["order_sums"] = graph = verify(order_sums(graph, d, blocks, order), "order_sums")
     return graph

@@ -7,17 +7,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lngen.ir import ORDERS, Builder, D, Eqn, Graph, M, S, Value, is_column_fold, is_row_fold
+from lngen.ir import BF16, F16, F32, ORDERS, Builder, D, Eqn, Graph, M, S, Value, is_column_fold, is_row_fold
 from lngen.passes.clean import dce
 from lngen.passes.edit import downstream
 from lngen.passes.order import orders
 from lngen.passes.rule import rule_of
 
+SIGNIFICAND = {F16: 11, BF16: 8, F32: 24}  # bits
 ALONG_D, ALONG_S = (("axis", D),), (("axis", S),)
 
 
 @dataclass(frozen=True)
-class _Centred:
+class Centred:
     """x - mean(x), the mean, and the sum from which the mean is computed."""
 
     x: Value
@@ -27,13 +28,17 @@ class _Centred:
 
 @dataclass
 class _Segments:
-    """Values over the segments of a row: sums of x, lengths n, approximate means; distances from those means."""
+    """Values over the segments of a row: sums of x, lengths n, approximate means; distances from those means.
+
+    ``rest`` are the sums of the distances, None if the mean needs no correction.
+    """
 
     sums: Value
     n: Value
     centre: Value
     far: Value
     squares: Value
+    rest: Value | None
     _off: Value | None = None
 
     def off(self, b: Builder, mean: Value) -> Value:
@@ -69,22 +74,27 @@ def place_spread(graph: Graph, d: int, order: str = ORDERS[0]) -> Graph:
     mean, but not on the variance, the blocks would exchange the sum anyway, and nothing changes. The elements of a
     backward are still measured from the mean, because its sums over rows may be computed by blocks that have only a few
     columns. So are elements whose scale may be infinite (eps = 0), because the two parts of the distance, both times
-    infinity, may cancel to NaN. The equations are in topological order, so a sum comes before its uses.
+    infinity, may cancel to NaN. Where ``is_rounded``, the mean is corrected by the mean of the distances from it, as in
+    ``compensate``: the sum over the segments of the sum of %far and n times (centre - mean). The equations are in
+    topological order, so a sum comes before its uses.
     """
     rule, (row, _) = rule_of(order), orders(graph, d, order=order)
     if not rule.centred_least <= -(-d // row.segment) <= rule.centred_most:
         return graph
-    producer, centred = graph.producers(), _centred(graph, d)
-    spread = {e.out: c for e in graph.eqns if (c := _squared(e, centred)) and not _depends_between(graph, e, c.x)}
+    producer, known = graph.producers(), centred(graph, d)
+    spread = {e.out: c for e in graph.eqns if (c := squared(e, known)) and not _depends_between(graph, e, c.x)}
     rescale_elements = not any(map(is_column_fold, graph.eqns))
-    sums = {c.total: c.x for c in spread.values()}
+    sums, means = ({getattr(c, key): c.x for c in spread.values()} for key in ("total", "mean"))
     b = Builder(graph.name, params=graph.params, taken=graph.values())
     parts: dict[Value, _Segments] = {}
     for eqn in graph.eqns:
-        scaled = _scaled(eqn, centred, producer, spread) if rescale_elements else None
+        scaled = _scaled(eqn, known, producer, spread) if rescale_elements else None
         if eqn.out in sums:
-            parts[sums[eqn.out]] = part = _segments(b, sums[eqn.out])
+            x = sums[eqn.out]
+            parts[x] = part = _segments(b, x, corrected=is_rounded(graph, x, d))
             b.eqns.append(Eqn(eqn.out, "reduce_sum", (part.sums,), ALONG_S))
+        elif eqn.out in means and (part := parts[means[eqn.out]]).rest is not None:
+            b.eqns.append(_corrected_mean(b, eqn, part, part.rest))
         elif eqn.out in spread:
             b.eqns.append(_variance_sum(b, eqn.out, spread[eqn.out], parts[spread[eqn.out].x]))
         elif scaled and scaled[0] in spread.values():
@@ -94,27 +104,42 @@ def place_spread(graph: Graph, d: int, order: str = ORDERS[0]) -> Graph:
     return dce(b.build(*graph.results, stage="place_spread"))
 
 
-def _segments(b: Builder, x: Value) -> _Segments:
+def is_rounded(graph: Graph, x: Value, d: int) -> bool:
+    """Whether sums of up to ``d`` equal elements of ``x`` may be rounded: not those of 16-bit numbers of short rows."""
+    eqn = graph.producers().get(x)
+    stored = eqn.args[0].type.dtype if eqn is not None and eqn.op == "cast" else x.type.dtype
+    return x.type.dtype is F32 and d > 2 ** (SIGNIFICAND[F32] - SIGNIFICAND.get(stored, SIGNIFICAND[F32]))
+
+
+def _segments(b: Builder, x: Value, *, corrected: bool) -> _Segments:
     """The means of the segments of ``x`` and the distances from them, computed per segment."""
     sums, n = b.segment_sum(f"{x.name}_sums", x), b.segment_size("n", x.type.dtype)
     centre = b.mul("centre", sums, b.div("n_inverse", b.const("one", 1.0, x.type.dtype), n))
     far = b.sub("far", x, centre)
-    return _Segments(sums, n, centre, far, b.segment_dot("squares", far, far))
+    rest = b.segment_sum("rest", far) if corrected else None
+    return _Segments(sums, n, centre, far, b.segment_dot("squares", far, far), rest)
 
 
-def _variance_sum(b: Builder, out: Value, centred: _Centred, part: _Segments) -> Eqn:
+def _corrected_mean(b: Builder, mean: Eqn, part: _Segments, rest: Value) -> Eqn:
+    """The mean of a row, corrected by the mean of the distances from it."""
+    first = b.div(f"{mean.out.name}_first", *mean.args)
+    left = b.fma("left", part.n, b.sub("off_first", part.centre, first), rest)
+    return Eqn(mean.out, "add", (first, b.div("correction", b.reduce_sum("off_sum", left, axis=S), mean.args[1])))
+
+
+def _variance_sum(b: Builder, out: Value, centred: Centred, part: _Segments) -> Eqn:
     """The sum of squares of distances from the mean of the row, from those of its segments."""
     off = part.off(b, centred.mean)
     term = b.fma("term", b.mul("n_off", part.n, off), off, part.squares)
     return Eqn(out, "reduce_sum", (term,), ALONG_S)
 
 
-def _from_segments(b: Builder, out: Value, centred: _Centred, part: _Segments, scale: Value) -> Eqn:
+def _from_segments(b: Builder, out: Value, centred: Centred, part: _Segments, scale: Value) -> Eqn:
     """A scaled distance from the mean: the scaled distance from the segment's mean, plus the scaled remainder."""
     return Eqn(out, "fma", (part.far, scale, b.mul("shift", part.off(b, centred.mean), scale)))
 
 
-def _centred(graph: Graph, d: int) -> dict[Value, _Centred]:
+def centred(graph: Graph, d: int) -> dict[Value, Centred]:
     """Every x - mean(x) over D of rows."""
     producer, found = graph.producers(), {}
     for eqn in graph.eqns:
@@ -124,7 +149,7 @@ def _centred(graph: Graph, d: int) -> dict[Value, _Centred]:
             and (total := _total(producer.get(eqn.args[1]), eqn.args[0], producer, d))
         ):
             x, mean = eqn.args
-            found[eqn.out] = _Centred(x, mean, total)
+            found[eqn.out] = Centred(x, mean, total)
     return found
 
 
@@ -138,15 +163,15 @@ def _total(mean: Eqn | None, x: Value, producer: dict[Value, Eqn], d: int) -> Va
     return total.out if (total.op, total.args, total.attrs) == ("reduce_sum", (x,), ALONG_D) else None
 
 
-def _squared(eqn: Eqn, found: dict[Value, _Centred]) -> _Centred | None:
+def squared(eqn: Eqn, found: dict[Value, Centred]) -> Centred | None:
     """The operand of a sum of squares over D, if it is a distance from a mean."""
     squares = (eqn.op, eqn.attrs) == ("reduce_dot", ALONG_D) and eqn.args[0] == eqn.args[1]
     return found.get(eqn.args[0]) if squares else None
 
 
 def _scaled(
-    eqn: Eqn, found: dict[Value, _Centred], producer: dict[Value, Eqn], spread: Collection[Value]
-) -> tuple[_Centred, Value] | None:
+    eqn: Eqn, found: dict[Value, Centred], producer: dict[Value, Eqn], spread: Collection[Value]
+) -> tuple[Centred, Value] | None:
     """A distance from a mean, and the number per row, never infinite, that scales it."""
     if eqn.op == "mul":
         for value, scale in (eqn.args, eqn.args[::-1]):
