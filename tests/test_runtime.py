@@ -382,7 +382,7 @@ def test_gpus_of_one_arch_have_schedules_of_their_own() -> None:
     differ = 0
     for rows in (16, 32, 64, 128, 256, 512, 1024, 2048):
         chosen = [call.kernels("sm_80", rows=rows, gpu=gpu).plan.schedule for gpu in (whole, half)]
-        assert chosen == [call._compilation.schedule("sm_80", rows=rows, device=gpu) for gpu in (whole, half)]
+        assert chosen == [call.compilation.schedule("sm_80", rows=rows, device=gpu) for gpu in (whole, half)]
         differ += chosen[0] != chosen[1]
     assert differ > 0
 

@@ -12,7 +12,7 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 
-from lngen.compile import KernelSet
+from lngen.compile import Compilation, KernelSet
 from lngen.devices import DEFAULT_ARCH
 from lngen.errors import ArrayError, SpecError
 from lngen.graphs import GRAPHS, Definition, GraphBuilder
@@ -156,6 +156,10 @@ class Norm:
     def spec(self, direction: str = "fwd") -> Spec:
         """The spec of a direction, ``fwd`` or ``bwd``."""
         return self._call(direction).spec
+
+    def compilation(self, direction: str = "fwd") -> Compilation:
+        """The way from the spec of a direction to its kernels, under any schedule."""
+        return self._call(direction).compilation
 
     def plan(self, direction: str = "fwd", arch: str = DEFAULT_ARCH, rows: int | None = None) -> Plan:
         """The plan on ``arch`` for aligned arrays of about ``rows`` rows (None: many)."""
