@@ -83,7 +83,7 @@ def answer(graph: str, keys: Keys) -> Answer:
     try:
         norm = lngen.compile(graph, d=LENGTH, **keys)
     except LngenError as error:
-        return Answer("refused", re.sub(r"'[^']*'|\d+", "...", str(error).splitlines()[0]))
+        return Answer("refused", re.sub(r"'[^']*'|\d+|, expected.*", "...", str(error).splitlines()[0]))
     except Exception:  # the next pair is tried
         return Answer("failed", traceback.format_exc())
     try:
