@@ -16,6 +16,7 @@ from typing import Any
 from lngen.aot import manifest
 from lngen.aot.folder import put
 from lngen.compile import KernelSet
+from lngen.devices import oldest_first
 from lngen.errors import LngenError
 from lngen.files import sha256
 from lngen.schedule import check_arch
@@ -61,11 +62,13 @@ def build(
     Everything is compiled before the first file is written; lngen.aot.folder has the order of replacements.
     ScheduleError if one of ``arches`` lacks what a form needs, LngenError if kernel sets that differ have one name.
     With only "cu" nothing is compiled, and the manifest has no resources. ``version`` is lngen's own, which the
-    manifest records. ``executor`` runs the compilations, by default threads; the bytes are the same.
+    manifest records. ``executor`` runs the compilations, by default threads; the bytes are the same, and so they are in
+    any order of ``arches``: oldest first.
     """
     for kind in kinds:
         if kind not in KINDS:
             raise LngenError(f"there is no kind of file '{kind}', expected {', '.join(KINDS)}.")
+    arches = oldest_first(arches)
     manifest.read(folder)  # reports an invalid manifest before anything is compiled
     by_name = _by_name(sets, arches if {*kinds} - {"cu"} else ())
     compiled = _compile(by_name, arches, kinds, progress, executor)
