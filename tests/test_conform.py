@@ -417,6 +417,13 @@ def test_lngens_definition_passes(text: str) -> None:
         assert found["overflow"].detail == "the squares overflow: y is beta"
 
 
+@pytest.mark.parametrize("text", ["rmsnorm.fwd:d=64,dtype=f32", "layernorm.fwd:d=64,dtype=f32,beta=no"])
+def test_where_squares_overflow_without_beta_y_is_0(text: str) -> None:
+    spec = parse_spec(text)
+    (found,) = conform(LngenTarget(spec, gpu=False), Contract.of_spec(spec), select(("overflow",)), d=spec.d)
+    assert (found.status, found.detail) == ("pass", "the squares overflow: y is 0")
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     "text",
