@@ -61,6 +61,8 @@ class FakeGpu:
         self.captures: dict[int, int] = {}
         self.pause = 0.0
         self._kernels: dict[int, tuple[Plan, Kernel]] = {}
+        self._destructors: dict[int, Callable[[], int]] = {}  # of user objects
+        self._retained: dict[int, list[int]] = {}  # the user objects of each capture's graph
         self._addresses = itertools.count(1 << 30, 1 << 24)
         runtime = SimpleNamespace(
             setDevice=lambda device: None, getDevice=lambda: 0, memsetAsync=self._memset,
@@ -129,10 +131,28 @@ class FakeGpu:
             time.sleep(self.pause)
         return 0
 
-    def cuStreamGetCaptureInfo_v2(self, stream: Any, status: Any, number: Any, *others: None) -> int:
+    def cuStreamGetCaptureInfo_v2(self, stream: Any, status: Any, number: Any, graph: Any, *others: None) -> int:
         number._obj.value = self.captures.get(stream.value or 0, 0)
         status._obj.value = int(number._obj.value != 0)
+        if graph is not None:
+            graph._obj.value = number._obj.value
         return 0
+
+    def cuUserObjectCreate(self, made: Any, value: Any, destroy: Any, count: int, flags: int) -> int:
+        made._obj.value = 1 + len(self._destructors)
+        self._destructors[made._obj.value] = lambda: ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(destroy.value)(
+            value
+        )
+        return 0
+
+    def cuGraphRetainUserObject(self, graph: Any, kept: Any, count: int, flags: int) -> int:
+        self._retained.setdefault(graph.value, []).append(kept.value)
+        return 0
+
+    def destroy(self, capture: int) -> None:
+        """The graph of a capture, and all that was instantiated from it."""
+        for kept in self._retained.pop(capture):
+            self._destructors.pop(kept)()
 
     def cuFuncSetAttribute(self, function: Any, attribute: int, value: int) -> int:
         return 0

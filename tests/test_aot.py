@@ -400,6 +400,17 @@ def test_a_manifest_of_something_else_is_left_alone(tmp_path: Path, text: str) -
     assert contents(tmp_path) == {"manifest.json": text.encode()}
 
 
+def test_the_order_of_the_archs_changes_no_byte(tmp_path: Path) -> None:
+    """Neither on the command line nor in a call; an arch that comes twice is one."""
+    found = []
+    for number, listed in enumerate((["sm_80", "sm_90"], ["sm_90", "sm_80", "sm_90"])):
+        built(BWD, "--arch", ",".join(listed), "--emit", "cubin", "--out", tmp_path / f"by_command{number}")
+        build([KernelSet(plan(BWD, "sm_80"))], tmp_path / f"by_call{number}", arches=listed, version="1")
+        found.append([contents(tmp_path / f"{how}{number}") for how in ("by_command", "by_call")])
+    assert found[0] == found[1]
+    assert list(json.loads(found[0][0]["manifest.json"])["kernel_sets"][0]["resources"]) == ["sm_80", "sm_90"]
+
+
 def test_progress_counts_compilations(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     build(

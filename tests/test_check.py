@@ -21,7 +21,7 @@ from lngen.check.inputs import POISON, forward_inputs, random_inputs, same_bits
 from lngen.check.real import MEANINGS, Real, evaluate
 from lngen.check.tolerances import FLOOR, ROUNDOFF
 from lngen.compile import Compilation, KernelSet
-from lngen.errors import MissingError
+from lngen.errors import MissingError, VerifyError
 from lngen.graphs import GRAPHS, Definition, GraphBuilder
 from lngen.graphs.norms import layernorm, rmsnorm
 from lngen.interpret import interpret
@@ -29,7 +29,7 @@ from lngen.ir import BF16, F64, OPS, D, DType, Graph, M, Value, parse
 from lngen.ir.function_rows import BIT_ROWS
 from lngen.ir.numerics import NUMPY_DTYPE, Array
 from lngen.schedule import Schedule
-from lngen.spec import make_spec, parse_spec
+from lngen.spec import Spec, make_spec, parse_spec
 from lngen.toolchain import Binary, Resources
 
 OPTIONS = ("d=1,dtype=f32", "d=33,dtype=bf16,weight=f32", "d=768,dtype=f64", "d=64,gamma=no,save=none")
@@ -274,6 +274,31 @@ def test_real_numbers_are_the_closed_form_within_their_bound(direction: str, d: 
         scale = np.abs(expected[name].value).max()
         assert np.abs(real.value - expected[name].value).max() < 1e-5 * scale  # statistics were rounded
         assert 0 < real.error.max() < 3e-4 * scale
+
+
+@pytest.mark.parametrize("direction", ["fwd", "bwd"])
+def test_the_norm_is_made_as_a_user_makes_it(monkeypatch: pytest.MonkeyPatch, direction: str) -> None:
+    """An error of lngen in what only ``lngen.compile`` does is not passed over."""
+
+    def fails(spec: Spec) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("lngen.runtime.norm.Rebuilt.of", fails)
+    with pytest.raises(ZeroDivisionError):
+        list(check.check_spec(parse_spec(f"rmsnorm.{direction}:d=8"), on="interpreter", rows=(1,)))
+
+
+def test_a_forward_without_a_backward_is_checked() -> None:
+    """A value has the name of a gradient."""
+    pytest.importorskip("cupy")
+
+    def taken(b: GraphBuilder) -> None:
+        b.output("y", b.neg("dx", b.input("x", M, D)))
+
+    spec = make_spec(Definition("taken", taken), "fwd", {"d": 8})
+    assert all(r.ok for r in check.check_spec(spec, on="interpreter", rows=(1,)))
+    with pytest.raises(VerifyError):
+        list(check.check_spec(spec.with_direction("bwd"), on="interpreter", rows=(1,)))
 
 
 def test_only_the_default_schedule_must_not_spill() -> None:

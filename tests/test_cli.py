@@ -23,6 +23,7 @@ from lngen.check.inputs import random_inputs
 from lngen.check.result import Result as Checked
 from lngen.cli import COMMANDS, cli
 from lngen.cli import doctor as doctor_module
+from lngen.cli.npy_read import read_header, read_npy
 from lngen.compile import Compilation, KernelSet
 from lngen.emit import emit
 from lngen.errors import LngenError, MissingError
@@ -496,6 +497,37 @@ def test_run_launches_an_overlapping_call_only_if_asked(
     files = ["--in", save(tmp_path, inputs_of(FWD)), "--out", f"y={tmp_path}/y.npy"]
     prints("run", FWD, "--on", "gpu", "--schedule", ALL_KEYS, *files, *(["--overlap"] if overlap else []))
     assert asked == [overlap]
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "shape", "message"),
+    [
+        ("x", np.float64, (2**20, 64), "is expected to hold float32, got float64."),
+        ("x", np.float32, (2**20, 63), "to have shape (..., 64), the spec's D last, got (1048576, 63)."),
+        ("gamma", np.float32, (2**26,), "'gamma' is expected to have shape (64,), got (67108864,)."),
+    ],
+)
+def test_run_reads_no_elements_before_all_headers_are_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, dtype: Any, shape: tuple[int, ...], message: str
+) -> None:
+    """A file of holes, which would take memory of its whole size."""
+
+    def forbidden(*_: object) -> None:
+        raise AssertionError("elements were read")
+
+    files = save(tmp_path, inputs_of(FWD))
+    np.lib.format.open_memmap(tmp_path / f"{name}.npy", "w+", dtype, shape).flush()
+    monkeypatch.setattr("lngen.cli.npy.read_npy", forbidden)
+    assert message in fails(2, "run", FWD, "--in", files, "--out", f"y={tmp_path}/y.npy")
+
+
+def test_run_refuses_a_file_that_is_replaced_meanwhile(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.zeros(3))
+    header = read_header(tmp_path / "x.npy")
+    assert read_npy(tmp_path / "x.npy", header).shape == (3,)
+    np.save(tmp_path / "x.npy", np.zeros(4))
+    with pytest.raises(ValueError, match="the file was replaced during the read"):
+        read_npy(tmp_path / "x.npy", header)
 
 
 def damage(path: Path, how: str) -> None:

@@ -417,6 +417,13 @@ def test_lngens_definition_passes(text: str) -> None:
         assert found["overflow"].detail == "the squares overflow: y is beta"
 
 
+@pytest.mark.parametrize("text", ["rmsnorm.fwd:d=64,dtype=f32", "layernorm.fwd:d=64,dtype=f32,beta=no"])
+def test_where_squares_overflow_without_beta_y_is_0(text: str) -> None:
+    spec = parse_spec(text)
+    (found,) = conform(LngenTarget(spec, gpu=False), Contract.of_spec(spec), select(("overflow",)), d=spec.d)
+    assert (found.status, found.detail) == ("pass", "the squares overflow: y is 0")
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     "text",
@@ -630,6 +637,9 @@ def test_functions_and_specs_pass_from_the_command_line(args: str) -> None:
         (2, "layernorm.fwd:d=8 --callable my_norms:forward", "one of the two."),
         (2, "layernorm.fwd:d=8 --dtype f16", "--dtype goes with --callable"),
         (2, "layernrom.fwd:d=8", "did you mean 'layernorm'?"),
+        (2, "gated_rmsnorm.fwd:d=8,save=y", "save=y: 'y' cannot stand for 'x', 'z', which backward needs"),
+        (2, "gated_rmsnorm.bwd:d=8,save=y", "save=y: 'y' cannot stand for 'x', 'z', which backward needs"),
+        (2, "add_rmsnorm.fwd:d=8,save=y,rowscale=yes,h=no", "save=y: 'y' cannot stand for 'x'"),
         (2, "--callable my_norms:forward --cases ordinery", "no case 'ordinery'; did you mean 'ordinary'?"),
         (2, "--callable my_norms:forward --cases ,", "expected at least one value"),
         (2, "--callable my_norms:forward --eps 0", "expected a number above 0, at most 1"),

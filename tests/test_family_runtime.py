@@ -17,8 +17,9 @@ from lngen.interpret import interpret
 from lngen.ir import D as FEATURES
 from lngen.ir import DType, M
 from lngen.ir.numerics import NUMPY_DTYPE, Array
-from lngen.runtime.norm import Norm, Saved
+from lngen.runtime.norm import Norm
 from lngen.runtime.rebuilt import LARGEST_ERROR
+from lngen.runtime.saved import Saved
 from lngen.spec import parse_spec
 
 D, ROWS = 24, 5
@@ -426,3 +427,40 @@ def test_the_interpreter_is_what_numpy_arrays_run_on() -> None:
     inputs, _ = arrays_for(norm)
     y, _ = norm.forward(**inputs)
     np.testing.assert_array_equal(y, interpret(norm.spec().graph(), inputs)["y"])
+
+
+def sum_of_two(b: GraphBuilder) -> None:
+    """Two products with 1 + weight, in which the two constants are one in backward."""
+    h, w, v = (
+        b.input("x", M, FEATURES) + b.input("residual", M, FEATURES),
+        b.input("w", FEATURES),
+        b.input("v", FEATURES),
+    )
+    b.output("y", h * (w + 1.0))
+    b.output("y1", h * (v + 1.0))
+    b.output("h", h, save=True)
+
+
+def product_of_two(b: GraphBuilder) -> None:
+    """Two arguments of tanh with a factor that is one constant in backward, one of them with a large weight."""
+    x, z, w = b.input("x", M, FEATURES), b.input("z", M, FEATURES), b.input("w", FEATURES)
+    b.output("y", (x * 3.0).tanh() * ((z + w) * 3.0).tanh())
+
+
+@pytest.mark.parametrize(
+    ("graph", "keys"),
+    [
+        ("parallel_rmsnorm", {"zero_centred": True}),
+        ("parallel_layernorm", {"zero_centred": True}),
+        (sum_of_two, {}),
+        (product_of_two, {}),
+    ],
+)
+def test_what_backward_repeats_is_not_taken_for_rebuilt(graph: Any, keys: dict[str, Any]) -> None:
+    """Equal constants of forward are one in backward; a weight of any size is allowed."""
+    norm = lngen.compile(graph, d=D, dtype="bf16", **keys)
+    inputs, cotangents = arrays_for(norm)
+    inputs = {n: np.full_like(a, 40) if a.ndim == 1 else a for n, a in inputs.items()}
+    _, saved = norm.forward(**inputs)
+    found = norm.backward(cotangents, saved)
+    assert all(np.isfinite(a.astype(np.float64)).all() for a in found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -697,6 +698,41 @@ def test_results_in_an_input_s_place(case: Any, put: Any) -> None:
         norm.backward(dy, saved)
     with pytest.raises(ArrayError, match="'y' is written to, but shares memory with 'x'"):
         norm.forward(x[1:], gamma, beta, out=x[:-1])
+
+
+def test_the_workspaces_of_graphs_that_are_gone_are_freed() -> None:
+    """Graphs that exist keep theirs and give the right bits; the driver says a little later which ones are gone."""
+    import torch
+
+    from lngen.runtime import workspace
+
+    norm = runtime.compile("layernorm", d=1024)
+    spec = norm.spec("bwd")
+    inputs = random_inputs(spec, 2000) | random_inputs(norm.spec("fwd"), 2000)
+    _, saved = norm.forward(*(to_torch(inputs[n]) for n in ("x", "gamma", "beta")))
+    dy = to_torch(inputs["dy"])
+    norm.backward(dy, saved)
+
+    def captured() -> tuple[Any, Any]:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            results = norm.backward(dy, saved)
+        return graph, results
+
+    graph, results = captured()
+    before = len(workspace._of_graphs)
+    for _ in range(50):
+        other, _ = captured()
+        other.replay()
+        torch.cuda.synchronize()
+        del other
+        time.sleep(0.01)
+    assert len(workspace._of_graphs) < before + 10
+    graph.replay()
+    torch.cuda.synchronize()
+    assert_same(
+        dict(zip(("dx", "dgamma", "dbeta"), results, strict=True)), interpret(spec.graph(), random_inputs(spec, 2000))
+    )
 
 
 def test_captures_side_by_side() -> None:

@@ -291,6 +291,24 @@ def test_a_result_that_cannot_stand_for_an_input(text: str, needed: str, equatio
     )
 
 
+@pytest.mark.parametrize("name", ["gated_layernorm", "gated_rmsnorm", "rmsnorm_act", "rmsnorm_sigmoid_mul"])
+def test_a_forward_that_saves_what_no_backward_can_use_is_refused_alike(name: str) -> None:
+    said = []
+    for direction in ("fwd", "bwd"):
+        with pytest.raises(SpecError, match=r"^save=y: 'y' cannot stand for 'x'.*, which backward needs") as error:
+            parse_spec(f"{name}.{direction}:d=8,save=y").graph()
+        said.append(str(error.value))
+    assert said[0] == said[1]
+
+
+def test_a_forward_may_save_for_a_backward_of_some_gradients() -> None:
+    """With a factor of the row, y stands for x where only gamma has a gradient."""
+    keys = "d=8,save=y,rowscale=yes,h=no"
+    assert {p.name for p in parse_spec(f"add_layernorm.bwd:{keys},wrt=gamma").graph().params} >= {"dy", "y"}
+    assert [r.name for r in parse_spec(f"add_layernorm.fwd:{keys}").graph().results] == ["y", "mean", "rstd"]
+    lngen.compile("add_layernorm", d=8, save="y", rowscale=True, h=False, wrt="gamma")
+
+
 def test_a_result_stands_for_an_input_that_is_not_cast() -> None:
     spec = make_spec(Definition.from_graph(parse(GIVEN)), "bwd", {"d": 8, "save": "y"})
     assert [p.name for p in spec.graph().params] == ["dy", "gamma", "y"]

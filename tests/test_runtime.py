@@ -124,9 +124,62 @@ def test_what_was_saved(arrays: tuple[Any, Any, Any]) -> None:
     for wrong in (arrays, None, {"x": arrays[0]}):
         with pytest.raises(ArrayError, match="saved is expected to be what forward returned beside y, got"):
             norm.backward(y, wrong)
-    other = runtime.compile("rmsnorm", d=64).forward(arrays[0], arrays[1])[1]
-    with pytest.raises(ArrayError, match="forward saved x, gamma, y, rstd, and no 'mean'"):
-        norm.backward(y, other)
+
+
+def test_what_a_norm_of_another_spec_saved_is_refused(arrays: tuple[Any, Any, Any]) -> None:
+    """All that rmsnorm needs is in what layernorm saved, of another row; the dtypes of rstd are the same."""
+    y, saved = runtime.compile("layernorm", d=64).forward(*arrays)
+    for graph, keys in (
+        ("rmsnorm", {}),
+        ("layernorm", {"eps": 1e-6}),
+        ("layernorm", {"zero_centred": True}),
+        ("layernorm", {"save": "none"}),
+        ("layernorm", {"out": "bf16"}),
+        (own_layernorm, {}),
+    ):
+        norm = runtime.compile(graph, d=64, **keys)
+        with pytest.raises(ArrayError) as error:
+            norm.backward(y, saved)
+        assert str(error.value) == (
+            f"saved is expected to be what the forward of '{norm.spec()}' returned beside y, got that of "
+            "'layernorm.fwd:d=64,dtype=f32'; pass it to the backward of its own norm."
+        )
+
+
+def own_layernorm(b: GraphBuilder) -> None:
+    """Another graph with the names of layernorm."""
+    x, gamma, beta = b.input("x", M, D), b.input("gamma", D), b.input("beta", D)
+    mean, rstd = b.reduce_mean("mean", x, axis=D), b.reduce_max("rstd", x, axis=D)
+    b.output("y", b.statistic(rstd) * (x - b.statistic(mean)) * gamma + beta)
+
+
+def test_what_a_norm_of_the_same_forward_saved_is_accepted(arrays: tuple[Any, Any, Any]) -> None:
+    """Keys of backward alone, and schedules, change nothing that forward saves; nor does another function object."""
+    y, saved = runtime.compile("layernorm", d=64).forward(*arrays)
+    (dx, *_) = runtime.compile("layernorm", d=64).backward(y, saved)
+    others = runtime.compile("layernorm", d=64, wrt="x", blocks=2, grad="f32", schedule={"bwd": "threads=64"})
+    assert others.backward(y, saved)[0].tobytes() == dx.tobytes()
+
+    def made() -> Any:
+        return Definition("own", lambda b: own_layernorm(b))
+
+    y, saved = runtime.compile(made(), d=64).forward(*arrays)
+    assert runtime.compile(made(), d=64).backward(y, saved)[0].shape == y.shape
+
+
+def test_the_text_of_what_was_saved(arrays: tuple[Any, Any, Any]) -> None:
+    """Names, dtypes and shapes; no numbers."""
+    saved = runtime.compile("layernorm", d=64).forward(*arrays)[1]
+    assert repr(saved) == (
+        "<Saved by layernorm.fwd:d=64,dtype=f32: x float32[2, 3, 64], gamma float32[64], beta float32[64], "
+        "y float32[2, 3, 64], mean float32[2, 3], rstd float32[2, 3]>"
+    )
+    norm = runtime.compile("rmsnorm", d=64)
+    x = arrays[0].copy()
+    saved = norm.forward(x, arrays[1], out=x)[1]
+    assert repr(saved).endswith("rstd float32[2, 3]; overwritten: x>")
+    bare = replace(saved, names=("x",), arrays=(SimpleNamespace(),), overwritten=())
+    assert repr(bare) == "<Saved by rmsnorm.fwd:d=64,dtype=f32: x types.SimpleNamespace>"
 
 
 def test_out_is_written(arrays: tuple[Any, Any, Any]) -> None:
@@ -385,7 +438,7 @@ def test_gpus_of_one_arch_have_schedules_of_their_own() -> None:
     differ = 0
     for rows in (16, 32, 64, 128, 256, 512, 1024, 2048):
         chosen = [call.kernels("sm_80", rows=rows, gpu=gpu).plan.schedule for gpu in (whole, half)]
-        assert chosen == [call._compilation.schedule("sm_80", rows=rows, device=gpu) for gpu in (whole, half)]
+        assert chosen == [call.compilation.schedule("sm_80", rows=rows, device=gpu) for gpu in (whole, half)]
         differ += chosen[0] != chosen[1]
     assert differ > 0
 

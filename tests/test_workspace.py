@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections import defaultdict
 from collections.abc import Callable
@@ -150,6 +151,56 @@ def test_each_capture_has_its_own(gpu: FakeGpu, schedule: dict[str, str]) -> Non
         found.append(workspace(gpu.launched[-1]))
     assert [found.index(place) for place in found] == [0, 0, 2, 2, 4, 0, 2]
     assert len(gpu.zeroed) == (3 if schedule else 0)
+
+
+@pytest.fixture
+def graphs(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> dict[Any, Workspace]:
+    """The graphs that count as existing, with their workspaces; calls are captured, by numbers from ``captured``."""
+    held: dict[Any, Workspace] = {}
+    monkeypatch.setattr("lngen.runtime.workspace._of_graphs", held)
+    gpu.stream_of = lambda: 77
+    return held
+
+
+def captured(gpu: FakeGpu, norm: Norm, saved: Saved, dy: Any, capture: int) -> int:
+    """The workspace of a backward in that capture."""
+    gpu.captures = {77: capture}
+    norm.backward(dy, saved)
+    gpu.captures = {}
+    return workspace(gpu.launched[-1])
+
+
+@pytest.mark.parametrize("schedule", [{}, ONE_LAUNCH])
+def test_a_workspace_lives_as_long_as_its_graph(
+    gpu: FakeGpu, graphs: dict[Any, Workspace], schedule: dict[str, str]
+) -> None:
+    """The first capture after a graph's end frees its workspace, and no other; the graph may outlive the norm."""
+    norm, saved, dy = prepared(gpu, schedule=schedule)
+    first = captured(gpu, norm, saved, dy, 1)
+    for capture in range(2, 202):
+        captured(gpu, norm, saved, dy, capture)
+        assert len(graphs) == 2
+        gpu.destroy(capture)
+    assert captured(gpu, norm, saved, dy, 1) == first
+    del norm
+    gc.collect()
+    assert first in {w.address for w in graphs.values()}
+    gpu.destroy(1)
+    norm, saved, dy = prepared(gpu)
+    captured(gpu, norm, saved, dy, 202)
+    assert first not in {w.address for w in graphs.values()}
+    assert len(graphs) == 1
+
+
+def test_a_workspace_is_kept_where_the_driver_does_not_say_what_a_graph_needs(
+    gpu: FakeGpu, graphs: dict[Any, Workspace], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    norm, saved, dy = prepared(gpu)
+    for name, kept in (("cuGraphRetainUserObject", 3), ("cuUserObjectCreate", 6)):
+        monkeypatch.setattr(gpu, name, lambda *_: 1)
+        places = {captured(gpu, norm, saved, dy, kept + n) for n in range(3)}
+        assert len(places) == 3
+        assert len(graphs) == kept
 
 
 def test_the_per_thread_default_stream_is_another_one_in_each_thread(gpu: FakeGpu) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 from lngen.aot import manifest
 from lngen.aot.folder import put, replaceable
 from lngen.compile import KernelSet
+from lngen.devices import oldest_first
 from lngen.errors import LngenError
 from lngen.files import sha256
 from lngen.schedule import check_arch
@@ -62,11 +63,12 @@ def build(
     ScheduleError if one of ``arches`` lacks what a form needs, LngenError if kernel sets that differ have one name, or
     if one that the folder has would lose a file. With only "cu" nothing is compiled, and the manifest has no
     resources. ``version`` is lngen's own, which the manifest records. ``executor`` runs the compilations, by default
-    threads; the bytes are the same.
+    threads; the bytes are the same, and so they are in any order of ``arches``: oldest first.
     """
     for kind in kinds:
         if kind not in KINDS:
             raise LngenError(f"there is no kind of file '{kind}', expected {', '.join(KINDS)}.")
+    arches = oldest_first(arches)
     by_name = _by_name(sets, arches if {*kinds} - {"cu"} else ())
     roles = {name: _roles(name, arches, kinds) for name in by_name}
     replaceable(folder, by_name, {n for own in roles.values() for n in own})  # before anything is compiled

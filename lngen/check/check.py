@@ -15,11 +15,12 @@ from lngen.check.result import Result
 from lngen.check.tolerances import NORMS, NormName
 from lngen.compile import Compilation
 from lngen.devices import DEFAULT_ARCH, device_for
-from lngen.errors import MissingError
+from lngen.errors import LngenError, MissingError
 from lngen.interpret import interpret
 from lngen.ir.numerics import Array
 from lngen.ir.op import compute_dtype
 from lngen.runtime.launch import device_arch, device_count
+from lngen.runtime.norm import Norm
 from lngen.schedule import Schedule, fits, space
 from lngen.spec import SAVES, Spec
 from lngen.toolchain import Binary
@@ -44,14 +45,15 @@ def check_spec(
     graphs), and the gradients' formulas with central differences of the forward. Every schedule is compiled for
     ``arch`` (a GPU's own if there is one); the default must not spill. With a GPU (``on`` gpu or auto) each is launched
     on poisoned outputs and its bits are compared with the interpreter's; without one (``on`` ptx or auto) its PTX is
-    executed on NumPy, with every access checked. MissingError for ``on=gpu`` without a GPU.
+    executed on NumPy, with every access checked. MissingError for ``on=gpu`` without a GPU; also the
+    errors of ``lngen.compile``, which makes the norm first.
     """
+    compilation = compilation_of(spec)
     gpu = on in ("auto", "gpu") and device_count() > 0
     if on == "gpu" and not gpu:
         raise MissingError("on=gpu expects a GPU, none was found; use --on interpreter, or run `lngen doctor`.")
     if spec.direction == "bwd":
         yield formulas(spec)
-    compilation = Compilation(spec)
     wanted: dict[int, tuple[dict[str, Array], dict[str, Array]]] = {}
     for m in rows:
         inputs = random_inputs(spec, m)
@@ -69,6 +71,17 @@ def check_spec(
                 yield bits(kernels.plan, binary, m, inputs, want)
             elif on != "interpreter":
                 yield executed(kernels, target, m, inputs, want)
+
+
+def compilation_of(spec: Spec) -> Compilation:
+    """That of the norm which ``lngen.compile`` makes, with its errors; a forward may lack a backward."""
+    try:
+        norm = Norm(spec.with_direction("fwd"), spec.with_direction("bwd"), {})
+    except LngenError:
+        if spec.direction == "bwd":
+            raise
+        return Compilation(spec)
+    return norm.compilation(spec.direction)
 
 
 def others(compilation: Compilation, count: int, arch: str = DEFAULT_ARCH) -> list[Schedule]:

@@ -11,7 +11,7 @@ from lngen.cli.cluster import dask_executor, dask_option
 from lngen.cli.common import arch_option, device_option, progress_bar, rows_option, schedule_option, target, words
 from lngen.cli.output import AnyPath, Output, json_option, note
 from lngen.compile import Compilation, KernelSet
-from lngen.devices import Device
+from lngen.devices import Device, oldest_first
 from lngen.runtime.lock import Lock, read_lock
 from lngen.schedule import ANY, Schedule, complete, parse_schedule
 from lngen.spec import parse_spec
@@ -56,7 +56,7 @@ def command(
     same NAME are replaced and all others are kept; a build that would take an arch or a kind from one is refused.
     """
     lock = read_lock(lock_file) if lock_file else Lock()
-    arches, gpu = target(arches, device)
+    arches, gpu = target(oldest_first(arches), device)
     sets = [_kernels(text, schedule, arches, lock, rows, gpu) for text in specs]
     with dask_executor(dask) as executor, progress_bar("compiling") as progress:
         built = build(
@@ -70,7 +70,7 @@ def command(
 def _kernels(
     text: str, schedule: str, arches: tuple[str, ...], lock: Lock, rows: int | None, gpu: Device | None
 ) -> KernelSet:
-    """The kernels of a spec: its locked schedule on the first arch, or its default, changed by ``schedule``."""
+    """The kernels of a spec: its locked schedule on the oldest arch, or its default, changed by ``schedule``."""
     compilation = Compilation(parse_spec(text))
     made = _schedule(compilation, schedule, arches, lock, rows, gpu)
     if lock.entries and lock.schedule(compilation, rows, arch=arches[0]) is None:

@@ -11,6 +11,7 @@ import math
 import os
 import re
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -26,21 +27,44 @@ LENGTH_BYTES = {(1, 0): 2, (2, 0): 4, (3, 0): 4}  # by version
 _NUMBERS = re.compile(r"[<>|=]?[biufcV]\d{1,3}", re.ASCII)
 
 
-def read_npy(path: Path) -> Array:
-    """The array in a file, C-ordered. ValueError says what is wrong with the file, OSError why it cannot be read."""
+@dataclass(frozen=True)
+class Header:
+    """What the elements of a file are; of Fortran's order, the first dimension is the fastest."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    fortran_order: bool
+
+
+def read_header(path: Path) -> Header:
+    """What is in a file, without its elements; ValueError says what is wrong with it, OSError why it cannot be read."""
     with opened(path) as file:
-        header = _header(file)
-        dtype, shape = _dtype(header["descr"]), _shape(header["shape"])
-        needed, there = math.prod(shape) * dtype.itemsize, os.fstat(file.fileno()).st_size - file.tell()
-        if needed != there:
-            raise ValueError(f"its header says {needed} bytes of elements, but there are {there}")
-        data = bytearray(needed)
-        if file.readinto(data) != needed:  # type: ignore[attr-defined]
+        return _checked(file)
+
+
+def read_npy(path: Path, known: Header | None = None) -> Array:
+    """The array in a file, C-ordered; errors as of ``read_header``, and if the header is not the one that is known."""
+    with opened(path) as file:
+        header = _checked(file)
+        if known not in (None, header):
+            raise ValueError("the file was replaced during the read")
+        data = bytearray(math.prod(header.shape) * header.dtype.itemsize)
+        if file.readinto(data) != len(data):  # type: ignore[attr-defined]
             raise ValueError("the file became shorter during the read")
-    flat: Array = np.frombuffer(data, dtype)
-    if header["fortran_order"]:
-        return np.ascontiguousarray(flat.reshape(shape[::-1]).T).reshape(shape)
-    return flat.reshape(shape)
+    flat: Array = np.frombuffer(data, header.dtype)
+    if header.fortran_order:
+        return np.ascontiguousarray(flat.reshape(header.shape[::-1]).T).reshape(header.shape)
+    return flat.reshape(header.shape)
+
+
+def _checked(file: BinaryIO) -> Header:
+    """The header of an open file that has as many elements as it says."""
+    given = _header(file)
+    header = Header(_dtype(given["descr"]), _shape(given["shape"]), given["fortran_order"])
+    needed, there = math.prod(header.shape) * header.dtype.itemsize, os.fstat(file.fileno()).st_size - file.tell()
+    if needed != there:
+        raise ValueError(f"its header says {needed} bytes of elements, but there are {there}")
+    return header
 
 
 def _header(file: BinaryIO) -> dict[str, Any]:

@@ -9,9 +9,9 @@ from lngen.devices.described import (
     live_device,
     named,
 )
-from lngen.devices.device import Device, capability
+from lngen.devices.device import Device, capability, oldest_first
 
 __all__ = [
     "DEFAULT_ARCH", "Device", "capability", "default_device", "described", "device_for", "device_names", "live_device",
-    "named",
+    "named", "oldest_first",
 ]  # fmt: skip

@@ -8,7 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 
 @dataclass(frozen=True)
@@ -94,3 +94,8 @@ def capability(arch: str) -> int:
     """The compute capability of an arch: 90 for sm_90 and sm_90a; 0 if the text names none."""
     found = re.fullmatch(r"sm_([0-9]{2,3})[a-z]?", arch)
     return int(found[1]) if found else 0
+
+
+def oldest_first(arches: Iterable[str]) -> tuple[str, ...]:
+    """The archs by their compute capabilities, each once."""
+    return tuple(sorted(dict.fromkeys(arches), key=lambda arch: (capability(arch), arch)))

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from lngen.errors import SpecError
 from lngen.ir import WIDE, Builder, D, Eqn, Graph, M, Value, print_eqn
-from lngen.passes.edit import extract, upstream
+from lngen.passes.edit import downstream, extract, upstream
 
 
 def save(graph: Graph, forward: Graph, names: tuple[str, ...], demanded: Collection[str] = ()) -> Graph:
@@ -46,9 +46,15 @@ def rebuilt(graph: Graph, forward: Graph) -> Graph | None:
     """From a backward after ``save``, the graph of the value that a saved result stands in for through weights.
 
     Its parameters are the result, weights and statistics; None if no result has to be divided by or freed of them.
+    An equation is undone if it computes an operand from what forward computes of that operand. One that backward
+    repeats may differ from forward's, too: of equal constants it reads the first.
     """
     before = forward.producers()
-    undone = [e for e in graph.eqns if e.out in before and before[e.out] != e and D in e.out.type.axes]
+
+    def is_undone(eqn: Eqn) -> bool:
+        return eqn != before[eqn.out] and not downstream(forward.eqns, [eqn.out]).isdisjoint(eqn.args)
+
+    undone = [e for e in graph.eqns if e.out in before and D in e.out.type.axes and is_undone(e)]
     if all(e.op == "cast" for e in undone):
         return None
     return extract(graph, f"{forward.name.removesuffix('_fwd')}_rebuilt", graph.params, (undone[-1].out,))

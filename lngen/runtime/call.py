@@ -56,8 +56,8 @@ class Call:
 
     def __init__(self, spec: Spec, schedule: str, lock: Lock | None = None, overlap: bool = False) -> None:
         self.spec, self._schedule, self._lock, self._overlap = spec, schedule, lock, overlap
-        self._compilation = Compilation(spec)
-        self.graph, self._problem = self._compilation.graph, self._compilation.problem
+        self.compilation = Compilation(spec)
+        self.graph, self._problem = self.compilation.graph, self.compilation.problem
         self.inputs, self.outputs = self.graph.params, self.graph.results
         self.names = tuple(v.name for v in (*self.inputs, *self.outputs))
         self._leader = self._leading_input()
@@ -88,16 +88,16 @@ class Call:
         each = workload(self._problem, rows, gpu or device_for(arch))
         locked = self._lock.nearest(str(self.spec), rows, device=device, arch=arch) if self._lock else None
         if (arch, gpu, each, locked) not in self._schedules:
-            base = self._lock.schedule(self._compilation, rows, device=device, arch=arch) if self._lock else None
-            base = base or self._compilation.schedule(arch, rows=rows, device=gpu)
+            base = self._lock.schedule(self.compilation, rows, device=device, arch=arch) if self._lock else None
+            base = base or self.compilation.schedule(arch, rows=rows, device=gpu)
             self._schedules[arch, gpu, each, locked] = parse_schedule(self._schedule, base)
         schedule = self._schedules[arch, gpu, each, locked]
         if vec is not None and (vec < schedule.vec or schedule.form == "tma_unaligned"):
             narrow = replace(schedule, vec=min(vec, schedule.vec))
             # A form that needs wide accesses or contiguous rows is replaced by the best form that does not.
             legal = schedule.form != "tma_unaligned" and is_legal(narrow, self._problem)
-            schedule = narrow if legal else self._compilation.schedule(arch, vec=vec, rows=rows, device=gpu)
-        return self._compilation.kernels(schedule)
+            schedule = narrow if legal else self.compilation.schedule(arch, vec=vec, rows=rows, device=gpu)
+        return self.compilation.kernels(schedule)
 
     def launcher(self, device: int, vec: int | None = None, rows: int | None = None) -> Launcher:
         """The kernels loaded on a device."""

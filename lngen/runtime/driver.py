@@ -25,6 +25,12 @@ CAPTURE_ACTIVE = 1
 DEFAULT_STREAMS = (0, 1)  # null and CU_STREAM_LEGACY, which cannot be captured
 PER_THREAD_STREAM = 2  # CU_STREAM_PER_THREAD
 
+# CUuserObject_flags, CUuserObjectRetain_flags
+NO_DESTRUCTOR_SYNC = 1
+MOVE = 1
+
+SEMAPHORE_BYTES = 32  # of sem_t on Linux, on 64 bits
+
 # CUfunction_attribute
 NUM_REGS = 4
 MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
@@ -129,6 +135,35 @@ def capture_of(stream: int) -> int:
     found = ctypes.byref(status), ctypes.byref(number)
     failed = library().cuStreamGetCaptureInfo_v2(ctypes.c_void_p(stream), *found, None, None, None)
     return number.value if not failed and status.value == CAPTURE_ACTIVE else 0
+
+
+class CapturedGraph:
+    """The graph that a stream captures: whether it, or what was instantiated from it, still exists or runs.
+
+    Each of them keeps a user object. The driver calls the object's destructor in a thread of its own, where neither
+    CUDA nor, at exit, Python may run: it is ``sem_post`` of the C library.
+    """
+
+    def __init__(self, stream: int) -> None:
+        self._c = ctypes.CDLL(None)
+        self._c.malloc.restype = ctypes.c_void_p
+        # Not Python's memory, which is gone at exit, when the driver may still post.
+        self._semaphore = ctypes.c_void_p(self._c.malloc(SEMAPHORE_BYTES))
+        self._c.sem_init(self._semaphore, 0, 0)
+        status, number, graph, kept = ctypes.c_int(), ctypes.c_uint64(), ctypes.c_void_p(), ctypes.c_void_p()
+        found = ctypes.byref(status), ctypes.byref(number), ctypes.byref(graph)
+        library().cuStreamGetCaptureInfo_v2(ctypes.c_void_p(stream), *found, None, None)
+        post = ctypes.cast(self._c.sem_post, ctypes.c_void_p)
+        # If the driver refuses, nothing posts, and the graph counts as existing.
+        if not library().cuUserObjectCreate(ctypes.byref(kept), self._semaphore, post, 1, NO_DESTRUCTOR_SYNC):
+            library().cuGraphRetainUserObject(graph, kept, 1, MOVE)
+
+    def ended(self) -> bool:
+        """True once, when all of them are gone."""
+        if self._c.sem_trywait(self._semaphore):
+            return False
+        self._c.free(self._semaphore)
+        return True
 
 
 def error_name(status: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from operator import index
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 
-from lngen.compile import KernelSet
+from lngen.compile import Compilation, KernelSet
 from lngen.devices import DEFAULT_ARCH
 from lngen.errors import ArrayError, SpecError, short
 from lngen.files import shown
@@ -27,6 +27,7 @@ from lngen.runtime.driver import capture_of
 from lngen.runtime.gradients import Gradients
 from lngen.runtime.lock import Lock, read_lock
 from lngen.runtime.rebuilt import Rebuilt
+from lngen.runtime.saved import Saved
 from lngen.spec import BACKWARD_KEYS, Spec, make_spec
 
 
@@ -127,26 +128,6 @@ def _count(key: str, value: Any) -> int:
     return index(value)
 
 
-@dataclass(slots=True)
-class Saved:
-    """The inputs and results of a forward run that backward needs, by name.
-
-    ``overwritten``: inputs that are lost because a result of forward or backward was written over them.
-    """
-
-    names: tuple[str, ...]
-    arrays: tuple[Any, ...]
-    overwritten: tuple[str, ...] = ()
-
-    def __getitem__(self, name: str) -> Any:
-        """The array of that name; ArrayError if there is none, or if it was overwritten."""
-        if name not in self.names:
-            raise ArrayError(f"forward saved {', '.join(self.names)}, and no '{name}'.")
-        if name in self.overwritten:
-            raise ArrayError(f"'{name}' is needed, but a result was written over it; pass another array to out=.")
-        return self.arrays[self.names.index(name)]
-
-
 class Norm:
     """A forward and a backward kernel set for one spec."""
 
@@ -175,6 +156,10 @@ class Norm:
     def spec(self, direction: str = "fwd") -> Spec:
         """The spec of a direction, ``fwd`` or ``bwd``."""
         return self._call(direction).spec
+
+    def compilation(self, direction: str = "fwd") -> Compilation:
+        """The way from the spec of a direction to its kernels, under any schedule."""
+        return self._call(direction).compilation
 
     def plan(self, direction: str = "fwd", arch: str = DEFAULT_ARCH, rows: int | None = None) -> Plan:
         """The plan on ``arch`` for aligned arrays of about ``rows`` rows (None: many)."""
@@ -220,7 +205,7 @@ class Norm:
         if self._rebuilt is not None:
             self._check_weights(self._rebuilt, arrays)
         results, taken = call(arrays, out)
-        saved = Saved(call.names, (*arrays, *results), taken)
+        saved = Saved(call.spec, call.names, (*arrays, *results), taken)
         if self._primary == 1:
             return results[0], saved
         return results[: self._primary], saved
@@ -248,11 +233,13 @@ class Norm:
         kernels without the work for it are compiled when it is first None. ``out``: a tuple of arrays to write instead
         of new ones, as in forward; dx may be exactly dy or x. Gradients that are the same value (those of x and of a
         residual of its dtype) are one array, returned twice; ``out`` has None for the second. Those of the spec's
-        ``accumulate`` are added to the arrays in ``out``, which it must have. ArrayError for a wrong array, or for more
-        or fewer cotangents.
+        ``accumulate`` are added to the arrays in ``out``, which it must have. ArrayError for a wrong array, for more or
+        fewer cotangents, or for what a norm of another spec saved.
         """
         if not isinstance(saved, Saved):
             raise ArrayError(f"saved is expected to be what forward returned beside y, got {type(saved).__name__}.")
+        if saved.spec is not self._forward.spec:
+            saved.check(self._forward.spec)
         given = dy if isinstance(dy, tuple | list) else (dy,)
         if len(given) != len(self._cotangents):
             raise ArrayError(

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from lngen import config
-from lngen.devices import Device, capability, device_for
+from lngen.devices import Device, device_for, oldest_first
 from lngen.errors import MissingError, ScheduleError
 from lngen.schedule.problem import Problem
 from lngen.schedule.ranking import candidates
@@ -39,7 +39,7 @@ def choose(
     compiler, where ``spilled`` raises MissingError, it is the first. One schedule serves all archs: the best for the
     oldest that fits the others; ScheduleError if there is none.
     """
-    oldest, *others = sorted(dict.fromkeys(arches), key=capability)
+    oldest, *others = oldest_first(arches)
     device = device if device is not None and device.arch == oldest else device_for(oldest)
     fitting = (s for s in candidates(facts, device, vec, rows) if all(fits(s, facts, device_for(a)) for a in others))
     tried = _tried(facts, fitting, lambda s: spilled(s, (oldest, *others)))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from lngen import passes
+from lngen.errors import DerivativeError, SpecError
 from lngen.graphs import GRAPHS, Definition, Options
 from lngen.graphs.options import Chosen
 from lngen.ir import ORDERS, DType, Graph, M
@@ -151,15 +152,43 @@ class Spec:
     def _trace(self) -> passes.Trace:
         trace: passes.Trace = {"build": self.forward()}
         if self.direction == "fwd":
+            self._check_saved()
             passes.finish(trace["build"], self.d, trace, self.blocks, self.order)
             return trace
-        saved, of = self.definition.saved(self.options), self.differentiated
-        stored, demanded = self._gradient_dtypes(), self.definition.demanded(self.options)
-        graph = passes.backward(trace["build"], self.differentiates, saved, of, trace, stored, demanded)
+        graph = self._derive(trace)
         if self.accumulate:
             trace["accumulate"] = graph = passes.accumulate(graph, tuple(f"d{name}" for name in self.accumulate))
         trace["share"] = passes.share_results(passes.finish(graph, self.d, trace, self.blocks, self.order))
         return trace
+
+    def _derive(self, trace: passes.Trace | None = None) -> Graph:
+        """The graph of a backward over any D."""
+        saved, demanded = self.definition.saved(self.options), self.definition.demanded(self.options)
+        stored, of = self._gradient_dtypes(), self.differentiated
+        return passes.backward(self.forward(), self.differentiates, saved, of, trace, stored, demanded)
+
+    def _check_saved(self) -> None:
+        """The error of the whole backward, for a forward that saves outputs which no backward can take.
+
+        A backward of one input and one output needs least: where the whole one is refused, one of these may be right.
+        """
+        demanded = self.definition.demanded(self.options)
+        if not demanded:
+            return
+        whole = self.with_direction("bwd")
+
+        def takes(wrt: str, of: str) -> bool:
+            try:
+                params = replace(whole, wrt=(wrt,), of=(of,))._derive().params
+            except (DerivativeError, SpecError):
+                return False
+            return not demanded.isdisjoint(p.name for p in params)
+
+        try:
+            whole._derive()
+        except (DerivativeError, SpecError):
+            if not any(takes(wrt, of) for wrt in whole.differentiates for of in whole.differentiated):
+                raise
 
     def _gradient_dtypes(self) -> dict[str, DType]:
         """The dtypes of gradients that differ from those of their inputs."""

@@ -30,7 +30,7 @@ CASES: tuple[Case, ...] = (
     general("large-mean-1e4", "E[x^2] - mean^2 may be negative", partial(values.large_mean, ratio=1e4)),
     general("tiny-variance", "variance 1e-12: eps stands inside the root", partial(values.spread, std=1e-6)),
     Case("huge", "16-bit sums overflow, and the cube of rstd underflows", values.huge, NO_RANGE),
-    Case("overflow", "squares overflow f32: beta or NaN in that row, nothing else", values.overflow, NO_RANGE),
+    Case("overflow", "squares overflow f32: that row is beta (0 without) or NaN", values.overflow, NO_RANGE),
     Case("gamma-zero", "gamma 0 and 1e-6: nothing divides by gamma", values.gamma_zero, of_graphs.weights_zero),
     Case("gamma-negative", "the sign of gamma reaches y and dx", values.gamma_negative, of_graphs.weights_negative),
     Case("subnormal-x", "inputs below the smallest normal number", values.subnormal_x, NO_SUBNORMALS),

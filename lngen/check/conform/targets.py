@@ -154,7 +154,10 @@ class TorchTarget:
 
 
 class LngenTarget:
-    """lngen's own kernels of a spec at any D, by the interpreter or on a GPU; for f64 inputs, the spec at f64."""
+    """lngen's own kernels of a spec at any D, by the interpreter or on a GPU; for f64 inputs, the spec at f64.
+
+    SpecError, before any case, for a spec that ``lngen.compile`` refuses.
+    """
 
     def __init__(self, spec: Spec, *, gpu: bool) -> None:
         self.name, self._spec, self._gpu = str(spec), spec, gpu
@@ -163,6 +166,7 @@ class LngenTarget:
         self._params = spec.forward().params
         self._outputs = spec.definition.outputs(spec.options)
         self._norms: dict[tuple[int, bool], Norm] = {}
+        self._norm(spec.d, wide=False)
 
     def _norm(self, d: int, wide: bool) -> Norm:
         if (d, wide) not in self._norms:
