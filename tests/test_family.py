@@ -25,8 +25,9 @@ RELATIVE = 1e-9
 
 SUMS = (
     "", "h=no", "x1=yes", "residual=no,x1=yes", "rowscale=yes", "colscale=yes,residual=no", "gamma=no",
-    "x1=yes,rowscale=yes,colscale=yes", "zero_centred=yes", "round_sum=yes,dtype=bf16",
-    "residual_dtype=f32,dtype=bf16", "residual_dtype=bf16,round_sum=yes,rowscale=yes", "save=none",
+    "x1=yes,rowscale=yes,colscale=yes", "zero_centred=yes", "round_sum=no,dtype=bf16",
+    "residual_dtype=f32,dtype=bf16", "residual_dtype=bf16,round_sum=no,rowscale=yes",
+    "residual_dtype=bf16,rowscale=yes", "save=none",
     "save=none,rowscale=yes,colscale=yes,x1=yes", "h=no,save=rstd", "eps=0.3,x1=yes",
 )  # fmt: skip
 
@@ -44,7 +45,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     ),
     "l2norm": ("", "guard=max", "eps=0.3", "guard=max,eps=0.3", "save=none", "guard=max,save=none"),
     "add_layernorm": (*SUMS, "beta=no", "gamma=no,beta=no"),
-    "add_rmsnorm": (*SUMS, "beta=yes", "casts=gemma", "casts=llama,dtype=bf16", "casts=t5,round_sum=yes,dtype=bf16"),
+    "add_rmsnorm": (*SUMS, "beta=yes", "casts=gemma", "casts=llama,dtype=bf16", "casts=t5,dtype=bf16"),
     "parallel_layernorm": (*SUMS, "gamma1=no", "beta=no,gamma1=no", "beta1=no", "gamma=no,beta=no,beta1=no"),
     "parallel_rmsnorm": (*(k for k in SUMS if k != "gamma=no"), "gamma1=no", "gamma=no", "beta=yes", "beta1=yes"),
     **dict.fromkeys(

@@ -112,7 +112,7 @@ def test_t5_rounds_to_the_dtype_of_its_weights() -> None:
 @pytest.mark.parametrize("rounds", [False, True])
 def test_the_sum_is_rounded_where_the_key_says(keys: str, stored: str, rounds: bool) -> None:
     """h is x + residual in the residual's dtype; the norm is of h (Liger, vLLM) or of the sum in f32."""
-    more = ",".join(filter(None, (keys, "round_sum=yes" if rounds else "")))
+    more = ",".join(filter(None, (keys, "" if rounds else "round_sum=no")))
     spec = parse_spec(f"add_rmsnorm.fwd:d={D},dtype=bf16,eps={EPS}" + f",{more}" * bool(more))
     inputs = random_inputs(spec, ROWS)
     x, gamma = (to_torch(inputs[n], "bf16") for n in ("x", "gamma"))

@@ -275,7 +275,7 @@ def test_slugs_that_were_one(names: list[str], one: dict[str, object], other: di
 @pytest.mark.parametrize(
     ("text", "identifier", "file"),
     [
-        ("add_rmsnorm.fwd:d=64,round_sum=yes", "qroundqusum", "round-sum"),
+        ("add_rmsnorm.fwd:d=64,round_sum=no", "noqroundqusum", "noround-sum"),
         ("gated_rmsnorm.fwd:d=64,act=gelu_tanh", "set_act_qgeluqutanh", "set_act_gelu-tanh"),
         ("rmsnorm.fwd:d=64,gamma=no", "nogamma", "nogamma"),
     ],

@@ -93,8 +93,17 @@ SEGMENTS = (
     "%n_inverse : f32[S] = div %one_1, %n_1",
     "%centre : f32[M, S] = mul %x_sums, %n_inverse",
     "%far : f32[M, D] = sub %x, %centre",
+    "%rest : f32[M, S] = segment_sum %far",
     "%squares : f32[M, S] = segment_dot %far, %far",
     "%s : f32[M] = reduce_sum %x_sums {axis=S}",
+)
+MEAN = (
+    "%m_first : f32[M] = div %s, %n",
+    "%off_first : f32[M, S] = sub %centre, %m_first",
+    "%left : f32[M, S] = fma %n_1, %off_first, %rest",
+    "%off_sum : f32[M] = reduce_sum %left {axis=S}",
+    "%correction : f32[M] = div %off_sum, %n",
+    "%m : f32[M] = add %m_first, %correction",
 )
 COMBINED = (
     "%off : f32[M, S] = sub %centre, %m",
@@ -105,8 +114,8 @@ COMBINED = (
 
 
 def measured(lines: Iterable[str]) -> tuple[str, ...]:
-    """The same, the sum of the row and the variance taken from the sums of segments."""
-    new = {"%s :": SEGMENTS, "%v :": COMBINED}
+    """The same, the sum of the row, its mean and the variance taken from the sums of segments."""
+    new = {"%s :": SEGMENTS, "%m :": MEAN, "%v :": COMBINED}
     return tuple(after for line in lines for after in new.get(line[:4], (line,)))
 
 
@@ -116,6 +125,29 @@ def rescaled(old: str, new: str) -> tuple[Pass, Graph, Graph]:
     lines[-1] = "%y, %v, %rstd, %less"
     after = measured(lines)
     return lambda g: passes.place_spread(g, 65536), graph(XR, *lines), graph(XR, *after)
+
+
+NARROW = "%h: bf16[M, D]", "%x : f32[M, D] = cast %h {to=f32}"
+CORRECTED = (
+    "%s : f32[M] = reduce_sum %x {axis=D}",
+    "%n : f32[] = const {dtype=f32, value=768.0}",
+    "%m_first : f32[M] = div %s, %n",
+    "%c_first : f32[M, D] = sub %x, %m_first",
+    "%off_sum : f32[M] = reduce_sum %c_first {axis=D}",
+    "%squares : f32[M] = reduce_dot %c_first, %c_first {axis=D}",
+    "%off : f32[M] = div %off_sum, %n",
+    "%neg_off : f32[M] = neg %off",
+    "%less : f32[M] = fma %neg_off, %off_sum, %squares",
+    "%m : f32[M] = add %m_first, %off",
+    "%c : f32[M, D] = sub %x, %m",
+    "%zero : f32[] = const {dtype=f32, value=0.0}",
+    "%v : f32[M] = maximum %less, %zero",
+)
+
+
+def narrow(*lines: str) -> Graph:
+    """Rows of 16-bit numbers."""
+    return graph(NARROW[0], NARROW[1], *lines)
 
 
 TABLE: dict[str, tuple[Pass, Graph, Graph]] = {
@@ -294,7 +326,7 @@ TABLE: dict[str, tuple[Pass, Graph, Graph]] = {
         graph(
             X,
             *SEGMENTS,
-            *centred_lines()[1:3],
+            *measured(centred_lines()[1:3]),
             *COMBINED,
             *scale(),
             "%shift : f32[M, S] = mul %off, %rstd",
@@ -356,7 +388,7 @@ TABLE: dict[str, tuple[Pass, Graph, Graph]] = {
     "place_spread minds no meeting for sums of columns": (
         lambda g: passes.place_spread(g, 65536),
         graph(X, *centred_lines()[:5], *COLUMNS),
-        graph(X, *(s.replace("one_1", "one") for s in SEGMENTS), *centred_lines()[1:3], *COMBINED, *COLUMNS),
+        graph(X, *(s.replace("one_1", "one") for s in SEGMENTS), *measured(centred_lines()[1:3]), *COMBINED, *COLUMNS),
     ),
     "place_spread leaves the product of two": (
         lambda g: passes.place_spread(g, 65536),
@@ -373,6 +405,44 @@ TABLE: dict[str, tuple[Pass, Graph, Graph]] = {
             "%y : f32[M, D] = mul %c, %rstd",
             "%y, %v",
         ),
+    ),
+    "place_spread leaves the mean of 16-bit rows whose sums are exact if their elements are equal": (
+        lambda g: passes.place_spread(g, 65536),
+        narrow(*centred_lines()[:5], "%v"),
+        narrow(
+            *(s.replace("one_1", "one") for s in SEGMENTS if "%rest" not in s), *centred_lines()[1:3], *COMBINED, "%v"
+        ),
+    ),
+    "compensate corrects the mean and the squares of the distances from it": (
+        lambda g: passes.compensate(g, 768),
+        centred(768),
+        graph(X, *CORRECTED, *centred_lines()[5:]),
+    ),
+    "compensate corrects the mean of 16-bit rows that are long": (
+        lambda g: passes.compensate(g, 65537),
+        narrow(*centred_lines(65537)),
+        narrow(*(s.replace("768", "65537") for s in CORRECTED), *centred_lines(65537)[5:]),
+    ),
+    "compensate leaves 16-bit rows whose sums are exact if their elements are equal": (
+        lambda g: passes.compensate(g, 65536),
+        narrow(*centred_lines()),
+        narrow(*centred_lines()),
+    ),
+    "compensate leaves a mean whose distances are not squared": (
+        lambda g: passes.compensate(g, 768),
+        alone := graph(X, *centred_lines(768)[:4], "%c"),
+        alone,
+    ),
+    "compensate leaves f64": (
+        lambda g: passes.compensate(g, 768),
+        wide := graph(
+            X.replace("f32", "f64"),
+            *(s.replace("f32", "f64").replace("dot %c, %c", "sum %c2") for s in centred_lines(768)[:4]),
+            "%c2 : f64[M, D] = mul %c, %c",
+            "%v : f64[M] = reduce_sum %c2 {axis=D}",
+            "%v",
+        ),
+        wide,
     ),
     "order_sums writes the order, and keeps one that is written": (
         lambda g: passes.order_sums(g, 4096),

@@ -12,12 +12,9 @@ CASTS = ("once", "llama", "gemma", "t5")
 def layernorm(b: GraphBuilder) -> None:
     """y = (x - mean) / sqrt(var + eps) * gamma + beta, the variance centred (Ba, Kiros and Hinton, 2016).
 
-    The mean is a sum in the compute dtype divided by D, so the mean of a row of equal numbers c may differ from c, by
-    at most (d + 1) u |c| (u: half a unit in the last place of 1, d: the depth of the sum). Then y differs from beta by
-    up to |gamma| (d + 1) u |c| / sqrt(eps). It is beta exactly where every partial sum is exact: f32 rows of a power of
-    two elements, bf16 rows of up to 65536, f16 rows of up to 8192. A mean compensated in a second pass (Chan, Golub and
-    LeVeque, 1983) would always be exact. It takes 6 to 10 % more instructions with the sum of the differences beside
-    that of their squares, 11 to 18 % in a pass of its own (f32, sm_90, D = 768 to 12288), so it is not used.
+    The mean is a sum in the compute dtype divided by D. Where equal elements could give a mean that differs from them
+    (f32 rows and sums, bf16 rows of more than 65536 elements, f16 of more than 8192), it is corrected by the mean of
+    the differences (``passes.compensate``). So the mean of a row of equal numbers is that number, and y is beta.
     """
     x32 = b.input("x", M, D)
     weights = Weights.inputs(b, one=zero_centred(b))

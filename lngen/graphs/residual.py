@@ -30,8 +30,9 @@ def add_layernorm(b: GraphBuilder) -> None:
 
     Pre-LN returns h, the residual stream; post-LN does without it (``h=no``). Backward reads h in place of its terms,
     besides x for the gradients of its factors, and adds dh after the norm's own gradient, as DeepSpeed's
-    BackwardFusedAdd does. With ``round_sum=yes`` the norm is of h as it is stored (Liger, vLLM), otherwise of the sum
-    in the compute dtype (FlashAttention, FlashInfer); backward then differs from the derivative by the rounding of h.
+    BackwardFusedAdd does. The norm is of h as it is stored (PyTorch's two operators, Liger, vLLM), so that backward has
+    what forward had. With ``round_sum=no`` it is of the sum in the compute dtype (FlashAttention, FlashInfer), and
+    backward differs from the derivative by the rounding of h: lngen/docs/family.md has the bound.
     """
     total = summed(b)
     weights = Weights.inputs(b, one=zero_centred(b))
@@ -42,7 +43,7 @@ def add_layernorm(b: GraphBuilder) -> None:
 def add_rmsnorm(b: GraphBuilder) -> None:
     """h = x * rowscale * colscale + x1 + residual, y = rmsnorm(h) * gamma; see ``add_layernorm`` and ``rmsnorm``.
 
-    T5 and Llama normalise the sum as they store it: ``casts=t5,round_sum=yes``.
+    T5 and Llama normalise the sum as it is stored, too: ``casts=t5``.
     """
     total = summed(b)
     weights = cast_weights(b)
@@ -77,7 +78,7 @@ def _two_outputs(b: GraphBuilder, xhat: Value, weights: Weights, others: Weights
 
 
 def summed(b: GraphBuilder) -> Sum:
-    """The sum of the terms that are there, rounded as it is stored with ``round_sum=yes``.
+    """The sum of the terms that are there, rounded as it is stored, unless ``round_sum=no``.
 
     The factors come in the order of FlashAttention: x by the row's, then by the feature's.
     """
@@ -96,7 +97,7 @@ def summed(b: GraphBuilder) -> Sum:
         term = b.mul("x_columns", term, colscale)
     total = term if x1 is None else b.add("branches", term, x1)
     total = total if residual is None else b.add("total", total, residual)
-    if b.flag("round_sum", False, "whether the norm is of the sum as it is stored"):
+    if b.flag("round_sum", True, "whether the norm is of the sum as it is stored"):
         rounded = b.cast("h", total, to=stored)
         return Sum(b.cast("h32", rounded, to=b.compute), rounded, stored)
     return Sum(total, total, stored)

@@ -120,11 +120,13 @@ class _Save:
         """Take ``result`` for what it was rounded from, if backward then needs fewer inputs of the rows."""
         if result not in self.forward or self.forward[result].op != "cast":
             return
-        replaced, before = self._replaced(result), dict(self.eqns)
+        replaced, taken = self._replaced(result), dict(self.eqns)
+        self.eqns = computed = {**taken, result: self.forward[result]}
         needed = self._needs(replaced)
+        self.eqns = taken
         self._inverse(self.forward[result], result)
         if len(self._needs(replaced)) == len(needed):
-            self.eqns = before
+            self.eqns = computed
 
     def stand_in(self, result: Value) -> None:
         """Compute from ``result`` what backward needs, as far back as it takes to need no input of the rows.
