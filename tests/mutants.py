@@ -190,6 +190,8 @@ SUBJECTS: dict[str, Subject] = {
     "long multipass": Subject("totals.fwd:d=66002,dtype=f32", multipass(512, 2), 3, "wild"),
     "columns": Subject("layernorm.bwd:d=8202,dtype=f32,save=none", multipass(512, 2), 3),
     "columns of zeros": Subject("layernorm.bwd:d=8202,dtype=f32,wrt=beta", multipass(256, 2), 3, "zeros"),
+    # Eight row groups a block, of which the last ones have fewer rows; the last columns are few.
+    "columns of groups": Subject("layernorm.bwd:d=996,dtype=bf16,weight=f32,blocks=2", multipass(64, 4), 37),
     "columns, rounds": Subject("layernorm.bwd:d=4100,dtype=f32,wrt=beta", multipass(256, 4), 140),
     # TMA: row groups of half a warp, of two warps, of a block; results in place of inputs.
     "tma": Subject("layernorm.fwd:d=104,dtype=bf16", tma(16, 4, 8, grid=1), 13),
@@ -275,6 +277,7 @@ SUBJECTS: dict[str, Subject] = {
     ),
     # Numbers of column sums and of rows: several sums in a loop, rows for every group of every block, and none.
     "columns and numbers": Subject("numbers.fwd:d=740,dtype=f32", registers(32, 8, 4), 37, "negative"),
+    "columns and numbers of groups": Subject("numbers.fwd:d=740,dtype=f32", multipass(64, 4), 37, "negative"),
     "columns and numbers, multipass": Subject("numbers.fwd:d=8202,dtype=f32", multipass(256, 2), 3, "negative"),
     "numbers of many rows": Subject("numbers.fwd:d=2052,dtype=f32", registers(256, 2, 4), 700, "wild"),
     "numbers of many groups": Subject("numbers.fwd:d=92,dtype=f32", registers(4, 64, 4), 1500, "wild"),

@@ -19,6 +19,7 @@ HELD = "owns(v) && (WHOLE || column(v, i) < D)"
 OWN = "int own = first_column() + Threads::thread() * N;"
 PLACE = "v % PER_SEGMENT * Threads::THREADS + Threads::thread()"
 COLUMN = "(static_cast<int>(blockIdx.x) * THREADS + static_cast<int>(threadIdx.x)) * N + i"
+GROUPED = "(static_cast<int>(blockIdx.x) * Threads::THREADS + Threads::thread()) * N + i"
 MASKED_LOAD, MASKED_STORE = "if (Row::holds(v, j)) { const bool", "if (Row::holds(v, j)) { T* to"
 CLUSTER_BARRIER = (
     r'asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");'
@@ -153,9 +154,15 @@ DEVICE: dict[str, list[Row]] = {
         ("columns of nobody", "unaligned", HELD, "(WHOLE || column(v, i) < D)"),
         ("column blocks overlap", "columns", COLUMN, COLUMN.replace("THREADS", "(THREADS / 2)")),
         ("column threads overlap", "columns", COLUMN, COLUMN.replace("* N", "* (N / 2)")),
-        ("a column too many in a vector of columns", "columns", "{ return column(v, i) < D; }",
-         "{ return column(v, i) <= D; }"),
-        ("a vector of columns too few", "columns", "{ return column(v, i) < D; }", "{ return column(v, i) < D - N; }"),
+        ("column blocks overlap", "columns of groups", GROUPED, GROUPED.replace("Threads::THREADS", "Threads::ROWS")),
+        ("column threads overlap", "columns of groups", GROUPED, GROUPED.replace("* N", "* (N / 2)")),
+        *[
+            (name, subject, "{ return column(v, i) < D; }", f"{{ return column(v, i) {held}; }}", 2)
+            for subject in ("columns", "columns of groups")
+            for name, held in (
+                ("a column too many in a vector of columns", "<= D"), ("a vector of columns too few", "< D - N"),
+            )
+        ],
     ],
     "row_reduce": [
         ("the neutral element is +0", "small of zeros", "static_cast<real>(-0.0)", "static_cast<real>(0.0)"),
@@ -549,6 +556,22 @@ DEVICE: dict[str, list[Row]] = {
         ("many: row groups in another order", "many groups", "column[(s + r * PARTS) *", "column[(s * 16 + r) *"),
         ("many: the last column left out", "many groups", "i < Row::D; i += THREADS", "i < Row::D - 1; i += THREADS"),
         ("many: read at another place", "many groups", "swizzled(i / UNIT) * UNIT + i % UNIT", "i"),
+        ("groups of columns: a place past the last", "columns of groups", "Row::group() & (half - 1)", "Row::group()"),
+        ("groups of columns: read while it is written", "columns of groups",
+         "shared[i * Row::THREADS] = sums[i];\n        }\n        __syncthreads();",
+         "shared[i * Row::THREADS] = sums[i];\n        }"),
+        ("groups of columns: written while it is read", "columns of groups",
+         "        __syncthreads();  // all threads have read what was there\n", ""),
+        ("groups of columns: one round", "columns of groups", "half > 0; half /= 2) {\n        real*",
+         "half > 0; half = 0) {\n        real*"),
+        ("groups of columns: neighbours", "columns of groups",
+         "half = half_of(Row::ROWS); half > 0; half /= 2) {\n        real*",
+         "half = 1; half < Row::ROWS; half *= 2) {\n        real*"),
+        ("groups of columns: the last one left out", "columns of groups", "Row::group() < live)",
+         "Row::group() < live - 1)"),
+        ("groups of columns: the upper half again", "columns of groups", "        live = half;\n", ""),
+        ("groups of columns: one place for a vector", "columns of groups", "Op::of(sums[i], shared[i * Row::THREADS]);",
+         "Op::of(sums[i], shared[0]);"),
         ("the columns of a vector in one place", "columns", "partial + Row::column(0, i)",
          "partial + Row::column(0, 0)"),
     ],

@@ -81,6 +81,7 @@ SCHEDULES = (
     ("rmsnorm.bwd:d=65536,dtype=bf16", "form=tma,threads=256,rows_per_block=1,vec=8,stages=2,cluster=8,"
                                        "single_launch=yes"),
     ("rmsnorm.bwd:d=65536,dtype=bf16", "form=multipass,threads=512,rows_per_block=1,vec=8"),
+    ("rmsnorm.bwd:d=95,dtype=bf16", "form=multipass,threads=32,rows_per_block=1,vec=1,blocks_per_sm=8"),
 )  # fmt: skip
 # Every other staged one with its rows held in registers.
 HELD = tuple(

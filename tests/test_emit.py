@@ -232,6 +232,7 @@ def plans_of_every_template() -> list[Plan]:
         )
     )
     plans.append(plan_of("layernorm.bwd:d=768,dtype=f16", "form=registers,threads=32,rows_per_block=16,vec=8"))
+    plans.append(plan_of("layernorm.bwd:d=768,dtype=f16", "form=multipass,threads=32,rows_per_block=1,vec=8"))
     plans.append(
         plan_of(
             "layernorm.bwd:d=1024,dtype=f16", "form=tma,threads=64,rows_per_block=8,vec=8,stages=2,cached_weights=yes"

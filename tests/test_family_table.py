@@ -14,6 +14,7 @@ from family_table import ARCHES, DTYPE, SPILL_DTYPES, SPILL_WIDTHS, WIDTHS, floo
 from lngen.compile import Compilation
 from lngen.graphs import GRAPHS
 from lngen.spec import parse_spec
+from spills import REPORTED, cases, default
 
 pytest.importorskip("cupy")
 
@@ -51,6 +52,18 @@ def test_the_table_is_what_the_kernels_move(name: str, way: str, d: int) -> None
 def test_defaults_do_not_spill(name: str, way: str, d: int, dtype: str, arch: str) -> None:
     compilation = Compilation(parse_spec(f"{name}.{way}:d={d},dtype={dtype}"))
     assert compilation.kernels(compilation.schedule(arch)).spilled(arch) == 0
+
+
+@pytest.mark.parametrize(("text", "arch"), REPORTED)
+def test_column_sums_that_no_registers_hold_do_not_spill(text: str, arch: str) -> None:
+    spilled, schedule = default(text, arch)
+    assert (spilled, schedule.form) == (0, "multipass")
+
+
+# The first of those that `python tests/spills.py` compiles.
+@sampling.rotating(("text", "arch"), cases(0, 40))
+def test_random_defaults_do_not_spill(text: str, arch: str) -> None:
+    assert default(text, arch)[0] == 0
 
 
 def test_the_page_has_the_units_of_every_graph() -> None:

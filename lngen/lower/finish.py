@@ -9,9 +9,18 @@ from lngen.lower.arguments import workspace
 from lngen.lower.kernel import Finish, Kernel
 from lngen.lower.parts import Statement, Sum
 from lngen.lower.policies import leading_dimension, objects, unit
-from lngen.schedule import Problem, Schedule, blocks_per_partial, partial_rows, partial_values, scratch_numbers
+from lngen.schedule import (
+    Problem,
+    Schedule,
+    blocks_per_partial,
+    column_threads,
+    groups_of_a_block,
+    partial_rows,
+    partial_values,
+    scratch_numbers,
+)
 
-COLUMN_THREADS = 128
+COLUMN_ROWS = 4  # that a block of the kernel that only adds columns loads at a time, at least
 
 # Columns that a block of the finish completes at a time. A thread for each column and interleaved sum may be more
 # threads than run at once: each thread then has 16 bytes of neighbouring columns.
@@ -24,8 +33,12 @@ MANY_ROWS = 2**40
 
 def column_policy(s: Schedule, p: Problem) -> str:
     """The layout of the kernel that only adds columns."""
-    arguments = f"/* D */ {p.d}, /* threads */ {COLUMN_THREADS}, /* vector */ {p.chunk}, /* access */ {s.vec}"
-    return f"using Row = ColumnLayout<{arguments}>;"
+    threads, groups = column_threads(s, p), groups_of_a_block(s, p)
+    vector = f"/* vector */ {p.chunk}, /* access */ {s.vec}"
+    if groups == 1:
+        return f"using Row = ColumnLayout</* D */ {p.d}, /* threads */ {threads}, {vector}>;"
+    block = f"Block</* threads */ {threads}, /* rows */ {groups}>"
+    return f"using Row = GroupedColumnLayout<{block}, /* D */ {p.d}, {vector}>;"
 
 
 def columns_per_thread(s: Schedule, p: Problem) -> int:
@@ -53,7 +66,7 @@ def finish_of(s: Schedule, p: Problem, sums: tuple[Sum, ...], statements: tuple[
         statements=statements,
         leading=leading_dimension(p),
         partials=partial_rows(s, p),
-        rows_per_block=s.rows_per_block,
+        rows_per_block=groups_of_a_block(s, p),
         rows_per_term=rows_per_term,
         interleave=p.interleave,
         columns=columns_of_a_tile(s, p),

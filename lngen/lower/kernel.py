@@ -96,6 +96,9 @@ class Kernel:
     finish                     the completion of column sums, if it is part of this kernel
     numbers                    the reductions of vectors of a kernel without rows
     statements                 those of a kernel without rows
+    groups, row_step, unroll   of a kernel that only adds columns: row groups of a block, the distance from a row of a
+                               group to its next, and how many of them are loaded at a time
+    leading, evict_last        leading dimension of its partial sums, in numbers, and their store policy
     """
 
     name: str
@@ -122,7 +125,9 @@ class Kernel:
     row: RowKernel | None = None
     finish: Finish | None = None
     numbers: NumberKernel | None = None
-    blocks: int = 0
+    groups: int = 1
+    row_step: int = 0
+    unroll: int = 0
     leading: int = 0
     evict_last: str = ""
 

@@ -8,7 +8,7 @@ from lngen.errors import LowerError
 from lngen.ir import REDUCTIONS, WIDE, D, DType, Eqn, Graph, M, Value
 from lngen.ir.op import compute_dtype
 from lngen.lower.arguments import ROWS, tensors, workspace
-from lngen.lower.finish import COLUMN_THREADS, column_policy, finish_of, in_single_launch
+from lngen.lower.finish import COLUMN_ROWS, column_policy, finish_of, in_single_launch
 from lngen.lower.inputs import Inputs
 from lngen.lower.kernel import Extent, Kernel
 from lngen.lower.numbers import THREADS, number_kernel
@@ -19,7 +19,19 @@ from lngen.lower.policies import leading_dimension
 from lngen.lower.rows import releasing, row_kernel, row_style
 from lngen.lower.split import Split, column_graph, split
 from lngen.passes.edit import extract
-from lngen.schedule import STAGED, Problem, Schedule, check, dynamic_shared, partial_rows, problem
+from lngen.schedule import (
+    COLUMN_THREADS,
+    STAGED,
+    Problem,
+    Schedule,
+    check,
+    column_block,
+    column_threads,
+    dynamic_shared,
+    groups_of_a_block,
+    partial_rows,
+    problem,
+)
 from lngen.spec import Spec
 
 
@@ -114,14 +126,17 @@ class _Lowering:
             *tensors(graph.params, "input", handed, self.graph.results),
             *(workspace(self.partials[e.out], self.real) for e in sums),
         ]
-        grid = Extent(-(-p.d // (COLUMN_THREADS * p.chunk))), Extent(per=1, limit=partial_rows(s, p))
-        kernel = self._kernel("columns", "columns", graph, arguments, inputs, grid, COLUMN_THREADS)
+        threads, groups = column_threads(s, p), groups_of_a_block(s, p)
+        grid = Extent(-(-p.d // (threads * p.chunk))), Extent(per=groups, limit=partial_rows(s, p))
+        kernel = self._kernel("columns", "columns", graph, arguments, inputs, grid, column_block(s, p))
         return replace(
             kernel,
             phases=phases(graph, sums, (), Style(inputs, accumulate=Accumulate(target="{0}_sums_[i_]"))),
             policies=(column_policy(s, p),),
             accumulators=tuple(named(e, n) for n, e in enumerate(sums)),
-            blocks=partial_rows(s, p),
+            groups=groups,
+            row_step=partial_rows(s, p) * groups,
+            unroll=max(COLUMN_ROWS // groups, 1),
             leading=leading_dimension(p),
             evict_last=f"EvictLastStore{min(16, s.vec * p.real_size)}",
         )

@@ -13,7 +13,15 @@ from lngen.lower.parts import Phase, Place, Sum, Tensor
 from lngen.lower.phases import Accumulate, Style
 from lngen.lower.policies import flush, leading_dimension, objects, policies, unit
 from lngen.lower.stages import places
-from lngen.schedule import STAGED, Problem, Schedule, exchanged_values, partial_values, stay_packed
+from lngen.schedule import (
+    STAGED,
+    Problem,
+    Schedule,
+    exchanged_values,
+    partial_values,
+    stay_packed,
+    vectors_per_thread,
+)
 
 SIZES = {ctype(t): t.size for t in DType}  # bytes
 
@@ -77,8 +85,12 @@ class RowKernel:
 
     @property
     def unroll(self) -> str:
-        """C++: the operand of ``#pragma unroll`` for loops over the vectors of a thread; empty to unroll all."""
-        return " Row::PER_SEGMENT" if self.schedule.form == "multipass" else ""
+        """C++: the operand of ``#pragma unroll`` for loops over the vectors of a thread; empty to unroll all.
+
+        A thread that is told not to unroll the loop over its one vector may keep the vector in local memory.
+        """
+        several = self.problem.segments * vectors_per_thread(self.schedule, self.problem) > 1
+        return " Row::PER_SEGMENT" if self.schedule.form == "multipass" and several else ""
 
     @property
     def releases_at_once(self) -> bool:

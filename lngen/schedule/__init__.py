@@ -4,10 +4,14 @@ from lngen.devices import capability
 from lngen.schedule.arch import MINIMUM_ARCH, OVERLAP_ARCH, check_arch, exists, minimum_arch
 from lngen.schedule.choose import choose, spill_text
 from lngen.schedule.layout import (
+    COLUMN_THREADS,
     blocks_per_partial,
     cluster_tile,
+    column_block,
+    column_threads,
     dynamic_shared,
     exchanged_values,
+    groups_of_a_block,
     partial_rows,
     partial_values,
     rows_ahead,
@@ -38,6 +42,7 @@ from lngen.schedule.workload import row_counts, workload
 __all__ = [
     "ANY",
     "BULK",
+    "COLUMN_THREADS",
     "MINIMUM_ARCH",
     "OVERLAP_ARCH",
     "STAGED",
@@ -51,6 +56,8 @@ __all__ = [
     "check_arch",
     "choose",
     "cluster_tile",
+    "column_block",
+    "column_threads",
     "complete",
     "depths",
     "dynamic_shared",
@@ -59,6 +66,7 @@ __all__ = [
     "exists",
     "fits",
     "folds",
+    "groups_of_a_block",
     "is_legal",
     "least_shared",
     "minimum_arch",

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 
 from lngen import config
 from lngen.devices import Device, device_for, oldest_first
-from lngen.errors import MissingError, ScheduleError
+from lngen.errors import LowerError, MissingError, ScheduleError
 from lngen.schedule.problem import Problem
-from lngen.schedule.ranking import candidates
+from lngen.schedule.ranking import candidates, last_resort
 from lngen.schedule.resources import fits, register_limit, registers
 from lngen.schedule.schedule import Schedule
 from lngen.spec import Spec
@@ -35,14 +36,23 @@ def choose(
     ``rows``: the expected number, None for many. ``device``: the GPU; None for the one that represents the oldest arch.
 
     Measured schedules come first, then the model's order; the compile log decides: a candidate with spills is
-    skipped. At most MOST_TRIED are compiled; if all of them spill, the result is the one that spills least. Without a
-    compiler, where ``spilled`` raises MissingError, it is the first. One schedule serves all archs: the best for the
-    oldest that fits the others; ScheduleError if there is none.
+    skipped. At most MOST_TRIED are compiled; if all of them spill, form multipass follows, and if that spills, too, the
+    result is the one that spills least. Without a compiler, where ``spilled`` raises MissingError, it is the first.
+    One schedule serves all archs: the best for the oldest that fits the others; ScheduleError if there is none.
     """
     oldest, *others = oldest_first(arches)
     device = device if device is not None and device.arch == oldest else device_for(oldest)
-    fitting = (s for s in candidates(facts, device, vec, rows) if all(fits(s, facts, device_for(a)) for a in others))
-    tried = _tried(facts, fitting, lambda s: spilled(s, (oldest, *others)))
+
+    def fitting(listed: Iterable[Schedule]) -> Iterator[Schedule]:
+        return (s for s in listed if all(fits(s, facts, device_for(a)) for a in others))
+
+    def compiled(listed: Iterable[Schedule]) -> dict[Schedule, int]:
+        return _tried(listed, lambda s: spilled(s, (oldest, *others)))
+
+    tried = compiled(_in_turn(facts, fitting(candidates(facts, device, vec, rows))))
+    if all(tried.values()):
+        with suppress(ScheduleError, LowerError):  # if no schedule of form multipass is legal, or has the graph's sums
+            tried |= compiled(_in_turn(facts, fitting(last_resort(facts, device, vec, rows))))
     if not tried:
         raise ScheduleError(f"no schedule for {spec} fits all of {', '.join((oldest, *others))}; build each alone.")
     best = min(tried, key=lambda s: tried[s])
@@ -51,13 +61,13 @@ def choose(
     return best
 
 
-def _tried(facts: Problem, listed: Iterable[Schedule], spilled: Callable[[Schedule], int]) -> dict[Schedule, int]:
+def _tried(listed: Iterable[Schedule], spilled: Callable[[Schedule], int]) -> dict[Schedule, int]:
     """The bytes that each compiled schedule spills, up to the first without spills.
 
     Without a compiler no schedule is known to spill.
     """
     tried: dict[Schedule, int] = {}
-    for schedule in _in_turn(facts, listed):
+    for schedule in listed:
         try:
             tried[schedule] = spilled(schedule)
         except MissingError:

@@ -7,6 +7,9 @@ from lngen.schedule.schedule import STAGED, Schedule
 
 WARP = 32  # threads
 
+# The kernel that only adds columns: threads of a block, and the fewest of a row group, which has neighbouring vectors.
+COLUMN_THREADS, LEAST_COLUMN_THREADS = 128, 4
+
 
 def segments_held(s: Schedule, p: Problem) -> int:
     """Segments of a row that a block holds at a time: its share of them, or one in form multipass."""
@@ -52,9 +55,24 @@ def rows_of_a_block(p: Problem) -> tuple[int, ...]:
     return (p.groups, 1) if p.cluster > 1 and p.groups > 1 else (p.groups,)
 
 
+def groups_of_a_block(s: Schedule, p: Problem) -> int:
+    """Row groups side by side in a block that adds column sums: with form multipass in the kernel that only does so."""
+    return min(rows_of_a_block(p)) if s.form == "multipass" else s.rows_per_block
+
+
+def column_threads(s: Schedule, p: Problem) -> int:
+    """Threads of a row group in the kernel that only adds columns, each with a vector of columns."""
+    return max(COLUMN_THREADS // groups_of_a_block(s, p), LEAST_COLUMN_THREADS)
+
+
+def column_block(s: Schedule, p: Problem) -> int:
+    """Threads of a block in the kernel that only adds columns."""
+    return column_threads(s, p) * groups_of_a_block(s, p)
+
+
 def blocks_per_partial(s: Schedule, p: Problem) -> int:
     """Blocks for the row groups that share a block in the graph; for column sums."""
-    return p.groups // s.rows_per_block
+    return p.groups // groups_of_a_block(s, p)
 
 
 def partial_rows(s: Schedule, p: Problem) -> int:

@@ -9,6 +9,7 @@ from lngen.errors import ScheduleError
 from lngen.schedule.layout import (
     WARP,
     cluster_tile,
+    column_block,
     dynamic_shared,
     exchanged_values,
     rows_of_a_block,
@@ -206,10 +207,8 @@ def _column_sum_rules(s: Schedule, p: Problem) -> Iterator[Rule]:
         lambda: "prefetch belongs to form=registers with column sums",
     )
     yield (
-        p.column_sums == 0 or s.form != "multipass" or 1 in rows_of_a_block(p),
-        lambda: (
-            f"form=multipass with column sums needs one row group per block, or long rows; the graph has {p.groups}"
-        ),
+        p.column_sums == 0 or s.form != "multipass" or column_block(s, p) <= MAX_THREADS,
+        lambda: f"form=multipass adds column sums in blocks of {MAX_THREADS} threads at most, got {column_block(s, p)}",
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -12,8 +13,9 @@ from lngen.schedule.columns import Columns
 from lngen.schedule.legal import is_legal
 from lngen.schedule.model import estimates, features
 from lngen.schedule.problem import Problem
+from lngen.schedule.resources import MAX_REGISTERS, register_limit
 from lngen.schedule.schedule import Schedule
-from lngen.schedule.space import roomy_space
+from lngen.schedule.space import multipass_space, roomy_space
 from lngen.schedule.table import measured
 from lngen.schedule.workload import rows_of, workload
 
@@ -44,9 +46,32 @@ def estimated(p: Problem, device: Device, vec: int | None = None, rows: int | No
     return list(_fastest_first(p, device, vec, rows))
 
 
+def last_resort(p: Problem, device: Device, vec: int | None = None, rows: int | None = None) -> list[Schedule]:
+    """For a problem whose candidates all spill: form multipass with all registers that a thread can have.
+
+    The fastest schedule for each number of threads, the fastest of them first. The kernel of the rows has no column
+    sums, so the model is asked about such a problem.
+    """
+    found = _sorted(multipass_space(p, device), replace(p, column_sums=0), device, vec, _count(p, device, rows))
+    fastest: dict[int, Schedule] = {}
+    for s in found:
+        if register_limit(s, device) == MAX_REGISTERS:
+            fastest.setdefault(s.threads, s)
+    return [*fastest.values()]
+
+
 def _fastest_first(p: Problem, device: Device, vec: int | None, rows: int | None) -> Columns:
     """As ``estimated``, in columns: a default needs no other schedule than the first."""
-    roomy = roomy_space(p, device)
+    return _sorted(roomy_space(p, device), p, device, vec, _count(p, device, rows))
+
+
+def _count(p: Problem, device: Device, rows: int | None) -> int:
+    """The rows for which all numbers of their workload class are ranked."""
+    return max(1, rows_of(p, workload(p, rows, device), device))
+
+
+def _sorted(roomy: Columns, p: Problem, device: Device, vec: int | None, count: int) -> Columns:
+    """Schedules for whose blocks the GPU has room, the fastest first, without those of which spills are expected."""
     if vec is not None:
         narrow = roomy.narrowed(vec)
         # Narrower accesses break no rule but those about the form and its accesses.
@@ -54,7 +79,6 @@ def _fastest_first(p: Problem, device: Device, vec: int | None, rows: int | None
         roomy = narrow.take(allowed > 0)
     if not len(roomy):
         raise ScheduleError(f"no schedule is legal for D={p.d}.")
-    count = max(1, rows_of(p, workload(p, rows, device), device))
     inputs = features(roomy, p, count, device)
     clean = inputs.spill_factor <= 1
     # Where the model expects spills of all of them, the compiler decides.

@@ -27,8 +27,8 @@ class Schedule:
     form              registers: a row's inputs stay in registers from load to store; tma, cp_async: the next rows are
                       copied to shared memory ahead of time, by bulk copies (sm_90) or by cp.async (sm_80), and every
                       phase reads them there; tma_unaligned: bulk copies of contiguous rows that do not start at
-                      multiples of 16 bytes; multipass: every phase reads the row again from global memory, for rows
-                      too long to hold
+                      multiples of 16 bytes; multipass: every phase reads the row again from global memory, and a
+                      kernel of its own adds the columns, for rows or column sums that registers do not hold
     threads           threads of a block that share a row, a power of two
     rows_per_block    rows that a block works on side by side; fixed by the graph if it has column sums, except for
                       long rows, whose row groups may each be a block

@@ -47,6 +47,17 @@ def roomy_space(p: Problem, device: Device) -> Columns:
 
 
 @cache
+def multipass_space(p: Problem, device: Device) -> Columns:
+    """The schedules of form multipass for whose blocks the GPU has room, also those that are not in the space.
+
+    No row and no column sum stays in registers, so they fit where no other form does. They read rows once more than
+    others, so short rows, whose row groups the graph has side by side, are not worth a try where another form fits.
+    """
+    bases = (b for t in _threads(p) if is_legal(b := Schedule("multipass", t, 1, p.run), p))
+    return Columns.of_rows(row for b in bases for row in _variants(b, p, device, roomy=True)).sorted()
+
+
+@cache
 def _space(p: Problem, device: Device, roomy: bool) -> Columns:
     bases = (b for b in _bases(p, device) if is_legal(b, p))
     return Columns.of_rows(row for b in bases for row in _variants(b, p, device, roomy)).sorted()
@@ -61,10 +72,8 @@ def _bases(p: Problem, device: Device) -> Iterator[Schedule]:
     vec, store, whole = p.run, bool(p.output_sizes), p.d % p.chunk == 0
     # Three row groups help where a cluster shares staged rows; they are not tried elsewhere.
     groups = sorted(rows_of_a_block(p) if p.column_sums else (1, 2, 3, *(1 << n for n in range(2, 8))))
-    widest = max(1 << (p.segment_chunks - 1).bit_length(), WARP)
-    threads = [1 << n for n in range(11) if 1 << n <= widest]
     clusters = [c for c in CLUSTERS if p.segments % c == 0]
-    for t, r in product(threads, groups):
+    for t, r in product(_threads(p), groups):
         if t * r > MAX_THREADS or t * r % WARP:
             continue
         anywhere = r != 3 or p.column_sums > 0
@@ -85,6 +94,12 @@ def _bases(p: Problem, device: Device) -> Iterator[Schedule]:
                 yield Schedule("cp_async", t, r, vec, stages=2, grid=grid)
                 if not whole:
                     yield Schedule("tma_unaligned", t, r, vec, stages=2, grid=grid, tma_store=store)
+
+
+def _threads(p: Problem) -> list[int]:
+    """The numbers of threads of a row: powers of two, up to one that has a thread for each chunk of a segment."""
+    widest = max(1 << (p.segment_chunks - 1).bit_length(), WARP)
+    return [1 << n for n in range(11) if 1 << n <= widest]
 
 
 def _variants(base: Schedule, p: Problem, device: Device, roomy: bool) -> Iterator[Row]:

@@ -76,6 +76,26 @@ __device__ __forceinline__ void store_partial_of_many(real* partial, const real*
     }
 }
 
+// Tree-reduces the column sums of the row groups of a block, a vector of columns a thread: while more than one row group
+// is left, the upper half is combined into the lower half, through shared memory. The first row group gets the sums.
+template <typename Op, typename Row>
+__device__ __forceinline__ void reduce_row_groups(real* upper, real (&sums)[Row::N]) {
+    int live = Row::ROWS;
+    #pragma unroll 1
+    for (int half = half_of(Row::ROWS); half > 0; half /= 2) {
+        real* shared = upper + (Row::group() & (half - 1)) * (Row::N * Row::THREADS) + Row::thread();
+        __syncthreads();  // all threads have read what was there
+        if (Row::group() >= half && Row::group() < live) {
+            for (int i = 0; i < Row::N; ++i) shared[i * Row::THREADS] = sums[i];
+        }
+        __syncthreads();
+        if (Row::group() + half < live) {
+            for (int i = 0; i < Row::N; ++i) sums[i] = Op::of(sums[i], shared[i * Row::THREADS]);
+        }
+        live = half;
+    }
+}
+
 // Stores the column sums of one vector of columns.
 template <typename Row, typename Path>
 __device__ __forceinline__ void store_partial_vector(real* partial, const real (&sums)[Row::N]) {

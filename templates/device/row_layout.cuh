@@ -85,3 +85,13 @@ template <int D_, int THREADS, int N_, int ACCESS_> struct ColumnLayout {
     template <typename T> static __device__ __forceinline__ T* at(T* p, int v, int i) { return p + column(v, i); }
     static __device__ __forceinline__ bool holds(int v, int i) { return column(v, i) < D; }
 };
+
+// The same with several row groups side by side in a block, each with the same columns.
+template <typename Threads, int D_, int N_, int ACCESS_> struct GroupedColumnLayout : Threads {
+    static constexpr int D = D_, N = N_, ACCESS = ACCESS_;
+    static __device__ __forceinline__ int column(int, int i) {
+        return (static_cast<int>(blockIdx.x) * Threads::THREADS + Threads::thread()) * N + i;
+    }
+    template <typename T> static __device__ __forceinline__ T* at(T* p, int v, int i) { return p + column(v, i); }
+    static __device__ __forceinline__ bool holds(int v, int i) { return column(v, i) < D; }
+};
