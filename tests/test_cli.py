@@ -230,7 +230,10 @@ def test_show_after_a_pass() -> None:
 def test_an_unknown_pass_is_answered_with_the_passes() -> None:
     message = fails(2, "show", BWD, "--stage", "graph", "--after", "vpj")
     assert "there is no pass 'vpj'" in message
-    assert "build, vjp, simplify, save, cse, decompose, place_fma, place_spread, order_sums, share, or all" in message
+    assert (
+        "build, vjp, simplify, save, cse, decompose, place_fma, place_spread, compensate, order_sums, share, or all"
+        in message
+    )
 
 
 def test_show_cuda_is_the_source_to_the_byte() -> None:

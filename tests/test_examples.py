@@ -105,6 +105,6 @@ def test_residual_streams(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     run("residual", monkeypatch=monkeypatch)
     printed = capsys.readouterr().out.splitlines()
     assert printed[0] == "pre-LN: h = x + residual: True; dresidual is dx: True"
-    assert printed[1] == "  backward reads dy, dh, gamma, rstd, h"
+    assert printed[1] == "  backward reads dy, dh, gamma, h, rstd"
     assert printed[2] == "post-LN: backward reads dy, x, residual, gamma, rstd"
     assert printed[3].startswith("accumulated dgamma: largest element ")

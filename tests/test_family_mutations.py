@@ -58,7 +58,7 @@ SUM_FORWARD: dict[str, Mutation] = {
     "x1 is dropped": drop("branches", "x_columns"),
     "the row's factor is dropped": drop("x_rows", "x32"),
     "the feature's factor is dropped": drop("x_columns", "x_rows"),
-    "h is the norm": Edit("h", "cast %xhat {to=bf16}"),
+    "h is without the residual": Edit("h", "cast %branches {to=bf16}"),
     "h is x": Edit("h", "cast %x32 {to=bf16}"),
 }
 WHOLE = "x1=yes,rowscale=yes,colscale=yes,dtype=bf16"

@@ -11,7 +11,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from lngen.aot.manifest import entry
 from lngen.check.inputs import mismatches, random_inputs
+from lngen.compile import Compilation
 from lngen.data import data_dir
 from lngen.emit import emit
 from lngen.errors import LowerError, ScheduleError
@@ -286,7 +288,7 @@ def test_policies_and_launch_of_a_plan_one_can_check_by_hand() -> None:
     assert (kernel.block, kernel.launch_rule()) == (128, "grid ceil(rows / 4), block 128; no launch for rows = 0")
     assert [a.declaration for a in kernel.arguments[:4]] == [
         "const long long rows_",
-        "const bf16* __restrict__ x_ptr_",
+        "const bf16* x_ptr_",
         "const long long x_stride_",
         "const bf16* __restrict__ gamma_ptr_",
     ]
@@ -811,3 +813,24 @@ def test_the_name_spells_spec_and_schedule() -> None:
     found = lower(parse_spec("layernorm.bwd:d=4096,dtype=bf16"), s)
     assert found.name == "layernorm_bwd__bf16_d4096__t256_r2_v8_b1_prefetch"
     assert [k.name for k in found.kernels] == [f"{found.name}__rows", f"{found.name}__finish"]
+
+
+@pytest.mark.parametrize(
+    ("text", "shared"),
+    [
+        ("layernorm.fwd:d=64", {"x", "y"}),
+        ("layernorm.bwd:d=64", {"x", "dy", "dx"}),
+        ("layernorm.bwd:d=64,wrt=gamma", set()),  # no [M, D] result
+        ("layernorm.bwd:d=64,accumulate=gamma", {"x", "dy", "dx", "dgamma", "dgamma_in"}),
+        ("add_rmsnorm.fwd:d=64", {"x", "residual", "y", "h"}),
+        ("add_rmsnorm.fwd:d=64,dtype=bf16,residual_dtype=f32", {"x", "residual", "y", "h"}),
+    ],
+)
+def test_pointers_that_may_be_the_same_are_not_declared_to_differ(text: str, shared: set[str]) -> None:
+    """Those are all for which the manifest permits it, or undefined behaviour would follow."""
+    spec = parse_spec(text)
+    plan = lower(spec, Compilation(spec).schedule())
+    arguments = [a for k in plan.kernels for a in k.arguments if a.kind in ("input", "output")]
+    assert {a.tensor for a in arguments if "__restrict__" not in a.declaration} == shared
+    pairs = entry(plan, {})["in_place"]["outputs"]
+    assert {name for output, inputs in pairs.items() for name in (output, *inputs)} <= shared

@@ -7,7 +7,7 @@ from dataclasses import replace
 from lngen.errors import LowerError
 from lngen.ir import REDUCTIONS, WIDE, D, DType, Eqn, Graph, M, Value
 from lngen.ir.op import compute_dtype
-from lngen.lower.arguments import ROWS, tensors, workspace
+from lngen.lower.arguments import ROWS, sharing, tensors, workspace
 from lngen.lower.finish import COLUMN_ROWS, column_policy, finish_of, in_single_launch
 from lngen.lower.inputs import Inputs
 from lngen.lower.kernel import Extent, Kernel
@@ -189,7 +189,7 @@ class _Lowering:
         return Kernel(
             name=f"{self.stem}__{role}",
             template=f"{template}.cu.jinja",
-            arguments=(ROWS, *arguments),
+            arguments=(ROWS, *sharing(arguments)),
             phases=(),
             grid=grid,
             block=block,

@@ -7,20 +7,24 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Argument:
-    """A kernel argument. ``kind``: rows, input, output, workspace (pointers), stride (of ``tensor``, in elements)."""
+    """A kernel argument. ``kind``: rows, input, output, workspace (pointers), stride (of ``tensor``, in elements).
+
+    ``alone``: no other pointer of the kernel reaches the same memory, if one of them writes to it.
+    """
 
     name: str
     ctype: str
     kind: str
     tensor: str = ""
     const: bool = False
+    alone: bool = True
 
     @property
     def declaration(self) -> str:
         """The declaration in the kernel's signature."""
         if self.kind in ("rows", "stride"):
             return f"const long long {self.name}"
-        return f"{'const ' if self.const else ''}{self.ctype}* __restrict__ {self.name}"
+        return f"{'const ' if self.const else ''}{self.ctype}* {'__restrict__ ' if self.alone else ''}{self.name}"
 
 
 @dataclass(frozen=True)

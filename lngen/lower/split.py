@@ -155,15 +155,16 @@ def column_graph(parts: Split, graph: Graph) -> tuple[Graph, tuple[Value, ...]]:
 
     Where an operand of a column sum depends on row sums, the [M] values computed from them become parameters.
     """
-    levels = depths(graph)
+    levels, producer = depths(graph), graph.producers()
     operands = tuple(dict.fromkeys(a for e in parts.sums for a in e.args))
-    needed = upstream(graph.eqns, operands)
-    handed = tuple(
-        e.out
-        for e in graph.eqns
-        if e.out in needed and e.out.type.axes == (M,) and levels[e.out] > 0
-        if e.out in operands or _feeds_columns(graph, e.out, needed)
-    )
+    taken, waiting = set[Value](), [*operands]
+    while waiting:
+        value = waiting.pop()
+        if value.type.axes == (M,) and levels[value] > 0:
+            taken.add(value)
+        elif value in producer:
+            waiting += producer[value].args
+    handed = tuple(e.out for e in graph.eqns if e.out in taken)
     columns = extract(graph, graph.name, (*graph.params, *handed), operands)
     for eqn in columns.eqns:
         if S in eqn.out.type.axes:
@@ -172,8 +173,3 @@ def column_graph(parts: Split, graph: Graph) -> tuple[Graph, tuple[Value, ...]]:
                 "that takes two graphs, one for the values and one for their sum."
             )
     return columns, handed
-
-
-def _feeds_columns(graph: Graph, value: Value, needed: set[Value]) -> bool:
-    """True if an equation that is not per row uses ``value`` on the way to a column sum."""
-    return any(value in e.args and e.out in needed and e.out.type.axes != (M,) for e in graph.eqns)
