@@ -136,6 +136,7 @@ class Phase:
     row_outputs  [M] results stored after the reductions
     releases     the reductions imply that every thread has read the row: its stage is refilled
     broadcast    the exchange of the blocks of a cluster also broadcasts the row for that stage
+    kept         stored results that the loop leaves in registers
     """
 
     number: int
@@ -148,6 +149,7 @@ class Phase:
     exchanged: tuple[str, ...] = ()
     releases: bool = False
     broadcast: bool = False
+    kept: tuple[Tensor, ...] = ()
 
     @property
     def loops(self) -> tuple[Loop, ...]:

@@ -97,22 +97,36 @@ class _Work:
         """The reductions that end a phase."""
         return tuple(e for e in self.graph.eqns if is_row_fold(e) and operand_depth(e, self.levels) == number)
 
+    @property
+    def numbers(self) -> range:
+        """The phases with loops over the row."""
+        return range(1 + max([*self.added.values(), *self.stored.values()], default=0))
+
     @cached_property
     def kept(self) -> Kept:
         """The values that the reductions of rows leave in registers, by phase."""
         if not self.style.keeps_long:
             return {}
-        numbers = range(1 + max([*self.added.values(), *self.stored.values()], default=0))
-        folds = {n: [e for e in self.reductions(n) if e.op not in SEGMENT_SUMS] for n in numbers}
-        needed = {n: [*self.wanted(n), *(a for e in self.reductions(n) for a in e.args)] for n in numbers}
+        folds = {n: [e for e in self.reductions(n) if e.op not in SEGMENT_SUMS] for n in self.numbers}
+        needed = {n: [*self.wanted(n), *(a for e in self.reductions(n) for a in e.args)] for n in self.numbers}
         return kept_by({n: [a for e in eqns for a in e.args] for n, eqns in folds.items()}, needed, self.graph)
+
+    def rounded(self, number: int) -> tuple[Value, ...]:
+        """The 16-bit results that a phase stores and later loops read, which stay in registers meanwhile.
+
+        The compiler would round them again, and they take less room than what they are computed from.
+        """
+        of_rows = [e for e in self.graph.eqns if D in e.out.type.axes]
+        later = {v for n in self.numbers if n > number for v in self.wanted(n)}
+        later |= {a for n in self.numbers if n >= number for e in self.reductions(n) for a in e.args}
+        short = [v for v, n in self.stored.items() if n == number and v.type.dtype.size == 2 and self.style.keeps_long]
+        return tuple(v for v in short if v in upstream(of_rows, later))
 
     def held(self, number: int) -> frozenset[Value]:
         """The values that earlier phases have left in registers."""
         earlier = [e for e in self.graph.eqns if self.levels[e.out] <= number and self.style.keeps]
-        return frozenset(
-            [*segments.squared(self.graph, earlier), *(v for n in range(number) for v in self.kept.get(n, ()))]
-        )
+        left = (v for n in range(number) for v in (*self.rounded(n), *self.kept.get(n, ())))
+        return frozenset([*segments.squared(self.graph, earlier), *left])
 
 
 def _phase(work: _Work, number: int) -> Phase:
@@ -127,16 +141,17 @@ def _phase(work: _Work, number: int) -> Phase:
         terms = [term(e, inputs, style.accumulate.guard, style.accumulate.target) for e in column_sums]
         return [*terms, *(Statement(f"{v.name}_out_[i_] = {inputs.spell(v)};") for v in wide)]
 
-    wanted = work.wanted(number)
+    wanted, rounded = work.wanted(number), work.rounded(number)
     return Phase(
         number=number,
-        loop=_loop(graph, wanted, ends, style.inputs, work.held(number)) if wanted else None,
+        loop=_loop(graph, wanted, ends, style.inputs, work.held(number), rounded) if wanted else None,
         outputs=tuple(map(tensor, wide)),
         accumulators=tuple(named(e, n) for n, e in enumerate(column_sums)),
         reduces=tuple(_reduces(work, number)),
         after=tuple(_after(graph, e, number, style) for e in after),
         row_outputs=tuple(map(tensor, rows)),
         exchanged=tuple(e.out.name for e in exchanged if style.cluster),
+        kept=tuple(map(tensor, rounded)),
     )
 
 
@@ -148,7 +163,8 @@ def _after(graph: Graph, eqn: Eqn, number: int, style: Style) -> Statement | Joi
 
 def _reduces(work: _Work, number: int) -> Iterable[Reduce]:
     """The reductions of a phase: those of a row by kind, the sums of its segments one by one."""
-    graph, style, reductions, kept = work.graph, work.style, work.reductions(number), work.held(number)
+    graph, style, reductions = work.graph, work.style, work.reductions(number)
+    kept = work.held(number) | {*work.rounded(number)}
     for eqn in reductions:
         if eqn.op in SEGMENT_SUMS:
             array = f"{eqn.out.name}_own_"
@@ -224,7 +240,8 @@ def _loop(
 def _computed(eqn: Eqn, inputs: Inputs, keep: Sequence[Value]) -> tuple[Statement, ...]:
     """The statement of an equation, and the one that keeps its value, which the compiler would rather recompute."""
     name = c_name(eqn.out)
-    keeps = [Statement(f"{eqn.out.name}_row_[v_][i_] = materialised({name});")] if eqn.out in keep else []
+    value = name if eqn.out.type.dtype.size == 2 else f"materialised({name})"
+    keeps = [Statement(f"{eqn.out.name}_row_[v_][i_] = {value};")] if eqn.out in keep else []
     return inputs.statement(eqn), *keeps
 
 
