@@ -700,10 +700,10 @@ __device__ __forceinline__ real column_total(const real* sums, int n, int column
 // ---- the rows ----
 extern "C" __global__ void __launch_bounds__(256, 1)
 layernorm_bwd__bf16_d16384__t64_r4_v8_b1_tma_s3_c8_cached__rows(
-    const long long rows_, const bf16* __restrict__ dy_ptr_, const long long dy_stride_,
-    const bf16* __restrict__ x_ptr_, const long long x_stride_, const bf16* __restrict__ gamma_ptr_,
-    const float* __restrict__ mean_ptr_, const float* __restrict__ rstd_ptr_, bf16* __restrict__ dx_ptr_,
-    const long long dx_stride_, float* __restrict__ sum_dy_xhat_partials_, float* __restrict__ sum_dy_partials_)
+    const long long rows_, const bf16* dy_ptr_, const long long dy_stride_, const bf16* x_ptr_,
+    const long long x_stride_, const bf16* __restrict__ gamma_ptr_, const float* __restrict__ mean_ptr_,
+    const float* __restrict__ rstd_ptr_, bf16* dx_ptr_, const long long dx_stride_,
+    float* __restrict__ sum_dy_xhat_partials_, float* __restrict__ sum_dy_partials_)
 {
     using Row = RowLayout<Cluster</* blocks */ 8, /* threads */ 64, /* rows */ 4>, /* D */ 16384, /* segment */ 2048,
         /* vector */ 8, /* access */ 8>;

@@ -575,10 +575,10 @@ __device__ __forceinline__ real column_total(const real* sums, int n, int column
 // ---- the rows ----
 extern "C" __global__ void __launch_bounds__(256, 1)
 layernorm_bwd__bf16_d4096__t128_r2_v8_b1_tma_s2_cached_regs_early__rows(
-    const long long rows_, const bf16* __restrict__ dy_ptr_, const long long dy_stride_,
-    const bf16* __restrict__ x_ptr_, const long long x_stride_, const bf16* __restrict__ gamma_ptr_,
-    const float* __restrict__ mean_ptr_, const float* __restrict__ rstd_ptr_, bf16* __restrict__ dx_ptr_,
-    const long long dx_stride_, float* __restrict__ sum_dy_xhat_partials_, float* __restrict__ sum_dy_partials_)
+    const long long rows_, const bf16* dy_ptr_, const long long dy_stride_, const bf16* x_ptr_,
+    const long long x_stride_, const bf16* __restrict__ gamma_ptr_, const float* __restrict__ mean_ptr_,
+    const float* __restrict__ rstd_ptr_, bf16* dx_ptr_, const long long dx_stride_,
+    float* __restrict__ sum_dy_xhat_partials_, float* __restrict__ sum_dy_partials_)
 {
     using Row = RowLayout<Block</* threads */ 128, /* rows */ 2>, /* D */ 4096, /* segment */ 4096, /* vector */ 8,
         /* access */ 8>;

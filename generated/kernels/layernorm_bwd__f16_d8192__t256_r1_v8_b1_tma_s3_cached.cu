@@ -616,10 +616,10 @@ __device__ __forceinline__ real column_total(const real* sums, int n, int column
 // ---- the rows ----
 extern "C" __global__ void __launch_bounds__(256, 1)
 layernorm_bwd__f16_d8192__t256_r1_v8_b1_tma_s3_cached__rows(
-    const long long rows_, const f16* __restrict__ dy_ptr_, const long long dy_stride_,
-    const f16* __restrict__ x_ptr_, const long long x_stride_, const f16* __restrict__ gamma_ptr_,
-    const float* __restrict__ mean_ptr_, const float* __restrict__ rstd_ptr_, f16* __restrict__ dx_ptr_,
-    const long long dx_stride_, float* __restrict__ sum_dy_xhat_partials_, float* __restrict__ sum_dy_partials_)
+    const long long rows_, const f16* dy_ptr_, const long long dy_stride_, const f16* x_ptr_,
+    const long long x_stride_, const f16* __restrict__ gamma_ptr_, const float* __restrict__ mean_ptr_,
+    const float* __restrict__ rstd_ptr_, f16* dx_ptr_, const long long dx_stride_,
+    float* __restrict__ sum_dy_xhat_partials_, float* __restrict__ sum_dy_partials_)
 {
     using Row = RowLayout<Block</* threads */ 256, /* rows */ 1>, /* D */ 8192, /* segment */ 2048, /* vector */ 8,
         /* access */ 8>;

@@ -493,10 +493,10 @@ __device__ __forceinline__ real column_total(const real* sums, int n, int column
 // ---- the rows ----
 extern "C" __global__ void __launch_bounds__(256, 1)
 layernorm_bwd__f32_d1000__t64_r4_v4_b1_cp_async_s2__rows(
-    const long long rows_, const float* __restrict__ dy_ptr_, const long long dy_stride_,
-    const float* __restrict__ x_ptr_, const long long x_stride_, const float* __restrict__ gamma_ptr_,
-    const float* __restrict__ mean_ptr_, const float* __restrict__ rstd_ptr_, float* __restrict__ dx_ptr_,
-    const long long dx_stride_, float* __restrict__ sum_dy_xhat_partials_, float* __restrict__ sum_dy_partials_)
+    const long long rows_, const float* dy_ptr_, const long long dy_stride_, const float* x_ptr_,
+    const long long x_stride_, const float* __restrict__ gamma_ptr_, const float* __restrict__ mean_ptr_,
+    const float* __restrict__ rstd_ptr_, float* dx_ptr_, const long long dx_stride_,
+    float* __restrict__ sum_dy_xhat_partials_, float* __restrict__ sum_dy_partials_)
 {
     using Row = PartialRowLayout<Block</* threads */ 64, /* rows */ 4>, /* D */ 1000, /* segment */ 1000,
         /* vector */ 4, /* run */ 4, /* access */ 4>;

@@ -498,10 +498,9 @@ struct DynamicTmaStream : DynamicTmaRing<Row, GRID, STAGES, STAGE_BYTES, EARLY> 
 // ---- the rows ----
 extern "C" __global__ void __launch_bounds__(256, 2)
 layernorm_fwd__bf16_d12288__t256_r1_v8_b2_tma_s2_g264_cached_regs_early_dynamic__rows(
-    const long long rows_, const bf16* __restrict__ x_ptr_, const long long x_stride_,
-    const bf16* __restrict__ gamma_ptr_, const bf16* __restrict__ beta_ptr_, bf16* __restrict__ y_ptr_,
-    const long long y_stride_, float* __restrict__ mean_ptr_, float* __restrict__ rstd_ptr_,
-    unsigned long long* __restrict__ counter_)
+    const long long rows_, const bf16* x_ptr_, const long long x_stride_, const bf16* __restrict__ gamma_ptr_,
+    const bf16* __restrict__ beta_ptr_, bf16* y_ptr_, const long long y_stride_, float* __restrict__ mean_ptr_,
+    float* __restrict__ rstd_ptr_, unsigned long long* __restrict__ counter_)
 {
     using Row = RowLayout<Block</* threads */ 256, /* rows */ 1>, /* D */ 12288, /* segment */ 6144, /* vector */ 8,
         /* access */ 8>;

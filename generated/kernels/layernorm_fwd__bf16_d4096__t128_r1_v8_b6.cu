@@ -299,9 +299,9 @@ template <typename Row> struct OneRow {
 // ---- the rows ----
 extern "C" __global__ void __launch_bounds__(128, 6)
 layernorm_fwd__bf16_d4096__t128_r1_v8_b6__rows(
-    const long long rows_, const bf16* __restrict__ x_ptr_, const long long x_stride_,
-    const bf16* __restrict__ gamma_ptr_, const bf16* __restrict__ beta_ptr_, bf16* __restrict__ y_ptr_,
-    const long long y_stride_, float* __restrict__ mean_ptr_, float* __restrict__ rstd_ptr_)
+    const long long rows_, const bf16* x_ptr_, const long long x_stride_, const bf16* __restrict__ gamma_ptr_,
+    const bf16* __restrict__ beta_ptr_, bf16* y_ptr_, const long long y_stride_, float* __restrict__ mean_ptr_,
+    float* __restrict__ rstd_ptr_)
 {
     using Row = RowLayout<Block</* threads */ 128, /* rows */ 1>, /* D */ 4096, /* segment */ 4096, /* vector */ 8,
         /* access */ 8>;

@@ -565,9 +565,9 @@ struct TmaStream : StaticRows<Row, GRID>, TmaRing<Row, STAGES, STAGE_BYTES> {
 // ---- the rows ----
 extern "C" __global__ void __launch_bounds__(256, 1)
 layernorm_fwd__bf16_d65536__t256_r1_v8_b1_tma_s3_c4_g30_store_cached__rows(
-    const long long rows_, const bf16* __restrict__ x_ptr_, const long long x_stride_,
-    const bf16* __restrict__ gamma_ptr_, const bf16* __restrict__ beta_ptr_, bf16* __restrict__ y_ptr_,
-    const long long y_stride_, float* __restrict__ mean_ptr_, float* __restrict__ rstd_ptr_)
+    const long long rows_, const bf16* x_ptr_, const long long x_stride_, const bf16* __restrict__ gamma_ptr_,
+    const bf16* __restrict__ beta_ptr_, bf16* y_ptr_, const long long y_stride_, float* __restrict__ mean_ptr_,
+    float* __restrict__ rstd_ptr_)
 {
     using Row = RowLayout<Cluster</* blocks */ 4, /* threads */ 256, /* rows */ 1>, /* D */ 65536,
         /* segment */ 8192, /* vector */ 8, /* access */ 8>;

@@ -9,36 +9,42 @@
 //     memory; no launch for rows = 0
 //   workspace  : counter_: u64[1], zero before the first call
 //   names      : in kernels, variables that end in _ are lngen's, all others are values of the graph
-//   ir-sha256  : de5ecd264290
+//   ir-sha256  : 7369fa0bd94b
 //
 // graph @layernorm_fwd {order=v1}(%x: f32[M, D], %gamma: f32[D], %beta: f32[D]) -> (f32[M, D], f32[M], f32[M]) {
-//   %x32       : f32[M, D] = cast %x {to=f32}
-//   %gamma32   : f32[D]    = cast %gamma {to=f32}
-//   %beta32    : f32[D]    = cast %beta {to=f32}
-//   %x32_sums  : f32[M, S] = segment_sum %x32 {chunk=4, segment=4096}
-//   %n         : f32[S]    = segment_size {dtype=f32, segment=4096}
-//   %one_1     : f32[]     = const {dtype=f32, value=1.0}
-//   %n_inverse : f32[S]    = div %one_1, %n
-//   %centre    : f32[M, S] = mul %x32_sums, %n_inverse
-//   %far       : f32[M, D] = sub %x32, %centre
-//   %squares   : f32[M, S] = segment_dot %far, %far {chunk=4, segment=4096}
-//   %mean_sum  : f32[M]    = reduce_sum %x32_sums {axis=S, interleave=4}
-//   %d_size    : f32[]     = const {dtype=f32, value=32768.0}
-//   %mean      : f32[M]    = div %mean_sum, %d_size
-//   %off       : f32[M, S] = sub %centre, %mean
-//   %n_off     : f32[M, S] = mul %n, %off
-//   %term      : f32[M, S] = fma %n_off, %off, %squares
-//   %var_sum   : f32[M]    = reduce_sum %term {axis=S, interleave=4}
-//   %var       : f32[M]    = div %var_sum, %d_size
-//   %eps       : f32[]     = const {dtype=f32, value=1e-05}
-//   %veps      : f32[M]    = add %var, %eps
-//   %rstd_root : f32[M]    = sqrt %veps
-//   %one       : f32[]     = const {dtype=f32, value=1.0}
-//   %rstd      : f32[M]    = div %one, %rstd_root
-//   %shift     : f32[M, S] = mul %off, %rstd
-//   %xhat      : f32[M, D] = fma %far, %rstd, %shift
-//   %y32       : f32[M, D] = fma %xhat, %gamma32, %beta32
-//   %y         : f32[M, D] = cast %y32 {to=f32}
+//   %x32        : f32[M, D] = cast %x {to=f32}
+//   %gamma32    : f32[D]    = cast %gamma {to=f32}
+//   %beta32     : f32[D]    = cast %beta {to=f32}
+//   %x32_sums   : f32[M, S] = segment_sum %x32 {chunk=4, segment=4096}
+//   %n          : f32[S]    = segment_size {dtype=f32, segment=4096}
+//   %one_1      : f32[]     = const {dtype=f32, value=1.0}
+//   %n_inverse  : f32[S]    = div %one_1, %n
+//   %centre     : f32[M, S] = mul %x32_sums, %n_inverse
+//   %far        : f32[M, D] = sub %x32, %centre
+//   %rest       : f32[M, S] = segment_sum %far {chunk=4, segment=4096}
+//   %squares    : f32[M, S] = segment_dot %far, %far {chunk=4, segment=4096}
+//   %mean_sum   : f32[M]    = reduce_sum %x32_sums {axis=S, interleave=4}
+//   %d_size     : f32[]     = const {dtype=f32, value=32768.0}
+//   %mean_first : f32[M]    = div %mean_sum, %d_size
+//   %off_first  : f32[M, S] = sub %centre, %mean_first
+//   %left       : f32[M, S] = fma %n, %off_first, %rest
+//   %off_sum    : f32[M]    = reduce_sum %left {axis=S, interleave=4}
+//   %correction : f32[M]    = div %off_sum, %d_size
+//   %mean       : f32[M]    = add %mean_first, %correction
+//   %off        : f32[M, S] = sub %centre, %mean
+//   %n_off      : f32[M, S] = mul %n, %off
+//   %term       : f32[M, S] = fma %n_off, %off, %squares
+//   %var_sum    : f32[M]    = reduce_sum %term {axis=S, interleave=4}
+//   %var        : f32[M]    = div %var_sum, %d_size
+//   %eps        : f32[]     = const {dtype=f32, value=1e-05}
+//   %veps       : f32[M]    = add %var, %eps
+//   %rstd_root  : f32[M]    = sqrt %veps
+//   %one        : f32[]     = const {dtype=f32, value=1.0}
+//   %rstd       : f32[M]    = div %one, %rstd_root
+//   %shift      : f32[M, S] = mul %off, %rstd
+//   %xhat       : f32[M, D] = fma %far, %rstd, %shift
+//   %y32        : f32[M, D] = fma %xhat, %gamma32, %beta32
+//   %y          : f32[M, D] = cast %y32 {to=f32}
 //   return %y, %mean, %rstd
 // }
 
@@ -608,15 +614,14 @@ struct ClusterDynamicTmaStream : DynamicTmaRing<Row, GRID, STAGES, STAGE_BYTES, 
 // ---- the rows ----
 extern "C" __global__ void __launch_bounds__(192, 1)
 layernorm_fwd__f32_d32768__t64_r3_v4_b1_tma_s2_c8_g15_cached_regs_early_dynamic__rows(
-    const long long rows_, const float* __restrict__ x_ptr_, const long long x_stride_,
-    const float* __restrict__ gamma_ptr_, const float* __restrict__ beta_ptr_, float* __restrict__ y_ptr_,
-    const long long y_stride_, float* __restrict__ mean_ptr_, float* __restrict__ rstd_ptr_,
-    unsigned long long* __restrict__ counter_)
+    const long long rows_, const float* x_ptr_, const long long x_stride_, const float* __restrict__ gamma_ptr_,
+    const float* __restrict__ beta_ptr_, float* y_ptr_, const long long y_stride_, float* __restrict__ mean_ptr_,
+    float* __restrict__ rstd_ptr_, unsigned long long* __restrict__ counter_)
 {
     using Row = RowLayout<Cluster</* blocks */ 8, /* threads */ 64, /* rows */ 3>, /* D */ 32768, /* segment */ 4096,
         /* vector */ 4, /* access */ 4>;
-    using Reduce = BlockReduce<Row, /* values */ 1>;
-    using Exchange = ClusterExchange<Row, /* values */ 2, AcquireShared>;
+    using Reduce = BlockReduce<Row, /* values */ 2>;
+    using Exchange = ClusterExchange<Row, /* values */ 3, AcquireShared>;
     using Stream = ClusterDynamicTmaStream<Row, /* grid */ 15, /* stages */ 2, /* stage bytes */ 16384,
         /* early release */ true>;
     extern __shared__ __align__(128) unsigned char ring_[];
@@ -681,9 +686,24 @@ layernorm_fwd__f32_d32768__t64_r3_v4_b1_tma_s2_c8_g15_cached_regs_early_dynamic_
             }
         });
 
-        // ---- reduce: squares ----
+        // ---- reduce: rest, squares ----
+        real rest_own_[Row::SEGMENTS];
+        segment_sums<Add, Row, 1>(rest_own_, reduce_, [&](int v_, real (&sum_)[1]) {
+            const int s_ = v_ / Row::PER_SEGMENT;
+            // %n = segment_size {dtype=f32, segment=4096}
+            const float n = static_cast<float>(segment_size<Row>(Row::rank() * Row::SEGMENTS + s_));
+            const float n_inverse = one_1 / n;                   // %n_inverse = div %one_1, %n
+            const float centre = x32_sums_own_[s_] * n_inverse;  // %centre = mul %x32_sums, %n_inverse
+            for (int i_ = 0; i_ < Row::N; ++i_) {
+                const float x32 = x_row_[v_][i_];  // %x32 = cast %x {to=f32}
+                const float far = x32 - centre;    // %far = sub %x32, %centre
+                sum_[0] = sum_[0] + far;           // %rest = segment_sum %far {chunk=4, segment=4096}
+            }
+        });
+
         real squares_own_[Row::SEGMENTS];
         float far_row_[Row::VECTORS][Row::N];
+
         segment_sums<Add, Row, 1>(squares_own_, reduce_, [&](int v_, real (&sum_)[1]) {
             const int s_ = v_ / Row::PER_SEGMENT;
             // %n = segment_size {dtype=f32, segment=4096}
@@ -699,14 +719,16 @@ layernorm_fwd__f32_d32768__t64_r3_v4_b1_tma_s2_c8_g15_cached_regs_early_dynamic_
         });
 
         stream_.broadcast(exchange_);
-        real parts_1_[2 * Row::SEGMENTS];
+        real parts_1_[3 * Row::SEGMENTS];
         for (int s_ = 0; s_ < Row::SEGMENTS; ++s_) {
             parts_1_[0 * Row::SEGMENTS + s_] = x32_sums_own_[s_];
-            parts_1_[1 * Row::SEGMENTS + s_] = squares_own_[s_];
+            parts_1_[1 * Row::SEGMENTS + s_] = rest_own_[s_];
+            parts_1_[2 * Row::SEGMENTS + s_] = squares_own_[s_];
         }
         const real* all_1_ = exchange_.all(parts_1_);
-        const auto x32_sums_all_1_ = [&](int s_) { return all_1_[exchange_.index<2>(0, s_)]; };
-        const auto squares_all_1_ = [&](int s_) { return all_1_[exchange_.index<2>(1, s_)]; };
+        const auto x32_sums_all_1_ = [&](int s_) { return all_1_[exchange_.index<3>(0, s_)]; };
+        const auto rest_all_1_ = [&](int s_) { return all_1_[exchange_.index<3>(1, s_)]; };
+        const auto squares_all_1_ = [&](int s_) { return all_1_[exchange_.index<3>(2, s_)]; };
 
         stream_.release(copy_to_stage_);
         // %mean_sum = reduce_sum %x32_sums {axis=S, interleave=4}
@@ -714,7 +736,18 @@ layernorm_fwd__f32_d32768__t64_r3_v4_b1_tma_s2_c8_g15_cached_regs_early_dynamic_
             Row::SEGMENTS * Row::BLOCKS_PER_ROW>([&](int s_) {
             return x32_sums_all_1_(s_);
         });
-        const float mean = mean_sum / d_size;  // %mean = div %mean_sum, %d_size
+        const float mean_first = mean_sum / d_size;  // %mean_first = div %mean_sum, %d_size
+        // %off_sum = reduce_sum %left {axis=S, interleave=4}
+        const float off_sum = join_segments<Add, Row::SEGMENTS * Row::BLOCKS_PER_ROW, 4, 2>([&](int s_) {
+            const float n = static_cast<float>(segment_size<Row>(s_));  // %n = segment_size {dtype=f32, segment=4096}
+            const float n_inverse = one_1 / n;                          // %n_inverse = div %one_1, %n
+            const float centre = x32_sums_all_1_(s_) * n_inverse;       // %centre = mul %x32_sums, %n_inverse
+            const float off_first = centre - mean_first;                // %off_first = sub %centre, %mean_first
+            const float left = fmaf(n, off_first, rest_all_1_(s_));     // %left = fma %n, %off_first, %rest
+            return left;
+        });
+        const float correction = off_sum / d_size;   // %correction = div %off_sum, %d_size
+        const float mean = mean_first + correction;  // %mean = add %mean_first, %correction
         // %var_sum = reduce_sum %term {axis=S, interleave=4}
         const float var_sum = join_segments<Add, Row::SEGMENTS * Row::BLOCKS_PER_ROW, 4, 2>([&](int s_) {
             const float n = static_cast<float>(segment_size<Row>(s_));  // %n = segment_size {dtype=f32, segment=4096}

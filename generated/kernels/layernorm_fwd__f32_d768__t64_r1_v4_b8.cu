@@ -6,26 +6,34 @@
 //   compile    : nvcc or NVRTC with -std=c++17 -fmad=false -prec-div=true -prec-sqrt=true -ftz=false
 //   launch 1   : rows, grid rows, block 64; no launch for rows = 0
 //   names      : in kernels, variables that end in _ are lngen's, all others are values of the graph
-//   ir-sha256  : 862c976f37e8
+//   ir-sha256  : 9cf430955567
 //
 // graph @layernorm_fwd {order=v1}(%x: f32[M, D], %gamma: f32[D], %beta: f32[D]) -> (f32[M, D], f32[M], f32[M]) {
-//   %x32       : f32[M, D] = cast %x {to=f32}
-//   %gamma32   : f32[D]    = cast %gamma {to=f32}
-//   %beta32    : f32[D]    = cast %beta {to=f32}
-//   %mean_sum  : f32[M]    = reduce_sum %x32 {axis=D, chunk=4, segment=768}
-//   %d_size    : f32[]     = const {dtype=f32, value=768.0}
-//   %mean      : f32[M]    = div %mean_sum, %d_size
-//   %xc        : f32[M, D] = sub %x32, %mean
-//   %var_sum   : f32[M]    = reduce_dot %xc, %xc {axis=D, chunk=4, segment=768}
-//   %var       : f32[M]    = div %var_sum, %d_size
-//   %eps       : f32[]     = const {dtype=f32, value=1e-05}
-//   %veps      : f32[M]    = add %var, %eps
-//   %rstd_root : f32[M]    = sqrt %veps
-//   %one       : f32[]     = const {dtype=f32, value=1.0}
-//   %rstd      : f32[M]    = div %one, %rstd_root
-//   %xhat      : f32[M, D] = mul %xc, %rstd
-//   %y32       : f32[M, D] = fma %xhat, %gamma32, %beta32
-//   %y         : f32[M, D] = cast %y32 {to=f32}
+//   %x32        : f32[M, D] = cast %x {to=f32}
+//   %gamma32    : f32[D]    = cast %gamma {to=f32}
+//   %beta32     : f32[D]    = cast %beta {to=f32}
+//   %mean_sum   : f32[M]    = reduce_sum %x32 {axis=D, chunk=4, segment=768}
+//   %d_size     : f32[]     = const {dtype=f32, value=768.0}
+//   %mean_first : f32[M]    = div %mean_sum, %d_size
+//   %xc_first   : f32[M, D] = sub %x32, %mean_first
+//   %off_sum    : f32[M]    = reduce_sum %xc_first {axis=D, chunk=4, segment=768}
+//   %squares    : f32[M]    = reduce_dot %xc_first, %xc_first {axis=D, chunk=4, segment=768}
+//   %off        : f32[M]    = div %off_sum, %d_size
+//   %neg_off    : f32[M]    = neg %off
+//   %less       : f32[M]    = fma %neg_off, %off_sum, %squares
+//   %mean       : f32[M]    = add %mean_first, %off
+//   %xc         : f32[M, D] = sub %x32, %mean
+//   %zero       : f32[]     = const {dtype=f32, value=0.0}
+//   %var_sum    : f32[M]    = maximum %less, %zero
+//   %var        : f32[M]    = div %var_sum, %d_size
+//   %eps        : f32[]     = const {dtype=f32, value=1e-05}
+//   %veps       : f32[M]    = add %var, %eps
+//   %rstd_root  : f32[M]    = sqrt %veps
+//   %one        : f32[]     = const {dtype=f32, value=1.0}
+//   %rstd       : f32[M]    = div %one, %rstd_root
+//   %xhat       : f32[M, D] = mul %xc, %rstd
+//   %y32        : f32[M, D] = fma %xhat, %gamma32, %beta32
+//   %y          : f32[M, D] = cast %y32 {to=f32}
 //   return %y, %mean, %rstd
 // }
 
@@ -46,6 +54,21 @@ __device__ __forceinline__ void pdl_trigger() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;");
 #endif
+}
+
+// ---- device/numeric.cuh ----
+// The larger number; a NaN if either is one, and +0 is larger than -0, so the order of the operands does not matter.
+// Since sm_80 the maximum of two f32 is one instruction.
+template <typename T> __device__ __forceinline__ T maximum(T a, T b) {
+#if __CUDA_ARCH__ >= 800
+    if constexpr (sizeof(T) == 4) {
+        T r;
+        asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+        return r;
+    }
+#endif
+    if (a == b) return a == 0 ? a + b : a;
+    return a > b || a != a ? a : b;
 }
 
 // ---- device/vector.cuh ----
@@ -282,13 +305,13 @@ template <typename Row> struct OneRow {
 // ---- the rows ----
 extern "C" __global__ void __launch_bounds__(64, 8)
 layernorm_fwd__f32_d768__t64_r1_v4_b8__rows(
-    const long long rows_, const float* __restrict__ x_ptr_, const long long x_stride_,
-    const float* __restrict__ gamma_ptr_, const float* __restrict__ beta_ptr_, float* __restrict__ y_ptr_,
-    const long long y_stride_, float* __restrict__ mean_ptr_, float* __restrict__ rstd_ptr_)
+    const long long rows_, const float* x_ptr_, const long long x_stride_, const float* __restrict__ gamma_ptr_,
+    const float* __restrict__ beta_ptr_, float* y_ptr_, const long long y_stride_, float* __restrict__ mean_ptr_,
+    float* __restrict__ rstd_ptr_)
 {
     using Row = RowLayout<Block</* threads */ 64, /* rows */ 1>, /* D */ 768, /* segment */ 768, /* vector */ 4,
         /* access */ 4>;
-    using Reduce = BlockReduce<Row, /* values */ 1>;
+    using Reduce = BlockReduce<Row, /* values */ 2>;
     using Stream = OneRow<Row>;
     __shared__ Reduce::Buffers reduce_buffers_;
     Reduce reduce_{reduce_buffers_};
@@ -310,6 +333,7 @@ layernorm_fwd__f32_d768__t64_r1_v4_b8__rows(
     pdl_trigger();
 
     const float d_size = 768.0f;  // %d_size = const {dtype=f32, value=768.0}
+    const float zero = 0.0f;      // %zero = const {dtype=f32, value=0.0}
     const float eps = 1e-05f;     // %eps = const {dtype=f32, value=1e-05}
     const float one = 1.0f;       // %one = const {dtype=f32, value=1.0}
 
@@ -331,26 +355,33 @@ layernorm_fwd__f32_d768__t64_r1_v4_b8__rows(
         });
         const float mean_sum = sums_0_[0];
 
-        const float mean = mean_sum / d_size;  // %mean = div %mean_sum, %d_size
+        const float mean_first = mean_sum / d_size;  // %mean_first = div %mean_sum, %d_size
 
-        if (stream_.live() && Row::thread() == 0) mean_ptr_[stream_.row] = mean;
-
-        // ---- reduce: var_sum ----
-        real sums_1_[1];
-        row_sums<Add, Row>(sums_1_, reduce_, [&](int v_, real (&sum_)[1]) {
+        // ---- reduce: off_sum, squares ----
+        real sums_1_[2];
+        row_sums<Add, Row>(sums_1_, reduce_, [&](int v_, real (&sum_)[2]) {
             for (int i_ = 0; i_ < Row::N; ++i_) {
                 const float x32 = x_row_[v_][i_];  // %x32 = cast %x {to=f32}
-                const float xc = x32 - mean;       // %xc = sub %x32, %mean
-                sum_[0] = fmaf(xc, xc, sum_[0]);   // %var_sum = reduce_dot %xc, %xc {axis=D, chunk=4, segment=768}
+                const float xc_first = x32 - mean_first;  // %xc_first = sub %x32, %mean_first
+                sum_[0] = sum_[0] + xc_first;      // %off_sum = reduce_sum %xc_first {axis=D, chunk=4, segment=768}
+                // %squares = reduce_dot %xc_first, %xc_first {axis=D, chunk=4, segment=768}
+                sum_[1] = fmaf(xc_first, xc_first, sum_[1]);
             }
         });
-        const float var_sum = sums_1_[0];
+        const float off_sum = sums_1_[0];
+        const float squares = sums_1_[1];
 
-        const float var = var_sum / d_size;   // %var = div %var_sum, %d_size
-        const float veps = var + eps;         // %veps = add %var, %eps
-        const float rstd_root = sqrtf(veps);  // %rstd_root = sqrt %veps
-        const float rstd = one / rstd_root;   // %rstd = div %one, %rstd_root
+        const float off = off_sum / d_size;                  // %off = div %off_sum, %d_size
+        const float neg_off = -off;                          // %neg_off = neg %off
+        const float less = fmaf(neg_off, off_sum, squares);  // %less = fma %neg_off, %off_sum, %squares
+        const float mean = mean_first + off;                 // %mean = add %mean_first, %off
+        const float var_sum = maximum(less, zero);           // %var_sum = maximum %less, %zero
+        const float var = var_sum / d_size;                  // %var = div %var_sum, %d_size
+        const float veps = var + eps;                        // %veps = add %var, %eps
+        const float rstd_root = sqrtf(veps);                 // %rstd_root = sqrt %veps
+        const float rstd = one / rstd_root;                  // %rstd = div %one, %rstd_root
 
+        if (stream_.live() && Row::thread() == 0) mean_ptr_[stream_.row] = mean;
         if (stream_.live() && Row::thread() == 0) rstd_ptr_[stream_.row] = rstd;
 
         // ---- store: y ----

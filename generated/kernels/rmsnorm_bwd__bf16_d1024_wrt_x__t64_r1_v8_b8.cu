@@ -301,9 +301,9 @@ template <typename Row> struct OneRow {
 // ---- the rows ----
 extern "C" __global__ void __launch_bounds__(64, 8)
 rmsnorm_bwd__bf16_d1024_wrt_x__t64_r1_v8_b8__rows(
-    const long long rows_, const bf16* __restrict__ dy_ptr_, const long long dy_stride_,
-    const bf16* __restrict__ x_ptr_, const long long x_stride_, const bf16* __restrict__ gamma_ptr_,
-    const float* __restrict__ rstd_ptr_, bf16* __restrict__ dx_ptr_, const long long dx_stride_)
+    const long long rows_, const bf16* dy_ptr_, const long long dy_stride_, const bf16* x_ptr_,
+    const long long x_stride_, const bf16* __restrict__ gamma_ptr_, const float* __restrict__ rstd_ptr_,
+    bf16* dx_ptr_, const long long dx_stride_)
 {
     using Row = RowLayout<Block</* threads */ 64, /* rows */ 1>, /* D */ 1024, /* segment */ 1024, /* vector */ 8,
         /* access */ 8>;

@@ -419,10 +419,10 @@ __device__ __forceinline__ void grid_barrier(unsigned* arrivals) {
 // ---- the rows ----
 extern "C" __global__ void __launch_bounds__(512, 1)
 rmsnorm_bwd__f16_d768_wf32__t32_r16_v8_b1_prefetch_single__rows(
-    const long long rows_, const f16* __restrict__ dy_ptr_, const long long dy_stride_,
-    const f16* __restrict__ x_ptr_, const long long x_stride_, const float* __restrict__ gamma_ptr_,
-    const float* __restrict__ rstd_ptr_, f16* __restrict__ dx_ptr_, const long long dx_stride_,
-    float* __restrict__ sum_dy_xhat_partials_, float* __restrict__ dgamma_ptr_, unsigned* __restrict__ arrivals_)
+    const long long rows_, const f16* dy_ptr_, const long long dy_stride_, const f16* x_ptr_,
+    const long long x_stride_, const float* __restrict__ gamma_ptr_, const float* __restrict__ rstd_ptr_,
+    f16* dx_ptr_, const long long dx_stride_, float* __restrict__ sum_dy_xhat_partials_,
+    float* __restrict__ dgamma_ptr_, unsigned* __restrict__ arrivals_)
 {
     using Row = RowLayout<Block</* threads */ 32, /* rows */ 16>, /* D */ 768, /* segment */ 768, /* vector */ 8,
         /* access */ 8>;

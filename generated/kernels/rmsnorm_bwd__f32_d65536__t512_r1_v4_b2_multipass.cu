@@ -372,9 +372,9 @@ __device__ __forceinline__ real column_total(const real* sums, int n, int column
 // ---- the rows ----
 extern "C" __global__ void __launch_bounds__(512, 2)
 rmsnorm_bwd__f32_d65536__t512_r1_v4_b2_multipass__rows(
-    const long long rows_, const float* __restrict__ dy_ptr_, const long long dy_stride_,
-    const float* __restrict__ x_ptr_, const long long x_stride_, const float* __restrict__ gamma_ptr_,
-    const float* __restrict__ rstd_ptr_, float* __restrict__ dx_ptr_, const long long dx_stride_)
+    const long long rows_, const float* dy_ptr_, const long long dy_stride_, const float* x_ptr_,
+    const long long x_stride_, const float* __restrict__ gamma_ptr_, const float* __restrict__ rstd_ptr_,
+    float* dx_ptr_, const long long dx_stride_)
 {
     using Row = RowLayout<Block</* threads */ 512, /* rows */ 1>, /* D */ 65536, /* segment */ 4096, /* vector */ 4,
         /* access */ 4>;

@@ -473,9 +473,8 @@ template <typename Row, typename T> __device__ __forceinline__ void tma_store_sp
 // ---- the rows ----
 extern "C" __global__ void __launch_bounds__(128, 3)
 rmsnorm_fwd__bf16_d1001_beta__t32_r4_v1_b3_tma_unaligned_s3_g384_store_cached_regs__rows(
-    const long long rows_, const bf16* __restrict__ x_ptr_, const long long x_stride_,
-    const bf16* __restrict__ gamma_ptr_, const bf16* __restrict__ beta_ptr_, bf16* __restrict__ y_ptr_,
-    const long long y_stride_, float* __restrict__ rstd_ptr_)
+    const long long rows_, const bf16* x_ptr_, const long long x_stride_, const bf16* __restrict__ gamma_ptr_,
+    const bf16* __restrict__ beta_ptr_, bf16* y_ptr_, const long long y_stride_, float* __restrict__ rstd_ptr_)
 {
     using Row = PartialRowLayout<Block</* threads */ 32, /* rows */ 4>, /* D */ 1001, /* segment */ 1008,
         /* vector */ 8, /* run */ 1, /* access */ 1>;

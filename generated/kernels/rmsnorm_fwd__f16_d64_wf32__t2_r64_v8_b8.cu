@@ -266,9 +266,8 @@ template <typename Row> struct OneRow {
 // ---- the rows ----
 extern "C" __global__ void __launch_bounds__(128, 8)
 rmsnorm_fwd__f16_d64_wf32__t2_r64_v8_b8__rows(
-    const long long rows_, const f16* __restrict__ x_ptr_, const long long x_stride_,
-    const float* __restrict__ gamma_ptr_, f16* __restrict__ y_ptr_, const long long y_stride_,
-    float* __restrict__ rstd_ptr_)
+    const long long rows_, const f16* x_ptr_, const long long x_stride_, const float* __restrict__ gamma_ptr_,
+    f16* y_ptr_, const long long y_stride_, float* __restrict__ rstd_ptr_)
 {
     using Row = RowLayout<Block</* threads */ 2, /* rows */ 64>, /* D */ 64, /* segment */ 64, /* vector */ 8,
         /* access */ 8>;

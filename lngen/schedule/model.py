@@ -167,7 +167,8 @@ def estimates(f: Features, device: Device, model: Model = MODEL) -> Numbers:
     starting = np.where((f.staged > 0) | (f.persistent > 0), 0, f.rows * f.cluster / f.groups * model.block)
     powers = [part**model.blend for part in (memory, waiting, issuing, starting)]
     overlapped = np.add.reduce(powers) ** (1 / model.blend)
-    once = latency + work + model.launch + f.atomics * model.atomic
+    first = work - f.reductions * _barriers(f, model) * (f.cluster == 1)  # no other row delays the warps of a block
+    once = latency + first + model.launch + f.atomics * model.atomic
     result: Numbers = (overlapped + once) * f.spill_factor / 1e3
     return result
 
@@ -175,11 +176,16 @@ def estimates(f: Features, device: Device, model: Model = MODEL) -> Numbers:
 def _row_work(f: Features, instructions: Numbers, ns_per_cycle: float, model: Model) -> Numbers:
     """Ns of a row in its row group, from its arrival to its store; at least a cycle."""
     reduction = np.log2(np.minimum(f.threads, WARP)) * SHUFFLE_CYCLES * ns_per_cycle
-    across_warps = (f.threads > WARP) * (model.barrier + model.warp * f.threads / WARP)
+    across_warps = _barriers(f, model) + (f.threads > WARP) * model.warp * f.threads / WARP
     reduction = reduction + across_warps + (f.cluster > 1) * model.near
     work = f.reductions * reduction + f.elements * model.issue * instructions * model.alone * ns_per_cycle
     total: Numbers = work + f.late_weights * model.near + f.extra_barriers * model.barrier + ns_per_cycle
     return total
+
+
+def _barriers(f: Features, model: Model) -> Any:
+    """Ns of the barriers of a reduction over the threads of a row."""
+    return (f.threads > WARP) * model.barrier
 
 
 def _row_rate(f: Features, work: Numbers, latency: Numbers, model: Model) -> Numbers:
