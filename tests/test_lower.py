@@ -831,6 +831,7 @@ def test_pointers_that_may_be_the_same_are_not_declared_to_differ(text: str, sha
     spec = parse_spec(text)
     plan = lower(spec, Compilation(spec).schedule())
     arguments = [a for k in plan.kernels for a in k.arguments if a.kind in ("input", "output")]
+    assert not re.search(rf"<Row, ReadOnlyLoad>\(({'|'.join(shared) or 'none'})_ptr_", emit(plan))
     assert {a.tensor for a in arguments if "__restrict__" not in a.declaration} == shared
     pairs = entry(plan, {})["in_place"]["outputs"]
     assert {name for output, inputs in pairs.items() for name in (output, *inputs)} <= shared

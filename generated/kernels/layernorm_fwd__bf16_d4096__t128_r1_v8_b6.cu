@@ -106,8 +106,14 @@ struct Load {
     static constexpr bool KEEP_WHOLE = false;
 };
 
-// Reads through the read-only path (ld.global.nc). A result may overwrite a row in place: a thread reads an element
-// before it writes that element, never reads it again, and no other thread reads it.
+// Reads rows, which a result may overwrite in place: a thread reads an element before it writes that element, never
+// reads it again, and no other thread reads it.
+struct RowLoad : Load {
+    static constexpr bool KEEP_WHOLE = true;
+    template <typename W> static __device__ __forceinline__ W read(const W* p) { return *p; }
+};
+
+// Reads what no kernel of the launch writes, through the read-only path (ld.global.nc).
 struct ReadOnlyLoad : Load {
     static constexpr bool KEEP_WHOLE = true;
     template <typename W> static __device__ __forceinline__ W read(const W* p) { return __ldg(p); }
@@ -335,7 +341,7 @@ layernorm_fwd__bf16_d4096__t128_r1_v8_b6__rows(
 
         #pragma unroll
         for (int v_ = 0; v_ < Row::VECTORS; ++v_) {
-            x_row_[v_] = load<Row, ReadOnlyLoad>(x_ptr_ + stream_.valid_row() * x_stride_, v_);
+            x_row_[v_] = load<Row, RowLoad>(x_ptr_ + stream_.valid_row() * x_stride_, v_);
         }
 
         // ---- reduce: mean_sum ----

@@ -109,8 +109,7 @@ struct PlainLoad : Load {
     template <typename W> static __device__ __forceinline__ W read(const W* p) { return *p; }
 };
 
-// Reads through the read-only path (ld.global.nc). A result may overwrite a row in place: a thread reads an element
-// before it writes that element, never reads it again, and no other thread reads it.
+// Reads what no kernel of the launch writes, through the read-only path (ld.global.nc).
 struct ReadOnlyLoad : Load {
     static constexpr bool KEEP_WHOLE = true;
     template <typename W> static __device__ __forceinline__ W read(const W* p) { return __ldg(p); }

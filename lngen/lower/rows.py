@@ -153,9 +153,9 @@ class RowKernel:
     def load(self) -> str:
         """The load policy of [M, D] inputs in global memory.
 
-        ReadOnlyLoad needs the addresses of Row::at, which take more registers than persistent kernels have left.
+        RowLoad needs the addresses of Row::at, which take more registers than persistent kernels have left.
         """
-        return "ReadOnlyLoad" if self.schedule.form == "registers" and not self.persistent else "PlainLoad"
+        return "RowLoad" if self.schedule.form == "registers" and not self.persistent else "PlainLoad"
 
     @property
     def column_load(self) -> str:
