@@ -40,10 +40,16 @@ def failure(error: BaseException) -> str:
     with suppress(Exception):  # its __str__ is code of the user, too
         text = str(error).strip()
     what = ": ".join([type(error).__name__, *map(short, text.splitlines()[:1])])
+    line = line_of(error)
+    return f"{what} ({line})" if line else what
+
+
+def line_of(error: BaseException) -> str:
+    """The last line of code of a user that an exception passed: file, number and text; empty if there is none."""
     frame = _innermost(error)
     if frame is None:
-        return what
-    return f"{what} ('{frame.filename}', line {frame.lineno}{': ' * bool(frame.line)}{short(frame.line or '')})"
+        return ""
+    return f"'{frame.filename}', line {frame.lineno}{': ' * bool(frame.line)}{short(frame.line or '')}"
 
 
 def _innermost(error: BaseException) -> traceback.FrameSummary | None:

@@ -210,10 +210,16 @@ def test_what_is_no_graph_is_a_sentence(folder: Path, spec: str, message: str) -
             "broken:f.fwd:d=8",
             "'broken:f' cannot be imported: ZeroDivisionError: division by zero ('{folder}/broken.py', line 2: 1 / 0)",
         ),
+        (
+            "refused:f.fwd:d=8",
+            "graph @f_fwd: 'x' expects a dtype of f16, bf16, f32, f64, got 'f99'.\n"
+            "    '{folder}/refused.py', line 3: b.input('x', dtype='f99')",
+        ),
     ],
 )
 def test_code_that_raises_is_a_wrong_request(folder: Path, spec: str, message: str) -> None:
     (folder / "broken.py").write_text("\n1 / 0\n")
+    (folder / "refused.py").write_text("\ndef f(b):\n    b.input('x', dtype='f99')\n")
     done = CliRunner().invoke(cli, ["check", spec])
     last = len(MODULE.splitlines())
     assert (done.exit_code, done.stderr) == (2, f"error: {message.format(folder=folder, last=last)}\n")

@@ -61,7 +61,7 @@ def brief_usage() -> Iterator[None]:
 def _judged(error: Exception) -> tuple[str, int]:
     """The sentence and the exit code of an error."""
     if isinstance(error, LngenError):
-        return str(error), error.exit_code
+        return "\n".join([str(error), *getattr(error, "__notes__", [])]), error.exit_code
     if isinstance(error, MemoryError):
         return f"the memory does not suffice ({_brief(error)}); use fewer rows.", MissingError.exit_code
     if isinstance(error, OSError) and error.filename is not None:

@@ -11,7 +11,7 @@ from lngen.graphs.builder import GraphBuilder
 from lngen.graphs.given import check_forward, declared, statistics_of
 from lngen.graphs.hints import hint
 from lngen.graphs.options import Options
-from lngen.imports import failure
+from lngen.imports import failure, line_of
 from lngen.ir import DType, Graph
 from lngen.ir.names import is_graph_name
 from lngen.ir.operators import recording
@@ -73,16 +73,23 @@ class Definition:
             raise SpecError(f"graph '{self.name}' is expected to be described by a function, got {self.describe!r}.")
 
     def builder(self, options: Options) -> GraphBuilder:
-        """The builder after the description has run; VerifyError, with the line, for what it raises."""
+        """The builder after the description has run; VerifyError, with the line, for what it raises.
+
+        An error of the builder's gets a note with the line of the description.
+        """
         b = GraphBuilder(self.name, options)
         try:
             with recording(b):
                 self.describe(b)
-        except (LngenError, MemoryError):
+        except MemoryError:
             raise
         except (Exception, SystemExit) as error:
             if isinstance(self.describe, FunctionType) and self.describe.__module__.startswith("lngen."):
-                raise  # an error in lngen itself
+                raise  # a refusal, or an error in lngen itself
+            if isinstance(error, LngenError):
+                if line := line_of(error):
+                    error.add_note(f"    {line}")
+                raise
             raise VerifyError(f"graph @{b.name}: its function raised {failure(error)}{hint(error)}") from error
         b.finish()
         for name, _ in options.chosen:
