@@ -40,8 +40,8 @@ namespace lngen { namespace layernorm_bwd__f32_d1000__t64_r4_v4_b1_cp_async_s2 {
 using real = float;  // sums are added in this type
 
 // ---- device/launch.cuh ----
-// Programmatic dependent launch (PDL): a kernel that is launched with that attribute starts while the previous one runs,
-// and waits here for its results.
+// Programmatic dependent launch (PDL): a kernel that is launched with that attribute starts while the previous one
+// runs, and waits here for its results.
 __device__ __forceinline__ void pdl_wait() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");

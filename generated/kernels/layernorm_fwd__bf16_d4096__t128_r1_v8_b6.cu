@@ -34,8 +34,8 @@ namespace lngen { namespace layernorm_fwd__bf16_d4096__t128_r1_v8_b6 {
 using real = float;  // sums are added in this type
 
 // ---- device/launch.cuh ----
-// Programmatic dependent launch (PDL): a kernel that is launched with that attribute starts while the previous one runs,
-// and waits here for its results.
+// Programmatic dependent launch (PDL): a kernel that is launched with that attribute starts while the previous one
+// runs, and waits here for its results.
 __device__ __forceinline__ void pdl_wait() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");

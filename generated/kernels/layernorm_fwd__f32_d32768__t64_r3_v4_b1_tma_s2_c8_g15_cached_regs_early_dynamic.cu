@@ -53,8 +53,8 @@ namespace lngen { namespace layernorm_fwd__f32_d32768__t64_r3_v4_b1_tma_s2_c8_g1
 using real = float;  // sums are added in this type
 
 // ---- device/launch.cuh ----
-// Programmatic dependent launch (PDL): a kernel that is launched with that attribute starts while the previous one runs,
-// and waits here for its results.
+// Programmatic dependent launch (PDL): a kernel that is launched with that attribute starts while the previous one
+// runs, and waits here for its results.
 __device__ __forceinline__ void pdl_wait() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");

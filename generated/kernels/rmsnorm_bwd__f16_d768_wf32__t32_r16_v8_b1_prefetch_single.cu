@@ -32,8 +32,8 @@ namespace lngen { namespace rmsnorm_bwd__f16_d768_wf32__t32_r16_v8_b1_prefetch_s
 using real = float;  // sums are added in this type
 
 // ---- device/launch.cuh ----
-// Programmatic dependent launch (PDL): a kernel that is launched with that attribute starts while the previous one runs,
-// and waits here for its results.
+// Programmatic dependent launch (PDL): a kernel that is launched with that attribute starts while the previous one
+// runs, and waits here for its results.
 __device__ __forceinline__ void pdl_wait() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");

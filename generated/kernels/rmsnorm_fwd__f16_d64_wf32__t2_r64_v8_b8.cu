@@ -30,8 +30,8 @@ namespace lngen { namespace rmsnorm_fwd__f16_d64_wf32__t2_r64_v8_b8 {
 using real = float;  // sums are added in this type
 
 // ---- device/launch.cuh ----
-// Programmatic dependent launch (PDL): a kernel that is launched with that attribute starts while the previous one runs,
-// and waits here for its results.
+// Programmatic dependent launch (PDL): a kernel that is launched with that attribute starts while the previous one
+// runs, and waits here for its results.
 __device__ __forceinline__ void pdl_wait() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -1,5 +1,5 @@
-// Programmatic dependent launch (PDL): a kernel that is launched with that attribute starts while the previous one runs,
-// and waits here for its results.
+// Programmatic dependent launch (PDL): a kernel that is launched with that attribute starts while the previous one
+// runs, and waits here for its results.
 __device__ __forceinline__ void pdl_wait() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
