@@ -339,9 +339,9 @@ template <typename Threads, int D_, int SEGMENT_, int N_, int ACCESS_> struct Ro
 // Addition. The neutral element: x + -0.0 is x for every x, also for -0.0 (+0.0 would turn -0.0 into +0.0). But the sum
 // of nothing is +0.0.
 struct Add {
-    static __device__ __forceinline__ real neutral() { return static_cast<real>(-0.0); }
-    static __device__ __forceinline__ real of(real a, real b) { return a + b; }
-    static __device__ __forceinline__ real of_nothing() { return 0; }
+    template <typename Real> static __device__ __forceinline__ Real neutral() { return static_cast<Real>(-0.0); }
+    template <typename Real> static __device__ __forceinline__ Real of(Real a, Real b) { return a + b; }
+    template <typename Real> static __device__ __forceinline__ Real of_nothing() { return 0; }
 };
 
 // The largest power of two below n.
@@ -349,7 +349,8 @@ __device__ constexpr int half_of(int n) { return n <= 2 ? 1 : 2 * half_of((n + 1
 
 // Tree reduction: while more than one part is left, the upper half is combined into the lower half. Only the first LIVE
 // parts count.
-template <typename Op, int LIVE, int N> __device__ __forceinline__ real tree_reduce(real (&part)[N]) {
+template <typename Op, int LIVE, int N, typename Real>
+__device__ __forceinline__ Real tree_reduce(Real (&part)[N]) {
     if constexpr (LIVE > 1) {
         constexpr int HALF = half_of(LIVE);
         for (int i = 0; i + HALF < LIVE; ++i) part[i] = Op::of(part[i], part[i + HALF]);
@@ -359,7 +360,8 @@ template <typename Op, int LIVE, int N> __device__ __forceinline__ real tree_red
 }
 
 // Tree reduction over groups of LANES lanes of a warp; every lane gets the result.
-template <typename Op, int LANES, int N> __device__ __forceinline__ void reduce_lanes(real (&part)[N]) {
+template <typename Op, int LANES, int N, typename Real>
+__device__ __forceinline__ void reduce_lanes(Real (&part)[N]) {
     for (int distance = LANES / 2; distance > 0; distance /= 2) {
         for (int n = 0; n < N; ++n) part[n] = Op::of(part[n], __shfl_xor_sync(0xffffffffu, part[n], distance));
     }
@@ -378,19 +380,19 @@ template <typename Row> __device__ __forceinline__ void row_barrier() {
 // Reductions over the threads of a row, at most MAX_VALUES values at a time: every thread reduces its lane's values of
 // all warps from shared memory, then the lanes of a warp are reduced. Two buffers are used in turn, so one barrier per
 // call is enough.
-template <typename Row, int MAX_VALUES> struct BlockReduce {
+template <typename Row, typename Real, int MAX_VALUES> struct BlockReduce {
     static constexpr int WARPS = Row::THREADS / 32;
-    struct Buffers { real parts[Row::ROWS][2][MAX_VALUES][Row::THREADS]; };
+    struct Buffers { Real parts[Row::ROWS][2][MAX_VALUES][Row::THREADS]; };
     Buffers& buffers;
     int turn = 0;
     explicit __device__ __forceinline__ BlockReduce(Buffers& b) : buffers(b) {}
 
-    template <typename Op, int N> __device__ __forceinline__ void threads(real (&part)[N]) {
+    template <typename Op, int N> __device__ __forceinline__ void threads(Real (&part)[N]) {
         auto& parts = buffers.parts[Row::group()][turn];
         for (int n = 0; n < N; ++n) parts[n][Row::thread()] = part[n];
         row_barrier<Row>();
         for (int n = 0; n < N; ++n) {
-            real warp[WARPS];
+            Real warp[WARPS];
             for (int w = 0; w < WARPS; ++w) warp[w] = parts[n][w * 32 + Row::thread() % 32];
             part[n] = tree_reduce<Op, WARPS>(warp);
         }
@@ -401,16 +403,16 @@ template <typename Row, int MAX_VALUES> struct BlockReduce {
 
 // Adds the terms that each thread has of segment s: term(v, sum) adds the elements of vector v left to right, then the
 // vectors of a thread are tree-reduced.
-template <typename Op, typename Row, int N, typename Term>
-__device__ __forceinline__ void thread_sums(real (&sums)[N], int s, Term term) {
-    real vectors[N][Row::PER_SEGMENT];
+template <typename Op, typename Row, int N, typename Real, typename Term>
+__device__ __forceinline__ void thread_sums(Real (&sums)[N], int s, Term term) {
+    Real vectors[N][Row::PER_SEGMENT];
     #pragma unroll
     for (int v = 0; v < Row::PER_SEGMENT; ++v) {
-        real sum[N];
-        for (int n = 0; n < N; ++n) sum[n] = Op::neutral();
+        Real sum[N];
+        for (int n = 0; n < N; ++n) sum[n] = Op::template neutral<Real>();
         term(s * Row::PER_SEGMENT + v, sum);
         const bool holds = Row::holds(s * Row::PER_SEGMENT + v, 0);
-        for (int n = 0; n < N; ++n) vectors[n][v] = holds ? sum[n] : Op::neutral();
+        for (int n = 0; n < N; ++n) vectors[n][v] = holds ? sum[n] : Op::template neutral<Real>();
     }
     for (int n = 0; n < N; ++n) sums[n] = tree_reduce<Op, Row::PER_SEGMENT>(vectors[n]);
 }
@@ -419,9 +421,10 @@ __device__ __forceinline__ void thread_sums(real (&sums)[N], int s, Term term) {
 // Interleaved partial sums: segment s is added to partial sum s % INTERLEAVE; the partial sums are tree-reduced.
 // UNROLL rounds are unrolled at a time, since more need more registers.
 template <typename Op, int SEGMENTS, int INTERLEAVE, int UNROLL, typename Part>
-__device__ __forceinline__ real join_segments(Part part) {
+__device__ __forceinline__ auto join_segments(Part part) {
+    using Real = decltype(part(0));
     constexpr int SUMS = SEGMENTS < INTERLEAVE ? SEGMENTS : INTERLEAVE;
-    real sums[SUMS];
+    Real sums[SUMS];
     for (int j = 0; j < SUMS; ++j) sums[j] = part(j);
     #pragma unroll UNROLL
     for (int s = SUMS; s < SEGMENTS; s += SUMS) {
@@ -433,10 +436,10 @@ __device__ __forceinline__ real join_segments(Part part) {
 }
 
 // Computes the sums of the segments of a block: sums[n * SEGMENTS + s] is sum n of segment s.
-template <typename Op, typename Row, int N, int PARTS, typename Reduce, typename Term>
-__device__ __forceinline__ void segment_sums(real (&sums)[PARTS], Reduce& reduce, Term term) {
+template <typename Op, typename Row, int N, int PARTS, typename Real, typename Reduce, typename Term>
+__device__ __forceinline__ void segment_sums(Real (&sums)[PARTS], Reduce& reduce, Term term) {
     for (int s = 0; s < Row::SEGMENTS; ++s) {
-        real segment[N];
+        Real segment[N];
         thread_sums<Op, Row>(segment, s, term);
         for (int n = 0; n < N; ++n) sums[n * Row::SEGMENTS + s] = segment[n];
     }
@@ -444,12 +447,13 @@ __device__ __forceinline__ void segment_sums(real (&sums)[PARTS], Reduce& reduce
 }
 
 // Computes the sums of a row that the blocks of a cluster share: every block gets the sums of all segments.
-template <typename Op, typename Row, int INTERLEAVE, int N, typename Reduce, typename Exchange, typename Term>
-__device__ __forceinline__ void cluster_sums(real (&sums)[N], Reduce& reduce, Exchange& exchange, Term term) {
+template <typename Op, typename Row, int INTERLEAVE, int N, typename Real, typename Reduce, typename Exchange,
+          typename Term>
+__device__ __forceinline__ void cluster_sums(Real (&sums)[N], Reduce& reduce, Exchange& exchange, Term term) {
     constexpr int PARTS = N * Row::SEGMENTS, ALL = Row::BLOCKS_PER_ROW * Row::SEGMENTS;
-    real parts[PARTS];
+    Real parts[PARTS];
     segment_sums<Op, Row, N>(parts, reduce, term);
-    const real* all = exchange.all(parts);
+    const Real* all = exchange.all(parts);
     for (int n = 0; n < N; ++n) {
         sums[n] = join_segments<Op, ALL, INTERLEAVE, ALL>(
             [&](int s) { return all[exchange.template index<N>(n, s)]; });
@@ -460,9 +464,9 @@ __device__ __forceinline__ void cluster_sums(real (&sums)[N], Reduce& reduce, Ex
 // DSMEM exchange: every block of the cluster gets the VALUES values that each block has for a row. Two buffers are
 // used in turn, so that no block overtakes another. Requires a row barrier between reading the values and the next
 // call: otherwise a remote block may overwrite values that slower warps still read.
-template <typename Row, int VALUES, typename Acquire> struct ClusterExchange {
+template <typename Row, typename Real, int VALUES, typename Acquire> struct ClusterExchange {
     struct alignas(16) Buffers {
-        real values[2][Row::ROWS][Row::BLOCKS_PER_ROW * VALUES];
+        Real values[2][Row::ROWS][Row::BLOCKS_PER_ROW * VALUES];
         unsigned long long full[2][Row::ROWS];
     };
     Buffers& buffers;
@@ -486,13 +490,13 @@ template <typename Row, int VALUES, typename Acquire> struct ClusterExchange {
     }
 
     // Sends the values of this block to all blocks, in pairs where it can, and returns those of all, block after block.
-    template <int N> __device__ __forceinline__ const real* all(const real (&part)[N]) {
-        real* values = buffers.values[count % 2][Row::group()];
+    template <int N> __device__ __forceinline__ const Real* all(const Real (&part)[N]) {
+        Real* values = buffers.values[count % 2][Row::group()];
         unsigned long long* full = barrier();
-        if (Row::thread() == 0) mbarrier_arrive_expect(full, Row::BLOCKS_PER_ROW * N * sizeof(real));
+        if (Row::thread() == 0) mbarrier_arrive_expect(full, Row::BLOCKS_PER_ROW * N * sizeof(Real));
         if (Row::thread() < Row::BLOCKS_PER_ROW) {
-            real* own = values + Row::rank() * N;
-            if constexpr (N % 2 == 0 && sizeof(real) == 4) {
+            Real* own = values + Row::rank() * N;
+            if constexpr (N % 2 == 0 && sizeof(Real) == 4) {
                 for (int n = 0; n < N; n += 2) {
                     send(reinterpret_cast<float2*>(own + n), make_float2(part[n], part[n + 1]), full, Row::thread());
                 }
@@ -600,7 +604,7 @@ struct TmaStream : StaticRows<Row, GRID>, TmaRing<Row, STAGES, STAGE_BYTES> {
 
 // ---- device/column_sums.cuh ----
 // Column sums of a block, stored as a row of partial sums. UNIT neighbours are moved together.
-template <int UNIT> struct alignas(UNIT * sizeof(real)) Unit { real items[UNIT]; };
+template <typename Real, int UNIT> struct alignas(UNIT * sizeof(Real)) Unit { Real items[UNIT]; };
 
 // The place of a unit in shared memory: units of every other group of eight are swapped in pairs, so that threads that
 // write half a vector each have no bank conflicts.
@@ -611,15 +615,15 @@ __device__ __forceinline__ int swizzled(int unit) { return unit ^ (unit >> 3 & 1
 template <typename Row> __device__ constexpr int group_stride() { return (Row::BLOCK_COLUMNS + 7) / 8 * 8; }
 
 // Writes the column sums of each thread to shared memory, with a place for each row group.
-template <typename Row, int UNIT>
-__device__ __forceinline__ void share_column_sums(real* shared, const real (&sums)[Row::VECTORS][Row::N]) {
+template <typename Row, int UNIT, typename Real>
+__device__ __forceinline__ void share_column_sums(Real* shared, const Real (&sums)[Row::VECTORS][Row::N]) {
     constexpr int COUNT = Row::RUN < UNIT ? 1 : UNIT;
-    auto* units = reinterpret_cast<Unit<COUNT>*>(shared + Row::group() * group_stride<Row>());
+    auto* units = reinterpret_cast<Unit<Real, COUNT>*>(shared + Row::group() * group_stride<Row>());
     #pragma unroll
     for (int v = 0; v < Row::VECTORS; ++v) {
         if (!Row::owns(v)) continue;
         for (int i = 0; i < Row::N; i += COUNT) {
-            Unit<COUNT> unit;
+            Unit<Real, COUNT> unit;
             for (int j = 0; j < COUNT; ++j) unit.items[j] = sums[v][i + j];
             const int at = Row::column(v, i) - Row::first_column();
             units[(swizzled(at / UNIT) * UNIT + at % UNIT) / COUNT] = unit;
@@ -628,18 +632,18 @@ __device__ __forceinline__ void share_column_sums(real* shared, const real (&sum
 }
 
 // Tree-reduces the column sums of the row groups of a block, and stores the block's part of a row of partial sums.
-template <typename Op, typename Row, int UNIT, typename Path>
-__device__ __forceinline__ void store_partial(real* partial, const real* shared) {
+template <typename Op, typename Row, int UNIT, typename Path, typename Real>
+__device__ __forceinline__ void store_partial(Real* partial, const Real* shared) {
     constexpr int STRIDE = group_stride<Row>(), THREADS = Row::THREADS * Row::ROWS;
     const int start = Row::first_column();
     #pragma unroll 1
     for (int unit = threadIdx.x; unit * UNIT < Row::BLOCK_COLUMNS && start + unit * UNIT < Row::D; unit += THREADS) {
-        Unit<UNIT> groups[Row::ROWS], sum;
+        Unit<Real, UNIT> groups[Row::ROWS], sum;
         for (int r = 0; r < Row::ROWS; ++r) {
-            groups[r] = reinterpret_cast<const Unit<UNIT>*>(shared + r * STRIDE)[swizzled(unit)];
+            groups[r] = reinterpret_cast<const Unit<Real, UNIT>*>(shared + r * STRIDE)[swizzled(unit)];
         }
         for (int j = 0; j < UNIT; ++j) {
-            real parts[Row::ROWS];
+            Real parts[Row::ROWS];
             for (int r = 0; r < Row::ROWS; ++r) parts[r] = groups[r].items[j];
             sum.items[j] = tree_reduce<Op, Row::ROWS>(parts);
         }
@@ -656,25 +660,26 @@ struct L2Load {
 // Reduces the terms `from`, `from` + INTERLEAVE, ..., BATCH of them loaded at a time, in COLUMNS neighbouring columns
 // of each of SUMS partial sums. A term is the tree reduction of ROWS_PER_TERM rows of partial sums, of which there are
 // `partial_rows`; rows past the last are neutral. LEADING is the leading dimension of partial sums.
-template <typename Op, int LEADING, int INTERLEAVE, int BATCH, int ROWS_PER_TERM, int COLUMNS, int SUMS>
+template <typename Op, int LEADING, int INTERLEAVE, int BATCH, int ROWS_PER_TERM, int COLUMNS, int SUMS,
+          typename Real>
 __device__ __forceinline__ void interleaved_sums(
-    real (&sums)[SUMS][COLUMNS], const real* const (&partials)[SUMS], int from, int partial_rows) {
+    Real (&sums)[SUMS][COLUMNS], const Real* const (&partials)[SUMS], int from, int partial_rows) {
     for (int n = 0; n < SUMS; ++n) {
-        for (int j = 0; j < COLUMNS; ++j) sums[n][j] = Op::neutral();
+        for (int j = 0; j < COLUMNS; ++j) sums[n][j] = Op::template neutral<Real>();
     }
     #pragma unroll 1
     for (int first = from; first * ROWS_PER_TERM < partial_rows; first += BATCH * INTERLEAVE) {
-        real parts[SUMS][BATCH][COLUMNS][ROWS_PER_TERM];
+        Real parts[SUMS][BATCH][COLUMNS][ROWS_PER_TERM];
         for (int b = 0; b < BATCH; ++b) {
             for (int e = 0; e < ROWS_PER_TERM; ++e) {
                 const int row = (first + b * INTERLEAVE) * ROWS_PER_TERM + e;
                 const int valid = row < partial_rows ? row : partial_rows - 1;
                 const long long offset = static_cast<long long>(valid) * LEADING;
                 for (int n = 0; n < SUMS; ++n) {
-                    Access<real, COLUMNS> unit;
+                    Access<Real, COLUMNS> unit;
                     unit.template read<L2Load>(partials[n] + offset);
                     for (int j = 0; j < COLUMNS; ++j) {
-                        parts[n][b][j][e] = row < partial_rows ? unit[j] : Op::neutral();
+                        parts[n][b][j][e] = row < partial_rows ? unit[j] : Op::template neutral<Real>();
                     }
                 }
             }
@@ -690,11 +695,11 @@ __device__ __forceinline__ void interleaved_sums(
 }
 
 // The total of kind `n` in a column of a tile of COLUMNS: the tree reduction of its INTERLEAVE partial sums.
-template <typename Op, int INTERLEAVE, int COLUMNS>
-__device__ __forceinline__ real column_total(const real* sums, int n, int column, long long rows) {
-    real parts[INTERLEAVE];
+template <typename Op, int INTERLEAVE, int COLUMNS, typename Real>
+__device__ __forceinline__ Real column_total(const Real* sums, int n, int column, long long rows) {
+    Real parts[INTERLEAVE];
     for (int s = 0; s < INTERLEAVE; ++s) parts[s] = sums[(n * INTERLEAVE + s) * COLUMNS + column];
-    return rows == 0 ? Op::of_nothing() : tree_reduce<Op, INTERLEAVE>(parts);
+    return rows == 0 ? Op::template of_nothing<Real>() : tree_reduce<Op, INTERLEAVE>(parts);
 }
 
 // ---- the rows ----
@@ -707,8 +712,8 @@ layernorm_bwd__bf16_d16384__t64_r4_v8_b1_tma_s3_c8_cached__rows(
 {
     using Row = RowLayout<Cluster</* blocks */ 8, /* threads */ 64, /* rows */ 4>, /* D */ 16384, /* segment */ 2048,
         /* vector */ 8, /* access */ 8>;
-    using Reduce = BlockReduce<Row, /* values */ 2>;
-    using Exchange = ClusterExchange<Row, /* values */ 2, AcquireAll>;
+    using Reduce = BlockReduce<Row, real, /* values */ 2>;
+    using Exchange = ClusterExchange<Row, real, /* values */ 2, AcquireAll>;
     using Stream = TmaStream<Row, /* grid */ 15, /* stages */ 3, /* stage bytes */ 8192, /* early release */ false>;
     extern __shared__ __align__(128) unsigned char ring_[];
     __shared__ Reduce::Buffers reduce_buffers_;
@@ -757,7 +762,7 @@ layernorm_bwd__bf16_d16384__t64_r4_v8_b1_tma_s3_c8_cached__rows(
     real sum_dy_sums_[Row::VECTORS][Row::N];
     #pragma unroll
     for (int v_ = 0; v_ < Row::VECTORS; ++v_) {
-        for (int i_ = 0; i_ < Row::N; ++i_) sum_dy_xhat_sums_[v_][i_] = sum_dy_sums_[v_][i_] = Add::neutral();
+        for (int i_ = 0; i_ < Row::N; ++i_) sum_dy_xhat_sums_[v_][i_] = sum_dy_sums_[v_][i_] = Add::neutral<real>();
     }
     const auto copy_to_stage_ = [&](unsigned char* stage_, long long row_, unsigned long long* full_) {
         mbarrier_arrive_expect(full_, Row::columns() * (sizeof(bf16) + sizeof(bf16)));

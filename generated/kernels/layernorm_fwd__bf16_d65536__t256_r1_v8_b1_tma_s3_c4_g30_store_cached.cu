@@ -298,8 +298,8 @@ template <typename Threads, int D_, int SEGMENT_, int N_, int ACCESS_> struct Ro
 // Addition. The neutral element: x + -0.0 is x for every x, also for -0.0 (+0.0 would turn -0.0 into +0.0). But the sum
 // of nothing is +0.0.
 struct Add {
-    static __device__ __forceinline__ real neutral() { return static_cast<real>(-0.0); }
-    static __device__ __forceinline__ real of(real a, real b) { return a + b; }
+    template <typename Real> static __device__ __forceinline__ Real neutral() { return static_cast<Real>(-0.0); }
+    template <typename Real> static __device__ __forceinline__ Real of(Real a, Real b) { return a + b; }
 };
 
 // The largest power of two below n.
@@ -307,7 +307,8 @@ __device__ constexpr int half_of(int n) { return n <= 2 ? 1 : 2 * half_of((n + 1
 
 // Tree reduction: while more than one part is left, the upper half is combined into the lower half. Only the first LIVE
 // parts count.
-template <typename Op, int LIVE, int N> __device__ __forceinline__ real tree_reduce(real (&part)[N]) {
+template <typename Op, int LIVE, int N, typename Real>
+__device__ __forceinline__ Real tree_reduce(Real (&part)[N]) {
     if constexpr (LIVE > 1) {
         constexpr int HALF = half_of(LIVE);
         for (int i = 0; i + HALF < LIVE; ++i) part[i] = Op::of(part[i], part[i + HALF]);
@@ -317,7 +318,8 @@ template <typename Op, int LIVE, int N> __device__ __forceinline__ real tree_red
 }
 
 // Tree reduction over groups of LANES lanes of a warp; every lane gets the result.
-template <typename Op, int LANES, int N> __device__ __forceinline__ void reduce_lanes(real (&part)[N]) {
+template <typename Op, int LANES, int N, typename Real>
+__device__ __forceinline__ void reduce_lanes(Real (&part)[N]) {
     for (int distance = LANES / 2; distance > 0; distance /= 2) {
         for (int n = 0; n < N; ++n) part[n] = Op::of(part[n], __shfl_xor_sync(0xffffffffu, part[n], distance));
     }
@@ -336,19 +338,19 @@ template <typename Row> __device__ __forceinline__ void row_barrier() {
 // Reductions over the threads of a row, at most MAX_VALUES values at a time: every thread reduces its lane's values of
 // all warps from shared memory, then the lanes of a warp are reduced. Two buffers are used in turn, so one barrier per
 // call is enough.
-template <typename Row, int MAX_VALUES> struct BlockReduce {
+template <typename Row, typename Real, int MAX_VALUES> struct BlockReduce {
     static constexpr int WARPS = Row::THREADS / 32;
-    struct Buffers { real parts[Row::ROWS][2][MAX_VALUES][Row::THREADS]; };
+    struct Buffers { Real parts[Row::ROWS][2][MAX_VALUES][Row::THREADS]; };
     Buffers& buffers;
     int turn = 0;
     explicit __device__ __forceinline__ BlockReduce(Buffers& b) : buffers(b) {}
 
-    template <typename Op, int N> __device__ __forceinline__ void threads(real (&part)[N]) {
+    template <typename Op, int N> __device__ __forceinline__ void threads(Real (&part)[N]) {
         auto& parts = buffers.parts[Row::group()][turn];
         for (int n = 0; n < N; ++n) parts[n][Row::thread()] = part[n];
         row_barrier<Row>();
         for (int n = 0; n < N; ++n) {
-            real warp[WARPS];
+            Real warp[WARPS];
             for (int w = 0; w < WARPS; ++w) warp[w] = parts[n][w * 32 + Row::thread() % 32];
             part[n] = tree_reduce<Op, WARPS>(warp);
         }
@@ -359,16 +361,16 @@ template <typename Row, int MAX_VALUES> struct BlockReduce {
 
 // Adds the terms that each thread has of segment s: term(v, sum) adds the elements of vector v left to right, then the
 // vectors of a thread are tree-reduced.
-template <typename Op, typename Row, int N, typename Term>
-__device__ __forceinline__ void thread_sums(real (&sums)[N], int s, Term term) {
-    real vectors[N][Row::PER_SEGMENT];
+template <typename Op, typename Row, int N, typename Real, typename Term>
+__device__ __forceinline__ void thread_sums(Real (&sums)[N], int s, Term term) {
+    Real vectors[N][Row::PER_SEGMENT];
     #pragma unroll
     for (int v = 0; v < Row::PER_SEGMENT; ++v) {
-        real sum[N];
-        for (int n = 0; n < N; ++n) sum[n] = Op::neutral();
+        Real sum[N];
+        for (int n = 0; n < N; ++n) sum[n] = Op::template neutral<Real>();
         term(s * Row::PER_SEGMENT + v, sum);
         const bool holds = Row::holds(s * Row::PER_SEGMENT + v, 0);
-        for (int n = 0; n < N; ++n) vectors[n][v] = holds ? sum[n] : Op::neutral();
+        for (int n = 0; n < N; ++n) vectors[n][v] = holds ? sum[n] : Op::template neutral<Real>();
     }
     for (int n = 0; n < N; ++n) sums[n] = tree_reduce<Op, Row::PER_SEGMENT>(vectors[n]);
 }
@@ -377,9 +379,10 @@ __device__ __forceinline__ void thread_sums(real (&sums)[N], int s, Term term) {
 // Interleaved partial sums: segment s is added to partial sum s % INTERLEAVE; the partial sums are tree-reduced.
 // UNROLL rounds are unrolled at a time, since more need more registers.
 template <typename Op, int SEGMENTS, int INTERLEAVE, int UNROLL, typename Part>
-__device__ __forceinline__ real join_segments(Part part) {
+__device__ __forceinline__ auto join_segments(Part part) {
+    using Real = decltype(part(0));
     constexpr int SUMS = SEGMENTS < INTERLEAVE ? SEGMENTS : INTERLEAVE;
-    real sums[SUMS];
+    Real sums[SUMS];
     for (int j = 0; j < SUMS; ++j) sums[j] = part(j);
     #pragma unroll UNROLL
     for (int s = SUMS; s < SEGMENTS; s += SUMS) {
@@ -391,10 +394,10 @@ __device__ __forceinline__ real join_segments(Part part) {
 }
 
 // Computes the sums of the segments of a block: sums[n * SEGMENTS + s] is sum n of segment s.
-template <typename Op, typename Row, int N, int PARTS, typename Reduce, typename Term>
-__device__ __forceinline__ void segment_sums(real (&sums)[PARTS], Reduce& reduce, Term term) {
+template <typename Op, typename Row, int N, int PARTS, typename Real, typename Reduce, typename Term>
+__device__ __forceinline__ void segment_sums(Real (&sums)[PARTS], Reduce& reduce, Term term) {
     for (int s = 0; s < Row::SEGMENTS; ++s) {
-        real segment[N];
+        Real segment[N];
         thread_sums<Op, Row>(segment, s, term);
         for (int n = 0; n < N; ++n) sums[n * Row::SEGMENTS + s] = segment[n];
     }
@@ -410,9 +413,9 @@ template <typename Row> __device__ __forceinline__ constexpr int segment_size(in
 // DSMEM exchange: every block of the cluster gets the VALUES values that each block has for a row. Two buffers are
 // used in turn, so that no block overtakes another. Requires a row barrier between reading the values and the next
 // call: otherwise a remote block may overwrite values that slower warps still read.
-template <typename Row, int VALUES, typename Acquire> struct ClusterExchange {
+template <typename Row, typename Real, int VALUES, typename Acquire> struct ClusterExchange {
     struct alignas(16) Buffers {
-        real values[2][Row::ROWS][Row::BLOCKS_PER_ROW * VALUES];
+        Real values[2][Row::ROWS][Row::BLOCKS_PER_ROW * VALUES];
         unsigned long long full[2][Row::ROWS];
     };
     Buffers& buffers;
@@ -436,13 +439,13 @@ template <typename Row, int VALUES, typename Acquire> struct ClusterExchange {
     }
 
     // Sends the values of this block to all blocks, in pairs where it can, and returns those of all, block after block.
-    template <int N> __device__ __forceinline__ const real* all(const real (&part)[N]) {
-        real* values = buffers.values[count % 2][Row::group()];
+    template <int N> __device__ __forceinline__ const Real* all(const Real (&part)[N]) {
+        Real* values = buffers.values[count % 2][Row::group()];
         unsigned long long* full = barrier();
-        if (Row::thread() == 0) mbarrier_arrive_expect(full, Row::BLOCKS_PER_ROW * N * sizeof(real));
+        if (Row::thread() == 0) mbarrier_arrive_expect(full, Row::BLOCKS_PER_ROW * N * sizeof(Real));
         if (Row::thread() < Row::BLOCKS_PER_ROW) {
-            real* own = values + Row::rank() * N;
-            if constexpr (N % 2 == 0 && sizeof(real) == 4) {
+            Real* own = values + Row::rank() * N;
+            if constexpr (N % 2 == 0 && sizeof(Real) == 4) {
                 for (int n = 0; n < N; n += 2) {
                     send(reinterpret_cast<float2*>(own + n), make_float2(part[n], part[n + 1]), full, Row::thread());
                 }
@@ -572,8 +575,8 @@ layernorm_fwd__bf16_d65536__t256_r1_v8_b1_tma_s3_c4_g30_store_cached__rows(
 {
     using Row = RowLayout<Cluster</* blocks */ 4, /* threads */ 256, /* rows */ 1>, /* D */ 65536,
         /* segment */ 8192, /* vector */ 8, /* access */ 8>;
-    using Reduce = BlockReduce<Row, /* values */ 2>;
-    using Exchange = ClusterExchange<Row, /* values */ 4, AcquireShared>;
+    using Reduce = BlockReduce<Row, real, /* values */ 2>;
+    using Exchange = ClusterExchange<Row, real, /* values */ 4, AcquireShared>;
     using Stream = TmaStream<Row, /* grid */ 30, /* stages */ 3, /* stage bytes */ 32768, /* early release */ false>;
     extern __shared__ __align__(128) unsigned char ring_[];
     __shared__ Reduce::Buffers reduce_buffers_;

@@ -215,8 +215,8 @@ template <typename Threads, int D_, int SEGMENT_, int N_, int ACCESS_> struct Ro
 // Addition. The neutral element: x + -0.0 is x for every x, also for -0.0 (+0.0 would turn -0.0 into +0.0). But the sum
 // of nothing is +0.0.
 struct Add {
-    static __device__ __forceinline__ real neutral() { return static_cast<real>(-0.0); }
-    static __device__ __forceinline__ real of(real a, real b) { return a + b; }
+    template <typename Real> static __device__ __forceinline__ Real neutral() { return static_cast<Real>(-0.0); }
+    template <typename Real> static __device__ __forceinline__ Real of(Real a, Real b) { return a + b; }
 };
 
 // The largest power of two below n.
@@ -224,7 +224,8 @@ __device__ constexpr int half_of(int n) { return n <= 2 ? 1 : 2 * half_of((n + 1
 
 // Tree reduction: while more than one part is left, the upper half is combined into the lower half. Only the first LIVE
 // parts count.
-template <typename Op, int LIVE, int N> __device__ __forceinline__ real tree_reduce(real (&part)[N]) {
+template <typename Op, int LIVE, int N, typename Real>
+__device__ __forceinline__ Real tree_reduce(Real (&part)[N]) {
     if constexpr (LIVE > 1) {
         constexpr int HALF = half_of(LIVE);
         for (int i = 0; i + HALF < LIVE; ++i) part[i] = Op::of(part[i], part[i + HALF]);
@@ -234,7 +235,8 @@ template <typename Op, int LIVE, int N> __device__ __forceinline__ real tree_red
 }
 
 // Tree reduction over groups of LANES lanes of a warp; every lane gets the result.
-template <typename Op, int LANES, int N> __device__ __forceinline__ void reduce_lanes(real (&part)[N]) {
+template <typename Op, int LANES, int N, typename Real>
+__device__ __forceinline__ void reduce_lanes(Real (&part)[N]) {
     for (int distance = LANES / 2; distance > 0; distance /= 2) {
         for (int n = 0; n < N; ++n) part[n] = Op::of(part[n], __shfl_xor_sync(0xffffffffu, part[n], distance));
     }
@@ -253,19 +255,19 @@ template <typename Row> __device__ __forceinline__ void row_barrier() {
 // Reductions over the threads of a row, at most MAX_VALUES values at a time: every thread reduces its lane's values of
 // all warps from shared memory, then the lanes of a warp are reduced. Two buffers are used in turn, so one barrier per
 // call is enough.
-template <typename Row, int MAX_VALUES> struct BlockReduce {
+template <typename Row, typename Real, int MAX_VALUES> struct BlockReduce {
     static constexpr int WARPS = Row::THREADS / 32;
-    struct Buffers { real parts[Row::ROWS][2][MAX_VALUES][Row::THREADS]; };
+    struct Buffers { Real parts[Row::ROWS][2][MAX_VALUES][Row::THREADS]; };
     Buffers& buffers;
     int turn = 0;
     explicit __device__ __forceinline__ BlockReduce(Buffers& b) : buffers(b) {}
 
-    template <typename Op, int N> __device__ __forceinline__ void threads(real (&part)[N]) {
+    template <typename Op, int N> __device__ __forceinline__ void threads(Real (&part)[N]) {
         auto& parts = buffers.parts[Row::group()][turn];
         for (int n = 0; n < N; ++n) parts[n][Row::thread()] = part[n];
         row_barrier<Row>();
         for (int n = 0; n < N; ++n) {
-            real warp[WARPS];
+            Real warp[WARPS];
             for (int w = 0; w < WARPS; ++w) warp[w] = parts[n][w * 32 + Row::thread() % 32];
             part[n] = tree_reduce<Op, WARPS>(warp);
         }
@@ -276,23 +278,23 @@ template <typename Row, int MAX_VALUES> struct BlockReduce {
 
 // Adds the terms that each thread has of segment s: term(v, sum) adds the elements of vector v left to right, then the
 // vectors of a thread are tree-reduced.
-template <typename Op, typename Row, int N, typename Term>
-__device__ __forceinline__ void thread_sums(real (&sums)[N], int s, Term term) {
-    real vectors[N][Row::PER_SEGMENT];
+template <typename Op, typename Row, int N, typename Real, typename Term>
+__device__ __forceinline__ void thread_sums(Real (&sums)[N], int s, Term term) {
+    Real vectors[N][Row::PER_SEGMENT];
     #pragma unroll
     for (int v = 0; v < Row::PER_SEGMENT; ++v) {
-        real sum[N];
-        for (int n = 0; n < N; ++n) sum[n] = Op::neutral();
+        Real sum[N];
+        for (int n = 0; n < N; ++n) sum[n] = Op::template neutral<Real>();
         term(s * Row::PER_SEGMENT + v, sum);
         const bool holds = Row::holds(s * Row::PER_SEGMENT + v, 0);
-        for (int n = 0; n < N; ++n) vectors[n][v] = holds ? sum[n] : Op::neutral();
+        for (int n = 0; n < N; ++n) vectors[n][v] = holds ? sum[n] : Op::template neutral<Real>();
     }
     for (int n = 0; n < N; ++n) sums[n] = tree_reduce<Op, Row::PER_SEGMENT>(vectors[n]);
 }
 
 // Computes the sums of a row of one segment.
-template <typename Op, typename Row, int N, typename Reduce, typename Term>
-__device__ __forceinline__ void row_sums(real (&sums)[N], Reduce& reduce, Term term) {
+template <typename Op, typename Row, int N, typename Real, typename Reduce, typename Term>
+__device__ __forceinline__ void row_sums(Real (&sums)[N], Reduce& reduce, Term term) {
     thread_sums<Op, Row>(sums, 0, term);
     reduce.template threads<Op>(sums);
 }
@@ -318,7 +320,7 @@ layernorm_fwd__f32_d768__t64_r1_v4_b8__rows(
 {
     using Row = RowLayout<Block</* threads */ 64, /* rows */ 1>, /* D */ 768, /* segment */ 768, /* vector */ 4,
         /* access */ 4>;
-    using Reduce = BlockReduce<Row, /* values */ 2>;
+    using Reduce = BlockReduce<Row, real, /* values */ 2>;
     using Stream = OneRow<Row>;
     __shared__ Reduce::Buffers reduce_buffers_;
     Reduce reduce_{reduce_buffers_};

@@ -206,9 +206,9 @@ template <int D_, int THREADS, int N_, int ACCESS_> struct ColumnLayout {
 // Addition. The neutral element: x + -0.0 is x for every x, also for -0.0 (+0.0 would turn -0.0 into +0.0). But the sum
 // of nothing is +0.0.
 struct Add {
-    static __device__ __forceinline__ real neutral() { return static_cast<real>(-0.0); }
-    static __device__ __forceinline__ real of(real a, real b) { return a + b; }
-    static __device__ __forceinline__ real of_nothing() { return 0; }
+    template <typename Real> static __device__ __forceinline__ Real neutral() { return static_cast<Real>(-0.0); }
+    template <typename Real> static __device__ __forceinline__ Real of(Real a, Real b) { return a + b; }
+    template <typename Real> static __device__ __forceinline__ Real of_nothing() { return 0; }
 };
 
 // The largest power of two below n.
@@ -216,7 +216,8 @@ __device__ constexpr int half_of(int n) { return n <= 2 ? 1 : 2 * half_of((n + 1
 
 // Tree reduction: while more than one part is left, the upper half is combined into the lower half. Only the first LIVE
 // parts count.
-template <typename Op, int LIVE, int N> __device__ __forceinline__ real tree_reduce(real (&part)[N]) {
+template <typename Op, int LIVE, int N, typename Real>
+__device__ __forceinline__ Real tree_reduce(Real (&part)[N]) {
     if constexpr (LIVE > 1) {
         constexpr int HALF = half_of(LIVE);
         for (int i = 0; i + HALF < LIVE; ++i) part[i] = Op::of(part[i], part[i + HALF]);
@@ -226,7 +227,8 @@ template <typename Op, int LIVE, int N> __device__ __forceinline__ real tree_red
 }
 
 // Tree reduction over groups of LANES lanes of a warp; every lane gets the result.
-template <typename Op, int LANES, int N> __device__ __forceinline__ void reduce_lanes(real (&part)[N]) {
+template <typename Op, int LANES, int N, typename Real>
+__device__ __forceinline__ void reduce_lanes(Real (&part)[N]) {
     for (int distance = LANES / 2; distance > 0; distance /= 2) {
         for (int n = 0; n < N; ++n) part[n] = Op::of(part[n], __shfl_xor_sync(0xffffffffu, part[n], distance));
     }
@@ -245,19 +247,19 @@ template <typename Row> __device__ __forceinline__ void row_barrier() {
 // Reductions over the threads of a row, at most MAX_VALUES values at a time: every thread reduces its lane's values of
 // all warps from shared memory, then the lanes of a warp are reduced. Two buffers are used in turn, so one barrier per
 // call is enough.
-template <typename Row, int MAX_VALUES> struct BlockReduce {
+template <typename Row, typename Real, int MAX_VALUES> struct BlockReduce {
     static constexpr int WARPS = Row::THREADS / 32;
-    struct Buffers { real parts[Row::ROWS][2][MAX_VALUES][Row::THREADS]; };
+    struct Buffers { Real parts[Row::ROWS][2][MAX_VALUES][Row::THREADS]; };
     Buffers& buffers;
     int turn = 0;
     explicit __device__ __forceinline__ BlockReduce(Buffers& b) : buffers(b) {}
 
-    template <typename Op, int N> __device__ __forceinline__ void threads(real (&part)[N]) {
+    template <typename Op, int N> __device__ __forceinline__ void threads(Real (&part)[N]) {
         auto& parts = buffers.parts[Row::group()][turn];
         for (int n = 0; n < N; ++n) parts[n][Row::thread()] = part[n];
         row_barrier<Row>();
         for (int n = 0; n < N; ++n) {
-            real warp[WARPS];
+            Real warp[WARPS];
             for (int w = 0; w < WARPS; ++w) warp[w] = parts[n][w * 32 + Row::thread() % 32];
             part[n] = tree_reduce<Op, WARPS>(warp);
         }
@@ -268,16 +270,16 @@ template <typename Row, int MAX_VALUES> struct BlockReduce {
 
 // Adds the terms that each thread has of segment s: term(v, sum) adds the elements of vector v left to right, then the
 // vectors of a thread are tree-reduced.
-template <typename Op, typename Row, int N, typename Term>
-__device__ __forceinline__ void thread_sums(real (&sums)[N], int s, Term term) {
-    real vectors[N][Row::PER_SEGMENT];
+template <typename Op, typename Row, int N, typename Real, typename Term>
+__device__ __forceinline__ void thread_sums(Real (&sums)[N], int s, Term term) {
+    Real vectors[N][Row::PER_SEGMENT];
     #pragma unroll
     for (int v = 0; v < Row::PER_SEGMENT; ++v) {
-        real sum[N];
-        for (int n = 0; n < N; ++n) sum[n] = Op::neutral();
+        Real sum[N];
+        for (int n = 0; n < N; ++n) sum[n] = Op::template neutral<Real>();
         term(s * Row::PER_SEGMENT + v, sum);
         const bool holds = Row::holds(s * Row::PER_SEGMENT + v, 0);
-        for (int n = 0; n < N; ++n) vectors[n][v] = holds ? sum[n] : Op::neutral();
+        for (int n = 0; n < N; ++n) vectors[n][v] = holds ? sum[n] : Op::template neutral<Real>();
     }
     for (int n = 0; n < N; ++n) sums[n] = tree_reduce<Op, Row::PER_SEGMENT>(vectors[n]);
 }
@@ -285,12 +287,12 @@ __device__ __forceinline__ void thread_sums(real (&sums)[N], int s, Term term) {
 // ---- device/segments.cuh ----
 // Computes the sums of a row that is read again from global memory, one segment after the other. Lane l has the
 // partial sum l % INTERLEAVE.
-template <typename Op, typename Row, int INTERLEAVE, int N, typename Reduce, typename Term>
-__device__ __forceinline__ void multipass_sums(real (&sums)[N], Reduce& reduce, Term term) {
-    for (int n = 0; n < N; ++n) sums[n] = Op::neutral();
+template <typename Op, typename Row, int INTERLEAVE, int N, typename Real, typename Reduce, typename Term>
+__device__ __forceinline__ void multipass_sums(Real (&sums)[N], Reduce& reduce, Term term) {
+    for (int n = 0; n < N; ++n) sums[n] = Op::template neutral<Real>();
     #pragma unroll 1
     for (int s = 0; s < Row::SEGMENTS; ++s) {
-        real parts[N];
+        Real parts[N];
         thread_sums<Op, Row>(parts, s, term);
         reduce.template threads<Op>(parts);
         if (Row::thread() % INTERLEAVE == s % INTERLEAVE) {
@@ -312,8 +314,8 @@ template <typename Row> struct OneRow {
 
 // ---- device/column_sums.cuh ----
 // Stores the column sums of one vector of columns.
-template <typename Row, typename Path>
-__device__ __forceinline__ void store_partial_vector(real* partial, const real (&sums)[Row::N]) {
+template <typename Row, typename Path, typename Real>
+__device__ __forceinline__ void store_partial_vector(Real* partial, const Real (&sums)[Row::N]) {
     for (int i = 0; i < Row::N; i += Row::ACCESS) {
         if (Row::holds(0, i)) write<Path, Row::ACCESS>(partial + Row::column(0, i), sums + i);
     }
@@ -328,25 +330,26 @@ struct L2Load {
 // Reduces the terms `from`, `from` + INTERLEAVE, ..., BATCH of them loaded at a time, in COLUMNS neighbouring columns
 // of each of SUMS partial sums. A term is the tree reduction of ROWS_PER_TERM rows of partial sums, of which there are
 // `partial_rows`; rows past the last are neutral. LEADING is the leading dimension of partial sums.
-template <typename Op, int LEADING, int INTERLEAVE, int BATCH, int ROWS_PER_TERM, int COLUMNS, int SUMS>
+template <typename Op, int LEADING, int INTERLEAVE, int BATCH, int ROWS_PER_TERM, int COLUMNS, int SUMS,
+          typename Real>
 __device__ __forceinline__ void interleaved_sums(
-    real (&sums)[SUMS][COLUMNS], const real* const (&partials)[SUMS], int from, int partial_rows) {
+    Real (&sums)[SUMS][COLUMNS], const Real* const (&partials)[SUMS], int from, int partial_rows) {
     for (int n = 0; n < SUMS; ++n) {
-        for (int j = 0; j < COLUMNS; ++j) sums[n][j] = Op::neutral();
+        for (int j = 0; j < COLUMNS; ++j) sums[n][j] = Op::template neutral<Real>();
     }
     #pragma unroll 1
     for (int first = from; first * ROWS_PER_TERM < partial_rows; first += BATCH * INTERLEAVE) {
-        real parts[SUMS][BATCH][COLUMNS][ROWS_PER_TERM];
+        Real parts[SUMS][BATCH][COLUMNS][ROWS_PER_TERM];
         for (int b = 0; b < BATCH; ++b) {
             for (int e = 0; e < ROWS_PER_TERM; ++e) {
                 const int row = (first + b * INTERLEAVE) * ROWS_PER_TERM + e;
                 const int valid = row < partial_rows ? row : partial_rows - 1;
                 const long long offset = static_cast<long long>(valid) * LEADING;
                 for (int n = 0; n < SUMS; ++n) {
-                    Access<real, COLUMNS> unit;
+                    Access<Real, COLUMNS> unit;
                     unit.template read<L2Load>(partials[n] + offset);
                     for (int j = 0; j < COLUMNS; ++j) {
-                        parts[n][b][j][e] = row < partial_rows ? unit[j] : Op::neutral();
+                        parts[n][b][j][e] = row < partial_rows ? unit[j] : Op::template neutral<Real>();
                     }
                 }
             }
@@ -362,11 +365,11 @@ __device__ __forceinline__ void interleaved_sums(
 }
 
 // The total of kind `n` in a column of a tile of COLUMNS: the tree reduction of its INTERLEAVE partial sums.
-template <typename Op, int INTERLEAVE, int COLUMNS>
-__device__ __forceinline__ real column_total(const real* sums, int n, int column, long long rows) {
-    real parts[INTERLEAVE];
+template <typename Op, int INTERLEAVE, int COLUMNS, typename Real>
+__device__ __forceinline__ Real column_total(const Real* sums, int n, int column, long long rows) {
+    Real parts[INTERLEAVE];
     for (int s = 0; s < INTERLEAVE; ++s) parts[s] = sums[(n * INTERLEAVE + s) * COLUMNS + column];
-    return rows == 0 ? Op::of_nothing() : tree_reduce<Op, INTERLEAVE>(parts);
+    return rows == 0 ? Op::template of_nothing<Real>() : tree_reduce<Op, INTERLEAVE>(parts);
 }
 
 // ---- the rows ----
@@ -378,7 +381,7 @@ rmsnorm_bwd__f32_d65536__t512_r1_v4_b2_multipass__rows(
 {
     using Row = RowLayout<Block</* threads */ 512, /* rows */ 1>, /* D */ 65536, /* segment */ 4096, /* vector */ 4,
         /* access */ 4>;
-    using Reduce = BlockReduce<Row, /* values */ 1>;
+    using Reduce = BlockReduce<Row, real, /* values */ 1>;
     using Stream = OneRow<Row>;
     __shared__ Reduce::Buffers reduce_buffers_;
     Reduce reduce_{reduce_buffers_};
@@ -450,7 +453,7 @@ rmsnorm_bwd__f32_d65536__t512_r1_v4_b2_multipass__columns(
     if (!Row::holds(0, 0)) return;
 
     real sum_dy_xhat_sums_[Row::N];
-    for (int i_ = 0; i_ < Row::N; ++i_) sum_dy_xhat_sums_[i_] = Add::neutral();
+    for (int i_ = 0; i_ < Row::N; ++i_) sum_dy_xhat_sums_[i_] = Add::neutral<real>();
 
     #pragma unroll 4
     for (long long row_ = blockIdx.y; row_ < rows_; row_ += 7) {

@@ -31,11 +31,11 @@ def _types(s: Schedule, p: Problem) -> list[tuple[str, str]]:
     if p.row_sums:
         kind = "BlockReduce" if s.threads > 32 else "WarpReduce"
         values = p.row_sums * (1 if s.form == "multipass" else -(-p.segments // s.cluster))
-        types.append(("Reduce", f"{kind}<Row, /* values */ {values}>" if s.threads > 32 else f"{kind}<Row>"))
+        types.append(("Reduce", f"{kind}<Row, real, /* values */ {values}>" if s.threads > 32 else f"{kind}<Row>"))
     if exchanged_values(s, p):
         acquire = "AcquireAll" if p.column_sums and not s.acquire_shared else "AcquireShared"
         values = exchanged_values(s, p) // s.cluster
-        types.append(("Exchange", f"ClusterExchange<Row, /* values */ {values}, {acquire}>"))
+        types.append(("Exchange", f"ClusterExchange<Row, real, /* values */ {values}, {acquire}>"))
     return [*types, ("Stream", _stream(s, p))]
 
 

@@ -1,9 +1,9 @@
 // DSMEM exchange: every block of the cluster gets the VALUES values that each block has for a row. Two buffers are
 // used in turn, so that no block overtakes another. Requires a row barrier between reading the values and the next
 // call: otherwise a remote block may overwrite values that slower warps still read.
-template <typename Row, int VALUES, typename Acquire> struct ClusterExchange {
+template <typename Row, typename Real, int VALUES, typename Acquire> struct ClusterExchange {
     struct alignas(16) Buffers {
-        real values[2][Row::ROWS][Row::BLOCKS_PER_ROW * VALUES];
+        Real values[2][Row::ROWS][Row::BLOCKS_PER_ROW * VALUES];
         unsigned long long full[2][Row::ROWS];
     };
     Buffers& buffers;
@@ -27,13 +27,13 @@ template <typename Row, int VALUES, typename Acquire> struct ClusterExchange {
     }
 
     // Sends the values of this block to all blocks, in pairs where it can, and returns those of all, block after block.
-    template <int N> __device__ __forceinline__ const real* all(const real (&part)[N]) {
-        real* values = buffers.values[count % 2][Row::group()];
+    template <int N> __device__ __forceinline__ const Real* all(const Real (&part)[N]) {
+        Real* values = buffers.values[count % 2][Row::group()];
         unsigned long long* full = barrier();
-        if (Row::thread() == 0) mbarrier_arrive_expect(full, Row::BLOCKS_PER_ROW * N * sizeof(real));
+        if (Row::thread() == 0) mbarrier_arrive_expect(full, Row::BLOCKS_PER_ROW * N * sizeof(Real));
         if (Row::thread() < Row::BLOCKS_PER_ROW) {
-            real* own = values + Row::rank() * N;
-            if constexpr (N % 2 == 0 && sizeof(real) == 4) {
+            Real* own = values + Row::rank() * N;
+            if constexpr (N % 2 == 0 && sizeof(Real) == 4) {
                 for (int n = 0; n < N; n += 2) {
                     send(reinterpret_cast<float2*>(own + n), make_float2(part[n], part[n + 1]), full, Row::thread());
                 }

@@ -6,25 +6,26 @@ struct L2Load {
 // Reduces the terms `from`, `from` + INTERLEAVE, ..., BATCH of them loaded at a time, in COLUMNS neighbouring columns
 // of each of SUMS partial sums. A term is the tree reduction of ROWS_PER_TERM rows of partial sums, of which there are
 // `partial_rows`; rows past the last are neutral. LEADING is the leading dimension of partial sums.
-template <typename Op, int LEADING, int INTERLEAVE, int BATCH, int ROWS_PER_TERM, int COLUMNS, int SUMS>
+template <typename Op, int LEADING, int INTERLEAVE, int BATCH, int ROWS_PER_TERM, int COLUMNS, int SUMS,
+          typename Real>
 __device__ __forceinline__ void interleaved_sums(
-    real (&sums)[SUMS][COLUMNS], const real* const (&partials)[SUMS], int from, int partial_rows) {
+    Real (&sums)[SUMS][COLUMNS], const Real* const (&partials)[SUMS], int from, int partial_rows) {
     for (int n = 0; n < SUMS; ++n) {
-        for (int j = 0; j < COLUMNS; ++j) sums[n][j] = Op::neutral();
+        for (int j = 0; j < COLUMNS; ++j) sums[n][j] = Op::template neutral<Real>();
     }
     #pragma unroll 1
     for (int first = from; first * ROWS_PER_TERM < partial_rows; first += BATCH * INTERLEAVE) {
-        real parts[SUMS][BATCH][COLUMNS][ROWS_PER_TERM];
+        Real parts[SUMS][BATCH][COLUMNS][ROWS_PER_TERM];
         for (int b = 0; b < BATCH; ++b) {
             for (int e = 0; e < ROWS_PER_TERM; ++e) {
                 const int row = (first + b * INTERLEAVE) * ROWS_PER_TERM + e;
                 const int valid = row < partial_rows ? row : partial_rows - 1;
                 const long long offset = static_cast<long long>(valid) * LEADING;
                 for (int n = 0; n < SUMS; ++n) {
-                    Access<real, COLUMNS> unit;
+                    Access<Real, COLUMNS> unit;
                     unit.template read<L2Load>(partials[n] + offset);
                     for (int j = 0; j < COLUMNS; ++j) {
-                        parts[n][b][j][e] = row < partial_rows ? unit[j] : Op::neutral();
+                        parts[n][b][j][e] = row < partial_rows ? unit[j] : Op::template neutral<Real>();
                     }
                 }
             }
@@ -40,9 +41,9 @@ __device__ __forceinline__ void interleaved_sums(
 }
 
 // The total of kind `n` in a column of a tile of COLUMNS: the tree reduction of its INTERLEAVE partial sums.
-template <typename Op, int INTERLEAVE, int COLUMNS>
-__device__ __forceinline__ real column_total(const real* sums, int n, int column, long long rows) {
-    real parts[INTERLEAVE];
+template <typename Op, int INTERLEAVE, int COLUMNS, typename Real>
+__device__ __forceinline__ Real column_total(const Real* sums, int n, int column, long long rows) {
+    Real parts[INTERLEAVE];
     for (int s = 0; s < INTERLEAVE; ++s) parts[s] = sums[(n * INTERLEAVE + s) * COLUMNS + column];
-    return rows == 0 ? Op::of_nothing() : tree_reduce<Op, INTERLEAVE>(parts);
+    return rows == 0 ? Op::template of_nothing<Real>() : tree_reduce<Op, INTERLEAVE>(parts);
 }

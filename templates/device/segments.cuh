@@ -1,9 +1,10 @@
 // Interleaved partial sums: segment s is added to partial sum s % INTERLEAVE; the partial sums are tree-reduced.
 // UNROLL rounds are unrolled at a time, since more need more registers.
 template <typename Op, int SEGMENTS, int INTERLEAVE, int UNROLL, typename Part>
-__device__ __forceinline__ real join_segments(Part part) {
+__device__ __forceinline__ auto join_segments(Part part) {
+    using Real = decltype(part(0));
     constexpr int SUMS = SEGMENTS < INTERLEAVE ? SEGMENTS : INTERLEAVE;
-    real sums[SUMS];
+    Real sums[SUMS];
     for (int j = 0; j < SUMS; ++j) sums[j] = part(j);
     #pragma unroll UNROLL
     for (int s = SUMS; s < SEGMENTS; s += SUMS) {
@@ -15,10 +16,10 @@ __device__ __forceinline__ real join_segments(Part part) {
 }
 
 // Computes the sums of the segments of a block: sums[n * SEGMENTS + s] is sum n of segment s.
-template <typename Op, typename Row, int N, int PARTS, typename Reduce, typename Term>
-__device__ __forceinline__ void segment_sums(real (&sums)[PARTS], Reduce& reduce, Term term) {
+template <typename Op, typename Row, int N, int PARTS, typename Real, typename Reduce, typename Term>
+__device__ __forceinline__ void segment_sums(Real (&sums)[PARTS], Reduce& reduce, Term term) {
     for (int s = 0; s < Row::SEGMENTS; ++s) {
-        real segment[N];
+        Real segment[N];
         thread_sums<Op, Row>(segment, s, term);
         for (int n = 0; n < N; ++n) sums[n * Row::SEGMENTS + s] = segment[n];
     }
@@ -26,9 +27,9 @@ __device__ __forceinline__ void segment_sums(real (&sums)[PARTS], Reduce& reduce
 }
 
 // Computes the sums of a row of several segments.
-template <typename Op, typename Row, int INTERLEAVE, int N, typename Reduce, typename Term>
-__device__ __forceinline__ void joined_sums(real (&sums)[N], Reduce& reduce, Term term) {
-    real parts[N * Row::SEGMENTS];
+template <typename Op, typename Row, int INTERLEAVE, int N, typename Real, typename Reduce, typename Term>
+__device__ __forceinline__ void joined_sums(Real (&sums)[N], Reduce& reduce, Term term) {
+    Real parts[N * Row::SEGMENTS];
     segment_sums<Op, Row, N>(parts, reduce, term);
     for (int n = 0; n < N; ++n) {
         sums[n] = join_segments<Op, Row::SEGMENTS, INTERLEAVE, Row::SEGMENTS>(
@@ -38,12 +39,12 @@ __device__ __forceinline__ void joined_sums(real (&sums)[N], Reduce& reduce, Ter
 
 // Computes the sums of a row that is read again from global memory, one segment after the other. Lane l has the
 // partial sum l % INTERLEAVE.
-template <typename Op, typename Row, int INTERLEAVE, int N, typename Reduce, typename Term>
-__device__ __forceinline__ void multipass_sums(real (&sums)[N], Reduce& reduce, Term term) {
-    for (int n = 0; n < N; ++n) sums[n] = Op::neutral();
+template <typename Op, typename Row, int INTERLEAVE, int N, typename Real, typename Reduce, typename Term>
+__device__ __forceinline__ void multipass_sums(Real (&sums)[N], Reduce& reduce, Term term) {
+    for (int n = 0; n < N; ++n) sums[n] = Op::template neutral<Real>();
     #pragma unroll 1
     for (int s = 0; s < Row::SEGMENTS; ++s) {
-        real parts[N];
+        Real parts[N];
         thread_sums<Op, Row>(parts, s, term);
         reduce.template threads<Op>(parts);
         if (Row::thread() % INTERLEAVE == s % INTERLEAVE) {
@@ -54,12 +55,13 @@ __device__ __forceinline__ void multipass_sums(real (&sums)[N], Reduce& reduce, 
 }
 
 // Computes the sums of a row that the blocks of a cluster share: every block gets the sums of all segments.
-template <typename Op, typename Row, int INTERLEAVE, int N, typename Reduce, typename Exchange, typename Term>
-__device__ __forceinline__ void cluster_sums(real (&sums)[N], Reduce& reduce, Exchange& exchange, Term term) {
+template <typename Op, typename Row, int INTERLEAVE, int N, typename Real, typename Reduce, typename Exchange,
+          typename Term>
+__device__ __forceinline__ void cluster_sums(Real (&sums)[N], Reduce& reduce, Exchange& exchange, Term term) {
     constexpr int PARTS = N * Row::SEGMENTS, ALL = Row::BLOCKS_PER_ROW * Row::SEGMENTS;
-    real parts[PARTS];
+    Real parts[PARTS];
     segment_sums<Op, Row, N>(parts, reduce, term);
-    const real* all = exchange.all(parts);
+    const Real* all = exchange.all(parts);
     for (int n = 0; n < N; ++n) {
         sums[n] = join_segments<Op, ALL, INTERLEAVE, ALL>(
             [&](int s) { return all[exchange.template index<N>(n, s)]; });
@@ -72,11 +74,11 @@ template <typename Row> __device__ __forceinline__ constexpr int segment_size(in
 }
 
 // Computes the sums of the segments of a row that is read again from global memory, for all threads.
-template <typename Op, typename Row, typename Reduce, typename Term>
-__device__ __forceinline__ void multipass_segment_sums(real (&sums)[Row::SEGMENTS], Reduce& reduce, Term term) {
+template <typename Op, typename Row, typename Real, typename Reduce, typename Term>
+__device__ __forceinline__ void multipass_segment_sums(Real (&sums)[Row::SEGMENTS], Reduce& reduce, Term term) {
     #pragma unroll 1
     for (int s = 0; s < Row::SEGMENTS; ++s) {
-        real part[1];
+        Real part[1];
         thread_sums<Op, Row>(part, s, term);
         reduce.template threads<Op>(part);
         if (Row::thread() == 0) sums[s] = part[0];

@@ -1,7 +1,8 @@
 // Tree reduction of the COUNT numbers of shared memory from `numbers` on, by as many threads, of which this is thread
 // `i`: while more than one is left, the upper half is combined into the lower half. All threads of the block call it;
 // afterwards the result is in the first number.
-template <typename Op, int COUNT> __device__ __forceinline__ void tree_reduce_shared(real* numbers, int i, bool takes) {
+template <typename Op, int COUNT, typename Real>
+__device__ __forceinline__ void tree_reduce_shared(Real* numbers, int i, bool takes) {
     for (int half = half_of(COUNT); half > 0; half /= 2) {
         if (takes && i < half && i + half < COUNT) numbers[i] = Op::of(numbers[i], numbers[i + half]);
         __syncthreads();
@@ -12,16 +13,16 @@ template <typename Op, int COUNT> __device__ __forceinline__ void tree_reduce_sh
 // to its group i % GROUPS. A group adds its numbers in increasing order, the groups of a block are tree-reduced, and
 // the blocks are added in INTERLEAVE partial sums, which are tree-reduced. term(i, sum) adds number i; every thread
 // gets the results. `shared` has THREADS numbers.
-template <typename Op, int GROUPS, int BLOCKS, int INTERLEAVE, int THREADS, int N, typename Term>
-__device__ __forceinline__ void vector_sums(real (&sums)[N], real* shared, long long count, Term term) {
+template <typename Op, int GROUPS, int BLOCKS, int INTERLEAVE, int THREADS, int N, typename Real, typename Term>
+__device__ __forceinline__ void vector_sums(Real (&sums)[N], Real* shared, long long count, Term term) {
     constexpr int TILE = THREADS / GROUPS;  // blocks at a time
     const int thread = threadIdx.x, block = thread / GROUPS;
-    for (int n = 0; n < N; ++n) sums[n] = Op::neutral();
+    for (int n = 0; n < N; ++n) sums[n] = Op::template neutral<Real>();
     #pragma unroll 1
     for (int tile = 0; tile < BLOCKS; tile += TILE) {
         const bool takes = block < TILE && tile + block < BLOCKS;
-        real group[N];
-        for (int n = 0; n < N; ++n) group[n] = Op::neutral();
+        Real group[N];
+        for (int n = 0; n < N; ++n) group[n] = Op::template neutral<Real>();
         if (takes) {
             #pragma unroll 16
             for (long long i = tile * GROUPS + thread; i < count; i += GROUPS * BLOCKS) term(i, group);
@@ -41,7 +42,7 @@ __device__ __forceinline__ void vector_sums(real (&sums)[N], real* shared, long 
         shared[thread] = sums[n];
         __syncthreads();
         tree_reduce_shared<Op, INTERLEAVE>(shared, thread, true);
-        sums[n] = count == 0 ? Op::of_nothing() : shared[0];
+        sums[n] = count == 0 ? Op::template of_nothing<Real>() : shared[0];
         __syncthreads();
     }
 }
