@@ -52,7 +52,7 @@ from lngen.schedule import (
 from lngen.schedule.arch import minimum_arch
 from lngen.schedule.legal import _rules
 from lngen.schedule.resources import has_room
-from lngen.schedule.schedule import FORMS, RENAMED, RENAMED_FORMS
+from lngen.schedule.schedule import FORMS
 from lngen.spec import parse_spec
 from lngen.toolchain import supported_arches
 
@@ -402,8 +402,6 @@ def test_a_schedule_s_slug_is_an_identifier_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("text", "problem_"),
     [
-        *((f"{old}=2", f"the key '{old}' is now called '{new}'; use that.") for old, new in RENAMED.items()),
-        *((f"form={old}", f"form={old} is now called form={new}; use that.") for old, new in RENAMED_FORMS.items()),
         ("thread=64", "there is no key 'thread', expected one of KEYS; did you mean 'threads'?"),
         ("threads", "expected 'key=value', got 'threads'."),
         ("zzz=1", "there is no key 'zzz', expected one of KEYS."),

@@ -11,14 +11,6 @@ from lngen.numbers import whole
 FORMS = ("registers", "tma", "tma_unaligned", "cp_async", "multipass")
 STAGED = ("tma", "tma_unaligned", "cp_async")
 
-# Former names, for the message with the present one.
-RENAMED = {
-    "rows": "rows_per_block", "resident": "blocks_per_sm", "owners": "grid", "bulk_store": "tma_store",
-    "keep": "cached_weights", "one_launch": "single_launch", "hold": "row_in_registers", "soon": "early_release",
-    "claim": "dynamic", "restrict": "acquire_shared",
-}  # fmt: skip
-RENAMED_FORMS = {"bulk": "tma", "async": "cp_async", "ragged": "tma_unaligned", "stream": "multipass"}
-
 
 @dataclass(frozen=True, order=True)
 class Schedule:
@@ -127,8 +119,6 @@ def parse_schedule(text: str, base: Schedule) -> Schedule:
         key, equals, value = part.partition("=")
         if not equals:
             raise ScheduleError(f"schedule '{shown}': expected 'key=value', got '{short(part)}'.")
-        if key in RENAMED:
-            raise ScheduleError(f"schedule '{shown}': the key '{key}' is now called '{RENAMED[key]}'; use that.")
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
             hint = f"; did you mean '{near[0]}'?" if near else "."
@@ -154,8 +144,6 @@ def _read(text: str, key: str, value: str, like: object) -> str | int | bool:
         if number is not None:
             return number
         raise ScheduleError(f"schedule '{text}': '{key}' is expected to be a whole number, got '{short(value)}'.")
-    if value in RENAMED_FORMS:
-        raise ScheduleError(f"schedule '{text}': form={value} is now called form={RENAMED_FORMS[value]}; use that.")
     if value not in FORMS:
         raise ScheduleError(
             f"schedule '{text}': '{key}' is expected to be one of {', '.join(FORMS)}, got '{short(value)}'."
