@@ -30,7 +30,7 @@ REST = "previous_stage<STAGES>(this->stage), this->block_row + (STAGES - 1) * Ro
 UNITS = "unit * UNIT < Row::BLOCK_COLUMNS && start + unit * UNIT < Row::D; unit += THREADS"
 ADD = "0x80000000u - (gridDim.x - 1)"
 FLIPPED = "while (((before ^ now) & 0x80000000u) == 0);"
-OF_NOTHING = "rows == 0 ? Op::of_nothing() : "
+OF_NOTHING = "rows == 0 ? Op::template of_nothing<Real>() : "
 ROUND = "first * ROWS_PER_TERM < partial_rows; first += BATCH * INTERLEAVE"
 RELEASED = "else if (this->block_row > this->block_first_row)\n            fill"
 
@@ -633,7 +633,8 @@ DEVICE: dict[str, list[Row]] = {
          "shared[thread] = group[n];\n            __syncthreads();", "shared[thread] = group[n];"),
         ("no barrier before the next sum's", "columns and numbers", "            }\n            __syncthreads();\n",
          "            }\n"),
-        ("the sum of nothing is -0", "numbers, no rows", "count == 0 ? Op::of_nothing() : shared[0]", "shared[0]"),
+        ("the sum of nothing is -0", "numbers, no rows", "count == 0 ? Op::template of_nothing<Real>() : shared[0]",
+         "shared[0]"),
         ("no barrier before the next total", "columns and numbers", "shared[0];\n        __syncthreads();",
          "shared[0];"),
     ],

@@ -402,3 +402,13 @@ def test_kernels_of_declared_dtypes_have_the_interpreter_s_bits(direction: str, 
 def test_dtypes_that_cannot_be_declared(describe: Describe, message: str) -> None:
     with pytest.raises(VerifyError, match=re.escape(f"graph @own_fwd: {message}")):
         spec_of(describe)
+
+
+def test_the_thirty_second_value_of_a_name_has_a_name_too() -> None:
+    def describe(b: GraphBuilder) -> None:
+        h = b.input("x", M, D)
+        for _ in range(70):
+            h = h + h * 0.5
+        b.output("y", h)
+
+    assert "%add_33_plus_mul_69 " in str(make_spec(Definition("deep", describe), "fwd", {"d": 8}).forward())

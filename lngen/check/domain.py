@@ -7,8 +7,6 @@ declares such inputs: ``b.input(name, M, D, positive=True)``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from lngen.ir import Eqn, Value
 from lngen.spec import Spec
 
@@ -24,20 +22,18 @@ IF_ALL_ARE = {  # positive if every operand is
 def positive_inputs(spec: Spec) -> tuple[str, ...]:
     """Names of the forward's inputs that have to be positive, found or declared, in their order."""
     forward = spec.forward()
-    eqns = forward.producers()
     found = set(spec.definition.positive(spec.options))
+    needed: dict[Value, set[str] | None] = {p: {p.name} for p in forward.params}
     for eqn in forward.eqns:
+        of_args = [needed[a] for a in eqn.args]
         if eqn.op in ROOTS:
-            found |= _inputs(eqn.args[0], eqns) or set()
+            found |= of_args[0] or set()
+        needed[eqn.out] = _needed(eqn, of_args)
     return tuple(p.name for p in forward.params if p.name in found)
 
 
-def _inputs(value: Value, eqns: Mapping[Value, Eqn]) -> set[str] | None:
-    """Names of inputs that make ``value`` positive if they are; None if no rule says so."""
-    if value not in eqns:
-        return {value.name}
-    eqn = eqns[value]
-    args = eqn.args
+def _needed(eqn: Eqn, of_args: list[set[str] | None]) -> set[str] | None:
+    """Names of inputs that make a value positive if they are, from those of its operands; None if no rule says so."""
     if eqn.op in ALWAYS:
         return set()
     if eqn.op == "const":
@@ -45,11 +41,10 @@ def _inputs(value: Value, eqns: Mapping[Value, Eqn]) -> set[str] | None:
     if eqn.op == "clamp" and eqn.number_attr("low") > 0:
         return set()
     if eqn.op == "maximum":
-        either = [names for a in args if (names := _inputs(a, eqns)) is not None]
-        return min(either, key=len, default=None)
-    if eqn.op in SQUARES and args[0] == args[1]:
-        args = args[2:]
+        return min((names for names in of_args if names is not None), key=len, default=None)
+    if eqn.op in SQUARES and eqn.args[0] == eqn.args[1]:
+        of_args = of_args[2:]
     elif eqn.op not in IF_ALL_ARE:
         return None
-    needed = [_inputs(a, eqns) for a in args]
-    return None if None in needed else set().union(*(names for names in needed if names is not None))
+    known = [names for names in of_args if names is not None]
+    return set().union(*known) if len(known) == len(of_args) else None

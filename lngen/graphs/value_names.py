@@ -32,4 +32,4 @@ def _word(operand: Value | float) -> str:
     """The name of a value without the width of the compute dtype; "" for a number, of which a name has no digits."""
     if not isinstance(operand, Value):
         return ""
-    return operand.name.removesuffix("32") or operand.name
+    return operand.name.removesuffix("32").rstrip("_") or operand.name
