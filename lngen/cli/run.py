@@ -29,7 +29,7 @@ from lngen.spec import parse_spec
     "interpreter. The bits are the same."
 )
 @schedule_option
-@overlap_option("Launch on a GPU with the programmatic attribute, as a call between others would be.")
+@overlap_option("On a GPU, let the kernel start while the kernel before it on the stream ends.")
 def command(
     spec: str, inputs: tuple[str, ...], outputs: tuple[str, ...], on: str, schedule: str, overlap: bool
 ) -> None:

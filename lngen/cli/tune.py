@@ -82,7 +82,7 @@ def parse_budget(ctx: click.Context, param: click.Parameter, value: str) -> floa
 @click.option("--trials", default=64, show_default=True, type=Whole(1), help="Most candidates, likewise.")
 @click.option("--database", type=FILE, metavar="FILE", help="Of all trials; by default in the user's cache folder.")
 @click.option("--lock", "lock_file", default=LOCK, show_default=True, type=OutFile(), help="Of the chosen schedules.")
-@click.option("--frozen", is_flag=True, help="Tune nothing: exit 1 if a SPEC is not locked; views show --database.")
+@click.option("--frozen", is_flag=True, help="Tune nothing: exit 1 if a SPEC is not locked; --plot and --export work.")
 @click.option("--ranking", is_flag=True, help="Tune nothing: print the order for --device, which needs no GPU.")
 @device_option
 @overlap_option("Time calls that start while the last one drains; by default each call waits for its end.")
@@ -184,7 +184,7 @@ def _tune(
         known.setdefault((t.spec, t.rows), []).append(t)
     how = job.OVERLAPPING if overlap else job.GPU
     jobs = [
-        job.Job(s, m, *bounds, (*known.get((str(s), m), ()),), lock.incumbents(old, s, m), how)
+        job.Job(s, m, *bounds, tuple(known.get((str(s), m), ())), lock.incumbents(old, s, m), how)
         for s in specs
         for m in rows
     ]

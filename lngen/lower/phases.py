@@ -112,9 +112,9 @@ class _Work:
         return kept_by({n: [a for e in eqns for a in e.args] for n, eqns in folds.items()}, needed, self.graph)
 
     def rounded(self, number: int) -> tuple[Value, ...]:
-        """The 16-bit results that a phase stores and later loops read, which stay in registers meanwhile.
+        """The 16-bit results that a phase stores and later loops read: they stay in registers.
 
-        The compiler would round them again, and they take less room than what they are computed from.
+        Otherwise the compiler rounds a result again in every loop, and keeps its operands, which take more registers.
         """
         of_rows = [e for e in self.graph.eqns if D in e.out.type.axes]
         later = {v for n in self.numbers if n > number for v in self.wanted(n)}

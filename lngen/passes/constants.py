@@ -12,12 +12,12 @@ from lngen.passes.vjp import vjp
 
 
 def constants(graph: Graph, wrt: tuple[str, ...], of: tuple[str, ...]) -> frozenset[Value]:
-    """The maxima whose effects on the results ``of`` cancel, so that the derivative by ``wrt`` does not need theirs.
+    """The maxima whose effects on the results ``of`` cancel: the derivative by ``wrt`` takes them for constants.
 
     exp(x - max(x)) / sum(exp(x - max(x))) does not change with the maximum that it subtracts; sum(exp(x - max(x)))
-    does. DerivativeError for a detached value whose effects do not cancel: the derivative would not be that of the
-    forward. If each of the values has no effect while the others are constants, they have none together, too: what is
-    computed last reaches the results in no other way.
+    does. DerivativeError for a detached value whose effects do not cancel: the gradient would not be that of the
+    forward. Each value is tried while all others are constants. If none of them has an effect alone, all of them
+    together have none: the value that is computed last reaches the results directly.
     """
     wanted = downstream(graph.eqns, [p for p in graph.params if p.name in wrt])
     found = set()

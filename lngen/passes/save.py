@@ -117,7 +117,10 @@ class _Save:
         return {p for p in inputs & self._live() if p not in self.eqns}
 
     def stand_for_sum(self, result: Value) -> None:
-        """Take ``result`` for what it was rounded from, if backward then needs fewer inputs of the rows."""
+        """Take ``result`` for what it was rounded from, if backward then needs fewer inputs of the rows.
+
+        Otherwise backward computes the result again, as forward does.
+        """
         if result not in self.forward or self.forward[result].op != "cast":
             return
         replaced, taken = self._replaced(result), dict(self.eqns)
