@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fuzz import fuzzed
+from fuzz import JSON, fuzzed
 from lngen.errors import LngenError
 from lngen.files import DEEPEST, opened, parse_json, read, shown, write_all
 
@@ -99,12 +99,6 @@ def test_json_at_its_bounds_is_read() -> None:
     ]
 
 
-TEXT = st.text(st.characters(exclude_categories=()))
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | TEXT,
-    lambda inner: st.lists(inner) | st.dictionaries(TEXT, inner),
-    max_leaves=20,
-).map(lambda value: json.dumps(value).encode())
 NEAR_JSON = st.text('[]{}:,"\\u d890eE+-.1').map(str.encode)
 
 

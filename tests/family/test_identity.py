@@ -1,0 +1,305 @@
+"""What a graph of one's own is known by: spec text, slug, lock and kernel names tell different graphs apart."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import product
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lngen.aot.build import build
+from lngen.compile import KernelSet
+from lngen.emit import emit
+from lngen.errors import LngenError, SpecError
+from lngen.graphs import GRAPHS, Definition, GraphBuilder
+from lngen.graphs.norms import layernorm
+from lngen.ir import D, M
+from lngen.lower import lower
+from lngen.runtime.lock import Lock, Locked
+from lngen.schedule import Schedule, ranked
+from lngen.schedule import problem as facts_of
+from lngen.spec import KEYS, LONGEST_SLUG, Spec, make_spec, parse_spec
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def negated(b: GraphBuilder) -> None:
+    """-x + eps, or -x * gamma."""
+    h, gamma = b.neg("h", b.input("x", M, D)), b.optional_input("gamma", D, default=False)
+    b.output("y", b.add("raised", h, b.eps()) if gamma is None else b.mul("scaled", h, gamma))
+
+
+def doubled(b: GraphBuilder) -> None:
+    """x + x."""
+    x = b.input("x", M, D)
+    b.output("y", b.add("h", x, x))
+
+
+def of(describe: Callable[[GraphBuilder], None], name: str = "norm", direction: str = "fwd", **keys: object) -> Spec:
+    return make_spec(Definition(name, describe), direction, {"d": 64, **keys})
+
+
+# ---- identity ----
+
+
+def test_two_graphs_of_one_name_have_nothing_in_common() -> None:
+    one, other = of(negated), of(doubled)
+    assert re.fullmatch(r"norm@[0-9a-f]{8}\.fwd:d=64,dtype=f32", str(one))
+    assert re.fullmatch(r"norm_[0-9a-f]{8}_fwd__f32_d64", one.slug)
+    assert len({str(one), str(other)}) == len({one.slug, other.slug}) == 2
+    lock = Lock((Locked("GPU", "sm_90", str(one), 8, "threads=64"),))
+    assert lock.nearest(str(one), 8) is not None
+    assert lock.nearest(str(other), 8) is None
+
+
+def test_the_digest_is_of_the_description() -> None:
+    """Not of D, the direction or the function that gives it; of the dtypes, as the graph is."""
+    digest = of(negated).digest
+    assert digest == of(negated, d=96).digest == of(negated, direction="bwd", wrt="x").digest
+    assert digest == of(lambda b: negated(b)).digest
+    assert digest != of(negated, gamma=True).digest
+    assert digest != of(negated, dtype="bf16").digest
+
+
+def test_an_output_is_not_a_statistic() -> None:
+    """The forward graphs read alike; the backward takes a cotangent of one and the value of the other."""
+
+    def both(b: GraphBuilder, output: bool) -> None:
+        h = b.neg("h", b.input("x", M, D))
+        b.output("y", h)
+        z = b.cast("z", h, to=b.options.out)
+        b.results.append(z) if output else b.statistic(z)
+
+    one, other = (of(lambda b, o=o: both(b, o)) for o in (True, False))  # type: ignore[misc]
+    assert one.forward() == other.forward()
+    assert one.digest != other.digest
+
+
+def test_the_digest_does_not_depend_on_the_hash_seed() -> None:
+    script = "import test_identity as t; print(t.of(t.negated, gamma=True))"
+    for seed in ("1", "2"):
+        env = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
+        found = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True)
+        assert found.stdout.strip() == str(of(negated, gamma=True))
+
+
+def test_a_graph_called_like_a_builtin_one_is_another() -> None:
+    own, same = of(negated, "layernorm"), of(layernorm, "layernorm")
+    assert not own.builtin
+    assert str(own).startswith("layernorm@")
+    assert own.slug.startswith(f"layernorm_{own.digest}_fwd__")
+    assert same.builtin
+    assert (str(same), same.slug) == ("layernorm.fwd:d=64,dtype=f32", "layernorm_fwd__f32_d64")
+    assert not [name for name in GRAPHS if re.search("_[0-9a-f]{8}$", name)]  # no digest in a builtin name
+    with pytest.raises(TypeError):
+        GRAPHS["layernorm"] = own.definition  # type: ignore[index]
+
+
+def test_the_text_of_a_spec_is_parsed_with_its_graph_only() -> None:
+    spec, graphs = of(negated, direction="bwd", gamma=True), {"norm": Definition("norm", negated)}
+    assert parse_spec(str(spec), graphs) == spec
+    assert parse_spec(str(spec).replace(f"@{spec.digest}", ""), graphs) == spec
+    with pytest.raises(SpecError) as error:
+        parse_spec(str(spec), {"norm": Definition("norm", doubled)} | {"gamma": spec.definition})
+    assert "there is no key 'gamma'" in str(error.value)
+    text = str(of(negated))
+    with pytest.raises(SpecError) as error:
+        parse_spec(text, {"norm": Definition("norm", doubled)})
+    here = of(doubled).graph_name
+    assert str(error.value) == (f"spec '{text}': 'norm' is {here} here, not {of(negated).graph_name}; use that graph.")
+    with pytest.raises(SpecError) as error:
+        parse_spec(text)
+    assert str(error.value) == (
+        f"spec '{text}': '{of(negated).graph_name}' is a graph that a program defines, which lngen does not know; use "
+        "lngen.compile in that program."
+    )
+
+
+# ---- kernels ----
+
+
+def test_two_graphs_of_one_name_are_built_side_by_side(tmp_path: Path) -> None:
+    plans = [lower(s, ranked(facts_of(s.graph(), s.d))[0]) for s in (of(negated), of(doubled), of(negated))]
+    built = build(map(KernelSet, plans), tmp_path, arches=("sm_90",), version="1", kinds=("cu",))
+    assert [e["name"] for e in built.entries] == [p.name for p in plans[:2]]
+    assert len([*tmp_path.glob("*.cu")]) == 2
+
+
+def test_different_kernels_of_one_name_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Spec, "digest", "12345678")
+    plans = [lower(s, ranked(facts_of(s.graph(), s.d))[0]) for s in (of(negated), of(doubled))]
+    assert plans[0].name == plans[1].name
+    with pytest.raises(LngenError) as error:
+        build(map(KernelSet, plans), tmp_path / "out", arches=("sm_90",), version="1", kinds=("cu",))
+    assert str(error.value) == (
+        f"two kernel sets that differ are called '{plans[0].name}'; give one of their graphs another name."
+    )
+    assert not (tmp_path / "out").exists()
+
+
+# ---- slugs ----
+
+# Like words of slugs, like each other behind a word or an underscore.
+NASTY = [
+    "now", "w", "no", "nox", "savenone", "savestats", "wrt_x", "of_y", "a", "a_b", "b", "ab", "q", "qa", "qu", "qua",
+    "a_qb", "out_f16", "wf32", "outf32", "eps1em06", "blocks3", "d64", "f32", "nogamma", "gamma", "gamma_beta", "beta",
+    "none", "no_a", "noa", "wbf16", "on", "x_gamma", "stats", "y2", "of2", "wrt2", "blocks_3",
+    "A", "B", "Gamma", "qxa", "aB", "acc", "gradf32", "set", "saved",
+]  # fmt: skip
+
+
+def taking(names: list[str]) -> Definition:
+    """A graph with optional inputs of these names, every other one there by default."""
+
+    def describe(b: GraphBuilder) -> None:
+        total = b.input("x", M, D)
+        for at, name in enumerate(names):
+            more = b.optional_input(name, D, default=at % 2 == 0)
+            total = total if more is None else b.add("total", total, more)
+        b.output("y", b.add("raised", total, b.eps()))
+        b.output("x_y", b.neg("minus", total))
+
+    return Definition("own", describe)
+
+
+@settings(max_examples=30)
+@given(st.lists(st.sampled_from(NASTY), unique=True, min_size=1, max_size=4), st.data())
+def test_specs_that_differ_have_slugs_that_differ(names: list[str], data: st.DataObject) -> None:
+    definition = taking(names)
+    specs = []
+    for flags in product((True, False), repeat=len(names)):
+        keys: dict[str, object] = {"d": 64, **dict(zip(names, flags, strict=True))}
+        keys |= data.draw(st.sampled_from([{}, {"save": "none"}, {"weight": "f16"}, {"out": "f16", "eps": 1e-6}]))
+        specs.append(make_spec(definition, "fwd", keys))
+        given = ["x", *(n for n, on in zip(names, flags, strict=True) if on)]
+        for more in ({}, {"blocks": 3}, {"of": ("y",)}, {"of": ("x_y",), "blocks": 1}):
+            specs += [
+                make_spec(definition, "bwd", {**keys, **more, "wrt": (*given[:n],)}) for n in range(1, len(given) + 1)
+            ]
+    monkeypatch = pytest.MonkeyPatch()
+    with monkeypatch.context() as patched:
+        patched.setattr(Spec, "digest", "12345678")  # which would tell most of them apart
+        check_slugs(specs)
+
+
+def check_slugs(specs: list[Spec]) -> None:
+    """The C identifiers and the names of files of specs that may be equal."""
+    assert len({str(spec) for spec in specs}) == len({*specs})
+    for slugs, allowed in (({s.slug for s in specs}, "[a-z0-9_]*"), ({s.file_slug for s in specs}, "[a-z0-9_-]*")):
+        assert len({s.casefold() for s in slugs}) == len(slugs) == len({*specs})
+        assert all(re.fullmatch(allowed, s) and len(s) <= LONGEST_SLUG and s.count("__") == 1 for s in slugs)
+        assert all(s[0].isalpha() for s in slugs)
+
+
+# Words and names that are like words of slugs, like numbers and like each other.
+WORDS = ["acc", "gradf32", "f32", "set", "saved", "y", "x", "a", "a_b", "b", "scale", "m1p0", "q", "qx"]
+
+
+def choosing(names: list[str]) -> Definition:
+    """A graph with an option of each name: by turns a number, one of WORDS, and a flag; results y, z and x_y."""
+
+    def describe(b: GraphBuilder) -> None:
+        for at, name in enumerate(names):
+            (lambda n: b.option(n, 1.0), lambda n: b.option(n, "a", (*WORDS,)), lambda n: b.flag(n, False))[at % 3](
+                name
+            )
+        x = b.input("x", M, D)
+        gamma, delta = b.input("gamma", D), b.input("delta", D)
+        scaled = b.mul("scaled", x, gamma)
+        b.output("y", scaled)
+        b.output("x_y", b.mul("moved", scaled, delta), save=True)
+        b.statistic(b.reduce_sum("stat", x, axis=D))
+        b.statistic(b.reduce_sum("a_stat", scaled, axis=D))
+
+    return Definition("own", describe)
+
+
+def value_of(data: st.DataObject, at: int) -> object:
+    numbers = (1.0, -1.0, 10.0, 0.1, 1e10, 1e-10, 1.5)
+    return data.draw(st.sampled_from((numbers, WORDS, (True, False))[at % 3]))
+
+
+NAMES = ["acc", "gradf32", "set", "saved", "X", "x1", "a", "a_b", "b", "m1p0", "q", "A", "savey", "gamma2"]
+BACKWARD = {
+    "wrt": ("x", "gamma", "gamma+delta", "x+delta"),
+    "of": ("y", "x_y", "y+stat", "stat", "a_stat"),
+    "grad": ("f32", "f64", "bf16"),
+    "accumulate": ("x", "gamma", "x+gamma"),
+    "blocks": (1, 3, 32),
+}
+SAVES = ("none", "stats", "y", "x_y", "y+x_y", "stat", "a_stat", "x_y+stat", "y+a_stat")
+
+
+@settings(max_examples=25)
+@given(st.lists(st.sampled_from(NAMES), unique=True, min_size=1, max_size=4), st.data())
+def test_options_and_gradients_that_differ_have_slugs_that_differ(names: list[str], data: st.DataObject) -> None:
+    definition, specs = choosing(names), []
+    for _ in range(15):
+        keys = {"d": 64, **{n: value_of(data, at) for at, n in enumerate(names) if data.draw(st.booleans())}}
+        keys["save"] = data.draw(st.sampled_from(SAVES))
+        chosen = data.draw(st.sets(st.sampled_from(sorted(BACKWARD)), max_size=3))
+        more = {key: data.draw(st.sampled_from(BACKWARD[key])) for key in sorted(chosen)}
+        with suppress(SpecError):  # a gradient that is not wanted cannot be added; a number that is not saved has none
+            specs += [make_spec(definition, "fwd", keys), make_spec(definition, "bwd", {**keys, **more})]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Spec, "digest", "12345678")
+        check_slugs(specs)
+        for spec in specs:
+            assert parse_spec(str(spec), {"own": definition}) == spec
+
+
+@pytest.mark.parametrize(
+    ("names", "one", "other"),
+    [
+        (["w", "b", "now"], {"w": False}, {"now": True}),
+        (["a", "b", "a_b"], {"wrt": "a+b"}, {"wrt": "a_b"}),
+        (["b", "savenone"], {"savenone": True}, {"save": "none"}),
+        (["b", "wf16"], {"wf16": True}, {"weight": "f16"}),
+    ],
+)
+def test_slugs_that_were_one(names: list[str], one: dict[str, object], other: dict[str, object]) -> None:
+    first, second = ({**dict.fromkeys(names, True), **keys} if "wrt" in keys else keys for keys in (one, other))
+    way = "bwd" if "wrt" in one else "fwd"
+    slugs = [make_spec(taking(names), way, {"d": 64, **keys}).slug.split("__")[1] for keys in (first, second)]
+    assert slugs[0] != slugs[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "identifier", "file"),
+    [
+        ("add_rmsnorm.fwd:d=64,round_sum=no", "noqroundqusum", "noround-sum"),
+        ("gated_rmsnorm.fwd:d=64,act=gelu_tanh", "set_act_qgeluqutanh", "set_act_gelu-tanh"),
+        ("rmsnorm.fwd:d=64,gamma=no", "nogamma", "nogamma"),
+    ],
+)
+def test_a_file_s_name_has_the_option_s_own(text: str, identifier: str, file: str) -> None:
+    plan = lower(parse_spec(text), Schedule("registers", 32, 1, 4))
+    assert f"_{identifier}_" in f"{parse_spec(text).slug}_", "a kernel's name stays what it was"
+    assert plan.kernels[0].name.startswith(f"{parse_spec(text).slug}__")
+    assert f"namespace lngen {{ namespace {plan.stem} {{" in emit(plan)
+    assert plan.name == f"{parse_spec(text).slug.replace(identifier, file)}__t32_r1_v4_b1"
+
+
+def test_slugs_are_bounded() -> None:
+    names = [f"{letter * 40}" for letter in "abcdefgh"]
+    specs = [make_spec(taking(names[: n + 1]), "bwd", {"d": 2**30, "wrt": names[0], names[n]: True}) for n in range(8)]
+    assert len({s.slug for s in specs}) == 8
+    assert all(len(s.slug) <= LONGEST_SLUG for s in specs)
+    longest = make_spec(Definition("n" * 48, negated), "bwd", {"d": 64, "gamma": True, "wrt": "x", "eps": 1.1e-300})
+    assert len(longest.slug) <= LONGEST_SLUG
+    widest = "layernorm.bwd:d=1073741824,dtype=bf16,weight=f32,out=f32,gamma=no,beta=no,eps=1.2345678901234567e-300,"
+    assert parse_spec(f"{widest}save=none,blocks=4096").slug.endswith("_savenone_blocks4096")
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_an_optional_input_called_like_a_key_is_refused(key: str) -> None:
+    with pytest.raises(SpecError, match=f"graph 'own' has an option called '{key}', which is expected to be none"):
+        make_spec(taking([key]), "fwd", {"d": 64})

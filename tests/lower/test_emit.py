@@ -1,0 +1,430 @@
+"""Emitted CUDA is a product: the same text every time, tidy, without a trace of the machine; it compiles."""
+
+from __future__ import annotations
+
+import difflib
+import getpass
+import hashlib
+import importlib
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jinja2 import FileSystemLoader, UndefinedError
+
+import lngen
+import sampling
+from lngen.compile import KernelSet
+from lngen.data import data_dir
+from lngen.devices import capability, device_for
+from lngen.emit import emit, environment
+from lngen.emit.layout import WIDTH, laid_out
+from lngen.errors import EmitError
+from lngen.graphs import Definition, GraphBuilder
+from lngen.graphs.norms import layernorm
+from lngen.ir import D, M, parse, print_graph
+from lngen.lower import Plan, lower
+from lngen.lower.headers import HEADERS, cut, definitions, needed, words
+from lngen.schedule import MINIMUM_ARCH, problem, ranked
+from lngen.schedule.choose import MOST_TRIED
+from lngen.spec import Spec, make_spec, parse_spec
+from lngen.toolchain import ARCHES
+from test_lower import PLANS, gated, notes, own_spec, plan_of
+
+ROOT = Path(__file__).resolve().parents[2]
+TEMPLATES = sorted(p.name for p in data_dir("templates").glob("*.jinja"))
+
+
+@pytest.fixture(params=PLANS)
+def plan(request: pytest.FixtureRequest) -> Plan:
+    return plan_of(*PLANS[request.param])
+
+
+def best(spec: Spec) -> Plan:
+    return lower(spec, ranked(problem(spec.graph(), spec.d))[0])
+
+
+# ---- the text ----
+
+
+def test_the_text_is_tidy(plan: Plan) -> None:
+    text = emit(plan)
+    assert text.endswith("}\n")
+    assert not text.endswith("\n\n")
+    assert text.isascii()
+    assert "\t" not in text
+    assert not re.search(r"[ \r]$", text, re.MULTILINE)
+    assert "\n\n\n" not in text
+    assert "#include" not in text
+
+
+def test_the_text_has_no_trace_of_machine_or_day(plan: Plan) -> None:
+    text = emit(plan)
+    assert not re.search(r"\b(19|20)\d\d-\d\d|\d\d:\d\d", text)
+    for word in (getpass.getuser(), platform.node(), lngen.__name__ + "/", str(ROOT), os.environ.get("HOME", ROOT)):
+        assert not re.search(rf"(?<![\w]){re.escape(str(word))}(?!\w)", text), word
+    version = re.search(r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)
+    assert version
+    assert not re.search(rf"(?<![\d.]){re.escape(version[1])}(?![\d.])", text)
+
+
+def unwrapped(text: str) -> str:
+    """The text with every comment in one line."""
+    return re.sub(r"\n *//     (?=\S)", " ", re.sub(r"\n *//       (?=\S)", "", text))
+
+
+def test_lines_are_short_and_brackets_balanced(plan: Plan) -> None:
+    text = emit(plan)
+    assert [line for line in text.splitlines() if len(line) > WIDTH] == []
+    code = re.sub(r'"(\\.|[^"\\])*"|//.*', "", text)
+    assert [code.count(c) for c in "([{"] == [code.count(c) for c in ")]}"]
+
+
+@pytest.mark.parametrize(
+    ("text", "want"),
+    [
+        ("f(a, {\nb;\n});\nc;", "f(a, {\n    b;\n});\nc;\n"),
+        ("if (a) {\n\nb;\n\n\nc;\n\n}", "if (a) {\n    b;\n\n    c;\n}\n"),
+        ("a = 1;  // one\nlonger = 2;  // two", "a = 1;       // one\nlonger = 2;  // two\n"),
+        (f"a;  // %{'n' * 114}\nb;  // m", f"// %{'n' * 114}\na;\nb;  // m\n"),
+        (f"f({'a, ' * 50}b);  // why", f"f({'a, ' * 38}".rstrip() + f"\n    {'a, ' * 12}b);  // why\n"),
+        (f"f(\n{'a, ' * 50}b)\n{{\n}}", f"f(\n    {'a, ' * 38}".rstrip() + f"\n    {'a, ' * 12}b)\n{{\n}}\n"),
+        (f"f({'a, ' * 50}b);", f"f({'a, ' * 38}".rstrip() + f"\n    {'a, ' * 12}b);\n"),
+        ("// {\na;", "// {\na;\n"),
+        ('s = "{";\na;', 's = "{";\na;\n'),
+    ],
+)
+def test_the_layout(text: str, want: str) -> None:
+    assert laid_out(text) == want
+
+
+def test_a_note_that_is_no_equation_stays_behind_its_statement() -> None:
+    with pytest.raises(EmitError, match="make it a comment above"):
+        laid_out(f"a;  // {'n' * 120}")
+
+
+def facts_of(text: str) -> dict[str, str]:
+    """The facts in the header of an emitted text; the command to regenerate it in full."""
+    header = [line.removeprefix("// ") for line in unwrapped(text).split("\n\n")[0].splitlines()]
+    start = next(n for n, line in enumerate(header) if line.startswith("graph @"))
+    facts = dict(map(str.strip, line.split(" : ", 1)) for line in header[:start] if " : " in line)
+    named = {"SPEC": facts["spec"], "SCHEDULE": facts["schedule"]}
+    return facts | {"regenerate": re.sub("|".join(named), lambda m: named[m[0]], facts["regenerate"])}
+
+
+def test_every_equation_stands_beside_its_statement(plan: Plan) -> None:
+    text = unwrapped(emit(plan))
+    for kernel in plan.kernels:
+        for note in notes(kernel):
+            assert re.search(rf"// {re.escape(note)}$", text, re.MULTILINE), note
+
+
+def test_the_header_holds_the_graph_and_how_to_make_and_compile_the_file(plan: Plan) -> None:
+    text = unwrapped(emit(plan))
+    header = [line.removeprefix("// ") for line in text.split("\n\n")[0].splitlines()]
+    start = next(n for n, line in enumerate(header) if line.startswith("graph @"))
+    assert parse("\n".join(header[start:])) == plan.graph
+    assert header[0] == plan.name
+    facts = facts_of(text)
+    assert facts["ir-sha256"] == hashlib.sha256(print_graph(plan.graph).encode()).hexdigest()[:12]
+    assert facts["regenerate"] == f"lngen show {plan.spec} --stage cuda --schedule {plan.schedule}"
+    assert facts["compile"].endswith("-std=c++17 -fmad=false -prec-div=true -prec-sqrt=true -ftz=false")
+    assert (facts["spec"], facts["schedule"]) == (str(plan.spec), str(plan.schedule))
+    for n, kernel in enumerate(plan.kernels, 1):
+        assert facts[f"launch {n}"] == f"{kernel.role}, {kernel.launch_rule()}"
+    assert [b.name for b in plan.workspace if b.name not in facts["workspace"]] == []
+
+
+@pytest.mark.parametrize("keys", [{"d": 96}, {"d": 64, "dtype": "bf16", "eps": 1e-6, "gamma": "no", "wrt": "x"}])
+def test_the_header_of_a_graph_of_ones_own_says_the_python_that_emits_it(keys: dict[str, Any]) -> None:
+    own = Definition("own", layernorm)
+    for direction in ("fwd", "bwd"):
+        mine = {k: v for k, v in keys.items() if k != "wrt" or direction == "bwd"}
+        spec = make_spec(own, direction, mine)
+        text = emit(lower(spec, ranked(problem(spec.graph(), spec.d))[5]))
+        facts = facts_of(text)
+        command = facts["regenerate"].replace(facts["schedule"], repr(facts["schedule"]))
+        assert eval(command, {"lngen": lngen, "g": own}) == text
+
+
+def test_every_kernel_is_there_under_its_bounds(plan: Plan) -> None:
+    text = emit(plan)
+    for kernel in plan.kernels:
+        bounds = f"__launch_bounds__({kernel.block}, {kernel.blocks_per_sm})"
+        arguments = ", ".join(a.declaration for a in kernel.arguments)
+        assert f'extern "C" __global__ void {bounds} {kernel.name}( {arguments}) {{' in re.sub(r"\s+", " ", text)
+
+
+def digest() -> str:
+    """A hash over all plans' texts."""
+    texts = [emit(plan_of(*args)) for args in PLANS.values()]
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()
+
+
+@pytest.mark.full
+def test_the_text_does_not_depend_on_the_hash_seed() -> None:
+    here = digest()
+    script = "import test_emit; print(test_emit.digest())"
+    for seed in ("1", "2"):
+        env = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
+        found = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True)
+        assert found.stdout.strip() == here
+
+
+# ---- templates and their context ----
+
+
+def by_largest(b: GraphBuilder) -> None:
+    """Each row over its largest element."""
+    x = b.input("x", M, D)
+    b.output("y", b.div("scaled", x, b.reduce_max("largest", x, axis=D)))
+
+
+def maxima(b: GraphBuilder) -> None:
+    """Column maxima, and the largest and the mean of them."""
+    most = b.reduce_max("most", b.input("x", M, D), axis=M)
+    b.output("largest", b.reduce_max("number", most, axis=D))
+    b.output("mean", b.reduce_mean("m", most, axis=D))
+    b.output("columns", most)
+
+
+def weights_alone(b: GraphBuilder) -> None:
+    """What has no rows."""
+    b.output("y", b.neg("minus", b.input("gamma", D)))
+
+
+def plans_of_every_template() -> list[Plan]:
+    """Plans that take every template between them."""
+    specs = [f"layernorm.fwd:d=8,dtype=f64,weight={t},out={t}" for t in ("f16", "bf16")]
+    plans = [*(plan_of(*args) for args in PLANS.values()), *(best(parse_spec(s)) for s in specs)]
+    plans.append(
+        plan_of("layernorm.fwd:d=10,dtype=f32", "form=registers,threads=4,rows_per_block=8,cached_weights=yes")
+    )
+    plans.append(best(make_spec(Definition("by_largest", by_largest), "fwd", {"d": 64})))
+    plans.append(best(make_spec(Definition("weights_alone", weights_alone), "fwd", {"d": 64})))
+    plans.append(best(make_spec(Definition("maxima", maxima), "fwd", {"d": 64})))
+    ragged = "form=tma_unaligned,threads=32,rows_per_block=8,vec=1,stages=2,tma_store=yes,cached_weights=yes"
+    plans.append(plan_of("layernorm.bwd:d=1001,dtype=bf16", ragged))
+    plans.append(plan_of("layernorm.fwd:d=1001,dtype=bf16", f"{ragged},grid=3,row_in_registers=yes,dynamic=yes"))
+    claimed = (
+        "threads=256,rows_per_block=1,vec=8,blocks_per_sm=2,stages=2,grid=264,cached_weights=yes,"
+        "row_in_registers=yes,"
+        "dynamic=yes"
+    )
+    plans.append(plan_of("layernorm.fwd:d=12288,dtype=bf16", f"form=tma,{claimed}"))
+    plans.append(plan_of("layernorm.fwd:d=12288,dtype=bf16", f"form=tma,{claimed},early_release=yes"))
+    told = (
+        "form=tma,threads=64,rows_per_block=3,stages=2,cluster=8,grid=15,cached_weights=yes,row_in_registers=yes,"
+        "early_release=yes,"
+        "dynamic=yes"
+    )
+    plans.append(plan_of("layernorm.fwd:d=32768,dtype=f32", told))
+    plans.append(
+        plan_of(
+            "layernorm.bwd:d=4096,dtype=bf16",
+            "form=tma,threads=128,rows_per_block=2,stages=2,row_in_registers=yes,early_release=yes",
+        )
+    )
+    plans.append(plan_of("layernorm.bwd:d=768,dtype=f16", "form=registers,threads=32,rows_per_block=16,vec=8"))
+    plans.append(plan_of("layernorm.bwd:d=768,dtype=f16", "form=multipass,threads=32,rows_per_block=1,vec=8"))
+    plans.append(
+        plan_of(
+            "layernorm.bwd:d=1024,dtype=f16", "form=tma,threads=64,rows_per_block=8,vec=8,stages=2,cached_weights=yes"
+        )
+    )
+    return plans
+
+
+def test_every_definition_of_the_headers_is_used_by_some_kernel() -> None:
+    texts = [emit(plan) for plan in plans_of_every_template()]
+    found = [(d.name, p) for d in definitions() for p in d.parts if p.name or len(d.parts) == 1]
+    assert [(name, p.name) for name, p in found if not any(p.text in text for text in texts)] == []
+
+
+def test_a_file_has_the_definitions_it_uses_and_no_others(plan: Plan) -> None:
+    text = emit(plan)
+    kernels = text[text.index('extern "C" __global__') :]
+    wanted = needed(kernels)
+    assert all(d.text in text for d in wanted)
+    assert {d.name for d in definitions() if any(p.text in text for p in d.parts if p.uses)} >= {d.name for d in wanted}
+    for d in wanted:  # something outside its own text says its name
+        assert d.name in words(text.replace(d.text, "")), d.name
+        for part in d.parts:
+            assert not part.name or part.name in words(text.replace(part.text, "")), (d.name, part.name)
+
+
+def test_headers_are_cut_at_blank_lines_outside_braces() -> None:
+    text = "// Of a.\nstruct A {\n    int b;\n\n    int c;\n};\n\ntemplate <int N> A f(int x) { return g<N>(x); }\n"
+    assert [(d.name, d.text.count("\n")) for d in cut("h", text)] == [("A", 5), ("f", 0)]
+    assert "g" in cut("h", text)[1].parts[0].uses
+    assert not any(p.uses & {"Of", "a"} for p in cut("h", text)[0].parts)
+    with pytest.raises(EmitError, match="header 'h': a definition is expected to name a type or a function, got '1;'"):
+        cut("h", "1;\n")
+
+
+def test_member_functions_that_nothing_uses_are_left_out() -> None:
+    text = """template <int N> struct A {
+    int b = 0;
+
+    // Of f.
+    template <typename T>
+    __device__ int f(T t) const
+    {
+        return g() + t;
+    }
+    __device__ int g() const { return N; }
+    __device__ A(int c) : b(c) {}
+    __device__ int operator[](int i) const { return h(i); }
+    __device__ int h(int i) const { return i; }
+};
+"""
+    (found,) = cut("h", text)
+    assert [p.name for p in found.parts if p.name] == ["f", "g", "h"]
+    assert "\n".join(p.text for p in found.parts) == found.text
+    short = found.only({"g"}).text
+    assert short.count("__device__") == 3
+    assert "Of f" not in short
+    assert "template <typename T>" not in short
+    assert found.only({"f", "g", "h"}).text == found.text
+
+
+def test_every_header_file_is_listed() -> None:
+    assert sorted(HEADERS) == sorted(p.stem for p in (data_dir("templates") / "device").iterdir())
+
+
+def test_lambdas_name_the_types_of_their_parameters() -> None:
+    """Some versions of NVRTC take a lambda with a parameter of type auto for a function of the host, and refuse it."""
+    texts = {path: path.read_text(encoding="utf-8") for path in (ROOT / "templates").rglob("*.*")}
+    assert [str(path) for path, text in texts.items() if re.search(r"\]\s*\([^)]*\bauto\b", text)] == []
+
+
+def test_undefined_names_are_errors() -> None:
+    with pytest.raises(UndefinedError, match="'missing' is undefined"):
+        environment().from_string("{{ missing }}").render(given=1)
+
+
+@pytest.mark.parametrize(
+    ("files", "where"),
+    [
+        ({"row.cu.jinja": "a\n\n{{ nam }}\n"}, "row.cu.jinja:3: 'nam' is undefined."),
+        ({"row.cu.jinja": "a\n{% for %}\n"}, "row.cu.jinja:2: Expected "),
+        (
+            {"row.cu.jinja": "{% include 'p.cu.jinja' %}", "p.cu.jinja": "b\n{{ kernel.nam }}"},
+            "p.cu.jinja:2: 'lngen.lower.kernel.Kernel object' has no attribute 'nam'.",
+        ),
+        ({"row.cu.jinja": "\n{% include 'gone.jinja' %}"}, "row.cu.jinja:2: 'gone.jinja' not found"),
+    ],
+)
+def test_a_broken_template_is_named_with_its_line(
+    files: dict[str, str], where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    emitter = importlib.import_module("lngen.emit.emit")
+    broken = environment().overlay(loader=FileSystemLoader(tmp_path))
+    monkeypatch.setattr(emitter, "environment", lambda: broken)
+    plan = plan_of(*PLANS["row"])
+    with pytest.raises(EmitError) as error:
+        emit(plan)
+    assert str(error.value).startswith(f"'{plan.name}' could not be laid out: {where}")
+
+
+# ---- other graphs through the same templates ----
+
+
+def mean_added(b: GraphBuilder) -> None:
+    """LayerNorm but for one op: the mean is added."""
+    x32, gamma32, beta32 = b.input("x", M, D), b.input("gamma", D), b.input("beta", D)
+    mean = b.reduce_mean("mean", x32, axis=D)
+    xc = b.add("xc", x32, mean)
+    var = b.reduce_mean("var", b.mul("xc2", xc, xc), axis=D)
+    rstd = b.rsqrt("rstd", b.add("veps", var, b.eps()))
+    b.output("y", b.add("y32", b.mul("scaled", b.mul("xhat", xc, rstd), gamma32), beta32))
+    b.statistic(mean)
+    b.statistic(rstd)
+
+
+def text_of(describe: Callable[[GraphBuilder], None]) -> tuple[Plan, str]:
+    """The forward under LayerNorm's name."""
+    spec = parse_spec("layernorm.fwd:d=96,dtype=bf16", {"layernorm": Definition("layernorm", describe)})
+    plan = best(spec)
+    return plan, emit(plan)
+
+
+def names(plan: Plan) -> tuple[str, str]:
+    """What a spec's graph is called, in text and in C."""
+    return plan.spec.graph_name, plan.spec.slug
+
+
+def test_one_flipped_op_changes_its_own_lines_alone() -> None:
+    (plan, text), (mutant_plan, mutant) = text_of(layernorm), text_of(mean_added)
+    assert [k.template for k in plan.kernels] == [k.template for k in mutant_plan.kernels]
+    for own, name in zip(names(mutant_plan), names(plan), strict=True):  # another graph has another name
+        mutant = mutant.replace(own, name)
+    lines = unwrapped(text).splitlines(), unwrapped(mutant).splitlines()
+    changed = [line[2:].strip() for line in difflib.ndiff(*lines) if line[0] == "+"]
+    assert changed
+    for line in changed:
+        assert re.match(r"//   (ir-sha256|regenerate) |//   %xc |(const float xc = x32 \+ mean;|// %xc = add)", line), (
+            line
+        )
+
+
+def test_graphs_of_one_s_own_compile() -> None:
+    pytest.importorskip("cupy")
+    _, mutant = text_of(mean_added)
+    assert "const float xc = x32 + mean;" in mutant
+    KernelSet(text_of(mean_added)[0]).cubin("sm_90")
+    for way in ("fwd", "bwd"):
+        KernelSet(
+            best(own_spec(gated, way, dtype="bf16", weight="f32", **{"wrt": "x+z"} if way == "bwd" else {}))
+        ).cubin("sm_90")
+
+
+# ---- the compiler ----
+
+# Spec and form; the schedule is the first of that form in the ranking that is clean, as a default would be.
+STRUCTURES = {
+    "row": ("layernorm.fwd:d=1024", "registers"),
+    "row, columns": ("layernorm.bwd:d=1024", "registers"),
+    "row, columns, narrow": ("rmsnorm.bwd:d=63", "registers"),
+    "row, staged": ("layernorm.bwd:d=1024", "cp_async"),
+    "row, staged, forward": ("rmsnorm.fwd:d=512", "tma"),
+    "row, dynamic": ("rmsnorm.fwd:d=20480", "tma"),
+    "row, staged, backward": ("layernorm.bwd:d=4096", "tma"),
+    "row, multipass": ("rmsnorm.fwd:d=100003", "multipass"),
+    "columns": ("layernorm.bwd:d=70000,save=none", "multipass"),
+}
+CASES = [(s, t) for s in STRUCTURES for t in ("f16", "bf16", "f32", "f64")]
+
+
+@sampling.grid(("structure", "dtype"), CASES, strength=1)
+def test_every_structure_has_a_schedule_without_spills(structure: str, dtype: str) -> None:
+    """Two arches for each structure and dtype; every arch meets every structure that exists there."""
+    pytest.importorskip("cupy")
+    text, form = STRUCTURES[structure]
+    spec = parse_spec(f"{text},dtype={dtype}")
+    at = CASES.index((structure, dtype))
+    for arch in {ARCHES[2 * at % 7], ARCHES[(2 * at + 1) % 7], "sm_90"}:
+        if capability(arch) < MINIMUM_ARCH[form]:
+            continue
+        schedules = ranked(problem(spec.graph(), spec.d), device_for(arch))
+        fitting = [s for s in schedules if s.form == form and s.dynamic == (structure == "row, dynamic")]
+        if not fitting and arch != "sm_90":
+            continue  # its shared memory is too small
+        tried = []
+        for schedule in fitting[:MOST_TRIED]:
+            plan = lower(spec, schedule)
+            assert structure.split(",")[0] in {k.template.removesuffix(".cu.jinja") for k in plan.kernels}
+            used = KernelSet(plan).cubin(arch).resources
+            assert list(used) == [k.name for k in plan.kernels]
+            tried.append((str(schedule), [r for r in used.values() if r.spills]))
+            if not tried[-1][1]:
+                break
+        assert not tried[-1][1], (arch, tried)

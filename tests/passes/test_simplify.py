@@ -1,0 +1,335 @@
+"""What ``simplify`` makes of graphs of one's own: how many sums in how many phases, how exact, and how long."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lngen import passes
+from lngen.check.inputs import same_bits
+from lngen.compile import Compilation, KernelSet
+from lngen.graphs import Definition, GraphBuilder
+from lngen.interpret import interpret
+from lngen.ir import F64, Axis, Builder, D, Graph, M, Value, is_sum, print_graph
+from lngen.ir.numerics import NUMPY_DTYPE, Array
+from lngen.lower import lower
+from lngen.passes.edit import upstream
+from lngen.passes.polynomial import Order, Sum, atom
+from lngen.ptx import run_plan
+from lngen.schedule import depths
+from lngen.spec import Spec, make_spec
+
+Describe = Callable[[GraphBuilder], None]
+
+
+def layernorm_of(b: GraphBuilder, h: Value) -> Value:
+    """LayerNorm of a value; the statistics are kept."""
+    mean = b.statistic(b.reduce_mean("mean", h, axis=D))
+    xc = b.sub("xc", h, mean)
+    var = b.reduce_mean("var", b.mul("xc2", xc, xc), axis=D)
+    xhat = b.mul("xhat", xc, b.statistic(b.rsqrt("rstd", b.add("veps", var, b.eps()))))
+    return b.add("normal", b.mul("scaled", xhat, b.input("gamma", D)), b.input("beta", D))
+
+
+def rmsnorm_of(b: GraphBuilder, h: Value) -> Value:
+    """RMSNorm of a value, without a weight."""
+    ms = b.reduce_mean("ms", b.mul("h2", h, h), axis=D)
+    return b.mul("hhat", h, b.statistic(b.rsqrt("rms", b.add("mseps", ms, b.eps()))))
+
+
+def gate(b: GraphBuilder, z: Value) -> Value:
+    """z / sqrt(1 + z^2)."""
+    return b.mul("gate", z, b.rsqrt("slope", b.add("above", b.mul("z2", z, z), b.number("one", 1.0))))
+
+
+def colscale(b: GraphBuilder) -> None:
+    """A residual, scaled by column."""
+    x, scale, residual = b.input("x", M, D), b.input("colscale", D), b.input("residual", M, D)
+    b.output("y", layernorm_of(b, b.add("h", b.mul("xs", x, scale), residual)))
+
+
+def bias_and_colscale(b: GraphBuilder) -> None:
+    """A bias before it is scaled."""
+    x, bias, scale = b.input("x", M, D), b.input("bias", D), b.input("colscale", D)
+    h = b.add("h", b.mul("xs", b.add("xb", x, bias), scale), b.input("residual", M, D))
+    b.output("y", layernorm_of(b, h))
+
+
+def rowscale(b: GraphBuilder) -> None:
+    """A residual, scaled by row."""
+    x, scale, residual = b.input("x", M, D), b.input("rowscale", M), b.input("residual", M, D)
+    b.output("y", layernorm_of(b, b.add("h", b.mul("xs", x, scale), residual)))
+
+
+def halved(b: GraphBuilder) -> None:
+    """A residual of which half is taken away; one sum is for both gradients."""
+    x, scale, residual = b.input("x", M, D), b.input("colscale", D), b.input("residual", M, D)
+    h = b.sub("h", b.mul("xs", x, scale), b.mul("half", residual, b.number("factor", 0.5)))
+    b.output("y", layernorm_of(b, h))
+
+
+def gated(b: GraphBuilder) -> None:
+    """RMSNorm, weighted and gated."""
+    x, z, gamma = b.input("x", M, D), b.input("z", M, D), b.input("gamma", D)
+    b.output("y", b.mul("y32", b.mul("scaled", rmsnorm_of(b, x), gamma), gate(b, z)))
+
+
+def gated_before(b: GraphBuilder) -> None:
+    """RMSNorm of what is gated."""
+    x, z, gamma = b.input("x", M, D), b.input("z", M, D), b.input("gamma", D)
+    b.output("y", b.mul("y32", rmsnorm_of(b, b.mul("h", x, gate(b, z))), gamma))
+
+
+def norm_of_norm(b: GraphBuilder) -> None:
+    """LayerNorm of a weighted RMSNorm."""
+    x, weight = b.input("x", M, D), b.input("weight", D)
+    b.output("y", layernorm_of(b, b.mul("h", rmsnorm_of(b, x), weight)))
+
+
+def quadratic(b: GraphBuilder) -> None:
+    """What is normalised, and its square."""
+    x, square = b.input("x", M, D), b.input("square", D)
+    h = rmsnorm_of(b, b.sub("xc", x, b.reduce_mean("mu", x, axis=D)))
+    b.output("y", b.add("y32", h, b.mul("weighted", b.mul("twice", h, h), square)))
+
+
+def spec_of(describe: Describe, way: str, d: int, dtype: str, **more: str) -> Spec:
+    return make_spec(Definition(describe.__name__, describe), way, {"d": d, "dtype": dtype, **more})
+
+
+# Column sums, the phase of each row sum (none waits for another of the gradient), and equations.
+SUMS: dict[Describe, tuple[int, list[int], int]] = {
+    colscale: (3, [0, 0], 27),
+    bias_and_colscale: (4, [0, 0], 32),
+    rowscale: (2, [0, 0, 0, 0, 0], 35),
+    halved: (3, [0, 0], 34),
+    gated: (1, [0], 28),
+    gated_before: (1, [0], 33),
+    norm_of_norm: (3, [0, 0, 0, 0], 44),
+    quadratic: (1, [0, 1, 1], 27),
+}
+
+
+@pytest.mark.parametrize("describe", SUMS)
+def test_sums_of_several_terms_stay_whole(describe: Describe) -> None:
+    g = spec_of(describe, "bwd", 512, "bf16").graph()
+    levels = depths(g)
+    rows = sorted(max(levels[a] for a in e.args) for e in g.eqns if is_sum(e, D))
+    assert (sum(is_sum(e, M) for e in g.eqns), rows, len(g.eqns)) == SUMS[describe]
+
+
+def test_a_sum_over_rows_uses_the_gradient_that_is_written() -> None:
+    spec = spec_of(colscale, "bwd", 512, "bf16")
+    text = print_graph(spec.trace()["save"])
+    for line in (
+        "%dx32_part_2 : f32[M, D] = mul %rstd, %dx32_part_1",
+        "%dx32 : f32[M, D] = mul %colscale32, %dx32_part_2",
+        "%terms : f32[M, D] = mul %x32, %dx32_part_2",
+        "%sum_terms : f32[D] = reduce_sum %terms {axis=M}",
+        "%dcolscale : bf16[D] = cast %sum_terms {to=bf16}",
+        "%dresidual : bf16[M, D] = cast %dx32_part_2 {to=bf16}",
+    ):
+        assert line in [" ".join(found.split()) for found in text.splitlines()]
+
+
+def draw(g: Graph, rows: int, d: int, seed: int = 0) -> dict[str, Array]:
+    """Random inputs of a graph."""
+    rng = np.random.default_rng(seed)
+    return {p.name: rng.normal(0.5, 1, p.type.shape(rows, d)).astype(NUMPY_DTYPE[p.type.dtype]) for p in g.params}
+
+
+def assert_same_gradient(raw: Graph, simplified: Graph, inputs: dict[str, Array]) -> int:
+    """How many finite gradients were compared."""
+    with np.errstate(all="ignore"):
+        expected, found = interpret(raw, inputs), interpret(simplified, inputs)
+    finite = [name for name, value in expected.items() if np.isfinite(value).all()]
+    for name in finite:
+        scale = np.abs(expected[name]).max() + 1
+        np.testing.assert_allclose(found[name], expected[name], rtol=0, atol=1e-9 * scale, err_msg=name)
+    return len(finite)
+
+
+@pytest.mark.parametrize("describe", SUMS)
+def test_the_gradient_is_kept(describe: Describe) -> None:
+    trace = spec_of(describe, "bwd", 9, "f64", save="none").trace()
+    assert assert_same_gradient(trace["vjp"], trace["simplify"], draw(trace["vjp"], 5, 9)) == len(trace["vjp"].results)
+
+
+def test_terms_cancel_before_they_are_summed_over_rows() -> None:
+    """dy is around 1000 and its gradient around 1; sums of single terms lost four times as many digits."""
+    forward, backward = (spec_of(colscale, way, 64, "f32").graph() for way in ("fwd", "bwd"))
+    dy = 1000 + np.random.default_rng(1).normal(size=(2048, 64)).astype(np.float32)
+    inputs = {**draw(forward, 2048, 64), "gamma": np.ones(64, np.float32), "dy": dy}
+    found = interpret(backward, {**inputs, **interpret(forward, inputs)})["dcolscale"]
+    inputs = {name: a.astype(np.float64) for name, a in inputs.items()}
+    raw = spec_of(colscale, "bwd", 64, "f64").trace()["vjp"]
+    exact = interpret(raw, inputs)["dcolscale"]
+    error = np.linalg.norm(found - exact) / np.linalg.norm(exact)
+    assert 0 < error < 7e-5
+
+
+def test_a_scaled_residual_fits_into_registers() -> None:
+    pytest.importorskip("cupy")
+    spec = spec_of(colscale, "bwd", 4096, "bf16")
+    built = KernelSet(lower(spec, Compilation(spec).schedule("sm_90"))).cubin("sm_90")
+    assert not any(r.spills for r in built.resources.values())
+
+
+@pytest.mark.parametrize("describe", [colscale, bias_and_colscale, quadratic])
+def test_kernels_have_the_same_bits(describe: Describe) -> None:
+    """The gradient of a bias before the norm was a sum over rows of what has no D, which no kernel takes."""
+    pytest.importorskip("cupy")
+    spec = spec_of(describe, "bwd", 40, "f32")
+    inputs = draw(spec.graph(), 9, 40)
+    outcome = run_plan(lower(spec, Compilation(spec).schedule("sm_90")), inputs)
+    assert outcome.findings == ()
+    for name, value in interpret(spec.graph(), inputs).items():
+        assert same_bits(outcome.results[name], value).all(), name
+
+
+# ---- deep graphs ----
+
+
+def squared(b: Builder, x: Value, z: Value) -> Value:
+    return b.mul("h", x, x)
+
+
+def one_more_factor(b: Builder, x: Value, z: Value) -> Value:
+    return b.mul("h", x, b.param(f"v{len(b.params)}", F64, M, D))
+
+
+def one_more_sum(b: Builder, x: Value, z: Value) -> Value:
+    return b.mul("h", x, b.add("s", z, b.param(f"v{len(b.params)}", F64, M, D)))
+
+
+def two_ways(b: Builder, x: Value, z: Value) -> Value:
+    """Twice as many paths each time."""
+    return b.add("h", b.mul("p", x, z), b.mul("q", b.mul("x2", x, x), z))
+
+
+def horner(b: Builder, x: Value, z: Value) -> Value:
+    return b.add("h", b.mul("p", x, z), z)
+
+
+def normalised(b: Builder, x: Value, z: Value) -> Value:
+    xc = b.sub("xc", x, b.reduce_mean("mu", x, axis=D))
+    return b.add("h", x, b.mul("p", xc, b.mul("q", z, b.reduce_sum("s", b.mul("x2", xc, z), axis=D))))
+
+
+def crossed(b: Builder, x: Value, z: Value) -> Value:
+    """Sums over the rows of sums over the features, and so on."""
+    h = b.mul("h", b.mul("p", x, b.reduce_sum("s", b.mul("u", x, z), axis=D)), z)
+    return b.add("v", h, b.mul("q", x, b.reduce_sum("t", b.mul("w", h, z), axis=M)))
+
+
+def scaled_up(b: Builder, x: Value, z: Value) -> Value:
+    return b.mul("h", x, b.const("factor", 1e40, F64))
+
+
+# Equations of the simplified gradient, at most, for each of the raw one.
+DEEP: dict[Callable[[Builder, Value, Value], Value], float] = {
+    squared: 1, one_more_factor: 5, one_more_sum: 4, two_ways: 4, horner: 2, normalised: 4, crossed: 3, scaled_up: 1,
+}  # fmt: skip
+
+
+def lengths(forward: Graph) -> tuple[Graph, Graph]:
+    """The gradient of every input that matters, raw and simplified."""
+    live = upstream(forward.eqns, forward.results)
+    raw = passes.vjp(forward, tuple(p.name for p in forward.params if p in live))
+    return raw, passes.simplify(raw, raw.params[0].name)
+
+
+@pytest.mark.parametrize("of", [M, D])
+@pytest.mark.parametrize("over", [M, D])
+def test_what_is_centred_sums_to_zero_along_its_own_axis_alone(of: Axis, over: Axis) -> None:
+    b = Builder("centred_fwd")
+    x, w = b.param("x", F64, M, D), b.param("w", F64, M if over is D else D)
+    centred = b.sub("xc", x, b.reduce_mean("mean", x, axis=of))
+    raw, simplified = lengths(b.build(b.cast("y", b.reduce_sum("s", b.mul("p", centred, w), axis=over), to=F64)))
+    assert_same_gradient(raw, simplified, draw(raw, 3, 4))
+    (dw,) = (r for r in simplified.results if r.name == "dw")
+    sums = [e for e in simplified.eqns if e.op == "reduce_sum" and e.attr("axis") is over and e.args == (centred,)]
+    assert bool(sums) is (of is not over), dw
+
+
+@pytest.mark.parametrize("step", DEEP)
+def test_a_deep_graph_takes_as_many_equations_as_it_has(step: Callable[[Builder, Value, Value], Value]) -> None:
+    for steps in (3, 30):
+        b = Builder("deep_fwd")
+        x, z = b.param("x", F64, M, D), b.param("z", F64, M, D)
+        for _ in range(steps):
+            x = step(b, x, z)
+        raw, simplified = lengths(b.build(b.cast("y", x, to=F64)))
+        assert len(simplified.eqns) <= DEEP[step] * len(passes.cse(raw).eqns)
+        inputs = draw(raw, 2, 3)
+        assert_same_gradient(raw, simplified, inputs)
+
+
+def test_ten_squarings() -> None:
+    def tenfold(b: GraphBuilder) -> None:
+        x = b.input("x", M, D)
+        for _ in range(10):
+            x = b.mul("h", x, x)
+        b.output("y", x)
+
+    trace = spec_of(tenfold, "bwd", 8, "f32").trace()
+    assert len(trace["simplify"].eqns) == 23  # x^1023 is the product of x and the ten powers that the forward has
+    inputs = {"x": np.full((1, 8), 1.0001), "dy": np.ones((1, 8))}
+    doubles = spec_of(tenfold, "bwd", 8, "f64").trace()
+    assert assert_same_gradient(doubles["vjp"], doubles["simplify"], inputs) == 1
+
+
+@settings(deadline=None, max_examples=40)
+@given(seed=st.integers(0, 2**32), steps=st.integers(1, 50))
+def test_no_graph_grows(seed: int, steps: int) -> None:
+    rng = random.Random(seed)
+    b = Builder("random_fwd")
+    values = [b.param("x", F64, M, D), b.param("z", F64, M, D), b.param("g", F64, D), b.param("w", F64, M)]
+    for _ in range(steps):
+        x, z = (values[-1 - rng.randrange(4)] for _ in range(2))
+        op = rng.choice(["add", "sub", "mul", "mul", "mul", "centre"])
+        if op == "centre" and x.type.axes == (M, D):
+            values.append(b.sub("c", x, b.reduce_mean("mean", x, axis=rng.choice([M, D, D]))))
+        else:
+            values.append(b.emit("mul" if op == "centre" else op, op, (x, z)))
+    wide = next(v for v in reversed(values) if v.type.axes == (M, D))
+    raw, simplified = lengths(b.build(b.cast("y", wide, to=F64)))
+    assert len(simplified.eqns) <= 4 * len(passes.cse(raw).eqns) + 10
+    assert_same_gradient(raw, simplified, {name: 0.5 * a for name, a in draw(raw, 3, 4, seed).items()})
+
+
+def test_sums_are_compared_by_their_terms_in_order() -> None:
+    b = Builder("f")
+    values = [b.param(f"v{n}", F64, M, D) for n in range(12)]
+    order = Order(set(), values)
+    terms = [(atom(v), Fraction(n + 1)) for n, v in enumerate(values)]
+    keys = [order.key(atom(Sum(M, frozenset(t)))) for t in (terms, terms[::-1])]
+    inner = keys[0][0][0][4]  # type: ignore[index]
+    assert keys[0] == keys[1]
+    assert inner == [(order.key(p), c) for p, c in terms]
+
+
+def test_the_same_text_under_any_hash_seed() -> None:
+    code = (
+        "from test_simplify import *\n"
+        "for g in (colscale, quadratic, norm_of_norm): print(spec_of(g, 'bwd', 64, 'f32').graph())"
+    )
+    root = Path(__file__).parents[2]
+    texts = {
+        subprocess.run(
+            [sys.executable, "-c", code], check=True, capture_output=True, text=True,
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": f"{root}{os.pathsep}{root / 'tests'}"},
+        ).stdout
+        for seed in ("1", "2")
+    }  # fmt: skip
+    assert len(texts) == 1

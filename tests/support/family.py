@@ -1,0 +1,223 @@
+"""The members of the family as formulas in torch, float64: an oracle of lngen's graphs that shares nothing with them.
+
+A formula takes tensors by name, those that a spec leaves out being absent, and the options of the spec; it gives the
+results by name, outputs and statistics alike. Gradients are those of torch's autograd. Nothing here rounds to a storage
+dtype: ``tests/family/test_family_casts.py`` compares the roundings with those of the models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+Tensors = Mapping[str, Tensor]
+Results = dict[str, Tensor]
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "sigmoid": torch.sigmoid,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+}
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The keys of a spec that a formula depends on, with their defaults."""
+
+    eps: float = 1e-5
+    zero_centred: bool = False
+    casts: str = "once"
+    guard: str = "add"
+    gate: str = "after"
+    act: str = "silu"
+    scale: float = 1.0
+
+
+Formula = Callable[[Tensors, Keys], Results]
+
+
+# ---- parts ----
+
+
+def standardised(h: Tensor, keys: Keys) -> tuple[Tensor, Results]:
+    """LayerNorm without weights, and its statistics."""
+    statistics = {"mean": h.mean(-1), "rstd": (h.var(-1, unbiased=False) + keys.eps).rsqrt()}
+    return F.layer_norm(h, h.shape[-1:], eps=keys.eps), statistics
+
+
+def scaled(h: Tensor, keys: Keys) -> tuple[Tensor, Results]:
+    """RMSNorm without weights, and its statistic."""
+    return F.rms_norm(h, h.shape[-1:], eps=keys.eps), {"rstd": (h.pow(2).mean(-1) + keys.eps).rsqrt()}
+
+
+Norm = Callable[[Tensor, Keys], tuple[Tensor, Results]]
+
+
+def weighted(xhat: Tensor, t: Tensors, keys: Keys, suffix: str = "") -> Tensor:
+    """Rows times gamma, or 1 + gamma, plus beta, as far as they are there."""
+    gamma, beta = t.get(f"gamma{suffix}"), t.get(f"beta{suffix}")
+    if gamma is not None:
+        xhat = xhat * (1 + gamma if keys.zero_centred or keys.casts == "gemma" else gamma)
+    return xhat if beta is None else xhat + beta
+
+
+def summed(t: Tensors) -> Tensor:
+    """x, by the factor of its row and that of each feature, plus the other terms that are there."""
+    h = t["x"]
+    if "rowscale" in t:
+        h = h * t["rowscale"].unsqueeze(-1)
+    if "colscale" in t:
+        h = h * t["colscale"]
+    for name in ("x1", "residual"):
+        if name in t:
+            h = h + t[name]
+    return h
+
+
+# ---- members ----
+
+
+def plain(norm: Norm) -> Formula:
+    def formula(t: Tensors, keys: Keys) -> Results:
+        xhat, statistics = norm(t["x"], keys)
+        return {"y": weighted(xhat, t, keys), **statistics}
+
+    return formula
+
+
+def added(norm: Norm) -> Formula:
+    def formula(t: Tensors, keys: Keys) -> Results:
+        h = summed(t)
+        xhat, statistics = norm(h, keys)
+        return {"y": weighted(xhat, t, keys), "h": h, **statistics}
+
+    return formula
+
+
+def parallel(norm: Norm) -> Formula:
+    def formula(t: Tensors, keys: Keys) -> Results:
+        h = summed(t)
+        xhat, statistics = norm(h, keys)
+        return {"y": weighted(xhat, t, keys), "y1": weighted(xhat, t, keys, "1"), "h": h, **statistics}
+
+    return formula
+
+
+def gated(norm: Norm) -> Formula:
+    def formula(t: Tensors, keys: Keys) -> Results:
+        gate = ACTIVATIONS[keys.act](t["z"])
+        if keys.gate == "before":
+            xhat, statistics = norm(t["x"] * gate, keys)
+            return {"y": weighted(xhat, t, keys), **statistics}
+        xhat, statistics = norm(t["x"], keys)
+        return {"y": weighted(xhat, t, keys) * gate, **statistics}
+
+    return formula
+
+
+def sigmoid_mul(norm: Norm) -> Formula:
+    def formula(t: Tensors, keys: Keys) -> Results:
+        xhat, statistics = norm(t["x"], keys)
+        return {"y": t["x"] * torch.sigmoid(weighted(xhat, t, keys)), **statistics}
+
+    return formula
+
+
+def activated(norm: Norm) -> Formula:
+    def formula(t: Tensors, keys: Keys) -> Results:
+        xhat, statistics = norm(t["x"], keys)
+        return {"y": ACTIVATIONS[keys.act](weighted(xhat, t, keys)), **statistics}
+
+    return formula
+
+
+def dyt(t: Tensors, keys: Keys) -> Results:
+    return {"y": weighted(torch.tanh(t["alpha"] * t["x"]), t, keys)}
+
+
+def l2norm(t: Tensors, keys: Keys) -> Results:
+    x = t["x"]
+    if keys.guard == "max":
+        return {"y": F.normalize(x, dim=-1, eps=keys.eps), "rnorm": 1 / x.norm(dim=-1).clamp_min(keys.eps)}
+    root = torch.sqrt(x.pow(2).sum(-1) + keys.eps)
+    return {"y": x / root.unsqueeze(-1), "rnorm": 1 / root}
+
+
+def row_statistics(x: Tensor) -> Results:
+    """The maximum of a row, and the sum of the powers of what is left without it."""
+    top = x.amax(-1)
+    return {"rowmax": top, "rowsum": torch.exp(x - top.unsqueeze(-1)).sum(-1)}
+
+
+def softmax(t: Tensors, keys: Keys) -> Results:
+    x = keys.scale * t["x"]
+    return {"y": F.softmax(x, dim=-1), **row_statistics(x)}
+
+
+def log_softmax(t: Tensors, keys: Keys) -> Results:
+    x = keys.scale * t["x"]
+    return {"y": F.log_softmax(x, dim=-1), **row_statistics(x)}
+
+
+def cross_entropy(t: Tensors, keys: Keys) -> Results:
+    x = keys.scale * t["x"]
+    return {"loss": F.cross_entropy(x, t["target"], reduction="none"), **row_statistics(x)}
+
+
+FORMULAS: dict[str, Formula] = {
+    "layernorm": plain(standardised),
+    "rmsnorm": plain(scaled),
+    "l2norm": l2norm,
+    "add_layernorm": added(standardised),
+    "add_rmsnorm": added(scaled),
+    "parallel_layernorm": parallel(standardised),
+    "parallel_rmsnorm": parallel(scaled),
+    "gated_layernorm": gated(standardised),
+    "gated_rmsnorm": gated(scaled),
+    "layernorm_sigmoid_mul": sigmoid_mul(standardised),
+    "rmsnorm_sigmoid_mul": sigmoid_mul(scaled),
+    "layernorm_act": activated(standardised),
+    "rmsnorm_act": activated(scaled),
+    "dyt": dyt,
+    "softmax": softmax,
+    "log_softmax": log_softmax,
+    "cross_entropy": cross_entropy,
+}
+
+# Inputs that have no gradient.
+CONSTANTS = {"cross_entropy": ("target",)}
+
+
+def keys_of(given: Mapping[str, Any]) -> Keys:
+    """The keys of a spec's text that formulas know; what else is given decides which inputs there are."""
+    read = {
+        "eps": float,
+        "scale": float,
+        "zero_centred": lambda text: text == "yes",
+        **dict.fromkeys(("casts", "guard", "gate", "act"), str),
+    }
+    return Keys(**{name: read[name](value) for name, value in given.items() if name in read})
+
+
+def results(graph: str, keys: Keys, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """The results by name, NumPy float64, for inputs by name."""
+    tensors = {name: torch.tensor(a, dtype=torch.float64) for name, a in inputs.items()}
+    return {name: r.numpy() for name, r in FORMULAS[graph](tensors, keys).items()}
+
+
+def gradients(
+    graph: str, keys: Keys, inputs: Mapping[str, Any], cotangents: Mapping[str, Any], wrt: tuple[str, ...]
+) -> dict[str, Any]:
+    """The gradients ``dx``, ... of the inputs ``wrt``, for cotangents of results by the names of these."""
+    leaves = {n: torch.tensor(a, dtype=torch.float64, requires_grad=n in wrt) for n, a in inputs.items()}
+    found = FORMULAS[graph](leaves, keys)
+    total = sum((found[n] * torch.tensor(a, dtype=torch.float64)).sum() for n, a in cotangents.items())
+    got = torch.autograd.grad(total, [leaves[n] for n in wrt], allow_unused=True)
+    return {f"d{n}": (torch.zeros_like(leaves[n]) if g is None else g).numpy() for n, g in zip(wrt, got, strict=True)}

@@ -1,0 +1,122 @@
+"""What a plain run takes of a large table of cases. ``pytest -m full`` runs every case of every table.
+
+Two samples: a table of mutants gives a fifth, another one after another commit, and a grid gives few cases that hold
+every pair of values of two factors that the grid holds. Both depend on the table and the commit alone.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from functools import cache
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PARTS = 5  # a plain run takes one of so many parts of the mutants
+
+Names = str | tuple[str, ...]
+Ids = Callable[[Any], object] | Sequence[str] | None
+
+
+@cache
+def commit() -> str:
+    """The hash of the commit that is checked out; none without git or outside a repository."""
+    try:
+        found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return found.stdout.strip() if found.returncode == 0 else ""
+
+
+def part_of(commit: str) -> int:
+    """Which part of the mutants the plain run of a commit takes, from 0; the first without a commit."""
+    return int(commit, 16) % PARTS if commit else 0
+
+
+def rotating(
+    names: Names,
+    cases: Iterable[Any],
+    ids: Ids = None,
+    part: int | None = None,
+    group: Callable[..., Hashable] | None = None,
+) -> pytest.MarkDecorator:
+    """``pytest.mark.parametrize`` with a table of which the plain run takes a fifth: every fifth case.
+
+    Which, the commit says, or ``part``; at least one is taken. ``group`` gives, from the values of a case, what takes
+    long to prepare: then a fifth is all cases of some groups.
+    """
+    listed = [*cases]
+    first = part_of(commit()) if part is None else part
+    if group is None:
+        return _parametrized(names, listed, ids, range(first % max(len(listed), 1), len(listed), PARTS))
+    parts = _parts([group(*_values(case)) for case in listed])
+    return _parametrized(names, listed, ids, [n for n, its_part in enumerate(parts) if its_part == first])
+
+
+def _parts(groups: Sequence[Hashable]) -> list[int]:
+    """The part of each case, one for all cases of a group; the largest group first, each to the smallest part."""
+    sizes, part = [0] * PARTS, dict[Hashable, int]()
+    for name, size in Counter(groups).most_common():
+        part[name] = sizes.index(min(sizes))
+        sizes[part[name]] += size
+    return [part[name] for name in groups]
+
+
+def grid(
+    names: Names,
+    cases: Iterable[Any],
+    factors: Callable[..., Sequence[Hashable]] = lambda *values: values,
+    ids: Ids = None,
+    strength: int = 2,
+) -> pytest.MarkDecorator:
+    """``pytest.mark.parametrize`` with a grid of which the plain run takes what ``covering`` chooses.
+
+    ``factors`` gives those of a case from its values, by default the values themselves.
+    """
+    listed = [*cases]
+    return _parametrized(names, listed, ids, covering([factors(*_values(c)) for c in listed], strength))
+
+
+def covering(cases: Sequence[Sequence[Hashable]], strength: int = 2) -> list[int]:
+    """Places of few cases that hold every pair of values of two factors that ``cases`` hold.
+
+    A case is the values of its factors. ``strength`` is 2, or 1 for every value of a factor instead of every pair.
+    Greedy: each next case adds most, the first of those that add as many.
+    """
+    held = [{*combinations(enumerate(case), strength)} for case in cases]
+    missing, chosen = {part for parts in held for part in parts}, list[int]()
+    while missing:
+        best = max(range(len(held)), key=lambda n: len(held[n] & missing))
+        chosen.append(best)
+        missing -= held[best]
+    return sorted(chosen)
+
+
+def _parametrized(names: Names, cases: Sequence[Any], ids: Ids, chosen: Collection[int]) -> pytest.MarkDecorator:
+    """Every case marked ``full``, those at ``chosen`` as the plain run's sample."""
+    params = [
+        pytest.param(
+            *_values(c),
+            id=getattr(c, "id", None),
+            marks=(*getattr(c, "marks", ()), pytest.mark.full(sample=n in chosen)),
+        )
+        for n, c in enumerate(cases)
+    ]
+    return pytest.mark.parametrize(names, params, ids=ids)
+
+
+def _values(case: Any) -> tuple[Any, ...]:
+    """The values of a ``pytest.param``, of a tuple, or of a case that is one value."""
+    values = getattr(case, "values", case)
+    return values if isinstance(values, tuple) else (case,)
+
+
+def is_left_out(item: pytest.Item) -> bool:
+    """True for a case of a table that is not in the plain run's sample."""
+    mark = item.get_closest_marker("full")
+    return mark is not None and not mark.kwargs.get("sample", False)
