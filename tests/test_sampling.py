@@ -8,6 +8,7 @@ from itertools import combinations, product
 import pytest
 
 import sampling
+from paths import SEARCH
 
 pytest_plugins = ["pytester"]
 
@@ -120,7 +121,7 @@ def test_the_workers_of_a_run_share_a_cache(pytester: pytest.Pytester, monkeypat
     pytester.makeconftest((sampling.ROOT / "tests" / "conftest.py").read_text(encoding="utf-8"))
     pytester.makeini("[pytest]\nmarkers = full: as in this project")
     pytester.makepyfile(TWO)
-    monkeypatch.setenv("PYTHONPATH", str(sampling.ROOT / "tests"))
+    monkeypatch.setenv("PYTHONPATH", SEARCH)
     monkeypatch.delenv("LNGEN_TEST_CACHE", raising=False)
 
     def used() -> str:

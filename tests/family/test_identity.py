@@ -27,8 +27,7 @@ from lngen.runtime.lock import Lock, Locked
 from lngen.schedule import Schedule, ranked
 from lngen.schedule import problem as facts_of
 from lngen.spec import KEYS, LONGEST_SLUG, Spec, make_spec, parse_spec
-
-ROOT = Path(__file__).resolve().parents[2]
+from paths import SEARCH
 
 
 def negated(b: GraphBuilder) -> None:
@@ -86,7 +85,7 @@ def test_an_output_is_not_a_statistic() -> None:
 def test_the_digest_does_not_depend_on_the_hash_seed() -> None:
     script = "import test_identity as t; print(t.of(t.negated, gamma=True))"
     for seed in ("1", "2"):
-        env = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
+        env = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": SEARCH}
         found = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True)
         assert found.stdout.strip() == str(of(negated, gamma=True))
 

@@ -35,9 +35,9 @@ from lngen.schedule import MINIMUM_ARCH, problem, ranked
 from lngen.schedule.choose import MOST_TRIED
 from lngen.spec import Spec, make_spec, parse_spec
 from lngen.toolchain import ARCHES
+from paths import ROOT, SEARCH
 from test_lower import PLANS, gated, notes, own_spec, plan_of
 
-ROOT = Path(__file__).resolve().parents[2]
 TEMPLATES = sorted(p.name for p in data_dir("templates").glob("*.jinja"))
 
 
@@ -172,7 +172,7 @@ def test_the_text_does_not_depend_on_the_hash_seed() -> None:
     here = digest()
     script = "import test_emit; print(test_emit.digest())"
     for seed in ("1", "2"):
-        env = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
+        env = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": SEARCH}
         found = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True)
         assert found.stdout.strip() == here
 

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from fractions import Fraction
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,6 +27,7 @@ from lngen.passes.polynomial import Order, Sum, atom
 from lngen.ptx import run_plan
 from lngen.schedule import depths
 from lngen.spec import Spec, make_spec
+from paths import SEARCH
 
 Describe = Callable[[GraphBuilder], None]
 
@@ -324,11 +324,10 @@ def test_the_same_text_under_any_hash_seed() -> None:
         "from test_simplify import *\n"
         "for g in (colscale, quadratic, norm_of_norm): print(spec_of(g, 'bwd', 64, 'f32').graph())"
     )
-    root = Path(__file__).parents[2]
     texts = {
         subprocess.run(
             [sys.executable, "-c", code], check=True, capture_output=True, text=True,
-            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": f"{root}{os.pathsep}{root / 'tests'}"},
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": SEARCH},
         ).stdout
         for seed in ("1", "2")
     }  # fmt: skip

@@ -42,8 +42,8 @@ from lngen.tune.report import against_default
 from lngen.tune.trial import Device, Trial
 from lngen.tune.tuner import tune
 from lngen.tune.worker import Failure, Limits, Stopped, Worker
+from paths import SEARCH, TESTS
 
-ROOT = Path(__file__).resolve().parents[2]
 SPEC = "rmsnorm.fwd:d=64,dtype=f32"
 TRIALS = 6
 SCHEDULES = [str(s) for s in candidates(Compilation(parse_spec(SPEC)), 4096, "sm_90")[:TRIALS]]
@@ -673,15 +673,14 @@ def test_graphs_of_ones_own_are_tuned_locked_and_built(command: Fake, name: str)
 
 
 def start(*args: str, cwd: Path, stderr: int = subprocess.PIPE, **say: Any) -> subprocess.Popen[str]:
-    search = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
     return subprocess.Popen(
-        [sys.executable, str(ROOT / "tests" / "tune_fakes.py"), "tune", *few(*args)],
+        [sys.executable, str(TESTS / "support" / "tune_fakes.py"), "tune", *few(*args)],
         cwd=cwd,
         env={
             **os.environ,
             "FAKE_TUNE": json.dumps(say),
             "TERM": "xterm",
-            "PYTHONPATH": search,
+            "PYTHONPATH": SEARCH,
         },
         stdout=subprocess.PIPE,
         stderr=stderr,
