@@ -287,11 +287,11 @@ def test_layout_in_a_template_is_no_arithmetic() -> None:
 
 
 def test_files_and_functions_are_short() -> None:
-    """At most 300 lines to a file, 60 to a function."""
+    """At most 500 lines to a file, 60 to a function."""
     faults = []
     for path in sources():
         text = path.read_text(encoding="utf-8")
-        if (lines := text.count("\n")) > 300:
+        if (lines := text.count("\n")) > 500:
             faults.append(f"{path.relative_to(ROOT)}: {lines} lines")
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
