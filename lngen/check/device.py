@@ -9,8 +9,8 @@ from lngen.check.inputs import POISON, mismatches
 from lngen.check.result import Result
 from lngen.ir.numerics import Array
 from lngen.lower import Plan
-from lngen.runtime.arrays_np import launch_numpy
 from lngen.runtime.launch import Launcher
+from lngen.runtime.numpy_arrays import launch_numpy
 from lngen.toolchain import Binary
 
 

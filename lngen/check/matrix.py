@@ -25,8 +25,8 @@ from lngen.ir import D, Graph, M, is_number_fold
 from lngen.ir.numerics import Array
 from lngen.lower import Plan
 from lngen.passes.edit import extract
-from lngen.runtime.arrays_np import launch_raw, raw
 from lngen.runtime.launch import Launcher, device_arch
+from lngen.runtime.numpy_arrays import launch_raw, raw
 from lngen.spec import Spec, parse_spec
 from lngen.toolchain import nvrtc_version
 from lngen.version import __version__

@@ -12,7 +12,7 @@ from lngen.cli.common import arch_option, device_option, progress_bar, rows_opti
 from lngen.cli.output import AnyPath, Output, json_option, note
 from lngen.compile import Compilation, KernelSet
 from lngen.devices import Device, oldest_first
-from lngen.runtime.lock import Lock, read_lock
+from lngen.runtime.lock_file import Lock, read_lock
 from lngen.schedule import ANY, Schedule, complete, parse_schedule
 from lngen.spec import parse_spec
 from lngen.version import __version__

@@ -15,8 +15,8 @@ from lngen.errors import ArrayError, CheckError
 from lngen.files import write_all
 from lngen.interpret import interpret
 from lngen.ptx import run_plan
-from lngen.runtime.arrays_np import run_numpy
 from lngen.runtime.launch import device_arch, device_count
+from lngen.runtime.numpy_arrays import run_numpy
 from lngen.spec import parse_spec
 
 

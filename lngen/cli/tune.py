@@ -22,7 +22,7 @@ from lngen.numbers import whole
 from lngen.spec import Spec, parse_spec
 
 if TYPE_CHECKING:
-    from lngen.runtime.lock import Locked
+    from lngen.runtime.lock_file import Locked
     from lngen.tune.choose import Choice
     from lngen.tune.job import Job, Listener
     from lngen.tune.trial import Trial

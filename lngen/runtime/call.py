@@ -14,13 +14,11 @@ from lngen.compile import Compilation, KernelSet
 from lngen.devices import Device, device_for
 from lngen.errors import ArrayError
 from lngen.ir import WIDE, D, M, Value
+from lngen.runtime.array_rules import Extent, Near, check_layout, leading, near, replaced, row_stride
 from lngen.runtime.arrays import Layout, Library, library_of
-from lngen.runtime.host import run_on_host
-from lngen.runtime.launch import Bound, Launcher, device_arch, live_gpu
-from lngen.runtime.lock import Lock, Locked
-from lngen.runtime.overlap import Extent, Near, near, replaced
-from lngen.runtime.shapes import check_layout, leading, row_stride
-from lngen.runtime.workspace import Workspaces
+from lngen.runtime.launch import Bound, Launcher, Workspaces, device_arch, live_gpu
+from lngen.runtime.lock_file import Lock, Locked
+from lngen.runtime.numpy_arrays import run_on_host
 from lngen.schedule import Schedule, is_legal, parse_schedule, row_counts, workload
 from lngen.spec import Spec
 

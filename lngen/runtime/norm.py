@@ -21,13 +21,11 @@ from lngen.graphs.source import definition_from, is_source
 from lngen.ir import DType, Graph
 from lngen.lower import Plan
 from lngen.runtime.arrays import library_of
-from lngen.runtime.arrays_np import host_copy
 from lngen.runtime.call import Call
 from lngen.runtime.driver import capture_of
-from lngen.runtime.gradients import Gradients
-from lngen.runtime.lock import Lock, read_lock
-from lngen.runtime.rebuilt import Rebuilt
-from lngen.runtime.saved import Saved
+from lngen.runtime.lock_file import Lock, read_lock
+from lngen.runtime.numpy_arrays import host_copy
+from lngen.runtime.saved import Gradients, Rebuilt, Saved
 from lngen.spec import BACKWARD_KEYS, Spec, make_spec
 
 

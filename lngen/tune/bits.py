@@ -18,7 +18,7 @@ from lngen.interpret import interpret
 from lngen.ir import D, Graph, M, Value, is_number_fold, is_row_fold
 from lngen.ir.numerics import Array
 from lngen.passes.edit import extract
-from lngen.runtime.arrays_np import raw
+from lngen.runtime.numpy_arrays import raw
 from lngen.spec import Spec
 
 BLOCK_ELEMENTS = 2**20  # of the block of rows that the interpreter computes

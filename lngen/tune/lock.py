@@ -1,4 +1,4 @@
-"""Tuning and the lock file: adds choices, looks up specs. runtime/lock.py has the format."""
+"""Tuning and the lock file: adds choices, looks up specs. runtime/lock_file.py has the format."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lngen.errors import LockError
 from lngen.files import exclusive, resolved, write_in_order
-from lngen.runtime.lock import Lock, Locked, read_lock
+from lngen.runtime.lock_file import Lock, Locked, read_lock
 from lngen.spec import Spec
 from lngen.tune.job import Outcome
 

@@ -19,8 +19,7 @@ from lngen.ir import D as FEATURES
 from lngen.ir import DType, M
 from lngen.ir.numerics import NUMPY_DTYPE, Array
 from lngen.runtime.norm import Norm
-from lngen.runtime.rebuilt import LARGEST_ERROR
-from lngen.runtime.saved import Saved
+from lngen.runtime.saved import LARGEST_ERROR, Saved
 from lngen.spec import parse_spec
 
 D, ROWS = 24, 5

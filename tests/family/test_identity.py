@@ -23,7 +23,7 @@ from lngen.graphs import GRAPHS, Definition, GraphBuilder
 from lngen.graphs.norms import layernorm
 from lngen.ir import D, M
 from lngen.lower import lower
-from lngen.runtime.lock import Lock, Locked
+from lngen.runtime.lock_file import Lock, Locked
 from lngen.schedule import Schedule, ranked
 from lngen.schedule import problem as facts_of
 from lngen.spec import KEYS, LONGEST_SLUG, Spec, make_spec, parse_spec

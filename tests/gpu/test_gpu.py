@@ -21,9 +21,9 @@ from lngen.interpret import interpret
 from lngen.ir import D, M
 from lngen.ir.numerics import NUMPY_DTYPE
 from lngen.lower import lower, requested_shared
-from lngen.runtime.arrays_np import launch_numpy, raw
 from lngen.runtime.driver import library
 from lngen.runtime.launch import Launcher, device_arch, live_gpu
+from lngen.runtime.numpy_arrays import launch_numpy, raw
 from lngen.schedule import Schedule, exists, parse_schedule, problem, ranked
 from lngen.spec import parse_spec
 from test_outputs import add_layernorm, apart, arrays_for, vanishing
@@ -704,7 +704,7 @@ def test_the_workspaces_of_graphs_that_are_gone_are_freed() -> None:
     """Graphs that exist keep theirs and give the right bits; the driver says a little later which ones are gone."""
     import torch
 
-    from lngen.runtime import workspace
+    from lngen.runtime import launch
 
     norm = runtime.compile("layernorm", d=1024)
     spec = norm.spec("bwd")
@@ -720,14 +720,14 @@ def test_the_workspaces_of_graphs_that_are_gone_are_freed() -> None:
         return graph, results
 
     graph, results = captured()
-    before = len(workspace._of_graphs)
+    before = len(launch._of_graphs)
     for _ in range(50):
         other, _ = captured()
         other.replay()
         torch.cuda.synchronize()
         del other
         time.sleep(0.01)
-    assert len(workspace._of_graphs) < before + 10
+    assert len(launch._of_graphs) < before + 10
     graph.replay()
     torch.cuda.synchronize()
     assert_same(

@@ -14,8 +14,7 @@ from lngen.check.inputs import random_inputs
 from lngen.cli import cli
 from lngen.compile import KernelSet
 from lngen.errors import LngenError
-from lngen.inspect import measure, traffic_rows, traffic_text
-from lngen.inspect.traffic import KernelTraffic, row_units
+from lngen.inspect import KernelTraffic, measure, row_units, traffic_rows, traffic_text
 from lngen.ir import D, M
 from lngen.lower import Plan, lower
 from lngen.ptx import parse, run_kernel, run_plan

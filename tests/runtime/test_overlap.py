@@ -16,7 +16,7 @@ from lngen.errors import ArrayError
 from lngen.graphs import GraphBuilder
 from lngen.ir import F16, F32, D, M, Type, Value
 from lngen.runtime import Norm
-from lngen.runtime.overlap import Extent, near
+from lngen.runtime.array_rules import Extent, near
 
 WIDTH, ROWS = 64, 5
 BYTES = WIDTH * ROWS * 4

@@ -27,8 +27,8 @@ from lngen.ir.numerics import NUMPY_DTYPE
 from lngen.lower import Plan, lower
 from lngen.runtime import call as calls
 from lngen.runtime import driver, launch
+from lngen.runtime.array_rules import check_layout, row_stride
 from lngen.runtime.arrays import CuPy, Layout, library_of
-from lngen.runtime.shapes import check_layout, row_stride
 from lngen.schedule import Schedule, parse_schedule
 from lngen.spec import parse_spec
 from test_passes import gated

@@ -15,7 +15,7 @@ import lngen.runtime as runtime
 from fake_gpu import FakeGpu, Launched
 from lngen.runtime import Norm, Saved
 from lngen.runtime.driver import PER_THREAD_STREAM
-from lngen.runtime.workspace import Workspace, Workspaces
+from lngen.runtime.launch import Workspace, Workspaces
 
 D = 64
 ONE_LAUNCH = {"bwd": "form=registers,threads=8,rows_per_block=64,vec=4,single_launch=yes"}
@@ -157,7 +157,7 @@ def test_each_capture_has_its_own(gpu: FakeGpu, schedule: dict[str, str]) -> Non
 def graphs(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> dict[Any, Workspace]:
     """The graphs that count as existing, with their workspaces; calls are captured, by numbers from ``captured``."""
     held: dict[Any, Workspace] = {}
-    monkeypatch.setattr("lngen.runtime.workspace._of_graphs", held)
+    monkeypatch.setattr("lngen.runtime.launch._of_graphs", held)
     gpu.stream_of = lambda: 77
     return held
 

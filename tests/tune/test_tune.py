@@ -20,8 +20,8 @@ import lngen
 from lngen import devices
 from lngen.compile import Compilation, KernelSet
 from lngen.errors import LngenError, LockError, MissingError
-from lngen.runtime import lock as locks
-from lngen.runtime.lock import Lock, Locked, parse_lock, read_lock
+from lngen.runtime import lock_file
+from lngen.runtime.lock_file import Lock, Locked, parse_lock, read_lock
 from lngen.schedule import Schedule, parse_schedule, problem, row_counts
 from lngen.spec import parse_spec
 from lngen.tune import candidates, database, lease
@@ -279,7 +279,7 @@ def test_the_lock_file_reads_as_it_was_written(tmp_path: Path) -> None:
     assert text == Lock().updated(reversed(LOCKED)).render()
     assert parse_lock(text).entries == lock.entries
     assert text.splitlines()[:6] == [
-        locks.HEAD.strip(),
+        lock_file.HEAD.strip(),
         "version = 1",
         "",
         '["A \\"quoted\\" GPU"]',

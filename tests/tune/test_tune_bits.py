@@ -21,7 +21,7 @@ from lngen.interpret import interpret
 from lngen.ir import Axis, D, M
 from lngen.ir.numerics import NUMPY_DTYPE, Array
 from lngen.lower import Plan
-from lngen.runtime.arrays_np import raw
+from lngen.runtime.numpy_arrays import raw
 from lngen.spec import Spec, make_spec, parse_spec
 from lngen.tune import bits as bits_module
 from lngen.tune import job, measure

@@ -19,7 +19,7 @@ from lngen.aot.build import build
 from lngen.cli import cli
 from lngen.compile import Compilation, KernelSet
 from lngen.errors import LngenError
-from lngen.runtime.lock import read_lock
+from lngen.runtime.lock_file import read_lock
 from lngen.spec import parse_spec
 from lngen.tune import database
 

@@ -23,7 +23,7 @@ from fuzz import JSON, fuzzed
 from killing import Killed, killed_at, points
 from lngen import files
 from lngen.errors import LngenError
-from lngen.runtime.lock import Lock, Locked, parse_lock, read_lock
+from lngen.runtime.lock_file import Lock, Locked, parse_lock, read_lock
 from lngen.spec import parse_spec
 from lngen.tune import database, lock
 from lngen.tune.choose import choose

@@ -26,7 +26,7 @@ import tune_fakes
 from lngen.cli import cli
 from lngen.compile import Compilation, KernelSet
 from lngen.errors import CompileError, LngenError, LowerError, MissingError
-from lngen.runtime.lock import read_lock
+from lngen.runtime.lock_file import read_lock
 from lngen.schedule import Schedule
 from lngen.spec import parse_spec
 from lngen.toolchain import Binary, Resources

@@ -1,4 +1,7 @@
-"""The memory traffic of a call: its PTX is executed on NumPy, accesses are counted, beside the minimum of a call."""
+"""What a kernel set uses: the resources of each kernel, and the memory traffic of a call.
+
+Resources are the compiler's. Traffic is counted while the PTX is executed on NumPy.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,62 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from lngen.compile import KernelSet
-from lngen.devices import DEFAULT_ARCH
+from lngen.devices import DEFAULT_ARCH, device_for
 from lngen.errors import LngenError
 from lngen.ir import WIDE
 from lngen.ir.numerics import Array
-from lngen.lower import Kernel, Plan
+from lngen.lower import Kernel, Plan, requested_shared
 from lngen.ptx import Traffic, run_plan
-from lngen.schedule import cluster_tile
+from lngen.schedule import cluster_tile, occupancy
+from lngen.toolchain import Resources
+
+# ---- resources ----
+
+WARP = 32
+
+# A column of the table, and its key.
+COLUMNS = {
+    "registers": "registers",
+    "spill stores": "spill_stores",
+    "spill loads": "spill_loads",
+    "stack": "stack",
+    "static shared": "shared",
+    "dynamic shared": "dynamic_shared",
+    "launch shared": "launch_shared",
+    "barriers": "barriers",
+    "threads": "threads",
+    "blocks per SM": "blocks_per_multiprocessor",
+    "warps per SM": "warps_per_multiprocessor",
+}
+
+
+def resources(plan: Plan, compiled: Mapping[str, Resources], arch: str) -> dict[str, dict[str, Any]]:
+    """By kernel: the compiler's numbers, its dynamic shared memory, and the resident blocks and warps.
+
+    dynamic_shared              bytes that the kernel uses, which its text and the plan name
+    launch_shared               bytes that a launch requests, more where that spreads the blocks evenly
+    threads                     per block
+    blocks_per_multiprocessor   limit by threads, registers, shared memory and barriers; clusters may have a lower one
+    warps_per_multiprocessor    of that many blocks
+    """
+    device = device_for(arch)
+    requested = requested_shared(plan, {name: used.registers for name, used in compiled.items()}, device)
+    found = {}
+    for kernel in plan.kernels:
+        used, launch = compiled[kernel.name], requested[kernel.name]
+        blocks = occupancy(kernel.block, used.registers, used.shared + launch, used.barriers, device)
+        found[kernel.name] = {
+            **asdict(used),
+            "dynamic_shared": kernel.dynamic,
+            "launch_shared": launch,
+            "threads": kernel.block,
+            "blocks_per_multiprocessor": blocks,
+            "warps_per_multiprocessor": blocks * -(-kernel.block // WARP),
+        }
+    return found
+
+
+# ---- traffic ----
 
 SECTOR = 32
 ROW_GROUPS = 8  # enough for a few per block, few enough to take about a second
