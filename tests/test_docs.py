@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import fields
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,19 @@ def commands_of(text: str) -> list[list[str]]:
 @pytest.mark.parametrize("name", TEXTS)
 def test_the_files_that_are_named_exist(name: str) -> None:
     assert [path for path in paths_of(TEXTS[name]) if not [*ROOT.glob(path)]] == []
+
+
+def test_every_record_is_named_by_a_page_or_a_test() -> None:
+    """So nothing stays in ``generated`` that nobody reads; a ``*`` in a name stands for a part of it."""
+    tests = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "tests").rglob("*.py"))]
+    named = {word for text in (*TEXTS.values(), *tests) for word in re.findall(r"[\w./*-]*\w[\w*-]*\.\w+", text)}
+    named = {word if "/" in word else f"*/{word}" for word in named if not Path(word).name.startswith("*")}
+    folder = ROOT / "generated"
+    kept = [
+        p.relative_to(ROOT) for p in sorted(folder.rglob("*")) if p.is_file() and folder / "kernels" not in p.parents
+    ]
+    assert kept
+    assert [str(p) for p in kept if not any(fnmatch(str(p), f"*{word}") for word in named)] == []
 
 
 @pytest.mark.parametrize("name", TEXTS)

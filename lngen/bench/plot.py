@@ -33,7 +33,9 @@ LEAST = 3  # widths that make a line
 LEAST_FRACTION, MOST_FRACTION = 0.5, 1.1
 STYLE = {
     "svg.hashsalt": "lngen",
-    "font.family": "DejaVu Sans Mono",  # a sans-serif "lngen" reads "Ingen"
+    "svg.fonttype": "none",  # letters stay text, which is a third of the size of their outlines
+    "font.family": "monospace",  # a sans-serif "lngen" reads "Ingen"
+    "font.monospace": ["DejaVu Sans Mono"],
     "font.size": 8.5,
     "axes.edgecolor": "#999999",
     "axes.labelcolor": INK,
