@@ -176,9 +176,9 @@ STAGES = {
     "lngen.schedule.problem": {"lower/lower.py"},
     "lngen.schedule.choose": set(),
     "lngen.lower.lower": set(),
-    "lngen.emit.emit": {"ptx/run.py", "aot/times.py"},
+    "lngen.emit.emit": {"ptx/call.py", "aot/times.py"},
     "lngen.toolchain.compile_cubin": {"aot/build.py", "aot/times.py", "bench/overlapped.py"},
-    "lngen.toolchain.compile_ptx": {"aot/build.py", "ptx/run.py"},
+    "lngen.toolchain.compile_ptx": {"aot/build.py", "ptx/call.py"},
 }
 
 

@@ -1,4 +1,4 @@
-"""atom and red, fences, and the instructions that change no register or memory: nanosleep, activemask."""
+"""Instructions that order threads without a wait: atom, red, fences, griddepcontrol."""
 
 from __future__ import annotations
 
@@ -8,20 +8,25 @@ from typing import Any
 import numpy as np
 
 from lngen.ir.numerics import Array
-from lngen.ptx import opaque
-from lngen.ptx.access import address_of, base_slot, misaligned, place, spread
+from lngen.ptx.accesses import (
+    address_of,
+    base_slot,
+    check_waited,
+    look,
+    misaligned,
+    note_global,
+    note_shared,
+    parts_of,
+    place,
+    spread,
+)
+from lngen.ptx.analysis import PROXY_SPACES, WAIT
 from lngen.ptx.batch import Batch
-from lngen.ptx.dependent import check as early
-from lngen.ptx.flights import look
-from lngen.ptx.lanes import WARP, Lanes
-from lngen.ptx.memory_opcodes import Atomic, atomic, fence
+from lngen.ptx.computing import write
+from lngen.ptx.mbarriers import fence_mbarriers
+from lngen.ptx.opcodes import LEVELS, Atomic, Semantics, atomic, fence
 from lngen.ptx.parser import Instruction
-from lngen.ptx.program import Program, Step, unknown
-from lngen.ptx.proxy import fenced_spaces
-from lngen.ptx.release import LEVELS, Semantics
-from lngen.ptx.steps import write
-from lngen.ptx.tracking import note_global, note_shared, parts_of
-from lngen.ptx.values import DTYPES, UNSIGNED, Value
+from lngen.ptx.program import DTYPES, Lanes, Program, Step, Value, unknown
 
 PROXIES = tuple(
     f"{name}.proxy.{kind}"
@@ -90,7 +95,7 @@ def _modify(
         for buffer, part in batch.memory.parts(address, lanes.index, width, what, batch.reporting(i)):
             at, who = (address, lanes.index) if part is None else (address[part], lanes.index[part])
             mine = values if part is None else [v[part] for v in values]
-            early(batch, i, buffer, who, at)
+            check_waited(batch, i, buffer, who, at)
             if not buffer.tracked:
                 batch.report("out-of-bounds", f"A write to '{buffer.name}', which may only be read.", i, who, at)
             elif not misaligned(batch, i, lanes, at, width, f"'{buffer.name}'"):
@@ -136,7 +141,7 @@ def fence_step(program: Program, i: Instruction) -> Step:
     if i.operands:
         raise unknown(i)
     if i.opcode == "fence.mbarrier_init.release.cluster":
-        return lambda batch, lanes: opaque.fence(batch, lanes.index)
+        return lambda batch, lanes: fence_mbarriers(batch, lanes.index)
     if i.opcode in PROXIES:
         return _proxy(fenced_spaces(i)) if "async" in i.opcode else lambda batch, lanes: None
     form = fence(i.opcode)
@@ -166,14 +171,24 @@ def nothing_step(program: Program, i: Instruction) -> Step:
     return lambda batch, lanes: None
 
 
-def active_step(program: Program, i: Instruction) -> Step:
-    """activemask: the threads of the warp that execute this instruction together."""
-    if i.opcode != "activemask.b32" or len(i.operands) != 1:
+def fenced_spaces(i: Instruction) -> tuple[str, ...]:
+    """The memories that a fence.proxy.async applies to."""
+    return ("shared",) if ".shared::" in i.opcode else ("global",) if ".global" in i.opcode else PROXY_SPACES
+
+
+_LAUNCH = "griddepcontrol.launch_dependents"
+
+
+def control_step(program: Program, i: Instruction) -> Step:
+    """griddepcontrol: values do not change; barriers hand a wait on like a write."""
+    if i.opcode not in (WAIT, _LAUNCH) or i.operands:
         raise unknown(i)
-    slot, convert = program.target(i.operands[0], UNSIGNED[4], i)
+    if i.opcode == _LAUNCH:
+        return lambda batch, lanes: None
 
     def step(batch: Batch, lanes: Lanes) -> None:
-        value = np.repeat(lanes.bits(), WARP)
-        write(batch, slot, convert(value) if convert else value, lanes)
+        assert batch.order is not None
+        batch.launch.waited = True
+        batch.order.waited(lanes.index)
 
     return step

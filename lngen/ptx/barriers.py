@@ -11,13 +11,10 @@ from typing import Any
 import numpy as np
 
 from lngen.ir.numerics import Array
-from lngen.ptx.arrivals import Came, Wait
-from lngen.ptx.batch import Batch
-from lngen.ptx.lanes import WARP, Lanes
+from lngen.ptx.batch import Batch, Came, Wait
+from lngen.ptx.ordering import BARRIERS
 from lngen.ptx.parser import Instruction, Operand
-from lngen.ptx.program import unknown
-from lngen.ptx.scratch import BARRIERS
-from lngen.ptx.values import UNSIGNED, immediate
+from lngen.ptx.program import UNSIGNED, WARP, Lanes, immediate, unknown
 
 OPCODES = tuple(f"{base}.{op}" for base in ("bar", "bar.cta") for op in ("sync", "arrive"))
 OPCODES += tuple(

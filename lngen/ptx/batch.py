@@ -1,4 +1,4 @@
-"""A batch of blocks: its registers, its memories, and its records."""
+"""A batch of blocks: its registers, its memories, its clusters, and what its threads wait for."""
 
 from __future__ import annotations
 
@@ -7,22 +7,138 @@ from typing import Any
 
 import numpy as np
 
+from lngen.errors import PtxError
 from lngen.ir.numerics import Array
-from lngen.ptx.analysis import co_resident, narrowest, ordered, proxies, spins, waits
-from lngen.ptx.arrivals import Came, Wait
-from lngen.ptx.cluster import Clusters
-from lngen.ptx.in_flight import Flights
-from lngen.ptx.lanes import WARP, Lanes
-from lngen.ptx.memory import WORD, Buffer, GlobalMemory, Report
-from lngen.ptx.memory_opcodes import restricted
-from lngen.ptx.ordering import VectorClock
+from lngen.ptx.analysis import co_resident, narrowest, ordered, proxies, restricted, spins, waits
+from lngen.ptx.clocks import AGENTS
+from lngen.ptx.memory import WORD, Buffer, GlobalMemory, Report, Scratch
+from lngen.ptx.ordering import Clock, VectorClock
+from lngen.ptx.outcome import Reporter, Traffic, banks, sectors
 from lngen.ptx.parser import Instruction
-from lngen.ptx.places import Places
-from lngen.ptx.program import Program
-from lngen.ptx.report import Reporter, Traffic
-from lngen.ptx.scratch import Clock, Scratch
-from lngen.ptx.transactions import banks, sectors
-from lngen.ptx.values import Value
+from lngen.ptx.program import WARP, Lanes, Program, Value
+from lngen.ptx.races import Places
+
+SHIFT = 24  # a shared::cluster address: a block's rank plus one, then the offset in its shared memory
+
+
+def cluster_order(grid: tuple[int, int], shape: tuple[int, ...]) -> tuple[Array, int]:
+    """The blocks of a grid, cluster after cluster, each in the order of its ranks; and the blocks per cluster."""
+    x, y, z = (*shape, 1, 1, 1)[:3]
+    if grid[0] % x or grid[1] % y or z != 1:
+        raise PtxError(f"A grid of whole clusters of {x} x {y} blocks is expected, got {grid}.")
+    number = np.arange(grid[0] * grid[1])
+    column, row = number % grid[0], number // grid[0]
+    cluster, rank = row // y * (grid[0] // x) + column // x, row % y * x + column % x
+    return np.lexsort((rank, cluster)), x * y
+
+
+class Clusters:
+    """Of a batch: its ``blocks`` are ordered cluster after cluster, each in the order of its ranks."""
+
+    def __init__(self, grid: tuple[int, int], shape: tuple[int, ...], blocks: Array) -> None:
+        self.x, self.y = (*shape, 1, 1)[:2]
+        self.grid = grid
+        self.column, self.row = blocks % grid[0], blocks // grid[0]
+        self.size = self.x * self.y
+        number = np.arange(len(blocks))
+        self.of, self.rank = number // self.size, number % self.size
+        # The last time at which each thread (or agent) accessed the shared memory of another block (by position).
+        self.remote: dict[tuple[int, int], tuple[int, Instruction, int]] = {}
+
+    def resolve(self, address: Array, slot: Array) -> tuple[Array, Array]:
+        """Addresses relative to the shared memory of a block, and that block; others do not change."""
+        rank = (address.astype(np.int64) >> SHIFT) - 1
+        far = (rank >= 0) & (rank < self.size)
+        inner = np.where(far, address & address.dtype.type((1 << SHIFT) - 1), address)
+        owner = self.of[slot] * self.size + np.where(far, rank, self.rank[slot])
+        return inner, np.asarray(owner)
+
+    def special(self, name: str, slot_of: Array) -> Value:
+        """%cluster_ctaid.x and similar special registers."""
+        base, _, axis = name.partition(".")
+        u4, n = np.uint32, "xyz".find(axis)
+        shape, at = (self.x, self.y, 1), (self.column, self.row, np.zeros_like(self.row))
+        match base:
+            case "cluster_ctaid":
+                return (at[n] % shape[n]).astype(u4)[slot_of]
+            case "cluster_nctaid":
+                return u4(shape[n])
+            case "clusterid":
+                return (at[n] // shape[n]).astype(u4)[slot_of]
+            case "nclusterid":
+                return u4((*self.grid, 1)[n] // shape[n])
+            case "cluster_ctarank":
+                return self.rank.astype(u4)[slot_of]
+            case _:
+                return u4(self.size)
+
+
+Memory = Scratch | Buffer
+
+
+@dataclass
+class Copy:
+    """One copy of one thread: its bytes, its source (if that may change) and its destination."""
+
+    instruction: Instruction
+    lane: int
+    writer: int  # the thread, or the agent of a barrier, that counts as having written
+    data: Array
+    to: Memory
+    at: int
+    source: Memory | None = None
+    start: int = 0
+    group: int = 0
+    releases: bool = False  # threads that wait on its barrier see what was visible to its thread
+    visible: Array | None = None  # the clock of its thread, if it releases
+
+
+@dataclass
+class Flights:
+    """Of a batch: copies by thread and kind, and for every byte the number of copies in flight that use it."""
+
+    copies: dict[tuple[str, int], list[Copy]] = field(default_factory=dict)
+    commits: dict[tuple[str, int], int] = field(default_factory=dict)
+    loading: dict[int, int] = field(default_factory=dict)  # bytes in flight from global memory, by block
+    _marks: dict[tuple[str, int], Array] = field(default_factory=dict)
+
+    @property
+    def busy(self) -> bool:
+        """True once a copy has started."""
+        return bool(self._marks)
+
+    def marks(self, how: str, memory: Memory) -> Array:
+        """Number of copies that write ("to") or read ("from") each byte."""
+        key = how, id(memory)
+        if key not in self._marks:
+            self._marks[key] = np.zeros(len(memory.data), np.int16)
+        return self._marks[key]
+
+    def commit(self, kind: str, lanes: Array) -> None:
+        """The uncommitted copies become a group of their thread."""
+        for lane in lanes.tolist():
+            self.commits[kind, lane] = self.commits.get((kind, lane), 0) + 1
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Lanes that wait at the barrier instruction at ``pc``; identity and thread count are a number or one per lane."""
+
+    pc: int
+    instruction: Instruction
+    identity: Any
+    expected: Any
+    lanes: Lanes
+
+
+@dataclass
+class Came:
+    """Threads that arrived at a barrier without waiting, the count they gave, and the accesses visible to them."""
+
+    expected: int
+    lanes: list[Array] = field(default_factory=list)
+    visible: list[Array] = field(default_factory=list)
+
 
 COUNTED = ("bytes_read", "bytes_written", "sectors_read", "sectors_written", "prefetches")  # of a tensor
 MBARRIER = 8  # bytes of an mbarrier
@@ -95,8 +211,7 @@ class Batch:
         entry = self.program.entry
         unit = narrowest(entry, "shared")
         self.shared = Scratch("shared", entry.symbols, self.slot_of, self.slots, self.launch.dynamic, unit)
-        if self.order is not None:
-            self.shared.races = Places(len(self.shared.data) // unit, True)
+        self.shared.races = Places(len(self.shared.data) // unit, True)
         self.opaque = np.zeros(len(self.shared.data) // MBARRIER, np.bool_)  # True where an mbarrier is initialised
         self.local = Scratch("local", entry.symbols, np.arange(self.total), self.total)
 
@@ -189,3 +304,8 @@ class Batch:
         if pc in self.groups:
             lanes = lanes.union(self.groups[pc])
         self.groups[pc] = lanes
+
+
+def agent(batch: Batch, key: int) -> int:
+    """The agent that counts as the writer of the copies that complete on a barrier."""
+    return batch.total + key // 8 % AGENTS

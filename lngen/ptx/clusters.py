@@ -1,22 +1,24 @@
-"""The cluster barrier, and addresses in another block of the cluster.
+"""Blocks of a cluster: their barrier, and accesses to the shared memory of another block.
 
 PTX ISA, Parallel Synchronization and Communication Instructions: barrier.cluster. An arrival releases unless it is
 relaxed; a relaxed arrival hands over what an earlier fence of cluster scope released. A wait always acquires.
+
+CUDA C++ Programming Guide, Distributed Shared Memory: a block may access another block's memory after that block has
+started, and no block ends while its memory may still be accessed. A cluster barrier ensures both, a relaxed one the
+first.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from lngen.ptx.batch import Batch
-from lngen.ptx.cluster import SHIFT
-from lngen.ptx.lanes import Lanes
+from lngen.ir.numerics import Array
+from lngen.ptx.batch import SHIFT, Batch
+from lngen.ptx.computing import write
 from lngen.ptx.parser import Instruction
-from lngen.ptx.program import Program, Step, unknown
-from lngen.ptx.steps import write
-from lngen.ptx.values import UNSIGNED
+from lngen.ptx.program import UNSIGNED, Lanes, Program, Step, unknown
 
-BARRIERS = tuple(
+_OPCODES = tuple(
     f"barrier.cluster.{what}{aligned}"
     for what in ("arrive", "arrive.release", "arrive.relaxed", "wait", "wait.acquire")
     for aligned in ("", ".aligned")
@@ -46,7 +48,7 @@ def mapa_step(program: Program, i: Instruction) -> Step:
 
 def check(i: Instruction) -> None:
     """PtxError for a cluster barrier instruction the executor does not know."""
-    if i.opcode not in BARRIERS or i.operands:
+    if i.opcode not in _OPCODES or i.operands:
         raise unknown(i)
 
 
@@ -107,3 +109,39 @@ def deadlock(batch: Batch) -> None:
     for pc, lanes in batch.met:
         i = batch.program.entry.instructions[pc]
         batch.report("deadlock", f"{lanes.count} threads wait for ever for their cluster.", i, lanes.index)
+
+
+def note_remote(batch: Batch, i: Instruction, who: Array, owner: Array, agent: int = -1) -> None:
+    """``who``, or ``agent`` for them, access the memory of the blocks ``owner`` (by position in the batch) now."""
+    assert batch.clusters is not None
+    far = np.flatnonzero(batch.slot_of[who] != owner)
+    now = batch.clock.moment
+    for lane, slot in zip(who[far].tolist(), owner[far].tolist(), strict=True):
+        batch.clusters.remote[slot, lane if agent < 0 else agent] = now, i, lane
+
+
+def check_started(batch: Batch, i: Instruction, who: Array, owner: Array) -> None:
+    """Findings for accesses to blocks (by position in the batch) that are not known to have started."""
+    far = np.flatnonzero((batch.slot_of[who] != owner) & (batch.met_at[who] == 0))
+    if batch.order is None or not far.size:
+        return
+    columns = batch.order.column[: batch.total].reshape(batch.slots, batch.width)[owner[far]]
+    started = batch.order.visible_time(who[far][:, None], columns).any(axis=1)
+    if not started.all():
+        early = far[~started]
+        block = int(batch.block_of[owner[early[0]] * batch.width])
+        text = f"An access to the shared memory of block {block}, which may not have started."
+        batch.report("early-remote", text, i, who[early])
+
+
+def check_exits(batch: Batch) -> None:
+    """At the end: findings for accesses to a block that no thread of the block is ordered after."""
+    if batch.clusters is None or batch.order is None:
+        return
+    for slot in sorted({slot for slot, _ in batch.clusters.remote}):
+        clock = batch.order.clock(np.flatnonzero((batch.slot_of == slot) & (batch.thread < batch.launch.block)))
+        for (other, actor), (when, i, lane) in batch.clusters.remote.items():
+            if other == slot and clock[batch.order.column[actor]] <= when:
+                block = int(batch.block_of[slot * batch.width])
+                text = f"Block {block} may end before this access to its shared memory: nothing orders the two."
+                batch.report("early-exit", text, i, np.array([lane]))

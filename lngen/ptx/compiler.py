@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
+from typing import Any
 
-from lngen.ptx import barriers, clusters, shuffle
-from lngen.ptx.atomics import active_step, atomic_step, fence_step, nothing_step
+import numpy as np
+
+from lngen.ptx import barriers, clusters, warps
+from lngen.ptx.analysis import Watch, is_control, is_use, leaders, uses, watch
+from lngen.ptx.async_copies import copy_step
+from lngen.ptx.atomics import atomic_step, control_step, fence_step, nothing_step
+from lngen.ptx.batch import Batch
+from lngen.ptx.bulk_copies import async_store_step, bulk_prefetch, bulk_step
 from lngen.ptx.clusters import mapa_step
-from lngen.ptx.copies import copy_step
-from lngen.ptx.defined import guarded, watch
-from lngen.ptx.dependent import control_step
-from lngen.ptx.hints import bulk_prefetch, policy_step, prefetch_step
-from lngen.ptx.load_store import access_step
-from lngen.ptx.mbarrier import barrier_step
+from lngen.ptx.computing import predicated, pure_step
+from lngen.ptx.load_store import access_step, policy_step, prefetch_step
+from lngen.ptx.mbarriers import barrier_step
+from lngen.ptx.memory import layout
 from lngen.ptx.parser import Entry, Instruction
-from lngen.ptx.program import Program, Segment, Step, is_control, leaders, unknown
-from lngen.ptx.remote_store import async_store_step
-from lngen.ptx.scratch import layout
-from lngen.ptx.steps import predicated, pure_step
+from lngen.ptx.program import Lanes, Program, Segment, Step, unknown
+from lngen.ptx.warps import active_step
 
 STEPS: dict[str, Callable[[Program, Instruction], Step]] = {
     "ld": access_step,
@@ -30,7 +33,7 @@ STEPS: dict[str, Callable[[Program, Instruction], Step]] = {
     "nanosleep": nothing_step,
     "activemask": active_step,
     "mapa": mapa_step,
-    "cp": lambda program, i: bulk_prefetch(program, i) or copy_step(program, i),
+    "cp": lambda program, i: bulk_prefetch(program, i) or bulk_step(program, i) or copy_step(program, i),
     "createpolicy": policy_step,
     "prefetch": prefetch_step,
     "prefetchu": prefetch_step,
@@ -51,7 +54,7 @@ def compile_entry(entry: Entry, globals_: tuple[tuple[str, int], ...]) -> Progra
     while at < len(code):
         begin, steps = at, list[Step]()
         while not is_control(code[at]):
-            steps.append(step(program, code[at]))
+            steps.append(_step(program, code[at]))
             at += 1
             if at in begins or at == len(code):
                 break
@@ -67,7 +70,7 @@ def compile_entry(entry: Entry, globals_: tuple[tuple[str, int], ...]) -> Progra
     return program
 
 
-def step(program: Program, i: Instruction) -> Step:
+def _step(program: Program, i: Instruction) -> Step:
     """The step of an instruction that is no control flow."""
     name = i.opcode.split(".", 1)[0]
     maker = async_store_step if i.opcode.startswith("st.async") else STEPS.get(name, pure_step)
@@ -92,13 +95,92 @@ def _check(program: Program, i: Instruction) -> None:
         case "barrier" if i.opcode.startswith("barrier.cluster"):
             clusters.check(i)
         case "bar" | "vote" | "elect" if i.opcode.startswith(("bar.warp", "vote", "elect")):
-            program.shuffles[i.line] = shuffle.bind_warp(program, i)
+            program.shuffles[i.line] = warps.bind_warp(program, i)
         case "bar" | "barrier":
             barriers.check(i)
             for o in i.operands:
                 if o.kind == "reg":
                     program.register(o.text, i)
         case "shfl":
-            program.shuffles[i.line] = shuffle.bind(program, i)
+            program.shuffles[i.line] = warps.bind(program, i)
         case _:
             raise unknown(i)
+
+
+def guarded(program: Program, segment: Segment, watched: Watch) -> Segment:
+    """The segment with checks before the watched reads and records after the watched writes."""
+    steps: list[Step] = []
+    code = program.entry.instructions
+    plain = iter(segment.steps)
+    for at in range(segment.begin, segment.end + (segment.control is not None)):
+        i = code[at]
+        if at in watched.reads:
+            steps.append(_guard(program, i, watched.reads[at]))
+        noted = [w for w in uses(i)[1] if w in watched.tracked]
+        if noted:  # the record reads operands that the instruction may overwrite, so it goes first
+            steps.append(_record(program, i, noted, watched))
+        if not is_control(i):
+            steps.append(next(plain))
+    return Segment(segment.begin, tuple(steps), segment.end, segment.control)
+
+
+def _guard(program: Program, i: Instruction, names: tuple[str, ...]) -> Step:
+    slots = [(program.register(n, i), n) for n in names]
+    predicate = program.register(i.predicate, i) if i.predicate else -1
+
+    def step(batch: Batch, lanes: Lanes) -> None:
+        for slot, name in slots:
+            known = batch.known.get(slot, False)
+            if known is True:
+                continue
+            if slot != predicate and predicate >= 0:
+                p = batch.R[predicate]
+                lanes = lanes.narrow(~p if i.negated else p)
+            bad = np.flatnonzero(lanes.mask & ~np.asarray(known))
+            if bad.size:
+                batch.report("uninitialised", f"The register {name} is used, but nothing wrote it.", i, bad)
+
+    return step
+
+
+def _record(program: Program, i: Instruction, names: list[str], watched: Watch) -> Step:
+    """Records whether results are known: all sources are, or of a selection the chosen one."""
+    slots = [program.register(n, i) for n in names]
+    sources = [] if is_use(i) else [program.register(n, i) for n in uses(i)[0] if n in watched.tracked]
+    chooses = i.opcode.startswith("selp.") and all(o.kind == "reg" for o in i.operands[1:])
+    picks = [program.register(o.text, i) for o in i.operands[1:]] if chooses else []
+    tracked = {program.register(n, i) for n in watched.tracked}
+
+    def known(batch: Batch, slot: int) -> Any:
+        return batch.known.get(slot, False) if slot in tracked else True
+
+    def step(batch: Batch, lanes: Lanes) -> None:
+        if picks:
+            a, b, p = (known(batch, s) for s in picks)
+            value = True if a is True and b is True and p is True else np.where(batch.R[picks[2]], a, b) & p
+        else:
+            value = True
+            for s in sources:
+                also = known(batch, s)
+                value = also if value is True else value if also is True else value & also
+        if lanes.array is not None or i.predicate:
+            for slot in slots:
+                batch.known[slot] = _merged(batch, i, lanes, value, batch.known.get(slot, False))
+            return
+        if value is not True and np.all(value):
+            value = True
+        for slot in slots:
+            batch.known[slot] = value
+
+    return step
+
+
+def _merged(batch: Batch, i: Instruction, lanes: Lanes, value: Any, before: Any) -> Any:
+    """``value`` for the lanes that execute ``i``, ``before`` for the others."""
+    if value is True and before is True:
+        return True
+    if i.predicate:
+        p = batch.R[batch.program.slots[i.predicate]]
+        lanes = lanes.narrow(~p if i.negated else p)
+    merged = np.where(lanes.mask, value, before)
+    return True if (merged | ~batch.alive.mask).all() else merged

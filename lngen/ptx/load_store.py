@@ -1,22 +1,33 @@
-"""ld and st: the steps of loads and stores, in whatever memory their addresses are."""
+"""ld and st in whatever memory their addresses are; cache policies and prefetches, which change no value."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
 
 from lngen.ir.numerics import Array
-from lngen.ptx import flights, steps
-from lngen.ptx.access import address_of, base_slot, blank, load_global, place, spread, store_global
+from lngen.ptx.accesses import (
+    address_of,
+    base_slot,
+    blank,
+    flag_read,
+    flag_written,
+    load_global,
+    look,
+    note_shared,
+    parts_of,
+    place,
+    spread,
+    store_global,
+)
+from lngen.ptx.analysis import ever_read
 from lngen.ptx.batch import Batch
-from lngen.ptx.defined import ever_read
-from lngen.ptx.lanes import Lanes
-from lngen.ptx.memory_opcodes import Access, access
+from lngen.ptx.computing import write
+from lngen.ptx.opcodes import Access, access
 from lngen.ptx.parser import Instruction, Operand
-from lngen.ptx.program import Program, Step, unknown
-from lngen.ptx.tracking import flag_read, flag_written, note_shared, parts_of
-from lngen.ptx.values import DT, DTYPES, UNSIGNED
+from lngen.ptx.program import DT, DTYPES, UNSIGNED, Lanes, Program, Step, unknown
 
 
 def access_step(program: Program, i: Instruction) -> Step:
@@ -54,7 +65,7 @@ def _load(program: Program, i: Instruction, form: Access, names: Sequence[Operan
             flag_read(batch, form.space, address, lanes.index, form.how)
         for (slot, convert), value in zip(targets, values, strict=True):
             value = value.view(extended)
-            steps.write(batch, slot, convert(value) if convert else value, lanes)
+            write(batch, slot, convert(value) if convert else value, lanes)
 
     return load
 
@@ -88,7 +99,7 @@ def _parameter(program: Program, i: Instruction, dtype: DT, source: Operand) -> 
 
     def load(batch: Batch, lanes: Lanes) -> None:
         value = np.uint64(batch.arguments[name] >> 8 * offset).astype(UNSIGNED[width]).view(kind)
-        steps.write(batch, slot, convert(value) if convert else value, lanes)
+        write(batch, slot, convert(value) if convert else value, lanes)
 
     return load
 
@@ -123,7 +134,7 @@ def _load_scratch(
     """As ``load_global``, from shared or local memory; gaps that a compiler filled are not ``wanted``."""
     scratch = batch.scratch(space)
     at, who, part = place(batch, i, lanes, scratch, address, width * form.vec, own=form.own)
-    flights.look(batch, i, scratch, at, who, width * form.vec, "read")
+    look(batch, i, scratch, at, who, width * form.vec, "read")
     values, known = scratch.read(at, width, form.vec, wanted)
     if not known.all():
         bad = np.flatnonzero(~known)
@@ -146,6 +157,43 @@ def _store_scratch(
     width, vec = values[0].dtype.itemsize, len(values)
     at, who, part = place(batch, i, lanes, scratch, address, width * vec, own=form.own)
     batch.touched()
-    flights.look(batch, i, scratch, at, who, width * vec, "write")
+    look(batch, i, scratch, at, who, width * vec, "write")
     scratch.write(at, values if part is None else [v[part] for v in values])
     note_shared(batch, i, scratch, at, who, width * vec, "write")
+
+
+_POLICY = re.compile(
+    r"createpolicy\.fractional\.(?P<first>L2::evict_(?:last|normal|first|unchanged))"
+    r"(?:\.(?P<second>L2::evict_(?:first|unchanged)))?\.b64"
+)
+_PREFETCH = re.compile(r"prefetch\.(?P<to>(?:global\.)?L[12]|global\.L2::evict_(?:last|normal))|prefetchu\.L1")
+POLICY = 0x12F0000000000000  # any number: hints are passed on and not interpreted
+
+
+def policy_step(program: Program, i: Instruction) -> Step:
+    """createpolicy.fractional: a 64-bit policy for other instructions."""
+    if not _POLICY.fullmatch(i.opcode) or not 1 <= len(i.operands) <= 2:
+        raise unknown(i)
+    if len(i.operands) == 2:
+        program.source(i.operands[1], DTYPES["f32"], i)
+    slot, convert = program.target(i.operands[0], UNSIGNED[8], i)
+    value = np.uint64(POLICY)
+
+    def step(batch: Batch, lanes: Lanes) -> None:
+        write(batch, slot, convert(value) if convert else value, lanes)
+
+    return step
+
+
+def prefetch_step(program: Program, i: Instruction) -> Step:
+    """prefetch: changes nothing a kernel can observe, so it may precede any wait; counted and checked for bounds."""
+    if not _PREFETCH.fullmatch(i.opcode) or len(i.operands) != 1 or i.operands[0].kind != "mem":
+        raise unknown(i)
+    base, offset = base_slot(program, i, i.operands[0].text), i.operands[0].offset
+
+    def step(batch: Batch, lanes: Lanes) -> None:
+        address = address_of(batch, base, offset, lanes)
+        for buffer, part in batch.memory.parts(address, lanes.index, 1, "A prefetch:", batch.reporting(i)):
+            batch.prefetched(buffer.name, address.size if part is None else part.size)
+
+    return step

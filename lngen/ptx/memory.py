@@ -1,21 +1,22 @@
-"""Global memory: one buffer per tensor, gaps between buffers, and shadow bytes that record writes and their writers."""
+"""Global, shared and local memory: bytes, gaps between them, and shadow bytes that record what is written."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
 from lngen.ir.numerics import Array
+from lngen.ptx.parser import Symbol
+from lngen.ptx.program import DTYPES
 
 GAP = 1 << 16
 START = 1 << 33
 POISON = 0xFE
 WORD = 4  # bytes of a unit of race detection, unless a kernel has narrower accesses
-MANY = -1
 VIEWS = {n: np.dtype(t) for n, t in {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}.items()}
-
 Report = Callable[[str, str, Array, Array], None]  # kind, message, lanes, addresses
 
 
@@ -169,37 +170,81 @@ def scatter(buffer: Buffer, address: Array, values: Sequence[Array], aligned: bo
             buffer.written[spread] = 1
 
 
-def unknown(buffer: Buffer, address: Array, count: int) -> Array:
+def unwritten(buffer: Buffer, address: Array, count: int) -> Array:
     """Positions in ``address`` where a byte was never written."""
     assert buffer.written is not None
     spread = address.astype(np.int64)[:, None] - buffer.base + np.arange(count)
     return np.flatnonzero(~buffer.written[spread].all(axis=1))
 
 
-def read_races(buffer: Buffer, address: Array, count: int, block: Array, constant: bool) -> Array:
-    """Positions that another block writes in this launch (``constant``: any block); records the readers."""
-    units = _units(buffer, address, count)
-    writer = buffer.writer[units]
-    me = block[:, None]
-    bad = (writer != 0) if constant else (writer != 0) & (writer != me)
-    reader = buffer.reader[units]
-    buffer.reader[units] = np.where((reader == 0) | (reader == me), me, MANY)
-    after = buffer.reader[units]
-    if (after != me).any():
-        buffer.reader[units[(after != me)]] = MANY
-    return np.flatnonzero(bad.any(axis=1))
+def layout(symbols: Sequence[Symbol], start: int) -> tuple[dict[str, int], int]:
+    """The offset of each symbol, with a gap before each but the first, and the bytes of all.
+
+    Dynamic symbols follow the others, all at one offset, whatever their size.
+    """
+    places, at = {}, start
+    for symbol in (s for s in symbols if not s.dynamic):
+        at = -(-at // max(16, symbol.align)) * max(16, symbol.align)
+        places[symbol.name] = at
+        at += size_of(symbol) + 256
+    last = [s for s in symbols if s.dynamic]
+    if last:
+        widest = max(16, *(s.align for s in last))
+        at = -(-at // widest) * widest
+        places |= {s.name: at for s in last}
+    return places, -(-at // 16) * 16
 
 
-def write_races(buffer: Buffer, address: Array, count: int, block: Array) -> Array:
-    """Positions that another block reads or writes in this launch; records the writers."""
-    units = _units(buffer, address, count)
-    me = block[:, None]
-    writer, reader = buffer.writer[units], buffer.reader[units]
-    buffer.writer[units] = np.broadcast_to(me, units.shape)
-    bad = ((writer != 0) & (writer != me)) | ((reader != 0) & (reader != me)) | (buffer.writer[units] != me)
-    return np.flatnonzero(bad.any(axis=1))
+def size_of(symbol: Symbol) -> int:
+    """The bytes of a symbol; 0 for a dynamic one."""
+    return symbol.count * DTYPES[symbol.element].itemsize
 
 
-def _units(buffer: Buffer, address: Array, count: int) -> Array:
-    first = (address.astype(np.int64) - buffer.base) // buffer.unit
-    return np.asarray(first[:, None] + np.arange(max(1, count // buffer.unit)))
+class Scratch:
+    """The bytes of every block (shared) or thread (local) of a batch; races in units of ``unit`` bytes."""
+
+    def __init__(
+        self, name: str, symbols: Sequence[Symbol], owner: Array, parts: int, dynamic: int = 0, unit: int = WORD
+    ) -> None:
+        self.name, self.owner, self.unit = name, owner, unit
+        symbols = [s for s in symbols if s.space == name]
+        self.places, self.room = layout(symbols, 0)
+        self.sizes = [(self.places[s.name], dynamic if s.dynamic else size_of(s), s.name) for s in symbols]
+        if any(s.dynamic for s in symbols):
+            self.room += -(-dynamic // 16) * 16 + 256
+        self.data = np.full(parts * self.room, POISON, np.uint8)
+        self.written = np.zeros(parts * self.room, np.uint8)
+        self.races: Any = None  # of shared memory, set by the batch
+
+    def inside(self, address: Array, count: int) -> Array:
+        """True where ``count`` bytes from ``address`` belong to one symbol."""
+        found = np.zeros(address.shape, np.bool_)
+        for start, size, _ in self.sizes:
+            found |= (address >= start) & (address + count <= start + size)
+        return found
+
+    def where(self, address: int, count: int) -> str:
+        """The description of an address in findings."""
+        if not self.sizes:
+            return f"address {address} of {self.name} memory, of which the kernel has none"
+        start, size, symbol = max((s for s in self.sizes if s[0] <= address), default=self.sizes[0])
+        at = address - start if address - start < 1 << 31 else address - start - (1 << 32)
+        return f"bytes {at} to {at + count - 1} of {self.name} memory '{symbol}', which has {size} bytes"
+
+    def read(self, at: Array, width: int, vec: int, wanted: list[int]) -> tuple[Sequence[Array], Array]:
+        """Elements at byte positions of ``data``, and True where every byte of those ``wanted`` is written."""
+        spread = at[:, None] + np.arange(0, width * vec, width)
+        index = spread // width
+        columns = self.data.view(VIEWS[width])[index]
+        full = VIEWS[width].type(int.from_bytes(b"\x01" * width, "little"))
+        known = (self.written.view(VIEWS[width])[index[:, wanted]] == full).all(axis=1)
+        return tuple(np.ascontiguousarray(columns.T)), known
+
+    def write(self, at: Array, values: Sequence[Array]) -> None:
+        """Store one element of each of ``values``, next to each other."""
+        width = values[0].dtype.itemsize
+        full = VIEWS[width].type(int.from_bytes(b"\x01" * width, "little"))
+        for i, value in enumerate(values):
+            index = at // width + i
+            self.data.view(VIEWS[width])[index] = value
+            self.written.view(VIEWS[width])[index] = full

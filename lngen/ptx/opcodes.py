@@ -1,8 +1,10 @@
-"""An opcode's modifiers, named by its pattern. An opcode with a modifier that no code reads is refused."""
+"""The modifiers that opcodes name, and the combinations that the PTX manual allows for loads, stores and atomics."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 
@@ -33,3 +35,161 @@ def read(pattern: re.Pattern[str], text: str) -> Opcode | None:
     """The modifiers of an opcode; None if the pattern does not match."""
     found = pattern.fullmatch(text)
     return Opcode(found) if found else None
+
+
+LEVELS = {"cta": 0, "cluster": 1, "gpu": 2, "sys": 3}  # of scopes
+
+
+@dataclass(frozen=True)
+class Semantics:
+    """The ordering of a strong access: whether it acquires or releases, and the level of its scope."""
+
+    acquire: bool
+    release: bool
+    level: int
+
+
+_SCOPE = r"(?:\.(?P<scope>cta|cluster|gpu|sys))?"
+_WINDOW = r"(?P<window>::cta|::cluster|::entry)?"
+_ACCESS = re.compile(
+    rf"(?P<op>ld|st)(?:\.(?P<sem>weak|volatile|relaxed|acquire|release))?{_SCOPE}"
+    rf"(?:\.(?P<space>global|shared|local|const|param){_WINDOW})?"
+    r"(?:\.(?P<cop>ca|cg|cs|lu|cv|wb|wt))?(?P<nc>\.nc)?"
+    r"(?:\.(?P<level1>L1::(?:evict_normal|evict_unchanged|evict_first|evict_last|no_allocate)))?"
+    r"(?P<policy>\.L2::cache_hint)?(?P<size>\.L2::(?:64|128|256)B)?"
+    r"(?:\.v(?P<v>[24]))?\.(?P<t>[bus](?:8|16|32|64)|f32|f64)"
+)
+_ATOMIC = re.compile(
+    rf"(?P<op>atom|red)(?:\.(?P<sem>relaxed|acquire|release|acq_rel))?{_SCOPE}(?:\.(?P<space>global|shared){_WINDOW})?"
+    r"\.(?P<does>add|inc|dec|min|max|exch|cas|or|and|xor)\.(?P<t>[bus](?:32|64)|f32|f64)"
+)
+_FENCE = re.compile(
+    r"fence(?:\.(?P<sem>sc|acq_rel|acquire|release))?(?P<restricted>\.sync_restrict::shared::cluster)?"
+    rf"{_SCOPE}"
+)
+_MEMBAR = re.compile(r"membar\.(?P<scope>cta|gl|sys)")
+PATTERNS = (_ACCESS, _ATOMIC, _FENCE, _MEMBAR)
+_ORDERS: dict[str, tuple[str | None, ...]] = {
+    "ld": (None, "weak", "volatile", "relaxed", "acquire"),
+    "st": (None, "weak", "volatile", "relaxed", "release"),
+    "atom": (None, "relaxed", "acquire", "release", "acq_rel"),
+    "red": (None, "relaxed", "release"),
+}
+_CACHED: dict[str, tuple[str | None, ...]] = {
+    "ld": (None, "ca", "cg", "cs", "lu", "cv"),
+    "st": (None, "wb", "cg", "cs", "wt"),
+}
+_WORDS = ("b32", "b64")
+_DOES = {
+    "add": ("u32", "s32", "u64", "f32", "f64"), "inc": ("u32",), "dec": ("u32",),
+    "min": ("u32", "s32", "u64", "s64"), "max": ("u32", "s32", "u64", "s64"),
+    "or": _WORDS, "and": _WORDS, "xor": _WORDS, "exch": _WORDS, "cas": _WORDS,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Access:
+    """A load or store: its memory (``own``: only the block's own shared memory), elements and order.
+
+    ``constant``: nothing writes there while the kernel runs; ``policy``: an operand is a cache policy.
+    """
+
+    op: str
+    space: str
+    own: bool
+    constant: bool
+    vec: int
+    kind: str
+    how: Semantics | None
+    policy: bool
+
+
+@dataclass(frozen=True)
+class Atomic:
+    """A read-modify-write: operation, type and number of elements, memory and order."""
+
+    op: str
+    does: str
+    space: str
+    own: bool
+    kind: str
+    how: Semantics
+
+
+@dataclass(frozen=True)
+class Fence:
+    """A fence: its scope, whether it acquires or releases, and whether it orders shared memory alone."""
+
+    scope: str
+    acquire: bool
+    release: bool
+    restricted: bool = False
+
+
+@cache
+def access(opcode: str) -> Access | None:
+    """A load or store; None for another opcode, or for modifiers that exclude each other."""
+    m = read(_ACCESS, opcode)
+    if m is None:
+        return None
+    op, sem, scope, space, window = m["op"], m["sem"], m["scope"], m["space"], m["window"]
+    cop, constant, level1, policy, size = m["cop"], bool(m["nc"]), m["level1"], bool(m["policy"]), m["size"]
+    weak = sem in (None, "weak")
+    fits = (
+        sem in _ORDERS[op]
+        and (scope is not None) == (sem in ("relaxed", "acquire", "release"))
+        and _windowed(space, window)
+        and (cop is None or (weak and level1 is None and cop in _CACHED[op]))
+        and (space in (None, "global") or not (cop or level1 or policy or size))
+        and not (sem == "volatile" and (level1 or policy))
+        and (not constant or (op == "ld" and sem is None and space == "global"))
+        and (size is None or op == "ld")
+        and (space not in ("const", "param") or (op == "ld" and weak))
+    )
+    own, how = space == "shared" and window != "::cluster", None if weak else _order(sem, scope)
+    found = Access(op, space or "generic", own, constant, int(m["v"] or 1), m["t"], how, policy)
+    return found if fits and not m.left else None
+
+
+@cache
+def atomic(opcode: str) -> Atomic | None:
+    """A read-modify-write; None for another opcode, or for modifiers that exclude each other."""
+    m = read(_ATOMIC, opcode)
+    if m is None:
+        return None
+    op, sem, does, kind, space, window = m["op"], m["sem"], m["does"], m["t"], m["space"], m["window"]
+    how = _order(sem, m["scope"])
+    fits = sem in _ORDERS[op] and kind in _DOES[does] and (op == "atom" or does not in ("exch", "cas"))
+    if not fits or not _windowed(space, window) or m.left:
+        return None
+    return Atomic(op, does, space or "generic", space == "shared" and window != "::cluster", kind, how)
+
+
+def semantics(opcode: str) -> Semantics | None:
+    """The ordering of a load, store or atomic; None for a weak access and for other opcodes."""
+    found = access(opcode) or atomic(opcode)
+    return found.how if found else None
+
+
+def _order(sem: str | None, scope: str | None) -> Semantics:
+    both = sem == "acq_rel"
+    level = LEVELS[scope or ("sys" if sem == "volatile" else "gpu")]
+    return Semantics(both or sem == "acquire", both or sem == "release", level)
+
+
+def _windowed(space: str | None, window: str | None) -> bool:
+    return window is None or (space == "shared" and window != "::entry") or (space, window) == ("param", "::entry")
+
+
+@cache
+def fence(opcode: str) -> Fence | None:
+    """A fence between threads; None for another opcode, or for modifiers that exclude each other."""
+    if old := read(_MEMBAR, opcode):
+        return Fence({"gl": "gpu"}.get(old["scope"], old["scope"]), True, True)
+    m = read(_FENCE, opcode)
+    if m is None or m["scope"] is None:
+        return None
+    sem, scope, limited = m["sem"] or "acq_rel", m["scope"], bool(m["restricted"])
+    if m.left or (limited and (sem, scope) != ("acquire", "cluster")):
+        return None
+    return Fence(scope, sem != "release", sem != "acquire", limited)

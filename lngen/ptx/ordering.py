@@ -7,10 +7,60 @@ from typing import Any
 import numpy as np
 
 from lngen.ir.numerics import Array
-from lngen.ptx.clock_table import ClockTable, ThreadClocks
-from lngen.ptx.columns import AGENTS, Columns, threads_per_column
-from lngen.ptx.release import LEVELS, PendingAcquires, ReleasedClocks, Semantics, add_release
-from lngen.ptx.scratch import BARRIERS, NOBODY, Clock
+from lngen.ptx.clocks import (
+    AGENTS,
+    ClockTable,
+    Columns,
+    PendingAcquires,
+    ReleasedClocks,
+    ThreadClocks,
+    add_release,
+    threads_per_column,
+)
+from lngen.ptx.opcodes import LEVELS, Semantics
+
+NOBODY = -1
+BARRIERS = 16  # of a block, by number: PTX ISA
+STAMPS = 2 * BARRIERS  # of each time: one for every barrier passed then, the last for accesses
+
+
+class Clock:
+    """The times at which each thread last passed the block barrier and a named barrier.
+
+    ``now`` grows with every release; the stamp of a release is its time and its barrier, so two threads of a
+    block with equal stamps passed the same barrier together.
+    """
+
+    def __init__(self, total: int) -> None:
+        self.now = 0
+        self.whole = np.zeros(total, np.int32)
+        self.named = np.zeros(total, np.int32)
+
+    def release(self) -> None:
+        """Advances the time."""
+        self.now += 1
+
+    def barrier_passed(self, lanes: Array | slice, barrier: Array | int) -> None:
+        """``lanes`` passed ``barrier`` now."""
+        stamp = np.asarray(self.now * STAMPS + barrier + 1, np.int32)
+        if np.ndim(barrier) == 0:
+            (self.named if barrier else self.whole)[lanes] = stamp
+            return
+        lanes = np.asarray(lanes)
+        self.whole[lanes[barrier == 0]] = self.now * STAMPS + 1
+        self.named[lanes[barrier != 0]] = stamp[barrier != 0]
+
+    @property
+    def moment(self) -> int:
+        """The time of an access made now: before every later release."""
+        return self.now * STAMPS + STAMPS - 1
+
+    def ordered(self, earlier: Array, time: Array, later: Array) -> Array:
+        """True where ``later`` and ``earlier`` both passed a barrier after the access of ``earlier`` at ``time``."""
+        whole, named = self.whole[later], self.named[later]
+        return np.asarray(
+            ((whole > time) & (self.whole[earlier] == whole)) | ((named > time) & (self.named[earlier] == named))
+        )
 
 
 class VectorClock(Clock):

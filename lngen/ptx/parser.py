@@ -3,14 +3,105 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
 from lngen.errors import PtxError
-from lngen.ptx.loc import Callers, Loc
-from lngen.ptx.statements import IGNORED, LABEL, statements
-from lngen.ptx.values import INTEGER, integer
+
+INTEGER = re.compile(r"-?(?:0[xX][0-9a-fA-F]+|0[bB][01]+|0[0-7]*|[1-9]\d*)U?")
+
+
+def integer(text: str) -> int:
+    """The value of an integer constant; as in C, a leading 0 means octal."""
+    sign, body = (-1, text[1:]) if text.startswith("-") else (1, text)
+    body = body.removesuffix("U")
+    return sign * int(body, 8 if body.isdigit() and body.startswith("0") else 0)
+
+
+_LOC = re.compile(r"\.loc\s+\d+\s+(\d+)(?:.*inlined_at\s+\d+\s+(\d+))?")
+_DEEPEST = 8  # depth of nested calls that is followed
+
+
+@dataclass(frozen=True, slots=True)
+class Loc:
+    """A line of the CUDA source, and the line of the kernel into which it was inlined (0: it was not)."""
+
+    line: int = 0
+    inlined_at: int = 0
+
+
+class Callers:
+    """Follows inlined lines to the kernel: a .loc of the caller precedes the .loc of the code inlined into it."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, int] = {}
+
+    def loc(self, statement: str) -> Loc | None:
+        """The meaning of a .loc directive; None for another statement."""
+        found = _LOC.match(statement)
+        if not found:
+            return None
+        line, caller = int(found[1]), int(found[2] or 0)
+        if line != caller:  # else a function inlined into itself
+            self._of[line] = caller
+        for _ in range(_DEEPEST):
+            caller = self._of.get(caller) or caller
+        return Loc(line, caller)
+
+
+_COMMENT = re.compile(r"//.*|/\*.*?\*/")
+LABEL = re.compile(r"([$%\w]+)\s*:(?!:)")
+# Directives without an effect on the execution of a kernel.
+IGNORED = re.compile(
+    r"\.(version|target|address_size|file|section|pragma|maxntid|minnctapersm|reqntid|maxnreg|maxnctapersm|b8|b32|"
+    r"explicitcluster|reqnctapercluster|branchtargets|noreturn)\b"
+)
+
+
+def statements(text: str) -> Iterator[tuple[int, str]]:
+    """Statements without comments and semicolons, each with the line it starts on; a brace is a statement."""
+    pending, start = "", 0
+    for number, raw in enumerate(text.splitlines(), 1):
+        line = (_COMMENT.sub("", raw) if "/" in raw else raw).strip()
+        if not line:
+            continue
+        if not pending and line[0] not in "{}" and line.endswith(";") and line.count(";") == 1:
+            yield number, line[:-1].rstrip()  # by far the most frequent case
+            continue
+        if not pending and line.startswith((".loc", ".version", ".target", ".address_size", ".file", ".pragma")):
+            yield number, line.rstrip(";")
+            continue
+        for part in re.split(r"(;)", line):
+            part = part.strip()
+            if not part:
+                continue
+            if part == ";":
+                if pending:
+                    yield start, pending
+                pending = ""
+                continue
+            while not pending and part and part[0] in "{}":
+                yield number, part[0]
+                part = part[1:].lstrip()
+            if not part:
+                continue
+            start = start if pending else number
+            pending = f"{pending} {part}".strip()
+            label = LABEL.fullmatch(pending)
+            if label or _whole(pending):
+                yield start, pending
+                pending = ""
+    if pending:
+        raise PtxError(f"PTX line {start}: ';' is expected after '{pending[:80]}'.")
+
+
+def _whole(statement: str) -> bool:
+    """True for text that ends without a semicolon: lines of a parameter list, the header of an entry, directives."""
+    if statement.startswith((".param", ")", "(", ".entry", ".visible .entry", ".weak .entry")):
+        return True
+    return bool(IGNORED.match(statement)) or statement.startswith(".loc")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,17 +1,125 @@
-"""An entry ready to run: registers are slots of a list, instructions are functions, code is cut into segments."""
+"""An entry ready to run: registers are slots of a list, instructions are functions on them, threads are lanes."""
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from lngen.errors import PtxError
-from lngen.ptx.lanes import Lanes
-from lngen.ptx.parser import Entry, Instruction, Module, Operand
-from lngen.ptx.values import DT, DTYPES, UNSIGNED, Adapter, Value, adapter, immediate
+from lngen.ir.numerics import Array
+from lngen.ptx.parser import INTEGER, Entry, Instruction, Operand, integer
+
+Value = Any  # an array over all threads of a batch, or a NumPy scalar for all of them
+DT = np.dtype[Any]
+Adapter = Callable[[Value], Value]
+BOOL: DT = np.dtype(np.bool_)
+UNSIGNED: dict[int, DT] = {1: np.dtype("u1"), 2: np.dtype("u2"), 4: np.dtype("u4"), 8: np.dtype("u8")}
+SIGNED: dict[int, DT] = {1: np.dtype("i1"), 2: np.dtype("i2"), 4: np.dtype("i4"), 8: np.dtype("i8")}
+DTYPES: dict[str, DT] = {
+    **{f"{k}{8 * n}": d for k in "ub" for n, d in UNSIGNED.items()},
+    **{f"s{8 * n}": d for n, d in SIGNED.items()},
+    "f16": np.dtype(np.float16),
+    "bf16": np.dtype(ml_dtypes.bfloat16),
+    "f32": np.dtype(np.float32),
+    "f64": np.dtype(np.float64),
+    "f16x2": UNSIGNED[4],
+    "bf16x2": UNSIGNED[4],
+    "pred": BOOL,
+}
+
+
+def immediate(text: str, dtype: DT) -> Value:
+    """The scalar of an immediate operand."""
+    prefix = text[:2].lower()
+    if prefix == "0f":
+        bits = np.uint32(int(text[2:], 16)).view(np.float32)
+        return _cast(bits, dtype)
+    if prefix == "0d":
+        return _cast(np.float64(struct.unpack(">d", bytes.fromhex(text[2:]))[0]), dtype)
+    if not INTEGER.fullmatch(text):
+        return dtype.type(float(text))
+    number = integer(text)
+    if dtype == BOOL:
+        return np.bool_(number != 0)
+    if dtype.kind == "f" or dtype.kind == "V":
+        return dtype.type(number)
+    return UNSIGNED[dtype.itemsize].type(number & ((1 << 8 * dtype.itemsize) - 1)).view(dtype)
+
+
+def _cast(number: Value, dtype: DT) -> Value:
+    if dtype.kind == "f":
+        return number.astype(dtype)
+    return number.view(UNSIGNED[number.dtype.itemsize]).astype(UNSIGNED[dtype.itemsize]).view(dtype)
+
+
+def adapter(have: DT, want: DT) -> Adapter | None:
+    """The conversion of a value held as ``have`` to ``want``: its low bits, or extended by the sign of ``have``."""
+    if have == want:
+        return None
+    if have == BOOL or want == BOOL:
+        return lambda v: v.astype(want)
+    if have.itemsize == want.itemsize:
+        return lambda v: v.view(want)
+    whole = have if have.kind in "iu" else UNSIGNED[have.itemsize]
+    part = (SIGNED if whole.kind == "i" else UNSIGNED)[want.itemsize]
+    return lambda v: v.view(whole).astype(part).view(want)
+
+
+WARP = 32
+
+
+class Lanes:
+    """A set of threads of a batch; ``array`` is None if it holds all of them."""
+
+    def __init__(self, array: Array | None, total: int, count: int | None = None) -> None:
+        self.total = total
+        self.count = total if array is None else int(np.count_nonzero(array)) if count is None else count
+        self.array = None if self.count == total else array
+
+    @cached_property
+    def index(self) -> Array:
+        """Their numbers, ascending."""
+        return np.arange(self.total) if self.array is None else np.flatnonzero(self.array)
+
+    @cached_property
+    def mask(self) -> Array:
+        """One bool per thread."""
+        return np.ones(self.total, np.bool_) if self.array is None else self.array
+
+    @cached_property
+    def warps(self) -> int:
+        """Warps with at least one of these threads."""
+        if self.array is None:
+            return self.total // WARP
+        return int(np.count_nonzero(self.array.reshape(-1, WARP).any(axis=1)))
+
+    def narrow(self, wanted: Any) -> Lanes:
+        """The threads for which ``wanted``, an array or one bool, is true."""
+        if np.ndim(wanted) == 0:
+            return self if wanted else Lanes(np.zeros(self.total, np.bool_), self.total, 0)
+        array = wanted if self.array is None else wanted & self.array
+        count = int(np.count_nonzero(array))
+        return self if count == self.count else Lanes(array, self.total, count)
+
+    def without(self, other: Lanes) -> Lanes:
+        """The threads that are not in ``other``, a subset."""
+        return Lanes(self.mask & ~other.mask, self.total, self.count - other.count)
+
+    def union(self, other: Lanes) -> Lanes:
+        """The union of two sets that have no thread in common."""
+        return Lanes(self.mask | other.mask, self.total, self.count + other.count)
+
+    def bits(self) -> Array:
+        """One u32 per warp; bit i is set if thread i of the warp belongs to the set."""
+        packed = np.packbits(self.mask.reshape(-1, WARP), axis=1, bitorder="little")
+        return np.asarray(packed.view("<u4")[:, 0])
+
 
 Step = Callable[[Any, Lanes], None]  # of a batch, which has a program itself
 SPECIAL = {
@@ -97,24 +205,3 @@ def unknown(i: Instruction, why: str = "is not one the executor knows") -> PtxEr
 
 def _poison(dtype: DT) -> Value:
     return np.zeros(1, dtype)[0] if dtype.kind == "b" else np.full(dtype.itemsize, 0xFE, np.uint8).view(dtype)[0]
-
-
-def leaders(entry: Entry) -> set[int]:
-    """Where segments may begin: the start, every label, the instruction after control flow."""
-    found = {0, *entry.labels.values()}
-    found |= {n + 1 for n, i in enumerate(entry.instructions) if is_control(i)}
-    found |= {n for n, i in enumerate(entry.instructions) if i.opcode.startswith(("shfl", "vote", "elect", "bar.warp"))}
-    return found
-
-
-CONTROL = ("bra", "bar", "barrier", "shfl", "vote", "elect", "ret", "exit", "trap")
-
-
-def is_control(i: Instruction) -> bool:
-    """True for an instruction that moves lanes: branch, barrier, shuffle, exit."""
-    return i.opcode.split(".", 1)[0] in CONTROL
-
-
-def symbols(module: Module, entry: Entry, places: dict[str, int]) -> dict[str, int]:
-    """Addresses by name; ``places`` has those in shared, local and global memory."""
-    return {s.name: places[s.name] for s in (*module.symbols, *entry.symbols) if s.name in places}

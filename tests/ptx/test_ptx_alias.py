@@ -8,11 +8,12 @@ import pytest
 
 import sampling
 from lngen.check.inputs import mismatches, random_inputs
+from lngen.errors import PtxError
 from lngen.graphs import Definition, GraphBuilder
 from lngen.interpret import interpret
 from lngen.ir import D, M
 from lngen.lower import Plan, lower
-from lngen.ptx import Outcome, PtxError, run_plan
+from lngen.ptx import Outcome, run_plan
 from lngen.schedule import Schedule, parse_schedule
 from lngen.spec import Spec, make_spec, parse_spec
 

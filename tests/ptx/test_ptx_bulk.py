@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lngen.ptx import Outcome, PtxError, parse, run_kernel
+from lngen.errors import PtxError
+from lngen.ptx import Outcome, parse, run_kernel
 from lngen.toolchain import compile_ptx
 from ptx_source import broken, clean, kinds, run
 

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lngen.ptx import Outcome, PtxError, parse, run_kernel
+from lngen.errors import PtxError
+from lngen.ptx import Outcome, parse, run_kernel
 from lngen.toolchain import compile_ptx
 from ptx_source import broken, clean, kinds
 

@@ -14,12 +14,13 @@ import sampling
 from lngen.aot.catalog import plans
 from lngen.check.inputs import random_inputs, same_bits
 from lngen.emit import emit
+from lngen.errors import PtxError
 from lngen.interpret import interpret
 from lngen.ir import D, M
 from lngen.lower import Plan, lower
-from lngen.ptx import Outcome, PtxError, parse, run_plan
-from lngen.ptx.table import pure
-from lngen.ptx.values import immediate
+from lngen.ptx import Outcome, parse, run_plan
+from lngen.ptx.computing import pure
+from lngen.ptx.program import immediate
 from lngen.schedule import Schedule, is_legal, problem, space
 from lngen.spec import parse_spec
 from lngen.toolchain import compile_ptx

@@ -9,8 +9,9 @@ import pytest
 
 from lngen.check.inputs import random_inputs
 from lngen.emit import emit
+from lngen.errors import PtxError
 from lngen.lower import Kernel, lower
-from lngen.ptx import Outcome, PtxError, parse, run_kernel, run_plan
+from lngen.ptx import Outcome, parse, run_kernel, run_plan
 from lngen.schedule import Schedule
 from lngen.spec import parse_spec
 from lngen.toolchain import compile_ptx

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 import sampling
-from lngen.ptx import Outcome, PtxError, parse, run_kernel
-from lngen.ptx.memory_opcodes import access, atomic, fence
+from lngen.errors import PtxError
+from lngen.ptx import Outcome, parse, run_kernel
+from lngen.ptx.opcodes import access, atomic, fence
 
 U4 = np.uint32
 SCOPES = ["cta", "cluster", "gpu", "sys"]

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lngen.ptx import PtxError, parse, run_kernel
-from lngen.ptx.memory_opcodes import PATTERNS
-from lngen.ptx.opcodes import Opcode
-from lngen.ptx.table import ROWS, pure
-from lngen.ptx.values import DTYPES, UNSIGNED
+from lngen.errors import PtxError
+from lngen.ptx import parse, run_kernel
+from lngen.ptx.computing import ROWS, pure
+from lngen.ptx.opcodes import PATTERNS, Opcode
+from lngen.ptx.program import DTYPES, UNSIGNED
 from ptx_arithmetic import FLOATS, NAN, WIDTH, Model, model, number
 
 ROUND, FTZ, SAT = ["", "rn", "rz", "rm", "rp"], ["", "ftz"], ["", "sat"]

@@ -6,9 +6,11 @@ from itertools import permutations, product
 
 import pytest
 
-from lngen.ptx import PtxError, parse
+from lngen.errors import PtxError
+from lngen.ptx import parse
 from lngen.ptx.compiler import compile_entry
-from lngen.ptx.values import DTYPES, immediate, integer
+from lngen.ptx.parser import integer
+from lngen.ptx.program import DTYPES, immediate
 
 HEAD = """.version 8.6
 .target sm_90

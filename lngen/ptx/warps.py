@@ -1,4 +1,4 @@
-"""shfl.sync, votes, elect.sync and bar.warp.sync: the lanes of a warp together."""
+"""The lanes of a warp together: shfl.sync, votes, elect.sync, activemask and bar.warp.sync."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ import numpy as np
 
 from lngen.ir.numerics import Array
 from lngen.ptx.batch import Batch
-from lngen.ptx.lanes import WARP, Lanes
+from lngen.ptx.computing import write
 from lngen.ptx.parser import Instruction, Operand
-from lngen.ptx.program import Program, unknown
-from lngen.ptx.steps import write
-from lngen.ptx.values import BOOL, UNSIGNED
+from lngen.ptx.program import BOOL, UNSIGNED, WARP, Lanes, Program, Step, unknown
 
 MODES = ("bfly", "up", "down", "idx")
 VOTES = ("vote.sync.all.pred", "vote.sync.any.pred", "vote.sync.uni.pred", "vote.sync.ballot.b32")
@@ -155,3 +153,16 @@ def _noun(i: Instruction) -> str:
 def _named(bits: int) -> str:
     listed = [str(n) for n in range(WARP) if bits >> n & 1]
     return ", ".join(listed[:4]) + (f" and {len(listed) - 4} more" if len(listed) > 4 else "")
+
+
+def active_step(program: Program, i: Instruction) -> Step:
+    """activemask: the threads of the warp that execute this instruction together."""
+    if i.opcode != "activemask.b32" or len(i.operands) != 1:
+        raise unknown(i)
+    slot, convert = program.target(i.operands[0], UNSIGNED[4], i)
+
+    def step(batch: Batch, lanes: Lanes) -> None:
+        value = np.repeat(lanes.bits(), WARP)
+        write(batch, slot, convert(value) if convert else value, lanes)
+
+    return step

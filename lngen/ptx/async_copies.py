@@ -1,33 +1,90 @@
-"""Asynchronous copies start and complete, and accesses that conflict with those in flight are findings."""
+"""Copies of threads that complete later: cp.async of up to 16 bytes, and how all such copies start and complete."""
 
 from __future__ import annotations
+
+import re
+from functools import partial
 
 import numpy as np
 
 from lngen.ir.numerics import Array
-from lngen.ptx import opaque, remote
-from lngen.ptx.batch import Batch
-from lngen.ptx.in_flight import Copy, Memory
-from lngen.ptx.memory import POISON, Buffer
+from lngen.ptx.accesses import address_of, load_global, look, memory_operand, named, place, spread
+from lngen.ptx.batch import Batch, Copy, Memory
+from lngen.ptx.clusters import note_remote
+from lngen.ptx.memory import POISON, Buffer, Scratch
+from lngen.ptx.ordering import NOBODY
 from lngen.ptx.parser import Instruction
-from lngen.ptx.scratch import NOBODY, Scratch
+from lngen.ptx.program import UNSIGNED, Lanes, Program, Step, immediate, unknown
+
+_ASYNC = re.compile(r"cp\.async\.c[ag]\.shared(?:::cta)?\.global(?:\.L2::(?:64|128|256)B)?")
+_COMMIT = {"cp.async.commit_group": "async", "cp.async.bulk.commit_group": "bulk"}
+_WAIT = {
+    "cp.async.wait_group": ("async", False), "cp.async.bulk.wait_group": ("bulk", False),
+    "cp.async.bulk.wait_group.read": ("bulk", True),
+}  # fmt: skip
 
 
-def look(batch: Batch, i: Instruction, memory: Memory, at: Array, who: Array, count: int, how: str) -> None:
-    """A finding if a byte from the positions ``at`` is in flight, or belongs to an mbarrier."""
-    if memory is batch.shared:
-        opaque.check(batch, i, at, who, count, how)
-    if not batch.flights.busy or not at.size:
-        return
-    spread = at.astype(np.int64)[:, None] + np.arange(count)
-    bad = np.flatnonzero((batch.flights.marks("to", memory)[spread] > 0).any(axis=1))
-    text = f"which an asynchronous copy {'writes' if how == 'read' else 'also writes'} that no thread waits for."
-    if not bad.size and how == "write":
-        bad = np.flatnonzero((batch.flights.marks("from", memory)[spread] > 0).any(axis=1))
-        text = "which an asynchronous copy still reads."
-    if bad.size:
-        where = named(memory, int(at[bad[0]]), count)
-        batch.report("async-read", f"A {how} of {where}, {text}", i, who[bad], at[bad])
+def copy_step(program: Program, i: Instruction) -> Step:
+    """The step of an instruction that begins with cp."""
+    if _ASYNC.fullmatch(i.opcode):
+        return _async(program, i)
+    if i.opcode in _COMMIT and not i.operands:
+        kind = _COMMIT[i.opcode]
+        return lambda batch, lanes: batch.flights.commit(kind, lanes.index)
+    if i.opcode == "cp.async.wait_all" and not i.operands:
+        return partial(_wait, "async", None, False)
+    if i.opcode in _WAIT and len(i.operands) == 1 and i.operands[0].kind == "imm":
+        kind, reading = _WAIT[i.opcode]
+        return partial(_wait, kind, int(immediate(i.operands[0].text, UNSIGNED[4])), reading)
+    raise unknown(i)
+
+
+def _wait(kind: str, keep: int | None, reading: bool, batch: Batch, lanes: Lanes) -> None:
+    for lane in lanes.index.tolist():
+        wait(batch, kind, lane, keep, reading)
+
+
+def _async(program: Program, i: Instruction) -> Step:
+    if not 3 <= len(i.operands) <= 4 or i.operands[2].kind != "imm" or i.operands[2].text not in ("4", "8", "16"):
+        raise unknown(i)
+    count = int(i.operands[2].text)
+    if count != 16 and ".cg" in i.opcode:
+        raise unknown(i, "copies 16 bytes only")
+    to, source = memory_operand(program, i, i.operands[0]), memory_operand(program, i, i.operands[1])
+    size = program.source(i.operands[3], UNSIGNED[4], i) if len(i.operands) == 4 else None
+
+    def step(batch: Batch, lanes: Lanes) -> None:
+        address = address_of(batch, *source, lanes)
+        sizes = np.full(lanes.count, count)
+        if size is not None:
+            value = batch.R[size[0]] if size[1] is None else size[1](batch.R[size[0]])
+            sizes = np.minimum(spread(value, lanes), count)
+        data = _fetch(batch, i, lanes, address, sizes, count)
+        at, who, part = place(batch, i, lanes, batch.shared, address_of(batch, *to, lanes), count, own=True)
+        data = data if part is None else data[part]
+        for lane, where, row in zip(who.tolist(), at.tolist(), data, strict=True):
+            begin(batch, Copy(i, lane, lane, row, batch.shared, where), "async", lane)
+
+    return step
+
+
+def _fetch(batch: Batch, i: Instruction, lanes: Lanes, address: Array, sizes: Array, count: int) -> Array:
+    """The bytes that each lane copies; zeros where it copies fewer than ``count``."""
+    data = np.zeros((lanes.count, count), np.uint8)
+    for size in np.unique(sizes).tolist():
+        mine = np.flatnonzero(sizes == size)
+        chosen = np.zeros(lanes.total, np.bool_)
+        chosen[lanes.index[mine]] = True
+        some = Lanes(chosen, lanes.total)
+        if size == count:
+            columns = load_global(batch, i, some, address[mine], 4, count // 4, False)
+            whole = np.stack([c[some.index] for c in columns], axis=1)
+            data[mine] = np.ascontiguousarray(whole).view(np.uint8)
+            continue
+        for n in range(size):
+            byte = load_global(batch, i, some, address[mine] + address.dtype.type(n), 1, 1, False)[0]
+            data[mine, n] = byte[some.index]
+    return data
 
 
 def begin(batch: Batch, copy: Copy, kind: str, key: int) -> None:
@@ -89,7 +146,7 @@ def _arrive(batch: Batch, copy: Copy) -> None:
     noted(batch, copy, copy.to, copy.at, copy.writer, "write", quiet=copy.writer != copy.lane)
     if batch.clusters is not None and isinstance(copy.to, Scratch):
         owner = np.array([copy.at // copy.to.room])
-        remote.note(batch, copy.instruction, np.array([copy.lane]), owner, copy.writer)
+        note_remote(batch, copy.instruction, np.array([copy.lane]), owner, copy.writer)
     batch.touched()
 
 
@@ -102,13 +159,6 @@ def finish(batch: Batch) -> None:
                 batch.report("async-read", text, copy.instruction, np.array([copy.lane]))
             if kind == "bulk":
                 copy.to.data[copy.at : copy.at + len(copy.data)] = copy.data
-
-
-def named(memory: Memory, at: int, count: int) -> str:
-    """A place in words."""
-    if isinstance(memory, Buffer):
-        return memory.where(at + memory.base, count)
-    return memory.where(at % memory.room, count)
 
 
 def noted(batch: Batch, copy: Copy, memory: Memory, at: int, who: int, how: str, quiet: bool = False) -> None:

@@ -1,4 +1,9 @@
-"""cp.async.bulk: between global memory and shared memory, or from one block's shared memory to another's."""
+"""cp.async.bulk between global and shared memory or from block to block, and st.async to another block.
+
+PTX ISA, Data Movement and Conversion Instructions: st.async. The completion on the mbarrier releases, with the scope of
+the cluster, the store and the accesses that are visible to its thread. Memory Consistency Model, proxies: a bulk copy
+may read or overwrite the results of ordinary stores only after a fence.proxy.async.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +13,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from lngen.ir.numerics import Array
-from lngen.ptx import opaque, proxy
-from lngen.ptx.access import address_of, base_slot, place, spread
-from lngen.ptx.batch import Batch
-from lngen.ptx.cluster import SHIFT
-from lngen.ptx.columns import AGENTS
-from lngen.ptx.dependent import check as early
-from lngen.ptx.flights import begin, look, noted
-from lngen.ptx.in_flight import Copy
-from lngen.ptx.lanes import Lanes
-from lngen.ptx.memory import Buffer, read_races, write_races
-from lngen.ptx.parser import Instruction, Operand
-from lngen.ptx.program import Program, Step, unknown
-from lngen.ptx.values import UNSIGNED
+from lngen.ptx.accesses import address_of, base_slot, check_waited, look, memory_operand, place, spread
+from lngen.ptx.async_copies import begin, noted
+from lngen.ptx.batch import SHIFT, Batch, Copy, agent
+from lngen.ptx.mbarriers import reached
+from lngen.ptx.memory import Buffer, Report, Scratch
+from lngen.ptx.ordering import NOBODY
+from lngen.ptx.parser import Instruction
+from lngen.ptx.program import DTYPES, UNSIGNED, Lanes, Program, Step, unknown
+from lngen.ptx.races import read_races, write_races
 
 _LOAD = re.compile(
     r"cp\.async\.bulk\.shared::(?:cluster|cta)\.global\.mbarrier::complete_tx::bytes(?P<m>\.multicast::cluster)?"
@@ -44,13 +45,6 @@ class One:
     def lane(self) -> int:
         """The thread."""
         return int(self.lanes.index[0])
-
-
-def memory_operand(program: Program, i: Instruction, o: Operand) -> tuple[int, int]:
-    """Slot and offset of an address."""
-    if o.kind != "mem":
-        raise unknown(i)
-    return base_slot(program, i, o.text), o.offset
 
 
 def bulk_step(program: Program, i: Instruction) -> Step | None:
@@ -129,12 +123,7 @@ def target(batch: Batch, i: Instruction, one: One, align: int = 16, bulk: bool =
         text = "An asynchronous copy goes to one block's shared memory and completes on an mbarrier of another's."
         batch.report("out-of-bounds", text, i, one.lanes.index)
         return None
-    return (int(at[0]), int(key[0])) if opaque.reached(batch, i, int(key[0]), one.lane, bulk) else None
-
-
-def agent(batch: Batch, key: int) -> int:
-    """The agent that counts as the writer of the copies that complete on a barrier."""
-    return batch.total + key // 8 % AGENTS
+    return (int(at[0]), int(key[0])) if reached(batch, i, int(key[0]), one.lane, bulk) else None
 
 
 def _load(batch: Batch, i: Instruction, one: One) -> None:
@@ -143,10 +132,10 @@ def _load(batch: Batch, i: Instruction, one: One) -> None:
     if where is None:
         return
     at, key = where
-    proxy.check(batch, i, batch.shared, at, size, one.lane, "writes over")
+    check(batch, i, batch.shared, at, size, one.lane, "writes over")
     what = f"A bulk copy of {size} bytes:"
     for buffer, _ in batch.memory.parts(one.source, who, size, what, batch.reporting(i)):
-        early(batch, i, buffer, who, one.source)
+        check_waited(batch, i, buffer, who, one.source)
         start = int(one.source[0]) - buffer.base
         data, source = buffer.data[start : start + size].copy(), buffer if buffer.tracked else None
         copy = Copy(i, one.lane, agent(batch, key), data, batch.shared, at, source, start)
@@ -172,7 +161,7 @@ def _from_shared(batch: Batch, i: Instruction, one: One, begin: int) -> Array:
     look(batch, i, shared, np.array([begin]), who, one.size, "read")
     if not shared.written[begin:end].all():
         batch.report("uninitialised", "A bulk copy of shared memory that nothing wrote.", i, who, one.source)
-    proxy.check(batch, i, shared, begin, one.size, one.lane)
+    check(batch, i, shared, begin, one.size, one.lane)
     data = shared.data[begin:end].copy()
     noted(batch, Copy(i, one.lane, one.lane, data, shared, begin), shared, begin, one.lane, "read")
     return data
@@ -186,7 +175,7 @@ def _store(batch: Batch, i: Instruction, one: One) -> None:
         return
     what = f"A bulk copy of {size} bytes:"
     for buffer, _ in batch.memory.parts(one.to, who, size, what, batch.reporting(i)):
-        early(batch, i, buffer, who, one.to)
+        check_waited(batch, i, buffer, who, one.to)
         if not buffer.tracked:
             batch.report("out-of-bounds", f"A write to '{buffer.name}', which may only be read.", i, who, one.to)
             continue
@@ -207,8 +196,93 @@ def _checked(batch: Batch, copy: Copy, buffer: Buffer, one: One) -> None:
     look(batch, i, buffer, np.array([copy.start]), who, size, "read")
     if not buffer.written[copy.start : copy.start + size].all():
         batch.report("uninitialised", f"A bulk copy of bytes of '{buffer.name}' that nothing wrote.", i, who)
-    proxy.check(batch, i, buffer, copy.start, size, copy.lane)
+    check(batch, i, buffer, copy.start, size, copy.lane)
     noted(batch, copy, buffer, copy.start, copy.lane, "read")
     if not batch.whole and read_races(buffer, one.source, size, batch.party[who], False).size:
         text = f"A bulk copy reads {buffer.where(int(one.source[0]), size)}, which another block of this launch writes."
         batch.report("global-race", text, i, who, one.source)
+
+
+_FORM = re.compile(
+    r"st\.async(?:\.weak)?(?:\.shared::cluster)?\.mbarrier::complete_tx::bytes(?:\.v(?P<v>[24]))?"
+    r"\.(?P<t>[bus](?:32|64)|f32|f64)"
+)
+
+
+def async_store_step(program: Program, i: Instruction) -> Step:
+    """The step of st.async."""
+    m = _FORM.fullmatch(i.opcode)
+    if m is None or len(i.operands) != 3:
+        raise unknown(i)
+    values = i.operands[1].items or (i.operands[1],)
+    kind = UNSIGNED[DTYPES[m["t"]].itemsize]
+    if len(values) != int(m["v"] or 1):
+        raise unknown(i, f"has {len(values)} elements, expected {m['v'] or 1}")
+    to, barrier = memory_operand(program, i, i.operands[0]), memory_operand(program, i, i.operands[2])
+    sources = [program.source(o, kind, i) for o in values]
+    size = kind.itemsize * len(values)
+
+    def step(batch: Batch, lanes: Lanes) -> None:
+        columns = [spread(batch.R[s] if a is None else a(batch.R[s]), lanes) for s, a in sources]
+        rows = np.ascontiguousarray(np.stack(columns, axis=1)).view(np.uint8)
+        there, keys = address_of(batch, *to, lanes), address_of(batch, *barrier, lanes)
+        for n, lane in enumerate(lanes.index.tolist()):
+            part = slice(n, n + 1)
+            where = target(
+                batch, i, One(single(lane, lanes.total), there[part], there[part], keys[part], size), size, False
+            )
+            if where is not None:
+                copy = Copy(i, lane, agent(batch, where[1]), rows[n], batch.shared, where[0], releases=True)
+                begin(batch, copy, "barrier", where[1])
+
+    return step
+
+
+_BULK_PREFETCH = "cp.async.bulk.prefetch.L2.global"
+
+
+def bulk_prefetch(program: Program, i: Instruction) -> Step | None:
+    """cp.async.bulk.prefetch.L2.global [address], size: a read of that many bytes; None for another opcode."""
+    if i.opcode.removesuffix(".L2::cache_hint") != _BULK_PREFETCH:
+        return None
+    if len(i.operands) != 2 + i.opcode.endswith("cache_hint") or i.operands[0].kind != "mem":
+        raise unknown(i)
+    base, offset = base_slot(program, i, i.operands[0].text), i.operands[0].offset
+    slot, read = program.source(i.operands[1], UNSIGNED[4], i)
+
+    def step(batch: Batch, lanes: Lanes) -> None:
+        value = batch.R[slot] if read is None else read(batch.R[slot])
+        sizes = np.broadcast_to(value, batch.total)[lanes.index]
+        report: Report = batch.reporting(i)
+        for n, size in enumerate(sizes.tolist()):
+            address, who = address_of(batch, base, offset, lanes)[n : n + 1], lanes.index[n : n + 1]
+            if size % 16 or int(address[0]) % 16:
+                text = "A bulk prefetch: an address and a size that are multiples of 16 are expected."
+                batch.report("misaligned", text, i, who, address)
+            elif size:
+                for buffer, _ in batch.memory.parts(address, who, size, f"A bulk prefetch of {size} bytes:", report):
+                    batch.prefetched(buffer.name, 1)
+
+    return step
+
+
+def check(
+    batch: Batch, i: Instruction, memory: Scratch | Buffer, at: int, count: int, lane: int, does: str = "reads"
+) -> None:
+    """A finding if a bulk copy of ``lane`` reads or overwrites a thread's store without a fence between them."""
+    order = batch.order
+    if order is None or not order.columns.proxies:
+        return
+    places, unit = (memory.races, memory.unit) if isinstance(memory, Scratch) else batch.places(memory)
+    words = np.arange(at // unit, -(-(at + count) // unit))
+    for races in (places.plain, *places.strong.values()):
+        writer, time = races.last(words)
+        mine = np.flatnonzero((writer != NOBODY) & (writer < batch.total))
+        space = "shared" if isinstance(memory, Scratch) else "global"
+        bad = mine[~order.separated_by_proxy_fence(space, writer[mine], time[mine], lane)]
+        if bad.size:
+            at = int(words[bad[0]]) * unit
+            where = memory.where(at % memory.room if isinstance(memory, Scratch) else at + memory.base, unit)
+            text = f"A bulk copy {does} {where}, which thread {int(writer[bad[0]]) % batch.width} wrote without "
+            batch.report("proxy", text + "a fence.proxy.async before the copy.", i, np.array([lane]))
+            return

@@ -1,4 +1,4 @@
-"""mbarrier: arrivals, bytes expected and arrived, phases.
+"""mbarrier: arrivals, bytes expected and arrived, phases, and uses before the initialisation is visible.
 
 PTX ISA, Parallel Synchronization and Communication Instructions: mbarrier. A phase ends when neither arrivals nor
 bytes are pending. Arrivals release and waits acquire unless they are relaxed, in the scope of the block unless they
@@ -14,16 +14,14 @@ from typing import Any
 import numpy as np
 
 from lngen.ir.numerics import Array
-from lngen.ptx import opaque
-from lngen.ptx.access import address_of, place, spread
-from lngen.ptx.batch import Batch
-from lngen.ptx.bulk import agent, memory_operand
-from lngen.ptx.flights import wait
-from lngen.ptx.lanes import Lanes
+from lngen.ptx.accesses import _shared_race, address_of, memory_operand, place, spread
+from lngen.ptx.async_copies import wait
+from lngen.ptx.batch import MBARRIER, Batch, agent
+from lngen.ptx.computing import write
+from lngen.ptx.opcodes import LEVELS
+from lngen.ptx.ordering import NOBODY
 from lngen.ptx.parser import Instruction
-from lngen.ptx.program import Program, Step, unknown
-from lngen.ptx.steps import write
-from lngen.ptx.values import BOOL, UNSIGNED
+from lngen.ptx.program import BOOL, UNSIGNED, Lanes, Program, Step, unknown
 
 _SCOPE = r"(?:\.cta|\.cluster)"
 _FORM = re.compile(
@@ -134,14 +132,14 @@ def _together(batch: Batch, i: Instruction, form: Form, key: int, who: Array, nu
         batch.report("uninitialised", "An mbarrier is used, but nothing has initialised it.", i, who)
         return 1
     if form.op == "inval":
-        opaque.used(batch, i, key, who, "write")
+        _used(batch, i, key, who, "write")
         if batch.flights.copies.get(("barrier", key)):
             text = "An mbarrier is invalidated on which an asynchronous copy has yet to complete."
             batch.report("mbarrier", text, i, who)
-        opaque.live(batch, key, False)
+        _mark(batch, key, False)
         del batch.mbarriers[key]
         return 0
-    opaque.used(batch, i, key, who, "read")
+    _used(batch, i, key, who, "read")
     if form.waits:
         complete = np.asarray((barrier.phase & 1) != numbers & 1 if form.parity else barrier.phase > numbers)
         return _passing(batch, barrier, key, who, complete, form)
@@ -165,9 +163,9 @@ def _begin(batch: Batch, i: Instruction, key: int, who: Array, count: int) -> No
         batch.report("mbarrier", "An mbarrier is initialised over one that nothing has invalidated.", i, who)
     if not 1 <= count <= MOST:
         batch.report("mbarrier", f"An mbarrier is initialised with {count} arrivals: 1 to {MOST} are expected.", i, who)
-    opaque.used(batch, i, key, who, "write")
+    _used(batch, i, key, who, "write")
     batch.mbarriers[key] = Barrier(count, count, int(who[-1]), batch.clock.moment)
-    opaque.live(batch, key, True)
+    _mark(batch, key, True)
     batch.touched()
 
 
@@ -233,7 +231,7 @@ def completed(batch: Batch, barrier: Barrier, key: int) -> None:
     barrier.distant = False
 
 
-def arrive(batch: Batch) -> bool:
+def complete_copies(batch: Batch) -> bool:
     """Completes the copies on a barrier, as late as possible: when all threads wait. False if there are none."""
     found = [key for (kind, key), copies in batch.flights.copies.items() if kind == "barrier" and copies]
     for key in found:
@@ -248,3 +246,60 @@ def arrive(batch: Batch) -> bool:
                     barrier.coming.add(copy.visible, remote)
             completed(batch, barrier, key)
     return bool(found)
+
+
+def _mark(batch: Batch, key: int, alive: bool) -> None:
+    """Records that an mbarrier at a position is initialised, or no longer is."""
+    batch.opaque[key // MBARRIER] = alive
+    batch.shared.written[key : key + MBARRIER] = alive
+
+
+def _used(batch: Batch, i: Instruction, key: int, who: Array, how: str) -> None:
+    """Uses of a barrier must follow its initialisation: initialising is a weak write, using is a strong read."""
+    level = LEVELS["sys"] if how == "read" else None
+    rival = batch.shared.races.note(np.full(len(who), key // batch.shared.unit), who, batch.clock, how, level)
+    bad = np.flatnonzero(rival != NOBODY)
+    if bad.size and how == "read":
+        bad = bad[~_released(batch, key, rival[bad])]
+    if bad.size:
+        _shared_race(batch, i, batch.shared, np.full(bad.size, key), who[bad], int(rival[bad[0]]), how)
+
+
+def _released(batch: Batch, key: int, rival: Array) -> Array:
+    """True where ``rival`` initialised it, executed fence.mbarrier_init and then arrived at a cluster barrier.
+
+    The whole cluster has passed that barrier, which may be relaxed.
+    """
+    barrier = batch.mbarriers[key]
+    return np.asarray((rival == barrier.by) & (barrier.fenced > 0) & (barrier.fenced < batch.met_at[barrier.by]))
+
+
+def fence_mbarriers(batch: Batch, lanes: Array) -> None:
+    """fence.mbarrier_init: applies to the barriers that ``lanes`` initialised."""
+    if batch.order is None:
+        return
+    batch.order.tick(lanes)
+    for barrier in batch.mbarriers.values():
+        if barrier.by in lanes and not barrier.fenced:
+            barrier.fenced = batch.order.now
+
+
+def reached(batch: Batch, i: Instruction, key: int, lane: int, bulk: bool) -> bool:
+    """Checks the mbarrier at ``key``, on which a copy of ``lane`` completes; False if there is none.
+
+    ``bulk``: the copy is not performed by a thread. PTX ISA, Memory Consistency Model: proxies. Most versions of the
+    manual leave open through which proxy a bulk copy reaches its mbarrier, so fence.mbarrier_init or fence.proxy.async
+    must follow the initialisation. st.async is ordered like a store of its thread.
+    """
+    who, barrier = np.array([lane]), batch.mbarriers.get(key)
+    if barrier is None:
+        batch.report("uninitialised", "A copy completes on an mbarrier that nothing has initialised.", i, who)
+        return False
+    _used(batch, i, key, who, "read")
+    if not bulk or barrier.fenced or batch.order is None:
+        return True
+    by, at = np.array([barrier.by]), np.array([barrier.initialised_at])
+    if not batch.order.separated_by_proxy_fence("shared", by, at, lane).all():
+        text = f"A bulk copy completes on an mbarrier that thread {barrier.by % batch.width} initialised, and neither "
+        batch.report("proxy", text + "fence.mbarrier_init nor fence.proxy.async follows the initialisation.", i, who)
+    return True
