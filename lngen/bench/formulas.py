@@ -14,7 +14,7 @@ from lngen.bench.engines import Array, Engine
 from lngen.bench.reference import graph_results
 from lngen.errors import LngenError
 from lngen.ir import DType, M, independent_rows
-from lngen.passes.gradients import accumulated
+from lngen.passes import accumulated
 from lngen.spec import Spec
 
 CHUNK = 1 << 24  # elements for which intermediate values are computed at a time

@@ -14,7 +14,7 @@ from lngen.bench.torch_graph import Function, torch_function
 from lngen.compile import Compilation, KernelSet
 from lngen.errors import MissingError
 from lngen.ir import DType
-from lngen.passes.gradients import accumulated
+from lngen.passes import accumulated
 from lngen.runtime.launch import Launcher, device_arch
 from lngen.spec import Spec
 from lngen.toolchain import Binary

@@ -15,7 +15,7 @@ from lngen.bench.engines import Array, Engine
 from lngen.bench.torch_graph import torch_function
 from lngen.check.differences import real_results
 from lngen.ir import Graph, M
-from lngen.passes.gradients import accumulated
+from lngen.passes import accumulated
 from lngen.spec import Spec
 
 

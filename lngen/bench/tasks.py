@@ -10,8 +10,7 @@ from itertools import product
 
 from lngen.bench.floor import write_share
 from lngen.errors import SpecError, short
-from lngen.graphs import GRAPHS
-from lngen.graphs.source import ENDING
+from lngen.graphs import GRAPH_ENDING, GRAPHS
 from lngen.ir import DType
 from lngen.spec import BACKWARD_KEYS, Spec, parse_spec
 
@@ -93,13 +92,13 @@ class Task:
 
 def split_graphs(texts: Sequence[str]) -> list[str]:
     """The graphs that ``--graph`` names; names without keys may share a text, separated by commas."""
-    several = [t for text in texts for t in ([text] if ":" in text or text.endswith(ENDING) else text.split(","))]
+    several = [t for text in texts for t in ([text] if ":" in text or text.endswith(GRAPH_ENDING) else text.split(","))]
     return [text.strip() for text in several if text.strip()]
 
 
 def _split(text: str) -> tuple[str, list[str]]:
     """Name and keys of ``NAME``, ``my.graph`` or ``module:function``, each with ``:key=value,...`` or without."""
-    if found := re.fullmatch(rf"(.+?{re.escape(ENDING)})(?::(.*))?", text):
+    if found := re.fullmatch(rf"(.+?{re.escape(GRAPH_ENDING)})(?::(.*))?", text):
         name, keys = found[1], found[2] or ""
     else:
         name, _, keys = text.partition(":")

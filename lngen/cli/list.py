@@ -9,8 +9,7 @@ from typing import Any
 import click
 
 from lngen.cli.output import Output, output_options
-from lngen.graphs import GRAPHS, Definition, Options
-from lngen.graphs.options import Chosen
+from lngen.graphs import GRAPHS, Chosen, Definition, Options
 from lngen.ir import ORDERS, DType, Value
 from lngen.spec import SAVES
 from lngen.spec.keys import wrong

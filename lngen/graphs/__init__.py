@@ -3,12 +3,22 @@
 from collections.abc import Callable
 from types import MappingProxyType
 
-from lngen.graphs import gated, norms, residual, softmax
-from lngen.graphs.builder import GraphBuilder
-from lngen.graphs.definition import Definition
-from lngen.graphs.options import Options
+from lngen.graphs import gated, norms, softmax
+from lngen.graphs.builder import Chosen, GraphBuilder, Option, Options
+from lngen.graphs.definition import GRAPH_ENDING, Definition, definition_from, is_source, split_source
 
-__all__ = ["GRAPHS", "Definition", "GraphBuilder", "Options"]
+__all__ = [
+    "GRAPHS",
+    "GRAPH_ENDING",
+    "Chosen",
+    "Definition",
+    "GraphBuilder",
+    "Option",
+    "Options",
+    "definition_from",
+    "is_source",
+    "split_source",
+]
 
 _Described = tuple[Callable[[GraphBuilder], None], str]
 
@@ -19,10 +29,10 @@ _GROUPS: dict[str, tuple[_Described, ...]] = {
         (softmax.l2norm, "x / sqrt(sum(x^2) + eps)"),
     ),
     "norms of a sum": (
-        (residual.add_layernorm, "layernorm(h), h = x + residual, and h itself"),
-        (residual.add_rmsnorm, "rmsnorm(h), h = x + residual, and h itself"),
-        (residual.parallel_layernorm, "two layernorms of h = x + residual, and h itself"),
-        (residual.parallel_rmsnorm, "two rmsnorms of h = x + residual, and h itself"),
+        (norms.add_layernorm, "layernorm(h), h = x + residual, and h itself"),
+        (norms.add_rmsnorm, "rmsnorm(h), h = x + residual, and h itself"),
+        (norms.parallel_layernorm, "two layernorms of h = x + residual, and h itself"),
+        (norms.parallel_rmsnorm, "two rmsnorms of h = x + residual, and h itself"),
     ),
     "gates and activations": (
         (gated.gated_layernorm, "layernorm(x) * silu(z), or layernorm(x * silu(z))"),

@@ -1,20 +1,74 @@
-"""The definition of a named graph: a function that describes the forward computation to a ``GraphBuilder``."""
+"""Definitions of forward graphs: by a function, a graph as it stands, a file, or a function of a module."""
 
 from __future__ import annotations
 
+import difflib
+import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import FunctionType
 
-from lngen.errors import LngenError, SpecError, VerifyError
-from lngen.graphs.builder import GraphBuilder
-from lngen.graphs.given import check_forward, declared, statistics_of
-from lngen.graphs.hints import hint
-from lngen.graphs.options import Options
-from lngen.imports import failure, line_of
-from lngen.ir import DType, Graph
+from lngen.errors import LngenError, ParseError, SpecError, VerifyError
+from lngen.files import read
+from lngen.graphs.builder import GraphBuilder, Options
+from lngen.imports import failure, imported, is_function, line_of
+from lngen.ir import SUMS, WIDE, D, DType, Graph, Value, parse
 from lngen.ir.names import is_graph_name
 from lngen.ir.operators import recording
+from lngen.ir.type_rules import ORDER
+from lngen.passes.edit import downstream
+
+
+def declared(graph: Graph) -> tuple[DType, DType, DType]:
+    """The dtypes that a spec of the graph has: of inputs with rows and features, of other inputs, of outputs."""
+    wide = next((p.type.dtype for p in graph.params if p.type.axes == WIDE), DType.F32)
+    weight = next((p.type.dtype for p in graph.params if p.type.axes != WIDE), wide)
+    return wide, weight, next((r.type.dtype for r in graph.results if D in r.type.axes), wide)
+
+
+def statistics_of(graph: Graph) -> tuple[str, ...]:
+    """The results that lack D and that another result is computed from: what backward may take from forward."""
+    return tuple(r.name for r in graph.results if D not in r.type.axes and _is_used(graph, r))
+
+
+def _is_used(graph: Graph, value: Value) -> bool:
+    return not downstream(graph.eqns, [value]).isdisjoint(r for r in graph.results if r != value)
+
+
+def check_forward(graph: Graph) -> None:
+    """SpecError if the order of a sum is fixed already: lngen fixes it, for one D."""
+    for eqn in graph.eqns:
+        found = [key for key, _ in eqn.attrs if key in ORDER]
+        if eqn.op in SUMS and found:
+            raise SpecError(
+                f"graph @{graph.name}: the sum '{eqn.out}' is expected without an order, got {', '.join(found)}; lngen "
+                "show SPEC --stage graph --after build prints a graph before its sums are ordered."
+            )
+
+
+MOST = 3  # names in a hint
+_OPERATORS = (
+    "; values have the operators + - * / and ** 2, other ops are methods ('lngen help graph'), and in place of a "
+    "comparison there are x.relu(), x.maximum(z), x.clamp(low, high) and b.where_gt(name, a, b, c, d)."
+)
+
+
+def hint(error: BaseException) -> str:
+    """The end of a message about ``error``: the nearest methods, or the operators of values."""
+    if isinstance(error, AttributeError) and isinstance(error.obj, Value | GraphBuilder):
+        near = _nearest(str(error.name), isinstance(error.obj, Value))
+        return f"; did you mean {' or '.join(near)}?" if near else "; 'lngen help graph' lists the methods."
+    return _OPERATORS if isinstance(error, TypeError) and "Value" in str(error) else "."
+
+
+def _nearest(word: str, of_value: bool) -> list[str]:
+    """The methods of values, x, and of builders, b, whose names contain ``word``, or else resemble it."""
+    kinds = {"b": GraphBuilder, "x": Value} if of_value else {"x": Value, "b": GraphBuilder}
+    known = {name: f"{x}.{name}" for x, kind in kinds.items() for name in dir(kind) if not name.startswith("_")}
+    near = sorted((n for n in known if word in n), key=len) or difflib.get_close_matches(word, known, n=MOST)
+    return [known[n] for n in near[:MOST]]
+
 
 # Names of files and kernels, whose length is bounded, contain the name.
 LONGEST_NAME = 48
@@ -148,3 +202,67 @@ def _saved(b: GraphBuilder) -> tuple[str, ...]:
     named = b.options.save.split("+")
     kept = tuple(n for n in statistics if n in named)
     return (*(n for n in outputs if n in named), *(kept or statistics))
+
+
+GRAPH_ENDING = ".graph"
+LARGEST = 1 << 20  # bytes of a file
+
+# In a spec: the source, the direction, the keys. A file's name may have dots, and a function's has a colon.
+_FILE = re.compile(rf"(.+?{re.escape(GRAPH_ENDING)})(?:\.(\w*))?(?::(.*))?")
+_FUNCTION = re.compile(r"([^:,=]+:[^:,=]+?)\.(fwd|bwd)(?::(.*))?")
+
+
+def is_source(name: str) -> bool:
+    """True for the name of a file that ends in ``.graph``, and for ``module:function``."""
+    return name.endswith(GRAPH_ENDING) or is_function(name)
+
+
+def split_source(spec: str) -> tuple[str, str, str] | None:
+    """Source, direction and keys of a spec whose graph is in a file or a module; None for any other spec."""
+    found = _FILE.fullmatch(spec) or _FUNCTION.fullmatch(spec)
+    return (found[1], found[2] or "", found[3] or "") if found else None
+
+
+def definition_from(name: str) -> Definition:
+    """The definition in a file, or by a function, also of a module in the current folder.
+
+    The name of a function is that of its graph; a Definition in a module has its own. SpecError for a file that cannot
+    be read or holds no graph, or a module or function that is not there.
+    """
+    return _from_file(Path(name)) if name.endswith(GRAPH_ENDING) else _from_module(name)
+
+
+def _from_file(path: Path) -> Definition:
+    try:
+        text = read(path, LARGEST).decode()
+    except OSError as error:
+        raise SpecError(f"'{path}' is expected to be a file with a graph, but {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise SpecError(f"'{path}' is expected to be a file with a graph, but it is not UTF-8 text.") from error
+    try:
+        return Definition.from_graph(parse(text))
+    except (ParseError, SpecError, VerifyError) as error:
+        raise SpecError(f"'{path}' is expected to hold a forward graph: {error}") from error
+
+
+@dataclass(frozen=True)
+class FromModule:
+    """Describes a graph as ``module:function`` does, in any process; ``folder`` is searched after all other places."""
+
+    name: str
+    folder: str
+
+    def __call__(self, b: GraphBuilder) -> None:
+        """Call the function."""
+        found = imported(self.name, Path(self.folder))
+        (found.describe if isinstance(found, Definition) else found)(b)
+
+
+def _from_module(name: str) -> Definition:
+    found, describe = imported(name, Path.cwd()), FromModule(name, str(Path.cwd()))
+    if isinstance(found, Definition):
+        return replace(found, describe=describe)
+    if not callable(found):
+        kind = type(found).__name__
+        raise SpecError(f"'{name}' is expected to be a function that describes a graph, or a Definition, got {kind}.")
+    return Definition(getattr(found, "__name__", name.rpartition(":")[2]), describe)

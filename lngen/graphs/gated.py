@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from lngen.graphs.builder import GraphBuilder
-from lngen.graphs.norms import centred, scaled
-from lngen.graphs.weights import Weights, zero_centred
+from lngen.graphs.norms import Weights, centred, scaled, zero_centred
 from lngen.ir import D, M, Value
 
 Normalise = Callable[[GraphBuilder, Value], Value]

@@ -1,10 +1,55 @@
-"""LayerNorm and RMSNorm: forward only, the backward is derived."""
+"""LayerNorm and RMSNorm with their weights, and the norms of a sum: forward only, backwards are derived."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from lngen.graphs.builder import GraphBuilder
-from lngen.graphs.weights import Weights, zero_centred
-from lngen.ir import D, M, Value
+from lngen.ir import D, DType, M, Value
+
+
+@dataclass(frozen=True)
+class Weights:
+    """[D] each, None without; ``rounding``: the dtype to which a row is rounded before it is multiplied by gamma."""
+
+    gamma: Value | None
+    beta: Value | None
+    rounding: DType | None = None
+
+    @classmethod
+    def inputs(
+        cls, b: GraphBuilder, suffix: str = "", *, beta: bool = True, one: bool = False, rounding: DType | None = None
+    ) -> Weights:
+        """The inputs gamma and beta, whose names end in ``suffix``; ``beta``: whether it is there by default.
+
+        ``one``: gamma is the weight less 1, so rows are multiplied by 1 + gamma, added in the compute dtype (in bf16 a
+        gamma below 2^-9 would be lost). SpecError without the gamma that this needs.
+        """
+        gamma32 = b.optional_input(f"gamma{suffix}", D)
+        beta32 = b.optional_input(f"beta{suffix}", D, default=beta)
+        if one and gamma32 is None:
+            b.refuse(f"1 + gamma{suffix} needs gamma{suffix}; leave gamma{suffix}=no or zero_centred=yes away.")
+        if one and gamma32 is not None:
+            gamma32 = b.add(f"scale{suffix}", b.number("one", 1.0), gamma32)
+        return cls(gamma32, beta32, rounding)
+
+    def apply(self, b: GraphBuilder, xhat: Value, suffix: str = "") -> Value:
+        """xhat * gamma + beta, as far as they are there."""
+        if self.rounding is not None:
+            xhat = rounded(b, xhat, self.rounding)
+        y32 = xhat if self.gamma is None else b.mul(f"scaled{suffix}", xhat, self.gamma)
+        return y32 if self.beta is None else b.add(f"y{suffix}32", y32, self.beta)
+
+
+def zero_centred(b: GraphBuilder) -> bool:
+    """The option ``zero_centred``."""
+    return b.flag("zero_centred", False, "whether rows are multiplied by 1 + gamma")
+
+
+def rounded(b: GraphBuilder, x: Value, to: DType) -> Value:
+    """x rounded to a dtype, in the compute dtype again."""
+    return b.cast(f"{x.name}_rounded32", b.cast(f"{x.name}_rounded", x, to=to), to=b.compute)
+
 
 CASTS = ("once", "llama", "gemma", "t5")
 
@@ -61,3 +106,97 @@ def cast_weights(b: GraphBuilder) -> Weights:
         b.refuse("casts=gemma multiplies by 1 + gamma already; leave zero_centred=yes away.")
     rounding = {"llama": b.options.dtype, "t5": b.options.weight}.get(casts)
     return Weights.inputs(b, beta=False, one=one or casts == "gemma", rounding=rounding)
+
+
+DTYPES = ("dtype", "f16", "bf16", "f32")
+
+
+@dataclass(frozen=True)
+class Sum:
+    """The sum that is ``normalised``, and the value that is returned as h, of the dtype ``stored``."""
+
+    normalised: Value
+    returned: Value
+    stored: DType
+
+    def write(self, b: GraphBuilder) -> None:
+        """The output h, from which backward computes."""
+        b.optional_output("h", self.returned, dtype=self.stored, save=True)
+
+
+def add_layernorm(b: GraphBuilder) -> None:
+    """h = x * rowscale * colscale + x1 + residual, y = layernorm(h) * gamma + beta.
+
+    Pre-LN returns h, the residual stream; post-LN does without it (``h=no``). Backward reads h in place of its terms,
+    besides x for the gradients of its factors, and adds dh after the norm's own gradient, as DeepSpeed's
+    BackwardFusedAdd does. The norm is of h as it is stored (PyTorch's two operators, Liger, vLLM), so that backward has
+    what forward had. With ``round_sum=no`` it is of the sum in the compute dtype (FlashAttention, FlashInfer), and
+    backward differs from the derivative by the rounding of h: lngen/docs/family.md has the bound.
+    """
+    total = summed(b)
+    weights = Weights.inputs(b, one=zero_centred(b))
+    b.output("y", weights.apply(b, centred(b, total.normalised)))
+    total.write(b)
+
+
+def add_rmsnorm(b: GraphBuilder) -> None:
+    """h = x * rowscale * colscale + x1 + residual, y = rmsnorm(h) * gamma; see ``add_layernorm`` and ``rmsnorm``.
+
+    T5 and Llama normalise the sum as it is stored, too: ``casts=t5``.
+    """
+    total = summed(b)
+    weights = cast_weights(b)
+    b.output("y", weights.apply(b, scaled(b, total.normalised)))
+    total.write(b)
+
+
+def parallel_layernorm(b: GraphBuilder) -> None:
+    """y = layernorm(h) * gamma + beta, y1 = layernorm(h) * gamma1 + beta1: two norms of one sum, for parallel blocks.
+
+    h and its terms as in ``add_layernorm``.
+    """
+    total, one = summed(b), zero_centred(b)
+    weights, others = Weights.inputs(b, one=one), Weights.inputs(b, "1", one=one)
+    _two_outputs(b, centred(b, total.normalised), weights, others)
+    total.write(b)
+
+
+def parallel_rmsnorm(b: GraphBuilder) -> None:
+    """y = rmsnorm(h) * gamma, y1 = rmsnorm(h) * gamma1: two norms of one sum; see ``parallel_layernorm``."""
+    total, one = summed(b), zero_centred(b)
+    weights, others = (Weights.inputs(b, suffix, beta=False, one=one) for suffix in ("", "1"))
+    _two_outputs(b, scaled(b, total.normalised), weights, others)
+    total.write(b)
+
+
+def _two_outputs(b: GraphBuilder, xhat: Value, weights: Weights, others: Weights) -> None:
+    if weights.gamma is None and others.gamma is None and weights.beta is None and others.beta is None:
+        b.refuse("two norms of one sum without weights are the same; use a graph with one output.")
+    b.output("y", weights.apply(b, xhat))
+    b.output("y1", others.apply(b, xhat, "1"))
+
+
+def summed(b: GraphBuilder) -> Sum:
+    """The sum of the terms that are there, rounded as it is stored, unless ``round_sum=no``.
+
+    The factors come in the order of FlashAttention: x by the row's, then by the feature's.
+    """
+    chosen = str(b.option("residual_dtype", "dtype", DTYPES, "dtype of residual and h"))
+    stored = b.options.dtype if chosen == "dtype" else DType(chosen)
+    term = b.input("x", M, D)
+    residual = b.optional_input("residual", M, D, dtype=stored)
+    x1 = b.optional_input("x1", M, D, default=False)
+    rowscale = b.optional_input("rowscale", M, default=False)
+    colscale = b.optional_input("colscale", D, default=False)
+    if residual is None and x1 is None and rowscale is None and colscale is None:
+        b.refuse("without residual, x1, rowscale and colscale there is no sum; use the norm alone.")
+    if rowscale is not None:
+        term = b.mul("x_rows", term, rowscale)
+    if colscale is not None:
+        term = b.mul("x_columns", term, colscale)
+    total = term if x1 is None else b.add("branches", term, x1)
+    total = total if residual is None else b.add("total", total, residual)
+    if b.flag("round_sum", True, "whether the norm is of the sum as it is stored"):
+        rounded = b.cast("h", total, to=stored)
+        return Sum(b.cast("h32", rounded, to=b.compute), rounded, stored)
+    return Sum(total, total, stored)

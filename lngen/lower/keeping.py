@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from lngen.ir import F32, WIDE, D, Eqn, Graph, Value
-from lngen.passes.edit import upstream
+from lngen.passes import upstream
 
 LONG = 16  # equations per element that are not worth a register: a function has more, the arithmetic of a norm has less
 MOST_KEPT = 2  # values at a time, each of which takes a register per element

@@ -18,7 +18,7 @@ from lngen.lower.plan import Buffer, Plan
 from lngen.lower.policies import leading_dimension
 from lngen.lower.rows import releasing, row_kernel, row_style
 from lngen.lower.split import Split, column_graph, split
-from lngen.passes.edit import extract
+from lngen.passes import extract
 from lngen.schedule import (
     COLUMN_THREADS,
     STAGED,

@@ -11,7 +11,7 @@ from lngen.lower.c_names import c_name
 from lngen.lower.inputs import Inputs
 from lngen.lower.parts import Statement, Tensor
 from lngen.lower.phases import functor, tensor, term
-from lngen.passes.edit import upstream
+from lngen.passes import upstream
 from lngen.schedule import operand_depth
 
 THREADS = 512

@@ -14,7 +14,7 @@ from lngen.ir.op import ctype
 from lngen.lower.c_names import c_name
 from lngen.lower.inputs import Inputs, note
 from lngen.lower.parts import Join, Statement
-from lngen.passes.edit import upstream
+from lngen.passes import upstream
 
 FEW = 2  # rounds of interleaved partial sums at a time where their terms are computed: more need more registers
 

@@ -20,7 +20,7 @@ from lngen.ir import (
     is_row_fold,
     is_sum,
 )
-from lngen.passes.edit import downstream, extract, upstream
+from lngen.passes import downstream, extract, upstream
 from lngen.schedule import depths
 
 

@@ -1,4 +1,4 @@
-"""Passes: functions from Graph to Graph. ``PIPELINE`` is their order, each verified after it ran."""
+"""Passes: functions from Graph to Graph. ``backward`` and ``finish`` run them in order and verify each result."""
 
 from __future__ import annotations
 
@@ -6,19 +6,17 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from lngen.ir import ORDERS, D, DType, Graph, verify
-from lngen.passes.clean import cse, dce
-from lngen.passes.compensate import compensate
-from lngen.passes.constants import constants
-from lngen.passes.decompose import decompose
-from lngen.passes.fma import place_fma
-from lngen.passes.gradients import accumulate, accumulated, share_results
-from lngen.passes.order import order_sums
-from lngen.passes.save import rebuilt, save
+from lngen.passes.decompose import decompose, place_fma
+from lngen.passes.edit import cse, dce, downstream, extract, upstream
+from lngen.passes.exchange import accumulate, accumulated, rebuilt, save, share_results
+from lngen.passes.order import ColumnOrder, RowOrder, order_sums, orders, rule_of, sharers
 from lngen.passes.simplify import simplify
-from lngen.passes.spread import place_spread
-from lngen.passes.vjp import NONE, vjp
+from lngen.passes.variance import compensate, place_spread
+from lngen.passes.vjp import NONE, constants, vjp
 
 __all__ = [
+    "ColumnOrder",
+    "RowOrder",
     "Trace",
     "accumulate",
     "accumulated",
@@ -27,14 +25,20 @@ __all__ = [
     "cse",
     "dce",
     "decompose",
+    "downstream",
+    "extract",
     "finish",
     "order_sums",
+    "orders",
     "place_fma",
     "place_spread",
     "rebuilt",
+    "rule_of",
     "save",
     "share_results",
+    "sharers",
     "simplify",
+    "upstream",
     "vjp",
 ]
 

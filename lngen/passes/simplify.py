@@ -7,12 +7,11 @@ from dataclasses import replace
 from fractions import Fraction
 
 from lngen.ir import Axis, Builder, D, Eqn, Graph, M, Value
-from lngen.passes.clean import cse
-from lngen.passes.edit import downstream, upstream
-from lngen.passes.forward_products import ForwardProducts, fits
+from lngen.passes.edit import cse, downstream, upstream
 from lngen.passes.polynomial import (
     ONE,
     Atom,
+    ForwardProducts,
     Order,
     Poly,
     Product,
@@ -23,6 +22,7 @@ from lngen.passes.polynomial import (
     collect,
     common,
     content,
+    fits,
     times,
 )
 

@@ -16,8 +16,7 @@ from lngen.compile import Compilation, KernelSet
 from lngen.devices import DEFAULT_ARCH
 from lngen.errors import ArrayError, SpecError, short
 from lngen.files import shown
-from lngen.graphs import GRAPHS, Definition, GraphBuilder
-from lngen.graphs.source import definition_from, is_source
+from lngen.graphs import GRAPHS, Definition, GraphBuilder, definition_from, is_source
 from lngen.ir import DType, Graph
 from lngen.lower import Plan
 from lngen.runtime.arrays import library_of

@@ -12,8 +12,7 @@ from lngen.errors import ArrayError
 from lngen.interpret import interpret
 from lngen.ir import WIDE, D, Graph, M, Value
 from lngen.ir.numerics import NUMPY_DTYPE, Array
-from lngen.passes import accumulated, rebuilt
-from lngen.passes.edit import extract
+from lngen.passes import accumulated, extract, rebuilt
 from lngen.spec import Spec
 
 LARGEST_ERROR = 1 / 16  # of a rebuilt number, of which those of a normalised row have a mean square of 1

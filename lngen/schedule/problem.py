@@ -26,8 +26,7 @@ from lngen.ir import (
     is_number_fold,
     print_eqn,
 )
-from lngen.passes.order import ColumnOrder, RowOrder, orders, sharers
-from lngen.passes.rule import rule_of
+from lngen.passes import ColumnOrder, RowOrder, orders, rule_of, sharers
 from lngen.schedule.phases import depths, folds, operand_depth
 
 CHUNK_BYTES = 16  # the widest load of a thread

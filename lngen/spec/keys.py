@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any, NoReturn
 
 from lngen.errors import SpecError, short
-from lngen.graphs.options import Chosen, Option
+from lngen.graphs import Chosen, Option
 from lngen.ir import DType
 from lngen.numbers import whole
 

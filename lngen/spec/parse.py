@@ -7,9 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from lngen.errors import SpecError, short
-from lngen.graphs import GRAPHS, Definition, GraphBuilder, Options
-from lngen.graphs.options import Option
-from lngen.graphs.source import definition_from, split
+from lngen.graphs import GRAPHS, Definition, GraphBuilder, Option, Options, definition_from, split_source
 from lngen.ir import ORDERS, DType
 from lngen.numbers import decimal
 from lngen.spec.keys import dtype_of, option_value, some_of, whole_number, wrong
@@ -33,7 +31,7 @@ def parse_spec(text: str, graphs: Mapping[str, Definition] | None = None) -> Spe
     ``graphs``: those that a name may mean, by default lngen's. The digest of a program's graph may be omitted. A graph
     may be in a file, ``my.graph.fwd:d=4096``, or in a module, ``module:function.fwd:d=4096``.
     """
-    if source := split(text):
+    if source := split_source(text):
         graph_name, direction, tail = source
         definition = definition_from(graph_name)
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from lngen.graphs.options import Chosen
+from lngen.graphs import Chosen
 
 # Words that are not names of inputs; 'no' and 'q' are prefixes of such names.
 _OTHER_WORDS = re.compile(r"(w|out|grad)(f16|bf16|f32|f64)|(eps|save|blocks|order|no|q).*|wrt|of|acc|set")

@@ -17,7 +17,7 @@ from lngen.check.inputs import POISON, random_inputs
 from lngen.interpret import interpret
 from lngen.ir import D, Graph, M, Value, is_number_fold, is_row_fold
 from lngen.ir.numerics import Array
-from lngen.passes.edit import extract
+from lngen.passes import extract
 from lngen.runtime.numpy_arrays import raw
 from lngen.spec import Spec
 

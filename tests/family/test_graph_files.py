@@ -16,7 +16,7 @@ import lngen
 from lngen.cli import cli
 from lngen.errors import SpecError
 from lngen.graphs import Definition
-from lngen.graphs.source import LARGEST
+from lngen.graphs.definition import LARGEST
 from lngen.ir import parse
 from lngen.spec import make_spec, parse_spec
 

@@ -26,8 +26,7 @@ from lngen.ir import D, Eqn, Graph, M, Value
 from lngen.ir.numerics import Array
 from lngen.lower import lower
 from lngen.passes import backward
-from lngen.passes.order import sharers
-from lngen.passes.rule import rule_of
+from lngen.passes.order import rule_of, sharers
 from lngen.ptx import run_plan
 from lngen.runtime.call import Call
 from lngen.runtime.norm import Norm

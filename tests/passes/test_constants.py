@@ -11,8 +11,7 @@ import pytest
 from lngen.check.inputs import same_bits
 from lngen.check.real import evaluate
 from lngen.errors import DerivativeError
-from lngen.graphs import Definition
-from lngen.graphs.builder import GraphBuilder
+from lngen.graphs import Definition, GraphBuilder
 from lngen.interpret import interpret
 from lngen.ir import D, Graph, M, Value
 from lngen.ir.numerics import Array

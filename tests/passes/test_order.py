@@ -14,7 +14,7 @@ from lngen.errors import LowerError, SpecError, VerifyError
 from lngen.interpret import interpret
 from lngen.ir import Graph, parse
 from lngen.lower import lower
-from lngen.passes import rule
+from lngen.passes import order
 from lngen.ptx import run_plan
 from lngen.schedule import problem, ranked
 from lngen.spec import parse_spec
@@ -97,14 +97,14 @@ def test_the_order_is_a_key_of_the_spec_and_part_of_the_graph() -> None:
 
 
 def test_every_number_of_the_rule_says_why() -> None:
-    text = (Path(rule.__file__).parent / "order_v1.toml").read_text(encoding="utf-8")
+    text = (Path(order.__file__).parent / "order_v1.toml").read_text(encoding="utf-8")
     data = tomllib.loads(text)
     assert data.pop("order") == "v1"
     entries = [e for entry in data.values() for e in (entry if isinstance(entry, list) else [entry])]
     assert all(len(e["why"]) > 20 for e in entries)
-    rule.rule_of("v1")
+    order.rule_of("v1")
     with pytest.raises(FileNotFoundError):
-        rule.rule_of("v0")
+        order.rule_of("v0")
 
 
 @pytest.mark.parametrize(
@@ -114,9 +114,9 @@ def test_every_number_of_the_rule_says_why() -> None:
 def test_a_rule_with_a_wrong_number_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, old: str, new: str
 ) -> None:
-    text = (Path(rule.__file__).parent / "order_v1.toml").read_text(encoding="utf-8")
+    text = (Path(order.__file__).parent / "order_v1.toml").read_text(encoding="utf-8")
     assert text.count(old) == 1
     (tmp_path / "order_v1.toml").write_text(text.replace(old, new))
-    monkeypatch.setattr(rule, "files", lambda package: tmp_path)
+    monkeypatch.setattr(order, "files", lambda package: tmp_path)
     with pytest.raises(ValueError, match="is expected to have a whole number"):
-        rule.rule_of.__wrapped__("v1")  # not what an earlier test read, and nothing that a later one finds
+        order.rule_of.__wrapped__("v1")  # not what an earlier test read, and nothing that a later one finds

@@ -20,9 +20,8 @@ from lngen.errors import DerivativeError, VerifyError
 from lngen.graphs import GRAPHS, Definition, GraphBuilder
 from lngen.interpret import interpret
 from lngen.ir import F32, F64, Axis, Builder, D, DType, Graph, M, is_sum, parse, print_graph
-from lngen.passes.edit import upstream
-from lngen.passes.order import column_order, orders, row_order
-from lngen.passes.rule import rule_of
+from lngen.passes import upstream
+from lngen.passes.order import column_order, orders, row_order, rule_of
 from lngen.schedule import depths
 from lngen.spec import Spec, make_spec, parse_spec
 

@@ -22,7 +22,7 @@ from lngen.interpret import interpret
 from lngen.ir import F64, Axis, Builder, D, Graph, M, Value, is_sum, print_graph
 from lngen.ir.numerics import NUMPY_DTYPE, Array
 from lngen.lower import lower
-from lngen.passes.edit import upstream
+from lngen.passes import upstream
 from lngen.passes.polynomial import Order, Sum, atom
 from lngen.ptx import run_plan
 from lngen.schedule import depths

@@ -18,8 +18,7 @@ from functools import cache
 from graph_names import dtypes_of
 from lngen.compile import Compilation
 from lngen.errors import LngenError
-from lngen.graphs import GRAPHS
-from lngen.graphs.options import Option
+from lngen.graphs import GRAPHS, Option
 from lngen.schedule import Schedule
 from lngen.spec import parse_spec
 

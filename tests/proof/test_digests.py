@@ -13,7 +13,7 @@ import sampling
 from digests import CASES, LENGTHS, Case
 from lngen.ir import Graph, is_column_fold
 from lngen.passes import order
-from lngen.passes.rule import Rule, rule_of
+from lngen.passes.order import Rule, rule_of
 from lngen.spec import parse_spec
 
 V1 = rule_of("v1")

@@ -12,9 +12,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from lngen.errors import ArrayError
-from lngen.interpret.expansion import value_of
-from lngen.ir import WIDE, Axis, D, Graph, Value, indexed_by_elements, segment_of
+from lngen.ir import OPS, WIDE, Axis, D, Eqn, Graph, Value, indexed_by_elements, segment_of
+from lngen.ir.methods import Methods
 from lngen.ir.numerics import NUMPY_DTYPE, Array, of_elements
+from lngen.ir.types import Attr
 
 
 def interpret(graph: Graph, inputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -63,3 +64,27 @@ def _gather(value: Value, array: Array, size: Mapping[Axis, int]) -> Array:
     """The array without the axes its value lacks."""
     full = np.broadcast_to(array, [size[a] if a in value.type.axes else 1 for a in WIDE])
     return np.array(full[tuple(slice(None) if a in value.type.axes else 0 for a in WIDE)], order="C")
+
+
+def value_of(eqn: Eqn, args: tuple[Array, ...], size: Mapping[Axis, int]) -> Array:
+    """The value, for operands that have size 1 along the axes they lack."""
+    op = OPS[eqn.op]
+    if op.numpy:
+        return op.numpy(args, eqn, size)
+    assert op.expand, eqn.op
+    evaluator = _Evaluator(dict(zip(eqn.args, args, strict=True)), size)
+    return evaluator.known[op.expand(evaluator, eqn)]
+
+
+class _Evaluator(Methods):
+    """Computes each equation as it is written."""
+
+    def __init__(self, known: dict[Value, Array], size: Mapping[Axis, int]) -> None:
+        self.known, self._sizes = known, size
+
+    def emit(self, op: str, name: str, args: tuple[Value, ...], **attrs: Attr) -> Value:
+        """A value of its own, computed."""
+        listed = tuple(sorted(attrs.items()))
+        out = Value(f"{name}_{len(self.known)}", OPS[op].typ(tuple(a.type for a in args), listed))
+        self.known[out] = value_of(Eqn(out, op, args, listed), tuple(self.known[a] for a in args), self._sizes)
+        return out
