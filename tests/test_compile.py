@@ -56,7 +56,7 @@ Counts = Counter[tuple[str, object]]
 def counts(monkeypatch: pytest.MonkeyPatch) -> Counts:
     """How often each stage was called with the same arguments, by whichever module of lngen."""
     pytest.importorskip("cupy")
-    for command in ("show", "build", "check", "run"):
+    for command in ("inspection", "generation", "verification", "run_files"):
         import_module(f"lngen.cli.{command}")
     found: Counts = Counter()
 

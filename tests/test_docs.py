@@ -16,8 +16,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import lngen
-from lngen.cli import COMMANDS, cli
-from lngen.cli import help as help_command
+from lngen.cli import COMMANDS, cli, installation
 from lngen.graphs import GraphBuilder
 from lngen.ir.operators import Operators
 from lngen.schedule import Schedule
@@ -71,7 +70,7 @@ def test_a_page_is_its_source_in_a_pipe(topic: str, tmp_path: Path) -> None:
 
 def test_a_page_is_formatted_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    help_command.command.main(["glossary"], standalone_mode=False)
+    installation.help_command.main(["glossary"], standalone_mode=False)
     formatted = capsys.readouterr().out
     assert "persistent" in formatted
     assert "|---|" not in formatted
@@ -90,7 +89,7 @@ def test_a_terminal_without_rich_gets_the_source(
 
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setattr(builtins, "__import__", without_rich)
-    help_command.command.main(["glossary"], standalone_mode=False)
+    installation.help_command.main(["glossary"], standalone_mode=False)
     assert capsys.readouterr().out == PAGES["glossary"].read_text(encoding="utf-8")
 
 
@@ -111,7 +110,7 @@ def test_an_unknown_topic_is_one_sentence(topic: str, message: str) -> None:
 
 
 def test_pages_that_are_missing_exit_3(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(help_command, "DOCS", tmp_path)
+    monkeypatch.setattr(installation, "DOCS", tmp_path)
     done = call()
     assert done.exit_code == 3
     assert "found none; reinstall lngen" in done.stderr

@@ -43,7 +43,7 @@ RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 TOP_LEVEL_FILES = ("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md")
 
 OPTIONAL = {"cupy", "cupyx", "cupy_backends", "torch"}
-MAY_IMPORT_OPTIONAL = ("toolchain/nvrtc.py", "runtime/", "bench/", "check/", "tune/measure.py", "cli/doctor.py")
+MAY_IMPORT_OPTIONAL = ("toolchain/nvrtc.py", "runtime/", "bench/", "check/", "tune/measure.py", "cli/installation.py")
 
 
 @dataclass(frozen=True)

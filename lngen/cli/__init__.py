@@ -1,4 +1,4 @@
-"""The command line. The module of a command has the command's name and is imported when the command is called.
+"""The command line. The module of a command is imported when the command is called.
 
 Exit codes: 0 ok, 1 a check failed, 2 the request was wrong, 3 a GPU, a dependency or memory is missing, 70 an error
 in lngen itself, 130 Ctrl-C, 141 the reader of the output is gone.
@@ -31,6 +31,19 @@ COMMANDS = {
     "help": "A page of the documentation; without a topic the list of pages.",
 }
 
+# The modules of commands; one that is not here has a module of its own name.
+MODULES = {
+    "list": "inspection",
+    "show": "inspection",
+    "build": "generation",
+    "generated": "generation",
+    "check": "verification",
+    "conform": "verification",
+    "run": "run_files",
+    "doctor": "installation",
+    "help": "installation",
+}
+
 
 class Commands(click.Group):
     """A group whose commands are imported only when they are called."""
@@ -40,12 +53,11 @@ class Commands(click.Group):
         return [*COMMANDS]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command called ``cmd_name``, from the module of that name."""
+        """The command called ``cmd_name``, from its module."""
         if cmd_name not in COMMANDS:
             return None
-        command = import_module(f"lngen.cli.{cmd_name}").command
-        assert isinstance(command, click.Command)
-        return command
+        values = vars(import_module(f"lngen.cli.{MODULES.get(cmd_name, cmd_name)}")).values()
+        return next(v for v in values if isinstance(v, click.Command) and v.name == cmd_name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The table of commands, without importing them."""

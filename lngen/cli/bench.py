@@ -12,9 +12,8 @@ import click
 
 from lngen.bench.grids import GRIDS, LATENCY_ROWS, LATENCY_WIDTHS
 from lngen.bench.tasks import DIRECTIONS, LATENCY, Task, declared_dtype, make_task, split_graphs
-from lngen.cli.common import Decimal, Whole, overlap_option, split
-from lngen.cli.output import AnyPath, OutFile, Output, note, output_options
-from lngen.cli.tables import terminal_width
+from lngen.cli.output import AnyPath, OutFile, Output, note, output_options, terminal_width
+from lngen.cli.shared_options import Decimal, Whole, overlap_option, split
 from lngen.errors import SpecError, short
 from lngen.graphs import GRAPHS
 from lngen.ir import DType
@@ -216,6 +215,3 @@ def _host(graphs: Sequence[str], dtypes: str, grid: str) -> list[HostRecord]:
     pairs = [(graph, dtype) for graph in split_graphs(graphs) for dtype in dtype_names(dtypes, grid, graph)]
     specs = [make_task(graph, "fwd", dtype, 1, HOST_D).specs[0] for graph, dtype in pairs]
     return [r for spec in specs for r in host_benchmark(spec)]
-
-
-command = bench  # the name that lngen.cli imports

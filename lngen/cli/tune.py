@@ -12,10 +12,10 @@ import click
 
 from lngen import config
 from lngen.cli.cluster import dask_executor, dask_option
-from lngen.cli.common import Whole, device_option, overlap_option
 from lngen.cli.failures import INTERRUPTED
 from lngen.cli.output import AnyPath, OutFile, Output, note, output_options
-from lngen.cli.tables import table as table_text
+from lngen.cli.output import table as table_text
+from lngen.cli.shared_options import Whole, device_option, overlap_option
 from lngen.cli.tune_offline import merge_databases, print_ranking, write_table
 from lngen.errors import LngenError, short
 from lngen.numbers import whole
@@ -293,6 +293,3 @@ def _listener(show: Callable[[str], None], update: Callable[[str], None] | None)
                 update("\n".join(running.values()))
 
     return Shown()
-
-
-command = tune  # the name that lngen.cli imports

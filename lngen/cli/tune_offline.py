@@ -7,8 +7,7 @@ from pathlib import Path
 
 import click
 
-from lngen.cli.output import Output, note
-from lngen.cli.tables import table
+from lngen.cli.output import Output, note, table
 from lngen.devices import default_device, named
 from lngen.spec import Spec
 

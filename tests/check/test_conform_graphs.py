@@ -239,7 +239,7 @@ def test_a_norm_with_other_options_is_judged_as_a_graph(monkeypatch: pytest.Monk
     """Those that the closed form has not."""
     spec = parse_spec("rmsnorm.bwd:d=24,of=y")
     assert with_status(outcomes(replace(spec, wrt=("x",)), "ordinary rows-alone"), "fail") == set()
-    monkeypatch.setattr("lngen.cli.conform.has_closed_form", lambda spec: False)
+    monkeypatch.setattr("lngen.cli.verification.has_closed_form", lambda spec: False)
     done = call("rmsnorm.fwd:d=24", "--cases", "ulps")
     assert "correctly rounded results are those of a closed form" in " ".join(done.stdout.split())
 

@@ -13,6 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import click
 import ml_dtypes
 import numpy as np
 import pytest
@@ -21,9 +22,8 @@ from click.testing import CliRunner, Result
 import lngen
 from lngen.check.inputs import random_inputs
 from lngen.check.result import Result as Checked
-from lngen.cli import COMMANDS, cli
-from lngen.cli import doctor as doctor_module
-from lngen.cli.npy_read import read_header, read_npy
+from lngen.cli import COMMANDS, cli, installation
+from lngen.cli.run_files import read_header, read_npy
 from lngen.compile import Compilation, KernelSet
 from lngen.emit import emit
 from lngen.errors import LngenError, MissingError
@@ -92,8 +92,8 @@ def test_help_has_an_example(name: str) -> None:
 
 
 def test_the_table_of_commands_is_what_there_is() -> None:
-    modules = {path.stem for path in (ROOT / "lngen" / "cli").glob("[!_]*.py")}
-    assert {m for m in modules if hasattr(import_module(f"lngen.cli.{m}"), "command")} == set(COMMANDS)
+    modules = [import_module(f"lngen.cli.{path.stem}") for path in (ROOT / "lngen" / "cli").glob("[!_]*.py")]
+    assert {v.name for m in modules for v in vars(m).values() if isinstance(v, click.Command)} == set(COMMANDS)
 
 
 def test_version() -> None:
@@ -472,8 +472,8 @@ def test_run_says_what_is_wrong_before_it_computes(
     def forbidden(*_: object) -> None:
         raise AssertionError("something was computed")
 
-    monkeypatch.setattr("lngen.cli.run.interpret", forbidden)
-    monkeypatch.setattr("lngen.cli.run.run_numpy", forbidden)
+    monkeypatch.setattr("lngen.cli.run_files.interpret", forbidden)
+    monkeypatch.setattr("lngen.cli.run_files.run_numpy", forbidden)
     files = save(tmp_path, inputs_of(FWD))
     options = {"--in": "{in}", "--out": "y={0}/y.npy"}
     for key, value in change.items():
@@ -495,8 +495,8 @@ def test_run_launches_an_overlapping_call_only_if_asked(
         return interpret(kernels.plan.graph, inputs)
 
     asked: list[bool] = []
-    monkeypatch.setattr("lngen.cli.run.run_numpy", run_numpy)
-    monkeypatch.setattr("lngen.cli.run.device_arch", lambda device: "sm_90")
+    monkeypatch.setattr("lngen.cli.run_files.run_numpy", run_numpy)
+    monkeypatch.setattr("lngen.cli.run_files.device_arch", lambda device: "sm_90")
     files = ["--in", save(tmp_path, inputs_of(FWD)), "--out", f"y={tmp_path}/y.npy"]
     prints("run", FWD, "--on", "gpu", "--schedule", ALL_KEYS, *files, *(["--overlap"] if overlap else []))
     assert asked == [overlap]
@@ -520,7 +520,7 @@ def test_run_reads_no_elements_before_all_headers_are_right(
 
     files = save(tmp_path, inputs_of(FWD))
     np.lib.format.open_memmap(tmp_path / f"{name}.npy", "w+", dtype, shape).flush()
-    monkeypatch.setattr("lngen.cli.npy.read_npy", forbidden)
+    monkeypatch.setattr("lngen.cli.run_files.read_npy", forbidden)
     assert message in fails(2, "run", FWD, "--in", files, "--out", f"y={tmp_path}/y.npy")
 
 
@@ -589,7 +589,7 @@ def checked(spec: Spec, **options: Any) -> list[Checked]:
 
 
 def test_check_prints_a_table_and_a_summary(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lngen.cli.check.check_spec", checked)
+    monkeypatch.setattr("lngen.cli.verification.check_spec", checked)
     args = ("--rows", "0,7", "--schedules", "3", "--arch", "sm_80", "--on", "interpreter")
     text = prints("check", FWD, BWD, *args)
     assert text.splitlines()[-1] == "2 checks passed, 0 failed"
@@ -644,7 +644,7 @@ def test_doctor_without_cupy_says_what_installs_it(monkeypatch: pytest.MonkeyPat
     for module in [m for m in sys.modules if m.partition(".")[0] in ("cupy", "cupy_backends")]:
         monkeypatch.setitem(sys.modules, module, None)
     monkeypatch.setitem(sys.modules, "cupy", None)
-    monkeypatch.setattr(doctor_module, "nvrtc_version", missing)
+    monkeypatch.setattr(installation, "nvrtc_version", missing)
     code, found = states()
     assert code == 3
     for what in ("CuPy", "NVRTC"):
@@ -655,9 +655,9 @@ def test_doctor_without_cupy_says_what_installs_it(monkeypatch: pytest.MonkeyPat
 
 def test_doctor_sees_packages_that_are_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     def nothing(name: str) -> str:
-        raise doctor_module.PackageNotFoundError(name)
+        raise installation.PackageNotFoundError(name)
 
-    monkeypatch.setattr(doctor_module, "version", nothing)
+    monkeypatch.setattr(installation, "version", nothing)
     code, found = states()
     assert code == 3
     assert found["numpy"]["fix"] == 'pip install "numpy>=2.0"'
@@ -666,8 +666,8 @@ def test_doctor_sees_packages_that_are_not_installed(monkeypatch: pytest.MonkeyP
 
 def test_doctor_sees_two_cupys_and_an_old_python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", types.ModuleType("cupy"))
-    monkeypatch.setattr(doctor_module, "version", lambda name: "1.0")
-    monkeypatch.setattr(doctor_module.sys, "version_info", (3, 10, 0))
+    monkeypatch.setattr(installation, "version", lambda name: "1.0")
+    monkeypatch.setattr(installation.sys, "version_info", (3, 10, 0))
     found = states()[1]
     assert found["CuPy"]["fix"] == "pip uninstall cupy-cuda12x cupy"
     assert (found["Python"]["state"], found["Python"]["fix"]) == ("missing", "use 3.11+")
@@ -700,7 +700,7 @@ def test_doctor_misses_templates(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> Path:
         raise MissingError(f"the data folder {name!r} is missing: expected it there; reinstall")
 
-    monkeypatch.setattr(doctor_module, "data_dir", missing)
+    monkeypatch.setattr(installation, "data_dir", missing)
     code, found = states()
     assert (code, found["templates"]["state"], found["generated"]["state"]) == (3, "missing", "note")
 
@@ -725,7 +725,7 @@ def test_a_device_brings_its_arch() -> None:
 
 
 def test_a_default_that_spills_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lngen.cli.show.spilled_bytes", lambda plan, arch: 64)
+    monkeypatch.setattr("lngen.cli.inspection.spilled_bytes", lambda plan, arch: 64)
     done = CliRunner().invoke(cli, ["show", FWD, "--stage", "plan"])
     assert done.exit_code == 0
     assert "registers spill, 64 bytes a thread: form=" in done.stderr

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from fuzz import fuzzed
 from lngen import ir
 from lngen.cli import COMMANDS, cli
-from lngen.cli.npy_read import read_npy
+from lngen.cli.run_files import read_npy
 from lngen.errors import LngenError, MissingError
 from lngen.spec import parse_spec
 
@@ -182,13 +182,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("lngen.cli.cluster.import_module", missing)
     for name in ("check.matrix.conditions", "bench.engines.make_engine", "aot.build.compile_ptx"):
         monkeypatch.setattr(f"lngen.{name}", missing, raising=False)
-    for name in ("runtime.launch", "cli.run", "bench.engines"):
+    for name in ("runtime.launch", "cli.run_files", "bench.engines"):
         monkeypatch.setattr(f"lngen.{name}.device_count", lambda: 0)
     for name in ("job", "tuner"):
         monkeypatch.setattr(f"lngen.tune.{name}.visible_devices", lambda: ())
-    monkeypatch.setattr("lngen.cli.generated.differences", lambda folder: {})
-    monkeypatch.setattr("lngen.cli.generated.rewrite", lambda folder: None)
-    monkeypatch.setattr("lngen.cli.check.check_spec", lambda spec, **_: [])
+    monkeypatch.setattr("lngen.cli.generation.differences", lambda folder: {})
+    monkeypatch.setattr("lngen.cli.generation.rewrite", lambda folder: None)
+    monkeypatch.setattr("lngen.cli.verification.check_spec", lambda spec, **_: [])
     return tmp_path
 
 

@@ -61,12 +61,14 @@ def prepared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """An empty folder in which every command works: one fake GPU, records, and checks that take no time."""
     monkeypatch.chdir(tmp_path)
     tune_fakes.use(monkeypatch, "7")
-    monkeypatch.setattr("lngen.cli.check.check_spec", lambda spec, **_: [Checked(str(spec), "", 1, "oracle", True, "")])
+    monkeypatch.setattr(
+        "lngen.cli.verification.check_spec", lambda spec, **_: [Checked(str(spec), "", 1, "oracle", True, "")]
+    )
     entry = matrix.Entry(FWD, ["a"], [1], 64)
     monkeypatch.setattr(matrix, "conditions", lambda: {"device": "none"})
     monkeypatch.setattr(matrix, "run_matrix", lambda listed, **_: iter([entry]))
     store.write_json(Path("b.json"), store.Saved(RECORDS, {"device": "none"}))
-    monkeypatch.setattr("lngen.cli.generated.differences", lambda folder: {})
+    monkeypatch.setattr("lngen.cli.generation.differences", lambda folder: {})
 
 
 @pytest.mark.usefixtures("prepared")
@@ -158,7 +160,7 @@ def test_a_place_that_cannot_be_written_to_is_named_before_any_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], None], name: str, why: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("lngen.cli.list._described", lambda *_: pytest.fail("something was done"))
+    monkeypatch.setattr("lngen.cli.inspection._described", lambda *_: pytest.fail("something was done"))
     make(tmp_path / "a")
     assert unwritable(Path(name)) == why
     done = call("list", "--out", name)

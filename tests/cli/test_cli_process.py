@@ -163,7 +163,7 @@ def test_what_is_left_unhandled_exits_70(monkeypatch: pytest.MonkeyPatch) -> Non
     def wrong(*_: object) -> None:
         raise ValueError("two\nlines")
 
-    monkeypatch.setattr("lngen.cli.list._described", wrong)
+    monkeypatch.setattr("lngen.cli.inspection._described", wrong)
     monkeypatch.setenv("LNGEN_DEBUG", "0")
     sentence = (
         "error: internal error of lngen (ValueError: two lines); please report it with the output of LNGEN_DEBUG=5.\n"
@@ -199,7 +199,7 @@ def raises(error: BaseException) -> Callable[..., None]:
 def test_each_error_has_its_exit_code(
     monkeypatch: pytest.MonkeyPatch, error: Exception, code: int, message: str, level: str
 ) -> None:
-    monkeypatch.setattr("lngen.cli.list._described", raises(error))
+    monkeypatch.setattr("lngen.cli.inspection._described", raises(error))
     monkeypatch.setenv("LNGEN_DEBUG", level)
     done = CliRunner().invoke(cli, ["list"])
     assert (done.exit_code, "Traceback" in done.stderr) == (code, level == "5")

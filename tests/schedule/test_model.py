@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import sampling
-from lngen.cli.show import spilled_bytes
+from lngen.cli.inspection import spilled_bytes
 from lngen.compile import Compilation, KernelSet
 from lngen.data import data_dir
 from lngen.devices import Device, default_device, described, device_for, named

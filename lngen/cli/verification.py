@@ -1,16 +1,16 @@
-"""``lngen conform``: an adversarial list for lngen's kernels and for anybody's normalisation."""
+"""``lngen check`` and ``lngen conform``: lngen's kernels, and anybody's function, are checked."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
-from lngen.check.check import has_closed_form
+from lngen.check.check import check_spec, has_closed_form
 from lngen.check.conform import (
     Case,
     Contract,
@@ -22,14 +22,97 @@ from lngen.check.conform import (
     find_target,
     select,
 )
+from lngen.check.result import Result
 from lngen.check.tolerances import NORMS, NormName
-from lngen.cli.common import Decimal, progress_bar, words
-from lngen.cli.output import Output, output_options
-from lngen.cli.tables import table
+from lngen.cli.output import Output, note, output_options, table
+from lngen.cli.shared_options import Decimal, Whole, arch_option, on_option, progress_bar, words
 from lngen.errors import MissingError
 from lngen.ir import DType
 from lngen.spec import parse_spec
 from lngen.version import __version__
+
+# ---- check: bits and errors of kernels ----
+
+
+@click.command("check", epilog="Example: lngen check layernorm.bwd:d=4096,dtype=bf16 --rows 0,1,133 --schedules 4")
+@click.argument("specs", metavar="SPEC...", nargs=-1)
+@on_option("Run the kernels on a GPU, or their PTX on NumPy; auto is a GPU if there is one.")
+@click.option(
+    "--rows", default="0,1,3,133", show_default=True, metavar="M,...", type=Whole(listed=True), help="Counts."
+)
+@click.option("--schedules", type=Whole(1, 1000), default=1, show_default=True, help="Number of schedules to check.")
+@arch_option("The one arch to compile for where there is no GPU.")
+@click.option("--matrix", is_flag=True, help="Instead of SPECs: the whole grid of specs and rows, on a GPU.")
+@click.option("--budget", type=Decimal(), default=480.0, show_default=True, help="With --matrix: seconds.")
+@click.option("--processes", type=Whole(1, 1024), default=8, show_default=True, help="With --matrix.")
+@output_options
+@click.pass_context
+def check_command(
+    ctx: click.Context,
+    specs: tuple[str, ...],
+    on: str,
+    rows: tuple[int, ...],
+    schedules: int,
+    arches: tuple[str, ...],
+    matrix: bool,
+    budget: float,
+    processes: int,
+    output: Output,
+) -> None:
+    """Check each SPEC: errors against the oracles, compilation, every bit against the interpreter.
+
+    Kernels run on a GPU if there is one; else their PTX is executed on NumPy, which also finds wrong accesses,
+    races and missing barriers. Exits 1 if anything fails.
+    """
+    if matrix == bool(specs):
+        raise click.UsageError("check takes SPECs or --matrix, one of the two.")
+    if matrix:
+        ctx.exit(_matrix(output, schedules, processes, budget))
+    if len(arches) > 1:
+        raise click.UsageError(f"check takes one --arch, got {', '.join(arches)}.")
+    parsed = [parse_spec(text) for text in specs]
+    results: list[Result] = []
+    with progress_bar("checking") as progress:
+        for done, spec in enumerate(parsed):
+            if progress:
+                progress(done, len(parsed))
+            results += check_spec(spec, on=on, rows=rows, schedules=schedules, arch=arches[0])
+    failed = sum(not r.ok for r in results)
+    rows_shown = [
+        ("ok" if r.ok else "FAIL", r.what, "-" if r.rows is None else r.rows, r.spec, r.schedule, r.detail)
+        for r in results
+    ]
+    output.table(
+        {"passed": len(results) - failed, "failed": failed, "results": [asdict(r) for r in results]},
+        table(("", "what", "rows", "spec", "schedule", "detail"), rows_shown)
+        + f"{len(results) - failed} checks passed, {failed} failed\n",
+    )
+    if failed:
+        ctx.exit(1)
+
+
+def _matrix(output: Output, schedules: int, processes: int, budget: float) -> int:
+    """The bit matrix: a table of its totals; the JSON also has its entries."""
+    from lngen.check import matrix
+
+    entries: list[matrix.Entry] = []
+    conditions = matrix.conditions()
+    listed = list(matrix.specs())
+    with progress_bar("specs") as progress:
+        for entry in matrix.run_matrix(listed, schedules=max(5, schedules), processes=processes, budget=budget):
+            entries.append(entry)
+            if progress:
+                progress(len(entries), len(listed))
+            for text in entry.notes:
+                note(f"{entry.spec}: {text}")
+    totals = {k: v for k, v in matrix.summary(entries).items() if k != "entries"}
+    not_reached = totals["not_reached"]
+    shown = {**totals, "not_reached": len(not_reached)}
+    output.table(matrix.to_json(entries, conditions), table(("what", "number"), shown.items()))
+    return 1 if totals["numbers_that_differ"] or not_reached else 0
+
+
+# ---- conform: an adversarial list of cases ----
 
 FUNCTION_D = 768  # the row length of cases without one, for a function
 
@@ -38,7 +121,7 @@ def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
     return () if value is None else words(ctx, param, value)
 
 
-@click.command(epilog="Example: lngen conform --callable torch-layernorm --dtype bf16")
+@click.command("conform", epilog="Example: lngen conform --callable torch-layernorm --dtype bf16")
 @click.argument("spec", required=False)
 @click.option(
     "--callable",
@@ -60,7 +143,7 @@ def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
 @click.option("--cases", metavar="NAME,...", callback=_names, help="Some of the cases; by default all.")
 @output_options
 @click.pass_context
-def command(
+def conform_command(
     ctx: click.Context,
     spec: str | None,
     name: str | None,
