@@ -41,9 +41,9 @@ def why_no_gpu() -> str | None:
 
 
 def pytest_report_header() -> str:
-    """Which part of the mutants a plain run takes."""
+    """Which part of the tables a plain run takes."""
     part = f"part {sampling.part_of(sampling.commit()) + 1} of {sampling.PARTS}"
-    return f"mutants: a plain run takes {part} (commit {sampling.commit()[:12] or 'unknown'}), -m full takes all"
+    return f"tables: a plain run takes {part} (commit {sampling.commit()[:12] or 'unknown'}), -m full takes all"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

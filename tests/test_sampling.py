@@ -26,18 +26,6 @@ def test_five_parts_are_the_whole_table_and_share_nothing() -> None:
     assert all(len(taken(sampling.rotating("a", [1, 2], part=part))) == 1 for part in range(sampling.PARTS))
 
 
-def test_parts_of_groups_are_whole_groups_of_about_as_many_cases() -> None:
-    cases = [(n, name) for name, size in zip("abcdefgh", (9, 1, 4, 4, 4, 2, 2, 3), strict=True) for n in range(size)]
-    parts = [
-        taken(sampling.rotating(("n", "name"), cases, part=part, group=lambda n, name: name))
-        for part in range(sampling.PARTS)
-    ]
-    assert sorted(case for part in parts for case in part) == sorted(cases)
-    names = [{name for _, name in part} for part in parts]
-    assert sum(map(len, names)) == 8
-    assert sorted(map(len, parts)) == [4, 5, 5, 6, 9]
-
-
 def test_another_commit_takes_another_part() -> None:
     assert sampling.part_of("") == sampling.part_of("0" * 40) == 0
     assert {sampling.part_of(f"{n:040x}") for n in range(16)} == {*range(sampling.PARTS)}
@@ -63,7 +51,7 @@ TESTS = """
 import pytest, sampling
 
 @sampling.rotating("n", [pytest.param(n, id=f"n{n}") for n in range(10)])
-def test_mutant(n): ...
+def test_table(n): ...
 
 @sampling.grid("a, b", [(a, b) for a in range(3) for b in range(4)], lambda a, b: (a, b % 2))
 def test_grid(a, b): ...
@@ -73,14 +61,14 @@ def test_other(): ...
 
 
 def test_a_plain_run_takes_the_sample_and_others_what_fits(pytester: pytest.Pytester) -> None:
-    """The plain run: 2 of 10 mutants, 6 of 12 cases of the grid, and what is in no table."""
+    """The plain run: 2 of 10 cases of a table, 6 of 12 cases of the grid, and what is in no table."""
     pytester.makeconftest((sampling.ROOT / "tests" / "conftest.py").read_text(encoding="utf-8"))
     pytester.makeini("[pytest]\nmarkers = full: as in this project\naddopts = --strict-markers")
     pytester.makepyfile(test_it=TESTS)
     for options, count in (([], 2 + 6 + 1), (["-m", "full"], 22), (["-m", "not full"], 1), (["-m", ""], 9)):
         pytester.runpytest(*options).assert_outcomes(passed=count, deselected=23 - count)
-    pytester.runpytest("test_it.py::test_mutant").assert_outcomes(passed=10)
-    pytester.runpytest("test_it.py::test_mutant[n0]", "test_it.py::test_mutant[n1]").assert_outcomes(passed=2)
+    pytester.runpytest("test_it.py::test_table").assert_outcomes(passed=10)
+    pytester.runpytest("test_it.py::test_table[n0]", "test_it.py::test_table[n1]").assert_outcomes(passed=2)
 
 
 SAME = """

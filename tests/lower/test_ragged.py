@@ -26,7 +26,7 @@ from lngen.runtime import call
 from lngen.runtime.call import Call
 from lngen.schedule import Schedule, check, is_legal, problem, ranked
 from lngen.spec import Spec, parse_spec
-from mutants import Edit, templates, twin
+from mutants import edited, source_of, twin
 
 LENGTHS = (17, 31, 37, 1001, 1002, 4093)
 DTYPES = ("bf16", "f16", "f32", "f64", "bf16,out=f32", "f16,weight=f32", "f32,out=bf16", "f64,out=f16")
@@ -362,10 +362,9 @@ def test_neighbouring_threads_meet_in_no_bank(name: str) -> None:
     pytest.importorskip("cupy")
     subject = twin(name)
 
-    def conflicts(*edits: Edit) -> int:
-        with templates(edits):
-            outcome = run_plan(subject.plan, subject.inputs)
+    def conflicts(source: str) -> int:
+        outcome = run_plan(subject.plan, subject.inputs, source=source)
         return sum(t["bank_conflicts"] for t in outcome.traffic.shared.values())
 
-    place = "vector_in_segment(v) * RUN + run + i % RUN"
-    assert conflicts() < conflicts(Edit("device/row_layout.cuh", place, "vector_in_segment(v) * N + i")) / 2
+    source, place = source_of(subject.plan), "vector_in_segment(v) * RUN + run + i % RUN"
+    assert conflicts(source) < conflicts(edited(source, place, "vector_in_segment(v) * N + i")) / 2

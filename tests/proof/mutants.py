@@ -1,32 +1,28 @@
-"""What mutants are, and the subjects they change: a few kernels of every structure, small enough to execute.
+"""What a mutant is, and the subjects that mutants change: small kernels of every structure.
 
-A mutant is one mistake: in a file of the templates, in a plan, in the PTX, in a launch, or in what a pass hands to
-lowering. ``mutants_device.py`` and ``mutants_kernel.py`` list them; nothing in lngen knows about them.
+A mutant is one mistake: in the CUDA text, in the PTX, in a plan, or in what a pass hands to lowering. ``mistakes.py``
+lists them. Nothing in lngen knows about them.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
-from jinja2 import ChoiceLoader, DictLoader
 
 from lngen.check.inputs import random_inputs, same_bits
-from lngen.data import data_dir
-from lngen.emit import emit, environment
+from lngen.emit import emit
 from lngen.errors import CompileError, PtxError
 from lngen.graphs import GRAPHS, Definition, GraphBuilder
 from lngen.interpret import interpret
 from lngen.ir import D, M
 from lngen.ir.numerics import Array
-from lngen.lower import Kernel, Plan, headers, lower
+from lngen.lower import Plan, lower
 from lngen.ptx import Outcome, run_plan
 from lngen.schedule import Schedule
 from lngen.spec import Spec, parse_spec
@@ -49,11 +45,6 @@ def scaled_by_most(b: GraphBuilder) -> None:
     b.results.append(b.neg("minus_most", most))
     b.results.append(b.cast("either", b.maximum("either32", x, z), to=b.options.dtype))
     b.results.append(b.cast("q", b.sub("apart", x, z), to=b.options.dtype))
-
-
-def least(b: GraphBuilder) -> None:
-    """The smaller of two elements, stored as it is."""
-    b.results.append(b.minimum("smaller", b.input("x", M, D), b.input("z", M, D)))
 
 
 def totals(b: GraphBuilder) -> None:
@@ -89,7 +80,7 @@ def numbers(b: GraphBuilder) -> None:
 
 OWN = {d.name: d for d in (
     Definition("most", scaled_by_most), Definition("totals", totals), Definition("rounded", rounded),
-    Definition("numbers", numbers), Definition("least", least),
+    Definition("numbers", numbers),
 )}  # fmt: skip
 
 
@@ -97,7 +88,7 @@ OWN = {d.name: d for d in (
 class Subject:
     """A kernel set and what it runs on; row strides differ from tensor to tensor, but where rows have to be contiguous.
 
-    ``calls``: how often it is called on the same workspace.
+    ``calls``: how often it is called on the same workspace. ``apart``: elements between two rows; by default few.
     """
 
     spec: str
@@ -106,6 +97,7 @@ class Subject:
     numbers: str = "normal"
     arch: str = ARCH
     calls: int = 1
+    apart: int = 0
 
 
 def registers(threads: int, rows: int, vec: int, **more: Any) -> Schedule:
@@ -134,156 +126,77 @@ def multipass(threads: int, vec: int) -> Schedule:
 
 
 HELD = {"row_in_registers": True}
-EARLY = {"row_in_registers": True, "early_release": True}
 DYNAMIC = {"row_in_registers": True, "dynamic": True}
 
 SUBJECTS: dict[str, Subject] = {
-    # Partial vectors, several rows a warp, a block whose last rows do not exist.
+    # Partial vectors, several rows a warp, a block whose last rows do not exist; rows too far apart for 16 bits.
     "small": Subject("layernorm.fwd:d=100,dtype=bf16", registers(8, 4, 4), 18),
-    "early": Subject("layernorm.fwd:d=100,dtype=bf16", registers(8, 4, 4, cached_weights=True), 5),
+    "far rows": Subject("layernorm.fwd:d=100,dtype=bf16", registers(8, 4, 4), 18, apart=1 << 14),
     "small of zeros": Subject("layernorm.fwd:d=100,dtype=bf16", registers(8, 4, 4), 18, "zeros"),
     "small, old arch": Subject("layernorm.fwd:d=100,dtype=bf16", registers(8, 4, 4), 18, "odd", "sm_75"),
     "ties, old arch": Subject("rounded.fwd:d=64,dtype=f32,out=bf16", registers(32, 1, 4), 3, "ties", "sm_75"),
     "double ties": Subject("rounded.fwd:d=64,dtype=f64,out=bf16", registers(32, 1, 2), 3, "double ties"),
-    "double ties, f16": Subject("rounded.fwd:d=64,dtype=f64,out=f16", registers(32, 1, 2), 3, "double ties f16"),
-    "double to single": Subject("rounded.fwd:d=64,dtype=f64,out=f32", registers(32, 1, 2), 3),
     # Vectors that cover a row; accesses of several words.
     "exact": Subject("totals.fwd:d=1024,dtype=f32", registers(64, 2, 4), 5, "wild"),
-    "wide": Subject("layernorm.fwd:d=104,dtype=bf16,weight=f32,out=f32", registers(16, 2, 8), 5),
     # Row groups of several warps: named barriers.
     "groups": Subject("layernorm.fwd:d=1000,dtype=f32", registers(64, 2, 4), 5),
-    "groups of two sums": Subject("layernorm.bwd:d=1000,dtype=f32,wrt=x,save=none", registers(64, 2, 4), 5),
     # A row a block: the block barrier.
     "block": Subject("totals.fwd:d=1003,dtype=f32", registers(128, 1, 1), 9, "wild"),
-    "five vectors": Subject("totals.fwd:d=77,dtype=f32", registers(4, 8, 1), 9, "wild"),
     "segments": Subject("totals.fwd:d=20000,dtype=f32", registers(256, 1, 4), 8, "wild"),
-    "sixteen segments": Subject("totals.fwd:d=17000,dtype=f64", registers(256, 1, 2, cluster=2), 3, "wild"),
-    "two sums of segments": Subject("layernorm.bwd:d=8200,dtype=f32,wrt=x", registers(256, 1, 4), 2),
     "most": Subject("most.fwd:d=77,dtype=f16,weight=f32", registers(4, 8, 1), 7),
     "most of odd numbers": Subject("most.fwd:d=77,dtype=f16,weight=f32", registers(4, 8, 1), 40, "odd"),
-    "most of signed zeros": Subject("most.fwd:d=77,dtype=f16,weight=f32", registers(4, 8, 1), 7, "signs"),
     "most of odd numbers, old arch": Subject(
         "most.fwd:d=77,dtype=f16,weight=f32", registers(4, 8, 1), 40, "odd", "sm_75"
     ),
     "most of signed zeros, old arch": Subject(
         "most.fwd:d=77,dtype=f16,weight=f32", registers(4, 8, 1), 7, "signs", "sm_75"
     ),
-    "least of odd numbers": Subject("least.fwd:d=77,dtype=f16", registers(4, 8, 1), 40, "odd"),
-    "tanh": Subject("dyt.fwd:d=100,dtype=bf16", registers(8, 4, 4), 5),
     "most of negatives": Subject("most.fwd:d=77,dtype=f16,weight=f32", registers(4, 8, 1), 7, "negative"),
     "double": Subject("rmsnorm.fwd:d=21,dtype=bf16,weight=f64", registers(4, 8, 1), 9),
     # Column sums: blocks of row groups, the last one not full; then more rows than all blocks take at once.
     "backward": Subject("layernorm.bwd:d=996,dtype=bf16,weight=f32", registers(128, 8, 4), 20),
-    "backward of zeros": Subject("layernorm.bwd:d=996,dtype=bf16,wrt=beta", registers(64, 8, 4), 20, "zeros"),
     "backward, no rows": Subject("layernorm.bwd:d=996,dtype=bf16", registers(128, 8, 4), 0),
-    "many groups": Subject("layernorm.bwd:d=92,dtype=bf16,wrt=gamma+beta,blocks=2", registers(4, 128, 4), 200),
     "rounds": Subject("layernorm.bwd:d=2052,dtype=f64,wrt=gamma", registers(256, 1, 2, prefetch=True), 140),
     "late": Subject("layernorm.bwd:d=2052,dtype=f64,wrt=gamma", registers(256, 1, 2), 140),
     # Rows of partial sums in pairs, the last one alone.
     "few": Subject("layernorm.bwd:d=2052,dtype=f64,wrt=gamma", registers(256, 1, 2), 37),
-    "few of zeros": Subject("layernorm.bwd:d=2052,dtype=f64,wrt=beta", registers(256, 1, 2), 5, "zeros"),
-    # The row groups of a block are a block each, several to a term, and not all of them are there.
-    "terms": Subject("layernorm.bwd:d=7172,dtype=bf16,weight=f32,wrt=gamma", registers(256, 1, 4), 86),
-    # A thread of the finish has four columns, or two of eight bytes; the last tile is nearly empty.
-    "neighbours": Subject("layernorm.bwd:d=32772,dtype=f32,wrt=beta", multipass(512, 4), 3),
+    # Rows that are read again in every phase, and columns of a kernel of their own.
     "multipass": Subject("totals.fwd:d=8202,dtype=f32", multipass(256, 2), 8, "wild"),
-    "long multipass": Subject("totals.fwd:d=66002,dtype=f32", multipass(512, 2), 3, "wild"),
     "columns": Subject("layernorm.bwd:d=8202,dtype=f32,save=none", multipass(512, 2), 3),
-    "columns of zeros": Subject("layernorm.bwd:d=8202,dtype=f32,wrt=beta", multipass(256, 2), 3, "zeros"),
-    # Eight row groups a block, of which the last ones have fewer rows; the last columns are few.
-    "columns of groups": Subject("layernorm.bwd:d=996,dtype=bf16,weight=f32,blocks=2", multipass(64, 4), 37),
     "columns, rounds": Subject("layernorm.bwd:d=4100,dtype=f32,wrt=beta", multipass(256, 4), 140),
+    # Numbers of columns and of rows.
+    "numbers of many rows": Subject("numbers.fwd:d=2052,dtype=f32", registers(256, 2, 4), 700, "wild"),
     # TMA: row groups of half a warp, of two warps, of a block; results in place of inputs.
     "tma": Subject("layernorm.fwd:d=104,dtype=bf16", tma(16, 4, 8, grid=1), 13),
     "tma groups": Subject("totals.fwd:d=1004,dtype=f32", tma(64, 2, 4, grid=1, tma_store=True), 7, "wild"),
     "tma block": Subject("layernorm.fwd:d=1004,dtype=f32", tma(128, 1, 4, grid=1), 5),
-    "tma early": Subject("layernorm.fwd:d=1004,dtype=f32", tma(64, 2, 4, grid=1, **EARLY), 13),
-    "tma persistent": Subject("totals.fwd:d=68,dtype=f32", tma(32, 1, 4, 3, grid=2, tma_store=True), 9, "wild"),
-    "tma most": Subject("most.fwd:d=72,dtype=f16,weight=f32", tma(16, 2, 8, grid=1, tma_store=True), 9, "negative"),
     "tma columns": Subject("rmsnorm.bwd:d=740,dtype=f32", tma(32, 8, 4, tma_store=True), 20),
-    "tma columns, block": Subject("layernorm.bwd:d=1540,dtype=f32,save=none,wrt=beta", tma(128, 2, 4), 3),
-    "tma rounded": Subject("rounded.fwd:d=520,dtype=f32,out=bf16", tma(64, 1, 4, grid=1), 5),
-    "widened": Subject("layernorm.fwd:d=104,dtype=f16", tma(8, 4, 8, grid=1, cached_weights=True), 9),
-    "packed": Subject(
-        "layernorm.fwd:d=12288,dtype=bf16",
-        tma(256, 1, 8, 3, grid=1, blocks_per_sm=2, cached_weights=True, **DYNAMIC), 1,
-    ),
     # Rows that begin anywhere: three stages, two row groups, the last turn not full; pairs of neighbours; rows held by
-    # warps, by half a warp, in two segments; results wider and narrower than inputs; two inputs and column sums.
+    # warps; two inputs and column sums.
     "unaligned": Subject("layernorm.fwd:d=171,dtype=bf16", unaligned(16, 2, 1, 3, grid=2), 19),
     "unaligned, pairs": Subject("layernorm.fwd:d=554,dtype=bf16", unaligned(64, 1, 2, grid=1), 5),
     "unaligned, in registers": Subject("layernorm.fwd:d=1007,dtype=bf16", unaligned(64, 1, 1, grid=1, **HELD), 9),
-    "unaligned, small": Subject("rmsnorm.fwd:d=171,dtype=f16", unaligned(16, 2, 1, grid=2, **HELD), 19),
-    "unaligned, long": Subject("rmsnorm.fwd:d=8201,dtype=f16", unaligned(128, 1, 1, grid=1, **HELD), 9),
-    "unaligned, wider": Subject(
-        "rmsnorm.fwd:d=85,dtype=f16,out=f32", unaligned(32, 1, 1, grid=1, cached_weights=True, **HELD), 6
-    ),
-    "unaligned, narrower": Subject("rmsnorm.fwd:d=75,dtype=f32,out=bf16", unaligned(16, 2, 1, grid=2), 13),
     "unaligned, sums": Subject(
         "layernorm.bwd:d=1001,dtype=f16,blocks=2",
         unaligned(64, 8, 1, cached_weights=True, single_launch=True), 37,
     ),
-    # Rows shared by two blocks, each with two segments, or one; the last segment shorter; whole tiles.
+    # Rows shared by two blocks, each with two segments, the last one shorter.
     "cluster": Subject("totals.fwd:d=4100,dtype=f64", tma(256, 1, 2, 3, 2, grid=1, tma_store=True), 7, "wild"),
-    "cluster exact": Subject("totals.fwd:d=8192,dtype=f32", tma(256, 1, 4, 2, 2, grid=1, tma_store=True), 3, "wild"),
-    "cluster cached": Subject("layernorm.fwd:d=4100,dtype=f32", tma(256, 1, 4, 2, 2, grid=1, cached_weights=True), 4),
-    "cluster columns": Subject("layernorm.bwd:d=2052,dtype=f64,wrt=gamma", tma(256, 1, 2, 2, 2), 3),
-    "cluster groups": Subject("layernorm.bwd:d=3076,dtype=f64", tma(128, 2, 2, 2, 2, cached_weights=True), 5),
-    "a cluster, groups": Subject("layernorm.bwd:d=3076,dtype=f64,blocks=1", tma(128, 2, 2, 2, 2), 5),
-    # Few rows in registers, shared by two blocks, without and with sums.
-    "cluster registers": Subject(
-        "layernorm.fwd:d=4100,dtype=f32", registers(128, 1, 4, cluster=2, cached_weights=True), 3
-    ),
-    "cluster rounded": Subject("rounded.fwd:d=8200,dtype=f32,out=bf16", registers(128, 1, 4, cluster=2), 3),
-    # Rows measured from the means of four segments, the last of them shorter: by two blocks, by one, read again.
-    "cluster pairs": Subject(
-        "layernorm.fwd:d=8200,dtype=f32", tma(256, 1, 4, 2, 2, grid=1, cached_weights=True, **EARLY), 4
-    ),
+    # Rows measured from the means of four segments, the last of them shorter.
     "centred": Subject("layernorm.fwd:d=8200,dtype=f32", registers(256, 1, 4), 2),
-    "centred multipass": Subject("layernorm.fwd:d=8200,dtype=f32", multipass(256, 4), 2),
-    # Rows that a counter gives out, launched twice: to blocks of two row groups, and to a cluster.
+    # Rows that a counter gives out to blocks of two row groups, launched twice.
     "dynamic": Subject(
         "layernorm.fwd:d=256,dtype=bf16", tma(32, 2, 8, grid=2, cached_weights=True, **DYNAMIC), 29, calls=2
     ),
-    "dynamic, a row group": Subject(
-        "layernorm.fwd:d=256,dtype=bf16", tma(32, 1, 8, grid=2, cached_weights=True, **DYNAMIC), 29, calls=2
-    ),
-    "dynamic cluster": Subject(
-        "layernorm.fwd:d=8200,dtype=bf16",
-        tma(64, 2, 8, cluster=2, grid=2, cached_weights=True, early_release=True, **DYNAMIC), 21, calls=2,
-    ),
     # Asynchronous copies.
     "cp_async": Subject("totals.fwd:d=100,dtype=bf16", cp_async(4, 8, 4, 3, grid=1), 37, "wild"),
-    "cp_async block": Subject("totals.fwd:d=203,dtype=f32", cp_async(32, 1, 1, grid=1), 4, "wild"),
-    "cp_async columns": Subject("layernorm.bwd:d=740,dtype=f32,wrt=beta", cp_async(32, 8, 4), 5),
-    "cp_async columns of two": Subject("layernorm.bwd:d=740,dtype=f32", cp_async(32, 8, 4), 5),
     # Column sums finished behind a grid barrier, by fewer blocks than there are tiles.
-    "batches": Subject("layernorm.bwd:d=4102,dtype=f32,wrt=gamma+beta,blocks=63", registers(512, 1, 2), 70),
-    "single launch, interleaved": Subject(
-        "layernorm.bwd:d=740,dtype=f32,wrt=beta", registers(32, 8, 4, single_launch=True), 20
-    ),
     "single launch": Subject(
         "layernorm.bwd:d=740,dtype=f32,wrt=beta,blocks=3", registers(32, 8, 4, single_launch=True), 20
     ),
     "single launch, twice": Subject(
         "layernorm.bwd:d=740,dtype=f32,wrt=beta,blocks=3", registers(32, 8, 4, single_launch=True), 20, calls=2
     ),
-    # A row group alone shares no column sums: shared memory is for the totals.
-    "single launch, alone": Subject(
-        "layernorm.bwd:d=4100,dtype=f32,wrt=beta,blocks=3", registers(256, 1, 4, single_launch=True), 5
-    ),
-    "single launch, no rows": Subject(
-        "layernorm.bwd:d=740,dtype=f32,wrt=gamma", registers(32, 8, 4, prefetch=True, single_launch=True), 0
-    ),
-    # Numbers of column sums and of rows: several sums in a loop, rows for every group of every block, and none.
-    "columns and numbers": Subject("numbers.fwd:d=740,dtype=f32", registers(32, 8, 4), 37, "negative"),
-    "columns and numbers of groups": Subject("numbers.fwd:d=740,dtype=f32", multipass(64, 4), 37, "negative"),
-    "columns and numbers, multipass": Subject("numbers.fwd:d=8202,dtype=f32", multipass(256, 2), 3, "negative"),
-    "numbers of many rows": Subject("numbers.fwd:d=2052,dtype=f32", registers(256, 2, 4), 700, "wild"),
-    "numbers of many groups": Subject("numbers.fwd:d=92,dtype=f32", registers(4, 64, 4), 1500, "wild"),
-    "numbers of zeros": Subject("numbers.fwd:d=740,dtype=f32", registers(32, 8, 4), 5, "zeros"),
-    "numbers, no rows": Subject("numbers.fwd:d=740,dtype=f32", registers(32, 8, 4), 0),
-    "tma, no rows": Subject("layernorm.bwd:d=740,dtype=f32,wrt=gamma", tma(32, 8, 4, single_launch=True), 0),
 }  # fmt: skip
 
 
@@ -306,7 +219,7 @@ def twin(name: str) -> Twin:
     plan = lower(spec, subject.schedule)
     inputs = {n: _numbers(a, subject.numbers, k) for k, (n, a) in enumerate(random_inputs(spec, subject.rows).items())}
     wide = [v.name for v in (*plan.inputs, *plan.outputs) if v.type.axes == (M, D)]
-    apart = 0 if plan.contiguous else subject.schedule.vec
+    apart = 0 if plan.contiguous else subject.apart or subject.schedule.vec
     strides = {n: spec.d + apart * (k + 1) for k, n in enumerate(wide)}
     return Twin(spec, plan, inputs, strides, interpret(plan.graph, inputs))
 
@@ -315,9 +228,8 @@ def _numbers(array: Array, kind: str, seed: int) -> Array:
     rng = np.random.default_rng(seed)
     if kind == "zeros":
         return np.full_like(array, -0.0)
-    if kind.startswith("double ties"):  # between two bf16 or two f16, and a little beside it
-        half = 0x1000 if kind.endswith("f16") else 0x8000
-        bits = array.astype(np.float32).view(np.uint32) & np.uint32(2**32 - 2 * half) | np.uint32(half)
+    if kind == "double ties":  # between two bf16, and a little beside it
+        bits = array.astype(np.float32).view(np.uint32) & np.uint32(0xFFFF0000) | np.uint32(0x8000)
         return bits.view(np.float32).astype(np.float64) * rng.choice([1.0, 1 + 2.0**-50, 1 - 2.0**-50], array.shape)
     if kind == "wild":  # sums that cancel: the order of every addition shows
         return (rng.normal(0, 1, array.shape) * 2.0 ** rng.integers(-6, 7, array.shape)).astype(array.dtype)
@@ -336,61 +248,28 @@ def _numbers(array: Array, kind: str, seed: int) -> Array:
 
 
 @dataclass(frozen=True)
-class Edit:
-    """Another text in a file of the templates, in which the old one occurs ``count`` times, however it is broken."""
-
-    file: str
-    old: str
-    new: str
-    count: int = 1
-
-    def __call__(self, text: str) -> str:
-        assert self.old != self.new
-        pattern = r"\s+".join(map(re.escape, self.old.split()))
-        changed, found = re.subn(pattern, lambda _: self.new, text)
-        assert found == self.count, f"{self.file} holds '{self.old}' {found} times, not {self.count}"
-        return changed
-
-
-@contextmanager
-def templates(edits: tuple[Edit, ...]) -> Iterator[None]:
-    """Kernels are emitted from templates and device headers in which each edit is made."""
-    texts: dict[str, str] = {}
-    for edit in edits:
-        whole = texts.get(edit.file) or (data_dir("templates") / edit.file).read_text(encoding="utf-8")
-        texts[edit.file] = edit(whole)
-    changed = {Path(file).stem: text for file, text in texts.items() if file.startswith("device/")}
-    known = headers.definitions()
-    definitions = tuple(
-        d
-        for name in headers.HEADERS
-        for d in (headers.cut(name, changed[name]) if name in changed else [d for d in known if d.header == name])
-    )
-    loader = environment().loader
-    assert loader is not None
-    jinja = environment().overlay(loader=ChoiceLoader([DictLoader(texts), loader]))
-    with (
-        patch.object(headers, "definitions", lambda: definitions),
-        patch("lngen.emit.emit.environment", lambda: jinja if len(changed) < len(texts) else environment()),
-    ):
-        yield
-
-
-Grid = Callable[[Kernel, int], tuple[int, int]]
-
-
-@dataclass(frozen=True)
 class Mutant:
-    """One mistake. ``ptx``: pairs of old and new text and how often the old one occurs in the PTX."""
+    """One mistake. ``cuda``, ``ptx``: an old and a new text; ``patch``: lowering runs in this context."""
 
     name: str
     subject: str
-    files: tuple[Edit, ...] = ()
-    ptx: tuple[tuple[str, str, int], ...] = ()
+    cuda: tuple[str, str] | None = None
+    ptx: tuple[str, str] | None = None
     plan: Callable[[Plan], Plan] | None = None
-    grid: Grid | None = None
     patch: Callable[[], AbstractContextManager[Any]] | None = None
-    strides: dict[str, int] = field(default_factory=dict)
+
+
+def edited(text: str, old: str, new: str) -> str:
+    """``text`` with ``new`` for every ``old``, whatever white space stands between its words."""
+    pattern = r"\s+".join(map(re.escape, old.split()))
+    changed, found = re.subn(pattern, lambda _: new, text)
+    assert found, f"the text does not hold '{old}'"
+    return changed
+
+
+def source_of(plan: Plan) -> str:
+    """The CUDA text of a plan, its device headers included."""
+    return emit(plan)
 
 
 @cache
@@ -401,14 +280,11 @@ def clean(name: str) -> Outcome:
 
 def killer(mutant: Mutant) -> str:
     """What gives the mutant away; nothing if nothing does."""
-    t, subject = twin(mutant.subject), SUBJECTS[mutant.subject]
+    t = twin(mutant.subject)
     most = LONGER * max(clean(mutant.subject).traffic.segments.values(), default=1)
-    plan = t.plan
-    if mutant.patch:
-        with mutant.patch():
-            plan = lower(replace(t.spec), subject.schedule)  # a spec keeps its graph, its copy computes it again
-    if mutant.plan:
-        plan = mutant.plan(plan)
+    with mutant.patch() if mutant.patch else nullcontext():  # a spec keeps its graph, its copy computes it again
+        plan = lower(replace(t.spec), SUBJECTS[mutant.subject].schedule) if mutant.patch else t.plan
+    plan = mutant.plan(plan) if mutant.plan else plan
     assert plan != t.plan or not (mutant.patch or mutant.plan), "the mutation changed nothing"
     try:
         outcome = _run(mutant, plan, {"most": most, "stop": True})
@@ -422,14 +298,9 @@ def killer(mutant: Mutant) -> str:
 def _run(mutant: Mutant, plan: Plan, options: dict[str, Any]) -> Outcome:
     """A subject's kernels as the mutant makes them."""
     t, subject = twin(mutant.subject), SUBJECTS[mutant.subject]
-    with templates(mutant.files) if mutant.files else nullcontext():
-        source = emit(plan)
-    assert source != emit(t.plan) or not mutant.files, "the mutation changed nothing"
-    ptx = compile_ptx(source, subject.arch) if mutant.ptx else None
-    for old, new, count in mutant.ptx:
-        assert ptx is not None
-        ptx = Edit("the PTX", old, new, count)(ptx)
+    source = edited(source_of(plan), *mutant.cuda) if mutant.cuda else source_of(plan)
+    ptx = edited(compile_ptx(source, subject.arch), *mutant.ptx) if mutant.ptx else None
     return run_plan(
         plan, t.inputs, source=source, ptx=ptx, arch=subject.arch, rows=subject.rows,
-        strides=t.strides | mutant.strides, grid=mutant.grid, times=subject.calls, **options,
+        strides=t.strides, times=subject.calls, **options,
     )  # fmt: skip

@@ -1,13 +1,12 @@
 """What a plain run takes of a large table of cases. ``pytest -m full`` runs every case of every table.
 
-Two samples: a table of mutants gives a fifth, another one after another commit, and a grid gives few cases that hold
+Two samples: a table of single cases gives a fifth, another one after another commit. A grid gives few cases that hold
 every pair of values of two factors that the grid holds. Both depend on the table and the commit alone.
 """
 
 from __future__ import annotations
 
 import subprocess
-from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from functools import cache
 from itertools import combinations
@@ -17,7 +16,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PARTS = 5  # a plain run takes one of so many parts of the mutants
+PARTS = 5  # a plain run takes one of so many parts of a table
 
 Names = str | tuple[str, ...]
 Ids = Callable[[Any], object] | Sequence[str] | None
@@ -34,37 +33,18 @@ def commit() -> str:
 
 
 def part_of(commit: str) -> int:
-    """Which part of the mutants the plain run of a commit takes, from 0; the first without a commit."""
+    """Which part of a table the plain run of a commit takes, from 0; the first without a commit."""
     return int(commit, 16) % PARTS if commit else 0
 
 
-def rotating(
-    names: Names,
-    cases: Iterable[Any],
-    ids: Ids = None,
-    part: int | None = None,
-    group: Callable[..., Hashable] | None = None,
-) -> pytest.MarkDecorator:
-    """``pytest.mark.parametrize`` with a table of which the plain run takes a fifth: every fifth case.
+def rotating(names: Names, cases: Iterable[Any], ids: Ids = None, part: int | None = None) -> pytest.MarkDecorator:
+    """``pytest.mark.parametrize`` with a table of which the plain run takes every fifth case.
 
-    Which, the commit says, or ``part``; at least one is taken. ``group`` gives, from the values of a case, what takes
-    long to prepare: then a fifth is all cases of some groups.
+    The commit says which, or ``part``; at least one is taken.
     """
     listed = [*cases]
     first = part_of(commit()) if part is None else part
-    if group is None:
-        return _parametrized(names, listed, ids, range(first % max(len(listed), 1), len(listed), PARTS))
-    parts = _parts([group(*_values(case)) for case in listed])
-    return _parametrized(names, listed, ids, [n for n, its_part in enumerate(parts) if its_part == first])
-
-
-def _parts(groups: Sequence[Hashable]) -> list[int]:
-    """The part of each case, one for all cases of a group; the largest group first, each to the smallest part."""
-    sizes, part = [0] * PARTS, dict[Hashable, int]()
-    for name, size in Counter(groups).most_common():
-        part[name] = sizes.index(min(sizes))
-        sizes[part[name]] += size
-    return [part[name] for name in groups]
+    return _parametrized(names, listed, ids, range(first % max(len(listed), 1), len(listed), PARTS))
 
 
 def grid(
