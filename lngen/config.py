@@ -1,4 +1,4 @@
-"""The only reader of environment variables; each is read on demand, never at import.
+"""What the surroundings set: environment variables, read on demand and only here, and the folders beside the package.
 
 LNGEN_DEBUG      0 (default) to 5: how much lngen prints on stderr about its work
 LNGEN_DUMP       a folder for files to inspect later, such as sources that did not compile
@@ -6,11 +6,13 @@ LNGEN_CACHE_DIR  the folder of compiled kernels; the user's cache folder by defa
 """
 
 import os
+from importlib.resources import files
 from pathlib import Path
+from typing import Literal
 
 import platformdirs
 
-from lngen.errors import LngenError
+from lngen.errors import LngenError, MissingError
 
 _LEVELS = {str(level): level for level in range(6)}
 
@@ -39,3 +41,16 @@ def _folder(variable: str) -> Path | None:
         return Path(text).expanduser() if text else None
     except RuntimeError:
         raise LngenError(f"{variable} is expected to be a folder, but there is no user such as in '{text}'.") from None
+
+
+def data_dir(name: Literal["templates", "generated"]) -> Path:
+    """A folder of data: ``lngen/_data/name`` in a wheel, ``name`` beside the package in a checkout."""
+    package = Path(str(files("lngen")))
+    candidates = (package / "_data" / name, package.parent / name)
+    for candidate in candidates:
+        if candidate.is_dir():
+            return candidate
+    raise MissingError(
+        f"the data folder {name!r} is missing: expected it at {candidates[0]} (installed wheel) or at "
+        f"{candidates[1]} (checkout); reinstall lngen, or run it from a complete checkout"
+    )

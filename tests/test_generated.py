@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 from lngen.aot import catalog
 from lngen.cli import cli
 from lngen.compile import Compilation
-from lngen.data import data_dir
+from lngen.config import data_dir
 from lngen.ir import DType
 from lngen.schedule.schedule import FORMS
 from lngen.spec import parse_spec

@@ -18,7 +18,7 @@ import pytest
 from jinja2 import nodes
 
 import lngen
-from lngen.data import data_dir
+from lngen.config import data_dir
 from lngen.errors import MissingError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -26,7 +26,7 @@ PACKAGE = ROOT / "lngen"
 
 # Lowest first; a module may import its own layer and those below it.
 LAYERS = (
-    {"errors", "config", "data", "files", "imports", "numbers", "version"},
+    {"errors", "config", "files", "imports", "numbers", "version"},
     {"devices", "ir"},
     {"graphs", "passes"},
     {"interpret", "spec", "schedule"},
@@ -96,7 +96,7 @@ def imports(path: Path) -> Iterator[Import]:
 
 
 def component(path: Path) -> str:
-    """``lngen/ir/types.py -> ir``, ``lngen/data.py -> data``."""
+    """``lngen/ir/types.py -> ir``, ``lngen/files.py -> files``."""
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
@@ -381,7 +381,7 @@ def test_data_folders_are_found_beside_the_package() -> None:
 
 
 def test_a_missing_data_folder_says_where_it_was_expected(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("lngen.data.files", lambda package: tmp_path / package)
+    monkeypatch.setattr("lngen.config.files", lambda package: tmp_path / package)
     with pytest.raises(MissingError, match=r"'templates' is missing: expected it at .*_data"):
         data_dir("templates")
     (tmp_path / "lngen" / "_data" / "templates").mkdir(parents=True)
@@ -418,7 +418,7 @@ def test_the_wheel_carries_the_data_and_works_alone(wheel: Path, tmp_path: Path)
     empty.mkdir()
     python("-m", "pip", "install", "-q", "--no-deps", "--no-index", "--target", str(site), str(wheel))
     found = python(
-        "-c", "from lngen.data import data_dir; print(data_dir('templates'))", cwd=empty, PYTHONPATH=str(site)
+        "-c", "from lngen.config import data_dir; print(data_dir('templates'))", cwd=empty, PYTHONPATH=str(site)
     )
     assert Path(found.strip()) == site / "lngen" / "_data" / "templates"
     show = ("-m", "lngen", "show", "layernorm.fwd:d=768,dtype=bf16", "--stage", "cuda")

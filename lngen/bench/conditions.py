@@ -11,7 +11,7 @@ from pathlib import Path
 from lngen.bench.engines import Engine
 from lngen.bench.measure import Method
 from lngen.bench.peers import known
-from lngen.data import data_dir
+from lngen.config import data_dir
 from lngen.version import __version__
 
 PEERS = (

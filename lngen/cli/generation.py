@@ -23,7 +23,7 @@ from lngen.cli.shared_options import (
     words,
 )
 from lngen.compile import Compilation, KernelSet
-from lngen.data import data_dir
+from lngen.config import data_dir
 from lngen.devices import DEFAULT_ARCH, Device, oldest_first
 from lngen.runtime.lock_file import Lock, read_lock
 from lngen.schedule import ANY, Schedule, complete, parse_schedule

@@ -20,7 +20,7 @@ import click
 from lngen import config
 from lngen.cli import COMMANDS
 from lngen.cli.output import Output, output_options, stage_options, table, write
-from lngen.data import data_dir
+from lngen.config import data_dir
 from lngen.errors import LngenError, MissingError
 from lngen.toolchain import nvrtc_version, supported_arches
 from lngen.version import __version__, install_hint

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
 
-from lngen.data import data_dir
+from lngen.config import data_dir
 from lngen.emit.layout import laid_out
 from lngen.errors import EmitError
 from lngen.ir import print_graph

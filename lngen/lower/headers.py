@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
-from lngen.data import data_dir
+from lngen.config import data_dir
 from lngen.errors import EmitError
 
 # In the order of an emitted file: a header uses those before it.

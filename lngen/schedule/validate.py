@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from lngen.data import data_dir
+from lngen.config import data_dir
 from lngen.devices import Device, default_device
 from lngen.schedule.columns import Columns, Numbers
 from lngen.schedule.constants import MODEL, Model

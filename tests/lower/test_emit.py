@@ -21,7 +21,7 @@ from jinja2 import FileSystemLoader, UndefinedError
 import lngen
 import sampling
 from lngen.compile import KernelSet
-from lngen.data import data_dir
+from lngen.config import data_dir
 from lngen.devices import capability, device_for
 from lngen.emit import emit, environment
 from lngen.emit.layout import WIDTH, laid_out

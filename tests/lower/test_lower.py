@@ -14,7 +14,7 @@ import pytest
 from lngen.aot.manifest import entry
 from lngen.check.inputs import mismatches, random_inputs
 from lngen.compile import Compilation
-from lngen.data import data_dir
+from lngen.config import data_dir
 from lngen.emit import emit
 from lngen.errors import LowerError, ScheduleError
 from lngen.graphs import Definition, GraphBuilder

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sampling
-from lngen.data import data_dir
+from lngen.config import data_dir
 from lngen.emit import emit
 from lngen.errors import SpecError, VerifyError
 from lngen.graphs import Definition, GraphBuilder

@@ -19,7 +19,7 @@ from cuda_text import code, functions, never_called
 from lngen.aot import catalog
 from lngen.check.inputs import mismatches, random_inputs
 from lngen.compile import Compilation
-from lngen.data import data_dir
+from lngen.config import data_dir
 from lngen.emit import emit
 from lngen.errors import CompileError
 from lngen.graphs import Definition, GraphBuilder

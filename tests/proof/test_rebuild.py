@@ -10,7 +10,7 @@ import pytest
 
 from lngen.aot import catalog
 from lngen.bench.grids import WIDTHS
-from lngen.data import data_dir
+from lngen.config import data_dir
 from lngen.spec import parse_spec
 
 pytest.importorskip("cupy")

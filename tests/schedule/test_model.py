@@ -13,7 +13,7 @@ import pytest
 import sampling
 from lngen.cli.inspection import spilled_bytes
 from lngen.compile import Compilation, KernelSet
-from lngen.data import data_dir
+from lngen.config import data_dir
 from lngen.devices import Device, default_device, described, device_for, named
 from lngen.errors import LngenError, MissingError
 from lngen.lower import lower
