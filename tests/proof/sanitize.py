@@ -33,7 +33,7 @@ CASES = (
     ("rmsnorm", 3, {"dtype": "f64"}),
 )
 # One block a multiprocessor: synccheck, and it alone, ends with an illegal address where several blocks of clusters of
-# 16 share one and have an mbarrier, whatever they do with it (tests/proof/synccheck_clusters.py).
+# 16 share one and have an mbarrier, whatever they do with it.
 CLUSTERS_OF_16 = (
     "layernorm.bwd:d=40000,dtype=f32,save=none",
     "form=tma,threads=64,rows_per_block=1,vec=4,blocks_per_sm=1,stages=2,cluster=16,cached_weights=yes",
