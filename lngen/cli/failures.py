@@ -39,17 +39,17 @@ def failed(error: Exception) -> int:
     return code
 
 
-_ECHO = re.compile(r"(?<!\w)'[^'\n]*'|\S+")  # what a message may repeat of a command line: a quotation, or a word
+_ECHO = re.compile(r"(?<!\w)'[^'\n]*'|\S+")  # a quotation, or a word, that a message may repeat
 
 
 def brief(text: str) -> str:
-    """A message in which no echo is longer than a message may have it."""
+    """A message with every quotation and word shortened to what a message may repeat."""
     return _ECHO.sub(lambda echo: short(echo[0]), text)
 
 
 @contextlib.contextmanager
 def brief_usage() -> Iterator[None]:
-    """Errors of click, which repeats arguments whole, become brief."""
+    """Shorten the errors of click, which repeat whole arguments."""
     try:
         yield
     except click.ClickException as error:
@@ -63,7 +63,7 @@ def _judged(error: Exception) -> tuple[str, int]:
     if isinstance(error, LngenError):
         return "\n".join([str(error), *getattr(error, "__notes__", [])]), error.exit_code
     if isinstance(error, MemoryError):
-        return f"the memory does not suffice ({_brief(error)}); use fewer rows.", MissingError.exit_code
+        return f"there is not enough memory ({_brief(error)}); use fewer rows.", MissingError.exit_code
     if isinstance(error, OSError) and error.filename is not None:
         return f"'{os.fsdecode(error.filename)}' cannot be used: {error.strerror}.", LngenError.exit_code
     what = f"{type(error).__name__}: {_brief(error)}"
@@ -72,7 +72,8 @@ def _judged(error: Exception) -> tuple[str, int]:
 
 def _brief(error: Exception) -> str:
     """The error's message on one line."""
-    return " ".join(str(error).split())[:300] or "no memory left" * isinstance(error, MemoryError) or "without a word"
+    text = " ".join(str(error).split())[:300]
+    return text or ("none is left" if isinstance(error, MemoryError) else "it has no message")
 
 
 def _traceback_wanted() -> bool:
@@ -83,9 +84,9 @@ def _traceback_wanted() -> bool:
 
 
 def open_streams() -> None:
-    """Replaces closed standard streams, so that no file gets their number.
+    """Replace closed standard streams, so that no file gets their number.
 
-    Reading then ends at once, messages are lost, and output fails as it should.
+    Then reading ends at once, messages are lost, and output fails, as it should.
     """
     for stream, name, mode in ((sys.stdin, "stdin", "r"), (sys.stdout, "stdout", "w"), (sys.stderr, "stderr", "w")):
         if stream is None:

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     callback=words,
     help="Files to write; with cu alone nothing is compiled.",
 )
-@click.option("--out", "folder", required=True, type=AnyPath(), metavar="DIR", help="Where to.")
+@click.option("--out", "folder", required=True, type=AnyPath(), metavar="DIR", help="The folder to write to.")
 @schedule_option
 @click.option("--lock", "lock_file", type=AnyPath(), metavar="FILE", help="A lock file with tuned schedules.")
 @rows_option

@@ -33,7 +33,7 @@ _OPTIONS = Options(DType.F16, DType.BF16, DType.F32)
 @click.argument("names", nargs=-1, metavar="[GRAPH]...")
 @output_options
 def list_command(output: Output, names: tuple[str, ...]) -> None:
-    """The graphs, a line each; of every GRAPH named its inputs, outputs, statistics, and keys with their defaults."""
+    """List the graphs, a line each. Of each GRAPH print the inputs, outputs, statistics, and keys with defaults."""
     for name in names:
         if name not in GRAPHS:
             wrong(name, "graph", name, list(GRAPHS))

@@ -26,11 +26,11 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 JSON_HELP = "Print JSON."
 TABLE_HELP = "Also write the table to this file, as JSON."
-STAGE_HELP = "Write to this file instead; a table is also printed, and is JSON in the file."
+STAGE_HELP = "Write to this file instead; a table is also printed, and the file has it as JSON."
 
 
 class AnyPath(click.Path):
-    """A path, which has a name that a file can have."""
+    """A path whose name a file can have."""
 
     def __init__(self, **rules: Any) -> None:
         super().__init__(path_type=Path, **rules)
@@ -44,7 +44,7 @@ class AnyPath(click.Path):
 
 
 class OutFile(click.Path):
-    """A file to write, checked before any work: a new one, or a regular one that may be replaced."""
+    """A file to write, checked before any work: a new file, or a regular file that may be replaced."""
 
     name = "file"
 

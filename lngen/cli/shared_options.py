@@ -1,4 +1,4 @@
-"""Common parts of the commands: types of values, options, and progress."""
+"""What several commands share: types of values, options, and a progress bar."""
 
 from __future__ import annotations
 

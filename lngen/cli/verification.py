@@ -38,13 +38,13 @@ from lngen.version import __version__
 @click.argument("specs", metavar="SPEC...", nargs=-1)
 @on_option("Run the kernels on a GPU, or their PTX on NumPy; auto is a GPU if there is one.")
 @click.option(
-    "--rows", default="0,1,3,133", show_default=True, metavar="M,...", type=Whole(listed=True), help="Counts."
+    "--rows", default="0,1,3,133", show_default=True, metavar="M,...", type=Whole(listed=True), help="Numbers of rows."
 )
 @click.option("--schedules", type=Whole(1, 1000), default=1, show_default=True, help="Number of schedules to check.")
 @arch_option("The one arch to compile for where there is no GPU.")
 @click.option("--matrix", is_flag=True, help="Instead of SPECs: the whole grid of specs and rows, on a GPU.")
-@click.option("--budget", type=Decimal(), default=480.0, show_default=True, help="With --matrix: seconds.")
-@click.option("--processes", type=Whole(1, 1024), default=8, show_default=True, help="With --matrix.")
+@click.option("--budget", type=Decimal(), default=480.0, show_default=True, help="With --matrix: seconds it may take.")
+@click.option("--processes", type=Whole(1, 1024), default=8, show_default=True, help="With --matrix: they share a GPU.")
 @output_options
 @click.pass_context
 def check_command(

@@ -21,7 +21,7 @@ from lngen.runtime.arrays import Layout
 
 
 def leading(value: Value, shape: Sequence[int], d: int) -> tuple[int, ...]:
-    """The leading shape of an array: all dimensions but the last of [..., D], all of an array with a number per row."""
+    """The dimensions that count rows: all but the last of an array [..., D], all of one with a number per row."""
     if Axis.D not in value.type.axes:
         return tuple(shape)
     if len(shape) < 1 or shape[-1] != d:
@@ -84,14 +84,14 @@ def _one_stride(value: Value, dims: list[tuple[int, int]], strides: tuple[int, .
 
 # ---- memory that arrays share ----
 
-# Two arrays of a call by number, the first one written, and the differences between the first and the second address,
-# in bytes, between which, both excluded, the arrays may overlap.
+# Two arrays of a call by number, of which the first is written, and two bounds: the arrays may share memory if the
+# first address minus the second, in bytes, lies between the bounds, both excluded.
 Near = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True)
 class Extent:
-    """The memory of an array of ``shape``, two dimensions at most, relative to its address; strides in bytes."""
+    """The memory of an array of at most two dimensions, relative to its address; strides and size are in bytes."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -122,7 +122,7 @@ class _Interface:
 
 
 def near(extents: Sequence[Extent | None], inputs: int) -> tuple[Near, ...]:
-    """Every result, None if it is a new array, with every input and every earlier result."""
+    """Pairs of each result with each input and each earlier result; a result that is None is a new array."""
     found = []
     for i, result in enumerate(extents[inputs:], inputs):
         for j, other in enumerate(extents[:i]):
@@ -134,11 +134,11 @@ def near(extents: Sequence[Extent | None], inputs: int) -> tuple[Near, ...]:
 
 
 def replaced(values: Sequence[Value], arrays: Sequence[Array | None], inputs: int, again: str = "") -> tuple[str, ...]:
-    """Names of the inputs that a result overwrites exactly; ArrayError for a result that shares memory otherwise.
+    """Names of the inputs of which a result takes the exact place; ArrayError if a result shares memory otherwise.
 
-    The first ``inputs`` values are the inputs; a result that is None is a new array. ``again`` is the part of a
-    schedule that reads inputs after results are stored: then a result may not overwrite an input. A result that is
-    added to an input may overwrite that input, which is not among the names.
+    The first ``inputs`` values are the inputs. A result that is None is a new array. ``again`` is the part of a
+    schedule that reads inputs after results are stored; with it, no result may take an input's place. A result that is
+    added to an input may always take the place of that input, whose name is not returned.
     """
     found = []
     for i, result in enumerate(arrays[inputs:], inputs):

@@ -1,4 +1,4 @@
-"""One direction of a norm: arrays are validated once per layout, then only pointers change from call to call."""
+"""One direction of a norm: arrays are checked once per layout, then only their addresses change from call to call."""
 
 from __future__ import annotations
 
@@ -27,14 +27,15 @@ WIDEST = 16  # bytes of the widest memory access; arrays aligned to it fit every
 
 @dataclass
 class Recipe:
-    """What a call with arrays of one layout needs in addition to their addresses.
+    """What a call needs for arrays of one layout, in addition to their addresses.
 
-    alignments   the plan for aligned arrays requires each address to be a multiple of its number of bytes
-    vec          the widest access, in elements, that the strides allow; None if they suit that plan
-    narrow       the widest access if an address is not such a multiple
     makers       allocate the results that are not given
-    near         arrays to be checked when their addresses are close, and ``extents`` of all arrays
-    bounds       launches that are ready but for the addresses, by width of access
+    alignments   for each array, the bytes of which its address has to be a multiple in the plan for aligned arrays
+    vec          the widest access, in elements, that the strides allow; None if the strides suit that plan
+    narrow       the widest access if an address is not such a multiple
+    near         pairs of arrays that are checked when their addresses are close
+    extents      the memory of each array, None for a new one
+    bounds       launches that only lack the addresses, by width of access
     """
 
     device: int
@@ -66,7 +67,7 @@ class Call:
         self._local = threading.local()
 
     def _leading_input(self) -> int:
-        """The input that gives rows, library and device: one of forward's if there is any, since they are checked."""
+        """The input that gives rows, library and device: if possible one that forward has checked."""
         forward = self.spec.forward()
         known = {v.name for v in (*forward.params, *forward.results)}
         rated = enumerate(self.inputs)
@@ -77,10 +78,10 @@ class Call:
     def kernels(
         self, arch: str, vec: int | None = None, rows: int | None = None, gpu: Device | None = None
     ) -> KernelSet:
-        """The kernels for ``arch``; ``vec``: accesses are at most that wide, for arrays that do not suit the default.
+        """The kernels for ``arch`` and about ``rows`` rows (None: many).
 
-        The plan depends on the number of ``rows`` (None: many), and on the lock file, which may have a schedule for
-        the ``gpu`` (None: any of that arch) and about as many rows.
+        ``vec`` is the widest access, in elements, for arrays that do not suit the default. The lock file may have a
+        schedule for about as many rows on the ``gpu`` (None: any GPU of that arch).
         """
         device = gpu.name if gpu else None
         each = workload(self._problem, rows, gpu or device_for(arch))
@@ -137,10 +138,10 @@ class Call:
         raise ArrayError(f"'{self.spec}' expects the input '{name}', which is missing{hint}.")
 
     def __call__(self, arrays: Sequence[Any], out: Any) -> tuple[tuple[Any, ...], tuple[str, ...]]:
-        """Results of one launch, new or ``out``'s, and the inputs that they overwrite.
+        """The results, new or from ``out``, and the names of the inputs that they overwrite.
 
-        The order of the arrays is the graph's. This runs on every call and host time counts, hence the list
-        comprehensions and the recipe that is remembered per thread.
+        ``arrays`` are in the graph's order. This runs on every call and host time counts: hence the list
+        comprehensions, and one remembered recipe per thread.
         """
         given = out if type(out) is tuple else self._given(out)
         first = arrays[self._leader]
@@ -234,7 +235,7 @@ class Call:
     # ---- once per layout ----
 
     def _recall(self, library: Library, layouts: list[Layout], absent: tuple[bool, ...]) -> Recipe:
-        """The recipe for these layouts and for outputs to allocate; built if it is new to this thread."""
+        """The recipe for these layouts and for the outputs that are ``absent``; made if it is new to this thread."""
         local = self._local
         if not hasattr(local, "recipes"):
             local.recipes = {}

@@ -138,10 +138,10 @@ def capture_of(stream: int) -> int:
 
 
 class CapturedGraph:
-    """The graph that a stream captures: whether it, or what was instantiated from it, still exists or runs.
+    """The CUDA graph that a stream captures. It tells when the graph and all its instances are gone.
 
-    Each of them keeps a user object. The driver calls the object's destructor in a thread of its own, where neither
-    CUDA nor, at exit, Python may run: it is ``sem_post`` of the C library.
+    The graph and each instance keep a user object. The driver calls the destructor of that object in a thread of its
+    own, where CUDA may not be called, and at exit no Python may run. So it is ``sem_post`` of the C library.
     """
 
     def __init__(self, stream: int) -> None:
@@ -159,7 +159,7 @@ class CapturedGraph:
             library().cuGraphRetainUserObject(graph, kept, 1, MOVE)
 
     def ended(self) -> bool:
-        """True once, when all of them are gone."""
+        """True, once, when the graph and its instances are gone."""
         if self._c.sem_trywait(self._semaphore):
             return False
         self._c.free(self._semaphore)

@@ -79,8 +79,8 @@ class Launcher:
     """The kernels of a plan, loaded on one device.
 
     image    a cubin for the arch of the device
-    overlap  a call may start while earlier work on the stream drains, which costs time where that work does not trigger
-             it (lngen/docs/performance.md); the kernels of one call overlap anyway
+    overlap  a call may start while earlier work on the stream drains. It costs time behind work that does not trigger
+             it (lngen/docs/performance.md). The kernels of one call overlap anyway.
     """
 
     def __init__(self, plan: Plan, image: bytes, device: int, overlap: bool = False) -> None:
@@ -219,11 +219,11 @@ class _Arguments:
 
 @dataclass(slots=True, weakref_slot=True)
 class Workspace:
-    """Memory that grows; the holder of ``lock`` may request it and launch with it.
+    """Memory that grows; only the holder of ``lock`` may ask for it and launch with it.
 
-    A stream runs launches in order, also programmatic ones: each kernel waits for the completion of the previous one
-    before it writes to memory. So calls on one stream can share a workspace, as long as no other kernels run between
-    those of a call, which the lock ensures.
+    A stream runs launches in order. A programmatic launch also waits for the end of the previous kernel before it
+    writes to memory. So calls on one stream can share a workspace, provided that no other kernel runs between those of
+    a call: the lock ensures that.
     """
 
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -259,9 +259,9 @@ class Workspaces:
     def of(self, device: int, stream: int, plan: str) -> Workspace:
         """The workspace of the plan called ``plan`` on ``stream``, a pointer.
 
-        Each capture has its own workspace: its graph may run on any stream, beside other work, and zeroing runs when
-        the graph runs, not during the capture. The handle of the per-thread default stream means another stream in
-        every thread.
+        Each capture has its own workspace: its graph may run on any stream, beside other work, and the workspace is
+        zeroed when the graph runs, not during the capture. The handle of the per-thread default stream means another
+        stream in every thread.
         """
         key = device, stream, plan
         if capture := capture_of(stream):
@@ -272,7 +272,7 @@ class Workspaces:
         return held.get(key) or held.setdefault(key, Workspace())
 
     def _of_capture(self, key: Hashable, stream: int) -> Workspace:
-        """The workspace of a capture. The next capture frees it, when its graph is gone and runs no more."""
+        """The workspace of a capture; the first capture after the end of its graph frees it."""
         with _capturing:
             found = self._captured.get(key)
             if found is None:

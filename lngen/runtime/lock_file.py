@@ -59,9 +59,9 @@ class Lock:
     def nearest(
         self, spec: str, rows: int | None = None, *, device: str | None = None, arch: str | None = None
     ) -> Locked | None:
-        """The choice for the number of rows nearest to ``rows`` by their ratio; None: for the most rows.
+        """The choice for the number of rows nearest to ``rows`` by ratio; of two equally near the one with more rows.
 
-        Of two that are equally near the result is the one with more rows. None if the spec is not locked there.
+        ``rows`` None: the choice for the most rows. The result is None if the spec is not locked there.
         """
         found = self.candidates(spec, device=device, arch=arch)
         if not found:
@@ -86,7 +86,7 @@ class Lock:
         return found
 
     def updated(self, entries: Iterable[Locked]) -> Lock:
-        """The lock with these choices, which replace those for the same device, spec and rows."""
+        """This lock with more choices; each replaces the one for the same device, spec and rows."""
         kept = {(e.device, e.spec, e.rows): e for e in (*self.entries, *entries)}
         return Lock(tuple(sorted(kept.values())), self.path)
 

@@ -40,17 +40,19 @@ def compile(
 ) -> Norm:
     """A norm specialised on D, dtypes and options; nothing is compiled before its first use.
 
-    ``graph`` is a name (``layernorm``, ``rmsnorm``), a function that describes a forward graph and gives it its name,
-    a Definition, which names any callable, a forward Graph, the name of a file with its text (``my.graph``), or
-    ``module:function``. ``dtype`` is f32, or what the graph declares.
-    ``options`` are the spec's keys: weight, out, eps, save, wrt, of, grad, accumulate, blocks, and those of the graph,
-    such as gamma and beta (``lngen list``).
-    ``schedule`` changes the default schedule, per direction: ``{"fwd": "threads=256", "bwd": ""}``.
-    ``lock`` is a file that ``lngen tune`` wrote: on a GPU in that file, the schedule tuned for the nearest number of
-    rows replaces the default. It changes no bit.
-    ``overlap``: on sm_90 and newer, a call may start while the kernel before it on the stream drains. It gains time
-    only behind a kernel that allows it (griddepcontrol.launch_dependents), such as some GEMMs and another norm of
-    lngen, and costs time behind all others.
+    graph     a name (``layernorm``, ``rmsnorm``); a function that describes a forward graph, which gets its name; a
+              Definition, which names any callable; a forward Graph; a file with the text of one (``my.graph``); or
+              ``module:function``
+    dtype     f32 by default, or what the graph declares
+    schedule  changes of the default schedule, per direction: ``{"fwd": "threads=256", "bwd": ""}``
+    lock      a file that ``lngen tune`` wrote: on a GPU in that file, the schedule tuned for the nearest number of rows
+              replaces the default; it changes no bit
+    overlap   on sm_90 and newer, a call may start while the kernel before it on the stream drains. It gains time only
+              behind a kernel that allows it (griddepcontrol.launch_dependents), such as some GEMMs and another norm
+              of lngen. It costs time behind all others.
+    options   the spec's keys: weight, out, eps, save, wrt, of, grad, accumulate, blocks, and those of the graph, such
+              as gamma and beta (``lngen list``)
+
     SpecError for a wrong option, ScheduleError (at first use) for an illegal schedule, LngenError for a lock file
     that cannot be read.
     """
@@ -173,9 +175,9 @@ class Norm:
         return self.kernels(direction, arch, rows).text
 
     def warmup(self, device: int = 0, rows: int | None = None) -> Norm:
-        """Compile and load both directions on a GPU, so that later calls with aligned arrays need not.
+        """Compile and load both directions on a GPU, so that later calls with aligned arrays do not have to.
 
-        ``rows``: the approximate number in calls; None: any number. Few rows may have kernels of their own.
+        ``rows``: about the number of rows in calls; None: any number. Few rows may have kernels of their own.
         """
         device, rows = _count("device", device), None if rows is None else _count("rows", rows)
         self._forward.warm(device, rows)
@@ -189,13 +191,15 @@ class Norm:
                  one GPU, or NumPy arrays, which run the interpreter; rows are contiguous, with one stride
         gamma    [D] of the weight dtype; beta alike
         out      y, or the tuple of all results (y, mean, rstd), to be written; None for a new array. An array in
-                 ``out`` shares memory with no other array of the call, except that y may be exactly x (same address,
-                 strides and element size) if the kernels read each row once, which form=multipass with several [M, D]
-                 results, or before column sums, does not. ``saved`` then lacks the overwritten input, and backward
-                 refuses if it needs it.
+                 ``out`` shares no memory with another array of the call, with one exception: y may be exactly x, with
+                 the same address, strides and element size. Then ``saved`` lacks x, and a backward that needs x
+                 refuses. Some kernels of form=multipass refuse it as well, because they read x again after they have
+                 stored a result: those with several [M, D] results.
+
         Launches on the library's current stream and does not wait. ArrayError for a wrong array. With ``save=y`` it
-        refuses weights with which y says too little about x: on NumPy arrays in every call; on a GPU in the first call
-        with weights at their addresses, which waits for the GPU, and not while a graph is captured.
+        refuses weights so small that x cannot be rebuilt from y. It checks NumPy arrays in every call. On a GPU it
+        checks once for each set of addresses of the weights: that call waits for the GPU. While a CUDA graph is
+        captured it does not check.
         """
         call = self._forward
         arrays = inputs if len(inputs) == len(call.inputs) and not named else call.arrange(inputs, named)
@@ -225,13 +229,16 @@ class Norm:
     def backward(self, dy: Any, saved: Saved, *, out: Any = None) -> tuple[Any, ...]:
         """Gradients of the inputs in the graph's order: ``dx, dgamma, dbeta = norm.backward(dy, saved)``.
 
-        dy has the shape and dtype of y. A graph of several outputs takes a tuple, a cotangent for each output that is
-        differentiated (the spec's ``of``) in the graph's order: ``norm.backward((dy, dh), saved)``. None means zeros;
-        kernels without the work for it are compiled when it is first None. ``out``: a tuple of arrays to write instead
-        of new ones, as in forward; dx may be exactly dy or x. Gradients that are the same value (those of x and of a
-        residual of its dtype) are one array, returned twice; ``out`` has None for the second. Those of the spec's
-        ``accumulate`` are added to the arrays in ``out``, which it must have. ArrayError for a wrong array, for more or
-        fewer cotangents, or for what a norm of another spec saved.
+        dy     of the shape and dtype of y. A graph of several outputs takes a tuple, with a cotangent for each output
+               that is differentiated (the spec's ``of``) in the graph's order: ``norm.backward((dy, dh), saved)``.
+               None means zeros; the kernels without it are compiled at the first such call.
+        out    a tuple of arrays to write instead of new ones, as in forward. dx may be exactly dy or x, unless the
+               kernels read them again: those of form=multipass with column sums or several [M, D] results.
+               Gradients of the same value (those of x and of a residual of its dtype) are one array, returned twice;
+               ``out`` has None for the second. Gradients in the spec's ``accumulate`` are added to their arrays in
+               ``out``, which have to be there.
+
+        ArrayError for a wrong array, for more or fewer cotangents, or for what a norm of another spec saved.
         """
         if not isinstance(saved, Saved):
             raise ArrayError(f"saved is expected to be what forward returned beside y, got {type(saved).__name__}.")
@@ -258,7 +265,7 @@ class Norm:
         return results
 
     def _backward_of(self, cotangents: tuple[str, ...]) -> Call:
-        """The backward for these cotangents alone, made once."""
+        """The backward for these cotangents alone; it is made once."""
         if not cotangents:
             raise ArrayError(
                 f"'{self._backward.spec}' takes at least one of {', '.join(self._cotangents)}, got None alone; all "

@@ -23,7 +23,12 @@ from lngen.runtime.launch import Launcher, device_arch
 def run_on_host(
     graph: Graph, d: int, leader: int, arrays: Sequence[Any], given: Sequence[Any]
 ) -> tuple[tuple[Array, ...], tuple[str, ...]]:
-    """Results, new where none is ``given``, and the inputs that they overwrite; ``leader`` gives the rows."""
+    """Results of the interpreter, new where none is ``given``, and the names of the inputs that they overwrite.
+
+    Arrays are checked like those of a GPU, and nothing is written before all are checked. ``leader`` is the number of
+    the input that gives the rows.
+    """
+
     values = (*graph.params, *graph.results)
     like = values[leader].name
     numpy = [_as_numpy(v, a, like) for v, a in zip(values, (*arrays, *given), strict=True)]
@@ -95,7 +100,7 @@ def run_numpy(
 def launch_numpy(
     launcher: Launcher, rows: int, inputs: Mapping[str, Array], poison: int | None = None
 ) -> dict[str, Array]:
-    """The same with loaded kernels; ``poison`` as in ``launch_raw``."""
+    """As ``run_numpy``, with loaded kernels; ``poison`` as in ``launch_raw``."""
     import cupy
 
     with cupy.cuda.Device(launcher.device):
@@ -109,9 +114,9 @@ def launch_numpy(
 
 
 def launch_raw(launcher: Launcher, rows: int, inputs: Mapping[str, Any], poison: int | None = None) -> dict[str, Any]:
-    """The results as new CuPy arrays of unsigned integers, on the current device and stream; does not wait.
+    """The results as new CuPy arrays of unsigned integers, on the current device and stream; it does not wait.
 
-    ``poison`` is the byte that fills results and workspace before the launch, if given.
+    ``poison`` is a byte that fills results and workspace before the launch; None: they are not filled.
     """
     import cupy
 

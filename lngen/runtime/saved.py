@@ -15,7 +15,7 @@ from lngen.ir.numerics import NUMPY_DTYPE, Array
 from lngen.passes import accumulated, extract, rebuilt
 from lngen.spec import Spec
 
-LARGEST_ERROR = 1 / 16  # of a rebuilt number, of which those of a normalised row have a mean square of 1
+LARGEST_ERROR = 1 / 16  # of a rebuilt number; the numbers of a normalised row have a mean square of 1
 
 
 @dataclass(slots=True, repr=False)
@@ -39,7 +39,7 @@ class Saved:
         return self.arrays[self.names.index(name)]
 
     def check(self, spec: Spec) -> None:
-        """ArrayError unless ``spec``, of a forward, is that of these arrays: its text says all that they mean."""
+        """ArrayError unless these arrays are of the forward ``spec``; equal texts mean equal arrays."""
         if str(spec) != str(self.spec):
             raise ArrayError(
                 f"saved is expected to be what the forward of '{spec}' returned beside y, got that of '{self.spec}'; "
@@ -62,7 +62,10 @@ def _described(array: Any) -> str:
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """The rebuilding of one spec: its graph, the saved result, and the weights that it reads."""
+    """How backward rebuilds the normalised row from a saved result: the graph that does it, and the result.
+
+    The weights decide whether it can: they are checked when forward saves the result.
+    """
 
     spec: Spec
     graph: Graph
@@ -70,7 +73,7 @@ class Rebuilt:
 
     @classmethod
     def of(cls, backward: Spec) -> Rebuilt | None:
-        """That of a backward; None if it takes nothing from forward that has to be rebuilt."""
+        """The rebuilding of a backward; None if it has none."""
         graph = rebuilt(backward.trace()["save"], backward.forward())
         if graph is None:
             return None
@@ -78,14 +81,14 @@ class Rebuilt:
 
     @property
     def weights(self) -> tuple[Value, ...]:
-        """The inputs without rows that it reads."""
+        """The inputs without rows that the rebuilding reads."""
         return tuple(p for p in self.graph.params if M not in p.type.axes)
 
     def errors(self, weights: Mapping[str, Array]) -> Array:
-        """[D]: a bound of the error of each rebuilt number that is at most 1, infinite where a weight is 0.
+        """[D]: a bound of the error of each rebuilt number of at most 1, infinite where a weight is 0.
 
-        The result is a * value + b, with a and b of the weights, and rounded: to u |a + b|, at least by half
-        of the smallest subnormal number. So the value is off by (u (|a| + |b|) + floor) / |a|.
+        The result is a * value + b, where a and b follow from the weights. It is rounded by at most u |a + b|, or half
+        of the smallest subnormal number. So the rebuilt value is off by at most (u (|a| + |b|) + floor) / |a|.
         """
         rows = np.array([[0.0], [1.0]], NUMPY_DTYPE[self.result.type.dtype])
         inputs: dict[str, Array] = dict(weights)
@@ -101,7 +104,7 @@ class Rebuilt:
         return np.asarray(np.where(self._lost(weights), np.inf, errors))
 
     def _lost(self, weights: Mapping[str, Array]) -> Array:
-        """[D]: True where a weight that multiplies is 0, so that the result says nothing about the value."""
+        """[D]: True where a factor is 0, so that nothing can be rebuilt from the result."""
         lost = np.zeros(self.spec.d, bool)
         for eqn in self.graph.eqns:
             if eqn.op == "select_eq" and eqn.out.type.axes == (D,):
@@ -110,7 +113,7 @@ class Rebuilt:
         return lost
 
     def check(self, weights: Mapping[str, Array]) -> None:
-        """ArrayError if a weight is so small that the rounding of the saved result leaves no value to rebuild."""
+        """ArrayError if a weight is so small that rounding the saved result loses the value."""
         errors = self.errors(weights)
         worst = int(np.argmax(np.where(np.isnan(errors), np.inf, errors)))
         if errors[worst] <= LARGEST_ERROR:
@@ -124,7 +127,7 @@ class Rebuilt:
 
 
 class Gradients:
-    """Gradients by name, in the order of the inputs."""
+    """The gradients that a backward returns, and the results that its kernels store: equal ones are stored once."""
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
@@ -132,13 +135,13 @@ class Gradients:
         self.added = tuple(f"d{name}" for name in spec.accumulate)
 
     def plain(self, graph: Graph) -> bool:
-        """True if each of them is a result of ``graph``, and none is added to an array."""
+        """True if each gradient is a result of ``graph``, and none is added to an array."""
         return not self.added and not graph.shared
 
     def stored(self, graph: Graph, out: Any) -> tuple[tuple[Any, ...] | None, dict[str, Any]]:
-        """The arrays for the results of ``graph``, from those for the gradients; and the inputs that are added to.
+        """From the arrays for the gradients: those for the results of ``graph``, and those that are added to, by name.
 
-        ArrayError for arrays of which one would stay unwritten, or without an array to add to.
+        ArrayError if an array would stay unwritten, or if there is no array to add to.
         """
         given = self._by_name(out)
         for name in self.added:

@@ -188,11 +188,11 @@ def raises(error: BaseException) -> Callable[..., None]:
     ("error", "code", "message"),
     [
         (ArrayError("no array."), 2, "error: no array.\n"),
-        (MemoryError("Unable to allocate 1 TiB"), 3, "error: the memory does not suffice (Unable to allocate 1 TiB)"),
+        (MemoryError("Unable to allocate 1 TiB"), 3, "error: there is not enough memory (Unable to allocate 1 TiB)"),
         (FileNotFoundError(2, "No such file", "a"), 2, "error: 'a' cannot be used: No such file.\n"),
         (RecursionError("too deep"), 70, "error: internal error of lngen (RecursionError: too deep)"),
         (OSError(5, "Input/output error"), 70, "error: internal error of lngen (OSError: [Errno 5]"),
-        (EOFError(), 70, "error: internal error of lngen (EOFError: without a word)"),
+        (EOFError(), 70, "error: internal error of lngen (EOFError: it has no message)"),
     ],
 )
 @pytest.mark.parametrize("level", ["0", "5", "nonsense"])
