@@ -14,7 +14,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from lngen.ptx import run_plan
 from lngen.schedule import Schedule
 from lngen.spec import parse_spec
 from lngen.toolchain import compile_ptx
+from schedules import cp_async, multipass, registers, tma, unaligned
 
 KNOWN = Path(__file__).with_name("deletions.txt")
 
@@ -40,32 +41,19 @@ class Case:
     rows: tuple[int, ...]
 
 
-def schedule(form: str, threads: int, rows: int, vec: int, **more: int | bool) -> Schedule:
-    """A schedule by its form."""
-    return replace(Schedule(form, threads, rows, vec), **more)  # type: ignore[arg-type]
-
-
 CASES = {
-    "registers": Case("layernorm.fwd:d=1000,dtype=f32", schedule("registers", 64, 2, 4), (5,)),
-    "prefetch": Case("layernorm.bwd:d=740,dtype=f32,blocks=3", schedule("registers", 64, 8, 4, prefetch=True), (50,)),
-    "cp_async": Case("layernorm.bwd:d=740,dtype=f32,blocks=1", schedule("cp_async", 64, 8, 4, stages=2), (28,)),
-    "tma": Case("rmsnorm.bwd:d=740,dtype=f32,blocks=3", schedule("tma", 64, 8, 4, stages=2, tma_store=True), (60,)),
-    "cluster": Case("layernorm.bwd:d=4100,dtype=f32,blocks=4", schedule("tma", 128, 1, 4, stages=2, cluster=2), (12,)),
-    "tma_unaligned": Case(
-        "layernorm.fwd:d=171,dtype=bf16",
-        schedule("tma_unaligned", 16, 2, 1, stages=3, grid=2, tma_store=True, cached_weights=True),
-        (2, 6, 10, 31),
-    ),
-    "multipass": Case("layernorm.bwd:d=8202,dtype=f32,save=none,blocks=2", schedule("multipass", 256, 1, 2), (4,)),
+    "registers": Case("layernorm.fwd:d=1000,dtype=f32", registers(64, 2, 4), (5,)),
+    "prefetch": Case("layernorm.bwd:d=740,dtype=f32,blocks=3", registers(64, 8, 4, "prefetch"), (50,)),
+    "cp_async": Case("layernorm.bwd:d=740,dtype=f32,blocks=1", cp_async(64, 8, 4, 2), (28,)),
+    "tma": Case("rmsnorm.bwd:d=740,dtype=f32,blocks=3", tma(64, 8, 4, 2, "store"), (60,)),
+    "cluster": Case("layernorm.bwd:d=4100,dtype=f32,blocks=4", tma(128, 1, 4, 2, cluster=2), (12,)),
+    "tma_unaligned": Case("layernorm.fwd:d=171,dtype=bf16", unaligned(16, 2, 1, 3, "cached", grid=2), (2, 6, 10, 31)),
+    "multipass": Case("layernorm.bwd:d=8202,dtype=f32,save=none,blocks=2", multipass(256, 2), (4,)),
     "dynamic": Case(
-        "layernorm.fwd:d=4100,dtype=f32",
-        schedule("tma", 64, 2, 4, stages=2, cluster=2, grid=2, row_in_registers=True, early_release=True, dynamic=True),
-        (1, 5, 19),
+        "layernorm.fwd:d=4100,dtype=f32", tma(64, 2, 4, 2, "regs early dynamic", cluster=2, grid=2), (1, 5, 19)
     ),
-    "single launch": Case(
-        "layernorm.bwd:d=740,dtype=f32,blocks=3", schedule("registers", 64, 8, 4, single_launch=True), (30,)
-    ),
-    "columns": Case("layernorm.bwd:d=4102,dtype=f32,wrt=gamma+beta", schedule("registers", 512, 1, 2), (70,)),
+    "single launch": Case("layernorm.bwd:d=740,dtype=f32,blocks=3", registers(64, 8, 4, "single"), (30,)),
+    "columns": Case("layernorm.bwd:d=4102,dtype=f32,wrt=gamma+beta", registers(512, 1, 2), (70,)),
 }
 
 

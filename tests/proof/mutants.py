@@ -27,6 +27,7 @@ from lngen.ptx import Outcome, run_plan
 from lngen.schedule import Schedule
 from lngen.spec import Spec, parse_spec
 from lngen.toolchain import compile_ptx
+from schedules import cp_async, multipass, registers, tma, unaligned
 
 ARCH = "sm_90"
 LONGER = 16  # times what the subject takes, and a mutant never ends
@@ -100,34 +101,6 @@ class Subject:
     apart: int = 0
 
 
-def registers(threads: int, rows: int, vec: int, **more: Any) -> Schedule:
-    """A schedule of rows in registers."""
-    return Schedule("registers", threads, rows, vec, **more)
-
-
-def tma(threads: int, rows: int, vec: int, stages: int = 2, cluster: int = 1, **more: Any) -> Schedule:
-    """A schedule of rows that come by TMA."""
-    return Schedule("tma", threads, rows, vec, stages=stages, cluster=cluster, **more)
-
-
-def unaligned(threads: int, rows: int, vec: int, stages: int = 2, **more: Any) -> Schedule:
-    """A schedule of rows that come by TMA and begin anywhere."""
-    return Schedule("tma_unaligned", threads, rows, vec, stages=stages, tma_store=True, **more)
-
-
-def cp_async(threads: int, rows: int, vec: int, stages: int = 2, **more: Any) -> Schedule:
-    """A schedule of rows that come by asynchronous copies."""
-    return Schedule("cp_async", threads, rows, vec, stages=stages, **more)
-
-
-def multipass(threads: int, vec: int) -> Schedule:
-    """A schedule of rows that are read again in every phase."""
-    return Schedule("multipass", threads, 1, vec)
-
-
-HELD = {"row_in_registers": True}
-DYNAMIC = {"row_in_registers": True, "dynamic": True}
-
 SUBJECTS: dict[str, Subject] = {
     # Partial vectors, several rows a warp, a block whose last rows do not exist; rows too far apart for 16 bits.
     "small": Subject("layernorm.fwd:d=100,dtype=bf16", registers(8, 4, 4), 18),
@@ -156,7 +129,7 @@ SUBJECTS: dict[str, Subject] = {
     # Column sums: blocks of row groups, the last one not full; then more rows than all blocks take at once.
     "backward": Subject("layernorm.bwd:d=996,dtype=bf16,weight=f32", registers(128, 8, 4), 20),
     "backward, no rows": Subject("layernorm.bwd:d=996,dtype=bf16", registers(128, 8, 4), 0),
-    "rounds": Subject("layernorm.bwd:d=2052,dtype=f64,wrt=gamma", registers(256, 1, 2, prefetch=True), 140),
+    "rounds": Subject("layernorm.bwd:d=2052,dtype=f64,wrt=gamma", registers(256, 1, 2, "prefetch"), 140),
     "late": Subject("layernorm.bwd:d=2052,dtype=f64,wrt=gamma", registers(256, 1, 2), 140),
     # Rows of partial sums in pairs, the last one alone.
     "few": Subject("layernorm.bwd:d=2052,dtype=f64,wrt=gamma", registers(256, 1, 2), 37),
@@ -167,35 +140,35 @@ SUBJECTS: dict[str, Subject] = {
     # Numbers of columns and of rows.
     "numbers of many rows": Subject("numbers.fwd:d=2052,dtype=f32", registers(256, 2, 4), 700, "wild"),
     # TMA: row groups of half a warp, of two warps, of a block; results in place of inputs.
-    "tma": Subject("layernorm.fwd:d=104,dtype=bf16", tma(16, 4, 8, grid=1), 13),
-    "tma groups": Subject("totals.fwd:d=1004,dtype=f32", tma(64, 2, 4, grid=1, tma_store=True), 7, "wild"),
-    "tma block": Subject("layernorm.fwd:d=1004,dtype=f32", tma(128, 1, 4, grid=1), 5),
-    "tma columns": Subject("rmsnorm.bwd:d=740,dtype=f32", tma(32, 8, 4, tma_store=True), 20),
+    "tma": Subject("layernorm.fwd:d=104,dtype=bf16", tma(16, 4, 8, 2, grid=1), 13),
+    "tma groups": Subject("totals.fwd:d=1004,dtype=f32", tma(64, 2, 4, 2, "store", grid=1), 7, "wild"),
+    "tma block": Subject("layernorm.fwd:d=1004,dtype=f32", tma(128, 1, 4, 2, grid=1), 5),
+    "tma columns": Subject("rmsnorm.bwd:d=740,dtype=f32", tma(32, 8, 4, 2, "store"), 20),
     # Rows that begin anywhere: three stages, two row groups, the last turn not full; pairs of neighbours; rows held by
     # warps; two inputs and column sums.
     "unaligned": Subject("layernorm.fwd:d=171,dtype=bf16", unaligned(16, 2, 1, 3, grid=2), 19),
-    "unaligned, pairs": Subject("layernorm.fwd:d=554,dtype=bf16", unaligned(64, 1, 2, grid=1), 5),
-    "unaligned, in registers": Subject("layernorm.fwd:d=1007,dtype=bf16", unaligned(64, 1, 1, grid=1, **HELD), 9),
+    "unaligned, pairs": Subject("layernorm.fwd:d=554,dtype=bf16", unaligned(64, 1, 2, 2, grid=1), 5),
+    "unaligned, in registers": Subject("layernorm.fwd:d=1007,dtype=bf16", unaligned(64, 1, 1, 2, "regs", grid=1), 9),
     "unaligned, sums": Subject(
         "layernorm.bwd:d=1001,dtype=f16,blocks=2",
-        unaligned(64, 8, 1, cached_weights=True, single_launch=True), 37,
+        unaligned(64, 8, 1, 2, "cached single"), 37,
     ),
     # Rows shared by two blocks, each with two segments, the last one shorter.
-    "cluster": Subject("totals.fwd:d=4100,dtype=f64", tma(256, 1, 2, 3, 2, grid=1, tma_store=True), 7, "wild"),
+    "cluster": Subject("totals.fwd:d=4100,dtype=f64", tma(256, 1, 2, 3, "store", grid=1, cluster=2), 7, "wild"),
     # Rows measured from the means of four segments, the last of them shorter.
     "centred": Subject("layernorm.fwd:d=8200,dtype=f32", registers(256, 1, 4), 2),
     # Rows that a counter gives out to blocks of two row groups, launched twice.
     "dynamic": Subject(
-        "layernorm.fwd:d=256,dtype=bf16", tma(32, 2, 8, grid=2, cached_weights=True, **DYNAMIC), 29, calls=2
+        "layernorm.fwd:d=256,dtype=bf16", tma(32, 2, 8, 2, "cached regs dynamic", grid=2), 29, calls=2
     ),
     # Asynchronous copies.
     "cp_async": Subject("totals.fwd:d=100,dtype=bf16", cp_async(4, 8, 4, 3, grid=1), 37, "wild"),
     # Column sums finished behind a grid barrier, by fewer blocks than there are tiles.
     "single launch": Subject(
-        "layernorm.bwd:d=740,dtype=f32,wrt=beta,blocks=3", registers(32, 8, 4, single_launch=True), 20
+        "layernorm.bwd:d=740,dtype=f32,wrt=beta,blocks=3", registers(32, 8, 4, "single"), 20
     ),
     "single launch, twice": Subject(
-        "layernorm.bwd:d=740,dtype=f32,wrt=beta,blocks=3", registers(32, 8, 4, single_launch=True), 20, calls=2
+        "layernorm.bwd:d=740,dtype=f32,wrt=beta,blocks=3", registers(32, 8, 4, "single"), 20, calls=2
     ),
 }  # fmt: skip
 

@@ -8,6 +8,7 @@ done
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 import cupy
 
@@ -19,8 +20,9 @@ from lngen.interpret import interpret
 from lngen.lower import lower
 from lngen.runtime.launch import Launcher, device_arch
 from lngen.runtime.numpy_arrays import launch_numpy
-from lngen.schedule import Schedule, exists, parse_schedule
+from lngen.schedule import Schedule, exists
 from lngen.spec import parse_spec
+from schedules import cp_async, multipass, registers, tma, unaligned
 
 ROWS = 37
 # Under their default schedules, through the library.
@@ -36,62 +38,43 @@ CASES = (
 # 16 share one and have an mbarrier, whatever they do with it.
 CLUSTERS_OF_16 = (
     "layernorm.bwd:d=40000,dtype=f32,save=none",
-    "form=tma,threads=64,rows_per_block=1,vec=4,blocks_per_sm=1,stages=2,cluster=16,cached_weights=yes",
+    tma(64, 1, 4, 2, "cached", cluster=16),
 )
 # Every form, and each of its ways; few owners, so that their stages go round.
 SCHEDULES = (
-    ("layernorm.fwd:d=64,dtype=bf16", "form=tma,threads=4,rows_per_block=8,vec=8,stages=2,grid=2,tma_store=yes,"
-                                      "cached_weights=yes"),
-    ("layernorm.fwd:d=1000,dtype=f32", "form=tma,threads=64,rows_per_block=2,vec=4,stages=3,grid=3"),
-    ("layernorm.fwd:d=1001,dtype=bf16", "form=tma_unaligned,threads=64,rows_per_block=2,vec=1,stages=3,grid=3,"
-                                        "tma_store=yes"),
-    ("layernorm.fwd:d=999,dtype=f32", "form=cp_async,threads=64,rows_per_block=2,vec=1,stages=3,grid=3,"
-                                      "cached_weights=yes"),
-    ("rmsnorm.fwd:d=32768,dtype=f16", "form=tma,threads=256,rows_per_block=1,vec=8,stages=2,grid=2,cluster=2,"
-                                      "tma_store=yes"),
-    ("layernorm.fwd:d=32768,dtype=bf16", "form=tma,threads=256,rows_per_block=1,vec=8,stages=2,cluster=4,grid=2,"
-                                         "cached_weights=yes"),
-    ("rmsnorm.fwd:d=131072,dtype=bf16", "form=tma,threads=256,rows_per_block=1,vec=8,stages=2,grid=2,cluster=16"),
-    ("layernorm.fwd:d=1000,dtype=bf16", "form=registers,threads=128,rows_per_block=1,vec=8,cached_weights=yes"),
-    ("layernorm.fwd:d=40000,dtype=f32", "form=registers,threads=128,rows_per_block=1,vec=4,cluster=8,"
-                                        "cached_weights=yes"),
-    ("rmsnorm.fwd:d=32768,dtype=f16", "form=registers,threads=256,rows_per_block=1,vec=8,cluster=4"),
-    ("rmsnorm.fwd:d=4093,dtype=f16", "form=tma_unaligned,threads=128,rows_per_block=2,vec=1,stages=3,grid=3,"
-                                     "tma_store=yes,row_in_registers=yes"),
-    ("layernorm.fwd:d=1000,dtype=f32", "form=tma,threads=64,rows_per_block=2,vec=4,stages=2,grid=2,"
-                                       "row_in_registers=yes,dynamic=yes"),
-    ("layernorm.fwd:d=1001,dtype=bf16",
-     "form=tma_unaligned,threads=64,rows_per_block=1,vec=1,stages=2,grid=3,tma_store=yes,cached_weights=yes,row_in_registers=yes,dynamic=yes"),
-    ("layernorm.bwd:d=1000,dtype=bf16", "form=registers,threads=64,rows_per_block=8,vec=8,prefetch=yes"),
-    ("layernorm.bwd:d=1000,dtype=bf16", "form=registers,threads=64,rows_per_block=8,vec=8,single_launch=yes"),
-    ("layernorm.bwd:d=1000,dtype=bf16", "form=tma,threads=64,rows_per_block=8,vec=8,stages=3,cached_weights=yes,"
-                                        "tma_store=yes"),
-    ("layernorm.bwd:d=1000,dtype=bf16", "form=cp_async,threads=64,rows_per_block=8,vec=8,stages=2,single_launch=yes"),
-    ("layernorm.bwd:d=1001,dtype=bf16", "form=tma_unaligned,threads=64,rows_per_block=8,vec=1,stages=2,tma_store=yes"),
-    ("layernorm.bwd:d=8192,dtype=bf16", "form=tma,threads=256,rows_per_block=1,vec=8,stages=2,single_launch=yes"),
-    ("layernorm.bwd:d=8192,dtype=bf16", "form=tma,threads=64,rows_per_block=4,vec=8,stages=3,cluster=4,"
-                                        "cached_weights=yes"),
-    ("layernorm.bwd:d=5120,dtype=bf16",
-     "form=tma,threads=64,rows_per_block=4,vec=8,stages=2,cluster=2,cached_weights=yes,row_in_registers=yes,early_release=yes,acquire_shared=yes"),
-    ("layernorm.bwd:d=1024,dtype=f32", "form=tma,threads=64,rows_per_block=4,vec=4,stages=2,cached_weights=yes,"
-                                       "row_in_registers=yes,early_release=yes"),
-    ("layernorm.fwd:d=1000,dtype=bf16",
-     "form=tma,threads=32,rows_per_block=4,vec=8,stages=2,grid=2,row_in_registers=yes,early_release=yes,dynamic=yes"),
-    ("layernorm.fwd:d=32768,dtype=f32",
-     "form=tma,threads=64,rows_per_block=3,vec=4,stages=2,cluster=8,grid=2,cached_weights=yes,row_in_registers=yes,early_release=yes,dynamic=yes"),
-    ("layernorm.bwd:d=16384,dtype=bf16", "form=tma,threads=256,rows_per_block=1,vec=8,stages=2,cluster=2,"
-                                         "tma_store=yes"),
-    ("rmsnorm.bwd:d=65536,dtype=bf16", "form=tma,threads=256,rows_per_block=1,vec=8,stages=2,cluster=8,"
-                                       "single_launch=yes"),
-    ("rmsnorm.bwd:d=65536,dtype=bf16", "form=multipass,threads=512,rows_per_block=1,vec=8"),
-    ("rmsnorm.bwd:d=95,dtype=bf16", "form=multipass,threads=32,rows_per_block=1,vec=1,blocks_per_sm=8"),
-)  # fmt: skip
+    ("layernorm.fwd:d=64,dtype=bf16", tma(4, 8, 8, 2, "store cached", grid=2)),
+    ("layernorm.fwd:d=1000,dtype=f32", tma(64, 2, 4, 3, grid=3)),
+    ("layernorm.fwd:d=1001,dtype=bf16", unaligned(64, 2, 1, 3, grid=3)),
+    ("layernorm.fwd:d=999,dtype=f32", cp_async(64, 2, 1, 3, "cached", grid=3)),
+    ("rmsnorm.fwd:d=32768,dtype=f16", tma(256, 1, 8, 2, "store", grid=2, cluster=2)),
+    ("layernorm.fwd:d=32768,dtype=bf16", tma(256, 1, 8, 2, "cached", grid=2, cluster=4)),
+    ("rmsnorm.fwd:d=131072,dtype=bf16", tma(256, 1, 8, 2, grid=2, cluster=16)),
+    ("layernorm.fwd:d=1000,dtype=bf16", registers(128, 1, 8, "cached")),
+    ("layernorm.fwd:d=40000,dtype=f32", registers(128, 1, 4, "cached", cluster=8)),
+    ("rmsnorm.fwd:d=32768,dtype=f16", registers(256, 1, 8, cluster=4)),
+    ("rmsnorm.fwd:d=4093,dtype=f16", unaligned(128, 2, 1, 3, "regs", grid=3)),
+    ("layernorm.fwd:d=1000,dtype=f32", tma(64, 2, 4, 2, "regs dynamic", grid=2)),
+    ("layernorm.fwd:d=1001,dtype=bf16", unaligned(64, 1, 1, 2, "cached regs dynamic", grid=3)),
+    ("layernorm.bwd:d=1000,dtype=bf16", registers(64, 8, 8, "prefetch")),
+    ("layernorm.bwd:d=1000,dtype=bf16", registers(64, 8, 8, "single")),
+    ("layernorm.bwd:d=1000,dtype=bf16", tma(64, 8, 8, 3, "store cached")),
+    ("layernorm.bwd:d=1000,dtype=bf16", cp_async(64, 8, 8, 2, "single")),
+    ("layernorm.bwd:d=1001,dtype=bf16", unaligned(64, 8, 1, 2)),
+    ("layernorm.bwd:d=8192,dtype=bf16", tma(256, 1, 8, 2, "single")),
+    ("layernorm.bwd:d=8192,dtype=bf16", tma(64, 4, 8, 3, "cached", cluster=4)),
+    ("layernorm.bwd:d=5120,dtype=bf16", tma(64, 4, 8, 2, "cached regs early acquire", cluster=2)),
+    ("layernorm.bwd:d=1024,dtype=f32", tma(64, 4, 4, 2, "cached regs early")),
+    ("layernorm.fwd:d=1000,dtype=bf16", tma(32, 4, 8, 2, "regs early dynamic", grid=2)),
+    ("layernorm.fwd:d=32768,dtype=f32", tma(64, 3, 4, 2, "cached regs early dynamic", grid=2, cluster=8)),
+    ("layernorm.bwd:d=16384,dtype=bf16", tma(256, 1, 8, 2, "store", cluster=2)),
+    ("rmsnorm.bwd:d=65536,dtype=bf16", tma(256, 1, 8, 2, "single", cluster=8)),
+    ("rmsnorm.bwd:d=65536,dtype=bf16", multipass(512, 8)),
+    ("rmsnorm.bwd:d=95,dtype=bf16", multipass(32, 1, blocks_per_sm=8)),
+)
 # Every other staged one with its rows held in registers.
-HELD = tuple(
-    (text, f"{schedule},row_in_registers=yes")
-    for text, schedule in SCHEDULES
-    if "stages=" in schedule and "row_in_registers" not in schedule
-)[::2]
+HELD = tuple((text, replace(s, row_in_registers=True)) for text, s in SCHEDULES if s.stages and not s.row_in_registers)[
+    ::2
+]
 
 
 def differences(graph: str, d: int, options: dict[str, str]) -> int:
@@ -106,12 +89,12 @@ def differences(graph: str, d: int, options: dict[str, str]) -> int:
     return sum(int((~same_bits(a.get(), w)).sum()) for a, w in zip((y, *gradients), want, strict=True))
 
 
-def wrong(text: str, schedule: str) -> list[str]:
+def wrong(text: str, schedule: Schedule) -> list[str]:
     """The same for one spec under one schedule; nothing where its form does not exist."""
-    plan = lower(parse_spec(text), parse_schedule(schedule, Schedule("registers", 32, 1, 1)))
     arch = device_arch(0)
-    if not exists(plan.schedule, capability(arch)):
+    if not exists(schedule, capability(arch)):
         return []
+    plan = lower(parse_spec(text), schedule)
     inputs = random_inputs(plan.spec, ROWS)
     launcher = Launcher(plan, KernelSet(plan).cubin(arch).image, 0, overlap=True)
     return mismatches(launch_numpy(launcher, ROWS, inputs), interpret(plan.graph, inputs))
