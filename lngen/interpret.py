@@ -12,10 +12,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from lngen.errors import ArrayError
-from lngen.ir import OPS, WIDE, Axis, D, Eqn, Graph, Value, indexed_by_elements, segment_of
-from lngen.ir.methods import Methods
+from lngen.ir import OPS, WIDE, Attr, Axis, D, Eqn, Graph, Ops, Value, indexed_by_elements, segment_of
 from lngen.ir.numerics import NUMPY_DTYPE, Array, of_elements
-from lngen.ir.types import Attr
 
 
 def interpret(graph: Graph, inputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -76,7 +74,7 @@ def value_of(eqn: Eqn, args: tuple[Array, ...], size: Mapping[Axis, int]) -> Arr
     return evaluator.known[op.expand(evaluator, eqn)]
 
 
-class _Evaluator(Methods):
+class _Evaluator(Ops):
     """Computes each equation as it is written."""
 
     def __init__(self, known: dict[Value, Array], size: Mapping[Axis, int]) -> None:

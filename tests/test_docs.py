@@ -18,7 +18,7 @@ from click.testing import CliRunner, Result
 import lngen
 from lngen.cli import COMMANDS, cli, installation
 from lngen.graphs import GraphBuilder
-from lngen.ir.operators import Operators
+from lngen.ir import Value
 from lngen.schedule import Schedule
 from lngen.schedule.schedule import FORMS
 
@@ -223,7 +223,7 @@ def test_the_page_on_graphs_has_every_method_of_a_description() -> None:
     page = TEXTS["docs/graph"]
     own = {name for name in vars(GraphBuilder) if not name.startswith("_")} - {"record", "finish"}
     assert sorted(name for name in own if f"`b.{name}(" not in page) == []
-    ops = {name for name in vars(Operators) if not name.startswith("_")}
+    ops = {name for name in vars(Value) if not name.startswith("_")}
     assert sorted(name for name in ops if f"`{name}`" not in page and f"`x.{name}(" not in page) == []
 
 

@@ -17,8 +17,8 @@ from lngen.compile import Compilation
 from lngen.devices import DEFAULT_ARCH, device_for
 from lngen.errors import LngenError, MissingError
 from lngen.interpret import interpret
+from lngen.ir import compute_dtype
 from lngen.ir.numerics import Array
-from lngen.ir.op import compute_dtype
 from lngen.runtime.launch import device_arch, device_count
 from lngen.runtime.norm import Norm
 from lngen.schedule import Schedule, fits, space

@@ -13,8 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
 from lngen.config import data_dir
 from lngen.emit.layout import laid_out
 from lngen.errors import EmitError
-from lngen.ir import print_graph
-from lngen.ir.op import ctype
+from lngen.ir import ctype, print_graph
 from lngen.lower import Plan
 from lngen.lower.headers import needed
 

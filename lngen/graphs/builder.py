@@ -9,9 +9,7 @@ from typing import NoReturn
 
 from lngen.errors import SpecError, VerifyError, short
 from lngen.files import shown
-from lngen.ir import Axis, Builder, D, DType, M, Value
-from lngen.ir.names import is_name
-from lngen.ir.op import compute_dtype
+from lngen.ir import Axis, Builder, D, DType, M, Value, compute_dtype, is_name
 from lngen.numbers import decimal
 
 Chosen = bool | float | str

@@ -13,9 +13,7 @@ from lngen.errors import LngenError, ParseError, SpecError, VerifyError
 from lngen.files import read
 from lngen.graphs.builder import GraphBuilder, Options
 from lngen.imports import failure, imported, is_function, line_of
-from lngen.ir import SUMS, WIDE, D, DType, Graph, Value, parse
-from lngen.ir.names import is_graph_name
-from lngen.ir.operators import recording
+from lngen.ir import SUMS, WIDE, D, DType, Graph, Value, is_graph_name, parse, recording
 from lngen.ir.type_rules import ORDER
 from lngen.passes.edit import downstream
 

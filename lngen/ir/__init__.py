@@ -1,10 +1,13 @@
 """The IR: typed equations over named axes, their text, their rules and their meaning."""
 
-from lngen.ir.builder import Builder
-from lngen.ir.op import Op
-from lngen.ir.ops import OPS
+from lngen.ir.builder import Builder, is_graph_name, is_name, verify
+from lngen.ir.ops import OPS, Op, Ops, ctype, op
 from lngen.ir.parser import parse
-from lngen.ir.reductions import (
+from lngen.ir.types import (
+    BF16,
+    F16,
+    F32,
+    F64,
     FOLDS,
     OF_SEGMENTS,
     ORDERED,
@@ -12,21 +15,8 @@ from lngen.ir.reductions import (
     REDUCTIONS,
     SEGMENT_SUMS,
     SUMS,
-    has_segments,
-    independent_rows,
-    indexed_by_elements,
-    is_column_fold,
-    is_number_fold,
-    is_row_fold,
-    is_sum,
-    segment_of,
-)
-from lngen.ir.types import (
-    BF16,
-    F16,
-    F32,
-    F64,
     WIDE,
+    Attr,
     Axis,
     D,
     DType,
@@ -36,10 +26,19 @@ from lngen.ir.types import (
     S,
     Type,
     Value,
+    compute_dtype,
+    has_segments,
+    independent_rows,
+    indexed_by_elements,
+    is_column_fold,
+    is_number_fold,
+    is_row_fold,
+    is_sum,
     print_eqn,
     print_graph,
+    recording,
+    segment_of,
 )
-from lngen.ir.verify import verify
 
 __all__ = [
     "BF16",
@@ -55,6 +54,7 @@ __all__ = [
     "SEGMENT_SUMS",
     "SUMS",
     "WIDE",
+    "Attr",
     "Axis",
     "Builder",
     "D",
@@ -63,19 +63,26 @@ __all__ = [
     "Graph",
     "M",
     "Op",
+    "Ops",
     "S",
     "Type",
     "Value",
+    "compute_dtype",
+    "ctype",
     "has_segments",
     "independent_rows",
     "indexed_by_elements",
     "is_column_fold",
+    "is_graph_name",
+    "is_name",
     "is_number_fold",
     "is_row_fold",
     "is_sum",
+    "op",
     "parse",
     "print_eqn",
     "print_graph",
+    "recording",
     "segment_of",
     "verify",
-]  # fmt: skip
+]

@@ -1,4 +1,4 @@
-"""Functions of f32 as equations: what the op table writes in place of exp, log, tanh and their relatives.
+"""The op table's rows of functions: exp, log, tanh and their relatives, as equations in f32 with their derivatives.
 
 The equations are the definition: the interpreter evaluates them, kernels compute them, and both have the same bits.
 ``ULPS`` bounds their error in units in the last place of the exact result, 2^-149 for subnormal ones;
@@ -12,9 +12,10 @@ Every function but gelu, gelu_tanh and silu, which have a minimum, is monotone.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from lngen.ir.methods import Methods
+from lngen.ir import type_rules
+from lngen.ir.ops import Expansion, Method, Ops, TypeRule, op
 from lngen.ir.types import F32, Eqn, Value
 
 # The largest errors, rounded up. gelu_tanh has 3 more for each unit of its sigmoid's argument. The sigmoid is 0 below
@@ -63,15 +64,15 @@ _MILLS = (
 )  # fmt: skip
 
 
-# ---- the op table's rows ----
+# ---- equations and slopes ----
 
 
-def exp(b: Methods, e: Eqn) -> Value:
+def _exp(b: Ops, e: Eqn) -> Value:
     """e^x; subnormal results are rounded once, above 88.73 infinity, below -103.98 zero."""
-    return _exp(b, _at_least(b, _at_most(b, e.args[0], 89.0), -104.0))
+    return _power_of_e(b, _at_least(b, _at_most(b, e.args[0], 89.0), -104.0))
 
 
-def exp2(b: Methods, e: Eqn) -> Value:
+def _exp2(b: Ops, e: Eqn) -> Value:
     """2^x, exact for whole x; from 128 on infinity, up to -150 zero."""
     x = _at_least(b, _at_most(b, e.args[0], 128.0), -150.0)
     biased = b.fma("biased", x, _const(b, 0.5), _const(b, BIAS))
@@ -80,7 +81,7 @@ def exp2(b: Methods, e: Eqn) -> Value:
     return _scaled_twice(b, _power(b, b.mul("natural", r, _const(b, math.log(2))), _EXP), biased)
 
 
-def log(b: Methods, e: Eqn) -> Value:
+def _log(b: Ops, e: Eqn) -> Value:
     """log x = k log 2 + log(m) with m = x / 2^k in [2/3, 4/3); of zero -infinity, of negative numbers a NaN."""
     x, zero = e.args[0], _const(b, 0.0)
     least = _const(b, 2.0**-126)
@@ -96,7 +97,7 @@ def log(b: Methods, e: Eqn) -> Value:
     return b.where_gt("log", infinity, x, positive, x)
 
 
-def sigmoid(b: Methods, e: Eqn) -> Value:
+def _sigmoid(b: Ops, e: Eqn) -> Value:
     """1 / (1 + e^-x); 0 below -87.25, near where 1 + e^-x leaves the range of ``reciprocal``."""
     x, lowest = e.args[0], _const(b, -87.25)
     power, scale = _exp_parts(b, b.neg("minus", _at_most(b, x, 40.0)))
@@ -104,7 +105,7 @@ def sigmoid(b: Methods, e: Eqn) -> Value:
     return b.where_gt("sigmoid", lowest, x, _const(b, 0.0), ratio)
 
 
-def tanh(b: Methods, e: Eqn) -> Value:
+def _tanh(b: Ops, e: Eqn) -> Value:
     """h / (1 - h) with h = (1 - e^-2|x|) / 2, where -2|x| = n log 2 + 2 r; odd to the bit.
 
     1 / (1 - h) is refined as in ``reciprocal``. The quotient is written as h + h (1 / (1 - h) - 1), which is monotone:
@@ -126,7 +127,12 @@ def tanh(b: Methods, e: Eqn) -> Value:
     return b.copysign("tanh", b.fma("magnitude", h, more, h), x)
 
 
-def erf(b: Methods, e: Eqn) -> Value:
+def _tanh_slope(b: Ops, e: Eqn) -> Value:
+    square = b.mul("square", e.out, e.out)
+    return b.sub("slope", _const(b, 1.0), square)
+
+
+def _erf(b: Ops, e: Eqn) -> Value:
     """A polynomial up to 1, 1 - e^q(|x|) beyond, with q = log(erfc); odd to the bit."""
     x, one = e.args[0], _const(b, 1.0)
     size, square = b.abs("size", x), b.mul("square", x, x)
@@ -138,7 +144,12 @@ def erf(b: Methods, e: Eqn) -> Value:
     return b.copysign("erf", b.where_gt("magnitude", size, one, far, near), x)
 
 
-def normal_cdf(b: Methods, e: Eqn) -> Value:
+def _erf_slope(b: Ops, e: Eqn) -> Value:
+    power = b.emit("exp", "power", (b.neg("minus", b.mul("square", e.args[0], e.args[0])),))
+    return b.mul("slope", power, _const(b, 2 / math.sqrt(math.pi)))
+
+
+def _normal_cdf(b: Ops, e: Eqn) -> Value:
     """Phi(x) = erfc(-x / sqrt(2)) / 2: Phi(-|x|) by its ratio to e^(-x^2 / 2), and 1 - Phi(-|x|) above 0."""
     x, one = e.args[0], _const(b, 1.0)
     size = _at_most(b, b.abs("size", x), 15.0)
@@ -146,14 +157,20 @@ def normal_cdf(b: Methods, e: Eqn) -> Value:
     ratio = reciprocal(b, b.add("above", size, centre))
     v = b.mul("mapped", b.sub("below", size, centre), ratio)
     mills = b.mul("mills", _horner(b, v, _MILLS), b.sub("rest", one, v))
-    below = _exp(b, size, b.mul("halved", size, _const(b, -0.5)), mills)
+    below = _power_of_e(b, size, b.mul("halved", size, _const(b, -0.5)), mills)
     return b.where_gt("phi", x, _const(b, 0.0), b.sub("rest", one, below), below)
 
 
-def softplus(b: Methods, e: Eqn) -> Value:
+def _density(b: Ops, x: Value) -> Value:
+    """The density of the normal distribution, the slope of ``normal_cdf``."""
+    power = b.emit("exp", "power", (b.mul("halved", b.mul("square", x, x), _const(b, -0.5)),))
+    return b.mul("density", power, _const(b, 1 / math.sqrt(2 * math.pi)))
+
+
+def _softplus(b: Ops, e: Eqn) -> Value:
     """log(1 + e^x), and x above 18, where both are the same and the power would overflow."""
     x, one, bias = e.args[0], _const(b, 1.0), _const(b, BIAS)
-    power = _exp(b, _at_least(b, _at_most(b, x, 18.0), -104.0))
+    power = _power_of_e(b, _at_least(b, _at_most(b, x, 18.0), -104.0))
     # (1 + u) / 2^k - 1 without the error of 1 + u, which log(1 + u) = k log 2 + log(1 + f) would keep for small u
     k = b.exponent("exponent", b.add("above", one, power))
     scale = b.exp2_biased("scale", b.sub("biased", bias, k))
@@ -162,45 +179,70 @@ def softplus(b: Methods, e: Eqn) -> Value:
     return b.where_gt("softplus", x, _const(b, 18.0), x, found)
 
 
-def gelu(b: Methods, e: Eqn) -> Value:
+def _gelu(b: Ops, e: Eqn) -> Value:
     """x Phi(x); of -infinity a NaN, the product of infinity and 0."""
-    return b.mul("gelu", e.args[0], b.normal_cdf("phi", e.args[0]))
+    return b.mul("gelu", e.args[0], b.emit("normal_cdf", "phi", (e.args[0],)))
 
 
-def gelu_tanh(b: Methods, e: Eqn) -> Value:
+def _gelu_slope(b: Ops, e: Eqn) -> Value:
+    x = e.args[0]
+    return b.add("slope", b.emit("normal_cdf", "phi", (x,)), b.mul("part", x, _density(b, x)))
+
+
+def _gelu_tanh(b: Ops, e: Eqn) -> Value:
     """x (1 + tanh(u)) / 2 = x sigmoid(2 u) with u = sqrt(2 / pi) (x + 0.044715 x^3); of -infinity a NaN."""
-    return b.mul("gelu", e.args[0], b.sigmoid("sigmoid", gelu_argument(b, e.args[0])))
+    return b.mul("gelu", e.args[0], b.emit("sigmoid", "sigmoid", (_gelu_argument(b, e.args[0]),)))
 
 
-def silu(b: Methods, e: Eqn) -> Value:
+def _gelu_tanh_slope(b: Ops, e: Eqn) -> Value:
+    x = e.args[0]
+    s = b.emit("sigmoid", "sigmoid", (_gelu_argument(b, x),))
+    linear, cubic = _const(b, _GELU_LINEAR), _const(b, 3 * _GELU_CUBIC)
+    inner = b.fma("inner", b.mul("square", x, x), cubic, linear)
+    rest = b.mul("rest", e.out, b.sub("rest", _const(b, 1.0), s))
+    return b.add("slope", s, b.mul("part", rest, inner))
+
+
+def _silu(b: Ops, e: Eqn) -> Value:
     """x sigmoid(x); of -infinity a NaN, the product of infinity and 0."""
-    return b.mul("silu", e.args[0], b.sigmoid("sigmoid", e.args[0]))
+    return b.mul("silu", e.args[0], b.emit("sigmoid", "sigmoid", (e.args[0],)))
 
 
-def clamp(b: Methods, e: Eqn) -> Value:
+def _silu_slope(b: Ops, e: Eqn) -> Value:
+    s = b.emit("sigmoid", "sigmoid", e.args)
+    rest = b.sub("rest", _const(b, 1.0), s)
+    return b.add("slope", s, b.mul("part", e.out, rest))
+
+
+def _clamp(b: Ops, e: Eqn) -> Value:
     """x, but ``low`` below it and ``high`` above it."""
     low, high = (float(e.number_attr(key)) for key in ("low", "high"))
     return _at_most(b, _at_least(b, e.args[0], low), high)
 
 
+def _clamp_slope(b: Ops, e: Eqn) -> Value:
+    # x is its own clamp where low <= x <= high.
+    return b.select_eq("slope", e.args[0], e.out, b.const("number", 1.0, e.out.type.dtype))
+
+
 # ---- their parts ----
 
-GELU_LINEAR = 2 * math.sqrt(2 / math.pi)
-GELU_CUBIC = GELU_LINEAR * 0.044715
+_GELU_LINEAR = 2 * math.sqrt(2 / math.pi)
+_GELU_CUBIC = _GELU_LINEAR * 0.044715
 
 
-def gelu_argument(b: Methods, x: Value) -> Value:
+def _gelu_argument(b: Ops, x: Value) -> Value:
     """2 u of ``gelu_tanh``."""
     square = b.mul("square", x, x)
-    slope = b.fma("slope", square, _const(b, GELU_CUBIC), _const(b, GELU_LINEAR))
+    slope = b.fma("slope", square, _const(b, _GELU_CUBIC), _const(b, _GELU_LINEAR))
     return b.mul("argument", x, slope)
 
 
-def _const(b: Methods, value: float) -> Value:
+def _const(b: Ops, value: float) -> Value:
     return b.const("number", value, F32)
 
 
-def _horner(b: Methods, x: Value, coefficients: Iterable[str]) -> Value:
+def _horner(b: Ops, x: Value, coefficients: Iterable[str]) -> Value:
     """The polynomial, highest power first, one fma a power."""
     first, *rest = (_const(b, float.fromhex(c)) for c in coefficients)
     for c in rest:
@@ -208,26 +250,26 @@ def _horner(b: Methods, x: Value, coefficients: Iterable[str]) -> Value:
     return first
 
 
-def _at_least(b: Methods, x: Value, low: float) -> Value:
+def _at_least(b: Ops, x: Value, low: float) -> Value:
     """x, but ``low`` below it; a NaN stays one."""
     bound = b.const("low", low, x.type.dtype)
     return b.where_gt("raised", bound, x, bound, x)
 
 
-def _at_most(b: Methods, x: Value, high: float) -> Value:
+def _at_most(b: Ops, x: Value, high: float) -> Value:
     """x, but ``high`` above it; a NaN stays one."""
     bound = b.const("high", high, x.type.dtype)
     return b.where_gt("lowered", x, bound, bound, x)
 
 
-def _exp(b: Methods, x: Value, by: Value | None = None, factor: Value | None = None) -> Value:
+def _power_of_e(b: Ops, x: Value, by: Value | None = None, factor: Value | None = None) -> Value:
     """factor e^(x by) for products in [-120, 90]: 4^m e^r with r = x by - m log 4, |r| <= log 2; it rounds once."""
     biased, r = _reduced(b, x, _EXP_HALVES, by)
     p = _power(b, r, _EXP)
     return _scaled_twice(b, p if factor is None else b.mul("power", p, factor), biased)
 
 
-def _exp_parts(b: Methods, x: Value) -> tuple[Value, Value]:
+def _exp_parts(b: Ops, x: Value) -> tuple[Value, Value]:
     """e^r and 2^n, whose product is e^x, for x in [-87, 88]: r = x - n log 2, |r| <= log(2) / 2.
 
     For other x the product is not e^x; a NaN gives a NaN.
@@ -236,7 +278,7 @@ def _exp_parts(b: Methods, x: Value) -> tuple[Value, Value]:
     return _power(b, r, _EXP_NARROW), b.exp2_biased("scale", biased)
 
 
-def _reduced(b: Methods, x: Value, parts: Iterable[str], by: Value | None = None) -> tuple[Value, Value]:
+def _reduced(b: Ops, x: Value, parts: Iterable[str], by: Value | None = None) -> tuple[Value, Value]:
     """n + BIAS and the rest r of x, or of the product x by, after n periods; n is the nearest whole number.
 
     ``parts``: 1 / period, and the negative period in two parts. n has few digits, as has the first part, so that their
@@ -251,7 +293,7 @@ def _reduced(b: Methods, x: Value, parts: Iterable[str], by: Value | None = None
     return biased, b.fma("reduced", n, low, near)
 
 
-def _power(b: Methods, r: Value, coefficients: Iterable[str]) -> Value:
+def _power(b: Ops, r: Value, coefficients: Iterable[str]) -> Value:
     """e^r for |r| <= log 2 and ``_EXP``, or half of it and ``_EXP_NARROW``.
 
     r + r^2 q is monotone, because the rounding of r^2 q is finer than the steps of r.
@@ -260,7 +302,7 @@ def _power(b: Methods, r: Value, coefficients: Iterable[str]) -> Value:
     return b.add("power", grown, _const(b, 1.0))
 
 
-def reciprocal(b: Methods, x: Value) -> Value:
+def reciprocal(b: Ops, x: Value) -> Value:
     """1 / x for x in [2^-126, 1.89 * 2^125], monotone, off by at most 0.6 units in the last place.
 
     A step whose error is quadratic, 0.0013, and one whose error is cubic (R. P. Brent and P. Zimmermann, Modern
@@ -272,12 +314,93 @@ def reciprocal(b: Methods, x: Value) -> Value:
     return b.fma("reciprocal", near, b.fma("correction", rest, rest, rest), near)
 
 
-def _scaled_twice(b: Methods, p: Value, biased: Value) -> Value:
+def _scaled_twice(b: Ops, p: Value, biased: Value) -> Value:
     """p 4^m for ``biased`` = m + BIAS: the first product is exact, so that subnormal results are rounded once."""
     scale = b.exp2_biased("scale", biased)
     return b.mul("scaled", b.mul("scaled", p, scale), scale)
 
 
-def _log1p(b: Methods, f: Value) -> Value:
+def _log1p(b: Ops, f: Value) -> Value:
     """log(1 + f) for f in [-1/3, 1/3]."""
     return b.fma("log", b.mul("square", f, f), _horner(b, f, _LOG), f)
+
+
+# ---- the rows ----
+
+
+def function(
+    equations: Expansion,
+    slope: Callable[[Ops, Eqn], Value],
+    typ: TypeRule = type_rules.function,
+    attrs: tuple[str, ...] = (),
+) -> Callable[[Method], Method]:
+    """Adds the row of a function of one operand; its cotangent is that of the result times the slope.
+
+    The last equation of a slope is no product. Such a value is a factor to ``passes.simplify``, and a sum over the row
+    stays one sum.
+    """
+    return op(typ, expand=equations, vjp=lambda b, e, ct: (b.mul("ct", ct, slope(b, e)),), attrs=attrs)
+
+
+class Functions(Ops):
+    """Every op as a method, also the functions."""
+
+    @function(_exp, lambda b, e: e.out)
+    def exp(self, name: str, x: Value) -> Value:
+        """e^x, in f32."""
+        return self.emit("exp", name, (x,))
+
+    @function(_exp2, lambda b, e: b.mul("slope", e.out, _const(b, math.log(2))))
+    def exp2(self, name: str, x: Value) -> Value:
+        """2^x, in f32."""
+        return self.emit("exp2", name, (x,))
+
+    @op(type_rules.function, expand=_log, vjp=lambda b, e, ct: (b.div("ct", ct, e.args[0]),))
+    def log(self, name: str, x: Value) -> Value:
+        """The natural logarithm, in f32."""
+        return self.emit("log", name, (x,))
+
+    @function(_tanh, _tanh_slope)
+    def tanh(self, name: str, x: Value) -> Value:
+        """The hyperbolic tangent, in f32."""
+        return self.emit("tanh", name, (x,))
+
+    @function(_sigmoid, lambda b, e: b.sub("slope", e.out, b.mul("square", e.out, e.out)))
+    def sigmoid(self, name: str, x: Value) -> Value:
+        """1 / (1 + e^-x), in f32."""
+        return self.emit("sigmoid", name, (x,))
+
+    @function(_softplus, lambda b, e: b.emit("sigmoid", "slope", e.args))
+    def softplus(self, name: str, x: Value) -> Value:
+        """log(1 + e^x), in f32."""
+        return self.emit("softplus", name, (x,))
+
+    @function(_erf, _erf_slope)
+    def erf(self, name: str, x: Value) -> Value:
+        """The error function, in f32."""
+        return self.emit("erf", name, (x,))
+
+    @function(_normal_cdf, lambda b, e: _density(b, e.args[0]))
+    def normal_cdf(self, name: str, x: Value) -> Value:
+        """Phi(x), the cumulative distribution function of the normal distribution, in f32."""
+        return self.emit("normal_cdf", name, (x,))
+
+    @function(_gelu, _gelu_slope)
+    def gelu(self, name: str, x: Value) -> Value:
+        """x Phi(x) (Hendrycks and Gimpel, 2016), in f32."""
+        return self.emit("gelu", name, (x,))
+
+    @function(_gelu_tanh, _gelu_tanh_slope)
+    def gelu_tanh(self, name: str, x: Value) -> Value:
+        """x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2, the approximation of gelu, in f32."""
+        return self.emit("gelu_tanh", name, (x,))
+
+    @function(_silu, _silu_slope)
+    def silu(self, name: str, x: Value) -> Value:
+        """x sigmoid(x), in f32."""
+        return self.emit("silu", name, (x,))
+
+    @function(_clamp, _clamp_slope, type_rules.clamp, attrs=("high", "low"))
+    def clamp(self, name: str, x: Value, *, low: float, high: float) -> Value:
+        """x, but ``low`` below it and ``high`` above it; the cotangent passes where low <= x <= high."""
+        return self.emit("clamp", name, (x,), low=float(low), high=float(high))

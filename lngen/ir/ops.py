@@ -1,41 +1,121 @@
-"""The op table: one row per op, its type rule, NumPy meaning, CUDA meaning and derivative side by side.
+"""The op table: one row per op. Its method, type rule, NumPy meaning, CUDA text and derivative stand side by side.
 
-Adding an op is adding a row. A row's columns:
+A row is a method of ``Ops`` under the decorator ``op``. The method gives the op its name and its operands, and its
+docstring says what the op computes. The table has the columns:
 
-- ``typ(args, attrs)``   the type of the result, or a ValueError saying what was expected;
+- ``typ(args, attrs)``   the type of the result, or a ValueError that says what was expected;
 - ``numpy(args, eqn, size)``  the value, on arrays [M, D] or [M, S] that have size 1 along every axis they lack;
-- ``cuda(args, eqn)``    a C expression over the arguments' C names; None for ops that a pass lowers first;
-- ``expand(b, eqn)``     in place of both, the equations that the op stands for: the interpreter evaluates them, and
-  ``passes.decompose`` writes them, so that the function is defined once;
-- ``vjp(b, eqn, ct)``    the cotangent of each argument, None if there is none; None for ops that passes write after the
-  derivation. A cotangent that lacks an axis is constant along it; ``passes.vjp`` sums one over an axis that its
-  argument lacks.
+- ``cuda(args, eqn)``    a C expression over the C names of the operands; None for ops that lowering makes a phase of;
+- ``expand(b, eqn)``     in place of both: the equations that the op stands for. The interpreter evaluates them, and
+  ``passes.decompose`` writes them, so the function is defined once;
+- ``vjp(b, eqn, ct)``    the cotangent of each operand, None for an operand without one. The column is None for ops that
+  passes write after the derivation. A cotangent that lacks an axis is constant along it; ``passes.vjp`` sums a
+  cotangent over the axes that its operand lacks.
+
+``lngen.ir.functions`` has the rows of functions, beside their equations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 
-from lngen.ir import derivatives, expansions, numerics, type_rules
-from lngen.ir.function_rows import BIT_ROWS, FUNCTION_ROWS
-from lngen.ir.methods import Methods
+from lngen.ir import numerics, type_rules
 from lngen.ir.numerics import NUMPY_DTYPE, Array
-from lngen.ir.op import Op, compute_dtype, ctype, literal
-from lngen.ir.types import F32, WIDE, Axis, D, Eqn, M, S, Value
+from lngen.ir.types import F32, WIDE, Attr, Attrs, Axis, DType, Eqn, Type, Value, compute_dtype
 
-# ---- meanings that are more than one call ----
+Cotangents = tuple[Value | None, ...]
+TypeRule = Callable[[tuple[Type, ...], Attrs], Type]
+NumpyMeaning = Callable[[tuple[Array, ...], Eqn, Mapping[Axis, int]], Array]
+CudaMeaning = Callable[[tuple[str, ...], Eqn], str]
+Derivative = Callable[["Ops", Eqn, Value], Cotangents]
+Expansion = Callable[["Ops", Eqn], Value]
+Method = TypeVar("Method", bound=Callable[..., Value])
 
 
-def _zero(eqn: Eqn) -> str:
-    return literal(0.0, eqn.out.type.dtype)
+@dataclass(frozen=True)
+class Op:
+    """One row. ``attrs``: the attributes that an equation may have."""
+
+    name: str
+    arity: int
+    typ: TypeRule
+    numpy: NumpyMeaning | None
+    cuda: CudaMeaning | None
+    expand: Expansion | None
+    vjp: Derivative | None
+    attrs: tuple[str, ...]
+
+    @property
+    def lowered_by(self) -> str:
+        """The step that removes an op without a CUDA meaning."""
+        return "" if self.cuda else "decompose" if self.expand else "lower"
 
 
-def _f(eqn: Eqn) -> str:
-    """The end of the name of a C function of floats."""
-    return "f" if eqn.out.type.dtype is F32 else ""
+OPS: dict[str, Op] = {}
+
+
+def op(
+    typ: TypeRule,
+    *,
+    numpy: NumpyMeaning | None = None,
+    cuda: CudaMeaning | str | None = None,
+    expand: Expansion | None = None,
+    vjp: Derivative | None = None,
+    attrs: tuple[str, ...] = (),
+) -> Callable[[Method], Method]:
+    """Adds the row of an op to the table, for a method that emits it: ``method(b, name, *operands, **attrs)``.
+
+    In a text for ``cuda``, ``{0}`` is the first operand, ``{zero}`` the number 0, and ``{f}`` the end of the name of a
+    C function of floats. A value that has an operator of that name gets the docstring of the method.
+    """
+
+    def row(method: Method) -> Method:
+        name = method.__name__
+        _, _, *given = inspect.signature(method).parameters
+        arity = len([key for key in given if key not in attrs])
+        OPS[name] = Op(name, arity, typ, numpy, _text(cuda) if isinstance(cuda, str) else cuda, expand, vjp, attrs)
+        if operator := vars(Value).get(name):
+            operator.__doc__ = method.__doc__
+        return method
+
+    return row
+
+
+# ---- parts of the columns ----
+
+
+def each(function: Callable[..., Any]) -> NumpyMeaning:
+    """The NumPy meaning that is a function of the operands alone."""
+    return lambda args, eqn, size: np.asarray(function(*args))
+
+
+def _text(template: str) -> CudaMeaning:
+    def text(args: tuple[str, ...], eqn: Eqn) -> str:
+        dtype = eqn.out.type.dtype
+        return template.format(*args, f="f" if dtype is F32 else "", zero=literal(0.0, dtype))
+
+    return text
+
+
+def ctype(dtype: DType) -> str:
+    """The C type of an element."""
+    return {DType.F32: "float", DType.F64: "double"}.get(dtype, dtype.value)
+
+
+def literal(value: float, dtype: DType) -> str:
+    """A constant as C text that reads back to the same bits."""
+    with np.errstate(over="ignore"):  # a constant beyond the largest number rounds to infinity
+        v = NUMPY_DTYPE[dtype].type(value)
+    bits = f"0x{np.array(v).view(np.uint32 if dtype is F32 else np.uint64):x}"
+    if not np.isfinite(v):
+        return f"__int_as_float({bits})" if dtype is F32 else f"__longlong_as_double({bits})"
+    return f"{v!s}f" if dtype is F32 else str(v)  # the shortest digits that parse back to v
 
 
 def _cuda_cast(args: tuple[str, ...], eqn: Eqn) -> str:
@@ -43,42 +123,8 @@ def _cuda_cast(args: tuple[str, ...], eqn: Eqn) -> str:
     return args[0] if to is given else f"{to}_from_{given}({args[0]})"
 
 
-def _numpy_reduce_sum(args: tuple[Array, ...], eqn: Eqn, size: Mapping[Axis, int]) -> Array:
-    attrs: dict[str, Any] = dict(eqn.attrs)
-    terms = np.broadcast_arrays(*args)  # for reduce_dot, the factors
-    interleave = attrs.get("interleave", 1)
-    if attrs["axis"] is D:
-        return np.asarray(numerics.row_sum(*terms, **_row_order(eqn, size), interleave=interleave)[..., None])
-    if attrs["axis"] is S:
-        return np.asarray(numerics.interleaved_sum(terms[0], interleave)[..., None])
-    order = {k: attrs.get(k, 1) for k in ("groups", "blocks", "interleave")}
-    return numerics.column_sum(*terms, **order)[None, :]
-
-
-def _numpy_reduce_max(x: Array, axis: Axis) -> Array:
-    return numerics.column_max(x)[None, :] if axis is M else numerics.row_max(x)[..., None]
-
-
-def _row_order(eqn: Eqn, size: Mapping[Axis, int]) -> dict[str, Any]:
-    attrs = dict(eqn.attrs)
-    return {"chunk": attrs.get("chunk", 1), "segment": attrs.get("segment", size[D]), "run": attrs.get("run")}
-
-
-def _numpy_segment_sum(args: tuple[Array, ...], eqn: Eqn, size: Mapping[Axis, int]) -> Array:
-    return numerics.segment_sums(*np.broadcast_arrays(*args), **_row_order(eqn, size))
-
-
-def _numpy_segment_size(args: tuple[Array, ...], eqn: Eqn, size: Mapping[Axis, int]) -> Array:
-    segment = _row_order(eqn, size)["segment"]
-    return numerics.segment_sizes(size[D], segment, eqn.out.type.dtype)[None, :]
-
-
-def _numpy_const(args: tuple[Array, ...], eqn: Eqn, size: Mapping[Axis, int]) -> Array:
-    return np.full((1, 1), eqn.value, NUMPY_DTYPE[eqn.out.type.dtype])
-
-
-def _numpy_size(args: tuple[Array, ...], eqn: Eqn, size: Mapping[Axis, int]) -> Array:
-    return np.full((1, 1), size[eqn.axis], NUMPY_DTYPE[eqn.out.type.dtype])
+def _numpy_number(value: float, eqn: Eqn) -> Array:
+    return np.full((1, 1), value, NUMPY_DTYPE[eqn.out.type.dtype])
 
 
 def _numpy_expand(args: tuple[Array, ...], eqn: Eqn, size: Mapping[Axis, int]) -> Array:
@@ -87,187 +133,347 @@ def _numpy_expand(args: tuple[Array, ...], eqn: Eqn, size: Mapping[Axis, int]) -
     return np.ascontiguousarray(np.broadcast_to(args[0], shape))
 
 
-# ---- a derivative; those of several equations are in lngen.ir.derivatives ----
+def _numpy_sum(args: tuple[Array, ...], eqn: Eqn, size: Mapping[Axis, int]) -> Array:
+    """The sum of an operand, or of the products of two, in the order that the attributes spell."""
+    attrs: dict[str, Any] = dict(eqn.attrs)
+    terms, interleave = np.broadcast_arrays(*args), attrs.get("interleave", 1)
+    if eqn.axis is Axis.D:
+        return np.asarray(numerics.row_sum(*terms, **_row_order(eqn, size), interleave=interleave)[..., None])
+    if eqn.axis is Axis.S:
+        return np.asarray(numerics.interleaved_sum(terms[0], interleave)[..., None])
+    order = {k: attrs.get(k, 1) for k in ("groups", "blocks", "interleave")}
+    return numerics.column_sum(*terms, **order)[None, :]
 
 
-def _vjp_cast(b: Methods, e: Eqn, ct: Value) -> tuple[Value, ...]:
+def _row_order(eqn: Eqn, size: Mapping[Axis, int]) -> dict[str, Any]:
+    attrs = dict(eqn.attrs)
+    return {"chunk": attrs.get("chunk", 1), "segment": attrs.get("segment", size[Axis.D]), "run": attrs.get("run")}
+
+
+def _numpy_segment_sum(args: tuple[Array, ...], eqn: Eqn, size: Mapping[Axis, int]) -> Array:
+    return numerics.segment_sums(*np.broadcast_arrays(*args), **_row_order(eqn, size))
+
+
+def _numpy_segment_size(args: tuple[Array, ...], eqn: Eqn, size: Mapping[Axis, int]) -> Array:
+    segment = _row_order(eqn, size)["segment"]
+    return numerics.segment_sizes(size[Axis.D], segment, eqn.out.type.dtype)[None, :]
+
+
+def _numpy_max(args: tuple[Array, ...], eqn: Eqn, size: Mapping[Axis, int]) -> Array:
+    over_rows = eqn.axis is Axis.M
+    return numerics.column_max(args[0])[None, :] if over_rows else numerics.row_max(args[0])[..., None]
+
+
+def _neg_cotangent(b: Ops, e: Eqn, ct: Value) -> Cotangents:
+    return (b.neg("ct", ct),)
+
+
+def _product_cotangents(b: Ops, e: Eqn, ct: Value) -> tuple[Value, Value]:
+    return b.mul("ct", ct, e.args[1]), b.mul("ct", ct, e.args[0])
+
+
+def _cast_cotangent(b: Ops, e: Eqn, ct: Value) -> Cotangents:
     # Cotangents keep the compute dtype; the one rounding to the input's dtype is the last step.
     to = compute_dtype(e.args[0].type.dtype)
     return (ct if ct.type.dtype is to else b.cast("ct", ct, to=to),)
 
 
-OPS: dict[str, Op] = {
-    op.name: op
-    for op in (
-        Op(
-            "const", 0, type_rules.const,
-            numpy=_numpy_const,
-            cuda=lambda a, e: literal(float(e.value), e.out.type.dtype),
-            vjp=lambda b, e, ct: (),
-            attrs=("dtype", "value"),
-        ),
-        Op(
-            "size", 0, type_rules.size,
-            numpy=_numpy_size,
-            cuda=lambda a, e: f"static_cast<{ctype(e.out.type.dtype)}>(rows_)",  # D is a constant after decompose
-            vjp=lambda b, e, ct: (),
-            attrs=("axis", "dtype"),
-        ),
-        Op(
-            "cast", 1, type_rules.cast,
-            numpy=lambda a, e, n: numerics.round_to(a[0], e.out.type.dtype),
-            cuda=_cuda_cast,
-            vjp=_vjp_cast,
-            attrs=("to",),
-        ),
-        Op(
-            "expand", 1, type_rules.expand,
-            numpy=_numpy_expand,
-            cuda=lambda a, e: a[0],
-            vjp=lambda b, e, ct: (ct,),
-            attrs=("axis",),
-        ),
-        Op(
-            "neg", 1, type_rules.arithmetic,
-            numpy=lambda a, e, n: -a[0],
-            cuda=lambda a, e: f"-{a[0]}",
-            vjp=lambda b, e, ct: (b.neg("ct", ct),),
-        ),
-        Op(
-            "add", 2, type_rules.arithmetic,
-            numpy=lambda a, e, n: a[0] + a[1],
-            cuda=lambda a, e: f"{a[0]} + {a[1]}",
-            vjp=lambda b, e, ct: (ct, ct),
-        ),
-        Op(
-            "sub", 2, type_rules.arithmetic,
-            numpy=lambda a, e, n: a[0] - a[1],
-            cuda=lambda a, e: f"{a[0]} - {a[1]}",
-            vjp=lambda b, e, ct: (ct, b.neg("ct", ct)),
-        ),
-        Op(
-            "mul", 2, type_rules.arithmetic,
-            numpy=lambda a, e, n: a[0] * a[1],
-            cuda=lambda a, e: f"{a[0]} * {a[1]}",
-            vjp=lambda b, e, ct: (b.mul("ct", ct, e.args[1]), b.mul("ct", ct, e.args[0])),
-        ),
-        Op(
-            "div", 2, type_rules.arithmetic,
-            numpy=lambda a, e, n: a[0] / a[1],
-            cuda=lambda a, e: f"{a[0]} / {a[1]}",
-            vjp=derivatives.div,
-        ),
-        Op(
-            "fma", 3, type_rules.fma,
-            numpy=lambda a, e, n: numerics.fma(*a),
-            cuda=lambda a, e: f"fmaf({a[0]}, {a[1]}, {a[2]})",
-            vjp=lambda b, e, ct: (b.mul("ct", ct, e.args[1]), b.mul("ct", ct, e.args[0]), ct),
-        ),
-        Op(  # equal operands, also +0 and -0, get half of the cotangent each, a NaN none
-            "maximum", 2, type_rules.arithmetic,
-            numpy=lambda a, e, n: numerics.maximum(a[0], a[1]),
-            cuda=lambda a, e: f"maximum({a[0]}, {a[1]})",
-            vjp=derivatives.extreme,
-        ),
-        Op(  # the same of the smaller
-            "minimum", 2, type_rules.arithmetic,
-            numpy=lambda a, e, n: numerics.minimum(a[0], a[1]),
-            cuda=lambda a, e: f"minimum({a[0]}, {a[1]})",
-            vjp=derivatives.extreme,
-        ),
-        Op(
-            "abs", 1, type_rules.arithmetic,
-            numpy=lambda a, e, n: np.abs(a[0]),
-            cuda=lambda a, e: f"fabs{_f(e)}({a[0]})",
-            vjp=derivatives.absolute,
-        ),
-        Op(  # to nearest even
-            "rint", 1, type_rules.arithmetic,
-            numpy=lambda a, e, n: np.rint(a[0]),
-            cuda=lambda a, e: f"rint{_f(e)}({a[0]})",
-            vjp=lambda b, e, ct: (None,),
-        ),
-        Op(
-            "detach", 1, type_rules.arithmetic,
-            numpy=lambda a, e, n: a[0],
-            cuda=lambda a, e: a[0],
-            vjp=lambda b, e, ct: (None,),
-        ),
-        Op(  # x where x > 0, a NaN where it is one, else +0; the cotangent passes where x > 0, not at 0 or a NaN
-            "relu", 1, type_rules.arithmetic,
-            numpy=lambda a, e, n: np.where(a[0] <= 0, a[0].dtype.type(0), a[0]),
-            cuda=lambda a, e: f"{a[0]} <= {_zero(e)} ? {_zero(e)} : {a[0]}",
-            vjp=lambda b, e, ct: (b.select_gt("ct", e.args[0], b.const("zero", 0.0, ct.type.dtype), ct),),
-        ),
-        Op(  # c where a > b, else +0
-            "select_gt", 3, type_rules.arithmetic,
-            numpy=lambda a, e, n: np.where(a[0] > a[1], a[2], a[2].dtype.type(0)),
-            cuda=lambda a, e: f"{a[0]} > {a[1]} ? {a[2]} : {_zero(e)}",
-            vjp=lambda b, e, ct: (None, None, b.select_gt("ct", e.args[0], e.args[1], ct)),
-        ),
-        Op(  # c where a == b, else +0
-            "select_eq", 3, type_rules.arithmetic,
-            numpy=lambda a, e, n: np.where(a[0] == a[1], a[2], a[2].dtype.type(0)),
-            cuda=lambda a, e: f"{a[0]} == {a[1]} ? {a[2]} : {_zero(e)}",
-            vjp=lambda b, e, ct: (None, None, b.select_eq("ct", e.args[0], e.args[1], ct)),
-        ),
-        Op(  # c where a > b, else d
-            "where_gt", 4, type_rules.arithmetic,
-            numpy=lambda a, e, n: np.where(a[0] > a[1], a[2], a[3]),
-            cuda=lambda a, e: f"{a[0]} > {a[1]} ? {a[2]} : {a[3]}",
-            vjp=derivatives.where_gt,
-        ),
-        Op(
-            "sqrt", 1, type_rules.arithmetic,
-            numpy=lambda a, e, n: np.sqrt(a[0]),
-            cuda=lambda a, e: f"sqrt{_f(e)}({a[0]})",
-            vjp=derivatives.sqrt,
-        ),
-        Op.expanded("rsqrt", 1, type_rules.arithmetic, expansions.rsqrt, derivatives.rsqrt),
-        Op.expanded("reduce_mean", 1, type_rules.mean, expansions.reduce_mean, derivatives.mean, attrs=("axis",)),
-        Op(  # in the order of its attributes; lowering turns it into a phase
-            "reduce_sum", 1, type_rules.reduction,
-            numpy=_numpy_reduce_sum,
-            cuda=None, lowered_by="lower",
-            vjp=lambda b, e, ct: (ct,),
-            attrs=("axis", *type_rules.ORDER),
-        ),
-        Op(  # the sum of a product, each term rounded once, with its addition to the chunk or the row group
-            "reduce_dot", 2, type_rules.dot,
-            numpy=_numpy_reduce_sum,
-            cuda=None, lowered_by="lower",
-            vjp=lambda b, e, ct: (b.mul("ct", ct, e.args[1]), b.mul("ct", ct, e.args[0])),
-            attrs=("axis", *type_rules.ORDER),
-        ),
-        Op(  # the sum of each segment, added like a row of one segment
-            "segment_sum", 1, type_rules.segment_sum,
-            numpy=_numpy_segment_sum,
-            cuda=None, lowered_by="lower",
-            vjp=None,
-            attrs=type_rules.SEGMENT_ORDER,
-        ),
-        Op(  # the same of a product, each term rounded once, with its addition to the chunk
-            "segment_dot", 2, type_rules.segment_dot,
-            numpy=_numpy_segment_sum,
-            cuda=None, lowered_by="lower",
-            vjp=None,
-            attrs=type_rules.SEGMENT_ORDER,
-        ),
-        Op(  # the number of elements of each segment; the last may have fewer
-            "segment_size", 0, type_rules.segment_size,
-            numpy=_numpy_segment_size,
-            cuda=None, lowered_by="lower",
-            vjp=None,
-            attrs=("dtype", "segment"),
-        ),
-        Op(  # the same in every order, so without order attributes; the n largest get 1/n of the cotangent each
-            "reduce_max", 1, type_rules.maximum,
-            numpy=lambda a, e, n: _numpy_reduce_max(a[0], e.axis),
-            cuda=None, lowered_by="lower",
-            vjp=derivatives.reduce_max,
-            attrs=("axis",),
-        ),
-        *BIT_ROWS,
-        *FUNCTION_ROWS,
+def _div_cotangents(b: Ops, e: Eqn, ct: Value) -> Cotangents:
+    over = b.div("ct", ct, e.args[1])
+    return over, b.neg("ct", b.mul("ct", over, e.out))
+
+
+def _sqrt_cotangent(b: Ops, e: Eqn, ct: Value) -> Cotangents:
+    return (b.div("ct", b.mul("ct", ct, b.const("half", 0.5, ct.type.dtype)), e.out),)
+
+
+def _rsqrt_cotangent(b: Ops, e: Eqn, ct: Value) -> Cotangents:
+    cube = b.mul("ct", b.mul("ct", e.out, e.out), e.out)
+    return (b.mul("ct", b.mul("ct", ct, b.const("half", -0.5, ct.type.dtype)), cube),)
+
+
+def _rsqrt(b: Ops, e: Eqn) -> Value:
+    root = b.sqrt(f"{e.out.name}_root", e.args[0])
+    return b.div("ratio", b.const("one", 1.0, e.out.type.dtype), root)
+
+
+def _mean(b: Ops, e: Eqn) -> Value:
+    # A product with a rounded reciprocal of the length would move the mean of a constant row.
+    total = b.reduce_sum(f"{e.out.name}_sum", e.args[0], axis=e.axis)
+    return b.div("ratio", total, b.size(f"{e.axis.value.lower()}_size", e.axis, e.out.type.dtype))
+
+
+def _extreme_cotangents(b: Ops, e: Eqn, ct: Value) -> Cotangents:
+    # At a tie each operand gets half of the cotangent, so that the halves add up to it.
+    x, y = e.args
+    tied = b.select_eq("tied", x, y, b.const("half", 0.5, ct.type.dtype))
+    share = b.mul("ct", ct, b.sub("share", b.const("one", 1.0, ct.type.dtype), tied))
+    return tuple(b.select_eq("ct", a, e.out, share) for a in e.args)
+
+
+def _reduce_max_cotangent(b: Ops, e: Eqn, ct: Value) -> Cotangents:
+    largest = b.select_eq("largest", e.args[0], e.out, b.const("one", 1.0, ct.type.dtype))
+    share = b.div("ct", ct, b.reduce_sum("ties", largest, axis=e.axis))
+    return (b.select_eq("ct", e.args[0], e.out, share),)
+
+
+def _select_gt_cotangents(b: Ops, e: Eqn, ct: Value) -> Cotangents:
+    return None, None, b.select_gt("ct", e.args[0], e.args[1], ct)
+
+
+def _select_eq_cotangents(b: Ops, e: Eqn, ct: Value) -> Cotangents:
+    return None, None, b.select_eq("ct", e.args[0], e.args[1], ct)
+
+
+def _where_cotangents(b: Ops, e: Eqn, ct: Value) -> Cotangents:
+    over, under, zero = e.args[0], e.args[1], b.const("number", 0.0, ct.type.dtype)
+    return None, None, b.select_gt("ct", over, under, ct), b.where_gt("ct", over, under, zero, ct)
+
+
+def _abs_cotangent(b: Ops, e: Eqn, ct: Value) -> Cotangents:
+    x, zero = e.args[0], b.const("number", 0.0, ct.type.dtype)
+    below = b.select_gt("below", zero, x, b.const("number", -1.0, ct.type.dtype))
+    return (b.mul("ct", ct, b.where_gt("slope", x, zero, b.const("number", 1.0, ct.type.dtype), below)),)
+
+
+# ---- the rows ----
+
+
+class Ops(ABC):
+    """Every op is a method that takes the name of its result first and returns the new value."""
+
+    @abstractmethod
+    def emit(self, op: str, name: str, args: tuple[Value, ...], **attrs: Attr) -> Value:
+        """A new equation; ``name`` gets a suffix if it is taken or reserved."""
+
+    @op(
+        type_rules.const,
+        numpy=lambda a, e, n: _numpy_number(e.value, e),
+        cuda=lambda a, e: literal(float(e.value), e.out.type.dtype),
+        vjp=lambda b, e, ct: (),
+        attrs=("dtype", "value"),
     )
-}  # fmt: skip
+    def const(self, name: str, value: float, dtype: DType) -> Value:
+        """A constant of no axes."""
+        return self.emit("const", name, (), value=float(value), dtype=dtype)
+
+    @op(
+        type_rules.size,
+        numpy=lambda a, e, n: _numpy_number(n[e.axis], e),
+        cuda=lambda a, e: f"static_cast<{ctype(e.out.type.dtype)}>(rows_)",  # D is a constant after decompose
+        vjp=lambda b, e, ct: (),
+        attrs=("axis", "dtype"),
+    )
+    def size(self, name: str, axis: Axis, dtype: DType) -> Value:
+        """The length of an axis, as a number."""
+        return self.emit("size", name, (), axis=axis, dtype=dtype)
+
+    @op(
+        type_rules.cast,
+        numpy=lambda a, e, n: numerics.round_to(a[0], e.out.type.dtype),
+        cuda=_cuda_cast,
+        vjp=_cast_cotangent,
+        attrs=("to",),
+    )
+    def cast(self, name: str, x: Value, *, to: DType) -> Value:
+        """x rounded to ``to``."""
+        return self.emit("cast", name, (x,), to=to)
+
+    @op(type_rules.expand, numpy=_numpy_expand, cuda="{0}", vjp=lambda b, e, ct: (ct,), attrs=("axis",))
+    def expand(self, name: str, x: Value, *, axis: Axis) -> Value:
+        """x, repeated along an axis it lacks."""
+        return self.emit("expand", name, (x,), axis=axis)
+
+    @op(type_rules.arithmetic, numpy=each(np.negative), cuda="-{0}", vjp=_neg_cotangent)
+    def neg(self, name: str, x: Value) -> Value:
+        """-x."""
+        return self.emit("neg", name, (x,))
+
+    @op(type_rules.arithmetic, numpy=each(np.add), cuda="{0} + {1}", vjp=lambda b, e, ct: (ct, ct))
+    def add(self, name: str, a: Value, b: Value) -> Value:
+        """a + b."""
+        return self.emit("add", name, (a, b))
+
+    @op(type_rules.arithmetic, numpy=each(np.subtract), cuda="{0} - {1}", vjp=lambda b, e, ct: (ct, b.neg("ct", ct)))
+    def sub(self, name: str, a: Value, b: Value) -> Value:
+        """a - b."""
+        return self.emit("sub", name, (a, b))
+
+    @op(type_rules.arithmetic, numpy=each(np.multiply), cuda="{0} * {1}", vjp=_product_cotangents)
+    def mul(self, name: str, a: Value, b: Value) -> Value:
+        """a * b."""
+        return self.emit("mul", name, (a, b))
+
+    @op(type_rules.arithmetic, numpy=each(np.divide), cuda="{0} / {1}", vjp=_div_cotangents)
+    def div(self, name: str, a: Value, b: Value) -> Value:
+        """a / b, correctly rounded."""
+        return self.emit("div", name, (a, b))
+
+    @op(
+        type_rules.fma,
+        numpy=each(numerics.fma),
+        cuda="fmaf({0}, {1}, {2})",
+        vjp=lambda b, e, ct: (*_product_cotangents(b, e, ct), ct),
+    )
+    def fma(self, name: str, a: Value, b: Value, c: Value) -> Value:
+        """a * b + c, rounded once."""
+        return self.emit("fma", name, (a, b, c))
+
+    @op(type_rules.arithmetic, numpy=each(np.sqrt), cuda="sqrt{f}({0})", vjp=_sqrt_cotangent)
+    def sqrt(self, name: str, x: Value) -> Value:
+        """The square root, correctly rounded."""
+        return self.emit("sqrt", name, (x,))
+
+    @op(type_rules.arithmetic, expand=_rsqrt, vjp=_rsqrt_cotangent)
+    def rsqrt(self, name: str, x: Value) -> Value:
+        """1 / sqrt(x), two correctly rounded steps."""
+        return self.emit("rsqrt", name, (x,))
+
+    @op(type_rules.arithmetic, numpy=each(np.abs), cuda="fabs{f}({0})", vjp=_abs_cotangent)
+    def abs(self, name: str, x: Value) -> Value:
+        """|x|; no cotangent passes at 0."""
+        return self.emit("abs", name, (x,))
+
+    @op(type_rules.arithmetic, numpy=each(np.rint), cuda="rint{f}({0})", vjp=lambda b, e, ct: (None,))
+    def rint(self, name: str, x: Value) -> Value:
+        """The nearest whole number, of two the even one; no cotangent passes."""
+        return self.emit("rint", name, (x,))
+
+    @op(type_rules.arithmetic, numpy=each(lambda x: x), cuda="{0}", vjp=lambda b, e, ct: (None,))
+    def detach(self, name: str, x: Value) -> Value:
+        """x, through which no cotangent passes."""
+        return self.emit("detach", name, (x,))
+
+    # ---- choices ----
+
+    @op(type_rules.arithmetic, numpy=each(numerics.maximum), cuda="maximum({0}, {1})", vjp=_extreme_cotangents)
+    def maximum(self, name: str, a: Value, b: Value) -> Value:
+        """The larger one, a NaN if either is one; equal operands share the cotangent equally.
+
+        For ``maximum(x, 0)`` half of the cotangent goes to x where x = 0, for ``relu`` none.
+        """
+        return self.emit("maximum", name, (a, b))
+
+    @op(type_rules.arithmetic, numpy=each(numerics.minimum), cuda="minimum({0}, {1})", vjp=_extreme_cotangents)
+    def minimum(self, name: str, a: Value, b: Value) -> Value:
+        """The smaller one, a NaN if either is one; equal operands share the cotangent equally."""
+        return self.emit("minimum", name, (a, b))
+
+    @op(
+        type_rules.arithmetic,
+        numpy=each(lambda a, b, c: np.where(a > b, c, c.dtype.type(0))),
+        cuda="{0} > {1} ? {2} : {zero}",
+        vjp=_select_gt_cotangents,
+    )
+    def select_gt(self, name: str, a: Value, b: Value, c: Value) -> Value:
+        """c where a is greater than b, else 0."""
+        return self.emit("select_gt", name, (a, b, c))
+
+    @op(
+        type_rules.arithmetic,
+        numpy=each(lambda a, b, c: np.where(a == b, c, c.dtype.type(0))),
+        cuda="{0} == {1} ? {2} : {zero}",
+        vjp=_select_eq_cotangents,
+    )
+    def select_eq(self, name: str, a: Value, b: Value, c: Value) -> Value:
+        """c where a equals b, else 0."""
+        return self.emit("select_eq", name, (a, b, c))
+
+    @op(
+        type_rules.arithmetic,
+        numpy=each(lambda a, b, c, d: np.where(a > b, c, d)),
+        cuda="{0} > {1} ? {2} : {3}",
+        vjp=_where_cotangents,
+    )
+    def where_gt(self, name: str, a: Value, b: Value, c: Value, d: Value) -> Value:
+        """c where a is greater than b, else d, also where a or b is a NaN."""
+        return self.emit("where_gt", name, (a, b, c, d))
+
+    @op(
+        type_rules.arithmetic,
+        numpy=each(lambda x: np.where(x <= 0, x.dtype.type(0), x)),
+        cuda="{0} <= {zero} ? {zero} : {0}",
+        vjp=lambda b, e, ct: (b.select_gt("ct", e.args[0], b.const("zero", 0.0, ct.type.dtype), ct),),
+    )
+    def relu(self, name: str, x: Value) -> Value:
+        """x where x > 0, a NaN where x is one, else 0; the cotangent passes only where x > 0."""
+        return self.emit("relu", name, (x,))
+
+    # ---- reductions: in the order of their attributes; lowering turns each into a phase ----
+
+    @op(type_rules.reduction, numpy=_numpy_sum, vjp=lambda b, e, ct: (ct,), attrs=("axis", *type_rules.ORDER))
+    def reduce_sum(self, name: str, x: Value, *, axis: Axis) -> Value:
+        """The sum over an axis."""
+        return self.emit("reduce_sum", name, (x,), axis=axis)
+
+    @op(type_rules.dot, numpy=_numpy_sum, vjp=_product_cotangents, attrs=("axis", *type_rules.ORDER))
+    def reduce_dot(self, name: str, a: Value, b: Value, *, axis: Axis) -> Value:
+        """The sum of a * b over an axis, each product rounded together with its addition."""
+        return self.emit("reduce_dot", name, (a, b), axis=axis)
+
+    @op(type_rules.segment_sum, numpy=_numpy_segment_sum, attrs=type_rules.SEGMENT_ORDER)
+    def segment_sum(self, name: str, x: Value) -> Value:
+        """The sum of each segment along D: [M, D] -> [M, S]."""
+        return self.emit("segment_sum", name, (x,))
+
+    @op(type_rules.segment_dot, numpy=_numpy_segment_sum, attrs=type_rules.SEGMENT_ORDER)
+    def segment_dot(self, name: str, a: Value, b: Value) -> Value:
+        """The sum of a * b of each segment along D, each product rounded together with its addition."""
+        return self.emit("segment_dot", name, (a, b))
+
+    @op(type_rules.segment_size, numpy=_numpy_segment_size, attrs=("dtype", "segment"))
+    def segment_size(self, name: str, dtype: DType) -> Value:
+        """The number of elements of each segment along D: [S]."""
+        return self.emit("segment_size", name, (), dtype=dtype)
+
+    @op(
+        type_rules.mean,
+        expand=_mean,
+        vjp=lambda b, e, ct: (b.div("ct", ct, b.size("count", e.axis, ct.type.dtype)),),
+        attrs=("axis",),
+    )
+    def reduce_mean(self, name: str, x: Value, *, axis: Axis) -> Value:
+        """The sum over an axis divided by its length."""
+        return self.emit("reduce_mean", name, (x,), axis=axis)
+
+    @op(type_rules.maximum, numpy=_numpy_max, vjp=_reduce_max_cotangent, attrs=("axis",))
+    def reduce_max(self, name: str, x: Value, *, axis: Axis) -> Value:
+        """The largest element along D or M, a NaN if there is one; equal maxima share its cotangent equally."""
+        return self.emit("reduce_max", name, (x,), axis=axis)
+
+    # ---- operations on the bits of f32, for the equations of functions ----
+    # The result for numbers that they are not made for is that of the bits, so that kernels and NumPy agree, except for
+    # a NaN, whose bits are not defined. They have no derivative.
+
+    @op(type_rules.function, numpy=each(np.copysign), cuda="copysign_of({0}, {1})")
+    def copysign(self, name: str, a: Value, b: Value) -> Value:
+        """|a| with the sign of b."""
+        return self.emit("copysign", name, (a, b))
+
+    @op(
+        type_rules.function,
+        numpy=each(numerics.exp2_biased),
+        cuda="__uint_as_float(__float_as_uint({0}) << 23)",
+    )
+    def exp2_biased(self, name: str, x: Value) -> Value:
+        """2^n for x = n + 1.5 * 2^23 + 127, n whole from -126 to 127: the low bits of x as the exponent."""
+        return self.emit("exp2_biased", name, (x,))
+
+    @op(type_rules.function, numpy=each(numerics.exponent), cuda="exponent({0})")
+    def exponent(self, name: str, x: Value) -> Value:
+        """The whole number k with x / 2^k in [2/3, 4/3), of a positive normal x."""
+        return self.emit("exponent", name, (x,))
+
+    @op(type_rules.function, numpy=each(numerics.significand), cuda="significand({0})")
+    def significand(self, name: str, x: Value) -> Value:
+        """x / 2^k in [2/3, 4/3), of a positive normal x."""
+        return self.emit("significand", name, (x,))
+
+    @op(
+        type_rules.function,
+        numpy=each(numerics.reciprocal_guess),
+        cuda=f"__uint_as_float({numerics.RECIPROCAL:#x}u - __float_as_uint({{0}}))",
+    )
+    def reciprocal_guess(self, name: str, x: Value) -> Value:
+        """1 / x to within 5.1 percent, for x from 2^-126 to 1.89 * 2^125."""
+        return self.emit("reciprocal_guess", name, (x,))

@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 
 from lngen.errors import ParseError, short
+from lngen.ir.builder import verify
 from lngen.ir.types import Attr, Attrs, Axis, DType, Eqn, Graph, Type, Value, axes_union
-from lngen.ir.verify import verify
 
 # Every repetition is possessive (++, *+), without backtracking, so that a match takes time linear in the text.
 _HEAD = re.compile(r"graph @(\w++)(?: \{([^{}]*+)\})?+\(([^()]*+)\) -> \(([^()]*+)\) \{")

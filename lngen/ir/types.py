@@ -5,10 +5,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any, Protocol
 
-from lngen.ir.operators import Operators
+from lngen.errors import VerifyError
 
 
 class DType(Enum):
@@ -52,6 +56,11 @@ class DType(Enum):
 F16, BF16, F32, F64 = DType
 
 
+def compute_dtype(*dtypes: DType) -> DType:
+    """The dtype of arithmetic on ``dtypes``: f64 if any is f64, else f32."""
+    return F64 if F64 in dtypes else F32
+
+
 class Axis(Enum):
     """A named axis: M rows, known at launch; D features, bound per kernel; S segments, runs of features along D."""
 
@@ -92,9 +101,68 @@ def axes_union(*axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
     return tuple(a for a in Axis if a in named and not (a is S and D in named))
 
 
+# ---- values, and the operators that describe graphs ----
+
+
+class Recorder(Protocol):
+    """What turns an operator into an equation."""
+
+    def record(self, op: str, *operands: Any, **attrs: float) -> Any:
+        """The result of an op of the table on values, or on numbers where another operand is a value."""
+
+
+_current: ContextVar[Recorder | None] = ContextVar("recorder", default=None)
+
+
+@contextmanager
+def recording(recorder: Recorder) -> Iterator[None]:
+    """Operators on values become equations of ``recorder``, in this thread."""
+    token = _current.set(recorder)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def _record(x: Value, op: str, *operands: object, **attrs: float) -> Value:
+    recorder = _current.get()
+    if recorder is None:
+        raise VerifyError(
+            f"'{x} ...' is expected in a function that describes a graph, where an operator adds the equation '{op}'; "
+            "give the function to lngen.compile, or use the methods of a Builder."
+        )
+    found: Value = recorder.record(op, *operands, **attrs)
+    return found
+
+
+def _unary(op: str) -> Callable[[Value], Value]:
+    def operator(self: Value) -> Value:
+        return _record(self, op, self)
+
+    operator.__qualname__ = f"Value.{op}"  # for the messages of Python
+    return operator
+
+
+def _binary(op: str) -> Callable[[Value, Value | float], Value]:
+    def operator(self: Value, other: Value | float) -> Value:
+        return _record(self, op, self, other)
+
+    operator.__qualname__ = f"Value.{op}"
+    return operator
+
+
+def _reflected(op: str) -> Callable[[Value, float], Value]:
+    return lambda self, other: _record(self, op, other, self)
+
+
 @dataclass(frozen=True)
-class Value(Operators):
-    """A name with a type. A kernel's variable has the same name, or, where C has a meaning for it, one close to it."""
+class Value:
+    """A name with a type. A kernel's variable has the same name, or, where C has a meaning for it, one close to it.
+
+    While a graph is described, operators and methods add equations: ``x * rstd`` is ``b.mul("x_rstd", x, rstd)``. A
+    number is a constant in the dtype of the other operand. VerifyError outside the description of a graph, or for an
+    operand that is neither a value nor a number.
+    """
 
     name: str
     type: Type
@@ -102,6 +170,40 @@ class Value(Operators):
     def __str__(self) -> str:
         return f"%{self.name}"
 
+    __add__, __radd__ = _binary("add"), _reflected("add")
+    __sub__, __rsub__ = _binary("sub"), _reflected("sub")
+    __mul__, __rmul__ = _binary("mul"), _reflected("mul")
+    __truediv__, __rtruediv__ = _binary("div"), _reflected("div")
+    __neg__ = _unary("neg")
+
+    def __pow__(self, exponent: float) -> Value:
+        return self * self if isinstance(exponent, int | float) and exponent == 2 else NotImplemented
+
+    # The op table gives these methods the docstrings of its rows.
+    sqrt = _unary("sqrt")
+    rsqrt = _unary("rsqrt")
+    abs = __abs__ = _unary("abs")
+    rint = _unary("rint")
+    detach = _unary("detach")
+    relu = _unary("relu")
+    maximum = _binary("maximum")
+    minimum = _binary("minimum")
+    exp = _unary("exp")
+    exp2 = _unary("exp2")
+    log = _unary("log")
+    tanh = _unary("tanh")
+    sigmoid = _unary("sigmoid")
+    softplus = _unary("softplus")
+    erf = _unary("erf")
+    gelu = _unary("gelu")
+    gelu_tanh = _unary("gelu_tanh")
+    silu = _unary("silu")
+
+    def clamp(self, low: float, high: float) -> Value:
+        return _record(self, "clamp", self, low=float(low), high=float(high))
+
+
+# ---- equations and graphs ----
 
 Attr = str | int | float | Axis | DType
 Attrs = tuple[tuple[str, Attr], ...]
@@ -210,3 +312,61 @@ def _attrs(attrs: Attrs) -> str:
 def _attr(value: Attr) -> str:
     # repr of a float is the shortest text that parses back to the same bits.
     return repr(value) if isinstance(value, float) else str(value)
+
+
+# ---- the equations that reduce: over the rows, over the features of a row, or over a segment of them ----
+
+# The ops that add along a whole axis, in the order of their attributes; those that add along each segment of D; those
+# that reduce a whole axis; all that reduce; and all that have an order as attributes.
+SUMS = ("reduce_sum", "reduce_dot")
+SEGMENT_SUMS = ("segment_sum", "segment_dot")
+FOLDS = (*SUMS, "reduce_max")
+REDUCTIONS = (*FOLDS, *SEGMENT_SUMS)
+OF_SEGMENTS = (*SEGMENT_SUMS, "segment_size")
+ORDERED = (*SUMS, *OF_SEGMENTS)
+
+# Versions of the rule that gives sums their order, the default first: lngen/passes/order_v1.toml.
+ORDERS = ("v1",)
+
+
+def is_sum(eqn: Eqn, axis: Axis) -> bool:
+    """True for a sum over all of ``axis``."""
+    return eqn.op in SUMS and eqn.attr("axis") is axis
+
+
+def is_row_fold(eqn: Eqn) -> bool:
+    """True for a sum or a maximum over D, of a row or of each of its segments, which ends a phase."""
+    along_d = eqn.op in SEGMENT_SUMS or (eqn.op in FOLDS and eqn.axis is D)
+    return along_d and M in eqn.out.type.axes
+
+
+def is_column_fold(eqn: Eqn) -> bool:
+    """True for a sum or a maximum over the rows of each column: [M, D] to [D]."""
+    return eqn.op in FOLDS and eqn.axis is M and D in eqn.out.type.axes
+
+
+def is_number_fold(eqn: Eqn) -> bool:
+    """True for a sum or a maximum of all elements of a vector: [D] or [M] to []."""
+    return eqn.op in FOLDS and not eqn.out.type.axes
+
+
+def independent_rows(graph: Graph) -> bool:
+    """True if no equation joins rows: then some of the rows have the results that they have among all."""
+    return all(dict(eqn.attrs).get("axis") is not M for eqn in graph.eqns)
+
+
+def segment_of(graph: Graph, d: int) -> int:
+    """Elements of a segment along S in rows of ``d``: the row if no equation has segments (``verify``: all agree)."""
+    lengths = (eqn.int_attr("segment") for eqn in graph.eqns if eqn.op in OF_SEGMENTS and "segment" in dict(eqn.attrs))
+    return next(lengths, d)
+
+
+def has_segments(graph: Graph) -> bool:
+    """True if a value of ``graph`` varies along S."""
+    return any(S in eqn.out.type.axes for eqn in graph.eqns)
+
+
+def indexed_by_elements(eqn: Eqn) -> tuple[bool, ...]:
+    """For each operand, whether S is combined with D: the operand varies along S, and the equation works along D."""
+    along_d = any(D in v.type.axes for v in (eqn.out, *eqn.args))
+    return tuple(along_d and S in a.type.axes for a in eqn.args)

@@ -1,6 +1,6 @@
 """Lowering: from a spec and a schedule to a plan."""
 
-from lngen.ir.op import ctype
+from lngen.ir import ctype
 from lngen.lower.kernel import Extent, Kernel
 from lngen.lower.lower import lower
 from lngen.lower.parts import Argument, Phase, Place, Statement

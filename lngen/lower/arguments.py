@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Literal
 
-from lngen.ir import WIDE, DType, Value
-from lngen.ir.op import ctype
+from lngen.ir import WIDE, DType, Value, ctype
 from lngen.lower.parts import Argument
 from lngen.passes import accumulated
 

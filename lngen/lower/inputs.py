@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from lngen.ir import OPS, DType, Eqn, Value, print_eqn
-from lngen.ir.op import ctype
+from lngen.ir import OPS, DType, Eqn, Value, ctype, print_eqn
 from lngen.lower.c_names import c_name
 from lngen.lower.parts import Statement
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lngen.errors import LowerError
-from lngen.ir import REDUCTIONS, WIDE, D, DType, Eqn, Graph, M, Value
-from lngen.ir.op import compute_dtype
+from lngen.ir import REDUCTIONS, WIDE, D, DType, Eqn, Graph, M, Value, compute_dtype
 from lngen.lower.arguments import ROWS, sharing, tensors, workspace
 from lngen.lower.finish import COLUMN_ROWS, column_policy, finish_of, in_single_launch
 from lngen.lower.inputs import Inputs

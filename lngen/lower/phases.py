@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from lngen.ir import SEGMENT_SUMS, SUMS, WIDE, D, Eqn, Graph, M, S, Value, is_number_fold, is_row_fold, is_sum
-from lngen.ir.op import ctype
+from lngen.ir import SEGMENT_SUMS, SUMS, WIDE, D, Eqn, Graph, M, S, Value, ctype, is_number_fold, is_row_fold, is_sum
 from lngen.lower import segments
 from lngen.lower.c_names import c_name
 from lngen.lower.inputs import Inputs, note

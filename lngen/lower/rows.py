@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from lngen.devices import default_device
-from lngen.ir import WIDE, D, DType, Graph, M, Value
-from lngen.ir.op import ctype
+from lngen.ir import WIDE, D, DType, Graph, M, Value, ctype
 from lngen.lower.c_names import c_name
 from lngen.lower.inputs import Inputs
 from lngen.lower.parts import Phase, Place, Sum, Tensor

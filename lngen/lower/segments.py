@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from lngen.ir import SEGMENT_SUMS, D, Eqn, Graph, S, Value
-from lngen.ir.op import ctype
+from lngen.ir import SEGMENT_SUMS, D, Eqn, Graph, S, Value, ctype
 from lngen.lower.c_names import c_name
 from lngen.lower.inputs import Inputs, note
 from lngen.lower.parts import Join, Statement

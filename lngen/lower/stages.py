@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from lngen.ir import WIDE, Graph, Value
-from lngen.ir.op import ctype
+from lngen.ir import WIDE, Graph, Value, ctype
 from lngen.lower.parts import Place
 from lngen.schedule import STAGED, Problem, Schedule, stage_share
 

@@ -7,8 +7,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from lngen.errors import DerivativeError
-from lngen.ir import OPS, WIDE, Axis, Builder, DType, Eqn, Graph, Value, print_eqn
-from lngen.ir.op import compute_dtype
+from lngen.ir import OPS, WIDE, Axis, Builder, DType, Eqn, Graph, Value, compute_dtype, print_eqn
 from lngen.passes.edit import downstream, substitute
 from lngen.passes.simplify import simplify
 

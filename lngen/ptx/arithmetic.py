@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from lngen.ir import numerics
-from lngen.ir.types import BF16, F16
+from lngen.ir import BF16, F16, numerics
 from lngen.ptx.opcodes import Opcode
 from lngen.ptx.program import DT, DTYPES, UNSIGNED, Value
 

@@ -13,8 +13,7 @@ from functools import cached_property
 from lngen import passes
 from lngen.errors import DerivativeError, SpecError
 from lngen.graphs import GRAPHS, Chosen, Definition, Options
-from lngen.ir import ORDERS, DType, Graph, M
-from lngen.ir.op import compute_dtype
+from lngen.ir import ORDERS, DType, Graph, M, compute_dtype
 from lngen.spec.words import c_word, file_word, number_word, text_of, value_word
 
 DIGEST = 8

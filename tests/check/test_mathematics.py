@@ -14,9 +14,8 @@ from lngen.check.tolerances import NORMS
 from lngen.errors import ArrayError
 from lngen.graphs import Definition, GraphBuilder
 from lngen.interpret import interpret
-from lngen.ir import BF16, F16, F32, F64, D, DType, Graph, M, parse
+from lngen.ir import BF16, F16, F32, F64, D, DType, Graph, M, compute_dtype, parse
 from lngen.ir.numerics import round_to
-from lngen.ir.op import compute_dtype
 from lngen.spec import Spec, make_spec, parse_spec
 
 DTYPES = [F16, BF16, F32, F64]

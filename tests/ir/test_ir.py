@@ -24,6 +24,7 @@ from lngen.ir import (
     F64,
     OF_SEGMENTS,
     OPS,
+    Attr,
     Axis,
     Builder,
     D,
@@ -34,6 +35,7 @@ from lngen.ir import (
     S,
     Type,
     Value,
+    compute_dtype,
     parse,
     print_eqn,
     print_graph,
@@ -41,8 +43,8 @@ from lngen.ir import (
 )
 from lngen.ir.functions import BIAS, ULPS
 from lngen.ir.numerics import NUMPY_DTYPE
-from lngen.ir.op import compute_dtype, literal
-from lngen.ir.types import Attr, axes_union
+from lngen.ir.ops import literal
+from lngen.ir.types import axes_union
 from lngen.spec import parse_spec
 
 MD, ROW, COL, SCALAR = (M, D), (M,), (D,), ()

@@ -14,8 +14,8 @@ from lngen.config import data_dir
 from lngen.emit import emit
 from lngen.errors import SpecError, VerifyError
 from lngen.graphs import Definition, GraphBuilder
-from lngen.ir import F32, D, M, Type, Value
-from lngen.ir.names import fresh, is_name
+from lngen.ir import F32, D, M, Type, Value, is_name
+from lngen.ir.builder import fresh
 from lngen.lower import lower
 from lngen.lower.c_names import c_name, taken
 from lngen.schedule import problem, space, vectors_per_thread

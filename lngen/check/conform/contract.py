@@ -7,8 +7,7 @@ from typing import Literal
 
 from lngen.check.tolerances import NORMS, NormName
 from lngen.errors import SpecError
-from lngen.ir import DType
-from lngen.ir.op import compute_dtype
+from lngen.ir import DType, compute_dtype
 from lngen.spec import Spec
 
 Status = Literal["pass", "fail", "skipped"]
