@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -9,41 +10,22 @@ import numpy as np
 from lngen.ir.numerics import Array
 from lngen.ptx.batch import MBARRIER, Batch, Memory
 from lngen.ptx.clusters import check_started, note_remote
-from lngen.ptx.memory import Buffer, Scratch, gather, scatter, unwritten
+from lngen.ptx.memory import WORD, Buffer, Scratch, gather, scatter, unwritten
 from lngen.ptx.opcodes import Semantics, semantics
 from lngen.ptx.ordering import NOBODY
-from lngen.ptx.parser import Instruction, Operand
-from lngen.ptx.program import UNSIGNED, Lanes, Program, Value, unknown
+from lngen.ptx.parser import Instruction
+from lngen.ptx.program import UNSIGNED, Lanes
 from lngen.ptx.races import read_races, write_races
-
-
-def base_slot(program: Program, i: Instruction, text: str) -> int:
-    """The slot of an address: a register, or a symbol or number that stands for one."""
-    if text in program.entry.registers:
-        return program.register(text, i)
-    if text in program.symbols:
-        return program.new(UNSIGNED[8], np.uint64(program.symbols[text]))
-    raise unknown(i, f"has the address '{text}', which is neither a register nor a symbol")
-
-
-def spread(value: Value, lanes: Lanes) -> Array:
-    """The value of every lane of ``lanes``."""
-    if np.ndim(value) == 0:
-        return np.full(lanes.count, value)
-    return np.asarray(value if lanes.array is None else value[lanes.index])
-
-
-def address_of(batch: Batch, base: int, offset: int, lanes: Lanes) -> Array:
-    value = spread(batch.R[base], lanes)
-    if offset:
-        mask = (1 << 8 * value.dtype.itemsize) - 1
-        value = value + value.dtype.type(offset & mask)
-    return value
 
 
 def blank(lanes: Lanes, width: int, vec: int) -> list[Array]:
     """Elements that no thread has read: poison."""
     return [np.full(lanes.total, int.from_bytes(b"\xfe" * width, "little"), UNSIGNED[width]) for _ in range(vec)]
+
+
+def picked(values: list[Array], part: Array | None) -> list[Array]:
+    """The elements at some positions (None: all)."""
+    return values if part is None else [v[part] for v in values]
 
 
 def misaligned(batch: Batch, i: Instruction, lanes: Lanes, address: Array, count: int, where: str) -> bool:
@@ -65,9 +47,7 @@ def load_global(
     """The elements every thread of the batch reads; those of other threads are poison."""
     count, who = width * vec, lanes.index
     results: list[Array] | None = None
-    what = f"A read of {count} bytes:"
-    for buffer, part in batch.memory.parts(address, who, count, what, batch.reporting(i)):
-        at, mine = (address, who) if part is None else (address[part], who[part])
+    for buffer, at, mine, part in batch.buffers(i, address, who, count, f"A read of {count} bytes:"):
         check_waited(batch, i, buffer, mine, at)
         odd = misaligned(batch, i, lanes, at, count, f"'{buffer.name}'")
         values, known = gather(buffer, at, width, vec, not odd)
@@ -103,10 +83,7 @@ def _check_read(
 def store_global(batch: Batch, i: Instruction, lanes: Lanes, address: Array, values: list[Array]) -> None:
     """Writes the elements of those lanes."""
     count, who = values[0].dtype.itemsize * len(values), lanes.index
-    what = f"A write of {count} bytes:"
-    for buffer, part in batch.memory.parts(address, who, count, what, batch.reporting(i)):
-        at, mine = (address, who) if part is None else (address[part], who[part])
-        mineral = values if part is None else [v[part] for v in values]
+    for buffer, at, mine, part in batch.buffers(i, address, who, count, f"A write of {count} bytes:"):
         if not buffer.tracked:
             text = f"A write to '{buffer.name}', which the kernel may only read."
             batch.report("out-of-bounds", text, i, mine, at)
@@ -114,7 +91,7 @@ def store_global(batch: Batch, i: Instruction, lanes: Lanes, address: Array, val
         check_waited(batch, i, buffer, mine, at)
         odd = misaligned(batch, i, lanes, at, count, f"'{buffer.name}'")
         batch.touched()
-        scatter(buffer, at, mineral, not odd)
+        scatter(buffer, at, picked(values, part), not odd)
         batch.moved(buffer.name, "written", at, mine, count)
         note_global(batch, i, buffer, at, mine, count, "write")
         if batch.order is not None and batch.whole:
@@ -161,13 +138,6 @@ def place(
     return at + slot * scratch.room, who, part
 
 
-def memory_operand(program: Program, i: Instruction, o: Operand) -> tuple[int, int]:
-    """Slot and offset of an address."""
-    if o.kind != "mem":
-        raise unknown(i)
-    return base_slot(program, i, o.text), o.offset
-
-
 def check_waited(batch: Batch, i: Instruction, buffer: Buffer, who: Array, address: Array) -> None:
     """A finding for threads that precede every wait; constants of the module need no wait."""
     if not batch.dependent or buffer.role == "constant":
@@ -191,15 +161,7 @@ def look(batch: Batch, i: Instruction, memory: Memory, at: Array, who: Array, co
         bad = np.flatnonzero((batch.flights.marks("from", memory)[spread] > 0).any(axis=1))
         text = "which an asynchronous copy still reads."
     if bad.size:
-        where = named(memory, int(at[bad[0]]), count)
-        batch.report("async-read", f"A {how} of {where}, {text}", i, who[bad], at[bad])
-
-
-def named(memory: Memory, at: int, count: int) -> str:
-    """A place in words."""
-    if isinstance(memory, Buffer):
-        return memory.where(at + memory.base, count)
-    return memory.where(at % memory.room, count)
+        batch.report("async-read", f"A {how} of {memory.named(int(at[bad[0]]), count)}, {text}", i, who[bad], at[bad])
 
 
 def _check_opaque(batch: Batch, i: Instruction, at: Array, who: Array, count: int, how: str) -> None:
@@ -212,8 +174,8 @@ def _check_opaque(batch: Batch, i: Instruction, at: Array, who: Array, count: in
         parts = (batch.opaque[a // MBARRIER : -(-(a + count) // MBARRIER)] for a in at.tolist())
         bad = np.flatnonzero([part.any() for part in parts])
     if bad.size:
-        where = batch.shared.where(int(at[bad[0]]) % batch.shared.room, count)
-        text = f"A {how} of {where}, which holds an mbarrier that nothing has invalidated."
+        text = f"A {how} of {batch.shared.named(int(at[bad[0]]), count)}, "
+        text += "which holds an mbarrier that nothing has invalidated."
         batch.report("mbarrier", text, i, who[bad], at[bad] % batch.shared.room)
 
 
@@ -225,18 +187,15 @@ def parts_of(space: str, address: Array, lanes: Lanes) -> list[tuple[str, Array,
     for number, name in enumerate(("global", "shared", "local")):
         at = np.flatnonzero(window == number if number else (window != 1) & (window != 2))
         if at.size:
-            chosen = np.zeros(lanes.total, np.bool_)
-            chosen[lanes.index[at]] = True
-            inner = address[at] - np.uint64(number << 40)
-            found.append((name, inner, Lanes(chosen, lanes.total), at if at.size < len(address) else None))
+            some = Lanes.of(lanes.index[at], lanes.total)
+            found.append((name, address[at] - np.uint64(number << 40), some, at if at.size < len(address) else None))
     return found
 
 
 def flags(batch: Batch, space: str, address: Array, lanes: Array) -> list[int]:
     """One number per place in memory that may hold a flag."""
-    whole = Lanes(np.isin(np.arange(batch.total), lanes), batch.total)
     found = np.zeros(len(lanes), np.int64)
-    for name, inner, who, part in parts_of(space, address, whole):
+    for name, inner, who, part in parts_of(space, address, Lanes.of(lanes, batch.total)):
         at = inner.astype(np.int64)
         if name == "shared":
             slot = batch.slot_of[who.index]
@@ -261,57 +220,49 @@ def flag_written(batch: Batch, space: str, address: Array, lanes: Array, how: Se
             batch.order.flag_written(flag, lane, how, False)
 
 
-def scope(i: Instruction) -> int | None:
-    """The level of its scope for a strong access; None for a weak one."""
-    how = semantics(i.opcode)
-    return None if how is None else how.level
-
-
 def note_global(batch: Batch, i: Instruction, buffer: Buffer, at: Array, who: Array, count: int, how: str) -> None:
     """Races of an access to global memory with others of the batch, and with copies in flight."""
-    places, unit = batch.places(buffer)
     start = at.astype(np.int64) - buffer.base
     look(batch, i, buffer, start, who, count, how)
-    for n in range(max(1, count // unit)):
-        rival = places.note(start // unit + n, who, batch.clock, how, scope(i))
-        bad = np.flatnonzero(rival != NOBODY)
-        if not bad.size:
-            continue
+    for n, bad, rival in _races(batch, i, buffer, start, who, count, how):
         verb, other = ("read", "writes") if how == "read" else ("write", "touches")
-        place = buffer.where(int(at[bad[0]]) + n * unit, unit)
-        first = int(rival[bad[0]])
-        if first >= batch.total:
-            text = f"A {verb} of {place}, which an asynchronous copy {other}, without a wait."
-            batch.report("async-read", text, i, who[bad], at[bad])
+        text = f"A {verb} of {buffer.named(int(start[bad[0]]) + n, min(WORD, buffer.unit))}, which "
+        if rival >= batch.total:
+            batch.report("async-read", f"{text}an asynchronous copy {other}, without a wait.", i, who[bad], at[bad])
             continue
-        text = f"A {verb} of {place}, which thread {first % batch.width} of block {int(batch.block_of[first])} {other}"
-        batch.report("global-race", text + ", and nothing orders the two.", i, who[bad], at[bad])
+        text += f"thread {rival % batch.width} of block {int(batch.block_of[rival])} {other}"
+        batch.report("global-race", f"{text}, and nothing orders the two.", i, who[bad], at[bad])
 
 
 def note_shared(batch: Batch, i: Instruction, scratch: Scratch, at: Array, who: Array, count: int, how: str) -> None:
     """Races and traffic of an access to shared memory."""
-    if scratch.races is None or not at.size:
+    if scratch is not batch.shared or not at.size:
         return
-    level = scope(i) if batch.order is not None else None
-    unit = scratch.unit
-    for n in range(max(1, count // unit)):
-        rival = scratch.races.note(at // unit + n, who, batch.clock, how, level)
-        bad = np.flatnonzero(rival != NOBODY)
-        if bad.size:
-            _shared_race(batch, i, scratch, at[bad], who[bad], int(rival[bad[0]]), how)
+    for _, bad, rival in _races(batch, i, scratch, at, who, count, how):
+        report_shared_race(batch, i, at[bad], who[bad], rival, how)
     batch.moved_shared("read" if how == "read" else "written", at % scratch.room, who, count)
 
 
-def _shared_race(batch: Batch, i: Instruction, scratch: Scratch, at: Array, who: Array, rival: int, how: str) -> None:
-    """The finding for accesses to places that ``rival`` also touches."""
-    address = at % scratch.room
-    verb = "reads" if how == "read" else "writes"
-    where = scratch.where(int(address[0]), scratch.unit)
+def _races(
+    batch: Batch, i: Instruction, memory: Memory, at: Array, who: Array, count: int, how: str
+) -> Iterator[tuple[int, Array, int]]:
+    """Races of an access: the first byte of a unit in it, the accesses that race there, and the first one's rival."""
+    places, unit = batch.places(memory)
+    strong = semantics(i.opcode)
+    for n in range(max(1, count // unit)):
+        rival = places.note(at // unit + n, who, batch.clock, how, strong.level if strong else None)
+        bad = np.flatnonzero(rival != NOBODY)
+        if bad.size:
+            yield n * unit, bad, int(rival[bad[0]])
+
+
+def report_shared_race(batch: Batch, i: Instruction, at: Array, who: Array, rival: int, how: str) -> None:
+    """The finding for accesses to positions in shared memory that ``rival`` also touches."""
+    address = at % batch.shared.room
+    text = f"A thread {'reads' if how == 'read' else 'writes'} {batch.shared.named(int(at[0]), batch.shared.unit)}, "
     if rival >= batch.total:
-        text = f"A thread {verb} {where}, which an asynchronous copy writes, without a wait."
-        batch.report("async-read", text, i, who, address)
+        batch.report("async-read", f"{text}which an asynchronous copy writes, without a wait.", i, who, address)
         return
     block = "its block" if batch.block_of[rival] == batch.block_of[who[0]] else f"block {int(batch.block_of[rival])}"
-    text = f"A thread {verb} {where}, which thread {rival % batch.width} of {block} "
-    text += f"{'writes' if how == 'read' else 'accesses'} without a barrier between."
-    batch.report("shared-race", text, i, who, address)
+    text += f"which thread {rival % batch.width} of {block} {'writes' if how == 'read' else 'accesses'}"
+    batch.report("shared-race", f"{text} without a barrier between.", i, who, address)

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 from lngen.ir.numerics import Array
-from lngen.ptx.accesses import address_of, load_global, look, memory_operand, named, place, spread
+from lngen.ptx.accesses import load_global, look, place
 from lngen.ptx.batch import Batch, Copy, Memory
 from lngen.ptx.clusters import note_remote
 from lngen.ptx.memory import POISON, Buffer, Scratch
@@ -50,17 +50,13 @@ def _async(program: Program, i: Instruction) -> Step:
     count = int(i.operands[2].text)
     if count != 16 and ".cg" in i.opcode:
         raise unknown(i, "copies 16 bytes only")
-    to, source = memory_operand(program, i, i.operands[0]), memory_operand(program, i, i.operands[1])
-    size = program.source(i.operands[3], UNSIGNED[4], i) if len(i.operands) == 4 else None
+    to, source = (program.address(o, i) for o in i.operands[:2])
+    size = program.reader(i.operands[3], UNSIGNED[4], i) if len(i.operands) == 4 else None
 
     def step(batch: Batch, lanes: Lanes) -> None:
-        address = address_of(batch, *source, lanes)
-        sizes = np.full(lanes.count, count)
-        if size is not None:
-            value = batch.R[size[0]] if size[1] is None else size[1](batch.R[size[0]])
-            sizes = np.minimum(spread(value, lanes), count)
-        data = _fetch(batch, i, lanes, address, sizes, count)
-        at, who, part = place(batch, i, lanes, batch.shared, address_of(batch, *to, lanes), count, own=True)
+        sizes = np.full(lanes.count, count) if size is None else np.minimum(lanes.each(size(batch.R)), count)
+        data = _fetch(batch, i, lanes, source(batch.R, lanes), sizes, count)
+        at, who, part = place(batch, i, lanes, batch.shared, to(batch.R, lanes), count, own=True)
         data = data if part is None else data[part]
         for lane, where, row in zip(who.tolist(), at.tolist(), data, strict=True):
             begin(batch, Copy(i, lane, lane, row, batch.shared, where), "async", lane)
@@ -73,9 +69,7 @@ def _fetch(batch: Batch, i: Instruction, lanes: Lanes, address: Array, sizes: Ar
     data = np.zeros((lanes.count, count), np.uint8)
     for size in np.unique(sizes).tolist():
         mine = np.flatnonzero(sizes == size)
-        chosen = np.zeros(lanes.total, np.bool_)
-        chosen[lanes.index[mine]] = True
-        some = Lanes(chosen, lanes.total)
+        some = Lanes.of(lanes.index[mine], lanes.total)
         if size == count:
             columns = load_global(batch, i, some, address[mine], 4, count // 4, False)
             whole = np.stack([c[some.index] for c in columns], axis=1)
@@ -163,21 +157,17 @@ def finish(batch: Batch) -> None:
 
 def noted(batch: Batch, copy: Copy, memory: Memory, at: int, who: int, how: str, quiet: bool = False) -> None:
     """Races of a copy; ``quiet``: the copy is recorded without a finding."""
-    if isinstance(memory, Buffer):
-        if not memory.tracked:
-            return
-        places, unit = batch.places(memory)
-    else:
-        places, unit = memory.races, memory.unit
+    if isinstance(memory, Buffer) and not memory.tracked:
+        return
+    places, unit = batch.places(memory)
     words = np.arange(at // unit, -(-(at + len(copy.data)) // unit))
-    lanes = np.full(len(words), who)
     if quiet:
         places.plain.wrote(words, who, batch.clock.moment)
         return
-    rival = places.note(words, lanes, batch.clock, how)
+    rival = places.note(words, np.full(len(words), who), batch.clock, how)
     bad = np.flatnonzero(rival != NOBODY)
     if bad.size:
-        place = named(memory, int(words[bad[0]]) * unit, unit)
+        place = memory.named(int(words[bad[0]]) * unit, unit)
         kind = "global-race" if isinstance(memory, Buffer) else "shared-race"
         text = f"A copy that {how}s {place}, which thread {int(rival[bad[0]]) % batch.width} touches without order."
         batch.report(kind, text, copy.instruction, np.array([copy.lane]))

@@ -9,20 +9,17 @@ import numpy as np
 
 from lngen.ir.numerics import Array
 from lngen.ptx.accesses import (
-    address_of,
-    base_slot,
     check_waited,
     look,
     misaligned,
     note_global,
     note_shared,
     parts_of,
+    picked,
     place,
-    spread,
 )
 from lngen.ptx.analysis import PROXY_SPACES, WAIT
 from lngen.ptx.batch import Batch
-from lngen.ptx.computing import write
 from lngen.ptx.mbarriers import fence_mbarriers
 from lngen.ptx.opcodes import LEVELS, Atomic, Semantics, atomic, fence
 from lngen.ptx.parser import Instruction
@@ -63,24 +60,21 @@ def atomic_step(program: Program, i: Instruction) -> Step:
     if form is None or len(i.operands) != 2 + has_result + (form.does == "cas"):
         raise unknown(i)
     memory, *rest = i.operands[1:] if has_result else i.operands
-    if memory.kind != "mem":
-        raise unknown(i)
     dtype = DTYPES[form.kind]
-    base, sources = base_slot(program, i, memory.text), [program.source(o, dtype, i) for o in rest]
-    target = program.target(i.operands[0], dtype, i) if has_result else None
+    address_of, readers = program.address(memory, i), [program.reader(o, dtype, i) for o in rest]
+    write = program.writer(i.operands[0], dtype, i) if has_result else None
     change = _MEANING[form.does]
 
     def step(batch: Batch, lanes: Lanes) -> None:
-        address = address_of(batch, base, memory.offset, lanes)
-        values = [spread(batch.R[s] if a is None else a(batch.R[s]), lanes) for s, a in sources]
+        address = address_of(batch.R, lanes)
+        values = [lanes.each(read(batch.R)) for read in readers]
         result = np.zeros(batch.total, dtype)
         for name, inner, who, part in parts_of(form.space, address, lanes):
-            mine = values if part is None else [v[part] for v in values]
             flushes = name == "global" and (form.does, form.kind) == ("add", "f32")
-            _modify(batch, i, form, name, inner, who, mine, result, _add_flushed if flushes else change)
-        if target is not None:
-            slot, convert = target
-            write(batch, slot, convert(result) if convert else result, lanes)
+            mine, does = picked(values, part), _add_flushed if flushes else change
+            _modify(batch, i, form, name, inner, who, mine, result, does)
+        if write is not None:
+            write(batch.R, result, lanes)
 
     return step
 
@@ -92,9 +86,8 @@ def _modify(
     width, how = result.dtype.itemsize, form.how
     if space == "global":
         what = f"An atomic access of {width} bytes:"
-        for buffer, part in batch.memory.parts(address, lanes.index, width, what, batch.reporting(i)):
-            at, who = (address, lanes.index) if part is None else (address[part], lanes.index[part])
-            mine = values if part is None else [v[part] for v in values]
+        for buffer, at, who, part in batch.buffers(i, address, lanes.index, width, what):
+            mine = picked(values, part)
             check_waited(batch, i, buffer, who, at)
             if not buffer.tracked:
                 batch.report("out-of-bounds", f"A write to '{buffer.name}', which may only be read.", i, who, at)
@@ -108,8 +101,7 @@ def _modify(
     scratch = batch.scratch(space)
     at, who, part = place(batch, i, lanes, scratch, address, width, own=form.own)
     look(batch, i, scratch, at, who, width, "write")
-    mine = values if part is None else [v[part] for v in values]
-    _apply(batch, i, scratch.data, scratch.written, at, who, mine, result, change, how, -1 - at)
+    _apply(batch, i, scratch.data, scratch.written, at, who, picked(values, part), result, change, how, -1 - at)
     note_shared(batch, i, scratch, at, who, width, "write")
 
 

@@ -13,8 +13,8 @@ import numpy as np
 from lngen.ir.numerics import Array
 from lngen.ptx.batch import Batch, Came, Wait
 from lngen.ptx.ordering import BARRIERS
-from lngen.ptx.parser import Instruction, Operand
-from lngen.ptx.program import UNSIGNED, WARP, Lanes, immediate, unknown
+from lngen.ptx.parser import Instruction
+from lngen.ptx.program import UNSIGNED, WARP, Jump, Lanes, Program, unknown
 
 OPCODES = tuple(f"{base}.{op}" for base in ("bar", "bar.cta") for op in ("sync", "arrive"))
 OPCODES += tuple(
@@ -22,18 +22,24 @@ OPCODES += tuple(
 )
 
 
-def check(i: Instruction) -> None:
-    """PtxError for a barrier instruction the executor does not know."""
+def barrier_jump(program: Program, i: Instruction) -> Jump:
+    """bar.sync or bar.arrive; PtxError for an opcode that the executor does not know."""
     if i.opcode not in OPCODES or not 1 + (".arrive" in i.opcode) <= len(i.operands) <= 2:
         raise unknown(i)
+    identity, *counts = (program.reader(o, UNSIGNED[4], i) for o in i.operands)
+
+    def jump(batch: Batch, pc: int, lanes: Lanes) -> None:
+        _arrive(batch, i, pc, lanes, _number(identity(batch.R)), _number(counts[0](batch.R)) if counts else 0)
+
+    return jump
 
 
-def arrive(batch: Batch, i: Instruction, pc: int, lanes: Lanes) -> None:
-    """``lanes`` arrive at a barrier."""
-    identity = _operand(batch, i.operands[0])
-    expected = _operand(batch, i.operands[1]) if len(i.operands) > 1 else 0
-    kernel, traffic = batch.launch.kernel, batch.launch.traffic
-    traffic.barriers[kernel] += lanes.warps
+def _number(value: Any) -> Any:
+    return int(value) if np.ndim(value) == 0 else value.astype(np.int64)
+
+
+def _arrive(batch: Batch, i: Instruction, pc: int, lanes: Lanes, identity: Any, expected: Any) -> None:
+    batch.launch.traffic.barriers[batch.launch.kernel] += lanes.warps
     _check_count(batch, i, lanes.index, expected)
     if ".arrive" not in i.opcode:
         batch.waiting.append(Wait(pc, i, identity, expected, lanes))
@@ -56,13 +62,6 @@ def _come(batch: Batch, who: Array, identity: Any, expected: Any) -> None:
         came.visible.append(batch.order.clock(who[mine]))
         if _went_on(batch, key) >= int(counts[mine][0]):  # all have arrived, none waits
             del batch.came[key]
-
-
-def _operand(batch: Batch, o: Operand) -> Any:
-    if o.kind == "imm":
-        return int(immediate(o.text, UNSIGNED[4]))
-    value = batch.R[batch.program.slots[o.text]]
-    return int(value) if np.ndim(value) == 0 else value.astype(np.int64)
 
 
 def release(batch: Batch) -> bool:
@@ -166,7 +165,7 @@ def _known(batch: Batch, w: Wait, at: Array, identity: Any) -> None:
     """A finding for a barrier number that no block has."""
     numbers = np.broadcast_to(identity, at.shape)
     wrong = np.flatnonzero((numbers < 0) | (numbers >= BARRIERS))
-    if wrong.size and not batch.launch.reporter.reported("no-such-barrier", batch.launch.kernel, w.instruction):
+    if wrong.size:
         text = f"Barrier {int(numbers[wrong[0]])} does not exist; a block has {BARRIERS}, 0 to {BARRIERS - 1}."
         batch.report("no-such-barrier", text, w.instruction, at[wrong])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +12,7 @@ from lngen.errors import PtxError
 from lngen.ir.numerics import Array
 from lngen.ptx.analysis import co_resident, narrowest, ordered, proxies, restricted, spins, waits
 from lngen.ptx.clocks import AGENTS
-from lngen.ptx.memory import WORD, Buffer, GlobalMemory, Report, Scratch
+from lngen.ptx.memory import WORD, Buffer, GlobalMemory, Scratch
 from lngen.ptx.ordering import Clock, VectorClock
 from lngen.ptx.outcome import Reporter, Traffic, banks, sectors
 from lngen.ptx.parser import Instruction
@@ -35,10 +36,8 @@ def cluster_order(grid: tuple[int, int], shape: tuple[int, ...]) -> tuple[Array,
 class Clusters:
     """Of a batch: its ``blocks`` are ordered cluster after cluster, each in the order of its ranks."""
 
-    def __init__(self, grid: tuple[int, int], shape: tuple[int, ...], blocks: Array) -> None:
+    def __init__(self, shape: tuple[int, ...], blocks: Array) -> None:
         self.x, self.y = (*shape, 1, 1)[:2]
-        self.grid = grid
-        self.column, self.row = blocks % grid[0], blocks // grid[0]
         self.size = self.x * self.y
         number = np.arange(len(blocks))
         self.of, self.rank = number // self.size, number % self.size
@@ -52,25 +51,6 @@ class Clusters:
         inner = np.where(far, address & address.dtype.type((1 << SHIFT) - 1), address)
         owner = self.of[slot] * self.size + np.where(far, rank, self.rank[slot])
         return inner, np.asarray(owner)
-
-    def special(self, name: str, slot_of: Array) -> Value:
-        """%cluster_ctaid.x and similar special registers."""
-        base, _, axis = name.partition(".")
-        u4, n = np.uint32, "xyz".find(axis)
-        shape, at = (self.x, self.y, 1), (self.column, self.row, np.zeros_like(self.row))
-        match base:
-            case "cluster_ctaid":
-                return (at[n] % shape[n]).astype(u4)[slot_of]
-            case "cluster_nctaid":
-                return u4(shape[n])
-            case "clusterid":
-                return (at[n] // shape[n]).astype(u4)[slot_of]
-            case "nclusterid":
-                return u4((*self.grid, 1)[n] // shape[n])
-            case "cluster_ctarank":
-                return self.rank.astype(u4)[slot_of]
-            case _:
-                return u4(self.size)
 
 
 Memory = Scratch | Buffer
@@ -188,7 +168,7 @@ class Batch:
         if launch.cluster or ordered(entry):
             self._order(blocks)
         self.clock: Clock = self.order or Clock(self.total)
-        self._places: dict[str, Places] = {}
+        self._places: dict[Memory, Places] = {}
         self.spins, self.yielded = spins(entry), dict[int, Lanes]()
         self.progress, self.rounds, self.last = 0, 0, -1
         self.flights, self.mbarriers = Flights(), dict[int, Any]()
@@ -211,7 +191,6 @@ class Batch:
         entry = self.program.entry
         unit = narrowest(entry, "shared")
         self.shared = Scratch("shared", entry.symbols, self.slot_of, self.slots, self.launch.dynamic, unit)
-        self.shared.races = Places(len(self.shared.data) // unit, True)
         self.opaque = np.zeros(len(self.shared.data) // MBARRIER, np.bool_)  # True where an mbarrier is initialised
         self.local = Scratch("local", entry.symbols, np.arange(self.total), self.total)
 
@@ -219,7 +198,7 @@ class Batch:
         entry, shape = self.program.entry, self.launch.cluster
         cluster_of, within = np.arange(self.slots), self.thread
         if shape:
-            self.clusters = Clusters(self.launch.grid, shape, blocks)
+            self.clusters = Clusters(shape, blocks)
             cluster_of = self.clusters.of
             within = self.clusters.rank[self.slot_of] * self.width + self.thread
             self.party = (blocks[self.slot_of // self.clusters.size * self.clusters.size] + 1).astype(np.int32)
@@ -228,34 +207,35 @@ class Batch:
         )
 
     def _special(self, name: str) -> Value:
-        base, axis = name.split(".") if "." in name else (name, "")
-        n = "xyz".find(axis)
-        grid, u4 = (*self.launch.grid, 1), np.uint32
-        if "cluster" in base:
-            return (self.clusters or Clusters(self.launch.grid, (1,), self.blocks)).special(name, self.slot_of)
-        match base:
-            case "tid":
-                return self.thread.astype(u4) if n == 0 else u4(0)
-            case "ntid":
-                return u4(self.launch.block if n == 0 else 1)
-            case "ctaid":
-                at = self.block_of % grid[0] if n == 0 else self.block_of // grid[0] if n == 1 else u4(0)
-                return at.astype(u4)
-            case "nctaid":
-                return u4(grid[n])
-            case _:
-                return (self.thread % WARP).astype(u4)
+        """The value of a special register such as %ctaid.x."""
+        base, _, axis = name.partition(".")
+        n, launch = "xyz".find(axis), self.launch
+        clusters = self.clusters or Clusters((1,), self.blocks)
+        shape, grid, block = (clusters.x, clusters.y, 1), (*launch.grid, 1), (launch.block, 1, 1)
+        at = (self.blocks % grid[0], self.blocks // grid[0], np.zeros_like(self.blocks))[n][self.slot_of]
+        value = {
+            "tid": self.thread if n == 0 else 0, "ntid": block[n], "laneid": self.thread % WARP,
+            "ctaid": at, "nctaid": grid[n],
+            "cluster_ctaid": at % shape[n], "cluster_nctaid": shape[n],
+            "clusterid": at // shape[n], "nclusterid": grid[n] // shape[n],
+            "cluster_ctarank": clusters.rank[self.slot_of], "cluster_nctarank": clusters.size,
+        }[base]  # fmt: skip
+        return np.asarray(value).astype(np.uint32)[()]
 
     def scratch(self, space: str) -> Scratch:
         """Shared or local memory."""
         return self.shared if space == "shared" else self.local
 
-    def places(self, buffer: Buffer) -> tuple[Places, int]:
-        """The accesses to a buffer in this launch, and the bytes of a unit of their records."""
-        unit = min(WORD, buffer.unit)
-        if buffer.name not in self._places:
-            self._places[buffer.name] = Places(len(buffer.data) // unit, False)
-        return self._places[buffer.name], unit
+    def places(self, memory: Memory) -> tuple[Places, int]:
+        """The accesses to a memory in this launch, and the bytes of a unit of their records."""
+        unit = min(WORD, memory.unit)
+        if memory not in self._places:
+            self._places[memory] = Places(len(memory.data) // unit, memory is self.shared)
+        return self._places[memory], unit
+
+    def agent(self, key: int) -> int:
+        """The agent that counts as the writer of the copies that complete on an mbarrier."""
+        return self.total + key // MBARRIER % AGENTS
 
     def touched(self) -> None:
         """Something changed that a spinning thread may wait for."""
@@ -270,9 +250,17 @@ class Batch:
             kind, message + more, self.launch.kernel, i, int(self.block_of[n]), int(self.thread[n]), address
         )
 
-    def reporting(self, i: Instruction) -> Report:
-        """``report`` for an instruction."""
-        return lambda kind, message, lanes, addresses: self.report(kind, message, i, lanes, addresses)
+    def buffers(
+        self, i: Instruction, address: Array, who: Array, count: int, what: str
+    ) -> Iterator[tuple[Buffer, Array, Array, Array | None]]:
+        """The buffers that threads access: addresses, threads, and their positions in ``who`` (None: all)."""
+        for buffer, part, where in self.memory.parts(address, count):
+            if buffer is None:
+                self.report("out-of-bounds", f"{what} {where}.", i, who[part], address[part])
+            elif part is None:
+                yield buffer, address, who, None
+            else:
+                yield buffer, address[part], who[part], part
 
     def moved(self, tensor: str, how: str, address: Array, lanes: Array, count: int) -> None:
         """Counts an access to global memory."""
@@ -295,6 +283,13 @@ class Batch:
         row["bank_conflicts"] += conflicts
         row[f"bytes_{how}"] += address.size * count
 
+    def obeys(self, i: Instruction, lanes: Lanes) -> Lanes:
+        """Those of ``lanes`` for which the predicate of ``i`` holds."""
+        if not i.predicate:
+            return lanes
+        p = self.R[self.program.slots[i.predicate]]
+        return lanes.narrow(~p if i.negated else p)
+
     def push(self, pc: int, lanes: Lanes) -> None:
         """Lanes that continue at ``pc``."""
         if not lanes.count:
@@ -304,8 +299,3 @@ class Batch:
         if pc in self.groups:
             lanes = lanes.union(self.groups[pc])
         self.groups[pc] = lanes
-
-
-def agent(batch: Batch, key: int) -> int:
-    """The agent that counts as the writer of the copies that complete on a barrier."""
-    return batch.total + key // 8 % AGENTS

@@ -8,27 +8,28 @@ may read or overwrite the results of ordinary stores only after a fence.proxy.as
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from lngen.ir.numerics import Array
-from lngen.ptx.accesses import address_of, base_slot, check_waited, look, memory_operand, place, spread
+from lngen.ptx.accesses import check_waited, look, place
 from lngen.ptx.async_copies import begin, noted
-from lngen.ptx.batch import SHIFT, Batch, Copy, agent
+from lngen.ptx.batch import SHIFT, Batch, Copy, Memory
 from lngen.ptx.mbarriers import reached
-from lngen.ptx.memory import Buffer, Report, Scratch
+from lngen.ptx.memory import Buffer
 from lngen.ptx.ordering import NOBODY
 from lngen.ptx.parser import Instruction
 from lngen.ptx.program import DTYPES, UNSIGNED, Lanes, Program, Step, unknown
 from lngen.ptx.races import read_races, write_races
 
 _LOAD = re.compile(
-    r"cp\.async\.bulk\.shared::(?:cluster|cta)\.global\.mbarrier::complete_tx::bytes(?P<m>\.multicast::cluster)?"
-    r"(?P<h>\.L2::cache_hint)?"
+    r"cp\.async\.bulk\.shared::(?:cluster|cta)\.global\.mbarrier::complete_tx::bytes(?P<multicast>\.multicast::cluster)?"
+    r"(?P<hint>\.L2::cache_hint)?"
 )
 _ACROSS = re.compile(r"cp\.async\.bulk\.shared::cluster\.shared::cta\.mbarrier::complete_tx::bytes")
-_STORE = re.compile(r"cp\.async\.bulk\.global\.shared::cta\.bulk_group(?P<h>\.L2::cache_hint)?")
+_STORE = re.compile(r"cp\.async\.bulk\.global\.shared::cta\.bulk_group(?P<hint>\.L2::cache_hint)?")
 
 
 @dataclass(frozen=True)
@@ -47,38 +48,43 @@ class One:
         return int(self.lanes.index[0])
 
 
+Start = Callable[[Batch, Instruction, One], None]  # of the copy of one thread
+
+
 def bulk_step(program: Program, i: Instruction) -> Step | None:
     """The step of a bulk copy; None for another instruction."""
-    for pattern, count in ((_LOAD, 4), (_ACROSS, 4), (_STORE, 3)):
+    for pattern, count, start in ((_LOAD, 4, _load), (_ACROSS, 4, _across), (_STORE, 3, _store)):
         if m := pattern.fullmatch(i.opcode):
-            groups = m.groupdict()
-            if len(i.operands) != count + bool(groups.get("h")) + bool(groups.get("m")):
+            multicast, hint = (m.groupdict().get(name) is not None for name in ("multicast", "hint"))
+            if len(i.operands) != count + multicast + hint:
                 raise unknown(i)
-            return _bulk(program, i, pattern is _STORE, pattern is _LOAD, bool(groups.get("m")))
+            if hint:
+                program.source(i.operands[-1], UNSIGNED[8], i)
+            return _bulk(program, i, count == 4, multicast, start)
     return None
 
 
-def _bulk(program: Program, i: Instruction, stores: bool, loads: bool, multicast: bool) -> Step:
-    to, source = (memory_operand(program, i, o) for o in i.operands[:2])
-    size = program.source(i.operands[2], UNSIGNED[4], i)
-    barrier = to if stores else memory_operand(program, i, i.operands[3])
-    mask = program.source(i.operands[4], UNSIGNED[2], i) if multicast else None
-    if ".L2::cache_hint" in i.opcode:
-        program.source(i.operands[-1], UNSIGNED[8], i)
-    begin = _store if stores else _load if loads else _across
+def _bulk(
+    program: Program,
+    i: Instruction,
+    on_barrier: bool,
+    multicast: bool,
+    start: Callable[[Batch, Instruction, One], None],
+) -> Step:
+    addresses = [program.address(o, i) for o in (*i.operands[:2], i.operands[3 if on_barrier else 0])]
+    size = program.reader(i.operands[2], UNSIGNED[4], i)
+    mask = program.reader(i.operands[4], UNSIGNED[2], i) if multicast else None
 
     def step(batch: Batch, lanes: Lanes) -> None:
-        sizes = spread(batch.R[size[0]] if size[1] is None else size[1](batch.R[size[0]]), lanes)
-        places = [address_of(batch, *of, lanes) for of in (to, source, barrier)]
-        masks = None
-        if mask is not None:
-            masks = spread(batch.R[mask[0]] if mask[1] is None else mask[1](batch.R[mask[0]]), lanes)
+        sizes, places = lanes.each(size(batch.R)), [address(batch.R, lanes) for address in addresses]
+        masks = None if mask is None else lanes.each(mask(batch.R))
         for n, lane in enumerate(lanes.index.tolist()):
             a, b, c = (p[n : n + 1] for p in places)
             for far in [0] if masks is None else _ranks(batch, i, int(masks[n]), lane):
-                one = One(single(lane, lanes.total), a + a.dtype.type(far), b, c + c.dtype.type(far), int(sizes[n]))
+                only = Lanes.of(np.array([lane]), lanes.total)
+                one = One(only, a + a.dtype.type(far), b, c + c.dtype.type(far), int(sizes[n]))
                 if _fits(batch, i, one):
-                    begin(batch, i, one)
+                    start(batch, i, one)
 
     return step
 
@@ -92,13 +98,6 @@ def _ranks(batch: Batch, i: Instruction, mask: int, lane: int) -> list[int]:
     if batch.clusters is None:
         return [0]
     return [r + 1 << SHIFT for r in range(size) if mask >> r & 1]
-
-
-def single(lane: int, total: int) -> Lanes:
-    """One thread."""
-    mask = np.zeros(total, np.bool_)
-    mask[lane] = True
-    return Lanes(mask, total, 1)
 
 
 def _fits(batch: Batch, i: Instruction, one: One) -> bool:
@@ -132,13 +131,12 @@ def _load(batch: Batch, i: Instruction, one: One) -> None:
     if where is None:
         return
     at, key = where
-    check(batch, i, batch.shared, at, size, one.lane, "writes over")
-    what = f"A bulk copy of {size} bytes:"
-    for buffer, _ in batch.memory.parts(one.source, who, size, what, batch.reporting(i)):
+    _check_proxy(batch, i, batch.shared, at, size, one.lane, "writes over")
+    for buffer, *_ in batch.buffers(i, one.source, who, size, f"A bulk copy of {size} bytes:"):
         check_waited(batch, i, buffer, who, one.source)
         start = int(one.source[0]) - buffer.base
         data, source = buffer.data[start : start + size].copy(), buffer if buffer.tracked else None
-        copy = Copy(i, one.lane, agent(batch, key), data, batch.shared, at, source, start)
+        copy = Copy(i, one.lane, batch.agent(key), data, batch.shared, at, source, start)
         _checked(batch, copy, buffer, one)
         begin(batch, copy, "barrier", key)
         batch.moved(buffer.name, "read", one.source, who, size)
@@ -151,7 +149,7 @@ def _across(batch: Batch, i: Instruction, one: One) -> None:
     if where is None or not who.size:
         return
     data = _from_shared(batch, i, one, int(at[0]))
-    copy = Copy(i, one.lane, agent(batch, where[1]), data, shared, where[0], shared, int(at[0]))
+    copy = Copy(i, one.lane, batch.agent(where[1]), data, shared, where[0], shared, int(at[0]))
     begin(batch, copy, "barrier", where[1])
 
 
@@ -161,7 +159,7 @@ def _from_shared(batch: Batch, i: Instruction, one: One, begin: int) -> Array:
     look(batch, i, shared, np.array([begin]), who, one.size, "read")
     if not shared.written[begin:end].all():
         batch.report("uninitialised", "A bulk copy of shared memory that nothing wrote.", i, who, one.source)
-    check(batch, i, shared, begin, one.size, one.lane)
+    _check_proxy(batch, i, shared, begin, one.size, one.lane)
     data = shared.data[begin:end].copy()
     noted(batch, Copy(i, one.lane, one.lane, data, shared, begin), shared, begin, one.lane, "read")
     return data
@@ -173,8 +171,7 @@ def _store(batch: Batch, i: Instruction, one: One) -> None:
     at, who, _ = place(batch, i, one.lanes, shared, one.source, size, 16, own=True)
     if not who.size:
         return
-    what = f"A bulk copy of {size} bytes:"
-    for buffer, _ in batch.memory.parts(one.to, who, size, what, batch.reporting(i)):
+    for buffer, *_ in batch.buffers(i, one.to, who, size, f"A bulk copy of {size} bytes:"):
         check_waited(batch, i, buffer, who, one.to)
         if not buffer.tracked:
             batch.report("out-of-bounds", f"A write to '{buffer.name}', which may only be read.", i, who, one.to)
@@ -196,7 +193,7 @@ def _checked(batch: Batch, copy: Copy, buffer: Buffer, one: One) -> None:
     look(batch, i, buffer, np.array([copy.start]), who, size, "read")
     if not buffer.written[copy.start : copy.start + size].all():
         batch.report("uninitialised", f"A bulk copy of bytes of '{buffer.name}' that nothing wrote.", i, who)
-    check(batch, i, buffer, copy.start, size, copy.lane)
+    _check_proxy(batch, i, buffer, copy.start, size, copy.lane)
     noted(batch, copy, buffer, copy.start, copy.lane, "read")
     if not batch.whole and read_races(buffer, one.source, size, batch.party[who], False).size:
         text = f"A bulk copy reads {buffer.where(int(one.source[0]), size)}, which another block of this launch writes."
@@ -218,21 +215,18 @@ def async_store_step(program: Program, i: Instruction) -> Step:
     kind = UNSIGNED[DTYPES[m["t"]].itemsize]
     if len(values) != int(m["v"] or 1):
         raise unknown(i, f"has {len(values)} elements, expected {m['v'] or 1}")
-    to, barrier = memory_operand(program, i, i.operands[0]), memory_operand(program, i, i.operands[2])
-    sources = [program.source(o, kind, i) for o in values]
+    to, barrier = program.address(i.operands[0], i), program.address(i.operands[2], i)
+    readers = [program.reader(o, kind, i) for o in values]
     size = kind.itemsize * len(values)
 
     def step(batch: Batch, lanes: Lanes) -> None:
-        columns = [spread(batch.R[s] if a is None else a(batch.R[s]), lanes) for s, a in sources]
-        rows = np.ascontiguousarray(np.stack(columns, axis=1)).view(np.uint8)
-        there, keys = address_of(batch, *to, lanes), address_of(batch, *barrier, lanes)
+        rows = np.stack([lanes.each(read(batch.R)) for read in readers], axis=1).view(np.uint8)
+        there, keys = to(batch.R, lanes), barrier(batch.R, lanes)
         for n, lane in enumerate(lanes.index.tolist()):
-            part = slice(n, n + 1)
-            where = target(
-                batch, i, One(single(lane, lanes.total), there[part], there[part], keys[part], size), size, False
-            )
+            at, only = there[n : n + 1], Lanes.of(np.array([lane]), lanes.total)
+            where = target(batch, i, One(only, at, at, keys[n : n + 1], size), size, False)
             if where is not None:
-                copy = Copy(i, lane, agent(batch, where[1]), rows[n], batch.shared, where[0], releases=True)
+                copy = Copy(i, lane, batch.agent(where[1]), rows[n], batch.shared, where[0], releases=True)
                 begin(batch, copy, "barrier", where[1])
 
     return step
@@ -245,44 +239,40 @@ def bulk_prefetch(program: Program, i: Instruction) -> Step | None:
     """cp.async.bulk.prefetch.L2.global [address], size: a read of that many bytes; None for another opcode."""
     if i.opcode.removesuffix(".L2::cache_hint") != _BULK_PREFETCH:
         return None
-    if len(i.operands) != 2 + i.opcode.endswith("cache_hint") or i.operands[0].kind != "mem":
+    if len(i.operands) != 2 + i.opcode.endswith("cache_hint"):
         raise unknown(i)
-    base, offset = base_slot(program, i, i.operands[0].text), i.operands[0].offset
-    slot, read = program.source(i.operands[1], UNSIGNED[4], i)
+    address_of, size_of = program.address(i.operands[0], i), program.reader(i.operands[1], UNSIGNED[4], i)
 
     def step(batch: Batch, lanes: Lanes) -> None:
-        value = batch.R[slot] if read is None else read(batch.R[slot])
-        sizes = np.broadcast_to(value, batch.total)[lanes.index]
-        report: Report = batch.reporting(i)
-        for n, size in enumerate(sizes.tolist()):
-            address, who = address_of(batch, base, offset, lanes)[n : n + 1], lanes.index[n : n + 1]
+        addresses = address_of(batch.R, lanes)
+        for n, size in enumerate(lanes.each(size_of(batch.R)).tolist()):
+            address, who = addresses[n : n + 1], lanes.index[n : n + 1]
             if size % 16 or int(address[0]) % 16:
                 text = "A bulk prefetch: an address and a size that are multiples of 16 are expected."
                 batch.report("misaligned", text, i, who, address)
             elif size:
-                for buffer, _ in batch.memory.parts(address, who, size, f"A bulk prefetch of {size} bytes:", report):
+                for buffer, *_ in batch.buffers(i, address, who, size, f"A bulk prefetch of {size} bytes:"):
                     batch.prefetched(buffer.name, 1)
 
     return step
 
 
-def check(
-    batch: Batch, i: Instruction, memory: Scratch | Buffer, at: int, count: int, lane: int, does: str = "reads"
+def _check_proxy(
+    batch: Batch, i: Instruction, memory: Memory, at: int, count: int, lane: int, does: str = "reads"
 ) -> None:
     """A finding if a bulk copy of ``lane`` reads or overwrites a thread's store without a fence between them."""
     order = batch.order
     if order is None or not order.columns.proxies:
         return
-    places, unit = (memory.races, memory.unit) if isinstance(memory, Scratch) else batch.places(memory)
+    places, unit = batch.places(memory)
     words = np.arange(at // unit, -(-(at + count) // unit))
     for races in (places.plain, *places.strong.values()):
         writer, time = races.last(words)
         mine = np.flatnonzero((writer != NOBODY) & (writer < batch.total))
-        space = "shared" if isinstance(memory, Scratch) else "global"
+        space = "global" if isinstance(memory, Buffer) else "shared"
         bad = mine[~order.separated_by_proxy_fence(space, writer[mine], time[mine], lane)]
         if bad.size:
-            at = int(words[bad[0]]) * unit
-            where = memory.where(at % memory.room if isinstance(memory, Scratch) else at + memory.base, unit)
+            where = memory.named(int(words[bad[0]]) * unit, unit)
             text = f"A bulk copy {does} {where}, which thread {int(writer[bad[0]]) % batch.width} wrote without "
             batch.report("proxy", text + "a fence.proxy.async before the copy.", i, np.array([lane]))
             return

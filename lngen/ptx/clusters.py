@@ -10,13 +10,14 @@ first.
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from lngen.ir.numerics import Array
 from lngen.ptx.batch import SHIFT, Batch
-from lngen.ptx.computing import write
 from lngen.ptx.parser import Instruction
-from lngen.ptx.program import UNSIGNED, Lanes, Program, Step, unknown
+from lngen.ptx.program import UNSIGNED, Jump, Lanes, Program, Step, unknown
 
 _OPCODES = tuple(
     f"barrier.cluster.{what}{aligned}"
@@ -30,30 +31,29 @@ def mapa_step(program: Program, i: Instruction) -> Step:
     if i.opcode not in ("mapa.shared::cluster.u32", "mapa.u64", "mapa.shared::cluster.u64") or len(i.operands) != 3:
         raise unknown(i)
     dtype = UNSIGNED[8 if i.opcode.endswith("64") else 4]
-    (a, read), (rank, as_u4) = program.source(i.operands[1], dtype, i), program.source(i.operands[2], UNSIGNED[4], i)
-    slot, convert = program.target(i.operands[0], dtype, i)
+    address_of, rank_of = program.reader(i.operands[1], dtype, i), program.reader(i.operands[2], UNSIGNED[4], i)
+    write = program.writer(i.operands[0], dtype, i)
 
     def step(batch: Batch, lanes: Lanes) -> None:
-        address = batch.R[a] if read is None else read(batch.R[a])
-        number = batch.R[rank] if as_u4 is None else as_u4(batch.R[rank])
-        found = address + (number.astype(dtype) + dtype.type(1) << dtype.type(SHIFT))
+        number = rank_of(batch.R)
+        found = address_of(batch.R) + (number.astype(dtype) + dtype.type(1) << dtype.type(SHIFT))
         size = batch.clusters.size if batch.clusters is not None else 1
-        bad = lanes.index[np.broadcast_to(number, batch.total)[lanes.index] >= size]
+        bad = lanes.index[lanes.each(number) >= size]
         if bad.size:
             batch.report("out-of-bounds", "mapa names a block that the cluster does not have.", i, bad)
-        write(batch, slot, convert(found) if convert else found, lanes)
+        write(batch.R, found, lanes)
 
     return step
 
 
-def check(i: Instruction) -> None:
-    """PtxError for a cluster barrier instruction the executor does not know."""
+def barrier_jump(i: Instruction) -> Jump:
+    """barrier.cluster.arrive or .wait; PtxError for an opcode that the executor does not know."""
     if i.opcode not in _OPCODES or i.operands:
         raise unknown(i)
+    return partial(_come, i)
 
 
-def come(batch: Batch, i: Instruction, pc: int, lanes: Lanes) -> None:
-    """``lanes`` reach barrier.cluster.arrive or .wait."""
+def _come(i: Instruction, batch: Batch, pc: int, lanes: Lanes) -> None:
     if i.opcode.startswith("barrier.cluster.arrive"):
         again = lanes.index[batch.arrived[lanes.index]]
         if again.size:

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from lngen.ptx import barriers, clusters, warps
+from lngen.ptx import barriers, clusters
 from lngen.ptx.analysis import Watch, is_control, is_use, leaders, uses, watch
 from lngen.ptx.async_copies import copy_step
 from lngen.ptx.atomics import atomic_step, control_step, fence_step, nothing_step
 from lngen.ptx.batch import Batch
 from lngen.ptx.bulk_copies import async_store_step, bulk_prefetch, bulk_step
 from lngen.ptx.clusters import mapa_step
-from lngen.ptx.computing import predicated, pure_step
+from lngen.ptx.computing import pure_step
 from lngen.ptx.load_store import access_step, policy_step, prefetch_step
 from lngen.ptx.mbarriers import barrier_step
 from lngen.ptx.memory import layout
 from lngen.ptx.parser import Entry, Instruction
-from lngen.ptx.program import Lanes, Program, Segment, Step, unknown
-from lngen.ptx.warps import active_step
+from lngen.ptx.program import Jump, Lanes, Program, Segment, Step, unknown
+from lngen.ptx.warps import active_step, shuffle_jump, together_jump
 
 STEPS: dict[str, Callable[[Program, Instruction], Step]] = {
     "ld": access_step,
@@ -48,7 +49,7 @@ def compile_entry(entry: Entry, globals_: tuple[tuple[str, int], ...]) -> Progra
     program = Program(entry)
     program.symbols |= dict(globals_)
     for space in ("shared", "local"):
-        program.symbols |= layout([s for s in entry.symbols if s.space == space], 0)[0]
+        program.symbols |= layout([s for s in entry.symbols if s.space == space])[0]
     begins, code = leaders(entry), entry.instructions
     at = 0
     while at < len(code):
@@ -59,9 +60,8 @@ def compile_entry(entry: Entry, globals_: tuple[tuple[str, int], ...]) -> Progra
             if at in begins or at == len(code):
                 break
         control = code[at] if at < len(code) and (at not in begins or at == begin) and is_control(code[at]) else None
-        if control is not None:
-            _check(program, control)
-        program.segments[begin] = Segment(begin, tuple(steps), at, control)
+        jump = None if control is None else _jump(program, control)
+        program.segments[begin] = Segment(begin, tuple(steps), at, control, jump)
         at += control is not None
     watched = watch(entry)
     if watched.reads:
@@ -71,40 +71,49 @@ def compile_entry(entry: Entry, globals_: tuple[tuple[str, int], ...]) -> Progra
 
 
 def _step(program: Program, i: Instruction) -> Step:
-    """The step of an instruction that is no control flow."""
+    """The step of an instruction that is no control flow, of the lanes whose predicate holds."""
     name = i.opcode.split(".", 1)[0]
     maker = async_store_step if i.opcode.startswith("st.async") else STEPS.get(name, pure_step)
-    made = maker(program, i)
-    return predicated(program, i, made)
+    step = maker(program, i)
+    if not i.predicate:
+        return step
+    slot, negated = program.register(i.predicate, i), i.negated
+
+    def predicated(batch: Batch, lanes: Lanes) -> None:
+        p = batch.R[slot]
+        some = lanes.narrow(~p if negated else p)
+        if some.count:
+            step(batch, some)
+
+    return predicated
 
 
-def _check(program: Program, i: Instruction) -> None:
-    """Bind the operands of a control instruction; PtxError for one that the executor does not know."""
+def _jump(program: Program, i: Instruction) -> Jump | None:
+    """What a control instruction does, None for a branch; PtxError for one that the executor does not know."""
     if i.predicate:
         program.register(i.predicate, i)
     match i.opcode.split(".", 1)[0]:
-        case "bra":
-            known = i.opcode in ("bra", "bra.uni") and len(i.operands) == 1
-            if not known:
-                raise unknown(i)
+        case "bra" if i.opcode in ("bra", "bra.uni") and len(i.operands) == 1:
             if i.operands[0].text not in program.entry.labels:
                 raise unknown(i, f"jumps to '{i.operands[0].text}', which is not a label")
-        case "ret" | "exit":
-            if i.opcode not in ("ret", "ret.uni", "exit"):
-                raise unknown(i)
+            return None
+        case "ret" | "exit" if i.opcode in ("ret", "ret.uni", "exit"):
+            return _end
         case "barrier" if i.opcode.startswith("barrier.cluster"):
-            clusters.check(i)
+            return clusters.barrier_jump(i)
         case "bar" | "vote" | "elect" if i.opcode.startswith(("bar.warp", "vote", "elect")):
-            program.shuffles[i.line] = warps.bind_warp(program, i)
+            return together_jump(program, i)
         case "bar" | "barrier":
-            barriers.check(i)
-            for o in i.operands:
-                if o.kind == "reg":
-                    program.register(o.text, i)
+            return barriers.barrier_jump(program, i)
         case "shfl":
-            program.shuffles[i.line] = warps.bind(program, i)
+            return shuffle_jump(program, i)
         case _:
             raise unknown(i)
+
+
+def _end(batch: Batch, pc: int, lanes: Lanes) -> None:
+    batch.alive = batch.alive.without(lanes)
+    batch.touched()
 
 
 def guarded(program: Program, segment: Segment, watched: Watch) -> Segment:
@@ -121,22 +130,19 @@ def guarded(program: Program, segment: Segment, watched: Watch) -> Segment:
             steps.append(_record(program, i, noted, watched))
         if not is_control(i):
             steps.append(next(plain))
-    return Segment(segment.begin, tuple(steps), segment.end, segment.control)
+    return replace(segment, steps=tuple(steps))
 
 
 def _guard(program: Program, i: Instruction, names: tuple[str, ...]) -> Step:
     slots = [(program.register(n, i), n) for n in names]
-    predicate = program.register(i.predicate, i) if i.predicate else -1
 
     def step(batch: Batch, lanes: Lanes) -> None:
         for slot, name in slots:
             known = batch.known.get(slot, False)
             if known is True:
                 continue
-            if slot != predicate and predicate >= 0:
-                p = batch.R[predicate]
-                lanes = lanes.narrow(~p if i.negated else p)
-            bad = np.flatnonzero(lanes.mask & ~np.asarray(known))
+            who = lanes if name == i.predicate else batch.obeys(i, lanes)
+            bad = np.flatnonzero(who.mask & ~np.asarray(known))
             if bad.size:
                 batch.report("uninitialised", f"The register {name} is used, but nothing wrote it.", i, bad)
 
@@ -179,8 +185,5 @@ def _merged(batch: Batch, i: Instruction, lanes: Lanes, value: Any, before: Any)
     """``value`` for the lanes that execute ``i``, ``before`` for the others."""
     if value is True and before is True:
         return True
-    if i.predicate:
-        p = batch.R[batch.program.slots[i.predicate]]
-        lanes = lanes.narrow(~p if i.negated else p)
-    merged = np.where(lanes.mask, value, before)
+    merged = np.where(batch.obeys(i, lanes).mask, value, before)
     return True if (merged | ~batch.alive.mask).all() else merged

@@ -7,6 +7,8 @@ refused if the maker does not read each of its modifiers.
 
 from __future__ import annotations
 
+import functools
+import operator
 import re
 from collections.abc import Callable
 from functools import cache
@@ -33,7 +35,22 @@ from lngen.ptx.arithmetic import (
 from lngen.ptx.batch import Batch
 from lngen.ptx.opcodes import Opcode, read
 from lngen.ptx.parser import Instruction
-from lngen.ptx.program import BOOL, DTYPES, SIGNED, SINK, UNSIGNED, Adapter, Lanes, Program, Step, Value, unknown
+from lngen.ptx.program import (
+    BOOL,
+    DTYPES,
+    SIGNED,
+    SINK,
+    UNSIGNED,
+    Adapter,
+    Lanes,
+    Program,
+    Reader,
+    Registers,
+    Step,
+    Value,
+    Writer,
+    unknown,
+)
 
 
 def same(fn: Callable[..., Any], count: int) -> Maker:
@@ -252,28 +269,6 @@ def refusal(opcode: str) -> str:
     return "is not one the executor knows"
 
 
-def write(batch: Batch, slot: int, value: Value, lanes: Lanes) -> None:
-    """Set a register of those lanes."""
-    if slot == SINK:
-        return
-    batch.R[slot] = value if lanes.array is None else np.where(lanes.array, value, batch.R[slot])
-
-
-def predicated(program: Program, i: Instruction, step: Step) -> Step:
-    """The step restricted to the lanes whose predicate holds."""
-    if not i.predicate:
-        return step
-    slot, negated = program.register(i.predicate, i), i.negated
-
-    def narrowed(batch: Batch, lanes: Lanes) -> None:
-        p = batch.R[slot]
-        some = lanes.narrow(~p if negated else p)
-        if some.count:
-            step(batch, some)
-
-    return narrowed
-
-
 def pure_step(program: Program, i: Instruction) -> Step:
     """The step of an instruction that only computes."""
     if i.opcode in ("mov.b32", "mov.b64") and any(o.kind == "vec" for o in i.operands):
@@ -293,42 +288,32 @@ def _bound(program: Program, i: Instruction, row: Pure) -> Step:
     names = first.items if first.kind == "pair" else (first,)
     if len(names) > len(row.outs):
         raise unknown(i, "has too many results")
-    targets = [program.target(o, t, i) for o, t in zip(names, row.outs, strict=False)]
     fn = _reading(row.fn, sources)
     if len(row.outs) > 1:
-        return _several(fn, targets)
-    slot, convert = targets[0]
+        return _several(fn, [program.writer(o, t, i) for o, t in zip(names, row.outs, strict=False)])
+    slot, convert = program.target(names[0], row.outs[0], i)
     if slot == SINK:
         return lambda batch, lanes: None
-    return _single(fn, slot, convert)
+    return _single(fn if convert is None else lambda R: convert(fn(R)), slot)
 
 
-def _single(fn: Callable[[list[Value]], Value], slot: int, convert: Adapter | None) -> Step:
-    if convert is None:
-
-        def plain(batch: Batch, lanes: Lanes) -> None:
-            R = batch.R
-            R[slot] = fn(R) if lanes.array is None else np.where(lanes.array, fn(R), R[slot])
-
-        return plain
-
-    def converted(batch: Batch, lanes: Lanes) -> None:
-        R = batch.R
-        value = convert(fn(R))
-        R[slot] = value if lanes.array is None else np.where(lanes.array, value, R[slot])
-
-    return converted
-
-
-def _several(fn: Callable[[list[Value]], Any], targets: list[tuple[int, Adapter | None]]) -> Step:
+def _single(fn: Reader, slot: int) -> Step:
     def step(batch: Batch, lanes: Lanes) -> None:
-        for (slot, adapt), value in zip(targets, fn(batch.R), strict=False):
-            write(batch, slot, adapt(value) if adapt else value, lanes)
+        R = batch.R
+        R[slot] = fn(R) if lanes.array is None else np.where(lanes.array, fn(R), R[slot])
 
     return step
 
 
-def _reading(fn: Callable[..., Any], sources: list[tuple[int, Adapter | None]]) -> Callable[[list[Value]], Any]:
+def _several(fn: Callable[[Registers], Any], writers: list[Writer]) -> Step:
+    def step(batch: Batch, lanes: Lanes) -> None:
+        for write, value in zip(writers, fn(batch.R), strict=False):
+            write(batch.R, value, lanes)
+
+    return step
+
+
+def _reading(fn: Callable[..., Any], sources: list[tuple[int, Adapter | None]]) -> Reader:
     """``fn`` on registers; the frequent cases have no loop."""
     if all(a is None for _, a in sources):
         slots = [s for s, _ in sources]
@@ -352,25 +337,18 @@ def _packing(program: Program, i: Instruction) -> Step:
     part = UNSIGNED[whole.itemsize // len(vec.items)]
     width = 8 * part.itemsize
     if to.kind == "vec":
-        slot, read = program.source(source, whole, i)
-        parts = [program.target(o, part, i) for o in to.items]
+        read, writers = program.reader(source, whole, i), [program.writer(o, part, i) for o in to.items]
 
         def unpack(batch: Batch, lanes: Lanes) -> None:
-            value = batch.R[slot] if read is None else read(batch.R[slot])
-            for n, (slot_, convert) in enumerate(parts):
-                if slot_ != SINK:
-                    bits = (value >> whole.type(n * width) if n else value).astype(part)
-                    write(batch, slot_, convert(bits) if convert else bits, lanes)
+            value = read(batch.R)
+            for n, write in enumerate(writers):
+                write(batch.R, (value >> whole.type(n * width)).astype(part), lanes)
 
         return unpack
-    slot, convert = program.target(to, whole, i)
-    sources = [program.source(o, part, i) for o in source.items]
+    write, readers = program.writer(to, whole, i), [program.reader(o, part, i) for o in source.items]
 
     def pack(batch: Batch, lanes: Lanes) -> None:
-        total: Value = 0
-        for n, (slot_, read) in enumerate(sources):
-            bits = (batch.R[slot_] if read is None else read(batch.R[slot_])).astype(whole)
-            total = total | bits << whole.type(n * width) if n else bits
-        write(batch, slot, convert(total) if convert else total, lanes)
+        parts = (read(batch.R).astype(whole) << whole.type(n * width) for n, read in enumerate(readers))
+        write(batch.R, functools.reduce(operator.or_, parts), lanes)
 
     return pack

@@ -15,7 +15,7 @@ import numpy as np
 
 from lngen.errors import PtxError
 from lngen.ir.numerics import Array
-from lngen.ptx import barriers, clusters, warps
+from lngen.ptx import barriers, clusters
 from lngen.ptx.analysis import WAIT, co_resident, narrowest
 from lngen.ptx.async_copies import finish
 from lngen.ptx.batch import Batch, Launch, cluster_order
@@ -25,7 +25,7 @@ from lngen.ptx.mbarriers import complete_copies
 from lngen.ptx.memory import Buffer, GlobalMemory, size_of
 from lngen.ptx.outcome import Outcome, Reporter, Stop, Traffic
 from lngen.ptx.parser import Entry, Instruction, Module
-from lngen.ptx.program import DTYPES, Lanes, immediate, unknown
+from lngen.ptx.program import DTYPES, Lanes, Segment, immediate
 
 LANES = 1 << 14  # threads of a batch, about
 SHARED = 227 << 10  # bytes of shared memory a block may have, on any arch
@@ -200,12 +200,15 @@ def _run_group(batch: Batch, pc: int) -> None:
         counts[pc] = counts.get(pc, 0) + lanes.warps
         batch.ran += 1
         if batch.ran > batch.launch.most:
-            raise _no_end(batch, pc, lanes)
+            code = batch.program.entry.instructions
+            text = f"The kernel does not end: {batch.launch.most} segments of straight code have run."
+            batch.report("deadlock", text, code[min(pc, len(code) - 1)], lanes.index)
+            raise Stop
         for step in segment.steps:
             step(batch, lanes)
         after: int | None = segment.end
         if segment.control is not None:
-            after = _control(batch, segment.control, segment.end, lanes)
+            after = _jump(batch, segment, segment.control, lanes)
         if after is None:
             return
         if after in batch.held or (batch.groups and min(batch.groups) <= after):
@@ -214,43 +217,20 @@ def _run_group(batch: Batch, pc: int) -> None:
         pc = after
 
 
-def _no_end(batch: Batch, pc: int, lanes: Lanes) -> Stop:
-    code = batch.program.entry.instructions
-    text = f"The kernel does not end: {batch.launch.most} segments of straight code have run."
-    batch.report("deadlock", text, code[min(pc, len(code) - 1)], lanes.index)
-    return Stop()
-
-
-def _control(batch: Batch, i: Instruction, pc: int, lanes: Lanes) -> int | None:
+def _jump(batch: Batch, segment: Segment, i: Instruction, lanes: Lanes) -> int | None:
     """The instruction that ends a segment; the pc at which all of ``lanes`` continue, None if they part."""
-    name = i.opcode.split(".", 1)[0]
-    taken = lanes
-    if i.predicate:
-        p = batch.R[batch.program.slots[i.predicate]]
-        taken = lanes.narrow(~p if i.negated else p)
-        if not taken.count:
-            return pc + 1
-    match name:
-        case "bra" if pc in batch.spins:
-            _rest(batch, pc, taken)
-        case "bra":
-            target = batch.program.entry.labels[i.operands[0].text]
-            if taken is lanes:
-                return target
-            batch.push(target, taken)
-        case "ret" | "exit":
-            batch.alive = batch.alive.without(taken)
-            batch.touched()
-        case "bar" | "vote" | "elect" if i.opcode.startswith(("bar.warp", "vote", "elect")):
-            warps.warp(batch, i, pc, taken)
-        case "barrier" if i.opcode.startswith("barrier.cluster"):
-            clusters.come(batch, i, pc, taken)
-        case "bar" | "barrier":
-            barriers.arrive(batch, i, pc, taken)
-        case "shfl":
-            warps.step(batch, i, pc, taken)
-        case _:
-            raise unknown(i)
+    pc, taken = segment.end, batch.obeys(i, lanes)
+    if not taken.count:
+        return pc + 1
+    if segment.jump is not None:
+        segment.jump(batch, pc, taken)
+    elif pc in batch.spins:
+        batch.yielded[pc] = taken.union(batch.yielded[pc]) if pc in batch.yielded else taken  # until no other can go on
+    else:
+        target: int = batch.program.entry.labels[i.operands[0].text]
+        if taken is lanes:
+            return target
+        batch.push(target, taken)
     if taken is not lanes:
         batch.push(pc + 1, lanes.without(taken))
     return None
@@ -271,11 +251,6 @@ def _waves(batch: Batch) -> list[Lanes]:
         wave = np.random.default_rng(batch.launch.order).integers(0, 3, batch.slots)
     found = [batch.alive.narrow(wave[batch.slot_of] == n) for n in np.unique(wave)]
     return found[::-1]
-
-
-def _rest(batch: Batch, pc: int, lanes: Lanes) -> None:
-    """``lanes`` took the jump at ``pc``: they continue when no other thread can."""
-    batch.yielded[pc] = lanes.union(batch.yielded[pc]) if pc in batch.yielded else lanes
 
 
 def _again(batch: Batch, most: int) -> bool:

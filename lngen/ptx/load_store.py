@@ -9,8 +9,6 @@ import numpy as np
 
 from lngen.ir.numerics import Array
 from lngen.ptx.accesses import (
-    address_of,
-    base_slot,
     blank,
     flag_read,
     flag_written,
@@ -18,16 +16,15 @@ from lngen.ptx.accesses import (
     look,
     note_shared,
     parts_of,
+    picked,
     place,
-    spread,
     store_global,
 )
 from lngen.ptx.analysis import ever_read
 from lngen.ptx.batch import Batch
-from lngen.ptx.computing import write
 from lngen.ptx.opcodes import Access, access
 from lngen.ptx.parser import Instruction, Operand
-from lngen.ptx.program import DT, DTYPES, UNSIGNED, Lanes, Program, Step, unknown
+from lngen.ptx.program import DT, DTYPES, UNSIGNED, Address, Lanes, Program, Step, unknown
 
 
 def access_step(program: Program, i: Instruction) -> Step:
@@ -36,7 +33,7 @@ def access_step(program: Program, i: Instruction) -> Step:
     if form is None or len(i.operands) != 2 + form.policy:
         raise unknown(i)
     if form.policy:
-        program.source(i.operands[2], UNSIGNED[8], i)
+        program.source(i.operands[2], UNSIGNED[8], i)  # any policy is as good as another
     to, source = i.operands[:2] if form.op == "ld" else i.operands[1::-1]
     if source.kind != "mem":
         raise unknown(i)
@@ -45,38 +42,37 @@ def access_step(program: Program, i: Instruction) -> Step:
         raise unknown(i, f"has {len(names)} elements, expected {form.vec}")
     if form.space == "param":
         return _parameter(program, i, DTYPES[form.kind], source)
-    base = base_slot(program, i, source.text)
+    address = program.address(source, i)
     if DTYPES[form.kind].itemsize * form.vec > 16:
         raise unknown(i, "moves more than 16 bytes")
-    return (_load if form.op == "ld" else _store)(program, i, form, names, base, source.offset)
+    return (_load if form.op == "ld" else _store)(program, i, form, names, address)
 
 
-def _load(program: Program, i: Instruction, form: Access, names: Sequence[Operand], base: int, offset: int) -> Step:
+def _load(program: Program, i: Instruction, form: Access, names: Sequence[Operand], address_of: Address) -> Step:
     """The step of a load into the registers ``names``."""
     dtype = DTYPES[form.kind]
     extended = dtype if dtype.kind == "i" else UNSIGNED[dtype.itemsize]
-    targets = [program.target(o, extended, i) for o in names]
+    writers = [program.writer(o, extended, i) for o in names]
     wanted = [n for n, o in enumerate(names) if o.text in ever_read(program.entry)]
 
     def load(batch: Batch, lanes: Lanes) -> None:
-        address = address_of(batch, base, offset, lanes)
+        address = address_of(batch.R, lanes)
         values = _load_from(batch, i, lanes, form, address, dtype.itemsize, wanted)
         if form.how is not None:
             flag_read(batch, form.space, address, lanes.index, form.how)
-        for (slot, convert), value in zip(targets, values, strict=True):
-            value = value.view(extended)
-            write(batch, slot, convert(value) if convert else value, lanes)
+        for write, value in zip(writers, values, strict=True):
+            write(batch.R, value.view(extended), lanes)
 
     return load
 
 
-def _store(program: Program, i: Instruction, form: Access, names: Sequence[Operand], base: int, offset: int) -> Step:
+def _store(program: Program, i: Instruction, form: Access, names: Sequence[Operand], address_of: Address) -> Step:
     """The step of a store of the operands ``names``."""
-    sources = [program.source(o, UNSIGNED[DTYPES[form.kind].itemsize], i) for o in names]
+    readers = [program.reader(o, UNSIGNED[DTYPES[form.kind].itemsize], i) for o in names]
 
     def store(batch: Batch, lanes: Lanes) -> None:
-        address = address_of(batch, base, offset, lanes)
-        values = [spread(batch.R[s] if a is None else a(batch.R[s]), lanes) for s, a in sources]
+        address = address_of(batch.R, lanes)
+        values = [lanes.each(read(batch.R)) for read in readers]
         if form.how is not None:
             flag_written(batch, form.space, address, lanes.index, form.how)
         _store_to(batch, i, lanes, form, address, values)
@@ -95,11 +91,11 @@ def _parameter(program: Program, i: Instruction, dtype: DT, source: Operand) -> 
     if i.operands[0].kind == "vec":
         raise unknown(i, "reads several elements of a parameter")
     kind = dtype if dtype.kind == "i" else UNSIGNED[width]
-    slot, convert = program.target(i.operands[0], kind, i)
+    write = program.writer(i.operands[0], kind, i)
 
     def load(batch: Batch, lanes: Lanes) -> None:
         value = np.uint64(batch.arguments[name] >> 8 * offset).astype(UNSIGNED[width]).view(kind)
-        write(batch, slot, convert(value) if convert else value, lanes)
+        write(batch.R, value, lanes)
 
     return load
 
@@ -121,7 +117,7 @@ def _load_from(
 def _store_to(batch: Batch, i: Instruction, lanes: Lanes, form: Access, address: Array, values: list[Array]) -> None:
     """Writes the elements of those lanes to a memory."""
     for name, inner, who, part in parts_of(form.space, address, lanes):
-        mine = values if part is None else [v[part] for v in values]
+        mine = picked(values, part)
         if name == "global":
             store_global(batch, i, who, inner, mine)
         else:
@@ -158,7 +154,7 @@ def _store_scratch(
     at, who, part = place(batch, i, lanes, scratch, address, width * vec, own=form.own)
     batch.touched()
     look(batch, i, scratch, at, who, width * vec, "write")
-    scratch.write(at, values if part is None else [v[part] for v in values])
+    scratch.write(at, picked(values, part))
     note_shared(batch, i, scratch, at, who, width * vec, "write")
 
 
@@ -176,24 +172,18 @@ def policy_step(program: Program, i: Instruction) -> Step:
         raise unknown(i)
     if len(i.operands) == 2:
         program.source(i.operands[1], DTYPES["f32"], i)
-    slot, convert = program.target(i.operands[0], UNSIGNED[8], i)
-    value = np.uint64(POLICY)
-
-    def step(batch: Batch, lanes: Lanes) -> None:
-        write(batch, slot, convert(value) if convert else value, lanes)
-
-    return step
+    write = program.writer(i.operands[0], UNSIGNED[8], i)
+    return lambda batch, lanes: write(batch.R, np.uint64(POLICY), lanes)
 
 
 def prefetch_step(program: Program, i: Instruction) -> Step:
     """prefetch: changes nothing a kernel can observe, so it may precede any wait; counted and checked for bounds."""
-    if not _PREFETCH.fullmatch(i.opcode) or len(i.operands) != 1 or i.operands[0].kind != "mem":
+    if not _PREFETCH.fullmatch(i.opcode) or len(i.operands) != 1:
         raise unknown(i)
-    base, offset = base_slot(program, i, i.operands[0].text), i.operands[0].offset
+    address_of = program.address(i.operands[0], i)
 
     def step(batch: Batch, lanes: Lanes) -> None:
-        address = address_of(batch, base, offset, lanes)
-        for buffer, part in batch.memory.parts(address, lanes.index, 1, "A prefetch:", batch.reporting(i)):
-            batch.prefetched(buffer.name, address.size if part is None else part.size)
+        for buffer, _, who, _ in batch.buffers(i, address_of(batch.R, lanes), lanes.index, 1, "A prefetch:"):
+            batch.prefetched(buffer.name, who.size)
 
     return step

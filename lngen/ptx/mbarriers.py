@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 
 from lngen.ir.numerics import Array
-from lngen.ptx.accesses import _shared_race, address_of, memory_operand, place, spread
+from lngen.ptx.accesses import place, report_shared_race
 from lngen.ptx.async_copies import wait
-from lngen.ptx.batch import MBARRIER, Batch, agent
-from lngen.ptx.computing import write
+from lngen.ptx.batch import MBARRIER, Batch
 from lngen.ptx.opcodes import LEVELS
 from lngen.ptx.ordering import NOBODY
 from lngen.ptx.parser import Instruction
@@ -98,26 +97,23 @@ def barrier_step(program: Program, i: Instruction) -> Step:
     rest = i.operands[has_result:]
     if not rest or len(rest) > 3:
         raise unknown(i)
-    base, own = memory_operand(program, i, rest[0]), m["space"] != "::cluster"
+    address_of, own = program.address(rest[0], i), m["space"] != "::cluster"
     form = Form(op, "wait" in op, "parity" in op, ".relaxed" not in i.opcode, ".cluster." in i.opcode)
     wide = UNSIGNED[8 if form.waits and not form.parity else 4]
-    extra = program.source(rest[1], wide, i) if len(rest) > 1 else None
+    number = program.reader(rest[1], wide, i) if len(rest) > 1 else None
     result = BOOL if form.waits else UNSIGNED[8]
-    target = program.target(i.operands[0], result, i) if has_result else None
+    write = program.writer(i.operands[0], result, i) if has_result else None
 
     def step(batch: Batch, lanes: Lanes) -> None:
-        value = np.ones(lanes.count, np.int64)
-        if extra is not None:
-            value = spread(batch.R[extra[0]] if extra[1] is None else extra[1](batch.R[extra[0]]), lanes)
-        at, who, part = place(batch, i, lanes, batch.shared, address_of(batch, *base, lanes), 8, own=own)
+        value = np.ones(lanes.count, np.int64) if number is None else lanes.each(number(batch.R))
+        at, who, part = place(batch, i, lanes, batch.shared, address_of(batch.R, lanes), MBARRIER, own=own)
         value = value if part is None else value[part]
         found = np.zeros(batch.total, result)
         for key in np.unique(at).tolist():
             mine = np.flatnonzero(at == key)
             found[who[mine]] = _together(batch, i, form, key, who[mine], value[mine].astype(np.int64))
-        if target is not None:
-            slot, convert = target
-            write(batch, slot, convert(found) if convert else found, lanes)
+        if write is not None:
+            write(batch.R, found, lanes)
 
     return step
 
@@ -202,7 +198,7 @@ def _passing(batch: Batch, barrier: Barrier, key: int, who: Array, complete: Arr
     clock = barrier.done.acquired(form.cluster)
     if order is None or not complete.any():
         return complete
-    aware = order.visible_time(who, order.column[agent(batch, key)]) >= barrier.ended
+    aware = order.visible_time(who, order.column[batch.agent(key)]) >= barrier.ended
     if barrier.polled is None:
         barrier.polled = np.full(int(order.index_in_cluster.max()) + 1, -1, np.int32)
     place_ = order.index_in_cluster[who]
@@ -226,7 +222,7 @@ def completed(batch: Batch, barrier: Barrier, key: int) -> None:
         batch.order.now += 1
         barrier.ended = batch.order.now
         clock = np.zeros(batch.order.columns.total, np.int32)
-        clock[batch.order.column[agent(batch, key)]] = barrier.ended
+        clock[batch.order.column[batch.agent(key)]] = barrier.ended
         barrier.done.add(clock, barrier.distant)
     barrier.distant = False
 
@@ -257,12 +253,13 @@ def _mark(batch: Batch, key: int, alive: bool) -> None:
 def _used(batch: Batch, i: Instruction, key: int, who: Array, how: str) -> None:
     """Uses of a barrier must follow its initialisation: initialising is a weak write, using is a strong read."""
     level = LEVELS["sys"] if how == "read" else None
-    rival = batch.shared.races.note(np.full(len(who), key // batch.shared.unit), who, batch.clock, how, level)
+    places, unit = batch.places(batch.shared)
+    rival = places.note(np.full(len(who), key // unit), who, batch.clock, how, level)
     bad = np.flatnonzero(rival != NOBODY)
     if bad.size and how == "read":
         bad = bad[~_released(batch, key, rival[bad])]
     if bad.size:
-        _shared_race(batch, i, batch.shared, np.full(bad.size, key), who[bad], int(rival[bad[0]]), how)
+        report_shared_race(batch, i, np.full(bad.size, key), who[bad], int(rival[bad[0]]), how)
 
 
 def _released(batch: Batch, key: int, rival: Array) -> Array:

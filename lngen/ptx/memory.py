@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,6 @@ START = 1 << 33
 POISON = 0xFE
 WORD = 4  # bytes of a unit of race detection, unless a kernel has narrower accesses
 VIEWS = {n: np.dtype(t) for n, t in {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}.items()}
-Report = Callable[[str, str, Array, Array], None]  # kind, message, lanes, addresses
 
 
 class Buffer:
@@ -75,6 +74,10 @@ class Buffer:
         )  # fmt: skip
         return f"bytes {at} to {at + count - 1} of {room}" if not gap else f"bytes {at} to {at + count - 1}, {room}"
 
+    def named(self, at: int, count: int) -> str:
+        """As ``where``, of a position in ``data``."""
+        return self.where(at + self.base, count)
+
 
 class GlobalMemory:
     """All buffers of a run."""
@@ -103,10 +106,11 @@ class GlobalMemory:
             self.buffers, key=lambda b: max(b.start - address, address - (b.start + b.size - 1), 0 if b.pitch else -1)
         )
 
-    def parts(
-        self, address: Array, lanes: Array, count: int, what: str, report: Report
-    ) -> Iterator[tuple[Buffer, Array | None]]:
-        """The buffers of an access, with its positions in ``address`` (None: all); other positions are reported."""
+    def parts(self, address: Array, count: int) -> Iterator[tuple[Buffer | None, Any, str]]:
+        """The buffers of an access, with its positions in ``address`` (None: all).
+
+        Where there are none the buffer is None, and a text says which is the nearest.
+        """
         if not address.size:
             return
         low, high = int(address.min()), int(address.max())
@@ -115,7 +119,7 @@ class GlobalMemory:
             b = self.buffers[n]
             at = low - b.start
             if at >= 0 and high - b.start + count <= b.size and not b.pitch:
-                yield b, None
+                yield b, None, ""
                 return
         owner = np.searchsorted(np.array(self._bases, np.uint64), address, side="right") - 1
         for number in np.unique(owner):
@@ -126,10 +130,9 @@ class GlobalMemory:
             if not found.all():
                 bad = mine[~found]
                 first = int(address[bad[0]])
-                place = self.nearest(first).where(first, count)
-                report("out-of-bounds", f"{what} {place}.", lanes[bad], address[bad])
+                yield None, bad, self.nearest(first).where(first, count)
             if found.any():
-                yield self.buffers[number], mine[found]
+                yield self.buffers[number], mine[found], ""
 
 
 def gather(buffer: Buffer, address: Array, width: int, vec: int, aligned: bool) -> tuple[Sequence[Array], bool]:
@@ -177,12 +180,12 @@ def unwritten(buffer: Buffer, address: Array, count: int) -> Array:
     return np.flatnonzero(~buffer.written[spread].all(axis=1))
 
 
-def layout(symbols: Sequence[Symbol], start: int) -> tuple[dict[str, int], int]:
+def layout(symbols: Sequence[Symbol]) -> tuple[dict[str, int], int]:
     """The offset of each symbol, with a gap before each but the first, and the bytes of all.
 
     Dynamic symbols follow the others, all at one offset, whatever their size.
     """
-    places, at = {}, start
+    places, at = dict[str, int](), 0
     for symbol in (s for s in symbols if not s.dynamic):
         at = -(-at // max(16, symbol.align)) * max(16, symbol.align)
         places[symbol.name] = at
@@ -208,13 +211,12 @@ class Scratch:
     ) -> None:
         self.name, self.owner, self.unit = name, owner, unit
         symbols = [s for s in symbols if s.space == name]
-        self.places, self.room = layout(symbols, 0)
+        self.places, self.room = layout(symbols)
         self.sizes = [(self.places[s.name], dynamic if s.dynamic else size_of(s), s.name) for s in symbols]
         if any(s.dynamic for s in symbols):
             self.room += -(-dynamic // 16) * 16 + 256
         self.data = np.full(parts * self.room, POISON, np.uint8)
         self.written = np.zeros(parts * self.room, np.uint8)
-        self.races: Any = None  # of shared memory, set by the batch
 
     def inside(self, address: Array, count: int) -> Array:
         """True where ``count`` bytes from ``address`` belong to one symbol."""
@@ -230,6 +232,10 @@ class Scratch:
         start, size, symbol = max((s for s in self.sizes if s[0] <= address), default=self.sizes[0])
         at = address - start if address - start < 1 << 31 else address - start - (1 << 32)
         return f"bytes {at} to {at + count - 1} of {self.name} memory '{symbol}', which has {size} bytes"
+
+    def named(self, at: int, count: int) -> str:
+        """As ``where``, of a position in ``data``."""
+        return self.where(at % self.room, count)
 
     def read(self, at: Array, width: int, vec: int, wanted: list[int]) -> tuple[Sequence[Array], Array]:
         """Elements at byte positions of ``data``, and True where every byte of those ``wanted`` is written."""

@@ -55,7 +55,7 @@ class Clock:
         """The time of an access made now: before every later release."""
         return self.now * STAMPS + STAMPS - 1
 
-    def ordered(self, earlier: Array, time: Array, later: Array) -> Array:
+    def ordered(self, earlier: Array, time: Array, later: Array, shared: bool) -> Array:
         """True where ``later`` and ``earlier`` both passed a barrier after the access of ``earlier`` at ``time``."""
         whole, named = self.whole[later], self.named[later]
         return np.asarray(
@@ -113,14 +113,14 @@ class VectorClock(Clock):
         a, b = self.slot_of[a], self.slot_of[b]
         return np.asarray(a == b if level == LEVELS["cta"] else self.cluster_of[a] == self.cluster_of[b])
 
-    def ordered(self, earlier: Array, time: Array, later: Array) -> Array:
-        """True where an access of ``earlier`` at ``time`` to shared memory is visible to ``later``."""
-        return self.ordered_at(0, earlier, time, later)
+    def ordered(self, earlier: Array, time: Array, later: Array, shared: bool) -> Array:
+        """True where an access of ``earlier`` at ``time``, to ``shared`` memory or another, is visible to ``later``.
 
-    def ordered_at(self, begin: int, earlier: Array, time: Array, later: Array) -> Array:
-        """As ``ordered``, in the columns from ``begin`` on. Where ``earlier`` is NOBODY the result has no meaning."""
+        Where ``earlier`` is NOBODY the result has no meaning.
+        """
         earlier = np.where(earlier == NOBODY, 0, earlier)
-        found = self.visible_time(later, begin + self.column[earlier]) > time
+        column = self.column[earlier] if shared else self.columns.elsewhere + self.column[earlier]
+        found = self.visible_time(later, column) > time
         if self.cluster_only:
             cluster = self._actor_cluster
             found &= (cluster[earlier] == cluster[later]) | (cluster[earlier] < 0)

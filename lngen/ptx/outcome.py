@@ -139,10 +139,6 @@ class Reporter:
         if self.stop:
             raise Stop
 
-    def reported(self, kind: str, kernel: str, instruction: Instruction) -> bool:
-        """True if ``add`` would add nothing."""
-        return (kind, kernel, instruction.line, "") in self._seen
-
     def _note(self, line: int) -> str:
         """The IR equation of a CUDA line: its note, or for a load or store the equation of that tensor."""
         if not 0 < line <= len(self._lines):

@@ -82,6 +82,13 @@ class Lanes:
         self.count = total if array is None else int(np.count_nonzero(array)) if count is None else count
         self.array = None if self.count == total else array
 
+    @classmethod
+    def of(cls, numbers: Array, total: int) -> Lanes:
+        """The threads with those numbers."""
+        mask = np.zeros(total, np.bool_)
+        mask[numbers] = True
+        return cls(mask, total, len(numbers))
+
     @cached_property
     def index(self) -> Array:
         """Their numbers, ascending."""
@@ -115,6 +122,12 @@ class Lanes:
         """The union of two sets that have no thread in common."""
         return Lanes(self.mask | other.mask, self.total, self.count + other.count)
 
+    def each(self, value: Value) -> Array:
+        """The value of each of these threads."""
+        if np.ndim(value) == 0:
+            return np.full(self.count, value)
+        return np.asarray(value if self.array is None else value[self.index])
+
     def bits(self) -> Array:
         """One u32 per warp; bit i is set if thread i of the warp belongs to the set."""
         packed = np.packbits(self.mask.reshape(-1, WARP), axis=1, bitorder="little")
@@ -122,6 +135,11 @@ class Lanes:
 
 
 Step = Callable[[Any, Lanes], None]  # of a batch, which has a program itself
+Jump = Callable[[Any, int, Lanes], None]  # as Step, for the instruction at a position that ends a segment
+Registers = list[Value]  # by slot
+Reader = Callable[[Registers], Value]
+Writer = Callable[[Registers, Value, Lanes], None]
+Address = Callable[[Registers, Lanes], Array]
 SPECIAL = {
     f"%{n}.{a}": f"{n}.{a}" for n in ("tid", "ntid", "ctaid", "nctaid") for a in "xyz"
 } | {"%laneid": "laneid", "%cluster_ctarank": "cluster_ctarank", "%cluster_nctarank": "cluster_nctarank"} | {
@@ -132,12 +150,13 @@ SINK = -1
 
 @dataclass(frozen=True)
 class Segment:
-    """Straight code: from ``begin``, the steps, then the instruction that ends the segment."""
+    """Straight code: from ``begin``, the steps, then the instruction that ends the segment, and what it does."""
 
     begin: int
     steps: tuple[Step, ...]
     end: int
     control: Instruction | None
+    jump: Jump | None = None  # None: a branch
 
 
 @dataclass
@@ -148,11 +167,9 @@ class Program:
     symbols: dict[str, int] = field(default_factory=dict)
     slots: dict[str, int] = field(default_factory=dict)
     dtypes: list[DT] = field(default_factory=list)
-    start: list[Value] = field(default_factory=list)
+    start: Registers = field(default_factory=list)
     specials: dict[int, str] = field(default_factory=dict)
-    params: dict[str, int] = field(default_factory=dict)
     segments: dict[int, Segment] = field(default_factory=dict)
-    shuffles: dict[int, Any] = field(default_factory=dict)
 
     def new(self, dtype: DT, value: Value) -> int:
         """A slot that starts with ``value``."""
@@ -196,6 +213,40 @@ class Program:
             raise unknown(i, f"writes to '{o.text}', which is not a register")
         slot = self.register(o.text, i)
         return slot, adapter(dtype, self.dtypes[slot])
+
+    def reader(self, o: Operand, dtype: DT, i: Instruction) -> Reader:
+        """The value of an operand, as ``dtype``."""
+        slot, adapt = self.source(o, dtype, i)
+        return (lambda R: R[slot]) if adapt is None else lambda R: adapt(R[slot])
+
+    def writer(self, o: Operand, dtype: DT, i: Instruction) -> Writer:
+        """Sets a destination, of some lanes, to a value of ``dtype``."""
+        slot, adapt = self.target(o, dtype, i)
+        if slot == SINK:
+            return lambda R, value, lanes: None
+
+        def write(R: Registers, value: Value, lanes: Lanes) -> None:
+            value = adapt(value) if adapt else value
+            R[slot] = value if lanes.array is None else np.where(lanes.array, value, R[slot])
+
+        return write
+
+    def address(self, o: Operand, i: Instruction) -> Address:
+        """The addresses that lanes access: a register, or a symbol that stands for a number, and an offset."""
+        if o.kind != "mem":
+            raise unknown(i)
+        if o.text in self.entry.registers:
+            slot = self.register(o.text, i)
+        elif o.text in self.symbols:
+            slot = self.new(UNSIGNED[8], np.uint64(self.symbols[o.text]))
+        else:
+            raise unknown(i, f"has the address '{o.text}', which is neither a register nor a symbol")
+
+        def address(R: Registers, lanes: Lanes) -> Array:
+            value = lanes.each(R[slot])
+            return value + value.dtype.type(o.offset & (1 << 8 * value.dtype.itemsize) - 1) if o.offset else value
+
+        return address
 
 
 def unknown(i: Instruction, why: str = "is not one the executor knows") -> PtxError:

@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import numpy as np
 
 from lngen.ir.numerics import Array
 from lngen.ptx.memory import Buffer
 from lngen.ptx.ordering import NOBODY, Clock, VectorClock
-
-
-class Times(Protocol):
-    """The order between accesses."""
-
-    @property
-    def moment(self) -> int:
-        """The time of an access made now."""
-
-    def ordered(self, earlier: Array, time: Array, later: Array) -> Array:
-        """True where ``later`` follows an access of ``earlier`` at ``time``."""
 
 
 class Races:
@@ -28,7 +15,8 @@ class Races:
     Threads are stored plus one, so that the records of untouched memory remain untouched pages of zeros.
     """
 
-    def __init__(self, words: int) -> None:
+    def __init__(self, words: int, shared: bool) -> None:
+        self._shared = shared
         self._writer = np.zeros(words, np.int32)
         self._wrote = np.zeros(words, np.int32)
         self._reader = np.zeros(words, np.int32)
@@ -43,13 +31,13 @@ class Races:
         """Record a write without a check."""
         self._writer[words], self._wrote[words] = who + 1, when
 
-    def read(self, words: Array, lanes: Array, clock: Times) -> Array:
+    def read(self, words: Array, lanes: Array, clock: Clock) -> Array:
         """The thread whose write each read races with, NOBODY if none; records the reads."""
         rival = self._rivals(words, lanes, clock)
         before, when = self._reader[words] - 1, self._looked[words]
         other = (before != NOBODY) & (before != lanes)
         held = self._several[words] | other
-        held &= ~clock.ordered(before, when, lanes)
+        held &= ~clock.ordered(before, when, lanes, self._shared)
         self._reader[words] = lanes + 1
         self._looked[words] = clock.moment
         self._several[words] = held
@@ -57,7 +45,7 @@ class Races:
         self._several[words[self._reader[words] - 1 != lanes]] = True
         return rival
 
-    def write(self, words: Array, lanes: Array, clock: Times) -> Array:
+    def write(self, words: Array, lanes: Array, clock: Clock) -> Array:
         """The thread whose access each write races with, NOBODY if none; records the writes."""
         rival = self.peek(words, lanes, clock, "write")
         self._writer[words] = lanes + 1
@@ -67,11 +55,11 @@ class Races:
         twice = self._writer[words] - 1
         return np.asarray(np.where((rival == NOBODY) & (twice != lanes), twice, rival))
 
-    def note(self, words: Array, lanes: Array, clock: Times, how: str) -> Array:
+    def note(self, words: Array, lanes: Array, clock: Clock, how: str) -> Array:
         """``read`` or ``write``."""
         return (self.read if how == "read" else self.write)(words, lanes, clock)
 
-    def peek(self, words: Array, lanes: Array, clock: Times, how: str) -> Array:
+    def peek(self, words: Array, lanes: Array, clock: Clock, how: str) -> Array:
         """As ``note``, without a record."""
         rival = self._rivals(words, lanes, clock)
         if how == "read":
@@ -79,31 +67,15 @@ class Races:
         reader = self._reader[words] - 1
         other = (reader != NOBODY) & ((reader != lanes) | self._several[words])
         if other.any():
-            other &= ~clock.ordered(reader, self._looked[words], lanes)
+            other &= ~clock.ordered(reader, self._looked[words], lanes, self._shared)
         return np.asarray(np.where((rival == NOBODY) & other, reader, rival))
 
-    def _rivals(self, words: Array, lanes: Array, clock: Times) -> Array:
+    def _rivals(self, words: Array, lanes: Array, clock: Clock) -> Array:
         writer = self._writer[words] - 1
         other = (writer != NOBODY) & (writer != lanes)
         if other.any():
-            other &= ~clock.ordered(writer, self._wrote[words], lanes)
+            other &= ~clock.ordered(writer, self._wrote[words], lanes, self._shared)
         return np.asarray(np.where(other, writer, NOBODY))
-
-
-class Elsewhere:
-    """The order of accesses to memory that is not shared, which a restricted fence does not order."""
-
-    def __init__(self, clock: VectorClock) -> None:
-        self._clock = clock
-
-    @property
-    def moment(self) -> int:
-        """The time of an access made now."""
-        return self._clock.moment
-
-    def ordered(self, earlier: Array, time: Array, later: Array) -> Array:
-        """True where an access of ``earlier`` at ``time`` is visible to ``later``."""
-        return self._clock.ordered_at(self._clock.columns.elsewhere, earlier, time, later)
 
 
 class Places:
@@ -115,22 +87,21 @@ class Places:
 
     def __init__(self, words: int, shared: bool) -> None:
         self.words, self.shared = words, shared
-        self.plain = Races(words)
+        self.plain = Races(words, shared)
         self.strong: dict[int, Races] = {}  # by the level of the scope
 
     def note(self, words: Array, lanes: Array, clock: Clock, how: str, level: int | None = None) -> Array:
         """The thread that each access races with, or NOBODY; records the accesses. ``level``: scope of strong ones."""
-        times = Elsewhere(clock) if isinstance(clock, VectorClock) and not self.shared else clock
         if level is None:
-            rival = self.plain.note(words, lanes, times, how)
+            rival = self.plain.note(words, lanes, clock, how)
             for races in self.strong.values():
-                rival = np.where(rival == NOBODY, races.peek(words, lanes, times, how), rival)
+                rival = np.where(rival == NOBODY, races.peek(words, lanes, clock, how), rival)
             return np.asarray(rival)
         assert isinstance(clock, VectorClock)
-        rival = self.plain.peek(words, lanes, times, how)
-        self.strong.setdefault(level, Races(self.words))
+        rival = self.plain.peek(words, lanes, clock, how)
+        self.strong.setdefault(level, Races(self.words, self.shared))
         for other, races in self.strong.items():
-            found = (races.note if other == level else races.peek)(words, lanes, times, how)
+            found = (races.note if other == level else races.peek)(words, lanes, clock, how)
             out_of_scope = (found != NOBODY) & ~clock.in_scope(found, lanes, min(level, other))
             rival = np.where((rival == NOBODY) & out_of_scope, found, rival)
         return np.asarray(rival)

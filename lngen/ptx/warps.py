@@ -2,96 +2,113 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
 
 from lngen.ir.numerics import Array
 from lngen.ptx.batch import Batch
-from lngen.ptx.computing import write
-from lngen.ptx.parser import Instruction, Operand
-from lngen.ptx.program import BOOL, UNSIGNED, WARP, Lanes, Program, Step, unknown
+from lngen.ptx.parser import Instruction
+from lngen.ptx.program import BOOL, UNSIGNED, WARP, Jump, Lanes, Program, Step, unknown
 
-MODES = ("bfly", "up", "down", "idx")
-VOTES = ("vote.sync.all.pred", "vote.sync.any.pred", "vote.sync.uni.pred", "vote.sync.ballot.b32")
-ALL = 0xFFFFFFFF
-Bound = tuple[list[tuple[int, Any]], list[tuple[int, Any]]]
+_SHUFFLE = re.compile(r"shfl\.sync\.(bfly|up|down|idx)\.b32")
+_VOTE = re.compile(r"vote\.sync\.(?:(all|any|uni)\.pred|(ballot)\.b32)")
+_ALL = 0xFFFFFFFF
 
 
-def bind(program: Program, i: Instruction) -> Bound:
-    """Slots of the sources a, b, c, mask and of the results."""
-    parts = i.opcode.split(".")
-    if len(parts) != 4 or parts[1] != "sync" or parts[2] not in MODES or parts[3] != "b32" or len(i.operands) != 5:
+def shuffle_jump(program: Program, i: Instruction) -> Jump:
+    """shfl.sync: exchanges values in the warps that are complete; the lanes of the others wait."""
+    m = _SHUFFLE.fullmatch(i.opcode)
+    if m is None or len(i.operands) != 5:
         raise unknown(i)
-    sources = [program.source(o, UNSIGNED[4], i) for o in i.operands[1:]]
+    a, b, c, members = (program.reader(o, UNSIGNED[4], i) for o in i.operands[1:])
     first = i.operands[0]
-    names: tuple[Operand, ...] = first.items if first.kind == "pair" else (first,)
-    targets = [program.target(o, t, i) for o, t in zip(names, (UNSIGNED[4], BOOL), strict=False)]
-    return sources, targets
+    names = first.items if first.kind == "pair" else (first,)
+    writers = [program.writer(o, t, i) for o, t in zip(names, (UNSIGNED[4], BOOL), strict=False)]
+
+    def jump(batch: Batch, pc: int, lanes: Lanes) -> None:
+        R = batch.R
+        named = members(R)
+        if lanes.array is not None or np.ndim(named) or int(named) != _ALL:
+            lanes = _complete(batch, i, pc, lanes, named)
+            if not lanes.count:
+                return
+        lane = batch.thread % WARP
+        source, inside = _source(m[1], lane, b(R), c(R))
+        origin = np.arange(batch.total) - lane + source
+        if lanes.array is not None:
+            bad = np.flatnonzero(lanes.mask & ~lanes.mask[origin])
+            if bad.size:
+                text = f"The shuffle reads lane {int(source[bad[0]])} of the warp, which does not take part."
+                batch.report("inactive-shuffle", text, i, bad)
+        value = a(R)
+        for write, result in zip(writers, (value if np.ndim(value) == 0 else value[origin], inside), strict=False):
+            write(R, result, lanes)
+        batch.push(pc + 1, lanes)
+
+    return jump
 
 
-def step(batch: Batch, i: Instruction, pc: int, lanes: Lanes) -> None:
-    """Exchanges values in the warps that are complete; the lanes of the others wait at ``pc``."""
-    sources, targets = batch.program.shuffles[i.line]
-    a, b, c, members = (batch.R[s] if f is None else f(batch.R[s]) for s, f in sources)
-    if lanes.array is not None or np.ndim(members) or int(members) != ALL:
-        lanes = _complete(batch, i, pc, lanes, members)
-        if not lanes.count:
-            return
-    lane = batch.thread % WARP
-    source, inside = _source(i.opcode.split(".")[2], lane, b, c)
-    start = np.arange(batch.total) - lane
-    origin = start + source
-    if lanes.array is not None:
-        mask = lanes.mask
-        bad = np.flatnonzero(mask & ~mask[origin])
-        if bad.size and not batch.launch.reporter.reported("inactive-shuffle", batch.launch.kernel, i):
-            text = f"The shuffle reads lane {int(source[bad[0]])} of the warp, which does not take part."
-            batch.report("inactive-shuffle", text, i, bad)
-    value = a if np.ndim(a) == 0 else np.asarray(a)[origin]
-    for (slot, convert), result in zip(targets, (value, inside), strict=False):
-        write(batch, slot, convert(result) if convert else result, lanes)
-    batch.push(pc + 1, lanes)
-
-
-def bind_warp(program: Program, i: Instruction) -> Bound:
-    """As ``bind``, for vote.sync and bar.warp.sync: the mask is the last source."""
-    voting = i.opcode in VOTES
-    if i.opcode == "elect.sync" and len(i.operands) == 2 and i.operands[0].kind == "pair":
-        kinds = zip(i.operands[0].items, (UNSIGNED[4], BOOL), strict=True)
-        return [program.source(i.operands[1], UNSIGNED[4], i)], [program.target(o, t, i) for o, t in kinds]
-    if len(i.operands) != (3 if voting else 1) or not (voting or i.opcode == "bar.warp.sync"):
+def together_jump(program: Program, i: Instruction) -> Jump:
+    """A vote, an election or a barrier of the warps that are complete; the lanes of the others wait."""
+    count, voting = len(i.operands), _VOTE.fullmatch(i.opcode)
+    if voting and count == 3:
+        step = _vote(program, i, voting[1] or voting[2])
+    elif i.opcode == "elect.sync" and count == 2 and i.operands[0].kind == "pair":
+        step = _elect(program, i)
+    elif i.opcode == "bar.warp.sync" and count == 1:
+        step = _synchronise
+    else:
         raise unknown(i)
-    sources = [program.source(i.operands[-1], UNSIGNED[4], i)]
-    if not voting:
-        return sources, []
-    result = UNSIGNED[4] if i.opcode.endswith("b32") else BOOL
-    return [program.source(i.operands[1], BOOL, i), *sources], [program.target(i.operands[0], result, i)]
+    members = program.reader(i.operands[-1], UNSIGNED[4], i)
+
+    def jump(batch: Batch, pc: int, lanes: Lanes) -> None:
+        lanes = _complete(batch, i, pc, lanes, members(batch.R))
+        if lanes.count:
+            step(batch, lanes)
+            batch.touched()
+            batch.push(pc + 1, lanes)
+
+    return jump
 
 
-def warp(batch: Batch, i: Instruction, pc: int, lanes: Lanes) -> None:
-    """A vote or a warp barrier in the warps that are complete; the lanes of the others wait at ``pc``."""
-    sources, targets = batch.program.shuffles[i.line]
-    *votes, members = (batch.R[s] if f is None else f(batch.R[s]) for s, f in sources)
-    lanes = _complete(batch, i, pc, lanes, members)
-    if not lanes.count:
-        return
-    if i.opcode == "bar.warp.sync" and batch.order is not None:
-        batch.order.synchronise(lanes.index, lanes.index // WARP)
-    here = np.repeat(lanes.bits(), WARP)
-    if i.opcode == "elect.sync":
+def _vote(program: Program, i: Instruction, mode: str) -> Step:
+    write = program.writer(i.operands[0], UNSIGNED[4] if mode == "ballot" else BOOL, i)
+    vote = program.reader(i.operands[1], BOOL, i)
+
+    def step(batch: Batch, lanes: Lanes) -> None:
+        here = np.repeat(lanes.bits(), WARP)
+        ayes = np.repeat(lanes.narrow(np.broadcast_to(vote(batch.R), batch.total)).bits(), WARP)
+        found = {"all": ayes == here, "any": ayes != 0, "uni": (ayes == 0) | (ayes == here), "ballot": ayes}
+        write(batch.R, found[mode], lanes)
+
+    return step
+
+
+def _elect(program: Program, i: Instruction) -> Step:
+    kinds = zip(i.operands[0].items, (UNSIGNED[4], BOOL), strict=True)
+    writers = [program.writer(o, t, i) for o, t in kinds]
+
+    def step(batch: Batch, lanes: Lanes) -> None:
         lowest = np.argmax(lanes.mask.reshape(-1, WARP), axis=1).astype(np.uint32).repeat(WARP)
-        for (slot, convert), found in zip(targets, (lowest, lowest == batch.thread % WARP), strict=True):
-            write(batch, slot, convert(found) if convert else found, lanes)
-        targets = []
-    for vote, (slot, convert) in zip(votes, targets, strict=True):
-        ayes = np.repeat(lanes.narrow(np.broadcast_to(vote, batch.total)).bits(), WARP)
-        result = {"all": ayes == here, "any": ayes != 0, "uni": (ayes == 0) | (ayes == here), "ballot": ayes}[
-            i.opcode.split(".")[2]
-        ]
-        write(batch, slot, convert(result) if convert else result, lanes)
-    batch.touched()
-    batch.push(pc + 1, lanes)
+        for write, found in zip(writers, (lowest, lowest == batch.thread % WARP), strict=True):
+            write(batch.R, found, lanes)
+
+    return step
+
+
+def _synchronise(batch: Batch, lanes: Lanes) -> None:
+    if batch.order is not None:
+        batch.order.synchronise(lanes.index, lanes.index // WARP)
+
+
+def active_step(program: Program, i: Instruction) -> Step:
+    """activemask: the threads of the warp that execute this instruction together."""
+    if i.opcode != "activemask.b32" or len(i.operands) != 1:
+        raise unknown(i)
+    write = program.writer(i.operands[0], UNSIGNED[4], i)
+    return lambda batch, lanes: write(batch.R, np.repeat(lanes.bits(), WARP), lanes)
 
 
 def _source(mode: str, lane: Array, b: Any, c: Any) -> tuple[Array, Array]:
@@ -153,16 +170,3 @@ def _noun(i: Instruction) -> str:
 def _named(bits: int) -> str:
     listed = [str(n) for n in range(WARP) if bits >> n & 1]
     return ", ".join(listed[:4]) + (f" and {len(listed) - 4} more" if len(listed) > 4 else "")
-
-
-def active_step(program: Program, i: Instruction) -> Step:
-    """activemask: the threads of the warp that execute this instruction together."""
-    if i.opcode != "activemask.b32" or len(i.operands) != 1:
-        raise unknown(i)
-    slot, convert = program.target(i.operands[0], UNSIGNED[4], i)
-
-    def step(batch: Batch, lanes: Lanes) -> None:
-        value = np.repeat(lanes.bits(), WARP)
-        write(batch, slot, convert(value) if convert else value, lanes)
-
-    return step
