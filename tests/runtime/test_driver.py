@@ -1,4 +1,4 @@
-"""Launches through the driver's own interface: what it is handed, on a library that only writes it down."""
+"""If these fail, kernels are launched with wrong arguments or attributes, or a refused launch is not explained."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 
 from lngen.devices import device_for
-from lngen.errors import LngenError
+from lngen.errors import LngenError, MissingError
 from lngen.lower import Kernel, requested_shared
 from lngen.runtime import driver
 from lngen.runtime.driver import (
     CLUSTER_DIMENSION,
     COOPERATIVE,
+    COOPERATIVE_LAUNCH_TOO_LARGE,
     MAX_DYNAMIC_SHARED_SIZE_BYTES,
     NON_PORTABLE_CLUSTER_SIZE_ALLOWED,
     NUM_REGS,
@@ -45,7 +46,7 @@ class Recorder:
         c = config._obj
         listed = ctypes.cast(c.attributes, ctypes.POINTER(driver._Attribute))
         self.launched.append({
-            "grid": tuple(c.grid), "block": tuple(c.block), "shared": c.shared, "multipass": c.stream,
+            "grid": tuple(c.grid), "block": tuple(c.block), "shared": c.shared, "stream": c.stream,
             "attributes": {listed[n].id: tuple(listed[n].value[:3]) for n in range(c.count)},
             "function": function.value, "values": [ctypes.c_longlong.from_address(p).value for p in arguments],
         })  # fmt: skip
@@ -58,6 +59,13 @@ class Recorder:
     def cuFuncGetAttribute(self, number: Any, attribute: int, function: Any) -> int:
         number._obj.value = 100 * attribute + function.value
         return self.status
+
+    def cuStreamGetCaptureInfo_v2(self, stream: Any, status: Any, number: Any, *others: None) -> int:
+        """Streams of 64 and more are being captured, their number is the capture's; 63 has failed."""
+        assert others == (None, None, None)
+        at = stream.value or 0
+        status._obj.value, number._obj.value = int(at >= 64), at
+        return 901 if at == 63 else self.status
 
     def cuGetErrorName(self, status: int, text: Any) -> int:
         text._obj.value = b"CUDA_ERROR_OF_A_TEST"
@@ -99,17 +107,11 @@ def launch(k: Kernel, rows: int, dependent: bool) -> None:
         ("bulk, a cluster for each", 5, False, {CLUSTER_DIMENSION: (4, 1, 1)}),
         ("row_columns, one launch", 0, False, {COOPERATIVE: (1, 1, 1)}),
         (
-            "bulk, columns, a cluster for each, one launch",
-            300,
-            True,
-            {
-                COOPERATIVE: (1, 1, 1),
-                CLUSTER_DIMENSION: (2, 1, 1),
-                PROGRAMMATIC_STREAM_SERIALIZATION: (1, 1, 1),
-            },
+            "bulk, columns, a cluster for each, one launch", 300, True,
+            {COOPERATIVE: (1, 1, 1), CLUSTER_DIMENSION: (2, 1, 1), PROGRAMMATIC_STREAM_SERIALIZATION: (1, 1, 1)},
         ),
     ],
-)
+)  # fmt: skip
 def test_the_driver_gets_what_the_plan_says(
     library: Callable[[int], Recorder], name: str, rows: int, dependent: bool, attributes: dict[int, Any]
 ) -> None:
@@ -118,19 +120,28 @@ def test_the_driver_gets_what_the_plan_says(
     (done,) = recorder.launched
     assert done["attributes"] == attributes
     assert (done["grid"], done["block"]) == ((k.grid[0](rows), 1, 1), (k.block, 1, 1))
-    assert (done["shared"], done["multipass"], done["function"]) == (k.dynamic + 4096, 7, 99)
+    assert (done["shared"], done["stream"], done["function"]) == (k.dynamic + 4096, 7, 99)
     assert done["grid"][0] % k.cluster == 0, "a grid of broken clusters"
     pointers = iter(range(1000, 2000))
     expected = {"rows": lambda: rows, "stride": lambda: 4096, "workspace": lambda: 5256}
     assert done["values"] == [expected.get(a.kind, lambda: next(pointers))() for a in k.arguments]
 
 
-def test_a_launch_that_is_refused_says_which(library: Callable[[int], Recorder]) -> None:
+def test_what_the_driver_refuses_is_one_sentence(library: Callable[[int], Recorder]) -> None:
     library(REFUSED)
-    k = kernel("row")
-    with pytest.raises(LngenError) as error:
+    k, why = kernel("row"), "CUDA_ERROR_OF_A_TEST (719)."
+    for call, message in (
+        (lambda: launch(k, 1, False), f"The driver refuses the launch of '{k.name}': {why}"),
+        (lambda: registers(7), f"The driver does not report the registers of a kernel: {why}"),
+        (lambda: allow_shared(4, 300000), f"The GPU cannot give a block 300000 bytes of dynamic shared memory: {why}"),
+        (lambda: allow_cluster(4, 16), f"The GPU has no clusters of 16 blocks: {why}"),
+    ):
+        with pytest.raises(LngenError) as error:
+            call()
+        assert str(error.value) == message
+    library(COOPERATIVE_LAUNCH_TOO_LARGE)
+    with pytest.raises(LngenError, match=r"needs its 1 blocks to run at the same time, .* with single_launch=no"):
         launch(k, 1, False)
-    assert str(error.value) == f"The driver refuses the launch of '{k.name}': CUDA_ERROR_OF_A_TEST (719)."
 
 
 def test_what_a_launch_points_to_is_kept(library: Callable[[int], Recorder]) -> None:
@@ -141,10 +152,8 @@ def test_what_a_launch_points_to_is_kept(library: Callable[[int], Recorder]) -> 
     made(11)
     values[0] = 2
     made(12)
-    assert [(d["values"], d["multipass"], d["grid"]) for d in recorder.launched] == [
-        ([1], 11, (2, 5, 1)),
-        ([2], 12, (2, 5, 1)),
-    ]
+    found = [(d["values"], d["stream"], d["grid"], d["attributes"]) for d in recorder.launched]
+    assert found == [([1], 11, (2, 5, 1), {}), ([2], 12, (2, 5, 1), {})]
 
 
 def test_only_what_is_not_given_anyway_is_asked_for(library: Callable[[int], Recorder]) -> None:
@@ -164,19 +173,28 @@ def test_only_what_is_not_given_anyway_is_asked_for(library: Callable[[int], Rec
 def test_registers_are_those_the_driver_knows(library: Callable[[int], Recorder]) -> None:
     library(0)
     assert registers(7) == 100 * NUM_REGS + 7
-    library(REFUSED)
-    with pytest.raises(
-        LngenError, match=r"^The driver does not report the registers of a kernel: CUDA_ERROR_OF_A_TEST"
-    ):
-        registers(7)
 
 
-def test_what_a_gpu_has_not_is_one_sentence(library: Callable[[int], Recorder]) -> None:
-    library(REFUSED)
-    with pytest.raises(LngenError, match=r"^The GPU cannot give a block 300000 bytes of dynamic shared memory: CUDA"):
-        allow_shared(4, 300000)
-    with pytest.raises(LngenError, match=r"^The GPU has no clusters of 16 blocks: CUDA_ERROR_OF_A_TEST \(719\)\.$"):
-        allow_cluster(4, 16)
+def test_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(ctypes, "CDLL", missing)
+    driver.library.cache_clear()
+    with pytest.raises(MissingError, match=r"needs an NVIDIA driver, and libcuda.so.1 cannot be loaded \(libcuda"):
+        driver.library()
+
+
+def test_the_structures_are_those_of_the_driver() -> None:
+    """cuda.h: 8 bytes and a union of 64; three dimensions twice, then pointers from a multiple of 8 on."""
+    config = driver._Config
+    assert (ctypes.sizeof(driver._Attribute), driver._Attribute.value.offset, ctypes.sizeof(config)) == (72, 8, 56)
+    assert (config.shared.offset, config.stream.offset, config.attributes.offset) == (24, 32, 40)
+
+
+def test_a_capture_has_a_number(library: Callable[[int], Recorder]) -> None:
+    library(0)
+    assert [driver.capture_of(stream) for stream in (0, 1, 2, 63, 64, 1 << 33)] == [0, 0, 0, 0, 64, 1 << 33]
 
 
 class Cupy:

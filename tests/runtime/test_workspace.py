@@ -1,4 +1,4 @@
-"""Workspaces: who shares one, and that nobody's kernels come between those of a call."""
+"""If these fail, two calls write to one workspace at the same time, or memory is never freed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import gc
 import threading
 from collections import defaultdict
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,17 +14,15 @@ import pytest
 
 import lngen.runtime as runtime
 from fake_gpu import FakeGpu, Launched
+from lngen.lower import lower
 from lngen.runtime import Norm, Saved
 from lngen.runtime.driver import PER_THREAD_STREAM
 from lngen.runtime.launch import Workspace, Workspaces
+from lngen.schedule import Schedule, parse_schedule
+from lngen.spec import parse_spec
 
 D = 64
 ONE_LAUNCH = {"bwd": "form=registers,threads=8,rows_per_block=64,vec=4,single_launch=yes"}
-
-
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
-    return FakeGpu(monkeypatch)
 
 
 def prepared(gpu: FakeGpu, rows: int = 5, **options: Any) -> tuple[Norm, Saved, Any]:
@@ -41,23 +40,14 @@ def workspace(done: Launched) -> int:
 
 def in_threads(count: int, work: Callable[[], object]) -> None:
     """``work`` in that many threads at the same time; raises what one of them raised."""
-    problems: list[BaseException] = []
     ready = threading.Barrier(count)
 
-    def run() -> None:
-        try:
-            ready.wait()
-            work()
-        except BaseException as error:
-            problems.append(error)
+    def run(_: int) -> None:
+        ready.wait()
+        work()
 
-    threads = [threading.Thread(target=run) for _ in range(count)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
-    if problems:
-        raise problems[0]
+    with ThreadPoolExecutor(count) as pool:
+        list(pool.map(run, range(count)))
 
 
 def test_threads_on_one_stream_keep_the_kernels_of_a_call_together(gpu: FakeGpu) -> None:
@@ -99,20 +89,21 @@ def test_a_workspace_that_is_outgrown_is_kept(gpu: FakeGpu) -> None:
 
 
 def test_a_workspace_that_could_not_be_prepared_is_not_used(gpu: FakeGpu) -> None:
-    library: Any = gpu
-    held = Workspace()
-
     def fail(*where: int) -> None:
         raise RuntimeError
 
-    broken: Any = SimpleNamespace(workspace_bytes=64, prepare=fail)
+    library: Any = gpu
+    held, bound = Workspace(), SimpleNamespace(workspace_bytes=64, prepare=fail)
     with pytest.raises(RuntimeError):
-        held.fit(library, 0, 7, broken)
-    whole: Any = SimpleNamespace(workspace_bytes=64, prepare=lambda *where: None)
-    assert held.fit(library, 0, 7, whole) == gpu.made[1].address
+        held.fit(library, 0, 7, bound)  # type: ignore[arg-type]
+    bound.prepare = lambda *where: None
+    assert held.fit(library, 0, 7, bound) == gpu.made[1].address  # type: ignore[arg-type]
 
 
-def test_each_stream_has_its_own(gpu: FakeGpu) -> None:
+def test_each_stream_of_each_device_has_its_own(gpu: FakeGpu) -> None:
+    """The default stream is number 0 on every device."""
+    held = Workspaces()
+    assert held.of(0, 0, "plan") is held.of(0, 0, "plan") is not held.of(1, 0, "plan")
     norm, saved, dy = prepared(gpu)
     for stream in (0, 77, 0, 78, 77):
         gpu.stream_of = lambda stream=stream: stream
@@ -120,13 +111,6 @@ def test_each_stream_has_its_own(gpu: FakeGpu) -> None:
     found = [workspace(done) for done in gpu.launched[::2]]
     assert [found.index(place) for place in found] == [0, 1, 0, 3, 1]
     assert [done.stream for done in gpu.launched[::2]] == [0, 77, 0, 78, 77]
-
-
-def test_each_device_has_its_own() -> None:
-    """The default stream is number 0 on all of them."""
-    held = Workspaces()
-    assert held.of(0, 0, "plan") is held.of(0, 0, "plan")
-    assert held.of(0, 0, "plan") is not held.of(1, 0, "plan")
 
 
 def test_each_plan_has_its_own(gpu: FakeGpu) -> None:
@@ -209,3 +193,12 @@ def test_the_per_thread_default_stream_is_another_one_in_each_thread(gpu: FakeGp
     in_threads(2, lambda: [norm.backward(dy, saved) for _ in range(3)])
     places = {(done.thread, workspace(done)) for done in gpu.launched}
     assert len(places) == len({place for _, place in places}) == 2
+
+
+def test_only_the_arrivals_are_zeroed() -> None:
+    """At the start of the workspace, whatever the rows: one that has grown or shrunk keeps them where they are."""
+    spec = parse_spec("layernorm.bwd:d=64,dtype=f32")
+    text = "form=registers,threads=8,rows_per_block=64,vec=4,single_launch=yes"
+    plan = lower(spec, parse_schedule(text, Schedule("registers", 32, 1, 1)))
+    assert [b.name for b in plan.workspace if b.zeroed] == ["arrivals_"]
+    assert {plan.workspace_offsets(rows)["arrivals_"] for rows in (0, 1, 7, 4096)} == {0}

@@ -1,4 +1,4 @@
-"""The disk cache among others: entries of other keys, other users, other compilers, and of no cache at all."""
+"""If these fail, a kernel is taken from a wrong, foreign or damaged file, or processes disturb each other."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import stat
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from child import output, start
 from fuzz import JSON, fuzzed
 from lngen import toolchain
 from lngen.toolchain import cache, nvrtc
@@ -52,35 +53,55 @@ def missed(key: str) -> str:
     with pytest.warns(RuntimeWarning, match="is compiled again") as caught:
         assert cache.load(key) is None
     (warning,) = caught
-    found = re.search(r"\((.*)\); it is compiled again and the file replaced\.", str(warning.message))
+    found = re.search(r"\((.*)\); it is compiled again and the file replaced\.", str(warning.message), re.DOTALL)
     assert found
     return found[1]
 
 
-# ---- entries of others ----
+# ---- hits and misses ----
+
+
+def test_an_entry_comes_back_as_it_was_and_is_its_users_alone(cache_dir: Path) -> None:
+    entry = cache.Entry("sm_80", "a log\nwith “lines”", bytes(range(256)) * 3)
+    assert cache.load("ab12") is None
+    before = os.umask(0)
+    try:
+        cache.store("ab12", entry)
+    finally:
+        os.umask(before)
+    assert cache.load("ab12") == entry
+    path = cache_dir / "kernels" / "ab" / "ab12"
+    assert stored(cache_dir) == {path}
+    modes = [stat.S_IMODE(p.stat().st_mode) for p in (path, path.parent, path.parent.parent)]
+    assert modes == [0o600, 0o700, 0o700]
+
+
+def test_the_key_covers_everything_the_bytes_depend_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts: dict[str, Any] = {
+        "source": "source", "options": ("-a", "-b"), "arch": "sm_80", "kind": "cubin", "compiler": "NVRTC 13.4.1"
+    }  # fmt: skip
+    others = {"source": "source ", "options": ("-a-b",), "arch": "sm_86", "kind": "ptx", "compiler": "NVRTC 13.4.2"}
+    keys = [cache.key_of(**parts | change) for change in ({}, *({name: other} for name, other in others.items()))]
+    monkeypatch.setattr(cache, "_FORMAT", cache._FORMAT + 1)
+    keys.append(cache.key_of(**parts))
+    assert len({*keys}) == len(keys) == 7
+    assert all(re.fullmatch("[0-9a-f]{64}", key) for key in keys)
 
 
 @needs_nvrtc
-@pytest.mark.parametrize("kind", ["cubin", "ptx"])
-def test_the_entry_of_another_kernel_is_not_used(cache_dir: Path, kind: str) -> None:
-    compile_one = {"cubin": toolchain.compile_cubin, "ptx": toolchain.compile_ptx}[kind]
-    built = compile_one(ONE, "sm_80")
-    (path,) = stored(cache_dir)
-    good = path.read_bytes()
-    compile_one(TWO, "sm_80")
-    (other,) = stored(cache_dir) - {path}
-    shutil.copy(other, path)
-    with pytest.warns(RuntimeWarning, match="it is the entry of another key"):
-        assert compile_one(ONE, "sm_80") == built
-    assert path.read_bytes() == good
-
-
-def test_an_entry_says_whose_it_is(cache_dir: Path) -> None:
-    cache.store("ab12", ENTRY)
-    (path,) = stored(cache_dir)
-    header = json.loads(path.read_bytes().split(b"\n")[1])
-    assert header == {"key": "ab12", "arch": "sm_80", "kernels": ["one"], "log": ""}
-    assert cache.load("ab12") == ENTRY
+def test_a_hit_does_not_call_nvrtc(monkeypatch: pytest.MonkeyPatch, cache_dir: Path) -> None:
+    """Another text, arch or build of the compiler is another entry; another name of the text is not."""
+    build = toolchain.compiler_build()
+    major, minor = toolchain.nvrtc_version()
+    assert re.search(rf"\bV{major}\.{minor}\.\d+", build), build
+    built = toolchain.compile_cubin(ONE, "sm_80"), toolchain.compile_ptx(ONE, "sm_80")
+    assert len(stored(cache_dir)) == 2
+    monkeypatch.setattr(nvrtc, "_compiled", lambda *_: pytest.fail("NVRTC was called"))
+    assert (toolchain.compile_cubin(ONE, "sm_80", name="x.cu"), toolchain.compile_ptx(ONE, "sm_80")) == built
+    for source, arch, compiler in ((ONE + " ", "sm_80", build), (ONE, "sm_86", build), (ONE, "sm_80", build + "1")):
+        monkeypatch.setattr(nvrtc, "compiler_build", lambda compiler=compiler: compiler)
+        with pytest.raises(pytest.fail.Exception, match="NVRTC was called"):
+            toolchain.compile_cubin(source, arch)
 
 
 @needs_nvrtc
@@ -91,8 +112,44 @@ def test_entries_name_their_kernels(cache_dir: Path) -> None:
     assert [sorted(h["kernels"]) for h in headers] == [["one", "two"]] * 2
 
 
+# ---- entries that are not trusted ----
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("how", ["cut", "another's", "another user's"])
+@pytest.mark.parametrize("kind", ["cubin", "ptx"])
+def test_an_entry_that_is_not_trusted_is_compiled_again(
+    cache_dir: Path, monkeypatch: pytest.MonkeyPatch, kind: str, how: str
+) -> None:
+    compile_one = {"cubin": toolchain.compile_cubin, "ptx": toolchain.compile_ptx}[kind]
+    built = compile_one(ONE, "sm_80")
+    (path,) = stored(cache_dir)
+    good = path.read_bytes()
+    with monkeypatch.context() as patched:
+        if how == "cut":
+            why = "it does not have the hash it was written with"
+            path.write_bytes(good[:-1])
+        elif how == "another's":
+            why = "it is the entry of another key"
+            compile_one(TWO, "sm_80")
+            (other,) = stored(cache_dir) - {path}
+            other.replace(path)
+        else:
+            why, user, real = f"user {os.geteuid() + 7} owns it", os.geteuid() + 7, os.fstat
+            foreign = lambda handle: os.stat_result((*real(handle)[:4], user, *real(handle)[5:10]))  # noqa: E731
+            patched.setattr(cache.os, "fstat", foreign)  # type: ignore[attr-defined]
+        with pytest.warns(RuntimeWarning, match=rf"{re.escape(str(path))} .* not yours \({why}\)") as caught:
+            assert compile_one(ONE, "sm_80") == built
+    assert [w.filename for w in caught] == [__file__]
+    assert (stored(cache_dir), path.read_bytes()) == ({path}, good)
+    assert compile_one(ONE, "sm_80") == built
+
+
 LOG = "ptxas info    : Compiling entry function 'one' for 'sm_80'\n"
 USED = LOG + "    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\nptxas info    : Used 8 registers\n"
+
+
+WHOLE = {"key": "ab12", "arch": "sm_80", "kernels": ["one"], "log": ""}
 
 
 @pytest.mark.parametrize(
@@ -100,57 +157,47 @@ USED = LOG + "    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
     [
         ({"kernels": ["two"]}, "its kernels are others than it names"),
         ({"kernels": ["one", "two"]}, "its kernels are others than it names"),
-        ({"kernels": [1]}, "it names no kernels"),
         ({"kernels": ["image"], "log": USED}, "its kernels are others than it names"),
+        ({"kernels": [1]}, "it names no kernels"),
         ({"kernels": "one"}, "it names no kernels"),
         ({"log": LOG}, "The log of ptxas lacks the registers or spills of 'one':\n.*"),
         ({"log": None}, "it has no log"),
         ({"arch": 80}, "it has no arch"),
         ({"key": "ab13"}, "it is the entry of another key"),
         ({"key": None}, "it is the entry of another key"),
+        (b"{arch\nimage", "Expecting property name.*"),
+        (b"3\nimage", "it is the entry of another key"),
+        (b"\xff\xfe\nimage", "it is not UTF-8 text"),
     ],
 )
-def test_an_entry_whose_parts_do_not_fit_is_not_used(cache_dir: Path, change: dict[str, object], why: str) -> None:
+def test_an_entry_whose_parts_do_not_fit_is_not_used(
+    cache_dir: Path, change: dict[str, object] | bytes, why: str
+) -> None:
     cache.store("ab12", ENTRY)
     (path,) = stored(cache_dir)
-    header = {"key": "ab12", "arch": "sm_80", "kernels": ["one"], "log": "", **change}
-    path.write_bytes(signed(json.dumps(header).encode() + b"\none image"))
-    with pytest.warns(RuntimeWarning, match=rf"\({why}\); it is compiled again"):
-        assert cache.load("ab12") is None
+    payload = change if isinstance(change, bytes) else json.dumps(WHOLE | change).encode() + b"\none image"
+    path.write_bytes(signed(payload))
+    assert re.fullmatch(why, missed("ab12"), re.DOTALL)
     assert not path.exists()
 
 
-# ---- other users ----
-
-
-def test_what_is_kept_is_its_users_alone(cache_dir: Path) -> None:
-    before = os.umask(0)
-    try:
-        cache.store("ab12", ENTRY)
-    finally:
-        os.umask(before)
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda raw: b"",
+        lambda raw: raw[:-1],
+        lambda raw: raw[: len(raw) // 2],
+        lambda raw: raw[:70],
+        lambda raw: raw[:-40] + bytes([raw[-40] ^ 1]) + raw[-39:],
+        lambda raw: raw + b"\0",
+    ],
+)
+def test_a_damaged_entry_is_deleted(cache_dir: Path, damage: Callable[[bytes], bytes]) -> None:
+    cache.store("ab12", ENTRY)
     (path,) = stored(cache_dir)
-    modes = [stat.S_IMODE(p.stat().st_mode) for p in (path, path.parent, path.parent.parent)]
-    assert modes == [0o600, 0o700, 0o700]
-    assert path.parent.parent == cache_dir / "kernels"
-
-
-@needs_nvrtc
-def test_the_file_of_another_user_is_not_used(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    built = toolchain.compile_cubin(ONE, "sm_80")
-    (path,) = stored(cache_dir)
-    real = os.fstat
-
-    def foreign(handle: int) -> os.stat_result:
-        found = real(handle)
-        return os.stat_result((*found[:4], os.geteuid() + 7, *found[5:10]))
-
-    monkeypatch.setattr(cache.os, "fstat", foreign)  # type: ignore[attr-defined]
-    with pytest.warns(RuntimeWarning, match=rf"not yours \(user {os.geteuid() + 7} owns it\)"):
-        assert toolchain.compile_cubin(ONE, "sm_80") == built
-    monkeypatch.setattr(cache.os, "fstat", real)  # type: ignore[attr-defined]
-    assert stored(cache_dir) == {path}
-    assert toolchain.compile_cubin(ONE, "sm_80") == built
+    path.write_bytes(damage(path.read_bytes()))
+    assert missed("ab12") == "it does not have the hash it was written with"
+    assert not path.exists()
 
 
 @pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
@@ -162,29 +209,6 @@ def test_a_file_that_others_may_write_is_not_used(cache_dir: Path, mode: int) ->
     cache.store("ab12", ENTRY)
     path.chmod(0o644)
     assert cache.load("ab12") == ENTRY
-
-
-# ---- other compilers ----
-
-
-@needs_nvrtc
-def test_another_build_of_the_compiler_has_entries_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    toolchain.compile_cubin(ONE, "sm_80")
-    build = toolchain.compiler_build()
-    major, minor = toolchain.nvrtc_version()
-    assert re.search(rf"\bV{major}\.{minor}\.\d+", build), build
-
-    def called(*_: object) -> None:
-        raise AssertionError("NVRTC was called")
-
-    monkeypatch.setattr(nvrtc, "_compiled", called)
-    toolchain.compile_cubin(ONE, "sm_80")
-    monkeypatch.setattr(nvrtc, "compiler_build", lambda: build + "1")
-    with pytest.raises(AssertionError, match="NVRTC was called"):
-        toolchain.compile_cubin(ONE, "sm_80")
-
-
-# ---- no entries ----
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), Path.mkdir])
@@ -210,7 +234,7 @@ def test_a_huge_file_is_not_read_whole(cache_dir: Path) -> None:
 NAMES = st.lists(st.sampled_from(["one", "image", "", "two"]) | st.text(max_size=2), max_size=2)
 VALUES = st.none() | st.integers() | st.text(max_size=3) | NAMES | st.sampled_from(["ab12", LOG, USED])
 HEADERS = st.dictionaries(st.sampled_from(["key", "arch", "log", "kernels"]), VALUES)
-NEAR = HEADERS.map(lambda change: {"key": "ab12", "arch": "sm_80", "kernels": ["one"], "log": "", **change})
+NEAR = HEADERS.map(lambda change: WHOLE | change)
 PAYLOADS = st.tuples(NEAR.map(lambda h: json.dumps(h).encode()) | JSON, st.just(b"one image") | st.binary())
 
 
@@ -228,3 +252,67 @@ def test_any_entry_is_used_whole_or_not_at_all(cache_dir: Path, raw: bytes) -> N
         assert all(name.encode() in found.image for name in found.kernels)
         cache.store("ab12", found)
         assert cache.load("ab12") == found
+
+
+# ---- writing ----
+
+
+@needs_nvrtc
+def test_an_unwritable_folder_costs_one_warning_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    folder = tmp_path / "file" / "below"
+    monkeypatch.setenv("LNGEN_CACHE_DIR", str(folder))
+    with pytest.warns(RuntimeWarning) as caught:
+        first, second = (toolchain.compile_cubin(ONE, "sm_80") for _ in range(2))
+    assert first == second
+    assert first.resources["one"].registers > 0
+    assert [w.filename for w in caught] == [__file__]
+    message = str(caught[0].message)
+    assert all(part in message for part in (str(folder), "will not be kept", "LNGEN_CACHE_DIR"))
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_failed_write_leaves_no_temporary_file(monkeypatch: pytest.MonkeyPatch, cache_dir: Path) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.warns(RuntimeWarning, match="No space left on device"):
+        cache.store("ab12", ENTRY)
+    assert not stored(cache_dir)
+
+
+# Many writers, few keys, images large enough for a write to be caught half way if it were not atomic.
+WRITERS = """
+    import random, sys, warnings
+    from lngen.toolchain import cache
+    warnings.simplefilter("error")
+    for n in range(150):
+        key = f"ab{n % 3}"
+        cache.store(key, cache.Entry("sm_80", "log", bytes([random.randrange(256)]) * 300_000))
+        entry = cache.load(key)
+        assert entry is not None and len(entry.image) == 300_000 and len(set(entry.image)) == 1
+"""
+
+
+def test_processes_may_write_the_same_key_at_once(cache_dir: Path) -> None:
+    writers = [start(WRITERS, LNGEN_CACHE_DIR=str(cache_dir)) for _ in range(4)]
+    for writer in writers:
+        output(writer)
+    assert sorted(path.name for path in stored(cache_dir)) == ["ab0", "ab1", "ab2"]
+
+
+@needs_nvrtc
+def test_processes_may_compile_the_same_kernel_at_once(cache_dir: Path) -> None:
+    code = f"""
+        import hashlib, warnings
+        from lngen.toolchain import compile_cubin
+        warnings.simplefilter("error", RuntimeWarning)
+        print(hashlib.sha256(compile_cubin({ONE!r}, "sm_80").image).hexdigest())
+    """
+    processes = [start(code, LNGEN_CACHE_DIR=str(cache_dir)) for _ in range(3)]
+    hashes = {output(process) for process in processes}
+    assert hashes == {hashlib.sha256(toolchain.compile_cubin(ONE, "sm_80").image).hexdigest() + "\n"}
+    assert len(stored(cache_dir)) == 1

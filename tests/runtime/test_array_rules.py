@@ -1,4 +1,4 @@
-"""Results that share memory with other arrays of a call: in an input's exact place, or refused before all else."""
+"""If these fail, a kernel gets arrays that it cannot read, or a result destroys an array that is still needed."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.lib.stride_tricks import as_strided
 
 import lngen.runtime as runtime
 from fake_gpu import FakeArray, FakeGpu
@@ -16,11 +17,72 @@ from lngen.errors import ArrayError
 from lngen.graphs import GraphBuilder
 from lngen.ir import F16, F32, D, M, Type, Value
 from lngen.runtime import Norm
-from lngen.runtime.array_rules import Extent, near
+from lngen.runtime.array_rules import Extent, check_layout, near, row_stride
+from lngen.runtime.arrays import Layout
+
+# ---- layouts, as a GPU array would have them ----
+
+
+X, GAMMA, MEAN = (
+    Value("x", Type(F32, (M, D))),
+    Value("gamma", Type(F32, (D,))),
+    Value("mean", Type(F32, (M,))),
+)
+
+
+def layout(shape: tuple[int, ...], strides: tuple[int, ...], device: int = 0) -> Layout:
+    return ("float32", shape, strides, device)
+
+
+@pytest.mark.parametrize(
+    ("value", "shape", "strides", "expected"),
+    [
+        (X, (5, 8), (8, 1), 8),
+        (X, (5, 8), (24, 1), 24),
+        (X, (2, 5, 8), (80, 16, 1), 16),
+        (X, (2, 1, 8), (16, 999, 1), 16),
+        (X, (1, 8), (999, 1), 8),
+        (X, (5, 1), (3, 7), 3),
+        (X, (0, 8), (8, 1), 8),
+        (X, (5, 8), (0, 1), 0),
+        (MEAN, (5,), (1,), 1),
+        (MEAN, (2, 5), (5, 1), 1),
+        (GAMMA, (8,), (1,), 8),
+    ],
+)
+def test_row_stride(value: Value, shape: tuple[int, ...], strides: tuple[int, ...], expected: int) -> None:
+    assert row_stride(value, layout(shape, strides), written=False) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "shape", "strides", "written", "message"),
+    [
+        (X, (5, 8), (16, 2), False, "contiguous rows"),
+        (X, (2, 5, 8), (100, 8, 1), False, "rows at one distance"),
+        (X, (5, 8), (4, 1), True, "its rows overlap: row stride 4, row length 8"),
+        (MEAN, (5,), (2,), False, "'mean' is expected to be contiguous"),
+        (GAMMA, (8,), (2,), False, "contiguous rows"),
+    ],
+)
+def test_wrong_strides(
+    value: Value, shape: tuple[int, ...], strides: tuple[int, ...], written: bool, message: str
+) -> None:
+    with pytest.raises(ArrayError, match=message):
+        row_stride(value, layout(shape, strides), written=written)
+
+
+def test_wrong_device() -> None:
+    with pytest.raises(ArrayError, match="'x' is expected on GPU 0, but lies on the CPU; move it there"):
+        check_layout(X, layout((5, 8), (8, 1), -1), F32, (5,), 8, 0)
+    with pytest.raises(ArrayError, match="'x' is expected on GPU 0, where other arrays lie, got GPU 1"):
+        check_layout(X, layout((5, 8), (8, 1), 1), F32, (5,), 8, 0)
+
+
+# ---- memory that arrays share ----
+
 
 WIDTH, ROWS = 64, 5
 BYTES = WIDTH * ROWS * 4
-
 EXTENTS = st.builds(
     Extent.of,
     st.sampled_from([Value("x", Type(t, axes)) for t in (F16, F32) for axes in ((M, D), (M,), (D,), ())]),
@@ -61,11 +123,6 @@ def test_what_is_looked_at() -> None:
 
 
 # ---- on a GPU ----
-
-
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
-    return FakeGpu(monkeypatch)
 
 
 def row_array(gpu: FakeGpu, address: int | None = None, stride: int = WIDTH) -> FakeArray:
@@ -120,14 +177,16 @@ def test_arrays_side_by_side(gpu: FakeGpu, inputs: Any) -> None:
             norm.forward(left, gamma, beta, out=row_array(gpu, left.address + distance, 2 * WIDTH))
 
 
-def test_negative_row_strides(gpu: FakeGpu, inputs: Any) -> None:
-    """Rows lie before the address, so that is where arrays meet."""
+def test_other_row_strides(gpu: FakeGpu, inputs: Any) -> None:
+    """Negative: rows lie before the address, so that is where arrays meet; double: not exactly the place of x."""
     x, gamma, beta = inputs
     norm = norm_of()
     norm.forward(x, gamma, beta, out=row_array(gpu, x.address - 4 * WIDTH, -WIDTH))
     for address in (x.address, x.address + BYTES - 4 * WIDTH, x.address + BYTES):
         with pytest.raises(ArrayError, match="'y' is written to, but shares memory with 'x'"):
             norm.forward(x, gamma, beta, out=row_array(gpu, address, -WIDTH))
+    with pytest.raises(ArrayError, match="'y' is written to, but shares memory with 'x'"):
+        norm.forward(x, gamma, beta, out=row_array(gpu, x.address, 2 * WIDTH))
     with pytest.raises(ArrayError, match="'y' is written to, but its rows overlap: row stride -63, row length 64"):
         norm.forward(x, gamma, beta, out=row_array(gpu, None, -63))
 
@@ -151,12 +210,6 @@ def test_y_in_place_of_x(gpu: FakeGpu, inputs: Any) -> None:
     assert len(gpu.launched) == 1
     _, saved = norm.forward(x, gamma, beta, out=row_array(gpu))
     assert saved.overwritten == ()
-
-
-def test_another_row_stride_is_another_place(gpu: FakeGpu, inputs: Any) -> None:
-    x, gamma, beta = inputs
-    with pytest.raises(ArrayError, match="'y' is written to, but shares memory with 'x'"):
-        norm_of().forward(x, gamma, beta, out=row_array(gpu, x.address, 2 * WIDTH))
 
 
 def test_dx_in_place_of_what_forward_saved(gpu: FakeGpu, inputs: Any) -> None:
@@ -208,8 +261,10 @@ def arrays() -> tuple[Any, Any, Any]:
     return tuple(rng.normal(size=s).astype(np.float32) for s in ((ROWS, WIDTH), (WIDTH,), (WIDTH,)))
 
 
-def test_numpy_y_in_place_of_x(arrays: Any) -> None:
-    x, gamma, beta = arrays
+@pytest.mark.parametrize("leading", [(ROWS,), (1, 2, 3)])
+def test_numpy_y_in_place_of_x(arrays: Any, leading: tuple[int, ...]) -> None:
+    _, gamma, beta = arrays
+    x = np.random.default_rng(1).normal(size=(*leading, WIDTH)).astype(np.float32)
     norm = norm_of()
     want, _ = norm.forward(x.copy(), gamma, beta)
     y, saved = norm.forward(x, gamma, beta, out=x)
@@ -217,12 +272,6 @@ def test_numpy_y_in_place_of_x(arrays: Any) -> None:
     assert y.tobytes() == want.tobytes()
     with pytest.raises(ArrayError, match="'x' is needed, but a result was written over it"):
         norm.backward(y, saved)
-
-
-def test_numpy_leading_dimensions_in_place(arrays: Any) -> None:
-    _, gamma, beta = arrays
-    x = np.ones((1, 2, 3, WIDTH), np.float32)
-    assert norm_of().forward(x, gamma, beta, out=x)[1].overwritten == ("x",)
 
 
 @pytest.mark.parametrize(
@@ -233,17 +282,12 @@ def test_numpy_leading_dimensions_in_place(arrays: Any) -> None:
         (lambda x, g, m: (None, g[:ROWS], None), "'mean' is written to, but shares memory with 'gamma'"),
         (lambda x, g, m: (None, m, m), "'rstd' and 'mean' are both written to, but share memory; pass one array each"),
         (lambda x, g, m: (np.broadcast_to(m[0], x.shape), None, None), "'y' is written to, but is read-only"),
-        (
-            lambda x, g, m: (np.lib.stride_tricks.as_strided(np.ones(999, "f4"), x.shape, (4, 4)), None, None),
-            r"'y' is written to, but its elements share memory or interleave: strides \(4, 4\) in bytes for shape",
-        ),
-        (
-            lambda x, g, m: (np.lib.stride_tricks.as_strided(np.ones(999, "f4"), x.shape, (0, 4)), None, None),
-            r"'y' is written to, but its elements share memory",
-        ),
-        (
-            lambda x, g, m: (np.lib.stride_tricks.as_strided(np.ones(999, "f4")[500:], x.shape, (-252, 4)), None, None),
-            r"'y' is written to, but its elements share memory",
+        *(
+            (
+                lambda x, g, m, s=strides: (as_strided(np.ones(999, "f4")[500:], x.shape, s), None, None),
+                rf"'y' is written to, but its elements share memory or interleave: strides \({strides[0]}, 4\) in",
+            )
+            for strides in ((4, 4), (0, 4), (-252, 4))
         ),
     ],
 )
