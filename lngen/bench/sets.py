@@ -9,7 +9,7 @@ from lngen.bench.engines import Engine
 from lngen.bench.floor import value_bytes
 from lngen.bench.formulas import parts, wide_results
 from lngen.bench.tasks import LATENCY, Task
-from lngen.check.domain import positive_inputs
+from lngen.check.inputs import positive_inputs
 from lngen.errors import LngenError
 from lngen.ir import WIDE, Graph, M, Value
 

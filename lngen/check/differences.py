@@ -13,10 +13,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from lngen.check import oracles
-from lngen.check.domain import positive_inputs
-from lngen.check.inputs import normal
-from lngen.check.real import evaluate
-from lngen.check.real_number import Real
+from lngen.check.inputs import normal, positive_inputs
+from lngen.check.real import Real, evaluate
 from lngen.check.tolerances import SLACK, excess
 from lngen.ir import Graph
 from lngen.ir.numerics import Array

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from lngen.check.check import others
 from lngen.check.inputs import POISON, random_inputs
+from lngen.check.spec_checks import others
 from lngen.compile import Compilation
 from lngen.interpret import interpret
 from lngen.ir import D, Graph, M, is_number_fold

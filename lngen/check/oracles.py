@@ -1,4 +1,4 @@
-"""Three oracles that share nothing with lngen: closed forms, differences of the forward, and PyTorch.
+"""Two oracles that share nothing with lngen: closed forms, and central differences of a forward.
 
 All in float64 or wider, on arrays ``[M, D]`` (rows, features), ``gamma`` and ``beta`` ``[D]``; statistics are ``[M]``.
 
@@ -103,29 +103,3 @@ def differences(fn: Callable[..., Array], inputs: Mapping[str, Array], wrt: str,
         direction[index] = 1
         gradient[index] = directional(fn, inputs, wrt, direction, h, dy=dy)
     return gradient
-
-
-def torch_layernorm(x: Array, gamma: Array, beta: Array, eps: float, dy: Array) -> tuple[Array, Array, Array, Array]:
-    """``y, dx, dgamma, dbeta`` by torch.nn.functional.layer_norm and autograd, float64 on the CPU."""
-    from torch.nn.functional import layer_norm
-
-    return _torch(lambda x, g, b: layer_norm(x, x.shape[-1:], g, b, eps), x, gamma, beta, dy)
-
-
-def torch_rmsnorm(x: Array, gamma: Array, beta: Array, eps: float, dy: Array) -> tuple[Array, Array, Array, Array]:
-    """``y, dx, dgamma, dbeta`` by torch.nn.functional.rms_norm plus beta and autograd, float64 on the CPU."""
-    from torch.nn.functional import rms_norm
-
-    return _torch(lambda x, g, b: rms_norm(x, x.shape[-1:], g, eps) + b, x, gamma, beta, dy)
-
-
-def _torch(
-    forward: Callable[..., Any], x: Array, gamma: Array, beta: Array, dy: Array
-) -> tuple[Array, Array, Array, Array]:
-    import torch
-
-    leaves = [torch.tensor(a, dtype=torch.float64, requires_grad=True) for a in (x, gamma, beta)]
-    y = forward(*leaves)
-    y.backward(torch.tensor(dy, dtype=torch.float64))
-    dx, dgamma, dbeta = (leaf.grad.numpy() for leaf in leaves)
-    return y.detach().numpy(), dx, dgamma, dbeta

@@ -1,4 +1,4 @@
-"""How far a correct kernel may be from the float64 oracle: derived, not tuned.
+"""The expected results of LayerNorm and RMSNorm, and how far a correct kernel may be from them: derived, not tuned.
 
 Every bound is elementwise and has two parts::
 
@@ -40,21 +40,27 @@ r^2 xhat).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil, log2
 from typing import Any, Literal
 
 import numpy as np
 
-from lngen.check.oracles import Array, layernorm_forward, rmsnorm_forward, row_mean
+from lngen.check.oracles import (
+    Array,
+    layernorm_backward,
+    layernorm_forward,
+    rmsnorm_backward,
+    rmsnorm_forward,
+    row_mean,
+)
 from lngen.ir import F32, DType
 
-Result = Literal["y", "mean", "rstd", "dx", "dgamma", "dbeta"]
+ResultName = Literal["y", "mean", "rstd", "dx", "dgamma", "dbeta"]
 NormName = Literal["layernorm", "rmsnorm"]
 NORMS: tuple[NormName, ...] = ("layernorm", "rmsnorm")
 
-ROUNDOFF = {t: t.roundoff for t in DType}
-FLOOR = {t: t.floor for t in DType}
 SLACK = 2.0
 FEW_SEGMENTS = 8192  # elements of four bytes; longer rows have many segments
 
@@ -70,7 +76,7 @@ class Terms:
     ops: int = 0  # u
 
 
-TOLERANCE: dict[Result, Terms] = {
+TOLERANCE: dict[ResultName, Terms] = {
     "y": Terms(shift=1, rstd=1, ops=4),
     "mean": Terms(row=1, ops=1),
     "rstd": Terms(rstd=1),
@@ -115,15 +121,15 @@ def column_depth(M: int, D: int) -> int:
     return min(max(M, 1) - 1, ceil(M / (64 if D <= 32768 else 4)) + 128)
 
 
-def bound(result: Result, dtype: DType, D: int, M: int, mean_over_std: float = 0.0, compute: DType = F32) -> Bound:
+def bound(result: ResultName, dtype: DType, D: int, M: int, mean_over_std: float = 0.0, compute: DType = F32) -> Bound:
     """The bound for ``result``, computed in ``compute`` and stored as ``dtype``; derived above."""
-    u, d = ROUNDOFF[compute], row_depth(D)
+    u, d = compute.roundoff, row_depth(D)
     shift = (d + 1) * u * (1 + mean_over_std)
     rstd = (d + 10) * u / 2 + shift**2 / 2 + shift * (D > FEW_SEGMENTS)
     n = TOLERANCE[result]
     arithmetic = n.shift * shift + n.rstd * rstd + (n.row * d + n.column * column_depth(M, D) + n.ops) * u
-    stored = ROUNDOFF[dtype] if ROUNDOFF[dtype] > u else 0.0
-    return Bound(rounding=stored, arithmetic=SLACK * arithmetic, floor=FLOOR[dtype])
+    stored = dtype.roundoff if dtype.roundoff > u else 0.0
+    return Bound(rounding=stored, arithmetic=SLACK * arithmetic, floor=dtype.floor)
 
 
 def mean_over_std(x: Array, eps: float = 1e-5) -> float:
@@ -140,15 +146,67 @@ def scales(
     eps: float = 1e-5,
     *,
     norm: NormName = "layernorm",
-) -> dict[Result, Array]:
+) -> dict[ResultName, Array]:
     """The scale of a result's arithmetic error, in the result's shape; gradients only with ``dy``."""
     xhat, *_, rstd = layernorm_forward(x, eps=eps) if norm == "layernorm" else rmsnorm_forward(x, eps=eps)
     size, weight = 1 + np.abs(xhat), np.ones(x.shape[1]) if gamma is None else np.abs(gamma)
     y = weight * size + (0.0 if beta is None else np.abs(beta))
-    found: dict[Result, Array] = {"y": y, "mean": row_mean(np.abs(x))[:, 0], "rstd": rstd}
+    found: dict[ResultName, Array] = {"y": y, "mean": row_mean(np.abs(x))[:, 0], "rstd": rstd}
     if dy is not None:
         g = np.abs(dy) * weight
         found["dx"] = rstd[:, None] * (g + np.sqrt(row_mean(g**2)) * size)
         found["dgamma"] = (np.abs(dy) * size).sum(axis=0)
         found["dbeta"] = np.abs(dy).sum(axis=0)
     return found
+
+
+@dataclass(frozen=True)
+class Expected:
+    """One result: its closed form, and how far each element of a correct result may be from it."""
+
+    value: Array
+    allowed: Array
+
+    def excess(self, out: Any) -> float:
+        """The largest error of ``out`` in units of the allowed one."""
+        return excess(out, self.value, self.allowed)
+
+
+def closed_form(
+    norm: NormName,
+    inputs: Mapping[str, Any],
+    stored: Mapping[str, DType],
+    eps: float,
+    compute: DType,
+    wide: type[np.floating[Any]] = np.float64,
+) -> dict[str, Expected]:
+    """The results that ``stored`` gives a dtype, for x and, where ``inputs`` have them, gamma, beta and dy.
+
+    ``compute`` is the dtype a kernel computes in, ``wide`` that of the closed form: float64 or more.
+    """
+    given = {name: array.astype(wide) for name, array in inputs.items()}
+    x, gamma, beta, dy = given["x"], *(given.get(name) for name in ("gamma", "beta", "dy"))
+    values: dict[ResultName, Array] = {}
+    if norm == "layernorm":
+        values["y"], values["mean"], values["rstd"] = layernorm_forward(x, gamma, beta, eps)
+        kappa, backward = mean_over_std(x, eps), layernorm_backward
+    else:
+        values["y"], values["rstd"] = rmsnorm_forward(x, gamma, beta, eps)
+        kappa, backward = 0.0, rmsnorm_backward
+    if dy is not None:
+        values["dx"], values["dgamma"], values["dbeta"] = backward(dy, x, gamma, eps)
+    scale = scales(x, gamma, beta, dy, eps, norm=norm)
+    rows, d = x.shape
+    found = {}
+    for name, value in values.items():
+        if name in stored:
+            limit = bound(name, stored[name], d, rows, kappa, compute)
+            floor = 0.0 if limit.floor else _half_of_least(value)
+            found[str(name)] = Expected(value, limit.allowed(value, scale[name]) + floor)
+    return found
+
+
+def _half_of_least(values: Array) -> Array:
+    """Half of f64's smallest subnormal; where ``values`` are no wider than f64, all of it."""
+    half = np.ldexp(values.dtype.type(1), -1075)
+    return np.asarray(half if half else np.ldexp(values.dtype.type(1), -1074))

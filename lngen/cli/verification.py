@@ -10,7 +10,6 @@ from typing import Any
 
 import click
 
-from lngen.check.check import check_spec, has_closed_form
 from lngen.check.conform import (
     Case,
     Contract,
@@ -22,7 +21,7 @@ from lngen.check.conform import (
     find_target,
     select,
 )
-from lngen.check.result import Result
+from lngen.check.spec_checks import Result, check_spec, has_closed_form
 from lngen.check.tolerances import NORMS, NormName
 from lngen.cli.output import Output, note, output_options, table
 from lngen.cli.shared_options import Decimal, Whole, arch_option, on_option, progress_bar, words

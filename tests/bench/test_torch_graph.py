@@ -11,7 +11,6 @@ import pytest
 from lngen.bench.torch_graph import MEANINGS, torch_function
 from lngen.check.inputs import forward_inputs, random_inputs
 from lngen.check.oracles import layernorm_forward, rmsnorm_forward
-from lngen.check.tolerances import ROUNDOFF
 from lngen.errors import LngenError
 from lngen.interpret import interpret
 from lngen.ir import OPS, Builder, D, DType, Graph, M, independent_rows, parse
@@ -50,7 +49,7 @@ def called(graph: Graph, inputs: dict[str, Array], **options: bool) -> dict[str,
 def close(got: Any, want: Array, ulps: float) -> None:
     """Within ``ulps`` roundings of the dtype, relative to the largest number."""
     wide = want.astype(np.float64).reshape(got.shape)
-    unit = {np.dtype(np.float64): 2.0**-53, np.dtype(np.float32): 2.0**-24}.get(want.dtype, ROUNDOFF[DType.BF16])
+    unit = {np.dtype(np.float64): 2.0**-53, np.dtype(np.float32): 2.0**-24}.get(want.dtype, DType.BF16.roundoff)
     error = np.abs(got.detach().double().numpy() - wide).max(initial=0.0)
     assert error <= ulps * unit * max(np.abs(wide).max(initial=0.0), 1e-30)
 

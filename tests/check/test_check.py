@@ -12,14 +12,13 @@ import numpy as np
 import pytest
 
 import sampling
-from lngen.check import check, matrix
-from lngen.check.closed_form import closed_form
+from lngen.check import matrix
+from lngen.check import spec_checks as check
 from lngen.check.differences import gradient_excess
-from lngen.check.domain import positive_inputs
-from lngen.check.executed import executed
-from lngen.check.inputs import POISON, forward_inputs, random_inputs, same_bits
+from lngen.check.inputs import POISON, forward_inputs, positive_inputs, random_inputs, same_bits
 from lngen.check.real import MEANINGS, Real, evaluate
-from lngen.check.tolerances import FLOOR, ROUNDOFF
+from lngen.check.spec_checks import executed
+from lngen.check.tolerances import closed_form
 from lngen.compile import Compilation, KernelSet
 from lngen.errors import MissingError, VerifyError
 from lngen.graphs import GRAPHS, Definition, GraphBuilder
@@ -121,7 +120,7 @@ def test_a_wrong_result_of_any_graph_is_caught(describe: Describe, direction: st
     assert check.mathematics(spec, 5, inputs, right).ok
     for name, value in right.items():
         off = value.copy()
-        off.flat[np.abs(off.astype(np.float64)).argmax()] *= off.dtype.type(1 + 8 * ROUNDOFF[BF16])
+        off.flat[np.abs(off.astype(np.float64)).argmax()] *= off.dtype.type(1 + 8 * BF16.roundoff)
         for wrong in (np.zeros_like(value), off):
             found = check.mathematics(spec, 5, inputs, right | {name: wrong})
             assert not found.ok
@@ -427,5 +426,5 @@ def test_wrong_bits_and_findings_fail(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_error_of_one_rounding_is_half_a_step(dtype: DType) -> None:
     """Relative, and where numbers are subnormal absolute; what f64 itself cannot hold counts as 0."""
     facts = ml_dtypes.finfo(NUMPY_DTYPE[dtype])
-    assert float(facts.eps) / 2 == ROUNDOFF[dtype]
-    assert float(facts.smallest_subnormal) / 2 == FLOOR[dtype]
+    assert float(facts.eps) / 2 == dtype.roundoff
+    assert float(facts.smallest_subnormal) / 2 == dtype.floor

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import family
 from lngen.check.oracles import (
     Array,
     differences,
@@ -18,15 +19,13 @@ from lngen.check.oracles import (
     rmsnorm_backward,
     rmsnorm_forward,
     row_mean,
-    torch_layernorm,
-    torch_rmsnorm,
 )
 from lngen.check.tolerances import (
     NORMS,
     SLACK,
     Bound,
     NormName,
-    Result,
+    ResultName,
     bound,
     column_depth,
     mean_over_std,
@@ -60,7 +59,7 @@ class Case:
         return {"x": self.x, "gamma": self.gamma, "beta": self.beta}
 
 
-def closed_form(norm: NormName, case: Case) -> dict[Result, Array]:
+def closed_form(norm: NormName, case: Case) -> dict[ResultName, Array]:
     """Every result of the closed forms."""
     if norm == "layernorm":
         y, mean, rstd = layernorm_forward(case.x, case.gamma, case.beta, EPS)
@@ -71,22 +70,21 @@ def closed_form(norm: NormName, case: Case) -> dict[Result, Array]:
     return dict(zip(("y", "mean", "rstd", "dx", "dgamma", "dbeta"), (y, mean, rstd, *gradients), strict=True))
 
 
-def by_differences(norm: NormName, case: Case) -> dict[Result, Array]:
+def by_differences(norm: NormName, case: Case) -> dict[ResultName, Array]:
     """The gradients by central differences of the closed forward."""
 
     def forward(x: Array, gamma: Array, beta: Array) -> Array:
         return (layernorm_forward if norm == "layernorm" else rmsnorm_forward)(x, gamma, beta, EPS)[0]
 
-    wrt: dict[Result, str] = {"dx": "x", "dgamma": "gamma", "dbeta": "beta"}
+    wrt: dict[ResultName, str] = {"dx": "x", "dgamma": "gamma", "dbeta": "beta"}
     return {out: differences(forward, case.inputs, name, STEP, dy=case.dy) for out, name in wrt.items()}
 
 
-def by_torch(norm: NormName, case: Case) -> dict[Result, Array]:
+def by_torch(norm: NormName, case: Case) -> dict[ResultName, Array]:
     """y and the gradients by PyTorch."""
-    pytest.importorskip("torch")
-    oracle = torch_layernorm if norm == "layernorm" else torch_rmsnorm
-    found = oracle(case.x, case.gamma, case.beta, EPS, case.dy)
-    return dict(zip(("y", "dx", "dgamma", "dbeta"), found, strict=True))
+    keys = family.Keys(eps=EPS)
+    found = family.results(norm, keys, case.inputs)
+    return found | family.gradients(norm, keys, case.inputs, {"y": case.dy}, ("x", "gamma", "beta"))
 
 
 def error(out: Array, ref: Array, scale: Array) -> float:
@@ -166,7 +164,7 @@ class Parts:
         return self.case.dy.sum(axis=0)
 
 
-Mutation = tuple[Result, Callable[[Parts], Array]]
+Mutation = tuple[ResultName, Callable[[Parts], Array]]
 
 BOTH: dict[str, Mutation] = {
     "dgamma is dbeta": ("dgamma", lambda p: p.dbeta),
@@ -249,7 +247,7 @@ def test_every_tolerance_refuses_the_mutation(norm: NormName, name: str, dtype: 
     assert allowed.excess(wrong(Parts.of(norm, case)), closed_form(norm, case)[result], scale) > 1
 
 
-def centred(x: Any, gamma: Any, beta: Any, dy: Any, norm: NormName, compute: Any) -> dict[Result, Array]:
+def centred(x: Any, gamma: Any, beta: Any, dy: Any, norm: NormName, compute: Any) -> dict[ResultName, Array]:
     """LayerNorm or RMSNorm as a kernel computes it: every operation in ``compute``, the variance centred."""
     x, gamma, beta, dy, eps = (np.asarray(a).astype(compute) for a in (x, gamma, beta, dy, EPS))
     mean = row_mean(x) if norm == "layernorm" else np.zeros((len(x), 1), compute)
@@ -299,7 +297,7 @@ def test_a_bound_has_the_terms_of_its_derivation_alone() -> None:
     u, rows, d, kappa = 2.0**-24, 37, 768, 3.0
     shift = (row_depth(d) + 1) * u * (1 + kappa)
     rstd = (row_depth(d) + 10) * u / 2 + shift**2 / 2
-    terms: dict[Result, float] = {
+    terms: dict[ResultName, float] = {
         "mean": (row_depth(d) + 1) * u,
         "rstd": rstd,
         "y": shift + rstd + 4 * u,

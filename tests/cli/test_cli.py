@@ -21,7 +21,7 @@ from click.testing import CliRunner, Result
 
 import lngen
 from lngen.check.inputs import random_inputs
-from lngen.check.result import Result as Checked
+from lngen.check.spec_checks import Result as Checked
 from lngen.cli import COMMANDS, cli, installation
 from lngen.cli.run_files import read_header, read_npy
 from lngen.compile import Compilation, KernelSet

@@ -15,7 +15,7 @@ import tune_fakes
 from bench_records import RECORDS
 from lngen.bench import store
 from lngen.check import matrix
-from lngen.check.result import Result as Checked
+from lngen.check.spec_checks import Result as Checked
 from lngen.cli import COMMANDS, cli
 from lngen.cli.failures import OutputError
 from lngen.cli.output import unwritable

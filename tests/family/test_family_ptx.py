@@ -7,8 +7,8 @@ from itertools import islice
 import pytest
 
 import sampling
-from lngen.check.executed import executed
 from lngen.check.inputs import random_inputs
+from lngen.check.spec_checks import executed
 from lngen.compile import Compilation
 from lngen.devices import DEFAULT_ARCH, device_for
 from lngen.graphs import GRAPHS

@@ -13,9 +13,9 @@ import pytest
 
 import lngen
 import sampling
-from lngen.check.check import check_spec
 from lngen.check.inputs import draw, mismatches, random_inputs
 from lngen.check.oracles import differences, directional
+from lngen.check.spec_checks import check_spec
 from lngen.compile import Compilation, KernelSet
 from lngen.emit import emit
 from lngen.errors import ArrayError, DerivativeError, SpecError, VerifyError

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import lngen.runtime as runtime
-from lngen.check.check import check_spec
 from lngen.check.inputs import POISON, mismatches, random_inputs, same_bits
+from lngen.check.spec_checks import check_spec
 from lngen.compile import Compilation, KernelSet
 from lngen.devices import capability
 from lngen.errors import ArrayError

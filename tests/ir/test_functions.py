@@ -12,7 +12,7 @@ import pytest
 import sampling
 from lngen.check.differences import gradient_excess, result_excess
 from lngen.check.inputs import mismatches, random_inputs, same_bits
-from lngen.check.real_functions import FUNCTIONS, gelu_argument
+from lngen.check.real import FUNCTIONS, gelu_argument
 from lngen.errors import VerifyError
 from lngen.graphs import Definition, GraphBuilder
 from lngen.interpret import interpret

@@ -11,8 +11,7 @@ from lngen.check.conform.contract import Found, SkippedError
 from lngen.check.conform.suite import Calls, Inputs, of_bounds
 from lngen.check.conform.targets import Target
 from lngen.check.differences import real_results
-from lngen.check.domain import positive_inputs
-from lngen.check.inputs import draw
+from lngen.check.inputs import draw, positive_inputs
 from lngen.check.tolerances import SLACK, excess
 from lngen.errors import SpecError
 from lngen.interpret import interpret

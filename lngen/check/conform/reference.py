@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lngen.check.closed_form import closed_form
 from lngen.check.conform.contract import Contract
-from lngen.check.tolerances import FLOOR, ROUNDOFF, excess
+from lngen.check.tolerances import closed_form, excess
 from lngen.ir import DType
 from lngen.ir.numerics import Array, round_to
 
@@ -54,8 +53,8 @@ class Reference:
 def ulp(values: Array, dtype: DType) -> Array:
     """The distance between neighbours in ``dtype`` at each value."""
     exponent = np.frexp(values)[1]
-    least = 2 * FLOOR[dtype] or 2.0**-1074
-    unit = np.ldexp(values.dtype.type(ROUNDOFF[dtype]), exponent)
+    least = 2 * dtype.floor or 2.0**-1074
+    unit = np.ldexp(values.dtype.type(dtype.roundoff), exponent)
     return np.asarray(np.maximum(unit, least))
 
 
@@ -67,15 +66,7 @@ def reference(contract: Contract, inputs: Mapping[str, Array]) -> Reference:
     names = ("y", "dx", "dgamma", "dbeta") if "dy" in inputs else ("y",)
     stored = {name: contract.dtype_of(name) for name in names}
     wide = np.longdouble if contract.compute is DType.F64 else np.float64
-    allowed: dict[str, Array] = {}
     with np.errstate(all="ignore"):
         expected = closed_form(contract.norm, inputs, stored, contract.eps, contract.compute, wide)
-        for name, e in expected.items():
-            allowed[name] = e.bound.allowed(e.value, e.scale) + (0.0 if e.bound.floor else _half_of_least(e.value))
-    return Reference(contract, {name: e.value for name, e in expected.items()}, allowed)
-
-
-def _half_of_least(values: Array) -> Array:
-    """Half of f64's smallest subnormal; where longdouble is no wider than f64, all of it."""
-    half = np.ldexp(values.dtype.type(1), -1075)
-    return np.asarray(half if half else np.ldexp(values.dtype.type(1), -1074))
+    values, allowed = ({name: getattr(e, part) for name, e in expected.items()} for part in ("value", "allowed"))
+    return Reference(contract, values, allowed)

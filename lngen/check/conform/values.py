@@ -9,7 +9,6 @@ from lngen.check.conform.contract import FailedError, Found, RaisedError, Skippe
 from lngen.check.conform.suite import Calls, Inputs, Suite, changed
 from lngen.check.differences import ALLOWED, along
 from lngen.check.inputs import differing
-from lngen.check.tolerances import FLOOR, ROUNDOFF
 from lngen.ir.numerics import Array
 
 SMALL = (3, 17)  # the formulas do not depend on the size
@@ -26,7 +25,7 @@ def ordinary(suite: Calls, *, m: int | None = None, d: int | None = None) -> Fou
 def large_mean(suite: Calls, *, ratio: float) -> Found:
     """Rows whose mean is ``ratio`` standard deviations."""
     dtype = suite.dtype
-    if 2 * ROUNDOFF[dtype] * ratio > 1:
+    if 2 * dtype.roundoff * ratio > 1:
         raise SkippedError(f"{dtype} cannot hold such rows: its numbers are more than a standard deviation apart")
     return suite.accuracy(suite.inputs(mean=ratio))
 
@@ -104,7 +103,7 @@ def subnormal_y(suite: Suite) -> Found:
     suite.need_gamma()
     inputs = {n: a for n, a in suite.inputs().items() if n != "dy"}
     small = max(TINY[str(suite.contract.dtype_of(n))] for n in ("y", "gamma")) / 16
-    small = max(small, 64 * FLOOR[suite.contract.weight])
+    small = max(small, 64 * suite.contract.weight.floor)
     new = {n: inputs[n].astype(np.float64) * small for n in ("gamma", "beta") if n in inputs}
     return suite.accuracy(changed(inputs, **new))
 

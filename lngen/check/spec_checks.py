@@ -1,26 +1,29 @@
-"""Checks of a kernel: mathematics against the oracles, compilation, and bits against the interpreter."""
+"""What ``lngen check`` checks of a spec: mathematics against the oracles, compilation, and bits.
+
+The bits are the interpreter's: those of a launch on a GPU, or without one of the PTX executed on NumPy.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from math import isfinite
 
-from lngen.check.closed_form import closed_form
-from lngen.check.device import bits
 from lngen.check.differences import ROWS, gradient_excess, result_excess
-from lngen.check.domain import positive_inputs
-from lngen.check.executed import executed
-from lngen.check.inputs import forward_inputs, random_inputs
-from lngen.check.result import Result
-from lngen.check.tolerances import NORMS, NormName
-from lngen.compile import Compilation
+from lngen.check.inputs import POISON, forward_inputs, mismatches, positive_inputs, random_inputs
+from lngen.check.tolerances import NORMS, NormName, closed_form
+from lngen.compile import Compilation, KernelSet
 from lngen.devices import DEFAULT_ARCH, device_for
 from lngen.errors import LngenError, MissingError
 from lngen.interpret import interpret
 from lngen.ir import compute_dtype
 from lngen.ir.numerics import Array
-from lngen.runtime.launch import device_arch, device_count
+from lngen.lower import Plan
+from lngen.ptx import run_plan
+from lngen.runtime.launch import Launcher, device_arch, device_count
 from lngen.runtime.norm import Norm
+from lngen.runtime.numpy_arrays import launch_numpy
 from lngen.schedule import Schedule, fits, space
 from lngen.spec import SAVES, Spec
 from lngen.toolchain import Binary
@@ -29,6 +32,21 @@ UNDEFINED = (
     "; inf, nan: a result is no number for the inputs drawn, or has no bound; if some inputs have to be positive, "
     "declare them: b.input(name, ..., positive=True)"
 )
+
+
+@dataclass(frozen=True)
+class Result:
+    """One check. ``what``: oracle, float64, differences, compile, bits or ptx; ``detail`` gives the errors.
+
+    ``rows`` is None for a compilation, which is of no number of rows.
+    """
+
+    spec: str
+    schedule: str
+    rows: int | None
+    what: str
+    ok: bool
+    detail: str
 
 
 def check_spec(
@@ -114,6 +132,29 @@ def compiled(spec: Spec, schedule: Schedule, binary: Binary, *, may_spill: bool)
     spilled = any(r.spills for r in binary.resources.values())
     detail = f"{binary.arch}: {', '.join(texts)}{', spills' if spilled else ''}"
     return Result(str(spec), str(schedule), None, "compile", may_spill or not spilled, detail)
+
+
+def bits(plan: Plan, binary: Binary, rows: int, inputs: Mapping[str, Array], want: Mapping[str, Array]) -> Result:
+    """One launch on poisoned outputs and workspace against the interpreter's results."""
+    parts = mismatches(launch_numpy(_launcher(plan, binary.image), rows, inputs, POISON), want)
+    detail = "; ".join(parts) or f"{sum(a.size for a in want.values())} numbers equal"
+    return Result(str(plan.spec), str(plan.schedule), rows, "bits", not parts, detail)
+
+
+@lru_cache(maxsize=8)
+def _launcher(plan: Plan, image: bytes) -> Launcher:
+    return Launcher(plan, image, 0, overlap=True)  # which allows a launch more than the default
+
+
+def executed(
+    kernels: KernelSet, arch: str, rows: int, inputs: Mapping[str, Array], want: Mapping[str, Array]
+) -> Result:
+    """One call of the ``kernels`` on ``arch``: equal bits and no finding, or the first finding."""
+    plan = kernels.plan
+    outcome = run_plan(plan, inputs, source=kernels.text, ptx=kernels.ptx(arch, lines=True), rows=rows)
+    parts = [*mismatches(outcome.results, want), *(str(f) for f in outcome.findings[:1])]
+    detail = "; ".join(parts) or f"{sum(a.size for a in want.values())} numbers equal, nothing found"
+    return Result(str(plan.spec), str(plan.schedule), rows, "ptx", not parts, detail)
 
 
 def mathematics(spec: Spec, rows: int, inputs: Mapping[str, Array], results: Mapping[str, Array]) -> Result:
