@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FunctionType
+from typing import Any
 
 from lngen.errors import LngenError, ParseError, SpecError, VerifyError
 from lngen.files import read
@@ -16,6 +17,153 @@ from lngen.imports import failure, imported, is_function, line_of
 from lngen.ir import SUMS, WIDE, D, DType, Graph, Value, is_graph_name, parse, recording
 from lngen.ir.type_rules import ORDER
 from lngen.passes.edit import downstream
+
+# Names of files and kernels, whose length is bounded, contain the name.
+LONGEST_NAME = 48
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A named forward graph.
+
+    ``declared``: the dtypes of a spec (dtype, weight, out), if the description allows no others. ``summary`` and
+    ``group`` are what ``lngen list`` prints.
+    """
+
+    name: str
+    describe: Callable[[GraphBuilder], None]
+    summary: str = field(default="", compare=False)
+    group: str = field(default="", compare=False)
+    declared: tuple[DType, DType, DType] | None = None
+    _described: dict[Options, GraphBuilder] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @classmethod
+    def from_graph(cls, graph: Graph, name: str | None = None) -> Definition:
+        """The definition of a forward graph as it stands, ``parse(text)`` for example, for any D.
+
+        Its dtypes and constants are fixed. Results that lack D, and that another result is computed from, are
+        statistics, which backward may take from forward; the others are outputs. SpecError if the order of a sum is
+        fixed: such a graph is for one D.
+        """
+        check_forward(graph)
+        describe = Given(graph, statistics_of(graph))
+        return cls(name or graph.name.removesuffix("_fwd"), describe, declared=declared(graph))
+
+    def __post_init__(self) -> None:
+        if not is_graph_name(self.name) or len(self.name) > LONGEST_NAME:
+            raise SpecError(
+                "a graph is expected to be called by lower-case words of letters and digits, one underscore between "
+                f"two, {LONGEST_NAME} characters at most, got {self.name!r}; name it: lngen.Definition(name, describe)."
+            )
+        if not callable(self.describe):
+            raise SpecError(f"graph '{self.name}' is expected to be described by a function, got {self.describe!r}.")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_described": {}}
+
+    def builder(self, options: Options) -> GraphBuilder:
+        """The builder after the description has run, once for these options; nothing changes it afterwards.
+
+        ``save`` is not among what a description may ask. A copy, ``replace(definition)``, describes the graph anew.
+        """
+        options = replace(options, save="stats")
+        if options not in self._described:
+            self._described[options] = self._describe(options)
+        return self._described[options]
+
+    def _describe(self, options: Options) -> GraphBuilder:
+        """Run the description; VerifyError, with the line, for what it raises.
+
+        An error of the builder's gets a note with the line of the description.
+        """
+        b = GraphBuilder(self.name, options)
+        try:
+            with recording(b):
+                self.describe(b)
+        except MemoryError:
+            raise
+        except (Exception, SystemExit) as error:
+            if isinstance(self.describe, FunctionType) and self.describe.__module__.startswith("lngen."):
+                raise  # a refusal, or an error in lngen itself
+            if isinstance(error, LngenError):
+                if line := line_of(error):
+                    error.add_note(f"    {line}")
+                raise
+            raise VerifyError(f"graph @{b.name}: its function raised {failure(error)}{hint(error)}") from error
+        b.finish()
+        for name, _ in options.chosen:
+            if name not in b.declared:
+                known = ", ".join(b.declared) or "none"
+                raise SpecError(f"graph '{self.name}' has no option {name!r}; its options are {known}.")
+        if not b.results:
+            raise SpecError(f"graph '{self.name}' has no result; call b.output(name, value) in its description.")
+        return b
+
+    def forward(self, options: Options) -> Graph:
+        """The forward graph: outputs, then the statistics that are saved."""
+        b, saved = self.builder(options), self.saved(options)
+        return b.build(*b.results, *(v for v in b.statistics if v.name in saved))
+
+    def outputs(self, options: Options) -> tuple[str, ...]:
+        """Names of the results that are differentiated."""
+        return tuple(v.name for v in self.builder(options).results)
+
+    def statistics(self, options: Options) -> tuple[str, ...]:
+        """Names of the values that forward may save besides its outputs."""
+        return tuple(v.name for v in self.builder(options).statistics)
+
+    def saved(self, options: Options) -> tuple[str, ...]:
+        """Names of the values that backward takes from forward if it needs them, outputs first.
+
+        Outputs that ``save`` names alone take the statistics with them.
+        """
+        b, outputs, statistics = self.builder(options), self.outputs(options), self.statistics(options)
+        match options.save:
+            case "none":
+                return ()
+            case "stats":
+                return (*(n for n in outputs if n in b.standing), *statistics)
+        named = options.save.split("+")
+        kept = tuple(n for n in statistics if n in named)
+        return (*(n for n in outputs if n in named), *(kept or statistics))
+
+    def demanded(self, options: Options) -> set[str]:
+        """Names of the outputs that ``save`` names and that are not saved anyway: they have to stand for inputs."""
+        b = self.builder(options)
+        return {v.name for v in b.results} & {*options.save.split("+")} - b.standing
+
+    def differentiable(self, options: Options) -> tuple[str, ...]:
+        """Names of the inputs that have a gradient, in their order."""
+        b = self.builder(options)
+        return tuple(p.name for p in b.params if p.name not in b.constants)
+
+    def positive(self, options: Options) -> set[str]:
+        """Names of the inputs that are declared positive."""
+        return {*self.builder(options).positive}
+
+    def gradients(self, options: Options) -> dict[str, DType]:
+        """The dtype of the gradient of each input that declares one."""
+        return {**self.builder(options).gradients}
+
+
+# ---- a graph as it stands ----
+
+
+@dataclass(frozen=True)
+class Given:
+    """Describes ``graph`` as it stands; backward may take its results called ``statistics`` from forward."""
+
+    graph: Graph
+    statistics: tuple[str, ...]
+
+    def __call__(self, b: GraphBuilder) -> None:
+        """Repeat the inputs, equations and results, with their names."""
+        known = {p: b.param(p.name, p.type.dtype, *p.type.axes) for p in self.graph.params}
+        for eqn in self.graph.eqns:
+            name = b.exactly(eqn.out.name, "a value")
+            known[eqn.out] = b.emit(eqn.op, name, tuple(known[a] for a in eqn.args), **dict(eqn.attrs))
+        for result in self.graph.results:
+            (b.statistics if result.name in self.statistics else b.results).append(known[result])
 
 
 def declared(graph: Graph) -> tuple[DType, DType, DType]:
@@ -45,162 +193,7 @@ def check_forward(graph: Graph) -> None:
             )
 
 
-MOST = 3  # names in a hint
-_OPERATORS = (
-    "; values have the operators + - * / and ** 2, other ops are methods ('lngen help graph'), and in place of a "
-    "comparison there are x.relu(), x.maximum(z), x.clamp(low, high) and b.where_gt(name, a, b, c, d)."
-)
-
-
-def hint(error: BaseException) -> str:
-    """The end of a message about ``error``: the nearest methods, or the operators of values."""
-    if isinstance(error, AttributeError) and isinstance(error.obj, Value | GraphBuilder):
-        near = _nearest(str(error.name), isinstance(error.obj, Value))
-        return f"; did you mean {' or '.join(near)}?" if near else "; 'lngen help graph' lists the methods."
-    return _OPERATORS if isinstance(error, TypeError) and "Value" in str(error) else "."
-
-
-def _nearest(word: str, of_value: bool) -> list[str]:
-    """The methods of values, x, and of builders, b, whose names contain ``word``, or else resemble it."""
-    kinds = {"b": GraphBuilder, "x": Value} if of_value else {"x": Value, "b": GraphBuilder}
-    known = {name: f"{x}.{name}" for x, kind in kinds.items() for name in dir(kind) if not name.startswith("_")}
-    near = sorted((n for n in known if word in n), key=len) or difflib.get_close_matches(word, known, n=MOST)
-    return [known[n] for n in near[:MOST]]
-
-
-# Names of files and kernels, whose length is bounded, contain the name.
-LONGEST_NAME = 48
-
-
-@dataclass(frozen=True)
-class Given:
-    """Describes ``graph`` as it stands; backward may take its results called ``statistics`` from forward."""
-
-    graph: Graph
-    statistics: tuple[str, ...]
-
-    def __call__(self, b: GraphBuilder) -> None:
-        """Repeat the inputs, equations and results, with their names."""
-        known = {p: b.param(p.name, p.type.dtype, *p.type.axes) for p in self.graph.params}
-        for eqn in self.graph.eqns:
-            name = b.exactly(eqn.out.name, "a value")
-            known[eqn.out] = b.emit(eqn.op, name, tuple(known[a] for a in eqn.args), **dict(eqn.attrs))
-        for result in self.graph.results:
-            (b.statistics if result.name in self.statistics else b.results).append(known[result])
-
-
-@dataclass(frozen=True)
-class Definition:
-    """A named forward graph.
-
-    ``declared``: the dtypes of a spec (dtype, weight, out), if the description allows no others. ``summary`` and
-    ``group`` are what ``lngen list`` prints.
-    """
-
-    name: str
-    describe: Callable[[GraphBuilder], None]
-    summary: str = field(default="", compare=False)
-    group: str = field(default="", compare=False)
-    declared: tuple[DType, DType, DType] | None = None
-
-    @classmethod
-    def from_graph(cls, graph: Graph, name: str | None = None) -> Definition:
-        """The definition of a forward graph as it stands, ``parse(text)`` for example, for any D.
-
-        Its dtypes and constants are fixed. Results that lack D, and that another result is computed from, are
-        statistics, which backward may take from forward; the others are outputs. SpecError if the order of a sum is
-        fixed: such a graph is for one D.
-        """
-        check_forward(graph)
-        describe = Given(graph, statistics_of(graph))
-        return cls(name or graph.name.removesuffix("_fwd"), describe, declared=declared(graph))
-
-    def __post_init__(self) -> None:
-        if not is_graph_name(self.name) or len(self.name) > LONGEST_NAME:
-            raise SpecError(
-                "a graph is expected to be called by lower-case words of letters and digits, one underscore between "
-                f"two, {LONGEST_NAME} characters at most, got {self.name!r}; name it: lngen.Definition(name, describe)."
-            )
-        if not callable(self.describe):
-            raise SpecError(f"graph '{self.name}' is expected to be described by a function, got {self.describe!r}.")
-
-    def builder(self, options: Options) -> GraphBuilder:
-        """The builder after the description has run; VerifyError, with the line, for what it raises.
-
-        An error of the builder's gets a note with the line of the description.
-        """
-        b = GraphBuilder(self.name, options)
-        try:
-            with recording(b):
-                self.describe(b)
-        except MemoryError:
-            raise
-        except (Exception, SystemExit) as error:
-            if isinstance(self.describe, FunctionType) and self.describe.__module__.startswith("lngen."):
-                raise  # a refusal, or an error in lngen itself
-            if isinstance(error, LngenError):
-                if line := line_of(error):
-                    error.add_note(f"    {line}")
-                raise
-            raise VerifyError(f"graph @{b.name}: its function raised {failure(error)}{hint(error)}") from error
-        b.finish()
-        for name, _ in options.chosen:
-            if name not in b.declared:
-                known = ", ".join(b.declared) or "none"
-                raise SpecError(f"graph '{self.name}' has no option {name!r}; its options are {known}.")
-        if not b.results:
-            raise SpecError(f"graph '{self.name}' has no result; call b.output(name, value) in its description.")
-        return b
-
-    def forward(self, options: Options) -> Graph:
-        """The forward graph: outputs, then the statistics that are saved."""
-        b = self.builder(options)
-        saved = _saved(b)
-        return b.build(*b.results, *(v for v in b.statistics if v.name in saved))
-
-    def outputs(self, options: Options) -> tuple[str, ...]:
-        """Names of the results that are differentiated."""
-        return tuple(v.name for v in self.builder(options).results)
-
-    def statistics(self, options: Options) -> tuple[str, ...]:
-        """Names of the values that forward may save besides its outputs."""
-        return tuple(v.name for v in self.builder(options).statistics)
-
-    def saved(self, options: Options) -> tuple[str, ...]:
-        """Names of the values that backward takes from forward if it needs them, outputs first."""
-        return _saved(self.builder(options))
-
-    def demanded(self, options: Options) -> set[str]:
-        """Names of the outputs that ``save`` names and that are not saved anyway: they have to stand for inputs."""
-        b = self.builder(options)
-        return {v.name for v in b.results} & {*options.save.split("+")} - b.standing
-
-    def differentiable(self, options: Options) -> tuple[str, ...]:
-        """Names of the inputs that have a gradient, in their order."""
-        b = self.builder(options)
-        return tuple(p.name for p in b.params if p.name not in b.constants)
-
-    def positive(self, options: Options) -> set[str]:
-        """Names of the inputs that are declared positive."""
-        return self.builder(options).positive
-
-    def gradients(self, options: Options) -> dict[str, DType]:
-        """The dtype of the gradient of each input that declares one."""
-        return self.builder(options).gradients
-
-
-def _saved(b: GraphBuilder) -> tuple[str, ...]:
-    """The names that ``save`` stands for. Outputs that are named alone take the statistics with them."""
-    outputs, statistics = [v.name for v in b.results], tuple(v.name for v in b.statistics)
-    match b.options.save:
-        case "none":
-            return ()
-        case "stats":
-            return (*(n for n in outputs if n in b.standing), *statistics)
-    named = b.options.save.split("+")
-    kept = tuple(n for n in statistics if n in named)
-    return (*(n for n in outputs if n in named), *(kept or statistics))
-
+# ---- a file, or a function of a module ----
 
 GRAPH_ENDING = ".graph"
 LARGEST = 1 << 20  # bytes of a file
@@ -264,3 +257,28 @@ def _from_module(name: str) -> Definition:
         kind = type(found).__name__
         raise SpecError(f"'{name}' is expected to be a function that describes a graph, or a Definition, got {kind}.")
     return Definition(getattr(found, "__name__", name.rpartition(":")[2]), describe)
+
+
+# ---- what to write instead of what values and builders lack ----
+
+MOST = 3  # names in a hint
+_OPERATORS = (
+    "; values have the operators + - * / and ** 2, other ops are methods ('lngen help graph'), and in place of a "
+    "comparison there are x.relu(), x.maximum(z), x.clamp(low, high) and b.where_gt(name, a, b, c, d)."
+)
+
+
+def hint(error: BaseException) -> str:
+    """The end of a message about ``error``: the nearest methods, or the operators of values."""
+    if isinstance(error, AttributeError) and isinstance(error.obj, Value | GraphBuilder):
+        near = _nearest(str(error.name), isinstance(error.obj, Value))
+        return f"; did you mean {' or '.join(near)}?" if near else "; 'lngen help graph' lists the methods."
+    return _OPERATORS if isinstance(error, TypeError) and "Value" in str(error) else "."
+
+
+def _nearest(word: str, of_value: bool) -> list[str]:
+    """The methods of values, x, and of builders, b, whose names contain ``word``, or else resemble it."""
+    kinds = {"b": GraphBuilder, "x": Value} if of_value else {"x": Value, "b": GraphBuilder}
+    known = {name: f"{x}.{name}" for x, kind in kinds.items() for name in dir(kind) if not name.startswith("_")}
+    near = sorted((n for n in known if word in n), key=len) or difflib.get_close_matches(word, known, n=MOST)
+    return [known[n] for n in near[:MOST]]

@@ -1,7 +1,7 @@
 """The IR: typed equations over named axes, their text, their rules and their meaning."""
 
 from lngen.ir.builder import Builder, is_graph_name, is_name, verify
-from lngen.ir.ops import OPS, Op, Ops, ctype, op
+from lngen.ir.ops import OPS, Op, Ops, ctype
 from lngen.ir.parser import parse
 from lngen.ir.types import (
     BF16,
@@ -78,7 +78,6 @@ __all__ = [
     "is_number_fold",
     "is_row_fold",
     "is_sum",
-    "op",
     "parse",
     "print_eqn",
     "print_graph",

@@ -72,6 +72,7 @@ def _definition(text: str, graph_name: str, graphs: Mapping[str, Definition]) ->
 def make_spec(definition: Definition, direction: str, options: dict[str, Any], text: str = "") -> Spec:
     """A spec from a definition and the grammar's keys, with values as text or Python objects."""
     text = text or short(f"{definition.name}.{direction}:{','.join(f'{k}={short(v)}' for k, v in options.items())}")
+    definition = replace(definition)  # which describes its graph once for this spec, and anew for the next
     by_default = definition.builder(Options(*definition.declared or (DType.F32,) * 3))
     declared = _declared_options(by_default, definition.name)
     known = [

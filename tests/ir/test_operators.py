@@ -18,7 +18,7 @@ from lngen.check.inputs import mismatches, random_inputs
 from lngen.errors import VerifyError
 from lngen.graphs import Definition, GraphBuilder
 from lngen.interpret import interpret
-from lngen.ir import F32, D, DType, Graph, M, Type, Value
+from lngen.ir import F32, OPS, D, DType, Graph, M, Type, Value
 from lngen.lower import lower
 from lngen.ptx import run_plan
 from lngen.schedule import problem, ranked
@@ -81,23 +81,19 @@ def test_every_operator_is_its_op(dtype: str) -> None:
     np.testing.assert_allclose(found["s"], x.sum(1, keepdims=True) * x / 7, rtol=accuracy, atol=accuracy * 10)
 
 
-OPERATORS: dict[str, Callable[[Value], Value]] = {
-    "exp": Value.exp, "exp2": Value.exp2, "log": Value.log, "tanh": Value.tanh, "sigmoid": Value.sigmoid,
-    "softplus": Value.softplus, "erf": Value.erf, "gelu": Value.gelu, "gelu_tanh": Value.gelu_tanh, "silu": Value.silu,
-    "abs": Value.abs, "rint": Value.rint, "detach": Value.detach,
-}  # fmt: skip
+@pytest.mark.parametrize("op", [name for name in vars(Value) if not name.startswith("_") and name != "clamp"])
+def test_every_method_of_a_value_is_the_op_of_that_name(op: str) -> None:
+    """It adds the equation of the builder's method, and has the docstring of the op's row."""
 
-
-@pytest.mark.parametrize("op", OPERATORS)
-def test_every_function_is_an_operator(op: str) -> None:
     def operator(b: GraphBuilder) -> None:
-        b.output("y", OPERATORS[op](b.input("x", M, D)))
+        b.output("y", getattr(Value, op)(*[b.input("x", M, D)] * OPS[op].arity))
 
     def method(b: GraphBuilder) -> None:
-        b.output("y", getattr(b, op)("f", b.input("x", M, D)))
+        b.output("y", getattr(b, op)("f", *[b.input("x", M, D)] * OPS[op].arity))
 
     assert without_names(spec_of(operator).forward()) == without_names(spec_of(method).forward())
     assert op in {e.op for e in spec_of(operator).forward().eqns}
+    assert getattr(Value, op).__doc__ == getattr(GraphBuilder, op).__doc__ is not None
 
 
 def test_clamp_and_minimum_are_operators() -> None:
@@ -282,6 +278,25 @@ def test_a_square_is_a_product() -> None:
         b.output("y", x * x)
 
     assert str(spec_of(square).graph()) == str(spec_of(product).graph())
+
+
+@pytest.mark.parametrize(("dtype", "times"), [("f32", 1), ("bf16", 2)])
+def test_a_graph_is_described_once_for_a_spec_and_anew_for_the_next(dtype: str, times: int) -> None:
+    """With the default dtypes, for the keys that the spec may have, and with its own."""
+    asked: list[object] = []
+
+    def describe(b: GraphBuilder) -> None:
+        asked.append(b.options)
+        by_operators(b)
+
+    definition = Definition("own", describe)
+    for _ in range(2):
+        asked.clear()
+        spec = make_spec(definition, "bwd", {"d": 37, "dtype": dtype, "save": "y+rstd", "wrt": "x"})
+        assert f"own@{spec.digest}.bwd" in str(spec)
+        assert spec.trace()
+        assert spec.with_direction("fwd").trace()
+        assert len(asked) == times
 
 
 def test_an_error_of_lngen_s_own_graphs_stays_one(monkeypatch: pytest.MonkeyPatch) -> None:
