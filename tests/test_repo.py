@@ -43,7 +43,15 @@ RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 TOP_LEVEL_FILES = ("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md")
 
 OPTIONAL = {"cupy", "cupyx", "cupy_backends", "torch"}
-MAY_IMPORT_OPTIONAL = ("toolchain/nvrtc.py", "runtime/", "bench/", "check/", "tune/measure.py", "cli/installation.py")
+MAY_IMPORT_OPTIONAL = (
+    "toolchain/nvrtc.py",
+    "runtime/",
+    "bench/",
+    "check/",
+    "tune/measure.py",
+    "tune/cupy_timer.py",
+    "cli/installation.py",
+)
 
 
 @dataclass(frozen=True)
@@ -177,7 +185,7 @@ STAGES = {
     "lngen.schedule.choose": set(),
     "lngen.lower.lower": set(),
     "lngen.emit.emit": {"ptx/call.py", "aot/times.py"},
-    "lngen.toolchain.compile_cubin": {"aot/build.py", "aot/times.py", "bench/overlapped.py"},
+    "lngen.toolchain.compile_cubin": {"aot/build.py", "aot/times.py", "bench/providers.py"},
     "lngen.toolchain.compile_ptx": {"aot/build.py", "ptx/call.py"},
 }
 

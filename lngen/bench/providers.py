@@ -1,60 +1,80 @@
-"""Providers, which are timed. Each prepares a launch for a case; the caller checks its results."""
+"""lngen and the ceilings as providers, and the choice among all providers.
+
+A ceiling copies or adds as many bytes as the [M, D] tensors of a call have, and computes nothing. Each call of a plain
+one waits for the end of the previous call, as other people's kernels do. Calls of an overlapped one start while the
+previous call drains, as lngen's may, so that lngen's overlapped times are compared under the same rules.
+"""
 
 from __future__ import annotations
 
-import importlib.util
+import ctypes
+import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
-from lngen.bench.cases import Case, Tensors
-from lngen.bench.engines import Array
-from lngen.bench.timing import Launch
-from lngen.bench.torch_graph import Function, torch_function
-from lngen.compile import Compilation, KernelSet
-from lngen.errors import MissingError
+from lngen.bench.argument_sets import MEAN, Case, Prepared, Provider
+from lngen.bench.peers import LIBRARIES, Torch
+from lngen.bench.records import OWN, VARIANT
+from lngen.bench.tasks import CEILINGS, MOVES, OVERLAPPED, ceiling_bytes, ceiling_of
+from lngen.bench.timing import fastest
+from lngen.bench.torch_gpu import Array
+from lngen.compile import Compilation
+from lngen.errors import LngenError, MissingError
 from lngen.ir import DType
-from lngen.passes import accumulated
-from lngen.runtime.launch import Launcher, device_arch
+from lngen.runtime.driver import PROGRAMMATIC_STREAM_SERIALIZATION, Launch
+from lngen.runtime.launch import Launcher, device_arch, device_count
+from lngen.schedule import OVERLAP_ARCH, Schedule, parse_schedule
 from lngen.spec import Spec
-from lngen.toolchain import Binary
+from lngen.toolchain import compile_cubin
 
-SOFTMAXES = ("softmax", "log_softmax", "cross_entropy")  # also the names of PyTorch's functions
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A provider ready for a case: the launch, and the results that a launch with a set leaves."""
-
-    launch: Launch
-    results: Callable[[int], Tensors]
-    schedule: str = ""
+ANY = Schedule("registers", threads=32, rows_per_block=1, vec=1)  # a schedule for variants to change
+OVERLAPPING = OWN + OVERLAPPED
+ON_REQUEST = (OVERLAPPING, "compile")  # not among the default providers
 
 
-class Provider(Protocol):
-    """An implementation. ``checked`` is False for a ceiling, which computes no norm.
+def known(schedules: Sequence[str] = ()) -> dict[str, Provider]:
+    """Every provider by name, the ceilings first; lngen with the default schedule and with each of ``schedules``."""
+    ceilings: list[Provider] = [*map(Ceiling, CEILINGS), *map(OverlappedCeiling, MOVES)]
+    peers: list[Provider] = [Torch(), Torch("compile", compiled=True), *LIBRARIES]
+    variants = [Lngen(VARIANT + text, text) for text in schedules]
+    own: list[Provider] = [Lngen(), *variants, Lngen(OVERLAPPING, overlap=True)]
+    return {p.name: p for p in (*ceilings, *own, *peers)}
 
-    ``needs`` names what has to be installed, ``settings`` what is called, and how.
+
+def select(
+    names: Sequence[str] = (), *, compiled: bool = False, overlap: bool = False, schedules: Sequence[str] = ()
+) -> list[Provider]:
+    """The named providers after the ceilings and lngen's variants; by default all that are available but ON_REQUEST.
+
+    ``compiled`` and ``overlap`` add those. Ceilings whose calls overlap are there if lngen's calls overlap.
+    LngenError for an unknown name, ScheduleError for a text that is not a schedule, MissingError for a named provider
+    that is not installed.
     """
-
-    name: str
-    needs: str
-    checked: bool
-    settings: str
-
-    def available(self) -> bool:
-        """True if it can be imported here."""
-
-    def covers(self, spec: Spec) -> bool:
-        """True if it computes this graph in this direction."""
-
-    def prepare(self, case: Case) -> Prepared:
-        """Compile and allocate everything that a launch needs; may raise any exception."""
-
-
-def installed(module: str) -> bool:
-    """True for a module that could be imported; does not import it."""
-    return importlib.util.find_spec(module) is not None
+    for text in schedules:
+        parse_schedule(text, ANY)
+    providers = known(schedules)
+    asked = [*([OVERLAPPING] if overlap else []), *(["compile"] if compiled else [])]
+    for name in (*names, *asked):
+        if name not in providers:
+            near = difflib.get_close_matches(name, providers, n=1)
+            hint = f"; did you mean '{near[0]}'?" if near else "."
+            raise LngenError(f"There is no provider '{name}', expected some of {', '.join(providers)}{hint}")
+        if not providers[name].available():
+            needs = providers[name].needs
+            raise MissingError(f"The provider '{name}' needs {needs}, which is not installed.")
+    named = names or [n for n, p in providers.items() if p.checked and p.available() and n not in ON_REQUEST]
+    in_turn = OVERLAPPING not in (*named, *asked)
+    ceilings = [n for n, p in providers.items() if not p.checked and p.available()]
+    ceilings = [n for n in ceilings if not (in_turn and n.endswith(OVERLAPPED))]
+    wanted = {
+        *named,
+        *ceilings,
+        *asked,
+        *(VARIANT + text for text in schedules),
+    }
+    return [p for name, p in providers.items() if name in wanted]
 
 
 class Lngen:
@@ -79,194 +99,238 @@ class Lngen:
         return True
 
     def prepare(self, case: Case) -> Prepared:
-        device = case.engine.device()[0]
+        gpu, device = case.gpu, case.gpu.number
         arch = device_arch(device)
         # The only place that chooses a schedule.
         kernels = Compilation(case.spec).changed(self._schedule, arch, rows=case.rows)
         schedule = str(kernels.plan.schedule)
-        launcher = Launcher(kernels.plan, self.compiled(kernels, arch).image, device, self._overlap)
+        launcher = Launcher(kernels.plan, kernels.cubin(arch).image, device, self._overlap)
         bound = launcher.bind(case.rows, dict.fromkeys(launcher.tensors, case.spec.d))
         # One workspace: in use it is equally warm.
-        workspace = case.engine.empty((max(1, -(-bound.workspace_bytes // 8)),), DType.F64)
-        address = case.engine.pointer(workspace)
-        bound.prepare(address, case.engine.stream())
-        pointers = [[case.engine.pointer(s[name]) for name in launcher.tensors] for s in case.sets]
+        workspace = gpu.empty((max(1, -(-bound.workspace_bytes // 8)),), DType.F64)
+        address = workspace.data_ptr()
+        bound.prepare(address, gpu.stream())
+        pointers = [[s[name].data_ptr() for name in launcher.tensors] for s in case.sets]
 
         def launch(stream: int, index: int, keep: Any = (launcher, workspace)) -> None:
             bound(pointers[index], address, stream)
 
         return Prepared(launch, lambda index: {n: case.sets[index][n] for n in case.outputs}, schedule)
 
-    def compiled(self, kernels: KernelSet, arch: str) -> Binary:
-        """What is timed."""
-        return kernels.cubin(arch)
+
+# ---- ceilings whose calls are in turn ----
 
 
-Call = Callable[[Tensors], Sequence[Array]]
+def buffers(case: Case) -> list[list[Array]]:
+    """For each set the array that the case's ceiling writes, and those it reads, all of one length.
 
-
-def keeping(call: Call, names: Sequence[str], sets: Sequence[Tensors], chain: str = "") -> Prepared:
-    """A call that allocates its results, which are kept until its set is used again.
-
-    Freed at once, the results would share memory with those of the next call, which a cache absorbs: such a call
-    would look faster than one that writes to cold memory. With a ``chain``, the first result of a call is that input
-    of the next one; the first set starts a new chain.
+    Together they have the bytes of the case's [M, D] tensors, up to an element each. They hold what inputs hold, since
+    the power that memory takes depends on its bits. Of a chain, each launch reads what the one before wrote.
     """
-    kept: list[Sequence[Array]] = [()] * len(sets)
-
-    def launch(stream: int, index: int) -> None:
-        linked = {chain: kept[index - 1][0]} if chain and index else {}
-        kept[index] = call({**sets[index], **linked})
-
-    def results(index: int) -> Tensors:
-        return {n: a for n, a in zip(names, kept[index], strict=False) if a is not None}
-
-    return Prepared(launch, results)
+    gpu, dtype = case.gpu, case.spec.dtype
+    arrays = 1 + MOVES[ceiling_of(case.spec)]
+    length = max(1, -(-ceiling_bytes(case.spec, case.rows) // (arrays * dtype.size)))
+    first = [gpu.normal((length,), dtype, MEAN, seed) for seed in range(arrays)]
+    if case.chain:
+        other = [first[1], first[0], *first[2:]]
+        return [other if i % 2 else first for i in range(len(case.sets))]
+    return [first, *([a.clone() for a in first] for _ in case.sets[1:])]
 
 
-def is_native(spec: Spec) -> bool:
-    """True for a norm that PyTorch has an operator for: of one dtype, with its usual weights, statistics saved."""
-    named = spec.builtin and spec.definition.name in ("layernorm", "rmsnorm")
-    return named and is_plain(spec) and spec.save == "stats" and not spec.accumulate
+def copy(out: Array, x: Array) -> None:
+    """``out = x``, by PyTorch's copy, which is the driver's."""
+    out.copy_(x)
 
 
-def is_plain(spec: Spec) -> bool:
-    """True for a spec of one dtype, also of its gradients, whose graph has its default options."""
-    return spec.weight is spec.dtype and spec.out is spec.dtype and spec.grad is None and not spec.chosen
+def scale(out: Array, x: Array) -> None:
+    """``out = 1 * x``, an elementwise kernel that copies."""
+    import torch
+
+    torch.mul(x, 1, out=out)
 
 
-def own_function(spec: Spec) -> Function | None:
-    """PyTorch's own function of the inputs of softmax, log_softmax or cross_entropy; None for any other graph.
+def add(out: Array, x: Array, y: Array) -> None:
+    """``out = x + y``."""
+    import torch
 
-    Cross-entropy takes logits and class probabilities in f32, as training programs call it: of bf16 its loss and its
-    gradient would be outside of the bounds.
+    torch.add(x, y, out=out)
+
+
+class Ceiling:
+    """A copy or an addition, by its name, or one after the other for forward and backward as one unit (``copy+add``).
+
+    The driver's copy takes twice as long for some sizes, an elementwise kernel does not: the faster one is used.
     """
-    name, outputs = spec.definition.name, spec.definition.outputs(spec.options)
-    if name not in SOFTMAXES or not (spec.builtin and is_plain(spec) and {*spec.differentiated} <= {*outputs}):
-        return None
-    import torch
 
-    function = getattr(torch.nn.functional, name)
-    if name != "cross_entropy":
-        return lambda x: (function(x, dim=-1),)
-    return lambda x, target: (function(x.float(), target.float(), reduction="none"),)
+    needs = ""
+    checked = False
+    settings = "the library's own; of the driver's copy and an elementwise one the faster"
 
-
-def torch_call(case: Case) -> tuple[Call, tuple[str, ...]]:
-    """PyTorch's own operator for a case of one of the two norms, and the names of its results."""
-    import torch
-
-    d, eps, aten = case.spec.d, case.spec.eps, torch.ops.aten
-    if case.spec.definition.name == "layernorm":
-        if case.spec.direction == "fwd":
-            return lambda t: aten.native_layer_norm(t["x"], [d], t["gamma"], t["beta"], eps), ("y", "mean", "rstd")
-        mask = [name in case.outputs for name in ("dx", "dgamma", "dbeta")]
-
-        def layernorm_backward(t: Tensors) -> Sequence[Array]:
-            mean, rstd = t["mean"].view(-1, 1), t["rstd"].view(-1, 1)
-            result = aten.native_layer_norm_backward(t["dy"], t["x"], [d], mean, rstd, t["gamma"], t["beta"], mask)
-            return tuple(result)
-
-        return layernorm_backward, ("dx", "dgamma", "dbeta")
-    if case.spec.direction == "fwd":
-        return lambda t: (torch.nn.functional.rms_norm(t["x"], (d,), t["gamma"], eps),), ("y",)
-    mask = [name in case.outputs for name in ("dx", "dgamma")]
-
-    def rmsnorm_backward(t: Tensors) -> Sequence[Array]:
-        rstd = t["rstd"].view(-1, 1)
-        return tuple(aten._fused_rms_norm_backward(t["dy"], t["x"], [d], rstd, t["gamma"], mask))
-
-    return rmsnorm_backward, ("dx", "dgamma")
-
-
-Forward = Callable[[Tensors], Sequence[Array]]
-"""The outputs of a case's graph, in order, of its inputs by name; differentiable."""
-
-
-def forward_of(case: Case, compiled: bool = False) -> Forward:
-    """The case's forward in PyTorch: its own function or a call for each equation, also through torch.compile."""
-    import torch
-
-    graph = case.forward
-    function = own_function(case.spec) or torch_function(graph)
-    names, count = [p.name for p in graph.params], len(case.differentiable)
-
-    def outputs(*inputs: Array) -> tuple[Array, ...]:
-        return function(*inputs)[:count]  # statistics are lngen's choice, PyTorch saves what it wants
-
-    call = torch.compile(outputs, dynamic=False) if compiled else outputs
-    return lambda t: call(*(t[name] for name in names))
-
-
-class Torch:
-    """PyTorch, eager or, with ``compiled``, through torch.compile: its own function, else the graph's expression."""
-
-    needs = "PyTorch with CUDA"
-    checked = True
-
-    def __init__(self, name: str = "torch", compiled: bool = False) -> None:
-        self.name, self._compiled = name, compiled
-        self.settings = "aten's fused norms, F.softmax, F.log_softmax, F.cross_entropy, else the expression; autograd"
-        self.settings += ", through torch.compile(dynamic=False)" if compiled else ", eager"
+    def __init__(self, name: str) -> None:
+        self.name = name
 
     def available(self) -> bool:
-        return installed("torch")
-
-    def covers(self, spec: Spec) -> bool:
         return True
 
+    def covers(self, spec: Spec) -> bool:
+        return ceiling_of(spec) in self.name.split("+")
+
     def prepare(self, case: Case) -> Prepared:
-        import torch
+        arrays = buffers(case)
+        ways = [copy, scale] if ceiling_of(case.spec) == "copy" else [add]
 
-        need_torch(case)
-        if self._compiled:
-            torch.compiler.reset()  # without it dynamo stops specialising after a few shapes and runs eagerly
-        if not is_native(case.spec):
-            return autograd(case, forward_of(case, self._compiled))
-        call, names = torch_call(case)
-        if self._compiled:
-            return keeping(torch.compile(call, dynamic=False), names, case.sets, case.chain)
-        backward_of_rms = case.spec.definition.name == "rmsnorm" and case.spec.direction == "bwd"
-        if backward_of_rms and not hasattr(torch.ops.aten, "_fused_rms_norm_backward"):
-            d, eps = case.spec.d, case.spec.eps
-            return autograd(case, lambda t: (torch.nn.functional.rms_norm(t["x"], (d,), t["gamma"], eps),))
-        return keeping(call, names, case.sets, case.chain)
+        def launch(way: Callable[..., None], stream: int, index: int) -> None:
+            way(*arrays[index])
+
+        return Prepared(fastest([partial(launch, way) for way in ways], len(arrays), case.gpu), lambda index: {})
 
 
-def need_torch(case: Case) -> None:
-    """MissingError if the arrays are not PyTorch's."""
-    if case.engine.name != "torch":
-        raise MissingError("PyTorch is installed, but without CUDA.")
+# ---- ceilings whose calls overlap ----
+
+THREADS = 256
+WORDS = (1, 2, 4)  # of 16 bytes that a thread has in flight at once; the best number depends on the size
+
+# Before griddepcontrol.wait nothing is read; data may be prefetched into L2. The last odd bytes move one by one.
+SOURCE = """\
+template <int INPUTS, int WORDS, bool EARLY>
+__device__ void stream(uint4* out, const uint4* a, const uint4* b, long long bytes) {
+    const long long words = bytes / 16;
+    const long long first = (long long)blockIdx.x * (THREADS * WORDS) + threadIdx.x;
+    asm volatile("griddepcontrol.launch_dependents;");
+    for (int i = 0; EARLY && i < WORDS; ++i) {
+        const long long at = first + i * THREADS;
+        if (at < words && threadIdx.x % 8 == 0) {
+            asm volatile("prefetch.global.L2 [%0];" :: "l"(a + at));
+            if (INPUTS == 2) asm volatile("prefetch.global.L2 [%0];" :: "l"(b + at));
+        }
+    }
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    uint4 x[WORDS], y[WORDS];
+    for (int i = 0; i < WORDS; ++i) {
+        const long long at = first + i * THREADS;
+        if (at < words) {
+            x[i] = __ldcs(a + at);
+            if (INPUTS == 2) y[i] = __ldcs(b + at);
+        }
+    }
+    for (int i = 0; i < WORDS; ++i) {
+        const long long at = first + i * THREADS;
+        if (at < words) {
+            if (INPUTS == 2) x[i] = make_uint4(x[i].x + y[i].x, x[i].y + y[i].y, x[i].z + y[i].z, x[i].w + y[i].w);
+            __stcs(out + at, x[i]);
+        }
+    }
+    const long long rest = words * 16 + threadIdx.x;
+    if (blockIdx.x == 0 && rest < bytes) {
+        const char* s = reinterpret_cast<const char*>(a);
+        const char* t = reinterpret_cast<const char*>(b);
+        reinterpret_cast<char*>(out)[rest] = INPUTS == 2 ? s[rest] + t[rest] : s[rest];
+    }
+}
+"""
+KERNEL = """
+extern "C" __global__ void __launch_bounds__(THREADS) {name}(
+    uint4* out, {parameters}, long long bytes) {{
+    stream<{inputs}, {words}, {early}>(out, {arguments}, bytes);
+}}
+"""
 
 
-def autograd(case: Case, forward: Forward) -> Prepared:
-    """A peer that is a differentiable function; a backward differentiates what a forward recorded for each set."""
-    import torch
+@dataclass(frozen=True)
+class Variant:
+    """One kernel: the number of tensors read, the words per thread, and whether it prefetches before the wait."""
 
-    need_torch(case)
-    if case.spec.direction == "fwd":
+    inputs: int
+    words: int
+    early: bool
 
-        def run(t: Tensors) -> Sequence[Array]:
-            with torch.no_grad():
-                return forward(t)
+    @property
+    def name(self) -> str:
+        """The kernel's name."""
+        return f"move_{self.inputs}_{self.words}{'_early' if self.early else ''}"
 
-        return keeping(run, case.differentiable, case.sets, case.chain)
-    wrt, summed = case.spec.differentiates, case.spec.accumulate
-    recorded: dict[int, Tensors] = {}  # by set: the links of a chain are few sets, used many times
-    for t in case.sets:
-        if id(t) not in recorded:
-            leaves = {name: t[name].detach().requires_grad_() for name in wrt}
-            outputs = zip(case.differentiable, forward({**t, **leaves}), strict=False)
-            held = {name: y for name, y in outputs if name in case.spec.differentiated and y.requires_grad}
-            cotangents = {f"d{name}": t[f"d{name}"] for name in held}
-            before = {name: t[name] for name in map(accumulated, (f"d{name}" for name in summed))}
-            recorded[id(t)] = held | cotangents | before | {f"d{name}": leaf for name, leaf in leaves.items()}
-    taken = [name for name in case.spec.differentiated if name in recorded[id(case.sets[0])]]
+    def blocks(self, nbytes: int) -> int:
+        """Blocks that move that many bytes."""
+        return max(1, -(-nbytes // (16 * THREADS * self.words)))
 
-    def differentiate(t: Tensors) -> Sequence[Array]:
-        outputs, inputs = [t[name] for name in taken], [t[f"d{name}"] for name in wrt]
-        cotangents = [t[f"d{name}"] for name in taken]
-        found = torch.autograd.grad(outputs, inputs, cotangents, retain_graph=True, allow_unused=True)
-        return [t[accumulated(f"d{n}")] + g if n in summed else g for n, g in zip(wrt, found, strict=True)]
+    def __str__(self) -> str:
+        letters = "ab"[: self.inputs]
+        return KERNEL.format(
+            name=self.name,
+            parameters=", ".join(f"const uint4* {c}" for c in letters),
+            inputs=self.inputs,
+            words=self.words,
+            early=str(self.early).lower(),
+            arguments=", ".join((letters * 2)[:2]),
+        )
 
-    return keeping(differentiate, [f"d{name}" for name in wrt], [recorded[id(t)] for t in case.sets], case.chain)
+
+def variants(move: str) -> list[Variant]:
+    """The kernels of a ceiling, ``copy`` or ``add``."""
+    return [Variant(MOVES[move], words, early) for words in WORDS for early in (False, True)]
+
+
+def source(move: str) -> str:
+    """The CUDA text of a ceiling's kernels."""
+    return f"constexpr int THREADS = {THREADS};\n\n{SOURCE}{''.join(map(str, variants(move)))}"
+
+
+def launched_early(device: int) -> bool:
+    """True if the GPU lets a kernel start before the previous one has ended."""
+    return int(device_arch(device).removeprefix("sm_")) >= OVERLAP_ARCH
+
+
+class OverlappedCeiling:
+    """A copy or an addition of the bytes of the [M, D] tensors, launched programmatically.
+
+    The addition is of 32-bit integers: only the bytes moved are those of a sum of tensors.
+    """
+
+    needs = "a GPU of sm_90 or later"
+    checked = False
+    settings = "own kernels, programmatic launch, with and without prefetch to L2 before the wait; the fastest"
+
+    def __init__(self, move: str) -> None:
+        self.name, self._move = move + OVERLAPPED, move
+
+    def available(self) -> bool:
+        return device_count() > 0 and launched_early(0)
+
+    def covers(self, spec: Spec) -> bool:
+        return ceiling_of(spec) == self._move
+
+    def prepare(self, case: Case) -> Prepared:
+        """Compile and bind one launch per set; MissingError on an older GPU."""
+        import cupy
+
+        device = case.gpu.number
+        if not launched_early(device):
+            raise MissingError(f"'{self.name}' needs {self.needs}, got {device_arch(device)}.")
+        with cupy.cuda.Device(device):
+            module = cupy.cuda.function.Module()
+            module.load(compile_cubin(source(self._move), device_arch(device), name=f"{self.name}.cu").image)
+        arrays = buffers(case)
+        nbytes = len(arrays[0][0]) * case.spec.dtype.size
+        values = [[*(a.data_ptr() for a in held), nbytes] for held in arrays]
+        launches = []
+        for variant in variants(self._move):
+            function = module.get_function(variant.name).ptr
+            calls = [_Call(function, variant.blocks(nbytes), v, self.name) for v in values]
+            launches.append(partial(_launch, module, calls, arrays))
+        return Prepared(fastest(launches, len(case.sets), case.gpu), lambda index: {})
+
+
+def _launch(module: Any, calls: Sequence[_Call], arrays: Sequence[Any], stream: int, index: int) -> None:
+    """The launch of a set; keeps ``module`` and ``arrays`` alive, which the kernels use."""
+    calls[index].launch(stream)
+
+
+class _Call:
+    """A kernel with all its arguments, of 8 bytes each."""
+
+    def __init__(self, function: int, blocks: int, values: Sequence[int], name: str) -> None:
+        self._values = (ctypes.c_longlong * len(values))(*values)  # the table points into it
+        base = ctypes.addressof(self._values)
+        table = (ctypes.c_void_p * len(values))(*range(base, base + 8 * len(values), 8))
+        early = {PROGRAMMATIC_STREAM_SERIALIZATION: 1}
+        self.launch = Launch(function, (blocks, 1), THREADS, 0, early, table, name)

@@ -1,21 +1,30 @@
-"""Records: one provider on one task, and the point at which records are compared."""
+"""Records: one provider on one task, the verdict on it, and a summary of many."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
-from lngen.bench.tasks import CEILINGS, LATENCY, OVERLAPPED, THROUGHPUT, Task
+from lngen.bench.tasks import (
+    LATENCY,
+    RATIO_EACH,
+    RATIO_MEAN,
+    TARGETED,
+    THROUGHPUT,
+    Task,
+    is_ceiling,
+    target_fraction,
+)
+from lngen.ir import DType
 
+WORST = 5  # points that a summary names
+COMMON = range(768, 16384 + 1, 256)  # widths of models
 OWN, VARIANT = "lngen", "lngen:"  # lngen; another schedule
 
 Point = tuple[str, str, int]
 """The records that are timed side by side: class, spec, rows."""
-
-
-def is_ceiling(provider: str) -> bool:
-    """True for a ceiling, overlapped or not."""
-    return provider.removesuffix(OVERLAPPED) in CEILINGS
 
 
 @dataclass(frozen=True)
@@ -90,11 +99,117 @@ def point_of(task: Task) -> Point:
     return task.kind, task.spec, task.rows
 
 
-def latencies(records: Sequence[Record]) -> list[Record]:
-    """Those of the latency class."""
-    return [r for r in records if r.kind == LATENCY]
+@dataclass(frozen=True)
+class HostRecord:
+    """Microseconds of host time per call; without a time, ``note`` has the reason."""
+
+    spec: str
+    rows: int
+    call: str
+    arrays: str
+    us_median: float | None = None
+    us_p10: float | None = None
+    us_p90: float | None = None
+    note: str = ""
 
 
-def throughputs(records: Sequence[Record]) -> list[Record]:
-    """Those of the throughput class."""
-    return [r for r in records if r.kind == THROUGHPUT]
+# ---- the verdict: targets met or missed, and the ratio to the best peer ----
+
+
+def judge(records: Sequence[Record]) -> list[Record]:
+    """The records with size and target and, for lngen, verdict and best peer."""
+    peers: dict[Point, tuple[float, str]] = {}
+    for r in records:
+        fair = not (r.is_lngen or r.is_ceiling or r.note.startswith("implausible"))
+        if fair and r.us_median is not None:
+            peers[r.point] = min(peers.get(r.point, (math.inf, "")), (r.us_median, r.provider))
+    return [_judged(r, peers.get(r.point)) for r in records]
+
+
+def _judged(r: Record, peer: tuple[float, str] | None) -> Record:
+    nbytes = r.rows * r.d * DType(r.dtype).size
+    aimed = r.kind != LATENCY and r.graph in TARGETED
+    target = target_fraction(r.direction, r.dtype, nbytes, r.d) if aimed else None
+    r = replace(r, tensor_bytes=nbytes, target=target, met=None, best_peer="", ratio=None)
+    if not r.is_lngen:
+        return r
+    if target is not None and r.fraction is not None:
+        r = replace(r, met=r.fraction >= target)
+    if peer is not None and r.us_median is not None:
+        r = replace(r, best_peer=peer[1], ratio=round(peer[0] / r.us_median, 4))
+    return r
+
+
+@dataclass(frozen=True)
+class Summary:
+    """lngen over all points of a class, a graph and a direction; ``worst`` and ``slower`` are points as text.
+
+    provider     the way to call lngen
+    ratio        geometric mean of the ratios to the best peer; ratio_target: its target
+    ratio_common the same over the widths of models, D a multiple of 256 from 768 to 16384: at wide and odd rows some
+                 peers collapse, which raises ``ratio``
+    compared     points that have a ratio; ahead: those with a ratio of 1 or more
+    worst        the points farthest below their target
+    slower       the points with the smallest ratio below 1
+    """
+
+    kind: str
+    graph: str
+    direction: str
+    provider: str
+    points: int
+    met: int
+    missed: int
+    failed: int
+    ratio: float | None
+    ratio_common: float | None
+    ratio_target: float | None
+    compared: int
+    ahead: int
+    worst: tuple[str, ...]
+    slower: tuple[str, ...]
+
+    def json(self) -> dict[str, Any]:
+        """As a document."""
+        return asdict(self)
+
+
+def summarise(records: Sequence[Record]) -> list[Summary]:
+    """A summary per class, graph, direction and way to call lngen, in order of appearance."""
+    groups: dict[tuple[str, str, str, str], list[Record]] = {}
+    for r in records:
+        if r.is_lngen:
+            groups.setdefault((r.kind, r.graph, r.direction, r.provider), []).append(r)
+    return [_summary(*key, group) for key, group in groups.items()]
+
+
+def _summary(kind: str, graph: str, direction: str, provider: str, group: Sequence[Record]) -> Summary:
+    ratios = [(r.d, r.ratio) for r in group if r.ratio is not None]
+    missed = sorted((r for r in group if r.met is False), key=lambda r: (r.fraction or 0) / (r.target or 1))
+    slower = sorted((r for r in group if r.ratio is not None and r.ratio < RATIO_EACH), key=lambda r: r.ratio or 0)
+    return Summary(
+        kind,
+        graph,
+        direction,
+        provider,
+        points=len(group),
+        met=sum(r.met is True for r in group),
+        missed=len(missed),
+        failed=sum(r.us_median is None for r in group),
+        ratio=_geometric_mean([ratio for _, ratio in ratios]),
+        ratio_common=_geometric_mean([ratio for d, ratio in ratios if d in COMMON]),
+        ratio_target=RATIO_MEAN.get(direction) if kind != LATENCY and graph in TARGETED else None,
+        compared=len(ratios),
+        ahead=len(ratios) - len(slower),
+        worst=tuple(f"{_shape(r)} {r.fraction:.3f} of {r.target:.3f}" for r in missed[:WORST]),
+        slower=tuple(f"{_shape(r)} {r.ratio:.2f} x {r.best_peer}" for r in slower[:WORST]),
+    )
+
+
+def _geometric_mean(ratios: Sequence[float]) -> float | None:
+    """The mean to four digits; None without ratios."""
+    return round(math.exp(sum(map(math.log, ratios)) / len(ratios)), 4) if ratios else None
+
+
+def _shape(r: Record) -> str:
+    return f"{r.rows} x {r.d} {r.dtype}"

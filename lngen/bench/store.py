@@ -1,23 +1,30 @@
-"""The file of a benchmark: conditions, records and a summary as JSON, one record a line, replaced in one step.
+"""The file of a benchmark: conditions, records, the circumstances of each run and a summary, as JSON.
 
-The same content gives the same bytes. The file is written after every task, so that a run can be ended at any time.
+One record a line, the same bytes for the same content. The file is replaced in one step after every task, so that a
+run can be ended at any time. Records of different conditions are never mixed; circumstances may differ between runs.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import platform
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
+from uuid import UUID
 
-from lngen.bench.host import HostRecord
-from lngen.bench.records import Record
+from lngen.bench.records import HostRecord, Record, judge, summarise
 from lngen.bench.tasks import DIRECTIONS
-from lngen.bench.verdict import judge, summarise
+from lngen.config import data_dir
 from lngen.errors import LngenError
 from lngen.files import parse_json, read, shown, write_all
 from lngen.numbers import LARGEST
+from lngen.version import __version__
 
 Item = TypeVar("Item", Record, HostRecord)
 RANGES = {"rows": (1, LARGEST), "d": (1, LARGEST), "fraction": (0, 100)}  # of numbers, which a picture has room for
@@ -112,3 +119,130 @@ def _lines(items: Sequence[Any]) -> str:
     """A list with one item per line."""
     lines = ",\n".join(json.dumps(vars(item), sort_keys=True) for item in items)
     return f"[\n{lines}\n]" if items else "[]"
+
+
+# ---- conditions ----
+
+PEERS = (
+    "torch",
+    "triton",
+    "numpy",
+    "liger-kernel",
+    "quack-kernels",
+    "flash-attn",
+    "mamba-ssm",
+    "flashinfer-python",
+    "apex",
+)
+BYTES = "GB/s: every input and result of the graph once, over the time; of a ceiling its [M, D] tensors alone"
+# The files that determine the kernel of a spec; changes of the benchmark and the command line are not counted.
+SOURCES = ("spec", "compile.py", "ir", "graphs", "passes", "schedule", "lower", "emit", "toolchain", "runtime")
+
+
+def conditions(device: str, method: str, settings: Mapping[str, str]) -> dict[str, str]:
+    """What a result depends on besides the task, by name: GPU, versions, kernels, method, settings of the providers."""
+    import cupy
+
+    found = {
+        "bytes": BYTES,
+        "device": device,
+        "driver": str(cupy.cuda.runtime.driverGetVersion()),
+        "runtime": str(cupy.cuda.runtime.runtimeGetVersion()),
+        "cupy": str(cupy.__version__),
+        "lngen": __version__,
+        "kernels": source_digest(),
+        "python": platform.python_version(),
+        "method": method,
+        **{name: _version(name) for name in PEERS},
+        **{f"provider {name}": text for name, text in settings.items()},
+    }
+    return {name: text for name, text in found.items() if text}
+
+
+def source_digest() -> str:
+    """Twelve hex digits that change with the generator or a template."""
+    package = Path(__file__).resolve().parent.parent
+    files = [f for name in SOURCES for f in _files(package / name, "*.py")] + [*_files(data_dir("templates"), "*")]
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
+    return digest.hexdigest()[:12]
+
+
+def _files(path: Path, pattern: str) -> Iterable[Path]:
+    return [path] if path.is_file() else sorted(f for f in path.rglob(pattern) if f.is_file())
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+# ---- circumstances ----
+
+SECONDS = 10  # for a program that should answer at once
+
+# Names of nvidia-smi, and the names in a record.
+GPU = {
+    "driver_version": "driver",
+    "clocks.sm": "SM clock, MHz",
+    "clocks.max.sm": "SM clock at most, MHz",
+    "clocks.mem": "memory clock, MHz",
+    "clocks.max.mem": "memory clock at most, MHz",
+    "power.draw": "power, W",
+    "power.limit": "power at most, W",
+    "temperature.gpu": "temperature, C",
+}
+
+
+def circumstances(device: int, commit: str = "") -> dict[str, str]:
+    """Date (UTC), commit, the GPU's identity, its driver, and its clocks, power and temperature now, by name.
+
+    ``commit`` names the commit of a copy without its repository; otherwise git gives it. An unknown value is left
+    out. Directly after a task was timed, clocks and power are those under load.
+    """
+    uuid = _uuid(device)
+    found = {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
+        "commit": commit or _commit(Path(__file__).resolve().parents[2]),
+        "device id": uuid,
+        **(_reported(uuid) if uuid else {}),
+    }
+    return {name: text for name, text in found.items() if text}
+
+
+def _uuid(device: int) -> str:
+    """The GPU's identity as nvidia-smi writes it; empty without a GPU."""
+    try:
+        import cupy
+
+        return f"GPU-{UUID(bytes=bytes(cupy.cuda.runtime.getDeviceProperties(device)['uuid']))}"
+    except Exception:  # no CuPy, no driver or no GPU
+        return ""
+
+
+def _reported(uuid: str) -> dict[str, str]:
+    """The values that nvidia-smi reports for a GPU."""
+    query = f"--query-gpu={','.join(GPU)}"
+    values = _output(["nvidia-smi", query, "--format=csv,noheader,nounits", f"--id={uuid}"]).split(", ")
+    return dict(zip(GPU.values(), values, strict=True)) if len(values) == len(GPU) else {}
+
+
+def _commit(checkout: Path) -> str:
+    """The commit that is checked out, with a mark if files differ from it; empty outside a repository."""
+    if not (checkout / ".git").exists():
+        return ""
+    head = _output(["git", "-C", str(checkout), "rev-parse", "HEAD"])
+    changed = _output(["git", "-C", str(checkout), "status", "--porcelain", "--untracked-files=no"])
+    return f"{head} with changes" if head and changed else head
+
+
+def _output(command: list[str]) -> str:
+    """The output of a program; empty if there is no such program, or if it fails."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""

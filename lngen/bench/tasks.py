@@ -1,17 +1,17 @@
-"""Tasks: specs, rows, and the class of measurement; and the ceiling that a task is compared with."""
+"""What is timed: tasks, the bytes that they must move, their ceilings and targets, and named grids of shapes."""
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 
-from lngen.bench.floor import write_share
 from lngen.errors import SpecError, short
 from lngen.graphs import GRAPH_ENDING, GRAPHS
-from lngen.ir import DType
+from lngen.ir import WIDE, DType, Graph, Value
 from lngen.spec import BACKWARD_KEYS, Spec, parse_spec
 
 # The ceilings: the tensors that a call reads, beside the one it writes. They compute nothing worth counting.
@@ -29,11 +29,39 @@ ELSEWHERE = {"d": "--shapes, --d or --grid", "dtype": "--dtype"}  # keys of a sp
 ANY_D = 256  # the tensors of a graph do not depend on D
 
 
+# ---- bytes: GB/s is always these over the time, never a kernel's own traffic, so that a repeated read lowers it ----
+
+
+def value_bytes(value: Value, rows: int, d: int) -> int:
+    """The bytes of a graph's input or result."""
+    return math.prod(value.type.shape(rows, d)) * value.type.dtype.size
+
+
+def floor_bytes(spec: Spec, rows: int) -> int:
+    """What a call with cold caches must move, every input and result once: of a norm 2 units of M*D, backward 3."""
+    graph = spec.graph()
+    return sum(value_bytes(v, rows, spec.d) for v in (*graph.params, *graph.results))
+
+
+def ceiling_bytes(spec: Spec, rows: int) -> int:
+    """The bytes that the ceiling moves: those of the [M, D] arrays alone."""
+    graph = spec.graph()
+    return sum(value_bytes(v, rows, spec.d) for v in (*graph.params, *graph.results) if v.type.axes == WIDE)
+
+
+def gb_s(nbytes: int, us: float) -> float:
+    """10^9 bytes per second."""
+    return nbytes / us / 1e3
+
+
+# ---- ceilings ----
+
+
 def ceiling_of(spec: Spec) -> str:
     """``copy`` or ``add``: the one whose share of writes is the nearer to that of the spec's [M, D] tensors.
 
     A copy reads one tensor and writes one, an addition reads two and writes one: memory is slower with more writes.
-    Both move as many bytes as the spec's tensors have (``lngen.bench.ceilings``), so other ratios have a fair ceiling
+    Both move as many bytes as the spec's tensors have, so other ratios have a fair ceiling
     too: two tensors read and two written, a copy of twice the bytes; three read and two written, an addition.
     """
     return _ceiling(replace(spec, d=ANY_D))
@@ -41,8 +69,20 @@ def ceiling_of(spec: Spec) -> str:
 
 @lru_cache(maxsize=256)
 def _ceiling(spec: Spec) -> str:
-    share = write_share(spec.forward() if spec.direction == "fwd" else spec.graph())
+    graph: Graph = spec.forward() if spec.direction == "fwd" else spec.graph()
+    read, written = (
+        sum(v.type.dtype.size for v in values if v.type.axes == WIDE) for values in (graph.params, graph.results)
+    )
+    share = written / max(read + written, 1)
     return min(MOVES, key=lambda name: abs(share - 1 / (1 + MOVES[name])))
+
+
+def is_ceiling(provider: str) -> bool:
+    """True for a ceiling, overlapped or not."""
+    return provider.removesuffix(OVERLAPPED) in CEILINGS
+
+
+# ---- tasks ----
 
 
 @dataclass(frozen=True)
@@ -141,3 +181,90 @@ def make_task(graph: str, direction: str, dtype: str, rows: int, d: int, kind: s
     if direction not in DIRECTIONS:
         raise SpecError(f"There is no direction '{direction}', expected some of {', '.join(DIRECTIONS)}.")
     return Task(tuple(_spec(graph, half, d, dtype) for half in HALVES[direction]), rows, kind)
+
+
+# ---- targets of lngen: fractions of the ceiling on an H200 by tensor size, and ratios to the best peer ----
+
+MB = 1 << 20  # bytes; 8 MB are 4096 x 1024 in 16 bits
+
+# By the bytes of one [M, D] tensor: the fraction of the copy (forward), of the addition (backward).
+FRACTIONS = {
+    8 * MB: {"fwd": 0.94, "bwd": 0.68},
+    16 * MB: {"fwd": 0.94, "bwd": 0.76},
+    32 * MB: {"fwd": 0.95, "bwd": 0.84},
+    64 * MB: {"fwd": 0.97, "bwd": 0.90},
+    256 * MB: {"fwd": 0.98, "bwd": 0.95},
+}
+TARGETED = ("layernorm", "rmsnorm")  # with their default keys: the graphs that have targets
+TARGET_DTYPES = ("f16", "bf16", "f32")
+IRREGULAR = 0.85  # of the fraction, for rows that are not a multiple of REGULAR
+REGULAR = 256
+SLACK = 0.97  # whole rows may lie slightly below a size
+
+RATIO_EACH = 1.0  # times the speed of the best peer, at every point
+RATIO_MEAN = {"fwd": 1.15, "bwd": 1.4}  # geometric mean over all points
+
+
+def target_fraction(direction: str, dtype: str, tensor_bytes: int, d: int) -> float | None:
+    """The fraction of the ceiling to reach; between two sizes of the table, interpolated in log bytes.
+
+    None where there is no target: for tensors below the table, for f64, for forward and backward as one unit.
+    """
+    sizes = sorted(FRACTIONS)
+    if direction not in FRACTIONS[sizes[0]] or dtype not in TARGET_DTYPES or tensor_bytes < SLACK * sizes[0]:
+        return None
+    place = min(max(tensor_bytes, sizes[0]), sizes[-1])
+    upper = next(size for size in sizes if size >= place)
+    lower = max((size for size in sizes if size < upper), default=upper)
+    share = 1.0 if upper == lower else math.log(place / lower) / math.log(upper / lower)
+    low, high = FRACTIONS[lower][direction], FRACTIONS[upper][direction]
+    return round((low + share * (high - low)) * (1.0 if d % REGULAR == 0 else IRREGULAR), 4)
+
+
+# ---- named grids of shapes, pairs of rows and D ----
+
+Shapes = list[tuple[int, int]]
+
+POWERS = [1 << n for n in range(8, 18)]  # 256 to 131072
+WIDTHS = sorted([64, 128, 1000, 4093, *POWERS, 768, 1536, 3072, 3584, 5120, 7168, 12288])
+# The nine shapes for which README.md has results.
+DESIGN = [(4096, 1024 << n) for n in range(5)] + [(32768, 1024), (32768, 4096), (2048, 65536), (262144, 256)]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Shapes, which may depend on the dtype, and the dtypes that the grid is intended for."""
+
+    about: str
+    dtypes: tuple[str, ...]
+    shapes: Callable[[DType], Shapes]
+
+
+def rows_for(tensor_bytes: int, d: int, dtype: DType) -> int:
+    """The number of rows of D that is nearest to ``tensor_bytes``."""
+    return max(1, round(tensor_bytes / (d * dtype.size)))
+
+
+def sized(widths: Sequence[int], sizes: Sequence[int]) -> Callable[[DType], Shapes]:
+    """Every width at every size of a tensor in bytes; sizes vary fastest, for peers that compile per width."""
+    return lambda dtype: [(rows_for(size, d, dtype), d) for d in widths for size in sizes]
+
+
+GRIDS = {
+    "design": Grid("nine shapes, 4096 x 1024 to 262144 x 256", ("bf16",), lambda dtype: DESIGN),
+    "targets": Grid(
+        f"{len(WIDTHS)} widths from 64 to 131072 at 8 to 256 MB", TARGET_DTYPES, sized(WIDTHS, sorted(FRACTIONS))
+    ),
+    "quick": Grid(
+        "seven of these widths at 8 and 64 MB",
+        ("bf16",),
+        sized([256, 768, 1024, 4093, 4096, 16384, 65536], [8 * MB, 64 * MB]),
+    ),
+    "classic": Grid(
+        "4096 rows, D = 1024 to 15872", ("f16",), lambda dtype: [(4096, d) for d in range(1024, 16384, 512)]
+    ),
+    "none": Grid("no shapes, for --latency or --host alone", ("bf16",), lambda dtype: []),
+}
+
+LATENCY_ROWS = (1, 16, 128)
+LATENCY_WIDTHS = (1024, 4096, 16384)

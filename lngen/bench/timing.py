@@ -1,17 +1,19 @@
-"""Timing launches side by side: cold rotating buffers, one CUDA graph per candidate, interleaved rounds.
+"""Timing launches side by side: cold rotating buffers, one CUDA graph per candidate, shuffled rounds.
 
 The method and its reasons:
 
 - every launch takes the next of several argument sets, which together exceed the L2 cache several times over;
   otherwise the L2 cache is measured
 - the launches of a candidate are captured in one CUDA graph, so that no host time is measured
-- candidates are replayed in turn, A B C A B C, so that a drift of the clocks affects all of them alike
+- each round replays all candidates, in an order of its own, so that a drift of the clocks affects all of them alike,
+  and none always follows the same other
 - a reference among them, the copy, shows whether the clocks drift
 """
 
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -35,7 +37,7 @@ Launch = Callable[[int, int], None]
 
 
 class Timer(Protocol):
-    """Captures launches and times replays; see ``lngen.bench.engines``."""
+    """Captures launches and times replays: the benchmark's is PyTorch's, the tuner's is CuPy's."""
 
     def capture(self, launch: Launch, indices: Sequence[int]) -> Any:
         """A replayable graph of one launch per index."""
@@ -159,8 +161,9 @@ def _capture_all(
 
 
 def _rounds(timer: Timer, graphs: Mapping[str, Any], counts: Mapping[str, int], rounds: int) -> dict[str, list[float]]:
-    """Microseconds per launch of every candidate in each of the interleaved rounds."""
-    order = [*graphs] * rounds
+    """Microseconds per launch of every candidate in each of the rounds, whose orders are the same in every run."""
+    draw = random.Random(0)
+    order = [name for _ in range(rounds) for name in draw.sample([*graphs], len(graphs))]
     # The first replay finds an idle GPU and includes the launch itself, so one more is replayed and not counted.
     ms = timer.elapsed([graphs[order[-1]], *(graphs[name] for name in order)])[1:]
     samples: dict[str, list[float]] = {name: [] for name in graphs}

@@ -10,8 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lngen.bench.grids import GRIDS, LATENCY_ROWS, LATENCY_WIDTHS
-from lngen.bench.tasks import DIRECTIONS, LATENCY, Task, declared_dtype, make_task, split_graphs
+from lngen.bench.tasks import (
+    DIRECTIONS,
+    GRIDS,
+    LATENCY,
+    LATENCY_ROWS,
+    LATENCY_WIDTHS,
+    Task,
+    declared_dtype,
+    make_task,
+    split_graphs,
+)
 from lngen.cli.output import AnyPath, OutFile, Output, note, output_options, terminal_width
 from lngen.cli.shared_options import Decimal, Whole, overlap_option, split
 from lngen.errors import SpecError, short
@@ -20,8 +29,7 @@ from lngen.ir import DType
 from lngen.numbers import LARGEST, whole
 
 if TYPE_CHECKING:
-    from lngen.bench.host import HostRecord
-    from lngen.bench.records import Record
+    from lngen.bench.records import HostRecord, Record
     from lngen.bench.store import Saved
 
 HOST_D = 1024
@@ -137,19 +145,19 @@ def bench(output: Output, plot_file: Path | None, sources: tuple[Path, ...], **o
     kernel for it. The table has lngen's fraction of the ceiling in brackets, with a target that is missed. Options
     that name several things separate them by commas. The --out file is written after every point.
     """
-    from lngen.bench import plot, report, store
+    from lngen.bench import figures, store, summary
 
     if plot_file is not None:
-        plot.check(plot_file)
+        figures.check(plot_file)
     if sources:
         files = [store.read_json(path) for path in sources]
         found = store.merged(files)
     else:
         found = _measure(output.file, **options)
     document = store.render(found)
-    output.table(document, report.text(found.records, found.host, width=terminal_width()))
+    output.table(document, summary.text(found.records, found.host, width=terminal_width()))
     if plot_file is not None:
-        for path in plot.plot(found.records, plot_file, plot.origin(found)):
+        for path in figures.plot(found.records, plot_file, figures.origin(found)):
             note(str(path))
 
 
@@ -157,23 +165,20 @@ def _measure(out_file: Path | None, **o: Any) -> Saved:
     """Run the requested tasks; every result is written to the file at once."""
     from rich.console import Console
 
-    from lngen.bench.circumstances import circumstances
-    from lngen.bench.conditions import conditions
-    from lngen.bench.engines import make_engine
-    from lngen.bench.measure import Method
-    from lngen.bench.peers import select
-    from lngen.bench.run import Hooks, benchmark
-    from lngen.bench.store import Saved, resumed
+    from lngen.bench.benchmark import Hooks, Method, benchmark
+    from lngen.bench.providers import known, select
+    from lngen.bench.store import Saved, circumstances, conditions, resumed
+    from lngen.bench.torch_gpu import find_gpu
 
     if o["resume"] and out_file is None:
         raise SpecError("--resume needs the file to continue: --out FILE.")
     shapes = parse_shapes(o["shapes"], o["rows"], o["d"])
     todo = tasks(o["graphs"], o["direction"], o["dtype"], o["grid"], shapes, o["latency"])
-    engine, method = make_engine(), Method(rounds=o["rounds"])
+    gpu, method = find_gpu(), Method(rounds=o["rounds"])
     chosen = select(split(o["providers"]), compiled=o["compiled"], overlap=o["overlap"], schedules=o["schedules"])
-    under = conditions(engine, method)
+    under = conditions(gpu.name, str(method), {n: p.settings for n, p in known().items() if p.available()})
     before = resumed(out_file, under) if out_file is not None and o["resume"] else Saved()
-    keep = partial(_keep, out_file, before, under, lambda: circumstances(engine.device()[0], o["commit"]))
+    keep = partial(_keep, out_file, before, under, lambda: circumstances(gpu.number, o["commit"]))
     console = Console(stderr=True)
 
     with console.status("preparing") as status:
@@ -182,7 +187,7 @@ def _measure(out_file: Path | None, **o: Any) -> Saved:
             say=lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True),
             keep=lambda records: keep(records, before.host),
         )
-        outcome = benchmark(todo, chosen, engine, method, hooks=hooks, saved=before.records, seconds=o["seconds"])
+        outcome = benchmark(todo, chosen, gpu, method, hooks=hooks, saved=before.records, seconds=o["seconds"])
         status.update("host time")
         host = before.host or (_host(o["graphs"], o["dtype"], o["grid"]) if o["host"] else [])
     found = keep(outcome.records, host)
@@ -210,7 +215,7 @@ def _keep(
 
 
 def _host(graphs: Sequence[str], dtypes: str, grid: str) -> list[HostRecord]:
-    from lngen.bench.host import host_benchmark
+    from lngen.bench.host_time import host_benchmark
 
     pairs = [(graph, dtype) for graph in split_graphs(graphs) for dtype in dtype_names(dtypes, grid, graph)]
     specs = [make_task(graph, "fwd", dtype, 1, HOST_D).specs[0] for graph, dtype in pairs]

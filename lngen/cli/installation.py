@@ -128,7 +128,7 @@ def examine() -> list[Finding]:
         *_gpus(),
         _cache(),
         *(_data(name) for name in ("templates", "generated")),
-        _optional("torch", "an oracle of the tests, and arrays that lngen accepts"),
+        _optional("torch", "lngen bench needs it, the tests have it as an oracle", install_hint("bench")),
     ]
 
 
@@ -149,11 +149,11 @@ def _package(name: str, minimum: str) -> Finding:
         return Finding(name, "missing", "not installed", f'pip install "{name}>={minimum}"')
 
 
-def _optional(name: str, use: str) -> Finding:
+def _optional(name: str, use: str, fix: str) -> Finding:
     try:
         return Finding(name, "ok", version(name))
     except PackageNotFoundError:
-        return Finding(name, "note", f"not installed; optional: {use}", f"pip install {name}")
+        return Finding(name, "note", f"not installed; optional: {use}", fix)
 
 
 def _cupy() -> Finding:

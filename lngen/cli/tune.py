@@ -46,7 +46,7 @@ class Views:
 
     def check(self) -> None:
         """Refuse a picture that cannot be drawn, before anything is measured."""
-        from lngen.bench.plot import check
+        from lngen.bench.figures import check
 
         if self.plot_file is not None:
             check(self.plot_file)

@@ -6,18 +6,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from lngen.bench import timing
-from lngen.bench.cupy_engine import CupyEngine
-from lngen.bench.engines import Engine
-from lngen.bench.floor import floor_bytes
+from lngen.bench.tasks import floor_bytes
 from lngen.check.inputs import POISON
 from lngen.compile import Compilation
 from lngen.errors import LngenError
-from lngen.ir import WIDE, DType
+from lngen.ir import WIDE
 from lngen.runtime.launch import Launcher, device_arch
 from lngen.spec import Spec
 from lngen.toolchain import nvrtc_version
 from lngen.tune.bits import Bits
 from lngen.tune.build import Candidate
+from lngen.tune.cupy_timer import CupyTimer
 from lngen.tune.serve import Timed
 from lngen.tune.trial import Device
 
@@ -31,59 +30,59 @@ FIRST_WARM_MS, WARM_MS = timing.WARM_MS, 20.0
 class GpuMeasurer:
     """Measures on the only GPU visible to this process.
 
-    engine  allocates, copies, captures and times; ``xp``, CuPy, is the module of its arrays
+    timer  copies, captures and times; ``xp``, CuPy, is the module of its arrays
     """
 
     overlap = False  # each call waits for the end of the last
 
-    def __init__(self, engine: Engine | None = None, xp: Any = None) -> None:
+    def __init__(self, timer: CupyTimer | None = None, xp: Any = None) -> None:
         if xp is None:
             import cupy
 
             xp = cupy
-        self._engine, self._xp = engine or CupyEngine(), xp
+        self._timer, self._xp = timer or CupyTimer(), xp
         self._loaded: dict[str, Launcher] = {}
         self._warm = False
 
     def device(self) -> Device:
         """The GPU and its compiler; MissingError without one."""
         arch = device_arch(0)
-        return Device(self._engine.device()[1], arch, f"NVRTC {'.'.join(map(str, nvrtc_version()))}")
+        return Device(self._timer.name(), arch, f"NVRTC {'.'.join(map(str, nvrtc_version()))}")
 
     def healthy(self) -> bool:
         """True while the CUDA context accepts commands."""
-        self._engine.synchronize()
+        self._timer.synchronize()
         return True
 
     def open(self, spec: Spec, rows: int) -> None:
         """Inputs and expected bits, then as many argument sets as needed to keep the caches cold."""
         self._loaded, self._sets, self._references = {}, [], []
         self.__dict__.pop("_bits", None)  # frees the memory of the previous spec
-        self._engine.release()
-        with self._engine.active():
+        self._timer.release()
+        with self._timer.active():
             self._bits, self._compilation = Bits(spec, rows, self._xp), Compilation(spec)
-            free, l2 = self._engine.memory()
+            free, l2 = self._timer.memory()
             count = timing.set_count(floor_bytes(spec, rows) + self._reference_bytes(), l2, free)
             self._sets = [self._bits.inputs | self._bits.empty(rows)]
             for _ in range(count - 1):
-                self._sets.append({n: self._engine.clone(a) for n, a in self._sets[0].items()})
+                self._sets.append({n: a.copy() for n, a in self._sets[0].items()})
             self._references = [self._reference(s) for s in self._sets]
-            self._engine.synchronize()
+            self._timer.synchronize()
 
     def check(self, candidate: Candidate) -> str:
         """One launch per number of rows on poisoned results and workspace, each compared bit by bit."""
         bits = self._bits
-        with self._engine.active():
+        with self._timer.active():
             launcher = self._launcher(candidate)
             for rows in bits.checked_rows:
                 results = bits.empty(rows)
                 bound = launcher.bind(rows, dict.fromkeys(launcher.tensors, bits.spec.d))
                 workspace = self._xp.full(max(1, bound.workspace_bytes), POISON, "u1")
                 arrays = bits.inputs | results
-                address = self._engine.pointer(workspace)
-                bound.prepare(address, self._engine.stream())
-                bound([self._engine.pointer(arrays[n]) for n in launcher.tensors], address, self._engine.stream())
-                self._engine.synchronize()
+                address = self._timer.pointer(workspace)
+                bound.prepare(address, self._timer.stream())
+                bound([self._timer.pointer(arrays[n]) for n in launcher.tensors], address, self._timer.stream())
+                self._timer.synchronize()
                 wrong = bits.complaint(rows, results)
                 if wrong:
                     return wrong
@@ -91,18 +90,18 @@ class GpuMeasurer:
 
     def time(self, candidates: Sequence[Candidate], rounds: int) -> Timed:
         """Interleaved rounds of every candidate and the reference, cold; repeated while the reference moves."""
-        with self._engine.active():
+        with self._timer.active():
             launches = {REFERENCE: self._references_launch, **{str(c.rank): self._launch(c) for c in candidates}}
             for launch in launches.values():  # a first launch loads code, which is not allowed during a capture
-                launch(self._engine.stream(), 0)
-            self._engine.synchronize()
+                launch(self._timer.stream(), 0)
+            self._timer.synchronize()
             warm = WARM_MS if self._warm else FIRST_WARM_MS
             replay_us = timing.REPLAY_US if rounds >= timing.ROUNDS else BRIEF_REPLAY_US
             moved: list[float] = []
             found = timing.time_side_by_side(
                 launches,
                 len(self._sets),
-                self._engine,
+                self._timer,
                 reference=REFERENCE,
                 rounds=rounds,
                 warm_ms=warm,
@@ -129,10 +128,10 @@ class GpuMeasurer:
         launcher = self._launcher(candidate)
         bound = launcher.bind(self._bits.rows, dict.fromkeys(launcher.tensors, self._bits.spec.d))
         # One workspace: in use it is equally warm.
-        workspace = self._engine.empty((max(1, -(-bound.workspace_bytes // 8)),), DType.F64)
-        address = self._engine.pointer(workspace)
-        bound.prepare(address, self._engine.stream())
-        pointers = [[self._engine.pointer(s[n]) for n in launcher.tensors] for s in self._sets]
+        workspace = self._xp.empty(max(1, -(-bound.workspace_bytes // 8)))
+        address = self._timer.pointer(workspace)
+        bound.prepare(address, self._timer.stream())
+        pointers = [[self._timer.pointer(s[n]) for n in launcher.tensors] for s in self._sets]
 
         def launch(stream: int, index: int, keep: Any = (launcher, workspace)) -> None:
             bound(pointers[index], address, stream)
@@ -154,11 +153,11 @@ class GpuMeasurer:
     def _reference(self, tensors: dict[str, Any]) -> tuple[Any, ...]:
         """The array to write, which is no result, and the arrays to read."""
         read = [tensors[n] for n in self._wide()]
-        return self._engine.clone(read[0]), *read
+        return read[0].copy(), *read
 
     def _references_launch(self, stream: int, index: int) -> None:
         out, *read = self._references[index]
-        (self._engine.copy if len(read) == 1 else self._engine.add)(out, *read)
+        (self._timer.copy if len(read) == 1 else self._timer.add)(out, *read)
 
 
 class OverlappingMeasurer(GpuMeasurer):

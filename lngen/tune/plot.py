@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lngen.bench.palette import COLOURS, GRID
-from lngen.bench.plot import STYLE, save, sign
-from lngen.bench.plot import check as check_plot
+from lngen.bench.figures import COLOURS, GRID, STYLE, save, sign
+from lngen.bench.figures import check as check_plot
 from lngen.tune.choose import Choice
 from lngen.tune.export import PARAMETERS, configuration
 from lngen.tune.trial import STATUSES, Trial

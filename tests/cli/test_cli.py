@@ -661,7 +661,10 @@ def test_doctor_sees_packages_that_are_not_installed(monkeypatch: pytest.MonkeyP
     code, found = states()
     assert code == 3
     assert found["numpy"]["fix"] == 'pip install "numpy>=2.0"'
-    assert (found["torch"]["state"], found["torch"]["fix"]) == ("note", "pip install torch")
+    assert (found["torch"]["state"], found["torch"]["fix"]) == (
+        "note",
+        'pip install ".[bench]" in the checkout of lngen',
+    )
 
 
 def test_doctor_sees_two_cupys_and_an_old_python(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -180,9 +180,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("compile_cubin", "compile_ptx"):
         monkeypatch.setattr(import_module("lngen.compile"), name, missing)
     monkeypatch.setattr("lngen.cli.cluster.import_module", missing)
-    for name in ("check.matrix.conditions", "bench.engines.make_engine", "aot.build.compile_ptx"):
+    for name in ("check.matrix.conditions", "bench.torch_gpu.find_gpu", "aot.build.compile_ptx"):
         monkeypatch.setattr(f"lngen.{name}", missing, raising=False)
-    for name in ("runtime.launch", "cli.run_files", "bench.engines"):
+    for name in ("runtime.launch", "cli.run_files", "bench.torch_gpu"):
         monkeypatch.setattr(f"lngen.{name}.device_count", lambda: 0)
     for name in ("job", "tuner"):
         monkeypatch.setattr(f"lngen.tune.{name}.visible_devices", lambda: ())

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import tune_fakes
-from bench_records import RECORDS
+from bench_fakes import RECORDS
 from lngen.bench import store
 from lngen.check import matrix
 from lngen.check.spec_checks import Result as Checked

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from lngen.bench import timing
-from lngen.bench.cupy_engine import CupyEngine
 from lngen.bench.timing import Launch
 from lngen.compile import Compilation
 from lngen.errors import LngenError
@@ -28,6 +27,7 @@ from lngen.tune import job, measure
 from lngen.tune.bits import Bits
 from lngen.tune.build import Candidate
 from lngen.tune.candidates import candidates
+from lngen.tune.cupy_timer import CupyTimer
 from lngen.tune.measure import GpuMeasurer
 
 SPECS = [
@@ -110,7 +110,7 @@ def test_column_sums_that_need_whole_rows_are_compared_with_fewer_rows() -> None
 # ---- the measurer ----
 
 
-class NumpyEngine(CupyEngine):
+class NumpyTimer(CupyTimer):
     """NumPy and a clock of its own."""
 
     def __init__(self) -> None:
@@ -134,11 +134,8 @@ class NumpyEngine(CupyEngine):
     def release(self) -> None:
         pass
 
-    def device(self) -> tuple[int, str]:
-        return 0, "a CPU"
-
-    def empty(self, shape: Sequence[int], dtype: Any) -> Array:
-        return np.empty(tuple(shape), NUMPY_DTYPE[dtype])
+    def name(self) -> str:
+        return "a CPU"
 
     def pointer(self, array: Array) -> int:
         return int(array.ctypes.data)
@@ -206,10 +203,10 @@ class Kernel:
 
 
 @pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> NumpyEngine:
+def engine(monkeypatch: pytest.MonkeyPatch) -> NumpyTimer:
     monkeypatch.setattr(measure, "Launcher", Kernel)
     monkeypatch.setattr(timing, "COLD_BYTES", 100_000)
-    return NumpyEngine()
+    return NumpyTimer()
 
 
 def made(text: str, *images: bytes) -> list[Candidate]:
@@ -218,7 +215,7 @@ def made(text: str, *images: bytes) -> list[Candidate]:
 
 
 @pytest.mark.parametrize("text", SPECS)
-def test_only_the_interpreters_bits_pass(engine: NumpyEngine, text: str) -> None:
+def test_only_the_interpreters_bits_pass(engine: NumpyTimer, text: str) -> None:
     measurer = GpuMeasurer(engine, np)
     measurer.open(parse_spec(text), 201)
     right, sloppy, idle, raising = made(text, b"right", b"sloppy", b"idle", b"raises")
@@ -232,7 +229,7 @@ def test_only_the_interpreters_bits_pass(engine: NumpyEngine, text: str) -> None
 
 
 @pytest.mark.parametrize("text", SPECS)
-def test_candidates_are_timed_beside_a_reference_of_their_own_arrays(engine: NumpyEngine, text: str) -> None:
+def test_candidates_are_timed_beside_a_reference_of_their_own_arrays(engine: NumpyTimer, text: str) -> None:
     measurer = GpuMeasurer(engine, np)
     measurer.open(parse_spec(text), 33)
     first, second = made(text, b"right", b"sloppy")
@@ -256,7 +253,7 @@ def test_candidates_are_timed_beside_a_reference_of_their_own_arrays(engine: Num
         measurer.time([first, *made(text, b"right", b"right", b"raises")[2:]], 3)
 
 
-def test_rounds_are_repeated_while_the_reference_moves(engine: NumpyEngine) -> None:
+def test_rounds_are_repeated_while_the_reference_moves(engine: NumpyTimer) -> None:
     measurer = GpuMeasurer(engine, np)
     measurer.open(parse_spec(SPECS[0]), 33)
     (one,) = made(SPECS[0], b"right")
@@ -269,13 +266,13 @@ def test_rounds_are_repeated_while_the_reference_moves(engine: NumpyEngine) -> N
     assert measurer.time([one], 4).moved == ()
 
 
-def test_what_does_not_fit_is_said(engine: NumpyEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(NumpyEngine, "memory", lambda self: (10_000, 1000))
+def test_what_does_not_fit_is_said(engine: NumpyTimer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(NumpyTimer, "memory", lambda self: (10_000, 1000))
     with pytest.raises(LngenError, match="choose fewer rows"):
         GpuMeasurer(engine, np).open(parse_spec(SPECS[0]), 201)
 
 
-def test_launchers_are_kept_but_not_too_many(engine: NumpyEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launchers_are_kept_but_not_too_many(engine: NumpyTimer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "LOADED", 2)
     measurer = GpuMeasurer(engine, np)
     measurer.open(parse_spec(SPECS[0]), 3)
@@ -285,7 +282,7 @@ def test_launchers_are_kept_but_not_too_many(engine: NumpyEngine, monkeypatch: p
 
 
 @pytest.mark.parametrize(("kind", "overlap"), [(job.GPU, False), (job.OVERLAPPING, True)])
-def test_calls_are_timed_in_turn_unless_they_are_to_overlap(engine: NumpyEngine, kind: str, overlap: bool) -> None:
+def test_calls_are_timed_in_turn_unless_they_are_to_overlap(engine: NumpyTimer, kind: str, overlap: bool) -> None:
     measurer = pkgutil.resolve_name(kind)(engine, np)
     measurer.open(parse_spec(SPECS[0]), 3)
     (one,) = made(SPECS[0], b"right")

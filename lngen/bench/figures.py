@@ -1,8 +1,8 @@
 """Figures: GB/s and fraction of the ceiling over D, a line per provider; one figure per direction, dtype and row class.
 
 A row class is a size of the tensor, or a number of rows: whichever gives fewer figures. Points of classes with less
-than three widths share one figure, with a column per shape. Many graphs of few shapes share one as well
-(``lngen.bench.plot_graphs``).
+than three widths share one figure, with a column per shape. Many graphs of few shapes share one as well, with a panel
+per direction and shape.
 """
 
 from __future__ import annotations
@@ -11,23 +11,48 @@ import importlib
 import io
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import cycle
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
-from lngen.bench.palette import CEILING, COLOURS, DIRECTIONS, GRID, INK, MARKERS, NAMES, TARGET, order
-from lngen.bench.plot_graphs import Overview, overviews
-from lngen.bench.records import OWN, VARIANT, Record, is_ceiling, throughputs
-from lngen.bench.report import grouped, unique
+from lngen.bench.records import OWN, VARIANT, Record
 from lngen.bench.store import Saved
-from lngen.bench.targets import MB
-from lngen.bench.tasks import CEILINGS
+from lngen.bench.summary import grouped, unique
+from lngen.bench.tasks import CEILINGS, MB, OVERLAPPED, THROUGHPUT, is_ceiling
 from lngen.errors import LngenError, MissingError
 from lngen.files import write_all
 from lngen.version import install_hint
 
+INK, GRID, TARGET, CEILING, OTHER = "#333333", "#e4e4e4", "#7a7a7a", "#222222", "#777777"
+DIRECTIONS = {"fwd": "forward", "bwd": "backward", "both": "forward and backward"}
+PEERS = {  # colour, mark, name
+    "torch": ("#d55e00", "s", "torch"),
+    "compile": ("#e69f00", "D", "torch.compile"),
+    "liger": ("#009e73", "^", "Liger"),
+    "quack": ("#cc79a7", "v", "QuACK"),
+    "flash-attn": ("#8c510a", "<", "flash-attn"),
+    "mamba": ("#b8860b", ">", "Mamba"),
+    "flashinfer": ("#56b4a9", "h", "FlashInfer"),
+    "apex-fast": ("#7b5ea7", "P", "Apex fast"),
+    "apex": ("#a08fc0", "X", "Apex"),
+}
+# lngen-serial is of earlier versions: lngen's calls in turn, in files where "lngen" overlaps them.
+COLOURS = {
+    **dict.fromkeys(CEILINGS, CEILING),
+    **dict.fromkeys([name + OVERLAPPED for name in CEILINGS], "#8a8a8a"),
+    "lngen": "#0b5fa5",
+    **dict.fromkeys(("lngen-overlapped", "lngen-serial"), "#7fb2e0"),
+    **{name: colour for name, (colour, _, _) in PEERS.items()},
+}
+MARKERS = {name: mark for name, (_, mark, _) in PEERS.items()}
+NAMES = {
+    **{name + OVERLAPPED: f"{name}, overlapped (ceiling)" for name in CEILINGS},
+    "lngen-overlapped": "lngen, overlapped",
+    "lngen-serial": "lngen, in turn",
+    **{name: shown for name, (_, _, shown) in PEERS.items()},
+}
 SCHEDULES = ("#6a51a3", "#41b6c4", "#8c6bb1", "#1d91c0", "#9ebcda")  # lngen with other schedules than the default
 LEAST = 3  # widths that make a line
 LEAST_FRACTION, MOST_FRACTION = 0.5, 1.1
@@ -98,7 +123,7 @@ def plot(records: Sequence[Record], path: Path, origin: str = "") -> list[Path]:
     without matplotlib, LngenError for a path that cannot be written. The same records give the same bytes.
     """
     matplotlib, figures = check(path)
-    timed = [r for r in throughputs(records) if r.gb_s is not None]
+    timed = [r for r in records if r.kind == THROUGHPUT and r.gb_s is not None]
     together = overviews(timed)
     apart = [r for r in timed if r.dtype not in {o.dtype for o in together}]
     drawn: list[Overview | Picture] = [*together, *pictures(apart)]
@@ -127,12 +152,20 @@ def save(figure: Any, path: Path) -> None:
     write_all({path: drawn.getvalue()})
 
 
+def order(name: str) -> tuple[int, str]:
+    """A sort key of providers: lngen first, peers in the order of their colours, the ceilings last."""
+    places = {n: i for i, n in enumerate(COLOURS)}
+    return (0 if name.startswith(OWN) else 99 if is_ceiling(name) else places.get(name, 50), name)
+
+
+# ---- a figure of one graph ----
+
+
 def pictures(records: Sequence[Record]) -> list[Picture]:
     """The figures for records."""
     found = []
     for key, group in grouped(records).items():
-        by_rows, by_size = (_classes(group, name) for name in (_rows_class, _size_class))
-        classes = by_size if len(by_size) < len(by_rows) else by_rows
+        classes = min((_classes(group, name) for name in (_rows_class, _size_class)), key=len)
         lines = {name: rs for name, rs in classes.items() if len({r.d for r in rs}) >= LEAST}
         rest = [r for name, rs in classes.items() if name not in lines for r in rs]
         found += [Picture(key, name, rs, True) for name, rs in lines.items()]
@@ -140,11 +173,8 @@ def pictures(records: Sequence[Record]) -> list[Picture]:
     return found
 
 
-def _classes(group: Sequence[Record], name: Any) -> dict[str, list[Record]]:
-    classes: dict[str, list[Record]] = {}
-    for r in group:
-        classes.setdefault(name(r), []).append(r)
-    return classes
+def _classes(group: Sequence[Record], name: Callable[[Record], str]) -> dict[str, list[Record]]:
+    return {one: [r for r in group if name(r) == one] for one in unique(map(name, group))}
 
 
 def _rows_class(r: Record) -> str:
@@ -168,7 +198,7 @@ def _draw(figure: Any, picture: Picture) -> None:
             mine = [r for r in picture.records if r.provider == name and getattr(r, value) is not None]
             if not (name in CEILINGS and value == "fraction"):  # 1 everywhere, and drawn below
                 points = [(places[r.d, r.rows], getattr(r, value), r.d) for r in mine]
-                _series(axes, name, points, picture.line, colours.get(name, "#777777"))
+                _series(axes, name, points, picture.line, colours.get(name, OTHER))
         _target(axes, picture, places, value)
         _axis(axes, shapes, places, picture.line)
         values = [getattr(r, value) for r in picture.records if getattr(r, value) is not None]
@@ -184,34 +214,26 @@ def _draw(figure: Any, picture: Picture) -> None:
 def _series(axes: Any, name: str, points: Sequence[tuple[float, float, int]], line: bool, colour: str) -> None:
     """A provider: a line through the regular widths, and hollow marks at the odd ones, which would make it jagged."""
     points = sorted(points)
-    regular = [p for p in points if _regular(p[2])] if line else points
-    odd = [p for p in points if not _regular(p[2])] if line else []
-    ours = name.startswith(OWN)
-    ceiling = is_ceiling(name)
+    regular = [p for p in points if _regular(p[2]) or not line]
+    odd = [p for p in points if p not in regular]
+    ours, ceiling = name.startswith(OWN), is_ceiling(name)
     marker = None if ceiling and line else "_" if ceiling else "o" if ours else MARKERS.get(name, "o")
     size = {"_": 16.0, "o": 5.0}.get(marker or "", 4.0)
+    look = {"color": colour, "marker": marker, "markersize": size, "zorder": 4 if ours else 3}
     axes.plot(
-        [p[0] for p in regular],
-        [p[1] for p in regular],
+        *_across(regular),
         label=NAMES.get(name, f"{name} (ceiling)" if ceiling else name),
-        color=colour,
-        marker=marker,
-        markersize=size,
         linewidth=(2.2 if ours else 1.2) if line else 0.0,
         linestyle=(0, (4, 2)) if ceiling else "-",
-        zorder=4 if ours else 3,
+        **look,
     )
     if not ceiling:
-        axes.plot(
-            [p[0] for p in odd],
-            [p[1] for p in odd],
-            color=colour,
-            marker=marker,
-            markersize=size,
-            markerfacecolor="white",
-            linewidth=0.0,
-            zorder=4 if ours else 3,
-        )
+        axes.plot(*_across(odd), markerfacecolor="white", linewidth=0.0, **look)
+
+
+def _across(points: Sequence[tuple[float, float, int]]) -> tuple[list[float], list[float]]:
+    """Their places and values."""
+    return [p[0] for p in points], [p[1] for p in points]
 
 
 def _target(axes: Any, picture: Picture, places: dict[tuple[int, int], float], value: str) -> None:
@@ -226,8 +248,8 @@ def _target(axes: Any, picture: Picture, places: dict[tuple[int, int], float], v
     regular = [p for p in points if _regular(p[2])] if picture.line else []
     odd = [p for p in points if p not in regular]
     style = {"color": TARGET, "zorder": 2}
-    axes.plot([p[0] for p in regular], [p[1] for p in regular], linewidth=1.4, linestyle=(0, (1, 1)), **style)
-    axes.plot([p[0] for p in odd], [p[1] for p in odd], linewidth=0, marker="_", markersize=12, mew=1.6, **style)
+    axes.plot(*_across(regular), linewidth=1.4, linestyle=(0, (1, 1)), **style)
+    axes.plot(*_across(odd), linewidth=0, marker="_", markersize=12, mew=1.6, **style)
     if points:
         look = {"linewidth": 1.4, "linestyle": (0, (1, 1))} if regular else {"linewidth": 0, "marker": "_", "mew": 1.6}
         axes.plot([], [], label="target", markersize=12, **look, **style)
@@ -267,3 +289,78 @@ def _fraction_scale(axes: Any, values: Sequence[float]) -> None:
 
 def _regular(d: int) -> bool:
     return d % 256 == 0 or d & (d - 1) == 0
+
+
+# ---- a figure of many graphs ----
+
+MANY = 8  # graphs, from which on one figure has all of them
+WIDTH, ROW, MARGIN = 11.0, 0.2, 1.0  # inches: of the figure, of a graph in a panel, of a panel's title and axis
+
+
+@dataclass(frozen=True)
+class Overview:
+    """The figure of all records of a dtype, each with a fraction of the ceiling."""
+
+    dtype: str
+    records: Sequence[Record]
+
+    @property
+    def slug(self) -> str:
+        """For a file's name."""
+        return f"graphs-{self.dtype}"
+
+    @property
+    def size(self) -> tuple[float, float]:
+        """Width and height in inches."""
+        graphs, directions = ({r.graph for r in self.records}, {r.direction for r in self.records})
+        return WIDTH, MARGIN + len(directions) * (MARGIN + ROW * len(graphs))
+
+    def draw(self, figure: Any) -> None:
+        """Graphs down, a bar for lngen and a mark for every other provider."""
+        graphs, directions = unique(r.graph for r in self.records), unique(r.direction for r in self.records)
+        shapes = unique((r.rows, r.d) for r in self.records)
+        names = sorted(unique(r.provider for r in self.records), key=order)
+        most = max(r.fraction or 0.0 for r in self.records)
+        panels = figure.subplots(len(directions), len(shapes), sharex=True, sharey=True, squeeze=False)
+        for axes, (direction, (rows, d)) in zip(panels.flat, product(directions, shapes), strict=True):
+            here = [r for r in self.records if (r.direction, r.rows, r.d) == (direction, rows, d)]
+            handles = [_graph_series(axes, name, graphs, [r for r in here if r.provider == name]) for name in names]
+            axes.set_title(f"{DIRECTIONS[direction]}, {rows} x {d}", loc="left", fontsize=9)
+            _graph_axis(axes, graphs, most)
+        title = f"{len(graphs)} graphs, {self.dtype}: fraction of the ceiling"
+        labels = [NAMES.get(name, name) for name in names]
+        figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
+        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=9)
+
+
+def overviews(records: Sequence[Record]) -> list[Overview]:
+    """One for each dtype that has many graphs, and not more shapes than graphs."""
+    found = []
+    for dtype in unique(r.dtype for r in records):
+        mine = [r for r in records if r.dtype == dtype and r.fraction is not None and not is_ceiling(r.provider)]
+        graphs, shapes = ({r.graph for r in mine}, {(r.rows, r.d) for r in mine})
+        found += [Overview(dtype, mine)] if len(graphs) >= max(MANY, len(shapes)) else []
+    return found
+
+
+def _graph_series(axes: Any, name: str, graphs: Sequence[str], records: Sequence[Record]) -> Any:
+    """A provider: bars for lngen, marks for others; what the legend shows of it."""
+    places, fractions = [graphs.index(r.graph) for r in records], [r.fraction for r in records]
+    colour = COLOURS.get(name, OTHER)
+    if name == OWN:
+        return axes.barh(places, fractions, height=0.62, color=colour, zorder=2)
+    if name in (OWN + OVERLAPPED, "lngen-serial"):
+        look = {"marker": "|", "markersize": 9, "markeredgewidth": 1.6}
+    else:
+        look = {"marker": MARKERS.get(name, "o"), "markersize": 5, "markeredgecolor": "white", "markeredgewidth": 0.5}
+    return axes.plot(fractions, places, color=colour, linewidth=0, zorder=3, **look)[0]
+
+
+def _graph_axis(axes: Any, graphs: Sequence[str], most: float) -> None:
+    """Graphs from the top down, fractions from 0, a line at the ceiling."""
+    axes.grid(True, axis="x", color=GRID, linewidth=0.7)
+    axes.set_axisbelow(True)
+    axes.axvline(1.0, color=CEILING, linewidth=1.0, linestyle=(0, (4, 2)), zorder=4)
+    axes.set_xlim(0.0, max(MOST_FRACTION, most + 0.02))
+    axes.set_yticks(range(len(graphs)), graphs)
+    axes.set_ylim(len(graphs) - 0.4, -0.6)

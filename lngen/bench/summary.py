@@ -9,10 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from lngen.bench.host import HostRecord
-from lngen.bench.records import OWN, Record, latencies, throughputs
-from lngen.bench.tasks import LATENCY
-from lngen.bench.verdict import Summary, summarise
+from lngen.bench.records import OWN, HostRecord, Record, Summary, summarise
+from lngen.bench.tasks import LATENCY, THROUGHPUT
 
 WIDTH = 160  # columns, where no terminal sets a width
 
@@ -32,11 +30,11 @@ def tables(records: Sequence[Record]) -> list[Table]:
     """A table per class, graph, direction and dtype: shapes down, providers across."""
     found = [
         _table(f"{' '.join(key)}, GB/s (fraction of the ceiling < its target)", group, _speed)
-        for key, group in grouped(throughputs(records)).items()
+        for key, group in grouped([r for r in records if r.kind == THROUGHPUT]).items()
     ]
     return found + [
         _table(f"{' '.join(key)}, us per call in a chain of dependent launches", group, _latency)
-        for key, group in grouped(latencies(records)).items()
+        for key, group in grouped([r for r in records if r.kind == LATENCY]).items()
     ]
 
 

@@ -1,22 +1,33 @@
-"""The measurement of one task: providers are prepared, their results checked, then all are timed side by side."""
+"""The benchmark: tasks one after the other, each result saved at once, within a time limit.
+
+Of a task all providers are prepared, their results checked, and then all are timed side by side.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 from lngen.bench import timing
-from lngen.bench.cases import Case, Tensors
-from lngen.bench.engines import Engine
-from lngen.bench.floor import ceiling_bytes, floor_bytes, gb_s
-from lngen.bench.formulas import complaint, expected
-from lngen.bench.providers import Prepared, Provider
-from lngen.bench.records import Record, blank
-from lngen.bench.sets import make_cases, poison, set_bytes
-from lngen.bench.tasks import LATENCY, OVERLAPPED, Task
-from lngen.bench.timing import Launch
-from lngen.bench.verdict import judge
+from lngen.bench.argument_sets import (
+    Case,
+    Prepared,
+    Provider,
+    Tensors,
+    complaint,
+    expected,
+    make_cases,
+    poison,
+    set_bytes,
+)
+from lngen.bench.records import Point, Record, blank, judge, point_of
+from lngen.bench.tasks import LATENCY, OVERLAPPED, Task, ceiling_bytes, floor_bytes, gb_s
+from lngen.bench.timing import Launch, describe
+from lngen.bench.torch_gpu import Gpu
 
 IMPLAUSIBLE = 1.1  # times the ceiling, whose calls, like a peer's, do not overlap
 LINKS = 64  # of the chain of a latency, before the chain restarts
@@ -26,7 +37,7 @@ LINKS = 64  # of the chain of a latency, before the chain restarts
 class Method:
     """The method of timing. With the defaults a task of five providers takes about a second.
 
-    rounds      interleaved rounds
+    rounds      each replays every provider once, in an order of its own
     warm_ms     replays before the first round
     replay_us   intended duration of a replay; latency_us: for a latency
     repeats     how often rounds are repeated at most when the ceiling has moved
@@ -40,11 +51,122 @@ class Method:
 
     def __str__(self) -> str:
         return (
-            f"{self.rounds} interleaved rounds of CUDA graphs of {self.replay_us / 1e3:g} ms, "
+            f"{self.rounds} shuffled rounds of CUDA graphs of {self.replay_us / 1e3:g} ms, "
             f"{self.warm_ms:g} ms warm-up, rotating buffers, each call waits for the end of the last, "
             "except where a provider's name says overlapped; "
             f"latency: chains of {LINKS} dependent launches"
         )
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """Callbacks of a benchmark.
+
+    progress  before a task: tasks done, tasks in all, and the task as text
+    say       a sentence for the user
+    keep      all records so far, after every task
+    """
+
+    progress: Callable[[int, int, str], None] = lambda done, total, text: None
+    say: Callable[[str], None] = lambda text: None
+    keep: Callable[[list[Record]], object] = lambda records: None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """All records, with those that already existed first, and the number of tasks left."""
+
+    records: list[Record] = field(default_factory=list)
+    left: int = 0
+
+
+def benchmark(
+    tasks: Sequence[Task],
+    providers: Sequence[Provider],
+    gpu: Gpu,
+    method: Method | None = None,
+    *,
+    hooks: Hooks | None = None,
+    saved: Sequence[Record] = (),
+    seconds: float | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Outcome:
+    """Time the providers on every task, side by side per task.
+
+    A failure of a provider or a task becomes a record with a note and the run continues, unless the GPU itself is
+    lost. Tasks of which ``saved`` has calm records for all these providers are not measured again. A task is not
+    started if it would end after ``seconds``, should it take as long as the longest so far.
+    """
+    method, hooks = method or Method(), hooks or Hooks()
+    points: dict[Point, list[Record]] = {}
+    for r in saved:
+        points.setdefault(r.point, []).append(r)
+    todo = [task for task in tasks if not _finished(points.get(point_of(task), []), covering(task, providers))]
+    begin, longest, done = clock(), 0.0, 0
+    enough = gpu.memory()[0] // 2
+    with _quiet_collector():
+        for task in todo:
+            start = clock()
+            if seconds is not None and start - begin + longest > seconds:
+                break
+            hooks.progress(len(tasks) - len(todo) + done, len(tasks), str(task))
+            points[point_of(task)] = _records(task, covering(task, providers), gpu, method, hooks.say)
+            done += 1
+            hooks.keep(_flat(points))
+            if not _alive(gpu):
+                hooks.say(f"{task}: the GPU no longer answers after this task; the run ends here.")
+                break
+            _tidy(gpu, enough)
+            longest = max(longest, clock() - start)
+    return Outcome(_flat(points), len(todo) - done)
+
+
+def _records(
+    task: Task, providers: Sequence[Provider], gpu: Gpu, method: Method, say: Callable[[str], None]
+) -> list[Record]:
+    try:
+        with gpu.active():
+            return measure(task, providers, gpu, method, say)
+    except Exception as error:  # a GPU error ends a task and is reported in its rows
+        return [blank(task, p.name, f"failed: {describe(error)}") for p in providers]
+
+
+def _finished(found: Sequence[Record], providers: Sequence[Provider]) -> bool:
+    """True if every provider has a record and the GPU was calm."""
+    return {p.name for p in providers} <= {r.provider for r in found} and not any(r.drifted for r in found)
+
+
+def _flat(points: dict[Point, list[Record]]) -> list[Record]:
+    return [r for group in points.values() for r in group]
+
+
+def _alive(gpu: Gpu) -> bool:
+    try:
+        gpu.synchronize()
+    except Exception:  # after an illegal access, for example, this process cannot use the device
+        return False
+    return True
+
+
+def _tidy(gpu: Gpu, enough: int) -> None:
+    """Free reference cycles of a task, and cached memory only if it is large, since allocation is slow."""
+    gc.collect()
+    if gpu.memory()[0] < enough:
+        gpu.release()
+
+
+@contextlib.contextmanager
+def _quiet_collector() -> Iterator[None]:
+    """Excludes all existing objects from garbage collection after each task: PyTorch alone has a million of them."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+# ---- one task ----
 
 
 def covering(task: Task, providers: Sequence[Provider]) -> list[Provider]:
@@ -55,19 +177,19 @@ def covering(task: Task, providers: Sequence[Provider]) -> list[Provider]:
 
 
 def measure(
-    task: Task, providers: Sequence[Provider], engine: Engine, method: Method, say: Callable[[str], None]
+    task: Task, providers: Sequence[Provider], gpu: Gpu, method: Method, say: Callable[[str], None]
 ) -> list[Record]:
     """A judged record per provider; a provider that fails or computes a wrong result has a note and no time."""
-    count, floor = _set_count(task, providers, engine)
-    cases = make_cases(task, count, engine)
+    count, floor = _set_count(task, providers, gpu)
+    cases = make_cases(task, count, gpu)
     prepared, notes = _prepare_all(providers, cases)
     launches = {name: _unit(halves, count) for name, halves in prepared.items() if name not in notes}
-    found = _time(task, launches, count, engine, method, say)
+    found = _time(task, launches, count, gpu, method, say)
     latency = task.kind == LATENCY
     notes |= {name: f"failed: {reason}" for name, reason in found.failures.items()}
-    cold = latency or count * floor >= 2 * engine.memory()[1]
+    cold = latency or count * floor >= 2 * gpu.memory()[1]
     warm = "" if cold else f"warm: {count} sets are only {count * floor / 1e6:.0f} MB"
-    ceiling = sum(ceiling_bytes(c.spec, c.rows, c.graph) for c in cases)
+    ceiling = sum(ceiling_bytes(c.spec, c.rows) for c in cases)
     records = []
     for provider in providers:
         name = provider.name
@@ -77,16 +199,16 @@ def measure(
             schedules = dict.fromkeys(half.schedule for half in prepared[name])
             record = replace(record, schedule="; ".join(filter(None, schedules)))
         if name in found.stats:
-            record = replace(_timed(record, found.stats[name]), launches=found.launches[name])
+            record = _timed(record, found.stats[name], found.launches[name])
             if not latency:
                 record = _rated(record, floor if provider.checked else ceiling, found.stats.get(task.ceiling), ceiling)
-                record = doubted(record, engine.peak())
+                record = doubted(record, gpu.peak())
         records.append(record)
     return judge(records)
 
 
 def _time(
-    task: Task, launches: dict[str, Launch], count: int, engine: Engine, method: Method, say: Callable[[str], None]
+    task: Task, launches: dict[str, Launch], count: int, gpu: Gpu, method: Method, say: Callable[[str], None]
 ) -> timing.Timing:
     """The launches of a task timed by the method, with the ceiling as the reference."""
 
@@ -96,7 +218,7 @@ def _time(
     return timing.time_side_by_side(
         launches,
         count,
-        engine,
+        gpu,
         reference=task.ceiling,
         rounds=method.rounds,
         warm_ms=method.warm_ms,
@@ -106,12 +228,12 @@ def _time(
     )
 
 
-def _set_count(task: Task, providers: Sequence[Provider], engine: Engine) -> tuple[int, int]:
+def _set_count(task: Task, providers: Sequence[Provider], gpu: Gpu) -> tuple[int, int]:
     """How many argument sets to rotate, and the bytes of one."""
     floor = sum(floor_bytes(spec, task.rows) for spec in task.specs)
     if task.kind == LATENCY:
         return LINKS, floor
-    free, l2 = engine.memory()
+    free, l2 = gpu.memory()
     # The expected results are float64, and so are the intermediate ones. Some providers allocate results of
     # their own, one per set: each may take as much as the sets do.
     free -= 2 * 8 * sum(math.prod(r.type.shape(task.rows, task.d)) for s in task.specs for r in s.graph().results)
@@ -126,15 +248,15 @@ def _prepare_all(
     prepared: dict[str, list[Prepared]] = {}
     notes: dict[str, str] = {}
     wanted = [expected(case) for case in cases]
-    start = cases[0].engine.clone(cases[0].sets[0][cases[0].chain]) if cases[0].chain else None
+    start = cases[0].sets[0][cases[0].chain].clone() if cases[0].chain else None
     for provider in providers:
         try:
             if start is not None:  # an earlier provider's chain overwrote the input of the first set
-                cases[0].engine.copy(cases[0].sets[0][cases[0].chain], start)
+                cases[0].sets[0][cases[0].chain].copy_(start)
             prepared[provider.name], note = _prepare(provider, cases, wanted)
             notes |= {provider.name: note} if note else {}
         except Exception as error:  # the other peers continue, whatever one raises
-            notes[provider.name] = f"failed: {timing.describe(error)}"
+            notes[provider.name] = f"failed: {describe(error)}"
     return prepared, notes
 
 
@@ -150,8 +272,8 @@ def _prepare(provider: Provider, cases: Sequence[Case], wanted: Sequence[Tensors
     prepared = [provider.prepare(half) for half in cases]
     unit = _unit(prepared, len(case.sets))
     for index in ends if case.chain else range(len(case.sets)):
-        unit(case.engine.stream(), index)
-    case.engine.synchronize()
+        unit(case.gpu.stream(), index)
+    case.gpu.synchronize()
     for half, ready, want in zip(cases, prepared, wanted, strict=True):
         for index in ends if provider.checked else []:
             wrong = complaint(half, want, ready.results(index))
@@ -177,9 +299,9 @@ def _unit(halves: Sequence[Prepared], count: int) -> Launch:
     return launch
 
 
-def _timed(record: Record, stats: timing.Stats) -> Record:
+def _timed(record: Record, stats: timing.Stats, launches: int) -> Record:
     median, p10, p90, least = (round(us, 3) for us in (stats.median, stats.p10, stats.p90, stats.minimum))
-    return replace(record, us_median=median, us_p10=p10, us_p90=p90, us_min=least)
+    return replace(record, us_median=median, us_p10=p10, us_p90=p90, us_min=least, launches=launches)
 
 
 def _rated(record: Record, nbytes: int, ceiling: timing.Stats | None, ceiling_nbytes: int) -> Record:

@@ -1,0 +1,194 @@
+"""If these fail, lngen or a ceiling is launched wrongly, or other providers are timed than those asked for."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bench_fakes import CpuGpu, cases, one_case
+from fake_gpu import FakeGpu
+from lngen.bench import peers, providers
+from lngen.bench.argument_sets import make_cases
+from lngen.bench.benchmark import covering
+from lngen.bench.providers import THREADS, Ceiling, OverlappedCeiling, buffers, known, select, source, variants
+from lngen.bench.tasks import CEILINGS, LATENCY, MOVES, Task, ceiling_bytes, ceiling_of, make_task
+from lngen.compile import KernelSet
+from lngen.errors import LngenError, MissingError, ScheduleError
+from lngen.ir import DType
+from lngen.ptx import parse, run_kernel
+from lngen.toolchain import compile_ptx
+from own_graphs import own
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("cupy")
+
+
+def test_lngen_is_launched_with_the_pointers_of_a_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[list[int], int, int]] = []
+    prepared_for: list[int] = []
+    overlaps: list[bool] = []
+
+    class Launcher:
+        def __init__(self, plan: Any, image: bytes, device: int, overlap: bool) -> None:
+            overlaps.append(overlap)
+            self.tensors = tuple(v.name for v in (*plan.inputs, *plan.outputs))
+
+        def bind(self, rows: int, strides: dict[str, int]) -> Any:
+            assert (rows, set(strides.values())) == (5, {64})
+
+            class Bound:
+                workspace_bytes = 10
+
+                def prepare(self, workspace: int, stream: int) -> None:
+                    prepared_for.append(workspace)
+
+                def __call__(self, pointers: list[int], workspace: int, stream: int) -> None:
+                    calls.append((pointers, workspace, stream))
+
+            return Bound()
+
+    monkeypatch.setattr(providers, "device_arch", lambda device: "sm_90")
+    monkeypatch.setattr(KernelSet, "cubin", lambda kernels, arch: SimpleNamespace(image=b"", resources={}))
+    monkeypatch.setattr(providers, "Launcher", Launcher)
+    case = one_case("layernorm.bwd:d=64,dtype=bf16", 5, 2)
+    prepared = known()["lngen"].prepare(case)
+    prepared.launch(11, 1)
+    prepared.launch(12, 0)
+    names = ("dy", "x", "gamma", "mean", "rstd", "dx", "dgamma", "dbeta")
+    assert calls[0][0] == [case.sets[1][n].data_ptr() for n in names]
+    assert [c[2] for c in calls] == [11, 12]
+    assert calls[0][1] == calls[1][1] != 0
+    assert prepared_for == [calls[0][1]]
+    assert {*prepared.results(0)} == {"dx", "dgamma", "dbeta"}
+    assert "threads=" in prepared.schedule
+    known()["lngen-overlapped"].prepare(case)
+    assert overlaps == [False, True]
+    assert (
+        "threads=4,"
+        in known(["threads=4,rows_per_block=128"])["lngen:threads=4,rows_per_block=128"].prepare(case).schedule
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "direction"),
+    [*((n, way) for n in ("add_rmsnorm", "weighted_rows", "loss") for way in ("fwd", "bwd")), ("scaled", "fwd")],
+)
+def test_lngen_is_launched_with_every_array_of_its_graph(
+    name: str, direction: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU that writes down what it is asked: several [M, D] inputs, results, numbers and numbers a row."""
+    (case,) = cases(name, direction, rows=5, count=2)
+    gpu = FakeGpu(monkeypatch)
+    monkeypatch.setattr("lngen.bench.providers.device_arch", lambda device: "sm_90")
+    for provider in ("lngen", "lngen-overlapped"):
+        gpu.launched.clear()
+        prepared = known()[provider].prepare(case)
+        prepared.launch(7, 1)
+        taken = {value for one in gpu.launched for value in one.values.values()}
+        assert {case.sets[1][n].data_ptr() for n in (*case.inputs, *case.outputs)} <= taken
+        assert {one.stream for one in gpu.launched} == {7}
+        assert {*prepared.results(0)} == {*case.outputs}
+
+
+@pytest.mark.parametrize(("name", "direction"), [("add_rmsnorm", "fwd"), ("gated", "fwd"), ("gated", "bwd")])
+def test_the_ceiling_moves_the_bytes_of_the_graph(name: str, direction: str) -> None:
+    spec = own(name, direction)
+    ceiling = ceiling_of(spec)
+    (case,) = cases(name, direction, rows=10, count=3)
+    held = buffers(case)
+    assert [len(arrays) for arrays in held] == [{"copy": 2, "add": 3}[ceiling]] * 3
+    total = sum(a.numel() * a.element_size() for a in held[0])
+    assert 0 <= total - ceiling_bytes(spec, 10) < 3 * 4
+    assert len({a.data_ptr() for arrays in held for a in arrays}) == 3 * len(held[0])
+
+
+def test_a_ceiling_writes_what_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    (copied,) = cases("scaled", "fwd")
+    (added,) = cases("gated", "fwd")
+    for case, name in ((copied, "copy"), (added, "add")):
+        assert (Ceiling(name).covers(case.spec), OverlappedCeiling(name).covers(case.spec)) == (True, True)
+        held = buffers(case)
+        monkeypatch.setattr(providers, "buffers", lambda case, held=held: held)
+        Ceiling(name).prepare(case).launch(0, 1)
+        assert torch.equal(held[1][0], sum(held[1][1:], torch.zeros(())))
+
+
+def test_the_ceiling_of_a_latency_is_a_chain() -> None:
+    (case,) = make_cases(Task((own("scaled"),), 4, LATENCY), 4, CpuGpu())
+    held = buffers(case)
+    assert all(after[1] is before[0] for before, after in pairwise(held))
+
+
+def test_both_ways_to_copy_copy() -> None:
+    gpu = CpuGpu()
+    x, out = gpu.normal((3, 8), DType.BF16, 0.0, 1), gpu.empty((3, 8), DType.BF16)
+    for way in (providers.copy, providers.scale):
+        out.fill_(float("nan"))
+        way(out, x)
+        assert bool((out == x).all())
+
+
+SIZES = [16, 15, 1, 16 * THREADS * 4, 2 * 16 * THREADS * 4 + 16 * 3 + 7]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("move", MOVES)
+def test_a_ceiling_moves_every_byte(move: str, size: int) -> None:
+    text = source(move)
+    module = parse(compile_ptx(text, "sm_90", name="ceiling.cu", lines=True))
+    rng = np.random.default_rng(size)
+    # Bytes below 128, so that a sum of 32-bit words is a sum of bytes.
+    inputs = [rng.integers(0, 128, -(-size // 16) * 16, dtype=np.uint8) for _ in range(MOVES[move])]
+    want = sum(inputs, np.zeros_like(inputs[0]))[:size]
+    for v in variants(move):
+        arguments = (np.zeros_like(inputs[0]), *inputs, np.int64(size))
+        outcome = run_kernel(module, v.name, v.blocks(size), THREADS, arguments, source=text)
+        assert outcome.findings == (), "\n".join(map(str, outcome.findings))
+        np.testing.assert_array_equal(outcome.results["0"][:size], want)
+        assert not outcome.results["0"][size:].any()
+
+
+@pytest.mark.parametrize("move", MOVES)
+def test_nothing_is_read_before_the_wait(move: str) -> None:
+    kernels = compile_ptx(source(move), "sm_90").split(".entry")[1:]
+    assert len(kernels) == len(variants(move))
+    for kernel in kernels:
+        before, _, after = kernel.partition("griddepcontrol.wait")
+        assert "ld.global" not in before
+        assert "ld.global" in after
+        assert ("prefetch.global.L2" in before) == ("_early" in before.partition("(")[0])
+
+
+def test_providers_are_chosen_by_name_and_ceilings_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "installed", lambda module: module == "torch")
+    monkeypatch.setattr(OverlappedCeiling, "available", lambda self: True)
+    ceilings, early = [*CEILINGS], ["copy-overlapped", "add-overlapped"]
+    for chosen in (select(overlap=True), select(["lngen-overlapped", "lngen", "torch"])):
+        assert [p.name for p in chosen] == [*ceilings, *early, "lngen", "lngen-overlapped", "torch"]
+    assert [p.name for p in select()] == [*ceilings, "lngen", "torch"]
+    assert [p.name for p in select(compiled=True)] == [*ceilings, "lngen", "torch", "compile"]
+    assert [p.name for p in select(["torch"])] == [*ceilings, "torch"]
+    assert [p.name for p in select(["compile", "lngen"])] == [*ceilings, "lngen", "compile"]
+    variants = select(["torch"], schedules=["threads=64", "stages=2,cached_weights=yes"])
+    assert [p.name for p in variants] == [*ceilings, "lngen:threads=64", "lngen:stages=2,cached_weights=yes", "torch"]
+    with pytest.raises(ScheduleError, match=r"there is no key 'thread', expected one of .*; did you mean 'threads'"):
+        select(schedules=["thread=64"])
+    with pytest.raises(LngenError, match=r"no provider 'tirch', expected some of .*lngen.*; did you mean 'torch'"):
+        select(["tirch"])
+    with pytest.raises(MissingError, match="'liger' needs liger-kernel, which is not installed"):
+        select(["liger"])
+
+
+def test_providers_cover_what_they_can() -> None:
+    def names(graph: str, direction: str) -> set[str]:
+        return {p.name for p in covering(make_task(graph, direction, "f16", 4, 8), [*known().values()])}
+
+    everywhere = {"lngen", "lngen-overlapped", "torch", "compile", "liger", "apex", "flash-attn"}
+    assert names("layernorm", "fwd") == {"copy", "copy-overlapped", "quack", "apex-fast", *everywhere}
+    assert names("layernorm", "bwd") == {"add", "add-overlapped", "apex-fast", *everywhere}
+    assert names("layernorm", "both") == {"copy+add", "apex-fast", *everywhere}
+    assert names("rmsnorm", "both") == {"copy+add", "quack", *everywhere}

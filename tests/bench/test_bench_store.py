@@ -1,0 +1,137 @@
+"""If these fail, a file of records cannot be read back, mixes conditions, or does not say where it is from."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from bench_fakes import RECORDS
+from lngen.bench import store
+from lngen.bench.records import HostRecord
+from lngen.bench.store import Saved, merged, read_json, resumed, write_json
+from lngen.cli import cli
+from lngen.errors import LngenError
+
+
+def test_json_comes_back_and_is_the_same_twice(tmp_path: Path) -> None:
+    conditions = {"torch": "2.11", "device": "H200"}
+    host = [HostRecord("layernorm.fwd:d=8", 16, "lngen", "cupy", 3.0, 2.9, 3.1)]
+    one, two = tmp_path / "one.json", tmp_path / "two.json"
+    write_json(one, Saved(RECORDS, conditions, host))
+    write_json(two, Saved(RECORDS, dict(reversed(conditions.items())), host))
+    assert one.read_bytes() == two.read_bytes()
+    assert read_json(one) == Saved(RECORDS, conditions, host)
+    (summary,) = json.loads(one.read_text(encoding="utf-8"))["summary"]
+    assert (summary["points"], summary["met"], summary["ratio"]) == (3, 1, 1.25)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["one.json", "two.json"]
+    with pytest.raises(LngenError, match="cannot write"):
+        write_json(one / "x.json", Saved(RECORDS, conditions))
+
+
+def test_a_file_of_other_conditions_is_not_continued(tmp_path: Path) -> None:
+    file = tmp_path / "b.json"
+    assert resumed(file, {"device": "H200"}) == Saved()
+    write_json(file, Saved(RECORDS, {"device": "H200", "torch": "2.11"}))
+    assert len(resumed(file, {"device": "H200", "torch": "2.11"}).records) == len(RECORDS)
+    with pytest.raises(LngenError, match=r"other conditions \(device 'H200' -> 'A100', torch '2.11' -> ''\)"):
+        resumed(file, {"device": "A100"})
+
+
+def test_a_file_that_is_no_benchmark_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "b.json"
+    for text in ("", "[]", '{"records": [{"spec": 1}], "conditions": {}}'):
+        file.write_text(text, encoding="utf-8")
+        with pytest.raises(LngenError, match="expected to be a file that 'lngen bench --out' wrote"):
+            read_json(file)
+    with pytest.raises(LngenError, match="cannot be read"):
+        read_json(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"d": 0}, "d is 0, expected from 1 to 2147483647"),
+        ({"rows": 0}, "rows is 0, expected from 1 to 2147483647"),
+        ({"fraction": 1e308}, "fraction is 1e+308, expected from 0 to 100"),
+        ({"gb_s": 1e308}, "gb_s is 1e+308, expected from 0 to 1e+18"),
+        ({"direction": "up"}, "direction is 'up', expected one of fwd, bwd, both"),
+    ],
+)
+def test_a_record_that_no_benchmark_has_is_refused(tmp_path: Path, changed: dict[str, Any], message: str) -> None:
+    file = tmp_path / "b.json"
+    write_json(file, Saved(RECORDS[:1]))
+    content = json.loads(file.read_text(encoding="utf-8"))
+    content["records"][0] |= changed
+    file.write_text(json.dumps(content), encoding="utf-8")
+    done = CliRunner().invoke(cli, ["bench", "--from", str(file), "--plot", str(tmp_path / "x.svg")])
+    assert (done.exit_code, message in done.stderr) == (2, True), done.stderr
+
+
+def test_files_of_earlier_versions_are_judged_now() -> None:
+    saved = read_json(Path(__file__).parents[1] / "data" / "bench-first-version.json")
+    assert saved.conditions["device"] == "NVIDIA H200"
+    lngen = next(r for r in saved.records if r.is_lngen)
+    assert (lngen.target, lngen.met, lngen.best_peer, lngen.ratio) == (0.68, False, "torch", 1.9049)
+
+
+def test_merged_files_keep_the_conditions_they_share() -> None:
+    one = Saved(RECORDS[:1], {"device": "H200", "torch": "2.11"}, runs=[{"date": "1"}])
+    two = Saved(RECORDS[1:], {"device": "H200", "torch": "2.12"}, runs=[{"date": "2"}])
+    assert merged([one, two]) == Saved(RECORDS, {"device": "H200"}, [], [{"date": "1"}, {"date": "2"}])
+
+
+def test_the_conditions_name_the_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    before = store.source_digest()
+    assert before == store.source_digest()
+    (tmp_path / "kernel.cu.j2").write_text("another template", encoding="utf-8")
+    monkeypatch.setattr(store, "data_dir", lambda name: tmp_path)
+    assert len(before) == len(store.source_digest()) == 12
+    assert before != store.source_digest()
+
+
+def test_circumstances_are_what_the_machine_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+
+    def output(command: list[str]) -> str:
+        asked.append(command)
+        return "580.1, 1980, 1980, 3201, 3201, 650.5, 700.00, 61" if command[0] == "nvidia-smi" else ""
+
+    monkeypatch.setattr(store, "_output", output)
+    monkeypatch.setattr(store, "_uuid", lambda device: f"GPU-{device}")
+    found = store.circumstances(1, "abc")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC", found.pop("date"))
+    assert found == {
+        "commit": "abc", "device id": "GPU-1", "driver": "580.1", "SM clock, MHz": "1980",
+        "SM clock at most, MHz": "1980", "memory clock, MHz": "3201", "memory clock at most, MHz": "3201",
+        "power, W": "650.5", "power at most, W": "700.00", "temperature, C": "61",
+    }  # fmt: skip
+    assert [c[0] for c in asked] == ["nvidia-smi"]
+    assert "--id=GPU-1" in asked[0]
+
+
+def test_what_nobody_tells_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store.subprocess, "run", lambda *a, **k: (_ for _ in ()).throw(OSError()))
+    monkeypatch.setattr(store, "_uuid", lambda device: "")
+    assert [*store.circumstances(0)] == ["date"]
+
+
+def test_git_tells_the_commit_and_whether_files_differ(tmp_path: Path) -> None:
+    def git(*words: str) -> None:
+        options = ("-c", "user.name=n", "-c", "user.email=e", "-c", "commit.gpgsign=false")
+        subprocess.run(["git", "-C", str(tmp_path), *options, *words], check=True, capture_output=True)
+
+    assert store._commit(tmp_path) == ""
+    git("init")
+    (tmp_path / "f").write_text("1")
+    git("add", "f")
+    git("commit", "-m", "m")
+    head = store._commit(tmp_path)
+    assert re.fullmatch("[0-9a-f]{40}", head)
+    (tmp_path / "f").write_text("2")
+    assert store._commit(tmp_path) == f"{head} with changes"

@@ -1,0 +1,87 @@
+"""If these fail, a verdict is wrong or a table does not show what the records say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from bench_fakes import RECORDS, bench_record
+from lngen.bench import figures, summary
+from lngen.bench.records import judge, summarise
+
+
+def test_the_verdict_on_a_point() -> None:
+    times = {"copy": 5.0, "lngen": 5.2, "torch": 10.0, "liger": 7.8, "quack": 1.0, "compile": None}
+    notes = {"quack": "implausible: faster than the ceiling", "compile": "wrong: y is off"}
+    point = [bench_record(n, us_median=us, fraction=us and 5.0 / us, note=notes.get(n, "")) for n, us in times.items()]
+    judged = {r.provider: r for r in judge(point)}
+    lngen = judged["lngen"]
+    assert (lngen.tensor_bytes, lngen.target, lngen.met) == (8 << 20, 0.94, True)
+    assert (lngen.best_peer, lngen.ratio) == ("liger", 1.5)
+    others = [r for r in judged.values() if r is not lngen]
+    assert {(r.target, r.met, r.best_peer, r.ratio) for r in others} == {(0.94, None, "", None)}
+    slow = judge([replace(point[1], fraction=0.9399)])[0]
+    assert (slow.met, slow.best_peer, slow.ratio) == (False, "", None)  # alone: no peer
+
+
+def test_targets_are_of_the_two_norms() -> None:
+    times = {"gb_s": 1.0, "us_median": 1.0, "fraction": 0.5}
+    for graph, target in (("rmsnorm", 0.94), ("rmsnorm:weight=f32", None), ("gated@12345678", None)):
+        record = judge([bench_record("lngen", graph=graph, **times)])[0]
+        assert (record.target, record.met) == (target, None if target is None else False)
+        assert (summarise([record])[0].ratio_target is None) == (target is None)
+        assert summary.tables([record])
+        assert figures.pictures([record])[0].slug.startswith(graph.split("@")[0].replace(":", "-").replace("=", "-"))
+
+
+def test_the_summary_counts_and_names_the_worst() -> None:
+    points = [(4096, 20480, 0.99, 2.0), (4096, 4096, 0.90, 0.5), (32768, 1024, 0.90, 0.8), (4096, 2048, None, None)]
+    records = []
+    for rows, d, fraction, ratio in points:
+        us = None if ratio is None else 10.0
+        records.append(bench_record("lngen", rows, d, us_median=us, fraction=fraction, note="" if us else "failed: x"))
+        records.append(bench_record("torch", rows, d, us_median=ratio and 10.0 * ratio))
+    (found,) = summarise(judge(records))
+    assert (found.points, found.met, found.missed, found.failed) == (4, 1, 2, 1)
+    assert found.ratio_common == round(0.4**0.5, 4)
+    assert (found.ratio, found.compared, found.ahead) == (round(0.8 ** (1 / 3), 4), 3, 1)
+    assert found.worst == ("32768 x 1024 bf16 0.900 of 0.970", "4096 x 4096 bf16 0.900 of 0.950")
+    assert found.slower == ("4096 x 4096 bf16 0.50 x torch", "32768 x 1024 bf16 0.80 x torch")
+    assert summary.summary_lines([found]) == [
+        "layernorm fwd, 4 points: 1 of 3 targets met; 0.93 x the best peer on geometric mean (target 1.15), "
+        "0.63 over D = 768 to 16384, at least as fast at 1 of 3; 1 without a time.",
+        "  farthest below target: 32768 x 1024 bf16 0.900 of 0.970, 4096 x 4096 bf16 0.900 of 0.950",
+        "  slower: 4096 x 4096 bf16 0.50 x torch, 32768 x 1024 bf16 0.80 x torch",
+    ]
+
+
+def test_calls_that_wait_have_a_summary_of_their_own() -> None:
+    both = [
+        bench_record(name, fraction=f, target=0.9, met=f > 0.9)
+        for name, f in (("lngen", 1.0), ("lngen-overlapped", 0.8))
+    ]
+    in_turn, overlapping = summarise(both)
+    assert (in_turn.provider, in_turn.met) == ("lngen", 1)
+    assert (overlapping.provider, overlapping.met) == ("lngen-overlapped", 0)
+    lines = summary.summary_lines([in_turn, overlapping])
+    assert lines[0].startswith("layernorm fwd, 1 points: 1 of 1 targets met")
+    assert lines[1].startswith("lngen-overlapped: layernorm fwd, 1 points: 0 of 1 targets met")
+
+
+def test_the_table_has_shapes_down_and_providers_across() -> None:
+    (table,) = summary.tables(RECORDS)
+    assert [c.header for c in table.columns] == ["rows x D", "copy", "lngen", "torch", "lngen / best peer"]
+    rows = list(zip(*(c.cells for c in table.columns), strict=True))
+    assert rows == [
+        ("4096 x 1024 ~", "2995", "2750 (0.918 < 0.940)", "wrong", "-"),
+        ("4096 x 4096", "3650", "3490 (0.96)", "2800", "1.25 torch"),
+        ("32768 x 1024", "3908", "3765 (0.960 < 0.970) *", "wrong", "-"),
+    ]
+    notes = summary.footnotes(RECORDS)
+    wrong = "torch, layernorm.fwd:d=1024,dtype=bf16 rows=4096 and 1 more: wrong: y is off by 2.0e+00 of its size"
+    assert notes[0] == wrong
+    assert notes[-1].startswith("~ the ceiling")
+
+
+def test_without_peers_nothing_is_compared() -> None:
+    (table,) = summary.tables([r for r in RECORDS if r.provider == "copy"])
+    assert [c.header for c in table.columns] == ["rows x D", "copy"]
