@@ -1,4 +1,4 @@
-"""The programs of lngen/examples run, and print what they promise."""
+"""If these fail, a program of lngen/examples does not run, or does not print what it promises."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading and writing files: bounded, regular files only, whole or not at all."""
+"""If these fail, a path of a user hangs lngen, exhausts its memory, or loses a file that is half written."""
 
 from __future__ import annotations
 
@@ -34,13 +34,10 @@ def test_a_file_is_read_up_to_its_bound(tmp_path: Path) -> None:
     assert why_not(path, 4) == "it is larger than 4 bytes"
 
 
-def test_a_huge_file_of_holes_is_not_read_whole(tmp_path: Path) -> None:
-    with (tmp_path / "holes").open("wb") as file:
-        file.truncate(2**40)
+def test_huge_files_and_files_without_a_size_are_bounded_too(tmp_path: Path) -> None:
+    (tmp_path / "holes").touch()
+    os.truncate(tmp_path / "holes", 2**40)
     assert why_not(tmp_path / "holes") == "it is larger than 100 bytes"
-
-
-def test_a_file_without_a_size_is_bounded_too() -> None:
     assert why_not("/proc/self/status", 10) == "it is larger than 10 bytes"
     assert read("/proc/self/status", 10**6).startswith(b"Name:")
 
@@ -90,13 +87,8 @@ def test_json_that_is_none_is_one_sentence(text: bytes, message: str) -> None:
 def test_json_at_its_bounds_is_read() -> None:
     deep = b"[" * DEEPEST + b"1" + b"]" * DEEPEST
     assert json.dumps(parse_json(deep)).encode() == deep
-    assert parse_json(b'["\\ud83d\\ude00", 18446744073709551615, -9223372036854775808, 1e308, -0]') == [
-        "\U0001f600",
-        2**64 - 1,
-        -(2**63),
-        1e308,
-        0,
-    ]
+    found = parse_json(b'["\\ud83d\\ude00", 18446744073709551615, -9223372036854775808, 1e308, -0]')
+    assert found == ["\U0001f600", 2**64 - 1, -(2**63), 1e308, 0]
 
 
 NEAR_JSON = st.text('[]{}:,"\\u d890eE+-.1').map(str.encode)

@@ -1,27 +1,24 @@
-"""Ahead of time: the same bytes every time, a manifest one can launch from, and all or nothing."""
+"""If these fail, a build differs from run to run, or its manifest does not say how to launch the kernels."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import re
-import subprocess
-import sys
 from importlib import import_module
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
-from lngen import files, toolchain
+from child import output, start
+from commands import call, prints
+from lngen import toolchain
 from lngen.aot.build import build
-from lngen.cli import cli
 from lngen.compile import Compilation, KernelSet
 from lngen.devices import device_for
 from lngen.errors import LngenError, ScheduleError
+from lngen.files import sha256
 from lngen.lower import Plan, requested_shared
 from lngen.schedule import check_arch, fits, problem
 from lngen.spec import parse_spec
@@ -37,14 +34,8 @@ def compiler() -> None:
     pytest.importorskip("cupy")
 
 
-def call(*args: str | Path) -> Result:
-    return CliRunner().invoke(cli, ["build", *map(str, args)], prog_name="lngen")
-
-
 def built(*args: str | Path) -> str:
-    done = call(*args)
-    assert done.exit_code == 0, done.output
-    return done.stdout
+    return prints("build", *args)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -79,30 +70,16 @@ def ends(arch: str) -> tuple[str, str]:
 
 
 def test_two_builds_have_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In this process, and in another with its own hash seed and an empty cache."""
-    args = (BWD, FWD, "--arch", "sm_90,sm_80")
-    built(*args, "--out", tmp_path / "one")
+    """In this process, and in another with its own hash seed and an empty cache; without a path or a date."""
+    args = ("build", BWD, FWD, "--arch", "sm_90,sm_80", "--out")
+    prints(*args, tmp_path / "one")
     monkeypatch.setenv("LNGEN_CACHE_DIR", str(tmp_path / "cache"))
-    built(*args, "--out", tmp_path / "two")
-    subprocess.run(
-        [sys.executable, "-m", "lngen", "build", *args, "--out", "three"],
-        cwd=tmp_path,
-        env={
-            **os.environ,
-            "PYTHONPATH": str(ROOT),
-            "PYTHONHASHSEED": "77",
-            "LNGEN_CACHE_DIR": str(tmp_path / "cache2"),
-        },
-        check=True,
-        capture_output=True,
-    )
+    prints(*args, tmp_path / "two")
+    code = "import sys; from lngen.cli import cli; cli.main(sys.argv[1:])"
+    output(start(code, *args, str(tmp_path / "three"), PYTHONHASHSEED="77", LNGEN_CACHE_DIR=str(tmp_path / "cache2")))
     one, two, three = (contents(tmp_path / name) for name in ("one", "two", "three"))
     assert one == two == three
-
-
-def test_the_manifest_has_no_path_and_no_date(tmp_path: Path) -> None:
-    built(FWD, "--out", tmp_path)
-    text = (tmp_path / "manifest.json").read_text()
+    text = one["manifest.json"].decode()
     assert str(tmp_path) not in text
     assert not re.search(r"\b20\d\d-\d\d", text)
 
@@ -117,18 +94,16 @@ def test_the_hashes_and_resources_are_those_of_the_files(tmp_path: Path) -> None
         for name, facts in e["files"].items():
             data = (tmp_path / name).read_bytes()
             assert [*facts] == ["kind", "arch", "bytes", "sha256"]
-            assert (facts["sha256"], facts["bytes"]) == (hashlib.sha256(data).hexdigest(), len(data))
+            assert (facts["sha256"], facts["bytes"]) == (sha256(data), len(data))
             named[name] = facts
+        made = plan(e["spec"]["text"], "sm_80", "sm_90")
         for arch in ("sm_80", "sm_90"):
-            binary = KernelSet(plan(e["spec"]["text"], "sm_80", "sm_90")).cubin(arch)
+            binary = KernelSet(made).cubin(arch)
             assert (tmp_path / f"{e['name']}.{arch}.cubin").read_bytes() == binary.image
-            assert {k: r["registers"] for k, r in e["resources"][arch].items()} == {
-                k: r.registers for k, r in binary.resources.items()
-            }
-            made = plan(e["spec"]["text"], "sm_80", "sm_90")
             registers = {k: r.registers for k, r in binary.resources.items()}
             asked = requested_shared(made, registers, device_for(arch))
-            assert {k: r["launch_shared_bytes"] for k, r in e["resources"][arch].items()} == asked
+            found = {k: (r["registers"], r["launch_shared_bytes"]) for k, r in e["resources"][arch].items()}
+            assert found == {k: (registers[k], asked[k]) for k in registers}
     assert named.keys() | {"manifest.json"} == contents(tmp_path).keys()
 
 
@@ -148,7 +123,7 @@ def test_the_manifest_says_how_to_launch(tmp_path: Path, text: str) -> None:
     built(text, "--emit", "cu", "--schedule", LAUNCHES[text], "--out", tmp_path)
     made, (e,) = plan(text, schedule=LAUNCHES[text]), sets(tmp_path).values()
     source = (tmp_path / f"{made.name}.cu").read_text()
-    assert e["graph_sha256"] == hashlib.sha256(str(made.graph).encode()).hexdigest()
+    assert e["graph_sha256"] == sha256(str(made.graph).encode())
     assert [k["name"] for k in e["kernels"]] == [k.name for k in made.kernels]
     for described, kernel in zip(e["kernels"], made.kernels, strict=True):
         signature = re.search(rf"^{kernel.name}\((.*?)\)", source, re.MULTILINE | re.DOTALL)
@@ -205,8 +180,6 @@ def test_the_manifest_states_its_rules(tmp_path: Path) -> None:
     assert (dependent["minimum_arch"], "may be set" in dependent["rule"]) == ("sm_90", True)
 
 
-# ---- forms and archs ----
-
 BULK = "form=tma,threads=8,rows_per_block=128,vec=8,stages=2"
 ASYNC = "form=cp_async,threads=8,rows_per_block=128,vec=8,stages=2"
 WIDE = "rmsnorm.fwd:d=131072,dtype=bf16"
@@ -225,20 +198,16 @@ def test_a_form_an_arch_does_not_have_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spec: str, schedule: str, arch: str, message: str
 ) -> None:
     """For a plan, a build and what is shown; nothing is compiled, nothing written."""
-
-    def forbidden(*_: object, **__: object) -> None:
-        raise AssertionError("NVRTC was called")
-
     for where, name in product(("lngen.compile", "lngen.aot.build"), ("compile_cubin", "compile_ptx")):
-        monkeypatch.setattr(import_module(where), name, forbidden)
+        monkeypatch.setattr(import_module(where), name, lambda *_, **__: pytest.fail("NVRTC was called"))
     with pytest.raises(ScheduleError) as error:
         KernelSet(plan(spec, schedule=schedule)).cubin(arch)
     assert str(error.value) == message
-    done = call(spec, "--schedule", schedule, "--arch", f"sm_90,{arch}", "--out", tmp_path / "out")
+    done = call("build", spec, "--schedule", schedule, "--arch", f"sm_90,{arch}", "--out", tmp_path / "out")
     assert (done.exit_code, done.stderr) == (2, f"error: {message}\n")
     assert not (tmp_path / "out").exists()
     for stage in ("ptx", "resources", "traffic"):
-        shown = CliRunner().invoke(cli, ["show", spec, "--stage", stage, "--schedule", schedule, "--arch", arch])
+        shown = call("show", spec, "--stage", stage, "--schedule", schedule, "--arch", arch)
         assert (shown.exit_code, shown.stderr) == (2, f"error: {message}\n"), stage
 
 
@@ -250,11 +219,6 @@ def test_clusters_of_registers_ask_for_an_arch(tmp_path: Path) -> None:
         (e,) = sets(tmp_path / str(cluster)).values()
         assert e["minimum_arch"] == f"sm_{oldest}"
         assert {k["cluster"] for k in e["kernels"]} == {cluster}
-
-
-def test_the_source_alone_of_a_form_asks_no_arch(tmp_path: Path) -> None:
-    built(BWD, "--schedule", BULK, "--arch", "sm_80", "--emit", "cu", "--out", tmp_path)
-    assert len([p for p in tmp_path.iterdir() if p.suffix == ".cu"]) == 1
 
 
 @pytest.mark.parametrize("arches", ["sm_90,sm_80", "sm_80,sm_90", "sm_75,sm_90", "sm_80,sm_86,sm_120"])
@@ -273,46 +237,17 @@ def test_one_default_schedule_exists_on_every_arch(tmp_path: Path, arches: str) 
     assert {p.name for p in tmp_path.iterdir()} == {"manifest.json", *(f"{name}.{arch}.cubin" for arch in listed)}
 
 
-def test_only_the_kinds_asked_for(tmp_path: Path) -> None:
-    built(FWD, "--emit", "ptx", "--arch", "sm_90", "--out", tmp_path)
-    name = plan(FWD).name
-    assert contents(tmp_path).keys() == {f"{name}.sm_90.ptx", "manifest.json"}
-    assert sets(tmp_path)[name]["resources"]["sm_90"]
-
-
-def test_sources_alone_compile_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = plan(FWD)
-
-    def forbidden(*_: object, **__: object) -> None:
-        raise AssertionError("NVRTC was called")
-
-    monkeypatch.setattr("lngen.aot.build.compile_cubin", forbidden)
-    monkeypatch.setattr("lngen.aot.build.nvrtc_version", forbidden)
-    build([KernelSet(made)], tmp_path, arches=["sm_90"], version="1", kinds=["cu"])
-    assert contents(tmp_path).keys() == {f"{made.name}.cu", "manifest.json"}
-    assert (manifest(tmp_path)["nvrtc_version"], sets(tmp_path)[made.name]["resources"]) == (None, {})
-
-
-def test_building_into_the_same_folder_merges_by_name(tmp_path: Path) -> None:
-    one, two = tmp_path / "one", tmp_path / "two"
-    built(FWD, "--out", one)
-    built(BWD, "--out", one)
-    built(BWD, FWD, "--out", two)
-    assert contents(one) == contents(two)
-    assert list(sets(one)) == sorted(sets(one))
-
-
-def test_a_build_that_would_take_an_arch_from_a_kernel_set_is_refused(tmp_path: Path) -> None:
-    """The same request replaces, more archs are added; another arch alone goes into another folder."""
-    request = (FWD, "--rows", "1", "--emit", "cubin", "--schedule", str(plan(FWD, "sm_80", "sm_90").schedule))
-    for arches in ("sm_80", "sm_80", "sm_80,sm_90"):
-        built(*request, "--arch", arches, "--out", tmp_path / "one")
-    before = contents(tmp_path / "one")
-    done = call(*request, "--arch", "sm_90", "--out", tmp_path / "one")
-    assert (done.exit_code, contents(tmp_path / "one")) == (2, before)
-    assert "also as .sm_80.cubin, which this build does not make" in done.stderr
-    assert "name another folder, or build all archs and kinds at once." in done.stderr
-    built(*request, "--arch", "sm_90", "--out", tmp_path / "two")
+def test_only_the_kinds_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sources alone compile nothing, so that they are for any arch."""
+    name, bulk = plan(FWD).name, plan(BWD, schedule=BULK)
+    built(FWD, "--emit", "ptx", "--arch", "sm_90", "--out", tmp_path / "ptx")
+    assert contents(tmp_path / "ptx").keys() == {f"{name}.sm_90.ptx", "manifest.json"}
+    assert sets(tmp_path / "ptx")[name]["resources"]["sm_90"]
+    for function in ("compile_cubin", "compile_ptx", "nvrtc_version"):
+        monkeypatch.setattr(f"lngen.aot.build.{function}", lambda *_, **__: pytest.fail("NVRTC was called"))
+    build([KernelSet(bulk)], tmp_path / "cu", arches=["sm_80"], version="1", kinds=["cu"])
+    assert contents(tmp_path / "cu").keys() == {f"{bulk.name}.cu", "manifest.json"}
+    assert (manifest(tmp_path / "cu")["nvrtc_version"], sets(tmp_path / "cu")[bulk.name]["resources"]) == (None, {})
 
 
 def test_one_schedule_that_is_not_the_best_of_an_arch_is_said_so(tmp_path: Path) -> None:
@@ -323,40 +258,38 @@ def test_one_schedule_that_is_not_the_best_of_an_arch_is_said_so(tmp_path: Path)
         f"{spec}: the one schedule for sm_80, sm_90 is not the best for sm_90; build each arch alone, into a folder of "
         "its own, to give each its best.\n"
     )
-    assert call(spec, *archs, "--emit", "cu", "--out", tmp_path / "both").stderr == said
+    assert call("build", spec, *archs, "--emit", "cu", "--out", tmp_path / "both").stderr == said
     for n, request in enumerate([("--arch", "sm_90"), (*archs, "--schedule", str(alone[0]))]):
-        assert call(spec, *request, "--emit", "cu", "--out", tmp_path / str(n)).stderr == ""
+        assert call("build", spec, *request, "--emit", "cu", "--out", tmp_path / str(n)).stderr == ""
 
 
-def test_another_schedule_is_another_kernel_set(tmp_path: Path) -> None:
-    built(FWD, "--emit", "cu", "--out", tmp_path)
-    built(FWD, "--emit", "cu", "--schedule", "vec=4", "--out", tmp_path)
-    assert {e["schedule"]["vec"] for e in sets(tmp_path).values()} == {4, 8}
-
-
-def test_the_same_spec_twice_is_built_once(tmp_path: Path) -> None:
-    assert len(built(FWD, FWD, "--emit", "cu", "--out", tmp_path).splitlines()) == 2
-
-
-def test_build_as_json(tmp_path: Path) -> None:
-    data = json.loads(built(FWD, "--emit", "cu", "--out", tmp_path, "--json"))
-    assert data["kernel_sets"] == manifest(tmp_path)["kernel_sets"]
+def test_one_folder_holds_several_builds(tmp_path: Path) -> None:
+    """Merged by name: another schedule is another kernel set, the same spec twice is built once."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    built(FWD, "--emit", "cu", "--out", one)
+    data = json.loads(built(BWD, "--emit", "cu", "--out", one, "--json"))
+    assert data["kernel_sets"] == [e for e in manifest(one)["kernel_sets"] if e["spec"]["text"] == BWD]
+    assert len(built(BWD, FWD, FWD, "--emit", "cu", "--out", two).splitlines()) == 3
+    assert contents(one) == contents(two)
+    assert list(sets(one)) == sorted(sets(one))
+    built(FWD, "--emit", "cu", "--schedule", "vec=4", "--out", one)
+    assert {e["schedule"]["vec"] for e in sets(one).values() if e["spec"]["text"] == FWD} == {4, 8}
 
 
 @pytest.mark.parametrize(
-    ("args", "code", "message"),
+    ("args", "message"),
     [
-        ((FWD, "layernorm.fwd:d=x"), 2, "'d' is expected to be a whole number"),
-        ((FWD, BWD, "--schedule", "rows_per_block=3"), 2, "schedule 'form=registers"),
-        ((FWD, "--arch", "sm_90,sm_1"), 2, "Unknown arch 'sm_1'"),
-        ((FWD, "--emit", "cu,fatbin"), 2, "there is no kind of file 'fatbin', expected cu, ptx, cubin."),
-        ((FWD, "--emit", ""), 2, "expected at least one value"),
-        ((), 2, "Missing argument"),
+        ((FWD, "layernorm.fwd:d=x"), "'d' is expected to be a whole number"),
+        ((FWD, BWD, "--schedule", "rows_per_block=3"), "schedule 'form=registers"),
+        ((FWD, "--arch", "sm_90,sm_1"), "Unknown arch 'sm_1'"),
+        ((FWD, "--emit", "cu,fatbin"), "there is no kind of file 'fatbin', expected cu, ptx, cubin."),
+        ((FWD, "--emit", ""), "expected at least one value"),
+        ((), "Missing argument"),
     ],
 )
-def test_what_fails_leaves_nothing(tmp_path: Path, args: tuple[str, ...], code: int, message: str) -> None:
-    done = call(*args, "--out", tmp_path / "out")
-    assert (done.exit_code, done.stdout) == (code, "")
+def test_what_fails_leaves_nothing(tmp_path: Path, args: tuple[str, ...], message: str) -> None:
+    done = call("build", *args, "--out", tmp_path / "out")
+    assert (done.exit_code, done.stdout) == (2, "")
     assert message in done.stderr
     assert not (tmp_path / "out").exists()
 
@@ -368,35 +301,6 @@ def test_a_kernel_that_does_not_compile_leaves_nothing(tmp_path: Path, monkeypat
     with pytest.raises(LngenError, match="NVRTC refused"):
         build(made, tmp_path / "out", arches=["sm_90"], version="1")
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("where", ["file", "file/below", "manifest-is-a-folder"])
-def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, where: str) -> None:
-    (tmp_path / "file").touch()
-    (tmp_path / "manifest-is-a-folder" / "manifest.json").mkdir(parents=True)
-    done = call(FWD, "--emit", "cu", "--out", tmp_path / where)
-    assert done.exit_code == 2
-    assert str(tmp_path / where) in done.stderr
-    assert "Traceback" not in done.stderr
-    assert not [p for p in (tmp_path / "manifest-is-a-folder").iterdir() if p.is_file()]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "no json",
-        "[]",
-        '{"schema_version": 1, "kernel_sets": []}',
-        '{"schema_version": 2, "kernel_sets": [{"name": "a", "files": {"../../x": {}}}]}',
-        '{"schema_version": 2, "kernel_sets": [{}]}',
-    ],
-)
-def test_a_manifest_of_something_else_is_left_alone(tmp_path: Path, text: str) -> None:
-    (tmp_path / "manifest.json").write_text(text)
-    done = call(FWD, "--emit", "cu", "--out", tmp_path)
-    assert done.exit_code == 2
-    assert "is expected to be a manifest with schema_version 2 but is not" in done.stderr
-    assert contents(tmp_path) == {"manifest.json": text.encode()}
 
 
 def test_the_order_of_the_archs_changes_no_byte(tmp_path: Path) -> None:
@@ -412,29 +316,9 @@ def test_the_order_of_the_archs_changes_no_byte(tmp_path: Path) -> None:
 
 def test_progress_counts_compilations(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
-    build(
-        [KernelSet(plan(FWD))],
-        tmp_path,
-        arches=["sm_80", "sm_90"],
-        version="1",
-        progress=lambda *counts: seen.append(counts),
-    )
+    arches, made = ["sm_80", "sm_90"], [KernelSet(plan(FWD))]
+    build(made, tmp_path, arches=arches, version="1", progress=lambda *counts: seen.append(counts))
     assert seen == [(n, 4) for n in range(1, 5)]
-
-
-def test_a_write_that_fails_half_way_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "a").write_text("old")
-    real = Path.write_bytes
-
-    def full(path: Path, data: bytes) -> int:
-        if data == b"second":
-            raise OSError(28, "No space left on device")
-        return real(path, data)
-
-    monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(LngenError, match=r"cannot write '.*b': No space left on device"):
-        files.write_all({tmp_path / "a": b"first", tmp_path / "b": b"second"})
-    assert contents(tmp_path) == {"a": b"old"}
 
 
 def test_a_plan_takes_the_default_schedule_and_its_changes() -> None:

@@ -1,12 +1,9 @@
-"""A folder of kernels under several builds at once, under builds that are killed, and with a manifest of a stranger."""
+"""If these fail, a manifest lists files that are not there: builds at once, a killed build, a foreign manifest."""
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
-import textwrap
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -17,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from child import output, start
 from fuzz import JSON, fuzzed
 from killing import Killed, killed_at, points
 from lngen import files
@@ -29,7 +27,6 @@ from lngen.files import sha256
 from lngen.spec import parse_spec
 
 Pack = Mapping[str, Mapping[str, bytes]]  # kernel sets by name, each with its files
-
 FIRST: Pack = {
     "a": {"a.cu": b"a one", "a.sm_80.cubin": b"a for 80", "a.sm_90.cubin": b"a for 90"},
     "b": {"b.cu": b"b one"},
@@ -79,12 +76,8 @@ def test_a_rebuild_lists_its_own_files_and_keeps_other_sets(tmp_path: Path) -> N
     kept = {n: data for own in {**FIRST, **SECOND}.values() for n, data in own.items()}
     assert contents(tmp_path).keys() == {*kept, "manifest.json"}
     assert {name: e["by"] for name, e in manifest.read(tmp_path).items()} == {"a": "2", "b": "1", "c": "2", "d": "2"}
-    assert list(json.loads((tmp_path / "manifest.json").read_bytes())) == [
-        "schema_version",
-        "lngen_version",
-        "nvrtc_version",
-        "kernel_sets",
-    ]
+    keys = ["schema_version", "lngen_version", "nvrtc_version", "kernel_sets"]
+    assert list(json.loads((tmp_path / "manifest.json").read_bytes())) == keys
 
 
 @pytest.mark.parametrize(
@@ -123,8 +116,7 @@ def test_a_build_of_fewer_kinds_is_refused_before_it_compiles(tmp_path: Path, mo
 def test_files_are_replaced_before_the_manifest_names_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The changed set leaves the manifest, files come, the manifest lists all; no file goes."""
     put(tmp_path, FIRST)
-    done = []
-    real_replace, real_unlink = os.replace, os.unlink
+    done, real_replace, real_unlink = [], os.replace, os.unlink
 
     def replace(old: Path, new: Path) -> None:
         real_replace(old, new)
@@ -144,21 +136,16 @@ def test_files_are_replaced_before_the_manifest_names_them(tmp_path: Path, monke
 def test_the_same_bytes_again_touch_no_manifest_but_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is taken out of the manifest meanwhile if no file changes."""
     put(tmp_path, FIRST)
-    before = contents(tmp_path)
-    seen = []
-    monkeypatch.setattr(os, "replace", watched(os.replace, lambda: seen.append(listed(tmp_path))))
+    before, seen, real = contents(tmp_path), [], os.replace
+
+    def replace(old: Path, new: Path) -> None:
+        real(old, new)
+        seen.append(listed(tmp_path))
+
+    monkeypatch.setattr(os, "replace", replace)
     put(tmp_path, FIRST)
     assert contents(tmp_path) == before
     assert seen == [hashes(FIRST)] * len(seen)
-
-
-def watched(function: Callable[..., Any], then: Callable[[], object]) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        result = function(*args, **kwargs)
-        then()
-        return result
-
-    return call
 
 
 # ---- killed ----
@@ -251,18 +238,8 @@ def test_eight_builds_by_four_processes_are_all_listed(tmp_path: Path) -> None:
             made = Compilation(spec).changed("form=registers,threads=1,rows_per_block=32,vec=4", "sm_90")
             build([made], folder, arches=["sm_90"], version="1", kinds=["cu"])
     """
-    root = Path(folders.__file__).parents[2]
-    running = [
-        subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(code), str(tmp_path / "out"), str(n)],
-            env={**os.environ, "PYTHONPATH": str(root)},
-            stderr=subprocess.PIPE,
-        )
-        for n in range(4)
-    ]
-    for process in running:
-        said = process.communicate(timeout=120)[1]
-        assert process.returncode == 0, said
+    for process in [start(code, str(tmp_path / "out"), str(n)) for n in range(4)]:
+        output(process)
     found = listed(tmp_path / "out")
     assert len(found) == 8
     assert contents(tmp_path / "out").keys() == {"manifest.json", *(n for own in found.values() for n in own)}
@@ -278,26 +255,29 @@ def test_a_folder_that_is_held_for_long_is_one_sentence(tmp_path: Path, monkeypa
     put(tmp_path, FIRST)
 
 
-@pytest.mark.parametrize("name", ["a\0b", "\ud800", "x" * 300])
+@pytest.mark.parametrize("name", ["a\0b", "\ud800", "x" * 300, "file", "file/below"])
 def test_a_folder_that_cannot_be_is_one_sentence(tmp_path: Path, name: str) -> None:
-    with pytest.raises(LngenError, match=r"cannot write '.*; name a place that can be written to\."):
+    (tmp_path / "file").touch()
+    with pytest.raises(LngenError, match=r"(cannot write|is expected to be a manifest) .*; name a"):
         put(tmp_path / name, FIRST)
 
 
 # ---- manifests of strangers ----
 
-STRANGE = [
-    ({"manifest.json": "0"}, "'manifest.json' is not a file that a build writes for this kernel set"),
-    ({"notes.txt": "0"}, "'notes.txt' is not a file that a build writes"),
-    ({"a.cu.bak": "0"}, "'a.cu.bak' is not a file"),
-    ({"a.sm_90.so": "0"}, "'a.sm_90.so' is not a file"),
-    ({"../a.cu": "0"}, r"'\.\./a\.cu' is not a file"),
-    ({"a.cu\n": "0"}, r"'a\.cu\\n' is not a file"),
-    ({"a.cu": None}, r"no sha256 of 'a\.cu'"),
-]
 
-
-@pytest.mark.parametrize(("names", "message"), [({"b.cu": "0"}, "'b.cu' is not a file that a build writes"), *STRANGE])
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ({"b.cu": "0"}, "'b.cu' is not a file that a build writes for this kernel set"),
+        ({"manifest.json": "0"}, "'manifest.json' is not a file that a build writes for this kernel set"),
+        ({"notes.txt": "0"}, "'notes.txt' is not a file that a build writes"),
+        ({"a.cu.bak": "0"}, "'a.cu.bak' is not a file"),
+        ({"a.sm_90.so": "0"}, "'a.sm_90.so' is not a file"),
+        ({"../a.cu": "0"}, r"'\.\./a\.cu' is not a file"),
+        ({"a.cu\n": "0"}, r"'a\.cu\\n' is not a file"),
+        ({"a.cu": None}, r"no sha256 of 'a\.cu'"),
+    ],
+)
 def test_a_manifest_cannot_list_any_file(tmp_path: Path, names: dict[str, str | None], message: str) -> None:
     listed = {n: {"sha256": digest} for n, digest in names.items()}
     document = {"schema_version": 2, "kernel_sets": [{"name": "a", "files": listed}]}
@@ -313,17 +293,19 @@ def test_a_manifest_cannot_list_any_file(tmp_path: Path, names: dict[str, str | 
 @pytest.mark.parametrize(
     ("document", "message"),
     [
-        ({"schema_version": 2}, "no list of kernel sets"),
-        ({"schema_version": 2, "kernel_sets": {"a": 1}}, "no list of kernel sets"),
-        ({"schema_version": 2, "kernel_sets": [3]}, "a kernel set without a name and files"),
-        ({"schema_version": 2, "kernel_sets": [{"name": "../a", "files": {}}]}, "a kernel set without a name"),
-        ({"schema_version": 2, "kernel_sets": [{"name": "a", "files": {}}] * 2}, "two kernel sets are called 'a'"),
-        ({"schema_version": 2, "kernel_sets": [{"name": "a", "files": {"a.cu": 1}}]}, r"no sha256 of 'a\.cu'"),
+        ({}, "no list of kernel sets"),
+        ({"kernel_sets": {"a": 1}}, "no list of kernel sets"),
+        ({"kernel_sets": [3]}, "a kernel set without a name and files"),
+        ({"kernel_sets": [{}]}, "a kernel set without a name and files"),
+        ({"kernel_sets": [{"name": "../a", "files": {}}]}, "a kernel set without a name"),
+        ({"kernel_sets": [{"name": "a", "files": {}}] * 2}, "two kernel sets are called 'a'"),
+        ({"kernel_sets": [{"name": "a", "files": {"a.cu": 1}}]}, r"no sha256 of 'a\.cu'"),
         ({"schema_version": True, "kernel_sets": []}, "another schema version"),
+        ({"schema_version": 1, "kernel_sets": []}, "another schema version"),
     ],
 )
-def test_a_wrong_manifest_is_one_sentence(tmp_path: Path, document: object, message: str) -> None:
-    (tmp_path / "manifest.json").write_text(json.dumps(document))
+def test_a_wrong_manifest_is_one_sentence(tmp_path: Path, document: dict[str, object], message: str) -> None:
+    (tmp_path / "manifest.json").write_text(json.dumps({"schema_version": 2} | document))
     with pytest.raises(LngenError, match=rf"but is not \({message}.*\); name another folder, or remove the file\.$"):
         manifest.read(tmp_path)
 
@@ -331,6 +313,8 @@ def test_a_wrong_manifest_is_one_sentence(tmp_path: Path, document: object, mess
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (lambda path: path.write_text("no json"), "Expecting value"),
+        (Path.mkdir, "Is a directory"),
         (lambda path: path.write_bytes(b"[" * 10**5), "it is nested deeper than 32 levels"),
         (lambda path: path.write_bytes(b'{"schema_version": ' + b"9" * 400), "is a number of more than 64 bits"),
         (lambda path: path.write_bytes(b'"\\ud800"'), "it holds half of a surrogate pair"),
@@ -343,7 +327,7 @@ def test_a_manifest_that_cannot_be_read_is_one_sentence(
     tmp_path: Path, make: Callable[[Path], object], message: str
 ) -> None:
     make(tmp_path / "manifest.json")
-    with pytest.raises(LngenError, match=rf"but is not \(.*{message}\); name another folder, or remove the file\.$"):
+    with pytest.raises(LngenError, match=rf"but is not \(.*{message}.*\); name another folder, or remove the file\.$"):
         manifest.read(tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""What is the same for every command: --json prints, --out FILE writes, standard output carries nothing else."""
+"""If these fail, a command prints no JSON, writes another file, or notices too late that it cannot write."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 import click
 import pytest
-from click.testing import CliRunner, Result
 
 import tune_fakes
 from bench_fakes import RECORDS
+from commands import call
 from lngen.bench import store
 from lngen.check import matrix
 from lngen.check.spec_checks import Result as Checked
@@ -23,7 +23,6 @@ from lngen.cli.output import unwritable
 FWD = "rmsnorm.fwd:d=64,dtype=f32"
 ALL_KEYS = "form=registers,threads=16,rows_per_block=8,vec=4,blocks_per_sm=8,prefetch=no"
 SHOW = ("show", FWD, "--stage")
-
 # Every command line that shows a table, and every one that shows a stage.
 TABLES: dict[str, tuple[str, ...]] = {
     "list": ("list",),
@@ -50,10 +49,6 @@ STAGES: dict[str, tuple[str, ...]] = {
     "diff": (*SHOW, "plan", "--schedule", ALL_KEYS, "--diff", "vec=2"),
 }
 FOLDER_OR_ARRAYS = {"build": "folder", "run": "outputs"}  # what their --out is
-
-
-def call(*args: str) -> Result:
-    return CliRunner().invoke(cli, [*args], prog_name="lngen")
 
 
 @pytest.fixture

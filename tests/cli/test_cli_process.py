@@ -1,4 +1,4 @@
-"""The command line as a process: its streams, signals and exit codes, and what it imports from where."""
+"""If these fail, the process ends with a wrong exit code, writes to a wrong stream, or imports foreign modules."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from lngen.cli import cli
+from commands import call
 from lngen.cli.failures import INTERRUPTED, UNHANDLED, UNREAD
 from lngen.errors import ArrayError, LngenError
 
@@ -46,7 +44,7 @@ def run(
     )
 
 
-# Streams
+# ---- streams ----
 
 
 @pytest.mark.parametrize("args", [("list",), ("list", "--json"), ("show", FWD, "--stage", "graph"), ("--help",)])
@@ -97,91 +95,60 @@ def test_names_that_are_not_utf8_are_printed(tmp_path: Path) -> None:
     assert "'\\udcff'" in run("show", os.fsdecode(b"\xff")).stderr
 
 
-# What is echoed
+# ---- what is echoed ----
+
 
 LONG, LONG_WORDS = "z" * 3000, "z y " * 800
 
 
 @pytest.mark.parametrize("long", [LONG, LONG_WORDS], ids=["word", "words"])
 @pytest.mark.parametrize(
-    "args",
+    "line",
     [
-        ["{}"],
-        ["--{}"],
-        ["show", "{}.fwd:d=8"],
-        ["show", "rmsnorm.fwd:d={}"],
-        ["show", "rmsnorm.fwd:{}=1"],
-        ["show", "rmsnorm.fwd:d=8", "{}"],
-        ["show", "rmsnorm.fwd:d=8", "--stage", "{}"],
-        ["show", "rmsnorm.fwd:d=8", "--rows", "{}"],
-        ["show", "rmsnorm.fwd:d=8", "--schedule", "{}"],
-        ["show", "rmsnorm.fwd:d=8", "--schedule", "threads={}"],
-        ["show", "rmsnorm.fwd:d=8", "--out", "{}"],
-        ["check", "long.graph.fwd:d=8"],
-        ["check", "absent_{}:f.fwd:d=8"],
-        ["conform", "--callable", "{}"],
-        ["bench", "--shapes", "{}"],
-        ["run", "rmsnorm.fwd:d=8", "--in", "{}"],
-        ["tune", "rmsnorm.fwd:d=8", "--budget", "{}"],
+        "{}", "--{}", "show {}.fwd:d=8", "show rmsnorm.fwd:d={}", "show rmsnorm.fwd:{}=1", "show rmsnorm.fwd:d=8 {}",
+        *(f"show rmsnorm.fwd:d=8 {option}" for option in (
+            "--stage {}", "--rows {}", "--schedule {}", "--schedule threads={}", "--out {}"
+        )),
+        "check long.graph.fwd:d=8", "check absent_{}:f.fwd:d=8", "conform --callable {}", "bench --shapes {}",
+        "run rmsnorm.fwd:d=8 --in {}", "tune rmsnorm.fwd:d=8 --budget {}",
     ],
-    ids=" ".join,
-)
+)  # fmt: skip
 def test_no_error_echoes_more_than_200_characters(
-    args: list[str], long: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    line: str, long: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "long.graph").write_text(
         f"graph @a(%x: f32[M, D]) -> (f32[M, D]) {{\n%y : f32[M, D] = neg %{long}\nreturn %y\n}}"
     )
     monkeypatch.chdir(tmp_path)
-    done = CliRunner().invoke(cli, [arg.replace("{}", long) for arg in args])
+    done = call(*(arg.replace("{}", long) for arg in line.split()))
     echoes = re.findall("z{2,}|(?:z y ?){2,}", done.stderr)
     assert (done.exit_code, max(map(len, echoes), default=0) <= 200) == (2, True), done.stderr
 
 
 @pytest.mark.parametrize(
-    "args",
+    "line",
     [
-        ["build", "rmsnorm.fwd:d=8", "--out", "{}"],
-        ["build", "rmsnorm.fwd:d=8", "--out", "out", "--lock", "{}"],
-        ["bench", "--from", "{}"],
-        ["tune", "rmsnorm.fwd:d=8", "--database", "{}"],
-        ["generated", "--time", "--against", "{}"],
+        "build rmsnorm.fwd:d=8 --out {}", "build rmsnorm.fwd:d=8 --out out --lock {}", "bench --from {}",
+        "tune rmsnorm.fwd:d=8 --database {}", "generated --time --against {}",
     ],
-    ids=" ".join,
-)
+)  # fmt: skip
 @pytest.mark.parametrize("name", ["a\0b", "a\0b/c"])
-def test_a_name_with_a_nul_is_a_usage_error(args: list[str], name: str) -> None:
-    done = CliRunner().invoke(cli, [arg.replace("{}", name) for arg in args])
+def test_a_name_with_a_nul_is_a_usage_error(line: str, name: str) -> None:
+    done = call(*(arg.replace("{}", name) for arg in line.split()))
     assert done.exit_code == 2
     assert f"'{name}' cannot be used: no file can have this name; name another one." in done.stderr
 
 
-# Exit codes
+# ---- exit codes ----
 
 
-def test_what_is_left_unhandled_exits_70(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(*_: object) -> None:
-        raise ValueError("two\nlines")
-
-    monkeypatch.setattr("lngen.cli.inspection._described", wrong)
-    monkeypatch.setenv("LNGEN_DEBUG", "0")
-    sentence = (
-        "error: internal error of lngen (ValueError: two lines); please report it with the output of LNGEN_DEBUG=5.\n"
-    )
-    done = CliRunner().invoke(cli, ["list"])
-    assert (done.exit_code, done.stdout, done.stderr) == (70, "", sentence)
-    monkeypatch.setenv("LNGEN_DEBUG", "5")
-    done = CliRunner().invoke(cli, ["list"])
-    assert (done.exit_code, done.stdout) == (70, "")
-    assert done.stderr.startswith("Traceback (most recent call last)")
-    assert done.stderr.endswith(f"ValueError: two\nlines\n{sentence}")
-
-
-def raises(error: BaseException) -> Callable[..., None]:
-    def command(*_: object) -> None:
-        raise error
-
-    return command
+@pytest.mark.parametrize(("spec", "code"), [("layernorm.fwd:d=64", 0), ("layernrm.fwd:d=64", 2)])
+def test_the_process_ends_with_the_exit_code(spec: str, code: int) -> None:
+    done = run("show", spec, "--stage", "graph")
+    assert done.returncode == code
+    assert done.stdout.startswith("graph @layernorm_fwd") == (code == 0)
+    assert ("error: spec 'layernrm.fwd:d=64': there is no graph" in done.stderr) == (code == 2)
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -193,17 +160,27 @@ def raises(error: BaseException) -> Callable[..., None]:
         (RecursionError("too deep"), 70, "error: internal error of lngen (RecursionError: too deep)"),
         (OSError(5, "Input/output error"), 70, "error: internal error of lngen (OSError: [Errno 5]"),
         (EOFError(), 70, "error: internal error of lngen (EOFError: it has no message)"),
+        (
+            ValueError("two\nlines"),
+            70,
+            "error: internal error of lngen (ValueError: two lines); please report it with the output of",
+        ),
     ],
 )
 @pytest.mark.parametrize("level", ["0", "5", "nonsense"])
 def test_each_error_has_its_exit_code(
     monkeypatch: pytest.MonkeyPatch, error: Exception, code: int, message: str, level: str
 ) -> None:
-    monkeypatch.setattr("lngen.cli.inspection._described", raises(error))
+    def described(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("lngen.cli.inspection._described", described)
     monkeypatch.setenv("LNGEN_DEBUG", level)
-    done = CliRunner().invoke(cli, ["list"])
-    assert (done.exit_code, "Traceback" in done.stderr) == (code, level == "5")
-    assert message in done.stderr
+    done = call("list")
+    traceback, _, said = done.stderr.rpartition("error: ")
+    assert (done.exit_code, done.stdout) == (code, "")
+    assert traceback.startswith("Traceback (most recent call last)") == (level == "5") == bool(traceback)
+    assert f"error: {said}".startswith(message)
 
 
 def test_the_reference_lists_every_exit_code() -> None:
@@ -214,7 +191,7 @@ def test_the_reference_lists_every_exit_code() -> None:
     assert {int(code) for code in listed} == codes
 
 
-# Signals
+# ---- signals ----
 
 
 def interrupted(child: subprocess.Popen[str], started: str) -> tuple[int, str]:
@@ -225,6 +202,19 @@ def interrupted(child: subprocess.Popen[str], started: str) -> tuple[int, str]:
     child.send_signal(signal.SIGINT)
     _, err = child.communicate(timeout=120)
     return child.returncode, err
+
+
+def test_an_interrupt_of_a_command() -> None:
+    code = (
+        "import time, lngen.cli\n"
+        "def slow(self, ctx, name):\n    print('started', flush=True); time.sleep(60)\n"
+        "lngen.cli.Commands.get_command = slow\nlngen.cli.main()"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, "list"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    code_, err = interrupted(child, "started")
+    assert (code_, "Traceback" in err) == (130, False)
 
 
 @pytest.mark.parametrize("how", [MODULE, SCRIPT])
@@ -262,7 +252,7 @@ def test_an_ignored_interrupt_stays_ignored() -> None:
     assert run("--version", how=("-c", code)).stdout.splitlines()[-1] == "True"
 
 
-# Imports
+# ---- imports ----
 
 
 @pytest.fixture

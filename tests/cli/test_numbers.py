@@ -1,4 +1,4 @@
-"""Numbers that are typed: one strict reading, in specs, schedules and options."""
+"""If these fail, a number that is typed is read as another one, in a spec, a schedule or an option."""
 
 from __future__ import annotations
 

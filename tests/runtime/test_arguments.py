@@ -1,4 +1,4 @@
-"""Whatever is given to compile, forward and backward: a result, or an LngenError before anything is written."""
+"""If these fail, some argument ends in another error than an LngenError, or after something was written."""
 
 from __future__ import annotations
 

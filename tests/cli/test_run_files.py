@@ -1,0 +1,262 @@
+"""If these fail, ``lngen run`` computes other bits than the interpreter, or misreads a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from commands import fails, prints
+from lngen.check.inputs import random_inputs
+from lngen.cli.run_files import read_header, read_npy
+from lngen.compile import KernelSet
+from lngen.interpret import interpret
+from lngen.ir import M
+from lngen.ir.numerics import Array
+from lngen.runtime.launch import device_count
+from lngen.spec import Spec, parse_spec
+
+FWD = "layernorm.fwd:d=64,dtype=f32"
+BWD = "layernorm.bwd:d=64,dtype=bf16"
+ALL_KEYS = "form=registers,threads=16,rows_per_block=8,vec=4,blocks_per_sm=8,prefetch=no"
+
+
+def as_npy(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return array.view(np.uint16) if array.dtype == ml_dtypes.bfloat16 else array
+
+
+def save(folder: Path, arrays: dict[str, np.ndarray[Any, Any]]) -> str:
+    for name, array in arrays.items():
+        np.save(folder / f"{name}.npy", as_npy(array))
+    return ",".join(f"{name}={folder / name}.npy" for name in arrays)
+
+
+def inputs_of(spec: str, rows: int = 6) -> dict[str, np.ndarray[Any, Any]]:
+    return random_inputs(parse_spec(spec), rows)
+
+
+def where(folder: Path, spec: Spec) -> str:
+    return ",".join(f"{r.name}={folder}/out_{r.name}.npy" for r in spec.graph().results)
+
+
+# ---- results ----
+
+
+@pytest.mark.parametrize(
+    "text", [FWD, BWD, "rmsnorm.fwd:d=7,dtype=f16,weight=bf16,out=f32", "rmsnorm.bwd:d=8,dtype=f64,wrt=x"]
+)
+@pytest.mark.parametrize("rows", [0, 6])
+@pytest.mark.parametrize("on", ["interpreter", "ptx"])
+def test_run_gives_the_interpreters_bits(tmp_path: Path, text: str, rows: int, on: str) -> None:
+    spec = parse_spec(text)
+    arrays = inputs_of(text, rows)
+    out = where(tmp_path, spec)
+    assert prints("run", text, "--in", save(tmp_path, arrays), "--out", out, "--on", on) == ""
+    for name, want in interpret(spec.graph(), arrays).items():
+        got = np.load(tmp_path / f"out_{name}.npy")
+        assert (got.dtype, got.shape) == (as_npy(want).dtype, want.shape)
+        assert got.tobytes() == want.tobytes()
+
+
+@pytest.mark.parametrize("leading", [(2, 3), (), (1, 6, 1), (0, 3)])
+@pytest.mark.parametrize("text", [FWD, BWD])
+def test_run_gives_leading_dimensions_back(tmp_path: Path, leading: tuple[int, ...], text: str) -> None:
+    spec = parse_spec(text)
+    arrays = inputs_of(text, int(np.prod(leading, dtype=int)))
+    weights = {p.name for p in spec.graph().params if M not in p.type.axes}
+    shaped = {n: a if n in weights else a.reshape((*leading, *a.shape[1:])) for n, a in arrays.items()}
+    if "mean" in arrays:
+        shaped["mean"] = arrays["mean"]  # [M] may also come flat
+    prints("run", text, "--in", save(tmp_path, shaped), "--out", where(tmp_path, spec))
+    found = interpret(spec.graph(), arrays)
+    for result in spec.graph().results:
+        got = np.load(tmp_path / f"out_{result.name}.npy")
+        assert got.shape == result.type.shape(leading, 64)
+        assert got.tobytes() == found[result.name].tobytes()
+
+
+def test_run_takes_bf16_as_ml_dtypes_saves_it(tmp_path: Path) -> None:
+    arrays = inputs_of(BWD)
+    files = save(tmp_path, arrays)
+    np.save(tmp_path / "x.npy", arrays["x"])  # two opaque bytes an element
+    prints("run", BWD, "--in", files, "--out", f"dx={tmp_path}/dx.npy")
+    want = interpret(parse_spec(BWD).graph(), arrays)["dx"]
+    assert np.load(tmp_path / "dx.npy").tobytes() == want.tobytes()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("text", [FWD, BWD, "rmsnorm.bwd:d=65536,dtype=f32", "layernorm.fwd:d=1000,dtype=f16"])
+@pytest.mark.parametrize("rows", [0, 5])
+def test_run_on_the_gpu_gives_the_same_files(tmp_path: Path, text: str, rows: int) -> None:
+    files = save(tmp_path, inputs_of(text, rows))
+    results = []
+    for on in ("gpu", "interpreter"):
+        folder = tmp_path / on
+        folder.mkdir()
+        prints("run", text, "--in", files, "--out", where(folder, parse_spec(text)), "--on", on)
+        results.append({p.name: p.read_bytes() for p in folder.iterdir()})
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_run_launches_an_overlapping_call_only_if_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overlap: bool
+) -> None:
+    def run_numpy(kernels: KernelSet, inputs: dict[str, Array], *, overlap: bool) -> dict[str, Array]:
+        asked.append(overlap)
+        return interpret(kernels.plan.graph, inputs)
+
+    asked: list[bool] = []
+    monkeypatch.setattr("lngen.cli.run_files.run_numpy", run_numpy)
+    monkeypatch.setattr("lngen.cli.run_files.device_arch", lambda device: "sm_90")
+    files = ["--in", save(tmp_path, inputs_of(FWD)), "--out", f"y={tmp_path}/y.npy"]
+    prints("run", FWD, "--on", "gpu", "--schedule", ALL_KEYS, *files, *(["--overlap"] if overlap else []))
+    assert asked == [overlap]
+
+
+# ---- refusals ----
+
+
+@pytest.mark.skipif(device_count() > 0, reason="there is a GPU")
+def test_run_on_a_gpu_that_is_not_there_exits_3(tmp_path: Path) -> None:
+    files = save(tmp_path, inputs_of(FWD))
+    message = fails(3, "run", FWD, "--in", files, "--out", f"y={tmp_path}/y.npy", "--on", "gpu")
+    assert message.startswith("error: GPU 0 is expected")
+    assert not (tmp_path / "y.npy").exists()
+
+
+def damage(path: Path, how: str) -> None:
+    raw = path.read_bytes()
+    match how:
+        case "absent":
+            path.unlink()
+        case "text":
+            path.write_text("x\n")
+        case "cut":
+            path.write_bytes(raw[:-1])
+        case "objects":
+            np.save(path, np.array([{}]), allow_pickle=True)
+        case "archive":
+            with path.open("wb") as file:
+                np.savez(file, x=np.zeros(3))
+        case "f64":
+            np.save(path, np.zeros((6, 64)))
+        case "big-endian":
+            np.save(path, np.zeros((6, 64), ">f4"))
+        case "narrow":
+            np.save(path, np.zeros((6, 63), np.float32))
+        case "scalar":
+            np.save(path, np.float32(1))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"--in": "x={0}/x.npy"}, "--in: 'gamma' is missing; layernorm.fwd:d=64,dtype=f32 takes x: f32[M"),
+        ({"--in": "{in},z={0}/x.npy"}, "--in: there is no 'z', expected x, gamma, beta."),
+        ({"--in": "{in},x={0}/x.npy"}, "--in: 'x' is given twice."),
+        ({"--in": "x"}, "--in: expected 'name=file.npy', got 'x'."),
+        ({"--out": "y="}, "--out: expected 'name=file.npy', got 'y='."),
+        ({"--out": "dx={0}/y.npy"}, "--out: there is no 'dx', expected y, mean, rstd."),
+        ({"--out": "y={0}/y.npy,y={0}/z.npy"}, "--out: 'y' is given twice."),
+        ({"--out": "y={0}/y.npy,mean={0}/y.npy"}, "--out: two results are given the same file."),
+        ({"--out": "y={0}/no/y.npy"}, "there is no folder"),
+        ({"x": "absent"}, "'x': cannot read"),
+        ({"x": "text"}, "is not a complete .npy file of numbers"),
+        ({"x": "cut"}, "is not a complete .npy file of numbers"),
+        ({"x": "objects"}, "is not a complete .npy file of numbers"),
+        ({"x": "archive"}, "is not a complete .npy file of numbers"),
+        ({"x": "f64"}, "is expected to hold float32, got float64."),
+        ({"x": "big-endian"}, "is expected to hold float32, got >f4."),
+        ({"x": "narrow"}, "to have shape (..., 64), the spec's D last, got (6, 63)."),
+        ({"x": "scalar"}, "to have shape (..., 64), the spec's D last, got ()."),
+        ({"gamma": "narrow"}, "'gamma' is expected to have shape (64,), got (6, 63)."),
+        ({"--schedule": f"{ALL_KEYS},threads=3"}, "threads is a power of two"),
+    ],
+)  # fmt: skip
+def test_run_says_what_is_wrong_before_it_computes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, str], message: str
+) -> None:
+    for name in ("interpret", "run_numpy"):
+        monkeypatch.setattr(f"lngen.cli.run_files.{name}", lambda *_: pytest.fail("something was computed"))
+    files = save(tmp_path, inputs_of(FWD))
+    options = {"--in": "{in}", "--out": "y={0}/y.npy"}
+    for key, value in change.items():
+        if key.startswith("--"):
+            options[key] = value
+        else:
+            damage(tmp_path / f"{key}.npy", value)
+    args = [part.replace("{in}", files).replace("{0}", str(tmp_path)) for pair in options.items() for part in pair]
+    assert message in fails(2, "run", FWD, "--on", "interpreter", *args)
+    assert not (tmp_path / "y.npy").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda a: {"dy": a["dy"][:5]}, "'x' is expected to have shape (5, 64), the rows of 'dy', got (6, 64)."),
+        (
+            lambda a: {"x": np.zeros((6, 64), np.float32)},
+            "is expected to hold uint16 (bf16 travels as uint16), got float32.",
+        ),
+    ],
+)
+def test_run_rejects_other_rows_and_dtypes(tmp_path: Path, change: Any, message: str) -> None:
+    arrays = inputs_of(BWD)
+    files = save(tmp_path, arrays | change(arrays))
+    assert message in fails(2, "run", BWD, "--in", files, "--out", f"dx={tmp_path}/dx.npy")
+
+
+def test_only_what_is_asked_for_is_written_or_nothing(tmp_path: Path) -> None:
+    files = save(tmp_path, inputs_of(FWD))
+    (tmp_path / "folder").mkdir()
+    before = {p.name for p in tmp_path.iterdir()}
+    assert "cannot write" in fails(2, "run", FWD, "--in", files, "--out", f"y={tmp_path}/y.npy,mean={tmp_path}/folder")
+    assert {p.name for p in tmp_path.iterdir()} == before
+    prints("run", FWD, "--in", files, "--out", f"rstd={tmp_path}/a,b.npy")
+    assert {p.name for p in tmp_path.iterdir()} - before == {"a,b.npy"}
+
+
+# ---- files ----
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "shape", "message"),
+    [
+        ("x", np.float64, (2**20, 64), "is expected to hold float32, got float64."),
+        ("x", np.float32, (2**20, 63), "to have shape (..., 64), the spec's D last, got (1048576, 63)."),
+        ("gamma", np.float32, (2**26,), "'gamma' is expected to have shape (64,), got (67108864,)."),
+    ],
+)
+def test_run_reads_no_elements_before_all_headers_are_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, dtype: Any, shape: tuple[int, ...], message: str
+) -> None:
+    """A file of holes, which would take memory of its whole size."""
+    files = save(tmp_path, inputs_of(FWD))
+    np.lib.format.open_memmap(tmp_path / f"{name}.npy", "w+", dtype, shape).flush()
+    monkeypatch.setattr("lngen.cli.run_files.read_npy", lambda *_: pytest.fail("elements were read"))
+    assert message in fails(2, "run", FWD, "--in", files, "--out", f"y={tmp_path}/y.npy")
+
+
+def test_run_refuses_a_file_that_is_replaced_meanwhile(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.zeros(3))
+    header = read_header(tmp_path / "x.npy")
+    assert read_npy(tmp_path / "x.npy", header).shape == (3,)
+    np.save(tmp_path / "x.npy", np.zeros(4))
+    with pytest.raises(ValueError, match="the file was replaced during the read"):
+        read_npy(tmp_path / "x.npy", header)
+
+
+@pytest.mark.parametrize(
+    "array", [np.arange(24.0).reshape(2, 3, 4), np.zeros((0, 8)), np.float32(3), np.arange(3, dtype=">i2")]
+)
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_whole_files_come_back(tmp_path: Path, array: Any, order: Any) -> None:
+    path = tmp_path / "a.npy"
+    np.save(path, np.asarray(array, order=order))
+    back = read_npy(path)
+    assert (back.dtype, back.shape, back.tobytes()) == (array.dtype, array.shape, array.tobytes())
+    assert back.flags.c_contiguous
