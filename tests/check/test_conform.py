@@ -13,10 +13,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 import sampling
-from lngen.check.conform import CASES, Contract, LngenTarget, NumpyTarget, Outcome, conform, find_target, select
-from lngen.check.conform import contract as contracts
-from lngen.check.conform.layout import clone, laid, strided, transposed, unaligned
-from lngen.check.conform.reference import reference
+from lngen.check.conform import Contract, LngenTarget, Outcome, conform, find_target, select
+from lngen.check.conform.conformance import CASES
+from lngen.check.conform.implementations import NumpyTarget, RaisedError, TorchTarget, clone, laid
+from lngen.check.conform.memory_cases import strided, transposed, unaligned
+from lngen.check.conform.number_cases import in_ulps
 from lngen.cli import cli
 from lngen.errors import CheckError, MissingError, SpecError
 from lngen.graphs import Definition, GraphBuilder
@@ -491,7 +492,6 @@ def test_torch_rmsnorm_underflows_backward_of_huge_rows(dtype: DType, wrong: set
 
 def test_a_torch_function_without_a_gradient_has_no_backward() -> None:
     torch = pytest.importorskip("torch")
-    from lngen.check.conform import TorchTarget
 
     def detached(x: Any, gamma: Any, beta: Any, eps: float) -> Any:
         return torch.nn.functional.layer_norm(x.detach(), x.shape[-1:], gamma.detach(), beta.detach(), eps)
@@ -503,7 +503,6 @@ def test_a_torch_function_without_a_gradient_has_no_backward() -> None:
 
 def test_a_torch_function_that_writes_to_its_input_is_seen() -> None:
     torch = pytest.importorskip("torch")
-    from lngen.check.conform import TorchTarget
 
     class InPlace(torch.autograd.Function):  # type: ignore[name-defined,misc]
         @staticmethod
@@ -539,16 +538,17 @@ def test_a_clone_keeps_the_layout(lay: Callable[[Array], Array], dtype: np.dtype
 def test_ulps_are_those_of_the_stored_dtype() -> None:
     contract = Contract.of("layernorm", DType.BF16)
     x = np.array([[-1.0, 1.0]]).astype(BF16)
-    want = reference(contract, {"x": x, "gamma": np.ones(2, BF16), "beta": np.zeros(2, BF16)})
-    judged = want.judge("y", np.array([[-1.0, 1.0078125]]).astype(BF16))
-    assert (judged.max_ulp, judged.mean_ulp) == (1.0, 0.5)
-    assert 1 < judged.excess < 2
-    assert want.judge("y", np.array([[np.nan, 1.0]]).astype(BF16)).excess == np.inf
+    want = contract.expected({"x": x, "gamma": np.ones(2, BF16), "beta": np.zeros(2, BF16)})["y"]
+    y = np.array([[-1.0, 1.0078125]]).astype(BF16)
+    off = in_ulps(want, y, DType.BF16)
+    assert (off.largest, off.mean) == (1.0, 0.5)
+    assert 1 < want.excess(y) < 2
+    assert want.excess(np.array([[np.nan, 1.0]]).astype(BF16)) == np.inf
 
 
 def test_the_first_line_of_an_exception_is_kept() -> None:
-    assert str(contracts.RaisedError(ValueError("\n one\ntwo"))) == "ValueError: one"
-    assert str(contracts.RaisedError(KeyError())) == "KeyError"
+    assert str(RaisedError(ValueError("\n one\ntwo"))) == "ValueError: one"
+    assert str(RaisedError(KeyError())) == "KeyError"
 
 
 # The command line
@@ -679,7 +679,7 @@ def test_what_the_machine_lacks_is_exit_code_three() -> None:
     [("liger-layernorm", "liger_kernel"), ("liger-rmsnorm", "liger_kernel"), ("quack-rmsnorm", "quack")],
 )
 def test_a_peer_that_is_not_installed_is_named(name: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lngen.check.conform.adapters.find_spec", lambda name: None)
+    monkeypatch.setattr("lngen.check.conform.implementations.find_spec", lambda name: None)
     with pytest.raises(MissingError, match=f"'{name}' needs the package {package}, which is not installed"):
         find_target(name)
 

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from lngen.check.conform import CASES, GraphSuite, LngenTarget, Outcome, conform_graph, select
-from lngen.check.conform.targets import Ran
+from lngen.check.conform import GraphSuite, LngenTarget, Outcome, conform_graph, select
+from lngen.check.conform.conformance import CASES
+from lngen.check.conform.implementations import Ran
 from lngen.cli import cli
 from lngen.errors import SpecError
 from lngen.graphs import Definition, GraphBuilder
@@ -160,7 +161,7 @@ def test_a_mistake_fails_its_case(change: Change, case: str) -> None:
 
 def test_a_wrong_derivation_fails_the_differences(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = {"dx": 3.0, "dgamma": 0.5}
-    monkeypatch.setattr("lngen.check.conform.of_graphs.gradient_excess", lambda spec: wrong)
+    monkeypatch.setattr("lngen.check.conform.number_cases.gradient_excess", lambda spec: wrong)
     (outcome,) = outcomes(own("gated", "bwd"), "differences").values()
     assert (outcome.status, outcome.measured) == ("fail", wrong)
 

@@ -2,29 +2,20 @@
 
 ::
 
-    for outcome in conform(NumpyTarget("mine", forward, backward), Contract("layernorm", DType.F32)):
+    for outcome in conform(NumpyTarget("mine", forward, backward), Contract.of("layernorm", DType.F32)):
         print(outcome.name, outcome.status, outcome.detail)
 """
 
-from lngen.check.conform.adapters import ADAPTERS, find_target
-from lngen.check.conform.case import Case
-from lngen.check.conform.cases import CASES, select
-from lngen.check.conform.contract import Contract, Outcome
-from lngen.check.conform.graph_suite import GraphSuite
-from lngen.check.conform.run import conform, conform_graph
-from lngen.check.conform.targets import LngenTarget, NumpyTarget, Target, TorchTarget
+from lngen.check.conform.conformance import Case, Outcome, conform, conform_graph, select
+from lngen.check.conform.implementations import LngenTarget, find_target
+from lngen.check.conform.suites import Contract, GraphSuite
 
 __all__ = [
-    "ADAPTERS",
-    "CASES",
     "Case",
     "Contract",
     "GraphSuite",
     "LngenTarget",
-    "NumpyTarget",
     "Outcome",
-    "Target",
-    "TorchTarget",
     "conform",
     "conform_graph",
     "find_target",

@@ -1,4 +1,9 @@
-"""The target of the cases: a NumPy function, a torch function with its autograd, or lngen's own kernels."""
+"""The target of the cases: a NumPy function, a torch function with its autograd, or lngen's own kernels.
+
+A name gives a target: ``module:function``, or a known function with a signature of its own.
+
+A target gets arrays with their memory: a copy, here or on a GPU, keeps strides and offset from an aligned address.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +11,17 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from lngen.check.conform.contract import FailedError, RaisedError
-from lngen.check.conform.layout import Laid, laid
-from lngen.errors import MissingError
+from lngen.check.tolerances import NormName
+from lngen.errors import MissingError, SpecError, short
+from lngen.imports import imported, is_function
 from lngen.ir import WIDE, DType
 from lngen.ir.numerics import NUMPY_DTYPE, Array
 from lngen.runtime.arrays import FROM_NUMPY, torch_dtypes
@@ -22,6 +30,67 @@ from lngen.spec import Spec
 
 GRADIENTS = ("dx", "dgamma", "dbeta")
 Memory = Callable[[], dict[str, Array]]
+Function = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Laid:
+    """An array as a window on its memory; strides and offset in elements."""
+
+    memory: Array
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    def on(self, memory: Array) -> Array:
+        """The same window on other memory of the same size and type."""
+        size = memory.itemsize
+        strides = tuple(s * size for s in self.strides)
+        raw = memory.view(np.uint8)
+        return np.ndarray(self.shape, memory.dtype, buffer=raw.data, offset=self.offset * size, strides=strides)
+
+
+def laid(a: Array) -> Laid:
+    """The window that ``a`` is on the array that owns its memory."""
+    owner = a
+    while isinstance(owner.base, np.ndarray):
+        owner = owner.base
+    if a.size == 0 or not owner.flags.c_contiguous:
+        whole = np.ascontiguousarray(a)
+        return Laid(whole.reshape(-1), 0, a.shape, tuple(s // a.itemsize for s in whole.strides))
+    start = int(a.__array_interface__["data"][0]) - int(owner.__array_interface__["data"][0])
+    memory = owner.reshape(-1).view(np.uint8).view(a.dtype)
+    return Laid(memory, start // a.itemsize, a.shape, tuple(s // a.itemsize for s in a.strides))
+
+
+def clone(a: Array) -> Array:
+    """A copy with the same layout; writing to it leaves ``a`` alone."""
+    window = laid(a)
+    return window.on(window.memory.copy())
+
+
+@dataclass(frozen=True)
+class Found:
+    """How a case passed: a few words, and numbers for programs."""
+
+    detail: str
+    measured: dict[str, float] = field(default_factory=dict)
+
+
+class FailedError(Exception):
+    """The case fails; the message gives the size of the error."""
+
+    def __init__(self, detail: str, measured: dict[str, float] | None = None) -> None:
+        super().__init__(detail)
+        self.found = Found(detail, measured or {})
+
+
+class RaisedError(Exception):
+    """The target raised; the message is the exception's type and first line."""
+
+    def __init__(self, error: BaseException) -> None:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        super().__init__(": ".join([type(error).__name__, *lines[:1]]))
 
 
 @dataclass(frozen=True)
@@ -87,8 +156,8 @@ class NumpyTarget:
     def __init__(
         self,
         name: str,
-        forward: Callable[..., Any],
-        backward: Callable[..., Any] | None = None,
+        forward: Function,
+        backward: Function | None = None,
         *,
         eps: float = 1e-5,
         beta: bool = True,
@@ -113,7 +182,7 @@ class TorchTarget:
     """``forward(x, gamma, beta, eps) -> y`` on torch tensors; autograd gives the backward."""
 
     def __init__(
-        self, name: str, forward: Callable[..., Any], *, eps: float = 1e-5, device: str = "cpu", beta: bool = True
+        self, name: str, forward: Function, *, eps: float = 1e-5, device: str = "cpu", beta: bool = True
     ) -> None:
         import torch
 
@@ -214,3 +283,132 @@ class LngenTarget:
 
         raw = cupy.ndarray((result.nbytes,), cupy.uint8, result.data).get()
         return np.asarray(raw.view(result.dtype).reshape(result.shape))
+
+
+# ---- targets by name ----
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """A known torch function: where it may be found, and how to call it with (x, gamma, beta, eps)."""
+
+    paths: tuple[str, ...]
+    norm: NormName
+    device: str
+    call: Callable[[Function, Any, Any, Any, float], Any]
+
+
+def _applied(f: Any) -> Function:
+    """An autograd function is called by its ``apply``."""
+    function: Function = getattr(f, "apply", f)
+    return function
+
+
+ADAPTERS = {
+    "torch-layernorm": Adapter(
+        ("torch.nn.functional:layer_norm", "torch:layer_norm"),
+        "layernorm",
+        "cpu",
+        lambda f, x, gamma, beta, eps: f(x, x.shape[-1:], gamma, beta, eps),
+    ),
+    "torch-rmsnorm": Adapter(
+        ("torch.nn.functional:rms_norm", "torch:rms_norm"),
+        "rmsnorm",
+        "cpu",
+        lambda f, x, gamma, beta, eps: f(x, x.shape[-1:], gamma, eps),
+    ),
+    "liger-layernorm": Adapter(
+        (
+            "liger_kernel.ops.layer_norm:LigerLayerNormFunction",
+            "liger_kernel.ops.layer_norm:LigerLayerNormFunction.apply",
+            "liger_kernel.transformers:LigerLayerNormFunction",
+            "liger_kernel.transformers:LigerLayerNormFunction.apply",
+        ),
+        "layernorm",
+        "cuda",
+        lambda f, x, gamma, beta, eps: _applied(f)(x, gamma, beta, eps),
+    ),
+    "liger-rmsnorm": Adapter(
+        (
+            "liger_kernel.ops.rms_norm:LigerRMSNormFunction",
+            "liger_kernel.ops.rms_norm:LigerRMSNormFunction.apply",
+            "liger_kernel.transformers:LigerRMSNormFunction",
+            "liger_kernel.transformers:LigerRMSNormFunction.apply",
+        ),
+        "rmsnorm",
+        "cuda",
+        # The last argument: not in place, or backward would overwrite dy.
+        lambda f, x, gamma, beta, eps: _applied(f)(x, gamma, eps, 0.0, "llama", False),
+    ),
+    "quack-rmsnorm": Adapter(
+        ("quack.rmsnorm:rmsnorm", "quack:rmsnorm"),
+        "rmsnorm",
+        "cuda",
+        lambda f, x, gamma, beta, eps: f(x, gamma, eps=eps),
+    ),
+}
+
+
+def find_target(
+    name: str,
+    *,
+    norm: NormName | None = None,
+    eps: float = 1e-5,
+    backward: str | None = None,
+    torch: bool = False,
+    device: str | None = None,
+    folder: Path | None = None,
+) -> tuple[Target, NormName]:
+    """The target of ``name``, and its norm (LayerNorm by default).
+
+    ``folder``: searched for the modules of named functions after all other places.
+    A function is torch's if its module starts with ``torch`` or if ``torch`` is set, else NumPy's. SpecError
+    if it cannot be imported or called, MissingError for a package or a GPU that is missing.
+    """
+    known = next((a for short, a in ADAPTERS.items() if name == short or name in a.paths), None)
+    norm = norm or (known.norm if known else "layernorm")
+    beta = norm == "layernorm"
+    if known is None:
+        function = load(name, folder)
+        torch = torch or name.startswith(("torch.", "torch:")) or str(function.__module__).partition(".")[0] == "torch"
+    else:
+        path = name if name in known.paths else known.paths[0]
+        _need(path.partition(".")[0].partition(":")[0], name)
+        function = partial(known.call, load(path))
+    if known is not None or torch:
+        if backward is not None:
+            raise SpecError("--backward is for NumPy functions; the backward of a torch function is its autograd.")
+        return TorchTarget(
+            name, function, eps=eps, device=_device(device or (known.device if known else "cpu"), name), beta=beta
+        ), norm
+    if device == "cuda":
+        raise SpecError(f"'{name}' is called with NumPy arrays, on the CPU; say --torch if it takes torch tensors.")
+    return NumpyTarget(name, function, load(backward, folder) if backward else None, eps=eps, beta=beta), norm
+
+
+def load(name: str, folder: Path | None = None) -> Function:
+    """The callable at ``module:attribute``; SpecError with the first line of the failure.
+
+    Only during the import, ``folder`` is searched for modules after all other places.
+    """
+    if not is_function(name):
+        raise SpecError(f"expected module:function or one of {', '.join(ADAPTERS)}, got '{short(name)}'.")
+    function: Function = imported(name, folder)
+    if not callable(function):
+        raise SpecError(f"'{name}' is expected to be a function, got {type(function).__name__}.")
+    return function
+
+
+def _need(package: str, name: str) -> None:
+    if find_spec(package) is None:
+        raise MissingError(f"'{name}' needs the package {package}, which is not installed.")
+
+
+def _device(device: str, name: str) -> str:
+    _need("torch", name)
+    if device == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            raise MissingError("--device cuda expects a GPU that torch can use; none was found.")
+    return device

@@ -6,14 +6,31 @@ from collections.abc import Callable
 
 import numpy as np
 
-from lngen.check.conform.contract import FailedError, Found, RaisedError, SkippedError
-from lngen.check.conform.layout import laid, strided, transposed, unaligned
-from lngen.check.conform.suite import Calls, same
-from lngen.check.conform.targets import guarded
+from lngen.check.conform.implementations import FailedError, Found, RaisedError, guarded, laid
+from lngen.check.conform.suites import Calls, SkippedError, same
 from lngen.check.inputs import differing
 from lngen.ir.numerics import NUMPY_DTYPE, Array
 
 BATCH, OFFSET = 1500, 5
+
+
+def strided(a: Array) -> Array:
+    """The same rows, with a gap of five elements between rows."""
+    wide = np.zeros((a.shape[0], a.shape[1] + 5), a.dtype)
+    wide[:, : a.shape[1]] = a
+    return wide[:, : a.shape[1]]
+
+
+def unaligned(a: Array) -> Array:
+    """The same elements, one element after an aligned address."""
+    memory = np.zeros(a.size + 1, a.dtype)
+    memory[1:] = a.reshape(-1)
+    return memory[1:].reshape(a.shape)
+
+
+def transposed(a: Array) -> Array:
+    """The same rows, stored column by column."""
+    return np.ascontiguousarray(a.T).T
 
 
 def no_rows(suite: Calls) -> Found:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import numpy as np
 
 from lngen.check import oracles
-from lngen.check.conform.contract import FailedError, Found, RaisedError, SkippedError
-from lngen.check.conform.suite import Calls, Inputs, Suite, changed
-from lngen.check.differences import ALLOWED, along
+from lngen.check.conform.implementations import FailedError, Found, RaisedError
+from lngen.check.conform.suites import Calls, GraphSuite, Inputs, SkippedError, Suite, changed
+from lngen.check.differences import ALLOWED, along, gradient_excess
 from lngen.check.inputs import differing
-from lngen.ir.numerics import Array
+from lngen.check.tolerances import Expected
+from lngen.ir import WIDE, DType
+from lngen.ir.numerics import Array, round_to
 
 SMALL = (3, 17)  # the formulas do not depend on the size
 TINY = {"f16": 2.0**-14, "bf16": 2.0**-126, "f32": 2.0**-126, "f64": 2.0**-1022}
-CONSTANTS = 64  # random constants for rows
+CONSTANTS = (0.0, 1.0, 3.3, -0.1, 7.0)
+RANDOM_CONSTANTS = 64
 LARGEST = {"f16": 65504.0, "bf16": 3.3e38, "f32": 3.4e38, "f64": 1.79e308}
 
 
@@ -52,13 +58,13 @@ def overflow(suite: Suite) -> Found:
     x = inputs["x"].astype(np.float64)
     x[1] *= std
     inputs = changed(inputs, x=x)
-    want, y = suite.reference(inputs), suite.results(inputs)["y"]
+    want, y = suite.contract.expected(inputs)["y"], suite.results(inputs)["y"]
     rest = np.arange(len(x)) != 1
     if (worst := _rows_excess(suite, inputs, y, rest)) > 1:
         raise FailedError(f"the ordinary rows beside it are wrong: {worst:.2g} of the bound", {"y": worst})
     with np.errstate(all="ignore"):
-        error = np.abs(y[1].astype(np.float64) - want.values["y"][1])
-    if bool((error <= want.allowed["y"][1]).all()):
+        error = np.abs(y[1].astype(np.float64) - want.value[1])
+    if bool((error <= want.allowed[1]).all()):
         return Found("right")
     name, beta = ("beta", inputs["beta"].astype(y.dtype)) if "beta" in inputs else ("0", np.zeros_like(y[1]))
     if not bool((np.isnan(y[1]) | (y[1] == beta)).all()):
@@ -72,23 +78,28 @@ def _room(suite: Suite) -> float:
 
 
 def _rows_excess(suite: Suite, inputs: Inputs, y: Array, rows: Array) -> float:
-    return suite.reference({**inputs, "x": inputs["x"][rows]}).excess("y", y[rows])
+    return suite.contract.expected({**inputs, "x": inputs["x"][rows]})["y"].excess(y[rows])
 
 
-def gamma_zero(suite: Suite) -> Found:
-    """Every third gamma is 0, every third 1e-6, which shows a division by gamma."""
-    suite.need_gamma()
+def weights_zero(suite: Calls) -> Found:
+    """Every third number of each weight is 0, every third 1e-6: this shows a division by it."""
+
+    def sparse(weight: Array) -> Array:
+        weight[0::3], weight[1::3] = 0.0, 1e-6
+        return weight
+
+    return _weights(suite, sparse)
+
+
+def weights_negative(suite: Calls) -> Found:
+    """Every number of each weight below zero."""
+    return _weights(suite, lambda weight: -np.abs(weight) - 0.1)
+
+
+def _weights(suite: Calls, change: Callable[[Array], Array]) -> Found:
+    suite.need_weights()
     inputs = suite.inputs()
-    gamma = inputs["gamma"].astype(np.float64)
-    gamma[0::3], gamma[1::3] = 0.0, 1e-6
-    return suite.accuracy(changed(inputs, gamma=gamma))
-
-
-def gamma_negative(suite: Suite) -> Found:
-    """Every gamma below zero."""
-    suite.need_gamma()
-    inputs = suite.inputs()
-    return suite.accuracy(changed(inputs, gamma=-np.abs(inputs["gamma"].astype(np.float64)) - 0.1))
+    return suite.accuracy(changed(inputs, **{n: change(inputs[n].astype(np.float64)) for n in suite.weights}))
 
 
 def subnormal_x(suite: Suite) -> Found:
@@ -100,7 +111,7 @@ def subnormal_x(suite: Suite) -> Found:
 
 def subnormal_y(suite: Suite) -> Found:
     """gamma and beta, and with them y, below the smallest normal number: a flush to zero is detected."""
-    suite.need_gamma()
+    suite.need_weights()
     inputs = {n: a for n, a in suite.inputs().items() if n != "dy"}
     small = max(TINY[str(suite.contract.dtype_of(n))] for n in ("y", "gamma")) / 16
     small = max(small, 64 * suite.contract.weight.floor)
@@ -108,34 +119,40 @@ def subnormal_y(suite: Suite) -> Found:
     return suite.accuracy(changed(inputs, **new))
 
 
-def nan_row(suite: Suite) -> Found:
-    """One NaN: every element of its row of y and dx is NaN, every other row keeps its bits."""
+def nan_row(suite: Calls) -> Found:
+    """One NaN in the first [M, D] input: every other row keeps its bits; a norm's own row is NaN in y and dx."""
     return _poisoned(suite, np.nan)
 
 
-def inf_row(suite: Suite) -> Found:
-    """One infinity: NaN there (for LayerNorm in all of its row), every other row keeps its bits."""
+def inf_row(suite: Calls) -> Found:
+    """One infinity: every other row keeps its bits; NaN in a norm's own row (for LayerNorm in all of it)."""
     return _poisoned(suite, np.inf)
 
 
-def _poisoned(suite: Suite, value: float) -> Found:
-    clean = suite.inputs()
+def _poisoned(suite: Calls, value: float) -> Found:
+    suite.need_rows()
+    clean, given = suite.inputs(), suite.matrices[0]
     row, column = 1, suite.d // 2
-    x = clean["x"].astype(np.float64)
+    x = clean[given].astype(np.float64)
     x[row, column] = value
-    want, got = suite.results(clean), suite.results(changed(clean, x=x))
+    want, got = suite.results(clean), suite.results(changed(clean, **{given: x}))
     others = np.arange(len(x)) != row
-    whole = np.isnan(value) or suite.contract.norm == "layernorm"
-    for name in [n for n in ("y", "dx") if n in got]:
-        spilled = differing(got[name][others], want[name][others])
-        if spilled:
+    for name in [n for n in suite.rowwise if n in got]:
+        if spilled := differing(got[name][others], want[name][others]):
             raise FailedError(f"{name}: {spilled} elements of other rows changed", {name: float(spilled)})
-        finite = int(np.isfinite(got[name][row]).sum())
-        if whole and finite:
-            raise FailedError(f"{name}: {finite} of {suite.d} elements of the row are finite", {name: float(finite)})
-        if not whole and not np.isnan(got[name][row, column]):
-            raise FailedError(f"{name}: {got[name][row, column]} where x is {value}")
+        if isinstance(suite, Suite):
+            _shown(suite, name, got[name][row], column, value)
     return Found("its row alone")
+
+
+def _shown(suite: Suite, name: str, row: Array, column: int, value: float) -> None:
+    """FailedError unless ``value`` shows in the norm's own row."""
+    whole = np.isnan(value) or suite.contract.norm == "layernorm"
+    finite = int(np.isfinite(row).sum())
+    if whole and finite:
+        raise FailedError(f"{name}: {finite} of {suite.d} elements of the row are finite", {name: float(finite)})
+    if not whole and not np.isnan(row[column]):
+        raise FailedError(f"{name}: {row[column]} where x is {value}")
 
 
 def constant_rows(suite: Suite) -> Found:
@@ -145,16 +162,16 @@ def constant_rows(suite: Suite) -> Found:
     """
     if suite.contract.eps == 0:
         raise SkippedError("eps is 0: a constant row has no result")
-    numbers = np.array([0.0, 1.0, 3.3, -0.1, 7.0, *np.random.default_rng(suite.d).uniform(-1000, 1000, CONSTANTS)])
+    numbers = np.array([*CONSTANTS, *np.random.default_rng(suite.d).uniform(-1000, 1000, RANDOM_CONSTANTS)])
     inputs = suite.inputs(m=len(numbers))
     inputs = changed(inputs, x=np.broadcast_to(numbers[:, None], (len(numbers), suite.d)))
     results = suite.results(inputs)
-    found = suite.within(suite.reference(inputs), results)
+    found = suite.judged(inputs, results)
     if suite.contract.norm != "layernorm":
         return found
     weights = {n: a for n, a in inputs.items() if n in ("gamma", "beta")}
-    alone = [suite.reference({"x": inputs["x"][r : r + 1], **weights}) for r in range(len(numbers))]
-    worst = max(want.excess("y", results["y"][r : r + 1]) for r, want in enumerate(alone))
+    alone = [suite.contract.expected({"x": inputs["x"][r : r + 1], **weights})["y"] for r in range(len(numbers))]
+    worst = max(want.excess(results["y"][r : r + 1]) for r, want in enumerate(alone))
     if worst > 1:
         raise FailedError(f"y {worst:.2g} of the bound of its row", {"y": worst})
     beta = (inputs["beta"] if "beta" in inputs else np.zeros(suite.d)).astype(results["y"].dtype)
@@ -170,7 +187,7 @@ def shift_invariance(suite: Suite) -> Found:
     inputs = {n: a for n, a in suite.inputs(mean=0.0).items() if n != "dy"}
     x = np.clip(np.round(inputs["x"].astype(np.float64) * 8), -32, 32) / 8
     near, far = changed(inputs, x=x), changed(inputs, x=x + 8)
-    allowed = suite.reference(near).allowed["y"] + suite.reference(far).allowed["y"]
+    allowed = suite.contract.expected(near)["y"].allowed + suite.contract.expected(far)["y"].allowed
     difference = suite.results(near)["y"].astype(np.float64) - suite.results(far)["y"].astype(np.float64)
     return _ratio(np.abs(difference) / allowed, "of both bounds")
 
@@ -181,7 +198,7 @@ def dx_sums_to_zero(suite: Suite) -> Found:
     suite.need("dx")
     inputs = suite.inputs()
     total = np.abs(suite.results(inputs)["dx"].astype(np.float64).sum(axis=1))
-    return _ratio(total / suite.reference(inputs).allowed["dx"].sum(axis=1), "of the bound")
+    return _ratio(total / suite.contract.expected(inputs)["dx"].allowed.sum(axis=1), "of the bound")
 
 
 def _ratio(ratio: Array, unit: str) -> Found:
@@ -194,17 +211,38 @@ def _ratio(ratio: Array, unit: str) -> Found:
 def ulps(suite: Suite) -> Found:
     """Errors of y and dx against the correctly rounded result, in units of the last place."""
     inputs = suite.inputs()
-    want, results = suite.reference(inputs), suite.results(inputs)
+    want, results = suite.contract.expected(inputs), suite.results(inputs)
     parts, worst = [], 0.0
     measured: dict[str, float] = {}
     for name in [n for n in ("y", "dx") if n in results]:
-        j = want.judge(name, results[name])
-        parts.append(f"{name} max {j.max_ulp:.3g} (allowed there {j.allowed_ulp:.3g}), mean {j.mean_ulp:.2g} ulp")
-        measured |= {f"{name}_max_ulp": j.max_ulp, f"{name}_mean_ulp": j.mean_ulp, f"{name}_of_bound": j.excess}
-        worst = max(worst, j.excess)
+        off = in_ulps(want[name], results[name], suite.contract.dtype_of(name))
+        parts.append(f"{name} max {off.largest:.3g} (allowed there {off.allowed:.3g}), mean {off.mean:.2g} ulp")
+        excess = want[name].excess(results[name])
+        measured |= {f"{name}_max_ulp": off.largest, f"{name}_mean_ulp": off.mean, f"{name}_of_bound": excess}
+        worst = max(worst, excess)
     if worst > 1:
         raise FailedError("; ".join(parts), measured)
     return Found("; ".join(parts), measured)
+
+
+@dataclass(frozen=True)
+class Ulps:
+    """Errors in units of the last place; ``allowed``: the bound at the element with the largest."""
+
+    largest: float
+    mean: float
+    allowed: float
+
+
+def in_ulps(want: Expected, got: Array, dtype: DType) -> Ulps:
+    """The distances of ``got`` from the correctly rounded result."""
+    rounded = round_to(want.value.astype(np.float64), dtype).astype(want.value.dtype)
+    step = np.ldexp(rounded.dtype.type(dtype.roundoff), np.frexp(rounded)[1])  # between neighbours at each value
+    unit = np.maximum(step, 2 * dtype.floor or 2.0**-1074)
+    off = np.abs(got.astype(want.value.dtype) - rounded) / unit
+    off = np.where(np.isfinite(off), off, np.inf)
+    worst = np.unravel_index(int(off.argmax()), off.shape)
+    return Ulps(float(off.max()), float(off.mean()), float((want.allowed / unit)[worst]))
 
 
 def directions(suite: Suite) -> Found:
@@ -234,7 +272,7 @@ def _own_differences(wide: Suite, inputs: Inputs) -> Found:
 
 def _closed_differences(suite: Suite) -> Found:
     inputs = suite.inputs(m=3)
-    want, gradients = suite.reference(inputs), suite.results(inputs)
+    want, gradients = suite.contract.expected(inputs), suite.results(inputs)
     measured: dict[str, float] = {}
     rng = np.random.default_rng(11)
     exact = {n: a.astype(np.float64) for n, a in inputs.items()}
@@ -243,7 +281,7 @@ def _closed_differences(suite: Suite) -> Found:
     for name in [n for n in suite.target.gradients if n[1:] in inputs]:
         gradient = gradients[name].astype(np.float64)
         found = along(rng, lambda **at: forward(**at, eps=eps)[0], exact, name[1:], gradient, dy)
-        allowed = float((np.abs(found.direction) * want.allowed[name]).sum()) + ALLOWED * found.size
+        allowed = float((np.abs(found.direction) * want[name].allowed).sum()) + ALLOWED * found.size
         measured[name] = _of(found.error, allowed)
     return _verdict(measured, f"of the closed form; {suite.contract.dtype} only")
 
@@ -258,3 +296,18 @@ def _verdict(measured: dict[str, float], whose: str) -> Found:
     if max(measured.values(), default=0.0) > 1:
         raise FailedError(detail, measured)
     return Found(detail, measured)
+
+
+def graph_directions(suite: GraphSuite) -> Found:
+    """The derived gradients against differences of the graph, both in float64."""
+    if not suite.target.gradients:
+        raise SkippedError("no gradients: the spec is a forward")
+    return _verdict(gradient_excess(suite.spec), "of the graph in f64")
+
+
+def graph_constant_rows(suite: GraphSuite) -> Found:
+    """The elements of a row are equal in each [M, D] input, and positive where they have to be."""
+    inputs = suite.inputs(m=len(CONSTANTS))
+    rows = np.broadcast_to(np.array(CONSTANTS)[:, None], (len(CONSTANTS), suite.d))
+    given = [p.name for p in suite.forward.params if p.type.axes == WIDE]
+    return suite.accuracy(changed(inputs, **{n: np.abs(rows) + 0.25 if n in suite.positive else rows for n in given}))
