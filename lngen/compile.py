@@ -19,6 +19,7 @@ from functools import cached_property
 from lngen.devices import DEFAULT_ARCH, Device
 from lngen.dump import dump
 from lngen.emit import emit
+from lngen.headers import bundled
 from lngen.ir import Graph
 from lngen.lower import Plan, lower
 from lngen.schedule import ANY, Problem, Schedule, check_arch, choose, complete, parse_schedule, problem
@@ -36,8 +37,13 @@ class KernelSet:
 
     @cached_property
     def text(self) -> str:
-        """The CUDA source; EmitError if it cannot be laid out."""
+        """The CUDA source, which includes device headers; EmitError if it cannot be laid out."""
         return emit(self.plan)
+
+    @property
+    def bundle(self) -> str:
+        """The text with its headers in it: one file that stands alone."""
+        return bundled(self.text)
 
     def ptx(self, arch: str, *, lines: bool = False) -> str:
         """What NVRTC makes of the text, with line numbers if ``lines``; errors as of ``cubin``."""
@@ -50,7 +56,7 @@ class KernelSet:
         """The machine code; ScheduleError if ``arch`` lacks what the form needs, MissingError without a compiler."""
         if arch not in self.cubins:
             check_arch(self.plan.schedule, arch)
-            dump(self.plan, self.text)
+            dump(self.plan, self.bundle)
             self.cubins[arch] = compile_cubin(self.text, arch, name=f"{self.plan.name}.cu")
         return self.cubins[arch]
 

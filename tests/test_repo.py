@@ -26,7 +26,7 @@ PACKAGE = ROOT / "lngen"
 
 # Lowest first; a module may import its own layer and those below it.
 LAYERS = (
-    {"errors", "config", "files", "imports", "numbers", "version"},
+    {"errors", "config", "files", "headers", "imports", "numbers", "version"},
     {"devices", "ir"},
     {"graphs", "passes"},
     {"interpret", "spec", "schedule"},

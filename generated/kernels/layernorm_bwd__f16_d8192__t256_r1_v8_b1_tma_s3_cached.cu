@@ -35,588 +35,19 @@
 //   return %dx, %dgamma, %dbeta
 // }
 
+#include "lngen/column_sums.cuh"
+#include "lngen/finish.cuh"
+#include "lngen/launch.cuh"
+#include "lngen/mbarrier.cuh"
+#include "lngen/numeric.cuh"
+#include "lngen/preload.cuh"
+#include "lngen/row_layout.cuh"
+#include "lngen/row_reduce.cuh"
+#include "lngen/segments.cuh"
+#include "lngen/tma.cuh"
+#include "lngen/vector.cuh"
+
 namespace lngen { namespace layernorm_bwd__f16_d8192__t256_r1_v8_b1_tma_s3_cached {
-
-using real = float;  // sums are added in this type
-
-// ---- device/launch.cuh ----
-// Programmatic dependent launch (PDL): a kernel that is launched with that attribute starts while the previous one
-// runs, and waits here for its results.
-__device__ __forceinline__ void pdl_wait() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
-// From here on the next kernel of the stream may start.
-__device__ __forceinline__ void pdl_trigger() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;");
-#endif
-}
-
-// ---- device/numeric.cuh ----
-struct f16 { unsigned short bits; };
-
-// A function of libdevice, whose result the compiler may keep; it repeats inline assembly at every use.
-extern "C" __device__ float __nv_half2float(unsigned short bits);
-
-__device__ __forceinline__ float f32_from_f16(f16 v) { return __nv_half2float(v.bits); }
-
-// Rounds to nearest even.
-__device__ __forceinline__ f16 f16_from_f32(float v) {
-    f16 r;
-    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(r.bits) : "f"(v));
-    return r;
-}
-
-// The value itself, in a register, since the compiler would otherwise recompute it later from its operands.
-__device__ __forceinline__ float materialised(float v) {
-    asm volatile("" : "+f"(v));
-    return v;
-}
-
-// ---- device/vector.cuh ----
-template <int BYTES> struct Word;
-template <> struct Word<2> { using type = unsigned short; };
-template <> struct Word<4> { using type = unsigned; };
-template <> struct Word<8> { using type = uint2; };
-template <> struct Word<16> { using type = uint4; };
-
-// Consecutive elements that are moved at once, in words of up to 16 bytes.
-template <typename T, int COUNT> union Access {
-    using word = typename Word<(COUNT * sizeof(T) < 16 ? COUNT * sizeof(T) : 16)>::type;
-    static constexpr int WORDS = COUNT * sizeof(T) / sizeof(word);
-    T items[COUNT];
-    word words[WORDS];
-    template <typename Path> __device__ __forceinline__ void read(const T* p) {
-        for (int w = 0; w < WORDS; ++w) words[w] = Path::read(reinterpret_cast<const word*>(p) + w);
-    }
-    template <typename Path> __device__ __forceinline__ void write(T* p) const {
-        for (int w = 0; w < WORDS; ++w) Path::write(reinterpret_cast<word*>(p) + w, words[w]);
-    }
-    // A shift extracts half a word, because the compiler merges it with the following conversion.
-    __device__ __forceinline__ T operator[](int i) const {
-        if constexpr (sizeof(T) == 2 && COUNT > 1)
-            return T{static_cast<unsigned short>(reinterpret_cast<const unsigned*>(words)[i / 2] >> i % 2 * 16)};
-        else
-            return items[i];
-    }
-};
-
-// The vector of a thread: N elements in registers.
-template <typename T, int N> struct Vec {
-    T items[N];
-    __device__ __forceinline__ T operator[](int i) const { return items[i]; }
-    __device__ __forceinline__ T& operator[](int i) { return items[i]; }
-};
-
-// What load policies have in common. KEEP_WHOLE: the address comes from Row::at, so that the compiler cannot split one
-// wide load into narrow ones. It takes more registers than Row::column, and the asm of an EarlyLoad does not need it.
-struct Load {
-    static constexpr bool KEEP_WHOLE = false;
-};
-
-// Reads shared memory, or global memory as the compiler chooses.
-struct PlainLoad : Load {
-    template <typename W> static __device__ __forceinline__ W read(const W* p) { return *p; }
-};
-
-// Reads 16 bytes, issued here; the compiler moves other loads past barriers, next to their use.
-struct EarlyLoad16 : Load {
-    static __device__ __forceinline__ uint4 read(const uint4* p) {
-        uint4 w;
-        asm volatile("ld.global.v4.u32 { %0, %1, %2, %3 }, [%4];"
-            : "=r"(w.x), "=r"(w.y), "=r"(w.z), "=r"(w.w) : "l"(__cvta_generic_to_global(p)) : "memory");
-        return w;
-    }
-};
-
-// Reads 4 bytes, issued here; the compiler moves other loads past barriers, next to their use.
-struct EarlyLoad4 : Load {
-    static __device__ __forceinline__ unsigned read(const unsigned* p) {
-        unsigned w;
-        asm volatile("ld.global.u32 %0, [%1];"
-            : "=r"(w) : "l"(__cvta_generic_to_global(p)) : "memory");
-        return w;
-    }
-};
-
-// Loads a per-row input (mean, rstd).
-template <typename Path, typename T> __device__ __forceinline__ T load_scalar(const T* p) {
-    Access<T, 1> scalar;
-    scalar.template read<Path>(p);
-    return scalar[0];
-}
-
-// Loads vector v of the row that starts at p, with zeros past the end of the row. Where a cluster shares a row, its
-// address contains the rank, and the compiler may split any access: Row::at prevents it.
-template <typename Row, typename Path, typename T> __device__ __forceinline__ Vec<T, Row::N> load(const T* p, int v) {
-    Vec<T, Row::N> vector;
-    for (int j = 0; j < Row::N; j += Row::ACCESS) {
-        Access<T, Row::ACCESS> access = {};
-        if (Row::holds(v, j)) {
-            const bool whole = Path::KEEP_WHOLE || Row::BLOCKS_PER_ROW > 1;
-            access.template read<Path>(whole ? Row::at(p, v, j) : p + Row::column(v, j));
-        }
-        for (int i = 0; i < Row::ACCESS; ++i) vector[j + i] = access[i];
-    }
-    return vector;
-}
-
-// Writes as the compiler chooses.
-struct PlainStore {
-    template <typename W> static __device__ __forceinline__ void write(W* p, W w) { *p = w; }
-};
-
-// Writes 16 bytes to a line that L2 evicts last: the next kernel reads it, and rows would otherwise evict it.
-struct EvictLastStore16 {
-    static __device__ __forceinline__ void write(uint4* p, uint4 w) {
-#if __CUDA_ARCH__ >= 800
-        asm volatile("{ .reg .b64 policy;\ncreatepolicy.fractional.L2::evict_last.b64 policy;\n"
-            "st.global.L2::cache_hint.v4.u32 [%0], { %1, %2, %3, %4 }, policy; }"
-            :: "l"(p), "r"(w.x), "r"(w.y), "r"(w.z), "r"(w.w) : "memory");
-#else
-        *p = w;
-#endif
-    }
-};
-
-// Stores COUNT consecutive elements at p.
-template <typename Path, int COUNT, typename T> __device__ __forceinline__ void write(T* p, const T* items) {
-    Access<T, COUNT> access;
-    for (int i = 0; i < COUNT; ++i) access.items[i] = items[i];
-    access.template write<Path>(p);
-}
-
-// Stores vector v of the row that starts at p, without elements past the end of the row.
-template <typename Row, typename Path, typename T>
-__device__ __forceinline__ void store(T* p, int v, const Vec<T, Row::N>& vector) {
-    for (int j = 0; j < Row::N; j += Row::ACCESS) {
-        if (Row::holds(v, j)) {
-            T* to = Row::BLOCKS_PER_ROW > 1 ? Row::at(p, v, j) : p + Row::column(v, j);
-            write<Path, Row::ACCESS>(to, vector.items + j);
-        }
-    }
-}
-
-// Prefetches elements into L2, a line of 128 bytes per thread. A prefetch may precede the wait for the previous
-// kernel: that kernel's stores reach L2, where the loads after the wait find them.
-template <typename Row, typename T> __device__ __forceinline__ void prefetch_l2(const T* p, int count) {
-#if __CUDA_ARCH__ >= 900
-    constexpr int LINE = 128 / static_cast<int>(sizeof(T));
-    #pragma unroll 1
-    for (int i = Row::thread() * LINE; i < count; i += Row::THREADS * LINE) {
-        asm volatile("prefetch.global.L2 [%0];" :: "l"(__cvta_generic_to_global(p + i)));
-    }
-#endif
-}
-
-// Widens f16 elements to floats, once before the row loop; the compiler would otherwise widen them in every row.
-template <int N> __device__ __forceinline__ Vec<float, N> widened(const Vec<f16, N>& vector) {
-    Vec<float, N> wide;
-    for (int i = 0; i < N; ++i) wide[i] = materialised(f32_from_f16(vector[i]));
-    return wide;
-}
-
-// ---- device/preload.cuh ----
-// The bits of v; the halves of a double are XORed. Using them makes a loaded value observable, so that its load must
-// complete here.
-template <typename T> __device__ __forceinline__ unsigned bits_of(T v) {
-    if constexpr (sizeof(T) == 2) return v.bits;
-    else if constexpr (sizeof(T) == 4) return __float_as_uint(v);
-    else return static_cast<unsigned>(__double2hiint(v) ^ __double2loint(v));
-}
-
-// The XOR of one element of every access of the vectors of a row: using it completes their loads.
-template <typename Row, typename T>
-__device__ __forceinline__ unsigned vector_bits(const Vec<T, Row::N> (&vectors)[Row::VECTORS]) {
-    unsigned bits = 0;
-    #pragma unroll
-    for (int v = 0; v < Row::VECTORS; ++v) {
-        for (int i = 0; i < Row::N; i += Row::ACCESS) bits ^= bits_of(vectors[v][i]);
-    }
-    return bits;
-}
-
-// ---- device/mbarrier.cuh ----
-// The 32-bit address of p in the shared window, as PTX takes it.
-__device__ __forceinline__ unsigned shared_address(const void* p) {
-    return static_cast<unsigned>(__cvta_generic_to_shared(p));
-}
-
-// Initialises a barrier whose phases complete with one arrival and all bytes that it expects.
-__device__ __forceinline__ void mbarrier_init(unsigned long long* barrier) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"(shared_address(barrier)) : "memory");
-}
-
-// Makes the initialisation of barriers visible to bulk copies and to other blocks; it orders nothing else.
-__device__ __forceinline__ void mbarrier_init_fence() {
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-
-// Arrives at a barrier, whose phase then also waits for that many bytes.
-__device__ __forceinline__ void mbarrier_arrive_expect(unsigned long long* barrier, unsigned bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
-        :: "r"(shared_address(barrier)), "r"(bytes) : "memory");
-}
-
-// Waits until the phase with that parity has completed, and acquires what was released by its arrivals and copies.
-__device__ __forceinline__ void mbarrier_wait(unsigned long long* barrier, unsigned parity) {
-    asm volatile("{\n.reg .pred done;\nagain:\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra again;\n}"
-        :: "r"(shared_address(barrier)), "r"(parity) : "memory");
-}
-
-// ---- device/row_layout.cuh ----
-// The threads of a row: a block works on ROWS rows side by side, one for each row group of THREADS threads.
-// thread(): index within the row group; group(): index of the row group within the block; rank(): index of the block
-// among those that share a row; grid_index(): index of the block in the grid.
-template <int THREADS_, int ROWS_> struct Block {
-    static constexpr int THREADS = THREADS_, ROWS = ROWS_, BLOCKS_PER_ROW = 1;
-    static __device__ __forceinline__ int thread() { return threadIdx.x % THREADS; }
-    static __device__ __forceinline__ int group() { return threadIdx.x / THREADS; }
-    static __device__ __forceinline__ int rank() { return 0; }
-    static __device__ __forceinline__ int grid_index() { return blockIdx.x; }
-};
-
-// The layout of a row of D elements over its threads. A vector is N consecutive elements, moved ACCESS at a time. Of
-// each segment, thread t has the vectors t, t + THREADS, t + 2 * THREADS, ... A block has SEGMENTS of the segments.
-template <typename Threads, int D_, int SEGMENT_, int N_, int ACCESS_> struct RowLayout : Threads {
-    static constexpr int D = D_, SEGMENT = SEGMENT_, N = N_, RUN = N_, ACCESS = ACCESS_;
-    static constexpr int SEGMENTS = D / SEGMENT / Threads::BLOCKS_PER_ROW, BLOCK_COLUMNS = SEGMENTS * SEGMENT;
-    static constexpr int PER_SEGMENT = SEGMENT / (Threads::THREADS * N), VECTORS = SEGMENTS * PER_SEGMENT;
-    static_assert(PER_SEGMENT * Threads::THREADS * N == SEGMENT, "the vectors of all threads cover a segment");
-    static_assert(BLOCK_COLUMNS * Threads::BLOCKS_PER_ROW == D, "whole segments for each block");
-    static __device__ __forceinline__ int first_column() { return Threads::rank() * BLOCK_COLUMNS; }
-    static __device__ __forceinline__ int columns() { return BLOCK_COLUMNS; }
-    static __device__ __forceinline__ int column(int v, int i) {
-        return first_column() + Threads::thread() * N + (v * Threads::THREADS * N + i);
-    }
-    // The address of an element. The asm hides how the offset of the thread is computed: an access whose address the
-    // compiler can take apart, it splits into narrower ones.
-    template <typename T> static __device__ __forceinline__ T* at(T* p, int v, int i) {
-        int own = first_column() + Threads::thread() * N;
-        asm("" : "+r"(own));
-        return p + own + (v * Threads::THREADS * N + i);
-    }
-    static __device__ __forceinline__ constexpr bool owns(int) { return true; }
-    static __device__ __forceinline__ constexpr bool holds(int, int) { return true; }
-};
-
-// ---- device/row_reduce.cuh ----
-// Addition. The neutral element: x + -0.0 is x for every x, also for -0.0 (+0.0 would turn -0.0 into +0.0). But the sum
-// of nothing is +0.0.
-struct Add {
-    template <typename Real> static __device__ __forceinline__ Real neutral() { return static_cast<Real>(-0.0); }
-    template <typename Real> static __device__ __forceinline__ Real of(Real a, Real b) { return a + b; }
-    template <typename Real> static __device__ __forceinline__ Real of_nothing() { return 0; }
-};
-
-// The largest power of two below n.
-__device__ constexpr int half_of(int n) { return n <= 2 ? 1 : 2 * half_of((n + 1) / 2); }
-
-// Tree reduction: while more than one part is left, the upper half is combined into the lower half. Only the first LIVE
-// parts count.
-template <typename Op, int LIVE, int N, typename Real>
-__device__ __forceinline__ Real tree_reduce(Real (&part)[N]) {
-    if constexpr (LIVE > 1) {
-        constexpr int HALF = half_of(LIVE);
-        for (int i = 0; i + HALF < LIVE; ++i) part[i] = Op::of(part[i], part[i + HALF]);
-        return tree_reduce<Op, HALF>(part);
-    }
-    return part[0];
-}
-
-// Tree reduction over groups of LANES lanes of a warp; every lane gets the result.
-template <typename Op, int LANES, int N, typename Real>
-__device__ __forceinline__ void reduce_lanes(Real (&part)[N]) {
-    for (int distance = LANES / 2; distance > 0; distance /= 2) {
-        for (int n = 0; n < N; ++n) part[n] = Op::of(part[n], __shfl_xor_sync(0xffffffffu, part[n], distance));
-    }
-}
-
-// A barrier of the threads of a row: within a warp, a whole block, or a row group at its named barrier.
-template <typename Row> __device__ __forceinline__ void row_barrier() {
-    if constexpr (Row::THREADS <= 32)
-        __syncwarp();
-    else if constexpr (Row::ROWS == 1)
-        __syncthreads();
-    else
-        asm volatile("bar.sync %0, %1;" :: "r"(Row::group() + 1), "n"(Row::THREADS) : "memory");
-}
-
-// Reductions over the threads of a row, at most MAX_VALUES values at a time: every thread reduces its lane's values of
-// all warps from shared memory, then the lanes of a warp are reduced. Two buffers are used in turn, so one barrier per
-// call is enough.
-template <typename Row, typename Real, int MAX_VALUES> struct BlockReduce {
-    static constexpr int WARPS = Row::THREADS / 32;
-    struct Buffers { Real parts[Row::ROWS][2][MAX_VALUES][Row::THREADS]; };
-    Buffers& buffers;
-    int turn = 0;
-    explicit __device__ __forceinline__ BlockReduce(Buffers& b) : buffers(b) {}
-
-    template <typename Op, int N> __device__ __forceinline__ void threads(Real (&part)[N]) {
-        auto& parts = buffers.parts[Row::group()][turn];
-        for (int n = 0; n < N; ++n) parts[n][Row::thread()] = part[n];
-        row_barrier<Row>();
-        for (int n = 0; n < N; ++n) {
-            Real warp[WARPS];
-            for (int w = 0; w < WARPS; ++w) warp[w] = parts[n][w * 32 + Row::thread() % 32];
-            part[n] = tree_reduce<Op, WARPS>(warp);
-        }
-        turn ^= 1;
-        reduce_lanes<Op, 32>(part);
-    }
-};
-
-// Adds the terms that each thread has of segment s: term(v, sum) adds the elements of vector v left to right, then the
-// vectors of a thread are tree-reduced.
-template <typename Op, typename Row, int N, typename Real, typename Term>
-__device__ __forceinline__ void thread_sums(Real (&sums)[N], int s, Term term) {
-    Real vectors[N][Row::PER_SEGMENT];
-    #pragma unroll
-    for (int v = 0; v < Row::PER_SEGMENT; ++v) {
-        Real sum[N];
-        for (int n = 0; n < N; ++n) sum[n] = Op::template neutral<Real>();
-        term(s * Row::PER_SEGMENT + v, sum);
-        const bool holds = Row::holds(s * Row::PER_SEGMENT + v, 0);
-        for (int n = 0; n < N; ++n) vectors[n][v] = holds ? sum[n] : Op::template neutral<Real>();
-    }
-    for (int n = 0; n < N; ++n) sums[n] = tree_reduce<Op, Row::PER_SEGMENT>(vectors[n]);
-}
-
-// ---- device/segments.cuh ----
-// Interleaved partial sums: segment s is added to partial sum s % INTERLEAVE; the partial sums are tree-reduced.
-// UNROLL rounds are unrolled at a time, since more need more registers.
-template <typename Op, int SEGMENTS, int INTERLEAVE, int UNROLL, typename Part>
-__device__ __forceinline__ auto join_segments(Part part) {
-    using Real = decltype(part(0));
-    constexpr int SUMS = SEGMENTS < INTERLEAVE ? SEGMENTS : INTERLEAVE;
-    Real sums[SUMS];
-    for (int j = 0; j < SUMS; ++j) sums[j] = part(j);
-    #pragma unroll UNROLL
-    for (int s = SUMS; s < SEGMENTS; s += SUMS) {
-        for (int j = 0; j < SUMS; ++j) {
-            if (s + j < SEGMENTS) sums[j] = Op::of(sums[j], part(s + j));
-        }
-    }
-    return tree_reduce<Op, SUMS>(sums);
-}
-
-// Computes the sums of the segments of a block: sums[n * SEGMENTS + s] is sum n of segment s.
-template <typename Op, typename Row, int N, int PARTS, typename Real, typename Reduce, typename Term>
-__device__ __forceinline__ void segment_sums(Real (&sums)[PARTS], Reduce& reduce, Term term) {
-    for (int s = 0; s < Row::SEGMENTS; ++s) {
-        Real segment[N];
-        thread_sums<Op, Row>(segment, s, term);
-        for (int n = 0; n < N; ++n) sums[n * Row::SEGMENTS + s] = segment[n];
-    }
-    reduce.template threads<Op>(sums);
-}
-
-// Computes the sums of a row of several segments.
-template <typename Op, typename Row, int INTERLEAVE, int N, typename Real, typename Reduce, typename Term>
-__device__ __forceinline__ void joined_sums(Real (&sums)[N], Reduce& reduce, Term term) {
-    Real parts[N * Row::SEGMENTS];
-    segment_sums<Op, Row, N>(parts, reduce, term);
-    for (int n = 0; n < N; ++n) {
-        sums[n] = join_segments<Op, Row::SEGMENTS, INTERLEAVE, Row::SEGMENTS>(
-            [&](int s) { return parts[n * Row::SEGMENTS + s]; });
-    }
-}
-
-// ---- device/row_scheduler.cuh ----
-// The stage before one of a ring of STAGES.
-template <int STAGES> __device__ __forceinline__ int previous_stage(int stage) {
-    return stage == 0 ? STAGES - 1 : stage - 1;
-}
-
-// A persistent grid: each of GRID blocks, or clusters, takes every GRID-th group of ROWS rows.
-template <typename Row, int GRID> struct StaticRows {
-    static constexpr long long STEP = static_cast<long long>(GRID) * Row::ROWS;
-    const long long rows;
-    const long long block_first_row = static_cast<long long>(Row::grid_index()) * Row::ROWS;
-    long long block_row = block_first_row - STEP;  // the current row of the block's first row group
-    long long row = 0;
-    __device__ __forceinline__ bool next() {
-        block_row += STEP;
-        row = block_row + Row::group();
-        return block_row < rows;
-    }
-    __device__ __forceinline__ bool live() const { return Row::ROWS == 1 || row < rows; }
-    // A row group past the last row repeats it and stores nothing.
-    __device__ __forceinline__ long long valid(long long r) const { return r < rows ? r : rows - 1; }
-};
-
-// ---- device/tma.cuh ----
-// Bulk copy (TMA) from global to shared memory, whose bytes complete on the barrier; addresses and bytes are multiples
-// of 16.
-__device__ __forceinline__ void tma_load(void* to, const void* from, unsigned bytes, unsigned long long* barrier) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-        :: "r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(barrier)) : "memory");
-}
-
-// STAGES rows in shared memory for each of ROWS row groups. One mbarrier per stage and row group counts the bytes that
-// have arrived. The first advance() wraps to stage 0, parity 0.
-template <typename Row, int STAGES, int STAGE_BYTES> struct TmaRing {
-    struct Buffers { unsigned long long full[STAGES][Row::ROWS]; };
-    unsigned char* const ring;
-    unsigned long long (&full)[STAGES][Row::ROWS];
-    int stage = STAGES - 1;
-    unsigned parity = 1;
-
-    __device__ __forceinline__ TmaRing(unsigned char* ring, Buffers& buffers) : ring(ring), full(buffers.full) {
-        if (threadIdx.x == 0) {
-            for (int r = 0; r < Row::ROWS; ++r) {
-                for (int s = 0; s < STAGES; ++s) mbarrier_init(&full[s][r]);
-            }
-            mbarrier_init_fence();
-        }
-    }
-    __device__ __forceinline__ unsigned char* slot(int s) const {
-        return ring + (s * Row::ROWS + Row::group()) * STAGE_BYTES;
-    }
-    // Column 0 of a tensor whose columns of this block begin at that byte of the stage; it may lie before the stage.
-    template <typename T> __device__ __forceinline__ T* shared(int offset) const {
-        return reinterpret_cast<T*>(slot(stage) + offset) - Row::first_column();
-    }
-    __device__ __forceinline__ void advance() {
-        if (++stage == STAGES) stage = 0, parity ^= 1;
-    }
-    __device__ __forceinline__ void wait() { mbarrier_wait(&full[stage][Row::group()], parity); }
-};
-
-// The pipeline of a persistent grid. With EARLY release the stage of a row is refilled as soon as all threads have the
-// row in registers, else during the next row.
-template <typename Row, int GRID, int STAGES, int STAGE_BYTES, bool EARLY>
-struct TmaStream : StaticRows<Row, GRID>, TmaRing<Row, STAGES, STAGE_BYTES> {
-    using Rows = StaticRows<Row, GRID>;
-    using Ring = TmaRing<Row, STAGES, STAGE_BYTES>;
-    __device__ __forceinline__ TmaStream(long long rows, unsigned char* ring, typename Ring::Buffers& buffers)
-        : Rows{rows}, Ring(ring, buffers) {}
-
-    // Copies row `first` + group() into stage s; `first` is the row of the block's first row group.
-    template <typename CopyRow> __device__ __forceinline__ void fill(CopyRow copy_row, int s, long long first) {
-        if (Row::thread() == 0 && first < this->rows)
-            copy_row(this->slot(s), this->valid(first + Row::group()), &this->full[s][Row::group()]);
-    }
-    template <typename CopyRow> __device__ __forceinline__ void prime(CopyRow copy_row) {
-        for (int s = 0; s < STAGES; ++s) fill(copy_row, s, this->block_first_row + s * Rows::STEP);
-    }
-    __device__ __forceinline__ bool next() {
-        this->advance();
-        return Rows::next();
-    }
-    // Call after a barrier that every thread of the row group passes once it has read the current row into registers
-    // (EARLY), or has finished the previous row (else). Refills that row's stage.
-    template <typename CopyRow> __device__ __forceinline__ void release(CopyRow copy_row) {
-        if constexpr (EARLY)
-            fill(copy_row, this->stage, this->block_row + STAGES * Rows::STEP);
-        else if (this->block_row > this->block_first_row)
-            fill(copy_row, previous_stage<STAGES>(this->stage), this->block_row + (STAGES - 1) * Rows::STEP);
-    }
-};
-
-// ---- device/column_sums.cuh ----
-// Column sums of a block, stored as a row of partial sums. UNIT neighbours are moved together.
-template <typename Real, int UNIT> struct alignas(UNIT * sizeof(Real)) Unit { Real items[UNIT]; };
-
-// The place of a unit in shared memory: units of every other group of eight are swapped in pairs, so that threads that
-// write half a vector each have no bank conflicts.
-__device__ __forceinline__ int swizzled(int unit) { return unit ^ (unit >> 3 & 1); }
-
-// The columns from one row group to the next in shared memory: rounded up to 8, because swizzled() may move the last
-// unit to the next place.
-template <typename Row> __device__ constexpr int group_stride() { return (Row::BLOCK_COLUMNS + 7) / 8 * 8; }
-
-// Writes the column sums of each thread to shared memory, with a place for each row group.
-template <typename Row, int UNIT, typename Real>
-__device__ __forceinline__ void share_column_sums(Real* shared, const Real (&sums)[Row::VECTORS][Row::N]) {
-    constexpr int COUNT = Row::RUN < UNIT ? 1 : UNIT;
-    auto* units = reinterpret_cast<Unit<Real, COUNT>*>(shared + Row::group() * group_stride<Row>());
-    #pragma unroll
-    for (int v = 0; v < Row::VECTORS; ++v) {
-        if (!Row::owns(v)) continue;
-        for (int i = 0; i < Row::N; i += COUNT) {
-            Unit<Real, COUNT> unit;
-            for (int j = 0; j < COUNT; ++j) unit.items[j] = sums[v][i + j];
-            const int at = Row::column(v, i) - Row::first_column();
-            units[(swizzled(at / UNIT) * UNIT + at % UNIT) / COUNT] = unit;
-        }
-    }
-}
-
-// Tree-reduces the column sums of the row groups of a block, and stores the block's part of a row of partial sums.
-template <typename Op, typename Row, int UNIT, typename Path, typename Real>
-__device__ __forceinline__ void store_partial(Real* partial, const Real* shared) {
-    constexpr int STRIDE = group_stride<Row>(), THREADS = Row::THREADS * Row::ROWS;
-    const int start = Row::first_column();
-    #pragma unroll 1
-    for (int unit = threadIdx.x; unit * UNIT < Row::BLOCK_COLUMNS && start + unit * UNIT < Row::D; unit += THREADS) {
-        Unit<Real, UNIT> groups[Row::ROWS], sum;
-        for (int r = 0; r < Row::ROWS; ++r) {
-            groups[r] = reinterpret_cast<const Unit<Real, UNIT>*>(shared + r * STRIDE)[swizzled(unit)];
-        }
-        for (int j = 0; j < UNIT; ++j) {
-            Real parts[Row::ROWS];
-            for (int r = 0; r < Row::ROWS; ++r) parts[r] = groups[r].items[j];
-            sum.items[j] = tree_reduce<Op, Row::ROWS>(parts);
-        }
-        write<Path, UNIT>(partial + start + unit * UNIT, sum.items);
-    }
-}
-
-// ---- device/finish.cuh ----
-// Reads through L2, because other blocks write there.
-struct L2Load {
-    template <typename W> static __device__ __forceinline__ W read(const W* p) { return __ldcg(p); }
-};
-
-// Reduces the terms `from`, `from` + INTERLEAVE, ..., BATCH of them loaded at a time, in COLUMNS neighbouring columns
-// of each of SUMS partial sums. A term is the tree reduction of ROWS_PER_TERM rows of partial sums, of which there are
-// `partial_rows`; rows past the last are neutral. LEADING is the leading dimension of partial sums.
-template <typename Op, int LEADING, int INTERLEAVE, int BATCH, int ROWS_PER_TERM, int COLUMNS, int SUMS,
-          typename Real>
-__device__ __forceinline__ void interleaved_sums(
-    Real (&sums)[SUMS][COLUMNS], const Real* const (&partials)[SUMS], int from, int partial_rows) {
-    for (int n = 0; n < SUMS; ++n) {
-        for (int j = 0; j < COLUMNS; ++j) sums[n][j] = Op::template neutral<Real>();
-    }
-    #pragma unroll 1
-    for (int first = from; first * ROWS_PER_TERM < partial_rows; first += BATCH * INTERLEAVE) {
-        Real parts[SUMS][BATCH][COLUMNS][ROWS_PER_TERM];
-        for (int b = 0; b < BATCH; ++b) {
-            for (int e = 0; e < ROWS_PER_TERM; ++e) {
-                const int row = (first + b * INTERLEAVE) * ROWS_PER_TERM + e;
-                const int valid = row < partial_rows ? row : partial_rows - 1;
-                const long long offset = static_cast<long long>(valid) * LEADING;
-                for (int n = 0; n < SUMS; ++n) {
-                    Access<Real, COLUMNS> unit;
-                    unit.template read<L2Load>(partials[n] + offset);
-                    for (int j = 0; j < COLUMNS; ++j) {
-                        parts[n][b][j][e] = row < partial_rows ? unit[j] : Op::template neutral<Real>();
-                    }
-                }
-            }
-        }
-        for (int n = 0; n < SUMS; ++n) {
-            for (int b = 0; b < BATCH; ++b) {
-                for (int j = 0; j < COLUMNS; ++j) {
-                    sums[n][j] = Op::of(sums[n][j], tree_reduce<Op, ROWS_PER_TERM>(parts[n][b][j]));
-                }
-            }
-        }
-    }
-}
-
-// The total of kind `n` in a column of a tile of COLUMNS: the tree reduction of its INTERLEAVE partial sums.
-template <typename Op, int INTERLEAVE, int COLUMNS, typename Real>
-__device__ __forceinline__ Real column_total(const Real* sums, int n, int column, long long rows) {
-    Real parts[INTERLEAVE];
-    for (int s = 0; s < INTERLEAVE; ++s) parts[s] = sums[(n * INTERLEAVE + s) * COLUMNS + column];
-    return rows == 0 ? Op::template of_nothing<Real>() : tree_reduce<Op, INTERLEAVE>(parts);
-}
 
 // ---- the rows ----
 extern "C" __global__ void __launch_bounds__(256, 1)
@@ -628,7 +59,7 @@ layernorm_bwd__f16_d8192__t256_r1_v8_b1_tma_s3_cached__rows(
 {
     using Row = RowLayout<Block</* threads */ 256, /* rows */ 1>, /* D */ 8192, /* segment */ 2048, /* vector */ 8,
         /* access */ 8>;
-    using Reduce = BlockReduce<Row, real, /* values */ 8>;
+    using Reduce = BlockReduce<Row, float, /* values */ 8>;
     using Stream = TmaStream<Row, /* grid */ 120, /* stages */ 3, /* stage bytes */ 32768, /* early release */ false>;
     extern __shared__ __align__(128) unsigned char ring_[];
     __shared__ Reduce::Buffers reduce_buffers_;
@@ -669,11 +100,11 @@ layernorm_bwd__f16_d8192__t256_r1_v8_b1_tma_s3_cached__rows(
         gamma_cached_[v_] = load<Row, EarlyLoad16>(gamma_ptr_, v_);
     }
 
-    real sum_dy_xhat_sums_[Row::VECTORS][Row::N];
-    real sum_dy_sums_[Row::VECTORS][Row::N];
+    float sum_dy_xhat_sums_[Row::VECTORS][Row::N];
+    float sum_dy_sums_[Row::VECTORS][Row::N];
     #pragma unroll
     for (int v_ = 0; v_ < Row::VECTORS; ++v_) {
-        for (int i_ = 0; i_ < Row::N; ++i_) sum_dy_xhat_sums_[v_][i_] = sum_dy_sums_[v_][i_] = Add::neutral<real>();
+        for (int i_ = 0; i_ < Row::N; ++i_) sum_dy_xhat_sums_[v_][i_] = sum_dy_sums_[v_][i_] = Add<float>::neutral();
     }
     const auto copy_to_stage_ = [&](unsigned char* stage_, long long row_, unsigned long long* full_) {
         mbarrier_arrive_expect(full_, Row::columns() * (sizeof(f16) + sizeof(f16)));
@@ -703,8 +134,8 @@ layernorm_bwd__f16_d8192__t256_r1_v8_b1_tma_s3_cached__rows(
         const auto* x_shared_ = stream_.shared<f16>(16384);
 
         // ---- reduce: mean_dy_gamma_sum, mean_dy_gamma_xhat_sum ----
-        real sums_0_[2];
-        joined_sums<Add, Row, 4>(sums_0_, reduce_, [&](int v_, real (&sum_)[2]) {
+        float sums_0_[2];
+        joined_sums<Add<float>, Row, 4>(sums_0_, reduce_, [&](int v_, float (&sum_)[2]) {
             const auto dy = load<Row, PlainLoad>(dy_shared_, v_);
             const auto x = load<Row, PlainLoad>(x_shared_, v_);
             for (int i_ = 0; i_ < Row::N; ++i_) {
@@ -759,15 +190,15 @@ layernorm_bwd__f16_d8192__t256_r1_v8_b1_tma_s3_cached__rows(
     }
 
     // ---- partial column sums: the row groups share them where the rows were ----
-    real* sums_buffer_ = reinterpret_cast<real*>(ring_);
+    float* sums_buffer_ = reinterpret_cast<float*>(ring_);
     __syncthreads();
     share_column_sums<Row, 4>(sums_buffer_ + 0, sum_dy_xhat_sums_);
     share_column_sums<Row, 4>(sums_buffer_ + 8192, sum_dy_sums_);
     __syncthreads();
-    store_partial<Add, Row, 4, EvictLastStore16>(sum_dy_xhat_partials_
+    store_partial<Add<float>, Row, 4, EvictLastStore16>(sum_dy_xhat_partials_
         + static_cast<long long>(Row::grid_index()) * 8192, sums_buffer_ + 0);
-    store_partial<Add, Row, 4, EvictLastStore16>(sum_dy_partials_ + static_cast<long long>(Row::grid_index()) * 8192,
-        sums_buffer_ + 8192);
+    store_partial<Add<float>, Row, 4, EvictLastStore16>(sum_dy_partials_
+        + static_cast<long long>(Row::grid_index()) * 8192, sums_buffer_ + 8192);
 }
 
 // ---- the partial column sums are completed ----
@@ -782,7 +213,7 @@ layernorm_bwd__f16_d8192__t256_r1_v8_b1_tma_s3_cached__finish(
     pdl_wait();
 
     constexpr int COLUMNS_ = 32, INTERLEAVE_ = 4;
-    __shared__ __align__(16) real totals_[2 * INTERLEAVE_ * COLUMNS_];
+    __shared__ __align__(16) float totals_[2 * INTERLEAVE_ * COLUMNS_];
     const long long blocks_with_rows_ = (rows_ + 1 - 1) / 1;
     const int partial_rows_ = blocks_with_rows_ < 120 ? static_cast<int>(blocks_with_rows_) : 120;
     for (int column_tile_ = blockIdx.x; column_tile_ * COLUMNS_ < 8192; column_tile_ += gridDim.x) {
@@ -791,9 +222,9 @@ layernorm_bwd__f16_d8192__t256_r1_v8_b1_tma_s3_cached__finish(
         const int first_ = column_tile_ * COLUMNS_ + column_;
         for (int from_ = threadIdx.x / THREADS_; from_ < INTERLEAVE_ && first_ < 8192; from_ += blockDim.x / THREADS_) {
             {
-                const real* const partial_ptrs_[2] = { sum_dy_xhat_partials_ + first_, sum_dy_partials_ + first_ };
-                real sums_[2][COLUMNS_PER_THREAD_];
-                interleaved_sums<Add, 8192, INTERLEAVE_, 2, 4>(sums_, partial_ptrs_, from_, partial_rows_);
+                const float* const partial_ptrs_[2] = { sum_dy_xhat_partials_ + first_, sum_dy_partials_ + first_ };
+                float sums_[2][COLUMNS_PER_THREAD_];
+                interleaved_sums<Add<float>, 8192, INTERLEAVE_, 2, 4>(sums_, partial_ptrs_, from_, partial_rows_);
                 for (int n_ = 0; n_ < 2; ++n_) {
                     for (int e_ = 0; e_ < COLUMNS_PER_THREAD_; ++e_) {
                         totals_[((0 + n_) * INTERLEAVE_ + from_) * COLUMNS_ + column_ + e_] = sums_[n_][e_];
@@ -805,9 +236,9 @@ layernorm_bwd__f16_d8192__t256_r1_v8_b1_tma_s3_cached__finish(
         const int col_ = column_tile_ * COLUMNS_ + threadIdx.x;
         if (threadIdx.x < COLUMNS_ && col_ < 8192) {
             // %sum_dy_xhat = reduce_dot %dy32, %xhat {axis=M, blocks=30, groups=4, interleave=4}
-            const real sum_dy_xhat = column_total<Add, INTERLEAVE_, COLUMNS_>(totals_, 0, threadIdx.x, rows_);
+            const float sum_dy_xhat = column_total<Add<float>, INTERLEAVE_, COLUMNS_>(totals_, 0, threadIdx.x, rows_);
             // %sum_dy = reduce_sum %dy32 {axis=M, blocks=30, groups=4, interleave=4}
-            const real sum_dy = column_total<Add, INTERLEAVE_, COLUMNS_>(totals_, 1, threadIdx.x, rows_);
+            const float sum_dy = column_total<Add<float>, INTERLEAVE_, COLUMNS_>(totals_, 1, threadIdx.x, rows_);
             const f16 dgamma = f16_from_f32(sum_dy_xhat);  // %dgamma = cast %sum_dy_xhat {to=f16}
             const f16 dbeta = f16_from_f32(sum_dy);        // %dbeta = cast %sum_dy {to=f16}
             dgamma_ptr_[col_] = dgamma;

@@ -41,530 +41,18 @@
 //   return %y, %mean, %rstd
 // }
 
+#include "lngen/cluster.cuh"
+#include "lngen/exchange.cuh"
+#include "lngen/launch.cuh"
+#include "lngen/mbarrier.cuh"
+#include "lngen/numeric.cuh"
+#include "lngen/row_layout.cuh"
+#include "lngen/row_reduce.cuh"
+#include "lngen/segments.cuh"
+#include "lngen/tma.cuh"
+#include "lngen/vector.cuh"
+
 namespace lngen { namespace layernorm_fwd__bf16_d65536__t256_r1_v8_b1_tma_s3_c4_g30_store_cached {
-
-using real = float;  // sums are added in this type
-
-// ---- device/launch.cuh ----
-// Programmatic dependent launch (PDL): a kernel that is launched with that attribute starts while the previous one
-// runs, and waits here for its results.
-__device__ __forceinline__ void pdl_wait() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
-// From here on the next kernel of the stream may start.
-__device__ __forceinline__ void pdl_trigger() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;");
-#endif
-}
-
-// ---- device/numeric.cuh ----
-struct bf16 { unsigned short bits; };
-
-__device__ __forceinline__ float f32_from_bf16(bf16 v) { return __uint_as_float(static_cast<unsigned>(v.bits) << 16); }
-
-// Rounds to nearest even; a NaN stays a NaN.
-__device__ __forceinline__ bf16 bf16_from_f32(float v) {
-    bf16 r;
-#if __CUDA_ARCH__ >= 800
-    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(r.bits) : "f"(v));
-#else
-    const unsigned u = __float_as_uint(v);
-    r.bits = static_cast<unsigned short>(v == v ? (u + 0x7fffu + (u >> 16 & 1u)) >> 16 : 0x7fffu);
-#endif
-    return r;
-}
-
-// ---- device/vector.cuh ----
-template <int BYTES> struct Word;
-template <> struct Word<2> { using type = unsigned short; };
-template <> struct Word<4> { using type = unsigned; };
-template <> struct Word<8> { using type = uint2; };
-template <> struct Word<16> { using type = uint4; };
-
-// Consecutive elements that are moved at once, in words of up to 16 bytes.
-template <typename T, int COUNT> union Access {
-    using word = typename Word<(COUNT * sizeof(T) < 16 ? COUNT * sizeof(T) : 16)>::type;
-    static constexpr int WORDS = COUNT * sizeof(T) / sizeof(word);
-    T items[COUNT];
-    word words[WORDS];
-    template <typename Path> __device__ __forceinline__ void read(const T* p) {
-        for (int w = 0; w < WORDS; ++w) words[w] = Path::read(reinterpret_cast<const word*>(p) + w);
-    }
-    template <typename Path> __device__ __forceinline__ void write(T* p) const {
-        for (int w = 0; w < WORDS; ++w) Path::write(reinterpret_cast<word*>(p) + w, words[w]);
-    }
-    // A shift extracts half a word, because the compiler merges it with the following conversion.
-    __device__ __forceinline__ T operator[](int i) const {
-        if constexpr (sizeof(T) == 2 && COUNT > 1)
-            return T{static_cast<unsigned short>(reinterpret_cast<const unsigned*>(words)[i / 2] >> i % 2 * 16)};
-        else
-            return items[i];
-    }
-};
-
-// The vector of a thread: N elements in registers.
-template <typename T, int N> struct Vec {
-    T items[N];
-    __device__ __forceinline__ T operator[](int i) const { return items[i]; }
-    __device__ __forceinline__ T& operator[](int i) { return items[i]; }
-};
-
-// What load policies have in common. KEEP_WHOLE: the address comes from Row::at, so that the compiler cannot split one
-// wide load into narrow ones. It takes more registers than Row::column, and the asm of an EarlyLoad does not need it.
-struct Load {
-    static constexpr bool KEEP_WHOLE = false;
-};
-
-// Reads shared memory, or global memory as the compiler chooses.
-struct PlainLoad : Load {
-    template <typename W> static __device__ __forceinline__ W read(const W* p) { return *p; }
-};
-
-// Reads 16 bytes, issued here; the compiler moves other loads past barriers, next to their use.
-struct EarlyLoad16 : Load {
-    static __device__ __forceinline__ uint4 read(const uint4* p) {
-        uint4 w;
-        asm volatile("ld.global.v4.u32 { %0, %1, %2, %3 }, [%4];"
-            : "=r"(w.x), "=r"(w.y), "=r"(w.z), "=r"(w.w) : "l"(__cvta_generic_to_global(p)) : "memory");
-        return w;
-    }
-};
-
-// Loads vector v of the row that starts at p, with zeros past the end of the row. Where a cluster shares a row, its
-// address contains the rank, and the compiler may split any access: Row::at prevents it.
-template <typename Row, typename Path, typename T> __device__ __forceinline__ Vec<T, Row::N> load(const T* p, int v) {
-    Vec<T, Row::N> vector;
-    for (int j = 0; j < Row::N; j += Row::ACCESS) {
-        Access<T, Row::ACCESS> access = {};
-        if (Row::holds(v, j)) {
-            const bool whole = Path::KEEP_WHOLE || Row::BLOCKS_PER_ROW > 1;
-            access.template read<Path>(whole ? Row::at(p, v, j) : p + Row::column(v, j));
-        }
-        for (int i = 0; i < Row::ACCESS; ++i) vector[j + i] = access[i];
-    }
-    return vector;
-}
-
-// Writes as the compiler chooses.
-struct PlainStore {
-    template <typename W> static __device__ __forceinline__ void write(W* p, W w) { *p = w; }
-};
-
-// Stores COUNT consecutive elements at p.
-template <typename Path, int COUNT, typename T> __device__ __forceinline__ void write(T* p, const T* items) {
-    Access<T, COUNT> access;
-    for (int i = 0; i < COUNT; ++i) access.items[i] = items[i];
-    access.template write<Path>(p);
-}
-
-// Stores vector v of the row that starts at p, without elements past the end of the row.
-template <typename Row, typename Path, typename T>
-__device__ __forceinline__ void store(T* p, int v, const Vec<T, Row::N>& vector) {
-    for (int j = 0; j < Row::N; j += Row::ACCESS) {
-        if (Row::holds(v, j)) {
-            T* to = Row::BLOCKS_PER_ROW > 1 ? Row::at(p, v, j) : p + Row::column(v, j);
-            write<Path, Row::ACCESS>(to, vector.items + j);
-        }
-    }
-}
-
-// Prefetches elements into L2, a line of 128 bytes per thread. A prefetch may precede the wait for the previous
-// kernel: that kernel's stores reach L2, where the loads after the wait find them.
-template <typename Row, typename T> __device__ __forceinline__ void prefetch_l2(const T* p, int count) {
-#if __CUDA_ARCH__ >= 900
-    constexpr int LINE = 128 / static_cast<int>(sizeof(T));
-    #pragma unroll 1
-    for (int i = Row::thread() * LINE; i < count; i += Row::THREADS * LINE) {
-        asm volatile("prefetch.global.L2 [%0];" :: "l"(__cvta_generic_to_global(p + i)));
-    }
-#endif
-}
-
-// ---- device/mbarrier.cuh ----
-// The 32-bit address of p in the shared window, as PTX takes it.
-__device__ __forceinline__ unsigned shared_address(const void* p) {
-    return static_cast<unsigned>(__cvta_generic_to_shared(p));
-}
-
-// Initialises a barrier whose phases complete with one arrival and all bytes that it expects.
-__device__ __forceinline__ void mbarrier_init(unsigned long long* barrier) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"(shared_address(barrier)) : "memory");
-}
-
-// Makes the initialisation of barriers visible to bulk copies and to other blocks; it orders nothing else.
-__device__ __forceinline__ void mbarrier_init_fence() {
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-
-// Arrives at a barrier, whose phase then also waits for that many bytes.
-__device__ __forceinline__ void mbarrier_arrive_expect(unsigned long long* barrier, unsigned bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
-        :: "r"(shared_address(barrier)), "r"(bytes) : "memory");
-}
-
-// Waits until the phase with that parity has completed, and acquires what was released by its arrivals and copies.
-__device__ __forceinline__ void mbarrier_wait(unsigned long long* barrier, unsigned parity) {
-    asm volatile("{\n.reg .pred done;\nagain:\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra again;\n}"
-        :: "r"(shared_address(barrier)), "r"(parity) : "memory");
-}
-
-// ---- device/cluster.cuh ----
-// The index of this block in its cluster.
-__device__ __forceinline__ int cluster_rank() {
-    unsigned rank;
-    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return rank;
-}
-
-// A barrier of all threads of the cluster.
-__device__ __forceinline__ void cluster_barrier() {
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
-// The address in another block of the cluster that corresponds to p in this one.
-__device__ __forceinline__ unsigned remote_address(const void* p, int rank) {
-    unsigned address;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(p)), "r"(rank));
-    return address;
-}
-
-// Stores a value to the shared memory of another block of the cluster; its bytes complete on the mbarrier there.
-template <typename T> __device__ __forceinline__ void send(T* place, T value, unsigned long long* barrier, int rank) {
-    const unsigned to = remote_address(place, rank), at = remote_address(barrier, rank);
-    if constexpr (sizeof(T) == 4)
-        asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];"
-            :: "r"(to), "r"(reinterpret_cast<const unsigned&>(value)), "r"(at) : "memory");
-    else
-        asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];"
-            :: "r"(to), "l"(reinterpret_cast<const long long&>(value)), "r"(at) : "memory");
-}
-
-// Waits for a phase of an mbarrier and acquires shared memory alone, which holds the values of the DSMEM exchange.
-// The L1 cache keeps its lines.
-struct AcquireShared {
-    static __device__ __forceinline__ void wait(unsigned long long* barrier, unsigned parity) {
-        asm volatile("{\n.reg .pred done;\nagain:\n"
-#if __CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__ >= 1208  // fence.acquire.sync_restrict: PTX ISA 8.6, CUDA 12.8
-            "mbarrier.try_wait.parity.relaxed.cluster.shared::cta.b64 done, [%0], %1;\n@!done bra again;\n"
-            "fence.acquire.sync_restrict::shared::cluster.cluster;\n"
-#else
-            "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n@!done bra again;\n"
-#endif
-            "}" :: "r"(shared_address(barrier)), "r"(parity) : "memory");
-    }
-};
-
-// ---- device/row_layout.cuh ----
-// The threads of a row that the BLOCKS_PER_ROW blocks of a cluster share, each with a part of its segments.
-// thread(): index within the row group of a block; group(): index of the row group within the block; rank(): index of
-// the block in the cluster; grid_index(): index of the cluster in the grid.
-template <int BLOCKS_PER_ROW_, int THREADS_, int ROWS_> struct Cluster {
-    static constexpr int THREADS = THREADS_, ROWS = ROWS_, BLOCKS_PER_ROW = BLOCKS_PER_ROW_;
-    static __device__ __forceinline__ int thread() { return threadIdx.x % THREADS; }
-    static __device__ __forceinline__ int group() { return threadIdx.x / THREADS; }
-    static __device__ __forceinline__ int rank() { return cluster_rank(); }
-    static __device__ __forceinline__ int grid_index() { return blockIdx.x / BLOCKS_PER_ROW; }
-};
-
-// The layout of a row of D elements over its threads. A vector is N consecutive elements, moved ACCESS at a time. Of
-// each segment, thread t has the vectors t, t + THREADS, t + 2 * THREADS, ... A block has SEGMENTS of the segments.
-template <typename Threads, int D_, int SEGMENT_, int N_, int ACCESS_> struct RowLayout : Threads {
-    static constexpr int D = D_, SEGMENT = SEGMENT_, N = N_, RUN = N_, ACCESS = ACCESS_;
-    static constexpr int SEGMENTS = D / SEGMENT / Threads::BLOCKS_PER_ROW, BLOCK_COLUMNS = SEGMENTS * SEGMENT;
-    static constexpr int PER_SEGMENT = SEGMENT / (Threads::THREADS * N), VECTORS = SEGMENTS * PER_SEGMENT;
-    static_assert(PER_SEGMENT * Threads::THREADS * N == SEGMENT, "the vectors of all threads cover a segment");
-    static_assert(BLOCK_COLUMNS * Threads::BLOCKS_PER_ROW == D, "whole segments for each block");
-    static __device__ __forceinline__ int first_column() { return Threads::rank() * BLOCK_COLUMNS; }
-    static __device__ __forceinline__ int columns() { return BLOCK_COLUMNS; }
-    static __device__ __forceinline__ int column(int v, int i) {
-        return first_column() + Threads::thread() * N + (v * Threads::THREADS * N + i);
-    }
-    // The address of an element. The asm hides how the offset of the thread is computed: an access whose address the
-    // compiler can take apart, it splits into narrower ones.
-    template <typename T> static __device__ __forceinline__ T* at(T* p, int v, int i) {
-        int own = first_column() + Threads::thread() * N;
-        asm("" : "+r"(own));
-        return p + own + (v * Threads::THREADS * N + i);
-    }
-    static __device__ __forceinline__ constexpr bool holds(int, int) { return true; }
-};
-
-// ---- device/row_reduce.cuh ----
-// Addition. The neutral element: x + -0.0 is x for every x, also for -0.0 (+0.0 would turn -0.0 into +0.0). But the sum
-// of nothing is +0.0.
-struct Add {
-    template <typename Real> static __device__ __forceinline__ Real neutral() { return static_cast<Real>(-0.0); }
-    template <typename Real> static __device__ __forceinline__ Real of(Real a, Real b) { return a + b; }
-};
-
-// The largest power of two below n.
-__device__ constexpr int half_of(int n) { return n <= 2 ? 1 : 2 * half_of((n + 1) / 2); }
-
-// Tree reduction: while more than one part is left, the upper half is combined into the lower half. Only the first LIVE
-// parts count.
-template <typename Op, int LIVE, int N, typename Real>
-__device__ __forceinline__ Real tree_reduce(Real (&part)[N]) {
-    if constexpr (LIVE > 1) {
-        constexpr int HALF = half_of(LIVE);
-        for (int i = 0; i + HALF < LIVE; ++i) part[i] = Op::of(part[i], part[i + HALF]);
-        return tree_reduce<Op, HALF>(part);
-    }
-    return part[0];
-}
-
-// Tree reduction over groups of LANES lanes of a warp; every lane gets the result.
-template <typename Op, int LANES, int N, typename Real>
-__device__ __forceinline__ void reduce_lanes(Real (&part)[N]) {
-    for (int distance = LANES / 2; distance > 0; distance /= 2) {
-        for (int n = 0; n < N; ++n) part[n] = Op::of(part[n], __shfl_xor_sync(0xffffffffu, part[n], distance));
-    }
-}
-
-// A barrier of the threads of a row: within a warp, a whole block, or a row group at its named barrier.
-template <typename Row> __device__ __forceinline__ void row_barrier() {
-    if constexpr (Row::THREADS <= 32)
-        __syncwarp();
-    else if constexpr (Row::ROWS == 1)
-        __syncthreads();
-    else
-        asm volatile("bar.sync %0, %1;" :: "r"(Row::group() + 1), "n"(Row::THREADS) : "memory");
-}
-
-// Reductions over the threads of a row, at most MAX_VALUES values at a time: every thread reduces its lane's values of
-// all warps from shared memory, then the lanes of a warp are reduced. Two buffers are used in turn, so one barrier per
-// call is enough.
-template <typename Row, typename Real, int MAX_VALUES> struct BlockReduce {
-    static constexpr int WARPS = Row::THREADS / 32;
-    struct Buffers { Real parts[Row::ROWS][2][MAX_VALUES][Row::THREADS]; };
-    Buffers& buffers;
-    int turn = 0;
-    explicit __device__ __forceinline__ BlockReduce(Buffers& b) : buffers(b) {}
-
-    template <typename Op, int N> __device__ __forceinline__ void threads(Real (&part)[N]) {
-        auto& parts = buffers.parts[Row::group()][turn];
-        for (int n = 0; n < N; ++n) parts[n][Row::thread()] = part[n];
-        row_barrier<Row>();
-        for (int n = 0; n < N; ++n) {
-            Real warp[WARPS];
-            for (int w = 0; w < WARPS; ++w) warp[w] = parts[n][w * 32 + Row::thread() % 32];
-            part[n] = tree_reduce<Op, WARPS>(warp);
-        }
-        turn ^= 1;
-        reduce_lanes<Op, 32>(part);
-    }
-};
-
-// Adds the terms that each thread has of segment s: term(v, sum) adds the elements of vector v left to right, then the
-// vectors of a thread are tree-reduced.
-template <typename Op, typename Row, int N, typename Real, typename Term>
-__device__ __forceinline__ void thread_sums(Real (&sums)[N], int s, Term term) {
-    Real vectors[N][Row::PER_SEGMENT];
-    #pragma unroll
-    for (int v = 0; v < Row::PER_SEGMENT; ++v) {
-        Real sum[N];
-        for (int n = 0; n < N; ++n) sum[n] = Op::template neutral<Real>();
-        term(s * Row::PER_SEGMENT + v, sum);
-        const bool holds = Row::holds(s * Row::PER_SEGMENT + v, 0);
-        for (int n = 0; n < N; ++n) vectors[n][v] = holds ? sum[n] : Op::template neutral<Real>();
-    }
-    for (int n = 0; n < N; ++n) sums[n] = tree_reduce<Op, Row::PER_SEGMENT>(vectors[n]);
-}
-
-// ---- device/segments.cuh ----
-// Interleaved partial sums: segment s is added to partial sum s % INTERLEAVE; the partial sums are tree-reduced.
-// UNROLL rounds are unrolled at a time, since more need more registers.
-template <typename Op, int SEGMENTS, int INTERLEAVE, int UNROLL, typename Part>
-__device__ __forceinline__ auto join_segments(Part part) {
-    using Real = decltype(part(0));
-    constexpr int SUMS = SEGMENTS < INTERLEAVE ? SEGMENTS : INTERLEAVE;
-    Real sums[SUMS];
-    for (int j = 0; j < SUMS; ++j) sums[j] = part(j);
-    #pragma unroll UNROLL
-    for (int s = SUMS; s < SEGMENTS; s += SUMS) {
-        for (int j = 0; j < SUMS; ++j) {
-            if (s + j < SEGMENTS) sums[j] = Op::of(sums[j], part(s + j));
-        }
-    }
-    return tree_reduce<Op, SUMS>(sums);
-}
-
-// Computes the sums of the segments of a block: sums[n * SEGMENTS + s] is sum n of segment s.
-template <typename Op, typename Row, int N, int PARTS, typename Real, typename Reduce, typename Term>
-__device__ __forceinline__ void segment_sums(Real (&sums)[PARTS], Reduce& reduce, Term term) {
-    for (int s = 0; s < Row::SEGMENTS; ++s) {
-        Real segment[N];
-        thread_sums<Op, Row>(segment, s, term);
-        for (int n = 0; n < N; ++n) sums[n * Row::SEGMENTS + s] = segment[n];
-    }
-    reduce.template threads<Op>(sums);
-}
-
-// The number of elements of segment s; the last segment may be shorter.
-template <typename Row> __device__ __forceinline__ constexpr int segment_size(int s) {
-    return (s + 1) * Row::SEGMENT <= Row::D ? Row::SEGMENT : (Row::D - 1) % Row::SEGMENT + 1;
-}
-
-// ---- device/exchange.cuh ----
-// DSMEM exchange: every block of the cluster gets the VALUES values that each block has for a row. Two buffers are
-// used in turn, so that no block overtakes another. Requires a row barrier between reading the values and the next
-// call: otherwise a remote block may overwrite values that slower warps still read.
-template <typename Row, typename Real, int VALUES, typename Acquire> struct ClusterExchange {
-    struct alignas(16) Buffers {
-        Real values[2][Row::ROWS][Row::BLOCKS_PER_ROW * VALUES];
-        unsigned long long full[2][Row::ROWS];
-    };
-    Buffers& buffers;
-    unsigned count = 0;  // exchanges so far
-
-    explicit __device__ __forceinline__ ClusterExchange(Buffers& b) : buffers(b) {
-        if (threadIdx.x == 0) {
-            for (int r = 0; r < Row::ROWS; ++r) {
-                for (int turn = 0; turn < 2; ++turn) mbarrier_init(&buffers.full[turn][r]);
-            }
-            mbarrier_init_fence();
-        }
-    }
-
-    // The mbarrier of the next exchange.
-    __device__ __forceinline__ unsigned long long* barrier() { return &buffers.full[count % 2][Row::group()]; }
-
-    // The index of sum n of N sums of segment s of the row, in what all() returns.
-    template <int N> static __device__ __forceinline__ int index(int n, int s) {
-        return (s / Row::SEGMENTS * N + n) * Row::SEGMENTS + s % Row::SEGMENTS;
-    }
-
-    // Sends the values of this block to all blocks, in pairs where it can, and returns those of all, block after block.
-    template <int N> __device__ __forceinline__ const Real* all(const Real (&part)[N]) {
-        Real* values = buffers.values[count % 2][Row::group()];
-        unsigned long long* full = barrier();
-        if (Row::thread() == 0) mbarrier_arrive_expect(full, Row::BLOCKS_PER_ROW * N * sizeof(Real));
-        if (Row::thread() < Row::BLOCKS_PER_ROW) {
-            Real* own = values + Row::rank() * N;
-            if constexpr (N % 2 == 0 && sizeof(Real) == 4) {
-                for (int n = 0; n < N; n += 2) {
-                    send(reinterpret_cast<float2*>(own + n), make_float2(part[n], part[n + 1]), full, Row::thread());
-                }
-            } else {
-                for (int n = 0; n < N; ++n) send(own + n, part[n], full, Row::thread());
-            }
-        }
-        Acquire::wait(full, count / 2 % 2);
-        ++count;
-        return values;
-    }
-};
-
-// ---- device/row_scheduler.cuh ----
-// The stage before one of a ring of STAGES.
-template <int STAGES> __device__ __forceinline__ int previous_stage(int stage) {
-    return stage == 0 ? STAGES - 1 : stage - 1;
-}
-
-// A persistent grid: each of GRID blocks, or clusters, takes every GRID-th group of ROWS rows.
-template <typename Row, int GRID> struct StaticRows {
-    static constexpr long long STEP = static_cast<long long>(GRID) * Row::ROWS;
-    const long long rows;
-    const long long block_first_row = static_cast<long long>(Row::grid_index()) * Row::ROWS;
-    long long block_row = block_first_row - STEP;  // the current row of the block's first row group
-    long long row = 0;
-    __device__ __forceinline__ bool next() {
-        block_row += STEP;
-        row = block_row + Row::group();
-        return block_row < rows;
-    }
-    __device__ __forceinline__ bool live() const { return Row::ROWS == 1 || row < rows; }
-    // A row group past the last row repeats it and stores nothing.
-    __device__ __forceinline__ long long valid(long long r) const { return r < rows ? r : rows - 1; }
-};
-
-// ---- device/tma.cuh ----
-// Bulk copy (TMA) from global to shared memory, whose bytes complete on the barrier; addresses and bytes are multiples
-// of 16.
-__device__ __forceinline__ void tma_load(void* to, const void* from, unsigned bytes, unsigned long long* barrier) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-        :: "r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(barrier)) : "memory");
-}
-
-// Bulk copy (TMA) from shared to global memory; addresses and bytes are multiples of 16.
-__device__ __forceinline__ void tma_store(void* to, const void* from, unsigned bytes) {
-    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
-        :: "l"(to), "r"(shared_address(from)), "r"(bytes) : "memory");
-}
-
-// Ends the group of stores that tma_store_wait waits for.
-__device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-
-// Waits until the results of all committed stores have left shared memory.
-__device__ __forceinline__ void tma_store_wait() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
-
-// Orders stores of the threads to shared memory before bulk copies from there.
-__device__ __forceinline__ void tma_store_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-
-// STAGES rows in shared memory for each of ROWS row groups. One mbarrier per stage and row group counts the bytes that
-// have arrived. The first advance() wraps to stage 0, parity 0.
-template <typename Row, int STAGES, int STAGE_BYTES> struct TmaRing {
-    struct Buffers { unsigned long long full[STAGES][Row::ROWS]; };
-    unsigned char* const ring;
-    unsigned long long (&full)[STAGES][Row::ROWS];
-    int stage = STAGES - 1;
-    unsigned parity = 1;
-
-    __device__ __forceinline__ TmaRing(unsigned char* ring, Buffers& buffers) : ring(ring), full(buffers.full) {
-        if (threadIdx.x == 0) {
-            for (int r = 0; r < Row::ROWS; ++r) {
-                for (int s = 0; s < STAGES; ++s) mbarrier_init(&full[s][r]);
-            }
-            mbarrier_init_fence();
-        }
-    }
-    __device__ __forceinline__ unsigned char* slot(int s) const {
-        return ring + (s * Row::ROWS + Row::group()) * STAGE_BYTES;
-    }
-    // Column 0 of a tensor whose columns of this block begin at that byte of the stage; it may lie before the stage.
-    template <typename T> __device__ __forceinline__ T* shared(int offset) const {
-        return reinterpret_cast<T*>(slot(stage) + offset) - Row::first_column();
-    }
-    __device__ __forceinline__ void advance() {
-        if (++stage == STAGES) stage = 0, parity ^= 1;
-    }
-    __device__ __forceinline__ void wait() { mbarrier_wait(&full[stage][Row::group()], parity); }
-};
-
-// The pipeline of a persistent grid. With EARLY release the stage of a row is refilled as soon as all threads have the
-// row in registers, else during the next row.
-template <typename Row, int GRID, int STAGES, int STAGE_BYTES, bool EARLY>
-struct TmaStream : StaticRows<Row, GRID>, TmaRing<Row, STAGES, STAGE_BYTES> {
-    using Rows = StaticRows<Row, GRID>;
-    using Ring = TmaRing<Row, STAGES, STAGE_BYTES>;
-    __device__ __forceinline__ TmaStream(long long rows, unsigned char* ring, typename Ring::Buffers& buffers)
-        : Rows{rows}, Ring(ring, buffers) {}
-
-    // Copies row `first` + group() into stage s; `first` is the row of the block's first row group.
-    template <typename CopyRow> __device__ __forceinline__ void fill(CopyRow copy_row, int s, long long first) {
-        if (Row::thread() == 0 && first < this->rows)
-            copy_row(this->slot(s), this->valid(first + Row::group()), &this->full[s][Row::group()]);
-    }
-    template <typename CopyRow> __device__ __forceinline__ void prime(CopyRow copy_row) {
-        for (int s = 0; s < STAGES; ++s) fill(copy_row, s, this->block_first_row + s * Rows::STEP);
-    }
-    __device__ __forceinline__ bool next() {
-        this->advance();
-        return Rows::next();
-    }
-    // Call after a barrier that every thread of the row group passes once it has read the current row into registers
-    // (EARLY), or has finished the previous row (else). Refills that row's stage.
-    template <typename CopyRow> __device__ __forceinline__ void release(CopyRow copy_row) {
-        if constexpr (EARLY)
-            fill(copy_row, this->stage, this->block_row + STAGES * Rows::STEP);
-        else if (this->block_row > this->block_first_row)
-            fill(copy_row, previous_stage<STAGES>(this->stage), this->block_row + (STAGES - 1) * Rows::STEP);
-    }
-};
 
 // ---- the rows ----
 extern "C" __global__ void __launch_bounds__(256, 1)
@@ -575,8 +63,8 @@ layernorm_fwd__bf16_d65536__t256_r1_v8_b1_tma_s3_c4_g30_store_cached__rows(
 {
     using Row = RowLayout<Cluster</* blocks */ 4, /* threads */ 256, /* rows */ 1>, /* D */ 65536,
         /* segment */ 8192, /* vector */ 8, /* access */ 8>;
-    using Reduce = BlockReduce<Row, real, /* values */ 2>;
-    using Exchange = ClusterExchange<Row, real, /* values */ 4, AcquireShared>;
+    using Reduce = BlockReduce<Row, float, /* values */ 2>;
+    using Exchange = ClusterExchange<Row, float, /* values */ 4, AcquireShared>;
     using Stream = TmaStream<Row, /* grid */ 30, /* stages */ 3, /* stage bytes */ 32768, /* early release */ false>;
     extern __shared__ __align__(128) unsigned char ring_[];
     __shared__ Reduce::Buffers reduce_buffers_;
@@ -636,8 +124,8 @@ layernorm_fwd__bf16_d65536__t256_r1_v8_b1_tma_s3_c4_g30_store_cached__rows(
         auto* y_shared_ = stream_.shared<bf16>(0);
 
         // ---- reduce: x32_sums ----
-        real x32_sums_own_[Row::SEGMENTS];
-        segment_sums<Add, Row, 1>(x32_sums_own_, reduce_, [&](int v_, real (&sum_)[1]) {
+        float x32_sums_own_[Row::SEGMENTS];
+        segment_sums<Add<float>, Row, 1>(x32_sums_own_, reduce_, [&](int v_, float (&sum_)[1]) {
             const auto x = load<Row, PlainLoad>(x_shared_, v_);
             for (int i_ = 0; i_ < Row::N; ++i_) {
                 const float x32 = f32_from_bf16(x[i_]);  // %x32 = cast %x {to=f32}
@@ -648,8 +136,8 @@ layernorm_fwd__bf16_d65536__t256_r1_v8_b1_tma_s3_c4_g30_store_cached__rows(
         stream_.release(copy_to_stage_);
 
         // ---- reduce: squares ----
-        real squares_own_[Row::SEGMENTS];
-        segment_sums<Add, Row, 1>(squares_own_, reduce_, [&](int v_, real (&sum_)[1]) {
+        float squares_own_[Row::SEGMENTS];
+        segment_sums<Add<float>, Row, 1>(squares_own_, reduce_, [&](int v_, float (&sum_)[1]) {
             const auto x = load<Row, PlainLoad>(x_shared_, v_);
             const int s_ = v_ / Row::PER_SEGMENT;
             // %n = segment_size {dtype=f32, segment=8192}
@@ -663,23 +151,23 @@ layernorm_fwd__bf16_d65536__t256_r1_v8_b1_tma_s3_c4_g30_store_cached__rows(
             }
         });
 
-        real parts_1_[2 * Row::SEGMENTS];
+        float parts_1_[2 * Row::SEGMENTS];
         for (int s_ = 0; s_ < Row::SEGMENTS; ++s_) {
             parts_1_[0 * Row::SEGMENTS + s_] = x32_sums_own_[s_];
             parts_1_[1 * Row::SEGMENTS + s_] = squares_own_[s_];
         }
-        const real* all_1_ = exchange_.all(parts_1_);
-        const auto x32_sums_all_1_ = [&](int s_) { return all_1_[exchange_.index<2>(0, s_)]; };
-        const auto squares_all_1_ = [&](int s_) { return all_1_[exchange_.index<2>(1, s_)]; };
+        const float* all_1_ = exchange_.all(parts_1_);
+        const auto x32_sums_all_1_ = [&](int s_) { return all_1_[exchange_.index(0, s_, 2)]; };
+        const auto squares_all_1_ = [&](int s_) { return all_1_[exchange_.index(1, s_, 2)]; };
 
         // %mean_sum = reduce_sum %x32_sums {axis=S, interleave=4}
-        const float mean_sum = join_segments<Add, Row::SEGMENTS * Row::BLOCKS_PER_ROW, 4,
+        const float mean_sum = join_segments<Add<float>, Row::SEGMENTS * Row::BLOCKS_PER_ROW, 4,
             Row::SEGMENTS * Row::BLOCKS_PER_ROW>([&](int s_) {
             return x32_sums_all_1_(s_);
         });
         const float mean = mean_sum / d_size;  // %mean = div %mean_sum, %d_size
         // %var_sum = reduce_sum %term {axis=S, interleave=4}
-        const float var_sum = join_segments<Add, Row::SEGMENTS * Row::BLOCKS_PER_ROW, 4, 2>([&](int s_) {
+        const float var_sum = join_segments<Add<float>, Row::SEGMENTS * Row::BLOCKS_PER_ROW, 4, 2>([&](int s_) {
             const float n = static_cast<float>(segment_size<Row>(s_));  // %n = segment_size {dtype=f32, segment=8192}
             const float n_inverse = one_1 / n;                          // %n_inverse = div %one_1, %n
             const float centre = x32_sums_all_1_(s_) * n_inverse;       // %centre = mul %x32_sums, %n_inverse

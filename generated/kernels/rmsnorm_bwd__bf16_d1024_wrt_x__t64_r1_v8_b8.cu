@@ -24,288 +24,14 @@
 //   return %dx
 // }
 
+#include "lngen/launch.cuh"
+#include "lngen/numeric.cuh"
+#include "lngen/row_layout.cuh"
+#include "lngen/row_reduce.cuh"
+#include "lngen/row_scheduler.cuh"
+#include "lngen/vector.cuh"
+
 namespace lngen { namespace rmsnorm_bwd__bf16_d1024_wrt_x__t64_r1_v8_b8 {
-
-using real = float;  // sums are added in this type
-
-// ---- device/launch.cuh ----
-// Programmatic dependent launch (PDL): a kernel that is launched with that attribute starts while the previous one
-// runs, and waits here for its results.
-__device__ __forceinline__ void pdl_wait() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
-// From here on the next kernel of the stream may start.
-__device__ __forceinline__ void pdl_trigger() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;");
-#endif
-}
-
-// ---- device/numeric.cuh ----
-struct bf16 { unsigned short bits; };
-
-__device__ __forceinline__ float f32_from_bf16(bf16 v) { return __uint_as_float(static_cast<unsigned>(v.bits) << 16); }
-
-// Rounds to nearest even; a NaN stays a NaN.
-__device__ __forceinline__ bf16 bf16_from_f32(float v) {
-    bf16 r;
-#if __CUDA_ARCH__ >= 800
-    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(r.bits) : "f"(v));
-#else
-    const unsigned u = __float_as_uint(v);
-    r.bits = static_cast<unsigned short>(v == v ? (u + 0x7fffu + (u >> 16 & 1u)) >> 16 : 0x7fffu);
-#endif
-    return r;
-}
-
-// ---- device/vector.cuh ----
-template <int BYTES> struct Word;
-template <> struct Word<2> { using type = unsigned short; };
-template <> struct Word<4> { using type = unsigned; };
-template <> struct Word<8> { using type = uint2; };
-template <> struct Word<16> { using type = uint4; };
-
-// Consecutive elements that are moved at once, in words of up to 16 bytes.
-template <typename T, int COUNT> union Access {
-    using word = typename Word<(COUNT * sizeof(T) < 16 ? COUNT * sizeof(T) : 16)>::type;
-    static constexpr int WORDS = COUNT * sizeof(T) / sizeof(word);
-    T items[COUNT];
-    word words[WORDS];
-    template <typename Path> __device__ __forceinline__ void read(const T* p) {
-        for (int w = 0; w < WORDS; ++w) words[w] = Path::read(reinterpret_cast<const word*>(p) + w);
-    }
-    template <typename Path> __device__ __forceinline__ void write(T* p) const {
-        for (int w = 0; w < WORDS; ++w) Path::write(reinterpret_cast<word*>(p) + w, words[w]);
-    }
-    // A shift extracts half a word, because the compiler merges it with the following conversion.
-    __device__ __forceinline__ T operator[](int i) const {
-        if constexpr (sizeof(T) == 2 && COUNT > 1)
-            return T{static_cast<unsigned short>(reinterpret_cast<const unsigned*>(words)[i / 2] >> i % 2 * 16)};
-        else
-            return items[i];
-    }
-};
-
-// The vector of a thread: N elements in registers.
-template <typename T, int N> struct Vec {
-    T items[N];
-    __device__ __forceinline__ T operator[](int i) const { return items[i]; }
-    __device__ __forceinline__ T& operator[](int i) { return items[i]; }
-};
-
-// What load policies have in common. KEEP_WHOLE: the address comes from Row::at, so that the compiler cannot split one
-// wide load into narrow ones. It takes more registers than Row::column, and the asm of an EarlyLoad does not need it.
-struct Load {
-    static constexpr bool KEEP_WHOLE = false;
-};
-
-// Reads rows, which a result may overwrite in place: a thread reads an element before it writes that element, never
-// reads it again, and no other thread reads it.
-struct RowLoad : Load {
-    static constexpr bool KEEP_WHOLE = true;
-    template <typename W> static __device__ __forceinline__ W read(const W* p) { return *p; }
-};
-
-// Reads what no kernel of the launch writes, through the read-only path (ld.global.nc).
-struct ReadOnlyLoad : Load {
-    static constexpr bool KEEP_WHOLE = true;
-    template <typename W> static __device__ __forceinline__ W read(const W* p) { return __ldg(p); }
-};
-
-// Loads a per-row input (mean, rstd).
-template <typename Path, typename T> __device__ __forceinline__ T load_scalar(const T* p) {
-    Access<T, 1> scalar;
-    scalar.template read<Path>(p);
-    return scalar[0];
-}
-
-// Loads vector v of the row that starts at p, with zeros past the end of the row. Where a cluster shares a row, its
-// address contains the rank, and the compiler may split any access: Row::at prevents it.
-template <typename Row, typename Path, typename T> __device__ __forceinline__ Vec<T, Row::N> load(const T* p, int v) {
-    Vec<T, Row::N> vector;
-    for (int j = 0; j < Row::N; j += Row::ACCESS) {
-        Access<T, Row::ACCESS> access = {};
-        if (Row::holds(v, j)) {
-            const bool whole = Path::KEEP_WHOLE || Row::BLOCKS_PER_ROW > 1;
-            access.template read<Path>(whole ? Row::at(p, v, j) : p + Row::column(v, j));
-        }
-        for (int i = 0; i < Row::ACCESS; ++i) vector[j + i] = access[i];
-    }
-    return vector;
-}
-
-// Writes as the compiler chooses.
-struct PlainStore {
-    template <typename W> static __device__ __forceinline__ void write(W* p, W w) { *p = w; }
-};
-
-// Stores COUNT consecutive elements at p.
-template <typename Path, int COUNT, typename T> __device__ __forceinline__ void write(T* p, const T* items) {
-    Access<T, COUNT> access;
-    for (int i = 0; i < COUNT; ++i) access.items[i] = items[i];
-    access.template write<Path>(p);
-}
-
-// Stores vector v of the row that starts at p, without elements past the end of the row.
-template <typename Row, typename Path, typename T>
-__device__ __forceinline__ void store(T* p, int v, const Vec<T, Row::N>& vector) {
-    for (int j = 0; j < Row::N; j += Row::ACCESS) {
-        if (Row::holds(v, j)) {
-            T* to = Row::BLOCKS_PER_ROW > 1 ? Row::at(p, v, j) : p + Row::column(v, j);
-            write<Path, Row::ACCESS>(to, vector.items + j);
-        }
-    }
-}
-
-// Prefetches elements into L2, a line of 128 bytes per thread. A prefetch may precede the wait for the previous
-// kernel: that kernel's stores reach L2, where the loads after the wait find them.
-template <typename Row, typename T> __device__ __forceinline__ void prefetch_l2(const T* p, int count) {
-#if __CUDA_ARCH__ >= 900
-    constexpr int LINE = 128 / static_cast<int>(sizeof(T));
-    #pragma unroll 1
-    for (int i = Row::thread() * LINE; i < count; i += Row::THREADS * LINE) {
-        asm volatile("prefetch.global.L2 [%0];" :: "l"(__cvta_generic_to_global(p + i)));
-    }
-#endif
-}
-
-// ---- device/row_layout.cuh ----
-// The threads of a row: a block works on ROWS rows side by side, one for each row group of THREADS threads.
-// thread(): index within the row group; group(): index of the row group within the block; rank(): index of the block
-// among those that share a row; grid_index(): index of the block in the grid.
-template <int THREADS_, int ROWS_> struct Block {
-    static constexpr int THREADS = THREADS_, ROWS = ROWS_, BLOCKS_PER_ROW = 1;
-    static __device__ __forceinline__ int thread() { return threadIdx.x % THREADS; }
-    static __device__ __forceinline__ int group() { return threadIdx.x / THREADS; }
-    static __device__ __forceinline__ int rank() { return 0; }
-    static __device__ __forceinline__ int grid_index() { return blockIdx.x; }
-};
-
-// The layout of a row of D elements over its threads. A vector is N consecutive elements, moved ACCESS at a time. Of
-// each segment, thread t has the vectors t, t + THREADS, t + 2 * THREADS, ... A block has SEGMENTS of the segments.
-template <typename Threads, int D_, int SEGMENT_, int N_, int ACCESS_> struct RowLayout : Threads {
-    static constexpr int D = D_, SEGMENT = SEGMENT_, N = N_, RUN = N_, ACCESS = ACCESS_;
-    static constexpr int SEGMENTS = D / SEGMENT / Threads::BLOCKS_PER_ROW, BLOCK_COLUMNS = SEGMENTS * SEGMENT;
-    static constexpr int PER_SEGMENT = SEGMENT / (Threads::THREADS * N), VECTORS = SEGMENTS * PER_SEGMENT;
-    static_assert(PER_SEGMENT * Threads::THREADS * N == SEGMENT, "the vectors of all threads cover a segment");
-    static_assert(BLOCK_COLUMNS * Threads::BLOCKS_PER_ROW == D, "whole segments for each block");
-    static __device__ __forceinline__ int first_column() { return Threads::rank() * BLOCK_COLUMNS; }
-    static __device__ __forceinline__ int columns() { return BLOCK_COLUMNS; }
-    static __device__ __forceinline__ int column(int v, int i) {
-        return first_column() + Threads::thread() * N + (v * Threads::THREADS * N + i);
-    }
-    // The address of an element. The asm hides how the offset of the thread is computed: an access whose address the
-    // compiler can take apart, it splits into narrower ones.
-    template <typename T> static __device__ __forceinline__ T* at(T* p, int v, int i) {
-        int own = first_column() + Threads::thread() * N;
-        asm("" : "+r"(own));
-        return p + own + (v * Threads::THREADS * N + i);
-    }
-    static __device__ __forceinline__ constexpr bool holds(int, int) { return true; }
-};
-
-// ---- device/row_reduce.cuh ----
-// Addition. The neutral element: x + -0.0 is x for every x, also for -0.0 (+0.0 would turn -0.0 into +0.0). But the sum
-// of nothing is +0.0.
-struct Add {
-    template <typename Real> static __device__ __forceinline__ Real neutral() { return static_cast<Real>(-0.0); }
-    template <typename Real> static __device__ __forceinline__ Real of(Real a, Real b) { return a + b; }
-};
-
-// The largest power of two below n.
-__device__ constexpr int half_of(int n) { return n <= 2 ? 1 : 2 * half_of((n + 1) / 2); }
-
-// Tree reduction: while more than one part is left, the upper half is combined into the lower half. Only the first LIVE
-// parts count.
-template <typename Op, int LIVE, int N, typename Real>
-__device__ __forceinline__ Real tree_reduce(Real (&part)[N]) {
-    if constexpr (LIVE > 1) {
-        constexpr int HALF = half_of(LIVE);
-        for (int i = 0; i + HALF < LIVE; ++i) part[i] = Op::of(part[i], part[i + HALF]);
-        return tree_reduce<Op, HALF>(part);
-    }
-    return part[0];
-}
-
-// Tree reduction over groups of LANES lanes of a warp; every lane gets the result.
-template <typename Op, int LANES, int N, typename Real>
-__device__ __forceinline__ void reduce_lanes(Real (&part)[N]) {
-    for (int distance = LANES / 2; distance > 0; distance /= 2) {
-        for (int n = 0; n < N; ++n) part[n] = Op::of(part[n], __shfl_xor_sync(0xffffffffu, part[n], distance));
-    }
-}
-
-// A barrier of the threads of a row: within a warp, a whole block, or a row group at its named barrier.
-template <typename Row> __device__ __forceinline__ void row_barrier() {
-    if constexpr (Row::THREADS <= 32)
-        __syncwarp();
-    else if constexpr (Row::ROWS == 1)
-        __syncthreads();
-    else
-        asm volatile("bar.sync %0, %1;" :: "r"(Row::group() + 1), "n"(Row::THREADS) : "memory");
-}
-
-// Reductions over the threads of a row, at most MAX_VALUES values at a time: every thread reduces its lane's values of
-// all warps from shared memory, then the lanes of a warp are reduced. Two buffers are used in turn, so one barrier per
-// call is enough.
-template <typename Row, typename Real, int MAX_VALUES> struct BlockReduce {
-    static constexpr int WARPS = Row::THREADS / 32;
-    struct Buffers { Real parts[Row::ROWS][2][MAX_VALUES][Row::THREADS]; };
-    Buffers& buffers;
-    int turn = 0;
-    explicit __device__ __forceinline__ BlockReduce(Buffers& b) : buffers(b) {}
-
-    template <typename Op, int N> __device__ __forceinline__ void threads(Real (&part)[N]) {
-        auto& parts = buffers.parts[Row::group()][turn];
-        for (int n = 0; n < N; ++n) parts[n][Row::thread()] = part[n];
-        row_barrier<Row>();
-        for (int n = 0; n < N; ++n) {
-            Real warp[WARPS];
-            for (int w = 0; w < WARPS; ++w) warp[w] = parts[n][w * 32 + Row::thread() % 32];
-            part[n] = tree_reduce<Op, WARPS>(warp);
-        }
-        turn ^= 1;
-        reduce_lanes<Op, 32>(part);
-    }
-};
-
-// Adds the terms that each thread has of segment s: term(v, sum) adds the elements of vector v left to right, then the
-// vectors of a thread are tree-reduced.
-template <typename Op, typename Row, int N, typename Real, typename Term>
-__device__ __forceinline__ void thread_sums(Real (&sums)[N], int s, Term term) {
-    Real vectors[N][Row::PER_SEGMENT];
-    #pragma unroll
-    for (int v = 0; v < Row::PER_SEGMENT; ++v) {
-        Real sum[N];
-        for (int n = 0; n < N; ++n) sum[n] = Op::template neutral<Real>();
-        term(s * Row::PER_SEGMENT + v, sum);
-        const bool holds = Row::holds(s * Row::PER_SEGMENT + v, 0);
-        for (int n = 0; n < N; ++n) vectors[n][v] = holds ? sum[n] : Op::template neutral<Real>();
-    }
-    for (int n = 0; n < N; ++n) sums[n] = tree_reduce<Op, Row::PER_SEGMENT>(vectors[n]);
-}
-
-// Computes the sums of a row of one segment.
-template <typename Op, typename Row, int N, typename Real, typename Reduce, typename Term>
-__device__ __forceinline__ void row_sums(Real (&sums)[N], Reduce& reduce, Term term) {
-    thread_sums<Op, Row>(sums, 0, term);
-    reduce.template threads<Op>(sums);
-}
-
-// ---- device/row_scheduler.cuh ----
-// The rows of a block that is not persistent: one block for each ROWS rows.
-template <typename Row> struct OneRow {
-    const long long rows;
-    const long long row = static_cast<long long>(Row::grid_index()) * Row::ROWS + Row::group();
-    bool taken = false;
-    __device__ __forceinline__ bool next() { return taken ? false : taken = true; }
-    __device__ __forceinline__ bool live() const { return Row::ROWS == 1 || row < rows; }
-    // A row group past the last row repeats it and stores nothing.
-    __device__ __forceinline__ long long valid_row() const { return live() ? row : rows - 1; }
-};
 
 // ---- the rows ----
 extern "C" __global__ void __launch_bounds__(64, 8)
@@ -316,7 +42,7 @@ rmsnorm_bwd__bf16_d1024_wrt_x__t64_r1_v8_b8__rows(
 {
     using Row = RowLayout<Block</* threads */ 64, /* rows */ 1>, /* D */ 1024, /* segment */ 1024, /* vector */ 8,
         /* access */ 8>;
-    using Reduce = BlockReduce<Row, real, /* values */ 1>;
+    using Reduce = BlockReduce<Row, float, /* values */ 1>;
     using Stream = OneRow<Row>;
     __shared__ Reduce::Buffers reduce_buffers_;
     Reduce reduce_{reduce_buffers_};
@@ -353,8 +79,8 @@ rmsnorm_bwd__bf16_d1024_wrt_x__t64_r1_v8_b8__rows(
         const float rstd = load_scalar<ReadOnlyLoad>(rstd_ptr_ + stream_.valid_row());
 
         // ---- reduce: mean_dy_gamma_xhat_sum ----
-        real sums_0_[1];
-        row_sums<Add, Row>(sums_0_, reduce_, [&](int v_, real (&sum_)[1]) {
+        float sums_0_[1];
+        row_sums<Add<float>, Row>(sums_0_, reduce_, [&](int v_, float (&sum_)[1]) {
             const auto gamma = load<Row, ReadOnlyLoad>(gamma_ptr_, v_);
             for (int i_ = 0; i_ < Row::N; ++i_) {
                 const float x32 = f32_from_bf16(x_row_[v_][i_]);  // %x32 = cast %x {to=f32}

@@ -28,349 +28,16 @@
 //   return %dx, %dgamma
 // }
 
+#include "lngen/column_sums.cuh"
+#include "lngen/finish.cuh"
+#include "lngen/launch.cuh"
+#include "lngen/row_layout.cuh"
+#include "lngen/row_reduce.cuh"
+#include "lngen/row_scheduler.cuh"
+#include "lngen/segments.cuh"
+#include "lngen/vector.cuh"
+
 namespace lngen { namespace rmsnorm_bwd__f32_d65536__t512_r1_v4_b2_multipass {
-
-using real = float;  // sums are added in this type
-
-// ---- device/launch.cuh ----
-// Programmatic dependent launch (PDL): a kernel that is launched with that attribute starts while the previous one
-// runs, and waits here for its results.
-__device__ __forceinline__ void pdl_wait() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
-// From here on the next kernel of the stream may start.
-__device__ __forceinline__ void pdl_trigger() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;");
-#endif
-}
-
-// ---- device/vector.cuh ----
-template <int BYTES> struct Word;
-template <> struct Word<2> { using type = unsigned short; };
-template <> struct Word<4> { using type = unsigned; };
-template <> struct Word<8> { using type = uint2; };
-template <> struct Word<16> { using type = uint4; };
-
-// Consecutive elements that are moved at once, in words of up to 16 bytes.
-template <typename T, int COUNT> union Access {
-    using word = typename Word<(COUNT * sizeof(T) < 16 ? COUNT * sizeof(T) : 16)>::type;
-    static constexpr int WORDS = COUNT * sizeof(T) / sizeof(word);
-    T items[COUNT];
-    word words[WORDS];
-    template <typename Path> __device__ __forceinline__ void read(const T* p) {
-        for (int w = 0; w < WORDS; ++w) words[w] = Path::read(reinterpret_cast<const word*>(p) + w);
-    }
-    template <typename Path> __device__ __forceinline__ void write(T* p) const {
-        for (int w = 0; w < WORDS; ++w) Path::write(reinterpret_cast<word*>(p) + w, words[w]);
-    }
-    // A shift extracts half a word, because the compiler merges it with the following conversion.
-    __device__ __forceinline__ T operator[](int i) const {
-        if constexpr (sizeof(T) == 2 && COUNT > 1)
-            return T{static_cast<unsigned short>(reinterpret_cast<const unsigned*>(words)[i / 2] >> i % 2 * 16)};
-        else
-            return items[i];
-    }
-};
-
-// The vector of a thread: N elements in registers.
-template <typename T, int N> struct Vec {
-    T items[N];
-    __device__ __forceinline__ T operator[](int i) const { return items[i]; }
-    __device__ __forceinline__ T& operator[](int i) { return items[i]; }
-};
-
-// What load policies have in common. KEEP_WHOLE: the address comes from Row::at, so that the compiler cannot split one
-// wide load into narrow ones. It takes more registers than Row::column, and the asm of an EarlyLoad does not need it.
-struct Load {
-    static constexpr bool KEEP_WHOLE = false;
-};
-
-// Reads shared memory, or global memory as the compiler chooses.
-struct PlainLoad : Load {
-    template <typename W> static __device__ __forceinline__ W read(const W* p) { return *p; }
-};
-
-// Reads what no kernel of the launch writes, through the read-only path (ld.global.nc).
-struct ReadOnlyLoad : Load {
-    static constexpr bool KEEP_WHOLE = true;
-    template <typename W> static __device__ __forceinline__ W read(const W* p) { return __ldg(p); }
-};
-
-// Loads a per-row input (mean, rstd).
-template <typename Path, typename T> __device__ __forceinline__ T load_scalar(const T* p) {
-    Access<T, 1> scalar;
-    scalar.template read<Path>(p);
-    return scalar[0];
-}
-
-// Loads vector v of the row that starts at p, with zeros past the end of the row. Where a cluster shares a row, its
-// address contains the rank, and the compiler may split any access: Row::at prevents it.
-template <typename Row, typename Path, typename T> __device__ __forceinline__ Vec<T, Row::N> load(const T* p, int v) {
-    Vec<T, Row::N> vector;
-    for (int j = 0; j < Row::N; j += Row::ACCESS) {
-        Access<T, Row::ACCESS> access = {};
-        if (Row::holds(v, j)) {
-            const bool whole = Path::KEEP_WHOLE || Row::BLOCKS_PER_ROW > 1;
-            access.template read<Path>(whole ? Row::at(p, v, j) : p + Row::column(v, j));
-        }
-        for (int i = 0; i < Row::ACCESS; ++i) vector[j + i] = access[i];
-    }
-    return vector;
-}
-
-// Writes as the compiler chooses.
-struct PlainStore {
-    template <typename W> static __device__ __forceinline__ void write(W* p, W w) { *p = w; }
-};
-
-// Writes 16 bytes to a line that L2 evicts last: the next kernel reads it, and rows would otherwise evict it.
-struct EvictLastStore16 {
-    static __device__ __forceinline__ void write(uint4* p, uint4 w) {
-#if __CUDA_ARCH__ >= 800
-        asm volatile("{ .reg .b64 policy;\ncreatepolicy.fractional.L2::evict_last.b64 policy;\n"
-            "st.global.L2::cache_hint.v4.u32 [%0], { %1, %2, %3, %4 }, policy; }"
-            :: "l"(p), "r"(w.x), "r"(w.y), "r"(w.z), "r"(w.w) : "memory");
-#else
-        *p = w;
-#endif
-    }
-};
-
-// Stores COUNT consecutive elements at p.
-template <typename Path, int COUNT, typename T> __device__ __forceinline__ void write(T* p, const T* items) {
-    Access<T, COUNT> access;
-    for (int i = 0; i < COUNT; ++i) access.items[i] = items[i];
-    access.template write<Path>(p);
-}
-
-// Stores vector v of the row that starts at p, without elements past the end of the row.
-template <typename Row, typename Path, typename T>
-__device__ __forceinline__ void store(T* p, int v, const Vec<T, Row::N>& vector) {
-    for (int j = 0; j < Row::N; j += Row::ACCESS) {
-        if (Row::holds(v, j)) {
-            T* to = Row::BLOCKS_PER_ROW > 1 ? Row::at(p, v, j) : p + Row::column(v, j);
-            write<Path, Row::ACCESS>(to, vector.items + j);
-        }
-    }
-}
-
-// ---- device/row_layout.cuh ----
-// The threads of a row: a block works on ROWS rows side by side, one for each row group of THREADS threads.
-// thread(): index within the row group; group(): index of the row group within the block; rank(): index of the block
-// among those that share a row; grid_index(): index of the block in the grid.
-template <int THREADS_, int ROWS_> struct Block {
-    static constexpr int THREADS = THREADS_, ROWS = ROWS_, BLOCKS_PER_ROW = 1;
-    static __device__ __forceinline__ int thread() { return threadIdx.x % THREADS; }
-    static __device__ __forceinline__ int group() { return threadIdx.x / THREADS; }
-    static __device__ __forceinline__ int rank() { return 0; }
-    static __device__ __forceinline__ int grid_index() { return blockIdx.x; }
-};
-
-// The layout of a row of D elements over its threads. A vector is N consecutive elements, moved ACCESS at a time. Of
-// each segment, thread t has the vectors t, t + THREADS, t + 2 * THREADS, ... A block has SEGMENTS of the segments.
-template <typename Threads, int D_, int SEGMENT_, int N_, int ACCESS_> struct RowLayout : Threads {
-    static constexpr int D = D_, SEGMENT = SEGMENT_, N = N_, RUN = N_, ACCESS = ACCESS_;
-    static constexpr int SEGMENTS = D / SEGMENT / Threads::BLOCKS_PER_ROW, BLOCK_COLUMNS = SEGMENTS * SEGMENT;
-    static constexpr int PER_SEGMENT = SEGMENT / (Threads::THREADS * N), VECTORS = SEGMENTS * PER_SEGMENT;
-    static_assert(PER_SEGMENT * Threads::THREADS * N == SEGMENT, "the vectors of all threads cover a segment");
-    static_assert(BLOCK_COLUMNS * Threads::BLOCKS_PER_ROW == D, "whole segments for each block");
-    static __device__ __forceinline__ int first_column() { return Threads::rank() * BLOCK_COLUMNS; }
-    static __device__ __forceinline__ int column(int v, int i) {
-        return first_column() + Threads::thread() * N + (v * Threads::THREADS * N + i);
-    }
-    // The address of an element. The asm hides how the offset of the thread is computed: an access whose address the
-    // compiler can take apart, it splits into narrower ones.
-    template <typename T> static __device__ __forceinline__ T* at(T* p, int v, int i) {
-        int own = first_column() + Threads::thread() * N;
-        asm("" : "+r"(own));
-        return p + own + (v * Threads::THREADS * N + i);
-    }
-    static __device__ __forceinline__ constexpr bool holds(int, int) { return true; }
-};
-
-// The layout of columns over the grid's first dimension: each thread has a vector of N columns, moved ACCESS at a time.
-template <int D_, int THREADS, int N_, int ACCESS_> struct ColumnLayout {
-    static constexpr int D = D_, N = N_, ACCESS = ACCESS_, BLOCKS_PER_ROW = 1;
-    static __device__ __forceinline__ int column(int, int i) {
-        return (static_cast<int>(blockIdx.x) * THREADS + static_cast<int>(threadIdx.x)) * N + i;
-    }
-    template <typename T> static __device__ __forceinline__ T* at(T* p, int v, int i) { return p + column(v, i); }
-    static __device__ __forceinline__ bool holds(int v, int i) { return column(v, i) < D; }
-};
-
-// ---- device/row_reduce.cuh ----
-// Addition. The neutral element: x + -0.0 is x for every x, also for -0.0 (+0.0 would turn -0.0 into +0.0). But the sum
-// of nothing is +0.0.
-struct Add {
-    template <typename Real> static __device__ __forceinline__ Real neutral() { return static_cast<Real>(-0.0); }
-    template <typename Real> static __device__ __forceinline__ Real of(Real a, Real b) { return a + b; }
-    template <typename Real> static __device__ __forceinline__ Real of_nothing() { return 0; }
-};
-
-// The largest power of two below n.
-__device__ constexpr int half_of(int n) { return n <= 2 ? 1 : 2 * half_of((n + 1) / 2); }
-
-// Tree reduction: while more than one part is left, the upper half is combined into the lower half. Only the first LIVE
-// parts count.
-template <typename Op, int LIVE, int N, typename Real>
-__device__ __forceinline__ Real tree_reduce(Real (&part)[N]) {
-    if constexpr (LIVE > 1) {
-        constexpr int HALF = half_of(LIVE);
-        for (int i = 0; i + HALF < LIVE; ++i) part[i] = Op::of(part[i], part[i + HALF]);
-        return tree_reduce<Op, HALF>(part);
-    }
-    return part[0];
-}
-
-// Tree reduction over groups of LANES lanes of a warp; every lane gets the result.
-template <typename Op, int LANES, int N, typename Real>
-__device__ __forceinline__ void reduce_lanes(Real (&part)[N]) {
-    for (int distance = LANES / 2; distance > 0; distance /= 2) {
-        for (int n = 0; n < N; ++n) part[n] = Op::of(part[n], __shfl_xor_sync(0xffffffffu, part[n], distance));
-    }
-}
-
-// A barrier of the threads of a row: within a warp, a whole block, or a row group at its named barrier.
-template <typename Row> __device__ __forceinline__ void row_barrier() {
-    if constexpr (Row::THREADS <= 32)
-        __syncwarp();
-    else if constexpr (Row::ROWS == 1)
-        __syncthreads();
-    else
-        asm volatile("bar.sync %0, %1;" :: "r"(Row::group() + 1), "n"(Row::THREADS) : "memory");
-}
-
-// Reductions over the threads of a row, at most MAX_VALUES values at a time: every thread reduces its lane's values of
-// all warps from shared memory, then the lanes of a warp are reduced. Two buffers are used in turn, so one barrier per
-// call is enough.
-template <typename Row, typename Real, int MAX_VALUES> struct BlockReduce {
-    static constexpr int WARPS = Row::THREADS / 32;
-    struct Buffers { Real parts[Row::ROWS][2][MAX_VALUES][Row::THREADS]; };
-    Buffers& buffers;
-    int turn = 0;
-    explicit __device__ __forceinline__ BlockReduce(Buffers& b) : buffers(b) {}
-
-    template <typename Op, int N> __device__ __forceinline__ void threads(Real (&part)[N]) {
-        auto& parts = buffers.parts[Row::group()][turn];
-        for (int n = 0; n < N; ++n) parts[n][Row::thread()] = part[n];
-        row_barrier<Row>();
-        for (int n = 0; n < N; ++n) {
-            Real warp[WARPS];
-            for (int w = 0; w < WARPS; ++w) warp[w] = parts[n][w * 32 + Row::thread() % 32];
-            part[n] = tree_reduce<Op, WARPS>(warp);
-        }
-        turn ^= 1;
-        reduce_lanes<Op, 32>(part);
-    }
-};
-
-// Adds the terms that each thread has of segment s: term(v, sum) adds the elements of vector v left to right, then the
-// vectors of a thread are tree-reduced.
-template <typename Op, typename Row, int N, typename Real, typename Term>
-__device__ __forceinline__ void thread_sums(Real (&sums)[N], int s, Term term) {
-    Real vectors[N][Row::PER_SEGMENT];
-    #pragma unroll
-    for (int v = 0; v < Row::PER_SEGMENT; ++v) {
-        Real sum[N];
-        for (int n = 0; n < N; ++n) sum[n] = Op::template neutral<Real>();
-        term(s * Row::PER_SEGMENT + v, sum);
-        const bool holds = Row::holds(s * Row::PER_SEGMENT + v, 0);
-        for (int n = 0; n < N; ++n) vectors[n][v] = holds ? sum[n] : Op::template neutral<Real>();
-    }
-    for (int n = 0; n < N; ++n) sums[n] = tree_reduce<Op, Row::PER_SEGMENT>(vectors[n]);
-}
-
-// ---- device/segments.cuh ----
-// Computes the sums of a row that is read again from global memory, one segment after the other. Lane l has the
-// partial sum l % INTERLEAVE.
-template <typename Op, typename Row, int INTERLEAVE, int N, typename Real, typename Reduce, typename Term>
-__device__ __forceinline__ void multipass_sums(Real (&sums)[N], Reduce& reduce, Term term) {
-    for (int n = 0; n < N; ++n) sums[n] = Op::template neutral<Real>();
-    #pragma unroll 1
-    for (int s = 0; s < Row::SEGMENTS; ++s) {
-        Real parts[N];
-        thread_sums<Op, Row>(parts, s, term);
-        reduce.template threads<Op>(parts);
-        if (Row::thread() % INTERLEAVE == s % INTERLEAVE) {
-            for (int n = 0; n < N; ++n) sums[n] = Op::of(sums[n], parts[n]);
-        }
-    }
-    reduce_lanes<Op, INTERLEAVE>(sums);
-}
-
-// ---- device/row_scheduler.cuh ----
-// The rows of a block that is not persistent: one block for each ROWS rows.
-template <typename Row> struct OneRow {
-    const long long rows;
-    const long long row = static_cast<long long>(Row::grid_index()) * Row::ROWS + Row::group();
-    bool taken = false;
-    __device__ __forceinline__ bool next() { return taken ? false : taken = true; }
-    __device__ __forceinline__ bool live() const { return Row::ROWS == 1 || row < rows; }
-};
-
-// ---- device/column_sums.cuh ----
-// Stores the column sums of one vector of columns.
-template <typename Row, typename Path, typename Real>
-__device__ __forceinline__ void store_partial_vector(Real* partial, const Real (&sums)[Row::N]) {
-    for (int i = 0; i < Row::N; i += Row::ACCESS) {
-        if (Row::holds(0, i)) write<Path, Row::ACCESS>(partial + Row::column(0, i), sums + i);
-    }
-}
-
-// ---- device/finish.cuh ----
-// Reads through L2, because other blocks write there.
-struct L2Load {
-    template <typename W> static __device__ __forceinline__ W read(const W* p) { return __ldcg(p); }
-};
-
-// Reduces the terms `from`, `from` + INTERLEAVE, ..., BATCH of them loaded at a time, in COLUMNS neighbouring columns
-// of each of SUMS partial sums. A term is the tree reduction of ROWS_PER_TERM rows of partial sums, of which there are
-// `partial_rows`; rows past the last are neutral. LEADING is the leading dimension of partial sums.
-template <typename Op, int LEADING, int INTERLEAVE, int BATCH, int ROWS_PER_TERM, int COLUMNS, int SUMS,
-          typename Real>
-__device__ __forceinline__ void interleaved_sums(
-    Real (&sums)[SUMS][COLUMNS], const Real* const (&partials)[SUMS], int from, int partial_rows) {
-    for (int n = 0; n < SUMS; ++n) {
-        for (int j = 0; j < COLUMNS; ++j) sums[n][j] = Op::template neutral<Real>();
-    }
-    #pragma unroll 1
-    for (int first = from; first * ROWS_PER_TERM < partial_rows; first += BATCH * INTERLEAVE) {
-        Real parts[SUMS][BATCH][COLUMNS][ROWS_PER_TERM];
-        for (int b = 0; b < BATCH; ++b) {
-            for (int e = 0; e < ROWS_PER_TERM; ++e) {
-                const int row = (first + b * INTERLEAVE) * ROWS_PER_TERM + e;
-                const int valid = row < partial_rows ? row : partial_rows - 1;
-                const long long offset = static_cast<long long>(valid) * LEADING;
-                for (int n = 0; n < SUMS; ++n) {
-                    Access<Real, COLUMNS> unit;
-                    unit.template read<L2Load>(partials[n] + offset);
-                    for (int j = 0; j < COLUMNS; ++j) {
-                        parts[n][b][j][e] = row < partial_rows ? unit[j] : Op::template neutral<Real>();
-                    }
-                }
-            }
-        }
-        for (int n = 0; n < SUMS; ++n) {
-            for (int b = 0; b < BATCH; ++b) {
-                for (int j = 0; j < COLUMNS; ++j) {
-                    sums[n][j] = Op::of(sums[n][j], tree_reduce<Op, ROWS_PER_TERM>(parts[n][b][j]));
-                }
-            }
-        }
-    }
-}
-
-// The total of kind `n` in a column of a tile of COLUMNS: the tree reduction of its INTERLEAVE partial sums.
-template <typename Op, int INTERLEAVE, int COLUMNS, typename Real>
-__device__ __forceinline__ Real column_total(const Real* sums, int n, int column, long long rows) {
-    Real parts[INTERLEAVE];
-    for (int s = 0; s < INTERLEAVE; ++s) parts[s] = sums[(n * INTERLEAVE + s) * COLUMNS + column];
-    return rows == 0 ? Op::template of_nothing<Real>() : tree_reduce<Op, INTERLEAVE>(parts);
-}
 
 // ---- the rows ----
 extern "C" __global__ void __launch_bounds__(512, 2)
@@ -381,7 +48,7 @@ rmsnorm_bwd__f32_d65536__t512_r1_v4_b2_multipass__rows(
 {
     using Row = RowLayout<Block</* threads */ 512, /* rows */ 1>, /* D */ 65536, /* segment */ 4096, /* vector */ 4,
         /* access */ 4>;
-    using Reduce = BlockReduce<Row, real, /* values */ 1>;
+    using Reduce = BlockReduce<Row, float, /* values */ 1>;
     using Stream = OneRow<Row>;
     __shared__ Reduce::Buffers reduce_buffers_;
     Reduce reduce_{reduce_buffers_};
@@ -396,8 +63,8 @@ rmsnorm_bwd__f32_d65536__t512_r1_v4_b2_multipass__rows(
         const float rstd = load_scalar<ReadOnlyLoad>(rstd_ptr_ + stream_.row);
 
         // ---- reduce: mean_dy_gamma_xhat_sum ----
-        real sums_0_[1];
-        multipass_sums<Add, Row, 4>(sums_0_, reduce_, [&](int v_, real (&sum_)[1]) {
+        float sums_0_[1];
+        multipass_sums<Add<float>, Row, 4>(sums_0_, reduce_, [&](int v_, float (&sum_)[1]) {
             const auto dy = load<Row, PlainLoad>(dy_ptr_ + stream_.row * dy_stride_, v_);
             const auto x = load<Row, PlainLoad>(x_ptr_ + stream_.row * x_stride_, v_);
             const auto gamma = load<Row, PlainLoad>(gamma_ptr_, v_);
@@ -452,8 +119,8 @@ rmsnorm_bwd__f32_d65536__t512_r1_v4_b2_multipass__columns(
     pdl_trigger();
     if (!Row::holds(0, 0)) return;
 
-    real sum_dy_xhat_sums_[Row::N];
-    for (int i_ = 0; i_ < Row::N; ++i_) sum_dy_xhat_sums_[i_] = Add::neutral<real>();
+    float sum_dy_xhat_sums_[Row::N];
+    for (int i_ = 0; i_ < Row::N; ++i_) sum_dy_xhat_sums_[i_] = Add<float>::neutral();
 
     #pragma unroll 4
     for (long long row_ = blockIdx.y; row_ < rows_; row_ += 7) {
@@ -482,7 +149,7 @@ rmsnorm_bwd__f32_d65536__t512_r1_v4_b2_multipass__finish(
     pdl_wait();
 
     constexpr int COLUMNS_ = 128, INTERLEAVE_ = 4;
-    __shared__ __align__(16) real totals_[1 * INTERLEAVE_ * COLUMNS_];
+    __shared__ __align__(16) float totals_[1 * INTERLEAVE_ * COLUMNS_];
     const long long blocks_with_rows_ = (rows_ + 1 - 1) / 1;
     const int partial_rows_ = blocks_with_rows_ < 7 ? static_cast<int>(blocks_with_rows_) : 7;
     for (int column_tile_ = blockIdx.x; column_tile_ * COLUMNS_ < 65536; column_tile_ += gridDim.x) {
@@ -492,9 +159,9 @@ rmsnorm_bwd__f32_d65536__t512_r1_v4_b2_multipass__finish(
         for (int from_ = threadIdx.x / THREADS_; from_ < INTERLEAVE_
             && first_ < 65536; from_ += blockDim.x / THREADS_) {
             {
-                const real* const partial_ptrs_[1] = { sum_dy_xhat_partials_ + first_ };
-                real sums_[1][COLUMNS_PER_THREAD_];
-                interleaved_sums<Add, 65536, INTERLEAVE_, 2, 1>(sums_, partial_ptrs_, from_, partial_rows_);
+                const float* const partial_ptrs_[1] = { sum_dy_xhat_partials_ + first_ };
+                float sums_[1][COLUMNS_PER_THREAD_];
+                interleaved_sums<Add<float>, 65536, INTERLEAVE_, 2, 1>(sums_, partial_ptrs_, from_, partial_rows_);
                 for (int n_ = 0; n_ < 1; ++n_) {
                     for (int e_ = 0; e_ < COLUMNS_PER_THREAD_; ++e_) {
                         totals_[((0 + n_) * INTERLEAVE_ + from_) * COLUMNS_ + column_ + e_] = sums_[n_][e_];
@@ -506,7 +173,7 @@ rmsnorm_bwd__f32_d65536__t512_r1_v4_b2_multipass__finish(
         const int col_ = column_tile_ * COLUMNS_ + threadIdx.x;
         if (threadIdx.x < COLUMNS_ && col_ < 65536) {
             // %sum_dy_xhat = reduce_dot %dy, %xhat {axis=M, blocks=7, groups=1, interleave=4}
-            const real sum_dy_xhat = column_total<Add, INTERLEAVE_, COLUMNS_>(totals_, 0, threadIdx.x, rows_);
+            const float sum_dy_xhat = column_total<Add<float>, INTERLEAVE_, COLUMNS_>(totals_, 0, threadIdx.x, rows_);
             const float dgamma = sum_dy_xhat;  // %dgamma = cast %sum_dy_xhat {to=f32}
             dgamma_ptr_[col_] = dgamma;
         }

@@ -159,5 +159,5 @@ def _roles(name: str, arches: Sequence[str], kinds: Sequence[str]) -> dict[str, 
 
 def _data(job: _Job, kernels: KernelSet, compiled: dict[_Job, Binary | str]) -> bytes:
     """The bytes of a file."""
-    result = kernels.text if job.kind == "cu" else compiled[job]
+    result = kernels.bundle if job.kind == "cu" else compiled[job]
     return result.image if isinstance(result, Binary) else result.encode()

@@ -128,6 +128,7 @@ TABLES = ("resources", "traffic")
 @schedule_option
 @rows_option
 @click.option("--diff", metavar="K=V,...", help="A unified diff against the same schedule with these changes.")
+@click.option("--bundle", is_flag=True, help="The source with the device headers in it: a file that stands alone.")
 @arch_option("Target; --stage resources takes several, and one default schedule then fits all of them.")
 @device_option
 @stage_options
@@ -138,6 +139,7 @@ def show_command(
     schedule: str,
     rows: int | None,
     diff: str | None,
+    bundle: bool,
     arches: tuple[str, ...],
     device: str | None,
     output: Output,
@@ -150,7 +152,7 @@ def show_command(
     few row groups, counted by executing the PTX on NumPy.
     """
     arches, gpu = target(arches, device)
-    _check_options(stage, after, bool(schedule) or rows is not None, diff, arches)
+    _check_options(stage, after, bool(schedule) or rows is not None, diff, bundle, arches)
     compilation = Compilation(parse_spec(spec))
     if stage == "graph":
         text = graph_text(compilation, after)
@@ -159,10 +161,10 @@ def show_command(
     kernels = compilation.changed(schedule, *arches, rows=rows, device=gpu)
     if not schedule and (spilled := spilled_bytes(kernels, arches[0])):
         note(spill_text(kernels.plan.schedule, spilled))
-    text, data = view(kernels, stage, arches, rows)
+    text, data = view(kernels, stage, arches, rows, bundle)
     if diff is not None:
         other = compilation.kernels(parse_schedule(diff, kernels.plan.schedule))
-        text = _diff(kernels.plan, text, other.plan, view(other, stage, arches, rows)[0])
+        text = _diff(kernels.plan, text, other.plan, view(other, stage, arches, rows, bundle)[0])
         about = {"spec": str(compilation.spec), "schedule": str(kernels.plan.schedule)}
         output.stage({**about, "other": str(other.plan.schedule), "stage": stage, "text": text}, text, "diff")
     elif stage in TABLES:
@@ -171,12 +173,16 @@ def show_command(
         output.stage(data, text, STAGES[stage])
 
 
-def _check_options(stage: str, after: str | None, scheduled: bool, diff: str | None, arches: tuple[str, ...]) -> None:
+def _check_options(
+    stage: str, after: str | None, scheduled: bool, diff: str | None, bundle: bool, arches: tuple[str, ...]
+) -> None:
     """UsageError for an option that does not apply to the stage."""
     if after is not None and stage != "graph":
         raise click.UsageError("--after names a pass over the graph; add --stage graph.")
     if stage == "graph" and (scheduled or diff is not None):
         raise click.UsageError("a graph has no schedule; use --schedule, --rows and --diff with another --stage.")
+    if bundle and stage != "cuda":
+        raise click.UsageError("--bundle puts headers into the source; add --stage cuda.")
     if len(arches) > 1 and stage != "resources":
         raise click.UsageError(f"--stage {stage} takes one --arch, got {', '.join(arches)}.")
 
@@ -204,7 +210,7 @@ def graph_text(compilation: Compilation, after: str | None = None) -> str:
 
 
 def view(
-    kernels: KernelSet, stage: str, arches: tuple[str, ...], rows: int | None = None
+    kernels: KernelSet, stage: str, arches: tuple[str, ...], rows: int | None = None, bundle: bool = False
 ) -> tuple[str, dict[str, Any]]:
     """A stage from the plan on, as text and for JSON; ``rows``: the number of rows of a traffic count."""
     plan = kernels.plan
@@ -222,7 +228,10 @@ def view(
         count = traffic_rows(plan, rows)
         measured = measure(kernels, random_inputs(plan.spec, count), arches[0])
         return traffic_text(plan, measured, count), {**traffic_json(plan, measured, count), "arch": arches[0]}
-    text = str(plan) if stage == "plan" else kernels.ptx(arches[0]) if stage == "ptx" else kernels.text
+    if stage == "cuda":
+        text = kernels.bundle if bundle else kernels.text
+    else:
+        text = str(plan) if stage == "plan" else kernels.ptx(arches[0])
     return text, {**about, "stage": stage, "text": text}
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import traceback
 from functools import cache
-from itertools import groupby
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
@@ -13,21 +12,22 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
 from lngen.config import data_dir
 from lngen.emit.layout import laid_out
 from lngen.errors import EmitError
+from lngen.headers import includes
 from lngen.ir import ctype, print_graph
 from lngen.lower import Plan
-from lngen.lower.headers import needed
 
 # Without these options the bits differ: contraction, and approximate division and square root.
 COMPILE = "-std=c++17 -fmad=false -prec-div=true -prec-sqrt=true -ftz=false"
 
 
 def emit(plan: Plan) -> str:
-    """The CUDA source of a plan's kernels: one translation unit that includes nothing."""
+    """The CUDA source of a plan's kernels, which includes the device headers it uses."""
+    real = ctype(plan.accumulator)
     try:
-        rendered = [environment().get_template(k.template).render(kernel=k) for k in plan.kernels]
+        rendered = [environment().get_template(k.template).render(kernel=k, real=real) for k in plan.kernels]
         kernels = "\n\n".join(laid_out(text).strip() for text in rendered)
         text = environment().get_template("module.cu.jinja").render(
-            **_head(plan), real=ctype(plan.accumulator), headers=_headers(kernels), kernels=kernels
+            **_head(plan), includes=includes(kernels), kernels=kernels
         )  # fmt: skip
     except TemplateError as e:
         raise EmitError(f"'{plan.name}' could not be laid out: {_where(e)}: {e}.") from e
@@ -54,15 +54,6 @@ def _head(plan: Plan) -> dict[str, str]:
 
 def _commented(text: str) -> str:
     return "\n".join(f"// {line}".rstrip() for line in text.splitlines())
-
-
-def _headers(kernels: str) -> str:
-    """The definitions of the device headers that the kernels use, header by header."""
-    parts = []
-    for header, group in groupby(needed(kernels), key=lambda d: d.header):
-        definitions = "\n\n".join(d.text for d in group)
-        parts.append(f"// ---- device/{header}.cuh ----\n{definitions}")
-    return "\n\n".join(parts)
 
 
 def _where(error: TemplateError) -> str:

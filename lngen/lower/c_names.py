@@ -6,10 +6,8 @@ a name of C++, of CUDA or of a device header gets the suffix ``_value_``.
 
 from __future__ import annotations
 
-from functools import cache
-
+from lngen.headers import HEADER_OF
 from lngen.ir import Value
-from lngen.lower.headers import definitions
 
 # Keywords and alternative tokens of C++20; macros of the compilers and of the headers they always include; names that
 # CUDA declares and statements use; the names of a kernel's own types.
@@ -22,16 +20,14 @@ short signed sizeof static static_assert static_cast struct switch template this
 typeid typename union unsigned using virtual void volatile wchar_t while xor xor_eq
 assert errno linux stderr stdin stdout typeof unix va_arg va_copy va_end va_start
 threadIdx blockIdx blockDim gridDim warpSize fmaf sqrtf sqrt fabsf fabs rintf rint
-real Row Reduce Exchange Stream lngen
+Row Reduce Exchange Stream lngen
 """
 
 
-@cache
-def taken() -> frozenset[str]:
-    """The names that values may not have in a kernel."""
-    return frozenset(_CPP.split()) | {d.name for d in definitions()}
+# The names that values may not have in a kernel.
+TAKEN = frozenset(_CPP.split()) | HEADER_OF.keys()
 
 
 def c_name(value: Value) -> str:
     """The C identifier of ``value``."""
-    return f"{value.name}_value_" if value.name in taken() else value.name
+    return f"{value.name}_value_" if value.name in TAKEN else value.name

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from lngen.errors import LowerError
-from lngen.ir import SUMS, Axis, D, Eqn, Graph, M, Value, is_number_fold, print_eqn
+from lngen.ir import SUMS, Axis, D, Eqn, Graph, M, Value, ctype, is_number_fold, print_eqn
 from lngen.lower.c_names import c_name
 from lngen.lower.inputs import Inputs
 from lngen.lower.parts import Statement, Tensor
@@ -110,7 +110,9 @@ def _reduce(graph: Graph, eqns: list[Eqn], array: str, d: int) -> VectorReduce:
         names=tuple(e.out.name for e in eqns),
         array=array,
         loop=_elements(graph, eqns[0].axis, [a for e in eqns for a in e.args], terms),
-        results=tuple(Statement(f"const real {c_name(e.out)} = {array}[{n}];") for n, e in enumerate(eqns)),
+        results=tuple(
+            Statement(f"const {ctype(e.out.type.dtype)} {c_name(e.out)} = {array}[{n}];") for n, e in enumerate(eqns)
+        ),
     )
 
 
@@ -129,7 +131,7 @@ def _order(graph: Graph, eqn: Eqn, array: str, d: int) -> tuple[str, str]:
     A maximum is the same in every order.
     """
     given = {key: value for key, value in eqn.attrs if isinstance(value, int)}
-    interleave = given.get("interleave", 1)
+    interleave, op = given.get("interleave", 1), f"{functor(eqn)}<{ctype(eqn.out.type.dtype)}>"
     if eqn.op in SUMS and eqn.axis is D:
         chunk, segment = given.get("chunk", 1), given.get("segment", d)
         if segment % chunk or interleave > WARP or interleave & (interleave - 1):
@@ -138,7 +140,7 @@ def _order(graph: Graph, eqn: Eqn, array: str, d: int) -> tuple[str, str]:
                 f"{WARP}, got {segment / chunk:g} chunks and {interleave}.\n    {print_eqn(eqn)}"
             )
         layout = f"/* D */ {d}, /* segment */ {segment}, /* vector */ {chunk}, /* run */ {given.get('run', chunk)}"
-        call = f"multipass_sums<{functor(eqn)}, Row, /* interleave */ {interleave}>({array}, reduce_, "
+        call = f"multipass_sums<{op}, Row, /* interleave */ {interleave}>({array}, reduce_, "
         return call, f"PartialRowLayout<Block<{THREADS}, 1>, {layout}, /* access */ 1>"
     groups, blocks = given.get("groups", 1), given.get("blocks", 1)
     if eqn.op not in SUMS:
@@ -149,4 +151,4 @@ def _order(graph: Graph, eqn: Eqn, array: str, d: int) -> tuple[str, str]:
             f"partial sums, got {groups} and {interleave}.\n    {print_eqn(eqn)}"
         )
     order = f"/* groups */ {groups}, /* blocks */ {blocks}, /* interleave */ {interleave}, /* threads */ {THREADS}"
-    return f"vector_sums<{functor(eqn)}, {order}>({array}, numbers_, {'rows_' if eqn.axis is M else d}, ", ""
+    return f"vector_sums<{op}, {order}>({array}, numbers_, {'rows_' if eqn.axis is M else d}, ", ""

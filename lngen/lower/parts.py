@@ -51,13 +51,19 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Sum:
-    """A reduction: its IR name, its C name, its index among its kind, its IR equation, and Add or Max."""
+    """A reduction: its IR name, its C name, its index among its kind, its IR equation, Add or Max, and the C type."""
 
     name: str
     cname: str
     index: int
     note: str
     op: str = "Add"
+    real: str = "float"
+
+    @property
+    def functor(self) -> str:
+        """The operation in C."""
+        return f"{self.op}<{self.real}>"
 
     @property
     def element(self) -> str:

@@ -167,7 +167,8 @@ def _reduces(work: _Work, number: int) -> Iterable[Reduce]:
     for eqn in reductions:
         if eqn.op in SEGMENT_SUMS:
             array = f"{eqn.out.name}_own_"
-            call, declared = style.segment_call.format(array=array), style.segment_array.format(array=array)
+            names = {"array": array, "real": ctype(eqn.out.type.dtype)}
+            call, declared = style.segment_call.format(**names), style.segment_array.format(**names)
             keep = [v for v in segments.squared(graph, [eqn]) if style.keeps and v not in kept]
             yield _reduce(graph, [eqn], "Add", call, declared, (), style, kept, keep)
             kept |= {*keep}
@@ -176,10 +177,12 @@ def _reduces(work: _Work, number: int) -> Iterable[Reduce]:
         if eqns:
             array, real = f"{stem}_{number}_", ctype(eqns[0].out.type.dtype)
             results = (Statement(f"const {real} {c_name(e.out)} = {array}[{n}];") for n, e in enumerate(eqns))
-            call = style.call.format(op=op, array=array, interleave=dict(eqns[0].attrs).get("interleave", 1))
+            call = style.call.format(
+                op=f"{op}<{real}>", array=array, interleave=dict(eqns[0].attrs).get("interleave", 1)
+            )
             computed = upstream(graph.eqns, [a for e in eqns for a in e.args])
             keep = [v for v in work.kept.get(number, ()) if v in computed and v not in kept]
-            yield _reduce(graph, eqns, op, call, f"real {array}[{len(eqns)}];", tuple(results), style, kept, keep)
+            yield _reduce(graph, eqns, op, call, f"{real} {array}[{len(eqns)}];", tuple(results), style, kept, keep)
             kept |= {*keep}
 
 
@@ -275,7 +278,7 @@ def tensor(value: Value) -> Tensor:
 
 def named(eqn: Eqn, index: int) -> Sum:
     """The sum of a reduction."""
-    return Sum(eqn.out.name, c_name(eqn.out), index, note(eqn), functor(eqn))
+    return Sum(eqn.out.name, c_name(eqn.out), index, note(eqn), functor(eqn), ctype(eqn.out.type.dtype))
 
 
 def functor(eqn: Eqn) -> str:

@@ -31,11 +31,11 @@ def _types(s: Schedule, p: Problem) -> list[tuple[str, str]]:
     if p.row_sums:
         kind = "BlockReduce" if s.threads > 32 else "WarpReduce"
         values = p.row_sums * (1 if s.form == "multipass" else -(-p.segments // s.cluster))
-        types.append(("Reduce", f"{kind}<Row, real, /* values */ {values}>" if s.threads > 32 else f"{kind}<Row>"))
+        types.append(("Reduce", f"{kind}<Row, {real(p)}, /* values */ {values}>" if s.threads > 32 else f"{kind}<Row>"))
     if exchanged_values(s, p):
         acquire = "AcquireAll" if p.column_sums and not s.acquire_shared else "AcquireShared"
         values = exchanged_values(s, p) // s.cluster
-        types.append(("Exchange", f"ClusterExchange<Row, real, /* values */ {values}, {acquire}>"))
+        types.append(("Exchange", f"ClusterExchange<Row, {real(p)}, /* values */ {values}, {acquire}>"))
     return [*types, ("Stream", _stream(s, p))]
 
 
@@ -61,7 +61,7 @@ def objects(s: Schedule, p: Problem, shared_sums: int) -> tuple[str, ...]:
     lines = []
     if shared_sums:  # shared by row reductions, column sums and their totals, one after the other
         numbers = max(shared_sums, scratch_numbers(s, p))
-        lines.append(f"__shared__ __align__(16) real sums_buffer_[{numbers}];")
+        lines.append(f"__shared__ __align__(16) {real(p)} sums_buffer_[{numbers}];")
     if p.row_sums and s.threads > 32 and shared_sums:
         lines += ["Reduce reduce_{*reinterpret_cast<Reduce::Buffers*>(sums_buffer_)};"]
     elif p.row_sums and s.threads > 32:
@@ -87,6 +87,11 @@ def flush(s: Schedule, p: Problem) -> str:
     if s.form in STAGED:
         return "ring"
     return "in turn" if partial_values(s, p) else "threads"
+
+
+def real(p: Problem) -> str:
+    """The C type of sums."""
+    return "double" if p.real_size == 8 else "float"
 
 
 def unit(p: Problem) -> int:

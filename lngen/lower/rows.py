@@ -118,7 +118,7 @@ class RowKernel:
 
     def store_partial(self, column_sum: Sum) -> str:
         """C++: the device function that tree-reduces the row groups of a block, with its template arguments."""
-        arguments = f"{column_sum.op}, Row, {self.unit}, {self.evict_last}"
+        arguments = f"{column_sum.functor}, Row, {self.unit}, {self.evict_last}"
         if self._few_row_groups:
             return f"store_partial<{arguments}>"
         return f"store_partial_of_many<{arguments}, /* row groups at a time */ {UNITS_IN_REGISTERS}>"
@@ -233,9 +233,9 @@ def row_style(graph: Graph, row: RowKernel) -> Style:
         inputs=Inputs(element, vector, widened, at_use),
         call=_call(row),
         segment_call=_segment_call(row),
-        segment_array="__shared__ real {array}[Row::SEGMENTS];"
+        segment_array="__shared__ {real} {array}[Row::SEGMENTS];"
         if s.form == "multipass"
-        else "real {array}[Row::SEGMENTS];",
+        else "{real} {array}[Row::SEGMENTS];",
         term="if (Row::holds(v_, i_)) " if p.d % p.chunk else "",
         accumulate=Accumulate("if (stream_.live()) ", "{0}_sums_[v_][i_]"),
         last=s.tma_store,
@@ -280,8 +280,8 @@ def _call(row: RowKernel) -> str:
 def _segment_call(row: RowKernel) -> str:
     """The device function of the sums of segments, up to the terms."""
     if row.schedule.form == "multipass":
-        return "multipass_segment_sums<Add, Row>({array}, reduce_, "
-    return "segment_sums<Add, Row, 1>({array}, reduce_, "
+        return "multipass_segment_sums<Add<{real}>, Row>({array}, reduce_, "
+    return "segment_sums<Add<{real}>, Row, 1>({array}, reduce_, "
 
 
 def releasing(phases: tuple[Phase, ...], row: RowKernel) -> tuple[Phase, ...]:

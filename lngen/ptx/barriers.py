@@ -214,7 +214,7 @@ def _complain_of_counts(batch: Batch, keys: Array, expected: Array, wait_of: Arr
 def _place(w: Wait) -> int:
     """The same number for all copies that the compiler made of one barrier."""
     loc = w.instruction.loc
-    return w.pc if not loc.line else -1 - (loc.line * 100003 + loc.inlined_at)
+    return w.pc if not loc.line else -1 - ((loc.file * 100003 + loc.line) * 100003 + loc.inlined_at)
 
 
 def deadlock(batch: Batch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,7 +20,7 @@ class Finding:
     ``kind``: out-of-bounds, misaligned, uninitialised, never-written, shared-race, global-race, divergent-barrier,
     barrier-count, no-such-barrier, inactive-shuffle, async-read, proxy, mbarrier, early-access (before the wait for the
     previous kernel), early-remote and early-exit (of a block of the cluster), deadlock. Lines are 0 and names are empty
-    where there are none.
+    where there are none. ``header``: the line of a device header, as name:line, that ``cuda_line`` calls.
     """
 
     kind: str
@@ -28,6 +29,7 @@ class Finding:
     ptx_line: int = 0
     instruction: str = ""
     cuda_line: int = 0
+    header: str = ""
     equation: str = ""
     block: int = -1
     thread: int = -1
@@ -45,7 +47,7 @@ class Finding:
         if self.instruction:
             text += f" PTX line {self.ptx_line}: {self.instruction};"
         if self.cuda_line:
-            text += f" CUDA line {self.cuda_line}"
+            text += f" CUDA line {self.cuda_line}" + (f", in {self.header}" if self.header else "")
             text += f", equation {self.equation}." if self.equation else "."
         return text
 
@@ -99,8 +101,8 @@ _TENSOR = re.compile(r"\b(\w+?)(?:_partial)?_(?:ptr|out|acc|sums)_?\b")
 class Reporter:
     """Collects findings, each kind once per instruction, with the CUDA line and the IR equation it came from."""
 
-    def __init__(self, source: str, stop: bool) -> None:
-        self._lines = source.splitlines()
+    def __init__(self, source: str, stop: bool, headers: Mapping[int, str]) -> None:
+        self._lines, self._headers = source.splitlines(), headers
         self._seen: set[tuple[str, str, int, str]] = set()
         self.stop = stop
         self.findings: list[Finding] = []
@@ -122,6 +124,8 @@ class Reporter:
             return
         self._seen.add(where)
         loc = instruction.loc if instruction else Loc()
+        header = self._headers.get(loc.file, "")
+        own = 0 if header else loc.line  # a line of the kernel's text
         self.findings.append(
             Finding(
                 kind,
@@ -129,8 +133,9 @@ class Reporter:
                 kernel,
                 instruction.line if instruction else 0,
                 instruction.text if instruction else "",
-                loc.line,
-                self._note(loc.line) or self._note(loc.inlined_at) or self._of_buffer(message),
+                own or loc.inlined_at,
+                f"{header}:{loc.line}" if header else "",
+                self._note(own) or self._note(loc.inlined_at) or self._of_buffer(message),
                 block,
                 thread,
                 address,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -20,35 +20,46 @@ def integer(text: str) -> int:
     return sign * int(body, 8 if body.isdigit() and body.startswith("0") else 0)
 
 
-_LOC = re.compile(r"\.loc\s+\d+\s+(\d+)(?:.*inlined_at\s+\d+\s+(\d+))?")
+_LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)(?:.*inlined_at\s+(\d+)\s+(\d+))?")
+_FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"[^"]*?(lngen/\w+\.cuh)"', re.MULTILINE)
 _DEEPEST = 8  # depth of nested calls that is followed
+
+Line = tuple[int, int]  # the number of a file, and of a line in it
 
 
 @dataclass(frozen=True, slots=True)
 class Loc:
-    """A line of the CUDA source, and the line of the kernel into which it was inlined (0: it was not)."""
+    """A line of a file, and the line of the kernel into which it was inlined (0: it was not)."""
 
+    file: int = 0
     line: int = 0
     inlined_at: int = 0
+
+
+def included_headers(ptx: str) -> dict[int, str]:
+    """The headers among the files that a PTX text numbers."""
+    return {int(number): name for number, name in _FILE.findall(ptx)}
 
 
 class Callers:
     """Follows inlined lines to the kernel: a .loc of the caller precedes the .loc of the code inlined into it."""
 
     def __init__(self) -> None:
-        self._of: dict[int, int] = {}
+        self._of: dict[Line, Line] = {}
 
     def loc(self, statement: str) -> Loc | None:
         """The meaning of a .loc directive; None for another statement."""
         found = _LOC.match(statement)
         if not found:
             return None
-        line, caller = int(found[1]), int(found[2] or 0)
-        if line != caller:  # else a function inlined into itself
-            self._of[line] = caller
+        file, line, of_file, of_line = (int(number or 0) for number in found.groups())
+        here, caller = (file, line), (of_file, of_line)
+        if here != caller:  # else a function inlined into itself
+            self._of[here] = caller
         for _ in range(_DEEPEST):
-            caller = self._of.get(caller) or caller
-        return Loc(line, caller)
+            further = self._of.get(caller, (0, 0))
+            caller = further if further[1] else caller
+        return Loc(file, line, caller[1])
 
 
 _COMMENT = re.compile(r"//.*|/\*.*?\*/")
@@ -163,6 +174,7 @@ class Module:
     target: str
     entries: dict[str, Entry]
     symbols: tuple[Symbol, ...] = field(default=())
+    headers: Mapping[int, str] = field(default_factory=dict)  # by the number of their file
 
 
 _ENTRY = re.compile(r"(?:\.visible\s+|\.weak\s+)?\.entry\s+([\w$]+)")
@@ -186,7 +198,7 @@ def parse(text: str) -> Module:
         raise PtxError(f"PTX ends inside the kernel '{reader.entry}': a closing brace is expected.")
     if not reader.entries:
         raise PtxError("PTX with at least one .entry is expected, found none.")
-    return Module(reader.target, reader.entries, tuple(reader.globals))
+    return Module(reader.target, reader.entries, tuple(reader.globals), included_headers(text))
 
 
 @dataclass

@@ -93,7 +93,7 @@ class Launcher:
             self._module = cupy.cuda.function.Module()
             self._module.load(image)
             self._functions = [self._module.get_function(k.name) for k in plan.kernels]
-            # Kernels wait for the previous one, so they may be launched early; see templates/device/launch.cuh.
+            # Kernels wait for the previous one, so they may be launched early; see templates/include/lngen/launch.cuh.
             gpu = _reported(device)
             self.dependent = gpu.pdl
             used = {k.name: registers(f.ptr) for k, f in zip(plan.kernels, self._functions, strict=True)}

@@ -170,9 +170,15 @@ class Norm:
             raise SpecError(f"arch= is expected to be an arch such as sm_90, got {type(arch).__name__}.")
         return self._call(direction).kernels(arch, rows=None if rows is None else _count("rows", rows))
 
-    def source(self, direction: str = "fwd", arch: str = DEFAULT_ARCH, rows: int | None = None) -> str:
-        """The CUDA source of a direction, for about ``rows`` rows (None: many)."""
-        return self.kernels(direction, arch, rows).text
+    def source(
+        self, direction: str = "fwd", arch: str = DEFAULT_ARCH, rows: int | None = None, *, bundle: bool = False
+    ) -> str:
+        """The CUDA source of a direction, for about ``rows`` rows (None: many).
+
+        It includes lngen's device headers; ``bundle``: they are in it, so that the file stands alone.
+        """
+        kernels = self.kernels(direction, arch, rows)
+        return kernels.bundle if bundle else kernels.text
 
     def warmup(self, device: int = 0, rows: int | None = None) -> Norm:
         """Compile and load both directions on a GPU, so that later calls with aligned arrays do not have to.

@@ -11,7 +11,7 @@ from lngen.schedule.schedule import FORMS, Schedule
 MINIMUM_ARCH = {"registers": 75, "multipass": 75, "cp_async": 80, "tma": 90, "tma_unaligned": 90}
 CLUSTER_ARCH, PORTABLE_ARCH, PORTABLE_CLUSTER = 90, 120, 8
 
-# From this arch on a kernel may start while the previous one ends; see templates/device/launch.cuh.
+# From this arch on a kernel may start while the previous one ends; see templates/include/lngen/launch.cuh.
 OVERLAP_ARCH = 90
 
 

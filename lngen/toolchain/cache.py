@@ -12,7 +12,7 @@ import os
 import stat
 import uuid
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,9 +38,9 @@ class Entry:
     kernels: tuple[str, ...] = ()
 
 
-def key_of(source: str, options: Sequence[str], arch: str, kind: str, compiler: str) -> str:
+def key_of(source: str, headers: Mapping[str, str], options: Sequence[str], arch: str, kind: str, compiler: str) -> str:
     """The name of an entry: a hash of everything that determines the compiled bytes; ``compiler``: its build."""
-    parts = [_FORMAT, source, list(options), arch, kind, compiler]
+    parts = [_FORMAT, source, [*headers.items()], list(options), arch, kind, compiler]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 

@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 
 from lngen.errors import CompileError
+from lngen.headers import included
 
 # The one file name that NVRTC gets, so that neither bytes nor log depend on the name of a kernel.
 UNIT = "kernel.cu"
@@ -14,7 +15,7 @@ _ENTRY = re.compile(r"Compiling entry function '([^']+)'")
 _STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _USED = re.compile(r"Used (\d+) registers.*")
 _TIME = re.compile(r"^ptxas info *: Compile time = .*\n?", re.MULTILINE)
-_SOURCE_ERROR = re.compile(rf"^{re.escape(UNIT)}\((\d+)\): [^:]*\berror\b", re.MULTILINE)
+_SOURCE_ERROR = re.compile(rf"^({re.escape(UNIT)}|lngen/\w+\.cuh)\((\d+)\): [^:]*\berror\b", re.MULTILINE)
 _PTX_ERROR = re.compile(r"^ptxas .*\bline (\d+); error\b", re.MULTILINE)
 
 
@@ -87,12 +88,14 @@ def _number(pattern: str, text: str) -> int:
 
 
 def explained(log: str, name: str, source: str, ptx: str) -> str:
-    """``log`` with the kernel's name, then the numbered lines of source and PTX that its errors name."""
-    marked = [int(line) for line in _SOURCE_ERROR.findall(log)]
+    """``log`` with the kernel's name, then the numbered lines of source, headers and PTX that its errors name."""
+    marked: dict[str, list[int]] = {}
+    for file, line in _SOURCE_ERROR.findall(log):
+        marked.setdefault(file, []).append(int(line))
     marked_ptx = [int(line) for line in _PTX_ERROR.findall(log)]
     parts = [re.sub(rf"{re.escape(UNIT)}(?=[(\"])", lambda _: name, log.strip())]
-    if marked:
-        parts.append(f"{name}:\n{numbered(source, marked)}")
+    texts = {UNIT: source, **included(source)}
+    parts += [f"{name if file == UNIT else file}:\n{numbered(texts[file], lines)}" for file, lines in marked.items()]
     if marked_ptx and ptx:
         parts.append(f"PTX of {name}:\n{numbered(ptx, marked_ptx)}")
     return "\n\n".join(parts)

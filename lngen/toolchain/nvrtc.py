@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol, cast
 
 from lngen import config
 from lngen.errors import CompileError, LngenError, MissingError
+from lngen.headers import included
 from lngen.toolchain import cache, cubin, log
 from lngen.toolchain.log import Resources
 from lngen.version import install_hint
@@ -19,7 +20,7 @@ ARCHES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 
 Kind = Literal["cubin", "ptx"]
 
-# Arithmetic is IEEE, as written. There is no include path: a kernel is one text, all of it in the cache's key.
+# Arithmetic is IEEE, as written. There is no include path: headers come from memory; the cache's key has their text.
 _OPTIONS = (
     "--no-source-include",
     "-fmad=false",
@@ -44,11 +45,11 @@ class Binary:
 
 
 def compile_cubin(source: str, arch: str, *, name: str = log.UNIT, fresh: bool = False) -> Binary:
-    """Compile header-free CUDA text for ``arch`` ("sm_90", "sm_90a"), or take it from the disk cache.
+    """Compile CUDA text, with the device headers that it includes, for ``arch`` ("sm_90", "sm_90a").
 
-    ``name`` is its name in messages; ``fresh`` compiles it even if it is cached. CompileError if NVRTC refuses
-    the text, LngenError for an arch it does not know, MissingError without CuPy or NVRTC. Any number of threads may
-    call it at once.
+    It is taken from the disk cache if it is there and not ``fresh``. ``name`` is its name in messages. CompileError if
+    NVRTC refuses the text, LngenError for an arch it does not know, MissingError without CuPy or NVRTC. Any number of
+    threads may call it at once.
     """
     entry = _entry(source, arch, "cubin", name, fresh=fresh)
     return Binary(entry.arch, entry.image, entry.log, log.resources(entry.log))
@@ -133,7 +134,7 @@ def _entry(
     if not plain or plain[1] not in library.arches:
         raise _unknown(arch, library)
     options = tuple(sorted((*_options(arch, kind, library.version), *extra)))
-    key = cache.key_of(source, options, arch, kind, compiler_build())
+    key = cache.key_of(source, included(source), options, arch, kind, compiler_build())
     entry, how = None if fresh else cache.load(key), "cached"
     if entry is None:
         entry, how = _compiled(library, source, arch, kind, options, name), "built"
@@ -156,7 +157,9 @@ def _options(arch: str, kind: Kind, version: tuple[int, int]) -> tuple[str, ...]
 
 def _compiled(library: _Library, source: str, arch: str, kind: Kind, options: Sequence[str], name: str) -> cache.Entry:
     api = library.api
-    program = api.createProgram(source, log.UNIT, (), ())
+    headers = included(source)  # CuPy takes them as bytes
+    texts = tuple(text.encode() for text in headers.values())
+    program = api.createProgram(source, log.UNIT, texts, tuple(name.encode() for name in headers))
     try:
         try:
             api.compileProgram(program, options)

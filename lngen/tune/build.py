@@ -38,7 +38,7 @@ def build(compilation: Compilation, schedule: Schedule, rank: int, arch: str) ->
     start = time.perf_counter()
     try:
         kernels = compilation.kernels(schedule)
-        kernel = sha256(kernels.text.encode())[:16]
+        kernel = sha256(kernels.bundle.encode())[:16]
     except (ScheduleError, LowerError, EmitError) as error:
         return Candidate(schedule, rank, "constraints", _sentence(error))
     try:

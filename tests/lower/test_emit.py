@@ -30,7 +30,6 @@ from lngen.graphs import Definition, GraphBuilder
 from lngen.graphs.norms import layernorm
 from lngen.ir import D, M, parse, print_graph
 from lngen.lower import Plan, lower
-from lngen.lower.headers import HEADERS, cut, definitions, needed, words
 from lngen.schedule import MINIMUM_ARCH, problem, ranked
 from lngen.schedule.choose import MOST_TRIED
 from lngen.spec import Spec, make_spec, parse_spec
@@ -61,7 +60,6 @@ def test_the_text_is_tidy(plan: Plan) -> None:
     assert "\t" not in text
     assert not re.search(r"[ \r]$", text, re.MULTILINE)
     assert "\n\n\n" not in text
-    assert "#include" not in text
 
 
 def test_the_text_has_no_trace_of_machine_or_day(plan: Plan) -> None:
@@ -239,63 +237,6 @@ def plans_of_every_template() -> list[Plan]:
         )
     )
     return plans
-
-
-def test_every_definition_of_the_headers_is_used_by_some_kernel() -> None:
-    texts = [emit(plan) for plan in plans_of_every_template()]
-    found = [(d.name, p) for d in definitions() for p in d.parts if p.name or len(d.parts) == 1]
-    assert [(name, p.name) for name, p in found if not any(p.text in text for text in texts)] == []
-
-
-def test_a_file_has_the_definitions_it_uses_and_no_others(plan: Plan) -> None:
-    text = emit(plan)
-    kernels = text[text.index('extern "C" __global__') :]
-    wanted = needed(kernels)
-    assert all(d.text in text for d in wanted)
-    assert {d.name for d in definitions() if any(p.text in text for p in d.parts if p.uses)} >= {d.name for d in wanted}
-    for d in wanted:  # something outside its own text says its name
-        assert d.name in words(text.replace(d.text, "")), d.name
-        for part in d.parts:
-            assert not part.name or part.name in words(text.replace(part.text, "")), (d.name, part.name)
-
-
-def test_headers_are_cut_at_blank_lines_outside_braces() -> None:
-    text = "// Of a.\nstruct A {\n    int b;\n\n    int c;\n};\n\ntemplate <int N> A f(int x) { return g<N>(x); }\n"
-    assert [(d.name, d.text.count("\n")) for d in cut("h", text)] == [("A", 5), ("f", 0)]
-    assert "g" in cut("h", text)[1].parts[0].uses
-    assert not any(p.uses & {"Of", "a"} for p in cut("h", text)[0].parts)
-    with pytest.raises(EmitError, match="header 'h': a definition is expected to name a type or a function, got '1;'"):
-        cut("h", "1;\n")
-
-
-def test_member_functions_that_nothing_uses_are_left_out() -> None:
-    text = """template <int N> struct A {
-    int b = 0;
-
-    // Of f.
-    template <typename T>
-    __device__ int f(T t) const
-    {
-        return g() + t;
-    }
-    __device__ int g() const { return N; }
-    __device__ A(int c) : b(c) {}
-    __device__ int operator[](int i) const { return h(i); }
-    __device__ int h(int i) const { return i; }
-};
-"""
-    (found,) = cut("h", text)
-    assert [p.name for p in found.parts if p.name] == ["f", "g", "h"]
-    assert "\n".join(p.text for p in found.parts) == found.text
-    short = found.only({"g"}).text
-    assert short.count("__device__") == 3
-    assert "Of f" not in short
-    assert "template <typename T>" not in short
-    assert found.only({"f", "g", "h"}).text == found.text
-
-
-def test_every_header_file_is_listed() -> None:
-    assert sorted(HEADERS) == sorted(p.stem for p in (data_dir("templates") / "device").iterdir())
 
 
 def test_lambdas_name_the_types_of_their_parameters() -> None:

@@ -296,7 +296,7 @@ def test_policies_and_launch_of_a_plan_one_can_check_by_hand() -> None:
     assert exact.policies[:2] == (
         "using Row = RowLayout<Block</* threads */ 64, /* rows */ 4>, /* D */ 1024, /* segment */ 1024, "
         "/* vector */ 8, /* access */ 8>;",
-        "using Reduce = BlockReduce<Row, real, /* values */ 1>;",
+        "using Reduce = BlockReduce<Row, float, /* values */ 1>;",
     )
 
 
@@ -307,8 +307,8 @@ def test_policies_and_launch_of_a_cluster_one_can_check_by_hand() -> None:
     assert rows.policies == (
         "using Row = RowLayout<Cluster</* blocks */ 2, /* threads */ 256, /* rows */ 1>, /* D */ 16384, "
         "/* segment */ 2048, /* vector */ 8, /* access */ 8>;",
-        "using Reduce = BlockReduce<Row, real, /* values */ 8>;",
-        "using Exchange = ClusterExchange<Row, real, /* values */ 8, AcquireAll>;",
+        "using Reduce = BlockReduce<Row, float, /* values */ 8>;",
+        "using Exchange = ClusterExchange<Row, float, /* values */ 8, AcquireAll>;",
         f"using Stream = TmaStream<Row, /* grid */ 60, /* stages */ 2, /* stage bytes */ {2 * 8192 * 2}, "
         "/* early release */ false>;",
     )
@@ -466,7 +466,7 @@ def test_one_launch_is_one_kernel_with_a_counter() -> None:
     own, alone = finish_of(kernel), finish_of(finish)
     assert (own.statements, own.accumulators) == (alone.statements, alone.accumulators)
     assert kernel.dynamic >= alone.shared * 4
-    assert own.totals == "reinterpret_cast<real*>(ring_)"
+    assert own.totals == "reinterpret_cast<float*>(ring_)"
 
 
 def test_one_launch_in_registers_folds_in_the_same_memory() -> None:
@@ -542,7 +542,7 @@ def test_the_plan_s_text_shows_shared_memory_and_clusters() -> None:
         "leaving   y at byte 0",
         "cached    gamma, beta",
         "shared    98304 bytes of stages",
-        "policy    Exchange = ClusterExchange<Row, real, /* values */ 4, AcquireShared>",
+        "policy    Exchange = ClusterExchange<Row, float, /* values */ 4, AcquireShared>",
     ):
         assert f"\n  {line}\n" in text
     once = str(plan_of(*PLANS["row_columns, one launch"]))

@@ -17,7 +17,7 @@ from lngen.graphs import Definition, GraphBuilder
 from lngen.ir import F32, D, M, Type, Value, is_name
 from lngen.ir.builder import fresh
 from lngen.lower import lower
-from lngen.lower.c_names import c_name, taken
+from lngen.lower.c_names import TAKEN, c_name
 from lngen.schedule import problem, space, vectors_per_thread
 from lngen.spec import Spec, make_spec
 from lngen.toolchain import compile_ptx
@@ -63,7 +63,7 @@ def graph_of(names: tuple[str, ...], first: int) -> Definition:
 def hostile() -> tuple[str, ...]:
     """The names of C++, of CUDA, of the device headers, and what the text of emitted kernels says."""
     texts = [emit(p) for p in plans_of_every_template()]
-    used = {w for text in texts for w in re.findall(r"\w+", re.sub(r"//.*", "", text))} | taken()
+    used = {w for text in texts for w in re.findall(r"\w+", re.sub(r"//.*", "", text))} | TAKEN
     near = {f"{a}_{b}" for a in ("x", "y") for b in DERIVED}
     used |= near | {*CUDA.split(), *["first", "step", "rows", "at", "X", "seen", "Row", "D", "M", "N", "T"]}
     return tuple(sorted(n for n in used if is_name(n) and not re.fullmatch(r"x|y|running|.*32", n)))

@@ -21,6 +21,7 @@ from pathlib import Path
 from lngen.check.inputs import random_inputs, same_bits
 from lngen.emit import emit
 from lngen.errors import PtxError
+from lngen.headers import bundled
 from lngen.interpret import interpret
 from lngen.lower import Plan, lower
 from lngen.ptx import run_plan
@@ -126,7 +127,7 @@ class Twin:
 def twin(form: str) -> Twin:
     """The case of a form."""
     plan = lower(parse_spec(CASES[form].spec), CASES[form].schedule)
-    source = emit(plan)
+    source = bundled(emit(plan))
     return Twin(plan, source, compile_ptx(source, "sm_90", lines=True))
 
 

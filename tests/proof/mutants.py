@@ -19,6 +19,7 @@ from lngen.check.inputs import random_inputs, same_bits
 from lngen.emit import emit
 from lngen.errors import CompileError, PtxError
 from lngen.graphs import GRAPHS, Definition, GraphBuilder
+from lngen.headers import bundled
 from lngen.interpret import interpret
 from lngen.ir import D, M
 from lngen.ir.numerics import Array
@@ -242,7 +243,7 @@ def edited(text: str, old: str, new: str) -> str:
 
 def source_of(plan: Plan) -> str:
     """The CUDA text of a plan, its device headers included."""
-    return emit(plan)
+    return bundled(emit(plan))
 
 
 @cache

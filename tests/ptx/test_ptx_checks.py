@@ -9,6 +9,7 @@ import pytest
 
 from lngen.check.inputs import random_inputs
 from lngen.emit import emit
+from lngen.headers import bundled
 from lngen.lower import Plan, lower
 from lngen.ptx import Finding, run_plan
 from lngen.schedule import Schedule
@@ -33,7 +34,7 @@ def findings(
 ) -> tuple[Finding, ...]:
     """What the plan's CUDA shows after the edits, each of which has to apply ``count`` times at most."""
     plan = plan_of(*which)
-    source = emit(plan)
+    source = bundled(emit(plan))
     for old, new in edits:
         assert old in source, old
         source = source.replace(old, new, count)
@@ -49,7 +50,7 @@ def kinds(found: tuple[Finding, ...]) -> set[str]:
     return {f.kind for f in found}
 
 
-BEGIN = "    using Row ="  # of a kernel
+BEGIN = "\n    using Row ="  # of a kernel
 
 NAMED = 'asm volatile("bar.sync %0, %1;" :: "r"(Row::group() + 1), "n"(Row::THREADS) : "memory");'
 
@@ -80,8 +81,8 @@ def test_a_turn_that_is_not_taken_is_a_race() -> None:
 
 @pytest.mark.parametrize("number", range(3))
 def test_every_barrier_of_the_column_fold_is_needed(number: int) -> None:
-    source = emit(plan_of(*BACKWARD))
-    start = source.index("void store_partial")
+    source = bundled(emit(plan_of(*BACKWARD)))
+    start = source.index('extern "C" __global__')
     places = [m.start() for m in re.finditer(r"__syncthreads\(\);", source) if m.start() > start]
     at = places[number]
     plan = plan_of(*BACKWARD)
@@ -170,12 +171,12 @@ def test_a_barrier_that_some_threads_skip() -> None:
 
 
 def test_a_barrier_after_some_threads_have_ended() -> None:
-    found = findings(BLOCK, (BEGIN, f"    if (threadIdx.x >= 96) return;\n{BEGIN}"))
+    found = findings(BLOCK, (BEGIN, f"\n    if (threadIdx.x >= 96) return;{BEGIN}"))
     assert any("96 of the 128 threads" in f.message for f in found if f.kind == "divergent-barrier")
 
 
 def test_a_shuffle_with_lanes_that_have_ended() -> None:
-    found = findings(ODD, (BEGIN, f"    if (threadIdx.x % 32 == 5) return;\n{BEGIN}"))
+    found = findings(ODD, (BEGIN, f"\n    if (threadIdx.x % 32 == 5) return;{BEGIN}"))
     shuffle = next(f for f in found if f.kind == "inactive-shuffle")
     assert "threads 5 of the warp, which have ended" in shuffle.message
 

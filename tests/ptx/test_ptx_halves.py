@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lngen.ptx import Outcome, parse
-from lngen.ptx.opcodes import narrowest
+from lngen.ptx.analysis import narrowest
 from lngen.toolchain import compile_ptx
 from ptx_source import kinds, run
 

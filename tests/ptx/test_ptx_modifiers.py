@@ -172,7 +172,7 @@ def test_a_modifier_that_nobody_asks_for_is_refused() -> None:
     opcode = Opcode(found)
     assert opcode["t"] == "s32"
     assert opcode.left == (".sat",)
-    assert opcode["s"] == ".sat"
+    opcode.hints("s")
     assert opcode.left == ()
 
 

@@ -78,13 +78,17 @@ def test_an_entry_comes_back_as_it_was_and_is_its_users_alone(cache_dir: Path) -
 
 def test_the_key_covers_everything_the_bytes_depend_on(monkeypatch: pytest.MonkeyPatch) -> None:
     parts: dict[str, Any] = {
-        "source": "source", "options": ("-a", "-b"), "arch": "sm_80", "kind": "cubin", "compiler": "NVRTC 13.4.1"
+        "source": "source", "headers": {"a": "text"}, "options": ("-a", "-b"), "arch": "sm_80", "kind": "cubin",
+        "compiler": "NVRTC 13.4.1",
     }  # fmt: skip
-    others = {"source": "source ", "options": ("-a-b",), "arch": "sm_86", "kind": "ptx", "compiler": "NVRTC 13.4.2"}
+    others = {
+        "source": "source ", "headers": {"a": "texts"}, "options": ("-a-b",), "arch": "sm_86", "kind": "ptx",
+        "compiler": "NVRTC 13.4.2",
+    }  # fmt: skip
     keys = [cache.key_of(**parts | change) for change in ({}, *({name: other} for name, other in others.items()))]
     monkeypatch.setattr(cache, "_FORMAT", cache._FORMAT + 1)
     keys.append(cache.key_of(**parts))
-    assert len({*keys}) == len(keys) == 7
+    assert len({*keys}) == len(keys) == 8
     assert all(re.fullmatch("[0-9a-f]{64}", key) for key in keys)
 
 

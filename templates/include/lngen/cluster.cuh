@@ -1,3 +1,16 @@
+// cluster.cuh: clusters: blocks that reach each other's shared memory (DSMEM).
+//
+//     send(&values[i], sum, &full, rank);  // to block `rank`; completes 4 or 8 bytes on its barrier
+//     AcquireShared::wait(&full, parity);  // there
+//
+// PTX barrier.cluster, mapa and st.async; cooperative_groups::cluster_group. Needs sm_90 and a launch with clusters.
+#ifndef LNGEN_CLUSTER_CUH
+#define LNGEN_CLUSTER_CUH
+
+#include "lngen/mbarrier.cuh"
+
+namespace lngen {
+
 // The index of this block in its cluster.
 __device__ __forceinline__ int cluster_rank() {
     unsigned rank;
@@ -51,3 +64,7 @@ struct AcquireShared {
             "}" :: "r"(shared_address(barrier)), "r"(parity) : "memory");
     }
 };
+
+}  // namespace lngen
+
+#endif

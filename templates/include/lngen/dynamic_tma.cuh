@@ -1,3 +1,19 @@
+// dynamic_tma.cuh: the pipeline of tma.cuh with a dynamic scheduler: a counter in global memory gives the next row.
+//
+//     using Stream = DynamicTmaStream<Row, GRID, STAGES, STAGE_BYTES, /* early release */ true>;
+//     Stream stream{rows, ring, stages, counter};
+//
+// Multiprocessors differ in speed, and without a counter all would wait for the slowest. The index of the row in each
+// stage is stored beside the stage; at the end it is past the last row.
+#ifndef LNGEN_DYNAMIC_TMA_CUH
+#define LNGEN_DYNAMIC_TMA_CUH
+
+#include "lngen/cluster.cuh"
+#include "lngen/row_scheduler.cuh"
+#include "lngen/tma.cuh"
+
+namespace lngen {
+
 // The pipeline of rows from a dynamic scheduler. The index of the row in each stage is stored beside the stage; at the
 // end it is past the last row.
 template <typename Row, int GRID, int STAGES, int STAGE_BYTES, bool EARLY>
@@ -82,3 +98,7 @@ struct ClusterDynamicTmaStream : DynamicTmaRing<Row, GRID, STAGES, STAGE_BYTES, 
         this->refill(copy_row);
     }
 };
+
+}  // namespace lngen
+
+#endif

@@ -1,3 +1,22 @@
+// cp_async.cuh: a pipeline of rows in shared memory, filled by cp.async (cuda::memcpy_async).
+//
+//     using Stream = CpAsyncStream<Row, GRID, STAGES, STAGE_BYTES>;
+//     stream.prime(copy_row);
+//     while (stream.next()) {
+//         stream.wait();
+//         ... load<Row, PlainLoad>(stream.shared<float>(0), v) ...
+//         stream.release(copy_row);
+//     }
+//
+// copy_row(stage, row) issues the copies of a row. Each thread copies the vectors that it reads, so no thread waits for
+// another. Needs sm_80.
+#ifndef LNGEN_CP_ASYNC_CUH
+#define LNGEN_CP_ASYNC_CUH
+
+#include "lngen/row_scheduler.cuh"
+
+namespace lngen {
+
 // Copies vector v of a row to shared memory, without elements past the end of the row.
 template <typename Row, typename T> __device__ __forceinline__ void cp_async(T* to, const T* from, int v) {
     constexpr int BYTES = Row::ACCESS * sizeof(T) < 16 ? Row::ACCESS * sizeof(T) : 16, ELEMENTS = BYTES / sizeof(T);
@@ -46,3 +65,7 @@ template <typename Row, int GRID, int STAGES, int STAGE_BYTES> struct CpAsyncStr
             fill(copy_row, previous_stage<STAGES>(stage), this->block_row + (STAGES - 1) * Rows::STEP);
     }
 };
+
+}  // namespace lngen
+
+#endif

@@ -1,3 +1,17 @@
+// finish.cuh: the partial column sums of all blocks, added in one order.
+//
+//     interleaved_sums<Add<float>, LEADING, INTERLEAVE, BATCH, ROWS_PER_TERM>(sums, partials, from, partial_rows);
+//     const float total = column_total<Add<float>, INTERLEAVE, COLUMNS>(shared, n, column, rows);
+//
+// Interleaved partial sums are tree-reduced, as in segments.cuh.
+#ifndef LNGEN_FINISH_CUH
+#define LNGEN_FINISH_CUH
+
+#include "lngen/row_reduce.cuh"
+#include "lngen/vector.cuh"
+
+namespace lngen {
+
 // Reads through L2, because other blocks write there.
 struct L2Load {
     template <typename W> static __device__ __forceinline__ W read(const W* p) { return __ldcg(p); }
@@ -11,7 +25,7 @@ template <typename Op, int LEADING, int INTERLEAVE, int BATCH, int ROWS_PER_TERM
 __device__ __forceinline__ void interleaved_sums(
     Real (&sums)[SUMS][COLUMNS], const Real* const (&partials)[SUMS], int from, int partial_rows) {
     for (int n = 0; n < SUMS; ++n) {
-        for (int j = 0; j < COLUMNS; ++j) sums[n][j] = Op::template neutral<Real>();
+        for (int j = 0; j < COLUMNS; ++j) sums[n][j] = Op::neutral();
     }
     #pragma unroll 1
     for (int first = from; first * ROWS_PER_TERM < partial_rows; first += BATCH * INTERLEAVE) {
@@ -23,9 +37,9 @@ __device__ __forceinline__ void interleaved_sums(
                 const long long offset = static_cast<long long>(valid) * LEADING;
                 for (int n = 0; n < SUMS; ++n) {
                     Access<Real, COLUMNS> unit;
-                    unit.template read<L2Load>(partials[n] + offset);
+                    unit.read(partials[n] + offset, L2Load{});
                     for (int j = 0; j < COLUMNS; ++j) {
-                        parts[n][b][j][e] = row < partial_rows ? unit[j] : Op::template neutral<Real>();
+                        parts[n][b][j][e] = row < partial_rows ? unit[j] : Op::neutral();
                     }
                 }
             }
@@ -45,5 +59,9 @@ template <typename Op, int INTERLEAVE, int COLUMNS, typename Real>
 __device__ __forceinline__ Real column_total(const Real* sums, int n, int column, long long rows) {
     Real parts[INTERLEAVE];
     for (int s = 0; s < INTERLEAVE; ++s) parts[s] = sums[(n * INTERLEAVE + s) * COLUMNS + column];
-    return rows == 0 ? Op::template of_nothing<Real>() : tree_reduce<Op, INTERLEAVE>(parts);
+    return rows == 0 ? Op::of_nothing() : tree_reduce<Op, INTERLEAVE>(parts);
 }
+
+}  // namespace lngen
+
+#endif

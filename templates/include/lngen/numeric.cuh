@@ -1,3 +1,15 @@
+// numeric.cuh: numbers: 16-bit storage types, conversions that round once, maxima that keep a NaN.
+//
+//     const float x = f32_from_bf16(row[i]);
+//     y[i] = bf16_from_f32(x);
+//
+// The types hold bits and have no arithmetic: every conversion is written out. cuda_bf16.h and cuda_fp16.h have the
+// same conversions and take a second to compile. Roundings are to nearest even; a NaN stays a NaN.
+#ifndef LNGEN_NUMERIC_CUH
+#define LNGEN_NUMERIC_CUH
+
+namespace lngen {
+
 struct bf16 { unsigned short bits; };
 
 struct f16 { unsigned short bits; };
@@ -98,3 +110,7 @@ __device__ __forceinline__ float materialised(float v) {
     asm volatile("" : "+f"(v));
     return v;
 }
+
+}  // namespace lngen
+
+#endif

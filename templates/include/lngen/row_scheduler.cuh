@@ -1,3 +1,15 @@
+// row_scheduler.cuh: which rows a block takes: one, every GRID-th of a persistent grid, or the next of a counter.
+//
+//     StaticRows<Row, GRID> stream{rows};
+//     while (stream.next()) { ... stream.row ... }
+//
+// CUTLASS has the same kinds as static and dynamic persistent tile schedulers. A row group past the last row repeats
+// the last one and stores nothing (live()).
+#ifndef LNGEN_ROW_SCHEDULER_CUH
+#define LNGEN_ROW_SCHEDULER_CUH
+
+namespace lngen {
+
 // The rows of a block that is not persistent: one block for each ROWS rows.
 template <typename Row> struct OneRow {
     const long long rows;
@@ -54,3 +66,7 @@ template <typename Row, int GRID, int STAGES> struct RowCounter {
                 :: "l"(global_counter) : "memory");
     }
 };
+
+}  // namespace lngen
+
+#endif

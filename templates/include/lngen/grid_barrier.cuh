@@ -1,3 +1,15 @@
+// grid_barrier.cuh: a barrier of all blocks of the grid, which must all be resident:
+// cooperative_groups::grid_group::sync().
+//
+//     grid_barrier(arrivals);
+//
+// The counter is zero before its first use and fit for the next one after each: all blocks together add exactly 2^31,
+// which flips its upper bit. Needs a cooperative launch.
+#ifndef LNGEN_GRID_BARRIER_CUH
+#define LNGEN_GRID_BARRIER_CUH
+
+namespace lngen {
+
 // A barrier of all blocks of the grid, which must all be resident (cooperative launch). All blocks together add exactly
 // 2^31 to the counter, which flips its upper bit; it is zero before its first use.
 __device__ __forceinline__ void grid_barrier(unsigned* arrivals) {
@@ -13,3 +25,7 @@ __device__ __forceinline__ void grid_barrier(unsigned* arrivals) {
     }
     __syncthreads();
 }
+
+}  // namespace lngen
+
+#endif

@@ -1,3 +1,16 @@
+// preload.cuh: loads that complete here.
+//
+//     parity ^= (bits_of(mean_next) ^ vector_bits<Row>(gamma)) & static_cast<unsigned>(rows >> 63);  // is 0
+//
+// Whoever uses the bits of a loaded value waits for its load. Otherwise the wait falls inside the row loop, and there
+// it also waits for newer loads.
+#ifndef LNGEN_PRELOAD_CUH
+#define LNGEN_PRELOAD_CUH
+
+#include "lngen/vector.cuh"
+
+namespace lngen {
+
 // The bits of v; the halves of a double are XORed. Using them makes a loaded value observable, so that its load must
 // complete here.
 template <typename T> __device__ __forceinline__ unsigned bits_of(T v) {
@@ -16,3 +29,7 @@ __device__ __forceinline__ unsigned vector_bits(const Vec<T, Row::N> (&vectors)[
     }
     return bits;
 }
+
+}  // namespace lngen
+
+#endif

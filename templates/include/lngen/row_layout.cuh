@@ -1,3 +1,19 @@
+// row_layout.cuh: where a row lies over threads: which thread has which elements.
+//
+//     using Row = RowLayout<Block<128, 1>, /* D */ 4096, /* segment */ 4096, /* vector */ 8, /* access */ 8>;
+//     for (int v = 0; v < Row::VECTORS; ++v)
+//         for (int i = 0; i < Row::N; ++i)
+//             if (Row::holds(v, i)) use(p[Row::column(v, i)]);
+//
+// A layout is a CuTe layout of (thread, v, i) written out. A row is cut into segments of SEGMENT elements and these
+// into vectors of N, so that the order of sums depends on neither threads nor blocks.
+#ifndef LNGEN_ROW_LAYOUT_CUH
+#define LNGEN_ROW_LAYOUT_CUH
+
+#include "lngen/cluster.cuh"
+
+namespace lngen {
+
 // The threads of a row: a block works on ROWS rows side by side, one for each row group of THREADS threads.
 // thread(): index within the row group; group(): index of the row group within the block; rank(): index of the block
 // among those that share a row; grid_index(): index of the block in the grid.
@@ -95,3 +111,7 @@ template <typename Threads, int D_, int N_, int ACCESS_> struct GroupedColumnLay
     template <typename T> static __device__ __forceinline__ T* at(T* p, int v, int i) { return p + column(v, i); }
     static __device__ __forceinline__ bool holds(int v, int i) { return column(v, i) < D; }
 };
+
+}  // namespace lngen
+
+#endif

@@ -1,3 +1,21 @@
+// exchange.cuh: the DSMEM exchange: every block of a cluster gets the values that each block has for a row.
+//
+//     using Exchange = ClusterExchange<Row, float, /* values */ 2, AcquireShared>;
+//     __shared__ Exchange::Buffers buffers;
+//     Exchange exchange{buffers};
+//     cluster_barrier();
+//     const float* all = exchange.all(sums);  // all[exchange.index(n, s, N)]: sum n of N of segment s of the row
+//
+// Two buffers are used in turn, so that no block overtakes another. Between reading the values and the next call there
+// has to be a row barrier: otherwise a remote block may overwrite values that slower warps still read.
+#ifndef LNGEN_EXCHANGE_CUH
+#define LNGEN_EXCHANGE_CUH
+
+#include "lngen/cluster.cuh"
+#include "lngen/mbarrier.cuh"
+
+namespace lngen {
+
 // DSMEM exchange: every block of the cluster gets the VALUES values that each block has for a row. Two buffers are
 // used in turn, so that no block overtakes another. Requires a row barrier between reading the values and the next
 // call: otherwise a remote block may overwrite values that slower warps still read.
@@ -21,9 +39,9 @@ template <typename Row, typename Real, int VALUES, typename Acquire> struct Clus
     // The mbarrier of the next exchange.
     __device__ __forceinline__ unsigned long long* barrier() { return &buffers.full[count % 2][Row::group()]; }
 
-    // The index of sum n of N sums of segment s of the row, in what all() returns.
-    template <int N> static __device__ __forceinline__ int index(int n, int s) {
-        return (s / Row::SEGMENTS * N + n) * Row::SEGMENTS + s % Row::SEGMENTS;
+    // The index of sum n of `sums` of segment s of the row, in what all() returns.
+    static __device__ __forceinline__ int index(int n, int s, int sums) {
+        return (s / Row::SEGMENTS * sums + n) * Row::SEGMENTS + s % Row::SEGMENTS;
     }
 
     // Sends the values of this block to all blocks, in pairs where it can, and returns those of all, block after block.
@@ -46,3 +64,7 @@ template <typename Row, typename Real, int VALUES, typename Acquire> struct Clus
         return values;
     }
 };
+
+}  // namespace lngen
+
+#endif

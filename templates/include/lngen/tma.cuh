@@ -1,3 +1,26 @@
+// tma.cuh: a pipeline of rows in shared memory, filled by bulk copies: CUTLASS PipelineTmaAsync, for rows.
+//
+//     using Stream = TmaStream<Row, GRID, STAGES, STAGE_BYTES, /* early release */ true>;
+//     extern __shared__ __align__(128) unsigned char ring[];
+//     __shared__ Stream::Buffers stages;
+//     Stream stream{rows, ring, stages};
+//     stream.prime(copy_row);
+//     while (stream.next()) {
+//         stream.wait();
+//         ... load<Row, PlainLoad>(stream.shared<float>(0), v) ...
+//         stream.release(copy_row);
+//     }
+//
+// copy_row(stage, row, full) expects the bytes on the mbarrier `full` and issues tma_load (cp.async.bulk). Addresses
+// and bytes are multiples of 16. Needs sm_90.
+#ifndef LNGEN_TMA_CUH
+#define LNGEN_TMA_CUH
+
+#include "lngen/mbarrier.cuh"
+#include "lngen/row_scheduler.cuh"
+
+namespace lngen {
+
 // Bulk copy (TMA) from global to shared memory, whose bytes complete on the barrier; addresses and bytes are multiples
 // of 16.
 __device__ __forceinline__ void tma_load(void* to, const void* from, unsigned bytes, unsigned long long* barrier) {
@@ -80,3 +103,7 @@ struct TmaStream : StaticRows<Row, GRID>, TmaRing<Row, STAGES, STAGE_BYTES> {
             fill(copy_row, previous_stage<STAGES>(this->stage), this->block_row + (STAGES - 1) * Rows::STEP);
     }
 };
+
+}  // namespace lngen
+
+#endif

@@ -1,3 +1,18 @@
+// vector.cuh: vectors of a thread, and the policies by which memory is read and written.
+//
+//     const auto x = load<Row, ReadOnlyLoad>(x_ptr, v);  // Vec<bf16, Row::N>, zeros past the end of the row
+//     store<Row, PlainStore>(y_ptr, v, y);               // nothing past the end of the row
+//
+// A policy reads or writes one word of 2 to 16 bytes: ld.global, ld.global.nc, st.global and their cache hints in PTX,
+// what cub::CacheModifiedInputIterator is in CUB. A row layout (row_layout.cuh) says where the elements of a vector
+// lie.
+#ifndef LNGEN_VECTOR_CUH
+#define LNGEN_VECTOR_CUH
+
+#include "lngen/numeric.cuh"
+
+namespace lngen {
+
 template <int BYTES> struct Word;
 template <> struct Word<2> { using type = unsigned short; };
 template <> struct Word<4> { using type = unsigned; };
@@ -10,10 +25,10 @@ template <typename T, int COUNT> union Access {
     static constexpr int WORDS = COUNT * sizeof(T) / sizeof(word);
     T items[COUNT];
     word words[WORDS];
-    template <typename Path> __device__ __forceinline__ void read(const T* p) {
+    template <typename Path> __device__ __forceinline__ void read(const T* p, Path) {
         for (int w = 0; w < WORDS; ++w) words[w] = Path::read(reinterpret_cast<const word*>(p) + w);
     }
-    template <typename Path> __device__ __forceinline__ void write(T* p) const {
+    template <typename Path> __device__ __forceinline__ void write(T* p, Path) const {
         for (int w = 0; w < WORDS; ++w) Path::write(reinterpret_cast<word*>(p) + w, words[w]);
     }
     // A shift extracts half a word, because the compiler merges it with the following conversion.
@@ -99,7 +114,7 @@ struct EarlyLoad2 : Load {
 // Loads a per-row input (mean, rstd).
 template <typename Path, typename T> __device__ __forceinline__ T load_scalar(const T* p) {
     Access<T, 1> scalar;
-    scalar.template read<Path>(p);
+    scalar.read(p, Path{});
     return scalar[0];
 }
 
@@ -111,7 +126,7 @@ template <typename Row, typename Path, typename T> __device__ __forceinline__ Ve
         Access<T, Row::ACCESS> access = {};
         if (Row::holds(v, j)) {
             const bool whole = Path::KEEP_WHOLE || Row::BLOCKS_PER_ROW > 1;
-            access.template read<Path>(whole ? Row::at(p, v, j) : p + Row::column(v, j));
+            access.read(whole ? Row::at(p, v, j) : p + Row::column(v, j), Path{});
         }
         for (int i = 0; i < Row::ACCESS; ++i) vector[j + i] = access[i];
     }
@@ -174,7 +189,7 @@ struct EvictLastStore4 {
 template <typename Path, int COUNT, typename T> __device__ __forceinline__ void write(T* p, const T* items) {
     Access<T, COUNT> access;
     for (int i = 0; i < COUNT; ++i) access.items[i] = items[i];
-    access.template write<Path>(p);
+    access.write(p, Path{});
 }
 
 // Stores vector v of the row that starts at p, without elements past the end of the row.
@@ -216,3 +231,7 @@ template <int N> __device__ __forceinline__ Vec<float, N> widened(const Vec<f16,
     for (int i = 0; i < N; ++i) wide[i] = materialised(f32_from_f16(vector[i]));
     return wide;
 }
+
+}  // namespace lngen
+
+#endif

@@ -1,3 +1,16 @@
+// segments.cuh: sums of rows of several segments.
+//
+//     joined_sums<Add<float>, Row, /* interleave */ 4>(sums, reduce, term);
+//
+// Each segment is a tree of its own (row_reduce.cuh). The sums of the segments are added as interleaved partial sums,
+// which are tree-reduced: the same order for one block, for a cluster, and for a row that is read segment by segment.
+#ifndef LNGEN_SEGMENTS_CUH
+#define LNGEN_SEGMENTS_CUH
+
+#include "lngen/row_reduce.cuh"
+
+namespace lngen {
+
 // Interleaved partial sums: segment s is added to partial sum s % INTERLEAVE; the partial sums are tree-reduced.
 // UNROLL rounds are unrolled at a time, since more need more registers.
 template <typename Op, int SEGMENTS, int INTERLEAVE, int UNROLL, typename Part>
@@ -23,7 +36,7 @@ __device__ __forceinline__ void segment_sums(Real (&sums)[PARTS], Reduce& reduce
         thread_sums<Op, Row>(segment, s, term);
         for (int n = 0; n < N; ++n) sums[n * Row::SEGMENTS + s] = segment[n];
     }
-    reduce.template threads<Op>(sums);
+    reduce.threads(sums, Op{});
 }
 
 // Computes the sums of a row of several segments.
@@ -41,12 +54,12 @@ __device__ __forceinline__ void joined_sums(Real (&sums)[N], Reduce& reduce, Ter
 // partial sum l % INTERLEAVE.
 template <typename Op, typename Row, int INTERLEAVE, int N, typename Real, typename Reduce, typename Term>
 __device__ __forceinline__ void multipass_sums(Real (&sums)[N], Reduce& reduce, Term term) {
-    for (int n = 0; n < N; ++n) sums[n] = Op::template neutral<Real>();
+    for (int n = 0; n < N; ++n) sums[n] = Op::neutral();
     #pragma unroll 1
     for (int s = 0; s < Row::SEGMENTS; ++s) {
         Real parts[N];
         thread_sums<Op, Row>(parts, s, term);
-        reduce.template threads<Op>(parts);
+        reduce.threads(parts, Op{});
         if (Row::thread() % INTERLEAVE == s % INTERLEAVE) {
             for (int n = 0; n < N; ++n) sums[n] = Op::of(sums[n], parts[n]);
         }
@@ -64,7 +77,7 @@ __device__ __forceinline__ void cluster_sums(Real (&sums)[N], Reduce& reduce, Ex
     const Real* all = exchange.all(parts);
     for (int n = 0; n < N; ++n) {
         sums[n] = join_segments<Op, ALL, INTERLEAVE, ALL>(
-            [&](int s) { return all[exchange.template index<N>(n, s)]; });
+            [&](int s) { return all[exchange.index(n, s, N)]; });
     }
 }
 
@@ -80,8 +93,12 @@ __device__ __forceinline__ void multipass_segment_sums(Real (&sums)[Row::SEGMENT
     for (int s = 0; s < Row::SEGMENTS; ++s) {
         Real part[1];
         thread_sums<Op, Row>(part, s, term);
-        reduce.template threads<Op>(part);
+        reduce.threads(part, Op{});
         if (Row::thread() == 0) sums[s] = part[0];
     }
     row_barrier<Row>();
 }
+
+}  // namespace lngen
+
+#endif

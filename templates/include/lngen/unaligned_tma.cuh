@@ -1,3 +1,18 @@
+// unaligned_tma.cuh: bulk copies of rows that begin anywhere.
+//
+//     const bool last = row == rows - 1;
+//     mbarrier_arrive_expect(full, load_tail<Row>(stage, x + row * stride, last));
+//     tma_load_span<Row>(stage, x + row * stride, last, full);
+//
+// A bulk copy takes whole units of 16 bytes. So a row is copied with what lies around it (Span), and begins in shared
+// memory as far behind a multiple of 16 as in global memory (misalignment).
+#ifndef LNGEN_UNALIGNED_TMA_CUH
+#define LNGEN_UNALIGNED_TMA_CUH
+
+#include "lngen/tma.cuh"
+
+namespace lngen {
+
 // The number of elements from the last multiple of 16 bytes up to p.
 template <typename T> __device__ __forceinline__ int misalignment(const T* p) {
     return static_cast<int>(reinterpret_cast<unsigned long long>(p) % 16 / sizeof(T));
@@ -47,3 +62,7 @@ template <typename Row, typename T> __device__ __forceinline__ void tma_store_sp
     const int i = head ? thread : Row::D - 2 * ELEMENTS + thread;
     if (head ? i < before : thread < 2 * ELEMENTS && i >= before + whole) row[i] = staged[i];
 }
+
+}  // namespace lngen
+
+#endif

@@ -1,16 +1,33 @@
+// row_reduce.cuh: reductions over the threads of a row, in one order for any number of threads.
+//
+//     using Reduce = BlockReduce<Row, float, /* values */ 1>;
+//     __shared__ Reduce::Buffers buffers;
+//     Reduce reduce{buffers};
+//     const float total = row_sum<Add<float>, Row>(reduce, [&](int v, float& sum) { ... });  // every thread gets it
+//
+// The order is a tree: while more than one part is left, the upper half is combined into the lower half; first the
+// vectors of a thread, then the warps lane by lane, last the lanes (shfl.sync.bfly). cub::BlockReduce and
+// cub::WarpReduce fix no order. An operation is a template of the type that sums are added in.
+#ifndef LNGEN_ROW_REDUCE_CUH
+#define LNGEN_ROW_REDUCE_CUH
+
+#include "lngen/numeric.cuh"
+
+namespace lngen {
+
 // Addition. The neutral element: x + -0.0 is x for every x, also for -0.0 (+0.0 would turn -0.0 into +0.0). But the sum
 // of nothing is +0.0.
-struct Add {
-    template <typename Real> static __device__ __forceinline__ Real neutral() { return static_cast<Real>(-0.0); }
-    template <typename Real> static __device__ __forceinline__ Real of(Real a, Real b) { return a + b; }
-    template <typename Real> static __device__ __forceinline__ Real of_nothing() { return 0; }
+template <typename Real> struct Add {
+    static __device__ __forceinline__ Real neutral() { return static_cast<Real>(-0.0); }
+    static __device__ __forceinline__ Real of(Real a, Real b) { return a + b; }
+    static __device__ __forceinline__ Real of_nothing() { return 0; }
 };
 
 // The maximum. The neutral element, and the maximum of nothing, is -infinity.
-struct Max {
-    template <typename Real> static __device__ __forceinline__ Real neutral() { return -__int_as_float(0x7f800000); }
-    template <typename Real> static __device__ __forceinline__ Real of(Real a, Real b) { return maximum(a, b); }
-    template <typename Real> static __device__ __forceinline__ Real of_nothing() { return neutral<Real>(); }
+template <typename Real> struct Max {
+    static __device__ __forceinline__ Real neutral() { return -__int_as_float(0x7f800000); }
+    static __device__ __forceinline__ Real of(Real a, Real b) { return maximum(a, b); }
+    static __device__ __forceinline__ Real of_nothing() { return neutral(); }
 };
 
 // The largest power of two below n.
@@ -48,7 +65,7 @@ template <typename Row> __device__ __forceinline__ void row_barrier() {
 
 // Reductions over the threads of a row that has at most a warp.
 template <typename Row> struct WarpReduce {
-    template <typename Op, int N, typename Real> __device__ __forceinline__ void threads(Real (&part)[N]) {
+    template <typename Op, int N, typename Real> __device__ __forceinline__ void threads(Real (&part)[N], Op) {
         reduce_lanes<Op, Row::THREADS>(part);
     }
 };
@@ -63,7 +80,7 @@ template <typename Row, typename Real, int MAX_VALUES> struct BlockReduce {
     int turn = 0;
     explicit __device__ __forceinline__ BlockReduce(Buffers& b) : buffers(b) {}
 
-    template <typename Op, int N> __device__ __forceinline__ void threads(Real (&part)[N]) {
+    template <typename Op, int N> __device__ __forceinline__ void threads(Real (&part)[N], Op) {
         auto& parts = buffers.parts[Row::group()][turn];
         for (int n = 0; n < N; ++n) parts[n][Row::thread()] = part[n];
         row_barrier<Row>();
@@ -85,10 +102,10 @@ __device__ __forceinline__ void thread_sums(Real (&sums)[N], int s, Term term) {
     #pragma unroll
     for (int v = 0; v < Row::PER_SEGMENT; ++v) {
         Real sum[N];
-        for (int n = 0; n < N; ++n) sum[n] = Op::template neutral<Real>();
+        for (int n = 0; n < N; ++n) sum[n] = Op::neutral();
         term(s * Row::PER_SEGMENT + v, sum);
         const bool holds = Row::holds(s * Row::PER_SEGMENT + v, 0);
-        for (int n = 0; n < N; ++n) vectors[n][v] = holds ? sum[n] : Op::template neutral<Real>();
+        for (int n = 0; n < N; ++n) vectors[n][v] = holds ? sum[n] : Op::neutral();
     }
     for (int n = 0; n < N; ++n) sums[n] = tree_reduce<Op, Row::PER_SEGMENT>(vectors[n]);
 }
@@ -97,5 +114,9 @@ __device__ __forceinline__ void thread_sums(Real (&sums)[N], int s, Term term) {
 template <typename Op, typename Row, int N, typename Real, typename Reduce, typename Term>
 __device__ __forceinline__ void row_sums(Real (&sums)[N], Reduce& reduce, Term term) {
     thread_sums<Op, Row>(sums, 0, term);
-    reduce.template threads<Op>(sums);
+    reduce.threads(sums, Op{});
 }
+
+}  // namespace lngen
+
+#endif

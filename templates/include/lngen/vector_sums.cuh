@@ -1,3 +1,18 @@
+// vector_sums.cuh: sums of a vector, by one block.
+//
+//     __shared__ float shared[THREADS];
+//     vector_sums<Add<float>, GROUPS, BLOCKS, INTERLEAVE, THREADS>(sums, shared, count, [&](long long i, float (&sum)[1]) {
+//         sum[0] = sum[0] + values[i];
+//     });
+//
+// The order is that of column sums: a grid of BLOCKS blocks of GROUPS row groups would add them so.
+#ifndef LNGEN_VECTOR_SUMS_CUH
+#define LNGEN_VECTOR_SUMS_CUH
+
+#include "lngen/row_reduce.cuh"
+
+namespace lngen {
+
 // Tree reduction of the COUNT numbers of shared memory from `numbers` on, by as many threads, of which this is thread
 // `i`: while more than one is left, the upper half is combined into the lower half. All threads of the block call it;
 // afterwards the result is in the first number.
@@ -17,12 +32,12 @@ template <typename Op, int GROUPS, int BLOCKS, int INTERLEAVE, int THREADS, int 
 __device__ __forceinline__ void vector_sums(Real (&sums)[N], Real* shared, long long count, Term term) {
     constexpr int TILE = THREADS / GROUPS;  // blocks at a time
     const int thread = threadIdx.x, block = thread / GROUPS;
-    for (int n = 0; n < N; ++n) sums[n] = Op::template neutral<Real>();
+    for (int n = 0; n < N; ++n) sums[n] = Op::neutral();
     #pragma unroll 1
     for (int tile = 0; tile < BLOCKS; tile += TILE) {
         const bool takes = block < TILE && tile + block < BLOCKS;
         Real group[N];
-        for (int n = 0; n < N; ++n) group[n] = Op::template neutral<Real>();
+        for (int n = 0; n < N; ++n) group[n] = Op::neutral();
         if (takes) {
             #pragma unroll 16
             for (long long i = tile * GROUPS + thread; i < count; i += GROUPS * BLOCKS) term(i, group);
@@ -42,7 +57,11 @@ __device__ __forceinline__ void vector_sums(Real (&sums)[N], Real* shared, long 
         shared[thread] = sums[n];
         __syncthreads();
         tree_reduce_shared<Op, INTERLEAVE>(shared, thread, true);
-        sums[n] = count == 0 ? Op::template of_nothing<Real>() : shared[0];
+        sums[n] = count == 0 ? Op::of_nothing() : shared[0];
         __syncthreads();
     }
 }
+
+}  // namespace lngen
+
+#endif

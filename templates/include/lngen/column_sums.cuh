@@ -1,3 +1,18 @@
+// column_sums.cuh: column sums of a block, stored as a row of partial sums.
+//
+//     share_column_sums<Row, 4>(shared, sums);  // between barriers of the block
+//     store_partial<Add<float>, Row, 4, EvictLastStore16>(partials + block * LEADING, shared);
+//
+// Each thread adds the rows that it sees, in registers; the row groups of a block are tree-reduced through shared
+// memory; finish.cuh adds the blocks. UNIT neighbours are moved together.
+#ifndef LNGEN_COLUMN_SUMS_CUH
+#define LNGEN_COLUMN_SUMS_CUH
+
+#include "lngen/row_reduce.cuh"
+#include "lngen/vector.cuh"
+
+namespace lngen {
+
 // Column sums of a block, stored as a row of partial sums. UNIT neighbours are moved together.
 template <typename Real, int UNIT> struct alignas(UNIT * sizeof(Real)) Unit { Real items[UNIT]; };
 
@@ -103,3 +118,7 @@ __device__ __forceinline__ void store_partial_vector(Real* partial, const Real (
         if (Row::holds(0, i)) write<Path, Row::ACCESS>(partial + Row::column(0, i), sums + i);
     }
 }
+
+}  // namespace lngen
+
+#endif

@@ -1,3 +1,16 @@
+// mbarrier.cuh: barriers in shared memory that count bytes: PTX mbarrier, cuda::barrier with a transaction count.
+//
+//     mbarrier_init(&full);                  // one thread
+//     mbarrier_init_fence();                 // then a barrier of all threads
+//     mbarrier_arrive_expect(&full, bytes);  // one thread, before it issues the copies
+//     mbarrier_wait(&full, parity);          // all threads; the parity alternates from 0
+//
+// A phase completes with one arrival and all bytes that it expects. Needs sm_90.
+#ifndef LNGEN_MBARRIER_CUH
+#define LNGEN_MBARRIER_CUH
+
+namespace lngen {
+
 // The 32-bit address of p in the shared window, as PTX takes it.
 __device__ __forceinline__ unsigned shared_address(const void* p) {
     return static_cast<unsigned>(__cvta_generic_to_shared(p));
@@ -36,3 +49,7 @@ __device__ __forceinline__ void mbarrier_wait(unsigned long long* barrier, unsig
         "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra again;\n}"
         :: "r"(shared_address(barrier)), "r"(parity) : "memory");
 }
+
+}  // namespace lngen
+
+#endif

@@ -1,0 +1,88 @@
+"""The device headers: what each provides, which ones a kernel includes, and the text that stands alone.
+
+The headers lie in ``templates/include/lngen``. An emitted kernel includes those that provide a name it uses. A header
+includes what it needs itself, and has an include guard, so each compiles alone and any number of kernels can share a
+translation unit.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+from lngen.config import data_dir
+
+PREFIX = "lngen/"  # of an include: #include "lngen/tma.cuh"
+
+# The names that each header declares in namespace lngen. A value of a graph takes none of them.
+PROVIDES = {
+    "cluster": "AcquireAll AcquireShared cluster_barrier cluster_rank remote_address send",
+    "column_sums": "Unit group_stride reduce_row_groups share_column_sums store_column_sums store_partial"
+    " store_partial_of_many store_partial_vector swizzled",
+    "cp_async": "CpAsyncStream cp_async",
+    "dynamic_tma": "ClusterDynamicTmaStream DynamicTmaRing DynamicTmaStream",
+    "exchange": "ClusterExchange",
+    "finish": "L2Load column_total interleaved_sums",
+    "grid_barrier": "grid_barrier",
+    "launch": "pdl_trigger pdl_wait",
+    "mbarrier": "mbarrier_arrive mbarrier_arrive_expect mbarrier_expect_more mbarrier_init mbarrier_init_fence"
+    " mbarrier_wait shared_address",
+    "numeric": "__nv_half2float bf16 bf16_from_f32 bf16_from_f64 copysign_of exponent f16 f16_from_f32 f16_from_f64"
+    " f32_from_bf16 f32_from_f16 f32_from_f16_at_use f32_from_f64 f64_from_bf16 f64_from_f16 f64_from_f32"
+    " materialised maximum minimum significand",
+    "preload": "bits_of vector_bits",
+    "row_layout": "Block Cluster ColumnLayout GroupedColumnLayout PartialRowLayout RowLayout",
+    "row_reduce": "Add BlockReduce Max WarpReduce half_of reduce_lanes row_barrier row_sums thread_sums tree_reduce",
+    "row_scheduler": "OneRow RowCounter StaticRows previous_stage",
+    "segments": "cluster_sums join_segments joined_sums multipass_segment_sums multipass_sums segment_size"
+    " segment_sums",
+    "tma": "TmaRing TmaStream tma_load tma_store tma_store_commit tma_store_fence tma_store_wait",
+    "unaligned_tma": "Span load_tail misalignment tma_load_span tma_store_span",
+    "vector": "Access EarlyLoad16 EarlyLoad2 EarlyLoad4 EarlyLoad8 EvictLastStore16 EvictLastStore4 EvictLastStore8"
+    " GlobalStore Load PlainLoad PlainStore ReadOnlyLoad RowLoad Vec Word load load_scalar packed prefetch_l2 store"
+    " widened write",
+    "vector_sums": "tree_reduce_shared vector_sums",
+}
+HEADER_OF = {name: header for header, names in PROVIDES.items() for name in names.split()}
+
+_COMMENT = re.compile(r"//.*")
+_WORD = re.compile(r"[A-Za-z_]\w*")
+_INCLUDE = re.compile(rf'^#include "{PREFIX}(\w+)\.cuh"\n', re.MULTILINE)
+
+
+@cache
+def text_of(header: str) -> str:
+    """The text of a header."""
+    return (data_dir("templates") / "include" / "lngen" / f"{header}.cuh").read_text(encoding="utf-8")
+
+
+def includes(code: str) -> str:
+    """The sorted include lines for CUDA ``code``: the headers that provide the names it uses."""
+    words = {*_WORD.findall(_COMMENT.sub("", code))}
+    headers = sorted({header for name, header in HEADER_OF.items() if name in words})
+    return "\n".join(f'#include "{PREFIX}{header}.cuh"' for header in headers)
+
+
+def included(text: str) -> dict[str, str]:
+    """Every header that ``text`` includes, directly or through another, by the name of its include.
+
+    A header follows those that it includes itself.
+    """
+    found: dict[str, str] = {}
+    for header in _INCLUDE.findall(text):
+        of_header = text_of(header)
+        found |= included(of_header) | {f"{PREFIX}{header}.cuh": of_header}
+    return found
+
+
+def bundled(text: str) -> str:
+    """``text`` with whole headers in place of its includes: one file that stands alone.
+
+    The headers keep their guards, so that several such files can be one translation unit.
+    """
+    first = _INCLUDE.search(text)
+    if not first:
+        return text
+    headers = (_INCLUDE.sub("", of_header) for of_header in included(text).values())
+    kernels = _INCLUDE.sub("", text[first.start() :]).lstrip()
+    return text[: first.start()] + "\n".join([*headers, kernels])
