@@ -22,7 +22,7 @@ from lngen.cli import cli
 from lngen.compile import Compilation, KernelSet
 from lngen.emit import emit
 from lngen.lower import lower
-from lngen.runtime import call
+from lngen.runtime import direction as calls
 from lngen.schedule import choose, parse_schedule, problem
 from lngen.spec import parse_spec
 from lngen.toolchain import compile_cubin, compile_ptx
@@ -135,10 +135,10 @@ def test_one_norm_runs_each_stage_once(counts: Counts, monkeypatch: pytest.Monke
         loaded.append(plan.name)
         return SimpleNamespace(plan=plan)
 
-    monkeypatch.setattr(call, "device_arch", lambda device: "sm_90")
-    monkeypatch.setattr(call, "live_gpu", lambda device: None)
-    monkeypatch.setattr(call, "Launcher", load)
-    monkeypatch.setattr(call, "row_counts", lambda facts, gpu: (1, 64, 4096))
+    monkeypatch.setattr(calls, "device_arch", lambda device: "sm_90")
+    monkeypatch.setattr(calls, "live_gpu", lambda device: None)
+    monkeypatch.setattr(calls, "Launcher", load)
+    monkeypatch.setattr(calls, "row_counts", lambda facts, gpu: (1, 64, 4096))
     norm = lngen.compile("layernorm", d=64, dtype="f16")
     for direction in ("fwd", "bwd"):
         assert norm.plan(direction).name in norm.source(direction)

@@ -12,7 +12,7 @@ from lngen.bench.timing import Launch
 from lngen.errors import MissingError
 from lngen.ir import DType
 from lngen.runtime.arrays import torch_dtypes
-from lngen.runtime.launch import device_count
+from lngen.runtime.launcher import device_count
 from lngen.version import install_hint
 
 Array = Any

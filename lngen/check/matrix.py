@@ -25,7 +25,7 @@ from lngen.ir import D, Graph, M, is_number_fold
 from lngen.ir.numerics import Array
 from lngen.lower import Plan
 from lngen.passes import extract
-from lngen.runtime.launch import Launcher, device_arch
+from lngen.runtime.launcher import Launcher, device_arch
 from lngen.runtime.numpy_arrays import launch_raw, raw
 from lngen.spec import Spec, parse_spec
 from lngen.toolchain import nvrtc_version

@@ -21,7 +21,7 @@ from lngen.ir import compute_dtype
 from lngen.ir.numerics import Array
 from lngen.lower import Plan
 from lngen.ptx import run_plan
-from lngen.runtime.launch import Launcher, device_arch, device_count
+from lngen.runtime.launcher import Launcher, device_arch, device_count
 from lngen.runtime.norm import Norm
 from lngen.runtime.numpy_arrays import launch_numpy
 from lngen.schedule import Schedule, fits, space

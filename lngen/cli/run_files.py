@@ -31,7 +31,7 @@ from lngen.interpret import interpret
 from lngen.ir import BF16, WIDE, D, DType, M, Value
 from lngen.ir.numerics import NUMPY_DTYPE, Array
 from lngen.ptx import run_plan
-from lngen.runtime.launch import device_arch, device_count
+from lngen.runtime.launcher import device_arch, device_count
 from lngen.runtime.numpy_arrays import run_numpy
 from lngen.spec import Spec, parse_spec
 

@@ -211,7 +211,7 @@ def _tune(
 
 def _frozen(specs: Sequence[Spec], rows: Sequence[int], files: tuple[Path, Path], views: Views, output: Output) -> None:
     """The locked schedules for this machine's GPU, or for any; the views show the database, locked or not."""
-    from lngen.runtime.launch import device_count, device_name
+    from lngen.runtime.launcher import device_count, device_name
     from lngen.tune.lock import existing, frozen
 
     path, lock_file = files

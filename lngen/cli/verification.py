@@ -196,7 +196,7 @@ class Run:
 
 def _kernels(text: str, device: str | None, cases: Sequence[Case]) -> Run:
     """lngen's own kernels."""
-    from lngen.runtime.launch import device_count
+    from lngen.runtime.launcher import device_count
 
     spec = parse_spec(text)
     gpus = device_count() if device != "cpu" else 0

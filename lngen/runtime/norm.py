@@ -20,7 +20,7 @@ from lngen.graphs import GRAPHS, Definition, GraphBuilder, definition_from, is_s
 from lngen.ir import DType, Graph
 from lngen.lower import Plan
 from lngen.runtime.arrays import library_of
-from lngen.runtime.call import Call
+from lngen.runtime.direction import Call
 from lngen.runtime.driver import capture_of
 from lngen.runtime.lock_file import Lock, read_lock
 from lngen.runtime.numpy_arrays import host_copy

@@ -15,7 +15,7 @@ from lngen.ir import Axis, Graph, Value
 from lngen.ir.numerics import NUMPY_DTYPE, Array
 from lngen.runtime.array_rules import check_layout, leading, replaced
 from lngen.runtime.arrays import FROM_NUMPY
-from lngen.runtime.launch import Launcher, device_arch
+from lngen.runtime.launcher import Launcher, device_arch
 
 # ---- on the interpreter ----
 

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from lngen.runtime.launch import device_count
+from lngen.runtime.launcher import device_count
 
 
 def visible_devices() -> tuple[str, ...]:

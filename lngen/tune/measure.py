@@ -11,7 +11,7 @@ from lngen.check.inputs import POISON
 from lngen.compile import Compilation
 from lngen.errors import LngenError
 from lngen.ir import WIDE
-from lngen.runtime.launch import Launcher, device_arch
+from lngen.runtime.launcher import Launcher, device_arch
 from lngen.spec import Spec
 from lngen.toolchain import nvrtc_version
 from lngen.tune.bits import Bits

@@ -150,7 +150,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("lngen.cli.cluster.import_module", missing)
     for name in ("check.matrix.conditions", "bench.torch_gpu.find_gpu", "aot.build.compile_ptx"):
         monkeypatch.setattr(f"lngen.{name}", missing, raising=False)
-    for name in ("runtime.launch", "cli.run_files", "bench.torch_gpu"):
+    for name in ("runtime.launcher", "cli.run_files", "bench.torch_gpu"):
         monkeypatch.setattr(f"lngen.{name}.device_count", lambda: 0)
     for name in ("job", "tuner"):
         monkeypatch.setattr(f"lngen.tune.{name}.visible_devices", lambda: ())

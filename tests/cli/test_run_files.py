@@ -16,7 +16,7 @@ from lngen.compile import KernelSet
 from lngen.interpret import interpret
 from lngen.ir import M
 from lngen.ir.numerics import Array
-from lngen.runtime.launch import device_count
+from lngen.runtime.launcher import device_count
 from lngen.spec import Spec, parse_spec
 
 FWD = "layernorm.fwd:d=64,dtype=f32"

@@ -28,7 +28,7 @@ from lngen.lower import lower
 from lngen.passes import backward
 from lngen.passes.order import rule_of, sharers
 from lngen.ptx import run_plan
-from lngen.runtime.call import Call
+from lngen.runtime.direction import Call
 from lngen.runtime.norm import Norm
 from lngen.schedule import Schedule, problem, space
 from lngen.spec import Spec, make_spec, parse_spec

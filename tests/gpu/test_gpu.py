@@ -25,7 +25,7 @@ from lngen.ir.numerics import NUMPY_DTYPE
 from lngen.lower import lower, requested_shared
 from lngen.runtime import Norm
 from lngen.runtime.driver import library
-from lngen.runtime.launch import Launcher, device_arch, live_gpu
+from lngen.runtime.launcher import Launcher, device_arch, live_gpu
 from lngen.runtime.numpy_arrays import launch_numpy, raw
 from lngen.schedule import Schedule, exists, problem, ranked
 from lngen.spec import parse_spec
@@ -665,20 +665,20 @@ def test_the_workspaces_of_graphs_that_are_gone_are_freed() -> None:
     """Graphs that exist keep theirs and give the right bits; the driver says a little later which ones are gone."""
     import torch
 
-    from lngen.runtime import launch
+    from lngen.runtime import launcher
 
     norm = runtime.compile("layernorm", d=1024)
     inputs, want = step(norm, 2000)
     begin = begun(norm, inputs)
     graph, results = captured(norm, *begin)
-    before = len(launch._of_graphs)
+    before = len(launcher._of_graphs)
     for _ in range(50):
         other, _ = captured(norm, *begin)
         other.replay()
         torch.cuda.synchronize()
         del other
         time.sleep(0.01)
-    assert len(launch._of_graphs) < before + 10
+    assert len(launcher._of_graphs) < before + 10
     graph.replay()
     torch.cuda.synchronize()
     assert_same(results, want)

@@ -13,7 +13,7 @@ import lngen
 from lngen.check.inputs import random_inputs
 from lngen.compile import Compilation
 from lngen.interpret import interpret
-from lngen.runtime.launch import device_count, device_name
+from lngen.runtime.launcher import device_count, device_name
 from lngen.spec import parse_spec
 from lngen.toolchain import compile_cubin
 from lngen.tune import database, lock

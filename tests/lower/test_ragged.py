@@ -22,8 +22,8 @@ from lngen.interpret import interpret
 from lngen.ir import WIDE, DType
 from lngen.lower import Plan, lower
 from lngen.ptx import run_plan
-from lngen.runtime import call
-from lngen.runtime.call import Call
+from lngen.runtime import direction as calls
+from lngen.runtime.direction import Call
 from lngen.schedule import Schedule, check, is_legal, problem, ranked
 from lngen.spec import Spec, parse_spec
 from mutants import edited, source_of, twin
@@ -244,11 +244,11 @@ class Launches:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, text: str, schedule: str) -> None:
         self.call = Call(parse_spec(text), schedule)
         self.forms: list[tuple[str, int]] = []
-        monkeypatch.setattr(call, "device_arch", lambda device: "sm_90")
-        monkeypatch.setattr(call, "live_gpu", lambda device: default_device())
+        monkeypatch.setattr(calls, "device_arch", lambda device: "sm_90")
+        monkeypatch.setattr(calls, "live_gpu", lambda device: default_device())
         monkeypatch.setattr(KernelSet, "cubin", lambda kernels, arch: SimpleNamespace(image=b"", resources={}))
-        monkeypatch.setattr(call, "Launcher", lambda plan, image, device, overlap: FakeLauncher(plan, self.forms))
-        monkeypatch.setattr(call, "library_of", lambda array, name: self)
+        monkeypatch.setattr(calls, "Launcher", lambda plan, image, device, overlap: FakeLauncher(plan, self.forms))
+        monkeypatch.setattr(calls, "library_of", lambda array, name: self)
 
     def __call__(self, strides: dict[str, int], pointers: dict[str, int], rows: int = 5) -> tuple[str, int]:
         """The form and access width of a call with those row strides and addresses."""

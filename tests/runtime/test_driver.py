@@ -28,7 +28,7 @@ from lngen.runtime.driver import (
     allow_shared,
     registers,
 )
-from lngen.runtime.launch import Launcher, _Arguments
+from lngen.runtime.launcher import Launcher, _Arguments
 from test_lower import PLANS, plan_of
 
 REFUSED = 719  # any CUresult but success

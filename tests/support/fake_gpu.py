@@ -19,7 +19,7 @@ import pytest
 from lngen.compile import KernelSet
 from lngen.ir import DType
 from lngen.lower import Kernel, Plan
-from lngen.runtime import arrays, driver, launch
+from lngen.runtime import arrays, driver, launcher
 from lngen.runtime.arrays import Layout
 
 
@@ -71,7 +71,7 @@ class FakeGpu:
         cuda = SimpleNamespace(Device=_Device, runtime=runtime, function=SimpleNamespace(Module=self._module))
         monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda))
         monkeypatch.setattr(driver, "library", lambda: self)
-        monkeypatch.setattr(launch, "device_count", lambda: 1)
+        monkeypatch.setattr(launcher, "device_count", lambda: 1)
         monkeypatch.setattr(KernelSet, "cubin", lambda kernels, arch: self._compile(kernels.plan))
         monkeypatch.setitem(arrays._BY_TYPE, FakeArray, self)
 

@@ -404,7 +404,7 @@ def test_a_warm_up_loads_what_is_locked_for_any_rows(tmp_path: Path, monkeypatch
     norm = lngen.compile("rmsnorm", d=64, dtype="f32", lock=path)
     asked: list[int | None] = []
     gpu = called(LOCKED[0].device)
-    monkeypatch.setattr("lngen.runtime.call.live_gpu", lambda device: gpu)
+    monkeypatch.setattr("lngen.runtime.direction.live_gpu", lambda device: gpu)
     monkeypatch.setattr(norm._forward, "launcher", lambda device, rows: asked.append(rows))
     norm._forward.warm(0)
     facts = problem(parse_spec(SPEC).graph(), 64)
@@ -412,7 +412,7 @@ def test_a_warm_up_loads_what_is_locked_for_any_rows(tmp_path: Path, monkeypatch
 
 
 def test_a_gpu_is_asked_for_the_schedule_of_its_name_and_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lngen.runtime import call as calls
+    from lngen.runtime import direction as calls
 
     made: list[tuple[str, int]] = []
 

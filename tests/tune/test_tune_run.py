@@ -526,8 +526,8 @@ def test_frozen_tunes_nothing(command: Fake, monkeypatch: pytest.MonkeyPatch) ->
         (4096, 4096, SCHEDULES[2]),
         (1, 4096, SCHEDULES[2]),
     ]
-    monkeypatch.setattr("lngen.runtime.launch.device_count", lambda: 1)
-    monkeypatch.setattr("lngen.runtime.launch.device_name", lambda device: "NVIDIA A100")
+    monkeypatch.setattr("lngen.runtime.launcher.device_count", lambda: 1)
+    monkeypatch.setattr("lngen.runtime.launcher.device_name", lambda device: "NVIDIA A100")
     done = call(SPEC, "--frozen")
     assert done.exit_code == 1
     assert "dtype=f32 on NVIDIA A100; run" in done.stderr

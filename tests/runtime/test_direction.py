@@ -19,8 +19,8 @@ from lngen.errors import ArrayError, MissingError
 from lngen.ir import BF16
 from lngen.ir.numerics import NUMPY_DTYPE
 from lngen.lower import Plan
-from lngen.runtime import call as calls
-from lngen.runtime import launch
+from lngen.runtime import direction as calls
+from lngen.runtime import launcher
 from lngen.runtime.arrays import CuPy, library_of
 from own_graphs import only_statistics
 from test_passes import gated
@@ -160,16 +160,16 @@ def test_rows_that_no_bulk_copy_fits(gpu: FakeGpu, stride: int, vec: int) -> Non
 
 def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     for count, device in ((0, 0), (1, 1), (1, -1)):
-        monkeypatch.setattr(launch, "device_count", lambda count=count: count)
+        monkeypatch.setattr(launcher, "device_count", lambda count=count: count)
         with pytest.raises(MissingError, match=f"GPU {device} is expected, but {count} are found; NumPy arrays"):
-            launch.device_arch(device)
-    monkeypatch.setattr(launch, "device_count", lambda: 0)
+            launcher.device_arch(device)
+    monkeypatch.setattr(launcher, "device_count", lambda: 0)
     with pytest.raises(MissingError, match="GPU 0 is expected"):
         runtime.compile("layernorm", d=64).warmup()
 
 
 def test_a_warm_up_is_for_any_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lngen.runtime.call.live_gpu", lambda device: default_device())
+    monkeypatch.setattr("lngen.runtime.direction.live_gpu", lambda device: default_device())
     norm = runtime.compile("layernorm", d=4096, dtype="bf16")
     asked: list[int | None] = []
     for call in (norm._forward, norm._backward):
