@@ -110,25 +110,22 @@ def benchmark(
             if seconds is not None and start - begin + longest > seconds:
                 break
             hooks.progress(len(tasks) - len(todo) + done, len(tasks), str(task))
-            points[point_of(task)] = _records(task, covering(task, providers), gpu, method, hooks.say)
+            able = covering(task, providers)
+            try:
+                with gpu.active():
+                    points[point_of(task)] = measure(task, able, gpu, method, hooks.say)
+            except Exception as error:  # a GPU error ends a task and is reported in its rows
+                points[point_of(task)] = [blank(task, p.name, f"failed: {describe(error)}") for p in able]
             done += 1
             hooks.keep(_flat(points))
             if not _alive(gpu):
                 hooks.say(f"{task}: the GPU no longer answers after this task; the run ends here.")
                 break
-            _tidy(gpu, enough)
+            gc.collect()  # reference cycles of the task
+            if gpu.memory()[0] < enough:  # not always, since allocation is slow
+                gpu.release()
             longest = max(longest, clock() - start)
     return Outcome(_flat(points), len(todo) - done)
-
-
-def _records(
-    task: Task, providers: Sequence[Provider], gpu: Gpu, method: Method, say: Callable[[str], None]
-) -> list[Record]:
-    try:
-        with gpu.active():
-            return measure(task, providers, gpu, method, say)
-    except Exception as error:  # a GPU error ends a task and is reported in its rows
-        return [blank(task, p.name, f"failed: {describe(error)}") for p in providers]
 
 
 def _finished(found: Sequence[Record], providers: Sequence[Provider]) -> bool:
@@ -146,13 +143,6 @@ def _alive(gpu: Gpu) -> bool:
     except Exception:  # after an illegal access, for example, this process cannot use the device
         return False
     return True
-
-
-def _tidy(gpu: Gpu, enough: int) -> None:
-    """Free reference cycles of a task, and cached memory only if it is large, since allocation is slow."""
-    gc.collect()
-    if gpu.memory()[0] < enough:
-        gpu.release()
 
 
 @contextlib.contextmanager
@@ -183,9 +173,22 @@ def measure(
     count, floor = _set_count(task, providers, gpu)
     cases = make_cases(task, count, gpu)
     prepared, notes = _prepare_all(providers, cases)
-    launches = {name: _unit(halves, count) for name, halves in prepared.items() if name not in notes}
-    found = _time(task, launches, count, gpu, method, say)
     latency = task.kind == LATENCY
+
+    def moved(drift: float) -> None:
+        say(f"{task}: {task.ceiling} moved by {drift:.1%}, the GPU is busy or throttling; the rounds are repeated.")
+
+    found = timing.time_side_by_side(
+        {name: _unit(halves, count) for name, halves in prepared.items() if name not in notes},
+        count,
+        gpu,
+        reference=task.ceiling,
+        rounds=method.rounds,
+        warm_ms=method.warm_ms,
+        replay_us=method.latency_us if latency else method.replay_us,
+        repeats=method.repeats,
+        moved=moved,
+    )
     notes |= {name: f"failed: {reason}" for name, reason in found.failures.items()}
     cold = latency or count * floor >= 2 * gpu.memory()[1]
     warm = "" if cold else f"warm: {count} sets are only {count * floor / 1e6:.0f} MB"
@@ -193,11 +196,9 @@ def measure(
     records = []
     for provider in providers:
         name = provider.name
+        schedule = "; ".join(dict.fromkeys(half.schedule for half in prepared.get(name, []) if half.schedule))
         record = blank(task, name, notes.get(name, warm))
-        record = replace(record, sets=count, drifted=found.drifted, repeats=found.repeats)
-        if name in prepared:
-            schedules = dict.fromkeys(half.schedule for half in prepared[name])
-            record = replace(record, schedule="; ".join(filter(None, schedules)))
+        record = replace(record, sets=count, drifted=found.drifted, repeats=found.repeats, schedule=schedule)
         if name in found.stats:
             record = _timed(record, found.stats[name], found.launches[name])
             if not latency:
@@ -205,27 +206,6 @@ def measure(
                 record = doubted(record, gpu.peak())
         records.append(record)
     return judge(records)
-
-
-def _time(
-    task: Task, launches: dict[str, Launch], count: int, gpu: Gpu, method: Method, say: Callable[[str], None]
-) -> timing.Timing:
-    """The launches of a task timed by the method, with the ceiling as the reference."""
-
-    def moved(drift: float) -> None:
-        say(f"{task}: {task.ceiling} moved by {drift:.1%}, the GPU is busy or throttling; the rounds are repeated.")
-
-    return timing.time_side_by_side(
-        launches,
-        count,
-        gpu,
-        reference=task.ceiling,
-        rounds=method.rounds,
-        warm_ms=method.warm_ms,
-        replay_us=method.latency_us if task.kind == LATENCY else method.replay_us,
-        repeats=method.repeats,
-        moved=moved,
-    )
 
 
 def _set_count(task: Task, providers: Sequence[Provider], gpu: Gpu) -> tuple[int, int]:

@@ -87,15 +87,28 @@ class Picture:
         """For a file's name."""
         return re.sub(r"[^\w.-]+", "-", "-".join([*self.key, self.rows.replace(" ", "")]))
 
-    @property
-    def title(self) -> str:
-        """For a reader."""
-        graph, direction, dtype = self.key
-        return f"{graph} {DIRECTIONS[direction]}, {dtype}, {self.rows}"
-
     def draw(self, figure: Any) -> None:
         """GB/s at the left, the fraction of the ceiling at the right."""
-        _draw(figure, self)
+        left, right = figure.subplots(1, 2)
+        shapes = sorted({(r.d, r.rows) for r in self.records})
+        places = {shape: float(shape[0] if self.line else i) for i, shape in enumerate(shapes)}
+        names = sorted(unique(r.provider for r in self.records), key=order)
+        colours = COLOURS | dict(zip([n for n in names if n.startswith(VARIANT)], cycle(SCHEDULES), strict=False))
+        for axes, value in ((left, "gb_s"), (right, "fraction")):
+            for name in names:
+                mine = [r for r in self.records if r.provider == name and getattr(r, value) is not None]
+                if not (name in CEILINGS and value == "fraction"):  # 1 everywhere, and drawn below
+                    points = [(places[r.d, r.rows], getattr(r, value), r.d) for r in mine]
+                    _series(axes, name, points, self.line, colours.get(name, OTHER))
+            _target(axes, self, places, value)
+            _axis(axes, shapes, places, self.line)
+            values = [getattr(r, value) for r in self.records if getattr(r, value) is not None]
+            (_speed_scale if value == "gb_s" else _fraction_scale)(axes, values)
+        left.set_title("GB/s of floor bytes", loc="left", fontsize=9)
+        right.set_title("fraction of the ceiling", loc="left", fontsize=9)
+        right.axhline(1.0, color=CEILING, linewidth=1.0, linestyle=(0, (4, 2)), zorder=1)
+        graph, direction, dtype = self.key
+        _title(figure, f"{graph} {DIRECTIONS[direction]}, {dtype}, {self.rows}", *left.get_legend_handles_labels())
 
 
 def check(path: Path) -> tuple[Any, Any]:
@@ -187,27 +200,9 @@ def _size_class(r: Record) -> str:
     return f"{size:.3g} MB per tensor"
 
 
-def _draw(figure: Any, picture: Picture) -> None:
-    left, right = figure.subplots(1, 2)
-    shapes = sorted({(r.d, r.rows) for r in picture.records})
-    places = {shape: float(shape[0] if picture.line else i) for i, shape in enumerate(shapes)}
-    names = sorted(unique(r.provider for r in picture.records), key=order)
-    colours = COLOURS | dict(zip([n for n in names if n.startswith(VARIANT)], cycle(SCHEDULES), strict=False))
-    for axes, value in ((left, "gb_s"), (right, "fraction")):
-        for name in names:
-            mine = [r for r in picture.records if r.provider == name and getattr(r, value) is not None]
-            if not (name in CEILINGS and value == "fraction"):  # 1 everywhere, and drawn below
-                points = [(places[r.d, r.rows], getattr(r, value), r.d) for r in mine]
-                _series(axes, name, points, picture.line, colours.get(name, OTHER))
-        _target(axes, picture, places, value)
-        _axis(axes, shapes, places, picture.line)
-        values = [getattr(r, value) for r in picture.records if getattr(r, value) is not None]
-        (_speed_scale if value == "gb_s" else _fraction_scale)(axes, values)
-    left.set_title("GB/s of floor bytes", loc="left", fontsize=9)
-    right.set_title("fraction of the ceiling", loc="left", fontsize=9)
-    right.axhline(1.0, color=CEILING, linewidth=1.0, linestyle=(0, (4, 2)), zorder=1)
-    handles, labels = left.get_legend_handles_labels()
-    figure.suptitle(picture.title, x=0.01, ha="left", fontsize=12, fontweight="bold")
+def _title(figure: Any, title: str, handles: Sequence[Any], labels: Sequence[str]) -> None:
+    """The title above, the legend below."""
+    figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=9)
 
 
@@ -329,8 +324,7 @@ class Overview:
             _graph_axis(axes, graphs, most)
         title = f"{len(graphs)} graphs, {self.dtype}: fraction of the ceiling"
         labels = [NAMES.get(name, name) for name in names]
-        figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
-        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=9)
+        _title(figure, title, handles, labels)
 
 
 def overviews(records: Sequence[Record]) -> list[Overview]:

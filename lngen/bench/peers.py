@@ -11,6 +11,7 @@ import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
+from typing import Any
 
 from lngen.bench.argument_sets import Case, Prepared, Tensors
 from lngen.bench.torch_gpu import Array
@@ -175,33 +176,46 @@ BOTH, FORWARD = ("fwd", "bwd"), ("fwd",)
 HALVES = (DType.F16, DType.BF16)
 
 
-def importable(module: str) -> bool:
-    """True for a module that can be imported: an extension may be installed and not fit the PyTorch beside it."""
-    try:
-        importlib.import_module(module)
-    except Exception:
-        return False
-    return True
-
-
 @dataclass(frozen=True)
 class Member:
-    """A graph that a library has: its module, and a function of module and case that prepares the call."""
+    """A graph that a library has: its module, and a function of module, tensors and spec that returns the outputs.
+
+    wide      gamma and beta must be float32; they are converted once, since no user would convert them per call
+    in_place  the call overwrites x by y and the residual by h; so it has arrays of its own, one set for a chain
+    """
 
     module: str
-    prepare: Callable[[ModuleType, Case], Prepared]
+    call: Callable[[ModuleType, Tensors, Spec], Any]
     directions: tuple[str, ...] = BOTH
     dtypes: tuple[DType, ...] = tuple(DType)
+    wide: bool = False
+    in_place: bool = False
 
+    def prepare(self, case: Case) -> Prepared:
+        """The call for a case; autograd differentiates it."""
+        module = importlib.import_module(self.module)
+        if self.in_place:
+            return self._in_place(module, case)
+        wide = {n: case.sets[0][n].float() for n in ("gamma", "beta")} if self.wide else {}
 
-def differentiable(
-    module: str,
-    make: Callable[[ModuleType, Case], Call],
-    directions: tuple[str, ...] = BOTH,
-    dtypes: tuple[DType, ...] = tuple(DType),
-) -> Member:
-    """A member that autograd differentiates; ``make`` returns a function of the inputs that returns the outputs."""
-    return Member(module, lambda m, case: autograd(case, make(m, case)), directions, dtypes)
+        def forward(t: Tensors) -> Sequence[Array]:
+            outputs = self.call(module, t | wide, case.spec)
+            return outputs if isinstance(outputs, tuple) else (outputs,)
+
+        return autograd(case, forward)
+
+    def _in_place(self, module: ModuleType, case: Case) -> Prepared:
+        sources = case.sets[:1] if case.chain else case.sets
+        own = [{name: t[name].clone() for name in case.inputs} for t in sources]
+
+        def launch(stream: int, index: int) -> None:
+            self.call(module, own[index % len(own)], case.spec)
+
+        def results(index: int) -> Tensors:
+            t = own[index % len(own)]
+            return {"y": t["x"], "h": t["residual"]}
+
+        return Prepared(launch, results)
 
 
 @dataclass
@@ -220,7 +234,12 @@ class Library:
     checked: bool = True
 
     def available(self) -> bool:
-        return installed(self.package) and (not self.extension or importable(self.extension))
+        if not installed(self.package):
+            return False
+        try:
+            return not self.extension or bool(importlib.import_module(self.extension))
+        except Exception:  # an extension may be installed and not fit the PyTorch beside it
+            return False
 
     def covers(self, spec: Spec) -> bool:
         member = self.members.get(spec.definition.name)
@@ -229,182 +248,115 @@ class Library:
         return spec.direction in member.directions and spec.dtype in member.dtypes
 
     def prepare(self, case: Case) -> Prepared:
-        member = self.members[case.spec.definition.name]
-        return member.prepare(importlib.import_module(member.module), case)
+        return self.members[case.spec.definition.name].prepare(case)
 
 
-def _quack_layernorm(m: ModuleType, case: Case) -> Call:
-    # The weights must be float32. They are converted once here, since no user would convert them per call.
-    weights = [case.sets[0][name].float() for name in ("gamma", "beta")]
-    return lambda t: (m.layernorm_fwd(t["x"], *weights, eps=case.spec.eps),)
+def _prenorm(t: Tensors, spec: Spec) -> dict[str, Any]:
+    """The arguments of a norm of a sum that also returns the sum."""
+    return {"residual": t["residual"], "eps": spec.eps, "prenorm": True}
 
 
-def _flashinfer_layernorm(m: ModuleType, case: Case) -> Call:
-    weights = [case.sets[0][name].float() for name in ("gamma", "beta")]  # which must be float32
-    return lambda t: (m.layernorm(t["x"], *weights, case.spec.eps),)
+OPS, QUACK, FLASH = "liger_kernel.ops", "quack.rmsnorm", "flash_attn.ops.triton.layer_norm"
+FAST_APEX, APEX_NORM = "apex.contrib.layer_norm.layer_norm", "apex.normalization.fused_layer_norm"
+APEX_NEEDS = "NVIDIA Apex with its CUDA extensions"
+NOT_IN_PLACE = 0.0, "llama", False  # offset, casting mode; in place, a backward would overwrite dy
 
-
-def _flashinfer_add_rmsnorm(m: ModuleType, case: Case) -> Prepared:
-    """In place: x becomes y, residual becomes h. So the call has arrays of its own, one set for a chain."""
-    sources = case.sets[:1] if case.chain else case.sets
-    own = [{name: t[name].clone() for name in ("x", "residual", "gamma")} for t in sources]
-
-    def launch(stream: int, index: int) -> None:
-        t = own[index % len(own)]
-        m.fused_add_rmsnorm(t["x"], t["residual"], t["gamma"], case.spec.eps)
-
-    def results(index: int) -> Tensors:
-        t = own[index % len(own)]
-        return {"y": t["x"], "h": t["residual"]}
-
-    return Prepared(launch, results)
-
-
-QUACK, FLASH = "quack.rmsnorm", "flash_attn.ops.triton.layer_norm"
-
+# fmt: off
 LIGER = Library(
-    "liger",
-    "liger-kernel",
-    "liger_kernel",
+    "liger", "liger-kernel", "liger_kernel",
     "autograd functions of liger_kernel.ops; RMSNorm with offset 0, casting mode llama, not in place",
     {
-        "layernorm": differentiable(
-            "liger_kernel.ops.layer_norm",
-            lambda m, c: lambda t: (m.LigerLayerNormFunction.apply(t["x"], t["gamma"], t["beta"], c.spec.eps),),
+        "layernorm": Member(
+            f"{OPS}.layer_norm", lambda m, t, s: m.LigerLayerNormFunction.apply(t["x"], t["gamma"], t["beta"], s.eps)
         ),
-        # The last argument: not in place, or backward would overwrite dy.
-        "rmsnorm": differentiable(
-            "liger_kernel.ops.rms_norm",
-            lambda m, c: lambda t: (m.LigerRMSNormFunction.apply(t["x"], t["gamma"], c.spec.eps, 0.0, "llama", False),),
+        "rmsnorm": Member(
+            f"{OPS}.rms_norm", lambda m, t, s: m.LigerRMSNormFunction.apply(t["x"], t["gamma"], s.eps, *NOT_IN_PLACE)
         ),
-        "add_rmsnorm": differentiable(
-            "liger_kernel.ops.fused_add_rms_norm",
-            lambda m, c: (
-                lambda t: m.LigerFusedAddRMSNormFunction.apply(
-                    t["x"], t["residual"], t["gamma"], c.spec.eps, 0.0, "llama", False
-                )
+        "add_rmsnorm": Member(
+            f"{OPS}.fused_add_rms_norm",
+            lambda m, t, s: m.LigerFusedAddRMSNormFunction.apply(
+                t["x"], t["residual"], t["gamma"], s.eps, *NOT_IN_PLACE
             ),
         ),
-        "dyt": differentiable(
-            "liger_kernel.ops.dyt",
-            lambda m, c: lambda t: (m.LigerDyTFunction.apply(t["x"], t["alpha"].reshape(1), t["gamma"], t["beta"]),),
+        "dyt": Member(
+            f"{OPS}.dyt",
+            lambda m, t, s: m.LigerDyTFunction.apply(t["x"], t["alpha"].reshape(1), t["gamma"], t["beta"]),
         ),
-        "softmax": differentiable(
-            "liger_kernel.ops.softmax", lambda m, c: lambda t: (m.LigerSoftmaxFunction.apply(t["x"]),)
-        ),
+        "softmax": Member(f"{OPS}.softmax", lambda m, t, s: m.LigerSoftmaxFunction.apply(t["x"])),
     },
 )
-
 QUACK_LIBRARY = Library(
-    "quack",
-    "quack-kernels",
-    "quack",
+    "quack", "quack-kernels", "quack",
     "quack.rmsnorm.rmsnorm, layernorm_fwd with weights in float32, converted once; softmax",
     {
-        "layernorm": differentiable(QUACK, _quack_layernorm, FORWARD),
-        "rmsnorm": differentiable(QUACK, lambda m, c: lambda t: (m.rmsnorm(t["x"], t["gamma"], eps=c.spec.eps),)),
-        "add_rmsnorm": differentiable(
-            QUACK,
-            lambda m, c: lambda t: m.rmsnorm(t["x"], t["gamma"], residual=t["residual"], eps=c.spec.eps, prenorm=True),
+        "layernorm": Member(
+            QUACK, lambda m, t, s: m.layernorm_fwd(t["x"], t["gamma"], t["beta"], eps=s.eps), FORWARD, wide=True
         ),
-        "softmax": differentiable("quack.softmax", lambda m, c: lambda t: (m.softmax(t["x"]),)),
+        "rmsnorm": Member(QUACK, lambda m, t, s: m.rmsnorm(t["x"], t["gamma"], eps=s.eps)),
+        "add_rmsnorm": Member(QUACK, lambda m, t, s: m.rmsnorm(t["x"], t["gamma"], **_prenorm(t, s))),
+        "softmax": Member("quack.softmax", lambda m, t, s: m.softmax(t["x"])),
     },
 )
-
 FLASH_ATTN = Library(
-    "flash-attn",
-    "flash-attn",
-    "flash_attn",
+    "flash-attn", "flash-attn", "flash_attn",
     "flash_attn.ops.triton.layer_norm: layer_norm_fn and rms_norm_fn, with a residual prenorm",
     {
-        "layernorm": differentiable(
-            FLASH, lambda m, c: lambda t: (m.layer_norm_fn(t["x"], t["gamma"], t["beta"], eps=c.spec.eps),)
+        "layernorm": Member(FLASH, lambda m, t, s: m.layer_norm_fn(t["x"], t["gamma"], t["beta"], eps=s.eps)),
+        "rmsnorm": Member(FLASH, lambda m, t, s: m.rms_norm_fn(t["x"], t["gamma"], None, eps=s.eps)),
+        "add_layernorm": Member(
+            FLASH, lambda m, t, s: m.layer_norm_fn(t["x"], t["gamma"], t["beta"], **_prenorm(t, s))
         ),
-        "rmsnorm": differentiable(
-            FLASH, lambda m, c: lambda t: (m.rms_norm_fn(t["x"], t["gamma"], None, eps=c.spec.eps),)
-        ),
-        "add_layernorm": differentiable(
-            FLASH,
-            lambda m, c: (
-                lambda t: m.layer_norm_fn(
-                    t["x"], t["gamma"], t["beta"], residual=t["residual"], eps=c.spec.eps, prenorm=True
-                )
-            ),
-        ),
-        "add_rmsnorm": differentiable(
-            FLASH,
-            lambda m, c: (
-                lambda t: m.rms_norm_fn(t["x"], t["gamma"], None, residual=t["residual"], eps=c.spec.eps, prenorm=True)
-            ),
-        ),
+        "add_rmsnorm": Member(FLASH, lambda m, t, s: m.rms_norm_fn(t["x"], t["gamma"], None, **_prenorm(t, s))),
     },
 )
-
 MAMBA = Library(
-    "mamba",
-    "mamba-ssm",
-    "mamba_ssm",
+    "mamba", "mamba-ssm", "mamba_ssm",
     "mamba_ssm.ops.triton.layernorm_gated.rmsnorm_fn, flash-attn's kernels with a SiLU gate behind the norm",
     {
-        "gated_rmsnorm": differentiable(
+        "gated_rmsnorm": Member(
             "mamba_ssm.ops.triton.layernorm_gated",
-            lambda m, c: lambda t: (m.rmsnorm_fn(t["x"], t["gamma"], None, z=t["z"], eps=c.spec.eps),),
+            lambda m, t, s: m.rmsnorm_fn(t["x"], t["gamma"], None, z=t["z"], eps=s.eps),
         ),
     },
 )
-
 FLASHINFER = Library(
-    "flashinfer",
-    "flashinfer-python",
-    "flashinfer",
+    "flashinfer", "flashinfer-python", "flashinfer",
     "flashinfer.norm: rmsnorm, layernorm with weights in float32, converted once, fused_add_rmsnorm in place; "
     "it decides about programmatic launch",
     {
-        "layernorm": differentiable("flashinfer.norm", _flashinfer_layernorm, FORWARD, (DType.BF16,)),
-        "rmsnorm": differentiable(
-            "flashinfer.norm", lambda m, c: lambda t: (m.rmsnorm(t["x"], t["gamma"], c.spec.eps),), FORWARD, HALVES
+        "layernorm": Member(
+            "flashinfer.norm", lambda m, t, s: m.layernorm(t["x"], t["gamma"], t["beta"], s.eps),
+            FORWARD, (DType.BF16,), wide=True,
         ),
-        "add_rmsnorm": Member("flashinfer.norm", _flashinfer_add_rmsnorm, FORWARD, HALVES),
+        "rmsnorm": Member("flashinfer.norm", lambda m, t, s: m.rmsnorm(t["x"], t["gamma"], s.eps), FORWARD, HALVES),
+        "add_rmsnorm": Member(
+            "flashinfer.norm", lambda m, t, s: m.fused_add_rmsnorm(t["x"], t["residual"], t["gamma"], s.eps),
+            FORWARD, HALVES, in_place=True,
+        ),
     },
 )
-
-FAST_APEX = "apex.contrib.layer_norm.layer_norm"
-APEX_NORM = "apex.normalization.fused_layer_norm"
-APEX_NEEDS = "NVIDIA Apex with its CUDA extensions"
-
 APEX_FAST = Library(
-    "apex-fast",
-    APEX_NEEDS,
-    "apex",
-    "FastLayerNormFN",
+    "apex-fast", APEX_NEEDS, "apex", "FastLayerNormFN",
     {
-        "layernorm": differentiable(
-            FAST_APEX, lambda m, c: lambda t: (m.FastLayerNormFN.apply(t["x"], t["gamma"], t["beta"], c.spec.eps),)
+        "layernorm": Member(
+            FAST_APEX, lambda m, t, s: m.FastLayerNormFN.apply(t["x"], t["gamma"], t["beta"], s.eps)
         ),
     },
-    extension=FAST_APEX,
+    FAST_APEX,
 )
-
 APEX = Library(
-    "apex",
-    APEX_NEEDS,
-    "apex",
-    "FusedLayerNormAffineFunction, FusedRMSNormAffineFunction",
+    "apex", APEX_NEEDS, "apex", "FusedLayerNormAffineFunction, FusedRMSNormAffineFunction",
     {
-        "layernorm": differentiable(
+        "layernorm": Member(
             APEX_NORM,
-            lambda m, c: (
-                lambda t: (
-                    m.FusedLayerNormAffineFunction.apply(t["x"], t["gamma"], t["beta"], (c.spec.d,), c.spec.eps),
-                )
-            ),
+            lambda m, t, s: m.FusedLayerNormAffineFunction.apply(t["x"], t["gamma"], t["beta"], (s.d,), s.eps),
         ),
-        "rmsnorm": differentiable(
-            APEX_NORM,
-            lambda m, c: lambda t: (m.FusedRMSNormAffineFunction.apply(t["x"], t["gamma"], (c.spec.d,), c.spec.eps),),
+        "rmsnorm": Member(
+            APEX_NORM, lambda m, t, s: m.FusedRMSNormAffineFunction.apply(t["x"], t["gamma"], (s.d,), s.eps)
         ),
     },
-    extension="fused_layer_norm_cuda",
+    "fused_layer_norm_cuda",
 )
+# fmt: on
 
 LIBRARIES = (LIGER, QUACK_LIBRARY, FLASH_ATTN, MAMBA, FLASHINFER, APEX_FAST, APEX)

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import ctypes
 import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
+from lngen.bench import timing
 from lngen.bench.argument_sets import MEAN, Case, Prepared, Provider
 from lngen.bench.peers import LIBRARIES, Torch
 from lngen.bench.records import OWN, VARIANT
 from lngen.bench.tasks import CEILINGS, MOVES, OVERLAPPED, ceiling_bytes, ceiling_of
-from lngen.bench.timing import fastest
 from lngen.bench.torch_gpu import Array
 from lngen.compile import Compilation
 from lngen.errors import LngenError, MissingError
@@ -64,17 +63,17 @@ def select(
         if not providers[name].available():
             needs = providers[name].needs
             raise MissingError(f"The provider '{name}' needs {needs}, which is not installed.")
-    named = names or [n for n, p in providers.items() if p.checked and p.available() and n not in ON_REQUEST]
-    in_turn = OVERLAPPING not in (*named, *asked)
-    ceilings = [n for n, p in providers.items() if not p.checked and p.available()]
-    ceilings = [n for n in ceilings if not (in_turn and n.endswith(OVERLAPPED))]
-    wanted = {
-        *named,
-        *ceilings,
-        *asked,
-        *(VARIANT + text for text in schedules),
-    }
-    return [p for name, p in providers.items() if name in wanted]
+    in_turn = OVERLAPPING not in (*names, *asked)
+    own = [VARIANT + text for text in schedules]
+
+    def wanted(name: str, provider: Provider) -> bool:
+        if name in (*names, *asked, *own):
+            return True
+        if provider.checked:
+            return not names and name not in ON_REQUEST and provider.available()
+        return provider.available() and not (in_turn and name.endswith(OVERLAPPED))
+
+    return [p for name, p in providers.items() if wanted(name, p)]
 
 
 class Lngen:
@@ -137,25 +136,6 @@ def buffers(case: Case) -> list[list[Array]]:
     return [first, *([a.clone() for a in first] for _ in case.sets[1:])]
 
 
-def copy(out: Array, x: Array) -> None:
-    """``out = x``, by PyTorch's copy, which is the driver's."""
-    out.copy_(x)
-
-
-def scale(out: Array, x: Array) -> None:
-    """``out = 1 * x``, an elementwise kernel that copies."""
-    import torch
-
-    torch.mul(x, 1, out=out)
-
-
-def add(out: Array, x: Array, y: Array) -> None:
-    """``out = x + y``."""
-    import torch
-
-    torch.add(x, y, out=out)
-
-
 class Ceiling:
     """A copy or an addition, by its name, or one after the other for forward and backward as one unit (``copy+add``).
 
@@ -176,13 +156,24 @@ class Ceiling:
         return ceiling_of(spec) in self.name.split("+")
 
     def prepare(self, case: Case) -> Prepared:
+        import torch
+
         arrays = buffers(case)
-        ways = [copy, scale] if ceiling_of(case.spec) == "copy" else [add]
+        copies = ceiling_of(case.spec) == "copy"
 
-        def launch(way: Callable[..., None], stream: int, index: int) -> None:
-            way(*arrays[index])
+        def by_driver(stream: int, index: int) -> None:
+            out, x = arrays[index]
+            out.copy_(x)
 
-        return Prepared(fastest([partial(launch, way) for way in ways], len(arrays), case.gpu), lambda index: {})
+        def elementwise(stream: int, index: int) -> None:
+            out, *read = arrays[index]
+            if copies:
+                torch.mul(*read, 1, out=out)
+            else:
+                torch.add(*read, out=out)
+
+        ways = [by_driver, elementwise] if copies else [elementwise]
+        return Prepared(timing.fastest(ways, len(arrays), case.gpu), lambda index: {})
 
 
 # ---- ceilings whose calls overlap ----
@@ -230,8 +221,8 @@ __device__ void stream(uint4* out, const uint4* a, const uint4* b, long long byt
 """
 KERNEL = """
 extern "C" __global__ void __launch_bounds__(THREADS) {name}(
-    uint4* out, {parameters}, long long bytes) {{
-    stream<{inputs}, {words}, {early}>(out, {arguments}, bytes);
+    uint4* out, const uint4* a{second}, long long bytes) {{
+    stream<{template}>(out, a, {b}, bytes);
 }}
 """
 
@@ -254,15 +245,9 @@ class Variant:
         return max(1, -(-nbytes // (16 * THREADS * self.words)))
 
     def __str__(self) -> str:
-        letters = "ab"[: self.inputs]
-        return KERNEL.format(
-            name=self.name,
-            parameters=", ".join(f"const uint4* {c}" for c in letters),
-            inputs=self.inputs,
-            words=self.words,
-            early=str(self.early).lower(),
-            arguments=", ".join((letters * 2)[:2]),
-        )
+        second, b = (", const uint4* b", "b") if self.inputs == 2 else ("", "a")
+        template = f"{self.inputs}, {self.words}, {str(self.early).lower()}"
+        return KERNEL.format(name=self.name, second=second, template=template, b=b)
 
 
 def variants(move: str) -> list[Variant]:
@@ -311,26 +296,24 @@ class OverlappedCeiling:
             module.load(compile_cubin(source(self._move), device_arch(device), name=f"{self.name}.cu").image)
         arrays = buffers(case)
         nbytes = len(arrays[0][0]) * case.spec.dtype.size
-        values = [[*(a.data_ptr() for a in held), nbytes] for held in arrays]
-        launches = []
-        for variant in variants(self._move):
-            function = module.get_function(variant.name).ptr
-            calls = [_Call(function, variant.blocks(nbytes), v, self.name) for v in values]
-            launches.append(partial(_launch, module, calls, arrays))
-        return Prepared(fastest(launches, len(case.sets), case.gpu), lambda index: {})
+        launches = [_early_launch(module, variant, arrays, nbytes, self.name) for variant in variants(self._move)]
+        return Prepared(timing.fastest(launches, len(case.sets), case.gpu), lambda index: {})
 
 
-def _launch(module: Any, calls: Sequence[_Call], arrays: Sequence[Any], stream: int, index: int) -> None:
-    """The launch of a set; keeps ``module`` and ``arrays`` alive, which the kernels use."""
-    calls[index].launch(stream)
-
-
-class _Call:
-    """A kernel with all its arguments, of 8 bytes each."""
-
-    def __init__(self, function: int, blocks: int, values: Sequence[int], name: str) -> None:
-        self._values = (ctypes.c_longlong * len(values))(*values)  # the table points into it
-        base = ctypes.addressof(self._values)
+def _early_launch(
+    module: Any, variant: Variant, arrays: Sequence[Sequence[Array]], nbytes: int, name: str
+) -> timing.Launch:
+    """A kernel of the module with the arguments of each set, all of 8 bytes; keeps alive what the kernel uses."""
+    function, early = module.get_function(variant.name).ptr, {PROGRAMMATIC_STREAM_SERIALIZATION: 1}
+    calls, held = [], []
+    for each in arrays:
+        values = (ctypes.c_longlong * (len(each) + 1))(*(a.data_ptr() for a in each), nbytes)
+        base = ctypes.addressof(values)
         table = (ctypes.c_void_p * len(values))(*range(base, base + 8 * len(values), 8))
-        early = {PROGRAMMATIC_STREAM_SERIALIZATION: 1}
-        self.launch = Launch(function, (blocks, 1), THREADS, 0, early, table, name)
+        held.append((values, each))  # the table points into the values
+        calls.append(Launch(function, (variant.blocks(nbytes), 1), THREADS, 0, early, table, name))
+
+    def launch(stream: int, index: int, keep: Any = (module, held)) -> None:
+        calls[index](stream)
+
+    return launch

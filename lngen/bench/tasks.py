@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 
+import numpy as np
+
 from lngen.errors import SpecError, short
 from lngen.graphs import GRAPH_ENDING, GRAPHS
 from lngen.ir import WIDE, DType, Graph, Value
@@ -213,12 +215,9 @@ def target_fraction(direction: str, dtype: str, tensor_bytes: int, d: int) -> fl
     sizes = sorted(FRACTIONS)
     if direction not in FRACTIONS[sizes[0]] or dtype not in TARGET_DTYPES or tensor_bytes < SLACK * sizes[0]:
         return None
-    place = min(max(tensor_bytes, sizes[0]), sizes[-1])
-    upper = next(size for size in sizes if size >= place)
-    lower = max((size for size in sizes if size < upper), default=upper)
-    share = 1.0 if upper == lower else math.log(place / lower) / math.log(upper / lower)
-    low, high = FRACTIONS[lower][direction], FRACTIONS[upper][direction]
-    return round((low + share * (high - low)) * (1.0 if d % REGULAR == 0 else IRREGULAR), 4)
+    logs, fractions = [math.log(size) for size in sizes], [FRACTIONS[size][direction] for size in sizes]
+    fraction = float(np.interp(math.log(tensor_bytes), logs, fractions))
+    return round(fraction * (1.0 if d % REGULAR == 0 else IRREGULAR), 4)
 
 
 # ---- named grids of shapes, pairs of rows and D ----

@@ -42,7 +42,7 @@ class Gpu:
     def __init__(self) -> None:
         import torch
 
-        self.device = torch.device("cuda", torch.cuda.current_device())
+        self.torch, self.device = torch, torch.device("cuda", torch.cuda.current_device())
         self._stream = torch.cuda.Stream(self.device)
 
     @property
@@ -53,36 +53,26 @@ class Gpu:
     @property
     def name(self) -> str:
         """As the driver names it."""
-        import torch
-
-        return str(torch.cuda.get_device_name(self.device))
+        return str(self.torch.cuda.get_device_name(self.device))
 
     @contextmanager
     def active(self) -> Iterator[None]:
         """Make the stream PyTorch's current one."""
-        import torch
-
-        with torch.cuda.stream(self._stream):
+        with self.torch.cuda.stream(self._stream):
             yield
 
     def stream(self) -> int:
         """PyTorch's current stream, as a pointer."""
-        import torch
-
-        return int(torch.cuda.current_stream(self.device).cuda_stream)
+        return int(self.torch.cuda.current_stream(self.device).cuda_stream)
 
     def synchronize(self) -> None:
         """Wait for all work."""
-        import torch
-
-        torch.cuda.synchronize(self.device)
+        self.torch.cuda.synchronize(self.device)
 
     def memory(self) -> tuple[int, int]:
         """Free bytes, and bytes of the L2 cache."""
-        import torch
-
-        properties = torch.cuda.get_device_properties(self.device)
-        return int(torch.cuda.mem_get_info(self.device)[0]), int(getattr(properties, "L2_cache_size", 64 << 20))
+        properties = self.torch.cuda.get_device_properties(self.device)
+        return int(self.torch.cuda.mem_get_info(self.device)[0]), int(getattr(properties, "L2_cache_size", 64 << 20))
 
     def peak(self) -> float:
         """10^9 bytes per second that the memory can move at most: two transfers a clock over the whole bus.
@@ -98,31 +88,23 @@ class Gpu:
 
     def release(self) -> None:
         """Return cached memory."""
-        import torch
-
-        torch.cuda.empty_cache()
+        self.torch.cuda.empty_cache()
 
     def empty(self, shape: Sequence[int], dtype: DType) -> Array:
         """A new array."""
-        import torch
-
-        return torch.empty(tuple(shape), dtype=torch_dtypes()[dtype], device=self.device)
+        return self.torch.empty(tuple(shape), dtype=torch_dtypes()[dtype], device=self.device)
 
     def normal(self, shape: Sequence[int], dtype: DType, mean: float, seed: int, *, positive: bool = False) -> Array:
         """A new array of normal numbers with standard deviation 1, made positive as ``lngen.check.inputs`` does."""
-        import torch
-
-        generator = torch.Generator(device=self.device)
+        generator = self.torch.Generator(device=self.device)
         generator.manual_seed(seed)
-        values = torch.randn(tuple(shape), generator=generator, dtype=torch.float32, device=self.device).add_(mean)
+        values = self.torch.randn(tuple(shape), generator=generator, device=self.device).add_(mean)
         return (values.abs_().add_(0.25) if positive else values).to(torch_dtypes()[dtype])
 
     def capture(self, launch: Launch, indices: Sequence[int]) -> Any:
         """A replayable graph of one launch per index."""
-        import torch
-
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=self._stream):
+        graph = self.torch.cuda.CUDAGraph()
+        with self.torch.cuda.graph(graph, stream=self._stream):
             stream = self.stream()
             for index in indices:
                 launch(stream, index)
@@ -130,9 +112,7 @@ class Gpu:
 
     def elapsed(self, graphs: Sequence[Any]) -> list[float]:
         """Replay the graphs in the given order, back to back; milliseconds of each."""
-        import torch
-
-        pairs = [tuple(torch.cuda.Event(enable_timing=True) for _ in range(2)) for _ in graphs]
+        pairs = [tuple(self.torch.cuda.Event(enable_timing=True) for _ in range(2)) for _ in graphs]
         with self.active():
             for graph, (start, end) in zip(graphs, pairs, strict=True):
                 start.record()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from types import ModuleType
 from typing import Any
 
@@ -86,48 +87,28 @@ def _gather(call: Call, graph: Graph, value: Value, x: Tensor) -> Tensor:
     return x.reshape(tuple(call.size[axis] for axis in value.type.axes))
 
 
-# ---- meanings that are more than one call ----
+# ---- meanings ----
+
+# Functions of PyTorch's of as many operands as the op: those of its name, and those of another.
+SAME = ("abs", "erf", "exp", "exp2", "log", "maximum", "minimum", "relu", "rsqrt", "sigmoid", "sqrt", "tanh")
+RENAMED = {
+    "rint": "round",  # half to even
+    "normal_cdf": "special.ndtr",
+    "gelu": "nn.functional.gelu",
+    "silu": "nn.functional.silu",
+}
+REDUCTIONS = {"reduce_mean": "mean", "reduce_sum": "sum", "reduce_max": "amax"}
+SOFTPLUS_LINEAR = 40.0  # beyond it log(1 + exp(x)) is x in float64
 
 
-def _unary(function: Callable[[ModuleType], Callable[[Tensor], Tensor]]) -> Meaning:
+def _called(name: str) -> Meaning:
     """The meaning of an op that is one function of PyTorch's."""
-    return lambda c, e, a: function(c.torch)(c.tensor(a[0], e))
+    return lambda c, e, a: attrgetter(name)(c.torch)(*(c.tensor(x, e) for x in a))
 
 
-def _binary(function: Callable[[ModuleType], Callable[[Tensor, Tensor], Tensor]]) -> Meaning:
-    return lambda c, e, a: function(c.torch)(c.tensor(a[0], e), c.tensor(a[1], e))
-
-
-def _cast(c: Call, e: Eqn, a: tuple[Tensor, ...]) -> Tensor:
-    return c.tensor(a[0], e).to(c.dtypes[e.out.type.dtype])
-
-
-def _expand(c: Call, e: Eqn, a: tuple[Tensor, ...]) -> Tensor:
-    return c.tensor(a[0], e).expand(_spread(e.out, c.size))
-
-
-def _along(c: Call, e: Eqn, x: Tensor) -> tuple[Tensor, int]:
-    """The operand of a reduction and the dimension that it reduces."""
-    return c.tensor(x, e), WIDE.index(e.axis)
-
-
-def _sum(c: Call, e: Eqn, x: Tensor) -> Tensor:
-    terms, place = _along(c, e, x)
-    return terms.sum(dim=place, keepdim=True)
-
-
-def _mean(c: Call, e: Eqn, a: tuple[Tensor, ...]) -> Tensor:
-    terms, place = _along(c, e, a[0])
-    return terms.mean(dim=place, keepdim=True)
-
-
-def _max(c: Call, e: Eqn, a: tuple[Tensor, ...]) -> Tensor:
-    terms, place = _along(c, e, a[0])
-    return terms.amax(dim=place, keepdim=True)
-
-
-def _clamp(c: Call, e: Eqn, a: tuple[Tensor, ...]) -> Tensor:
-    return c.torch.clamp(c.tensor(a[0], e), e.attr("low"), e.attr("high"))
+def _reduced(method: str) -> Meaning:
+    """The meaning of a reduction, by the name of a tensor's method."""
+    return lambda c, e, a: getattr(c.tensor(a[0], e), method)(dim=WIDE.index(e.axis), keepdim=True)
 
 
 def _where(c: Call, chosen: Tensor, x: Tensor, y: Tensor, e: Eqn) -> Tensor:
@@ -137,13 +118,14 @@ def _where(c: Call, chosen: Tensor, x: Tensor, y: Tensor, e: Eqn) -> Tensor:
     return c.torch.where(chosen, c.tensor(x, e), c.tensor(y, e))
 
 
-SOFTPLUS_LINEAR = 40.0  # beyond it log(1 + exp(x)) is x in float64
-
 MEANINGS: dict[str, Meaning] = {
+    **{op: _called(name) for op, name in {**dict(zip(SAME, SAME, strict=True)), **RENAMED}.items()},
+    **{op: _reduced(method) for op, method in REDUCTIONS.items()},
+    "reduce_dot": lambda c, e, a: _reduced("sum")(c, e, (a[0] * a[1],)),
     "const": lambda c, e, a: float(e.value),
     "size": lambda c, e, a: float(c.size[e.axis]),
-    "cast": _cast,
-    "expand": _expand,
+    "cast": lambda c, e, a: c.tensor(a[0], e).to(c.dtypes[e.out.type.dtype]),
+    "expand": lambda c, e, a: c.tensor(a[0], e).expand(_spread(e.out, c.size)),
     "detach": lambda c, e, a: c.tensor(a[0], e).detach(),
     "neg": lambda c, e, a: -a[0],
     "add": lambda c, e, a: a[0] + a[1],
@@ -151,30 +133,10 @@ MEANINGS: dict[str, Meaning] = {
     "mul": lambda c, e, a: a[0] * a[1],
     "div": lambda c, e, a: a[0] / a[1],
     "fma": lambda c, e, a: a[0] * a[1] + a[2],
-    "maximum": _binary(lambda t: t.maximum),
-    "minimum": _binary(lambda t: t.minimum),
-    "clamp": _clamp,
-    "relu": _unary(lambda t: t.relu),
-    "abs": _unary(lambda t: t.abs),
-    "rint": _unary(lambda t: t.round),  # half to even
+    "clamp": lambda c, e, a: c.torch.clamp(c.tensor(a[0], e), e.attr("low"), e.attr("high")),
     "select_gt": lambda c, e, a: _where(c, a[0] > a[1], a[2], 0.0, e),
     "select_eq": lambda c, e, a: _where(c, a[0] == a[1], a[2], 0.0, e),
     "where_gt": lambda c, e, a: _where(c, a[0] > a[1], a[2], a[3], e),
-    "sqrt": _unary(lambda t: t.sqrt),
-    "rsqrt": _unary(lambda t: t.rsqrt),
-    "exp": _unary(lambda t: t.exp),
-    "exp2": _unary(lambda t: t.exp2),
-    "log": _unary(lambda t: t.log),
-    "tanh": _unary(lambda t: t.tanh),
-    "sigmoid": _unary(lambda t: t.sigmoid),
-    "erf": _unary(lambda t: t.erf),
-    "normal_cdf": _unary(lambda t: t.special.ndtr),
-    "gelu": _unary(lambda t: t.nn.functional.gelu),
     "gelu_tanh": lambda c, e, a: c.torch.nn.functional.gelu(c.tensor(a[0], e), approximate="tanh"),
-    "silu": _unary(lambda t: t.nn.functional.silu),
     "softplus": lambda c, e, a: c.torch.nn.functional.softplus(c.tensor(a[0], e), threshold=SOFTPLUS_LINEAR),
-    "reduce_mean": _mean,
-    "reduce_sum": lambda c, e, a: _sum(c, e, a[0]),
-    "reduce_dot": lambda c, e, a: _sum(c, e, a[0] * a[1]),
-    "reduce_max": _max,
 }

@@ -66,7 +66,7 @@ def test_a_figure_per_direction_shows_peers_ceiling_and_target(tmp_path: Path) -
 
     (picture,) = figures.pictures(judge(forward))
     figure = Figure()
-    figures._draw(figure, picture)
+    picture.draw(figure)
     (legend,) = figure.legends
     assert [t.get_text() for t in legend.get_texts()] == ["lngen", "torch.compile", "copy (ceiling)", "target"]
     left, right = figure.axes
@@ -121,7 +121,7 @@ def test_fractions_have_one_linear_scale(tmp_path: Path) -> None:
     for most, top in ((0.98, 1.1), (1.2, 1.22)):
         figure = Figure()
         records = [bench_record("lngen", d=d, gb_s=9.0, fraction=f) for d, f in ((256, 0.3), (512, most), (1024, 0.9))]
-        figures._draw(figure, figures.pictures(judge(records))[0])
+        figures.pictures(judge(records))[0].draw(figure)
         axes = figure.axes[1]
         assert axes.get_yscale() == "linear"
         assert axes.get_ylim() == pytest.approx((0.5, top))
@@ -140,7 +140,7 @@ def test_each_way_to_run_lngen_has_a_colour_of_its_own() -> None:
         judge([bench_record(n, d=d, gb_s=1.0, fraction=0.5) for d in (256, 512, 1024) for n in names])
     )
     figure = Figure()
-    figures._draw(figure, picture)
+    picture.draw(figure)
     colours = {line.get_label(): line.get_color() for line in figure.axes[0].get_lines()}
     assert len({colours[figures.NAMES.get(n, n)] for n in names}) == len(names)
 

@@ -18,7 +18,6 @@ from lngen.bench.providers import THREADS, Ceiling, OverlappedCeiling, buffers, 
 from lngen.bench.tasks import CEILINGS, LATENCY, MOVES, Task, ceiling_bytes, ceiling_of, make_task
 from lngen.compile import KernelSet
 from lngen.errors import LngenError, MissingError, ScheduleError
-from lngen.ir import DType
 from lngen.ptx import parse, run_kernel
 from lngen.toolchain import compile_ptx
 from own_graphs import own
@@ -123,13 +122,18 @@ def test_the_ceiling_of_a_latency_is_a_chain() -> None:
     assert all(after[1] is before[0] for before, after in pairwise(held))
 
 
-def test_both_ways_to_copy_copy() -> None:
-    gpu = CpuGpu()
-    x, out = gpu.normal((3, 8), DType.BF16, 0.0, 1), gpu.empty((3, 8), DType.BF16)
-    for way in (providers.copy, providers.scale):
-        out.fill_(float("nan"))
-        way(out, x)
-        assert bool((out == x).all())
+def test_both_ways_to_copy_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    (case,) = cases("scaled", "fwd")
+    held = buffers(case)
+    monkeypatch.setattr(providers, "buffers", lambda case: held)
+    taken: list[Any] = []
+    monkeypatch.setattr(providers.timing, "fastest", lambda ways, sets, gpu: taken.extend(ways))
+    Ceiling("copy").prepare(case)
+    assert len(taken) == 2
+    for way in taken:
+        held[1][0].fill_(float("nan"))
+        way(0, 1)
+        assert torch.equal(*held[1])
 
 
 SIZES = [16, 15, 1, 16 * THREADS * 4, 2 * 16 * THREADS * 4 + 16 * 3 + 7]

@@ -53,7 +53,8 @@ class CpuGpu(Gpu):
     number, name = 0, "a CPU"
 
     def __init__(self) -> None:
-        self.device = pytest.importorskip("torch").device("cpu")
+        self.torch = pytest.importorskip("torch")
+        self.device = self.torch.device("cpu")
         self.us = 10.0
 
     @contextmanager
