@@ -74,7 +74,8 @@ def gradient_excess(spec: Spec) -> dict[str, float]:
     found = {}
     for result, gradient in gradients.items():
         one = along(rng, function, primals, result.removeprefix("d"), gradient.value, cotangents, FINE)
-        found[result] = one.error / (ALLOWED * one.size + one.doubt)
+        # A graph whose results are all 0 has nothing to divide by, and no error.
+        found[result] = one.error and one.error / (ALLOWED * one.size + one.doubt)
     return found
 
 

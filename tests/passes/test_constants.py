@@ -8,6 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from lngen.check.differences import gradient_excess
 from lngen.check.inputs import same_bits
 from lngen.check.real import evaluate
 from lngen.errors import DerivativeError
@@ -29,25 +30,10 @@ def real(graph: Graph, given: Inputs) -> Inputs:
     return {n: r.value for n, r in evaluate(graph, {p.name: given[p.name] for p in graph.params}).items()}
 
 
-def assert_the_gradient_is_that_of_differences(spec: Spec) -> None:
-    """Along a random direction of the inputs, for random cotangents; by central differences in float64."""
-    rng = np.random.default_rng(0)
-    forward = spec.with_direction("fwd").forward()
-    inputs, direction = ({p.name: rng.normal(size=p.type.shape(3, spec.d)) for p in forward.params} for _ in range(2))
-    results = real(forward, inputs)
-    cotangents = {name: rng.normal(0.5, 1, results[name].shape) for name in spec.differentiated}
-    found = real(spec.trace()["save"], {**inputs, **results, **{f"d{name}": c for name, c in cotangents.items()}})
-    along = [(found[f"d{name}"] * direction[name]).sum() for name in spec.differentiates]
-    step = 1e-6
-    above, below = (real(forward, {k: v + s * direction[k] for k, v in inputs.items()}) for s in (step, -step))
-    want = [((above[n] - below[n]) / (2 * step) * c).sum() for n, c in cotangents.items()]
-    assert sum(along) == pytest.approx(sum(want), rel=1e-6, abs=1e-6 * (1 + sum(map(abs, (*along, *want)))))
-
-
 @pytest.mark.parametrize("results", ["y", "rowsum", "rowmax", "y+rowsum", "y+rowmax+rowsum"])
 @pytest.mark.parametrize("graph", ["softmax", "log_softmax"])
 def test_a_statistic_has_the_gradient_of_its_differences(graph: str, results: str) -> None:
-    assert_the_gradient_is_that_of_differences(parse_spec(f"{graph}.bwd:d=5,scale=0.5,of={results}"))
+    assert max(gradient_excess(parse_spec(f"{graph}.bwd:d=5,scale=0.5,of={results}")).values()) < 1
 
 
 def test_rowsum_of_0_1_2_has_the_gradient_that_one_writes_by_hand() -> None:
@@ -90,7 +76,7 @@ def test_random_graphs_with_a_detached_value_have_the_gradient_of_their_differen
         except DerivativeError:
             done["refused"] += 1
             continue
-        assert_the_gradient_is_that_of_differences(spec)
+        assert max(gradient_excess(spec).values()) < 1, seed
         done["cancels" if used else "unused"] += 1
     assert done["refused"] > 20, done
     assert done["cancels"] > 20, done
