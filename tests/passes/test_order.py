@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import lngen
 import sampling
 from lngen.check.inputs import mismatches, random_inputs
 from lngen.errors import LowerError, SpecError, VerifyError
@@ -16,7 +17,7 @@ from lngen.ir import Graph, parse
 from lngen.lower import lower
 from lngen.passes import order
 from lngen.ptx import run_plan
-from lngen.schedule import problem, ranked
+from lngen.schedule import Schedule, is_legal, parse_schedule, problem, ranked
 from lngen.spec import parse_spec
 
 BACKWARD = "layernorm.bwd:d=324,dtype=f32,blocks=20"
@@ -94,6 +95,63 @@ def test_the_order_is_a_key_of_the_spec_and_part_of_the_graph() -> None:
     assert str(error.value) == f"spec '{FORWARD},order=v2': there is no order 'v2', expected one of v1."
     with pytest.raises(VerifyError, match="there is no order 'v2'; the orders are v1"):
         parse(str(spec.graph()).replace("order=v1", "order=v2"))
+
+
+# ---- blocks=, which says how many blocks share the rows ----
+
+BASE = Schedule("registers", threads=1, rows_per_block=1, vec=1)
+
+
+def test_the_number_of_blocks_is_part_of_the_graph_and_of_the_name() -> None:
+    spec = parse_spec("layernorm.bwd:d=4096,dtype=bf16,blocks=108")
+    assert str(spec) == "layernorm.bwd:d=4096,dtype=bf16,blocks=108"
+    assert spec.slug.endswith("_blocks108")
+    assert "blocks=108" in str(spec.graph())
+    assert problem(spec.graph(), 4096).blocks == 108
+    assert "blocks=108" not in str(parse_spec("layernorm.bwd:d=4096,dtype=bf16").graph())
+
+
+def test_a_forward_has_no_blocks() -> None:
+    with pytest.raises(SpecError, match="there is no key 'blocks'"):
+        parse_spec("layernorm.fwd:d=8,blocks=3")
+
+
+@pytest.mark.parametrize("value", ["0", "4097", "many"])
+def test_blocks_is_a_whole_number(value: str) -> None:
+    with pytest.raises(SpecError, match=f"'blocks' is expected to be a whole number from 1 to 4096, got '{value}'"):
+        parse_spec(f"layernorm.bwd:d=8,blocks={value}")
+
+
+@sampling.rotating(
+    ("spec", "schedule"),
+    [
+        ("d=8192,blocks=5", "form=tma,threads=256,rows_per_block=1,vec=8,stages=3,cached_weights=yes"),
+        (
+            "d=8192,blocks=6",
+            "form=tma,threads=256,rows_per_block=1,vec=8,stages=3,cached_weights=yes,single_launch=yes",
+        ),
+        ("d=4096,blocks=3", "form=tma,threads=256,rows_per_block=2,vec=8,stages=3,tma_store=yes"),
+        ("d=1024,blocks=2", "form=registers,threads=64,rows_per_block=8,vec=8,prefetch=yes"),
+    ],
+)
+def test_kernels_keep_to_it(spec: str, schedule: str) -> None:
+    built = parse_spec(f"layernorm.bwd:{spec},dtype=bf16")
+    chosen = parse_schedule(schedule, BASE)
+    assert is_legal(chosen, problem(built.graph(), built.d))
+    assert built.blocks
+    inputs = random_inputs(built, 3 * built.blocks * problem(built.graph(), built.d).groups + 1)
+    outcome = run_plan(lower(built, chosen), inputs)
+    assert outcome.findings == ()
+    assert not mismatches(outcome.results, interpret(built.graph(), inputs))
+
+
+def test_compile_takes_it_for_the_backward() -> None:
+    norm = lngen.compile("layernorm", d=64, blocks=7)
+    assert norm.spec("bwd").blocks == 7
+    assert norm.spec("fwd").blocks is None
+
+
+# ---- the rule ----
 
 
 def test_every_number_of_the_rule_says_why() -> None:
