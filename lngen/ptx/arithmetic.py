@@ -144,8 +144,9 @@ def counting(m: Opcode) -> Pure:
 
     if m["op"] == "brev":
         return Pure((t,), (t,), lambda a: reverse(a)[0] if np.ndim(a) == 0 else reverse(a))
-    fn = zeros if m["op"] == "clz" else lambda a: bits(a).sum(axis=1).astype(UNSIGNED[4])
-    return Pure((UNSIGNED[4],), (t,), lambda a: fn(a)[0] if np.ndim(a) == 0 else fn(a))
+    if m["op"] == "popc":
+        return Pure((UNSIGNED[4],), (t,), lambda a: np.bitwise_count(a).astype(UNSIGNED[4]))
+    return Pure((UNSIGNED[4],), (t,), lambda a: zeros(a)[0] if np.ndim(a) == 0 else zeros(a))
 
 
 def logic(m: Opcode) -> Pure:

@@ -18,10 +18,9 @@ from lngen.ptx.accesses import (
     picked,
     place,
 )
-from lngen.ptx.analysis import PROXY_SPACES, WAIT
 from lngen.ptx.batch import Batch
 from lngen.ptx.mbarriers import fence_mbarriers
-from lngen.ptx.opcodes import LEVELS, Atomic, Semantics, atomic, fence
+from lngen.ptx.opcodes import LEVELS, PROXY_SPACES, WAIT, Atomic, Semantics, atomic, fence
 from lngen.ptx.parser import Instruction
 from lngen.ptx.program import DTYPES, Lanes, Program, Step, Value, unknown
 

@@ -10,9 +10,9 @@ import numpy as np
 
 from lngen.errors import PtxError
 from lngen.ir.numerics import Array
-from lngen.ptx.analysis import co_resident, narrowest, ordered, proxies, restricted, spins, waits
 from lngen.ptx.clocks import AGENTS
 from lngen.ptx.memory import WORD, Buffer, GlobalMemory, Scratch
+from lngen.ptx.opcodes import co_resident, narrowest, ordered, proxies, restricted, spins, waits
 from lngen.ptx.ordering import Clock, VectorClock
 from lngen.ptx.outcome import Reporter, Traffic, banks, sectors
 from lngen.ptx.parser import Instruction

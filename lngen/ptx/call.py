@@ -12,13 +12,13 @@ from lngen.emit import emit
 from lngen.errors import PtxError
 from lngen.ir import D, M, Value
 from lngen.ir.numerics import NUMPY_DTYPE, Array
-from lngen.lower import Kernel, Plan
+from lngen.lower import Argument, Kernel, Plan
 from lngen.ptx.batch import MOST, Launch
 from lngen.ptx.compiler import compile_entry
 from lngen.ptx.launch import entry_of, place_globals, run_blocks
 from lngen.ptx.memory import Buffer, GlobalMemory
 from lngen.ptx.outcome import Outcome, Reporter, Stop, Traffic
-from lngen.ptx.parser import Module, parse
+from lngen.ptx.parser import parse
 from lngen.ptx.program import UNSIGNED
 from lngen.schedule import OVERLAP_ARCH, capability
 from lngen.toolchain import compile_ptx
@@ -60,88 +60,32 @@ def run_plan(
     text = source if source is not None else emit(plan)
     module = parse(ptx if ptx is not None else compile_ptx(text, arch, name=f"{plan.name}.cu", lines=True))
     rows = rows if rows is not None else _rows(plan, inputs)
-    memory = GlobalMemory()
+    memory, reporter, traffic = GlobalMemory(), Reporter(text, stop, module.headers), Traffic()
     tensors = Tensors(plan, inputs, rows, strides or {}, offset, alias or {}, memory)
-    run = _Run(plan, rows, tensors, memory, Reporter(text, stop, module.headers), module, most)
+    variables, workspace = place_globals(memory, module), _workspace(plan, rows, memory)
+
+    def launch(kernel: Kernel) -> Launch:
+        entry = entry_of(module, kernel.name)
+        if len(entry.params) != len(kernel.arguments):
+            raise PtxError(f"'{kernel.name}' has {len(entry.params)} parameters, the plan {len(kernel.arguments)}.")
+        values = (_argument(a, rows, tensors, workspace) for a in kernel.arguments)
+        x, y = grid(kernel, rows) if grid else (kernel.grid[0](rows), kernel.grid[1](rows))
+        return Launch(
+            kernel.name, compile_entry(entry, tuple(variables.items())),
+            dict(zip((name for name, _ in entry.params), values, strict=True)),
+            (x, y), kernel.block, memory, reporter, traffic,
+            dynamic=kernel.dynamic, cluster=(kernel.cluster,) if kernel.cluster > 1 else (),
+            programmatic=capability(module.target) >= OVERLAP_ARCH, most=most,
+        )  # fmt: skip
+
     with suppress(Stop), np.errstate(all="ignore"):
         for _ in range(times):
             tensors.begin()
-            run.launch(module, order, grid)
-            run.look_for_gaps()
-    return Outcome(tensors.results(), tuple(run.reporter.findings), run.traffic)
-
-
-class _Run:
-    """The memory of one call, and the launches of its kernels."""
-
-    def __init__(
-        self,
-        plan: Plan,
-        rows: int,
-        tensors: Tensors,
-        memory: GlobalMemory,
-        reporter: Reporter,
-        module: Module,
-        most: int,
-    ) -> None:
-        self.plan, self.rows, self.tensors, self.memory, self.most = plan, rows, tensors, memory, most
-        self.reporter, self.traffic = reporter, Traffic()
-        self.globals = place_globals(memory, module)
-        self.workspace = {}
-        for b in plan.workspace:
-            size = (b.fixed + b.per_row * self.rows) * b.dtype.size
-            held = self.memory.add(Buffer(b.name, "workspace", size, b.dtype.size))
-            if b.zeroed:
-                held.zero()
-            self.workspace[b.name] = held
-
-    def launch(self, module: Module, order: int, grid: Grid | None) -> None:
-        """Every kernel of the plan that this number of rows needs."""
-        for kernel in self.plan.kernels:
-            if not self.rows and not kernel.always:
-                continue
-            entry = entry_of(module, kernel.name)
-            program = compile_entry(entry, tuple(self.globals.items()))
-            if len(entry.params) != len(kernel.arguments):
-                raise PtxError(f"'{kernel.name}' has {len(entry.params)} parameters, the plan {len(kernel.arguments)}.")
-            names = [name for name, _ in entry.params]
-            arguments = dict(zip(names, self._arguments(kernel), strict=True))
-            x, y = grid(kernel, self.rows) if grid else (kernel.grid[0](self.rows), kernel.grid[1](self.rows))
-            self.traffic.open(kernel.name)
-            shared = Launch(
-                kernel.name, program, arguments, (x, y), kernel.block, self.memory, self.reporter, self.traffic,
-                dynamic=getattr(kernel, "dynamic", 0), cluster=_cluster(kernel),
-                programmatic=capability(module.target) >= OVERLAP_ARCH, most=self.most,
-            )  # fmt: skip
-            run_blocks(shared, order)
-
-    def _arguments(self, kernel: Kernel) -> list[int]:
-        values = []
-        for a in kernel.arguments:
-            match a.kind:
-                case "rows":
-                    values.append(self.rows)
-                case "stride":
-                    values.append(self.tensors.stride(a.tensor))
-                case "workspace":
-                    values.append(self.workspace[a.tensor].start)
-                case _:
-                    values.append(self.tensors.start(a.tensor))
-        return values
-
-    def look_for_gaps(self) -> None:
-        """Findings for output elements that no kernel wrote."""
-        for name, missing in self.tensors.gaps():
-            where = ", ".join(map(str, missing[0].tolist()))
-            text = f"'{name}[{where}]' is an output element that no kernel writes; so are {len(missing) - 1} others."
-            self.reporter.add("never-written", text, key=name)
-
-
-def _cluster(kernel: Kernel) -> tuple[int, ...]:
-    """The cluster shape of the launch, empty for a launch of single blocks."""
-    found = getattr(kernel, "cluster", ())
-    shape = (found,) if isinstance(found, int) else tuple(found)
-    return shape if max(shape, default=1) > 1 else ()
+            for kernel in plan.kernels:
+                if rows or kernel.always:
+                    run_blocks(launch(kernel), order)
+            _report_gaps(tensors, reporter)
+    return Outcome(tensors.results(), tuple(reporter.findings), traffic)
 
 
 def _rows(plan: Plan, inputs: Mapping[str, Array]) -> int:
@@ -149,6 +93,38 @@ def _rows(plan: Plan, inputs: Mapping[str, Array]) -> int:
         if v.type.axes and v.type.axes[0] is M:
             return int(inputs[v.name].shape[0])
     return 0
+
+
+def _workspace(plan: Plan, rows: int, memory: GlobalMemory) -> dict[str, Buffer]:
+    """The buffers of the workspace, which all calls share."""
+    held = {}
+    for b in plan.workspace:
+        size = (b.fixed + b.per_row * rows) * b.dtype.size
+        held[b.name] = memory.add(Buffer(b.name, "workspace", size, b.dtype.size))
+        if b.zeroed:
+            held[b.name].zero()
+    return held
+
+
+def _argument(a: Argument, rows: int, tensors: Tensors, workspace: Mapping[str, Buffer]) -> int:
+    """The bits of an argument of a launch."""
+    match a.kind:
+        case "rows":
+            return rows
+        case "stride":
+            return tensors.stride(a.tensor)
+        case "workspace":
+            return workspace[a.tensor].start
+        case _:
+            return tensors.places[a.tensor].start
+
+
+def _report_gaps(tensors: Tensors, reporter: Reporter) -> None:
+    """Findings for output elements that no kernel wrote."""
+    for name, missing in tensors.gaps():
+        where = ", ".join(map(str, missing[0].tolist()))
+        text = f"'{name}[{where}]' is an output element that no kernel writes; so are {len(missing) - 1} others."
+        reporter.add("never-written", text, key=name)
 
 
 WRITTEN = {n: int.from_bytes(b"\x01" * n, "little") for n in UNSIGNED}  # the shadow of an element of n bytes
@@ -183,10 +159,6 @@ class Tensors:
         self.plan, self.inputs, self.rows = plan, inputs, rows
         self.strides, self.offset = strides, offset
         self.places = dict(self._placed(alias, memory))
-
-    def start(self, name: str) -> int:
-        """The address of a tensor."""
-        return self.places[name].start
 
     def stride(self, name: str) -> int:
         """Elements from row to row."""

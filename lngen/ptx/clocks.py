@@ -164,15 +164,6 @@ class ReleasedClocks:
         clocks = [clock for (level, _), clock in self.clocks.items() if level >= LEVELS["gpu"]]
         return np.max(clocks, axis=0) if clocks else None
 
-    def narrower_scopes(self) -> Releases:
-        """The clocks released to a block or a cluster."""
-        return {key: clock for key, clock in self.clocks.items() if key[0] < LEVELS["gpu"]}
-
 
 # Relaxed reads of a thread, which acquire at its next fence: what was read, by identity, and the level of the scope.
 PendingAcquires = dict[int, tuple[ReleasedClocks, int]]
-
-
-def add_release(releases: Releases, key: tuple[int, int], clock: Array) -> None:
-    """Joins a clock to that of an earlier release of the same scope and block."""
-    releases[key] = np.maximum(releases[key], clock) if key in releases else clock

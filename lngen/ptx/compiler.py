@@ -1,16 +1,21 @@
-"""From an entry to a program: every instruction is bound to its step, the code is cut into segments."""
+"""From an entry to a program: every instruction is bound to its step, the code is cut into segments.
+
+Reads of registers that no write dominates are found by data flow, and the run watches those. Almost every read follows
+a write on every path; only the other reads cost time. Computing with an unknown value is no error, since compilers emit
+such code and drop the result; the result is unknown as well. An error is to use an unknown value as an address, to
+store or exchange it, or to branch on it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from lngen.ptx import barriers, clusters
-from lngen.ptx.analysis import Watch, is_control, is_use, leaders, uses, watch
 from lngen.ptx.async_copies import copy_step
 from lngen.ptx.atomics import atomic_step, control_step, fence_step, nothing_step
 from lngen.ptx.batch import Batch
@@ -20,6 +25,7 @@ from lngen.ptx.computing import pure_step
 from lngen.ptx.load_store import access_step, policy_step, prefetch_step
 from lngen.ptx.mbarriers import barrier_step
 from lngen.ptx.memory import layout
+from lngen.ptx.opcodes import is_control, leaders, uses
 from lngen.ptx.parser import Entry, Instruction
 from lngen.ptx.program import Jump, Lanes, Program, Segment, Step, unknown
 from lngen.ptx.warps import active_step, shuffle_jump, together_jump
@@ -114,6 +120,91 @@ def _jump(program: Program, i: Instruction) -> Jump | None:
 def _end(batch: Batch, pc: int, lanes: Lanes) -> None:
     batch.alive = batch.alive.without(lanes)
     batch.touched()
+
+
+@dataclass
+class Watch:
+    """``reads``: registers to check, by instruction number; ``tracked``: registers whose writes are recorded."""
+
+    reads: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    tracked: set[str] = field(default_factory=set)
+
+
+def is_use(i: Instruction) -> bool:
+    """True for an instruction that must not read an unknown value."""
+    return is_control(i) or i.opcode.startswith(("ld.", "st.", "atom.", "red.", "cp.", "mbarrier."))
+
+
+def watch(entry: Entry) -> Watch:
+    """The reads to check and the registers to track in ``entry``."""
+    number = {name: 1 << n for n, name in enumerate(entry.registers)}
+    code = entry.instructions
+    known, blocks = _before(entry, number), _blocks(entry)
+    found = Watch()
+    flows: list[tuple[list[str], tuple[str, ...]]] = []
+    for begin, state in known.items():
+        for at in blocks[begin]:
+            reads, writes = uses(code[at])
+            maybe = tuple(dict.fromkeys(r for r in reads if r in number and not state & number[r]))
+            if is_use(code[at]) and maybe:
+                found.reads[at] = maybe
+                found.tracked |= set(maybe)
+            elif maybe:
+                flows.append((writes, maybe))
+            state = _after(code[at], state, number)
+    size = -1
+    while size != len(found.tracked):
+        size = len(found.tracked)
+        for writes, sources in flows:
+            if not found.tracked.isdisjoint(writes):
+                found.tracked |= set(sources)
+    return found
+
+
+def _blocks(entry: Entry) -> dict[int, range]:
+    """The instructions of each segment, by its start."""
+    count = len(entry.instructions)
+    begins = sorted(b for b in leaders(entry) if b < count)
+    return {b: range(b, e) for b, e in zip(begins, [*begins[1:], count], strict=True)}
+
+
+def _after(i: Instruction, state: int, number: dict[str, int]) -> int:
+    """The registers that are certainly written after ``i``."""
+    reads, writes = uses(i)
+    if i.predicate:
+        return state
+    unknown = not is_use(i) and any(r in number and not state & number[r] for r in reads)
+    for w in writes:
+        state = state & ~number.get(w, 0) if unknown else state | number.get(w, 0)
+    return state
+
+
+def _before(entry: Entry, number: dict[str, int]) -> dict[int, int]:
+    """The registers that are certainly written before each reachable segment."""
+    code, known, todo = entry.instructions, {0: 0}, [0]
+    blocks = _blocks(entry)
+    while todo:
+        begin = todo.pop()
+        if begin not in blocks:
+            continue
+        state = known[begin]
+        for at in blocks[begin]:
+            state = _after(code[at], state, number)
+        last = code[blocks[begin][-1]]
+        for to in _next(entry, last, blocks[begin].stop):
+            met = known[to] & state if to in known else state
+            if to not in known or met != known[to]:
+                known[to] = met
+                todo.append(to)
+    return {b: s for b, s in known.items() if b in blocks}
+
+
+def _next(entry: Entry, last: Instruction, end: int) -> list[int]:
+    name = last.opcode.split(".", 1)[0]
+    to = [entry.labels[last.operands[0].text]] if name == "bra" and last.operands[0].text in entry.labels else []
+    if name not in ("bra", "ret", "exit") or last.predicate:
+        to.append(end)
+    return to
 
 
 def guarded(program: Program, segment: Segment, watched: Watch) -> Segment:

@@ -102,11 +102,7 @@ def mixed(fn: Callable[..., Any], count: int) -> Maker:
 
 
 def _fused(a: Value, b: Value, c: Value) -> Value:
-    return numerics.fma(*_arrays(a, b, c))
-
-
-def _arrays(*values: Value) -> list[Any]:
-    return [np.asarray(v) for v in np.broadcast_arrays(*values)]
+    return numerics.fma(*np.broadcast_arrays(a, b, c))
 
 
 def _number(fn: Callable[..., Any], negative: bool) -> Callable[[Value, Value], Value]:

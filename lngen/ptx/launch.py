@@ -16,13 +16,13 @@ import numpy as np
 from lngen.errors import PtxError
 from lngen.ir.numerics import Array
 from lngen.ptx import barriers, clusters
-from lngen.ptx.analysis import WAIT, co_resident, narrowest
 from lngen.ptx.async_copies import finish
 from lngen.ptx.batch import Batch, Launch, cluster_order
 from lngen.ptx.clusters import check_exits
 from lngen.ptx.compiler import compile_entry
 from lngen.ptx.mbarriers import complete_copies
 from lngen.ptx.memory import Buffer, GlobalMemory, size_of
+from lngen.ptx.opcodes import WAIT, co_resident, narrowest
 from lngen.ptx.outcome import Outcome, Reporter, Stop, Traffic
 from lngen.ptx.parser import Entry, Instruction, Module
 from lngen.ptx.program import DTYPES, Lanes, Segment, immediate
@@ -43,6 +43,7 @@ def run_blocks(launch: Launch, order: int) -> None:
         raise PtxError(f"'{launch.kernel}' needs {need} bytes of shared memory; a block has {SHARED} at most.")
     per = max(1, LANES // (launch.block * size)) * size
     launch.order = order
+    launch.traffic.open(launch.kernel)
     launch.memory.begin(narrowest(entry, "global"))
     if co_resident(entry):
         if len(blocks) * launch.block > RESIDENT:
@@ -80,9 +81,7 @@ def place_globals(memory: GlobalMemory, module: Module, role: str = "constant") 
         size, kind = s.count * dtype.itemsize, role if s.space == "global" else "constant"
         buffer = memory.add(Buffer(s.name, kind, size, dtype.itemsize))
         values = [immediate(text, dtype) for text in s.init] + [dtype.type(0)] * (s.count - len(s.init))
-        buffer.data[:size] = np.array(values, dtype).view(np.uint8)
-        if buffer.written is not None:
-            buffer.written[:size] = 1
+        buffer.fill(np.array(values, dtype))
         places[s.name] = buffer.start
     return places
 
@@ -122,7 +121,6 @@ def run_kernel(
     memory, reporter, traffic = GlobalMemory(), Reporter(source, stop, module.headers), Traffic()
     program = compile_entry(entry, tuple(place_globals(memory, module, "workspace").items()))
     values, buffers = _place_arguments(memory, entry, arguments)
-    traffic.open(name)
     shape = (grid, 1) if isinstance(grid, int) else grid
     with suppress(Stop), np.errstate(all="ignore"):
         launch = Launch(
@@ -150,9 +148,7 @@ def _place_arguments(
 
 def _buffer(name: str, array: Array) -> Buffer:
     buffer = Buffer(name, "output" if array.flags.writeable else "input", array.nbytes, array.itemsize)
-    buffer.data[: array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    if buffer.written is not None:
-        buffer.written[: array.nbytes] = 1
+    buffer.fill(array)
     return buffer
 
 

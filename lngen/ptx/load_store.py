@@ -20,9 +20,8 @@ from lngen.ptx.accesses import (
     place,
     store_global,
 )
-from lngen.ptx.analysis import ever_read
 from lngen.ptx.batch import Batch
-from lngen.ptx.opcodes import Access, access
+from lngen.ptx.opcodes import Access, access, ever_read
 from lngen.ptx.parser import Instruction, Operand
 from lngen.ptx.program import DT, DTYPES, UNSIGNED, Address, Lanes, Program, Step, unknown
 

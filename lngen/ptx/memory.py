@@ -42,6 +42,12 @@ class Buffer:
         self.writer = np.zeros(units, np.int32)
         self.reader = np.zeros(units, np.int32)
 
+    def fill(self, content: Array) -> None:
+        """Writes the elements of an array, from the first byte on."""
+        self.data[: content.nbytes] = np.ascontiguousarray(content).reshape(-1).view(np.uint8)
+        if self.written is not None:
+            self.written[: content.nbytes] = 1
+
     def forget(self) -> None:
         """Marks all bytes as not written."""
         assert self.written is not None

@@ -1,11 +1,19 @@
-"""The modifiers that opcodes name, and the combinations that the PTX manual allows for loads, stores and atomics."""
+"""What opcodes say: their modifiers, the combinations that the PTX manual allows for loads, stores, atomics and fences.
+
+And what follows from them for a whole kernel: which instructions move lanes, which threads may wait for each other, the
+registers that an instruction reads and writes.
+"""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
+
+from lngen.ptx.memory import WORD
+from lngen.ptx.parser import Entry, Instruction, Operand
+from lngen.ptx.program import DTYPES, SPECIAL
 
 
 class Opcode:
@@ -20,10 +28,6 @@ class Opcode:
         """The modifier of that name, None if there is none."""
         self._left.discard(name)
         return self._parts[name]
-
-    def hints(self, *names: str) -> None:
-        """Modifiers that change no value and no order, which the executor ignores."""
-        self._left.difference_update(names)
 
     @property
     def left(self) -> tuple[str, ...]:
@@ -193,3 +197,135 @@ def fence(opcode: str) -> Fence | None:
     if m.left or (limited and (sem, scope) != ("acquire", "cluster")):
         return None
     return Fence(scope, sem != "release", sem != "acquire", limited)
+
+
+def leaders(entry: Entry) -> set[int]:
+    """Where segments may begin: the start, every label, the instruction after control flow."""
+    found = {0, *entry.labels.values()}
+    found |= {n + 1 for n, i in enumerate(entry.instructions) if is_control(i)}
+    found |= {n for n, i in enumerate(entry.instructions) if i.opcode.startswith(("shfl", "vote", "elect", "bar.warp"))}
+    return found
+
+
+CONTROL = ("bra", "bar", "barrier", "shfl", "vote", "elect", "ret", "exit", "trap")
+
+
+def is_control(i: Instruction) -> bool:
+    """True for an instruction that moves lanes: branch, barrier, shuffle, exit."""
+    return i.opcode.split(".", 1)[0] in CONTROL
+
+
+ARRIVES = tuple(f"{b}.arrive" for b in ("bar", "bar.cta", "barrier", "barrier.cta"))
+_TOGETHER = (
+    "atom", "red", "fence", "membar", "mbarrier", "cp", "mapa", "vote", "activemask", "nanosleep", "griddepcontrol",
+)  # fmt: skip
+WAIT = "griddepcontrol.wait"
+PROXY_SPACES = ("shared", "global")
+_SPACES = {"global", "shared", "local", "const", "param"}
+
+
+@lru_cache(maxsize=64)
+def ordered(entry: Entry) -> bool:
+    """True if threads may wait for each other outside the barriers of their block."""
+    if entry.cluster:
+        return True
+    for i in entry.instructions:
+        if (
+            i.opcode.split(".", 1)[0] in _TOGETHER
+            or i.opcode.startswith(("bar.warp", "barrier.cluster", "st.async", "elect", *ARRIVES))
+            or flag(i)
+        ):
+            return True
+    return False
+
+
+@lru_cache(maxsize=64)
+def co_resident(entry: Entry) -> bool:
+    """True if blocks of different clusters may wait for each other: all of them then run side by side."""
+    for i in entry.instructions:
+        if ".shared" not in i.opcode and (i.opcode.startswith(("atom", "red")) or flag(i)):
+            return True
+    return False
+
+
+def flag(i: Instruction) -> bool:
+    """True for a strong load or store."""
+    form = access(i.opcode)
+    return form is not None and form.how is not None
+
+
+@lru_cache(maxsize=64)
+def spins(entry: Entry) -> dict[int, int]:
+    """Backward jumps over an instruction that may wait, and their targets."""
+    found, code = {}, entry.instructions
+    for at, i in enumerate(code):
+        to = entry.labels.get(i.operands[0].text, at + 1) if i.opcode.startswith("bra") else at + 1
+        if to <= at and any(_waits(j) for j in code[to:at]):
+            found[at] = to
+    return found
+
+
+def _waits(i: Instruction) -> bool:
+    return i.opcode.startswith(("atom", "mbarrier.try_wait", "mbarrier.test_wait", "nanosleep")) or (
+        i.opcode.startswith("ld.") and flag(i)
+    )
+
+
+@lru_cache(maxsize=64)
+def waits(entry: Entry) -> bool:
+    """True if the kernel waits for the previous one: before the wait it may not touch global memory."""
+    return any(i.opcode == WAIT for i in entry.instructions)
+
+
+@lru_cache(maxsize=64)
+def proxies(entry: Entry) -> tuple[str, ...]:
+    """The memories that bulk copies of the kernel read or write, for which fences matter."""
+    return PROXY_SPACES if any(i.opcode.startswith("cp.async.bulk.") for i in entry.instructions) else ()
+
+
+@lru_cache(maxsize=64)
+def narrowest(entry: Entry, space: str) -> int:
+    """The bytes of a unit of race detection in a memory: its narrowest access, ``WORD`` at most."""
+    found = [WORD]
+    for i in entry.instructions:
+        op, *parts = i.opcode.split(".")
+        spaces = [p.partition("::")[0] for p in parts]
+        if op in ("ld", "st") and (space in spaces or _SPACES.isdisjoint(spaces)):
+            vec = next((int(p[1]) for p in parts if p in ("v2", "v4")), 1)
+            found.append(DTYPES[parts[-1]].itemsize * vec)
+    return min(found)
+
+
+@lru_cache(maxsize=64)
+def restricted(entry: Entry) -> bool:
+    """True if a fence of the kernel orders shared memory alone."""
+    return any(found.restricted for i in entry.instructions if (found := fence(i.opcode)))
+
+
+_READS_ALL = (
+    "st", "bra", "bar", "barrier", "ret", "exit", "red", "fence", "membar", "nanosleep", "cp", "prefetch", "prefetchu",
+)  # fmt: skip
+_READS_ALL_TOO = ("mbarrier.init", "mbarrier.expect_tx", "mbarrier.inval", "mbarrier.complete_tx")
+
+
+def registers(o: Operand) -> list[str]:
+    """Registers that an operand names."""
+    if o.items:
+        return [r for item in o.items for r in registers(item)]
+    is_register = o.kind in ("reg", "mem")
+    return [o.text] if is_register and o.text not in SPECIAL else []
+
+
+def uses(i: Instruction) -> tuple[list[str], list[str]]:
+    """Registers that an instruction reads and writes."""
+    no_result = i.opcode.split(".", 1)[0] in _READS_ALL or i.opcode.startswith(_READS_ALL_TOO)
+    writes = [] if no_result else registers(i.operands[0]) if i.operands else []
+    sources = i.operands if no_result else i.operands[1:]
+    reads = [r for o in sources for r in registers(o)]
+    return reads + ([i.predicate] if i.predicate else []), writes
+
+
+@lru_cache(maxsize=64)
+def ever_read(entry: Entry) -> frozenset[str]:
+    """The registers that some instruction reads."""
+    return frozenset(r for i in entry.instructions for r in uses(i)[0])

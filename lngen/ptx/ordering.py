@@ -14,7 +14,6 @@ from lngen.ptx.clocks import (
     PendingAcquires,
     ReleasedClocks,
     ThreadClocks,
-    add_release,
     threads_per_column,
 )
 from lngen.ptx.opcodes import LEVELS, Semantics
@@ -277,8 +276,11 @@ class VectorClock(Clock):
         """``lane`` acquires those clocks of a flag's value whose scope, and its own, include the other thread."""
         slot, everywhere = int(self.slot_of[lane]), level >= LEVELS["gpu"]
         clocks = [released.gpu_scope] if everywhere and released.gpu_scope is not None else []
-        others = released.narrower_scopes() if everywhere else released.clocks
-        clocks += [clock for (scope, origin), clock in others.items() if self._reaches(min(level, scope), origin, slot)]
+        clocks += [
+            clock
+            for (scope, origin), clock in released.clocks.items()
+            if not (everywhere and scope >= LEVELS["gpu"]) and self._reaches(min(level, scope), origin, slot)
+        ]
         for clock in clocks:
             self._join_clock(np.array([lane]), clock, restricted)
         self.tick(lane)
@@ -312,7 +314,8 @@ class VectorClock(Clock):
             self.tick(lane)
             clocks[how.level] = self.clock(who)
         for level, clock in clocks.items():
-            add_release(found, (min(level, how.level), int(self.slot_of[lane])), clock)
+            key = min(level, how.level), int(self.slot_of[lane])
+            found[key] = np.maximum(found[key], clock) if key in found else clock
         if found:
             self._released[flag] = ReleasedClocks(found)
         else:

@@ -1,4 +1,4 @@
-"""Tensors that share memory, on the PTX executor: which schedules give the same bits with a result over an input."""
+"""A result over an input has other bits, under a schedule that says it may lie there, if these fail."""
 
 from __future__ import annotations
 

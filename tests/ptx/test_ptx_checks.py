@@ -1,4 +1,4 @@
-"""The checks of the PTX executor: every kind of finding, provoked by a kernel that is wrong in one place."""
+"""A kernel that is wrong in one place passes the executor without its finding if these fail."""
 
 from __future__ import annotations
 

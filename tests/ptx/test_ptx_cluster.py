@@ -1,53 +1,20 @@
-"""The PTX executor on clusters: remote loads and stores, st.async, remote arrivals, blocks that end too early."""
+"""Blocks of a cluster exchange other values, or reach blocks that are gone without a finding, if these fail."""
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
 import numpy as np
 import pytest
 
 from lngen.errors import PtxError
-from lngen.ptx import Outcome, parse, run_kernel
-from lngen.toolchain import compile_ptx
-from ptx_source import broken, clean, kinds
-
-pytest.importorskip("cupy")
+from lngen.ptx import Outcome
+from ptx_source import HELPERS, broken, clean, kinds, messages, run
 
 U4 = np.uint32
 
+run_cluster = partial(run, dynamic=2048)
 
-def run(source: str, grid: Any, block: int, *arguments: Any, cluster: tuple[int, ...] = (), order: int = 0) -> Outcome:
-    """What the kernel ``k`` of a CUDA source does."""
-    module = parse(compile_ptx(source, "sm_90", name="k.cu", lines=True))
-    return run_kernel(module, "k", grid, block, arguments, source=source, cluster=cluster, order=order, dynamic=2048)
-
-
-HELPERS = """
-extern __shared__ __align__(128) unsigned s[];
-__device__ __forceinline__ unsigned at(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }
-__device__ __forceinline__ unsigned map(const void* p, unsigned rank) {
-    unsigned far;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(far) : "r"(at(p)), "r"(rank));
-    return far; }
-__device__ __forceinline__ unsigned rank() {
-    unsigned r; asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r)); return r; }
-__device__ __forceinline__ void cluster_arrive() {
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
-__device__ __forceinline__ void cluster_wait() {
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
-__device__ __forceinline__ void cluster_sync() { cluster_arrive(); cluster_wait(); }
-__device__ __forceinline__ void init(void* b, unsigned n) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(at(b)), "r"(n) : "memory");
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
-__device__ __forceinline__ void expect(void* b, unsigned n) {
-    asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;"
-        :: "r"(at(b)), "r"(n) : "memory"); }
-__device__ __forceinline__ void wait(void* b, unsigned parity) {
-    asm volatile("{\\n.reg .pred p;\\nAGAIN:\\n"
-                 "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%0], %1;\\n@p bra DONE;\\nbra AGAIN;\\n"
-                 "DONE:\\n}" :: "r"(at(b)), "r"(parity) : "memory"); }
-"""
 
 VECTORS = (
     HELPERS
@@ -75,7 +42,7 @@ extern "C" __global__ void __cluster_dims__(4, 1, 1) k(unsigned* o) {
 @pytest.mark.parametrize("grid", [8, 400])
 @pytest.mark.parametrize("order", [0, 5])
 def test_vectors_of_other_blocks(grid: int, order: int) -> None:
-    out = clean(run(VECTORS, grid, 32, np.zeros(grid * 129, U4), order=order))["0"]
+    out = clean(run_cluster(VECTORS, grid, 32, np.zeros(grid * 129, U4), order=order))["0"]
     b, t = np.divmod(np.arange(grid * 32), 32)
     neighbour, v = b // 4 * 4 + (b + 1) % 4, out[: grid * 128].reshape(-1, 4)
     assert (v[:, 0] == 1000 * neighbour + 4 * (31 - t) + 3).all()
@@ -86,12 +53,16 @@ def test_vectors_of_other_blocks(grid: int, order: int) -> None:
 
 def test_vector_defects() -> None:
     def found(old: str, new: str) -> set[str]:
-        return kinds(run(broken(VECTORS, old, new), 8, 32, np.zeros(8 * 129, U4)))
+        return kinds(run_cluster(broken(VECTORS, old, new), 8, 32, np.zeros(8 * 129, U4)))
 
     assert "shared-race" in found("    cluster_sync();\n    unsigned far", "    unsigned far")
     assert "shared-race" in found("cluster_sync(); // written", "cluster_arrive(); __syncthreads();")
     assert "out-of-bounds" in found("(rank() + 1) % 4", "rank() + 1")
     assert "misaligned" in found("map(s + 4 * (31 - t)", "map(s + 2 + 4 * (30 - t)")
+    relaxed = 'asm volatile("barrier.cluster.arrive.relaxed.aligned;"); cluster_wait();\n    unsigned far'
+    assert "shared-race" in found("cluster_sync();\n    unsigned far", relaxed)
+    assert "divergent-barrier" in found("cluster_sync(); // read", "cluster_arrive(); cluster_sync();")
+    assert "divergent-barrier" in found("cluster_sync(); // read", "if (rank()) cluster_arrive(); cluster_wait();")
 
 
 READ = (
@@ -110,44 +81,24 @@ extern "C" __global__ void k(unsigned* o) {
 
 def test_a_cluster_that_the_launch_sets() -> None:
     b, t = np.divmod(np.arange(128), 32)
-    assert (clean(run(READ, 4, 32, np.zeros(128, U4), cluster=(2,)))["0"] == (b ^ 1) + 31 - t).all()
+    assert (clean(run_cluster(READ, 4, 32, np.zeros(128, U4), cluster=(2,)))["0"] == (b ^ 1) + 31 - t).all()
     with pytest.raises(PtxError, match="whole clusters"):
-        run(READ, 3, 32, np.zeros(128, U4), cluster=(2,))
+        run_cluster(READ, 3, 32, np.zeros(128, U4), cluster=(2,))
 
 
 @pytest.mark.parametrize("order", range(3))
 def test_a_block_that_ends_before_it_is_read(order: int) -> None:
-    found = run(broken(READ, "cluster_sync(); // stay", ""), 4, 32, np.zeros(128, U4), cluster=(2,), order=order)
+    found = run_cluster(
+        broken(READ, "cluster_sync(); // stay", ""), 4, 32, np.zeros(128, U4), cluster=(2,), order=order
+    )
     assert kinds(found) == {"early-exit"}
     assert "may end before this access" in found.findings[0].message
     split = broken(READ, "cluster_sync(); // stay", "cluster_arrive(); cluster_wait();")
-    clean(run(split, 4, 32, np.zeros(128, U4), cluster=(2,), order=order))
+    clean(run_cluster(split, 4, 32, np.zeros(128, U4), cluster=(2,), order=order))
     relaxed = broken(
         READ, "cluster_sync(); // stay", 'asm volatile("barrier.cluster.arrive.relaxed;"); cluster_wait();'
     )
-    assert kinds(run(relaxed, 4, 32, np.zeros(128, U4), cluster=(2,), order=order)) == {"early-exit"}
-
-
-GENERIC = """extern "C" __global__ void __cluster_dims__(2, 1, 1) k(unsigned* o) {
-    __shared__ unsigned s[32];
-    unsigned long long far; unsigned r, v;
-    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
-    s[threadIdx.x] = blockIdx.x + threadIdx.x;
-    asm volatile("barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;" ::: "memory");
-    asm volatile("mapa.u64 %0, %1, %2;" : "=l"(far) : "l"(s + 31 - threadIdx.x), "r"(r ^ 1));
-    v = *(volatile unsigned*)far;
-    asm volatile("mapa.shared::cluster.u64 %0, %1, %2;"
-        : "=l"(far) : "l"((unsigned long long)__cvta_generic_to_shared(s + threadIdx.x)), "r"(r ^ 1));
-    unsigned w;
-    asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(w) : "l"(far) : "memory");
-    o[blockIdx.x * 32 + threadIdx.x] = v + w;
-    asm volatile("barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;" ::: "memory");
-}"""
-
-
-def test_generic_addresses_of_other_blocks() -> None:
-    b = np.arange(64) // 32
-    assert (clean(run(GENERIC, 2, 32, np.zeros(64, U4)))["0"] == 2 * (b ^ 1) + 31).all()
+    assert kinds(run_cluster(relaxed, 4, 32, np.zeros(128, U4), cluster=(2,), order=order)) == {"early-exit"}
 
 
 STATISTICS = (
@@ -179,7 +130,7 @@ extern "C" __global__ void __cluster_dims__(4, 1, 1) k(float* o) {
 
 
 def statistics(source: str, order: int = 0) -> Outcome:
-    return run(source, 8, 32, np.zeros(8 * 4 * 32, np.float32), order=order)
+    return run_cluster(source, 8, 32, np.zeros(8 * 4 * 32, np.float32), order=order)
 
 
 @pytest.mark.parametrize("order", range(3))
@@ -224,22 +175,26 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) k(unsigned* o) {
 
 def test_arrivals_at_both_barriers() -> None:
     b, t = np.divmod(np.arange(64), 32)
-    assert (clean(run(ARRIVE, 2, 32, np.zeros(64, U4)))["0"] == 31 - t + (b ^ 1) + 7).all()
+    assert (clean(run_cluster(ARRIVE, 2, 32, np.zeros(64, U4)))["0"] == 31 - t + (b ^ 1) + 7).all()
     never = broken(ARRIVE, "wait(&bar, 0); // come", "")
-    assert kinds(run(never, 2, 32, np.zeros(64, U4))) & {"shared-race", "uninitialised"}
-    relaxed = broken(ARRIVE, "arrive.release", "arrive.relaxed")
-    assert "shared-race" in kinds(run(relaxed, 2, 32, np.zeros(64, U4)))
-    assert kinds(run(broken(ARRIVE, "    cluster_sync(); // stay\n", ""), 2, 32, np.zeros(64, U4))) == set()
+    assert kinds(run_cluster(never, 2, 32, np.zeros(64, U4))) & {"shared-race", "uninitialised"}
+    relaxed = broken(ARRIVE, "arrive.release.cluster", "arrive.relaxed.cluster")
+    assert "shared-race" in kinds(run_cluster(relaxed, 2, 32, np.zeros(64, U4)))
+    assert kinds(run_cluster(broken(ARRIVE, "    cluster_sync(); // stay\n", ""), 2, 32, np.zeros(64, U4))) == set()
+    for count, found in ((65, "deadlock"), (63, "shared-race")):
+        assert found in kinds(
+            run_cluster(broken(ARRIVE, "init(&bar, 64)", f"init(&bar, {count})"), 2, 32, np.zeros(64, U4))
+        )
 
 
 def test_a_relaxed_wait_shows_nothing_before_a_fence() -> None:
     relaxed = broken(ARRIVE, "try_wait.parity.acquire.cluster", "try_wait.parity.relaxed.cluster")
-    assert "shared-race" in kinds(run(relaxed, 2, 32, np.zeros(64, U4)))
+    assert "shared-race" in kinds(run_cluster(relaxed, 2, 32, np.zeros(64, U4)))
     waits = "wait(&bar, 0); // come"
     restricted = 'asm volatile("fence.acquire.sync_restrict::shared::cluster.cluster;" ::: "memory");'
     for fence in (restricted, 'asm volatile("fence.acq_rel.cluster;" ::: "memory");'):
-        clean(run(broken(relaxed, waits, f"{waits}\n    {fence}"), 2, 32, np.zeros(64, U4)))
-        assert "shared-race" in kinds(run(broken(relaxed, waits, f"{fence} {waits}"), 2, 32, np.zeros(64, U4)))
+        clean(run_cluster(broken(relaxed, waits, f"{waits}\n    {fence}"), 2, 32, np.zeros(64, U4)))
+        assert "shared-race" in kinds(run_cluster(broken(relaxed, waits, f"{fence} {waits}"), 2, 32, np.zeros(64, U4)))
 
 
 def test_a_restricted_fence_is_none_for_global_memory() -> None:
@@ -251,19 +206,19 @@ def test_a_restricted_fence_is_none_for_global_memory() -> None:
     restricted = 'asm volatile("fence.acquire.sync_restrict::shared::cluster.cluster;" ::: "memory");'
     whole = 'asm volatile("fence.acq_rel.cluster;" ::: "memory");'
     for fences, found in ((restricted, {"global-race"}), (whole, set()), (f"{restricted} {whole}", set())):
-        outcome = run(broken(relaxed, waits, f"{waits}\n    {fences}"), 2, 32, np.zeros(128, U4))
+        outcome = run_cluster(broken(relaxed, waits, f"{waits}\n    {fences}"), 2, 32, np.zeros(128, U4))
         assert kinds(outcome) == found
 
 
 def test_an_arrival_at_a_block_that_may_have_ended() -> None:
     """Nobody waits for it: the other block may be gone."""
     wrong = broken(broken(ARRIVE, "wait(&bar, 0); // come", "cluster_sync();"), "    cluster_sync(); // stay\n", "")
-    clean(run(wrong, 2, 32, np.zeros(64, U4)))
+    clean(run_cluster(wrong, 2, 32, np.zeros(64, U4)))
     arrive = (
         'asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" :: "r"(map(&bar, rank() ^ 1)));'
     )
     last = broken(wrong, "+ s[2 * t + 1];", f"+ s[2 * t + 1];\n    {arrive}")
-    assert kinds(run(last, 2, 32, np.zeros(64, U4))) == {"early-exit"}
+    assert kinds(run_cluster(last, 2, 32, np.zeros(64, U4))) == {"early-exit"}
 
 
 MULTICAST = (
@@ -292,10 +247,10 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) k(const unsigned* a, unsign
 
 def test_one_load_for_all_blocks() -> None:
     a = np.arange(64, dtype=U4)
-    out = clean(run(MULTICAST, 2, 64, a, np.zeros(128, U4)))["1"]
+    out = clean(run_cluster(MULTICAST, 2, 64, a, np.zeros(128, U4)))["1"]
     assert (out == np.tile(a, 2)).all()
     wrong = broken(MULTICAST, "(unsigned short)3", "(unsigned short)7")
-    assert "out-of-bounds" in kinds(run(wrong, 2, 64, a, np.zeros(128, U4)))
+    assert "out-of-bounds" in kinds(run_cluster(wrong, 2, 64, a, np.zeros(128, U4)))
 
 
 ACROSS = (
@@ -320,6 +275,94 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) k(unsigned* o) {
 
 def test_copies_from_block_to_block() -> None:
     b, t = np.divmod(np.arange(64), 32)
-    assert (clean(run(ACROSS, 2, 32, np.zeros(64, U4)))["0"] == 100 * (b ^ 1) + 31 - t).all()
+    assert (clean(run_cluster(ACROSS, 2, 32, np.zeros(64, U4)))["0"] == 100 * (b ^ 1) + 31 - t).all()
     fence = 'asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); // fence'
-    assert kinds(run(broken(ACROSS, fence, ""), 2, 32, np.zeros(64, U4))) == {"proxy"}
+    assert kinds(run_cluster(broken(ACROSS, fence, ""), 2, 32, np.zeros(64, U4))) == {"proxy"}
+
+
+CLUSTER = """extern "C" __global__ void __cluster_dims__(2, 1, 1) k(unsigned* o) {
+    __shared__ unsigned s[32];
+    unsigned far, r, t = threadIdx.x;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
+    BEFORE
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+                 : "=r"(far) : "r"((unsigned)__cvta_generic_to_shared(s + t)), "r"(r ^ 1));
+    ACCESS
+    asm volatile("barrier.cluster.arrive.aligned;\\nbarrier.cluster.wait.aligned;" ::: "memory");
+    o[32 * blockIdx.x + t] = s[t];
+}"""
+
+
+STORE = 'asm volatile("st.shared::cluster.u32 [%0], %1;" :: "r"(far), "r"(t) : "memory");'
+
+
+MEET = 'asm volatile("barrier.cluster.arrive.aligned;\\nbarrier.cluster.wait.aligned;" ::: "memory");'
+
+
+def test_a_block_of_a_cluster_is_reached_after_it_has_begun() -> None:
+    def found(before: str, access: str = STORE) -> dict[str, str]:
+        return messages(run(CLUSTER.replace("BEFORE", before).replace("ACCESS", access), 4, 32, np.zeros(128, U4)))
+
+    early = found("")
+    assert set(early) == {"early-remote"}
+    assert "shared memory of block 1, which may not have started" in early["early-remote"]
+    assert found(MEET) == {}
+    assert found(broken(MEET, "arrive.aligned", "arrive.relaxed.aligned")) == {}  # orders nothing, and they are there
+    assert set(found("__syncthreads();")) == {"early-remote"}
+    assert "early-remote" in found("", 'asm volatile("red.shared::cluster.add.u32 [%0], 1;" :: "r"(far) : "memory");')
+
+
+FENCE = 'asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");'
+
+
+REMOTE = """extern "C" __global__ void __cluster_dims__(2, 1, 1) k(unsigned* o) {
+    __shared__ unsigned long long bar;
+    __shared__ __align__(16) unsigned s[32];
+    unsigned r, t = threadIdx.x, b = (unsigned)__cvta_generic_to_shared(&bar), far, there, done;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
+    if (t == 0) {
+        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"(b) : "memory");
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], 128;" :: "r"(b) : "memory"); // expected
+    }
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;\\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(b), "r"(r ^ 1));
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+                 : "=r"(far) : "r"((unsigned)__cvta_generic_to_shared(s + t)), "r"(r ^ 1));
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];"
+                 :: "r"(far), "r"(100 * blockIdx.x + t), "r"(there) : "memory");
+    do { asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], 0;\\n"
+                      "selp.u32 %0, 1, 0, p; }" : "=r"(done) : "r"(b) : "memory"); } while (!done);
+    o[32 * blockIdx.x + t] = s[t];
+    asm volatile("barrier.cluster.arrive.aligned;\\nbarrier.cluster.wait.aligned;" ::: "memory");
+}"""
+
+
+def remote(old: str = "", new: str = "") -> dict[str, str]:
+    """What is found in the exchange with an edit."""
+    out = run(broken(REMOTE, old, new) if old else REMOTE, 4, 32, np.zeros(128, U4))
+    b, t = np.divmod(np.arange(128), 32)
+    assert out.findings or (out.results["0"] == 100 * (b ^ 1) + t).all()
+    return messages(out)
+
+
+def test_other_blocks_want_an_mbarrier_fenced_or_released() -> None:
+    """fence.mbarrier_init is enough for a relaxed cluster barrier behind it; one that releases needs no fence."""
+    assert remote() == {}
+    assert set(remote(FENCE, "")) == {"shared-race"}
+    released = REMOTE.replace("arrive.relaxed.aligned", "arrive.release.aligned").replace(FENCE, "")
+    assert run(released, 2, 32, np.zeros(64, U4)).findings == ()
+    fenced = REMOTE.replace(FENCE, 'asm volatile("fence.acq_rel.cluster;" ::: "memory");')
+    assert run(fenced, 2, 32, np.zeros(64, U4)).findings == ()
+    block = REMOTE.replace(FENCE, 'asm volatile("fence.acq_rel.cta;" ::: "memory");')
+    assert "shared-race" in messages(run(block, 2, 32, np.zeros(64, U4)))
+
+
+def test_what_other_blocks_send_is_acquired_for_the_cluster() -> None:
+    for order in ("acquire.cta", "relaxed.cluster"):
+        assert set(remote("acquire.cluster", order)) == {"async-read", "early-exit"}
+    fence = 'asm volatile("fence.acq_rel.cluster;" ::: "memory");\n    o[32'
+    relaxed = broken(REMOTE, "acquire.cluster", "relaxed.cluster")
+    assert run(broken(relaxed, "o[32", fence), 2, 32, np.zeros(64, U4)).findings == ()
+    narrow = broken(broken(REMOTE, "acquire.cluster", "relaxed.cta"), "o[32", fence)
+    assert "async-read" in messages(run(narrow, 2, 32, np.zeros(64, U4)))

@@ -1,8 +1,8 @@
-"""The PTX executor on what a launch brings: dynamic shared memory, and kernels that wait for the one before them."""
+"""Dynamic shared memory, or the wait for the previous kernel, is handled or checked wrongly, if these fail."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,16 +10,15 @@ import pytest
 from lngen.check.inputs import random_inputs
 from lngen.emit import emit
 from lngen.errors import PtxError
-from lngen.lower import Kernel, lower
-from lngen.ptx import Outcome, parse, run_kernel, run_plan
+from lngen.lower import lower
+from lngen.ptx import Outcome, run_plan
 from lngen.schedule import Schedule
 from lngen.spec import parse_spec
-from lngen.toolchain import compile_ptx
 from ptx_source import broken, clean, kinds, run
 
-pytest.importorskip("cupy")
-
 U4 = np.uint32
+
+pytest.importorskip("cupy")
 
 
 DYNAMIC = """extern __shared__ __align__(128) unsigned s[];
@@ -75,6 +74,8 @@ def test_an_arena_of_bytes_in_several_kernels() -> None:
 
 
 WAIT = 'asm volatile("griddepcontrol.wait;" ::: "memory");'
+
+
 DEPENDENT = f"""extern "C" __global__ void k(const unsigned* a, unsigned* o) {{
     __shared__ unsigned s[64];
     s[threadIdx.x] = threadIdx.x;
@@ -118,18 +119,23 @@ def test_an_access_before_the_wait(access: str) -> None:
     assert "early-access" not in kinds(dependent(broken(DEPENDENT, WAIT, access)))
 
 
-def test_griddepcontrol_of_another_kind() -> None:
-    text = compile_ptx(DEPENDENT, "sm_90", name="k.cu").replace("griddepcontrol.wait", "griddepcontrol.later")
-    with pytest.raises(PtxError, match="griddepcontrol"):
-        run_kernel(parse(text), "k", 1, 64, [np.zeros(192, U4), np.zeros(192, U4)])
+PLAIN = 'extern "C" __global__ void k(unsigned* o) { WAIT if (threadIdx.x < 8) o[threadIdx.x] = threadIdx.x; }'
 
 
-@dataclass(frozen=True)
-class Launched(Kernel):
-    """A kernel with what its launch needs besides grid and block."""
+def test_a_kernel_that_never_waits_for_the_one_before() -> None:
+    source = PLAIN.replace("WAIT", 'asm volatile("griddepcontrol.wait;" ::: "memory");')
+    assert run(source, 1, 32, np.zeros(8, U4), programmatic=True).findings == ()
+    found = run(PLAIN.replace("WAIT", ""), 1, 32, np.zeros(8, U4), programmatic=True).findings
+    assert {f.kind for f in found} == {"early-access"}
+    assert "before griddepcontrol.wait" in found[0].message
+    assert "none of its threads executes griddepcontrol.wait" in found[-1].message
+    assert run(PLAIN.replace("WAIT", ""), 1, 32, np.zeros(8, U4)).findings == ()
 
-    dynamic: int = 0
-    cluster: int = 1
+
+def test_a_kernel_without_accesses_has_to_wait_all_the_same() -> None:
+    """The kernel behind it waits for this one, not for those before."""
+    found = run('extern "C" __global__ void k(unsigned* o) {}', 1, 32, np.zeros(8, U4), programmatic=True).findings
+    assert [f.kind for f in found] == ["early-access"]
 
 
 def test_a_plan_says_how_much_dynamic_shared_memory_and_what_clusters() -> None:
@@ -140,8 +146,7 @@ def test_a_plan_says_how_much_dynamic_shared_memory_and_what_clusters() -> None:
     source = source[:begin] + use + source[begin:]
     inputs = random_inputs(plan.spec, 4)
     for dynamic, cluster, want in ((256, 1, set()), (256, 2, set()), (128, 1, {"out-of-bounds"})):
-        values = {f.name: getattr(plan.kernels[0], f.name) for f in fields(Kernel)}
-        values |= {"dynamic": dynamic, "cluster": cluster}
-        launched = replace(plan, kernels=(Launched(**values), *plan.kernels[1:]))
+        kernel = replace(plan.kernels[0], dynamic=dynamic, cluster=cluster)
+        launched = replace(plan, kernels=(kernel, *plan.kernels[1:]))
         found = {f.kind for f in run_plan(launched, inputs, source=source).findings}
         assert found >= want if want else not found

@@ -1,21 +1,105 @@
-"""A CUDA source whose kernel ``k`` the PTX executor runs, and what a test asks of the outcome."""
+"""Kernels that the PTX executor runs, as CUDA or as PTX, and what a test asks of the outcome."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from lngen.ptx import Outcome, parse, run_kernel
+from lngen.ptx.compiler import compile_entry
+from lngen.ptx.parser import Entry
 from lngen.toolchain import compile_ptx
 
+# Device functions for sources that use mbarriers, bulk copies and clusters.
+HELPERS = """
+extern __shared__ __align__(128) unsigned s[];
+__device__ __forceinline__ unsigned at(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }
+__device__ __forceinline__ void init(void* b, unsigned n) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(at(b)), "r"(n) : "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+__device__ __forceinline__ void expect(void* b, unsigned n) {
+    asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;"
+                 :: "r"(at(b)), "r"(n) : "memory"); }
+__device__ __forceinline__ void arrive(void* b) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(at(b)) : "memory"); }
+__device__ __forceinline__ void wait(void* b, unsigned parity) {
+    asm volatile("{\\n.reg .pred p;\\nAGAIN:\\n"
+                 "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%0], %1;\\n@p bra DONE;\\nbra AGAIN;\\n"
+                 "DONE:\\n}" :: "r"(at(b)), "r"(parity) : "memory"); }
+__device__ __forceinline__ void load(void* to, const void* from, unsigned n, void* b) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                 :: "r"(at(to)), "l"(from), "r"(n), "r"(at(b)) : "memory"); }
+__device__ __forceinline__ unsigned map(const void* p, unsigned rank) {
+    unsigned far;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(far) : "r"(at(p)), "r"(rank));
+    return far; }
+__device__ __forceinline__ unsigned rank() {
+    unsigned r; asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r)); return r; }
+__device__ __forceinline__ void cluster_arrive() {
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+__device__ __forceinline__ void cluster_wait() {
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+__device__ __forceinline__ void cluster_sync() { cluster_arrive(); cluster_wait(); }
+"""
 
-def run(source: str, grid: Any, block: int, *arguments: Any, dynamic: int = 0, order: int = 0) -> Outcome:
+# The text of a kernel k: its parameters, and its instructions.
+KERNEL = """.version 8.7
+.target sm_90
+.address_size 64
+.visible .entry k(
+{params}
+)
+{{
+.reg .pred %p<8>;
+.reg .b16 %h<8>;
+.reg .b32 %r<64>;
+.reg .b64 %rd<64>;
+.reg .f32 %f<8>;
+.reg .f64 %fd<8>;
+{body}
+ret;
+}}"""
+
+
+def run(source: str, grid: Any, block: int, *arguments: Any, **options: Any) -> Outcome:
     """What the kernel ``k`` of a CUDA source does."""
+    pytest.importorskip("cupy")
     module = parse(compile_ptx(source, "sm_90", name="k.cu", lines=True))
-    return run_kernel(module, "k", grid, block, arguments, source=source, dynamic=dynamic, order=order)
+    return run_kernel(module, "k", grid, block, arguments, source=source, **options)
+
+
+def run_ptx(body: str, *arguments: Any, grid: Any = 1, block: int = 1, kinds: str = "", **options: Any) -> Outcome:
+    """What a kernel of these instructions does; %rd0, %rd1, ... are the addresses of arrays.
+
+    ``kinds``: the types of the parameters, which are not loaded then.
+    """
+    types = kinds.split() or ["u64"] * len(arguments)
+    params = ",\n".join(f".param .{t} p{n}" for n, t in enumerate(types))
+    loads = "" if kinds else "".join(f"ld.param.u64 %rd{n}, [p{n}];\n" for n in range(len(types)))
+    return run_kernel(parse(KERNEL.format(params=params, body=loads + body)), "k", grid, block, arguments, **options)
+
+
+def with_mbarrier(body: str, grid: Any, block: int, *arguments: Any, **options: Any) -> Outcome:
+    """A kernel with memory ``s`` and an mbarrier ``bar`` in each block; %r0 is the thread."""
+    head = ".shared .align 16 .b8 s[512];\n.shared .align 8 .b64 bar;\nmov.u32 %r0, %tid.x;\n"
+    return run_ptx(head + body, *arguments, grid=grid, block=block, **options)
+
+
+def bound(line: str) -> Entry:
+    """A kernel of one instruction, on line 14, which the executor binds."""
+    entry = parse(KERNEL.format(params=".param .u64 p0", body=f"{line};")).entries["k"]
+    compile_entry(entry, ())
+    return entry
 
 
 def kinds(outcome: Outcome) -> set[str]:
     return {f.kind for f in outcome.findings}
+
+
+def messages(outcome: Outcome) -> dict[str, str]:
+    """The first message of every kind of finding."""
+    return {f.kind: f.message for f in reversed(outcome.findings)}
 
 
 def clean(outcome: Outcome) -> dict[str, Any]:

@@ -1,44 +1,97 @@
-"""The PTX executor on bulk copies: their forms and cache hints, proxies, groups, pipelines of many blocks."""
+"""cp.async, bulk copies or their groups and proxies move other bytes, or a defect is no finding, if these fail."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from lngen.errors import PtxError
-from lngen.ptx import Outcome, parse, run_kernel
-from lngen.toolchain import compile_ptx
-from ptx_source import broken, clean, kinds, run
-
-pytest.importorskip("cupy")
+from lngen.ptx import Outcome
+from ptx_source import HELPERS, broken, clean, kinds, run
 
 U4 = np.uint32
 
 
-HELPERS = """
-__device__ __forceinline__ unsigned at(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }
-__device__ __forceinline__ void init(void* b, unsigned n) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(at(b)), "r"(n) : "memory");
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
-__device__ __forceinline__ void expect(void* b, unsigned n) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(at(b)), "r"(n) : "memory"); }
-__device__ __forceinline__ void arrive(void* b) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(at(b)) : "memory"); }
-__device__ __forceinline__ void wait(void* b, unsigned parity) {
-    asm volatile("{\\n.reg .pred p;\\nAGAIN:\\n"
-                 "mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 p, [%0], %1;\\n@p bra DONE;\\nbra AGAIN;\\n"
-                 "DONE:\\n}" :: "r"(at(b)), "r"(parity) : "memory"); }
-__device__ __forceinline__ void load(void* to, const void* from, unsigned n, void* b) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-                 :: "r"(at(to)), "l"(from), "r"(n), "r"(at(b)) : "memory"); }
-"""
+ASYNC = """extern "C" __global__ void k(const unsigned* a, unsigned* o) {
+    __shared__ __align__(16) unsigned s[2][128];
+    unsigned t = threadIdx.x, to = (unsigned)__cvta_generic_to_shared(&s[0][4 * t]);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(to), "l"(a + 4 * t) : "memory");
+    asm volatile("cp.async.commit_group;" ::: "memory");
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" :: "r"(to + 512), "l"(a + 4 * t), "r"(t % 2 * 4 + 4));
+    asm volatile("cp.async.commit_group;" ::: "memory");
+    asm volatile("cp.async.wait_group 1;" ::: "memory"); // first
+    __syncthreads(); // first
+    o[t] = s[0][127 - t];
+    asm volatile("cp.async.wait_all;" ::: "memory"); // second
+    o[32 + t] = s[1][4 * t] + s[1][4 * t + 1];
+}"""
+
+
+def async_(source: str) -> Outcome:
+    return run(source, 1, 32, np.arange(1, 129, dtype=U4), np.zeros(64, U4))
+
+
+def test_async_copies() -> None:
+    out, t = clean(async_(ASYNC))["1"], np.arange(32)
+    assert (out[:32] == 128 - t).all()
+    assert (out[32:] == 4 * t + 1 + np.where(t % 2, 4 * t + 2, 0)).all()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "kind"),
+    [
+        ('asm volatile("cp.async.wait_group 1;" ::: "memory"); // first', "", "async-read"),
+        ("wait_group 1", "wait_group 2", "async-read"),
+        ("__syncthreads(); // first", "", "shared-race"),
+        ('asm volatile("cp.async.wait_all;" ::: "memory"); // second', "", "async-read"),
+        ("__syncthreads(); // first", "__syncthreads(); s[1][4 * t] = 1;", "async-read"),
+        ("a + 4 * t) :", "a + 4 * t + 4) :", "out-of-bounds"),
+        ("a + 4 * t) :", "a + 4 * t + 1) :", "misaligned"),
+    ],
+)
+def test_async_copy_defects(old: str, new: str, kind: str) -> None:
+    assert kind in kinds(async_(broken(ASYNC, old, new)))
+
+
+BUFFERS = """extern "C" __global__ void k(const unsigned* a, unsigned* o) {
+    __shared__ __align__(16) unsigned s[2][128];
+    unsigned t = threadIdx.x, to = (unsigned)__cvta_generic_to_shared(&s[0][4 * t]);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(to), "l"(a + 4 * t) : "memory");
+    asm volatile("cp.async.commit_group;" ::: "memory");
+    unsigned x = 0;
+    for (int n = 0; n < 8; ++n) {
+      if (n < 7) asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
+                   :: "r"(to + (n + 1) % 2 * 512), "l"(a + 128 * (n + 1) + 4 * t) : "memory");
+      asm volatile("cp.async.commit_group;" ::: "memory");
+      asm volatile("cp.async.wait_group 1;" ::: "memory");
+      __syncthreads(); // full
+      for (int j = 0; j < 4; ++j) x += s[n % 2][127 - t - 32 * j];
+      __syncthreads(); // empty
+    }
+    o[t] = x;
+}"""
+
+
+def buffers(source: str) -> Outcome:
+    return run(source, 1, 32, np.arange(1024, dtype=U4), np.zeros(32, U4))
+
+
+def test_two_buffers() -> None:
+    want = [sum(128 * n + 127 - t - 32 * j for n in range(8) for j in range(4)) for t in range(32)]
+    assert (clean(buffers(BUFFERS))["1"] == want).all()
+    assert kinds(buffers(broken(BUFFERS, "__syncthreads(); // full", ""))) == {"shared-race"}
+    assert kinds(buffers(broken(BUFFERS, "__syncthreads(); // empty", ""))) == {"shared-race"}
+    assert kinds(buffers(broken(BUFFERS, "wait_group 1", "wait_group 2"))) == {"async-read"}
+
+
 LOAD = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+
+
 STORE = "cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
+
 
 COPY = (
     HELPERS
     + """
-extern __shared__ __align__(128) unsigned s[];
 extern "C" __global__ void k(const unsigned* a, unsigned* o) {
     __shared__ unsigned long long bar;
     unsigned t = threadIdx.x;
@@ -60,6 +113,8 @@ extern "C" __global__ void k(const unsigned* a, unsigned* o) {
     s[128 + t] = 0;
 }"""
 )
+
+
 FENCE = 'asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); // fence'
 
 
@@ -82,7 +137,7 @@ HINT = '"{ .reg .b64 pol; createpolicy.fractional.L2::evict_%s.b64 pol, 1.0;\\n'
         (("fence.proxy.async.shared::cta", "fence.proxy.async"),),
         ((FENCE, ""), ('asm volatile("cp.async.bulk.global', 'asm volatile("fence.proxy.async;" ::: "memory");\n'
                        'asm volatile("cp.async.bulk.global')),
-        (("acquire.cta.", ""),),
+        (("acquire.cluster.", ""),),
     ],
 )  # fmt: skip
 def test_forms_of_bulk_copies(edits: tuple[tuple[str, str], ...]) -> None:
@@ -114,6 +169,9 @@ def test_a_copy_over_what_a_thread_stored() -> None:
         ('"r"(at(s + 128)), "r"(512)', '"r"(at(s + 132)), "r"(512)', "out-of-bounds"),
         ("load(s, a, 512, &bar)", "load(s, a + 1, 512, &bar)", "misaligned"),
         ("expect(&bar, 512)", "expect(&bar, 1024)", "deadlock"),
+        ("init(&bar, 1)", "init(&bar, 2)", "deadlock"),
+        ("wait(&bar, 0);", "wait(&bar, 1);", "async-read"),
+        ("load(s, a, 512, &bar)", "load(s, a + 64 * blockIdx.x, 512, &bar)", "out-of-bounds"),
         ("o += 128 * blockIdx.x", "o += 64 * blockIdx.x", "global-race"),
         ("wait(&bar, 0);", "", "async-read"),
         (FENCE + "\n    __syncthreads();", FENCE, "shared-race"),
@@ -128,14 +186,6 @@ def test_blocks_of_other_batches_race_too() -> None:
     clean(copy(COPY, 300))
     last = broken(COPY, "o += 128 * blockIdx.x", "o += 128 * (blockIdx.x % 299)")
     assert "global-race" in kinds(copy(last, 300))
-
-
-def test_a_hint_is_a_register() -> None:
-    text = compile_ptx(COPY, "sm_90", name="k.cu").replace(
-        "complete_tx::bytes [", "complete_tx::bytes.L2::cache_hint ["
-    )
-    with pytest.raises(PtxError, match="cache_hint"):
-        run_kernel(parse(text), "k", 1, 128, [np.zeros(128, U4), np.zeros(128, U4)], dynamic=1024)
 
 
 PIPELINE = (

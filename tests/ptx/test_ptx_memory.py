@@ -1,0 +1,396 @@
+"""Loads, stores and atomics move other bytes, or accesses narrower than a word race wrongly, if these fail."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sampling
+from lngen.errors import PtxError
+from lngen.ptx import Outcome, parse
+from lngen.ptx.opcodes import narrowest
+from lngen.toolchain import compile_ptx
+from ptx_source import broken, clean, kinds, run, run_ptx
+
+U4 = np.uint32
+
+
+@pytest.mark.parametrize("space", ["shared", "shared::cta", "shared::cluster", "local"])
+def test_memories_of_blocks_and_threads(space: str) -> None:
+    base = space.partition(":")[0]
+    body = f".{base} .align 16 .b8 mine[64];\n"
+    orders = [("", ""), ("weak.", "weak."), ("volatile.", "volatile.")]
+    orders += [("relaxed.cta.", "acquire.cta."), ("release.gpu.", "relaxed.sys.")]
+    for n, (order, back) in enumerate(orders):
+        body += f"mov.u32 %r1, {n + 5};\nst.{order}{space}.u32 [mine+{4 * n}], %r1;\n"
+        body += f"ld.{back}{space}.u32 %r2, [mine+{4 * n}];\nst.global.u32 [%rd0+{4 * n}], %r2;\n"
+    assert clean(run_ptx(body, np.zeros(5, U4)))["0"].tolist() == [5, 6, 7, 8, 9]
+
+
+TYPES = [f"{k}{w}" for k in "bus" for w in (8, 16, 32, 64)] + ["f32", "f64"]
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_types_and_vectors(kind: str) -> None:
+    """A register wider than the element gets its sign, or zeros; a vector's elements lie side by side."""
+    width = int(kind[1:]) // 8
+    register = {"f32": "%f", "f64": "%fd"}.get(kind, "%rd" if width == 8 else "%r")
+    first = 3 if register == "%rd" else 1
+    data = np.frombuffer(bytes(range(0x7D, 0x7D + 64)), np.uint8).copy()
+    body, wide = "", 8 if register in ("%rd", "%fd") else 4
+    kept = "b64" if register == "%rd" else "f64" if register == "%fd" else "f32" if register == "%f" else "b32"
+    at = 0
+    for vec in (1, 2, 4):
+        if width * vec > 16:
+            continue
+        names = [f"{register}{first + n}" for n in range(vec)]
+        group = "{" + ", ".join(names) + "}" if vec > 1 else names[0]
+        body += f"ld.global{f'.v{vec}' if vec > 1 else ''}.{kind} {group}, [%rd0+16];\n"
+        body += f"st.global{f'.v{vec}' if vec > 1 else ''}.{kind} [%rd2+{16 * vec}], {group};\n"
+        for name in names:
+            body += f"st.global.{kept} [%rd1+{at}], {name};\n"
+            at += wide
+    found = clean(run_ptx(body, data, np.zeros(at, np.uint8), np.zeros(80, np.uint8)))
+    numbers = data[16:].view(f"{'i' if kind[0] == 's' else 'u'}{width}")
+    each = [int(numbers[n]) & (1 << 8 * wide) - 1 for vec in (1, 2, 4) if width * vec <= 16 for n in range(vec)]
+    assert found["1"].view(f"u{wide}").tolist() == each
+    for vec in (1, 2, 4):
+        if width * vec <= 16:
+            assert (found["2"][16 * vec : 16 * vec + width * vec] == data[16 : 16 + width * vec]).all()
+
+
+def test_parts_of_a_parameter() -> None:
+    body = "ld.param.u64 %rd0, [p0];\n"
+    reads = [("u32", "p1"), ("u32", "p1+4"), ("s16", "p1+6"), ("u8", "p1+1"), ("s8", "p1+7"), ("u16", "p2+2")]
+    for n, (kind, place) in enumerate(reads):
+        body += f"ld.param.{kind} %r1, [{place}];\nst.global.u32 [%rd0+{4 * n}], %r1;\n"
+    body += "ld.param.f64 %fd1, [p3];\nst.global.f64 [%rd0+24], %fd1;\n"
+    body += "ld.param::entry.b32 %r1, [p3+4];\nst.global.u32 [%rd0+32], %r1;\n"
+    number = 0xF1E2D3C4B5A69788
+    found = clean(run_ptx(body, np.zeros(10, U4), number, 0x12345678, 1.5, kinds="u64 u64 u32 f64"))["0"]
+    want = [0xB5A69788, 0xF1E2D3C4, 0xFFFFF1E2, 0x97, 0xFFFFFFF1, 0x1234, 0, 0x3FF80000, 0x3FF80000, 0]
+    assert found.tolist() == want
+    for kind, place in (("u32", "p1+8"), ("u64", "p1+4"), ("u16", "p1+1"), ("u32", "p1+-4")):
+        message = r"reads \d bytes from byte -?\d of the parameter 'p1', which has 8"
+        with pytest.raises(PtxError, match=message):
+            run_ptx(f"ld.param.{kind} %rd3, [{place}];\n", np.zeros(1, U4), 1)
+    with pytest.raises(PtxError, match="reads several elements of a parameter"):
+        run_ptx("ld.param.v2.u32 {%r1, %r2}, [p1];\n", np.zeros(1, U4), 1)
+
+
+GENERIC = """extern "C" __global__ void k(const unsigned* a, unsigned* o) {
+    __shared__ unsigned s[64];
+    s[threadIdx.x] = 100 + threadIdx.x;
+    __syncthreads();
+    unsigned long long p = (unsigned long long)(threadIdx.x & 1 ? (const void*)(s + (threadIdx.x ^ 2))
+                                                               : (const void*)(a + threadIdx.x));
+    unsigned v;
+    asm volatile("ld.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    asm volatile("st.u32 [%0], %1;" :: "l"(o + threadIdx.x), "r"(v) : "memory");
+}"""
+
+
+def test_generic_addresses() -> None:
+    a = np.arange(64, dtype=U4)
+    out = clean(run(GENERIC, 1, 64, a, np.zeros(64, U4)))["1"]
+    t = np.arange(64)
+    assert (out == np.where(t & 1, 100 + (t ^ 2), t)).all()
+    wrong = broken(GENERIC, "s + (threadIdx.x ^ 2)", "s + threadIdx.x + 32")
+    assert "out-of-bounds" in kinds(run(wrong, 1, 64, a, np.zeros(64, U4)))
+
+
+def test_narrow_vectors_and_prefetches() -> None:
+    source = """extern "C" __global__ void k(const unsigned short* a, unsigned short* o) {
+        unsigned short v[4]; a += 4 * threadIdx.x; o += 4 * threadIdx.x;
+        asm volatile("prefetch.global.L1 [%0];" :: "l"(a));
+        asm volatile("prefetch.global.L2 [%0];" :: "l"(a));
+        asm volatile("prefetch.global.L2::evict_last [%0];" :: "l"(a));
+        asm volatile("ld.global.nc.v4.b16 {%0, %1, %2, %3}, [%4];"
+            : "=h"(v[0]), "=h"(v[1]), "=h"(v[2]), "=h"(v[3]) : "l"(a));
+        asm volatile("st.global.cs.v2.b16 [%0], {%1, %2};" :: "l"(o), "h"(v[3]), "h"(v[2]) : "memory");
+        asm volatile("st.global.v2.u16 [%0+4], {%1, %2};" :: "l"(o), "h"(v[1]), "h"(v[0]) : "memory");
+        }"""
+    a = np.arange(128, dtype=np.uint16)
+    outcome = run(source, 1, 32, a, np.zeros(128, np.uint16))
+    assert (clean(outcome)["1"] == a.reshape(-1, 4)[:, ::-1].ravel()).all()
+    assert outcome.traffic.tensors["k"]["k_param_0"]["prefetches"] == 3 * 32
+    beyond = run(source.replace('"l"(a)', '"l"(a + 128)', 1), 1, 32, a, np.zeros(128, np.uint16))
+    assert {f.kind for f in beyond.findings} == {"out-of-bounds"}
+
+
+WIDTHS = {t: int(t[1:]) for t in TYPES}
+
+
+def added(old: int, a: int, kind: str, flushes: bool) -> int:
+    """The bits of a sum; of f32 in global memory with no subnormal numbers."""
+    if kind[0] != "f":
+        return old + a
+    code, width = ("<f", 4) if kind == "f32" else ("<d", 8)
+    x, y = (struct.unpack(code, n.to_bytes(width, "little"))[0] for n in (old, a))
+
+    def flush(v: float) -> float:
+        return np.copysign(0.0, v) if flushes and abs(v) < 2.0**-126 else v
+
+    total = flush(x) + flush(y)
+    rounded = struct.unpack(code, struct.pack(code, total))[0]
+    return int.from_bytes(struct.pack(code, flush(rounded)), "little")
+
+
+def signed(n: int, kind: str) -> int:
+    return n - (1 << WIDTHS[kind]) if kind[0] == "s" and n >> WIDTHS[kind] - 1 else n
+
+
+MEANING: dict[str, Callable[[int, int, int], int]] = {
+    "inc": lambda old, a, b: 0 if old >= a else old + 1,
+    "dec": lambda old, a, b: a if old == 0 or old > a else old - 1,
+    "and": lambda old, a, b: old & a,
+    "or": lambda old, a, b: old | a,
+    "xor": lambda old, a, b: old ^ a,
+    "exch": lambda old, a, b: a,
+    "cas": lambda old, a, b: b if old == a else old,
+}
+
+
+OPERATIONS = {
+    **{op: ["b32", "b64"] for op in ("and", "or", "xor", "exch", "cas")},
+    **{op: ["u32", "s32", "u64", "s64"] for op in ("min", "max")},
+    "add": ["u32", "s32", "u64", "f32", "f64"], "inc": ["u32"], "dec": ["u32"],
+}  # fmt: skip
+
+
+F32 = [0, 1, 0x80000001, 0x00400000, 0x00800000, 0x80800001, 0x3F800000, 0x00C00000]
+
+
+F64 = [0, 1, 1 << 63 | 1, 0x0010000000000000, 0x3FF0000000000000]
+
+
+INTEGERS = [0, 1, 5, 6, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 0x8000000000000000, 0xFFFFFFFFFFFFFFFF]
+
+
+@sampling.grid(
+    ("op", "kind", "space"),
+    [(op, kind, space) for op, ks in OPERATIONS.items() for kind in ks for space in ("global", "shared", "generic")],
+    lambda op, kind, space: ((op, kind), (kind, space)),
+    strength=1,
+)
+def test_what_atomics_do(op: str, kind: str, space: str) -> None:
+    """Each pair of numbers: what is found, what is left; red leaves the same."""
+    width, mask = WIDTHS[kind] // 8, (1 << WIDTHS[kind]) - 1
+    values = F32 if kind == "f32" else F64 if kind == "f64" else sorted({n & mask for n in INTEGERS})
+    pairs = list(product(values, values))
+    swap = 0x55
+    bits = "b32" if width == 4 else "b64"
+    a, old, third = (f"%{'r' if width == 4 else 'rd'}{n}" for n in (11, 12, 13))
+    register = {"f32": "%f", "f64": "%fd"}.get(kind)
+    body = f".shared .align 16 .b8 mine[16];\nmov.{bits} {third}, {swap};\n"
+    spelled = "" if space == "generic" else f".{space}"
+    more = f", {third}" if op == "cas" else ""
+    for n in range(len(pairs)):
+        at = width * n
+        body += f"ld.global.{bits} {old}, [%rd0+{at}];\nld.global.{bits} {a}, [%rd1+{at}];\n"
+        place = f"%rd2+{at}" if space != "shared" else "mine"
+        body += f"st{spelled if space != 'generic' else '.global'}.{bits} [{place}], {old};\n"
+        operand, result = (f"{register}1", f"{register}2") if register else (a, old)
+        if register:
+            body += f"mov.{bits} {operand}, {a};\n"
+        body += f"atom{spelled}.{op}.{kind} {result}, [{place}], {operand}{more};\n"
+        body += f"st.global.{kind} [%rd3+{at}], {result};\n"
+        if space == "shared":
+            body += f"ld.shared.{bits} {old}, [mine];\nst.global.{bits} [%rd2+{at}], {old};\n"
+        if op not in ("exch", "cas"):
+            body += f"ld.global.{bits} {old}, [%rd0+{at}];\nst.global.{bits} [%rd4+{at}], {old};\n"
+            body += f"red.global.{op}.{kind} [%rd4+{at}], {operand};\n"
+    unsigned = np.dtype(f"u{width}")
+    first, second = (np.array([p[n] for p in pairs], unsigned) for n in (0, 1))
+    blank = [np.zeros(len(pairs), unsigned) for _ in range(3)]
+    found = clean(run_ptx(body, first, second, *blank))
+    assert found["3"].tolist() == first.tolist()
+    for n, (x, y) in enumerate(pairs):
+        flushes = kind == "f32" and space != "shared"
+        if op in ("min", "max"):
+            want = {"min": min, "max": max}[op](signed(x, kind), signed(y, kind)) & mask
+        else:
+            want = (added(x, y, kind, flushes) if op == "add" else MEANING[op](x, y, swap)) & mask
+        assert int(found["2"][n]) == want, (hex(x), hex(y))
+        if op not in ("exch", "cas"):
+            assert int(found["4"][n]) == (added(x, y, kind, kind == "f32") & mask if op == "add" else want)
+
+
+@pytest.mark.parametrize(
+    ("call", "dtype", "start", "want"),
+    [
+        ("atomicAdd(p, v)", "unsigned", 5, 5 + sum(range(64))),
+        ("atomicAdd(p, v)", "float", 0.5, 0.5 + sum(range(64))),
+        ("atomicMin(p, v)", "int", 40, 0),
+        ("atomicMax(p, v)", "unsigned", 40, 63),
+        ("atomicCAS(p, 3, 8)", "unsigned", 3, 8),
+    ],
+)
+@pytest.mark.parametrize("returning", [True, False])
+def test_atomics(call: str, dtype: str, start: Any, want: Any, returning: bool) -> None:
+    keep = f"o[blockIdx.x * 32 + threadIdx.x] = {call};" if returning else f"{call};"
+    source = f"""extern "C" __global__ void k({dtype}* p, {dtype}* o) {{
+        {dtype} v = blockIdx.x * 32 + threadIdx.x; {keep} }}"""
+    kind = {"unsigned": U4, "int": np.int32, "float": np.float32}[dtype]
+    results = clean(run(source, 2, 32, np.array([start], kind), np.zeros(64, kind)))
+    assert results["0"][0] == kind(want)
+    if returning and "atomicAdd" in call:
+        assert results["1"][0] == kind(start)
+        assert results["1"][5] == kind(start + 10)
+
+
+SUM = """extern "C" __global__ void k(unsigned* o) {
+    __shared__ unsigned s;
+    if (threadIdx.x == 0) s = 0;
+    __syncthreads();
+    atomicAdd(&s, threadIdx.x);
+    __syncthreads();
+    o[threadIdx.x] = s;
+}"""
+
+
+def test_shared_atomics() -> None:
+    assert (clean(run(SUM, 1, 64, np.zeros(64, U4)))["0"] == sum(range(64))).all()
+    late = broken(SUM, "threadIdx.x);\n    __syncthreads();", "threadIdx.x);")
+    assert kinds(run(late, 1, 64, np.zeros(64, U4))) == {"shared-race"}
+    early = broken(SUM, "s = 0;\n    __syncthreads();", ";")
+    assert kinds(run(early, 1, 64, np.zeros(64, U4))) == {"uninitialised"}
+
+
+# A warp barrier makes the executor keep clocks of what threads have seen of each other.
+CLOCKS = ["", "__syncwarp();"]
+
+
+NARROW = {"unsigned short": np.uint16, "unsigned char": np.uint8}
+
+
+SHARED = """extern "C" __global__ void k(const T* a, T* o, unsigned long long at) {
+    __shared__ T s[256];
+    int t = threadIdx.x, i = FIRST;
+    s[t] = 7; s[t + 128] = 7;
+    __syncthreads(); CLOCK
+    s[i] = a[t];
+    BETWEEN
+    o[t] = s[SECOND];
+}"""
+
+
+def shared(kind: str, clock: str, first: str, second: str, between: str = "") -> Outcome:
+    source = SHARED.replace("CLOCK", clock).replace("FIRST", first).replace("SECOND", second)
+    source = source.replace("BETWEEN", between).replace("T", kind)
+    n = np.arange(128).astype(NARROW[kind])
+    return run(source, 1, 128, n, np.zeros(128, NARROW[kind]), 0)
+
+
+@pytest.mark.parametrize("clock", CLOCKS)
+@pytest.mark.parametrize("kind", NARROW)
+def test_parts_of_a_word_in_shared_memory(kind: str, clock: str) -> None:
+    """Threads that write neighbours, read their own, read another's behind a barrier."""
+    clean = shared(kind, clock, "t", "t")
+    assert clean.findings == ()
+    assert (clean.results["1"] == np.arange(128)).all()
+    assert shared(kind, clock, "t", "t ^ 1", "__syncthreads();").findings == ()
+    assert kinds(shared(kind, clock, "t ^ 1", "t", "__syncthreads();")) == set()
+
+
+@pytest.mark.parametrize("clock", CLOCKS)
+@pytest.mark.parametrize("kind", NARROW)
+def test_the_same_part_of_a_word_in_shared_memory(kind: str, clock: str) -> None:
+    assert kinds(shared(kind, clock, "t & ~1", "t & ~1", "__syncthreads();")) == {"shared-race"}  # two write
+    found = shared(kind, clock, "t", "t ^ 1")  # one writes, the other reads
+    assert kinds(found) == {"shared-race"}
+    width = NARROW[kind]().itemsize
+    assert f"bytes {width} to {2 * width - 1} of shared memory" in found.findings[0].message
+
+
+WHOLE = """extern "C" __global__ void k(unsigned* o) {
+    __shared__ unsigned words[64];
+    unsigned short* halves = reinterpret_cast<unsigned short*>(words);
+    int t = threadIdx.x;
+    __syncthreads(); CLOCK
+    if (t < 32) words[t] = t;
+    else *reinterpret_cast<volatile unsigned short*>(halves + AT) = t;
+    __syncthreads();
+    o[t] = words[t];
+}"""
+
+
+@pytest.mark.parametrize(("at", "found"), [("2 * t", set()), ("2 * t - 63", {"shared-race"})])
+@pytest.mark.parametrize("clock", CLOCKS)
+def test_a_word_and_its_halves(clock: str, at: str, found: set[str]) -> None:
+    """Threads write words, others halves of the same or of other words."""
+    source = WHOLE.replace("CLOCK", clock).replace("AT", at)
+    source = source.replace("volatile ", "") if clock == "" else source
+    outcome = run(source.replace("o[t] = words[t]", "if (t < 32) o[t] = words[t]"), 1, 64, np.zeros(64, U4))
+    assert kinds(outcome) == found
+
+
+GLOBAL = """extern "C" __global__ void k(const T* a, void* o) {
+    int t = 2 * threadIdx.x + blockIdx.x;
+    CLOCK
+    static_cast<T*>(o)[WHERE] = a[t];
+}"""
+
+
+@pytest.mark.parametrize("clock", [*CLOCKS, 'asm volatile("red.relaxed.gpu.global.add.u32 [%0], 0;" :: "l"(p));'])
+@pytest.mark.parametrize("kind", NARROW)
+@pytest.mark.parametrize("item", [np.uint8, np.uint16, np.uint32, np.uint64])
+def test_parts_of_a_word_in_global_memory(item: Any, kind: str, clock: str) -> None:
+    """Blocks that write neighbours, and the same place; the array's own elements are wider, or narrower."""
+    source = GLOBAL.replace("CLOCK", clock).replace("T", kind)
+    if "red." in clock:
+        source = source.replace("void* o", "void* o, unsigned* p")
+    a, o = np.arange(64).astype(NARROW[kind]), np.zeros(64 * NARROW[kind]().itemsize, np.uint8).view(item)
+    more = [np.zeros(1, U4)] if "red." in clock else []
+    clean = run(source.replace("WHERE", "t"), 2, 32, a, o, *more)
+    assert clean.findings == ()
+    assert (clean.results["1"].view(NARROW[kind]) == a).all()
+    assert kinds(run(source.replace("WHERE", "t & ~1"), 2, 32, a, o, *more)) == {"global-race"}
+
+
+PROXY = """extern "C" __global__ void k(unsigned* o) {
+    extern __shared__ __align__(128) unsigned short s[];
+    int t = threadIdx.x;
+    s[t] = t;
+    if (FENCED) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    __syncthreads();
+    if (t == 0) {
+        unsigned from = (unsigned)__cvta_generic_to_shared(s);
+        asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], 256;" :: "l"(o), "r"(from) : "memory");
+        asm volatile("cp.async.bulk.commit_group;\\ncp.async.bulk.wait_group 0;" ::: "memory");
+    }
+}"""
+
+
+def test_each_half_is_fenced_by_who_wrote_it() -> None:
+    def fenced(who: str) -> Outcome:
+        return run(PROXY.replace("FENCED", who), 1, 128, np.zeros(64, U4), dynamic=256)
+
+    clean = fenced("t >= 0")
+    assert clean.findings == ()
+    assert (clean.results["0"].view(np.uint16) == np.arange(128)).all()
+    assert kinds(fenced("t % 2 == 0")) == {"proxy"}
+    assert kinds(fenced("t % 2 == 1")) == {"proxy"}
+
+
+def test_words_stay_the_unit_where_nothing_is_narrower() -> None:
+    """What is noted for each word costs time; a vector of halves is as wide as the words it fills."""
+
+    def unit(body: str, space: str) -> int:
+        head = 'extern "C" __global__ void k(const unsigned* a, unsigned short* o) { __shared__ unsigned s[64]; '
+        text = head + body + " }"
+        return narrowest(parse(compile_ptx(text, "sm_90", name="k.cu")).entries["k"], space)
+
+    words = "s[threadIdx.x] = a[threadIdx.x]; __syncthreads(); o[threadIdx.x] = s[threadIdx.x ^ 1];"
+    assert (unit(words, "shared"), unit(words, "global")) == (4, 2)
+    pair = words + 'asm volatile("st.shared.v2.b16 [%0], {%1, %1};" :: "r"(0), "h"(o[0]) : "memory");'
+    assert unit(pair, "shared") == 4
+    half = words + 'asm volatile("st.shared::cta.b16 [%0], %1;" :: "r"(0), "h"(o[0]) : "memory");'
+    assert unit(half, "shared") == 2
+    generic = words + 'asm volatile("st.b8 [%0], %1;" :: "l"(o), "h"(o[0]) : "memory");'
+    assert (unit(generic, "shared"), unit(generic, "global")) == (1, 1)
