@@ -1,6 +1,5 @@
 """CUDA text to cubin or PTX for any arch, with or without a GPU; CuPy and NVRTC are loaded on first use."""
 
-from lngen.toolchain.log import Resources
 from lngen.toolchain.nvrtc import (
     ARCHES,
     Binary,
@@ -10,6 +9,7 @@ from lngen.toolchain.nvrtc import (
     nvrtc_version,
     supported_arches,
 )
+from lngen.toolchain.nvrtc_results import Resources
 
 __all__ = [
     "ARCHES",

@@ -20,7 +20,7 @@ from typing import Any
 from lngen import config
 from lngen.errors import CompileError
 from lngen.files import opened, parse_json
-from lngen.toolchain import log as logs
+from lngen.toolchain.nvrtc_results import resources
 
 _FORMAT = 2  # increment it when the layout of a file changes
 _LARGEST = 2**26  # bytes of a file
@@ -118,7 +118,7 @@ def _decoded(raw: bytes, key: str) -> Entry:
         raise ValueError("it names no kernels")
     entry = Entry(_text(header, "arch"), _text(header, "log"), image, tuple(kernels))
     # A cubin's log names its kernels, and every image contains their names.
-    named = tuple(logs.resources(entry.log))
+    named = tuple(resources(entry.log))
     if (named and named != entry.kernels) or not all(name.encode() in image for name in kernels):
         raise ValueError("its kernels are others than it names")
     return entry

@@ -12,8 +12,8 @@ from typing import Any, Literal, Protocol, cast
 from lngen import config
 from lngen.errors import CompileError, LngenError, MissingError
 from lngen.headers import included
-from lngen.toolchain import cache, cubin, log
-from lngen.toolchain.log import Resources
+from lngen.toolchain import cache
+from lngen.toolchain.nvrtc_results import UNIT, Resources, entries, explained, repaired, resources, tidied
 from lngen.version import install_hint
 
 ARCHES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
@@ -44,7 +44,7 @@ class Binary:
     resources: Mapping[str, Resources]
 
 
-def compile_cubin(source: str, arch: str, *, name: str = log.UNIT, fresh: bool = False) -> Binary:
+def compile_cubin(source: str, arch: str, *, name: str = UNIT, fresh: bool = False) -> Binary:
     """Compile CUDA text, with the device headers that it includes, for ``arch`` ("sm_90", "sm_90a").
 
     It is taken from the disk cache if it is there and not ``fresh``. ``name`` is its name in messages. CompileError if
@@ -52,10 +52,10 @@ def compile_cubin(source: str, arch: str, *, name: str = log.UNIT, fresh: bool =
     threads may call it at once.
     """
     entry = _entry(source, arch, "cubin", name, fresh=fresh)
-    return Binary(entry.arch, entry.image, entry.log, log.resources(entry.log))
+    return Binary(entry.arch, entry.image, entry.log, resources(entry.log))
 
 
-def compile_ptx(source: str, arch: str, *, name: str = log.UNIT, lines: bool = False) -> str:
+def compile_ptx(source: str, arch: str, *, name: str = UNIT, lines: bool = False) -> str:
     """The PTX of ``compile_cubin``'s cubin; errors and cache are the same.
 
     ``lines``: with a .loc for every instruction, its line of ``source``; the instructions are the same.
@@ -73,7 +73,7 @@ def compiler_build() -> str:
     """The build of NVRTC, as it identifies itself: its version does not include patches."""
     library = _library()
     arch = library.arches[0]
-    ptx = _compiled(library, "", arch, "ptx", _options(arch, "ptx", library.version), log.UNIT).image.decode()
+    ptx = _compiled(library, "", arch, "ptx", _options(arch, "ptx", library.version), UNIT).image.decode()
     return "\n".join(line for line in ptx.splitlines() if line.startswith("//"))
 
 
@@ -159,21 +159,21 @@ def _compiled(library: _Library, source: str, arch: str, kind: Kind, options: Se
     api = library.api
     headers = included(source)  # CuPy takes them as bytes
     texts = tuple(text.encode() for text in headers.values())
-    program = api.createProgram(source, log.UNIT, texts, tuple(name.encode() for name in headers))
+    program = api.createProgram(source, UNIT, texts, tuple(name.encode() for name in headers))
     try:
         try:
             api.compileProgram(program, options)
         except api.NVRTCError as error:
-            text = log.tidied(api.getProgramLog(program)) or str(error)
+            text = tidied(api.getProgramLog(program)) or str(error)
             if "--gpu-architecture" in text or "--nv_arch" in text:
                 raise _unknown(arch, library) from error
             if "libnvrtc-builtins" in text:
                 raise MissingError(f"Compiling needs a whole NVRTC ({text}); {_INSTALL}") from error
             ptx = api.getPTX(program).decode() if text.startswith("ptxas") else ""
             raise _refused(text, name, arch, source, ptx) from error
-        image = cubin.repaired(api.getCUBIN(program)) if kind == "cubin" else api.getPTX(program)
-        text = log.tidied(api.getProgramLog(program))
-        kernels = tuple(log.resources(text)) if kind == "cubin" else log.entries(image.decode())
+        image = repaired(api.getCUBIN(program)) if kind == "cubin" else api.getPTX(program)
+        text = tidied(api.getProgramLog(program))
+        kernels = tuple(resources(text)) if kind == "cubin" else entries(image.decode())
         return cache.Entry(arch, text, image, kernels)
     finally:
         api.destroyProgram(program)
@@ -185,7 +185,7 @@ def _unknown(arch: str, library: _Library) -> LngenError:
 
 
 def _refused(text: str, name: str, arch: str, source: str, ptx: str) -> CompileError:
-    explanation = log.explained(text, name, source, ptx)
+    explanation = explained(text, name, source, ptx)
     return CompileError(f"NVRTC refused {name} for {arch}:\n{explanation}{_dumped(source, name)}")
 
 
@@ -204,7 +204,7 @@ def _dumped(source: str, name: str) -> str:
 
 
 def _report(entry: cache.Entry, kind: Kind, name: str, how: str, milliseconds: float) -> None:
-    kernels = log.resources(entry.log).items()
+    kernels = resources(entry.log).items()
     counts = "".join(f", {k} {r.registers} registers{' with spills' * r.spills}" for k, r in kernels)
     print(f"lngen: {how} {name} {entry.arch} {kind} in {milliseconds:.1f} ms{counts}", file=sys.stderr)
     if config.debug_level() >= 5 and entry.log:

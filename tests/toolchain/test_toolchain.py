@@ -17,7 +17,8 @@ import pytest
 from child import output, start
 from lngen import toolchain
 from lngen.errors import CompileError, LngenError, MissingError
-from lngen.toolchain import ARCHES, cubin, log, nvrtc
+from lngen.toolchain import ARCHES, Resources, nvrtc
+from lngen.toolchain.nvrtc_results import elf_length, repaired, resources, tidied
 
 TINY = 'extern "C" __global__ void __launch_bounds__(64) tiny(float *a) { a[threadIdx.x] += 1.0f; }\n'
 # Names in no alphabetical order: only the source gives this order.
@@ -97,7 +98,7 @@ def entries(folder: Path) -> list[Path]:
 def test_every_arch_compiles_and_tells_its_resources(arch: str) -> None:
     binary = toolchain.compile_cubin(THREE, arch)
     assert binary.arch == arch
-    assert len(binary.image) == cubin.elf_length(binary.image)
+    assert len(binary.image) == elf_length(binary.image)
     assert list(binary.resources) == ["mid", "zed", "alpha"]
     assert [r.shared for r in binary.resources.values()] == [400, 0, 512]
     assert [r.barriers for r in binary.resources.values()] == [1, 0, 1]
@@ -354,14 +355,14 @@ def elf(programs: int, sections: int) -> bytes:
 @pytest.mark.parametrize("whole", [elf(3, 0), elf(0, 2), elf(2, 5)], ids=["program", "section", "both"])
 @pytest.mark.parametrize("cut", range(5))
 def test_a_short_cubin_is_repaired_and_a_whole_one_left_alone(whole: bytes, cut: int) -> None:
-    assert cubin.repaired(whole[: len(whole) - cut]) == whole
-    assert cubin.repaired(whole + b"more") == whole + b"more"
+    assert repaired(whole[: len(whole) - cut]) == whole
+    assert repaired(whole + b"more") == whole + b"more"
 
 
 @pytest.mark.parametrize("image", [*(elf(2, 5)[:n] for n in (0, 1, 63, 64, 100, -5)), b"//\n" * 100])
 def test_what_is_no_whole_cubin_is_refused(image: bytes) -> None:
     with pytest.raises(CompileError, match="truncated image"):
-        cubin.repaired(image)
+        repaired(image)
 
 
 @needs_nvrtc
@@ -369,8 +370,8 @@ def test_what_is_no_whole_cubin_is_refused(image: bytes) -> None:
 def test_a_real_cubin_survives_the_loss_of_its_last_byte(arch: str) -> None:
     image = toolchain.compile_cubin(THREE, arch).image
     assert image[-1] == 0
-    assert cubin.repaired(image[:-1]) == image
-    assert cubin.repaired(image) == image
+    assert repaired(image[:-1]) == image
+    assert repaired(image) == image
 
 
 # ---- the log of ptxas ----
@@ -394,24 +395,24 @@ ptxas info    : Used 8 registers
 
 
 def test_the_log_is_read_number_by_number() -> None:
-    found = log.resources(OLD_LOG)
+    found = resources(OLD_LOG)
     assert list(found.items()) == [
-        ("first", log.Resources(8, 0, 0, 24, 0, None, 0)),
-        ("second", log.Resources(40, 4, 8, 16, 400, 368, 2)),
+        ("first", Resources(8, 0, 0, 24, 0, None, 0)),
+        ("second", Resources(40, 4, 8, 16, 400, 368, 2)),
     ]
     with pytest.raises(CompileError, match="lacks the registers or spills of 'first'"):
-        log.resources(OLD_LOG.replace("Used 8 registers", ""))
+        resources(OLD_LOG.replace("Used 8 registers", ""))
 
 
 @pytest.mark.parametrize("field", ["spill_stores", "spill_loads", "stack"])
 def test_any_local_memory_is_a_spill(field: str) -> None:
     numbers = {"registers": 8, "spill_stores": 0, "spill_loads": 0, "stack": 0, "shared": 4, "barriers": 1}
-    assert log.Resources(**{**numbers, field: 4}, constant=4).spills
-    assert not log.Resources(**numbers, constant=4).spills
+    assert Resources(**{**numbers, field: 4}, constant=4).spills
+    assert not Resources(**numbers, constant=4).spills
 
 
 def test_times_and_nuls_are_taken_from_the_log() -> None:
-    tidy = log.tidied(OLD_LOG + "\0")
+    tidy = tidied(OLD_LOG + "\0")
     assert "Compile time" not in tidy
     assert tidy.splitlines() == [line for line in OLD_LOG.splitlines() if "Compile time" not in line]
 
