@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from bench_fakes import CpuGpu, cases, one_case
+from bench_fakes import CpuGpu, cases
 from fake_gpu import FakeGpu
 from lngen.bench import peers, providers
 from lngen.bench.argument_sets import make_cases
 from lngen.bench.benchmark import covering
 from lngen.bench.providers import THREADS, Ceiling, OverlappedCeiling, buffers, known, select, source, variants
 from lngen.bench.tasks import CEILINGS, LATENCY, MOVES, Task, ceiling_bytes, ceiling_of, make_task
-from lngen.compile import KernelSet
 from lngen.errors import LngenError, MissingError, ScheduleError
 from lngen.ptx import parse, run_kernel
 from lngen.toolchain import compile_ptx
@@ -24,52 +22,6 @@ from own_graphs import own
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("cupy")
-
-
-def test_lngen_is_launched_with_the_pointers_of_a_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[tuple[list[int], int, int]] = []
-    prepared_for: list[int] = []
-    overlaps: list[bool] = []
-
-    class Launcher:
-        def __init__(self, plan: Any, image: bytes, device: int, overlap: bool) -> None:
-            overlaps.append(overlap)
-            self.tensors = tuple(v.name for v in (*plan.inputs, *plan.outputs))
-
-        def bind(self, rows: int, strides: dict[str, int]) -> Any:
-            assert (rows, set(strides.values())) == (5, {64})
-
-            class Bound:
-                workspace_bytes = 10
-
-                def prepare(self, workspace: int, stream: int) -> None:
-                    prepared_for.append(workspace)
-
-                def __call__(self, pointers: list[int], workspace: int, stream: int) -> None:
-                    calls.append((pointers, workspace, stream))
-
-            return Bound()
-
-    monkeypatch.setattr(providers, "device_arch", lambda device: "sm_90")
-    monkeypatch.setattr(KernelSet, "cubin", lambda kernels, arch: SimpleNamespace(image=b"", resources={}))
-    monkeypatch.setattr(providers, "Launcher", Launcher)
-    case = one_case("layernorm.bwd:d=64,dtype=bf16", 5, 2)
-    prepared = known()["lngen"].prepare(case)
-    prepared.launch(11, 1)
-    prepared.launch(12, 0)
-    names = ("dy", "x", "gamma", "mean", "rstd", "dx", "dgamma", "dbeta")
-    assert calls[0][0] == [case.sets[1][n].data_ptr() for n in names]
-    assert [c[2] for c in calls] == [11, 12]
-    assert calls[0][1] == calls[1][1] != 0
-    assert prepared_for == [calls[0][1]]
-    assert {*prepared.results(0)} == {"dx", "dgamma", "dbeta"}
-    assert "threads=" in prepared.schedule
-    known()["lngen-overlapped"].prepare(case)
-    assert overlaps == [False, True]
-    assert (
-        "threads=4,"
-        in known(["threads=4,rows_per_block=128"])["lngen:threads=4,rows_per_block=128"].prepare(case).schedule
-    )
 
 
 @pytest.mark.parametrize(
@@ -84,13 +36,32 @@ def test_lngen_is_launched_with_every_array_of_its_graph(
     gpu = FakeGpu(monkeypatch)
     monkeypatch.setattr("lngen.bench.providers.device_arch", lambda device: "sm_90")
     for provider in ("lngen", "lngen-overlapped"):
-        gpu.launched.clear()
         prepared = known()[provider].prepare(case)
-        prepared.launch(7, 1)
-        taken = {value for one in gpu.launched for value in one.values.values()}
-        assert {case.sets[1][n].data_ptr() for n in (*case.inputs, *case.outputs)} <= taken
-        assert {one.stream for one in gpu.launched} == {7}
+        taken: list[set[int]] = []
+        for stream, index in ((7, 1), (8, 0)):
+            gpu.launched.clear()
+            prepared.launch(stream, index)
+            taken.append({value for one in gpu.launched for value in one.values.values()})
+            pointers = {case.sets[index][n].data_ptr() for n in (*case.inputs, *case.outputs)}
+            assert pointers <= taken[-1]
+            assert {one.stream for one in gpu.launched} == {stream}
         assert {*prepared.results(0)} == {*case.outputs}
+
+
+def test_lngen_has_the_schedule_and_the_overlap_that_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    overlaps: list[bool] = []
+    (case,) = cases("scaled", "fwd")
+    FakeGpu(monkeypatch)
+    launcher = providers.Launcher
+    monkeypatch.setattr(providers, "Launcher", lambda *a: overlaps.append(a[-1]) or launcher(*a))
+    monkeypatch.setattr("lngen.bench.providers.device_arch", lambda device: "sm_90")
+    own_schedule = "threads=4,rows_per_block=128"
+    found = known([own_schedule])
+    names = ("lngen", "lngen-overlapped", f"lngen:{own_schedule}")
+    default, overlapped, variant = (found[name].prepare(case).schedule for name in names)
+    assert overlaps == [False, True, False]
+    assert default == overlapped
+    assert "threads=4,rows_per_block=128" in variant not in default
 
 
 @pytest.mark.parametrize(("name", "direction"), [("add_rmsnorm", "fwd"), ("gated", "fwd"), ("gated", "bwd")])
@@ -105,35 +76,27 @@ def test_the_ceiling_moves_the_bytes_of_the_graph(name: str, direction: str) -> 
     assert len({a.data_ptr() for arrays in held for a in arrays}) == 3 * len(held[0])
 
 
-def test_a_ceiling_writes_what_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    (copied,) = cases("scaled", "fwd")
-    (added,) = cases("gated", "fwd")
-    for case, name in ((copied, "copy"), (added, "add")):
-        assert (Ceiling(name).covers(case.spec), OverlappedCeiling(name).covers(case.spec)) == (True, True)
-        held = buffers(case)
-        monkeypatch.setattr(providers, "buffers", lambda case, held=held: held)
-        Ceiling(name).prepare(case).launch(0, 1)
-        assert torch.equal(held[1][0], sum(held[1][1:], torch.zeros(())))
-
-
 def test_the_ceiling_of_a_latency_is_a_chain() -> None:
     (case,) = make_cases(Task((own("scaled"),), 4, LATENCY), 4, CpuGpu())
     held = buffers(case)
     assert all(after[1] is before[0] for before, after in pairwise(held))
 
 
-def test_both_ways_to_copy_copy(monkeypatch: pytest.MonkeyPatch) -> None:
-    (case,) = cases("scaled", "fwd")
-    held = buffers(case)
-    monkeypatch.setattr(providers, "buffers", lambda case: held)
-    taken: list[Any] = []
-    monkeypatch.setattr(providers.timing, "fastest", lambda ways, sets, gpu: taken.extend(ways))
-    Ceiling("copy").prepare(case)
-    assert len(taken) == 2
-    for way in taken:
-        held[1][0].fill_(float("nan"))
-        way(0, 1)
-        assert torch.equal(*held[1])
+def test_a_ceiling_writes_what_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy in both ways, of which the faster is the ceiling."""
+    ways: list[Any] = []
+    monkeypatch.setattr(providers.timing, "fastest", lambda launches, sets, gpu: ways.extend(launches))
+    for name, graph, count in (("copy", "scaled", 2), ("add", "gated", 1)):
+        (case,) = cases(graph, "fwd")
+        held = buffers(case)
+        monkeypatch.setattr(providers, "buffers", lambda case, held=held: held)
+        ways.clear()
+        Ceiling(name).prepare(case)
+        assert len(ways) == count
+        for way in ways:
+            held[1][0].fill_(float("nan"))
+            way(0, 1)
+            assert torch.equal(held[1][0], sum(held[1][1:], torch.zeros(())))
 
 
 SIZES = [16, 15, 1, 16 * THREADS * 4, 2 * 16 * THREADS * 4 + 16 * 3 + 7]

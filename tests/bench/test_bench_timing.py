@@ -80,18 +80,6 @@ def test_one_that_cannot_be_captured_stops_no_other() -> None:
     assert alone.failures
 
 
-def test_a_drifting_reference_is_flagged() -> None:
-    class Drifting(FakeTimer):
-        def elapsed(self, graphs: Sequence[Any]) -> list[float]:
-            return [ms * (1 + 0.05 * (i > 10)) for i, ms in enumerate(super().elapsed(graphs))]
-
-    timer = Drifting({"copy": 4.0, "a": 8.0})
-    launches = {name: timer.launch(name) for name in timer.us}
-    found = time_side_by_side(launches, 2, timer, reference="copy", rounds=10)
-    assert found.drift == pytest.approx(0.05)
-    assert found.drifted
-
-
 def test_the_calmest_rounds_count() -> None:
     moves = [0.3, 0.1, 0.2]
 
