@@ -26,8 +26,7 @@ from lngen.runtime import direction as calls
 from lngen.schedule import choose, parse_schedule, problem
 from lngen.spec import parse_spec
 from lngen.toolchain import compile_cubin, compile_ptx
-from lngen.tune.build import build_all
-from lngen.tune.candidates import candidates
+from lngen.tune.candidates import build_all, candidates
 
 FWD, BWD = "rmsnorm.fwd:d=64,dtype=f16", "layernorm.bwd:d=64,dtype=f16"
 SCHEDULE = "form=registers,threads=8,rows_per_block=16,vec=8"

@@ -1,4 +1,4 @@
-"""``lngen tune``: measures schedules, records every trial, locks the fastest."""
+"""``lngen tune``: measures schedules, records every trial, locks the fastest; merging and tables need no GPU."""
 
 from __future__ import annotations
 
@@ -11,26 +11,30 @@ from typing import TYPE_CHECKING
 import click
 
 from lngen import config
-from lngen.cli.cluster import dask_executor, dask_option
+from lngen.cli.dask_cluster import dask_executor, dask_option
 from lngen.cli.failures import INTERRUPTED
 from lngen.cli.output import AnyPath, OutFile, Output, note, output_options
 from lngen.cli.output import table as table_text
 from lngen.cli.shared_options import Whole, device_option, overlap_option
-from lngen.cli.tune_offline import merge_databases, print_ranking, write_table
+from lngen.devices import default_device, named
 from lngen.errors import LngenError, short
 from lngen.numbers import whole
 from lngen.spec import Spec, parse_spec
 
 if TYPE_CHECKING:
     from lngen.runtime.lock_file import Locked
-    from lngen.tune.choose import Choice
-    from lngen.tune.job import Job, Listener
-    from lngen.tune.trial import Trial
+    from lngen.tune.job import Choice, Job, Listener
+    from lngen.tune.trials import Trial
+    from lngen.tune.tuner import Report
 
 FILE = AnyPath(dir_okay=False)
 MOST_SECONDS = 10**6
 LOCK = Path("lngen.lock.toml")
 EXPORTS = ("t4", "kernel-tuner")
+ABOUT = """Schedules that were measured on this GPU, by direction, bytes of an element, D and workload class: KiB of
+inputs for each multiprocessor, at most; 1024 is also what is taken where the number of rows is not known.
+Written by: lngen tune --table, from {}
+Accesses and grids are left out: they follow from D and from the GPU."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +58,7 @@ class Views:
     def show(self, trials: Sequence[Trial], choice: Choice | None) -> None:
         """Write the requested views."""
         from lngen.files import write_all
-        from lngen.tune.export import export
-        from lngen.tune.plot import plot
+        from lngen.tune.views import export, plot
 
         if self.plot_file is not None:
             plot(trials, choice, self.plot_file)
@@ -133,7 +136,7 @@ def tune(
     if table is not None:
         if specs or shards or frozen or ranking:
             raise click.UsageError("--table takes recorded times from --database and --recorded, and nothing else.")
-        return write_table(table, [*recorded, *filter(None, [database])], device, output)
+        return _write_table(table, [*recorded, *filter(None, [database])], device, output)
     database = database or config.cache_dir() / "tune" / "trials.jsonl"
     parsed = [*dict.fromkeys(parse_spec(text) for text in specs)]
     if bool(shards) == bool(parsed) or (frozen and ranking):
@@ -145,9 +148,9 @@ def tune(
     views = Views(plot_file, export)
     _check_views(views, bool(shards) or ranking, len(parsed) * len(rows))
     if shards:
-        return merge_databases(shards, database, output)
+        return _merge(shards, database, output)
     if ranking:
-        return print_ranking(parsed, rows, device, output)
+        return _print_ranking(parsed, rows, device, output)
     if frozen:
         return _frozen(parsed, rows, (database, lock_file), views, output)
     ctx.exit(_tune(parsed, rows, (budget, trials), overlap, (database, lock_file), dask, views, output))
@@ -172,36 +175,29 @@ def _tune(
     output: Output,
 ) -> int:
     """Tune, lock, report; the exit code."""
-    from lngen.tune import database as trials
-    from lngen.tune import job, lock, report
-    from lngen.tune.tuner import tune as run
+    from lngen.runtime.lock_file import read_lock
+    from lngen.tune import job, tuner
+    from lngen.tune.trials import foreign
 
     path, lock_file = files
     views.check()
-    old, kept = lock.existing(lock_file), _kept(path)
+    old, kept = read_lock(lock_file, missing_ok=True), _kept(path)
     known: dict[tuple[str, int], list[Trial]] = {}
     for t in kept:
         known.setdefault((t.spec, t.rows), []).append(t)
     how = job.OVERLAPPING if overlap else job.GPU
     jobs = [
-        job.Job(s, m, *bounds, tuple(known.get((str(s), m), ())), lock.incumbents(old, s, m), how)
+        job.Job(s, m, *bounds, tuple(known.get((str(s), m), ())), tuner.incumbents(old, s, m), how)
         for s in specs
         for m in rows
     ]
     with dask_executor(dask) as executor, _listening() as listener:
-        result = run(jobs, path, executor=executor, listener=listener)
+        result = tuner.tune(jobs, path, executor=executor, listener=listener)
     devices = [o.device for o in result.outcomes if o.device is not None]
-    for text in trials.foreign(kept, devices, path) if devices else ():
+    for text in foreign(kept, devices, path) if devices else ():
         note(text)
-    lock.store(lock_file, result.outcomes)
-    for text in report.remarks(result.outcomes):
-        note(text)
-    tuned = [report.as_json(o) for o in result.outcomes]
-    compared = report.against_default(result.outcomes)
-    output.table(
-        {"interrupted": result.interrupted, "lock": str(lock_file), "tuned": tuned},
-        table_text(report.COLUMNS, report.rows(result.outcomes)) + (f"{compared}\n" if compared else ""),
-    )
+    tuner.store_choices(lock_file, result.outcomes)
+    _report(result, lock_file, output)
     for outcome in result.outcomes if len(jobs) == 1 else ():
         views.show(outcome.trials, outcome.choice)
     if result.interrupted:
@@ -209,18 +205,36 @@ def _tune(
     return 0 if all(o.choice is not None for o in result.outcomes) else 1
 
 
+def _report(result: Report, lock_file: Path, output: Output) -> None:
+    """What was found, and remarks on what was not."""
+    from lngen.tune.views import REPORT_COLUMNS, against_default, report_json, report_remarks, report_rows
+
+    for text in report_remarks(result.outcomes):
+        note(text)
+    compared = against_default(result.outcomes)
+    output.table(
+        {
+            "interrupted": result.interrupted,
+            "lock": str(lock_file),
+            "tuned": [report_json(o) for o in result.outcomes],
+        },
+        table_text(REPORT_COLUMNS, report_rows(result.outcomes)) + (f"{compared}\n" if compared else ""),
+    )
+
+
 def _frozen(specs: Sequence[Spec], rows: Sequence[int], files: tuple[Path, Path], views: Views, output: Output) -> None:
     """The locked schedules for this machine's GPU, or for any; the views show the database, locked or not."""
     from lngen.runtime.launcher import device_count, device_name
-    from lngen.tune.lock import existing, frozen
+    from lngen.runtime.lock_file import read_lock
+    from lngen.tune.tuner import frozen_choices
 
     path, lock_file = files
     views.check()
-    lock, device = existing(lock_file), device_name(0) if device_count() else None
+    lock, device = read_lock(lock_file, missing_ok=True), device_name(0) if device_count() else None
     if views:
         (spec,), (m,) = specs, rows
         _show_kept(path, views, str(spec), m, device, lock.nearest(str(spec), m, device=device))
-    found = frozen(lock, specs, rows, device)
+    found = frozen_choices(lock, specs, rows, device)
     columns = "spec", "rows", "device", "locked rows", "schedule"
     wanted = [m for _ in specs for m in rows]
     listed = [(e.spec, m, e.device, e.rows, e.schedule) for e, m in zip(found, wanted, strict=True)]
@@ -233,13 +247,13 @@ def _frozen(specs: Sequence[Spec], rows: Sequence[int], files: tuple[Path, Path]
 
 def _show_kept(path: Path, views: Views, spec: str, rows: int, device: str | None, locked: Locked | None) -> None:
     """The trials of a database on that device, or (None) on the locked one, or on the first in the database."""
-    from lngen.tune import database
-    from lngen.tune.choose import taken
+    from lngen.tune import trials
+    from lngen.tune.job import taken
 
     kept = _kept(path)
     known = [locked.device] if locked else [t.device for t in kept if (t.spec, t.rows) == (spec, rows)]
     device = device or next(iter(known), None)
-    shown = database.of(kept, spec, rows, device) if device else []
+    shown = trials.of(kept, spec, rows, device) if device else []
     if not shown:
         where = f" on {device}" if device else ""
         raise LngenError(
@@ -251,12 +265,55 @@ def _show_kept(path: Path, views: Views, spec: str, rows: int, device: str | Non
 
 def _kept(path: Path) -> tuple[Trial, ...]:
     """The trials of a database; invalid lines are reported."""
-    from lngen.tune.database import read
+    from lngen.tune.trials import read
 
     content = read(path)
     for text in content.complaints:
         note(text)
     return content.trials
+
+
+def _merge(shards: Sequence[Path], path: Path, output: Output) -> None:
+    """Add the trials of other databases to the one at ``path``."""
+    from lngen.tune.trials import merge
+
+    count, complaints = merge(shards, path)
+    for text in complaints:
+        note(text)
+    output.table({"database": str(path), "trials": count}, f"{count} trials in {path}\n")
+
+
+def _print_ranking(specs: Sequence[Spec], rows: Sequence[int], device: str | None, output: Output) -> None:
+    """The order of the candidates: measured schedules, then the model's order."""
+    from lngen.tune.candidates import ranking
+
+    gpu = named(device) if device else default_device()
+    listed = [
+        (str(spec), m, rank, str(s))
+        for spec in specs
+        for m in rows
+        for rank, s in enumerate(ranking(spec, m, gpu.arch, gpu))
+    ]
+    columns = "spec", "rows", "rank", "schedule"
+    output.table({"ranking": [dict(zip(columns, line, strict=True)) for line in listed]}, table_text(columns, listed))
+
+
+def _write_table(path: Path, sources: Sequence[Path], device: str | None, output: Output) -> None:
+    """Write the table of a GPU from recorded times."""
+    from lngen.files import write_all
+    from lngen.schedule.recorded import latest, points
+    from lngen.tune.device_table import build, text
+
+    if not sources:
+        raise click.UsageError("--table takes times from --database FILE, --recorded FILE, or both; got neither.")
+    gpu = named(device) if device else default_device()
+    found = points(sources)
+    made = build(gpu, latest(found), [p for p in found if len(p.times) == 1])
+    names = ", ".join(source.name for source in sources)
+    write_all({path: text(made, ABOUT.format(names)).encode()})
+    count = sum(map(len, made.entries.values()))
+    summary = f"{count} entries for {gpu.name} in {path}\n"
+    output.table({"table": str(path), "device": gpu.name, "entries": count}, summary)
 
 
 @contextmanager

@@ -11,10 +11,9 @@ from pathlib import Path
 import lngen
 from lngen.devices import DEFAULT_ARCH
 from lngen.errors import MissingError
-from lngen.tune import lock
 from lngen.tune.candidates import ranking
 from lngen.tune.job import Job
-from lngen.tune.tuner import tune
+from lngen.tune.tuner import store_choices, tune
 
 SPEC = lngen.parse_spec("layernorm.bwd:d=1024,dtype=bf16")
 ROWS = 4096
@@ -33,7 +32,7 @@ def main(folder: Path) -> None:
         for rank, schedule in enumerate(ranking(SPEC, ROWS, DEFAULT_ARCH)[:SHOWN], 1):
             print(f"{rank:3}  {schedule}")
         return
-    lock.store(lock_file, report.outcomes)
+    store_choices(lock_file, report.outcomes)
     for outcome in report.outcomes:
         if outcome.choice is not None:
             print(f"{outcome.choice.trial.us_median} us: {outcome.choice.trial.schedule}")

@@ -1,4 +1,8 @@
-"""One job: the best schedule of one spec at one number of rows, on one GPU."""
+"""One job: the best schedule of one spec at one number of rows, on one GPU.
+
+Two candidates closer than the noise are a tie, and a tie goes to the first in the model's order. So runs choose alike,
+although their times differ.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +15,15 @@ from lngen.bench.timing import DRIFT, ROUNDS
 from lngen.compile import Compilation
 from lngen.errors import MissingError
 from lngen.spec import Spec
-from lngen.tune.build import Candidate, build_all
-from lngen.tune.candidates import candidates
-from lngen.tune.choose import Choice, choose, finalists
-from lngen.tune.lease import visible_devices
-from lngen.tune.pool import Pool, Setup
-from lngen.tune.trial import Device, Trial, latest
-from lngen.tune.worker import Failure, Limits, Stopped, Worker
+from lngen.tune.candidates import Candidate, build_all, candidates
+from lngen.tune.trials import Device, Trial, latest
+from lngen.tune.workers import Failure, Limits, Setup, Stopped, Worker, Workers, visible_devices
 
+NOISE = 0.01  # two medians that differ by less are equal
+MOST_NOISE = 0.03  # the most that a wide spread may raise it to
+NEAR = 0.05  # brief rounds are less exact: trials this close to the best go on
+FINALISTS = 8
+FASTEST = 3  # of the finalists, chosen by time alone
 GPU, OVERLAPPING = "lngen.tune.measure:GpuMeasurer", "lngen.tune.measure:OverlappingMeasurer"
 BRIEF_ROUNDS, FINAL_ROUNDS = 4, ROUNDS
 GROUP = 8  # candidates timed side by side
@@ -27,6 +32,60 @@ NO_GPU = (
     "lngen tune needs an NVIDIA GPU and CuPy, but found no GPU that CuPy can use; 'lngen doctor' says what is "
     "missing, and 'lngen tune SPEC --ranking' prints the model's order without one."
 )
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The chosen trial, and all that tie with it (itself included), in order."""
+
+    trial: Trial
+    ties: tuple[Trial, ...]
+
+
+def finalists(trials: Sequence[Trial]) -> list[Trial]:
+    """The trials to time again, in rank order.
+
+    These are the first of all, which is the default, so that the gain of tuning is known; the fastest few; and the
+    first in order of those near the fastest.
+    """
+    timed = sorted((t for t in trials if t.timed), key=_order)
+    fastest = sorted(timed, key=lambda t: (t.ratio, *_order(t)))
+    near = [t for t in timed if t.ratio <= (1 + NEAR) * fastest[0].ratio]
+    chosen = dict.fromkeys([*timed[:1], *fastest[:FASTEST], *near])
+    return sorted([*chosen][:FINALISTS], key=_order)
+
+
+def choose(trials: Sequence[Trial], incumbent: str = "") -> Choice | None:
+    """The choice among trials of one job; None if none has a time.
+
+    Only trials with the most rounds count. ``incumbent``, the schedule chosen before, wins a tie, so that a lock
+    file does not change without reason.
+    """
+    timed = [t for t in trials if t.timed]
+    if not timed:
+        return None
+    rounds = max(t.rounds for t in timed)
+    final = sorted((t for t in timed if t.rounds == rounds), key=_order)
+    best = min(final, key=lambda t: (t.ratio, *_order(t)))
+    ties = tuple(t for t in final if t.ratio <= (1 + noise(best)) * best.ratio)
+    return Choice(next((t for t in ties if t.schedule == incumbent), ties[0]), ties)
+
+
+def taken(trials: Sequence[Trial], schedule: str) -> Choice | None:
+    """The choice that a lock file names, among trials of one job; None if it has no time there."""
+    return next((Choice(t, (t,)) for t in trials if t.timed and t.schedule == schedule), None)
+
+
+def noise(trial: Trial) -> float:
+    """The fraction by which a candidate may be slower than ``trial`` and still tie with it."""
+    if not trial.us_median or trial.us_p10 is None or trial.us_p90 is None:
+        return NOISE
+    spread = (trial.us_p90 - trial.us_p10) / 2 / trial.us_median
+    return min(max(spread, NOISE), MOST_NOISE)
+
+
+def _order(trial: Trial) -> tuple[int, str]:
+    return trial.rank, trial.schedule
 
 
 @dataclass(frozen=True)
@@ -93,26 +152,26 @@ class Listener:
         """A message for the user."""
 
 
-def run_job(job: Job, listener: Listener | None = None, pool: Pool | None = None) -> Outcome:
+def run_job(job: Job, listener: Listener | None = None, workers: Workers | None = None) -> Outcome:
     """Tune one spec on the first free GPU; MissingError if there is none. Runs on any executor.
 
-    pool  workers shared with other jobs of this process; by default a pool of its own
+    workers  shared with other jobs of this process; by default of its own
     """
     listener = listener or Listener()
-    if pool is None:
-        with Pool(listener.stopped) as own:
+    if workers is None:
+        with Workers(listener.stopped) as own:
             return run_job(job, listener, own)
     devices = visible_devices() if job.devices is None else job.devices
     if not devices:
         raise MissingError(NO_GPU)
-    return _Run(job, pool, Setup(job.measurer, devices, job.limits), listener).run()
+    return _Run(job, workers, Setup(job.measurer, devices, job.limits), listener).run()
 
 
 class _Run:
     """A job in progress."""
 
-    def __init__(self, job: Job, pool: Pool, setup: Setup, listener: Listener) -> None:
-        self._job, self._pool, self._setup, self._listener = job, pool, setup, listener
+    def __init__(self, job: Job, workers: Workers, setup: Setup, listener: Listener) -> None:
+        self._job, self._workers, self._setup, self._listener = job, workers, setup, listener
         self._worker: Worker | None = None
         self._device: Device | None = None
         self._total = 0
@@ -125,11 +184,11 @@ class _Run:
         start = time.monotonic()
         complete, waited = False, 0.0
         try:
-            self._device = self._pool.device(self._setup)
+            self._device = self._workers.device(self._setup)
             built = self._build()
             if self._missing(built):
                 waiting = time.monotonic()
-                with self._pool.worker(self._setup) as self._worker:
+                with self._workers.worker(self._setup) as self._worker:
                     waited = time.monotonic() - waiting
                     if self._worker.device() != self._device:  # the GPUs of this machine differ
                         self._device = self._worker.device()
@@ -150,8 +209,6 @@ class _Run:
         return Outcome(
             spec, rows, self._device, tuple(trials), tuple(self._new), choice, messages=tuple(self._messages)
         )
-
-    # ---- stages ----
 
     def _build(self) -> list[Candidate]:
         """Every candidate there is time for; failures are recorded, known trials are not built again."""
@@ -256,8 +313,6 @@ class _Run:
             drifted = timed.drift > DRIFT
             trials.append(replace(self._trial(candidate), **us, reference=reference, rounds=rounds, drifted=drifted))
         self._record(trials)
-
-    # ---- records ----
 
     def _trial(self, c: Candidate, status: str = "", reason: str = "") -> Trial:
         device = self._device

@@ -1,30 +1,220 @@
-"""The measurer of a worker process with a GPU: loads cubins, compares bits, times side by side."""
+"""What a worker process does on its GPU: compares the bits of candidates with the interpreter's, and times them.
+
+The interpreter is too slow for the largest arrays and does not need them: the bits of a row depend on that row alone,
+those of a column sum on its column alone. So the inputs repeat a block of rows, row results are compared with those of
+the block, and column sums of large arrays on a sample of columns, summed over all rows. A column sum that depends on
+row sums does not have this property: then fewer rows are compared, and all of them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
+
+import numpy as np
 
 from lngen.bench import timing
 from lngen.bench.tasks import floor_bytes
-from lngen.check.inputs import POISON
+from lngen.bench.timing import Launch
+from lngen.check.inputs import POISON, random_inputs
 from lngen.compile import Compilation
 from lngen.errors import LngenError
-from lngen.ir import WIDE
+from lngen.interpret import interpret
+from lngen.ir import WIDE, D, Graph, M, Value, is_number_fold, is_row_fold
+from lngen.ir.numerics import Array
+from lngen.passes import extract
 from lngen.runtime.launcher import Launcher, device_arch
+from lngen.runtime.numpy_arrays import raw
 from lngen.spec import Spec
 from lngen.toolchain import nvrtc_version
-from lngen.tune.bits import Bits
-from lngen.tune.build import Candidate
-from lngen.tune.cupy_timer import CupyTimer
-from lngen.tune.serve import Timed
-from lngen.tune.trial import Device
+from lngen.tune.candidates import Candidate
+from lngen.tune.trials import Device
+from lngen.tune.workers import Timed
 
+BLOCK_ELEMENTS = 2**20  # of the block of rows that the interpreter computes
+COLUMN_ELEMENTS = 2**22  # of the columns that the interpreter sums over all rows
+MOST_COLUMNS, LEAST_COLUMNS = 192, 4
+EDGE_ROWS = (1, 133)  # checked besides all rows: one row, and one more than the multiprocessors of an H200
 REFERENCE = "reference"
 LOADED = 64  # launchers kept
 REPEATS = 2  # repetitions of rounds in which the reference moved
 BRIEF_REPLAY_US = timing.REPLAY_US / 2  # for fewer rounds than the benchmark's
 FIRST_WARM_MS, WARM_MS = timing.WARM_MS, 20.0
+
+
+# ---- the expected bits ----
+
+
+class Bits:
+    """Inputs on the device, and the expected results.
+
+    xp  cupy, or numpy: the module of the arrays. Numbers are stored as unsigned integers of their size, so that
+        equal means equal bits; the inputs have no NaN.
+    """
+
+    def __init__(self, spec: Spec, rows: int, xp: Any) -> None:
+        self.spec, self.rows, self._xp = spec, rows, xp
+        self.graph = spec.graph()
+        block = max(1, min(rows, BLOCK_ELEMENTS // spec.d))
+        # The block is odd, so that a kernel that reads a row a power of two away cannot be right by accident.
+        self.block = block - 1 if block % 2 == 0 else block
+        self._rows_graph, self._columns_graph = self._part(True), self._part(False)
+        sliceable = not any(is_row_fold(e) or is_number_fold(e) for e in self._columns_graph.eqns)
+        self.whole = not self._columns_graph.results or sliceable
+        affordable = rows if self.whole else max(self.block, 4 * BLOCK_ELEMENTS // spec.d)
+        edges = {m for m in EDGE_ROWS if m < rows and m <= affordable}
+        self.checked_rows = tuple(sorted({*edges, rows if self.whole else self.block}))
+        self._inputs = random_inputs(spec, self.block)
+        wanted = interpret(self._rows_graph, self._only(self._rows_graph))
+        self._wanted = {n: xp.asarray(raw(a)) for n, a in wanted.items()}
+        self._columns: dict[int, tuple[Any, dict[str, Any]]] = {m: self._column_sums(m) for m in self.checked_rows}
+        self.inputs = {n: self._repeated(xp.asarray(raw(a)), self.graph.param(n)) for n, a in self._inputs.items()}
+
+    def empty(self, rows: int) -> dict[str, Any]:
+        """Results full of poison."""
+        out = {}
+        for v in self.graph.results:
+            out[v.name] = self._xp.empty(v.type.shape(rows, self.spec.d), f"u{v.type.dtype.size}")
+            out[v.name].fill(int.from_bytes([POISON] * v.type.dtype.size, "little"))
+        return out
+
+    def complaint(self, rows: int, results: Mapping[str, Any]) -> str:
+        """By result, how many numbers of a launch with ``rows`` rows differ; an empty text if none does."""
+        wrong = {}
+        for name, want in self._wanted.items():
+            got = results[name]
+            starts = range(0, rows, self.block)
+            wrong[name] = sum(int((got[s : s + self.block] != want[: min(self.block, rows - s)]).sum()) for s in starts)
+        index, sums = self._columns[rows]
+        for name, column in sums.items():
+            got = results[name]
+            wrong[name] = int(((got[index] if got.ndim else got) != column).sum())
+        return "; ".join(f"{name}: {count} numbers differ with {rows} rows" for name, count in wrong.items() if count)
+
+    def _part(self, by_row: bool) -> Graph:
+        results = tuple(r for r in self.graph.results if (M in r.type.axes) is by_row)
+        return extract(self.graph, self.graph.name, self.graph.params, results)
+
+    def _only(self, graph: Graph) -> dict[str, Array]:
+        return {p.name: self._inputs[p.name] for p in graph.params}
+
+    def _column_sums(self, rows: int) -> tuple[Any, dict[str, Any]]:
+        """Indices of the columns compared, and their sums over the first ``rows`` rows."""
+        d = self.spec.d
+        count = min(max(COLUMN_ELEMENTS // max(rows, 1), LEAST_COLUMNS), MOST_COLUMNS)
+        columns = np.arange(d)
+        if self.whole and d > count and rows * d > BLOCK_ELEMENTS:
+            inner = np.random.default_rng(d).choice(d, count - 2, replace=False)
+            columns = np.unique([0, d - 1, *inner])
+        if not self._columns_graph.results:
+            return columns, {}
+        repeat = np.arange(rows) % self.block
+        sliced = {}
+        for p in self._columns_graph.params:
+            a = self._inputs[p.name]
+            a = a[..., columns] if D in p.type.axes else a
+            sliced[p.name] = a[repeat] if M in p.type.axes else a
+        found = interpret(self._columns_graph, sliced)
+        return self._xp.asarray(columns), {n: self._xp.asarray(raw(a)) for n, a in found.items()}
+
+    def _repeated(self, block: Any, value: Value) -> Any:
+        """The rows of an input, repeated as often as needed."""
+        if M not in value.type.axes or self.rows <= self.block:
+            return block
+        whole = self._xp.empty((self.rows, *block.shape[1:]), block.dtype)
+        for start in range(0, self.rows, self.block):
+            part = whole[start : start + self.block]
+            part[...] = block[: len(part)]
+        return whole
+
+
+# ---- the timer ----
+
+
+class CupyTimer:
+    """Copies, captures and times. All work is on one stream, inside ``active()``."""
+
+    def __init__(self) -> None:
+        import cupy
+
+        self._cupy = cupy
+        self._side = cupy.cuda.Stream(non_blocking=True)
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Make the stream CuPy's current one."""
+        with self._side:
+            yield
+
+    def stream(self) -> int:
+        """CuPy's current stream, as a pointer."""
+        return int(self._cupy.cuda.get_current_stream().ptr)
+
+    def synchronize(self) -> None:
+        """Wait for all work."""
+        self._cupy.cuda.runtime.deviceSynchronize()
+
+    def _properties(self) -> dict[str, Any]:
+        runtime = self._cupy.cuda.runtime
+        properties: dict[str, Any] = runtime.getDeviceProperties(runtime.getDevice())
+        return properties
+
+    def name(self) -> str:
+        """As the driver names the GPU."""
+        return str(self._properties()["name"].decode())
+
+    def memory(self) -> tuple[int, int]:
+        """Free bytes, and bytes of the L2 cache."""
+        free = int(self._cupy.cuda.runtime.memGetInfo()[0])
+        return free, int(self._properties().get("l2CacheSize", 64 << 20))
+
+    def release(self) -> None:
+        """Return cached memory."""
+        self._cupy.get_default_memory_pool().free_all_blocks()
+
+    def pointer(self, array: Any) -> int:
+        """The address."""
+        return int(array.data.ptr)
+
+    def copy(self, out: Any, x: Any) -> None:
+        """``out = x``, by the driver's copy."""
+        self._cupy.copyto(out, x)
+
+    def add(self, out: Any, x: Any, y: Any) -> None:
+        """``out = x + y`` as a time: 16 bytes are one element, as PyTorch's kernels move them, so numbers differ."""
+        self._cupy.add(_words(x), _words(y), out=_words(out))
+
+    def capture(self, launch: Launch, indices: Sequence[int]) -> Any:
+        """A replayable graph of one launch per index."""
+        with self._side:
+            self._side.begin_capture()
+            try:
+                for index in indices:
+                    launch(self._side.ptr, index)
+            finally:
+                graph = self._side.end_capture()
+        return graph
+
+    def elapsed(self, graphs: Sequence[Any]) -> list[float]:
+        """Replay the graphs in the given order, back to back; milliseconds of each."""
+        event = self._cupy.cuda.Event
+        pairs = [(event(), event()) for _ in graphs]
+        for graph, (start, end) in zip(graphs, pairs, strict=True):
+            start.record(self._side)
+            graph.launch(self._side)
+            end.record(self._side)
+        self.synchronize()
+        return [float(self._cupy.cuda.get_elapsed_time(start, end)) for start, end in pairs]
+
+
+def _words(array: Any) -> Any:
+    """The same memory as elements of 16 bytes, if its size is a multiple of 16."""
+    flat = array.reshape(-1)
+    return flat.view(np.complex128) if flat.nbytes % 16 == 0 else flat
+
+
+# ---- the measurer ----
 
 
 class GpuMeasurer:
@@ -114,8 +304,6 @@ class GpuMeasurer:
         stats = tuple(found.stats.get(str(c.rank)) or found.failures[str(c.rank)] for c in candidates)
         return Timed(stats, reference.median if reference else None, found.drift, tuple(moved))
 
-    # ---- launches ----
-
     def _launcher(self, candidate: Candidate) -> Launcher:
         if candidate.kernel not in self._loaded:
             while len(self._loaded) >= LOADED:
@@ -137,8 +325,6 @@ class GpuMeasurer:
             bound(pointers[index], address, stream)
 
         return launch
-
-    # ---- the reference: a copy, or the sum of two inputs of one size ----
 
     def _wide(self) -> list[str]:
         """One or two of the graph's [M, D] inputs of one size."""

@@ -1,4 +1,4 @@
-"""Tuning: jobs on any executor, every trial recorded, Ctrl-C keeps the best so far."""
+"""A run: jobs on any executor, every trial recorded, Ctrl-C keeps the best so far; a lock file gets the choices."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_complete
 from dataclasses import dataclass
 from pathlib import Path
 
-from lngen.errors import LngenError, MissingError
-from lngen.tune import database
+from lngen.errors import LngenError, LockError, MissingError
+from lngen.files import exclusive, resolved, write_in_order
+from lngen.runtime.lock_file import Lock, Locked, read_lock
+from lngen.spec import Spec
+from lngen.tune import trials
 from lngen.tune.job import NO_GPU, Job, Listener, Outcome, run_job
-from lngen.tune.lease import visible_devices
-from lngen.tune.pool import Pool
-from lngen.tune.trial import Trial
+from lngen.tune.trials import Trial
+from lngen.tune.workers import Workers, visible_devices
 
 
 @dataclass(frozen=True)
@@ -39,10 +41,10 @@ class Keeper(Listener):
     def stopped(self) -> bool:
         return self._stop.is_set() or self._listener.stopped()
 
-    def recorded(self, trials: Sequence[Trial]) -> None:
+    def recorded(self, new: Sequence[Trial]) -> None:
         with self._writing:
-            database.append(self._path, trials)
-        self._listener.recorded(trials)
+            trials.append(self._path, new)
+        self._listener.recorded(new)
 
     def progress(self, job: Job, done: int, total: int, best: Trial | None) -> None:
         self._listener.progress(job, done, total, best)
@@ -68,7 +70,7 @@ def tune(
     devices = {d for job in jobs for d in job.devices or ()} or {*visible_devices()}
     if not devices:
         raise MissingError(NO_GPU)
-    with Pool(keeper.stopped) as workers, ThreadPoolExecutor(len(devices) + 1) as pool:
+    with Workers(keeper.stopped) as workers, ThreadPoolExecutor(len(devices) + 1) as pool:
         futures = {pool.submit(run_job, job, keeper, workers): n for n, job in enumerate(jobs)}
         return _collect(futures, jobs, keeper, remote=False)
 
@@ -116,3 +118,48 @@ def _take(
         best = outcome.choice.trial if outcome.choice else None
         keeper.progress(jobs[n], len(outcome.trials), len(outcome.trials), best)
     found[n] = outcome
+
+
+# ---- the lock file; runtime/lock_file.py has the format ----
+
+
+def store_choices(path: Path, outcomes: Sequence[Outcome]) -> None:
+    """Put the choices of outcomes into the lock file; they replace those for the same device, spec and rows.
+
+    The replacement is atomic, and concurrent additions of others are kept.
+    """
+    chosen = [
+        Locked(o.device.name, o.device.arch, o.spec, o.rows, o.choice.trial.schedule)
+        for o in outcomes
+        if o.choice is not None and o.device is not None
+    ]
+    if not chosen:
+        return
+    path = resolved(path)
+    with exclusive(path.parent, path.name) as staging:
+        write_in_order([(path, read_lock(path, missing_ok=True).updated(chosen).render().encode())], staging)
+
+
+def incumbents(lock: Lock, spec: Spec, rows: int) -> tuple[tuple[str, str], ...]:
+    """(device, schedule) locked for a spec at a number of rows."""
+    return tuple((e.device, e.schedule) for e in lock.entries if (e.spec, e.rows) == (str(spec), rows))
+
+
+def frozen_choices(lock: Lock, specs: Sequence[Spec], rows: Sequence[int], device: str | None) -> list[Locked]:
+    """The choices for every spec and number of rows, on ``device`` (None: any); LockError if a spec is not locked.
+
+    ``Lock.nearest`` chooses, as for ``compile(lock=)`` and ``lngen build --lock``: rows that are not locked get the
+    choice for the nearest number of rows.
+    """
+    found = []
+    for spec in specs:
+        for m in rows:
+            entry = lock.nearest(str(spec), m, device=device)
+            if entry is None:
+                where = f" on {device}" if device else ""
+                raise LockError(
+                    f"'{lock.path}' is frozen and holds no schedule for {spec}{where}; run 'lngen tune {spec} "
+                    f"--rows {m}' without --frozen, and keep the lock file."
+                )
+            found.append(entry)
+    return found

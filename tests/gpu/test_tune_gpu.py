@@ -16,13 +16,11 @@ from lngen.interpret import interpret
 from lngen.runtime.launcher import device_count, device_name
 from lngen.spec import parse_spec
 from lngen.toolchain import compile_cubin
-from lngen.tune import database, lock
-from lngen.tune.build import build_all
-from lngen.tune.candidates import candidates
+from lngen.tune import trials
+from lngen.tune.candidates import build_all, candidates
 from lngen.tune.job import GPU, Job, Listener, run_job
-from lngen.tune.lease import visible_devices
-from lngen.tune.tuner import tune
-from lngen.tune.worker import Failure, Limits, Worker
+from lngen.tune.tuner import store_choices, tune
+from lngen.tune.workers import Failure, Limits, Worker, visible_devices
 
 pytestmark = pytest.mark.gpu
 
@@ -46,7 +44,7 @@ def test_a_spec_is_tuned_within_its_budget(text: str, rows: int, tmp_path: Path)
     assert best.us_median is not None
     assert best.reference is not None
     assert 0.3 < best.ratio < 30
-    known = database.read(path).trials
+    known = trials.read(path).trials
     again = run_job(Job(parse_spec(text), rows, trials=10, known=known))
     if found.complete:  # other processes on this GPU may take so much of the budget that something is left
         assert again.new == ()
@@ -97,7 +95,7 @@ def test_a_tuned_norm_has_the_same_bits(tmp_path: Path) -> None:
     spec = parse_spec("rmsnorm.fwd:d=1024,dtype=f32")
     outcome = run_job(Job(spec, 256, trials=6))
     path = tmp_path / "lngen.lock.toml"
-    lock.store(path, [outcome])
+    store_choices(path, [outcome])
     norm = lngen.compile("rmsnorm", d=1024, dtype="f32", lock=path)
     assert outcome.choice is not None
     assert str(norm._forward.launcher(0, rows=256).plan.schedule) == outcome.choice.trial.schedule
@@ -135,4 +133,4 @@ def test_two_dask_workers_have_a_gpu_each(tmp_path: Path) -> None:
         report = tune(jobs, tmp_path / "t", executor=client.get_executor())
     assert [o.error for o in report.outcomes] == ["", ""]
     assert all(o.choice is not None for o in report.outcomes)
-    assert {t.spec for t in database.read(tmp_path / "t").trials} == {FWD, BWD}
+    assert {t.spec for t in trials.read(tmp_path / "t").trials} == {FWD, BWD}

@@ -44,7 +44,7 @@ from lngen.schedule.table import ANY, MOST_OPERATIONS, Key, Table, measured, tab
 from lngen.schedule.validate import RECORDED, Sample, fit, typical, unfitted, with_table
 from lngen.spec import parse_spec
 from lngen.toolchain import supported_arches
-from lngen.tune.table import build, text
+from lngen.tune.device_table import build, text
 
 H200 = default_device()
 FORWARD, BACKWARD = "layernorm.fwd:d=4096,dtype=bf16", "layernorm.bwd:d=4096,dtype=bf16"

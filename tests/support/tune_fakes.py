@@ -23,9 +23,9 @@ import numpy as np
 from lngen.bench.timing import Stats
 from lngen.errors import LngenError
 from lngen.spec import Spec
-from lngen.tune.build import Candidate
-from lngen.tune.serve import Timed
-from lngen.tune.trial import Device
+from lngen.tune.candidates import Candidate
+from lngen.tune.trials import Device
+from lngen.tune.workers import Timed
 
 NAME = "tune_fakes:FakeMeasurer"
 DEVICE = Device("Fake GPU", "sm_90", "NVRTC 1.2")

@@ -24,12 +24,11 @@ from lngen.runtime import lock_file
 from lngen.runtime.lock_file import Lock, Locked, parse_lock, read_lock
 from lngen.schedule import Schedule, parse_schedule, problem, row_counts
 from lngen.spec import parse_spec
-from lngen.tune import candidates, database, lease
-from lngen.tune.choose import choose, finalists, noise
-from lngen.tune.export import FORMATS, export
-from lngen.tune.lock import existing, frozen, incumbents, store
-from lngen.tune.plot import _origin, plot
-from lngen.tune.trial import STATUSES, Device, Trial, from_json, latest
+from lngen.tune import candidates, trials, workers
+from lngen.tune.job import choose, finalists, noise
+from lngen.tune.trials import STATUSES, Device, Trial, from_json, latest
+from lngen.tune.tuner import frozen_choices, incumbents, store_choices
+from lngen.tune.views import FORMATS, _origin, export, plot
 from lngen.version import __version__
 
 SPEC = "rmsnorm.fwd:d=64,dtype=f32"
@@ -62,8 +61,8 @@ TRIALS = [
 
 def test_a_trial_survives_its_line() -> None:
     for t in TRIALS:
-        assert from_json(json.loads(database.line(t))) == t
-    assert b"us_median" not in database.line(TRIALS[1])
+        assert from_json(json.loads(trials.line(t))) == t
+    assert b"us_median" not in trials.line(TRIALS[1])
     assert {t.status for t in TRIALS} == set(STATUSES)
 
 
@@ -78,13 +77,13 @@ def test_the_last_of_most_rounds_counts_and_a_failure_is_final() -> None:
 
 def test_trials_are_appended_and_read_back(tmp_path: Path) -> None:
     path = tmp_path / "a" / "trials.jsonl"
-    assert database.read(path) == database.Content()
-    database.append(path, TRIALS[:3])
+    assert trials.read(path) == trials.Content()
+    trials.append(path, TRIALS[:3])
     before = path.read_bytes()
-    database.append(path, [])
-    database.append(path, TRIALS[3:])
+    trials.append(path, [])
+    trials.append(path, TRIALS[3:])
     assert path.read_bytes().startswith(before)
-    assert database.read(path) == database.Content(tuple(TRIALS))
+    assert trials.read(path) == trials.Content(tuple(TRIALS))
 
 
 def test_a_corrupt_line_is_reported_with_its_number_and_skipped(tmp_path: Path) -> None:
@@ -93,12 +92,12 @@ def test_a_corrupt_line_is_reported_with_its_number_and_skipped(tmp_path: Path) 
         b'{"spec": "half a li\n',
         b"[1]\n",
         b'{"spec": "a"}\n',
-        database.line(trial()).replace(b'"correct"', b'"splendid"'),
-        database.line(trial()).replace(b'"rows": 4096', b'"rows": "many"'),
+        trials.line(trial()).replace(b'"correct"', b'"splendid"'),
+        trials.line(trial()).replace(b'"rows": 4096', b'"rows": "many"'),
         b"\xff\xfe\n",
     ]
-    path.write_bytes(database.line(TRIALS[0]) + b"".join(wrong) + b"\n" + database.line(TRIALS[1]))
-    found = database.read(path)
+    path.write_bytes(trials.line(TRIALS[0]) + b"".join(wrong) + b"\n" + trials.line(TRIALS[1]))
+    found = trials.read(path)
     assert found.trials == tuple(TRIALS[:2])
     assert [c.partition(" of ")[0] for c in found.complaints] == [f"line {n}" for n in range(2, 8)]
     assert found.complaints[0] == f"line 2 of '{path}' is skipped, it is not a trial: it is not JSON."
@@ -110,11 +109,11 @@ def test_a_corrupt_line_is_reported_with_its_number_and_skipped(tmp_path: Path) 
 
 def test_a_half_line_does_not_spoil_the_next(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
-    database.append(path, TRIALS[:1])
+    trials.append(path, TRIALS[:1])
     with path.open("ab") as file:
-        file.write(database.line(TRIALS[1])[:40])
-    database.append(path, TRIALS[2:3])
-    found = database.read(path)
+        file.write(trials.line(TRIALS[1])[:40])
+    trials.append(path, TRIALS[2:3])
+    found = trials.read(path)
     assert found.trials == (TRIALS[0], TRIALS[2])
     assert [c.split(" of")[0] for c in found.complaints] == ["line 2"]
 
@@ -122,45 +121,45 @@ def test_a_half_line_does_not_spoil_the_next(tmp_path: Path) -> None:
 def test_many_writers_leave_whole_lines(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda n: database.append(path, [trial(n % 8, 1.0 + n)] * 3), range(64)))
-    found = database.read(path)
+        list(pool.map(lambda n: trials.append(path, [trial(n % 8, 1.0 + n)] * 3), range(64)))
+    found = trials.read(path)
     assert (len(found.trials), found.complaints) == (192, ())
 
 
 def test_a_database_that_cannot_be_used_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(LngenError, match=r"cannot write '.*t\.jsonl.*': File exists; name a place"):
-        database.append(tmp_path / "file" / "t.jsonl", TRIALS)
+        trials.append(tmp_path / "file" / "t.jsonl", TRIALS)
     with pytest.raises(LngenError, match="cannot be read: Is a directory; name another file"):
-        database.read(tmp_path)
+        trials.read(tmp_path)
 
 
 def test_shards_merge_to_their_union_in_any_order(tmp_path: Path) -> None:
     a, b, c = (tmp_path / name for name in "abc")
-    database.append(a, TRIALS[:5])
-    database.append(b, [*TRIALS[3:], *TRIALS[3:]])
+    trials.append(a, TRIALS[:5])
+    trials.append(b, [*TRIALS[3:], *TRIALS[3:]])
     with b.open("ab") as file:
         file.write(b"{\n")
-    count, complaints = database.merge([a, b], c)
+    count, complaints = trials.merge([a, b], c)
     assert count == len(TRIALS)
     assert complaints == [f"line 11 of '{b}' is skipped, it is not a trial: it is not JSON."]
-    assert sorted(database.read(c).trials, key=repr) == sorted(TRIALS, key=repr)
+    assert sorted(trials.read(c).trials, key=repr) == sorted(TRIALS, key=repr)
     merged = c.read_bytes()
     c.unlink()
-    database.merge([b, a, b], c)
+    trials.merge([b, a, b], c)
     assert c.read_bytes() == merged
-    database.merge([a], c)  # what was there stays
+    trials.merge([a], c)  # what was there stays
     assert c.read_bytes() == merged
     with pytest.raises(LngenError, match=r"there is no database '.*none' to merge"):
-        database.merge([a, tmp_path / "none"], c)
+        trials.merge([a, tmp_path / "none"], c)
     assert c.read_bytes() == merged
 
 
 def test_trials_of_elsewhere_are_one_sentence(tmp_path: Path) -> None:
     path = tmp_path / "t"
     others = [trial(device="NVIDIA A100"), trial(1, device="NVIDIA A100"), trial(compiler="NVRTC 12.9")]
-    assert database.foreign(TRIALS, [DEVICE], path) == []
-    assert database.foreign([*TRIALS, *others], [DEVICE], path) == [
+    assert trials.foreign(TRIALS, [DEVICE], path) == []
+    assert trials.foreign([*TRIALS, *others], [DEVICE], path) == [
         f"3 lines of '{path}' are ignored, measured on NVIDIA A100 with NVRTC 13.4, NVIDIA H200 with NVRTC 12.9."
     ]
 
@@ -350,10 +349,10 @@ def test_a_locked_schedule_that_is_not_legal_any_more_names_its_line(schedule: s
 
 def test_frozen_names_what_is_missing() -> None:
     lock, spec = Lock(path="my.lock").updated(LOCKED), parse_spec(SPEC)
-    assert [e.schedule for e in frozen(lock, [spec], [64, 4096], "NVIDIA H200")] == [SCHEDULES[1], SCHEDULES[2]]
-    assert frozen(lock, [spec], [4096], None)[0].device == 'A "quoted" GPU'
+    assert [e.schedule for e in frozen_choices(lock, [spec], [64, 4096], "NVIDIA H200")] == [SCHEDULES[1], SCHEDULES[2]]
+    assert frozen_choices(lock, [spec], [4096], None)[0].device == 'A "quoted" GPU'
     with pytest.raises(LockError, match=r"'my.lock' is frozen and holds no schedule for rmsnorm.* on A100; run") as e:
-        frozen(lock, [spec], [64], "A100")
+        frozen_choices(lock, [spec], [64], "A100")
     assert e.value.exit_code == 1
 
 
@@ -373,11 +372,11 @@ def test_frozen_and_compile_choose_the_same_entry(tmp_path: Path) -> None:
     chosen = set()
     for device, arch in devices:
         for rows in (1, 63, 64, 65, 500, 513, 4096, 10**6):
-            (entry,) = frozen(lock, [spec], [rows], device)
+            (entry,) = frozen_choices(lock, [spec], [rows], device)
             assert str(call.kernels(arch, rows=rows, gpu=called(device, arch)).plan.schedule) == entry.schedule
             chosen.add(entry)
     assert len(chosen) > 2
-    (entry,) = frozen(lock, [spec], [65], None)
+    (entry,) = frozen_choices(lock, [spec], [65], None)
     assert str(call.kernels(entry.arch, rows=65).plan.schedule) == entry.schedule
 
 
@@ -436,12 +435,12 @@ def test_storing_keeps_other_choices(tmp_path: Path) -> None:
     from lngen.tune.job import Outcome
 
     path = tmp_path / "a" / "my.lock"
-    assert existing(path).entries == ()
-    store(path, [Outcome(SPEC, 4096, DEVICE)])
+    assert read_lock(path, missing_ok=True).entries == ()
+    store_choices(path, [Outcome(SPEC, 4096, DEVICE)])
     assert not path.exists()
-    store(path, [Outcome(SPEC, 4096, DEVICE, choice=choose(TRIALS)), Outcome(SPEC, 7, DEVICE)])
-    store(path, [Outcome(SPEC, 7, DEVICE, choice=choose(TRIALS[:1]))])
-    lock = existing(path)
+    store_choices(path, [Outcome(SPEC, 4096, DEVICE, choice=choose(TRIALS)), Outcome(SPEC, 7, DEVICE)])
+    store_choices(path, [Outcome(SPEC, 7, DEVICE, choice=choose(TRIALS[:1]))])
+    lock = read_lock(path, missing_ok=True)
     assert [(e.rows, e.schedule) for e in lock.entries] == [(7, SCHEDULES[0]), (4096, SCHEDULES[2])]
     assert incumbents(lock, parse_spec(SPEC), 4096) == (("NVIDIA H200", SCHEDULES[2]),)
     assert [p.name for p in path.parent.iterdir()] == ["my.lock"]
@@ -534,28 +533,28 @@ def test_a_plot_of_another_kind_is_one_sentence(tmp_path: Path, monkeypatch: pyt
 
 
 def test_visible_gpus_are_named_as_the_environment_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "device_count", lambda: 2)
+    monkeypatch.setattr(workers, "device_count", lambda: 2)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert lease.visible_devices() == ("0", "1")
+    assert workers.visible_devices() == ("0", "1")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5, GPU-abc")
-    assert lease.visible_devices() == ("5", "GPU-abc")
-    monkeypatch.setattr(lease, "device_count", lambda: 0)
-    assert lease.visible_devices() == ()
+    assert workers.visible_devices() == ("5", "GPU-abc")
+    monkeypatch.setattr(workers, "device_count", lambda: 0)
+    assert workers.visible_devices() == ()
 
 
 def test_a_gpu_is_leased_once_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    a, b = lease.take(("0", "1")), lease.take(("0", "1"))
+    a, b = workers.take(("0", "1")), workers.take(("0", "1"))
     assert a is not None
     assert b is not None
     assert (a.gpu, b.gpu) == ("0", "1")
-    assert lease.take(("0", "1")) is None
-    code = "from lngen.tune.lease import take\nprint(take(('0',)), take(('0', '2')).gpu)"
+    assert workers.take(("0", "1")) is None
+    code = "from lngen.tune.workers import take\nprint(take(('0',)), take(('0', '2')).gpu)"
     env = {**os.environ, "TMPDIR": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["None", "2"]
     b.close()
-    c = lease.take(("0", "1"))
+    c = workers.take(("0", "1"))
     assert c is not None
     assert c.gpu == "1"
     a.close()

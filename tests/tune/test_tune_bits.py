@@ -22,13 +22,9 @@ from lngen.ir.numerics import NUMPY_DTYPE, Array
 from lngen.lower import Plan
 from lngen.runtime.numpy_arrays import raw
 from lngen.spec import Spec, make_spec, parse_spec
-from lngen.tune import bits as bits_module
 from lngen.tune import job, measure
-from lngen.tune.bits import Bits
-from lngen.tune.build import Candidate
-from lngen.tune.candidates import candidates
-from lngen.tune.cupy_timer import CupyTimer
-from lngen.tune.measure import GpuMeasurer
+from lngen.tune.candidates import Candidate, candidates
+from lngen.tune.measure import Bits, CupyTimer, GpuMeasurer
 
 SPECS = [
     "layernorm.fwd:d=48,dtype=bf16",
@@ -45,8 +41,8 @@ SPECS = [
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of about a thousand elements, so that these few rows are repetitions of a block."""
-    monkeypatch.setattr(bits_module, "BLOCK_ELEMENTS", 1000)
-    monkeypatch.setattr(bits_module, "COLUMN_ELEMENTS", 4000)
+    monkeypatch.setattr(measure, "BLOCK_ELEMENTS", 1000)
+    monkeypatch.setattr(measure, "COLUMN_ELEMENTS", 4000)
 
 
 def true_results(spec: Spec, bits: Bits, rows: int) -> dict[str, Array]:

@@ -21,7 +21,7 @@ from lngen.compile import Compilation, KernelSet
 from lngen.errors import LngenError
 from lngen.runtime.lock_file import read_lock
 from lngen.spec import parse_spec
-from lngen.tune import database
+from lngen.tune import trials
 
 FWD = "layernorm.fwd:d=64,dtype=bf16"
 SPEC = "rmsnorm.fwd:d=64,dtype=f32"
@@ -98,7 +98,7 @@ def test_specs_are_tuned_on_a_cluster_one_per_gpu(
     assert [t["rows"] for t in tuned] == [1, 2, 3, 4]
     assert {t["chosen"]["rank"] for t in tuned} == {2}
     assert {t["trials"][0]["status"] for t in tuned} == {"runtime"}
-    assert len(database.read(tmp_path / "t.jsonl").trials) == 4 * 10
+    assert len(trials.read(tmp_path / "t.jsonl").trials) == 4 * 10
     assert {e.rows for e in read_lock("lngen.lock.toml").entries} == {1, 2, 3, 4}
     lines = [line.split() for line in log.read_text().splitlines()]
     assert {line[-2] for line in lines} == {"gpu=4", "gpu=9"}
@@ -112,7 +112,7 @@ def test_specs_are_tuned_on_a_cluster_one_per_gpu(
 
 def test_a_cluster_that_is_not_there_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("distributed")
-    monkeypatch.setattr("lngen.cli.cluster.TIMEOUT", "1s")
+    monkeypatch.setattr("lngen.cli.dask_cluster.TIMEOUT", "1s")
     for address in ("tcp://127.0.0.1:9", "nonsense://"):
         done = CliRunner().invoke(cli, ["build", FWD, "--out", str(tmp_path / "x"), "--dask", address])
         assert done.exit_code == 2, done.output

@@ -25,13 +25,12 @@ from lngen import files
 from lngen.errors import LngenError
 from lngen.runtime.lock_file import Lock, Locked, parse_lock, read_lock
 from lngen.spec import parse_spec
-from lngen.tune import database, lock
-from lngen.tune.choose import choose
-from lngen.tune.export import FORMATS, export
-from lngen.tune.job import Outcome
-from lngen.tune.trial import Trial, from_json, latest
+from lngen.tune import trials, tuner
+from lngen.tune.job import Outcome, choose
+from lngen.tune.trials import Trial, from_json, latest
+from lngen.tune.views import FORMATS, export
 
-ROOT = Path(lock.__file__).parents[2]
+ROOT = Path(tuner.__file__).parents[2]
 
 
 def outcome(rows: int, rank: int = 0) -> Outcome:
@@ -67,24 +66,24 @@ def during(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, other: Callab
 
 def test_what_is_appended_during_a_merge_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, shard = tmp_path / "t", tmp_path / "shard"
-    database.append(path, TRIALS[:2])
-    database.append(shard, TRIALS[2:4])
-    thread = during(monkeypatch, database, "read", lambda: database.append(path, TRIALS[4:5]))
-    database.merge([shard], path)
+    trials.append(path, TRIALS[:2])
+    trials.append(shard, TRIALS[2:4])
+    thread = during(monkeypatch, trials, "read", lambda: trials.append(path, TRIALS[4:5]))
+    trials.merge([shard], path)
     thread.join()
-    assert {*database.read(path).trials} == {*TRIALS[:5]}
+    assert {*trials.read(path).trials} == {*TRIALS[:5]}
 
 
 def test_a_link_and_its_database_are_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, link = tmp_path / "t", tmp_path / "link"
-    database.append(path, TRIALS[:2])
+    trials.append(path, TRIALS[:2])
     link.symlink_to("t")
-    thread = during(monkeypatch, database, "read", lambda: database.append(path, TRIALS[2:3]))
-    database.merge([link], link)
+    thread = during(monkeypatch, trials, "read", lambda: trials.append(path, TRIALS[2:3]))
+    trials.merge([link], link)
     thread.join()
-    database.append(link, TRIALS[3:4])
+    trials.append(link, TRIALS[3:4])
     assert link.is_symlink()
-    assert {*database.read(path).trials} == {*TRIALS[:4]}
+    assert {*trials.read(path).trials} == {*TRIALS[:4]}
 
 
 def test_a_file_is_held_by_the_name_its_links_lead_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,9 +92,9 @@ def test_a_file_is_held_by_the_name_its_links_lead_to(tmp_path: Path, monkeypatc
     link.symlink_to("t")
     with files.exclusive(tmp_path, "t"):
         for use in (
-            lambda: database.append(link, TRIALS),
-            lambda: database.merge([], link),
-            lambda: lock.store(link, [outcome(1)]),
+            lambda: trials.append(link, TRIALS),
+            lambda: trials.merge([], link),
+            lambda: tuner.store_choices(link, [outcome(1)]),
         ):
             with pytest.raises(LngenError, match=r"another process has held '.*/\.t\.lock'"):
                 use()
@@ -103,9 +102,9 @@ def test_a_file_is_held_by_the_name_its_links_lead_to(tmp_path: Path, monkeypatc
 
 def test_choices_stored_at_the_same_time_are_all_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "my.lock"
-    lock.store(path, [outcome(1)])
-    thread = during(monkeypatch, lock, "existing", lambda: lock.store(path, [outcome(2)]))
-    lock.store(path, [outcome(3)])
+    tuner.store_choices(path, [outcome(1)])
+    thread = during(monkeypatch, tuner, "read_lock", lambda: tuner.store_choices(path, [outcome(2)]))
+    tuner.store_choices(path, [outcome(3)])
     thread.join()
     assert rows_of(path) == [1, 2, 3]
     assert names(tmp_path) == {"my.lock"}
@@ -116,18 +115,18 @@ def test_processes_append_merge_and_lock_without_a_loss(tmp_path: Path) -> None:
         import sys
         from dataclasses import replace
         from pathlib import Path
-        from lngen.tune import database, lock
-        from lngen.tune.choose import choose
+        from lngen.tune import trials, tuner
+        from lngen.tune.job import choose
         from lngen.tune.job import Outcome
-        from lngen.tune.trial import Device, Trial
+        from lngen.tune.trials import Device, Trial
         device, one = {DEVICE!r}, {trial()!r}
         own, folder = int(sys.argv[1]), Path(sys.argv[2])
         for n in range(8):
-            database.append(folder / "t", [replace(one, rows=100 * own + n)])
+            trials.append(folder / "t", [replace(one, rows=100 * own + n)])
             if n % 3 == own:
-                database.append(folder / f"shard{{own}}", [replace(one, rows=10_000 + 100 * own + n)])
-                database.merge([folder / f"shard{{own}}"], folder / "t")
-            lock.store(folder / "my.lock", [Outcome(one.spec, 100 * own + n, device, choice=choose([one]))])
+                trials.append(folder / f"shard{{own}}", [replace(one, rows=10_000 + 100 * own + n)])
+                trials.merge([folder / f"shard{{own}}"], folder / "t")
+            tuner.store_choices(folder / "my.lock", [Outcome(one.spec, 100 * own + n, device, choice=choose([one]))])
     """
     running = [
         subprocess.Popen(
@@ -142,7 +141,7 @@ def test_processes_append_merge_and_lock_without_a_loss(tmp_path: Path) -> None:
         assert process.returncode == 0, said
     every = [100 * own + n for own in range(3) for n in range(8)]
     assert rows_of(tmp_path / "my.lock") == every
-    content = database.read(tmp_path / "t")
+    content = trials.read(tmp_path / "t")
     merged = [10_000 + 100 * own + n for own in range(3) for n in range(8) if n % 3 == own]
     assert (sorted({t.rows for t in content.trials}), content.complaints) == ([*every, *merged], ())
     assert names(tmp_path) == {"t", "my.lock", *(f"shard{own}" for own in range(3))}
@@ -152,14 +151,14 @@ def test_processes_append_merge_and_lock_without_a_loss(tmp_path: Path) -> None:
 
 
 def test_a_killed_append_loses_its_own_line_at_most(tmp_path: Path) -> None:
-    database.append(tmp_path / "whole", TRIALS[:1])
-    for point in range(points(lambda: database.append(tmp_path / "whole", TRIALS[1:2]))):
+    trials.append(tmp_path / "whole", TRIALS[:1])
+    for point in range(points(lambda: trials.append(tmp_path / "whole", TRIALS[1:2]))):
         path = tmp_path / str(point) / "t"
-        database.append(path, TRIALS[:1])
+        trials.append(path, TRIALS[:1])
         with killed_at(point), pytest.raises(Killed):
-            database.append(path, TRIALS[1:2])
-        database.append(path, TRIALS[2:3])
-        found = database.read(path)
+            trials.append(path, TRIALS[1:2])
+        trials.append(path, TRIALS[2:3])
+        found = trials.read(path)
         assert found.trials in ((TRIALS[0], TRIALS[2]), tuple(TRIALS[:3]))
         assert len(found.complaints) <= 1
         assert names(path.parent) == {"t"}
@@ -167,34 +166,34 @@ def test_a_killed_append_loses_its_own_line_at_most(tmp_path: Path) -> None:
 
 def test_a_killed_merge_leaves_the_old_database_or_the_new_one(tmp_path: Path) -> None:
     shard = tmp_path / "shard"
-    database.append(shard, TRIALS[2:])
-    database.append(tmp_path / "whole", TRIALS[:2])
+    trials.append(shard, TRIALS[2:])
+    trials.append(tmp_path / "whole", TRIALS[:2])
     old = (tmp_path / "whole").read_bytes()
-    count = points(lambda: database.merge([shard], tmp_path / "whole"))
+    count = points(lambda: trials.merge([shard], tmp_path / "whole"))
     new = (tmp_path / "whole").read_bytes()
     found = []
     for point in range(count):
         path = tmp_path / str(point) / "t"
-        database.append(path, TRIALS[:2])
+        trials.append(path, TRIALS[:2])
         with killed_at(point), pytest.raises(Killed):
-            database.merge([shard], path)
+            trials.merge([shard], path)
         found.append(path.read_bytes())
-        database.merge([shard], path)
+        trials.merge([shard], path)
         assert path.read_bytes() == new
         assert names(path.parent) == {"t"}
     assert {*found} == {old, new}
 
 
 def test_a_killed_store_leaves_the_old_lock_file_or_the_new_one(tmp_path: Path) -> None:
-    lock.store(tmp_path / "whole", [outcome(1)])
+    tuner.store_choices(tmp_path / "whole", [outcome(1)])
     found = []
-    for point in range(points(lambda: lock.store(tmp_path / "whole", [outcome(2)]))):
+    for point in range(points(lambda: tuner.store_choices(tmp_path / "whole", [outcome(2)]))):
         path = tmp_path / str(point) / "my.lock"
-        lock.store(path, [outcome(1)])
+        tuner.store_choices(path, [outcome(1)])
         with killed_at(point), pytest.raises(Killed):
-            lock.store(path, [outcome(2)])
+            tuner.store_choices(path, [outcome(2)])
         found.append(tuple(rows_of(path)))
-        lock.store(path, [outcome(3)])
+        tuner.store_choices(path, [outcome(3)])
         assert rows_of(path) == [*found[-1], 3]
         assert names(path.parent) == {"my.lock"}
     assert {*found} == {(1,), (1, 2)}
@@ -210,7 +209,7 @@ def test_a_new_choice_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
         assert Lock().updated([first, new]).entries == (new,), "the last of several, too"
     path = tmp_path / "my.lock"
     for rank in (1, 0, 2):
-        lock.store(path, [outcome(64, rank)])
+        tuner.store_choices(path, [outcome(64, rank)])
         assert [e.schedule for e in read_lock(path).entries] == [SCHEDULES[rank]]
 
 
@@ -221,20 +220,20 @@ def test_after_a_merge_the_same_trial_wins_in_any_order(tmp_path: Path) -> None:
     shards = [[brief], [long, trial(1)], [tied], [failed]]
     paths = [tmp_path / str(n) for n in range(len(shards))]
     for path, content in zip(paths, shards, strict=True):
-        database.append(path, content)
-    database.merge(paths, tmp_path / "up")
-    database.merge(paths[::-1], tmp_path / "down")
+        trials.append(path, content)
+    trials.merge(paths, tmp_path / "up")
+    trials.merge(paths[::-1], tmp_path / "down")
     assert (tmp_path / "up").read_bytes() == (tmp_path / "down").read_bytes()
-    found = database.read(tmp_path / "up").trials
+    found = trials.read(tmp_path / "up").trials
     assert [(t.rank, t.rounds) for t in found] == [(0, 4), (0, 12), (0, 12), (1, 0), (1, 12)]
     assert latest(found) == [tied, failed]
 
 
 def test_the_newest_kernel_of_a_schedule_is_the_one_shown(tmp_path: Path) -> None:
     old, new = trial(us=1.0, kernel="old", rounds=12), trial(us=5.0, rounds=4)
-    assert database.of([old, new], SPEC, 4096, DEVICE.name) == [new]
-    assert database.of([new, old], SPEC, 4096, DEVICE.name) == [old]
-    assert database.of([old, trial(1), replace(new, rows=1)], SPEC, 4096, DEVICE.name) == [old, trial(1)]
+    assert trials.of([old, new], SPEC, 4096, DEVICE.name) == [new]
+    assert trials.of([new, old], SPEC, 4096, DEVICE.name) == [old]
+    assert trials.of([old, trial(1), replace(new, rows=1)], SPEC, 4096, DEVICE.name) == [old, trial(1)]
 
 
 # ---- files of strangers ----
@@ -255,11 +254,11 @@ def test_what_cannot_be_read_is_one_sentence(tmp_path: Path, make: Callable[[Pat
     with pytest.raises(LngenError, match=rf"^the lock file '{path}' cannot be read: {message}; name another file\.$"):
         read_lock(path)
     with pytest.raises(LngenError, match=rf"cannot be read: {message}"):
-        lock.store(path, [outcome(1)])
+        tuner.store_choices(path, [outcome(1)])
     with pytest.raises(LngenError, match=rf"^the database '{path}' cannot be read: {message}; name another file\.$"):
-        database.read(path)
+        trials.read(path)
     with pytest.raises(LngenError, match=rf"cannot be read: {message}"):
-        database.merge([path], tmp_path / "t")
+        trials.merge([path], tmp_path / "t")
     assert names(tmp_path) == {"x"}
 
 
@@ -267,17 +266,17 @@ def test_what_cannot_be_read_is_one_sentence(tmp_path: Path, make: Callable[[Pat
 def test_what_cannot_be_appended_to_is_one_sentence(tmp_path: Path, make: Callable[[Path], object]) -> None:
     make(tmp_path / "x")
     with pytest.raises(LngenError, match=r"^the database '.*' cannot be written: .*; name a place that can be"):
-        database.append(tmp_path / "x", TRIALS[:1])
+        trials.append(tmp_path / "x", TRIALS[:1])
 
 
 @pytest.mark.parametrize("name", ["a\0b", "\ud800", "x" * 300, "x" * 253])
 def test_a_name_no_file_can_have_is_one_sentence(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     for use in (
-        lambda: database.append(path, TRIALS),
-        lambda: database.merge([], path),
-        lambda: lock.store(path, [outcome(1)]),
-        lambda: [database.read(path), lock.existing(path), database.append(path, TRIALS)],
+        lambda: trials.append(path, TRIALS),
+        lambda: trials.merge([], path),
+        lambda: tuner.store_choices(path, [outcome(1)]),
+        lambda: [trials.read(path), read_lock(path, missing_ok=True), trials.append(path, TRIALS)],
     ):
         with pytest.raises(LngenError, match=r"(name another file|name a place that can be written to)\.$"):
             use()
@@ -334,7 +333,7 @@ def test_a_line_of_a_stranger_is_skipped_with_one_sentence(
     ((key, value),) = change.items()
     line = json.dumps({**TRIALS[0].to_json(), key: "HERE"}).replace('"HERE"', value)
     (tmp_path / "t").write_text(f"{line}\n{json.dumps(TRIALS[1].to_json())}\n")
-    found = database.read(tmp_path / "t")
+    found = trials.read(tmp_path / "t")
     assert found.trials == (TRIALS[1],)
     (said,) = found.complaints
     assert said.startswith(f"line 1 of '{tmp_path / 't'}' is skipped, it is not a trial: ")
@@ -343,18 +342,18 @@ def test_a_line_of_a_stranger_is_skipped_with_one_sentence(
 
 
 def test_a_line_may_be_as_long_as_its_bound(tmp_path: Path) -> None:
-    room = database.LONGEST - len(database.line(replace(TRIALS[1], reason="")))
+    room = trials.LONGEST - len(trials.line(replace(TRIALS[1], reason="")))
     for more, count in ((0, 1), (1, 0)):
         path = tmp_path / str(more)
-        database.append(path, [replace(TRIALS[1], reason="a" * (room - len(', "reason": ""') + more))])
-        assert len(database.read(path).trials) == count
+        trials.append(path, [replace(TRIALS[1], reason="a" * (room - len(', "reason": ""') + more))])
+        assert len(trials.read(path).trials) == count
 
 
 def test_not_every_line_of_another_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "t").write_text("a,b\n" * 1000 + "\n" * 1000)
-    found = database.read(tmp_path / "t")
-    assert len(found.complaints) == database.COMPLAINTS + 1
-    assert found.complaints[-1] == f"{1000 - database.COMPLAINTS} more lines of '{tmp_path / 't'}' are skipped."
+    found = trials.read(tmp_path / "t")
+    assert len(found.complaints) == trials.COMPLAINTS + 1
+    assert found.complaints[-1] == f"{1000 - trials.COMPLAINTS} more lines of '{tmp_path / 't'}' are skipped."
 
 
 # ---- anything ----
@@ -412,12 +411,12 @@ def test_any_database_is_read_with_a_sentence_for_each_wrong_line(tmp_path: Path
     path, merged = tmp_path / "t", tmp_path / "merged"
     path.write_bytes(b"\n".join(lines))
     merged.unlink(missing_ok=True)
-    found = database.read(path)
+    found = trials.read(path)
     assert len(found.trials) + len(found.complaints) <= path.read_bytes().count(b"\n") + 1
-    assert all(from_json(json.loads(database.line(t))) == t for t in found.trials)
+    assert all(from_json(json.loads(trials.line(t))) == t for t in found.trials)
     assert all(math.isfinite(t.ratio) or not t.timed for t in found.trials)
-    assert database.merge([path], merged)[0] == len({database.line(t) for t in found.trials})
-    assert {*database.read(merged).trials} == {*found.trials}
+    assert trials.merge([path], merged)[0] == len({trials.line(t) for t in found.trials})
+    assert {*trials.read(merged).trials} == {*found.trials}
     for form in FORMATS:
         try:
             export(found.trials, form)
@@ -428,5 +427,5 @@ def test_any_database_is_read_with_a_sentence_for_each_wrong_line(tmp_path: Path
 def test_the_lock_of_a_file_is_that_file_alone(tmp_path: Path) -> None:
     """Two databases of one folder do not wait for each other."""
     with files.exclusive(tmp_path, "a"):
-        database.append(tmp_path / "b", TRIALS[:1])
-    assert lock.incumbents(Lock(), parse_spec(SPEC), 1) == ()
+        trials.append(tmp_path / "b", TRIALS[:1])
+    assert tuner.incumbents(Lock(), parse_spec(SPEC), 1) == ()

@@ -30,18 +30,14 @@ from lngen.runtime.lock_file import read_lock
 from lngen.schedule import Schedule
 from lngen.spec import parse_spec
 from lngen.toolchain import Binary, Resources
-from lngen.tune import build as builds
-from lngen.tune import database, job
-from lngen.tune.build import Candidate, build, build_all
-from lngen.tune.candidates import candidates, ranking
-from lngen.tune.choose import Choice
-from lngen.tune.job import BRIEF_ROUNDS, FINAL_ROUNDS, Job, Listener, Outcome, run_job
-from lngen.tune.lease import take
-from lngen.tune.pool import Pool, Setup
-from lngen.tune.report import against_default
-from lngen.tune.trial import Device, Trial
+from lngen.tune import candidates as builds
+from lngen.tune import job, trials
+from lngen.tune.candidates import Candidate, build, build_all, candidates, ranking
+from lngen.tune.job import BRIEF_ROUNDS, FINAL_ROUNDS, Choice, Job, Listener, Outcome, run_job
+from lngen.tune.trials import Device, Trial
 from lngen.tune.tuner import tune
-from lngen.tune.worker import Failure, Limits, Stopped, Worker
+from lngen.tune.views import against_default
+from lngen.tune.workers import Failure, Limits, Setup, Stopped, Worker, Workers, take
 from paths import SEARCH, TESTS
 
 SPEC = "rmsnorm.fwd:d=64,dtype=f32"
@@ -269,7 +265,7 @@ def test_a_worker_is_stopped_while_it_hangs(fake: Fake) -> None:
 
 def test_workers_are_kept_for_jobs_that_want_the_same(fake: Fake) -> None:
     one, other = Setup(tune_fakes.NAME, ("1", "2"), Limits()), Setup(tune_fakes.NAME, ("2",), Limits())
-    with Pool() as pool:
+    with Workers() as pool:
         with pool.worker(one) as a, pool.worker(one) as b:
             assert a.device() == b.device() == tune_fakes.DEVICE
         with pool.worker(one) as c, pool.worker(one) as d:
@@ -281,13 +277,13 @@ def test_workers_are_kept_for_jobs_that_want_the_same(fake: Fake) -> None:
     lease = take(("2",))
     assert lease is not None
     asked = iter([False, False, True])
-    with Pool(lambda: next(asked)) as pool, pytest.raises(Stopped), pool.worker(other):
+    with Workers(lambda: next(asked)) as pool, pytest.raises(Stopped), pool.worker(other):
         pass
     lease.close()
 
 
 def test_gpus_of_two_kinds_get_kernels_of_their_own(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Pool, "device", lambda self, setup: Device("Another GPU", "sm_80", "NVRTC 1.2"))
+    monkeypatch.setattr(Workers, "device", lambda self, setup: Device("Another GPU", "sm_80", "NVRTC 1.2"))
     heard = Heard()
     found = run_job(make_job(), heard)
     assert found.device == tune_fakes.DEVICE
@@ -367,7 +363,7 @@ def test_what_is_in_the_database_is_not_repeated(fake: Fake, tmp_path: Path) -> 
     first = tune([make_job()], path).outcomes[0]
     lines = path.read_bytes()
     fake.log.unlink()
-    known = database.read(path).trials
+    known = trials.read(path).trials
     again = tune([make_job(known=known)], path).outcomes[0]
     assert fake.asked() == []  # not even prepared
     assert (again.new, path.read_bytes()) == ((), lines)
@@ -387,7 +383,7 @@ def test_what_is_in_the_database_is_not_repeated(fake: Fake, tmp_path: Path) -> 
 def test_trials_of_another_device_compiler_or_kernel_do_not_count(fake: Fake, tmp_path: Path) -> None:
     path = tmp_path / "trials.jsonl"
     tune([make_job()], path)
-    known = database.read(path).trials
+    known = trials.read(path).trials
     for change in ({"device": "NVIDIA A100"}, {"compiler": "NVRTC 0.1"}, {"kernel": "of another lngen"}, {"rows": 1}):
         fake.log.unlink()
         run_job(make_job(known=tuple(replace(t, **change) for t in known)))
@@ -404,7 +400,7 @@ def test_jobs_run_side_by_side_one_process_per_gpu(fake: Fake, tmp_path: Path) -
     processes = {(line[-2], line[-1]) for line in asked}
     assert sorted(gpu for gpu, _ in processes) == ["gpu=4", "gpu=9"]
     assert len([line for line in asked if line[0] == "open"]) == 4
-    assert len(database.read(tmp_path / "t").trials) == 4 * 10
+    assert len(trials.read(tmp_path / "t").trials) == 4 * 10
 
 
 def test_any_executor_runs_jobs_and_their_trials_are_kept(fake: Fake, tmp_path: Path) -> None:
@@ -412,7 +408,7 @@ def test_any_executor_runs_jobs_and_their_trials_are_kept(fake: Fake, tmp_path: 
         heard = Heard()
         report = tune([make_job(), make_job(rows=7)], tmp_path / "t", executor=pool, listener=heard)
     assert [chosen(o) for o in report.outcomes] == [SCHEDULES[2]] * 2
-    assert len(database.read(tmp_path / "t").trials) == len(heard.trials) == 20
+    assert len(trials.read(tmp_path / "t").trials) == len(heard.trials) == 20
 
 
 def test_an_error_that_is_no_candidates_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -475,18 +471,18 @@ def test_overlapping_calls_are_timed_and_recorded_apart(command: Fake, monkeypat
     monkeypatch.setattr("lngen.tune.job.GPU", "tune_fakes:SameFake")
     for more, in_turn in (((), {True}), (("--overlap",), {True, False})):
         assert call(*few(*more)).exit_code == 0
-        trials = database.read(Path("t.jsonl")).trials
-        assert {t.in_turn for t in trials} == in_turn
-        assert len(trials) == 10 * len(in_turn)  # nothing of the one passes for the other
-    shown = database.of(trials, SPEC, 4096, "Fake GPU")
+        found = trials.read(Path("t.jsonl")).trials
+        assert {t.in_turn for t in found} == in_turn
+        assert len(found) == 10 * len(in_turn)  # nothing of the one passes for the other
+    shown = trials.of(found, SPEC, 4096, "Fake GPU")
     assert {t.in_turn for t in shown} == {False}  # the last attempt
 
 
 def test_tune_says_what_it_ignores(command: Fake) -> None:
     assert call(*few()).exit_code == 0
     path = Path("t.jsonl")
-    elsewhere = [replace(t, device="NVIDIA A100") for t in database.read(path).trials]
-    database.append(path, elsewhere)
+    elsewhere = [replace(t, device="NVIDIA A100") for t in trials.read(path).trials]
+    trials.append(path, elsewhere)
     with path.open("a") as file:
         file.write("{torn\n")
     done = call(*few())
@@ -536,11 +532,11 @@ def test_frozen_tunes_nothing(command: Fake, monkeypatch: pytest.MonkeyPatch) ->
 def test_frozen_shows_the_trials_of_the_database(command: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     """No GPU is asked: the choice of the lock file among the trials kept, as a picture and in another's format."""
     assert call(*few("--export", "t4", "then.json")).exit_code == 0
-    kept = [t for t in database.read(Path("t.jsonl")).trials if t.schedule == SCHEDULES[2]]
+    kept = [t for t in trials.read(Path("t.jsonl")).trials if t.schedule == SCHEDULES[2]]
     # The same on another device, and before it with a kernel of long ago, are not of it.
-    database.append(Path("u.jsonl"), [replace(t, kernel="old", us_median=1.0) for t in kept])
-    database.append(Path("u.jsonl"), [replace(t, device="NVIDIA A100") for t in kept])
-    database.append(Path("u.jsonl"), database.read(Path("t.jsonl")).trials)
+    trials.append(Path("u.jsonl"), [replace(t, kernel="old", us_median=1.0) for t in kept])
+    trials.append(Path("u.jsonl"), [replace(t, device="NVIDIA A100") for t in kept])
+    trials.append(Path("u.jsonl"), trials.read(Path("t.jsonl")).trials)
     command.log.unlink()
     for name in ("t", "u"):
         done = call(SPEC, "--frozen", "--database", f"{name}.jsonl", "--export", "t4", f"{name}.json")
@@ -590,8 +586,8 @@ def test_the_ranking_needs_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_merge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     line = Trial(SPEC, 1, "a", "b", "c", "d", 0, "timeout")
-    database.append(Path("a"), [line])
-    database.append(Path("b"), [line, replace(line, rows=2)])
+    trials.append(Path("a"), [line])
+    trials.append(Path("b"), [line, replace(line, rows=2)])
     with Path("b").open("a") as file:
         file.write("?\n")
     done = call("--merge", "a", "--merge", "b", "--database", "all.jsonl")
@@ -715,7 +711,7 @@ def test_after_a_kill_only_the_rest_is_measured(tmp_path: Path) -> None:
     process.kill()
     process.communicate()
     wait_for(lambda: all(gone(p) for p in pids(log)))  # nobody is left behind, not even one that hangs
-    assert [t.rank for t in database.read(path).trials] == [0, 1]
+    assert [t.rank for t in trials.read(path).trials] == [0, 1]
     log.unlink()
     process = start("--json", cwd=tmp_path, log=str(log))
     stdout, stderr = process.communicate(timeout=AMPLE)
@@ -761,7 +757,7 @@ def test_ctrl_c_keeps_the_best_so_far(tmp_path: Path) -> None:
     assert "Traceback" not in stderr
     assert "ended early; run it again" in stderr
     # The worker process does not heed Ctrl-C: nobody is blamed for it.
-    assert {t.status for t in database.read(tmp_path / "t.jsonl").trials} == {"correct"}
+    assert {t.status for t in trials.read(tmp_path / "t.jsonl").trials} == {"correct"}
     wait_for(lambda: all(gone(p) for p in pids(log)))
 
 
