@@ -116,13 +116,14 @@ class Exact:
 
 
 def distance(got: dict[str, Array], want: dict[str, Array]) -> float:
-    """The largest error of a result, relative to the largest number in it; infinite where a shape is wrong."""
+    """The largest error of a result, relative to the largest number in it; infinite for a wrong shape and a NaN."""
     assert got.keys() <= want.keys(), got.keys() - want.keys()
     wrong = [0.0]
     for name, array in got.items():
         if array.shape != want[name].shape:
             return float("inf")
-        wrong.append(float(np.abs(array - want[name]).max() / np.abs(want[name]).max(initial=1e-3)))
+        error = np.abs(array - want[name]).max() / np.abs(want[name]).max(initial=1e-3)
+        wrong.append(float(np.nan_to_num(error, nan=np.inf)))
     return max(wrong)
 
 
