@@ -55,6 +55,57 @@ BEGIN = "\n    using Row ="  # of a kernel
 NAMED = 'asm volatile("bar.sync %0, %1;" :: "r"(Row::group() + 1), "n"(Row::THREADS) : "memory");'
 
 
+WORD = ("blockIdx.x", "(blockIdx.x / 2)")  # two blocks write it
+DEFECTS: dict[str, tuple[tuple[str, Schedule], tuple[tuple[str, str], ...], dict[str, object], str, str]] = {
+    "no named barrier": (GROUPS, ((NAMED, ";"),), {}, "shared-race", ""),
+    "one buffer instead of two in turn": (BLOCK, (("turn ^= 1;", ""),), {}, "shared-race", ""),
+    "gap between rows": (ODD, (READ_BEYOND,), {"strides": {"x": 2000}}, "out-of-bounds", "between the rows of 'x'"),
+    "store past the end": (ODD, (READ_BEYOND, STORED_BEYOND), {}, "out-of-bounds", "write.*'y'"),
+    "unwritten shared memory": (
+        BLOCK, (("parts[n][Row::thread()] = part[n];", ""),), {}, "uninitialised", "shared memory",
+    ),
+    "unwritten workspace": (
+        BACKWARD, (("write<Path, UNIT>(partial + start + unit * UNIT, sum.items);", ""),), {}, "uninitialised",
+        "_partials_'",
+    ),
+    "one word of two blocks": (ODD, (WORD,), {"rows": 16, "count": 9}, "global-race", ""),
+    "in another order": (ODD, (WORD,), {"rows": 16, "count": 9, "order": 3}, "global-race", ""),
+    "skipped barrier": (
+        BLOCK, (("__syncthreads();", "{ if (threadIdx.x >= 32) __syncthreads(); }"),), {}, "divergent-barrier", "",
+    ),
+    "barrier of threads that have ended": (
+        BLOCK, ((BEGIN, f"\n    if (threadIdx.x >= 96) return;{BEGIN}"),), {}, "divergent-barrier",
+        "96 of the 128 threads",
+    ),
+    "shuffle with lanes that have ended": (
+        ODD, ((BEGIN, f"\n    if (threadIdx.x % 32 == 5) return;{BEGIN}"),), {}, "inactive-shuffle",
+        "threads 5 of the warp, which have ended",
+    ),
+    "barrier of too many": (
+        GROUPS, (('"n"(Row::THREADS)', '"n"(Row::THREADS * Row::ROWS * 2)'),), {}, "deadlock", "waits for 512",
+    ),
+    "results behind a deadlock": (
+        GROUPS, (('"n"(Row::THREADS)', '"n"(Row::THREADS * Row::ROWS * 2)'),), {}, "never-written", "",
+    ),
+    "no end": (
+        BACKWARD, (("block_row += STEP;", "block_row += 0 * STEP;"),), {"most": 1000}, "deadlock",
+        "does not end: 1000 segments",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DEFECTS)
+def test_a_defect_is_a_finding(name: str) -> None:
+    which, edits, options, kind, text = DEFECTS[name]
+    found = findings(which, *edits, **options)  # type: ignore[arg-type]
+    assert any(f.kind == kind and re.search(text, f.message) for f in found), found
+
+
+@pytest.mark.parametrize("which", [BLOCK, GROUPS, BACKWARD, ODD])
+def test_the_same_kernels_have_no_defect(which: tuple[str, Schedule]) -> None:
+    assert findings(which) == ()
+
+
 def test_a_missing_block_barrier_is_a_race() -> None:
     found = findings(BLOCK, ("__syncthreads();", ";"))
     assert kinds(found) <= {"shared-race", "uninitialised"}
@@ -65,18 +116,8 @@ def test_a_missing_block_barrier_is_a_race() -> None:
     assert re.search(r"thread \d+ of its block writes without a barrier between", str(race))
 
 
-def test_a_missing_named_barrier_is_a_race() -> None:
-    assert kinds(findings(GROUPS)) == set()
-    assert "shared-race" in kinds(findings(GROUPS, (NAMED, ";")))
-
-
 def test_a_named_barrier_of_another_group_is_wrong() -> None:
     assert kinds(findings(GROUPS, ('"r"(Row::group() + 1)', '"r"(1)'))) & {"divergent-barrier", "shared-race"}
-
-
-def test_a_turn_that_is_not_taken_is_a_race() -> None:
-    """Two buffers take turns so that one barrier a call is enough."""
-    assert "shared-race" in kinds(findings(BLOCK, ("turn ^= 1;", "")))
 
 
 @pytest.mark.parametrize("number", range(3))
@@ -99,16 +140,6 @@ def test_out_of_bounds_names_the_tensor() -> None:
     assert all(f.address > 0 and f.block >= 0 and f.thread >= 0 for f in bounds)
 
 
-def test_the_gap_between_rows_is_out_of_bounds() -> None:
-    found = findings(ODD, READ_BEYOND, strides={"x": 2000})
-    assert any("between the rows of 'x'" in f.message for f in found if f.kind == "out-of-bounds")
-
-
-def test_a_store_past_the_end() -> None:
-    found = findings(ODD, READ_BEYOND, STORED_BEYOND)
-    assert any("write" in f.message and "'y'" in f.message for f in found if f.kind == "out-of-bounds")
-
-
 def test_an_access_wider_than_the_alignment() -> None:
     found = findings(BLOCK, offset=1)
     assert kinds(found) == {"misaligned"}
@@ -121,12 +152,6 @@ def test_an_output_that_is_not_written() -> None:
     assert kinds(found) == {"never-written"}
     assert "'y[0, 0]'" in found[0].message
     assert "20479 others" in found[0].message
-
-
-def test_shared_memory_read_before_it_is_written() -> None:
-    found = findings(BLOCK, ("parts[n][Row::thread()] = part[n];", ""))
-    assert "uninitialised" in kinds(found)
-    assert any("shared memory" in f.message for f in found)
 
 
 def test_bytes_of_a_load_that_are_thrown_away_need_not_be_written() -> None:
@@ -143,12 +168,6 @@ def test_neighbours_in_a_word_of_shared_memory_are_two() -> None:
     assert "shared-race" in kinds(found)
 
 
-def test_workspace_read_before_it_is_written() -> None:
-    source = "write<Path, UNIT>(partial + start + unit * UNIT, sum.items);"
-    found = findings(BACKWARD, (source, ""))
-    assert any(f.kind == "uninitialised" and "_partials_'" in f.message for f in found)
-
-
 @pytest.mark.parametrize("writes", [r"fma\.rn\.f32[^;]*;", r"setp\.[^;]*;"])
 def test_a_register_that_nothing_wrote(writes: str) -> None:
     """One that holds a number, and a predicate."""
@@ -157,40 +176,6 @@ def test_a_register_that_nothing_wrote(writes: str) -> None:
     found = run_plan(plan, random_inputs(plan.spec, 2), ptx=text).findings
     assert kinds(found) == {"uninitialised"}
     assert re.search(r"register %\w+ is used, but nothing wrote it", str(found[0]))
-
-
-def test_two_blocks_that_write_one_word() -> None:
-    found = findings(ODD, ("blockIdx.x", "(blockIdx.x / 2)"), rows=16, count=9)
-    assert "global-race" in kinds(found)
-    assert "global-race" in kinds(findings(ODD, ("blockIdx.x", "(blockIdx.x / 2)"), rows=16, count=9, order=3))
-
-
-def test_a_barrier_that_some_threads_skip() -> None:
-    found = findings(BLOCK, ("__syncthreads();", "{ if (threadIdx.x >= 32) __syncthreads(); }"))
-    assert "divergent-barrier" in kinds(found)
-
-
-def test_a_barrier_after_some_threads_have_ended() -> None:
-    found = findings(BLOCK, (BEGIN, f"\n    if (threadIdx.x >= 96) return;{BEGIN}"))
-    assert any("96 of the 128 threads" in f.message for f in found if f.kind == "divergent-barrier")
-
-
-def test_a_shuffle_with_lanes_that_have_ended() -> None:
-    found = findings(ODD, (BEGIN, f"\n    if (threadIdx.x % 32 == 5) return;{BEGIN}"))
-    shuffle = next(f for f in found if f.kind == "inactive-shuffle")
-    assert "threads 5 of the warp, which have ended" in shuffle.message
-
-
-def test_a_barrier_that_waits_for_too_many() -> None:
-    found = findings(GROUPS, ('"n"(Row::THREADS)', '"n"(Row::THREADS * Row::ROWS * 2)'))
-    deadlock = next(f for f in found if f.kind == "deadlock")
-    assert "waits for 512" in deadlock.message
-    assert "never-written" in kinds(found)
-
-
-def test_a_kernel_that_does_not_end() -> None:
-    found = findings(BACKWARD, ("block_row += STEP;", "block_row += 0 * STEP;"), most=1000)
-    assert any("does not end: 1000 segments" in f.message for f in found if f.kind == "deadlock")
 
 
 def test_the_segments_that_a_batch_runs_are_counted_and_bounded() -> None:

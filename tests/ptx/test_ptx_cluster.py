@@ -20,10 +20,7 @@ VECTORS = (
     HELPERS
     + """
 extern "C" __global__ void __cluster_dims__(4, 1, 1) k(unsigned* o) {
-    unsigned t = threadIdx.x, id, of, size, v[4];
-    asm("mov.u32 %0, %%clusterid.x;" : "=r"(id));
-    asm("mov.u32 %0, %%nclusterid.x;" : "=r"(of));
-    asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
+    unsigned t = threadIdx.x, v[4];
     for (int n = 0; n < 4; ++n) s[4 * t + n] = 1000 * blockIdx.x + 4 * t + n;
     cluster_sync();
     unsigned far = map(s + 4 * (31 - t), (rank() + 1) % 4);
@@ -34,7 +31,6 @@ extern "C" __global__ void __cluster_dims__(4, 1, 1) k(unsigned* o) {
     cluster_sync(); // written
     o[blockIdx.x * 128 + 4 * t] = v[3];
     for (int n = 1; n < 4; ++n) o[blockIdx.x * 128 + 4 * t + n] = s[4 * t + n - 1];
-    if (t == 0) o[gridDim.x * 128 + blockIdx.x] = 100 * id + 10 * of + size;
 }"""
 )
 
@@ -42,18 +38,16 @@ extern "C" __global__ void __cluster_dims__(4, 1, 1) k(unsigned* o) {
 @pytest.mark.parametrize("grid", [8, 400])
 @pytest.mark.parametrize("order", [0, 5])
 def test_vectors_of_other_blocks(grid: int, order: int) -> None:
-    out = clean(run_cluster(VECTORS, grid, 32, np.zeros(grid * 129, U4), order=order))["0"]
+    out = clean(run_cluster(VECTORS, grid, 32, np.zeros(grid * 128, U4), order=order))["0"]
     b, t = np.divmod(np.arange(grid * 32), 32)
-    neighbour, v = b // 4 * 4 + (b + 1) % 4, out[: grid * 128].reshape(-1, 4)
+    neighbour, v = b // 4 * 4 + (b + 1) % 4, out.reshape(-1, 4)
     assert (v[:, 0] == 1000 * neighbour + 4 * (31 - t) + 3).all()
     assert (v[:, 1:] == 1000 * b[:, None] + 4 * t[:, None] + [1, 3, 2]).all()
-    n = np.arange(grid)
-    assert (out[grid * 128 :] == 100 * (n // 4) + 10 * (grid // 4) + 4).all()
 
 
 def test_vector_defects() -> None:
     def found(old: str, new: str) -> set[str]:
-        return kinds(run_cluster(broken(VECTORS, old, new), 8, 32, np.zeros(8 * 129, U4)))
+        return kinds(run_cluster(broken(VECTORS, old, new), 8, 32, np.zeros(8 * 128, U4)))
 
     assert "shared-race" in found("    cluster_sync();\n    unsigned far", "    unsigned far")
     assert "shared-race" in found("cluster_sync(); // written", "cluster_arrive(); __syncthreads();")
@@ -221,38 +215,6 @@ def test_an_arrival_at_a_block_that_may_have_ended() -> None:
     assert kinds(run_cluster(last, 2, 32, np.zeros(64, U4))) == {"early-exit"}
 
 
-MULTICAST = (
-    HELPERS
-    + """
-extern "C" __global__ void __cluster_dims__(2, 1, 1) k(const unsigned* a, unsigned* o) {
-    __shared__ unsigned long long bar;
-    unsigned t = threadIdx.x;
-    if (t == 0) { init(&bar, 1); expect(&bar, 256); }
-    cluster_sync();
-    if (t == 0) {
-        if (rank() == 0) asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
-            ".multicast::cluster [%0], [%1], %2, [%3], %4;"
-            :: "r"(at(s)), "l"(a), "r"(128), "r"(at(&bar)), "h"((unsigned short)3) : "memory");
-        s[64 + rank()] = 5;
-        asm volatile("fence.proxy.async;" ::: "memory");
-        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-            :: "r"(at(s + 32)), "l"(a + 32), "r"(128), "r"(at(&bar)) : "memory");
-    }
-    wait(&bar, 0);
-    o[blockIdx.x * 64 + t] = s[t];
-    cluster_sync();
-}"""
-)
-
-
-def test_one_load_for_all_blocks() -> None:
-    a = np.arange(64, dtype=U4)
-    out = clean(run_cluster(MULTICAST, 2, 64, a, np.zeros(128, U4)))["1"]
-    assert (out == np.tile(a, 2)).all()
-    wrong = broken(MULTICAST, "(unsigned short)3", "(unsigned short)7")
-    assert "out-of-bounds" in kinds(run_cluster(wrong, 2, 64, a, np.zeros(128, U4)))
-
-
 ACROSS = (
     HELPERS
     + """
@@ -280,34 +242,32 @@ def test_copies_from_block_to_block() -> None:
     assert kinds(run_cluster(broken(ACROSS, fence, ""), 2, 32, np.zeros(64, U4))) == {"proxy"}
 
 
-CLUSTER = """extern "C" __global__ void __cluster_dims__(2, 1, 1) k(unsigned* o) {
-    __shared__ unsigned s[32];
-    unsigned far, r, t = threadIdx.x;
-    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
+CLUSTER = (
+    HELPERS
+    + """
+extern "C" __global__ void __cluster_dims__(2, 1, 1) k(unsigned* o) {
+    unsigned t = threadIdx.x;
     BEFORE
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
-                 : "=r"(far) : "r"((unsigned)__cvta_generic_to_shared(s + t)), "r"(r ^ 1));
+    unsigned far = map(s + t, rank() ^ 1);
     ACCESS
-    asm volatile("barrier.cluster.arrive.aligned;\\nbarrier.cluster.wait.aligned;" ::: "memory");
+    cluster_sync();
     o[32 * blockIdx.x + t] = s[t];
 }"""
-
-
+)
 STORE = 'asm volatile("st.shared::cluster.u32 [%0], %1;" :: "r"(far), "r"(t) : "memory");'
-
-
-MEET = 'asm volatile("barrier.cluster.arrive.aligned;\\nbarrier.cluster.wait.aligned;" ::: "memory");'
 
 
 def test_a_block_of_a_cluster_is_reached_after_it_has_begun() -> None:
     def found(before: str, access: str = STORE) -> dict[str, str]:
-        return messages(run(CLUSTER.replace("BEFORE", before).replace("ACCESS", access), 4, 32, np.zeros(128, U4)))
+        return messages(
+            run_cluster(CLUSTER.replace("BEFORE", before).replace("ACCESS", access), 4, 32, np.zeros(128, U4))
+        )
 
     early = found("")
     assert set(early) == {"early-remote"}
     assert "shared memory of block 1, which may not have started" in early["early-remote"]
-    assert found(MEET) == {}
-    assert found(broken(MEET, "arrive.aligned", "arrive.relaxed.aligned")) == {}  # orders nothing, and they are there
+    assert found("cluster_sync();") == {}
+    assert found('asm volatile("barrier.cluster.arrive.relaxed.aligned;"); cluster_wait();') == {}
     assert set(found("__syncthreads();")) == {"early-remote"}
     assert "early-remote" in found("", 'asm volatile("red.shared::cluster.add.u32 [%0], 1;" :: "r"(far) : "memory");')
 
@@ -315,32 +275,27 @@ def test_a_block_of_a_cluster_is_reached_after_it_has_begun() -> None:
 FENCE = 'asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");'
 
 
-REMOTE = """extern "C" __global__ void __cluster_dims__(2, 1, 1) k(unsigned* o) {
+REMOTE = (
+    HELPERS
+    + """
+extern "C" __global__ void __cluster_dims__(2, 1, 1) k(unsigned* o) {
     __shared__ unsigned long long bar;
-    __shared__ __align__(16) unsigned s[32];
-    unsigned r, t = threadIdx.x, b = (unsigned)__cvta_generic_to_shared(&bar), far, there, done;
-    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
-    if (t == 0) {
-        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"(b) : "memory");
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], 128;" :: "r"(b) : "memory"); // expected
-    }
-    asm volatile("barrier.cluster.arrive.relaxed.aligned;\\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(b), "r"(r ^ 1));
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
-                 : "=r"(far) : "r"((unsigned)__cvta_generic_to_shared(s + t)), "r"(r ^ 1));
+    unsigned t = threadIdx.x;
+    if (t == 0) { init(&bar, 1); expect(&bar, 128); }
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;");
+    cluster_wait();
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];"
-                 :: "r"(far), "r"(100 * blockIdx.x + t), "r"(there) : "memory");
-    do { asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], 0;\\n"
-                      "selp.u32 %0, 1, 0, p; }" : "=r"(done) : "r"(b) : "memory"); } while (!done);
+                 :: "r"(map(s + t, rank() ^ 1)), "r"(100 * blockIdx.x + t), "r"(map(&bar, rank() ^ 1)) : "memory");
+    wait(&bar, 0);
     o[32 * blockIdx.x + t] = s[t];
-    asm volatile("barrier.cluster.arrive.aligned;\\nbarrier.cluster.wait.aligned;" ::: "memory");
+    cluster_sync();
 }"""
+)
 
 
 def remote(old: str = "", new: str = "") -> dict[str, str]:
     """What is found in the exchange with an edit."""
-    out = run(broken(REMOTE, old, new) if old else REMOTE, 4, 32, np.zeros(128, U4))
+    out = run_cluster(broken(REMOTE, old, new) if old else REMOTE, 4, 32, np.zeros(128, U4))
     b, t = np.divmod(np.arange(128), 32)
     assert out.findings or (out.results["0"] == 100 * (b ^ 1) + t).all()
     return messages(out)
@@ -351,18 +306,21 @@ def test_other_blocks_want_an_mbarrier_fenced_or_released() -> None:
     assert remote() == {}
     assert set(remote(FENCE, "")) == {"shared-race"}
     released = REMOTE.replace("arrive.relaxed.aligned", "arrive.release.aligned").replace(FENCE, "")
-    assert run(released, 2, 32, np.zeros(64, U4)).findings == ()
+    assert run_cluster(released, 2, 32, np.zeros(64, U4)).findings == ()
     fenced = REMOTE.replace(FENCE, 'asm volatile("fence.acq_rel.cluster;" ::: "memory");')
-    assert run(fenced, 2, 32, np.zeros(64, U4)).findings == ()
+    assert run_cluster(fenced, 2, 32, np.zeros(64, U4)).findings == ()
     block = REMOTE.replace(FENCE, 'asm volatile("fence.acq_rel.cta;" ::: "memory");')
-    assert "shared-race" in messages(run(block, 2, 32, np.zeros(64, U4)))
+    assert "shared-race" in messages(run_cluster(block, 2, 32, np.zeros(64, U4)))
 
 
 def test_what_other_blocks_send_is_acquired_for_the_cluster() -> None:
     for order in ("acquire.cta", "relaxed.cluster"):
-        assert set(remote("acquire.cluster", order)) == {"async-read", "early-exit"}
+        assert set(remote("try_wait.parity.acquire.cluster", f"try_wait.parity.{order}")) == {
+            "async-read",
+            "early-exit",
+        }
     fence = 'asm volatile("fence.acq_rel.cluster;" ::: "memory");\n    o[32'
-    relaxed = broken(REMOTE, "acquire.cluster", "relaxed.cluster")
-    assert run(broken(relaxed, "o[32", fence), 2, 32, np.zeros(64, U4)).findings == ()
-    narrow = broken(broken(REMOTE, "acquire.cluster", "relaxed.cta"), "o[32", fence)
-    assert "async-read" in messages(run(narrow, 2, 32, np.zeros(64, U4)))
+    relaxed = broken(REMOTE, "try_wait.parity.acquire.cluster", "try_wait.parity.relaxed.cluster")
+    assert run_cluster(broken(relaxed, "o[32", fence), 2, 32, np.zeros(64, U4)).findings == ()
+    narrow = broken(broken(REMOTE, "try_wait.parity.acquire.cluster", "try_wait.parity.relaxed.cta"), "o[32", fence)
+    assert "async-read" in messages(run_cluster(narrow, 2, 32, np.zeros(64, U4)))

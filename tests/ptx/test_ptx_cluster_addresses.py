@@ -106,13 +106,9 @@ st.global.u32 [%rd9+4], %r13;
     assert out.results["0"].reshape(-1, len(NAMES))[:, :2].tolist() == [[n, 1000 + n] for n in read]
 
 
-@settings(deadline=None, max_examples=25, derandomize=True)
-@given(st.sampled_from([s for s in SHAPES if s != (1, 1)]), st.integers(1, 2), st.data())
-def test_a_multicast_goes_to_the_ranks_of_its_mask(shape: tuple[int, int], many: int, data: st.DataObject) -> None:
-    """One block of each cluster copies for those in a mask; each of these has the bytes, and its own mbarrier."""
-    size = shape[0] * shape[1]
-    mask, leader = data.draw(st.integers(1, (1 << size) - 1)), data.draw(st.integers(0, size - 1))
-    text = (
+def multicast(mask: int, leader: int) -> str:
+    """A copy of one block of each cluster to the blocks in a mask, which wait for it; others keep a 7."""
+    return (
         PLACE
         + f"""
 mbarrier.init.shared::cta.b64 [bar], 1;
@@ -139,6 +135,15 @@ st.global.u32 [%rd9], %r13;
 {MEET}
 """
     )
+
+
+@settings(deadline=None, max_examples=25, derandomize=True)
+@given(st.sampled_from([s for s in SHAPES if s != (1, 1)]), st.integers(1, 2), st.data())
+def test_a_multicast_goes_to_the_ranks_of_its_mask(shape: tuple[int, int], many: int, data: st.DataObject) -> None:
+    """One block of each cluster copies for those in a mask; each of these has the bytes, and its own mbarrier."""
+    size = shape[0] * shape[1]
+    mask, leader = data.draw(st.integers(1, (1 << size) - 1)), data.draw(st.integers(0, size - 1))
+    text = multicast(mask, leader)
     there = blocks(shape, (many, 1))
     out = with_mbarrier(
         text, (shape[0] * many, shape[1]), 1, np.zeros(len(there) * len(NAMES), U4), np.full(4, 9, U4), cluster=shape
@@ -149,6 +154,7 @@ st.global.u32 [%rd9], %r13;
 
 
 def test_an_address_of_another_block_has_to_be_there() -> None:
+    """One that mapa gives, and one that a mask names."""
     text = "mov.u32 %r10, s;\nmapa.shared::cluster.u32 %r11, %r10, RANK;\nst.shared::cluster.u32 [%r11], %r0;\n"
     near, far = (
         with_mbarrier(MEET + text.replace("RANK", r) + MEET, 2, 1, cluster=(2,)).findings
@@ -156,6 +162,10 @@ def test_an_address_of_another_block_has_to_be_there() -> None:
     )
     assert not near
     assert any("mapa names a block that the cluster does not have" in f.message for f in far)
+    out = with_mbarrier(multicast(7, 0), 2, 1, np.zeros(2 * len(NAMES), U4), np.full(4, 9, U4), cluster=(2,))
+    assert [f.message for f in out.findings if f.kind == "out-of-bounds"] == [
+        "The mask 0x7 names a block that the cluster of 2 blocks does not have."
+    ]
 
 
 @pytest.mark.parametrize(("window", "found"), [("", True), ("::cta", True), ("::cluster", False)])

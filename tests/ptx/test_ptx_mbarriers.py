@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ptx_source import broken, messages, run, with_mbarrier
+from ptx_source import HELPERS, broken, messages, run, with_mbarrier
 
 U4 = np.uint32
 
@@ -182,28 +182,23 @@ def test_a_wait_is_for_the_copies_of_its_own_mbarrier(waited: int, read: int) ->
     assert {f.kind for f in out.findings} == (set() if waited == read else {"async-read"})
 
 
-BULK = """extern "C" __global__ void k(const unsigned* a, unsigned* o) {
+BULK = (
+    HELPERS
+    + """
+extern "C" __global__ void k(const unsigned* a, unsigned* o) {
     __shared__ __align__(16) unsigned s[128];
     __shared__ __align__(16) unsigned long long bar[64];
-    unsigned t = threadIdx.x, b = (unsigned)__cvta_generic_to_shared(bar), done;
-    unsigned to = (unsigned)__cvta_generic_to_shared(s);
-    if (t == 0) {
-        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"(b) : "memory");
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    }
+    unsigned t = threadIdx.x;
+    if (t == 0) init(bar, 1);
     __syncthreads(); // ready
-    if (t == 32) {
-        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], 512;" :: "r"(b) : "memory");
-        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], 512, [%2];"
-                     :: "r"(to), "l"(a), "r"(b) : "memory");
-    }
-    do { asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], 0; selp.u32 %0, 1, 0, p; }"
-                      : "=r"(done) : "r"(b) : "memory"); } while (!done);
+    if (t == 32) { expect(bar, 512); load(s, a, 512, bar); }
+    // loading
+    wait(bar, 0);
     o[t] = s[t];
     // later
 }"""
-
-
+)
+INVAL = 'asm volatile("mbarrier.inval.shared::cta.b64 [%0];" :: "r"(at(bar)) : "memory");'
 FENCE = 'asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");'
 
 
@@ -246,15 +241,13 @@ def test_a_live_mbarrier_is_opaque(access: str, verb: str) -> None:
     assert set(found) == {"mbarrier"}
     assert f"A {verb} of bytes" in found["mbarrier"]
     assert "which holds an mbarrier that nothing has invalidated" in found["mbarrier"]
-    ended = 'asm volatile("mbarrier.inval.shared::cta.b64 [%0];" :: "r"(b) : "memory");'
-    assert "mbarrier" not in bulk(("// later", later.replace("INVALID", ended)))
+    assert "mbarrier" not in bulk(("// later", later.replace("INVALID", INVAL)))
     beside = later.replace("INVALID", "").replace("bar", "(bar + 1)")
     assert set(bulk(("// later", beside))) <= {"uninitialised"}
 
 
 def test_a_copy_over_a_live_mbarrier() -> None:
-    over = '"r"(to), "l"(a), "r"(b)', '"r"(b), "l"(a), "r"(b)'
-    assert "A write of bytes" in bulk(over)["mbarrier"]
+    assert "A write of bytes" in bulk(("load(s, a,", "load(bar, a,"))["mbarrier"]
 
 
 @pytest.mark.parametrize("use", ["arrive.shared::cta.b64 _, [%0]", "inval.shared::cta.b64 [%0]"])
@@ -271,25 +264,23 @@ def test_whoever_uses_an_mbarrier_comes_after_its_initialisation(use: str) -> No
 
 
 def test_an_mbarrier_is_initialised_once() -> None:
-    again = 'asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"(b) : "memory");'
-    ended = 'asm volatile("mbarrier.inval.shared::cta.b64 [%0];" :: "r"(b) : "memory");'
-    later = f"__syncthreads(); if (t == 0) {{ {again} }}"
+    later = "__syncthreads(); if (t == 0) { init(bar, 1); }"
     assert "initialised over one" in bulk(("// later", later))["mbarrier"]
-    assert bulk(("// later", later.replace(again, ended + again))) == {}
-    assert "shared-race" in bulk(("// later", later.replace("__syncthreads();", "").replace(again, ended)))
+    assert bulk(("// later", later.replace("init", f"{INVAL} init"))) == {}
+    assert "shared-race" in bulk(("// later", later.replace("__syncthreads();", "").replace("init(bar, 1);", INVAL)))
 
 
 def test_an_atomic_access_to_what_a_copy_writes() -> None:
-    early = "if (t == 32) atomicAdd(s, 1u); do { asm"
-    assert "which an asynchronous copy also writes" in bulk(("do { asm", early))["async-read"]
+    early = "if (t == 32) atomicAdd(s, 1u);"
+    assert "which an asynchronous copy also writes" in bulk(("// loading", early))["async-read"]
 
 
 def test_an_mbarrier_is_invalidated_behind_its_copies() -> None:
-    ended = 'if (t == 32) asm volatile("mbarrier.inval.shared::cta.b64 [%0];" :: "r"(b) : "memory"); do { asm'
-    assert "on which an asynchronous copy has yet to complete" in bulk(("do { asm", ended))["mbarrier"]
+    ended = f"if (t == 32) {INVAL}"
+    assert "on which an asynchronous copy has yet to complete" in bulk(("// loading", ended))["mbarrier"]
 
 
 def test_numbers_an_mbarrier_cannot_hold() -> None:
-    assert "with 0 arrivals: 1 to 1048575" in bulk(("[%0], 1;", "[%0], 0;"))["mbarrier"]
-    assert "with 1048576 arrivals" in bulk(("[%0], 1;", "[%0], 1048576;"))["mbarrier"]
-    assert "expects 1048576 bytes: 1048575 at most" in bulk(("[%0], 512;", "[%0], 1048576;"))["mbarrier"]
+    assert "with 0 arrivals: 1 to 1048575" in bulk(("init(bar, 1)", "init(bar, 0)"))["mbarrier"]
+    assert "with 1048576 arrivals" in bulk(("init(bar, 1)", "init(bar, 1048576)"))["mbarrier"]
+    assert "expects 1048576 bytes: 1048575 at most" in bulk(("expect(bar, 512)", "expect(bar, 1048576)"))["mbarrier"]

@@ -221,29 +221,6 @@ def test_what_atomics_do(op: str, kind: str, space: str) -> None:
             assert int(found["4"][n]) == (added(x, y, kind, kind == "f32") & mask if op == "add" else want)
 
 
-@pytest.mark.parametrize(
-    ("call", "dtype", "start", "want"),
-    [
-        ("atomicAdd(p, v)", "unsigned", 5, 5 + sum(range(64))),
-        ("atomicAdd(p, v)", "float", 0.5, 0.5 + sum(range(64))),
-        ("atomicMin(p, v)", "int", 40, 0),
-        ("atomicMax(p, v)", "unsigned", 40, 63),
-        ("atomicCAS(p, 3, 8)", "unsigned", 3, 8),
-    ],
-)
-@pytest.mark.parametrize("returning", [True, False])
-def test_atomics(call: str, dtype: str, start: Any, want: Any, returning: bool) -> None:
-    keep = f"o[blockIdx.x * 32 + threadIdx.x] = {call};" if returning else f"{call};"
-    source = f"""extern "C" __global__ void k({dtype}* p, {dtype}* o) {{
-        {dtype} v = blockIdx.x * 32 + threadIdx.x; {keep} }}"""
-    kind = {"unsigned": U4, "int": np.int32, "float": np.float32}[dtype]
-    results = clean(run(source, 2, 32, np.array([start], kind), np.zeros(64, kind)))
-    assert results["0"][0] == kind(want)
-    if returning and "atomicAdd" in call:
-        assert results["1"][0] == kind(start)
-        assert results["1"][5] == kind(start + 10)
-
-
 SUM = """extern "C" __global__ void k(unsigned* o) {
     __shared__ unsigned s;
     if (threadIdx.x == 0) s = 0;
