@@ -36,11 +36,15 @@ class FakeArray:
 
 @dataclass(frozen=True)
 class Launched:
-    """A kernel of a plan, its arguments by name, the stream, and the thread that launched it."""
+    """A kernel of a plan, its arguments by name, all else that the driver is given, and the thread that launched it."""
 
     plan: Plan
     kernel: Kernel
     values: dict[str, int]
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+    shared: int
+    attributes: dict[int, int]
     stream: int
     thread: int
 
@@ -48,12 +52,19 @@ class Launched:
 class FakeGpu:
     """The driver, CuPy and a library of arrays, all in one.
 
-    stream_of  the library's current stream
-    captures   the streams that are captured, and the numbers of their captures
-    pause      seconds that a launch takes, while other threads go on
+    stream_of   the library's current stream
+    captures    the streams that are captured, and the numbers of their captures
+    pause       seconds that a launch takes, while other threads go on
+    status      what the driver answers; not 0: it refuses
+    registers   the registers of the function with that number; numbers are from 1
+    attributes  those that functions were given: function, attribute, value
     """
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capability: int = 90) -> None:
+        self.status = 0
+        self.registers: Callable[[int], int] = lambda function: 32
+        self.attributes: list[tuple[int, int, int]] = []
+        self.loaded: list[bytes] = []
         self.launched: list[Launched] = []
         self.made: list[FakeArray] = []
         self.zeroed: list[tuple[int, int, int]] = []
@@ -66,13 +77,14 @@ class FakeGpu:
         self._addresses = itertools.count(1 << 30, 1 << 24)
         runtime = SimpleNamespace(
             setDevice=lambda device: None, getDevice=lambda: 0, memsetAsync=self._memset,
-            getDeviceProperties=lambda device: {"name": b"NVIDIA H200"},
+            getDeviceProperties=lambda device: {"name": b"NVIDIA H200"} if capability == 90 else {},
         )  # fmt: skip
-        cuda = SimpleNamespace(Device=_Device, runtime=runtime, function=SimpleNamespace(Module=self._module))
+        device = type("Device", (contextlib.nullcontext,), {"compute_capability": str(capability)})
+        cuda = SimpleNamespace(Device=device, runtime=runtime, function=SimpleNamespace(Module=self._module))
         monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda))
         monkeypatch.setattr(driver, "library", lambda: self)
         monkeypatch.setattr(launcher, "device_count", lambda: 1)
-        monkeypatch.setattr(KernelSet, "cubin", lambda kernels, arch: self._compile(kernels.plan))
+        monkeypatch.setattr(KernelSet, "cubin", lambda kernels, arch: self.compiled(kernels.plan))
         monkeypatch.setitem(arrays._BY_TYPE, FakeArray, self)
 
     def array(self, dtype: str, *shape: int, strides: Sequence[int] = (), address: int | None = None) -> FakeArray:
@@ -106,14 +118,15 @@ class FakeGpu:
 
     # ---- CuPy ----
 
-    def _compile(self, plan: Plan) -> Any:
+    def compiled(self, plan: Plan) -> Any:
+        """A binary of the plan; its kernels are functions from now on."""
         for kernel in plan.kernels:
             self._kernels[1 + len(self._kernels)] = plan, kernel
-        return SimpleNamespace(image=b"", resources={})
+        return SimpleNamespace(image=plan.name.encode(), resources={})
 
     def _module(self) -> Any:
         found = {kernel.name: address for address, (_, kernel) in self._kernels.items()}
-        return SimpleNamespace(load=lambda image: None, get_function=lambda name: SimpleNamespace(ptr=found[name]))
+        return SimpleNamespace(load=self.loaded.append, get_function=lambda name: SimpleNamespace(ptr=found[name]))
 
     def _memset(self, address: int, value: int, size: int, stream: int) -> None:
         assert value == 0
@@ -126,17 +139,22 @@ class FakeGpu:
         values = {
             a.name: ctypes.c_longlong.from_address(p).value for a, p in zip(kernel.arguments, arguments, strict=True)
         }
-        self.launched.append(Launched(plan, kernel, values, config._obj.stream or 0, threading.get_ident()))
+        c = config._obj
+        listed = ctypes.cast(c.attributes, ctypes.POINTER(driver._Attribute))
+        attributes = {listed[n].id: listed[n].value[0] for n in range(c.count)}
+        assert all((*listed[n].value[1:3],) == (1, 1) for n in range(c.count))
+        given = tuple(c.grid), tuple(c.block), c.shared, attributes, c.stream or 0
+        self.launched.append(Launched(plan, kernel, values, *given, threading.get_ident()))
         if self.pause:
             time.sleep(self.pause)
-        return 0
+        return self.status
 
     def cuStreamGetCaptureInfo_v2(self, stream: Any, status: Any, number: Any, graph: Any, *others: None) -> int:
         number._obj.value = self.captures.get(stream.value or 0, 0)
         status._obj.value = int(number._obj.value != 0)
         if graph is not None:
             graph._obj.value = number._obj.value
-        return 0
+        return self.status
 
     def cuUserObjectCreate(self, made: Any, value: Any, destroy: Any, count: int, flags: int) -> int:
         made._obj.value = 1 + len(self._destructors)
@@ -155,12 +173,14 @@ class FakeGpu:
             self._destructors.pop(kept)()
 
     def cuFuncSetAttribute(self, function: Any, attribute: int, value: int) -> int:
-        return 0
+        self.attributes.append((function.value, attribute, value))
+        return self.status
 
     def cuFuncGetAttribute(self, number: Any, attribute: int, function: Any) -> int:
-        number._obj.value = 32
+        assert attribute == driver.NUM_REGS
+        number._obj.value = self.registers(function.value)
+        return self.status
+
+    def cuGetErrorName(self, status: int, text: Any) -> int:
+        text._obj.value = b"CUDA_ERROR_OF_A_TEST"
         return 0
-
-
-class _Device(contextlib.nullcontext[None]):
-    compute_capability = "90"
