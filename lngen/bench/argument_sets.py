@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from lngen.bench.tasks import LATENCY, Task, value_bytes
 from lngen.bench.timing import Launch
@@ -75,7 +74,7 @@ class Prepared:
     schedule: str = ""
 
 
-class Provider(Protocol):
+class Provider:
     """An implementation. ``checked`` is False for a ceiling, which computes no norm.
 
     ``needs`` names what has to be installed, ``settings`` what is called, and how.
@@ -83,17 +82,20 @@ class Provider(Protocol):
 
     name: str
     needs: str
-    checked: bool
     settings: str
+    checked: bool = True
 
     def available(self) -> bool:
-        """True if it can be imported here."""
+        """True if it can be used here."""
+        return True
 
     def covers(self, spec: Spec) -> bool:
         """True if it computes this graph in this direction."""
+        return True
 
     def prepare(self, case: Case) -> Prepared:
         """Compile and allocate everything that a launch needs; may raise any exception."""
+        raise NotImplementedError
 
 
 # ---- argument sets ----

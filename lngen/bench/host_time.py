@@ -71,16 +71,13 @@ def host_benchmark(spec: Spec, rows: int = ROWS) -> list[HostRecord]:
         except Exception as error:  # a library without its GPU part is a row with a note
             records.append(HostRecord(str(spec), rows, "-", arrays, note=describe(error)))
             continue
-        found = host_times(calls, torch.cuda.synchronize)
-        records += [_record(spec, rows, name, arrays, stats) for name, stats in found.items()]
+        for name, found in host_times(calls, torch.cuda.synchronize).items():
+            if isinstance(found, str):
+                records.append(HostRecord(str(spec), rows, name, arrays, note=found))
+            else:
+                times = round(found.median, 3), round(found.p10, 3), round(found.p90, 3)
+                records.append(HostRecord(str(spec), rows, name, arrays, *times))
     return records
-
-
-def _record(spec: Spec, rows: int, call: str, arrays: str, found: Stats | str) -> HostRecord:
-    if isinstance(found, str):
-        return HostRecord(str(spec), rows, call, arrays, note=found)
-    times = round(found.median, 3), round(found.p10, 3), round(found.p90, 3)
-    return HostRecord(str(spec), rows, call, arrays, *times)
 
 
 def host_calls(spec: Spec, rows: int, library: Any) -> Calls:
@@ -88,10 +85,7 @@ def host_calls(spec: Spec, rows: int, library: Any) -> Calls:
     graph, norm = spec.graph(), Norm(spec, spec.with_direction("bwd"), {})
     inputs = [library.maker(v.type.shape(rows, spec.d), v.type.dtype, 0)() for v in graph.params]
     out = tuple(library.maker(v.type.shape(rows, spec.d), v.type.dtype, 0)() for v in graph.results)
-    calls: Calls = {
-        "lngen, out given": lambda: norm.forward(*inputs, out=out),
-        "lngen": lambda: norm.forward(*inputs),
-    }
+    calls: Calls = {"lngen, out given": lambda: norm.forward(*inputs, out=out), "lngen": lambda: norm.forward(*inputs)}
     named = {v.name: tensor for v, tensor in zip(graph.params, inputs, strict=True)}
     wide = next((named[v.name] for v in graph.params if v.type.axes == WIDE), None)
     return calls | (torch_calls(spec, named, wide) if isinstance(library, Torch) else {})

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from lngen.bench.argument_sets import Case, Prepared, Tensors
+from lngen.bench.argument_sets import Case, Prepared, Provider, Tensors
 from lngen.bench.torch_gpu import Array
 from lngen.bench.torch_graph import torch_function
 from lngen.ir import DType
@@ -22,11 +22,6 @@ from lngen.spec import Spec
 
 Call = Callable[[Tensors], Sequence[Array]]
 """Results in order, of tensors by name: of a forward the outputs of its graph, differentiable."""
-
-
-def installed(module: str) -> bool:
-    """True for a module that could be imported; does not import it."""
-    return importlib.util.find_spec(module) is not None
 
 
 def keeping(call: Call, names: Sequence[str], sets: Sequence[Tensors], chain: str = "") -> Prepared:
@@ -113,22 +108,13 @@ def forward_of(case: Case, compiled: bool = False) -> Call:
     return lambda t: call(*(t[name] for name in names))
 
 
-class Torch:
+class Torch(Provider):
     """PyTorch, eager or, with ``compiled``, through torch.compile: its own functions, else the graph's expression."""
-
-    needs = "PyTorch with CUDA"
-    checked = True
 
     def __init__(self, name: str = "torch", compiled: bool = False) -> None:
         self.name, self._compiled = name, compiled
         mode = "torch.compile(dynamic=False)" if compiled else "eager"
         self.settings = f"PyTorch's functions where the graph is made of them, else its expression; autograd; {mode}"
-
-    def available(self) -> bool:
-        return installed("torch")
-
-    def covers(self, spec: Spec) -> bool:
-        return True
 
     def prepare(self, case: Case) -> Prepared:
         import torch
@@ -219,7 +205,7 @@ class Member:
 
 
 @dataclass
-class Library:
+class Library(Provider):
     """A provider of some graphs, with their default inputs and one dtype.
 
     ``package`` is what has to be importable; ``extension`` a compiled module of it, which has to fit PyTorch's version.
@@ -234,7 +220,7 @@ class Library:
     checked: bool = True
 
     def available(self) -> bool:
-        if not installed(self.package):
+        if importlib.util.find_spec(self.package) is None:
             return False
         try:
             return not self.extension or bool(importlib.import_module(self.extension))

@@ -76,26 +76,17 @@ def select(
     return [p for name, p in providers.items() if wanted(name, p)]
 
 
-class Lngen:
+class Lngen(Provider):
     """lngen's own kernels, with the default schedule or one that ``schedule`` changes.
 
     Each call waits for the end of the previous one; with ``overlap`` it starts while the previous one drains, where the
     GPU supports it.
     """
 
-    needs = "a GPU"
-    checked = True
-
     def __init__(self, name: str = "lngen", schedule: str = "", overlap: bool = False) -> None:
         self.name, self._schedule, self._overlap = name, schedule, overlap
         calls = "each call begins while the one before ends" if overlap else "each call waits for the end of the last"
         self.settings = f"{schedule or 'default schedule'}, {calls}"
-
-    def available(self) -> bool:
-        return True
-
-    def covers(self, spec: Spec) -> bool:
-        return True
 
     def prepare(self, case: Case) -> Prepared:
         gpu, device = case.gpu, case.gpu.number
@@ -136,21 +127,17 @@ def buffers(case: Case) -> list[list[Array]]:
     return [first, *([a.clone() for a in first] for _ in case.sets[1:])]
 
 
-class Ceiling:
+class Ceiling(Provider):
     """A copy or an addition, by its name, or one after the other for forward and backward as one unit (``copy+add``).
 
     The driver's copy takes twice as long for some sizes, an elementwise kernel does not: the faster one is used.
     """
 
-    needs = ""
     checked = False
     settings = "the library's own; of the driver's copy and an elementwise one the faster"
 
     def __init__(self, name: str) -> None:
         self.name = name
-
-    def available(self) -> bool:
-        return True
 
     def covers(self, spec: Spec) -> bool:
         return ceiling_of(spec) in self.name.split("+")
@@ -265,7 +252,7 @@ def launched_early(device: int) -> bool:
     return int(device_arch(device).removeprefix("sm_")) >= OVERLAP_ARCH
 
 
-class OverlappedCeiling:
+class OverlappedCeiling(Provider):
     """A copy or an addition of the bytes of the [M, D] tensors, launched programmatically.
 
     The addition is of 32-bit integers: only the bytes moved are those of a sum of tensors.

@@ -4,19 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
-from lngen.bench.tasks import (
-    LATENCY,
-    RATIO_EACH,
-    RATIO_MEAN,
-    TARGETED,
-    THROUGHPUT,
-    Task,
-    is_ceiling,
-    target_fraction,
-)
+from lngen.bench.tasks import LATENCY, RATIO_EACH, RATIO_MEAN, TARGETED, THROUGHPUT, Task, is_ceiling, target_fraction
 from lngen.ir import DType
 
 WORST = 5  # points that a summary names
@@ -168,10 +158,6 @@ class Summary:
     ahead: int
     worst: tuple[str, ...]
     slower: tuple[str, ...]
-
-    def json(self) -> dict[str, Any]:
-        """As a document."""
-        return asdict(self)
 
 
 def summarise(records: Sequence[Record]) -> list[Summary]:

@@ -183,15 +183,15 @@ def _dyt(x: Any, alpha: Any, gamma: Any, beta: Any) -> Any:
 # By module: what stands for it, with the signatures of the libraries' public sources.
 STANDS = {
     "liger_kernel.ops.layer_norm": {
-        "LigerLayerNormFunction": _Function(lambda x, w, b, eps: _norm(x, w, b, eps, True)),
+        "LigerLayerNormFunction": _Function(lambda x, w, b, eps: _norm(x, w, b, eps, True))
     },
     "liger_kernel.ops.rms_norm": {
-        "LigerRMSNormFunction": _Function(lambda x, w, eps, offset, mode, inplace: _norm(x, w, None, eps, False)),
+        "LigerRMSNormFunction": _Function(lambda x, w, eps, offset, mode, inplace: _norm(x, w, None, eps, False))
     },
     "liger_kernel.ops.fused_add_rms_norm": {
         "LigerFusedAddRMSNormFunction": _Function(
             lambda x, r, w, eps, offset, mode, inplace: _flash(False)(x, w, None, r, eps, True)
-        ),
+        )
     },
     "liger_kernel.ops.dyt": {"LigerDyTFunction": _Function(_dyt)},
     "liger_kernel.ops.softmax": {"LigerSoftmaxFunction": _Function(lambda x: x.softmax(-1))},
@@ -272,7 +272,7 @@ def test_a_graph_of_the_same_name_is_not_lngen_s() -> None:
 
 
 def test_apex_without_its_extensions_is_not_available(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers, "installed", lambda module: module == "apex")
+    monkeypatch.setattr(peers.importlib.util, "find_spec", lambda module: module == "apex" or None)
     assert not APEX_FAST.available()
     monkeypatch.setattr(importlib, "import_module", lambda name: SimpleNamespace())
     assert APEX_FAST.available()

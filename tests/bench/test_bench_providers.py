@@ -131,7 +131,7 @@ def test_nothing_is_read_before_the_wait(move: str) -> None:
 
 
 def test_providers_are_chosen_by_name_and_ceilings_always(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers, "installed", lambda module: module == "torch")
+    monkeypatch.setattr(peers.importlib.util, "find_spec", lambda module: None)
     monkeypatch.setattr(OverlappedCeiling, "available", lambda self: True)
     ceilings, early = [*CEILINGS], ["copy-overlapped", "add-overlapped"]
     for chosen in (select(overlap=True), select(["lngen-overlapped", "lngen", "torch"])):

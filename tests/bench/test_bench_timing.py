@@ -36,8 +36,7 @@ def test_a_set_that_does_not_fit_is_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("us", "sets", "want"),
-    [(10.0, 19, 817), (1000.0, 2, 8), (5000.0, 5, 5), (0.1, 64, 2048), (0.0, 1, 2000)],
+    ("us", "sets", "want"), [(10.0, 19, 817), (1000.0, 2, 8), (5000.0, 5, 5), (0.1, 64, 2048), (0.0, 1, 2000)]
 )
 def test_launch_count(us: float, sets: int, want: int) -> None:
     assert launch_count(us, sets) == want
