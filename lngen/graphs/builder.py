@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from lngen.errors import SpecError, VerifyError, short
 from lngen.files import shown
-from lngen.ir import Axis, Builder, D, DType, M, Value, compute_dtype, is_name
+from lngen.ir import Axis, Builder, D, DType, M, Value, compute_dtype, is_graph_name, is_name
 from lngen.numbers import decimal
 
 Chosen = bool | float | str
 
-LARGEST = 1e30  # of a number
-_WORD = re.compile(r"[a-z][a-z0-9]*+(?:_[a-z0-9]++)*+")
+LARGEST_NUMBER = 1e30  # of an option
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,7 @@ class Option:
                 f"between two, got {name!r}."
             )
         for word in self.choices:
-            if not _WORD.fullmatch(word):
+            if not is_graph_name(word):
                 raise VerifyError(
                     f"graph @{graph}: the values of '{name}' are expected to be lower-case words of letters and "
                     f"digits, one underscore between two, got {word!r}."
@@ -58,9 +56,9 @@ class Option:
         if self.choices:
             return short(value) if short(value) in self.choices else None
         if isinstance(value, str) and value.startswith("-"):
-            number = decimal(value[1:], 0, LARGEST)
+            number = decimal(value[1:], 0, LARGEST_NUMBER)
             return None if number is None else -number
-        return decimal(value, -LARGEST, LARGEST)
+        return decimal(value, -LARGEST_NUMBER, LARGEST_NUMBER)
 
 
 @dataclass(frozen=True)
@@ -110,7 +108,7 @@ def describing(op: str, operands: Sequence[Value | float]) -> str:
 
 
 def _word(operand: Value | float) -> str:
-    """The name of a value without the width of the compute dtype; "" for a number, of which a name has no digits."""
+    """The name of a value without the width of the compute dtype; "" for a number, which a name does not mention."""
     if not isinstance(operand, Value):
         return ""
     return operand.name.removesuffix("32").rstrip("_") or operand.name
@@ -257,8 +255,8 @@ class GraphBuilder(Builder):
         """A result, rounded to ``dtype`` (None: the spec's out dtype); VerifyError if it cannot have exactly that name.
 
         A value that has this name and dtype already is the result itself. A backward takes a cotangent for it, called
-        ``d`` and the name, of the same dtype. ``save``: it also takes the
-        result itself from forward, as it takes statistics, and computes with it in place of ``x`` (see passes.save).
+        ``d`` and the name, of the same dtype. With ``save`` it also takes the result itself from forward, as it takes
+        statistics, and computes with it in place of ``x`` (see ``passes.save``).
         """
         self._value(x, f"the output '{name}'")
         stored = self.options.out if dtype is None else self._declared(name, dtype)

@@ -157,7 +157,7 @@ def _reflected(op: str) -> Callable[[Value, float], Value]:
 
 @dataclass(frozen=True)
 class Value:
-    """A name with a type. A kernel's variable has the same name, or, where C has a meaning for it, one close to it.
+    """A name with a type. A kernel's variable has the same name, or a similar one where C has a meaning for it.
 
     While a graph is described, operators and methods add equations: ``x * rstd`` is ``b.mul("x_rstd", x, rstd)``. A
     number is a constant in the dtype of the other operand. VerifyError outside the description of a graph, or for an
@@ -251,8 +251,8 @@ class Eqn:
 class Graph:
     """Parameters, equations in order, and results.
 
-    ``attrs``: after the sums have their order, ``order``, the version of the rule that chose it; and for each result
-    that is the same as another, its name with that other result, ``dresidual=%dx``.
+    ``attrs``: ``order``, the version of the rule that ordered the sums, once they are ordered; and ``dresidual=%dx``
+    for a result that is the same as another.
     """
 
     name: str
@@ -316,14 +316,12 @@ def _attr(value: Attr) -> str:
 
 # ---- the equations that reduce: over the rows, over the features of a row, or over a segment of them ----
 
-# The ops that add along a whole axis, in the order of their attributes; those that add along each segment of D; those
-# that reduce a whole axis; all that reduce; and all that have an order as attributes.
-SUMS = ("reduce_sum", "reduce_dot")
-SEGMENT_SUMS = ("segment_sum", "segment_dot")
-FOLDS = (*SUMS, "reduce_max")
+SUMS = ("reduce_sum", "reduce_dot")  # along a whole axis
+SEGMENT_SUMS = ("segment_sum", "segment_dot")  # along each segment of D
+FOLDS = (*SUMS, "reduce_max")  # of a whole axis
 REDUCTIONS = (*FOLDS, *SEGMENT_SUMS)
 OF_SEGMENTS = (*SEGMENT_SUMS, "segment_size")
-ORDERED = (*SUMS, *OF_SEGMENTS)
+ORDERED = (*SUMS, *OF_SEGMENTS)  # whose attributes are an order
 
 # Versions of the rule that gives sums their order, the default first: lngen/passes/order_v1.toml.
 ORDERS = ("v1",)

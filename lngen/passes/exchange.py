@@ -21,16 +21,16 @@ def save(graph: Graph, forward: Graph, names: tuple[str, ...], demanded: Collect
     before:  graph @f_bwd(%dy, %x, %residual) ... %sum = add %x32, %residual32 ...
     after:   graph @f_bwd(%dy, %h) ... %sum = cast %h {to=f32} ...
 
-    Where backward needs an input of the rows nevertheless, sums and products with weights and statistics are undone:
+    If backward then still needs an input of the rows, sums and products with weights and statistics are undone:
 
     before:  graph @f_bwd(%dy, %x, %rstd, ...) ... %xhat = mul %xc, %rstd ...
     after:   graph @f_bwd(%dy, %y, %rstd, ...) ... %scaled = sub %y32, %beta32; %xhat = div %scaled, %gamma_divisor ...
 
     Where a weight is 0, the quotient is 0 (the divisor is 1): a clamp for the division alone, so that the products with
     the weight stay right. The error of the quotient is that of the rounded result over the weight (lngen/docs/family.md
-    has the bound). That is for the results ``demanded``, of which SpecError says if inputs of the rows are needed
-    nevertheless. Of others only the rounding is undone: where an input of the rows is needed besides (x for the
-    gradient of a factor of x), backward takes the input, too.
+    has the bound). This is done for the results ``demanded``; SpecError if backward needs inputs of the rows all the
+    same. Of other results only the rounding is undone. Where backward needs an input of the rows besides (x for the
+    gradient of a factor of x), it takes that input, too.
 
     Values that are not saved are rematerialised: their forward equations are kept. Unused parameters are dropped,
     except those that alone give the length of an axis.
@@ -46,8 +46,8 @@ def rebuilt(graph: Graph, forward: Graph) -> Graph | None:
     """From a backward after ``save``, the graph of the value that a saved result stands in for through weights.
 
     Its parameters are the result, weights and statistics; None if no result has to be divided by or freed of them.
-    An equation is undone if it computes an operand from what forward computes of that operand. One that backward
-    repeats may differ from forward's, too: of equal constants it reads the first.
+    An undone equation computes an operand of forward from a value that forward computes from that operand. An equation
+    that backward only repeats may differ from forward's as well: of equal constants it reads the first.
     """
     before = forward.producers()
 

@@ -309,10 +309,11 @@ def _exchanges_once(graph: Graph) -> bool:
 
 
 def _moved_by_cotangents(graph: Graph) -> set[Value]:
-    """The values that depend on a backward's cotangents: its first parameters, the fewest in which it is linear.
+    """The values that depend on a backward's cotangents.
 
-    All results that depend on anything depend on them, and no sum mixes them with values that do not. A graph that is
-    linear in none is treated as if it were linear in the first.
+    The cotangents are its first parameters, the fewest in which it is linear: every result that depends on a parameter
+    depends on them, and no sum adds a value that depends on them to one that does not. A graph that is linear in none
+    is taken as linear in the first.
     """
     varying = downstream(graph.eqns, graph.params)
     for count in range(1, len(graph.params) + 1):

@@ -192,8 +192,8 @@ class ForwardProducts:
         return _by_names(self._powers, _by_names(self._named, product))
 
     def absorb(self, product: Product, s: Sum) -> Product:
-        """Move factors from outside a sum into the sum where that completes a named product in all of its terms."""
-        # Several terms may have sums of their own, which are shortened first, when they are written.
+        """Move factors into a sum where this completes a named product in each of its terms."""
+        # A single term is shortened here. Several are shortened when they are written, after the sums in them.
         terms = {p if s.product is None else self.shorten(p): c for p, c in s.terms}
         for named, value in self._named:
             inside, outside = named.split(lambda a: s.axis in axes_of(a))
@@ -231,8 +231,8 @@ class ForwardProducts:
     def _name(self, v: Value) -> None:
         """Record a product by its name, unless a number or a parameter over D is a factor.
 
-        dy * gamma is common to the terms of a cotangent, and naming xhat * gamma would hide it. So would naming the
-        square of x before that of xhat: powers of one atom come last.
+        dy * gamma is common to the terms of a cotangent, and the name of xhat * gamma would hide it. The square of x
+        would hide that of xhat, so powers of one atom come last.
         """
         product, coefficient = self.monomial(v)
         product = _by_names(self._named, product)

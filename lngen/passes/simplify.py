@@ -26,8 +26,8 @@ from lngen.passes.polynomial import (
     times,
 )
 
-# Limits of a polynomial. A polynomial beyond them is written and continues as one value, so that the output grows with
-# the number of equations and not with the number of paths through them.
+# The most factors of a polynomial. A larger one is written out and goes on as one value. So the output grows with the
+# number of equations, not with the number of paths through them.
 FACTORS = 64
 
 
@@ -38,12 +38,12 @@ def simplify(graph: Graph, *seeds: str) -> Graph:
     Forward values do not change; the rules for the others are:
 
     - reductions are linear, and a factor constant along the reduced axis moves out;
-    - a sum of several terms stays one sum, except that terms with a factor that is a sum over the same axis are summed
-      separately, so that no sum waits for another;
+    - several terms are one sum. Only a term with a factor that is a sum over the same axis has a sum of its own, so
+      that no sum waits for another;
     - the sum of a centred row (x - mean of x) is zero;
     - like terms are added, common factors taken out, and also a number per row that most terms share;
-    - a product with a name in the forward pass (xhat = xc * rstd, or 1 / sum) is used by that name, also under a sum,
-      where it keeps the terms near one in size: rstd * sum(dy * xc) becomes sum(dy * xhat);
+    - a product that the forward pass names (xhat = xc * rstd, or 1 / sum) is used by that name. Under a sum this keeps
+      the terms near one in size: rstd * sum(dy * xc) becomes sum(dy * xhat);
     - a sum over the length of its axis is a mean.
 
     before (LayerNorm, 20 equations, three row sums one after the other)
@@ -119,11 +119,11 @@ class _Simplifier:
         return {atom(self._opaque(eqn)): Fraction(1)}
 
     def _sum(self, terms: Poly, axis: Axis) -> Poly:
-        """The sum over an axis, as one sum of all terms but the constant and the centred ones.
+        """The sum over an axis: one sum of all terms. Constant terms are multiplied, and centred ones are zero.
 
         A sum over rows holds an accumulator per column, and sums of single terms may be far larger than their total.
-        But terms with a factor that is a sum over the same axis are summed separately, without the factor, so that no
-        sum waits for another: the gradient's sums over D are then one phase of a kernel.
+        But a term with a factor that is a sum over the same axis is summed by itself, without the factor. Then no sum
+        waits for another, and the gradient's sums over D are one phase of a kernel.
         """
         constant: list[tuple[Product, Fraction]] = []
         together: dict[Product, Poly] = {}
@@ -185,9 +185,9 @@ class _Simplifier:
         return value
 
     def _grouped(self, terms: Poly, name: str, like: Value) -> Poly:
-        """The terms, where those that share a number per row, which the others lack, are written as one.
+        """The terms; those that share a number per row become one term, if other terms lack that number.
 
-        rstd * a - rstd * b + dh is rstd * (a - b) + dh: terms of a norm's gradient cancel before dh is added.
+        rstd * a - rstd * b + dh is rstd * (a - b) + dh: the terms of a norm's gradient cancel before dh is added.
         """
         shared = Counter(a for p in terms for a, n in p.powers if n > 0 and axes_of(a) == (M,) and self._is_forward(a))
         several = {a: n for a, n in shared.items() if 1 < n < len(terms)}
@@ -239,7 +239,7 @@ class _Simplifier:
     def _write_product(self, product: Product, like: Value) -> Value:
         """The product of the factors: seeds first, then by axes, so that equal prefixes are shared.
 
-        A division by what is constant along a row divides the factors that are constant, too, if there are any.
+        A divisor that is constant along a row divides the factors that are constant as well, if there are any.
         """
         divisors = product.split(lambda a: product.get(a) < 0)[0]
         rows, wide = product.split(lambda a: D not in axes_of(a))

@@ -71,10 +71,10 @@ def place_spread(graph: Graph, d: int, order: str = ORDERS[0]) -> Graph:
     sum first and the squares later, and a block continues with the distances it has. If another row sum depends on the
     mean, but not on the variance, the blocks would exchange the sum anyway, and nothing changes. The elements of a
     backward are still measured from the mean, because its sums over rows may be computed by blocks that have only a few
-    columns. So are elements whose scale may be infinite (eps = 0), because the two parts of the distance, both times
-    infinity, may cancel to NaN. Where ``is_rounded``, the mean is corrected by the mean of the distances from it, as in
-    ``compensate``: the sum over the segments of the sum of %far and n times (centre - mean). The equations are in
-    topological order, so a sum comes before its uses.
+    columns. So are elements whose scale may be infinite (eps = 0): the two parts of the distance, both times infinity,
+    may cancel to NaN. Where ``is_rounded``, the mean is corrected by the mean of the distances from it, as in
+    ``compensate``. The sum of these distances is, over the segments, that of sum(%far) + n (centre - mean). The
+    equations are in topological order, so a sum comes before its uses.
     """
     rule, (row, _) = rule_of(order), orders(graph, d, order=order)
     if not rule.centred_least <= -(-d // row.segment) <= rule.centred_most:
@@ -224,11 +224,11 @@ def compensate(graph: Graph, d: int) -> Graph:
                                                             %less       = fma %neg_off, %off_sum, %squares
             %var_sum = reduce_dot %xc, %xc {axis=D}         %var_sum    = maximum %less, %zero
 
-    An f32 sum is rounded at every step, so the mean of a row may differ from its elements where all of them are equal,
-    and eps may be small beside the square of that difference. The corrected mean does not differ, and its sums are of
-    one reduction: the corrected two-pass algorithm (Chan, Golub and LeVeque, Algorithms for Computing the Sample
-    Variance, The American Statistician 37(3), 1983). The fma does not overflow where the squares do not. Rows whose
-    mean cannot differ in this way stay as they are (``is_rounded``).
+    An f32 sum is rounded at every step. So the mean of a row of equal elements may differ from them, and eps may be
+    small beside the square of that difference. The corrected mean does not differ. Its two sums are one reduction: the
+    corrected two-pass algorithm (Chan, Golub and LeVeque, Algorithms for Computing the Sample Variance, The American
+    Statistician 37(3), 1983). The fma overflows only where the squares do. Rows whose mean cannot differ in this way
+    stay as they are (``is_rounded``).
     """
     known = centred(graph, d)
     sums = {e.out: e.args[0] for e in graph.eqns if (c := squared(e, known)) and is_rounded(graph, c.x, d)}

@@ -30,7 +30,7 @@ def vjp(
     The forward equations come first, then one derivative row of the op table per equation, in reverse.
     A cotangent is kept in the compute dtype (f32, or f64 for f64 values) and rounded once, to the dtype of its input or
     to that in ``stored``, at the end; a cotangent that no path reaches is zeros. Reverse accumulation as in Griewank
-    and Walther, Evaluating Derivatives, 2nd ed., section 3.2. ``constants`` are values whose uses have cotangents that
+    and Walther, Evaluating Derivatives, 2nd ed., section 3.2. ``constants`` are values whose cotangents
     add up to zero. DerivativeError if a name of ``wrt`` or ``of`` does not exist, or if no result depends on an input;
     VerifyError if a value has the name of a cotangent or of a gradient.
     """
