@@ -336,8 +336,8 @@ def function(
 ) -> Callable[[Method], Method]:
     """Adds the row of a function of one operand; its cotangent is that of the result times the slope.
 
-    The last equation of a slope is no product. Such a value is a factor to ``passes.simplify``, and a sum over the row
-    stays one sum.
+    A slope ends in no product, except with a constant. To ``passes.simplify`` it is then one factor, and a sum over the
+    row stays one sum.
     """
     return op(typ, expand=equations, vjp=lambda b, e, ct: (b.mul("ct", ct, slope(b, e)),), attrs=attrs)
 
