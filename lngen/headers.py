@@ -17,12 +17,12 @@ PREFIX = "lngen/"  # of an include: #include "lngen/tma.cuh"
 # The names that each header declares in namespace lngen. A value of a graph takes none of them.
 PROVIDES = {
     "cluster": "AcquireAll AcquireShared cluster_barrier cluster_rank remote_address send",
-    "column_sums": "Unit group_stride reduce_row_groups share_column_sums store_column_sums store_partial"
-    " store_partial_of_many store_partial_vector swizzled",
+    "column_sums": "Unit begin_column_sums group_stride reduce_row_groups share_column_sums store_column_sums"
+    " store_partial store_partial_of_many store_partial_vector swizzled",
     "cp_async": "CpAsyncStream cp_async",
     "dynamic_tma": "ClusterDynamicTmaStream DynamicTmaRing DynamicTmaStream",
     "exchange": "ClusterExchange",
-    "finish": "L2Load column_total interleaved_sums",
+    "finish": "ColumnFinish L2Load column_total interleaved_sums partial_rows share_totals",
     "grid_barrier": "grid_barrier",
     "launch": "pdl_trigger pdl_wait",
     "mbarrier": "mbarrier_arrive mbarrier_arrive_expect mbarrier_expect_more mbarrier_init mbarrier_init_fence"
@@ -32,15 +32,16 @@ PROVIDES = {
     " materialised maximum minimum significand",
     "preload": "bits_of vector_bits",
     "row_layout": "Block Cluster ColumnLayout GroupedColumnLayout PartialRowLayout RowLayout",
-    "row_reduce": "Add BlockReduce Max WarpReduce half_of reduce_lanes row_barrier row_sums thread_sums tree_reduce",
+    "row_reduce": "Add BlockReduce Max WarpReduce add_terms half_of name_sums reduce_lanes row_barrier row_sums"
+    " thread_sums tree_reduce warp_barrier",
     "row_scheduler": "OneRow RowCounter StaticRows previous_stage",
-    "segments": "cluster_sums join_segments joined_sums multipass_segment_sums multipass_sums segment_size"
-    " segment_sums",
+    "segments": "cluster_sums exchange_segments join_segments joined_sums multipass_segment_sums multipass_sums"
+    " segment_size segment_sums",
     "tma": "TmaRing TmaStream tma_load tma_store tma_store_commit tma_store_fence tma_store_wait",
     "unaligned_tma": "Span load_tail misalignment tma_load_span tma_store_span",
     "vector": "Access EarlyLoad16 EarlyLoad2 EarlyLoad4 EarlyLoad8 EvictLastStore16 EvictLastStore4 EvictLastStore8"
-    " GlobalStore Load PlainLoad PlainStore ReadOnlyLoad RowLoad Vec Word load load_scalar packed prefetch_l2 store"
-    " widened write",
+    " GlobalStore Load PlainLoad PlainStore ReadOnlyLoad RowLoad Vec Word load load_row load_scalar packed"
+    " prefetch_l2 store widen_row widened write",
     "vector_sums": "tree_reduce_shared vector_sums",
 }
 HEADER_OF = {name: header for header, names in PROVIDES.items() for name in names.split()}

@@ -49,7 +49,7 @@
 
 namespace lngen { namespace layernorm_bwd__f16_d8192__t256_r1_v8_b1_tma_s3_cached {
 
-// ---- the rows ----
+// ---- the rows: persistent blocks, a pipeline of rows in shared memory, filled by bulk copies (TMA) ----
 extern "C" __global__ void __launch_bounds__(256, 1)
 layernorm_bwd__f16_d8192__t256_r1_v8_b1_tma_s3_cached__rows(
     const long long rows_, const f16* dy_ptr_, const long long dy_stride_, const f16* x_ptr_,
@@ -57,11 +57,11 @@ layernorm_bwd__f16_d8192__t256_r1_v8_b1_tma_s3_cached__rows(
     const float* __restrict__ rstd_ptr_, f16* dx_ptr_, const long long dx_stride_,
     float* __restrict__ sum_dy_xhat_partials_, float* __restrict__ sum_dy_partials_)
 {
+    extern __shared__ __align__(128) unsigned char ring_[];
     using Row = RowLayout<Block</* threads */ 256, /* rows */ 1>, /* D */ 8192, /* segment */ 2048, /* vector */ 8,
         /* access */ 8>;
     using Reduce = BlockReduce<Row, float, /* values */ 8>;
     using Stream = TmaStream<Row, /* grid */ 120, /* stages */ 3, /* stage bytes */ 32768, /* early release */ false>;
-    extern __shared__ __align__(128) unsigned char ring_[];
     __shared__ Reduce::Buffers reduce_buffers_;
     Reduce reduce_{reduce_buffers_};
     __shared__ Stream::Buffers stages_;
@@ -81,12 +81,12 @@ layernorm_bwd__f16_d8192__t256_r1_v8_b1_tma_s3_cached__rows(
             prefetch_l2<Row>(gamma_ptr_ + Row::first_column(), Row::columns());
         }
     }
+
     // The trigger follows the wait, which is faster in a chain of short launches.
     pdl_wait();
     pdl_trigger();
 
     const float d_size = 8192.0f;  // %d_size = const {dtype=f32, value=8192.0}
-
     // Issue the first row's scalars before the weights and the rows. The empty asm stops the compiler from moving them
     // behind.
     float mean_next_ = {};
@@ -95,29 +95,20 @@ layernorm_bwd__f16_d8192__t256_r1_v8_b1_tma_s3_cached__rows(
     if (stream_.block_first_row < rows_) rstd_next_ = load_scalar<EarlyLoad4>(rstd_ptr_ + stream_.valid(group_first_));
     asm volatile("" ::: "memory");
     Vec<f16, Row::N> gamma_cached_[Row::VECTORS];
-    #pragma unroll
-    for (int v_ = 0; v_ < Row::VECTORS; ++v_) {
-        gamma_cached_[v_] = load<Row, EarlyLoad16>(gamma_ptr_, v_);
-    }
-
+    load_row<Row, EarlyLoad16>(gamma_cached_, gamma_ptr_);
     float sum_dy_xhat_sums_[Row::VECTORS][Row::N];
+    begin_column_sums<Add<float>, Row>(sum_dy_xhat_sums_);
     float sum_dy_sums_[Row::VECTORS][Row::N];
-    #pragma unroll
-    for (int v_ = 0; v_ < Row::VECTORS; ++v_) {
-        for (int i_ = 0; i_ < Row::N; ++i_) sum_dy_xhat_sums_[v_][i_] = sum_dy_sums_[v_][i_] = Add<float>::neutral();
-    }
-    const auto copy_to_stage_ = [&](unsigned char* stage_, long long row_, unsigned long long* full_) {
-        mbarrier_arrive_expect(full_, Row::columns() * (sizeof(f16) + sizeof(f16)));
-        tma_load(stage_ + 0, dy_ptr_ + row_ * dy_stride_ + Row::first_column(), Row::columns() * sizeof(f16), full_);
+    begin_column_sums<Add<float>, Row>(sum_dy_sums_);
+
+    const auto fill_stage_ = [&](unsigned char* stage_, long long row_, unsigned long long* full_) {
+        mbarrier_arrive_expect(full_, Row::columns() * 4);
+        tma_load(stage_, dy_ptr_ + row_ * dy_stride_ + Row::first_column(), Row::columns() * sizeof(f16), full_);
         tma_load(stage_ + 16384, x_ptr_ + row_ * x_stride_ + Row::first_column(), Row::columns() * sizeof(f16), full_);
     };
-    stream_.prime(copy_to_stage_);
-
+    stream_.prime(fill_stage_);
     Vec<float, Row::N> gamma_wide_[Row::VECTORS];
-    #pragma unroll
-    for (int v_ = 0; v_ < Row::VECTORS; ++v_) {
-        gamma_wide_[v_] = widened(gamma_cached_[v_]);
-    }
+    widen_row<Row>(gamma_wide_, gamma_cached_);
     // `rows_ >> 63` is 0, so the parity is unchanged; but the statement uses every value loaded above, so the loads
     // complete here. Otherwise the wait falls inside the row loop and also waits for newer loads.
     stream_.parity ^= (bits_of(mean_next_) ^ bits_of(rstd_next_) ^ vector_bits<Row>(gamma_cached_))
@@ -132,29 +123,27 @@ layernorm_bwd__f16_d8192__t256_r1_v8_b1_tma_s3_cached__rows(
         stream_.wait();
         const auto* dy_shared_ = stream_.shared<f16>(0);
         const auto* x_shared_ = stream_.shared<f16>(16384);
-
         // ---- reduce: mean_dy_gamma_sum, mean_dy_gamma_xhat_sum ----
-        float sums_0_[2];
-        joined_sums<Add<float>, Row, 4>(sums_0_, reduce_, [&](int v_, float (&sum_)[2]) {
+        float mean_dy_gamma_sum, mean_dy_gamma_xhat_sum;
+        joined_sums<Add<float>, Row, 4>(reduce_,[&](int v_, float& mean_dy_gamma_sum_acc_,
+            float& mean_dy_gamma_xhat_sum_acc_) {
             const auto dy = load<Row, PlainLoad>(dy_shared_, v_);
             const auto x = load<Row, PlainLoad>(x_shared_, v_);
             for (int i_ = 0; i_ < Row::N; ++i_) {
-                const float x32 = f32_from_f16(x[i_]);  // %x32 = cast %x {to=f32}
+                const float x32 = f32_from_f16(x[i_]);      // %x32 = cast %x {to=f32}
                 const float gamma32 = gamma_wide_[v_][i_];  // %gamma32 = cast %gamma {to=f32}
-                const float xc = x32 - mean;  // %xc = sub %x32, %mean
-                const float xhat = xc * rstd;  // %xhat = mul %xc, %rstd
-                const float dy32 = f32_from_f16(dy[i_]);  // %dy32 = cast %dy {to=f32}
-                const float dy_gamma = dy32 * gamma32;  // %dy_gamma = mul %dy32, %gamma32
+                const float xc = x32 - mean;                // %xc = sub %x32, %mean
+                const float xhat = xc * rstd;               // %xhat = mul %xc, %rstd
+                const float dy32 = f32_from_f16(dy[i_]);    // %dy32 = cast %dy {to=f32}
+                const float dy_gamma = dy32 * gamma32;      // %dy_gamma = mul %dy32, %gamma32
                 // %mean_dy_gamma_sum = reduce_sum %dy_gamma {axis=D, chunk=8, interleave=4, segment=2048}
-                sum_[0] = sum_[0] + dy_gamma;
+                mean_dy_gamma_sum_acc_ = mean_dy_gamma_sum_acc_ + dy_gamma;
                 // %mean_dy_gamma_xhat_sum = reduce_dot %dy_gamma, %xhat {axis=D, chunk=8, interleave=4, segment=2048}
-                sum_[1] = fmaf(dy_gamma, xhat, sum_[1]);
+                mean_dy_gamma_xhat_sum_acc_ = fmaf(dy_gamma, xhat, mean_dy_gamma_xhat_sum_acc_);
             }
-        });
-        const float mean_dy_gamma_sum = sums_0_[0];
-        const float mean_dy_gamma_xhat_sum = sums_0_[1];
-
-        stream_.release(copy_to_stage_);
+        }, mean_dy_gamma_sum, mean_dy_gamma_xhat_sum);
+        warp_barrier<Row>();
+        stream_.release(fill_stage_);
         const float mean_dy_gamma = mean_dy_gamma_sum / d_size;    // %mean_dy_gamma = div %mean_dy_gamma_sum, %d_size
         // %mean_dy_gamma_xhat = div %mean_dy_gamma_xhat_sum, %d_size
         const float mean_dy_gamma_xhat = mean_dy_gamma_xhat_sum / d_size;
@@ -184,24 +173,22 @@ layernorm_bwd__f16_d8192__t256_r1_v8_b1_tma_s3_cached__rows(
                 if (stream_.live()) sum_dy_sums_[v_][i_] = sum_dy_sums_[v_][i_] + dy32;
                 dx_out_[i_] = dx;
             }
-
             if (stream_.live()) store<Row, PlainStore>(dx_ptr_ + stream_.row * dx_stride_, v_, dx_out_);
         }
     }
-
     // ---- partial column sums: the row groups share them where the rows were ----
     float* sums_buffer_ = reinterpret_cast<float*>(ring_);
     __syncthreads();
-    share_column_sums<Row, 4>(sums_buffer_ + 0, sum_dy_xhat_sums_);
+    share_column_sums<Row, 4>(sums_buffer_, sum_dy_xhat_sums_);
     share_column_sums<Row, 4>(sums_buffer_ + 8192, sum_dy_sums_);
     __syncthreads();
     store_partial<Add<float>, Row, 4, EvictLastStore16>(sum_dy_xhat_partials_
-        + static_cast<long long>(Row::grid_index()) * 8192, sums_buffer_ + 0);
+        + static_cast<long long>(Row::grid_index()) * 8192, sums_buffer_);
     store_partial<Add<float>, Row, 4, EvictLastStore16>(sum_dy_partials_
         + static_cast<long long>(Row::grid_index()) * 8192, sums_buffer_ + 8192);
 }
 
-// ---- the partial column sums are completed ----
+// ---- the finish: the partial column sums are completed ----
 extern "C" __global__ void __launch_bounds__(128, 1)
 layernorm_bwd__f16_d8192__t256_r1_v8_b1_tma_s3_cached__finish(
     const long long rows_, f16* __restrict__ dgamma_ptr_, f16* __restrict__ dbeta_ptr_,
@@ -211,34 +198,19 @@ layernorm_bwd__f16_d8192__t256_r1_v8_b1_tma_s3_cached__finish(
     // only after the kernel that stores the partial sums.
     pdl_trigger();
     pdl_wait();
-
-    constexpr int COLUMNS_ = 32, INTERLEAVE_ = 4;
-    __shared__ __align__(16) float totals_[2 * INTERLEAVE_ * COLUMNS_];
-    const long long blocks_with_rows_ = (rows_ + 1 - 1) / 1;
-    const int partial_rows_ = blocks_with_rows_ < 120 ? static_cast<int>(blocks_with_rows_) : 120;
-    for (int column_tile_ = blockIdx.x; column_tile_ * COLUMNS_ < 8192; column_tile_ += gridDim.x) {
-        constexpr int COLUMNS_PER_THREAD_ = 1, THREADS_ = COLUMNS_ / COLUMNS_PER_THREAD_;  // of a tile
-        const int column_ = threadIdx.x % THREADS_ * COLUMNS_PER_THREAD_;
-        const int first_ = column_tile_ * COLUMNS_ + column_;
-        for (int from_ = threadIdx.x / THREADS_; from_ < INTERLEAVE_ && first_ < 8192; from_ += blockDim.x / THREADS_) {
-            {
-                const float* const partial_ptrs_[2] = { sum_dy_xhat_partials_ + first_, sum_dy_partials_ + first_ };
-                float sums_[2][COLUMNS_PER_THREAD_];
-                interleaved_sums<Add<float>, 8192, INTERLEAVE_, 2, 4>(sums_, partial_ptrs_, from_, partial_rows_);
-                for (int n_ = 0; n_ < 2; ++n_) {
-                    for (int e_ = 0; e_ < COLUMNS_PER_THREAD_; ++e_) {
-                        totals_[((0 + n_) * INTERLEAVE_ + from_) * COLUMNS_ + column_ + e_] = sums_[n_][e_];
-                    }
-                }
-            }
-        }
+    using Finish = ColumnFinish</* D */ 8192, /* leading */ 8192, /* interleave */ 4, /* columns */ 32,
+        /* columns per thread */ 1, /* batch */ 2, /* rows per term */ 4>;
+    __shared__ __align__(16) float totals_[256];
+    const int partial_rows_ = partial_rows</* rows per block */ 1, /* blocks */ 120>(rows_);
+    for (int tile_ = blockIdx.x; tile_ * Finish::COLUMNS < 8192; tile_ += gridDim.x) {
+        share_totals<Add<float>, Finish>(totals_, tile_, partial_rows_, sum_dy_xhat_partials_, sum_dy_partials_);
         __syncthreads();
-        const int col_ = column_tile_ * COLUMNS_ + threadIdx.x;
-        if (threadIdx.x < COLUMNS_ && col_ < 8192) {
+        const int col_ = tile_ * Finish::COLUMNS + threadIdx.x;
+        if (threadIdx.x < Finish::COLUMNS && col_ < 8192) {
             // %sum_dy_xhat = reduce_dot %dy32, %xhat {axis=M, blocks=30, groups=4, interleave=4}
-            const float sum_dy_xhat = column_total<Add<float>, INTERLEAVE_, COLUMNS_>(totals_, 0, threadIdx.x, rows_);
+            const float sum_dy_xhat = column_total<Add<float>, Finish>(totals_, 0, rows_);
             // %sum_dy = reduce_sum %dy32 {axis=M, blocks=30, groups=4, interleave=4}
-            const float sum_dy = column_total<Add<float>, INTERLEAVE_, COLUMNS_>(totals_, 1, threadIdx.x, rows_);
+            const float sum_dy = column_total<Add<float>, Finish>(totals_, 1, rows_);
             const f16 dgamma = f16_from_f32(sum_dy_xhat);  // %dgamma = cast %sum_dy_xhat {to=f16}
             const f16 dbeta = f16_from_f32(sum_dy);        // %dbeta = cast %sum_dy {to=f16}
             dgamma_ptr_[col_] = dgamma;

@@ -45,7 +45,7 @@
 
 namespace lngen { namespace layernorm_bwd__f32_d1000__t64_r4_v4_b1_cp_async_s2 {
 
-// ---- the rows ----
+// ---- the rows: persistent blocks, a pipeline of rows in shared memory, filled by cp.async ----
 extern "C" __global__ void __launch_bounds__(256, 1)
 layernorm_bwd__f32_d1000__t64_r4_v4_b1_cp_async_s2__rows(
     const long long rows_, const float* dy_ptr_, const long long dy_stride_, const float* x_ptr_,
@@ -53,11 +53,11 @@ layernorm_bwd__f32_d1000__t64_r4_v4_b1_cp_async_s2__rows(
     const float* __restrict__ rstd_ptr_, float* dx_ptr_, const long long dx_stride_,
     float* __restrict__ sum_dy_xhat_partials_, float* __restrict__ sum_dy_partials_)
 {
+    extern __shared__ __align__(128) unsigned char ring_[];
     using Row = PartialRowLayout<Block</* threads */ 64, /* rows */ 4>, /* D */ 1000, /* segment */ 1000,
         /* vector */ 4, /* run */ 4, /* access */ 4>;
     using Reduce = BlockReduce<Row, float, /* values */ 2>;
     using Stream = CpAsyncStream<Row, /* grid */ 126, /* stages */ 2, /* stage bytes */ 8192>;
-    extern __shared__ __align__(128) unsigned char ring_[];
     __shared__ Reduce::Buffers reduce_buffers_;
     Reduce reduce_{reduce_buffers_};
     Stream stream_{rows_, ring_};
@@ -75,12 +75,12 @@ layernorm_bwd__f32_d1000__t64_r4_v4_b1_cp_async_s2__rows(
             prefetch_l2<Row>(gamma_ptr_ + Row::first_column(), Row::columns());
         }
     }
+
     // The trigger follows the wait, which is faster in a chain of short launches.
     pdl_wait();
     pdl_trigger();
 
     const float d_size = 1000.0f;  // %d_size = const {dtype=f32, value=1000.0}
-
     // Issue the first row's scalars before the weights and the rows. The empty asm stops the compiler from moving them
     // behind.
     float mean_next_ = {};
@@ -89,19 +89,18 @@ layernorm_bwd__f32_d1000__t64_r4_v4_b1_cp_async_s2__rows(
     if (stream_.block_first_row < rows_) rstd_next_ = load_scalar<EarlyLoad4>(rstd_ptr_ + stream_.valid(group_first_));
     asm volatile("" ::: "memory");
     float sum_dy_xhat_sums_[Row::VECTORS][Row::N];
+    begin_column_sums<Add<float>, Row>(sum_dy_xhat_sums_);
     float sum_dy_sums_[Row::VECTORS][Row::N];
-    #pragma unroll
-    for (int v_ = 0; v_ < Row::VECTORS; ++v_) {
-        for (int i_ = 0; i_ < Row::N; ++i_) sum_dy_xhat_sums_[v_][i_] = sum_dy_sums_[v_][i_] = Add<float>::neutral();
-    }
-    const auto copy_to_stage_ = [&](unsigned char* stage_, long long row_) {
+    begin_column_sums<Add<float>, Row>(sum_dy_sums_);
+
+    const auto fill_stage_ = [&](unsigned char* stage_, long long row_) {
         #pragma unroll
         for (int v_ = 0; v_ < Row::VECTORS; ++v_) {
-            cp_async<Row>(reinterpret_cast<float*>(stage_ + 0), dy_ptr_ + row_ * dy_stride_, v_);
+            cp_async<Row>(reinterpret_cast<float*>(stage_), dy_ptr_ + row_ * dy_stride_, v_);
             cp_async<Row>(reinterpret_cast<float*>(stage_ + 4096), x_ptr_ + row_ * x_stride_, v_);
         }
     };
-    stream_.prime(copy_to_stage_);
+    stream_.prime(fill_stage_);
 
     #pragma unroll 1
     while (stream_.next()) {
@@ -112,29 +111,27 @@ layernorm_bwd__f32_d1000__t64_r4_v4_b1_cp_async_s2__rows(
         stream_.wait();
         const auto* dy_shared_ = stream_.shared<float>(0);
         const auto* x_shared_ = stream_.shared<float>(4096);
-
         // ---- reduce: mean_dy_gamma_sum, mean_dy_gamma_xhat_sum ----
-        float sums_0_[2];
-        row_sums<Add<float>, Row>(sums_0_, reduce_, [&](int v_, float (&sum_)[2]) {
+        float mean_dy_gamma_sum, mean_dy_gamma_xhat_sum;
+        row_sums<Add<float>, Row>(reduce_,[&](int v_, float& mean_dy_gamma_sum_acc_,
+            float& mean_dy_gamma_xhat_sum_acc_) {
             const auto dy = load<Row, PlainLoad>(dy_shared_, v_);
             const auto x = load<Row, PlainLoad>(x_shared_, v_);
             const auto gamma = load<Row, ReadOnlyLoad>(gamma_ptr_, v_);
             for (int i_ = 0; i_ < Row::N; ++i_) {
-                const float x32 = x[i_];      // %x32 = cast %x {to=f32}
-                const float gamma32 = gamma[i_];  // %gamma32 = cast %gamma {to=f32}
-                const float xc = x32 - mean;  // %xc = sub %x32, %mean
-                const float xhat = xc * rstd;  // %xhat = mul %xc, %rstd
+                const float x32 = x[i_];                  // %x32 = cast %x {to=f32}
+                const float gamma32 = gamma[i_];          // %gamma32 = cast %gamma {to=f32}
+                const float xc = x32 - mean;              // %xc = sub %x32, %mean
+                const float xhat = xc * rstd;             // %xhat = mul %xc, %rstd
                 const float dy_gamma = dy[i_] * gamma32;  // %dy_gamma = mul %dy, %gamma32
                 // %mean_dy_gamma_sum = reduce_sum %dy_gamma {axis=D, chunk=4, segment=1000}
-                sum_[0] = sum_[0] + dy_gamma;
+                mean_dy_gamma_sum_acc_ = mean_dy_gamma_sum_acc_ + dy_gamma;
                 // %mean_dy_gamma_xhat_sum = reduce_dot %dy_gamma, %xhat {axis=D, chunk=4, segment=1000}
-                sum_[1] = fmaf(dy_gamma, xhat, sum_[1]);
+                mean_dy_gamma_xhat_sum_acc_ = fmaf(dy_gamma, xhat, mean_dy_gamma_xhat_sum_acc_);
             }
-        });
-        const float mean_dy_gamma_sum = sums_0_[0];
-        const float mean_dy_gamma_xhat_sum = sums_0_[1];
-
-        stream_.release(copy_to_stage_);
+        }, mean_dy_gamma_sum, mean_dy_gamma_xhat_sum);
+        warp_barrier<Row>();
+        stream_.release(fill_stage_);
         const float mean_dy_gamma = mean_dy_gamma_sum / d_size;    // %mean_dy_gamma = div %mean_dy_gamma_sum, %d_size
         // %mean_dy_gamma_xhat = div %mean_dy_gamma_xhat_sum, %d_size
         const float mean_dy_gamma_xhat = mean_dy_gamma_xhat_sum / d_size;
@@ -164,24 +161,22 @@ layernorm_bwd__f32_d1000__t64_r4_v4_b1_cp_async_s2__rows(
                 if (stream_.live()) sum_dy_sums_[v_][i_] = sum_dy_sums_[v_][i_] + dy[i_];
                 dx_out_[i_] = dx;
             }
-
             if (stream_.live()) store<Row, PlainStore>(dx_ptr_ + stream_.row * dx_stride_, v_, dx_out_);
         }
     }
-
     // ---- partial column sums: the row groups share them where the rows were ----
     float* sums_buffer_ = reinterpret_cast<float*>(ring_);
     __syncthreads();
-    share_column_sums<Row, 4>(sums_buffer_ + 0, sum_dy_xhat_sums_);
+    share_column_sums<Row, 4>(sums_buffer_, sum_dy_xhat_sums_);
     share_column_sums<Row, 4>(sums_buffer_ + 4000, sum_dy_sums_);
     __syncthreads();
     store_partial<Add<float>, Row, 4, EvictLastStore16>(sum_dy_xhat_partials_
-        + static_cast<long long>(Row::grid_index()) * 1000, sums_buffer_ + 0);
+        + static_cast<long long>(Row::grid_index()) * 1000, sums_buffer_);
     store_partial<Add<float>, Row, 4, EvictLastStore16>(sum_dy_partials_
         + static_cast<long long>(Row::grid_index()) * 1000, sums_buffer_ + 4000);
 }
 
-// ---- the partial column sums are completed ----
+// ---- the finish: the partial column sums are completed ----
 extern "C" __global__ void __launch_bounds__(512, 1)
 layernorm_bwd__f32_d1000__t64_r4_v4_b1_cp_async_s2__finish(
     const long long rows_, float* __restrict__ dgamma_ptr_, float* __restrict__ dbeta_ptr_,
@@ -191,34 +186,19 @@ layernorm_bwd__f32_d1000__t64_r4_v4_b1_cp_async_s2__finish(
     // only after the kernel that stores the partial sums.
     pdl_trigger();
     pdl_wait();
-
-    constexpr int COLUMNS_ = 32, INTERLEAVE_ = 16;
-    __shared__ __align__(16) float totals_[2 * INTERLEAVE_ * COLUMNS_];
-    const long long blocks_with_rows_ = (rows_ + 4 - 1) / 4;
-    const int partial_rows_ = blocks_with_rows_ < 126 ? static_cast<int>(blocks_with_rows_) : 126;
-    for (int column_tile_ = blockIdx.x; column_tile_ * COLUMNS_ < 1000; column_tile_ += gridDim.x) {
-        constexpr int COLUMNS_PER_THREAD_ = 1, THREADS_ = COLUMNS_ / COLUMNS_PER_THREAD_;  // of a tile
-        const int column_ = threadIdx.x % THREADS_ * COLUMNS_PER_THREAD_;
-        const int first_ = column_tile_ * COLUMNS_ + column_;
-        for (int from_ = threadIdx.x / THREADS_; from_ < INTERLEAVE_ && first_ < 1000; from_ += blockDim.x / THREADS_) {
-            {
-                const float* const partial_ptrs_[2] = { sum_dy_xhat_partials_ + first_, sum_dy_partials_ + first_ };
-                float sums_[2][COLUMNS_PER_THREAD_];
-                interleaved_sums<Add<float>, 1000, INTERLEAVE_, 8, 1>(sums_, partial_ptrs_, from_, partial_rows_);
-                for (int n_ = 0; n_ < 2; ++n_) {
-                    for (int e_ = 0; e_ < COLUMNS_PER_THREAD_; ++e_) {
-                        totals_[((0 + n_) * INTERLEAVE_ + from_) * COLUMNS_ + column_ + e_] = sums_[n_][e_];
-                    }
-                }
-            }
-        }
+    using Finish = ColumnFinish</* D */ 1000, /* leading */ 1000, /* interleave */ 16, /* columns */ 32,
+        /* columns per thread */ 1, /* batch */ 8, /* rows per term */ 1>;
+    __shared__ __align__(16) float totals_[1024];
+    const int partial_rows_ = partial_rows</* rows per block */ 4, /* blocks */ 126>(rows_);
+    for (int tile_ = blockIdx.x; tile_ * Finish::COLUMNS < 1000; tile_ += gridDim.x) {
+        share_totals<Add<float>, Finish>(totals_, tile_, partial_rows_, sum_dy_xhat_partials_, sum_dy_partials_);
         __syncthreads();
-        const int col_ = column_tile_ * COLUMNS_ + threadIdx.x;
-        if (threadIdx.x < COLUMNS_ && col_ < 1000) {
+        const int col_ = tile_ * Finish::COLUMNS + threadIdx.x;
+        if (threadIdx.x < Finish::COLUMNS && col_ < 1000) {
             // %sum_dy_xhat = reduce_dot %dy, %xhat {axis=M, blocks=126, groups=4, interleave=16}
-            const float sum_dy_xhat = column_total<Add<float>, INTERLEAVE_, COLUMNS_>(totals_, 0, threadIdx.x, rows_);
+            const float sum_dy_xhat = column_total<Add<float>, Finish>(totals_, 0, rows_);
             // %sum_dy = reduce_sum %dy {axis=M, blocks=126, groups=4, interleave=16}
-            const float sum_dy = column_total<Add<float>, INTERLEAVE_, COLUMNS_>(totals_, 1, threadIdx.x, rows_);
+            const float sum_dy = column_total<Add<float>, Finish>(totals_, 1, rows_);
             const float dgamma = sum_dy_xhat;  // %dgamma = cast %sum_dy_xhat {to=f32}
             const float dbeta = sum_dy;        // %dbeta = cast %sum_dy {to=f32}
             dgamma_ptr_[col_] = dgamma;

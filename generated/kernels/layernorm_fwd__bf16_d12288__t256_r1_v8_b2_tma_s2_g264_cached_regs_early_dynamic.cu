@@ -43,19 +43,19 @@
 
 namespace lngen { namespace layernorm_fwd__bf16_d12288__t256_r1_v8_b2_tma_s2_g264_cached_regs_early_dynamic {
 
-// ---- the rows ----
+// ---- the rows: persistent blocks, a pipeline of rows in shared memory, filled by bulk copies (TMA) ----
 extern "C" __global__ void __launch_bounds__(256, 2)
 layernorm_fwd__bf16_d12288__t256_r1_v8_b2_tma_s2_g264_cached_regs_early_dynamic__rows(
     const long long rows_, const bf16* x_ptr_, const long long x_stride_, const bf16* __restrict__ gamma_ptr_,
     const bf16* __restrict__ beta_ptr_, bf16* y_ptr_, const long long y_stride_, float* __restrict__ mean_ptr_,
     float* __restrict__ rstd_ptr_, unsigned long long* __restrict__ counter_)
 {
+    extern __shared__ __align__(128) unsigned char ring_[];
     using Row = RowLayout<Block</* threads */ 256, /* rows */ 1>, /* D */ 12288, /* segment */ 6144, /* vector */ 8,
         /* access */ 8>;
     using Reduce = BlockReduce<Row, float, /* values */ 2>;
     using Stream = DynamicTmaStream<Row, /* grid */ 264, /* stages */ 2, /* stage bytes */ 24576,
         /* early release */ true>;
-    extern __shared__ __align__(128) unsigned char ring_[];
     __shared__ Reduce::Buffers reduce_buffers_;
     Reduce reduce_{reduce_buffers_};
     __shared__ Stream::Buffers stages_;
@@ -73,6 +73,7 @@ layernorm_fwd__bf16_d12288__t256_r1_v8_b2_tma_s2_g264_cached_regs_early_dynamic_
             prefetch_l2<Row>(beta_ptr_ + Row::first_column(), Row::columns());
         }
     }
+
     // The trigger follows the wait, which is faster in a chain of short launches.
     pdl_wait();
     pdl_trigger();
@@ -80,63 +81,51 @@ layernorm_fwd__bf16_d12288__t256_r1_v8_b2_tma_s2_g264_cached_regs_early_dynamic_
     const float d_size = 12288.0f;  // %d_size = const {dtype=f32, value=12288.0}
     const float eps = 1e-05f;       // %eps = const {dtype=f32, value=1e-05}
     const float one = 1.0f;         // %one = const {dtype=f32, value=1.0}
-
     Vec<bf16, Row::N> gamma_cached_[Row::VECTORS];
     Vec<bf16, Row::N> beta_cached_[Row::VECTORS];
-    #pragma unroll
-    for (int v_ = 0; v_ < Row::VECTORS; ++v_) {
-        gamma_cached_[v_] = load<Row, EarlyLoad16>(gamma_ptr_, v_);
-        beta_cached_[v_] = load<Row, EarlyLoad16>(beta_ptr_, v_);
-    }
+    load_row<Row, EarlyLoad16>(gamma_cached_, gamma_ptr_);
+    load_row<Row, EarlyLoad16>(beta_cached_, beta_ptr_);
 
-    const auto copy_to_stage_ = [&](unsigned char* stage_, long long row_, unsigned long long* full_) {
-        mbarrier_arrive_expect(full_, Row::columns() * (sizeof(bf16)));
-        tma_load(stage_ + 0, x_ptr_ + row_ * x_stride_ + Row::first_column(), Row::columns() * sizeof(bf16), full_);
+    const auto fill_stage_ = [&](unsigned char* stage_, long long row_, unsigned long long* full_) {
+        mbarrier_arrive_expect(full_, Row::columns() * 2);
+        tma_load(stage_, x_ptr_ + row_ * x_stride_ + Row::first_column(), Row::columns() * sizeof(bf16), full_);
     };
-    stream_.prime(copy_to_stage_);
+    stream_.prime(fill_stage_);
 
     #pragma unroll 1
     while (stream_.next()) {
+        stream_.wait();
         const auto* x_shared_ = stream_.shared<bf16>(0);
         Vec<bf16, Row::N> x_row_[Row::VECTORS];
-
-        #pragma unroll
-        for (int v_ = 0; v_ < Row::VECTORS; ++v_) {
-            x_row_[v_] = load<Row, PlainLoad>(x_shared_, v_);
-        }
-
+        load_row<Row, PlainLoad>(x_row_, x_shared_);
         // ---- reduce: mean_sum ----
-        float sums_0_[1];
-        joined_sums<Add<float>, Row, 4>(sums_0_, reduce_, [&](int v_, float (&sum_)[1]) {
+        float mean_sum;
+        joined_sums<Add<float>, Row, 4>(reduce_,[&](int v_, float& mean_sum_acc_) {
             for (int i_ = 0; i_ < Row::N; ++i_) {
                 const float x32 = f32_from_bf16(x_row_[v_][i_]);  // %x32 = cast %x {to=f32}
-                sum_[0] = sum_[0] + x32;  // %mean_sum = reduce_sum %x32 {axis=D, chunk=8, interleave=4, segment=6144}
+                // %mean_sum = reduce_sum %x32 {axis=D, chunk=8, interleave=4, segment=6144}
+                mean_sum_acc_ = mean_sum_acc_ + x32;
             }
-        });
-        const float mean_sum = sums_0_[0];
-
-        stream_.release(copy_to_stage_);
+        }, mean_sum);
+        warp_barrier<Row>();
+        stream_.release(fill_stage_);
         const float mean = mean_sum / d_size;  // %mean = div %mean_sum, %d_size
-
         if (stream_.live() && Row::thread() == 0) mean_ptr_[stream_.row] = mean;
 
         // ---- reduce: var_sum ----
-        float sums_1_[1];
-        joined_sums<Add<float>, Row, 4>(sums_1_, reduce_, [&](int v_, float (&sum_)[1]) {
+        float var_sum;
+        joined_sums<Add<float>, Row, 4>(reduce_,[&](int v_, float& var_sum_acc_) {
             for (int i_ = 0; i_ < Row::N; ++i_) {
                 const float x32 = f32_from_bf16(x_row_[v_][i_]);  // %x32 = cast %x {to=f32}
                 const float xc = x32 - mean;  // %xc = sub %x32, %mean
                 // %var_sum = reduce_dot %xc, %xc {axis=D, chunk=8, interleave=4, segment=6144}
-                sum_[0] = fmaf(xc, xc, sum_[0]);
+                var_sum_acc_ = fmaf(xc, xc, var_sum_acc_);
             }
-        });
-        const float var_sum = sums_1_[0];
-
+        }, var_sum);
         const float var = var_sum / d_size;   // %var = div %var_sum, %d_size
         const float veps = var + eps;         // %veps = add %var, %eps
         const float rstd_root = sqrtf(veps);  // %rstd_root = sqrt %veps
         const float rstd = one / rstd_root;   // %rstd = div %one, %rstd_root
-
         if (stream_.live() && Row::thread() == 0) rstd_ptr_[stream_.row] = rstd;
 
         // ---- store: y ----
@@ -155,7 +144,6 @@ layernorm_fwd__bf16_d12288__t256_r1_v8_b2_tma_s2_g264_cached_regs_early_dynamic_
                 const bf16 y = bf16_from_f32(y32);                // %y = cast %y32 {to=bf16}
                 y_out_[i_] = y;
             }
-
             if (stream_.live()) store<Row, PlainStore>(y_ptr_ + stream_.row * y_stride_, v_, y_out_);
         }
     }

@@ -38,7 +38,7 @@
 
 namespace lngen { namespace layernorm_fwd__bf16_d4096__t128_r1_v8_b6 {
 
-// ---- the rows ----
+// ---- the rows: each row group has one row, in registers ----
 extern "C" __global__ void __launch_bounds__(128, 6)
 layernorm_fwd__bf16_d4096__t128_r1_v8_b6__rows(
     const long long rows_, const bf16* x_ptr_, const long long x_stride_, const bf16* __restrict__ gamma_ptr_,
@@ -53,17 +53,17 @@ layernorm_fwd__bf16_d4096__t128_r1_v8_b6__rows(
     Reduce reduce_{reduce_buffers_};
     Stream stream_{rows_};
 
-    // Each row group prefetches its first row to L2 while the previous kernel ends.
-    const long long group_first_ = static_cast<long long>(Row::grid_index()) * Row::ROWS + Row::group();
-    if (blockIdx.x < 528 && group_first_ < rows_) {
-        prefetch_l2<Row>(x_ptr_ + group_first_ * x_stride_ + Row::first_column(), Row::columns());
+    // Each row group prefetches its row to L2 while the previous kernel ends.
+    if (blockIdx.x < 528 && stream_.row < rows_) {
+        prefetch_l2<Row>(x_ptr_ + stream_.row * x_stride_ + Row::first_column(), Row::columns());
         // Only the row group of row 0 prefetches the weights, which all rows share: prefetches of the same lines by
         // every block would queue in L2.
-        if (group_first_ == 0) {
+        if (stream_.row == 0) {
             prefetch_l2<Row>(gamma_ptr_ + Row::first_column(), Row::columns());
             prefetch_l2<Row>(beta_ptr_ + Row::first_column(), Row::columns());
         }
     }
+
     // The trigger follows the wait, which is faster in a chain of short launches.
     pdl_wait();
     pdl_trigger();
@@ -72,65 +72,52 @@ layernorm_fwd__bf16_d4096__t128_r1_v8_b6__rows(
     const float eps = 1e-05f;      // %eps = const {dtype=f32, value=1e-05}
     const float one = 1.0f;        // %one = const {dtype=f32, value=1.0}
 
-    while (stream_.next()) {
-        Vec<bf16, Row::N> x_row_[Row::VECTORS];
-
-        #pragma unroll
-        for (int v_ = 0; v_ < Row::VECTORS; ++v_) {
-            x_row_[v_] = load<Row, RowLoad>(x_ptr_ + stream_.valid_row() * x_stride_, v_);
+    Vec<bf16, Row::N> x_row_[Row::VECTORS];
+    load_row<Row, RowLoad>(x_row_, x_ptr_ + stream_.valid_row() * x_stride_);
+    // ---- reduce: mean_sum ----
+    float mean_sum;
+    row_sums<Add<float>, Row>(reduce_,[&](int v_, float& mean_sum_acc_) {
+        for (int i_ = 0; i_ < Row::N; ++i_) {
+            const float x32 = f32_from_bf16(x_row_[v_][i_]);  // %x32 = cast %x {to=f32}
+            mean_sum_acc_ = mean_sum_acc_ + x32;  // %mean_sum = reduce_sum %x32 {axis=D, chunk=8, segment=4096}
         }
+    }, mean_sum);
+    const float mean = mean_sum / d_size;  // %mean = div %mean_sum, %d_size
+    if (stream_.live() && Row::thread() == 0) mean_ptr_[stream_.row] = mean;
 
-        // ---- reduce: mean_sum ----
-        float sums_0_[1];
-        row_sums<Add<float>, Row>(sums_0_, reduce_, [&](int v_, float (&sum_)[1]) {
-            for (int i_ = 0; i_ < Row::N; ++i_) {
-                const float x32 = f32_from_bf16(x_row_[v_][i_]);  // %x32 = cast %x {to=f32}
-                sum_[0] = sum_[0] + x32;  // %mean_sum = reduce_sum %x32 {axis=D, chunk=8, segment=4096}
-            }
-        });
-        const float mean_sum = sums_0_[0];
-
-        const float mean = mean_sum / d_size;  // %mean = div %mean_sum, %d_size
-
-        if (stream_.live() && Row::thread() == 0) mean_ptr_[stream_.row] = mean;
-
-        // ---- reduce: var_sum ----
-        float sums_1_[1];
-        row_sums<Add<float>, Row>(sums_1_, reduce_, [&](int v_, float (&sum_)[1]) {
-            for (int i_ = 0; i_ < Row::N; ++i_) {
-                const float x32 = f32_from_bf16(x_row_[v_][i_]);  // %x32 = cast %x {to=f32}
-                const float xc = x32 - mean;      // %xc = sub %x32, %mean
-                sum_[0] = fmaf(xc, xc, sum_[0]);  // %var_sum = reduce_dot %xc, %xc {axis=D, chunk=8, segment=4096}
-            }
-        });
-        const float var_sum = sums_1_[0];
-
-        const float var = var_sum / d_size;   // %var = div %var_sum, %d_size
-        const float veps = var + eps;         // %veps = add %var, %eps
-        const float rstd_root = sqrtf(veps);  // %rstd_root = sqrt %veps
-        const float rstd = one / rstd_root;   // %rstd = div %one, %rstd_root
-
-        if (stream_.live() && Row::thread() == 0) rstd_ptr_[stream_.row] = rstd;
-
-        // ---- store: y ----
-        #pragma unroll
-        for (int v_ = 0; v_ < Row::VECTORS; ++v_) {
-            Vec<bf16, Row::N> y_out_;
-            const auto gamma = load<Row, ReadOnlyLoad>(gamma_ptr_, v_);
-            const auto beta = load<Row, ReadOnlyLoad>(beta_ptr_, v_);
-            for (int i_ = 0; i_ < Row::N; ++i_) {
-                const float x32 = f32_from_bf16(x_row_[v_][i_]);  // %x32 = cast %x {to=f32}
-                const float gamma32 = f32_from_bf16(gamma[i_]);   // %gamma32 = cast %gamma {to=f32}
-                const float beta32 = f32_from_bf16(beta[i_]);     // %beta32 = cast %beta {to=f32}
-                const float xc = x32 - mean;                      // %xc = sub %x32, %mean
-                const float xhat = xc * rstd;                     // %xhat = mul %xc, %rstd
-                const float y32 = fmaf(xhat, gamma32, beta32);    // %y32 = fma %xhat, %gamma32, %beta32
-                const bf16 y = bf16_from_f32(y32);                // %y = cast %y32 {to=bf16}
-                y_out_[i_] = y;
-            }
-
-            if (stream_.live()) store<Row, PlainStore>(y_ptr_ + stream_.row * y_stride_, v_, y_out_);
+    // ---- reduce: var_sum ----
+    float var_sum;
+    row_sums<Add<float>, Row>(reduce_,[&](int v_, float& var_sum_acc_) {
+        for (int i_ = 0; i_ < Row::N; ++i_) {
+            const float x32 = f32_from_bf16(x_row_[v_][i_]);  // %x32 = cast %x {to=f32}
+            const float xc = x32 - mean;  // %xc = sub %x32, %mean
+            // %var_sum = reduce_dot %xc, %xc {axis=D, chunk=8, segment=4096}
+            var_sum_acc_ = fmaf(xc, xc, var_sum_acc_);
         }
+    }, var_sum);
+    const float var = var_sum / d_size;   // %var = div %var_sum, %d_size
+    const float veps = var + eps;         // %veps = add %var, %eps
+    const float rstd_root = sqrtf(veps);  // %rstd_root = sqrt %veps
+    const float rstd = one / rstd_root;   // %rstd = div %one, %rstd_root
+    if (stream_.live() && Row::thread() == 0) rstd_ptr_[stream_.row] = rstd;
+
+    // ---- store: y ----
+    #pragma unroll
+    for (int v_ = 0; v_ < Row::VECTORS; ++v_) {
+        Vec<bf16, Row::N> y_out_;
+        const auto gamma = load<Row, ReadOnlyLoad>(gamma_ptr_, v_);
+        const auto beta = load<Row, ReadOnlyLoad>(beta_ptr_, v_);
+        for (int i_ = 0; i_ < Row::N; ++i_) {
+            const float x32 = f32_from_bf16(x_row_[v_][i_]);  // %x32 = cast %x {to=f32}
+            const float gamma32 = f32_from_bf16(gamma[i_]);   // %gamma32 = cast %gamma {to=f32}
+            const float beta32 = f32_from_bf16(beta[i_]);     // %beta32 = cast %beta {to=f32}
+            const float xc = x32 - mean;                      // %xc = sub %x32, %mean
+            const float xhat = xc * rstd;                     // %xhat = mul %xc, %rstd
+            const float y32 = fmaf(xhat, gamma32, beta32);    // %y32 = fma %xhat, %gamma32, %beta32
+            const bf16 y = bf16_from_f32(y32);                // %y = cast %y32 {to=bf16}
+            y_out_[i_] = y;
+        }
+        if (stream_.live()) store<Row, PlainStore>(y_ptr_ + stream_.row * y_stride_, v_, y_out_);
     }
 }
 } }

@@ -54,19 +54,19 @@
 
 namespace lngen { namespace layernorm_fwd__bf16_d65536__t256_r1_v8_b1_tma_s3_c4_g30_store_cached {
 
-// ---- the rows ----
+// ---- the rows: persistent blocks, a pipeline of rows in shared memory, filled by bulk copies (TMA) ----
 extern "C" __global__ void __launch_bounds__(256, 1)
 layernorm_fwd__bf16_d65536__t256_r1_v8_b1_tma_s3_c4_g30_store_cached__rows(
     const long long rows_, const bf16* x_ptr_, const long long x_stride_, const bf16* __restrict__ gamma_ptr_,
     const bf16* __restrict__ beta_ptr_, bf16* y_ptr_, const long long y_stride_, float* __restrict__ mean_ptr_,
     float* __restrict__ rstd_ptr_)
 {
+    extern __shared__ __align__(128) unsigned char ring_[];
     using Row = RowLayout<Cluster</* blocks */ 4, /* threads */ 256, /* rows */ 1>, /* D */ 65536,
         /* segment */ 8192, /* vector */ 8, /* access */ 8>;
     using Reduce = BlockReduce<Row, float, /* values */ 2>;
     using Exchange = ClusterExchange<Row, float, /* values */ 4, AcquireShared>;
     using Stream = TmaStream<Row, /* grid */ 30, /* stages */ 3, /* stage bytes */ 32768, /* early release */ false>;
-    extern __shared__ __align__(128) unsigned char ring_[];
     __shared__ Reduce::Buffers reduce_buffers_;
     Reduce reduce_{reduce_buffers_};
     __shared__ Exchange::Buffers exchange_buffers_;
@@ -86,6 +86,7 @@ layernorm_fwd__bf16_d65536__t256_r1_v8_b1_tma_s3_c4_g30_store_cached__rows(
             prefetch_l2<Row>(beta_ptr_ + Row::first_column(), Row::columns());
         }
     }
+
     // The trigger follows the wait, which is faster in a chain of short launches.
     pdl_wait();
     pdl_trigger();
@@ -94,50 +95,38 @@ layernorm_fwd__bf16_d65536__t256_r1_v8_b1_tma_s3_c4_g30_store_cached__rows(
     const float d_size = 65536.0f;  // %d_size = const {dtype=f32, value=65536.0}
     const float eps = 1e-05f;       // %eps = const {dtype=f32, value=1e-05}
     const float one = 1.0f;         // %one = const {dtype=f32, value=1.0}
-
     Vec<bf16, Row::N> gamma_cached_[Row::VECTORS];
     Vec<bf16, Row::N> beta_cached_[Row::VECTORS];
-    #pragma unroll
-    for (int v_ = 0; v_ < Row::VECTORS; ++v_) {
-        gamma_cached_[v_] = load<Row, EarlyLoad16>(gamma_ptr_, v_);
-        beta_cached_[v_] = load<Row, EarlyLoad16>(beta_ptr_, v_);
-    }
+    load_row<Row, EarlyLoad16>(gamma_cached_, gamma_ptr_);
+    load_row<Row, EarlyLoad16>(beta_cached_, beta_ptr_);
 
-    const auto copy_to_stage_ = [&](unsigned char* stage_, long long row_, unsigned long long* full_) {
+    const auto fill_stage_ = [&](unsigned char* stage_, long long row_, unsigned long long* full_) {
         tma_store_wait();  // the results of the row before have left the stage
-        mbarrier_arrive_expect(full_, Row::columns() * (sizeof(bf16)));
-        tma_load(stage_ + 0, x_ptr_ + row_ * x_stride_ + Row::first_column(), Row::columns() * sizeof(bf16), full_);
+        mbarrier_arrive_expect(full_, Row::columns() * 2);
+        tma_load(stage_, x_ptr_ + row_ * x_stride_ + Row::first_column(), Row::columns() * sizeof(bf16), full_);
     };
-    const auto store_ = [&] {
-        if (!stream_.live()) return;
-        if (Row::thread() != 0) return;
-        tma_store(y_ptr_ + stream_.row * y_stride_ + Row::first_column(), stream_.shared<bf16>(0)
-            + Row::first_column(), Row::columns() * sizeof(bf16));
-        tma_store_commit();
-    };
-    stream_.prime(copy_to_stage_);
+    stream_.prime(fill_stage_);
 
     #pragma unroll 1
     while (stream_.next()) {
         stream_.wait();
         const auto* x_shared_ = stream_.shared<bf16>(0);
         auto* y_shared_ = stream_.shared<bf16>(0);
-
         // ---- reduce: x32_sums ----
         float x32_sums_own_[Row::SEGMENTS];
-        segment_sums<Add<float>, Row, 1>(x32_sums_own_, reduce_, [&](int v_, float (&sum_)[1]) {
+        segment_sums<Add<float>, Row>(reduce_,[&](int v_, float& x32_sums_acc_) {
             const auto x = load<Row, PlainLoad>(x_shared_, v_);
             for (int i_ = 0; i_ < Row::N; ++i_) {
                 const float x32 = f32_from_bf16(x[i_]);  // %x32 = cast %x {to=f32}
-                sum_[0] = sum_[0] + x32;                 // %x32_sums = segment_sum %x32 {chunk=8, segment=8192}
+                x32_sums_acc_ = x32_sums_acc_ + x32;     // %x32_sums = segment_sum %x32 {chunk=8, segment=8192}
             }
-        });
-
-        stream_.release(copy_to_stage_);
+        }, x32_sums_own_);
+        warp_barrier<Row>();
+        stream_.release(fill_stage_);
 
         // ---- reduce: squares ----
         float squares_own_[Row::SEGMENTS];
-        segment_sums<Add<float>, Row, 1>(squares_own_, reduce_, [&](int v_, float (&sum_)[1]) {
+        segment_sums<Add<float>, Row>(reduce_,[&](int v_, float& squares_acc_) {
             const auto x = load<Row, PlainLoad>(x_shared_, v_);
             const int s_ = v_ / Row::PER_SEGMENT;
             // %n = segment_size {dtype=f32, segment=8192}
@@ -147,27 +136,22 @@ layernorm_fwd__bf16_d65536__t256_r1_v8_b1_tma_s3_c4_g30_store_cached__rows(
             for (int i_ = 0; i_ < Row::N; ++i_) {
                 const float x32 = f32_from_bf16(x[i_]);  // %x32 = cast %x {to=f32}
                 const float far = x32 - centre;          // %far = sub %x32, %centre
-                sum_[0] = fmaf(far, far, sum_[0]);       // %squares = segment_dot %far, %far {chunk=8, segment=8192}
+                // %squares = segment_dot %far, %far {chunk=8, segment=8192}
+                squares_acc_ = fmaf(far, far, squares_acc_);
             }
-        });
-
-        float parts_1_[2 * Row::SEGMENTS];
-        for (int s_ = 0; s_ < Row::SEGMENTS; ++s_) {
-            parts_1_[0 * Row::SEGMENTS + s_] = x32_sums_own_[s_];
-            parts_1_[1 * Row::SEGMENTS + s_] = squares_own_[s_];
-        }
-        const float* all_1_ = exchange_.all(parts_1_);
+        }, squares_own_);
+        const float* all_1_ = exchange_segments<Row>(exchange_, x32_sums_own_,squares_own_);
         const auto x32_sums_all_1_ = [&](int s_) { return all_1_[exchange_.index(0, s_, 2)]; };
         const auto squares_all_1_ = [&](int s_) { return all_1_[exchange_.index(1, s_, 2)]; };
-
         // %mean_sum = reduce_sum %x32_sums {axis=S, interleave=4}
-        const float mean_sum = join_segments<Add<float>, Row::SEGMENTS * Row::BLOCKS_PER_ROW, 4,
-            Row::SEGMENTS * Row::BLOCKS_PER_ROW>([&](int s_) {
+        const float mean_sum = join_segments<Add<float>, /* segments */ 8, /* interleave */ 4,
+            /* unroll */ 8>([&](int s_) {
             return x32_sums_all_1_(s_);
         });
         const float mean = mean_sum / d_size;  // %mean = div %mean_sum, %d_size
         // %var_sum = reduce_sum %term {axis=S, interleave=4}
-        const float var_sum = join_segments<Add<float>, Row::SEGMENTS * Row::BLOCKS_PER_ROW, 4, 2>([&](int s_) {
+        const float var_sum = join_segments<Add<float>, /* segments */ 8, /* interleave */ 4,
+            /* unroll */ 2>([&](int s_) {
             const float n = static_cast<float>(segment_size<Row>(s_));  // %n = segment_size {dtype=f32, segment=8192}
             const float n_inverse = one_1 / n;                          // %n_inverse = div %one_1, %n
             const float centre = x32_sums_all_1_(s_) * n_inverse;       // %centre = mul %x32_sums, %n_inverse
@@ -180,7 +164,6 @@ layernorm_fwd__bf16_d65536__t256_r1_v8_b1_tma_s3_c4_g30_store_cached__rows(
         const float veps = var + eps;         // %veps = add %var, %eps
         const float rstd_root = sqrtf(veps);  // %rstd_root = sqrt %veps
         const float rstd = one / rstd_root;   // %rstd = div %one, %rstd_root
-
         if (stream_.live() && Row::thread() == 0 && Row::rank() == 0) mean_ptr_[stream_.row] = mean;
         if (stream_.live() && Row::thread() == 0 && Row::rank() == 0) rstd_ptr_[stream_.row] = rstd;
 
@@ -206,13 +189,16 @@ layernorm_fwd__bf16_d65536__t256_r1_v8_b1_tma_s3_c4_g30_store_cached__rows(
                 const bf16 y = bf16_from_f32(y32);                           // %y = cast %y32 {to=bf16}
                 y_out_[i_] = y;
             }
-
             store<Row, PlainStore>(y_shared_, v_, y_out_);
         }
 
         tma_store_fence();
         row_barrier<Row>();
-        store_();
+        if (stream_.live() && Row::thread() == 0) {
+            tma_store(y_ptr_ + stream_.row * y_stride_ + Row::first_column(), y_shared_ + Row::first_column(),
+                Row::columns() * sizeof(bf16));
+            tma_store_commit();
+        }
     }
     if (Row::thread() == 0) tma_store_wait();
 }

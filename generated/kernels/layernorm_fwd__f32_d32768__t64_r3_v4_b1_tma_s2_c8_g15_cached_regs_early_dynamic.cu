@@ -62,20 +62,20 @@
 
 namespace lngen { namespace layernorm_fwd__f32_d32768__t64_r3_v4_b1_tma_s2_c8_g15_cached_regs_early_dynamic {
 
-// ---- the rows ----
+// ---- the rows: persistent blocks, a pipeline of rows in shared memory, filled by bulk copies (TMA) ----
 extern "C" __global__ void __launch_bounds__(192, 1)
 layernorm_fwd__f32_d32768__t64_r3_v4_b1_tma_s2_c8_g15_cached_regs_early_dynamic__rows(
     const long long rows_, const float* x_ptr_, const long long x_stride_, const float* __restrict__ gamma_ptr_,
     const float* __restrict__ beta_ptr_, float* y_ptr_, const long long y_stride_, float* __restrict__ mean_ptr_,
     float* __restrict__ rstd_ptr_, unsigned long long* __restrict__ counter_)
 {
+    extern __shared__ __align__(128) unsigned char ring_[];
     using Row = RowLayout<Cluster</* blocks */ 8, /* threads */ 64, /* rows */ 3>, /* D */ 32768, /* segment */ 4096,
         /* vector */ 4, /* access */ 4>;
     using Reduce = BlockReduce<Row, float, /* values */ 2>;
     using Exchange = ClusterExchange<Row, float, /* values */ 3, AcquireShared>;
     using Stream = ClusterDynamicTmaStream<Row, /* grid */ 15, /* stages */ 2, /* stage bytes */ 16384,
         /* early release */ true>;
-    extern __shared__ __align__(128) unsigned char ring_[];
     __shared__ Reduce::Buffers reduce_buffers_;
     Reduce reduce_{reduce_buffers_};
     __shared__ Exchange::Buffers exchange_buffers_;
@@ -95,6 +95,7 @@ layernorm_fwd__f32_d32768__t64_r3_v4_b1_tma_s2_c8_g15_cached_regs_early_dynamic_
             prefetch_l2<Row>(beta_ptr_ + Row::first_column(), Row::columns());
         }
     }
+
     // The trigger follows the wait, which is faster in a chain of short launches.
     pdl_wait();
     pdl_trigger();
@@ -103,43 +104,35 @@ layernorm_fwd__f32_d32768__t64_r3_v4_b1_tma_s2_c8_g15_cached_regs_early_dynamic_
     const float d_size = 32768.0f;  // %d_size = const {dtype=f32, value=32768.0}
     const float eps = 1e-05f;       // %eps = const {dtype=f32, value=1e-05}
     const float one = 1.0f;         // %one = const {dtype=f32, value=1.0}
-
     Vec<float, Row::N> gamma_cached_[Row::VECTORS];
     Vec<float, Row::N> beta_cached_[Row::VECTORS];
-    #pragma unroll
-    for (int v_ = 0; v_ < Row::VECTORS; ++v_) {
-        gamma_cached_[v_] = load<Row, EarlyLoad16>(gamma_ptr_, v_);
-        beta_cached_[v_] = load<Row, EarlyLoad16>(beta_ptr_, v_);
-    }
+    load_row<Row, EarlyLoad16>(gamma_cached_, gamma_ptr_);
+    load_row<Row, EarlyLoad16>(beta_cached_, beta_ptr_);
 
-    const auto copy_to_stage_ = [&](unsigned char* stage_, long long row_, unsigned long long* full_) {
-        mbarrier_arrive_expect(full_, Row::columns() * (sizeof(float)));
-        tma_load(stage_ + 0, x_ptr_ + row_ * x_stride_ + Row::first_column(), Row::columns() * sizeof(float), full_);
+    const auto fill_stage_ = [&](unsigned char* stage_, long long row_, unsigned long long* full_) {
+        mbarrier_arrive_expect(full_, Row::columns() * 4);
+        tma_load(stage_, x_ptr_ + row_ * x_stride_ + Row::first_column(), Row::columns() * sizeof(float), full_);
     };
-    stream_.prime(copy_to_stage_);
+    stream_.prime(fill_stage_);
 
     #pragma unroll 1
     while (stream_.next()) {
+        stream_.wait();
         const auto* x_shared_ = stream_.shared<float>(0);
         Vec<float, Row::N> x_row_[Row::VECTORS];
-
-        #pragma unroll
-        for (int v_ = 0; v_ < Row::VECTORS; ++v_) {
-            x_row_[v_] = load<Row, PlainLoad>(x_shared_, v_);
-        }
-
+        load_row<Row, PlainLoad>(x_row_, x_shared_);
         // ---- reduce: x32_sums ----
         float x32_sums_own_[Row::SEGMENTS];
-        segment_sums<Add<float>, Row, 1>(x32_sums_own_, reduce_, [&](int v_, float (&sum_)[1]) {
+        segment_sums<Add<float>, Row>(reduce_,[&](int v_, float& x32_sums_acc_) {
             for (int i_ = 0; i_ < Row::N; ++i_) {
-                const float x32 = x_row_[v_][i_];  // %x32 = cast %x {to=f32}
-                sum_[0] = sum_[0] + x32;           // %x32_sums = segment_sum %x32 {chunk=4, segment=4096}
+                const float x32 = x_row_[v_][i_];     // %x32 = cast %x {to=f32}
+                x32_sums_acc_ = x32_sums_acc_ + x32;  // %x32_sums = segment_sum %x32 {chunk=4, segment=4096}
             }
-        });
+        }, x32_sums_own_);
 
         // ---- reduce: rest, squares ----
         float rest_own_[Row::SEGMENTS];
-        segment_sums<Add<float>, Row, 1>(rest_own_, reduce_, [&](int v_, float (&sum_)[1]) {
+        segment_sums<Add<float>, Row>(reduce_,[&](int v_, float& rest_acc_) {
             const int s_ = v_ / Row::PER_SEGMENT;
             // %n = segment_size {dtype=f32, segment=4096}
             const float n = static_cast<float>(segment_size<Row>(Row::rank() * Row::SEGMENTS + s_));
@@ -148,14 +141,12 @@ layernorm_fwd__f32_d32768__t64_r3_v4_b1_tma_s2_c8_g15_cached_regs_early_dynamic_
             for (int i_ = 0; i_ < Row::N; ++i_) {
                 const float x32 = x_row_[v_][i_];  // %x32 = cast %x {to=f32}
                 const float far = x32 - centre;    // %far = sub %x32, %centre
-                sum_[0] = sum_[0] + far;           // %rest = segment_sum %far {chunk=4, segment=4096}
+                rest_acc_ = rest_acc_ + far;       // %rest = segment_sum %far {chunk=4, segment=4096}
             }
-        });
-
+        }, rest_own_);
         float squares_own_[Row::SEGMENTS];
         float far_row_[Row::VECTORS][Row::N];
-
-        segment_sums<Add<float>, Row, 1>(squares_own_, reduce_, [&](int v_, float (&sum_)[1]) {
+        segment_sums<Add<float>, Row>(reduce_,[&](int v_, float& squares_acc_) {
             const int s_ = v_ / Row::PER_SEGMENT;
             // %n = segment_size {dtype=f32, segment=4096}
             const float n = static_cast<float>(segment_size<Row>(Row::rank() * Row::SEGMENTS + s_));
@@ -165,31 +156,26 @@ layernorm_fwd__f32_d32768__t64_r3_v4_b1_tma_s2_c8_g15_cached_regs_early_dynamic_
                 const float x32 = x_row_[v_][i_];  // %x32 = cast %x {to=f32}
                 const float far = x32 - centre;    // %far = sub %x32, %centre
                 far_row_[v_][i_] = materialised(far);
-                sum_[0] = fmaf(far, far, sum_[0]);  // %squares = segment_dot %far, %far {chunk=4, segment=4096}
+                // %squares = segment_dot %far, %far {chunk=4, segment=4096}
+                squares_acc_ = fmaf(far, far, squares_acc_);
             }
-        });
-
+        }, squares_own_);
         stream_.broadcast(exchange_);
-        float parts_1_[3 * Row::SEGMENTS];
-        for (int s_ = 0; s_ < Row::SEGMENTS; ++s_) {
-            parts_1_[0 * Row::SEGMENTS + s_] = x32_sums_own_[s_];
-            parts_1_[1 * Row::SEGMENTS + s_] = rest_own_[s_];
-            parts_1_[2 * Row::SEGMENTS + s_] = squares_own_[s_];
-        }
-        const float* all_1_ = exchange_.all(parts_1_);
+        const float* all_1_ = exchange_segments<Row>(exchange_, x32_sums_own_,rest_own_,squares_own_);
         const auto x32_sums_all_1_ = [&](int s_) { return all_1_[exchange_.index(0, s_, 3)]; };
         const auto rest_all_1_ = [&](int s_) { return all_1_[exchange_.index(1, s_, 3)]; };
         const auto squares_all_1_ = [&](int s_) { return all_1_[exchange_.index(2, s_, 3)]; };
-
-        stream_.release(copy_to_stage_);
+        warp_barrier<Row>();
+        stream_.release(fill_stage_);
         // %mean_sum = reduce_sum %x32_sums {axis=S, interleave=4}
-        const float mean_sum = join_segments<Add<float>, Row::SEGMENTS * Row::BLOCKS_PER_ROW, 4,
-            Row::SEGMENTS * Row::BLOCKS_PER_ROW>([&](int s_) {
+        const float mean_sum = join_segments<Add<float>, /* segments */ 8, /* interleave */ 4,
+            /* unroll */ 8>([&](int s_) {
             return x32_sums_all_1_(s_);
         });
         const float mean_first = mean_sum / d_size;  // %mean_first = div %mean_sum, %d_size
         // %off_sum = reduce_sum %left {axis=S, interleave=4}
-        const float off_sum = join_segments<Add<float>, Row::SEGMENTS * Row::BLOCKS_PER_ROW, 4, 2>([&](int s_) {
+        const float off_sum = join_segments<Add<float>, /* segments */ 8, /* interleave */ 4,
+            /* unroll */ 2>([&](int s_) {
             const float n = static_cast<float>(segment_size<Row>(s_));  // %n = segment_size {dtype=f32, segment=4096}
             const float n_inverse = one_1 / n;                          // %n_inverse = div %one_1, %n
             const float centre = x32_sums_all_1_(s_) * n_inverse;       // %centre = mul %x32_sums, %n_inverse
@@ -200,7 +186,8 @@ layernorm_fwd__f32_d32768__t64_r3_v4_b1_tma_s2_c8_g15_cached_regs_early_dynamic_
         const float correction = off_sum / d_size;   // %correction = div %off_sum, %d_size
         const float mean = mean_first + correction;  // %mean = add %mean_first, %correction
         // %var_sum = reduce_sum %term {axis=S, interleave=4}
-        const float var_sum = join_segments<Add<float>, Row::SEGMENTS * Row::BLOCKS_PER_ROW, 4, 2>([&](int s_) {
+        const float var_sum = join_segments<Add<float>, /* segments */ 8, /* interleave */ 4,
+            /* unroll */ 2>([&](int s_) {
             const float n = static_cast<float>(segment_size<Row>(s_));  // %n = segment_size {dtype=f32, segment=4096}
             const float n_inverse = one_1 / n;                          // %n_inverse = div %one_1, %n
             const float centre = x32_sums_all_1_(s_) * n_inverse;       // %centre = mul %x32_sums, %n_inverse
@@ -213,7 +200,6 @@ layernorm_fwd__f32_d32768__t64_r3_v4_b1_tma_s2_c8_g15_cached_regs_early_dynamic_
         const float veps = var + eps;         // %veps = add %var, %eps
         const float rstd_root = sqrtf(veps);  // %rstd_root = sqrt %veps
         const float rstd = one / rstd_root;   // %rstd = div %one, %rstd_root
-
         if (stream_.live() && Row::thread() == 0 && Row::rank() == 0) mean_ptr_[stream_.row] = mean;
         if (stream_.live() && Row::thread() == 0 && Row::rank() == 0) rstd_ptr_[stream_.row] = rstd;
 
@@ -236,7 +222,6 @@ layernorm_fwd__f32_d32768__t64_r3_v4_b1_tma_s2_c8_g15_cached_regs_early_dynamic_
                 const float y = y32;                                     // %y = cast %y32 {to=f32}
                 y_out_[i_] = y;
             }
-
             if (stream_.live()) store<Row, GlobalStore>(y_ptr_ + stream_.row * y_stride_, v_, y_out_);
         }
     }

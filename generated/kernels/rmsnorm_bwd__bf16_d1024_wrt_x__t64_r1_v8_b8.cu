@@ -33,7 +33,7 @@
 
 namespace lngen { namespace rmsnorm_bwd__bf16_d1024_wrt_x__t64_r1_v8_b8 {
 
-// ---- the rows ----
+// ---- the rows: each row group has one row, in registers ----
 extern "C" __global__ void __launch_bounds__(64, 8)
 rmsnorm_bwd__bf16_d1024_wrt_x__t64_r1_v8_b8__rows(
     const long long rows_, const bf16* dy_ptr_, const long long dy_stride_, const bf16* x_ptr_,
@@ -48,76 +48,65 @@ rmsnorm_bwd__bf16_d1024_wrt_x__t64_r1_v8_b8__rows(
     Reduce reduce_{reduce_buffers_};
     Stream stream_{rows_};
 
-    // Each row group prefetches its first row to L2 while the previous kernel ends.
-    const long long group_first_ = static_cast<long long>(Row::grid_index()) * Row::ROWS + Row::group();
-    if (blockIdx.x < 528 && group_first_ < rows_) {
-        prefetch_l2<Row>(dy_ptr_ + group_first_ * dy_stride_ + Row::first_column(), Row::columns());
-        prefetch_l2<Row>(x_ptr_ + group_first_ * x_stride_ + Row::first_column(), Row::columns());
-        prefetch_l2<Row>(rstd_ptr_ + group_first_, 1);
+    // Each row group prefetches its row to L2 while the previous kernel ends.
+    if (blockIdx.x < 528 && stream_.row < rows_) {
+        prefetch_l2<Row>(dy_ptr_ + stream_.row * dy_stride_ + Row::first_column(), Row::columns());
+        prefetch_l2<Row>(x_ptr_ + stream_.row * x_stride_ + Row::first_column(), Row::columns());
+        prefetch_l2<Row>(rstd_ptr_ + stream_.row, 1);
         // Only the row group of row 0 prefetches the weights, which all rows share: prefetches of the same lines by
         // every block would queue in L2.
-        if (group_first_ == 0) {
+        if (stream_.row == 0) {
             prefetch_l2<Row>(gamma_ptr_ + Row::first_column(), Row::columns());
         }
     }
+
     // The trigger follows the wait, which is faster in a chain of short launches.
     pdl_wait();
     pdl_trigger();
 
     const float d_size = 1024.0f;  // %d_size = const {dtype=f32, value=1024.0}
 
-    while (stream_.next()) {
-        Vec<bf16, Row::N> dy_row_[Row::VECTORS];
-        Vec<bf16, Row::N> x_row_[Row::VECTORS];
-
-        #pragma unroll
-        for (int v_ = 0; v_ < Row::VECTORS; ++v_) {
-            dy_row_[v_] = load<Row, RowLoad>(dy_ptr_ + stream_.valid_row() * dy_stride_, v_);
-            x_row_[v_] = load<Row, RowLoad>(x_ptr_ + stream_.valid_row() * x_stride_, v_);
+    Vec<bf16, Row::N> dy_row_[Row::VECTORS];
+    Vec<bf16, Row::N> x_row_[Row::VECTORS];
+    load_row<Row, RowLoad>(dy_row_, dy_ptr_ + stream_.valid_row() * dy_stride_);
+    load_row<Row, RowLoad>(x_row_, x_ptr_ + stream_.valid_row() * x_stride_);
+    const float rstd = load_scalar<ReadOnlyLoad>(rstd_ptr_ + stream_.valid_row());
+    // ---- reduce: mean_dy_gamma_xhat_sum ----
+    float mean_dy_gamma_xhat_sum;
+    row_sums<Add<float>, Row>(reduce_,[&](int v_, float& mean_dy_gamma_xhat_sum_acc_) {
+        const auto gamma = load<Row, ReadOnlyLoad>(gamma_ptr_, v_);
+        for (int i_ = 0; i_ < Row::N; ++i_) {
+            const float x32 = f32_from_bf16(x_row_[v_][i_]);    // %x32 = cast %x {to=f32}
+            const float gamma32 = f32_from_bf16(gamma[i_]);     // %gamma32 = cast %gamma {to=f32}
+            const float xhat = x32 * rstd;                      // %xhat = mul %x32, %rstd
+            const float dy32 = f32_from_bf16(dy_row_[v_][i_]);  // %dy32 = cast %dy {to=f32}
+            const float dy_gamma = dy32 * gamma32;              // %dy_gamma = mul %dy32, %gamma32
+            // %mean_dy_gamma_xhat_sum = reduce_dot %dy_gamma, %xhat {axis=D, chunk=8, segment=1024}
+            mean_dy_gamma_xhat_sum_acc_ = fmaf(dy_gamma, xhat, mean_dy_gamma_xhat_sum_acc_);
         }
+    }, mean_dy_gamma_xhat_sum);
+    // %mean_dy_gamma_xhat = div %mean_dy_gamma_xhat_sum, %d_size
+    const float mean_dy_gamma_xhat = mean_dy_gamma_xhat_sum / d_size;
+    const float mean_dy_gamma_xhat_neg = -mean_dy_gamma_xhat;  // %mean_dy_gamma_xhat_neg = neg %mean_dy_gamma_xhat
 
-        const float rstd = load_scalar<ReadOnlyLoad>(rstd_ptr_ + stream_.valid_row());
-
-        // ---- reduce: mean_dy_gamma_xhat_sum ----
-        float sums_0_[1];
-        row_sums<Add<float>, Row>(sums_0_, reduce_, [&](int v_, float (&sum_)[1]) {
-            const auto gamma = load<Row, ReadOnlyLoad>(gamma_ptr_, v_);
-            for (int i_ = 0; i_ < Row::N; ++i_) {
-                const float x32 = f32_from_bf16(x_row_[v_][i_]);  // %x32 = cast %x {to=f32}
-                const float gamma32 = f32_from_bf16(gamma[i_]);  // %gamma32 = cast %gamma {to=f32}
-                const float xhat = x32 * rstd;          // %xhat = mul %x32, %rstd
-                const float dy32 = f32_from_bf16(dy_row_[v_][i_]);  // %dy32 = cast %dy {to=f32}
-                const float dy_gamma = dy32 * gamma32;  // %dy_gamma = mul %dy32, %gamma32
-                // %mean_dy_gamma_xhat_sum = reduce_dot %dy_gamma, %xhat {axis=D, chunk=8, segment=1024}
-                sum_[0] = fmaf(dy_gamma, xhat, sum_[0]);
-            }
-        });
-        const float mean_dy_gamma_xhat_sum = sums_0_[0];
-
-        // %mean_dy_gamma_xhat = div %mean_dy_gamma_xhat_sum, %d_size
-        const float mean_dy_gamma_xhat = mean_dy_gamma_xhat_sum / d_size;
-        const float mean_dy_gamma_xhat_neg = -mean_dy_gamma_xhat;  // %mean_dy_gamma_xhat_neg = neg %mean_dy_gamma_xhat
-
-        // ---- store: dx ----
-        #pragma unroll
-        for (int v_ = 0; v_ < Row::VECTORS; ++v_) {
-            Vec<bf16, Row::N> dx_out_;
-            const auto gamma = load<Row, ReadOnlyLoad>(gamma_ptr_, v_);
-            for (int i_ = 0; i_ < Row::N; ++i_) {
-                const float x32 = f32_from_bf16(x_row_[v_][i_]);    // %x32 = cast %x {to=f32}
-                const float gamma32 = f32_from_bf16(gamma[i_]);     // %gamma32 = cast %gamma {to=f32}
-                const float xhat = x32 * rstd;                      // %xhat = mul %x32, %rstd
-                const float dy32 = f32_from_bf16(dy_row_[v_][i_]);  // %dy32 = cast %dy {to=f32}
-                const float dy_gamma = dy32 * gamma32;              // %dy_gamma = mul %dy32, %gamma32
-                // %dx32_part = fma %xhat, %mean_dy_gamma_xhat_neg, %dy_gamma
-                const float dx32_part = fmaf(xhat, mean_dy_gamma_xhat_neg, dy_gamma);
-                const float dx32 = rstd * dx32_part;                // %dx32 = mul %rstd, %dx32_part
-                const bf16 dx = bf16_from_f32(dx32);                // %dx = cast %dx32 {to=bf16}
-                dx_out_[i_] = dx;
-            }
-
-            if (stream_.live()) store<Row, PlainStore>(dx_ptr_ + stream_.row * dx_stride_, v_, dx_out_);
+    // ---- store: dx ----
+    #pragma unroll
+    for (int v_ = 0; v_ < Row::VECTORS; ++v_) {
+        Vec<bf16, Row::N> dx_out_;
+        const auto gamma = load<Row, ReadOnlyLoad>(gamma_ptr_, v_);
+        for (int i_ = 0; i_ < Row::N; ++i_) {
+            const float x32 = f32_from_bf16(x_row_[v_][i_]);    // %x32 = cast %x {to=f32}
+            const float gamma32 = f32_from_bf16(gamma[i_]);     // %gamma32 = cast %gamma {to=f32}
+            const float xhat = x32 * rstd;                      // %xhat = mul %x32, %rstd
+            const float dy32 = f32_from_bf16(dy_row_[v_][i_]);  // %dy32 = cast %dy {to=f32}
+            const float dy_gamma = dy32 * gamma32;              // %dy_gamma = mul %dy32, %gamma32
+            // %dx32_part = fma %xhat, %mean_dy_gamma_xhat_neg, %dy_gamma
+            const float dx32_part = fmaf(xhat, mean_dy_gamma_xhat_neg, dy_gamma);
+            const float dx32 = rstd * dx32_part;                // %dx32 = mul %rstd, %dx32_part
+            const bf16 dx = bf16_from_f32(dx32);                // %dx = cast %dx32 {to=bf16}
+            dx_out_[i_] = dx;
         }
+        if (stream_.live()) store<Row, PlainStore>(dx_ptr_ + stream_.row * dx_stride_, v_, dx_out_);
     }
 }
 } }

@@ -39,7 +39,7 @@
 
 namespace lngen { namespace rmsnorm_bwd__f16_d768_wf32__t32_r16_v8_b1_prefetch_single {
 
-// ---- the rows ----
+// ---- the rows: persistent blocks, a row in registers ----
 extern "C" __global__ void __launch_bounds__(512, 1)
 rmsnorm_bwd__f16_d768_wf32__t32_r16_v8_b1_prefetch_single__rows(
     const long long rows_, const f16* dy_ptr_, const long long dy_stride_, const f16* x_ptr_,
@@ -67,61 +67,50 @@ rmsnorm_bwd__f16_d768_wf32__t32_r16_v8_b1_prefetch_single__rows(
             prefetch_l2<Row>(gamma_ptr_ + Row::first_column(), Row::columns());
         }
     }
+
     // The trigger follows the wait, which is faster in a chain of short launches.
     pdl_wait();
     pdl_trigger();
 
     const float d_size = 768.0f;  // %d_size = const {dtype=f32, value=768.0}
-
     float sum_dy_xhat_sums_[Row::VECTORS][Row::N];
-    #pragma unroll
-    for (int v_ = 0; v_ < Row::VECTORS; ++v_) {
-        for (int i_ = 0; i_ < Row::N; ++i_) sum_dy_xhat_sums_[v_][i_] = Add<float>::neutral();
-    }
+    begin_column_sums<Add<float>, Row>(sum_dy_xhat_sums_);
+
     Vec<f16, Row::N> dy_next_[Row::VECTORS];
     Vec<f16, Row::N> x_next_[Row::VECTORS];
-
     float rstd_next_;
-    const auto load_ = [&](long long row_) {
-        #pragma unroll
-        for (int v_ = 0; v_ < Row::VECTORS; ++v_) {
-            dy_next_[v_] = load<Row, PlainLoad>(dy_ptr_ + row_ * dy_stride_, v_);
-            x_next_[v_] = load<Row, PlainLoad>(x_ptr_ + row_ * x_stride_, v_);
-        }
-
+    const auto prefetch_ = [&](long long row_) {
+        load_row<Row, PlainLoad>(dy_next_, dy_ptr_ + row_ * dy_stride_);
+        load_row<Row, PlainLoad>(x_next_, x_ptr_ + row_ * x_stride_);
         rstd_next_ = load_scalar<ReadOnlyLoad>(rstd_ptr_ + row_);
     };
-    if (stream_.block_first_row < rows_) load_(stream_.valid(group_first_));
+    if (stream_.block_first_row < rows_) prefetch_(stream_.valid(group_first_));
 
     #pragma unroll 1
     while (stream_.next()) {
         Vec<f16, Row::N> dy_row_[Row::VECTORS];
         Vec<f16, Row::N> x_row_[Row::VECTORS];
-
         #pragma unroll
         for (int v_ = 0; v_ < Row::VECTORS; ++v_) {
             dy_row_[v_] = dy_next_[v_];
             x_row_[v_] = x_next_[v_];
         }
         const float rstd = rstd_next_;
-        load_(stream_.valid(stream_.row + stream_.STEP));
-
+        prefetch_(stream_.valid(stream_.row + stream_.STEP));
         // ---- reduce: mean_dy_gamma_xhat_sum ----
-        float sums_0_[1];
-        row_sums<Add<float>, Row>(sums_0_, reduce_, [&](int v_, float (&sum_)[1]) {
+        float mean_dy_gamma_xhat_sum;
+        row_sums<Add<float>, Row>(reduce_,[&](int v_, float& mean_dy_gamma_xhat_sum_acc_) {
             const auto gamma = load<Row, ReadOnlyLoad>(gamma_ptr_, v_);
             for (int i_ = 0; i_ < Row::N; ++i_) {
-                const float x32 = f32_from_f16_at_use(x_row_[v_][i_]);  // %x32 = cast %x {to=f32}
-                const float gamma32 = gamma[i_];        // %gamma32 = cast %gamma {to=f32}
-                const float xhat = x32 * rstd;          // %xhat = mul %x32, %rstd
+                const float x32 = f32_from_f16_at_use(x_row_[v_][i_]);    // %x32 = cast %x {to=f32}
+                const float gamma32 = gamma[i_];                          // %gamma32 = cast %gamma {to=f32}
+                const float xhat = x32 * rstd;                            // %xhat = mul %x32, %rstd
                 const float dy32 = f32_from_f16_at_use(dy_row_[v_][i_]);  // %dy32 = cast %dy {to=f32}
-                const float dy_gamma = dy32 * gamma32;  // %dy_gamma = mul %dy32, %gamma32
+                const float dy_gamma = dy32 * gamma32;                    // %dy_gamma = mul %dy32, %gamma32
                 // %mean_dy_gamma_xhat_sum = reduce_dot %dy_gamma, %xhat {axis=D, chunk=8, segment=768}
-                sum_[0] = fmaf(dy_gamma, xhat, sum_[0]);
+                mean_dy_gamma_xhat_sum_acc_ = fmaf(dy_gamma, xhat, mean_dy_gamma_xhat_sum_acc_);
             }
-        });
-        const float mean_dy_gamma_xhat_sum = sums_0_[0];
-
+        }, mean_dy_gamma_xhat_sum);
         // %mean_dy_gamma_xhat = div %mean_dy_gamma_xhat_sum, %d_size
         const float mean_dy_gamma_xhat = mean_dy_gamma_xhat_sum / d_size;
         const float mean_dy_gamma_xhat_neg = -mean_dy_gamma_xhat;  // %mean_dy_gamma_xhat_neg = neg %mean_dy_gamma_xhat
@@ -145,7 +134,6 @@ rmsnorm_bwd__f16_d768_wf32__t32_r16_v8_b1_prefetch_single__rows(
                 if (stream_.live()) sum_dy_xhat_sums_[v_][i_] = fmaf(dy32, xhat, sum_dy_xhat_sums_[v_][i_]);
                 dx_out_[i_] = dx;
             }
-
             if (stream_.live()) store<Row, PlainStore>(dx_ptr_ + stream_.row * dx_stride_, v_, dx_out_);
         }
     }
@@ -156,34 +144,19 @@ rmsnorm_bwd__f16_d768_wf32__t32_r16_v8_b1_prefetch_single__rows(
     __syncthreads();
     store_partial<Add<float>, Row, 4, EvictLastStore16>(sum_dy_xhat_partials_
         + static_cast<long long>(Row::grid_index()) * 768, sums_buffer_);
-
     // ---- all partial sums are written: complete the column sums ----
     grid_barrier(arrivals_);
-    constexpr int COLUMNS_ = 32, INTERLEAVE_ = 16;
+    using Finish = ColumnFinish</* D */ 768, /* leading */ 768, /* interleave */ 16, /* columns */ 32,
+        /* columns per thread */ 1, /* batch */ 8, /* rows per term */ 1>;
     float* totals_ = sums_buffer_;
-    const long long blocks_with_rows_ = (rows_ + 16 - 1) / 16;
-    const int partial_rows_ = blocks_with_rows_ < 128 ? static_cast<int>(blocks_with_rows_) : 128;
-    for (int column_tile_ = blockIdx.x; column_tile_ * COLUMNS_ < 768; column_tile_ += gridDim.x) {
-        constexpr int COLUMNS_PER_THREAD_ = 1, THREADS_ = COLUMNS_ / COLUMNS_PER_THREAD_;  // of a tile
-        const int column_ = threadIdx.x % THREADS_ * COLUMNS_PER_THREAD_;
-        const int first_ = column_tile_ * COLUMNS_ + column_;
-        for (int from_ = threadIdx.x / THREADS_; from_ < INTERLEAVE_ && first_ < 768; from_ += blockDim.x / THREADS_) {
-            {
-                const float* const partial_ptrs_[1] = { sum_dy_xhat_partials_ + first_ };
-                float sums_[1][COLUMNS_PER_THREAD_];
-                interleaved_sums<Add<float>, 768, INTERLEAVE_, 8, 1>(sums_, partial_ptrs_, from_, partial_rows_);
-                for (int n_ = 0; n_ < 1; ++n_) {
-                    for (int e_ = 0; e_ < COLUMNS_PER_THREAD_; ++e_) {
-                        totals_[((0 + n_) * INTERLEAVE_ + from_) * COLUMNS_ + column_ + e_] = sums_[n_][e_];
-                    }
-                }
-            }
-        }
+    const int partial_rows_ = partial_rows</* rows per block */ 16, /* blocks */ 128>(rows_);
+    for (int tile_ = blockIdx.x; tile_ * Finish::COLUMNS < 768; tile_ += gridDim.x) {
+        share_totals<Add<float>, Finish>(totals_, tile_, partial_rows_, sum_dy_xhat_partials_);
         __syncthreads();
-        const int col_ = column_tile_ * COLUMNS_ + threadIdx.x;
-        if (threadIdx.x < COLUMNS_ && col_ < 768) {
+        const int col_ = tile_ * Finish::COLUMNS + threadIdx.x;
+        if (threadIdx.x < Finish::COLUMNS && col_ < 768) {
             // %sum_dy_xhat = reduce_dot %dy32, %xhat {axis=M, blocks=128, groups=16, interleave=16}
-            const float sum_dy_xhat = column_total<Add<float>, INTERLEAVE_, COLUMNS_>(totals_, 0, threadIdx.x, rows_);
+            const float sum_dy_xhat = column_total<Add<float>, Finish>(totals_, 0, rows_);
             const float dgamma = sum_dy_xhat;  // %dgamma = cast %sum_dy_xhat {to=f32}
             dgamma_ptr_[col_] = dgamma;
         }

@@ -39,7 +39,7 @@
 
 namespace lngen { namespace rmsnorm_bwd__f32_d65536__t512_r1_v4_b2_multipass {
 
-// ---- the rows ----
+// ---- the rows: a block has one row, and reads it from global memory in every phase ----
 extern "C" __global__ void __launch_bounds__(512, 2)
 rmsnorm_bwd__f32_d65536__t512_r1_v4_b2_multipass__rows(
     const long long rows_, const float* dy_ptr_, const long long dy_stride_, const float* x_ptr_,
@@ -58,56 +58,49 @@ rmsnorm_bwd__f32_d65536__t512_r1_v4_b2_multipass__rows(
     pdl_trigger();
 
     const float d_size = 65536.0f;  // %d_size = const {dtype=f32, value=65536.0}
-
-    while (stream_.next()) {
-        const float rstd = load_scalar<ReadOnlyLoad>(rstd_ptr_ + stream_.row);
-
-        // ---- reduce: mean_dy_gamma_xhat_sum ----
-        float sums_0_[1];
-        multipass_sums<Add<float>, Row, 4>(sums_0_, reduce_, [&](int v_, float (&sum_)[1]) {
-            const auto dy = load<Row, PlainLoad>(dy_ptr_ + stream_.row * dy_stride_, v_);
-            const auto x = load<Row, PlainLoad>(x_ptr_ + stream_.row * x_stride_, v_);
-            const auto gamma = load<Row, PlainLoad>(gamma_ptr_, v_);
-            for (int i_ = 0; i_ < Row::N; ++i_) {
-                const float x32 = x[i_];          // %x32 = cast %x {to=f32}
-                const float gamma32 = gamma[i_];  // %gamma32 = cast %gamma {to=f32}
-                const float xhat = x32 * rstd;    // %xhat = mul %x32, %rstd
-                const float dy_gamma = dy[i_] * gamma32;  // %dy_gamma = mul %dy, %gamma32
-                // %mean_dy_gamma_xhat_sum = reduce_dot %dy_gamma, %xhat {axis=D, chunk=4, interleave=4, segment=4096}
-                sum_[0] = fmaf(dy_gamma, xhat, sum_[0]);
-            }
-        });
-        const float mean_dy_gamma_xhat_sum = sums_0_[0];
-
-        // %mean_dy_gamma_xhat = div %mean_dy_gamma_xhat_sum, %d_size
-        const float mean_dy_gamma_xhat = mean_dy_gamma_xhat_sum / d_size;
-        const float mean_dy_gamma_xhat_neg = -mean_dy_gamma_xhat;  // %mean_dy_gamma_xhat_neg = neg %mean_dy_gamma_xhat
-
-        // ---- store: dx ----
-        #pragma unroll Row::PER_SEGMENT
-        for (int v_ = 0; v_ < Row::VECTORS; ++v_) {
-            Vec<float, Row::N> dx_out_;
-            const auto dy = load<Row, PlainLoad>(dy_ptr_ + stream_.row * dy_stride_, v_);
-            const auto x = load<Row, PlainLoad>(x_ptr_ + stream_.row * x_stride_, v_);
-            const auto gamma = load<Row, PlainLoad>(gamma_ptr_, v_);
-            for (int i_ = 0; i_ < Row::N; ++i_) {
-                const float x32 = x[i_];                  // %x32 = cast %x {to=f32}
-                const float gamma32 = gamma[i_];          // %gamma32 = cast %gamma {to=f32}
-                const float xhat = x32 * rstd;            // %xhat = mul %x32, %rstd
-                const float dy_gamma = dy[i_] * gamma32;  // %dy_gamma = mul %dy, %gamma32
-                // %dx32_part = fma %xhat, %mean_dy_gamma_xhat_neg, %dy_gamma
-                const float dx32_part = fmaf(xhat, mean_dy_gamma_xhat_neg, dy_gamma);
-                const float dx32 = rstd * dx32_part;      // %dx32 = mul %rstd, %dx32_part
-                const float dx = dx32;                    // %dx = cast %dx32 {to=f32}
-                dx_out_[i_] = dx;
-            }
-
-            if (stream_.live()) store<Row, PlainStore>(dx_ptr_ + stream_.row * dx_stride_, v_, dx_out_);
+    const float rstd = load_scalar<ReadOnlyLoad>(rstd_ptr_ + stream_.row);
+    // ---- reduce: mean_dy_gamma_xhat_sum ----
+    float mean_dy_gamma_xhat_sum;
+    multipass_sums<Add<float>, Row, 4>(reduce_,[&](int v_, float& mean_dy_gamma_xhat_sum_acc_) {
+        const auto dy = load<Row, PlainLoad>(dy_ptr_ + stream_.row * dy_stride_, v_);
+        const auto x = load<Row, PlainLoad>(x_ptr_ + stream_.row * x_stride_, v_);
+        const auto gamma = load<Row, PlainLoad>(gamma_ptr_, v_);
+        for (int i_ = 0; i_ < Row::N; ++i_) {
+            const float x32 = x[i_];                  // %x32 = cast %x {to=f32}
+            const float gamma32 = gamma[i_];          // %gamma32 = cast %gamma {to=f32}
+            const float xhat = x32 * rstd;            // %xhat = mul %x32, %rstd
+            const float dy_gamma = dy[i_] * gamma32;  // %dy_gamma = mul %dy, %gamma32
+            // %mean_dy_gamma_xhat_sum = reduce_dot %dy_gamma, %xhat {axis=D, chunk=4, interleave=4, segment=4096}
+            mean_dy_gamma_xhat_sum_acc_ = fmaf(dy_gamma, xhat, mean_dy_gamma_xhat_sum_acc_);
         }
+    }, mean_dy_gamma_xhat_sum);
+    // %mean_dy_gamma_xhat = div %mean_dy_gamma_xhat_sum, %d_size
+    const float mean_dy_gamma_xhat = mean_dy_gamma_xhat_sum / d_size;
+    const float mean_dy_gamma_xhat_neg = -mean_dy_gamma_xhat;  // %mean_dy_gamma_xhat_neg = neg %mean_dy_gamma_xhat
+
+    // ---- store: dx ----
+    #pragma unroll Row::PER_SEGMENT
+    for (int v_ = 0; v_ < Row::VECTORS; ++v_) {
+        Vec<float, Row::N> dx_out_;
+        const auto dy = load<Row, PlainLoad>(dy_ptr_ + stream_.row * dy_stride_, v_);
+        const auto x = load<Row, PlainLoad>(x_ptr_ + stream_.row * x_stride_, v_);
+        const auto gamma = load<Row, PlainLoad>(gamma_ptr_, v_);
+        for (int i_ = 0; i_ < Row::N; ++i_) {
+            const float x32 = x[i_];                  // %x32 = cast %x {to=f32}
+            const float gamma32 = gamma[i_];          // %gamma32 = cast %gamma {to=f32}
+            const float xhat = x32 * rstd;            // %xhat = mul %x32, %rstd
+            const float dy_gamma = dy[i_] * gamma32;  // %dy_gamma = mul %dy, %gamma32
+            // %dx32_part = fma %xhat, %mean_dy_gamma_xhat_neg, %dy_gamma
+            const float dx32_part = fmaf(xhat, mean_dy_gamma_xhat_neg, dy_gamma);
+            const float dx32 = rstd * dx32_part;      // %dx32 = mul %rstd, %dx32_part
+            const float dx = dx32;                    // %dx = cast %dx32 {to=f32}
+            dx_out_[i_] = dx;
+        }
+        if (stream_.live()) store<Row, PlainStore>(dx_ptr_ + stream_.row * dx_stride_, v_, dx_out_);
     }
 }
 
-// ---- column sums only: a vector of columns a thread, block y takes every 7-th row ----
+// ---- column sums only: a vector of columns a thread, block y takes rows 7 apart ----
 extern "C" __global__ void __launch_bounds__(128, 1)
 rmsnorm_bwd__f32_d65536__t512_r1_v4_b2_multipass__columns(
     const long long rows_, const float* __restrict__ dy_ptr_, const long long dy_stride_,
@@ -115,10 +108,11 @@ rmsnorm_bwd__f32_d65536__t512_r1_v4_b2_multipass__columns(
     float* __restrict__ sum_dy_xhat_partials_)
 {
     using Row = ColumnLayout</* D */ 65536, /* threads */ 128, /* vector */ 4, /* access */ 4>;
+
+    // The trigger follows the wait, which is faster in a chain of short launches.
     pdl_wait();
     pdl_trigger();
     if (!Row::holds(0, 0)) return;
-
     float sum_dy_xhat_sums_[Row::N];
     for (int i_ = 0; i_ < Row::N; ++i_) sum_dy_xhat_sums_[i_] = Add<float>::neutral();
 
@@ -138,7 +132,7 @@ rmsnorm_bwd__f32_d65536__t512_r1_v4_b2_multipass__columns(
         sum_dy_xhat_sums_);
 }
 
-// ---- the partial column sums are completed ----
+// ---- the finish: the partial column sums are completed ----
 extern "C" __global__ void __launch_bounds__(128, 1)
 rmsnorm_bwd__f32_d65536__t512_r1_v4_b2_multipass__finish(
     const long long rows_, float* __restrict__ dgamma_ptr_, const float* __restrict__ sum_dy_xhat_partials_)
@@ -147,33 +141,17 @@ rmsnorm_bwd__f32_d65536__t512_r1_v4_b2_multipass__finish(
     // only after the kernel that stores the partial sums.
     pdl_trigger();
     pdl_wait();
-
-    constexpr int COLUMNS_ = 128, INTERLEAVE_ = 4;
-    __shared__ __align__(16) float totals_[1 * INTERLEAVE_ * COLUMNS_];
-    const long long blocks_with_rows_ = (rows_ + 1 - 1) / 1;
-    const int partial_rows_ = blocks_with_rows_ < 7 ? static_cast<int>(blocks_with_rows_) : 7;
-    for (int column_tile_ = blockIdx.x; column_tile_ * COLUMNS_ < 65536; column_tile_ += gridDim.x) {
-        constexpr int COLUMNS_PER_THREAD_ = 4, THREADS_ = COLUMNS_ / COLUMNS_PER_THREAD_;  // of a tile
-        const int column_ = threadIdx.x % THREADS_ * COLUMNS_PER_THREAD_;
-        const int first_ = column_tile_ * COLUMNS_ + column_;
-        for (int from_ = threadIdx.x / THREADS_; from_ < INTERLEAVE_
-            && first_ < 65536; from_ += blockDim.x / THREADS_) {
-            {
-                const float* const partial_ptrs_[1] = { sum_dy_xhat_partials_ + first_ };
-                float sums_[1][COLUMNS_PER_THREAD_];
-                interleaved_sums<Add<float>, 65536, INTERLEAVE_, 2, 1>(sums_, partial_ptrs_, from_, partial_rows_);
-                for (int n_ = 0; n_ < 1; ++n_) {
-                    for (int e_ = 0; e_ < COLUMNS_PER_THREAD_; ++e_) {
-                        totals_[((0 + n_) * INTERLEAVE_ + from_) * COLUMNS_ + column_ + e_] = sums_[n_][e_];
-                    }
-                }
-            }
-        }
+    using Finish = ColumnFinish</* D */ 65536, /* leading */ 65536, /* interleave */ 4, /* columns */ 128,
+        /* columns per thread */ 4, /* batch */ 2, /* rows per term */ 1>;
+    __shared__ __align__(16) float totals_[512];
+    const int partial_rows_ = partial_rows</* rows per block */ 1, /* blocks */ 7>(rows_);
+    for (int tile_ = blockIdx.x; tile_ * Finish::COLUMNS < 65536; tile_ += gridDim.x) {
+        share_totals<Add<float>, Finish>(totals_, tile_, partial_rows_, sum_dy_xhat_partials_);
         __syncthreads();
-        const int col_ = column_tile_ * COLUMNS_ + threadIdx.x;
-        if (threadIdx.x < COLUMNS_ && col_ < 65536) {
+        const int col_ = tile_ * Finish::COLUMNS + threadIdx.x;
+        if (threadIdx.x < Finish::COLUMNS && col_ < 65536) {
             // %sum_dy_xhat = reduce_dot %dy, %xhat {axis=M, blocks=7, groups=1, interleave=4}
-            const float sum_dy_xhat = column_total<Add<float>, INTERLEAVE_, COLUMNS_>(totals_, 0, threadIdx.x, rows_);
+            const float sum_dy_xhat = column_total<Add<float>, Finish>(totals_, 0, rows_);
             const float dgamma = sum_dy_xhat;  // %dgamma = cast %sum_dy_xhat {to=f32}
             dgamma_ptr_[col_] = dgamma;
         }

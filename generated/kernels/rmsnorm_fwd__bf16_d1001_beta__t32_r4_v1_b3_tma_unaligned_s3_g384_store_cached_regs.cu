@@ -39,17 +39,18 @@
 
 namespace lngen { namespace rmsnorm_fwd__bf16_d1001_beta__t32_r4_v1_b3_tma_unaligned_s3_g384_store_cached_regs {
 
-// ---- the rows ----
+// ---- the rows: persistent blocks, a pipeline of rows in shared memory, filled by bulk copies (TMA) of rows that begin
+//     anywhere ----
 extern "C" __global__ void __launch_bounds__(128, 3)
 rmsnorm_fwd__bf16_d1001_beta__t32_r4_v1_b3_tma_unaligned_s3_g384_store_cached_regs__rows(
     const long long rows_, const bf16* x_ptr_, const long long x_stride_, const bf16* __restrict__ gamma_ptr_,
     const bf16* __restrict__ beta_ptr_, bf16* y_ptr_, const long long y_stride_, float* __restrict__ rstd_ptr_)
 {
+    extern __shared__ __align__(128) unsigned char ring_[];
     using Row = PartialRowLayout<Block</* threads */ 32, /* rows */ 4>, /* D */ 1001, /* segment */ 1008,
         /* vector */ 8, /* run */ 1, /* access */ 1>;
     using Reduce = WarpReduce<Row>;
     using Stream = TmaStream<Row, /* grid */ 384, /* stages */ 3, /* stage bytes */ 4096, /* early release */ false>;
-    extern __shared__ __align__(128) unsigned char ring_[];
     Reduce reduce_;
     __shared__ Stream::Buffers stages_;
     Stream stream_{rows_, ring_, stages_};
@@ -66,6 +67,7 @@ rmsnorm_fwd__bf16_d1001_beta__t32_r4_v1_b3_tma_unaligned_s3_g384_store_cached_re
             prefetch_l2<Row>(beta_ptr_ + Row::first_column(), Row::columns());
         }
     }
+
     // The trigger follows the wait, which is faster in a chain of short launches.
     pdl_wait();
     pdl_trigger();
@@ -73,29 +75,19 @@ rmsnorm_fwd__bf16_d1001_beta__t32_r4_v1_b3_tma_unaligned_s3_g384_store_cached_re
     const float d_size = 1001.0f;  // %d_size = const {dtype=f32, value=1001.0}
     const float eps = 1e-05f;      // %eps = const {dtype=f32, value=1e-05}
     const float one = 1.0f;        // %one = const {dtype=f32, value=1.0}
-
     Vec<bf16, Row::N> gamma_cached_[Row::VECTORS];
     Vec<bf16, Row::N> beta_cached_[Row::VECTORS];
-    #pragma unroll
-    for (int v_ = 0; v_ < Row::VECTORS; ++v_) {
-        gamma_cached_[v_] = load<Row, EarlyLoad2>(gamma_ptr_, v_);
-        beta_cached_[v_] = load<Row, EarlyLoad2>(beta_ptr_, v_);
-    }
+    load_row<Row, EarlyLoad2>(gamma_cached_, gamma_ptr_);
+    load_row<Row, EarlyLoad2>(beta_cached_, beta_ptr_);
 
-    const auto copy_to_stage_ = [&](unsigned char* stage_, long long row_, unsigned long long* full_) {
+    const auto fill_stage_ = [&](unsigned char* stage_, long long row_, unsigned long long* full_) {
         tma_store_wait();  // the results of the row before have left the stage
         const bool last_ = row_ == rows_ - 1;
-        unsigned bytes_ = 0;
-        bytes_ += load_tail<Row>(stage_ + 0, x_ptr_ + row_ * x_stride_, last_);
+        const unsigned bytes_ = load_tail<Row>(stage_, x_ptr_ + row_ * x_stride_, last_);
         mbarrier_arrive_expect(full_, bytes_);
-        tma_load_span<Row>(stage_ + 0, x_ptr_ + row_ * x_stride_, last_, full_);
+        tma_load_span<Row>(stage_, x_ptr_ + row_ * x_stride_, last_, full_);
     };
-    const auto store_ = [&] {
-        if (!stream_.live()) return;
-        tma_store_span<Row>(y_ptr_ + stream_.row * y_stride_, stream_.shared<bf16>(2048));
-        if (Row::thread() == 0) tma_store_commit();
-    };
-    stream_.prime(copy_to_stage_);
+    stream_.prime(fill_stage_);
 
     #pragma unroll 1
     while (stream_.next()) {
@@ -103,30 +95,22 @@ rmsnorm_fwd__bf16_d1001_beta__t32_r4_v1_b3_tma_unaligned_s3_g384_store_cached_re
         const auto* x_shared_ = stream_.shared<bf16>(0) + misalignment(x_ptr_ + stream_.valid(stream_.row) * x_stride_);
         auto* y_shared_ = stream_.shared<bf16>(2048) + misalignment(y_ptr_ + stream_.valid(stream_.row) * y_stride_);
         Vec<bf16, Row::N> x_row_[Row::VECTORS];
-
-        #pragma unroll
-        for (int v_ = 0; v_ < Row::VECTORS; ++v_) {
-            x_row_[v_] = load<Row, PlainLoad>(x_shared_, v_);
-        }
-
+        load_row<Row, PlainLoad>(x_row_, x_shared_);
         // ---- reduce: ms_sum ----
-        float sums_0_[1];
-        row_sums<Add<float>, Row>(sums_0_, reduce_, [&](int v_, float (&sum_)[1]) {
+        float ms_sum;
+        row_sums<Add<float>, Row>(reduce_,[&](int v_, float& ms_sum_acc_) {
             for (int i_ = 0; i_ < Row::N; ++i_) {
                 const float x32 = f32_from_bf16(x_row_[v_][i_]);  // %x32 = cast %x {to=f32}
                 // %ms_sum = reduce_dot %x32, %x32 {axis=D, chunk=8, run=1, segment=1008}
-                if (Row::holds(v_, i_)) sum_[0] = fmaf(x32, x32, sum_[0]);
+                if (Row::holds(v_, i_)) ms_sum_acc_ = fmaf(x32, x32, ms_sum_acc_);
             }
-        });
-        const float ms_sum = sums_0_[0];
-
-        __syncwarp();
-        stream_.release(copy_to_stage_);
+        }, ms_sum);
+        warp_barrier<Row>();
+        stream_.release(fill_stage_);
         const float ms = ms_sum / d_size;      // %ms = div %ms_sum, %d_size
         const float mseps = ms + eps;          // %mseps = add %ms, %eps
         const float rstd_root = sqrtf(mseps);  // %rstd_root = sqrt %mseps
         const float rstd = one / rstd_root;    // %rstd = div %one, %rstd_root
-
         if (stream_.live() && Row::thread() == 0) rstd_ptr_[stream_.row] = rstd;
 
         // ---- store: y ----
@@ -142,13 +126,15 @@ rmsnorm_fwd__bf16_d1001_beta__t32_r4_v1_b3_tma_unaligned_s3_g384_store_cached_re
                 const bf16 y = bf16_from_f32(y32);                           // %y = cast %y32 {to=bf16}
                 y_out_[i_] = y;
             }
-
             store<Row, PlainStore>(y_shared_, v_, y_out_);
         }
 
         tma_store_fence();
         row_barrier<Row>();
-        store_();
+        if (stream_.live()) {
+            tma_store_span<Row>(y_ptr_ + stream_.row * y_stride_, stream_.shared<bf16>(2048));
+            if (Row::thread() == 0) tma_store_commit();
+        }
     }
     if (Row::thread() == 0) tma_store_wait();
 }

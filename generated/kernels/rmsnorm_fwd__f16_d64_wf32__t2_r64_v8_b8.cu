@@ -34,7 +34,7 @@
 
 namespace lngen { namespace rmsnorm_fwd__f16_d64_wf32__t2_r64_v8_b8 {
 
-// ---- the rows ----
+// ---- the rows: each row group has one row, in registers ----
 extern "C" __global__ void __launch_bounds__(128, 8)
 rmsnorm_fwd__f16_d64_wf32__t2_r64_v8_b8__rows(
     const long long rows_, const f16* x_ptr_, const long long x_stride_, const float* __restrict__ gamma_ptr_,
@@ -47,16 +47,16 @@ rmsnorm_fwd__f16_d64_wf32__t2_r64_v8_b8__rows(
     Reduce reduce_;
     Stream stream_{rows_};
 
-    // Each row group prefetches its first row to L2 while the previous kernel ends.
-    const long long group_first_ = static_cast<long long>(Row::grid_index()) * Row::ROWS + Row::group();
-    if (blockIdx.x < 528 && group_first_ < rows_) {
-        prefetch_l2<Row>(x_ptr_ + group_first_ * x_stride_ + Row::first_column(), Row::columns());
+    // Each row group prefetches its row to L2 while the previous kernel ends.
+    if (blockIdx.x < 528 && stream_.row < rows_) {
+        prefetch_l2<Row>(x_ptr_ + stream_.row * x_stride_ + Row::first_column(), Row::columns());
         // Only the row group of row 0 prefetches the weights, which all rows share: prefetches of the same lines by
         // every block would queue in L2.
-        if (group_first_ == 0) {
+        if (stream_.row == 0) {
             prefetch_l2<Row>(gamma_ptr_ + Row::first_column(), Row::columns());
         }
     }
+
     // The trigger follows the wait, which is faster in a chain of short launches.
     pdl_wait();
     pdl_trigger();
@@ -65,47 +65,36 @@ rmsnorm_fwd__f16_d64_wf32__t2_r64_v8_b8__rows(
     const float eps = 1e-05f;    // %eps = const {dtype=f32, value=1e-05}
     const float one = 1.0f;      // %one = const {dtype=f32, value=1.0}
 
-    while (stream_.next()) {
-        Vec<f16, Row::N> x_row_[Row::VECTORS];
-
-        #pragma unroll
-        for (int v_ = 0; v_ < Row::VECTORS; ++v_) {
-            x_row_[v_] = load<Row, RowLoad>(x_ptr_ + stream_.valid_row() * x_stride_, v_);
+    Vec<f16, Row::N> x_row_[Row::VECTORS];
+    load_row<Row, RowLoad>(x_row_, x_ptr_ + stream_.valid_row() * x_stride_);
+    // ---- reduce: ms_sum ----
+    float ms_sum;
+    row_sums<Add<float>, Row>(reduce_,[&](int v_, float& ms_sum_acc_) {
+        for (int i_ = 0; i_ < Row::N; ++i_) {
+            const float x32 = f32_from_f16(x_row_[v_][i_]);  // %x32 = cast %x {to=f32}
+            ms_sum_acc_ = fmaf(x32, x32, ms_sum_acc_);  // %ms_sum = reduce_dot %x32, %x32 {axis=D, chunk=8, segment=64}
         }
+    }, ms_sum);
+    const float ms = ms_sum / d_size;      // %ms = div %ms_sum, %d_size
+    const float mseps = ms + eps;          // %mseps = add %ms, %eps
+    const float rstd_root = sqrtf(mseps);  // %rstd_root = sqrt %mseps
+    const float rstd = one / rstd_root;    // %rstd = div %one, %rstd_root
+    if (stream_.live() && Row::thread() == 0) rstd_ptr_[stream_.row] = rstd;
 
-        // ---- reduce: ms_sum ----
-        float sums_0_[1];
-        row_sums<Add<float>, Row>(sums_0_, reduce_, [&](int v_, float (&sum_)[1]) {
-            for (int i_ = 0; i_ < Row::N; ++i_) {
-                const float x32 = f32_from_f16(x_row_[v_][i_]);  // %x32 = cast %x {to=f32}
-                sum_[0] = fmaf(x32, x32, sum_[0]);  // %ms_sum = reduce_dot %x32, %x32 {axis=D, chunk=8, segment=64}
-            }
-        });
-        const float ms_sum = sums_0_[0];
-
-        const float ms = ms_sum / d_size;      // %ms = div %ms_sum, %d_size
-        const float mseps = ms + eps;          // %mseps = add %ms, %eps
-        const float rstd_root = sqrtf(mseps);  // %rstd_root = sqrt %mseps
-        const float rstd = one / rstd_root;    // %rstd = div %one, %rstd_root
-
-        if (stream_.live() && Row::thread() == 0) rstd_ptr_[stream_.row] = rstd;
-
-        // ---- store: y ----
-        #pragma unroll
-        for (int v_ = 0; v_ < Row::VECTORS; ++v_) {
-            Vec<f16, Row::N> y_out_;
-            const auto gamma = load<Row, ReadOnlyLoad>(gamma_ptr_, v_);
-            for (int i_ = 0; i_ < Row::N; ++i_) {
-                const float x32 = f32_from_f16(x_row_[v_][i_]);  // %x32 = cast %x {to=f32}
-                const float gamma32 = gamma[i_];                 // %gamma32 = cast %gamma {to=f32}
-                const float xhat = x32 * rstd;                   // %xhat = mul %x32, %rstd
-                const float scaled = xhat * gamma32;             // %scaled = mul %xhat, %gamma32
-                const f16 y = f16_from_f32(scaled);              // %y = cast %scaled {to=f16}
-                y_out_[i_] = y;
-            }
-
-            if (stream_.live()) store<Row, PlainStore>(y_ptr_ + stream_.row * y_stride_, v_, y_out_);
+    // ---- store: y ----
+    #pragma unroll
+    for (int v_ = 0; v_ < Row::VECTORS; ++v_) {
+        Vec<f16, Row::N> y_out_;
+        const auto gamma = load<Row, ReadOnlyLoad>(gamma_ptr_, v_);
+        for (int i_ = 0; i_ < Row::N; ++i_) {
+            const float x32 = f32_from_f16(x_row_[v_][i_]);  // %x32 = cast %x {to=f32}
+            const float gamma32 = gamma[i_];                 // %gamma32 = cast %gamma {to=f32}
+            const float xhat = x32 * rstd;                   // %xhat = mul %x32, %rstd
+            const float scaled = xhat * gamma32;             // %scaled = mul %xhat, %gamma32
+            const f16 y = f16_from_f32(scaled);              // %y = cast %scaled {to=f16}
+            y_out_[i_] = y;
         }
+        if (stream_.live()) store<Row, PlainStore>(y_ptr_ + stream_.row * y_stride_, v_, y_out_);
     }
 }
 } }

@@ -77,12 +77,13 @@ def _command(plan: Plan) -> str:
 
 @cache
 def environment() -> Environment:
-    """The one Jinja environment: undefined names are errors, control lines produce no output."""
+    """The one Jinja environment: undefined names are errors, control lines and ends of macros produce no output."""
     return Environment(
         loader=FileSystemLoader(data_dir("templates")),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
+        finalize=lambda value: value.rstrip() if isinstance(value, str) else value,
         autoescape=False,
     )

@@ -16,8 +16,11 @@ _NOTE = "  // "
 
 
 def laid_out(text: str) -> str:
-    """``text`` with every line indented by its open brackets, and blank lines only between statements."""
-    lines = list(_tight(_indented(text.splitlines())))
+    """``text`` with every line indented by its open brackets, and blank lines only between statements.
+
+    A line of spaces is a macro that wrote nothing, and goes; an empty line is meant.
+    """
+    lines = list(_tight(_indented([line for line in text.splitlines() if not line or line.strip()])))
     listed: list[str] = []
     for (noted, _), group in groupby(lines, key=lambda line: (_NOTE in line.lstrip(), _indent(line))):
         neighbours = list(group)
@@ -30,7 +33,8 @@ def _indented(lines: list[str]) -> Iterator[str]:
     for number, line in enumerate(map(str.strip, lines)):
         code = _STRING.sub('""', line.partition("//")[0])
         leading = len(code) - len(code.lstrip("".join(_CLOSE)))
-        depth = len(set(openers[: len(openers) - leading]))
+        still, closed = openers[: len(openers) - leading], openers[len(openers) - leading :]
+        depth = len({*still} - {*closed[:1]})  # a line that closes stands where the line stands that opened
         for c in code:
             if c in _OPEN:
                 openers.append(number)

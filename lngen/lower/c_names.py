@@ -20,7 +20,7 @@ short signed sizeof static static_assert static_cast struct switch template this
 typeid typename union unsigned using virtual void volatile wchar_t while xor xor_eq
 assert errno linux stderr stdin stdout typeof unix va_arg va_copy va_end va_start
 threadIdx blockIdx blockDim gridDim warpSize fmaf sqrtf sqrt fabsf fabs rintf rint
-Row Reduce Exchange Stream lngen
+Row Reduce Exchange Stream Finish lngen
 """
 
 

@@ -8,7 +8,7 @@ from lngen.ir import DType
 from lngen.lower.arguments import workspace
 from lngen.lower.kernel import Finish, Kernel
 from lngen.lower.parts import Statement, Sum
-from lngen.lower.policies import leading_dimension, objects, real, unit
+from lngen.lower.policies import leading_dimension, objects, unit
 from lngen.schedule import (
     Problem,
     Schedule,
@@ -96,7 +96,7 @@ def in_single_launch(rows: Kernel, finish: Kernel, p: Problem) -> Kernel:
         ),
         finish=replace(
             finish.finish,
-            totals=f"reinterpret_cast<{real(p)}*>(ring_)" if staged else "sums_buffer_",
+            totals="ring_" if staged else "sums_buffer_",
             scalars=tuple(t for t in finish.scalars if t not in rows.scalars),
             uniform=tuple(u for u in finish.uniform if u.note not in {v.note for v in rows.uniform}),
         ),

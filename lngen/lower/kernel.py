@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lngen.lower.numbers import NumberKernel
@@ -53,7 +54,7 @@ class Finish:
     columns              columns that a block completes at a time
     columns_per_thread   columns that a thread adds side by side
     batch                terms of a column sum, or of a column maximum, that a thread loads at a time
-    totals               the shared memory of the rows that the finish uses, in C; its own if empty
+    totals               the shared memory of the rows that the finish uses; its own if empty
     """
 
     d: int
@@ -69,13 +70,40 @@ class Finish:
     batch: int
     scalars: tuple[Tensor, ...] = ()
     uniform: tuple[Statement, ...] = ()
-
     totals: str = ""
 
     @property
     def shared(self) -> int:
         """Numbers of shared memory for the interleaved sums."""
         return len(self.accumulators) * self.interleave * self.columns
+
+    @property
+    def policy(self) -> str:
+        """C++: the type that says how partial sums are added."""
+        fields = {
+            "D": self.d,
+            "leading": self.leading,
+            "interleave": self.interleave,
+            "columns": self.columns,
+            "columns per thread": self.columns_per_thread,
+            "batch": self.batch,
+            "rows per term": self.rows_per_term,
+        }
+        return f"ColumnFinish<{', '.join(f'/* {name} */ {value}' for name, value in fields.items())}>"
+
+    @property
+    def shared_memory(self) -> str:
+        """C++: the declaration of the shared memory for the interleaved sums."""
+        real = self.accumulators[0].real
+        if self.totals:
+            of_rows = self.totals if self.totals != "ring_" else f"reinterpret_cast<{real}*>(ring_)"
+            return f"{real}* totals_ = {of_rows};"
+        return f"__shared__ __align__(16) {real} totals_[{self.shared}];"
+
+    def totals_of(self, sums: Sequence[Sum]) -> str:
+        """C++: where the interleaved sums of some of the accumulators begin."""
+        offset = sums[0].index * self.interleave * self.columns
+        return f"totals_ + {offset}" if offset else "totals_"
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from lngen.lower.parts import Argument, Statement
 from lngen.lower.phases import Accumulate, Style, before, named, phases, tensor, uniform
 from lngen.lower.plan import Buffer, Plan
 from lngen.lower.policies import leading_dimension
-from lngen.lower.rows import releasing, row_kernel, row_style
+from lngen.lower.rows import releasing, row_kernel, row_style, template_of
 from lngen.lower.split import Split, column_graph, split
 from lngen.passes import extract
 from lngen.schedule import (
@@ -105,7 +105,8 @@ class _Lowering:
             *(workspace(self.partials[e.out], self.real) for e in sums),
             *[Argument("counter_", "unsigned long long", "workspace", "counter_")] * s.dynamic,
         ]
-        kernel = self._kernel("rows", "row", graph, arguments, style.inputs, (_row_grid(s, p), Extent()), s.block)
+        grid = _row_grid(s, p), Extent()
+        kernel = self._kernel("rows", template_of(row), graph, arguments, style.inputs, grid, s.block)
         return replace(
             kernel,
             phases=releasing(phases(graph, sums, outputs, style), row),
@@ -153,7 +154,7 @@ class _Lowering:
         finish = finish_of(s, p, tuple(named(e, n) for n, e in enumerate(sums)), _stored(graph, inputs))
         grid = Extent(-(-p.d // finish.columns)), Extent()
         block = finish.columns // finish.columns_per_thread * finish.interleave
-        kernel = self._kernel("finish", "finish_kernel", graph, arguments, inputs, grid, block)
+        kernel = self._kernel("finish", "finish", graph, arguments, inputs, grid, block)
         return replace(kernel, always=True, finish=finish)
 
     def _elementwise(self, graph: Graph) -> Kernel:

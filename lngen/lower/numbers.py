@@ -9,8 +9,8 @@ from lngen.errors import LowerError
 from lngen.ir import SUMS, Axis, D, Eqn, Graph, M, Value, ctype, is_number_fold, print_eqn
 from lngen.lower.c_names import c_name
 from lngen.lower.inputs import Inputs
-from lngen.lower.parts import Statement, Tensor
-from lngen.lower.phases import functor, tensor, term
+from lngen.lower.parts import Statement, Sum, Tensor, declared, parameters
+from lngen.lower.phases import functor, named, tensor, term
 from lngen.passes import upstream
 from lngen.schedule import operand_depth
 
@@ -33,16 +33,33 @@ class VectorReduce:
 
     call      the device function and its arguments before the terms
     layout    the layout of [D] vectors that are added like a row of features; empty for the order of rows
-    names     the reductions
-    array     the name of the array that the function fills
+    sums      the reductions
     """
 
     call: str
     layout: str
-    names: tuple[str, ...]
-    array: str
+    sums: tuple[Sum, ...]
     loop: Elements
-    results: tuple[Statement, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The reductions by name."""
+        return tuple(s.name for s in self.sums)
+
+    @property
+    def accumulators(self) -> str:
+        """The parameters of the function that adds an element."""
+        return parameters(self.sums)
+
+    @property
+    def declaration(self) -> str:
+        """The declaration of the results."""
+        return declared(self.sums)[0]
+
+    @property
+    def results(self) -> str:
+        """The names of the results."""
+        return declared(self.sums)[1]
 
 
 @dataclass(frozen=True)
@@ -96,24 +113,16 @@ def _phase(graph: Graph, number: int, levels: dict[Value, int], d: int) -> Numbe
     parts = [eqns[n : n + TOGETHER] for eqns in alike.values() for n in range(0, len(eqns), TOGETHER)]
     after = [e for e in graph.eqns if not e.out.type.axes and not is_number_fold(e) and levels[e.out] == number + 1]
     return NumberPhase(
-        reduces=tuple(_reduce(graph, eqns, f"numbers_{number}_{n}_", d) for n, eqns in enumerate(parts)),
+        reduces=tuple(_reduce(graph, eqns, d) for eqns in parts),
         after=tuple(map(Inputs({}).statement, after)),
     )
 
 
-def _reduce(graph: Graph, eqns: list[Eqn], array: str, d: int) -> VectorReduce:
-    call, layout = _order(graph, eqns[0], array, d)
-    terms = [term(e, Inputs({}), "", f"sum_[{n}]") for n, e in enumerate(eqns)]
-    return VectorReduce(
-        call=call,
-        layout=layout,
-        names=tuple(e.out.name for e in eqns),
-        array=array,
-        loop=_elements(graph, eqns[0].axis, [a for e in eqns for a in e.args], terms),
-        results=tuple(
-            Statement(f"const {ctype(e.out.type.dtype)} {c_name(e.out)} = {array}[{n}];") for n, e in enumerate(eqns)
-        ),
-    )
+def _reduce(graph: Graph, eqns: list[Eqn], d: int) -> VectorReduce:
+    call, layout = _order(graph, eqns[0], d)
+    terms = [term(e, Inputs({}), "", "{0}_acc_") for e in eqns]
+    loop = _elements(graph, eqns[0].axis, [a for e in eqns for a in e.args], terms)
+    return VectorReduce(call, layout, tuple(named(e, n) for n, e in enumerate(eqns)), loop)
 
 
 def _elements(graph: Graph, axis: Axis, wanted: Iterable[Value], ends: Iterable[Statement]) -> Elements:
@@ -125,7 +134,7 @@ def _elements(graph: Graph, axis: Axis, wanted: Iterable[Value], ends: Iterable[
     )
 
 
-def _order(graph: Graph, eqn: Eqn, array: str, d: int) -> tuple[str, str]:
+def _order(graph: Graph, eqn: Eqn, d: int) -> tuple[str, str]:
     """The device function that reduces in the order of the attributes, and the layout of the vector for it.
 
     A maximum is the same in every order.
@@ -140,7 +149,7 @@ def _order(graph: Graph, eqn: Eqn, array: str, d: int) -> tuple[str, str]:
                 f"{WARP}, got {segment / chunk:g} chunks and {interleave}.\n    {print_eqn(eqn)}"
             )
         layout = f"/* D */ {d}, /* segment */ {segment}, /* vector */ {chunk}, /* run */ {given.get('run', chunk)}"
-        call = f"multipass_sums<{op}, Row, /* interleave */ {interleave}>({array}, reduce_, "
+        call = f"multipass_sums<{op}, Row, /* interleave */ {interleave}>(reduce_, "
         return call, f"PartialRowLayout<Block<{THREADS}, 1>, {layout}, /* access */ 1>"
     groups, blocks = given.get("groups", 1), given.get("blocks", 1)
     if eqn.op not in SUMS:
@@ -151,4 +160,4 @@ def _order(graph: Graph, eqn: Eqn, array: str, d: int) -> tuple[str, str]:
             f"partial sums, got {groups} and {interleave}.\n    {print_eqn(eqn)}"
         )
     order = f"/* groups */ {groups}, /* blocks */ {blocks}, /* interleave */ {interleave}, /* threads */ {THREADS}"
-    return f"vector_sums<{op}, {order}>({array}, numbers_, {'rows_' if eqn.axis is M else d}, ", ""
+    return f"vector_sums<{op}, {order}>(numbers_, {'rows_' if eqn.axis is M else d}, ", ""

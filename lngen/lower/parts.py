@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 
@@ -40,6 +41,11 @@ class Statement:
         return f"{self.text}  // {self.note}" if self.note else self.text
 
 
+def address(name: str, row: str) -> str:
+    """C++: the address of a row of an [M, D] tensor."""
+    return f"{name}_ptr_ + {row} * {name}_stride_"
+
+
 @dataclass(frozen=True)
 class Tensor:
     """An input or output of a kernel: its IR name, its C type, and its C name."""
@@ -47,6 +53,10 @@ class Tensor:
     name: str
     ctype: str
     cname: str
+
+    def row(self, row: str) -> str:
+        """C++: the address of a row."""
+        return address(self.name, row)
 
 
 @dataclass(frozen=True)
@@ -66,19 +76,25 @@ class Sum:
         return f"{self.op}<{self.real}>"
 
     @property
-    def element(self) -> str:
-        """The element of a thread's column sums, in C."""
-        return f"{self.name}_sums_[v_][i_]"
+    def partials(self) -> str:
+        """The partial sums in the workspace."""
+        return f"{self.name}_partials_"
 
     @property
-    def column(self) -> str:
-        """The same element in a kernel whose threads have one vector of columns."""
-        return f"{self.name}_sums_[i_]"
+    def accumulator(self) -> str:
+        """What the terms of a reduction are added to."""
+        return f"{self.name}_acc_"
 
-    @property
-    def partial(self) -> str:
-        """The address of the partial sums of a thread's first column."""
-        return f"{self.name}_partials_ + first_"
+
+def parameters(sums: Iterable[Sum]) -> str:
+    """The accumulators of reductions, as parameters."""
+    return ", ".join(f"{s.real}& {s.accumulator}" for s in sums)
+
+
+def declared(sums: Sequence[Sum]) -> tuple[str, str]:
+    """The declaration of the results of reductions of one type, and their names."""
+    names = ", ".join(s.cname for s in sums)
+    return f"{sums[0].real} {names};", names
 
 
 @dataclass(frozen=True)
@@ -111,22 +127,29 @@ class Join:
 class Reduce:
     """Reductions of one kind over the row, which end a phase.
 
-    op        Add or Max
-    call      the device function and its arguments before the terms
-    array     the declaration of the array that the function fills
-    sums      the reductions
-    loop      adds the terms of a vector to ``sum_``
-    results   the statements that name the reductions
-    kept      values that the loop leaves in registers
+    op           Add or Max
+    call         the device function and its arguments before the terms
+    declaration  of the results
+    results      what the device function fills: numbers of the row, or an array of those of its segments
+    sums         the reductions
+    loop         adds the terms of a vector to the accumulators
+    whole_row    the results are those of the row, not of its segments
+    kept         values that the loop leaves in registers
     """
 
     op: str
     call: str
-    array: str
+    declaration: str
+    results: str
     sums: tuple[Sum, ...]
     loop: Loop
-    results: tuple[Statement, ...] = ()
+    whole_row: bool
     kept: tuple[Tensor, ...] = ()
+
+    @property
+    def accumulators(self) -> str:
+        """The parameters of the function that adds the terms of a vector."""
+        return parameters(self.sums)
 
 
 @dataclass(frozen=True)
@@ -160,12 +183,17 @@ class Phase:
     @property
     def loops(self) -> tuple[Loop, ...]:
         """The loops over the vectors of a row, in order; the first stores results."""
-        return (*filter(None, (self.loop,)), *(r.loop for r in self.reduces))
+        return (*self.storing, *(r.loop for r in self.reduces))
+
+    @property
+    def storing(self) -> tuple[Loop, ...]:
+        """The loop that stores results and adds to column sums, if the phase has one."""
+        return () if self.loop is None else (self.loop,)
 
     @property
     def whole_rows(self) -> bool:
         """True if a reduction gives results of whole rows, which the blocks of a cluster exchange."""
-        return any(r.results for r in self.reduces)
+        return any(r.whole_row for r in self.reduces)
 
     @property
     def title(self) -> str:
@@ -200,3 +228,12 @@ class Place:
     def element(self) -> str:
         """The bytes of an element, in C."""
         return f"sizeof({self.ctype})"
+
+    @property
+    def start(self) -> str:
+        """Where the part begins in a stage, in C."""
+        return f"stage_ + {self.offset}" if self.offset else "stage_"
+
+    def row(self, row: str) -> str:
+        """C++: the address of a row in global memory."""
+        return address(self.name, row)

@@ -17,12 +17,12 @@ from lngen.lower import segments
 from lngen.lower.c_names import c_name
 from lngen.lower.inputs import Inputs, note
 from lngen.lower.keeping import Kept, kept_by
-from lngen.lower.parts import Join, Loop, Phase, Reduce, Statement, Sum, Tensor
+from lngen.lower.parts import Join, Loop, Phase, Reduce, Statement, Sum, Tensor, declared
 from lngen.passes import downstream, upstream
 from lngen.schedule import depths, operand_depth, segment_sums_of
 
-# Reductions of a kind are computed together: the device functor, its ops, and the name of the array of results.
-KINDS = {"Add": (SUMS, "sums"), "Max": (("reduce_max",), "maxima")}
+# Reductions of a kind are computed together: the device functor and its ops.
+KINDS = {"Add": SUMS, "Max": ("reduce_max",)}
 
 
 class Accumulate(NamedTuple):
@@ -166,51 +166,47 @@ def _reduces(work: _Work, number: int) -> Iterable[Reduce]:
     kept = work.held(number) | {*work.rounded(number)}
     for eqn in reductions:
         if eqn.op in SEGMENT_SUMS:
-            array = f"{eqn.out.name}_own_"
-            names = {"array": array, "real": ctype(eqn.out.type.dtype)}
-            call, declared = style.segment_call.format(**names), style.segment_array.format(**names)
+            total, array = named(eqn, 0), f"{eqn.out.name}_own_"
             keep = [v for v in segments.squared(graph, [eqn]) if style.keeps and v not in kept]
-            yield _reduce(graph, [eqn], "Add", call, declared, (), style, kept, keep)
+            yield Reduce(
+                op="Add",
+                call=style.segment_call.format(op=total.functor),
+                declaration=style.segment_array.format(real=total.real, array=array),
+                results=array,
+                sums=(total,),
+                loop=_terms(graph, [eqn], style, kept, keep),
+                whole_row=False,
+                kept=tuple(map(tensor, keep)),
+            )
             kept |= {*keep}
-    for op, (ops, stem) in KINDS.items():
+    for op, ops in KINDS.items():
         eqns = [e for e in reductions if e.op in ops]
         if eqns:
-            array, real = f"{stem}_{number}_", ctype(eqns[0].out.type.dtype)
-            results = (Statement(f"const {real} {c_name(e.out)} = {array}[{n}];") for n, e in enumerate(eqns))
-            call = style.call.format(
-                op=f"{op}<{real}>", array=array, interleave=dict(eqns[0].attrs).get("interleave", 1)
-            )
+            sums = tuple(named(e, n) for n, e in enumerate(eqns))
+            interleave = dict(eqns[0].attrs).get("interleave", 1)
             computed = upstream(graph.eqns, [a for e in eqns for a in e.args])
             keep = [v for v in work.kept.get(number, ()) if v in computed and v not in kept]
-            yield _reduce(graph, eqns, op, call, f"{real} {array}[{len(eqns)}];", tuple(results), style, kept, keep)
+            declaration, results = declared(sums)
+            yield Reduce(
+                op=op,
+                call=style.call.format(op=sums[0].functor, interleave=interleave),
+                declaration=declaration,
+                results=results,
+                sums=sums,
+                loop=_terms(graph, eqns, style, kept, keep),
+                whole_row=True,
+                kept=tuple(map(tensor, keep)),
+            )
             kept |= {*keep}
 
 
-def _reduce(
-    graph: Graph,
-    eqns: list[Eqn],
-    op: str,
-    call: str,
-    array: str,
-    results: tuple[Statement, ...],
-    style: Style,
-    kept: frozenset[Value],
-    keep: Sequence[Value] = (),
-) -> Reduce:
-    wanted = tuple(a for e in eqns for a in e.args)
+def _terms(graph: Graph, eqns: list[Eqn], style: Style, kept: frozenset[Value], keep: Sequence[Value]) -> Loop:
+    """The loop that adds the terms of reductions to their accumulators."""
 
     def ends(inputs: Inputs) -> list[Statement]:
-        return [term(e, inputs, style.term, f"sum_[{n}]") for n, e in enumerate(eqns)]
+        return [term(e, inputs, style.term, "{0}_acc_") for e in eqns]
 
-    return Reduce(
-        op=op,
-        call=call,
-        array=array,
-        sums=tuple(named(e, n) for n, e in enumerate(eqns)),
-        loop=_loop(graph, wanted, ends, style.inputs, kept, keep),
-        results=results,
-        kept=tuple(map(tensor, keep)),
-    )
+    return _loop(graph, tuple(a for e in eqns for a in e.args), ends, style.inputs, kept, keep)
 
 
 def _loop(
@@ -283,7 +279,7 @@ def named(eqn: Eqn, index: int) -> Sum:
 
 def functor(eqn: Eqn) -> str:
     """The device functor of a reduction."""
-    return next(op for op, (ops, _) in KINDS.items() if eqn.op in (*ops, *SEGMENT_SUMS))
+    return next(op for op, ops in KINDS.items() if eqn.op in (*ops, *SEGMENT_SUMS))
 
 
 def term(eqn: Eqn, inputs: Inputs, when: str, place: str) -> Statement:

@@ -9,7 +9,7 @@ from lngen.ir import WIDE, D, DType, Graph, M, Value, ctype
 from lngen.lower.c_names import c_name
 from lngen.lower.inputs import Inputs
 from lngen.lower.parts import Phase, Place, Sum, Tensor
-from lngen.lower.phases import Accumulate, Style
+from lngen.lower.phases import Accumulate, Style, tensor
 from lngen.lower.policies import flush, leading_dimension, objects, policies, unit
 from lngen.lower.stages import places
 from lngen.schedule import (
@@ -38,10 +38,12 @@ class RowKernel:
     places, results   the places of inputs, and of results that are stored by TMA, in a stage
     cached            when cached [D] inputs are loaded into registers: first, late (after the loads of the first rows),
                       with the row, or not at all ("")
-    widened           the cached [D] inputs are f16, and are widened once
+    columns           the [D] inputs
+    widened           the cached [D] inputs that are f16, and are widened once
+    ahead, in_place   the [M] inputs that are loaded during the row before, and where a staged row begins
+    in_registers      the [M, D] inputs that go from a stage to registers
     flush             how column sums are stored: by each thread, through shared memory "in turn" or in the former
                       "ring" of stages, or not at all ("")
-    row_inputs_ahead  the [M] inputs of the next row are loaded during a row
     """
 
     schedule: Schedule
@@ -51,9 +53,12 @@ class RowKernel:
     places: tuple[Place, ...] = ()
     results: tuple[Place, ...] = ()
     cached: str = ""
-    widened: bool = False
+    columns: tuple[Tensor, ...] = ()
+    widened: tuple[Tensor, ...] = ()
+    ahead: tuple[Tensor, ...] = ()
+    in_place: tuple[Tensor, ...] = ()
+    in_registers: tuple[Tensor, ...] = ()
     flush: str = ""
-    row_inputs_ahead: bool = False
 
     @property
     def staged(self) -> bool:
@@ -83,6 +88,37 @@ class RowKernel:
         return 0 if self.persistent else PREFETCHING_BLOCKS * default_device().multiprocessors
 
     @property
+    def cached_first(self) -> tuple[Tensor, ...]:
+        """The cached [D] inputs that are loaded before the first rows."""
+        return self.columns if self.cached == "first" else ()
+
+    @property
+    def cached_late(self) -> tuple[Tensor, ...]:
+        """Those that are loaded after the loads of the first rows."""
+        return self.columns if self.cached == "late" else ()
+
+    @property
+    def cached_with_row(self) -> tuple[Tensor, ...]:
+        """Those that are loaded with the one row of a row group."""
+        return self.columns if self.cached == "row" else ()
+
+    @property
+    def preloaded(self) -> tuple[str, ...]:
+        """C++: bits of every value that is loaded before the row loop and awaited there."""
+        if not self.ahead:
+            return ()
+        weights = self.columns if self.schedule.cached_weights else ()
+        return (
+            *(f"bits_of({t.name}_next_)" for t in self.ahead),
+            *(f"vector_bits<Row>({t.name}_cached_)" for t in weights),
+        )
+
+    @property
+    def bytes_per_column(self) -> int:
+        """Bytes of all staged inputs in a column."""
+        return sum(SIZES[place.ctype] for place in self.places)
+
+    @property
     def unroll(self) -> str:
         """C++: the operand of ``#pragma unroll`` for loops over the vectors of a thread; empty to unroll all.
 
@@ -107,14 +143,15 @@ class RowKernel:
         """Column sums that are moved together."""
         return unit(self.problem)
 
-    def sums_offset(self, column_sum: Sum) -> int:
-        """Where a column sum begins in the shared memory of all column sums, in numbers."""
-        return column_sum.index * partial_values(self.schedule, self.problem) // self.problem.column_sums
+    def shared_sums(self, column_sum: Sum) -> str:
+        """C++: where a column sum begins in the shared memory of all column sums."""
+        offset = column_sum.index * partial_values(self.schedule, self.problem) // self.problem.column_sums
+        return f"sums_buffer_ + {offset}" if offset else "sums_buffer_"
 
-    @property
-    def partial_row_offset(self) -> str:
-        """C++: the offset of the block's row of partial sums."""
-        return f"static_cast<long long>(Row::grid_index()) * {leading_dimension(self.problem)}"
+    def partials(self, column_sum: Sum) -> str:
+        """C++: the block's row of partial sums of a column sum."""
+        offset = f"static_cast<long long>(Row::grid_index()) * {leading_dimension(self.problem)}"
+        return f"{column_sum.partials} + {offset}"
 
     def store_partial(self, column_sum: Sum) -> str:
         """C++: the device function that tree-reduces the row groups of a block, with its template arguments."""
@@ -161,23 +198,35 @@ class RowKernel:
         """The load policy of [D] inputs that are not in registers."""
         return "PlainLoad" if self.schedule.form == "multipass" else "ReadOnlyLoad"
 
-    @property
-    def store(self) -> str:
-        """The store policy of a result's vectors in global memory."""
-        return "GlobalStore" if self.schedule.cluster > 1 else "PlainStore"
+    def store(self, tensor: Tensor) -> str:
+        """C++: the statement that stores vector ``v_`` of a result: in its stage, or in global memory."""
+        out = f"v_, {tensor.name}_out_"
+        if self.schedule.tma_store:
+            return f"store<Row, PlainStore>({tensor.name}_shared_, {out});"
+        policy = "GlobalStore" if self.schedule.cluster > 1 else "PlainStore"
+        return f"if (stream_.live()) store<Row, {policy}>({tensor.row('stream_.row')}, {out});"
 
-    def misalignment_term(self, place: Place) -> str:
-        """C++: what is added to the start of a place for the start of an unaligned row; empty for aligned rows."""
+    def in_stage(self, place: Place) -> str:
+        """C++: column 0 of a tensor in the stage of the row; an unaligned row begins as far behind as it does there."""
+        start = f"stream_.shared<{place.ctype}>({place.offset})"
         if self.schedule.form != "tma_unaligned":
-            return ""
+            return start
         row = "stream_.row" if self.schedule.dynamic else "stream_.valid(stream_.row)"
-        return f" + misalignment({place.name}_ptr_ + {row} * {place.name}_stride_)"
+        return f"{start} + misalignment({place.row(row)})"
+
+
+def template_of(row: RowKernel) -> str:
+    """The template of a kernel that processes rows: its form, or that of a persistent grid with rows in registers."""
+    return "persistent" if row.persistent and not row.staged else row.schedule.form
 
 
 def row_kernel(graph: Graph, outputs: tuple[Value, ...], s: Schedule, p: Problem) -> RowKernel:
     """The policies of a kernel; ``p`` has the column sums that this kernel adds to."""
-    row_inputs_ahead = s.form in STAGED and not s.dynamic and any(v.type.axes == (M,) for v in graph.params)
     inputs, results = places(graph, outputs, s, p)
+    columns, row_inputs, wide = (
+        tuple(tensor(v) for v in graph.params if v.type.axes == axes) for axes in ((D,), (M,), WIDE)
+    )
+    staged = s.form in STAGED
     return RowKernel(
         schedule=s,
         problem=p,
@@ -186,9 +235,12 @@ def row_kernel(graph: Graph, outputs: tuple[Value, ...], s: Schedule, p: Problem
         places=inputs,
         results=results,
         cached=_cached(s, p),
-        widened=_widened(graph, s, p),
+        columns=columns,
+        widened=columns if _widened(graph, s, p) else (),
+        ahead=row_inputs if staged and not s.dynamic else (),
+        in_place=row_inputs if s.dynamic else (),
+        in_registers=wide if s.row_in_registers else (),
         flush=flush(s, p),
-        row_inputs_ahead=row_inputs_ahead,
     )
 
 
@@ -270,18 +322,18 @@ def _call(row: RowKernel) -> str:
     """The device function of row reductions, up to the terms; fields in braces are filled by the reduction."""
     s, p = row.schedule, row.problem
     if s.cluster > 1:
-        return "cluster_sums<{op}, Row, {interleave}>({array}, reduce_, exchange_, "
+        return "cluster_sums<{op}, Row, {interleave}>(reduce_, exchange_, "
     if p.segments == 1:
-        return "row_sums<{op}, Row>({array}, reduce_, "
+        return "row_sums<{op}, Row>(reduce_, "
     function = "multipass_sums" if s.form == "multipass" else "joined_sums"
-    return f"{function}<{{op}}, Row, {{interleave}}>({{array}}, reduce_, "
+    return f"{function}<{{op}}, Row, {{interleave}}>(reduce_, "
 
 
 def _segment_call(row: RowKernel) -> str:
     """The device function of the sums of segments, up to the terms."""
     if row.schedule.form == "multipass":
-        return "multipass_segment_sums<Add<{real}>, Row>({array}, reduce_, "
-    return "segment_sums<Add<{real}>, Row, 1>({array}, reduce_, "
+        return "multipass_segment_sums<{op}, Row>(reduce_, "
+    return "segment_sums<{op}, Row>(reduce_, "
 
 
 def releasing(phases: tuple[Phase, ...], row: RowKernel) -> tuple[Phase, ...]:

@@ -328,7 +328,7 @@ def test_two_column_sums_and_two_maxima_are_finished_together(form: str) -> None
     finish = plan.kernels[-1].finish
     assert finish is not None
     assert [(s.name, s.op) for s in finish.accumulators] == [("s", "Add"), ("sz", "Add"), ("m", "Max"), ("mz", "Max")]
-    assert "Max<float>::neutral()" in emit(plan)
+    assert "begin_column_sums<Max<float>, Row>" in emit(plan)
 
 
 def test_a_number_takes_one_more_kernel_of_one_block() -> None:

@@ -290,12 +290,12 @@ def test_partial_rows_stay_in_l2(schedule: str) -> None:
 
 
 PRELOADED = {  # what is loaded before the first rows are requested, and after
-    "layernorm.bwd:d=7168,dtype=bf16": (("mean_next_ = load_scalar<EarlyLoad4>(", "EarlyLoad16>(gamma_ptr_"), ()),
-    "layernorm.fwd:d=7168,dtype=bf16": (("EarlyLoad16>(gamma_ptr_", "EarlyLoad16>(beta_ptr_"), ()),
-    "layernorm.fwd:d=7168,dtype=f32": ((), ("EarlyLoad16>(gamma_ptr_", "EarlyLoad16>(beta_ptr_")),
-    "layernorm.fwd:d=7168,dtype=bf16,weight=f32": ((), ("EarlyLoad16>(gamma_ptr_",)),
+    "layernorm.bwd:d=7168,dtype=bf16": (("mean_next_ = load_scalar<EarlyLoad4>(", "EarlyLoad16>(gamma_cached_"), ()),
+    "layernorm.fwd:d=7168,dtype=bf16": (("EarlyLoad16>(gamma_cached_", "EarlyLoad16>(beta_cached_"), ()),
+    "layernorm.fwd:d=7168,dtype=f32": ((), ("EarlyLoad16>(gamma_cached_", "EarlyLoad16>(beta_cached_")),
+    "layernorm.fwd:d=7168,dtype=bf16,weight=f32": ((), ("EarlyLoad16>(gamma_cached_",)),
 }
-PRIME, LOOP = "stream_.prime(copy_to_stage_);", "while (stream_.next()) {"
+PRIME, LOOP = "stream_.prime(fill_stage_);", "while (stream_.next()) {"
 
 
 def _source(text: str, schedule: str) -> str:
@@ -321,7 +321,7 @@ def test_what_clusters_load_and_wait_for() -> None:
     """Rows that clusters share leave loads of numbers to the compiler; without column sums L1 need not be emptied."""
     back = _source("layernorm.bwd:d=8192,dtype=bf16", "threads=64,rows_per_block=4,stages=3,cluster=4")
     first = back.index("mean_next_ = load_scalar<ReadOnlyLoad>(")
-    assert first < back.index("EarlyLoad16>(gamma_ptr_") < back.index(PRIME)
+    assert first < back.index("EarlyLoad16>(gamma_cached_") < back.index(PRIME)
     alone = _source("layernorm.bwd:d=4096,dtype=bf16", "threads=128,rows_per_block=2,stages=3")
     assert "mean_next_ = load_scalar<EarlyLoad4>(" in alone
     assert "AcquireAll>" in back
@@ -367,7 +367,7 @@ def test_what_clusters_load_and_wait_for() -> None:
 def test_halves_that_are_kept_are_widened_once(text: str, schedule: str, widened: bool) -> None:
     """Of f16, if registers hold them widened; the compiler does so itself with bf16."""
     before, loop = _source(text, schedule).split(LOOP)
-    assert ("gamma_wide_[v_] = widened(gamma_cached_[v_]);" in before) == widened
+    assert ("widen_row<Row>(gamma_wide_, gamma_cached_);" in before) == widened
     assert ("= gamma_wide_[v_][i_];" in loop) == widened
     assert ("(gamma_cached_[v_]" in loop) != widened
 

@@ -16,6 +16,15 @@ namespace lngen {
 // Column sums of a block, stored as a row of partial sums. UNIT neighbours are moved together.
 template <typename Real, int UNIT> struct alignas(UNIT * sizeof(Real)) Unit { Real items[UNIT]; };
 
+// Begins the column sums of a thread: the neutral element in each.
+template <typename Op, typename Row, typename Real>
+__device__ __forceinline__ void begin_column_sums(Real (&sums)[Row::VECTORS][Row::N]) {
+    #pragma unroll
+    for (int v = 0; v < Row::VECTORS; ++v) {
+        for (int i = 0; i < Row::N; ++i) sums[v][i] = Op::neutral();
+    }
+}
+
 // Stores the column sums of each thread, where the block has one row group. Writes up to a whole unit past the row.
 template <typename Row, int UNIT, typename Path, typename Real>
 __device__ __forceinline__ void store_column_sums(Real* partial, const Real (&sums)[Row::VECTORS][Row::N]) {

@@ -43,10 +43,11 @@ struct DynamicTmaRing : TmaRing<Row, STAGES, STAGE_BYTES> {
     }
     __device__ __forceinline__ bool next() {
         this->advance();
-        this->wait();
+        Ring::wait();
         row = staged[this->stage][Row::group()];
         return row < counter.rows;
     }
+    __device__ __forceinline__ void wait() const {}  // next() has waited, for the index of the row
     __device__ __forceinline__ bool live() const { return true; }
     // True for the thread that refills a stage: that of this row with EARLY release, else that of the previous row.
     __device__ __forceinline__ bool has_free_stage() const {

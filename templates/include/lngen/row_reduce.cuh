@@ -3,7 +3,8 @@
 //     using Reduce = BlockReduce<Row, float, /* values */ 1>;
 //     __shared__ Reduce::Buffers buffers;
 //     Reduce reduce{buffers};
-//     const float total = row_sum<Add<float>, Row>(reduce, [&](int v, float& sum) { ... });  // every thread gets it
+//     float mean_sum;
+//     row_sums<Add<float>, Row>(reduce, [&](int v, float& sum) { ... }, mean_sum);  // every thread gets it
 //
 // The order is a tree: while more than one part is left, the upper half is combined into the lower half; first the
 // vectors of a thread, then the warps lane by lane, last the lanes (shfl.sync.bfly). cub::BlockReduce and
@@ -18,6 +19,7 @@ namespace lngen {
 // Addition. The neutral element: x + -0.0 is x for every x, also for -0.0 (+0.0 would turn -0.0 into +0.0). But the sum
 // of nothing is +0.0.
 template <typename Real> struct Add {
+    using type = Real;
     static __device__ __forceinline__ Real neutral() { return static_cast<Real>(-0.0); }
     static __device__ __forceinline__ Real of(Real a, Real b) { return a + b; }
     static __device__ __forceinline__ Real of_nothing() { return 0; }
@@ -25,6 +27,7 @@ template <typename Real> struct Add {
 
 // The maximum. The neutral element, and the maximum of nothing, is -infinity.
 template <typename Real> struct Max {
+    using type = Real;
     static __device__ __forceinline__ Real neutral() { return -__int_as_float(0x7f800000); }
     static __device__ __forceinline__ Real of(Real a, Real b) { return maximum(a, b); }
     static __device__ __forceinline__ Real of_nothing() { return neutral(); }
@@ -63,6 +66,11 @@ template <typename Row> __device__ __forceinline__ void row_barrier() {
         asm volatile("bar.sync %0, %1;" :: "r"(Row::group() + 1), "n"(Row::THREADS) : "memory");
 }
 
+// A barrier of the threads of a row that has at most a warp; the reductions of wider rows contain one.
+template <typename Row> __device__ __forceinline__ void warp_barrier() {
+    if constexpr (Row::THREADS <= 32) __syncwarp();
+}
+
 // Reductions over the threads of a row that has at most a warp.
 template <typename Row> struct WarpReduce {
     template <typename Op, int N, typename Real> __device__ __forceinline__ void threads(Real (&part)[N], Op) {
@@ -94,8 +102,17 @@ template <typename Row, typename Real, int MAX_VALUES> struct BlockReduce {
     }
 };
 
-// Adds the terms that each thread has of segment s: term(v, sum) adds the elements of vector v left to right, then the
-// vectors of a thread are tree-reduced.
+// Calls term(v, sums[0], sums[1], ...).
+template <typename Term, typename V, typename Real, int N, typename... Sums>
+__device__ __forceinline__ void add_terms(Term& term, V v, Real (&sums)[N], Sums&... given) {
+    if constexpr (sizeof...(given) == N)
+        term(v, given...);
+    else
+        add_terms(term, v, sums, given..., sums[sizeof...(given)]);
+}
+
+// Adds the terms that each thread has of segment s: term(v, sum, ...) adds the elements of vector v left to right, then
+// the vectors of a thread are tree-reduced.
 template <typename Op, typename Row, int N, typename Real, typename Term>
 __device__ __forceinline__ void thread_sums(Real (&sums)[N], int s, Term term) {
     Real vectors[N][Row::PER_SEGMENT];
@@ -103,18 +120,28 @@ __device__ __forceinline__ void thread_sums(Real (&sums)[N], int s, Term term) {
     for (int v = 0; v < Row::PER_SEGMENT; ++v) {
         Real sum[N];
         for (int n = 0; n < N; ++n) sum[n] = Op::neutral();
-        term(s * Row::PER_SEGMENT + v, sum);
+        add_terms(term, s * Row::PER_SEGMENT + v, sum);
         const bool holds = Row::holds(s * Row::PER_SEGMENT + v, 0);
         for (int n = 0; n < N; ++n) vectors[n][v] = holds ? sum[n] : Op::neutral();
     }
     for (int n = 0; n < N; ++n) sums[n] = tree_reduce<Op, Row::PER_SEGMENT>(vectors[n]);
 }
 
+// Gives each number of an array a name of its own.
+template <typename Real, int N, typename... Names>
+__device__ __forceinline__ void name_sums(const Real (&sums)[N], Names&... names) {
+    static_assert(sizeof...(names) == N, "a name for each sum");
+    int n = 0;
+    ((names = sums[n++]), ...);
+}
+
 // Computes the sums of a row of one segment.
-template <typename Op, typename Row, int N, typename Real, typename Reduce, typename Term>
-__device__ __forceinline__ void row_sums(Real (&sums)[N], Reduce& reduce, Term term) {
+template <typename Op, typename Row, typename Reduce, typename Term, typename... Names>
+__device__ __forceinline__ void row_sums(Reduce& reduce, Term term, Names&... names) {
+    typename Op::type sums[sizeof...(names)];
     thread_sums<Op, Row>(sums, 0, term);
     reduce.threads(sums, Op{});
+    name_sums(sums, names...);
 }
 
 }  // namespace lngen

@@ -14,8 +14,6 @@ namespace lngen {
 template <typename Row> struct OneRow {
     const long long rows;
     const long long row = static_cast<long long>(Row::grid_index()) * Row::ROWS + Row::group();
-    bool taken = false;
-    __device__ __forceinline__ bool next() { return taken ? false : taken = true; }
     __device__ __forceinline__ bool live() const { return Row::ROWS == 1 || row < rows; }
     // A row group past the last row repeats it and stores nothing.
     __device__ __forceinline__ long long valid_row() const { return live() ? row : rows - 1; }

@@ -1,6 +1,6 @@
 // segments.cuh: sums of rows of several segments.
 //
-//     joined_sums<Add<float>, Row, /* interleave */ 4>(sums, reduce, term);
+//     joined_sums<Add<float>, Row, /* interleave */ 4>(reduce, term, mean_sum);
 //
 // Each segment is a tree of its own (row_reduce.cuh). The sums of the segments are added as interleaved partial sums,
 // which are tree-reduced: the same order for one block, for a cluster, and for a row that is read segment by segment.
@@ -28,9 +28,9 @@ __device__ __forceinline__ auto join_segments(Part part) {
     return tree_reduce<Op, SUMS>(sums);
 }
 
-// Computes the sums of the segments of a block: sums[n * SEGMENTS + s] is sum n of segment s.
-template <typename Op, typename Row, int N, int PARTS, typename Real, typename Reduce, typename Term>
-__device__ __forceinline__ void segment_sums(Real (&sums)[PARTS], Reduce& reduce, Term term) {
+// Computes N sums of the segments of a block: sums[n * SEGMENTS + s] is sum n of segment s.
+template <typename Op, typename Row, int N = 1, int PARTS, typename Real, typename Reduce, typename Term>
+__device__ __forceinline__ void segment_sums(Reduce& reduce, Term term, Real (&sums)[PARTS]) {
     for (int s = 0; s < Row::SEGMENTS; ++s) {
         Real segment[N];
         thread_sums<Op, Row>(segment, s, term);
@@ -40,24 +40,28 @@ __device__ __forceinline__ void segment_sums(Real (&sums)[PARTS], Reduce& reduce
 }
 
 // Computes the sums of a row of several segments.
-template <typename Op, typename Row, int INTERLEAVE, int N, typename Real, typename Reduce, typename Term>
-__device__ __forceinline__ void joined_sums(Real (&sums)[N], Reduce& reduce, Term term) {
-    Real parts[N * Row::SEGMENTS];
-    segment_sums<Op, Row, N>(parts, reduce, term);
+template <typename Op, typename Row, int INTERLEAVE, typename Reduce, typename Term, typename... Names>
+__device__ __forceinline__ void joined_sums(Reduce& reduce, Term term, Names&... names) {
+    constexpr int N = sizeof...(names);
+    typename Op::type parts[N * Row::SEGMENTS], sums[N];
+    segment_sums<Op, Row, N>(reduce, term, parts);
     for (int n = 0; n < N; ++n) {
         sums[n] = join_segments<Op, Row::SEGMENTS, INTERLEAVE, Row::SEGMENTS>(
             [&](int s) { return parts[n * Row::SEGMENTS + s]; });
     }
+    name_sums(sums, names...);
 }
 
 // Computes the sums of a row that is read again from global memory, one segment after the other. Lane l has the
 // partial sum l % INTERLEAVE.
-template <typename Op, typename Row, int INTERLEAVE, int N, typename Real, typename Reduce, typename Term>
-__device__ __forceinline__ void multipass_sums(Real (&sums)[N], Reduce& reduce, Term term) {
+template <typename Op, typename Row, int INTERLEAVE, typename Reduce, typename Term, typename... Names>
+__device__ __forceinline__ void multipass_sums(Reduce& reduce, Term term, Names&... names) {
+    constexpr int N = sizeof...(names);
+    typename Op::type sums[N];
     for (int n = 0; n < N; ++n) sums[n] = Op::neutral();
     #pragma unroll 1
     for (int s = 0; s < Row::SEGMENTS; ++s) {
-        Real parts[N];
+        typename Op::type parts[N];
         thread_sums<Op, Row>(parts, s, term);
         reduce.threads(parts, Op{});
         if (Row::thread() % INTERLEAVE == s % INTERLEAVE) {
@@ -65,20 +69,36 @@ __device__ __forceinline__ void multipass_sums(Real (&sums)[N], Reduce& reduce, 
         }
     }
     reduce_lanes<Op, INTERLEAVE>(sums);
+    name_sums(sums, names...);
 }
 
 // Computes the sums of a row that the blocks of a cluster share: every block gets the sums of all segments.
-template <typename Op, typename Row, int INTERLEAVE, int N, typename Real, typename Reduce, typename Exchange,
-          typename Term>
-__device__ __forceinline__ void cluster_sums(Real (&sums)[N], Reduce& reduce, Exchange& exchange, Term term) {
-    constexpr int PARTS = N * Row::SEGMENTS, ALL = Row::BLOCKS_PER_ROW * Row::SEGMENTS;
-    Real parts[PARTS];
-    segment_sums<Op, Row, N>(parts, reduce, term);
-    const Real* all = exchange.all(parts);
+template <typename Op, typename Row, int INTERLEAVE, typename Reduce, typename Exchange, typename Term,
+          typename... Names>
+__device__ __forceinline__ void cluster_sums(Reduce& reduce, Exchange& exchange, Term term, Names&... names) {
+    constexpr int N = sizeof...(names), ALL = Row::BLOCKS_PER_ROW * Row::SEGMENTS;
+    typename Op::type parts[N * Row::SEGMENTS], sums[N];
+    segment_sums<Op, Row, N>(reduce, term, parts);
+    const auto* all = exchange.all(parts);
     for (int n = 0; n < N; ++n) {
         sums[n] = join_segments<Op, ALL, INTERLEAVE, ALL>(
             [&](int s) { return all[exchange.index(n, s, N)]; });
     }
+    name_sums(sums, names...);
+}
+
+// Exchanges the sums of the segments of each block, and returns those of all blocks: all[exchange.index(n, s, N)] is
+// array n of N of segment s.
+template <typename Row, typename Exchange, typename Real, typename... Arrays>
+__device__ __forceinline__ const Real* exchange_segments(
+    Exchange& exchange, const Real (&first)[Row::SEGMENTS], const Arrays&... others) {
+    constexpr int N = 1 + sizeof...(others);
+    const Real* const arrays[N] = {first, others...};
+    Real parts[N * Row::SEGMENTS];
+    for (int s = 0; s < Row::SEGMENTS; ++s) {
+        for (int n = 0; n < N; ++n) parts[n * Row::SEGMENTS + s] = arrays[n][s];
+    }
+    return exchange.all(parts);
 }
 
 // The number of elements of segment s; the last segment may be shorter.
@@ -88,7 +108,7 @@ template <typename Row> __device__ __forceinline__ constexpr int segment_size(in
 
 // Computes the sums of the segments of a row that is read again from global memory, for all threads.
 template <typename Op, typename Row, typename Real, typename Reduce, typename Term>
-__device__ __forceinline__ void multipass_segment_sums(Real (&sums)[Row::SEGMENTS], Reduce& reduce, Term term) {
+__device__ __forceinline__ void multipass_segment_sums(Reduce& reduce, Term term, Real (&sums)[Row::SEGMENTS]) {
     #pragma unroll 1
     for (int s = 0; s < Row::SEGMENTS; ++s) {
         Real part[1];

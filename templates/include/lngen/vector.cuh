@@ -133,6 +133,13 @@ template <typename Row, typename Path, typename T> __device__ __forceinline__ Ve
     return vector;
 }
 
+// Loads all vectors of the row that starts at p.
+template <typename Row, typename Path, typename T>
+__device__ __forceinline__ void load_row(Vec<T, Row::N> (&row)[Row::VECTORS], const T* p) {
+    #pragma unroll
+    for (int v = 0; v < Row::VECTORS; ++v) row[v] = load<Row, Path>(p, v);
+}
+
 // Writes as the compiler chooses.
 struct PlainStore {
     template <typename W> static __device__ __forceinline__ void write(W* p, W w) { *p = w; }
@@ -230,6 +237,14 @@ template <int N> __device__ __forceinline__ Vec<float, N> widened(const Vec<f16,
     Vec<float, N> wide;
     for (int i = 0; i < N; ++i) wide[i] = materialised(f32_from_f16(vector[i]));
     return wide;
+}
+
+// Widens all vectors of a row.
+template <typename Row>
+__device__ __forceinline__ void widen_row(
+    Vec<float, Row::N> (&wide)[Row::VECTORS], const Vec<f16, Row::N> (&row)[Row::VECTORS]) {
+    #pragma unroll
+    for (int v = 0; v < Row::VECTORS; ++v) wide[v] = widened(row[v]);
 }
 
 }  // namespace lngen

@@ -1,9 +1,9 @@
 // vector_sums.cuh: sums of a vector, by one block.
 //
 //     __shared__ float shared[THREADS];
-//     vector_sums<Add<float>, GROUPS, BLOCKS, INTERLEAVE, THREADS>(sums, shared, count, [&](long long i, float (&sum)[1]) {
-//         sum[0] = sum[0] + values[i];
-//     });
+//     vector_sums<Add<float>, GROUPS, BLOCKS, INTERLEAVE, THREADS>(shared, count, [&](long long i, float& sum) {
+//         sum = sum + values[i];
+//     }, total);
 //
 // The order is that of column sums: a grid of BLOCKS blocks of GROUPS row groups would add them so.
 #ifndef LNGEN_VECTOR_SUMS_CUH
@@ -26,11 +26,13 @@ __device__ __forceinline__ void tree_reduce_shared(Real* numbers, int i, bool ta
 
 // Reduces `count` numbers by one block, in the order of column sums: number i belongs to block i / GROUPS % BLOCKS and
 // to its group i % GROUPS. A group adds its numbers in increasing order, the groups of a block are tree-reduced, and
-// the blocks are added in INTERLEAVE partial sums, which are tree-reduced. term(i, sum) adds number i; every thread
+// the blocks are added in INTERLEAVE partial sums, which are tree-reduced. term(i, sum, ...) adds number i; every thread
 // gets the results. `shared` has THREADS numbers.
-template <typename Op, int GROUPS, int BLOCKS, int INTERLEAVE, int THREADS, int N, typename Real, typename Term>
-__device__ __forceinline__ void vector_sums(Real (&sums)[N], Real* shared, long long count, Term term) {
-    constexpr int TILE = THREADS / GROUPS;  // blocks at a time
+template <typename Op, int GROUPS, int BLOCKS, int INTERLEAVE, int THREADS, typename Real, typename Term,
+          typename... Names>
+__device__ __forceinline__ void vector_sums(Real* shared, long long count, Term term, Names&... names) {
+    constexpr int N = sizeof...(names), TILE = THREADS / GROUPS;  // blocks at a time
+    Real sums[N];
     const int thread = threadIdx.x, block = thread / GROUPS;
     for (int n = 0; n < N; ++n) sums[n] = Op::neutral();
     #pragma unroll 1
@@ -40,7 +42,7 @@ __device__ __forceinline__ void vector_sums(Real (&sums)[N], Real* shared, long 
         for (int n = 0; n < N; ++n) group[n] = Op::neutral();
         if (takes) {
             #pragma unroll 16
-            for (long long i = tile * GROUPS + thread; i < count; i += GROUPS * BLOCKS) term(i, group);
+            for (long long i = tile * GROUPS + thread; i < count; i += GROUPS * BLOCKS) add_terms(term, i, group);
         }
         for (int n = 0; n < N; ++n) {
             shared[thread] = group[n];
@@ -60,6 +62,7 @@ __device__ __forceinline__ void vector_sums(Real (&sums)[N], Real* shared, long 
         sums[n] = count == 0 ? Op::of_nothing() : shared[0];
         __syncthreads();
     }
+    name_sums(sums, names...);
 }
 
 }  // namespace lngen
