@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import types
 from importlib import import_module
@@ -14,6 +13,7 @@ import click
 import pytest
 
 import lngen
+from child import output, start
 from commands import call, fails, prints
 from lngen.check.spec_checks import Result as Checked
 from lngen.cli import COMMANDS, installation
@@ -55,24 +55,25 @@ def test_version_and_unknown_commands() -> None:
 
 
 def test_help_and_list_load_neither_cupy_nor_torch() -> None:
-    code = (
-        "import sys\nfrom lngen.cli import cli\n"
-        "for a in (['--help'], ['help', 'layout'], ['list'], ['show', 'layernorm.bwd:d=8', '--stage', 'graph']):\n"
-        "    cli.main(a, standalone_mode=False)\n"
-        "print(sorted({'cupy', 'torch'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"
+    code = """
+        import sys
+        from lngen.cli import cli
+        for a in (['--help'], ['help', 'layout'], ['list'], ['show', 'layernorm.bwd:d=8', '--stage', 'graph']):
+            cli.main(a, standalone_mode=False)
+        print(sorted({'cupy', 'torch'} & set(sys.modules)))
+    """
+    assert output(start(code)).splitlines()[-1] == "[]"
 
 
 def test_importing_lngen_is_cheap_and_names_come_when_asked_for() -> None:
-    code = (
-        "import sys, lngen; assert 'numpy' not in sys.modules\n"
-        "for name in lngen.__all__: assert getattr(lngen, name) is getattr(lngen, name), name\n"
-        "assert sorted(lngen.__all__) == dir(lngen); assert lngen.interpret.interpret\n"
-        "assert not {'cupy', 'torch'} & set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+    code = """
+        import sys, lngen
+        assert 'numpy' not in sys.modules
+        for name in lngen.__all__: assert getattr(lngen, name) is getattr(lngen, name), name
+        assert sorted(lngen.__all__) == dir(lngen) and lngen.interpret.interpret
+        assert not {'cupy', 'torch'} & set(sys.modules)
+    """
+    output(start(code))
     with pytest.raises(AttributeError, match="no attribute 'jit'"):
         _ = lngen.jit  # type: ignore[attr-defined]
 
@@ -150,16 +151,29 @@ def test_doctor_without_cupy_says_what_installs_it(monkeypatch: pytest.MonkeyPat
     assert found["GPU"]["state"] == "note"
 
 
-def test_doctor_sees_packages_that_are_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def nothing(name: str) -> str:
+def test_doctor_sees_what_is_not_installed_or_cannot_be_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def not_installed(name: str) -> str:
         raise installation.PackageNotFoundError(name)
 
-    monkeypatch.setattr(installation, "version", nothing)
+    def missing(name: str) -> Path:
+        raise MissingError(f"the data folder {name!r} is missing: expected it there; reinstall")
+
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("LNGEN_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    monkeypatch.setattr(installation, "version", not_installed)
+    monkeypatch.setattr(installation, "data_dir", missing)
     code, found = states()
     assert code == 3
-    assert found["numpy"]["fix"] == 'pip install "numpy>=2.0"'
-    fix = 'pip install ".[bench]" in the checkout of lngen'
-    assert (found["torch"]["state"], found["torch"]["fix"]) == ("note", fix)
+    for what, state, fix in (
+        ("numpy", "missing", 'pip install "numpy>=2.0"'),
+        ("torch", "note", 'pip install ".[bench]" in the checkout of lngen'),
+        ("cache", "note", "set LNGEN_CACHE_DIR to a folder that can be written to"),
+        ("templates", "missing", "pip install --force-reinstall lngen"),
+        ("generated", "note", "pip install --force-reinstall lngen"),
+    ):
+        assert (found[what]["state"], found[what]["fix"]) == (state, fix)
 
 
 def test_doctor_sees_two_cupys_and_an_old_python(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,23 +198,6 @@ def test_doctor_reports_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     found = states()[1]
     assert found["driver"]["detail"] == "for CUDA 13.1"
     assert found["GPU 0"]["detail"] == "Card, sm_90, 16 GiB"
-
-
-def test_doctor_notes_a_cache_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("LNGEN_CACHE_DIR", str(tmp_path / "file" / "cache"))
-    found = states()[1]["cache"]
-    assert found["state"] == "note"
-    assert "LNGEN_CACHE_DIR" in found["fix"]
-
-
-def test_doctor_misses_templates(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> Path:
-        raise MissingError(f"the data folder {name!r} is missing: expected it there; reinstall")
-
-    monkeypatch.setattr(installation, "data_dir", missing)
-    code, found = states()
-    assert (code, found["templates"]["state"], found["generated"]["state"]) == (3, "missing", "note")
 
 
 # ---- tune, without a GPU ----
