@@ -28,15 +28,15 @@ def picked(values: list[Array], part: Array | None) -> list[Array]:
     return values if part is None else [v[part] for v in values]
 
 
-def misaligned(batch: Batch, i: Instruction, lanes: Lanes, address: Array, count: int, where: str) -> bool:
-    """Reports lanes whose address is no multiple of the access; True if there are any."""
+def misaligned(batch: Batch, i: Instruction, who: Array, address: Array, count: int, where: str) -> bool:
+    """Reports threads whose address is no multiple of the access; True if there are any."""
     if count == 1 or not int(np.bitwise_or.reduce(address)) & (count - 1):
         return False
     bad = np.flatnonzero(address & address.dtype.type(count - 1))
     at = int(address[bad[0]])
     batch.report(
         "misaligned", f"An access of {count} bytes at {where}, address {at:#x}, which is not a multiple of {count}.",
-        i, lanes.index[bad], address[bad],
+        i, who[bad], address[bad],
     )  # fmt: skip
     return True
 
@@ -49,7 +49,7 @@ def load_global(
     results: list[Array] | None = None
     for buffer, at, mine, part in batch.buffers(i, address, who, count, f"A read of {count} bytes:"):
         check_waited(batch, i, buffer, mine, at)
-        odd = misaligned(batch, i, lanes, at, count, f"'{buffer.name}'")
+        odd = misaligned(batch, i, mine, at, count, f"'{buffer.name}'")
         values, known = gather(buffer, at, width, vec, not odd)
         if buffer.tracked:
             _check_read(batch, i, buffer, at, mine, count, known, constant)
@@ -89,7 +89,7 @@ def store_global(batch: Batch, i: Instruction, lanes: Lanes, address: Array, val
             batch.report("out-of-bounds", text, i, mine, at)
             continue
         check_waited(batch, i, buffer, mine, at)
-        odd = misaligned(batch, i, lanes, at, count, f"'{buffer.name}'")
+        odd = misaligned(batch, i, mine, at, count, f"'{buffer.name}'")
         batch.touched()
         scatter(buffer, at, picked(values, part), not odd)
         batch.moved(buffer.name, "written", at, mine, count)
@@ -129,7 +129,7 @@ def place(
         bad = np.flatnonzero(~inside)
         text = f"An access to {scratch.where(int(address[bad[0]]), count)}."
         batch.report("out-of-bounds", text, i, who[bad], address[bad])
-    if misaligned(batch, i, lanes, address, align or count, f"{scratch.name} memory"):
+    if misaligned(batch, i, who, address, align or count, f"{scratch.name} memory"):
         inside &= address & address.dtype.type((align or count) - 1) == 0
     at, part = address.astype(np.int64), None
     if not inside.all():

@@ -1,4 +1,9 @@
-"""Instructions that order threads without a wait: atom, red, fences, griddepcontrol."""
+"""Instructions that order threads without a wait for each other: atom, red, fences, griddepcontrol.
+
+PTX ISA, Parallel Synchronization and Communication Instructions: griddepcontrol. Before .wait, a kernel launched this
+way may run beside the previous kernel, which may still change memory. A kernel that never waits may also end before
+the previous kernel does; the next kernel, which waits for this one alone, then starts too early.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +95,7 @@ def _modify(
             check_waited(batch, i, buffer, who, at)
             if not buffer.tracked:
                 batch.report("out-of-bounds", f"A write to '{buffer.name}', which may only be read.", i, who, at)
-            elif not misaligned(batch, i, lanes, at, width, f"'{buffer.name}'"):
+            elif not misaligned(batch, i, who, at, width, f"'{buffer.name}'"):
                 start = at.astype(np.int64) - buffer.base
                 _apply(
                     batch, i, buffer.data, buffer.written, start, who, mine, result, change, how, at.astype(np.int64)

@@ -247,8 +247,9 @@ class Batch:
         more = f" So do {len(lanes) - 1} other threads." if len(lanes) > 1 else ""
         address = -1 if addresses is None else int(addresses[0])
         self.launch.reporter.add(
-            kind, message + more, self.launch.kernel, i, int(self.block_of[n]), int(self.thread[n]), address
-        )
+            kind, message + more, self.launch.kernel, i,
+            block=int(self.block_of[n]), thread=int(self.thread[n]), address=address,
+        )  # fmt: skip
 
     def buffers(
         self, i: Instruction, address: Array, who: Array, count: int, what: str

@@ -56,7 +56,13 @@ def _load(program: Program, i: Instruction, form: Access, names: Sequence[Operan
 
     def load(batch: Batch, lanes: Lanes) -> None:
         address = address_of(batch.R, lanes)
-        values = _load_from(batch, i, lanes, form, address, dtype.itemsize, wanted)
+        values: list[Array] = []
+        for name, inner, who, _ in parts_of(form.space, address, lanes):
+            if name == "global":
+                found = load_global(batch, i, who, inner, dtype.itemsize, form.vec, form.constant)
+            else:
+                found = _load_scratch(batch, i, who, name, form, inner, dtype.itemsize, wanted)
+            values = [np.where(who.mask, f, v) for f, v in zip(found, values, strict=True)] if values else found
         if form.how is not None:
             flag_read(batch, form.space, address, lanes.index, form.how)
         for write, value in zip(writers, values, strict=True):
@@ -74,7 +80,11 @@ def _store(program: Program, i: Instruction, form: Access, names: Sequence[Opera
         values = [lanes.each(read(batch.R)) for read in readers]
         if form.how is not None:
             flag_written(batch, form.space, address, lanes.index, form.how)
-        _store_to(batch, i, lanes, form, address, values)
+        for name, inner, who, part in parts_of(form.space, address, lanes):
+            if name == "global":
+                store_global(batch, i, who, inner, picked(values, part))
+            else:
+                _store_scratch(batch, i, who, name, form, inner, picked(values, part))
 
     return store
 
@@ -97,30 +107,6 @@ def _parameter(program: Program, i: Instruction, dtype: DT, source: Operand) -> 
         write(batch.R, value, lanes)
 
     return load
-
-
-def _load_from(
-    batch: Batch, i: Instruction, lanes: Lanes, form: Access, address: Array, width: int, wanted: list[int]
-) -> list[Array]:
-    """The elements every thread of the batch reads from a memory."""
-    results: list[Array] = []
-    for name, inner, who, _ in parts_of(form.space, address, lanes):
-        if name == "global":
-            values = load_global(batch, i, who, inner, width, form.vec, form.constant)
-        else:
-            values = _load_scratch(batch, i, who, name, form, inner, width, wanted)
-        results = [np.where(who.mask, v, r) for v, r in zip(values, results, strict=True)] if results else values
-    return results
-
-
-def _store_to(batch: Batch, i: Instruction, lanes: Lanes, form: Access, address: Array, values: list[Array]) -> None:
-    """Writes the elements of those lanes to a memory."""
-    for name, inner, who, part in parts_of(form.space, address, lanes):
-        mine = picked(values, part)
-        if name == "global":
-            store_global(batch, i, who, inner, mine)
-        else:
-            _store_scratch(batch, i, who, name, form, inner, mine)
 
 
 def _load_scratch(

@@ -2,7 +2,8 @@
 
 PTX ISA, Parallel Synchronization and Communication Instructions: mbarrier. A phase ends when neither arrivals nor
 bytes are pending. Arrivals release and waits acquire unless they are relaxed, in the scope of the block unless they
-say .cluster; bytes that arrive release in that of the cluster.
+say .cluster; bytes that arrive release in that of the cluster. An initialised object is opaque until mbarrier.inval:
+any access other than by mbarrier instructions, and a second mbarrier.init, is undefined.
 """
 
 from __future__ import annotations

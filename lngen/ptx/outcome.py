@@ -72,12 +72,11 @@ class Traffic:
 
     def open(self, kernel: str) -> None:
         """Starts a kernel with rows of zeros."""
-        self.tensors.setdefault(kernel, {})
-        self.instructions.setdefault(kernel, {})
         self.shared.setdefault(kernel, dict.fromkeys(("accesses", "bytes_read", "bytes_written", "bank_conflicts"), 0))
-        self.barriers.setdefault(kernel, 0)
-        self.in_flight.setdefault(kernel, 0)
-        self.segments.setdefault(kernel, 0)
+        for tables in (self.tensors, self.instructions):
+            tables.setdefault(kernel, {})
+        for counts in (self.barriers, self.in_flight, self.segments):
+            counts.setdefault(kernel, 0)
 
 
 @dataclass(frozen=True)
@@ -108,39 +107,21 @@ class Reporter:
         self.findings: list[Finding] = []
 
     def add(
-        self,
-        kind: str,
-        message: str,
-        kernel: str = "",
-        instruction: Instruction | None = None,
-        block: int = -1,
-        thread: int = -1,
-        address: int = -1,
-        key: str = "",
+        self, kind: str, message: str, kernel: str = "", at: Instruction | None = None, key: str = "", **where: int
     ) -> None:
-        """Adds a finding, unless this instruction already has one of this kind (and ``key``)."""
-        where = (kind, kernel, instruction.line if instruction else 0, key)
-        if where in self._seen:
+        """Adds a finding, unless its instruction already has one of this kind (and ``key``).
+
+        ``where``: block, thread and address.
+        """
+        line, text, loc = (at.line, at.text, at.loc) if at else (0, "", Loc())
+        if (kind, kernel, line, key) in self._seen:
             return
-        self._seen.add(where)
-        loc = instruction.loc if instruction else Loc()
-        header = self._headers.get(loc.file, "")
-        own = 0 if header else loc.line  # a line of the kernel's text
-        self.findings.append(
-            Finding(
-                kind,
-                message,
-                kernel,
-                instruction.line if instruction else 0,
-                instruction.text if instruction else "",
-                own or loc.inlined_at,
-                f"{header}:{loc.line}" if header else "",
-                self._note(own) or self._note(loc.inlined_at) or self._of_buffer(message),
-                block,
-                thread,
-                address,
-            )
-        )
+        self._seen.add((kind, kernel, line, key))
+        name = self._headers.get(loc.file, "")
+        own, header = (0, f"{name}:{loc.line}") if name else (loc.line, "")  # own: a line of the kernel's text
+        equation = self._note(own) or self._note(loc.inlined_at) or self._of_buffer(message)
+        cuda_line = own or loc.inlined_at
+        self.findings.append(Finding(kind, message, kernel, line, text, cuda_line, header, equation, **where))
         if self.stop:
             raise Stop
 

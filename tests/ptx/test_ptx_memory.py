@@ -239,6 +239,14 @@ def test_shared_atomics() -> None:
     assert kinds(run(early, 1, 64, np.zeros(64, U4))) == {"uninitialised"}
 
 
+def test_a_misaligned_access_names_its_thread() -> None:
+    """Of threads that access several arrays at once."""
+    body = "mov.u32 %r0, %tid.x;\nsetp.eq.u32 %p0, %r0, 1;\nadd.s64 %rd2, %rd1, 2;\n"
+    body += "selp.b64 %rd3, %rd2, %rd0, %p0;\nld.global.u32 %r1, [%rd3];\n"
+    (found,) = run_ptx(body, np.zeros(4, U4), np.zeros(4, U4), block=2).findings
+    assert (found.kind, found.thread) == ("misaligned", 1)
+
+
 # A warp barrier makes the executor keep clocks of what threads have seen of each other.
 CLOCKS = ["", "__syncwarp();"]
 
