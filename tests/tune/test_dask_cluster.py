@@ -1,8 +1,9 @@
-"""Builds and tuning on a real Dask cluster of two worker processes on this machine."""
+"""Builds or tuning on a real Dask cluster give something else than on this machine if these fail."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -22,9 +23,12 @@ from lngen.errors import LngenError
 from lngen.runtime.lock_file import read_lock
 from lngen.spec import parse_spec
 from lngen.tune import trials
+from tune_cases import (
+    SPEC,
+)
 
 FWD = "layernorm.fwd:d=64,dtype=bf16"
-SPEC = "rmsnorm.fwd:d=64,dtype=f32"
+
 
 pytestmark = pytest.mark.filterwarnings("default")  # what Dask warns of is Dask's
 
@@ -78,7 +82,6 @@ def test_specs_are_tuned_on_a_cluster_one_per_gpu(
     say = json.dumps({"log": str(log), "pause": 0.05, "crash": [0]})
 
     def prepare(say: str, path: list[str], temporary: str) -> None:
-        import os
         import sys
         import tempfile
 

@@ -1,0 +1,310 @@
+"""Trials are lost, doubled or misread, also under many writers and after a kill, if these fail."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fuzz import JSON, fuzzed
+from killing import Killed, killed_at, points
+from lngen import files
+from lngen.errors import LngenError
+from lngen.runtime.lock_file import read_lock
+from lngen.tune import trials, tuner
+from lngen.tune.trials import STATUSES, Trial, from_json, latest
+from lngen.tune.views import FORMATS, export
+from tune_cases import DEVICE, SPEC, TRIALS, during, names, trial
+
+ROOT = Path(tuner.__file__).parents[2]
+
+
+def test_the_last_of_most_rounds_counts_and_a_failure_is_final() -> None:
+    brief, again, final = trial(us=11.0, rounds=4), trial(us=12.0, rounds=4), trial(us=10.0)
+    assert latest([brief, again]) == [again]
+    assert latest([final, brief]) == [final]
+    failed = trial(us=None, status="runtime", reason="x")
+    assert latest([final, failed, final]) == [failed]
+    assert latest([trial(2), trial(0)]) == [trial(0), trial(2)]
+
+
+def test_trials_are_appended_and_read_back(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "trials.jsonl"
+    assert trials.read(path) == trials.Content()
+    trials.append(path, TRIALS[:3])
+    before = path.read_bytes()
+    trials.append(path, [])
+    trials.append(path, TRIALS[3:])
+    assert path.read_bytes().startswith(before)
+    assert trials.read(path) == trials.Content(tuple(TRIALS))
+    assert {t.status for t in TRIALS} == set(STATUSES)
+    assert b"us_median" not in trials.line(TRIALS[1])
+
+
+def test_a_corrupt_line_is_reported_with_its_number_and_skipped(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    wrong = [
+        b'{"spec": "half a li\n',
+        b"[1]\n",
+        b'{"spec": "a"}\n',
+        trials.line(trial()).replace(b'"correct"', b'"splendid"'),
+        trials.line(trial()).replace(b'"rows": 4096', b'"rows": "many"'),
+        b"\xff\xfe\n",
+    ]
+    path.write_bytes(trials.line(TRIALS[0]) + b"".join(wrong) + b"\n" + trials.line(TRIALS[1]))
+    found = trials.read(path)
+    assert found.trials == tuple(TRIALS[:2])
+    assert [c.partition(" of ")[0] for c in found.complaints] == [f"line {n}" for n in range(2, 8)]
+    assert found.complaints[0] == f"line 2 of '{path}' is skipped, it is not a trial: it is not JSON."
+    assert "an object, got list" in found.complaints[1]
+    assert "missing" in found.complaints[2]
+    assert "one of constraints, compile, runtime, correctness, timeout, correct, got 'splendid'" in found.complaints[3]
+    assert "'rows' is expected to be a int, got 'many'" in found.complaints[4]
+
+
+def test_shards_merge_to_their_union_in_any_order(tmp_path: Path) -> None:
+    a, b, c = (tmp_path / name for name in "abc")
+    trials.append(a, TRIALS[:5])
+    trials.append(b, [*TRIALS[3:], *TRIALS[3:]])
+    with b.open("ab") as file:
+        file.write(b"{\n")
+    count, complaints = trials.merge([a, b], c)
+    assert count == len(TRIALS)
+    assert complaints == [f"line 11 of '{b}' is skipped, it is not a trial: it is not JSON."]
+    assert sorted(trials.read(c).trials, key=repr) == sorted(TRIALS, key=repr)
+    merged = c.read_bytes()
+    c.unlink()
+    trials.merge([b, a, b], c)
+    assert c.read_bytes() == merged
+    trials.merge([a], c)  # what was there stays
+    assert c.read_bytes() == merged
+    with pytest.raises(LngenError, match=r"there is no database '.*none' to merge"):
+        trials.merge([a, tmp_path / "none"], c)
+    assert c.read_bytes() == merged
+
+
+def test_after_a_merge_the_same_trial_wins_in_any_order(tmp_path: Path) -> None:
+    """Most rounds; of equally many the same one whatever the order of the shards; a failure is final."""
+    brief, long = trial(us=9.0, rounds=4), trial(us=10.0, rounds=12)
+    tied, failed = trial(us=11.0, rounds=12), trial(1, None, status="runtime", reason="x")
+    for order in ([brief, long, trial(1), tied, failed], [failed, tied, trial(1), long, brief]):
+        merged = tmp_path / order[0].status
+        for n, one in enumerate(order):
+            trials.append(tmp_path / f"{order[0].status}{n}", [one])
+        trials.merge([tmp_path / f"{order[0].status}{n}" for n in range(len(order))], merged)
+        assert trials.read(merged).trials == (brief, long, tied, failed, trial(1))
+        assert latest(trials.read(merged).trials) == [tied, failed]
+
+
+def test_the_newest_kernel_of_a_schedule_is_the_one_shown(tmp_path: Path) -> None:
+    old, new = trial(us=1.0, kernel="old", rounds=12), trial(us=5.0, rounds=4)
+    assert trials.of([old, new], SPEC, 4096, DEVICE.name) == [new]
+    assert trials.of([new, old], SPEC, 4096, DEVICE.name) == [old]
+    assert trials.of([old, trial(1), replace(new, rows=1)], SPEC, 4096, DEVICE.name) == [old, trial(1)]
+
+
+def test_trials_of_elsewhere_are_one_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    others = [trial(device="NVIDIA A100"), trial(1, device="NVIDIA A100"), trial(compiler="NVRTC 12.9")]
+    assert trials.foreign(TRIALS, [DEVICE], path) == []
+    assert trials.foreign([*TRIALS, *others], [DEVICE], path) == [
+        f"3 lines of '{path}' are ignored, measured on NVIDIA A100 with NVRTC 13.4, NVIDIA H200 with NVRTC 12.9."
+    ]
+
+
+def test_what_is_appended_during_a_merge_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, shard = tmp_path / "t", tmp_path / "shard"
+    trials.append(path, TRIALS[:2])
+    trials.append(shard, TRIALS[2:4])
+    thread = during(monkeypatch, trials, "read", lambda: trials.append(path, TRIALS[4:5]))
+    trials.merge([shard], path)
+    thread.join()
+    assert {*trials.read(path).trials} == {*TRIALS[:5]}
+
+
+def test_a_link_and_its_database_are_one(tmp_path: Path) -> None:
+    path, link = tmp_path / "t", tmp_path / "link"
+    trials.append(path, TRIALS[:2])
+    link.symlink_to("t")
+    trials.merge([link], link)
+    trials.append(link, TRIALS[2:3])
+    assert link.is_symlink()
+    assert {*trials.read(path).trials} == {*TRIALS[:3]}
+
+
+def test_the_lock_of_a_file_is_that_file_alone(tmp_path: Path) -> None:
+    """Two databases of one folder do not wait for each other."""
+    with files.exclusive(tmp_path, "a"):
+        trials.append(tmp_path / "b", TRIALS[:1])
+
+
+def test_processes_append_merge_and_lock_without_a_loss(tmp_path: Path) -> None:
+    code = f"""
+        import sys
+        from dataclasses import replace
+        from pathlib import Path
+        from lngen.tune import trials
+        from lngen.tune.job import Outcome, choose
+        from lngen.tune.trials import Device, Trial
+        from lngen.tune.tuner import store_choices
+        device, one = {DEVICE!r}, {trial()!r}
+        own, folder = int(sys.argv[1]), Path(sys.argv[2])
+        for n in range(8):
+            trials.append(folder / "t", [replace(one, rows=100 * own + n)])
+            if n % 3 == own:
+                trials.append(folder / f"shard{{own}}", [replace(one, rows=10_000 + 100 * own + n)])
+                trials.merge([folder / f"shard{{own}}"], folder / "t")
+            store_choices(folder / "my.lock", [Outcome(one.spec, 100 * own + n, device, choice=choose([one]))])
+    """
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(code), str(n), str(tmp_path)],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stderr=subprocess.PIPE,
+        )
+        for n in range(3)
+    ]
+    for process in running:
+        said = process.communicate(timeout=120)[1]
+        assert process.returncode == 0, said
+    every = [100 * own + n for own in range(3) for n in range(8)]
+    assert [e.rows for e in read_lock(tmp_path / "my.lock").entries] == every
+    content = trials.read(tmp_path / "t")
+    merged = [10_000 + 100 * own + n for own in range(3) for n in range(8) if n % 3 == own]
+    assert (sorted({t.rows for t in content.trials}), content.complaints) == ([*every, *merged], ())
+    assert names(tmp_path) == {"t", "my.lock", *(f"shard{own}" for own in range(3))}
+
+
+def test_a_killed_append_loses_its_own_line_at_most(tmp_path: Path) -> None:
+    trials.append(tmp_path / "whole", TRIALS[:1])
+    for point in range(points(lambda: trials.append(tmp_path / "whole", TRIALS[1:2]))):
+        path = tmp_path / str(point) / "t"
+        trials.append(path, TRIALS[:1])
+        with killed_at(point), pytest.raises(Killed):
+            trials.append(path, TRIALS[1:2])
+        trials.append(path, TRIALS[2:3])
+        found = trials.read(path)
+        assert found.trials in ((TRIALS[0], TRIALS[2]), tuple(TRIALS[:3]))
+        assert len(found.complaints) <= 1
+        assert names(path.parent) == {"t"}
+
+
+def test_a_killed_merge_leaves_the_old_database_or_the_new_one(tmp_path: Path) -> None:
+    shard = tmp_path / "shard"
+    trials.append(shard, TRIALS[2:])
+    trials.append(tmp_path / "whole", TRIALS[:2])
+    old = (tmp_path / "whole").read_bytes()
+    count = points(lambda: trials.merge([shard], tmp_path / "whole"))
+    new = (tmp_path / "whole").read_bytes()
+    found = []
+    for point in range(count):
+        path = tmp_path / str(point) / "t"
+        trials.append(path, TRIALS[:2])
+        with killed_at(point), pytest.raises(Killed):
+            trials.merge([shard], path)
+        found.append(path.read_bytes())
+        trials.merge([shard], path)
+        assert path.read_bytes() == new
+        assert names(path.parent) == {"t"}
+    assert {*found} == {old, new}
+
+
+def test_a_database_in_a_file_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LngenError, match=r"cannot write '.*t\.jsonl.*': File exists; name a place"):
+        trials.append(tmp_path / "file" / "t.jsonl", TRIALS)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/full"), Path.mkdir])
+def test_what_cannot_be_appended_to_is_one_sentence(tmp_path: Path, make: Callable[[Path], object]) -> None:
+    make(tmp_path / "x")
+    with pytest.raises(LngenError, match=r"^the database '.*' cannot be written: .*; name a place that can be"):
+        trials.append(tmp_path / "x", TRIALS[:1])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rows": "9" * 400}, "a number of more than 64 bits"),
+        ({"us_median": "9" * 400}, "a number of more than 64 bits"),
+        ({"us_median": "1e999"}, "1e999 is not a finite number"),
+        ({"us_median": "NaN"}, "NaN is not a finite number"),
+        ({"rows": "-1"}, "'rows' is expected to be at least 0, got -1"),
+        ({"us_p10": "-0.5"}, "'us_p10' is expected to be at least 0, got -0.5"),
+        ({"spec": '"\\ud800"'}, "it holds half of a surrogate pair"),
+        ({"spec": "[" * 10**4}, "it is nested deeper than 32 levels"),
+        ({"spec": "[" * 30 + "]" * 30}, r"'spec' is expected to be a str, got \[\[\["),
+        ({"spec": '"' + "a" * 10**5 + '"'}, "it is longer than 65536 bytes"),
+        ({"status": '"' + "a" * 10**4 + '"'}, "got 'aaa"),
+    ],
+)
+def test_a_line_of_a_stranger_is_skipped_with_one_sentence(
+    tmp_path: Path, change: dict[str, str], message: str
+) -> None:
+    ((key, value),) = change.items()
+    line = json.dumps({**TRIALS[0].to_json(), key: "HERE"}).replace('"HERE"', value)
+    (tmp_path / "t").write_text(f"{line}\n{json.dumps(TRIALS[1].to_json())}\n")
+    found = trials.read(tmp_path / "t")
+    assert found.trials == (TRIALS[1],)
+    (said,) = found.complaints
+    assert said.startswith(f"line 1 of '{tmp_path / 't'}' is skipped, it is not a trial: ")
+    assert message.replace("\\", "") in said
+    assert len(said) < 400 + len(str(tmp_path))
+
+
+def test_a_line_may_be_as_long_as_its_bound(tmp_path: Path) -> None:
+    room = trials.LONGEST - len(trials.line(replace(TRIALS[1], reason="")))
+    for more, count in ((0, 1), (1, 0)):
+        path = tmp_path / str(more)
+        trials.append(path, [replace(TRIALS[1], reason="a" * (room - len(', "reason": ""') + more))])
+        assert len(trials.read(path).trials) == count
+
+
+def test_not_every_line_of_another_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "t").write_text("a,b\n" * 1000 + "\n" * 1000)
+    found = trials.read(tmp_path / "t")
+    assert len(found.complaints) == trials.COMPLAINTS + 1
+    assert found.complaints[-1] == f"{1000 - trials.COMPLAINTS} more lines of '{tmp_path / 't'}' are skipped."
+
+
+KEYS = st.sampled_from([f.name for f in fields(Trial)]) | st.text(max_size=4)
+
+
+ANY = (
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(exclude_categories=()), max_size=9)
+)
+
+
+CHANGED = st.dictionaries(KEYS, ANY | st.lists(ANY, max_size=2), max_size=4)
+
+
+LINES = CHANGED.map(lambda change: json.dumps({**TRIALS[0].to_json(), **change}).encode())
+
+
+@fuzzed
+@given(st.lists(LINES | JSON | st.binary(), max_size=4))
+def test_any_database_is_read_with_a_sentence_for_each_wrong_line(tmp_path: Path, lines: list[bytes]) -> None:
+    path, merged = tmp_path / "t", tmp_path / "merged"
+    path.write_bytes(b"\n".join(lines))
+    merged.unlink(missing_ok=True)
+    found = trials.read(path)
+    assert len(found.trials) + len(found.complaints) <= path.read_bytes().count(b"\n") + 1
+    assert all(from_json(json.loads(trials.line(t))) == t for t in found.trials)
+    assert all(math.isfinite(t.ratio) or not t.timed for t in found.trials)
+    assert trials.merge([path], merged)[0] == len({trials.line(t) for t in found.trials})
+    assert {*trials.read(merged).trials} == {*found.trials}
+    for form in FORMATS:
+        try:
+            export(found.trials, form)
+        except LngenError:
+            continue

@@ -1,0 +1,245 @@
+"""``lngen tune`` prints, locks or refuses something else if these fail."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from lngen.cli import cli
+from lngen.runtime.lock_file import read_lock
+from lngen.spec import parse_spec
+from lngen.tune import trials
+from lngen.tune.candidates import ranking
+from lngen.tune.trials import Trial
+from tune_cases import SCHEDULES, SPEC, TRIED, Fake, few
+
+
+def call(*args: str | Path) -> Result:
+    return CliRunner().invoke(cli, ["tune", *map(str, args)], prog_name="lngen")
+
+
+def test_tune_prints_locks_draws_and_exports(command: Fake) -> None:
+    done = call(*few("--plot", "a.svg", "--export", "t4", "t4.json"))
+    assert done.exit_code == 0, done.output
+    assert SCHEDULES[2] in done.stdout
+    cells = [cell.strip() for cell in done.stdout.splitlines()[2].split("|")]
+    assert float(cells[4]) == pytest.approx(0.8, abs=0.01)  # of the reference
+    assert float(cells[5]) == pytest.approx(1.2, abs=0.01)  # over the default
+    (entry,) = read_lock("lngen.lock.toml").entries
+    assert (entry.device, entry.arch, entry.spec, entry.rows) == ("Fake GPU", "sm_90", SPEC, 4096)
+    assert entry.schedule == SCHEDULES[2]
+    locked = Path("lngen.lock.toml").read_bytes()
+    assert Path("a.svg").read_text().startswith("<?xml")
+    assert len(json.loads(Path("t4.json").read_text())["results"]) == TRIED
+    # Everything is known now: the same again, without a question, in JSON.
+    command.log.unlink()
+    done = call(*few("--json", "--export", "kernel-tuner", "kt.json"))
+    assert done.exit_code == 0, done.output
+    (tuned,) = json.loads(done.stdout)["tuned"]
+    assert tuned["chosen"]["schedule"] == SCHEDULES[2]
+    assert tuned["statuses"] == {"correct": TRIED}
+    assert tuned["complete"] is True
+    assert len(tuned["trials"]) == TRIED
+    assert command.asked() == []
+    assert Path("lngen.lock.toml").read_bytes() == locked
+    assert Path("kt.json").read_text().endswith("}\n}")
+
+
+def test_overlapping_calls_are_timed_and_recorded_apart(command: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lngen.tune.job.OVERLAPPING", "tune_fakes:FakeMeasurer", raising=True)
+    monkeypatch.setattr("lngen.tune.job.GPU", "tune_fakes:SameFake")
+    for more, in_turn in (((), {True}), (("--overlap",), {True, False})):
+        assert call(*few(*more)).exit_code == 0
+        found = trials.read(Path("t.jsonl")).trials
+        assert {t.in_turn for t in found} == in_turn
+        assert len(found) == 10 * len(in_turn)  # nothing of the one passes for the other
+    shown = trials.of(found, SPEC, 4096, "Fake GPU")
+    assert {t.in_turn for t in shown} == {False}  # the last attempt
+
+
+def test_tune_says_what_it_ignores(command: Fake) -> None:
+    assert call(*few()).exit_code == 0
+    path = Path("t.jsonl")
+    elsewhere = [replace(t, device="NVIDIA A100") for t in trials.read(path).trials]
+    trials.append(path, elsewhere)
+    with path.open("a") as file:
+        file.write("{torn\n")
+    done = call(*few())
+    assert done.exit_code == 0
+    assert done.stderr.splitlines() == [
+        "line 21 of 't.jsonl' is skipped, it is not a trial: it is not JSON.",
+        "10 lines of 't.jsonl' are ignored, measured on NVIDIA A100 with NVRTC 1.2.",
+    ]
+
+
+def test_without_a_correct_candidate_it_fails_with_the_reasons(command: Fake) -> None:
+    command(wrong=[*range(TRIED)])
+    done = call(*few())
+    assert done.exit_code == 1
+    assert f"{SPEC} rows=4096: no candidate is correct and timed." in done.stderr
+    assert f"  {SCHEDULES[0]}: correctness: y: 3 numbers differ with 1 rows" in done.stderr
+    assert not Path("lngen.lock.toml").exists()
+    command(too_large=True)
+    done = call(*few("--database", "u.jsonl", "--rows", "1,2"))
+    assert done.exit_code == 1
+    assert f"{SPEC} rows=2: choose fewer rows." in done.stderr
+
+
+def test_frozen_tunes_nothing(command: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = call(SPEC, "--frozen")
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert "'lngen.lock.toml' is frozen and holds no schedule for rmsnorm.fwd:d=64,dtype=f32; run" in done.stderr
+    assert command.asked() == []
+    assert call(*few()).exit_code == 0
+    done = call(SPEC, "--frozen")
+    assert done.exit_code == 0, done.output
+    assert SCHEDULES[2] in done.stdout
+    done = call(SPEC, "--frozen", "--json")
+    assert json.loads(done.stdout)["locked"][0]["schedule"] == SCHEDULES[2]
+    listed = json.loads(call(SPEC, "--frozen", "--rows", "4096,1", "--json").stdout)["locked"]
+    assert [(e["rows"], e["locked_rows"], e["schedule"]) for e in listed] == [
+        (4096, 4096, SCHEDULES[2]),
+        (1, 4096, SCHEDULES[2]),
+    ]
+    monkeypatch.setattr("lngen.runtime.launcher.device_count", lambda: 1)
+    monkeypatch.setattr("lngen.runtime.launcher.device_name", lambda device: "NVIDIA A100")
+    done = call(SPEC, "--frozen")
+    assert done.exit_code == 1
+    assert "dtype=f32 on NVIDIA A100; run" in done.stderr
+
+
+def test_frozen_shows_the_trials_of_the_database(command: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No GPU is asked: the choice of the lock file among the trials kept, as a picture and in another's format."""
+    assert call(*few("--export", "t4", "then.json", "--plot", "then.svg")).exit_code == 0
+    kept = [t for t in trials.read(Path("t.jsonl")).trials if t.schedule == SCHEDULES[2]]
+    # The same on another device, and before it with a kernel of long ago, are not of it.
+    trials.append(Path("u.jsonl"), [replace(t, kernel="old", us_median=1.0) for t in kept])
+    trials.append(Path("u.jsonl"), [replace(t, device="NVIDIA A100") for t in kept])
+    trials.append(Path("u.jsonl"), trials.read(Path("t.jsonl")).trials)
+    command.log.unlink()
+    for name in ("t", "u"):
+        done = call(
+            SPEC, "--frozen", "--database", f"{name}.jsonl", "--export", "t4", f"{name}.json", "--plot", f"{name}.svg"
+        )
+        assert done.exit_code == 0, done.output
+        assert Path(f"{name}.json").read_bytes() == Path("then.json").read_bytes()
+        assert Path(f"{name}.svg").read_bytes() == Path("then.svg").read_bytes()
+    assert "chosen" in Path("then.svg").read_text()
+    assert command.asked() == []
+    done = call(SPEC, "--frozen", "--database", "none.jsonl", "--export", "t4", "a.json")
+    assert done.exit_code == 2
+    assert f"'none.jsonl' holds no trials of {SPEC} with 4096 rows on Fake GPU; name the database" in done.stderr
+    assert not Path("a.json").exists()
+
+
+def test_frozen_shows_the_database_without_a_lock_file(command: Fake) -> None:
+    assert call(*few("--export", "t4", "then.json")).exit_code == 0
+    Path("lngen.lock.toml").unlink()
+    done = call(*few("--frozen", "--export", "t4", "now.json"))
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert "is frozen and holds no schedule" in done.stderr
+    assert Path("now.json").read_bytes() == Path("then.json").read_bytes()
+    done = call(*few("--frozen", "--rows", "2", "--export", "t4", "no.json"))
+    assert done.exit_code == 2
+    assert "'t.jsonl' holds no trials of" in done.stderr
+
+
+def test_the_ranking_needs_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("job", "tuner"):
+        monkeypatch.setattr(f"lngen.tune.{module}.visible_devices", lambda: ())
+    done = call(SPEC, "--ranking", "--json")
+    assert done.exit_code == 0
+    listed = json.loads(done.stdout)["ranking"]
+    assert [line["schedule"] for line in listed] == [str(s) for s in ranking(parse_spec(SPEC), 4096, "sm_90")]
+    assert [line["rank"] for line in listed] == [*range(len(listed))]
+    assert SCHEDULES[0] in call(SPEC, "--ranking").stdout
+    done = call(SPEC)
+    assert (done.exit_code, done.stdout) == (3, "")
+    assert "found no GPU" in done.stderr
+    assert "'lngen tune SPEC --ranking'" in done.stderr
+
+
+def test_merge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    line = Trial(SPEC, 1, "a", "b", "c", "d", 0, "timeout")
+    trials.append(Path("a"), [line])
+    trials.append(Path("b"), [line, replace(line, rows=2)])
+    with Path("b").open("a") as file:
+        file.write("?\n")
+    done = call("--merge", "a", "--merge", "b", "--database", "all.jsonl")
+    assert (done.exit_code, done.stdout) == (0, "2 trials in all.jsonl\n")
+    assert done.stderr == "line 3 of 'b' is skipped, it is not a trial: it is not JSON.\n"
+    done = call("--merge", "a", "--database", "all.jsonl", "--json")
+    assert json.loads(done.stdout) == {"database": "all.jsonl", "trials": 2}
+    assert call("--merge", "none", "--database", "all.jsonl").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ([], "tune takes SPECs, with --frozen or --ranking or neither, or else --merge alone"),
+        ([SPEC, "--merge", "a"], "or else --merge alone"),
+        ([SPEC, "--frozen", "--ranking"], "or neither"),
+        ([SPEC, "--rows", "1,2", "--plot", "a.png"], "show one SPEC at one number of rows"),
+        ([SPEC, "--frozen", "--rows", "1,2", "--plot", "a.png"], "show one SPEC at one number of rows"),
+        ([SPEC, "--ranking", "--plot", "a.png"], "show trials, but --merge and --ranking have none"),
+        (["--merge", "a", "--export", "t4", "b"], "show trials, but --merge and --ranking have none"),
+        ([SPEC, "--rows", "1,x"], "expected whole numbers, separated by commas, each from 1"),
+        ([SPEC, "--rows", ","], "expected whole numbers, separated by commas"),
+        ([SPEC, "--budget", "soon"], "expected a time such as 60s or 2m, got 'soon'"),
+        ([SPEC, "--budget", "0"], "got '0'"),
+        ([SPEC, "--trials", "0"], "expected a whole number from 1"),
+        ([SPEC, "--export", "csv", "a"], "'csv' is not one of 't4', 'kernel-tuner'"),
+        ([SPEC, "--plot", "a.pdf"], "expected to end in .png or .svg"),
+        (["layernrm.fwd:d=1"], "did you mean 'layernorm'"),
+    ],
+)
+def test_a_wrong_request_is_one_sentence(command: Fake, args: list[str], message: str) -> None:
+    done = call(*args)
+    assert done.exit_code == 2, done.output
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert [p.name for p in Path().iterdir() if "lngen-gpus" not in p.name] == []
+
+
+def test_budgets_are_times() -> None:
+    from lngen.cli.tune import parse_budget
+
+    assert [parse_budget(None, None, t) for t in ("90", "90s", "2m")] == [90.0, 90.0, 120.0]  # type: ignore[arg-type]
+
+
+def test_build_takes_locked_schedules(command: Fake) -> None:
+    assert call(*few()).exit_code == 0
+    args = ["build", SPEC, "rmsnorm.bwd:d=64", "--emit", "cu", "--lock", "lngen.lock.toml"]
+    done = CliRunner().invoke(cli, [*args, "--out", "out"])
+    assert done.exit_code == 0, done.output
+    assert done.stderr == (
+        "rmsnorm.bwd:d=64,dtype=f32 is not in 'lngen.lock.toml' for sm_90; its default schedule is built.\n"
+    )
+    sets = json.loads(Path("out/manifest.json").read_text())["kernel_sets"]
+    texts = {e["name"].partition("__")[0]: e["schedule"]["text"] for e in sets}
+    assert texts["rmsnorm_fwd"] == SCHEDULES[2]
+    done = CliRunner().invoke(cli, [*args, "--out", "two", "--rows", "3", "--schedule", "blocks_per_sm=1"])
+    assert done.exit_code == 0, done.output
+
+
+@pytest.mark.parametrize("name", ["my.graph", "doubling:doubled"])
+def test_graphs_of_ones_own_are_tuned_locked_and_built(command: Fake, name: str) -> None:
+    """The worker, in another folder, has the graph; the lock file knows it by its digest."""
+    Path("my.graph").write_text(str(parse_spec("rmsnorm.fwd:d=64").trace()["build"]))
+    doubled = "from lngen import D, M\n\n\ndef doubled(b):\n    b.output('y', b.input('x', M, D) * 2)\n"
+    Path("doubling.py").write_text(doubled)
+    spec = f"{name}.fwd:d=64"
+    done = call(spec, "--trials", "2", "--database", "t.jsonl")
+    assert done.exit_code == 0, done.output
+    assert len(command.asked("open")) == 1
+    (entry,) = read_lock("lngen.lock.toml").entries
+    assert entry.spec == str(parse_spec(spec))
+    done = CliRunner().invoke(cli, ["build", spec, "--emit", "cu", "--lock", "lngen.lock.toml", "--out", "out"])
+    assert (done.exit_code, done.stderr) == (0, "")
+    (made,) = json.loads(Path("out/manifest.json").read_text())["kernel_sets"]
+    assert made["schedule"]["text"] == entry.schedule

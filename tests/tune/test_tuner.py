@@ -1,0 +1,178 @@
+"""A run repeats what is known, or loses results when it is interrupted or killed, if these fail."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lngen.compile import Compilation
+from lngen.errors import MissingError
+from lngen.runtime.lock_file import read_lock
+from lngen.spec import parse_spec
+from lngen.tune import trials
+from lngen.tune.candidates import candidates
+from lngen.tune.job import BRIEF_ROUNDS, FINAL_ROUNDS, run_job
+from lngen.tune.tuner import tune
+from paths import SEARCH, TESTS
+from tune_cases import AMPLE, SCHEDULES, SPEC, Fake, Heard, chosen, few, make_job
+
+pytestmark = pytest.mark.usefixtures("private_gpus")
+
+
+def test_what_is_in_the_database_is_not_repeated(fake: Fake, tmp_path: Path) -> None:
+    path = tmp_path / "trials.jsonl"
+    fake(crash=[0], wrong=[1])
+    first = tune([make_job()], path).outcomes[0]
+    lines = path.read_bytes()
+    fake.log.unlink()
+    known = trials.read(path).trials
+    again = tune([make_job(known=known)], path).outcomes[0]
+    assert fake.asked() == []  # not even prepared
+    assert (again.new, path.read_bytes()) == ((), lines)
+    assert (chosen(again), again.trials) == (chosen(first), first.trials)
+    ranked_otherwise = tuple(replace(t, rank=50 - t.rank) for t in known)
+    assert run_job(make_job(known=ranked_otherwise)).trials == first.trials
+    assert fake.asked() == []
+    # A killed run lacks lines at the end: only what they told is measured.
+    cut = tuple(t for t in known if t.rank != 4 and t.rounds < FINAL_ROUNDS)
+    fake(wrong=[1])
+    resumed = tune([make_job(known=cut)], path).outcomes[0]
+    assert fake.asked("check") == ["check 4"]
+    assert fake.asked("time") == [f"time 4 {BRIEF_ROUNDS}", f"time 2,3,4 {FINAL_ROUNDS}"]
+    assert chosen(resumed) == SCHEDULES[2]
+
+
+def test_jobs_run_side_by_side_one_process_per_gpu(fake: Fake, tmp_path: Path) -> None:
+    fake(pause=0.1)
+    jobs = [make_job(rows=m, devices=("4", "9")) for m in (1, 2, 3, 4)]
+    report = tune(jobs, tmp_path / "t")
+    assert [o.rows for o in report.outcomes] == [1, 2, 3, 4]
+    assert not report.interrupted
+    asked = [line.split() for line in fake.log.read_text().splitlines()]
+    processes = {(line[-2], line[-1]) for line in asked}
+    assert sorted(gpu for gpu, _ in processes) == ["gpu=4", "gpu=9"]
+    assert len([line for line in asked if line[0] == "open"]) == 4
+    assert len(trials.read(tmp_path / "t").trials) == 4 * 10
+
+
+def test_any_executor_runs_jobs_and_their_trials_are_kept(fake: Fake, tmp_path: Path) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        heard = Heard()
+        report = tune([make_job(), make_job(rows=7)], tmp_path / "t", executor=pool, listener=heard)
+    assert [chosen(o) for o in report.outcomes] == [SCHEDULES[2]] * 2
+    assert len(trials.read(tmp_path / "t").trials) == len(heard.trials) == 20
+
+
+def test_an_error_that_is_no_candidates_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lngen.tune.tuner.visible_devices", lambda: ())
+    with pytest.raises(MissingError, match="needs an NVIDIA GPU"):
+        tune([make_job(devices=None)], tmp_path / "t")
+    monkeypatch.setattr("lngen.tune.job.candidates", lambda *a: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        tune([make_job(), make_job()], tmp_path / "t")
+
+
+def start(*args: str, cwd: Path, stderr: int = subprocess.PIPE, **say: Any) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, str(TESTS / "support" / "tune_fakes.py"), "tune", *few(*args)],
+        cwd=cwd,
+        env={
+            **os.environ,
+            "FAKE_TUNE": json.dumps(say),
+            "TERM": "xterm",
+            "PYTHONPATH": SEARCH,
+        },
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def wait_for(holds: Any) -> None:
+    end = time.monotonic() + AMPLE
+    while not holds():
+        assert time.monotonic() < end, "it did not come"
+        time.sleep(0.02)
+
+
+def gone(pid: int) -> bool:
+    """The process has ended; one that waits for a parent that was killed counts as ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def pids(log: Path) -> set[int]:
+    return {int(line.rpartition("pid=")[2]) for line in log.read_text().splitlines()}
+
+
+def test_after_a_kill_only_the_rest_is_measured(tmp_path: Path) -> None:
+    log, path = tmp_path / "log", tmp_path / "t.jsonl"
+    process = start(cwd=tmp_path, log=str(log), crash=[0, 1], hang=[3])
+    wait_for(lambda: log.exists() and "check 3" in log.read_text())
+    process.kill()
+    process.communicate()
+    wait_for(lambda: all(gone(p) for p in pids(log)))  # nobody is left behind, not even one that hangs
+    assert [t.rank for t in trials.read(path).trials] == [0, 1]
+    log.unlink()
+    process = start("--json", cwd=tmp_path, log=str(log))
+    stdout, stderr = process.communicate(timeout=AMPLE)
+    assert process.returncode == 0, stderr
+    checked = [line.split()[1] for line in log.read_text().splitlines() if line.startswith("check")]
+    assert checked == ["2", "3", "4", "5"]
+    (tuned,) = json.loads(stdout)["tuned"]
+    assert tuned["statuses"] == {"runtime": 2, "correct": 4}
+    assert tuned["chosen"]["schedule"] == SCHEDULES[2]
+
+
+def test_a_terminal_shows_the_live_best(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    process = start(cwd=tmp_path, stderr=theirs, pause=0.1, moved=[0.05])
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(OSError):  # how a terminal whose other side is closed ends
+        while piece := os.read(ours, 4096):
+            shown += piece
+    os.close(ours)
+    stdout, _ = process.communicate(timeout=AMPLE)
+    assert process.returncode == 0
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode()).replace("\r\n", "")
+    assert f"{SPEC} rows=4096: 6/6, best " in text
+    assert "the reference moved by 5.0%" in text
+    assert "\x1b" not in stdout
+
+
+def test_ctrl_c_keeps_the_best_so_far(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    seven = candidates(Compilation(parse_spec(SPEC)), 4096, "sm_90")[:12]
+    assert len(seven) == 12
+    process = start("--trials", "12", "--json", cwd=tmp_path, log=str(log), hang=[9])
+    wait_for(lambda: log.exists() and "check 9" in log.read_text())
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does, the worker process included
+    stdout, stderr = process.communicate(timeout=AMPLE)
+    assert process.returncode == 130, stderr
+    found = json.loads(stdout)
+    assert found["interrupted"] is True
+    assert found["tuned"][0]["complete"] is False
+    assert found["tuned"][0]["chosen"]["schedule"] == SCHEDULES[2]
+    assert read_lock(tmp_path / "lngen.lock.toml").entries[0].schedule == SCHEDULES[2]
+    assert "Traceback" not in stderr
+    assert "ended early; run it again" in stderr
+    # The worker process does not heed Ctrl-C: nobody is blamed for it.
+    assert {t.status for t in trials.read(tmp_path / "t.jsonl").trials} == {"correct"}
+    wait_for(lambda: all(gone(p) for p in pids(log)))
