@@ -24,7 +24,7 @@ from lngen.bench.argument_sets import (
     poison,
     set_bytes,
 )
-from lngen.bench.records import Point, Record, blank, judge, point_of
+from lngen.bench.records import Point, Record, blank, grouped, judge, point_of
 from lngen.bench.tasks import LATENCY, OVERLAPPED, Task, ceiling_bytes, floor_bytes, gb_s
 from lngen.bench.timing import Launch, describe
 from lngen.bench.torch_gpu import Gpu
@@ -98,9 +98,7 @@ def benchmark(
     started if it would end after ``seconds``, should it take as long as the longest so far.
     """
     method, hooks = method or Method(), hooks or Hooks()
-    points: dict[Point, list[Record]] = {}
-    for r in saved:
-        points.setdefault(r.point, []).append(r)
+    points = grouped(saved, lambda r: r.point)
     todo = [task for task in tasks if not _finished(points.get(point_of(task), []), covering(task, providers))]
     begin, longest, done = clock(), 0.0, 0
     enough = gpu.memory()[0] // 2

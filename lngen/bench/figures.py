@@ -11,15 +11,15 @@ import importlib
 import io
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
-from lngen.bench.records import OWN, VARIANT, Record
+from lngen.bench.records import OWN, VARIANT, Record, graph_key, grouped
 from lngen.bench.store import Saved
-from lngen.bench.summary import grouped, unique
+from lngen.bench.summary import unique
 from lngen.bench.tasks import CEILINGS, MB, OVERLAPPED, THROUGHPUT, is_ceiling
 from lngen.errors import LngenError, MissingError
 from lngen.files import write_all
@@ -177,17 +177,13 @@ def order(name: str) -> tuple[int, str]:
 def pictures(records: Sequence[Record]) -> list[Picture]:
     """The figures for records."""
     found = []
-    for key, group in grouped(records).items():
-        classes = min((_classes(group, name) for name in (_rows_class, _size_class)), key=len)
+    for key, group in grouped(records, graph_key).items():
+        classes = min((grouped(group, name) for name in (_rows_class, _size_class)), key=len)
         lines = {name: rs for name, rs in classes.items() if len({r.d for r in rs}) >= LEAST}
         rest = [r for name, rs in classes.items() if name not in lines for r in rs]
         found += [Picture(key, name, rs, True) for name, rs in lines.items()]
         found += [Picture(key, "other shapes" if lines else "all shapes", rest, False)] if rest else []
     return found
-
-
-def _classes(group: Sequence[Record], name: Callable[[Record], str]) -> dict[str, list[Record]]:
-    return {one: [r for r in group if name(r) == one] for one in unique(map(name, group))}
 
 
 def _rows_class(r: Record) -> str:

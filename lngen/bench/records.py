@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from lngen.bench.tasks import LATENCY, RATIO_EACH, RATIO_MEAN, TARGETED, THROUGHPUT, Task, is_ceiling, target_fraction
 from lngen.ir import DType
@@ -13,6 +14,7 @@ WORST = 5  # points that a summary names
 COMMON = range(768, 16384 + 1, 256)  # widths of models
 OWN, VARIANT = "lngen", "lngen:"  # lngen; another schedule
 
+Key = TypeVar("Key", bound=Hashable)
 Point = tuple[str, str, int]
 """The records that are timed side by side: class, spec, rows."""
 
@@ -89,6 +91,19 @@ def point_of(task: Task) -> Point:
     return task.kind, task.spec, task.rows
 
 
+def grouped(records: Iterable[Record], key: Callable[[Record], Key]) -> dict[Key, list[Record]]:
+    """Records by a key, in order of appearance."""
+    groups: dict[Key, list[Record]] = {}
+    for r in records:
+        groups.setdefault(key(r), []).append(r)
+    return groups
+
+
+def graph_key(r: Record) -> tuple[str, str, str]:
+    """What a table or a figure is of: graph, direction and dtype."""
+    return r.graph, r.direction, r.dtype
+
+
 @dataclass(frozen=True)
 class HostRecord:
     """Microseconds of host time per call; without a time, ``note`` has the reason."""
@@ -162,10 +177,7 @@ class Summary:
 
 def summarise(records: Sequence[Record]) -> list[Summary]:
     """A summary per class, graph, direction and way to call lngen, in order of appearance."""
-    groups: dict[tuple[str, str, str, str], list[Record]] = {}
-    for r in records:
-        if r.is_lngen:
-            groups.setdefault((r.kind, r.graph, r.direction, r.provider), []).append(r)
+    groups = grouped((r for r in records if r.is_lngen), lambda r: (r.kind, r.graph, r.direction, r.provider))
     return [_summary(*key, group) for key, group in groups.items()]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from lngen.bench.records import OWN, HostRecord, Record, Summary, summarise
+from lngen.bench.records import OWN, HostRecord, Record, Summary, graph_key, grouped, summarise
 from lngen.bench.tasks import LATENCY, THROUGHPUT
 
 WIDTH = 160  # columns, where no terminal sets a width
@@ -28,14 +28,11 @@ def text(records: Sequence[Record], host: Sequence[HostRecord] = (), width: int 
 
 def tables(records: Sequence[Record]) -> list[Table]:
     """A table per class, graph, direction and dtype: shapes down, providers across."""
-    found = [
-        _table(f"{' '.join(key)}, GB/s (fraction of the ceiling < its target)", group, _speed)
-        for key, group in grouped([r for r in records if r.kind == THROUGHPUT]).items()
-    ]
-    return found + [
-        _table(f"{' '.join(key)}, us per call in a chain of dependent launches", group, _latency)
-        for key, group in grouped([r for r in records if r.kind == LATENCY]).items()
-    ]
+    found = []
+    for kind, (what, cell) in TABLES.items():
+        for key, group in grouped((r for r in records if r.kind == kind), graph_key).items():
+            found.append(_table(f"{' '.join(key)}, {what}", group, cell))
+    return found
 
 
 def _table(title: str, group: Sequence[Record], cell: Callable[[Record], str]) -> Table:
@@ -47,13 +44,11 @@ def _table(title: str, group: Sequence[Record], cell: Callable[[Record], str]) -
     compared = any(r.ratio is not None for r in group)
     if compared:
         table.add_column("lngen / best peer", justify="right")
-    points: dict[tuple[int, int], dict[str, Record]] = {}
-    for r in group:
-        points.setdefault((r.rows, r.d), {})[r.provider] = r
-    for (rows, d), here in points.items():
+    for (rows, d), point in grouped(group, lambda r: (r.rows, r.d)).items():
+        here = {r.provider: r for r in point}
         cells = [cell(here[name]) if name in here else "-" for name in providers]
-        ratio = next((f"{r.ratio:.2f} {r.best_peer}" for r in here.values() if r.ratio is not None), "-")
-        drifted = " ~" if any(r.drifted for r in here.values()) else ""
+        ratio = next((f"{r.ratio:.2f} {r.best_peer}" for r in point if r.ratio is not None), "-")
+        drifted = " ~" if any(r.drifted for r in point) else ""
         table.add_row(f"{rows} x {d}{drifted}", *cells, *([ratio] if compared else []))
     return table
 
@@ -73,6 +68,12 @@ def _latency(r: Record) -> str:
     return f"{r.us_median:.2f}{' *' if r.note else ''}"
 
 
+TABLES = {  # by class: what the cells are, and their text
+    THROUGHPUT: ("GB/s (fraction of the ceiling < its target)", _speed),
+    LATENCY: ("us per call in a chain of dependent launches", _latency),
+}
+
+
 def host_table(records: Sequence[HostRecord]) -> Table:
     """Host time per call."""
     table = Table(title="host time per call", title_justify="left")
@@ -86,12 +87,8 @@ def host_table(records: Sequence[HostRecord]) -> Table:
 
 def footnotes(records: Sequence[Record]) -> list[str]:
     """The notes that the tables mark with *, each once per provider with the number of further points."""
-    notes: dict[tuple[str, str], list[Record]] = {}
-    for r in records:
-        if r.note:
-            notes.setdefault((r.provider, r.note), []).append(r)
     lines = []
-    for (provider, note), group in notes.items():
+    for (provider, note), group in grouped((r for r in records if r.note), lambda r: (r.provider, r.note)).items():
         more = f" and {len(group) - 1} more" if len(group) > 1 else ""
         lines.append(f"{provider}, {group[0].spec} rows={group[0].rows}{more}: {note}")
     if any(r.drifted for r in records):
@@ -127,14 +124,6 @@ def _summary_lines(s: Summary) -> list[str]:
     if s.slower:
         lines.append(f"  slower: {', '.join(s.slower)}")
     return lines
-
-
-def grouped(records: Sequence[Record]) -> dict[tuple[str, str, str], list[Record]]:
-    """Records by graph, direction and dtype, in order of appearance."""
-    groups: dict[tuple[str, str, str], list[Record]] = {}
-    for r in records:
-        groups.setdefault((r.graph, r.direction, r.dtype), []).append(r)
-    return groups
 
 
 def unique(values: Iterable[Any]) -> list[Any]:
