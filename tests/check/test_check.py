@@ -1,4 +1,4 @@
-"""``lngen check`` itself: it passes what is right and says what is wrong."""
+"""If these fail, ``lngen check`` passes what is wrong, refuses what is right, or does not say why."""
 
 from __future__ import annotations
 

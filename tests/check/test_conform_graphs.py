@@ -1,4 +1,4 @@
-"""Conformance of graphs that are not one of the two norms: kernels that are right pass, each mistake fails its case."""
+"""If these fail, ``lngen conform`` refuses right kernels of a graph that is no norm, or misses a mistake in them."""
 
 from __future__ import annotations
 

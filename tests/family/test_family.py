@@ -1,4 +1,4 @@
-"""The members of the family against formulas in torch: mathematics, rounding, what is saved and what is added."""
+"""If these fail, a member of the family does not compute its formula in torch, or rounds more than it may."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results over inputs for members of the family, on the PTX executor: h over residual, dx over dy, sums in place."""
+"""If these fail, a result in an input's place (h over residual, dx over dy, a sum) is wrong on the PTX executor."""
 
 from __future__ import annotations
 

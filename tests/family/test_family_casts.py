@@ -1,7 +1,8 @@
-"""Where a member rounds: bit for bit as the models do whose weights were trained with it (Hugging Face Transformers).
+"""If these fail, a member rounds elsewhere than the models whose weights were trained with it.
 
-The forwards of LlamaRMSNorm, GemmaRMSNorm and T5LayerNorm, written out. Their reciprocal roots and sums are torch's, so
-a row's factor may differ by a unit in the last place of f32, and few results by one of their own.
+The models are those of Hugging Face Transformers: the forwards of LlamaRMSNorm, GemmaRMSNorm and T5LayerNorm, written
+out. Their reciprocal roots and sums are torch's, so a row's factor may differ by a unit in the last place of f32, and
+few results by one of their own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The members of the family on the PTX executor: the interpreter's bits under schedules of every form."""
+"""If these fail, kernels of a member of the family have other bits than the interpreter under some schedule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Graphs from files, modules and ``Graph`` objects: the same kernels and bits, and a sentence for what is none."""
+"""If these fail, a graph from a file, a module or a ``Graph`` is not that graph, or what is none gets no sentence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a graph of one's own is known by: spec text, slug, lock and kernel names tell different graphs apart."""
+"""If these fail, two different graphs or specs have one name: of a text, a slug, a lock entry or a kernel."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from lngen.lower import lower
 from lngen.runtime.lock_file import Lock, Locked
 from lngen.schedule import Schedule, ranked
 from lngen.schedule import problem as facts_of
-from lngen.spec import KEYS, LONGEST_SLUG, Spec, make_spec, parse_spec
+from lngen.spec import LONGEST_SLUG, Spec, make_spec, parse_spec
 from paths import SEARCH
 
 
@@ -296,9 +296,3 @@ def test_slugs_are_bounded() -> None:
     assert len(longest.slug) <= LONGEST_SLUG
     widest = "layernorm.bwd:d=1073741824,dtype=bf16,weight=f32,out=f32,gamma=no,beta=no,eps=1.2345678901234567e-300,"
     assert parse_spec(f"{widest}save=none,blocks=4096").slug.endswith("_savenone_blocks4096")
-
-
-@pytest.mark.parametrize("key", KEYS)
-def test_an_optional_input_called_like_a_key_is_refused(key: str) -> None:
-    with pytest.raises(SpecError, match=f"graph 'own' has an option called '{key}', which is expected to be none"):
-        make_spec(taking([key]), "fwd", {"d": 64})
