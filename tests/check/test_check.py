@@ -416,7 +416,7 @@ def test_wrong_bits_and_findings_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = executed(kernels, "sm_90", 2, inputs, want | {"y": y})
     assert (wrong.ok, wrong.detail) == (False, "y: 1 of 8192 differ")
     other = KernelSet(kernels.plan)
-    monkeypatch.setattr(other, "text", kernels.text.replace("__syncthreads();", ";"))
+    monkeypatch.setattr(other, "text", kernels.bundle.replace("__syncthreads();", ";"))
     racy = executed(other, "sm_90", 2, inputs, want)
     assert not racy.ok
     assert "shared-race" in racy.detail
