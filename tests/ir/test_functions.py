@@ -1,4 +1,4 @@
-"""Functions with an expansion: error bounds, special arguments, monotony, the same bits everywhere, their gradients."""
+"""If these fail, exp, tanh, erf or a relative has lost accuracy, monotony, special values, bits or slope."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The arithmetic is what its definition says, bit for bit, against fractions and plain loops over scalars."""
+"""If these fail, rounding, fma or the order of a sum is no longer what its definition says, bit for bit."""
 
 from __future__ import annotations
 

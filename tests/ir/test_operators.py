@@ -1,4 +1,4 @@
-"""Graphs described by operators: the equations are those of the methods, with names of their own; declared dtypes."""
+"""If these fail, a description by operators means something else, or a wrong one is not explained."""
 
 from __future__ import annotations
 
@@ -39,28 +39,10 @@ def by_operators(b: GraphBuilder) -> None:
     b.statistic(rstd, "rstd")
 
 
-def by_methods(b: GraphBuilder) -> None:
-    """The same."""
-    x, residual = b.input("x", M, D), b.input("residual", M, D)
-    h = b.add("h", x, residual)
-    rstd = b.rsqrt("rstd", b.add("veps", b.reduce_mean("ms", b.mul("h2", h, h), axis=D), b.eps()))
-    xhat, gamma = b.mul("xhat", h, rstd), b.input("gamma", D)
-    b.output("y", b.mul("scaled", xhat, b.add("weight", b.number("one", 1.0), gamma)))
-    b.statistic(rstd)
-
-
 def without_names(graph: Graph) -> list[tuple[object, ...]]:
     """The equations by the numbers of their values."""
     number = {value: n for n, value in enumerate((*graph.params, *(e.out for e in graph.eqns)))}
     return [(e.op, e.out.type, e.attrs, *(number[a] for a in e.args)) for e in graph.eqns]
-
-
-@pytest.mark.parametrize("direction", ["fwd", "bwd"])
-def test_operators_are_the_equations_of_the_methods(direction: str) -> None:
-    operators, methods = (spec_of(describe, direction).graph() for describe in (by_operators, by_methods))
-    assert without_names(operators) == without_names(methods)
-    assert [p.name for p in operators.params] == [p.name for p in methods.params]
-    assert [r.name for r in operators.results] == [r.name for r in methods.results]
 
 
 @pytest.mark.parametrize("op", [name for name in vars(Value) if not name.startswith("_") and name != "clamp"])
@@ -309,14 +291,6 @@ ONLY_VALUES = "make it an input, or a constant with b.number(name, value)."
 @pytest.mark.parametrize(
     ("describe", "message"),
     [
-        (
-            lambda b, x: b.input("scale", "B", D),
-            "'scale' expects some of the axes lngen.M, lngen.D, in this order, got 'B', D.",
-        ),
-        (
-            lambda b, x: b.optional_input("z", D, M),
-            "'z' expects some of the axes lngen.M, lngen.D, in this order, got D, M.",
-        ),
         (
             lambda b, x: b.sum(x, "D"),
             "'reduce_sum %x32: f32[M, D]': expected {axis=...} to be M or D, got str 'D'.",

@@ -1,4 +1,4 @@
-"""What a derivative takes for a constant moves no result: gradients are those of the forward's differences."""
+"""If these fail, a derivative takes for a constant what moves a result, or refuses what does not."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ import pytest
 
 from lngen.check.differences import gradient_excess
 from lngen.check.inputs import same_bits
-from lngen.check.real import evaluate
 from lngen.errors import DerivativeError
 from lngen.graphs import Definition, GraphBuilder
 from lngen.interpret import interpret
-from lngen.ir import D, Graph, M, Value
+from lngen.ir import D, M, Value
 from lngen.ir.numerics import Array
 from lngen.spec import Spec, make_spec, parse_spec
 
@@ -25,24 +24,10 @@ def of(describe: object, way: str = "bwd", d: int = 5, **keys: object) -> Spec:
     return make_spec(Definition("own", describe), way, {"d": d, "dtype": "f32", **keys})  # type: ignore[arg-type]
 
 
-def real(graph: Graph, given: Inputs) -> Inputs:
-    """The results in real numbers, as exactly as float64 allows."""
-    return {n: r.value for n, r in evaluate(graph, {p.name: given[p.name] for p in graph.params}).items()}
-
-
 @pytest.mark.parametrize("results", ["y", "rowsum", "rowmax", "y+rowsum", "y+rowmax+rowsum"])
 @pytest.mark.parametrize("graph", ["softmax", "log_softmax"])
 def test_a_statistic_has_the_gradient_of_its_differences(graph: str, results: str) -> None:
     assert max(gradient_excess(parse_spec(f"{graph}.bwd:d=5,scale=0.5,of={results}")).values()) < 1
-
-
-def test_rowsum_of_0_1_2_has_the_gradient_that_one_writes_by_hand() -> None:
-    spec = parse_spec("softmax.bwd:d=3,of=rowsum")
-    x = np.array([[0.0, 1.0, 2.0]])
-    saved = real(spec.with_direction("fwd").forward(), {"x": x})
-    e = np.exp(x - 2)
-    found = real(spec.trace()["save"], {"x": x, "drowsum": np.ones(1), **saved})
-    np.testing.assert_allclose(found["dx"], e - [[0, 0, e.sum()]], rtol=1e-14)
 
 
 def random_graph(seed: int) -> Definition:

@@ -1,4 +1,4 @@
-"""The order of the sums is what the graph's attributes say: another attribute, other bits, and kernels that follow."""
+"""If these fail, the order of a sum is not what the attributes say, kernels do not follow it, or its rule is wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``simplify`` makes of graphs of one's own: how many sums in how many phases, how exact, and how long."""
+"""If these fail, gradients have more sums or phases than one would write by hand, lose accuracy, or take too long."""
 
 from __future__ import annotations
 
