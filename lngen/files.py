@@ -122,7 +122,7 @@ def write_all(files: Mapping[Path, bytes]) -> None:
 
 
 def write_in_order(files: Sequence[tuple[Path, bytes]], staging: Path | None = None) -> None:
-    """``write_all`` for files that may replace each other; ``staging``: the folder to write in, made if need be."""
+    """``write_all`` for files that may replace each other; ``staging``: a folder to write them in first."""
     waiting: list[tuple[Path, Path]] = []
     path = staging or Path()
     try:

@@ -17,9 +17,9 @@ _LNGEN = f"{Path(__file__).parent}/"
 
 
 def imported(name: str, folder: Path | None = None) -> Any:
-    """What is at ``module:attribute``; SpecError with the failure.
+    """What is at ``module:attribute``; SpecError if it cannot be imported, with the reason.
 
-    Only during the import, ``folder`` is searched for modules after all other places.
+    ``folder`` is searched for modules after all other places, and only during the import.
     """
     module_name, _, path = name.partition(":")
     try:

@@ -1,8 +1,8 @@
 """Ahead of time: sources, PTX and cubins of many kernel sets for many archs, and the manifest that describes them.
 
-Building into a folder that has a manifest merges by name: entries of other kernel sets are kept, one of the same name
-(the same spec and schedule) is replaced. A build that does not make all of its files, because it is for other archs or
-of other kinds, is refused.
+Building into a folder that has a manifest merges by name: entries of other kernel sets are kept, an entry of the same
+name (the same spec and schedule) is replaced. A build is refused if an entry would lose a file by it, because the build
+is for other archs or of other kinds.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def build(
 
 
 def _by_name(sets: Iterable[KernelSet], arches: Sequence[str]) -> dict[str, KernelSet]:
-    """The kernel sets by name; the errors of ``build`` for two of one name and for an arch that lacks something."""
+    """The kernel sets by name; LngenError if two that differ have one name, ScheduleError if an arch lacks a form."""
     found: dict[str, KernelSet] = {}
     for kernels in sets:
         name = kernels.plan.name

@@ -61,7 +61,7 @@ def test_threads_on_one_stream_keep_the_kernels_of_a_call_together(gpu: FakeGpu)
     assert len(gpu.launched) == 400
     for sequence in by_place.values():
         for rows, finish in zip(sequence[::2], sequence[1::2], strict=True):
-            assert (rows.kernel.template, finish.kernel.template) == ("row.cu.jinja", "finish_kernel.cu.jinja")
+            assert (rows.kernel, finish.kernel) == rows.plan.kernels
             assert rows.thread == finish.thread
 
 
