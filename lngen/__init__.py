@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from lngen.errors import LngenError
     from lngen.graphs import GRAPHS, Definition, GraphBuilder
     from lngen.ir import D, M
+    from lngen.problem import Schedule, parse_schedule
     from lngen.runtime.norm import compile
-    from lngen.schedule import Schedule, parse_schedule
     from lngen.spec import Spec, parse_spec
 
 __all__ = [
@@ -64,10 +64,10 @@ _HOMES = {
     "GraphBuilder": "graphs",
     "LngenError": "errors",
     "M": "ir",
-    "Schedule": "schedule",
+    "Schedule": "problem",
     "Spec": "spec",
     "compile": "runtime.norm",
-    "parse_schedule": "schedule",
+    "parse_schedule": "problem",
     "parse_spec": "spec",
 }
 

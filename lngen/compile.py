@@ -2,8 +2,8 @@
 
     spec        text -> Spec, what kernels are specialised on                     lngen.spec.parse_spec
     passes      Spec -> Graphs after each pass; the last defines every bit        lngen.graphs, lngen.passes
-    problem     Graph, D -> Problem, the facts that a schedule has to fit         lngen.schedule.problem
-    schedule    Problem, GPU, rows -> Schedule, how rows lie over threads         lngen.schedule.choose
+    problem     Graph, D -> Problem, the facts that a schedule has to fit         lngen.problem.problem
+    schedule    Problem, GPU, rows -> Schedules, the first without spills taken   lngen.schedule.attempts
     plan        Spec, Graph, Schedule -> Plan, kernels with their policies        lngen.lower
     text        Plan -> CUDA, one translation unit                                lngen.emit
     ptx, cubin  CUDA, arch -> PTX, or machine code with its resources             lngen.toolchain
@@ -13,16 +13,19 @@ The function ``lngen.compile`` is that of lngen.runtime.norm; this module is for
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from functools import cached_property
 
-from lngen.devices import DEFAULT_ARCH, Device
-from lngen.dump import dump
+from lngen import config
+from lngen.devices import DEFAULT_ARCH, Device, oldest_first
 from lngen.emit import emit
+from lngen.errors import LowerError, MissingError, ScheduleError
 from lngen.headers import bundled
 from lngen.ir import Graph
 from lngen.lower import Plan, lower
-from lngen.schedule import ANY, Problem, Schedule, check_arch, choose, complete, parse_schedule, problem
+from lngen.problem import ANY, Problem, Schedule, check_arch, complete, parse_schedule, problem
+from lngen.schedule import attempts
 from lngen.spec import Spec
 from lngen.toolchain import Binary, compile_cubin, compile_ptx
 
@@ -91,9 +94,31 @@ class Compilation:
     def schedule(
         self, *arches: str, vec: int | None = None, rows: int | None = None, device: Device | None = None
     ) -> Schedule:
-        """The schedule without tuning, one for all these archs (none: the default arch); see ``choose``."""
-        arches = arches or (DEFAULT_ARCH,)
-        return choose(self.spec, self.problem, lambda s, on: self.kernels(s).spilled(*on), arches, vec, rows, device)
+        """The schedule without tuning: the first that is tried and spills on none of these archs (default: one arch).
+
+        ``vec``: its accesses are at most that many elements wide. ``rows``: the expected number, None for many.
+        ``device``: the GPU; None for the one that represents the oldest arch. The compile log decides: if all schedules
+        spill, the one that spills least is taken. Without a compiler it is the first. ScheduleError if none fits all.
+        """
+        arches = oldest_first(arches or (DEFAULT_ARCH,))
+        tried: dict[Schedule, int] = {}
+        for schedule in attempts(self.problem, arches, vec, rows, device):
+            try:
+                tried[schedule] = self.kernels(schedule).spilled(*arches)
+            except MissingError:
+                tried[schedule] = 0  # without a compiler no schedule is known to spill
+            except LowerError:
+                if not tried:
+                    raise
+                continue  # form multipass, the last resort, does not have every graph's sums
+            if not tried[schedule]:
+                break
+        if not tried:
+            raise ScheduleError(f"no schedule for {self.spec} fits all of {', '.join(arches)}; build each alone.")
+        best = min(tried, key=lambda s: tried[s])
+        if tried[best] and config.debug_level() >= 1:
+            print(f"lngen: {self.spec}: {spill_text(best, tried[best], len(tried))}", file=sys.stderr)
+        return best
 
     def changed(self, text: str, *arches: str, rows: int | None = None, device: Device | None = None) -> KernelSet:
         """The kernels under that schedule changed by ``text``; a complete text replaces it and needs no compiler."""
@@ -104,3 +129,30 @@ class Compilation:
         """The kernels under one schedule, lowered; ScheduleError if it is illegal, LowerError if no structure fits."""
         made = self._sets.get(schedule)
         return made or self._sets.setdefault(schedule, KernelSet(lower(self.spec, schedule, self.graph, self.problem)))
+
+
+def spill_text(schedule: Schedule, bytes_: int, tried: int = 1) -> str:
+    """The message that a schedule spills."""
+    among = f", the least of {tried} schedules" if tried > 1 else ""
+    return f"registers spill, {bytes_} bytes a thread{among}: {schedule}"
+
+
+def dump(plan: Plan, source: str) -> None:
+    """Print the graph after each pass (LNGEN_DEBUG=3), the plan and the CUDA (4); write all to LNGEN_DUMP.
+
+    Without these variables nothing is written. The files of a plan are ``<name>/00-build.ir``, one for each pass, then
+    ``plan.txt`` and ``kernel.cu``.
+    """
+    level, folder = config.debug_level(), config.dump_dir()
+    if level < 3 and folder is None:
+        return
+    graphs = {f"{n:02}-{name}.ir": str(graph) for n, (name, graph) in enumerate(plan.spec.trace().items())}
+    text = {"plan.txt": str(plan), "kernel.cu": source}
+    printed = (graphs if level >= 3 else {}) | (text if level >= 4 else {})
+    for name, content in printed.items():
+        print(f"---- {plan.name}: {name} ----\n{content}", file=sys.stderr)
+    if folder is None:
+        return
+    (folder / plan.name).mkdir(parents=True, exist_ok=True)
+    for name, content in (graphs | text).items():
+        (folder / plan.name / name).write_text(content)

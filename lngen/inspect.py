@@ -17,8 +17,8 @@ from lngen.errors import LngenError
 from lngen.ir import WIDE
 from lngen.ir.numerics import Array
 from lngen.lower import Kernel, Plan, requested_shared
+from lngen.problem.footprint import cluster_tile, occupancy
 from lngen.ptx import Traffic, run_plan
-from lngen.schedule import cluster_tile, occupancy
 from lngen.toolchain import Resources
 
 # ---- resources ----

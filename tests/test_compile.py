@@ -22,8 +22,9 @@ from lngen.cli import cli
 from lngen.compile import Compilation, KernelSet
 from lngen.emit import emit
 from lngen.lower import lower
+from lngen.problem import parse_schedule, problem
 from lngen.runtime import direction as calls
-from lngen.schedule import choose, parse_schedule, problem
+from lngen.schedule import attempts
 from lngen.spec import parse_spec
 from lngen.toolchain import compile_cubin, compile_ptx
 from lngen.tune.candidates import build_all, candidates
@@ -31,13 +32,13 @@ from lngen.tune.candidates import build_all, candidates
 FWD, BWD = "rmsnorm.fwd:d=64,dtype=f16", "layernorm.bwd:d=64,dtype=f16"
 SCHEDULE = "form=registers,threads=8,rows_per_block=16,vec=8"
 FRONT = {"finish", "problem"}
-BACK = FRONT | {"choose", "lower", "emit", "compile_cubin"}
+BACK = FRONT | {"attempts", "lower", "emit", "compile_cubin"}
 
 # Each stage, and what of its arguments a second call must not have again.
 STAGES: dict[Callable[..., Any], Callable[..., object]] = {
     passes.finish: lambda graph, d, *_, **__: (str(graph), d),
     problem: lambda graph, d: (str(graph), d),
-    choose: lambda spec, facts, spilled, *asked: (str(spec), str(asked)),
+    attempts: lambda facts, *asked: (str(facts), str(asked)),
     lower: lambda spec, schedule, *_: (str(spec), schedule),
     emit: lambda plan: plan.name,
     compile_cubin: lambda source, arch, **_: (hashlib.sha256(source.encode()).hexdigest(), arch),
@@ -109,7 +110,7 @@ def test_a_diff_shares_what_the_spec_decides(counts: Counts) -> None:
 
 def test_a_complete_schedule_asks_neither_model_nor_compiler(counts: Counts) -> None:
     called("show", FWD, "--schedule", SCHEDULE)
-    once(counts, *BACK - {"choose", "compile_cubin"})
+    once(counts, *BACK - {"attempts", "compile_cubin"})
 
 
 def test_one_build_runs_each_stage_once(counts: Counts, tmp_path: Path) -> None:

@@ -6,10 +6,11 @@ import platformdirs
 import pytest
 
 from lngen import config
-from lngen.dump import dump
+from lngen.compile import dump
 from lngen.errors import LngenError
 from lngen.lower import lower
-from lngen.schedule import problem, ranked
+from lngen.problem import problem
+from lngen.schedule import ranked
 from lngen.spec import parse_spec
 
 

@@ -19,8 +19,8 @@ import lngen
 from lngen.cli import COMMANDS, cli, installation
 from lngen.graphs import GraphBuilder
 from lngen.ir import Value
-from lngen.schedule import Schedule
-from lngen.schedule.schedule import FORMS
+from lngen.problem import Schedule
+from lngen.problem.schedule import FORMS
 
 ROOT = Path(__file__).resolve().parent.parent
 TOPICS = (

@@ -18,7 +18,7 @@ from lngen.cli import cli
 from lngen.compile import Compilation
 from lngen.config import data_dir
 from lngen.ir import DType
-from lngen.schedule.schedule import FORMS
+from lngen.problem.schedule import FORMS
 from lngen.spec import parse_spec
 from test_lower import SHARED
 
@@ -219,7 +219,7 @@ def test_every_hash_seed_gives_the_same_bytes() -> None:
         "import hashlib, sys\n"
         "from lngen.aot import catalog\n"
         "from lngen.emit import emit\nfrom lngen.lower import lower\n"
-        "from lngen.schedule import problem, ranked\nfrom lngen.spec import parse_spec\n"
+        "from lngen.problem import problem\nfrom lngen.schedule import ranked\nfrom lngen.spec import parse_spec\n"
         "texts = dict(catalog.sources())\n"
         "for text in sys.argv[1:]:\n"
         "    spec = parse_spec(text)\n"

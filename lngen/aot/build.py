@@ -20,7 +20,7 @@ from lngen.compile import KernelSet
 from lngen.devices import oldest_first
 from lngen.errors import LngenError
 from lngen.files import sha256
-from lngen.schedule import check_arch
+from lngen.problem import check_arch
 from lngen.toolchain import Binary, compile_cubin, compile_ptx, nvrtc_version
 
 KINDS = ("cu", "ptx", "cubin")

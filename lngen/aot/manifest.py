@@ -20,7 +20,7 @@ from lngen.files import read as read_file
 from lngen.ir import WIDE, D, M, Value
 from lngen.lower import Extent, Kernel, Plan, requested_shared
 from lngen.passes import accumulated
-from lngen.schedule import OVERLAP_ARCH, minimum_arch
+from lngen.problem import OVERLAP_ARCH, minimum_arch
 from lngen.spec import Spec
 from lngen.toolchain import Resources
 

@@ -22,9 +22,9 @@ from lngen.bench.torch_gpu import Array
 from lngen.compile import Compilation
 from lngen.errors import LngenError, MissingError
 from lngen.ir import DType
+from lngen.problem import OVERLAP_ARCH, Schedule, parse_schedule
 from lngen.runtime.driver import PROGRAMMATIC_STREAM_SERIALIZATION, Launch
 from lngen.runtime.launcher import Launcher, device_arch, device_count
-from lngen.schedule import OVERLAP_ARCH, Schedule, parse_schedule
 from lngen.spec import Spec
 from lngen.toolchain import compile_cubin
 

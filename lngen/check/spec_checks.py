@@ -20,11 +20,12 @@ from lngen.interpret import interpret
 from lngen.ir import compute_dtype
 from lngen.ir.numerics import Array
 from lngen.lower import Plan
+from lngen.problem import Schedule, fits
 from lngen.ptx import run_plan
 from lngen.runtime.launcher import Launcher, device_arch, device_count
 from lngen.runtime.norm import Norm
 from lngen.runtime.numpy_arrays import launch_numpy
-from lngen.schedule import Schedule, fits, space
+from lngen.schedule import space
 from lngen.spec import SAVES, Spec
 from lngen.toolchain import Binary
 

@@ -25,8 +25,8 @@ from lngen.cli.shared_options import (
 from lngen.compile import Compilation, KernelSet
 from lngen.config import data_dir
 from lngen.devices import DEFAULT_ARCH, Device, oldest_first
+from lngen.problem import ANY, Schedule, complete, parse_schedule
 from lngen.runtime.lock_file import Lock, read_lock
-from lngen.schedule import ANY, Schedule, complete, parse_schedule
 from lngen.spec import parse_spec
 from lngen.toolchain import nvrtc_version
 from lngen.version import __version__

@@ -12,13 +12,13 @@ import click
 from lngen.check.inputs import random_inputs
 from lngen.cli.output import Output, note, output_options, stage_options, table_text
 from lngen.cli.shared_options import arch_option, device_option, rows_option, schedule_option, target
-from lngen.compile import Compilation, KernelSet
+from lngen.compile import Compilation, KernelSet, spill_text
 from lngen.errors import LngenError, MissingError
 from lngen.graphs import GRAPHS, Chosen, Definition, Options
 from lngen.inspect import COLUMNS, measure, resources, traffic_json, traffic_rows, traffic_text
 from lngen.ir import ORDERS, DType, Value
 from lngen.lower import Plan
-from lngen.schedule import check_arch, parse_schedule, spill_text
+from lngen.problem import check_arch, parse_schedule
 from lngen.spec import SAVES, parse_spec
 from lngen.spec.keys import wrong
 

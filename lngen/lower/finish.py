@@ -9,9 +9,8 @@ from lngen.lower.arguments import workspace
 from lngen.lower.kernel import Finish, Kernel
 from lngen.lower.parts import Statement, Sum
 from lngen.lower.policies import leading_dimension, objects, unit
-from lngen.schedule import (
-    Problem,
-    Schedule,
+from lngen.problem import Problem, Schedule
+from lngen.problem.footprint import (
     blocks_per_partial,
     column_threads,
     groups_of_a_block,

@@ -18,18 +18,14 @@ from lngen.lower.policies import leading_dimension
 from lngen.lower.rows import releasing, row_kernel, row_style, template_of
 from lngen.lower.split import Split, column_graph, split
 from lngen.passes import extract
-from lngen.schedule import (
+from lngen.problem import STAGED, Problem, Schedule, check, problem
+from lngen.problem.footprint import (
     COLUMN_THREADS,
-    STAGED,
-    Problem,
-    Schedule,
-    check,
     column_block,
     column_threads,
     dynamic_shared,
     groups_of_a_block,
     partial_rows,
-    problem,
 )
 from lngen.spec import Spec
 

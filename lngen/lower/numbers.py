@@ -12,7 +12,7 @@ from lngen.lower.inputs import Inputs
 from lngen.lower.parts import Statement, Sum, Tensor, declared, parameters
 from lngen.lower.phases import functor, named, tensor, term
 from lngen.passes import upstream
-from lngen.schedule import operand_depth
+from lngen.problem import operand_depth
 
 THREADS = 512
 TOGETHER = 4  # reductions that read their vectors in one loop: in f64 their shared memory is 32 KiB

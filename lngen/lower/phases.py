@@ -19,7 +19,7 @@ from lngen.lower.inputs import Inputs, note
 from lngen.lower.keeping import Kept, kept_by
 from lngen.lower.parts import Join, Loop, Phase, Reduce, Statement, Sum, Tensor, declared
 from lngen.passes import downstream, upstream
-from lngen.schedule import depths, operand_depth, segment_sums_of
+from lngen.problem import depths, operand_depth, segment_sums_of
 
 # Reductions of a kind are computed together: the device functor and its ops.
 KINDS = {"Add": SUMS, "Max": ("reduce_max",)}

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from lngen.ir import WIDE, DType, Graph, Value
 from lngen.lower.kernel import Kernel
 from lngen.lower.show import kernel_lines
-from lngen.schedule import BULK, Problem, Schedule
+from lngen.problem import Problem, Schedule
+from lngen.problem.footprint import BULK
 from lngen.spec import Spec
 
 

@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-from lngen.schedule import (
-    STAGED,
-    Problem,
-    Schedule,
-    exchanged_values,
-    partial_rows,
-    partial_values,
-    scratch_numbers,
-    stage_bytes,
-)
+from lngen.problem import STAGED, Problem, Schedule
+from lngen.problem.footprint import exchanged_values, partial_rows, partial_values, scratch_numbers, stage_bytes
 
 
 def policies(s: Schedule, p: Problem) -> tuple[str, ...]:

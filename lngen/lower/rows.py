@@ -12,15 +12,8 @@ from lngen.lower.parts import Phase, Place, Sum, Tensor
 from lngen.lower.phases import Accumulate, Style, tensor
 from lngen.lower.policies import flush, leading_dimension, objects, policies, unit
 from lngen.lower.stages import places
-from lngen.schedule import (
-    STAGED,
-    Problem,
-    Schedule,
-    exchanged_values,
-    partial_values,
-    stay_packed,
-    vectors_per_thread,
-)
+from lngen.problem import STAGED, Problem, Schedule
+from lngen.problem.footprint import exchanged_values, partial_values, stay_packed, vectors_per_thread
 
 SIZES = {ctype(t): t.size for t in DType}  # bytes
 

@@ -21,7 +21,7 @@ from lngen.ir import (
     is_sum,
 )
 from lngen.passes import downstream, extract, upstream
-from lngen.schedule import depths
+from lngen.problem import depths
 
 
 @dataclass(frozen=True)

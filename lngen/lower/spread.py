@@ -12,7 +12,8 @@ from lngen.devices import Device
 from lngen.lower.finish import columns_per_thread
 from lngen.lower.kernel import Kernel
 from lngen.lower.plan import Plan
-from lngen.schedule import Problem, Schedule, least_shared, shared_by
+from lngen.problem import Problem, Schedule
+from lngen.problem.footprint import least_shared, shared_by
 
 # Fractions of the multiprocessors over which the finish is spread, with one block per row and with clusters, which
 # start only where several multiprocessors are free; the others take the first blocks of the next kernel. A large

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from lngen.ir import WIDE, Graph, Value, ctype
 from lngen.lower.parts import Place
-from lngen.schedule import STAGED, Problem, Schedule, stage_share
+from lngen.problem import STAGED, Problem, Schedule
+from lngen.problem.footprint import stage_share
 
 
 def places(

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lngen.devices import capability
 from lngen.emit import emit
 from lngen.errors import PtxError
 from lngen.ir import D, M, Value
 from lngen.ir.numerics import NUMPY_DTYPE, Array
 from lngen.lower import Argument, Kernel, Plan
+from lngen.problem import OVERLAP_ARCH
 from lngen.ptx.batch import MOST, Launch
 from lngen.ptx.compiler import compile_entry
 from lngen.ptx.launch import entry_of, place_globals, run_blocks
@@ -20,7 +22,6 @@ from lngen.ptx.memory import Buffer, GlobalMemory
 from lngen.ptx.outcome import Outcome, Reporter, Stop, Traffic
 from lngen.ptx.parser import parse
 from lngen.ptx.program import UNSIGNED
-from lngen.schedule import OVERLAP_ARCH, capability
 from lngen.toolchain import compile_ptx
 
 Grid = Callable[[Kernel, int], tuple[int, int]]

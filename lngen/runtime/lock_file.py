@@ -25,7 +25,7 @@ from typing import Any
 from lngen.compile import Compilation
 from lngen.errors import LngenError, ScheduleError
 from lngen.files import read, reason, shown
-from lngen.schedule import ANY, Schedule, check, parse_schedule
+from lngen.problem import ANY, Schedule, check, parse_schedule
 
 VERSION = 1
 LARGEST = 2**21  # bytes of a lock file: some 10,000 choices

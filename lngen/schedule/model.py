@@ -1,4 +1,4 @@
-"""The expected time of a schedule in microseconds: physics, with the few constants of ``constants``.
+"""The expected time of a schedule in microseconds: physics, with a few constants.
 
 A norm is limited by memory traffic. Its time has an overlapping part, the norm of four times: memory bandwidth, the
 latency of rows (Little's law: rows in flight over the time of one), instruction issue, and the start of blocks. The
@@ -14,12 +14,17 @@ from typing import Any
 import numpy as np
 
 from lngen.devices import Device
-from lngen.schedule.columns import Columns, Numbers
-from lngen.schedule.constants import MODEL, Model
-from lngen.schedule.layout import WARP, partial_rows, rows_ahead, vectors_per_thread
-from lngen.schedule.problem import Problem
-from lngen.schedule.resources import register_limit, registers, widened_registers
-from lngen.schedule.schedule import STAGED
+from lngen.problem import STAGED, Problem
+from lngen.problem.footprint import (
+    WARP,
+    partial_rows,
+    register_limit,
+    registers,
+    rows_ahead,
+    vectors_per_thread,
+    widened_registers,
+)
+from lngen.schedule.space import Columns, Numbers
 
 SMEM_BYTES_PER_CYCLE = 128  # of a multiprocessor, from shared memory or the L1 cache: CUDA C++ Programming Guide
 L2_BYTES_PER_CYCLE = 64  # that a multiprocessor reads from the L2 cache: A100 whitepaper
@@ -31,6 +36,43 @@ PREFETCHED_ROWS = 2  # that a row group holds under ``prefetch``: the one that i
 # The fields on which formulas depend.
 BLOCK = ("threads", "rows_per_block", "blocks_per_sm")
 SHARE = ("form", "threads", "cluster")  # of a row, that a thread holds
+
+
+@dataclass(frozen=True)
+class Model:
+    """The constants that a device's description does not contain.
+
+    bandwidth         fraction of the memory's bandwidth that mixed reads and writes reach
+    blend             exponent of the norm that joins overlapping times (memory bandwidth, latency of rows, instruction
+                      issue, start of blocks); larger means more overlap
+    launch            ns from the start of a block to its first load: launch, addresses, barrier initialisation
+    barrier           ns of a barrier among the threads of a row
+    warp              ns for each warp whose sums the threads of a row add after the barrier
+    near              ns of a round trip to the L2 cache or to another block's shared memory
+    issue             warp instructions per equation and element: the arithmetic, and conversions around it
+    alone             cycles per instruction of a warp that depends on the previous one
+    atomic            ns of an atomic operation that all blocks wait for: the first rows of a dynamic scheduler, a grid
+                      barrier
+    uneven            fraction by which the slowest multiprocessor is later under a static scheduler
+    copy              ns that a multiprocessor's TMA unit takes for a bulk copy of any size
+    block             ns that the GPU takes to start a block of any size
+    """
+
+    bandwidth: float = 0.95
+    blend: float = 2.16
+    launch: float = 285
+    barrier: float = 64
+    warp: float = 42
+    near: float = 419
+    issue: float = 0.79
+    alone: float = 1.68
+    atomic: float = 1315
+    uneven: float = 0.033
+    copy: float = 11.9
+    block: float = 0.747
+
+
+MODEL = Model()
 
 
 @dataclass(frozen=True)
@@ -95,7 +137,7 @@ class Features:
     multipass: Numbers
 
 
-def features(c: Columns, p: Problem, rows: int, device: Device, model: Model = MODEL) -> Features:
+def features(c: Columns, p: Problem, rows: int, device: Device) -> Features:
     """The features of schedules for ``rows`` rows on a GPU."""
     same = partial(np.full, len(c), dtype=np.float64)
     inputs, staged, cp_async = len(p.input_sizes), c.has_form(*STAGED), c.has_form("cp_async")
@@ -122,7 +164,7 @@ def features(c: Columns, p: Problem, rows: int, device: Device, model: Model = M
         smem_passes=1 + (p.phases - 1) * staged * (1 - c.field("row_in_registers")),
         bulk_copies=(inputs + tma_store) * c.has_form(*BULK_FORMS),
         global_width=np.minimum(SMEM_BYTES_PER_CYCLE, threads * c.field("vec") * p.element),
-        spill_factor=_spill_factor(c, p, device, model),
+        spill_factor=_spill_factor(c, p, device),
         staged=staged,
         persistent=same(1) if p.column_sums else staged * (1 - dynamic),
         prefetch=prefetch,
@@ -148,9 +190,9 @@ def _unpacked(c: Columns, p: Problem, late_weights: Numbers) -> Numbers:
     return sum(size < 4 for size in p.column_sizes) * np.maximum(late_weights, packed)
 
 
-def _spill_factor(c: Columns, p: Problem, device: Device, model: Model) -> Numbers:
+def _spill_factor(c: Columns, p: Problem, device: Device) -> Numbers:
     """Registers needed over those available; 1 without spills."""
-    needed = c.each(lambda s: registers(s, p, model), *SHARE, "prefetch", "cached_weights", "row_in_registers")
+    needed = c.each(lambda s: registers(s, p), *SHARE, "prefetch", "cached_weights", "row_in_registers")
     factor: Numbers = np.maximum(1, needed / c.each(lambda s: register_limit(s, device), *BLOCK))
     return factor
 

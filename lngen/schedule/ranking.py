@@ -1,25 +1,72 @@
-"""The order in which to try schedules: measured ones first, then by the model's estimates."""
+"""The order in which schedules are tried: measured ones first, then by the model's estimates.
+
+Nothing is compiled here. ``attempts`` is the order of the search for a default, which lngen/compile.py ends.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 
-from lngen.devices import Device, default_device
+from lngen.devices import Device, default_device, device_for
 from lngen.errors import ScheduleError
-from lngen.schedule.columns import Columns
-from lngen.schedule.legal import is_legal
+from lngen.problem import Problem, Schedule, fits, is_legal
+from lngen.problem.footprint import MAX_REGISTERS, register_limit, registers
 from lngen.schedule.model import estimates, features
-from lngen.schedule.problem import Problem
-from lngen.schedule.resources import MAX_REGISTERS, register_limit
-from lngen.schedule.schedule import Schedule
-from lngen.schedule.space import multipass_space, roomy_space
-from lngen.schedule.table import measured
-from lngen.schedule.workload import rows_of, workload
+from lngen.schedule.space import Columns, multipass_space, roomy_space
+from lngen.schedule.table import measured, rows_of, workload
 
+MOST_TRIED = 8  # schedules to compile, at some tenths of a second each
 DIGITS = 3  # of a nanosecond, so that rounding on different processors makes no difference
+
+
+def attempts(
+    p: Problem,
+    arches: Sequence[str],
+    vec: int | None = None,
+    rows: int | None = None,
+    device: Device | None = None,
+) -> Iterator[Schedule]:
+    """The schedules to compile one by one until one does not spill: that one is the default on all ``arches``.
+
+    ``arches``: the oldest first; the order is the best for the oldest, and every schedule fits the others. ``vec``,
+    ``rows``: as for ``ranked``. ``device``: the GPU; None for the one that represents the oldest arch.
+
+    At most MOST_TRIED candidates come first, then at most as many schedules of form multipass.
+    """
+    oldest, *others = arches
+    here = device if device is not None and device.arch == oldest else device_for(oldest)
+
+    def fitting(listed: Iterable[Schedule]) -> Iterator[Schedule]:
+        found = (s for s in listed if all(fits(s, p, device_for(arch)) for arch in others))
+        return islice(_tighter_first(found, p), MOST_TRIED)
+
+    yield from fitting(candidates(p, here, vec, rows))
+    with suppress(ScheduleError):  # if no schedule of form multipass is legal
+        yield from fitting(last_resort(p, here, vec, rows))
+
+
+def _tighter_first(listed: Iterable[Schedule], p: Problem) -> Iterator[Schedule]:
+    """Each schedule once: first those expected to need fewer registers than all before them, then the others.
+
+    A schedule is compiled after another one has spilled, so fewer registers are the best hope. The estimate may be
+    wrong: another form with the same layout of rows may spill less.
+    """
+    tightest, seen, others = math.inf, set[Schedule](), dict[Schedule, None]()
+    for schedule in listed:
+        tight = registers(schedule, p) / register_limit(schedule)
+        if tight < tightest:
+            tightest = tight
+            seen.add(schedule)
+            yield schedule
+        else:
+            others[schedule] = None
+    yield from (s for s in others if s not in seen)
 
 
 def ranked(p: Problem, device: Device | None = None, vec: int | None = None, rows: int | None = None) -> list[Schedule]:

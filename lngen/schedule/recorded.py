@@ -1,18 +1,29 @@
-"""Recorded times of schedules: sweeps, trials of the tuner, results of the bench, as points."""
+"""Recorded times of schedules, and how good the choices of table and model are on them.
+
+``python -m lngen.schedule.recorded`` prints the scores of the choices. ``--leave-out`` fits the model's constants anew
+for every D, to the points of all others; ``--fit`` prints a fit to all points. A choice is made among the schedules
+that were timed at a point; its score is the shortest time over its own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from lngen.config import data_dir
+from lngen.devices import Device, default_device
 from lngen.errors import LngenError, ScheduleError, SpecError
 from lngen.files import parse_json, read, reason
-from lngen.schedule.legal import is_legal
-from lngen.schedule.problem import Problem, problem
-from lngen.schedule.schedule import ANY, Schedule, parse_schedule
+from lngen.problem import ANY, Problem, Schedule, is_legal, parse_schedule, problem
+from lngen.schedule.model import MODEL, Features, Model, estimates, features
+from lngen.schedule.space import Columns, Numbers
+from lngen.schedule.table import measured, rows_of, workload
 from lngen.spec import parse_spec
 
 LARGEST = 2**28  # bytes of a file of records
@@ -102,3 +113,159 @@ def _point(spec: str, rows: int, times: Mapping[str, float]) -> Point:
         except (ScheduleError, SpecError):
             continue
     return Point(spec, rows, kept)
+
+
+RECORDED = ("bench/h200-sweeps.json", "tuned/h200.jsonl")
+FITTED = tuple(f.name for f in fields(Model))
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Scores of choices, one per point: 1 is the best of the schedules timed there."""
+
+    each: Numbers
+    where: tuple[str, ...]
+
+    def __str__(self) -> str:
+        if not len(self.each):
+            return "no points"
+        worst = np.argsort(self.each, kind="stable")[:3]
+        listed = "; ".join(f"{self.each[n]:.3f} {self.where[n]}" for n in worst)
+        mean = float(np.exp(np.log(self.each).mean()))
+        return f"{len(self.each)} points, geometric mean {mean:.4f}, least {self.each.min():.3f} ({listed})"
+
+
+class Sample:
+    """Points as arrays: the features of every schedule that was timed, and the point it belongs to."""
+
+    def __init__(self, chosen: Sequence[Point], device: Device) -> None:
+        self.points, self.device = chosen, device
+        self.owner = np.repeat(np.arange(len(chosen)), [len(p.times) for p in chosen])
+        self.times = np.array([us for p in chosen for us in p.times.values()])
+        self.worse = np.log(self.times / np.array([p.best for p in chosen])[self.owner])
+        self.lengths = np.array([p.problem.d for p in chosen])
+        self._actual = _joined(features(Columns.of(p.times), p.problem, p.rows, device) for p in chosen)
+        self._typical = _joined(features(Columns.of(p.times), p.problem, typical(p, device), device) for p in chosen)
+
+    def scores(self, model: Model, which: Any = None) -> Scores:
+        """The scores of the model's choices at ``which`` points (None: all), for the most rows of each class."""
+        times = estimates(self._typical, self.device, model)
+        order = np.lexsort((times, self.owner))
+        first = order[np.searchsorted(self.owner[order], np.arange(len(self.points)))]
+        places = np.flatnonzero(np.ones(len(self.points)) if which is None else which)
+        return Scores(np.exp(-self.worse[first[places]]), tuple(_name(self.points[n]) for n in places.tolist()))
+
+    def loss(self, model: Model, which: Any) -> float:
+        """The loss that a fit minimises over ``which`` points.
+
+        It has three parts: how much slower the choices are, in the mean and for the worst, where a schedule is the
+        likelier the shorter its expected time; the errors of the estimates; and the distance of the constants from
+        round values.
+        """
+        times = estimates(self._actual, self.device, model)
+        likely = np.exp(-SHARP * (np.log(times) - _least(np.log(times), self.owner)[self.owner]))
+        total = np.bincount(self.owner, likely)
+        slower = (np.bincount(self.owner, likely * self.worse) / total)[which]
+        off = np.abs(np.log(times / self.times))[which[self.owner]].mean()
+        worst = (slower**6).mean() ** (1 / 6)
+        return float(slower.mean() + np.sqrt((slower**2).mean()) / 3 + worst / 4 + off / 20 + _moved(model))
+
+
+@cache
+def unfitted() -> Model:
+    """Round values, from which a fit that must not know a D starts."""
+    return Model(
+        bandwidth=0.9, blend=3, launch=500, barrier=50, warp=50, near=300, issue=1, alone=1.5, atomic=1000, uneven=0.03,
+        copy=10, block=1,
+    )  # fmt: skip
+
+
+SHARP = 40  # times that differ by a fortieth, about their repeatability, are almost equally likely
+
+
+def fit(sample: Sample, which: Any, steps: int = 3000) -> Model:
+    """The constants that suit ``which`` points, by a random walk downhill from round values; deterministic."""
+    random = np.random.default_rng(0)
+    best, reach = unfitted(), np.full(len(FITTED), 0.2)
+    least = sample.loss(best, which)
+    for _ in range(steps):
+        picked = random.choice(len(FITTED), random.integers(1, 4), replace=False)
+        factors = np.exp(reach[picked] * random.standard_normal(len(picked)))
+        changes = {FITTED[n]: getattr(best, FITTED[n]) * float(f) for n, f in zip(picked, factors, strict=True)}
+        tried = replace(best, **changes)
+        loss = sample.loss(tried, which)
+        reach[picked] = np.clip(reach[picked] * (1.3 if loss < least else 0.97), 0.03, 0.5)
+        if loss < least:
+            best, least = tried, loss
+    return best
+
+
+def leave_out(sample: Sample, steps: int = 600) -> Scores:
+    """Scores at every D of the model whose constants were fitted without it."""
+    each: list[Numbers] = []
+    where: list[str] = []
+    for d in sorted({*sample.lengths.tolist()}):
+        model = fit(sample, sample.lengths != d, steps)
+        found = sample.scores(model, sample.lengths == d)
+        each.append(found.each)
+        where.extend(found.where)
+    return Scores(np.concatenate(each), tuple(where))
+
+
+def with_table(chosen: Iterable[Point], device: Device) -> tuple[Scores, int]:
+    """Scores of the table's entries, and the number of points where the entry was not timed or none is near."""
+    each, where, others = [], [], 0
+    for p in chosen:
+        entry = next(measured(p.problem, workload(p.problem, p.rows, device), device), None)
+        if entry is not None and entry in p.times:
+            each.append(p.best / p.times[entry])
+            where.append(_name(p))
+        else:
+            others += 1
+    return Scores(np.array(each), tuple(where)), others
+
+
+def typical(p: Point, device: Device) -> int:
+    """The number of rows for the model at a point: the most of the point's workload class."""
+    return max(1, rows_of(p.problem, workload(p.problem, p.rows, device), device))
+
+
+def _joined(parts: Iterable[Features]) -> Features:
+    listed = [*parts]
+    return Features(*(np.concatenate([getattr(f, n.name) for f in listed]) for n in fields(Features)))
+
+
+def _least(values: Numbers, owner: Any) -> Numbers:
+    starts = np.flatnonzero(np.diff(owner, prepend=-1))
+    least: Numbers = np.minimum.reduceat(values, starts)
+    return least
+
+
+def _moved(model: Model) -> float:
+    """The distance of the constants from round values, and of the bandwidth from that of a memory."""
+    distances = [np.log(getattr(model, name) / getattr(unfitted(), name)) ** 2 for name in FITTED]
+    return float(0.01 * np.mean(distances) + max(0.0, np.log(model.bandwidth / 0.95)))
+
+
+def _name(p: Point) -> str:
+    return f"{p.spec} rows={p.rows}"
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Print the scores."""
+    folder, device = data_dir("generated"), default_device()
+    found = latest(points([folder / name for name in RECORDED]))
+    sample = Sample(found, device)
+    scores, others = with_table(found, device)
+    print(f"with the table: {scores}; at {others} more the entry was not timed")
+    print(f"model alone: {sample.scores(MODEL)}")
+    everywhere = np.ones(len(found), dtype=bool)
+    if "--fit" in arguments:
+        model = fit(sample, everywhere)
+        print(f"fitted: {model}\n{sample.scores(model)}")
+    if "--leave-out" in arguments:
+        print(f"model alone, each D left out of the fit: {leave_out(sample)}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -14,7 +14,8 @@ from lngen.compile import Compilation
 from lngen.devices import Device, device_for
 from lngen.errors import CompileError, EmitError, LowerError, ScheduleError
 from lngen.files import sha256
-from lngen.schedule import Schedule, ranked
+from lngen.problem import Schedule
+from lngen.schedule import ranked
 from lngen.spec import Spec
 
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from lngen.devices import Device
-from lngen.schedule import Schedule, workload
+from lngen.problem import Schedule
+from lngen.schedule import workload
 from lngen.schedule.recorded import Point
 from lngen.schedule.table import Key, Table
 

@@ -16,7 +16,7 @@ from typing import Any
 from lngen.bench.figures import COLOURS, GRID, STYLE, save, sign
 from lngen.bench.figures import check as check_plot
 from lngen.errors import LngenError, ScheduleError
-from lngen.schedule import Schedule, parse_schedule
+from lngen.problem import Schedule, parse_schedule
 from lngen.spec import parse_spec
 from lngen.tune.job import Choice, Outcome
 from lngen.tune.trials import STATUSES, Trial

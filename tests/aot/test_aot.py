@@ -20,7 +20,7 @@ from lngen.devices import device_for
 from lngen.errors import LngenError, ScheduleError
 from lngen.files import sha256
 from lngen.lower import Plan, requested_shared
-from lngen.schedule import check_arch, fits, problem
+from lngen.problem import check_arch, fits, problem
 from lngen.spec import parse_spec
 
 ROOT = Path(__file__).resolve().parents[2]

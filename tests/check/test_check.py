@@ -26,7 +26,7 @@ from lngen.graphs.norms import layernorm, rmsnorm
 from lngen.interpret import interpret
 from lngen.ir import BF16, F64, OPS, D, DType, Graph, M, Value, parse
 from lngen.ir.numerics import NUMPY_DTYPE, Array
-from lngen.schedule import Schedule
+from lngen.problem import Schedule
 from lngen.spec import Spec, make_spec, parse_spec
 from lngen.toolchain import Binary, Resources
 

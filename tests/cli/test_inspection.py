@@ -11,7 +11,8 @@ from lngen.compile import Compilation
 from lngen.emit import emit
 from lngen.ir import ORDERS
 from lngen.lower import lower
-from lngen.schedule import Schedule, parse_schedule, problem, ranked
+from lngen.problem import Schedule, parse_schedule, problem
+from lngen.schedule import ranked
 from lngen.spec import parse_spec
 from lngen.toolchain import compile_ptx
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 import lngen
 from fuzz import fuzzed
+from lngen.devices import capability
 from lngen.errors import ScheduleError, SpecError
 from lngen.numbers import LARGEST, decimal, whole
-from lngen.schedule import capability, parse_schedule
-from lngen.schedule.schedule import Schedule
+from lngen.problem import Schedule, parse_schedule
 from lngen.spec import parse_spec
 
 # What int() or float() would take, or stumble over.

@@ -13,8 +13,8 @@ from lngen.compile import Compilation
 from lngen.errors import ArrayError
 from lngen.interpret import interpret
 from lngen.lower import Plan, lower
+from lngen.problem import Schedule, parse_schedule
 from lngen.ptx import run_plan
-from lngen.schedule import Schedule, parse_schedule
 from lngen.spec import parse_spec
 
 pytest.importorskip("cupy")

@@ -13,8 +13,9 @@ from lngen.compile import Compilation
 from lngen.devices import DEFAULT_ARCH, device_for
 from lngen.graphs import GRAPHS
 from lngen.interpret import interpret
-from lngen.schedule import Schedule, fits, space
-from lngen.schedule.resources import has_room
+from lngen.problem import Schedule, fits
+from lngen.problem.footprint import has_room
+from lngen.schedule import space
 from lngen.spec import parse_spec
 from test_family import KEYS, backward_of, text
 

@@ -23,9 +23,10 @@ from lngen.graphs import GRAPHS, Definition, GraphBuilder
 from lngen.graphs.norms import layernorm
 from lngen.ir import D, M
 from lngen.lower import lower
+from lngen.problem import Schedule
+from lngen.problem import problem as facts_of
 from lngen.runtime.lock_file import Lock, Locked
-from lngen.schedule import Schedule, ranked
-from lngen.schedule import problem as facts_of
+from lngen.schedule import ranked
 from lngen.spec import LONGEST_SLUG, Spec, make_spec, parse_spec
 from paths import SEARCH
 

@@ -27,10 +27,11 @@ from lngen.ir.numerics import Array
 from lngen.lower import lower
 from lngen.passes import backward
 from lngen.passes.order import rule_of, sharers
+from lngen.problem import Schedule, problem
 from lngen.ptx import run_plan
 from lngen.runtime.direction import Call
 from lngen.runtime.norm import Norm
-from lngen.schedule import Schedule, problem, space
+from lngen.schedule import space
 from lngen.spec import Spec, make_spec, parse_spec
 
 Describe = Callable[[GraphBuilder], None]

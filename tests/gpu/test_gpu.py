@@ -23,11 +23,13 @@ from lngen.interpret import interpret
 from lngen.ir import D, DType, M
 from lngen.ir.numerics import NUMPY_DTYPE
 from lngen.lower import lower, requested_shared
+from lngen.problem import Schedule, problem
+from lngen.problem.schedule import exists
 from lngen.runtime import Norm
 from lngen.runtime.driver import library
 from lngen.runtime.launcher import Launcher, device_arch, live_gpu
 from lngen.runtime.numpy_arrays import launch_numpy, raw
-from lngen.schedule import Schedule, exists, problem, ranked
+from lngen.schedule import ranked
 from lngen.spec import parse_spec
 from schedules import cp_async, multipass, registers, tma, unaligned
 from test_outputs import add_layernorm, apart, arrays_for, vanishing

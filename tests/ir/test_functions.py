@@ -19,8 +19,9 @@ from lngen.ir.functions import ULPS, reciprocal
 from lngen.ir.numerics import Array
 from lngen.lower import lower
 from lngen.passes import decompose
+from lngen.problem import depths, problem
 from lngen.ptx import run_plan
-from lngen.schedule import depths, problem, ranked
+from lngen.schedule import ranked
 from lngen.spec import Spec, make_spec, parse_spec
 
 Describe = Callable[[GraphBuilder], None]

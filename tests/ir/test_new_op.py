@@ -15,8 +15,9 @@ from lngen.ir import OPS, D, M, Value
 from lngen.ir.ops import Ops, each, op
 from lngen.ir.type_rules import arithmetic
 from lngen.lower import lower
+from lngen.problem import problem
 from lngen.ptx import run_plan
-from lngen.schedule import problem, ranked
+from lngen.schedule import ranked
 from lngen.spec import make_spec
 
 

@@ -20,8 +20,9 @@ from lngen.graphs import Definition, GraphBuilder, Options
 from lngen.interpret import interpret
 from lngen.ir import F32, OPS, D, DType, Graph, M, Type, Value, print_eqn
 from lngen.lower import lower
+from lngen.problem import problem
 from lngen.ptx import run_plan
-from lngen.schedule import problem, ranked
+from lngen.schedule import ranked
 from lngen.spec import Spec, make_spec
 
 Describe = Callable[[GraphBuilder], None]

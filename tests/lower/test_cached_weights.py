@@ -10,8 +10,8 @@ from lngen.graphs import Definition, GraphBuilder
 from lngen.interpret import interpret
 from lngen.ir import BF16, D, M, S
 from lngen.lower import lower
+from lngen.problem import ANY, parse_schedule
 from lngen.ptx import run_plan
-from lngen.schedule import ANY, parse_schedule
 from lngen.spec import make_spec
 
 # Rows in registers and many weights of a thread: those of 16 bits stay packed.

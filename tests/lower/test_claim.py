@@ -15,8 +15,10 @@ from lngen.errors import ScheduleError
 from lngen.graphs import Definition
 from lngen.interpret import interpret
 from lngen.lower import Plan, lower
+from lngen.problem import Schedule, check, parse_schedule, problem
+from lngen.problem.footprint import static_shared
 from lngen.ptx import run_plan
-from lngen.schedule import Schedule, candidates, check, parse_schedule, problem, static_shared
+from lngen.schedule.ranking import candidates
 from lngen.spec import make_spec, parse_spec
 from test_staged import peaked, scaled
 

@@ -30,8 +30,10 @@ from lngen.graphs import Definition, GraphBuilder
 from lngen.graphs.norms import layernorm
 from lngen.ir import D, M, parse, print_graph
 from lngen.lower import Plan, lower
-from lngen.schedule import MINIMUM_ARCH, problem, ranked
-from lngen.schedule.choose import MOST_TRIED
+from lngen.problem import problem
+from lngen.problem.schedule import MINIMUM_ARCH
+from lngen.schedule import ranked
+from lngen.schedule.ranking import MOST_TRIED
 from lngen.spec import Spec, make_spec, parse_spec
 from lngen.toolchain import ARCHES
 from paths import ROOT, SEARCH

@@ -12,7 +12,7 @@ from lngen.graphs import Definition, GraphBuilder
 from lngen.ir import D, M
 from lngen.lower import Plan, lower
 from lngen.lower.keeping import MOST_KEPT
-from lngen.schedule import ANY, parse_schedule
+from lngen.problem import ANY, parse_schedule
 from lngen.spec import make_spec, parse_spec
 
 REGISTERS = "form=registers,threads=32,rows_per_block=1,vec=8"

@@ -25,8 +25,10 @@ from lngen.lower.inputs import note
 from lngen.lower.kernel import Finish
 from lngen.lower.parts import Join
 from lngen.lower.policies import leading_dimension
+from lngen.problem import Schedule, parse_schedule, problem
+from lngen.problem.footprint import cluster_tile, stage_bytes
 from lngen.ptx import run_plan
-from lngen.schedule import Schedule, cluster_tile, parse_schedule, problem, ranked, stage_bytes
+from lngen.schedule import ranked
 from lngen.spec import Spec, make_spec, parse_spec
 
 

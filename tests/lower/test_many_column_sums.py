@@ -10,7 +10,8 @@ from lngen.emit import emit
 from lngen.graphs import Definition, GraphBuilder
 from lngen.ir import D, M
 from lngen.lower import lower
-from lngen.schedule import Schedule, problem, ranked
+from lngen.problem import Schedule, problem
+from lngen.schedule import ranked
 from lngen.spec import Spec, make_spec, parse_spec
 from lngen.toolchain import compile_cubin
 from spills import REPORTED

@@ -18,7 +18,9 @@ from lngen.ir import F32, D, M, Type, Value, is_name
 from lngen.ir.builder import fresh
 from lngen.lower import lower
 from lngen.lower.c_names import TAKEN, c_name
-from lngen.schedule import problem, space, vectors_per_thread
+from lngen.problem import problem
+from lngen.problem.footprint import vectors_per_thread
+from lngen.schedule import space
 from lngen.spec import Spec, make_spec
 from lngen.toolchain import compile_ptx
 from test_emit import plans_of_every_template

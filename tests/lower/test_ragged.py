@@ -21,10 +21,11 @@ from lngen.errors import ArrayError, ScheduleError
 from lngen.interpret import interpret
 from lngen.ir import WIDE, DType
 from lngen.lower import Plan, lower
+from lngen.problem import Schedule, check, is_legal, problem
 from lngen.ptx import run_plan
 from lngen.runtime import direction as calls
 from lngen.runtime.direction import Call
-from lngen.schedule import Schedule, check, is_legal, problem, ranked
+from lngen.schedule import ranked
 from lngen.spec import Spec, parse_spec
 from mutants import edited, source_of, twin
 
@@ -351,7 +352,7 @@ def test_a_stage_has_room_for_neighbours(monkeypatch: pytest.MonkeyPatch) -> Non
     s = Schedule("tma_unaligned", 32, 1, 1, stages=2, grid=1, tma_store=True)
     inputs = random_inputs(spec, 9)
     assert run_plan(lower(spec, s), inputs).findings == ()
-    for module in ("lngen.schedule.layout", "lngen.lower.stages"):
+    for module in ("lngen.problem.footprint", "lngen.lower.stages"):
         monkeypatch.setattr(f"{module}.stage_share", lambda size, s, p: -(-p.d * size // 128) * 128)
     assert run_plan(lower(spec, s), inputs).findings
 

@@ -32,8 +32,9 @@ from lngen.ir import D, Graph, M, numerics, parse
 from lngen.ir.numerics import Array
 from lngen.lower import lower
 from lngen.lower.spread import requested_shared
+from lngen.problem import Schedule, problem
 from lngen.ptx import run_plan
-from lngen.schedule import Schedule, problem, ranked
+from lngen.schedule import ranked
 from lngen.spec import Spec, make_spec
 
 Describe = Callable[[GraphBuilder], None]

@@ -15,8 +15,8 @@ from lngen.graphs import Definition, GraphBuilder
 from lngen.interpret import interpret
 from lngen.ir import D, M
 from lngen.lower import Plan, lower
+from lngen.problem import Schedule, parse_schedule, problem
 from lngen.ptx import Outcome, parse, run_plan
-from lngen.schedule import Schedule, parse_schedule, problem
 from lngen.spec import Spec, make_spec, parse_spec
 from lngen.toolchain import compile_ptx
 

@@ -24,8 +24,9 @@ from lngen.graphs import Definition, GraphBuilder
 from lngen.interpret import interpret
 from lngen.ir import D, M
 from lngen.lower import Plan, lower
+from lngen.problem import Schedule, problem
 from lngen.ptx import parse, run_plan
-from lngen.schedule import Schedule, problem, space
+from lngen.schedule import space
 from lngen.spec import Spec, make_spec, parse_spec
 from lngen.toolchain import compile_cubin, compile_ptx, nvrtc
 from test_lower import PLANS, plan_of

@@ -17,8 +17,9 @@ from lngen.errors import LngenError
 from lngen.inspect import KernelTraffic, measure, row_units, traffic_rows, traffic_text
 from lngen.ir import D, M
 from lngen.lower import Plan, lower
+from lngen.problem import parse_schedule, problem
 from lngen.ptx import parse, run_kernel, run_plan
-from lngen.schedule import parse_schedule, problem, ranked
+from lngen.schedule import ranked
 from lngen.spec import parse_spec
 from lngen.toolchain import compile_ptx
 

@@ -16,8 +16,9 @@ from lngen.interpret import interpret
 from lngen.ir import Graph, parse
 from lngen.lower import lower
 from lngen.passes import order
+from lngen.problem import Schedule, is_legal, parse_schedule, problem
 from lngen.ptx import run_plan
-from lngen.schedule import Schedule, is_legal, parse_schedule, problem, ranked
+from lngen.schedule import ranked
 from lngen.spec import parse_spec
 
 BACKWARD = "layernorm.bwd:d=324,dtype=f32,blocks=20"

@@ -21,7 +21,7 @@ from lngen.interpret import interpret
 from lngen.ir import BF16, F32, F64, Axis, Builder, D, Graph, M, S, is_sum, parse, print_graph
 from lngen.ir.numerics import Array
 from lngen.passes.order import column_order, orders, row_order, rule_of
-from lngen.schedule import depths
+from lngen.problem import depths
 from lngen.spec import Spec, make_spec, parse_spec
 
 Pass = Callable[[Graph], Graph]

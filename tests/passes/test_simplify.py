@@ -22,8 +22,8 @@ from lngen.ir.numerics import NUMPY_DTYPE, Array
 from lngen.lower import lower
 from lngen.passes import upstream
 from lngen.passes.polynomial import Order, Sum, atom
+from lngen.problem import depths
 from lngen.ptx import run_plan
-from lngen.schedule import depths
 from lngen.spec import Spec, make_spec
 from paths import SEARCH
 

@@ -24,8 +24,8 @@ from lngen.errors import PtxError
 from lngen.headers import bundled
 from lngen.interpret import interpret
 from lngen.lower import Plan, lower
+from lngen.problem import Schedule
 from lngen.ptx import run_plan
-from lngen.schedule import Schedule
 from lngen.spec import parse_spec
 from lngen.toolchain import compile_ptx
 from schedules import cp_async, multipass, registers, tma, unaligned

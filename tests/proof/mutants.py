@@ -24,8 +24,8 @@ from lngen.interpret import interpret
 from lngen.ir import D, M
 from lngen.ir.numerics import Array
 from lngen.lower import Plan, lower
+from lngen.problem import Schedule
 from lngen.ptx import Outcome, run_plan
-from lngen.schedule import Schedule
 from lngen.spec import Spec, parse_spec
 from lngen.toolchain import compile_ptx
 from schedules import cp_async, multipass, registers, tma, unaligned

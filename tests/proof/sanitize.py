@@ -18,9 +18,10 @@ from lngen.compile import KernelSet
 from lngen.devices import capability
 from lngen.interpret import interpret
 from lngen.lower import lower
+from lngen.problem import Schedule
+from lngen.problem.schedule import exists
 from lngen.runtime.launcher import Launcher, device_arch
 from lngen.runtime.numpy_arrays import launch_numpy
-from lngen.schedule import Schedule, exists
 from lngen.spec import parse_spec
 from schedules import cp_async, multipass, registers, tma, unaligned
 

@@ -19,7 +19,7 @@ from graph_names import dtypes_of
 from lngen.compile import Compilation
 from lngen.errors import LngenError
 from lngen.graphs import GRAPHS, Option
-from lngen.schedule import Schedule
+from lngen.problem import Schedule
 from lngen.spec import parse_spec
 
 ARCHES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")

@@ -13,8 +13,8 @@ from lngen.graphs import Definition, GraphBuilder
 from lngen.interpret import interpret
 from lngen.ir import D, M
 from lngen.lower import Plan, lower
+from lngen.problem import Schedule, parse_schedule
 from lngen.ptx import Outcome, run_plan
-from lngen.schedule import Schedule, parse_schedule
 from lngen.spec import Spec, make_spec, parse_spec
 
 pytest.importorskip("cupy")

@@ -11,8 +11,8 @@ from lngen.check.inputs import random_inputs
 from lngen.emit import emit
 from lngen.headers import bundled
 from lngen.lower import Plan, lower
+from lngen.problem import Schedule
 from lngen.ptx import Finding, run_plan
-from lngen.schedule import Schedule
 from lngen.spec import parse_spec
 from lngen.toolchain import compile_ptx
 

@@ -16,8 +16,9 @@ from lngen.emit import emit
 from lngen.interpret import interpret
 from lngen.ir import D, M
 from lngen.lower import Plan, lower
+from lngen.problem import Schedule, is_legal, problem
 from lngen.ptx import Outcome, parse, run_plan
-from lngen.schedule import Schedule, is_legal, problem, space
+from lngen.schedule import space
 from lngen.spec import parse_spec
 from lngen.toolchain import compile_ptx
 

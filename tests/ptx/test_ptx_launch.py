@@ -11,8 +11,8 @@ from lngen.check.inputs import random_inputs
 from lngen.emit import emit
 from lngen.errors import PtxError
 from lngen.lower import lower
+from lngen.problem import Schedule
 from lngen.ptx import Outcome, run_plan
-from lngen.schedule import Schedule
 from lngen.spec import parse_spec
 from ptx_source import broken, clean, kinds, run
 

@@ -15,10 +15,10 @@ import pytest
 import lngen.runtime as runtime
 from fake_gpu import FakeGpu, Launched
 from lngen.lower import lower
+from lngen.problem import Schedule, parse_schedule
 from lngen.runtime import Norm, Saved
 from lngen.runtime.driver import PER_THREAD_STREAM
 from lngen.runtime.launcher import Workspace, Workspaces
-from lngen.schedule import Schedule, parse_schedule
 from lngen.spec import parse_spec
 
 D = 64

@@ -17,31 +17,14 @@ from lngen.config import data_dir
 from lngen.devices import Device, default_device, described, device_for, named
 from lngen.errors import LngenError, MissingError
 from lngen.lower import lower
-from lngen.schedule import (
-    Problem,
-    Schedule,
-    candidates,
-    estimated,
-    fits,
-    is_legal,
-    legal,
-    parse_schedule,
-    problem,
-    ranked,
-    register_limit,
-    registers,
-    space,
-    workload,
-)
-from lngen.schedule.choose import MOST_TRIED
-from lngen.schedule.columns import Columns
-from lngen.schedule.constants import MODEL, Model
-from lngen.schedule.model import Features, estimates, features
-from lngen.schedule.ranking import last_resort, roomy_space
-from lngen.schedule.recorded import Point, latest, points
-from lngen.schedule.resources import has_room
-from lngen.schedule.table import ANY, MOST_OPERATIONS, Key, Table, measured, tables
-from lngen.schedule.validate import RECORDED, Sample, fit, typical, unfitted, with_table
+from lngen.problem import ANY, Problem, Schedule, fits, footprint, is_legal, legal, parse_schedule, problem
+from lngen.problem.footprint import has_room, register_limit, registers
+from lngen.schedule import ranked, space, workload
+from lngen.schedule.model import MODEL, Features, Model, estimates, features
+from lngen.schedule.ranking import MOST_TRIED, candidates, estimated, last_resort
+from lngen.schedule.recorded import RECORDED, Point, Sample, fit, latest, points, typical, unfitted, with_table
+from lngen.schedule.space import Columns, roomy_space
+from lngen.schedule.table import MOST_OPERATIONS, Key, Table, measured, tables
 from lngen.spec import parse_spec
 from lngen.toolchain import supported_arches
 from lngen.tune.device_table import build, text
@@ -59,7 +42,7 @@ def facts(spec: str) -> Problem:
 
 def us(s: Schedule, spec: str = FORWARD, rows: int = 16384, device: Device = H200, model: Model = MODEL) -> float:
     """Microseconds that the model expects."""
-    return float(estimates(features(Columns.of([s]), facts(spec), rows, device, model), device, model)[0])
+    return float(estimates(features(Columns.of([s]), facts(spec), rows, device), device, model)[0])
 
 
 # ---- the model ----
@@ -74,7 +57,7 @@ def test_the_model_has_few_constants_each_with_a_reason() -> None:
         assert replace(MODEL, **{name: 2 * getattr(MODEL, name)}) != MODEL
 
 
-def test_every_constant_moves_a_time() -> None:
+def test_every_constant_moves_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that none of these kernels feels would be none."""
     cases = [
         (ROWS, FORWARD), (STAGED, FORWARD), (replace(STAGED, dynamic=True), FORWARD),
@@ -84,6 +67,11 @@ def test_every_constant_moves_a_time() -> None:
     for f in fields(Model):
         more = replace(MODEL, **{f.name: 1.5 * getattr(MODEL, f.name)})
         assert any(us(s, spec, model=more) != us(s, spec) for s, spec in cases), f.name
+    needed = [registers(s, facts(spec)) for s, spec in cases]
+    for name in ("BASE_REGISTERS", "LIVE_REGISTERS", "REUSED_REGISTERS"):
+        with monkeypatch.context() as changed:
+            changed.setattr(footprint, name, 1.5 * getattr(footprint, name))
+            assert [registers(s, facts(spec)) for s, spec in cases] != needed, name
 
 
 @pytest.mark.parametrize("s", [ROWS, STAGED, replace(STAGED, form="cp_async")])

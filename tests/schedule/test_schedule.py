@@ -15,44 +15,41 @@ from hypothesis import strategies as st
 
 import sampling
 from lngen.compile import Compilation, KernelSet
-from lngen.devices import Device, default_device, described, device_for
+from lngen.devices import Device, capability, default_device, described, device_for
 from lngen.errors import ScheduleError
 from lngen.ir import parse
 from lngen.lower import lower, requested_shared
-from lngen.schedule import (
+from lngen.problem import (
     Problem,
     Schedule,
-    capability,
     check,
     check_arch,
-    cluster_tile,
     depths,
-    dynamic_shared,
-    estimated,
-    exists,
     fits,
-    folds,
+    footprint,
     is_legal,
+    minimum_arch,
+    parse_schedule,
+    problem,
+)
+from lngen.problem.facts import folds
+from lngen.problem.footprint import (
+    cluster_tile,
+    dynamic_shared,
+    has_room,
     least_shared,
     occupancy,
-    parse_schedule,
     partial_rows,
-    problem,
-    ranked,
     register_limit,
     registers,
-    resources,
-    row_counts,
-    space,
     stage_bytes,
     static_shared,
     vectors_per_thread,
-    workload,
 )
-from lngen.schedule.arch import minimum_arch
-from lngen.schedule.legal import _rules
-from lngen.schedule.resources import has_room
-from lngen.schedule.schedule import FORMS
+from lngen.problem.legal import _rules
+from lngen.problem.schedule import FORMS, exists
+from lngen.schedule import ranked, row_counts, space, workload
+from lngen.schedule.ranking import estimated
 from lngen.spec import parse_spec
 from lngen.toolchain import supported_arches
 
@@ -499,7 +496,7 @@ def test_arrays_that_are_not_aligned_get_narrow_accesses(spec: str) -> None:
 
 def test_ranking_does_not_depend_on_the_hash_seed() -> None:
     code = (
-        "from lngen.schedule import *; from lngen.spec import parse_spec\n"
+        "from lngen.problem import problem; from lngen.schedule import ranked; from lngen.spec import parse_spec\n"
         f"s = parse_spec('{BACKWARD}'); p = problem(s.graph(), s.d)\n"
         "import hashlib; print(hashlib.sha256(' '.join(map(str, ranked(p))).encode()).hexdigest())"
     )
@@ -850,8 +847,8 @@ def test_blocks_have_room_in_shared_memory(here: int, monkeypatch: pytest.Monkey
     reserved = 0 if here == 75 else 1
     p, (whole, block) = facts(FORWARD), SHARED_KIB[here]
     used = {"bytes": 0}
-    monkeypatch.setattr(resources, "static_shared", lambda s, p: 512)
-    monkeypatch.setattr(resources, "dynamic_shared", lambda s, p: used["bytes"] - 512)
+    monkeypatch.setattr(footprint, "static_shared", lambda s, p: 512)
+    monkeypatch.setattr(footprint, "dynamic_shared", lambda s, p: used["bytes"] - 512)
     for resident in (1, 2, 3):
         most = min(block, whole / resident - reserved) * 1024
         for used["bytes"] in (int(most), int(most) + 1):

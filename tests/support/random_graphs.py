@@ -13,12 +13,16 @@ from functools import lru_cache
 
 import numpy as np
 
+from lngen.devices import capability
 from lngen.graphs import Definition, GraphBuilder
 from lngen.ir import BF16, F16, F32, F64, WIDE, D, DType, Graph, M, S, Value
 from lngen.ir.functions import ULPS
 from lngen.ir.numerics import Array, round_to
 from lngen.passes import upstream
-from lngen.schedule import Problem, Schedule, capability, exists, is_legal, problem, space, vectors_per_thread
+from lngen.problem import Problem, Schedule, is_legal, problem
+from lngen.problem.footprint import vectors_per_thread
+from lngen.problem.schedule import exists
+from lngen.schedule import space
 from lngen.spec import Spec
 
 KINDS = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lngen.schedule import Schedule
+from lngen.problem import Schedule
 
 FLAGS = {
     "prefetch": "prefetch",

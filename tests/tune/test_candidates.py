@@ -12,7 +12,7 @@ import pytest
 
 from lngen.compile import Compilation, KernelSet
 from lngen.errors import CompileError, LowerError
-from lngen.schedule import Schedule, parse_schedule
+from lngen.problem import Schedule, parse_schedule
 from lngen.spec import parse_spec
 from lngen.toolchain import Binary, Resources
 from lngen.tune import candidates as builds

@@ -18,10 +18,11 @@ from killing import Killed, killed_at, points
 from lngen import devices, files
 from lngen.compile import Compilation, KernelSet
 from lngen.errors import LngenError
+from lngen.problem import Schedule, problem
 from lngen.runtime import direction as calls
 from lngen.runtime import lock_file
 from lngen.runtime.lock_file import Lock, Locked, parse_lock, read_lock
-from lngen.schedule import Schedule, problem, row_counts
+from lngen.schedule import row_counts
 from lngen.spec import parse_spec
 from lngen.tune import trials, tuner
 from lngen.tune.job import Outcome, choose

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lngen.errors import LngenError, MissingError
-from lngen.schedule import Schedule, parse_schedule
+from lngen.problem import Schedule, parse_schedule
 from lngen.spec import parse_spec
 from lngen.tune.job import Outcome, choose
 from lngen.tune.views import FORMATS, _origin, against_default, export, plot

@@ -6,7 +6,10 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 
 from lngen.errors import ScheduleError
-from lngen.schedule.layout import (
+from lngen.problem.facts import Problem
+from lngen.problem.footprint import (
+    BULK,
+    NAMED_BARRIERS,
     WARP,
     cluster_tile,
     column_block,
@@ -16,15 +19,12 @@ from lngen.schedule.layout import (
     static_shared,
     vectors_per_thread,
 )
-from lngen.schedule.problem import Problem
-from lngen.schedule.schedule import FORMS, STAGED, Schedule
+from lngen.problem.schedule import FORMS, MAX_CLUSTER, STAGED, Schedule
 
 MAX_THREADS, MAX_THREADS_PER_SM = 1024, 2048
 MAX_STATIC, MAX_SHARED = 48 * 1024, 227 * 1024
-MAX_ELEMENTS, MAX_CLUSTER = 128, 16
+MAX_ELEMENTS = 128
 MIN_STAGES, MAX_STAGES = 2, 8
-NAMED_BARRIERS = 15  # per block, without the barrier of all its threads
-BULK = 16  # bytes: addresses and sizes of bulk copies are multiples of it
 ANY_STAGED = " or ".join(STAGED)  # in messages
 
 Rule = tuple[bool, Callable[[], str]]  # whether it holds, and its message, which is built only on demand

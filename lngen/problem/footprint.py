@@ -1,16 +1,25 @@
-"""The registers and shared memory of a kernel, and the number of its blocks that fit on a multiprocessor."""
+"""What a kernel takes under a schedule: its layout of rows over threads, its registers and its shared memory."""
 
 from __future__ import annotations
 
 from lngen.devices import Device, default_device
-from lngen.schedule.arch import exists
-from lngen.schedule.constants import MODEL, Model
-from lngen.schedule.layout import WARP, dynamic_shared, static_shared, vectors_per_thread
-from lngen.schedule.legal import BULK, NAMED_BARRIERS
-from lngen.schedule.problem import Problem
-from lngen.schedule.schedule import STAGED, Schedule
+from lngen.problem.facts import Problem
+from lngen.problem.schedule import STAGED, Schedule, exists
+
+WARP = 32  # threads
+
+# The kernel that only adds columns: threads of a block, and the fewest of a row group, which has neighbouring vectors.
+COLUMN_THREADS, LEAST_COLUMN_THREADS = 128, 4
 
 MAX_REGISTERS = 255  # per thread: PTX ISA
+BULK = 16  # bytes: addresses and sizes of bulk copies are multiples of it
+NAMED_BARRIERS = 15  # per block, without the barrier of all its threads
+
+# Fitted to the registers and spills of compile logs. Registers: addresses, counters and scalars of any kernel; per word
+# that stays live from row to row, since some words are copied before use; per word that a later phase uses again, of
+# which the compiler keeps some and recomputes others.
+BASE_REGISTERS, LIVE_REGISTERS, REUSED_REGISTERS = 23, 1.2, 0.52
+
 PARTITIONS = 4  # of a multiprocessor, each with an equal share of its registers: CUDA C++ Programming Guide
 
 # Weights of two bytes are kept packed in registers where widening them would leave a staged kernel fewer registers than
@@ -19,7 +28,113 @@ PARTITIONS = 4  # of a multiprocessor, each with an equal share of its registers
 PACKED_BASE, PACKED_F64, PACKED_LESS = 34, 12, 0.9
 
 
-def registers(s: Schedule, p: Problem, model: Model = MODEL) -> int:
+def segments_held(s: Schedule, p: Problem) -> int:
+    """Segments of a row that a block holds at a time: its share of them, or one in form multipass."""
+    return 1 if s.form == "multipass" else -(-p.segments // s.cluster)
+
+
+def vectors_per_thread(s: Schedule, p: Problem) -> int:
+    """Thread vectors that a thread holds at a time: of its block's share of a row, or of one segment in multipass."""
+    return segments_held(s, p) * -(-p.segment_chunks // s.threads)
+
+
+def cluster_tile(s: Schedule, p: Problem) -> int:
+    """Elements of a row that one block of a cluster works on; the last block may have fewer."""
+    return segments_held(s, p) * p.segment
+
+
+def scratch_numbers(s: Schedule, p: Problem) -> int:
+    """Numbers of static shared memory for row sums: two buffers, used in turn, of those of the threads of a block."""
+    return 2 * p.row_sums * segments_held(s, p) * s.block if s.threads > WARP else 0
+
+
+def exchanged_values(s: Schedule, p: Problem) -> int:
+    """Numbers that the blocks of a cluster exchange for a row."""
+    return p.exchanged_sums * p.segments if s.cluster > 1 else 0
+
+
+def rows_ahead(s: Schedule) -> int:
+    """Rows that a row group holds at a time: the current one, in registers or a stage, and those in flight."""
+    return s.stages + s.early_release
+
+
+def partial_values(s: Schedule, p: Problem) -> int:
+    """Numbers of shared memory through which column sums are stored: in order, after the tree over row groups."""
+    if s.form == "multipass" or not p.column_sums or (s.rows_per_block == 1 and s.form not in STAGED):
+        return 0
+    # In dynamic memory each sum has its own place, in static memory they take turns.
+    together = p.column_sums if s.form in STAGED else 1
+    return together * s.rows_per_block * -(-cluster_tile(s, p) // 8) * 8
+
+
+def rows_of_a_block(p: Problem) -> tuple[int, ...]:
+    """The row groups that column sums allow: those of the graph side by side, or one of them for long rows."""
+    return (p.groups, 1) if p.cluster > 1 and p.groups > 1 else (p.groups,)
+
+
+def groups_of_a_block(s: Schedule, p: Problem) -> int:
+    """Row groups side by side in a block that adds column sums: with form multipass in the kernel that only does so."""
+    return min(rows_of_a_block(p)) if s.form == "multipass" else s.rows_per_block
+
+
+def column_threads(s: Schedule, p: Problem) -> int:
+    """Threads of a row group in the kernel that only adds columns, each with a vector of columns."""
+    return max(COLUMN_THREADS // groups_of_a_block(s, p), LEAST_COLUMN_THREADS)
+
+
+def column_block(s: Schedule, p: Problem) -> int:
+    """Threads of a block in the kernel that only adds columns."""
+    return column_threads(s, p) * groups_of_a_block(s, p)
+
+
+def blocks_per_partial(s: Schedule, p: Problem) -> int:
+    """Blocks for the row groups that share a block in the graph; for column sums."""
+    return p.groups // groups_of_a_block(s, p)
+
+
+def partial_rows(s: Schedule, p: Problem) -> int:
+    """Blocks, or clusters, that share the rows; each stores one row of partial sums per column sum."""
+    return p.blocks * blocks_per_partial(s, p)
+
+
+def stage_bytes(s: Schedule, p: Problem) -> int:
+    """Shared memory of one row of one group; each tensor starts at a multiple of 128 bytes."""
+    if s.form not in STAGED:
+        return 0
+    # A result takes the place of an input of its size, as long as there is one.
+    free = list(p.input_sizes) if s.form != "tma_unaligned" else []
+    extra = []
+    for size in p.output_sizes if s.tma_store else ():
+        free.remove(size) if size in free else extra.append(size)
+    return sum(stage_share(size, s, p) for size in (*p.input_sizes, *extra))
+
+
+def stage_share(size: int, s: Schedule, p: Problem) -> int:
+    """Bytes of a stage for one tensor of elements of ``size`` bytes: whole lines of 128."""
+    neighbours = 32 if s.form == "tma_unaligned" else 0  # room for the 16-byte units at both ends of an unaligned row
+    return -(-(cluster_tile(s, p) * size + neighbours) // 128) * 128
+
+
+def static_shared(s: Schedule, p: Problem) -> int:
+    """Static shared memory in bytes."""
+    numbers = scratch_numbers(s, p) + (p.segment_values * p.segments if s.form == "multipass" else 0)
+    exchanged = 2 * s.rows_per_block * exchanged_values(s, p)
+    barriers = s.rows_per_block * (s.stages + 2) if s.form in STAGED or exchanged else 0
+    # The row number of each stage, and in a cluster the broadcast row, of 8 bytes like a barrier.
+    taken = s.rows_per_block * (s.stages + 2 * s.broadcast) if s.dynamic else 0
+    if s.form not in STAGED:
+        numbers = max(numbers, partial_values(s, p))
+    return (numbers + exchanged) * p.real_size + 8 * (barriers + taken)
+
+
+def dynamic_shared(s: Schedule, p: Problem) -> int:
+    """Dynamic shared memory in bytes: the stages, or at the end of the kernel the column sums."""
+    if s.form not in STAGED:
+        return 0
+    return max(s.stages * s.rows_per_block * stage_bytes(s, p), partial_values(s, p) * p.real_size)
+
+
+def registers(s: Schedule, p: Problem) -> int:
     """Registers per thread below which the kernel is expected to spill.
 
     These are the words that stay live from row to row or from phase to phase: column sums, cached [D] inputs, the
@@ -31,11 +146,11 @@ def registers(s: Schedule, p: Problem, model: Model = MODEL) -> int:
     inputs = sum(max(size, 4 if p.run == 1 else 0) for size in p.input_sizes) / 4
     weights = sum(p.column_sizes) / 4
     if s.form == "multipass":
-        return round(model.base_registers + 2 * p.chunk * len(p.input_sizes) * real)
+        return round(BASE_REGISTERS + 2 * p.chunk * len(p.input_sizes) * real)
     held = s.form not in STAGED or s.row_in_registers
     live = p.column_sums * real + inputs * held + weights * s.cached_weights
     reused = (p.live if held else 1) * real + inputs * s.prefetch
-    return round(model.base_registers + elements * (model.live_registers * live + model.reused_registers * reused))
+    return round(BASE_REGISTERS + elements * (LIVE_REGISTERS * live + REUSED_REGISTERS * reused))
 
 
 def stay_packed(s: Schedule, p: Problem) -> bool:
