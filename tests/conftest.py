@@ -72,10 +72,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 @pytest.fixture(autouse=True)
 def forgotten_modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What a test imports from its temporary folder is forgotten: a later module of that name would not be imported."""
+    before = {*sys.modules}
     yield
     folder = f"{tmp_path_factory.getbasetemp()}{os.sep}"
-    modules = [(name, module) for name, module in sys.modules.items() if isinstance(module, ModuleType)]
-    for name, module in modules:
+    for name in {*sys.modules} - before:
+        module = sys.modules[name]
+        if not isinstance(module, ModuleType):
+            continue
         own = object.__getattribute__(module, "__dict__")  # without the import of a module that is loaded on first use
         if str(own.get("__file__")).startswith(folder):
             del sys.modules[name]

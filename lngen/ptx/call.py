@@ -55,15 +55,15 @@ def run_plan(
     its elements before them: ``{"y": ("x", 0)}`` writes y over x. Elements of such an output that are never written
     cause no finding; only the results show them. ``most``: segments of straight code that a batch of blocks runs before
     its kernel counts as one that does not end, which is a finding; ``Traffic.segments`` has the number of a run.
-    From sm_90 on every launch is programmatic: the kernel may start before the previous one has ended, and has to wait
-    for it.
+    From sm_90 on every launch is programmatic: a kernel may start before the one before has ended, and has to wait.
     """
     text = source if source is not None else emit(plan)
     module = parse(ptx if ptx is not None else compile_ptx(text, arch, name=f"{plan.name}.cu", lines=True))
     rows = rows if rows is not None else _rows(plan, inputs)
     memory, reporter, traffic = GlobalMemory(), Reporter(text, stop, module.headers), Traffic()
+    variables = place_globals(memory, module)  # first: with any number of rows a kernel is the same program
     tensors = Tensors(plan, inputs, rows, strides or {}, offset, alias or {}, memory)
-    variables, workspace = place_globals(memory, module), _workspace(plan, rows, memory)
+    workspace = _workspace(plan, rows, memory)
 
     def launch(kernel: Kernel) -> Launch:
         entry = entry_of(module, kernel.name)

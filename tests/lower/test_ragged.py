@@ -117,7 +117,7 @@ def factors(text: str, s: Schedule) -> tuple[object, ...]:
     )
 
 
-@sampling.grid(("text", "s"), CASES, factors, ids=[f"{text}-{s.slug}" for text, s in CASES])
+@sampling.grid(("text", "s"), CASES, factors, ids=[f"{text}-{s.slug}" for text, s in CASES], strength=1)
 def test_bits(text: str, s: Schedule) -> None:
     """Each time one row number: one, two, more than are on their way at a time."""
     spec = parse_spec(text)

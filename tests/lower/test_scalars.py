@@ -259,8 +259,9 @@ def test_kernels_have_the_bits_of_the_interpreter(describe: Describe, direction:
     facts = problem(spec.graph(), spec.d)
     staged, passes = ["cp_async"] * bool(facts.input_sizes), ["multipass"] * (not facts.column_sums)
     assert {"registers", *staged, *passes} <= {s.form for s in listed}
-    for schedule, rows in product(listed, ROWS):
-        has_bits(spec, schedule, rows)
+    for schedule in listed:
+        for rows in ROWS if schedule is listed[0] else (0, 37):
+            has_bits(spec, schedule, rows)
 
 
 @pytest.mark.parametrize("describe", [scaled, columns, amax])

@@ -1,4 +1,4 @@
-"""generated/family.json: every named graph moves what it must and nothing more, and no default spills."""
+"""If these fail, a named graph moves more than it must, a default spills, or generated/family.json is out of date."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ pytest.importorskip("cupy")
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = {row["spec"]: row for row in json.loads((ROOT / "generated" / "family.json").read_text())}
-CASES = [(name, way, d) for name, way, d in product(GRAPHS, ("fwd", "bwd"), WIDTHS)]
+CASES = [*product(GRAPHS, ("fwd", "bwd"), WIDTHS)]
+LONGEST = max(WIDTHS)
 SPILLS = [
     (name, way, d, dtype, arch)
     for name, way, d, dtype, arch in product(GRAPHS, ("fwd", "bwd"), SPILL_WIDTHS, SPILL_DTYPES, ARCHES)
@@ -41,8 +42,18 @@ def test_the_table_is_at_the_floor_and_without_spills(name: str) -> None:
         assert all(found["spilled"] == 0 for found in row["arches"].values()), spec
 
 
-@sampling.rotating(("name", "way", "d"), CASES)
+@sampling.rotating(("name", "way", "d"), [case for case in CASES if case[2] < LONGEST])
 def test_the_table_is_what_the_kernels_move(name: str, way: str, d: int) -> None:
+    assert_moved(name, way, d)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("name", "way", "d"), [case for case in CASES if case[2] == LONGEST])
+def test_the_table_is_what_the_kernels_of_long_rows_move(name: str, way: str, d: int) -> None:
+    assert_moved(name, way, d)
+
+
+def assert_moved(name: str, way: str, d: int) -> None:
     spec = parse_spec(f"{name}.{way}:d={d},dtype={DTYPE}")
     assert moved(spec, Compilation(spec)) == {k: v for k, v in TABLE[str(spec)].items() if k != "arches"}
 
@@ -54,7 +65,7 @@ def test_defaults_do_not_spill(name: str, way: str, d: int, dtype: str, arch: st
     assert compilation.kernels(compilation.schedule(arch)).spilled(arch) == 0
 
 
-@pytest.mark.parametrize(("text", "arch"), REPORTED)
+@sampling.rotating(("text", "arch"), REPORTED)
 def test_column_sums_that_no_registers_hold_do_not_spill(text: str, arch: str) -> None:
     spilled, schedule = default(text, arch)
     assert (spilled, schedule.form) == (0, "multipass")

@@ -33,7 +33,7 @@ from random_graphs import KINDS, Case, draw_case, smaller
 
 # Two batches of each kind, so that workers share them; what a batch skips is part of its examples.
 BATCHES = [(kind, batch) for kind in KINDS for batch in range(2)]
-EXAMPLES = 13
+EXAMPLES = 8
 
 
 @dataclass(frozen=True)
