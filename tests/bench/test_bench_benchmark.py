@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,6 +17,7 @@ from lngen.bench.peers import LIBRARIES, Torch
 from lngen.bench.providers import Ceiling
 from lngen.bench.summary import tables
 from lngen.bench.tasks import CEILINGS, LATENCY, Task, floor_bytes, make_task
+from lngen.bench.torch_gpu import Gpu
 from lngen.cli.bench import tasks
 from own_graphs import OWN, own
 
@@ -306,3 +308,12 @@ def test_what_is_too_good_to_be_true(provider: str, gb_s: float, fraction: float
     record = doubted(bench_record(provider, gb_s=gb_s, fraction=fraction), 4917.0)
     assert record.note == note
     assert doubted(replace(record, note="warm"), 1.0).note == "warm"
+
+
+@pytest.mark.parametrize(("khz", "bits", "gb_s"), [(3_201_000, 6144, 4916.736), (0, 6144, math.inf)])
+def test_what_memory_can_move_at_most(monkeypatch: pytest.MonkeyPatch, khz: int, bits: int, gb_s: float) -> None:
+    """An H200: 3201 MHz, twice a clock, over 6144 bits. Some drivers do not tell the clock."""
+    runtime = pytest.importorskip("cupy").cuda.runtime
+    told = {runtime.cudaDevAttrMemoryClockRate: khz, runtime.cudaDevAttrGlobalMemoryBusWidth: bits}
+    monkeypatch.setattr(runtime, "deviceGetAttribute", lambda attribute, device: told[attribute])
+    assert Gpu.peak(CpuGpu()) == pytest.approx(gb_s)

@@ -283,3 +283,17 @@ def test_calls_are_timed_in_turn_unless_they_are_to_overlap(engine: NumpyTimer, 
     measurer.open(parse_spec(SPECS[0]), 3)
     (one,) = made(SPECS[0], b"right")
     assert measurer._launcher(one).overlap is overlap
+
+
+@pytest.mark.parametrize("shape", [(4, 8), (3, 7)])
+def test_the_reference_adds_all_bytes_whatever_they_mean(shape: tuple[int, int]) -> None:
+    """NumPy stands for CuPy; numbers of 8 bytes are still added as what they are."""
+    timer = CupyTimer.__new__(CupyTimer)
+    timer._cupy = np
+    rng = np.random.default_rng(0)
+    for dtype in ("uint16", "float64"):
+        x, y = (rng.integers(0, 2**14, shape).astype(dtype) for _ in range(2))
+        out = np.full(shape, 0x7FFF, dtype)
+        timer.add(out, x, y)
+        assert (out != x).any()
+        assert dtype == "uint16" or (out == x + y).all()
