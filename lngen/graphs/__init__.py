@@ -4,8 +4,8 @@ from collections.abc import Callable
 from types import MappingProxyType
 
 from lngen.graphs import gated, norms, softmax
-from lngen.graphs.builder import Chosen, GraphBuilder, Option, Options
 from lngen.graphs.definition import GRAPH_ENDING, Definition, definition_from, is_source, split_source
+from lngen.graphs.graph_builder import Chosen, GraphBuilder, Option, Options
 
 __all__ = [
     "GRAPHS",

@@ -12,7 +12,7 @@ from typing import Any
 
 from lngen.errors import LngenError, ParseError, SpecError, VerifyError
 from lngen.files import read
-from lngen.graphs.builder import GraphBuilder, Options
+from lngen.graphs.graph_builder import GraphBuilder, Options
 from lngen.imports import failure, imported, is_function, line_of
 from lngen.ir import SUMS, WIDE, D, DType, Graph, Value, is_graph_name, parse, recording
 from lngen.ir.type_rules import ORDER

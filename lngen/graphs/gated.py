@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from lngen.graphs.builder import GraphBuilder
+from lngen.graphs.graph_builder import GraphBuilder
 from lngen.graphs.norms import Weights, centred, scaled, zero_centred
 from lngen.ir import D, M, Value
 

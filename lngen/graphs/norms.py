@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lngen.graphs.builder import GraphBuilder
+from lngen.graphs.graph_builder import GraphBuilder
 from lngen.ir import D, DType, M, Value
 
 

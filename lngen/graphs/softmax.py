@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lngen.graphs.builder import GraphBuilder
+from lngen.graphs.graph_builder import GraphBuilder
 from lngen.ir import D, M, Value
 
 

@@ -2,7 +2,7 @@
 
 from lngen.ir.builder import Builder, is_graph_name, is_name, verify
 from lngen.ir.ops import OPS, Op, Ops, ctype
-from lngen.ir.parser import parse
+from lngen.ir.text import parse
 from lngen.ir.types import (
     BF16,
     F16,
