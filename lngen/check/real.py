@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lngen.check.tolerances import column_depth, row_depth
+from lngen.check.oracles import column_depth, row_depth
 from lngen.ir import WIDE, Axis, D, Eqn, Graph, M, S, Value, indexed_by_elements, segment_of
 from lngen.ir.functions import ULPS
 

@@ -12,7 +12,7 @@ from math import isfinite
 
 from lngen.check.differences import ROWS, gradient_excess, result_excess
 from lngen.check.inputs import POISON, forward_inputs, mismatches, positive_inputs, random_inputs
-from lngen.check.tolerances import NORMS, NormName, closed_form
+from lngen.check.oracles import NORMS, NormName, closed_form
 from lngen.compile import Compilation, KernelSet
 from lngen.devices import DEFAULT_ARCH, device_for
 from lngen.errors import LngenError, MissingError

@@ -21,8 +21,8 @@ from lngen.check.conform import (
     find_target,
     select,
 )
+from lngen.check.oracles import NORMS, NormName
 from lngen.check.spec_checks import Result, check_spec, has_closed_form
-from lngen.check.tolerances import NORMS, NormName
 from lngen.cli.output import Output, note, output_options, table
 from lngen.cli.shared_options import Decimal, Whole, arch_option, on_option, progress_bar, words
 from lngen.errors import MissingError

@@ -16,9 +16,9 @@ from lngen.check import matrix
 from lngen.check import spec_checks as check
 from lngen.check.differences import gradient_excess
 from lngen.check.inputs import POISON, forward_inputs, positive_inputs, random_inputs, same_bits
+from lngen.check.oracles import closed_form
 from lngen.check.real import MEANINGS, Real, evaluate
 from lngen.check.spec_checks import executed
-from lngen.check.tolerances import closed_form
 from lngen.compile import Compilation, KernelSet
 from lngen.errors import MissingError, VerifyError
 from lngen.graphs import GRAPHS, Definition, GraphBuilder

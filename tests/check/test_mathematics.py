@@ -11,8 +11,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from lngen.check.oracles import Array
-from lngen.check.tolerances import NORMS, Expected, closed_form
+from lngen.check.oracles import NORMS, Array, Expected, closed_form
 from lngen.errors import ArrayError
 from lngen.graphs import Definition, GraphBuilder
 from lngen.interpret import interpret

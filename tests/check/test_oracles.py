@@ -10,26 +10,23 @@ import numpy as np
 import pytest
 
 import family
+from lngen.check.differences import differences, directional
 from lngen.check.oracles import (
-    Array,
-    differences,
-    directional,
-    layernorm_backward,
-    layernorm_forward,
-    rmsnorm_backward,
-    rmsnorm_forward,
-    row_mean,
-)
-from lngen.check.tolerances import (
     NORMS,
     SLACK,
+    Array,
     Bound,
     NormName,
     ResultName,
     bound,
     column_depth,
+    layernorm_backward,
+    layernorm_forward,
     mean_over_std,
+    rmsnorm_backward,
+    rmsnorm_forward,
     row_depth,
+    row_mean,
     scales,
 )
 from lngen.ir import BF16, F16, F32, F64, DType

@@ -13,8 +13,8 @@ import pytest
 
 import lngen
 import sampling
+from lngen.check.differences import differences
 from lngen.check.inputs import draw, mismatches, random_inputs
-from lngen.check.oracles import differences
 from lngen.check.spec_checks import check_spec
 from lngen.compile import Compilation, KernelSet
 from lngen.emit import emit

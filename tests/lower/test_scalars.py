@@ -18,8 +18,8 @@ from fake_gpu import FakeGpu
 from lngen.aot.manifest import entry
 from lngen.check.differences import gradient_excess, result_excess
 from lngen.check.inputs import mismatches, random_inputs, same_bits
+from lngen.check.oracles import SLACK, excess
 from lngen.check.real import evaluate
-from lngen.check.tolerances import SLACK, excess
 from lngen.cli import cli
 from lngen.compile import Compilation
 from lngen.devices import default_device

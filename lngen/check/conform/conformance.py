@@ -14,7 +14,7 @@ from lngen.check.conform import memory_cases as memory
 from lngen.check.conform import number_cases as values
 from lngen.check.conform.implementations import FailedError, Found, RaisedError, Target
 from lngen.check.conform.suites import Calls, Contract, GraphSuite, Inputs, SkippedError, Suite
-from lngen.check.tolerances import NORMS
+from lngen.check.oracles import NORMS
 from lngen.errors import CheckError, SpecError
 from lngen.ir.numerics import Array
 

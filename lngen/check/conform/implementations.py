@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from lngen.check.tolerances import NormName
+from lngen.check.oracles import NormName
 from lngen.errors import MissingError, SpecError, short
 from lngen.imports import imported, is_function
 from lngen.ir import WIDE, DType

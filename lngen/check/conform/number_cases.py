@@ -12,7 +12,7 @@ from lngen.check.conform.implementations import FailedError, Found, RaisedError
 from lngen.check.conform.suites import Calls, GraphSuite, Inputs, SkippedError, Suite, changed
 from lngen.check.differences import ALLOWED, along, gradient_excess
 from lngen.check.inputs import differing
-from lngen.check.tolerances import Expected
+from lngen.check.oracles import Expected
 from lngen.ir import WIDE, DType
 from lngen.ir.numerics import Array, round_to
 

@@ -11,7 +11,7 @@ import numpy as np
 from lngen.check.conform.implementations import FailedError, Found, Ran, Target, clone
 from lngen.check.differences import real_results
 from lngen.check.inputs import differing, draw, positive_inputs
-from lngen.check.tolerances import NORMS, SLACK, Expected, NormName, closed_form, excess
+from lngen.check.oracles import NORMS, SLACK, Expected, NormName, closed_form, excess
 from lngen.errors import SpecError
 from lngen.interpret import interpret
 from lngen.ir import WIDE, D, DType, M, Type, compute_dtype, independent_rows
