@@ -23,9 +23,7 @@ from lngen.errors import LngenError
 from lngen.runtime.lock_file import read_lock
 from lngen.spec import parse_spec
 from lngen.tune import trials
-from tune_cases import (
-    SPEC,
-)
+from tune_cases import SPEC
 
 FWD = "layernorm.fwd:d=64,dtype=bf16"
 

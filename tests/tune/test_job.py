@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -49,8 +50,6 @@ levels = st.lists(st.integers(0, 5), min_size=1, max_size=8)
 
 @given(levels, st.integers(0, 2**32), st.integers(0, 2**32))
 def test_two_noisy_runs_choose_the_same(level: list[int], seed: int, other: int) -> None:
-    import random
-
     def run(n: int) -> Sequence[Trial]:
         rng = random.Random(n)
         found = [trial(rank, 10 * 1.06**v * (1 + rng.uniform(-0.0045, 0.0045))) for rank, v in enumerate(level)]

@@ -57,19 +57,15 @@ def test_a_corrupt_line_is_reported_with_its_number_and_skipped(tmp_path: Path) 
         b'{"spec": "half a li\n',
         b"[1]\n",
         b'{"spec": "a"}\n',
-        trials.line(trial()).replace(b'"correct"', b'"splendid"'),
-        trials.line(trial()).replace(b'"rows": 4096', b'"rows": "many"'),
         b"\xff\xfe\n",
     ]
     path.write_bytes(trials.line(TRIALS[0]) + b"".join(wrong) + b"\n" + trials.line(TRIALS[1]))
     found = trials.read(path)
     assert found.trials == tuple(TRIALS[:2])
-    assert [c.partition(" of ")[0] for c in found.complaints] == [f"line {n}" for n in range(2, 8)]
+    assert [c.partition(" of ")[0] for c in found.complaints] == [f"line {n}" for n in range(2, 6)]
     assert found.complaints[0] == f"line 2 of '{path}' is skipped, it is not a trial: it is not JSON."
     assert "an object, got list" in found.complaints[1]
     assert "missing" in found.complaints[2]
-    assert "one of constraints, compile, runtime, correctness, timeout, correct, got 'splendid'" in found.complaints[3]
-    assert "'rows' is expected to be a int, got 'many'" in found.complaints[4]
 
 
 def test_shards_merge_to_their_union_in_any_order(tmp_path: Path) -> None:
@@ -235,6 +231,8 @@ def test_what_cannot_be_appended_to_is_one_sentence(tmp_path: Path, make: Callab
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"status": '"bad"'}, "one of constraints, compile, runtime, correctness, timeout, correct, got 'bad'"),
+        ({"rows": '"many"'}, "'rows' is expected to be a int, got 'many'"),
         ({"rows": "9" * 400}, "a number of more than 64 bits"),
         ({"us_median": "9" * 400}, "a number of more than 64 bits"),
         ({"us_median": "1e999"}, "1e999 is not a finite number"),
@@ -278,16 +276,10 @@ def test_not_every_line_of_another_file_is_named(tmp_path: Path) -> None:
 
 
 KEYS = st.sampled_from([f.name for f in fields(Trial)]) | st.text(max_size=4)
-
-
 ANY = (
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(exclude_categories=()), max_size=9)
 )
-
-
 CHANGED = st.dictionaries(KEYS, ANY | st.lists(ANY, max_size=2), max_size=4)
-
-
 LINES = CHANGED.map(lambda change: json.dumps({**TRIALS[0].to_json(), **change}).encode())
 
 

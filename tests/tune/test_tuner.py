@@ -18,12 +18,9 @@ from typing import Any
 
 import pytest
 
-from lngen.compile import Compilation
 from lngen.errors import MissingError
 from lngen.runtime.lock_file import read_lock
-from lngen.spec import parse_spec
 from lngen.tune import trials
-from lngen.tune.candidates import candidates
 from lngen.tune.job import BRIEF_ROUNDS, FINAL_ROUNDS, run_job
 from lngen.tune.tuner import tune
 from paths import SEARCH, TESTS
@@ -89,12 +86,7 @@ def start(*args: str, cwd: Path, stderr: int = subprocess.PIPE, **say: Any) -> s
     return subprocess.Popen(
         [sys.executable, str(TESTS / "support" / "tune_fakes.py"), "tune", *few(*args)],
         cwd=cwd,
-        env={
-            **os.environ,
-            "FAKE_TUNE": json.dumps(say),
-            "TERM": "xterm",
-            "PYTHONPATH": SEARCH,
-        },
+        env={**os.environ, "FAKE_TUNE": json.dumps(say), "TERM": "xterm", "PYTHONPATH": SEARCH},
         stdout=subprocess.PIPE,
         stderr=stderr,
         text=True,
@@ -159,8 +151,6 @@ def test_a_terminal_shows_the_live_best(tmp_path: Path) -> None:
 
 def test_ctrl_c_keeps_the_best_so_far(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    seven = candidates(Compilation(parse_spec(SPEC)), 4096, "sm_90")[:12]
-    assert len(seven) == 12
     process = start("--trials", "12", "--json", cwd=tmp_path, log=str(log), hang=[9])
     wait_for(lambda: log.exists() and "check 9" in log.read_text())
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does, the worker process included
