@@ -127,4 +127,4 @@ class Heard(Listener):
 
 
 def few(*args: str) -> tuple[str, ...]:
-    return (SPEC, "--trials", str(TRIED), "--budget", f"{AMPLE:.0f}s", "--database", "t.jsonl", *args)
+    return ("tune", SPEC, "--trials", str(TRIED), "--budget", f"{AMPLE:.0f}s", "--database", "t.jsonl", *args)

@@ -7,9 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
-from lngen.cli import cli
+from commands import call, fails, prints
 from lngen.runtime.lock_file import read_lock
 from lngen.spec import parse_spec
 from lngen.tune import trials
@@ -18,15 +17,10 @@ from lngen.tune.trials import Trial
 from tune_cases import SCHEDULES, SPEC, TRIED, Fake, few
 
 
-def call(*args: str | Path) -> Result:
-    return CliRunner().invoke(cli, ["tune", *map(str, args)], prog_name="lngen")
-
-
 def test_tune_prints_locks_draws_and_exports(command: Fake) -> None:
-    done = call(*few("--plot", "a.svg", "--export", "t4", "t4.json"))
-    assert done.exit_code == 0, done.output
-    assert SCHEDULES[2] in done.stdout
-    cells = [cell.strip() for cell in done.stdout.splitlines()[2].split("|")]
+    printed = prints(*few("--plot", "a.svg", "--export", "t4", "t4.json"))
+    assert SCHEDULES[2] in printed
+    cells = [cell.strip() for cell in printed.splitlines()[2].split("|")]
     assert float(cells[4]) == pytest.approx(0.8, abs=0.01)  # of the reference
     assert float(cells[5]) == pytest.approx(1.2, abs=0.01)  # over the default
     (entry,) = read_lock("lngen.lock.toml").entries
@@ -37,9 +31,7 @@ def test_tune_prints_locks_draws_and_exports(command: Fake) -> None:
     assert len(json.loads(Path("t4.json").read_text())["results"]) == TRIED
     # Everything is known now: the same again, without a question, in JSON.
     command.log.unlink()
-    done = call(*few("--json", "--export", "kernel-tuner", "kt.json"))
-    assert done.exit_code == 0, done.output
-    (tuned,) = json.loads(done.stdout)["tuned"]
+    (tuned,) = json.loads(prints(*few("--json", "--export", "kernel-tuner", "kt.json")))["tuned"]
     assert tuned["chosen"]["schedule"] == SCHEDULES[2]
     assert tuned["statuses"] == {"correct": TRIED}
     assert tuned["complete"] is True
@@ -53,7 +45,7 @@ def test_overlapping_calls_are_timed_and_recorded_apart(command: Fake, monkeypat
     monkeypatch.setattr("lngen.tune.job.OVERLAPPING", "tune_fakes:FakeMeasurer", raising=True)
     monkeypatch.setattr("lngen.tune.job.GPU", "tune_fakes:SameFake")
     for more, in_turn in (((), {True}), (("--overlap",), {True, False})):
-        assert call(*few(*more)).exit_code == 0
+        prints(*few(*more))
         found = trials.read(Path("t.jsonl")).trials
         assert {t.in_turn for t in found} == in_turn
         assert len(found) == 10 * len(in_turn)  # nothing of the one passes for the other
@@ -62,7 +54,7 @@ def test_overlapping_calls_are_timed_and_recorded_apart(command: Fake, monkeypat
 
 
 def test_tune_says_what_it_ignores(command: Fake) -> None:
-    assert call(*few()).exit_code == 0
+    prints(*few())
     path = Path("t.jsonl")
     elsewhere = [replace(t, device="NVIDIA A100") for t in trials.read(path).trials]
     trials.append(path, elsewhere)
@@ -90,31 +82,28 @@ def test_without_a_correct_candidate_it_fails_with_the_reasons(command: Fake) ->
 
 
 def test_frozen_tunes_nothing(command: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
-    done = call(SPEC, "--frozen")
-    assert (done.exit_code, done.stdout) == (1, "")
-    assert "'lngen.lock.toml' is frozen and holds no schedule for rmsnorm.fwd:d=64,dtype=f32; run" in done.stderr
+    said = fails(1, "tune", SPEC, "--frozen")
+    assert f"'lngen.lock.toml' is frozen and holds no schedule for {SPEC}; run" in said
     assert command.asked() == []
-    assert call(*few()).exit_code == 0
-    done = call(SPEC, "--frozen")
-    assert done.exit_code == 0, done.output
-    assert SCHEDULES[2] in done.stdout
-    done = call(SPEC, "--frozen", "--json")
+    prints(*few())
+    assert SCHEDULES[2] in prints("tune", SPEC, "--frozen")
+    done = call("tune", SPEC, "--frozen", "--json")
     assert json.loads(done.stdout)["locked"][0]["schedule"] == SCHEDULES[2]
-    listed = json.loads(call(SPEC, "--frozen", "--rows", "4096,1", "--json").stdout)["locked"]
+    listed = json.loads(call("tune", SPEC, "--frozen", "--rows", "4096,1", "--json").stdout)["locked"]
     assert [(e["rows"], e["locked_rows"], e["schedule"]) for e in listed] == [
         (4096, 4096, SCHEDULES[2]),
         (1, 4096, SCHEDULES[2]),
     ]
     monkeypatch.setattr("lngen.runtime.launcher.device_count", lambda: 1)
     monkeypatch.setattr("lngen.runtime.launcher.device_name", lambda device: "NVIDIA A100")
-    done = call(SPEC, "--frozen")
+    done = call("tune", SPEC, "--frozen")
     assert done.exit_code == 1
     assert "dtype=f32 on NVIDIA A100; run" in done.stderr
 
 
 def test_frozen_shows_the_trials_of_the_database(command: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     """No GPU is asked: the choice of the lock file among the trials kept, as a picture and in another's format."""
-    assert call(*few("--export", "t4", "then.json", "--plot", "then.svg")).exit_code == 0
+    prints(*few("--export", "t4", "then.json", "--plot", "then.svg"))
     kept = [t for t in trials.read(Path("t.jsonl")).trials if t.schedule == SCHEDULES[2]]
     # The same on another device, and before it with a kernel of long ago, are not of it.
     trials.append(Path("u.jsonl"), [replace(t, kernel="old", us_median=1.0) for t in kept])
@@ -122,42 +111,33 @@ def test_frozen_shows_the_trials_of_the_database(command: Fake, monkeypatch: pyt
     trials.append(Path("u.jsonl"), trials.read(Path("t.jsonl")).trials)
     command.log.unlink()
     for name in ("t", "u"):
-        done = call(
-            SPEC, "--frozen", "--database", f"{name}.jsonl", "--export", "t4", f"{name}.json", "--plot", f"{name}.svg"
-        )
-        assert done.exit_code == 0, done.output
+        views = "--export", "t4", f"{name}.json", "--plot", f"{name}.svg"
+        prints("tune", SPEC, "--frozen", "--database", f"{name}.jsonl", *views)
         assert Path(f"{name}.json").read_bytes() == Path("then.json").read_bytes()
         assert Path(f"{name}.svg").read_bytes() == Path("then.svg").read_bytes()
     assert "chosen" in Path("then.svg").read_text()
     assert command.asked() == []
-    done = call(SPEC, "--frozen", "--database", "none.jsonl", "--export", "t4", "a.json")
-    assert done.exit_code == 2
-    assert f"'none.jsonl' holds no trials of {SPEC} with 4096 rows on Fake GPU; name the database" in done.stderr
+    said = fails(2, "tune", SPEC, "--frozen", "--database", "none.jsonl", "--export", "t4", "a.json")
+    assert f"'none.jsonl' holds no trials of {SPEC} with 4096 rows on Fake GPU; name the database" in said
     assert not Path("a.json").exists()
 
 
 def test_frozen_shows_the_database_without_a_lock_file(command: Fake) -> None:
-    assert call(*few("--export", "t4", "then.json")).exit_code == 0
+    prints(*few("--export", "t4", "then.json"))
     Path("lngen.lock.toml").unlink()
-    done = call(*few("--frozen", "--export", "t4", "now.json"))
-    assert (done.exit_code, done.stdout) == (1, "")
-    assert "is frozen and holds no schedule" in done.stderr
+    assert "is frozen and holds no schedule" in fails(1, *few("--frozen", "--export", "t4", "now.json"))
     assert Path("now.json").read_bytes() == Path("then.json").read_bytes()
-    done = call(*few("--frozen", "--rows", "2", "--export", "t4", "no.json"))
-    assert done.exit_code == 2
-    assert "'t.jsonl' holds no trials of" in done.stderr
+    assert "'t.jsonl' holds no trials of" in fails(2, *few("--frozen", "--rows", "2", "--export", "t4", "no.json"))
 
 
 def test_the_ranking_needs_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("job", "tuner"):
         monkeypatch.setattr(f"lngen.tune.{module}.visible_devices", lambda: ())
-    done = call(SPEC, "--ranking", "--json")
-    assert done.exit_code == 0
-    listed = json.loads(done.stdout)["ranking"]
+    listed = json.loads(prints("tune", SPEC, "--ranking", "--json"))["ranking"]
     assert [line["schedule"] for line in listed] == [str(s) for s in ranking(parse_spec(SPEC), 4096, "sm_90")]
     assert [line["rank"] for line in listed] == [*range(len(listed))]
-    assert SCHEDULES[0] in call(SPEC, "--ranking").stdout
-    done = call(SPEC)
+    assert SCHEDULES[0] in call("tune", SPEC, "--ranking").stdout
+    done = call("tune", SPEC)
     assert (done.exit_code, done.stdout) == (3, "")
     assert "found no GPU" in done.stderr
     assert "'lngen tune SPEC --ranking'" in done.stderr
@@ -170,12 +150,12 @@ def test_merge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trials.append(Path("b"), [line, replace(line, rows=2)])
     with Path("b").open("a") as file:
         file.write("?\n")
-    done = call("--merge", "a", "--merge", "b", "--database", "all.jsonl")
+    done = call("tune", "--merge", "a", "--merge", "b", "--database", "all.jsonl")
     assert (done.exit_code, done.stdout) == (0, "2 trials in all.jsonl\n")
     assert done.stderr == "line 3 of 'b' is skipped, it is not a trial: it is not JSON.\n"
-    done = call("--merge", "a", "--database", "all.jsonl", "--json")
+    done = call("tune", "--merge", "a", "--database", "all.jsonl", "--json")
     assert json.loads(done.stdout) == {"database": "all.jsonl", "trials": 2}
-    assert call("--merge", "none", "--database", "all.jsonl").exit_code == 2
+    assert call("tune", "--merge", "none", "--database", "all.jsonl").exit_code == 2
 
 
 @pytest.mark.parametrize(
@@ -199,7 +179,7 @@ def test_merge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_wrong_request_is_one_sentence(command: Fake, args: list[str], message: str) -> None:
-    done = call(*args)
+    done = call("tune", *args)
     assert done.exit_code == 2, done.output
     assert message in done.stderr
     assert "Traceback" not in done.stderr
@@ -213,9 +193,9 @@ def test_budgets_are_times() -> None:
 
 
 def test_build_takes_locked_schedules(command: Fake) -> None:
-    assert call(*few()).exit_code == 0
+    prints(*few())
     args = ["build", SPEC, "rmsnorm.bwd:d=64", "--emit", "cu", "--lock", "lngen.lock.toml"]
-    done = CliRunner().invoke(cli, [*args, "--out", "out"])
+    done = call(*args, "--out", "out")
     assert done.exit_code == 0, done.output
     assert done.stderr == (
         "rmsnorm.bwd:d=64,dtype=f32 is not in 'lngen.lock.toml' for sm_90; its default schedule is built.\n"
@@ -223,7 +203,7 @@ def test_build_takes_locked_schedules(command: Fake) -> None:
     sets = json.loads(Path("out/manifest.json").read_text())["kernel_sets"]
     texts = {e["name"].partition("__")[0]: e["schedule"]["text"] for e in sets}
     assert texts["rmsnorm_fwd"] == SCHEDULES[2]
-    done = CliRunner().invoke(cli, [*args, "--out", "two", "--rows", "3", "--schedule", "blocks_per_sm=1"])
+    done = call(*args, "--out", "two", "--rows", "3", "--schedule", "blocks_per_sm=1")
     assert done.exit_code == 0, done.output
 
 
@@ -234,12 +214,12 @@ def test_graphs_of_ones_own_are_tuned_locked_and_built(command: Fake, name: str)
     doubled = "from lngen import D, M\n\n\ndef doubled(b):\n    b.output('y', b.input('x', M, D) * 2)\n"
     Path("doubling.py").write_text(doubled)
     spec = f"{name}.fwd:d=64"
-    done = call(spec, "--trials", "2", "--database", "t.jsonl")
+    done = call("tune", spec, "--trials", "2", "--database", "t.jsonl")
     assert done.exit_code == 0, done.output
     assert len(command.asked("open")) == 1
     (entry,) = read_lock("lngen.lock.toml").entries
     assert entry.spec == str(parse_spec(spec))
-    done = CliRunner().invoke(cli, ["build", spec, "--emit", "cu", "--lock", "lngen.lock.toml", "--out", "out"])
+    done = call("build", spec, "--emit", "cu", "--lock", "lngen.lock.toml", "--out", "out")
     assert (done.exit_code, done.stderr) == (0, "")
     (made,) = json.loads(Path("out/manifest.json").read_text())["kernel_sets"]
     assert made["schedule"]["text"] == entry.schedule

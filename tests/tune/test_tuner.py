@@ -84,7 +84,7 @@ def test_an_error_that_is_no_candidates_ends_the_run(tmp_path: Path, monkeypatch
 
 def start(*args: str, cwd: Path, stderr: int = subprocess.PIPE, **say: Any) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, str(TESTS / "support" / "tune_fakes.py"), "tune", *few(*args)],
+        [sys.executable, str(TESTS / "support" / "tune_fakes.py"), *few(*args)],
         cwd=cwd,
         env={**os.environ, "FAKE_TUNE": json.dumps(say), "TERM": "xterm", "PYTHONPATH": SEARCH},
         stdout=subprocess.PIPE,
