@@ -139,7 +139,7 @@ def _unary(op: str) -> Callable[[Value], Value]:
     def operator(self: Value) -> Value:
         return _record(self, op, self)
 
-    operator.__qualname__ = f"Value.{op}"  # for the messages of Python
+    operator.__name__, operator.__qualname__ = op, f"Value.{op}"  # for help() and the messages of Python
     return operator
 
 
@@ -147,7 +147,7 @@ def _binary(op: str) -> Callable[[Value, Value | float], Value]:
     def operator(self: Value, other: Value | float) -> Value:
         return _record(self, op, self, other)
 
-    operator.__qualname__ = f"Value.{op}"
+    operator.__name__, operator.__qualname__ = op, f"Value.{op}"
     return operator
 
 

@@ -59,6 +59,7 @@ def test_every_method_of_a_value_is_the_op_of_that_name(op: str) -> None:
     assert without_names(spec_of(operator).forward()) == without_names(spec_of(method).forward())
     assert op in {e.op for e in spec_of(operator).forward().eqns}
     assert getattr(Value, op).__doc__ == getattr(GraphBuilder, op).__doc__ is not None
+    assert (getattr(Value, op).__name__, getattr(Value, op).__qualname__) == (op, f"Value.{op}")
 
 
 @pytest.mark.parametrize(
