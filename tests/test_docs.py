@@ -1,4 +1,4 @@
-"""The pages of ``lngen/docs``: ``lngen help`` prints them, and what they name exists."""
+"""If these fail, ``lngen help`` does not print a page of ``lngen/docs``, or a page names what does not exist."""
 
 from __future__ import annotations
 

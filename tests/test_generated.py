@@ -1,4 +1,4 @@
-"""The golden set: the files in ``generated/kernels`` are what the code emits, whatever the hash seed."""
+"""If these fail, ``generated/kernels`` is not what the code emits, or what it emits depends on the hash seed."""
 
 from __future__ import annotations
 

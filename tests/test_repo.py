@@ -1,4 +1,4 @@
-"""Rules of the house that a machine can keep: imports, templates, sizes, types, style, and the wheel."""
+"""If these fail, a rule that a machine can keep is broken: imports, templates, sizes, types, style, or the wheel."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import zipfile
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
@@ -306,6 +307,15 @@ def test_files_and_functions_are_short() -> None:
                 lines = (node.end_lineno or node.lineno) - node.lineno + 1
                 faults += [f"{path.relative_to(ROOT)}: {node.name} has {lines} lines"] if lines > 60 else []
     assert faults == []
+
+
+NAMED_TWICE = {"builder", "inputs", "numbers", "parser"}  # modules of two packages, each of which means its own
+
+
+def test_a_name_of_a_module_has_one_meaning() -> None:
+    """No two modules have one name, but for those listed."""
+    names = Counter(path.stem for path in sources() if not path.stem.startswith("__"))
+    assert {name for name, count in names.items() if count > 1} <= NAMED_TWICE
 
 
 def tracked_files() -> list[Path]:

@@ -1,4 +1,4 @@
-"""What a plain run leaves out: samples hold what they promise, and every case is in the full run."""
+"""If these fail, a sample of a table lacks what it promises, or a case is in no run at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sample of what ``deletions.py`` tries: synchronising instructions deleted or weakened, and which are redundant."""
+"""If these fail, the executor overlooks a missing or weakened instruction that orders something."""
 
 from __future__ import annotations
 

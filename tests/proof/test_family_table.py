@@ -14,7 +14,7 @@ from family_table import ARCHES, DTYPE, SPILL_DTYPES, SPILL_WIDTHS, WIDTHS, floo
 from lngen.compile import Compilation
 from lngen.graphs import GRAPHS
 from lngen.spec import parse_spec
-from spills import REPORTED, cases, default
+from spills import REPORTED, case, default
 
 pytest.importorskip("cupy")
 
@@ -72,9 +72,9 @@ def test_column_sums_that_no_registers_hold_do_not_spill(text: str, arch: str) -
 
 
 # The first of those that `python tests/proof/spills.py` compiles.
-@sampling.rotating(("text", "arch"), cases(0, 40))
-def test_random_defaults_do_not_spill(text: str, arch: str) -> None:
-    assert default(text, arch)[0] == 0
+@sampling.rotating("number", range(40))
+def test_random_defaults_do_not_spill(number: int) -> None:
+    assert default(*case(number))[0] == 0
 
 
 def test_the_page_has_the_units_of_every_graph() -> None:
