@@ -17,7 +17,7 @@ from lngen.ir.functions import Functions
 from lngen.ir.ops import OPS
 from lngen.ir.types import OF_SEGMENTS, ORDERS, Attr, Axis, DType, Eqn, Graph, S, Type, Value, axes_union, print_eqn
 
-# ---- names; ``lngen.lower.c_names`` keeps the names that kernels declare distinct from a value's ----
+# ---- names; ``lngen.lower.parts`` keeps the names that kernels declare distinct from a value's ----
 
 # C++ reserves names with two underscores in a row; names that kernels invent end in one.
 _VALUE = re.compile(r"[A-Za-z][A-Za-z0-9]*+(?:_[A-Za-z0-9]++)*+")

@@ -1,11 +1,10 @@
 """Lowering: from a spec and a schedule to a plan."""
 
 from lngen.ir import ctype
-from lngen.lower.kernel import Extent, Kernel
+from lngen.lower.finish import requested_shared
 from lngen.lower.lower import lower
 from lngen.lower.parts import Argument, Phase, Place, Statement
-from lngen.lower.plan import Buffer, Plan
-from lngen.lower.spread import requested_shared
+from lngen.lower.plan import Buffer, Extent, Kernel, Plan
 
 __all__ = [
     "Argument", "Buffer", "Extent", "Kernel", "Phase", "Place", "Plan", "Statement", "ctype", "lower",

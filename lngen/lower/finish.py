@@ -1,22 +1,29 @@
-"""The finish of partial column sums: a second kernel, or the end of the first kernel after a grid barrier."""
+"""The finish of partial column sums: a second kernel, or the end of the first kernel after a grid barrier.
+
+Blocks of a finish go to the first free multiprocessors, as many as fit, while the kernel before it ends. So a launch
+requests shared memory that limits a multiprocessor to its share of them.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
+from lngen.devices import Device
 from lngen.ir import DType
-from lngen.lower.arguments import workspace
-from lngen.lower.kernel import Finish, Kernel
-from lngen.lower.parts import Statement, Sum
+from lngen.lower.parts import Statement, Sum, workspace
+from lngen.lower.plan import Finish, Kernel, Plan
 from lngen.lower.policies import leading_dimension, objects, unit
 from lngen.problem import Problem, Schedule
 from lngen.problem.footprint import (
     blocks_per_partial,
     column_threads,
     groups_of_a_block,
+    least_shared,
     partial_rows,
     partial_values,
     scratch_numbers,
+    shared_by,
 )
 
 COLUMN_ROWS = 4  # that a block of the kernel that only adds columns loads at a time, at least
@@ -105,3 +112,42 @@ def in_single_launch(rows: Kernel, finish: Kernel, p: Problem) -> Kernel:
         dynamic=max(rows.dynamic, numbers * p.real_size) if staged else 0,
         row=rows.row if staged else replace(rows.row, objects=objects(s, p, shared)),
     )
+
+
+# ---- the shared memory that launches request ----
+
+
+# Fractions of the multiprocessors over which the finish is spread, with one block per row and with clusters, which
+# start only where several multiprocessors are free; the others take the first blocks of the next kernel. A large
+# finish is spread over all. Both fractions are measured.
+OVER, OVER_CLUSTERS = 0.85, 0.485
+
+
+def requested_shared(plan: Plan, registers: Mapping[str, int], device: Device) -> dict[str, int]:
+    """Bytes of dynamic shared memory to launch each kernel with, by name and in launch order.
+
+    ``registers``: per thread of each kernel, as compiled for that GPU.
+    """
+    s, p = plan.schedule, plan.problem
+    requested = {k.name: max(k.dynamic, least_shared(s, p, device)) if k.dynamic else 0 for k in plan.kernels}
+    # Multipass blocks are not persistent. Persistent blocks of other forms are followed by the finish: where both fit
+    # side by side, the finish is spread in any case, and the next call's rows fit beside it.
+    follows = s.form != "multipass" and device.pdl
+    finish = next((k for k in plan.kernels[1:] if follows and k.role in ("finish", "elementwise")), None)
+    if finish and sum(_registers(k, registers) for k in (plan.kernels[0], finish)) > device.registers:
+        shared = finish.finish.shared if finish.finish else 0
+        share = shared_by(-(-finish.grid[0](0) // _over(s, p, device)), device)
+        requested[finish.name] = max(0, share - shared * p.real_size)
+    return requested
+
+
+def _registers(kernel: Kernel, registers: Mapping[str, int]) -> int:
+    """Registers of a kernel's blocks on a multiprocessor; they are allocated eight per thread at a time."""
+    return kernel.blocks_per_sm * kernel.block * -(-registers[kernel.name] // 8) * 8
+
+
+def _over(s: Schedule, p: Problem, device: Device) -> int:
+    """The number of multiprocessors over which the finish is spread."""
+    if columns_per_thread(s, p) > 1:
+        return device.multiprocessors
+    return round((OVER if s.cluster == 1 else OVER_CLUSTERS) * device.multiprocessors)

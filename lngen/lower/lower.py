@@ -6,17 +6,14 @@ from dataclasses import replace
 
 from lngen.errors import LowerError
 from lngen.ir import REDUCTIONS, WIDE, D, DType, Eqn, Graph, M, Value, compute_dtype
-from lngen.lower.arguments import ROWS, sharing, tensors, workspace
 from lngen.lower.finish import COLUMN_ROWS, column_policy, finish_of, in_single_launch
-from lngen.lower.inputs import Inputs
-from lngen.lower.kernel import Extent, Kernel
-from lngen.lower.numbers import THREADS, number_kernel
-from lngen.lower.parts import Argument, Statement
+from lngen.lower.parts import ROWS, Argument, Inputs, Statement, sharing, tensors, workspace
 from lngen.lower.phases import Accumulate, Style, before, named, phases, tensor, uniform
-from lngen.lower.plan import Buffer, Plan
+from lngen.lower.plan import Buffer, Extent, Kernel, Plan
 from lngen.lower.policies import leading_dimension
 from lngen.lower.rows import releasing, row_kernel, row_style, template_of
 from lngen.lower.split import Split, column_graph, split
+from lngen.lower.vectors import THREADS, number_kernel
 from lngen.passes import extract
 from lngen.problem import STAGED, Problem, Schedule, check, problem
 from lngen.problem.footprint import (

@@ -1,9 +1,43 @@
-"""The parts of a kernel's text: arguments, statements, loops over vectors, reductions, phases."""
+"""The parts of a kernel's text: the C names of values, arguments, statements, loops, reductions and phases."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from lngen.headers import HEADER_OF
+from lngen.ir import OPS, WIDE, DType, Eqn, Value, ctype, print_eqn
+from lngen.passes import accumulated
+
+# ---- names ----
+
+
+# Keywords and alternative tokens of C++20; macros of the compilers and of the headers they always include; names that
+# CUDA declares and statements use; the names of a kernel's own types.
+_CPP = """
+alignas alignof and and_eq asm auto bitand bitor bool break case catch char char8_t char16_t char32_t class co_await
+co_return co_yield compl concept const const_cast consteval constexpr constinit continue decltype default delete do
+double dynamic_cast else enum explicit export extern false float for friend goto if inline int long mutable namespace
+new noexcept not not_eq nullptr operator or or_eq private protected public register reinterpret_cast requires return
+short signed sizeof static static_assert static_cast struct switch template this thread_local throw true try typedef
+typeid typename union unsigned using virtual void volatile wchar_t while xor xor_eq
+assert errno linux stderr stdin stdout typeof unix va_arg va_copy va_end va_start
+threadIdx blockIdx blockDim gridDim warpSize fmaf sqrtf sqrt fabsf fabs rintf rint
+Row Reduce Exchange Stream Finish lngen
+"""
+
+
+# The names that values may not have in a kernel.
+TAKEN = frozenset(_CPP.split()) | HEADER_OF.keys()
+
+
+def c_name(value: Value) -> str:
+    """The C identifier of ``value``."""
+    return f"{value.name}_value_" if value.name in TAKEN else value.name
+
+
+# ---- what a kernel is made of ----
 
 
 @dataclass(frozen=True)
@@ -237,3 +271,86 @@ class Place:
     def row(self, row: str) -> str:
         """C++: the address of a row in global memory."""
         return address(self.name, row)
+
+
+# ---- arguments ----
+
+
+ROWS = Argument("rows_", "long long", "rows")
+
+
+def tensors(
+    values: Iterable[Value],
+    kind: Literal["input", "output"],
+    handed: tuple[Value, ...] = (),
+    results: tuple[Value, ...] = (),
+) -> list[Argument]:
+    """A pointer for each value, and a row stride for each that is [M, D].
+
+    Values in ``handed`` go from one kernel to the next and are in the workspace. Inputs in ``results`` are those of an
+    earlier kernel.
+    """
+    arguments = []
+    for v in values:
+        where = "workspace" if v in handed else "output" if v in results else kind
+        arguments.append(Argument(f"{v.name}_ptr_", ctype(v.type.dtype), where, v.name, const=kind == "input"))
+        if v.type.axes == WIDE:
+            arguments.append(Argument(f"{v.name}_stride_", "long long", "stride", v.name))
+    return arguments
+
+
+def workspace(name: str, dtype: DType, const: bool = False) -> Argument:
+    """A pointer to the buffer ``name``, which ends in an underscore."""
+    return Argument(name, ctype(dtype), "workspace", name, const)
+
+
+def sharing(arguments: Iterable[Argument]) -> tuple[Argument, ...]:
+    """The arguments, of which those that may be one array are not ``alone``.
+
+    An [M, D] result may overwrite an [M, D] input, and a result that is added to an input may overwrite that.
+    """
+    arguments = tuple(arguments)
+    read, written = ({a.tensor for a in arguments if a.kind == kind} for kind in ("input", "output"))
+    wide = {a.tensor for a in arguments if a.kind == "stride"}
+    pairs = {(i, o) for o in written for i in read if {i, o} <= wide or i == accumulated(o)}
+    shared = {name for pair in pairs for name in pair}
+    return tuple(replace(a, alone=False) if a.tensor in shared and a.kind != "stride" else a for a in arguments)
+
+
+# ---- expressions ----
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The C expressions for the [M, D] and [D] inputs.
+
+    element   the element ``i_`` of each
+    vector    the statement, once per loop, that loads the vector ``v_`` of inputs that are not in registers
+    widened   f16 inputs that are stored as floats
+    at_use    f16 is converted at every use
+    """
+
+    element: Mapping[Value, str]
+    vector: Mapping[Value, str] = field(default_factory=dict)
+    widened: frozenset[Value] = frozenset()
+    at_use: bool = False
+
+    def spell(self, value: Value) -> str:
+        """``value`` in C."""
+        return self.element.get(value) or c_name(value)
+
+    def statement(self, eqn: Eqn) -> Statement:
+        """The C line of one equation: its IR name, its op's CUDA meaning, its IR text as note."""
+        meaning = OPS[eqn.op].cuda
+        assert meaning is not None, f"'{eqn.op}' is lowered by the pass '{OPS[eqn.op].lowered_by}', which has not run"
+        text = meaning(tuple(map(self.spell, eqn.args)), eqn)
+        if eqn.op == "cast" and eqn.args[0] in self.widened:
+            text = self.spell(eqn.args[0])
+        elif eqn.op == "cast" and self.at_use and eqn.args[0].type.dtype is DType.F16:
+            text = text.replace("f32_from_f16(", "f32_from_f16_at_use(")
+        return Statement(f"const {ctype(eqn.out.type.dtype)} {c_name(eqn.out)} = {text};", note(eqn))
+
+
+def note(eqn: Eqn) -> str:
+    """The equation without its type, which the C declaration has."""
+    return print_eqn(eqn).replace(f" : {eqn.out.type}", "", 1)

@@ -2,24 +2,155 @@
 
 Two rules. A value's *depth* is the number of row reductions that it depends on: no phase before that depth can compute
 it. An elementwise value is computed again in every loop that needs it. Between two phases registers hold only the
-inputs and one number per reduction.
+inputs, one number per reduction, and the few values that are long to compute.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from lngen.ir import SEGMENT_SUMS, SUMS, WIDE, D, Eqn, Graph, M, S, Value, ctype, is_number_fold, is_row_fold, is_sum
-from lngen.lower import segments
-from lngen.lower.c_names import c_name
-from lngen.lower.inputs import Inputs, note
-from lngen.lower.keeping import Kept, kept_by
-from lngen.lower.parts import Join, Loop, Phase, Reduce, Statement, Sum, Tensor, declared
+from lngen.ir import (
+    F32,
+    SEGMENT_SUMS,
+    SUMS,
+    WIDE,
+    D,
+    Eqn,
+    Graph,
+    M,
+    S,
+    Value,
+    ctype,
+    is_number_fold,
+    is_row_fold,
+    is_sum,
+)
+from lngen.lower.parts import Inputs, Join, Loop, Phase, Reduce, Statement, Sum, Tensor, c_name, declared, note
 from lngen.passes import downstream, upstream
 from lngen.problem import depths, operand_depth, segment_sums_of
+
+# ---- values over the segments of a row ----
+
+
+FEW = 2  # rounds of interleaved partial sums at a time where their terms are computed: more need more registers
+
+
+def over_segments(graph: Graph) -> tuple[Eqn, ...]:
+    """The equations that compute a number for each segment from other such numbers."""
+    return tuple(e for e in graph.eqns if S in e.out.type.axes and e.op not in SEGMENT_SUMS)
+
+
+def segment_sums(graph: Graph) -> tuple[Value, ...]:
+    """The sums of segments."""
+    return tuple(e.out for e in graph.eqns if e.op in SEGMENT_SUMS)
+
+
+def squared(graph: Graph, eqns: Iterable[Eqn]) -> tuple[Value, ...]:
+    """The values whose products are summed over segments, without inputs."""
+    factors = dict.fromkeys(a for e in eqns if e.op == "segment_dot" for a in e.args)
+    return tuple(a for a in factors if D in a.type.axes and a not in graph.params)
+
+
+def spelled_segments(graph: Graph, needed: set[Value], inputs: Inputs) -> tuple[Inputs, tuple[Statement, ...]]:
+    """The C expressions of values over segments in a loop, and the statements per vector that compute them."""
+    computed = [e for e in over_segments(graph) if e.out in needed]
+    own = {v: f"{v.name}_own_[s_]" for v in segment_sums(graph) if v in needed}
+    if not computed and not own:
+        return inputs, ()
+    spelled = replace(inputs, element={**inputs.element, **own})
+    first = Statement("const int s_ = v_ / Row::PER_SEGMENT;")
+    return spelled, (first, *_statements(computed, spelled, "Row::rank() * Row::SEGMENTS + s_"))
+
+
+def joined(graph: Graph, eqn: Eqn, inputs: Inputs, place: str) -> Join:
+    """A sum over the segments of a row; ``place``: the C text after the name of a sum of segments."""
+    needed = upstream(over_segments(graph), eqn.args)
+    spelled = replace(inputs, element={**inputs.element, **{v: f"{v.name}{place}" for v in segment_sums(graph)}})
+    computed = [e for e in over_segments(graph) if e.out in needed]
+    return Join(
+        result=Statement(f"const {ctype(eqn.out.type.dtype)} {c_name(eqn.out)}", note(eqn)),
+        statements=_statements(computed, spelled, "s_"),
+        value=spelled.spell(eqn.args[0]),
+        interleave=eqn.int_attr("interleave") if "interleave" in dict(eqn.attrs) else 1,
+        unroll=FEW if computed else 0,
+    )
+
+
+def _statements(eqns: Iterable[Eqn], inputs: Inputs, segment: str) -> tuple[Statement, ...]:
+    return tuple(_sized(e, segment) if e.op == "segment_size" else inputs.statement(e) for e in eqns)
+
+
+def _sized(eqn: Eqn, segment: str) -> Statement:
+    """The elements of a segment, the last of which may be shorter."""
+    real = ctype(eqn.out.type.dtype)
+    text = f"const {real} {c_name(eqn.out)} = static_cast<{real}>(segment_size<Row>({segment}));"
+    return Statement(text, note(eqn))
+
+
+# ---- values that stay in registers from one loop to a later one ----
+
+
+LONG = 16  # equations per element that are not worth a register: a function has more, the arithmetic of a norm has less
+MOST_KEPT = 2  # values at a time, each of which takes a register per element
+
+
+Kept = Mapping[int, tuple[Value, ...]]
+
+
+def kept_by(here: Mapping[int, Iterable[Value]], later: Mapping[int, Iterable[Value]], graph: Graph) -> Kept:
+    """For each phase, the values that its reductions compute and leave in registers.
+
+    ``here``: the operands of the reductions that end each phase. ``later``: all that the loops of a phase need. A value
+    is kept if later phases would otherwise compute at least LONG equations again, the one first that saves most.
+    """
+    found: dict[int, tuple[Value, ...]] = {}
+    for number in sorted(here):
+        wanted = [v for n, values in later.items() if n > number for v in values]
+        earlier = [v for values in found.values() for v in values]
+        found[number] = tuple(_worth(graph, list(here[number]), wanted, earlier))
+    return found
+
+
+def _worth(graph: Graph, here: Sequence[Value], later: Sequence[Value], kept: Sequence[Value]) -> list[Value]:
+    found: list[Value] = []
+    computed = _in_loop(graph, here, kept)
+    again = _again(graph, computed, later, kept)
+    while len(again) >= LONG and len(found) < MOST_KEPT:
+        values = [v for v in again if v.type.axes == WIDE and v.type.dtype is F32]
+        if not values:
+            break
+        left = {v: len(_again(graph, computed, later, [*kept, *found, v])) for v in values}
+        best = min(values, key=lambda v: left[v])
+        if len(again) - left[best] < LONG:
+            break
+        found.append(best)
+        again = _again(graph, computed, later, [*kept, *found])
+    return found
+
+
+def _in_loop(graph: Graph, wanted: Iterable[Value], kept: Iterable[Value]) -> list[Value]:
+    """The values that a loop computes for each element, in their order."""
+    wide = _elementwise(graph, kept)
+    needed = upstream(wide, wanted)
+    return [e.out for e in wide if e.out in needed]
+
+
+def _again(graph: Graph, computed: list[Value], later: Iterable[Value], kept: Iterable[Value]) -> list[Value]:
+    """Those of the values ``computed`` that later loops compute again."""
+    needed = {*_in_loop(graph, later, kept)}
+    return [v for v in computed if v in needed]
+
+
+def _elementwise(graph: Graph, kept: Iterable[Value]) -> list[Eqn]:
+    held = {*kept}
+    return [e for e in graph.eqns if D in e.out.type.axes and e.out not in held]
+
+
+# ---- phases ----
+
 
 # Reductions of a kind are computed together: the device functor and its ops.
 KINDS = {"Add": SUMS, "Max": ("reduce_max",)}
@@ -125,7 +256,7 @@ class _Work:
         """The values that earlier phases have left in registers."""
         earlier = [e for e in self.graph.eqns if self.levels[e.out] <= number and self.style.keeps]
         left = (v for n in range(number) for v in (*self.rounded(n), *self.kept.get(n, ())))
-        return frozenset([*segments.squared(self.graph, earlier), *left])
+        return frozenset([*squared(self.graph, earlier), *left])
 
 
 def _phase(work: _Work, number: int) -> Phase:
@@ -156,7 +287,7 @@ def _phase(work: _Work, number: int) -> Phase:
 
 def _after(graph: Graph, eqn: Eqn, number: int, style: Style) -> Statement | Join:
     if is_sum(eqn, S):
-        return segments.joined(graph, eqn, style.inputs, f"_all_{number}_(s_)" if style.cluster else "_own_[s_]")
+        return joined(graph, eqn, style.inputs, f"_all_{number}_(s_)" if style.cluster else "_own_[s_]")
     return style.inputs.statement(eqn)
 
 
@@ -167,7 +298,7 @@ def _reduces(work: _Work, number: int) -> Iterable[Reduce]:
     for eqn in reductions:
         if eqn.op in SEGMENT_SUMS:
             total, array = named(eqn, 0), f"{eqn.out.name}_own_"
-            keep = [v for v in segments.squared(graph, [eqn]) if style.keeps and v not in kept]
+            keep = [v for v in squared(graph, [eqn]) if style.keeps and v not in kept]
             yield Reduce(
                 op="Add",
                 call=style.segment_call.format(op=total.functor),
@@ -222,11 +353,11 @@ def _loop(
     ``kept``: values in registers from an earlier loop. ``keep``: values to keep in registers from here on.
     """
     wide = [e for e in graph.eqns if D in e.out.type.axes and e.out not in kept]
-    elementwise = {*wide, *segments.over_segments(graph)}
+    elementwise = {*wide, *over_segments(graph)}
     needed = upstream([e for e in graph.eqns if e in elementwise], list(wanted))
     read = [p for p in graph.params if p in needed and D in p.type.axes]
     held = {v: f"{v.name}_row_[v_][i_]" for v in kept}
-    spelled, of_segments = segments.of_vector(graph, needed, replace(inputs, element={**inputs.element, **held}))
+    spelled, of_segments = spelled_segments(graph, needed, replace(inputs, element={**inputs.element, **held}))
     statements = [s for e in wide if e.out in needed for s in _computed(e, spelled, keep)]
     return Loop(
         vector=(*(Statement(inputs.vector[p]) for p in read if p in inputs.vector), *of_segments),

@@ -6,12 +6,9 @@ from dataclasses import dataclass, replace
 
 from lngen.devices import default_device
 from lngen.ir import WIDE, D, DType, Graph, M, Value, ctype
-from lngen.lower.c_names import c_name
-from lngen.lower.inputs import Inputs
-from lngen.lower.parts import Phase, Place, Sum, Tensor
+from lngen.lower.parts import Inputs, Phase, Place, Sum, Tensor, c_name
 from lngen.lower.phases import Accumulate, Style, tensor
-from lngen.lower.policies import flush, leading_dimension, objects, policies, unit
-from lngen.lower.stages import places
+from lngen.lower.policies import flush, leading_dimension, objects, places, policies, unit
 from lngen.problem import STAGED, Problem, Schedule
 from lngen.problem.footprint import exchanged_values, partial_values, stay_packed, vectors_per_thread
 

@@ -259,7 +259,7 @@ def test_undefined_names_are_errors() -> None:
         ({"registers.cu.jinja": "a\n{% for %}\n"}, "registers.cu.jinja:2: Expected "),
         (
             {"registers.cu.jinja": "{% include 'p.cu.jinja' %}", "p.cu.jinja": "b\n{{ kernel.nam }}"},
-            "p.cu.jinja:2: 'lngen.lower.kernel.Kernel object' has no attribute 'nam'.",
+            "p.cu.jinja:2: 'lngen.lower.plan.Kernel object' has no attribute 'nam'.",
         ),
         ({"registers.cu.jinja": "\n{% include 'gone.jinja' %}"}, "registers.cu.jinja:2: 'gone.jinja' not found"),
     ],

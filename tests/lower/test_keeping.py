@@ -11,7 +11,7 @@ from lngen.emit import emit
 from lngen.graphs import Definition, GraphBuilder
 from lngen.ir import D, M
 from lngen.lower import Plan, lower
-from lngen.lower.keeping import MOST_KEPT
+from lngen.lower.phases import MOST_KEPT
 from lngen.problem import ANY, parse_schedule
 from lngen.spec import make_spec, parse_spec
 

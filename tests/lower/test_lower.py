@@ -21,9 +21,8 @@ from lngen.graphs import Definition, GraphBuilder
 from lngen.interpret import interpret
 from lngen.ir import F64, D, DType, M, S
 from lngen.lower import Buffer, Extent, Kernel, Plan, Statement, lower
-from lngen.lower.inputs import note
-from lngen.lower.kernel import Finish
-from lngen.lower.parts import Join
+from lngen.lower.parts import Join, note
+from lngen.lower.plan import Finish
 from lngen.lower.policies import leading_dimension
 from lngen.problem import Schedule, parse_schedule, problem
 from lngen.problem.footprint import cluster_tile, stage_bytes

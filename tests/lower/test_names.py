@@ -17,7 +17,7 @@ from lngen.graphs import Definition, GraphBuilder
 from lngen.ir import F32, D, M, Type, Value, is_name
 from lngen.ir.builder import fresh
 from lngen.lower import lower
-from lngen.lower.c_names import TAKEN, c_name
+from lngen.lower.parts import TAKEN, c_name
 from lngen.problem import problem
 from lngen.problem.footprint import vectors_per_thread
 from lngen.schedule import space

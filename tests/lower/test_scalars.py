@@ -31,7 +31,7 @@ from lngen.interpret import interpret
 from lngen.ir import D, Graph, M, numerics, parse
 from lngen.ir.numerics import Array
 from lngen.lower import lower
-from lngen.lower.spread import requested_shared
+from lngen.lower.finish import requested_shared
 from lngen.problem import Schedule, problem
 from lngen.ptx import run_plan
 from lngen.schedule import ranked

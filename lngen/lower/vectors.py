@@ -7,9 +7,7 @@ from dataclasses import dataclass
 
 from lngen.errors import LowerError
 from lngen.ir import SUMS, Axis, D, Eqn, Graph, M, Value, ctype, is_number_fold, print_eqn
-from lngen.lower.c_names import c_name
-from lngen.lower.inputs import Inputs
-from lngen.lower.parts import Statement, Sum, Tensor, declared, parameters
+from lngen.lower.parts import Inputs, Statement, Sum, Tensor, c_name, declared, parameters
 from lngen.lower.phases import functor, named, tensor, term
 from lngen.passes import upstream
 from lngen.problem import operand_depth
