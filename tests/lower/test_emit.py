@@ -23,8 +23,7 @@ import sampling
 from lngen.compile import KernelSet
 from lngen.config import data_dir
 from lngen.devices import capability, device_for
-from lngen.emit import emit, environment
-from lngen.emit.layout import WIDTH, laid_out
+from lngen.emit import WIDTH, emit, environment, laid_out
 from lngen.errors import EmitError
 from lngen.graphs import Definition, GraphBuilder
 from lngen.graphs.norms import layernorm
@@ -269,7 +268,7 @@ def test_a_broken_template_is_named_with_its_line(
 ) -> None:
     for name, text in files.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
-    emitter = importlib.import_module("lngen.emit.emit")
+    emitter = importlib.import_module("lngen.emit")
     broken = environment().overlay(loader=FileSystemLoader(tmp_path))
     monkeypatch.setattr(emitter, "environment", lambda: broken)
     plan = plan_of(*PLANS["row"])
