@@ -4,8 +4,7 @@ Many sums leave few row groups to a block, and large totals to the finish. Sums 
 added by a kernel of their own, with the row groups that the graph has.
 """
 
-import pytest
-
+import sampling
 from lngen.emit import emit
 from lngen.graphs import Definition, GraphBuilder
 from lngen.ir import D, M
@@ -29,10 +28,15 @@ def sums(count: int, d: int, dtype: str) -> Spec:
     return make_spec(Definition(f"sums{count}", describe), "fwd", {"d": d, "dtype": dtype})
 
 
-@pytest.mark.parametrize(
-    ("count", "d", "dtype"), [(8, 1, "f32"), (9, 2, "f64"), (13, 1, "f64"), (33, 1, "f32"), (33, 37, "f64")]
+MANY = [(8, 1, "f32"), (9, 2, "f64"), (13, 1, "f64"), (33, 1, "f32"), (33, 37, "f64")]
+
+
+@sampling.grid(
+    ("count", "d", "dtype", "single_launch"),
+    [(*case, single) for case in MANY for single in (False, True)],
+    lambda *values: (values[:3], values[3]),
+    strength=1,
 )
-@pytest.mark.parametrize("single_launch", [False, True])
 def test_many_column_sums_have_the_bits_and_fit_the_gpu(count: int, d: int, dtype: str, single_launch: bool) -> None:
     spec = sums(count, d, dtype)
     graph = spec.graph()
@@ -54,7 +58,7 @@ GROUPS = {
 }
 
 
-@pytest.mark.parametrize(("groups", "text"), GROUPS.items())
+@sampling.rotating(("groups", "text"), GROUPS.items())
 def test_multipass_has_the_row_groups_of_the_graph(groups: int, text: str) -> None:
     spec = parse_spec(text)
     graph = spec.graph()
