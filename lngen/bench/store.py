@@ -136,7 +136,10 @@ PEERS = (
 )
 BYTES = "GB/s: every input and result of the graph once, over the time; of a ceiling its [M, D] tensors alone"
 # The files that determine the kernel of a spec; changes of the benchmark and the command line are not counted.
-SOURCES = ("spec", "compile.py", "ir", "graphs", "passes", "schedule", "lower", "emit", "toolchain", "runtime")
+SOURCES = (
+    "spec", "compile.py", "ir", "graphs", "passes", "problem", "schedule", "lower", "emit.py", "headers.py",
+    "toolchain", "runtime",
+)  # fmt: skip
 
 
 def conditions(device: str, method: str, settings: Mapping[str, str]) -> dict[str, str]:
