@@ -9,13 +9,11 @@ from typing import Any
 
 import click
 
-from lngen.check.inputs import random_inputs
 from lngen.cli.output import Output, note, output_options, stage_options, table_text
 from lngen.cli.shared_options import arch_option, device_option, rows_option, schedule_option, target
 from lngen.compile import Compilation, KernelSet, spill_text
 from lngen.errors import LngenError, MissingError
 from lngen.graphs import GRAPHS, Chosen, Definition, Options
-from lngen.inspect import COLUMNS, measure, resources, traffic_json, traffic_rows, traffic_text
 from lngen.ir import ORDERS, DType, Value
 from lngen.lower import Plan
 from lngen.problem import check_arch, parse_schedule
@@ -158,7 +156,7 @@ def show_command(
         text = graph_text(compilation, after)
         output.stage({"spec": str(compilation.spec), "stage": stage, "text": text}, text, STAGES[stage])
         return
-    kernels = compilation.changed(schedule, *arches, rows=rows, device=gpu)
+    kernels = compilation.changed(schedule, *arches, rows=rows, device=gpu, compiled=stage not in ("plan", "cuda"))
     if not schedule and (spilled := spilled_bytes(kernels, arches[0])):
         note(spill_text(kernels.plan.schedule, spilled))
     text, data = view(kernels, stage, arches, rows, bundle)
@@ -188,9 +186,9 @@ def _check_options(
 
 
 def spilled_bytes(kernels: KernelSet, arch: str) -> int:
-    """Bytes per thread that the kernels spill on ``arch``; 0 without a compiler."""
+    """Bytes per thread that the kernels spill on ``arch``; 0 if they are known not to, and without a compiler."""
     try:
-        return kernels.spilled(arch)
+        return 0 if kernels.known_clean(arch) else kernels.spilled(arch)
     except MissingError:
         return 0
 
@@ -216,6 +214,8 @@ def view(
     plan = kernels.plan
     about = {"name": plan.name, "spec": str(plan.spec), "schedule": str(plan.schedule)}
     if stage == "resources":
+        from lngen.inspect import COLUMNS, resources
+
         found = {arch: resources(plan, kernels.cubin(arch).resources, arch) for arch in arches}
         listed = [
             (kernel, arch, *(used[key] for key in COLUMNS.values()))
@@ -224,6 +224,9 @@ def view(
         ]
         return table_text(("kernel", "arch", *COLUMNS), listed), {**about, "resources": found}
     if stage == "traffic":
+        from lngen.check.inputs import random_inputs
+        from lngen.inspect import measure, traffic_json, traffic_rows, traffic_text
+
         check_arch(plan.schedule, arches[0])  # before inputs are drawn
         count = traffic_rows(plan, rows)
         measured = measure(kernels, random_inputs(plan.spec, count), arches[0])

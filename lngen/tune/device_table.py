@@ -31,11 +31,11 @@ def build(device: Device, compared: Sequence[Point], defaults: Sequence[Point] =
     for p in filter(_plain, compared):
         known = replace(p, times={**times.get((p.spec, p.rows), {}), **p.times})
         groups.setdefault(_place(p, device), []).append(known)
-    entries: dict[Key, dict[int, Schedule]] = {}
+    entries: dict[Key, dict[int, str]] = {}
     for key, size in sorted({*groups, *single}, key=lambda place: (place[0].order, place[1])):
         found = groups.get((key, size), [])
         chosen = _fastest(found, single.get((key, size))) if found else single[key, size]
-        entries.setdefault(key, {})[size] = chosen
+        entries.setdefault(key, {})[size] = short(chosen)
     return Table(device.name, device.arch, entries)
 
 
@@ -44,11 +44,11 @@ def text(table: Table, about: str) -> str:
     lines = [f"# {line}".rstrip() for line in about.splitlines()]
     lines += ["", f'device = "{table.device}"', f'arch = "{table.arch}"']
     for key, sizes in table.entries.items():
-        classes: dict[Schedule, list[int]] = {}
+        classes: dict[str, list[int]] = {}
         for size, schedule in sizes.items():
             classes.setdefault(schedule, []).append(size)
         lines += ["", f"[{key.direction}.{key.element}_bytes.{key.d}]"]
-        lines += [f'"{short(s)}" = {sizes}' for s, sizes in classes.items()]
+        lines += [f'"{s}" = {sizes}' for s, sizes in classes.items()]
     return "\n".join(lines) + "\n"
 
 

@@ -24,7 +24,7 @@ from lngen.schedule.model import MODEL, Features, Model, estimates, features
 from lngen.schedule.ranking import MOST_TRIED, candidates, estimated, last_resort
 from lngen.schedule.recorded import RECORDED, Point, Sample, fit, latest, points, typical, unfitted, with_table
 from lngen.schedule.space import Columns, roomy_space
-from lngen.schedule.table import MOST_OPERATIONS, Key, Table, measured, tables
+from lngen.schedule.table import MOST_OPERATIONS, TIGHT, Key, Table, fitted, measured, tables
 from lngen.spec import parse_spec
 from lngen.toolchain import supported_arches
 from lngen.tune.device_table import build, text
@@ -222,7 +222,7 @@ def test_of_tied_schedules_the_default_stays() -> None:
     place = Key("fwd", 2, 4096), workload(facts(FORWARD), 16384, H200)
 
     def entry(*arguments: list[Point]) -> str:
-        return str(build(H200, *arguments).entries[place[0]][place[1]])
+        return str(parse_schedule(build(H200, *arguments).entries[place[0]][place[1]], ANY))
 
     assert entry([p]) == str(replace(ROWS, vec=1))
     assert entry([p], [default]) == str(replace(STAGED, vec=1, grid=0))
@@ -232,14 +232,14 @@ def test_of_tied_schedules_the_default_stays() -> None:
 
 
 def test_entries_are_near_if_rows_are_alike() -> None:
-    line = {1024: replace(STAGED, vec=1, grid=0)}
-    table = Table("A", "sm_90", {Key("fwd", 2, 4096): line, Key("fwd", 2, 4608): {1024: ROWS}})
+    staged, rows = replace(STAGED, vec=1, grid=0), replace(ROWS, vec=1)
+    table = Table("A", "sm_90", {Key("fwd", 2, 4096): {1024: str(staged)}, Key("fwd", 2, 4608): {1024: str(rows)}})
 
     def near(spec: str, size: int = 1024) -> list[Schedule]:
         return [*table.near(facts(spec), size)]
 
-    assert near(FORWARD) == [line[1024], ROWS]
-    assert near("rmsnorm.fwd:d=5000,dtype=f16") == [ROWS, line[1024]], "the nearest first"
+    assert near(FORWARD) == [staged, rows]
+    assert near("rmsnorm.fwd:d=5000,dtype=f16") == [rows, staged], "the nearest first"
     others = ["d=4096,dtype=f32", "d=4095,dtype=bf16", "d=8192,dtype=bf16", "d=3000,dtype=bf16"]
     for other in (BACKWARD, f"{BACKWARD},wrt=x", *(f"layernorm.fwd:{keys}" for keys in others)):
         assert near(other) == [], other
@@ -400,3 +400,35 @@ def test_the_table_serves_what_is_like_the_norms_that_were_measured() -> None:
     assert first("add_layernorm.fwd:d=4096,dtype=bf16") == []  # two inputs, no column sums
     assert first("rmsnorm_act.bwd:d=4096,dtype=bf16") == []  # arithmetic
     assert facts("parallel_layernorm.bwd:d=4096,dtype=bf16").operations <= MOST_OPERATIONS
+
+
+ENTRIES = [
+    (graph, key, line, dtype)
+    for table in tables()
+    for key, lines in table.entries.items()
+    if (key.direction, key.element, key.d) not in TIGHT
+    for line in dict.fromkeys(lines.values())
+    for graph in ("layernorm", "rmsnorm")
+    for dtype in {2: ("bf16",), 4: ("f32",), 8: ("f64",)}[key.element]
+]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("graph", "key", "line", "dtype"), ENTRIES[::16], ids=str)
+def test_a_measured_schedule_is_clean_and_asks_no_compiler(graph: str, key: Key, line: str, dtype: str) -> None:
+    """So a default that was measured needs no compile log to be shown."""
+    pytest.importorskip("cupy")
+    compilation = Compilation(parse_spec(f"{graph}.{key.direction}:d={key.d},dtype={dtype}"))
+    (schedule,) = fitted(parse_schedule(line, ANY), compilation.problem, H200)
+    kernels = compilation.kernels(schedule)
+    assert kernels.known_clean("sm_90")
+    assert not kernels.known_clean("sm_80")
+    assert kernels.spilled("sm_90") == 0
+
+
+@pytest.mark.parametrize("spec", ["layernorm.fwd:d=4096,dtype=f16", "layernorm.fwd:d=4096,dtype=bf16,weight=f32",
+                                  "softmax.fwd:d=4096,dtype=bf16", "layernorm.bwd:d=12800,dtype=bf16"])  # fmt: skip
+def test_what_was_not_measured_asks_the_compiler(spec: str) -> None:
+    compilation = Compilation(parse_spec(spec))
+    schedule = next(measured(compilation.problem, 1024, H200), None)
+    assert schedule is None or not compilation.kernels(schedule).known_clean("sm_90")
