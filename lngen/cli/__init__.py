@@ -19,7 +19,7 @@ from lngen.version import __version__
 # In the order of first use; ``lngen --help`` prints the sentences.
 COMMANDS = {
     "list": "The graphs: inputs, outputs, statistics, and the keys of a spec.",
-    "show": "One stage of a spec: graph, plan, CUDA, PTX, resources or traffic.",
+    "show": "One stage of a spec: graph, plan, CUDA, PTX, resources, traffic.",
     "build": "Generate kernels ahead of time, with a manifest.",
     "check": "Bits against the interpreter, errors against the oracles.",
     "conform": "An adversarial list of cases for a kernel or anybody's function.",
