@@ -18,7 +18,7 @@ from lngen.ir import ORDERS, DType, Value
 from lngen.lower import Plan
 from lngen.problem import check_arch, parse_schedule
 from lngen.spec import SAVES, parse_spec
-from lngen.spec.keys import wrong
+from lngen.spec.parse import wrong
 
 # ---- list: the graphs and the keys of a spec ----
 

@@ -1,15 +1,17 @@
 """GPUs as data: one TOML file for each, and the limits of every compute capability."""
 
-from lngen.devices.described import (
+from lngen.devices.device import (
     DEFAULT_ARCH,
+    Device,
+    capability,
     default_device,
     described,
     device_for,
     device_names,
     live_device,
     named,
+    oldest_first,
 )
-from lngen.devices.device import Device, capability, oldest_first
 
 __all__ = [
     "DEFAULT_ARCH", "Device", "capability", "default_device", "described", "device_for", "device_names", "live_device",
