@@ -129,9 +129,10 @@ layernorm_bwd__bf16_d16384__t64_r4_v8_b1_tma_s3_c8_cached__rows(
         stream_.wait();
         const auto* dy_shared_ = stream_.shared<bf16>(0);
         const auto* x_shared_ = stream_.shared<bf16>(4096);
+
         // ---- reduce: mean_dy_gamma_sum, mean_dy_gamma_xhat_sum ----
         float mean_dy_gamma_sum, mean_dy_gamma_xhat_sum;
-        cluster_sums<Add<float>, Row, 4>(reduce_, exchange_,[&](int v_, float& mean_dy_gamma_sum_acc_,
+        cluster_sums<Add<float>, Row, 4>(reduce_, exchange_, [&](int v_, float& mean_dy_gamma_sum_acc_,
             float& mean_dy_gamma_xhat_sum_acc_) {
             const auto dy = load<Row, PlainLoad>(dy_shared_, v_);
             const auto x = load<Row, PlainLoad>(x_shared_, v_);
@@ -182,6 +183,7 @@ layernorm_bwd__bf16_d16384__t64_r4_v8_b1_tma_s3_c8_cached__rows(
             if (stream_.live()) store<Row, GlobalStore>(dx_ptr_ + stream_.row * dx_stride_, v_, dx_out_);
         }
     }
+
     // ---- partial column sums: the row groups share them where the rows were ----
     float* sums_buffer_ = reinterpret_cast<float*>(ring_);
     __syncthreads();

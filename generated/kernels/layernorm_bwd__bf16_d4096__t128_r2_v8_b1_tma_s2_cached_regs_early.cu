@@ -126,9 +126,10 @@ layernorm_bwd__bf16_d4096__t128_r2_v8_b1_tma_s2_cached_regs_early__rows(
         load_row<Row, PlainLoad>(dy_row_, dy_shared_);
         Vec<bf16, Row::N> x_row_[Row::VECTORS];
         load_row<Row, PlainLoad>(x_row_, x_shared_);
+
         // ---- reduce: mean_dy_gamma_sum, mean_dy_gamma_xhat_sum ----
         float mean_dy_gamma_sum, mean_dy_gamma_xhat_sum;
-        row_sums<Add<float>, Row>(reduce_,[&](int v_, float& mean_dy_gamma_sum_acc_,
+        row_sums<Add<float>, Row>(reduce_, [&](int v_, float& mean_dy_gamma_sum_acc_,
             float& mean_dy_gamma_xhat_sum_acc_) {
             for (int i_ = 0; i_ < Row::N; ++i_) {
                 const float x32 = f32_from_bf16(x_row_[v_][i_]);    // %x32 = cast %x {to=f32}
@@ -175,6 +176,7 @@ layernorm_bwd__bf16_d4096__t128_r2_v8_b1_tma_s2_cached_regs_early__rows(
             if (stream_.live()) store<Row, PlainStore>(dx_ptr_ + stream_.row * dx_stride_, v_, dx_out_);
         }
     }
+
     // ---- partial column sums: the row groups share them where the rows were ----
     float* sums_buffer_ = reinterpret_cast<float*>(ring_);
     __syncthreads();

@@ -123,9 +123,10 @@ layernorm_bwd__f16_d8192__t256_r1_v8_b1_tma_s3_cached__rows(
         stream_.wait();
         const auto* dy_shared_ = stream_.shared<f16>(0);
         const auto* x_shared_ = stream_.shared<f16>(16384);
+
         // ---- reduce: mean_dy_gamma_sum, mean_dy_gamma_xhat_sum ----
         float mean_dy_gamma_sum, mean_dy_gamma_xhat_sum;
-        joined_sums<Add<float>, Row, 4>(reduce_,[&](int v_, float& mean_dy_gamma_sum_acc_,
+        joined_sums<Add<float>, Row, 4>(reduce_, [&](int v_, float& mean_dy_gamma_sum_acc_,
             float& mean_dy_gamma_xhat_sum_acc_) {
             const auto dy = load<Row, PlainLoad>(dy_shared_, v_);
             const auto x = load<Row, PlainLoad>(x_shared_, v_);
@@ -176,6 +177,7 @@ layernorm_bwd__f16_d8192__t256_r1_v8_b1_tma_s3_cached__rows(
             if (stream_.live()) store<Row, PlainStore>(dx_ptr_ + stream_.row * dx_stride_, v_, dx_out_);
         }
     }
+
     // ---- partial column sums: the row groups share them where the rows were ----
     float* sums_buffer_ = reinterpret_cast<float*>(ring_);
     __syncthreads();

@@ -111,9 +111,10 @@ layernorm_bwd__f32_d1000__t64_r4_v4_b1_cp_async_s2__rows(
         stream_.wait();
         const auto* dy_shared_ = stream_.shared<float>(0);
         const auto* x_shared_ = stream_.shared<float>(4096);
+
         // ---- reduce: mean_dy_gamma_sum, mean_dy_gamma_xhat_sum ----
         float mean_dy_gamma_sum, mean_dy_gamma_xhat_sum;
-        row_sums<Add<float>, Row>(reduce_,[&](int v_, float& mean_dy_gamma_sum_acc_,
+        row_sums<Add<float>, Row>(reduce_, [&](int v_, float& mean_dy_gamma_sum_acc_,
             float& mean_dy_gamma_xhat_sum_acc_) {
             const auto dy = load<Row, PlainLoad>(dy_shared_, v_);
             const auto x = load<Row, PlainLoad>(x_shared_, v_);
@@ -164,6 +165,7 @@ layernorm_bwd__f32_d1000__t64_r4_v4_b1_cp_async_s2__rows(
             if (stream_.live()) store<Row, PlainStore>(dx_ptr_ + stream_.row * dx_stride_, v_, dx_out_);
         }
     }
+
     // ---- partial column sums: the row groups share them where the rows were ----
     float* sums_buffer_ = reinterpret_cast<float*>(ring_);
     __syncthreads();

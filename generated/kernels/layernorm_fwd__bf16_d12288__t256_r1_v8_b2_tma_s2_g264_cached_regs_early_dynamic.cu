@@ -98,9 +98,10 @@ layernorm_fwd__bf16_d12288__t256_r1_v8_b2_tma_s2_g264_cached_regs_early_dynamic_
         const auto* x_shared_ = stream_.shared<bf16>(0);
         Vec<bf16, Row::N> x_row_[Row::VECTORS];
         load_row<Row, PlainLoad>(x_row_, x_shared_);
+
         // ---- reduce: mean_sum ----
         float mean_sum;
-        joined_sums<Add<float>, Row, 4>(reduce_,[&](int v_, float& mean_sum_acc_) {
+        joined_sums<Add<float>, Row, 4>(reduce_, [&](int v_, float& mean_sum_acc_) {
             for (int i_ = 0; i_ < Row::N; ++i_) {
                 const float x32 = f32_from_bf16(x_row_[v_][i_]);  // %x32 = cast %x {to=f32}
                 // %mean_sum = reduce_sum %x32 {axis=D, chunk=8, interleave=4, segment=6144}
@@ -114,7 +115,7 @@ layernorm_fwd__bf16_d12288__t256_r1_v8_b2_tma_s2_g264_cached_regs_early_dynamic_
 
         // ---- reduce: var_sum ----
         float var_sum;
-        joined_sums<Add<float>, Row, 4>(reduce_,[&](int v_, float& var_sum_acc_) {
+        joined_sums<Add<float>, Row, 4>(reduce_, [&](int v_, float& var_sum_acc_) {
             for (int i_ = 0; i_ < Row::N; ++i_) {
                 const float x32 = f32_from_bf16(x_row_[v_][i_]);  // %x32 = cast %x {to=f32}
                 const float xc = x32 - mean;  // %xc = sub %x32, %mean

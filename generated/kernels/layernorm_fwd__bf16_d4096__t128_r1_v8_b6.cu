@@ -74,9 +74,10 @@ layernorm_fwd__bf16_d4096__t128_r1_v8_b6__rows(
 
     Vec<bf16, Row::N> x_row_[Row::VECTORS];
     load_row<Row, RowLoad>(x_row_, x_ptr_ + stream_.valid_row() * x_stride_);
+
     // ---- reduce: mean_sum ----
     float mean_sum;
-    row_sums<Add<float>, Row>(reduce_,[&](int v_, float& mean_sum_acc_) {
+    row_sums<Add<float>, Row>(reduce_, [&](int v_, float& mean_sum_acc_) {
         for (int i_ = 0; i_ < Row::N; ++i_) {
             const float x32 = f32_from_bf16(x_row_[v_][i_]);  // %x32 = cast %x {to=f32}
             mean_sum_acc_ = mean_sum_acc_ + x32;  // %mean_sum = reduce_sum %x32 {axis=D, chunk=8, segment=4096}
@@ -87,7 +88,7 @@ layernorm_fwd__bf16_d4096__t128_r1_v8_b6__rows(
 
     // ---- reduce: var_sum ----
     float var_sum;
-    row_sums<Add<float>, Row>(reduce_,[&](int v_, float& var_sum_acc_) {
+    row_sums<Add<float>, Row>(reduce_, [&](int v_, float& var_sum_acc_) {
         for (int i_ = 0; i_ < Row::N; ++i_) {
             const float x32 = f32_from_bf16(x_row_[v_][i_]);  // %x32 = cast %x {to=f32}
             const float xc = x32 - mean;  // %xc = sub %x32, %mean

@@ -112,9 +112,10 @@ layernorm_fwd__bf16_d65536__t256_r1_v8_b1_tma_s3_c4_g30_store_cached__rows(
         stream_.wait();
         const auto* x_shared_ = stream_.shared<bf16>(0);
         auto* y_shared_ = stream_.shared<bf16>(0);
+
         // ---- reduce: x32_sums ----
         float x32_sums_own_[Row::SEGMENTS];
-        segment_sums<Add<float>, Row>(reduce_,[&](int v_, float& x32_sums_acc_) {
+        segment_sums<Add<float>, Row>(reduce_, [&](int v_, float& x32_sums_acc_) {
             const auto x = load<Row, PlainLoad>(x_shared_, v_);
             for (int i_ = 0; i_ < Row::N; ++i_) {
                 const float x32 = f32_from_bf16(x[i_]);  // %x32 = cast %x {to=f32}
@@ -126,7 +127,7 @@ layernorm_fwd__bf16_d65536__t256_r1_v8_b1_tma_s3_c4_g30_store_cached__rows(
 
         // ---- reduce: squares ----
         float squares_own_[Row::SEGMENTS];
-        segment_sums<Add<float>, Row>(reduce_,[&](int v_, float& squares_acc_) {
+        segment_sums<Add<float>, Row>(reduce_, [&](int v_, float& squares_acc_) {
             const auto x = load<Row, PlainLoad>(x_shared_, v_);
             const int s_ = v_ / Row::PER_SEGMENT;
             // %n = segment_size {dtype=f32, segment=8192}

@@ -121,9 +121,10 @@ layernorm_fwd__f32_d32768__t64_r3_v4_b1_tma_s2_c8_g15_cached_regs_early_dynamic_
         const auto* x_shared_ = stream_.shared<float>(0);
         Vec<float, Row::N> x_row_[Row::VECTORS];
         load_row<Row, PlainLoad>(x_row_, x_shared_);
+
         // ---- reduce: x32_sums ----
         float x32_sums_own_[Row::SEGMENTS];
-        segment_sums<Add<float>, Row>(reduce_,[&](int v_, float& x32_sums_acc_) {
+        segment_sums<Add<float>, Row>(reduce_, [&](int v_, float& x32_sums_acc_) {
             for (int i_ = 0; i_ < Row::N; ++i_) {
                 const float x32 = x_row_[v_][i_];     // %x32 = cast %x {to=f32}
                 x32_sums_acc_ = x32_sums_acc_ + x32;  // %x32_sums = segment_sum %x32 {chunk=4, segment=4096}
@@ -132,7 +133,7 @@ layernorm_fwd__f32_d32768__t64_r3_v4_b1_tma_s2_c8_g15_cached_regs_early_dynamic_
 
         // ---- reduce: rest, squares ----
         float rest_own_[Row::SEGMENTS];
-        segment_sums<Add<float>, Row>(reduce_,[&](int v_, float& rest_acc_) {
+        segment_sums<Add<float>, Row>(reduce_, [&](int v_, float& rest_acc_) {
             const int s_ = v_ / Row::PER_SEGMENT;
             // %n = segment_size {dtype=f32, segment=4096}
             const float n = static_cast<float>(segment_size<Row>(Row::rank() * Row::SEGMENTS + s_));
@@ -146,7 +147,7 @@ layernorm_fwd__f32_d32768__t64_r3_v4_b1_tma_s2_c8_g15_cached_regs_early_dynamic_
         }, rest_own_);
         float squares_own_[Row::SEGMENTS];
         float far_row_[Row::VECTORS][Row::N];
-        segment_sums<Add<float>, Row>(reduce_,[&](int v_, float& squares_acc_) {
+        segment_sums<Add<float>, Row>(reduce_, [&](int v_, float& squares_acc_) {
             const int s_ = v_ / Row::PER_SEGMENT;
             // %n = segment_size {dtype=f32, segment=4096}
             const float n = static_cast<float>(segment_size<Row>(Row::rank() * Row::SEGMENTS + s_));

@@ -83,9 +83,10 @@ layernorm_fwd__f32_d768__t64_r1_v4_b8__rows(
 
     Vec<float, Row::N> x_row_[Row::VECTORS];
     load_row<Row, RowLoad>(x_row_, x_ptr_ + stream_.valid_row() * x_stride_);
+
     // ---- reduce: mean_sum ----
     float mean_sum;
-    row_sums<Add<float>, Row>(reduce_,[&](int v_, float& mean_sum_acc_) {
+    row_sums<Add<float>, Row>(reduce_, [&](int v_, float& mean_sum_acc_) {
         for (int i_ = 0; i_ < Row::N; ++i_) {
             const float x32 = x_row_[v_][i_];     // %x32 = cast %x {to=f32}
             mean_sum_acc_ = mean_sum_acc_ + x32;  // %mean_sum = reduce_sum %x32 {axis=D, chunk=4, segment=768}
@@ -95,7 +96,7 @@ layernorm_fwd__f32_d768__t64_r1_v4_b8__rows(
 
     // ---- reduce: off_sum, squares ----
     float off_sum, squares;
-    row_sums<Add<float>, Row>(reduce_,[&](int v_, float& off_sum_acc_, float& squares_acc_) {
+    row_sums<Add<float>, Row>(reduce_, [&](int v_, float& off_sum_acc_, float& squares_acc_) {
         for (int i_ = 0; i_ < Row::N; ++i_) {
             const float x32 = x_row_[v_][i_];         // %x32 = cast %x {to=f32}
             const float xc_first = x32 - mean_first;  // %xc_first = sub %x32, %mean_first

@@ -71,9 +71,10 @@ rmsnorm_bwd__bf16_d1024_wrt_x__t64_r1_v8_b8__rows(
     load_row<Row, RowLoad>(dy_row_, dy_ptr_ + stream_.valid_row() * dy_stride_);
     load_row<Row, RowLoad>(x_row_, x_ptr_ + stream_.valid_row() * x_stride_);
     const float rstd = load_scalar<ReadOnlyLoad>(rstd_ptr_ + stream_.valid_row());
+
     // ---- reduce: mean_dy_gamma_xhat_sum ----
     float mean_dy_gamma_xhat_sum;
-    row_sums<Add<float>, Row>(reduce_,[&](int v_, float& mean_dy_gamma_xhat_sum_acc_) {
+    row_sums<Add<float>, Row>(reduce_, [&](int v_, float& mean_dy_gamma_xhat_sum_acc_) {
         const auto gamma = load<Row, ReadOnlyLoad>(gamma_ptr_, v_);
         for (int i_ = 0; i_ < Row::N; ++i_) {
             const float x32 = f32_from_bf16(x_row_[v_][i_]);    // %x32 = cast %x {to=f32}

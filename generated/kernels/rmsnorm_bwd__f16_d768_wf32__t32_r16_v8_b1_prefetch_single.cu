@@ -97,9 +97,10 @@ rmsnorm_bwd__f16_d768_wf32__t32_r16_v8_b1_prefetch_single__rows(
         }
         const float rstd = rstd_next_;
         prefetch_(stream_.valid(stream_.row + stream_.STEP));
+
         // ---- reduce: mean_dy_gamma_xhat_sum ----
         float mean_dy_gamma_xhat_sum;
-        row_sums<Add<float>, Row>(reduce_,[&](int v_, float& mean_dy_gamma_xhat_sum_acc_) {
+        row_sums<Add<float>, Row>(reduce_, [&](int v_, float& mean_dy_gamma_xhat_sum_acc_) {
             const auto gamma = load<Row, ReadOnlyLoad>(gamma_ptr_, v_);
             for (int i_ = 0; i_ < Row::N; ++i_) {
                 const float x32 = f32_from_f16_at_use(x_row_[v_][i_]);    // %x32 = cast %x {to=f32}
@@ -144,6 +145,7 @@ rmsnorm_bwd__f16_d768_wf32__t32_r16_v8_b1_prefetch_single__rows(
     __syncthreads();
     store_partial<Add<float>, Row, 4, EvictLastStore16>(sum_dy_xhat_partials_
         + static_cast<long long>(Row::grid_index()) * 768, sums_buffer_);
+
     // ---- all partial sums are written: complete the column sums ----
     grid_barrier(arrivals_);
     using Finish = ColumnFinish</* D */ 768, /* leading */ 768, /* interleave */ 16, /* columns */ 32,

@@ -53,15 +53,17 @@ rmsnorm_bwd__f32_d65536__t512_r1_v4_b2_multipass__rows(
     __shared__ Reduce::Buffers reduce_buffers_;
     Reduce reduce_{reduce_buffers_};
     Stream stream_{rows_};
+
     // The trigger follows the wait, which is faster in a chain of short launches.
     pdl_wait();
     pdl_trigger();
 
     const float d_size = 65536.0f;  // %d_size = const {dtype=f32, value=65536.0}
     const float rstd = load_scalar<ReadOnlyLoad>(rstd_ptr_ + stream_.row);
+
     // ---- reduce: mean_dy_gamma_xhat_sum ----
     float mean_dy_gamma_xhat_sum;
-    multipass_sums<Add<float>, Row, 4>(reduce_,[&](int v_, float& mean_dy_gamma_xhat_sum_acc_) {
+    multipass_sums<Add<float>, Row, 4>(reduce_, [&](int v_, float& mean_dy_gamma_xhat_sum_acc_) {
         const auto dy = load<Row, PlainLoad>(dy_ptr_ + stream_.row * dy_stride_, v_);
         const auto x = load<Row, PlainLoad>(x_ptr_ + stream_.row * x_stride_, v_);
         const auto gamma = load<Row, PlainLoad>(gamma_ptr_, v_);

@@ -96,9 +96,10 @@ rmsnorm_fwd__bf16_d1001_beta__t32_r4_v1_b3_tma_unaligned_s3_g384_store_cached_re
         auto* y_shared_ = stream_.shared<bf16>(2048) + misalignment(y_ptr_ + stream_.valid(stream_.row) * y_stride_);
         Vec<bf16, Row::N> x_row_[Row::VECTORS];
         load_row<Row, PlainLoad>(x_row_, x_shared_);
+
         // ---- reduce: ms_sum ----
         float ms_sum;
-        row_sums<Add<float>, Row>(reduce_,[&](int v_, float& ms_sum_acc_) {
+        row_sums<Add<float>, Row>(reduce_, [&](int v_, float& ms_sum_acc_) {
             for (int i_ = 0; i_ < Row::N; ++i_) {
                 const float x32 = f32_from_bf16(x_row_[v_][i_]);  // %x32 = cast %x {to=f32}
                 // %ms_sum = reduce_dot %x32, %x32 {axis=D, chunk=8, run=1, segment=1008}

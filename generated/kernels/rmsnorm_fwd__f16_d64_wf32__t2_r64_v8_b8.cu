@@ -67,9 +67,10 @@ rmsnorm_fwd__f16_d64_wf32__t2_r64_v8_b8__rows(
 
     Vec<f16, Row::N> x_row_[Row::VECTORS];
     load_row<Row, RowLoad>(x_row_, x_ptr_ + stream_.valid_row() * x_stride_);
+
     // ---- reduce: ms_sum ----
     float ms_sum;
-    row_sums<Add<float>, Row>(reduce_,[&](int v_, float& ms_sum_acc_) {
+    row_sums<Add<float>, Row>(reduce_, [&](int v_, float& ms_sum_acc_) {
         for (int i_ = 0; i_ < Row::N; ++i_) {
             const float x32 = f32_from_f16(x_row_[v_][i_]);  // %x32 = cast %x {to=f32}
             ms_sum_acc_ = fmaf(x32, x32, ms_sum_acc_);  // %ms_sum = reduce_dot %x32, %x32 {axis=D, chunk=8, segment=64}

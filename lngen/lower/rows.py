@@ -312,18 +312,18 @@ def _call(row: RowKernel) -> str:
     """The device function of row reductions, up to the terms; fields in braces are filled by the reduction."""
     s, p = row.schedule, row.problem
     if s.cluster > 1:
-        return "cluster_sums<{op}, Row, {interleave}>(reduce_, exchange_, "
+        return "cluster_sums<{op}, Row, {interleave}>(reduce_, exchange_,"
     if p.segments == 1:
-        return "row_sums<{op}, Row>(reduce_, "
+        return "row_sums<{op}, Row>(reduce_,"
     function = "multipass_sums" if s.form == "multipass" else "joined_sums"
-    return f"{function}<{{op}}, Row, {{interleave}}>(reduce_, "
+    return f"{function}<{{op}}, Row, {{interleave}}>(reduce_,"
 
 
 def _segment_call(row: RowKernel) -> str:
     """The device function of the sums of segments, up to the terms."""
     if row.schedule.form == "multipass":
-        return "multipass_segment_sums<{op}, Row>(reduce_, "
-    return "segment_sums<{op}, Row>(reduce_, "
+        return "multipass_segment_sums<{op}, Row>(reduce_,"
+    return "segment_sums<{op}, Row>(reduce_,"
 
 
 def releasing(phases: tuple[Phase, ...], row: RowKernel) -> tuple[Phase, ...]:

@@ -147,7 +147,7 @@ def _order(graph: Graph, eqn: Eqn, d: int) -> tuple[str, str]:
                 f"{WARP}, got {segment / chunk:g} chunks and {interleave}.\n    {print_eqn(eqn)}"
             )
         layout = f"/* D */ {d}, /* segment */ {segment}, /* vector */ {chunk}, /* run */ {given.get('run', chunk)}"
-        call = f"multipass_sums<{op}, Row, /* interleave */ {interleave}>(reduce_, "
+        call = f"multipass_sums<{op}, Row, /* interleave */ {interleave}>(reduce_,"
         return call, f"PartialRowLayout<Block<{THREADS}, 1>, {layout}, /* access */ 1>"
     groups, blocks = given.get("groups", 1), given.get("blocks", 1)
     if eqn.op not in SUMS:
