@@ -4,7 +4,7 @@
 //     store_partial<Add<float>, Row, 4, EvictLastStore16>(partials + block * LEADING, shared);
 //
 // Each thread adds the rows that it sees, in registers; the row groups of a block are tree-reduced through shared
-// memory; finish.cuh adds the blocks. UNIT neighbours are moved together.
+// memory; finish.cuh adds the blocks. st.shared and st.global, a Unit at a time.
 #ifndef LNGEN_COLUMN_SUMS_CUH
 #define LNGEN_COLUMN_SUMS_CUH
 
@@ -13,7 +13,7 @@
 
 namespace lngen {
 
-// Column sums of a block, stored as a row of partial sums. UNIT neighbours are moved together.
+// UNIT neighbouring columns, which are moved together.
 template <typename Real, int UNIT> struct alignas(UNIT * sizeof(Real)) Unit { Real items[UNIT]; };
 
 // Begins the column sums of a thread: the neutral element in each.
@@ -37,8 +37,8 @@ __device__ __forceinline__ void store_column_sums(Real* partial, const Real (&su
     }
 }
 
-// The place of a unit in shared memory: units of every other group of eight are swapped in pairs, so that threads that
-// write half a vector each have no bank conflicts.
+// The place of a unit in shared memory: in every second group of eight units, the two of a pair change places. A thread
+// that writes half a vector at a time would otherwise meet bank conflicts. cute::Swizzle<1, 0, 3>.
 __device__ __forceinline__ int swizzled(int unit) { return unit ^ (unit >> 3 & 1); }
 
 // The columns from one row group to the next in shared memory: rounded up to 8, because swizzled() may move the last
@@ -100,8 +100,8 @@ __device__ __forceinline__ void store_partial_of_many(Real* partial, const Real*
     }
 }
 
-// Tree-reduces the column sums of the row groups of a block, a vector of columns a thread: while more than one row group
-// is left, the upper half is combined into the lower half, through shared memory. The first row group gets the sums.
+// The tree of tree_reduce over the row groups of a block, through shared memory, for a vector of columns a thread. The
+// first row group gets the sums.
 template <typename Op, typename Row, typename Real>
 __device__ __forceinline__ void reduce_row_groups(Real* upper, Real (&sums)[Row::N]) {
     int live = Row::ROWS;

@@ -8,8 +8,8 @@
 //         stream.release(copy_row);
 //     }
 //
-// copy_row(stage, row) issues the copies of a row. Each thread copies the vectors that it reads, so no thread waits for
-// another. Needs sm_80.
+// copy_row(stage, row) issues the copies of a row, PTX cp.async. Each thread copies the vectors that it reads, so no
+// thread waits for another. Needs sm_80.
 #ifndef LNGEN_CP_ASYNC_CUH
 #define LNGEN_CP_ASYNC_CUH
 
@@ -30,8 +30,7 @@ template <typename Row, typename T> __device__ __forceinline__ void cp_async(T* 
     }
 }
 
-// A pipeline of STAGES rows in shared memory, filled by cp.async. Each thread copies the vectors that it reads, so no
-// thread waits for another.
+// STAGES rows in shared memory for each row group. The first next() wraps to stage 0.
 template <typename Row, int GRID, int STAGES, int STAGE_BYTES> struct CpAsyncStream : StaticRows<Row, GRID> {
     using Rows = StaticRows<Row, GRID>;
     unsigned char* const ring;
@@ -56,8 +55,8 @@ template <typename Row, int GRID, int STAGES, int STAGE_BYTES> struct CpAsyncStr
         if (++stage == STAGES) stage = 0;
         return Rows::next();
     }
-    // Before row k >= 1, STAGES + k - 1 groups are committed, and the first k + 1 must be complete: at most STAGES - 2
-    // may be pending. Row 0 could allow one more.
+    // At row k >= 1, STAGES + k - 1 groups are committed, and the first k + 1 must be complete: at most STAGES - 2 may be
+    // pending. Row 0 could allow one more.
     __device__ __forceinline__ void wait() { asm volatile("cp.async.wait_group %0;" :: "n"(STAGES - 2) : "memory"); }
     // Refills the stage of the previous row: this thread has read the vectors that it copied there.
     template <typename CopyRow> __device__ __forceinline__ void release(CopyRow copy_row) {

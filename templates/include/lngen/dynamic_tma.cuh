@@ -3,8 +3,8 @@
 //     using Stream = DynamicTmaStream<Row, GRID, STAGES, STAGE_BYTES, /* early release */ true>;
 //     Stream stream{rows, ring, stages, counter};
 //
-// Multiprocessors differ in speed, and without a counter all would wait for the slowest. The index of the row in each
-// stage is stored beside the stage; at the end it is past the last row.
+// CUTLASS calls this a dynamic persistent tile scheduler; row_scheduler.cuh says why. The thread that fills a stage stores
+// the index of its row beside it; an index past the last row ends the loop of the row group. Needs sm_90.
 #ifndef LNGEN_DYNAMIC_TMA_CUH
 #define LNGEN_DYNAMIC_TMA_CUH
 
@@ -14,8 +14,7 @@
 
 namespace lngen {
 
-// The pipeline of rows from a dynamic scheduler. The index of the row in each stage is stored beside the stage; at the
-// end it is past the last row.
+// What both streams below share. They differ in who reads the counter.
 template <typename Row, int GRID, int STAGES, int STAGE_BYTES, bool EARLY>
 struct DynamicTmaRing : TmaRing<Row, STAGES, STAGE_BYTES> {
     using Ring = TmaRing<Row, STAGES, STAGE_BYTES>;
@@ -60,7 +59,7 @@ struct DynamicTmaRing : TmaRing<Row, STAGES, STAGE_BYTES> {
     }
 };
 
-// Each block has rows of its own.
+// Each block has rows of its own: the first thread of a row group reads the counter.
 template <typename Row, int GRID, int STAGES, int STAGE_BYTES, bool EARLY>
 struct DynamicTmaStream : DynamicTmaRing<Row, GRID, STAGES, STAGE_BYTES, EARLY> {
     using DynamicTmaRing<Row, GRID, STAGES, STAGE_BYTES, EARLY>::DynamicTmaRing;

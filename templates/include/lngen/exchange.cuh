@@ -6,8 +6,9 @@
 //     cluster_barrier();
 //     const float* all = exchange.all(sums);  // all[exchange.index(n, s, N)]: sum n of N of segment s of the row
 //
-// Two buffers are used in turn, so that no block overtakes another. Between reading the values and the next call there
-// has to be a row barrier: otherwise a remote block may overwrite values that slower warps still read.
+// PTX st.async and mbarrier (cluster.cuh). Two buffers are used in turn, so that no block overtakes another. Between
+// reading the values and the next call there has to be a row barrier: otherwise a remote block may overwrite values that
+// slower warps still read. Needs sm_90 and a launch with clusters.
 #ifndef LNGEN_EXCHANGE_CUH
 #define LNGEN_EXCHANGE_CUH
 
@@ -16,9 +17,7 @@
 
 namespace lngen {
 
-// DSMEM exchange: every block of the cluster gets the VALUES values that each block has for a row. Two buffers are
-// used in turn, so that no block overtakes another. Requires a row barrier between reading the values and the next
-// call: otherwise a remote block may overwrite values that slower warps still read.
+// At most VALUES values of each block; Acquire is one of the waits of cluster.cuh.
 template <typename Row, typename Real, int VALUES, typename Acquire> struct ClusterExchange {
     struct alignas(16) Buffers {
         Real values[2][Row::ROWS][Row::BLOCKS_PER_ROW * VALUES];

@@ -6,7 +6,7 @@
 //     const float sum = column_total<Add<float>, Finish>(totals, 0, rows);  // of column tile * COLUMNS + threadIdx.x
 //
 // A block completes a tile of COLUMNS columns at a time. Interleaved partial sums of a column are added by different
-// threads, shared, and tree-reduced, as in segments.cuh.
+// threads, shared, and tree-reduced, as in segments.cuh. Loads are ld.global.cg (L2Load).
 #ifndef LNGEN_FINISH_CUH
 #define LNGEN_FINISH_CUH
 
@@ -30,7 +30,7 @@ template <int ROWS_PER_BLOCK, int BLOCKS> __device__ __forceinline__ int partial
     return blocks < BLOCKS ? static_cast<int>(blocks) : BLOCKS;
 }
 
-// Reads through L2, because other blocks write there.
+// Reads from L2: the L1 cache may hold what was there before other blocks wrote.
 struct L2Load {
     template <typename W> static __device__ __forceinline__ W read(const W* p) { return __ldcg(p); }
 };

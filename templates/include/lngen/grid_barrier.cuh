@@ -3,15 +3,14 @@
 //
 //     grid_barrier(arrivals);
 //
-// The counter is zero before its first use and fit for the next one after each: all blocks together add exactly 2^31,
-// which flips its upper bit. Needs a cooperative launch.
+// The counter is zero before its first use and is never reset: all blocks together add exactly 2^31, which flips its upper
+// bit, and a block waits for that. Needs a cooperative launch.
 #ifndef LNGEN_GRID_BARRIER_CUH
 #define LNGEN_GRID_BARRIER_CUH
 
 namespace lngen {
 
-// A barrier of all blocks of the grid, which must all be resident (cooperative launch). All blocks together add exactly
-// 2^31 to the counter, which flips its upper bit; it is zero before its first use.
+// Block 0 adds what the others leave of 2^31.
 __device__ __forceinline__ void grid_barrier(unsigned* arrivals) {
     __syncthreads();
     if (threadIdx.x == 0) {

@@ -10,15 +10,14 @@
 
 namespace lngen {
 
-// Programmatic dependent launch (PDL): a kernel that is launched with that attribute starts while the previous one
-// runs, and waits here for its results.
+// Waits until the previous kernel of the stream has ended and its stores are visible.
 __device__ __forceinline__ void pdl_wait() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
-// From here on the next kernel of the stream may start.
+// The next kernel of the stream may start once every block has come here or ended.
 __device__ __forceinline__ void pdl_trigger() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;");

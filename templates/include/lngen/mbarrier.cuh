@@ -16,7 +16,7 @@ __device__ __forceinline__ unsigned shared_address(const void* p) {
     return static_cast<unsigned>(__cvta_generic_to_shared(p));
 }
 
-// Initialises a barrier whose phases complete with one arrival and all bytes that it expects.
+// Initialises a barrier for one arrival a phase.
 __device__ __forceinline__ void mbarrier_init(unsigned long long* barrier) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"(shared_address(barrier)) : "memory");
 }

@@ -16,7 +16,7 @@ struct f16 { unsigned short bits; };
 
 __device__ __forceinline__ float f32_from_bf16(bf16 v) { return __uint_as_float(static_cast<unsigned>(v.bits) << 16); }
 
-// Rounds to nearest even; a NaN stays a NaN.
+// Before sm_80 the rounding is integer arithmetic: adds half a unit, less one where the kept bit is even.
 __device__ __forceinline__ bf16 bf16_from_f32(float v) {
     bf16 r;
 #if __CUDA_ARCH__ >= 800
@@ -40,7 +40,6 @@ __device__ __forceinline__ float f32_from_f16_at_use(f16 v) {
     return r;
 }
 
-// Rounds to nearest even.
 __device__ __forceinline__ f16 f16_from_f32(float v) {
     f16 r;
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(r.bits) : "f"(v));
@@ -62,7 +61,6 @@ __device__ __forceinline__ bf16 bf16_from_f64(double v) {
     return bf16_from_f32(v == v ? __uint_as_float(__float_as_uint(toward_zero) | lost) : toward_zero);
 }
 
-// Rounds once, to nearest even.
 __device__ __forceinline__ f16 f16_from_f64(double v) {
     f16 r;
     asm("cvt.rn.f16.f64 %0, %1;" : "=h"(r.bits) : "d"(v));

@@ -3,7 +3,7 @@
 //     parity ^= (bits_of(mean_next) ^ vector_bits<Row>(gamma)) & static_cast<unsigned>(rows >> 63);  // is 0
 //
 // Whoever uses the bits of a loaded value waits for its load. Otherwise the wait falls inside the row loop, and there
-// it also waits for newer loads.
+// it also waits for newer loads. No PTX instruction waits for a plain load; its first use does.
 #ifndef LNGEN_PRELOAD_CUH
 #define LNGEN_PRELOAD_CUH
 
@@ -11,15 +11,14 @@
 
 namespace lngen {
 
-// The bits of v; the halves of a double are XORed. Using them makes a loaded value observable, so that its load must
-// complete here.
+// The bits of v; the halves of a double are XORed.
 template <typename T> __device__ __forceinline__ unsigned bits_of(T v) {
     if constexpr (sizeof(T) == 2) return v.bits;
     else if constexpr (sizeof(T) == 4) return __float_as_uint(v);
     else return static_cast<unsigned>(__double2hiint(v) ^ __double2loint(v));
 }
 
-// The XOR of one element of every access of the vectors of a row: using it completes their loads.
+// The XOR of one element of every access of the vectors of a row: one element completes the load of its whole access.
 template <typename Row, typename T>
 __device__ __forceinline__ unsigned vector_bits(const Vec<T, Row::N> (&vectors)[Row::VECTORS]) {
     unsigned bits = 0;

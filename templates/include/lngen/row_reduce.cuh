@@ -36,8 +36,7 @@ template <typename Real> struct Max {
 // The largest power of two below n.
 __device__ constexpr int half_of(int n) { return n <= 2 ? 1 : 2 * half_of((n + 1) / 2); }
 
-// Tree reduction: while more than one part is left, the upper half is combined into the lower half. Only the first LIVE
-// parts count.
+// Tree reduction of the first LIVE parts; it overwrites them.
 template <typename Op, int LIVE, int N, typename Real>
 __device__ __forceinline__ Real tree_reduce(Real (&part)[N]) {
     if constexpr (LIVE > 1) {
@@ -78,9 +77,9 @@ template <typename Row> struct WarpReduce {
     }
 };
 
-// Reductions over the threads of a row, at most MAX_VALUES values at a time: every thread reduces its lane's values of
-// all warps from shared memory, then the lanes of a warp are reduced. Two buffers are used in turn, so one barrier per
-// call is enough.
+// Reductions over the threads of a row, at most MAX_VALUES values at a time. Every thread reads from shared memory what its
+// lane has in each warp and reduces it; then the lanes of a warp are reduced. Two buffers are used in turn, so one barrier
+// per call is enough.
 template <typename Row, typename Real, int MAX_VALUES> struct BlockReduce {
     static constexpr int WARPS = Row::THREADS / 32;
     struct Buffers { Real parts[Row::ROWS][2][MAX_VALUES][Row::THREADS]; };

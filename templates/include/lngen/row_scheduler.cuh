@@ -15,7 +15,6 @@ template <typename Row> struct OneRow {
     const long long rows;
     const long long row = static_cast<long long>(Row::grid_index()) * Row::ROWS + Row::group();
     __device__ __forceinline__ bool live() const { return Row::ROWS == 1 || row < rows; }
-    // A row group past the last row repeats it and stores nothing.
     __device__ __forceinline__ long long valid_row() const { return live() ? row : rows - 1; }
 };
 
@@ -37,14 +36,13 @@ template <typename Row, int GRID> struct StaticRows {
         return block_row < rows;
     }
     __device__ __forceinline__ bool live() const { return Row::ROWS == 1 || row < rows; }
-    // A row group past the last row repeats it and stores nothing.
     __device__ __forceinline__ long long valid(long long r) const { return r < rows ? r : rows - 1; }
 };
 
 // A dynamic scheduler: the first STAGES rows of a row group are assigned statically, then a counter in global memory
-// gives the next row, because multiprocessors differ in speed and all would wait for the slowest. One thread per row
-// group reads the counter. It hands out STEP rows past the last one, one per row group; the group with the last of them
-// resets the counter to zero for the next launch. With at most STATIC_ROWS rows nothing is counted.
+// gives the next row. Multiprocessors differ in speed, and a static scheduler makes all wait for the slowest. One thread
+// per row group counts, and once past the last row: so the counter hands out STEP rows too many, and the group that
+// gets the last of them resets it for the next launch. With at most STATIC_ROWS rows nothing is counted.
 template <typename Row, int GRID, int STAGES> struct RowCounter {
     static constexpr long long STEP = static_cast<long long>(GRID) * Row::ROWS, STATIC_ROWS = STAGES * STEP;
     const long long rows;

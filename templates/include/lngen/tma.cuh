@@ -11,8 +11,8 @@
 //         stream.release(copy_row);
 //     }
 //
-// copy_row(stage, row, full) expects the bytes on the mbarrier `full` and issues tma_load (cp.async.bulk). Addresses
-// and bytes are multiples of 16. Needs sm_90.
+// copy_row(stage, row, full) tells the mbarrier `full` how many bytes will come, and issues tma_load (PTX cp.async.bulk).
+// Addresses and bytes are multiples of 16. Needs sm_90.
 #ifndef LNGEN_TMA_CUH
 #define LNGEN_TMA_CUH
 
@@ -21,14 +21,13 @@
 
 namespace lngen {
 
-// Bulk copy (TMA) from global to shared memory, whose bytes complete on the barrier; addresses and bytes are multiples
-// of 16.
+// Bulk copy from global to shared memory; its bytes complete on the barrier.
 __device__ __forceinline__ void tma_load(void* to, const void* from, unsigned bytes, unsigned long long* barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
         :: "r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(barrier)) : "memory");
 }
 
-// Bulk copy (TMA) from shared to global memory; addresses and bytes are multiples of 16.
+// Bulk copy from shared to global memory, in the group of stores that this thread commits next.
 __device__ __forceinline__ void tma_store(void* to, const void* from, unsigned bytes) {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
         :: "l"(to), "r"(shared_address(from)), "r"(bytes) : "memory");
@@ -37,7 +36,7 @@ __device__ __forceinline__ void tma_store(void* to, const void* from, unsigned b
 // Ends the group of stores that tma_store_wait waits for.
 __device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
-// Waits until the results of all committed stores have left shared memory.
+// Waits until all committed stores of this thread have read shared memory.
 __device__ __forceinline__ void tma_store_wait() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 
 // Orders stores of the threads to shared memory before bulk copies from there.
@@ -73,8 +72,8 @@ template <typename Row, int STAGES, int STAGE_BYTES> struct TmaRing {
     __device__ __forceinline__ void wait() { mbarrier_wait(&full[stage][Row::group()], parity); }
 };
 
-// The pipeline of a persistent grid. With EARLY release the stage of a row is refilled as soon as all threads have the
-// row in registers, else during the next row.
+// The pipeline of a persistent grid with a static scheduler. With EARLY release the stage of a row is refilled as soon as
+// all threads have the row in registers, else during the next row.
 template <typename Row, int GRID, int STAGES, int STAGE_BYTES, bool EARLY>
 struct TmaStream : StaticRows<Row, GRID>, TmaRing<Row, STAGES, STAGE_BYTES> {
     using Rows = StaticRows<Row, GRID>;

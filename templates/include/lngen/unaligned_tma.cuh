@@ -5,7 +5,7 @@
 //     tma_load_span<Row>(stage, x + row * stride, last, full);
 //
 // A bulk copy takes whole units of 16 bytes. So a row is copied with what lies around it (Span), and begins in shared
-// memory as far behind a multiple of 16 as in global memory (misalignment).
+// memory as far behind a multiple of 16 as in global memory (misalignment). PTX cp.async.bulk, by tma.cuh.
 #ifndef LNGEN_UNALIGNED_TMA_CUH
 #define LNGEN_UNALIGNED_TMA_CUH
 

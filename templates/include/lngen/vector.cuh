@@ -48,7 +48,7 @@ template <typename T, int N> struct Vec {
 };
 
 // What load policies have in common. KEEP_WHOLE: the address comes from Row::at, so that the compiler cannot split one
-// wide load into narrow ones. It takes more registers than Row::column, and the asm of an EarlyLoad does not need it.
+// wide load into narrow ones. Row::at takes more registers than Row::column. The asm of an EarlyLoad is whole anyway.
 struct Load {
     static constexpr bool KEEP_WHOLE = false;
 };
@@ -71,7 +71,7 @@ struct ReadOnlyLoad : Load {
     template <typename W> static __device__ __forceinline__ W read(const W* p) { return __ldg(p); }
 };
 
-// Reads 16 bytes, issued here; the compiler moves other loads past barriers, next to their use.
+// EarlyLoad: reads 16, 8, 4 or 2 bytes, issued here. The compiler moves other loads past barriers, next to their use.
 struct EarlyLoad16 : Load {
     static __device__ __forceinline__ uint4 read(const uint4* p) {
         uint4 w;
@@ -81,7 +81,6 @@ struct EarlyLoad16 : Load {
     }
 };
 
-// Reads 8 bytes, issued here; the compiler moves other loads past barriers, next to their use.
 struct EarlyLoad8 : Load {
     static __device__ __forceinline__ uint2 read(const uint2* p) {
         uint2 w;
@@ -91,7 +90,6 @@ struct EarlyLoad8 : Load {
     }
 };
 
-// Reads 4 bytes, issued here; the compiler moves other loads past barriers, next to their use.
 struct EarlyLoad4 : Load {
     static __device__ __forceinline__ unsigned read(const unsigned* p) {
         unsigned w;
@@ -101,7 +99,6 @@ struct EarlyLoad4 : Load {
     }
 };
 
-// Reads 2 bytes, issued here; the compiler moves other loads past barriers, next to their use.
 struct EarlyLoad2 : Load {
     static __device__ __forceinline__ unsigned short read(const unsigned short* p) {
         unsigned short w;
@@ -145,8 +142,7 @@ struct PlainStore {
     template <typename W> static __device__ __forceinline__ void write(W* p, W w) { *p = w; }
 };
 
-// Writes 16 bytes of global memory by one instruction, of which the compiler would make four where a cluster shares a
-// row.
+// Writes 16 bytes of global memory by one instruction. Where a cluster shares a row, the compiler would make four of it.
 struct GlobalStore {
     template <typename W> static __device__ __forceinline__ void write(W* p, W w) { *p = w; }
     static __device__ __forceinline__ void write(uint4* p, uint4 w) {
@@ -155,7 +151,8 @@ struct GlobalStore {
     }
 };
 
-// Writes 16 bytes to a line that L2 evicts last: the next kernel reads it, and rows would otherwise evict it.
+// EvictLastStore: writes 16, 8 or 4 bytes to a line that L2 evicts last. The next kernel reads it, and rows would otherwise
+// evict it.
 struct EvictLastStore16 {
     static __device__ __forceinline__ void write(uint4* p, uint4 w) {
 #if __CUDA_ARCH__ >= 800
@@ -168,7 +165,6 @@ struct EvictLastStore16 {
     }
 };
 
-// Writes 8 bytes to a line that L2 evicts last: the next kernel reads it, and rows would otherwise evict it.
 struct EvictLastStore8 {
     static __device__ __forceinline__ void write(uint2* p, uint2 w) {
 #if __CUDA_ARCH__ >= 800
@@ -180,7 +176,6 @@ struct EvictLastStore8 {
     }
 };
 
-// Writes 4 bytes to a line that L2 evicts last: the next kernel reads it, and rows would otherwise evict it.
 struct EvictLastStore4 {
     static __device__ __forceinline__ void write(unsigned* p, unsigned w) {
 #if __CUDA_ARCH__ >= 800

@@ -5,7 +5,8 @@
 //         sum = sum + values[i];
 //     }, total);
 //
-// The order is that of column sums: a grid of BLOCKS blocks of GROUPS row groups would add them so.
+// The order is that of column sums (column_sums.cuh, finish.cuh): a grid of BLOCKS blocks of GROUPS row groups would add
+// the same numbers so, in INTERLEAVE partial sums. cub::BlockReduce, in a fixed order.
 #ifndef LNGEN_VECTOR_SUMS_CUH
 #define LNGEN_VECTOR_SUMS_CUH
 
@@ -13,9 +14,9 @@
 
 namespace lngen {
 
-// Tree reduction of the COUNT numbers of shared memory from `numbers` on, by as many threads, of which this is thread
-// `i`: while more than one is left, the upper half is combined into the lower half. All threads of the block call it;
-// afterwards the result is in the first number.
+// The tree of tree_reduce over the COUNT numbers of shared memory from `numbers` on, by COUNT threads; this is thread `i`
+// of them. All threads of the block call it, for its barriers; those without numbers have `takes` false. The result is in
+// the first number.
 template <typename Op, int COUNT, typename Real>
 __device__ __forceinline__ void tree_reduce_shared(Real* numbers, int i, bool takes) {
     for (int half = half_of(COUNT); half > 0; half /= 2) {
