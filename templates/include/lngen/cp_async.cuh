@@ -55,8 +55,8 @@ template <typename Row, int GRID, int STAGES, int STAGE_BYTES> struct CpAsyncStr
         if (++stage == STAGES) stage = 0;
         return Rows::next();
     }
-    // At row k >= 1, STAGES + k - 1 groups are committed, and the first k + 1 must be complete: at most STAGES - 2 may be
-    // pending. Row 0 could allow one more.
+    // At row k >= 1, STAGES + k - 1 groups are committed, and the first k + 1 must be complete: at most STAGES - 2 may
+    // be pending. Row 0 could allow one more.
     __device__ __forceinline__ void wait() { asm volatile("cp.async.wait_group %0;" :: "n"(STAGES - 2) : "memory"); }
     // Refills the stage of the previous row: this thread has read the vectors that it copied there.
     template <typename CopyRow> __device__ __forceinline__ void release(CopyRow copy_row) {

@@ -3,8 +3,8 @@
 //     using Stream = DynamicTmaStream<Row, GRID, STAGES, STAGE_BYTES, /* early release */ true>;
 //     Stream stream{rows, ring, stages, counter};
 //
-// CUTLASS calls this a dynamic persistent tile scheduler; row_scheduler.cuh says why. The thread that fills a stage stores
-// the index of its row beside it; an index past the last row ends the loop of the row group. Needs sm_90.
+// CUTLASS calls this a dynamic persistent tile scheduler; row_scheduler.cuh says why. The thread that fills a stage
+// stores the index of its row beside it; an index past the last row ends the loop of the row group. Needs sm_90.
 #ifndef LNGEN_DYNAMIC_TMA_CUH
 #define LNGEN_DYNAMIC_TMA_CUH
 

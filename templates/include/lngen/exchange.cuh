@@ -7,8 +7,8 @@
 //     const float* all = exchange.all(sums);  // all[exchange.index(n, s, N)]: sum n of N of segment s of the row
 //
 // PTX st.async and mbarrier (cluster.cuh). Two buffers are used in turn, so that no block overtakes another. Between
-// reading the values and the next call there has to be a row barrier: otherwise a remote block may overwrite values that
-// slower warps still read. Needs sm_90 and a launch with clusters.
+// reading the values and the next call there has to be a row barrier: otherwise a remote block may overwrite values
+// that slower warps still read. Needs sm_90 and a launch with clusters.
 #ifndef LNGEN_EXCHANGE_CUH
 #define LNGEN_EXCHANGE_CUH
 

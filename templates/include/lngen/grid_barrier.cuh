@@ -3,8 +3,8 @@
 //
 //     grid_barrier(arrivals);
 //
-// The counter is zero before its first use and is never reset: all blocks together add exactly 2^31, which flips its upper
-// bit, and a block waits for that. Needs a cooperative launch.
+// The counter is zero before its first use and is never reset: all blocks together add exactly 2^31, which flips its
+// upper bit, and a block waits for that. Needs a cooperative launch.
 #ifndef LNGEN_GRID_BARRIER_CUH
 #define LNGEN_GRID_BARRIER_CUH
 

@@ -77,9 +77,9 @@ template <typename Row> struct WarpReduce {
     }
 };
 
-// Reductions over the threads of a row, at most MAX_VALUES values at a time. Every thread reads from shared memory what its
-// lane has in each warp and reduces it; then the lanes of a warp are reduced. Two buffers are used in turn, so one barrier
-// per call is enough.
+// Reductions over the threads of a row, at most MAX_VALUES values at a time. Every thread reads from shared memory what
+// its lane has in each warp and reduces it; then the lanes of a warp are reduced. Two buffers are used in turn, so one
+// barrier per call is enough.
 template <typename Row, typename Real, int MAX_VALUES> struct BlockReduce {
     static constexpr int WARPS = Row::THREADS / 32;
     struct Buffers { Real parts[Row::ROWS][2][MAX_VALUES][Row::THREADS]; };

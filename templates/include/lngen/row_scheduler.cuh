@@ -40,9 +40,9 @@ template <typename Row, int GRID> struct StaticRows {
 };
 
 // A dynamic scheduler: the first STAGES rows of a row group are assigned statically, then a counter in global memory
-// gives the next row. Multiprocessors differ in speed, and a static scheduler makes all wait for the slowest. One thread
-// per row group counts, and once past the last row: so the counter hands out STEP rows too many, and the group that
-// gets the last of them resets it for the next launch. With at most STATIC_ROWS rows nothing is counted.
+// gives the next row. Multiprocessors differ in speed, and a static scheduler makes all wait for the slowest. One
+// thread per row group counts, and once past the last row: so the counter hands out STEP rows too many, and the group
+// that gets the last of them resets it for the next launch. With at most STATIC_ROWS rows nothing is counted.
 template <typename Row, int GRID, int STAGES> struct RowCounter {
     static constexpr long long STEP = static_cast<long long>(GRID) * Row::ROWS, STATIC_ROWS = STAGES * STEP;
     const long long rows;

@@ -11,8 +11,8 @@
 //         stream.release(copy_row);
 //     }
 //
-// copy_row(stage, row, full) tells the mbarrier `full` how many bytes will come, and issues tma_load (PTX cp.async.bulk).
-// Addresses and bytes are multiples of 16. Needs sm_90.
+// copy_row(stage, row, full) tells the mbarrier `full` how many bytes will come, and issues tma_load (PTX
+// cp.async.bulk). Addresses and bytes are multiples of 16. Needs sm_90.
 #ifndef LNGEN_TMA_CUH
 #define LNGEN_TMA_CUH
 
@@ -72,8 +72,8 @@ template <typename Row, int STAGES, int STAGE_BYTES> struct TmaRing {
     __device__ __forceinline__ void wait() { mbarrier_wait(&full[stage][Row::group()], parity); }
 };
 
-// The pipeline of a persistent grid with a static scheduler. With EARLY release the stage of a row is refilled as soon as
-// all threads have the row in registers, else during the next row.
+// The pipeline of a persistent grid with a static scheduler. With EARLY release the stage of a row is refilled as soon
+// as all threads have the row in registers, else during the next row.
 template <typename Row, int GRID, int STAGES, int STAGE_BYTES, bool EARLY>
 struct TmaStream : StaticRows<Row, GRID>, TmaRing<Row, STAGES, STAGE_BYTES> {
     using Rows = StaticRows<Row, GRID>;

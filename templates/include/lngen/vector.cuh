@@ -142,7 +142,8 @@ struct PlainStore {
     template <typename W> static __device__ __forceinline__ void write(W* p, W w) { *p = w; }
 };
 
-// Writes 16 bytes of global memory by one instruction. Where a cluster shares a row, the compiler would make four of it.
+// Writes 16 bytes of global memory by one instruction. Where a cluster shares a row, the compiler would make four of
+// it.
 struct GlobalStore {
     template <typename W> static __device__ __forceinline__ void write(W* p, W w) { *p = w; }
     static __device__ __forceinline__ void write(uint4* p, uint4 w) {
@@ -151,8 +152,8 @@ struct GlobalStore {
     }
 };
 
-// EvictLastStore: writes 16, 8 or 4 bytes to a line that L2 evicts last. The next kernel reads it, and rows would otherwise
-// evict it.
+// EvictLastStore: writes 16, 8 or 4 bytes to a line that L2 evicts last. The next kernel reads it, and rows would
+// otherwise evict it.
 struct EvictLastStore16 {
     static __device__ __forceinline__ void write(uint4* p, uint4 w) {
 #if __CUDA_ARCH__ >= 800

@@ -5,8 +5,8 @@
 //         sum = sum + values[i];
 //     }, total);
 //
-// The order is that of column sums (column_sums.cuh, finish.cuh): a grid of BLOCKS blocks of GROUPS row groups would add
-// the same numbers so, in INTERLEAVE partial sums. cub::BlockReduce, in a fixed order.
+// The order is that of column sums (column_sums.cuh, finish.cuh): a grid of BLOCKS blocks of GROUPS row groups would
+// add the same numbers so, in INTERLEAVE partial sums. cub::BlockReduce, in a fixed order.
 #ifndef LNGEN_VECTOR_SUMS_CUH
 #define LNGEN_VECTOR_SUMS_CUH
 
@@ -14,9 +14,9 @@
 
 namespace lngen {
 
-// The tree of tree_reduce over the COUNT numbers of shared memory from `numbers` on, by COUNT threads; this is thread `i`
-// of them. All threads of the block call it, for its barriers; those without numbers have `takes` false. The result is in
-// the first number.
+// The tree of tree_reduce over the COUNT numbers of shared memory from `numbers` on, by COUNT threads; this is thread
+// `i` of them. All threads of the block call it, for its barriers; those without numbers have `takes` false. The result
+// is in the first number.
 template <typename Op, int COUNT, typename Real>
 __device__ __forceinline__ void tree_reduce_shared(Real* numbers, int i, bool takes) {
     for (int half = half_of(COUNT); half > 0; half /= 2) {
@@ -27,8 +27,8 @@ __device__ __forceinline__ void tree_reduce_shared(Real* numbers, int i, bool ta
 
 // Reduces `count` numbers by one block, in the order of column sums: number i belongs to block i / GROUPS % BLOCKS and
 // to its group i % GROUPS. A group adds its numbers in increasing order, the groups of a block are tree-reduced, and
-// the blocks are added in INTERLEAVE partial sums, which are tree-reduced. term(i, sum, ...) adds number i; every thread
-// gets the results. `shared` has THREADS numbers.
+// the blocks are added in INTERLEAVE partial sums, which are tree-reduced. term(i, sum, ...) adds number i; every
+// thread gets the results. `shared` has THREADS numbers.
 template <typename Op, int GROUPS, int BLOCKS, int INTERLEAVE, int THREADS, typename Real, typename Term,
           typename... Names>
 __device__ __forceinline__ void vector_sums(Real* shared, long long count, Term term, Names&... names) {
