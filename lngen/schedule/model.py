@@ -33,9 +33,9 @@ SHUFFLE_CYCLES = 30  # of a shuffle and the addition after it: arXiv 1903.07486,
 CP_ASYNC_INSTRUCTIONS = 2  # per vector that a thread copies: cp.async and its address
 BULK_FORMS = ("tma", "tma_unaligned")
 PREFETCHED_ROWS = 2  # that a row group holds under ``prefetch``: the one that is computed, and the next one
-# The fields on which formulas depend.
+# Fields for Columns.each: the registers of a thread depend on BLOCK, the part of a row that it holds on SHARE.
 BLOCK = ("threads", "rows_per_block", "blocks_per_sm")
-SHARE = ("form", "threads", "cluster")  # of a row, that a thread holds
+SHARE = ("form", "threads", "cluster")
 
 
 @dataclass(frozen=True)

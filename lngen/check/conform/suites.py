@@ -83,10 +83,12 @@ class Contract:
 class Calls(ABC):
     """Calls of a target with inputs of any shape, and the verdict on their results; ``d``: row length of most cases.
 
-    matrices  names of the inputs, cotangents included, that are [M, D]
-    rowwise   names of the results that have rows, columns: of the gradients that have none
-    weights   names of the inputs that a case may make zero or negative, ``no_weights``: what is said without any
-    joined    whether a row's results depend on other rows
+    matrices    names of the inputs, cotangents included, that are [M, D]
+    rowwise     names of the results that have rows
+    columns     names of the gradients that have no rows
+    weights     names of the inputs that a case may make zero or negative
+    no_weights  why a case that needs weights is skipped, if there are none
+    joined      whether a row's results depend on other rows
     """
 
     matrices: tuple[str, ...]
