@@ -20,7 +20,7 @@ from lngen.config import data_dir
 from lngen.ir import DType
 from lngen.problem.schedule import FORMS
 from lngen.spec import parse_spec
-from test_lower import SHARED
+from plans import SHARED
 
 ROOT = Path(__file__).resolve().parent.parent
 GOLDEN = data_dir("generated") / "kernels"

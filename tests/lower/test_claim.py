@@ -1,93 +1,69 @@
-"""Rows claimed from a counter: bits under every order of blocks, and a counter that is fit for the next launch."""
+"""Rows claimed from a counter: if these fail, an order of blocks or a second launch changes bits."""
 
 from __future__ import annotations
 
 import dataclasses
 
-import numpy as np
 import pytest
 
 import sampling
-from lngen.check.inputs import mismatches, random_inputs
 from lngen.devices import default_device
 from lngen.emit import emit
 from lngen.errors import ScheduleError
 from lngen.graphs import Definition
-from lngen.interpret import interpret
-from lngen.lower import Plan, lower
-from lngen.problem import Schedule, check, parse_schedule, problem
+from lngen.lower import lower
+from lngen.problem import Schedule, check, problem
 from lngen.problem.footprint import static_shared
-from lngen.ptx import run_plan
 from lngen.schedule.ranking import candidates
 from lngen.spec import make_spec, parse_spec
+from plans import run_checked
+from schedules import cp_async, registers, tma, unaligned
 from test_staged import peaked, scaled
 
 pytest.importorskip("cupy")
 
-BASE = Schedule("registers", 32, 1, 1)
-CLAIM = "row_in_registers=yes,dynamic=yes"
-
 # Rows that a cluster shares: one meeting a row and two, that tell the row; sums and a maximum at once.
-SHARED = "form=tma,threads=64,vec=8,grid=2,cluster=2"
 CLUSTERS = [
-    (
-        "layernorm.fwd:d=8200,dtype=bf16",
-        f"{SHARED},rows_per_block=2,stages=2,cached_weights=yes,early_release=yes,{CLAIM}",
-    ),
-    ("rmsnorm.fwd:d=8200,dtype=f16", f"{SHARED},rows_per_block=1,stages=3,dynamic=yes"),
+    ("layernorm.fwd:d=8200,dtype=bf16", tma(64, 2, 8, 2, "cached regs early dynamic", cluster=2, grid=2)),
+    ("rmsnorm.fwd:d=8200,dtype=f16", tma(64, 1, 8, 3, "dynamic", cluster=2, grid=2)),
 ]
 
 # Row groups of a warp and of several, one and several a block; bulk and ragged; results that leave in bulk; numbers of
 # a row among the inputs.
 CASES = [
-    ("layernorm.fwd:d=256,dtype=bf16", f"form=tma,threads=32,rows_per_block=2,vec=8,stages=2,grid=2,"
-                                       f"cached_weights=yes,{CLAIM}"),
-    ("layernorm.fwd:d=520,dtype=f32", f"form=tma,threads=64,rows_per_block=1,vec=4,stages=3,grid=3,"
-                                      f"cached_weights=yes,{CLAIM}"),
-    ("layernorm.fwd:d=520,dtype=f64", f"form=tma,threads=64,rows_per_block=2,vec=2,stages=2,grid=1,{CLAIM}"),
-    ("rmsnorm.fwd:d=256,dtype=f16", "form=tma,threads=32,rows_per_block=4,vec=8,stages=2,grid=1,tma_store=yes,"
-                                    "dynamic=yes"),
-    ("layernorm.fwd:d=333,dtype=bf16", f"form=tma_unaligned,threads=32,rows_per_block=2,vec=1,stages=3,grid=2,"
-                                       f"tma_store=yes,{CLAIM}"),
-    ("layernorm.fwd:d=333,dtype=f32", "form=tma_unaligned,threads=64,rows_per_block=1,vec=1,stages=2,grid=3,"
-                                      "tma_store=yes,dynamic=yes"),
-    ("layernorm.bwd:d=256,dtype=f16,wrt=x", f"form=tma,threads=32,rows_per_block=2,vec=8,stages=3,grid=2,{CLAIM}"),
-    ("layernorm.fwd:d=256,dtype=f16", f"form=tma,threads=32,rows_per_block=2,vec=8,stages=2,grid=2,"
-                                      f"cached_weights=yes,early_release=yes,{CLAIM}"),
-    ("layernorm.bwd:d=264,dtype=f32,wrt=x", "form=tma,threads=64,rows_per_block=1,vec=4,stages=2,grid=2,dynamic=yes"),
+    ("layernorm.fwd:d=256,dtype=bf16", tma(32, 2, 8, 2, "cached regs dynamic", grid=2)),
+    ("layernorm.fwd:d=520,dtype=f32", tma(64, 1, 4, 3, "cached regs dynamic", grid=3)),
+    ("layernorm.fwd:d=520,dtype=f64", tma(64, 2, 2, 2, "regs dynamic", grid=1)),
+    ("rmsnorm.fwd:d=256,dtype=f16", tma(32, 4, 8, 2, "store dynamic", grid=1)),
+    ("layernorm.fwd:d=333,dtype=bf16", unaligned(32, 2, 1, 3, "regs dynamic", grid=2)),
+    ("layernorm.fwd:d=333,dtype=f32", unaligned(64, 1, 1, 2, "dynamic", grid=3)),
+    ("layernorm.bwd:d=256,dtype=f16,wrt=x", tma(32, 2, 8, 3, "regs dynamic", grid=2)),
+    ("layernorm.fwd:d=256,dtype=f16", tma(32, 2, 8, 2, "cached regs early dynamic", grid=2)),
+    ("layernorm.bwd:d=264,dtype=f32,wrt=x", tma(64, 1, 4, 2, "dynamic", grid=2)),
     *CLUSTERS,
 ]  # fmt: skip
 
 
-def factors(spec: str, schedule: str, times: int) -> tuple[object, ...]:
+def factors(spec: str, s: Schedule, times: int) -> tuple[object, ...]:
     """What differs in kind from case to case."""
-    s = parse_schedule(schedule, BASE)
     return parse_spec(spec).direction, s.form, s.cluster > 1, s.rows_per_block > 1, s.early_release, times
 
 
 @sampling.grid(
     ("spec", "schedule", "times"), [(*case, times) for times in (1, 3) for case in CASES], factors, strength=1
 )
-def test_bits_and_nothing_found(spec: str, schedule: str, times: int) -> None:
+def test_bits_and_nothing_found(spec: str, schedule: Schedule, times: int) -> None:
     """Fewer rows than groups, as many as they begin with, a few more, many more; blocks in several orders; launches
     that find the counter as the one before has left it."""
-    plan = lower(parse_spec(spec), parse_schedule(schedule, BASE))
+    plan = lower(parse_spec(spec), schedule)
     s = plan.schedule
     own = s.stages * s.grid * s.rows_per_block
     for order, rows in enumerate((1, own - 1, own, own + 1, own + s.rows_per_block * s.grid, 4 * own + 1)):
-        assert_nothing_found(plan, rows, order, times)
-
-
-def assert_nothing_found(plan: Plan, rows: int, order: int, times: int) -> None:
-    """The interpreter's bits, and no finding, with blocks in that order, after so many launches."""
-    inputs = random_inputs(plan.spec, rows)
-    outcome = run_plan(plan, inputs, order=order, times=times)
-    assert mismatches(outcome.results, interpret(plan.graph, inputs)) == [], (rows, order)
-    assert outcome.findings == (), "\n".join(map(str, outcome.findings[:3]))
+        run_checked(plan, rows, order=order, times=times)
 
 
 def test_the_counter_is_64_bits_zeroed_and_an_argument() -> None:
-    plan = lower(parse_spec(CASES[0][0]), parse_schedule(CASES[0][1], BASE))
+    plan = lower(parse_spec(CASES[0][0]), CASES[0][1])
     (buffer,) = plan.workspace
     assert (buffer.name, buffer.element, buffer.zeroed, buffer.bytes(10)) == ("counter_", "u64", True, 256)
     assert plan.kernels[0].arguments[-1].declaration == "unsigned long long* __restrict__ counter_"
@@ -98,12 +74,12 @@ def test_the_counter_is_64_bits_zeroed_and_an_argument() -> None:
 def test_nothing_is_said_that_is_not_called() -> None:
     """What a buffer tells of values that all blocks have seen is of the columns; the counter of rows has none."""
     for spec, schedule in CASES:
-        assert "bits_of" not in emit(lower(parse_spec(spec), parse_schedule(schedule, BASE))), (spec, schedule)
+        assert "bits_of" not in emit(lower(parse_spec(spec), schedule)), (spec, schedule)
 
 
 def test_the_row_of_each_stage_has_its_place() -> None:
     p = problem(parse_spec("layernorm.fwd:d=1024,dtype=bf16").graph(), 1024)
-    s = parse_schedule(f"form=tma,threads=64,rows_per_block=2,vec=8,stages=3,grid=2,{CLAIM}", BASE)
+    s = tma(64, 2, 8, 3, "regs dynamic", grid=2)
     assert static_shared(s, p) - static_shared(dataclasses.replace(s, dynamic=False), p) == 8 * 2 * 3
     wide = problem(parse_spec("layernorm.fwd:d=8200,dtype=bf16").graph(), 8200)
     s = dataclasses.replace(s, cluster=2)
@@ -113,33 +89,30 @@ def test_the_row_of_each_stage_has_its_place() -> None:
 @pytest.mark.parametrize(
     ("spec", "schedule", "message"),
     [
-        ("layernorm.bwd:d=1024,dtype=bf16", "form=tma,threads=64,rows_per_block=8,vec=8,"
-                                            "stages=2", "without column sums"),
-        ("layernorm.fwd:d=1024,dtype=bf16", "form=cp_async,threads=64,rows_per_block=2,vec=8,stages=2,"
-                                            "grid=2", "form=tma or"),
-        ("layernorm.fwd:d=1024,dtype=bf16", "form=registers,threads=64,rows_per_block=2,"
-                                            "vec=8", "form=tma or tma_unaligned"),
-        ("layernorm.fwd:d=256,dtype=bf16", "form=tma,threads=16,rows_per_block=2,vec=8,stages=2,grid=2", "got 16"),
+        ("layernorm.bwd:d=1024,dtype=bf16", tma(64, 8, 8, 2), "without column sums"),
+        ("layernorm.fwd:d=1024,dtype=bf16", cp_async(64, 2, 8, 2, grid=2), "form=tma or"),
+        ("layernorm.fwd:d=1024,dtype=bf16", registers(64, 2, 8), "form=tma or tma_unaligned"),
+        ("layernorm.fwd:d=256,dtype=bf16", tma(16, 2, 8, 2, grid=2), "got 16"),
     ],
 )  # fmt: skip
-def test_illegal(spec: str, schedule: str, message: str) -> None:
+def test_illegal(spec: str, schedule: Schedule, message: str) -> None:
     parsed = parse_spec(spec)
     with pytest.raises(ScheduleError, match=message):
-        check(parse_schedule(f"{schedule},dynamic=yes", BASE), problem(parsed.graph(), parsed.d))
+        check(dataclasses.replace(schedule, dynamic=True), problem(parsed.graph(), parsed.d))
 
 
 def test_two_meetings_end_a_phase() -> None:
     """Blocks meet twice before they are told the next row."""
     spec = make_spec(Definition("peaked", peaked), "fwd", {"d": 8200, "dtype": "bf16"})
-    plan = lower(spec, parse_schedule(f"{SHARED},rows_per_block=2,stages=2,early_release=yes,{CLAIM}", BASE))
+    plan = lower(spec, tma(64, 2, 8, 2, "regs early dynamic", cluster=2, grid=2))
     for order, rows in enumerate((3, 23)):
-        assert_nothing_found(plan, rows, order, times=2)
+        run_checked(plan, rows, order=order, times=2)
 
 
 def test_a_cluster_that_does_not_meet_cannot_claim() -> None:
     """No row is summed: its blocks have nothing to tell each other."""
     spec = make_spec(Definition("scaled", scaled), "fwd", {"d": 8192})
-    s = parse_schedule("form=tma,threads=128,rows_per_block=1,vec=4,stages=2,grid=2,cluster=2", BASE)
+    s = tma(128, 1, 4, 2, cluster=2, grid=2)
     check(s, problem(spec.graph(), spec.d))
     with pytest.raises(ScheduleError, match="row sums if a cluster shares the rows"):
         check(dataclasses.replace(s, dynamic=True), problem(spec.graph(), spec.d))
@@ -176,23 +149,3 @@ def test_where_rows_are_claimed(d: int, dtype: str, megabytes: int, claims: bool
     spec = parse_spec(f"layernorm.fwd:d={d},dtype={dtype}")
     rows = megabytes * 2**20 // (4 if dtype == "f32" else 2) // d
     assert next(candidates(problem(spec.graph(), d), default_device(), rows=rows)).dynamic is claims
-
-
-@pytest.mark.full
-def test_kept_weights_stay_packed_where_registers_are_few() -> None:
-    """Forty-eight elements a thread and 128 registers; with 255 they are widened once."""
-    text = (
-        "form=tma,threads=%d,rows_per_block=1,vec=8,blocks_per_sm=%d,stages=3,grid=264,cached_weights=yes,"
-        "row_in_registers=yes,"
-        "dynamic=yes"
-    )
-    spec = parse_spec("layernorm.fwd:d=12288,dtype=bf16")
-    few, many = (lower(spec, parse_schedule(text % shape, BASE)) for shape in ((256, 2), (256, 1)))
-    assert "packed(gamma_cached_[v_]);" in emit(few)
-    assert "packed(" not in emit(many)
-    for plan in (few, many):
-        inputs = random_inputs(spec, 3)
-        outcome = run_plan(plan, inputs)
-        assert mismatches(outcome.results, interpret(plan.graph, inputs)) == []
-        assert outcome.findings == ()
-        assert np.isfinite(outcome.results["mean"]).all()

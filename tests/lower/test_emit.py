@@ -1,4 +1,4 @@
-"""Emitted CUDA is a product: the same text every time, tidy, without a trace of the machine; it compiles."""
+"""Emitted CUDA: if these fail, its text differs from run to run, is untidy, or does not compile."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from lngen.problem import problem
 from lngen.problem.schedule import MINIMUM_ARCH
 from lngen.schedule import ranked
 from lngen.schedule.ranking import MOST_TRIED
-from lngen.spec import Spec, make_spec, parse_spec
+from lngen.spec import make_spec, parse_spec
 from lngen.toolchain import ARCHES
 from paths import ROOT, SEARCH
-from test_lower import PLANS, gated, notes, own_spec, plan_of
+from plans import PLANS, best, digest, gated, notes, own_spec, plan_of
 
 TEMPLATES = sorted(p.name for p in data_dir("templates").glob("*.jinja"))
 
@@ -44,10 +44,6 @@ TEMPLATES = sorted(p.name for p in data_dir("templates").glob("*.jinja"))
 @pytest.fixture(params=PLANS)
 def plan(request: pytest.FixtureRequest) -> Plan:
     return plan_of(*PLANS[request.param])
-
-
-def best(spec: Spec) -> Plan:
-    return lower(spec, ranked(problem(spec.graph(), spec.d))[0])
 
 
 # ---- the text ----
@@ -160,16 +156,10 @@ def test_every_kernel_is_there_under_its_bounds(plan: Plan) -> None:
         assert f'extern "C" __global__ void {bounds} {kernel.name}( {arguments}) {{' in re.sub(r"\s+", " ", text)
 
 
-def digest() -> str:
-    """A hash over all plans' texts."""
-    texts = [emit(plan_of(*args)) for args in PLANS.values()]
-    return hashlib.sha256("\0".join(texts).encode()).hexdigest()
-
-
 @pytest.mark.full
 def test_the_text_does_not_depend_on_the_hash_seed() -> None:
     here = digest()
-    script = "import test_emit; print(test_emit.digest())"
+    script = "import plans; print(plans.digest())"
     for seed in ("1", "2"):
         env = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": SEARCH}
         found = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True)
@@ -177,67 +167,6 @@ def test_the_text_does_not_depend_on_the_hash_seed() -> None:
 
 
 # ---- templates and their context ----
-
-
-def by_largest(b: GraphBuilder) -> None:
-    """Each row over its largest element."""
-    x = b.input("x", M, D)
-    b.output("y", b.div("scaled", x, b.reduce_max("largest", x, axis=D)))
-
-
-def maxima(b: GraphBuilder) -> None:
-    """Column maxima, and the largest and the mean of them."""
-    most = b.reduce_max("most", b.input("x", M, D), axis=M)
-    b.output("largest", b.reduce_max("number", most, axis=D))
-    b.output("mean", b.reduce_mean("m", most, axis=D))
-    b.output("columns", most)
-
-
-def weights_alone(b: GraphBuilder) -> None:
-    """What has no rows."""
-    b.output("y", b.neg("minus", b.input("gamma", D)))
-
-
-def plans_of_every_template() -> list[Plan]:
-    """Plans that take every template between them."""
-    specs = [f"layernorm.fwd:d=8,dtype=f64,weight={t},out={t}" for t in ("f16", "bf16")]
-    plans = [*(plan_of(*args) for args in PLANS.values()), *(best(parse_spec(s)) for s in specs)]
-    plans.append(
-        plan_of("layernorm.fwd:d=10,dtype=f32", "form=registers,threads=4,rows_per_block=8,cached_weights=yes")
-    )
-    plans.append(best(make_spec(Definition("by_largest", by_largest), "fwd", {"d": 64})))
-    plans.append(best(make_spec(Definition("weights_alone", weights_alone), "fwd", {"d": 64})))
-    plans.append(best(make_spec(Definition("maxima", maxima), "fwd", {"d": 64})))
-    ragged = "form=tma_unaligned,threads=32,rows_per_block=8,vec=1,stages=2,tma_store=yes,cached_weights=yes"
-    plans.append(plan_of("layernorm.bwd:d=1001,dtype=bf16", ragged))
-    plans.append(plan_of("layernorm.fwd:d=1001,dtype=bf16", f"{ragged},grid=3,row_in_registers=yes,dynamic=yes"))
-    claimed = (
-        "threads=256,rows_per_block=1,vec=8,blocks_per_sm=2,stages=2,grid=264,cached_weights=yes,"
-        "row_in_registers=yes,"
-        "dynamic=yes"
-    )
-    plans.append(plan_of("layernorm.fwd:d=12288,dtype=bf16", f"form=tma,{claimed}"))
-    plans.append(plan_of("layernorm.fwd:d=12288,dtype=bf16", f"form=tma,{claimed},early_release=yes"))
-    told = (
-        "form=tma,threads=64,rows_per_block=3,stages=2,cluster=8,grid=15,cached_weights=yes,row_in_registers=yes,"
-        "early_release=yes,"
-        "dynamic=yes"
-    )
-    plans.append(plan_of("layernorm.fwd:d=32768,dtype=f32", told))
-    plans.append(
-        plan_of(
-            "layernorm.bwd:d=4096,dtype=bf16",
-            "form=tma,threads=128,rows_per_block=2,stages=2,row_in_registers=yes,early_release=yes",
-        )
-    )
-    plans.append(plan_of("layernorm.bwd:d=768,dtype=f16", "form=registers,threads=32,rows_per_block=16,vec=8"))
-    plans.append(plan_of("layernorm.bwd:d=768,dtype=f16", "form=multipass,threads=32,rows_per_block=1,vec=8"))
-    plans.append(
-        plan_of(
-            "layernorm.bwd:d=1024,dtype=f16", "form=tma,threads=64,rows_per_block=8,vec=8,stages=2,cached_weights=yes"
-        )
-    )
-    return plans
 
 
 def test_lambdas_name_the_types_of_their_parameters() -> None:

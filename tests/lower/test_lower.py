@@ -1,159 +1,34 @@
-"""Plans: every equation where it can be computed, every buffer where it fits; what cannot be lowered."""
+"""Plans: if these fail, a kernel computes an equation where it cannot, twice or not at all, or buffers do not fit."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cache
 from itertools import pairwise
 
-import numpy as np
 import pytest
 
 from lngen.aot.manifest import entry
-from lngen.check.inputs import mismatches, random_inputs
 from lngen.compile import Compilation
 from lngen.config import data_dir
 from lngen.emit import emit
-from lngen.errors import LowerError, ScheduleError
+from lngen.errors import ScheduleError
 from lngen.graphs import Definition, GraphBuilder
-from lngen.interpret import interpret
-from lngen.ir import F64, D, DType, M, S
+from lngen.ir import D, DType, M
 from lngen.lower import Buffer, Extent, Kernel, Plan, Statement, lower
 from lngen.lower.parts import Join, note
 from lngen.lower.plan import Finish
 from lngen.lower.policies import leading_dimension
-from lngen.problem import Schedule, parse_schedule, problem
+from lngen.problem import Schedule, problem
 from lngen.problem.footprint import cluster_tile, stage_bytes
-from lngen.ptx import run_plan
-from lngen.schedule import ranked
-from lngen.spec import Spec, make_spec, parse_spec
-
-
-@cache
-def plan_of(spec: str, schedule: str = "") -> Plan:
-    """The plan under the best-ranked schedule, some of its keys replaced."""
-    s = parse_spec(spec)
-    return lower(s, parse_schedule(schedule, ranked(problem(s.graph(), s.d))[0]))
-
-
-# Every structure, dtype and kind of input; exact and partial rows; one and several segments and row groups.
-PLANS: dict[str, tuple[str, str]] = {
-    "row": ("layernorm.fwd:d=4096,dtype=bf16", "form=registers,threads=128,rows_per_block=1,blocks_per_sm=6"),
-    "row, a warp for each": ("rmsnorm.fwd:d=100,dtype=f32,weight=f64", "form=registers,threads=32,rows_per_block=4"),
-    "row, one thread for each": (
-        "layernorm.fwd:d=1,dtype=f16,save=none",
-        "form=registers,threads=1,rows_per_block=32,vec=1",
-    ),
-    "row, columns asked for early": (
-        "layernorm.fwd:d=1000,dtype=bf16",
-        "form=registers,threads=128,rows_per_block=1,cached_weights=yes",
-    ),
-    "row, two segments": ("layernorm.fwd:d=12288,dtype=bf16", "form=registers,threads=512,rows_per_block=1"),
-    "row, backward": ("layernorm.bwd:d=1000,dtype=f16,wrt=x", "form=registers,threads=32,rows_per_block=1"),
-    "row_columns": ("layernorm.bwd:d=4096,dtype=bf16", "form=registers,threads=256,rows_per_block=2,prefetch=yes"),
-    "row_columns, one row": ("rmsnorm.bwd:d=8192,dtype=f32", "form=registers,threads=256,rows_per_block=1"),
-    "row_columns, no row sum": (
-        "layernorm.bwd:d=777,dtype=bf16,wrt=beta",
-        "form=registers,threads=64,rows_per_block=8,vec=1",
-    ),
-    "row_columns, f64": ("layernorm.bwd:d=96,dtype=f64,save=none", "form=registers,threads=8,rows_per_block=32"),
-    "row_columns, one launch": (
-        "layernorm.bwd:d=1000,dtype=bf16",
-        "form=registers,threads=64,rows_per_block=8,prefetch=yes,single_launch=yes",
-    ),
-    "tma": ("rmsnorm.fwd:d=512,dtype=bf16", "form=tma,threads=8,rows_per_block=16,stages=3,grid=132"),
-    "bulk, results leave in bulk": (
-        "layernorm.fwd:d=4096,dtype=bf16,out=f32",
-        "form=tma,threads=128,rows_per_block=2,stages=3,grid=132,tma_store=yes,cached_weights=yes,row_in_registers=yes",
-    ),
-    "bulk, a cluster for each": (
-        "layernorm.fwd:d=65536,dtype=bf16",
-        "form=tma,threads=256,rows_per_block=1,stages=3,cluster=4,grid=30,tma_store=yes,cached_weights=yes",
-    ),
-    "bulk, columns": (
-        "layernorm.bwd:d=1024,dtype=bf16",
-        "form=tma,threads=64,rows_per_block=8,stages=3,tma_store=yes,cached_weights=yes,single_launch=yes",
-    ),
-    "bulk, columns, one row": (
-        "layernorm.bwd:d=8192,dtype=bf16",
-        "form=tma,threads=256,rows_per_block=1,stages=3,cached_weights=yes",
-    ),
-    "bulk, columns, a cluster for each, one launch": (
-        "rmsnorm.bwd:d=16384,dtype=f16",
-        "form=tma,threads=256,rows_per_block=1,stages=3,cluster=2,single_launch=yes",
-    ),
-    "bulk, columns, a cluster for each": (
-        "layernorm.bwd:d=16384,dtype=bf16",
-        "form=tma,threads=256,rows_per_block=1,stages=3,cluster=2,cached_weights=yes",
-    ),
-    "bulk, columns, no row sum": (
-        "layernorm.bwd:d=776,dtype=f16,wrt=beta",
-        "form=tma,threads=32,rows_per_block=8,stages=3",
-    ),
-    "tma_unaligned": (
-        "layernorm.bwd:d=1001,dtype=bf16",
-        "form=tma_unaligned,threads=64,rows_per_block=8,stages=2,tma_store=yes",
-    ),
-    "ragged, held": (
-        "layernorm.fwd:d=1001,dtype=bf16",
-        "form=tma_unaligned,threads=32,rows_per_block=2,stages=2,grid=9,tma_store=yes,row_in_registers=yes",
-    ),
-    "claimed": (
-        "layernorm.fwd:d=12288,dtype=bf16",
-        "form=tma,threads=256,rows_per_block=1,blocks_per_sm=2,stages=3,grid=264,cached_weights=yes,row_in_registers=yes,dynamic=yes",
-    ),
-    "claimed, ragged": (
-        "layernorm.fwd:d=1001,dtype=f32",
-        "form=tma_unaligned,threads=32,rows_per_block=2,stages=2,grid=9,tma_store=yes,dynamic=yes",
-    ),
-    "cp_async": (
-        "layernorm.fwd:d=1000,dtype=bf16",
-        "form=cp_async,threads=32,rows_per_block=4,stages=3,grid=264,cached_weights=yes",
-    ),
-    "async, columns": (
-        "rmsnorm.bwd:d=1000,dtype=f32",
-        "form=cp_async,threads=64,rows_per_block=4,stages=2,row_in_registers=yes",
-    ),
-    "async, columns, one row": (
-        "rmsnorm.bwd:d=8192,dtype=bf16",
-        "form=cp_async,threads=256,rows_per_block=1,stages=3,single_launch=yes",
-    ),
-    "row_stream": ("layernorm.fwd:d=70000,dtype=f16,out=f32", "form=multipass,threads=512,rows_per_block=1"),
-    "columns": ("layernorm.bwd:d=70000,dtype=bf16", "form=multipass,threads=512,rows_per_block=1"),
-    "columns, statistics handed on": (
-        "layernorm.bwd:d=70001,dtype=f32,save=none",
-        "form=multipass,threads=512,rows_per_block=1",
-    ),
-    "columns alone": ("layernorm.bwd:d=70000,dtype=bf16,wrt=gamma", "form=multipass,threads=512,rows_per_block=1"),
-}
+from lngen.spec import make_spec, parse_spec
+from plans import PLANS, SHARED, notes, plan_of, run_checked
+from schedules import multipass, registers, tma
 
 
 @pytest.fixture(params=PLANS)
 def plan(request: pytest.FixtureRequest) -> Plan:
     return plan_of(*PLANS[request.param])
-
-
-def statements(kernel: Kernel) -> Iterator[Statement]:
-    """Every statement of a kernel."""
-    yield from (*kernel.uniform, *kernel.per_row, *kernel.statements)
-    if kernel.finish:
-        yield from (*kernel.finish.uniform, *kernel.finish.statements)
-    for phase in kernel.phases:
-        yield from (s for loop in phase.loops for s in (*loop.vector, *loop.element))
-        for after in phase.after:
-            yield from (after.result, *after.statements) if isinstance(after, Join) else (after,)
-
-
-def notes(kernel: Kernel) -> set[str]:
-    """The equations that statements and sums of a kernel stand for."""
-    finished = kernel.finish.accumulators if kernel.finish else ()
-    return {s.note for s in (*statements(kernel), *kernel.accumulators, *finished) if s.note}
-
-
-# In every file, or in several kernels.
-SHARED = {f"{part}.cu.jinja" for part in ("module", "kernel", "rows", "phases", "totals")}
 
 
 def test_every_template_is_covered() -> None:
@@ -281,7 +156,7 @@ def test_extents(extent: Extent, text: str, blocks: list[int]) -> None:
 
 
 def test_policies_and_launch_of_a_plan_one_can_check_by_hand() -> None:
-    schedule = "form=registers,threads=32,rows_per_block=4,vec=8,blocks_per_sm=2"
+    schedule = registers(32, 4, 8, blocks_per_sm=2)
     (kernel,) = plan_of("layernorm.fwd:d=1000,dtype=bf16", schedule).kernels
     assert kernel.policies == (
         "using Row = PartialRowLayout<Block</* threads */ 32, /* rows */ 4>, /* D */ 1000, /* segment */ 1000, "
@@ -296,7 +171,7 @@ def test_policies_and_launch_of_a_plan_one_can_check_by_hand() -> None:
         "const long long x_stride_",
         "const bf16* __restrict__ gamma_ptr_",
     ]
-    exact = plan_of("layernorm.fwd:d=1024,dtype=bf16", "form=registers,threads=64,rows_per_block=4").kernels[0]
+    exact = plan_of("layernorm.fwd:d=1024,dtype=bf16", registers(64, 4, 8)).kernels[0]
     assert exact.policies[:2] == (
         "using Row = RowLayout<Block</* threads */ 64, /* rows */ 4>, /* D */ 1024, /* segment */ 1024, "
         "/* vector */ 8, /* access */ 8>;",
@@ -306,7 +181,7 @@ def test_policies_and_launch_of_a_plan_one_can_check_by_hand() -> None:
 
 def test_policies_and_launch_of_a_cluster_one_can_check_by_hand() -> None:
     """A row of 32 KiB in eight segments, four a block; two rows of two tensors on their way; each group a cluster."""
-    schedule = "form=tma,threads=256,rows_per_block=1,vec=8,stages=2,cluster=2"
+    schedule = tma(256, 1, 8, 2, cluster=2)
     rows, finish = plan_of("layernorm.bwd:d=16384,dtype=bf16", schedule).kernels
     assert rows.policies == (
         "using Row = RowLayout<Cluster</* blocks */ 2, /* threads */ 256, /* rows */ 1>, /* D */ 16384, "
@@ -345,14 +220,14 @@ def test_a_large_finish_has_sixteen_bytes_of_columns_a_thread() -> None:
     }
     for spec, (side, columns, blocks) in wide.items():
         vec = 2 if "33002" in spec or "f64" in spec else 4
-        *_, finish = plan_of(spec, f"form=multipass,threads=256,rows_per_block=1,vec={vec}").kernels
+        *_, finish = plan_of(spec, multipass(256, vec)).kernels
         found = finish_of(finish)
         assert (found.columns_per_thread, found.columns, finish.grid[0](1)) == (side, columns, blocks), spec
         assert finish.block == columns // side * found.interleave
 
 
 def test_every_block_writes_a_partial_row() -> None:
-    found = plan_of("layernorm.bwd:d=7168,dtype=bf16", "form=tma,stages=3,threads=256,rows_per_block=1,vec=8")
+    found = plan_of("layernorm.bwd:d=7168,dtype=bf16", tma(256, 1, 8, 3))
     finish = finish_of(found.kernels[1])
     assert (finish.partials, finish.rows_per_term, finish.rows_per_block) == (126, 1, 1)
     assert {b.fixed for b in found.workspace} == {126 * 7168}
@@ -361,7 +236,7 @@ def test_every_block_writes_a_partial_row() -> None:
 @pytest.mark.parametrize(("rows", "cluster", "apart"), [(4, 4, 1), (1, 4, 4), (1, 2, 4), (1, 1, 4)])
 def test_row_groups_are_side_by_side_or_apart(rows: int, cluster: int, apart: int) -> None:
     """The graph has four row groups in each of 30 clusters; alone they leave a partial row each, folded in the end."""
-    schedule = f"form=tma,stages=2,threads=64,rows_per_block={rows},vec=8,cluster={cluster}"
+    schedule = tma(64, rows, 8, 2, cluster=cluster)
     found = plan_of("layernorm.bwd:d=8192,dtype=bf16", schedule)
     finish = finish_of(found.kernels[1])
     assert f"/* grid */ {30 * apart}," in found.kernels[0].policies[-1]
@@ -428,18 +303,18 @@ def test_places_of_a_stage(plan: Plan) -> None:
         assert f"/* stage bytes */ {stage}" in kernel.policies[-1]
 
 
-def places_of(spec: str, schedule: str) -> tuple[dict[str, int], dict[str, int]]:
+def places_of(spec: str, schedule: Schedule) -> tuple[dict[str, int], dict[str, int]]:
     row = plan_of(spec, schedule).kernels[0].row
     assert row is not None
     return {p.name: p.offset for p in row.places}, {p.name: p.offset for p in row.results}
 
 
 def test_a_result_has_the_place_of_an_input_of_its_size() -> None:
-    bulk = "form=tma,threads=128,rows_per_block=1,vec=8,stages=2,tma_store=yes,grid=1"
+    bulk = tma(128, 1, 8, 2, "store", grid=1)
     assert places_of("layernorm.fwd:d=4096,dtype=bf16", bulk) == ({"x": 0}, {"y": 0})
     assert places_of("layernorm.fwd:d=4096,dtype=bf16,out=f32", bulk) == ({"x": 0}, {"y": 8192})
-    assert places_of("layernorm.fwd:d=4096,dtype=bf16", bulk.replace("tma_store=yes,", "")) == ({"x": 0}, {})
-    backward = "form=tma,threads=256,rows_per_block=2,vec=8,stages=2,tma_store=yes"
+    assert places_of("layernorm.fwd:d=4096,dtype=bf16", replace(bulk, tma_store=False)) == ({"x": 0}, {})
+    backward = tma(256, 2, 8, 2, "store")
     assert places_of("layernorm.bwd:d=4096,dtype=bf16", backward) == ({"dy": 0, "x": 8192}, {"dx": 0})
 
 
@@ -448,8 +323,8 @@ def test_a_result_has_the_place_of_an_input_of_its_size() -> None:
 
 def test_one_launch_is_one_kernel_with_a_counter() -> None:
     """Both kernels' arguments, the workspace read and written; as many blocks as finish, with no rows, too."""
-    schedule = "form=tma,threads=256,rows_per_block=1,vec=8,stages=3,cached_weights=yes"
-    two, one = (plan_of("layernorm.bwd:d=8192,dtype=bf16", f"{schedule},single_launch={o}") for o in ("no", "yes"))
+    schedule = tma(256, 1, 8, 3, "cached")
+    two, one = (plan_of("layernorm.bwd:d=8192,dtype=bf16", replace(schedule, single_launch=o)) for o in (False, True))
     rows, finish = two.kernels
     (kernel,) = one.kernels
     assert (kernel.cooperative, kernel.always, rows.cooperative, rows.always) == (True, True, False, False)
@@ -459,13 +334,9 @@ def test_one_launch_is_one_kernel_with_a_counter() -> None:
     assert one.workspace == (Buffer("arrivals_", DType.F32, fixed=1, zeroed=True), *two.workspace)
     assert [b.element for b in one.workspace] == ["u32", "f32", "f32"]
     assert [kernel.grid[0](n) for n in (0, 1, 3, 1000)] == [120] * 4
-    (short,) = plan_of(
-        "layernorm.bwd:d=100,dtype=f32", "form=registers,threads=16,rows_per_block=32,single_launch=yes"
-    ).kernels
+    (short,) = plan_of("layernorm.bwd:d=100,dtype=f32", registers(16, 32, 4, "single")).kernels
     assert [short.grid[0](n) for n in (0, 1, 128, 160, 10**6)] == [4, 4, 4, 5, 128]
-    (narrow,) = plan_of(
-        "rmsnorm.bwd:d=16384,dtype=bf16", "form=tma,threads=64,rows_per_block=4,stages=2,cluster=8,single_launch=yes"
-    ).kernels
+    (narrow,) = plan_of("rmsnorm.bwd:d=16384,dtype=bf16", tma(64, 4, 8, 2, "single", cluster=8)).kernels
     assert narrow.grid[0](1) == narrow.grid[0](10**6) == 120
     own, alone = finish_of(kernel), finish_of(finish)
     assert (own.statements, own.accumulators) == (alone.statements, alone.accumulators)
@@ -474,7 +345,7 @@ def test_one_launch_is_one_kernel_with_a_counter() -> None:
 
 
 def test_one_launch_in_registers_folds_in_the_same_memory() -> None:
-    schedule = "form=registers,threads=8,rows_per_block=32,vec=2,single_launch=yes"
+    schedule = registers(8, 32, 2, "single")
     (kernel,) = plan_of("layernorm.bwd:d=96,dtype=f64,save=none", schedule).kernels
     assert (finish_of(kernel).totals, kernel.dynamic) == ("sums_buffer_", 0)
     assert kernel.row
@@ -489,14 +360,10 @@ def scaled_totals(b: GraphBuilder) -> None:
     b.results.append(b.mul("share", b.reduce_sum("total", x, axis=M), b.param("s", b.options.dtype)))
 
 
-@pytest.mark.parametrize(
-    "form", ["form=registers,threads=8,rows_per_block={}", "form=tma,threads=8,rows_per_block={},stages=2"]
-)
-def test_the_finish_of_one_launch_has_what_only_it_needs(form: str) -> None:
+@pytest.mark.parametrize("schedule", [registers(8, 1, 4, "single"), tma(8, 1, 4, 2, "single")])
+def test_the_finish_of_one_launch_has_what_only_it_needs(schedule: Schedule) -> None:
     spec = make_spec(Definition("scaled_totals", scaled_totals), "fwd", {"d": 96})
-    base = Schedule("registers", 8, problem(spec.graph(), 96).groups, 4, single_launch=True)
-    schedule = parse_schedule(form.format(base.rows_per_block) + ",single_launch=yes", base)
-    (kernel,) = lower(spec, schedule).kernels
+    (kernel,) = lower(spec, replace(schedule, rows_per_block=problem(spec.graph(), 96).groups)).kernels
     assert kernel.finish
     assert [t.name for t in kernel.finish.scalars] == ["s"]
     assert [t.name for t in kernel.scalars] == []
@@ -511,11 +378,9 @@ def halved(b: GraphBuilder) -> None:
 def test_the_finish_of_one_launch_declares_no_number_again() -> None:
     """What both halves compute from a scalar is declared once, whatever the dtype of the scalar."""
     spec = make_spec(Definition("halved", halved), "fwd", {"d": 96, "dtype": "bf16", "weight": "f16"})
-    base = Schedule("registers", 8, problem(spec.graph(), 96).groups, 4)
-    one = lower(spec, replace(base, single_launch=True))
+    one = lower(spec, registers(8, problem(spec.graph(), 96).groups, 4, "single"))
     assert len(re.findall(r"const float s32 = ", emit(one))) == 1
-    inputs = random_inputs(spec, 37, seed=1)
-    assert not mismatches(run_plan(one, inputs, rows=37).results, interpret(one.graph, inputs))
+    run_checked(one, 37)
 
 
 def test_alignment_is_that_of_an_access() -> None:
@@ -558,247 +423,6 @@ def test_the_plan_s_text_shows_shared_memory_and_clusters() -> None:
 def test_an_illegal_schedule_is_not_lowered() -> None:
     with pytest.raises(ScheduleError, match="threads is a power of two, got 33"):
         plan_of("layernorm.fwd:d=4096", "threads=33")
-
-
-# ---- what cannot be lowered ----
-
-
-def column_centred(b: GraphBuilder) -> None:
-    x = b.input("x", M, D)
-    b.output("y", b.sub("xc", x, b.reduce_sum("total", x, axis=M)))
-
-
-def sum_of_sums(b: GraphBuilder) -> None:
-    total = b.reduce_sum("total", b.input("x", M, D), axis=M)
-    b.output("y", b.reduce_sum("again", b.expand("wide", total, axis=M), axis=M))
-
-
-def sum_of_weights(b: GraphBuilder) -> None:
-    x, gamma = b.input("x", M, D), b.input("gamma", D)
-    b.output("y", b.mul("q", x, b.reduce_sum("weights", gamma, axis=D)))
-
-
-def two_dtypes(b: GraphBuilder) -> None:
-    x = b.input("x", M, D)
-    narrow = b.reduce_sum("narrow", x, axis=D)
-    wide = b.reduce_sum("wide", b.cast("x64", x, to=F64), axis=D)
-    b.output("y", b.mul("q", narrow, b.cast("wide32", wide, to=b.compute)))
-
-
-def input_as_result(b: GraphBuilder) -> None:
-    x = b.input("x", M, D)
-    b.output("y", x)
-    b.statistic(b.params[0])
-
-
-def column_scaled(b: GraphBuilder) -> None:
-    x = b.input("x", M, D)
-    b.output("y", b.div("scaled", x, b.reduce_max("most", b.reduce_max("widest", x, axis=D), axis=M)))
-
-
-def sum_of_maxima(b: GraphBuilder) -> None:
-    most = b.reduce_max("most", b.input("x", M, D), axis=M)
-    b.output("y", b.reduce_sum("again", b.expand("wide", most, axis=M), axis=M))
-
-
-def maximum_of_sums(b: GraphBuilder) -> None:
-    total = b.reduce_sum("total", b.input("x", M, D), axis=M)
-    b.output("y", b.reduce_max("again", b.expand("wide", total, axis=M), axis=M))
-
-
-def rows_of_the_mean(b: GraphBuilder) -> None:
-    x = b.input("x", M, D)
-    mean = b.reduce_mean("mean", b.reduce_mean("row", x, axis=D), axis=M)
-    far = b.sub("far", x, mean)
-    b.output("y", b.reduce_sum("total", b.reduce_dot("square", far, far, axis=D), axis=M))
-
-
-def rows_of_weights(b: GraphBuilder) -> None:
-    x, weight = b.input("x", M, D), b.reduce_sum("weight", b.input("gamma", D), axis=D)
-    b.output("y", b.reduce_sum("total", b.reduce_sum("row", b.mul("q", x, weight), axis=D), axis=M))
-
-
-def statistic_of_weights(b: GraphBuilder) -> None:
-    x, weight = b.input("x", M, D), b.reduce_sum("weight", b.input("gamma", D), axis=D)
-    b.output("y", b.mul("q", b.reduce_sum("row", x, axis=D), weight))
-
-
-def sum_of_lengths(b: GraphBuilder) -> None:
-    x = b.input("x", M, D)
-    b.output("y", b.mul("q", x, b.reduce_sum("length", b.segment_size("n", b.compute), axis=S)))
-
-
-def sum_of_scaled_lengths(b: GraphBuilder) -> None:
-    scaled = b.mul("scaled", b.input("u", M), b.segment_size("n", b.compute))
-    b.output("y", b.mul("q", b.input("x", M, D), b.reduce_sum("length", scaled, axis=S)))
-
-
-def lengths_of_columns(b: GraphBuilder) -> None:
-    x = b.input("x", M, D)
-    b.output("y", b.neg("minus", x))
-    b.output("total", b.mul("scaled", b.reduce_sum("column", x, axis=M), b.segment_size("n", b.compute)))
-
-
-LOWER_ERRORS: list[tuple[Callable[[GraphBuilder], None], str]] = [
-    (
-        column_centred,
-        "the row result '%y' depends on a sum over rows; "
-        "that takes two graphs, one for the sum and one for the result.",
-    ),
-    (input_as_result, "the result '%x' is an input; leave it out, the caller has it."),
-    (
-        column_scaled,
-        "the row result '%y' depends on a maximum over rows; "
-        "that takes two graphs, one for the maximum and one for the result.",
-    ),
-    (sum_of_sums, "'%again' is a sum over rows of sums over rows."),
-    (sum_of_maxima, "'%again' is a sum over rows of maxima over rows."),
-    (maximum_of_sums, "'%again' is a maximum over rows of sums over rows."),
-    (
-        rows_of_the_mean,
-        "'%far' takes whole rows and depends on '%mean_sum', a sum over rows; "
-        "that takes two graphs, one for '%mean_sum' and one for what depends on it.",
-    ),
-    *(
-        (graph, f"'%{name}' reduces over D a value that has no rows, and rows depend on it; pass it as an input.")
-        for graph, name in ((sum_of_weights, "weights"), (rows_of_weights, "weight"), (statistic_of_weights, "weight"))
-    ),
-    (sum_of_lengths, "'%length' reduces over D a value that has no rows; pass it as an input."),
-    (sum_of_scaled_lengths, "'%length' adds over S values that depend on no sum of segments; pass it as an input."),
-    (
-        lengths_of_columns,
-        "'%n' varies along S, and a result without rows needs it; such results are elementwise in column sums and "
-        "numbers.",
-    ),
-    (two_dtypes, "reduces in f32 and in f64; cast the operands to one dtype."),
-]
-
-
-@pytest.mark.parametrize(("describe", "message"), LOWER_ERRORS)
-def test_what_cannot_be_lowered_hears_why(describe: Callable[[GraphBuilder], None], message: str) -> None:
-    spec = make_spec(Definition("own", describe), "fwd", {"d": 64})
-    schedule = ranked(problem(spec.graph(), spec.d))[0]
-    with pytest.raises(LowerError) as error:
-        lower(spec, schedule)
-    colon = "" if message.startswith("reduces in") else ":"
-    assert str(error.value) == f"graph @own_fwd{colon} {message}"
-
-
-def test_columns_read_in_several_passes_have_no_segments() -> None:
-    def columns(b: GraphBuilder) -> None:
-        x = b.input("x", M, D)
-        far = b.sub("far", x, b.segment_sum("parts", x))
-        b.output("y", b.reduce_sum("column", far, axis=M))
-
-    spec = make_spec(Definition("own", columns), "fwd", {"d": 40000})
-    with pytest.raises(LowerError) as error:
-        lower(spec, Schedule("multipass", 256, 1, 4))
-    assert str(error.value) == (
-        "graph @own_fwd: '%parts' varies along S, and a sum over rows needs it; with form=multipass, that takes two "
-        "graphs, one for the values and one for their sum."
-    )
-
-
-# ---- graphs of one's own ----
-
-
-def apart(b: GraphBuilder) -> None:
-    """Each row times the squares of distances from its segments' means, without the sum of the row."""
-    x = b.input("x", M, D)
-    centre = b.div("centre", b.segment_sum("parts", x), b.segment_size("n", b.compute))
-    far = b.sub("far", x, centre)
-    squares = b.reduce_sum("apart", b.segment_dot("squares", far, far), axis=S)
-    b.output("y", b.mul("p", b.add("moved", x, centre), squares))
-
-
-def exchanged_twice(b: GraphBuilder) -> None:
-    """A sum over S reads sums of segments of which some depend on another sum over S; maxima of rows among them."""
-    x, z = b.input("x", M, D), b.input("z", M, D)
-    parts = b.segment_sum("parts", x)
-    far = b.sub("far", x, b.reduce_sum("total", parts, axis=S))
-    again = b.segment_dot("again", far, b.add("near", z, parts))
-    both = b.reduce_sum("both", b.fma("term", parts, b.segment_dot("squares", far, far), again), axis=S)
-    most = b.reduce_max("most", b.mul("scaled", b.sub("lower", far, b.reduce_max("top", far, axis=D)), both), axis=D)
-    b.output("y", b.sub("p", far, most))
-    b.statistic(both)
-
-
-def crossed(b: GraphBuilder) -> None:
-    """Two tensors that are centred, each scaled by the reciprocal standard deviation of the other."""
-    centred, rstd = {}, {}
-    for name in ("x", "z"):
-        value = b.input(name, M, D)
-        centred[name] = b.sub(f"{name}c", value, b.reduce_mean(f"{name}_mean", value, axis=D))
-    for name, other in (("z", "x"), ("x", "z")):  # the variance of x comes after its elements are scaled
-        square = b.mul(f"{name}_square", centred[name], centred[name])
-        rstd[name] = b.rsqrt(
-            f"{name}_rstd", b.add(f"{name}_veps", b.reduce_mean(f"{name}_var", square, axis=D), b.eps())
-        )
-        b.output(f"{other}_scaled", b.mul(f"{other}_hat", centred[other], rstd[name]))
-
-
-@pytest.mark.parametrize("cluster", [1, 4])
-def test_a_row_is_scaled_by_the_variance_of_another_tensor(cluster: int) -> None:
-    """Both variances come from segments, whichever of their uses is first in the graph."""
-    spec = make_spec(Definition("crossed", crossed), "fwd", {"d": 32768})
-    assert [e.op for e in spec.graph().eqns].count("segment_dot") == 2
-    schedule = f"form=multipass,threads=256,rows_per_block=1,cluster={cluster}"
-    if cluster > 1:
-        schedule = f"form=registers,threads=256,rows_per_block=1,cluster={cluster}"
-    plan = lower(spec, parse_schedule(schedule, Schedule("registers", 32, 1, 4)))
-    inputs = random_inputs(spec, 2)
-    expected = interpret(spec.graph(), inputs)
-    outcome = run_plan(plan, inputs, rows=2)
-    assert not outcome.findings
-    assert not mismatches(outcome.results, expected)
-    rows = {name: values.astype(np.float64) for name, values in inputs.items()}
-    rstd = {name: 1 / np.sqrt(r.var(1, keepdims=True) + 1e-5) for name, r in rows.items()}
-    for name, other in (("x", "z"), ("z", "x")):
-        want = (rows[name] - rows[name].mean(1, keepdims=True)) * rstd[other]
-        np.testing.assert_allclose(expected[f"{name}_scaled"], want, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("describe", "d", "schedule"),
-    [
-        (describe, d, schedule)
-        for describe in (apart, exchanged_twice)
-        for d, schedule in (
-            (96, "form=registers,threads=8,rows_per_block=4"),
-            (8200, "form=multipass,threads=256,rows_per_block=1"),
-            (8200, "form=registers,threads=64,rows_per_block=2,cluster=2"),
-            (8200, "form=tma,threads=256,rows_per_block=1,stages=2,cluster=2,grid=1,row_in_registers=yes"),
-        )
-    ],
-)
-def test_a_graph_of_segments(describe: Callable[[GraphBuilder], None], d: int, schedule: str) -> None:
-    """Rows of one segment and of several, the last shorter."""
-    spec = make_spec(Definition(describe.__name__, describe), "fwd", {"d": d})
-    plan = lower(spec, parse_schedule(schedule, Schedule("registers", 32, 1, 4)))
-    inputs = random_inputs(spec, 3)
-    outcome = run_plan(plan, inputs, rows=3)
-    assert not outcome.findings
-    assert not mismatches(outcome.results, interpret(spec.graph(), inputs))
-
-
-def own_spec(describe: Callable[[GraphBuilder], None], way: str = "fwd", **keys: object) -> Spec:
-    return make_spec(Definition(describe.__name__, describe), way, {"d": 96, **keys})
-
-
-def gated(b: GraphBuilder) -> None:
-    x, z, shift = b.input("x", M, D), b.input("z", M, D), b.input("shift", M)
-    scale = b.cast("scale32", b.param("scale", b.options.weight), to=b.compute)
-    p = b.mul("p", b.mul("xz", x, z), b.add("factor", shift, scale))
-    ms = b.reduce_mean("ms", b.mul("p2", p, p), axis=D)
-    b.output("y", b.mul("xhat", p, b.statistic(b.rsqrt("rstd", b.add("mseps", ms, b.eps())))))
-
-
-def test_row_and_scalar_inputs_are_lowered() -> None:
-    spec = own_spec(gated, dtype="bf16", weight="f32")
-    (kernel,) = lower(spec, ranked(problem(spec.graph(), spec.d))[0]).kernels
-    assert [t.name for t in kernel.row_inputs] == ["shift"]
-    assert [t.name for t in kernel.scalars] == ["scale"]
-    assert {s.text.split(" = ")[0] for s in kernel.per_row} == {"const float shift32", "const float factor"}
 
 
 def test_column_results_without_row_results_need_no_row_kernel() -> None:

@@ -1,4 +1,4 @@
-"""The names of values, graphs, inputs and outputs: those that kernels use are reserved, and any other compiles."""
+"""Names of values, graphs, inputs and outputs: if these fail, one meets a name of the kernel and does not compile."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from lngen.problem.footprint import vectors_per_thread
 from lngen.schedule import space
 from lngen.spec import Spec, make_spec
 from lngen.toolchain import compile_ptx
-from test_emit import plans_of_every_template
+from plans import plans_of_every_template
 
 # ---- kernels keep their own names apart ----
 

@@ -1,8 +1,9 @@
-"""The bytes of the emitted kernels, counted: forward moves 2 row-units, backward 3, and nothing more."""
+"""Traffic: if these fail, a kernel moves more bytes than the rows have, or the counts of it are wrong."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -16,22 +17,21 @@ from lngen.compile import KernelSet
 from lngen.errors import LngenError
 from lngen.inspect import KernelTraffic, measure, row_units, traffic_rows, traffic_text
 from lngen.ir import D, M
-from lngen.lower import Plan, lower
-from lngen.problem import parse_schedule, problem
-from lngen.ptx import parse, run_kernel, run_plan
-from lngen.schedule import ranked
+from lngen.lower import Plan
+from lngen.problem import Schedule
+from lngen.ptx import parse, run_kernel
 from lngen.spec import parse_spec
 from lngen.toolchain import compile_ptx
+from plans import plan_of, run_checked
+from schedules import cp_async, multipass, registers, tma, unaligned
 
 pytest.importorskip("cupy")
 
 
-def counted(text: str, rows: int, schedule: str = "") -> tuple[Plan, list[KernelTraffic]]:
+def counted(text: str, rows: int, schedule: Schedule | None = None) -> tuple[Plan, list[KernelTraffic]]:
     """The plan under the default schedule, or the one given, and what it moves."""
-    spec = parse_spec(text)
-    best = ranked(problem(spec.graph(), spec.d))[0]
-    plan = lower(spec, parse_schedule(schedule, best))
-    return plan, measure(KernelSet(plan), random_inputs(spec, rows))
+    plan = plan_of(text, schedule or "")
+    return plan, measure(KernelSet(plan), random_inputs(plan.spec, rows))
 
 
 OPTIONS = ("d=64,dtype=bf16", "d=768,dtype=f32", "d=1000,dtype=f16", "d=1536,dtype=bf16")
@@ -53,39 +53,30 @@ WIDE = "rmsnorm.bwd:d=16384,dtype=bf16"
 FEW = f"{BACK},blocks=2"  # blocks, which take more rows than they have stages
 
 
-def kinds(spec: str, _rows: int, schedule: str) -> tuple[object, ...]:
+def kinds(spec: str, _rows: int, s: Schedule) -> tuple[object, ...]:
     """What differs in kind from case to case."""
-    options = ("cluster" in schedule, "tma_store" in schedule, "single_launch" in schedule)
-    return parse_spec(spec).direction, schedule.partition(",")[0], *options
+    return parse_spec(spec).direction, s.form, s.cluster > 1, s.tma_store, s.single_launch
 
 
 @sampling.grid(
     ("spec", "rows", "schedule"),
     [
-        (FEW, 64, "form=tma,threads=64,rows_per_block=8,vec=8,stages=3"),
-        (
-            FEW,
-            64,
-            "form=tma,threads=64,rows_per_block=8,vec=8,stages=3,tma_store=yes,cached_weights=yes,single_launch=yes",
-        ),
-        (FEW, 24, "form=cp_async,threads=64,rows_per_block=8,vec=8,stages=2,cached_weights=yes"),
-        (FEW, 64, "form=registers,threads=64,rows_per_block=8,vec=8"),
-        (FEW, 64, "form=registers,threads=64,rows_per_block=8,vec=8,single_launch=yes"),
-        (WIDE, 4, "form=tma,threads=256,rows_per_block=1,vec=8,stages=2,cluster=2"),
-        (
-            "rmsnorm.bwd:d=32768,dtype=bf16",
-            3,
-            "form=tma,threads=256,rows_per_block=1,vec=8,stages=2,cluster=4,tma_store=yes",
-        ),
-        (FORTH, 40, "form=tma,threads=64,rows_per_block=2,vec=8,stages=3,grid=4"),
-        (FORTH, 40, "form=tma,threads=64,rows_per_block=2,vec=8,stages=3,grid=4,tma_store=yes"),
-        (FORTH, 40, "form=cp_async,threads=64,rows_per_block=2,vec=8,stages=3,grid=4"),
-        ("rmsnorm.fwd:d=32768,dtype=bf16", 3, "form=tma,threads=256,rows_per_block=1,vec=8,stages=2,cluster=4,grid=2"),
+        (FEW, 64, tma(64, 8, 8, 3)),
+        (FEW, 64, tma(64, 8, 8, 3, "store cached single")),
+        (FEW, 24, cp_async(64, 8, 8, 2, "cached")),
+        (FEW, 64, registers(64, 8, 8)),
+        (FEW, 64, registers(64, 8, 8, "single")),
+        (WIDE, 4, tma(256, 1, 8, 2, cluster=2)),
+        ("rmsnorm.bwd:d=32768,dtype=bf16", 3, tma(256, 1, 8, 2, "store", cluster=4)),
+        (FORTH, 40, tma(64, 2, 8, 3, grid=4)),
+        (FORTH, 40, tma(64, 2, 8, 3, "store", grid=4)),
+        (FORTH, 40, cp_async(64, 2, 8, 3, grid=4)),
+        ("rmsnorm.fwd:d=32768,dtype=bf16", 3, tma(256, 1, 8, 2, cluster=4, grid=2)),
     ],
     kinds,
     strength=1,
 )
-def test_rows_that_come_through_shared_memory_move_once(spec: str, rows: int, schedule: str) -> None:
+def test_rows_that_come_through_shared_memory_move_once(spec: str, rows: int, schedule: Schedule) -> None:
     plan, measured = counted(spec, rows, schedule)
     assert row_units(plan, measured, rows) == (3 if plan.spec.direction == "bwd" else 2)
 
@@ -93,14 +84,14 @@ def test_rows_that_come_through_shared_memory_move_once(spec: str, rows: int, sc
 @pytest.mark.full
 def test_more_rows_than_one_round_of_blocks() -> None:
     rows = 8 * 128 + 16
-    plan, measured = counted(BACK, rows, "form=tma,threads=64,rows_per_block=8,vec=8,stages=2")
+    plan, measured = counted(BACK, rows, tma(64, 8, 8, 2))
     assert row_units(plan, measured, rows) == 3
 
 
 @pytest.mark.parametrize("rows", [256, 8 * 128 + 16])
 def test_prefetch_reads_the_last_row_once_more_for_every_row_group(rows: int) -> None:
     """The round after the last loads the last row, which the L2 holds: a branch around it costs a quarter."""
-    plan, measured = counted(BACK, rows, "form=registers,threads=64,rows_per_block=8,vec=8,prefetch=yes")
+    plan, measured = counted(BACK, rows, registers(64, 8, 8, "prefetch"))
     blocks = plan.kernels[0].grid[0](rows)
     assert row_units(plan, measured, rows) == pytest.approx(
         3 + 2 * blocks * plan.schedule.rows_per_block / rows, rel=1e-12
@@ -108,27 +99,26 @@ def test_prefetch_reads_the_last_row_once_more_for_every_row_group(rows: int) ->
 
 
 def test_a_streamed_row_is_read_once_a_phase() -> None:
-    plan, measured = counted("layernorm.fwd:d=40000,dtype=bf16", 2, "form=multipass,threads=512,rows_per_block=1,vec=8")
+    plan, measured = counted("layernorm.fwd:d=40000,dtype=bf16", 2, multipass(512, 8))
     assert row_units(plan, measured, 2) == 4  # the mean, the variance, y; and y written
 
 
 def test_partial_rows_are_written_and_read_once() -> None:
     """If there are as many as at most; of few, the last one is read again for each that is not there."""
     rows, d, back = 64, 1024, f"{BACK},blocks=8"
-    for form in ("registers,threads=64,rows_per_block=8,vec=8", "tma,threads=64,rows_per_block=8,vec=8,stages=2"):
-        _, (main, finish) = counted(back, rows, f"form={form}")
+    for schedule in (registers(64, 8, 8), tma(64, 8, 8, 2)):
+        _, (main, finish) = counted(back, rows, schedule)
         assert main.moved["sum_dy_partials_"] == (0, rows // 8 * d * 4)
         assert finish.moved["sum_dy_partials_"] == (rows // 8 * d * 4, 0)
         assert finish.moved["dbeta"] == (0, d * 2)
-        _, (one,) = counted(back, rows, f"form={form},single_launch=yes")
+        _, (one,) = counted(back, rows, replace(schedule, single_launch=True))
         assert one.moved["sum_dy_partials_"] == (rows // 8 * d * 4,) * 2
 
 
 @pytest.mark.parametrize(("d", "blocks"), [(7168, 8), (8192, 2)])  # the second: four row groups, a block each
 def test_every_block_writes_its_column_sums_once(d: int, blocks: int) -> None:
     rows = 8
-    for form in ("registers", "tma,stages=2"):
-        schedule = f"form={form},threads=256,rows_per_block=1,vec=8"
+    for schedule in (registers(256, 1, 8), tma(256, 1, 8, 2)):
         _, (main, finish) = counted(f"rmsnorm.bwd:d={d},dtype=bf16,blocks={blocks}", rows, schedule)
         name = next(n for n in main.moved if n.endswith("_partials_"))
         assert main.moved[name] == (0, rows * d * 4)
@@ -143,20 +133,20 @@ def test_statistics_are_written_once() -> None:
 def test_aligned_rows_waste_no_sector_and_odd_ones_no_byte() -> None:
     _, (kernel,) = counted(FORTH, 8)
     assert kernel.efficiency["x"] == kernel.efficiency["y"] == 1
-    _, (odd,) = counted("layernorm.fwd:d=1023,dtype=bf16", 8, "form=registers,threads=32,rows_per_block=4,vec=1")
+    _, (odd,) = counted("layernorm.fwd:d=1023,dtype=bf16", 8, registers(32, 4, 1))
     assert odd.moved["x"] == (8 * 1023 * 2, 0)
     assert 0.6 < odd.efficiency["x"] < 0.9  # element loads, lanes side by side, rows that begin anywhere
 
 
 def test_mix_barriers_and_flight() -> None:
-    _, (warp,) = counted(FORTH, 8, "form=registers,threads=32,rows_per_block=4,vec=8")
+    _, (warp,) = counted(FORTH, 8, registers(32, 4, 8))
     assert warp.barriers == 0
     assert warp.mix["shuffle"] == 2 * 5 * 8  # two sums, five steps, a warp for each row
     assert warp.in_flight == 4 * 1024 * 2
-    plan, (block,) = counted("layernorm.fwd:d=4096,dtype=bf16", 8, "form=registers,threads=128,rows_per_block=1,vec=8")
+    plan, (block,) = counted("layernorm.fwd:d=4096,dtype=bf16", 8, registers(128, 1, 8))
     assert block.barriers == 2 * 8 * plan.schedule.threads // 32
     assert block.in_flight == 4096 * 2
-    shared = "form=registers,threads=256,rows_per_block=1,vec=8,cluster=2"
+    shared = registers(256, 1, 8, cluster=2)
     _, (cluster,) = counted("layernorm.fwd:d=12288,dtype=bf16", 4, shared)
     assert cluster.in_flight == 12288 // 2 * 2, "a block has half a row"
     assert cluster.moved["x"] == (4 * 12288 * 2, 0)
@@ -164,15 +154,15 @@ def test_mix_barriers_and_flight() -> None:
 
 
 def test_the_stages_are_in_flight() -> None:
-    for form in ("tma", "cp_async"):
-        _, (staged,) = counted(FORTH, 24, f"form={form},threads=64,rows_per_block=2,vec=8,stages=3,grid=2")
+    for staged_in in (tma, cp_async):
+        _, (staged,) = counted(FORTH, 24, staged_in(64, 2, 8, 3, grid=2))
         assert staged.in_flight == 3 * 2 * 1024 * 2
         assert staged.mix["copy"] > 0
         assert staged.efficiency["x"] == staged.efficiency["y"] == 1
 
 
 def test_the_text_names_what_it_counts() -> None:
-    plan, measured = counted("layernorm.bwd:d=64,dtype=bf16", 256, "form=registers,threads=4,rows_per_block=128,vec=8")
+    plan, measured = counted("layernorm.bwd:d=64,dtype=bf16", 256, registers(4, 128, 8))
     text = traffic_text(plan, measured, 256)
     assert "rows of bf16: 3.000 units of M * D" in text
     assert f"{256 * 64 * 2}" in text
@@ -214,24 +204,21 @@ def test_bulk_copies_are_counted() -> None:
 @pytest.mark.parametrize(
     ("spec", "schedule", "rows", "blocks", "lines"),
     [
-        ("layernorm.fwd:d=1000,dtype=bf16", "form=registers,threads=64,rows_per_block=2,vec=8", 5, 3, 16),
-        ("layernorm.bwd:d=768,dtype=bf16", "form=registers,threads=32,rows_per_block=16,vec=8,prefetch=yes", 40, 3, 12),
-        ("layernorm.bwd:d=4096,dtype=bf16,blocks=2", "form=tma,threads=128,rows_per_block=2,vec=8,stages=3", 9, 2, 64),
-        ("layernorm.bwd:d=1001,dtype=f32,blocks=2", "form=tma_unaligned,threads=64,rows_per_block=4,vec=1,stages=2,"
-                                                    "tma_store=yes",
+        ("layernorm.fwd:d=1000,dtype=bf16", registers(64, 2, 8), 5, 3, 16),
+        ("layernorm.bwd:d=768,dtype=bf16", registers(32, 16, 8, "prefetch"), 40, 3, 12),
+        ("layernorm.bwd:d=4096,dtype=bf16,blocks=2", tma(128, 2, 8, 3), 9, 2, 64),
+        ("layernorm.bwd:d=1001,dtype=f32,blocks=2", unaligned(64, 4, 1, 2),
          12, 2, 32),
-        ("layernorm.fwd:d=32768,dtype=bf16", "form=tma,threads=256,rows_per_block=1,vec=8,stages=2,cluster=2,grid=2",
+        ("layernorm.fwd:d=32768,dtype=bf16", tma(256, 1, 8, 2, cluster=2, grid=2),
          5, 2, 512),
     ],
 )  # fmt: skip
 def test_blocks_ask_for_their_first_rows_before_they_wait(
-    spec: str, schedule: str, rows: int, blocks: int, lines: int
+    spec: str, schedule: Schedule, rows: int, blocks: int, lines: int
 ) -> None:
     """Lines of a row, by every block; columns by one, since all have the same; numbers of a row with it."""
-    parsed = parse_spec(spec)
-    plan = lower(parsed, parse_schedule(schedule, ranked(problem(parsed.graph(), parsed.d))[0]))
-    outcome = run_plan(plan, random_inputs(parsed, rows, 0))
-    assert outcome.findings == ()
+    plan = plan_of(spec, schedule)
+    outcome = run_checked(plan, rows)
     counts = outcome.traffic.tensors[plan.kernels[0].name]
     first = min(rows, blocks * plan.schedule.rows_per_block)
     size = plan.spec.dtype.size

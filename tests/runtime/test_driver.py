@@ -24,7 +24,7 @@ from lngen.runtime.driver import (
     registers,
 )
 from lngen.runtime.launcher import Launcher
-from test_lower import PLANS, plan_of
+from plans import PLANS, plan_of
 
 REFUSED = 719  # any CUresult but success
 
