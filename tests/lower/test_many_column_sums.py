@@ -13,8 +13,8 @@ from lngen.problem import Schedule, problem
 from lngen.schedule import ranked
 from lngen.spec import Spec, make_spec, parse_spec
 from lngen.toolchain import compile_cubin
+from number_graphs import columns, has_bits, spec_of
 from spills import REPORTED
-from test_scalars import columns, has_bits, spec_of
 
 
 def sums(count: int, d: int, dtype: str) -> Spec:

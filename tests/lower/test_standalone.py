@@ -26,7 +26,7 @@ from lngen.problem import Schedule, problem
 from lngen.ptx import parse
 from lngen.schedule import space
 from lngen.spec import Spec, make_spec, parse_spec
-from lngen.toolchain import compile_cubin, compile_ptx, nvrtc
+from lngen.toolchain import compile_cubin, compile_ptx
 from plans import PLANS, run_checked
 
 pytest.importorskip("cupy")
@@ -87,14 +87,6 @@ def stated_options(text: str) -> set[str]:
     header = text.split("\n\n")[0]
     assert all(line.startswith("//") for line in header.splitlines())
     return set(re.findall(r"(?<=\s)-+[a-z][\w-]*=\S+", header))
-
-
-@every_text
-def test_the_header_says_how_to_compile_so_that_the_bits_hold(spec: str, schedule: str) -> None:
-    """With the options that lngen itself compiles with, but for those that have nothing to do with the result."""
-    own = {option for option in nvrtc._OPTIONS if "include" not in option}
-    assert own == {"-std=c++17", "-fmad=false", "-ftz=false", "-prec-div=true", "-prec-sqrt=true"}
-    assert stated_options(text_of(spec, schedule)) == own
 
 
 # ---- one translation unit ----

@@ -125,11 +125,6 @@ def test_every_block_writes_its_column_sums_once(d: int, blocks: int) -> None:
         assert finish.moved[name] == (rows * d * 4, 0)
 
 
-def test_statistics_are_written_once() -> None:
-    _, (kernel,) = counted("layernorm.fwd:d=768,dtype=bf16", 17)
-    assert kernel.moved["mean"] == kernel.moved["rstd"] == (0, 17 * 4)
-
-
 def test_aligned_rows_waste_no_sector_and_odd_ones_no_byte() -> None:
     _, (kernel,) = counted(FORTH, 8)
     assert kernel.efficiency["x"] == kernel.efficiency["y"] == 1
@@ -159,15 +154,6 @@ def test_the_stages_are_in_flight() -> None:
         assert staged.in_flight == 3 * 2 * 1024 * 2
         assert staged.mix["copy"] > 0
         assert staged.efficiency["x"] == staged.efficiency["y"] == 1
-
-
-def test_the_text_names_what_it_counts() -> None:
-    plan, measured = counted("layernorm.bwd:d=64,dtype=bf16", 256, registers(4, 128, 8))
-    text = traffic_text(plan, measured, 256)
-    assert "rows of bf16: 3.000 units of M * D" in text
-    assert f"{256 * 64 * 2}" in text
-    assert "workspace" in text
-    assert "instructions per element: load" in text
 
 
 BULK = """extern "C" __global__ void k(const float* a, float* o) {
@@ -227,12 +213,6 @@ def test_blocks_ask_for_their_first_rows_before_they_wait(
     assert {name: count["prefetches"] for name, count in counts.items() if count["prefetches"]} == expected
 
 
-def test_show_prints_it() -> None:
-    found = CliRunner().invoke(cli, ["show", "layernorm.fwd:d=64,dtype=bf16", "--stage", "traffic"])
-    assert found.exit_code == 0, found.output
-    assert "rows of bf16: 2.000 units of M * D" in found.output
-
-
 @pytest.mark.parametrize("rows", [1, 5, 133])
 def test_show_counts_as_many_rows_as_are_asked_for(rows: int) -> None:
     args = ["show", "layernorm.fwd:d=64,dtype=bf16", "--stage", "traffic", "--rows", str(rows)]
@@ -247,8 +227,10 @@ def test_show_counts_as_many_rows_as_are_asked_for(rows: int) -> None:
 
 
 def test_the_legend_has_every_unit() -> None:
-    plan, measured = counted("layernorm.bwd:d=64,dtype=bf16", 8)
-    text, _, legend = traffic_text(plan, measured, 8).rpartition("\n\n")
+    plan, measured = counted("layernorm.bwd:d=64,dtype=bf16", 256, registers(4, 128, 8))
+    text, _, legend = traffic_text(plan, measured, 256).rpartition("\n\n")
+    for part in ("rows of bf16: 3.000 units", f"{256 * 64 * 2}", "workspace", "instructions per element: load"):
+        assert part in text
     for word in ("units of M * D", "read", "written", "floor", "per sector", "instructions", "barriers", "in flight"):
         assert word in text
         assert word in legend
