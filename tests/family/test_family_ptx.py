@@ -24,7 +24,7 @@ pytest.importorskip("cupy")
 LENGTHS = (1, 37, 96, 1000, 4096, 8192)
 ROWS = (37, 3, 1, 0)
 DTYPES = ("bf16", "f32", "f16")
-SCHEDULES = 4
+SCHEDULES = 3
 LONG = 4096
 
 

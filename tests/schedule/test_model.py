@@ -414,7 +414,7 @@ ENTRIES = [
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("graph", "key", "line", "dtype"), ENTRIES[::16], ids=str)
+@pytest.mark.parametrize(("graph", "key", "line", "dtype"), ENTRIES[::32], ids=str)
 def test_a_measured_schedule_is_clean_and_asks_no_compiler(graph: str, key: Key, line: str, dtype: str) -> None:
     """So a default that was measured needs no compile log to be shown."""
     pytest.importorskip("cupy")
