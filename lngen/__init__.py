@@ -5,6 +5,7 @@ with NVRTC, runs and checks them. ``import lngen`` loads nothing: each public na
 neither CuPy nor PyTorch is imported before it is needed.
 
     compile                   a callable norm: ``lngen.compile("layernorm", d=4096, dtype="bf16")``
+    build, verify, load       packs of kernels: made ahead of time, checked, launched without a compiler
     parse_spec, Spec          what is specialised on: ``layernorm.bwd:d=4096,dtype=bf16``
     parse_schedule, Schedule  what may change speed and never a bit
     GRAPHS, Definition, GraphBuilder, M, D    the named graphs, and the parts of a new one
@@ -27,9 +28,12 @@ if TYPE_CHECKING:
     from typing import Any
 
     from lngen import emit, interpret, ir, lower, passes, toolchain
+    from lngen.aot.build import build
+    from lngen.aot.verify import verify
     from lngen.errors import LngenError
     from lngen.graphs import GRAPHS, Definition, GraphBuilder
     from lngen.ir import D, M
+    from lngen.launch.pack import load
     from lngen.problem import Schedule, parse_schedule
     from lngen.runtime.norm import compile
     from lngen.spec import Spec, parse_spec
@@ -44,15 +48,18 @@ __all__ = [
     "Schedule",
     "Spec",
     "__version__",
+    "build",
     "compile",
     "emit",
     "interpret",
     "ir",
+    "load",
     "lower",
     "parse_schedule",
     "parse_spec",
     "passes",
     "toolchain",
+    "verify",
 ]
 
 _MODULES = {"emit", "interpret", "ir", "lower", "passes", "toolchain"}
@@ -66,9 +73,12 @@ _HOMES = {
     "M": "ir",
     "Schedule": "problem",
     "Spec": "spec",
+    "build": "aot.build",
     "compile": "runtime.norm",
+    "load": "launch.pack",
     "parse_schedule": "problem",
     "parse_spec": "spec",
+    "verify": "aot.verify",
 }
 
 

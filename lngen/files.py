@@ -12,14 +12,12 @@ import json
 import math
 import os
 import reprlib
-import shutil
 import stat
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from lngen.errors import LngenError
+from .errors import LngenError
 
 DEEPEST = 32  # nesting of arrays and objects that parse_json accepts
 HELD = 60  # seconds to wait for a lock, which is held for milliseconds
@@ -91,8 +89,8 @@ def _number(text: str) -> float:
 def _check_depth(value: Any) -> None:
     level = [value]
     for _ in range(DEEPEST):
-        level = [v for c in level if isinstance(c, dict | list) for v in (c.values() if isinstance(c, dict) else c)]
-    if any(isinstance(c, dict | list) for c in level):
+        level = [v for c in level if isinstance(c, (dict, list)) for v in (c.values() if isinstance(c, dict) else c)]
+    if any(isinstance(c, (dict, list)) for c in level):
         raise ValueError(f"it is nested deeper than {DEEPEST} levels")
 
 
@@ -123,6 +121,8 @@ def write_all(files: Mapping[Path, bytes]) -> None:
 
 def write_in_order(files: Sequence[tuple[Path, bytes]], staging: Path | None = None) -> None:
     """``write_all`` for files that may replace each other; ``staging``: a folder to write them in first."""
+    import uuid  # not at the top: a program that only launches writes nothing
+
     waiting: list[tuple[Path, Path]] = []
     path = staging or Path()
     try:
@@ -152,6 +152,8 @@ def exclusive(folder: Path, name: str) -> Iterator[Path]:
     process. The kernel releases the lock when its process ends, however it ends. LngenError if the lock is not
     available within HELD seconds.
     """
+    import shutil
+
     from filelock import FileLock, Timeout  # not at the top: its import takes as long as the rest of lngen
 
     staging, file = folder / f".{name}.tmp", folder / f".{name}.lock"

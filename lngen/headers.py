@@ -7,7 +7,9 @@ translation unit.
 
 from __future__ import annotations
 
+import hashlib
 import re
+from collections.abc import Callable
 from functools import cache
 
 from lngen.config import data_dir
@@ -64,19 +66,26 @@ def includes(code: str) -> str:
     return "\n".join(f'#include "{PREFIX}{header}.cuh"' for header in headers)
 
 
-def included(text: str) -> dict[str, str]:
+def included(text: str, texts: Callable[[str], str] = text_of) -> dict[str, str]:
     """Every header that ``text`` includes, directly or through another, by the name of its include.
 
-    A header follows those that it includes itself.
+    A header follows those that it includes itself. ``texts``: the text of a header, by default lngen's own.
     """
     found: dict[str, str] = {}
     for header in _INCLUDE.findall(text):
-        of_header = text_of(header)
-        found |= included(of_header) | {f"{PREFIX}{header}.cuh": of_header}
+        of_header = texts(header)
+        found |= included(of_header, texts) | {f"{PREFIX}{header}.cuh": of_header}
     return found
 
 
-def bundled(text: str) -> str:
+@cache
+def headers_hash() -> str:
+    """16 hex digits that stand for the texts of all headers."""
+    texts = "".join(f"{header}\0{text_of(header)}\0" for header in sorted(PROVIDES))
+    return hashlib.sha256(texts.encode()).hexdigest()[:16]
+
+
+def bundled(text: str, texts: Callable[[str], str] = text_of) -> str:
     """``text`` with whole headers in place of its includes: one file that stands alone.
 
     The headers keep their guards, so that several such files can be one translation unit.
@@ -84,6 +93,6 @@ def bundled(text: str) -> str:
     first = _INCLUDE.search(text)
     if not first:
         return text
-    headers = (_INCLUDE.sub("", of_header) for of_header in included(text).values())
+    headers = (_INCLUDE.sub("", of_header) for of_header in included(text, texts).values())
     kernels = _INCLUDE.sub("", text[first.start() :]).lstrip()
     return text[: first.start()] + "\n".join([*headers, kernels])

@@ -28,11 +28,11 @@ PACKAGE = ROOT / "lngen"
 # Lowest first; a module may import its own layer and those below it.
 LAYERS = (
     {"errors", "config", "files", "headers", "imports", "numbers", "version"},
-    {"devices", "ir"},
+    {"devices", "ir", "launch"},
     {"graphs", "passes"},
     {"interpret", "spec", "problem"},
     {"schedule", "lower"},
-    {"emit"},
+    {"emit", "contract"},
     {"toolchain", "ptx"},
     {"compile"},
     {"runtime"},
@@ -46,6 +46,7 @@ TOP_LEVEL_FILES = ("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md")
 OPTIONAL = {"cupy", "cupyx", "cupy_backends", "torch"}
 MAY_IMPORT_OPTIONAL = (
     "toolchain/nvrtc.py",
+    "launch/arrays.py",
     "runtime/",
     "bench/",
     "check/",
@@ -186,8 +187,8 @@ STAGES = {
     "lngen.schedule.attempts": set(),
     "lngen.lower.lower": set(),
     "lngen.emit.emit": {"ptx/call.py", "aot/times.py"},
-    "lngen.toolchain.compile_cubin": {"aot/build.py", "aot/times.py", "bench/providers.py"},
-    "lngen.toolchain.compile_ptx": {"aot/build.py", "ptx/call.py"},
+    "lngen.toolchain.compile_cubin": {"aot/build.py", "aot/times.py", "aot/verify.py", "bench/providers.py"},
+    "lngen.toolchain.compile_ptx": {"aot/build.py", "aot/verify.py", "ptx/call.py"},
 }
 
 

@@ -1,41 +1,57 @@
-"""Ahead of time: sources, PTX and cubins of many kernel sets for many archs, and the manifest that describes them.
+"""A pack ahead of time: for each spec, arch and class of rows its best schedule, compiled, with a manifest.
 
-Building into a folder that has a manifest merges by name: entries of other kernel sets are kept, an entry of the same
-name (the same spec and schedule) is replaced. A build is refused if an entry would lose a file by it, because the build
-is for other archs or of other kinds.
+Kernels that coincide are stored once. A build adds to a folder: lngen.aot.folder and lngen.aot.manifest have the rules.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
-from itertools import product
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from lngen.aot import manifest
-from lngen.aot.folder import put, replaceable
-from lngen.compile import KernelSet
+from lngen.aot.folder import put
+from lngen.aot.manifest import Facts, Manifest
+from lngen.aot.request import Choice, Request, choices
+from lngen.compile import Compilation, KernelSet
+from lngen.contract import described
 from lngen.devices import oldest_first
 from lngen.errors import LngenError
 from lngen.files import sha256
-from lngen.problem import check_arch
-from lngen.toolchain import Binary, compile_cubin, compile_ptx, nvrtc_version
+from lngen.headers import headers_hash, included
+from lngen.launch.pack import FILE_NAME
+from lngen.schedule import row_bytes
+from lngen.spec import Spec, parse_spec
+from lngen.toolchain import FLAGS, Binary, compile_cubin, compile_ptx, nvrtc_version
+from lngen.version import __version__
 
-KINDS = ("cu", "ptx", "cubin")
+KINDS = ("cu", "ptx", "cubin", "fatbin", "vectors")
+DEFAULT_KINDS = ("cu", "ptx", "cubin")
 
-# Called with (finished, total) after each compilation.
+# Called with (finished, total) after each schedule that is chosen and each compilation.
 Progress = Callable[[int, int], None]
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
 class Built:
-    """The result of a build: the folder, the manifest's entries of this build, and file names."""
+    """The result of a build.
+
+    folder    where it is
+    manifest  what this build made, without what was in the folder before
+    files     names of the files it wrote, the manifest last
+    replaced  what it replaced in the folder, a sentence each
+    notes     what the caller should know, a sentence each
+    """
 
     folder: Path
-    entries: tuple[dict[str, Any], ...]
+    manifest: Manifest
     files: tuple[str, ...]
+    replaced: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -47,86 +63,78 @@ class _Job:
     kind: str
 
 
+@dataclass
+class _Made:
+    """What is built: kernel sets by name, the archs of each, and what was compiled of them."""
+
+    sets: dict[str, KernelSet] = field(default_factory=dict)
+    arches: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    ptx: dict[str, tuple[str, ...]] = field(default_factory=dict)  # archs whose PTX a launcher may take
+    compiled: dict[_Job, Binary | str] = field(default_factory=dict)
+    nvrtc: tuple[int, int] | None = None
+
+
 def build(
-    sets: Iterable[KernelSet],
-    folder: Path,
+    specs: Iterable[str | Spec],
+    out: str | Path,
     *,
-    arches: Sequence[str],
-    version: str,
-    kinds: Sequence[str] = KINDS,
+    arch: str | Sequence[str] = "sm_90",
+    rows: int | str | Sequence[int | str] = "many",
+    emit: str | Sequence[str] = DEFAULT_KINDS,
+    schedule: str = "",
+    lock: str | Path | None = None,
+    device: str | None = None,
+    bundle: bool = False,
     progress: Progress | None = None,
     executor: Executor | None = None,
 ) -> Built:
-    """Generate ``sets`` into ``folder`` as ``kinds`` of files (cu, ptx, cubin), and manifest.json.
+    """Generate a pack: the kernels of ``specs`` for every arch and class of rows, and manifest.json.
 
-    Everything is compiled before the first file is written; lngen.aot.folder has the order of replacements.
-    ScheduleError if one of ``arches`` lacks what a form needs, LngenError if kernel sets that differ have one name, or
-    if one that the folder has would lose a file. With only "cu" nothing is compiled, and the manifest has no
-    resources. ``version`` is lngen's own, which the manifest records. ``executor`` runs the compilations, by default
-    threads; the bytes are the same, and so they are in any order of ``arches``: oldest first.
+    specs     texts such as ``layernorm.fwd:d=4096,dtype=bf16``, or Specs (``norm.spec("bwd")``)
+    out       the folder; a pack in it is added to, and entries of the same spec, arch and rows are replaced
+    arch      ``"sm_80,sm_90+ptx"`` or a list; with ``+ptx`` newer GPUs run its PTX
+    rows      numbers of rows, ``many``, or ``all`` for every class; one schedule for the class of each
+    emit      kinds of files: cu, ptx, cubin, fatbin, vectors. With cu alone nothing is compiled.
+    schedule  changes of the schedules, ``threads=256``
+    lock      a lock file of ``lngen tune``, whose schedules replace the defaults
+    device    the described GPU to choose schedules for, ``h200``; by default the one that represents each arch
+    bundle    .cu files stand alone; otherwise they include headers in ``include/HASH/lngen``
+    executor  runs the compilations, by default threads; the bytes are the same
+
+    Everything is compiled before the first file is written. LngenError, SpecError, ScheduleError for a wrong request,
+    MissingError without a compiler; then the folder has not changed.
     """
+    kinds, folder = _kinds(emit), Path(out)
+    request = Request.of(arch, rows, schedule, lock, device)
+    compilations = [Compilation(s if isinstance(s, Spec) else parse_spec(s)) for s in specs]
+    if not compilations:
+        raise LngenError("a build is expected to have one spec at least, got none; name one.")
+    request.check(kinds)
+    manifest.read(folder)  # refused before anything is compiled
+    with ThreadPoolExecutor() as pool:
+        found = _all([pool.submit(choices, c, request) for c in compilations], progress)
+        chosen = [c for of in found for c in of]
+        made = _gather(chosen)
+        manifest.check_lost(folder, manifest.read(folder), _planned(made, kinds))
+        _compile(made, kinds, progress, executor or pool)
+    new, files = _contents(made, chosen, kinds, bundle)
+    replaced = put(folder, new, files)
+    notes = [note for c in compilations for note in request.notes(c)]
+    return Built(folder, new, (*files, FILE_NAME), tuple(replaced), tuple(dict.fromkeys(notes)))
+
+
+def _kinds(emit: str | Sequence[str]) -> tuple[str, ...]:
+    kinds = tuple(dict.fromkeys(emit.split(",") if isinstance(emit, str) else emit))
     for kind in kinds:
         if kind not in KINDS:
             raise LngenError(f"there is no kind of file '{kind}', expected {', '.join(KINDS)}.")
-    arches = oldest_first(arches)
-    by_name = _by_name(sets, arches if {*kinds} - {"cu"} else ())
-    roles = {name: _roles(name, arches, kinds) for name in by_name}
-    replaceable(folder, by_name, {n for own in roles.values() for n in own})  # before anything is compiled
-    compiled = _compile(by_name, arches, kinds, progress, executor)
-    nvrtc = ".".join(map(str, nvrtc_version())) if compiled else None
-
-    files: dict[str, bytes] = {}
-    entries: dict[str, dict[str, Any]] = {}
-    for name, kernels in by_name.items():
-        binaries = {a: b for a in arches if isinstance(b := compiled.get(_Job(name, a, "cubin")), Binary)}
-        own = {n: _data(_Job(name, role["arch"], role["kind"]), kernels, compiled) for n, role in roles[name].items()}
-        files |= own
-        entries[name] = manifest.entry(kernels.plan, {a: b.resources for a, b in binaries.items()})
-        entries[name] |= {
-            "lngen_version": version,
-            "nvrtc_version": nvrtc,
-            "files": {n: {**roles[name][n], "bytes": len(data), "sha256": sha256(data)} for n, data in own.items()},
-        }
-    put(folder, entries, files, version=version, nvrtc=nvrtc)
-    return Built(folder, tuple(entries.values()), (*files, manifest.FILE_NAME))
+    if not kinds:
+        raise LngenError(f"a build is expected to emit one kind of file at least, of {', '.join(KINDS)}.")
+    return kinds
 
 
-def _by_name(sets: Iterable[KernelSet], arches: Sequence[str]) -> dict[str, KernelSet]:
-    """The kernel sets by name; LngenError if two that differ have one name, ScheduleError if an arch lacks a form."""
-    found: dict[str, KernelSet] = {}
-    for kernels in sets:
-        name = kernels.plan.name
-        if found.setdefault(name, kernels).text != kernels.text:
-            raise LngenError(f"two kernel sets that differ are called '{name}'; give one of their graphs another name.")
-    for kernels, arch in product(found.values(), arches):
-        check_arch(kernels.plan.schedule, arch)
-    return found
-
-
-def _compile(
-    sets: dict[str, KernelSet],
-    arches: Sequence[str],
-    kinds: Sequence[str],
-    progress: Progress | None,
-    executor: Executor | None,
-) -> dict[_Job, Binary | str]:
-    """All compilations of the build, side by side: NVRTC releases Python's global lock.
-
-    Resources come from the cubin's log, so for PTX alone a cubin is compiled as well. Cubins that a kernel set already
-    has, from the search for its schedule, are reused.
-    """
-    if executor is None:
-        with ThreadPoolExecutor() as pool:
-            return _compile(sets, arches, kinds, progress, pool)
-    wanted = [kind for kind in ("cubin", "ptx") if kind in kinds or (kind == "cubin" and "ptx" in kinds)]
-    jobs = [_Job(name, arch, kind) for name in sets for arch in arches for kind in wanted]
-    compiled: dict[_Job, Binary | str] = {
-        job: sets[job.name].cubins[job.arch]
-        for job in jobs
-        if job.kind == "cubin" and job.arch in sets[job.name].cubins
-    }
-    version = nvrtc_version() if jobs else (0, 0)
-    futures = {executor.submit(_one, job, sets[job.name].text, version): job for job in jobs if job not in compiled}
+def _all(futures: Sequence[Future[Result]], progress: Progress | None) -> list[Result]:
+    """The results in order; the first error cancels what has not begun."""
     try:
         for count, future in enumerate(as_completed(futures), 1):
             future.result()
@@ -136,7 +144,63 @@ def _compile(
         for future in futures:
             future.cancel()
         raise
-    return compiled | {job: future.result() for future, job in futures.items()}
+    return [future.result() for future in futures]
+
+
+def _gather(chosen: Iterable[Choice]) -> _Made:
+    """The kernel sets of choices; LngenError if two that differ have one name."""
+    made, arches, ptx = _Made(), dict[str, list[str]](), dict[str, list[str]]()
+    for choice in chosen:
+        for kernels in choice.candidates:
+            name = kernels.plan.name
+            if made.sets.setdefault(name, kernels).text != kernels.text:
+                raise LngenError(
+                    f"two kernel sets that differ are called '{name}'; give one of their graphs another name."
+                )
+            arches.setdefault(name, []).append(choice.target.arch)
+            ptx.setdefault(name, []).extend([choice.target.arch] * choice.target.ptx)
+    made.arches = {name: oldest_first(of) for name, of in arches.items()}
+    made.ptx = {name: oldest_first(of) for name, of in ptx.items()}
+    return made
+
+
+def _planned(made: _Made, kinds: Sequence[str]) -> Manifest:
+    """The kernel sets with the names of their files, before anything is compiled."""
+    entries = {
+        name: {"text_sha256": _text_hash(kernels), "files": _roles(name, made, kinds)}
+        for name, kernels in made.sets.items()
+    }
+    return Manifest({}, entries, {})
+
+
+def _text_hash(kernels: KernelSet) -> str:
+    """The hash of a kernel's text with its headers."""
+    return sha256(kernels.bundle.encode())
+
+
+# ---- compilations ----
+
+
+def _compile(made: _Made, kinds: Sequence[str], progress: Progress | None, executor: Executor) -> None:
+    """All compilations of the build, side by side: NVRTC releases Python's global lock.
+
+    Resources come from the cubin's log, so for PTX alone a cubin is compiled as well. Cubins that a kernel set already
+    has, from the search for its schedule, are reused.
+    """
+    jobs = []
+    for name, arches in made.arches.items():
+        ptx = {*made.ptx[name], *(arches if "ptx" in kinds else ())}
+        if ptx or {*kinds} & {"cubin", "fatbin"}:
+            jobs += [_Job(name, arch, kind) for arch in arches for kind in ("cubin", "ptx")[: 1 + (arch in ptx)]]
+    if not jobs:
+        return
+    made.nvrtc = nvrtc_version()
+    for job in jobs:
+        if job.kind == "cubin" and job.arch in made.sets[job.name].cubins:
+            made.compiled[job] = made.sets[job.name].cubins[job.arch]
+    rest = [job for job in jobs if job not in made.compiled]
+    futures = [executor.submit(_one, job, made.sets[job.name].text, made.nvrtc) for job in rest]
+    made.compiled |= dict(zip(rest, _all(futures, progress), strict=True))
 
 
 def _one(job: _Job, source: str, version: tuple[int, int]) -> Binary | str:
@@ -150,14 +214,118 @@ def _one(job: _Job, source: str, version: tuple[int, int]) -> Binary | str:
     return compile_cubin(source, job.arch, name=name)
 
 
-def _roles(name: str, arches: Sequence[str], kinds: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """The files of one kernel set: each name with its kind and its arch."""
-    roles: dict[str, dict[str, Any]] = {f"{name}.cu": {"kind": "cu", "arch": None}} if "cu" in kinds else {}
-    compiled = [kind for kind in ("ptx", "cubin") if kind in kinds]
-    return roles | {f"{name}.{a}.{kind}": {"kind": kind, "arch": a} for a in arches for kind in compiled}
+# ---- files, and what the manifest says of them ----
 
 
-def _data(job: _Job, kernels: KernelSet, compiled: dict[_Job, Binary | str]) -> bytes:
+def _roles(name: str, made: _Made, kinds: Sequence[str]) -> dict[str, Facts]:
+    """The files of a kernel set: their names, kinds and archs."""
+    arches = made.arches[name]
+    roles: dict[str, Facts] = {f"{name}.cu": {"kind": "cu", "arch": None}} if "cu" in kinds else {}
+    for arch in arches:
+        if "ptx" in kinds or arch in made.ptx[name]:
+            roles[f"{name}.{arch}.ptx"] = {"kind": "ptx", "arch": arch}
+        if "cubin" in kinds:
+            roles[f"{name}.{arch}.cubin"] = {"kind": "cubin", "arch": arch}
+    if "fatbin" in kinds:
+        roles[f"{name}.fatbin"] = {"kind": "fatbin", "arch": None, "arches": list(arches)}
+    return roles
+
+
+def _contents(
+    made: _Made, chosen: Sequence[Choice], kinds: Sequence[str], bundle: bool
+) -> tuple[Manifest, dict[str, bytes]]:
+    """The manifest of what is built, and its files in order."""
+    new, files, headers = Manifest(), dict[str, bytes](), dict[str, bytes]()
+    for name, kernels in made.sets.items():
+        include = None if bundle or "cu" not in kinds else _headers(kernels, headers)
+        roles = _roles(name, made, kinds)
+        own = {file: _data(name, role, kernels, made, bundle) for file, role in roles.items()}
+        files |= own
+        new.kernel_sets[name] = {
+            **described(kernels.plan),
+            "text_sha256": _text_hash(kernels),
+            "lngen_version": __version__,
+            "compile": {"flags": list(FLAGS), "include": include},
+            "resources": {
+                a: manifest.resources_of(kernels.plan, binary.resources, a)
+                for a in made.arches[name]
+                if isinstance(binary := made.compiled.get(_Job(name, a, "cubin")), Binary)
+            },
+            "files": {
+                file: {**role, "bytes": len(own[file]), "sha256": sha256(own[file]), **_made_by(role, made)}
+                for file, role in roles.items()
+            },
+        }
+    new.specs = _dispatch(chosen, kinds)
+    others = headers | (_vectors(chosen) if "vectors" in kinds else {})
+    new.others = {name: {"bytes": len(data), "sha256": sha256(data)} for name, data in sorted(others.items())}
+    return new, files | dict(sorted(others.items()))
+
+
+def _fatbin(name: str, made: _Made) -> bytes:
+    """The fat binary of a kernel set: machine code for each arch, and the PTX that newer GPUs run."""
+    raise NotImplementedError
+
+
+def _vectors(chosen: Sequence[Choice]) -> dict[str, bytes]:
+    """Test vectors of each spec."""
+    raise NotImplementedError
+
+
+def _headers(kernels: KernelSet, headers: dict[str, bytes]) -> str:
+    """The folder of the headers that a kernel's text includes, which are added to ``headers``."""
+    folder = f"include/{headers_hash()}"
+    headers |= {f"{folder}/{name}": text.encode() for name, text in included(kernels.text).items()}
+    return folder
+
+
+def _made_by(role: Facts, made: _Made) -> Facts:
+    """The compiler of a file, and the oldest driver that takes it, as the driver counts: 13000 for CUDA 13.0."""
+    if role["kind"] == "cu" or made.nvrtc is None:
+        return {"nvrtc": None, "driver": None}
+    major, minor = made.nvrtc
+    # A driver runs machine code of every minor version of its CUDA; it reads PTX of the versions it knows.
+    return {"nvrtc": f"{major}.{minor}", "driver": 1000 * major + (10 * minor if role["kind"] == "ptx" else 0)}
+
+
+def _data(name: str, role: Facts, kernels: KernelSet, made: _Made, bundle: bool) -> bytes:
     """The bytes of a file."""
-    result = kernels.bundle if job.kind == "cu" else compiled[job]
-    return result.image if isinstance(result, Binary) else result.encode()
+    if role["kind"] == "cu":
+        return (kernels.bundle if bundle else kernels.text).encode()
+    if role["kind"] == "fatbin":
+        return _fatbin(name, made)
+    compiled = made.compiled[_Job(name, role["arch"], role["kind"])]
+    return compiled.image if isinstance(compiled, Binary) else compiled.encode()
+
+
+def _dispatch(chosen: Iterable[Choice], kinds: Sequence[str]) -> dict[str, Facts]:
+    """The dispatch of each spec: images by arch, each with its classes of rows."""
+    specs: dict[str, Facts] = {}
+    for choice in chosen:
+        spec = specs.setdefault(str(choice.spec), {"row_bytes": row_bytes(choice.problem), "images": []})
+        target = choice.target
+        machine_code = "cubin" in kinds or "fatbin" in kinds
+        wanted = ["cubin"] * machine_code + ["ptx"] * target.ptx
+        for kind in wanted or ["source"]:
+            image = next((i for i in spec["images"] if (i["arch"], i["kind"]) == (target.arch, kind)), None)
+            if image is None:
+                spec["images"].append(image := {"arch": target.arch, "kind": kind, "classes": []})
+            image["classes"].append(_class(choice, kind, kinds))
+    for spec in specs.values():
+        for image in spec["images"]:
+            by_class = {c["most_bytes"]: c for c in image["classes"]}
+            image["classes"] = [by_class[most] for most in sorted(by_class)]
+    return specs
+
+
+def _class(choice: Choice, kind: str, kinds: Sequence[str]) -> Facts:
+    """A class of rows, and what a launcher takes for it."""
+
+    def taken(kernels: KernelSet) -> Facts:
+        name, arch = kernels.plan.name, choice.target.arch
+        ends = {"ptx": f"{arch}.ptx", "source": "cu" if "cu" in kinds else f"{arch}.ptx"}
+        ends["cubin"] = f"{arch}.cubin" if "cubin" in kinds else "fatbin"
+        return {"kernel_set": name, "file": f"{name}.{ends[kind]}"}
+
+    other = choice.otherwise
+    return {"most_bytes": choice.most_bytes, **taken(choice.kernels), "otherwise": other and taken(other)}

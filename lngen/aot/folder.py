@@ -6,53 +6,50 @@ lists exists with the hash in the list. A kernel set whose files change is not l
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import errno
+import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from lngen.aot import manifest
+from lngen.aot.manifest import Manifest
 from lngen.errors import LngenError
 from lngen.files import exclusive, sha256, write_in_order
+from lngen.launch.pack import FILE_NAME
 
 LOCK = "lngen"  # locks the folder as a whole
 
 
-def put(
-    folder: Path,
-    entries: Mapping[str, Mapping[str, Any]],
-    files: Mapping[str, bytes],
-    *,
-    version: str,
-    nvrtc: str | None,
-) -> None:
-    """Put kernel sets, by name, and their files into ``folder``, where they replace those of the same names.
+def put(folder: Path, new: Manifest, files: Mapping[str, bytes]) -> list[str]:
+    """Add what is in ``new``, and its files, to ``folder``; what it replaces there, a sentence each.
 
     LngenError if the folder cannot be written to, its manifest is invalid, or a kernel set in it would lose a file;
     then nothing has changed.
     """
-    target = folder / manifest.FILE_NAME
+    target = folder / FILE_NAME
     with exclusive(folder, LOCK) as staging:
-        old = replaceable(folder, entries, files)
-        changing = {name for name in entries if name in old and _differ(manifest.hashes(old[name]), files)}
-        before = {name: e for name, e in old.items() if name not in changing}
-        steps = [(target, manifest.render(before, version, nvrtc))] if changing else []
+        old = manifest.read(folder)
+        manifest.check_lost(folder, old, new)
+        _check_inside(folder, files)
+        after, replaced = manifest.merged(old, new)
+        listed = old.files()
+        changed = {name for name, data in files.items() if name in listed and listed[name] != sha256(data)}
+        changing = {name for name, entry in old.kernel_sets.items() if not changed.isdisjoint(entry["files"])}
+        before = old.without(changing)
+        before.others = {name: facts for name, facts in old.others.items() if name not in changed}
+        steps = [(target, before.render())] if changed else []
         steps += [(folder / name, data) for name, data in files.items()]
-        steps += [(target, manifest.render({**old, **entries}, version, nvrtc))]
+        steps += [(target, after.render())]
         write_in_order(steps, staging)
+    return replaced
 
 
-def replaceable(folder: Path, names: Collection[str], files: Collection[str]) -> dict[str, dict[str, Any]]:
-    """The entries in the manifest of ``folder``; LngenError if one that is replaced has other files than ``files``."""
-    old = manifest.read(folder)
-    for name in names:
-        lost = [n.removeprefix(name) for n in old[name]["files"] if n not in files] if name in old else []
-        if lost:
+def _check_inside(folder: Path, files: Mapping[str, bytes]) -> None:
+    """LngenError if a folder of the pack is a link to another place, where files would be written."""
+    here = os.path.realpath(folder)
+    for parent in {Path(name).parent for name in files}:
+        if os.path.realpath(folder / parent) != os.path.normpath(os.path.join(here, parent)):
             raise LngenError(
-                f"'{folder}' has kernel set '{name}' also as {', '.join(lost)}, which this build does not make and "
-                "would take from it; name another folder, or build all archs and kinds at once."
+                f"cannot write '{folder / parent}': it is a link that leaves the pack ({os.strerror(errno.EXDEV)}); "
+                "remove the link."
             )
-    return old
-
-
-def _differ(listed: Mapping[str, str], files: Mapping[str, bytes]) -> bool:
-    return any(sha256(files[name]) != digest for name, digest in listed.items())

@@ -1,263 +1,192 @@
-"""The manifest of a build: everything a program in another language needs to launch the kernels.
+"""The manifest of a pack: its kernel sets, which of them a launcher takes, and every file with its hash.
 
-``manifest.json`` holds, sorted by name, one entry per kernel set. It has no dates, paths or machine names:
-the same request gives the same bytes.
+``manifest.json`` is described by schema.json beside this module. It has no dates, paths or machine names: the same
+request gives the same bytes.
 """
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Mapping
-from dataclasses import asdict, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from lngen.devices import device_for
+from lngen.contract import RULES
+from lngen.devices import device_for, oldest_first
 from lngen.errors import LngenError
-from lngen.files import parse_json, reason, sha256, shown
+from lngen.files import parse_json, reason
 from lngen.files import read as read_file
-from lngen.ir import WIDE, D, M, Value
-from lngen.lower import Extent, Kernel, Plan, requested_shared
-from lngen.passes import accumulated
-from lngen.problem import OVERLAP_ARCH, minimum_arch
-from lngen.spec import Spec
+from lngen.launch.pack import DISPATCH_RULES, FILE_NAME, LARGEST, SCHEMA_VERSION, check_document
+from lngen.lower import Plan, requested_shared
 from lngen.toolchain import Resources
+from lngen.version import __version__
 
-SCHEMA_VERSION = 2
-FILE_NAME = "manifest.json"
-LARGEST = 2**25  # bytes of a manifest, and of a file it lists; a thousand kernel sets take 8 MiB
-WORKSPACE_ALIGNMENT = 256
-
-_WORKSPACE_RULE = (
-    f"one allocation aligned to {WORKSPACE_ALIGNMENT} bytes; a buffer has fixed + per_row * rows elements, "
-    f"its size is rounded up to a multiple of {WORKSPACE_ALIGNMENT} bytes, and the next one starts there; "
-    "launches that may run at the same time need a workspace each"
-)
-_ZEROED_RULE = (
-    "a zeroed buffer is set to zero once, before the first launch that uses it; every launch that ends leaves it "
-    "ready for the next"
-)
-_ARGUMENT_RULE = "every argument is 8 bytes: a pointer, or a long long (rows; strides in elements)"
-_LAUNCH_RULE = (
-    "the kernels of a set are launched in this order on one stream: cluster blocks to a cluster in x if that is more "
-    "than 1, cooperatively if the kernel says so. Allow its dynamic shared memory first "
-    "(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES): what it uses, or launch_shared_bytes of the arch's "
-    "resources, which spread blocks evenly. Allow clusters of more than 8 blocks as well "
-    "(CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED). Without rows, launch only those with launch_for_no_rows"
-)
-_DEPENDENT_RULE = (
-    "the attribute CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION is to be set on every kernel of a set but the "
-    "first, and may be set on the first, which gains time only behind a kernel that runs "
-    "griddepcontrol.launch_dependents and costs time behind others: a kernel waits for the previous launches on the "
-    "stream before it reads or writes global memory; before the wait it prefetches inputs into L2, so their memory has "
-    "to be allocated"
-)
-_IN_PLACE_RULE = (
-    "an output may have the address of one of these inputs, with the same strides; one output per input, and the input "
-    "is then lost. No other arrays of a call overlap, if one of them is written to"
-)
-_GRID_RULE = "fixed blocks, or if that is null: n = ceil(rows / per), at most limit; blocks = times * n, at least least"
+Facts = dict[str, Any]
 
 
-def entry(plan: Plan, resources: Mapping[str, Mapping[str, Resources]]) -> dict[str, Any]:
-    """The manifest's entry of a plan, without its files; ``resources`` by arch and kernel."""
-    return {
-        "name": plan.name,
-        "spec": _spec(plan.spec),
-        "schedule": {
-            "text": str(plan.schedule),
-            **{f.name: getattr(plan.schedule, f.name) for f in fields(plan.schedule)},
-        },
-        "graph_sha256": sha256(str(plan.graph).encode()),
-        "tensors": [
-            *(_tensor(plan, v, "input") for v in plan.inputs),
-            *(_tensor(plan, v, "output") for v in plan.outputs),
-        ],
-        "same_tensor": plan.graph.shared,
-        "in_place": _in_place(plan),
-        "minimum_arch": f"sm_{minimum_arch(plan.schedule)}",
-        "argument_rule": _ARGUMENT_RULE,
-        "launch_rule": _LAUNCH_RULE,
-        "grid_rule": _GRID_RULE,
-        "programmatic_stream_serialization": {"minimum_arch": f"sm_{OVERLAP_ARCH}", "rule": _DEPENDENT_RULE},
-        "kernels": [_kernel(k) for k in plan.kernels],
-        "workspace": {
-            "alignment": WORKSPACE_ALIGNMENT,
-            "rule": _WORKSPACE_RULE,
-            "zeroed_rule": _ZEROED_RULE,
-            "buffers": [
-                {
-                    "name": b.name,
-                    "dtype": b.element,
-                    "element_bytes": b.dtype.size,
-                    "fixed": b.fixed,
-                    "per_row": b.per_row,
-                    "zeroed": b.zeroed,
-                }
-                for b in plan.workspace
-            ],
-        },
-        "resources": {arch: _resources(plan, kernels, arch) for arch, kernels in resources.items()},
-    }
+@dataclass
+class Manifest:
+    """What a pack has: specs by text, kernel sets and other files by name."""
+
+    specs: dict[str, Facts] = field(default_factory=dict)
+    kernel_sets: dict[str, Facts] = field(default_factory=dict)
+    others: dict[str, Facts] = field(default_factory=dict)
+
+    def render(self) -> bytes:
+        """The bytes of manifest.json, sorted by name."""
+        document = {
+            "schema_version": SCHEMA_VERSION,
+            "lngen_version": __version__,
+            "rules": {**RULES, **DISPATCH_RULES},
+            "specs": {text: self.specs[text] for text in sorted(self.specs)},
+            "kernel_sets": [self.kernel_sets[name] for name in sorted(self.kernel_sets)],
+            "other_files": {name: self.others[name] for name in sorted(self.others)},
+        }
+        return ("".join(_laid_out(document)) + "\n").encode()
+
+    def files(self) -> dict[str, str]:
+        """The sha256 of every file, by its path in the pack."""
+        own = (e["files"] for e in self.kernel_sets.values())
+        return {name: facts["sha256"] for listed in (*own, self.others) for name, facts in listed.items()}
+
+    def without(self, names: set[str]) -> Manifest:
+        """What is left without the kernel sets of these names; dispatch never names a kernel set that is not listed."""
+        kept = {n: e for n, e in self.kernel_sets.items() if n not in names}
+        specs = {text: _without(facts, names) for text, facts in self.specs.items()}
+        return Manifest({t: f for t, f in specs.items() if f["images"]}, kept, self.others)
 
 
-def _resources(plan: Plan, kernels: Mapping[str, Resources], arch: str) -> dict[str, Any]:
+def _without(facts: Facts, names: set[str]) -> Facts:
+    images = [{**i, "classes": [c for c in i["classes"] if names.isdisjoint(_named(c))]} for i in facts["images"]]
+    return {**facts, "images": [i for i in images if i["classes"]]}
+
+
+def _named(entry: Facts) -> set[str]:
+    """The kernel sets that an entry of the dispatch names."""
+    return {entry["kernel_set"], *([entry["otherwise"]["kernel_set"]] if entry["otherwise"] else [])}
+
+
+def resources_of(plan: Plan, kernels: Mapping[str, Resources], arch: str) -> Facts:
     """The resources of each kernel on an arch, and the dynamic shared memory to launch it with."""
     launched = requested_shared(plan, {name: used.registers for name, used in kernels.items()}, device_for(arch))
     return {k.name: {**asdict(kernels[k.name]), "launch_shared_bytes": launched[k.name]} for k in plan.kernels}
 
 
-def _spec(spec: Spec) -> dict[str, Any]:
-    inputs = [p.name for p in spec.forward().params]
-    return {
-        "text": str(spec),
-        "graph": spec.definition.name,
-        "direction": spec.direction,
-        "d": spec.d,
-        "dtype": str(spec.dtype),
-        "weight": str(spec.weight),
-        "out": str(spec.out),
-        "eps": spec.eps,
-        "inputs": inputs,
-        "options": dict(spec.chosen),
-        "save": spec.save,
-        "order": spec.order,
-        "wrt": None if spec.direction == "fwd" else list(spec.differentiates),
-        "of": None if spec.direction == "fwd" else list(spec.differentiated),
-        "grad": None if spec.grad is None else str(spec.grad),
-        "accumulate": list(spec.accumulate),
-    }
+def read(folder: Path) -> Manifest:
+    """The manifest of a pack; an empty one if ``folder`` has none.
 
-
-def _tensor(plan: Plan, value: Value, role: str) -> dict[str, Any]:
-    """Shape, alignment and strides: the requirements on a caller's array."""
-    axes, size = value.type.axes, value.type.dtype.size
-    described: dict[str, Any] = {
-        "name": value.name,
-        "role": role,
-        "dtype": str(value.type.dtype),
-        "element_bytes": size,
-        "axes": [str(a) for a in axes],
-        "shape": [{M: "rows", D: plan.spec.d}[a] for a in axes],
-        "alignment": plan.alignment(value),
-        "layout": "contiguous",
-    }
-    if axes == WIDE and plan.contiguous:
-        described["row_stride_multiple"] = plan.spec.d
-        described["layout"] = f"contiguous: row stride {plan.spec.d}"
-    elif axes == WIDE:
-        multiple = max(1, plan.alignment(value) // size)
-        described["row_stride_multiple"] = multiple
-        described["layout"] = f"each row contiguous; row stride in elements a multiple of {multiple}" + (
-            f", at least {plan.spec.d}" if role == "output" else ""
-        )
-    return described
-
-
-def _in_place(plan: Plan) -> dict[str, Any]:
-    """The inputs of which each output may have the address, and so overwrite them."""
-    pairs = {
-        v.name: [
-            p.name
-            for p in plan.inputs
-            if p.name == accumulated(v.name)
-            or (plan.in_place and p.type.axes == v.type.axes == WIDE and p.type.dtype.size == v.type.dtype.size)
-        ]
-        for v in plan.outputs
-    }
-    return {"rule": _IN_PLACE_RULE, "outputs": {name: inputs for name, inputs in pairs.items() if inputs}}
-
-
-def _kernel(kernel: Kernel) -> dict[str, Any]:
-    x, y = kernel.grid
-    return {
-        "name": kernel.name,
-        "arguments": [
-            {
-                "name": a.name,
-                "ctype": "long long" if a.kind in ("rows", "stride") else f"{'const ' if a.const else ''}{a.ctype}*",
-                "kind": a.kind,
-                "tensor": a.tensor or None,
-            }
-            for a in kernel.arguments
-        ],
-        "launch_rule": kernel.launch_rule(),
-        "grid": {"x": _extent(x), "y": _extent(y)},
-        "block": kernel.block,
-        "cluster": kernel.cluster,
-        "dynamic_shared_bytes": kernel.dynamic,
-        "cooperative": kernel.cooperative,
-        "launch_for_no_rows": kernel.always,
-    }
-
-
-def _extent(extent: Extent) -> dict[str, Any]:
-    """``fixed`` blocks, or the parameters of the grid rule."""
-    by_rows = {f.name: getattr(extent, f.name) for f in fields(extent)}
-    return {"text": str(extent), **by_rows, "fixed": extent.fixed if extent.per is None else None}
-
-
-def render(entries: Mapping[str, Mapping[str, Any]], lngen_version: str, nvrtc_version: str | None) -> bytes:
-    """The manifest's bytes."""
-    document = {
-        "schema_version": SCHEMA_VERSION,
-        "lngen_version": lngen_version,
-        "nvrtc_version": nvrtc_version,
-        "kernel_sets": [entries[name] for name in sorted(entries)],
-    }
-    return (json.dumps(document, indent=2) + "\n").encode()
-
-
-def read(folder: Path) -> dict[str, dict[str, Any]]:
-    """The entries of the manifest in ``folder`` by name; none without a manifest.
-
-    LngenError for an invalid manifest. Each file it names is one that lngen writes, in the folder, for that entry.
+    LngenError for an invalid manifest. Each file it names is in the folder and one that lngen writes.
     """
     path = folder / FILE_NAME
     try:
         document = parse_json(read_file(path, LARGEST))
-        if not isinstance(document, dict) or document.get("schema_version") != SCHEMA_VERSION:
-            raise ValueError("another schema version")
-        return _by_name(document.get("kernel_sets"))
+        check_document(document)
     except (FileNotFoundError, NotADirectoryError):
-        return {}
+        return Manifest()
     except (OSError, ValueError) as error:
         why = reason(error) if isinstance(error, OSError) else error
         raise LngenError(
             f"'{path}' is expected to be a manifest with schema_version {SCHEMA_VERSION} but is not "
             f"({why}); name another folder, or remove the file."
         ) from error
+    return Manifest(document["specs"], {e["name"]: e for e in document["kernel_sets"]}, document["other_files"])
 
 
-def hashes(entry: Mapping[str, Any]) -> dict[str, str]:
-    """The files of an entry and their sha256."""
-    return {name: facts["sha256"] for name, facts in entry["files"].items()}
-
-
-def _by_name(listed: Any) -> dict[str, dict[str, Any]]:
-    """Entries by name; ValueError for an invalid one."""
-    if not isinstance(listed, list):
-        raise ValueError("no list of kernel sets")
-    found: dict[str, dict[str, Any]] = {}
-    for e in listed:
-        if not isinstance(e, dict) or not isinstance(e.get("files"), dict) or not _is_name(e.get("name")):
-            raise ValueError("a kernel set without a name and files")
-        if e["name"] in found:
-            raise ValueError(f"two kernel sets are called '{e['name']}'")
-        _check_files({n: f.get("sha256") if isinstance(f, dict) else None for n, f in e["files"].items()}, e["name"])
-        found[e["name"]] = e
+@cache
+def schema() -> Facts:
+    """The JSON schema of a manifest (draft 2020-12)."""
+    found: Facts = json.loads(files("lngen.aot").joinpath("schema.json").read_text(encoding="utf-8"))
     return found
 
 
-def _is_name(name: Any) -> bool:
-    return isinstance(name, str) and re.fullmatch(r"\w+", name, re.ASCII) is not None
+# ---- two builds in one folder ----
 
 
-def _check_files(digests: Mapping[str, Any], kernel_set: str) -> None:
-    """ValueError unless these are files, with hashes, that a build writes for a kernel set of that name."""
-    for name, digest in digests.items():
-        if not re.fullmatch(rf"{kernel_set}\.(cu|sm_\d+[af]?\.(ptx|cubin))", name, re.ASCII):
-            raise ValueError(f"{shown(name)} is not a file that a build writes for this kernel set")
-        if not isinstance(digest, str):
-            raise ValueError(f"no sha256 of {shown(name)}")
+def merged(old: Manifest, new: Manifest) -> tuple[Manifest, list[str]]:
+    """The manifest of a folder after a build, and what the build replaces, a sentence each.
+
+    Entries of the dispatch with the same spec, arch and class of rows are replaced, all others are kept. Kernel sets
+    of one name and text are united. ``check_lost`` has to allow it first.
+    """
+    replaced: list[str] = []
+    specs = {**old.specs}
+    for text, facts in new.specs.items():
+        images = _by_arch(old.specs[text]["images"]) if text in old.specs else {}
+        for key, image in _by_arch(facts["images"]).items():
+            before = {c["most_bytes"]: c for c in images[key]["classes"]} if key in images else {}
+            after = {c["most_bytes"]: c for c in image["classes"]}
+            replaced += [
+                f"{text} on {key[0]}, up to {most} bytes a multiprocessor: {after[most]['kernel_set']} replaces "
+                f"{before[most]['kernel_set']}."
+                for most in sorted(before.keys() & after.keys())
+                if before[most]["kernel_set"] != after[most]["kernel_set"]
+            ]
+            images[key] = {**image, "classes": [c for _, c in sorted((before | after).items())]}
+        specs[text] = {**facts, "images": _newest_first(images)}
+    sets = {**old.kernel_sets}
+    for name, entry in new.kernel_sets.items():
+        if name in sets and sets[name]["text_sha256"] == entry["text_sha256"]:
+            united = {key: {**sets[name][key], **entry[key]} for key in ("resources", "files")}
+            entry = {**entry, **{key: dict(sorted(of.items())) for key, of in united.items()}}
+        sets[name] = entry
+    return Manifest(specs, sets, {**old.others, **new.others}), replaced
+
+
+def check_lost(folder: Path, old: Manifest, new: Manifest) -> None:
+    """LngenError if a kernel set would lose a file: another text has its name, or a fatbin would lose an arch."""
+    for name, entry in new.kernel_sets.items():
+        before = old.kernel_sets.get(name)
+        if before is None:
+            continue
+        same = before["text_sha256"] == entry["text_sha256"]
+        lost = [*_lost_archs(before, entry)] if same else [n for n in before["files"] if n not in entry["files"]]
+        if lost:
+            listed = ", ".join(n.removeprefix(name) for n in lost)
+            why = "" if same else f" from another text, of lngen {before['lngen_version']}"
+            raise LngenError(
+                f"'{folder}' has kernel set '{name}' also as {listed}{why}, which this build does not make and would "
+                "take from it; name another folder, or build all archs and kinds at once."
+            )
+
+
+def _lost_archs(before: Facts, after: Facts) -> Iterator[str]:
+    """The fat binaries of which the new one has fewer archs, with these archs."""
+    for name, facts in after["files"].items():
+        if facts["kind"] == "fatbin" and name in before["files"]:
+            gone = [a for a in before["files"][name]["arches"] if a not in facts["arches"]]
+            yield from [f"{name} for {', '.join(gone)}"] if gone else []
+
+
+def _by_arch(images: list[Facts]) -> dict[tuple[str, str], Facts]:
+    return {(i["arch"], i["kind"]): i for i in images}
+
+
+def _newest_first(images: Mapping[tuple[str, str], Facts]) -> list[Facts]:
+    """Cubins before PTX, PTX before sources; of each kind the newest arch first."""
+    kinds = ("cubin", "ptx", "source")
+    order = [*reversed(oldest_first(arch for arch, _ in images))]
+    return [images[a, kind] for kind in kinds for a in order if (a, kind) in images]
+
+
+# ---- text ----
+
+
+def _laid_out(value: Any, depth: int = 0) -> Iterator[str]:
+    """JSON in which an object or a list of plain values is one line, and all others have a line for each part."""
+    parts = list(value.values()) if isinstance(value, dict) else value
+    if not isinstance(value, dict | list) or not any(isinstance(p, dict | list) and p for p in parts):
+        yield json.dumps(value, ensure_ascii=False)
+        return
+    open_, close = "{}" if isinstance(value, dict) else "[]"
+    inner = "\n" + " " * (depth + 1)
+    yield open_
+    for n, part in enumerate(value.items() if isinstance(value, dict) else value):
+        yield f"{',' if n else ''}{inner}"
+        if isinstance(value, dict):
+            key, part = part
+            yield f"{json.dumps(key, ensure_ascii=False)}: "
+        yield from _laid_out(part, depth + 1)
+    yield f"\n{' ' * depth}{close}"

@@ -15,7 +15,7 @@ from lngen.bench.records import HostRecord
 from lngen.bench.timing import Stats, describe
 from lngen.bench.torch_graph import torch_function
 from lngen.ir import WIDE
-from lngen.runtime.arrays import CuPy, Torch
+from lngen.launch.arrays import CuPy, Torch
 from lngen.runtime.norm import Norm
 from lngen.spec import Spec
 

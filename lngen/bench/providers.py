@@ -22,8 +22,8 @@ from lngen.bench.torch_gpu import Array
 from lngen.compile import Compilation
 from lngen.errors import LngenError, MissingError
 from lngen.ir import DType
+from lngen.launch.driver import PROGRAMMATIC_STREAM_SERIALIZATION, Launch
 from lngen.problem import OVERLAP_ARCH, Schedule, parse_schedule
-from lngen.runtime.driver import PROGRAMMATIC_STREAM_SERIALIZATION, Launch
 from lngen.runtime.launcher import Launcher, device_arch, device_count
 from lngen.spec import Spec
 from lngen.toolchain import compile_cubin

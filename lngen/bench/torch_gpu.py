@@ -11,7 +11,7 @@ from typing import Any
 from lngen.bench.timing import Launch
 from lngen.errors import MissingError
 from lngen.ir import DType
-from lngen.runtime.arrays import torch_dtypes
+from lngen.launch.arrays import torch_dtypes
 from lngen.runtime.launcher import device_count
 from lngen.version import install_hint
 

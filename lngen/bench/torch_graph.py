@@ -15,7 +15,7 @@ from typing import Any
 
 from lngen.errors import LngenError
 from lngen.ir import WIDE, Axis, DType, Eqn, Graph, Value
-from lngen.runtime.arrays import torch_dtypes
+from lngen.launch.arrays import torch_dtypes
 
 Tensor = Any
 """A tensor over [M, D], of size 1 along every axis that its value lacks; a constant is a Python number."""
@@ -67,7 +67,7 @@ def _run(graph: Graph, inputs: Sequence[Tensor], wide: bool) -> tuple[Tensor, ..
     size: dict[Axis, int] = {}
     for param, tensor in zip(graph.params, inputs, strict=True):
         size |= dict(zip(param.type.axes, tensor.shape, strict=True))
-    dtypes = dict.fromkeys(DType, torch.float64) if wide else torch_dtypes()
+    dtypes = {t: torch.float64 if wide else torch_dtypes()[t] for t in DType}
     call = Call(torch, size, dtypes, inputs[0])
     values = {p: t.reshape(_spread(p, size)) for p, t in zip(graph.params, inputs, strict=True)}
     for eqn in graph.eqns:

@@ -9,27 +9,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from lngen.aot.build import KINDS, build
+from lngen.aot.build import DEFAULT_KINDS, KINDS, build
 from lngen.aot.catalog import CATALOG, differences, rewrite
 from lngen.cli.dask_cluster import dask_executor, dask_option
 from lngen.cli.output import AnyPath, Output, json_option, note, output_options, table
-from lngen.cli.shared_options import (
-    arch_option,
-    device_option,
-    progress_bar,
-    rows_option,
-    schedule_option,
-    target,
-    words,
-)
-from lngen.compile import Compilation, KernelSet
+from lngen.cli.shared_options import device_option, progress_bar, schedule_option
 from lngen.config import data_dir
-from lngen.devices import DEFAULT_ARCH, Device, oldest_first
-from lngen.problem import ANY, Schedule, complete, parse_schedule
-from lngen.runtime.lock_file import Lock, read_lock
-from lngen.spec import parse_spec
+from lngen.devices import DEFAULT_ARCH, named
 from lngen.toolchain import nvrtc_version
-from lngen.version import __version__
 
 if TYPE_CHECKING:
     from lngen.aot.times import Times
@@ -37,80 +24,64 @@ if TYPE_CHECKING:
 # ---- build: kernels of any specs, with a manifest ----
 
 
-@click.command("build", epilog="Example: lngen build layernorm.fwd:d=4096,dtype=bf16 --arch sm_80,sm_90 --out build")
-@click.argument("specs", metavar="SPEC...", nargs=-1, required=True)
-@arch_option("Targets of ptx and cubin; one default schedule fits all of them.")
+@click.command(
+    "build",
+    epilog="Example: lngen build layernorm.fwd:d=4096,dtype=bf16 --arch sm_80,sm_90+ptx --rows 1,4096,many --out build",
+)
+@click.argument("specs", metavar="SPEC...", nargs=-1)
+@click.option(
+    "--arch", "arches", default=DEFAULT_ARCH, show_default=True, metavar="SM,...",
+    help="Targets, each with its own best schedules; with sm_90+ptx, newer GPUs run the PTX of sm_90.",
+)  # fmt: skip
+@click.option("--rows", default="many", show_default=True, metavar="M,...", help="Numbers of rows, 'many', or 'all'.")
 @device_option
 @click.option(
-    "--emit",
-    "kinds",
-    default=",".join(KINDS),
-    show_default=True,
-    metavar="KIND,...",
-    callback=words,
-    help="Files to write; with cu alone nothing is compiled.",
-)
+    "--emit", "kinds", default=",".join(DEFAULT_KINDS), show_default=True, metavar="KIND,...",
+    help=f"Files to write, of {', '.join(KINDS)}; with cu alone nothing is compiled.",
+)  # fmt: skip
 @click.option("--out", "folder", required=True, type=AnyPath(), metavar="DIR", help="The folder to write to.")
 @schedule_option
-@click.option("--lock", "lock_file", type=AnyPath(), metavar="FILE", help="A lock file with tuned schedules.")
-@rows_option
+@click.option("--lock", type=AnyPath(), metavar="FILE", help="A lock file with tuned schedules.")
+@click.option("--trace", type=AnyPath(), metavar="DIR", help="Also what the trace files of FlashInfer in DIR call.")
+@click.option("--bundle", is_flag=True, help="Sources stand alone, without headers beside them.")
 @dask_option
 @json_option
 def build_command(
     specs: tuple[str, ...],
-    arches: tuple[str, ...],
+    arches: str,
+    rows: str,
     device: str | None,
-    kinds: tuple[str, ...],
+    kinds: str,
     folder: Path,
     schedule: str,
-    lock_file: Path | None,
-    rows: int | None,
+    lock: Path | None,
+    trace: Path | None,
+    bundle: bool,
     dask: str | None,
     output: Output,
 ) -> None:
-    """Generate the kernels of each SPEC into a folder, with a manifest.json that says how to launch them.
+    """Generate a pack: kernels of each SPEC, for every arch and class of rows, with a manifest.json.
 
-    NAME.cu, NAME.ARCH.ptx, NAME.ARCH.cubin: NAME encodes the spec and the schedule. The same request gives the
-    same bytes. Everything is compiled before anything is written. In a folder with a manifest, kernels of the
-    same NAME are replaced and all others are kept; a build that would take an arch or a kind from one is refused.
+    NAME.cu, NAME.ARCH.ptx, NAME.ARCH.cubin: NAME spells the spec and the schedule. The same request gives the same
+    bytes. Everything is compiled before anything is written. A folder with a pack is added to: what has the same spec,
+    arch and rows is replaced, nothing else changes, no file is deleted.
     """
-    lock = read_lock(lock_file) if lock_file else Lock()
-    arches, gpu = target(oldest_first(arches), device)
-    sets = [_kernels(text, schedule, arches, lock, rows, gpu) for text in specs]
+    if not specs:
+        raise click.UsageError("Missing argument 'SPEC...': name a spec.")
+    if device is not None and arches == DEFAULT_ARCH:
+        arches = named(device).arch
     with dask_executor(dask) as executor, progress_bar("compiling") as progress:
         built = build(
-            sets, folder, arches=arches, version=__version__, kinds=kinds, progress=progress, executor=executor
-        )
+            specs, folder, arch=arches, rows=rows, emit=kinds, schedule=schedule, lock=lock, device=device,
+            bundle=bundle, progress=progress, executor=executor,
+        )  # fmt: skip
+    for line in (*built.notes, *built.replaced):
+        note(line)
+    sets = [built.manifest.kernel_sets[name] for name in sorted(built.manifest.kernel_sets)]
     output.table(
-        {"folder": str(built.folder), "kernel_sets": built.entries}, "".join(f"{folder / n}\n" for n in built.files)
+        {"folder": str(built.folder), "specs": built.manifest.specs, "kernel_sets": sets, "files": list(built.files)},
+        "".join(f"{folder / n}\n" for n in built.files),
     )
-
-
-def _kernels(
-    text: str, schedule: str, arches: tuple[str, ...], lock: Lock, rows: int | None, gpu: Device | None
-) -> KernelSet:
-    """The kernels of a spec: its locked schedule on the oldest arch, or its default, changed by ``schedule``."""
-    compilation = Compilation(parse_spec(text))
-    made = _schedule(compilation, schedule, arches, lock, rows, gpu)
-    if lock.entries and lock.schedule(compilation, rows, arch=arches[0]) is None:
-        note(f"{compilation.spec} is not in '{lock.path}' for {arches[0]}; its default schedule is built.")
-    others = [a for a in arches if len(arches) > 1 and _schedule(compilation, schedule, (a,), lock, rows, gpu) != made]
-    if others:
-        note(
-            f"{compilation.spec}: the one schedule for {', '.join(arches)} is not the best for {', '.join(others)}; "
-            "build each arch alone, into a folder of its own, to give each its best."
-        )
-    return compilation.kernels(made)
-
-
-def _schedule(
-    compilation: Compilation, text: str, arches: tuple[str, ...], lock: Lock, rows: int | None, gpu: Device | None
-) -> Schedule:
-    """The locked schedule on the first arch, or the default on all of them, changed by ``text``."""
-    base = lock.schedule(compilation, rows, arch=arches[0])
-    if base is None:
-        base = ANY if complete(text) else compilation.schedule(*arches, rows=rows, device=gpu)
-    return parse_schedule(text, base)
 
 
 # ---- generated: the golden set ----

@@ -11,9 +11,10 @@ from lngen.devices.device import (
     live_device,
     named,
     oldest_first,
+    weakest,
 )
 
 __all__ = [
     "DEFAULT_ARCH", "Device", "capability", "default_device", "described", "device_for", "device_names", "live_device",
-    "named", "oldest_first",
+    "named", "oldest_first", "weakest",
 ]  # fmt: skip

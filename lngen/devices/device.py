@@ -150,6 +150,17 @@ def device_for(arch: str) -> Device:
     return replace(device, clusters=device.clusters[: device.largest_cluster.bit_length()])
 
 
+def weakest(device: Device, *, newer: bool) -> Device:
+    """``device`` with the least limits of all GPUs that run its machine code; with ``newer``, also of newer GPUs."""
+    here = device.capability
+    others = [of for n, of in _capabilities().items() if n >= here and (newer or n // 10 == here // 10)]
+    largest = min([device.largest_cluster, *(of["largest_cluster"] for of in others)])
+    shared = min([device.shared_kib, *(of["shared_kib"] for of in others)])
+    block = min([device.shared_block_kib, *(of["shared_block_kib"] for of in others)])
+    clusters = device.clusters[: largest.bit_length()]
+    return replace(device, largest_cluster=largest, clusters=clusters, shared_kib=shared, shared_block_kib=block)
+
+
 def live_device(arch: str, properties: Mapping[str, object]) -> Device:
     """The GPU of ``arch`` that reports ``properties``, by the names of cudaDeviceProp.
 

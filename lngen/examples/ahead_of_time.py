@@ -10,16 +10,13 @@ import sys
 from pathlib import Path
 
 import lngen
-from lngen.aot.build import build
 
-ARCHES = ("sm_80", "sm_90")
+SPECS = ("layernorm.fwd:d=4096,dtype=bf16", "layernorm.bwd:d=4096,dtype=bf16")
 
 
 def main(folder: Path) -> None:
     """Build forward and backward of D = 4096 in bf16, then read the manifest as a launcher does."""
-    norm = lngen.compile("layernorm", d=4096, dtype="bf16")
-    sets = [norm.kernels(direction, "sm_80") for direction in ("fwd", "bwd")]  # sm_80 schedules also run on sm_90
-    build(sets, folder, arches=ARCHES, version=lngen.__version__)
+    lngen.build(SPECS, folder, arch="sm_80,sm_90")
 
     manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     for kernel_set in manifest["kernel_sets"]:

@@ -23,6 +23,7 @@ NUMPY_DTYPE: dict[DType, np.dtype[Any]] = {
     F32: np.dtype(np.float32),
     F64: np.dtype(np.float64),
 }
+FROM_NUMPY = {own: dtype for dtype, own in NUMPY_DTYPE.items()}
 
 ABSENT = -0.0
 

@@ -121,7 +121,7 @@ def cast(args: tuple[Type, ...], attrs: Attrs) -> Type:
 
 def constant(args: tuple[Type, ...], attrs: Attrs) -> Type:
     dtype = dict(attrs).get("dtype")
-    if dtype not in (F32, F64):
+    if not isinstance(dtype, DType) or dtype not in (F32, F64):
         raise ValueError(f"a constant is f32 or f64, got {_kind(dtype)}")
     assert isinstance(dtype, DType)
     return Type(dtype)

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, StrEnum
 from typing import Any, Protocol
 
 from lngen.errors import VerifyError
 
 
-class DType(Enum):
+class DType(StrEnum):
     """An element type; the value is its spelling in the graph text."""
 
     F16 = "f16"
@@ -48,9 +48,6 @@ class DType(Enum):
     def floor(self) -> float:
         """Half of the smallest subnormal number; 0 for f64, whose 2^-1075 is no f64 number."""
         return {"f16": 2.0**-25, "bf16": 2.0**-134, "f32": 2.0**-150, "f64": 0.0}[self.value]
-
-    def __str__(self) -> str:
-        return self.value
 
 
 F16, BF16, F32, F64 = DType

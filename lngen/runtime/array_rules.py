@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from lngen.errors import ArrayError
-from lngen.ir import WIDE, Axis, DType, Value
+from lngen.ir import WIDE, Axis, Value
 from lngen.ir.numerics import Array
+from lngen.launch.arrays import Layout
 from lngen.passes import accumulated
-from lngen.runtime.arrays import Layout
 
 
 def leading(value: Value, shape: Sequence[int], d: int) -> tuple[int, ...]:
@@ -29,10 +29,10 @@ def leading(value: Value, shape: Sequence[int], d: int) -> tuple[int, ...]:
     return tuple(shape[:-1])
 
 
-def check_layout(value: Value, layout: Layout, dtype: DType | None, rows: tuple[int, ...], d: int, device: int) -> None:
+def check_layout(value: Value, layout: Layout, dtype: str | None, rows: tuple[int, ...], d: int, device: int) -> None:
     """ArrayError if an array does not have the dtype, shape or device that ``value`` requires."""
     own, shape, _, where = layout
-    if dtype is not value.type.dtype:
+    if dtype != value.type.dtype:
         raise ArrayError(
             f"'{value.name}' is expected to be {value.type.dtype}, got {own}; cast it, or compile for its dtype."
         )

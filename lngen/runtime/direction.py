@@ -14,10 +14,11 @@ from lngen.compile import Compilation, KernelSet
 from lngen.devices import Device, device_for
 from lngen.errors import ArrayError
 from lngen.ir import WIDE, D, M, Value
+from lngen.launch.arrays import Layout, Library, library_of
+from lngen.launch.kernels import Bound, Workspaces
 from lngen.problem import Schedule, is_legal, parse_schedule
 from lngen.runtime.array_rules import Extent, Near, check_layout, leading, near, replaced, row_stride
-from lngen.runtime.arrays import Layout, Library, library_of
-from lngen.runtime.launcher import Bound, Launcher, Workspaces, device_arch, live_gpu
+from lngen.runtime.launcher import Launcher, device_arch, live_gpu
 from lngen.runtime.lock_file import Lock, Locked
 from lngen.runtime.numpy_arrays import run_on_host
 from lngen.schedule import row_counts, workload

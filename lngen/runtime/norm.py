@@ -18,10 +18,10 @@ from lngen.errors import ArrayError, SpecError, short
 from lngen.files import shown
 from lngen.graphs import GRAPHS, Definition, GraphBuilder, definition_from, is_source
 from lngen.ir import DType, Graph
+from lngen.launch.arrays import library_of
+from lngen.launch.driver import capture_of
 from lngen.lower import Plan
-from lngen.runtime.arrays import library_of
 from lngen.runtime.direction import Call
-from lngen.runtime.driver import capture_of
 from lngen.runtime.lock_file import Lock, read_lock
 from lngen.runtime.numpy_arrays import host_copy
 from lngen.runtime.saved import Gradients, Rebuilt, Saved

@@ -12,9 +12,8 @@ from lngen.compile import KernelSet
 from lngen.errors import ArrayError
 from lngen.interpret import interpret
 from lngen.ir import Axis, Graph, Value
-from lngen.ir.numerics import NUMPY_DTYPE, Array
+from lngen.ir.numerics import FROM_NUMPY, NUMPY_DTYPE, Array
 from lngen.runtime.array_rules import check_layout, leading, replaced
-from lngen.runtime.arrays import FROM_NUMPY
 from lngen.runtime.launcher import Launcher, device_arch
 
 # ---- on the interpreter ----

@@ -2,6 +2,6 @@
 
 from lngen.schedule.ranking import attempts, ranked
 from lngen.schedule.space import space
-from lngen.schedule.table import known_clean, row_counts, workload
+from lngen.schedule.table import known_clean, most_bytes, row_bytes, row_counts, workload
 
-__all__ = ["attempts", "known_clean", "ranked", "row_counts", "space", "workload"]
+__all__ = ["attempts", "known_clean", "most_bytes", "ranked", "row_bytes", "row_counts", "space", "workload"]

@@ -164,6 +164,11 @@ def workload(p: Problem, rows: int | None, device: Device) -> int:
     return next((most for most in _classes(p) if each <= most), BEYOND)
 
 
+def most_bytes(workload: int) -> int:
+    """Bytes of rows for each multiprocessor, at most, of a workload class; of BEYOND, those that the model assumes."""
+    return workload * 1024
+
+
 def row_counts(p: Problem, device: Device) -> list[int | None]:
     """Numbers of rows, one for each nonempty workload class: the most of the class, twice MANY for BEYOND.
 

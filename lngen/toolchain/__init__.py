@@ -2,6 +2,7 @@
 
 from lngen.toolchain.nvrtc import (
     ARCHES,
+    FLAGS,
     Binary,
     compile_cubin,
     compile_ptx,
@@ -13,6 +14,7 @@ from lngen.toolchain.nvrtc_results import Resources
 
 __all__ = [
     "ARCHES",
+    "FLAGS",
     "Binary",
     "Resources",
     "compile_cubin",

@@ -20,15 +20,9 @@ ARCHES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 
 Kind = Literal["cubin", "ptx"]
 
-# Arithmetic is IEEE, as written. There is no include path: headers come from memory; the cache's key has their text.
-_OPTIONS = (
-    "--no-source-include",
-    "-fmad=false",
-    "-ftz=false",
-    "-prec-div=true",
-    "-prec-sqrt=true",
-    "-std=c++17",
-)
+FLAGS = ("-fmad=false", "-ftz=false", "-prec-div=true", "-prec-sqrt=true", "-std=c++17")  # IEEE arithmetic, as written
+# There is no include path: headers come from memory; the cache's key has their text.
+_OPTIONS = ("--no-source-include", *FLAGS)
 _INSTALL = f"install them with: {install_hint('cuda13')}"
 
 _loading = threading.Lock()

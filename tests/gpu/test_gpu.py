@@ -22,11 +22,11 @@ from lngen.graphs import GraphBuilder
 from lngen.interpret import interpret
 from lngen.ir import D, DType, M
 from lngen.ir.numerics import NUMPY_DTYPE
+from lngen.launch.driver import library
 from lngen.lower import lower, requested_shared
 from lngen.problem import Schedule, problem
 from lngen.problem.schedule import exists
 from lngen.runtime import Norm
-from lngen.runtime.driver import library
 from lngen.runtime.launcher import Launcher, device_arch, live_gpu
 from lngen.runtime.numpy_arrays import launch_numpy, raw
 from lngen.schedule import ranked

@@ -8,9 +8,9 @@ from itertools import pairwise
 
 import pytest
 
-from lngen.aot.manifest import entry
 from lngen.compile import Compilation
 from lngen.config import data_dir
+from lngen.contract import described
 from lngen.emit import emit
 from lngen.errors import ScheduleError
 from lngen.graphs import Definition, GraphBuilder
@@ -461,5 +461,5 @@ def test_pointers_that_may_be_the_same_are_not_declared_to_differ(text: str, sha
     arguments = [a for k in plan.kernels for a in k.arguments if a.kind in ("input", "output")]
     assert not re.search(rf"<Row, ReadOnlyLoad>\(({'|'.join(shared) or 'none'})_ptr_", emit(plan))
     assert {a.tensor for a in arguments if "__restrict__" not in a.declaration} == shared
-    pairs = entry(plan, {})["in_place"]["outputs"]
+    pairs = described(plan)["in_place"]["outputs"]
     assert {name for output, inputs in pairs.items() for name in (output, *inputs)} <= shared

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 import sampling
-from lngen.aot.manifest import entry
 from lngen.check.inputs import random_inputs
 from lngen.compile import KernelSet
+from lngen.contract import described
 from lngen.devices import default_device
 from lngen.errors import ArrayError, ScheduleError
 from lngen.ir import WIDE, DType
@@ -227,11 +227,11 @@ def test_alignment() -> None:
 
 
 def test_the_manifest_asks_for_contiguous_rows() -> None:
-    tensors = {t["name"]: t for t in entry(lower(parse_spec("layernorm.fwd:d=1001,dtype=bf16"), GOOD), {})["tensors"]}
+    tensors = {t["name"]: t for t in described(lower(parse_spec("layernorm.fwd:d=1001,dtype=bf16"), GOOD))["tensors"]}
     for name in "xy":
-        described = tensors[name]
-        assert (described["alignment"], described["row_stride_multiple"]) == (16, 1001)
-        assert described["layout"] == "contiguous: row stride 1001"
+        found = tensors[name]
+        assert (found["alignment"], found["row_stride_multiple"]) == (16, 1001)
+        assert found["layout"] == "contiguous: row stride 1001"
     assert tensors["gamma"]["alignment"] == 2
 
 

@@ -14,13 +14,13 @@ from click.testing import CliRunner
 import lngen
 import sampling
 from fake_gpu import FakeGpu
-from lngen.aot.manifest import entry
 from lngen.check.differences import gradient_excess, result_excess
 from lngen.check.inputs import mismatches, random_inputs, same_bits
 from lngen.check.oracles import SLACK, excess
 from lngen.check.real import evaluate
 from lngen.cli import cli
 from lngen.compile import Compilation
+from lngen.contract import described
 from lngen.devices import default_device
 from lngen.emit import emit
 from lngen.errors import LowerError
@@ -415,10 +415,10 @@ def test_numbers_are_files_of_no_dimensions(tmp_path: Path, on: str) -> None:
 
 
 def test_a_manifest_has_numbers_without_axes() -> None:
-    described = entry(lower(spec_of(everything), schedules(spec_of(everything))[0]), {})
-    number = next(t for t in described["tensors"] if t["name"] == "by_rows")
+    found = described(lower(spec_of(everything), schedules(spec_of(everything))[0]))
+    number = next(t for t in found["tensors"] if t["name"] == "by_rows")
     assert (number["axes"], number["shape"], number["layout"], number["alignment"]) == ([], [], "contiguous", 4)
-    assert described["kernels"][-1]["launch_for_no_rows"]
+    assert found["kernels"][-1]["launch_for_no_rows"]
 
 
 def test_traffic_counts_the_numbers() -> None:

@@ -16,9 +16,9 @@ from fuzz import fuzzed
 from lngen.errors import ArrayError
 from lngen.graphs import GraphBuilder
 from lngen.ir import F16, F32, D, M, Type, Value
+from lngen.launch.arrays import Layout
 from lngen.runtime import Norm
 from lngen.runtime.array_rules import Extent, check_layout, near, row_stride
-from lngen.runtime.arrays import Layout
 
 # ---- layouts, as a GPU array would have them ----
 

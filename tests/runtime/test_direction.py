@@ -18,10 +18,11 @@ from lngen.devices import default_device, described
 from lngen.errors import ArrayError, MissingError
 from lngen.ir import BF16
 from lngen.ir.numerics import NUMPY_DTYPE
+from lngen.launch import driver
+from lngen.launch.arrays import CuPy, library_of
 from lngen.lower import Plan
 from lngen.runtime import direction as calls
 from lngen.runtime import launcher
-from lngen.runtime.arrays import CuPy, library_of
 from own_graphs import only_statistics
 from test_passes import gated
 
@@ -160,10 +161,10 @@ def test_rows_that_no_bulk_copy_fits(gpu: FakeGpu, stride: int, vec: int) -> Non
 
 def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     for count, device in ((0, 0), (1, 1), (1, -1)):
-        monkeypatch.setattr(launcher, "device_count", lambda count=count: count)
+        monkeypatch.setattr(driver, "device_count", lambda count=count: count)
         with pytest.raises(MissingError, match=f"GPU {device} is expected, but {count} are found; NumPy arrays"):
             launcher.device_arch(device)
-    monkeypatch.setattr(launcher, "device_count", lambda: 0)
+    monkeypatch.setattr(driver, "device_count", lambda: 0)
     with pytest.raises(MissingError, match="GPU 0 is expected"):
         runtime.compile("layernorm", d=64).warmup()
 

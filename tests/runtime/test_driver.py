@@ -9,9 +9,8 @@ import pytest
 from fake_gpu import FakeGpu
 from lngen.devices import device_for
 from lngen.errors import LngenError, MissingError
-from lngen.lower import Plan, requested_shared
-from lngen.runtime import driver
-from lngen.runtime.driver import (
+from lngen.launch import driver
+from lngen.launch.driver import (
     CLUSTER_DIMENSION,
     COOPERATIVE,
     COOPERATIVE_LAUNCH_TOO_LARGE,
@@ -23,6 +22,7 @@ from lngen.runtime.driver import (
     capture_of,
     registers,
 )
+from lngen.lower import Plan, requested_shared
 from lngen.runtime.launcher import Launcher
 from plans import PLANS, plan_of
 

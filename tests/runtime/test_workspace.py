@@ -14,11 +14,11 @@ import pytest
 
 import lngen.runtime as runtime
 from fake_gpu import FakeGpu, Launched
+from lngen.launch.driver import PER_THREAD_STREAM
+from lngen.launch.kernels import Workspace, Workspaces
 from lngen.lower import lower
 from lngen.problem import Schedule, parse_schedule
 from lngen.runtime import Norm, Saved
-from lngen.runtime.driver import PER_THREAD_STREAM
-from lngen.runtime.launcher import Workspace, Workspaces
 from lngen.spec import parse_spec
 
 D = 64
@@ -141,7 +141,7 @@ def test_each_capture_has_its_own(gpu: FakeGpu, schedule: dict[str, str]) -> Non
 def graphs(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> dict[Any, Workspace]:
     """The graphs that count as existing, with their workspaces; calls are captured, by numbers from ``captured``."""
     held: dict[Any, Workspace] = {}
-    monkeypatch.setattr("lngen.runtime.launcher._of_graphs", held)
+    monkeypatch.setattr("lngen.launch.kernels._of_graphs", held)
     gpu.stream_of = lambda: 77
     return held
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import itertools
 import math
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -18,9 +16,12 @@ import pytest
 
 from lngen.compile import KernelSet
 from lngen.ir import DType
+from lngen.launch import arrays, driver
+from lngen.launch.arrays import Layout
 from lngen.lower import Kernel, Plan
-from lngen.runtime import arrays, driver, launcher
-from lngen.runtime.arrays import Layout
+from lngen.runtime import launcher
+
+CONTEXT = 77  # the primary context
 
 
 @dataclass(frozen=True)
@@ -75,13 +76,8 @@ class FakeGpu:
         self._destructors: dict[int, Callable[[], int]] = {}  # of user objects
         self._retained: dict[int, list[int]] = {}  # the user objects of each capture's graph
         self._addresses = itertools.count(1 << 30, 1 << 24)
-        runtime = SimpleNamespace(
-            setDevice=lambda device: None, getDevice=lambda: 0, memsetAsync=self._memset,
-            getDeviceProperties=lambda device: {"name": b"NVIDIA H200"} if capability == 90 else {},
-        )  # fmt: skip
-        device = type("Device", (contextlib.nullcontext,), {"compute_capability": str(capability)})
-        cuda = SimpleNamespace(Device=device, runtime=runtime, function=SimpleNamespace(Module=self._module))
-        monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda))
+        self._capability = capability
+        self._local = threading.local()  # the context of a thread
         monkeypatch.setattr(driver, "library", lambda: self)
         monkeypatch.setattr(launcher, "device_count", lambda: 1)
         monkeypatch.setattr(KernelSet, "cubin", lambda kernels, arch: self.compiled(kernels.plan))
@@ -116,7 +112,7 @@ class FakeGpu:
 
         return make
 
-    # ---- CuPy ----
+    # ---- the compiler ----
 
     def compiled(self, plan: Plan) -> Any:
         """A binary of the plan; its kernels are functions from now on."""
@@ -124,15 +120,58 @@ class FakeGpu:
             self._kernels[1 + len(self._kernels)] = plan, kernel
         return SimpleNamespace(image=plan.name.encode(), resources={})
 
-    def _module(self) -> Any:
-        found = {kernel.name: address for address, (_, kernel) in self._kernels.items()}
-        return SimpleNamespace(load=self.loaded.append, get_function=lambda name: SimpleNamespace(ptr=found[name]))
-
-    def _memset(self, address: int, value: int, size: int, stream: int) -> None:
-        assert value == 0
-        self.zeroed.append((address, size, stream))
-
     # ---- the driver ----
+
+    def cuDeviceGetCount(self, count: Any) -> int:
+        count._obj.value = 1
+        return 0
+
+    def cuDeviceGet(self, device: Any, index: int) -> int:
+        device._obj.value = index
+        return 0
+
+    def cuDeviceGetName(self, name: Any, size: int, device: Any) -> int:
+        name.value = b"NVIDIA H200" if self._capability == 90 else b"another"
+        return 0
+
+    def cuDriverGetVersion(self, version: Any) -> int:
+        version._obj.value = 13000
+        return 0
+
+    def cuDevicePrimaryCtxRetain(self, context: Any, device: Any) -> int:
+        context._obj.value = CONTEXT
+        return 0
+
+    def cuDeviceGetAttribute(self, value: Any, number: int, device: Any) -> int:
+        """The capability; a GPU that reports no limits has those of its description."""
+        value._obj.value = dict(zip(driver.CAPABILITY, divmod(self._capability, 10), strict=True)).get(number, 0)
+        return 0
+
+    def cuCtxGetCurrent(self, context: Any) -> int:
+        context._obj.value = self._local.__dict__.get("context", 0)
+        return 0
+
+    def cuCtxSetCurrent(self, context: Any) -> int:
+        self._local.context = context.value
+        return 0
+
+    def cuModuleLoadDataEx(self, module: Any, image: Any, count: int, options: Any, values: Any) -> int:
+        self.loaded.append(image.value)
+        module._obj.value = len(self.loaded)
+        return 0
+
+    def cuModuleUnload(self, module: Any) -> int:
+        return 0
+
+    def cuModuleGetFunction(self, function: Any, module: Any, name: bytes) -> int:
+        found = {kernel.name: address for address, (_, kernel) in self._kernels.items()}
+        function._obj.value = found[name.decode()]
+        return 0
+
+    def cuMemsetD8Async(self, address: Any, value: int, size: Any, stream: Any) -> int:
+        assert value == 0
+        self.zeroed.append((address.value, size.value, stream.value or 0))
+        return 0
 
     def cuLaunchKernelEx(self, config: Any, function: Any, arguments: Any, extra: None) -> int:
         plan, kernel = self._kernels[function.value]

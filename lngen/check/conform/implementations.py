@@ -23,8 +23,8 @@ from lngen.check.oracles import NormName
 from lngen.errors import MissingError, SpecError, short
 from lngen.imports import imported, is_function
 from lngen.ir import WIDE, DType
-from lngen.ir.numerics import NUMPY_DTYPE, Array
-from lngen.runtime.arrays import FROM_NUMPY, torch_dtypes
+from lngen.ir.numerics import FROM_NUMPY, NUMPY_DTYPE, Array
+from lngen.launch.arrays import torch_dtypes
 from lngen.runtime.norm import Norm
 from lngen.spec import Spec
 
@@ -189,7 +189,7 @@ class TorchTarget:
         self.name, self._forward, self._eps, self._device, self._torch = name, forward, eps, device, torch
         self.gradients: tuple[str, ...] = GRADIENTS if beta else GRADIENTS[:2]
         self._called = False
-        self._dtypes = torch_dtypes()
+        self._dtypes = {DType(name): own for name, own in torch_dtypes().items()}
 
     def run(self, inputs: Mapping[str, Array]) -> Ran:
         windows = {n: laid(a) for n, a in inputs.items()}

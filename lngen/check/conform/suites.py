@@ -15,8 +15,7 @@ from lngen.check.oracles import NORMS, SLACK, Expected, NormName, closed_form, e
 from lngen.errors import SpecError
 from lngen.interpret import interpret
 from lngen.ir import WIDE, D, DType, M, Type, compute_dtype, independent_rows
-from lngen.ir.numerics import NUMPY_DTYPE, Array, round_to
-from lngen.runtime.arrays import FROM_NUMPY
+from lngen.ir.numerics import FROM_NUMPY, NUMPY_DTYPE, Array, round_to
 from lngen.spec import Spec
 
 ELEMENTS = 2**20

@@ -12,26 +12,28 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
-import numpy as np
+from ..errors import ArrayError, MissingError
 
-from lngen.errors import ArrayError, MissingError
-from lngen.ir import BF16, F16, F32, F64, DType
-from lngen.ir.numerics import NUMPY_DTYPE
-from lngen.version import install_hint
-
-FROM_NUMPY = {dtype: name for name, dtype in NUMPY_DTYPE.items()}
-
+DTYPES = ("f16", "bf16", "f32", "f64")
 
 # Everything about an array but its address: the library's own dtype, shape, strides, device (-1: CPU). ``describe``
 # gives strides in the library's own unit, which costs nothing per call; ``in_elements`` converts them.
 Layout = tuple[Any, Sequence[int], Sequence[int], int]
 
 
-def torch_dtypes() -> dict[DType, Any]:
+def torch_dtypes() -> dict[str, Any]:
     """PyTorch's own dtypes."""
     import torch
 
-    return {F16: torch.float16, BF16: torch.bfloat16, F32: torch.float32, F64: torch.float64}
+    return dict(zip(DTYPES, (torch.float16, torch.bfloat16, torch.float32, torch.float64)))
+
+
+def numpy_dtypes() -> dict[str, Any]:
+    """NumPy's dtypes, with the one of ml_dtypes for bf16."""
+    import ml_dtypes
+    import numpy as np
+
+    return dict(zip(DTYPES, map(np.dtype, (np.float16, ml_dtypes.bfloat16, np.float32, np.float64))))
 
 
 class Library(Protocol):
@@ -46,13 +48,13 @@ class Library(Protocol):
     def in_elements(self, layout: Layout) -> Layout:
         """The layout with strides in elements."""
 
-    def dtype(self, own: Any) -> DType | None:
+    def dtype(self, own: Any) -> str | None:
         """The element type of the library's own dtype, None if it is not one of lngen's."""
 
     def stream(self, device: int) -> int:
         """The library's current stream, as a pointer."""
 
-    def maker(self, shape: Sequence[int], dtype: DType, device: int) -> Callable[[], Any]:
+    def maker(self, shape: Sequence[int], dtype: str, device: int) -> Callable[[], Any]:
         """A function that makes a new array, uninitialised."""
 
 
@@ -79,13 +81,13 @@ class Torch:
     def in_elements(self, layout: Layout) -> Layout:
         return layout
 
-    def dtype(self, own: Any) -> DType | None:
+    def dtype(self, own: Any) -> str | None:
         return self.from_torch.get(own)
 
     def _public_stream(self, device: int) -> int:
         return int(self.current_stream(device).cuda_stream)
 
-    def maker(self, shape: Sequence[int], dtype: DType, device: int) -> Callable[[], Any]:
+    def maker(self, shape: Sequence[int], dtype: str, device: int) -> Callable[[], Any]:
         strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
         options = {"dtype": self.to_torch[dtype], "device": self.make_device("cuda", device)}
         return partial(self.new, tuple(shape), tuple(strides), **options)
@@ -98,8 +100,10 @@ class CuPy:
         try:
             import cupy
         except ImportError as e:
-            raise MissingError(f"GPU arrays need CuPy; install it with: {install_hint('cuda13')}.") from e
+            raise MissingError("GPU arrays need CuPy; install it: pip install cupy-cuda13x, or cupy-cuda12x.") from e
         self.cupy = cupy
+        self.to_numpy = numpy_dtypes()
+        self.from_numpy = {own: dtype for dtype, own in self.to_numpy.items()}
         self.current_device = cupy.cuda.runtime.getDevice  # the device of an empty array, which has no memory
         self.current_stream = cupy.cuda.get_current_stream
 
@@ -114,12 +118,12 @@ class CuPy:
     def _from_interface(self, owner: Any, interface: dict[str, Any]) -> Any:
         """The array of an interface; the current stream waits for the interface's stream, the host does not."""
         spelling = interface["typestr"]
-        dtype = NUMPY_DTYPE[DType.BF16] if spelling in ("<V2", "|V2") else np.dtype(spelling)
+        dtype = self.to_numpy["bf16"] if spelling in ("<V2", "|V2") else self.cupy.dtype(spelling)
         shape = tuple(interface["shape"])
         strides = interface.get("strides")
         span = math.prod(shape)
         if strides is not None and span:
-            span = 1 + sum((n - 1) * s // dtype.itemsize for n, s in zip(shape, strides, strict=True))
+            span = 1 + sum((n - 1) * s // dtype.itemsize for n, s in zip(shape, strides))
         memory = self.cupy.cuda.UnownedMemory(interface["data"][0], max(span, 1) * dtype.itemsize, owner)
         if interface.get("stream") not in (None, self.stream(0)):
             event = self.cupy.cuda.Event(disable_timing=True)
@@ -130,8 +134,7 @@ class CuPy:
     def describe(self, arrays: Sequence[Any]) -> tuple[list[int], list[Layout]]:
         data = [a.data for a in arrays]
         layouts: list[Layout] = [
-            (a.dtype, a.shape, a.strides, m.device_id if m.ptr else self.current_device())
-            for a, m in zip(arrays, data, strict=True)
+            (a.dtype, a.shape, a.strides, m.device_id if m.ptr else self.current_device()) for a, m in zip(arrays, data)
         ]
         return [m.ptr for m in data], layouts
 
@@ -139,16 +142,16 @@ class CuPy:
         dtype, shape, strides, device = layout
         return dtype, shape, tuple(s // dtype.itemsize for s in strides), device
 
-    def dtype(self, own: Any) -> DType | None:
-        return FROM_NUMPY.get(own)
+    def dtype(self, own: Any) -> str | None:
+        return self.from_numpy.get(own)
 
     def stream(self, device: int) -> int:
         return int(self.current_stream().ptr)
 
-    def maker(self, shape: Sequence[int], dtype: DType, device: int) -> Callable[[], Any]:
+    def maker(self, shape: Sequence[int], dtype: str, device: int) -> Callable[[], Any]:
         def make() -> Any:
             with self.cupy.cuda.Device(device):
-                return self.cupy.empty(tuple(shape), NUMPY_DTYPE[dtype])
+                return self.cupy.empty(tuple(shape), self.to_numpy[dtype])
 
         return make
 

@@ -1,0 +1,102 @@
+"""``lngen verify`` and ``lngen pack``: packs that a build has made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lngen.cli.output import AnyPath, Output, json_option, note, output_options, table
+from lngen.cli.shared_options import progress_bar
+from lngen.devices import device_for, device_names, named
+from lngen.errors import short
+from lngen.launch.kernels import Described
+from lngen.launch.pack import Pack, image_for
+
+# ---- verify ----
+
+
+@click.command("verify", epilog="Example: lngen verify build")
+@click.argument("folder", type=AnyPath(), metavar="DIR")
+@output_options
+@click.pass_context
+def verify_command(ctx: click.Context, folder: Path, output: Output) -> None:
+    """Check the hashes of a pack, and compile again what this NVRTC made; exit 1 if a file is not as it should be."""
+    from lngen.aot.verify import verify
+
+    with progress_bar("compiling") as progress:
+        found = verify(folder, progress=progress)
+    for line in (*found.skipped, *(f"'{name}' is not in the manifest." for name in found.unlisted)):
+        note(line)
+    end = f"{len(found.faults)} faults" if found.faults else "no fault"
+    lines = [f"{fault}\n" for fault in found.faults]
+    lines.append(f"{found.files} files as listed, {found.recompiled} compiled again with the same bytes, {end}\n")
+    output.table({"ok": found.ok, **asdict(found)}, "".join(lines))
+    if not found.ok:
+        ctx.exit(1)
+
+
+# ---- pack list ----
+
+
+@click.group("pack", epilog="Example: lngen pack list build")
+def pack_command() -> None:
+    """What a pack has."""
+
+
+@pack_command.command("list", epilog="Example: lngen pack list build --device h200")
+@click.argument("folder", type=AnyPath(), metavar="DIR")
+@click.option(
+    "--device", metavar="NAME", help=f"Only what one GPU takes: {', '.join(device_names())}; by default all archs."
+)
+@click.option("--spec", metavar="SPEC", help="Only this spec.")
+@json_option
+def list_command(folder: Path, device: str | None, spec: str | None, output: Output) -> None:
+    """Print which kernels a launcher takes: by spec, by GPU, by number of rows.
+
+    Numbers of rows are for the GPU that represents an arch: they follow from bytes for each of its multiprocessors.
+    """
+    pack = Pack(folder)
+    if spec is not None and spec not in pack.specs:
+        raise click.UsageError(f"the pack '{folder}' does not have '{short(spec)}', but {', '.join(pack.specs)}.")
+    wanted = [spec] if spec is not None else [*pack.specs]
+    found = [row for text in wanted for row in _rows(pack, text, device)]
+    cells = [[r["spec"], r["image"], r["gpu"], r["rows"], r["kernel_set"], f"{r['bytes'] / 1e3:.0f} kB"] for r in found]
+    output.table({"pack": found}, table(["spec", "image", "for", "rows", "kernel set", "size"], cells))
+
+
+def _rows(pack: Pack, spec: str, device: str | None) -> Iterator[dict[str, Any]]:
+    """The lines of a spec: each image, each kernel set, the rows that it is for."""
+    facts = pack.specs[spec]
+    images = facts["images"]
+    if device is not None:
+        found = image_for(images, divmod(named(device).capability, 10))
+        if found is None:
+            note(f"{spec} has no image for {named(device).name}, which is {named(device).arch}.")
+        images = [found] if found else []
+    for image in images:
+        gpu = named(device) if device is not None else device_for(image["arch"])
+        least, entries = 0, _joined(image["classes"])
+        for entry in entries:
+            most = entry["most_bytes"] * gpu.multiprocessors // facts["row_bytes"]
+            described = pack.kernel_sets[entry["kernel_set"]]
+            yield {
+                "spec": spec,
+                "image": f"{image['arch']} {image['kind']}",
+                "gpu": gpu.name,
+                "rows": f"{least} and more" if entry is entries[-1] else f"{least} to {most}",
+                "kernel_set": entry["kernel_set"],
+                "file": entry["file"],
+                "otherwise": entry["otherwise"] and entry["otherwise"]["kernel_set"],
+                "bytes": described["files"][entry["file"]]["bytes"],
+            }
+            least = most + 1
+
+
+def _joined(classes: list[Described]) -> list[Described]:
+    """Classes in order, without those whose next has the same kernels."""
+    pairs = zip(classes, [*classes[1:], None], strict=True)
+    return [one for one, after in pairs if after is None or one["file"] != after["file"]]

@@ -1,0 +1,260 @@
+"""Kernel sets on a GPU: loaded once per device, arguments laid out once per shape, a workspace for each stream.
+
+A kernel set is described by data: the entry that a manifest has of it (``lngen help manifest``).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+from weakref import WeakValueDictionary
+
+from .arrays import Library
+from .driver import (
+    CLUSTER_DIMENSION,
+    COOPERATIVE,
+    PER_THREAD_STREAM,
+    PROGRAMMATIC_STREAM_SERIALIZATION,
+    CapturedGraph,
+    Launch,
+    Module,
+    allow_cluster,
+    allow_shared,
+    capture_of,
+    current_context,
+    gpu,
+    on,
+    registers,
+    resident_blocks,
+    zero,
+)
+
+Described = Mapping[str, Any]  # a kernel set, or a part of it, as a manifest has it
+
+ALIGNMENT = 256  # bytes, of the buffers of a workspace
+
+
+def blocks(rule: Described, rows: int) -> int:
+    """The extent of a grid for that many rows, by the manifest's grid rule."""
+    if rule["fixed"] is not None:
+        return int(rule["fixed"])
+    needed = -(-rows // rule["per"])
+    limited = needed if rule["limit"] is None else min(rule["limit"], needed)
+    return int(max(rule["least"], rule["times"] * limited))
+
+
+def workspace_sizes(described: Described, rows: int) -> dict[str, int]:
+    """Bytes of each buffer of the workspace, rounded up so that the next one is aligned."""
+    buffers = described["workspace"]["buffers"]
+    sizes = {b["name"]: (b["fixed"] + b["per_row"] * rows) * b["element_bytes"] for b in buffers}
+    return {name: -(-size // ALIGNMENT) * ALIGNMENT for name, size in sizes.items()}
+
+
+class Loaded:
+    """A kernel set, loaded on one device.
+
+    described  the kernel set
+    image      a cubin or fatbin that fits the device, or PTX
+    overlap    a call may start while earlier work on the stream drains. It costs time behind work that does not trigger
+               it (lngen/docs/performance.md). The kernels of one call overlap anyway.
+    requested  from registers per thread, in launch order: bytes of dynamic shared memory for each kernel. Without it
+               they are what the kernels use at least.
+    """
+
+    def __init__(
+        self,
+        described: Described,
+        image: bytes,
+        device: int,
+        overlap: bool = False,
+        requested: Callable[[Sequence[int]], Sequence[int]] | None = None,
+    ) -> None:
+        self.described, self.device, self.overlap = described, device, overlap
+        self.tensors = tuple(t["name"] for t in described["tensors"])
+        self.kernels: Sequence[Described] = described["kernels"]
+        self.gpu = gpu(device)
+        # Kernels wait for the previous one, so they may be launched early; see templates/include/lngen/launch.cuh.
+        needed = described["programmatic_stream_serialization"]["minimum_arch"]
+        self.dependent = 10 * self.gpu.capability[0] + self.gpu.capability[1] >= int(needed[3:])
+        with on(self.gpu.context):
+            self._module = Module(image, described["name"])
+            self.functions = [self._module.function(k["name"]) for k in self.kernels]
+            self.registers = [registers(f) for f in self.functions]
+            least = [k["dynamic_shared_bytes"] for k in self.kernels]
+            self.shared = [*requested(self.registers)] if requested else least
+            for kernel, function, shared in zip(self.kernels, self.functions, self.shared):
+                allow_shared(function, shared)
+                allow_cluster(function, kernel["cluster"])
+
+    def fits(self) -> bool:
+        """True if all blocks of each cooperative kernel can run at the same time, with any number of rows."""
+        with on(self.gpu.context):
+            return all(
+                blocks(kernel["grid"]["x"], 2**62)
+                <= self.gpu.multiprocessors * resident_blocks(function, kernel["block"], shared)
+                for kernel, function, shared in zip(self.kernels, self.functions, self.shared)
+                if kernel["cooperative"]
+            )
+
+    def bind(self, rows: int, strides: Mapping[str, int]) -> Bound:
+        """The launch for ``rows`` rows and the given row strides, in elements by tensor name."""
+        return Bound(self, rows, strides)
+
+    def __call__(
+        self, rows: int, pointers: Mapping[str, int], strides: Mapping[str, int], workspace: int, stream: int
+    ) -> None:
+        """Bind and launch once; pointers by tensor name."""
+        bound = self.bind(rows, strides)
+        bound.prepare(workspace, stream)
+        bound([pointers[name] for name in self.tensors], workspace, stream)
+
+
+class Bound:
+    """Kernels with all arguments but pointers. One thread at a time may call it."""
+
+    def __init__(self, loaded: Loaded, rows: int, strides: Mapping[str, int]) -> None:
+        described = loaded.described
+        self.name: str = described["name"]
+        self.reads_again = f"form={described['schedule']['form']}" if described["in_place"]["reads_again"] else ""
+        self._loaded = loaded  # the module must not be unloaded while its functions are used
+        self._context = loaded.gpu.context
+        sizes = workspace_sizes(described, rows)
+        self.workspace_bytes = sum(sizes.values())
+        offsets = {name: sum([*sizes.values()][:n]) for n, name in enumerate(sizes)}
+        zeroed = [b["name"] for b in described["workspace"]["buffers"] if b["zeroed"]]
+        self.zeroed = tuple((offsets[name], sizes[name]) for name in zeroed)
+        self._kernels = [
+            _Arguments(loaded, place, rows, strides, offsets)
+            for place, kernel in enumerate(loaded.kernels)
+            if rows or kernel["launch_for_no_rows"]
+        ]
+
+    def __call__(self, pointers: Sequence[int], workspace: int, stream: int) -> None:
+        """Launch on ``stream``: pointers of the inputs, then of the outputs; ``workspace`` of workspace_bytes.
+
+        ``prepare`` must have been called once for the workspace.
+        """
+        if current_context() == self._context:
+            self._run(pointers, workspace, stream)
+        else:
+            with on(self._context):
+                self._run(pointers, workspace, stream)
+
+    def _run(self, pointers: Sequence[int], workspace: int, stream: int) -> None:
+        for k in self._kernels:
+            values = k.values
+            for position, index in k.tensors:
+                values[position] = pointers[index]
+            for position, offset in k.buffers:
+                values[position] = workspace + offset
+            k.launch(stream)
+
+    def prepare(self, workspace: int, stream: int) -> None:
+        """Zero the buffers of a new workspace that must be zero."""
+        with on(self._context):
+            for offset, size in self.zeroed:
+                zero(workspace + offset, size, stream)
+
+
+class _Arguments:
+    """One kernel's argument block: 8 bytes per argument, and the table of their addresses that the driver reads."""
+
+    def __init__(
+        self, loaded: Loaded, place: int, rows: int, strides: Mapping[str, int], offsets: Mapping[str, int]
+    ) -> None:
+        kernel = loaded.kernels[place]
+        count = len(kernel["arguments"])
+        self.values = (ctypes.c_longlong * count)()
+        base = ctypes.addressof(self.values)
+        table = (ctypes.c_void_p * count)(*range(base, base + 8 * count, 8))
+        attributes = {COOPERATIVE: 1} if kernel["cooperative"] else {}
+        if kernel["cluster"] > 1:
+            attributes[CLUSTER_DIMENSION] = kernel["cluster"]
+        if loaded.dependent and (place > 0 or loaded.overlap):
+            attributes[PROGRAMMATIC_STREAM_SERIALIZATION] = 1
+        grid = blocks(kernel["grid"]["x"], rows), blocks(kernel["grid"]["y"], rows)
+        function, shared = loaded.functions[place], loaded.shared[place]
+        self.launch = Launch(function, grid, kernel["block"], shared, attributes, table, kernel["name"])
+        self.tensors: list[tuple[int, int]] = []
+        self.buffers: list[tuple[int, int]] = []
+        for position, a in enumerate(kernel["arguments"]):
+            kind, tensor = a["kind"], a["tensor"]
+            if kind == "rows":
+                self.values[position] = rows
+            elif kind == "stride":
+                self.values[position] = strides[tensor]
+            elif kind == "workspace":
+                self.buffers.append((position, offsets[tensor]))
+            else:
+                self.tensors.append((position, loaded.tensors.index(tensor)))
+
+
+# ---- workspaces: memory that the kernels of a call share, one for each plan on each stream ----
+
+
+class Workspace:
+    """Memory that grows; only the holder of ``lock`` may ask for it and launch with it.
+
+    A stream runs launches in order. A programmatic launch also waits for the end of the previous kernel before it
+    writes to memory. So calls on one stream can share a workspace, provided that no other kernel runs between those of
+    a call: the lock ensures that.
+    """
+
+    __slots__ = ("__weakref__", "address", "arrays", "lock", "size")
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.address = self.size = 0
+        self.arrays: list[Any] = []  # the last is in use; what still runs may use the others
+
+    def fit(self, library: Library, device: int, stream: int, bound: Bound) -> int:
+        """The address of a workspace that is large enough for ``bound``, and prepared for it."""
+        if self.size < bound.workspace_bytes:
+            size = max(bound.workspace_bytes, 2 * self.size)
+            array = library.maker((-(-size // 8),), "f64", device)()
+            (address,), _ = library.describe([array])
+            bound.prepare(address, stream)
+            self.arrays.append(array)
+            self.address, self.size = address, size
+        return self.address
+
+
+# The workspaces of captured CUDA graphs, whoever made them: a graph may outlive its norm.
+_of_graphs: dict[CapturedGraph, Workspace] = {}
+_capturing = threading.Lock()
+
+
+class Workspaces:
+    """The workspaces of a spec's plans."""
+
+    def __init__(self) -> None:
+        self._held: dict[Hashable, Workspace] = {}
+        self._captured: WeakValueDictionary[Hashable, Workspace] = WeakValueDictionary()
+        self._local = threading.local()
+
+    def of(self, device: int, stream: int, plan: str) -> Workspace:
+        """The workspace of the plan called ``plan`` on ``stream``, a pointer.
+
+        Each capture has its own workspace: its graph may run on any stream, beside other work, and the workspace is
+        zeroed when the graph runs, not during the capture. The handle of the per-thread default stream means another
+        stream in every thread.
+        """
+        key = device, stream, plan
+        if capture := capture_of(stream):
+            return self._of_capture((*key, capture), stream)
+        held = self._held
+        if stream == PER_THREAD_STREAM:
+            held = self._local.__dict__.setdefault("held", {})
+        return held.get(key) or held.setdefault(key, Workspace())
+
+    def _of_capture(self, key: Hashable, stream: int) -> Workspace:
+        """The workspace of a capture; the first capture after the end of its graph frees it."""
+        with _capturing:
+            found = self._captured.get(key)
+            if found is None:
+                for graph in [graph for graph in _of_graphs if graph.ended()]:
+                    del _of_graphs[graph]
+                found = self._captured[key] = _of_graphs[CapturedGraph(stream)] = Workspace()
+            return found
