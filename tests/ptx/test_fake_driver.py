@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+import fake_launches
 from c_launcher import ADDRESS, INT, POINTER, begin, call, download, function_of, launch, load, run, upload
 from fake_driver import FakeDriver
 from fake_images import made_up_cubin
@@ -19,6 +21,7 @@ from lngen.emit import emit
 from lngen.interpret import interpret
 from lngen.ir.numerics import NUMPY_DTYPE
 from lngen.problem import Schedule
+from lngen.runtime.driver import PROGRAMMATIC_STREAM_SERIALIZATION
 from lngen.toolchain import compile_ptx
 from plans import plan_of
 from schedules import cp_async, multipass, registers, tma
@@ -136,6 +139,16 @@ def test_maps_that_overlap() -> None:
     assert doubled(gpu, words.ctypes.data, 8) == 0
 
 
+def test_memories_are_found_whatever_came_and_went() -> None:
+    gpu, kept = started(), list[int]()
+    for place in range(6):
+        kept.append(upload(gpu, np.full(8, place, np.uint32)))
+        if place % 2:
+            assert gpu.cuMemFree_v2(ADDRESS(kept.pop(0))) == 0
+    assert [doubled(gpu, address, 8) for address in kept] == [0, 0, 0]
+    assert [download(gpu, address, (8,), np.uint32)[7] for address in kept] == [6, 8, 10]
+
+
 def test_what_nothing_wrote_and_what_is_freed() -> None:
     gpu, pointer = started(), ADDRESS()
     assert gpu.cuMemAlloc_v2(ctypes.byref(pointer), 64) == 0
@@ -243,6 +256,42 @@ def test_a_device_does_not_reach_the_memory_of_another() -> None:
     assert where.value == 1
     with pytest.raises(AssertionError, match="out-of-bounds"):
         doubled(gpu, address, 4)
+    function = function_of(gpu, load(gpu, DOUBLE.encode()), "k")
+    begin(gpu, 0)
+    assert launch(gpu, function, (1,), 32, [ADDRESS(address), ctypes.c_uint32(4)]) == 400
+
+
+def test_an_early_start_needs_a_wait() -> None:
+    gpu = started()
+    values = [ADDRESS(upload(gpu, np.ones(4, np.uint32))), ctypes.c_uint32(4)]
+    function = function_of(gpu, load(gpu, DOUBLE.encode()), "k")
+    assert launch(gpu, function, (1,), 32, values) == 0
+    with pytest.raises(AssertionError, match="early-access"):
+        launch(gpu, function, (1,), 32, values, attributes={PROGRAMMATIC_STREAM_SERIALIZATION: 1})
+
+
+def test_launches_run_one_after_another_in_the_order_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that launch at the same time do not meet in the executor."""
+    gpu, inside, orders = FakeDriver(), list[int](), list[tuple[int, int]]()
+    gpu.order = 7
+
+    def run_blocks(work: object, order: int) -> None:
+        inside.append(1)
+        time.sleep(0.01)
+        orders.append((len(inside), order))
+        inside.pop()
+
+    def work() -> None:
+        begin(gpu)
+        assert doubled(gpu, 0, 0) == 0
+
+    monkeypatch.setattr(fake_launches, "run_blocks", run_blocks)
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert orders == [(1, 7)] * 4
 
 
 def test_a_captured_stream_runs_when_its_graph_does() -> None:

@@ -169,6 +169,8 @@ def test_shapes_of_launches() -> None:
     function, values = loaded(gpu), [ADDRESS(upload(gpu, np.ones(1, np.uint32))), ctypes.c_uint32(0)]
     assert gpu.cuFuncSetAttribute(function, NON_PORTABLE, 1) == 0
     assert [launch(gpu, function, (n,), 32, values, attributes={CLUSTER: n}) for n in (16, 32)] == [0, 912]
+    own = loaded(gpu, DOUBLE.replace(")\n{", ")\n.explicitcluster\n.reqnctapercluster 2, 1, 1\n{"))
+    assert [launch(gpu, own, (8,), 32, values, attributes={CLUSTER: n}) for n in (2, 4)] == [0, 1]
     with pytest.raises(AssertionError, match="grids of two dimensions"):
         launch(gpu, function, (1, 1, 2), 32, values)
     old = started((8, 0))
