@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -20,19 +20,30 @@ VIEWS = {n: np.dtype(t) for n, t in {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c1
 
 
 class Buffer:
-    """A tensor's bytes: ``size`` of them, in rows of ``used`` bytes every ``pitch``."""
+    """A tensor's bytes: ``size`` of them, in rows of ``used`` bytes every ``pitch``.
+
+    ``over``: bytes that exist, as many multiples of 16 as the buffer needs; all of them count as written.
+    """
 
     def __init__(
-        self, name: str, role: str, size: int, item: int, pitch: int = 0, used: int = 0, shift: int = 0
+        self,
+        name: str,
+        role: str,
+        size: int,
+        item: int,
+        pitch: int = 0,
+        used: int = 0,
+        shift: int = 0,
+        over: Array | None = None,
     ) -> None:
         self.name, self.role, self.size, self.item = name, role, size, item
         self.pitch, self.used = (pitch, used) if pitch > used else (0, 0)
         self.shift = shift  # bytes from an aligned address to the first element
         self.base = 0
         room = -(-(size + shift) // 16) * 16 + 16
-        self.data = np.full(room, POISON, np.uint8)
+        self.data = np.full(room, POISON, np.uint8) if over is None else over
         self.tracked = role in ("output", "workspace")
-        self.written = np.zeros(room, np.uint8) if self.tracked else None
+        self.written = np.full(self.data.size, over is not None, np.uint8) if self.tracked else None
         self.begin()
 
     def begin(self, narrow: int = WORD) -> None:
@@ -86,31 +97,40 @@ class Buffer:
 
 
 class GlobalMemory:
-    """All buffers of a run."""
+    """All buffers of a run, in the order of their addresses, the first of which is ``start``."""
 
-    def __init__(self) -> None:
+    def __init__(self, start: int = START) -> None:
         self.buffers: list[Buffer] = []
-        self._bases: list[int] = []
-        self._next = START
+        self._starts: list[int] = []
+        self._next = start
 
-    def add(self, buffer: Buffer) -> Buffer:
-        """Place a buffer at an address aligned to 256 bytes, far from the others."""
-        buffer.base = self._next
-        self._next += -(-(buffer.data.size + GAP) // 256) * 256
-        self.buffers.append(buffer)
-        self._bases.append(buffer.base)
+    def add(self, buffer: Buffer, base: int | None = None) -> Buffer:
+        """Place a buffer at ``base``, a multiple of 16, else at an address aligned to 256, far from the others."""
+        buffer.base = self._next if base is None else base
+        if base is None:
+            self._next += -(-(buffer.data.size + GAP) // 256) * 256
+        place = bisect_right(self._starts, buffer.start)
+        self.buffers.insert(place, buffer)
+        self._starts.insert(place, buffer.start)
         return buffer
+
+    def remove(self, buffer: Buffer) -> None:
+        """Accesses to a buffer are out of bounds from now on."""
+        place = self.buffers.index(buffer, bisect_left(self._starts, buffer.start))
+        del self.buffers[place], self._starts[place]
 
     def begin(self, narrow: int) -> None:
         """Starts a launch with accesses of at least ``narrow`` bytes."""
         for buffer in self.buffers:
             buffer.begin(narrow)
 
-    def nearest(self, address: int) -> Buffer:
-        """The buffer at or next to an address."""
+    def nearest(self, address: int, count: int) -> str:
+        """Where an address is in the buffer at it or next to it."""
+        if not self.buffers:
+            return f"{count} bytes from {address:#x}, where no memory is"
         return min(
             self.buffers, key=lambda b: max(b.start - address, address - (b.start + b.size - 1), 0 if b.pitch else -1)
-        )
+        ).where(address, count)
 
     def parts(self, address: Array, count: int) -> Iterator[tuple[Buffer | None, Any, str]]:
         """The buffers of an access, with its positions in ``address`` (None: all).
@@ -120,14 +140,14 @@ class GlobalMemory:
         if not address.size:
             return
         low, high = int(address.min()), int(address.max())
-        n = bisect_right(self._bases, low) - 1
+        n = bisect_right(self._starts, low) - 1
         if n >= 0:
             b = self.buffers[n]
             at = low - b.start
             if at >= 0 and high - b.start + count <= b.size and not b.pitch:
                 yield b, None, ""
                 return
-        owner = np.searchsorted(np.array(self._bases, np.uint64), address, side="right") - 1
+        owner = np.searchsorted(np.array(self._starts, np.uint64), address, side="right") - 1
         for number in np.unique(owner):
             mine = np.flatnonzero(owner == number)
             found = np.zeros(mine.size, np.bool_)
@@ -136,7 +156,7 @@ class GlobalMemory:
             if not found.all():
                 bad = mine[~found]
                 first = int(address[bad[0]])
-                yield None, bad, self.nearest(first).where(first, count)
+                yield None, bad, self.nearest(first, count)
             if found.any():
                 yield self.buffers[number], mine[found], ""
 

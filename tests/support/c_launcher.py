@@ -1,0 +1,143 @@
+"""A plan launched through the C functions of a driver and nothing else, as a program in C would do it."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from lngen.ir.numerics import NUMPY_DTYPE, Array
+from lngen.lower import Argument, Kernel, Plan
+from lngen.runtime.driver import (
+    CLUSTER_DIMENSION,
+    COOPERATIVE,
+    MAX_DYNAMIC_SHARED_SIZE_BYTES,
+    PROGRAMMATIC_STREAM_SERIALIZATION,
+    _Attribute,
+    _Config,
+)
+
+INT, POINTER, ADDRESS = ctypes.c_int, ctypes.c_void_p, ctypes.c_uint64
+
+
+def checked(status: int) -> None:
+    assert status == 0, status
+
+
+def begin(lib: Any, device: int = 0) -> None:
+    """A context of the device, current in this thread."""
+    context = POINTER()
+    checked(lib.cuInit(0))
+    checked(lib.cuDevicePrimaryCtxRetain(ctypes.byref(context), device))
+    checked(lib.cuCtxSetCurrent(context))
+
+
+def load(lib: Any, image: Any) -> ctypes.c_void_p:
+    module = POINTER()
+    checked(lib.cuModuleLoadData(ctypes.byref(module), image))
+    return module
+
+
+def function_of(lib: Any, module: ctypes.c_void_p, name: str) -> ctypes.c_void_p:
+    function = POINTER()
+    checked(lib.cuModuleGetFunction(ctypes.byref(function), module, name.encode()))
+    return function
+
+
+def allocate(lib: Any, size: int) -> ctypes.c_uint64:
+    pointer = ADDRESS()
+    checked(lib.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(size)))
+    return pointer
+
+
+def upload(lib: Any, array: Array) -> int:
+    """The address of a copy on the GPU."""
+    pointer = allocate(lib, array.nbytes)
+    whole = np.ascontiguousarray(array)
+    checked(lib.cuMemcpyHtoD_v2(pointer, POINTER(whole.ctypes.data), ctypes.c_size_t(whole.nbytes)))
+    return pointer.value
+
+
+def download(lib: Any, address: int, shape: tuple[int, ...], dtype: Any) -> Array:
+    array = np.empty(shape, dtype)
+    checked(lib.cuMemcpyDtoH_v2(POINTER(array.ctypes.data), ADDRESS(address), ctypes.c_size_t(array.nbytes)))
+    return array
+
+
+def launch(
+    lib: Any,
+    function: Any,
+    grid: tuple[int, ...],
+    block: int,
+    values: list[Any],
+    *,
+    shared: int = 0,
+    attributes: Mapping[int, int] | None = None,
+    stream: int = 0,
+) -> int:
+    """The status of a launch; ``values``: ctypes scalars."""
+    given = attributes or {}
+    listed = (_Attribute * max(1, len(given)))()
+    for slot, (key, value) in zip(listed, given.items(), strict=False):
+        slot.id, slot.value[:3] = key, (value, 1, 1)
+    config = _Config((*grid, 1, 1)[:3], (block, 1, 1), shared, stream, ctypes.addressof(listed), len(given))
+    table = (POINTER * len(values))(*map(ctypes.addressof, values))
+    return int(lib.cuLaunchKernelEx(ctypes.byref(config), function, table, None))
+
+
+def attributes_of(kernel: Kernel, programmatic: bool) -> dict[int, int]:
+    return (
+        ({COOPERATIVE: 1} if kernel.cooperative else {})
+        | ({CLUSTER_DIMENSION: kernel.cluster} if kernel.cluster > 1 else {})
+        | ({PROGRAMMATIC_STREAM_SERIALIZATION: 1} if programmatic else {})
+    )
+
+
+def run(lib: Any, plan: Plan, image: bytes, inputs: Mapping[str, Array], rows: int, programmatic: bool) -> Any:
+    """The results of one call by name."""
+    pointers = {v.name: upload(lib, inputs[v.name]) for v in plan.inputs}
+    shapes = {v.name: (v.type.shape(rows, plan.spec.d), NUMPY_DTYPE[v.type.dtype]) for v in plan.outputs}
+    for name, (shape, dtype) in shapes.items():
+        pointers[name] = allocate(lib, int(np.prod(shape)) * np.dtype(dtype).itemsize).value
+    call(lib, plan, image, pointers, rows, programmatic)
+    return {name: download(lib, pointers[name], *shape) for name, shape in shapes.items()}
+
+
+def call(lib: Any, plan: Plan, image: bytes, pointers: Mapping[str, int], rows: int, programmatic: bool) -> None:
+    """Loads the plan and calls it once, on tensors without gaps."""
+    module = load(lib, image)
+    workspace = allocate(lib, max(1, plan.workspace_bytes(rows))).value
+    offsets = plan.workspace_offsets(rows)
+    for b in plan.workspace:
+        if b.zeroed:
+            size = ctypes.c_size_t(b.bytes(rows))
+            checked(lib.cuMemsetD8Async(ADDRESS(workspace + offsets[b.name]), 0, size, None))
+
+    def value(a: Argument) -> Any:
+        match a.kind:
+            case "rows":
+                return ctypes.c_longlong(rows)
+            case "stride":
+                return ctypes.c_longlong(plan.spec.d)
+            case "workspace":
+                return ADDRESS(workspace + offsets[a.tensor])
+            case _:
+                return ADDRESS(pointers[a.tensor])
+
+    for kernel in plan.kernels:
+        if not rows and not kernel.always:
+            continue
+        function = function_of(lib, module, kernel.name)
+        if kernel.dynamic:
+            checked(lib.cuFuncSetAttribute(function, MAX_DYNAMIC_SHARED_SIZE_BYTES, kernel.dynamic))
+        grid = kernel.grid[0](rows), kernel.grid[1](rows)
+        checked(
+            launch(
+                lib, function, grid, kernel.block, [*map(value, kernel.arguments)],
+                shared=kernel.dynamic, attributes=attributes_of(kernel, programmatic),
+            )
+        )  # fmt: skip
+    checked(lib.cuCtxSynchronize())
+    checked(lib.cuMemFree_v2(ADDRESS(workspace)))
