@@ -1,0 +1,139 @@
+"""Fat binaries: the cubins and the PTX of one source for many archs in one file, by NVIDIA's library nvFatbin.
+
+``cuModuleLoadData`` takes such a file and picks the image for its GPU. The library needs neither a GPU nor a driver:
+https://docs.nvidia.com/cuda/nvfatbin. Its default compresses PTX with Zstandard, which drivers before CUDA 12.4 cannot
+read, so nothing is compressed here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal
+
+from lngen.errors import LngenError, MissingError, short
+from lngen.version import install_hint
+
+MAGIC = 0xBA55ED50  # the first four bytes, little-endian
+
+_OPTIONS = (b"-64", b"-compress=false")
+_SIZE_T = ctypes.c_size_t
+_TEXT = ctypes.c_char_p
+_HANDLE = ctypes.c_void_p
+# The arguments of each function, all of which return a code that nvFatbinGetErrorString explains.
+_SIGNATURES: dict[str, list[Any]] = {
+    "nvFatbinCreate": [ctypes.POINTER(_HANDLE), ctypes.POINTER(_TEXT), _SIZE_T],
+    "nvFatbinDestroy": [ctypes.POINTER(_HANDLE)],
+    "nvFatbinAddCubin": [_HANDLE, _TEXT, _SIZE_T, _TEXT, _TEXT],
+    "nvFatbinAddPTX": [_HANDLE, _TEXT, _SIZE_T, _TEXT, _TEXT, _TEXT],
+    "nvFatbinSize": [_HANDLE, ctypes.POINTER(_SIZE_T)],
+    "nvFatbinGet": [_HANDLE, ctypes.c_void_p],
+}
+
+
+@dataclass(frozen=True, order=True)
+class Image:
+    """One member of a fat binary: an ELF file or the text of PTX, for ``arch`` ("sm_90", "sm_90a")."""
+
+    arch: str
+    kind: Literal["cubin", "ptx"]
+    data: bytes
+
+
+def fatbin(images: Sequence[Image]) -> bytes:
+    """One fat binary of ``images``; their order does not matter.
+
+    Members are sorted by the number of the arch, cubins before PTX. PTX loses its comments, which the library removes.
+    LngenError for no images, two of one arch and kind, a name that is no arch, PTX whose ``.target`` is another arch,
+    or an image that the library refuses. MissingError without the library.
+    """
+    ordered = sorted(images, key=lambda image: (_number(image), image.arch, image.kind, image.data))
+    if not ordered:
+        raise LngenError("a fat binary is expected to hold at least one cubin or PTX, got none; name an arch.")
+    for one, other in pairwise(ordered):
+        if (one.arch, one.kind) == (other.arch, other.kind):
+            raise LngenError(f"a fat binary holds one {one.kind} for {one.arch}, got two; leave one of them away.")
+    for image in ordered:
+        _check_target(image)
+    library = _library()
+    with _created(library) as handle:
+        for image in ordered:
+            _add(library, handle, image)
+        size = _SIZE_T()
+        _call(library, "nvFatbinSize", "the images", handle, ctypes.byref(size))
+        buffer = ctypes.create_string_buffer(size.value)
+        _call(library, "nvFatbinGet", "the images", handle, buffer)
+        return buffer.raw
+
+
+def _number(image: Image) -> int:
+    """90 of sm_90a; LngenError for a name that is no arch, or a kind that is none."""
+    found = re.fullmatch(r"sm_(\d{2,3})[af]?", image.arch, re.ASCII)
+    if found is None:
+        raise LngenError(f"an arch of a fat binary is expected to be like sm_90, got '{short(image.arch)}'.")
+    if image.kind not in ("cubin", "ptx"):
+        raise LngenError(f"an image of a fat binary is expected to be cubin or ptx, got '{short(image.kind)}'.")
+    return int(found[1])
+
+
+def _check_target(image: Image) -> None:
+    """LngenError for PTX of another arch, which the library would take and no driver could load."""
+    if image.kind == "ptx" and (target := re.search(rb"^\s*\.target\s+(sm_\w+)", image.data, re.MULTILINE)):
+        there = target[1].decode("ascii", "replace")
+        if there != image.arch:
+            raise LngenError(f"PTX for {image.arch} is expected, but its .target is {short(there)}; name that arch.")
+
+
+@contextmanager
+def _created(library: ctypes.CDLL) -> Iterator[ctypes.c_void_p]:
+    """An empty fat binary, destroyed at the end."""
+    handle = _HANDLE()
+    options = (_TEXT * len(_OPTIONS))(*_OPTIONS)
+    _call(library, "nvFatbinCreate", "its options", ctypes.byref(handle), options, len(_OPTIONS))
+    try:
+        yield handle
+    finally:
+        library.nvFatbinDestroy(ctypes.byref(handle))
+
+
+def _add(library: ctypes.CDLL, handle: ctypes.c_void_p, image: Image) -> None:
+    """Add one image; its identifier is what tools that list a fat binary print."""
+    arch = image.arch.removeprefix("sm_").encode()
+    what, identifier = f"the {image.kind} for {image.arch}", f"{image.arch}.{image.kind}".encode()
+    if image.kind == "cubin":
+        _call(library, "nvFatbinAddCubin", what, handle, image.data, len(image.data), arch, identifier)
+    else:
+        text = image.data.rstrip(b"\0") + b"\0"
+        _call(library, "nvFatbinAddPTX", what, handle, text, len(text), arch, identifier, b"")
+
+
+def _call(library: ctypes.CDLL, function: str, what: str, *args: Any) -> None:
+    """Call a function of the library; LngenError with its own words if it refuses."""
+    if code := getattr(library, function)(*args):
+        why = library.nvFatbinGetErrorString(code) or b"an unknown error"
+        raise LngenError(f"nvFatbin refused {what}: {why.decode('ascii', 'replace')} (code {code}).")
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    """The library, found by cuda-pathfinder in wheels, in conda, in a toolkit, or on the system's path."""
+    hint = f"install it with: {install_hint('fatbin')}, or: pip install nvidia-nvfatbin cuda-pathfinder"
+    try:
+        from cuda.pathfinder import load_nvidia_dynamic_lib
+    except ImportError as error:
+        raise MissingError(f"A fat binary needs cuda-pathfinder, which cannot be imported ({error}); {hint}") from error
+    try:
+        library = ctypes.CDLL(load_nvidia_dynamic_lib("nvfatbin").abs_path or "")
+        for name, arguments in _SIGNATURES.items():
+            function = getattr(library, name)
+            function.argtypes, function.restype = arguments, ctypes.c_int
+        library.nvFatbinGetErrorString.argtypes, library.nvFatbinGetErrorString.restype = [ctypes.c_int], _TEXT
+    except (RuntimeError, OSError, AttributeError) as error:
+        why = short(str(error).strip().partition("\n")[0])
+        raise MissingError(f"A fat binary needs libnvfatbin, which cannot be loaded ({why}); {hint}") from error
+    return library

@@ -1,0 +1,164 @@
+"""If these fail, a fat binary lacks an image, differs from run to run, or a driver cannot load it."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import re
+import shutil
+import struct
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from lngen.aot import fatbin as module
+from lngen.aot.fatbin import MAGIC, Image, fatbin
+from lngen.errors import LngenError, MissingError
+from lngen.toolchain import compile_cubin, compile_ptx
+
+SOURCE = 'extern "C" __global__ void one(float* x) { x[threadIdx.x] = 1.0f; } // a comment'
+PTX, CUBIN = 1, 2  # the kind of a member, as its header has it
+
+
+@pytest.fixture(scope="module", autouse=True)
+def libraries() -> None:
+    pytest.importorskip("cupy")
+    pytest.importorskip("cuda.pathfinder")
+
+
+@pytest.fixture(scope="module")
+def images() -> tuple[Image, ...]:
+    cubins = [Image(arch, "cubin", compile_cubin(SOURCE, arch).image) for arch in ("sm_80", "sm_90", "sm_120")]
+    return (*cubins, Image("sm_120", "ptx", compile_ptx(SOURCE, "sm_120").encode()))
+
+
+def members(data: bytes) -> list[tuple[int, int, bytes]]:
+    """Kind, arch and payload of each member: a header of 16 bytes, then a header and a payload for each."""
+    magic, version, header, size = struct.unpack_from("<IHHQ", data)
+    assert (magic, version, header, size) == (MAGIC, 1, 16, len(data) - 16)
+    found, at = [], header
+    while at < len(data):
+        kind, _, own, payload = struct.unpack_from("<HHIQ", data, at)
+        (arch,) = struct.unpack_from("<I", data, at + 28)
+        found.append((kind, arch, data[at + own : at + own + payload]))
+        at += own + payload
+    assert at == len(data)
+    return found
+
+
+def test_every_image_is_there_uncompressed(images: tuple[Image, ...]) -> None:
+    """A driver of CUDA 12.0 reads no Zstandard, with which the library compresses PTX by default."""
+    data = fatbin(images)
+    found = members(data)
+    assert [(kind, arch) for kind, arch, _ in found] == [(CUBIN, 80), (CUBIN, 90), (CUBIN, 120), (PTX, 120)]
+    for image, (_, _, payload) in zip(images[:3], found[:3], strict=True):
+        assert payload.startswith(image.data)
+        assert not payload[len(image.data) :].strip(b"\0")
+    text = found[3][2].decode()
+    assert re.search(r"^\.target sm_120$", text, re.MULTILINE)
+    assert ".visible .entry one(" in text
+    assert len(data) - sum(len(i.data) for i in images) < 1024
+
+
+def test_the_order_of_the_images_does_not_matter(images: tuple[Image, ...]) -> None:
+    assert len({fatbin(order) for order in itertools.permutations(images)}) == 1
+
+
+def test_ptx_may_end_in_nul_or_not(images: tuple[Image, ...]) -> None:
+    ptx = images[-1]
+    assert fatbin([ptx]) == fatbin([replace(ptx, data=ptx.data.rstrip(b"\0") + b"\0")])
+
+
+def test_another_process_makes_the_same_bytes(images: tuple[Image, ...], tmp_path: Path) -> None:
+    for image in images:
+        (tmp_path / f"{image.arch}.{image.kind}").write_bytes(image.data)
+    script = (
+        "import sys; from pathlib import Path; from lngen.aot.fatbin import Image, fatbin\n"
+        "files = sorted(Path(sys.argv[1]).iterdir(), reverse=True)\n"
+        "images = [Image(f.stem, f.suffix[1:], f.read_bytes()) for f in files]\n"
+        "sys.stdout.buffer.write(fatbin(images))"
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, check=True)
+    assert done.stdout == fatbin(images)
+
+
+@pytest.mark.skipif(shutil.which("cuobjdump") is None, reason="no cuobjdump on the path")
+def test_nvidias_tool_lists_the_images(images: tuple[Image, ...], tmp_path: Path) -> None:
+    (tmp_path / "all.fatbin").write_bytes(fatbin(images))
+    command = ["cuobjdump", "--list-elf", "--list-ptx", "all.fatbin"]
+    listed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    found = sorted(re.findall(r"(sm_\d+)\.(cubin|ptx)$", listed, re.MULTILINE))
+    assert found == sorted((image.arch, image.kind) for image in images)
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        ([], "at least one cubin or PTX, got none"),
+        ([Image("sm_80", "cubin", b"")], "nvFatbin refused the cubin for sm_80: empty input"),
+        ([Image("sm_80", "cubin", b"no ELF" * 99)], "nvFatbin refused the cubin for sm_80: fatbinary elf mismatch"),
+        ([Image("sm_80", "ptx", b"no PTX")], "nvFatbin refused the ptx for sm_80: could not find ptx version"),
+        ([Image("sm_80", "ptx", b"")], "nvFatbin refused the ptx for sm_80: empty input"),
+        ([Image("sm_80", "ptx", b".version 8.0\n.target sm_90\n")], "its .target is sm_90; name that arch"),
+        ([Image("compute_80", "ptx", b"")], "like sm_90, got 'compute_80'"),
+        ([Image("sm_80\n", "ptx", b"")], "like sm_90, got"),
+        ([Image("sm_80", "elf", b"")], "cubin or ptx, got 'elf'"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_wrong_image_is_one_sentence(made: list[Image], message: str) -> None:
+    with pytest.raises(LngenError, match=message):
+        fatbin(made)
+
+
+def test_a_cubin_of_another_arch_is_refused(images: tuple[Image, ...]) -> None:
+    with pytest.raises(LngenError, match="refused the cubin for sm_90: fatbinary elf mismatch: elf arch"):
+        fatbin([replace(images[0], arch="sm_90")])
+
+
+def test_two_images_of_one_arch_are_refused(images: tuple[Image, ...]) -> None:
+    with pytest.raises(LngenError, match="holds one cubin for sm_80, got two"):
+        fatbin([*images, images[0]])
+
+
+def test_each_fat_binary_is_destroyed(monkeypatch: pytest.MonkeyPatch, images: tuple[Image, ...]) -> None:
+    """Also that of a refused image."""
+    library, count = module._library(), []
+    names = ("nvFatbinCreate", "nvFatbinAddCubin", "nvFatbinAddPTX", "nvFatbinSize", "nvFatbinGet")
+    fake = SimpleNamespace(**{n: getattr(library, n) for n in (*names, "nvFatbinGetErrorString")})
+    fake.nvFatbinDestroy = lambda handle: count.append(library.nvFatbinDestroy(handle))
+    monkeypatch.setattr(module, "_library", lambda: fake)
+    fatbin(images)
+    with pytest.raises(LngenError, match="refused"):
+        fatbin([Image("sm_80", "cubin", b"no ELF")])
+    assert count == [0, 0]
+
+
+@pytest.fixture
+def fresh() -> None:
+    module._library.cache_clear()
+
+
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize("missing", ["cuda.pathfinder", "the library", "a function"])
+def test_a_missing_library_is_a_sentence_with_the_command(
+    monkeypatch: pytest.MonkeyPatch, images: tuple[Image, ...], missing: str
+) -> None:
+    from cuda import pathfinder
+
+    def not_found(name: str) -> SimpleNamespace:
+        raise pathfinder.DynamicLibNotFoundError(f"no {name}\nmuch more")
+
+    if missing == "cuda.pathfinder":
+        monkeypatch.setitem(sys.modules, "cuda.pathfinder", None)
+    elif missing == "the library":
+        monkeypatch.setattr(pathfinder, "load_nvidia_dynamic_lib", not_found)
+    else:
+        monkeypatch.setattr(ctypes, "CDLL", lambda path: SimpleNamespace())
+    with pytest.raises(MissingError, match=r'pip install "\.\[fatbin\]" in the checkout') as raised:
+        fatbin(images)
+    assert "\n" not in str(raised.value)
+    assert "pip install nvidia-nvfatbin" in str(raised.value)
