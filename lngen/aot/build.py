@@ -12,9 +12,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from lngen.aot import manifest
+from lngen.aot.fatbin import Image, fatbin
 from lngen.aot.folder import put
+from lngen.aot.known_answers import vectors
 from lngen.aot.manifest import Facts, Manifest
 from lngen.aot.request import Choice, Request, choices
+from lngen.aot.trace import Workload, read_trace
 from lngen.compile import Compilation, KernelSet
 from lngen.contract import described
 from lngen.devices import oldest_first
@@ -85,6 +88,7 @@ def build(
     lock: str | Path | None = None,
     device: str | None = None,
     bundle: bool = False,
+    trace: str | Path | None = None,
     progress: Progress | None = None,
     executor: Executor | None = None,
 ) -> Built:
@@ -99,6 +103,7 @@ def build(
     lock      a lock file of ``lngen tune``, whose schedules replace the defaults
     device    the described GPU to choose schedules for, ``h200``; by default the one that represents each arch
     bundle    .cu files stand alone; otherwise they include headers in ``include/HASH/lngen``
+    trace     a folder of FlashInfer's trace files: what that workload calls is built as well, for its numbers of rows
     executor  runs the compilations, by default threads; the bytes are the same
 
     Everything is compiled before the first file is written. LngenError, SpecError, ScheduleError for a wrong request,
@@ -106,20 +111,24 @@ def build(
     """
     kinds, folder = _kinds(emit), Path(out)
     request = Request.of(arch, rows, schedule, lock, device)
-    compilations = [Compilation(s if isinstance(s, Spec) else parse_spec(s)) for s in specs]
-    if not compilations:
+    wanted = [(Compilation(s if isinstance(s, Spec) else parse_spec(s)), request) for s in specs]
+    workload = read_trace(Path(trace)) if trace is not None else Workload((), ())
+    wanted += [(Compilation(parse_spec(text)), request.with_rows(seen)) for text, seen in workload.specs]
+    if not wanted:
         raise LngenError("a build is expected to have one spec at least, got none; name one.")
     request.check(kinds)
     manifest.read(folder)  # refused before anything is compiled
     with ThreadPoolExecutor() as pool:
-        found = _all([pool.submit(choices, c, request) for c in compilations], progress)
+        found = _all([pool.submit(choices, *one) for one in wanted], progress)
         chosen = [c for of in found for c in of]
         made = _gather(chosen)
         manifest.check_lost(folder, manifest.read(folder), _planned(made, kinds))
         _compile(made, kinds, progress, executor or pool)
     new, files = _contents(made, chosen, kinds, bundle)
     replaced = put(folder, new, files)
-    notes = [note for c in compilations for note in request.notes(c)]
+    notes = [*workload.notes, *(note for c, asked in wanted for note in asked.notes(c))]
+    if workload.skipped:
+        notes.append(f"{len(workload.skipped)} entries of the trace are no norms of lngen: {workload.skipped[0]}")
     return Built(folder, new, (*files, FILE_NAME), tuple(replaced), tuple(dict.fromkeys(notes)))
 
 
@@ -257,19 +266,27 @@ def _contents(
             },
         }
     new.specs = _dispatch(chosen, kinds)
-    others = headers | (_vectors(chosen) if "vectors" in kinds else {})
+    others = headers | _known_answers(chosen, kinds)
     new.others = {name: {"bytes": len(data), "sha256": sha256(data)} for name, data in sorted(others.items())}
     return new, files | dict(sorted(others.items()))
 
 
 def _fatbin(name: str, made: _Made) -> bytes:
     """The fat binary of a kernel set: machine code for each arch, and the PTX that newer GPUs run."""
-    raise NotImplementedError
+    images = []
+    for arch in made.arches[name]:
+        binary = made.compiled[_Job(name, arch, "cubin")]
+        assert isinstance(binary, Binary)
+        images.append(Image(arch, "cubin", binary.image))
+        if arch in made.ptx[name]:
+            images.append(Image(arch, "ptx", str(made.compiled[_Job(name, arch, "ptx")]).encode()))
+    return fatbin(images)
 
 
-def _vectors(chosen: Sequence[Choice]) -> dict[str, bytes]:
-    """Test vectors of each spec."""
-    raise NotImplementedError
+def _known_answers(chosen: Sequence[Choice], kinds: Sequence[str]) -> dict[str, bytes]:
+    """The test vectors of each spec."""
+    specs = {str(c.spec): c.spec for c in chosen} if "vectors" in kinds else {}
+    return {name: data for spec in specs.values() for name, data in vectors(spec).items()}
 
 
 def _headers(kernels: KernelSet, headers: dict[str, bytes]) -> str:

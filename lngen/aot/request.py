@@ -78,6 +78,10 @@ class Request:
         if "cubin" not in kinds and "fatbin" not in kinds and "ptx" not in kinds and any(t.ptx for t in self.targets):
             raise LngenError(f"an arch with {PTX} needs compiled kernels; emit ptx, cubin or fatbin, or drop {PTX}.")
 
+    def with_rows(self, rows: Sequence[int]) -> Request:
+        """The same request for other numbers of rows; the same if there are none."""
+        return replace(self, rows=tuple(rows)) if rows else self
+
     def gpu(self, arch: str) -> Device:
         """The GPU to choose a schedule for."""
         return self.device if self.device and self.device.arch == arch else device_for(arch)

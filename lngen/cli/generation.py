@@ -66,14 +66,14 @@ def build_command(
     bytes. Everything is compiled before anything is written. A folder with a pack is added to: what has the same spec,
     arch and rows is replaced, nothing else changes, no file is deleted.
     """
-    if not specs:
+    if not specs and trace is None:
         raise click.UsageError("Missing argument 'SPEC...': name a spec.")
     if device is not None and arches == DEFAULT_ARCH:
         arches = named(device).arch
     with dask_executor(dask) as executor, progress_bar("compiling") as progress:
         built = build(
             specs, folder, arch=arches, rows=rows, emit=kinds, schedule=schedule, lock=lock, device=device,
-            bundle=bundle, progress=progress, executor=executor,
+            bundle=bundle, trace=trace, progress=progress, executor=executor,
         )  # fmt: skip
     for line in (*built.notes, *built.replaced):
         note(line)

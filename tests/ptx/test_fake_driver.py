@@ -20,8 +20,8 @@ from lngen.check.inputs import mismatches, random_inputs
 from lngen.emit import emit
 from lngen.interpret import interpret
 from lngen.ir.numerics import NUMPY_DTYPE
+from lngen.launch.driver import PROGRAMMATIC_STREAM_SERIALIZATION
 from lngen.problem import Schedule
-from lngen.runtime.driver import PROGRAMMATIC_STREAM_SERIALIZATION
 from lngen.toolchain import compile_ptx
 from plans import plan_of
 from schedules import cp_async, multipass, registers, tma

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from lngen.ir.numerics import NUMPY_DTYPE, Array
-from lngen.lower import Argument, Kernel, Plan
-from lngen.runtime.driver import (
+from lngen.launch.driver import (
     CLUSTER_DIMENSION,
     COOPERATIVE,
     MAX_DYNAMIC_SHARED_SIZE_BYTES,
@@ -18,6 +17,7 @@ from lngen.runtime.driver import (
     _Attribute,
     _Config,
 )
+from lngen.lower import Argument, Kernel, Plan
 
 INT, POINTER, ADDRESS = ctypes.c_int, ctypes.c_void_p, ctypes.c_uint64
 
