@@ -50,14 +50,15 @@ def run_plan(
 
     ``source`` (CUDA) or ``ptx`` replaces the emitted text; ``rows`` replaces the number of rows of the inputs.
     ``strides``: elements from row to row of an [M, D] tensor, default D. With strides=2 a pair is the distance of a row
-    from the one ``inner`` rows before it, and the distance of these ``inner`` rows from each other. ``offset``: elements by which every [M, D]
-    pointer is shifted from an aligned address. ``order`` is the seed of the order in which blocks run, 0 the order of
-    their numbers; ``grid`` gives another grid: (x, y) of a kernel and the rows. ``stop``: end at the first finding.
-    ``times``: the number of calls, one after another on the same workspace; the results, which each call has to write,
-    are those of the last. ``alias``: tensors in the memory of another, each with the other's name and the number of
-    its elements before them: ``{"y": ("x", 0)}`` writes y over x. Elements of such an output that are never written
-    cause no finding; only the results show them. ``most``: segments of straight code that a batch of blocks runs before
-    its kernel counts as one that does not end, which is a finding; ``Traffic.segments`` has the number of a run.
+    from the one ``inner`` rows before it, and the distance of these ``inner`` rows from each other. ``offset``:
+    elements by which every [M, D] pointer is shifted from an aligned address. ``order`` is the seed of the order in
+    which blocks run, 0 the order of their numbers; ``grid`` gives another grid: (x, y) of a kernel and the rows.
+    ``stop``: end at the first finding. ``times``: the number of calls, one after another on the same workspace; the
+    results, which each call has to write, are those of the last. ``alias``: tensors in the memory of another, each with
+    the other's name and the number of its elements before them: ``{"y": ("x", 0)}`` writes y over x. Elements of such
+    an output that are never written cause no finding; only the results show them. ``most``: segments of straight code
+    that a batch of blocks runs before its kernel counts as one that does not end, which is a finding;
+    ``Traffic.segments`` has the number of a run.
     From sm_90 on every launch is programmatic: a kernel may start before the one before has ended, and has to wait.
     """
     text = source if source is not None else emit(plan)

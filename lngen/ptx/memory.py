@@ -51,9 +51,7 @@ class Rows:
 class Buffer:
     """A tensor's bytes: ``size`` of them, all of them elements, or those of ``rows`` alone."""
 
-    def __init__(
-        self, name: str, role: str, size: int, item: int, rows: Rows | None = None, shift: int = 0
-    ) -> None:
+    def __init__(self, name: str, role: str, size: int, item: int, rows: Rows | None = None, shift: int = 0) -> None:
         self.name, self.role, self.size, self.item = name, role, size, item
         self.rows = rows if rows is not None and rows.apart else None
         self.shift = shift  # bytes from an aligned address to the first element
@@ -103,7 +101,7 @@ class Buffer:
     def where(self, address: int, count: int) -> str:
         """The description of an address in findings."""
         at = address - self.start
-        if self.rows and 0 <= at < self.size:
+        if self.rows and 0 <= at < self.size and not self.rows.inside(np.array([at]), count)[0]:
             return f"bytes {at} to {at + count - 1}, between the rows of '{self.name}' ({self.rows})"
         return f"bytes {at} to {at + count - 1} of '{self.name}', which has {self.size} bytes"
 

@@ -16,8 +16,10 @@ import numpy as np
 from lngen.errors import ArrayError
 from lngen.ir import WIDE, Axis, DType, Value
 from lngen.ir.numerics import Array
+from lngen.lower import Distance
 from lngen.passes import accumulated
 from lngen.runtime.arrays import Layout
+from lngen.runtime.two_distances import AGAIN, fits
 
 
 def leading(value: Value, shape: Sequence[int], d: int) -> tuple[int, ...]:
@@ -47,18 +49,24 @@ def check_layout(value: Value, layout: Layout, dtype: DType | None, rows: tuple[
         raise ArrayError(f"'{value.name}' is expected on GPU {device}, where other arrays lie, got GPU {where}.")
 
 
+def check_rows(value: Value, layout: Layout) -> None:
+    """ArrayError if a row is not contiguous."""
+    _, shape, strides, _ = layout
+    if math.prod(shape) and Axis.D in value.type.axes and shape[-1] > 1 and strides[-1] != 1:
+        raise ArrayError(
+            f"'{value.name}' is expected to have contiguous rows (last stride 1), got strides {tuple(strides)} in "
+            "elements; call .contiguous() or ascontiguousarray first."
+        )
+
+
 def row_stride(value: Value, layout: Layout, *, written: bool) -> int:
     """Elements from one row to the next; ArrayError if rows are not evenly spaced or a row is not contiguous."""
     _, shape, strides, _ = layout
     if math.prod(shape) == 0:
         return shape[-1]
-    if Axis.D in value.type.axes and shape[-1] > 1 and strides[-1] != 1:
-        raise ArrayError(
-            f"'{value.name}' is expected to have contiguous rows (last stride 1), got strides {tuple(strides)} in "
-            "elements; call .contiguous() or ascontiguousarray first."
-        )
+    check_rows(value, layout)
     outer = [(n, s) for n, s in zip(shape, strides, strict=True)][: -1 if Axis.D in value.type.axes else None]
-    stride = _one_stride(value, [(n, s) for n, s in outer if n > 1], tuple(strides))
+    stride = _one_stride(value, [(n, s) for n, s in outer if n > 1], layout)
     if stride is None:
         return shape[-1] if Axis.D in value.type.axes else 1
     least = shape[-1] if Axis.D in value.type.axes else 1
@@ -71,13 +79,14 @@ def row_stride(value: Value, layout: Layout, *, written: bool) -> int:
     return stride
 
 
-def _one_stride(value: Value, dims: list[tuple[int, int]], strides: tuple[int, ...]) -> int | None:
+def _one_stride(value: Value, dims: list[tuple[int, int]], layout: Layout) -> int | None:
     """The stride of the flattened outer dimensions, None if there is at most one row."""
     for (_, outer), (n, inner) in pairwise(dims):
         if outer != n * inner:
+            two = value.type.axes == WIDE and fits(layout)
             raise ArrayError(
-                f"'{value.name}' is expected to have rows at one distance, got strides {strides} in elements; "
-                "call .contiguous() or ascontiguousarray first."
+                f"'{value.name}' is expected to have rows at one distance, got strides {tuple(layout[2])} in elements; "
+                f"{AGAIN}{', or compile with strides=2, for rows at two distances' if two else ''}."
             )
     return dims[-1][1] if dims else None
 
@@ -91,16 +100,21 @@ Near = tuple[int, int, int, int]
 
 @dataclass(frozen=True)
 class Extent:
-    """The memory of an array of at most two dimensions, relative to its address; strides and size are in bytes."""
+    """The memory of an array of at most three dimensions, relative to its address; strides and size are in bytes."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     size: int
 
     @classmethod
-    def of(cls, value: Value, rows: int, d: int, stride: int) -> Extent:
-        """The extent of ``value`` for ``rows`` rows, ``stride`` elements from one to the next if it is [M, D]."""
+    def of(cls, value: Value, rows: int, d: int, stride: Distance, inner: int = 1) -> Extent:
+        """The extent of ``value`` for ``rows`` rows, ``stride`` elements from one to the next if it is [M, D].
+
+        Of rows at two distances, ``inner`` are side by side, and ``rows`` is a multiple of that.
+        """
         size = value.type.dtype.size
+        if isinstance(stride, tuple):
+            return cls((rows // inner, inner, d), (stride[0] * size, stride[1] * size, size), size)
         strides = (stride * size, size) if value.type.axes == WIDE else (size,) * len(value.type.axes)
         return cls(value.type.shape(rows, d), strides, size)
 

@@ -14,12 +14,14 @@ from lngen.compile import Compilation, KernelSet
 from lngen.devices import Device, device_for
 from lngen.errors import ArrayError
 from lngen.ir import WIDE, D, M, Value
+from lngen.lower import Distance
 from lngen.problem import Schedule, is_legal, parse_schedule
-from lngen.runtime.array_rules import Extent, Near, check_layout, leading, near, replaced, row_stride
+from lngen.runtime.array_rules import Extent, Near, check_layout, check_rows, leading, near, replaced, row_stride
 from lngen.runtime.arrays import Layout, Library, library_of
 from lngen.runtime.launcher import Bound, Launcher, Workspaces, device_arch, live_gpu
 from lngen.runtime.lock_file import Lock, Locked
 from lngen.runtime.numpy_arrays import run_on_host
+from lngen.runtime.two_distances import two_distances
 from lngen.schedule import row_counts, workload
 from lngen.spec import Spec
 
@@ -30,6 +32,7 @@ WIDEST = 16  # bytes of the widest memory access; arrays aligned to it fit every
 class Recipe:
     """What a call needs for arrays of one layout, in addition to their addresses.
 
+    strides      elements from row to row of each array; inner: the number of rows before the outer distance
     makers       allocate the results that are not given
     alignments   for each array, the bytes of which its address has to be a multiple in the plan for aligned arrays
     vec          the widest access, in elements, that the strides allow; None if the strides suit that plan
@@ -41,7 +44,8 @@ class Recipe:
 
     device: int
     rows: int
-    strides: dict[str, int]
+    strides: dict[str, Distance]
+    inner: int
     makers: tuple[Callable[[], Any], ...]
     alignments: tuple[int, ...]
     vec: int | None
@@ -212,7 +216,7 @@ class Call:
         vec = recipe.vec if together % WIDEST == 0 else self._vec_for(recipe, pointers)
         bound = recipe.bounds.get(vec)
         if bound is None:
-            bound = self.launcher(recipe.device, vec, recipe.rows).bind(recipe.rows, recipe.strides)
+            bound = self.launcher(recipe.device, vec, recipe.rows).bind(recipe.rows, recipe.strides, recipe.inner)
             recipe.bounds[vec] = bound
         overwritten: tuple[str, ...] = ()
         for i, j, low, high in recipe.near:
@@ -257,20 +261,16 @@ class Call:
         device = layouts[self._leader][3]
         count = math.prod(rows)
         values = (*self.inputs, *self.outputs)
-        strides = {}
-        extents: list[Extent | None] = []
-        for value, layout in zip(values, (*layouts, *outs), strict=True):
-            if layout is None:
-                strides[value.name] = d
-                extents.append(None)
-                continue
-            check_layout(value, layout, library.dtype(layout[0]), rows, d, device)
-            strides[value.name] = row_stride(value, layout, written=value in self.outputs)
-            extents.append(Extent.of(value, count, d, strides[value.name]))
+        given = [*zip(values, (*layouts, *outs), strict=True)]
+        for value, layout in given:
+            if layout is not None:
+                check_layout(value, layout, library.dtype(layout[0]), rows, d, device)
+        strides, inner = self._distances([(v, layout) for v, layout in given if layout is not None], rows)
+        extents = [Extent.of(v, count, d, strides[v.name], inner) if layout else None for v, layout in given]
         plan = self.launcher(device, rows=count).plan
         alignments = tuple(plan.alignment(v) if D in v.type.axes else v.type.dtype.size for v in values)
         rated = zip(values, alignments, strict=True)
-        wide = [(strides[v.name], v.type.dtype.size, n) for v, n in rated if v.type.axes == WIDE]
+        wide = [(s, v.type.dtype.size, n) for v, n in rated if v.type.axes == WIDE for s in _steps(strides[v.name])]
         whole = all(stride == d if plan.contiguous else stride * size % n == 0 for stride, size, n in wide)
         # Bulk copies take accesses of a whole chunk: rows with other strides are read half a chunk at a time, or less.
         narrow = self._problem.chunk // 2 if plan.schedule.form in ("tma", "tma_unaligned") else plan.schedule.vec
@@ -279,7 +279,25 @@ class Call:
         makers = tuple(library.maker(v.type.shape(rows, d), v.type.dtype, device) for v in self.outputs)
         close = near(extents, len(self.inputs))
         vec = None if whole else narrow
-        return Recipe(device, count, strides, makers, alignments, vec, narrow, close, tuple(extents))
+        return Recipe(device, count, strides, inner, makers, alignments, vec, narrow, close, tuple(extents))
+
+    def _distances(
+        self, arrays: Sequence[tuple[Value, Layout]], rows: tuple[int, ...]
+    ) -> tuple[dict[str, Distance], int]:
+        """Elements from row to row by name, those of a new array as well, and the number of inner rows.
+
+        ArrayError if rows lie otherwise, or overlap in an array that is written.
+        """
+        strides: dict[str, Distance] = {v.name: self.spec.d for v in self.outputs}
+        two: list[tuple[Value, Layout]] = []
+        for value, layout in arrays:
+            if self.spec.strides == 2 and value.type.axes == WIDE:
+                check_rows(value, layout)
+                two.append((value, layout))
+            else:
+                strides[value.name] = row_stride(value, layout, written=value in self.outputs)
+        found, inner = two_distances(two, rows, self.outputs)
+        return strides | {v.name: one for (v, _), one in zip(two, found, strict=True)}, inner
 
     def _vec_for(self, recipe: Recipe, pointers: list[int]) -> int | None:
         """The widest access for which every pointer is aligned; None: that of the plan for aligned arrays."""
@@ -296,3 +314,8 @@ class Call:
             while D in value.type.axes and pointer % min(vec * size, WIDEST):
                 vec //= 2
         return vec
+
+
+def _steps(distance: Distance) -> tuple[int, ...]:
+    """The distances of rows, one or two."""
+    return distance if isinstance(distance, tuple) else (distance,)

@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 from lngen.devices import Device, live_device
 from lngen.errors import MissingError
 from lngen.ir import DType
-from lngen.lower import Kernel, Plan, requested_shared
+from lngen.lower import Distance, Kernel, Plan, number, requested_shared
 from lngen.runtime.arrays import Library
 from lngen.runtime.driver import (
     CLUSTER_DIMENSION,
@@ -102,15 +102,24 @@ class Launcher:
                 allow_shared(function.ptr, shared)
                 allow_cluster(function.ptr, kernel.cluster)
 
-    def bind(self, rows: int, strides: Mapping[str, int]) -> Bound:
-        """The launch for ``rows`` rows and the given row strides, in elements by tensor name."""
-        return Bound(self, rows, strides, [f.ptr for f in self._functions])
+    def bind(self, rows: int, strides: Mapping[str, Distance], inner: int = 1) -> Bound:
+        """The launch for ``rows`` rows and the given row strides, in elements by tensor name.
+
+        With strides=2 a pair is the distance of a row from the one ``inner`` rows before, and that of these rows.
+        """
+        return Bound(self, rows, strides, inner, [f.ptr for f in self._functions])
 
     def __call__(
-        self, rows: int, pointers: Mapping[str, int], strides: Mapping[str, int], workspace: int, stream: int
+        self,
+        rows: int,
+        pointers: Mapping[str, int],
+        strides: Mapping[str, Distance],
+        workspace: int,
+        stream: int,
+        inner: int = 1,
     ) -> None:
         """Bind and launch once; pointers by tensor name."""
-        bound = self.bind(rows, strides)
+        bound = self.bind(rows, strides, inner)
         bound.prepare(workspace, stream)
         bound([pointers[name] for name in self.tensors], workspace, stream)
 
@@ -118,7 +127,14 @@ class Launcher:
 class Bound:
     """Kernels with all arguments but pointers. One thread at a time may call it."""
 
-    def __init__(self, launcher: Launcher, rows: int, strides: Mapping[str, int], functions: Sequence[int]) -> None:
+    def __init__(
+        self,
+        launcher: Launcher,
+        rows: int,
+        strides: Mapping[str, Distance],
+        inner: int,
+        functions: Sequence[int],
+    ) -> None:
         import cupy
 
         plan = launcher.plan
@@ -141,6 +157,7 @@ class Bound:
                 rows,
                 launcher.tensors,
                 strides,
+                inner,
                 offsets,
                 shared,
                 dependent=launcher.dependent and (place > 0 or launcher.overlap),
@@ -186,7 +203,8 @@ class _Arguments:
         function: int,
         rows: int,
         tensors: Sequence[str],
-        strides: Mapping[str, int],
+        strides: Mapping[str, Distance],
+        inner: int,
         offsets: Mapping[str, int],
         shared: int,
         dependent: bool,
@@ -204,10 +222,8 @@ class _Arguments:
         self.buffers: list[tuple[int, int]] = []
         for position, a in enumerate(kernel.arguments):
             match a.kind:
-                case "rows":
-                    self.values[position] = rows
-                case "stride":
-                    self.values[position] = strides[a.tensor]
+                case "rows" | "inner" | "stride" | "outer_stride":
+                    self.values[position] = number(a, rows, inner, strides)
                 case "workspace":
                     self.buffers.append((position, offsets[a.tensor]))
                 case _:

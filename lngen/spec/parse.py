@@ -163,9 +163,7 @@ def make_spec(definition: Definition, direction: str, options: dict[str, Any], t
     if blocks is not None:
         blocks = whole_number(text, "blocks", blocks, MAX_BLOCKS)
     strides = whole_number(text, "strides", options.get("strides", 1), MAX_STRIDES)
-    spec = Spec(
-        definition, direction, d, dtype, weight, out, eps, chosen, blocks=blocks, order=order, strides=strides
-    )
+    spec = Spec(definition, direction, d, dtype, weight, out, eps, chosen, blocks=blocks, order=order, strides=strides)
     spec = replace(spec, save=_save(text, options.get("save", "stats"), spec))
     return _backward_keys(text, spec, options) if direction == "bwd" else spec
 

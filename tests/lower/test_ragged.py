@@ -280,7 +280,7 @@ class FakeLauncher:
     def __init__(self, plan: Plan, forms: list[tuple[str, int]]) -> None:
         self.plan, self.forms, self.workspace_bytes = plan, forms, 0
 
-    def bind(self, rows: int, strides: dict[str, int]) -> FakeLauncher:
+    def bind(self, rows: int, strides: dict[str, int], inner: int) -> FakeLauncher:
         return self
 
     def __call__(self, pointers: list[int], workspace: int, stream: int) -> None:

@@ -54,7 +54,7 @@ BACKWARD: list[Case] = [
     ("layernorm.bwd:d=513,dtype=f32,blocks=3", registers(64, 8, 1, "prefetch"), ((0, 1), (7, 3))),
     ("layernorm.bwd:d=1000,dtype=bf16,blocks=2", registers(64, 8, 8, "single"), ((0, 1), (17, 5))),
     ("layernorm.bwd:d=777,dtype=bf16,wrt=beta,blocks=2", registers(64, 8, 1), ((11, 4),)),
-    ("add_rmsnorm.bwd:d=96,dtype=f32,blocks=2", registers(8, 32, 4, "prefetch"), ((40, 3),)),
+    ("add_rmsnorm.bwd:d=96,dtype=f32,blocks=2", registers(8, 64, 4, "prefetch"), ((40, 3),)),
     ("rmsnorm.bwd:d=1002,dtype=bf16,blocks=2", cp_async(64, 8, 2, 2, "single"), ((19, 6),)),
     ("layernorm.bwd:d=1000,dtype=f32,blocks=2", cp_async(64, 4, 4, 2, "regs"), ((9, 2),)),
     ("layernorm.bwd:d=64,dtype=bf16,blocks=1", tma(4, 128, 8, 2, "store cached"), ((0, 1), (130, 7))),
@@ -105,7 +105,7 @@ def test_any_address_and_odd_distances() -> None:
 
 def test_heads_of_one_packed_projection_side_by_side() -> None:
     """q is normalised in place; what lies beside it, k and v, stays as it is."""
-    plan, heads, tokens = two("rmsnorm.fwd:d=64,dtype=f16", registers(2, 64, 8)), 3, 4
+    plan, heads, tokens = two("rmsnorm.fwd:d=64,dtype=f16", registers(8, 4, 8)), 3, 4
     inputs = random_inputs(plan.spec, heads * tokens)
     packed: dict[str, Distance] = {"x": (3 * heads * 64, 64), "y": (3 * heads * 64, 64)}
     done = run_plan(plan, inputs, strides=packed, inner=heads, alias={"y": ("x", 0)})
@@ -118,9 +118,12 @@ def test_heads_of_one_packed_projection_side_by_side() -> None:
 WRONG = {
     "the remainder is left out": ("remainder(row - row / inner * inner)", "remainder(0)"),
     "the quotient is left out": ("quotient(row / inner)", "quotient(0)"),
-    "distances exchanged": ("place.quotient * outer + place.remainder * stride", "place.quotient * stride + place.remainder * outer"),
-    "the row after": ("RowPlace place_(stream_.valid_row(), inner_)", "RowPlace place_(stream_.valid_row() + 1, inner_)"),
-}  # fmt: skip
+    "distances exchanged": (
+        "place.quotient * outer + place.remainder * stride",
+        "place.quotient * stride + place.remainder * outer",
+    ),
+    "the row after": ("place_(stream_.valid_row(), inner_)", "place_(stream_.valid_row() + 1, inner_)"),
+}
 
 
 @pytest.mark.parametrize("name", WRONG)
