@@ -18,7 +18,7 @@ from lngen.errors import LngenError
 from lngen.files import parse_json, reason, sha256, shown
 from lngen.files import read as read_file
 from lngen.ir import WIDE, D, M, Value
-from lngen.lower import Extent, Kernel, Plan, requested_shared
+from lngen.lower import NUMBERS, Extent, Kernel, Plan, requested_shared
 from lngen.passes import accumulated
 from lngen.problem import OVERLAP_ARCH, minimum_arch
 from lngen.spec import Spec
@@ -39,6 +39,10 @@ _ZEROED_RULE = (
     "ready for the next"
 )
 _ARGUMENT_RULE = "every argument is 8 bytes: a pointer, or a long long (rows; strides in elements)"
+_TWO_DISTANCES_RULE = (
+    "; with strides=2 row r of a tensor begins (r / inner) * outer_stride + (r % inner) * stride elements after its "
+    "pointer: inner, at least 1, is one number for all tensors of a call"
+)
 _LAUNCH_RULE = (
     "the kernels of a set are launched in this order on one stream: cluster blocks to a cluster in x if that is more "
     "than 1, cooperatively if the kernel says so. Allow its dynamic shared memory first "
@@ -77,7 +81,7 @@ def entry(plan: Plan, resources: Mapping[str, Mapping[str, Resources]]) -> dict[
         "same_tensor": plan.graph.shared,
         "in_place": _in_place(plan),
         "minimum_arch": f"sm_{minimum_arch(plan.schedule)}",
-        "argument_rule": _ARGUMENT_RULE,
+        "argument_rule": _ARGUMENT_RULE + _TWO_DISTANCES_RULE * (plan.spec.strides == 2),
         "launch_rule": _LAUNCH_RULE,
         "grid_rule": _GRID_RULE,
         "programmatic_stream_serialization": {"minimum_arch": f"sm_{OVERLAP_ARCH}", "rule": _DEPENDENT_RULE},
@@ -127,6 +131,7 @@ def _spec(spec: Spec) -> dict[str, Any]:
         "of": None if spec.direction == "fwd" else list(spec.differentiated),
         "grad": None if spec.grad is None else str(spec.grad),
         "accumulate": list(spec.accumulate),
+        "strides": spec.strides,
     }
 
 
@@ -152,6 +157,11 @@ def _tensor(plan: Plan, value: Value, role: str) -> dict[str, Any]:
         described["layout"] = f"each row contiguous; row stride in elements a multiple of {multiple}" + (
             f", at least {plan.spec.d}" if role == "output" else ""
         )
+    if axes == WIDE and plan.spec.strides == 2:
+        described["outer_stride_multiple"] = multiple
+        described["layout"] += f"; outer stride a multiple of {multiple}" + (
+            ", rows do not overlap" if role == "output" else ""
+        )
     return described
 
 
@@ -176,7 +186,7 @@ def _kernel(kernel: Kernel) -> dict[str, Any]:
         "arguments": [
             {
                 "name": a.name,
-                "ctype": "long long" if a.kind in ("rows", "stride") else f"{'const ' if a.const else ''}{a.ctype}*",
+                "ctype": "long long" if a.kind in NUMBERS else f"{'const ' if a.const else ''}{a.ctype}*",
                 "kind": a.kind,
                 "tensor": a.tensor or None,
             }
