@@ -21,7 +21,7 @@ from lngen.ptx.compiler import compile_entry
 from lngen.ptx.launch import entry_of, place_globals, run_blocks
 from lngen.ptx.memory import Buffer, GlobalMemory, Rows
 from lngen.ptx.outcome import Outcome, Reporter, Stop, Traffic
-from lngen.ptx.parser import parse
+from lngen.ptx.parser import Entry, parse
 from lngen.ptx.program import UNSIGNED
 from lngen.toolchain import compile_ptx
 
@@ -49,16 +49,15 @@ def run_plan(
     """Results, findings and traffic of one call of ``plan`` with the given inputs, by name.
 
     ``source`` (CUDA) or ``ptx`` replaces the emitted text; ``rows`` replaces the number of rows of the inputs.
-    ``strides``: elements from row to row of an [M, D] tensor, default D. With strides=2 a pair is the distance of a row
-    from the one ``inner`` rows before it, and the distance of these ``inner`` rows from each other. ``offset``:
-    elements by which every [M, D] pointer is shifted from an aligned address. ``order`` is the seed of the order in
-    which blocks run, 0 the order of their numbers; ``grid`` gives another grid: (x, y) of a kernel and the rows.
-    ``stop``: end at the first finding. ``times``: the number of calls, one after another on the same workspace; the
-    results, which each call has to write, are those of the last. ``alias``: tensors in the memory of another, each with
-    the other's name and the number of its elements before them: ``{"y": ("x", 0)}`` writes y over x. Elements of such
-    an output that are never written cause no finding; only the results show them. ``most``: segments of straight code
-    that a batch of blocks runs before its kernel counts as one that does not end, which is a finding;
-    ``Traffic.segments`` has the number of a run.
+    ``strides``: elements from row to row of an [M, D] tensor, default D; or, with strides=2, a pair: from the first of
+    ``inner`` rows to that of the next ``inner``, and from row to row. ``offset``: elements by which every [M, D]
+    pointer is shifted from an aligned address. ``order`` is the seed of the order in which blocks run, 0 the order of
+    their numbers; ``grid`` gives another grid: (x, y) of a kernel and the rows. ``stop``: end at the first finding.
+    ``times``: the number of calls, one after another on the same workspace; the results, which each call has to write,
+    are those of the last. ``alias``: tensors in the memory of another, each with the other's name and the number of
+    its elements before them: ``{"y": ("x", 0)}`` writes y over x. Elements of such an output that are never written
+    cause no finding; only the results show them. ``most``: segments of straight code that a batch of blocks runs before
+    its kernel counts as one that does not end, which is a finding; ``Traffic.segments`` has the number of a run.
     From sm_90 on every launch is programmatic: a kernel may start before the one before has ended, and has to wait.
     """
     text = source if source is not None else emit(plan)
@@ -71,13 +70,10 @@ def run_plan(
 
     def launch(kernel: Kernel) -> Launch:
         entry = entry_of(module, kernel.name)
-        if len(entry.params) != len(kernel.arguments):
-            raise PtxError(f"'{kernel.name}' has {len(entry.params)} parameters, the plan {len(kernel.arguments)}.")
-        values = (_argument(a, rows, tensors, workspace) for a in kernel.arguments)
         x, y = grid(kernel, rows) if grid else (kernel.grid[0](rows), kernel.grid[1](rows))
         return Launch(
             kernel.name, compile_entry(entry, tuple(variables.items())),
-            dict(zip((name for name, _ in entry.params), values, strict=True)),
+            _arguments(entry, kernel, rows, tensors, workspace),
             (x, y), kernel.block, memory, reporter, traffic,
             dynamic=kernel.dynamic, cluster=(kernel.cluster,) if kernel.cluster > 1 else (),
             programmatic=capability(module.target) >= OVERLAP_ARCH, most=most,
@@ -109,6 +105,16 @@ def _workspace(plan: Plan, rows: int, memory: GlobalMemory) -> dict[str, Buffer]
         if b.zeroed:
             held[b.name].zero()
     return held
+
+
+def _arguments(
+    entry: Entry, kernel: Kernel, rows: int, tensors: Tensors, workspace: Mapping[str, Buffer]
+) -> dict[str, int]:
+    """The bits of the arguments of a launch by the names of the parameters."""
+    if len(entry.params) != len(kernel.arguments):
+        raise PtxError(f"'{kernel.name}' has {len(entry.params)} parameters, the plan {len(kernel.arguments)}.")
+    values = (_argument(a, rows, tensors, workspace) for a in kernel.arguments)
+    return dict(zip((name for name, _ in entry.params), values, strict=True))
 
 
 def _argument(a: Argument, rows: int, tensors: Tensors, workspace: Mapping[str, Buffer]) -> int:
