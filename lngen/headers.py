@@ -34,6 +34,7 @@ PROVIDES = {
     " materialised maximum minimum significand",
     "preload": "bits_of vector_bits",
     "row_layout": "Block Cluster ColumnLayout GroupedColumnLayout PartialRowLayout RowLayout",
+    "row_place": "RowPlace row_of",
     "row_reduce": "Add BlockReduce Max WarpReduce add_terms half_of name_sums reduce_lanes row_barrier row_sums"
     " thread_sums tree_reduce warp_barrier",
     "row_scheduler": "OneRow RowCounter StaticRows previous_stage",

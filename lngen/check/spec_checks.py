@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import isfinite
 
+from lngen.check import packed
 from lngen.check.differences import ROWS, gradient_excess, result_excess
 from lngen.check.inputs import POISON, forward_inputs, mismatches, positive_inputs, random_inputs
 from lngen.check.oracles import NORMS, NormName, closed_form
@@ -136,8 +137,16 @@ def compiled(spec: Spec, schedule: Schedule, binary: Binary, *, may_spill: bool)
 
 
 def bits(plan: Plan, binary: Binary, rows: int, inputs: Mapping[str, Array], want: Mapping[str, Array]) -> Result:
-    """One launch on poisoned outputs and workspace against the interpreter's results."""
-    parts = mismatches(launch_numpy(_launcher(plan, binary.image), rows, inputs, POISON), want)
+    """One launch on poisoned outputs and workspace against the interpreter's results.
+
+    With strides=2 its rows lie at two distances, and the bytes between them have to stay as they are.
+    """
+    launcher = _launcher(plan, binary.image)
+    if plan.spec.strides == 2:
+        results, complaints = packed.launch(launcher, rows, inputs)
+    else:
+        results, complaints = launch_numpy(launcher, rows, inputs, POISON), []
+    parts = [*mismatches(results, want), *complaints]
     detail = "; ".join(parts) or f"{sum(a.size for a in want.values())} numbers equal"
     return Result(str(plan.spec), str(plan.schedule), rows, "bits", not parts, detail)
 
@@ -150,9 +159,13 @@ def _launcher(plan: Plan, image: bytes) -> Launcher:
 def executed(
     kernels: KernelSet, arch: str, rows: int, inputs: Mapping[str, Array], want: Mapping[str, Array]
 ) -> Result:
-    """One call of the ``kernels`` on ``arch``: equal bits and no finding, or the first finding."""
-    plan = kernels.plan
-    outcome = run_plan(plan, inputs, source=kernels.text, ptx=kernels.ptx(arch, lines=True), rows=rows)
+    """One call of the ``kernels`` on ``arch``: equal bits and no finding, or the first finding.
+
+    With strides=2 its rows lie at two distances.
+    """
+    plan, ptx = kernels.plan, kernels.ptx(arch, lines=True)
+    strides, inner = packed.distances(plan)
+    outcome = run_plan(plan, inputs, source=kernels.text, ptx=ptx, rows=rows, strides=strides, inner=inner)
     parts = [*mismatches(outcome.results, want), *(str(f) for f in outcome.findings[:1])]
     detail = "; ".join(parts) or f"{sum(a.size for a in want.values())} numbers equal, nothing found"
     return Result(str(plan.spec), str(plan.schedule), rows, "ptx", not parts, detail)

@@ -11,12 +11,15 @@ import re
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import LngenError, short
 from ..files import read, reason
 from .driver import Gpu, gpu
 from .kernels import Described, Loaded
+
+if TYPE_CHECKING:
+    from .norms import PackNorm
 
 SCHEMA_VERSION = 3
 FILE_NAME = "manifest.json"
@@ -191,14 +194,24 @@ class Pack:
             return found
         raise LngenError(f"the pack '{self.folder}' has no kernels of '{short(spec)}'; build it again.")
 
-    def prepare(self, device: int = 0, rows: int | None = None) -> Pack:
+    def norm(self, graph: str, **keys: Any) -> PackNorm:
+        """A norm whose kernels the pack has: ``pack.norm("layernorm", d=4096, dtype="bf16")``.
+
+        ``graph`` is the name of a graph, with keys of a spec as ``lngen.compile`` takes them, or a whole forward spec.
+        LngenError if the pack has no such norm, or several.
+        """
+        from .norms import norm_of
+
+        return norm_of(self, graph, keys)
+
+    def prepare(self, device: int = 0, rows: int | None = None, specs: Sequence[str] = ()) -> Pack:
         """Load what calls on a device need, before a CUDA graph is captured or the first request comes.
 
-        ``rows``: of the calls; None for any number.
+        ``rows``: of the calls; None for any number. ``specs``: of the calls; all that the device can run, if empty.
         """
-        for spec in self.specs:
-            if image_for(self._facts(spec)["images"], gpu(device).capability) is None and len(self.specs) > 1:
-                continue  # a pack may have specs for other devices; a call of one says so
+        here = gpu(device)
+        runnable = [s for s, facts in self.specs.items() if image_for(facts["images"], here.capability) is not None]
+        for spec in specs or runnable or self.specs:
             image = self._image(spec, device)
             for entry in image["classes"] if rows is None else [self._class(spec, device, rows)]:
                 self._kernels(spec, image, entry, device)

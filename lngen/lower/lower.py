@@ -7,7 +7,7 @@ from dataclasses import replace
 from lngen.errors import LowerError
 from lngen.ir import REDUCTIONS, WIDE, D, DType, Eqn, Graph, M, Value, compute_dtype
 from lngen.lower.finish import COLUMN_ROWS, column_policy, finish_of, in_single_launch
-from lngen.lower.parts import ROWS, Argument, Inputs, Statement, sharing, tensors, workspace
+from lngen.lower.parts import ROWS, Argument, Inputs, Statement, at_two_distances, sharing, tensors, workspace
 from lngen.lower.phases import Accumulate, Style, before, named, phases, tensor, uniform
 from lngen.lower.plan import Buffer, Extent, Kernel, Plan
 from lngen.lower.policies import leading_dimension
@@ -33,7 +33,7 @@ def lower(spec: Spec, schedule: Schedule, graph: Graph | None = None, facts: Pro
     ``facts``: those about the graph, if they are known.
     """
     graph = graph or spec.graph()
-    facts = facts or problem(graph, spec.d)
+    facts = replace(facts or problem(graph, spec.d), strides=spec.strides)
     check(schedule, facts)
     return _Lowering(spec, schedule, graph, facts).plan()
 
@@ -179,10 +179,11 @@ class _Lowering:
         block: int,
     ) -> Kernel:
         """The common part of every kernel."""
+        shared = sharing(arguments)
         return Kernel(
             name=f"{self.stem}__{role}",
             template=f"{template}.cu.jinja",
-            arguments=(ROWS, *sharing(arguments)),
+            arguments=(ROWS, *(shared if self.spec.strides == 1 else at_two_distances(shared))),
             phases=(),
             grid=grid,
             block=block,
@@ -193,6 +194,7 @@ class _Lowering:
             columns=tuple(tensor(v) for v in graph.params if v.type.axes == (D,)),
             row_inputs=tuple(tensor(v) for v in graph.params if v.type.axes == (M,)),
             scalars=tuple(tensor(v) for v in graph.params if not v.type.axes),
+            strides=self.spec.strides,
         )
 
 

@@ -50,8 +50,8 @@ def compile(
     overlap   on sm_90 and newer, a call may start while the kernel before it on the stream drains. It gains time only
               behind a kernel that allows it (griddepcontrol.launch_dependents), such as some GEMMs and another norm
               of lngen. It costs time behind all others.
-    options   the spec's keys: weight, out, eps, save, wrt, of, grad, accumulate, blocks, and those of the graph, such
-              as gamma and beta (``lngen list``)
+    options   the spec's keys: weight, out, eps, save, wrt, of, grad, accumulate, blocks, strides, and those of the
+              graph, such as gamma and beta (``lngen list``)
 
     SpecError for a wrong option, ScheduleError (at first use) for an illegal schedule, LngenError for a lock file
     that cannot be read.
@@ -194,7 +194,8 @@ class Norm:
         """Results and what backward needs: ``y, saved = norm.forward(x, gamma, beta)``.
 
         x        [..., D] of the spec's dtype: CuPy, torch, anything with __cuda_array_interface__ or DLPack on
-                 one GPU, or NumPy arrays, which run the interpreter; rows are contiguous, with one stride
+                 one GPU, or NumPy arrays, which run the interpreter; rows are contiguous, with one stride on a GPU,
+                 or with strides=2 with an outer and an inner one: ``qkv.view(T, 3, H, D)[:, 0]``
         gamma    [D] of the weight dtype; beta alike
         out      y, or the tuple of all results (y, mean, rstd), to be written; None for a new array. An array in
                  ``out`` shares no memory with another array of the call, with one exception: y may be exactly x, with
@@ -219,7 +220,9 @@ class Norm:
 
     def _check_weights(self, rebuilt: Rebuilt, arrays: Sequence[Any]) -> None:
         """ArrayError for weights with which backward cannot rebuild its row; see ``forward``."""
-        given = [(v, a) for v, a in zip(self._forward.inputs, arrays, strict=True) if v in rebuilt.weights]
+        weights = {v.name: v for v in rebuilt.weights}
+        listed = zip(self._forward.inputs, arrays, strict=True)
+        given = [(weights[t.name], a) for t, a in listed if t.name in weights]
         if all(isinstance(a, np.ndarray) for _, a in given):
             rebuilt.check({v.name: a for v, a in given})
             return

@@ -13,7 +13,9 @@ from lngen.errors import ArrayError
 from lngen.interpret import interpret
 from lngen.ir import Axis, Graph, Value
 from lngen.ir.numerics import FROM_NUMPY, NUMPY_DTYPE, Array
-from lngen.runtime.array_rules import check_layout, leading, replaced
+from lngen.launch.array_rules import Placed, Span, check_layout, leading, replaced
+from lngen.launch.tensors import Tensor
+from lngen.passes import accumulated
 from lngen.runtime.launcher import Launcher, device_arch
 
 # ---- on the interpreter ----
@@ -29,19 +31,21 @@ def run_on_host(
     """
 
     values = (*graph.params, *graph.results)
+    tensors = [tensor_of(v) for v in values]
     like = values[leader].name
     numpy = [_as_numpy(v, a, like) for v, a in zip(values, (*arrays, *given), strict=True)]
     first = numpy[leader]
     assert first is not None
-    rows = leading(values[leader], first.shape, d)
-    for value, array in zip(values, numpy, strict=True):
+    rows = leading(tensors[leader], first.shape, d)
+    for tensor, array in zip(tensors, numpy, strict=True):
         if array is not None:
-            check_layout(value, (array.dtype, array.shape, (), 0), FROM_NUMPY.get(array.dtype), rows, d, 0)
+            check_layout(tensor, (array.dtype, array.shape, (), 0), FROM_NUMPY.get(array.dtype), rows, d, 0)
     count = len(graph.params)
     for value, array in zip(graph.results, numpy[count:], strict=True):
         if array is not None:
             _check_result(value, array)
-    taken = replaced(values, numpy, count)
+    added = {v.name: accumulated(v.name) for v in graph.results}
+    taken = replaced(tensors, [_placed(a) for a in numpy], count, added=added)
     flat = {
         v.name: a.reshape(v.type.shape(math.prod(rows), d))
         for v, a in zip(values, numpy[:count], strict=False)
@@ -53,6 +57,16 @@ def run_on_host(
         if target is not None:
             target[...] = result
     return tuple(r if t is None else t for t, r in zip(given, shaped, strict=True)), taken
+
+
+def tensor_of(value: Value) -> Tensor:
+    """A value of a graph as a tensor of a call."""
+    dtype = value.type.dtype
+    return Tensor(value.name, str(dtype), dtype.size, tuple(map(str, value.type.axes)))
+
+
+def _placed(array: Array | None) -> Placed:
+    return None if array is None else (array.ctypes.data, Span.of(array.shape, array.strides, array.itemsize))
 
 
 def _as_numpy(value: Value, array: Any, like: str) -> Array | None:

@@ -52,7 +52,7 @@ class Point:
 def facts(spec: str) -> Problem:
     """The facts about the graph of a spec."""
     parsed = parse_spec(spec)
-    return problem(parsed.graph(), parsed.d)
+    return problem(parsed.graph(), parsed.d, parsed.strides)
 
 
 def points(paths: Sequence[Path], provider: str = "lngen") -> list[Point]:

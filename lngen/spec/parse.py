@@ -68,12 +68,13 @@ def wrong(text: str, what: str, got: Any, known: list[str] | tuple[str, ...]) ->
 
 MAX_D = 2**30
 MAX_BLOCKS = 4096
+MAX_STRIDES = 2
 DIRECTIONS = ("fwd", "bwd")
 SAVES = ("stats", "none")  # or names of results
 # The keys of specs, and further arguments of compile.
 KEYS = (
     "d", "dtype", "weight", "out", "eps", "save", "wrt", "of", "grad", "accumulate", "blocks", "order",
-    "graph", "schedule", "lock",
+    "strides", "graph", "schedule", "lock",
 )  # fmt: skip
 BACKWARD_KEYS = ("wrt", "of", "grad", "accumulate", "blocks")
 
@@ -136,6 +137,7 @@ def make_spec(definition: Definition, direction: str, options: dict[str, Any], t
         *["eps"] * (by_default.takes_eps or definition.declared is not None),
         "save",
         "order",
+        "strides",
         *declared,
     ]
     known += BACKWARD_KEYS if direction == "bwd" else ()
@@ -160,7 +162,8 @@ def make_spec(definition: Definition, direction: str, options: dict[str, Any], t
     blocks = options.get("blocks")
     if blocks is not None:
         blocks = whole_number(text, "blocks", blocks, MAX_BLOCKS)
-    spec = Spec(definition, direction, d, dtype, weight, out, eps, chosen, blocks=blocks, order=order)
+    strides = whole_number(text, "strides", options.get("strides", 1), MAX_STRIDES)
+    spec = Spec(definition, direction, d, dtype, weight, out, eps, chosen, blocks=blocks, order=order, strides=strides)
     spec = replace(spec, save=_save(text, options.get("save", "stats"), spec))
     return _backward_keys(text, spec, options) if direction == "bwd" else spec
 

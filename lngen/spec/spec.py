@@ -17,7 +17,7 @@ from lngen.graphs import GRAPHS, Chosen, Definition, Options
 from lngen.ir import ORDERS, DType, Graph, M, compute_dtype
 
 # Words that are not names of inputs; 'no' and 'q' are prefixes of such names.
-_OTHER_WORDS = re.compile(r"(w|out|grad)(f16|bf16|f32|f64)|(eps|save|blocks|order|no|q).*|wrt|of|acc|set")
+_OTHER_WORDS = re.compile(r"(w|out|grad)(f16|bf16|f32|f64)|(eps|save|blocks|order|no|q).*|wrt|of|acc|set|strides2")
 
 
 def c_word(name: str) -> str:
@@ -67,7 +67,8 @@ class Spec:
     differentiates, ``of`` the results it has cotangents of (None: all outputs), ``grad`` the dtype of the gradients of
     inputs without rows (None: each input's own), ``accumulate`` the inputs whose gradient is added to an array,
     ``blocks`` the number of blocks that share the rows of its column sums (None: a number that is the same on every
-    GPU). ``order`` is the version of the rule that orders the sums.
+    GPU). ``order`` is the version of the rule that orders the sums. ``strides`` is the number of distances between rows
+    that each [M, D] tensor has, 1 or 2; it changes no bit.
     """
 
     definition: Definition
@@ -85,6 +86,7 @@ class Spec:
     order: str = ORDERS[0]
     grad: DType | None = None
     accumulate: tuple[str, ...] = ()
+    strides: int = 1
 
     def __str__(self) -> str:
         keys = [f"d={self.d}", f"dtype={self.dtype}"]
@@ -99,6 +101,7 @@ class Spec:
         keys += [f"accumulate={'+'.join(self.accumulate)}"] if self.accumulate else []
         keys += [f"blocks={self.blocks}"] if self.blocks is not None else []
         keys += [f"order={self.order}"] if self.order != ORDERS[0] else []
+        keys += [f"strides={self.strides}"] if self.strides != 1 else []
         return f"{self.graph_name}.{self.direction}:{','.join(keys)}"
 
     @property
@@ -153,6 +156,7 @@ class Spec:
         words += ["acc", *map(word, self.accumulate)] if self.accumulate else []
         words += [f"blocks{self.blocks}"] if self.blocks is not None else []
         words += [f"order{self.order}"] if self.order != ORDERS[0] else []
+        words += [f"strides{self.strides}"] if self.strides != 1 else []
         others = [(name, value) for name, value in self.chosen if not isinstance(value, bool)]
         words += ["set"] if others else []
         words += [w for name, value in others for w in (word(name), value_word(value, word))]

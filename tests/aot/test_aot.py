@@ -168,6 +168,31 @@ def blocks(rule: dict[str, Any], rows: int) -> int:
     return int(max(rule["least"], count))
 
 
+def test_the_manifest_of_rows_at_two_distances(tmp_path: Path) -> None:
+    """Both strides of a tensor, the arguments that hold them, and how an address follows; of one distance nothing."""
+    text = "rmsnorm.fwd:d=128,dtype=bf16"
+    built(text, f"{text},strides=2", "--emit", "cu", "--out", tmp_path)
+    one, two = sets(tmp_path).values()
+    assert (one["spec"]["strides"], two["spec"]["strides"]) == (1, 2)
+    rule = "row r of a tensor begins (r / inner) * outer_stride + (r % inner) * stride elements after its pointer"
+    assert rule in two["argument_rule"]
+    assert "outer" not in json.dumps(one)
+    for tensor in two["tensors"]:
+        wide = tensor["axes"] == ["M", "D"]
+        assert ("outer_stride_multiple" in tensor) == wide
+        if wide:
+            assert tensor["outer_stride_multiple"] == tensor["row_stride_multiple"] == 8
+            assert "; outer stride a multiple of 8" in tensor["layout"]
+            assert tensor["layout"].endswith(", rows do not overlap") == (tensor["role"] == "output")
+    (kernel,) = two["kernels"]
+    kinds = [(a["kind"], a["tensor"], a["ctype"]) for a in kernel["arguments"] if a["ctype"] == "long long"]
+    assert kinds == [
+        ("rows", None, "long long"),
+        ("inner", None, "long long"),
+        *((kind, name, "long long") for name in ("x", "y") for kind in ("outer_stride", "stride")),
+    ]
+
+
 def test_the_manifest_states_its_rules(tmp_path: Path) -> None:
     """What a launcher has to know that is not a number."""
     built(BWD, "--emit", "cu", "--out", tmp_path)

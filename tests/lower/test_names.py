@@ -27,7 +27,7 @@ from plans import plans_of_every_template
 
 # ---- kernels keep their own names apart ----
 
-DERIVED = ["ptr", "stride", "row", "next", "cached", "wide", "shared"]
+DERIVED = ["ptr", "stride", "outer", "row", "next", "cached", "wide", "shared"]
 DERIVED += ["out", "sums", "partials", "own", "all", "acc", "value"]
 
 

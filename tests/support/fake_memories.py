@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from c_calls import refuse_if
-from lngen.ptx.memory import START, WORD, Buffer, GlobalMemory
+from lngen.ptx.memory import START, WORD, Buffer, GlobalMemory, Rows
 
 BETWEEN = 1 << 36  # addresses of a device; what its kernels reach of another's is out of bounds
 LINE = 16  # bytes, of which a buffer holds a multiple
@@ -61,7 +61,8 @@ class Memories:
         shift = address % LINE
         lines = -(-(shift + size) // LINE) * LINE  # up to 15 bytes more on each side, on the same page
         over = np.frombuffer((ctypes.c_char * lines).from_address(address - shift), np.uint8)
-        buffer = Buffer(name, "output" if writes else "input", size, WORD, pitch, used, shift, over)
+        rows = Rows(-(-size // pitch), used, (pitch,)) if pitch else None
+        buffer = Buffer(name, "output" if writes else "input", size, WORD, rows, shift, over)
         self._mapped[address] = device, self._of[device].add(buffer, address - shift)
 
     def unmaps(self, address: int) -> None:
