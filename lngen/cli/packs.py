@@ -14,7 +14,7 @@ from lngen.cli.shared_options import progress_bar
 from lngen.devices import device_for, device_names, named
 from lngen.errors import short
 from lngen.launch.kernels import Described
-from lngen.launch.pack import Pack, image_for
+from lngen.launch.pack import PackFolder, image_for
 
 # ---- verify ----
 
@@ -59,7 +59,7 @@ def list_command(folder: Path, device: str | None, spec: str | None, output: Out
 
     Numbers of rows are for the GPU that represents an arch: they follow from bytes for each of its multiprocessors.
     """
-    pack = Pack(folder)
+    pack = PackFolder(folder)
     if spec is not None and spec not in pack.specs:
         raise click.UsageError(f"the pack '{folder}' does not have '{short(spec)}', but {', '.join(pack.specs)}.")
     wanted = [spec] if spec is not None else [*pack.specs]
@@ -68,7 +68,7 @@ def list_command(folder: Path, device: str | None, spec: str | None, output: Out
     output.table({"pack": found}, table(["spec", "image", "for", "rows", "kernel set", "size"], cells))
 
 
-def _rows(pack: Pack, spec: str, device: str | None) -> Iterator[dict[str, Any]]:
+def _rows(pack: PackFolder, spec: str, device: str | None) -> Iterator[dict[str, Any]]:
     """The lines of a spec: each image, each kernel set, the rows that it is for."""
     facts = pack.specs[spec]
     images = facts["images"]

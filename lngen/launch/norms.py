@@ -6,21 +6,20 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from ..errors import ArrayError, LngenError, short
 from .call import ArrayCall
 from .kernels import NO_VALUES, Described, Loaded
+from .pack import PackFolder
 from .tensors import Tensor
-
-if TYPE_CHECKING:
-    from .pack import Pack
 
 
 class PackCall(ArrayCall):
     """Runs the kernels that a pack has of one spec."""
 
-    def __init__(self, pack: Pack, text: str) -> None:
+    def __init__(self, pack: PackFolder, text: str) -> None:
         self._pack, self.described = pack, pack.described(text)
         spec, tensors = self.described["spec"], self.described["tensors"]
         inputs = [Tensor.of(t) for t in tensors if t["role"] == "input"]
@@ -101,7 +100,7 @@ class PackNorm:
     spec     of forward; ``backward_spec``: of backward, None if the pack has none
     """
 
-    def __init__(self, pack: Pack, forward: str, backward: str | None) -> None:
+    def __init__(self, pack: PackFolder, forward: str, backward: str | None) -> None:
         self.spec, self.backward_spec = forward, backward
         self._pack, self._forward = pack, PackCall(pack, forward)
         self._backward = PackCall(pack, backward) if backward else None
@@ -204,25 +203,42 @@ def _stored(call: PackCall, out: Any) -> tuple[Any, ...] | None:
     return tuple([given[t.name] for t in call.outputs])
 
 
-# ---- which norm ----
+# ---- packs ----
 
 
-def norm_of(pack: Pack, graph: str, keys: Mapping[str, Any]) -> PackNorm:
-    """The norm of a graph whose spec has these keys, or of a whole spec; LngenError if there is none, or several."""
-    specs = {text: pack.described(text)["spec"] for text in pack.specs}
-    forwards = {text: s for text, s in specs.items() if s["direction"] == "fwd"}
-    if graph in forwards and not keys:
-        found = [graph]
-    else:
-        found = [text for text, s in forwards.items() if s["graph"] == graph and _has(s, keys)]
-    wanted = f"{graph}({', '.join(f'{k}={short(v)}' for k, v in keys.items())})" if keys else short(graph)
-    if len(found) != 1:
-        which = f"{len(found)} of them: {', '.join(found)}" if found else ", ".join(forwards) or "no forward at all"
-        hint = "; name more keys" if found else "; build it"
-        raise LngenError(f"the pack '{pack.folder}' is expected to have one norm {wanted}, but has {which}{hint}.")
-    backwards = [text for text, s in specs.items() if s["direction"] == "bwd" and s["forward"] == found[0]]
-    whole = [text for text in backwards if text == found[0].replace(".fwd:", ".bwd:")] or backwards
-    return PackNorm(pack, found[0], whole[0] if whole else None)
+class Pack(PackFolder):
+    """The kernels in a folder, as norms."""
+
+    def norm(self, graph: str, **keys: Any) -> PackNorm:
+        """A norm whose kernels the pack has: ``pack.norm("layernorm", d=4096, dtype="bf16")``.
+
+        ``graph`` is the name of a graph, with keys of a spec as ``lngen.compile`` takes them, or a whole forward spec.
+        LngenError if the pack has no such norm, or several.
+        """
+        specs = {text: self.described(text)["spec"] for text in self.specs}
+        forwards = {text: s for text, s in specs.items() if s["direction"] == "fwd"}
+        if graph in forwards and not keys:
+            found = [graph]
+        else:
+            found = [text for text, s in forwards.items() if s["graph"] == graph and _has(s, keys)]
+            # A text has the keys that differ from their defaults, so the shortest has no other than those given.
+            found = [t for t in found if t.count(",") == min(other.count(",") for other in found)]
+        wanted = f"{graph}({', '.join(f'{k}={short(v)}' for k, v in keys.items())})" if keys else short(graph)
+        if len(found) != 1:
+            which = f"{len(found)} of them: {', '.join(found)}" if found else ", ".join(forwards) or "no forward at all"
+            hint = "; name more keys" if found else "; build it"
+            raise LngenError(f"the pack '{self.folder}' is expected to have one norm {wanted}, but has {which}{hint}.")
+        backwards = [text for text, s in specs.items() if s["direction"] == "bwd" and s["forward"] == found[0]]
+        whole = [text for text in backwards if text == found[0].replace(".fwd:", ".bwd:")] or backwards
+        return PackNorm(self, found[0], whole[0] if whole else None)
+
+
+def load(folder: str | Path) -> Pack:
+    """The pack in a folder; nothing is compiled, and no GPU is asked before a call or ``prepare``.
+
+    LngenError if the folder is no pack, or of another schema version.
+    """
+    return Pack(Path(folder))
 
 
 def _has(spec: Described, keys: Mapping[str, Any]) -> bool:

@@ -11,15 +11,12 @@ import re
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import LngenError, short
 from ..files import read, reason
 from .driver import Gpu, gpu
 from .kernels import Described, Loaded
-
-if TYPE_CHECKING:
-    from .norms import PackNorm
 
 SCHEMA_VERSION = 3
 FILE_NAME = "manifest.json"
@@ -168,7 +165,7 @@ def lacking(described: Described, arch: str, device: Gpu) -> str:
     return ""
 
 
-class Pack:
+class PackFolder:
     """The kernels in a folder, loaded per device when they are first used, or by ``prepare``.
 
     specs        the dispatch by spec; ``kernel_sets`` by name, as the manifest has them
@@ -194,17 +191,7 @@ class Pack:
             return found
         raise LngenError(f"the pack '{self.folder}' has no kernels of '{short(spec)}'; build it again.")
 
-    def norm(self, graph: str, **keys: Any) -> PackNorm:
-        """A norm whose kernels the pack has: ``pack.norm("layernorm", d=4096, dtype="bf16")``.
-
-        ``graph`` is the name of a graph, with keys of a spec as ``lngen.compile`` takes them, or a whole forward spec.
-        LngenError if the pack has no such norm, or several.
-        """
-        from .norms import norm_of
-
-        return norm_of(self, graph, keys)
-
-    def prepare(self, device: int = 0, rows: int | None = None, specs: Sequence[str] = ()) -> Pack:
+    def prepare(self, device: int = 0, rows: int | None = None, specs: Sequence[str] = ()) -> None:
         """Load what calls on a device need, before a CUDA graph is captured or the first request comes.
 
         ``rows``: of the calls; None for any number. ``specs``: of the calls; all that the device can run, if empty.
@@ -215,7 +202,6 @@ class Pack:
             image = self._image(spec, device)
             for entry in image["classes"] if rows is None else [self._class(spec, device, rows)]:
                 self._kernels(spec, image, entry, device)
-        return self
 
     def kernels(self, spec: str, device: int, rows: int) -> Loaded:
         """The kernels of a spec for so many rows on a device, loaded.
@@ -284,14 +270,6 @@ class Pack:
                 shared = [max(pair) for pair in zip(wanted, least)]
                 self._loaded[file, device] = Loaded(described, data, device, requested=lambda _: shared)
             return self._loaded[file, device]
-
-
-def load(folder: str | Path) -> Pack:
-    """The pack in a folder; nothing is compiled, and no GPU is asked before a call or ``prepare``.
-
-    LngenError if the folder is no pack, or of another schema version.
-    """
-    return Pack(Path(folder))
 
 
 def content(folder: Path, file: str, sha256: str) -> bytes:
