@@ -326,7 +326,7 @@ def at_two_distances(arguments: Iterable[Argument]) -> tuple[Argument, ...]:
         for one in (replace(a, name=f"{a.tensor}_outer_", kind="outer_stride"), a)
         if a.kind == "stride" or one is a
     )
-    return (INNER, *listed) if any(a.kind == "stride" for a in listed) else listed
+    return INNER, *listed
 
 
 # Elements from a row to the next. Of rows at two distances: from a row to the one ``inner`` rows after it, and to the
