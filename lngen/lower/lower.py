@@ -33,7 +33,8 @@ def lower(spec: Spec, schedule: Schedule, graph: Graph | None = None, facts: Pro
     ``facts``: those about the graph, if they are known.
     """
     graph = graph or spec.graph()
-    facts = replace(facts or problem(graph, spec.d), strides=spec.strides)
+    facts = facts or problem(graph, spec.d, spec.strides)
+    facts = facts if facts.strides == spec.strides else replace(facts, strides=spec.strides)
     check(schedule, facts)
     return _Lowering(spec, schedule, graph, facts).plan()
 
