@@ -71,7 +71,7 @@ def _described(definition: Definition) -> dict[str, Any]:
         "grad": ("the input's", "bwd only, dtype of the gradients of inputs without rows"),
         "accumulate": ("none", "bwd only, the inputs whose gradient is added to an array, in the compute dtype"),
         "order": (ORDERS[0], f"version of the rule that orders the sums; part of the result: {' '.join(ORDERS)}"),
-        "strides": ("1", "distances between rows, 1 or 2: 2 takes the heads of a packed projection in place; no bit"),
+        "strides": ("1", "distances between rows: 2 for the heads of a packed projection, in place; changes no bit"),
         "blocks": ("the same on every GPU", "bwd only, blocks that share the rows of column sums; part of the result"),
     }
     return {

@@ -33,7 +33,8 @@ def lower(spec: Spec, schedule: Schedule, graph: Graph | None = None, facts: Pro
     ``facts``: those about the graph, if they are known.
     """
     graph = graph or spec.graph()
-    facts = replace(facts or problem(graph, spec.d), strides=spec.strides)
+    facts = facts or problem(graph, spec.d, spec.strides)
+    facts = facts if facts.strides == spec.strides else replace(facts, strides=spec.strides)
     check(schedule, facts)
     return _Lowering(spec, schedule, graph, facts).plan()
 
@@ -180,10 +181,11 @@ class _Lowering:
     ) -> Kernel:
         """The common part of every kernel."""
         shared = sharing(arguments)
+        strides = self.spec.strides if any(a.kind == "stride" for a in shared) else 1
         return Kernel(
             name=f"{self.stem}__{role}",
             template=f"{template}.cu.jinja",
-            arguments=(ROWS, *(shared if self.spec.strides == 1 else at_two_distances(shared))),
+            arguments=(ROWS, *(shared if strides == 1 else at_two_distances(shared))),
             phases=(),
             grid=grid,
             block=block,
@@ -194,7 +196,7 @@ class _Lowering:
             columns=tuple(tensor(v) for v in graph.params if v.type.axes == (D,)),
             row_inputs=tuple(tensor(v) for v in graph.params if v.type.axes == (M,)),
             scalars=tuple(tensor(v) for v in graph.params if not v.type.axes),
-            strides=self.spec.strides,
+            strides=strides,
         )
 
 

@@ -327,7 +327,7 @@ def at_two_distances(arguments: Iterable[Argument]) -> tuple[Argument, ...]:
         for one in (replace(a, name=f"{a.tensor}_outer_", kind="outer_stride"), a)
         if a.kind == "stride" or one is a
     )
-    return (INNER, *listed) if any(a.kind == "stride" for a in listed) else listed
+    return INNER, *listed
 
 
 def number(argument: Argument, rows: int, inner: int, distances: Mapping[str, Distance]) -> int:

@@ -133,7 +133,7 @@ class Kernel:
     groups, row_step, unroll   of a kernel that only adds columns: row groups of a block, the distance from a row of a
                                group to its next, and how many of them are loaded at a time
     leading, evict_last        leading dimension of its partial sums, in numbers, and their store policy
-    strides                    distances between the rows of an [M, D] tensor, 1 or 2
+    strides                    distances between the rows of an [M, D] tensor, 1 or 2; 1 without such tensors
     """
 
     name: str

@@ -119,7 +119,7 @@ def test_an_output_that_is_optional() -> None:
 
 # ---- texts ----
 
-LAYERNORM = "d, dtype, weight, out, eps, save, order, zero_centred, gamma, beta"
+LAYERNORM = "d, dtype, weight, out, eps, save, order, strides, zero_centred, gamma, beta"
 
 TEXTS = [
     ("layernorm.fwd:d=8,gamma=maybe", "there is no gamma 'maybe', expected one of yes, no."),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import product
 
@@ -14,18 +14,19 @@ from lngen.check.inputs import mismatches, random_inputs
 from lngen.compile import Compilation
 from lngen.emit import emit
 from lngen.errors import ScheduleError, SpecError
+from lngen.graphs import Definition, GraphBuilder
 from lngen.headers import bundled
 from lngen.interpret import interpret
-from lngen.ir import WIDE
+from lngen.ir import WIDE, D, M
 from lngen.launch.kernels import Distance
 from lngen.lower import Plan, lower
 from lngen.lower.parts import INNER, NUMBERS
 from lngen.problem import Schedule, check, problem
 from lngen.ptx import parse, run_plan
 from lngen.schedule import attempts, space
-from lngen.spec import parse_spec
+from lngen.spec import make_spec, parse_spec
 from lngen.toolchain import compile_ptx
-from plans import plan_of, run_checked
+from plans import best, plan_of, run_checked
 from schedules import cp_async, multipass, registers, tma, unaligned
 
 pytest.importorskip("cupy")
@@ -91,6 +92,24 @@ def test_bits(spec: str, schedule: Schedule, counts: tuple[tuple[int, int], ...]
     unit = max(plan.alignment(v) // v.type.dtype.size for v in (*plan.inputs, *plan.outputs))
     for order, (rows, inner) in enumerate(counts):
         run_checked(plan, rows, strides=distances(plan, inner, unit), inner=inner, order=order)
+
+
+def rows_of_numbers(b: GraphBuilder) -> None:
+    """No [M, D] tensor at all, but a kernel for rows."""
+    b.output("y", b.mul("p", b.input("u", M), b.input("w", M)))
+
+
+def result_alone(b: GraphBuilder) -> None:
+    """An [M, D] result without such an input."""
+    b.output("y", b.mul("p", b.input("u", M), b.input("gamma", D)))
+
+
+@pytest.mark.parametrize("graph", [rows_of_numbers, result_alone])
+def test_kernels_that_read_no_matrix(graph: Callable[[GraphBuilder], None]) -> None:
+    spec = make_spec(Definition(graph.__name__, graph), "fwd", {"d": 64, "strides": 2})
+    plan = best(spec)
+    assert ("inner" in {a.kind for a in plan.kernels[0].arguments}) == (graph is result_alone)
+    run_checked(plan, 7, strides={"y": (400, 96)}, inner=3)
 
 
 def test_rows_at_one_distance_lie_at_two_as_well() -> None:
@@ -209,6 +228,24 @@ def test_the_key_is_part_of_the_text_and_of_both_names() -> None:
     assert spec.slug == spec.file_slug == "rmsnorm_bwd__f32_d64_strides2"
     assert spec.with_direction("fwd").strides == 2
     assert spec.graph() == plain.graph(), "it changes no bit"
+
+
+def test_an_input_of_that_name_has_another_slug() -> None:
+    def own(b: GraphBuilder) -> None:
+        b.output("y", b.mul("h", b.input("x", M, D), b.input("strides2", M, D)))
+
+    keys = ({"wrt": "x+strides2"}, {"wrt": "x", "strides": 2}, {"wrt": "strides2"})
+    specs = [make_spec(Definition("own", own), "bwd", {"d": 8, **given}) for given in keys]
+    assert len({s.slug for s in specs}) == len({s.file_slug for s in specs}) == len(specs)
+
+
+def test_no_option_of_a_graph_has_that_name() -> None:
+    def own(b: GraphBuilder) -> None:
+        b.flag("strides", False)
+        b.output("y", b.input("x", M, D))
+
+    with pytest.raises(SpecError, match="has an option called 'strides', which is expected to be none of"):
+        make_spec(Definition("own", own), "fwd", {"d": 8})
 
 
 @pytest.mark.parametrize("value", ["0", "3", "two", ""])

@@ -56,7 +56,7 @@ from lngen.toolchain import supported_arches
 
 def facts(text: str) -> Problem:
     spec = parse_spec(text)
-    return problem(spec.graph(), spec.d)
+    return problem(spec.graph(), spec.d, spec.strides)
 
 
 def gpu(here: int) -> Device:
@@ -128,6 +128,11 @@ ILLEGAL: list[tuple[str, Schedule, str]] = [
         UNORDERED,
         replace(BULK, vec=1),
         "rows, or cluster tiles, that are loaded by bulk copies are multiples of 16 bytes, got 8190",
+    ),
+    (
+        f"{ODD},strides=2",
+        RAGGED,
+        "form=tma_unaligned takes contiguous rows, got rows at two distances (strides=2)",
     ),
     (
         ODD,
