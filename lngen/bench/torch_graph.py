@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from lngen.errors import LngenError
-from lngen.ir import WIDE, Axis, DType, Eqn, Graph, Value
+from lngen.ir import DEFAULT_EPS, WIDE, Axis, DType, Eqn, Graph, Value, values_of
 from lngen.runtime.arrays import torch_dtypes
 
 Tensor = Any
@@ -42,11 +42,12 @@ Meaning = Callable[[Call, Eqn, tuple[Tensor, ...]], Tensor]
 
 
 def torch_function(graph: Graph, *, wide: bool = False) -> Function:
-    """``graph`` as a function of its parameters, in their order and with the shapes of their types.
+    """``graph`` as a function of its tensors, in their order and with the shapes of their types.
 
     The graph is a forward graph as described, before any pass. The function returns the results in order, in the shapes
     of their types and in the dtypes of the graph: a cast is ``Tensor.to``. With ``wide`` the parameters are float64, no
-    cast rounds and no constant is rounded. LngenError for an op that no forward graph has.
+    cast rounds and no constant is rounded. A number that is passed by value is that of the default eps. LngenError for
+    an op that no forward graph has.
     """
     for eqn in graph.eqns:
         if eqn.op not in MEANINGS:
@@ -65,11 +66,13 @@ def _run(graph: Graph, inputs: Sequence[Tensor], wide: bool) -> tuple[Tensor, ..
     import torch
 
     size: dict[Axis, int] = {}
-    for param, tensor in zip(graph.params, inputs, strict=True):
+    for param, tensor in zip(graph.tensors, inputs, strict=True):
         size |= dict(zip(param.type.axes, tensor.shape, strict=True))
     dtypes = dict.fromkeys(DType, torch.float64) if wide else torch_dtypes()
     call = Call(torch, size, dtypes, inputs[0])
-    values = {p: t.reshape(_spread(p, size)) for p, t in zip(graph.params, inputs, strict=True)}
+    values = {p: t.reshape(_spread(p, size)) for p, t in zip(graph.tensors, inputs, strict=True)}
+    numbers = values_of(graph, DEFAULT_EPS)
+    values |= {v: float(numbers[v.name]) for v in graph.by_value}
     for eqn in graph.eqns:
         values[eqn.out] = MEANINGS[eqn.op](call, eqn, tuple(values[a] for a in eqn.args))
     return tuple(_gather(call, graph, r, values[r]) for r in graph.results)

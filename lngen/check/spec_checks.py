@@ -17,7 +17,7 @@ from lngen.compile import Compilation, KernelSet
 from lngen.devices import DEFAULT_ARCH, device_for
 from lngen.errors import LngenError, MissingError
 from lngen.interpret import interpret
-from lngen.ir import compute_dtype
+from lngen.ir import DEFAULT_EPS, RUN, compute_dtype
 from lngen.ir.numerics import Array
 from lngen.lower import Plan
 from lngen.problem import Schedule, fits
@@ -50,6 +50,10 @@ class Result:
     detail: str
 
 
+# With eps=run: the default, to which the oracles apply, then those with which bits alone are compared.
+RUN_EPS = (DEFAULT_EPS, 0.0, 1e-12, 0.5)
+
+
 def check_spec(
     spec: Spec,
     *,
@@ -64,7 +68,8 @@ def check_spec(
     graphs), and the gradients' formulas with central differences of the forward. Every schedule is compiled for
     ``arch`` (a GPU's own if there is one); the default must not spill. With a GPU (``on`` gpu or auto) each is launched
     on poisoned outputs and its bits are compared with the interpreter's; without one (``on`` ptx or auto) its PTX is
-    executed on NumPy, with every access checked. MissingError for ``on=gpu`` without a GPU; also the
+    executed on NumPy, with every access checked. A spec with ``eps=run`` has its bits compared for several eps, but the
+    default for the most rows alone. MissingError for ``on=gpu`` without a GPU; also the
     errors of ``lngen.compile``, which makes the norm first.
     """
     compilation = compilation_of(spec)
@@ -73,19 +78,22 @@ def check_spec(
         raise MissingError("on=gpu expects a GPU, none was found; use --on interpreter, or run `lngen doctor`.")
     if spec.direction == "bwd":
         yield formulas(spec)
-    wanted: dict[int, tuple[dict[str, Array], dict[str, Array]]] = {}
+    wanted: list[tuple[int, dict[str, Array], dict[str, Array]]] = []
     for m in rows:
         inputs = random_inputs(spec, m)
-        wanted[m] = inputs, interpret(compilation.graph, inputs)
+        wanted.append((m, inputs, interpret(compilation.graph, inputs)))
         if m:
-            yield mathematics(spec, m, *wanted[m])
+            yield mathematics(spec, *wanted[-1])
+    for eps in RUN_EPS[1:] if spec.eps == RUN else ():
+        inputs = random_inputs(spec, max(rows), eps=eps)
+        wanted.append((max(rows), inputs, interpret(compilation.graph, inputs)))
     target = device_arch(0) if gpu else arch
     chosen = [compilation.schedule(target), *others(compilation, schedules - 1, target)]
     for number, schedule in enumerate(dict.fromkeys(chosen)):
         kernels = compilation.kernels(schedule)
         binary = kernels.cubin(target)
         yield compiled(spec, schedule, binary, may_spill=number > 0)
-        for m, (inputs, want) in wanted.items():
+        for m, inputs, want in wanted:
             if gpu:
                 yield bits(kernels.plan, binary, m, inputs, want)
             elif on != "interpreter":
@@ -138,7 +146,7 @@ def compiled(spec: Spec, schedule: Schedule, binary: Binary, *, may_spill: bool)
 def bits(plan: Plan, binary: Binary, rows: int, inputs: Mapping[str, Array], want: Mapping[str, Array]) -> Result:
     """One launch on poisoned outputs and workspace against the interpreter's results."""
     parts = mismatches(launch_numpy(_launcher(plan, binary.image), rows, inputs, POISON), want)
-    detail = "; ".join(parts) or f"{sum(a.size for a in want.values())} numbers equal"
+    detail = _passed(plan, inputs) + ("; ".join(parts) or f"{sum(a.size for a in want.values())} numbers equal")
     return Result(str(plan.spec), str(plan.schedule), rows, "bits", not parts, detail)
 
 
@@ -154,8 +162,14 @@ def executed(
     plan = kernels.plan
     outcome = run_plan(plan, inputs, source=kernels.text, ptx=kernels.ptx(arch, lines=True), rows=rows)
     parts = [*mismatches(outcome.results, want), *(str(f) for f in outcome.findings[:1])]
-    detail = "; ".join(parts) or f"{sum(a.size for a in want.values())} numbers equal, nothing found"
+    numbers = sum(a.size for a in want.values())
+    detail = _passed(plan, inputs) + ("; ".join(parts) or f"{numbers} numbers equal, nothing found")
     return Result(str(plan.spec), str(plan.schedule), rows, "ptx", not parts, detail)
+
+
+def _passed(plan: Plan, inputs: Mapping[str, Array]) -> str:
+    """The numbers that are passed by value, as the beginning of a detail."""
+    return "".join(f"{v.name}={inputs[v.name]:g}: " for v in plan.by_value)
 
 
 def mathematics(spec: Spec, rows: int, inputs: Mapping[str, Array], results: Mapping[str, Array]) -> Result:
@@ -201,5 +215,5 @@ def closed_form_excess(
     rows = len(inputs["dy"]) if "dy" in inputs else 0
     stored = {r.name: r.type.dtype for r in spec.graph().results}
     compute = compute_dtype(spec.dtype, spec.weight, spec.out)
-    expected = closed_form(norm, {**forward_inputs(spec, rows), **inputs}, stored, spec.eps, compute)
+    expected = closed_form(norm, {**forward_inputs(spec, rows), **inputs}, stored, spec.eps_or_default, compute)
     return {name: expected[name].excess(got) for name, got in results.items()}
