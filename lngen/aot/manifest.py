@@ -17,8 +17,8 @@ from lngen.devices import device_for
 from lngen.errors import LngenError
 from lngen.files import parse_json, reason, sha256, shown
 from lngen.files import read as read_file
-from lngen.ir import WIDE, D, M, Value
-from lngen.lower import Extent, Kernel, Plan, requested_shared
+from lngen.ir import RULES, WIDE, D, M, Value
+from lngen.lower import Argument, Extent, Kernel, Plan, requested_shared
 from lngen.passes import accumulated
 from lngen.problem import OVERLAP_ARCH, minimum_arch
 from lngen.spec import Spec
@@ -39,6 +39,10 @@ _ZEROED_RULE = (
     "ready for the next"
 )
 _ARGUMENT_RULE = "every argument is 8 bytes: a pointer, or a long long (rows; strides in elements)"
+_VALUE_RULE = (
+    "; but a value has the size of its ctype: compute its rule in double from the double that its 'of' names, and "
+    "round the result once to that type"
+)
 _LAUNCH_RULE = (
     "the kernels of a set are launched in this order on one stream: cluster blocks to a cluster in x if that is more "
     "than 1, cooperatively if the kernel says so. Allow its dynamic shared memory first "
@@ -77,7 +81,7 @@ def entry(plan: Plan, resources: Mapping[str, Mapping[str, Resources]]) -> dict[
         "same_tensor": plan.graph.shared,
         "in_place": _in_place(plan),
         "minimum_arch": f"sm_{minimum_arch(plan.schedule)}",
-        "argument_rule": _ARGUMENT_RULE,
+        "argument_rule": _ARGUMENT_RULE + (_VALUE_RULE if plan.by_value else ""),
         "launch_rule": _LAUNCH_RULE,
         "grid_rule": _GRID_RULE,
         "programmatic_stream_serialization": {"minimum_arch": f"sm_{OVERLAP_ARCH}", "rule": _DEPENDENT_RULE},
@@ -109,7 +113,7 @@ def _resources(plan: Plan, kernels: Mapping[str, Resources], arch: str) -> dict[
 
 
 def _spec(spec: Spec) -> dict[str, Any]:
-    inputs = [p.name for p in spec.forward().params]
+    inputs = [p.name for p in spec.forward().tensors]
     return {
         "text": str(spec),
         "graph": spec.definition.name,
@@ -174,7 +178,9 @@ def _kernel(kernel: Kernel) -> dict[str, Any]:
     return {
         "name": kernel.name,
         "arguments": [
-            {
+            _value(a)
+            if a.kind == "value"
+            else {
                 "name": a.name,
                 "ctype": "long long" if a.kind in ("rows", "stride") else f"{'const ' if a.const else ''}{a.ctype}*",
                 "kind": a.kind,
@@ -190,6 +196,13 @@ def _kernel(kernel: Kernel) -> dict[str, Any]:
         "cooperative": kernel.cooperative,
         "launch_for_no_rows": kernel.always,
     }
+
+
+def _value(a: Argument) -> dict[str, Any]:
+    """A number that is passed by value: what it follows from, and how."""
+    dtype = {"float": "f32", "double": "f64"}[a.ctype]
+    described = {"name": a.name, "ctype": a.ctype, "kind": a.kind, "tensor": None}
+    return {**described, "dtype": dtype, "of": "eps", "rule": RULES[a.rule].text}
 
 
 def _extent(extent: Extent) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import numpy as np
 from lngen.devices import capability
 from lngen.emit import emit
 from lngen.errors import PtxError
-from lngen.ir import D, M, Value
+from lngen.ir import D, M, Value, bits_of
 from lngen.ir.numerics import NUMPY_DTYPE, Array
 from lngen.lower import Argument, Kernel, Plan
 from lngen.problem import OVERLAP_ARCH
@@ -116,6 +116,8 @@ def _argument(a: Argument, rows: int, tensors: Tensors, workspace: Mapping[str, 
             return tensors.stride(a.tensor)
         case "workspace":
             return workspace[a.tensor].start
+        case "value":
+            return bits_of(tensors.inputs[a.tensor])
         case _:
             return tensors.places[a.tensor].start
 

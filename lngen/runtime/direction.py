@@ -14,6 +14,7 @@ from lngen.compile import Compilation, KernelSet
 from lngen.devices import Device, device_for
 from lngen.errors import ArrayError
 from lngen.ir import WIDE, D, M, Value
+from lngen.ir.numerics import Array
 from lngen.problem import Schedule, is_legal, parse_schedule
 from lngen.runtime.array_rules import Extent, Near, check_layout, leading, near, replaced, row_stride
 from lngen.runtime.arrays import Layout, Library, library_of
@@ -52,13 +53,17 @@ class Recipe:
 
 
 class Call:
-    """Runs one spec on the arrays it is given."""
+    """Runs one spec on the arrays it is given.
+
+    ``takes`` are the parameters that a call has arrays for; ``plain``: so many positional inputs need no arranging.
+    """
 
     def __init__(self, spec: Spec, schedule: str, lock: Lock | None = None, overlap: bool = False) -> None:
         self.spec, self._schedule, self._lock, self._overlap = spec, schedule, lock, overlap
         self.compilation = Compilation(spec)
         self.graph, self._problem = self.compilation.graph, self.compilation.problem
-        self.inputs, self.outputs = self.graph.params, self.graph.results
+        self.inputs, self.outputs = self.graph.tensors, self.graph.results
+        self.takes, self.plain = self.graph.params, len(self.inputs)
         self.names = tuple(v.name for v in (*self.inputs, *self.outputs))
         self._leader = self._leading_input()
         self._schedules: dict[tuple[str, Device | None, int, Locked | None], Schedule] = {}
@@ -124,6 +129,11 @@ class Call:
         names = [v.name for v in self.inputs]
         given = dict(zip(names, inputs, strict=False))
         unknown = [n for n in named if n not in names or n in given]
+        if unknown == ["eps"] and self.spec.definition.builder(self.spec.options).takes_eps:
+            raise ArrayError(
+                f"'{self.spec}' has eps={self.spec.eps} built in, got eps= in a call; compile with eps=\"run\" to give "
+                "it in every call."
+            )
         if len(inputs) > len(names) or unknown:
             got = [*(f"{len(inputs)} by position" for _ in inputs[:1]), *unknown]
             raise ArrayError(f"'{self.spec}' takes {', '.join(names)}, each once; got {', '.join(got)}.")
@@ -148,7 +158,7 @@ class Call:
         first = arrays[self._leader]
         if isinstance(first, np.ndarray):
             arrays = [self._present(v.name, a) for v, a in zip(self.inputs, arrays, strict=True)]
-            return run_on_host(self.graph, self.spec.d, self._leader, arrays, self._given(given))
+            return self._on_host(arrays, self._given(given))
         library = library_of(first, self.inputs[self._leader].name)
         absent = tuple([a is None for a in given])
         tensors = [*arrays, *given]
@@ -167,6 +177,9 @@ class Call:
         if True in absent:
             given, pointers = self._fill(library, recipe, given, pointers)
         return given, self._launch(library, recipe, pointers)
+
+    def _on_host(self, arrays: list[Any], given: tuple[Any, ...]) -> tuple[tuple[Array, ...], tuple[str, ...]]:
+        return run_on_host(self.graph, self.spec.d, self._leader, arrays, given)
 
     def _given(self, out: Any) -> tuple[Any, ...]:
         """The arrays to write, None for a new array."""
@@ -212,8 +225,7 @@ class Call:
         vec = recipe.vec if together % WIDEST == 0 else self._vec_for(recipe, pointers)
         bound = recipe.bounds.get(vec)
         if bound is None:
-            bound = self.launcher(recipe.device, vec, recipe.rows).bind(recipe.rows, recipe.strides)
-            recipe.bounds[vec] = bound
+            bound = recipe.bounds[vec] = self._bind(recipe, vec)
         overwritten: tuple[str, ...] = ()
         for i, j, low, high in recipe.near:
             if low < pointers[i] - pointers[j] < high:  # one hit suffices: all arrays are examined
@@ -227,6 +239,10 @@ class Call:
         with workspace.lock:
             bound(pointers, workspace.fit(library, recipe.device, stream, bound), stream)
         return overwritten
+
+    def _bind(self, recipe: Recipe, vec: int | None) -> Bound:
+        """The launch of the kernels whose accesses are up to ``vec`` elements wide."""
+        return self.launcher(recipe.device, vec, recipe.rows).bind(recipe.rows, recipe.strides)
 
     def _overwritten(self, recipe: Recipe, pointers: list[int], bound: Bound) -> tuple[str, ...]:
         """The inputs that a result overwrites; ArrayError where arrays share memory in any other way."""

@@ -7,12 +7,14 @@ import ctypes
 import threading
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 from weakref import WeakValueDictionary
 
 from lngen.devices import Device, live_device
 from lngen.errors import MissingError
-from lngen.ir import DType
+from lngen.ir import DType, bits_of
+from lngen.ir.numerics import Array
 from lngen.lower import Kernel, Plan, requested_shared
 from lngen.runtime.arrays import Library
 from lngen.runtime.driver import (
@@ -27,6 +29,8 @@ from lngen.runtime.driver import (
     capture_of,
     registers,
 )
+
+NO_VALUES: Mapping[str, Array] = MappingProxyType({})
 
 
 def device_count() -> int:
@@ -107,10 +111,17 @@ class Launcher:
         return Bound(self, rows, strides, [f.ptr for f in self._functions])
 
     def __call__(
-        self, rows: int, pointers: Mapping[str, int], strides: Mapping[str, int], workspace: int, stream: int
+        self,
+        rows: int,
+        pointers: Mapping[str, int],
+        strides: Mapping[str, int],
+        workspace: int,
+        stream: int,
+        values: Mapping[str, Array] = NO_VALUES,
     ) -> None:
-        """Bind and launch once; pointers by tensor name."""
+        """Bind and launch once; pointers by tensor name, and the numbers that are passed by value."""
         bound = self.bind(rows, strides)
+        bound.give(values)
         bound.prepare(workspace, stream)
         bound([pointers[name] for name in self.tensors], workspace, stream)
 
@@ -168,6 +179,12 @@ class Bound:
                 values[position] = workspace + offset
             k.launch(stream)
 
+    def give(self, values: Mapping[str, Array]) -> None:
+        """The numbers that the next launches pass by value, by name, as ``values_of`` gives them."""
+        for k in self._kernels:
+            for position, name in k.given:
+                k.values[position] = bits_of(values[name])
+
     def prepare(self, workspace: int, stream: int) -> None:
         """Zero the buffers of a new workspace that must be zero."""
         import cupy
@@ -202,6 +219,7 @@ class _Arguments:
         self.launch = Launch(function, (x, y), kernel.block, shared, attributes, table, kernel.name)
         self.tensors: list[tuple[int, int]] = []
         self.buffers: list[tuple[int, int]] = []
+        self.given: list[tuple[int, str]] = []
         for position, a in enumerate(kernel.arguments):
             match a.kind:
                 case "rows":
@@ -210,6 +228,8 @@ class _Arguments:
                     self.values[position] = strides[a.tensor]
                 case "workspace":
                     self.buffers.append((position, offsets[a.tensor]))
+                case "value":
+                    self.given.append((position, a.tensor))
                 case _:
                     self.tensors.append((position, tensors.index(a.tensor)))
 

@@ -1,0 +1,66 @@
+"""Calls whose kernels take numbers by value: every call gives eps, and nothing is compiled or checked again for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lngen.errors import ArrayError, short
+from lngen.ir import ByValue, finite, values_of
+from lngen.ir.numerics import Array
+from lngen.runtime.arrays import Library
+from lngen.runtime.direction import Call, Recipe
+from lngen.runtime.launcher import Bound
+from lngen.runtime.lock_file import Lock
+from lngen.runtime.numpy_arrays import run_on_host
+from lngen.spec import Spec
+
+
+def call_of(spec: Spec, schedule: str, lock: Lock | None = None, overlap: bool = False) -> Call:
+    """The call of a direction, which takes numbers by value if its graph does."""
+    return (ValueCall if spec.graph().by_value else Call)(spec, schedule, lock, overlap)
+
+
+class ValueCall(Call):
+    """A call that takes, among its arrays, a NumPy array of shape () for each number that is passed by value."""
+
+    def __init__(self, spec: Spec, schedule: str, lock: Lock | None = None, overlap: bool = False) -> None:
+        super().__init__(spec, schedule, lock, overlap)
+        self.takes, self.plain = self.graph.params, -1
+        self.names = tuple(v.name for v in (*self.takes, *self.outputs))
+
+    def arrange(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> Sequence[Any]:
+        """As of ``Call``, with the numbers that follow from the eps among ``named``; ArrayError if it is not finite."""
+        arrays = iter(super().arrange(inputs, {name: a for name, a in named.items() if name != "eps"}))
+        values = values_of(self.graph, self._eps(named.get("eps")))
+        return [values[v.name] if isinstance(v, ByValue) else next(arrays) for v in self.takes]
+
+    def _eps(self, given: object) -> float:
+        """The eps of a call; ArrayError for anything but a finite number."""
+        if given is None:
+            raise ArrayError(f"'{self.spec}' expects eps in every call, which is missing; add for example eps=1e-6.")
+        eps = finite(given)
+        if eps is None:
+            got = f"{type(given).__module__}.{type(given).__name__}" if hasattr(given, "shape") else short(repr(given))
+            raise ArrayError(f"'{self.spec}' expects eps to be a finite number, got {got}; pass for example eps=1e-6.")
+        return eps
+
+    def __call__(self, arrays: Sequence[Any], out: Any) -> tuple[tuple[Any, ...], tuple[str, ...]]:
+        """As of ``Call``; ``arrays`` has the numbers as well, in the order of the graph's parameters."""
+        listed = list(zip(self.takes, arrays, strict=True))
+        self._local.values = {v.name: a for v, a in listed if isinstance(v, ByValue)}
+        return super().__call__([a for v, a in listed if not isinstance(v, ByValue)], out)
+
+    def _on_host(self, arrays: list[Any], given: tuple[Any, ...]) -> tuple[tuple[Array, ...], tuple[str, ...]]:
+        return run_on_host(self.graph, self.spec.d, self._leader, arrays, given, self._local.values)
+
+    def _launch(self, library: Library, recipe: Recipe, pointers: list[int]) -> tuple[str, ...]:
+        """As of ``Call``: a recipe is of one thread, so nobody else changes the arguments of its launches."""
+        for bound in recipe.bounds.values():
+            bound.give(self._local.values)
+        return super()._launch(library, recipe, pointers)
+
+    def _bind(self, recipe: Recipe, vec: int | None) -> Bound:
+        bound = super()._bind(recipe, vec)
+        bound.give(self._local.values)
+        return bound
