@@ -56,13 +56,16 @@ def torch_function(graph: Graph, *, wide: bool = False) -> Function:
                 "before any pass is expected, and for a new op a row in lngen/bench/torch_graph.py."
             )
 
+    numbers = values_of(graph, DEFAULT_EPS)
+    given: dict[Value, Tensor] = {v: float(numbers[v.name]) for v in graph.by_value}
+
     def function(*inputs: Tensor) -> tuple[Tensor, ...]:
-        return _run(graph, inputs, wide)
+        return _run(graph, inputs, given, wide)
 
     return function
 
 
-def _run(graph: Graph, inputs: Sequence[Tensor], wide: bool) -> tuple[Tensor, ...]:
+def _run(graph: Graph, inputs: Sequence[Tensor], given: Mapping[Value, Tensor], wide: bool) -> tuple[Tensor, ...]:
     import torch
 
     size: dict[Axis, int] = {}
@@ -70,9 +73,7 @@ def _run(graph: Graph, inputs: Sequence[Tensor], wide: bool) -> tuple[Tensor, ..
         size |= dict(zip(param.type.axes, tensor.shape, strict=True))
     dtypes = dict.fromkeys(DType, torch.float64) if wide else torch_dtypes()
     call = Call(torch, size, dtypes, inputs[0])
-    values = {p: t.reshape(_spread(p, size)) for p, t in zip(graph.tensors, inputs, strict=True)}
-    numbers = values_of(graph, DEFAULT_EPS)
-    values |= {v: float(numbers[v.name]) for v in graph.by_value}
+    values = {**given, **{p: t.reshape(_spread(p, size)) for p, t in zip(graph.tensors, inputs, strict=True)}}
     for eqn in graph.eqns:
         values[eqn.out] = MEANINGS[eqn.op](call, eqn, tuple(values[a] for a in eqn.args))
     return tuple(_gather(call, graph, r, values[r]) for r in graph.results)

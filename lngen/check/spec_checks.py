@@ -6,7 +6,7 @@ The bits are the interpreter's: those of a launch on a GPU, or without one of th
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import isfinite
 
@@ -78,26 +78,29 @@ def check_spec(
         raise MissingError("on=gpu expects a GPU, none was found; use --on interpreter, or run `lngen doctor`.")
     if spec.direction == "bwd":
         yield formulas(spec)
-    wanted: list[tuple[int, dict[str, Array], dict[str, Array]]] = []
-    for m in rows:
-        inputs = random_inputs(spec, m)
-        wanted.append((m, inputs, interpret(compilation.graph, inputs)))
-        if m:
-            yield mathematics(spec, *wanted[-1])
-    for eps in RUN_EPS[1:] if spec.eps == RUN else ():
-        inputs = random_inputs(spec, max(rows), eps=eps)
-        wanted.append((max(rows), inputs, interpret(compilation.graph, inputs)))
+    wanted: list[tuple[int, str, dict[str, Array], dict[str, Array]]] = []
+    for m, eps in _calls(spec, rows):
+        inputs = random_inputs(spec, m, eps=eps)
+        wanted.append((m, f"eps={eps:g}: " if spec.eps == RUN else "", inputs, interpret(compilation.graph, inputs)))
+        if m and eps == spec.eps_or_default:
+            yield mathematics(spec, m, *wanted[-1][2:])
     target = device_arch(0) if gpu else arch
     chosen = [compilation.schedule(target), *others(compilation, schedules - 1, target)]
     for number, schedule in enumerate(dict.fromkeys(chosen)):
         kernels = compilation.kernels(schedule)
         binary = kernels.cubin(target)
         yield compiled(spec, schedule, binary, may_spill=number > 0)
-        for m, inputs, want in wanted:
-            if gpu:
-                yield bits(kernels.plan, binary, m, inputs, want)
-            elif on != "interpreter":
-                yield executed(kernels, target, m, inputs, want)
+        for m, said, inputs, want in wanted:
+            if on == "interpreter" and not gpu:
+                continue
+            found = bits(kernels.plan, binary, m, inputs, want) if gpu else executed(kernels, target, m, inputs, want)
+            yield replace(found, detail=said + found.detail)
+
+
+def _calls(spec: Spec, rows: Sequence[int]) -> list[tuple[int, float]]:
+    """The numbers of rows and the eps of the calls that are compared."""
+    calls = [(m, spec.eps_or_default) for m in rows]
+    return calls + [(max(rows), eps) for eps in RUN_EPS if spec.eps == RUN and eps != DEFAULT_EPS]
 
 
 def compilation_of(spec: Spec) -> Compilation:
@@ -146,7 +149,7 @@ def compiled(spec: Spec, schedule: Schedule, binary: Binary, *, may_spill: bool)
 def bits(plan: Plan, binary: Binary, rows: int, inputs: Mapping[str, Array], want: Mapping[str, Array]) -> Result:
     """One launch on poisoned outputs and workspace against the interpreter's results."""
     parts = mismatches(launch_numpy(_launcher(plan, binary.image), rows, inputs, POISON), want)
-    detail = _passed(plan, inputs) + ("; ".join(parts) or f"{sum(a.size for a in want.values())} numbers equal")
+    detail = "; ".join(parts) or f"{sum(a.size for a in want.values())} numbers equal"
     return Result(str(plan.spec), str(plan.schedule), rows, "bits", not parts, detail)
 
 
@@ -162,14 +165,8 @@ def executed(
     plan = kernels.plan
     outcome = run_plan(plan, inputs, source=kernels.text, ptx=kernels.ptx(arch, lines=True), rows=rows)
     parts = [*mismatches(outcome.results, want), *(str(f) for f in outcome.findings[:1])]
-    numbers = sum(a.size for a in want.values())
-    detail = _passed(plan, inputs) + ("; ".join(parts) or f"{numbers} numbers equal, nothing found")
+    detail = "; ".join(parts) or f"{sum(a.size for a in want.values())} numbers equal, nothing found"
     return Result(str(plan.spec), str(plan.schedule), rows, "ptx", not parts, detail)
-
-
-def _passed(plan: Plan, inputs: Mapping[str, Array]) -> str:
-    """The numbers that are passed by value, as the beginning of a detail."""
-    return "".join(f"{v.name}={inputs[v.name]:g}: " for v in plan.by_value)
 
 
 def mathematics(spec: Spec, rows: int, inputs: Mapping[str, Array], results: Mapping[str, Array]) -> Result:

@@ -48,9 +48,15 @@ def finite(value: object) -> float | None:
 
 
 def values_of(graph: Graph, eps: float) -> dict[str, Array]:
-    """The parameters that ``graph`` takes by value, by name: NumPy arrays of shape (), rounded once to their dtypes."""
+    """The parameters that ``graph`` takes by value, by name: NumPy arrays of shape (), rounded once to their dtypes.
+
+    Nothing may write to them.
+    """
     with np.errstate(over="ignore", under="ignore"):
-        return {v.name: np.array(RULES[v.rule].of(eps), NUMPY_DTYPE[v.type.dtype]) for v in graph.by_value}
+        found = {v.name: np.array(RULES[v.rule].of(eps), NUMPY_DTYPE[v.type.dtype]) for v in graph.by_value}
+    for number in found.values():
+        number.setflags(write=False)
+    return found
 
 
 def bits_of(value: Array) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache, partial
 from typing import Any
 
 from lngen.errors import ArrayError, short
@@ -14,6 +15,8 @@ from lngen.runtime.launcher import Bound
 from lngen.runtime.lock_file import Lock
 from lngen.runtime.numpy_arrays import run_on_host
 from lngen.spec import Spec
+
+LAST = 16  # values of eps whose numbers are kept
 
 
 def call_of(spec: Spec, schedule: str, lock: Lock | None = None, overlap: bool = False) -> Call:
@@ -28,12 +31,17 @@ class ValueCall(Call):
         super().__init__(spec, schedule, lock, overlap)
         self.takes, self.plain = self.graph.params, -1
         self.names = tuple(v.name for v in (*self.takes, *self.outputs))
+        self._places = {v.name: place for place, v in enumerate(self.takes) if isinstance(v, ByValue)}
+        self._values_of = lru_cache(LAST)(partial(values_of, self.graph))
 
     def arrange(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> Sequence[Any]:
         """As of ``Call``, with the numbers that follow from the eps among ``named``; ArrayError if it is not finite."""
-        arrays = iter(super().arrange(inputs, {name: a for name, a in named.items() if name != "eps"}))
-        values = values_of(self.graph, self._eps(named.get("eps")))
-        return [values[v.name] if isinstance(v, ByValue) else next(arrays) for v in self.takes]
+        if len(inputs) != len(self.inputs) or len(named) > 1:
+            inputs = super().arrange(inputs, {name: a for name, a in named.items() if name != "eps"})
+        values, arrays = self._values_of(self._eps(named.get("eps"))), list(inputs)
+        for name, place in self._places.items():
+            arrays.insert(place, values[name])
+        return arrays
 
     def _eps(self, given: object) -> float:
         """The eps of a call; ArrayError for anything but a finite number."""
@@ -47,9 +55,11 @@ class ValueCall(Call):
 
     def __call__(self, arrays: Sequence[Any], out: Any) -> tuple[tuple[Any, ...], tuple[str, ...]]:
         """As of ``Call``; ``arrays`` has the numbers as well, in the order of the graph's parameters."""
-        listed = list(zip(self.takes, arrays, strict=True))
-        self._local.values = {v.name: a for v, a in listed if isinstance(v, ByValue)}
-        return super().__call__([a for v, a in listed if not isinstance(v, ByValue)], out)
+        tensors, values = list(arrays), {}
+        for name, place in reversed(self._places.items()):
+            values[name] = tensors.pop(place)
+        self._local.values = values
+        return super().__call__(tensors, out)
 
     def _on_host(self, arrays: list[Any], given: tuple[Any, ...]) -> tuple[tuple[Array, ...], tuple[str, ...]]:
         return run_on_host(self.graph, self.spec.d, self._leader, arrays, given, self._local.values)

@@ -282,7 +282,7 @@ class GraphSuite(Calls):
         given = {n: inputs[n] for n in self._given} | values
         wanted = real_results(forward, given)
         if any(n in results for n in self.target.gradients):
-            known = {**interpret(forward.graph(), given), **inputs}
+            known = {**interpret(forward.graph(), given), **inputs, **values}
             wanted |= real_results(spec, {p.name: known[p.name] for p in spec.graph().params})
             wanted |= {name: wanted[same] for name, same in spec.graph().shared.items()}
         measured: dict[str, float] = {}
