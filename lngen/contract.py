@@ -9,15 +9,20 @@ from dataclasses import fields
 from typing import Any
 
 from lngen.files import sha256
+from lngen.ir import RULES as VALUE_RULES
 from lngen.ir import WIDE, D, M, Value
 from lngen.launch.kernels import ALIGNMENT
-from lngen.lower import NUMBERS, Extent, Kernel, Plan
+from lngen.lower import NUMBERS, Argument, Extent, Kernel, Plan
 from lngen.passes import accumulated
 from lngen.problem import OVERLAP_ARCH, minimum_arch
 from lngen.spec import Spec
 
 RULES = {
-    "arguments": "every argument is 8 bytes: a pointer, or a long long (rows; strides in elements)",
+    "arguments": (
+        "every argument is 8 bytes: a pointer, or a long long (rows; strides in elements); but a value has the size of "
+        "its ctype: compute its rule in double from the double that its 'of' names, and round the result once to that "
+        "type"
+    ),
     "two_distances": (
         "with strides=2 row r of a tensor begins (r / inner) * outer_stride + (r % inner) * stride elements after its "
         "pointer: inner, at least 1, is one number for all tensors of a call"
@@ -99,7 +104,7 @@ def described(plan: Plan) -> dict[str, Any]:
 
 
 def _spec(spec: Spec) -> dict[str, Any]:
-    inputs = [p.name for p in spec.forward().params]
+    inputs = [p.name for p in spec.forward().tensors]
     declared, chosen = spec.definition.builder(spec.options).declared, dict(spec.chosen)
     return {
         "text": str(spec),
@@ -174,7 +179,9 @@ def _kernel(kernel: Kernel) -> dict[str, Any]:
     return {
         "name": kernel.name,
         "arguments": [
-            {
+            _value(a)
+            if a.kind == "value"
+            else {
                 "name": a.name,
                 "ctype": "long long" if a.kind in NUMBERS else f"{'const ' if a.const else ''}{a.ctype}*",
                 "kind": a.kind,
@@ -190,6 +197,13 @@ def _kernel(kernel: Kernel) -> dict[str, Any]:
         "cooperative": kernel.cooperative,
         "launch_for_no_rows": kernel.always,
     }
+
+
+def _value(a: Argument) -> dict[str, Any]:
+    """A number that is passed by value: what it follows from, and how."""
+    described = {"name": a.name, "ctype": a.ctype, "kind": a.kind, "tensor": None, "number": a.tensor}
+    dtype = {"float": "f32", "double": "f64"}[a.ctype]
+    return {**described, "dtype": dtype, "of": "eps", "rule": VALUE_RULES[a.rule].text}
 
 
 def _extent(extent: Extent) -> dict[str, Any]:

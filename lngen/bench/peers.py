@@ -59,7 +59,7 @@ def own_form(spec: Spec) -> Call | None:
         return None
     import torch
 
-    f, shape, eps = torch.nn.functional, (spec.d,), spec.eps
+    f, shape, eps = torch.nn.functional, (spec.d,), spec.eps_or_default
 
     def layer(x: Array, t: Tensors, suffix: str = "") -> Array:
         return f.layer_norm(x, shape, t[f"gamma{suffix}"], t[f"beta{suffix}"], eps)
@@ -98,7 +98,7 @@ def forward_of(case: Case, compiled: bool = False) -> Call:
     import torch
 
     own, expression = own_form(case.spec), torch_function(case.forward)
-    names, count = [p.name for p in case.forward.params], len(case.differentiable)
+    names, count = [p.name for p in case.forward.tensors], len(case.differentiable)
 
     def outputs(*inputs: Array) -> tuple[Array, ...]:
         results = own(dict(zip(names, inputs, strict=True))) if own else expression(*inputs)
@@ -185,7 +185,7 @@ class Member:
         wide = {n: case.sets[0][n].float() for n in ("gamma", "beta")} if self.wide else {}
 
         def forward(t: Tensors) -> Sequence[Array]:
-            outputs = self.call(module, t | wide, case.spec)
+            outputs = self.call(module, t | wide, case.spec.baked)
             return outputs if isinstance(outputs, tuple) else (outputs,)
 
         return autograd(case, forward)
@@ -195,7 +195,7 @@ class Member:
         own = [{name: t[name].clone() for name in case.inputs} for t in sources]
 
         def launch(stream: int, index: int) -> None:
-            self.call(module, own[index % len(own)], case.spec)
+            self.call(module, own[index % len(own)], case.spec.baked)
 
         def results(index: int) -> Tensors:
             t = own[index % len(own)]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from lngen.check.inputs import POISON
-from lngen.ir import WIDE, Value
+from lngen.ir import WIDE, Value, bits_of
 from lngen.ir.numerics import NUMPY_DTYPE, Array
 from lngen.launch.kernels import Distance
 from lngen.lower import Plan
@@ -75,7 +75,8 @@ def launch(launcher: Launcher, rows: int, inputs: Mapping[str, Array]) -> tuple[
         arrays = {v.name: cupy.asarray(memory(v)) for v in (*plan.inputs, *plan.outputs)}
         workspace = cupy.full(max(1, plan.workspace_bytes(rows)), POISON, cupy.uint8)
         stream, pointers = cupy.cuda.get_current_stream(), {name: a.data.ptr for name, a in arrays.items()}
-        launcher(rows, pointers, found, workspace.data.ptr, stream.ptr, inner)
+        values = {v.name: bits_of(inputs[v.name]) for v in plan.by_value}
+        launcher(rows, pointers, found, workspace.data.ptr, stream.ptr, inner, values)
         after = {name: a.get(stream=stream) for name, a in arrays.items()}
     results = {v.name: after[v.name][at[v.name]] if v.name in at else after[v.name] for v in plan.outputs}
     counts = {name: touched(after[name], at[name]) for name in at}

@@ -54,6 +54,20 @@ class Decimal(click.ParamType):  # type: ignore[type-arg, unused-ignore]
         return number
 
 
+class Finite(click.ParamType):  # type: ignore[type-arg, unused-ignore]
+    """A finite number, of either sign."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """A float; a usage error for anything else."""
+        text = str(value)
+        number = decimal(text.removeprefix("-"))
+        if number is None:
+            self.fail(f"expected a finite number, got '{short(value)}'.", param, ctx)
+        return 0.0 - number if text.startswith("-") else number
+
+
 schedule_option = click.option(
     "--schedule",
     default="",

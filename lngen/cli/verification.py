@@ -207,7 +207,7 @@ def _kernels(text: str, device: str | None, cases: Sequence[Case]) -> Run:
         outcomes = conform(target, Contract.of_spec(spec), cases, d=spec.d)
     else:
         outcomes = conform_graph(GraphSuite(target, spec), cases)
-    return Run(outcomes, target.name, spec.graph_name, spec.dtype, spec.eps)
+    return Run(outcomes, target.name, spec.graph_name, spec.dtype, spec.eps_or_default)
 
 
 def _function(

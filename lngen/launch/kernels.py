@@ -226,7 +226,7 @@ class _Arguments:
             elif kind == "workspace":
                 self.buffers.append((position, offsets[tensor]))
             elif kind == "value":
-                self.given.append((position, a["name"]))
+                self.given.append((position, a["number"]))
             else:
                 self.tensors.append((position, loaded.tensors.index(tensor)))
 

@@ -29,7 +29,7 @@ class PackCall(ArrayCall):
         leader = max(places, key=lambda n: ("M" in inputs[n].axes, inputs[n].wide, -n))
         super().__init__(text, inputs, outputs, spec["d"], spec["strides"], leader, added)
         values = (a for k in self.described["kernels"] for a in k["arguments"] if a["kind"] == "value")
-        self.by_value = {a["name"]: a for a in values}
+        self.by_value = {a["number"]: a for a in values}
 
     def loaded(self, device: int, vec: int | None, rows: int) -> Loaded:
         """The kernels of the pack; LngenError if arrays do not suit them."""

@@ -195,7 +195,7 @@ class _Lowering:
             wide_inputs=tuple(tensor(v) for v in graph.params if v.type.axes == WIDE),
             columns=tuple(tensor(v) for v in graph.params if v.type.axes == (D,)),
             row_inputs=tuple(tensor(v) for v in graph.params if v.type.axes == (M,)),
-            scalars=tuple(tensor(v) for v in graph.params if not v.type.axes),
+            scalars=tuple(tensor(v) for v in graph.tensors if not v.type.axes),
             strides=strides,
         )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from lngen.headers import HEADER_OF
-from lngen.ir import OPS, WIDE, DType, Eqn, Value, ctype, print_eqn
+from lngen.ir import OPS, WIDE, ByValue, DType, Eqn, Value, ctype, print_eqn
 from lngen.launch.kernels import Distance
 from lngen.passes import accumulated
 
@@ -49,7 +49,8 @@ class Argument:
     """A kernel argument. ``kind``: rows, input, output, workspace (pointers), stride (of ``tensor``, in elements).
 
     Rows at two distances have two more kinds: ``inner`` is the number of rows that are ``stride`` apart, and
-    ``outer_stride`` the distance of a row from the one ``inner`` rows before it.
+    ``outer_stride`` the distance of a row from the one ``inner`` rows before it. Or value: the number ``tensor`` of the
+    graph itself, which follows from eps by ``rule``.
 
     ``alone``: no other pointer of the kernel reaches the same memory, if one of them writes to it.
     """
@@ -60,12 +61,15 @@ class Argument:
     tensor: str = ""
     const: bool = False
     alone: bool = True
+    rule: str = ""
 
     @property
     def declaration(self) -> str:
         """The declaration in the kernel's signature."""
         if self.kind in NUMBERS:
             return f"const long long {self.name}"
+        if self.kind == "value":
+            return f"const {self.ctype} {self.name}"
         return f"{'const ' if self.const else ''}{self.ctype}* {'__restrict__ ' if self.alone else ''}{self.name}"
 
 
@@ -287,13 +291,16 @@ def tensors(
     handed: tuple[Value, ...] = (),
     results: tuple[Value, ...] = (),
 ) -> list[Argument]:
-    """A pointer for each value, and a row stride for each that is [M, D].
+    """A pointer for each value, and a row stride for each that is [M, D]; the value itself if it is passed so.
 
     Values in ``handed`` go from one kernel to the next and are in the workspace. Inputs in ``results`` are those of an
     earlier kernel.
     """
     arguments = []
     for v in values:
+        if isinstance(v, ByValue):
+            arguments.append(Argument(c_name(v), ctype(v.type.dtype), "value", v.name, rule=v.rule))
+            continue
         where = "workspace" if v in handed else "output" if v in results else kind
         arguments.append(Argument(f"{v.name}_ptr_", ctype(v.type.dtype), where, v.name, const=kind == "input"))
         if v.type.axes == WIDE:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from lngen.ir import WIDE, DType, Graph, Value
+from lngen.ir import RULES, WIDE, ByValue, DType, Graph, Value
 from lngen.lower.parts import Argument, Join, Phase, Place, Statement, Sum, Tensor, address
 from lngen.lower.rows import RowKernel
 from lngen.lower.vectors import NumberKernel
@@ -248,7 +248,12 @@ class Plan:
     @property
     def inputs(self) -> tuple[Value, ...]:
         """The tensors that a caller passes."""
-        return self.graph.params
+        return self.graph.tensors
+
+    @property
+    def by_value(self) -> tuple[ByValue, ...]:
+        """The numbers that a caller passes by value."""
+        return self.graph.by_value
 
     @property
     def outputs(self) -> tuple[Value, ...]:
@@ -296,6 +301,7 @@ class Plan:
             f"  spec      {self.spec}",
             f"  schedule  {self.schedule}",
             *(f"  input     {v}: {v.type}, aligned to {self.alignment(v)} bytes" for v in self.inputs),
+            *(f"  by value  {v}: {v.type} = {RULES[v.rule].text}" for v in self.by_value),
             *(f"  output    {v}: {v.type}, aligned to {self.alignment(v)} bytes" for v in self.outputs),
         ]
         lines += [f"  workspace {b}" for b in self.workspace]

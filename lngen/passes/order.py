@@ -315,12 +315,13 @@ def _moved_by_cotangents(graph: Graph) -> set[Value]:
     depends on them, and no sum adds a value that depends on them to one that does not. A graph that is linear in none
     is taken as linear in the first.
     """
-    varying = downstream(graph.eqns, graph.params)
-    for count in range(1, len(graph.params) + 1):
-        moved = downstream(graph.eqns, graph.params[:count])
+    params = graph.tensors  # a number that is passed by value is a constant here
+    varying = downstream(graph.eqns, params)
+    for count in range(1, len(params) + 1):
+        moved = downstream(graph.eqns, params[:count])
         if varying.isdisjoint({*graph.results} - moved) and not any(_adds_unmoved(e, moved) for e in graph.eqns):
             return moved
-    return downstream(graph.eqns, graph.params[:1])
+    return downstream(graph.eqns, params[:1])
 
 
 def _adds_unmoved(eqn: Eqn, moved: set[Value]) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lngen.ir import BF16, F16, F32, ORDERS, Builder, D, Eqn, Graph, M, S, Value, is_column_fold, is_row_fold
+from lngen.ir import BF16, F16, F32, ORDERS, Builder, ByValue, D, Eqn, Graph, M, S, Value, is_column_fold, is_row_fold
 from lngen.passes.edit import dce, downstream
 from lngen.passes.order import orders, rule_of
 
@@ -72,7 +72,8 @@ def place_spread(graph: Graph, d: int, order: str = ORDERS[0]) -> Graph:
     mean, but not on the variance, the blocks would exchange the sum anyway, and nothing changes. The elements of a
     backward are still measured from the mean, because its sums over rows may be computed by blocks that have only a few
     columns. So are elements whose scale may be infinite (eps = 0): the two parts of the distance, both times infinity,
-    may cancel to NaN. Where ``is_rounded``, the mean is corrected by the mean of the distances from it, as in
+    may cancel to NaN. An eps that is passed by value counts as above zero: its bits are those of every baked eps that
+    is not 0 in f32. Where ``is_rounded``, the mean is corrected by the mean of the distances from it, as in
     ``compensate``. The sum of these distances is, over the segments, that of sum(%far) + n (centre - mean). The
     equations are in topological order, so a sum comes before its uses.
     """
@@ -179,7 +180,10 @@ def _scaled(
 
 
 def _is_reciprocal_std(v: Value, producer: dict[Value, Eqn], spread: Collection[Value]) -> bool:
-    """True for c / sqrt(s / n + eps), where ``spread`` has s, and c, n and eps are above zero; never infinite."""
+    """True for c / sqrt(s / n + eps), where ``spread`` has s, and c, n and eps are above zero; never infinite.
+
+    Of an eps that is passed by value, the smallest number above zero decides.
+    """
 
     def operands(value: Value | None, op: str, count: int) -> Sequence[Value | None]:
         eqn = producer.get(value) if value is not None else None
@@ -191,14 +195,17 @@ def _is_reciprocal_std(v: Value, producer: dict[Value, Eqn], spread: Collection[
         number = np.float32(eqn.value if eqn is not None and eqn.op == "const" else np.nan)
         return number if 0 < number < np.inf else np.float32(np.nan)
 
+    def least(value: Value | None) -> np.float32:
+        return np.finfo(np.float32).smallest_subnormal if isinstance(value, ByValue) else positive(value)
+
     factor, root = operands(v, "div", 2)
     (raised,) = operands(root, "sqrt", 1)
     var, eps = operands(raised, "add", 2)
-    if positive(var) > 0:
+    if least(var) > 0:
         var, eps = eps, var
     total, count = operands(var, "div", 2)
     with np.errstate(over="ignore"):
-        largest = positive(factor) / np.sqrt(positive(eps))
+        largest = positive(factor) / np.sqrt(least(eps))
     return total in spread and bool(largest < np.inf) and bool(positive(count) > 0)
 
 

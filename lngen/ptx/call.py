@@ -12,7 +12,7 @@ import numpy as np
 from lngen.devices import capability
 from lngen.emit import emit
 from lngen.errors import PtxError
-from lngen.ir import WIDE, M, Value
+from lngen.ir import WIDE, M, Value, bits_of
 from lngen.ir.numerics import NUMPY_DTYPE, Array
 from lngen.launch.kernels import Distance
 from lngen.lower import Argument, Kernel, Plan, number
@@ -123,6 +123,8 @@ def _argument(a: Argument, rows: int, tensors: Tensors, workspace: Mapping[str, 
     match a.kind:
         case "workspace":
             return workspace[a.tensor].start
+        case "value":
+            return bits_of(tensors.inputs[a.tensor])
         case "input" | "output":
             return tensors.places[a.tensor].start
         case _:

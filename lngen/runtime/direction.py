@@ -11,6 +11,7 @@ import numpy as np
 
 from lngen.compile import Compilation, KernelSet
 from lngen.devices import Device, device_for
+from lngen.errors import ArrayError
 from lngen.ir import D, M
 from lngen.launch.call import ArrayCall
 from lngen.launch.kernels import Described
@@ -24,7 +25,10 @@ from lngen.spec import Spec
 
 
 class Call(ArrayCall):
-    """Runs one spec on the arrays it is given."""
+    """Runs one spec on the arrays it is given.
+
+    ``takes`` are the parameters that a call has arrays for; ``plain``: so many positional inputs need no arranging.
+    """
 
     host_type = np.ndarray
 
@@ -32,10 +36,11 @@ class Call(ArrayCall):
         self.spec, self._schedule, self._lock, self._overlap = spec, schedule, lock, overlap
         self.compilation = Compilation(spec)
         self.graph, self._problem = self.compilation.graph, self.compilation.problem
-        inputs, outputs = self.graph.params, self.graph.results
+        inputs, outputs = self.graph.tensors, self.graph.results
         added = {v.name: accumulated(v.name) for v in outputs}
         tensors = [*map(tensor_of, inputs)], [*map(tensor_of, outputs)]
         super().__init__(str(spec), *tensors, spec.d, spec.strides, self._leading_input(), added)
+        self.takes, self.plain = self.graph.params, len(inputs)
         self.names = tuple(t.name for t in self.tensors)
         self._schedules: dict[tuple[str, Device | None, int, Locked | None], Schedule] = {}
         self._launchers: dict[tuple[int, Schedule], Launcher] = {}
@@ -45,7 +50,7 @@ class Call(ArrayCall):
         """The input that gives rows, library and device: if possible one that forward has checked."""
         forward = self.spec.forward()
         known = {v.name for v in (*forward.params, *forward.results)}
-        rated = enumerate(self.graph.params)
+        rated = enumerate(self.graph.tensors)
         return max(rated, key=lambda e: (M in e[1].type.axes, e[1].name in known, D in e[1].type.axes, -e[0]))[0]
 
     # ---- planning ----
@@ -92,6 +97,15 @@ class Call(ArrayCall):
             self.launcher(device, rows=count)
 
     # ---- calling ----
+
+    def arrange(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> Sequence[Any]:
+        """As of ``ArrayCall``; ArrayError also for an eps that is built in."""
+        if "eps" in named and self.spec.definition.builder(self.spec.options).takes_eps:
+            raise ArrayError(
+                f"'{self.spec}' has eps={self.spec.eps} built in, got eps= in a call; compile with eps=\"run\" to give "
+                "it in every call."
+            )
+        return super().arrange(inputs, named)
 
     def loaded(self, device: int, vec: int | None, rows: int) -> Launcher:
         """As ``launcher``."""

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from lngen.errors import SpecError, short
 from lngen.graphs import GRAPHS, Chosen, Definition, GraphBuilder, Option, Options, definition_from, split_source
-from lngen.ir import ORDERS, DType
+from lngen.ir import DEFAULT_EPS, ORDERS, RUN, DType, Run
 from lngen.numbers import decimal, whole
 from lngen.spec.spec import Spec
 
@@ -155,17 +155,30 @@ def make_spec(definition: Definition, direction: str, options: dict[str, Any], t
     order = short(options.get("order", ORDERS[0]))
     if order not in ORDERS:
         wrong(text, "order", order, ORDERS)
-    eps = decimal(options.get("eps", 1e-5), 0, 1)
-    if eps is None or eps == 1:
-        raise SpecError(f"spec '{text}': 'eps' is expected to be a number from 0 to 1, got '{short(options['eps'])}'.")
+    eps = _eps(text, definition, options)
     d = whole_number(text, "d", options["d"], MAX_D)
     blocks = options.get("blocks")
     if blocks is not None:
         blocks = whole_number(text, "blocks", blocks, MAX_BLOCKS)
     strides = whole_number(text, "strides", options.get("strides", 1), MAX_STRIDES)
     spec = Spec(definition, direction, d, dtype, weight, out, eps, chosen, blocks=blocks, order=order, strides=strides)
+    if eps == RUN and not definition.by_value(spec.options):
+        raise SpecError(f"spec '{text}': the graph uses no eps with these options; leave eps=run away.")
     spec = replace(spec, save=_save(text, options.get("save", "stats"), spec))
     return _backward_keys(text, spec, options) if direction == "bwd" else spec
+
+
+def _eps(text: str, definition: Definition, options: Mapping[str, Any]) -> float | Run:
+    """The number, or ``run``; a graph that is given as it stands has it in its parameters or in its constants."""
+    given = options.get("eps", DEFAULT_EPS)
+    if definition.declared:
+        return RUN if definition.by_value(Options(*definition.declared)) else DEFAULT_EPS
+    if isinstance(given, str) and given == RUN:
+        return RUN
+    eps = decimal(given, 0, 1)
+    if eps is None or eps == 1:
+        raise SpecError(f"spec '{text}': 'eps' is expected to be a number from 0 to 1, or run, got '{short(given)}'.")
+    return eps
 
 
 def _save(text: str, value: object, spec: Spec) -> str:
@@ -205,7 +218,8 @@ def _dtypes(definition: Definition, options: dict[str, Any], text: str) -> tuple
     dtype = dtype_of(text, "dtype", options.get("dtype", declared[0] if declared else "f32"))
     weight = dtype_of(text, "weight", options.get("weight", declared[1] if declared else dtype))
     out = dtype_of(text, "out", options.get("out", declared[2] if declared else dtype))
-    if declared and (declared != (dtype, weight, out) or "eps" in options):
+    takes_eps = declared and definition.by_value(Options(*declared)) and short(options.get("eps")) == RUN
+    if declared and (declared != (dtype, weight, out) or ("eps" in options and not takes_eps)):
         keys = ", ".join(f"{key}={value}" for key, value in zip(("dtype", "weight", "out"), declared, strict=True))
         raise SpecError(
             f"spec '{text}': graph '{definition.name}' is given with its dtypes and constants ({keys}); leave the keys "

@@ -205,6 +205,22 @@ def test_the_manifest_states_its_rules(tmp_path: Path) -> None:
     assert (dependent["minimum_arch"], "may be set" in dependent["rule"]) == ("sm_90", True)
 
 
+def test_the_manifest_says_what_a_value_follows_from_and_how(tmp_path: Path) -> None:
+    """Arguments of other kinds, and the rule of a set without values, are as they were."""
+    guarded = "l2norm.fwd:d=64,dtype=f64,guard=max,eps=run"
+    built(FWD, f"{FWD},eps=run", guarded, "--emit", "cu", "--out", tmp_path)
+    plain, run, square = (sets(tmp_path)[plan(text).name] for text in (FWD, f"{FWD},eps=run", guarded))
+    arguments = [{a["name"]: a for a in e["kernels"][0]["arguments"]} for e in (plain, run, square)]
+    value = {"kind": "value", "tensor": None, "of": "eps"}
+    assert arguments[1].pop("eps") == {"name": "eps", "ctype": "float", "dtype": "f32", "rule": "eps", **value}
+    assert arguments[1] == arguments[0]
+    rule = "max(eps * eps, 0x1p-126)"
+    assert arguments[2]["eps2"] == {"name": "eps2", "ctype": "double", "dtype": "f64", "rule": rule, **value}
+    assert [t["name"] for t in run["tensors"]] == [t["name"] for t in plain["tensors"]]
+    assert (run["spec"]["eps"], run["spec"]["inputs"]) == ("run", plain["spec"]["inputs"])
+    assert run["argument_rule"].startswith(f"{plain['argument_rule']}; but a value has the size of its ctype")
+
+
 BULK = "form=tma,threads=8,rows_per_block=128,vec=8,stages=2"
 ASYNC = "form=cp_async,threads=8,rows_per_block=128,vec=8,stages=2"
 WIDE = "rmsnorm.fwd:d=131072,dtype=bf16"

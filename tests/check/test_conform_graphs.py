@@ -52,6 +52,13 @@ def with_status(found: dict[str, Outcome], status: str) -> set[str]:
     return {name for name, o in found.items() if o.status == status}
 
 
+@pytest.mark.parametrize("text", ["rmsnorm.bwd:d=96", "l2norm.bwd:d=96,guard=max"])
+def test_conform_passes_the_default_eps_by_value(text: str) -> None:
+    run, fixed = (with_status(outcomes(parse_spec(f"{text}{keys}")), "pass") for keys in (",eps=run", ""))
+    assert run == fixed
+    assert len(run) > 12
+
+
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize("direction", ["fwd", "bwd"])
 @pytest.mark.parametrize("name", ["add_rmsnorm", "weighted_rows", "larger", "doubled"])
