@@ -28,7 +28,7 @@ class ValueCall(Call):
     def __init__(self, spec: Spec, schedule: str, lock: Lock | None = None, overlap: bool = False) -> None:
         super().__init__(spec, schedule, lock, overlap)
         self.takes, self.plain = self.graph.params, -1
-        self.names = tuple(v.name for v in (*self.takes, *self.outputs))
+        self.names = (*(v.name for v in self.graph.params), *(t.name for t in self.outputs))
         self._places = {v.name: place for place, v in enumerate(self.graph.params) if isinstance(v, ByValue)}
         self._values_of = lru_cache(LAST)(partial(values_of, self.graph))
 

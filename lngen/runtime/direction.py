@@ -13,7 +13,7 @@ from lngen.compile import Compilation, KernelSet
 from lngen.devices import Device, device_for
 from lngen.errors import ArrayError
 from lngen.ir import D, M
-from lngen.launch.call import ArrayCall
+from lngen.launch.array_call import ArrayCall
 from lngen.launch.kernels import Described
 from lngen.passes import accumulated
 from lngen.problem import Schedule, is_legal, parse_schedule

@@ -103,7 +103,14 @@ class OnHost:
         self.plan, self.device, self.more = made, 0, more
 
     def __call__(
-        self, rows: int, pointers: dict[str, int], strides: dict[str, Distance], work: int, stream: int, inner: int
+        self,
+        rows: int,
+        pointers: dict[str, int],
+        strides: dict[str, Distance],
+        work: int,
+        stream: int,
+        inner: int,
+        values: dict[str, int],
     ) -> None:
         def at(v: Value, row: int, more: int = 0) -> Array:
             """A row of an [M, D] tensor, or all of another one."""

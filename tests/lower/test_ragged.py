@@ -245,7 +245,7 @@ class Launches:
         monkeypatch.setattr(calls, "live_gpu", lambda device: default_device())
         monkeypatch.setattr(KernelSet, "cubin", lambda kernels, arch: SimpleNamespace(image=b"", resources={}))
         monkeypatch.setattr(calls, "Launcher", lambda plan, image, device, overlap: FakeLauncher(plan, self.forms))
-        monkeypatch.setattr("lngen.launch.call.library_of", lambda array, name: self)
+        monkeypatch.setattr("lngen.launch.array_call.library_of", lambda array, name: self)
 
     def __call__(self, strides: dict[str, int], pointers: dict[str, int], rows: int = 5) -> tuple[str, int]:
         """The form and access width of a call with those row strides and addresses."""

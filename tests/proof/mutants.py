@@ -24,7 +24,8 @@ from lngen.headers import bundled
 from lngen.interpret import interpret
 from lngen.ir import D, M
 from lngen.ir.numerics import Array
-from lngen.lower import Distance, Plan, lower
+from lngen.launch.kernels import Distance
+from lngen.lower import Plan, lower
 from lngen.problem import Schedule
 from lngen.ptx import Outcome, run_plan
 from lngen.spec import Spec, parse_spec

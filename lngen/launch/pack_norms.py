@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ArrayError, LngenError, short
-from .call import ArrayCall
+from .array_call import ArrayCall
 from .kernels import NO_VALUES, Described, Loaded
 from .pack import PackFolder
 from .tensors import Tensor
