@@ -230,6 +230,7 @@ class _Arguments:
                     self.buffers.append((position, offsets[a.tensor]))
                 case "value":
                     self.given.append((position, a.tensor))
+                    self.values[position] = -1  # NaN, until a number is given
                 case _:
                     self.tensors.append((position, tensors.index(a.tensor)))
 
