@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from lngen.interpret import interpret
-from lngen.ir import ByValue, Eqn, Value, values_of
+from lngen.ir import Eqn, Value, values_of
 from lngen.ir.numerics import Array, round_to
 from lngen.spec import Spec
 
@@ -70,9 +70,9 @@ def positive_inputs(spec: Spec) -> tuple[str, ...]:
     """Names of the forward's inputs that have to be positive, found or declared, in their order."""
     forward = spec.forward()
     found = set(spec.definition.positive(spec.options))
-    needed: dict[Value, set[str] | None] = {
-        p: set() if isinstance(p, ByValue) else {p.name} for p in forward.params
-    }  # what is passed by value is an eps, above zero in what these inputs are for
+    # What is passed by value follows from an eps above zero.
+    needed: dict[Value, set[str] | None] = {p: {p.name} for p in forward.tensors}
+    needed |= {p: set() for p in forward.by_value}
     for eqn in forward.eqns:
         of_args = [needed[a] for a in eqn.args]
         if eqn.op in ROOTS:

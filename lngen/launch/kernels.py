@@ -227,6 +227,7 @@ class _Arguments:
                 self.buffers.append((position, offsets[tensor]))
             elif kind == "value":
                 self.given.append((position, a["number"]))
+                self.values[position] = -1  # NaN, until a number is given
             else:
                 self.tensors.append((position, loaded.tensors.index(tensor)))
 

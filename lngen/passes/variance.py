@@ -182,7 +182,7 @@ def _scaled(
 def _is_reciprocal_std(v: Value, producer: dict[Value, Eqn], spread: Collection[Value]) -> bool:
     """True for c / sqrt(s / n + eps), where ``spread`` has s, and c, n and eps are above zero; never infinite.
 
-    Of an eps that is passed by value, the smallest number above zero decides.
+    Of an eps that is passed by value, the smallest number above zero decides; c may then be up to 2^53.
     """
 
     def operands(value: Value | None, op: str, count: int) -> Sequence[Value | None]:

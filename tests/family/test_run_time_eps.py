@@ -255,6 +255,20 @@ def lower_of(spec: Spec) -> Plan:
     return lngen.compile(spec.definition, d=spec.d, eps="run").plan()
 
 
+def weights_first(b: GraphBuilder) -> None:
+    """Linear in all of its parameters, if eps is one of them, and in none that is an array."""
+    gamma, x = b.input("gamma", D), b.input("x", M, D)
+    h = x + b.eps()
+    b.output("y", h * gamma * b.sum(x))
+    b.output("columns", b.sum(h, M), dtype="f32")
+
+
+def test_eps_decides_no_order_of_sums() -> None:
+    """It is no cotangent: rows are shared by as many blocks as with a constant."""
+    run, fixed = (own_spec(weights_first, d=8192, eps=eps).graph() for eps in (RUN, ODD))
+    assert [e.attrs for e in run.eqns] == [e.attrs for e in fixed.eqns if e.out.name != "eps"]
+
+
 def squared(b: GraphBuilder) -> None:
     x = b.input("x", M, D)
     b.output("y", x * b.options.eps**2 + b.eps())

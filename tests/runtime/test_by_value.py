@@ -178,6 +178,15 @@ def test_unaligned_arrays_get_it_too(gpu: FakeGpu) -> None:
     assert [launched.values["eps"] for launched in gpu.launched] == [0x3F800000, 0x3F000000, 0x40000000]
 
 
+def test_a_launch_without_its_number_computes_nan(gpu: FakeGpu) -> None:
+    """And not what an eps of 0 would give."""
+    norm = lngen.compile("rmsnorm", d=WIDTH, eps="run")
+    launcher = norm._forward.launcher(0)
+    launcher.bind(3, dict.fromkeys(launcher.tensors, WIDTH))(range(len(launcher.tensors)), 0, 0)
+    (launched,) = gpu.launched
+    assert np.isnan(np.array(launched.values["eps"] & 0xFFFFFFFF, np.uint32).view(np.float32))
+
+
 def test_threads_pass_their_own(gpu: FakeGpu) -> None:
     norm = lngen.compile("rmsnorm", d=WIDTH, eps="run")
     arrays, gpu.pause = on_gpu(gpu, norm), 0.001
