@@ -11,10 +11,11 @@ import click
 
 from lngen.aot.build import KINDS, build
 from lngen.aot.catalog import CATALOG, differences, rewrite
-from lngen.cli.dask_cluster import dask_executor, dask_option
 from lngen.cli.output import AnyPath, Output, json_option, note, output_options, table
 from lngen.cli.shared_options import (
     arch_option,
+    dask_executor,
+    dask_option,
     device_option,
     progress_bar,
     rows_option,

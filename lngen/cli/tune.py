@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 import click
 
 from lngen import config
-from lngen.cli.dask_cluster import dask_executor, dask_option
 from lngen.cli.failures import INTERRUPTED
 from lngen.cli.output import AnyPath, OutFile, Output, note, output_options
 from lngen.cli.output import table as table_text
-from lngen.cli.shared_options import Whole, device_option, overlap_option
+from lngen.cli.shared_options import Whole, dask_executor, dask_option, device_option, overlap_option
 from lngen.devices import default_device, named
 from lngen.errors import LngenError, short
 from lngen.numbers import whole
