@@ -31,8 +31,7 @@ from lngen.ir import D, M, parse, print_graph
 from lngen.lower import Plan, lower
 from lngen.problem import problem
 from lngen.problem.schedule import MINIMUM_ARCH
-from lngen.schedule import ranked
-from lngen.schedule.ranking import MOST_TRIED
+from lngen.schedule import MOST_TRIED, ranked
 from lngen.spec import make_spec, parse_spec
 from lngen.toolchain import ARCHES, nvrtc
 from paths import ROOT, SEARCH

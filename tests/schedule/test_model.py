@@ -19,9 +19,8 @@ from lngen.errors import LngenError, MissingError
 from lngen.lower import lower
 from lngen.problem import ANY, Problem, Schedule, fits, footprint, is_legal, legal, parse_schedule, problem
 from lngen.problem.footprint import has_room, register_limit, registers
-from lngen.schedule import ranked, space, workload
+from lngen.schedule import MOST_TRIED, candidates, estimated, last_resort, ranked, space, workload
 from lngen.schedule.model import MODEL, Features, Model, estimates, features
-from lngen.schedule.ranking import MOST_TRIED, candidates, estimated, last_resort
 from lngen.schedule.recorded import RECORDED, Point, Sample, fit, latest, points, typical, unfitted, with_table
 from lngen.schedule.space import Columns, roomy_space
 from lngen.schedule.table import MOST_OPERATIONS, TIGHT, Key, Table, fitted, measured, tables
@@ -260,7 +259,7 @@ def test_a_measured_default_enumerates_nothing(monkeypatch: pytest.MonkeyPatch) 
     def refuse(*arguments: object) -> list[Schedule]:
         raise AssertionError("the space is enumerated")
 
-    monkeypatch.setattr("lngen.schedule.ranking.roomy_space", refuse)
+    monkeypatch.setattr("lngen.schedule.roomy_space", refuse)
     for spec in (FORWARD, BACKWARD, "rmsnorm.fwd:d=4200,dtype=f16"):
         assert is_legal(next(candidates(facts(spec))), facts(spec))
     with pytest.raises(AssertionError, match="the space is enumerated"):

@@ -48,8 +48,7 @@ from lngen.problem.footprint import (
 )
 from lngen.problem.legal import _rules
 from lngen.problem.schedule import FORMS, exists
-from lngen.schedule import ranked, row_counts, space, workload
-from lngen.schedule.ranking import estimated
+from lngen.schedule import estimated, ranked, row_counts, space, workload
 from lngen.spec import parse_spec
 from lngen.toolchain import supported_arches
 
