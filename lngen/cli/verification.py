@@ -10,17 +10,9 @@ from typing import Any
 
 import click
 
-from lngen.check.conform import (
-    Case,
-    Contract,
-    GraphSuite,
-    LngenTarget,
-    Outcome,
-    conform,
-    conform_graph,
-    find_target,
-    select,
-)
+from lngen.check.conform import Case, Outcome, conform, conform_graph, select
+from lngen.check.conform.implementations import LngenTarget, find_target
+from lngen.check.conform.suites import Contract, GraphSuite
 from lngen.check.oracles import NORMS, NormName
 from lngen.check.spec_checks import Result, check_spec, has_closed_form
 from lngen.cli.output import Output, note, output_options, table
