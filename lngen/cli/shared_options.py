@@ -12,7 +12,7 @@ import click
 
 from lngen.devices import DEFAULT_ARCH, Device, named
 from lngen.errors import LngenError, MissingError, short
-from lngen.numbers import LARGEST, decimal, whole
+from lngen.user_input import LARGEST, decimal, whole
 from lngen.version import install_hint
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from lngen.cli.output import table as table_text
 from lngen.cli.shared_options import Whole, dask_executor, dask_option, device_option, overlap_option
 from lngen.devices import default_device, named
 from lngen.errors import LngenError, short
-from lngen.numbers import whole
 from lngen.spec import Spec, parse_spec
+from lngen.user_input import whole
 
 if TYPE_CHECKING:
     from lngen.runtime.lock_file import Locked

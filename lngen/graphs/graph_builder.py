@@ -9,7 +9,7 @@ from typing import NoReturn
 from lngen.errors import SpecError, VerifyError, short
 from lngen.files import shown
 from lngen.ir import Axis, Builder, D, DType, M, Value, compute_dtype, is_graph_name, is_name
-from lngen.numbers import decimal
+from lngen.user_input import decimal
 
 Chosen = bool | float | str
 

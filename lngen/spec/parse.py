@@ -10,8 +10,8 @@ from typing import Any, NoReturn
 from lngen.errors import SpecError, short
 from lngen.graphs import GRAPHS, Chosen, Definition, GraphBuilder, Option, Options, definition_from, split_source
 from lngen.ir import ORDERS, DType
-from lngen.numbers import decimal, whole
 from lngen.spec.spec import Spec
+from lngen.user_input import decimal, whole
 
 
 def some_of(text: str, key: str, value: Any, known: list[str]) -> tuple[str, ...] | None:
