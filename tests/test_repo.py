@@ -399,7 +399,7 @@ def test_data_folders_are_found_beside_the_package() -> None:
 
 
 def test_a_missing_data_folder_says_where_it_was_expected(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("lngen.config.files", lambda package: tmp_path / package)
+    monkeypatch.setattr("lngen.config.PACKAGE", tmp_path / "lngen")
     with pytest.raises(MissingError, match=r"'templates' is missing: expected it at .*_data"):
         data_dir("templates")
     (tmp_path / "lngen" / "_data" / "templates").mkdir(parents=True)

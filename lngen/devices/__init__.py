@@ -11,9 +11,9 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
-from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
+from lngen.config import PACKAGE
 from lngen.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -112,6 +112,7 @@ def oldest_first(arches: Iterable[str]) -> tuple[str, ...]:
 
 DEFAULT = "h200"  # the default where no GPU or arch is named
 LIMITS = "capabilities.toml"
+_FOLDER = PACKAGE / "devices"
 
 
 @cache
@@ -175,14 +176,13 @@ def _limits(arch: str) -> Mapping[str, Any]:
 
 @cache
 def _data() -> dict[str, dict[str, Any]]:
-    found = sorted(files("lngen.devices").iterdir(), key=lambda f: f.name)
-    texts = {f.name.removesuffix(".toml"): f for f in found if f.name.endswith(".toml") and f.name != LIMITS}
-    return {stem: tomllib.loads(f.read_text(encoding="utf-8")) for stem, f in texts.items()}
+    found = (file for file in sorted(_FOLDER.glob("*.toml")) if file.name != LIMITS)
+    return {file.stem: tomllib.loads(file.read_text(encoding="utf-8")) for file in found}
 
 
 @cache
 def _capabilities() -> dict[int, dict[str, Any]]:
-    text = files("lngen.devices").joinpath(LIMITS).read_text(encoding="utf-8")
+    text = (_FOLDER / LIMITS).read_text(encoding="utf-8")
     return {int(key): limits for key, limits in tomllib.loads(text).items()}
 
 
