@@ -8,25 +8,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from itertools import islice
-
-import numpy as np
 
 from lngen.devices import Device, default_device, device_for
 from lngen.errors import ScheduleError
-from lngen.problem import Problem, Schedule, fits, is_legal
-from lngen.problem.footprint import MAX_REGISTERS, register_limit, registers
-from lngen.schedule.model import estimates, features
-from lngen.schedule.space import Columns, multipass_space, roomy_space, space
-from lngen.schedule.table import known_clean, measured, row_counts, rows_of, workload
+from lngen.problem import Problem, Schedule, fits
+from lngen.problem.footprint import register_limit, registers
+from lngen.schedule.table import known_clean, measured, row_counts, workload
 
-__all__ = [
-    "attempts", "candidates", "estimated", "known_clean", "last_resort", "ranked", "row_counts", "space", "workload",
-]  # fmt: skip
+__all__ = ["attempts", "candidates", "known_clean", "ranked", "row_counts", "workload"]
 
 MOST_TRIED = 8  # schedules to compile, at some tenths of a second each
-DIGITS = 3  # of a nanosecond, so that rounding on different processors makes no difference
 
 
 def attempts(
@@ -51,6 +43,8 @@ def attempts(
         return islice(_tighter_first(found, p), MOST_TRIED)
 
     yield from fitting(candidates(p, here, vec, rows))
+    from lngen.schedule.model import last_resort  # as in ``candidates``
+
     with suppress(ScheduleError):  # if no schedule of form multipass is legal
         yield from fitting(last_resort(p, here, vec, rows))
 
@@ -89,50 +83,6 @@ def candidates(
     device = device or default_device()
     if vec is None:
         yield from measured(p, workload(p, rows, device), device)
-    yield from _fastest_first(p, device, vec, rows)
+    from lngen.schedule.model import fastest_first  # not at the top: where a schedule was measured, none is estimated
 
-
-def estimated(p: Problem, device: Device, vec: int | None = None, rows: int | None = None) -> list[Schedule]:
-    """The schedules in the order of the model alone, the fastest first."""
-    return list(_fastest_first(p, device, vec, rows))
-
-
-def last_resort(p: Problem, device: Device, vec: int | None = None, rows: int | None = None) -> list[Schedule]:
-    """For a problem whose candidates all spill: form multipass with all registers that a thread can have.
-
-    The fastest schedule for each number of threads, the fastest of them first. The kernel of the rows has no column
-    sums, so the model is asked about such a problem.
-    """
-    found = _sorted(multipass_space(p, device), replace(p, column_sums=0), device, vec, _count(p, device, rows))
-    fastest: dict[int, Schedule] = {}
-    for s in found:
-        if register_limit(s, device) == MAX_REGISTERS:
-            fastest.setdefault(s.threads, s)
-    return [*fastest.values()]
-
-
-def _fastest_first(p: Problem, device: Device, vec: int | None, rows: int | None) -> Columns:
-    """As ``estimated``, in columns: a default needs no other schedule than the first."""
-    return _sorted(roomy_space(p, device), p, device, vec, _count(p, device, rows))
-
-
-def _count(p: Problem, device: Device, rows: int | None) -> int:
-    """The rows for which all numbers of their workload class are ranked."""
-    return max(1, rows_of(p, workload(p, rows, device), device))
-
-
-def _sorted(roomy: Columns, p: Problem, device: Device, vec: int | None, count: int) -> Columns:
-    """Schedules for whose blocks the GPU has room, the fastest first, without those of which spills are expected."""
-    if vec is not None:
-        narrow = roomy.narrowed(vec)
-        # Narrower accesses break no rule but those about the form and its accesses.
-        allowed = narrow.each(lambda s: s.form != "tma_unaligned" and is_legal(s, p), "form", "vec")
-        roomy = narrow.take(allowed > 0)
-    if not len(roomy):
-        raise ScheduleError(f"no schedule is legal for D={p.d}.")
-    inputs = features(roomy, p, count, device)
-    clean = inputs.spill_factor <= 1
-    # Where the model expects spills of all of them, the compiler decides.
-    places = np.flatnonzero(clean if clean.any() else ~clean)
-    times = np.round(estimates(inputs, device)[places], DIGITS)
-    return roomy.take(places[np.argsort(times, kind="stable")])
+    yield from fastest_first(p, device, vec, rows)

@@ -24,7 +24,7 @@ from lngen.ir import D, M
 from lngen.lower import Plan, lower
 from lngen.problem import Schedule, problem
 from lngen.ptx import parse
-from lngen.schedule import space
+from lngen.schedule.space import space
 from lngen.spec import Spec, make_spec, parse_spec
 from lngen.toolchain import compile_cubin, compile_ptx
 from plans import PLANS, run_checked

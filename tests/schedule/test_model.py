@@ -19,10 +19,10 @@ from lngen.errors import LngenError, MissingError
 from lngen.lower import lower
 from lngen.problem import ANY, Problem, Schedule, fits, footprint, is_legal, legal, parse_schedule, problem
 from lngen.problem.footprint import has_room, register_limit, registers
-from lngen.schedule import MOST_TRIED, candidates, estimated, last_resort, ranked, space, workload
-from lngen.schedule.model import MODEL, Features, Model, estimates, features
+from lngen.schedule import MOST_TRIED, candidates, ranked, workload
+from lngen.schedule.model import MODEL, Features, Model, estimated, estimates, features, last_resort
 from lngen.schedule.recorded import RECORDED, Point, Sample, fit, latest, points, typical, unfitted, with_table
-from lngen.schedule.space import Columns, roomy_space
+from lngen.schedule.space import Columns, roomy_space, space
 from lngen.schedule.table import MOST_OPERATIONS, TIGHT, Key, Table, fitted, measured, tables
 from lngen.spec import parse_spec
 from lngen.toolchain import supported_arches
@@ -259,7 +259,7 @@ def test_a_measured_default_enumerates_nothing(monkeypatch: pytest.MonkeyPatch) 
     def refuse(*arguments: object) -> list[Schedule]:
         raise AssertionError("the space is enumerated")
 
-    monkeypatch.setattr("lngen.schedule.roomy_space", refuse)
+    monkeypatch.setattr("lngen.schedule.model.roomy_space", refuse)
     for spec in (FORWARD, BACKWARD, "rmsnorm.fwd:d=4200,dtype=f16"):
         assert is_legal(next(candidates(facts(spec))), facts(spec))
     with pytest.raises(AssertionError, match="the space is enumerated"):
