@@ -128,22 +128,9 @@ def make_spec(definition: Definition, direction: str, options: dict[str, Any], t
     definition = replace(definition)  # which describes its graph once for this spec, and anew for the next
     by_default = definition.builder(Options(*definition.declared or (DType.F32,) * 3))
     declared = _declared_options(by_default, definition.name)
-    known = [
-        "d",
-        "dtype",
-        "weight",
-        "out",
-        *["eps"] * (by_default.takes_eps or definition.declared is not None),
-        "save",
-        "order",
-        *declared,
-    ]
-    known += BACKWARD_KEYS if direction == "bwd" else ()
-    for key in options:
-        if key not in known:
-            wrong(text, "key", key, known)
-    if "d" not in options:
-        raise SpecError(f"spec '{text}': 'd', the number of features per row, is missing; add for example d=4096.")
+    takes_eps = by_default.takes_eps or definition.declared is not None
+    known = ["d", "dtype", "weight", "out", *["eps"] * takes_eps, "save", "order", *declared]
+    _check_keys(text, options, [*known, *(BACKWARD_KEYS if direction == "bwd" else ())])
     dtype, weight, out = _dtypes(definition, options, text)
     chosen = tuple(
         (name, value)
@@ -163,6 +150,15 @@ def make_spec(definition: Definition, direction: str, options: dict[str, Any], t
     spec = Spec(definition, direction, d, dtype, weight, out, eps, chosen, blocks=blocks, order=order)
     spec = replace(spec, save=_save(text, options.get("save", "stats"), spec))
     return _backward_keys(text, spec, options) if direction == "bwd" else spec
+
+
+def _check_keys(text: str, options: dict[str, Any], known: list[str]) -> None:
+    """SpecError for a key that is not among the known ones, and without the one that has no default."""
+    for key in options:
+        if key not in known:
+            wrong(text, "key", key, known)
+    if "d" not in options:
+        raise SpecError(f"spec '{text}': 'd', the number of features per row, is missing; add for example d=4096.")
 
 
 def _save(text: str, value: object, spec: Spec) -> str:
