@@ -18,7 +18,7 @@ from lngen.problem import OVERLAP_ARCH
 from lngen.ptx.batch import MOST, Launch
 from lngen.ptx.compiler import compile_entry
 from lngen.ptx.launch import entry_of, place_globals, run_blocks
-from lngen.ptx.memory import Buffer, GlobalMemory
+from lngen.ptx.memory import Allocation, GlobalMemory
 from lngen.ptx.outcome import Outcome, Reporter, Stop, Traffic
 from lngen.ptx.parser import parse
 from lngen.ptx.program import UNSIGNED
@@ -96,18 +96,18 @@ def _rows(plan: Plan, inputs: Mapping[str, Array]) -> int:
     return 0
 
 
-def _workspace(plan: Plan, rows: int, memory: GlobalMemory) -> dict[str, Buffer]:
+def _workspace(plan: Plan, rows: int, memory: GlobalMemory) -> dict[str, Allocation]:
     """The buffers of the workspace, which all calls share."""
     held = {}
     for b in plan.workspace:
         size = (b.fixed + b.per_row * rows) * b.dtype.size
-        held[b.name] = memory.add(Buffer(b.name, "workspace", size, b.dtype.size))
+        held[b.name] = memory.add(Allocation(b.name, "workspace", size, b.dtype.size))
         if b.zeroed:
             held[b.name].zero()
     return held
 
 
-def _argument(a: Argument, rows: int, tensors: Tensors, workspace: Mapping[str, Buffer]) -> int:
+def _argument(a: Argument, rows: int, tensors: Tensors, workspace: Mapping[str, Allocation]) -> int:
     """The bits of an argument of a launch."""
     match a.kind:
         case "rows":
@@ -135,7 +135,7 @@ WRITTEN = {n: int.from_bytes(b"\x01" * n, "little") for n in UNSIGNED}  # the sh
 class Place:
     """The position of a tensor: its first element is ``begin`` bytes after the first of a buffer."""
 
-    buffer: Buffer
+    buffer: Allocation
     begin: int
 
     @property
@@ -202,17 +202,17 @@ class Tensors:
             buffer = memory.add(self._buffer(moved))
             yield from ((v.name, Place(buffer, begin)) for v, begin in moved)
 
-    def _buffer(self, group: list[tuple[Value, int]]) -> Buffer:
+    def _buffer(self, group: list[tuple[Value, int]]) -> Allocation:
         """A buffer for tensors at the given offsets; bytes between rows belong to it unless all strides agree."""
         name = "=".join(v.name for v, _ in group)
         role = "output" if any(v in self.plan.outputs for v, _ in group) else "input"
         size = max(begin + self._size(v) for v, begin in group)
         item = min(v.type.dtype.size for v, _ in group)
         if any(v.type.axes != (M, D) for v, _ in group):
-            return Buffer(name, role, size, item)
+            return Allocation(name, role, size, item)
         layouts = {(begin, self.stride(v.name) * v.type.dtype.size, v.type.dtype.size) for v, begin in group}
         _, pitch, width = layouts.pop()
-        return Buffer(name, role, size, item, 0 if layouts else pitch, self.plan.spec.d * width, self.offset * item)
+        return Allocation(name, role, size, item, 0 if layouts else pitch, self.plan.spec.d * width, self.offset * item)
 
     def _size(self, v: Value) -> int:
         s, d = v.type.dtype.size, self.plan.spec.d

@@ -19,7 +19,7 @@ WORD = 4  # bytes of a unit of race detection, unless a kernel has narrower acce
 VIEWS = {n: np.dtype(t) for n, t in {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}.items()}
 
 
-class Buffer:
+class Allocation:
     """A tensor's bytes: ``size`` of them, in rows of ``used`` bytes every ``pitch``."""
 
     def __init__(
@@ -89,11 +89,11 @@ class GlobalMemory:
     """All buffers of a run."""
 
     def __init__(self) -> None:
-        self.buffers: list[Buffer] = []
+        self.buffers: list[Allocation] = []
         self._bases: list[int] = []
         self._next = START
 
-    def add(self, buffer: Buffer) -> Buffer:
+    def add(self, buffer: Allocation) -> Allocation:
         """Place a buffer at an address aligned to 256 bytes, far from the others."""
         buffer.base = self._next
         self._next += -(-(buffer.data.size + GAP) // 256) * 256
@@ -106,13 +106,13 @@ class GlobalMemory:
         for buffer in self.buffers:
             buffer.begin(narrow)
 
-    def nearest(self, address: int) -> Buffer:
+    def nearest(self, address: int) -> Allocation:
         """The buffer at or next to an address."""
         return min(
             self.buffers, key=lambda b: max(b.start - address, address - (b.start + b.size - 1), 0 if b.pitch else -1)
         )
 
-    def parts(self, address: Array, count: int) -> Iterator[tuple[Buffer | None, Any, str]]:
+    def parts(self, address: Array, count: int) -> Iterator[tuple[Allocation | None, Any, str]]:
         """The buffers of an access, with its positions in ``address`` (None: all).
 
         Where there are none the buffer is None, and a text says which is the nearest.
@@ -141,7 +141,7 @@ class GlobalMemory:
                 yield self.buffers[number], mine[found], ""
 
 
-def gather(buffer: Buffer, address: Array, width: int, vec: int, aligned: bool) -> tuple[Sequence[Array], bool]:
+def gather(buffer: Allocation, address: Array, width: int, vec: int, aligned: bool) -> tuple[Sequence[Array], bool]:
     """The elements read, and whether all of their bytes are written."""
     count = width * vec
     at = address.astype(np.int64) - buffer.base
@@ -160,7 +160,7 @@ def gather(buffer: Buffer, address: Array, width: int, vec: int, aligned: bool) 
     return (columns[:, 0],) if vec == 1 else tuple(np.ascontiguousarray(columns.T)), known
 
 
-def scatter(buffer: Buffer, address: Array, values: Sequence[Array], aligned: bool) -> None:
+def scatter(buffer: Allocation, address: Array, values: Sequence[Array], aligned: bool) -> None:
     """Store one element of each of ``values``, next to each other, at every address."""
     width, vec = values[0].dtype.itemsize, len(values)
     count = width * vec
@@ -179,7 +179,7 @@ def scatter(buffer: Buffer, address: Array, values: Sequence[Array], aligned: bo
             buffer.written[spread] = 1
 
 
-def unwritten(buffer: Buffer, address: Array, count: int) -> Array:
+def unwritten(buffer: Allocation, address: Array, count: int) -> Array:
     """Positions in ``address`` where a byte was never written."""
     assert buffer.written is not None
     spread = address.astype(np.int64)[:, None] - buffer.base + np.arange(count)

@@ -26,7 +26,7 @@ from lngen.problem.footprint import (
     vectors_per_thread,
     widened_registers,
 )
-from lngen.schedule.space import Columns, Numbers, multipass_space, roomy_space
+from lngen.schedule.space import Numbers, Schedules, multipass_space, roomy_space
 from lngen.schedule.table import rows_of, workload
 
 SMEM_BYTES_PER_CYCLE = 128  # of a multiprocessor, from shared memory or the L1 cache: CUDA C++ Programming Guide
@@ -36,7 +36,7 @@ SHUFFLE_CYCLES = 30  # of a shuffle and the addition after it: arXiv 1903.07486,
 CP_ASYNC_INSTRUCTIONS = 2  # per vector that a thread copies: cp.async and its address
 BULK_FORMS = ("tma", "tma_unaligned")
 PREFETCHED_ROWS = 2  # that a row group holds under ``prefetch``: the one that is computed, and the next one
-# Fields for Columns.each: the registers of a thread depend on BLOCK, the part of a row that it holds on SHARE.
+# Fields for Schedules.each: the registers of a thread depend on BLOCK, the part of a row that it holds on SHARE.
 BLOCK = ("threads", "rows_per_block", "blocks_per_sm")
 SHARE = ("form", "threads", "cluster")
 
@@ -140,7 +140,7 @@ class Features:
     multipass: Numbers
 
 
-def features(c: Columns, p: Problem, rows: int, device: Device) -> Features:
+def features(c: Schedules, p: Problem, rows: int, device: Device) -> Features:
     """The features of schedules for ``rows`` rows on a GPU."""
     same = partial(np.full, len(c), dtype=np.float64)
     inputs, staged, cp_async = len(p.input_sizes), c.has_form(*STAGED), c.has_form("cp_async")
@@ -180,12 +180,12 @@ def features(c: Columns, p: Problem, rows: int, device: Device) -> Features:
     )
 
 
-def _elements(c: Columns, p: Problem) -> Numbers:
+def _elements(c: Schedules, p: Problem) -> Numbers:
     """Elements that a thread holds at a time."""
     return c.each(lambda s: vectors_per_thread(s, p) * p.chunk, *SHARE)
 
 
-def _unpacked(c: Columns, p: Problem, late_weights: Numbers) -> Numbers:
+def _unpacked(c: Schedules, p: Problem, late_weights: Numbers) -> Numbers:
     """[D] inputs that every row unpacks: those of 16 bits that are loaded late or stay packed in registers."""
     options = ("cached_weights", "row_in_registers", "early_release")
     widened = c.each(lambda s: widened_registers(s, p), *SHARE, *options)
@@ -193,7 +193,7 @@ def _unpacked(c: Columns, p: Problem, late_weights: Numbers) -> Numbers:
     return sum(size < 4 for size in p.column_sizes) * np.maximum(late_weights, packed)
 
 
-def _spill_factor(c: Columns, p: Problem, device: Device) -> Numbers:
+def _spill_factor(c: Schedules, p: Problem, device: Device) -> Numbers:
     """Registers needed over those available; 1 without spills."""
     needed = c.each(lambda s: registers(s, p), *SHARE, "prefetch", "cached_weights", "row_in_registers")
     factor: Numbers = np.maximum(1, needed / c.each(lambda s: register_limit(s, device), *BLOCK))
@@ -313,7 +313,7 @@ def last_resort(p: Problem, device: Device, vec: int | None = None, rows: int | 
     return [*fastest.values()]
 
 
-def fastest_first(p: Problem, device: Device, vec: int | None, rows: int | None) -> Columns:
+def fastest_first(p: Problem, device: Device, vec: int | None, rows: int | None) -> Schedules:
     """As ``estimated``, in columns: a default needs no other schedule than the first."""
     return _sorted(roomy_space(p, device), p, device, vec, _count(p, device, rows))
 
@@ -323,7 +323,7 @@ def _count(p: Problem, device: Device, rows: int | None) -> int:
     return max(1, rows_of(p, workload(p, rows, device), device))
 
 
-def _sorted(roomy: Columns, p: Problem, device: Device, vec: int | None, count: int) -> Columns:
+def _sorted(roomy: Schedules, p: Problem, device: Device, vec: int | None, count: int) -> Schedules:
     """Schedules for whose blocks the GPU has room, the fastest first, without those of which spills are expected."""
     if vec is not None:
         narrow = roomy.narrowed(vec)
