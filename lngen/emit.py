@@ -19,7 +19,7 @@ from jinja2.bccache import Bucket, BytecodeCache
 from lngen.config import cache_dir, data_dir
 from lngen.errors import EmitError, LngenError
 from lngen.files import keep, kept
-from lngen.headers import includes
+from lngen.headers import SEARCH, includes
 from lngen.ir import ctype, print_graph
 from lngen.lower import Plan
 
@@ -48,7 +48,7 @@ def _head(plan: Plan) -> dict[str, str]:
         "spec": str(plan.spec),
         "schedule": str(plan.schedule),
         "regenerate": _command(plan),
-        "compile": f"nvcc or NVRTC with {COMPILE}",
+        "compile": f"nvcc or NVRTC: {SEARCH} {COMPILE}",
         **{f"launch {n}": f"{k.role}, {k.launch_rule()}" for n, k in enumerate(plan.kernels, 1)},
         **({"workspace": "; ".join(map(str, plan.workspace))} if plan.workspace else {}),
         "names": "in kernels, variables that end in _ are lngen's, all others are values of the graph",
