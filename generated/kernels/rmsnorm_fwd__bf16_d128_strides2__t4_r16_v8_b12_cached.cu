@@ -3,7 +3,7 @@
 //   spec       : rmsnorm.fwd:d=128,dtype=bf16,strides=2
 //   schedule   : form=registers,threads=4,rows_per_block=16,vec=8,blocks_per_sm=12,cached_weights=yes
 //   regenerate : lngen show SPEC --stage cuda --schedule SCHEDULE
-//   compile    : nvcc or NVRTC with -std=c++17 -fmad=false -prec-div=true -prec-sqrt=true -ftz=false
+//   compile    : nvcc or NVRTC: -I templates/include -std=c++17 -fmad=false -prec-div=true -prec-sqrt=true -ftz=false
 //   launch 1   : rows, grid ceil(rows / 16), block 64; no launch for rows = 0
 //   names      : in kernels, variables that end in _ are lngen's, all others are values of the graph
 //   ir-sha256  : 2b062ea63ba1

@@ -57,6 +57,11 @@ def own_form(spec: Spec) -> Call | None:
     outputs = spec.definition.outputs(spec.options)
     if not (spec.builtin and is_plain(spec) and {*spec.differentiated} <= {*outputs}):
         return None
+    return _own_forms(spec).get(spec.definition.name)
+
+
+def _own_forms(spec: Spec) -> dict[str, Call]:
+    """PyTorch's own forms of rows of the spec's length, by the name of the graph."""
     import torch
 
     f, shape, eps = torch.nn.functional, (spec.d,), spec.eps_or_default
@@ -90,7 +95,7 @@ def own_form(spec: Spec) -> Call | None:
         "softmax": lambda t: (f.softmax(t["x"], dim=-1),),
         "log_softmax": lambda t: (f.log_softmax(t["x"], dim=-1),),
         "cross_entropy": lambda t: (f.cross_entropy(t["x"].float(), t["target"].float(), reduction="none"),),
-    }.get(spec.definition.name)
+    }
 
 
 def forward_of(case: Case, compiled: bool = False) -> Call:

@@ -26,7 +26,7 @@ from lngen.ptx import run_plan
 from lngen.runtime.launcher import Launcher, device_arch, device_count
 from lngen.runtime.norm import Norm
 from lngen.runtime.numpy_arrays import launch_numpy
-from lngen.schedule import space
+from lngen.schedule.space import space
 from lngen.spec import SAVES, Spec
 from lngen.toolchain import Binary
 

@@ -13,10 +13,10 @@ from typing import Any
 from lngen.errors import LngenError, ParseError, SpecError, VerifyError
 from lngen.files import read
 from lngen.graphs.graph_builder import GraphBuilder, Options
-from lngen.imports import failure, imported, is_function, line_of
 from lngen.ir import RUN, SUMS, WIDE, ByValue, D, DType, Graph, Value, is_graph_name, parse, recording
 from lngen.ir.type_rules import ORDER
 from lngen.passes.edit import downstream
+from lngen.user_input import failure, imported, is_function, line_of
 
 # Names of files and kernels, whose length is bounded, contain the name.
 LONGEST_NAME = 48

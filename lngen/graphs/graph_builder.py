@@ -24,7 +24,7 @@ from lngen.ir import (
     is_graph_name,
     is_name,
 )
-from lngen.numbers import decimal
+from lngen.user_input import decimal
 
 Chosen = bool | float | str
 

@@ -9,9 +9,9 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib.resources import files
 from typing import Any
 
+from lngen.config import PACKAGE
 from lngen.ir import (
     OF_SEGMENTS,
     ORDERED,
@@ -85,8 +85,7 @@ class Rule:
 @cache
 def rule_of(order: str) -> Rule:
     """The rule of a version; the file is part of the package, so an error in it is a defect: ValueError."""
-    text = files("lngen.passes").joinpath(f"order_{order}.toml").read_text(encoding="utf-8")
-    data = tomllib.loads(text)
+    data = tomllib.loads((PACKAGE / "passes" / f"order_{order}.toml").read_text(encoding="utf-8"))
     if data.pop("order", None) != order or order not in ORDERS:
         raise ValueError(f'order_{order}.toml is expected to say order = "{order}".')
     return _rule(data)

@@ -80,27 +80,41 @@ def place_spread(graph: Graph, d: int, order: str = ORDERS[0]) -> Graph:
     rule, (row, _) = rule_of(order), orders(graph, d, order=order)
     if not rule.centred_least <= -(-d // row.segment) <= rule.centred_most:
         return graph
-    producer, known = graph.producers(), centred(graph, d)
-    spread = {e.out: c for e in graph.eqns if (c := squared(e, known)) and not _depends_between(graph, e, c.x)}
-    rescale_elements = not any(map(is_column_fold, graph.eqns))
-    sums, means = ({getattr(c, key): c.x for c in spread.values()} for key in ("total", "mean"))
     b = Builder(graph.name, params=graph.params, taken=graph.values())
-    parts: dict[Value, _Segments] = {}
+    spread = _Spread(b, graph, d)
     for eqn in graph.eqns:
-        scaled = _scaled(eqn, known, producer, spread) if rescale_elements else None
-        if eqn.out in sums:
-            x = sums[eqn.out]
-            parts[x] = part = _segments(b, x, corrected=is_rounded(graph, x, d))
-            b.eqns.append(Eqn(eqn.out, "reduce_sum", (part.sums,), ALONG_S))
-        elif eqn.out in means and (part := parts[means[eqn.out]]).rest is not None:
-            b.eqns.append(_corrected_mean(b, eqn, part, part.rest))
-        elif eqn.out in spread:
-            b.eqns.append(_variance_sum(b, eqn.out, spread[eqn.out], parts[spread[eqn.out].x]))
-        elif scaled and scaled[0] in spread.values():
-            b.eqns.append(_from_segments(b, eqn.out, scaled[0], parts[scaled[0].x], scaled[1]))
-        else:
-            b.eqns.append(eqn)
+        b.eqns.append(spread.rewritten(eqn))
     return dce(b.build(*graph.results, stage="place_spread"))
+
+
+class _Spread:
+    """What ``place_spread`` knows of a graph, and the equations that it writes to a builder in place of the graph's."""
+
+    def __init__(self, b: Builder, graph: Graph, d: int) -> None:
+        self.b, self.graph, self.d = b, graph, d
+        self.producer, self.known = graph.producers(), centred(graph, d)
+        found = ((e, squared(e, self.known)) for e in graph.eqns)
+        self.variances = {e.out: c for e, c in found if c and not _depends_between(graph, e, c.x)}
+        self.sums, self.means = ({getattr(c, key): c.x for c in self.variances.values()} for key in ("total", "mean"))
+        self.rescales = not any(map(is_column_fold, graph.eqns))
+        self.parts: dict[Value, _Segments] = {}
+
+    def rewritten(self, eqn: Eqn) -> Eqn:
+        """The equation that computes ``eqn.out`` from the segments, after those it needs; ``eqn`` where none does."""
+        b, out = self.b, eqn.out
+        if out in self.sums:
+            x = self.sums[out]
+            self.parts[x] = part = _segments(b, x, corrected=is_rounded(self.graph, x, self.d))
+            return Eqn(out, "reduce_sum", (part.sums,), ALONG_S)
+        if out in self.means and (part := self.parts[self.means[out]]).rest is not None:
+            return _corrected_mean(b, eqn, part, part.rest)
+        if out in self.variances:
+            variance = self.variances[out]
+            return _variance_sum(b, out, variance, self.parts[variance.x])
+        scaled = _scaled(eqn, self.known, self.producer, self.variances) if self.rescales else None
+        if scaled and scaled[0] in self.variances.values():
+            return _from_segments(b, out, scaled[0], self.parts[scaled[0].x], scaled[1])
+        return eqn
 
 
 def is_rounded(graph: Graph, x: Value, d: int) -> bool:

@@ -20,7 +20,7 @@ from lngen.problem import OVERLAP_ARCH
 from lngen.ptx.batch import MOST, Launch
 from lngen.ptx.compiler import compile_entry
 from lngen.ptx.launch import entry_of, place_globals, run_blocks
-from lngen.ptx.memory import Buffer, GlobalMemory, Rows
+from lngen.ptx.memory import Allocation, GlobalMemory, Rows
 from lngen.ptx.outcome import Outcome, Reporter, Stop, Traffic
 from lngen.ptx.parser import Entry, parse
 from lngen.ptx.program import UNSIGNED
@@ -97,19 +97,19 @@ def _rows(plan: Plan, inputs: Mapping[str, Array]) -> int:
     return 0
 
 
-def _workspace(plan: Plan, rows: int, memory: GlobalMemory) -> dict[str, Buffer]:
+def _workspace(plan: Plan, rows: int, memory: GlobalMemory) -> dict[str, Allocation]:
     """The buffers of the workspace, which all calls share."""
     held = {}
     for b in plan.workspace:
         size = (b.fixed + b.per_row * rows) * b.dtype.size
-        held[b.name] = memory.add(Buffer(b.name, "workspace", size, b.dtype.size))
+        held[b.name] = memory.add(Allocation(b.name, "workspace", size, b.dtype.size))
         if b.zeroed:
             held[b.name].zero()
     return held
 
 
 def _arguments(
-    entry: Entry, kernel: Kernel, rows: int, tensors: Tensors, workspace: Mapping[str, Buffer]
+    entry: Entry, kernel: Kernel, rows: int, tensors: Tensors, workspace: Mapping[str, Allocation]
 ) -> dict[str, int]:
     """The bits of the arguments of a launch by the names of the parameters."""
     if len(entry.params) != len(kernel.arguments):
@@ -118,7 +118,7 @@ def _arguments(
     return dict(zip((name for name, _ in entry.params), values, strict=True))
 
 
-def _argument(a: Argument, rows: int, tensors: Tensors, workspace: Mapping[str, Buffer]) -> int:
+def _argument(a: Argument, rows: int, tensors: Tensors, workspace: Mapping[str, Allocation]) -> int:
     """The bits of an argument of a launch."""
     match a.kind:
         case "workspace":
@@ -146,7 +146,7 @@ WRITTEN = {n: int.from_bytes(b"\x01" * n, "little") for n in UNSIGNED}  # the sh
 class Place:
     """The position of a tensor: its first element is ``begin`` bytes after the first of a buffer."""
 
-    buffer: Buffer
+    buffer: Allocation
     begin: int
 
     @property
@@ -220,17 +220,19 @@ class Tensors:
             buffer = memory.add(self._buffer(moved))
             yield from ((v.name, Place(buffer, begin)) for v, begin in moved)
 
-    def _buffer(self, group: list[tuple[Value, int]]) -> Buffer:
+    def _buffer(self, group: list[tuple[Value, int]]) -> Allocation:
         """A buffer for tensors at the given offsets; bytes between rows belong to it unless all strides agree."""
         name = "=".join(v.name for v, _ in group)
         role = "output" if any(v in self.plan.outputs for v, _ in group) else "input"
         size = max(begin + self._size(v) for v, begin in group)
         item = min(v.type.dtype.size for v, _ in group)
         if any(v.type.axes != WIDE for v, _ in group):
-            return Buffer(name, role, size, item)
+            return Allocation(name, role, size, item)
         first, _ = group[0]
         layouts = {(begin, self.distances[v.name], v.type.dtype.size) for v, begin in group}
-        return Buffer(name, role, size, item, self.rows_of(first) if len(layouts) == 1 else None, self.offset * item)
+        return Allocation(
+            name, role, size, item, self.rows_of(first) if len(layouts) == 1 else None, self.offset * item
+        )
 
     def _size(self, v: Value) -> int:
         if v.type.axes == WIDE:

@@ -48,7 +48,7 @@ class Rows:
         return f"row stride {self.pitches[0]} bytes{two}, rows of {self.used}"
 
 
-class Buffer:
+class Allocation:
     """A tensor's bytes: ``size`` of them, all of them elements, or those of ``rows`` alone.
 
     ``over``: bytes that exist, as many multiples of 16 as the buffer needs; all of them count as written.
@@ -126,11 +126,11 @@ class GlobalMemory:
     """All buffers of a run, in the order of their addresses, the first of which is ``start``."""
 
     def __init__(self, start: int = START) -> None:
-        self.buffers: list[Buffer] = []
+        self.buffers: list[Allocation] = []
         self._starts: list[int] = []
         self._next = start
 
-    def add(self, buffer: Buffer, base: int | None = None) -> Buffer:
+    def add(self, buffer: Allocation, base: int | None = None) -> Allocation:
         """Place a buffer at ``base``, a multiple of 16, else at an address aligned to 256, far from the others."""
         buffer.base = self._next if base is None else base
         if base is None:
@@ -140,7 +140,7 @@ class GlobalMemory:
         self._starts.insert(place, buffer.start)
         return buffer
 
-    def remove(self, buffer: Buffer) -> None:
+    def remove(self, buffer: Allocation) -> None:
         """Accesses to a buffer are out of bounds from now on."""
         place = self.buffers.index(buffer, bisect_left(self._starts, buffer.start))
         del self.buffers[place], self._starts[place]
@@ -158,7 +158,7 @@ class GlobalMemory:
             self.buffers, key=lambda b: max(b.start - address, address - (b.start + b.size - 1), 0 if b.rows else -1)
         ).where(address, count)
 
-    def parts(self, address: Array, count: int) -> Iterator[tuple[Buffer | None, Any, str]]:
+    def parts(self, address: Array, count: int) -> Iterator[tuple[Allocation | None, Any, str]]:
         """The buffers of an access, with its positions in ``address`` (None: all).
 
         Where there are none the buffer is None, and a text says which is the nearest.
@@ -187,7 +187,7 @@ class GlobalMemory:
                 yield self.buffers[number], mine[found], ""
 
 
-def gather(buffer: Buffer, address: Array, width: int, vec: int, aligned: bool) -> tuple[Sequence[Array], bool]:
+def gather(buffer: Allocation, address: Array, width: int, vec: int, aligned: bool) -> tuple[Sequence[Array], bool]:
     """The elements read, and whether all of their bytes are written."""
     count = width * vec
     at = address.astype(np.int64) - buffer.base
@@ -206,7 +206,7 @@ def gather(buffer: Buffer, address: Array, width: int, vec: int, aligned: bool) 
     return (columns[:, 0],) if vec == 1 else tuple(np.ascontiguousarray(columns.T)), known
 
 
-def scatter(buffer: Buffer, address: Array, values: Sequence[Array], aligned: bool) -> None:
+def scatter(buffer: Allocation, address: Array, values: Sequence[Array], aligned: bool) -> None:
     """Store one element of each of ``values``, next to each other, at every address."""
     width, vec = values[0].dtype.itemsize, len(values)
     count = width * vec
@@ -225,7 +225,7 @@ def scatter(buffer: Buffer, address: Array, values: Sequence[Array], aligned: bo
             buffer.written[spread] = 1
 
 
-def unwritten(buffer: Buffer, address: Array, count: int) -> Array:
+def unwritten(buffer: Allocation, address: Array, count: int) -> Array:
     """Positions in ``address`` where a byte was never written."""
     assert buffer.written is not None
     spread = address.astype(np.int64)[:, None] - buffer.base + np.arange(count)

@@ -10,8 +10,8 @@ from typing import Any, NoReturn
 from lngen.errors import SpecError, short
 from lngen.graphs import GRAPHS, Chosen, Definition, GraphBuilder, Option, Options, definition_from, split_source
 from lngen.ir import DEFAULT_EPS, ORDERS, RUN, DType, Run
-from lngen.numbers import decimal, whole
 from lngen.spec.spec import Spec
+from lngen.user_input import decimal, whole
 
 
 def some_of(text: str, key: str, value: Any, known: list[str]) -> tuple[str, ...] | None:
@@ -129,23 +129,9 @@ def make_spec(definition: Definition, direction: str, options: dict[str, Any], t
     definition = replace(definition)  # which describes its graph once for this spec, and anew for the next
     by_default = definition.builder(Options(*definition.declared or (DType.F32,) * 3))
     declared = _declared_options(by_default, definition.name)
-    known = [
-        "d",
-        "dtype",
-        "weight",
-        "out",
-        *["eps"] * (by_default.takes_eps or definition.declared is not None),
-        "save",
-        "order",
-        "strides",
-        *declared,
-    ]
-    known += BACKWARD_KEYS if direction == "bwd" else ()
-    for key in options:
-        if key not in known:
-            wrong(text, "key", key, known)
-    if "d" not in options:
-        raise SpecError(f"spec '{text}': 'd', the number of features per row, is missing; add for example d=4096.")
+    takes_eps = by_default.takes_eps or definition.declared is not None
+    known = ["d", "dtype", "weight", "out", *["eps"] * takes_eps, "save", "order", "strides", *declared]
+    _check_keys(text, options, [*known, *(BACKWARD_KEYS if direction == "bwd" else ())])
     dtype, weight, out = _dtypes(definition, options, text)
     chosen = tuple(
         (name, value)
@@ -179,6 +165,15 @@ def _eps(text: str, definition: Definition, options: Mapping[str, Any]) -> float
     if eps is None or eps == 1:
         raise SpecError(f"spec '{text}': 'eps' is expected to be a number from 0 to 1, or run, got '{short(given)}'.")
     return eps
+
+
+def _check_keys(text: str, options: dict[str, Any], known: list[str]) -> None:
+    """SpecError for a key that is not among the known ones, and without the one that has no default."""
+    for key in options:
+        if key not in known:
+            wrong(text, "key", key, known)
+    if "d" not in options:
+        raise SpecError(f"spec '{text}': 'd', the number of features per row, is missing; add for example d=4096.")
 
 
 def _save(text: str, value: object, spec: Spec) -> str:

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from lngen.check.conform import GraphSuite, LngenTarget, Outcome, conform_graph, select
-from lngen.check.conform.conformance import CASES
-from lngen.check.conform.implementations import Ran
+from lngen.check.conform import CASES, Outcome, conform_graph, select
+from lngen.check.conform.implementations import LngenTarget, Ran
+from lngen.check.conform.suites import GraphSuite
 from lngen.cli import cli
 from lngen.errors import SpecError
 from lngen.graphs import Definition, GraphBuilder

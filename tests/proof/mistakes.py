@@ -224,7 +224,8 @@ def merged(a: str, b: str) -> Callable[[Graph], Graph]:
     return lambda g: substitute(g, {g.values()[b]: g.values()[a]})
 
 
-LOWERING = [importlib.import_module(f"lngen.lower.{m.name}") for m in pkgutil.iter_modules(lngen.lower.__path__)]
+_PARTS = [importlib.import_module(f"lngen.lower.{m.name}") for m in pkgutil.iter_modules(lngen.lower.__path__)]
+LOWERING = [lngen.lower, *_PARTS]
 
 
 def lowered(name: str, subject: str, what: str, other: Callable[..., Any]) -> Mutant:

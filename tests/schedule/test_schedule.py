@@ -48,8 +48,9 @@ from lngen.problem.footprint import (
 )
 from lngen.problem.legal import _rules
 from lngen.problem.schedule import FORMS, exists
-from lngen.schedule import ranked, row_counts, space, workload
-from lngen.schedule.ranking import estimated
+from lngen.schedule import ranked, row_counts, workload
+from lngen.schedule.model import estimated
+from lngen.schedule.space import space
 from lngen.spec import parse_spec
 from lngen.toolchain import supported_arches
 

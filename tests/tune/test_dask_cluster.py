@@ -113,7 +113,7 @@ def test_specs_are_tuned_on_a_cluster_one_per_gpu(
 
 def test_a_cluster_that_is_not_there_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("distributed")
-    monkeypatch.setattr("lngen.cli.dask_cluster.TIMEOUT", "1s")
+    monkeypatch.setattr("lngen.cli.shared_options.DASK_TIMEOUT", "1s")
     for address in ("tcp://127.0.0.1:9", "nonsense://"):
         done = CliRunner().invoke(cli, ["build", FWD, "--out", str(tmp_path / "x"), "--dask", address])
         assert done.exit_code == 2, done.output

@@ -21,12 +21,12 @@ import numpy as np
 
 from lngen.check.oracles import NormName
 from lngen.errors import MissingError, SpecError, short
-from lngen.imports import imported, is_function
 from lngen.ir import RUN, WIDE, DType
 from lngen.ir.numerics import FROM_NUMPY, NUMPY_DTYPE, Array
 from lngen.launch.arrays import torch_dtypes
 from lngen.runtime.norm import Norm
 from lngen.spec import Spec
+from lngen.user_input import imported, is_function
 
 GRADIENTS = ("dx", "dgamma", "dbeta")
 Memory = Callable[[], dict[str, Array]]
