@@ -235,7 +235,7 @@ def test_every_hash_seed_gives_the_same_bytes() -> None:
             stdout=subprocess.PIPE,
             text=True,
         )
-        for seed in ("0", "1", "2", "3", "12345")
+        for seed in ("0", "1", "12345")
     ]
     hashes = [child.communicate(timeout=120)[0].split() for child in started]
     assert len(hashes[0]) == len(catalog.CATALOG) + len(OTHERS)

@@ -6,12 +6,14 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
+import sampling
 from lngen.check.conform import GraphSuite, LngenTarget, Outcome, conform_graph, select
 from lngen.check.conform.conformance import CASES
 from lngen.check.conform.implementations import Ran
@@ -52,9 +54,11 @@ def with_status(found: dict[str, Outcome], status: str) -> set[str]:
     return {name for name, o in found.items() if o.status == status}
 
 
-@pytest.mark.parametrize("dtype", ["f32", "bf16"])
-@pytest.mark.parametrize("direction", ["fwd", "bwd"])
-@pytest.mark.parametrize("name", ["add_rmsnorm", "weighted_rows", "larger", "doubled"])
+@sampling.grid(
+    ("name", "direction", "dtype"),
+    product(("add_rmsnorm", "weighted_rows", "larger", "doubled"), ("fwd", "bwd"), ("f32", "bf16")),
+    strength=1,
+)
 def test_right_kernels_pass(name: str, direction: str, dtype: str) -> None:
     """Several outputs and cotangents, inputs without rows or features; what does not apply says why."""
     spec = own(name, direction, dtype=dtype, d=96)
