@@ -11,6 +11,7 @@ import zipfile
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -91,9 +92,13 @@ def targets(node: ast.AST, path: Path) -> Iterator[str]:
                 yield target
 
 
-def imports(path: Path) -> Iterator[Import]:
+def imports(path: Path) -> list[Import]:
     """Every import of a file, those inside functions included."""
+    return _imports(path, path.read_text(encoding="utf-8"))
 
+
+@cache
+def _imports(path: Path, text: str) -> list[Import]:
     def visit(node: ast.AST, at_module_level: bool) -> Iterator[Import]:
         for target in targets(node, path):
             yield Import(target, path, getattr(node, "lineno", 0), at_module_level)
@@ -101,7 +106,7 @@ def imports(path: Path) -> Iterator[Import]:
         for child in ast.iter_child_nodes(node):
             yield from visit(child, inner)
 
-    return visit(ast.parse(path.read_text(encoding="utf-8")), True)
+    return [*visit(ast.parse(text), True)]
 
 
 def component(path: Path) -> str:
