@@ -55,7 +55,8 @@ class Request:
     ) -> Request:
         """From the arguments of ``build``; LngenError says what is wrong with one."""
         words = arch.split(",") if isinstance(arch, str) else [*arch]
-        names = {w.strip().removesuffix(PTX): w.strip().endswith(PTX) for w in words if w.strip()}
+        asked = sorted(w.strip() for w in words if w.strip())  # with sm_90 and sm_90+ptx the latter is the last
+        names = {word.removesuffix(PTX): word.endswith(PTX) for word in asked}
         for name in names:
             if not re.fullmatch(r"sm_\d{2,3}[af]?", name, re.ASCII):
                 raise LngenError(
