@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lngen.compile import Compilation, KernelSet
 from lngen.devices import Device, device_for, named, oldest_first, weakest
-from lngen.errors import LngenError, short
+from lngen.errors import LngenError, LowerError, ScheduleError, short
 from lngen.lower import Plan
 from lngen.numbers import whole
 from lngen.problem import ANY, Problem, Schedule, check_arch, complete, parse_schedule
@@ -171,7 +171,10 @@ def _otherwise(
         two = compilation.kernels(replace(plan.schedule, single_launch=False))
         if _launchable(two.plan, least):
             return two
-    other = compilation.kernels(compilation.schedule(target.arch, rows=rows, device=least))
+    try:
+        other = compilation.kernels(compilation.schedule(target.arch, rows=rows, device=least))
+    except (ScheduleError, LowerError):
+        return None  # nothing fits them
     return other if other.plan.schedule != plan.schedule and _launchable(other.plan, least) else None
 
 
