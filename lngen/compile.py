@@ -99,7 +99,7 @@ class Compilation:
     @cached_property
     def problem(self) -> Problem:
         """The facts about the graph; LowerError for an order of sums that no kernel has."""
-        return problem(self.graph, self.spec.d)
+        return problem(self.graph, self.spec.d, self.spec.strides)
 
     def schedule(
         self,

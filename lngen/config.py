@@ -2,11 +2,10 @@
 
 LNGEN_DEBUG      0 (default) to 5: how much lngen prints on stderr about its work
 LNGEN_DUMP       a folder for files to inspect later, such as sources that did not compile
-LNGEN_CACHE_DIR  the folder of compiled kernels; the user's cache folder by default
+LNGEN_CACHE_DIR  the folder of compiled kernels and compiled templates; the user's cache folder by default
 """
 
 import os
-from importlib.resources import files
 from pathlib import Path
 from typing import Literal
 
@@ -14,6 +13,7 @@ import platformdirs
 
 from lngen.errors import LngenError, MissingError
 
+PACKAGE = Path(__file__).parent
 _LEVELS = {str(level): level for level in range(6)}
 
 
@@ -45,8 +45,7 @@ def _folder(variable: str) -> Path | None:
 
 def data_dir(name: Literal["templates", "generated"]) -> Path:
     """A folder of data: ``lngen/_data/name`` in a wheel, ``name`` beside the package in a checkout."""
-    package = Path(str(files("lngen")))
-    candidates = (package / "_data" / name, package.parent / name)
+    candidates = (PACKAGE / "_data" / name, PACKAGE.parent / name)
     for candidate in candidates:
         if candidate.is_dir():
             return candidate

@@ -9,15 +9,24 @@ from dataclasses import fields
 from typing import Any
 
 from lngen.files import sha256
+from lngen.ir import RULES as VALUE_RULES
 from lngen.ir import WIDE, D, M, Value
 from lngen.launch.kernels import ALIGNMENT
-from lngen.lower import Extent, Kernel, Plan
+from lngen.lower import NUMBERS, Argument, Extent, Kernel, Plan
 from lngen.passes import accumulated
 from lngen.problem import OVERLAP_ARCH, minimum_arch
 from lngen.spec import Spec
 
 RULES = {
-    "arguments": "every argument is 8 bytes: a pointer, or a long long (rows; strides in elements)",
+    "arguments": (
+        "every argument is 8 bytes: a pointer, or a long long (rows; strides in elements); but a value has the size of "
+        "its ctype: compute its rule in double from the double that its 'of' names, and round the result once to that "
+        "type"
+    ),
+    "two_distances": (
+        "with strides=2 row r of a tensor begins (r / inner) * outer_stride + (r % inner) * stride elements after its "
+        "pointer: inner, at least 1, is one number for all tensors of a call"
+    ),
     "launch": (
         "the kernels of a set are launched in this order on one stream: cluster blocks to a cluster in x if that is "
         "more than 1, cooperatively if the kernel says so. Allow its dynamic shared memory first "
@@ -95,7 +104,8 @@ def described(plan: Plan) -> dict[str, Any]:
 
 
 def _spec(spec: Spec) -> dict[str, Any]:
-    inputs = [p.name for p in spec.forward().params]
+    inputs = [p.name for p in spec.forward().tensors]
+    declared, chosen = spec.definition.builder(spec.options).declared, dict(spec.chosen)
     return {
         "text": str(spec),
         "graph": spec.definition.name,
@@ -106,13 +116,16 @@ def _spec(spec: Spec) -> dict[str, Any]:
         "out": str(spec.out),
         "eps": spec.eps,
         "inputs": inputs,
-        "options": dict(spec.chosen),
+        "outputs": list(spec.definition.outputs(spec.options)),
+        "options": {name: chosen.get(name, option.default) for name, option in declared.items()},
         "save": spec.save,
         "order": spec.order,
         "wrt": None if spec.direction == "fwd" else list(spec.differentiates),
         "of": None if spec.direction == "fwd" else list(spec.differentiated),
         "grad": None if spec.grad is None else str(spec.grad),
         "accumulate": list(spec.accumulate),
+        "strides": spec.strides,
+        "forward": str(spec.with_direction("fwd")),
     }
 
 
@@ -128,6 +141,7 @@ def _tensor(plan: Plan, value: Value, role: str) -> dict[str, Any]:
         "shape": [{M: "rows", D: plan.spec.d}[a] for a in axes],
         "alignment": plan.alignment(value),
         "layout": "contiguous",
+        "added_to": next((p.name for p in plan.inputs if p.name == accumulated(value.name)), None),
     }
     if axes == WIDE and plan.contiguous:
         described["row_stride_multiple"] = plan.spec.d
@@ -137,6 +151,11 @@ def _tensor(plan: Plan, value: Value, role: str) -> dict[str, Any]:
         described["row_stride_multiple"] = multiple
         described["layout"] = f"each row contiguous; row stride in elements a multiple of {multiple}" + (
             f", at least {plan.spec.d}" if role == "output" else ""
+        )
+    if axes == WIDE and plan.spec.strides == 2:
+        described["outer_stride_multiple"] = multiple
+        described["layout"] += f"; outer stride a multiple of {multiple}" + (
+            ", rows do not overlap" if role == "output" else ""
         )
     return described
 
@@ -160,9 +179,11 @@ def _kernel(kernel: Kernel) -> dict[str, Any]:
     return {
         "name": kernel.name,
         "arguments": [
-            {
+            _value(a)
+            if a.kind == "value"
+            else {
                 "name": a.name,
-                "ctype": "long long" if a.kind in ("rows", "stride") else f"{'const ' if a.const else ''}{a.ctype}*",
+                "ctype": "long long" if a.kind in NUMBERS else f"{'const ' if a.const else ''}{a.ctype}*",
                 "kind": a.kind,
                 "tensor": a.tensor or None,
             }
@@ -176,6 +197,13 @@ def _kernel(kernel: Kernel) -> dict[str, Any]:
         "cooperative": kernel.cooperative,
         "launch_for_no_rows": kernel.always,
     }
+
+
+def _value(a: Argument) -> dict[str, Any]:
+    """A number that is passed by value: what it follows from, and how."""
+    described = {"name": a.name, "ctype": a.ctype, "kind": a.kind, "tensor": None, "number": a.tensor}
+    dtype = {"float": "f32", "double": "f64"}[a.ctype]
+    return {**described, "dtype": dtype, "of": "eps", "rule": VALUE_RULES[a.rule].text}
 
 
 def _extent(extent: Extent) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from .errors import LngenError
 
 DEEPEST = 32  # nesting of arrays and objects that parse_json accepts
 HELD = 60  # seconds to wait for a lock, which is held for milliseconds
+LARGEST = 2**26  # bytes of a file in the cache folder
 
 
 def opened(path: Path | str) -> BinaryIO:
@@ -121,8 +122,6 @@ def write_all(files: Mapping[Path, bytes]) -> None:
 
 def write_in_order(files: Sequence[tuple[Path, bytes]], staging: Path | None = None) -> None:
     """``write_all`` for files that may replace each other; ``staging``: a folder to write them in first."""
-    import uuid  # not at the top: a program that only launches writes nothing
-
     waiting: list[tuple[Path, Path]] = []
     path = staging or Path()
     try:
@@ -131,7 +130,7 @@ def write_in_order(files: Sequence[tuple[Path, bytes]], staging: Path | None = N
         for path, data in files:
             path.parent.mkdir(parents=True, exist_ok=True)
             _check_place(path)
-            temporary = (staging or path.parent) / f".{uuid.uuid4().hex}.tmp"
+            temporary = (staging or path.parent) / f".{os.urandom(16).hex()}.tmp"
             waiting.append((temporary, path))
             temporary.write_bytes(data)
         for temporary, path in waiting:
@@ -142,6 +141,51 @@ def write_in_order(files: Sequence[tuple[Path, bytes]], staging: Path | None = N
         for temporary, _ in waiting:
             with contextlib.suppress(OSError):
                 temporary.unlink()
+
+
+# ---- the cache folder: files that lngen trusts as its own ----
+
+
+def keep(path: Path, payload: bytes) -> None:
+    """Write ``payload`` to a file of the cache, which is the user's alone, as its folders are; OSError if it cannot be.
+
+    The file is the sha256 of the payload, a newline, and the payload. It replaces what is there.
+    """
+    folder = path.parent
+    temporary = path.with_name(f".{os.urandom(16).hex()}.tmp")
+    try:
+        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(handle, "wb") as file:
+            file.write(sha256(payload).encode() + b"\n" + payload)
+        os.replace(temporary, path)
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+
+
+def kept(path: Path) -> bytes:
+    """The payload of a file of the cache: OSError if there is none, ValueError, which says why, if it is not trusted.
+
+    A file is trusted that belongs to the user or root, that nobody else may write, and whose hash is right.
+    """
+    with opened(path) as file:
+        info = os.fstat(file.fileno())
+        if info.st_uid not in (os.geteuid(), 0):
+            raise ValueError(f"user {info.st_uid} owns it")
+        if info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise ValueError("others may write it")
+        raw = file.read(LARGEST + 1)
+    if len(raw) > LARGEST:
+        raise ValueError(f"it is larger than {LARGEST} bytes")
+    digest, _, payload = raw.partition(b"\n")
+    if sha256(payload).encode() != digest:
+        raise ValueError("it does not have the hash it was written with")
+    return payload
+
+
+# ---- locks and paths ----
 
 
 @contextlib.contextmanager

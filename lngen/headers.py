@@ -15,6 +15,7 @@ from functools import cache
 from lngen.config import data_dir
 
 PREFIX = "lngen/"  # of an include: #include "lngen/tma.cuh"
+SEARCH = "-I templates/include"  # the compiler option that finds them, from the folder that has ``templates``
 
 # The names that each header declares in namespace lngen. A value of a graph takes none of them.
 PROVIDES = {
@@ -34,6 +35,7 @@ PROVIDES = {
     " materialised maximum minimum significand",
     "preload": "bits_of vector_bits",
     "row_layout": "Block Cluster ColumnLayout GroupedColumnLayout PartialRowLayout RowLayout",
+    "row_place": "RowPlace row_of",
     "row_reduce": "Add BlockReduce Max WarpReduce add_terms half_of name_sums reduce_lanes row_barrier row_sums"
     " thread_sums tree_reduce warp_barrier",
     "row_scheduler": "OneRow RowCounter StaticRows previous_stage",
@@ -86,7 +88,7 @@ def headers_hash() -> str:
 
 
 def bundled(text: str, texts: Callable[[str], str] = text_of) -> str:
-    """``text`` with whole headers in place of its includes: one file that stands alone.
+    """``text`` with whole headers in place of its includes: one file that stands alone, compiled without SEARCH.
 
     The headers keep their guards, so that several such files can be one translation unit.
     """
@@ -95,4 +97,5 @@ def bundled(text: str, texts: Callable[[str], str] = text_of) -> str:
         return text
     headers = (_INCLUDE.sub("", of_header) for of_header in included(text, texts).values())
     kernels = _INCLUDE.sub("", text[first.start() :]).lstrip()
-    return text[: first.start()] + "\n".join([*headers, kernels])
+    comment = text[: first.start()].replace(f"{SEARCH} ", "", 1)
+    return comment + "\n".join([*headers, kernels])

@@ -37,7 +37,7 @@ BACK = FRONT | {"attempts", "lower", "emit", "compile_cubin"}
 # Each stage, and what of its arguments a second call must not have again.
 STAGES: dict[Callable[..., Any], Callable[..., object]] = {
     passes.finish: lambda graph, d, *_, **__: (str(graph), d),
-    problem: lambda graph, d: (str(graph), d),
+    problem: lambda graph, d, strides: (str(graph), d, strides),
     attempts: lambda facts, *asked: (str(facts), str(asked)),
     lower: lambda spec, schedule, *_: (str(spec), schedule),
     emit: lambda plan: plan.name,

@@ -54,13 +54,14 @@ def test_the_check_says_so() -> None:
 
 def test_the_catalog_covers_what_it_should() -> None:
     specs = [parse_spec(text) for text in catalog.CATALOG]
-    assert 8 <= len(specs) <= 14
+    assert 8 <= len(specs) <= 15
     assert {(s.definition.name, s.direction) for s in specs} == {
         (graph, direction) for graph in ("layernorm", "rmsnorm") for direction in ("fwd", "bwd")
     }
     assert {s.dtype for s in specs} == {DType.F16, DType.BF16, DType.F32}
-    assert {s.d for s in specs} == {64, 768, 1000, 1001, 1024, 4096, 8192, 12288, 16384, 32768, 65536}
+    assert {s.d for s in specs} == {64, 128, 768, 1000, 1001, 1024, 4096, 8192, 12288, 16384, 32768, 65536}
     assert any(s.weight is not s.dtype for s in specs)
+    assert {s.strides for s in specs} == {1, 2}
     schedules = [plan.schedule for plan in catalog.plans()]
     assert {s.form for s in schedules} == set(FORMS)
     for option in (

@@ -3,7 +3,7 @@
 //   spec       : layernorm.bwd:d=16384,dtype=bf16
 //   schedule   : form=tma,threads=64,rows_per_block=4,vec=8,stages=3,cluster=8,cached_weights=yes
 //   regenerate : lngen show SPEC --stage cuda --schedule SCHEDULE
-//   compile    : nvcc or NVRTC with -std=c++17 -fmad=false -prec-div=true -prec-sqrt=true -ftz=false
+//   compile    : nvcc or NVRTC: -I templates/include -std=c++17 -fmad=false -prec-div=true -prec-sqrt=true -ftz=false
 //   launch 1   : rows, grid 8 * min(15, ceil(rows / 4)), block 256, clusters of 8, 98304 bytes of dynamic shared
 //     memory; no launch for rows = 0
 //   launch 2   : finish, grid 512, block 128

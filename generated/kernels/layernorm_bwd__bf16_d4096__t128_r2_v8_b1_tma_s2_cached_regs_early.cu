@@ -4,7 +4,7 @@
 //   schedule   :
 //     form=tma,threads=128,rows_per_block=2,vec=8,stages=2,cached_weights=yes,row_in_registers=yes,early_release=yes
 //   regenerate : lngen show SPEC --stage cuda --schedule SCHEDULE
-//   compile    : nvcc or NVRTC with -std=c++17 -fmad=false -prec-div=true -prec-sqrt=true -ftz=false
+//   compile    : nvcc or NVRTC: -I templates/include -std=c++17 -fmad=false -prec-div=true -prec-sqrt=true -ftz=false
 //   launch 1   : rows, grid min(126, ceil(rows / 2)), block 256, 65536 bytes of dynamic shared memory; no launch for
 //     rows = 0
 //   launch 2   : finish, grid 128, block 512

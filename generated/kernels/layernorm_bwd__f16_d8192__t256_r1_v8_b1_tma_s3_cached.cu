@@ -3,7 +3,7 @@
 //   spec       : layernorm.bwd:d=8192,dtype=f16
 //   schedule   : form=tma,threads=256,rows_per_block=1,vec=8,stages=3,cached_weights=yes
 //   regenerate : lngen show SPEC --stage cuda --schedule SCHEDULE
-//   compile    : nvcc or NVRTC with -std=c++17 -fmad=false -prec-div=true -prec-sqrt=true -ftz=false
+//   compile    : nvcc or NVRTC: -I templates/include -std=c++17 -fmad=false -prec-div=true -prec-sqrt=true -ftz=false
 //   launch 1   : rows, grid min(120, rows), block 256, 98304 bytes of dynamic shared memory; no launch for rows = 0
 //   launch 2   : finish, grid 256, block 128
 //   workspace  : sum_dy_xhat_partials_: f32[983040]; sum_dy_partials_: f32[983040]

@@ -3,7 +3,7 @@
 //   spec       : layernorm.bwd:d=1000,dtype=f32
 //   schedule   : form=cp_async,threads=64,rows_per_block=4,vec=4,stages=2
 //   regenerate : lngen show SPEC --stage cuda --schedule SCHEDULE
-//   compile    : nvcc or NVRTC with -std=c++17 -fmad=false -prec-div=true -prec-sqrt=true -ftz=false
+//   compile    : nvcc or NVRTC: -I templates/include -std=c++17 -fmad=false -prec-div=true -prec-sqrt=true -ftz=false
 //   launch 1   : rows, grid min(126, ceil(rows / 4)), block 256, 65536 bytes of dynamic shared memory; no launch for
 //     rows = 0
 //   launch 2   : finish, grid 32, block 512

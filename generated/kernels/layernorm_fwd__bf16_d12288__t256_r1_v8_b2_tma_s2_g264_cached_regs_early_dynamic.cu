@@ -4,7 +4,7 @@
 //   schedule   : form=tma,threads=256,rows_per_block=1,vec=8,blocks_per_sm=2,stages=2,grid=264,cached_weights=yes,
 //       row_in_registers=yes,early_release=yes,dynamic=yes
 //   regenerate : lngen show SPEC --stage cuda --schedule SCHEDULE
-//   compile    : nvcc or NVRTC with -std=c++17 -fmad=false -prec-div=true -prec-sqrt=true -ftz=false
+//   compile    : nvcc or NVRTC: -I templates/include -std=c++17 -fmad=false -prec-div=true -prec-sqrt=true -ftz=false
 //   launch 1   : rows, grid min(264, rows), block 256, 49152 bytes of dynamic shared memory; no launch for rows = 0
 //   workspace  : counter_: u64[1], zero before the first call
 //   names      : in kernels, variables that end in _ are lngen's, all others are values of the graph

@@ -4,7 +4,7 @@
 //   schedule   :
 //     form=tma,threads=256,rows_per_block=1,vec=8,stages=3,cluster=4,grid=30,tma_store=yes,cached_weights=yes
 //   regenerate : lngen show SPEC --stage cuda --schedule SCHEDULE
-//   compile    : nvcc or NVRTC with -std=c++17 -fmad=false -prec-div=true -prec-sqrt=true -ftz=false
+//   compile    : nvcc or NVRTC: -I templates/include -std=c++17 -fmad=false -prec-div=true -prec-sqrt=true -ftz=false
 //   launch 1   : rows, grid 4 * min(30, rows), block 256, clusters of 4, 98304 bytes of dynamic shared memory; no
 //     launch for rows = 0
 //   names      : in kernels, variables that end in _ are lngen's, all others are values of the graph

@@ -4,7 +4,7 @@
 //   schedule   : form=tma,threads=64,rows_per_block=3,vec=4,stages=2,cluster=8,grid=15,cached_weights=yes,
 //       row_in_registers=yes,early_release=yes,dynamic=yes
 //   regenerate : lngen show SPEC --stage cuda --schedule SCHEDULE
-//   compile    : nvcc or NVRTC with -std=c++17 -fmad=false -prec-div=true -prec-sqrt=true -ftz=false
+//   compile    : nvcc or NVRTC: -I templates/include -std=c++17 -fmad=false -prec-div=true -prec-sqrt=true -ftz=false
 //   launch 1   : rows, grid 8 * min(15, ceil(rows / 3)), block 192, clusters of 8, 98304 bytes of dynamic shared
 //     memory; no launch for rows = 0
 //   workspace  : counter_: u64[1], zero before the first call

@@ -3,7 +3,7 @@
 //   spec       : layernorm.fwd:d=768,dtype=f32
 //   schedule   : form=registers,threads=64,rows_per_block=1,vec=4,blocks_per_sm=8
 //   regenerate : lngen show SPEC --stage cuda --schedule SCHEDULE
-//   compile    : nvcc or NVRTC with -std=c++17 -fmad=false -prec-div=true -prec-sqrt=true -ftz=false
+//   compile    : nvcc or NVRTC: -I templates/include -std=c++17 -fmad=false -prec-div=true -prec-sqrt=true -ftz=false
 //   launch 1   : rows, grid rows, block 64; no launch for rows = 0
 //   names      : in kernels, variables that end in _ are lngen's, all others are values of the graph
 //   ir-sha256  : 9cf430955567

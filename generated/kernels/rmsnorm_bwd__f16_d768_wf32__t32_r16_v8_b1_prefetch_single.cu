@@ -3,7 +3,7 @@
 //   spec       : rmsnorm.bwd:d=768,dtype=f16,weight=f32
 //   schedule   : form=registers,threads=32,rows_per_block=16,vec=8,prefetch=yes,single_launch=yes
 //   regenerate : lngen show SPEC --stage cuda --schedule SCHEDULE
-//   compile    : nvcc or NVRTC with -std=c++17 -fmad=false -prec-div=true -prec-sqrt=true -ftz=false
+//   compile    : nvcc or NVRTC: -I templates/include -std=c++17 -fmad=false -prec-div=true -prec-sqrt=true -ftz=false
 //   launch 1   : rows, grid max(24, min(128, ceil(rows / 16))), block 512, cooperative
 //   workspace  : arrivals_: u32[1], zero before the first call; sum_dy_xhat_partials_: f32[98304]
 //   names      : in kernels, variables that end in _ are lngen's, all others are values of the graph

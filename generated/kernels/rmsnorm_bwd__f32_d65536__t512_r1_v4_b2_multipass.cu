@@ -3,7 +3,7 @@
 //   spec       : rmsnorm.bwd:d=65536,dtype=f32
 //   schedule   : form=multipass,threads=512,rows_per_block=1,vec=4,blocks_per_sm=2
 //   regenerate : lngen show SPEC --stage cuda --schedule SCHEDULE
-//   compile    : nvcc or NVRTC with -std=c++17 -fmad=false -prec-div=true -prec-sqrt=true -ftz=false
+//   compile    : nvcc or NVRTC: -I templates/include -std=c++17 -fmad=false -prec-div=true -prec-sqrt=true -ftz=false
 //   launch 1   : rows, grid rows, block 512; no launch for rows = 0
 //   launch 2   : columns, grid 128 x min(7, rows), block 128; no launch for rows = 0
 //   launch 3   : finish, grid 512, block 128

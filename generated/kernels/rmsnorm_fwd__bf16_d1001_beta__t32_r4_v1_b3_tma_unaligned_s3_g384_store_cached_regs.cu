@@ -4,7 +4,7 @@
 //   schedule   : form=tma_unaligned,threads=32,rows_per_block=4,vec=1,blocks_per_sm=3,stages=3,grid=384,tma_store=yes,
 //       cached_weights=yes,row_in_registers=yes
 //   regenerate : lngen show SPEC --stage cuda --schedule SCHEDULE
-//   compile    : nvcc or NVRTC with -std=c++17 -fmad=false -prec-div=true -prec-sqrt=true -ftz=false
+//   compile    : nvcc or NVRTC: -I templates/include -std=c++17 -fmad=false -prec-div=true -prec-sqrt=true -ftz=false
 //   launch 1   : rows, grid min(384, ceil(rows / 4)), block 128, 49152 bytes of dynamic shared memory; no launch for
 //     rows = 0
 //   names      : in kernels, variables that end in _ are lngen's, all others are values of the graph

@@ -23,7 +23,7 @@ from lngen.contract import described
 from lngen.devices import oldest_first
 from lngen.errors import LngenError
 from lngen.files import sha256
-from lngen.headers import headers_hash, included
+from lngen.headers import SEARCH, headers_hash, included
 from lngen.launch.pack import FILE_NAME
 from lngen.schedule import row_bytes
 from lngen.spec import Spec, parse_spec
@@ -310,7 +310,8 @@ def _made_by(role: Facts, made: _Made) -> Facts:
 def _data(name: str, role: Facts, kernels: KernelSet, made: _Made, bundle: bool) -> bytes:
     """The bytes of a file."""
     if role["kind"] == "cu":
-        return (kernels.bundle if bundle else kernels.text).encode()
+        beside = kernels.text.replace(SEARCH, f"-I include/{headers_hash()}", 1)
+        return (kernels.bundle if bundle else beside).encode()
     if role["kind"] == "fatbin":
         return _fatbin(name, made)
     compiled = made.compiled[_Job(name, role["arch"], role["kind"])]

@@ -21,6 +21,10 @@ CATALOG = {
     "rmsnorm.fwd:d=64,dtype=f16,weight=f32": "form=registers,threads=2,rows_per_block=64,vec=8,blocks_per_sm=8",
     "layernorm.fwd:d=768,dtype=f32": "form=registers,threads=64,rows_per_block=1,vec=4,blocks_per_sm=8",
     "layernorm.fwd:d=4096,dtype=bf16": "form=registers,threads=128,rows_per_block=1,vec=8,blocks_per_sm=6",
+    # Rows at two distances: the heads of q in a packed projection.
+    "rmsnorm.fwd:d=128,dtype=bf16,strides=2": (
+        "form=registers,threads=4,rows_per_block=16,vec=8,blocks_per_sm=12,cached_weights=yes"
+    ),
     # Rows at any alignment.
     "rmsnorm.fwd:d=1001,dtype=bf16,beta=yes": (
         "form=tma_unaligned,threads=32,rows_per_block=4,vec=1,blocks_per_sm=3,stages=3,grid=384,tma_store=yes,cached_weights=yes,row_in_registers=yes"

@@ -11,11 +11,11 @@ from lngen.compile import Compilation, KernelSet
 from lngen.devices import Device, device_for, named, oldest_first, weakest
 from lngen.errors import LngenError, LowerError, ScheduleError, short
 from lngen.lower import Plan
-from lngen.numbers import whole
 from lngen.problem import ANY, Problem, Schedule, check_arch, complete, parse_schedule
 from lngen.runtime.lock_file import Lock, read_lock
 from lngen.schedule import most_bytes, row_counts, workload
 from lngen.spec import Spec
+from lngen.user_input import whole
 
 PTX = "+ptx"
 MOST_ROWS = 2**40

@@ -46,7 +46,7 @@ class Case:
     @property
     def inputs(self) -> tuple[str, ...]:
         """Names of the graph's inputs."""
-        return tuple(v.name for v in self.graph.params)
+        return tuple(v.name for v in self.graph.tensors)
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -119,8 +119,8 @@ def make_cases(task: Task, count: int, gpu: Gpu) -> list[Case]:
         other = {**first, chain: first[main], main: first[chain]}
         sets = [other if i % 2 else first for i in range(count)]
     else:
-        params = {v.name for graph in graphs for v in graph.params}  # a forward's statistics are its backward's inputs
-        room = {v.name for graph in graphs for v in graph.results} - params
+        given = {v.name for graph in graphs for v in graph.tensors}  # a forward's statistics are its backward's inputs
+        room = {v.name for graph in graphs for v in graph.results} - given
         sets = [first, *(_another(first, room) for _ in range(count - 1))]
     return [Case(spec, task.rows, graph, gpu, sets, chain) for spec, graph in zip(task.specs, graphs, strict=True)]
 
@@ -128,14 +128,14 @@ def make_cases(task: Task, count: int, gpu: Gpu) -> list[Case]:
 def _values(task: Task) -> dict[str, Value]:
     """What a set holds, by name: all inputs and results of the task's graphs, and the inputs of its forward graph."""
     graphs = [task.specs[0].with_direction("fwd").forward(), *(spec.graph() for spec in task.specs)]
-    inputs = [v for graph in graphs for v in graph.params]
+    inputs = [v for graph in graphs for v in graph.tensors]
     return {v.name: v for v in (*inputs, *(v for graph in graphs[1:] for v in graph.results))}
 
 
 def _chain(task: Task, graph: Graph) -> str:
     """The first input that the main result can take the place of."""
     main = graph.results[0]
-    found = next((p.name for p in graph.params if p.type == main.type and main.type.axes == WIDE), "")
+    found = next((p.name for p in graph.tensors if p.type == main.type and main.type.axes == WIDE), "")
     if not found:
         raise LngenError(
             f"a latency is that of a chain, in which a call reads the main result of the one before; {task.spec} has "
@@ -147,8 +147,8 @@ def _chain(task: Task, graph: Graph) -> str:
 def _first_set(task: Task, gpu: Gpu) -> Tensors:
     """Normal inputs, the statistics that a backward takes from forward, and memory for the results."""
     spec = task.specs[0].with_direction("fwd")
-    given, made = ({v.name for v in values} for values in (spec.forward().params, spec.forward().results))
-    inputs = {v.name for s in task.specs for v in s.graph().params}
+    given, made = ({v.name for v in values} for values in (spec.forward().tensors, spec.forward().results))
+    inputs = {v.name for s in task.specs for v in s.graph().tensors}
     positive, values = positive_inputs(spec), _values(task)
     first: Tensors = {}
     for seed, (name, value) in enumerate(values.items()):
@@ -211,11 +211,11 @@ def wide_results(spec: Spec, inputs: Mapping[str, Array], rows: slice) -> Tensor
     import torch
 
     forward, graph = spec.with_direction("fwd").forward(), spec.graph()
-    needed = {v.name: v for g in (forward, graph) for v in g.params if v.name in inputs}
+    needed = {v.name: v for g in (forward, graph) for v in g.tensors if v.name in inputs}
     cut = {n: (inputs[n][rows] if M in v.type.axes else inputs[n]).detach().double() for n, v in needed.items()}
     function = torch_function(forward, wide=True)
     leaves = {n: cut[n].requires_grad_() for n in spec.differentiates} if spec.direction == "bwd" else {}
-    values = function(*(cut[p.name] for p in forward.params))
+    values = function(*(cut[p.name] for p in forward.tensors))
     results = dict(zip((r.name for r in forward.results), values, strict=True))
     if spec.direction == "fwd":
         return results

@@ -108,12 +108,7 @@ def benchmark(
             if seconds is not None and start - begin + longest > seconds:
                 break
             hooks.progress(len(tasks) - len(todo) + done, len(tasks), str(task))
-            able = covering(task, providers)
-            try:
-                with gpu.active():
-                    points[point_of(task)] = measure(task, able, gpu, method, hooks.say)
-            except Exception as error:  # a GPU error ends a task and is reported in its rows
-                points[point_of(task)] = [blank(task, p.name, f"failed: {describe(error)}") for p in able]
+            points[point_of(task)] = _measured(task, covering(task, providers), gpu, method, hooks.say)
             done += 1
             hooks.keep(_flat(points))
             if not _alive(gpu):
@@ -124,6 +119,17 @@ def benchmark(
                 gpu.release()
             longest = max(longest, clock() - start)
     return Outcome(_flat(points), len(todo) - done)
+
+
+def _measured(
+    task: Task, providers: Sequence[Provider], gpu: Gpu, method: Method, say: Callable[[str], None]
+) -> list[Record]:
+    """As ``measure``; an error of the GPU ends the task and is the note of its records."""
+    try:
+        with gpu.active():
+            return measure(task, providers, gpu, method, say)
+    except Exception as error:
+        return [blank(task, p.name, f"failed: {describe(error)}") for p in providers]
 
 
 def _finished(found: Sequence[Record], providers: Sequence[Provider]) -> bool:

@@ -14,7 +14,7 @@ from lngen.bench.peers import own_form
 from lngen.bench.records import HostRecord
 from lngen.bench.timing import Stats, describe
 from lngen.bench.torch_graph import torch_function
-from lngen.ir import WIDE
+from lngen.ir import DEFAULT_EPS, RUN, WIDE
 from lngen.launch.arrays import CuPy, Torch
 from lngen.runtime.norm import Norm
 from lngen.spec import Spec
@@ -83,11 +83,15 @@ def host_benchmark(spec: Spec, rows: int = ROWS) -> list[HostRecord]:
 def host_calls(spec: Spec, rows: int, library: Any) -> Calls:
     """lngen with results that are given and with new ones; with torch tensors also PyTorch."""
     graph, norm = spec.graph(), Norm(spec, spec.with_direction("bwd"), {})
-    inputs = [library.maker(v.type.shape(rows, spec.d), v.type.dtype, 0)() for v in graph.params]
+    inputs = [library.maker(v.type.shape(rows, spec.d), v.type.dtype, 0)() for v in graph.tensors]
+    eps = {"eps": DEFAULT_EPS} if spec.eps == RUN else {}
     out = tuple(library.maker(v.type.shape(rows, spec.d), v.type.dtype, 0)() for v in graph.results)
-    calls: Calls = {"lngen, out given": lambda: norm.forward(*inputs, out=out), "lngen": lambda: norm.forward(*inputs)}
-    named = {v.name: tensor for v, tensor in zip(graph.params, inputs, strict=True)}
-    wide = next((named[v.name] for v in graph.params if v.type.axes == WIDE), None)
+    calls: Calls = {
+        "lngen, out given": lambda: norm.forward(*inputs, out=out, **eps),
+        "lngen": lambda: norm.forward(*inputs, **eps),
+    }
+    named = {v.name: tensor for v, tensor in zip(graph.tensors, inputs, strict=True)}
+    wide = next((named[v.name] for v in graph.tensors if v.type.axes == WIDE), None)
     return calls | (torch_calls(spec, named, wide) if isinstance(library, Torch) else {})
 
 
@@ -96,9 +100,9 @@ def torch_calls(spec: Spec, t: Tensors, wide: Any = None) -> Calls:
     import torch
 
     own, graph = own_form(spec), spec.forward()
-    expression, inputs = torch_function(graph), [t[p.name] for p in graph.params]
+    expression, inputs = torch_function(graph), [t[p.name] for p in graph.tensors]
     calls: Calls = {"torch": lambda: own(t)} if own else {"torch, the expression": lambda: expression(*inputs)}
     if own and spec.definition.name == "layernorm":
-        x, gamma, beta = t["x"], t["gamma"], t["beta"]
-        calls["torch.native_layer_norm"] = lambda: torch.native_layer_norm(x, (spec.d,), gamma, beta, spec.eps)
+        x, gamma, beta, eps = t["x"], t["gamma"], t["beta"], spec.eps_or_default
+        calls["torch.native_layer_norm"] = lambda: torch.native_layer_norm(x, (spec.d,), gamma, beta, eps)
     return calls | ({} if wide is None else {"torch.empty_like": lambda: torch.empty_like(wide)})

@@ -57,9 +57,14 @@ def own_form(spec: Spec) -> Call | None:
     outputs = spec.definition.outputs(spec.options)
     if not (spec.builtin and is_plain(spec) and {*spec.differentiated} <= {*outputs}):
         return None
+    return _own_forms(spec).get(spec.definition.name)
+
+
+def _own_forms(spec: Spec) -> dict[str, Call]:
+    """PyTorch's own forms of rows of the spec's length, by the name of the graph."""
     import torch
 
-    f, shape, eps = torch.nn.functional, (spec.d,), spec.eps
+    f, shape, eps = torch.nn.functional, (spec.d,), spec.eps_or_default
 
     def layer(x: Array, t: Tensors, suffix: str = "") -> Array:
         return f.layer_norm(x, shape, t[f"gamma{suffix}"], t[f"beta{suffix}"], eps)
@@ -90,7 +95,7 @@ def own_form(spec: Spec) -> Call | None:
         "softmax": lambda t: (f.softmax(t["x"], dim=-1),),
         "log_softmax": lambda t: (f.log_softmax(t["x"], dim=-1),),
         "cross_entropy": lambda t: (f.cross_entropy(t["x"].float(), t["target"].float(), reduction="none"),),
-    }.get(spec.definition.name)
+    }
 
 
 def forward_of(case: Case, compiled: bool = False) -> Call:
@@ -98,7 +103,7 @@ def forward_of(case: Case, compiled: bool = False) -> Call:
     import torch
 
     own, expression = own_form(case.spec), torch_function(case.forward)
-    names, count = [p.name for p in case.forward.params], len(case.differentiable)
+    names, count = [p.name for p in case.forward.tensors], len(case.differentiable)
 
     def outputs(*inputs: Array) -> tuple[Array, ...]:
         results = own(dict(zip(names, inputs, strict=True))) if own else expression(*inputs)
@@ -185,7 +190,7 @@ class Member:
         wide = {n: case.sets[0][n].float() for n in ("gamma", "beta")} if self.wide else {}
 
         def forward(t: Tensors) -> Sequence[Array]:
-            outputs = self.call(module, t | wide, case.spec)
+            outputs = self.call(module, t | wide, case.spec.baked)
             return outputs if isinstance(outputs, tuple) else (outputs,)
 
         return autograd(case, forward)
@@ -195,7 +200,7 @@ class Member:
         own = [{name: t[name].clone() for name in case.inputs} for t in sources]
 
         def launch(stream: int, index: int) -> None:
-            self.call(module, own[index % len(own)], case.spec)
+            self.call(module, own[index % len(own)], case.spec.baked)
 
         def results(index: int) -> Tensors:
             t = own[index % len(own)]

@@ -21,7 +21,7 @@ from lngen.bench.tasks import CEILINGS, MOVES, OVERLAPPED, ceiling_bytes, ceilin
 from lngen.bench.torch_gpu import Array
 from lngen.compile import Compilation
 from lngen.errors import LngenError, MissingError
-from lngen.ir import DType
+from lngen.ir import DType, bits_of, values_of
 from lngen.launch.driver import PROGRAMMATIC_STREAM_SERIALIZATION, Launch
 from lngen.problem import OVERLAP_ARCH, Schedule, parse_schedule
 from lngen.runtime.launcher import Launcher, device_arch, device_count
@@ -96,6 +96,8 @@ class Lngen(Provider):
         schedule = str(kernels.plan.schedule)
         launcher = Launcher(kernels.plan, kernels.cubin(arch).image, device, self._overlap)
         bound = launcher.bind(case.rows, dict.fromkeys(launcher.tensors, case.spec.d))
+        numbers = values_of(case.graph, case.spec.eps_or_default)
+        bound.give({name: bits_of(number) for name, number in numbers.items()})
         # One workspace: in use it is equally warm.
         workspace = gpu.empty((max(1, -(-bound.workspace_bytes // 8)),), DType.F64)
         address = workspace.data_ptr()

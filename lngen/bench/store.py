@@ -23,7 +23,7 @@ from lngen.bench.tasks import DIRECTIONS
 from lngen.config import data_dir
 from lngen.errors import LngenError
 from lngen.files import parse_json, read, shown, write_all
-from lngen.numbers import LARGEST
+from lngen.user_input import LARGEST
 from lngen.version import __version__
 
 Item = TypeVar("Item", Record, HostRecord)

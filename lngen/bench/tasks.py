@@ -42,13 +42,13 @@ def value_bytes(value: Value, rows: int, d: int) -> int:
 def floor_bytes(spec: Spec, rows: int) -> int:
     """What a call with cold caches must move, every input and result once: of a norm 2 units of M*D, backward 3."""
     graph = spec.graph()
-    return sum(value_bytes(v, rows, spec.d) for v in (*graph.params, *graph.results))
+    return sum(value_bytes(v, rows, spec.d) for v in (*graph.tensors, *graph.results))
 
 
 def ceiling_bytes(spec: Spec, rows: int) -> int:
     """The bytes that the ceiling moves: those of the [M, D] arrays alone."""
     graph = spec.graph()
-    return sum(value_bytes(v, rows, spec.d) for v in (*graph.params, *graph.results) if v.type.axes == WIDE)
+    return sum(value_bytes(v, rows, spec.d) for v in (*graph.tensors, *graph.results) if v.type.axes == WIDE)
 
 
 def gb_s(nbytes: int, us: float) -> float:
@@ -73,7 +73,7 @@ def ceiling_of(spec: Spec) -> str:
 def _ceiling(spec: Spec) -> str:
     graph: Graph = spec.forward() if spec.direction == "fwd" else spec.graph()
     read, written = (
-        sum(v.type.dtype.size for v in values if v.type.axes == WIDE) for values in (graph.params, graph.results)
+        sum(v.type.dtype.size for v in values if v.type.axes == WIDE) for values in (graph.tensors, graph.results)
     )
     share = written / max(read + written, 1)
     return min(MOVES, key=lambda name: abs(share - 1 / (1 + MOVES[name])))

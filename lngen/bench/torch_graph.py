@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from lngen.errors import LngenError
-from lngen.ir import WIDE, Axis, DType, Eqn, Graph, Value
+from lngen.ir import DEFAULT_EPS, WIDE, Axis, DType, Eqn, Graph, Value, values_of
 from lngen.launch.arrays import torch_dtypes
 
 Tensor = Any
@@ -42,11 +42,12 @@ Meaning = Callable[[Call, Eqn, tuple[Tensor, ...]], Tensor]
 
 
 def torch_function(graph: Graph, *, wide: bool = False) -> Function:
-    """``graph`` as a function of its parameters, in their order and with the shapes of their types.
+    """``graph`` as a function of its tensors, in their order and with the shapes of their types.
 
     The graph is a forward graph as described, before any pass. The function returns the results in order, in the shapes
     of their types and in the dtypes of the graph: a cast is ``Tensor.to``. With ``wide`` the parameters are float64, no
-    cast rounds and no constant is rounded. LngenError for an op that no forward graph has.
+    cast rounds and no constant is rounded. A number that is passed by value is that of the default eps. LngenError for
+    an op that no forward graph has.
     """
     for eqn in graph.eqns:
         if eqn.op not in MEANINGS:
@@ -55,21 +56,24 @@ def torch_function(graph: Graph, *, wide: bool = False) -> Function:
                 "before any pass is expected, and for a new op a row in lngen/bench/torch_graph.py."
             )
 
+    numbers = values_of(graph, DEFAULT_EPS)
+    given: dict[Value, Tensor] = {v: float(numbers[v.name]) for v in graph.by_value}
+
     def function(*inputs: Tensor) -> tuple[Tensor, ...]:
-        return _run(graph, inputs, wide)
+        return _run(graph, inputs, given, wide)
 
     return function
 
 
-def _run(graph: Graph, inputs: Sequence[Tensor], wide: bool) -> tuple[Tensor, ...]:
+def _run(graph: Graph, inputs: Sequence[Tensor], given: Mapping[Value, Tensor], wide: bool) -> tuple[Tensor, ...]:
     import torch
 
     size: dict[Axis, int] = {}
-    for param, tensor in zip(graph.params, inputs, strict=True):
+    for param, tensor in zip(graph.tensors, inputs, strict=True):
         size |= dict(zip(param.type.axes, tensor.shape, strict=True))
     dtypes = {t: torch.float64 if wide else torch_dtypes()[t] for t in DType}
     call = Call(torch, size, dtypes, inputs[0])
-    values = {p: t.reshape(_spread(p, size)) for p, t in zip(graph.params, inputs, strict=True)}
+    values = {**given, **{p: t.reshape(_spread(p, size)) for p, t in zip(graph.tensors, inputs, strict=True)}}
     for eqn in graph.eqns:
         values[eqn.out] = MEANINGS[eqn.op](call, eqn, tuple(values[a] for a in eqn.args))
     return tuple(_gather(call, graph, r, values[r]) for r in graph.results)

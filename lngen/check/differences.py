@@ -15,7 +15,7 @@ import numpy as np
 from lngen.check.inputs import normal, positive_inputs
 from lngen.check.oracles import SLACK, excess
 from lngen.check.real import Real, evaluate
-from lngen.ir import Graph
+from lngen.ir import Graph, values_of
 from lngen.ir.numerics import Array
 from lngen.spec import Spec
 
@@ -56,8 +56,8 @@ def gradient_excess(spec: Spec) -> dict[str, float]:
     # Not rounded to any dtype, so that no two elements are equal, where a maximum has no derivative.
     positive = positive_inputs(spec)
     primals = {
-        p.name: normal(rng, p.type.shape(ROWS, spec.d), 0.5, positive=p.name in positive) for p in forward.params
-    }
+        p.name: normal(rng, p.type.shape(ROWS, spec.d), 0.5, positive=p.name in positive) for p in forward.tensors
+    } | values_of(forward, spec.eps_or_default)
     outputs = {name: r.value for name, r in evaluate(forward, primals).items()}
     given = {f"d{name}": rng.normal(0.3, 1.0, a.shape) for name, a in outputs.items()}
     known = primals | outputs | given  # saved values are as exact as the results they are saved for

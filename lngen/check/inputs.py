@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from lngen.interpret import interpret
-from lngen.ir import Eqn, Value
+from lngen.ir import Eqn, Value, values_of
 from lngen.ir.numerics import Array, round_to
 from lngen.spec import Spec
 
@@ -28,16 +28,22 @@ IF_ALL_ARE = {  # positive if every operand is
 }  # fmt: skip
 
 
-def forward_inputs(spec: Spec, rows: int, seed: int = 0, mean: float = 0.5) -> dict[str, Array]:
-    """The forward graph's inputs by name."""
+def forward_inputs(
+    spec: Spec, rows: int, seed: int = 0, mean: float = 0.5, eps: float | None = None
+) -> dict[str, Array]:
+    """The forward graph's inputs by name; ``eps`` is what a call with ``eps=run`` gives, None for the default."""
+    forward, eps = spec.forward(), spec.eps_or_default if eps is None else eps
     rng = np.random.default_rng([seed, rows, spec.d])
     positive = positive_inputs(spec)
-    return {p.name: draw(rng, p, rows, spec.d, mean, positive=p.name in positive) for p in spec.forward().params}
+    drawn = {p.name: draw(rng, p, rows, spec.d, mean, positive=p.name in positive) for p in forward.tensors}
+    return drawn | values_of(forward, eps)
 
 
-def random_inputs(spec: Spec, rows: int, seed: int = 0, mean: float = 0.5) -> dict[str, Array]:
-    """The spec's inputs by name; those that backward takes from forward are computed by forward."""
-    inputs = forward_inputs(spec, rows, seed, mean)
+def random_inputs(
+    spec: Spec, rows: int, seed: int = 0, mean: float = 0.5, eps: float | None = None
+) -> dict[str, Array]:
+    """The spec's inputs by name; those that backward takes from forward are computed by forward. ``eps`` as above."""
+    inputs = forward_inputs(spec, rows, seed, mean, eps)
     if spec.direction == "bwd":
         inputs |= interpret(spec.with_direction("fwd").graph(), inputs)
     rng = np.random.default_rng([seed + 1, rows, spec.d])
@@ -64,7 +70,9 @@ def positive_inputs(spec: Spec) -> tuple[str, ...]:
     """Names of the forward's inputs that have to be positive, found or declared, in their order."""
     forward = spec.forward()
     found = set(spec.definition.positive(spec.options))
-    needed: dict[Value, set[str] | None] = {p: {p.name} for p in forward.params}
+    # What is passed by value follows from an eps above zero.
+    needed: dict[Value, set[str] | None] = {p: {p.name} for p in forward.tensors}
+    needed |= {p: set() for p in forward.by_value}
     for eqn in forward.eqns:
         of_args = [needed[a] for a in eqn.args]
         if eqn.op in ROOTS:

@@ -213,7 +213,7 @@ class _Case:
 
     def compare(self, plan: Plan, launcher: Launcher, m: int, entry: Entry) -> None:
         """One launch on poisoned outputs; every row result and every sampled column is compared."""
-        out = launch_raw(launcher, m, self.device, POISON)
+        out = launch_raw(launcher, m, self.device, POISON, self.inputs)
         wrong = {}
         for name, want in self.wanted_rows.items():
             got = out[name]

@@ -6,10 +6,11 @@ The bits are the interpreter's: those of a launch on a GPU, or without one of th
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import isfinite
 
+from lngen.check import packed
 from lngen.check.differences import ROWS, gradient_excess, result_excess
 from lngen.check.inputs import POISON, forward_inputs, mismatches, positive_inputs, random_inputs
 from lngen.check.oracles import NORMS, NormName, closed_form
@@ -17,7 +18,7 @@ from lngen.compile import Compilation, KernelSet
 from lngen.devices import DEFAULT_ARCH, device_for
 from lngen.errors import LngenError, MissingError
 from lngen.interpret import interpret
-from lngen.ir import compute_dtype
+from lngen.ir import DEFAULT_EPS, RUN, compute_dtype
 from lngen.ir.numerics import Array
 from lngen.lower import Plan
 from lngen.problem import Schedule, fits
@@ -25,7 +26,7 @@ from lngen.ptx import run_plan
 from lngen.runtime.launcher import Launcher, device_arch, device_count
 from lngen.runtime.norm import Norm
 from lngen.runtime.numpy_arrays import launch_numpy
-from lngen.schedule import space
+from lngen.schedule.space import space
 from lngen.spec import SAVES, Spec
 from lngen.toolchain import Binary
 
@@ -50,6 +51,10 @@ class Result:
     detail: str
 
 
+# With eps=run: the default, to which the oracles apply, then those with which bits alone are compared.
+RUN_EPS = (DEFAULT_EPS, 0.0, 1e-12, 0.5)
+
+
 def check_spec(
     spec: Spec,
     *,
@@ -64,7 +69,8 @@ def check_spec(
     graphs), and the gradients' formulas with central differences of the forward. Every schedule is compiled for
     ``arch`` (a GPU's own if there is one); the default must not spill. With a GPU (``on`` gpu or auto) each is launched
     on poisoned outputs and its bits are compared with the interpreter's; without one (``on`` ptx or auto) its PTX is
-    executed on NumPy, with every access checked. MissingError for ``on=gpu`` without a GPU; also the
+    executed on NumPy, with every access checked. A spec with ``eps=run`` has its bits compared for several eps, but the
+    default for the most rows alone. MissingError for ``on=gpu`` without a GPU; also the
     errors of ``lngen.compile``, which makes the norm first.
     """
     compilation = compilation_of(spec)
@@ -73,23 +79,29 @@ def check_spec(
         raise MissingError("on=gpu expects a GPU, none was found; use --on interpreter, or run `lngen doctor`.")
     if spec.direction == "bwd":
         yield formulas(spec)
-    wanted: dict[int, tuple[dict[str, Array], dict[str, Array]]] = {}
-    for m in rows:
-        inputs = random_inputs(spec, m)
-        wanted[m] = inputs, interpret(compilation.graph, inputs)
-        if m:
-            yield mathematics(spec, m, *wanted[m])
+    wanted: list[tuple[int, str, dict[str, Array], dict[str, Array]]] = []
+    for m, eps in _calls(spec, rows):
+        inputs = random_inputs(spec, m, eps=eps)
+        wanted.append((m, f"eps={eps:g}: " if spec.eps == RUN else "", inputs, interpret(compilation.graph, inputs)))
+        if m and eps == spec.eps_or_default:
+            yield mathematics(spec, m, *wanted[-1][2:])
     target = device_arch(0) if gpu else arch
     chosen = [compilation.schedule(target), *others(compilation, schedules - 1, target)]
     for number, schedule in enumerate(dict.fromkeys(chosen)):
         kernels = compilation.kernels(schedule)
         binary = kernels.cubin(target)
         yield compiled(spec, schedule, binary, may_spill=number > 0)
-        for m, (inputs, want) in wanted.items():
-            if gpu:
-                yield bits(kernels.plan, binary, m, inputs, want)
-            elif on != "interpreter":
-                yield executed(kernels, target, m, inputs, want)
+        for m, said, inputs, want in wanted:
+            if on == "interpreter" and not gpu:
+                continue
+            found = bits(kernels.plan, binary, m, inputs, want) if gpu else executed(kernels, target, m, inputs, want)
+            yield replace(found, detail=said + found.detail)
+
+
+def _calls(spec: Spec, rows: Sequence[int]) -> list[tuple[int, float]]:
+    """The numbers of rows and the eps of the calls that are compared."""
+    calls = [(m, spec.eps_or_default) for m in rows]
+    return calls + [(max(rows), eps) for eps in RUN_EPS if spec.eps == RUN and eps != DEFAULT_EPS]
 
 
 def compilation_of(spec: Spec) -> Compilation:
@@ -136,8 +148,16 @@ def compiled(spec: Spec, schedule: Schedule, binary: Binary, *, may_spill: bool)
 
 
 def bits(plan: Plan, binary: Binary, rows: int, inputs: Mapping[str, Array], want: Mapping[str, Array]) -> Result:
-    """One launch on poisoned outputs and workspace against the interpreter's results."""
-    parts = mismatches(launch_numpy(_launcher(plan, binary.image), rows, inputs, POISON), want)
+    """One launch on poisoned outputs and workspace against the interpreter's results.
+
+    With strides=2 its rows lie at two distances, and the bytes between them have to stay as they are.
+    """
+    launcher = _launcher(plan, binary.image)
+    if plan.spec.strides == 2:
+        results, complaints = packed.launch(launcher, rows, inputs)
+    else:
+        results, complaints = launch_numpy(launcher, rows, inputs, POISON), []
+    parts = [*mismatches(results, want), *complaints]
     detail = "; ".join(parts) or f"{sum(a.size for a in want.values())} numbers equal"
     return Result(str(plan.spec), str(plan.schedule), rows, "bits", not parts, detail)
 
@@ -150,9 +170,13 @@ def _launcher(plan: Plan, image: bytes) -> Launcher:
 def executed(
     kernels: KernelSet, arch: str, rows: int, inputs: Mapping[str, Array], want: Mapping[str, Array]
 ) -> Result:
-    """One call of the ``kernels`` on ``arch``: equal bits and no finding, or the first finding."""
-    plan = kernels.plan
-    outcome = run_plan(plan, inputs, source=kernels.text, ptx=kernels.ptx(arch, lines=True), rows=rows)
+    """One call of the ``kernels`` on ``arch``: equal bits and no finding, or the first finding.
+
+    With strides=2 its rows lie at two distances.
+    """
+    plan, ptx = kernels.plan, kernels.ptx(arch, lines=True)
+    strides, inner = packed.distances(plan)
+    outcome = run_plan(plan, inputs, source=kernels.text, ptx=ptx, rows=rows, strides=strides, inner=inner)
     parts = [*mismatches(outcome.results, want), *(str(f) for f in outcome.findings[:1])]
     detail = "; ".join(parts) or f"{sum(a.size for a in want.values())} numbers equal, nothing found"
     return Result(str(plan.spec), str(plan.schedule), rows, "ptx", not parts, detail)
@@ -201,5 +225,5 @@ def closed_form_excess(
     rows = len(inputs["dy"]) if "dy" in inputs else 0
     stored = {r.name: r.type.dtype for r in spec.graph().results}
     compute = compute_dtype(spec.dtype, spec.weight, spec.out)
-    expected = closed_form(norm, {**forward_inputs(spec, rows), **inputs}, stored, spec.eps, compute)
+    expected = closed_form(norm, {**forward_inputs(spec, rows), **inputs}, stored, spec.eps_or_default, compute)
     return {name: expected[name].excess(got) for name, got in results.items()}

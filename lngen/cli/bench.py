@@ -26,7 +26,7 @@ from lngen.cli.shared_options import Decimal, Whole, overlap_option, split
 from lngen.errors import SpecError, short
 from lngen.graphs import GRAPHS
 from lngen.ir import DType
-from lngen.numbers import LARGEST, whole
+from lngen.user_input import LARGEST, whole
 
 if TYPE_CHECKING:
     from lngen.bench.records import HostRecord, Record

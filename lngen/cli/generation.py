@@ -11,9 +11,8 @@ import click
 
 from lngen.aot.build import DEFAULT_KINDS, KINDS, build
 from lngen.aot.catalog import CATALOG, differences, rewrite
-from lngen.cli.dask_cluster import dask_executor, dask_option
 from lngen.cli.output import AnyPath, Output, json_option, note, output_options, table
-from lngen.cli.shared_options import device_option, progress_bar, schedule_option
+from lngen.cli.shared_options import dask_executor, dask_option, device_option, progress_bar, schedule_option
 from lngen.config import data_dir
 from lngen.devices import DEFAULT_ARCH, named
 from lngen.toolchain import nvrtc_version

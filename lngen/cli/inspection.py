@@ -25,6 +25,7 @@ from lngen.spec.parse import wrong
 # Stand-ins, one dtype per role, so that a type is shown by the key that sets it.
 _ROLES = {DType.F16: "dtype", DType.BF16: "weight"}
 _OPTIONS = Options(DType.F16, DType.BF16, DType.F32)
+_EPS = "added to the mean square, from 0 to 1; run: every call gives it"
 
 
 @click.command("list", epilog="Example: lngen list add_rmsnorm")
@@ -64,13 +65,14 @@ def _described(definition: Definition) -> dict[str, Any]:
         "weight": ("dtype", "dtype of inputs without rows"),
         "out": ("dtype", f"dtype of {', '.join(results)}"),
         **{n: (_text_of(o.default), f"{o.about}: {o.values}") for n, o in declared.items()},
-        **({"eps": ("1e-05", "added to the mean square, from 0 to 1")} if built.takes_eps else {}),
+        **({"eps": ("1e-05", _EPS)} if built.takes_eps else {}),
         "save": ("stats", f"what forward saves for backward: {' '.join(SAVES)}, or names of results"),
         "wrt": ("all inputs", f"bwd only, what to differentiate: {'+'.join(definition.differentiable(built.options))}"),
         "of": ("all outputs", f"bwd only, which results have a cotangent: {'+'.join(results)}"),
         "grad": ("the input's", "bwd only, dtype of the gradients of inputs without rows"),
         "accumulate": ("none", "bwd only, the inputs whose gradient is added to an array, in the compute dtype"),
         "order": (ORDERS[0], f"version of the rule that orders the sums; part of the result: {' '.join(ORDERS)}"),
+        "strides": ("1", "distances between rows: 2 for the heads of a packed projection, in place; changes no bit"),
         "blocks": ("the same on every GPU", "bwd only, blocks that share the rows of column sums; part of the result"),
     }
     return {

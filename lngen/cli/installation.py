@@ -11,7 +11,6 @@ import uuid
 import warnings
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
-from importlib.resources import files
 from pathlib import Path
 from typing import Literal
 
@@ -27,7 +26,7 @@ from lngen.version import __version__, install_hint
 
 # ---- help: a page of the documentation ----
 
-DOCS = Path(str(files("lngen"))) / "docs"
+DOCS = config.PACKAGE / "docs"
 
 
 @click.command("help", epilog="Example: lngen help glossary")

@@ -15,7 +15,7 @@ from lngen.devices import Device, device_for, device_names, named
 from lngen.errors import short
 from lngen.launch.driver import Gpu
 from lngen.launch.kernels import Described
-from lngen.launch.pack import Pack, image_for, lacking
+from lngen.launch.pack import PackFolder, image_for, lacking
 
 # ---- verify ----
 
@@ -60,7 +60,7 @@ def list_command(folder: Path, device: str | None, spec: str | None, output: Out
 
     Numbers of rows are for the GPU that represents an arch: they follow from bytes for each of its multiprocessors.
     """
-    pack = Pack(folder)
+    pack = PackFolder(folder)
     if spec is not None and spec not in pack.specs:
         raise click.UsageError(f"the pack '{folder}' does not have '{short(spec)}', but {', '.join(pack.specs)}.")
     wanted = [spec] if spec is not None else [*pack.specs]
@@ -71,7 +71,7 @@ def list_command(folder: Path, device: str | None, spec: str | None, output: Out
     output.table({"pack": found}, table([*columns, "size"], cells))
 
 
-def _rows(pack: Pack, spec: str, device: str | None) -> Iterator[dict[str, Any]]:
+def _rows(pack: PackFolder, spec: str, device: str | None) -> Iterator[dict[str, Any]]:
     """The lines of a spec: each image, each kernel set, the rows that it is for."""
     facts = pack.specs[spec]
     images = facts["images"]
@@ -98,7 +98,7 @@ def _rows(pack: Pack, spec: str, device: str | None) -> Iterator[dict[str, Any]]
             }
 
 
-def _taken(pack: Pack, arch: str, entry: Described, device: Device) -> Described:
+def _taken(pack: PackFolder, arch: str, entry: Described, device: Device) -> Described:
     """A class with what a GPU takes of it: the kernel set, or what is there otherwise."""
     other = entry["otherwise"]
     needs = lacking(pack.kernel_sets[entry["kernel_set"]], arch, _as_gpu(device))

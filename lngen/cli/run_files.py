@@ -22,13 +22,13 @@ import click
 import numpy as np
 
 from lngen.cli.output import unwritable
-from lngen.cli.shared_options import on_option, overlap_option, schedule_option
+from lngen.cli.shared_options import Finite, on_option, overlap_option, schedule_option
 from lngen.compile import Compilation
 from lngen.devices import DEFAULT_ARCH
 from lngen.errors import ArrayError, CheckError, short
 from lngen.files import opened, shown, write_all
 from lngen.interpret import interpret
-from lngen.ir import BF16, WIDE, D, DType, M, Value
+from lngen.ir import BF16, RUN, WIDE, D, DType, M, Value, values_of
 from lngen.ir.numerics import NUMPY_DTYPE, Array
 from lngen.ptx import run_plan
 from lngen.runtime.launcher import device_arch, device_count
@@ -42,6 +42,7 @@ from lngen.spec import Spec, parse_spec
 @click.argument("spec")
 @click.option("--in", "inputs", multiple=True, required=True, metavar="NAME=FILE,...", help="Every input, by name.")
 @click.option("--out", "outputs", multiple=True, required=True, metavar="NAME=FILE,...", help="The results to write.")
+@click.option("--eps", type=Finite(), metavar="NUMBER", help="The eps of a SPEC with eps=run: any finite number.")
 @on_option(
     "Compute on a GPU, with the kernels' PTX on NumPy, or with the interpreter; auto: a GPU if there is one, else the "
     "interpreter. The bits are the same."
@@ -49,7 +50,13 @@ from lngen.spec import Spec, parse_spec
 @schedule_option
 @overlap_option("On a GPU, let the kernel start while the kernel before it on the stream ends.")
 def run_command(
-    spec: str, inputs: tuple[str, ...], outputs: tuple[str, ...], on: str, schedule: str, overlap: bool
+    spec: str,
+    inputs: tuple[str, ...],
+    outputs: tuple[str, ...],
+    eps: float | None,
+    on: str,
+    schedule: str,
+    overlap: bool,
 ) -> None:
     """Compute SPEC from .npy files to .npy files.
 
@@ -60,9 +67,11 @@ def run_command(
     parsed = parse_spec(spec)
     compilation = Compilation(parsed)
     graph = compilation.graph
+    numbers = _numbers(compilation, eps)
     targets = parse_files(outputs, "--out", [r.name for r in graph.results])
     _check_targets(targets)
-    arrays, leading = load_inputs(parsed, parse_files(inputs, "--in", [p.name for p in graph.params]))
+    arrays, leading = load_inputs(parsed, parse_files(inputs, "--in", [p.name for p in graph.tensors]))
+    arrays |= numbers
     if on == "gpu" or (on == "auto" and device_count() > 0):
         results = run_numpy(compilation.changed(schedule, device_arch(0)), arrays, overlap=overlap)
     elif on == "ptx":
@@ -77,6 +86,18 @@ def run_command(
             compilation.changed(schedule, DEFAULT_ARCH)  # an illegal schedule is refused here as well
         results = interpret(graph, arrays)
     write_all({targets[r.name]: as_file(r, results[r.name], leading) for r in graph.results if r.name in targets})
+
+
+def _numbers(compilation: Compilation, eps: float | None) -> dict[str, Array]:
+    """What the kernels take by value; ArrayError for an eps that is missing, or that the spec has already."""
+    spec = compilation.spec
+    if eps is None and compilation.graph.by_value:
+        raise ArrayError(f"--eps: '{spec}' takes eps when it runs, which is missing; add for example --eps 1e-6.")
+    if eps is not None and spec.eps != RUN:
+        raise ArrayError(
+            f"--eps: '{spec}' does not take eps when it runs; leave --eps out, or give a spec with eps=run."
+        )
+    return {} if eps is None else values_of(compilation.graph, eps)
 
 
 def _check_targets(targets: dict[str, Path]) -> None:
@@ -127,7 +148,7 @@ def load_inputs(spec: Spec, files: Mapping[str, Path]) -> tuple[dict[str, Array]
 
     Elements are read when the headers of all files are right: a file may be larger than memory.
     """
-    params = spec.graph().params
+    params = spec.graph().tensors
     missing = [p.name for p in params if p.name not in files]
     if missing:
         needed = ", ".join(f"{p.name}: {p.type}" for p in params)

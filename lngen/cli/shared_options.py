@@ -1,17 +1,22 @@
-"""What several commands share: types of values, options, and a progress bar."""
+"""What several commands share: types of values, options, an executor on a Dask cluster, and a progress bar."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from lngen.devices import DEFAULT_ARCH, Device, named
-from lngen.errors import short
-from lngen.numbers import LARGEST, decimal, whole
+from lngen.errors import LngenError, MissingError, short
+from lngen.user_input import LARGEST, decimal, whole
+from lngen.version import install_hint
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -52,6 +57,20 @@ class Decimal(click.ParamType):  # type: ignore[type-arg, unused-ignore]
             span = at or f"from {self.least:g} to {self.most:g}"
             self.fail(f"expected a number {span}, got '{short(value)}'.", param, ctx)
         return number
+
+
+class Finite(click.ParamType):  # type: ignore[type-arg, unused-ignore]
+    """A finite number, of either sign."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """A float; a usage error for anything else."""
+        text = str(value)
+        number = decimal(text.removeprefix("-"))
+        if number is None:
+            self.fail(f"expected a finite number, got '{short(value)}'.", param, ctx)
+        return 0.0 - number if text.startswith("-") else number
 
 
 schedule_option = click.option(
@@ -120,6 +139,37 @@ def words(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str, 
     if not found:
         raise click.BadParameter("expected at least one value.", ctx, param)
     return found
+
+
+DASK_TIMEOUT = "10s"
+
+dask_option = click.option(
+    "--dask", metavar="ADDRESS", help="Run on this Dask cluster, for example tcp://host:8786; lngen is installed there."
+)
+
+
+@contextmanager
+def dask_executor(address: str | None) -> Iterator[Executor | None]:
+    """An executor on the cluster whose scheduler has this address; None if the address is None.
+
+    MissingError without the distributed package, LngenError if there is no scheduler.
+    """
+    if address is None:
+        yield None
+        return
+    try:
+        distributed = import_module("distributed")
+    except ImportError as error:
+        raise MissingError(f"--dask needs Dask; install it with: {install_hint('cluster')}.") from error
+    try:
+        client = distributed.Client(address, timeout=DASK_TIMEOUT)
+    except (OSError, ValueError, TypeError) as error:  # TimeoutError is an OSError
+        raise LngenError(
+            f"--dask expects the address of a running Dask scheduler, for example tcp://host:8786, and there is none "
+            f"at '{address}'; start one with 'dask scheduler'."
+        ) from error
+    with client:
+        yield client.get_executor()
 
 
 @contextmanager

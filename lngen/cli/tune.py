@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING
 import click
 
 from lngen import config
-from lngen.cli.dask_cluster import dask_executor, dask_option
 from lngen.cli.failures import INTERRUPTED
 from lngen.cli.output import AnyPath, OutFile, Output, note, output_options
 from lngen.cli.output import table as table_text
-from lngen.cli.shared_options import Whole, device_option, overlap_option
+from lngen.cli.shared_options import Whole, dask_executor, dask_option, device_option, overlap_option
 from lngen.devices import default_device, named
 from lngen.errors import LngenError, short
-from lngen.numbers import whole
 from lngen.spec import Spec, parse_spec
+from lngen.user_input import whole
 
 if TYPE_CHECKING:
     from lngen.runtime.lock_file import Locked
@@ -133,18 +132,11 @@ def tune(
     database at once, and a later run does not repeat it. Ctrl-C keeps the best so far. On several GPUs, SPECs are
     tuned side by side.
     """
+    _check_request(table, specs, shards, frozen, ranking, device)
     if table is not None:
-        if specs or shards or frozen or ranking:
-            raise click.UsageError("--table takes recorded times from --database and --recorded, and nothing else.")
         return _write_table(table, [*recorded, *filter(None, [database])], device, output)
     database = database or config.cache_dir() / "tune" / "trials.jsonl"
     parsed = [*dict.fromkeys(parse_spec(text) for text in specs)]
-    if bool(shards) == bool(parsed) or (frozen and ranking):
-        raise click.UsageError("tune takes SPECs, with --frozen or --ranking or neither, or else --merge alone.")
-    if device is not None and not ranking:
-        raise click.UsageError(
-            "--device belongs to --ranking and --table; tuning itself runs on a GPU of this machine."
-        )
     views = Views(plot_file, export)
     _check_views(views, bool(shards) or ranking, len(parsed) * len(rows))
     if shards:
@@ -154,6 +146,27 @@ def tune(
     if frozen:
         return _frozen(parsed, rows, (database, lock_file), views, output)
     ctx.exit(_tune(parsed, rows, (budget, trials), overlap, (database, lock_file), dask, views, output))
+
+
+def _check_request(
+    table: Path | None,
+    specs: Sequence[str],
+    shards: Sequence[Path],
+    frozen: bool,
+    ranking: bool,
+    device: str | None,
+) -> None:
+    """UsageError for options that do not go together: a table, a merge, a ranking and choices are one each."""
+    if table is not None:
+        if specs or shards or frozen or ranking:
+            raise click.UsageError("--table takes recorded times from --database and --recorded, and nothing else.")
+        return
+    if bool(shards) == bool(specs) or (frozen and ranking):
+        raise click.UsageError("tune takes SPECs, with --frozen or --ranking or neither, or else --merge alone.")
+    if device is not None and not ranking:
+        raise click.UsageError(
+            "--device belongs to --ranking and --table; tuning itself runs on a GPU of this machine."
+        )
 
 
 def _check_views(views: Views, without_trials: bool, jobs: int) -> None:

@@ -13,10 +13,10 @@ from typing import Any
 from lngen.errors import LngenError, ParseError, SpecError, VerifyError
 from lngen.files import read
 from lngen.graphs.graph_builder import GraphBuilder, Options
-from lngen.imports import failure, imported, is_function, line_of
-from lngen.ir import SUMS, WIDE, D, DType, Graph, Value, is_graph_name, parse, recording
+from lngen.ir import RUN, SUMS, WIDE, ByValue, D, DType, Graph, Value, is_graph_name, parse, recording
 from lngen.ir.type_rules import ORDER
 from lngen.passes.edit import downstream
+from lngen.user_input import failure, imported, is_function, line_of
 
 # Names of files and kernels, whose length is bounded, contain the name.
 LONGEST_NAME = 48
@@ -89,7 +89,8 @@ class Definition:
                 if line := line_of(error):
                     error.add_note(f"    {line}")
                 raise
-            raise VerifyError(f"graph @{b.name}: its function raised {failure(error)}{hint(error)}") from error
+            why = _NO_NUMBER if options.eps == RUN and isinstance(error, TypeError) else hint(error)
+            raise VerifyError(f"graph @{b.name}: its function raised {failure(error)}{why}") from error
         b.finish()
         for name, _ in options.chosen:
             if name not in b.declared:
@@ -135,7 +136,11 @@ class Definition:
     def differentiable(self, options: Options) -> tuple[str, ...]:
         """Names of the inputs that have a gradient, in their order."""
         b = self.builder(options)
-        return tuple(p.name for p in b.params if p.name not in b.constants)
+        return tuple(p.name for p in b.params if p.name not in b.constants and not isinstance(p, ByValue))
+
+    def by_value(self, options: Options) -> tuple[str, ...]:
+        """Names of the parameters that a launch passes by value; none unless ``eps=run``, or the text declares some."""
+        return tuple(p.name for p in self.builder(options).params if isinstance(p, ByValue))
 
     def positive(self, options: Options) -> set[str]:
         """Names of the inputs that are declared positive."""
@@ -158,7 +163,7 @@ class Given:
 
     def __call__(self, b: GraphBuilder) -> None:
         """Repeat the inputs, equations and results, with their names."""
-        known = {p: b.param(p.name, p.type.dtype, *p.type.axes) for p in self.graph.params}
+        known = {p: _declare(b, p) for p in self.graph.params}
         for eqn in self.graph.eqns:
             name = b.exactly(eqn.out.name, "a value")
             known[eqn.out] = b.emit(eqn.op, name, tuple(known[a] for a in eqn.args), **dict(eqn.attrs))
@@ -166,10 +171,16 @@ class Given:
             (b.statistics if result.name in self.statistics else b.results).append(known[result])
 
 
+def _declare(b: GraphBuilder, param: Value) -> Value:
+    if isinstance(param, ByValue):
+        return b.by_value(b.exactly(param.name, "a value"), param.type.dtype, param.rule)
+    return b.param(param.name, param.type.dtype, *param.type.axes)
+
+
 def declared(graph: Graph) -> tuple[DType, DType, DType]:
     """The dtypes that a spec of the graph has: of inputs with rows and features, of other inputs, of outputs."""
-    wide = next((p.type.dtype for p in graph.params if p.type.axes == WIDE), DType.F32)
-    weight = next((p.type.dtype for p in graph.params if p.type.axes != WIDE), wide)
+    wide = next((p.type.dtype for p in graph.tensors if p.type.axes == WIDE), DType.F32)
+    weight = next((p.type.dtype for p in graph.tensors if p.type.axes != WIDE), wide)
     return wide, weight, next((r.type.dtype for r in graph.results if D in r.type.axes), wide)
 
 
@@ -266,6 +277,9 @@ _OPERATORS = (
     "; values have the operators + - * / and ** 2, other ops are methods ('lngen help graph'), and in place of a "
     "comparison there are x.relu(), x.maximum(z), x.clamp(low, high) and b.where_gt(name, a, b, c, d)."
 )
+
+
+_NO_NUMBER = "; with eps=run options.eps is no number: write b.eps(), or b.from_eps(name, rule) ('lngen help graph')."
 
 
 def hint(error: BaseException) -> str:

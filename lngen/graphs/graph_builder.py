@@ -8,8 +8,23 @@ from typing import NoReturn
 
 from lngen.errors import SpecError, VerifyError, short
 from lngen.files import shown
-from lngen.ir import Axis, Builder, D, DType, M, Value, compute_dtype, is_graph_name, is_name
-from lngen.numbers import decimal
+from lngen.ir import (
+    DEFAULT_EPS,
+    RULES,
+    RUN,
+    Axis,
+    Builder,
+    ByValue,
+    D,
+    DType,
+    M,
+    Run,
+    Value,
+    compute_dtype,
+    is_graph_name,
+    is_name,
+)
+from lngen.user_input import decimal
 
 Chosen = bool | float | str
 
@@ -65,13 +80,14 @@ class Option:
 class Options:
     """What a spec says to the description of a graph: dtypes, eps, options that differ from their defaults, ``save``.
 
-    ``save``: ``stats``, ``none``, or the names of the results that forward saves for backward, joined by ``+``.
+    ``eps``: a number, or ``run`` for one that every call gives. ``save``: ``stats``, ``none``, or the names of the
+    results that forward saves for backward, joined by ``+``.
     """
 
     dtype: DType
     weight: DType
     out: DType
-    eps: float = 1e-5
+    eps: float | Run = DEFAULT_EPS
     chosen: tuple[tuple[str, Chosen], ...] = ()
     save: str = "stats"
 
@@ -227,15 +243,16 @@ class GraphBuilder(Builder):
         self._value(x, f"'{name}'")
         if self._named.get(x, x).name == name:
             return x
-        if all(e.out != x for e in self.eqns):
+        if all(e.out != x for e in self.eqns) and not isinstance(x, ByValue):
             raise VerifyError(f"graph @{self.name}: '{name}' is expected to be the result of an equation, got '{x}'.")
-        self._named[x] = Value(self.exactly(name, "a value"), x.type)
+        self._named[x] = replace(x, name=self.exactly(name, "a value"))
         self._names.add(name)
         return x
 
     def finish(self) -> None:
         """Give the values their names, in their equations and in all that use them."""
         new = self._named
+        self.params = [new.get(p, p) for p in self.params]
         self.eqns = [
             replace(e, out=new.get(e.out, e.out), args=tuple(new.get(a, a) for a in e.args)) for e in self.eqns
         ]
@@ -248,8 +265,23 @@ class GraphBuilder(Builder):
 
     def eps(self) -> Value:
         """The spec's eps."""
+        return self.from_eps("eps", "eps")
+
+    def from_eps(self, name: str, rule: str) -> Value:
+        """A number that follows from eps by ``rule``, one of ``lngen.ir.RULES``, in the compute dtype.
+
+        It is a constant; under ``eps=run`` it is a parameter that a launch passes by value. VerifyError for another
+        rule.
+        """
+        if rule not in RULES:
+            raise VerifyError(
+                f"graph @{self.name}: '{name}' is expected to follow from eps by one of the rules {', '.join(RULES)}, "
+                f"got {rule!r}."
+            )
         self.takes_eps = True
-        return self.number("eps", self.options.eps)
+        if self.options.eps == RUN:
+            return self.by_value(name, self.compute, rule)
+        return self.number(name, RULES[rule].of(self.options.eps))
 
     def output(self, name: str, x: Value, dtype: object = None, save: bool = False) -> Value:
         """A result, rounded to ``dtype`` (None: the spec's out dtype); VerifyError if it cannot have exactly that name.

@@ -112,7 +112,7 @@ DTYPES = ("dtype", "f16", "bf16", "f32")
 
 
 @dataclass(frozen=True)
-class Sum:
+class ResidualSum:
     """The sum that is ``normalised``, and the value that is returned as h, of the dtype ``stored``."""
 
     normalised: Value
@@ -176,7 +176,7 @@ def _two_outputs(b: GraphBuilder, xhat: Value, weights: Weights, others: Weights
     b.output("y1", others.apply(b, xhat, "1"))
 
 
-def summed(b: GraphBuilder) -> Sum:
+def summed(b: GraphBuilder) -> ResidualSum:
     """The sum of the terms that are there, rounded as it is stored, unless ``round_sum=no``.
 
     The factors come in the order of FlashAttention: x by the row's, then by the feature's.
@@ -198,5 +198,5 @@ def summed(b: GraphBuilder) -> Sum:
     total = total if residual is None else b.add("total", total, residual)
     if b.flag("round_sum", True, "whether the norm is of the sum as it is stored"):
         rounded = b.cast("h", total, to=stored)
-        return Sum(b.cast("h32", rounded, to=b.compute), rounded, stored)
-    return Sum(total, total, stored)
+        return ResidualSum(b.cast("h32", rounded, to=b.compute), rounded, stored)
+    return ResidualSum(total, total, stored)

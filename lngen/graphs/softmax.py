@@ -69,7 +69,7 @@ def l2norm(b: GraphBuilder) -> None:
     if b.option("guard", "add", ("add", "max"), "eps is added to the sum, or is the least divisor") == "add":
         guarded = b.add("square_eps", square, b.eps())
     else:
-        guarded = b.maximum("square_eps", square, b.number("eps2", max(b.options.eps**2, 2.0**-126)))
+        guarded = b.maximum("square_eps", square, b.from_eps("eps2", "eps_squared"))
     inverse = b.rsqrt("rnorm", guarded)
     b.output("y", b.mul("y32", x, inverse))
     b.statistic(inverse)

@@ -2,6 +2,7 @@
 
 from lngen.ir.builder import Builder, is_graph_name, is_name, verify
 from lngen.ir.ops import OPS, Op, Ops, ctype
+from lngen.ir.run_time import DEFAULT_EPS, RULES, RUN, Run, bits_of, finite, values_of
 from lngen.ir.text import parse
 from lngen.ir.types import (
     BF16,
@@ -18,6 +19,7 @@ from lngen.ir.types import (
     WIDE,
     Attr,
     Axis,
+    ByValue,
     D,
     DType,
     Eqn,
@@ -36,12 +38,14 @@ from lngen.ir.types import (
     is_sum,
     print_eqn,
     print_graph,
+    print_param,
     recording,
     segment_of,
 )
 
 __all__ = [
     "BF16",
+    "DEFAULT_EPS",
     "F16",
     "F32",
     "F64",
@@ -51,12 +55,15 @@ __all__ = [
     "ORDERED",
     "ORDERS",
     "REDUCTIONS",
+    "RULES",
+    "RUN",
     "SEGMENT_SUMS",
     "SUMS",
     "WIDE",
     "Attr",
     "Axis",
     "Builder",
+    "ByValue",
     "D",
     "DType",
     "Eqn",
@@ -64,11 +71,14 @@ __all__ = [
     "M",
     "Op",
     "Ops",
+    "Run",
     "S",
     "Type",
     "Value",
+    "bits_of",
     "compute_dtype",
     "ctype",
+    "finite",
     "has_segments",
     "independent_rows",
     "indexed_by_elements",
@@ -81,7 +91,9 @@ __all__ = [
     "parse",
     "print_eqn",
     "print_graph",
+    "print_param",
     "recording",
     "segment_of",
+    "values_of",
     "verify",
 ]

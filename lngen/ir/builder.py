@@ -15,7 +15,25 @@ from collections.abc import Container, Iterable
 from lngen.errors import VerifyError, short
 from lngen.ir.functions import Functions
 from lngen.ir.ops import OPS
-from lngen.ir.types import OF_SEGMENTS, ORDERS, Attr, Axis, DType, Eqn, Graph, S, Type, Value, axes_union, print_eqn
+from lngen.ir.run_time import RULES
+from lngen.ir.types import (
+    F32,
+    F64,
+    OF_SEGMENTS,
+    ORDERS,
+    Attr,
+    Axis,
+    ByValue,
+    DType,
+    Eqn,
+    Graph,
+    S,
+    Type,
+    Value,
+    axes_union,
+    print_eqn,
+    print_param,
+)
 
 # ---- names; ``lngen.lower.parts`` keeps the names that kernels declare distinct from a value's ----
 
@@ -72,6 +90,20 @@ class Builder(Functions):
                 f"graph @{self.name}: '{name}' expects some of the axes lngen.M, lngen.D, in this order, got {got}."
             )
         value = Value(name, Type(dtype, axes))
+        self.params.append(value)
+        return value
+
+    def by_value(self, name: str, dtype: DType, rule: str) -> Value:
+        """A parameter that a launch passes by value, by a rule of ``RULES``; the same for a rule that has one already.
+
+        ``name`` gets a suffix if it is taken.
+        """
+        for known in self.params:
+            if isinstance(known, ByValue) and (known.rule, known.type.dtype) == (rule, dtype):
+                return known
+        self._check(name, "a value")
+        value = ByValue(fresh(name, self._names), Type(dtype), rule)
+        self._names.add(value.name)
         self.params.append(value)
         return value
 
@@ -136,6 +168,7 @@ def verify(graph: Graph, stage: str) -> Graph:
                 _message(graph, stage, f"'{value}: {value.type}' varies along S, which no input or result does")
             )
     for value in graph.params:
+        _check_by_value(graph, stage, value)
         _define(graph, stage, known, value, f"parameter '{value}'")
     for number, eqn in enumerate(graph.eqns):
         problem = _problem(eqn, known)
@@ -149,6 +182,18 @@ def verify(graph: Graph, stage: str) -> Graph:
     if len(set(graph.results)) != len(graph.results):
         raise VerifyError(_message(graph, stage, "a value is returned twice"))
     return graph
+
+
+def _check_by_value(graph: Graph, stage: str, value: Value) -> None:
+    """A parameter that is passed by value is one f32 or f64 number, by a rule that lngen has."""
+    if not isinstance(value, ByValue):
+        return
+    if value.type.axes or value.type.dtype not in (F32, F64):
+        what = f"'{print_param(value)}' is expected to be f32[] or f64[], as it is passed by value"
+        raise VerifyError(_message(graph, stage, what))
+    if value.rule not in RULES:
+        what = f"'{print_param(value)}': there is no rule '{value.rule}', expected one of {', '.join(RULES)}"
+        raise VerifyError(_message(graph, stage, what))
 
 
 def _check_attrs(graph: Graph, stage: str) -> None:

@@ -9,14 +9,14 @@ import re
 
 from lngen.errors import ParseError, short
 from lngen.ir.builder import verify
-from lngen.ir.types import Attr, Attrs, Axis, DType, Eqn, Graph, Type, Value, axes_union
+from lngen.ir.types import Attr, Attrs, Axis, ByValue, DType, Eqn, Graph, Type, Value, axes_union
 
 # Every repetition is possessive (++, *+), without backtracking, so that a match takes time linear in the text.
 _HEAD = re.compile(r"graph @(\w++)(?: \{([^{}]*+)\})?+\(([^()]*+)\) -> \(([^()]*+)\) \{")
 _TYPE = re.compile(r"(\w++)\[([\w, ]*+)\]")
 _TYPE_TEXT = r"\w++\[[\w, ]*+\]"
 _TYPES = re.compile(rf"(?:{_TYPE_TEXT}(?:, {_TYPE_TEXT})*+)?+")
-_PARAM = re.compile(rf"%(\w++): ({_TYPE_TEXT})")
+_PARAM = re.compile(rf"%(\w++): ({_TYPE_TEXT})(?: by value of (\w++))?+")
 _PARAMS = re.compile(rf"(?:{_PARAM.pattern}(?:, {_PARAM.pattern})*+)?+")
 _EQN = re.compile(rf"%(\w++)\s*+:\s*+({_TYPE_TEXT})\s*+=\s*+(\w++)([%\w, ]*+)(?:\{{([^{{}}]*+)\}})?+")
 _NUMBER = re.compile(r"[-+]?(\d|inf|nan)", re.ASCII)
@@ -31,7 +31,7 @@ def parse(text: str) -> Graph:
     start = lines[0][0]
     _match(_PARAMS, start, head[3], "%x: bf16[M, D], %gamma: bf16[D], ...")
     _match(_TYPES, start, head[4], "bf16[M, D], f32[M], ...")
-    params = tuple(Value(n, _type(t, *lines[0])) for n, t in _PARAM.findall(head[3]))
+    params = tuple(_param(name, typ, rule, *lines[0]) for name, typ, rule in _PARAM.findall(head[3]))
     known = {str(p): p for p in params}
     eqns: list[Eqn] = []
     results: tuple[Value, ...] | None = None
@@ -50,6 +50,11 @@ def parse(text: str) -> Graph:
     if declared != tuple(r.type for r in results):
         raise ParseError(f"Line {start}: the result types differ from those of the returned values.")
     return verify(graph, "parse")
+
+
+def _param(name: str, typ: str, rule: str, number: int, line: str) -> Value:
+    found = _type(typ, number, line)
+    return ByValue(name, found, rule) if rule else Value(name, found)
 
 
 def _eqn(line: str, known: dict[str, Value], number: int) -> Eqn:

@@ -200,6 +200,16 @@ class Value:
         return _record(self, "clamp", self, low=float(low), high=float(high))
 
 
+@dataclass(frozen=True)
+class ByValue(Value):
+    """A parameter of no axes that a launch passes by value, not in memory.
+
+    ``rule``: how it follows from the eps of the call, a key of ``lngen.ir.run_time.RULES``.
+    """
+
+    rule: str
+
+
 # ---- equations and graphs ----
 
 Attr = str | int | float | Axis | DType
@@ -258,6 +268,16 @@ class Graph:
     results: tuple[Value, ...]
     attrs: Attrs = ()
 
+    @property
+    def tensors(self) -> tuple[Value, ...]:
+        """The parameters in memory: all but those that are passed by value."""
+        return tuple(p for p in self.params if not isinstance(p, ByValue))
+
+    @property
+    def by_value(self) -> tuple[ByValue, ...]:
+        """The parameters that are passed by value."""
+        return tuple(p for p in self.params if isinstance(p, ByValue))
+
     def param(self, name: str) -> Value:
         """The parameter called ``name``."""
         return next(p for p in self.params if p.name == name)
@@ -281,7 +301,7 @@ class Graph:
 
 def print_graph(graph: Graph) -> str:
     """The graph as text, one equation a line, names and types aligned."""
-    params = ", ".join(f"{p}: {p.type}" for p in graph.params)
+    params = ", ".join(map(print_param, graph.params))
     results = ", ".join(str(r.type) for r in graph.results)
     name_width = max((len(str(e.out)) for e in graph.eqns), default=0)
     type_width = max((len(str(e.out.type)) for e in graph.eqns), default=0)
@@ -290,6 +310,11 @@ def print_graph(graph: Graph) -> str:
     lines += [f"  {print_eqn(e, name_width, type_width)}" for e in graph.eqns]
     lines += [f"  return {', '.join(map(str, graph.results))}", "}"]
     return "\n".join(lines) + "\n"
+
+
+def print_param(param: Value) -> str:
+    """One parameter, ``%x: bf16[M, D]`` or ``%eps: f32[] by value of eps``."""
+    return f"{param}: {param.type}{f' by value of {param.rule}' if isinstance(param, ByValue) else ''}"
 
 
 def print_eqn(eqn: Eqn, name_width: int = 0, type_width: int = 0) -> str:

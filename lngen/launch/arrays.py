@@ -172,6 +172,8 @@ def _library_of(array: Any, name: str) -> Library:
     kind = type(array).__module__.partition(".")[0]
     if kind == "torch" or ("torch" in sys.modules and isinstance(array, sys.modules["torch"].Tensor)):
         return _get("torch", Torch)
+    if kind == "numpy":
+        raise ArrayError(f"'{name}' is expected on a GPU, got a NumPy array; copy it there, by CuPy or torch.")
     if kind == "cupy" or hasattr(array, "__cuda_array_interface__") or hasattr(array, "__dlpack__"):
         return _get("cupy", CuPy)
     raise ArrayError(

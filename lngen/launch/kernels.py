@@ -8,9 +8,11 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Union
 from weakref import WeakValueDictionary
 
+from ..errors import LngenError
 from .arrays import Library
 from .driver import (
     CLUSTER_DIMENSION,
@@ -32,8 +34,13 @@ from .driver import (
 )
 
 Described = Mapping[str, Any]  # a kernel set, or a part of it, as a manifest has it
+NO_VALUES: Mapping[str, int] = MappingProxyType({})
+
+# Elements from a row to the next. Of rows at two distances, first from one row to the one ``inner`` rows on.
+Distance = Union[int, tuple[int, int]]
 
 ALIGNMENT = 256  # bytes, of the buffers of a workspace
+MOST_BLOCKS = 2**31 - 1  # of a grid
 
 
 def blocks(rule: Described, rows: int) -> int:
@@ -98,15 +105,26 @@ class Loaded:
                 if kernel["cooperative"]
             )
 
-    def bind(self, rows: int, strides: Mapping[str, int]) -> Bound:
-        """The launch for ``rows`` rows and the given row strides, in elements by tensor name."""
-        return Bound(self, rows, strides)
+    def bind(self, rows: int, strides: Mapping[str, Distance], inner: int = 1) -> Bound:
+        """The launch for ``rows`` rows and the given row strides, in elements by tensor name.
+
+        ``inner``: of rows at two distances, the number of rows that are side by side. LngenError for too many rows.
+        """
+        return Bound(self, rows, strides, inner)
 
     def __call__(
-        self, rows: int, pointers: Mapping[str, int], strides: Mapping[str, int], workspace: int, stream: int
+        self,
+        rows: int,
+        pointers: Mapping[str, int],
+        strides: Mapping[str, Distance],
+        workspace: int,
+        stream: int,
+        inner: int = 1,
+        values: Mapping[str, int] = NO_VALUES,
     ) -> None:
-        """Bind and launch once; pointers by tensor name."""
-        bound = self.bind(rows, strides)
+        """Bind and launch once; pointers by tensor name, and the bits of the numbers that are passed by value."""
+        bound = self.bind(rows, strides, inner)
+        bound.give(values)
         bound.prepare(workspace, stream)
         bound([pointers[name] for name in self.tensors], workspace, stream)
 
@@ -114,7 +132,7 @@ class Loaded:
 class Bound:
     """Kernels with all arguments but pointers. One thread at a time may call it."""
 
-    def __init__(self, loaded: Loaded, rows: int, strides: Mapping[str, int]) -> None:
+    def __init__(self, loaded: Loaded, rows: int, strides: Mapping[str, Distance], inner: int) -> None:
         described = loaded.described
         self.name: str = described["name"]
         self.reads_again = f"form={described['schedule']['form']}" if described["in_place"]["reads_again"] else ""
@@ -126,7 +144,7 @@ class Bound:
         zeroed = [b["name"] for b in described["workspace"]["buffers"] if b["zeroed"]]
         self.zeroed = tuple((offsets[name], sizes[name]) for name in zeroed)
         self._kernels = [
-            _Arguments(loaded, place, rows, strides, offsets)
+            _Arguments(loaded, place, rows, strides, inner, offsets)
             for place, kernel in enumerate(loaded.kernels)
             if rows or kernel["launch_for_no_rows"]
         ]
@@ -151,6 +169,12 @@ class Bound:
                 values[position] = workspace + offset
             k.launch(stream)
 
+    def give(self, values: Mapping[str, int]) -> None:
+        """The bits of the numbers that the next launches pass by value, by name."""
+        for k in self._kernels:
+            for position, name in k.given:
+                k.values[position] = values[name]
+
     def prepare(self, workspace: int, stream: int) -> None:
         """Zero the buffers of a new workspace that must be zero."""
         with on(self._context):
@@ -162,7 +186,13 @@ class _Arguments:
     """One kernel's argument block: 8 bytes per argument, and the table of their addresses that the driver reads."""
 
     def __init__(
-        self, loaded: Loaded, place: int, rows: int, strides: Mapping[str, int], offsets: Mapping[str, int]
+        self,
+        loaded: Loaded,
+        place: int,
+        rows: int,
+        strides: Mapping[str, Distance],
+        inner: int,
+        offsets: Mapping[str, int],
     ) -> None:
         kernel = loaded.kernels[place]
         count = len(kernel["arguments"])
@@ -175,18 +205,29 @@ class _Arguments:
         if loaded.dependent and (place > 0 or loaded.overlap):
             attributes[PROGRAMMATIC_STREAM_SERIALIZATION] = 1
         grid = blocks(kernel["grid"]["x"], rows), blocks(kernel["grid"]["y"], rows)
+        if max(grid) > MOST_BLOCKS:
+            raise LngenError(
+                f"'{loaded.described['name']}' is expected to be launched with at most {MOST_BLOCKS} blocks, but "
+                f"{rows} rows take {max(grid)}; call it for fewer rows at a time."
+            )
         function, shared = loaded.functions[place], loaded.shared[place]
         self.launch = Launch(function, grid, kernel["block"], shared, attributes, table, kernel["name"])
         self.tensors: list[tuple[int, int]] = []
         self.buffers: list[tuple[int, int]] = []
+        self.given: list[tuple[int, str]] = []
         for position, a in enumerate(kernel["arguments"]):
             kind, tensor = a["kind"], a["tensor"]
-            if kind == "rows":
-                self.values[position] = rows
-            elif kind == "stride":
-                self.values[position] = strides[tensor]
+            if kind in ("rows", "inner"):
+                self.values[position] = rows if kind == "rows" else inner
+            elif kind in ("stride", "outer_stride"):
+                distance = strides[tensor]
+                two = distance if isinstance(distance, tuple) else (inner * distance, distance)
+                self.values[position] = two[kind == "stride"]
             elif kind == "workspace":
                 self.buffers.append((position, offsets[tensor]))
+            elif kind == "value":
+                self.given.append((position, a["number"]))
+                self.values[position] = -1  # NaN, until a number is given
             else:
                 self.tensors.append((position, loaded.tensors.index(tensor)))
 

@@ -170,7 +170,7 @@ def lacking(described: Described, arch: str, device: Gpu) -> str:
     return ""
 
 
-class Pack:
+class PackFolder:
     """The kernels in a folder, loaded per device when they are first used, or by ``prepare``.
 
     specs        the dispatch by spec; ``kernel_sets`` by name, as the manifest has them
@@ -196,18 +196,17 @@ class Pack:
             return found
         raise LngenError(f"the pack '{self.folder}' has no kernels of '{short(spec)}'; build it again.")
 
-    def prepare(self, device: int = 0, rows: int | None = None) -> Pack:
+    def prepare(self, device: int = 0, rows: int | None = None, specs: Sequence[str] = ()) -> None:
         """Load what calls on a device need, before a CUDA graph is captured or the first request comes.
 
-        ``rows``: of the calls; None for any number.
+        ``rows``: of the calls; None for any number. ``specs``: of the calls; all that the device can run, if empty.
         """
-        for spec in self.specs:
-            if image_for(self._facts(spec)["images"], gpu(device).capability) is None and len(self.specs) > 1:
-                continue  # a pack may have specs for other devices; a call of one says so
+        here = gpu(device)
+        runnable = [s for s, facts in self.specs.items() if image_for(facts["images"], here.capability) is not None]
+        for spec in specs or runnable or self.specs:
             image = self._image(spec, device)
             for entry in image["classes"] if rows is None else [self._class(spec, device, rows)]:
                 self._kernels(spec, image, entry, device)
-        return self
 
     def kernels(self, spec: str, device: int, rows: int) -> Loaded:
         """The kernels of a spec for so many rows on a device, loaded.
@@ -276,14 +275,6 @@ class Pack:
                 shared = [max(pair) for pair in zip(wanted, least)]
                 self._loaded[file, device] = Loaded(described, data, device, requested=lambda _: shared)
             return self._loaded[file, device]
-
-
-def load(folder: str | Path) -> Pack:
-    """The pack in a folder; nothing is compiled, and no GPU is asked before a call or ``prepare``.
-
-    LngenError if the folder is no pack, or of another schema version.
-    """
-    return Pack(Path(folder))
 
 
 def content(folder: Path, file: str, sha256: str) -> bytes:

@@ -33,13 +33,36 @@ _KERNEL = {
     "cooperative": bool,
     "launch_for_no_rows": bool,
 }
+_NAMES = (list, type(None))
+_SPEC = {
+    "graph": str,
+    "direction": str,
+    "d": int,
+    "strides": int,
+    "outputs": [str],
+    "options": dict,
+    "wrt": _NAMES,
+    "of": _NAMES,
+    "forward": str,
+}
+_TENSOR = {
+    "name": str,
+    "role": str,
+    "dtype": str,
+    "element_bytes": int,
+    "axes": [str],
+    "alignment": int,
+    "added_to": (str, type(None)),
+}
 FILE = {"kind": str, "bytes": int, "sha256": str, "nvrtc": (str, type(None)), "driver": _COUNT}
 FATBIN = {"arches": [ARCH], "ptx_arches": [ARCH]}  # of the machine code, and of the PTX in it
 OTHER_FILE = {"bytes": int, "sha256": str}
 KERNEL_SET = {
     "name": str,
-    "schedule": {"form": str},
-    "tensors": [{"name": str}],
+    "spec": _SPEC,
+    "schedule": {"form": str, "vec": int},
+    "tensors": [_TENSOR],
+    "same_tensor": Each(str),
     "in_place": {"reads_again": bool},
     "programmatic_stream_serialization": {"minimum_arch": ARCH},
     "kernels": [_KERNEL],

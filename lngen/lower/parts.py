@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from lngen.headers import HEADER_OF
-from lngen.ir import OPS, WIDE, DType, Eqn, Value, ctype, print_eqn
+from lngen.ir import OPS, WIDE, ByValue, DType, Eqn, Value, ctype, print_eqn
+from lngen.launch.kernels import Distance
 from lngen.passes import accumulated
 
 # ---- names ----
@@ -40,9 +41,16 @@ def c_name(value: Value) -> str:
 # ---- what a kernel is made of ----
 
 
+NUMBERS = ("rows", "inner", "stride", "outer_stride")  # kinds of arguments that are no pointers
+
+
 @dataclass(frozen=True)
 class Argument:
     """A kernel argument. ``kind``: rows, input, output, workspace (pointers), stride (of ``tensor``, in elements).
+
+    Rows at two distances have two more kinds: ``inner`` is the number of rows that are ``stride`` apart, and
+    ``outer_stride`` the distance of a row from the one ``inner`` rows before it. Or value: the number ``tensor`` of the
+    graph itself, which follows from eps by ``rule``.
 
     ``alone``: no other pointer of the kernel reaches the same memory, if one of them writes to it.
     """
@@ -53,12 +61,15 @@ class Argument:
     tensor: str = ""
     const: bool = False
     alone: bool = True
+    rule: str = ""
 
     @property
     def declaration(self) -> str:
         """The declaration in the kernel's signature."""
-        if self.kind in ("rows", "stride"):
+        if self.kind in NUMBERS:
             return f"const long long {self.name}"
+        if self.kind == "value":
+            return f"const {self.ctype} {self.name}"
         return f"{'const ' if self.const else ''}{self.ctype}* {'__restrict__ ' if self.alone else ''}{self.name}"
 
 
@@ -75,9 +86,11 @@ class Statement:
         return f"{self.text}  // {self.note}" if self.note else self.text
 
 
-def address(name: str, row: str) -> str:
-    """C++: the address of a row of an [M, D] tensor."""
-    return f"{name}_ptr_ + {row} * {name}_stride_"
+def address(name: str, row: str, strides: int) -> str:
+    """C++: the address of a row of an [M, D] tensor; of rows at two distances, of the row at ``place_``."""
+    if strides == 1:
+        return f"{name}_ptr_ + {row} * {name}_stride_"
+    return f"row_of({name}_ptr_, place_, {name}_outer_, {name}_stride_)"
 
 
 @dataclass(frozen=True)
@@ -87,10 +100,6 @@ class Tensor:
     name: str
     ctype: str
     cname: str
-
-    def row(self, row: str) -> str:
-        """C++: the address of a row."""
-        return address(self.name, row)
 
 
 @dataclass(frozen=True)
@@ -268,15 +277,12 @@ class Place:
         """Where the part begins in a stage, in C."""
         return f"stage_ + {self.offset}" if self.offset else "stage_"
 
-    def row(self, row: str) -> str:
-        """C++: the address of a row in global memory."""
-        return address(self.name, row)
-
 
 # ---- arguments ----
 
 
 ROWS = Argument("rows_", "long long", "rows")
+INNER = Argument("inner_", "long long", "inner")
 
 
 def tensors(
@@ -285,13 +291,16 @@ def tensors(
     handed: tuple[Value, ...] = (),
     results: tuple[Value, ...] = (),
 ) -> list[Argument]:
-    """A pointer for each value, and a row stride for each that is [M, D].
+    """A pointer for each value, and a row stride for each that is [M, D]; the value itself if it is passed so.
 
     Values in ``handed`` go from one kernel to the next and are in the workspace. Inputs in ``results`` are those of an
     earlier kernel.
     """
     arguments = []
     for v in values:
+        if isinstance(v, ByValue):
+            arguments.append(Argument(c_name(v), ctype(v.type.dtype), "value", v.name, rule=v.rule))
+            continue
         where = "workspace" if v in handed else "output" if v in results else kind
         arguments.append(Argument(f"{v.name}_ptr_", ctype(v.type.dtype), where, v.name, const=kind == "input"))
         if v.type.axes == WIDE:
@@ -315,6 +324,26 @@ def sharing(arguments: Iterable[Argument]) -> tuple[Argument, ...]:
     pairs = {(i, o) for o in written for i in read if {i, o} <= wide or i == accumulated(o)}
     shared = {name for pair in pairs for name in pair}
     return tuple(replace(a, alone=False) if a.tensor in shared and a.kind != "stride" else a for a in arguments)
+
+
+def at_two_distances(arguments: Iterable[Argument]) -> tuple[Argument, ...]:
+    """The arguments of a kernel whose rows lie at two distances: an outer stride before each stride, and ``inner``."""
+    listed = tuple(
+        one
+        for a in arguments
+        for one in (replace(a, name=f"{a.tensor}_outer_", kind="outer_stride"), a)
+        if a.kind == "stride" or one is a
+    )
+    return INNER, *listed
+
+
+def number(argument: Argument, rows: int, inner: int, distances: Mapping[str, Distance]) -> int:
+    """The value of an argument of one of the kinds ``NUMBERS``; rows at one distance lie at two as well."""
+    if argument.kind in ("rows", "inner"):
+        return rows if argument.kind == "rows" else inner
+    given = distances[argument.tensor]
+    outer, stride = given if isinstance(given, tuple) else (inner * given, given)
+    return outer if argument.kind == "outer_stride" else stride
 
 
 # ---- expressions ----

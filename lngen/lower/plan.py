@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from lngen.ir import WIDE, DType, Graph, Value
-from lngen.lower.parts import Argument, Join, Phase, Statement, Sum, Tensor
+from lngen.ir import RULES, WIDE, ByValue, DType, Graph, Value
+from lngen.lower.parts import Argument, Join, Phase, Place, Statement, Sum, Tensor, address
 from lngen.lower.rows import RowKernel
 from lngen.lower.vectors import NumberKernel
 from lngen.problem import Problem, Schedule
@@ -133,6 +133,7 @@ class Kernel:
     groups, row_step, unroll   of a kernel that only adds columns: row groups of a block, the distance from a row of a
                                group to its next, and how many of them are loaded at a time
     leading, evict_last        leading dimension of its partial sums, in numbers, and their store policy
+    strides                    distances between the rows of an [M, D] tensor, 1 or 2; 1 without such tensors
     """
 
     name: str
@@ -164,11 +165,21 @@ class Kernel:
     unroll: int = 0
     leading: int = 0
     evict_last: str = ""
+    strides: int = 1
 
     @property
     def role(self) -> str:
         """The end of its name: rows, columns, finish, elementwise, numbers."""
         return self.name.rpartition("__")[2]
+
+    def address(self, tensor: Tensor | Place, row: str) -> str:
+        """C++: the address of a row of an [M, D] tensor in global memory."""
+        return address(tensor.name, row, self.strides)
+
+    @property
+    def stores_rows(self) -> bool:
+        """True if it has an [M, D] result."""
+        return any(phase.outputs for phase in self.phases)
 
     def launch_rule(self) -> str:
         """Grid, block and further properties as text."""
@@ -237,7 +248,12 @@ class Plan:
     @property
     def inputs(self) -> tuple[Value, ...]:
         """The tensors that a caller passes."""
-        return self.graph.params
+        return self.graph.tensors
+
+    @property
+    def by_value(self) -> tuple[ByValue, ...]:
+        """The numbers that a caller passes by value."""
+        return self.graph.by_value
 
     @property
     def outputs(self) -> tuple[Value, ...]:
@@ -285,6 +301,7 @@ class Plan:
             f"  spec      {self.spec}",
             f"  schedule  {self.schedule}",
             *(f"  input     {v}: {v.type}, aligned to {self.alignment(v)} bytes" for v in self.inputs),
+            *(f"  by value  {v}: {v.type} = {RULES[v.rule].text}" for v in self.by_value),
             *(f"  output    {v}: {v.type}, aligned to {self.alignment(v)} bytes" for v in self.outputs),
         ]
         lines += [f"  workspace {b}" for b in self.workspace]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from lngen.devices import default_device
 from lngen.ir import WIDE, D, DType, Graph, M, Value, ctype
-from lngen.lower.parts import Inputs, Phase, Place, Sum, Tensor, c_name
+from lngen.lower.parts import Inputs, Phase, Place, Sum, Tensor, address, c_name
 from lngen.lower.phases import Accumulate, Style, tensor
 from lngen.lower.policies import flush, leading_dimension, objects, places, policies, unit
 from lngen.problem import STAGED, Problem, Schedule
@@ -194,7 +194,11 @@ class RowKernel:
         if self.schedule.tma_store:
             return f"store<Row, PlainStore>({tensor.name}_shared_, {out});"
         policy = "GlobalStore" if self.schedule.cluster > 1 else "PlainStore"
-        return f"if (stream_.live()) store<Row, {policy}>({tensor.row('stream_.row')}, {out});"
+        return f"if (stream_.live()) store<Row, {policy}>({self.address(tensor.name, 'stream_.row')}, {out});"
+
+    def address(self, name: str, row: str) -> str:
+        """C++: the address of a row of an [M, D] tensor in global memory."""
+        return address(name, row, self.problem.strides)
 
     def in_stage(self, place: Place) -> str:
         """C++: column 0 of a tensor in the stage of the row; an unaligned row begins as far behind as it does there."""
@@ -202,7 +206,7 @@ class RowKernel:
         if self.schedule.form != "tma_unaligned":
             return start
         row = "stream_.row" if self.schedule.dynamic else "stream_.valid(stream_.row)"
-        return f"{start} + misalignment({place.row(row)})"
+        return f"{start} + misalignment({self.address(place.name, row)})"
 
 
 def template_of(row: RowKernel) -> str:
@@ -303,9 +307,9 @@ def _read(v: Value, row: RowKernel) -> str:
     """C++: a vector of an input that is not in registers."""
     if v.type.axes == WIDE and row.staged:
         return f"load<Row, PlainLoad>({v.name}_shared_, v_)"
-    offset = f" + stream_.row * {v.name}_stride_" if v.type.axes == WIDE else ""
-    path = row.load if v.type.axes == WIDE else row.column_load
-    return f"load<Row, {path}>({v.name}_ptr_{offset}, v_)"
+    if v.type.axes == WIDE:
+        return f"load<Row, {row.load}>({row.address(v.name, 'stream_.row')}, v_)"
+    return f"load<Row, {row.column_load}>({v.name}_ptr_, v_)"
 
 
 def _call(row: RowKernel) -> str:

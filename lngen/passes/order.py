@@ -9,9 +9,9 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib.resources import files
 from typing import Any
 
+from lngen.config import PACKAGE
 from lngen.ir import (
     OF_SEGMENTS,
     ORDERED,
@@ -85,8 +85,7 @@ class Rule:
 @cache
 def rule_of(order: str) -> Rule:
     """The rule of a version; the file is part of the package, so an error in it is a defect: ValueError."""
-    text = files("lngen.passes").joinpath(f"order_{order}.toml").read_text(encoding="utf-8")
-    data = tomllib.loads(text)
+    data = tomllib.loads((PACKAGE / "passes" / f"order_{order}.toml").read_text(encoding="utf-8"))
     if data.pop("order", None) != order or order not in ORDERS:
         raise ValueError(f'order_{order}.toml is expected to say order = "{order}".')
     return _rule(data)
@@ -315,12 +314,13 @@ def _moved_by_cotangents(graph: Graph) -> set[Value]:
     depends on them, and no sum adds a value that depends on them to one that does not. A graph that is linear in none
     is taken as linear in the first.
     """
-    varying = downstream(graph.eqns, graph.params)
-    for count in range(1, len(graph.params) + 1):
-        moved = downstream(graph.eqns, graph.params[:count])
+    params = graph.tensors  # a number that is passed by value is a constant here
+    varying = downstream(graph.eqns, params)
+    for count in range(1, len(params) + 1):
+        moved = downstream(graph.eqns, params[:count])
         if varying.isdisjoint({*graph.results} - moved) and not any(_adds_unmoved(e, moved) for e in graph.eqns):
             return moved
-    return downstream(graph.eqns, graph.params[:1])
+    return downstream(graph.eqns, params[:1])
 
 
 def _adds_unmoved(eqn: Eqn, moved: set[Value]) -> bool:

@@ -61,7 +61,7 @@ class Size:
 
 
 @dataclass(frozen=True)
-class Sum:
+class AxisSum:
     """The sum of ``terms`` over ``axis``, divided by the axis' length if ``mean``."""
 
     axis: Axis
@@ -74,7 +74,7 @@ class Sum:
         return next(p for p, _ in self.terms) if len(self.terms) == 1 else None
 
 
-Atom = Value | Size | Sum
+Atom = Value | Size | AxisSum
 Poly = dict[Product, Fraction]
 
 ONE = Product()
@@ -90,7 +90,7 @@ def axes_of(a: Atom) -> tuple[Axis, ...]:
     match a:
         case Value():
             return a.type.axes
-        case Sum():
+        case AxisSum():
             return tuple(x for x in Axis if x is not a.axis and any(x in p.axes for p, _ in a.terms))
         case Size():
             return ()
@@ -126,7 +126,7 @@ def content(coefficients: Iterable[Fraction]) -> Fraction:
 
 def length(terms: Iterable[tuple[Product, Fraction]]) -> int:
     """Number of factors in ``terms``, including those inside sums."""
-    return sum(abs(n) * (1 + (length(a.terms) if isinstance(a, Sum) else 0)) for p, _ in terms for a, n in p.powers)
+    return sum(abs(n) * (1 + (length(a.terms) if isinstance(a, AxisSum) else 0)) for p, _ in terms for a, n in p.powers)
 
 
 class Order:
@@ -152,15 +152,15 @@ class Order:
         """The powers of a product in order."""
         return sorted(product.powers, key=lambda p: self._atom_key(p[0]))
 
-    def sums(self, product: Product) -> list[Sum]:
+    def sums(self, product: Product) -> list[AxisSum]:
         """The sums that are factors of a product, in order."""
-        return [a for a, n in self.sorted(product) if isinstance(a, Sum) and n == 1]
+        return [a for a, n in self.sorted(product) if isinstance(a, AxisSum) and n == 1]
 
     def _atom_key(self, a: Atom) -> tuple[object, ...]:
         match a:
             case Value():
                 return 0, a not in self.linear, len(a.type.axes), self._place[a], ()
-            case Sum():
+            case AxisSum():
                 terms = sorted((self.key(p), c) for p, c in a.terms)
                 return 1, a.mean, len(axes_of(a)), list(Axis).index(a.axis), terms
             case Size():
@@ -191,7 +191,7 @@ class ForwardProducts:
         """The product with every named product in it replaced by its name."""
         return _by_names(self._powers, _by_names(self._named, product))
 
-    def absorb(self, product: Product, s: Sum) -> Product:
+    def absorb(self, product: Product, s: AxisSum) -> Product:
         """Move factors into a sum where this completes a named product in each of its terms."""
         # A single term is shortened here. Several are shortened when they are written, after the sums in them.
         terms = {p if s.product is None else self.shorten(p): c for p, c in s.terms}
@@ -203,7 +203,7 @@ class ForwardProducts:
                 terms = {p * inside.inverse() * atom(value): c for p, c in terms.items()}
                 product = product * outside.inverse()
         moved = frozenset(terms.items())
-        return product if moved == s.terms else product * atom(s).inverse() * atom(Sum(s.axis, moved))
+        return product if moved == s.terms else product * atom(s).inverse() * atom(AxisSum(s.axis, moved))
 
     def _expand(self, eqn: Eqn) -> tuple[Product, Fraction]:
         """Sums and roots are atoms, and so are values with too many factors."""

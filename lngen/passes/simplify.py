@@ -11,12 +11,12 @@ from lngen.passes.edit import cse, downstream, upstream
 from lngen.passes.polynomial import (
     ONE,
     Atom,
+    AxisSum,
     ForwardProducts,
     Order,
     Poly,
     Product,
     Size,
-    Sum,
     atom,
     axes_of,
     collect,
@@ -132,7 +132,7 @@ class _Simplifier:
             if inside == ONE:
                 constant.append((outside * atom(Size(axis)), c))
             elif not self._centred(inside, axis):
-                waits = any(isinstance(a, Sum) and a.axis is axis for a, _ in outside.powers)
+                waits = any(isinstance(a, AxisSum) and a.axis is axis for a, _ in outside.powers)
                 together.setdefault(outside if waits else ONE, {})[product] = c
         return collect([*constant, *(self._one_sum(group, axis) for group in together.values())])
 
@@ -143,7 +143,7 @@ class _Simplifier:
         first = terms[min(terms, key=self.order.key)]
         scale = content(terms.values()) * (-1 if first < 0 else 1)
         inside = frozenset((p * outside.inverse(), c / scale) for p, c in terms.items())
-        return outside * atom(Sum(axis, inside)), scale
+        return outside * atom(AxisSum(axis, inside)), scale
 
     def _centred(self, product: Product, axis: Axis) -> bool:
         """True for x - mean(x) over ``axis``, whose sum is zero."""
@@ -207,7 +207,7 @@ class _Simplifier:
 
         Factors that are constant along a row come first, so that other uses of the sum share the product with them.
         """
-        if any(a in self.linear or isinstance(a, Sum) for a, _ in factor.powers):
+        if any(a in self.linear or isinstance(a, AxisSum) for a, _ in factor.powers):
             return [(factor, scale)]
         rows, wide = factor.split(lambda a: D not in axes_of(a))
         turns = [(rows, scale)] + [(atom(a), Fraction(1)) for a, n in self.order.sorted(wide) for _ in range(n)]
@@ -273,7 +273,7 @@ class _Simplifier:
                 self.written[a] = reduce(f"{'mean' if a.mean else 'sum'}_{_plain(of)}", of, axis=a.axis)
         return self.written[a]
 
-    def _write_summed(self, s: Sum, like: Value) -> Value:
+    def _write_summed(self, s: AxisSum, like: Value) -> Value:
         if s.product is None:
             return self._write_poly(dict(s.terms), "terms", like)
         return self._write_product(self._use_names(s.product), like)
@@ -290,7 +290,7 @@ class _Simplifier:
         return product
 
     def _sums_in(self, product: Product) -> int:
-        return sum(isinstance(a, Sum) for a, _ in product.powers)
+        return sum(isinstance(a, AxisSum) for a, _ in product.powers)
 
 
 def _plain(v: Value) -> str:

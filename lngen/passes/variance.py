@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lngen.ir import BF16, F16, F32, ORDERS, Builder, D, Eqn, Graph, M, S, Value, is_column_fold, is_row_fold
+from lngen.ir import BF16, F16, F32, ORDERS, Builder, ByValue, D, Eqn, Graph, M, S, Value, is_column_fold, is_row_fold
 from lngen.passes.edit import dce, downstream
 from lngen.passes.order import orders, rule_of
 
@@ -72,34 +72,49 @@ def place_spread(graph: Graph, d: int, order: str = ORDERS[0]) -> Graph:
     mean, but not on the variance, the blocks would exchange the sum anyway, and nothing changes. The elements of a
     backward are still measured from the mean, because its sums over rows may be computed by blocks that have only a few
     columns. So are elements whose scale may be infinite (eps = 0): the two parts of the distance, both times infinity,
-    may cancel to NaN. Where ``is_rounded``, the mean is corrected by the mean of the distances from it, as in
+    may cancel to NaN. An eps that is passed by value counts as above zero: its bits are those of every baked eps that
+    is not 0 in f32. Where ``is_rounded``, the mean is corrected by the mean of the distances from it, as in
     ``compensate``. The sum of these distances is, over the segments, that of sum(%far) + n (centre - mean). The
     equations are in topological order, so a sum comes before its uses.
     """
     rule, (row, _) = rule_of(order), orders(graph, d, order=order)
     if not rule.centred_least <= -(-d // row.segment) <= rule.centred_most:
         return graph
-    producer, known = graph.producers(), centred(graph, d)
-    spread = {e.out: c for e in graph.eqns if (c := squared(e, known)) and not _depends_between(graph, e, c.x)}
-    rescale_elements = not any(map(is_column_fold, graph.eqns))
-    sums, means = ({getattr(c, key): c.x for c in spread.values()} for key in ("total", "mean"))
     b = Builder(graph.name, params=graph.params, taken=graph.values())
-    parts: dict[Value, _Segments] = {}
+    spread = _Spread(b, graph, d)
     for eqn in graph.eqns:
-        scaled = _scaled(eqn, known, producer, spread) if rescale_elements else None
-        if eqn.out in sums:
-            x = sums[eqn.out]
-            parts[x] = part = _segments(b, x, corrected=is_rounded(graph, x, d))
-            b.eqns.append(Eqn(eqn.out, "reduce_sum", (part.sums,), ALONG_S))
-        elif eqn.out in means and (part := parts[means[eqn.out]]).rest is not None:
-            b.eqns.append(_corrected_mean(b, eqn, part, part.rest))
-        elif eqn.out in spread:
-            b.eqns.append(_variance_sum(b, eqn.out, spread[eqn.out], parts[spread[eqn.out].x]))
-        elif scaled and scaled[0] in spread.values():
-            b.eqns.append(_from_segments(b, eqn.out, scaled[0], parts[scaled[0].x], scaled[1]))
-        else:
-            b.eqns.append(eqn)
+        b.eqns.append(spread.rewritten(eqn))
     return dce(b.build(*graph.results, stage="place_spread"))
+
+
+class _Spread:
+    """What ``place_spread`` knows of a graph, and the equations that it writes to a builder in place of the graph's."""
+
+    def __init__(self, b: Builder, graph: Graph, d: int) -> None:
+        self.b, self.graph, self.d = b, graph, d
+        self.producer, self.known = graph.producers(), centred(graph, d)
+        found = ((e, squared(e, self.known)) for e in graph.eqns)
+        self.variances = {e.out: c for e, c in found if c and not _depends_between(graph, e, c.x)}
+        self.sums, self.means = ({getattr(c, key): c.x for c in self.variances.values()} for key in ("total", "mean"))
+        self.rescales = not any(map(is_column_fold, graph.eqns))
+        self.parts: dict[Value, _Segments] = {}
+
+    def rewritten(self, eqn: Eqn) -> Eqn:
+        """The equation that computes ``eqn.out`` from the segments, after those it needs; ``eqn`` where none does."""
+        b, out = self.b, eqn.out
+        if out in self.sums:
+            x = self.sums[out]
+            self.parts[x] = part = _segments(b, x, corrected=is_rounded(self.graph, x, self.d))
+            return Eqn(out, "reduce_sum", (part.sums,), ALONG_S)
+        if out in self.means and (part := self.parts[self.means[out]]).rest is not None:
+            return _corrected_mean(b, eqn, part, part.rest)
+        if out in self.variances:
+            variance = self.variances[out]
+            return _variance_sum(b, out, variance, self.parts[variance.x])
+        scaled = _scaled(eqn, self.known, self.producer, self.variances) if self.rescales else None
+        if scaled and scaled[0] in self.variances.values():
+            return _from_segments(b, out, scaled[0], self.parts[scaled[0].x], scaled[1])
+        return eqn
 
 
 def is_rounded(graph: Graph, x: Value, d: int) -> bool:
@@ -179,7 +194,10 @@ def _scaled(
 
 
 def _is_reciprocal_std(v: Value, producer: dict[Value, Eqn], spread: Collection[Value]) -> bool:
-    """True for c / sqrt(s / n + eps), where ``spread`` has s, and c, n and eps are above zero; never infinite."""
+    """True for c / sqrt(s / n + eps), where ``spread`` has s, and c, n and eps are above zero; never infinite.
+
+    Of an eps that is passed by value, the smallest number above zero decides; c may then be up to 2^53.
+    """
 
     def operands(value: Value | None, op: str, count: int) -> Sequence[Value | None]:
         eqn = producer.get(value) if value is not None else None
@@ -191,14 +209,17 @@ def _is_reciprocal_std(v: Value, producer: dict[Value, Eqn], spread: Collection[
         number = np.float32(eqn.value if eqn is not None and eqn.op == "const" else np.nan)
         return number if 0 < number < np.inf else np.float32(np.nan)
 
+    def least(value: Value | None) -> np.float32:
+        return np.finfo(np.float32).smallest_subnormal if isinstance(value, ByValue) else positive(value)
+
     factor, root = operands(v, "div", 2)
     (raised,) = operands(root, "sqrt", 1)
     var, eps = operands(raised, "add", 2)
-    if positive(var) > 0:
+    if least(var) > 0:
         var, eps = eps, var
     total, count = operands(var, "div", 2)
     with np.errstate(over="ignore"):
-        largest = positive(factor) / np.sqrt(positive(eps))
+        largest = positive(factor) / np.sqrt(least(eps))
     return total in spread and bool(largest < np.inf) and bool(positive(count) > 0)
 
 

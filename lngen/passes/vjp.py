@@ -35,7 +35,7 @@ def vjp(
     VerifyError if a value has the name of a cotangent or of a gradient.
     """
     results = graph.results if of is None else tuple(_find(graph, "of", "result", graph.results, n) for n in of)
-    inputs = tuple(_find(graph, "wrt", "input", graph.params, n) for n in wrt)
+    inputs = tuple(_find(graph, "wrt", "input", graph.tensors, n) for n in wrt)
     b = Builder(graph.name.removesuffix("_fwd") + "_bwd", params=graph.params, eqns=graph.eqns)
     cotangents = {result: _seed(b, result) for result in results}
     b.params = b.params[len(graph.params) :] + b.params[: len(graph.params)]

@@ -54,6 +54,7 @@ class Problem:
     phases                      number of phases of a row
     operations                  equations per element of a row
     live                        computed [M, D] values that a later phase uses, at most
+    strides                     distances between the rows of an [M, D] tensor, 1 or 2
     """
 
     d: int
@@ -76,6 +77,7 @@ class Problem:
     phases: int
     operations: int = 0
     live: int = 0
+    strides: int = 1
 
     @cached_property
     def element(self) -> int:
@@ -98,8 +100,8 @@ class Problem:
         return self.segment // self.chunk
 
 
-def problem(graph: Graph, d: int) -> Problem:
-    """The facts about ``graph`` for rows of ``d`` elements."""
+def problem(graph: Graph, d: int, strides: int = 1) -> Problem:
+    """The facts about ``graph`` for rows of ``d`` elements, at one distance or two."""
     version = str(dict(graph.attrs).get("order", ORDERS[0]))
     row, column = _orders(graph, d, version)
     ends = folds(graph)
@@ -126,6 +128,7 @@ def problem(graph: Graph, d: int) -> Problem:
         phases=len(ends) + 1,
         operations=sum(WIDE in (e.out.type.axes, *(a.type.axes for a in e.args)) for e in graph.eqns),
         live=_live(graph),
+        strides=strides,
     )
 
 

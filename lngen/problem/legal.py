@@ -133,6 +133,10 @@ def _form_rules(s: Schedule, p: Problem) -> Iterator[Rule]:
         lambda: f"rows, or cluster tiles, that are loaded by bulk copies are multiples of {BULK} bytes, got {loaded}",
     )
     yield (
+        not unaligned or p.strides == 1,
+        lambda: f"form=tma_unaligned takes contiguous rows, got rows at two distances (strides={p.strides})",
+    )
+    yield (
         not unaligned or (p.d % p.chunk > 0 and p.d >= least and s.threads >= least),
         lambda: (
             f"unaligned rows end within a chunk of {p.chunk}, have at least {least} elements, twice {BULK} bytes of "

@@ -7,7 +7,7 @@ from dataclasses import MISSING, dataclass, fields, replace
 
 from lngen.devices import capability
 from lngen.errors import ScheduleError, short
-from lngen.numbers import whole
+from lngen.user_input import whole
 
 FORMS = ("registers", "tma", "tma_unaligned", "cp_async", "multipass")
 STAGED = ("tma", "tma_unaligned", "cp_async")

@@ -10,7 +10,7 @@ import numpy as np
 from lngen.ir.numerics import Array
 from lngen.ptx.batch import MBARRIER, Batch, Memory
 from lngen.ptx.clusters import check_started, note_remote
-from lngen.ptx.memory import WORD, Buffer, Scratch, gather, scatter, unwritten
+from lngen.ptx.memory import WORD, Allocation, Scratch, gather, scatter, unwritten
 from lngen.ptx.opcodes import Semantics, semantics
 from lngen.ptx.ordering import NOBODY
 from lngen.ptx.parser import Instruction
@@ -64,7 +64,7 @@ def load_global(
 
 
 def _check_read(
-    batch: Batch, i: Instruction, buffer: Buffer, at: Array, who: Array, count: int, known: bool, constant: bool
+    batch: Batch, i: Instruction, buffer: Allocation, at: Array, who: Array, count: int, known: bool, constant: bool
 ) -> None:
     if not known:
         bad = unwritten(buffer, at, count)
@@ -138,7 +138,7 @@ def place(
     return at + slot * scratch.room, who, part
 
 
-def check_waited(batch: Batch, i: Instruction, buffer: Buffer, who: Array, address: Array) -> None:
+def check_waited(batch: Batch, i: Instruction, buffer: Allocation, who: Array, address: Array) -> None:
     """A finding for threads that precede every wait; constants of the module need no wait."""
     if not batch.dependent or buffer.role == "constant":
         return
@@ -220,7 +220,7 @@ def flag_written(batch: Batch, space: str, address: Array, lanes: Array, how: Se
             batch.order.flag_written(flag, lane, how, False)
 
 
-def note_global(batch: Batch, i: Instruction, buffer: Buffer, at: Array, who: Array, count: int, how: str) -> None:
+def note_global(batch: Batch, i: Instruction, buffer: Allocation, at: Array, who: Array, count: int, how: str) -> None:
     """Races of an access to global memory with others of the batch, and with copies in flight."""
     start = at.astype(np.int64) - buffer.base
     look(batch, i, buffer, start, who, count, how)

@@ -11,7 +11,7 @@ from lngen.ir.numerics import Array
 from lngen.ptx.accesses import load_global, look, place
 from lngen.ptx.batch import Batch, Copy, Memory
 from lngen.ptx.clusters import note_remote
-from lngen.ptx.memory import POISON, Buffer, Scratch
+from lngen.ptx.memory import POISON, Allocation, Scratch
 from lngen.ptx.ordering import NOBODY
 from lngen.ptx.parser import Instruction
 from lngen.ptx.program import UNSIGNED, Lanes, Program, Step, immediate, unknown
@@ -157,7 +157,7 @@ def finish(batch: Batch) -> None:
 
 def noted(batch: Batch, copy: Copy, memory: Memory, at: int, who: int, how: str, quiet: bool = False) -> None:
     """Races of a copy; ``quiet``: the copy is recorded without a finding."""
-    if isinstance(memory, Buffer) and not memory.tracked:
+    if isinstance(memory, Allocation) and not memory.tracked:
         return
     places, unit = batch.places(memory)
     words = np.arange(at // unit, -(-(at + len(copy.data)) // unit))
@@ -168,6 +168,6 @@ def noted(batch: Batch, copy: Copy, memory: Memory, at: int, who: int, how: str,
     bad = np.flatnonzero(rival != NOBODY)
     if bad.size:
         place = memory.named(int(words[bad[0]]) * unit, unit)
-        kind = "global-race" if isinstance(memory, Buffer) else "shared-race"
+        kind = "global-race" if isinstance(memory, Allocation) else "shared-race"
         text = f"A copy that {how}s {place}, which thread {int(rival[bad[0]]) % batch.width} touches without order."
         batch.report(kind, text, copy.instruction, np.array([copy.lane]))

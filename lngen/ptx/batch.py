@@ -11,7 +11,7 @@ import numpy as np
 from lngen.errors import PtxError
 from lngen.ir.numerics import Array
 from lngen.ptx.clocks import AGENTS
-from lngen.ptx.memory import WORD, Buffer, GlobalMemory, Scratch
+from lngen.ptx.memory import WORD, Allocation, GlobalMemory, Scratch
 from lngen.ptx.opcodes import co_resident, narrowest, ordered, proxies, restricted, spins, waits
 from lngen.ptx.ordering import Clock, VectorClock
 from lngen.ptx.outcome import Reporter, Traffic, banks, sectors
@@ -53,7 +53,7 @@ class Clusters:
         return inner, np.asarray(owner)
 
 
-Memory = Scratch | Buffer
+Memory = Scratch | Allocation
 
 
 @dataclass
@@ -253,7 +253,7 @@ class Batch:
 
     def buffers(
         self, i: Instruction, address: Array, who: Array, count: int, what: str
-    ) -> Iterator[tuple[Buffer, Array, Array, Array | None]]:
+    ) -> Iterator[tuple[Allocation, Array, Array, Array | None]]:
         """The buffers that threads access: addresses, threads, and their positions in ``who`` (None: all)."""
         for buffer, part, where in self.memory.parts(address, count):
             if buffer is None:

@@ -18,7 +18,7 @@ from lngen.ptx.accesses import check_waited, look, place
 from lngen.ptx.async_copies import begin, noted
 from lngen.ptx.batch import SHIFT, Batch, Copy, Memory
 from lngen.ptx.mbarriers import reached
-from lngen.ptx.memory import Buffer
+from lngen.ptx.memory import Allocation
 from lngen.ptx.ordering import NOBODY
 from lngen.ptx.parser import Instruction
 from lngen.ptx.program import DTYPES, UNSIGNED, Lanes, Program, Step, unknown
@@ -185,7 +185,7 @@ def _store(batch: Batch, i: Instruction, one: One) -> None:
         batch.moved(buffer.name, "written", one.to, who, size)
 
 
-def _checked(batch: Batch, copy: Copy, buffer: Buffer, one: One) -> None:
+def _checked(batch: Batch, copy: Copy, buffer: Allocation, one: One) -> None:
     """Findings about the source of a bulk load."""
     if buffer.written is None:
         return
@@ -269,7 +269,7 @@ def _check_proxy(
     for races in (places.plain, *places.strong.values()):
         writer, time = races.last(words)
         mine = np.flatnonzero((writer != NOBODY) & (writer < batch.total))
-        space = "global" if isinstance(memory, Buffer) else "shared"
+        space = "global" if isinstance(memory, Allocation) else "shared"
         bad = mine[~order.separated_by_proxy_fence(space, writer[mine], time[mine], lane)]
         if bad.size:
             where = memory.named(int(words[bad[0]]) * unit, unit)

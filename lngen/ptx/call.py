@@ -5,22 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from lngen.devices import capability
 from lngen.emit import emit
 from lngen.errors import PtxError
-from lngen.ir import D, M, Value
+from lngen.ir import WIDE, M, Value, bits_of
 from lngen.ir.numerics import NUMPY_DTYPE, Array
-from lngen.lower import Argument, Kernel, Plan
+from lngen.launch.kernels import Distance
+from lngen.lower import Argument, Kernel, Plan, number
 from lngen.problem import OVERLAP_ARCH
 from lngen.ptx.batch import MOST, Launch
 from lngen.ptx.compiler import compile_entry
 from lngen.ptx.launch import entry_of, place_globals, run_blocks
-from lngen.ptx.memory import Buffer, GlobalMemory
+from lngen.ptx.memory import Allocation, GlobalMemory, Rows
 from lngen.ptx.outcome import Outcome, Reporter, Stop, Traffic
-from lngen.ptx.parser import parse
+from lngen.ptx.parser import Entry, parse
 from lngen.ptx.program import UNSIGNED
 from lngen.toolchain import compile_ptx
 
@@ -35,7 +37,8 @@ def run_plan(
     ptx: str | None = None,
     arch: str = "sm_90",
     rows: int | None = None,
-    strides: Mapping[str, int] | None = None,
+    strides: Mapping[str, Distance] | None = None,
+    inner: int = 1,
     offset: int = 0,
     order: int = 0,
     grid: Grid | None = None,
@@ -47,7 +50,8 @@ def run_plan(
     """Results, findings and traffic of one call of ``plan`` with the given inputs, by name.
 
     ``source`` (CUDA) or ``ptx`` replaces the emitted text; ``rows`` replaces the number of rows of the inputs.
-    ``strides``: elements from row to row of an [M, D] tensor, default D; ``offset``: elements by which every [M, D]
+    ``strides``: elements from row to row of an [M, D] tensor, default D; or, with strides=2, a pair: from the first of
+    ``inner`` rows to that of the next ``inner``, and from row to row. ``offset``: elements by which every [M, D]
     pointer is shifted from an aligned address. ``order`` is the seed of the order in which blocks run, 0 the order of
     their numbers; ``grid`` gives another grid: (x, y) of a kernel and the rows. ``stop``: end at the first finding.
     ``times``: the number of calls, one after another on the same workspace; the results, which each call has to write,
@@ -62,18 +66,15 @@ def run_plan(
     rows = rows if rows is not None else _rows(plan, inputs)
     memory, reporter, traffic = GlobalMemory(), Reporter(text, stop, module.headers), Traffic()
     variables = place_globals(memory, module)  # first: with any number of rows a kernel is the same program
-    tensors = Tensors(plan, inputs, rows, strides or {}, offset, alias or {}, memory)
+    tensors = Tensors(plan, inputs, rows, strides or {}, inner, offset, alias or {}, memory)
     workspace = _workspace(plan, rows, memory)
 
     def launch(kernel: Kernel) -> Launch:
         entry = entry_of(module, kernel.name)
-        if len(entry.params) != len(kernel.arguments):
-            raise PtxError(f"'{kernel.name}' has {len(entry.params)} parameters, the plan {len(kernel.arguments)}.")
-        values = (_argument(a, rows, tensors, workspace) for a in kernel.arguments)
         x, y = grid(kernel, rows) if grid else (kernel.grid[0](rows), kernel.grid[1](rows))
         return Launch(
             kernel.name, compile_entry(entry, tuple(variables.items())),
-            dict(zip((name for name, _ in entry.params), values, strict=True)),
+            _arguments(entry, kernel, rows, tensors, workspace),
             (x, y), kernel.block, memory, reporter, traffic,
             dynamic=kernel.dynamic, cluster=(kernel.cluster,) if kernel.cluster > 1 else (),
             programmatic=capability(module.target) >= OVERLAP_ARCH, most=most,
@@ -96,28 +97,38 @@ def _rows(plan: Plan, inputs: Mapping[str, Array]) -> int:
     return 0
 
 
-def _workspace(plan: Plan, rows: int, memory: GlobalMemory) -> dict[str, Buffer]:
+def _workspace(plan: Plan, rows: int, memory: GlobalMemory) -> dict[str, Allocation]:
     """The buffers of the workspace, which all calls share."""
     held = {}
     for b in plan.workspace:
         size = (b.fixed + b.per_row * rows) * b.dtype.size
-        held[b.name] = memory.add(Buffer(b.name, "workspace", size, b.dtype.size))
+        held[b.name] = memory.add(Allocation(b.name, "workspace", size, b.dtype.size))
         if b.zeroed:
             held[b.name].zero()
     return held
 
 
-def _argument(a: Argument, rows: int, tensors: Tensors, workspace: Mapping[str, Buffer]) -> int:
+def _arguments(
+    entry: Entry, kernel: Kernel, rows: int, tensors: Tensors, workspace: Mapping[str, Allocation]
+) -> dict[str, int]:
+    """The bits of the arguments of a launch by the names of the parameters."""
+    if len(entry.params) != len(kernel.arguments):
+        raise PtxError(f"'{kernel.name}' has {len(entry.params)} parameters, the plan {len(kernel.arguments)}.")
+    values = (_argument(a, rows, tensors, workspace) for a in kernel.arguments)
+    return dict(zip((name for name, _ in entry.params), values, strict=True))
+
+
+def _argument(a: Argument, rows: int, tensors: Tensors, workspace: Mapping[str, Allocation]) -> int:
     """The bits of an argument of a launch."""
     match a.kind:
-        case "rows":
-            return rows
-        case "stride":
-            return tensors.stride(a.tensor)
         case "workspace":
             return workspace[a.tensor].start
-        case _:
+        case "value":
+            return bits_of(tensors.inputs[a.tensor])
+        case "input" | "output":
             return tensors.places[a.tensor].start
+        case _:
+            return number(a, rows, tensors.inner, tensors.distances)
 
 
 def _report_gaps(tensors: Tensors, reporter: Reporter) -> None:
@@ -135,7 +146,7 @@ WRITTEN = {n: int.from_bytes(b"\x01" * n, "little") for n in UNSIGNED}  # the sh
 class Place:
     """The position of a tensor: its first element is ``begin`` bytes after the first of a buffer."""
 
-    buffer: Buffer
+    buffer: Allocation
     begin: int
 
     @property
@@ -145,25 +156,30 @@ class Place:
 
 
 class Tensors:
-    """Inputs and outputs of a call by name; ``strides``, ``offset`` and ``alias`` as in ``run_plan``."""
+    """Inputs and outputs of a call by name; ``strides``, ``inner``, ``offset`` and ``alias`` as in ``run_plan``."""
 
     def __init__(
         self,
         plan: Plan,
         inputs: Mapping[str, Array],
         rows: int,
-        strides: Mapping[str, int],
+        strides: Mapping[str, Distance],
+        inner: int,
         offset: int,
         alias: Mapping[str, tuple[str, int]],
         memory: GlobalMemory,
     ) -> None:
         self.plan, self.inputs, self.rows = plan, inputs, rows
-        self.strides, self.offset = strides, offset
+        self.inner, self.offset = inner, offset
+        wide = (v.name for v in (*plan.inputs, *plan.outputs) if v.type.axes == WIDE)
+        self.distances: dict[str, Distance] = {name: strides.get(name, plan.spec.d) for name in wide}
         self.places = dict(self._placed(alias, memory))
 
-    def stride(self, name: str) -> int:
-        """Elements from row to row."""
-        return self.strides.get(name, self.plan.spec.d)
+    def rows_of(self, v: Value) -> Rows:
+        """Where the rows of an [M, D] tensor begin after its first element, in bytes."""
+        size, distance = v.type.dtype.size, self.distances[v.name]
+        pitches = tuple(size * n for n in reversed(distance)) if isinstance(distance, tuple) else (size * distance,)
+        return Rows(self.rows, self.plan.spec.d * size, pitches, self.inner)
 
     def begin(self) -> None:
         """Starts a call: inputs have their given values, outputs hold nothing of an earlier call."""
@@ -174,17 +190,19 @@ class Tensors:
 
     def results(self) -> dict[str, Array]:
         """The contents of the outputs."""
-        return {
-            v.name: np.array(self._view(v, self.places[v.name].buffer.data)).view(NUMPY_DTYPE[v.type.dtype])
-            for v in self.plan.outputs
-        }
+        found = {}
+        for v in self.plan.outputs:
+            elements, at = self._elements(v, self.places[v.name].buffer.data)
+            found[v.name] = np.array(elements[at]).view(NUMPY_DTYPE[v.type.dtype])
+        return found
 
     def gaps(self) -> Iterator[tuple[str, Array]]:
         """Outputs with elements that nothing wrote, and the indices of these elements."""
         for v in self.plan.outputs:
             written = self.places[v.name].buffer.written
             assert written is not None
-            missing = np.argwhere(self._view(v, written) != WRITTEN[v.type.dtype.size])
+            elements, at = self._elements(v, written)
+            missing = np.argwhere(elements[at] != WRITTEN[v.type.dtype.size])
             if len(missing):
                 yield v.name, missing
 
@@ -202,37 +220,43 @@ class Tensors:
             buffer = memory.add(self._buffer(moved))
             yield from ((v.name, Place(buffer, begin)) for v, begin in moved)
 
-    def _buffer(self, group: list[tuple[Value, int]]) -> Buffer:
+    def _buffer(self, group: list[tuple[Value, int]]) -> Allocation:
         """A buffer for tensors at the given offsets; bytes between rows belong to it unless all strides agree."""
         name = "=".join(v.name for v, _ in group)
         role = "output" if any(v in self.plan.outputs for v, _ in group) else "input"
         size = max(begin + self._size(v) for v, begin in group)
         item = min(v.type.dtype.size for v, _ in group)
-        if any(v.type.axes != (M, D) for v, _ in group):
-            return Buffer(name, role, size, item)
-        layouts = {(begin, self.stride(v.name) * v.type.dtype.size, v.type.dtype.size) for v, begin in group}
-        _, pitch, width = layouts.pop()
-        return Buffer(name, role, size, item, 0 if layouts else pitch, self.plan.spec.d * width, self.offset * item)
+        if any(v.type.axes != WIDE for v, _ in group):
+            return Allocation(name, role, size, item)
+        first, _ = group[0]
+        layouts = {(begin, self.distances[v.name], v.type.dtype.size) for v, begin in group}
+        return Allocation(
+            name, role, size, item, self.rows_of(first) if len(layouts) == 1 else None, self.offset * item
+        )
 
     def _size(self, v: Value) -> int:
-        s, d = v.type.dtype.size, self.plan.spec.d
-        if v.type.axes == (M, D):
-            return ((self.rows - 1) * self.stride(v.name) + d) * s if self.rows else 0
-        return int(np.prod(v.type.shape(self.rows, d), dtype=np.int64)) * s
+        if v.type.axes == WIDE:
+            rows = self.rows_of(v)
+            return int(rows.ordered[-1]) + rows.used if self.rows else 0
+        return int(np.prod(v.type.shape(self.rows, self.plan.spec.d), dtype=np.int64)) * v.type.dtype.size
 
-    def _view(self, v: Value, data: Array) -> Array:
-        """The elements of a tensor in the bytes of its buffer (or of the shadow of the buffer)."""
+    def _elements(self, v: Value, data: Array) -> tuple[Array, Any]:
+        """An array on the bytes of a tensor's buffer (or of the buffer's shadow), and where the elements are in it."""
         place, shape = self.places[v.name], v.type.shape(self.rows, self.plan.spec.d)
         first = place.buffer.shift + place.begin
         elements = data[first : first + self._size(v)].view(UNSIGNED[v.type.dtype.size])
-        if v.type.axes != (M, D) or not self.rows:
-            return elements.reshape(shape)
-        step = elements.itemsize
-        return np.lib.stride_tricks.as_strided(elements, shape, (self.stride(v.name) * step, step))
+        if v.type.axes != WIDE or not self.rows:
+            return elements.reshape(shape), ...
+        distance, width = self.distances[v.name], elements.itemsize
+        if isinstance(distance, int):
+            return np.lib.stride_tricks.as_strided(elements, shape, (distance * width, width)), ...
+        return elements, self.rows_of(v).starts[:, None] // width + np.arange(shape[1])
 
     def _fill(self, v: Value) -> None:
         array, buffer = self.inputs[v.name], self.places[v.name].buffer
         whole = np.ascontiguousarray(array[: self.rows] if M in v.type.axes else array)
-        self._view(v, buffer.data)[...] = whole.view(UNSIGNED[v.type.dtype.size]).reshape(whole.shape)
+        elements, at = self._elements(v, buffer.data)
+        elements[at] = whole.view(UNSIGNED[v.type.dtype.size]).reshape(whole.shape)
         if buffer.written is not None:
-            self._view(v, buffer.written)[...] = WRITTEN[v.type.dtype.size]
+            elements, at = self._elements(v, buffer.written)
+            elements[at] = WRITTEN[v.type.dtype.size]

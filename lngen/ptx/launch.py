@@ -21,7 +21,7 @@ from lngen.ptx.batch import Batch, Launch, cluster_order
 from lngen.ptx.clusters import check_exits
 from lngen.ptx.compiler import compile_entry
 from lngen.ptx.mbarriers import complete_copies
-from lngen.ptx.memory import Buffer, GlobalMemory, size_of
+from lngen.ptx.memory import Allocation, GlobalMemory, size_of
 from lngen.ptx.opcodes import WAIT, co_resident, narrowest
 from lngen.ptx.outcome import Outcome, Reporter, Stop, Traffic
 from lngen.ptx.parser import Entry, Instruction, Module
@@ -79,7 +79,7 @@ def place_globals(memory: GlobalMemory, module: Module, role: str = "constant") 
     for s in module.symbols:
         dtype = DTYPES[s.element]
         size, kind = s.count * dtype.itemsize, role if s.space == "global" else "constant"
-        buffer = memory.add(Buffer(s.name, kind, size, dtype.itemsize))
+        buffer = memory.add(Allocation(s.name, kind, size, dtype.itemsize))
         values = [immediate(text, dtype) for text in s.init] + [dtype.type(0)] * (s.count - len(s.init))
         buffer.fill(np.array(values, dtype))
         places[s.name] = buffer.start
@@ -134,7 +134,7 @@ def run_kernel(
 
 def _place_arguments(
     memory: GlobalMemory, entry: Entry, arguments: Sequence[Any]
-) -> tuple[dict[str, int], dict[str, tuple[Buffer, Array]]]:
+) -> tuple[dict[str, int], dict[str, tuple[Allocation, Array]]]:
     """The bits of every parameter, and each array with its buffer, by the parameter's number as text."""
     values, buffers = {}, {}
     for n, ((parameter, kind), argument) in enumerate(zip(entry.params, arguments, strict=True)):
@@ -146,8 +146,8 @@ def _place_arguments(
     return values, buffers
 
 
-def _buffer(name: str, array: Array) -> Buffer:
-    buffer = Buffer(name, "output" if array.flags.writeable else "input", array.nbytes, array.itemsize)
+def _buffer(name: str, array: Array) -> Allocation:
+    buffer = Allocation(name, "output" if array.flags.writeable else "input", array.nbytes, array.itemsize)
     buffer.fill(array)
     return buffer
 

@@ -19,8 +19,37 @@ WORD = 4  # bytes of a unit of race detection, unless a kernel has narrower acce
 VIEWS = {n: np.dtype(t) for n, t in {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}.items()}
 
 
-class Buffer:
-    """A tensor's bytes: ``size`` of them, in rows of ``used`` bytes every ``pitch``.
+class Rows:
+    """Where the rows of a tensor begin in its buffer, and the bytes of a row.
+
+    ``pitches``: bytes from a row to the next; of rows at two distances, from one of ``inner`` rows to the next, before
+    the distance of these ``inner`` rows from those after them.
+    """
+
+    def __init__(self, count: int, used: int, pitches: tuple[int, ...], inner: int = 1) -> None:
+        self.used, self.pitches = used, pitches
+        row = np.arange(count, dtype=np.int64)
+        starts = row * pitches[0] if len(pitches) == 1 else row // inner * pitches[1] + row % inner * pitches[0]
+        self.starts, self.ordered = starts, np.sort(starts)
+
+    @property
+    def apart(self) -> bool:
+        """True if there are bytes between two rows; not, if rows overlap."""
+        steps = np.diff(self.ordered)
+        return bool((steps > self.used).any() and (steps >= self.used).all())
+
+    def inside(self, at: Array, count: int) -> Array:
+        """True where ``count`` bytes from ``at`` are of one row."""
+        row = np.maximum(np.searchsorted(self.ordered, at, side="right") - 1, 0)
+        return np.asarray(at + count <= self.ordered[row] + self.used)
+
+    def __str__(self) -> str:
+        two = f", and {self.pitches[1]} bytes from outer row to outer row" if len(self.pitches) > 1 else ""
+        return f"row stride {self.pitches[0]} bytes{two}, rows of {self.used}"
+
+
+class Allocation:
+    """A tensor's bytes: ``size`` of them, all of them elements, or those of ``rows`` alone.
 
     ``over``: bytes that exist, as many multiples of 16 as the buffer needs; all of them count as written.
     """
@@ -31,13 +60,12 @@ class Buffer:
         role: str,
         size: int,
         item: int,
-        pitch: int = 0,
-        used: int = 0,
+        rows: Rows | None = None,
         shift: int = 0,
         over: Array | None = None,
     ) -> None:
         self.name, self.role, self.size, self.item = name, role, size, item
-        self.pitch, self.used = (pitch, used) if pitch > used else (0, 0)
+        self.rows = rows if rows is not None and rows.apart else None
         self.shift = shift  # bytes from an aligned address to the first element
         self.base = 0
         room = -(-(size + shift) // 16) * 16 + 16
@@ -78,18 +106,16 @@ class Buffer:
         """True where ``count`` bytes from ``address`` are elements."""
         at = address.astype(np.int64) - self.start
         found = (at >= 0) & (at + count <= self.size)
-        if self.pitch:
-            found &= at % self.pitch + count <= self.used
+        if self.rows:
+            found &= self.rows.inside(at, count)
         return np.asarray(found)
 
     def where(self, address: int, count: int) -> str:
         """The description of an address in findings."""
         at = address - self.start
-        gap = self.pitch and 0 <= at < self.size
-        room = f"between the rows of '{self.name}' (row stride {self.pitch} bytes, rows of {self.used})" if gap else (
-            f"'{self.name}', which has {self.size} bytes"
-        )  # fmt: skip
-        return f"bytes {at} to {at + count - 1} of {room}" if not gap else f"bytes {at} to {at + count - 1}, {room}"
+        if self.rows and 0 <= at < self.size and not self.rows.inside(np.array([at]), count)[0]:
+            return f"bytes {at} to {at + count - 1}, between the rows of '{self.name}' ({self.rows})"
+        return f"bytes {at} to {at + count - 1} of '{self.name}', which has {self.size} bytes"
 
     def named(self, at: int, count: int) -> str:
         """As ``where``, of a position in ``data``."""
@@ -100,11 +126,11 @@ class GlobalMemory:
     """All buffers of a run, in the order of their addresses, the first of which is ``start``."""
 
     def __init__(self, start: int = START) -> None:
-        self.buffers: list[Buffer] = []
+        self.buffers: list[Allocation] = []
         self._starts: list[int] = []
         self._next = start
 
-    def add(self, buffer: Buffer, base: int | None = None) -> Buffer:
+    def add(self, buffer: Allocation, base: int | None = None) -> Allocation:
         """Place a buffer at ``base``, a multiple of 16, else at an address aligned to 256, far from the others."""
         buffer.base = self._next if base is None else base
         if base is None:
@@ -114,7 +140,7 @@ class GlobalMemory:
         self._starts.insert(place, buffer.start)
         return buffer
 
-    def remove(self, buffer: Buffer) -> None:
+    def remove(self, buffer: Allocation) -> None:
         """Accesses to a buffer are out of bounds from now on."""
         place = self.buffers.index(buffer, bisect_left(self._starts, buffer.start))
         del self.buffers[place], self._starts[place]
@@ -129,10 +155,10 @@ class GlobalMemory:
         if not self.buffers:
             return f"{count} bytes from {address:#x}, where no memory is"
         return min(
-            self.buffers, key=lambda b: max(b.start - address, address - (b.start + b.size - 1), 0 if b.pitch else -1)
+            self.buffers, key=lambda b: max(b.start - address, address - (b.start + b.size - 1), 0 if b.rows else -1)
         ).where(address, count)
 
-    def parts(self, address: Array, count: int) -> Iterator[tuple[Buffer | None, Any, str]]:
+    def parts(self, address: Array, count: int) -> Iterator[tuple[Allocation | None, Any, str]]:
         """The buffers of an access, with its positions in ``address`` (None: all).
 
         Where there are none the buffer is None, and a text says which is the nearest.
@@ -144,7 +170,7 @@ class GlobalMemory:
         if n >= 0:
             b = self.buffers[n]
             at = low - b.start
-            if at >= 0 and high - b.start + count <= b.size and not b.pitch:
+            if at >= 0 and high - b.start + count <= b.size and not b.rows:
                 yield b, None, ""
                 return
         owner = np.searchsorted(np.array(self._starts, np.uint64), address, side="right") - 1
@@ -161,7 +187,7 @@ class GlobalMemory:
                 yield self.buffers[number], mine[found], ""
 
 
-def gather(buffer: Buffer, address: Array, width: int, vec: int, aligned: bool) -> tuple[Sequence[Array], bool]:
+def gather(buffer: Allocation, address: Array, width: int, vec: int, aligned: bool) -> tuple[Sequence[Array], bool]:
     """The elements read, and whether all of their bytes are written."""
     count = width * vec
     at = address.astype(np.int64) - buffer.base
@@ -180,7 +206,7 @@ def gather(buffer: Buffer, address: Array, width: int, vec: int, aligned: bool) 
     return (columns[:, 0],) if vec == 1 else tuple(np.ascontiguousarray(columns.T)), known
 
 
-def scatter(buffer: Buffer, address: Array, values: Sequence[Array], aligned: bool) -> None:
+def scatter(buffer: Allocation, address: Array, values: Sequence[Array], aligned: bool) -> None:
     """Store one element of each of ``values``, next to each other, at every address."""
     width, vec = values[0].dtype.itemsize, len(values)
     count = width * vec
@@ -199,7 +225,7 @@ def scatter(buffer: Buffer, address: Array, values: Sequence[Array], aligned: bo
             buffer.written[spread] = 1
 
 
-def unwritten(buffer: Buffer, address: Array, count: int) -> Array:
+def unwritten(buffer: Allocation, address: Array, count: int) -> Array:
     """Positions in ``address`` where a byte was never written."""
     assert buffer.written is not None
     spread = address.astype(np.int64)[:, None] - buffer.base + np.arange(count)

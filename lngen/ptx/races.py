@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from lngen.ir.numerics import Array
-from lngen.ptx.memory import Buffer
+from lngen.ptx.memory import Allocation
 from lngen.ptx.ordering import NOBODY, Clock, VectorClock
 
 
@@ -110,7 +110,7 @@ class Places:
 MANY = -1
 
 
-def read_races(buffer: Buffer, address: Array, count: int, block: Array, constant: bool) -> Array:
+def read_races(buffer: Allocation, address: Array, count: int, block: Array, constant: bool) -> Array:
     """Positions that another block writes in this launch (``constant``: any block); records the readers."""
     units = _units(buffer, address, count)
     writer = buffer.writer[units]
@@ -124,7 +124,7 @@ def read_races(buffer: Buffer, address: Array, count: int, block: Array, constan
     return np.flatnonzero(bad.any(axis=1))
 
 
-def write_races(buffer: Buffer, address: Array, count: int, block: Array) -> Array:
+def write_races(buffer: Allocation, address: Array, count: int, block: Array) -> Array:
     """Positions that another block reads or writes in this launch; records the writers."""
     units = _units(buffer, address, count)
     me = block[:, None]
@@ -134,6 +134,6 @@ def write_races(buffer: Buffer, address: Array, count: int, block: Array) -> Arr
     return np.flatnonzero(bad.any(axis=1))
 
 
-def _units(buffer: Buffer, address: Array, count: int) -> Array:
+def _units(buffer: Allocation, address: Array, count: int) -> Array:
     first = (address.astype(np.int64) - buffer.base) // buffer.unit
     return np.asarray(first[:, None] + np.arange(max(1, count // buffer.unit)))

@@ -17,10 +17,11 @@ from lngen.devices import DEFAULT_ARCH
 from lngen.errors import ArrayError, SpecError, short
 from lngen.files import shown
 from lngen.graphs import GRAPHS, Definition, GraphBuilder, definition_from, is_source
-from lngen.ir import DType, Graph
+from lngen.ir import ByValue, DType, Graph, bits_of
 from lngen.launch.arrays import library_of
 from lngen.launch.driver import capture_of
 from lngen.lower import Plan
+from lngen.runtime.by_value import call_of
 from lngen.runtime.direction import Call
 from lngen.runtime.lock_file import Lock, read_lock
 from lngen.runtime.numpy_arrays import host_copy
@@ -50,8 +51,8 @@ def compile(
     overlap   on sm_90 and newer, a call may start while the kernel before it on the stream drains. It gains time only
               behind a kernel that allows it (griddepcontrol.launch_dependents), such as some GEMMs and another norm
               of lngen. It costs time behind all others.
-    options   the spec's keys: weight, out, eps, save, wrt, of, grad, accumulate, blocks, and those of the graph, such
-              as gamma and beta (``lngen list``)
+    options   the spec's keys: weight, out, eps, save, wrt, of, grad, accumulate, blocks, strides, and those of the
+              graph, such as gamma and beta (``lngen list``); with ``eps="run"`` every call of forward gives eps
 
     SpecError for a wrong option, ScheduleError (at first use) for an illegal schedule, LngenError for a lock file
     that cannot be read.
@@ -141,8 +142,10 @@ class Norm:
         for key in schedules:
             if key not in ("fwd", "bwd"):
                 raise SpecError(f"schedule= takes the directions fwd and bwd, got '{short(key)}'.")
-        self._forward = Call(forward, schedules.get("fwd", ""), lock, overlap)
-        self._call_of = partial(Call, schedule=schedules.get("bwd", ""), lock=lock, overlap=overlap)
+        self._forward = call_of(forward, schedules.get("fwd", ""), lock, overlap)
+        self._call_of: Callable[[Spec], Call] = partial(
+            call_of, schedule=schedules.get("bwd", ""), lock=lock, overlap=overlap
+        )
         self._backward = self._call_of(backward)
         self._primary = len(forward.definition.outputs(forward.options))
         self._cotangents = tuple(f"d{name}" for name in backward.differentiated)
@@ -194,21 +197,24 @@ class Norm:
         """Results and what backward needs: ``y, saved = norm.forward(x, gamma, beta)``.
 
         x        [..., D] of the spec's dtype: CuPy, torch, anything with __cuda_array_interface__ or DLPack on
-                 one GPU, or NumPy arrays, which run the interpreter; rows are contiguous, with one stride
+                 one GPU, or NumPy arrays, which run the interpreter; rows are contiguous, with one stride on a GPU,
+                 or with strides=2 with an outer and an inner one: ``qkv.view(T, 3, H, D)[:, 0]``
         gamma    [D] of the weight dtype; beta alike
+        eps      of a norm that was compiled with ``eps="run"``, there alone, and by this name: any finite number
         out      y, or the tuple of all results (y, mean, rstd), to be written; None for a new array. An array in
                  ``out`` shares no memory with another array of the call, with one exception: y may be exactly x, with
                  the same address, strides and element size. Then ``saved`` lacks x, and a backward that needs x
                  refuses. Some kernels of form=multipass refuse it as well, because they read x again after they have
                  stored a result: those with several [M, D] results.
 
-        Launches on the library's current stream and does not wait. ArrayError for a wrong array. With ``save=y`` it
+        Launches on the library's current stream and does not wait. ArrayError for a wrong array, and for an eps that is
+        missing or not wanted. Another eps compiles nothing. With ``save=y`` it
         refuses weights so small that x cannot be rebuilt from y. It checks NumPy arrays in every call. On a GPU it
         checks once for each set of addresses of the weights: that call waits for the GPU. While a CUDA graph is
         captured it does not check.
         """
         call = self._forward
-        arrays = inputs if len(inputs) == len(call.inputs) and not named else call.arrange(inputs, named)
+        arrays = inputs if len(inputs) == call.plain and not named else call.arrange(inputs, named)
         if self._rebuilt is not None:
             self._check_weights(self._rebuilt, arrays)
         results, taken = call(arrays, out)
@@ -219,17 +225,21 @@ class Norm:
 
     def _check_weights(self, rebuilt: Rebuilt, arrays: Sequence[Any]) -> None:
         """ArrayError for weights with which backward cannot rebuild its row; see ``forward``."""
-        given = [(v, a) for v, a in zip(self._forward.inputs, arrays, strict=True) if v in rebuilt.weights]
+        listed = list(zip(self._forward.takes, arrays, strict=True))
+        given = [(v, a) for v, a in listed if v in rebuilt.weights]
+        numbers = {v.name: a for v, a in listed if isinstance(v, ByValue)}
         if all(isinstance(a, np.ndarray) for _, a in given):
-            rebuilt.check({v.name: a for v, a in given})
+            rebuilt.check({v.name: a for v, a in given}, numbers)
             return
         library = library_of(given[0][1], given[0][0].name)
         addresses, layouts = library.describe([library.view(a, written=False) for _, a in given])
-        key, device = tuple(addresses), layouts[0][3]
+        key, device = (*addresses, *map(bits_of, numbers.values())), layouts[0][3]
         if key in self._checked or capture_of(library.stream(device)):
             return
-        copies = {v.name: host_copy(v, at, self._forward.spec.d, device) for (v, _), at in zip(given, key, strict=True)}
-        rebuilt.check(copies)
+        copies = {
+            v.name: host_copy(v, at, self._forward.spec.d, device) for (v, _), at in zip(given, addresses, strict=True)
+        }
+        rebuilt.check(copies, numbers)
         self._checked.add(key)
 
     def backward(self, dy: Any, saved: Saved, *, out: Any = None) -> tuple[Any, ...]:
@@ -259,12 +269,12 @@ class Norm:
         cotangents = {name: ct for name, ct in zip(self._cotangents, given, strict=True) if ct is not None}
         call = self._backwards.get(tuple(cotangents)) or self._backward_of(tuple(cotangents))
         if self._gradients.plain(call.graph):
-            arrays = [cotangents[v.name] if v.name in cotangents else saved[v.name] for v in call.inputs]
+            arrays = [cotangents[v.name] if v.name in cotangents else saved[v.name] for v in call.takes]
             results, taken = call(arrays, out)
         else:
             stored, targets = self._gradients.stored(call.graph, out)
             known = cotangents | targets
-            arrays = [known[v.name] if v.name in known else saved[v.name] for v in call.inputs]
+            arrays = [known[v.name] if v.name in known else saved[v.name] for v in call.takes]
             results, taken = call(arrays, stored)
             results = self._gradients.returned(call.graph, results)
         saved.overwritten += tuple(n for n in taken if n in saved.names)

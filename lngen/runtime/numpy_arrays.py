@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -11,48 +12,69 @@ import numpy as np
 from lngen.compile import KernelSet
 from lngen.errors import ArrayError
 from lngen.interpret import interpret
-from lngen.ir import Axis, Graph, Value
+from lngen.ir import Axis, Graph, Value, bits_of
 from lngen.ir.numerics import FROM_NUMPY, NUMPY_DTYPE, Array
-from lngen.runtime.array_rules import check_layout, leading, replaced
+from lngen.launch.array_rules import Placed, Span, check_layout, leading, replaced
+from lngen.launch.tensors import Tensor
+from lngen.passes import accumulated
 from lngen.runtime.launcher import Launcher, device_arch
+
+NO_NUMBERS: Mapping[str, Array] = MappingProxyType({})
 
 # ---- on the interpreter ----
 
 
 def run_on_host(
-    graph: Graph, d: int, leader: int, arrays: Sequence[Any], given: Sequence[Any]
+    graph: Graph,
+    d: int,
+    leader: int,
+    arrays: Sequence[Any],
+    given: Sequence[Any],
+    numbers: Mapping[str, Array] = NO_NUMBERS,
 ) -> tuple[tuple[Array, ...], tuple[str, ...]]:
     """Results of the interpreter, new where none is ``given``, and the names of the inputs that they overwrite.
 
     Arrays are checked like those of a GPU, and nothing is written before all are checked. ``leader`` is the number of
-    the input that gives the rows.
+    the input that gives the rows; ``numbers`` are passed by value.
     """
 
-    values = (*graph.params, *graph.results)
+    values = (*graph.tensors, *graph.results)
+    tensors = [tensor_of(v) for v in values]
     like = values[leader].name
     numpy = [_as_numpy(v, a, like) for v, a in zip(values, (*arrays, *given), strict=True)]
     first = numpy[leader]
     assert first is not None
-    rows = leading(values[leader], first.shape, d)
-    for value, array in zip(values, numpy, strict=True):
+    rows = leading(tensors[leader], first.shape, d)
+    for tensor, array in zip(tensors, numpy, strict=True):
         if array is not None:
-            check_layout(value, (array.dtype, array.shape, (), 0), FROM_NUMPY.get(array.dtype), rows, d, 0)
-    count = len(graph.params)
+            check_layout(tensor, (array.dtype, array.shape, (), 0), FROM_NUMPY.get(array.dtype), rows, d, 0)
+    count = len(graph.tensors)
     for value, array in zip(graph.results, numpy[count:], strict=True):
         if array is not None:
             _check_result(value, array)
-    taken = replaced(values, numpy, count)
+    added = {v.name: accumulated(v.name) for v in graph.results}
+    taken = replaced(tensors, [_placed(a) for a in numpy], count, added=added)
     flat = {
         v.name: a.reshape(v.type.shape(math.prod(rows), d))
         for v, a in zip(values, numpy[:count], strict=False)
         if a is not None
     }
-    results = interpret(graph, flat)
+    results = interpret(graph, {**flat, **numbers})
     shaped = [results[v.name].reshape(v.type.shape(rows, d)) for v in graph.results]
     for target, result in zip(given, shaped, strict=True):
         if target is not None:
             target[...] = result
     return tuple(r if t is None else t for t, r in zip(given, shaped, strict=True)), taken
+
+
+def tensor_of(value: Value) -> Tensor:
+    """A value of a graph as a tensor of a call."""
+    dtype = value.type.dtype
+    return Tensor(value.name, str(dtype), dtype.size, tuple(map(str, value.type.axes)))
+
+
+def _placed(array: Array | None) -> Placed:
+    return None if array is None else (array.ctypes.data, Span.of(array.shape, array.strides, array.itemsize))
 
 
 def _as_numpy(value: Value, array: Any, like: str) -> Array | None:
@@ -103,18 +125,25 @@ def launch_numpy(
     import cupy
 
     with cupy.cuda.Device(launcher.device):
-        results = launch_raw(
-            launcher, rows, {v.name: cupy.asarray(raw(inputs[v.name])) for v in launcher.plan.inputs}, poison
-        )
+        plan = launcher.plan
+        given = {v.name: cupy.asarray(raw(inputs[v.name])) for v in plan.inputs}
+        results = launch_raw(launcher, rows, given, poison, {v.name: inputs[v.name] for v in plan.by_value})
         stream = cupy.cuda.get_current_stream()  # the copy to the host waits for this stream
         return {
             v.name: results[v.name].get(stream=stream).view(NUMPY_DTYPE[v.type.dtype]) for v in launcher.plan.outputs
         }
 
 
-def launch_raw(launcher: Launcher, rows: int, inputs: Mapping[str, Any], poison: int | None = None) -> dict[str, Any]:
+def launch_raw(
+    launcher: Launcher,
+    rows: int,
+    inputs: Mapping[str, Any],
+    poison: int | None = None,
+    values: Mapping[str, Array] = NO_NUMBERS,
+) -> dict[str, Any]:
     """The results as new CuPy arrays of unsigned integers, on the current device and stream; it does not wait.
 
+    ``values`` are passed by value.
     ``poison`` is a byte that fills results and workspace before the launch; None: they are not filled.
     """
     import cupy
@@ -127,7 +156,14 @@ def launch_raw(launcher: Launcher, rows: int, inputs: Mapping[str, Any], poison:
             a.fill(int.from_bytes([poison] * a.itemsize, "little"))
     pointers = {name: a.data.ptr for name, a in (*inputs.items(), *results.items())}
     strides = dict.fromkeys(pointers, plan.spec.d)
-    launcher(rows, pointers, strides, workspace.data.ptr, cupy.cuda.get_current_stream().ptr)
+    launcher(
+        rows,
+        pointers,
+        strides,
+        workspace.data.ptr,
+        cupy.cuda.get_current_stream().ptr,
+        values={n: bits_of(a) for n, a in values.items()},
+    )
     return results
 
 

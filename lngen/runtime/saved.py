@@ -22,6 +22,8 @@ LARGEST_ERROR = 1 / 16  # of a rebuilt number; the numbers of a normalised row h
 class Saved:
     """The inputs and results of a forward run that backward needs, by name, and the spec of that forward.
 
+    Under ``eps=run`` it has the numbers that follow from eps, too, as NumPy arrays of shape ().
+
     ``overwritten``: inputs that are lost because a result of forward or backward was written over them.
     """
 
@@ -82,7 +84,7 @@ class Rebuilt:
     @property
     def weights(self) -> tuple[Value, ...]:
         """The inputs without rows that the rebuilding reads."""
-        return tuple(p for p in self.graph.params if M not in p.type.axes)
+        return tuple(p for p in self.graph.tensors if M not in p.type.axes)
 
     def errors(self, weights: Mapping[str, Array]) -> Array:
         """[D]: a bound of the error of each rebuilt number of at most 1, infinite where a weight is 0.
@@ -112,9 +114,12 @@ class Rebuilt:
                 lost |= interpret(weight, weights)[eqn.args[0].name] == 0
         return lost
 
-    def check(self, weights: Mapping[str, Array]) -> None:
-        """ArrayError if a weight is so small that rounding the saved result loses the value."""
-        errors = self.errors(weights)
+    def check(self, weights: Mapping[str, Array], numbers: Mapping[str, Array]) -> None:
+        """ArrayError if a weight is so small that rounding the saved result loses the value.
+
+        ``numbers`` are those that a call passes by value.
+        """
+        errors = self.errors({**weights, **numbers})
         worst = int(np.argmax(np.where(np.isnan(errors), np.inf, errors)))
         if errors[worst] <= LARGEST_ERROR:
             return

@@ -1,4 +1,4 @@
-"""The expected time of a schedule in microseconds: physics, with a few constants.
+"""The expected time of a schedule in microseconds: physics, with a few constants; and the order that follows.
 
 A norm is limited by memory traffic. Its time has an overlapping part, the norm of four times: memory bandwidth, the
 latency of rows (Little's law: rows in flight over the time of one), instruction issue, and the start of blocks. The
@@ -7,15 +7,17 @@ other part does not overlap: the launch, the first row, and atomic operations th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from lngen.devices import Device
-from lngen.problem import STAGED, Problem
+from lngen.errors import ScheduleError
+from lngen.problem import STAGED, Problem, Schedule, is_legal
 from lngen.problem.footprint import (
+    MAX_REGISTERS,
     WARP,
     partial_rows,
     register_limit,
@@ -24,7 +26,8 @@ from lngen.problem.footprint import (
     vectors_per_thread,
     widened_registers,
 )
-from lngen.schedule.space import Columns, Numbers
+from lngen.schedule.space import Numbers, Schedules, multipass_space, roomy_space
+from lngen.schedule.table import rows_of, workload
 
 SMEM_BYTES_PER_CYCLE = 128  # of a multiprocessor, from shared memory or the L1 cache: CUDA C++ Programming Guide
 L2_BYTES_PER_CYCLE = 64  # that a multiprocessor reads from the L2 cache: A100 whitepaper
@@ -33,7 +36,7 @@ SHUFFLE_CYCLES = 30  # of a shuffle and the addition after it: arXiv 1903.07486,
 CP_ASYNC_INSTRUCTIONS = 2  # per vector that a thread copies: cp.async and its address
 BULK_FORMS = ("tma", "tma_unaligned")
 PREFETCHED_ROWS = 2  # that a row group holds under ``prefetch``: the one that is computed, and the next one
-# Fields for Columns.each: the registers of a thread depend on BLOCK, the part of a row that it holds on SHARE.
+# Fields for Schedules.each: the registers of a thread depend on BLOCK, the part of a row that it holds on SHARE.
 BLOCK = ("threads", "rows_per_block", "blocks_per_sm")
 SHARE = ("form", "threads", "cluster")
 
@@ -137,7 +140,7 @@ class Features:
     multipass: Numbers
 
 
-def features(c: Columns, p: Problem, rows: int, device: Device) -> Features:
+def features(c: Schedules, p: Problem, rows: int, device: Device) -> Features:
     """The features of schedules for ``rows`` rows on a GPU."""
     same = partial(np.full, len(c), dtype=np.float64)
     inputs, staged, cp_async = len(p.input_sizes), c.has_form(*STAGED), c.has_form("cp_async")
@@ -177,12 +180,12 @@ def features(c: Columns, p: Problem, rows: int, device: Device) -> Features:
     )
 
 
-def _elements(c: Columns, p: Problem) -> Numbers:
+def _elements(c: Schedules, p: Problem) -> Numbers:
     """Elements that a thread holds at a time."""
     return c.each(lambda s: vectors_per_thread(s, p) * p.chunk, *SHARE)
 
 
-def _unpacked(c: Columns, p: Problem, late_weights: Numbers) -> Numbers:
+def _unpacked(c: Schedules, p: Problem, late_weights: Numbers) -> Numbers:
     """[D] inputs that every row unpacks: those of 16 bits that are loaded late or stay packed in registers."""
     options = ("cached_weights", "row_in_registers", "early_release")
     widened = c.each(lambda s: widened_registers(s, p), *SHARE, *options)
@@ -190,7 +193,7 @@ def _unpacked(c: Columns, p: Problem, late_weights: Numbers) -> Numbers:
     return sum(size < 4 for size in p.column_sizes) * np.maximum(late_weights, packed)
 
 
-def _spill_factor(c: Columns, p: Problem, device: Device) -> Numbers:
+def _spill_factor(c: Schedules, p: Problem, device: Device) -> Numbers:
     """Registers needed over those available; 1 without spills."""
     needed = c.each(lambda s: registers(s, p), *SHARE, "prefetch", "cached_weights", "row_in_registers")
     factor: Numbers = np.maximum(1, needed / c.each(lambda s: register_limit(s, device), *BLOCK))
@@ -284,3 +287,54 @@ def _issuing(f: Features, instructions: Numbers, ns_per_cycle: float, device: De
     copies = f.bulk_copies * f.cluster * model.copy
     total: Numbers = rows * ((arithmetic + shared + direct) * ns_per_cycle + copies)
     return total
+
+
+# ---- the fastest first ----
+
+DIGITS = 3  # of a nanosecond, so that rounding on different processors makes no difference
+
+
+def estimated(p: Problem, device: Device, vec: int | None = None, rows: int | None = None) -> list[Schedule]:
+    """The schedules in the order of the model alone, the fastest first."""
+    return list(fastest_first(p, device, vec, rows))
+
+
+def last_resort(p: Problem, device: Device, vec: int | None = None, rows: int | None = None) -> list[Schedule]:
+    """For a problem whose candidates all spill: form multipass with all registers that a thread can have.
+
+    The fastest schedule for each number of threads, the fastest of them first. The kernel of the rows has no column
+    sums, so the model is asked about such a problem.
+    """
+    found = _sorted(multipass_space(p, device), replace(p, column_sums=0), device, vec, _count(p, device, rows))
+    fastest: dict[int, Schedule] = {}
+    for s in found:
+        if register_limit(s, device) == MAX_REGISTERS:
+            fastest.setdefault(s.threads, s)
+    return [*fastest.values()]
+
+
+def fastest_first(p: Problem, device: Device, vec: int | None, rows: int | None) -> Schedules:
+    """As ``estimated``, in columns: a default needs no other schedule than the first."""
+    return _sorted(roomy_space(p, device), p, device, vec, _count(p, device, rows))
+
+
+def _count(p: Problem, device: Device, rows: int | None) -> int:
+    """The rows for which all numbers of their workload class are ranked."""
+    return max(1, rows_of(p, workload(p, rows, device), device))
+
+
+def _sorted(roomy: Schedules, p: Problem, device: Device, vec: int | None, count: int) -> Schedules:
+    """Schedules for whose blocks the GPU has room, the fastest first, without those of which spills are expected."""
+    if vec is not None:
+        narrow = roomy.narrowed(vec)
+        # Narrower accesses break no rule but those about the form and its accesses.
+        allowed = narrow.each(lambda s: s.form != "tma_unaligned" and is_legal(s, p), "form", "vec")
+        roomy = narrow.take(allowed > 0)
+    if not len(roomy):
+        raise ScheduleError(f"no schedule is legal for D={p.d}.")
+    inputs = features(roomy, p, count, device)
+    clean = inputs.spill_factor <= 1
+    # Where the model expects spills of all of them, the compiler decides.
+    places = np.flatnonzero(clean if clean.any() else ~clean)
+    times = np.round(estimates(inputs, device)[places], DIGITS)
+    return roomy.take(places[np.argsort(times, kind="stable")])

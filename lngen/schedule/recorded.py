@@ -22,7 +22,7 @@ from lngen.errors import LngenError, ScheduleError, SpecError
 from lngen.files import parse_json, read, reason
 from lngen.problem import ANY, Problem, Schedule, is_legal, parse_schedule, problem
 from lngen.schedule.model import MODEL, Features, Model, estimates, features
-from lngen.schedule.space import Columns, Numbers
+from lngen.schedule.space import Numbers, Schedules
 from lngen.schedule.table import measured, rows_of, workload
 from lngen.spec import parse_spec
 
@@ -52,7 +52,7 @@ class Point:
 def facts(spec: str) -> Problem:
     """The facts about the graph of a spec."""
     parsed = parse_spec(spec)
-    return problem(parsed.graph(), parsed.d)
+    return problem(parsed.graph(), parsed.d, parsed.strides)
 
 
 def points(paths: Sequence[Path], provider: str = "lngen") -> list[Point]:
@@ -144,8 +144,8 @@ class Sample:
         self.times = np.array([us for p in chosen for us in p.times.values()])
         self.worse = np.log(self.times / np.array([p.best for p in chosen])[self.owner])
         self.lengths = np.array([p.problem.d for p in chosen])
-        self._actual = _joined(features(Columns.of(p.times), p.problem, p.rows, device) for p in chosen)
-        self._typical = _joined(features(Columns.of(p.times), p.problem, typical(p, device), device) for p in chosen)
+        self._actual = _joined(features(Schedules.of(p.times), p.problem, p.rows, device) for p in chosen)
+        self._typical = _joined(features(Schedules.of(p.times), p.problem, typical(p, device), device) for p in chosen)
 
     def scores(self, model: Model, which: Any = None) -> Scores:
         """The scores of the model's choices at ``which`` points (None: all), for the most rows of each class."""

@@ -19,7 +19,7 @@ from lngen.problem.schedule import FORMS, MAX_CLUSTER
 
 Numbers = NDArray[np.float64]
 Places = NDArray[np.intp]
-Row = tuple[int, ...]  # the fields of a schedule in their order, with the number of its form
+Fields = tuple[int, ...]  # the fields of a schedule in their order, with the number of its form
 
 FIELDS = tuple(f.name for f in fields(Schedule))
 FLAG_FIELDS = frozenset(f.name for f in fields(Schedule) if isinstance(f.default, bool))
@@ -32,7 +32,7 @@ STAGES = tuple(range(2, 7))
 NO, FLAGS = (False,), (False, True)
 
 
-class Columns:
+class Schedules:
     """Schedules in a fixed order; their fields are numbers from 0 on.
 
     A formula is computed once for all schedules that are equal in the few fields on which it depends.
@@ -44,15 +44,15 @@ class Columns:
         self._groups: dict[tuple[str, ...], tuple[list[Schedule], Places]] = {}
 
     @classmethod
-    def of_rows(cls, rows: Iterable[Row]) -> Columns:
-        """Rows in their order."""
-        numbers = np.fromiter(chain.from_iterable(rows), dtype=np.int64)
+    def of_fields(cls, listed: Iterable[Fields]) -> Schedules:
+        """Schedules by their fields, in their order."""
+        numbers = np.fromiter(chain.from_iterable(listed), dtype=np.int64)
         return cls(np.ascontiguousarray(numbers.reshape(-1, len(FIELDS)).T))
 
     @classmethod
-    def of(cls, schedules: Iterable[Schedule]) -> Columns:
+    def of(cls, schedules: Iterable[Schedule]) -> Schedules:
         """Schedules in their order."""
-        return cls.of_rows((FORM_NUMBERS[s.form], *(getattr(s, name) for name in FIELDS[1:])) for s in schedules)
+        return cls.of_fields((FORM_NUMBERS[s.form], *(getattr(s, name) for name in FIELDS[1:])) for s in schedules)
 
     def __len__(self) -> int:
         return len(self._table[0])
@@ -75,20 +75,20 @@ class Columns:
         alike, group = self._groups[names]
         return np.array([formula(s) for s in alike], dtype=np.float64)[group]
 
-    def take(self, which: Places | NDArray[np.bool_]) -> Columns:
+    def take(self, which: Places | NDArray[np.bool_]) -> Schedules:
         """The schedules at places, or where a mask is true."""
-        return Columns(self._table[:, which])
+        return Schedules(self._table[:, which])
 
-    def sorted(self) -> Columns:
+    def sorted(self) -> Schedules:
         """The schedules in their natural order."""
         return self.take(np.lexsort(self._table[::-1]))
 
-    def narrowed(self, vec: int) -> Columns:
+    def narrowed(self, vec: int) -> Schedules:
         """The schedules with accesses of at most ``vec`` elements."""
         table = self._table.copy()
         place = FIELDS.index("vec")
         table[place] = np.minimum(table[place], vec)
-        return Columns(table)
+        return Schedules(table)
 
     def _grouped(self, names: tuple[str, ...]) -> tuple[list[Schedule], Places]:
         """A schedule of each group of equal ``names``, and the group of each schedule."""
@@ -104,7 +104,7 @@ class Columns:
         return Schedule(WORDS[form], *(bool(value) if name in FLAG_FIELDS else value for name, value in named))
 
 
-class Options(NamedTuple):
+class Flags(NamedTuple):
     """The options of a schedule that use neither shared memory nor threads."""
 
     prefetch: bool
@@ -123,26 +123,26 @@ def space(p: Problem, device: Device | None = None) -> list[Schedule]:
     return list(_space(p, device or default_device(), roomy=False))
 
 
-def roomy_space(p: Problem, device: Device) -> Columns:
+def roomy_space(p: Problem, device: Device) -> Schedules:
     """The schedules of the space for whose blocks the GPU has room, in the same order."""
     return _space(p, device, roomy=True)
 
 
 @cache
-def multipass_space(p: Problem, device: Device) -> Columns:
+def multipass_space(p: Problem, device: Device) -> Schedules:
     """The schedules of form multipass for whose blocks the GPU has room, also those that are not in the space.
 
     No row and no column sum stays in registers, so they fit where no other form does. They read rows once more than
     others, so short rows, whose row groups the graph has side by side, are not worth a try where another form fits.
     """
     bases = (b for t in _threads(p) if is_legal(b := Schedule("multipass", t, 1, p.run), p))
-    return Columns.of_rows(row for b in bases for row in _variants(b, p, device, roomy=True)).sorted()
+    return Schedules.of_fields(row for b in bases for row in _variants(b, p, device, roomy=True)).sorted()
 
 
 @cache
-def _space(p: Problem, device: Device, roomy: bool) -> Columns:
+def _space(p: Problem, device: Device, roomy: bool) -> Schedules:
     bases = (b for b in _bases(p, device) if is_legal(b, p))
-    return Columns.of_rows(row for b in bases for row in _variants(b, p, device, roomy)).sorted()
+    return Schedules.of_fields(row for b in bases for row in _variants(b, p, device, roomy)).sorted()
 
 
 def _bases(p: Problem, device: Device) -> Iterator[Schedule]:
@@ -184,7 +184,7 @@ def _threads(p: Problem) -> list[int]:
     return [1 << n for n in range(11) if 1 << n <= widest]
 
 
-def _variants(base: Schedule, p: Problem, device: Device, roomy: bool) -> Iterator[Row]:
+def _variants(base: Schedule, p: Problem, device: Device, roomy: bool) -> Iterator[Fields]:
     """The legal variants of a legal base: its stages, its options, and its blocks per multiprocessor.
 
     The combinations here satisfy the rules about options; room in shared memory is computed once for all that use the
@@ -208,13 +208,13 @@ def _variants(base: Schedule, p: Problem, device: Device, roomy: bool) -> Iterat
                     continue
                 if sized.dynamic and not options.row_in_registers and not alone:
                     continue
-                yield _row(sized, blocks, options)
+                yield _fields(sized, blocks, options)
 
 
-def _sized(base: Schedule, p: Problem) -> Iterator[tuple[Schedule, list[Options]]]:
+def _sized(base: Schedule, p: Problem) -> Iterator[tuple[Schedule, list[Flags]]]:
     """The variants of a base that differ in shared memory, and the options of each."""
     if base.form not in STAGED:
-        yield base, _options(base, p)
+        yield base, _flags(base, p)
         return
     stores: tuple[bool, ...] = (base.tma_store,)
     if base.form == "tma" and p.output_sizes and is_legal(replace(base, tma_store=True), p):
@@ -222,14 +222,14 @@ def _sized(base: Schedule, p: Problem) -> Iterator[tuple[Schedule, list[Options]
     taken = base.form != "cp_async" and not p.column_sums and base.threads >= WARP
     schedulers = FLAGS if taken and (base.cluster == 1 or exchanged_values(base, p)) else NO
     for store in stores:
-        listed = _options(replace(base, tma_store=store), p)
+        listed = _flags(replace(base, tma_store=store), p)
         for stages, dynamic in product(STAGES, schedulers):
             sized = replace(base, stages=stages, tma_store=store, dynamic=dynamic)
             if shared_fits(sized, p):
                 yield sized, listed
 
 
-def _options(s: Schedule, p: Problem) -> list[Options]:
+def _flags(s: Schedule, p: Problem) -> list[Flags]:
     """The legal options of a schedule, if a grid barrier can serve its blocks."""
     sums, staged, rows = p.column_sums > 0, s.form in STAGED, s.form == "registers"
     found = product(
@@ -240,10 +240,10 @@ def _options(s: Schedule, p: Problem) -> list[Options]:
         FLAGS if s.form == "tma" and not s.tma_store else NO,
         FLAGS if staged and sums and s.cluster > 1 else NO,
     )
-    return [o for o in map(Options._make, found) if o.row_in_registers or not o.early_release]
+    return [o for o in map(Flags._make, found) if o.row_in_registers or not o.early_release]
 
 
-def _row(s: Schedule, blocks: int, o: Options) -> Row:
+def _fields(s: Schedule, blocks: int, o: Flags) -> Fields:
     """A schedule with options, and ``blocks`` instead of one block per multiprocessor."""
     return (
         FORM_NUMBERS[s.form], s.threads, s.rows_per_block, s.vec, blocks, o.prefetch, s.stages, s.cluster,

@@ -7,10 +7,10 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from lngen.config import PACKAGE
 from lngen.devices import Device
 from lngen.problem import ANY, Problem, Schedule, is_legal, parse_schedule
 from lngen.problem.footprint import BULK, has_room
@@ -128,17 +128,12 @@ def fitted(entry: Schedule, p: Problem, device: Device) -> list[Schedule]:
 @cache
 def tables() -> tuple[Table, ...]:
     """Every table that is shipped."""
-    found = sorted(files("lngen.devices").joinpath("tables").iterdir(), key=lambda f: f.name)
-    return tuple(_parse(f.read_text(encoding="utf-8")) for f in found if f.name.endswith(".toml"))
+    return tuple(map(read, sorted((PACKAGE / "devices" / "tables").glob("*.toml"))))
 
 
 def read(path: Path) -> Table:
     """The table in a file."""
-    return _parse(path.read_text(encoding="utf-8"))
-
-
-def _parse(text: str) -> Table:
-    data: dict[str, Any] = tomllib.loads(text)
+    data: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     device, arch = data.pop("device"), data.pop("arch")
     entries: dict[Key, dict[int, str]] = {}
     for direction, sizes in data.items():

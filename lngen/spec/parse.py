@@ -9,9 +9,9 @@ from typing import Any, NoReturn
 
 from lngen.errors import SpecError, short
 from lngen.graphs import GRAPHS, Chosen, Definition, GraphBuilder, Option, Options, definition_from, split_source
-from lngen.ir import ORDERS, DType
-from lngen.numbers import decimal, whole
+from lngen.ir import DEFAULT_EPS, ORDERS, RUN, DType, Run
 from lngen.spec.spec import Spec
+from lngen.user_input import decimal, whole
 
 
 def some_of(text: str, key: str, value: Any, known: list[str]) -> tuple[str, ...] | None:
@@ -68,12 +68,13 @@ def wrong(text: str, what: str, got: Any, known: list[str] | tuple[str, ...]) ->
 
 MAX_D = 2**30
 MAX_BLOCKS = 4096
+MAX_STRIDES = 2
 DIRECTIONS = ("fwd", "bwd")
 SAVES = ("stats", "none")  # or names of results
 # The keys of specs, and further arguments of compile.
 KEYS = (
     "d", "dtype", "weight", "out", "eps", "save", "wrt", "of", "grad", "accumulate", "blocks", "order",
-    "graph", "schedule", "lock",
+    "strides", "graph", "schedule", "lock",
 )  # fmt: skip
 BACKWARD_KEYS = ("wrt", "of", "grad", "accumulate", "blocks")
 
@@ -128,22 +129,9 @@ def make_spec(definition: Definition, direction: str, options: dict[str, Any], t
     definition = replace(definition)  # which describes its graph once for this spec, and anew for the next
     by_default = definition.builder(Options(*definition.declared or (DType.F32,) * 3))
     declared = _declared_options(by_default, definition.name)
-    known = [
-        "d",
-        "dtype",
-        "weight",
-        "out",
-        *["eps"] * (by_default.takes_eps or definition.declared is not None),
-        "save",
-        "order",
-        *declared,
-    ]
-    known += BACKWARD_KEYS if direction == "bwd" else ()
-    for key in options:
-        if key not in known:
-            wrong(text, "key", key, known)
-    if "d" not in options:
-        raise SpecError(f"spec '{text}': 'd', the number of features per row, is missing; add for example d=4096.")
+    takes_eps = by_default.takes_eps or definition.declared is not None
+    known = ["d", "dtype", "weight", "out", *["eps"] * takes_eps, "save", "order", "strides", *declared]
+    _check_keys(text, options, [*known, *(BACKWARD_KEYS if direction == "bwd" else ())])
     dtype, weight, out = _dtypes(definition, options, text)
     chosen = tuple(
         (name, value)
@@ -153,16 +141,39 @@ def make_spec(definition: Definition, direction: str, options: dict[str, Any], t
     order = short(options.get("order", ORDERS[0]))
     if order not in ORDERS:
         wrong(text, "order", order, ORDERS)
-    eps = decimal(options.get("eps", 1e-5), 0, 1)
-    if eps is None or eps == 1:
-        raise SpecError(f"spec '{text}': 'eps' is expected to be a number from 0 to 1, got '{short(options['eps'])}'.")
+    eps = _eps(text, definition, options)
     d = whole_number(text, "d", options["d"], MAX_D)
     blocks = options.get("blocks")
     if blocks is not None:
         blocks = whole_number(text, "blocks", blocks, MAX_BLOCKS)
-    spec = Spec(definition, direction, d, dtype, weight, out, eps, chosen, blocks=blocks, order=order)
+    strides = whole_number(text, "strides", options.get("strides", 1), MAX_STRIDES)
+    spec = Spec(definition, direction, d, dtype, weight, out, eps, chosen, blocks=blocks, order=order, strides=strides)
+    if eps == RUN and not definition.by_value(spec.options):
+        raise SpecError(f"spec '{text}': the graph uses no eps with these options; leave eps=run away.")
     spec = replace(spec, save=_save(text, options.get("save", "stats"), spec))
     return _backward_keys(text, spec, options) if direction == "bwd" else spec
+
+
+def _eps(text: str, definition: Definition, options: Mapping[str, Any]) -> float | Run:
+    """The number, or ``run``; a graph that is given as it stands has it in its parameters or in its constants."""
+    given = options.get("eps", DEFAULT_EPS)
+    if definition.declared:
+        return RUN if definition.by_value(Options(*definition.declared)) else DEFAULT_EPS
+    if isinstance(given, str) and given == RUN:
+        return RUN
+    eps = decimal(given, 0, 1)
+    if eps is None or eps == 1:
+        raise SpecError(f"spec '{text}': 'eps' is expected to be a number from 0 to 1, or run, got '{short(given)}'.")
+    return eps
+
+
+def _check_keys(text: str, options: dict[str, Any], known: list[str]) -> None:
+    """SpecError for a key that is not among the known ones, and without the one that has no default."""
+    for key in options:
+        if key not in known:
+            wrong(text, "key", key, known)
+    if "d" not in options:
+        raise SpecError(f"spec '{text}': 'd', the number of features per row, is missing; add for example d=4096.")
 
 
 def _save(text: str, value: object, spec: Spec) -> str:
@@ -202,7 +213,8 @@ def _dtypes(definition: Definition, options: dict[str, Any], text: str) -> tuple
     dtype = dtype_of(text, "dtype", options.get("dtype", declared[0] if declared else "f32"))
     weight = dtype_of(text, "weight", options.get("weight", declared[1] if declared else dtype))
     out = dtype_of(text, "out", options.get("out", declared[2] if declared else dtype))
-    if declared and (declared != (dtype, weight, out) or "eps" in options):
+    takes_eps = declared and definition.by_value(Options(*declared)) and short(options.get("eps")) == RUN
+    if declared and (declared != (dtype, weight, out) or ("eps" in options and not takes_eps)):
         keys = ", ".join(f"{key}={value}" for key, value in zip(("dtype", "weight", "out"), declared, strict=True))
         raise SpecError(
             f"spec '{text}': graph '{definition.name}' is given with its dtypes and constants ({keys}); leave the keys "

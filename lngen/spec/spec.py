@@ -14,10 +14,10 @@ from functools import cached_property
 from lngen import passes
 from lngen.errors import DerivativeError, SpecError
 from lngen.graphs import GRAPHS, Chosen, Definition, Options
-from lngen.ir import ORDERS, DType, Graph, M, compute_dtype
+from lngen.ir import DEFAULT_EPS, ORDERS, RUN, DType, Graph, M, Run, compute_dtype
 
 # Words that are not names of inputs; 'no' and 'q' are prefixes of such names.
-_OTHER_WORDS = re.compile(r"(w|out|grad)(f16|bf16|f32|f64)|(eps|save|blocks|order|no|q).*|wrt|of|acc|set")
+_OTHER_WORDS = re.compile(r"(w|out|grad)(f16|bf16|f32|f64)|(eps|save|blocks|order|no|q).*|wrt|of|acc|set|strides2")
 
 
 def c_word(name: str) -> str:
@@ -63,11 +63,13 @@ LONGEST_SLUG = 128  # a file name is a spec's slug, a schedule's, an arch and an
 class Spec:
     """A graph, its direction and all that its kernels are specialised on.
 
-    ``chosen`` holds the graph's options whose value differs from the default, ``wrt`` the inputs by which a backward
-    differentiates, ``of`` the results it has cotangents of (None: all outputs), ``grad`` the dtype of the gradients of
-    inputs without rows (None: each input's own), ``accumulate`` the inputs whose gradient is added to an array,
-    ``blocks`` the number of blocks that share the rows of its column sums (None: a number that is the same on every
-    GPU). ``order`` is the version of the rule that orders the sums.
+    ``eps`` is a number, or ``run``: every call passes it by value. ``chosen`` holds the graph's options whose value
+    differs from the default, ``wrt`` the inputs by which a backward differentiates, ``of`` the results it has
+    cotangents of (None: all outputs), ``grad`` the dtype of the gradients of inputs without rows (None: each input's
+    own), ``accumulate`` the inputs whose gradient is added to an array, ``blocks`` the number of blocks that share the
+    rows of its column sums (None: a number that is the same on every GPU). ``order`` is the version of the rule that
+    orders the sums. ``strides`` is the number of distances between rows that each [M, D] tensor has, 1 or 2; it changes
+    no bit.
     """
 
     definition: Definition
@@ -76,7 +78,7 @@ class Spec:
     dtype: DType
     weight: DType
     out: DType
-    eps: float = 1e-5
+    eps: float | Run = DEFAULT_EPS
     chosen: tuple[tuple[str, Chosen], ...] = ()
     wrt: tuple[str, ...] | None = None
     save: str = "stats"
@@ -85,13 +87,14 @@ class Spec:
     order: str = ORDERS[0]
     grad: DType | None = None
     accumulate: tuple[str, ...] = ()
+    strides: int = 1
 
     def __str__(self) -> str:
         keys = [f"d={self.d}", f"dtype={self.dtype}"]
         keys += [f"weight={self.weight}"] if self.weight is not self.dtype else []
         keys += [f"out={self.out}"] if self.out is not self.dtype else []
         keys += [f"{name}={text_of(value)}" for name, value in self.chosen]
-        keys += [f"eps={self.eps!r}"] if self.eps != 1e-5 else []
+        keys += [f"eps={text_of(self.eps)}"] if self.eps != DEFAULT_EPS else []
         keys += [f"save={self.save}"] if self.save != "stats" else []
         keys += [f"wrt={'+'.join(self.wrt)}"] if self.wrt is not None else []
         keys += [f"of={'+'.join(self.of)}"] if self.of is not None else []
@@ -99,7 +102,18 @@ class Spec:
         keys += [f"accumulate={'+'.join(self.accumulate)}"] if self.accumulate else []
         keys += [f"blocks={self.blocks}"] if self.blocks is not None else []
         keys += [f"order={self.order}"] if self.order != ORDERS[0] else []
+        keys += [f"strides={self.strides}"] if self.strides != 1 else []
         return f"{self.graph_name}.{self.direction}:{','.join(keys)}"
+
+    @property
+    def eps_or_default(self) -> float:
+        """The eps that checks and benchmarks pass: the spec's own, or the default where every call gives one."""
+        return DEFAULT_EPS if self.eps == RUN else self.eps
+
+    @property
+    def baked(self) -> Spec:
+        """The same spec with that eps built in."""
+        return replace(self, eps=self.eps_or_default)
 
     @property
     def builtin(self) -> bool:
@@ -142,7 +156,7 @@ class Spec:
         words += [f"w{self.weight}"] if self.weight is not self.dtype else []
         words += [f"out{self.out}"] if self.out is not self.dtype else []
         words += [f"{'' if on else 'no'}{word(name)}" for name, on in self.chosen if isinstance(on, bool)]
-        words += [f"eps{number_word(self.eps)}"] if self.eps != 1e-5 else []
+        words += [f"eps{value_word(self.eps, str)}"] if self.eps != DEFAULT_EPS else []
         if self.save == "none":
             words += ["savenone"]
         elif self.save != "stats":
@@ -153,6 +167,7 @@ class Spec:
         words += ["acc", *map(word, self.accumulate)] if self.accumulate else []
         words += [f"blocks{self.blocks}"] if self.blocks is not None else []
         words += [f"order{self.order}"] if self.order != ORDERS[0] else []
+        words += [f"strides{self.strides}"] if self.strides != 1 else []
         others = [(name, value) for name, value in self.chosen if not isinstance(value, bool)]
         words += ["set"] if others else []
         words += [w for name, value in others for w in (word(name), value_word(value, word))]

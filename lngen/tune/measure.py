@@ -21,7 +21,7 @@ from lngen.check.inputs import POISON, random_inputs
 from lngen.compile import Compilation
 from lngen.errors import LngenError
 from lngen.interpret import interpret
-from lngen.ir import WIDE, D, Graph, M, Value, is_number_fold, is_row_fold
+from lngen.ir import WIDE, D, Graph, M, Value, bits_of, is_number_fold, is_row_fold, values_of
 from lngen.ir.numerics import Array
 from lngen.passes import extract
 from lngen.runtime.launcher import Launcher, device_arch
@@ -69,7 +69,9 @@ class Bits:
         wanted = interpret(self._rows_graph, self._only(self._rows_graph))
         self._wanted = {n: xp.asarray(raw(a)) for n, a in wanted.items()}
         self._columns: dict[int, tuple[Any, dict[str, Any]]] = {m: self._column_sums(m) for m in self.checked_rows}
-        self.inputs = {n: self._repeated(xp.asarray(raw(a)), self.graph.param(n)) for n, a in self._inputs.items()}
+        self.inputs = {v.name: self._repeated(xp.asarray(raw(self._inputs[v.name])), v) for v in self.graph.tensors}
+        numbers = values_of(self.graph, spec.eps_or_default)
+        self.values = {name: bits_of(number) for name, number in numbers.items()}
 
     def empty(self, rows: int) -> dict[str, Any]:
         """Results full of poison."""
@@ -267,6 +269,7 @@ class GpuMeasurer:
             for rows in bits.checked_rows:
                 results = bits.empty(rows)
                 bound = launcher.bind(rows, dict.fromkeys(launcher.tensors, bits.spec.d))
+                bound.give(bits.values)
                 workspace = self._xp.full(max(1, bound.workspace_bytes), POISON, "u1")
                 arrays = bits.inputs | results
                 address = self._timer.pointer(workspace)
@@ -315,6 +318,7 @@ class GpuMeasurer:
     def _launch(self, candidate: Candidate) -> timing.Launch:
         launcher = self._launcher(candidate)
         bound = launcher.bind(self._bits.rows, dict.fromkeys(launcher.tensors, self._bits.spec.d))
+        bound.give(self._bits.values)
         # One workspace: in use it is equally warm.
         workspace = self._xp.empty(max(1, -(-bound.workspace_bytes // 8)))
         address = self._timer.pointer(workspace)

@@ -255,6 +255,46 @@ def test_the_manifest_states_its_rules(both: Any) -> None:
     assert all(key in rules["classes"] for key in ("row_bytes", "most_bytes", "multiprocessors"))
 
 
+def test_the_manifest_of_rows_at_two_distances(tmp_path: Path) -> None:
+    """Both strides of a tensor, the arguments that hold them, and how an address follows; of one distance nothing."""
+    text = "rmsnorm.fwd:d=128,dtype=bf16"
+    build([text, f"{text},strides=2"], tmp_path, emit="cu")
+    one, two = sets(tmp_path).values()
+    assert (one["spec"]["strides"], two["spec"]["strides"]) == (1, 2)
+    rule = "row r of a tensor begins (r / inner) * outer_stride + (r % inner) * stride elements after its pointer"
+    assert rule in manifest(tmp_path)["rules"]["two_distances"]
+    assert "outer" not in json.dumps(one)
+    for tensor in two["tensors"]:
+        wide = tensor["axes"] == ["M", "D"]
+        assert ("outer_stride_multiple" in tensor) == wide
+        if wide:
+            assert tensor["outer_stride_multiple"] == tensor["row_stride_multiple"] == 8
+            assert "; outer stride a multiple of 8" in tensor["layout"]
+            assert tensor["layout"].endswith(", rows do not overlap") == (tensor["role"] == "output")
+    (kernel,) = two["kernels"]
+    kinds = [(a["kind"], a["tensor"]) for a in kernel["arguments"] if a["ctype"] == "long long"]
+    strides = [(kind, name) for name in ("x", "y") for kind in ("outer_stride", "stride")]
+    assert kinds == [("rows", None), ("inner", None), *strides]
+
+
+def test_the_manifest_says_what_a_value_follows_from_and_how(tmp_path: Path) -> None:
+    """Arguments of other kinds are as they were."""
+    guarded = "l2norm.fwd:d=64,dtype=f64,guard=max,eps=run"
+    build([FWD, f"{FWD},eps=run", guarded], tmp_path, emit="cu")
+    plain, run, square = (sets(tmp_path)[plan(text).name] for text in (FWD, f"{FWD},eps=run", guarded))
+    arguments = [{a["name"]: a for a in e["kernels"][0]["arguments"]} for e in (plain, run, square)]
+    value = {"kind": "value", "tensor": None, "of": "eps"}
+    own = {"name": "eps", "ctype": "float", "dtype": "f32", "number": "eps", "rule": "eps"}
+    assert arguments[1].pop("eps") == own | value
+    assert arguments[1] == arguments[0]
+    assert (
+        arguments[2]["eps2"].items() >= {"ctype": "double", "dtype": "f64", "rule": "max(eps * eps, 0x1p-126)"}.items()
+    )
+    assert [t["name"] for t in run["tensors"]] == [t["name"] for t in plain["tensors"]]
+    assert (run["spec"]["eps"], run["spec"]["inputs"]) == ("run", plain["spec"]["inputs"])
+    assert "a value has the size of its ctype" in manifest(tmp_path)["rules"]["arguments"]
+
+
 # ---- what is refused ----
 
 BULK = "form=tma,threads=8,rows_per_block=128,vec=8,stages=2"

@@ -22,7 +22,7 @@ from lngen import files
 from lngen.aot import manifest
 from lngen.errors import LngenError
 from lngen.files import sha256
-from lngen.launch.pack import FILE_NAME, Pack
+from lngen.launch.pack import FILE_NAME, PackFolder
 from packs import dispatch, kernel_set, put
 
 Sets = Mapping[str, Mapping[str, bytes]]  # kernel sets by name, each with its files
@@ -400,7 +400,7 @@ def test_any_manifest_is_read_or_one_sentence_and_nothing_of_others_is_lost(tmp_
     (tmp_path / "mine").write_bytes(b"mine")
     before = contents(tmp_path)
     try:
-        Pack(tmp_path)
+        PackFolder(tmp_path)
         put(tmp_path, {"a": {"a.cu": b"a"}})
     except LngenError:
         assert contents(tmp_path) == before

@@ -13,7 +13,7 @@ from jsonschema import Draft202012Validator
 import lngen
 from lngen.aot import manifest
 from lngen.aot.verify import verify
-from lngen.launch.pack import FILE_NAME, Pack, check_document
+from lngen.launch.pack import FILE_NAME, PackFolder, check_document
 from own_graphs import own
 from packs import at, changed, is_named, places, with_wrong_values, without_keys
 
@@ -26,7 +26,8 @@ BUILDS: dict[str, tuple[Any, dict[str, Any]]] = {
     "own graph": (own("add_rmsnorm", "bwd"), {"emit": "cu"}),
     "single launch": (BWD, {"emit": "cu,fatbin", "schedule": SINGLE}),
     "every class": ("layernorm.fwd:d=24,dtype=f16,weight=f32", {"emit": "cu", "rows": "all"}),
-    "options": ("rmsnorm.bwd:d=24,dtype=f32,wrt=x,accumulate=x", {"emit": "cu"}),
+    "options": ("rmsnorm.bwd:d=24,dtype=f32,wrt=x,accumulate=x,strides=2", {"emit": "cu"}),
+    "eps at run time": ("l2norm.fwd:d=64,dtype=f64,guard=max,eps=run", {"emit": "cu"}),
 }
 
 
@@ -119,6 +120,7 @@ def test_a_key_that_is_missing_is_refused(rich: Any) -> None:
 ALLOWED = {
     ("kernel_sets.*.spec.eps", "1.5"),
     ("kernel_sets.*.spec.grad", "None"),
+    *(("kernel_sets.*.spec.options.*", v) for v in ("", "-1", "1.5", "True")),
     ("specs.*.images.*.classes.*.otherwise", "None"),
     ("kernel_sets.*.kernels.*.grid.x.limit", "None"),
     ("kernel_sets.*.compile.include", "None"),
@@ -142,14 +144,15 @@ def test_a_key_too_many_is_refused(rich: Any) -> None:
         assert not VALIDATOR.is_valid(changed(rich, (*place, "more"), 1)), place
 
 
+VALUE = {"tensor": None, "number": "eps", "dtype": "f32", "of": "eps", "rule": "eps"}
 ARGUMENTS = [
     (
-        {"name": "eps_", "ctype": "float", "kind": "value", "tensor": None, "dtype": "f32", "of": "eps", "rule": "D"},
+        {"name": "eps_", "ctype": "float", "kind": "value", **VALUE},
         True,
     ),
-    ({"name": "eps_", "ctype": "double", "kind": "value", "tensor": None, "of": "eps", "rule": "eps"}, True),
+    ({"name": "eps_", "ctype": "double", "kind": "value", **VALUE, "dtype": "f64"}, True),
     ({"name": "eps_", "ctype": "float", "kind": "value", "tensor": None}, False),
-    ({"name": "eps_", "ctype": "long long", "kind": "value", "tensor": None, "of": "eps", "rule": "eps"}, False),
+    ({"name": "eps_", "ctype": "long long", "kind": "value", **VALUE}, False),
     ({"name": "inner_", "ctype": "long long", "kind": "inner", "tensor": None}, True),
     ({"name": "inner_", "ctype": "long long", "kind": "inner", "tensor": "x"}, False),
     ({"name": "x_outer_", "ctype": "long long", "kind": "outer_stride", "tensor": "x"}, True),
@@ -180,7 +183,7 @@ def test_whatever_a_manifest_lacks_a_program_says_it_in_a_sentence(build: Any, r
             refused.append(str(error))
             continue
         (tmp_path / FILE_NAME).write_text(json.dumps(document))
-        repr(Pack(tmp_path))
+        repr(PackFolder(tmp_path))
         if any(part in rule for part in ("files", "compile", "version")):
             verify(tmp_path)
     assert len(refused) > 600

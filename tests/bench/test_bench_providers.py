@@ -17,6 +17,7 @@ from lngen.bench.providers import THREADS, Ceiling, OverlappedCeiling, buffers, 
 from lngen.bench.tasks import CEILINGS, LATENCY, MOVES, Task, ceiling_bytes, ceiling_of, make_task
 from lngen.errors import LngenError, MissingError, ScheduleError
 from lngen.ptx import parse, run_kernel
+from lngen.spec import parse_spec
 from lngen.toolchain import compile_ptx
 from own_graphs import own
 
@@ -46,6 +47,15 @@ def test_lngen_is_launched_with_every_array_of_its_graph(
             assert pointers <= taken[-1]
             assert {one.stream for one in gpu.launched} == {stream}
         assert {*prepared.results(0)} == {*case.outputs}
+
+
+def test_lngen_passes_the_default_eps_by_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = FakeGpu(monkeypatch)
+    monkeypatch.setattr("lngen.bench.providers.device_arch", lambda device: "sm_90")
+    (case,) = make_cases(Task((parse_spec("rmsnorm.fwd:d=24,eps=run"),), 4), 2, CpuGpu())
+    assert case.inputs == ("x", "gamma")
+    known()["lngen"].prepare(case).launch(7, 1)
+    assert [one.values["eps"] for one in gpu.launched] == [int(np.float32(1e-5).view(np.uint32))]
 
 
 def test_lngen_has_the_schedule_and_the_overlap_that_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ ROWS = 5
 ALL = [
     *(f"{norm}.fwd:d=24,dtype=f64" for norm in ("layernorm", "rmsnorm")),
     "layernorm.fwd:d=7,dtype=f64,gamma=no,beta=no",
+    "rmsnorm.fwd:d=7,dtype=f64,eps=run",
     *OWN,
 ]
 
@@ -41,7 +42,7 @@ def tensor(array: Array) -> Any:
 
 
 def called(graph: Graph, inputs: dict[str, Array], **options: bool) -> dict[str, Any]:
-    results = torch_function(graph, **options)(*(tensor(inputs[p.name]) for p in graph.params))
+    results = torch_function(graph, **options)(*(tensor(inputs[p.name]) for p in graph.tensors))
     return {r.name: t for r, t in zip(graph.results, results, strict=True)}
 
 
@@ -73,10 +74,10 @@ def test_autograd_agrees_with_the_derived_backward(text: str) -> None:
     spec = spec_of(text, "bwd")
     inputs = random_inputs(spec, ROWS) | forward_inputs(spec, ROWS)
     forward = spec.with_direction("fwd").forward()
-    leaves = [tensor(inputs[p.name]).requires_grad_() for p in forward.params]
+    leaves = [tensor(inputs[p.name]).requires_grad_() for p in forward.tensors]
     outputs = torch_function(forward, wide=True)(*leaves)[: len(spec.differentiated)]
     gradients = torch.autograd.grad(outputs, leaves, [tensor(inputs[f"d{n}"]) for n in spec.differentiated])
-    got = {f"d{p.name}": g for p, g in zip(forward.params, gradients, strict=True)}
+    got = {f"d{p.name}": g for p, g in zip(forward.tensors, gradients, strict=True)}
     wanted = interpret(spec.graph(), {p.name: inputs[p.name] for p in spec.graph().params})
     wanted |= {name: wanted[same] for name, same in spec.graph().shared.items()}  # dresidual is dx
     assert {*got} == {*wanted}

@@ -43,6 +43,24 @@ def test_what_is_right_passes(norm: str, way: str, options: str) -> None:
     assert all(r.ok for r in results)
 
 
+@pytest.mark.parametrize("text", ["layernorm.fwd:d=33,eps=run", "l2norm.bwd:d=8,guard=max,eps=run,save=none"])
+def test_an_eps_at_run_time_is_checked_with_several_values(text: str) -> None:
+    """The oracle's bounds are for the default; bits are compared for others as well, 0 among them."""
+    pytest.importorskip("cupy")
+    results = list(check.check_spec(parse_spec(text), on="ptx", rows=(0, 3)))
+    assert all(r.ok for r in results), [r for r in results if not r.ok]
+    passed = [(r.rows, r.detail.partition(":")[0]) for r in results if r.what == "ptx"]
+    assert passed == [(0, "eps=1e-05"), (3, "eps=1e-05"), (3, "eps=0"), (3, "eps=1e-12"), (3, "eps=0.5")]
+    assert [r.rows for r in results if r.what in ("oracle", "float64")] == [3]
+
+
+def test_a_kernel_that_ignores_the_eps_of_a_call_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cupy")
+    monkeypatch.setattr("lngen.ptx.call.bits_of", lambda value: int(np.float32(1e-5).view(np.uint32)))
+    results = list(check.check_spec(parse_spec("rmsnorm.fwd:d=33,eps=run"), on="ptx", rows=(3,)))
+    assert [r.detail.partition(":")[0] for r in results if not r.ok] == ["eps=0", "eps=1e-12", "eps=0.5"]
+
+
 @pytest.mark.parametrize("text", ["layernorm.fwd:d=64", "layernorm.bwd:d=64,dtype=bf16", "rmsnorm.bwd:d=64,dtype=f64"])
 def test_a_wrong_number_in_any_result_is_caught(text: str) -> None:
     spec = parse_spec(text)

@@ -13,11 +13,19 @@ import pytest
 from click.testing import CliRunner, Result
 
 import sampling
-from lngen.check.conform import Contract, LngenTarget, Outcome, conform, find_target, select
-from lngen.check.conform.conformance import CASES
-from lngen.check.conform.implementations import NumpyTarget, RaisedError, TorchTarget, clone, laid
+from lngen.check.conform import CASES, Outcome, conform, select
+from lngen.check.conform.implementations import (
+    LngenTarget,
+    NumpyTarget,
+    RaisedError,
+    TorchTarget,
+    clone,
+    find_target,
+    laid,
+)
 from lngen.check.conform.memory_cases import strided, transposed, unaligned
 from lngen.check.conform.number_cases import in_ulps
+from lngen.check.conform.suites import Contract
 from lngen.cli import cli
 from lngen.errors import CheckError, MissingError, SpecError
 from lngen.graphs import Definition, GraphBuilder

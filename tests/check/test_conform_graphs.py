@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from lngen.check.conform import GraphSuite, LngenTarget, Outcome, conform_graph, select
-from lngen.check.conform.conformance import CASES
-from lngen.check.conform.implementations import Ran
+from lngen.check.conform import CASES, Outcome, conform_graph, select
+from lngen.check.conform.implementations import LngenTarget, Ran
+from lngen.check.conform.suites import GraphSuite
 from lngen.cli import cli
 from lngen.errors import SpecError
 from lngen.graphs import Definition, GraphBuilder
@@ -50,6 +50,13 @@ def outcomes(spec: Spec, cases: str = "", change: Change | None = None) -> dict[
 
 def with_status(found: dict[str, Outcome], status: str) -> set[str]:
     return {name for name, o in found.items() if o.status == status}
+
+
+@pytest.mark.parametrize("text", ["rmsnorm.bwd:d=96", "l2norm.bwd:d=96,guard=max"])
+def test_conform_passes_the_default_eps_by_value(text: str) -> None:
+    run, fixed = (with_status(outcomes(parse_spec(f"{text}{keys}")), "pass") for keys in (",eps=run", ""))
+    assert run == fixed
+    assert len(run) > 12
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])

@@ -147,7 +147,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     os.mkfifo(tmp_path / FIFO)
     for name in ("compile_cubin", "compile_ptx"):
         monkeypatch.setattr(import_module("lngen.compile"), name, missing)
-    monkeypatch.setattr("lngen.cli.dask_cluster.import_module", missing)
+    monkeypatch.setattr("lngen.cli.shared_options.import_module", missing)
     for name in ("check.matrix.conditions", "bench.torch_gpu.find_gpu", "aot.build.compile_ptx"):
         monkeypatch.setattr(f"lngen.{name}", missing, raising=False)
     for name in ("runtime.launcher", "cli.run_files", "bench.torch_gpu"):

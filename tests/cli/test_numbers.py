@@ -13,9 +13,9 @@ import lngen
 from fuzz import fuzzed
 from lngen.devices import capability
 from lngen.errors import ScheduleError, SpecError
-from lngen.numbers import LARGEST, decimal, whole
 from lngen.problem import Schedule, parse_schedule
 from lngen.spec import parse_spec
+from lngen.user_input import LARGEST, decimal, whole
 
 # What int() or float() would take, or stumble over.
 WRONG = ("", "²", "\uff14", "٣", "1_0", " 1", "1 ", "+1", "-1", "0x1", "9" * 400, "9" * 5000, "1" + "0" * 32, "\udc80")

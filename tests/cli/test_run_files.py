@@ -117,6 +117,34 @@ def test_run_launches_an_overlapping_call_only_if_asked(tmp_path: Path, monkeypa
     assert asked == [False, True]
 
 
+@pytest.mark.parametrize("on", ["interpreter", "ptx"])
+@pytest.mark.parametrize("eps", ["1e-6", "0", "-0.25", "3"])
+def test_run_passes_an_eps_by_value(tmp_path: Path, on: str, eps: str) -> None:
+    spec = parse_spec("rmsnorm.fwd:d=64,eps=run")
+    arrays = random_inputs(spec, 3, eps=float(eps))
+    files = save(tmp_path, {v.name: arrays[v.name] for v in spec.graph().tensors})
+    prints("run", str(spec), "--in", files, "--eps", eps, "--out", f"y={tmp_path}/y.npy", "--on", on)
+    assert np.load(tmp_path / "y.npy").tobytes() == interpret(spec.graph(), arrays)["y"].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("spec", "option", "message"),
+    [
+        ("rmsnorm.fwd:d=64,dtype=f32,eps=run", [], "takes eps when it runs, which is missing; add for example --eps"),
+        (
+            FWD,
+            ["--eps", "1e-6"],
+            f"--eps: '{FWD}' does not take eps when it runs; leave --eps out, or give a spec with",
+        ),
+        (FWD, ["--eps", "nan"], "expected a finite number, got 'nan'."),
+        (FWD, ["--eps", "--1"], "expected a finite number, got '--1'."),
+    ],
+)
+def test_run_refuses_an_eps(tmp_path: Path, spec: str, option: list[str], message: str) -> None:
+    given = ["--in", f"x={tmp_path}/x.npy", "--out", f"y={tmp_path}/y.npy"]
+    assert message in fails(2, "run", spec, *given, *option)
+
+
 # ---- refusals ----
 
 

@@ -15,7 +15,7 @@ from lngen.graphs import GRAPHS
 from lngen.interpret import interpret
 from lngen.problem import Schedule, fits
 from lngen.problem.footprint import has_room
-from lngen.schedule import space
+from lngen.schedule.space import space
 from lngen.spec import parse_spec
 from test_family import KEYS, backward_of, text
 

@@ -119,7 +119,7 @@ def test_an_output_that_is_optional() -> None:
 
 # ---- texts ----
 
-LAYERNORM = "d, dtype, weight, out, eps, save, order, zero_centred, gamma, beta"
+LAYERNORM = "d, dtype, weight, out, eps, save, order, strides, zero_centred, gamma, beta"
 
 TEXTS = [
     ("layernorm.fwd:d=8,gamma=maybe", "there is no gamma 'maybe', expected one of yes, no."),
@@ -151,7 +151,7 @@ TEXTS = [
     ("cross_entropy.bwd:d=8,wrt=target", "there is no wrt 'target', expected one of x."),
     ("layernorm.bwd:d=0", "'d' is expected to be a whole number from 1 to 1073741824, got '0'."),
     ("layernorm.bwd:d=8,blocks=5000", "'blocks' is expected to be a whole number from 1 to 4096, got '5000'."),
-    ("layernorm.bwd:d=8,eps=1", "'eps' is expected to be a number from 0 to 1, got '1'."),
+    ("layernorm.bwd:d=8,eps=1", "'eps' is expected to be a number from 0 to 1, or run, got '1'."),
     ("layernorm.bwd:d=8,order=v0", "there is no order 'v0', expected one of v1."),
     ("layernorm.bwd:d=8,d=9", "'d' is given twice."),
     ("layernorm.bwd:d", "expected 'key=value', got 'd'."),

@@ -31,7 +31,7 @@ from lngen.problem import Schedule, problem
 from lngen.ptx import run_plan
 from lngen.runtime.direction import Call
 from lngen.runtime.norm import Norm
-from lngen.schedule import space
+from lngen.schedule.space import space
 from lngen.spec import Spec, make_spec, parse_spec
 
 Describe = Callable[[GraphBuilder], None]

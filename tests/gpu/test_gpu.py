@@ -371,6 +371,51 @@ def test_bulk_copies_give_way_where_arrays_are_not_aligned(put: Put, offset: int
     assert_same({"y": y} | gradients(norm.backward(placed(inputs["dy"]), saved)), want)
 
 
+@pytest.mark.parametrize("put", PUT)
+@pytest.mark.parametrize(
+    ("d", "gap", "dtype"), [(128, 0, "bf16"), (64, 3, "f32"), (1000, 0, "bf16"), (1000, 1, "bf16"), (12288, 8, "bf16")]
+)
+def test_heads_of_packed_projections(put: Put, d: int, gap: int, dtype: str) -> None:
+    """x, dy and dx are q, k and v of projections [T, 3 * H * D + gap]; y takes the place of q. The rest stays."""
+    tokens, heads = 19, 4
+    norm = runtime.compile("rmsnorm", d=d, dtype=dtype, strides=2)
+    inputs, want = step(norm, tokens * heads)
+
+    def packed(a: Any, which: int) -> Any:
+        """The memory of a projection on the host: ones, and the rows of ``a`` as its q, k or v."""
+        memory = np.ones((tokens, 3 * heads * d + gap), a.dtype)
+        memory[:, which * heads * d : (which + 1) * heads * d] = a.reshape(tokens, heads * d)
+        return memory
+
+    def view(memory: Any, which: int) -> Any:
+        """Its q, k or v on the GPU, [T, H, D]."""
+        part = memory[:, which * heads * d : (which + 1) * heads * d]
+        if put is to_torch:
+            return part.unflatten(1, (heads, d))
+        import cupy
+
+        outer, item = part.strides
+        return cupy.lib.stride_tricks.as_strided(part, (tokens, heads, d), (outer, d * item, item))
+
+    ones = np.ones_like(inputs["x"])
+    x, dy, dx, q = (put(packed(a, n)) for a, n in ((inputs["x"], 0), (inputs["dy"], 1), (ones, 2), (inputs["x"], 0)))
+    gamma, result = put(inputs["gamma"]), view(dx, 2)
+    y, saved = norm.forward(view(x, 0), gamma)
+    got = norm.backward(view(dy, 1), saved, out=(result, None))
+    assert got[0] is result
+    norm.forward(view(q, 0), gamma, out=view(q, 0))
+    assert_same({"y": y, "dgamma": got[1]}, want)
+    kept = {"x": packed(inputs["x"], 0), "dy": packed(inputs["dy"], 1)}
+    assert_same({"x": x, "dy": dy, "dx": dx, "q": q}, kept | {"dx": packed(want["dx"], 2), "q": packed(want["y"], 0)})
+
+
+@pytest.mark.parametrize("text", ["rmsnorm.bwd:d=128,dtype=bf16", "layernorm.fwd:d=12288,dtype=bf16"])
+def test_checks_on_rows_with_gaps(text: str) -> None:
+    results = list(check_spec(parse_spec(f"{text},strides=2"), on="gpu", rows=(0, 1, 133), schedules=4))
+    assert {r.what for r in results} >= {"bits"}
+    assert not [r for r in results if not r.ok]
+
+
 def test_special_numbers_keep_their_places() -> None:
     spec = parse_spec("layernorm.fwd:d=64,dtype=f32")
     inputs = random_inputs(spec, 6)

@@ -14,7 +14,7 @@ from lngen.graphs import Definition
 from lngen.lower import lower
 from lngen.problem import Schedule, check, problem
 from lngen.problem.footprint import static_shared
-from lngen.schedule.ranking import candidates
+from lngen.schedule import candidates
 from lngen.spec import make_spec, parse_spec
 from plans import run_checked
 from schedules import cp_async, registers, tma, unaligned

@@ -9,14 +9,15 @@ import importlib
 import os
 import platform
 import re
+import stat
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from jinja2 import FileSystemLoader, UndefinedError
+from jinja2 import Environment, FileSystemLoader, UndefinedError
 
 import lngen
 import sampling
@@ -31,8 +32,7 @@ from lngen.ir import D, M, parse, print_graph
 from lngen.lower import Plan, lower
 from lngen.problem import problem
 from lngen.problem.schedule import MINIMUM_ARCH
-from lngen.schedule import ranked
-from lngen.schedule.ranking import MOST_TRIED
+from lngen.schedule import MOST_TRIED, ranked
 from lngen.spec import make_spec, parse_spec
 from lngen.toolchain import ARCHES, nvrtc
 from paths import ROOT, SEARCH
@@ -199,6 +199,71 @@ def test_a_broken_template_is_named_with_its_line(
     with pytest.raises(EmitError) as error:
         emit(plan)
     assert str(error.value).startswith(f"'{plan.name}' could not be laid out: {where}")
+
+
+# ---- compiled templates in the cache folder ----
+
+
+@pytest.fixture
+def kept_templates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], tuple[str, int]]]:
+    """Emits one plan as a new process does: the text, and how many templates Jinja compiled for it."""
+    monkeypatch.setenv("LNGEN_CACHE_DIR", str(tmp_path / "cache"))
+    compiled: list[str] = []
+    generate = Environment.compile
+
+    def counted(self: Environment, source: Any, *args: Any, **options: Any) -> Any:
+        compiled.append(source)
+        return generate(self, source, *args, **options)
+
+    monkeypatch.setattr(Environment, "compile", counted)
+
+    def again() -> tuple[str, int]:
+        environment.cache_clear()
+        compiled.clear()
+        return emit(plan_of(*PLANS["row"])), len(compiled)
+
+    yield again
+    environment.cache_clear()
+
+
+def test_templates_are_compiled_once(kept_templates: Callable[[], tuple[str, int]], tmp_path: Path) -> None:
+    """A file that was changed, or that others may write, is not run: the template is compiled, the file replaced."""
+    text, made = kept_templates()
+    files = sorted((tmp_path / "cache" / "templates").iterdir())
+    assert len(files) == made > 1
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
+    assert kept_templates() == (text, 0)
+    first, second, *_ = files
+    good = first.read_bytes(), second.read_bytes()
+    first.write_bytes(good[0][:-1])
+    second.chmod(0o622)
+    assert kept_templates() == (text, 2)
+    assert (first.read_bytes(), second.read_bytes()) == good
+    first.write_bytes(good[1])  # the bytecode of another template
+    assert kept_templates() == (text, 1)
+
+
+@pytest.mark.parametrize("folder", ["file/cache", "~nosuch-user-here"])
+def test_a_folder_that_cannot_be_used_changes_no_text(
+    kept_templates: Callable[[], tuple[str, int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    text, made = kept_templates()
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("LNGEN_CACHE_DIR", folder if folder.startswith("~") else str(tmp_path / folder))
+    assert kept_templates() == (text, made)
+
+
+def test_compiled_templates_depend_on_who_compiled_them(
+    kept_templates: Callable[[], tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another Jinja, other options in this module, or another interpreter: other files."""
+    emitter = importlib.import_module("lngen.emit")
+    text, made = kept_templates()
+    with monkeypatch.context() as patched:
+        patched.setattr(emitter, "_made_by", lambda: "others")
+        assert kept_templates() == (text, made)
+    monkeypatch.setattr("sys.implementation.cache_tag", "another-311")
+    assert kept_templates() == (text, made)
 
 
 # ---- other graphs through the same templates ----

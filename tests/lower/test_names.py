@@ -20,14 +20,14 @@ from lngen.lower import lower
 from lngen.lower.parts import TAKEN, c_name
 from lngen.problem import problem
 from lngen.problem.footprint import vectors_per_thread
-from lngen.schedule import space
+from lngen.schedule.space import space
 from lngen.spec import Spec, make_spec
 from lngen.toolchain import compile_ptx
 from plans import plans_of_every_template
 
 # ---- kernels keep their own names apart ----
 
-DERIVED = ["ptr", "stride", "row", "next", "cached", "wide", "shared"]
+DERIVED = ["ptr", "stride", "outer", "row", "next", "cached", "wide", "shared"]
 DERIVED += ["out", "sums", "partials", "own", "all", "acc", "value"]
 
 

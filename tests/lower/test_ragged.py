@@ -245,17 +245,17 @@ class Launches:
         monkeypatch.setattr(calls, "live_gpu", lambda device: default_device())
         monkeypatch.setattr(KernelSet, "cubin", lambda kernels, arch: SimpleNamespace(image=b"", resources={}))
         monkeypatch.setattr(calls, "Launcher", lambda plan, image, device, overlap: FakeLauncher(plan, self.forms))
-        monkeypatch.setattr(calls, "library_of", lambda array, name: self)
+        monkeypatch.setattr("lngen.launch.array_call.library_of", lambda array, name: self)
 
     def __call__(self, strides: dict[str, int], pointers: dict[str, int], rows: int = 5) -> tuple[str, int]:
         """The form and access width of a call with those row strides and addresses."""
         d = self.call.spec.d
         arrays = []
         for v in (*self.call.inputs, *self.call.outputs):
-            shape = v.type.shape((rows,), d)
-            step = (strides.get(v.name, d), 1) if v.type.axes == WIDE else (1,) * len(shape)
+            shape = v.shape((rows,), d)
+            step = (strides.get(v.name, d), 1) if v.wide else (1,) * len(shape)
             apart = len(arrays) << 24
-            arrays.append(((str(v.type.dtype), shape, step, 0), apart + pointers.get(v.name, 1 << 20)))
+            arrays.append(((v.dtype, shape, step, 0), apart + pointers.get(v.name, 1 << 20)))
         count = len(self.call.inputs)
         self.call(arrays[:count], tuple(arrays[count:]))
         return self.forms[-1]
@@ -279,8 +279,9 @@ class Launches:
 class FakeLauncher:
     def __init__(self, plan: Plan, forms: list[tuple[str, int]]) -> None:
         self.plan, self.forms, self.workspace_bytes = plan, forms, 0
+        self.described, self.name = described(plan), plan.name
 
-    def bind(self, rows: int, strides: dict[str, int]) -> FakeLauncher:
+    def bind(self, rows: int, strides: dict[str, int], inner: int) -> FakeLauncher:
         return self
 
     def __call__(self, pointers: list[int], workspace: int, stream: int) -> None:

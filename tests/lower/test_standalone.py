@@ -24,7 +24,7 @@ from lngen.ir import D, M
 from lngen.lower import Plan, lower
 from lngen.problem import Schedule, problem
 from lngen.ptx import parse
-from lngen.schedule import space
+from lngen.schedule.space import space
 from lngen.spec import Spec, make_spec, parse_spec
 from lngen.toolchain import compile_cubin, compile_ptx
 from plans import PLANS, run_checked
@@ -89,6 +89,12 @@ def stated_options(text: str) -> set[str]:
     return set(re.findall(r"(?<=\s)-+[a-z][\w-]*=\S+", header))
 
 
+def stated_folder(text: str) -> Path:
+    """The folder of headers in that comment, which is named from the one that has the templates."""
+    (folder,) = re.findall(r"-I (\S+)", text.split("\n\n")[0])
+    return data_dir("templates").parent / folder
+
+
 # ---- one translation unit ----
 
 
@@ -142,13 +148,14 @@ needs_nvcc = pytest.mark.skipif(nvcc() is None, reason="needs nvcc, on PATH or a
 
 def by_nvcc(folder: Path, texts: Iterable[str], options: set[str]) -> str:
     """The PTX that nvcc makes of one file that includes the texts."""
+    texts = [*texts]
     for n, text in enumerate(texts):
         (folder / f"{n}.cu").write_text(text)
         with (folder / "all.cu").open("a") as file:
             file.write(f'#include "{n}.cu"\n')
     command = [
         str(nvcc()),
-        f"-I{data_dir('templates') / 'include'}",
+        f"-I{stated_folder(texts[0])}",
         "-ptx",
         f"-arch={ARCH}",
         *sorted(options),

@@ -175,7 +175,8 @@ def test_a_rule_with_a_wrong_number_is_refused(
 ) -> None:
     text = (Path(order.__file__).parent / "order_v1.toml").read_text(encoding="utf-8")
     assert text.count(old) == 1
-    (tmp_path / "order_v1.toml").write_text(text.replace(old, new))
-    monkeypatch.setattr(order, "files", lambda package: tmp_path)
+    (tmp_path / "passes").mkdir()
+    (tmp_path / "passes" / "order_v1.toml").write_text(text.replace(old, new))
+    monkeypatch.setattr(order, "PACKAGE", tmp_path)
     with pytest.raises(ValueError, match="is expected to have a whole number"):
         order.rule_of.__wrapped__("v1")  # not what an earlier test read, and nothing that a later one finds

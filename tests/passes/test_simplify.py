@@ -21,7 +21,7 @@ from lngen.ir import F64, Axis, Builder, D, Graph, M, Value, is_sum, print_graph
 from lngen.ir.numerics import NUMPY_DTYPE, Array
 from lngen.lower import lower
 from lngen.passes import upstream
-from lngen.passes.polynomial import Order, Sum, atom
+from lngen.passes.polynomial import AxisSum, Order, atom
 from lngen.problem import depths
 from lngen.ptx import run_plan
 from lngen.spec import Spec, make_spec
@@ -316,7 +316,7 @@ def test_sums_are_compared_by_their_terms_in_order() -> None:
     values = [b.param(f"v{n}", F64, M, D) for n in range(12)]
     order = Order(set(), values)
     terms = [(atom(v), Fraction(n + 1)) for n, v in enumerate(values)]
-    keys = [order.key(atom(Sum(M, frozenset(t)))) for t in (terms, terms[::-1])]
+    keys = [order.key(atom(AxisSum(M, frozenset(t)))) for t in (terms, terms[::-1])]
     inner = keys[0][0][0][4]  # type: ignore[index]
     assert keys[0] == keys[1]
     assert inner == [(order.key(p), c) for p, c in terms]

@@ -85,6 +85,14 @@ CUDA: dict[str, list[Text]] = {
         ("rows D apart", "small", "stream_.row * y_stride_, v_,", "stream_.row * Row::D, v_,"),
         ("an offset of 16 bits", "far rows", "stream_.row * y_stride_, v_,",
          "static_cast<short>(stream_.row * y_stride_), v_,"),
+        ("the outer distance of another tensor", "two distances", "place_, y_outer_,", "place_, x_outer_,"),
+        ("an inner row too many", "two distances", "place_(stream_.valid_row(), inner_)",
+         "place_(stream_.valid_row(), inner_ + 1)"),
+        ("a remainder without its quotient", "two distances", "row - row / inner * inner", "row - inner"),
+        ("results where the next row is loaded", "two distances, dynamic", "place_(stream_.row, inner_)",
+         "place_(stream_.row + 1, inner_)"),
+        ("the first rows alone copied", "two distances, dynamic", "place_(row_, inner_)",
+         "place_(group_first_, inner_)"),
         ("the first block's columns copied", "cluster", "row_ * x_stride_ + Row::first_column(),", "row_ * x_stride_,"),
         ("the first block's partial sums", "rounds", "_partials_ + static_cast<long long>(Row::grid_index()) * 2052",
          "_partials_"),
@@ -216,7 +224,8 @@ def merged(a: str, b: str) -> Callable[[Graph], Graph]:
     return lambda g: substitute(g, {g.values()[b]: g.values()[a]})
 
 
-LOWERING = [importlib.import_module(f"lngen.lower.{m.name}") for m in pkgutil.iter_modules(lngen.lower.__path__)]
+_PARTS = [importlib.import_module(f"lngen.lower.{m.name}") for m in pkgutil.iter_modules(lngen.lower.__path__)]
+LOWERING = [lngen.lower, *_PARTS]
 
 
 def lowered(name: str, subject: str, what: str, other: Callable[..., Any]) -> Mutant:

@@ -7,7 +7,7 @@ lists them. Nothing in lngen knows about them.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from lngen.check.inputs import random_inputs, same_bits
+from lngen.check.packed import distances
 from lngen.emit import emit
 from lngen.errors import CompileError, PtxError
 from lngen.graphs import GRAPHS, Definition, GraphBuilder
@@ -23,6 +24,7 @@ from lngen.headers import bundled
 from lngen.interpret import interpret
 from lngen.ir import D, M
 from lngen.ir.numerics import Array
+from lngen.launch.kernels import Distance
 from lngen.lower import Plan, lower
 from lngen.problem import Schedule
 from lngen.ptx import Outcome, run_plan
@@ -164,6 +166,11 @@ SUBJECTS: dict[str, Subject] = {
     ),
     # Asynchronous copies.
     "cp_async": Subject("totals.fwd:d=100,dtype=bf16", cp_async(4, 8, 4, 3, grid=1), 37, "wild"),
+    # Rows at two distances: a row group past the last row, and rows that a counter gives out.
+    "two distances": Subject("layernorm.fwd:d=100,dtype=bf16,strides=2", registers(8, 4, 4), 19),
+    "two distances, dynamic": Subject(
+        "layernorm.fwd:d=256,dtype=bf16,strides=2", tma(32, 2, 8, 2, "cached regs dynamic", grid=2), 29
+    ),
     # Column sums finished behind a grid barrier, by fewer blocks than there are tiles.
     "single launch": Subject(
         "layernorm.bwd:d=740,dtype=f32,wrt=beta,blocks=3", registers(32, 8, 4, "single"), 20
@@ -181,7 +188,8 @@ class Twin:
     spec: Spec
     plan: Plan
     inputs: dict[str, Array]
-    strides: dict[str, int]
+    strides: Mapping[str, Distance]
+    inner: int
     expected: dict[str, Array]
 
 
@@ -194,8 +202,9 @@ def twin(name: str) -> Twin:
     inputs = {n: _numbers(a, subject.numbers, k) for k, (n, a) in enumerate(random_inputs(spec, subject.rows).items())}
     wide = [v.name for v in (*plan.inputs, *plan.outputs) if v.type.axes == (M, D)]
     apart = 0 if plan.contiguous else subject.apart or subject.schedule.vec
-    strides = {n: spec.d + apart * (k + 1) for k, n in enumerate(wide)}
-    return Twin(spec, plan, inputs, strides, interpret(plan.graph, inputs))
+    strides, inner = distances(plan)  # of rows at two distances alone
+    strides = strides or {n: spec.d + apart * (k + 1) for k, n in enumerate(wide)}
+    return Twin(spec, plan, inputs, strides, inner, interpret(plan.graph, inputs))
 
 
 def _numbers(array: Array, kind: str, seed: int) -> Array:
@@ -276,5 +285,5 @@ def _run(mutant: Mutant, plan: Plan, options: dict[str, Any]) -> Outcome:
     ptx = edited(compile_ptx(source, subject.arch), *mutant.ptx) if mutant.ptx else None
     return run_plan(
         plan, t.inputs, source=source, ptx=ptx, arch=subject.arch, rows=subject.rows,
-        strides=t.strides, times=subject.calls, **options,
+        strides=t.strides, inner=t.inner, times=subject.calls, **options,
     )  # fmt: skip

@@ -18,7 +18,7 @@ from lngen.ir import D, M
 from lngen.lower import Plan, lower
 from lngen.problem import Schedule, is_legal, problem
 from lngen.ptx import Outcome, parse, run_plan
-from lngen.schedule import space
+from lngen.schedule.space import space
 from lngen.spec import parse_spec
 from lngen.toolchain import compile_ptx
 

@@ -15,19 +15,16 @@ from fake_gpu import FakeArray, FakeGpu
 from fuzz import fuzzed
 from lngen.errors import ArrayError
 from lngen.graphs import GraphBuilder
-from lngen.ir import F16, F32, D, M, Type, Value
+from lngen.ir import F32, D, M
+from lngen.launch.array_rules import Span, check_layout, meet, near, row_stride, span_of
 from lngen.launch.arrays import Layout
+from lngen.launch.tensors import WIDE, Tensor
 from lngen.runtime import Norm
-from lngen.runtime.array_rules import Extent, check_layout, near, row_stride
 
 # ---- layouts, as a GPU array would have them ----
 
 
-X, GAMMA, MEAN = (
-    Value("x", Type(F32, (M, D))),
-    Value("gamma", Type(F32, (D,))),
-    Value("mean", Type(F32, (M,))),
-)
+X, GAMMA, MEAN = Tensor("x", "f32", 4, WIDE), Tensor("gamma", "f32", 4, ("D",)), Tensor("mean", "f32", 4, ("M",))
 
 
 def layout(shape: tuple[int, ...], strides: tuple[int, ...], device: int = 0) -> Layout:
@@ -50,7 +47,7 @@ def layout(shape: tuple[int, ...], strides: tuple[int, ...], device: int = 0) ->
         (GAMMA, (8,), (1,), 8),
     ],
 )
-def test_row_stride(value: Value, shape: tuple[int, ...], strides: tuple[int, ...], expected: int) -> None:
+def test_row_stride(value: Tensor, shape: tuple[int, ...], strides: tuple[int, ...], expected: int) -> None:
     assert row_stride(value, layout(shape, strides), written=False) == expected
 
 
@@ -65,7 +62,7 @@ def test_row_stride(value: Value, shape: tuple[int, ...], strides: tuple[int, ..
     ],
 )
 def test_wrong_strides(
-    value: Value, shape: tuple[int, ...], strides: tuple[int, ...], written: bool, message: str
+    value: Tensor, shape: tuple[int, ...], strides: tuple[int, ...], written: bool, message: str
 ) -> None:
     with pytest.raises(ArrayError, match=message):
         row_stride(value, layout(shape, strides), written=written)
@@ -83,41 +80,43 @@ def test_wrong_device() -> None:
 
 WIDTH, ROWS = 64, 5
 BYTES = WIDTH * ROWS * 4
-EXTENTS = st.builds(
-    Extent.of,
-    st.sampled_from([Value("x", Type(t, axes)) for t in (F16, F32) for axes in ((M, D), (M,), (D,), ())]),
-    st.integers(0, 4),
-    st.integers(1, 4),
-    st.integers(-9, 9),
-)
+LAYOUTS = st.lists(st.tuples(st.integers(0, 4), st.integers(-19, 19)), max_size=3)
+SIZES = st.sampled_from([1, 2, 4])
 
 
 @fuzzed
-@given(EXTENTS, EXTENTS, st.integers(-80, 80))
-def test_arrays_that_share_memory_are_near(one: Extent, other: Extent, distance: int) -> None:
-    """Bytes counted one by one say what NumPy finds; what shares some is never out of reach."""
+@given(LAYOUTS, LAYOUTS, SIZES, SIZES, st.integers(-80, 80))
+def test_arrays_that_share_memory_are_found(
+    one: list[tuple[int, int]], other: list[tuple[int, int]], size: int, others_size: int, distance: int
+) -> None:
+    """Against bytes counted one by one, for any strides; what shares some is never out of reach."""
 
-    def bytes_of(extent: Extent, address: int) -> set[int]:
-        starts = [sum(np.multiply(place, extent.strides)) for place in np.ndindex(*extent.shape)]
-        return {address + int(s) + n for s in starts for n in range(extent.size)}
+    def bytes_of(dims: list[tuple[int, int]], element: int, address: int) -> set[int]:
+        places = np.ndindex(*(n for n, _ in dims))
+        starts = [sum(i * step for i, (_, step) in zip(place, dims, strict=True)) for place in places]
+        return {address + s + n for s in starts for n in range(element)}
 
-    shared = bytes_of(one, 1000 + distance) & bytes_of(other, 1000)
-    assert np.shares_memory(one.at(1000 + distance), other.at(1000)) == bool(shared)
-    close = [low < distance < high for _, _, low, high in near([other, one], 1)]
+    def span(dims: list[tuple[int, int]], element: int) -> Span | None:
+        return Span.of([n for n, _ in dims], [step for _, step in dims], element)
+
+    shared = bytes_of(one, size, 1000 + distance) & bytes_of(other, others_size, 1000)
+    a, b = span(one, size), span(other, others_size)
+    assert (a is not None and b is not None and meet(a, b, distance + a.first - b.first)) == bool(shared)
+    close = [low < distance < high for _, _, low, high in near([b, a], 1)]
     assert close in ([[True]] if shared else [[], [False], [True]])
 
 
 def test_arrays_end_to_end_are_not_near() -> None:
     """The fast test is exact for arrays without gaps."""
-    x = Extent.of(Value("x", Type(F32, (M, D))), 3, 8, 8)
+    x = span_of(X, 3, 8, 8)
     ((_, _, low, high),) = near([x, x], 1)
     assert (low, high) == (-96, 96)
 
 
 def test_what_is_looked_at() -> None:
     """Results with inputs and with each other; no new one, no empty one, and inputs among themselves never."""
-    x = Extent.of(Value("x", Type(F32, (M, D))), 3, 8, 8)
-    none = Extent.of(Value("x", Type(F32, (M, D))), 0, 8, 8)
+    x = span_of(X, 3, 8, 8)
+    none = span_of(X, 0, 8, 8)
     pairs = [(i, j) for i, j, _, _ in near([x, x, x, None, x, none], 2)]
     assert pairs == [(2, 0), (2, 1), (4, 0), (4, 1), (4, 2)]
 

@@ -19,11 +19,10 @@ from lngen.errors import LngenError, MissingError
 from lngen.lower import lower
 from lngen.problem import ANY, Problem, Schedule, fits, footprint, is_legal, legal, parse_schedule, problem
 from lngen.problem.footprint import has_room, register_limit, registers
-from lngen.schedule import ranked, space, workload
-from lngen.schedule.model import MODEL, Features, Model, estimates, features
-from lngen.schedule.ranking import MOST_TRIED, candidates, estimated, last_resort
+from lngen.schedule import MOST_TRIED, candidates, ranked, workload
+from lngen.schedule.model import MODEL, Features, Model, estimated, estimates, features, last_resort
 from lngen.schedule.recorded import RECORDED, Point, Sample, fit, latest, points, typical, unfitted, with_table
-from lngen.schedule.space import Columns, roomy_space
+from lngen.schedule.space import Schedules, roomy_space, space
 from lngen.schedule.table import MOST_OPERATIONS, TIGHT, Key, Table, fitted, measured, tables
 from lngen.spec import parse_spec
 from lngen.toolchain import supported_arches
@@ -42,7 +41,7 @@ def facts(spec: str) -> Problem:
 
 def us(s: Schedule, spec: str = FORWARD, rows: int = 16384, device: Device = H200, model: Model = MODEL) -> float:
     """Microseconds that the model expects."""
-    return float(estimates(features(Columns.of([s]), facts(spec), rows, device), device, model)[0])
+    return float(estimates(features(Schedules.of([s]), facts(spec), rows, device), device, model)[0])
 
 
 # ---- the model ----
@@ -147,7 +146,7 @@ def test_a_choice_is_scored_against_the_best(recorded: list[Point]) -> None:
     chosen = recorded[::40]
     scores = Sample(chosen, H200).scores(MODEL)
     for p, score in zip(chosen, scores.each, strict=True):
-        expected = estimates(features(Columns.of(p.times), p.problem, typical(p, H200), H200), H200)
+        expected = estimates(features(Schedules.of(p.times), p.problem, typical(p, H200), H200), H200)
         first = [*p.times][int(expected.argmin())]
         assert score == pytest.approx(p.best / p.times[first])
 
@@ -164,10 +163,10 @@ SPREAD = [
 @pytest.mark.parametrize("spec", SPREAD)
 def test_columns_hold_the_schedules(spec: str) -> None:
     listed = space(facts(spec))
-    assert [*Columns.of(listed)] == listed == sorted(listed)
-    assert [*Columns.of(reversed(listed)).sorted()] == listed
-    assert [*Columns.of(listed).narrowed(1)] == [replace(s, vec=1) for s in listed]
-    assert all(isinstance(s.grid, int) and isinstance(s.dynamic, bool) for s in Columns.of(listed[::50]))
+    assert [*Schedules.of(listed)] == listed == sorted(listed)
+    assert [*Schedules.of(reversed(listed)).sorted()] == listed
+    assert [*Schedules.of(listed).narrowed(1)] == [replace(s, vec=1) for s in listed]
+    assert all(isinstance(s.grid, int) and isinstance(s.dynamic, bool) for s in Schedules.of(listed[::50]))
 
 
 @pytest.mark.parametrize("spec", SPREAD)
@@ -175,9 +174,9 @@ def test_features_of_many_are_those_of_each(spec: str) -> None:
     """A formula that depended on a field it does not name would get the value of another schedule."""
     p = facts(spec)
     listed = space(p)
-    together = features(Columns.of(listed), p, 1000, H200)
+    together = features(Schedules.of(listed), p, 1000, H200)
     for n in range(0, len(listed), 37):
-        alone = features(Columns.of([listed[n]]), p, 1000, H200)
+        alone = features(Schedules.of([listed[n]]), p, 1000, H200)
         for f in fields(Features):
             assert getattr(together, f.name)[n] == getattr(alone, f.name)[0], (f.name, str(listed[n]))
 
@@ -185,7 +184,7 @@ def test_features_of_many_are_those_of_each(spec: str) -> None:
 def test_a_formula_is_computed_once_for_what_is_alike() -> None:
     listed = space(facts(FORWARD))
     seen: list[Schedule] = []
-    values = Columns.of(listed).each(lambda s: seen.append(s) or s.threads + s.cluster, "threads", "cluster")
+    values = Schedules.of(listed).each(lambda s: seen.append(s) or s.threads + s.cluster, "threads", "cluster")
     assert values.tolist() == [s.threads + s.cluster for s in listed]
     assert len(seen) == len({(s.threads, s.cluster) for s in listed}) < len(listed) / 100
 
@@ -260,7 +259,7 @@ def test_a_measured_default_enumerates_nothing(monkeypatch: pytest.MonkeyPatch) 
     def refuse(*arguments: object) -> list[Schedule]:
         raise AssertionError("the space is enumerated")
 
-    monkeypatch.setattr("lngen.schedule.ranking.roomy_space", refuse)
+    monkeypatch.setattr("lngen.schedule.model.roomy_space", refuse)
     for spec in (FORWARD, BACKWARD, "rmsnorm.fwd:d=4200,dtype=f16"):
         assert is_legal(next(candidates(facts(spec))), facts(spec))
     with pytest.raises(AssertionError, match="the space is enumerated"):

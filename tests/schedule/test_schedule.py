@@ -48,15 +48,16 @@ from lngen.problem.footprint import (
 )
 from lngen.problem.legal import _rules
 from lngen.problem.schedule import FORMS, exists
-from lngen.schedule import ranked, row_counts, space, workload
-from lngen.schedule.ranking import estimated
+from lngen.schedule import ranked, row_counts, workload
+from lngen.schedule.model import estimated
+from lngen.schedule.space import space
 from lngen.spec import parse_spec
 from lngen.toolchain import supported_arches
 
 
 def facts(text: str) -> Problem:
     spec = parse_spec(text)
-    return problem(spec.graph(), spec.d)
+    return problem(spec.graph(), spec.d, spec.strides)
 
 
 def gpu(here: int) -> Device:
@@ -128,6 +129,11 @@ ILLEGAL: list[tuple[str, Schedule, str]] = [
         UNORDERED,
         replace(BULK, vec=1),
         "rows, or cluster tiles, that are loaded by bulk copies are multiples of 16 bytes, got 8190",
+    ),
+    (
+        f"{ODD},strides=2",
+        RAGGED,
+        "form=tma_unaligned takes contiguous rows, got rows at two distances (strides=2)",
     ),
     (
         ODD,

@@ -130,7 +130,7 @@ def pack_images(folder: Path, compiled: Callable[[str, str], str] | None = None)
     """
     make = compiled or (lambda source, arch: compile_ptx(source, arch, lines=True))
     found = []
-    for path in sorted(folder.rglob("*.cubin")):
+    for path in sorted(Path(folder).rglob("*.cubin")):
         name, arch = re.fullmatch(r"(.+?)[._](sm_\d+[af]?)", path.stem).groups()  # type: ignore[union-attr]
         text, ptx = path.with_name(f"{name}.cu"), path.with_suffix(".ptx")
         source = text.read_text(encoding="utf-8") if text.is_file() else ""

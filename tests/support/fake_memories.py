@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from c_calls import refuse_if
-from lngen.ptx.memory import START, WORD, Buffer, GlobalMemory
+from lngen.ptx.memory import START, WORD, Allocation, GlobalMemory, Rows
 
 BETWEEN = 1 << 36  # addresses of a device; what its kernels reach of another's is out of bounds
 LINE = 16  # bytes, of which a buffer holds a multiple
@@ -19,8 +19,8 @@ class Memories:
 
     def __init__(self, devices: int) -> None:
         self._of = [GlobalMemory(START + n * BETWEEN) for n in range(devices)]
-        self._allocated: dict[int, tuple[int, Buffer]] = {}  # by address, with the device
-        self._mapped: dict[int, tuple[int, Buffer]] = {}
+        self._allocated: dict[int, tuple[int, Allocation]] = {}  # by address, with the device
+        self._mapped: dict[int, tuple[int, Allocation]] = {}
         self.capacity = 1 << 30
 
     def of(self, device: int) -> GlobalMemory:
@@ -33,7 +33,7 @@ class Memories:
         used = sum(b.size for owner, b in self._allocated.values() if owner == device)
         refuse_if(used + size > self.capacity, "OUT_OF_MEMORY")
         name = f"allocation_{len(self._allocated)}"
-        buffer = self._of[device].add(Buffer(name, "workspace", size, WORD))
+        buffer = self._of[device].add(Allocation(name, "workspace", size, WORD))
         self._allocated[buffer.start] = device, buffer
         return buffer.start
 
@@ -61,7 +61,8 @@ class Memories:
         shift = address % LINE
         lines = -(-(shift + size) // LINE) * LINE  # up to 15 bytes more on each side, on the same page
         over = np.frombuffer((ctypes.c_char * lines).from_address(address - shift), np.uint8)
-        buffer = Buffer(name, "output" if writes else "input", size, WORD, pitch, used, shift, over)
+        rows = Rows(-(-size // pitch), used, (pitch,)) if pitch else None
+        buffer = Allocation(name, "output" if writes else "input", size, WORD, rows, shift, over)
         self._mapped[address] = device, self._of[device].add(buffer, address - shift)
 
     def unmaps(self, address: int) -> None:
@@ -86,21 +87,21 @@ class Memories:
         """The device whose memory an address is in."""
         return self._find(address, 1)[0]
 
-    def _place(self, address: int, size: int) -> tuple[Buffer | None, int]:
+    def _place(self, address: int, size: int) -> tuple[Allocation | None, int]:
         """A buffer, and the position in its bytes; None for no bytes."""
         if size == 0:
             return None, 0
         buffer = self._find(address, size)[1]
         return buffer, address - buffer.base
 
-    def _find(self, address: int, size: int) -> tuple[int, Buffer]:
+    def _find(self, address: int, size: int) -> tuple[int, Allocation]:
         for device, b in self._all():
             if b.start <= address and address + size <= b.start + b.size:
                 return device, b
         refuse_if(True)
         raise AssertionError
 
-    def _all(self, device: int | None = None) -> Iterator[tuple[int, Buffer]]:
+    def _all(self, device: int | None = None) -> Iterator[tuple[int, Allocation]]:
         for owner, buffer in (*self._mapped.values(), *self._allocated.values()):
             if device is None or owner == device:
                 yield owner, buffer

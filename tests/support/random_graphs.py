@@ -22,7 +22,7 @@ from lngen.passes import upstream
 from lngen.problem import Problem, Schedule, is_legal, problem
 from lngen.problem.footprint import vectors_per_thread
 from lngen.problem.schedule import exists
-from lngen.schedule import space
+from lngen.schedule.space import space
 from lngen.spec import Spec
 
 KINDS = (

@@ -141,7 +141,7 @@ def test_an_entry_that_is_not_trusted_is_compiled_again(
         else:
             why, user, real = f"user {os.geteuid() + 7} owns it", os.geteuid() + 7, os.fstat
             foreign = lambda handle: os.stat_result((*real(handle)[:4], user, *real(handle)[5:10]))  # noqa: E731
-            patched.setattr(cache.os, "fstat", foreign)  # type: ignore[attr-defined]
+            patched.setattr(os, "fstat", foreign)
         with pytest.warns(RuntimeWarning, match=rf"{re.escape(str(path))} .* not yours \({why}\)") as caught:
             assert compile_one(ONE, "sm_80") == built
     assert [w.filename for w in caught] == [__file__]

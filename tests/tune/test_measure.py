@@ -6,6 +6,7 @@ import ctypes
 import pkgutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,7 @@ SPECS = [
     "layernorm.bwd:d=48,dtype=f32,save=none",
     "layernorm.bwd:d=48,dtype=f32,wrt=gamma",
     "layernorm.bwd:d=48,dtype=f32,wrt=x",
+    "rmsnorm.fwd:d=48,dtype=f32,eps=run",
 ]
 
 
@@ -48,11 +50,11 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 def true_results(spec: Spec, bits: Bits, rows: int) -> dict[str, Array]:
     """What the interpreter says of the first rows of the inputs, all of them."""
     graph = spec.graph()
-    inputs = {}
-    for p in graph.params:
+    inputs: dict[str, Array] = {}
+    for p in graph.tensors:
         values = bits.inputs[p.name].view(NUMPY_DTYPE[p.type.dtype])
         inputs[p.name] = values[:rows] if Axis.M in p.type.axes else values
-    return {n: raw(a).copy() for n, a in interpret(graph, inputs).items()}
+    return {n: raw(a).copy() for n, a in interpret(graph, inputs | bits.values).items()}
 
 
 @pytest.mark.parametrize("text", SPECS)
@@ -167,6 +169,10 @@ class Kernel:
         class Bound:
             workspace_bytes = 24
             prepared = 0
+            given: Mapping[str, Array] = MappingProxyType({})
+
+            def give(self, values: Mapping[str, Array]) -> None:
+                self.given = values
 
             def prepare(self, workspace: int, stream: int) -> None:
                 self.prepared = workspace
@@ -176,11 +182,11 @@ class Kernel:
                 if kernel.image == b"raises":
                     raise RuntimeError("too many resources requested for launch")
                 assert workspace
-                kernel.run(rows, dict(zip(kernel.tensors, pointers, strict=True)))
+                kernel.run(rows, dict(zip(kernel.tensors, pointers, strict=True)), self.given)
 
         return Bound()
 
-    def run(self, rows: int, pointers: Mapping[str, int]) -> None:
+    def run(self, rows: int, pointers: Mapping[str, int], given: Mapping[str, Array]) -> None:
         sizes = {Axis.M: rows, Axis.D: self.plan.spec.d}
         arrays = {}
         for v in (*self.plan.inputs, *self.plan.outputs):
@@ -189,7 +195,7 @@ class Kernel:
             count = int(np.prod(shape))
             memory = (ctypes.c_char * (count * dtype.itemsize)).from_address(pointers[v.name])
             arrays[v.name] = np.frombuffer(memory, dtype, count).reshape(shape)
-        results = interpret(self.plan.graph, {v.name: arrays[v.name] for v in self.plan.inputs})
+        results = interpret(self.plan.graph, {v.name: arrays[v.name] for v in self.plan.inputs} | {**given})
         for n, (name, values) in enumerate(results.items()):
             if self.image == b"idle":
                 return

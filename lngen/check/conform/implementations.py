@@ -21,12 +21,12 @@ import numpy as np
 
 from lngen.check.oracles import NormName
 from lngen.errors import MissingError, SpecError, short
-from lngen.imports import imported, is_function
-from lngen.ir import WIDE, DType
+from lngen.ir import RUN, WIDE, DType
 from lngen.ir.numerics import FROM_NUMPY, NUMPY_DTYPE, Array
 from lngen.launch.arrays import torch_dtypes
 from lngen.runtime.norm import Norm
 from lngen.spec import Spec
+from lngen.user_input import imported, is_function
 
 GRADIENTS = ("dx", "dgamma", "dbeta")
 Memory = Callable[[], dict[str, Array]]
@@ -232,8 +232,9 @@ class LngenTarget:
         self.name, self._spec, self._gpu = str(spec), spec, gpu
         backward = spec.direction == "bwd"
         self.gradients = tuple(f"d{name}" for name in spec.differentiates) if backward else ()
-        self._params = spec.forward().params
+        self._params = spec.forward().tensors
         self._outputs = spec.definition.outputs(spec.options)
+        self._eps = {"eps": spec.eps_or_default} if spec.eps == RUN else {}
         self._norms: dict[tuple[int, bool], Norm] = {}
         self._norm(spec.d, wide=False)
 
@@ -252,7 +253,7 @@ class LngenTarget:
             arrays = {n: self._window(memory[n], w) for n, w in windows.items()} if self._gpu else dict(inputs)
             wide = next(p.name for p in self._params if p.type.axes == WIDE)
             norm = self._norm(inputs[wide].shape[1], inputs[wide].dtype == np.float64)
-            made, saved = norm.forward(*(arrays[p.name] for p in self._params))
+            made, saved = norm.forward(*(arrays[p.name] for p in self._params), **self._eps)
             outputs = made if isinstance(made, tuple) else (made,)
             results = {n: self._fetch(a) for n, a in zip(self._outputs, outputs, strict=True)}
             cotangents = [f"d{name}" for name in self._spec.differentiated]

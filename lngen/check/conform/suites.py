@@ -14,7 +14,7 @@ from lngen.check.inputs import differing, draw, positive_inputs
 from lngen.check.oracles import NORMS, SLACK, Expected, NormName, closed_form, excess
 from lngen.errors import SpecError
 from lngen.interpret import interpret
-from lngen.ir import WIDE, D, DType, M, Type, compute_dtype, independent_rows
+from lngen.ir import WIDE, D, DType, M, Type, compute_dtype, independent_rows, values_of
 from lngen.ir.numerics import FROM_NUMPY, NUMPY_DTYPE, Array, round_to
 from lngen.spec import Spec
 
@@ -50,7 +50,7 @@ class Contract:
             raise SpecError(f"'{spec}' is not a norm that conform knows, expected one of {', '.join(NORMS)}.")
         (norm,) = (n for n in NORMS if n == spec.definition.name)
         names = {p.name for p in spec.forward().params}
-        return cls(norm, spec.dtype, spec.weight, spec.out, spec.eps, "gamma" in names, "beta" in names)
+        return cls(norm, spec.dtype, spec.weight, spec.out, spec.eps_or_default, "gamma" in names, "beta" in names)
 
     def wide(self) -> Contract:
         """The same contract in float64."""
@@ -238,7 +238,7 @@ class GraphSuite(Calls):
         self.spec, self.forward = spec, spec.with_direction("fwd").forward()
         if spec.accumulate:
             raise SpecError(f"conform compares gradients with expected ones; leave accumulate out of '{spec}'.")
-        self._given = {p.name: p for p in self.forward.params}
+        self._given = {p.name: p for p in self.forward.tensors}
         self._cotangents = {
             f"d{r.name}": replace(r, name=f"d{r.name}")
             for r in self.forward.results
@@ -277,10 +277,11 @@ class GraphSuite(Calls):
         SkippedError where the graph has no bound: a number beyond the largest, or a divisor that may be zero.
         """
         spec = replace(self.spec, d=inputs[self.matrices[0]].shape[1])
-        forward, given = spec.with_direction("fwd"), {n: inputs[n] for n in self._given}
+        forward, values = spec.with_direction("fwd"), values_of(self.forward, spec.eps_or_default)
+        given = {n: inputs[n] for n in self._given} | values
         wanted = real_results(forward, given)
         if any(n in results for n in self.target.gradients):
-            known = {**interpret(forward.graph(), given), **inputs}
+            known = {**interpret(forward.graph(), given), **inputs, **values}
             wanted |= real_results(spec, {p.name: known[p.name] for p in spec.graph().params})
             wanted |= {name: wanted[same] for name, same in spec.graph().shared.items()}
         measured: dict[str, float] = {}

@@ -1,0 +1,312 @@
+"""A call on arrays: they are checked once per layout, then only their addresses change from call to call."""
+
+from __future__ import annotations
+
+import math
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import ArrayError
+from .array_rules import Near, Span, check_layout, check_rows, leading, near, replaced, row_stride, span_of
+from .arrays import Layout, Library, library_of
+from .kernels import NO_VALUES, Bound, Described, Distance, Loaded, Workspaces
+from .tensors import Tensor
+from .two_distances import two_distances
+
+WIDEST = 16  # bytes of the widest memory access; arrays aligned to it fit every plan
+
+
+class NoHostArrays:
+    """The type of host arrays for calls that take none: nothing is an instance."""
+
+
+@dataclass
+class Recipe:
+    """What a call needs for arrays of one layout, in addition to their addresses.
+
+    strides      elements from row to row of each array; inner: the number of rows before the outer distance
+    makers       allocate the results that are not given
+    alignments   for each array, the bytes of which its address has to be a multiple in the kernels for aligned arrays
+    vec          the widest access, in elements, that the strides allow; None if the strides suit those kernels
+    narrow       the widest access if an address is not such a multiple
+    near         pairs of arrays that are checked when their addresses are close
+    spans        the memory of each array, None for a new one
+    bounds       launches that only lack the addresses, by width of access
+    overlaps     the inputs that are overwritten, by kernels and by addresses less the first
+    """
+
+    device: int
+    rows: int
+    strides: dict[str, Distance]
+    inner: int
+    makers: tuple[Callable[[], Any], ...]
+    alignments: tuple[int, ...]
+    vec: int | None
+    narrow: int
+    near: tuple[Near, ...]
+    spans: tuple[Span | None, ...]
+    bounds: dict[int | None, Bound] = field(default_factory=dict)
+    overlaps: dict[tuple[str, tuple[int, ...]], tuple[str, ...]] = field(default_factory=dict)
+
+
+class ArrayCall(ABC):
+    """Runs the kernels of one spec on the arrays it is given.
+
+    text             the spec's, for messages
+    inputs, outputs  in order; ``leader``: the input that gives rows, library and device
+    strides          1, or 2 for rows at two distances
+    added            the input that a result is added to, by the result's name
+    """
+
+    host_type: type[Any] = NoHostArrays  # of arrays that ``on_host`` takes
+
+    def __init__(
+        self,
+        text: str,
+        inputs: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+        d: int,
+        strides: int,
+        leader: int,
+        added: Mapping[str, str],
+    ) -> None:
+        self.text, self.d, self.strides, self.leader, self.added = text, d, strides, leader, added
+        self.inputs, self.outputs = tuple(inputs), tuple(outputs)
+        self.tensors = (*self.inputs, *self.outputs)
+        self._workspaces = Workspaces()
+        self._local = threading.local()
+
+    # ---- what differs between a norm that compiles and a pack ----
+
+    @abstractmethod
+    def loaded(self, device: int, vec: int | None, rows: int) -> Loaded:
+        """The kernels for about that many rows on a device; ``vec``: their accesses are at most that many elements."""
+
+    @abstractmethod
+    def narrower(self, described: Described) -> int:
+        """The widest access, in elements, for arrays that do not suit these kernels."""
+
+    @abstractmethod
+    def missing(self, name: str) -> str:
+        """What to do about an input that is missing, the end of a sentence."""
+
+    def on_host(
+        self, arrays: Sequence[Any], given: tuple[Any, ...], values: Mapping[str, int]
+    ) -> tuple[tuple[Any, ...], tuple[str, ...]]:
+        """The results for arrays of ``host_type``."""
+        raise NotImplementedError
+
+    # ---- calling ----
+
+    def arrange(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> Sequence[Any]:
+        """Positional and named inputs in order; ArrayError if one is missing or too many."""
+        names = [t.name for t in self.inputs]
+        given = dict(zip(names, inputs))
+        unknown = [n for n in named if n not in names or n in given]
+        if len(inputs) > len(names) or unknown:
+            got = [*(f"{len(inputs)} by position" for _ in inputs[:1]), *unknown]
+            raise ArrayError(f"'{self.text}' takes {', '.join(names)}, each once; got {', '.join(got)}.")
+        given.update(named)
+        return [self._present(n, given.get(n)) for n in names]
+
+    def _present(self, name: str, array: Any) -> Any:
+        """The array of an input; ArrayError if there is none."""
+        if array is not None:
+            return array
+        raise ArrayError(f"'{self.text}' expects the input '{name}', which is missing{self.missing(name)}.")
+
+    def __call__(
+        self, arrays: Sequence[Any], out: Any, values: Mapping[str, int] = NO_VALUES
+    ) -> tuple[tuple[Any, ...], tuple[str, ...]]:
+        """The results, new or from ``out``, and the names of the inputs that they overwrite.
+
+        ``arrays`` are in order, ``values`` the bits of numbers that are passed by value, by name. This runs on every
+        call and host time counts: hence the list comprehensions, and one remembered recipe per thread.
+        """
+        given = out if type(out) is tuple else self._given(out)
+        first = arrays[self.leader]
+        if isinstance(first, self.host_type):
+            arrays = [self._present(t.name, a) for t, a in zip(self.inputs, arrays)]
+            return self.on_host(arrays, self._given(given), values)
+        library = library_of(first, self.inputs[self.leader].name)
+        absent = tuple([a is None for a in given])
+        tensors = [*arrays, *given]
+        if True in absent:
+            tensors = [*arrays, *[a for a in given if a is not None]]
+        try:
+            pointers, layouts = library.describe(tensors)
+        except (AttributeError, RuntimeError):  # an array of another library is viewed, or refused
+            pointers, layouts = library.describe(self._views(library, arrays, given))
+        last = self._local.__dict__.get("last")
+        if last is not None and last[0] == layouts and last[1] == absent and last[2] is library:
+            recipe: Recipe = last[3]
+        else:
+            recipe = self._recall(library, layouts, tuple([a is None for a in self._given(given)]))
+            self._local.last = layouts, absent, library, recipe
+        if True in absent:
+            given, pointers = self._fill(library, recipe, given, pointers)
+        return given, self._launch(library, recipe, pointers, values)
+
+    def _given(self, out: Any) -> tuple[Any, ...]:
+        """The arrays to write, None for a new array."""
+        count = len(self.outputs)
+        if out is None:
+            return (None,) * count
+        if not isinstance(out, (tuple, list)):
+            return (out, *((None,) * (count - 1)))
+        if len(out) != count:
+            names = ", ".join(t.name for t in self.outputs)
+            raise ArrayError(f"out= is expected to be one array or {count} ({names}), got {len(out)}.")
+        return tuple(out)
+
+    def _fill(
+        self, library: Library, recipe: Recipe, given: tuple[Any, ...], pointers: list[int]
+    ) -> tuple[tuple[Any, ...], list[int]]:
+        """New arrays where none was given, and the addresses of all."""
+        results = tuple([make() if a is None else a for make, a in zip(recipe.makers, given)])
+        return results, pointers[: len(self.inputs)] + library.describe(results)[0]
+
+    def _views(self, library: Library, arrays: Sequence[Any], given: Sequence[Any]) -> list[Any]:
+        inputs = [self._view(library, self._present(t.name, a), t) for a, t in zip(arrays, self.inputs)]
+        results = zip(self._given(given), self.outputs)
+        return inputs + [self._view(library, a, t, written=True) for a, t in results if a is not None]
+
+    def _view(self, library: Library, array: Any, tensor: Tensor, *, written: bool = False) -> Any:
+        kind = f"{type(array).__module__}.{type(array).__name__}"
+        if isinstance(array, self.host_type) or library_of(array, tensor.name) is not library:
+            raise ArrayError(
+                f"'{tensor.name}' is expected to be an array of the same library as "
+                f"'{self.inputs[self.leader].name}', got {kind}."
+            )
+        try:
+            return library.view(array, written=written)
+        except (AttributeError, BufferError, KeyError, RuntimeError, TypeError, ValueError) as e:
+            raise ArrayError(f"'{tensor.name}', of {kind}, is not an array that can be used: {e}.") from e
+
+    def _launch(
+        self, library: Library, recipe: Recipe, pointers: list[int], values: Mapping[str, int]
+    ) -> tuple[str, ...]:
+        """Enqueue the kernels that suit these addresses; names of the inputs that a result overwrites."""
+        together = 0
+        for pointer in pointers:
+            together |= pointer
+        vec = recipe.vec if together % WIDEST == 0 else self._vec_for(recipe, pointers)
+        bound = recipe.bounds.get(vec)
+        if bound is None:
+            bound = self.loaded(recipe.device, vec, recipe.rows).bind(recipe.rows, recipe.strides, recipe.inner)
+            recipe.bounds[vec] = bound
+        overwritten: tuple[str, ...] = ()
+        for i, j, low, high in recipe.near:
+            if low < pointers[i] - pointers[j] < high:  # one hit suffices: all arrays are examined
+                overwritten = self._overwritten(recipe, pointers, bound)
+                break
+        if values:
+            bound.give(values)
+        stream = library.stream(recipe.device)
+        if not bound.workspace_bytes:
+            bound(pointers, 0, stream)
+            return overwritten
+        workspace = self._workspaces.of(recipe.device, stream, bound.name)
+        with workspace.lock:
+            bound(pointers, workspace.fit(library, recipe.device, stream, bound), stream)
+        return overwritten
+
+    def _overwritten(self, recipe: Recipe, pointers: list[int], bound: Bound) -> tuple[str, ...]:
+        """The inputs that a result overwrites; ArrayError where arrays share memory in any other way."""
+        key = bound.name, tuple([p - pointers[0] for p in pointers])
+        if key not in recipe.overlaps:
+            places = [(p, span) if span else None for p, span in zip(pointers, recipe.spans)]
+            count = len(self.inputs)
+            if len(recipe.overlaps) >= MOST_OVERLAPS:
+                recipe.overlaps.clear()
+            recipe.overlaps[key] = replaced(self.tensors, places, count, bound.reads_again, self.added)
+        return recipe.overlaps[key]
+
+    # ---- once per layout ----
+
+    def _recall(self, library: Library, layouts: list[Layout], absent: tuple[bool, ...]) -> Recipe:
+        """The recipe for these layouts and for the outputs that are ``absent``; made if it is new to this thread."""
+        local = self._local
+        if not hasattr(local, "recipes"):
+            local.recipes = {}
+        key = library, absent, tuple(layouts)
+        if key not in local.recipes:
+            inputs, rest = layouts[: len(self.inputs)], iter(layouts[len(self.inputs) :])
+            outs = [None if missing else next(rest) for missing in absent]
+            local.recipes[key] = self._recipe(library, inputs, outs)
+        recipe: Recipe = local.recipes[key]
+        return recipe
+
+    def _recipe(self, library: Library, layouts: list[Layout], outs: list[Layout | None]) -> Recipe:
+        """Check every layout, before any GPU work."""
+        layouts = [library.in_elements(layout) for layout in layouts]
+        outs = [layout and library.in_elements(layout) for layout in outs]
+        d = self.d
+        rows = leading(self.inputs[self.leader], layouts[self.leader][1], d)
+        device, count = layouts[self.leader][3], math.prod(rows)
+        given = [*zip(self.tensors, (*layouts, *outs))]
+        for tensor, layout in given:
+            if layout is not None:
+                check_layout(tensor, layout, library.dtype(layout[0]), rows, d, device)
+        strides, inner = self._distances([(t, layout) for t, layout in given if layout is not None], rows)
+        spans = [span_of(t, count, d, strides[t.name], inner) if layout else None for t, layout in given]
+        described = self.loaded(device, None, count).described
+        asked = {t["name"]: t["alignment"] for t in described["tensors"]}
+        alignments = tuple([asked[t.name] if "D" in t.axes else t.size for t in self.tensors])
+        wide = [(s, t.size, n) for t, n in zip(self.tensors, alignments) if t.wide for s in _steps(strides[t.name])]
+        contiguous = described["schedule"]["form"] == "tma_unaligned"
+        whole = all([step == d if contiguous else step * size % n == 0 for step, size, n in wide])
+        narrow = self.narrower(described)
+        while any(step % narrow for step, _, _ in wide):
+            narrow //= 2
+        makers = tuple([library.maker(t.shape(rows, d), t.dtype, device) for t in self.outputs])
+        close = near(spans, len(self.inputs))
+        return Recipe(
+            device, count, strides, inner, makers, alignments, None if whole else narrow, narrow, close, tuple(spans)
+        )
+
+    def _distances(
+        self, arrays: Sequence[tuple[Tensor, Layout]], rows: tuple[int, ...]
+    ) -> tuple[dict[str, Distance], int]:
+        """Elements from row to row by name, those of a new array as well, and the number of inner rows.
+
+        ArrayError if rows lie otherwise, or overlap in an array that is written.
+        """
+        strides: dict[str, Distance] = {t.name: self.d for t in self.outputs}
+        two: list[tuple[Tensor, Layout]] = []
+        for tensor, layout in arrays:
+            if self.strides == 2 and tensor.wide:
+                check_rows(tensor, layout)
+                two.append((tensor, layout))
+            else:
+                strides[tensor.name] = row_stride(tensor, layout, written=tensor in self.outputs)
+        found, inner = two_distances(two, rows, self.outputs)
+        strides.update({t.name: one for (t, _), one in zip(two, found)})
+        return strides, inner
+
+    def _vec_for(self, recipe: Recipe, pointers: list[int]) -> int | None:
+        """The widest access for which every pointer is aligned; None: that of the kernels for aligned arrays."""
+        if recipe.vec is None and not any([pointer % n for pointer, n in zip(pointers, recipe.alignments)]):
+            return None
+        vec = recipe.narrow
+        for tensor, pointer in zip(self.tensors, pointers):
+            size = tensor.size
+            if pointer % size:
+                raise ArrayError(
+                    f"'{tensor.name}' is expected at an address that is a multiple of its element size, {size} bytes, "
+                    f"got one {pointer % size} bytes past such an address; copy it to a new array."
+                )
+            while "D" in tensor.axes and pointer % min(vec * size, WIDEST):
+                vec //= 2
+        return vec
+
+
+MOST_OVERLAPS = 64  # sets of addresses that a recipe remembers
+
+
+def _steps(distance: Distance) -> tuple[int, ...]:
+    """The distances of rows, one or two."""
+    return distance if isinstance(distance, tuple) else (distance,)

@@ -1,0 +1,235 @@
+"""What the arrays of a call have to be: dtype, shape, strides, device, and which of them may share memory.
+
+All of it is checked before any GPU work. Inputs may share memory. A result may take the place of exactly one input.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Optional
+
+from ..errors import ArrayError
+from .arrays import Layout
+from .kernels import Distance
+from .tensors import Tensor
+from .two_distances import AGAIN, fits
+
+
+def leading(value: Tensor, shape: Sequence[int], d: int) -> tuple[int, ...]:
+    """The dimensions that count rows: all but the last of an array [..., D], all of one with a number per row."""
+    if "D" not in value.axes:
+        return tuple(shape)
+    if len(shape) < 1 or shape[-1] != d:
+        raise ArrayError(f"'{value.name}' is expected to have shape (..., {d}), the spec's D last, got {tuple(shape)}.")
+    return tuple(shape[:-1])
+
+
+def check_layout(value: Tensor, layout: Layout, dtype: str | None, rows: tuple[int, ...], d: int, device: int) -> None:
+    """ArrayError if an array does not have the dtype, shape or device that ``value`` requires."""
+    own, shape, _, where = layout
+    if dtype != value.dtype:
+        raise ArrayError(
+            f"'{value.name}' is expected to be {value.dtype}, got {own}; cast it, or compile for its dtype."
+        )
+    if tuple(shape) != (expected := value.shape(rows, d)):
+        raise ArrayError(f"'{value.name}' is expected to have shape {expected}, got {tuple(shape)}.")
+    if where < 0:
+        raise ArrayError(
+            f"'{value.name}' is expected on {'a GPU' if device < 0 else f'GPU {device}'}, but lies on the CPU; move it "
+            "there, or pass NumPy arrays."
+        )
+    if where != device:
+        raise ArrayError(f"'{value.name}' is expected on GPU {device}, where other arrays lie, got GPU {where}.")
+
+
+def check_rows(value: Tensor, layout: Layout) -> None:
+    """ArrayError if a row is not contiguous."""
+    _, shape, strides, _ = layout
+    if math.prod(shape) and "D" in value.axes and shape[-1] > 1 and strides[-1] != 1:
+        raise ArrayError(
+            f"'{value.name}' is expected to have contiguous rows (last stride 1), got strides {tuple(strides)} in "
+            "elements; call .contiguous() or ascontiguousarray first."
+        )
+
+
+def row_stride(value: Tensor, layout: Layout, *, written: bool) -> int:
+    """Elements from one row to the next; ArrayError if rows are not evenly spaced or a row is not contiguous."""
+    _, shape, strides, _ = layout
+    if math.prod(shape) == 0:
+        return shape[-1]
+    check_rows(value, layout)
+    outer = [(n, s) for n, s in zip(shape, strides)][: -1 if "D" in value.axes else None]
+    stride = _one_stride(value, [(n, s) for n, s in outer if n > 1], layout)
+    if stride is None:
+        return shape[-1] if "D" in value.axes else 1
+    least = shape[-1] if "D" in value.axes else 1
+    if written and abs(stride) < least:
+        raise ArrayError(
+            f"'{value.name}' is written to, but its rows overlap: row stride {stride}, row length {least}."
+        )
+    if "D" not in value.axes and stride != 1:
+        raise ArrayError(f"'{value.name}' is expected to be contiguous, got strides {tuple(strides)} in elements.")
+    return stride
+
+
+def _one_stride(value: Tensor, dims: list[tuple[int, int]], layout: Layout) -> int | None:
+    """The stride of the flattened outer dimensions, None if there is at most one row."""
+    for (_, outer), (n, inner) in zip(dims, dims[1:]):
+        if outer != n * inner:
+            two = value.wide and fits(layout)
+            raise ArrayError(
+                f"'{value.name}' is expected to have rows at one distance, got strides {tuple(layout[2])} in elements; "
+                f"{AGAIN}{', or compile with strides=2, for rows at two distances' if two else ''}."
+            )
+    return dims[-1][1] if dims else None
+
+
+# ---- memory that arrays share ----
+
+NONE_ADDED: Mapping[str, str] = MappingProxyType({})
+
+# Two arrays of a call by number, of which the first is written, and two bounds: the arrays may share memory if the
+# first address minus the second, in bytes, lies between the bounds, both excluded.
+Near = tuple[int, int, int, int]
+
+
+@dataclass(frozen=True)
+class Span:
+    """The memory of an array, relative to its address, in bytes.
+
+    dims     length and stride of each dimension longer than 1, in order
+    levels   the same without strides of 0, signs and contiguous dimensions, the longest stride first
+    length   the contiguous bytes at each place
+    first    the offset of the first byte, below 0 with a negative stride
+    size     of an element
+    """
+
+    dims: tuple[tuple[int, int], ...]
+    levels: tuple[tuple[int, int], ...]
+    length: int
+    first: int
+    size: int
+
+    @classmethod
+    def of(cls, shape: Sequence[int], strides: Sequence[int], size: int) -> Span | None:
+        """The memory of an array with strides in bytes; None without elements."""
+        if 0 in shape:
+            return None
+        dims = [(n, step) for n, step in zip(shape, strides) if n > 1]
+        length, levels = size, []
+        for step, n in sorted((abs(step), n) for n, step in dims if step):
+            if step == length:
+                length *= n
+            else:
+                levels.append((n, step))
+        first = sum(min(0, (n - 1) * step) for n, step in dims)
+        return cls(tuple(dims), tuple(reversed(levels)), length, first, size)
+
+    @property
+    def reach(self) -> int:
+        """Bytes from the first to the last."""
+        return sum((n - 1) * step for n, step in self.levels) + self.length
+
+    @property
+    def inner(self) -> Span:
+        """One place of the level with the longest stride."""
+        return Span((), self.levels[1:], self.length, 0, self.size)
+
+
+Placed = Optional[tuple[int, Span | None]]  # an address and the memory there; None for a new array
+
+
+def span_of(value: Tensor, rows: int, d: int, stride: Distance, inner: int = 1) -> Span | None:
+    """The memory of ``value`` with ``rows`` rows, ``stride`` elements from one to the next if it is [M, D].
+
+    Of rows at two distances, ``inner`` are side by side, and ``rows`` is a multiple of that.
+    """
+    shape, strides = value.shape(rows, d), (1,) * len(value.axes)
+    if value.wide and isinstance(stride, tuple):
+        shape, strides = (rows // inner, inner, d), (*stride, 1)
+    elif value.wide:
+        strides = (stride, 1) if isinstance(stride, int) else strides
+    return Span.of(shape, [step * value.size for step in strides], value.size)
+
+
+def meet(a: Span, b: Span, apart: int) -> bool:
+    """True if two arrays share a byte; ``apart``: the first byte of ``a`` less that of ``b``.
+
+    Places that lie too far from the other array to meet it are skipped. Equal strides leave one difference of places.
+    """
+    if not -a.reach < apart < b.reach:
+        return False
+    if not a.levels and not b.levels:
+        return True
+    if a.levels and b.levels and a.levels[0][1] == b.levels[0][1]:
+        (n, step), (others, _) = a.levels[0], b.levels[0]
+        places, one, other = range(1 - others, n), a.inner, b.inner
+    elif a.levels and (not b.levels or a.levels[0][1] > b.levels[0][1]):
+        (n, step), one, other = a.levels[0], a.inner, b
+        places = range(n)
+    else:
+        (n, step), one, other = b.levels[0], a, b.inner
+        places = range(1 - n, 1)
+    least = max(places.start, -((apart + one.reach - 1) // step))
+    most = min(places.stop - 1, (other.reach - 1 - apart) // step)
+    return any(meet(one, other, apart + place * step) for place in range(least, most + 1))
+
+
+def near(spans: Sequence[Span | None], inputs: int) -> tuple[Near, ...]:
+    """Pairs of each result with each input and each earlier result, without those that are None: new, or empty."""
+    found = []
+    for i, result in enumerate(spans[inputs:], inputs):
+        for j, other in enumerate(spans[:i]):
+            if result is not None and other is not None:
+                shift = other.first - result.first
+                found.append((i, j, shift - result.reach, shift + other.reach))
+    return tuple(found)
+
+
+def replaced(
+    values: Sequence[Tensor],
+    places: Sequence[Placed],
+    inputs: int,
+    again: str = "",
+    added: Mapping[str, str] = NONE_ADDED,
+) -> tuple[str, ...]:
+    """Names of the inputs of which a result takes the exact place; ArrayError if a result shares memory otherwise.
+
+    The first ``inputs`` values are the inputs. ``again`` is the part of a schedule that reads inputs after results are
+    stored; with it, no result may take an input's place. ``added``: by the name of a result, the input that it is added
+    to: it may always take the place of that input, whose name is not returned.
+    """
+    found = []
+    for i, result in enumerate(places[inputs:], inputs):
+        for j, other in enumerate(places[:i]):
+            if not _share(result, other):
+                continue
+            what, with_what = values[i].name, values[j].name
+            if j >= inputs:
+                raise ArrayError(
+                    f"'{what}' and '{with_what}' are both written to, but share memory; pass one array each."
+                )
+            if with_what == added.get(what) and result == other:
+                continue
+            if not (values[i].wide and values[j].wide and result == other):
+                raise ArrayError(
+                    f"'{what}' is written to, but shares memory with '{with_what}'; pass an array of its own, or "
+                    "exactly an [M, D] input of its layout and element size."
+                )
+            if again:
+                raise ArrayError(
+                    f"'{what}' takes the place of '{with_what}', which kernels with {again} read again after they have "
+                    "written to it; pass an array of its own, or compile with another schedule."
+                )
+            found.append(with_what)
+    return tuple(found)
+
+
+def _share(a: Placed, b: Placed) -> bool:
+    """True if two arrays share a byte."""
+    if a is None or b is None or a[1] is None or b[1] is None:
+        return False
+    return meet(a[1], b[1], a[0] + a[1].first - b[0] - b[1].first)

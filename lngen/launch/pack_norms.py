@@ -1,0 +1,257 @@
+"""Norms of a pack: forward and backward on arrays of a GPU, with what forward saves. They never compile."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from ..errors import ArrayError, LngenError, short
+from .array_call import ArrayCall
+from .kernels import NO_VALUES, Described, Loaded
+from .pack import PackFolder
+from .tensors import Tensor
+
+
+class PackCall(ArrayCall):
+    """Runs the kernels that a pack has of one spec."""
+
+    def __init__(self, pack: PackFolder, text: str) -> None:
+        self._pack, self.described = pack, pack.described(text)
+        spec, tensors = self.described["spec"], self.described["tensors"]
+        inputs = [Tensor.of(t) for t in tensors if t["role"] == "input"]
+        outputs = [Tensor.of(t) for t in tensors if t["role"] == "output"]
+        added = {t["name"]: t["added_to"] for t in tensors if t["added_to"]}
+        places = range(len(inputs))
+        leader = max(places, key=lambda n: ("M" in inputs[n].axes, inputs[n].wide, -n))
+        super().__init__(text, inputs, outputs, spec["d"], spec["strides"], leader, added)
+        values = (a for k in self.described["kernels"] for a in k["arguments"] if a["kind"] == "value")
+        self.by_value = {a["number"]: a for a in values}
+
+    def loaded(self, device: int, vec: int | None, rows: int) -> Loaded:
+        """The kernels of the pack; LngenError if arrays do not suit them."""
+        if vec is not None:
+            asked = ", ".join(f"'{t['name']}' {t['alignment']}" for t in self.described["tensors"] if t["axes"])
+            raise ArrayError(
+                f"'{self.text}' of the pack is expected to get arrays whose addresses and row strides are multiples of "
+                f"so many bytes: {asked}; copy the arrays, or build the pack with --schedule vec={vec}."
+            )
+        return self._pack.kernels(self.text, device, rows)
+
+    def narrower(self, described: Described) -> int:
+        """A pack has one width of accesses; the largest that would do is said in the error."""
+        return int(described["schedule"]["vec"])
+
+    def missing(self, name: str) -> str:
+        """A pack has no other kernels."""
+        return ""
+
+    def values(self, eps: object) -> Mapping[str, int]:
+        """The bits of the numbers that follow from eps, by name; ArrayError if eps is missing, or not wanted."""
+        if not self.by_value:
+            if eps is None:
+                return NO_VALUES
+            raise ArrayError(f"'{self.text}' has eps={self.described['spec']['eps']} built in, got eps= in a call.")
+        if eps is None:
+            raise ArrayError(f"'{self.text}' expects eps in every call, which is missing; add for example eps=1e-6.")
+        if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not isfinite(eps):
+            raise ArrayError(f"'{self.text}' expects eps to be a finite number, got {short(eps)}.")
+        return {name: _bits(RULES[a["rule"]](float(eps)), a["dtype"]) for name, a in self.by_value.items()}
+
+
+# What a kernel gets by value, by the text of its rule, in f64.
+RULES = {"eps": lambda eps: eps, "max(eps * eps, 0x1p-126)": lambda eps: max(eps * eps, 2.0**-126)}
+
+
+def _bits(value: float, dtype: str) -> int:
+    """The bits of a number, rounded once to a dtype; a number beyond it is infinite."""
+    if dtype == "f64":
+        return int(struct.unpack("<q", struct.pack("<d", value))[0])
+    try:
+        return int(struct.unpack("<i", struct.pack("<f", value))[0])
+    except OverflowError:
+        return 0x7F800000 if value > 0 else -0x800000
+
+
+@dataclass
+class PackSaved:
+    """What backward needs of a forward run, by name."""
+
+    spec: str
+    arrays: dict[str, Any]
+    eps: float | None = None
+    overwritten: tuple[str, ...] = ()
+
+    def __getitem__(self, name: str) -> Any:
+        """The array of that name; ArrayError if there is none, or if it was overwritten."""
+        if name not in self.arrays:
+            raise ArrayError(f"forward saved {', '.join(self.arrays)}, and no '{name}'.")
+        if name in self.overwritten:
+            raise ArrayError(f"'{name}' is needed, but a result was written over it; pass another array to out=.")
+        return self.arrays[name]
+
+
+class PackNorm:
+    """A forward of a pack, and its backward if the pack has one.
+
+    spec     of forward; ``backward_spec``: of backward, None if the pack has none
+    """
+
+    def __init__(self, pack: PackFolder, forward: str, backward: str | None) -> None:
+        self.spec, self.backward_spec = forward, backward
+        self._pack, self._forward = pack, PackCall(pack, forward)
+        self._backward = PackCall(pack, backward) if backward else None
+        self._outputs = len(self._forward.described["spec"]["outputs"])
+
+    def __repr__(self) -> str:
+        """The specs and the pack's folder."""
+        return f"<PackNorm {self.spec}, {self.backward_spec} of '{self._pack.folder}'>"
+
+    def prepare(self, device: int = 0, rows: int | None = None) -> PackNorm:
+        """Load the kernels for calls of so many rows (None: any number), before a capture or the first request."""
+        for spec in filter(None, (self.spec, self.backward_spec)):
+            self._pack.prepare(device, rows, (spec,))
+        return self
+
+    def forward(self, *inputs: Any, out: Any = None, eps: float | None = None, **named: Any) -> tuple[Any, PackSaved]:
+        """Results and what backward needs: ``y, saved = norm.forward(x, gamma, beta)``.
+
+        Arrays of one GPU (torch, CuPy, anything with __cuda_array_interface__ or DLPack) with the dtypes, shapes and
+        alignments of the pack's manifest. ``out``: y, or the tuple of all results, to be written. ``eps``: for specs
+        with eps=run, and for these alone. Launches on the library's current stream and does not wait.
+        """
+        call = self._forward
+        arrays = inputs if len(inputs) == len(call.inputs) and not named else call.arrange(inputs, named)
+        results, taken = call(arrays, out, call.values(eps))
+        names = [t.name for t in call.tensors]
+        saved = PackSaved(self.spec, dict(zip(names, (*arrays, *results))), eps, taken)
+        return (results[0] if self._outputs == 1 else results[: self._outputs]), saved
+
+    def backward(self, dy: Any, saved: PackSaved, *, out: Any = None) -> tuple[Any, ...]:
+        """Gradients in the order of the inputs: ``dx, dgamma, dbeta = norm.backward(dy, saved)``.
+
+        ``dy``: a cotangent of y, or a tuple of them for several outputs. ``out``: arrays to write, one for each
+        gradient; gradients with accumulate are added to theirs.
+        """
+        call = self._backward
+        if call is None:
+            raise LngenError(
+                f"the pack '{self._pack.folder}' has no backward of {self.spec}; build it: lngen build "
+                f"{self.spec.replace('.fwd:', '.bwd:')} --out DIR."
+            )
+        if not isinstance(saved, PackSaved) or saved.spec != self.spec:
+            got = saved.spec if isinstance(saved, PackSaved) else type(saved).__name__
+            raise ArrayError(f"saved is expected to be what forward of '{self.spec}' returned beside y, got {got}.")
+        spec = call.described["spec"]
+        cotangents = [f"d{name}" for name in spec["of"]]
+        given = dy if isinstance(dy, (tuple, list)) else (dy,)
+        if len(given) != len(cotangents) or any(a is None for a in given):
+            raise ArrayError(
+                f"'{call.text}' takes {len(cotangents)} cotangents ({', '.join(cotangents)}), got {len(given)}."
+            )
+        known = dict(zip(cotangents, given))
+        known.update(_targets(call, out))
+        arrays = [known[t.name] if t.name in known else saved[t.name] for t in call.inputs]
+        stored, taken = call(arrays, _stored(call, out), call.values(saved.eps if call.by_value else None))
+        saved.overwritten += tuple(n for n in taken if n in saved.arrays)
+        found = {t.name: a for t, a in zip(call.outputs, stored)}
+        same = call.described["same_tensor"]
+        return tuple([found[same.get(name, name)] for name in _gradients(call)])
+
+
+def _gradients(call: PackCall) -> list[str]:
+    """The names of the gradients that a backward returns."""
+    return [f"d{name}" for name in call.described["spec"]["wrt"]]
+
+
+def _given(call: PackCall, out: Any) -> dict[str, Any]:
+    """The arrays for the gradients, by name."""
+    names = _gradients(call)
+    given = (None,) * len(names) if out is None else out if isinstance(out, (tuple, list)) else (out,)
+    given = (*given, *((None,) * (len(names) - 1))) if len(given) == 1 else given
+    if len(given) != len(names):
+        raise ArrayError(f"out= is expected to be one array or {len(names)} ({', '.join(names)}), got {len(given)}.")
+    return dict(zip(names, given))
+
+
+def _targets(call: PackCall, out: Any) -> dict[str, Any]:
+    """The arrays that gradients are added to, by the name of the input; ArrayError if one is missing."""
+    given = _given(call, out) if call.added else {}
+    for name in call.added:
+        if given[name] is None:
+            raise ArrayError(
+                f"'{call.text}' adds '{name}' to an array, which is missing; pass it in out=, with one entry each for "
+                f"{', '.join(given)}."
+            )
+    return {target: given[name] for name, target in call.added.items()}
+
+
+def _stored(call: PackCall, out: Any) -> tuple[Any, ...] | None:
+    """The arrays for what the kernels store: equal gradients are stored once."""
+    if out is None:
+        return None
+    given, same = _given(call, out), call.described["same_tensor"]
+    for name, first in same.items():
+        if given[name] is not None and given[name] is not given[first]:
+            raise ArrayError(
+                f"'{name}' is the same value as '{first}' and is stored once; pass None for '{name}' in out=, or the "
+                f"array of '{first}'."
+            )
+    return tuple([given[t.name] for t in call.outputs])
+
+
+# ---- packs ----
+
+
+class Pack(PackFolder):
+    """The kernels in a folder, as norms."""
+
+    def norm(self, graph: str, **keys: Any) -> PackNorm:
+        """A norm whose kernels the pack has: ``pack.norm("layernorm", d=4096, dtype="bf16")``.
+
+        ``graph`` is the name of a graph, with keys of a spec as ``lngen.compile`` takes them, or a whole forward spec.
+        LngenError if the pack has no such norm, or several.
+        """
+        specs = {text: self.described(text)["spec"] for text in self.specs}
+        forwards = {text: s for text, s in specs.items() if s["direction"] == "fwd"}
+        if graph in forwards and not keys:
+            found = [graph]
+        else:
+            found = [text for text, s in forwards.items() if s["graph"] == graph and _has(s, keys)]
+            # A text has the keys that differ from their defaults, so the shortest has no other than those given.
+            found = [t for t in found if t.count(",") == min(other.count(",") for other in found)]
+        wanted = f"{graph}({', '.join(f'{k}={short(v)}' for k, v in keys.items())})" if keys else short(graph)
+        if len(found) != 1:
+            which = f"{len(found)} of them: {', '.join(found)}" if found else ", ".join(forwards) or "no forward at all"
+            hint = "; name more keys" if found else "; build it"
+            raise LngenError(f"the pack '{self.folder}' is expected to have one norm {wanted}, but has {which}{hint}.")
+        backwards = [text for text, s in specs.items() if s["direction"] == "bwd" and s["forward"] == found[0]]
+        whole = [text for text in backwards if text == found[0].replace(".fwd:", ".bwd:")] or backwards
+        return PackNorm(self, found[0], whole[0] if whole else None)
+
+
+def load(folder: str | Path) -> Pack:
+    """The pack in a folder; nothing is compiled, and no GPU is asked before a call or ``prepare``.
+
+    LngenError if the folder is no pack, or of another schema version.
+    """
+    return Pack(Path(folder))
+
+
+def _has(spec: Described, keys: Mapping[str, Any]) -> bool:
+    """True if a spec has each key with that value; a dtype may be a library's."""
+    known = {**{k: v for k, v in spec.items() if not isinstance(v, (dict, list))}, **spec["options"]}
+    return all(k in known and _same(known[k], v) for k, v in keys.items())
+
+
+def _same(own: Any, given: Any) -> bool:
+    if isinstance(own, str) and not isinstance(given, str):
+        given = str(getattr(given, "__name__", given)).rpartition(".")[2]
+    if isinstance(own, str):
+        return own == str(given).replace("bfloat", "bf").replace("float", "f")
+    if isinstance(given, str):
+        given = {"yes": True, "no": False}.get(given, given)
+    return bool(own == given)

@@ -1,0 +1,68 @@
+"""Calls whose kernels take numbers by value: every call gives eps, and nothing is compiled or checked again for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache, partial
+from typing import Any
+
+from lngen.errors import ArrayError, short
+from lngen.ir import ByValue, bits_of, finite, values_of
+from lngen.launch.kernels import NO_VALUES
+from lngen.runtime.direction import Call
+from lngen.runtime.lock_file import Lock
+from lngen.runtime.numpy_arrays import run_on_host
+from lngen.spec import Spec
+
+LAST = 16  # values of eps whose numbers are kept
+
+
+def call_of(spec: Spec, schedule: str, lock: Lock | None = None, overlap: bool = False) -> Call:
+    """The call of a direction, which takes numbers by value if its graph does."""
+    return (ValueCall if spec.graph().by_value else Call)(spec, schedule, lock, overlap)
+
+
+class ValueCall(Call):
+    """A call that takes, among its arrays, a NumPy array of shape () for each number that is passed by value."""
+
+    def __init__(self, spec: Spec, schedule: str, lock: Lock | None = None, overlap: bool = False) -> None:
+        super().__init__(spec, schedule, lock, overlap)
+        self.takes, self.plain = self.graph.params, -1
+        self.names = (*(v.name for v in self.graph.params), *(t.name for t in self.outputs))
+        self._places = {v.name: place for place, v in enumerate(self.graph.params) if isinstance(v, ByValue)}
+        self._values_of = lru_cache(LAST)(partial(values_of, self.graph))
+
+    def arrange(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> Sequence[Any]:
+        """As of ``Call``, with the numbers that follow from the eps among ``named``; ArrayError if it is not finite."""
+        if len(inputs) != len(self.inputs) or len(named) > 1:
+            inputs = super().arrange(inputs, {name: a for name, a in named.items() if name != "eps"})
+        values, arrays = self._values_of(self._eps(named.get("eps"))), list(inputs)
+        for name, place in self._places.items():
+            arrays.insert(place, values[name])
+        return arrays
+
+    def _eps(self, given: object) -> float:
+        """The eps of a call; ArrayError for anything but a finite number."""
+        if given is None:
+            raise ArrayError(f"'{self.spec}' expects eps in every call, which is missing; add for example eps=1e-6.")
+        eps = finite(given)
+        if eps is None:
+            got = f"{type(given).__module__}.{type(given).__name__}" if hasattr(given, "shape") else short(repr(given))
+            raise ArrayError(f"'{self.spec}' expects eps to be a finite number, got {got}; pass for example eps=1e-6.")
+        return eps
+
+    def __call__(
+        self, arrays: Sequence[Any], out: Any, values: Mapping[str, int] = NO_VALUES
+    ) -> tuple[tuple[Any, ...], tuple[str, ...]]:
+        """As of ``Call``; ``arrays`` has the numbers as well, in the order of the graph's parameters."""
+        tensors, numbers = list(arrays), {}
+        for name, place in reversed(self._places.items()):
+            numbers[name] = tensors.pop(place)
+        self._local.numbers = numbers
+        return super().__call__(tensors, out, {name: bits_of(number) for name, number in numbers.items()})
+
+    def on_host(
+        self, arrays: Sequence[Any], given: tuple[Any, ...], values: Mapping[str, int]
+    ) -> tuple[tuple[Any, ...], tuple[str, ...]]:
+        """The results of the interpreter."""
+        return run_on_host(self.graph, self.d, self.leader, arrays, given, self._local.numbers)

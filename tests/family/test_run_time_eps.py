@@ -1,0 +1,321 @@
+"""If these fail, a kernel that takes eps by value has other bits than the same kernel with that eps baked in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+
+import lngen
+from lngen.check.inputs import mismatches, random_inputs
+from lngen.check.oracles import layernorm_forward
+from lngen.emit import emit
+from lngen.errors import SpecError, VerifyError
+from lngen.graphs import GRAPHS, Definition, GraphBuilder, Options
+from lngen.interpret import interpret
+from lngen.ir import RULES, RUN, ByValue, D, DType, Graph, M, has_segments, parse, values_of
+from lngen.ir.numerics import Array
+from lngen.lower import Plan
+from lngen.passes.edit import substitute
+from lngen.problem import Schedule
+from lngen.ptx import run_plan
+from lngen.spec import Spec, make_spec, parse_spec
+from lngen.toolchain import compile_ptx
+from plans import own_spec, plan_of
+from schedules import cp_async, multipass, registers, tma, unaligned
+from test_family import KEYS, text
+
+F32 = DType.F32
+NAMES = [n for n, graph in GRAPHS.items() if graph.builder(Options(F32, F32, F32)).takes_eps]
+WAYS = ("fwd", "bwd")
+LONG = 70000  # elements of a row that has segments
+EPS = (1e-5, 1e-6, 1e-12, 0.0, 0.5, -0.25)
+ODD = 0.0123  # an eps that no other constant of a graph equals
+
+
+def run_time(spec: str) -> Spec:
+    return parse_spec(f"{spec},eps=run")
+
+
+def baked(spec: Spec, eps: float) -> Spec:
+    """The same spec with an eps; a spec's text has none below zero."""
+    return replace(spec, eps=eps)
+
+
+def with_parameters(graph: Graph, eps: float, by_value: tuple[ByValue, ...]) -> Graph:
+    """``graph`` with its constants of ``eps`` replaced by the parameters."""
+    constants = {e.out: v for e in graph.eqns for v in by_value if e.op == "const" and e.out.name == v.name}
+    assert all(graph.producers()[c].value == RULES[v.rule].of(eps) for c, v in constants.items())
+    kept = replace(graph, eqns=tuple(e for e in graph.eqns if e.out not in constants))
+    return substitute(kept, dict(constants))
+
+
+# ---- graphs ----
+
+
+def test_all_graphs_but_those_without_eps_take_it_at_run_time() -> None:
+    assert set(GRAPHS) - set(NAMES) == {"dyt", "softmax", "log_softmax", "cross_entropy"}
+
+
+@pytest.mark.parametrize("d", [7, LONG])
+@pytest.mark.parametrize("name", NAMES)
+def test_the_graph_is_the_baked_one_with_parameters_for_constants(name: str, d: int) -> None:
+    """Whatever the options, forward and backward: so the bits are those of any eps."""
+    taken = set()
+    for keys in KEYS[name]:
+        if "eps=" in keys:
+            continue
+        for way in WAYS:
+            spec = run_time(text(name, way, keys, d))
+            graph, same = spec.graph(), baked(spec, ODD).graph()
+            assert graph.tensors == same.params, spec
+            moved = with_parameters(same, ODD, graph.by_value)
+            assert (graph.eqns, graph.results, graph.attrs) == (moved.eqns, moved.results, moved.attrs), spec
+            taken |= {(way, v.rule) for v in graph.by_value}
+    assert {("fwd", "eps"), ("bwd", "eps")} <= taken
+    assert (("bwd", "eps_squared") in taken) == (name == "l2norm")
+
+
+@pytest.mark.parametrize("spec", ["layernorm.bwd:d=64", "add_rmsnorm.bwd:d=64", "l2norm.bwd:d=64"])
+def test_a_backward_that_needs_no_eps_takes_none(spec: str) -> None:
+    assert run_time(spec).graph().by_value == ()
+    assert [v.rule for v in run_time(f"{spec},save=none").graph().by_value] == ["eps"]
+
+
+def test_the_text_of_a_spec_and_its_graph_say_so() -> None:
+    spec = run_time("l2norm.bwd:d=64,guard=max,dtype=f64,save=none")
+    assert str(spec) == "l2norm.bwd:d=64,dtype=f64,guard=max,eps=run,save=none"
+    assert parse_spec(str(spec)) == spec
+    assert spec.slug == "l2norm_bwd__f64_d64_epsrun_savenone_set_guard_max"
+    assert "(%dy: f64[M, D], %x: f64[M, D], %eps2: f64[] by value of eps_squared) ->" in str(spec.graph())
+    assert all(parse(str(graph)) == graph for graph in spec.trace().values())
+
+
+# ---- where a baked eps of 0 gives another graph ----
+
+LAYERNORMS = [n for n in NAMES if "layernorm" in n]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_only_long_rows_of_layernorms_depend_on_whether_eps_is_zero(name: str) -> None:
+    """Their elements are measured from the mean of the row, or under eps=run from those of the segments."""
+    for d in (7, LONG):
+        for way in ("fwd:", "bwd:wrt=x,save=none,"):
+            spec = parse_spec(f"{name}.{way}d={d},eps=run")
+            differs = [eps for eps in (0.0, 1e-46, 7e-46, 1e-45, 1e-12, 0.9) if is_other(spec, eps)]
+            here = name in LAYERNORMS and d == LONG and rescales(spec)
+            assert differs == ([0.0, 1e-46, 7e-46] if here else [])
+
+
+def is_other(spec: Spec, eps: float) -> bool:
+    """Whether a baked eps gives other equations than one that is passed; constants that are equal count once."""
+    made = baked(spec, eps).graph()
+    return [e.op for e in made.eqns if e.op != "const"] != [e.op for e in spec.graph().eqns if e.op != "const"]
+
+
+def rescales(spec: Spec) -> bool:
+    """Whether scaled elements are computed from those of segments."""
+    return any(e.op == "mul" and e.out.name.startswith("shift") for e in spec.graph().eqns)
+
+
+@pytest.mark.parametrize("eps", [0.0, 1e-46])
+def test_long_rows_with_an_eps_of_zero_are_right_all_the_same(eps: float) -> None:
+    spec = run_time(f"layernorm.fwd:d={LONG}")
+    inputs = random_inputs(spec, 3, eps=eps)
+    run, fixed = interpret(spec.graph(), inputs), interpret(baked(spec, eps).graph(), without_numbers(spec, inputs))
+    assert has_segments(spec.graph())
+    assert mismatches(run, fixed)  # the one case in which the bits are others
+    want = layernorm_forward(*(inputs[n].astype(np.float64) for n in ("x", "gamma", "beta")), eps)[0]
+    for found in (run, fixed):
+        np.testing.assert_allclose(found["y"], want, rtol=2e-6, atol=2e-6)
+
+
+# ---- bits: the interpreter ----
+
+
+def without_numbers(spec: Spec, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    return {v.name: inputs[v.name] for v in spec.graph().tensors}
+
+
+# Graphs without functions, which are defined in f32 only.
+F64 = ("layernorm", "rmsnorm", "l2norm", "add_layernorm", "add_rmsnorm", "parallel_layernorm", "parallel_rmsnorm")
+BITS = [(name, keys) for name in NAMES for keys in ("", "save=none", "dtype=bf16")]
+BITS += [(name, "dtype=f64,save=none") for name in F64]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("name", "keys"), BITS)
+def test_the_interpreter_gives_the_bits_of_the_baked_eps(name: str, way: str, keys: str) -> None:
+    if (
+        "f64" in keys
+        and not any(part in name for part in ("add_", "parallel_"))
+        and name not in ("layernorm", "rmsnorm", "l2norm")
+    ):
+        pytest.skip("the graph has functions of f32 alone")
+    for guard in ("guard=add", "guard=max") if name == "l2norm" else ("",):
+        spec = run_time(text(name, way, ",".join(filter(None, (keys, guard))), 40))
+        found = []
+        for eps in EPS:
+            inputs = random_inputs(spec, 3, eps=eps)
+            found.append(interpret(spec.graph(), inputs))
+            assert not mismatches(found[-1], interpret(baked(spec, eps).graph(), without_numbers(spec, inputs))), eps
+        if spec.graph().by_value and guard != "guard=max":
+            assert mismatches(found[0], found[4])
+
+
+def test_numbers_are_rounded_once_from_the_double_that_the_rule_gives() -> None:
+    """What a float of eps would give: the square of 1e-7 in f32 is another float."""
+    graph = run_time("l2norm.fwd:d=8,guard=max").graph()
+    (value,) = values_of(graph, 0.1).values()
+    assert (value.dtype, value.shape) == (np.float32, ())
+    assert value == np.float32(0.1 * 0.1) != np.float32(0.1) * np.float32(0.1)
+    assert values_of(graph, 0.0)["eps2"] == np.float32(2.0**-126)
+    assert values_of(graph, 1e200)["eps2"] == np.inf
+
+
+# ---- bits: PTX ----
+
+
+@cache
+def ptx_of(plan: Plan) -> str:
+    return compile_ptx(emit(plan), "sm_90", name=f"{plan.name}.cu", lines=True)
+
+
+def check_ptx(plan: Plan, eps: float, rows: int = 3) -> None:
+    """One call: the bits of the interpreter with the baked eps, and no finding."""
+    spec = plan.spec
+    inputs = random_inputs(spec, rows, eps=eps)
+    outcome = run_plan(plan, inputs, ptx=ptx_of(plan), rows=rows)
+    assert not outcome.findings, (spec, str(outcome.findings[0]))
+    want = interpret(baked(spec, eps).graph(), without_numbers(spec, inputs))
+    assert not mismatches(outcome.results, want), (spec, eps)
+
+
+@pytest.mark.parametrize("way", ["fwd:", "bwd:save=none,"])
+@pytest.mark.parametrize("name", NAMES)
+def test_one_kernel_gives_the_bits_of_every_baked_eps(name: str, way: str) -> None:
+    pytest.importorskip("cupy")
+    plan = plan_of(f"{name}.{way}d=40,eps=run")
+    assert [a.name for k in plan.kernels for a in k.arguments if a.kind == "value"] == ["eps"]
+    for eps in (1e-6, 0.0, -0.25):
+        check_ptx(plan, eps)
+
+
+FORMS: dict[str, tuple[str, Schedule]] = {
+    "rows in registers, long, segments": ("layernorm.fwd:d=30000,dtype=bf16", registers(512, 1, 8)),
+    "tma": ("l2norm.fwd:d=512,dtype=bf16,guard=max", tma(8, 16, 8, 3, grid=132)),
+    "tma, a cluster, segments": ("layernorm.fwd:d=65536,dtype=bf16", tma(256, 1, 8, 3, "store", cluster=4, grid=30)),
+    "a counter besides": ("layernorm.fwd:d=1001,dtype=f32", unaligned(32, 2, 1, 2, "dynamic", grid=9)),
+    "cp_async": ("layernorm.bwd:d=1000,dtype=bf16,save=none", cp_async(32, 8, 8, 2, "cached")),
+    "one launch": ("rmsnorm.bwd:d=1000,dtype=bf16,save=none", registers(64, 8, 8, "prefetch single")),
+    "two kernels take it": ("layernorm.bwd:d=7001,dtype=f32,save=none", multipass(256, 1)),
+    "f64": ("layernorm.bwd:d=96,dtype=f64,save=none", registers(8, 32, 2)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_kernel_takes_it(form: str) -> None:
+    pytest.importorskip("cupy")
+    spec, schedule = FORMS[form]
+    plan = plan_of(f"{spec},eps=run", schedule)
+    assert has_segments(plan.graph) is ("segments" in form)
+    (real,) = {a.declaration for k in plan.kernels for a in k.arguments if a.kind == "value"}
+    assert real.startswith(f"const {'double' if form == 'f64' else 'float'} eps")
+    for eps in (1e-6, 0.5):
+        check_ptx(plan, eps, rows=2)
+
+
+# ---- graphs of one's own ----
+
+
+def clashing(b: GraphBuilder) -> None:
+    """An input called eps, and one called as a word of C."""
+    x, eps = b.input("x", M, D), b.input("eps", D)
+    double = b.named("double", b.eps())
+    b.output("y", x * (b.mean(x * x) + double).rsqrt() * eps + b.eps())
+
+
+def test_an_input_called_eps_and_a_number_called_as_in_c_do_not_clash() -> None:
+    pytest.importorskip("cupy")
+    spec = own_spec(clashing, eps="run")
+    assert [(p.name, isinstance(p, ByValue)) for p in spec.graph().params] == [
+        ("x", False),
+        ("eps", False),
+        ("double", True),
+    ]
+    plan = lower_of(spec)
+    assert "const float double_value_" in [a.declaration for k in plan.kernels for a in k.arguments]
+    check_ptx(plan, 0.5)
+
+
+def lower_of(spec: Spec) -> Plan:
+    return lngen.compile(spec.definition, d=spec.d, eps="run").plan()
+
+
+def weights_first(b: GraphBuilder) -> None:
+    """Linear in all of its parameters, if eps is one of them, and in none that is an array."""
+    gamma, x = b.input("gamma", D), b.input("x", M, D)
+    h = x + b.eps()
+    b.output("y", h * gamma * b.sum(x))
+    b.output("columns", b.sum(h, M), dtype="f32")
+
+
+def test_eps_decides_no_order_of_sums() -> None:
+    """It is no cotangent: rows are shared by as many blocks as with a constant."""
+    run, fixed = (own_spec(weights_first, d=8192, eps=eps).graph() for eps in (RUN, ODD))
+    assert [e.attrs for e in run.eqns] == [e.attrs for e in fixed.eqns if e.out.name != "eps"]
+
+
+def squared(b: GraphBuilder) -> None:
+    x = b.input("x", M, D)
+    b.output("y", x * b.options.eps**2 + b.eps())
+
+
+def unused(b: GraphBuilder) -> None:
+    x = b.input("x", M, D)
+    b.output("y", x + b.eps() if b.flag("raised", True) else x)
+
+
+@pytest.mark.parametrize(
+    ("describe", "keys", "error", "message"),
+    [
+        (squared, {}, VerifyError, r"with eps=run options\.eps is no number: write b\.eps\(\), or b\.from_eps\("),
+        (unused, {"raised": False}, SpecError, r"the graph uses no eps with these options; leave eps=run away\.$"),
+        (lambda b: b.from_eps("e", "cube"), {}, VerifyError, "one of the rules eps, eps_squared, got 'cube'"),
+    ],
+)
+def test_what_a_description_cannot_do(
+    describe: object, keys: dict[str, object], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        make_spec(Definition("own", describe), "fwd", {"d": 8, "eps": RUN, **keys})  # type: ignore[arg-type]
+
+
+def test_the_text_of_a_graph_has_its_numbers() -> None:
+    """Without and with the key, which says nothing new; another value of it is refused."""
+    graph = run_time("layernorm.fwd:d=8").forward()
+    given = Definition.from_graph(graph)
+    spec = make_spec(given, "bwd", {"d": 8, "save": "none"})
+    assert [v.rule for v in spec.graph().by_value] == ["eps"]
+    assert str(spec).endswith(":d=8,dtype=f32,eps=run,save=none")
+    assert make_spec(given, "bwd", {"d": 8, "save": "none", "eps": "run"}) == spec
+    with pytest.raises(SpecError, match="leave the keys dtype, weight, out and eps away"):
+        make_spec(given, "bwd", {"d": 8, "eps": "1e-6"})
+    with pytest.raises(SpecError, match="leave the keys dtype, weight, out and eps away"):
+        make_spec(Definition.from_graph(parse_spec("layernorm.fwd:d=8").forward()), "fwd", {"d": 8, "eps": "run"})
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("softmax.fwd:d=8,eps=run", "there is no key 'eps'"),
+        ("layernorm.bwd:d=8,eps=run,wrt=eps", "there is no wrt 'eps', expected one of x, gamma, beta"),
+        ("layernorm.bwd:d=8,eps=rum", "'eps' is expected to be a number from 0 to 1, or run, got 'rum'"),
+    ],
+)
+def test_a_wrong_spec_is_one_sentence(spec: str, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        parse_spec(spec)
