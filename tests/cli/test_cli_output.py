@@ -19,6 +19,7 @@ from lngen.check.spec_checks import Result as Checked
 from lngen.cli import COMMANDS, cli
 from lngen.cli.failures import OutputError
 from lngen.cli.output import unwritable
+from packs import put
 
 FWD = "rmsnorm.fwd:d=64,dtype=f32"
 ALL_KEYS = "form=registers,threads=16,rows_per_block=8,vec=4,blocks_per_sm=8,prefetch=no"
@@ -37,6 +38,8 @@ TABLES: dict[str, tuple[str, ...]] = {
     "merge": ("tune", "--merge", "t.jsonl", "--database", "u.jsonl"),
     "bench": ("bench", "--from", "b.json"),
     "generated": ("generated", "--check"),
+    "verify": ("verify", "a_pack"),
+    "pack list": ("pack", "list", "a_pack"),
     "doctor": ("doctor",),
     "help": ("help",),
 }
@@ -64,6 +67,7 @@ def prepared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(matrix, "run_matrix", lambda listed, **_: iter([entry]))
     store.write_json(Path("b.json"), store.Saved(RECORDS, {"device": "none"}))
     monkeypatch.setattr("lngen.cli.generation.differences", lambda folder: {})
+    put(Path("a_pack"), {"a": {"a.cu": b"a"}})
 
 
 @pytest.mark.usefixtures("prepared")
@@ -115,6 +119,8 @@ def test_every_command_keeps_to_it() -> None:
     assert shown | set(FOLDER_OR_ARRAYS) == set(COMMANDS)
     for name in COMMANDS:
         command = cli.get_command(click.Context(cli), name)
+        if isinstance(command, click.Group):
+            (command,) = command.commands.values()
         assert command is not None
         options = {opt: p for p in command.params for opt in p.opts}
         json_flag: Any = options.get("--json")
@@ -125,8 +131,9 @@ def test_every_command_keeps_to_it() -> None:
 @pytest.mark.parametrize("name", [*TABLES, *STAGES])
 def test_a_dash_is_no_file(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    command, *args = {**TABLES, **STAGES}[name]
-    done = call(command, "--out", "-", *args)
+    words = {**TABLES, **STAGES}[name]
+    commands = 1 + (words[0] == "pack")  # a group, and a command of it
+    done = call(*words[:commands], "--out", "-", *words[commands:])
     assert (done.exit_code, done.stdout) == (2, "")
     assert "expected a file, got '-'" in done.stderr
     assert [*tmp_path.iterdir()] == []
