@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from functools import cache
-from importlib import import_module
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -20,11 +19,11 @@ from lngen import headers, toolchain
 from lngen.aot.build import _dispatch, build
 from lngen.aot.request import Request, choices
 from lngen.compile import Compilation, KernelSet
+from lngen.contract import RULES
 from lngen.devices import described, device_for
-from lngen.errors import LngenError, ScheduleError
+from lngen.errors import LngenError
 from lngen.files import sha256
-from lngen.launch.kernels import blocks
-from lngen.launch.pack import FILE_NAME, class_for
+from lngen.launch.pack import DISPATCH_RULES, FILE_NAME, class_for
 from lngen.lower import Plan, requested_shared
 from lngen.problem import problem
 from lngen.schedule import most_bytes, ranked, workload
@@ -32,7 +31,6 @@ from lngen.spec import parse_spec
 
 FWD = "layernorm.fwd:d=64,dtype=bf16"
 BWD = "layernorm.bwd:d=64,dtype=bf16"
-STREAM = "rmsnorm.bwd:d=65536,dtype=f32"
 QUICK = "form=registers,threads=8,rows_per_block=4,vec=8"  # a whole schedule, so that none is searched for
 
 
@@ -89,6 +87,7 @@ def test_a_build_has_the_same_bytes_under_any_hash_seed_and_order(both: Any, tmp
 
 def test_hashes_and_resources_are_those_of_the_files(both: Any) -> None:
     document, files = manifest(both()), contents(both())
+    assert document["rules"] == RULES | DISPATCH_RULES
     version = ".".join(map(str, toolchain.nvrtc_version()))
     major, minor = toolchain.nvrtc_version()
     named = dict(document["other_files"])
@@ -188,184 +187,7 @@ def test_class_boundaries_follow_from_the_manifest_alone(spec: str, monkeypatch:
             assert found["most_bytes"] == next(m for m in steps if m >= wanted), (gpu.name, rows)
 
 
-# ---- the launch ----
-
-LAUNCHES = {
-    FWD: "form=registers,threads=32,rows_per_block=1,vec=8",
-    BWD: "form=cp_async,threads=8,rows_per_block=128,vec=8,stages=2",
-    STREAM: "form=multipass,threads=512,rows_per_block=1,vec=4",
-    "rmsnorm.fwd:d=65536,dtype=bf16": "form=tma,threads=256,rows_per_block=1,vec=8,stages=3,cluster=4,grid=30,"
-    "tma_store=yes",
-    "layernorm.bwd:d=8192,dtype=bf16": "form=tma,threads=256,rows_per_block=1,vec=8,stages=3,single_launch=yes",
-}
-
-
-@pytest.mark.parametrize("text", LAUNCHES)
-def test_the_manifest_says_how_to_launch(tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Arguments against the source's signature; grid, workspace and tensors against the plan."""
-    monkeypatch.setattr("lngen.aot.request._otherwise", lambda *_: None)
-    build([text], tmp_path, emit="cu", schedule=LAUNCHES[text])
-    made, (e,) = plan(text, schedule=LAUNCHES[text]), sets(tmp_path).values()
-    source = (tmp_path / f"{made.name}.cu").read_text()
-    assert e["graph_sha256"] == sha256(str(made.graph).encode())
-    assert [k["name"] for k in e["kernels"]] == [k.name for k in made.kernels]
-    for described_, kernel in zip(e["kernels"], made.kernels, strict=True):
-        signature = re.search(rf"^{kernel.name}\((.*?)\)", source, re.MULTILINE | re.DOTALL)
-        assert signature
-        declared = [" ".join(part.split()) for part in signature[1].split(",")]
-        types = ["const long long" if a["ctype"] == "long long" else a["ctype"] for a in described_["arguments"]]
-        names = [a["name"] for a in described_["arguments"]]
-        assert [d.replace(" __restrict__", "") for d in declared] == [*map(" ".join, zip(types, names, strict=True))]
-        for rows in (0, 1, 7, 1000, 10**6):
-            assert [blocks(described_["grid"][axis], rows) for axis in "xy"] == [g(rows) for g in kernel.grid]
-        assert (described_["block"], described_["launch_for_no_rows"]) == (kernel.block, kernel.always)
-        assert described_["launch_rule"] == kernel.launch_rule()
-        assert (described_["cluster"], described_["cooperative"]) == (kernel.cluster, kernel.cooperative)
-        assert described_["dynamic_shared_bytes"] == kernel.dynamic
-        assert [described_["grid"][axis]["text"] for axis in "xy"] == [str(g) for g in kernel.grid]
-    assert source.count("\n    pdl_wait();\n") == len(made.kernels), "launches may overlap, it says"
-    for rows in (0, 1, 100):
-        offset = 0
-        for b in e["workspace"]["buffers"]:
-            assert made.workspace_offsets(rows)[b["name"]] == offset
-            assert b["element_bytes"] == {"f32": 4, "f64": 8, "u32": 4}[b["dtype"]]
-            size = (b["fixed"] + b["per_row"] * rows) * b["element_bytes"]
-            offset += -(-size // 256) * 256
-        assert made.workspace_bytes(rows) == offset
-    assert [b["name"] for b in e["workspace"]["buffers"] if b["zeroed"]] == ["arrivals_"] * made.schedule.single_launch
-    oldest = {"cp_async": "sm_80", "tma": "sm_90"}.get(made.schedule.form, "sm_75")
-    assert e["minimum_arch"] == ("sm_90" if made.schedule.cluster > 1 else oldest)
-    assert [t["name"] for t in e["tensors"]] == [v.name for v in (*made.inputs, *made.outputs)]
-    by_name = {t["name"]: t for t in e["tensors"]}
-    wide = by_name["x" if "fwd" in text else "dx"]
-    assert wide["shape"] == ["rows", made.spec.d]
-    assert wide["row_stride_multiple"] * wide["element_bytes"] == wide["alignment"] == 16
-    used = {a["tensor"] for k in e["kernels"] for a in k["arguments"] if a["kind"] in ("input", "output")}
-    assert used <= by_name.keys()
-
-
-def test_the_manifest_states_its_rules(both: Any) -> None:
-    """What a launcher has to know that is not a number."""
-    rules = manifest(both())["rules"]
-    assert "8 bytes" in rules["arguments"]
-    assert all(key in rules["grid"] for key in ("fixed", "per", "limit", "times", "least"))
-    assert all(key in rules["launch"] for key in ("cluster", "cooperatively", "dynamic shared memory"))
-    assert "before the first launch" in rules["zeroed"]
-    assert "may be set" in rules["programmatic"]
-    assert all(key in rules["classes"] for key in ("row_bytes", "most_bytes", "multiprocessors"))
-
-
-def test_the_manifest_of_rows_at_two_distances(tmp_path: Path) -> None:
-    """Both strides of a tensor, the arguments that hold them, and how an address follows; of one distance nothing."""
-    text = "rmsnorm.fwd:d=128,dtype=bf16"
-    build([text, f"{text},strides=2"], tmp_path, emit="cu")
-    one, two = sets(tmp_path).values()
-    assert (one["spec"]["strides"], two["spec"]["strides"]) == (1, 2)
-    rule = "row r of a tensor begins (r / inner) * outer_stride + (r % inner) * stride elements after its pointer"
-    assert rule in manifest(tmp_path)["rules"]["two_distances"]
-    assert "outer" not in json.dumps(one)
-    for tensor in two["tensors"]:
-        wide = tensor["axes"] == ["M", "D"]
-        assert ("outer_stride_multiple" in tensor) == wide
-        if wide:
-            assert tensor["outer_stride_multiple"] == tensor["row_stride_multiple"] == 8
-            assert "; outer stride a multiple of 8" in tensor["layout"]
-            assert tensor["layout"].endswith(", rows do not overlap") == (tensor["role"] == "output")
-    (kernel,) = two["kernels"]
-    kinds = [(a["kind"], a["tensor"]) for a in kernel["arguments"] if a["ctype"] == "long long"]
-    strides = [(kind, name) for name in ("x", "y") for kind in ("outer_stride", "stride")]
-    assert kinds == [("rows", None), ("inner", None), *strides]
-
-
-def test_the_manifest_says_what_a_value_follows_from_and_how(tmp_path: Path) -> None:
-    """Arguments of other kinds are as they were."""
-    guarded = "l2norm.fwd:d=64,dtype=f64,guard=max,eps=run"
-    build([FWD, f"{FWD},eps=run", guarded], tmp_path, emit="cu")
-    plain, run, square = (sets(tmp_path)[plan(text).name] for text in (FWD, f"{FWD},eps=run", guarded))
-    arguments = [{a["name"]: a for a in e["kernels"][0]["arguments"]} for e in (plain, run, square)]
-    value = {"kind": "value", "tensor": None, "of": "eps"}
-    own = {"name": "eps", "ctype": "float", "dtype": "f32", "number": "eps", "rule": "eps"}
-    assert arguments[1].pop("eps") == own | value
-    assert arguments[1] == arguments[0]
-    assert (
-        arguments[2]["eps2"].items() >= {"ctype": "double", "dtype": "f64", "rule": "max(eps * eps, 0x1p-126)"}.items()
-    )
-    assert [t["name"] for t in run["tensors"]] == [t["name"] for t in plain["tensors"]]
-    assert (run["spec"]["eps"], run["spec"]["inputs"]) == ("run", plain["spec"]["inputs"])
-    assert "a value has the size of its ctype" in manifest(tmp_path)["rules"]["arguments"]
-
-
 # ---- what is refused ----
-
-BULK = "form=tma,threads=8,rows_per_block=128,vec=8,stages=2"
-ASYNC = "form=cp_async,threads=8,rows_per_block=128,vec=8,stages=2"
-WIDE = "rmsnorm.fwd:d=131072,dtype=bf16"
-FEW = "form=registers,threads=256,rows_per_block=1,vec=8,cluster="
-TOO_OLD = [
-    (BWD, BULK, "sm_80", "form=tma needs sm_90 or later, got sm_80; use form=registers, cp_async or multipass."),
-    (BWD, BULK, "sm_75", "form=tma needs sm_90 or later, got sm_75; use form=registers or multipass."),
-    (BWD, ASYNC, "sm_75", "form=cp_async needs sm_80 or later, got sm_75; use form=registers or multipass."),
-    (WIDE, f"{FEW}8", "sm_80", "cluster is at most 1 on sm_80, got 8."),
-    (WIDE, f"{FEW}16", "sm_120", "cluster is at most 8 on sm_120, got 16."),
-]
-
-
-@pytest.mark.parametrize(("spec", "schedule", "arch", "message"), TOO_OLD)
-def test_a_form_an_arch_does_not_have_is_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spec: str, schedule: str, arch: str, message: str
-) -> None:
-    """For a plan, a build and what is shown; nothing is compiled, nothing written."""
-    for where, name in product(("lngen.compile", "lngen.aot.build"), ("compile_cubin", "compile_ptx")):
-        monkeypatch.setattr(import_module(where), name, lambda *_, **__: pytest.fail("NVRTC was called"))
-    monkeypatch.setattr("lngen.aot.request._otherwise", lambda *_: None)
-    with pytest.raises(ScheduleError) as error:
-        KernelSet(plan(spec, schedule=schedule)).cubin(arch)
-    assert str(error.value) == message
-    done = call("build", spec, "--schedule", schedule, "--arch", f"sm_90,{arch}", "--out", tmp_path / "out")
-    assert (done.exit_code, done.stderr) == (2, f"error: {message}\n")
-    assert not (tmp_path / "out").exists()
-    for stage in ("ptx", "resources", "traffic"):
-        shown = call("show", spec, "--stage", stage, "--schedule", schedule, "--arch", arch)
-        assert (shown.exit_code, shown.stderr) == (2, f"error: {message}\n"), stage
-
-
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        ((FWD, "layernorm.fwd:d=x"), "'d' is expected to be a whole number"),
-        ((FWD, BWD, "--schedule", "rows_per_block=3"), "schedule 'form="),
-        (
-            (FWD, "--arch", "sm_90,sm_1"),
-            "arch is expected to be a list such as sm_80,sm_90+ptx, got 'sm_1'; lngen doctor",
-        ),
-        ((FWD, "--arch", ","), "a build is expected to be for one arch at least, got none; add for example sm_90."),
-        ((FWD, "--arch", "sm_999"), "Unknown arch 'sm_999'"),
-        ((FWD, "--emit", "cu,so"), "there is no kind of file 'so', expected cu, ptx, cubin, fatbin, vectors."),
-        ((FWD, "--emit", ""), "there is no kind of file ''"),
-        ((FWD, "--emit", "vectors"), "vectors are expected beside kernels; emit cu, ptx, cubin or fatbin as well."),
-        (
-            (FWD, "--emit", "cu", "--arch", "sm_90+ptx"),
-            "needs compiled kernels; emit ptx, cubin or fatbin, or drop +ptx.",
-        ),
-        (
-            (FWD, "--rows", "1,few"),
-            "rows is expected to be 'all', or a list of numbers from 0 on and 'many', got 'few'.",
-        ),
-        ((FWD, "--rows", "-1"), "got '-1'."),
-        (
-            (FWD, "--device", "t4", "--arch", "sm_80"),
-            "device t4 is of sm_75, which is not built for; add it to the archs.",
-        ),
-        ((FWD, "--device", "h20"), "There is no device 'h20', expected one of"),
-        ((FWD, "--lock", "nowhere.toml"), "nowhere.toml"),
-        ((), "Missing argument 'SPEC...': name a spec."),
-    ],
-)
-def test_what_fails_leaves_nothing(tmp_path: Path, args: tuple[str, ...], message: str) -> None:
-    done = call("build", *args, "--out", tmp_path / "out")
-    assert (done.exit_code, done.stdout) == (2, "")
-    assert message in done.stderr
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
