@@ -13,13 +13,13 @@ import pytest
 import tune_fakes
 from bench_fakes import RECORDS
 from commands import call
+from lngen.aot.build import build
 from lngen.bench import store
 from lngen.check import matrix
 from lngen.check.spec_checks import Result as Checked
 from lngen.cli import COMMANDS, cli
 from lngen.cli.failures import OutputError
 from lngen.cli.output import unwritable
-from packs import put
 
 FWD = "rmsnorm.fwd:d=64,dtype=f32"
 ALL_KEYS = "form=registers,threads=16,rows_per_block=8,vec=4,blocks_per_sm=8,prefetch=no"
@@ -38,8 +38,8 @@ TABLES: dict[str, tuple[str, ...]] = {
     "merge": ("tune", "--merge", "t.jsonl", "--database", "u.jsonl"),
     "bench": ("bench", "--from", "b.json"),
     "generated": ("generated", "--check"),
-    "verify": ("verify", "a_pack"),
-    "pack list": ("pack", "list", "a_pack"),
+    "verify": ("verify", "pack"),
+    "pack": ("pack", "list", "pack"),
     "doctor": ("doctor",),
     "help": ("help",),
 }
@@ -67,7 +67,7 @@ def prepared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(matrix, "run_matrix", lambda listed, **_: iter([entry]))
     store.write_json(Path("b.json"), store.Saved(RECORDS, {"device": "none"}))
     monkeypatch.setattr("lngen.cli.generation.differences", lambda folder: {})
-    put(Path("a_pack"), {"a": {"a.cu": b"a"}})
+    build([FWD], Path("pack"), emit="cu", schedule=ALL_KEYS)
 
 
 @pytest.mark.usefixtures("prepared")
@@ -120,7 +120,7 @@ def test_every_command_keeps_to_it() -> None:
     for name in COMMANDS:
         command = cli.get_command(click.Context(cli), name)
         if isinstance(command, click.Group):
-            (command,) = command.commands.values()
+            command = command.get_command(click.Context(cli), "list")
         assert command is not None
         options = {opt: p for p in command.params for opt in p.opts}
         json_flag: Any = options.get("--json")
