@@ -13,8 +13,9 @@ import pytest
 import lngen
 from fake_driver import FakeDriver
 from lngen.aot.build import build
+from lngen.compile import Compilation
 from lngen.devices import device_for
-from lngen.errors import LngenError
+from lngen.errors import LngenError, ScheduleError
 from lngen.launch import driver
 from lngen.launch.pack import FILE_NAME, class_for, image_for, lacking, runs
 
@@ -157,9 +158,31 @@ def test_a_gpu_takes_what_it_can_launch(
     assert pack.kernels(spec, 0, 1) is loaded
     pack.prepare(0)
     assert pack.kernels(spec, 0, 1000) is loaded
-    own = capability in ((9, 0), (8, 0)) and not place
-    used = loaded.described["resources"]["sm_{}{}".format(*capability)].values() if own else ()
-    assert loaded.shared == [r["launch_shared_bytes"] for r in used] or not own
+
+
+@pytest.mark.parametrize(("name", "capability", "more"), [("clusters", (9, 0), 512), ("clusters", (10, 0), 0)])
+def test_the_arch_of_the_resources_is_launched_with_their_memory(
+    built: Any, on: Any, name: str, capability: tuple[int, int], more: int
+) -> None:
+    """Blocks are spread evenly by it; another GPU gets what the kernels use."""
+    folder = built(name)
+    on(folder, *capability)
+    pack = lngen.load(folder)
+    (kernel,) = pack.kernel_sets[choice(folder)[0]]["kernels"]
+    used = pack.kernel_sets[choice(folder)[0]]["resources"]["sm_90"][kernel["name"]]
+    used["launch_shared_bytes"] = kernel["dynamic_shared_bytes"] + 512
+    assert pack.kernels(WIDE, 0, 1).shared == [kernel["dynamic_shared_bytes"] + more]
+
+
+def test_where_nothing_fits_weaker_gpus_a_class_has_nothing_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_fits(*_: Any, **__: Any) -> Any:
+        raise ScheduleError("no schedule fits.")
+
+    monkeypatch.setattr(Compilation, "schedule", none_fits)
+    built = build([BWD], tmp_path, emit="cu", **BUILDS["shared memory"][1])
+    assert built.manifest.specs[BWD]["images"][0]["classes"][0]["otherwise"] is None
 
 
 NEEDS = [
