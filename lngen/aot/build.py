@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from lngen.aot import manifest
+from lngen.aot import hub, manifest
 from lngen.aot.fatbin import Image, fatbin
 from lngen.aot.folder import put
 from lngen.aot.known_answers import vectors
@@ -21,7 +21,7 @@ from lngen.aot.trace import Workload, read_trace
 from lngen.compile import Compilation, KernelSet
 from lngen.contract import described
 from lngen.devices import oldest_first
-from lngen.errors import LngenError
+from lngen.errors import LngenError, short
 from lngen.files import sha256
 from lngen.headers import SEARCH, headers_hash, included
 from lngen.launch.pack import FILE_NAME
@@ -32,6 +32,9 @@ from lngen.version import __version__
 
 KINDS = ("cu", "ptx", "cubin", "fatbin", "vectors")
 DEFAULT_KINDS = ("cu", "ptx", "cubin")
+
+HUB = "hf-kernel"
+LAYOUTS = ("pack", HUB)
 
 # Called with (finished, total) after each schedule that is chosen and each compilation.
 Progress = Callable[[int, int], None]
@@ -83,12 +86,13 @@ def build(
     *,
     arch: str | Sequence[str] = "sm_90",
     rows: int | str | Sequence[int | str] = "many",
-    emit: str | Sequence[str] = DEFAULT_KINDS,
+    emit: str | Sequence[str] | None = None,
     schedule: str = "",
     lock: str | Path | None = None,
     device: str | None = None,
     bundle: bool = False,
     trace: str | Path | None = None,
+    layout: str = "pack",
     progress: Progress | None = None,
     executor: Executor | None = None,
 ) -> Built:
@@ -98,18 +102,24 @@ def build(
     out       the folder; a pack in it is added to, and entries of the same spec, arch and rows are replaced
     arch      ``"sm_80,sm_90+ptx"`` or a list; with ``+ptx`` newer GPUs run its PTX
     rows      numbers of rows, ``many``, or ``all`` for every class; one schedule for the class of each
-    emit      kinds of files: cu, ptx, cubin, fatbin, vectors. With cu alone nothing is compiled.
+    emit      kinds of files: cu, ptx, cubin, fatbin, vectors. With cu alone nothing is compiled. By default cu, ptx and
+              cubin, in a hub package cubin.
     schedule  changes of the schedules, ``threads=256``
     lock      a lock file of ``lngen tune``, whose schedules replace the defaults
     device    the described GPU to choose schedules for, ``h200``; by default the one that represents each arch
     bundle    .cu files stand alone; otherwise they include headers in ``include/HASH/lngen``
     trace     a folder of FlashInfer's trace files: what that workload calls is built as well, for its numbers of rows
+    layout    ``pack``, or ``hf-kernel`` for a package that Hugging Face ``kernels`` loads (lngen.aot.hub)
     executor  runs the compilations, by default threads; the bytes are the same
 
     Everything is compiled before the first file is written. LngenError, SpecError, ScheduleError for a wrong request,
     MissingError without a compiler; then the folder has not changed.
     """
-    kinds, folder = _kinds(emit), Path(out)
+    if layout not in LAYOUTS:
+        raise LngenError(f"there is no layout '{short(layout)}', expected {', '.join(LAYOUTS)}.")
+    kinds = _kinds(emit if emit is not None else hub.KINDS if layout == HUB else DEFAULT_KINDS)
+    folder = Path(out)
+    pack = folder / hub.PACK if layout == HUB else folder
     request = Request.of(arch, rows, schedule, lock, device)
     wanted = [(Compilation(s if isinstance(s, Spec) else parse_spec(s)), request) for s in specs]
     workload = read_trace(Path(trace)) if trace is not None else Workload((), ())
@@ -117,19 +127,21 @@ def build(
     if not wanted:
         raise LngenError("a build is expected to have one spec at least, got none; name one.")
     request.check(kinds)
-    manifest.read(folder)  # refused before anything is compiled
+    manifest.read(pack)  # refused before anything is compiled
+    if layout == HUB:
+        hub.check(folder, [c.spec.direction for c, _ in wanted], kinds, any(t.ptx for t in request.targets))
     with ThreadPoolExecutor() as pool:
         found = _all([pool.submit(choices, *one) for one in wanted], progress)
         chosen = [c for of in found for c in of]
         made = _gather(chosen)
-        manifest.check_lost(folder, manifest.read(folder), _planned(made, kinds))
+        manifest.check_lost(pack, manifest.read(pack), _planned(made, kinds))
         _compile(made, kinds, progress, executor or pool)
     new, files = _contents(made, chosen, kinds, bundle)
-    replaced = put(folder, new, files)
+    written, replaced = hub.put(folder, new, files) if layout == HUB else ([*files, FILE_NAME], put(folder, new, files))
     notes = [*workload.notes, *(note for c, asked in wanted for note in asked.notes(c))]
     if workload.skipped:
         notes.append(f"{len(workload.skipped)} entries of the trace are no norms of lngen: {workload.skipped[0]}")
-    return Built(folder, new, (*files, FILE_NAME), tuple(replaced), tuple(dict.fromkeys(notes)))
+    return Built(folder, new, tuple(written), tuple(replaced), tuple(dict.fromkeys(notes)))
 
 
 def _kinds(emit: str | Sequence[str]) -> tuple[str, ...]:
