@@ -5,7 +5,7 @@ Kernels that coincide are stored once. A build adds to a folder: lngen.aot.folde
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -115,11 +115,8 @@ def build(
     Everything is compiled before the first file is written. LngenError, SpecError, ScheduleError for a wrong request,
     MissingError without a compiler; then the folder has not changed.
     """
-    if layout not in LAYOUTS:
-        raise LngenError(f"there is no layout '{short(layout)}', expected {', '.join(LAYOUTS)}.")
-    kinds = _kinds(emit if emit is not None else hub.KINDS if layout == HUB else DEFAULT_KINDS)
-    folder = Path(out)
-    pack = folder / hub.PACK if layout == HUB else folder
+    place, default = _layout(layout, Path(out))
+    kinds = _kinds(default if emit is None else emit)
     request = Request.of(arch, rows, schedule, lock, device)
     wanted = [(Compilation(s if isinstance(s, Spec) else parse_spec(s)), request) for s in specs]
     workload = read_trace(Path(trace)) if trace is not None else Workload((), ())
@@ -127,21 +124,33 @@ def build(
     if not wanted:
         raise LngenError("a build is expected to have one spec at least, got none; name one.")
     request.check(kinds)
-    manifest.read(pack)  # refused before anything is compiled
+    manifest.read(place)  # refused before anything is compiled
     if layout == HUB:
-        hub.check(folder, [c.spec.direction for c, _ in wanted], kinds, any(t.ptx for t in request.targets))
+        hub.check(Path(out), [c.spec.direction for c, _ in wanted], kinds, any(t.ptx for t in request.targets))
     with ThreadPoolExecutor() as pool:
         found = _all([pool.submit(choices, *one) for one in wanted], progress)
         chosen = [c for of in found for c in of]
         made = _gather(chosen)
-        manifest.check_lost(pack, manifest.read(pack), _planned(made, kinds))
+        manifest.check_lost(place, manifest.read(place), _planned(made, kinds))
         _compile(made, kinds, progress, executor or pool)
     new, files = _contents(made, chosen, kinds, bundle)
-    written, replaced = hub.put(folder, new, files) if layout == HUB else ([*files, FILE_NAME], put(folder, new, files))
+    written, replaced = (hub.put if layout == HUB else _put)(Path(out), new, files)
     notes = [*workload.notes, *(note for c, asked in wanted for note in asked.notes(c))]
     if workload.skipped:
         notes.append(f"{len(workload.skipped)} entries of the trace are no norms of lngen: {workload.skipped[0]}")
-    return Built(folder, new, tuple(written), tuple(replaced), tuple(dict.fromkeys(notes)))
+    return Built(Path(out), new, tuple(written), tuple(replaced), tuple(dict.fromkeys(notes)))
+
+
+def _layout(layout: str, folder: Path) -> tuple[Path, tuple[str, ...]]:
+    """The folder of the pack, and the kinds of its files by default."""
+    if layout not in LAYOUTS:
+        raise LngenError(f"there is no layout '{short(layout)}', expected {', '.join(LAYOUTS)}.")
+    return (folder / hub.PACK, hub.KINDS) if layout == HUB else (folder, DEFAULT_KINDS)
+
+
+def _put(folder: Path, new: Manifest, files: Mapping[str, bytes]) -> tuple[list[str], list[str]]:
+    """Add kernels to a pack: the names of what was written, and what it replaces."""
+    return [*files, FILE_NAME], put(folder, new, files)
 
 
 def _kinds(emit: str | Sequence[str]) -> tuple[str, ...]:
