@@ -68,14 +68,14 @@ def includes(code: str) -> str:
     return "\n".join(f'#include "{PREFIX}{header}.cuh"' for header in headers)
 
 
-def included(text: str, texts: Callable[[str], str] = text_of) -> dict[str, str]:
+def included(text: str, texts: Callable[[str], str] | None = None) -> dict[str, str]:
     """Every header that ``text`` includes, directly or through another, by the name of its include.
 
     A header follows those that it includes itself. ``texts``: the text of a header, by default lngen's own.
     """
     found: dict[str, str] = {}
     for header in _INCLUDE.findall(text):
-        of_header = texts(header)
+        of_header = (texts or text_of)(header)
         found |= included(of_header, texts) | {f"{PREFIX}{header}.cuh": of_header}
     return found
 
@@ -87,7 +87,7 @@ def headers_hash() -> str:
     return hashlib.sha256(texts.encode()).hexdigest()[:16]
 
 
-def bundled(text: str, texts: Callable[[str], str] = text_of) -> str:
+def bundled(text: str, texts: Callable[[str], str] | None = None) -> str:
     """``text`` with whole headers in place of its includes: one file that stands alone, compiled without SEARCH.
 
     The headers keep their guards, so that several such files can be one translation unit.

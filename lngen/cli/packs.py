@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from lngen.cli.output import AnyPath, Output, json_option, note, output_options, table
+from lngen.cli.output import AnyPath, Output, note, output_options, table
 from lngen.cli.shared_options import progress_bar
 from lngen.devices import device_for, device_names, named
 from lngen.errors import short
@@ -53,7 +53,7 @@ def pack_command() -> None:
     "--device", metavar="NAME", help=f"Only what one GPU takes: {', '.join(device_names())}; by default all archs."
 )
 @click.option("--spec", metavar="SPEC", help="Only this spec.")
-@json_option
+@output_options
 def list_command(folder: Path, device: str | None, spec: str | None, output: Output) -> None:
     """Print which kernels a launcher takes: by spec, by GPU, by number of rows.
 

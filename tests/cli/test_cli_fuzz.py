@@ -101,6 +101,8 @@ value = st.one_of(
 
 def options_of(name: str) -> list[click.Option]:
     command = cli.get_command(click.Context(cli), name)
+    if isinstance(command, click.Group):
+        command = command.get_command(click.Context(cli), "list")
     assert command is not None
     return [p for p in command.params if isinstance(p, click.Option)]
 
@@ -112,7 +114,7 @@ SPECS_OF = {"show": 1, "build": 2, "check": 2, "run": 1, "conform": 1, "tune": 2
 def request_of(draw: Any) -> list[str]:
     """A command with options of its own, most with what they take, and specs, most of them right."""
     name = draw(st.sampled_from([*COMMANDS]))
-    found = [name]
+    found = [name, *["list"] * (name == "pack")]
     for option in draw(st.lists(st.sampled_from(options_of(name)), max_size=5)):
         found.append(option.opts[0])
         if not option.is_flag:

@@ -13,6 +13,7 @@ import pytest
 import tune_fakes
 from bench_fakes import RECORDS
 from commands import call
+from lngen.aot.build import build
 from lngen.bench import store
 from lngen.check import matrix
 from lngen.check.spec_checks import Result as Checked
@@ -37,6 +38,8 @@ TABLES: dict[str, tuple[str, ...]] = {
     "merge": ("tune", "--merge", "t.jsonl", "--database", "u.jsonl"),
     "bench": ("bench", "--from", "b.json"),
     "generated": ("generated", "--check"),
+    "verify": ("verify", "pack"),
+    "pack": ("pack", "list", "pack"),
     "doctor": ("doctor",),
     "help": ("help",),
 }
@@ -64,6 +67,7 @@ def prepared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(matrix, "run_matrix", lambda listed, **_: iter([entry]))
     store.write_json(Path("b.json"), store.Saved(RECORDS, {"device": "none"}))
     monkeypatch.setattr("lngen.cli.generation.differences", lambda folder: {})
+    build([FWD], Path("pack"), emit="cu", schedule=ALL_KEYS)
 
 
 @pytest.mark.usefixtures("prepared")
@@ -115,6 +119,8 @@ def test_every_command_keeps_to_it() -> None:
     assert shown | set(FOLDER_OR_ARRAYS) == set(COMMANDS)
     for name in COMMANDS:
         command = cli.get_command(click.Context(cli), name)
+        if isinstance(command, click.Group):
+            command = command.get_command(click.Context(cli), "list")
         assert command is not None
         options = {opt: p for p in command.params for opt in p.opts}
         json_flag: Any = options.get("--json")

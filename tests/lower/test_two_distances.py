@@ -23,7 +23,8 @@ from lngen.lower import Plan, lower
 from lngen.lower.parts import INNER, NUMBERS
 from lngen.problem import Schedule, check, problem
 from lngen.ptx import parse, run_plan
-from lngen.schedule import attempts, space
+from lngen.schedule import attempts
+from lngen.schedule.space import space
 from lngen.spec import make_spec, parse_spec
 from lngen.toolchain import compile_ptx
 from plans import best, plan_of, run_checked
