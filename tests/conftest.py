@@ -4,6 +4,7 @@ A plain run takes a sample of the large tables (sampling.py). LNGEN_TEST_CACHE n
 compile for later runs: a key of the cache holds all that an entry depends on, so that no change can make one stale.
 """
 
+import gc
 import os
 import signal
 import sys
@@ -43,22 +44,31 @@ def why_no_gpu() -> str | None:
 def pytest_report_header() -> str:
     """Which part of the tables a plain run takes."""
     part = f"part {sampling.part_of(sampling.commit()) + 1} of {sampling.PARTS}"
-    return f"tables: a plain run takes {part} (commit {sampling.commit()[:12] or 'unknown'}), -m full takes all"
+    return f"tables: a plain run takes {part} (commit {sampling.commit()[:12] or 'unknown'}), -m full takes the rest"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Takes the sample, then skips the tests marked ``gpu`` where there is no GPU, saying why.
+    """Takes the sample, or all else of the tables, then skips the tests marked ``gpu`` without a GPU, saying why.
 
-    Whoever selects by a marker or names a test gets all that fits. CuPy is asked only if there are tests for a GPU.
+    Whoever selects by another marker or names a test gets all that fits. CuPy is asked only if there are tests for a
+    GPU.
     """
-    if not config.option.markexpr and not any("::" in argument for argument in config.args):
-        config.hook.pytest_deselected(items=[item for item in items if sampling.is_left_out(item)])
-        items[:] = [item for item in items if not sampling.is_left_out(item)]
+    selected = config.option.markexpr
+    if selected in ("", "full") and not any("::" in argument for argument in config.args):
+        others = [item for item in items if sampling.is_left_out(item) == (selected == "")]
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if sampling.is_left_out(item) == (selected == "full")]
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     reason = why_no_gpu() if on_gpu else None
     if reason is not None:
         for item in on_gpu:
             item.add_marker(pytest.mark.skip(reason=f"needs a GPU ({reason})"))
+
+
+def pytest_collection_finish() -> None:
+    """What collecting made stays until the end: no collection of garbage has to walk over it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import statistics
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
+import seeded
+from child import output, start
 from lngen.aot import catalog
 from lngen.cli import cli
 from lngen.compile import Compilation
@@ -24,14 +23,6 @@ from plans import SHARED
 
 ROOT = Path(__file__).resolve().parent.parent
 GOLDEN = data_dir("generated") / "kernels"
-
-# Beside the golden set: one spec per option that adds to a name or a graph.
-OTHERS = (
-    "layernorm.bwd:d=96,dtype=f64",
-    "layernorm.bwd:d=4096,dtype=bf16,save=none",
-    "rmsnorm.bwd:d=2048,dtype=f16,beta=yes,wrt=x+gamma",
-    "layernorm.fwd:d=3,dtype=f32,gamma=no,eps=1e-06",
-)
 
 
 def generated(*args: str) -> Result:
@@ -215,29 +206,9 @@ def test_what_times_cannot_be_compared_with(two: list[str], copy: Path) -> None:
 
 
 def test_every_hash_seed_gives_the_same_bytes() -> None:
-    """Golden kernels, and others under the model's own choice of schedule."""
-    code = (
-        "import hashlib, sys\n"
-        "from lngen.aot import catalog\n"
-        "from lngen.emit import emit\nfrom lngen.lower import lower\n"
-        "from lngen.problem import problem\nfrom lngen.schedule import ranked\nfrom lngen.spec import parse_spec\n"
-        "texts = dict(catalog.sources())\n"
-        "for text in sys.argv[1:]:\n"
-        "    spec = parse_spec(text)\n"
-        "    plan = lower(spec, ranked(problem(spec.graph(), spec.d))[0])\n"
-        "    texts[plan.name] = emit(plan) + str(plan) + ''.join(map(str, spec.trace().values()))\n"
-        "print(*(hashlib.sha256((k + v).encode()).hexdigest() for k, v in texts.items()))\n"
-    )
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", code, *OTHERS],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for seed in ("0", "1", "2", "3", "12345")
-    ]
-    hashes = [child.communicate(timeout=120)[0].split() for child in started]
-    assert len(hashes[0]) == len(catalog.CATALOG) + len(OTHERS)
-    assert all(h == hashes[0] for h in hashes)
+    """Of kernels, plans, graphs of every stage, rankings and names."""
+    seeds = ("0", "1", "12345")
+    started = [start("import seeded; seeded.main()", PYTHONHASHSEED=seed) for seed in seeds]
+    hashes = [output(child).split() for child in started]
+    assert len({*hashes[0]}) == len(catalog.CATALOG) + seeded.SCHEDULED + len(seeded.OWN) + 1
+    assert all(found == hashes[0] for found in hashes)

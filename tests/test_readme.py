@@ -47,6 +47,7 @@ def test_the_python_examples_run(names: dict[str, Any]) -> None:
     np.testing.assert_array_equal(names["dx"], names["dresidual"])
 
 
+@pytest.mark.full
 def test_the_command_line_examples_run(names: dict[str, Any]) -> None:
     pytest.importorskip("cupy")
     for name in ("x", "gamma", "beta"):
@@ -61,6 +62,7 @@ def test_the_command_line_examples_run(names: dict[str, Any]) -> None:
     assert Path("build/manifest.json").is_file()
 
 
+@pytest.mark.full
 def test_the_two_commands_are_one_line_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     main, test = (block.splitlines() for block in fenced(""))
     assert (len(main), len(test)) == (1, 1)

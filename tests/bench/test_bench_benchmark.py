@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
 
+import sampling
 from bench_fakes import CpuGpu, bench_record
 from lngen.bench import timing
 from lngen.bench.argument_sets import Prepared
@@ -62,8 +64,7 @@ def test_a_benchmark_reports_what_fails_and_goes_on(few_sets: None) -> None:
     assert raising.note == "failed: ValueError: no such kernel"
 
 
-@pytest.mark.parametrize("direction", ["fwd", "bwd", "both"])
-@pytest.mark.parametrize("name", OWN)
+@sampling.grid(("name", "direction"), product(OWN, ("fwd", "bwd", "both")), strength=1)
 def test_the_whole_way_with_pytorch_as_a_peer(name: str, direction: str, few_sets: None) -> None:
     halves = ("fwd", "bwd") if direction == "both" else (direction,)
     task = Task(tuple(own(name, half) for half in halves), 40)

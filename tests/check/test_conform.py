@@ -363,7 +363,7 @@ def test_what_is_no_layernorm_is_told_so_once(wrong: Callable[..., Any], message
 # lngen and PyTorch
 
 
-@pytest.mark.parametrize(
+@sampling.rotating(
     "text",
     [
         "layernorm.bwd:d=768,dtype=f32",

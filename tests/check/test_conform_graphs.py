@@ -6,12 +6,14 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
+import sampling
 from lngen.check.conform import CASES, Outcome, conform_graph, select
 from lngen.check.conform.implementations import LngenTarget, Ran
 from lngen.check.conform.suites import GraphSuite
@@ -59,9 +61,11 @@ def test_conform_passes_the_default_eps_by_value(text: str) -> None:
     assert len(run) > 12
 
 
-@pytest.mark.parametrize("dtype", ["f32", "bf16"])
-@pytest.mark.parametrize("direction", ["fwd", "bwd"])
-@pytest.mark.parametrize("name", ["add_rmsnorm", "weighted_rows", "larger", "doubled"])
+@sampling.grid(
+    ("name", "direction", "dtype"),
+    product(("add_rmsnorm", "weighted_rows", "larger", "doubled"), ("fwd", "bwd"), ("f32", "bf16")),
+    strength=1,
+)
 def test_right_kernels_pass(name: str, direction: str, dtype: str) -> None:
     """Several outputs and cotangents, inputs without rows or features; what does not apply says why."""
     spec = own(name, direction, dtype=dtype, d=96)

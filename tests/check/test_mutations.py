@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 
-import pytest
-
+import sampling
 from graph_mutants import survivors
 from lngen.interpret import interpret
 from lngen.ir import BF16, F32, DType, Graph
@@ -18,7 +17,7 @@ EPS = 0.1  # large enough that a misplaced eps shows
 D = ROWS = 13  # square, so that a row sum could pass for a column sum
 
 
-@pytest.mark.parametrize(("norm", "way", "dtype"), [*product(("layernorm", "rmsnorm"), ("fwd", "bwd"), (F32, BF16))])
+@sampling.grid(("norm", "way", "dtype"), product(("layernorm", "rmsnorm"), ("fwd", "bwd"), (F32, BF16)))
 def test_every_mutant_is_out_of_its_bound(norm: str, way: str, dtype: DType) -> None:
     spec = parse_spec(f"{norm}.{way}:d={D},dtype={dtype},eps={EPS}" + ",beta=yes" * (norm == "rmsnorm"))
     graph, inputs = spec.trace()["build" if way == "fwd" else "save"], draw(spec, ROWS)

@@ -48,8 +48,16 @@ def run(
 # ---- streams ----
 
 
-@pytest.mark.parametrize("args", [("list",), ("list", "--json"), ("show", FWD, "--stage", "graph"), ("--help",)])
-@pytest.mark.parametrize("where", [">/dev/full", ">&-", ">&- <&-"])
+@pytest.mark.parametrize(
+    ("args", "where"),
+    [
+        (("list",), ">/dev/full"),
+        (("list", "--json"), ">&- <&-"),
+        (("show", FWD, "--stage", "graph"), ">/dev/full"),
+        (("show", FWD, "--stage", "graph"), ">&-"),
+        (("--help",), ">&-"),
+    ],
+)
 def test_output_that_cannot_be_written_is_a_sentence(args: tuple[str, ...], where: str) -> None:
     done = run(*args, shell=where)
     why = "No space left on device" if "full" in where else "Bad file descriptor"

@@ -335,13 +335,13 @@ def test_inputs_outputs_cotangents_and_gradients_have_the_declared_dtype() -> No
     assert types["gamma"] == types["dgamma"] == "f16"
 
 
-@sampling.grid(("direction", "d", "dtype"), product(("fwd", "bwd"), (37, 96, 1000, 8192), ("bf16", "f32")), strength=1)
+@sampling.grid(("direction", "d", "dtype"), product(("fwd", "bwd"), (37, 96, 4104), ("bf16", "f32")), strength=1)
 def test_kernels_of_declared_dtypes_have_the_interpreter_s_bits(direction: str, d: int, dtype: str) -> None:
     """The best schedule of each form."""
     pytest.importorskip("cupy")
     few = {"blocks": 3} if direction == "bwd" else {}
     spec = spec_of(residual_in_f32, direction, d=d, dtype=dtype, **few)
-    best = {(s.form, s.single_launch): s for s in reversed(ranked(problem(spec.graph(), d)))}
+    best = {s.form: s for s in reversed(ranked(problem(spec.graph(), d)))}
     inputs = random_inputs(spec, 5)
     for schedule in best.values():
         outcome = run_plan(lower(spec, schedule), inputs, rows=5)

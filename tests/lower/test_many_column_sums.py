@@ -42,8 +42,7 @@ def test_many_column_sums_have_the_bits_and_fit_the_gpu(count: int, d: int, dtyp
     graph = spec.graph()
     schedule = next(s for s in ranked(problem(graph, d)) if s.single_launch == single_launch)
     compile_cubin(emit(lower(spec, schedule, graph)), "sm_90")  # an error if a block has not the shared memory
-    for rows in (0, 37):
-        has_bits(spec, schedule, rows, graph)
+    has_bits(spec, schedule, 37, graph)
 
 
 # Row groups of a block, and a spec: from two row groups to 128, of rows of whole vectors and not, of eight-byte sums.

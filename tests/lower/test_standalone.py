@@ -106,7 +106,8 @@ def assert_same_kernels(together: str, texts: Iterable[str]) -> None:
     assert not [name for name in alone if found[name] != alone[name]]
 
 
-@pytest.mark.parametrize("backwards", [False, pytest.param(True, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("backwards", [False, True])
 def test_the_golden_set_is_one_translation_unit(backwards: bool) -> None:
     texts = [text_of(*case) for case in GOLDEN]
     together = "".join(reversed(texts) if backwards else texts)

@@ -88,7 +88,7 @@ def test_more_rows_than_one_round_of_blocks() -> None:
     assert row_units(plan, measured, rows) == 3
 
 
-@pytest.mark.parametrize("rows", [256, 8 * 128 + 16])
+@pytest.mark.parametrize("rows", [256, pytest.param(8 * 128 + 16, marks=pytest.mark.full)])
 def test_prefetch_reads_the_last_row_once_more_for_every_row_group(rows: int) -> None:
     """The round after the last loads the last row, which the L2 holds: a branch around it costs a quarter."""
     plan, measured = counted(BACK, rows, registers(64, 8, 8, "prefetch"))
@@ -105,7 +105,7 @@ def test_a_streamed_row_is_read_once_a_phase() -> None:
 
 def test_partial_rows_are_written_and_read_once() -> None:
     """If there are as many as at most; of few, the last one is read again for each that is not there."""
-    rows, d, back = 64, 1024, f"{BACK},blocks=8"
+    rows, d, back = 24, 1024, f"{BACK},blocks=3"
     for schedule in (registers(64, 8, 8), tma(64, 8, 8, 2)):
         _, (main, finish) = counted(back, rows, schedule)
         assert main.moved["sum_dy_partials_"] == (0, rows // 8 * d * 4)

@@ -43,6 +43,7 @@ def test_a_pair_that_is_refused_and_one_that_fails(monkeypatch: pytest.MonkeyPat
         raise SpecError("not in compile")
 
     monkeypatch.setattr(option_pairs, "step", step)
+    monkeypatch.setattr(option_pairs, "pairs", lambda graph: [{"dtype": "bf16"}])
     failed = option_pairs.answer("rmsnorm", {"casts": "t5"})
     assert failed.status == "failed"
     assert "not in compile" in failed.why

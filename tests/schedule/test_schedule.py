@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from itertools import product
 
@@ -14,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sampling
-from lngen.compile import Compilation, KernelSet
+from lngen.compile import KernelSet
 from lngen.devices import Device, capability, default_device, described, device_for
 from lngen.errors import ScheduleError
 from lngen.ir import parse
@@ -52,7 +49,6 @@ from lngen.schedule import ranked, row_counts, workload
 from lngen.schedule.model import estimated
 from lngen.schedule.space import space
 from lngen.spec import parse_spec
-from lngen.toolchain import supported_arches
 
 
 def facts(text: str) -> Problem:
@@ -500,22 +496,6 @@ def test_arrays_that_are_not_aligned_get_narrow_accesses(spec: str) -> None:
     assert set(ranked(p, gpu(90), 2)) == {s for s in narrow if fits(s, p, gpu(90)) and is_legal(s, p)}
 
 
-def test_ranking_does_not_depend_on_the_hash_seed() -> None:
-    code = (
-        "from lngen.problem import problem; from lngen.schedule import ranked; from lngen.spec import parse_spec\n"
-        f"s = parse_spec('{BACKWARD}'); p = problem(s.graph(), s.d)\n"
-        "import hashlib; print(hashlib.sha256(' '.join(map(str, ranked(p))).encode()).hexdigest())"
-    )
-    seen = set()
-    for seed in ("0", "1"):
-        done = subprocess.run(
-            [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True,
-            check=True,
-        )  # fmt: skip
-        seen.add(done.stdout)
-    assert len(seen) == 1
-
-
 # ---- how many rows ----
 
 
@@ -619,32 +599,17 @@ def test_nothing_to_choose_from_is_an_error() -> None:
 
 # ---- against the compiler ----
 
-# (graph and direction, D, dtype), spread over all structures; the arches take turns.
-SPILL_CASES = [
-    *(("layernorm.fwd", d, t) for d, t in ((1, "f32"), (768, "bf16"), (4096, "f16"), (12288, "f32"), (131072, "bf16"))),
-    *(("layernorm.fwd", d, t) for d, t in ((1000, "bf16"), (4093, "bf16"), (65536, "bf16"), (262144, "f32"))),
-    *(("rmsnorm.fwd", d, t) for d, t in ((31, "f16"), (1000, "f64"), (64, "bf16"), (40009, "f32"), (65536, "f64"))),
-    *(("layernorm.bwd", d, t) for d, t in ((1, "bf16"), (768, "f64"), (31, "f16"), (4096, "bf16"), (4093, "f32"))),
-    *(("layernorm.bwd", d, t) for d, t in ((1000, "f32"), (12288, "bf16"), (65536, "bf16"), (131072, "f32"))),
-    *(("rmsnorm.bwd", d, t) for d, t in ((64, "f32"), (257, "f64"), (768, "bf16"), (12288, "f64"), (262144, "f16"))),
+# (graph and direction, D, dtype), spread over all structures. That no default spills is in test_model.py and
+# tests/proof.
+MODELLED = [
+    *(("layernorm.fwd", d, t) for d, t in ((1, "f32"), (12288, "f32"), (4093, "bf16"))),
+    *(("rmsnorm.fwd", d, t) for d, t in ((31, "f16"), (40009, "f32"))),
+    *(("layernorm.bwd", d, t) for d, t in ((768, "f64"), (4093, "f32"), (65536, "bf16"))),
+    *(("rmsnorm.bwd", d, t) for d, t in ((257, "f64"), (262144, "f16"))),
 ]
-ARCHES = ("sm_75", "sm_80", "sm_90", "sm_120")
 
 
-@sampling.rotating(("what", "d", "dtype"), SPILL_CASES)
-def test_the_default_never_spills(what: str, d: int, dtype: str) -> None:
-    pytest.importorskip("cupy")
-    spec = parse_spec(f"{what}:d={d},dtype={dtype}")
-    turn = ARCHES[SPILL_CASES.index((what, d, dtype)) % 4]
-    for arch in {"sm_90", turn}:
-        if arch not in supported_arches():
-            continue
-        schedule = Compilation(spec).schedule(arch)
-        used = KernelSet(lower(spec, schedule)).cubin(arch).resources
-        assert not [(n.split("__")[-1], r) for n, r in used.items() if r.spills], (arch, str(schedule))
-
-
-@pytest.mark.parametrize(("what", "d", "dtype"), SPILL_CASES[::3])
+@pytest.mark.parametrize(("what", "d", "dtype"), MODELLED)
 def test_the_register_model_is_not_far_off(what: str, d: int, dtype: str) -> None:
     """Measured on sm_90: 0.4 (very short rows) to 1.4 times the model."""
     pytest.importorskip("cupy")

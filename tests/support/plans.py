@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
 from lngen.check.inputs import mismatches, random_inputs
-from lngen.emit import emit
 from lngen.graphs import Definition, GraphBuilder
 from lngen.interpret import interpret
 from lngen.ir import D, M
@@ -163,9 +161,3 @@ def plans_of_every_template() -> list[Plan]:
     specs = [parse_spec(f"layernorm.fwd:d=8,dtype=f64,weight={t},out={t}") for t in ("f16", "bf16")]
     specs += [make_spec(Definition(g.__name__, g), "fwd", {"d": 64}) for g in (by_largest, weights_alone, maxima)]
     return [*(plan_of(*args) for args in (*PLANS.values(), *more)), *map(best, specs)]
-
-
-def digest() -> str:
-    """A hash over all plans' texts."""
-    texts = [emit(plan_of(*args)) for args in PLANS.values()]
-    return hashlib.sha256("\0".join(texts).encode()).hexdigest()

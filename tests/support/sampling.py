@@ -1,6 +1,6 @@
-"""What a plain run takes of a large table of cases. ``pytest -m full`` runs every case of every table.
+"""What a plain run takes of a large table of cases. ``pytest -m full`` runs all other cases of every table.
 
-Two samples: a table of single cases gives a fifth, another one after another commit. A grid gives few cases that hold
+Two samples: a table of single cases gives a tenth, another one after another commit. A grid gives few cases that hold
 every pair of values of two factors that the grid holds. Both depend on the table and the commit alone.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PARTS = 5  # a plain run takes one of so many parts of a table
+PARTS = 10  # a plain run takes one of so many parts of a table
 
 Names = str | tuple[str, ...]
 Ids = Callable[[Any], object] | Sequence[str] | None
@@ -38,7 +38,7 @@ def part_of(commit: str) -> int:
 
 
 def rotating(names: Names, cases: Iterable[Any], ids: Ids = None, part: int | None = None) -> pytest.MarkDecorator:
-    """``pytest.mark.parametrize`` with a table of which the plain run takes every fifth case.
+    """``pytest.mark.parametrize`` with a table of which the plain run takes every tenth case.
 
     The commit says which, or ``part``; at least one is taken.
     """
