@@ -23,7 +23,7 @@ def run(name: str, *args: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_package_names_every_program() -> None:
     programs = {path.stem for path in FOLDER.glob("[!_]*.py")}
-    assert len(programs) == 5
+    assert len(programs) == 6
     lines = (examples.__doc__ or "").splitlines()
     assert {line.split()[0] for line in lines[2:] if line} == programs
 
@@ -41,6 +41,17 @@ def test_ahead_of_time_builds_for_both_arches(
         "__rows(rows_, x_ptr_, x_stride_, gamma_ptr_, beta_ptr_, y_ptr_, y_stride_, mean_ptr_, rstd_ptr_): grid "
         in printed
     )
+
+
+def test_hub_pack_builds_a_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("hub_pack", str(tmp_path), "--quick", monkeypatch=monkeypatch)
+    first, second, third = capsys.readouterr().out.splitlines()
+    assert first.startswith("4 specs, 1 widths, 1 archs: 4 cubins in ")
+    assert second.endswith("files")
+    assert third == f"load it: kernels.get_local_kernel(Path({str(tmp_path)!r}))"
+    assert lngen.verify(tmp_path).ok
 
 
 def test_autotune_without_a_gpu_says_what_is_missing_and_ranks(

@@ -5,13 +5,13 @@ Kernels that coincide are stored once. A build adds to a folder: lngen.aot.folde
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from lngen.aot import manifest
+from lngen.aot import hub, manifest
 from lngen.aot.fatbin import Image, fatbin
 from lngen.aot.folder import put
 from lngen.aot.known_answers import vectors
@@ -21,7 +21,7 @@ from lngen.aot.trace import Workload, read_trace
 from lngen.compile import Compilation, KernelSet
 from lngen.contract import described
 from lngen.devices import oldest_first
-from lngen.errors import LngenError
+from lngen.errors import LngenError, short
 from lngen.files import sha256
 from lngen.headers import SEARCH, headers_hash, included
 from lngen.launch.pack import FILE_NAME
@@ -32,6 +32,9 @@ from lngen.version import __version__
 
 KINDS = ("cu", "ptx", "cubin", "fatbin", "vectors")
 DEFAULT_KINDS = ("cu", "ptx", "cubin")
+
+HUB = "hf-kernel"
+LAYOUTS = ("pack", HUB)
 
 # Called with (finished, total) after each schedule that is chosen and each compilation.
 Progress = Callable[[int, int], None]
@@ -83,12 +86,13 @@ def build(
     *,
     arch: str | Sequence[str] = "sm_90",
     rows: int | str | Sequence[int | str] = "many",
-    emit: str | Sequence[str] = DEFAULT_KINDS,
+    emit: str | Sequence[str] | None = None,
     schedule: str = "",
     lock: str | Path | None = None,
     device: str | None = None,
     bundle: bool = False,
     trace: str | Path | None = None,
+    layout: str = "pack",
     progress: Progress | None = None,
     executor: Executor | None = None,
 ) -> Built:
@@ -98,18 +102,21 @@ def build(
     out       the folder; a pack in it is added to, and entries of the same spec, arch and rows are replaced
     arch      ``"sm_80,sm_90+ptx"`` or a list; with ``+ptx`` newer GPUs run its PTX
     rows      numbers of rows, ``many``, or ``all`` for every class; one schedule for the class of each
-    emit      kinds of files: cu, ptx, cubin, fatbin, vectors. With cu alone nothing is compiled.
+    emit      kinds of files: cu, ptx, cubin, fatbin, vectors. With cu alone nothing is compiled. By default cu, ptx and
+              cubin, in a hub package cubin.
     schedule  changes of the schedules, ``threads=256``
     lock      a lock file of ``lngen tune``, whose schedules replace the defaults
     device    the described GPU to choose schedules for, ``h200``; by default the one that represents each arch
     bundle    .cu files stand alone; otherwise they include headers in ``include/HASH/lngen``
     trace     a folder of FlashInfer's trace files: what that workload calls is built as well, for its numbers of rows
+    layout    ``pack``, or ``hf-kernel`` for a package that Hugging Face ``kernels`` loads (lngen.aot.hub)
     executor  runs the compilations, by default threads; the bytes are the same
 
     Everything is compiled before the first file is written. LngenError, SpecError, ScheduleError for a wrong request,
     MissingError without a compiler; then the folder has not changed.
     """
-    kinds, folder = _kinds(emit), Path(out)
+    place, default = _layout(layout, Path(out))
+    kinds = _kinds(default if emit is None else emit)
     request = Request.of(arch, rows, schedule, lock, device)
     wanted = [(Compilation(s if isinstance(s, Spec) else parse_spec(s)), request) for s in specs]
     workload = read_trace(Path(trace)) if trace is not None else Workload((), ())
@@ -118,19 +125,33 @@ def build(
         why = f" The trace has none: {workload.skipped[0]}" if workload.skipped else ""
         raise LngenError(f"a build is expected to have one spec at least, got none; name one.{why}")
     request.check(kinds)
-    manifest.read(folder)  # refused before anything is compiled
+    manifest.read(place)  # refused before anything is compiled
+    if layout == HUB:
+        hub.check(Path(out), [c.spec.direction for c, _ in wanted], kinds, any(t.ptx for t in request.targets))
     with ThreadPoolExecutor() as pool:
         found = _all([pool.submit(choices, *one) for one in wanted], progress)
         chosen = [c for of in found for c in of]
         made = _gather(chosen)
-        manifest.check_lost(folder, manifest.read(folder), _planned(made, kinds))
+        manifest.check_lost(place, manifest.read(place), _planned(made, kinds))
         _compile(made, kinds, progress, executor or pool)
     new, files = _contents(made, chosen, kinds, bundle)
-    replaced = put(folder, new, files)
+    written, replaced = (hub.put if layout == HUB else _put)(Path(out), new, files)
     notes = [*workload.notes, *(note for c, asked in wanted for note in asked.notes(c))]
     if workload.skipped:
         notes.append(f"{len(workload.skipped)} entries of the trace are no norms of lngen: {workload.skipped[0]}")
-    return Built(folder, new, (*files, FILE_NAME), tuple(replaced), tuple(dict.fromkeys(notes)))
+    return Built(Path(out), new, tuple(written), tuple(replaced), tuple(dict.fromkeys(notes)))
+
+
+def _layout(layout: str, folder: Path) -> tuple[Path, tuple[str, ...]]:
+    """The folder of the pack, and the kinds of its files by default."""
+    if layout not in LAYOUTS:
+        raise LngenError(f"there is no layout '{short(layout)}', expected {', '.join(LAYOUTS)}.")
+    return (folder / hub.PACK, hub.KINDS) if layout == HUB else (folder, DEFAULT_KINDS)
+
+
+def _put(folder: Path, new: Manifest, files: Mapping[str, bytes]) -> tuple[list[str], list[str]]:
+    """Add kernels to a pack: the names of what was written, and what it replaces."""
+    return [*files, FILE_NAME], put(folder, new, files)
 
 
 def _kinds(emit: str | Sequence[str]) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from lngen.aot import manifest
@@ -19,6 +19,8 @@ from lngen.launch.pack import FILE_NAME
 
 LOCK = "lngen"  # locks the folder as a whole
 
+Step = tuple[Path, bytes]  # a file to write
+
 
 def put(folder: Path, new: Manifest, files: Mapping[str, bytes]) -> list[str]:
     """Add what is in ``new``, and its files, to ``folder``; what it replaces there, a sentence each.
@@ -26,25 +28,33 @@ def put(folder: Path, new: Manifest, files: Mapping[str, bytes]) -> list[str]:
     LngenError if the folder cannot be written to, its manifest is invalid, or a kernel set in it would lose a file;
     then nothing has changed.
     """
-    target = folder / FILE_NAME
     with exclusive(folder, LOCK) as staging:
-        old = manifest.read(folder)
-        manifest.check_lost(folder, old, new)
-        _check_inside(folder, files)
-        after, replaced = manifest.merged(old, new)
-        listed = old.files()
-        changed = {name for name, data in files.items() if name in listed and listed[name] != sha256(data)}
-        changing = {name for name, entry in old.kernel_sets.items() if not changed.isdisjoint(entry["files"])}
-        before = old.without(changing)
-        before.others = {name: facts for name, facts in old.others.items() if name not in changed}
-        steps = [(target, before.render())] if changed else []
-        steps += [(folder / name, data) for name, data in files.items()]
-        steps += [(target, after.render())]
+        steps, _, replaced = changes(folder, new, files)
         write_in_order(steps, staging)
     return replaced
 
 
-def _check_inside(folder: Path, files: Mapping[str, bytes]) -> None:
+def changes(folder: Path, new: Manifest, files: Mapping[str, bytes]) -> tuple[list[Step], Manifest, list[str]]:
+    """What ``put`` writes, in order, the manifest last, which is the second; and what that replaces.
+
+    The caller holds the lock.
+    """
+    target = folder / FILE_NAME
+    old = manifest.read(folder)
+    manifest.check_lost(folder, old, new)
+    check_inside(folder, files)
+    after, replaced = manifest.merged(old, new)
+    listed = old.files()
+    changed = {name for name, data in files.items() if name in listed and listed[name] != sha256(data)}
+    changing = {name for name, entry in old.kernel_sets.items() if not changed.isdisjoint(entry["files"])}
+    before = old.without(changing)
+    before.others = {name: facts for name, facts in old.others.items() if name not in changed}
+    steps = [(target, before.render())] if changed else []
+    steps += [(folder / name, data) for name, data in files.items()]
+    return [*steps, (target, after.render())], after, replaced
+
+
+def check_inside(folder: Path, files: Iterable[str]) -> None:
     """LngenError if a folder of the pack is a link to another place, where files would be written."""
     here = os.path.realpath(folder)
     for parent in {Path(name).parent for name in files}:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from lngen.aot import manifest
+from lngen.aot import hub, manifest
 from lngen.aot.manifest import Facts, Manifest
 from lngen.errors import LngenError, MissingError
 from lngen.headers import bundled, headers_hash
@@ -40,13 +40,27 @@ class Verified:
 
 
 def verify(folder: str | Path, *, progress: Progress | None = None) -> Verified:
-    """Check every hash of a pack, and compile again what this NVRTC made.
+    """Check every hash of a pack or a hub package, and compile again what this NVRTC made.
 
-    LngenError if ``folder`` is no pack. Nothing is written but the cache of compiled kernels.
+    LngenError if ``folder`` is neither. Nothing is written but the cache of compiled kernels.
     """
     folder = Path(folder)
+    variant = hub.variant_of(folder)
+    if variant is not None:
+        return _hub(variant, _pack(variant / "pack", progress))
     if not (folder / FILE_NAME).is_file():
         raise LngenError(f"'{folder}' is expected to be a pack, but has no {FILE_NAME}; name the folder of a build.")
+    return _pack(folder, progress)
+
+
+def _hub(variant: Path, pack: Verified) -> Verified:
+    """What is known of a hub package: of its kernels, and of the files around them."""
+    good, faults, unlisted = hub.faults(variant)
+    return replace(pack, files=good, faults=(*pack.faults, *faults), unlisted=tuple(unlisted))
+
+
+def _pack(folder: Path, progress: Progress | None) -> Verified:
+    """What is known of a pack, or of the one in a hub package."""
     pack = manifest.read(folder)
     listed = pack.files()
     faults: list[str] = []

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from lngen.aot.build import DEFAULT_KINDS, KINDS, build
+from lngen.aot.build import DEFAULT_KINDS, KINDS, LAYOUTS, build
 from lngen.aot.catalog import CATALOG, differences, rewrite
 from lngen.cli.output import AnyPath, Output, json_option, note, output_options, table
 from lngen.cli.shared_options import dask_executor, dask_option, device_option, progress_bar, schedule_option
@@ -35,13 +35,18 @@ if TYPE_CHECKING:
 @click.option("--rows", default="many", show_default=True, metavar="M,...", help="Numbers of rows, 'many', or 'all'.")
 @device_option
 @click.option(
-    "--emit", "kinds", default=",".join(DEFAULT_KINDS), show_default=True, metavar="KIND,...",
-    help=f"Files to write, of {', '.join(KINDS)}; with cu alone nothing is compiled.",
+    "--emit", "kinds", metavar="KIND,...",
+    help=f"Files to write, of {', '.join(KINDS)}; by default {','.join(DEFAULT_KINDS)}, in a hub package cubin. With "
+    "cu alone nothing is compiled.",
 )  # fmt: skip
 @click.option("--out", "folder", required=True, type=AnyPath(), metavar="DIR", help="The folder to write to.")
 @schedule_option
 @click.option("--lock", type=AnyPath(), metavar="FILE", help="A lock file with tuned schedules.")
 @click.option("--trace", type=AnyPath(), metavar="DIR", help="Also what the trace files of FlashInfer in DIR call.")
+@click.option(
+    "--layout", default=LAYOUTS[0], show_default=True, metavar="NAME",
+    help=f"Of {', '.join(LAYOUTS)}: a hub package, which Hugging Face kernels loads.",
+)  # fmt: skip
 @click.option("--bundle", is_flag=True, help="Sources stand alone, without headers beside them.")
 @dask_option
 @json_option
@@ -50,11 +55,12 @@ def build_command(
     arches: str,
     rows: str,
     device: str | None,
-    kinds: str,
+    kinds: str | None,
     folder: Path,
     schedule: str,
     lock: Path | None,
     trace: Path | None,
+    layout: str,
     bundle: bool,
     dask: str | None,
     output: Output,
@@ -72,7 +78,7 @@ def build_command(
     with dask_executor(dask) as executor, progress_bar("compiling") as progress:
         built = build(
             specs, folder, arch=arches, rows=rows, emit=kinds, schedule=schedule, lock=lock, device=device,
-            bundle=bundle, trace=trace, progress=progress, executor=executor,
+            bundle=bundle, trace=trace, layout=layout, progress=progress, executor=executor,
         )  # fmt: skip
     for line in (*built.notes, *built.replaced):
         note(line)

@@ -60,7 +60,9 @@ def list_command(folder: Path, device: str | None, spec: str | None, output: Out
 
     Numbers of rows are for the GPU that represents an arch: they follow from bytes for each of its multiprocessors.
     """
-    pack = PackFolder(folder)
+    from lngen.aot.hub import pack_folder
+
+    pack = PackFolder(pack_folder(folder))
     if spec is not None and spec not in pack.specs:
         raise click.UsageError(f"the pack '{folder}' does not have '{short(spec)}', but {', '.join(pack.specs)}.")
     wanted = [spec] if spec is not None else [*pack.specs]

@@ -139,7 +139,7 @@ class Span:
         return Span((), self.levels[1:], self.length, 0, self.size)
 
 
-Placed = Optional[tuple[int, Span | None]]  # an address and the memory there; None for a new array
+Placed = Optional[tuple[int, Optional[Span]]]  # an address and the memory there; None for a new array
 
 
 def span_of(value: Tensor, rows: int, d: int, stride: Distance, inner: int = 1) -> Span | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
+from typing import Optional
 
 from ..errors import ArrayError
 from .arrays import Layout
@@ -16,7 +17,7 @@ from .kernels import Distance
 from .tensors import Tensor
 
 Pair = tuple[Tensor, Layout]
-Sides = tuple[int | None, int | None]  # the outer and the inner distance, None where a side has one row
+Sides = tuple[Optional[int], Optional[int]]  # the outer and the inner distance, None where a side has one row
 
 AGAIN = "call .contiguous() or ascontiguousarray first"
 

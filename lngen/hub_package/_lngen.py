@@ -1,0 +1,6 @@
+"""What a hub package takes from lngen. In the package this is a folder, with copies of these modules of lngen in it."""
+
+from ..errors import LngenError, short
+from ..launch.pack_norms import Pack, PackNorm, PackSaved, load
+
+__all__ = ["LngenError", "Pack", "PackNorm", "PackSaved", "load", "short"]
