@@ -117,7 +117,7 @@ def test_one_build_runs_each_stage_once(counts: Counts, tmp_path: Path) -> None:
     """The cubins that the search for a schedule made are those that are written."""
     called("build", FWD, BWD, "--arch", "sm_80,sm_90", "--out", tmp_path)
     once(counts, *BACK, "compile_ptx")
-    assert len([*tmp_path.glob("*.cubin")]) == 4
+    assert len([*tmp_path.glob("*.cubin")]) == 5, "one more for the GPUs of sm_80 with less shared memory"
 
 
 def test_one_check_runs_each_stage_once(counts: Counts) -> None:
