@@ -122,7 +122,8 @@ def build(
     workload = read_trace(Path(trace)) if trace is not None else Workload((), ())
     wanted += [(Compilation(parse_spec(text)), request.with_rows(seen)) for text, seen in workload.specs]
     if not wanted:
-        raise LngenError("a build is expected to have one spec at least, got none; name one.")
+        why = f" The trace has none: {workload.skipped[0]}" if workload.skipped else ""
+        raise LngenError(f"a build is expected to have one spec at least, got none; name one.{why}")
     request.check(kinds)
     manifest.read(place)  # refused before anything is compiled
     if layout == HUB:
@@ -257,7 +258,8 @@ def _roles(name: str, made: _Made, kinds: Sequence[str]) -> dict[str, Facts]:
         if "cubin" in kinds:
             roles[f"{name}.{arch}.cubin"] = {"kind": "cubin", "arch": arch}
     if "fatbin" in kinds:
-        roles[f"{name}.fatbin"] = {"kind": "fatbin", "arch": None, "arches": list(arches)}
+        inside = {"arches": list(arches), "ptx_arches": list(made.ptx[name])}
+        roles[f"{name}.fatbin"] = {"kind": "fatbin", "arch": None, **inside}
     return roles
 
 

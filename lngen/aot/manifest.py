@@ -131,6 +131,8 @@ def merged(old: Manifest, new: Manifest) -> tuple[Manifest, list[str]]:
         if name in sets and sets[name]["text_sha256"] == entry["text_sha256"]:
             united = {key: {**sets[name][key], **entry[key]} for key in ("resources", "files")}
             entry = {**entry, **{key: dict(sorted(of.items())) for key, of in united.items()}}
+            if f"{name}.cu" not in new.kernel_sets[name]["files"]:  # the source that is there needs its headers
+                entry["compile"] = sets[name]["compile"]
         sets[name] = entry
     return Manifest(specs, sets, {**old.others, **new.others}), replaced
 
@@ -156,7 +158,9 @@ def _lost_archs(before: Facts, after: Facts) -> Iterator[str]:
     """The fat binaries of which the new one has fewer archs, with these archs."""
     for name, facts in after["files"].items():
         if facts["kind"] == "fatbin" and name in before["files"]:
-            gone = [a for a in before["files"][name]["arches"] if a not in facts["arches"]]
+            there = before["files"][name]
+            gone = [a for a in there["arches"] if a not in facts["arches"]]
+            gone += [f"{a} (ptx)" for a in there["ptx_arches"] if a not in facts["ptx_arches"]]
             yield from [f"{name} for {', '.join(gone)}"] if gone else []
 
 

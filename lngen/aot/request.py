@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lngen.compile import Compilation, KernelSet
 from lngen.devices import Device, device_for, named, oldest_first, weakest
-from lngen.errors import LngenError, short
+from lngen.errors import LngenError, LowerError, ScheduleError, short
 from lngen.lower import Plan
 from lngen.problem import ANY, Problem, Schedule, check_arch, complete, parse_schedule
 from lngen.runtime.lock_file import Lock, read_lock
@@ -55,7 +55,8 @@ class Request:
     ) -> Request:
         """From the arguments of ``build``; LngenError says what is wrong with one."""
         words = arch.split(",") if isinstance(arch, str) else [*arch]
-        names = {w.strip().removesuffix(PTX): w.strip().endswith(PTX) for w in words if w.strip()}
+        asked = sorted(w.strip() for w in words if w.strip())  # with sm_90 and sm_90+ptx the latter is the last
+        names = {word.removesuffix(PTX): word.endswith(PTX) for word in asked}
         for name in names:
             if not re.fullmatch(r"sm_\d{2,3}[af]?", name, re.ASCII):
                 raise LngenError(
@@ -170,7 +171,10 @@ def _otherwise(
         two = compilation.kernels(replace(plan.schedule, single_launch=False))
         if _launchable(two.plan, least):
             return two
-    other = compilation.kernels(compilation.schedule(target.arch, rows=rows, device=least))
+    try:
+        other = compilation.kernels(compilation.schedule(target.arch, rows=rows, device=least))
+    except (ScheduleError, LowerError):
+        return None  # nothing fits them
     return other if other.plan.schedule != plan.schedule and _launchable(other.plan, least) else None
 
 

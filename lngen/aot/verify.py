@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lngen.aot import hub, manifest
 from lngen.aot.manifest import Facts, Manifest
-from lngen.errors import CompileError, LngenError, MissingError
+from lngen.errors import LngenError, MissingError
 from lngen.headers import bundled, headers_hash
 from lngen.launch.pack import FILE_NAME, content
 from lngen.toolchain import FLAGS, compile_cubin, compile_ptx, nvrtc_version
@@ -93,11 +93,11 @@ def _compilations(pack: Manifest, good: Mapping[str, bytes]) -> Iterator[tuple[s
     """The files that NVRTC made, with their facts and their source; None if the pack has no source of theirs."""
     for name, entry in pack.kernel_sets.items():
         include = entry["compile"]["include"]
-        text = good[f"{name}.cu"].decode() if f"{name}.cu" in good else None
+        text = good[f"{name}.cu"].decode(errors="replace") if f"{name}.cu" in good else None
         if text is not None and include and include != f"include/{headers_hash()}":
             text = _with_headers(text, include, good)
         for file, facts in entry["files"].items():
-            if facts["kind"] in ("ptx", "cubin") and file in good:
+            if facts["kind"] in ("ptx", "cubin", "fatbin") and file in good:
                 yield file, {**facts, "flags": entry["compile"]["flags"], "set": name}, text
 
 
@@ -105,7 +105,7 @@ def _with_headers(text: str, include: str, good: Mapping[str, bytes]) -> str | N
     """A source with the headers of another version of lngen, which lie in the pack; None if one is missing."""
     prefix = f"{include}/lngen/"
     headers = {
-        name.removeprefix(prefix).removesuffix(".cuh"): data.decode()
+        name.removeprefix(prefix).removesuffix(".cuh"): data.decode(errors="replace")
         for name, data in good.items()
         if name.startswith(prefix)
     }
@@ -132,12 +132,14 @@ def _reason_not_to(facts: Facts, source: str | None) -> str:
 
 def _compared(name: str, facts: Facts, source: str, data: bytes) -> str:
     """The fault of a file that is compiled again; empty if it has the same bytes."""
+    text, arches = f"{facts['set']}.cu", facts.get("arches", [facts["arch"]])
     try:
-        made = (
-            compile_ptx(source, facts["arch"], name=f"{facts['set']}.cu").encode()
-            if facts["kind"] == "ptx"
-            else compile_cubin(source, facts["arch"], name=f"{facts['set']}.cu").image
-        )
-    except (CompileError, LngenError) as error:
+        if facts["kind"] == "ptx":
+            made = [compile_ptx(source, facts["arch"], name=text).encode()]
+        else:
+            made = [compile_cubin(source, arch, name=text).image for arch in arches]
+    except LngenError as error:
         return f"'{name}': its source does not compile: {error}"
-    return "" if made == data else f"'{name}' is not what NVRTC {facts['nvrtc']} makes of '{facts['set']}.cu'."
+    # A fat binary has its cubins as they are, without compression.
+    same = all(image in data for image in made) if facts["kind"] == "fatbin" else made == [data]
+    return "" if same else f"'{name}' is not what NVRTC {facts['nvrtc']} makes of '{facts['set']}.cu'."

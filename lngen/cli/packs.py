@@ -11,10 +11,11 @@ import click
 
 from lngen.cli.output import AnyPath, Output, note, output_options, table
 from lngen.cli.shared_options import progress_bar
-from lngen.devices import device_for, device_names, named
+from lngen.devices import Device, device_for, device_names, named
 from lngen.errors import short
+from lngen.launch.driver import Gpu
 from lngen.launch.kernels import Described
-from lngen.launch.pack import PackFolder, image_for
+from lngen.launch.pack import PackFolder, image_for, lacking
 
 # ---- verify ----
 
@@ -31,7 +32,7 @@ def verify_command(ctx: click.Context, folder: Path, output: Output) -> None:
         found = verify(folder, progress=progress)
     for line in (*found.skipped, *(f"'{name}' is not in the manifest." for name in found.unlisted)):
         note(line)
-    end = f"{len(found.faults)} faults" if found.faults else "no fault"
+    end = f"{len(found.faults) or 'no'} fault{'s' * (len(found.faults) > 1)}"
     lines = [f"{fault}\n" for fault in found.faults]
     lines.append(f"{found.files} files as listed, {found.recompiled} compiled again with the same bytes, {end}\n")
     output.table({"ok": found.ok, **asdict(found)}, "".join(lines))
@@ -66,8 +67,10 @@ def list_command(folder: Path, device: str | None, spec: str | None, output: Out
         raise click.UsageError(f"the pack '{folder}' does not have '{short(spec)}', but {', '.join(pack.specs)}.")
     wanted = [spec] if spec is not None else [*pack.specs]
     found = [row for text in wanted for row in _rows(pack, text, device)]
-    cells = [[r["spec"], r["image"], r["gpu"], r["rows"], r["kernel_set"], f"{r['bytes'] / 1e3:.0f} kB"] for r in found]
-    output.table({"pack": found}, table(["spec", "image", "for", "rows", "kernel set", "size"], cells))
+    columns = {"spec": "spec", "image": "image", "for": "gpu", "rows": "rows", "kernel set": "kernel_set"}
+    columns |= {"otherwise": "otherwise"} if any(r["otherwise"] for r in found) else {}
+    cells = [[*(r[key] or "" for key in columns.values()), f"{r['bytes'] / 1e3:.0f} kB"] for r in found]
+    output.table({"pack": found}, table([*columns, "size"], cells))
 
 
 def _rows(pack: PackFolder, spec: str, device: str | None) -> Iterator[dict[str, Any]]:
@@ -80,25 +83,49 @@ def _rows(pack: PackFolder, spec: str, device: str | None) -> Iterator[dict[str,
             note(f"{spec} has no image for {named(device).name}, which is {named(device).arch}.")
         images = [found] if found else []
     for image in images:
-        gpu = named(device) if device is not None else device_for(image["arch"])
-        least, entries = 0, _joined(image["classes"])
-        for entry in entries:
-            most = entry["most_bytes"] * gpu.multiprocessors // facts["row_bytes"]
-            described = pack.kernel_sets[entry["kernel_set"]]
+        gpu, classes = device_for(image["arch"]), image["classes"]
+        if device is not None:
+            gpu = named(device)
+            classes = [_taken(pack, image["arch"], entry, gpu) for entry in classes]
+        for rows, entry in _by_rows(classes, gpu.multiprocessors, facts["row_bytes"]):
             yield {
                 "spec": spec,
                 "image": f"{image['arch']} {image['kind']}",
                 "gpu": gpu.name,
-                "rows": f"{least} and more" if entry is entries[-1] else f"{least} to {most}",
+                "rows": rows,
                 "kernel_set": entry["kernel_set"],
                 "file": entry["file"],
                 "otherwise": entry["otherwise"] and entry["otherwise"]["kernel_set"],
-                "bytes": described["files"][entry["file"]]["bytes"],
+                "bytes": pack.kernel_sets[entry["kernel_set"]]["files"][entry["file"]]["bytes"],
             }
+
+
+def _taken(pack: PackFolder, arch: str, entry: Described, device: Device) -> Described:
+    """A class with what a GPU takes of it: the kernel set, or what is there otherwise."""
+    other = entry["otherwise"]
+    needs = lacking(pack.kernel_sets[entry["kernel_set"]], arch, _as_gpu(device))
+    if not needs:
+        return entry
+    if other is None:
+        note(f"'{entry['kernel_set']}' needs {needs}, which {device.name} does not have.")
+        return entry
+    return {**entry, **other, "otherwise": None}
+
+
+def _as_gpu(device: Device) -> Gpu:
+    """A described GPU as the driver would report it."""
+    major, minor = divmod(device.capability, 10)
+    properties = {"sharedMemPerBlockOptin": device.shared_block_kib * 1024}
+    return Gpu(0, device.name, (major, minor), 0, properties, 0)
+
+
+def _by_rows(classes: list[Described], multiprocessors: int, row_bytes: int) -> Iterator[tuple[str, Described]]:
+    """Classes in order with their numbers of rows in words; those with the same kernels are one, empty ones none."""
+    least = 0
+    for entry, after in zip(classes, [*classes[1:], None], strict=True):
+        most = entry["most_bytes"] * multiprocessors // row_bytes
+        if after is None:
+            yield (f"{least} and more" if least else "any"), entry
+        elif most >= max(least, 1) and any(entry[key] != after[key] for key in ("file", "otherwise")):
+            yield (f"{least} to {most}" if most > least else f"{least}"), entry
             least = most + 1
-
-
-def _joined(classes: list[Described]) -> list[Described]:
-    """Classes in order, without those whose next has the same kernels."""
-    pairs = zip(classes, [*classes[1:], None], strict=True)
-    return [one for one, after in pairs if after is None or one["file"] != after["file"]]

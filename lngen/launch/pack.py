@@ -6,7 +6,6 @@ Nothing is compiled here, and nothing is imported but the standard library.
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import threading
 from collections.abc import Mapping, Sequence
@@ -14,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import LngenError, short
-from ..files import read, reason
+from ..files import parse_json, read, reason
 from .driver import Gpu, gpu
 from .kernels import Described, Loaded
+from .shape import ARCH, FATBIN, KERNEL_SET, OTHER_FILE, fault
 
 SCHEMA_VERSION = 3
 FILE_NAME = "manifest.json"
@@ -57,6 +57,8 @@ def check_document(document: Any) -> None:
         raise ValueError("no specs, or no other files")
     for name, facts in others.items():
         _check_file(name, facts, _OTHER)
+        if wrong := fault(facts, OTHER_FILE):
+            raise ValueError(f"file '{name}' has no valid {wrong!r}")
     for text, facts in specs.items():
         _check_images(text, facts, known)
 
@@ -74,11 +76,14 @@ def _checked_sets(listed: list[Any]) -> dict[str, Mapping[str, Any]]:
             raise ValueError("a kernel set without a name and files")
         if name in known:
             raise ValueError(f"two kernel sets are called '{name}'")
-        if not isinstance(entry.get("text_sha256"), str) or not isinstance(entry.get("resources"), dict):
-            raise ValueError(f"kernel set '{name}' without the hash of its text, or its resources")
+        if wrong := fault(entry, KERNEL_SET):
+            raise ValueError(f"kernel set '{name}' has no valid {wrong!r}")
         for file, facts in entry["files"].items():
-            _check_file(file, facts, re.compile(rf"{name}\.(?:cu|fatbin|sm_\d+[af]?\.(?:ptx|cubin))"))
-            if facts.get("kind") == "fatbin" and not isinstance(facts.get("arches"), list):
+            _check_file(file, facts, re.compile(rf"{name}\.(?:cu|fatbin|{ARCH.pattern}\.(?:ptx|cubin))"))
+            *arch, kind = file.removeprefix(f"{name}.").split(".")
+            if facts["kind"] != kind or facts.get("arch") != (arch[0] if arch else None):
+                raise ValueError(f"'{file}' with another kind or arch")
+            if kind == "fatbin" and fault(facts, FATBIN):
                 raise ValueError(f"no archs of '{file}'")
         known[name] = entry
     return known
@@ -100,7 +105,7 @@ def _check_images(text: str, facts: Any, known: Mapping[str, Mapping[str, Any]])
     for image in facts["images"]:
         classes = image.get("classes") if isinstance(image, dict) else None
         arch = image.get("arch") if isinstance(image, dict) else None
-        if not isinstance(arch, str) or not re.fullmatch(r"sm_\d{2,3}[af]?", arch, re.ASCII):
+        if not isinstance(arch, str) or not ARCH.fullmatch(arch):
             raise ValueError(f"an image of spec {text[:100]!r} without an arch")
         if image.get("kind") not in ("cubin", "ptx", "source") or not isinstance(classes, list) or not classes:
             raise ValueError(f"an image of spec {text[:100]!r} without a kind and classes")
@@ -288,9 +293,9 @@ def _document(folder: Path) -> Mapping[str, Any]:
     """The manifest of a pack, valid; LngenError if there is none."""
     path = folder / FILE_NAME
     try:
-        document = json.loads(read(path, LARGEST))
+        document = parse_json(read(path, LARGEST))
         check_document(document)
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         why = reason(error) if isinstance(error, OSError) else error
         raise LngenError(
             f"'{folder}' is expected to be a pack, whose {FILE_NAME} has schema_version {SCHEMA_VERSION}, but: {why}; "

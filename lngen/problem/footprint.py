@@ -200,6 +200,8 @@ def most_blocks(s: Schedule, p: Problem, device: Device) -> int:
     shared = static_shared(s, p) + dynamic_shared(s, p)
     if not exists(s, device.capability) or shared > device.shared_block_kib * 1024:
         return 0
+    if s.cluster > device.largest_cluster:  # of the weakest GPU that runs an arch's kernels it is not the arch's
+        return 0
     # A block whose row groups each have a named barrier uses all barriers of a block. The number on a multiprocessor is
     # not documented: of five such blocks four run at a time on an H200.
     barriers = NAMED_BARRIERS + 1 if s.rows_per_block > 1 and s.threads > WARP else 1

@@ -70,8 +70,8 @@ class Bits:
         self._wanted = {n: xp.asarray(raw(a)) for n, a in wanted.items()}
         self._columns: dict[int, tuple[Any, dict[str, Any]]] = {m: self._column_sums(m) for m in self.checked_rows}
         self.inputs = {v.name: self._repeated(xp.asarray(raw(self._inputs[v.name])), v) for v in self.graph.tensors}
-        numbers = values_of(self.graph, spec.eps_or_default)
-        self.values = {name: bits_of(number) for name, number in numbers.items()}
+        self.values = values_of(self.graph, spec.eps_or_default)
+        self.passed = {name: bits_of(number) for name, number in self.values.items()}
 
     def empty(self, rows: int) -> dict[str, Any]:
         """Results full of poison."""
@@ -269,7 +269,7 @@ class GpuMeasurer:
             for rows in bits.checked_rows:
                 results = bits.empty(rows)
                 bound = launcher.bind(rows, dict.fromkeys(launcher.tensors, bits.spec.d))
-                bound.give(bits.values)
+                bound.give(bits.passed)
                 workspace = self._xp.full(max(1, bound.workspace_bytes), POISON, "u1")
                 arrays = bits.inputs | results
                 address = self._timer.pointer(workspace)
@@ -318,7 +318,7 @@ class GpuMeasurer:
     def _launch(self, candidate: Candidate) -> timing.Launch:
         launcher = self._launcher(candidate)
         bound = launcher.bind(self._bits.rows, dict.fromkeys(launcher.tensors, self._bits.spec.d))
-        bound.give(self._bits.values)
+        bound.give(self._bits.passed)
         # One workspace: in use it is equally warm.
         workspace = self._xp.empty(max(1, -(-bound.workspace_bytes // 8)))
         address = self._timer.pointer(workspace)

@@ -4,29 +4,34 @@ from __future__ import annotations
 
 import json
 import re
-from importlib import import_module
+from collections.abc import Callable, Iterator
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import lngen
 from child import output, start
 from commands import call, prints
-from lngen import toolchain
-from lngen.aot.build import build
+from lngen import headers, toolchain
+from lngen.aot.build import _dispatch, build
+from lngen.aot.request import Request, choices
 from lngen.compile import Compilation, KernelSet
-from lngen.devices import device_for
-from lngen.errors import LngenError, ScheduleError
+from lngen.contract import RULES
+from lngen.devices import described, device_for
+from lngen.errors import LngenError
 from lngen.files import sha256
+from lngen.launch.pack import DISPATCH_RULES, FILE_NAME, class_for
 from lngen.lower import Plan, requested_shared
-from lngen.problem import check_arch, fits, problem
+from lngen.problem import problem
+from lngen.schedule import most_bytes, ranked, workload
 from lngen.spec import parse_spec
 
-ROOT = Path(__file__).resolve().parents[2]
 FWD = "layernorm.fwd:d=64,dtype=bf16"
 BWD = "layernorm.bwd:d=64,dtype=bf16"
-STREAM = "rmsnorm.bwd:d=65536,dtype=f32"
+QUICK = "form=registers,threads=8,rows_per_block=4,vec=8"  # a whole schedule, so that none is searched for
 
 
 @pytest.fixture(autouse=True)
@@ -34,17 +39,12 @@ def compiler() -> None:
     pytest.importorskip("cupy")
 
 
-def built(*args: str | Path) -> str:
-    return prints("build", *args)
-
-
 def contents(folder: Path) -> dict[str, bytes]:
-    return {p.name: p.read_bytes() for p in folder.iterdir()}
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
 def manifest(folder: Path) -> dict[str, Any]:
-    document = json.loads((folder / "manifest.json").read_bytes())
-    assert isinstance(document, dict)
+    document: dict[str, Any] = json.loads((folder / FILE_NAME).read_bytes())
     return document
 
 
@@ -52,319 +52,264 @@ def sets(folder: Path) -> dict[str, dict[str, Any]]:
     return {e["name"]: e for e in manifest(folder)["kernel_sets"]}
 
 
-def plan(text: str, *arches: str, schedule: str = "") -> Plan:
-    return Compilation(parse_spec(text)).changed(schedule, *(arches or ("sm_90",))).plan
+def plan(text: str, arch: str = "sm_90", schedule: str = "", rows: int | None = None) -> Plan:
+    return Compilation(parse_spec(text)).changed(schedule, arch, rows=rows).plan
 
 
-def test_build_writes_what_it_lists(tmp_path: Path) -> None:
-    out = tmp_path / "a" / "b"
-    printed = built(FWD, BWD, "--arch", "sm_80,sm_90", "--out", out)
-    made = [plan(text, "sm_80", "sm_90") for text in (FWD, BWD)]
-    names = [f"{p.name}{end}" for p in made for end in (".cu", *ends("sm_80"), *ends("sm_90"))]
-    assert [Path(line) for line in printed.splitlines()] == [out / n for n in (*names, "manifest.json")]
-    assert contents(out).keys() == {*names, "manifest.json"}
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
+    """The folder of a build of two specs for two archs, with PTX for newer GPUs, for two classes of rows."""
+
+    @cache
+    def made() -> Path:
+        folder = tmp_path_factory.mktemp("both") / "a" / "b"
+        printed = prints("build", FWD, BWD, "--arch", "sm_90+ptx,sm_80", "--rows", "1,many", "--out", folder)
+        assert {*printed.splitlines()} == {str(folder / name) for name in contents(folder)}
+        assert printed.splitlines()[-1] == str(folder / FILE_NAME)
+        return folder
+
+    return made
 
 
-def ends(arch: str) -> tuple[str, str]:
-    return f".{arch}.ptx", f".{arch}.cubin"
+# ---- bytes ----
 
 
-def test_two_builds_have_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In this process, and in another with its own hash seed and an empty cache; without a path or a date."""
-    args = ("build", BWD, FWD, "--arch", "sm_90,sm_80", "--out")
-    prints(*args, tmp_path / "one")
-    monkeypatch.setenv("LNGEN_CACHE_DIR", str(tmp_path / "cache"))
-    prints(*args, tmp_path / "two")
+def test_a_build_has_the_same_bytes_under_any_hash_seed_and_order(both: Any, tmp_path: Path) -> None:
+    """In another process with its own hash seed, another order of specs, archs and rows; without a path or a date."""
     code = "import sys; from lngen.cli import cli; cli.main(sys.argv[1:])"
-    output(start(code, *args, str(tmp_path / "three"), PYTHONHASHSEED="77", LNGEN_CACHE_DIR=str(tmp_path / "cache2")))
-    one, two, three = (contents(tmp_path / name) for name in ("one", "two", "three"))
-    assert one == two == three
-    text = one["manifest.json"].decode()
-    assert str(tmp_path) not in text
+    args = ("build", BWD, FWD, BWD, "--arch", "sm_80,sm_90,sm_90+ptx,sm_90", "--rows", "many,1", "--out")
+    output(start(code, *args, str(tmp_path / "two"), PYTHONHASHSEED="77", LNGEN_CACHE_DIR=str(tmp_path / "cache")))
+    assert contents(tmp_path / "two") == contents(both())
+    text = contents(both())[FILE_NAME].decode()
+    assert str(both()) not in text
     assert not re.search(r"\b20\d\d-\d\d", text)
 
 
-def test_the_hashes_and_resources_are_those_of_the_files(tmp_path: Path) -> None:
-    built(FWD, BWD, "--arch", "sm_80,sm_90", "--out", tmp_path)
-    document = manifest(tmp_path)
+def test_hashes_and_resources_are_those_of_the_files(both: Any) -> None:
+    document, files = manifest(both()), contents(both())
+    assert document["rules"] == RULES | DISPATCH_RULES
     version = ".".join(map(str, toolchain.nvrtc_version()))
-    assert (document["schema_version"], document["nvrtc_version"]) == (2, version)
-    named = {}
+    major, minor = toolchain.nvrtc_version()
+    named = dict(document["other_files"])
     for e in document["kernel_sets"]:
-        for name, facts in e["files"].items():
-            data = (tmp_path / name).read_bytes()
-            assert [*facts] == ["kind", "arch", "bytes", "sha256"]
-            assert (facts["sha256"], facts["bytes"]) == (sha256(data), len(data))
-            named[name] = facts
-        made = plan(e["spec"]["text"], "sm_80", "sm_90")
-        for arch in ("sm_80", "sm_90"):
+        made = plan(e["spec"]["text"], schedule=e["schedule"]["text"])
+        assert e["text_sha256"] == sha256(KernelSet(made).bundle.encode())
+        for arch, kernels in e["resources"].items():
             binary = KernelSet(made).cubin(arch)
-            assert (tmp_path / f"{e['name']}.{arch}.cubin").read_bytes() == binary.image
+            assert files[f"{e['name']}.{arch}.cubin"] == binary.image
             registers = {k: r.registers for k, r in binary.resources.items()}
             asked = requested_shared(made, registers, device_for(arch))
-            found = {k: (r["registers"], r["launch_shared_bytes"]) for k, r in e["resources"][arch].items()}
+            found = {k: (r["registers"], r["launch_shared_bytes"]) for k, r in kernels.items()}
             assert found == {k: (registers[k], asked[k]) for k in registers}
-    assert named.keys() | {"manifest.json"} == contents(tmp_path).keys()
+        for name, facts in e["files"].items():
+            source = facts["kind"] == "cu"
+            oldest = 1000 * major + 10 * minor * (facts["kind"] == "ptx")
+            assert (facts["nvrtc"], facts["driver"]) == ((None, None) if source else (version, oldest))
+            named[name] = facts
+    assert {n: (f["bytes"], f["sha256"]) for n, f in named.items()} == {
+        n: (len(data), sha256(data)) for n, data in files.items() if n != FILE_NAME
+    }
 
 
-LAUNCHES = {
-    FWD: "form=registers,threads=32,rows_per_block=1,vec=8",
-    BWD: "form=cp_async,threads=8,rows_per_block=128,vec=8,stages=2",
-    STREAM: "form=multipass,threads=512,rows_per_block=1,vec=4",
-    "rmsnorm.fwd:d=65536,dtype=bf16": "form=tma,threads=256,rows_per_block=1,vec=8,stages=3,cluster=4,grid=30,"
-    "tma_store=yes",
-    "layernorm.bwd:d=8192,dtype=bf16": "form=tma,threads=256,rows_per_block=1,vec=8,stages=3,single_launch=yes",
-}
+def test_headers_are_in_a_folder_of_their_hash(both: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So two versions of lngen share a folder; a source that stands alone has none."""
+    build([FWD], tmp_path, emit="cu", schedule=QUICK)
+    first = {n: data for n, data in contents(tmp_path).items() if n.startswith("include/")}
+    (name,) = sets(tmp_path)
+    wanted = headers.included((tmp_path / f"{name}.cu").read_text())
+    assert first == {f"include/{headers.headers_hash()}/{h}": text.encode() for h, text in wanted.items()}
+    monkeypatch.setattr("lngen.aot.build.headers_hash", lambda: "0123456789abcdef")
+    build([BWD], tmp_path, emit="cu", schedule="form=registers,threads=8,rows_per_block=128,vec=8")
+    assert first.items() <= contents(tmp_path).items()
+    includes = {e["spec"]["text"]: e["compile"]["include"] for e in manifest(tmp_path)["kernel_sets"]}
+    assert includes == {FWD: f"include/{headers.headers_hash()}", BWD: "include/0123456789abcdef"}
+    build([FWD], tmp_path / "alone", emit="cu", schedule=QUICK, bundle=True)
+    assert contents(tmp_path / "alone").keys() == {f"{name}.cu", FILE_NAME}
+    assert b"#include" not in contents(tmp_path / "alone")[f"{name}.cu"]
+    assert sets(tmp_path / "alone")[name]["compile"]["include"] is None
+    assert sets(tmp_path / "alone")[name]["text_sha256"] == sets(tmp_path)[name]["text_sha256"]
 
 
-@pytest.mark.parametrize("text", LAUNCHES)
-def test_the_manifest_says_how_to_launch(tmp_path: Path, text: str) -> None:
-    """Arguments against the source's signature; grid, workspace and tensors against the plan."""
-    built(text, "--emit", "cu", "--schedule", LAUNCHES[text], "--out", tmp_path)
-    made, (e,) = plan(text, schedule=LAUNCHES[text]), sets(tmp_path).values()
-    source = (tmp_path / f"{made.name}.cu").read_text()
-    assert e["graph_sha256"] == sha256(str(made.graph).encode())
-    assert [k["name"] for k in e["kernels"]] == [k.name for k in made.kernels]
-    for described, kernel in zip(e["kernels"], made.kernels, strict=True):
-        signature = re.search(rf"^{kernel.name}\((.*?)\)", source, re.MULTILINE | re.DOTALL)
-        assert signature
-        declared = [" ".join(part.split()) for part in signature[1].split(",")]
-        types = ["const long long" if a["ctype"] == "long long" else a["ctype"] for a in described["arguments"]]
-        names = [a["name"] for a in described["arguments"]]
-        assert [d.replace(" __restrict__", "") for d in declared] == [*map(" ".join, zip(types, names, strict=True))]
-        for rows in (0, 1, 7, 1000, 10**6):
-            assert [blocks(described["grid"][axis], rows) for axis in "xy"] == [g(rows) for g in kernel.grid]
-        assert (described["block"], described["launch_for_no_rows"]) == (kernel.block, kernel.always)
-        assert described["launch_rule"] == kernel.launch_rule()
-        assert described["cluster"] == kernel.cluster
-        assert described["dynamic_shared_bytes"] == kernel.dynamic
-        assert described["cooperative"] == kernel.cooperative
-        assert [described["grid"][axis]["text"] for axis in "xy"] == [str(g) for g in kernel.grid]
-    assert source.count("\n    pdl_wait();\n") == len(made.kernels), "launches may overlap, it says"
-    for rows in (0, 1, 100):
-        offset = 0
-        for b in e["workspace"]["buffers"]:
-            assert made.workspace_offsets(rows)[b["name"]] == offset
-            assert b["element_bytes"] == {"f32": 4, "f64": 8, "u32": 4}[b["dtype"]]
-            size = (b["fixed"] + b["per_row"] * rows) * b["element_bytes"]
-            offset += -(-size // 256) * 256
-        assert made.workspace_bytes(rows) == offset
-    assert [b["name"] for b in e["workspace"]["buffers"] if b["zeroed"]] == ["arrivals_"] * made.schedule.single_launch
-    assert e["minimum_arch"] == {"cp_async": "sm_80", "tma": "sm_90"}.get(made.schedule.form, "sm_75")
-    assert [t["name"] for t in e["tensors"]] == [v.name for v in (*made.inputs, *made.outputs)]
-    by_name = {t["name"]: t for t in e["tensors"]}
-    wide = by_name["x" if "fwd" in text else "dx"]
-    assert wide["shape"] == ["rows", made.spec.d]
-    assert wide["row_stride_multiple"] * wide["element_bytes"] == wide["alignment"] == 16
-    used = {a["tensor"] for k in e["kernels"] for a in k["arguments"] if a["kind"] in ("input", "output")}
-    assert used <= by_name.keys()
+# ---- which schedule, for whom ----
 
 
-def blocks(rule: dict[str, Any], rows: int) -> int:
-    if rule["fixed"] is not None:
-        return int(rule["fixed"])
-    owners = -(-rows // rule["per"])
-    count = rule["times"] * (owners if rule["limit"] is None else min(rule["limit"], owners))
-    return int(max(rule["least"], count))
+def entries(folder: Path) -> Iterator[tuple[str, str, str, dict[str, Any], dict[str, Any]]]:
+    """Each class of rows of a pack: its spec, arch and kind, the entry, and its kernel set."""
+    for spec, facts in manifest(folder)["specs"].items():
+        for image in facts["images"]:
+            for entry in image["classes"]:
+                yield spec, image["arch"], image["kind"], entry, sets(folder)[entry["kernel_set"]]
 
 
-def test_the_manifest_of_rows_at_two_distances(tmp_path: Path) -> None:
-    """Both strides of a tensor, the arguments that hold them, and how an address follows; of one distance nothing."""
-    text = "rmsnorm.fwd:d=128,dtype=bf16"
-    built(text, f"{text},strides=2", "--emit", "cu", "--out", tmp_path)
-    one, two = sets(tmp_path).values()
-    assert (one["spec"]["strides"], two["spec"]["strides"]) == (1, 2)
-    rule = "row r of a tensor begins (r / inner) * outer_stride + (r % inner) * stride elements after its pointer"
-    assert rule in two["argument_rule"]
-    assert "outer" not in json.dumps(one)
-    for tensor in two["tensors"]:
-        wide = tensor["axes"] == ["M", "D"]
-        assert ("outer_stride_multiple" in tensor) == wide
-        if wide:
-            assert tensor["outer_stride_multiple"] == tensor["row_stride_multiple"] == 8
-            assert "; outer stride a multiple of 8" in tensor["layout"]
-            assert tensor["layout"].endswith(", rows do not overlap") == (tensor["role"] == "output")
-    (kernel,) = two["kernels"]
-    kinds = [(a["kind"], a["tensor"], a["ctype"]) for a in kernel["arguments"] if a["ctype"] == "long long"]
-    assert kinds == [
-        ("rows", None, "long long"),
-        ("inner", None, "long long"),
-        *((kind, name, "long long") for name in ("x", "y") for kind in ("outer_stride", "stride")),
-    ]
+def test_each_arch_and_class_has_the_schedule_of_a_compilation_there(both: Any) -> None:
+    """And every file is of the kind and arch of its image, stored once."""
+    schedules, seen = set(), 0
+    for spec, arch, kind, entry, kernels in entries(both()):
+        rows = {most_bytes(workload(facts(spec), rows, device_for(arch))): rows for rows in (1, None)}
+        wanted = lngen.compile("layernorm", d=64, dtype="bf16").plan(spec[10:13], arch, rows[entry["most_bytes"]])
+        assert kernels["schedule"]["text"] == str(wanted.schedule)
+        assert entry["file"] == f"{wanted.name}.{arch}.{kind}"
+        assert kernels["files"][entry["file"]]["arch"] == arch
+        schedules.add((spec, str(wanted.schedule)))
+        seen += 1
+    assert seen == 12
+    used = {e["kernel_set"] for *_, e, _ in entries(both())}
+    used |= {e["otherwise"]["kernel_set"] for *_, e, _ in entries(both()) if e["otherwise"]}
+    assert used == sets(both()).keys()
+    assert len(schedules) < 8, "kernels that coincide are one set"
+    shared = [e for e in sets(both()).values() if len(e["resources"]) == 2]
+    assert shared, "a set for two archs"
 
 
-def test_the_manifest_states_its_rules(tmp_path: Path) -> None:
-    """What a launcher has to know that is not a number."""
-    built(BWD, "--emit", "cu", "--out", tmp_path)
-    (e,) = sets(tmp_path).values()
-    assert "8 bytes" in e["argument_rule"]
-    assert all(key in e["grid_rule"] for key in ("fixed", "per", "limit", "times", "least"))
-    assert all(key in e["launch_rule"] for key in ("cluster", "cooperatively", "dynamic shared memory"))
-    assert "before the first launch" in e["workspace"]["zeroed_rule"]
-    dependent = e["programmatic_stream_serialization"]
-    assert (dependent["minimum_arch"], "may be set" in dependent["rule"]) == ("sm_90", True)
+def facts(spec: str) -> Any:
+    parsed = parse_spec(spec)
+    return problem(parsed.graph(), parsed.d)
 
 
-def test_the_manifest_says_what_a_value_follows_from_and_how(tmp_path: Path) -> None:
-    """Arguments of other kinds, and the rule of a set without values, are as they were."""
-    guarded = "l2norm.fwd:d=64,dtype=f64,guard=max,eps=run"
-    built(FWD, f"{FWD},eps=run", guarded, "--emit", "cu", "--out", tmp_path)
-    plain, run, square = (sets(tmp_path)[plan(text).name] for text in (FWD, f"{FWD},eps=run", guarded))
-    arguments = [{a["name"]: a for a in e["kernels"][0]["arguments"]} for e in (plain, run, square)]
-    value = {"kind": "value", "tensor": None, "of": "eps"}
-    assert arguments[1].pop("eps") == {"name": "eps", "ctype": "float", "dtype": "f32", "rule": "eps", **value}
-    assert arguments[1] == arguments[0]
-    rule = "max(eps * eps, 0x1p-126)"
-    assert arguments[2]["eps2"] == {"name": "eps2", "ctype": "double", "dtype": "f64", "rule": rule, **value}
-    assert [t["name"] for t in run["tensors"]] == [t["name"] for t in plain["tensors"]]
-    assert (run["spec"]["eps"], run["spec"]["inputs"]) == ("run", plain["spec"]["inputs"])
-    assert run["argument_rule"].startswith(f"{plain['argument_rule']}; but a value has the size of its ctype")
+@pytest.mark.parametrize("spec", [FWD, BWD, "rmsnorm.fwd:d=1048576,dtype=f32", "layernorm.bwd:d=999,dtype=f64"])
+def test_class_boundaries_follow_from_the_manifest_alone(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For every described GPU and numbers of rows around each boundary.
+
+    A class that is empty on the GPU that represents the arch is not built: the next one is taken for it.
+    """
+    p, archs = facts(spec), sorted({d.arch for d in described().values()})
+    portable = ranked(p, device_for("sm_75"))[0]
+    monkeypatch.setattr(Compilation, "schedule", lambda *_, **__: portable)
+    built = _dispatch(choices(Compilation(parse_spec(spec)), Request.of(archs, "all")), ["cu"])[spec]
+    for image, gpu in product(built["images"], described().values()):
+        if image["arch"] != gpu.arch:
+            continue
+        steps = [c["most_bytes"] for c in image["classes"]]
+        edges = [most * gpu.multiprocessors // built["row_bytes"] for most in steps]
+        for rows in {0, 1, 2, 100, 10**6, 2**40, *(max(0, e + n) for e in edges for n in (-1, 0, 1))}:
+            wanted = most_bytes(workload(p, rows, gpu))
+            found = class_for(image["classes"], rows, built["row_bytes"], gpu.multiprocessors)
+            assert found["most_bytes"] == next(m for m in steps if m >= wanted), (gpu.name, rows)
 
 
-BULK = "form=tma,threads=8,rows_per_block=128,vec=8,stages=2"
-ASYNC = "form=cp_async,threads=8,rows_per_block=128,vec=8,stages=2"
-WIDE = "rmsnorm.fwd:d=131072,dtype=bf16"
-FEW = "form=registers,threads=256,rows_per_block=1,vec=8,cluster="
-TOO_OLD = [
-    (BWD, BULK, "sm_80", "form=tma needs sm_90 or later, got sm_80; use form=registers, cp_async or multipass."),
-    (BWD, BULK, "sm_75", "form=tma needs sm_90 or later, got sm_75; use form=registers or multipass."),
-    (BWD, ASYNC, "sm_75", "form=cp_async needs sm_80 or later, got sm_75; use form=registers or multipass."),
-    (WIDE, f"{FEW}8", "sm_80", "cluster is at most 1 on sm_80, got 8."),
-    (WIDE, f"{FEW}16", "sm_120", "cluster is at most 8 on sm_120, got 16."),
-]
+# ---- what is refused ----
 
 
-@pytest.mark.parametrize(("spec", "schedule", "arch", "message"), TOO_OLD)
-def test_a_form_an_arch_does_not_have_is_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spec: str, schedule: str, arch: str, message: str
-) -> None:
-    """For a plan, a build and what is shown; nothing is compiled, nothing written."""
-    for where, name in product(("lngen.compile", "lngen.aot.build"), ("compile_cubin", "compile_ptx")):
-        monkeypatch.setattr(import_module(where), name, lambda *_, **__: pytest.fail("NVRTC was called"))
-    with pytest.raises(ScheduleError) as error:
-        KernelSet(plan(spec, schedule=schedule)).cubin(arch)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"emit": []}, "a build is expected to emit one kind of file at least, of cu, ptx, cubin, fatbin, vectors."),
+        ({"rows": []}, "rows is expected to name one number at least, or 'many', or 'all'; got none."),
+        ({"arch": []}, "a build is expected to be for one arch at least, got none; add for example sm_90."),
+        ({"specs": []}, "a build is expected to have one spec at least, got none; name one."),
+    ],
+)
+def test_an_empty_list_is_one_sentence(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(LngenError) as error:
+        build(options.pop("specs", [FWD]), tmp_path / "out", **options)
     assert str(error.value) == message
-    done = call("build", spec, "--schedule", schedule, "--arch", f"sm_90,{arch}", "--out", tmp_path / "out")
-    assert (done.exit_code, done.stderr) == (2, f"error: {message}\n")
+
+
+def test_a_kernel_that_does_not_compile_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(KernelSet, "text", property(lambda kernels: "nonsense" * ("bwd" in kernels.plan.name)))
+    with pytest.raises(LngenError, match="NVRTC refused"):
+        build([FWD, BWD], tmp_path / "out", schedule="form=registers,threads=8,rows_per_block=128,vec=8")
     assert not (tmp_path / "out").exists()
-    for stage in ("ptx", "resources", "traffic"):
-        shown = call("show", spec, "--stage", stage, "--schedule", schedule, "--arch", arch)
-        assert (shown.exit_code, shown.stderr) == (2, f"error: {message}\n"), stage
 
 
-def test_clusters_of_registers_ask_for_an_arch(tmp_path: Path) -> None:
-    """In the manifest, too: the form alone would be for any."""
-    for cluster, oldest in ((1, 75), (8, 90)):
-        schedule = "form=multipass,threads=512,rows_per_block=1,vec=8" if cluster == 1 else f"{FEW}{cluster}"
-        built(WIDE, "--schedule", schedule, "--arch", "sm_90", "--emit", "cu", "--out", tmp_path / str(cluster))
-        (e,) = sets(tmp_path / str(cluster)).values()
-        assert e["minimum_arch"] == f"sm_{oldest}"
-        assert {k["cluster"] for k in e["kernels"]} == {cluster}
+def test_a_build_that_would_lose_files_is_refused_before_it_compiles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build([FWD], tmp_path, arch="sm_80,sm_90", emit="fatbin", schedule=QUICK)
+    before = contents(tmp_path)
+    monkeypatch.setattr("lngen.aot.build._compile", lambda *_: pytest.fail("compiled"))
+    with pytest.raises(LngenError, match=r"also as \.fatbin for sm_80, which this build does not make"):
+        build([FWD], tmp_path, arch="sm_90", emit="fatbin", schedule=QUICK)
+    assert contents(tmp_path) == before
 
 
-@pytest.mark.parametrize("arches", ["sm_90,sm_80", "sm_80,sm_90", "sm_75,sm_90", "sm_80,sm_86,sm_120"])
-def test_one_default_schedule_exists_on_every_arch(tmp_path: Path, arches: str) -> None:
-    """The order in which they are named does not matter."""
-    listed = arches.split(",")
-    schedule = plan(BWD, *listed).schedule
-    assert schedule == plan(BWD, *sorted(listed)).schedule
-    spec = parse_spec(BWD)
-    for arch in listed:
-        check_arch(schedule, arch)
-        assert fits(schedule, problem(spec.graph(), spec.d), device_for(arch))
-    built(BWD, "--arch", arches, "--emit", "cubin", "--out", tmp_path)
-    ((name, e),) = sets(tmp_path).items()
-    assert e["schedule"]["text"] == str(schedule)
-    assert {p.name for p in tmp_path.iterdir()} == {"manifest.json", *(f"{name}.{arch}.cubin" for arch in listed)}
+# ---- kinds, devices, locks, and what is told ----
 
 
 def test_only_the_kinds_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sources alone compile nothing, so that they are for any arch."""
-    name, bulk = plan(FWD).name, plan(BWD, schedule=BULK)
-    built(FWD, "--emit", "ptx", "--arch", "sm_90", "--out", tmp_path / "ptx")
-    assert contents(tmp_path / "ptx").keys() == {f"{name}.sm_90.ptx", "manifest.json"}
+    name = plan(FWD, schedule=QUICK).name
+    build([FWD], tmp_path / "ptx", emit="ptx", schedule=QUICK)
+    assert contents(tmp_path / "ptx").keys() == {f"{name}.sm_90.ptx", FILE_NAME}
     assert sets(tmp_path / "ptx")[name]["resources"]["sm_90"]
+    build([FWD], tmp_path / "fatbin", arch="sm_80+ptx,sm_90", emit="fatbin", schedule=QUICK)
+    assert contents(tmp_path / "fatbin").keys() == {f"{name}.fatbin", f"{name}.sm_80.ptx", FILE_NAME}
+    facts_ = sets(tmp_path / "fatbin")[name]["files"][f"{name}.fatbin"]
+    assert (facts_["arches"], facts_["ptx_arches"]) == (["sm_80", "sm_90"], ["sm_80"])
     for function in ("compile_cubin", "compile_ptx", "nvrtc_version"):
         monkeypatch.setattr(f"lngen.aot.build.{function}", lambda *_, **__: pytest.fail("NVRTC was called"))
-    build([KernelSet(bulk)], tmp_path / "cu", arches=["sm_80"], version="1", kinds=["cu"])
-    assert contents(tmp_path / "cu").keys() == {f"{bulk.name}.cu", "manifest.json"}
-    assert (manifest(tmp_path / "cu")["nvrtc_version"], sets(tmp_path / "cu")[bulk.name]["resources"]) == (None, {})
+    build([FWD], tmp_path / "cu", emit="cu", schedule=QUICK, bundle=True)
+    assert contents(tmp_path / "cu").keys() == {f"{name}.cu", FILE_NAME}
+    assert sets(tmp_path / "cu")[name]["resources"] == {}
 
 
-def test_one_schedule_that_is_not_the_best_of_an_arch_is_said_so(tmp_path: Path) -> None:
-    spec, archs = "rmsnorm.fwd:d=4096,dtype=bf16", ("--arch", "sm_80,sm_90")
-    alone = [plan(spec, arch).schedule for arch in ("sm_80", "sm_90")]
-    assert plan(spec, "sm_80", "sm_90").schedule == alone[0] != alone[1]
-    said = (
-        f"{spec}: the one schedule for sm_80, sm_90 is not the best for sm_90; build each arch alone, into a folder of "
-        "its own, to give each its best.\n"
-    )
-    assert call("build", spec, *archs, "--emit", "cu", "--out", tmp_path / "both").stderr == said
-    for n, request in enumerate([("--arch", "sm_90"), (*archs, "--schedule", str(alone[0]))]):
-        assert call("build", spec, *request, "--emit", "cu", "--out", tmp_path / str(n)).stderr == ""
+def test_a_device_chooses_the_schedule_of_its_arch(tmp_path: Path) -> None:
+    """A described GPU with other limits gets another schedule; alone it names the arch as well."""
+    spec = "rmsnorm.fwd:d=64,dtype=f32"
+    for device in ("l40s", "rtx4090"):
+        prints("build", spec, "--device", device, "--emit", "cu", "--rows", "100000", "--out", tmp_path / device)
+        (image,) = manifest(tmp_path / device)["specs"][spec]["images"]
+        wanted = Compilation(parse_spec(spec)).schedule("sm_89", rows=100000, device=described()[device])
+        assert image["arch"] == "sm_89"
+        assert [e["schedule"]["text"] for e in sets(tmp_path / device).values()] == [str(wanted)]
 
 
-def test_one_folder_holds_several_builds(tmp_path: Path) -> None:
-    """Merged by name: another schedule is another kernel set, the same spec twice is built once."""
-    one, two = tmp_path / "one", tmp_path / "two"
-    built(FWD, "--emit", "cu", "--out", one)
-    data = json.loads(built(BWD, "--emit", "cu", "--out", one, "--json"))
-    assert data["kernel_sets"] == [e for e in manifest(one)["kernel_sets"] if e["spec"]["text"] == BWD]
-    assert len(built(BWD, FWD, FWD, "--emit", "cu", "--out", two).splitlines()) == 3
-    assert contents(one) == contents(two)
-    assert list(sets(one)) == sorted(sets(one))
-    built(FWD, "--emit", "cu", "--schedule", "vec=4", "--out", one)
-    assert {e["schedule"]["vec"] for e in sets(one).values() if e["spec"]["text"] == FWD} == {4, 8}
+def test_a_lock_file_replaces_defaults_and_what_it_lacks_is_said(tmp_path: Path) -> None:
+    lock = tmp_path / "lock.toml"
+    lock.write_text(f'version = 1\n\n["NVIDIA H200"]\narch = "sm_90"\n\n["NVIDIA H200"."{FWD}"]\n4096 = "{QUICK}"\n')
+    done = call("build", FWD, BWD, "--lock", lock, "--emit", "cu", "--arch", "sm_80,sm_90", "--out", tmp_path / "out")
+    assert done.exit_code == 0, done.stderr
+    found = {(spec, arch): kernels["schedule"]["text"] for spec, arch, _, _, kernels in entries(tmp_path / "out")}
+    assert found[FWD, "sm_90"] == QUICK
+    assert found[FWD, "sm_80"] != QUICK
+    assert f"{FWD} is not in '{lock}' for sm_80; its default schedule is built." in done.stderr
+    assert f"{BWD} is not in '{lock}' for sm_80, sm_90; its default schedule is built." in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        ((FWD, "layernorm.fwd:d=x"), "'d' is expected to be a whole number"),
-        ((FWD, BWD, "--schedule", "rows_per_block=3"), "schedule 'form=registers"),
-        ((FWD, "--arch", "sm_90,sm_1"), "Unknown arch 'sm_1'"),
-        ((FWD, "--emit", "cu,fatbin"), "there is no kind of file 'fatbin', expected cu, ptx, cubin."),
-        ((FWD, "--emit", ""), "expected at least one value"),
-        ((), "Missing argument"),
-    ],
-)
-def test_what_fails_leaves_nothing(tmp_path: Path, args: tuple[str, ...], message: str) -> None:
-    done = call("build", *args, "--out", tmp_path / "out")
-    assert (done.exit_code, done.stdout) == (2, "")
-    assert message in done.stderr
-    assert not (tmp_path / "out").exists()
+def test_a_second_build_says_what_it_replaces(tmp_path: Path) -> None:
+    one, two = QUICK, QUICK.replace("rows_per_block=4", "rows_per_block=8")
+    args = ("build", FWD, "--emit", "cu", "--out", tmp_path, "--schedule")
+    assert call(*args, one).stderr == call(*args, one).stderr == ""
+    before = contents(tmp_path).keys()
+    names = [plan(FWD, schedule=s).name for s in (one, two)]
+    said = f"{FWD} on sm_90, up to 1048576 bytes a multiprocessor: {names[1]} replaces {names[0]}.\n"
+    assert call(*args, two).stderr == said
+    assert before < contents(tmp_path).keys()
+    assert [e["kernel_set"] for *_, e, _ in entries(tmp_path)] == [names[1]]
+    data = json.loads(prints(*args, two, "--rows", "1", "--json"))
+    assert [e["name"] for e in data["kernel_sets"]] == [names[1]]
+    assert len([*entries(tmp_path)]) == 2
 
 
-def test_a_kernel_that_does_not_compile_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = [KernelSet(plan(FWD)), KernelSet(plan(BWD))]
-    for kernels, text in zip(made, ("// fine\n", "nonsense"), strict=True):
-        monkeypatch.setattr(kernels, "text", text)
-    with pytest.raises(LngenError, match="NVRTC refused"):
-        build(made, tmp_path / "out", arches=["sm_90"], version="1")
-    assert not (tmp_path / "out").exists()
-
-
-def test_the_order_of_the_archs_changes_no_byte(tmp_path: Path) -> None:
-    """Neither on the command line nor in a call; an arch that comes twice is one."""
-    found = []
-    for number, listed in enumerate((["sm_80", "sm_90"], ["sm_90", "sm_80", "sm_90"])):
-        built(BWD, "--arch", ",".join(listed), "--emit", "cubin", "--out", tmp_path / f"by_command{number}")
-        build([KernelSet(plan(BWD, "sm_80"))], tmp_path / f"by_call{number}", arches=listed, version="1")
-        found.append([contents(tmp_path / f"{how}{number}") for how in ("by_command", "by_call")])
-    assert found[0] == found[1]
-    assert list(json.loads(found[0][0]["manifest.json"])["kernel_sets"][0]["resources"]) == ["sm_80", "sm_90"]
-
-
-def test_progress_counts_compilations(tmp_path: Path) -> None:
+def test_progress_counts_schedules_then_compilations(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
-    arches, made = ["sm_80", "sm_90"], [KernelSet(plan(FWD))]
-    build(made, tmp_path, arches=arches, version="1", progress=lambda *counts: seen.append(counts))
-    assert seen == [(n, 4) for n in range(1, 5)]
+    options: dict[str, Any] = {"arch": "sm_80,sm_90", "emit": "ptx", "schedule": QUICK}
+    build([FWD, FWD], tmp_path, progress=lambda *counts: seen.append(counts), **options)
+    assert seen == [(n, 2) for n in (1, 2)] + [(n, 4) for n in range(1, 5)]
 
 
-def test_a_plan_takes_the_default_schedule_and_its_changes() -> None:
-    spec = parse_spec(FWD)
-    base = Compilation(spec).schedule()
-    assert Compilation(spec).changed("", "sm_90").plan.schedule == base
-    assert Compilation(spec).changed("vec=2", "sm_90").plan.schedule.vec == 2
-    assert Compilation(spec).changed(str(base), "sm_90").plan.schedule == base
+def test_a_trace_is_built_with_its_rows(tmp_path: Path) -> None:
+    """Beside the specs; what is no norm, and that a trace does not say its eps, is told."""
+    axes = {"batch_size": {"type": "var"}, "hidden_size": {"type": "const", "value": 64}}
+    x, weight = ({"shape": shape, "dtype": "bfloat16"} for shape in (["batch_size", "hidden_size"], ["hidden_size"]))
+    inputs = {"hidden_states": x, "weight": weight}
+    norm = {"name": "rmsnorm_h64", "axes": axes, "inputs": inputs, "outputs": {"output": x}}
+    trace = tmp_path / "trace"
+    trace.mkdir()
+    (trace / "silu.json").write_text(json.dumps({**norm, "name": "silu_h64"}))
+    with pytest.raises(
+        LngenError, match=r"got none; name one\. The trace has none: 'silu\.json': lngen has no operation"
+    ):
+        build([], tmp_path / "out", trace=trace)
+    (trace / "norm.json").write_text(json.dumps(norm))
+    line = {"definition": "rmsnorm_h64", "workload": {"axes": {"batch_size": 4}}}
+    (trace / "rows.jsonl").write_text(json.dumps(line))
+    done = call("build", FWD, "--trace", trace, "--emit", "cu", "--out", tmp_path / "out")
+    assert done.exit_code == 0, done.stderr
+    assert "which eps" in done.stderr
+    assert "1 entries of the trace are no norms of lngen: 'silu.json': lngen has no operation 'silu'" in done.stderr
+    rows = {
+        spec: [c["most_bytes"] for c in f["images"][0]["classes"]]
+        for spec, f in manifest(tmp_path / "out")["specs"].items()
+    }
+    assert rows == {FWD: [2**20], "rmsnorm.fwd:d=64,dtype=bf16,save=none": [2**13]}

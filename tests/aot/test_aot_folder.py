@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,70 +14,75 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import lngen
 from child import output, start
 from fuzz import JSON, fuzzed
 from killing import Killed, killed_at, points
 from lngen import files
-from lngen.aot import folder as folders
 from lngen.aot import manifest
-from lngen.aot.build import build
-from lngen.compile import Compilation
 from lngen.errors import LngenError
 from lngen.files import sha256
-from lngen.spec import parse_spec
+from lngen.launch.pack import FILE_NAME, PackFolder
+from packs import dispatch, kernel_set, put
 
-Pack = Mapping[str, Mapping[str, bytes]]  # kernel sets by name, each with its files
-FIRST: Pack = {
+Sets = Mapping[str, Mapping[str, bytes]]  # kernel sets by name, each with its files
+FIRST: Sets = {
     "a": {"a.cu": b"a one", "a.sm_80.cubin": b"a for 80", "a.sm_90.cubin": b"a for 90"},
     "b": {"b.cu": b"b one"},
     "c": {"c.cu": b"c one", "c.sm_90.ptx": b"c ptx"},
 }
-# a: other bytes, one file more; c: the same bytes, one file more; d: new. b stays as it is.
-SECOND: Pack = {
+# a: other bytes, one file more; c: one file that is there, one more, one less; d: new. b stays as it is.
+SECOND: Sets = {
     "a": {"a.cu": b"a two", "a.sm_80.cubin": b"a for 80", "a.sm_90.cubin": b"a for 90", "a.sm_90.ptx": b"a ptx"},
-    "c": {"c.cu": b"c one", "c.sm_80.ptx": b"c ptx", "c.sm_90.ptx": b"c ptx"},
+    "c": {"c.cu": b"c one", "c.sm_80.ptx": b"c ptx"},
     "d": {"d.cu": b"d one"},
 }
-
-
-def put(folder: Path, pack: Pack, version: str = "1") -> None:
-    entries = {
-        name: {"name": name, "by": version, "files": {n: {"sha256": sha256(data)} for n, data in own.items()}}
-        for name, own in pack.items()
-    }
-    everything = {n: data for own in pack.values() for n, data in own.items()}
-    folders.put(folder, entries, everything, version=version, nvrtc=None)
+BOTH: Sets = {**FIRST, **SECOND, "c": {**FIRST["c"], **SECOND["c"]}}
+VECTORS = "vectors/s/vectors.json"
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {p.name: p.read_bytes() if p.is_file() else b"a folder" for p in folder.iterdir()}
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
 def listed(folder: Path) -> dict[str, dict[str, str]]:
     """The files of each kernel set that the manifest lists, each proved to be there as it is listed."""
-    entries = manifest.read(folder)
-    for entry in entries.values():
-        for name, digest in manifest.hashes(entry).items():
-            assert sha256((folder / name).read_bytes()) == digest, name
-    return {name: manifest.hashes(entry) for name, entry in entries.items()}
+    found = manifest.read(folder)
+    for name, digest in found.files().items():
+        assert sha256((folder / name).read_bytes()) == digest, name
+    assert {text.removeprefix("spec ") for text in found.specs} == found.kernel_sets.keys()
+    return {name: {n: f["sha256"] for n, f in e["files"].items()} for name, e in found.kernel_sets.items()}
 
 
-def hashes(pack: Pack) -> dict[str, dict[str, str]]:
-    return {name: {n: sha256(data) for n, data in own.items()} for name, own in pack.items()}
+def hashes(sets: Sets) -> dict[str, dict[str, str]]:
+    return {name: {n: sha256(data) for n, data in own.items()} for name, own in sets.items()}
 
 
 # ---- what replaces what ----
 
 
-def test_a_rebuild_lists_its_own_files_and_keeps_other_sets(tmp_path: Path) -> None:
-    put(tmp_path, FIRST)
-    put(tmp_path, SECOND, "2")
-    assert listed(tmp_path) == hashes({**FIRST, **SECOND})
-    kept = {n: data for own in {**FIRST, **SECOND}.values() for n, data in own.items()}
-    assert contents(tmp_path).keys() == {*kept, "manifest.json"}
-    assert {name: e["by"] for name, e in manifest.read(tmp_path).items()} == {"a": "2", "b": "1", "c": "2", "d": "2"}
-    keys = ["schema_version", "lngen_version", "nvrtc_version", "kernel_sets"]
-    assert list(json.loads((tmp_path / "manifest.json").read_bytes())) == keys
+def test_a_second_build_adds_and_deletes_nothing(tmp_path: Path) -> None:
+    assert put(tmp_path, FIRST, others="one") == []
+    assert put(tmp_path, SECOND, others="two") == []
+    assert listed(tmp_path) == hashes(BOTH)
+    kept = {n: data for own in BOTH.values() for n, data in own.items()}
+    assert contents(tmp_path) == {**kept, VECTORS: b"two", FILE_NAME: contents(tmp_path)[FILE_NAME]}
+
+
+def test_an_entry_of_the_same_spec_arch_and_rows_is_replaced_and_said_so(tmp_path: Path) -> None:
+    """The kernel set that was there stays: other entries may lead to it."""
+    old, new = (manifest.Manifest({"s": dispatch(n, f"{n}.cu")}, {n: kernel_set(n, {})}) for n in "ab")
+    wider = {"most_bytes": 2048, "kernel_set": "a", "file": "a.cu", "otherwise": None}
+    old.specs["s"]["images"][0]["classes"].append(wider)
+    older = {"arch": "sm_80", "kind": "source", "classes": [wider]}
+    old.specs["s"]["images"].append(older)
+    after, replaced = manifest.merged(old, new)
+    assert replaced == ["s on sm_90, up to 1024 bytes a multiprocessor: b replaces a."]
+    assert after.kernel_sets.keys() == {"a", "b"}
+    (first, second) = after.specs["s"]["images"]
+    assert [c["kernel_set"] for c in first["classes"]] == ["b", "a"]
+    assert second == older
+    assert manifest.merged(after, new)[1] == []
 
 
 @pytest.mark.parametrize(
@@ -88,29 +93,36 @@ def test_a_rebuild_lists_its_own_files_and_keeps_other_sets(tmp_path: Path) -> N
         ({"a.sm_100.ptx": b"a ptx"}, ".cu, .sm_80.cubin, .sm_90.cubin"),
     ],
 )
-def test_a_build_that_would_take_files_from_a_kernel_set_is_refused(
-    tmp_path: Path, own: dict[str, bytes], lost: str
-) -> None:
+def test_files_of_two_texts_are_never_listed_together(tmp_path: Path, own: dict[str, bytes], lost: str) -> None:
     put(tmp_path, FIRST)
     before = contents(tmp_path)
     with pytest.raises(LngenError) as refused:
-        put(tmp_path, {"a": own, "d": {"d.cu": b"d one"}})
+        put(tmp_path, {"a": own, "d": {"d.cu": b"d one"}}, text="another")
     assert str(refused.value) == (
-        f"'{tmp_path}' has kernel set 'a' also as {lost}, which this build does not make and would take from it; "
-        "name another folder, or build all archs and kinds at once."
+        f"'{tmp_path}' has kernel set 'a' also as {lost} from another text, of lngen 0.9, which this build does not "
+        "make and would take from it; name another folder, or build all archs and kinds at once."
     )
     assert contents(tmp_path) == before
+    put(tmp_path, {"a": FIRST["a"]}, text="another")
+    assert listed(tmp_path) == hashes(FIRST)
 
 
-def test_a_build_of_fewer_kinds_is_refused_before_it_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = Compilation(parse_spec("rmsnorm.fwd:d=64,dtype=f32")).changed("", "sm_90")
-    pytest.importorskip("cupy")
-    build([made], tmp_path, arches=["sm_90"], version="1", kinds=["cu", "cubin"])
-    assert [*listed(tmp_path)[made.plan.name]] == [f"{made.plan.name}.cu", f"{made.plan.name}.sm_90.cubin"]
-    monkeypatch.setattr("lngen.aot.build._compile", lambda *_: pytest.fail("compiled"))
-    with pytest.raises(LngenError, match=r"also as \.sm_90\.cubin, which this build does not make"):
-        build([made], tmp_path, arches=["sm_90"], version="1", kinds=["cu"])
-    assert [*listed(tmp_path)[made.plan.name]] == [f"{made.plan.name}.cu", f"{made.plan.name}.sm_90.cubin"]
+@pytest.mark.parametrize(
+    ("inside", "lost"), [("sm_90|", "sm_80, sm_90 (ptx)"), ("sm_80 sm_90|", "sm_90 (ptx)"), ("sm_90|sm_90", "sm_80")]
+)
+def test_a_fatbin_loses_no_arch(tmp_path: Path, inside: str, lost: str) -> None:
+    put(tmp_path, {"a": {"a.fatbin": b"sm_80 sm_90|sm_90"}})
+    with pytest.raises(LngenError, match=rf"also as \.fatbin for {re.escape(lost)}, which this build does not"):
+        put(tmp_path, {"a": {"a.fatbin": inside.encode()}})
+    put(tmp_path, {"a": {"a.fatbin": b"sm_80 sm_90 sm_120|sm_90"}})
+
+
+def test_a_source_keeps_its_headers_when_a_build_adds_no_source(tmp_path: Path) -> None:
+    with_headers = {"flags": ["-a"], "include": "include/0123456789abcdef"}
+    old = manifest.Manifest({}, {"a": kernel_set("a", {"a.cu": b"a"}, compile=with_headers)})
+    for files_, include in (({"a.sm_90.ptx": b"p"}, with_headers["include"]), ({"a.cu": b"whole"}, None)):
+        after, _ = manifest.merged(old, manifest.Manifest({}, {"a": kernel_set("a", files_)}))
+        assert after.kernel_sets["a"]["compile"]["include"] == include
 
 
 def test_files_are_replaced_before_the_manifest_names_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +141,7 @@ def test_files_are_replaced_before_the_manifest_names_them(tmp_path: Path, monke
     monkeypatch.setattr(os, "replace", replace)
     monkeypatch.setattr(os, "unlink", unlink)
     put(tmp_path, SECOND)
-    names = ["manifest.json", *(name for own in SECOND.values() for name in own), "manifest.json"]
+    names = [FILE_NAME, *(name for own in SECOND.values() for name in own), FILE_NAME]
     assert [name for name in done if not name.endswith((".tmp", ".lock"))] == names
 
 
@@ -153,25 +165,25 @@ def test_the_same_bytes_again_touch_no_manifest_but_once(tmp_path: Path, monkeyp
 
 def test_a_build_killed_anywhere_leaves_a_manifest_that_holds(tmp_path: Path) -> None:
     """Every listed file is there as listed, the sets it did not build stay; the next build leaves no trace of it."""
-    put(tmp_path / "whole", FIRST)
-    count = points(lambda: put(tmp_path / "whole", SECOND, "2"))
+    put(tmp_path / "whole", FIRST, others="one")
+    count = points(lambda: put(tmp_path / "whole", SECOND, others="two"))
     whole = contents(tmp_path / "whole")
     assert count > 20
     outcomes = set()
     for point in range(count):
         folder = tmp_path / str(point)
-        put(folder, FIRST)
+        put(folder, FIRST, others="one")
         with killed_at(point), pytest.raises(Killed):
-            put(folder, SECOND, "2")
+            put(folder, SECOND, others="two")
         found = listed(folder)
         assert found["b"] == hashes(FIRST)["b"]
         for name in ("a", "c", "d"):
-            assert found.get(name) in (hashes(FIRST).get(name), hashes(SECOND).get(name), None)
+            assert found.get(name) in (hashes(FIRST).get(name), hashes(BOTH)[name], None)
         assert {"a", "c"} - found.keys() <= {"a"}, "only what changes its bytes leaves the manifest"
-        outcomes.add((found.get("a") == hashes(SECOND)["a"], "a" in found))
-        put(folder, SECOND, "2")
+        outcomes.add((found.get("a") == hashes(SECOND)["a"], "a" in found, VECTORS in manifest.read(folder).others))
+        put(folder, SECOND, others="two")
         assert contents(folder) == whole, point
-    assert outcomes == {(False, True), (False, False), (True, True)}
+    assert outcomes == {(False, True, True), (False, False, False), (True, True, True)}
 
 
 def test_a_first_build_killed_anywhere_is_none(tmp_path: Path) -> None:
@@ -201,6 +213,23 @@ def test_a_disk_that_is_full_changes_nothing(tmp_path: Path, monkeypatch: pytest
     assert contents(tmp_path) == before
 
 
+def test_a_link_that_leaves_the_pack_is_not_written_through(tmp_path: Path) -> None:
+    """A folder may be a link as a whole; one inside may not. A file that is a link is replaced."""
+    (tmp_path / "there").mkdir()
+    (tmp_path / "mine").write_bytes(b"mine")
+    (tmp_path / "pack").symlink_to("there", target_is_directory=True)
+    put(tmp_path / "pack", FIRST, others="one")
+    (tmp_path / "there" / "a.cu").unlink()
+    (tmp_path / "there" / "a.cu").symlink_to(tmp_path / "mine")
+    put(tmp_path / "pack", FIRST)
+    assert (tmp_path / "mine").read_bytes() == b"mine"
+    (tmp_path / "there" / "vectors").rename(tmp_path / "elsewhere")
+    (tmp_path / "there" / "vectors").symlink_to(tmp_path / "elsewhere", target_is_directory=True)
+    with pytest.raises(LngenError, match=r"cannot write '.*vectors/s': it is a link that leaves the pack .*; remove"):
+        put(tmp_path / "pack", FIRST, others="two")
+    assert (tmp_path / "elsewhere" / "s" / "vectors.json").read_bytes() == b"one"
+
+
 # ---- at once ----
 
 
@@ -221,28 +250,23 @@ def test_a_build_waits_for_the_one_that_changes_the_folder(tmp_path: Path, monke
     monkeypatch.setattr(manifest, "read", read)
     put(tmp_path, SECOND)
     threads[0].join()
-    assert listed(tmp_path) == hashes({**FIRST, **SECOND, "e": {"e.cu": b"e"}})
+    assert listed(tmp_path) == hashes({**BOTH, "e": {"e.cu": b"e"}})
     assert not [name for name in contents(tmp_path) if name.startswith(".")]
 
 
 def test_eight_builds_by_four_processes_are_all_listed(tmp_path: Path) -> None:
     code = """
         import sys
-        from pathlib import Path
-        from lngen.aot.build import build
-        from lngen.compile import Compilation
-        from lngen.spec import parse_spec
-        folder, own = Path(sys.argv[1]), int(sys.argv[2])
-        for d in (8 * own + 8, 8 * own + 72):
-            spec = parse_spec(f"rmsnorm.fwd:d={d},dtype=f32")
-            made = Compilation(spec).changed("form=registers,threads=1,rows_per_block=32,vec=4", "sm_90")
-            build([made], folder, arches=["sm_90"], version="1", kinds=["cu"])
+        import lngen
+        for d in (8 * int(sys.argv[2]) + 8, 8 * int(sys.argv[2]) + 72):
+            schedule = "form=registers,threads=1,rows_per_block=32,vec=4"
+            lngen.build([f"rmsnorm.fwd:d={d},dtype=f32"], sys.argv[1], emit="cu", schedule=schedule)
     """
     for process in [start(code, str(tmp_path / "out"), str(n)) for n in range(4)]:
         output(process)
-    found = listed(tmp_path / "out")
-    assert len(found) == 8
-    assert contents(tmp_path / "out").keys() == {"manifest.json", *(n for own in found.values() for n in own)}
+    found = manifest.read(tmp_path / "out")
+    assert len(found.specs) == len(found.kernel_sets) == 8
+    assert contents(tmp_path / "out").keys() == {FILE_NAME, *found.files()}
 
 
 def test_a_folder_that_is_held_for_long_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,50 +288,70 @@ def test_a_folder_that_cannot_be_is_one_sentence(tmp_path: Path, name: str) -> N
 
 # ---- manifests of strangers ----
 
+GOOD = kernel_set("a", {"a.cu": b"mine"})
 
-@pytest.mark.parametrize(
-    ("names", "message"),
-    [
-        ({"b.cu": "0"}, "'b.cu' is not a file that a build writes for this kernel set"),
-        ({"manifest.json": "0"}, "'manifest.json' is not a file that a build writes for this kernel set"),
-        ({"notes.txt": "0"}, "'notes.txt' is not a file that a build writes"),
-        ({"a.cu.bak": "0"}, "'a.cu.bak' is not a file"),
-        ({"a.sm_90.so": "0"}, "'a.sm_90.so' is not a file"),
-        ({"../a.cu": "0"}, r"'\.\./a\.cu' is not a file"),
-        ({"a.cu\n": "0"}, r"'a\.cu\\n' is not a file"),
-        ({"a.cu": None}, r"no sha256 of 'a\.cu'"),
-    ],
-)
-def test_a_manifest_cannot_list_any_file(tmp_path: Path, names: dict[str, str | None], message: str) -> None:
-    listed = {n: {"sha256": digest} for n, digest in names.items()}
-    document = {"schema_version": 2, "kernel_sets": [{"name": "a", "files": listed}]}
-    for name in ("manifest.json", "notes.txt", "b.cu", "a.cu.bak", "a.sm_90.so"):
+
+def document(**changes: Any) -> dict[str, Any]:
+    return {
+        "schema_version": 3,
+        "specs": {"s": dispatch("a", "a.cu")},
+        "kernel_sets": [GOOD],
+        "other_files": {},
+    } | changes
+
+
+def file(name: str, **facts: Any) -> dict[str, Any]:
+    return {**GOOD, "files": {name: GOOD["files"]["a.cu"] | facts}}
+
+
+def entry(**changes: Any) -> dict[str, Any]:
+    return {"row_bytes": 1, "images": [{"arch": "sm_90", "kind": "source", "classes": [changes]}]}
+
+
+STRANGE = [*["b.cu", "notes.txt", "a.cu.b", "a.sm_90.so", "../a.cu", "/a.cu", "b/a.cu", "a.sm_٩٠.ptx"], FILE_NAME]
+HASH = {"bytes": 1, "sha256": "0"}
+WRONG = [
+    (document(schema_version=2), "another schema version, 2"),
+    (document(schema_version=True), "another schema version, True"),
+    ({}, "another schema version"),
+    ([], "another schema version"),
+    (document(kernel_sets={"a": 1}), "no list of kernel sets"),
+    (document(kernel_sets=[3]), "a kernel set without a name and files"),
+    (document(kernel_sets=[{**GOOD, "name": "../a"}]), "a kernel set without a name and files"),
+    (document(kernel_sets=[GOOD, GOOD]), "two kernel sets are called 'a'"),
+    (document(kernel_sets=[{**GOOD, "kernels": [{}]}]), "kernel set 'a' has no valid 'kernels.0.name'"),
+    *((document(kernel_sets=[file(name)]), f"'{name}' is not a file that a build writes here") for name in STRANGE),
+    (document(kernel_sets=[file("a.cu\n")]), r"'a.cu\n' is not a file"),
+    (document(kernel_sets=[file("a.cu", sha256=None)]), "kernel set 'a' has no valid 'files.a.cu.sha256'"),
+    (document(kernel_sets=[file("a.sm_90.ptx")]), "'a.sm_90.ptx' with another kind or arch"),
+    (document(kernel_sets=[file("a.fatbin", kind="fatbin")]), "no archs of 'a.fatbin'"),
+    (document(specs=[]), "no specs, or no other files"),
+    (document(other_files={"include/../../x.cuh": HASH}), "is not a file that a build writes here"),
+    (document(other_files={"vectors/s/..": HASH}), "is not a file that a build writes here"),
+    (document(other_files={VECTORS: {"sha256": "0"}}), f"file '{VECTORS}' has no valid 'bytes'"),
+    (document(specs={"s": 1}), "spec 's' without row_bytes and images"),
+    (document(specs={"s": {"row_bytes": True, "images": []}}), "spec 's' without row_bytes and images"),
+    (document(specs={"s": {"row_bytes": 1, "images": [{"arch": "sm_9"}]}}), "an image of spec 's' without an arch"),
+    (document(specs={"s": {"row_bytes": 1, "images": [{"arch": "sm_90"}]}}), "spec 's' without a kind and classes"),
+    (document(specs={"s": entry(most_bytes=0)}), "a class of rows of spec 's' without most_bytes and otherwise"),
+    (document(specs={"s": entry(most_bytes=1, otherwise=None)}), "spec 's' names a kernel set that is not listed"),
+    (document(specs={"s": dispatch("a", "b.cu")}), "spec 's' names a file that kernel set 'a' does not have"),
+]
+
+
+@pytest.mark.parametrize(("given", "message"), WRONG)
+def test_a_wrong_manifest_is_one_sentence(tmp_path: Path, given: Any, message: str) -> None:
+    """For a build, which changes nothing then, and for a launcher."""
+    (tmp_path / FILE_NAME).write_text(json.dumps(given))
+    for name in ("notes.txt", "b.cu", "a.cu"):
         (tmp_path / name).write_bytes(b"mine")
-    (tmp_path / "manifest.json").write_text(json.dumps(document))
     before = contents(tmp_path)
-    with pytest.raises(LngenError, match=message):
+    words = re.escape(message)
+    with pytest.raises(LngenError, match=rf"but is not \(.*{words}.*\); name another folder, or remove the file\.$"):
         put(tmp_path, {"a": {"a.sm_90.cubin": b"new"}})
     assert contents(tmp_path) == before
-
-
-@pytest.mark.parametrize(
-    ("document", "message"),
-    [
-        ({}, "no list of kernel sets"),
-        ({"kernel_sets": {"a": 1}}, "no list of kernel sets"),
-        ({"kernel_sets": [3]}, "a kernel set without a name and files"),
-        ({"kernel_sets": [{}]}, "a kernel set without a name and files"),
-        ({"kernel_sets": [{"name": "../a", "files": {}}]}, "a kernel set without a name"),
-        ({"kernel_sets": [{"name": "a", "files": {}}] * 2}, "two kernel sets are called 'a'"),
-        ({"kernel_sets": [{"name": "a", "files": {"a.cu": 1}}]}, r"no sha256 of 'a\.cu'"),
-        ({"schema_version": True, "kernel_sets": []}, "another schema version"),
-        ({"schema_version": 1, "kernel_sets": []}, "another schema version"),
-    ],
-)
-def test_a_wrong_manifest_is_one_sentence(tmp_path: Path, document: dict[str, object], message: str) -> None:
-    (tmp_path / "manifest.json").write_text(json.dumps({"schema_version": 2} | document))
-    with pytest.raises(LngenError, match=rf"but is not \({message}.*\); name another folder, or remove the file\.$"):
-        manifest.read(tmp_path)
+    with pytest.raises(LngenError, match=rf"is expected to be a pack, whose .* but: .*{words}.*; name the folder of"):
+        lngen.load(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -318,7 +362,7 @@ def test_a_wrong_manifest_is_one_sentence(tmp_path: Path, document: dict[str, ob
         (lambda path: path.write_bytes(b"[" * 10**5), "it is nested deeper than 32 levels"),
         (lambda path: path.write_bytes(b'{"schema_version": ' + b"9" * 400), "is a number of more than 64 bits"),
         (lambda path: path.write_bytes(b'"\\ud800"'), "it holds half of a surrogate pair"),
-        (lambda path: (path.touch(), os.truncate(path, 2**40)), "it is larger than 33554432 bytes"),
+        (lambda path: (path.touch(), os.truncate(path, 2**40)), "it is larger than 67108864 bytes"),
         (lambda path: path.symlink_to("/dev/full"), "it is a device, not a regular file"),
         (os.mkfifo, "it is a FIFO, not a regular file"),
     ],
@@ -326,40 +370,40 @@ def test_a_wrong_manifest_is_one_sentence(tmp_path: Path, document: dict[str, ob
 def test_a_manifest_that_cannot_be_read_is_one_sentence(
     tmp_path: Path, make: Callable[[Path], object], message: str
 ) -> None:
-    make(tmp_path / "manifest.json")
+    make(tmp_path / FILE_NAME)
     with pytest.raises(LngenError, match=rf"but is not \(.*{message}.*\); name another folder, or remove the file\.$"):
         manifest.read(tmp_path)
+    with pytest.raises(LngenError, match=rf"is expected to be a pack, .*{message}"):
+        lngen.load(tmp_path)
 
 
 NAMES = st.sampled_from(["a", "b", "a.cu", "b.sm_90.ptx", "sha256", "files", "name", "../x", ""]) | st.text()
 VALUES = st.recursive(
     NAMES | st.none() | st.integers(), lambda v: st.lists(v) | st.dictionaries(NAMES, v), max_leaves=8
 )
-FACTS = st.fixed_dictionaries({"sha256": st.sampled_from([sha256(b"mine"), sha256(b"a"), "0"])})
-LISTED = st.dictionaries(st.sampled_from(["a.cu", "a.sm_90.ptx", "b.cu"]), FACTS)
-WHOLE = st.fixed_dictionaries({"name": st.sampled_from(["a", "b"]), "files": LISTED})
-SETS = st.fixed_dictionaries({}, optional={"name": VALUES, "files": VALUES | st.dictionaries(NAMES, VALUES)})
-MANIFESTS = st.fixed_dictionaries(
-    {"schema_version": st.just(2) | VALUES},
-    optional={
-        "kernel_sets": st.lists(WHOLE) | st.lists(SETS | VALUES) | VALUES,
-        "nvrtc_version": VALUES,
-    },
-).map(lambda value: json.dumps(value).encode())
+LISTED = st.dictionaries(st.sampled_from(["a.cu", "b.cu"]), st.just(GOOD["files"]["a.cu"]) | VALUES)
+SETS = st.builds(lambda name, files: {**GOOD, "name": name, "files": files}, st.sampled_from(["a", "b"]), LISTED)
+SPECS = st.dictionaries(NAMES, st.just(dispatch("a", "a.cu")) | VALUES)
+MANIFESTS = st.builds(
+    lambda **parts: json.dumps({"schema_version": 3, **parts}).encode(),
+    kernel_sets=st.lists(SETS, max_size=2) | st.lists(VALUES) | VALUES,
+    specs=st.just({}) | SPECS | VALUES,
+    other_files=st.just({}) | VALUES,
+)
 
 
 @fuzzed
 @given(MANIFESTS | JSON | st.binary())
 def test_any_manifest_is_read_or_one_sentence_and_nothing_of_others_is_lost(tmp_path: Path, raw: bytes) -> None:
-    with suppress(FileNotFoundError):
-        (tmp_path / "a.cu").unlink()
-    (tmp_path / "manifest.json").write_bytes(raw)
+    (tmp_path / "a.cu").write_bytes(b"mine")
+    (tmp_path / FILE_NAME).write_bytes(raw)
     (tmp_path / "mine").write_bytes(b"mine")
     before = contents(tmp_path)
     try:
+        PackFolder(tmp_path)
         put(tmp_path, {"a": {"a.cu": b"a"}})
     except LngenError:
         assert contents(tmp_path) == before
         return
-    assert manifest.hashes(manifest.read(tmp_path)["a"]) == {"a.cu": sha256(b"a")}
-    assert contents(tmp_path).keys() == {"manifest.json", "mine", "a.cu"}
+    assert manifest.read(tmp_path).kernel_sets["a"]["files"]["a.cu"]["sha256"] == sha256(b"a")
+    assert contents(tmp_path).keys() == {FILE_NAME, "mine", "a.cu"}

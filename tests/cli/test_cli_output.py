@@ -131,9 +131,9 @@ def test_every_command_keeps_to_it() -> None:
 @pytest.mark.parametrize("name", [*TABLES, *STAGES])
 def test_a_dash_is_no_file(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    args = {**TABLES, **STAGES}[name]
-    commands = 2 if name == "pack" else 1
-    done = call(*args[:commands], "--out", "-", *args[commands:])
+    words = {**TABLES, **STAGES}[name]
+    commands = 1 + (words[0] == "pack")  # a group, and a command of it
+    done = call(*words[:commands], "--out", "-", *words[commands:])
     assert (done.exit_code, done.stdout) == (2, "")
     assert "expected a file, got '-'" in done.stderr
     assert [*tmp_path.iterdir()] == []

@@ -13,14 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lngen.aot.build import build
-from lngen.compile import KernelSet
 from lngen.emit import emit
 from lngen.errors import LngenError, SpecError
+from lngen.files import sha256
 from lngen.graphs import GRAPHS, Definition, GraphBuilder
 from lngen.graphs.norms import layernorm
 from lngen.ir import D, M
 from lngen.lower import lower
-from lngen.problem import Schedule
+from lngen.problem import ANY, Schedule, parse_schedule
 from lngen.problem import problem as facts_of
 from lngen.runtime.lock_file import Lock, Locked
 from lngen.schedule import ranked
@@ -115,18 +115,21 @@ def test_the_text_of_a_spec_is_parsed_with_its_graph_only() -> None:
 
 
 def test_two_graphs_of_one_name_are_built_side_by_side(tmp_path: Path) -> None:
-    plans = [lower(s, ranked(facts_of(s.graph(), s.d))[0]) for s in (of(negated), of(doubled), of(negated))]
-    built = build(map(KernelSet, plans), tmp_path, arches=("sm_90",), version="1", kinds=("cu",))
-    assert [e["name"] for e in built.entries] == [p.name for p in plans[:2]]
+    built = build([of(negated), of(doubled), of(negated)], tmp_path, emit="cu")
+    plans = [lower(s, ranked(facts_of(s.graph(), s.d))[0]) for s in (of(negated), of(doubled))]
+    assert {e["spec"]["text"]: e["graph_sha256"] for e in built.manifest.kernel_sets.values()} == {
+        str(p.spec): sha256(str(p.graph).encode()) for p in plans
+    }
     assert len([*tmp_path.glob("*.cu")]) == 2
 
 
 def test_different_kernels_of_one_name_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Spec, "digest", "12345678")
-    plans = [lower(s, ranked(facts_of(s.graph(), s.d))[0]) for s in (of(negated), of(doubled))]
+    schedule = "form=registers,threads=8,rows_per_block=4,vec=1"
+    plans = [lower(s, parse_schedule(schedule, ANY)) for s in (of(negated), of(doubled))]
     assert plans[0].name == plans[1].name
     with pytest.raises(LngenError) as error:
-        build(map(KernelSet, plans), tmp_path / "out", arches=("sm_90",), version="1", kinds=("cu",))
+        build([of(negated), of(doubled)], tmp_path / "out", emit="cu", schedule=schedule)
     assert str(error.value) == (
         f"two kernel sets that differ are called '{plans[0].name}'; give one of their graphs another name."
     )

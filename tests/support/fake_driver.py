@@ -317,6 +317,11 @@ class FakeDriver:
             refuse_if(self.capability < (9, 0))
             f.any_cluster = bool(wanted)
 
+    @c_function()
+    def cuOccupancyMaxActiveBlocksPerMultiprocessor(self, count: Any, function: Any, block: Any, shared: Any) -> None:
+        f = self._functions.get(number(function))
+        write(count, ctypes.c_int, occupancy(f, number(block), number(shared), self.attributes))
+
     # ---- memory ----
 
     @c_function(capturable=False)
@@ -368,9 +373,9 @@ class FakeDriver:
         refuse_if(f.owner.device != self.device, "INVALID_HANDLE")
         launched = launch_of(f, config, arguments, self.attributes, self.capability)
         if launched.cooperative:
-            most = self.attributes[MULTIPROCESSORS] * occupancy(f, launched, self.attributes)
+            most = self.attributes[MULTIPROCESSORS] * occupancy(f, launched.threads, launched.shared, self.attributes)
             refuse_if(launched.blocks > most, "COOPERATIVE_LAUNCH_TOO_LARGE")
-        refuse_if(not occupancy(f, launched, self.attributes), "LAUNCH_OUT_OF_RESOURCES")
+        refuse_if(not occupancy(f, launched.threads, launched.shared, self.attributes), "LAUNCH_OUT_OF_RESOURCES")
         self.launched.append(launched)
         run = runner(f, launched, self.memories.of(self.device), self.order)
         self._enqueue(launched.stream, lambda: self._check(run()))

@@ -191,12 +191,12 @@ def _values(f: Kernel, arguments: Any) -> tuple[int, ...]:
     return tuple(int.from_bytes(ctypes.string_at(p, n), "little") for p, n in zip(pointers, sizes, strict=True))
 
 
-def occupancy(f: Kernel, launched: Launched, limits: Mapping[int, int]) -> int:
-    """Blocks of a launch that a multiprocessor holds at a time."""
+def occupancy(f: Kernel, block: int, dynamic: int, limits: Mapping[int, int]) -> int:
+    """Blocks of ``block`` threads, with ``dynamic`` bytes of shared memory, that a multiprocessor holds at a time."""
     threads, blocks, registers, shared, reserved = (limits[n] for n in (39, 106, 82, 81, 111))
-    warps = -(-launched.threads // WARP)
+    warps = -(-block // WARP)
     per_warp = -(-f.registers * WARP // REGISTER_UNIT) * REGISTER_UNIT
-    by_shared = shared // max(1, f.static + launched.shared + reserved)
+    by_shared = shared // max(1, f.static + dynamic + reserved)
     return min(threads // (warps * WARP), blocks, registers // (per_warp * warps), by_shared)
 
 

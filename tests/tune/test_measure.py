@@ -169,9 +169,9 @@ class Kernel:
         class Bound:
             workspace_bytes = 24
             prepared = 0
-            given: Mapping[str, Array] = MappingProxyType({})
+            given: Mapping[str, int] = MappingProxyType({})
 
-            def give(self, values: Mapping[str, Array]) -> None:
+            def give(self, values: Mapping[str, int]) -> None:
                 self.given = values
 
             def prepare(self, workspace: int, stream: int) -> None:
@@ -186,7 +186,8 @@ class Kernel:
 
         return Bound()
 
-    def run(self, rows: int, pointers: Mapping[str, int], given: Mapping[str, Array]) -> None:
+    def run(self, rows: int, pointers: Mapping[str, int], given: Mapping[str, int]) -> None:
+        numbers = {n: np.array(bits, np.uint32).view(np.float32) for n, bits in given.items()}
         sizes = {Axis.M: rows, Axis.D: self.plan.spec.d}
         arrays = {}
         for v in (*self.plan.inputs, *self.plan.outputs):
@@ -195,7 +196,7 @@ class Kernel:
             count = int(np.prod(shape))
             memory = (ctypes.c_char * (count * dtype.itemsize)).from_address(pointers[v.name])
             arrays[v.name] = np.frombuffer(memory, dtype, count).reshape(shape)
-        results = interpret(self.plan.graph, {v.name: arrays[v.name] for v in self.plan.inputs} | {**given})
+        results = interpret(self.plan.graph, {v.name: arrays[v.name] for v in self.plan.inputs} | numbers)
         for n, (name, values) in enumerate(results.items()):
             if self.image == b"idle":
                 return

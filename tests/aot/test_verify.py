@@ -1,0 +1,171 @@
+"""If these fail, verify passes a pack that is not what its manifest says."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lngen
+from commands import call, prints
+from lngen.aot.build import build
+from lngen.errors import LngenError, MissingError
+from lngen.files import sha256
+from lngen.headers import headers_hash
+from lngen.launch.pack import FILE_NAME
+
+SPEC = "rmsnorm.fwd:d=8,dtype=f32"
+QUICK = "form=registers,threads=1,rows_per_block=32,vec=4"
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("cupy")
+    folder = tmp_path_factory.mktemp("built")
+    build([SPEC], folder, arch="sm_80+ptx,sm_90", emit="cu,cubin,fatbin,vectors", schedule=QUICK)
+    return folder
+
+
+@pytest.fixture
+def pack(built: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(built, tmp_path / "pack"))
+
+
+def edit(pack: Path, change: Callable[[Any], object]) -> None:
+    document = json.loads((pack / FILE_NAME).read_bytes())
+    change(document)
+    (pack / FILE_NAME).write_text(json.dumps(document))
+
+
+def name_of(pack: Path, end: str) -> str:
+    (found,) = pack.glob(f"*{end}")
+    return found.name
+
+
+def relist(pack: Path, name: str, data: bytes) -> None:
+    """Replace a file and its hash: a build of somebody else."""
+    (pack / name).write_bytes(data)
+    edit(pack, lambda d: (d["kernel_sets"][0]["files"] | d["other_files"])[name].update(sha256=sha256(data)))
+
+
+def test_a_whole_pack_is_recompiled(pack: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    found = lngen.verify(pack, progress=lambda *counts: seen.append(counts))
+    listed = {str(p.relative_to(pack)) for p in pack.rglob("*") if p.is_file()} - {FILE_NAME}
+    assert (found.ok, found.files, found.recompiled) == (True, len(listed), 4)
+    assert (found.faults, found.skipped, found.unlisted) == ((), (), ())
+    assert seen == [(n, 4) for n in range(1, 5)]
+    assert prints("verify", pack) == f"{len(listed)} files as listed, 4 compiled again with the same bytes, no fault\n"
+
+
+DAMAGE: Mapping[str, tuple[Callable[[Path], object], str]] = {
+    "changed": (lambda p: p.write_bytes(b"?" + p.read_bytes()[1:]), "is not the file that the pack's manifest lists"),
+    "cut off": (lambda p: p.write_bytes(p.read_bytes()[:-1]), "is not the file that the pack's manifest lists"),
+    "empty": (lambda p: p.write_bytes(b""), "is not the file that the pack's manifest lists"),
+    "missing": (Path.unlink, "of the pack cannot be read: No such file or directory"),
+    "a folder": (lambda p: (p.unlink(), p.mkdir()), "of the pack cannot be read: Is a directory"),
+}
+
+
+@pytest.mark.parametrize("how", DAMAGE)
+@pytest.mark.parametrize("end", ["*.cu", "*.sm_90.cubin", "*.fatbin", "include/*/lngen/*.cuh", "vectors/*/*/y.bin"])
+def test_any_damage_is_a_fault(pack: Path, end: str, how: str) -> None:
+    damage, message = DAMAGE[how]
+    path = next(p for p in sorted(pack.glob(end)) if p.stat().st_size)
+    damage(path)
+    found = lngen.verify(pack)
+    assert found.faults == (f"'{path}' {message}; build the pack again.",)
+    done = call("verify", pack)
+    assert (done.exit_code, done.stdout.splitlines()[0]) == (1, found.faults[0])
+    assert done.stdout.endswith(", 1 fault\n")
+
+
+@pytest.mark.parametrize("end", [".sm_90.cubin", ".sm_80.ptx", ".fatbin"])
+def test_a_file_that_the_compiler_does_not_make_is_a_fault(pack: Path, end: str) -> None:
+    """Though its hash is as listed."""
+    name = name_of(pack, end)
+    data = (pack / name).read_bytes()
+    relist(pack, name, data[:200] + bytes([data[200] ^ 1]) + data[201:])
+    found = lngen.verify(pack)
+    version = json.loads((pack / FILE_NAME).read_bytes())["kernel_sets"][0]["files"][name]["nvrtc"]
+    assert found.faults == (f"'{name}' is not what NVRTC {version} makes of '{name_of(pack, '.cu')}'.",)
+    assert found.recompiled == 3
+
+
+@pytest.mark.parametrize("text", [b"nonsense", b"\xff"])
+def test_a_source_that_does_not_compile_is_a_fault(pack: Path, text: bytes) -> None:
+    relist(pack, name_of(pack, ".cu"), text)
+    found = lngen.verify(pack)
+    assert len(found.faults) == 4
+    assert all("its source does not compile" in fault for fault in found.faults)
+
+
+def missing() -> Any:
+    raise MissingError("NVRTC is missing, install it.")
+
+
+SKIPPED: Mapping[str, tuple[Callable[[Path, pytest.MonkeyPatch], object], str]] = {
+    "another compiler": (
+        lambda pack, patch: patch.setattr("lngen.aot.verify.nvrtc_version", lambda: (1, 2)),
+        "and this one is 1.2: 4 files are not compiled again.",
+    ),
+    "no compiler": (
+        lambda pack, patch: patch.setattr("lngen.aot.verify.nvrtc_version", missing),
+        "there is no compiler (NVRTC is missing): 4 files are not compiled again.",
+    ),
+    "other flags": (
+        lambda pack, patch: edit(pack, lambda d: d["kernel_sets"][0]["compile"]["flags"].append("-x")),
+        "they were compiled with other flags: 4 files are not compiled again.",
+    ),
+    "no source": (
+        lambda pack, patch: edit(pack, lambda d: d["kernel_sets"][0]["files"].pop(name_of(pack, ".cu"))),
+        "the pack has no whole source of theirs (--emit cu): 4 files are not compiled again.",
+    ),
+}
+
+
+@pytest.mark.parametrize("how", SKIPPED)
+def test_what_cannot_be_compiled_again_is_told(pack: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    change, message = SKIPPED[how]
+    change(pack, monkeypatch)
+    found = lngen.verify(pack)
+    assert (found.ok, found.recompiled, len(found.skipped)) == (True, 0, 1)
+    assert found.skipped[0].endswith(message)
+    done = call("verify", pack)
+    assert (done.exit_code, message in done.stderr) == (0, True)
+
+
+def test_another_version_of_lngen_has_its_own_headers(pack: Path) -> None:
+    """A source is compiled with those that lie in the pack, not with those of this lngen."""
+    other = "0123456789abcdef"
+    (pack / "include" / headers_hash()).rename(pack / "include" / other)
+    (pack / FILE_NAME).write_text((pack / FILE_NAME).read_text().replace(headers_hash(), other))
+    assert (lngen.verify(pack).ok, lngen.verify(pack).recompiled) == (True, 4)
+    header = next((pack / "include" / other / "lngen").glob("launch.cuh"))
+    relist(pack, str(header.relative_to(pack)), b"nonsense")
+    assert len(lngen.verify(pack).faults) == 4
+    header.unlink()
+    found = lngen.verify(pack)
+    assert (len(found.faults), found.recompiled, len(found.skipped)) == (1, 0, 1)
+    assert "no whole source" in found.skipped[0]
+
+
+def test_a_file_that_is_not_listed_is_told(pack: Path) -> None:
+    (pack / "mine.cubin").write_bytes(b"mine")
+    assert (lngen.verify(pack).ok, lngen.verify(pack).unlisted) == (True, ("mine.cubin",))
+    assert "'mine.cubin' is not in the manifest." in call("verify", pack).stderr
+
+
+@pytest.mark.parametrize("name", ["", "gone", "file"])
+def test_a_folder_that_is_no_pack_is_one_sentence(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(LngenError, match=r"is expected to be a pack, but has no manifest\.json; name the folder of a"):
+        lngen.verify(tmp_path / name)
+    with pytest.raises(
+        LngenError, match=r"is expected to be a pack, whose .*(No such file or directory|Not a directory); name the"
+    ):
+        lngen.load(tmp_path / name)

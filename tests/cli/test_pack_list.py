@@ -1,0 +1,64 @@
+"""If these fail, pack list names other kernels than a launcher takes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from commands import call, fails, prints
+from lngen.launch.pack import FILE_NAME
+from packs import kernel_set
+
+
+def entry(most: int, name: str, otherwise: str | None = None) -> dict[str, Any]:
+    other = {"kernel_set": otherwise, "file": f"{otherwise}.sm_80.cubin"} if otherwise else None
+    return {"most_bytes": most, "kernel_set": name, "file": f"{name}.sm_80.cubin", "otherwise": other}
+
+
+def listing(folder: Path) -> Path:
+    """A pack with classes that are empty on some GPU, alike, and otherwise."""
+    large = [{**kernel_set("a", {})["kernels"][0], "dynamic_shared_bytes": 150 << 10}]
+    sets = [kernel_set(n, {f"{n}.sm_80.cubin": b"x" * 1500}) for n in "abc"]
+    sets[0]["kernels"] = large
+    classes = [entry(1024, "c"), entry(2048, "b"), entry(4096, "b"), entry(8192, "a", "b"), entry(16384, "a", "c")]
+    image = {"arch": "sm_80", "kind": "cubin", "classes": [*classes, entry(2**20, "a")]}
+    specs = {"s.fwd:d=65536,dtype=bf16": {"row_bytes": 131072, "images": [image]}}
+    document = {"schema_version": 3, "specs": specs, "kernel_sets": sets, "other_files": {}}
+    folder.mkdir()
+    (folder / FILE_NAME).write_text(json.dumps(document))
+    return folder
+
+
+def cells(text: str) -> list[list[str]]:
+    return [[c.strip() for c in line.strip("|").split("|")] for line in text.splitlines() if not line.startswith("|-")]
+
+
+def test_pack_list_says_what_a_launcher_takes(tmp_path: Path) -> None:
+    """Without a GPU's name both choices; classes that no number of rows is in are left out."""
+    head, *lines = cells(prints("pack", "list", listing(tmp_path / "pack")))
+    assert head == ["spec", "image", "for", "rows", "kernel set", "otherwise", "size"]
+    assert {tuple(line[:3]) for line in lines} == {("s.fwd:d=65536,dtype=bf16", "sm_80 cubin", "NVIDIA A100-SXM4-80GB")}
+    assert [line[3:] for line in lines] == [
+        ["0 to 3", "b", "", "2 kB"], ["4 to 6", "a", "b", "2 kB"], ["7 to 13", "a", "c", "2 kB"],
+        ["14 and more", "a", "", "2 kB"],
+    ]  # fmt: skip
+    ((_, *one),) = [cells(prints("pack", "list", tmp_path / "pack", "--spec", "s.fwd:d=65536,dtype=bf16"))]
+    assert one == lines
+
+
+def test_pack_list_of_a_gpu_has_what_it_can_launch(tmp_path: Path) -> None:
+    done = call("pack", "list", listing(tmp_path / "pack"), "--device", "l40s")
+    _, *lines = cells(done.stdout)
+    assert [line[2:] for line in lines] == [
+        ["NVIDIA L40S", rows, name, "2 kB"]
+        for rows, name in (("0 to 1", "c"), ("2 to 8", "b"), ("9 to 17", "c"), ("18 and more", "a"))
+    ]
+    assert done.stderr == "'a' needs 153600 bytes of shared memory for a block, which NVIDIA L40S does not have.\n"
+    told = call("pack", "list", tmp_path / "pack", "--device", "t4").stderr
+    assert told == "s.fwd:d=65536,dtype=bf16 has no image for Tesla T4, which is sm_75.\n"
+
+
+def test_pack_list_of_another_spec_is_one_sentence(tmp_path: Path) -> None:
+    said = fails(2, "pack", "list", listing(tmp_path / "pack"), "--spec", "t")
+    assert f"the pack '{tmp_path / 'pack'}' does not have 't', but s.fwd:d=65536,dtype=bf16." in said
