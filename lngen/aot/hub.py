@@ -41,7 +41,7 @@ COPIED = ("errors.py", "files.py", "launch/*.py")
 
 
 def sources() -> dict[str, bytes]:
-    """The Python files of the variant, by name; all but one are files of lngen, byte for byte."""
+    """The Python files of the variant, by name, and its license; they are files of lngen, all but two byte for byte."""
     place = PACKAGE / "hub_package"
     found = {path.name: path.read_bytes() for path in sorted(place.glob("*.py"))}
     # In lngen this module lies beside what it imports, in the variant it is the package that has it.
@@ -50,7 +50,7 @@ def sources() -> dict[str, bytes]:
         copied = sorted(PACKAGE.glob(pattern))
         found |= {f"{OWN}/{path.relative_to(PACKAGE).as_posix()}": path.read_bytes() for path in copied}
     found[f"{NAME.replace('-', '_')}/__init__.py"] = hub_texts.COMPATIBLE.encode()
-    return found
+    return {**found, "LICENSE": hub_texts.LICENSE.encode()}
 
 
 # ---- metadata.json ----

@@ -20,6 +20,7 @@ from killing import Killed, killed_at, points
 from lngen.aot import hub
 from lngen.aot.build import Built
 from lngen.errors import LngenError
+from paths import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +89,7 @@ def test_sources_are_those_of_lngen(whole: Path) -> None:
     copied = [p.relative_to(place / "_lngen") for p in (place / "_lngen").rglob("*.py") if p.parent != place / "_lngen"]
     assert {path.name for path in copied} == {path.name for path in (root / "launch").glob("*.py")}
     assert all((place / "_lngen" / name).read_bytes() == (root / name).read_bytes() for name in copied)
+    assert (place / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
 
 
 # ---- a second build, and a build that is killed ----

@@ -178,6 +178,7 @@ CASES = {
     "LayerNorm": Case("LayerNorm", lambda: nn.LayerNorm(D), "layernorm", {"dtype": "f32"}),
     "RMSNorm": Case("RMSNorm", lambda: nn.RMSNorm(D, eps=1e-3), "rmsnorm", {"dtype": "f32", "eps": 1e-3}),
     "no eps": Case("RMSNorm", lambda: nn.RMSNorm(D), "rmsnorm", {"dtype": "f32", "eps": 2.0**-23}),
+    "once": Case("RMSNorm", lambda: nn.RMSNorm(D, eps=1e-5).bfloat16(), "rmsnorm", {"dtype": "bf16"}),
     "Llama": Case(
         "LlamaRMSNorm", lambda: LlamaRMSNorm(D, 1e-5).bfloat16(), "rmsnorm", {"dtype": "bf16", "casts": "llama"}
     ),
@@ -350,14 +351,22 @@ def test_what_the_package_lacks_is_said_with_the_command_that_builds_it(
     assert all(lngen.parse_spec(spec) for spec in specs)
 
 
-def test_a_backward_that_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A package for inference trains nothing; one with dx alone trains no weight."""
-    forward = f"layernorm.fwd:{LAYER}"
-    made(tmp_path, forward, f"layernorm.bwd:{LAYER},wrt=x")
-    module = loaded(tmp_path / VARIANT)
-    gpu = on_fake_gpu(monkeypatch, module, tmp_path / VARIANT / "pack")
+def test_the_backward_with_the_fewest_gradients_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package for inference trains nothing, and one with dx alone no weight: the command says what to build."""
+    forward, narrow, whole = (f"layernorm.{way}:{LAYER}" for way in ("fwd", "bwd", "bwd"))
+    narrow += ",wrt=x"
     x, weight, bias = torch.randn(3, D, requires_grad=True), torch.ones(D), torch.zeros(D)
-    module.layer_norm(x, D, weight, bias).sum().backward()
-    assert "wrt_x" in gpu.launched[-1].kernel
-    with pytest.raises(Exception, match=f"no kernel of layernorm.bwd:{LAYER}, but layernorm.bwd:{LAYER},wrt=x"):
-        module.layer_norm(x, D, weight.requires_grad_(), bias)
+    for number, backwards in enumerate(((), (narrow,), (narrow, whole))):
+        made(folder := tmp_path / str(number), forward, *backwards)
+        module = loaded(folder / VARIANT)
+        gpu = on_fake_gpu(monkeypatch, module, folder / VARIANT / "pack")
+        for needed, has in ((False, narrow in backwards), (True, whole in backwards)):
+            weight.requires_grad_(needed)
+            if has:
+                module.layer_norm(x, D, weight, bias).sum().backward()
+                assert ("wrt_x" in gpu.launched[-1].kernel) is not needed
+                continue
+            with pytest.raises(
+                Exception, match=f"no kernel of {whole}, but {', '.join(backwards) or 'none'}; build it"
+            ):
+                module.layer_norm(x, D, weight, bias)

@@ -23,7 +23,12 @@ LAYER = f"d={D},dtype=f32"
 LLAMA = f"d={D},dtype=bf16,casts=llama"
 SPECS = [
     f"{graph}.{direction}:{keys}"
-    for graph, keys in (("layernorm", LAYER), ("rmsnorm", LLAMA), ("rmsnorm", f"d={D},dtype=f32,eps=run"))
+    for graph, keys in (
+        ("layernorm", LAYER),
+        ("rmsnorm", LLAMA),
+        ("rmsnorm", f"d={D},dtype=bf16"),
+        ("rmsnorm", f"d={D},dtype=f32,eps=run"),
+    )
     for direction in ("fwd", "bwd")
 ]
 
