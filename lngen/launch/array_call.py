@@ -6,8 +6,7 @@ import math
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import ArrayError
 from .array_rules import Near, Span, check_layout, check_rows, leading, near, replaced, row_stride, span_of
@@ -23,8 +22,7 @@ class NoHostArrays:
     """The type of host arrays for calls that take none: nothing is an instance."""
 
 
-@dataclass
-class Recipe:
+class Recipe(NamedTuple):
     """What a call needs for arrays of one layout, in addition to their addresses.
 
     strides      elements from row to row of each array; inner: the number of rows before the outer distance
@@ -48,8 +46,8 @@ class Recipe:
     narrow: int
     near: tuple[Near, ...]
     spans: tuple[Span | None, ...]
-    bounds: dict[int | None, Bound] = field(default_factory=dict)
-    overlaps: dict[tuple[str, tuple[int, ...]], tuple[str, ...]] = field(default_factory=dict)
+    bounds: dict[int | None, Bound]
+    overlaps: dict[tuple[str, tuple[int, ...]], tuple[str, ...]]
 
 
 class ArrayCall(ABC):
@@ -265,7 +263,18 @@ class ArrayCall(ABC):
         makers = tuple([library.maker(t.shape(rows, d), t.dtype, device) for t in self.outputs])
         close = near(spans, len(self.inputs))
         return Recipe(
-            device, count, strides, inner, makers, alignments, None if whole else narrow, narrow, close, tuple(spans)
+            device,
+            count,
+            strides,
+            inner,
+            makers,
+            alignments,
+            None if whole else narrow,
+            narrow,
+            close,
+            tuple(spans),
+            {},
+            {},
         )
 
     def _distances(

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Optional
+from typing import NamedTuple, Optional
 
 from ..errors import ArrayError
 from .arrays import Layout
@@ -96,8 +95,7 @@ NONE_ADDED: Mapping[str, str] = MappingProxyType({})
 Near = tuple[int, int, int, int]
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """The memory of an array, relative to its address, in bytes.
 
     dims     length and stride of each dimension longer than 1, in order
