@@ -60,6 +60,7 @@ class ArrayCall(ABC):
     """
 
     host_type: type[Any] = NoHostArrays  # of arrays that ``on_host`` takes
+    host = ""  # what messages say of them
 
     def __init__(
         self,
@@ -248,7 +249,7 @@ class ArrayCall(ABC):
         given = [*zip(self.tensors, (*layouts, *outs))]
         for tensor, layout in given:
             if layout is not None:
-                check_layout(tensor, layout, library.dtype(layout[0]), rows, d, device)
+                check_layout(tensor, layout, library.dtype(layout[0]), rows, d, device, self.host)
         strides, inner = self._distances([(t, layout) for t, layout in given if layout is not None], rows)
         spans = [span_of(t, count, d, strides[t.name], inner) if layout else None for t, layout in given]
         described = self.loaded(device, None, count).described

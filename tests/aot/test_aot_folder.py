@@ -63,7 +63,8 @@ def hashes(sets: Sets) -> dict[str, dict[str, str]]:
 
 def test_a_second_build_adds_and_deletes_nothing(tmp_path: Path) -> None:
     assert put(tmp_path, FIRST, others="one") == []
-    assert put(tmp_path, SECOND, others="two") == []
+    changed = [n for own in SECOND.values() for n, data in own.items() if contents(tmp_path).get(n, data) != data]
+    assert put(tmp_path, SECOND, others="two") == [f"'{n}' has other bytes than before." for n in (*changed, VECTORS)]
     assert listed(tmp_path) == hashes(BOTH)
     kept = {n: data for own in BOTH.values() for n, data in own.items()}
     assert contents(tmp_path) == {**kept, VECTORS: b"two", FILE_NAME: contents(tmp_path)[FILE_NAME]}

@@ -107,3 +107,18 @@ def test_a_prepared_pack_is_captured(folder: Path) -> None:
 def test_check_verifies_what_was_built(folder: Path) -> None:
     found = lngen.verify(folder)
     assert found.ok, found.faults
+
+
+def test_calls_run_where_their_arrays_are(folder: Path) -> None:
+    """Not on the current device; arrays of two devices are refused."""
+    torch = pytest.importorskip("torch")
+    if torch.cuda.device_count() < 2:
+        pytest.skip("one GPU")
+    norm = lngen.load(folder).norm("layernorm", d=256, dtype="bf16")
+    inputs, _ = arrays("layernorm", 256, 300)
+    here, _ = norm.forward(*inputs)
+    there, _ = norm.forward(*(a.to("cuda:1") for a in inputs))
+    assert (there.get_device(), torch.cuda.current_device()) == (1, 0)
+    assert equal((here,), (there.to("cuda:0"),))
+    with pytest.raises(lngen.LngenError, match="'gamma' is expected on GPU 0, where other arrays lie, got GPU 1"):
+        norm.forward(inputs[0], inputs[1].to("cuda:1"), inputs[2])

@@ -1,14 +1,17 @@
 """What packs take: size and time of a build, load to first launch, host time of a launch. Needs gcc and no GPU.
 
     python tests/proof/pack_record.py [--widths 256,512] [--out generated/bench/packs.txt]
+    python tests/proof/pack_record.py --gpu --out generated/bench/h100-packs.txt
 
-Launches go to a driver that answers at once: a C library in place of libcuda, compiled here.
+Launches go to a driver that answers at once: a C library in place of libcuda, compiled here. With ``--gpu`` they go to
+a GPU, and host times of calls stand beside those of a compiled norm and of PyTorch.
 """
 
 from __future__ import annotations
 
 import argparse
 import io
+import math
 import os
 import platform
 import resource
@@ -18,7 +21,8 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import lngen
@@ -135,29 +139,81 @@ def _run(command: list[str], stub: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=env, capture_output=True, text=True, check=True)
 
 
+def gpu_lines(folder: Path) -> Iterator[str]:
+    """Host microseconds of a call on tensors, the least mean of 7 rounds of 2,000 calls, in turns."""
+    import torch
+
+    specs = [f"layernorm.{way}:d=4096,dtype=bf16" for way in ("fwd", "bwd")]
+    capability = "".join(map(str, torch.cuda.get_device_capability()))
+    lngen.build(specs, folder / "gpu", arch=f"sm_{capability}", rows="1,64,many", emit="cubin")
+    norms = {
+        "a compiled norm": lngen.compile("layernorm", d=4096, dtype="bf16"),
+        "the pack": lngen.load(folder / "gpu").norm("layernorm", d=4096, dtype="bf16").prepare(),
+    }
+    x, weight = torch.randn(8, 4096, device="cuda").bfloat16(), torch.randn(4096, device="cuda").bfloat16()
+    out = torch.empty_like(x), torch.empty(8, device="cuda"), torch.empty(8, device="cuda")
+    gradients = torch.empty_like(x), torch.empty_like(weight), torch.empty_like(weight)
+    calls: dict[str, Callable[[], object]] = {
+        "F.layer_norm": lambda: torch.nn.functional.layer_norm(x, (4096,), weight, weight)
+    }
+    for name, norm in norms.items():
+        _, saved = norm.forward(x, weight, weight)
+        calls[f"forward of {name}"] = partial(norm.forward, x, weight, weight)
+        calls[f"forward of {name} with out="] = partial(norm.forward, x, weight, weight, out=out)
+        calls[f"backward of {name} with out="] = partial(norm.backward, x, saved, out=gradients)
+    loaded = lngen.load(folder / "gpu").kernels(specs[0], 0, 8)
+    bound = loaded.bind(8, dict.fromkeys(loaded.tensors, 4096))
+    pointers = [t.data_ptr() for t in (x, weight, weight, *out)]
+    calls["a bound launch of the pack's forward, by address"] = partial(bound, pointers, 0, 0)
+    least = dict.fromkeys(calls, math.inf)
+    for _ in range(7):
+        for name, call in calls.items():
+            least[name] = min(least[name], _host_time(call, torch.cuda.synchronize))
+    yield f"{torch.cuda.get_device_name()}, torch {torch.__version__}; bf16, 8 rows of 4096, host us a call"
+    yield from (f"{name}: {us:.1f}" for name, us in least.items())
+
+
+def _host_time(call: Callable[[], object], synchronize: Callable[[], object]) -> float:
+    """Microseconds of a call of 2,000."""
+    for _ in range(100):
+        call()
+    synchronize()
+    start = time.perf_counter()
+    for _ in range(2000):
+        call()
+    elapsed = time.perf_counter() - start
+    synchronize()
+    return elapsed / 2000 * 1e6
+
+
 def main() -> None:
     """Print the record, and write it to a file."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--widths", default=",".join(map(str, WIDTHS)))
+    options.add_argument("--gpu", action="store_true")
     options.add_argument("--out", type=Path)
     given = options.parse_args()
     nvrtc = ".".join(map(str, nvrtc_version()))
-    lines = [f"Python {platform.python_version()}, NVRTC {nvrtc}, {os.cpu_count()} cores; archs {', '.join(ARCHES)}"]
-    lines.append(f"widths {given.widths}; LayerNorm, forward and backward, the schedules for many rows, --emit cubin")
+    lines = [f"Python {platform.python_version()}, NVRTC {nvrtc}, {os.cpu_count()} cores"]
+    lines.append(
+        f"LayerNorm, forward and backward, widths {given.widths}, {', '.join(ARCHES)}, many rows, --emit cubin"
+    )
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "stub").mkdir()
-        (folder / "stub.c").write_text(STUB)
-        library = folder / "stub" / "libcuda.so.1"
-        subprocess.run(["gcc", "-O1", "-shared", "-fPIC", "-o", library, folder / "stub.c"], check=True)
-        for line in (*build_lines([*map(int, given.widths.split(","))], folder), *_launches(folder)):
-            print(line)
-            lines.append(line)
+        widths = [*map(int, given.widths.split(","))]
+        lines = [lines[0], *gpu_lines(folder)] if given.gpu else [*lines, *build_lines(widths, folder)]
+        lines += [] if given.gpu else _launches(folder)
+        print(*lines, sep="\n")
     if given.out:
         given.out.write_text("\n".join(lines) + "\n")
 
 
 def _launches(folder: Path) -> Iterator[str]:
+    """Launches from the packs that were built, to a driver that is compiled here."""
+    (folder / "stub").mkdir()
+    (folder / "stub.c").write_text(STUB)
+    library = folder / "stub" / "libcuda.so.1"
+    subprocess.run(["gcc", "-O1", "-shared", "-fPIC", "-o", library, folder / "stub.c"], check=True)
     for pack in (folder / "bf16", folder / "bf16-f16-f32"):
         yield from launch_lines(pack, folder / "stub")
 
