@@ -116,7 +116,7 @@ def _rows(pack: PackFolder, spec: str, device: str | None) -> Iterator[dict[str,
 
 
 def _taken(pack: PackFolder, arch: str, entry: Described, device: Device, lacks: dict[str, None]) -> Described:
-    """A class with what a GPU takes of it: the kernel set, or what is there otherwise; if none, ``lacks`` gets a line."""
+    """A class with what a GPU takes of it: the kernel set, or the other one; else ``lacks`` gets a sentence."""
     other = entry["otherwise"]
     needs = lacking(pack.kernel_sets[entry["kernel_set"]], arch, _as_gpu(device))
     if not needs:
