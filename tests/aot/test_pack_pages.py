@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import lngen
+from commands import prints
 from fake_driver import SHARED_OPTIN, FakeDriver
 from host_tensors import pass_for_gpu_tensors
 from lngen.aot.manifest import schema
@@ -62,6 +63,18 @@ def test_the_programs_about_packs_run(tmp_path: Path, monkeypatch: pytest.Monkey
     assert torch.allclose(wide, (x.float().square().mean(-1, keepdim=True) + 1e-6).rsqrt().expand_as(wide), rtol=0.02)
     assert names["q"].float().square().mean(-1).sub(1).abs().max() < 0.02  # in the place of q
     assert (names["k"].float().square().mean(-1) - 1).abs().max() > 0.02
+
+
+def test_the_table_of_the_page_is_what_its_commands_print(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for sizes, which depend on the compiler."""
+    monkeypatch.chdir(tmp_path)
+    block, rest = re.findall(r"^```\n(.*?)^```$(.*?)^## Python", page("packs"), re.MULTILINE | re.DOTALL)[0]
+    printed = [prints(*line.split()[1:]) for line in block.splitlines()][-1]
+    heading, *lines = (re.sub(r"\|[^|]*\|$", "|", line) for line in printed.splitlines())
+    assert f"`{heading.split(': ')[1]}`" in rest
+    assert [re.sub(r"\|[^|]*\|$", "|", line) for line in re.findall(r"^\|.*", rest, re.MULTILINE)][
+        -len(lines) :
+    ] == lines
 
 
 # ---- a launcher by the page about the manifest ----
