@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from fake_driver import FakeDriver
+from host_tensors import pass_for_gpu_tensors
 from lngen.cli import COMMANDS, cli
+from lngen.launch import driver
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -33,7 +36,7 @@ def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What the Python examples define, after they ran one after the other in an empty folder."""
     monkeypatch.chdir(tmp_path)
     found: dict[str, Any] = {}
-    blocks = fenced("python")
+    _, *blocks = fenced("python")
     assert len(blocks) == 2
     for block in blocks:
         exec(compile(block, "README.md", "exec"), found)
@@ -47,6 +50,24 @@ def test_the_python_examples_run(names: dict[str, Any]) -> None:
     np.testing.assert_array_equal(names["dx"], names["dresidual"])
 
 
+def test_the_pack_of_the_command_line_is_launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a fake GPU, with fewer rows."""
+    pytest.importorskip("cupy")
+    torch = pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    build, (program, *_) = fenced("sh")[0].splitlines()[0], fenced("python")
+    lngen(build)
+    gpu = FakeDriver(version=20000)
+    gpu.knows_pack(tmp_path / "build")
+    pass_for_gpu_tensors(monkeypatch, gpu)
+    found: dict[str, Any] = {}
+    exec(compile(program.replace("4096, 8192", "4, 8192").replace('"cuda"', '"cpu"'), "README.md", "exec"), found)
+    x = found["x"].float()
+    expected = x * (x.square().mean(-1, keepdim=True) + 1e-5).rsqrt()
+    assert torch.allclose(found["y"].float(), expected, rtol=1e-3, atol=1e-3)
+    driver._gpu.cache_clear()
+
+
 @pytest.mark.full
 def test_the_command_line_examples_run(names: dict[str, Any]) -> None:
     pytest.importorskip("cupy")
@@ -54,7 +75,7 @@ def test_the_command_line_examples_run(names: dict[str, Any]) -> None:
         np.save(f"{name}.npy", names[name])
     (block,) = fenced("sh")
     lines = block.splitlines()
-    assert {line.split()[1] for line in lines} == {"show", "build", "run", "check"}
+    assert {line.split()[1] for line in lines} == {"show", "build", "pack", "run", "check"}
     for line in lines:
         assert line.startswith("lngen ")
         lngen(line)

@@ -11,7 +11,8 @@ from lngen.compile import Compilation, KernelSet
 from lngen.devices import Device, device_for, named, oldest_first, weakest
 from lngen.errors import LngenError, LowerError, ScheduleError, short
 from lngen.lower import Plan
-from lngen.problem import ANY, Problem, Schedule, check_arch, complete, parse_schedule
+from lngen.problem import ANY, Problem, Schedule, check_arch, complete, is_legal, parse_schedule
+from lngen.problem.footprint import static_shared
 from lngen.runtime.lock_file import Lock, read_lock
 from lngen.schedule import most_bytes, row_counts, workload
 from lngen.spec import Spec
@@ -156,7 +157,17 @@ def _schedule(compilation: Compilation, request: Request, arch: str, rows: int |
     base = request.lock.schedule(compilation, rows, arch=arch)
     if base is None:
         base = ANY if complete(request.schedule) else compilation.schedule(arch, rows=rows, device=request.gpu(arch))
-    return parse_schedule(request.schedule, base)
+    made = parse_schedule(request.schedule, base)
+    narrower = _narrower_alone(request.schedule) and made.vec <= base.vec
+    if narrower and (base.form == "tma_unaligned" or not is_legal(made, compilation.problem)):
+        # As in a call: a form that needs wide accesses or contiguous rows is replaced by the best that does not.
+        return compilation.schedule(arch, vec=made.vec, rows=rows, device=request.gpu(arch))
+    return made
+
+
+def _narrower_alone(schedule: str) -> bool:
+    """True for ``vec=1`` and the like, which a launcher asks for whose arrays are not aligned."""
+    return re.fullmatch(r"vec=(1|2|4|8)", schedule, re.ASCII) is not None
 
 
 def _otherwise(
@@ -181,6 +192,8 @@ def _otherwise(
 def _launchable(plan: Plan, least: Device) -> bool:
     """True if any GPU with these limits can launch all kernels, whatever the number of its multiprocessors."""
     limit = least.shared_block_kib * 1024
+    # Kernels without dynamic memory fit: a block has 48 KiB of static shared memory at most, which every GPU has.
+    static = static_shared(plan.schedule, plan.problem)
     return plan.schedule.cluster <= least.largest_cluster and all(
-        not k.cooperative and k.dynamic <= limit for k in plan.kernels
+        not k.cooperative and (not k.dynamic or static + k.dynamic <= limit) for k in plan.kernels
     )

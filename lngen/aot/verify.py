@@ -85,7 +85,8 @@ def _pack(folder: Path, progress: Progress | None) -> Verified:
             progress(count, len(work))
     there = {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file() and not p.name.startswith(".")}
     unlisted = sorted(there - listed.keys() - {FILE_NAME})
-    reasons = (f"{why}: {count} files are not compiled again." for why, count in skipped.items())
+    counts = {why: f"{count} files are" if count > 1 else "1 file is" for why, count in skipped.items()}
+    reasons = (f"{why}: {count} not compiled again." for why, count in counts.items())
     return Verified(len(good), recompiled, tuple(faults), tuple(reasons), tuple(unlisted))
 
 

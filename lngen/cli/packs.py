@@ -59,6 +59,7 @@ def list_command(folder: Path, device: str | None, spec: str | None, output: Out
     """Print which kernels a launcher takes: by spec, by GPU, by number of rows.
 
     Numbers of rows are for the GPU that represents an arch: they follow from bytes for each of its multiprocessors.
+    Above each table is what the names of its kernel sets begin with.
     """
     from lngen.aot.hub import pack_folder
 
@@ -67,10 +68,21 @@ def list_command(folder: Path, device: str | None, spec: str | None, output: Out
         raise click.UsageError(f"the pack '{folder}' does not have '{short(spec)}', but {', '.join(pack.specs)}.")
     wanted = [spec] if spec is not None else [*pack.specs]
     found = [row for text in wanted for row in _rows(pack, text, device)]
-    columns = {"spec": "spec", "image": "image", "for": "gpu", "rows": "rows", "kernel set": "kernel_set"}
-    columns |= {"otherwise": "otherwise"} if any(r["otherwise"] for r in found) else {}
-    cells = [[*(r[key] or "" for key in columns.values()), f"{r['bytes'] / 1e3:.0f} kB"] for r in found]
-    output.table({"pack": found}, table([*columns, "size"], cells))
+    output.table({"pack": found}, "\n".join(_text([r for r in found if r["spec"] == text]) for text in wanted))
+
+
+def _text(rows: list[dict[str, Any]]) -> str:
+    """The table of a spec; kernel sets are named without what all names of the spec begin with. Empty without rows."""
+    if not rows:
+        return ""
+    columns = {"image": "image", "for": "gpu", "rows": "rows", "kernel set": "kernel_set"}
+    columns |= {"otherwise": "otherwise"} if any(r["otherwise"] for r in rows) else {}
+    start = "".join(rows[0]["kernel_set"].rpartition("__")[:2])
+    cells = [
+        [*((r[key] or "").removeprefix(start) for key in columns.values()), f"{r['bytes'] / 1e3:.0f} kB"] for r in rows
+    ]
+    heading = rows[0]["spec"] + (f": {start}..." if start else "")
+    return f"{heading}\n{table([*columns, 'size'], cells)}"
 
 
 def _rows(pack: Pack, spec: str, device: str | None) -> Iterator[dict[str, Any]]:
@@ -86,7 +98,10 @@ def _rows(pack: Pack, spec: str, device: str | None) -> Iterator[dict[str, Any]]
         gpu, classes = device_for(image["arch"]), image["classes"]
         if device is not None:
             gpu = named(device)
-            classes = [_taken(pack, image["arch"], entry, gpu) for entry in classes]
+            lacks: dict[str, None] = {}
+            classes = [_taken(pack, image["arch"], entry, gpu, lacks) for entry in classes]
+            for line in lacks:
+                note(line)
         for rows, entry in _by_rows(classes, gpu.multiprocessors, facts["row_bytes"]):
             yield {
                 "spec": spec,
@@ -100,14 +115,14 @@ def _rows(pack: Pack, spec: str, device: str | None) -> Iterator[dict[str, Any]]
             }
 
 
-def _taken(pack: Pack, arch: str, entry: Described, device: Device) -> Described:
-    """A class with what a GPU takes of it: the kernel set, or what is there otherwise."""
+def _taken(pack: Pack, arch: str, entry: Described, device: Device, lacks: dict[str, None]) -> Described:
+    """A class with what a GPU takes of it: the kernel set, or the other one; else ``lacks`` gets a sentence."""
     other = entry["otherwise"]
     needs = lacking(pack.kernel_set(entry["kernel_set"]), arch, _as_gpu(device))
     if not needs:
         return entry
     if other is None:
-        note(f"'{entry['kernel_set']}' needs {needs}, which {device.name} does not have.")
+        lacks[f"'{entry['kernel_set']}' needs {needs}, which {device.name} does not have."] = None
         return entry
     return {**entry, **other, "otherwise": None}
 

@@ -21,7 +21,7 @@ from lngen.aot.request import Request, choices
 from lngen.compile import Compilation, KernelSet
 from lngen.contract import RULES
 from lngen.devices import described, device_for
-from lngen.errors import LngenError
+from lngen.errors import LngenError, ScheduleError
 from lngen.files import sha256
 from lngen.launch.pack import DISPATCH_RULES, FILE_NAME, class_for
 from lngen.lower import Plan, requested_shared
@@ -252,6 +252,32 @@ def test_a_device_chooses_the_schedule_of_its_arch(tmp_path: Path) -> None:
         wanted = Compilation(parse_spec(spec)).schedule("sm_89", rows=100000, device=described()[device])
         assert image["arch"] == "sm_89"
         assert [e["schedule"]["text"] for e in sets(tmp_path / device).values()] == [str(wanted)]
+
+
+@pytest.mark.parametrize(
+    ("spec", "vec"),
+    [
+        ("rmsnorm.fwd:d=8192,dtype=f16", 1),
+        ("rmsnorm.fwd:d=8192,dtype=f16", 4),
+        ("layernorm.bwd:d=768,dtype=bf16", 2),
+        ("rmsnorm.fwd:d=1001,dtype=bf16", 1),
+    ],
+)
+def test_a_build_for_unaligned_arrays_takes_a_form_that_reads_them(spec: str, vec: int, tmp_path: Path) -> None:
+    """What a pack says of arrays that do not suit it: build it with --schedule vec=N."""
+    default = next(iter(build([spec], tmp_path / "default", emit="cu").manifest.kernel_sets.values()))
+    assert default["schedule"]["form"].startswith("tma")
+    made = next(
+        iter(build([spec], tmp_path / "narrow", emit="cu", schedule=f"vec={vec}").manifest.kernel_sets.values())
+    )
+    assert made["schedule"]["form"] != "tma_unaligned"
+    assert made["schedule"]["vec"] <= vec
+    assert max(t.get("row_stride_multiple", 1) for t in made["tensors"]) <= vec
+
+
+def test_a_width_beside_another_key_changes_no_form(tmp_path: Path) -> None:
+    with pytest.raises(ScheduleError, match="bulk copies need vec=8"):
+        build(["rmsnorm.fwd:d=8192,dtype=f16"], tmp_path, emit="cu", schedule="vec=1,stages=2")
 
 
 def test_a_lock_file_replaces_defaults_and_what_it_lacks_is_said(tmp_path: Path) -> None:

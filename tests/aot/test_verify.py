@@ -139,6 +139,14 @@ def test_what_cannot_be_compiled_again_is_told(pack: Path, monkeypatch: pytest.M
     assert (done.exit_code, message in done.stderr) == (0, True)
 
 
+def test_one_file_that_cannot_be_compiled_again_is_one(pack: Path) -> None:
+    name = name_of(pack, ".sm_90.cubin")
+    edit(pack, lambda d: d["kernel_sets"][0]["files"][name].update(nvrtc="1.2"))
+    found = lngen.verify(pack)
+    assert (found.ok, found.recompiled, len(found.skipped)) == (True, 3, 1)
+    assert found.skipped[0].endswith(": 1 file is not compiled again.")
+
+
 def test_another_version_of_lngen_has_its_own_headers(pack: Path) -> None:
     """A source is compiled with those that lie in the pack, not with those of this lngen."""
     other = "0123456789abcdef"

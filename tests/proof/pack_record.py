@@ -195,9 +195,7 @@ def main() -> None:
     given = options.parse_args()
     nvrtc = ".".join(map(str, nvrtc_version()))
     lines = [f"Python {platform.python_version()}, NVRTC {nvrtc}, {os.cpu_count()} cores"]
-    lines.append(
-        f"LayerNorm, forward and backward, widths {given.widths}, {', '.join(ARCHES)}, many rows, --emit cubin"
-    )
+    lines.append(f"LayerNorm, forward and backward, widths {given.widths}, {', '.join(ARCHES)}, many rows, cubins")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         widths = [*map(int, given.widths.split(","))]

@@ -90,6 +90,7 @@ BUILDS: dict[str, tuple[str, dict[str, Any]]] = {
         BWD,
         {"arch": "sm_80", "schedule": "form=cp_async,threads=8,rows_per_block=128,vec=8,stages=4", "device": "a100"},
     ),
+    "static shared memory": ("layernorm.bwd:d=4096,dtype=bf16", {"arch": "sm_80", "device": "a100"}),
     "clusters": (
         WIDE,
         {"arch": "sm_90+ptx", "schedule": "form=registers,threads=256,rows_per_block=1,vec=8,cluster=16"},
@@ -139,6 +140,8 @@ TAKEN = [
     ("shared memory", (8, 0), {}, 0),
     ("shared memory", (8, 6), {}, 1),
     ("shared memory", (8, 9), {}, 1),
+    ("static shared memory", (8, 0), {}, 0),
+    ("static shared memory", (8, 6), {}, 1),
     ("clusters", (9, 0), {}, 0),
     ("clusters", (10, 0), {}, 0),
     ("clusters", (12, 0), {}, 1),
