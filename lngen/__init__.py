@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from lngen.errors import LngenError
     from lngen.graphs import GRAPHS, Definition, GraphBuilder
     from lngen.ir import D, M
-    from lngen.launch.pack_norms import load
+    from lngen.launch.pack import load
     from lngen.problem import Schedule, parse_schedule
     from lngen.runtime.norm import compile
     from lngen.spec import Spec, parse_spec
@@ -75,7 +75,7 @@ _HOMES = {
     "Spec": "spec",
     "build": "aot.build",
     "compile": "runtime.norm",
-    "load": "launch.pack_norms",
+    "load": "launch.pack",
     "parse_schedule": "problem",
     "parse_spec": "spec",
     "verify": "aot.verify",

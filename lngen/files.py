@@ -14,10 +14,12 @@ import os
 import reprlib
 import stat
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from .errors import LngenError
+
+if TYPE_CHECKING:  # a program that only launches imports no more than it needs
+    from pathlib import Path
 
 DEEPEST = 32  # nesting of arrays and objects that parse_json accepts
 HELD = 60  # seconds to wait for a lock, which is held for milliseconds
@@ -123,7 +125,7 @@ def write_all(files: Mapping[Path, bytes]) -> None:
 def write_in_order(files: Sequence[tuple[Path, bytes]], staging: Path | None = None) -> None:
     """``write_all`` for files that may replace each other; ``staging``: a folder to write them in first."""
     waiting: list[tuple[Path, Path]] = []
-    path = staging or Path()
+    path: Path | str = staging or ""
     try:
         if staging is not None:
             staging.mkdir(exist_ok=True)
@@ -223,7 +225,7 @@ def exclusive(folder: Path, name: str) -> Iterator[Path]:
 def resolved(path: Path) -> Path:
     """The file that ``path`` leads to; locks use this name, whatever links lead to the file."""
     try:
-        return Path(os.path.realpath(path))
+        return type(path)(os.path.realpath(path))
     except ValueError:
         return path  # no file can have this name, which opening it reports
 

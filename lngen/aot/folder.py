@@ -46,6 +46,7 @@ def changes(folder: Path, new: Manifest, files: Mapping[str, bytes]) -> tuple[li
     after, replaced = manifest.merged(old, new)
     listed = old.files()
     changed = {name for name, data in files.items() if name in listed and listed[name] != sha256(data)}
+    replaced += [f"'{name}' has other bytes than before." for name in sorted(changed)]
     changing = {name for name, entry in old.kernel_sets.items() if not changed.isdisjoint(entry["files"])}
     before = old.without(changing)
     before.others = {name: facts for name, facts in old.others.items() if name not in changed}

@@ -19,7 +19,8 @@ from lngen.devices import device_for, oldest_first
 from lngen.errors import LngenError
 from lngen.files import parse_json, reason
 from lngen.files import read as read_file
-from lngen.launch.pack import DISPATCH_RULES, FILE_NAME, LARGEST, SCHEMA_VERSION, check_document
+from lngen.launch.pack import DISPATCH_RULES, FILE_NAME, LARGEST
+from lngen.launch.shape import SCHEMA_VERSION, check_document
 from lngen.lower import Plan, requested_shared
 from lngen.toolchain import Resources
 from lngen.version import __version__

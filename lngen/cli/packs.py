@@ -15,7 +15,7 @@ from lngen.devices import Device, device_for, device_names, named
 from lngen.errors import short
 from lngen.launch.driver import Gpu
 from lngen.launch.kernels import Described
-from lngen.launch.pack import PackFolder, image_for, lacking
+from lngen.launch.pack import Pack, image_for, lacking
 
 # ---- verify ----
 
@@ -63,7 +63,7 @@ def list_command(folder: Path, device: str | None, spec: str | None, output: Out
     """
     from lngen.aot.hub import pack_folder
 
-    pack = PackFolder(pack_folder(folder))
+    pack = Pack(pack_folder(folder)).check()
     if spec is not None and spec not in pack.specs:
         raise click.UsageError(f"the pack '{folder}' does not have '{short(spec)}', but {', '.join(pack.specs)}.")
     wanted = [spec] if spec is not None else [*pack.specs]
@@ -85,9 +85,9 @@ def _text(rows: list[dict[str, Any]]) -> str:
     return f"{heading}\n{table([*columns, 'size'], cells)}"
 
 
-def _rows(pack: PackFolder, spec: str, device: str | None) -> Iterator[dict[str, Any]]:
+def _rows(pack: Pack, spec: str, device: str | None) -> Iterator[dict[str, Any]]:
     """The lines of a spec: each image, each kernel set, the rows that it is for."""
-    facts = pack.specs[spec]
+    facts = pack.dispatch(spec)
     images = facts["images"]
     if device is not None:
         found = image_for(images, divmod(named(device).capability, 10))
@@ -111,14 +111,14 @@ def _rows(pack: PackFolder, spec: str, device: str | None) -> Iterator[dict[str,
                 "kernel_set": entry["kernel_set"],
                 "file": entry["file"],
                 "otherwise": entry["otherwise"] and entry["otherwise"]["kernel_set"],
-                "bytes": pack.kernel_sets[entry["kernel_set"]]["files"][entry["file"]]["bytes"],
+                "bytes": pack.kernel_set(entry["kernel_set"])["files"][entry["file"]]["bytes"],
             }
 
 
-def _taken(pack: PackFolder, arch: str, entry: Described, device: Device, lacks: dict[str, None]) -> Described:
+def _taken(pack: Pack, arch: str, entry: Described, device: Device, lacks: dict[str, None]) -> Described:
     """A class with what a GPU takes of it: the kernel set, or the other one; else ``lacks`` gets a sentence."""
     other = entry["otherwise"]
-    needs = lacking(pack.kernel_sets[entry["kernel_set"]], arch, _as_gpu(device))
+    needs = lacking(pack.kernel_set(entry["kernel_set"]), arch, _as_gpu(device))
     if not needs:
         return entry
     if other is None:

@@ -128,7 +128,7 @@ def _missing(wanted: Wanted, specs: Mapping[str, Any], direction: str) -> str:
     there = [text for text, s in specs.items() if (s["graph"], s["direction"]) == (wanted.graph, direction)]
     listed = ", ".join(there[:MOST_NAMED]) or "none"
     more = f" and {len(there) - MOST_NAMED} more" if len(there) > MOST_NAMED else ""
-    arches = sorted({i["arch"] for facts in pack().specs.values() for i in facts["images"]})
+    arches = sorted({i["arch"] for text in pack().specs for i in pack().dispatch(text)["images"]})
     names = [_text(wanted, d) for d in (("fwd", "bwd") if wanted.wrt else ("fwd",))]
     return (
         f"the package has no kernel of {_text(wanted, direction)}, but {short(listed)}{more}; build it: lngen build "

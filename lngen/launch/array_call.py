@@ -6,8 +6,7 @@ import math
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import ArrayError
 from .array_rules import Near, Span, check_layout, check_rows, leading, near, replaced, row_stride, span_of
@@ -23,8 +22,7 @@ class NoHostArrays:
     """The type of host arrays for calls that take none: nothing is an instance."""
 
 
-@dataclass
-class Recipe:
+class Recipe(NamedTuple):
     """What a call needs for arrays of one layout, in addition to their addresses.
 
     strides      elements from row to row of each array; inner: the number of rows before the outer distance
@@ -48,8 +46,8 @@ class Recipe:
     narrow: int
     near: tuple[Near, ...]
     spans: tuple[Span | None, ...]
-    bounds: dict[int | None, Bound] = field(default_factory=dict)
-    overlaps: dict[tuple[str, tuple[int, ...]], tuple[str, ...]] = field(default_factory=dict)
+    bounds: dict[int | None, Bound]
+    overlaps: dict[tuple[str, tuple[int, ...]], tuple[str, ...]]
 
 
 class ArrayCall(ABC):
@@ -62,6 +60,7 @@ class ArrayCall(ABC):
     """
 
     host_type: type[Any] = NoHostArrays  # of arrays that ``on_host`` takes
+    host = ""  # what messages say of them
 
     def __init__(
         self,
@@ -250,7 +249,7 @@ class ArrayCall(ABC):
         given = [*zip(self.tensors, (*layouts, *outs))]
         for tensor, layout in given:
             if layout is not None:
-                check_layout(tensor, layout, library.dtype(layout[0]), rows, d, device)
+                check_layout(tensor, layout, library.dtype(layout[0]), rows, d, device, self.host)
         strides, inner = self._distances([(t, layout) for t, layout in given if layout is not None], rows)
         spans = [span_of(t, count, d, strides[t.name], inner) if layout else None for t, layout in given]
         described = self.loaded(device, None, count).described
@@ -265,7 +264,18 @@ class ArrayCall(ABC):
         makers = tuple([library.maker(t.shape(rows, d), t.dtype, device) for t in self.outputs])
         close = near(spans, len(self.inputs))
         return Recipe(
-            device, count, strides, inner, makers, alignments, None if whole else narrow, narrow, close, tuple(spans)
+            device,
+            count,
+            strides,
+            inner,
+            makers,
+            alignments,
+            None if whole else narrow,
+            narrow,
+            close,
+            tuple(spans),
+            {},
+            {},
         )
 
     def _distances(

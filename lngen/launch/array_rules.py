@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Optional
+from typing import NamedTuple, Optional
 
 from ..errors import ArrayError
 from .arrays import Layout
@@ -27,8 +26,13 @@ def leading(value: Tensor, shape: Sequence[int], d: int) -> tuple[int, ...]:
     return tuple(shape[:-1])
 
 
-def check_layout(value: Tensor, layout: Layout, dtype: str | None, rows: tuple[int, ...], d: int, device: int) -> None:
-    """ArrayError if an array does not have the dtype, shape or device that ``value`` requires."""
+def check_layout(
+    value: Tensor, layout: Layout, dtype: str | None, rows: tuple[int, ...], d: int, device: int, host: str = ""
+) -> None:
+    """ArrayError if an array does not have the dtype, shape or device that ``value`` requires.
+
+    ``host``: what else may be passed for arrays on the CPU, the end of a sentence.
+    """
     own, shape, _, where = layout
     if dtype != value.dtype:
         raise ArrayError(
@@ -39,7 +43,7 @@ def check_layout(value: Tensor, layout: Layout, dtype: str | None, rows: tuple[i
     if where < 0:
         raise ArrayError(
             f"'{value.name}' is expected on {'a GPU' if device < 0 else f'GPU {device}'}, but lies on the CPU; move it "
-            "there, or pass NumPy arrays."
+            f"there{host}."
         )
     if where != device:
         raise ArrayError(f"'{value.name}' is expected on GPU {device}, where other arrays lie, got GPU {where}.")
@@ -96,8 +100,7 @@ NONE_ADDED: Mapping[str, str] = MappingProxyType({})
 Near = tuple[int, int, int, int]
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """The memory of an array, relative to its address, in bytes.
 
     dims     length and stride of each dimension longer than 1, in order

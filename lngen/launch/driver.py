@@ -9,9 +9,8 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import LngenError, MissingError
 
@@ -107,11 +106,10 @@ def _check(status: int, what: str) -> None:
 # ---- devices ----
 
 
-@dataclass(frozen=True)
-class Gpu:
+class Gpu(NamedTuple):
     """A device of this process.
 
-    index            its number
+    number           of the device
     name             as the driver reports it
     capability       (major, minor)
     cuda             the newest CUDA that the driver supports, 13000 for 13.0
@@ -119,7 +117,7 @@ class Gpu:
     context          its primary context, a pointer
     """
 
-    index: int
+    number: int
     name: str
     capability: tuple[int, int]
     cuda: int

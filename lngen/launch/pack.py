@@ -6,19 +6,25 @@ Nothing is compiled here, and nothing is imported but the standard library.
 from __future__ import annotations
 
 import hashlib
+import json
+import os
 import re
 import threading
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from ..errors import LngenError, short
-from ..files import parse_json, read, reason
+from ..files import read, reason
 from .driver import Gpu, gpu
 from .kernels import Described, Loaded
-from .shape import ARCH, FATBIN, KERNEL_SET, OTHER_FILE, fault
+from .shape import SCHEMA_VERSION, check_document, check_set, check_spec, check_version
 
-SCHEMA_VERSION = 3
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from .pack_norms import PackNorm
+
 FILE_NAME = "manifest.json"
 LARGEST = 2**26  # bytes of a manifest, and of a file it lists; a thousand kernel sets take 5 MB
 
@@ -39,94 +45,6 @@ DISPATCH_RULES = {
         "kernel cannot run at the same time"
     ),
 }
-
-
-# ---- the manifest ----
-
-
-def check_document(document: Any) -> None:
-    """ValueError unless a manifest has this version, and names files that a pack may have and kernel sets it lists."""
-    if not isinstance(document, dict) or document.get("schema_version") is not SCHEMA_VERSION:
-        found = document.get("schema_version") if isinstance(document, dict) else None
-        raise ValueError("another schema version" + (f", {str(found)[:40]}" if found is not None else ""))
-    sets, specs, others = (document.get(key) for key in ("kernel_sets", "specs", "other_files"))
-    if not isinstance(sets, list):
-        raise ValueError("no list of kernel sets")
-    known = _checked_sets(sets)
-    if not isinstance(specs, dict) or not isinstance(others, dict):
-        raise ValueError("no specs, or no other files")
-    for name, facts in others.items():
-        _check_file(name, facts, _OTHER)
-        if wrong := fault(facts, OTHER_FILE):
-            raise ValueError(f"file '{name}' has no valid {wrong!r}")
-    for text, facts in specs.items():
-        _check_images(text, facts, known)
-
-
-_SET = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
-_OTHER = re.compile(r"(?:include/[0-9a-f]{16}/lngen/\w+\.cuh|vectors/[\w-]+(?:/\w+)?/[\w.-]*\w)")
-
-
-def _checked_sets(listed: list[Any]) -> dict[str, Mapping[str, Any]]:
-    """The kernel sets by name; ValueError for an invalid one."""
-    known: dict[str, Mapping[str, Any]] = {}
-    for entry in listed:
-        name = entry.get("name") if isinstance(entry, dict) else None
-        if not isinstance(name, str) or not _SET.fullmatch(name) or not isinstance(entry.get("files"), dict):
-            raise ValueError("a kernel set without a name and files")
-        if name in known:
-            raise ValueError(f"two kernel sets are called '{name}'")
-        if wrong := fault(entry, KERNEL_SET):
-            raise ValueError(f"kernel set '{name}' has no valid {wrong!r}")
-        for file, facts in entry["files"].items():
-            _check_file(file, facts, re.compile(rf"{name}\.(?:cu|fatbin|{ARCH.pattern}\.(?:ptx|cubin))"))
-            *arch, kind = file.removeprefix(f"{name}.").split(".")
-            if facts["kind"] != kind or facts.get("arch") != (arch[0] if arch else None):
-                raise ValueError(f"'{file}' with another kind or arch")
-            if kind == "fatbin" and fault(facts, FATBIN):
-                raise ValueError(f"no archs of '{file}'")
-        known[name] = entry
-    return known
-
-
-def _check_file(name: str, facts: Any, allowed: re.Pattern[str]) -> None:
-    """ValueError unless a build writes a file of that name, and its hash is there."""
-    if not re.fullmatch(allowed.pattern, name, re.ASCII) or ".." in name:
-        raise ValueError(f"{name[:100]!r} is not a file that a build writes here")
-    if not isinstance(facts, dict) or not isinstance(facts.get("sha256"), str):
-        raise ValueError(f"no sha256 of {name!r}")
-
-
-def _check_images(text: str, facts: Any, known: Mapping[str, Mapping[str, Any]]) -> None:
-    """ValueError unless the dispatch of a spec leads to files of listed kernel sets."""
-    rows = facts.get("row_bytes") if isinstance(facts, dict) else None
-    if not _is_count(rows) or not isinstance(facts.get("images"), list):
-        raise ValueError(f"spec {text[:100]!r} without row_bytes and images")
-    for image in facts["images"]:
-        classes = image.get("classes") if isinstance(image, dict) else None
-        arch = image.get("arch") if isinstance(image, dict) else None
-        if not isinstance(arch, str) or not ARCH.fullmatch(arch):
-            raise ValueError(f"an image of spec {text[:100]!r} without an arch")
-        if image.get("kind") not in ("cubin", "ptx", "source") or not isinstance(classes, list) or not classes:
-            raise ValueError(f"an image of spec {text[:100]!r} without a kind and classes")
-        for entry in classes:
-            _check_class(text, entry, known)
-
-
-def _check_class(text: str, entry: Any, known: Mapping[str, Mapping[str, Any]]) -> None:
-    """ValueError unless a class of rows names kernel sets, each with one of its files."""
-    if not isinstance(entry, dict) or not _is_count(entry.get("most_bytes")) or "otherwise" not in entry:
-        raise ValueError(f"a class of rows of spec {text[:100]!r} without most_bytes and otherwise")
-    for choice in (entry, *([entry["otherwise"]] if entry["otherwise"] is not None else [])):
-        name, file = (choice.get("kernel_set"), choice.get("file")) if isinstance(choice, dict) else (None, None)
-        if not isinstance(name, str) or name not in known or not isinstance(file, str):
-            raise ValueError(f"spec {text[:100]!r} names a kernel set that is not listed")
-        if file not in known[name]["files"]:
-            raise ValueError(f"spec {text[:100]!r} names a file that kernel set '{name}' does not have")
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 # ---- dispatch ----
@@ -170,17 +88,18 @@ def lacking(described: Described, arch: str, device: Gpu) -> str:
     return ""
 
 
-class PackFolder:
+class Pack:
     """The kernels in a folder, loaded per device when they are first used, or by ``prepare``.
 
-    specs        the dispatch by spec; ``kernel_sets`` by name, as the manifest has them
+    specs    the texts of its specs
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        document = _document(folder)
-        self.specs: Mapping[str, Described] = document["specs"]
-        self.kernel_sets: Mapping[str, Described] = {e["name"]: e for e in document["kernel_sets"]}
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = os.fspath(folder)
+        self._manifest = _document(self.folder)
+        self._dispatch, self._sets = self._manifest["specs"], {e["name"]: e for e in self._manifest["kernel_sets"]}
+        self.specs = tuple(self._dispatch)
+        self._checked: set[str] = set()  # names of kernel sets, and texts of specs: each is checked when it is used
         self._images: dict[tuple[str, int], Described] = {}
         self._loaded: dict[tuple[str, int], Loaded] = {}
         self._lock = threading.RLock()
@@ -189,12 +108,27 @@ class PackFolder:
         """The folder and its specs."""
         return f"<Pack '{self.folder}': {', '.join(self.specs)}>"
 
+    def check(self) -> Pack:
+        """Check the whole manifest; LngenError for what is wrong."""
+        with _refusals(self.folder):
+            check_document(self._manifest)
+        return self
+
     def described(self, spec: str) -> Described:
         """A kernel set of a spec, whose tensors all others have too; LngenError if the spec is not in the pack."""
-        for image in self._facts(spec)["images"]:
-            found: Described = self.kernel_sets[image["classes"][-1]["kernel_set"]]
-            return found
+        for image in self.dispatch(spec)["images"]:
+            return self.kernel_set(image["classes"][-1]["kernel_set"])
         raise LngenError(f"the pack '{self.folder}' has no kernels of '{short(spec)}'; build it again.")
+
+    def norm(self, graph: str, **keys: Any) -> PackNorm:
+        """A norm whose kernels the pack has: ``pack.norm("layernorm", d=4096, dtype="bf16")``.
+
+        ``graph`` is the name of a graph, with keys of a spec as ``lngen.compile`` takes them, or a whole forward spec.
+        LngenError if the pack has no such norm, or several.
+        """
+        from .pack_norms import norm_of  # not at the top: who launches by address needs no arrays
+
+        return norm_of(self, graph, keys)
 
     def prepare(self, device: int = 0, rows: int | None = None, specs: Sequence[str] = ()) -> None:
         """Load what calls on a device need, before a CUDA graph is captured or the first request comes.
@@ -202,7 +136,7 @@ class PackFolder:
         ``rows``: of the calls; None for any number. ``specs``: of the calls; all that the device can run, if empty.
         """
         here = gpu(device)
-        runnable = [s for s, facts in self.specs.items() if image_for(facts["images"], here.capability) is not None]
+        runnable = [s for s in self.specs if image_for(self.dispatch(s)["images"], here.capability) is not None]
         for spec in specs or runnable or self.specs:
             image = self._image(spec, device)
             for entry in image["classes"] if rows is None else [self._class(spec, device, rows)]:
@@ -215,18 +149,33 @@ class PackFolder:
         """
         return self._kernels(spec, self._image(spec, device), self._class(spec, device, rows), device)
 
-    def _facts(self, spec: str) -> Described:
-        if spec not in self.specs:
+    def dispatch(self, spec: str) -> Described:
+        """What the manifest says of a spec: its images, each with its classes of rows."""
+        if spec not in self._dispatch:
             raise LngenError(
                 f"the pack '{self.folder}' does not have '{short(spec)}', but {_listed(self.specs)}; build it: "
                 f"lngen build {short(spec)} --out DIR."
             )
-        return self.specs[spec]
+        found: Described = self._dispatch[spec]
+        if spec not in self._checked:
+            with _refusals(self.folder):
+                check_spec(spec, found, self._sets)
+            self._checked.add(spec)
+        return found
+
+    def kernel_set(self, name: str) -> Described:
+        """What the manifest says of a kernel set."""
+        found: Described = self._sets[name]
+        if name not in self._checked:
+            with _refusals(self.folder):
+                check_set(found)
+            self._checked.add(name)
+        return found
 
     def _image(self, spec: str, device: int) -> Described:
         """The image of a spec that a device runs, checked against its driver."""
         if (spec, device) not in self._images:
-            here, images = gpu(device), self._facts(spec)["images"]
+            here, images = gpu(device), self.dispatch(spec)["images"]
             found = image_for(images, here.capability)
             if found is None:
                 there = _listed([f"{i['arch']} ({i['kind']})" for i in images]) if images else "nothing"
@@ -238,14 +187,14 @@ class PackFolder:
         return self._images[spec, device]
 
     def _class(self, spec: str, device: int, rows: int) -> Described:
-        facts = self._facts(spec)
+        facts = self.dispatch(spec)
         return class_for(self._image(spec, device)["classes"], rows, facts["row_bytes"], gpu(device).multiprocessors)
 
     def _kernels(self, spec: str, image: Described, entry: Described, device: int) -> Loaded:
         """The kernels of a class, or what the device takes otherwise."""
         why = ""
         for choice in filter(None, (entry, entry["otherwise"])):
-            described = self.kernel_sets[choice["kernel_set"]]
+            described = self.kernel_set(choice["kernel_set"])
             needs = lacking(described, image["arch"], gpu(device))
             if not needs:
                 loaded = self._load(described, choice["file"], image["arch"], device)
@@ -277,32 +226,50 @@ class PackFolder:
             return self._loaded[file, device]
 
 
-def content(folder: Path, file: str, sha256: str) -> bytes:
+def load(folder: str | Path) -> Pack:
+    """The pack in a folder; nothing is compiled, and no GPU is asked before a call or ``prepare``.
+
+    LngenError if the folder is no pack, or of another schema version. What the manifest says of a spec or a kernel set
+    is checked when it is used.
+    """
+    return Pack(folder)
+
+
+def content(folder: str | Path, file: str, sha256: str) -> bytes:
     """The bytes of a file of a pack; LngenError if it cannot be read, or is not what the manifest lists."""
+    path = os.path.join(folder, file)
     try:
-        data = read(folder / file, LARGEST)
+        data = read(path, LARGEST)
     except OSError as error:
-        why = reason(error)
-        raise LngenError(f"'{folder / file}' of the pack cannot be read: {why}; build the pack again.") from error
+        raise LngenError(f"'{path}' of the pack cannot be read: {reason(error)}; build the pack again.") from error
     if hashlib.sha256(data).hexdigest() != sha256:
-        raise LngenError(f"'{folder / file}' is not the file that the pack's manifest lists; build the pack again.")
+        raise LngenError(f"'{path}' is not the file that the pack's manifest lists; build the pack again.")
     return data
 
 
-def _document(folder: Path) -> Mapping[str, Any]:
-    """The manifest of a pack, valid; LngenError if there is none."""
-    path = folder / FILE_NAME
+def _document(folder: str) -> Mapping[str, Any]:
+    """The manifest of a pack; LngenError if there is none, or none of this version."""
+    with _refusals(folder):
+        try:
+            document = json.loads(read(os.path.join(folder, FILE_NAME), LARGEST))
+        except RecursionError:
+            raise ValueError("it is nested too deeply") from None
+        check_version(document)
+    found: Mapping[str, Any] = document
+    return found
+
+
+@contextmanager
+def _refusals(folder: str) -> Iterator[None]:
+    """What is wrong with a manifest becomes an LngenError."""
     try:
-        document = parse_json(read(path, LARGEST))
-        check_document(document)
+        yield
     except (OSError, ValueError) as error:
         why = reason(error) if isinstance(error, OSError) else error
         raise LngenError(
             f"'{folder}' is expected to be a pack, whose {FILE_NAME} has schema_version {SCHEMA_VERSION}, but: {why}; "
             "name the folder of a build, or build it with this version of lngen."
         ) from error
-    found: Mapping[str, Any] = document
-    return found
 
 
 def _version(cuda: int) -> str:

@@ -3,23 +3,36 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
-from dataclasses import dataclass
-from math import isfinite
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping, Sequence
+from sys import float_info
+from typing import Any, Protocol
 
 from ..errors import ArrayError, LngenError, short
 from .array_call import ArrayCall
 from .kernels import NO_VALUES, Described, Loaded
-from .pack import PackFolder
 from .tensors import Tensor
+
+
+class KernelSource(Protocol):
+    """Where the kernels of specs come from: a pack."""
+
+    folder: str
+    specs: tuple[str, ...]
+
+    def described(self, spec: str) -> Described:
+        """A kernel set of a spec, whose tensors all others have too."""
+
+    def kernels(self, spec: str, device: int, rows: int) -> Loaded:
+        """The kernels for so many rows on a device, loaded."""
+
+    def prepare(self, device: int, rows: int | None, specs: Sequence[str]) -> None:
+        """Load what calls need."""
 
 
 class PackCall(ArrayCall):
     """Runs the kernels that a pack has of one spec."""
 
-    def __init__(self, pack: PackFolder, text: str) -> None:
+    def __init__(self, pack: KernelSource, text: str) -> None:
         self._pack, self.described = pack, pack.described(text)
         spec, tensors = self.described["spec"], self.described["tensors"]
         inputs = [Tensor.of(t) for t in tensors if t["role"] == "input"]
@@ -57,10 +70,12 @@ class PackCall(ArrayCall):
             raise ArrayError(f"'{self.text}' has eps={self.described['spec']['eps']} built in, got eps= in a call.")
         if eps is None:
             raise ArrayError(f"'{self.text}' expects eps in every call, which is missing; add for example eps=1e-6.")
-        if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not isfinite(eps):
+        if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not -LARGEST <= eps <= LARGEST:
             raise ArrayError(f"'{self.text}' expects eps to be a finite number, got {short(eps)}.")
         return {name: _bits(RULES[a["rule"]](float(eps)), a["dtype"]) for name, a in self.by_value.items()}
 
+
+LARGEST = float_info.max
 
 # What a kernel gets by value, by the text of its rule, in f64.
 RULES = {"eps": lambda eps: eps, "max(eps * eps, 0x1p-126)": lambda eps: max(eps * eps, 2.0**-126)}
@@ -76,14 +91,13 @@ def _bits(value: float, dtype: str) -> int:
         return 0x7F800000 if value > 0 else -0x800000
 
 
-@dataclass
 class PackSaved:
     """What backward needs of a forward run, by name."""
 
-    spec: str
-    arrays: dict[str, Any]
-    eps: float | None = None
-    overwritten: tuple[str, ...] = ()
+    def __init__(
+        self, spec: str, arrays: dict[str, Any], eps: float | None = None, overwritten: tuple[str, ...] = ()
+    ) -> None:
+        self.spec, self.arrays, self.eps, self.overwritten = spec, arrays, eps, overwritten
 
     def __getitem__(self, name: str) -> Any:
         """The array of that name; ArrayError if there is none, or if it was overwritten."""
@@ -100,7 +114,7 @@ class PackNorm:
     spec     of forward; ``backward_spec``: of backward, None if the pack has none
     """
 
-    def __init__(self, pack: PackFolder, forward: str, backward: str | None) -> None:
+    def __init__(self, pack: KernelSource, forward: str, backward: str | None) -> None:
         self.spec, self.backward_spec = forward, backward
         self._pack, self._forward = pack, PackCall(pack, forward)
         self._backward = PackCall(pack, backward) if backward else None
@@ -203,42 +217,34 @@ def _stored(call: PackCall, out: Any) -> tuple[Any, ...] | None:
     return tuple([given[t.name] for t in call.outputs])
 
 
-# ---- packs ----
+# ---- which norm ----
 
 
-class Pack(PackFolder):
-    """The kernels in a folder, as norms."""
-
-    def norm(self, graph: str, **keys: Any) -> PackNorm:
-        """A norm whose kernels the pack has: ``pack.norm("layernorm", d=4096, dtype="bf16")``.
-
-        ``graph`` is the name of a graph, with keys of a spec as ``lngen.compile`` takes them, or a whole forward spec.
-        LngenError if the pack has no such norm, or several.
-        """
-        specs = {text: self.described(text)["spec"] for text in self.specs}
-        forwards = {text: s for text, s in specs.items() if s["direction"] == "fwd"}
-        if graph in forwards and not keys:
-            found = [graph]
-        else:
-            found = [text for text, s in forwards.items() if s["graph"] == graph and _has(s, keys)]
-            # A text has the keys that differ from their defaults, so the shortest has no other than those given.
-            found = [t for t in found if t.count(",") == min(other.count(",") for other in found)]
+def norm_of(pack: KernelSource, graph: str, keys: Mapping[str, Any]) -> PackNorm:
+    """The norm of a graph whose spec has these keys, or of a whole spec; LngenError if there is none, or several."""
+    forwards = [text for text in pack.specs if text.partition(":")[0].endswith(".fwd")]
+    found = [graph] if graph in forwards and not keys else _with_keys(pack, forwards, graph, keys)
+    if len(found) != 1:
         wanted = f"{graph}({', '.join(f'{k}={short(v)}' for k, v in keys.items())})" if keys else short(graph)
-        if len(found) != 1:
-            which = f"{len(found)} of them: {', '.join(found)}" if found else ", ".join(forwards) or "no forward at all"
-            hint = "; name more keys" if found else "; build it"
-            raise LngenError(f"the pack '{self.folder}' is expected to have one norm {wanted}, but has {which}{hint}.")
-        backwards = [text for text, s in specs.items() if s["direction"] == "bwd" and s["forward"] == found[0]]
-        whole = [text for text in backwards if text == found[0].replace(".fwd:", ".bwd:")] or backwards
-        return PackNorm(self, found[0], whole[0] if whole else None)
+        which = f"{len(found)} of them: {', '.join(found)}" if found else ", ".join(forwards) or "no forward at all"
+        hint = "; name more keys" if found else "; build it"
+        raise LngenError(f"the pack '{pack.folder}' is expected to have one norm {wanted}, but has {which}{hint}.")
+    turned = [text for text in pack.specs if text.partition(":")[0] == found[0].partition(":")[0][:-3] + "bwd"]
+    whole = found[0].replace(".fwd:", ".bwd:", 1)
+    others = (text for text in turned if pack.described(text)["spec"]["forward"] == found[0])
+    return PackNorm(pack, found[0], whole if whole in turned else next(others, None))
 
 
-def load(folder: str | Path) -> Pack:
-    """The pack in a folder; nothing is compiled, and no GPU is asked before a call or ``prepare``.
-
-    LngenError if the folder is no pack, or of another schema version.
-    """
-    return Pack(Path(folder))
+def _with_keys(pack: KernelSource, forwards: Sequence[str], graph: str, keys: Mapping[str, Any]) -> list[str]:
+    """The forward specs of a graph that have these keys, and no other that differs from its default if some do."""
+    own = [text for text in forwards if text.partition(":")[0].partition("@")[0] in (graph, f"{graph}.fwd")]
+    if isinstance(keys.get("d"), int):
+        own = [text for text in own if text.partition(":")[2].partition(",")[0] == f"d={keys['d']}"]
+    found = [text for text in own if _has(pack.described(text)["spec"], keys)]
+    if len({pack.described(text)["spec"]["d"] for text in found}) > 1:
+        return found
+    # A text has the keys that differ from their defaults, so the shortest has no other than those given.
+    return [t for t in found if t.count(",") == min(other.count(",") for other in found)]
 
 
 def _has(spec: Described, keys: Mapping[str, Any]) -> bool:

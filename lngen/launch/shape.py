@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+SCHEMA_VERSION = 3
 ARCH = re.compile(r"sm_\d{2,3}[af]?", re.ASCII)
 
 
@@ -94,3 +95,98 @@ def fault(value: Any, shape: Any, where: str = "") -> str:
         types = shape if isinstance(shape, tuple) else (shape,)
         fits = isinstance(value, types) and (bool in types or not isinstance(value, bool))
     return "" if fits else where or "it"
+
+
+# ---- a whole manifest ----
+
+
+def check_version(document: Any) -> None:
+    """ValueError unless a manifest has this version, and specs and kernel sets with names."""
+    if not isinstance(document, dict) or document.get("schema_version") is not SCHEMA_VERSION:
+        found = document.get("schema_version") if isinstance(document, dict) else None
+        raise ValueError("another schema version" + (f", {str(found)[:40]}" if found is not None else ""))
+    sets, specs, others = (document.get(key) for key in ("kernel_sets", "specs", "other_files"))
+    if not isinstance(sets, list):
+        raise ValueError("no list of kernel sets")
+    known: set[str] = set()
+    for entry in sets:
+        name = entry.get("name") if isinstance(entry, dict) else None
+        if not isinstance(name, str) or not _SET.fullmatch(name) or not isinstance(entry.get("files"), dict):
+            raise ValueError("a kernel set without a name and files")
+        if name in known:
+            raise ValueError(f"two kernel sets are called '{name}'")
+        known.add(name)
+    if not isinstance(specs, dict) or not isinstance(others, dict):
+        raise ValueError("no specs, or no other files")
+
+
+def check_document(document: Any) -> None:
+    """ValueError unless a manifest has this version, and names files that a pack may have and kernel sets it lists."""
+    check_version(document)
+    for entry in document["kernel_sets"]:
+        check_set(entry)
+    for name, facts in document["other_files"].items():
+        _check_file(name, facts, _OTHER)
+        if wrong := fault(facts, OTHER_FILE):
+            raise ValueError(f"file '{name}' has no valid {wrong!r}")
+    sets = {entry["name"]: entry for entry in document["kernel_sets"]}
+    for text, facts in document["specs"].items():
+        check_spec(text, facts, sets)
+
+
+_SET = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
+_OTHER = re.compile(r"(?:include/[0-9a-f]{16}/lngen/\w+\.cuh|vectors/[\w-]+(?:/\w+)?/[\w.-]*\w)")
+
+
+def check_set(entry: Mapping[str, Any]) -> None:
+    """ValueError unless a kernel set, which has a name and files, is valid."""
+    name = entry["name"]
+    if wrong := fault(entry, KERNEL_SET):
+        raise ValueError(f"kernel set '{name}' has no valid {wrong!r}")
+    for file, facts in entry["files"].items():
+        _check_file(file, facts, re.compile(rf"{name}\.(?:cu|fatbin|{ARCH.pattern}\.(?:ptx|cubin))"))
+        *arch, kind = file[len(name) + 1 :].split(".")
+        if facts["kind"] != kind or facts.get("arch") != (arch[0] if arch else None):
+            raise ValueError(f"'{file}' with another kind or arch")
+        if kind == "fatbin" and fault(facts, FATBIN):
+            raise ValueError(f"no archs of '{file}'")
+
+
+def _check_file(name: str, facts: Any, allowed: re.Pattern[str]) -> None:
+    """ValueError unless a build writes a file of that name, and its hash is there."""
+    if not re.fullmatch(allowed.pattern, name, re.ASCII) or ".." in name:
+        raise ValueError(f"{name[:100]!r} is not a file that a build writes here")
+    if not isinstance(facts, dict) or not isinstance(facts.get("sha256"), str):
+        raise ValueError(f"no sha256 of {name!r}")
+
+
+def check_spec(text: str, facts: Any, known: Mapping[str, Mapping[str, Any]]) -> None:
+    """ValueError unless the dispatch of a spec leads to files of listed kernel sets."""
+    rows = facts.get("row_bytes") if isinstance(facts, dict) else None
+    if not _is_count(rows) or not isinstance(facts.get("images"), list):
+        raise ValueError(f"spec {text[:100]!r} without row_bytes and images")
+    for image in facts["images"]:
+        classes = image.get("classes") if isinstance(image, dict) else None
+        arch = image.get("arch") if isinstance(image, dict) else None
+        if not isinstance(arch, str) or not ARCH.fullmatch(arch):
+            raise ValueError(f"an image of spec {text[:100]!r} without an arch")
+        if image.get("kind") not in ("cubin", "ptx", "source") or not isinstance(classes, list) or not classes:
+            raise ValueError(f"an image of spec {text[:100]!r} without a kind and classes")
+        for entry in classes:
+            _check_class(text, entry, known)
+
+
+def _check_class(text: str, entry: Any, known: Mapping[str, Mapping[str, Any]]) -> None:
+    """ValueError unless a class of rows names kernel sets, each with one of its files."""
+    if not isinstance(entry, dict) or not _is_count(entry.get("most_bytes")) or "otherwise" not in entry:
+        raise ValueError(f"a class of rows of spec {text[:100]!r} without most_bytes and otherwise")
+    for choice in (entry, *([entry["otherwise"]] if entry["otherwise"] is not None else [])):
+        name, file = (choice.get("kernel_set"), choice.get("file")) if isinstance(choice, dict) else (None, None)
+        if not isinstance(name, str) or name not in known or not isinstance(file, str):
+            raise ValueError(f"spec {text[:100]!r} names a kernel set that is not listed")
+        if file not in known[name]["files"]:
+            raise ValueError(f"spec {text[:100]!r} names a file that kernel set '{name}' does not have")
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0

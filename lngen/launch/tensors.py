@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 WIDE = ("M", "D")
 
 
-@dataclass(frozen=True)
-class Tensor:
+class Tensor(NamedTuple):
     """An input or result of a call.
 
     dtype    f16, bf16, f32 or f64; ``size``: bytes of an element

@@ -31,6 +31,7 @@ class Call(ArrayCall):
     """
 
     host_type = np.ndarray
+    host = ", or pass NumPy arrays"
 
     def __init__(self, spec: Spec, schedule: str, lock: Lock | None = None, overlap: bool = False) -> None:
         self.spec, self._schedule, self._lock, self._overlap = spec, schedule, lock, overlap

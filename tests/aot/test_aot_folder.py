@@ -22,7 +22,7 @@ from lngen import files
 from lngen.aot import manifest
 from lngen.errors import LngenError
 from lngen.files import sha256
-from lngen.launch.pack import FILE_NAME, PackFolder
+from lngen.launch.pack import FILE_NAME, Pack
 from packs import dispatch, kernel_set, put
 
 Sets = Mapping[str, Mapping[str, bytes]]  # kernel sets by name, each with its files
@@ -63,7 +63,8 @@ def hashes(sets: Sets) -> dict[str, dict[str, str]]:
 
 def test_a_second_build_adds_and_deletes_nothing(tmp_path: Path) -> None:
     assert put(tmp_path, FIRST, others="one") == []
-    assert put(tmp_path, SECOND, others="two") == []
+    changed = [n for own in SECOND.values() for n, data in own.items() if contents(tmp_path).get(n, data) != data]
+    assert put(tmp_path, SECOND, others="two") == [f"'{n}' has other bytes than before." for n in (*changed, VECTORS)]
     assert listed(tmp_path) == hashes(BOTH)
     kept = {n: data for own in BOTH.values() for n, data in own.items()}
     assert contents(tmp_path) == {**kept, VECTORS: b"two", FILE_NAME: contents(tmp_path)[FILE_NAME]}
@@ -351,29 +352,34 @@ def test_a_wrong_manifest_is_one_sentence(tmp_path: Path, given: Any, message: s
         put(tmp_path, {"a": {"a.sm_90.cubin": b"new"}})
     assert contents(tmp_path) == before
     with pytest.raises(LngenError, match=rf"is expected to be a pack, whose .* but: .*{words}.*; name the folder of"):
-        lngen.load(tmp_path)
+        lngen.load(tmp_path).check()
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("make", "message", "others"),
     [
-        (lambda path: path.write_text("no json"), "Expecting value"),
-        (Path.mkdir, "Is a directory"),
-        (lambda path: path.write_bytes(b"[" * 10**5), "it is nested deeper than 32 levels"),
-        (lambda path: path.write_bytes(b'{"schema_version": ' + b"9" * 400), "is a number of more than 64 bits"),
-        (lambda path: path.write_bytes(b'"\\ud800"'), "it holds half of a surrogate pair"),
-        (lambda path: (path.touch(), os.truncate(path, 2**40)), "it is larger than 67108864 bytes"),
-        (lambda path: path.symlink_to("/dev/full"), "it is a device, not a regular file"),
-        (os.mkfifo, "it is a FIFO, not a regular file"),
+        (lambda path: path.write_text("no json"), "Expecting value", ""),
+        (Path.mkdir, "Is a directory", ""),
+        (lambda path: path.write_bytes(b"[" * 10**5), "it is nested deeper than 32 levels", "nested too deeply"),
+        (
+            lambda path: path.write_bytes(b'{"schema_version": ' + b"9" * 400),
+            "number of more than 64 bits",
+            "Expecting",
+        ),
+        (lambda path: path.write_bytes(b'"\\ud800"'), "it holds half of a surrogate pair", "another schema version"),
+        (lambda path: (path.touch(), os.truncate(path, 2**40)), "it is larger than 67108864 bytes", ""),
+        (lambda path: path.symlink_to("/dev/full"), "it is a device, not a regular file", ""),
+        (os.mkfifo, "it is a FIFO, not a regular file", ""),
     ],
 )
 def test_a_manifest_that_cannot_be_read_is_one_sentence(
-    tmp_path: Path, make: Callable[[Path], object], message: str
+    tmp_path: Path, make: Callable[[Path], object], message: str, others: str
 ) -> None:
+    """For a launcher, whose reader is another one, in words of its own (``others``, or the same)."""
     make(tmp_path / FILE_NAME)
     with pytest.raises(LngenError, match=rf"but is not \(.*{message}.*\); name another folder, or remove the file\.$"):
         manifest.read(tmp_path)
-    with pytest.raises(LngenError, match=rf"is expected to be a pack, .*{message}"):
+    with pytest.raises(LngenError, match=rf"is expected to be a pack, .*{others or message}"):
         lngen.load(tmp_path)
 
 
@@ -400,7 +406,7 @@ def test_any_manifest_is_read_or_one_sentence_and_nothing_of_others_is_lost(tmp_
     (tmp_path / "mine").write_bytes(b"mine")
     before = contents(tmp_path)
     try:
-        PackFolder(tmp_path)
+        Pack(tmp_path).check()
         put(tmp_path, {"a": {"a.cu": b"a"}})
     except LngenError:
         assert contents(tmp_path) == before

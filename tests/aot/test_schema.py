@@ -13,7 +13,8 @@ from jsonschema import Draft202012Validator
 import lngen
 from lngen.aot import manifest
 from lngen.aot.verify import verify
-from lngen.launch.pack import FILE_NAME, PackFolder, check_document
+from lngen.launch.pack import FILE_NAME, Pack
+from lngen.launch.shape import check_document
 from own_graphs import own
 from packs import at, changed, is_named, places, with_wrong_values, without_keys
 
@@ -183,7 +184,7 @@ def test_whatever_a_manifest_lacks_a_program_says_it_in_a_sentence(build: Any, r
             refused.append(str(error))
             continue
         (tmp_path / FILE_NAME).write_text(json.dumps(document))
-        repr(PackFolder(tmp_path))
+        repr(Pack(tmp_path).check())
         if any(part in rule for part in ("files", "compile", "version")):
             verify(tmp_path)
     assert len(refused) > 600

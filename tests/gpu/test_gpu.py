@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +21,7 @@ from lngen.graphs import GraphBuilder
 from lngen.interpret import interpret
 from lngen.ir import D, DType, M
 from lngen.ir.numerics import NUMPY_DTYPE
-from lngen.launch.driver import library
+from lngen.launch.driver import on, resident_blocks
 from lngen.lower import lower, requested_shared
 from lngen.problem import Schedule, problem
 from lngen.problem.schedule import exists
@@ -212,14 +211,13 @@ def test_a_multiprocessor_holds_as_many_blocks_that_stay_as_the_schedule_counts_
     fitting = []
     for schedule in [s for s in ranked(problem(spec.graph(), spec.d), rows=rows) if s.form == "tma"][:40:4]:
         plan, launcher = with_schedule(text, schedule)
-        found = []
-        for shared in (launcher.shared[0], plan.kernels[0].dynamic):
-            blocks = ctypes.c_int()
-            found.append(blocks)
-            asked = ctypes.byref(blocks), ctypes.c_void_p(launcher._functions[0].ptr), plan.kernels[0].block
-            assert library().cuOccupancyMaxActiveBlocksPerMultiprocessor(*asked, ctypes.c_size_t(shared)) == 0
-        fitting.append(found[1].value)
-        assert found[0].value == min(schedule.blocks_per_sm, fitting[-1]), str(schedule)
+        with on(launcher.gpu.context):
+            asked, least = (
+                resident_blocks(launcher.functions[0], plan.kernels[0].block, shared)
+                for shared in (launcher.shared[0], plan.kernels[0].dynamic)
+            )
+        fitting.append(least)
+        assert asked == min(schedule.blocks_per_sm, least), str(schedule)
     assert fitting
 
 
@@ -712,20 +710,20 @@ def test_the_workspaces_of_graphs_that_are_gone_are_freed() -> None:
     """Graphs that exist keep theirs and give the right bits; the driver says a little later which ones are gone."""
     import torch
 
-    from lngen.runtime import launcher
+    from lngen.launch import kernels
 
     norm = runtime.compile("layernorm", d=1024)
     inputs, want = step(norm, 2000)
     begin = begun(norm, inputs)
     graph, results = captured(norm, *begin)
-    before = len(launcher._of_graphs)
+    before = len(kernels._of_graphs)
     for _ in range(50):
         other, _ = captured(norm, *begin)
         other.replay()
         torch.cuda.synchronize()
         del other
         time.sleep(0.01)
-    assert len(launcher._of_graphs) < before + 10
+    assert len(kernels._of_graphs) < before + 10
     graph.replay()
     torch.cuda.synchronize()
     assert_same(results, want)

@@ -171,8 +171,8 @@ def test_the_arch_of_the_resources_is_launched_with_their_memory(
     folder = built(name)
     on(folder, *capability)
     pack = lngen.load(folder)
-    (kernel,) = pack.kernel_sets[choice(folder)[0]]["kernels"]
-    used = pack.kernel_sets[choice(folder)[0]]["resources"]["sm_90"][kernel["name"]]
+    (kernel,) = pack.kernel_set(choice(folder)[0])["kernels"]
+    used = pack.kernel_set(choice(folder)[0])["resources"]["sm_90"][kernel["name"]]
     used["launch_shared_bytes"] = kernel["dynamic_shared_bytes"] + 512
     assert pack.kernels(WIDE, 0, 1).shared == [kernel["dynamic_shared_bytes"] + more]
 
@@ -202,7 +202,7 @@ def test_without_another_kernel_set_the_reason_is_told(
     folder = built(name)
     on(folder, *capability, name="A GPU", **how)
     pack, spec = lngen.load(folder), BUILDS[name][0]
-    for image in pack.specs[spec]["images"]:
+    for image in pack.dispatch(spec)["images"]:
         image["classes"][0]["otherwise"] = None
     with pytest.raises(LngenError) as error:
         pack.kernels(spec, 0, 1)
@@ -238,7 +238,7 @@ def test_a_gpu_without_an_image_and_a_spec_that_is_not_there(built: Any, on: Any
 def test_a_driver_that_is_too_old_is_one_sentence(built: Any, on: Any, capability: Any, file: str, least: int) -> None:
     """Machine code runs under every minor version of its CUDA, PTX needs its own or a newer one."""
     folder = built("clusters")
-    (facts,) = [f for f in lngen.load(folder).kernel_sets[choice(folder)[0]]["files"].values() if f["kind"] == file]
+    (facts,) = [f for f in lngen.load(folder).kernel_set(choice(folder)[0])["files"].values() if f["kind"] == file]
     major, minor = map(int, facts["nvrtc"].split("."))
     oldest = 1000 * major + 10 * minor * least
     assert facts["driver"] == oldest
