@@ -207,7 +207,7 @@ PROGRAMS = {
 ABOUT_PACKS = ("docs/manifest", "docs/packs")  # which tests/aot/test_pack_pages.py runs on a fake GPU
 
 
-@pytest.mark.parametrize("name", PROGRAMS.keys() - {*ABOUT_PACKS})
+@pytest.mark.parametrize("name", sorted(PROGRAMS.keys() - {*ABOUT_PACKS}))
 def test_the_programs_of_a_page_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for program in PROGRAMS[name]:

@@ -19,7 +19,7 @@ from lngen.aot.manifest import schema
 from lngen.devices import device_for
 from lngen.launch import driver
 from lngen.launch.kernels import Bound
-from lngen.launch.pack import FILE_NAME, PackFolder
+from lngen.launch.pack import FILE_NAME, Pack
 
 DOCS = Path(lngen.__file__).parent / "docs"
 
@@ -141,9 +141,9 @@ def recorded(bound: Bound, pointers: list[int], workspace: int) -> list[tuple[in
     return made
 
 
-def last_rows(pack: PackFolder, spec: str, multiprocessors: int) -> list[int]:
+def last_rows(pack: Pack, spec: str, multiprocessors: int) -> list[int]:
     """The most rows of each class."""
-    facts = pack.specs[spec]
+    facts = pack.dispatch(spec)
     classes = [c for image in facts["images"] for c in image["classes"]]
     return sorted({c["most_bytes"] * multiprocessors // facts["row_bytes"] for c in classes})
 
@@ -165,7 +165,7 @@ def test_the_launcher_takes_and_launches_what_lngen_does(
         "cluster": cluster,
     }
     assert cluster == device_for("sm_{}{}".format(*capability)).largest_cluster
-    own, own_choice = PackFolder(folder), launcher()
+    own, own_choice = Pack(folder), launcher()
     for spec in BUILDS[name][0]:
         for rows in (*ROWS, *last_rows(own, spec, multiprocessors)):
             try:
