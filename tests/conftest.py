@@ -41,6 +41,11 @@ def why_no_gpu() -> str | None:
         return f"{type(error).__name__}: {error}"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``--two-thirds`` of the full run."""
+    parser.addoption("--two-thirds", action="store_true", help="with -m full: leave out a third, by the commit")
+
+
 def pytest_report_header() -> str:
     """Which part of the tables a plain run takes."""
     part = f"part {sampling.part_of(sampling.commit()) + 1} of {sampling.PARTS}"
@@ -58,6 +63,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         others = [item for item in items if sampling.is_left_out(item) == (selected == "")]
         config.hook.pytest_deselected(items=others)
         items[:] = [item for item in items if sampling.is_left_out(item) == (selected == "full")]
+    if selected == "full" and config.option.two_thirds:
+        items[:] = [item for item in items if sampling.in_two_thirds(item, sampling.commit())]
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     reason = why_no_gpu() if on_gpu else None
     if reason is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from itertools import combinations, product
+from typing import Any
 
 import pytest
 
@@ -30,6 +31,25 @@ def test_another_commit_takes_another_part() -> None:
     assert sampling.part_of("") == sampling.part_of("0" * 40) == 0
     assert {sampling.part_of(f"{n:040x}") for n in range(16)} == {*range(sampling.PARTS)}
     assert sampling.part_of("c0ffee") == 0xC0FFEE % sampling.PARTS
+
+
+def test_three_commits_take_every_case_twice() -> None:
+    """And a single test each time."""
+
+    class Item:
+        def __init__(self, nodeid: str, **kwargs: bool) -> None:
+            self.nodeid, self.kwargs = nodeid, kwargs
+
+        def get_closest_marker(self, name: str) -> Any:
+            return getattr(pytest.mark, name)(**self.kwargs).mark
+
+    def taken_by(commits: list[str], **kwargs: bool) -> set[int]:
+        items: list[Any] = [Item(f"test_x[{n}]", **kwargs) for n in range(99)]
+        return {sum(sampling.in_two_thirds(item, commit) for commit in commits) for item in items}
+
+    commits = [f"{n:040x}" for n in range(3)]
+    assert taken_by(commits, sample=False) == {2}
+    assert taken_by(commits) == taken_by(["", "", ""], sample=False) == {3}
 
 
 def test_every_pair_of_values_is_in_the_sample() -> None:
