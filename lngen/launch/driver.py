@@ -7,6 +7,7 @@ PyTorch use as well.
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -204,7 +205,7 @@ class Module:
 
     def __init__(self, image: bytes, name: str) -> None:
         """``name``: of the image, in messages. LngenError with the driver's log if it refuses the image."""
-        self._cuda, self.handle = library(), ctypes.c_void_p()
+        self._cuda, self.handle, self._context = library(), ctypes.c_void_p(), current_context()
         log = ctypes.create_string_buffer(LOG_BYTES)
         options = (ctypes.c_int * 2)(JIT_ERROR_LOG_BUFFER, JIT_ERROR_LOG_BUFFER_SIZE_BYTES)
         values = (ctypes.c_void_p * 2)(ctypes.addressof(log), LOG_BYTES)
@@ -223,9 +224,12 @@ class Module:
 
     def __del__(self) -> None:
         """The functions must not be used any more. At exit the driver is left alone."""
-        handle = getattr(self, "handle", None)
-        if handle and ctypes is not None:
-            self._cuda.cuModuleUnload(handle)
+        if not sys.is_finalizing() and getattr(self, "handle", None):
+            before = ctypes.c_void_p()
+            self._cuda.cuCtxGetCurrent(ctypes.byref(before))
+            self._cuda.cuCtxSetCurrent(ctypes.c_void_p(self._context))
+            self._cuda.cuModuleUnload(self.handle)
+            self._cuda.cuCtxSetCurrent(before)
 
 
 def registers(function: int) -> int:

@@ -6,7 +6,6 @@ Nothing is compiled here, and nothing is imported but the standard library.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import threading
@@ -16,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import LngenError, short
 from ..files import read, reason
+from .document import Document
 from .driver import Gpu, gpu
 from .kernels import Described, Loaded
-from .shape import SCHEMA_VERSION, check_document, check_set, check_spec, check_version
+from .shape import SCHEMA_VERSION, check_file_of, check_others, check_set, check_spec, choices_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -96,8 +96,9 @@ class Pack:
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = os.fspath(folder)
-        self._manifest = _document(self.folder)
-        self._dispatch, self._sets = self._manifest["specs"], {e["name"]: e for e in self._manifest["kernel_sets"]}
+        with _refusals(self.folder):
+            self._document = Document(read(os.path.join(self.folder, FILE_NAME), LARGEST))
+        self._dispatch: Mapping[str, Any] = self._document.top["specs"]
         self.specs = tuple(self._dispatch)
         self._checked: set[str] = set()  # names of kernel sets, and texts of specs: each is checked when it is used
         self._images: dict[tuple[str, int], Described] = {}
@@ -110,8 +111,14 @@ class Pack:
 
     def check(self) -> Pack:
         """Check the whole manifest; LngenError for what is wrong."""
+        for name in self._document.names():
+            self.kernel_set(name)
         with _refusals(self.folder):
-            check_document(self._manifest)
+            check_others(self._document.top)
+        for spec in self.specs:
+            for choice in choices_of(self.dispatch(spec)):
+                with _refusals(self.folder):
+                    check_file_of(spec, choice["file"], self.kernel_set(choice["kernel_set"]))
         return self
 
     def described(self, spec: str) -> Described:
@@ -159,17 +166,17 @@ class Pack:
         found: Described = self._dispatch[spec]
         if spec not in self._checked:
             with _refusals(self.folder):
-                check_spec(spec, found, self._sets)
+                check_spec(spec, found, self._document)
             self._checked.add(spec)
         return found
 
     def kernel_set(self, name: str) -> Described:
         """What the manifest says of a kernel set."""
-        found: Described = self._sets[name]
-        if name not in self._checked:
-            with _refusals(self.folder):
+        with _refusals(self.folder):
+            found: Described = self._document.kernel_set(name)
+            if name not in self._checked:
                 check_set(found)
-            self._checked.add(name)
+                self._checked.add(name)
         return found
 
     def _image(self, spec: str, device: int) -> Described:
@@ -195,6 +202,8 @@ class Pack:
         why = ""
         for choice in filter(None, (entry, entry["otherwise"])):
             described = self.kernel_set(choice["kernel_set"])
+            with _refusals(self.folder):
+                check_file_of(spec, choice["file"], described)
             needs = lacking(described, image["arch"], gpu(device))
             if not needs:
                 loaded = self._load(described, choice["file"], image["arch"], device)
@@ -245,18 +254,6 @@ def content(folder: str | Path, file: str, sha256: str) -> bytes:
     if hashlib.sha256(data).hexdigest() != sha256:
         raise LngenError(f"'{path}' is not the file that the pack's manifest lists; build the pack again.")
     return data
-
-
-def _document(folder: str) -> Mapping[str, Any]:
-    """The manifest of a pack; LngenError if there is none, or none of this version."""
-    with _refusals(folder):
-        try:
-            document = json.loads(read(os.path.join(folder, FILE_NAME), LARGEST))
-        except RecursionError:
-            raise ValueError("it is nested too deeply") from None
-        check_version(document)
-    found: Mapping[str, Any] = document
-    return found
 
 
 @contextmanager

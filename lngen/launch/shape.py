@@ -6,7 +6,7 @@ schema.json in lngen/aot says more of each part; a launcher needs no library tha
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
 SCHEMA_VERSION = 3
@@ -108,16 +108,29 @@ def check_version(document: Any) -> None:
     sets, specs, others = (document.get(key) for key in ("kernel_sets", "specs", "other_files"))
     if not isinstance(sets, list):
         raise ValueError("no list of kernel sets")
-    known: set[str] = set()
+    known: dict[str, None] = {}
     for entry in sets:
-        name = entry.get("name") if isinstance(entry, dict) else None
-        if not isinstance(name, str) or not _SET.fullmatch(name) or not isinstance(entry.get("files"), dict):
-            raise ValueError("a kernel set without a name and files")
-        if name in known:
-            raise ValueError(f"two kernel sets are called '{name}'")
-        known.add(name)
+        name = entry.get("name") if isinstance(entry, dict) and isinstance(entry.get("files"), dict) else None
+        check_name(name, known)
+        known[str(name)] = None
     if not isinstance(specs, dict) or not isinstance(others, dict):
         raise ValueError("no specs, or no other files")
+
+
+def check_name(name: Any, known: Container[str]) -> None:
+    """ValueError for the name of a kernel set that is none, or one of those that are known."""
+    if not isinstance(name, str) or not _SET.fullmatch(name):
+        raise ValueError("a kernel set without a name and files")
+    if name in known:
+        raise ValueError(f"two kernel sets are called '{name}'")
+
+
+def check_others(document: Any) -> None:
+    """ValueError unless the other files that a manifest lists are ones that a pack may have."""
+    for name, facts in document["other_files"].items():
+        _check_file(name, facts, _OTHER)
+        if wrong := fault(facts, OTHER_FILE):
+            raise ValueError(f"file '{name}' has no valid {wrong!r}")
 
 
 def check_document(document: Any) -> None:
@@ -125,13 +138,12 @@ def check_document(document: Any) -> None:
     check_version(document)
     for entry in document["kernel_sets"]:
         check_set(entry)
-    for name, facts in document["other_files"].items():
-        _check_file(name, facts, _OTHER)
-        if wrong := fault(facts, OTHER_FILE):
-            raise ValueError(f"file '{name}' has no valid {wrong!r}")
+    check_others(document)
     sets = {entry["name"]: entry for entry in document["kernel_sets"]}
     for text, facts in document["specs"].items():
         check_spec(text, facts, sets)
+        for choice in choices_of(facts):
+            check_file_of(text, choice["file"], sets[choice["kernel_set"]])
 
 
 _SET = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
@@ -160,8 +172,8 @@ def _check_file(name: str, facts: Any, allowed: re.Pattern[str]) -> None:
         raise ValueError(f"no sha256 of {name!r}")
 
 
-def check_spec(text: str, facts: Any, known: Mapping[str, Mapping[str, Any]]) -> None:
-    """ValueError unless the dispatch of a spec leads to files of listed kernel sets."""
+def check_spec(text: str, facts: Any, known: Container[str]) -> None:
+    """ValueError unless the dispatch of a spec leads to ``known`` kernel sets."""
     rows = facts.get("row_bytes") if isinstance(facts, dict) else None
     if not _is_count(rows) or not isinstance(facts.get("images"), list):
         raise ValueError(f"spec {text[:100]!r} without row_bytes and images")
@@ -176,16 +188,26 @@ def check_spec(text: str, facts: Any, known: Mapping[str, Mapping[str, Any]]) ->
             _check_class(text, entry, known)
 
 
-def _check_class(text: str, entry: Any, known: Mapping[str, Mapping[str, Any]]) -> None:
-    """ValueError unless a class of rows names kernel sets, each with one of its files."""
+def _check_class(text: str, entry: Any, known: Container[str]) -> None:
+    """ValueError unless a class of rows names kernel sets and files."""
     if not isinstance(entry, dict) or not _is_count(entry.get("most_bytes")) or "otherwise" not in entry:
         raise ValueError(f"a class of rows of spec {text[:100]!r} without most_bytes and otherwise")
     for choice in (entry, *([entry["otherwise"]] if entry["otherwise"] is not None else [])):
         name, file = (choice.get("kernel_set"), choice.get("file")) if isinstance(choice, dict) else (None, None)
         if not isinstance(name, str) or name not in known or not isinstance(file, str):
             raise ValueError(f"spec {text[:100]!r} names a kernel set that is not listed")
-        if file not in known[name]["files"]:
-            raise ValueError(f"spec {text[:100]!r} names a file that kernel set '{name}' does not have")
+
+
+def check_file_of(text: str, file: str, kernel_set: Mapping[str, Any]) -> None:
+    """ValueError unless a file that the dispatch of a spec names is one of the kernel set's."""
+    if file not in kernel_set["files"]:
+        raise ValueError(f"spec {text[:100]!r} names a file that kernel set '{kernel_set['name']}' does not have")
+
+
+def choices_of(facts: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The kernel sets and files that the dispatch of a spec names."""
+    for entry in (entry for image in facts["images"] for entry in image["classes"]):
+        yield from filter(None, (entry, entry["otherwise"]))
 
 
 def _is_count(value: Any) -> bool:
