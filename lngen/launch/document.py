@@ -21,22 +21,31 @@ class Document:
 
     def __init__(self, raw: bytes) -> None:
         """ValueError for a text that is no manifest of this version, or whose kernel sets have no names."""
-        head, found, rest = raw.partition(_SETS)
-        body, after, tail = rest.partition(_AFTER)
-        first, *texts = body.split(_SET)
-        self._texts: dict[str, bytes] = {}
+        self._raw = raw
+        self._texts: dict[str, tuple[int, int]] = {}
         self._sets: dict[str, Any] = {}
-        if found and after and not first:
-            self.top = _parsed(head + _SETS + _AFTER[2:] + tail)
+        start, end = raw.find(_SETS), raw.rfind(_AFTER)
+        first = start + len(_SETS)
+        if 0 <= start < end and raw.startswith(_SET, first):
+            self.top = _parsed(raw[:first] + raw[end + 2 :])
             check_version(self.top)
-            for text in texts:
-                name = _parsed(text[: text.find(b",")])
-                check_name(name, self._texts)
-                self._texts[name] = text.rstrip().rstrip(b",")
+            self._find(first, end)
         else:
             self.top = _parsed(raw)
             check_version(self.top)
             self._sets = {entry["name"]: entry for entry in self.top["kernel_sets"]}
+
+    def _find(self, begin: int, end: int) -> None:
+        """Where each kernel set stands; nothing is copied."""
+        raw, places = self._raw, list[int]()
+        while 0 <= begin < end:
+            places.append(begin + len(_SET))
+            begin = raw.find(_SET, begin + 1)
+        for place, after in zip(places, [*(p - len(_SET) for p in places[1:]), end]):
+            quoted = raw[place : raw.find(b",", place)].decode(errors="replace")
+            name = quoted[1:-1] if quoted[:1] == quoted[-1:] == '"' else None
+            check_name(name, self._texts)
+            self._texts[str(name)] = place, after
 
     def __contains__(self, name: object) -> bool:
         """True for the name of a kernel set."""
@@ -49,7 +58,8 @@ class Document:
     def kernel_set(self, name: str) -> Any:
         """A kernel set; ValueError if its text is not JSON."""
         if name not in self._sets:
-            self._sets[name] = _parsed(b'{"name": ' + self._texts[name])
+            place, after = self._texts[name]
+            self._sets[name] = _parsed(b'{"name": ' + self._raw[place:after].rstrip().rstrip(b","))
         return self._sets[name]
 
 
