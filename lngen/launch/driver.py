@@ -22,6 +22,8 @@ PROGRAMMATIC_STREAM_SERIALIZATION = 6
 
 # CUresult
 COOPERATIVE_LAUNCH_TOO_LARGE = 720
+STREAM_CAPTURE_UNSUPPORTED = 900
+CAPTURE_HINT = "; load kernels before a capture, with prepare() of a pack or warmup() of a compiled norm"
 
 # CUstreamCaptureStatus
 CAPTURE_ACTIVE = 1
@@ -213,7 +215,8 @@ class Module:
         status = self._cuda.cuModuleLoadDataEx(loaded, ctypes.c_char_p(image), 2, options, values)
         if status:
             said = " ".join(log.value.decode(errors="replace").split())
-            raise LngenError(f"The driver refuses '{name}': {error_name(status)}{': ' * bool(said)}{said}.")
+            hint = CAPTURE_HINT if status == STREAM_CAPTURE_UNSUPPORTED else ""
+            raise LngenError(f"The driver refuses '{name}': {error_name(status)}{': ' * bool(said)}{said}{hint}.")
 
     def function(self, name: str) -> int:
         """A kernel by its name, as a pointer; LngenError if there is none."""

@@ -158,7 +158,9 @@ def test_after_prepare_a_capture_loads_nothing(pack: Any, gpu: FakeDriver) -> No
     y, _ = norm.forward(numbers(3, D), numbers(D), numbers(D))
     assert y.shape == (3, D)
     gpu.captures = {0: 2}
-    with pytest.raises(LngenError, match="CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"):
+    with pytest.raises(
+        LngenError, match=r"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED \(900\); load kernels before a capture, with prepare"
+    ):
         pack.norm("rmsnorm", d=2 * D).forward(numbers(3, 2 * D), numbers(2 * D))
 
 
