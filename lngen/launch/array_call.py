@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from threading import get_ident
 from typing import Any, NamedTuple
 
 from ..errors import ArrayError
@@ -50,6 +50,20 @@ class Recipe(NamedTuple):
     overlaps: dict[tuple[str, tuple[int, ...]], tuple[str, ...]]
 
 
+class _Thread:
+    """What a thread remembers: its recipes, and the last call's layouts, absent results, library and recipe.
+
+    It is found by the number of the thread, not through threading.local: a thread that C++ made, such as autograd's,
+    may get a new Python state for each call, and with it nothing of what it had.
+    """
+
+    __slots__ = ("last", "recipes")
+
+    def __init__(self) -> None:
+        self.last: tuple[list[Layout], tuple[bool, ...], Library, Recipe] | None = None
+        self.recipes: dict[Any, Recipe] = {}
+
+
 class ArrayCall(ABC):
     """Runs the kernels of one spec on the arrays it is given.
 
@@ -76,7 +90,7 @@ class ArrayCall(ABC):
         self.inputs, self.outputs = tuple(inputs), tuple(outputs)
         self.tensors = (*self.inputs, *self.outputs)
         self._workspaces = Workspaces()
-        self._local = threading.local()
+        self._threads: dict[int, _Thread] = {}
 
     # ---- what differs between a norm that compiles and a pack ----
 
@@ -139,12 +153,13 @@ class ArrayCall(ABC):
             pointers, layouts = library.describe(tensors)
         except (AttributeError, RuntimeError):  # an array of another library is viewed, or refused
             pointers, layouts = library.describe(self._views(library, arrays, given))
-        last = self._local.__dict__.get("last")
+        thread = self._threads.get(get_ident()) or self._threads.setdefault(get_ident(), _Thread())
+        last = thread.last
         if last is not None and last[0] == layouts and last[1] == absent and last[2] is library:
             recipe: Recipe = last[3]
         else:
-            recipe = self._recall(library, layouts, tuple([a is None for a in self._given(given)]))
-            self._local.last = layouts, absent, library, recipe
+            recipe = self._recall(thread, library, layouts, tuple([a is None for a in self._given(given)]))
+            thread.last = layouts, absent, library, recipe
         if True in absent:
             given, pointers = self._fill(library, recipe, given, pointers)
         return given, self._launch(library, recipe, pointers, values)
@@ -226,18 +241,14 @@ class ArrayCall(ABC):
 
     # ---- once per layout ----
 
-    def _recall(self, library: Library, layouts: list[Layout], absent: tuple[bool, ...]) -> Recipe:
-        """The recipe for these layouts and for the outputs that are ``absent``; made if it is new to this thread."""
-        local = self._local
-        if not hasattr(local, "recipes"):
-            local.recipes = {}
+    def _recall(self, thread: _Thread, library: Library, layouts: list[Layout], absent: tuple[bool, ...]) -> Recipe:
+        """The recipe for these layouts and for the outputs that are ``absent``; made if it is new to the thread."""
         key = library, absent, tuple(layouts)
-        if key not in local.recipes:
+        if key not in thread.recipes:
             inputs, rest = layouts[: len(self.inputs)], iter(layouts[len(self.inputs) :])
             outs = [None if missing else next(rest) for missing in absent]
-            local.recipes[key] = self._recipe(library, inputs, outs)
-        recipe: Recipe = local.recipes[key]
-        return recipe
+            thread.recipes[key] = self._recipe(library, inputs, outs)
+        return thread.recipes[key]
 
     def _recipe(self, library: Library, layouts: list[Layout], outs: list[Layout | None]) -> Recipe:
         """Check every layout, before any GPU work."""

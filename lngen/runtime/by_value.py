@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any
@@ -27,6 +28,7 @@ class ValueCall(Call):
 
     def __init__(self, spec: Spec, schedule: str, lock: Lock | None = None, overlap: bool = False) -> None:
         super().__init__(spec, schedule, lock, overlap)
+        self._local = threading.local()
         self.takes, self.plain = self.graph.params, -1
         self.names = (*(v.name for v in self.graph.params), *(t.name for t in self.outputs))
         self._places = {v.name: place for place, v in enumerate(self.graph.params) if isinstance(v, ByValue)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -227,3 +228,20 @@ def test_every_kernel_set_of_a_norm_is_loaded_for_calls_that_overlap_only_if_ask
         made.launcher(0, rows=16)
     assert len({text for text, _ in loaded}) == 3
     assert {overlap for _, overlap in loaded} == {keys.get("overlap", False)}
+
+
+def test_a_thread_that_gets_a_new_python_state_keeps_its_recipes(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As autograd's threads do in every call; then threading.local is empty, and the thread's number is the same."""
+    norm = runtime.compile("rmsnorm", d=64)
+    arrays = gpu.array("f32", 5, 64), gpu.array("f32", 64)
+    made = []
+    real = type(norm._forward)._recipe
+    monkeypatch.setattr(type(norm._forward), "_recipe", lambda *args: made.append(1) or real(*args))
+    for numbers, recipes in (((7, 7, 7), 1), ((8, 9), 3)):
+        for number in numbers:
+            monkeypatch.setattr("lngen.launch.array_call.get_ident", lambda number=number: number)
+            thread = threading.Thread(target=norm.forward, args=arrays)
+            thread.start()
+            thread.join()
+        assert len(made) == recipes
+    assert len(gpu.launched) == 5
