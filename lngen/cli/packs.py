@@ -13,7 +13,6 @@ from lngen.cli.output import AnyPath, Output, note, output_options, table
 from lngen.cli.shared_options import progress_bar
 from lngen.devices import Device, device_for, device_names, named
 from lngen.errors import short
-from lngen.launch.driver import Gpu
 from lngen.launch.kernels import Described
 from lngen.launch.pack import Pack, image_for, lacking
 
@@ -118,7 +117,8 @@ def _rows(pack: Pack, spec: str, device: str | None) -> Iterator[dict[str, Any]]
 def _taken(pack: Pack, arch: str, entry: Described, device: Device, lacks: dict[str, None]) -> Described:
     """A class with what a GPU takes of it: the kernel set, or the other one; else ``lacks`` gets a sentence."""
     other = entry["otherwise"]
-    needs = lacking(pack.kernel_set(entry["kernel_set"]), arch, _as_gpu(device))
+    capability = divmod(device.capability, 10)
+    needs = lacking(pack.kernel_set(entry["kernel_set"]), arch, capability, device.shared_block_kib * 1024)
     if not needs:
         return entry
     if other is None:
@@ -127,15 +127,8 @@ def _taken(pack: Pack, arch: str, entry: Described, device: Device, lacks: dict[
     return {**entry, **other, "otherwise": None}
 
 
-def _as_gpu(device: Device) -> Gpu:
-    """A described GPU as the driver would report it."""
-    major, minor = divmod(device.capability, 10)
-    properties = {"sharedMemPerBlockOptin": device.shared_block_kib * 1024}
-    return Gpu(0, device.name, (major, minor), 0, properties, 0)
-
-
 def _by_rows(classes: list[Described], multiprocessors: int, row_bytes: int) -> Iterator[tuple[str, Described]]:
-    """Classes in order with their numbers of rows in words; those with the same kernels are one, empty ones none."""
+    """Classes in order, with their numbers of rows in words; neighbours with the same kernels are merged."""
     least = 0
     for entry, after in zip(classes, [*classes[1:], None], strict=True):
         most = entry["most_bytes"] * multiprocessors // row_bytes

@@ -36,7 +36,7 @@ class Document:
             self._sets = {entry["name"]: entry for entry in self.top["kernel_sets"]}
 
     def _find(self, begin: int, end: int) -> None:
-        """Where each kernel set stands; nothing is copied."""
+        """Note where the text of each kernel set begins and ends; nothing is copied."""
         raw, places = self._raw, list[int]()
         while 0 <= begin < end:
             places.append(begin + len(_SET))
@@ -54,6 +54,10 @@ class Document:
     def names(self) -> list[str]:
         """The kernel sets."""
         return [*self._texts] or [*self._sets]
+
+    def whole(self) -> Any:
+        """The manifest with all its kernel sets."""
+        return {**self.top, "kernel_sets": [self.kernel_set(name) for name in self.names()]}
 
     def kernel_set(self, name: str) -> Any:
         """A kernel set; ValueError if its text is not JSON."""

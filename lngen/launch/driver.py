@@ -188,7 +188,7 @@ def current_context() -> int:
 
 @contextmanager
 def on(context: int) -> Iterator[None]:
-    """A context is that of this thread."""
+    """Make a context current in this thread; at the end, the one before it again."""
     before = current_context()
     if before != context:
         _check(library().cuCtxSetCurrent(ctypes.c_void_p(context)), "The GPU cannot be used in this thread")

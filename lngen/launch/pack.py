@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 from ..errors import LngenError, short
 from ..files import read, reason
 from .document import Document
-from .driver import Gpu, gpu
+from .driver import gpu
 from .kernels import Described, Loaded
-from .shape import SCHEMA_VERSION, check_file_of, check_others, check_set, check_spec, choices_of
+from .shape import SCHEMA_VERSION, check_document, check_file_of, check_set, check_spec
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -75,13 +75,16 @@ def class_for(classes: Sequence[Described], rows: int, row_bytes: int, multiproc
     return next((c for c in classes if rows * row_bytes <= c["most_bytes"] * multiprocessors), classes[-1])
 
 
-def lacking(described: Described, arch: str, device: Gpu) -> str:
-    """What a device has too little of for the kernel set, without loading it; empty if there is nothing."""
-    here = 10 * device.capability[0] + device.capability[1]
+def lacking(described: Described, arch: str, capability: tuple[int, int], shared_bytes: int) -> str:
+    """What a device has too little of for the kernel set, without loading it; empty if there is nothing.
+
+    ``shared_bytes``: the shared memory that a block of the device can have at most.
+    """
+    here = 10 * capability[0] + capability[1]
     largest = 1 if here < CLUSTER_CAPABILITY else 16 if here < SMALL_CLUSTER_CAPABILITY else 8
     for kernel in described["kernels"]:
         static = described["resources"].get(arch, {}).get(kernel["name"], {}).get("shared", 0)
-        if static + kernel["dynamic_shared_bytes"] > device.shared_bytes:
+        if static + kernel["dynamic_shared_bytes"] > shared_bytes:
             return f"{static + kernel['dynamic_shared_bytes']} bytes of shared memory for a block"
         if kernel["cluster"] > largest:
             return f"clusters of {kernel['cluster']} blocks"
@@ -111,18 +114,12 @@ class Pack:
 
     def check(self) -> Pack:
         """Check the whole manifest; LngenError for what is wrong."""
-        for name in self._document.names():
-            self.kernel_set(name)
         with _refusals(self.folder):
-            check_others(self._document.top)
-        for spec in self.specs:
-            for choice in choices_of(self.dispatch(spec)):
-                with _refusals(self.folder):
-                    check_file_of(spec, choice["file"], self.kernel_set(choice["kernel_set"]))
+            check_document(self._document.whole())
         return self
 
     def described(self, spec: str) -> Described:
-        """A kernel set of a spec, whose tensors all others have too; LngenError if the spec is not in the pack."""
+        """One kernel set of a spec: all of them have the same tensors. LngenError if the spec is not in the pack."""
         for image in self.dispatch(spec)["images"]:
             return self.kernel_set(image["classes"][-1]["kernel_set"])
         raise LngenError(f"the pack '{self.folder}' has no kernels of '{short(spec)}'; build it again.")
@@ -204,7 +201,7 @@ class Pack:
             described = self.kernel_set(choice["kernel_set"])
             with _refusals(self.folder):
                 check_file_of(spec, choice["file"], described)
-            needs = lacking(described, image["arch"], gpu(device))
+            needs = lacking(described, image["arch"], gpu(device).capability, gpu(device).shared_bytes)
             if not needs:
                 loaded = self._load(described, choice["file"], image["arch"], device)
                 if loaded.fits():

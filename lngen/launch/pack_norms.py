@@ -20,7 +20,7 @@ class KernelSource(Protocol):
     specs: tuple[str, ...]
 
     def described(self, spec: str) -> Described:
-        """A kernel set of a spec, whose tensors all others have too."""
+        """One kernel set of a spec: all of them have the same tensors."""
 
     def kernels(self, spec: str, device: int, rows: int) -> Loaded:
         """The kernels for so many rows on a device, loaded."""
@@ -236,7 +236,7 @@ def norm_of(pack: KernelSource, graph: str, keys: Mapping[str, Any]) -> PackNorm
 
 
 def _with_keys(pack: KernelSource, forwards: Sequence[str], graph: str, keys: Mapping[str, Any]) -> list[str]:
-    """The forward specs of a graph that have these keys, and no other that differs from its default if some do."""
+    """The forward specs of a graph that have these keys; of one D, those with the fewest other keys."""
     own = [text for text in forwards if text.partition(":")[0].partition("@")[0] in (graph, f"{graph}.fwd")]
     if isinstance(keys.get("d"), int):
         own = [text for text in own if text.partition(":")[2].partition(",")[0] == f"d={keys['d']}"]

@@ -69,11 +69,10 @@ def test_the_class_of_a_number_of_rows(rows: int, most: int) -> None:
 @pytest.mark.parametrize("capability", GPUS[:-1])
 def test_the_largest_cluster_is_that_of_the_described_gpu(capability: tuple[int, int]) -> None:
     described = device_for("sm_{}{}".format(*capability))
-    gpu = driver.Gpu(0, "", capability, 0, {"sharedMemPerBlockOptin": 2**20}, 0)
 
     def needs(cluster: int) -> str:
         kernel = {"name": "k", "cluster": cluster, "dynamic_shared_bytes": 0}
-        return lacking({"kernels": [kernel], "resources": {}}, described.arch, gpu)
+        return lacking({"kernels": [kernel], "resources": {}}, described.arch, capability, 2**20)
 
     assert [n for n in (1, 2, 4, 8, 16) if not needs(n)] == [
         n for n in (1, 2, 4, 8, 16) if n <= described.largest_cluster
