@@ -36,8 +36,8 @@ LAYERS = (
     {"emit", "contract"},
     {"toolchain", "ptx"},
     {"compile"},
-    {"runtime", "hub_package"},
-    {"check", "tune", "bench", "aot", "inspect"},
+    {"runtime", "hub_package", "torch_graph"},
+    {"check", "tune", "bench", "aot", "inspect", "torch"},
     {"cli", "__main__", "examples"},
 )
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
@@ -55,8 +55,11 @@ MAY_IMPORT_OPTIONAL = (
     "tune/cupy_timer.py",
     "cli/installation.py",
     "hub_package/",
+    "torch_graph.py",
+    "torch/",
+    "examples/",
 )
-IMPORTED_BY_PYTORCH = "hub_package/"  # files of a package for PyTorch programs, which no module of lngen imports
+FOR_PYTORCH = ("hub_package/", "torch/")  # for PyTorch programs: they import it at once, and no module imports them
 
 
 @dataclass(frozen=True)
@@ -222,13 +225,15 @@ def test_jax_is_nowhere() -> None:
 def test_cupy_and_torch_are_imported_lazily_and_only_where_listed() -> None:
     found = [i for path in sources() for i in imports(path) if i.root in OPTIONAL]
     allowed = tuple(str(PACKAGE / place) for place in MAY_IMPORT_OPTIONAL)
-    early = [i for i in found if i.at_module_level and not str(i.path).startswith(str(PACKAGE / IMPORTED_BY_PYTORCH))]
+    at_once = tuple(str(PACKAGE / place) for place in FOR_PYTORCH)
+    early = [i for i in found if i.at_module_level and not str(i.path).startswith(at_once)]
     assert [str(i) for i in found if i in early or not str(i.path).startswith(allowed)] == []
 
 
-def test_no_module_of_lngen_imports_the_hub_package() -> None:
-    names = [i for path in sources() for i in imports(path) if i.target.startswith("lngen.hub_package")]
-    assert [str(i) for i in names if component(i.path) != "hub_package"] == []
+@pytest.mark.parametrize("name", ["hub_package", "torch"])
+def test_no_module_of_lngen_imports_what_is_for_pytorch_programs(name: str) -> None:
+    names = [i for path in sources() for i in imports(path) if f"{i.target}.".startswith(f"lngen.{name}.")]
+    assert [str(i) for i in names if component(i.path) not in (name, "examples")] == []
 
 
 def test_the_import_rules_can_fail(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

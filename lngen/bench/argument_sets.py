@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from lngen.bench.tasks import LATENCY, Task, value_bytes
 from lngen.bench.timing import Launch
 from lngen.bench.torch_gpu import Array, Gpu
-from lngen.bench.torch_graph import torch_function
 from lngen.check.inputs import positive_inputs
 from lngen.errors import LngenError
 from lngen.ir import WIDE, DType, Graph, M, Value, independent_rows
 from lngen.passes import accumulated
 from lngen.spec import Spec
+from lngen.torch_graph import torch_function
 
 Tensors = dict[str, Array]
 

@@ -13,11 +13,11 @@ from lngen.bench.argument_sets import Tensors
 from lngen.bench.peers import own_form
 from lngen.bench.records import HostRecord
 from lngen.bench.timing import Stats, describe
-from lngen.bench.torch_graph import torch_function
 from lngen.ir import DEFAULT_EPS, RUN, WIDE
 from lngen.launch.arrays import CuPy, Torch
 from lngen.runtime.norm import Norm
 from lngen.spec import Spec
+from lngen.torch_graph import torch_function
 
 CALLS = 500
 BATCHES = 21

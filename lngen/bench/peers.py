@@ -15,10 +15,10 @@ from typing import Any
 
 from lngen.bench.argument_sets import Case, Prepared, Provider, Tensors
 from lngen.bench.torch_gpu import Array
-from lngen.bench.torch_graph import torch_function
 from lngen.ir import DType
 from lngen.passes import accumulated
 from lngen.spec import Spec
+from lngen.torch_graph import torch_function
 
 Call = Callable[[Tensors], Sequence[Array]]
 """Results in order, of tensors by name: of a forward the outputs of its graph, differentiable."""

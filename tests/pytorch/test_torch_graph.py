@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lngen.bench.torch_graph import MEANINGS, Call, torch_function
 from lngen.check.inputs import forward_inputs, random_inputs
 from lngen.check.oracles import rmsnorm_forward
 from lngen.errors import LngenError
@@ -15,6 +14,7 @@ from lngen.interpret import interpret
 from lngen.ir import OPS, Builder, D, DType, Eqn, Graph, M, Type, Value, independent_rows, parse
 from lngen.ir.numerics import Array
 from lngen.spec import Spec, parse_spec
+from lngen.torch_graph import MEANINGS, Call, torch_function
 from own_graphs import OWN, own
 
 torch = pytest.importorskip("torch")

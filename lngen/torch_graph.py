@@ -41,42 +41,64 @@ class Call:
 Meaning = Callable[[Call, Eqn, tuple[Tensor, ...]], Tensor]
 
 
-def torch_function(graph: Graph, *, wide: bool = False) -> Function:
+def torch_function(graph: Graph, *, wide: bool = False, eps: float = DEFAULT_EPS) -> Function:
     """``graph`` as a function of its tensors, in their order and with the shapes of their types.
 
-    The graph is a forward graph as described, before any pass. The function returns the results in order, in the shapes
-    of their types and in the dtypes of the graph: a cast is ``Tensor.to``. With ``wide`` the parameters are float64, no
-    cast rounds and no constant is rounded. A number that is passed by value is that of the default eps. LngenError for
-    an op that no forward graph has.
+    The graph is a forward graph as described, or a backward before its sums are ordered. The function returns the
+    results in order, in the shapes of their types and in the dtypes of the graph: a cast is ``Tensor.to``. With
+    ``wide`` the parameters are float64, no cast rounds and no constant is rounded. Numbers that are passed by value
+    follow from ``eps``. LngenError for an op that no such graph has.
     """
     for eqn in graph.eqns:
         if eqn.op not in MEANINGS:
             raise LngenError(
-                f"graph @{graph.name}: the op '{eqn.op}' of '{eqn.out}' has no meaning in PyTorch; a forward graph "
-                "before any pass is expected, and for a new op a row in lngen/bench/torch_graph.py."
+                f"graph @{graph.name}: the op '{eqn.op}' of '{eqn.out}' has no meaning in PyTorch; a graph before "
+                "its sums are ordered is expected, and for a new op a row in lngen/torch_graph.py."
             )
 
-    numbers = values_of(graph, DEFAULT_EPS)
-    given: dict[Value, Tensor] = {v: float(numbers[v.name]) for v in graph.by_value}
+    numbers = _numbers(graph, eps)
 
     def function(*inputs: Tensor) -> tuple[Tensor, ...]:
-        return _run(graph, inputs, given, wide)
+        given = dict(zip(graph.tensors, inputs, strict=True))
+        return _run(graph, graph.eqns, given, numbers, graph.results, wide)
 
     return function
 
 
-def _run(graph: Graph, inputs: Sequence[Tensor], given: Mapping[Value, Tensor], wide: bool) -> tuple[Tensor, ...]:
+def evaluate(graph: Graph, given: Mapping[Value, Tensor], wanted: Sequence[Value], eps: float) -> tuple[Tensor, ...]:
+    """Values of a graph, from those that are ``given``: its inputs, or whatever else suffices."""
+    needed = {*wanted} - {*given}
+    for eqn in reversed(graph.eqns):
+        if eqn.out in needed:
+            needed.update(a for a in eqn.args if a not in given)
+    eqns = [eqn for eqn in graph.eqns if eqn.out in needed]
+    return _run(graph, eqns, given, _numbers(graph, eps), wanted, False)
+
+
+def _numbers(graph: Graph, eps: float) -> dict[Value, Tensor]:
+    numbers = values_of(graph, eps)
+    return {v: float(numbers[v.name]) for v in graph.by_value}
+
+
+def _run(
+    graph: Graph,
+    eqns: Sequence[Eqn],
+    given: Mapping[Value, Tensor],
+    numbers: Mapping[Value, Tensor],
+    wanted: Sequence[Value],
+    wide: bool,
+) -> tuple[Tensor, ...]:
     import torch
 
     size: dict[Axis, int] = {}
-    for param, tensor in zip(graph.tensors, inputs, strict=True):
-        size |= dict(zip(param.type.axes, tensor.shape, strict=True))
+    for value, tensor in given.items():
+        size |= dict(zip(value.type.axes, tensor.shape, strict=True))
     dtypes = {t: torch.float64 if wide else torch_dtypes()[t] for t in DType}
-    call = Call(torch, size, dtypes, inputs[0])
-    values = {**given, **{p: t.reshape(_spread(p, size)) for p, t in zip(graph.tensors, inputs, strict=True)}}
-    for eqn in graph.eqns:
+    call = Call(torch, size, dtypes, next(iter(given.values())))
+    values = {**numbers, **{v: t.reshape(_spread(v, size)) for v, t in given.items()}}
+    for eqn in eqns:
         values[eqn.out] = MEANINGS[eqn.op](call, eqn, tuple(values[a] for a in eqn.args))
-    return tuple(_gather(call, graph, r, values[r]) for r in graph.results)
+    return tuple(_gather(call, graph, r, values[r]) for r in wanted)
 
 
 def _spread(value: Value, size: Mapping[Axis, int]) -> tuple[int, ...]:

@@ -1,0 +1,41 @@
+"""lngen in PyTorch: functions, modules and registered operators (``lngen help torch``).
+
+    layer_norm, rms_norm, softmax, ...   torch.nn.functional's signatures (``torch_functions``)
+    LayerNorm, RMSNorm                   torch.nn's modules and state dicts (``modules``)
+    torch.ops.lngen.layernorm_fwd, ...   an operator for each graph and direction (``graph_ops``)
+
+It needs PyTorch; ``import lngen`` does not import it.
+"""
+
+from lngen.torch.modules import LayerNorm, RMSNorm
+from lngen.torch.torch_functions import (
+    add_layer_norm,
+    add_rms_norm,
+    dyt,
+    gated_layer_norm,
+    gated_rms_norm,
+    l2_norm,
+    layer_norm,
+    layer_norm_act,
+    log_softmax,
+    rms_norm,
+    rms_norm_act,
+    softmax,
+)
+
+__all__ = [
+    "LayerNorm",
+    "RMSNorm",
+    "add_layer_norm",
+    "add_rms_norm",
+    "dyt",
+    "gated_layer_norm",
+    "gated_rms_norm",
+    "l2_norm",
+    "layer_norm",
+    "layer_norm_act",
+    "log_softmax",
+    "rms_norm",
+    "rms_norm_act",
+    "softmax",
+]

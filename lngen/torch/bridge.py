@@ -1,0 +1,95 @@
+"""The kernels of a spec on tensors: those of a GPU are launched on, those of the CPU run the interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+import torch
+
+from lngen.errors import LngenError
+from lngen.launch.arrays import torch_dtypes
+from lngen.launch.tensors import Tensor
+from lngen.runtime.by_value import call_of
+from lngen.runtime.direction import Call
+from lngen.runtime.saved import Gradients
+from lngen.spec import Spec, parse_spec
+
+TO_TORCH = torch_dtypes()
+FROM_TORCH = {own: dtype for dtype, own in TO_TORCH.items()}
+
+
+class TorchError(LngenError, RuntimeError):
+    """What PyTorch reports as a RuntimeError, with lngen's sentence."""
+
+
+class Side(NamedTuple):
+    """One direction of a norm.
+
+    names      of the tensors that it takes, in order
+    takes_eps  whether a number that every call gives is among them
+    returns    the result that holds each gradient of a backward, by the number of the result
+    """
+
+    spec: Spec
+    call: Call
+    names: tuple[str, ...]
+    takes_eps: bool
+    returns: tuple[int, ...]
+
+    @property
+    def results(self) -> tuple[Tensor, ...]:
+        """What the kernels write."""
+        return self.call.outputs
+
+
+@cache
+def side(text: str) -> Side:
+    """The kernels of a spec; LngenError if it is none."""
+    spec = parse_spec(text)
+    call = call_of(spec, "")
+    stored = [t.name for t in call.outputs]
+    returns = tuple(range(len(stored)))
+    if spec.direction == "bwd":
+        returns = tuple(stored.index(call.graph.shared.get(n, n)) for n in Gradients(spec).names)
+    return Side(spec, call, tuple(t.name for t in call.inputs), bool(call.graph.by_value), returns)
+
+
+def run(one: Side, tensors: Sequence[torch.Tensor], eps: float) -> list[torch.Tensor]:
+    """New results. Rows of [..., D] tensors may lie anywhere; the first one gives the leading dimensions."""
+    d, flat = one.spec.d, []
+    lead: tuple[int, ...] = ()
+    for tensor, value in zip(tensors, one.call.inputs, strict=True):
+        if value.wide and not lead:
+            lead = tuple(tensor.shape[:-1])
+        shape = (-1, d) if value.wide else (-1,) * len(value.axes)
+        tensor = tensor.detach().reshape(shape)
+        flat.append(tensor if not value.axes or tensor.stride(-1) == 1 else tensor.contiguous())
+    arrays = [_to_numpy(t) for t in flat] if flat[0].device.type == "cpu" else flat
+    given = one.call.arrange(arrays, {"eps": eps} if one.takes_eps else {})
+    results, _ = one.call(given, None)
+    return [_to_torch(r).reshape(v.shape(lead, d)) for r, v in zip(results, one.results, strict=True)]
+
+
+def like(one: Side, tensors: Sequence[torch.Tensor], eps: float) -> list[torch.Tensor]:
+    """Results without content, for tensors that have none."""
+    first = next(t for t, v in zip(tensors, one.call.inputs, strict=True) if v.wide)
+    lead = first.shape[:-1]
+    return [first.new_empty(v.shape(lead, one.spec.d), dtype=TO_TORCH[v.dtype]) for v in one.results]
+
+
+def _to_numpy(tensor: torch.Tensor) -> Any:
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return tensor.numpy()
+
+
+def _to_torch(array: Any) -> torch.Tensor:
+    if not isinstance(array, np.ndarray):
+        return array
+    if array.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)

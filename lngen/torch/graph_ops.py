@@ -1,0 +1,238 @@
+"""Registered operators: a forward and a backward for each graph, for PyTorch's dispatcher.
+
+    torch.ops.lngen.layernorm_fwd(x, gamma, beta, eps=1e-5, keys="")  -> [y, mean, rstd]
+    torch.ops.lngen.layernorm_bwd(dy, x, gamma, beta, mean, rstd, eps=1e-5, spec=...)  -> [dx, dgamma, dbeta]
+
+D is static, the number of rows is not. Each operator has a kernel for the CPU (the interpreter) and for CUDA, shapes
+for tensors without content, and a derivative. That of a backward is composed of PyTorch's own operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any
+
+import torch
+
+from lngen.graphs import GRAPHS, Definition, Options
+from lngen.ir import RUN, WIDE, DType, M, Value
+from lngen.spec import Spec, make_spec
+from lngen.torch.bridge import FROM_TORCH, TO_TORCH, Side, TorchError, like, run, side
+from lngen.torch_graph import evaluate
+
+LIBRARY = torch.library.Library("lngen", "DEF")  # the operators live as long as this
+
+Given = Sequence[torch.Tensor | None]
+Dtypes = tuple[torch.dtype | None, ...]
+
+
+class GraphOps:
+    """The operators of a graph.
+
+    inputs    names of the tensors that forward may take, in order; ``optional``: those that may be None
+    defaults  of the options
+    taken     names of the tensors that backward may take: cotangents, inputs, and what forward saved
+    """
+
+    def __init__(self, definition: Definition) -> None:
+        self.definition, self.name = definition, definition.name
+        plain = definition.builder(_described())
+        switches = [name for name, option in plain.declared.items() if option.default is False]
+        added = [n for n in switches if n in {p.name for p in definition.builder(_described((n, True))).params}]
+        full = definition.builder(_described(*((name, True) for name in added)))
+        self.takes_eps = plain.takes_eps
+        self.defaults = {name: option.default for name, option in plain.declared.items()}
+        self.inputs = [p.name for p in full.params]
+        self.optional = {name for name in self.inputs if name in plain.declared}
+        self.outputs = [v.name for v in plain.results]
+        kept = [n for n in self.outputs if n in plain.standing] + [v.name for v in plain.statistics]
+        self.taken = [*(f"d{name}" for name in self.outputs), *self.inputs, *kept]
+        eps = ", float eps" if self.takes_eps else ""
+        tensors = ", ".join(f"Tensor? {n}" if n in self.optional else f"Tensor {n}" for n in self.inputs)
+        self.fwd = _define(f'{self.name}_fwd({tensors}, *{eps}, str keys="") -> Tensor[]', self._forward)
+        tensors = ", ".join(f"Tensor? {n}" for n in self.taken)
+        self.bwd = _define(f"{self.name}_bwd({tensors}, *{eps}, str spec) -> Tensor[]", self._backward)
+        torch.library.register_autograd(self.fwd, self._first, setup_context=self._save, lib=LIBRARY)
+        torch.library.register_autograd(self.bwd, self._second, setup_context=self._keep, lib=LIBRARY)
+
+    # ---- the operators ----
+
+    def side(self, tensors: Given, keys: str) -> Side:
+        """The forward for these tensors, in the order of ``inputs``; TorchError for a dtype that lngen has not."""
+        x = tensors[0]
+        assert x is not None
+        return side(self._text(int(x.shape[-1]), tuple([t if t is None else t.dtype for t in tensors]), keys))
+
+    @cache  # noqa: B019  there is one object for each graph
+    def _text(self, d: int, dtypes: Dtypes, keys: str) -> str:
+        """The text of the forward spec."""
+        given = dict(zip(self.inputs, dtypes, strict=True))
+        for name, dtype in given.items():
+            if dtype is not None and dtype not in FROM_TORCH:
+                word = str(dtype).removeprefix("torch.").capitalize()
+                known = ", ".join(map(str, FROM_TORCH))
+                raise TorchError(
+                    f"\"{self.name}\" not implemented for '{word}': '{name}' is expected to be one of {known}."
+                )
+        options: dict[str, Any] = {"d": d, "dtype": FROM_TORCH[given["x"]]}
+        options |= {n: given[n] is not None for n in self.inputs if n in self.optional}
+        options |= {
+            f"{n}_dtype": FROM_TORCH[t] for n, t in given.items() if t not in (None, given["x"]) and self._own(n)
+        }
+        options |= {"eps": RUN} if self.takes_eps else {}
+        axes = {p.name: p.type.axes for p in self.definition.builder(_described()).params}
+        weights = [t for n, t in given.items() if t is not None and axes.get(n, (M,))[:1] != (M,)]
+        options |= {"weight": FROM_TORCH[weights[0]]} if weights else {}
+        options |= dict(part.split("=") for part in filter(None, keys.split(",")))
+        spec = make_spec(self.definition, "fwd", options)
+        for p in spec.forward().tensors:
+            if FROM_TORCH[given[p.name]] != p.type.dtype:
+                raise TorchError(
+                    f"expected scalar type {TO_TORCH[p.type.dtype]} for '{p.name}' but found {given[p.name]}: all "
+                    "inputs with rows have the dtype of x, and all weights have one dtype."
+                )
+        return str(spec)
+
+    def _own(self, name: str) -> bool:
+        """True for an input whose dtype is an option of the graph."""
+        return f"{name}_dtype" in self.definition.builder(_described()).declared
+
+    def _forward(self, one: Callable[..., Any], *tensors: Any, keys: str = "", eps: float = 0.0) -> list[torch.Tensor]:
+        found = self.side(tensors, keys)
+        return _called(one, found, dict(zip(self.inputs, tensors, strict=True)), eps)
+
+    def _backward(self, one: Callable[..., Any], *tensors: Any, spec: str, eps: float = 0.0) -> list[torch.Tensor]:
+        return _called(one, side(spec), dict(zip(self.taken, tensors, strict=True)), eps)
+
+    # ---- derivatives ----
+
+    def _save(self, ctx: Any, inputs: Given, keyword_only_inputs: Mapping[str, Any], output: Any) -> None:
+        """Keep what the backward takes for the gradients that are needed."""
+        self.keep(
+            ctx, self.side(inputs, keyword_only_inputs["keys"]), inputs, output, keyword_only_inputs.get("eps", 0.0)
+        )
+
+    def keep(self, ctx: Any, forward: Side, inputs: Given, output: Sequence[torch.Tensor], eps: float) -> None:
+        """The same for any autograd.Function whose inputs are, or begin with, the tensors."""
+        statistics = output[len(forward.spec.differentiated) :]
+        ctx.mark_non_differentiable(*statistics)
+        ctx.set_materialize_grads(False)
+        ctx.lngen = forward, eps, [n for n, needed in zip(self.inputs, ctx.needs_input_grad, strict=False) if needed]
+        whole = side(backward_text(forward.spec, ctx.lngen[2], forward.spec.differentiated))
+        known = {
+            **dict(zip(self.inputs, inputs, strict=True)),
+            **dict(zip((r.name for r in forward.results), output, strict=True)),
+        }
+        ctx.names = [name for name in whole.names if name in known]
+        ctx.save_for_backward(*[known[name] for name in ctx.names])
+
+    def _first(self, ctx: Any, cotangents: Given) -> tuple[torch.Tensor | None, ...]:
+        """The gradients of the inputs, None where none is needed."""
+        (forward, eps, wrt), outputs = ctx.lngen, ctx.lngen[0].spec.differentiated
+        given = {f"d{name}": ct for name, ct in zip(outputs, cotangents[: len(outputs)], strict=True) if ct is not None}
+        if not given:
+            return (None,) * len(self.inputs)
+        one = side(backward_text(forward.spec, wrt, [name for name in outputs if f"d{name}" in given]))
+        known = {**given, **dict(zip(ctx.names, ctx.saved_tensors, strict=True))}
+        tensors = [known[name] if name in one.names else None for name in self.taken]
+        results = self.bwd(*tensors, spec=str(one.spec), **({"eps": eps} if self.takes_eps else {}))
+        gradients = dict(zip(wrt, (results[n] for n in one.returns), strict=True))
+        return tuple(gradients.get(name) for name in self.inputs)
+
+    def _keep(self, ctx: Any, inputs: Given, keyword_only_inputs: Mapping[str, Any], output: Any) -> None:
+        ctx.set_materialize_grads(False)
+        ctx.lngen = keyword_only_inputs["spec"], keyword_only_inputs.get("eps", 0.0)
+        ctx.present = [name for name, t in zip(self.taken, inputs, strict=True) if t is not None]
+        ctx.save_for_backward(*[t for t in inputs if t is not None])
+
+    def _second(self, ctx: Any, gradients: Given) -> tuple[torch.Tensor | None, ...]:
+        """The derivative of a backward, by PyTorch's autograd of the same graph in PyTorch's operators."""
+        spec, eps = ctx.lngen
+        needed = [name for name, wanted in zip(self.taken, ctx.needs_input_grad, strict=True) if wanted]
+        with torch.enable_grad():
+            given = {n: t.view_as(t) for n, t in zip(ctx.present, ctx.saved_tensors, strict=True)}
+            results = composed(side(spec).spec, given, [r.name for r in side(spec).results], eps)
+            pairs = [(r, g) for r, g in zip(results, gradients, strict=True) if g is not None and r.requires_grad]
+        found: Sequence[torch.Tensor | None] = [None] * len(needed)
+        if pairs:
+            found = torch.autograd.grad(
+                [r for r, _ in pairs],
+                [given[name] for name in needed],
+                [g for _, g in pairs],
+                create_graph=torch.is_grad_enabled(),
+                allow_unused=True,
+            )
+        return tuple(dict(zip(needed, found, strict=True)).get(name) for name in self.taken)
+
+
+def backward_text(forward: Spec, wrt: Sequence[str], of: Sequence[str]) -> str:
+    """The spec of the backward that has gradients of ``wrt`` for cotangents of ``of``."""
+    every = forward.definition.outputs(forward.options)
+    return str(replace(forward, direction="bwd", wrt=tuple(wrt), of=None if tuple(of) == every else tuple(of)))
+
+
+def composed(
+    spec: Spec, tensors: Mapping[str, torch.Tensor], wanted: Sequence[str], eps: float
+) -> tuple[torch.Tensor, ...]:
+    """Results of a spec, by name, in PyTorch's operators: within roundings the same numbers, for autograd and vmap.
+
+    The statistics among a backward's tensors are computed again from the others, so that a derivative sees that they
+    depend on the row.
+    """
+    forward = spec.forward()
+    graph = forward if spec.direction == "fwd" else spec.trace()["cse"]
+    wide = next(tensors[p.name] for p in graph.tensors if p.type.axes == WIDE)
+    lead, d = wide.shape[:-1], spec.d
+    given: dict[Value, torch.Tensor] = {}
+    for p in graph.tensors:
+        shape = (-1, d) if p.type.axes == WIDE else (-1,) * len(p.type.axes)
+        given[p] = tensors[p.name].reshape(shape)
+    if graph is not forward:
+        flat = {p.name: t for p, t in given.items()}
+        statistics = [
+            v for v in forward.results if v.name in spec.definition.statistics(spec.options) and v.name in flat
+        ]
+        known = {
+            v: flat[v.name] for v in (*forward.tensors, *forward.results) if v.name in flat and v not in statistics
+        }
+        found = evaluate(forward, known, statistics, eps) if statistics else ()
+        again = {v.name: t for v, t in zip(statistics, found, strict=True)}
+        given = {p: again.get(p.name, t) for p, t in given.items()}
+    results = [r for name in wanted for r in graph.results if r.name == name]
+    found = evaluate(graph, given, results, eps)
+    return tuple(t.reshape(r.type.shape(tuple(lead), d)) for t, r in zip(found, results, strict=True))
+
+
+def _described(*chosen: tuple[str, bool]) -> Options:
+    return Options(DType.F32, DType.F32, DType.F32, chosen=chosen)
+
+
+def _define(schema: str, kernel: Callable[..., list[torch.Tensor]]) -> Any:
+    """Register an operator: ``kernel`` gets ``run`` or, for tensors without content, ``like``, then its arguments."""
+    LIBRARY.define(schema)
+    name = schema.partition("(")[0]
+    for key in ("CPU", "CUDA"):
+        LIBRARY.impl(name, partial(kernel, run), key)
+    torch.library.register_fake(f"lngen::{name}", partial(kernel, like), lib=LIBRARY)
+    return getattr(torch.ops.lngen, name).default
+
+
+def _called(one: Callable[..., Any], found: Side, tensors: Mapping[str, Any], eps: float) -> list[torch.Tensor]:
+    missing = [name for name in found.names if tensors.get(name) is None]
+    if missing:
+        raise TorchError(f"'{found.spec}' expects {', '.join(missing)}, got None.")
+    devices = {name: tensors[name].device for name in found.names}
+    first = next(iter(devices))
+    for name, device in devices.items():
+        if device != devices[first]:
+            raise TorchError(
+                f"Expected all tensors to be on the same device, but found at least two devices, {devices[first]} and "
+                f"{device}! '{name}' is not where '{first}' is; move it there."
+            )
+    result: list[torch.Tensor] = one(found, [tensors[name] for name in found.names], eps)
+    return result
+
+
+OPS = {name: GraphOps(definition) for name, definition in GRAPHS.items()}

@@ -1,0 +1,65 @@
+"""DTensors whose rows are sharded: each rank normalises its own, and gradients of weights are sums over ranks."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from lngen.torch.bridge import TorchError
+
+
+def locally(op: Callable[..., Any], tensors: Sequence[torch.Tensor | None], **keys: Any) -> Sequence[torch.Tensor]:
+    """The results of an operator; of DTensors, whose rows are on the ranks that have those of the first one."""
+    module = sys.modules.get("torch.distributed.tensor")
+    if module is None or not any(isinstance(t, module.DTensor) for t in tensors):
+        result: Sequence[torch.Tensor] = op(*tensors, **keys)
+        return result
+    return _sharded(module, op, tensors, keys)
+
+
+def _sharded(
+    module: Any, op: Callable[..., Any], tensors: Sequence[torch.Tensor | None], keys: dict[str, Any]
+) -> Sequence[torch.Tensor]:
+    x = tensors[0]
+    if not isinstance(x, module.DTensor):
+        raise TorchError(
+            "got mixed torch.Tensor and DTensor, need to convert all torch.Tensor to DTensor: a weight is a DTensor, "
+            "but the input is none."
+        )
+    rows = [_of_rows(module, p, x.dim()) for p in x.placements]
+    apart = [module.Replicate() if isinstance(p, module.Replicate) else module.Partial() for p in rows]
+    local: list[Any] = []
+    for tensor in tensors:
+        if tensor is None:
+            local.append(None)
+        elif tensor.dim() == x.dim() and tensor.shape == x.shape:
+            local.append(_placed(module, tensor, x, rows).to_local(grad_placements=rows))
+        else:
+            whole = [module.Replicate()] * len(rows)
+            local.append(_placed(module, tensor, x, whole).to_local(grad_placements=apart))
+    shape, stride = x.shape, torch.empty(x.shape, device="meta").stride()
+    return [
+        module.DTensor.from_local(y, x.device_mesh, rows, run_check=False, shape=shape, stride=stride)
+        for y in op(*local, **keys)
+        if y.dim() == x.dim()
+    ]
+
+
+def _of_rows(module: Any, placement: Any, dims: int) -> Any:
+    """The placement of rows: whole features, no partial sums."""
+    if isinstance(placement, module.Shard) and placement.dim % dims != dims - 1:
+        return placement
+    return module.Replicate()
+
+
+def _placed(module: Any, tensor: Any, x: Any, placements: Any) -> Any:
+    """The tensor on the mesh of ``x``; a plain tensor counts as replicated."""
+    if not isinstance(tensor, module.DTensor):
+        raise TorchError(
+            "got mixed torch.Tensor and DTensor, need to convert all torch.Tensor to DTensor before calling lngen: "
+            "distribute_tensor(weight, mesh) replicates a weight."
+        )
+    return tensor.redistribute(x.device_mesh, placements)

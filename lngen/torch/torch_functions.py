@@ -1,0 +1,271 @@
+"""Functions with the signatures of torch.nn.functional, on lngen's kernels.
+
+A tensor of a GPU runs the kernels, one of the CPU the interpreter: the same bits. All are differentiable, any number of
+times, and work under torch.compile, export, autocast and CUDA graphs. Under torch.func (vmap, grad, jvp and the like)
+they are composed of PyTorch's own operators, with the same mathematics and without the promise about bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lngen.torch.bridge import TorchError
+from lngen.torch.graph_ops import OPS, composed
+from lngen.torch.sharded import locally
+
+Shape = int | Sequence[int]
+
+
+def layer_norm(
+    input: Tensor,
+    normalized_shape: Shape,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    zero_centred: bool = False,
+) -> Tensor:
+    """LayerNorm of the last dimensions of ``input``, as torch.nn.functional.layer_norm.
+
+    ``zero_centred``: rows are multiplied by 1 + weight. The result has the dtype of ``input``; under autocast on a GPU
+    it is float32, as PyTorch's. RuntimeError for shapes, dtypes and devices that do not fit.
+    """
+    keys = {"zero_centred": zero_centred}
+    return _norm("layernorm", normalized_shape, {"x": input, "gamma": weight, "beta": bias}, eps, keys)[0]
+
+
+def rms_norm(
+    input: Tensor,
+    normalized_shape: Shape,
+    weight: Tensor | None = None,
+    eps: float | None = None,
+    *,
+    zero_centred: bool = False,
+    casts: str = "once",
+) -> Tensor:
+    """RMSNorm of the last dimensions of ``input``, as torch.nn.functional.rms_norm; without eps it is PyTorch's.
+
+    ``casts``: the order of roundings of a model, ``once``, ``llama``, ``t5`` or ``gemma`` (``lngen help family``);
+    the rest as of ``layer_norm``.
+    """
+    keys: dict[str, bool | str] = {"zero_centred": zero_centred, "casts": casts}
+    return _norm("rmsnorm", normalized_shape, {"x": input, "gamma": weight}, _rms_eps(input, eps), keys)[0]
+
+
+def add_layer_norm(
+    input: Tensor,
+    residual: Tensor,
+    normalized_shape: Shape,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    zero_centred: bool = False,
+    round_sum: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """``h = input + residual`` and its LayerNorm, in one kernel: ``y, h``. h has the dtype of ``residual``.
+
+    ``round_sum``: the norm is of h as it is stored (``lngen help family``).
+    """
+    tensors = {"x": input, "residual": residual, "gamma": weight, "beta": bias}
+    keys = {"zero_centred": zero_centred, "round_sum": round_sum}
+    y, h = _norm("add_layernorm", normalized_shape, tensors, eps, keys)
+    return y, h
+
+
+def add_rms_norm(
+    input: Tensor,
+    residual: Tensor,
+    normalized_shape: Shape,
+    weight: Tensor | None = None,
+    eps: float | None = None,
+    *,
+    zero_centred: bool = False,
+    casts: str = "once",
+    round_sum: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """``h = input + residual`` and its RMSNorm, in one kernel: ``y, h``; the rest as of ``add_layer_norm``."""
+    tensors = {"x": input, "residual": residual, "gamma": weight}
+    keys: dict[str, bool | str] = {"zero_centred": zero_centred, "casts": casts, "round_sum": round_sum}
+    y, h = _norm("add_rmsnorm", normalized_shape, tensors, _rms_eps(input, eps), keys)
+    return y, h
+
+
+def gated_layer_norm(
+    input: Tensor,
+    gate: Tensor,
+    normalized_shape: Shape,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    act: str = "silu",
+    gate_first: bool = False,
+) -> Tensor:
+    """``layer_norm(input) * act(gate)``, or with ``gate_first`` ``layer_norm(input * act(gate))``.
+
+    ``act``: silu, sigmoid, gelu (erf) or gelu_tanh.
+    """
+    tensors = {"x": input, "z": gate, "gamma": weight, "beta": bias}
+    keys = {"act": act, "gate": "before" if gate_first else "after"}
+    return _norm("gated_layernorm", normalized_shape, tensors, eps, keys)[0]
+
+
+def gated_rms_norm(
+    input: Tensor,
+    gate: Tensor,
+    normalized_shape: Shape,
+    weight: Tensor | None = None,
+    eps: float | None = None,
+    *,
+    act: str = "silu",
+    gate_first: bool = False,
+) -> Tensor:
+    """``rms_norm(input) * act(gate)``; the rest as of ``gated_layer_norm``."""
+    tensors = {"x": input, "z": gate, "gamma": weight}
+    keys = {"act": act, "gate": "before" if gate_first else "after"}
+    return _norm("gated_rmsnorm", normalized_shape, tensors, _rms_eps(input, eps), keys)[0]
+
+
+def layer_norm_act(
+    input: Tensor,
+    normalized_shape: Shape,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    act: str = "silu",
+) -> Tensor:
+    """``act(layer_norm(input))``; ``act``: silu, gelu (erf), gelu_tanh, relu or sigmoid."""
+    tensors = {"x": input, "gamma": weight, "beta": bias}
+    return _norm("layernorm_act", normalized_shape, tensors, eps, {"act": act})[0]
+
+
+def rms_norm_act(
+    input: Tensor,
+    normalized_shape: Shape,
+    weight: Tensor | None = None,
+    eps: float | None = None,
+    *,
+    act: str = "silu",
+) -> Tensor:
+    """``act(rms_norm(input))``; ``act`` as of ``layer_norm_act``."""
+    tensors = {"x": input, "gamma": weight}
+    return _norm("rmsnorm_act", normalized_shape, tensors, _rms_eps(input, eps), {"act": act})[0]
+
+
+def dyt(input: Tensor, alpha: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+    """``tanh(alpha * input) * weight + bias`` over the last dimension (dynamic tanh); ``alpha`` has one element."""
+    tensors = {"x": input, "alpha": alpha.reshape(()), "gamma": weight, "beta": bias}
+    return _norm("dyt", input.shape[-1:], tensors, None, {})[0]
+
+
+def l2_norm(input: Tensor, dim: int = -1, eps: float = 1e-12) -> Tensor:
+    """``input / max(norm, eps)``, as torch.nn.functional.normalize, which takes over for any dimension but the last."""
+    if not _last(input, dim):
+        return F.normalize(input, 2.0, dim, eps)
+    return _norm("l2norm", input.shape[-1:], {"x": input}, eps, {"guard": "max"})[0]
+
+
+def softmax(input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None) -> Tensor:
+    """As torch.nn.functional.softmax, which takes over for another dimension than the last, a ``dtype`` and float64."""
+    if not _last(input, dim) or dtype is not None or input.dtype == torch.float64:
+        return F.softmax(input, dim, _stacklevel + 1, dtype)
+    return _norm("softmax", input.shape[-1:], {"x": input}, None, {})[0]
+
+
+def log_softmax(
+    input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None
+) -> Tensor:
+    """As torch.nn.functional.log_softmax, which takes over as in ``softmax``."""
+    if not _last(input, dim) or dtype is not None or input.dtype == torch.float64:
+        return F.log_softmax(input, dim, _stacklevel + 1, dtype)
+    return _norm("log_softmax", input.shape[-1:], {"x": input}, None, {})[0]
+
+
+# ---- the way of all of them ----
+
+
+def _norm(
+    graph: str, shape: Shape, tensors: dict[str, Tensor | None], eps: float | None, options: Mapping[str, bool | str]
+) -> Sequence[Tensor]:
+    """The outputs of a graph for tensors whose last dimensions are ``shape``."""
+    x = tensors["x"]
+    assert x is not None
+    dims = (shape,) if isinstance(shape, int) else tuple(shape)
+    _check(x, dims, tensors)
+    if 0 in dims:
+        raise TorchError(
+            f"normalized_shape={list(dims)} has no elements; lngen normalises rows of one element or more."
+        )
+    defaults = OPS[graph].defaults
+    keys = ",".join([f"{name}={_word(v)}" for name, v in options.items() if v != defaults[name]])
+    if x.is_cuda and torch.is_autocast_enabled("cuda") and x.dtype != torch.float64:
+        keys = f"{keys},out=f32" if keys else "out=f32"
+    if len(dims) > 1:
+        wide = len(dims)
+        flat = {n: t if t is None else t.flatten(-wide) if t.dim() >= wide else t for n, t in tensors.items()}
+        return [y.reshape(x.shape) for y in _norm_of_rows(graph, flat, keys, eps)]
+    return _norm_of_rows(graph, tensors, keys, eps)
+
+
+def _norm_of_rows(graph: str, tensors: dict[str, Tensor | None], keys: str, eps: float | None) -> Sequence[Tensor]:
+    ops = OPS[graph]
+    given = [tensors.get(name) for name in ops.inputs]
+    numbers: dict[str, Any] = {} if eps is None else {"eps": eps}
+    if not torch.compiler.is_compiling() and transformed():
+        spec = ops.side(given, keys).spec
+        known = {name: t for name, t in zip(ops.inputs, given, strict=True) if t is not None}
+        return composed(spec, known, ops.outputs, eps or 0.0)
+    return locally(ops.fwd, given, keys=keys, **numbers)[: len(ops.outputs)]
+
+
+def transformed() -> bool:
+    """True inside torch.func's transforms and forward-mode differentiation, which see no operator of lngen's."""
+    return torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0
+
+
+def _word(value: bool | str) -> str:
+    return value if isinstance(value, str) else "yes" if value else "no"
+
+
+def _rms_eps(x: Tensor, eps: float | None) -> float:
+    """PyTorch's: without one, the epsilon of the dtype it computes in."""
+    return torch.finfo(torch.float64 if x.dtype == torch.float64 else torch.float32).eps if eps is None else eps
+
+
+def _last(x: Tensor, dim: int | None) -> bool:
+    """True for the last dimension of a tensor with rows."""
+    return dim is not None and x.dim() > 0 and dim in (-1, x.dim() - 1) and x.shape[-1] > 0
+
+
+def _check(x: Tensor, dims: tuple[int, ...], tensors: dict[str, Tensor | None]) -> None:
+    """RuntimeError, in PyTorch's words, for shapes that do not fit."""
+    if not dims:
+        raise TorchError(
+            "Expected normalized_shape to be at least 1-dimensional, i.e., containing at least one element"
+        )
+    if tuple(x.shape[-len(dims) :]) != dims:
+        shown = ", ".join(map(str, dims))
+        raise TorchError(
+            f"Given normalized_shape=[{shown}], expected input with shape [*, {shown}], but got input of size"
+            f"{list(x.shape)}"
+        )
+    for name, word in (("gamma", "weight"), ("beta", "bias")):
+        tensor = tensors.get(name)
+        if tensor is not None and tuple(tensor.shape) != dims:
+            raise TorchError(
+                f"Expected {word} to be of same shape as normalized_shape, but got {word} of shape "
+                f"{list(tensor.shape)} and normalized_shape = {list(dims)}"
+            )
+    for name in ("residual", "z"):
+        tensor = tensors.get(name)
+        if tensor is not None and tensor.shape != x.shape:
+            raise TorchError(
+                f"'{name}' is expected to have the shape of input, {list(x.shape)}, got {list(tensor.shape)}."
+            )

@@ -1,0 +1,119 @@
+"""If these fail, lngen.torch computes something else than PyTorch, or not what the interpreter does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import lngen.torch as L
+from lngen.torch.graph_ops import OPS, GraphOps
+
+D = 24
+WEIGHTS = ("gamma", "beta", "gamma1", "beta1", "colscale")
+
+
+def tensors_of(ops: GraphOps, dtype: torch.dtype = torch.float32, *, every: bool = False) -> list[torch.Tensor | None]:
+    """Tensors for each input; the optional ones that are absent by default only with ``every``."""
+    torch.manual_seed(0)
+    shapes: dict[str, tuple[int, ...]] = {**dict.fromkeys(WEIGHTS, (D,)), "alpha": (), "rowscale": (2, 3)}
+    found: list[torch.Tensor | None] = []
+    for name in ops.inputs:
+        if name in ops.optional and ops.defaults[name] is False and not every:
+            found.append(None)
+        else:
+            found.append(torch.randn(shapes.get(name, (2, 3, D)), dtype=dtype).requires_grad_(name != "target"))
+    return found
+
+
+@pytest.mark.parametrize("every", [False, True])
+@pytest.mark.parametrize("name", OPS)
+def test_an_operator_passes_pytorchs_own_checks(name: str, every: bool) -> None:
+    ops = OPS[name]
+    keys = {"eps": 1e-5} if ops.takes_eps else {}
+    torch.library.opcheck(ops.fwd, tuple(tensors_of(ops, every=every)), keys)
+
+
+WITH_F64 = [name for name in OPS if name.endswith(("layernorm", "rmsnorm", "l2norm")) and "gated" not in name]
+
+
+@pytest.mark.parametrize("name", WITH_F64)
+def test_first_and_second_derivatives_are_those_of_differences(name: str) -> None:
+    ops = OPS[name]
+    given = [t if t is None else t.detach()[..., :5].double().requires_grad_(t.requires_grad) for t in tensors_of(ops)]
+    present = [t for t in given if t is not None]
+
+    def outputs(*some: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        rest = iter(some)
+        results = ops.fwd(*[t if t is None else next(rest) for t in given], eps=1e-5)
+        return tuple(results[: len(ops.outputs)])
+
+    assert torch.autograd.gradcheck(outputs, present)
+    assert torch.autograd.gradgradcheck(outputs, present)
+
+
+CALLS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "layer_norm": (lambda x, w, b: L.layer_norm(x, (D,), w, b), lambda x, w, b: F.layer_norm(x, (D,), w, b)),
+    "no weights": (lambda x, w, b: L.layer_norm(x, [D]), lambda x, w, b: F.layer_norm(x, [D])),
+    "two dims": (
+        lambda x, w, b: L.layer_norm(x, (3, D), w.expand(3, D), b.expand(3, D)),
+        lambda x, w, b: F.layer_norm(x, (3, D), w.expand(3, D), b.expand(3, D)),
+    ),
+    "rms_norm": (lambda x, w, b: L.rms_norm(x, (D,), w), lambda x, w, b: F.rms_norm(x, (D,), w)),
+    "softmax": (lambda x, w, b: L.softmax(x, -1), lambda x, w, b: F.softmax(x, -1)),
+    "softmax of columns": (lambda x, w, b: L.softmax(x, 1), lambda x, w, b: F.softmax(x, 1)),
+    "log_softmax": (lambda x, w, b: L.log_softmax(x, 2), lambda x, w, b: F.log_softmax(x, 2)),
+    "l2_norm": (lambda x, w, b: L.l2_norm(x), lambda x, w, b: F.normalize(x, dim=-1)),
+    "add_layer_norm": (
+        lambda x, w, b: torch.cat(L.add_layer_norm(x, x * 2, (D,), w, b)),
+        lambda x, w, b: torch.cat([F.layer_norm(x + x * 2, (D,), w, b), x + x * 2]),
+    ),
+    "add_rms_norm": (
+        lambda x, w, b: torch.cat(L.add_rms_norm(x, x * 2, (D,), w, 1e-6)),
+        lambda x, w, b: torch.cat([F.rms_norm(x + x * 2, (D,), w, 1e-6), x + x * 2]),
+    ),
+    "gated_layer_norm": (
+        lambda x, w, b: L.gated_layer_norm(x, x * 2, (D,), w, b, act="gelu"),
+        lambda x, w, b: F.layer_norm(x, (D,), w, b) * F.gelu(x * 2),
+    ),
+    "gated_rms_norm": (
+        lambda x, w, b: L.gated_rms_norm(x, x * 2, (D,), w, 1e-6, gate_first=True),
+        lambda x, w, b: F.rms_norm(x * F.silu(x * 2), (D,), w, 1e-6),
+    ),
+    "layer_norm_act": (
+        lambda x, w, b: L.layer_norm_act(x, (D,), w, b, act="relu"),
+        lambda x, w, b: F.relu(F.layer_norm(x, (D,), w, b)),
+    ),
+    "rms_norm_act": (
+        lambda x, w, b: L.rms_norm_act(x, (D,), w, 1e-6),
+        lambda x, w, b: F.silu(F.rms_norm(x, (D,), w, 1e-6)),
+    ),
+    "dyt": (lambda x, w, b: L.dyt(x, b[:1], w, b), lambda x, w, b: torch.tanh(b[0] * x) * w + b),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("layout", ["contiguous", "transposed", "slice", "no rows"])
+def test_a_function_is_pytorchs_forward_and_backward(name: str, layout: str) -> None:
+    torch.manual_seed(1)
+    x = torch.randn(2, 3, D)
+    x = {
+        "contiguous": x,
+        "transposed": torch.randn(3, 2, D).transpose(0, 1),
+        "slice": torch.randn(2, 3, 2 * D)[..., :D],
+        "no rows": torch.randn(0, 3, D),
+    }[layout]
+    inputs = [x.requires_grad_(), torch.randn(D, requires_grad=True), torch.randn(D, requires_grad=True)]
+    ours, theirs = CALLS[name]
+    y, expected = ours(*inputs), theirs(*inputs)
+    assert y.shape == expected.shape
+    torch.testing.assert_close(y, expected, rtol=5e-6, atol=5e-6)
+    dy = torch.randn_like(expected)
+    gradients = torch.autograd.grad(y, inputs, dy, allow_unused=True)
+    for found, wanted in zip(gradients, torch.autograd.grad(expected, inputs, dy, allow_unused=True), strict=True):
+        assert (found is None) == (wanted is None)
+        if found is not None and wanted is not None:
+            torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
