@@ -119,6 +119,10 @@ class PackNorm:
         """The specs and the pack's folder."""
         return f"<PackNorm {self.spec}, {self.backward_spec} of '{self._pack.folder}'>"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copied and pickled as its pack and specs; a copy loads what it needs at its first use."""
+        return PackNorm, (self._pack, self.spec, self.backward_spec)
+
     def prepare(self, device: int = 0, rows: int | None = None) -> PackNorm:
         """Load the kernels for calls of so many rows (None: any number), before a capture or the first request."""
         for spec in filter(None, (self.spec, self.backward_spec)):

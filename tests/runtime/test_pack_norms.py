@@ -5,6 +5,8 @@ Everything is launched through the C functions of a driver, whose GPU executes t
 
 from __future__ import annotations
 
+import copy
+import pickle
 import re
 import subprocess
 import sys
@@ -147,6 +149,16 @@ def test_x_in_place(pack: Any, gpu: FakeDriver) -> None:
     assert same((x,), (wanted,))
     with pytest.raises(ArrayError, match="'x' is needed, but a result was written over it"):
         norm.backward(torch.ones(3, D), saved)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda norm: pickle.loads(pickle.dumps(norm))])
+def test_a_copy_launches_and_takes_what_the_norm_saved(pack: Any, copied: Any) -> None:
+    norm = pack.norm("layernorm", d=D, dtype="f32").prepare()
+    inputs, dy = (numbers(3, D), numbers(D, seed=1), numbers(D, seed=2)), numbers(3, D, seed=3)
+    y, saved = norm.forward(*inputs)
+    other = copied(norm)
+    found = (other.forward(*inputs)[0], *other.backward(dy, pickle.loads(pickle.dumps(saved))))
+    assert same(found, map(host, (y, *norm.backward(dy, saved))))
 
 
 # ---- captures, threads ----
