@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FunctionType
@@ -58,9 +58,6 @@ class Definition:
         if not callable(self.describe):
             raise SpecError(f"graph '{self.name}' is expected to be described by a function, got {self.describe!r}.")
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_described": {}}
-
     def builder(self, options: Options) -> GraphBuilder:
         """The builder after the description has run, once for these options; nothing changes it afterwards.
 
@@ -104,6 +101,13 @@ class Definition:
         """The forward graph: outputs, then the statistics that are saved."""
         b, saved = self.builder(options), self.saved(options)
         return b.build(*b.results, *(v for v in b.statistics if v.name in saved))
+
+    def recorded(self, options: Options) -> Definition:
+        """What the description says for these options alone: that can be pickled, whatever describes this one."""
+        b = self.builder(options)
+        notes = {name: getattr(b, name) for name in NOTES}
+        text, statistics = str(b.build(*b.results)), tuple(v.name for v in b.statistics)
+        return replace(self, describe=Recorded(text, b.options, statistics, notes))
 
     def outputs(self, options: Options) -> tuple[str, ...]:
         """Names of the results that are differentiated."""
@@ -175,6 +179,29 @@ def _declare(b: GraphBuilder, param: Value) -> Value:
     if isinstance(param, ByValue):
         return b.by_value(b.exactly(param.name, "a value"), param.type.dtype, param.rule)
     return b.param(param.name, param.type.dtype, *param.type.axes)
+
+
+NOTES = ("declared", "standing", "takes_eps", "constants", "positive", "gradients")  # of a builder, beside its graph
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """Describes the graph in ``text`` for the ``options`` it was recorded for, and for no others."""
+
+    text: str
+    options: Options
+    statistics: tuple[str, ...]
+    notes: Mapping[str, Any] = field(hash=False)
+
+    def __call__(self, b: GraphBuilder) -> None:
+        """Repeat what the builder had; SpecError for other options."""
+        if b.options != self.options:
+            b.refuse("it was pickled with its dtypes, eps and options; for others compile its function.")
+        graph = parse(self.text)
+        known = {v.name: v for v in (*graph.params, *(e.out for e in graph.eqns))}
+        b.params, b.eqns, b.results = [*graph.params], [*graph.eqns], [*graph.results]
+        b.statistics = [known[name] for name in self.statistics]
+        vars(b).update(self.notes)
 
 
 def declared(graph: Graph) -> tuple[DType, DType, DType]:

@@ -2,7 +2,7 @@
 
 from lngen.ir.builder import Builder, is_graph_name, is_name, verify
 from lngen.ir.ops import OPS, Op, Ops, ctype
-from lngen.ir.run_time import DEFAULT_EPS, RULES, RUN, Run, bits_of, finite, values_of
+from lngen.ir.run_time import DEFAULT_EPS, RULES, RUN, Run, bits_of, values_of
 from lngen.ir.text import parse
 from lngen.ir.types import (
     BF16,
@@ -78,7 +78,6 @@ __all__ = [
     "bits_of",
     "compute_dtype",
     "ctype",
-    "finite",
     "has_segments",
     "independent_rows",
     "indexed_by_elements",

@@ -5,10 +5,8 @@ A rule is one line of C over the double ``eps``. Its result is rounded once, to 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Real
 from typing import Literal
 
 import numpy as np
@@ -34,17 +32,6 @@ RULES = {
     # The square of a divisor that is eps at least: a square of f32 that is 0 would be no divisor.
     "eps_squared": Rule("max(eps * eps, 0x1p-126)", lambda eps: max(eps * eps, 2.0**-126)),
 }
-
-
-def finite(value: object) -> float | None:
-    """The finite number in ``value``, without the sign of a zero; None for anything that is not one real number."""
-    if not isinstance(value, Real) or isinstance(value, bool):
-        return None
-    try:
-        number = float(value) + 0.0
-    except OverflowError:
-        return None
-    return number if math.isfinite(number) else None
 
 
 def values_of(graph: Graph, eps: float) -> dict[str, Array]:

@@ -112,6 +112,10 @@ class Pack:
         """The folder and its specs."""
         return f"<Pack '{self.folder}': {', '.join(self.specs)}>"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copied and pickled as its folder, which has to be there when it is loaded again."""
+        return Pack, (os.path.abspath(self.folder),)
+
     def check(self) -> Pack:
         """Check the whole manifest; LngenError for what is wrong."""
         with _refusals(self.folder):

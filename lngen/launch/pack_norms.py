@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
-from sys import float_info
 from typing import Any, Protocol
 
 from ..errors import ArrayError, LngenError, short
 from .array_call import ArrayCall
+from .given_eps import given_eps
 from .kernels import NO_VALUES, Described, Loaded
 from .tensors import Tensor
 
@@ -68,14 +68,9 @@ class PackCall(ArrayCall):
             if eps is None:
                 return NO_VALUES
             raise ArrayError(f"'{self.text}' has eps={self.described['spec']['eps']} built in, got eps= in a call.")
-        if eps is None:
-            raise ArrayError(f"'{self.text}' expects eps in every call, which is missing; add for example eps=1e-6.")
-        if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not -LARGEST <= eps <= LARGEST:
-            raise ArrayError(f"'{self.text}' expects eps to be a finite number, got {short(eps)}.")
-        return {name: _bits(RULES[a["rule"]](float(eps)), a["dtype"]) for name, a in self.by_value.items()}
+        number = given_eps(self.text, eps)
+        return {name: _bits(RULES[a["rule"]](number), a["dtype"]) for name, a in self.by_value.items()}
 
-
-LARGEST = float_info.max
 
 # What a kernel gets by value, by the text of its rule, in f64.
 RULES = {"eps": lambda eps: eps, "max(eps * eps, 0x1p-126)": lambda eps: max(eps * eps, 2.0**-126)}
@@ -123,6 +118,10 @@ class PackNorm:
     def __repr__(self) -> str:
         """The specs and the pack's folder."""
         return f"<PackNorm {self.spec}, {self.backward_spec} of '{self._pack.folder}'>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copied and pickled as its pack and specs; a copy loads what it needs at its first use."""
+        return PackNorm, (self._pack, self.spec, self.backward_spec)
 
     def prepare(self, device: int = 0, rows: int | None = None) -> PackNorm:
         """Load the kernels for calls of so many rows (None: any number), before a capture or the first request."""

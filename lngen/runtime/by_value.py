@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
-from lngen.errors import ArrayError, short
-from lngen.ir import ByValue, bits_of, finite, values_of
+from lngen.ir import ByValue, bits_of, values_of
+from lngen.launch.given_eps import given_eps
 from lngen.launch.kernels import NO_VALUES
 from lngen.runtime.direction import Call
 from lngen.runtime.lock_file import Lock
@@ -35,23 +35,13 @@ class ValueCall(Call):
         self._values_of = lru_cache(LAST)(partial(values_of, self.graph))
 
     def arrange(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> Sequence[Any]:
-        """As of ``Call``, with the numbers that follow from the eps among ``named``; ArrayError if it is not finite."""
+        """As of ``Call``, with the numbers that follow from the eps among ``named``; ArrayError for a wrong eps."""
         if len(inputs) != len(self.inputs) or len(named) > 1:
             inputs = super().arrange(inputs, {name: a for name, a in named.items() if name != "eps"})
-        values, arrays = self._values_of(self._eps(named.get("eps"))), list(inputs)
+        values, arrays = self._values_of(given_eps(self.text, named.get("eps"))), list(inputs)
         for name, place in self._places.items():
             arrays.insert(place, values[name])
         return arrays
-
-    def _eps(self, given: object) -> float:
-        """The eps of a call; ArrayError for anything but a finite number."""
-        if given is None:
-            raise ArrayError(f"'{self.spec}' expects eps in every call, which is missing; add for example eps=1e-6.")
-        eps = finite(given)
-        if eps is None:
-            got = f"{type(given).__module__}.{type(given).__name__}" if hasattr(given, "shape") else short(repr(given))
-            raise ArrayError(f"'{self.spec}' expects eps to be a finite number, got {got}; pass for example eps=1e-6.")
-        return eps
 
     def __call__(
         self, arrays: Sequence[Any], out: Any, values: Mapping[str, int] = NO_VALUES

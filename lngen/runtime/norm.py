@@ -129,7 +129,7 @@ def _count(key: str, value: Any) -> int:
 
 
 class Norm:
-    """A forward and a backward kernel set for one spec."""
+    """A forward and a backward kernel set for one spec. It can be copied and pickled, whatever describes its graph."""
 
     def __init__(
         self,
@@ -142,6 +142,7 @@ class Norm:
         for key in schedules:
             if key not in ("fwd", "bwd"):
                 raise SpecError(f"schedule= takes the directions fwd and bwd, got '{short(key)}'.")
+        self._made_from = forward, backward, dict(schedules), lock, overlap
         self._forward = call_of(forward, schedules.get("fwd", ""), lock, overlap)
         self._call_of: Callable[[Spec], Call] = partial(
             call_of, schedule=schedules.get("bwd", ""), lock=lock, overlap=overlap
@@ -154,6 +155,10 @@ class Norm:
         self._checked: set[tuple[int, ...]] = set()  # addresses of weights on a GPU
         self._backwards = {self._cotangents: self._backward}
         self._making = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copied and pickled as what it was made from; a copy loads kernels of its own at its first use."""
+        return type(self), self._made_from
 
     def spec(self, direction: str = "fwd") -> Spec:
         """The spec of a direction, ``fwd`` or ``bwd``."""

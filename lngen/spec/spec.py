@@ -8,8 +8,9 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from typing import Any
 
 from lngen import passes
 from lngen.errors import DerivativeError, SpecError
@@ -104,6 +105,12 @@ class Spec:
         keys += [f"order={self.order}"] if self.order != ORDERS[0] else []
         keys += [f"strides={self.strides}"] if self.strides != 1 else []
         return f"{self.graph_name}.{self.direction}:{','.join(keys)}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled with the name of its graph, or with the text of one that a program defines: no function is needed."""
+        keys = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "definition"}
+        graph = self.definition.name if self.builtin else self.definition.recorded(self.options)
+        return _unpickled, (graph, keys, self.digest)
 
     @property
     def eps_or_default(self) -> float:
@@ -264,3 +271,17 @@ class Spec:
     def _turned(self) -> Spec:
         turned = replace(self, wrt=None, of=None, blocks=None, grad=None, accumulate=())  # which are of backward alone
         return replace(turned, direction="bwd" if self.direction == "fwd" else "fwd")
+
+
+def _unpickled(graph: str | Definition, keys: dict[str, Any], digest: str) -> Spec:
+    """The spec that was pickled; SpecError if its graph is another one in this version of lngen."""
+    definition = graph if isinstance(graph, Definition) else GRAPHS.get(graph)
+    spec = definition and Spec(replace(definition), **keys)
+    if spec and spec.digest == digest:
+        return spec
+    name = graph if isinstance(graph, str) else graph.name
+    here = f"is {name}@{spec.digest}" if spec else "does not exist"
+    raise SpecError(
+        f"a spec of the graph {name}@{digest} was pickled, but in this version of lngen '{name}' {here}; compile the "
+        "norm again."
+    )

@@ -90,7 +90,7 @@ def _order(trial: Trial) -> tuple[int, str]:
 
 @dataclass(frozen=True)
 class Job:
-    """What to tune, and the limits. Can be pickled if the spec can.
+    """What to tune, and the limits. It can be pickled.
 
     seconds     budget; candidates not reached within it are left out
     trials      number of candidates at most, the first of the model's order

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-from fractions import Fraction
 
-import numpy as np
 import pytest
 
 from lngen.errors import ParseError, VerifyError
@@ -21,7 +19,6 @@ from lngen.ir import (
     Type,
     Value,
     bits_of,
-    finite,
     parse,
     values_of,
     verify,
@@ -102,19 +99,3 @@ def test_the_bits_of_a_number_are_those_of_its_dtype() -> None:
     double = values_of(parse(TEXT.replace("f32", "f64")), 1.0)["eps"]
     assert (bits_of(single), bits_of(double)) == (0x3F800000, 0x3FF0000000000000)
     assert bits_of(values_of(parse(TEXT), -0.5)["eps"]) == 0xBF000000
-
-
-@pytest.mark.parametrize("value", [0, 1e-6, -3, np.float32(0.5), np.int64(2), Fraction(1, 4)])
-def test_a_finite_number(value: object) -> None:
-    assert finite(value) == float(value)  # type: ignore[arg-type]
-
-
-def test_zero_has_no_sign() -> None:
-    assert np.copysign(1, finite(-0.0)) == 1
-
-
-@pytest.mark.parametrize(
-    "value", [None, "1e-6", True, np.True_, float("nan"), float("inf"), -float("inf"), 10**400, 1j, np.ones(1), [1e-6]]
-)
-def test_what_is_no_finite_number(value: object) -> None:
-    assert finite(value) is None

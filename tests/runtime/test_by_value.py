@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from lngen.check.inputs import mismatches, random_inputs
 from lngen.errors import ArrayError
 from lngen.graphs import GraphBuilder
 from lngen.interpret import interpret
+from lngen.launch.given_eps import finite
 from lngen.launch.kernels import Loaded
 from lngen.spec import parse_spec
 
@@ -99,7 +101,7 @@ RUN_TEXT = "'layernorm.fwd:d=64,dtype=f32,eps=run' expects eps"
             (lambda eps=eps: RUN.forward(X, GAMMA, GAMMA, eps=eps), f"{RUN_TEXT} to be a finite number, got {got};")
             for eps, got in (
                 (float("nan"), "nan"), (-float("inf"), "-inf"), ("1e-6", "'1e-6'"), (True, "True"),
-                (X, "numpy.ndarray"), (1j, "1j"),
+                (X, "numpy.ndarray"), (1j, "1j"), (10**5000, "a int of thousands of digits"),
             )
         ),
         (
@@ -114,6 +116,22 @@ def test_a_wrong_eps_is_one_sentence(work: Any, message: str) -> None:
         work()
     assert message in str(error.value)
     assert str(error.value).count("\n") == 0
+
+
+@pytest.mark.parametrize("value", [0, 1e-6, -3, np.float32(0.5), np.int64(2), Fraction(1, 4)])
+def test_a_finite_number(value: object) -> None:
+    assert finite(value) == float(value)  # type: ignore[arg-type]
+
+
+def test_zero_has_no_sign() -> None:
+    assert np.copysign(1, finite(-0.0)) == 1
+
+
+@pytest.mark.parametrize(
+    "value", [None, "1e-6", True, np.True_, float("nan"), float("inf"), -float("inf"), 10**400, 1j, np.ones(1), [1e-6]]
+)
+def test_what_is_no_finite_number(value: object) -> None:
+    assert finite(value) is None
 
 
 def named_eps(b: GraphBuilder) -> None:

@@ -5,6 +5,8 @@ Everything is launched through the C functions of a driver, whose GPU executes t
 
 from __future__ import annotations
 
+import copy
+import pickle
 import re
 import subprocess
 import sys
@@ -94,7 +96,7 @@ def test_forward_and_backward_have_the_bits_of_the_interpreter(pack: Any, shape:
     ("graph", "keys"),
     [("layernorm", {"dtype": "bf16", "save": "none"}), ("l2norm", {"dtype": "f32", "guard": "max"})],
 )
-@pytest.mark.parametrize("eps", [1e-6, 0.25, 0.0, -1e-3, 3])
+@pytest.mark.parametrize("eps", [1e-6, 0.25, 0.0, -1e-3, 3, np.float32(1e-6), np.int64(2)])
 def test_eps_of_a_call(pack: Any, gpu: FakeDriver, graph: str, keys: dict[str, str], eps: float) -> None:
     dtype = torch.bfloat16 if keys["dtype"] == "bf16" else torch.float32
     weights = [numbers(D, seed=n, dtype=dtype) for n in (1, 2)] if graph == "layernorm" else []
@@ -149,6 +151,16 @@ def test_x_in_place(pack: Any, gpu: FakeDriver) -> None:
         norm.backward(torch.ones(3, D), saved)
 
 
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda norm: pickle.loads(pickle.dumps(norm))])
+def test_a_copy_launches_and_takes_what_the_norm_saved(pack: Any, copied: Any) -> None:
+    norm = pack.norm("layernorm", d=D, dtype="f32").prepare()
+    inputs, dy = (numbers(3, D), numbers(D, seed=1), numbers(D, seed=2)), numbers(3, D, seed=3)
+    y, saved = norm.forward(*inputs)
+    other = copied(norm)
+    found = (other.forward(*inputs)[0], *other.backward(dy, pickle.loads(pickle.dumps(saved))))
+    assert same(found, map(host, (y, *norm.backward(dy, saved))))
+
+
 # ---- captures, threads ----
 
 
@@ -179,7 +191,7 @@ def refusals() -> Iterator[tuple[str, Any, str]]:
     yield one, lambda n: n.forward(numbers(3, D + 1)[:, 1:], *[numbers(D)] * 2), r"multiples of so many bytes: 'x' 16,"
     yield one, lambda n: n.backward(numbers(*good), "saved"), "is expected to be what forward of .* got str"
     yield run, lambda n: n.forward(numbers(*good), *[numbers(D)] * 2), "expects eps in every call, which is missing"
-    for eps in (float("nan"), float("inf"), "1e-6", True, 10**400):
+    for eps in (float("nan"), float("inf"), "1e-6", True, 10**400, np.ones(1)):
         yield run, lambda n, e=eps: n.forward(*[numbers(D)] * 3, eps=e), "expects eps to be a finite number, got"
 
 
