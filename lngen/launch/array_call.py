@@ -162,7 +162,7 @@ class ArrayCall(ABC):
             thread.last = layouts, absent, library, recipe
         if True in absent:
             given, pointers = self._fill(library, recipe, given, pointers)
-        return given, self._launch(library, recipe, pointers, values)
+        return given, self.launch(library, recipe, pointers, values)
 
     def _given(self, out: Any) -> tuple[Any, ...]:
         """The arrays to write, None for a new array."""
@@ -200,7 +200,7 @@ class ArrayCall(ABC):
         except (AttributeError, BufferError, KeyError, RuntimeError, TypeError, ValueError) as e:
             raise ArrayError(f"'{tensor.name}', of {kind}, is not an array that can be used: {e}.") from e
 
-    def _launch(
+    def launch(
         self, library: Library, recipe: Recipe, pointers: list[int], values: Mapping[str, int]
     ) -> tuple[str, ...]:
         """Enqueue the kernels that suit these addresses; names of the inputs that a result overwrites."""
@@ -247,11 +247,14 @@ class ArrayCall(ABC):
         if key not in thread.recipes:
             inputs, rest = layouts[: len(self.inputs)], iter(layouts[len(self.inputs) :])
             outs = [None if missing else next(rest) for missing in absent]
-            thread.recipes[key] = self._recipe(library, inputs, outs)
+            thread.recipes[key] = self.recipe(library, inputs, outs)
         return thread.recipes[key]
 
-    def _recipe(self, library: Library, layouts: list[Layout], outs: list[Layout | None]) -> Recipe:
-        """Check every layout, before any GPU work."""
+    def recipe(self, library: Library, layouts: Sequence[Layout], outs: Sequence[Layout | None]) -> Recipe:
+        """What a call needs for arrays of these layouts, which it checks; ``outs``: None for a new output.
+
+        One thread at a time may launch with it.
+        """
         layouts = [library.in_elements(layout) for layout in layouts]
         outs = [layout and library.in_elements(layout) for layout in outs]
         d = self.d

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from struct import Struct
 from types import MappingProxyType
 from typing import Any, Union
 from weakref import WeakValueDictionary
@@ -130,7 +131,11 @@ class Loaded:
 
 
 class Bound:
-    """Kernels with all arguments but pointers. One thread at a time may call it."""
+    """Kernels with all arguments but pointers. One thread at a time may call it.
+
+    The arguments of all kernels stand in one block, 8 bytes each, the pointers of the tensors first: a call writes
+    those in one go. Each kernel has a table of the addresses of its own, which the driver reads.
+    """
 
     def __init__(self, loaded: Loaded, rows: int, strides: Mapping[str, Distance], inner: int) -> None:
         described = loaded.described
@@ -140,65 +145,43 @@ class Bound:
         self._context = loaded.gpu.context
         sizes = workspace_sizes(described, rows)
         self.workspace_bytes = sum(sizes.values())
-        offsets = {name: sum([*sizes.values()][:n]) for n, name in enumerate(sizes)}
+        self._offsets = {name: sum([*sizes.values()][:n]) for n, name in enumerate(sizes)}
         zeroed = [b["name"] for b in described["workspace"]["buffers"] if b["zeroed"]]
-        self.zeroed = tuple((offsets[name], sizes[name]) for name in zeroed)
-        self._kernels = [
-            _Arguments(loaded, place, rows, strides, inner, offsets)
-            for place, kernel in enumerate(loaded.kernels)
-            if rows or kernel["launch_for_no_rows"]
-        ]
+        self.zeroed = tuple((self._offsets[name], sizes[name]) for name in zeroed)
+        places = [place for place, k in enumerate(loaded.kernels) if rows or k["launch_for_no_rows"]]
+        listed = [(place, a) for place in places for a in loaded.kernels[place]["arguments"]]
+        self.block = (ctypes.c_longlong * (len(loaded.tensors) + len(listed)))()
+        self._pointers = Struct(f"{len(loaded.tensors)}q")
+        self._workspace = 0
+        self._buffers: list[tuple[int, int]] = []
+        self._given: list[tuple[int, str]] = []
+        slots: dict[int, list[int]] = {place: [] for place in places}
+        for slot, (place, a) in enumerate(listed, len(loaded.tensors)):
+            slots[place].append(self._slot(slot, a, rows, strides, inner))
+        self.launches = [self._launch(place, rows, slots[place]) for place in places]
 
-    def __call__(self, pointers: Sequence[int], workspace: int, stream: int) -> None:
-        """Launch on ``stream``: pointers of the inputs, then of the outputs; ``workspace`` of workspace_bytes.
-
-        ``prepare`` must have been called once for the workspace.
-        """
-        if current_context() == self._context:
-            self._run(pointers, workspace, stream)
+    def _slot(self, slot: int, a: Described, rows: int, strides: Mapping[str, Distance], inner: int) -> int:
+        """The place of an argument in the block: ``slot``, or that of a tensor's pointer."""
+        kind, tensor = a["kind"], a["tensor"]
+        if kind in ("rows", "inner"):
+            self.block[slot] = rows if kind == "rows" else inner
+        elif kind in ("stride", "outer_stride"):
+            distance = strides[tensor]
+            two = distance if isinstance(distance, tuple) else (inner * distance, distance)
+            self.block[slot] = two[kind == "stride"]
+        elif kind == "workspace":
+            self._buffers.append((slot, self._offsets[tensor]))
+        elif kind == "value":
+            self._given.append((slot, a["number"]))
+            self.block[slot] = -1  # NaN, until a number is given
         else:
-            with on(self._context):
-                self._run(pointers, workspace, stream)
+            return self._loaded.tensors.index(tensor)
+        return slot
 
-    def _run(self, pointers: Sequence[int], workspace: int, stream: int) -> None:
-        for k in self._kernels:
-            values = k.values
-            for position, index in k.tensors:
-                values[position] = pointers[index]
-            for position, offset in k.buffers:
-                values[position] = workspace + offset
-            k.launch(stream)
-
-    def give(self, values: Mapping[str, int]) -> None:
-        """The bits of the numbers that the next launches pass by value, by name."""
-        for k in self._kernels:
-            for position, name in k.given:
-                k.values[position] = values[name]
-
-    def prepare(self, workspace: int, stream: int) -> None:
-        """Zero the buffers of a new workspace that must be zero."""
-        with on(self._context):
-            for offset, size in self.zeroed:
-                zero(workspace + offset, size, stream)
-
-
-class _Arguments:
-    """One kernel's argument block: 8 bytes per argument, and the table of their addresses that the driver reads."""
-
-    def __init__(
-        self,
-        loaded: Loaded,
-        place: int,
-        rows: int,
-        strides: Mapping[str, Distance],
-        inner: int,
-        offsets: Mapping[str, int],
-    ) -> None:
-        kernel = loaded.kernels[place]
-        count = len(kernel["arguments"])
-        self.values = (ctypes.c_longlong * count)()
-        base = ctypes.addressof(self.values)
-        table = (ctypes.c_void_p * count)(*range(base, base + 8 * count, 8))
+    def _launch(self, place: int, rows: int, slots: Sequence[int]) -> Launch:
+        """The launch of a kernel by its number."""
+        loaded, kernel, base = self._loaded, self._loaded.kernels[place], ctypes.addressof(self.block)
+        table = (ctypes.c_void_p * len(slots))(*[base + 8 * slot for slot in slots])
         attributes = {COOPERATIVE: 1} if kernel["cooperative"] else {}
         if kernel["cluster"] > 1:
             attributes[CLUSTER_DIMENSION] = kernel["cluster"]
@@ -207,29 +190,43 @@ class _Arguments:
         grid = blocks(kernel["grid"]["x"], rows), blocks(kernel["grid"]["y"], rows)
         if max(grid) > MOST_BLOCKS:
             raise LngenError(
-                f"'{loaded.described['name']}' is expected to be launched with at most {MOST_BLOCKS} blocks, but "
-                f"{rows} rows take {max(grid)}; call it for fewer rows at a time."
+                f"'{self.name}' is expected to be launched with at most {MOST_BLOCKS} blocks, but {rows} rows take "
+                f"{max(grid)}; call it for fewer rows at a time."
             )
         function, shared = loaded.functions[place], loaded.shared[place]
-        self.launch = Launch(function, grid, kernel["block"], shared, attributes, table, kernel["name"])
-        self.tensors: list[tuple[int, int]] = []
-        self.buffers: list[tuple[int, int]] = []
-        self.given: list[tuple[int, str]] = []
-        for position, a in enumerate(kernel["arguments"]):
-            kind, tensor = a["kind"], a["tensor"]
-            if kind in ("rows", "inner"):
-                self.values[position] = rows if kind == "rows" else inner
-            elif kind in ("stride", "outer_stride"):
-                distance = strides[tensor]
-                two = distance if isinstance(distance, tuple) else (inner * distance, distance)
-                self.values[position] = two[kind == "stride"]
-            elif kind == "workspace":
-                self.buffers.append((position, offsets[tensor]))
-            elif kind == "value":
-                self.given.append((position, a["number"]))
-                self.values[position] = -1  # NaN, until a number is given
-            else:
-                self.tensors.append((position, loaded.tensors.index(tensor)))
+        return Launch(function, grid, kernel["block"], shared, attributes, table, kernel["name"])
+
+    def __call__(self, pointers: Sequence[int], workspace: int, stream: int) -> None:
+        """Launch on ``stream``: pointers of the inputs, then of the outputs; ``workspace`` of workspace_bytes.
+
+        ``prepare`` must have been called once for the workspace.
+        """
+        if current_context() == self._context:
+            self.run(pointers, workspace, stream)
+        else:
+            with on(self._context):
+                self.run(pointers, workspace, stream)
+
+    def run(self, pointers: Sequence[int], workspace: int, stream: int) -> None:
+        """The same in a thread whose context is that of the kernels."""
+        self._pointers.pack_into(self.block, 0, *pointers)
+        if workspace != self._workspace:
+            self._workspace = workspace
+            for slot, offset in self._buffers:
+                self.block[slot] = workspace + offset
+        for launch in self.launches:
+            launch(stream)
+
+    def give(self, values: Mapping[str, int]) -> None:
+        """The bits of the numbers that the next launches pass by value, by name."""
+        for slot, name in self._given:
+            self.block[slot] = values[name]
+
+    def prepare(self, workspace: int, stream: int) -> None:
+        """Zero the buffers of a new workspace that must be zero."""
+        with on(self._context):
+            for offset, size in self.zeroed:
+                zero(workspace + offset, size, stream)
 
 
 # ---- workspaces: memory that the kernels of a call share, one for each plan on each stream ----

@@ -129,17 +129,23 @@ class GraphOps:
         ctx.save_for_backward(*[known[name] for name in ctx.names])
 
     def _first(self, ctx: Any, cotangents: Given) -> tuple[torch.Tensor | None, ...]:
-        """The gradients of the inputs, None where none is needed."""
-        (forward, eps, wrt), outputs = ctx.lngen, ctx.lngen[0].spec.differentiated
-        given = {f"d{name}": ct for name, ct in zip(outputs, cotangents[: len(outputs)], strict=True) if ct is not None}
+        (forward, eps, wrt) = ctx.lngen
+        return self.gradients(forward, wrt, eps, cotangents, dict(zip(ctx.names, ctx.saved_tensors, strict=True)))
+
+    def gradients(
+        self, forward: Side, wrt: Sequence[str], eps: float, cotangents: Given, saved: Mapping[str, torch.Tensor]
+    ) -> tuple[torch.Tensor | None, ...]:
+        """The gradients of the inputs, None for those that are not in ``wrt``; a cotangent that is None is zero."""
+        outputs = forward.spec.differentiated
+        given = {f"d{n}": ct for n, ct in zip(outputs, cotangents[: len(outputs)], strict=True) if ct is not None}
         if not given:
             return (None,) * len(self.inputs)
         one = side(backward_text(forward.spec, wrt, [name for name in outputs if f"d{name}" in given]))
-        known = {**given, **dict(zip(ctx.names, ctx.saved_tensors, strict=True))}
+        known = {**given, **saved}
         tensors = [known[name] if name in one.names else None for name in self.taken]
         results = self.bwd(*tensors, spec=str(one.spec), **({"eps": eps} if self.takes_eps else {}))
-        gradients = dict(zip(wrt, (results[n] for n in one.returns), strict=True))
-        return tuple(gradients.get(name) for name in self.inputs)
+        found = dict(zip(wrt, (results[n] for n in one.returns), strict=True))
+        return tuple(found.get(name) for name in self.inputs)
 
     def _keep(self, ctx: Any, inputs: Given, keyword_only_inputs: Mapping[str, Any], output: Any) -> None:
         ctx.set_materialize_grads(False)

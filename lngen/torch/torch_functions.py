@@ -7,6 +7,7 @@ they are composed of PyTorch's own operators, with the same mathematics and with
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,8 +16,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lngen.torch.bridge import TorchError
+from lngen.torch.direct import Direct, plain
 from lngen.torch.graph_ops import OPS, composed
 from lngen.torch.sharded import locally
+
+DIRECT = {name: Direct(ops) for name, ops in OPS.items()}
 
 Shape = int | Sequence[int]
 
@@ -29,14 +33,16 @@ def layer_norm(
     eps: float = 1e-5,
     *,
     zero_centred: bool = False,
+    out: Tensor | None = None,
 ) -> Tensor:
     """LayerNorm of the last dimensions of ``input``, as torch.nn.functional.layer_norm.
 
-    ``zero_centred``: rows are multiplied by 1 + weight. The result has the dtype of ``input``; under autocast on a GPU
+    ``zero_centred``: rows are multiplied by 1 + weight. ``out``: a tensor for the result, without gradients; it may be
+    ``input``. The result has the dtype of ``input``; under autocast on a GPU
     it is float32, as PyTorch's. RuntimeError for shapes, dtypes and devices that do not fit.
     """
     keys = {"zero_centred": zero_centred}
-    return _norm("layernorm", normalized_shape, {"x": input, "gamma": weight, "beta": bias}, eps, keys)[0]
+    return _norm("layernorm", normalized_shape, {"x": input, "gamma": weight, "beta": bias}, eps, keys, out)[0]
 
 
 def rms_norm(
@@ -47,6 +53,7 @@ def rms_norm(
     *,
     zero_centred: bool = False,
     casts: str = "once",
+    out: Tensor | None = None,
 ) -> Tensor:
     """RMSNorm of the last dimensions of ``input``, as torch.nn.functional.rms_norm; without eps it is PyTorch's.
 
@@ -54,7 +61,7 @@ def rms_norm(
     the rest as of ``layer_norm``.
     """
     keys: dict[str, bool | str] = {"zero_centred": zero_centred, "casts": casts}
-    return _norm("rmsnorm", normalized_shape, {"x": input, "gamma": weight}, _rms_eps(input, eps), keys)[0]
+    return _norm("rmsnorm", normalized_shape, {"x": input, "gamma": weight}, _rms_eps(input, eps), keys, out)[0]
 
 
 def add_layer_norm(
@@ -192,36 +199,66 @@ def log_softmax(
 
 
 def _norm(
-    graph: str, shape: Shape, tensors: dict[str, Tensor | None], eps: float | None, options: Mapping[str, bool | str]
+    graph: str,
+    shape: Shape,
+    tensors: Mapping[str, Tensor | None],
+    eps: float | None,
+    options: Mapping[str, bool | str],
+    out: Tensor | None = None,
 ) -> Sequence[Tensor]:
     """The outputs of a graph for tensors whose last dimensions are ``shape``."""
-    x = tensors["x"]
-    assert x is not None
+    given = {name: t for name, t in tensors.items() if t is not None}
+    x, direct = given["x"], None
+    if not torch.compiler.is_compiling() and plain(x):
+        direct = DIRECT[graph]
+        key = (*given, tuple(shape) if type(shape) is list else shape, eps, *options.values(), x.shape, out is None)
+        results = direct(key, [*given.values()], out)
+        if results is not None:
+            return results
     dims = (shape,) if isinstance(shape, int) else tuple(shape)
-    _check(x, dims, tensors)
-    if 0 in dims:
-        raise TorchError(
-            f"normalized_shape={list(dims)} has no elements; lngen normalises rows of one element or more."
-        )
+    _check(x, dims, given)
+    _check_out(out, given)
+    if len(dims) > 1:
+        flat = {n: t.flatten(-len(dims)) if t.dim() >= len(dims) else t for n, t in given.items()}
+        results = [y.reshape(x.shape) for y in _norm(graph, math.prod(dims), flat, eps, options)]
+        return results if out is None else [_copied(results[0], out)]
     defaults = OPS[graph].defaults
     keys = ",".join([f"{name}={_word(v)}" for name, v in options.items() if v != defaults[name]])
+    if direct is not None:
+        results = direct.prepare(key, given, keys, eps or 0.0, out)
+        if results is not None:
+            return results
     if x.is_cuda and torch.is_autocast_enabled("cuda") and x.dtype != torch.float64:
         keys = f"{keys},out=f32" if keys else "out=f32"
-    if len(dims) > 1:
-        wide = len(dims)
-        flat = {n: t if t is None else t.flatten(-wide) if t.dim() >= wide else t for n, t in tensors.items()}
-        return [y.reshape(x.shape) for y in _norm_of_rows(graph, flat, keys, eps)]
-    return _norm_of_rows(graph, tensors, keys, eps)
+    results = _dispatched(graph, given, keys, eps)
+    return results if out is None else [_copied(results[0], out)]
 
 
-def _norm_of_rows(graph: str, tensors: dict[str, Tensor | None], keys: str, eps: float | None) -> Sequence[Tensor]:
+def _copied(result: Tensor, out: Tensor) -> Tensor:
+    """``out`` with the result in it."""
+    if (out.shape, out.dtype) != (result.shape, result.dtype):
+        raise TorchError(
+            f"out= is expected to have shape {list(result.shape)} and dtype {result.dtype}, got {list(out.shape)} and "
+            f"{out.dtype}."
+        )
+    return out.copy_(result)
+
+
+def _check_out(out: Tensor | None, tensors: Mapping[str, Tensor]) -> None:
+    if out is not None and torch.is_grad_enabled() and any(t.requires_grad for t in (out, *tensors.values())):
+        raise TorchError(
+            "functions with out=... arguments don't support automatic differentiation, but one of the arguments "
+            "requires grad."
+        )
+
+
+def _dispatched(graph: str, tensors: Mapping[str, Tensor], keys: str, eps: float | None) -> Sequence[Tensor]:
+    """The same by the registered operator, or composed of PyTorch's own."""
     ops = OPS[graph]
     given = [tensors.get(name) for name in ops.inputs]
-    numbers: dict[str, Any] = {} if eps is None else {"eps": eps}
     if not torch.compiler.is_compiling() and transformed():
-        spec = ops.side(given, keys).spec
-        known = {name: t for name, t in zip(ops.inputs, given, strict=True) if t is not None}
-        return composed(spec, known, ops.outputs, eps or 0.0)
+        return composed(ops.side(given, keys).spec, tensors, ops.outputs, eps or 0.0)
+    numbers: dict[str, Any] = {} if eps is None else {"eps": eps}
     return locally(ops.fwd, given, keys=keys, **numbers)[: len(ops.outputs)]
 
 
@@ -244,8 +281,10 @@ def _last(x: Tensor, dim: int | None) -> bool:
     return dim is not None and x.dim() > 0 and dim in (-1, x.dim() - 1) and x.shape[-1] > 0
 
 
-def _check(x: Tensor, dims: tuple[int, ...], tensors: dict[str, Tensor | None]) -> None:
+def _check(x: Tensor, dims: tuple[int, ...], tensors: Mapping[str, Tensor]) -> None:
     """RuntimeError, in PyTorch's words, for shapes that do not fit."""
+    if 0 in dims:
+        raise TorchError(f"normalized_shape={list(dims)} has no elements; a row is expected to have one or more.")
     if not dims:
         raise TorchError(
             "Expected normalized_shape to be at least 1-dimensional, i.e., containing at least one element"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from host_tensors import pass_for_gpu_tensors
 from lngen.aot.manifest import schema
 from lngen.devices import device_for
 from lngen.launch import driver
+from lngen.launch.driver import Launch
 from lngen.launch.kernels import Bound
 from lngen.launch.pack import FILE_NAME, Pack
 
@@ -130,14 +132,14 @@ def launcher() -> dict[str, Any]:
 def recorded(bound: Bound, pointers: list[int], workspace: int) -> list[tuple[int, int, list[int]]]:
     """Blocks in x and y and arguments of each launch, which is not done."""
     made = []
-    for k in bound._kernels:
-        grid, values = k.launch._config.grid, k.values
+    for place, launch in enumerate(bound.launches):
 
-        def record(stream: int, grid: Any = grid, values: Any = values) -> None:
-            made.append((grid[0], grid[1], [*values]))
+        def record(stream: int, launch: Launch = launch) -> None:
+            grid, table = launch._config.grid, launch._given[2]
+            made.append((grid[0], grid[1], [ctypes.c_longlong.from_address(at).value for at in table]))
 
-        k.launch = record  # type: ignore[assignment]
-    bound._run(pointers, workspace, 0)
+        bound.launches[place] = record  # type: ignore[call-overload]
+    bound.run(pointers, workspace, 0)
     return made
 
 

@@ -1,0 +1,214 @@
+"""If these fail, a call past PyTorch's dispatcher gives other bits, or is taken for one that it is not like."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import lngen.torch as L
+from direct_tensors import forget, go_the_direct_way
+from fake_driver import FakeDriver
+
+D = 64
+
+
+class Passing(TorchFunctionMode):
+    """Sees every function and changes nothing."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
+    yield go_the_direct_way(monkeypatch)
+    forget()
+
+
+def drawn(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(*shape).to(dtype).requires_grad_()
+
+
+def inputs(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, ...]:
+    torch.manual_seed(0)
+    x, residual = (drawn(2, 3, D, dtype=dtype) for _ in range(2))
+    return x, drawn(D, dtype=dtype), drawn(D, dtype=dtype), residual
+
+
+CALLS: dict[str, Callable[..., Any]] = {
+    "layernorm": lambda x, w, b, r: L.layer_norm(x, (D,), w, b),
+    "layernorm without weights": lambda x, w, b, r: L.layer_norm(x, [D]),
+    "layernorm with bias alone": lambda x, w, b, r: L.layer_norm(x, D, None, b),
+    "layernorm of two dimensions": lambda x, w, b, r: L.layer_norm(x, (3, D)),
+    "rmsnorm": lambda x, w, b, r: L.rms_norm(x, (D,), w, casts="llama"),
+    "add_layernorm": lambda x, w, b, r: torch.cat(L.add_layer_norm(x, r, (D,), w, b)),
+    "add_rmsnorm": lambda x, w, b, r: torch.cat(L.add_rms_norm(x, r, (D,), w)),
+    "gated_rmsnorm": lambda x, w, b, r: L.gated_rms_norm(x, r, (D,), w),
+    "softmax": lambda x, w, b, r: L.softmax(x, -1),
+    "dyt": lambda x, w, b, r: L.dyt(x, b[:1], w, b),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", CALLS)
+def test_the_bits_are_those_of_the_dispatchers_way(gpu: FakeDriver, name: str, dtype: torch.dtype) -> None:
+    given = inputs(dtype)
+    with Passing():  # which the direct way does not take
+        expected = CALLS[name](*given)
+        dy = torch.randn(expected.shape).to(dtype)
+        gradients = torch.autograd.grad(expected, given, dy, allow_unused=True)
+    assert not gpu.launched
+    for _ in range(2):  # the first call of its kind, and one that is like it
+        before = len(gpu.launched)
+        y = CALLS[name](*given)
+        assert torch.equal(y, expected)
+        for found, wanted in zip(torch.autograd.grad(y, given, dy, allow_unused=True), gradients, strict=True):
+            assert (found is None) == (wanted is None)
+            assert found is None or (torch.equal(found, wanted) and found.stride() == wanted.stride())
+        assert len(gpu.launched) >= before + 2
+    with torch.no_grad():
+        assert torch.equal(CALLS[name](*given), expected)
+
+
+# ---- what is not like an earlier call ----
+
+
+class Seeing(TorchDispatchMode):
+    """Writes down the operators it sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+class Subclass(torch.Tensor):
+    pass
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [Passing, Seeing, lambda: torch.autocast("cpu", torch.bfloat16), forward_ad.dual_level],
+    ids=["functions", "dispatch", "autocast", "forward mode"],
+)
+def test_a_mode_is_seen_before_and_after_it_was_met(gpu: FakeDriver, mode: Callable[[], Any]) -> None:
+    x, w, b, _ = inputs()
+    for _ in range(2):
+        with mode():
+            L.layer_norm(x, (D,), w, b)
+        assert not gpu.launched
+    L.layer_norm(x, (D,), w, b)
+    launched = len(gpu.launched)
+    assert launched
+    with mode():
+        L.layer_norm(x, (D,), w, b)
+    assert len(gpu.launched) == launched
+
+
+def test_torch_func_is_seen(gpu: FakeDriver) -> None:
+    x, w, b, _ = inputs()
+    expected = L.layer_norm(x, (D,), w, b)
+    launched = len(gpu.launched)
+    mapped = torch.func.vmap(lambda row: L.layer_norm(row, (D,), w, b))(x)
+    torch.testing.assert_close(mapped, expected)
+    torch.func.grad(lambda t: L.layer_norm(t, (D,), w, b).pow(2).sum())(x.detach())
+    assert len(gpu.launched) == launched
+
+
+UNLIKE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "dtype": lambda x: x.detach().bfloat16().requires_grad_(),
+    "rows": lambda x: x.detach()[:1].clone().requires_grad_(),
+    "strides": lambda x: x.detach().transpose(0, 1).contiguous().transpose(0, 1).requires_grad_(),
+    "gradient": lambda x: x.detach().clone(),
+    "class": lambda x: x.detach().as_subclass(Subclass).requires_grad_(),
+    "address": lambda x: torch.cat([x.detach().flatten()[:1], x.detach().flatten()])[1:].view(x.shape).requires_grad_(),
+}
+
+
+@pytest.mark.parametrize("what", UNLIKE)
+def test_another_tensor_gets_its_own_result(gpu: FakeDriver, what: str) -> None:
+    x, w, b, _ = inputs()
+    other = UNLIKE[what](x)
+    weights = w, b
+    if what == "dtype":
+        weights = w.detach().bfloat16(), b.detach().bfloat16()
+    with Passing():
+        expected = L.layer_norm(other, (D,), *weights)
+    L.layer_norm(x, (D,), w, b)
+    y = L.layer_norm(other, (D,), *weights)
+    assert torch.equal(y, expected)
+    assert y.requires_grad == expected.requires_grad
+    assert y.is_contiguous()
+
+
+def test_eps_options_and_absent_weights_are_told_apart(gpu: FakeDriver) -> None:
+    x, w, _, _ = inputs()
+    calls: list[Callable[[], torch.Tensor]] = [
+        lambda: L.layer_norm(x, (D,), w),
+        lambda: L.layer_norm(x, (D,), None, w),
+        lambda: L.layer_norm(x, (D,), w, eps=0.5),
+        lambda: L.layer_norm(x, (D,), w, zero_centred=True),
+        lambda: L.rms_norm(x, (D,), w),
+        lambda: L.rms_norm(x, (D,), w, 0.5),
+        lambda: L.layer_norm(x, (3, D)),
+    ]
+    with Passing():
+        expected = [call() for call in calls]
+    for _ in range(2):
+        for call, wanted in zip(calls, expected, strict=True):
+            assert torch.equal(call(), wanted)
+
+
+def test_a_gradient_of_another_layout_or_of_none_is_taken(gpu: FakeDriver) -> None:
+    x, w, b, r = inputs()
+    torch.autograd.grad(L.layer_norm(x, (D,), w, b), (x, w), torch.ones(2, 3, D))
+    for dy in (torch.ones(()).expand(2, 3, D), torch.randn(2, D, 3).transpose(1, 2)):
+        with Passing():
+            expected = torch.autograd.grad(L.layer_norm(x, (D,), w, b), (x, w), dy)
+        for found, wanted in zip(torch.autograd.grad(L.layer_norm(x, (D,), w, b), (x, w), dy), expected, strict=True):
+            assert torch.equal(found, wanted)
+    y, _ = L.add_rms_norm(x, r, (D,), w)
+    with Passing():
+        expected = torch.autograd.grad(L.add_rms_norm(x, r, (D,), w)[0].sum(), (x, r, w))
+    for found, wanted in zip(torch.autograd.grad(y.sum(), (x, r, w)), expected, strict=True):
+        assert torch.equal(found, wanted)
+
+
+def test_second_derivatives_are_there(gpu: FakeDriver) -> None:
+    x, w, b, _ = inputs()
+
+    def penalty() -> tuple[torch.Tensor, ...]:
+        (dx,) = torch.autograd.grad(L.layer_norm(x, (D,), w, b).pow(3).sum(), x, create_graph=True)
+        return torch.autograd.grad(dx.pow(2).sum(), (x, w))
+
+    with Passing():
+        expected = penalty()
+    for found, wanted in zip(penalty(), expected, strict=True):
+        assert torch.equal(found, wanted)
+
+
+def test_out_is_written_and_checked(gpu: FakeDriver) -> None:
+    x, w, b, _ = (t.detach() for t in inputs())
+    expected = L.layer_norm(x, (D,), w, b)
+    for _ in range(2):
+        out = torch.empty_like(x)
+        launched = len(gpu.launched)
+        assert L.layer_norm(x, (D,), w, b, out=out) is out
+        assert torch.equal(out, expected)
+        assert len(gpu.launched) == launched + 1
+    again, gpu.raises = x.clone(), False  # a row past the last one is read with it, and its result is dropped
+    assert torch.equal(L.layer_norm(again, (D,), w, b, out=again), expected)
+    both = torch.zeros(13, D)
+    with pytest.raises(ArrayError, match="'y' is written to, but shares memory with 'x'"):
+        L.layer_norm(both[:6], (D,), w, b, out=both[1:7])
+    with pytest.raises(RuntimeError, match=r"functions with out=.* arguments don't support automatic differentiation"):
+        L.layer_norm(x.requires_grad_(), (D,), w, b, out=torch.empty_like(x))

@@ -1,0 +1,60 @@
+"""CPU tensors that lngen.torch takes for tensors of a GPU: its direct way launches on a fake driver."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from fake_driver import FakeDriver
+from host_tensors import pass_for_gpu_tensors
+from lngen.compile import KernelSet
+from lngen.torch import direct
+from lngen.torch.bridge import side
+from lngen.torch.torch_functions import DIRECT
+
+
+def go_the_direct_way(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
+    """The driver that launches run on, by the PTX that NVRTC makes; the dispatcher's way runs the interpreter."""
+    pytest.importorskip("cupy")
+    gpu = FakeDriver(version=13090)
+    library = pass_for_gpu_tensors(monkeypatch, gpu)
+    compiled = KernelSet.cubin
+
+    def cubin(kernels: KernelSet, arch: str) -> Any:
+        found = compiled(kernels, arch)
+        gpu.knows(found.image, kernels.ptx(arch), arch, source=kernels.text)
+        return found
+
+    def known(make: Any) -> Any:
+        def made(*args: Any, **options: Any) -> torch.Tensor:
+            tensor: torch.Tensor = make(*args, **options)
+            library.describe([tensor])
+            return tensor
+
+        return made
+
+    launch = direct.Kernels.__call__
+
+    def launched(kernels: direct.Kernels, given: Sequence[torch.Tensor], *rest: Any) -> Any:
+        library.describe([*given, *(t for t in rest if isinstance(t, torch.Tensor))])
+        return launch(kernels, given, *rest)
+
+    monkeypatch.setattr(direct.Kernels, "__call__", launched)
+    maker = library.maker
+    monkeypatch.setattr(library, "maker", lambda shape, dtype, device: known(maker(shape, dtype, device)))
+    monkeypatch.setattr(KernelSet, "cubin", cubin)
+    monkeypatch.setattr(direct, "on_gpu", lambda tensor: True)
+    monkeypatch.setattr(direct, "empty_like", known(torch.empty_like))
+    monkeypatch.setattr(direct, "empty", known(torch.empty_strided))
+    forget()
+    return gpu
+
+
+def forget() -> None:
+    """What earlier calls loaded and prepared is gone."""
+    side.cache_clear()
+    for way in DIRECT.values():
+        way._threads.clear()
