@@ -1,6 +1,6 @@
-"""If these fail, vLLM would refuse lngen's norms, or get something else from them than from its own.
+"""If these fail, vLLM or FlashInfer would refuse lngen's norms, or get something else from them than from their own.
 
-It is not installed: the tests use a stand-in of its interface (fake_vllm.py).
+Neither is installed: the tests use stand-ins of their interfaces (fake_vllm.py, fake_flashinfer.py).
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
+import fake_flashinfer
 import fake_vllm
-from lngen.torch import for_vllm
+from lngen.torch import for_flashinfer, for_vllm
 from paths import ROOT
 
 M, D = 32, 96
@@ -122,3 +123,57 @@ def test_the_entry_point_is_register() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     module, name = project["entry-points"]["vllm.general_plugins"]["lngen"].split(":")
     assert getattr(importlib.import_module(module), name) is for_vllm.register
+
+
+# ---- FlashInfer ----
+
+
+@pytest.fixture
+def flashinfer(monkeypatch: pytest.MonkeyPatch) -> Any:
+    return fake_flashinfer.install(monkeypatch)
+
+
+def test_flashinfer_gets_its_own_numbers(flashinfer: Any) -> None:
+    x, residual, gamma = tensors(BF16, BF16)
+    beta, out = torch.randn(D), torch.empty_like(x)
+    assert for_flashinfer.enable(D, 2 * D) == 4
+    assert_near(flashinfer.rmsnorm(x, gamma), fake_flashinfer.rmsnorm(x, gamma))
+    assert flashinfer.rmsnorm(x, gamma, out=out) is out
+    assert torch.equal(out, flashinfer.rmsnorm(x, gamma))
+    assert_near(flashinfer.gemma_rmsnorm(x, gamma), fake_flashinfer.gemma_rmsnorm(x, gamma))
+    assert_near(flashinfer.layernorm(x, gamma.float(), beta), fake_flashinfer.layernorm(x, gamma.float(), beta))
+    found, expected = (x.clone(), residual.clone()), (x.clone(), residual.clone())
+    flashinfer.fused_add_rmsnorm(*found, gamma)
+    fake_flashinfer.fused_add_rmsnorm(*expected, gamma)
+    assert_near(found[0], expected[0])
+    assert torch.equal(found[1], expected[1])
+    assert {api: counts["hit"] for api, counts in flashinfer.trace_apply.stats().items()} == {
+        "flashinfer.norm.rmsnorm": 3,
+        "flashinfer.norm.gemma_rmsnorm": 1,
+        "flashinfer.norm.layernorm": 1,
+        "flashinfer.norm.fused_add_rmsnorm": 1,
+    }
+    flashinfer.rmsnorm(x[:, :64], gamma[:64])
+    assert flashinfer.trace_apply.stats()["flashinfer.norm.rmsnorm"]["fallback_no_candidate"] == 1
+
+
+def test_a_sum_is_written_where_the_inputs_were_if_they_lie_apart() -> None:
+    x, residual, gamma = tensors(BF16, BF16)
+    fused = for_flashinfer.solutions(D)[f"fused_add_rmsnorm_h{D}"]
+    expected = fused(x[:, None].clone(), residual[:, None].clone(), gamma)  # rows of three dimensions: new tensors
+    both = torch.stack([x, residual, x])
+    y, h = fused(both[0], both[1], gamma)
+    assert (y.data_ptr(), h.data_ptr()) == (both[0].data_ptr(), both[1].data_ptr())
+    assert torch.equal(both, torch.stack([expected[0][:, 0], expected[1][:, 0], x]))
+    same = x.clone()
+    y, h = fused(same, same, gamma)  # both would take one place
+    assert torch.equal(same, x)
+    assert torch.equal(h, x + x)
+
+
+def test_flashinfers_epsilon_is_given_once() -> None:
+    x, _, gamma = tensors(F32, F32)
+    for eps in (1e-6, 0.5):
+        found = for_flashinfer.solutions(D, eps=eps)[f"rmsnorm_h{D}"](hidden_states=x, weight=gamma.requires_grad_())
+        assert_near(found, fake_flashinfer.rmsnorm(x, gamma, eps).detach())
+        assert not found.requires_grad
