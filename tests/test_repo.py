@@ -44,7 +44,7 @@ RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 
 TOP_LEVEL_FILES = ("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md")
 
-OPTIONAL = {"cupy", "cupyx", "cupy_backends", "torch"}
+OPTIONAL = {"cupy", "cupyx", "cupy_backends", "torch", "vllm", "flashinfer"}
 MAY_IMPORT_OPTIONAL = (
     "toolchain/nvrtc.py",
     "launch/arrays.py",

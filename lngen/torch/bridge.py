@@ -58,9 +58,14 @@ def side(text: str) -> Side:
     return Side(spec, call, tuple(t.name for t in call.inputs), bool(call.graph.by_value), returns)
 
 
-def run(one: Side, tensors: Sequence[torch.Tensor], eps: float) -> list[torch.Tensor]:
-    """New results. Rows of [..., D] tensors may lie anywhere; the first one gives the leading dimensions."""
-    d, flat = one.spec.d, []
+def run(one: Side, tensors: Sequence[torch.Tensor], eps: float, out: Sequence[torch.Tensor] = ()) -> list[torch.Tensor]:
+    """The results, new or in ``out``, which are [M, D] tensors and may be the inputs.
+
+    Rows of [..., D] tensors may lie anywhere; the first one gives the leading dimensions. ArrayError for what kernels
+    cannot write to.
+    """
+    d = one.spec.d
+    flat: list[Any] = []
     lead: tuple[int, ...] = ()
     for tensor, value in zip(tensors, one.call.inputs, strict=True):
         if value.wide and not lead:
@@ -68,9 +73,11 @@ def run(one: Side, tensors: Sequence[torch.Tensor], eps: float) -> list[torch.Te
         shape = (-1, d) if value.wide else (-1,) * len(value.axes)
         tensor = tensor.detach().reshape(shape)
         flat.append(tensor if not value.axes or tensor.stride(-1) == 1 else tensor.contiguous())
-    arrays = [_to_numpy(t) for t in flat] if flat[0].device.type == "cpu" else flat
-    given = one.call.arrange(arrays, {"eps": eps} if one.takes_eps else {})
-    results, _ = one.call(given, None)
+    written = [t.detach() for t in out]
+    if flat[0].device.type == "cpu":
+        flat, written = [_to_numpy(t) for t in flat], [_to_numpy(t) for t in written]
+    given = one.call.arrange(flat, {"eps": eps} if one.takes_eps else {})
+    results, _ = one.call(given, tuple(written) or None)
     return [_to_torch(r).reshape(v.shape(lead, d)) for r, v in zip(results, one.results, strict=True)]
 
 
