@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import runpy
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import lngen
 from lngen import examples
 from lngen.devices import DEFAULT_ARCH
+from lngen.ptx import run_plan
+from lngen.ptx.outcome import Outcome
 from lngen.tune.candidates import ranking
 
 FOLDER = Path(str(examples.__file__)).parent
@@ -23,7 +28,7 @@ def run(name: str, *args: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_package_names_every_program() -> None:
     programs = {path.stem for path in FOLDER.glob("[!_]*.py")}
-    assert len(programs) == 6
+    assert len(programs) == 7
     lines = (examples.__doc__ or "").splitlines()
     assert {line.split()[0] for line in lines[2:] if line} == programs
 
@@ -119,3 +124,63 @@ def test_residual_streams(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     assert printed[1] == "  backward reads dy, dh, gamma, h, rstd"
     assert printed[2] == "post-LN: backward reads dy, x, residual, gamma, rstd"
     assert printed[3].startswith("accumulated dgamma: largest element ")
+
+
+def train_equals_serve(
+    file: Path, monkeypatch: pytest.MonkeyPatch, *more: str
+) -> tuple[int | str | None, list[dict[str, Any]]]:
+    """The exit code of the program, small and without a GPU, and the comparisons of lngen that it saved."""
+    pytest.importorskip("cupy")
+    for module in ("runtime.launcher", "bench.agreement"):
+        monkeypatch.setattr(f"lngen.{module}.device_count", lambda: 0)
+    given = ("--d", "64", "--rows", "8", "--json", str(file), *more)
+    with pytest.raises(SystemExit) as ended:
+        run("train_equals_serve", *given, monkeypatch=monkeypatch)
+    lines = json.loads(file.read_text())["lines"] if file.exists() else []
+    return ended.value.code, [line for line in lines if line["name"] == "lngen"]
+
+
+def test_train_equals_serve(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, lines = train_equals_serve(tmp_path / "x.json", monkeypatch, "--batches", "1", "--whole")
+    assert code == 0
+    sizes = [(line["graph"], line["what"], line["batch"], line["elements"]) for line in lines]
+    wide = [("y, dx", batch, 5 * 2 * 64 * batch) for batch in (1, 8)]
+    for graph, sums, count in (("layernorm", "dgamma, dbeta", 2), ("rmsnorm", "dgamma", 1)):
+        narrow = [(sums, batch, 5 * count * 64) for batch in (1, 8)]
+        assert sorted(size[1:] for size in sizes if size[0] == graph) == sorted([*wide, *narrow])
+    assert {line["differ"] for line in lines} == {0}
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[-1] == "lngen: no bit differs"
+    assert len([line for line in printed if "lngen, 5 schedules" in line and line.endswith(" 0")]) == len(lines)
+    for ways in json.loads((tmp_path / "x.json").read_text())["schedules"].values():
+        assert [len({*chosen}) for chosen in ways.values()] == [5, 5]
+        assert all(len({text.partition(",")[0] for text in chosen}) > 2 for chosen in ways.values())
+
+
+@pytest.mark.parametrize("name", ["y", "dgamma"])
+def test_train_equals_serve_sees_one_bit(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of one kind of kernel, the last bit of the last number of one result."""
+
+    def wrong(plan: Any, inputs: Any, **options: Any) -> Outcome:
+        outcome = run_plan(plan, inputs, **options)
+        if plan.schedule.form == "tma" and name in outcome.results:
+            outcome.results[name].view("u2").flat[-1] ^= 1
+        return outcome
+
+    monkeypatch.setattr("lngen.ptx.run_plan", wrong)
+    code, lines = train_equals_serve(tmp_path / "x.json", monkeypatch, "--batches", "3")
+    assert code == 1
+    found = {(line["what"].split(", ")[0], line["batch"]) for line in lines if line["differ"]}
+    assert found == {("dgamma" if name == "dgamma" else "y", 3)}
+    assert capsys.readouterr().out.splitlines()[-1].endswith(" elements differ")
+
+
+def test_train_equals_serve_ends_at_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "lngen.ptx.run_plan", lambda *args, **options: replace(run_plan(*args, **options), findings=("a race",))
+    )
+    assert train_equals_serve(tmp_path / "x.json", monkeypatch, "--batches", "3") == ("a race", [])
