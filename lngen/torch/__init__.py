@@ -2,12 +2,14 @@
 
     layer_norm, rms_norm, softmax, ...   torch.nn.functional's signatures (``torch_functions``)
     LayerNorm, RMSNorm                   torch.nn's modules and state dicts (``modules``)
+    patch, unpatch                       lngen's norms in a model that has its own (``patching``)
     torch.ops.lngen.layernorm_fwd, ...   an operator for each graph and direction (``graph_ops``)
 
 It needs PyTorch; ``import lngen`` does not import it.
 """
 
 from lngen.torch.modules import LayerNorm, RMSNorm
+from lngen.torch.patching import Patched, patch, unpatch
 from lngen.torch.torch_functions import (
     add_layer_norm,
     add_rms_norm,
@@ -25,6 +27,7 @@ from lngen.torch.torch_functions import (
 
 __all__ = [
     "LayerNorm",
+    "Patched",
     "RMSNorm",
     "add_layer_norm",
     "add_rms_norm",
@@ -35,7 +38,9 @@ __all__ = [
     "layer_norm",
     "layer_norm_act",
     "log_softmax",
+    "patch",
     "rms_norm",
     "rms_norm_act",
     "softmax",
+    "unpatch",
 ]

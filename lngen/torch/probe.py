@@ -1,0 +1,236 @@
+"""What a model's own norm computes: its forward against each of lngen's variants, on a copy on the CPU.
+
+The norms of Llama, T5 and Gemma have the same attributes, so their results must tell them apart. A variant is accepted
+if it agrees where rows and weight are float32, which fixes the mathematics, and where both have the dtype of the
+module's weight, which fixes the order of roundings. For each other pair of dtypes it is used only if it agrees there.
+
+*float32*: at most 32 units of 2^-23, relative to max(1, |y|). Sums in another order and PyTorch's root give 8 or less.
+A divisor of D - 1 gives 2^22 / D, which is 64 at D = 65536. Half of the rows have a mean square of eps, so an eps that
+is absent or outside of the root changes them by a quarter or more.
+
+*bfloat16, float16*: at most 2 units, in at most 1/256 of the elements. A right variant is off by about 4 * 2^-24 before
+it is rounded, so one float16 result in 2^11 is rounded otherwise (bfloat16: in 2^14), and twice as many where two
+factors are rounded: 16 of 16384 elements. Another order of roundings changes a quarter of them, or 1/32 where bfloat16
+rows are rounded to float16 in between: 512 of 16384. The limit of 64 is 12 standard deviations from either.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lngen.torch.torch_functions import layer_norm, rms_norm
+
+Pair = tuple[torch.dtype, torch.dtype | None]
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+EPS_NAMES = ("variance_epsilon", "eps", "epsilon", "norm_eps", "layer_norm_eps", "layer_norm_epsilon", "rms_norm_eps")
+USUAL_EPS = (1e-5, 1e-6)  # where a module has no attribute for it
+ELEMENTS = 16384
+F32_UNITS, UNITS, SHARE = 32, 2, 1 / 256
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One of lngen's norms, for modules of a class.
+
+    eps    the attribute that holds it, or the number
+    taken  the name of the only argument of the module's forward
+    pairs  the dtypes of rows and weight for which it was verified; None: all
+    """
+
+    kind: str
+    eps: str | float | None
+    casts: str = "once"
+    zero_centred: bool = False
+    taken: str = "input"
+    pairs: tuple[Pair, ...] | None = None
+
+    def __str__(self) -> str:
+        casts = f", casts={self.casts}" if self.casts != "once" else ""
+        return f"{self.kind}{casts}{', zero_centred' if self.zero_centred else ''}"
+
+    def takes(self, module: nn.Module, x: Any) -> bool:
+        """True if the result for x is known to be the module's own; autocast changes that of 16-bit rows."""
+        if not isinstance(x, Tensor) or x.device.type not in ("cpu", "cuda", "meta"):
+            return False
+        if x.layout is not torch.strided or x.is_nested:
+            return False
+        if self.pairs is None:
+            return True
+        weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
+        if x.dtype != torch.float32 and x.device.type != "meta" and torch.is_autocast_enabled(x.device.type):
+            return False
+        if weight is None:
+            return (x.dtype, None) in self.pairs
+        fits = x.shape[-1:] == weight.shape and (bias is None or bias.dtype == weight.dtype)
+        return fits and (x.dtype, weight.dtype) in self.pairs
+
+    def __call__(self, module: nn.Module, x: Tensor) -> Tensor:
+        weight = getattr(module, "weight", None)
+        eps: Any = getattr(module, self.eps) if isinstance(self.eps, str) else self.eps
+        dims = getattr(module, "normalized_shape", x.shape[-1:]) if weight is None else weight.shape
+        if self.kind == "layer_norm":
+            bias = getattr(module, "bias", None)
+            return layer_norm(x, dims, weight, bias, eps, zero_centred=self.zero_centred)
+        return rms_norm(x, dims, weight, eps, zero_centred=self.zero_centred, casts=self.casts)
+
+
+def eps_name(module: nn.Module) -> str | None:
+    """The attribute that holds the module's eps; nn.RMSNorm's may be None."""
+    for name in EPS_NAMES:
+        if isinstance(getattr(module, name, ""), int | float | None):
+            return name
+    return None
+
+
+def probe(module: nn.Module) -> Variant | str:
+    """The variant that computes what the module does, or why there is none."""
+    taken = list(inspect.signature(module.forward).parameters.values())
+    if len(taken) != 1 or taken[0].kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD:
+        return f"its forward takes {', '.join(map(str, taken)) or 'nothing'}"
+    try:
+        with torch.inference_mode(False), torch.autocast("cpu", enabled=False):
+            found = _Probe(module).choose()
+    except Exception as error:  # a copy or a forward of a stranger's class
+        return f"cannot be tried on the CPU: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    return found if isinstance(found, str) else replace(found, taken=taken[0].name)
+
+
+class _Probe:
+    """The results of a module, and of each variant that agrees with them, by pair of dtypes."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module, weight = module, module._parameters.get("weight")
+        self.dtype = None if weight is None else weight.dtype
+        self.found: dict[Pair, dict[Variant, Tensor]] = {}
+        self.failed: dict[Pair, Exception] = {}
+        shape = weight.shape if weight is not None else getattr(module, "normalized_shape", (256,))
+        generator = torch.Generator("cpu").manual_seed(0)
+        self.random = {"generator": generator, "dtype": torch.float32, "device": "cpu"}  # whatever the defaults are
+        self.weights = {n: self._weights(p) for n, p in module._parameters.items() if p is not None}
+        eps = eps_name(module)
+        self.x = self._rows(int(shape[-1]), float((getattr(module, eps) if eps else USUAL_EPS[0]) or 0.0))
+
+    def choose(self) -> Variant | str:
+        whole = (torch.float32, None if self.dtype is None else torch.float32)
+        usual = (self.dtype or torch.float32, self.dtype)
+        every = self._compare(whole, list(candidates(self.module)))
+        for w in (None,) if self.dtype is None else DTYPES if every else ():
+            for x in DTYPES:
+                if (x, w) != whole:
+                    self._compare((x, w), every)
+        for pair in (whole, usual):
+            if pair in self.failed:
+                raise self.failed[pair]
+        fitting = [v for v in every if v in self.found[usual]]
+        if not fitting:
+            return f"computes another function{f' in {usual[0]}' if every else ''}".replace("torch.", "")
+        best = max(fitting, key=lambda v: len(self._pairs(v)))
+        if any(not torch.equal(y, same[best]) for same in self.found.values() if best in same for y in same.values()):
+            return "ambiguous: several of lngen's norms agree with it"
+        if not self._same_gradients(best):
+            return "has gradients of its own"
+        return replace(best, pairs=self._pairs(best))
+
+    def _pairs(self, variant: Variant) -> tuple[Pair, ...]:
+        return tuple(pair for pair, same in self.found.items() if variant in same)
+
+    def _compare(self, pair: Pair, variants: list[Variant]) -> list[Variant]:
+        """The variants that agree with the module for these dtypes."""
+        module, x = self._copy(pair[1]), self.x.to(pair[0])
+        same = self.found[pair] = {}
+        with torch.no_grad():
+            try:
+                own = module.forward(x.clone())
+            except Exception as error:
+                self.failed[pair] = error
+                return []
+            for variant in variants:
+                try:
+                    y = variant(module, x)
+                except (RuntimeError, TypeError):  # what lngen does not take, as no eps for layer_norm
+                    continue
+                if agree(own, y):
+                    same[variant] = y
+        return list(same)
+
+    def _same_gradients(self, variant: Variant) -> bool:
+        """Whether those of all inputs agree, in float32; a forward may keep a statistic out of its derivative."""
+        module = self._copy(torch.float32)
+        dy = torch.randn(self.x.shape, **self.random)
+
+        def gradients(forward: Callable[[Tensor], Tensor]) -> list[Tensor]:
+            x = self.x.clone().requires_grad_()
+            return list(torch.autograd.grad(forward(x), [x, *module.parameters()], dy))
+
+        with torch.enable_grad():
+            try:
+                own = gradients(module.forward)
+            except RuntimeError:  # it has none
+                return False
+            pairs = zip(own, gradients(lambda x: variant(module, x)), strict=True)
+            return all(bool((a - b).norm() <= 2**-10 * b.norm()) for a, b in pairs)
+
+    def _copy(self, dtype: torch.dtype | None) -> Any:
+        """The module with random weights, on the CPU, without hooks, which may hold the whole model."""
+        parts = {k: v for k, v in vars(self.module).items() if not k.startswith("__")}  # those are fully_shard's
+        memo: dict[int, Any] = {}
+        for name, weight in self.weights.items():
+            memo[id(parts["_parameters"][name])] = nn.Parameter(weight.to(dtype))
+        for buffer in parts["_buffers"].values():
+            memo[id(buffer)] = None if buffer is None else buffer.detach().to("cpu", copy=True)
+        memo |= {id(v): type(v)() for name, v in parts.items() if "hooks" in name and isinstance(v, dict)}
+        made: Any = object.__new__(type(self.module))  # fully_shard's classes refuse deepcopy
+        memo[id(self.module)] = made
+        made.__dict__ = copy.deepcopy(parts, memo)
+        return made.eval()
+
+    def _weights(self, like: Tensor) -> Tensor:
+        """From 0.1 to 2, of both signs: 1 + weight, weight and no weight differ."""
+        size = 0.1 + 1.9 * torch.rand(like.shape, **self.random)
+        return size * (1 - 2 * torch.randint(2, like.shape, **self.random))
+
+    def _rows(self, d: int, eps: float) -> Tensor:
+        """[2, rows, D]: rows that have a mean, and rows whose mean square is about eps."""
+        rows = max(4, -(-ELEMENTS // (2 * d)))
+        x = torch.randn((2, rows, d), **self.random)
+        x[0] += torch.randn((rows, 1), **self.random)
+        x[1] *= math.sqrt(abs(eps)) or 1e-3
+        return x
+
+
+def candidates(module: nn.Module) -> Iterator[Variant]:
+    """lngen's norms with the weights that the module has; those that are the same for all dtypes once."""
+    name = eps_name(module)
+    weighted, biased = (module._parameters.get(n) is not None for n in ("weight", "bias"))
+    for eps in USUAL_EPS if name is None else (name,):
+        yield Variant("layer_norm", eps)
+        if weighted:
+            yield Variant("layer_norm", eps, zero_centred=True)
+        if biased:
+            continue
+        yield Variant("rms_norm", eps)
+        if weighted:
+            for casts in ("t5", "llama"):  # on a tie the first: T5 gives fewer pairs a dtype that lngen has
+                yield Variant("rms_norm", eps, casts)
+                yield Variant("rms_norm", eps, casts, zero_centred=True)
+            yield Variant("rms_norm", eps, "gemma")
+
+
+def agree(own: Any, y: Tensor) -> bool:
+    """Whether a module's result is lngen's but for the rounding of sums and roots; the module text has the bounds."""
+    if not isinstance(own, Tensor) or own.dtype != y.dtype or own.shape != y.shape:
+        return False
+    exact = y.double()
+    units = (own.double() - exact).abs() / (torch.finfo(y.dtype).eps * exact.abs().clamp(min=1.0))
+    if y.dtype == torch.float32:
+        return bool(units.max() <= F32_UNITS)
+    return bool(units.max() <= UNITS) and bool((units > 0).double().mean() <= SHARE)
