@@ -19,6 +19,7 @@ from lngen.runtime.saved import Gradients
 from lngen.spec import Spec, parse_spec
 
 TO_TORCH = torch_dtypes()
+PLAIN = (torch.Tensor, torch.nn.Parameter)  # no subclass, such as a FakeTensor or a DTensor
 FROM_TORCH = {own: dtype for dtype, own in TO_TORCH.items()}
 
 
@@ -89,9 +90,10 @@ def like(one: Side, tensors: Sequence[torch.Tensor], eps: float) -> list[torch.T
 
 
 def _to_numpy(tensor: torch.Tensor) -> Any:
+    """The same memory; Tensor.numpy would fix its size, which FSDP changes."""
     if tensor.dtype == torch.bfloat16:
-        return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-    return tensor.numpy()
+        return np.from_dlpack(tensor.view(torch.int16)).view(ml_dtypes.bfloat16)
+    return np.from_dlpack(tensor)
 
 
 def _to_torch(array: Any) -> torch.Tensor:

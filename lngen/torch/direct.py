@@ -19,10 +19,9 @@ from torch.autograd import Function, forward_ad
 
 from lngen.ir import bits_of, values_of
 from lngen.launch.arrays import library_of
-from lngen.torch.bridge import TO_TORCH, Side, side
+from lngen.torch.bridge import PLAIN, TO_TORCH, Side, side
 from lngen.torch.graph_ops import GraphOps, backward_text
 
-PLAIN = (Tensor, torch.nn.Parameter)
 MOST = 4096  # earlier calls that a thread remembers for a graph
 
 # Without it every call goes the dispatcher's way.
@@ -35,7 +34,7 @@ on_gpu: Callable[[Tensor], bool] = attrgetter("is_cuda")
 
 
 def plain(tensor: Tensor) -> bool:
-    """True for a tensor of a GPU that is no subclass, such as a FakeTensor or a DTensor."""
+    """True for a tensor of a GPU that is no subclass."""
     return type(tensor) in PLAIN and on_gpu(tensor)
 
 

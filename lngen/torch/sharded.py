@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from lngen.torch.bridge import TorchError
+from lngen.torch.bridge import PLAIN, TorchError
 
 
 def locally(op: Callable[..., Any], tensors: Sequence[torch.Tensor | None], **keys: Any) -> Sequence[torch.Tensor]:
     """The results of an operator; of DTensors, whose rows are on the ranks that have those of the first one."""
-    module = sys.modules.get("torch.distributed.tensor")
-    if module is None or not any(isinstance(t, module.DTensor) for t in tensors):
-        result: Sequence[torch.Tensor] = op(*tensors, **keys)
-        return result
-    return _sharded(module, op, tensors, keys)
+    if not all(t is None or type(t) in PLAIN for t in tensors) and torch.distributed.is_available():
+        from torch.distributed import tensor as module
+
+        if any(isinstance(t, module.DTensor) for t in tensors):
+            return _sharded(module, op, tensors, keys)
+    result: Sequence[torch.Tensor] = op(*tensors, **keys)
+    return result
 
 
 def _sharded(

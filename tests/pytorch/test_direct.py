@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import lngen.torch as L
 from direct_tensors import forget, go_the_direct_way
 from fake_driver import FakeDriver
+from lngen.errors import ArrayError
 
 D = 64
 
