@@ -1,0 +1,116 @@
+"""Measure the host time of lngen.torch beside PyTorch's own norms, with tensors of a GPU; without one, on a fake driver.
+
+    python tests/proof/torch_record.py [--out generated/bench/h100-torch-host.txt]
+
+Calls are issued in batches too short to fill the launch queue, after each of which the GPU is awaited; interleaved,
+medians of 21 batches, in microseconds a call. On the fake driver a launch does nothing and PyTorch's column is that of
+its CPU kernels, so only lngen's own time means something.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+import lngen.torch as L
+from lngen.bench.host_time import host_times
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+
+ROWS, DEPTH = 16, 24
+Calls = dict[str, Callable[[], object]]
+
+
+def calls_of(d: int, device: str) -> dict[str, Calls]:
+    """By what is timed: a call of lngen.torch, and PyTorch's for the same."""
+    x, w, b = (torch.randn(*shape, d, dtype=torch.bfloat16, device=device) for shape in ((ROWS,), (), ()))
+    xg, wg, bg = (t.clone().requires_grad_() for t in (x, w, b))
+    dy, out = torch.randn_like(x), torch.empty_like(x)
+
+    def inferred(norm: Callable[..., Any], *args: Any) -> Callable[[], object]:
+        def call() -> object:
+            with torch.no_grad():
+                return norm(x, (d,), *args)
+
+        return call
+
+    def trained(norm: Callable[..., Any], *args: Any) -> Callable[[], object]:
+        given = [xg, *(t for t in args if isinstance(t, torch.Tensor))]
+        return lambda: torch.autograd.grad(norm(xg, (d,), *args), given, dy)
+
+    def chained(norm: Callable[..., Any], *args: Any) -> Callable[[], object]:
+        def call() -> object:
+            h = xg
+            for _ in range(DEPTH):
+                h = norm(h, (d,), *args)
+            return torch.autograd.grad(h, xg, dy)
+
+        return call
+
+    found: dict[str, Calls] = {}
+    for name, ours, theirs, args in (
+        ("layer_norm", L.layer_norm, F.layer_norm, ((w, b), (wg, bg))),
+        ("rms_norm", L.rms_norm, F.rms_norm, ((w, 1e-5), (wg, 1e-5))),
+    ):
+        plain, differentiable = args
+        found[f"{name}, no gradients"] = {"lngen": inferred(ours, *plain), "torch": inferred(theirs, *plain)}
+        with_out = lambda x, s, *rest, ours=ours: ours(x, s, *rest, out=out)  # noqa: E731
+        found[f"{name}, out= (beside torch without)"] = {
+            "lngen": inferred(with_out, *plain),
+            "torch": inferred(theirs, *plain),
+        }
+        found[f"{name}, forward that saves"] = {
+            "lngen": lambda ours=ours, a=differentiable: ours(xg, (d,), *a),
+            "torch": lambda theirs=theirs, a=differentiable: theirs(xg, (d,), *a),
+        }
+        for what, way in (("forward and backward", trained), (f"{DEPTH} in a row, forward and backward", chained)):
+            found[f"{name}, {what}"] = {"lngen": way(ours, *differentiable), "torch": way(theirs, *differentiable)}
+    return found
+
+
+def on_nothing(stack: ExitStack) -> None:
+    """CPU tensors pass for those of a GPU, whose launches do nothing."""
+    import pytest
+
+    from direct_tensors import go_the_direct_way
+
+    monkeypatch = stack.enter_context(pytest.MonkeyPatch.context())
+    go_the_direct_way(monkeypatch, launches=False)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--d", type=int, default=1024)
+    args = parser.parse_args()
+    real = torch.cuda.is_available()
+    where = torch.cuda.get_device_name() if real else "fake driver"
+    lines = [f"python tests/proof/torch_record.py: {where}, {platform.machine()}, torch {torch.__version__}"]
+    lines += [f"bf16, {ROWS} x {args.d}, microseconds a call, p10 and p90 in brackets"]
+    with ExitStack() as stack:
+        if not real:
+            on_nothing(stack)
+        wait = torch.cuda.synchronize if real else lambda: None
+        for what, calls in calls_of(args.d, "cuda" if real else "cpu").items():
+            found = host_times(calls, wait, count=20 if "in a row" in what else 200)
+            times = [
+                f"{n} {s.median:.1f} ({s.p10:.1f}, {s.p90:.1f})" for n, s in found.items() if not isinstance(s, str)
+            ]
+            times += [f"{n}: {s}" for n, s in found.items() if isinstance(s, str)]
+            a, b = (getattr(found[n], "median", float("nan")) for n in ("lngen", "torch"))
+            lines.append(f"{what:<48} {'; '.join(times)}; ratio {a / b:.2f}")
+            print(lines[-1], flush=True)
+    if args.out:
+        args.out.write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()
