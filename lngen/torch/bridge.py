@@ -26,6 +26,19 @@ class TorchError(LngenError, RuntimeError):
     """What PyTorch reports as a RuntimeError, with lngen's sentence."""
 
 
+class TorchValueError(TorchError, ValueError):
+    """What PyTorch reports as a ValueError."""
+
+
+class TorchMissing(TorchError, NotImplementedError):
+    """What PyTorch reports as a NotImplementedError, such as a dtype without a kernel."""
+
+
+def shown(dtype: torch.dtype) -> str:
+    """PyTorch's word for a dtype in its errors: Float, Long."""
+    return torch.empty(0, dtype=dtype, device="cpu").type().removeprefix("torch.").removesuffix("Tensor")
+
+
 class Side(NamedTuple):
     """One direction of a norm.
 
@@ -82,9 +95,10 @@ def like(one: Side, tensors: Sequence[torch.Tensor], eps: float) -> list[torch.T
 
 
 def _to_numpy(tensor: torch.Tensor) -> Any:
+    """A view by DLPack: Tensor.numpy() would forbid to resize the storage, which FSDP does."""
     if tensor.dtype == torch.bfloat16:
-        return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-    return tensor.numpy()
+        return np.from_dlpack(tensor.view(torch.int16)).view(ml_dtypes.bfloat16)
+    return np.from_dlpack(tensor)
 
 
 def _to_torch(array: Any) -> torch.Tensor:
