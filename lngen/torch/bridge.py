@@ -36,7 +36,8 @@ class TorchMissing(TorchError, NotImplementedError):
 
 def shown(dtype: torch.dtype) -> str:
     """PyTorch's word for a dtype in its errors: Float, Long."""
-    return torch.empty(0, dtype=dtype, device="cpu").type().removeprefix("torch.").removesuffix("Tensor")
+    word: str = torch.empty(0, dtype=dtype, device="cpu").type()
+    return word.removeprefix("torch.").removesuffix("Tensor")
 
 
 class Side(NamedTuple):
