@@ -85,7 +85,7 @@ def run(one: Side, tensors: Sequence[torch.Tensor], eps: float) -> list[torch.Te
     arrays = [_to_numpy(t) for t in flat] if flat[0].device.type == "cpu" else flat
     given = one.call.arrange(arrays, {"eps": eps} if one.takes_eps else {})
     results, _ = one.call(given, None)
-    return [_to_torch(r).reshape(v.shape(lead, d)) for r, v in zip(results, one.results, strict=True)]
+    return [_to_torch(r, v.shape(lead, d)) for r, v in zip(results, one.results, strict=True)]
 
 
 def like(one: Side, tensors: Sequence[torch.Tensor], eps: float) -> list[torch.Tensor]:
@@ -102,9 +102,9 @@ def _to_numpy(tensor: torch.Tensor) -> Any:
     return np.from_dlpack(tensor)
 
 
-def _to_torch(array: Any) -> torch.Tensor:
-    if not isinstance(array, np.ndarray):
-        return array
-    if array.dtype == ml_dtypes.bfloat16:
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array)
+def _to_torch(array: Any, shape: Sequence[int]) -> Any:
+    """A tensor that autograd takes for no view, so that it can be modified in place."""
+    if isinstance(array, np.ndarray) and array.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(array.view(np.int16).reshape(shape)).view(torch.bfloat16).clone()
+    tensor = torch.from_numpy(array) if isinstance(array, np.ndarray) else array
+    return torch.ops.aten._unsafe_view(tensor, shape)
