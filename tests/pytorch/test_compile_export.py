@@ -9,20 +9,18 @@ from functools import partial
 from typing import Any
 
 import pytest
-
-torch = pytest.importorskip("torch")
-
-from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
-from torch.nn import functional as F  # noqa: E402
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
-from torch.utils.checkpoint import (  # noqa: E402
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
     create_selective_checkpoint_contexts,
 )
 
-import lngen.torch as L  # noqa: E402
-from torch_calls import CALLS, D, gradients, leaves, same_bits  # noqa: E402
+import lngen.torch as L
+from torch_calls import CALLS, D, gradients, leaves, same_bits
 
 pytestmark = pytest.mark.filterwarnings(  # PyTorch's own deprecations
     "ignore:`torch.jit.script.*` is deprecated:DeprecationWarning",

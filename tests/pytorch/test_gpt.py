@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-from torch.nn import functional as F  # noqa: E402
-from torch.utils.checkpoint import checkpoint  # noqa: E402
-
-import lngen.torch as L  # noqa: E402
+import lngen.torch as L
 
 WIDTH, HEADS, WORDS, LENGTH, BATCH, STEPS = 32, 4, 50, 8, 4, 20
-# A norm rounds otherwise by a few 2**-24. Five norms and their gradients in each of 20 steps are some 200 times that,
-# 1e-5, if none cancel. A step of AdamW is bounded by the learning rate, so that a wrong sign of a gradient near 0
-# adds as little. The wrong norms below are off by 30 times the bound and more.
-BOUND = 1e-4
+# Two norms differ by roundings of 2**-24. Five norms and their gradients in 20 steps are 200 of them, whose signs are
+# as good as random: 14 of them, and 64 with what the layers between add. A wrong sign of a gradient near 0, which AdamW
+# makes a whole step, adds no more: the loss hardly depends on such a weight. The wrong norms are off by 10 times that.
+BOUND = 64 * 2.0**-24
 
 
 class Block(nn.Module):  # type: ignore[misc]
@@ -73,13 +71,13 @@ def losses(make: Callable[..., Any] | None, way: str = "plain") -> list[float]:
     text = torch.randint(WORDS, (STEPS, BATCH, LENGTH + 1)).sort(-1).values  # what can be learnt: words ascend
     model = swap(model, make) if make else model
     run = torch.compile(model, backend="aot_eager", fullgraph=True) if way == "compiled" else model
-    optimizer, found = torch.optim.AdamW(model.parameters(), lr=3e-3), []
+    optimizer, found = torch.optim.AdamW(model.parameters(), lr=1e-2), []
     for batch in text:
         loss = F.cross_entropy(run(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        found.append(float(loss))
+        found.append(loss.item())
     return found
 
 
@@ -108,7 +106,7 @@ class NoMean(L.LayerNorm):
 
 
 def wrong_eps(shape: Any, eps: float) -> Any:
-    return L.LayerNorm(shape, 100 * eps)
+    return L.LayerNorm(shape, 1000 * eps)
 
 
 @pytest.mark.parametrize("make", [NoMean, wrong_eps])
@@ -120,8 +118,3 @@ def test_a_wrong_norm_is_seen(make: Callable[..., Any]) -> None:
 def test_a_way_to_train_changes_no_bit(way: str) -> None:
     torch._dynamo.reset()
     assert losses(L.LayerNorm, way) == losses(L.LayerNorm)
-
-
-if __name__ == "__main__":
-    for make in (L.LayerNorm, NoMean, wrong_eps, partial(L.LayerNorm, bias=True)):
-        print(difference(losses(make)))

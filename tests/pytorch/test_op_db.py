@@ -6,14 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
+from torch.nn import functional as F
+from torch.testing._internal.common_methods_invocations import op_db
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("expecttest")
-
-from torch.nn import functional as F  # noqa: E402
-from torch.testing._internal.common_methods_invocations import op_db  # noqa: E402
-
-import lngen.torch as L  # noqa: E402
+import lngen.torch as L
 
 pytestmark = pytest.mark.filterwarnings(  # PyTorch's own samples cause them
     "ignore:ComplexHalf support is experimental:UserWarning",

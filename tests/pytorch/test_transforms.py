@@ -7,15 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
+from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
-torch = pytest.importorskip("torch")
-
-from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
-from torch.autograd import forward_ad  # noqa: E402
-from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap  # noqa: E402
-
-import lngen.torch as L  # noqa: E402
-from torch_calls import CALLS, THEIRS, D, Function, gradients, leaves, same_bits  # noqa: E402
+import lngen.torch as L
+from torch_calls import CALLS, THEIRS, D, Function, gradients, leaves, same_bits
 
 pytestmark = pytest.mark.filterwarnings(  # PyTorch's own deprecations
     "ignore:`torch.jit.script.*` is deprecated:DeprecationWarning",
@@ -232,14 +230,19 @@ def test_a_saved_tensor_that_is_modified_is_noticed(name: str, which: int) -> No
             y.sum().backward()
 
 
-def test_an_output_may_be_modified() -> None:
-    """Of which the backward of layer_norm reads nothing; add_layer_norm reads h."""
-    inputs = leaves()
-    (CALLS["layer_norm"](*inputs).mul_(2)).sum().backward()
-    plain = leaves()
-    (CALLS["layer_norm"](*plain) * 2).sum().backward()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", CALLS)
+def test_an_output_may_be_modified(name: str, dtype: torch.dtype) -> None:
+    """As by an activation in place: the backward reads only what is saved."""
+    inputs, plain = leaves(dtype), leaves(dtype)
+    CALLS[name](*inputs).relu_().sum().backward()
+    CALLS[name](*plain).relu().sum().backward()
     assert same_bits([t.grad for t in inputs], [t.grad for t in plain])
-    y, h = L.add_layer_norm(inputs[0], inputs[0], (D,), *inputs[1:])
+
+
+def test_a_saved_output_that_is_modified_is_noticed() -> None:
+    x, w, b = leaves()
+    y, h = L.add_layer_norm(x, x, (D,), w, b)
     with torch.no_grad():
         h.mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
