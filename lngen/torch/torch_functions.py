@@ -2,7 +2,8 @@
 
 A tensor of a GPU runs the kernels, one of the CPU the interpreter: the same bits. All are differentiable, any number of
 times, and work under torch.compile, export, autocast and CUDA graphs. Under torch.func (vmap, grad, jvp and the like)
-they are composed of PyTorch's own operators, with the same mathematics and without the promise about bits.
+they are composed of PyTorch's own operators, with the same mathematics and without the promise about bits; such a
+transform inside torch.compile raises.
 """
 
 from __future__ import annotations

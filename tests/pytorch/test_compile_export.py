@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import (
@@ -87,6 +88,29 @@ def test_a_frozen_input_gets_no_gradient(frozen: int) -> None:
     assert same_bits(found, wanted)
 
 
+@pytest.mark.parametrize("used", [0, 1])
+def test_one_of_two_outputs(used: int) -> None:
+    def function(x: Any, w: Any, b: Any) -> Any:
+        return L.add_layer_norm(x, x * 2, (D,), w, b)[used]
+
+    inputs = leaves()
+    y, expected = torch.compile(function, backend="aot_eager", fullgraph=True)(*inputs), function(*inputs)
+    zeros = [torch.zeros_like(t) for t in inputs]  # what a compiled backward has for a gradient that is None
+    given = [zip(gradients(t, inputs), zeros, strict=True) for t in (y, expected)]
+    found, wanted = ([z if g is None else g for g, z in pairs] for pairs in given)
+    assert same_bits([y, *found], [expected, *wanted])
+
+
+def test_without_gradients() -> None:
+    inputs, compiled = leaves(), torch.compile(CALLS["layer_norm"], backend="aot_eager", fullgraph=True)
+    expected = CALLS["layer_norm"](*inputs)
+    for context in (torch.no_grad(), torch.inference_mode()):
+        with context:
+            found = [compiled(*inputs), CALLS["layer_norm"](*inputs)]
+        assert same_bits(found, [expected, expected])
+        assert not any(y.requires_grad for y in found)
+
+
 def test_autocast_inside() -> None:
     """The linear layer gives bf16; the weights of the norm are f32."""
 
@@ -124,6 +148,15 @@ def test_an_exported_program_takes_any_number_of_rows(strict: bool) -> None:
         for rows in (1, 9):
             x = torch.randn(rows, 3, D)
             assert torch.equal(some.module()(x), net(x))
+
+
+def test_symbolic_tracing_and_make_fx() -> None:
+    net, x = torch.nn.Sequential(L.LayerNorm(D), L.RMSNorm(D)), torch.randn(4, D)
+    for graph in (torch.fx.symbolic_trace(net), make_fx(net)(x)):
+        calls = [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
+        assert any("layer" in call for call in calls)
+        assert any("rms" in call for call in calls)
+        assert torch.equal(graph(x), net(x))
 
 
 # ---- activation checkpointing ----

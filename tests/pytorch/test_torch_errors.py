@@ -118,6 +118,14 @@ def test_weights_of_two_dtypes_on_a_gpu() -> None:
     assert text.startswith("expected scalar type Float but found BFloat16. 'beta' is BFloat16; cast it")
 
 
+def test_what_pytorch_refuses_and_lngen_takes() -> None:
+    """A number for the shape, and weights narrower or wider than the rows, whose dtype the result has."""
+    for x, weight in ((F32, BF16), (torch.float64, F32)):
+        y = L.layer_norm(ones(4, D, dtype=x), D, ones(D, dtype=weight))
+        assert y.dtype == x
+        assert message(F.layer_norm, ones(4, D, dtype=x), (D,), ones(D, dtype=weight))[0] is RuntimeError
+
+
 def test_no_elements() -> None:
     with pytest.raises(RuntimeError, match="has no elements; lngen normalises rows of one element or more"):
         L.layer_norm(ones(4, 0), (0,))

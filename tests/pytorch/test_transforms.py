@@ -140,7 +140,7 @@ def derivatives(function: Function, inputs: list[Any], order: int) -> list[Any]:
 
 @pytest.mark.parametrize("name", THEIRS)
 def test_second_and_third_derivatives(name: str) -> None:
-    """PyTorch's layer_norm has a wrong third derivative (it takes its saved statistics for constants)."""
+    """PyTorch's layer_norm has a wrong third derivative, as torch.autograd.gradcheck of its second says."""
     inputs = leaves(dtype_of(name), rows=(1, 2))
     theirs = layer_norm if name == "layer_norm" else THEIRS[name]
     for found, wanted in zip(*(derivatives(f, inputs, 3) for f in (CALLS[name], theirs)), strict=True):
@@ -165,17 +165,24 @@ def test_double_backward_has_gradients_of_weights_and_cotangents(name: str) -> N
             torch.testing.assert_close(found, wanted, rtol=0, atol=tolerance)
 
 
-def test_batched_cotangents() -> None:
-    """is_grads_batched, and jacobian(vectorize=True), which uses it."""
-    inputs = leaves(torch.float64)
-    dy = torch.stack([inputs[0].detach(), inputs[0].detach() * 2 + 1])
+@pytest.mark.parametrize("name", ["layer_norm", "rms_norm", "l2_norm", "add_layer_norm"])
+def test_all_modes_of_differentiation_are_those_of_differences(name: str) -> None:
+    """Backward, forward, forward over backward, and batches of cotangents (is_grads_batched) and tangents."""
+    inputs = leaves(torch.float64, rows=(1, 2))[: 1 if name == "l2_norm" else 2 if name == "rms_norm" else 3]
+
+    def function(*some: Any) -> Any:
+        return CALLS[name](*some, *[None] * (3 - len(some)))
+
+    both = {"check_batched_grad": True, "fast_mode": False}
+    assert torch.autograd.gradcheck(function, inputs, check_forward_ad=True, check_batched_forward_grad=True, **both)
+    assert torch.autograd.gradgradcheck(function, inputs, check_fwd_over_rev=True, **both)
+
+
+def test_a_vectorised_jacobian() -> None:
+    x, w, b = leaves(torch.float64)
     found, wanted = (
-        torch.autograd.grad(f[("layer_norm")](*inputs), inputs, dy, is_grads_batched=True) for f in (CALLS, THEIRS)
-    )
-    close("layer_norm", found, wanted)
-    found, wanted = (
-        torch.autograd.functional.jacobian(lambda x, f=f: f["rms_norm"](x, *inputs[1:]), inputs[0], vectorize=True)
-        for f in (CALLS, THEIRS)
+        torch.autograd.functional.jacobian(lambda x, f=f: f(x, w, b), x, vectorize=True)
+        for f in (CALLS["rms_norm"], THEIRS["rms_norm"])
     )
     close("rms_norm", found, wanted)
 
