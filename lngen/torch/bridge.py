@@ -27,6 +27,20 @@ class TorchError(LngenError, RuntimeError):
     """What PyTorch reports as a RuntimeError, with lngen's sentence."""
 
 
+class TorchValueError(TorchError, ValueError):
+    """What PyTorch reports as a ValueError."""
+
+
+class TorchMissing(TorchError, NotImplementedError):
+    """What PyTorch reports as a NotImplementedError, such as a dtype without a kernel."""
+
+
+def shown(dtype: torch.dtype) -> str:
+    """PyTorch's word for a dtype in its errors: Float, Long."""
+    word: str = torch.empty(0, dtype=dtype, device="cpu").type()
+    return word.removeprefix("torch.").removesuffix("Tensor")
+
+
 class Side(NamedTuple):
     """One direction of a norm.
 
@@ -79,7 +93,7 @@ def run(one: Side, tensors: Sequence[torch.Tensor], eps: float, out: Sequence[to
         flat, written = [_to_numpy(t) for t in flat], [_to_numpy(t) for t in written]
     given = one.call.arrange(flat, {"eps": eps} if one.takes_eps else {})
     results, _ = one.call(given, tuple(written) or None)
-    return [_to_torch(r).reshape(v.shape(lead, d)) for r, v in zip(results, one.results, strict=True)]
+    return [_to_torch(r, v.shape(lead, d)) for r, v in zip(results, one.results, strict=True)]
 
 
 def like(one: Side, tensors: Sequence[torch.Tensor], eps: float) -> list[torch.Tensor]:
@@ -90,15 +104,15 @@ def like(one: Side, tensors: Sequence[torch.Tensor], eps: float) -> list[torch.T
 
 
 def _to_numpy(tensor: torch.Tensor) -> Any:
-    """The same memory; Tensor.numpy would fix its size, which FSDP changes."""
+    """A view by DLPack: Tensor.numpy() would forbid to resize the storage, which FSDP does."""
     if tensor.dtype == torch.bfloat16:
         return np.from_dlpack(tensor.view(torch.int16)).view(ml_dtypes.bfloat16)
     return np.from_dlpack(tensor)
 
 
-def _to_torch(array: Any) -> torch.Tensor:
-    if not isinstance(array, np.ndarray):
-        return array
-    if array.dtype == ml_dtypes.bfloat16:
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array)
+def _to_torch(array: Any, shape: Sequence[int]) -> Any:
+    """A tensor that autograd takes for no view, so that it can be modified in place."""
+    if isinstance(array, np.ndarray) and array.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(array.view(np.int16).reshape(shape)).view(torch.bfloat16).clone()
+    tensor = torch.from_numpy(array) if isinstance(array, np.ndarray) else array
+    return torch.ops.aten._unsafe_view(tensor, shape)

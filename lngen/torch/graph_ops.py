@@ -15,11 +15,14 @@ from functools import cache, partial
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd import forward_ad
 
+from lngen.errors import VerifyError
 from lngen.graphs import GRAPHS, Definition, Options
 from lngen.ir import RUN, WIDE, DType, M, Value
 from lngen.spec import Spec, make_spec
-from lngen.torch.bridge import FROM_TORCH, TO_TORCH, Side, TorchError, like, run, side
+from lngen.torch.bridge import FROM_TORCH, TO_TORCH, Side, TorchError, TorchMissing, like, run, shown, side
 from lngen.torch_graph import evaluate
 
 LIBRARY = torch.library.Library("lngen", "DEF")  # the operators live as long as this
@@ -63,18 +66,18 @@ class GraphOps:
         """The forward for these tensors, in the order of ``inputs``; TorchError for a dtype that lngen has not."""
         x = tensors[0]
         assert x is not None
-        return side(self._text(int(x.shape[-1]), tuple([t if t is None else t.dtype for t in tensors]), keys))
+        dtypes = tuple([t if t is None else t.dtype for t in tensors])
+        return side(self._text(int(x.shape[-1]), dtypes, keys, x.device.type == "cpu"))
 
     @cache  # noqa: B019  there is one object for each graph
-    def _text(self, d: int, dtypes: Dtypes, keys: str) -> str:
-        """The text of the forward spec."""
+    def _text(self, d: int, dtypes: Dtypes, keys: str, on_cpu: bool) -> str:
+        """The text of the forward spec; errors in PyTorch's words, which depend on the device."""
         given = dict(zip(self.inputs, dtypes, strict=True))
         for name, dtype in given.items():
             if dtype is not None and dtype not in FROM_TORCH:
-                word = str(dtype).removeprefix("torch.").capitalize()
-                known = ", ".join(map(str, FROM_TORCH))
-                raise TorchError(
-                    f"\"{self.name}\" not implemented for '{word}': '{name}' is expected to be one of {known}."
+                raise TorchMissing(
+                    f"\"{self.name}\" not implemented for '{shown(dtype)}': '{name}' is expected to be one of "
+                    f"{', '.join(map(str, FROM_TORCH))}; cast it."
                 )
         options: dict[str, Any] = {"d": d, "dtype": FROM_TORCH[given["x"]]}
         options |= {n: given[n] is not None for n in self.inputs if n in self.optional}
@@ -86,12 +89,20 @@ class GraphOps:
         weights = [t for n, t in given.items() if t is not None and axes.get(n, (M,))[:1] != (M,)]
         options |= {"weight": FROM_TORCH[weights[0]]} if weights else {}
         options |= dict(part.split("=") for part in filter(None, keys.split(",")))
-        spec = make_spec(self.definition, "fwd", options)
-        for p in spec.forward().tensors:
+        try:
+            spec = make_spec(self.definition, "fwd", options)
+            takes = spec.forward().tensors
+        except VerifyError as error:  # functions are in float32 only
+            raise TorchMissing(f"\"{self.name}\" not implemented for 'Double': {error} Cast the input.") from error
+        for p in takes:
             if FROM_TORCH[given[p.name]] != p.type.dtype:
+                wanted, found = shown(TO_TORCH[p.type.dtype]), shown(given[p.name])
+                words = f"expected scalar type {wanted} but found {found}"
+                if on_cpu:
+                    words = f"mixed dtype (CPU): expect parameter to have scalar type of {wanted}"
                 raise TorchError(
-                    f"expected scalar type {TO_TORCH[p.type.dtype]} for '{p.name}' but found {given[p.name]}: all "
-                    "inputs with rows have the dtype of x, and all weights have one dtype."
+                    f"{words}. '{p.name}' is {found}; cast it: all inputs with rows have one dtype, and so have all "
+                    "weights."
                 )
         return str(spec)
 
@@ -142,8 +153,11 @@ class GraphOps:
             return (None,) * len(self.inputs)
         one = side(backward_text(forward.spec, wrt, [name for name in outputs if f"d{name}" in given]))
         known = {**given, **saved}
-        tensors = [known[name] if name in one.names else None for name in self.taken]
-        results = self.bwd(*tensors, spec=str(one.spec), **({"eps": eps} if self.takes_eps else {}))
+        if any(torch._C._functorch.is_legacy_batchedtensor(ct) for ct in given.values()):  # is_grads_batched
+            results: Sequence[Any] = composed(one.spec, known, [r.name for r in one.results], eps)
+        else:
+            tensors = [known[name] if name in one.names else None for name in self.taken]
+            results = self.bwd(*tensors, spec=str(one.spec), **({"eps": eps} if self.takes_eps else {}))
         found = dict(zip(wrt, (results[n] for n in one.returns), strict=True))
         return tuple(found.get(name) for name in self.inputs)
 
@@ -225,6 +239,13 @@ def _define(schema: str, kernel: Callable[..., list[torch.Tensor]]) -> Any:
     return getattr(torch.ops.lngen, name).default
 
 
+def _dual(tensors: Sequence[torch.Tensor]) -> bool:
+    """True if a tensor has a tangent, which a kernel would drop; while PyTorch traces, also if one may have it."""
+    if forward_ad._current_level < 0:
+        return False
+    return any(isinstance(t, FakeTensor) or forward_ad.unpack_dual(t).tangent is not None for t in tensors)
+
+
 def _called(one: Callable[..., Any], found: Side, tensors: Mapping[str, Any], eps: float) -> list[torch.Tensor]:
     missing = [name for name in found.names if tensors.get(name) is None]
     if missing:
@@ -237,6 +258,11 @@ def _called(one: Callable[..., Any], found: Side, tensors: Mapping[str, Any], ep
                 f"Expected all tensors to be on the same device, but found at least two devices, {devices[first]} and "
                 f"{device}! '{name}' is not where '{first}' is; move it there."
             )
+    if _dual([tensors[name] for name in found.names]):
+        raise TorchMissing(
+            f"Trying to use forward AD with '{found.spec}' that does not support it; call the function of lngen.torch "
+            "instead, outside torch.compile."
+        )
     result: list[torch.Tensor] = one(found, [tensors[name] for name in found.names], eps)
     return result
 

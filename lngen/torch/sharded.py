@@ -27,8 +27,8 @@ def _sharded(
     x = tensors[0]
     if not isinstance(x, module.DTensor):
         raise TorchError(
-            "got mixed torch.Tensor and DTensor, need to convert all torch.Tensor to DTensor: a weight is a DTensor, "
-            "but the input is none."
+            "got mixed torch.Tensor and DTensor, need to convert all torch.Tensor to DTensor before calling lngen: "
+            "input is a plain tensor, another is not; distribute_tensor(input, mesh, placements) distributes it."
         )
     rows = [_of_rows(module, p, x.dim()) for p in x.placements]
     apart = [module.Replicate() if isinstance(p, module.Replicate) else module.Partial() for p in rows]

@@ -2,7 +2,8 @@
 
 A tensor of a GPU runs the kernels, one of the CPU the interpreter: the same bits. All are differentiable, any number of
 times, and work under torch.compile, export, autocast and CUDA graphs. Under torch.func (vmap, grad, jvp and the like)
-they are composed of PyTorch's own operators, with the same mathematics and without the promise about bits.
+they are composed of PyTorch's own operators, with the same mathematics and without the promise about bits; such a
+transform inside torch.compile raises.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lngen.torch.bridge import TorchError
+from lngen.torch.bridge import TorchError, TorchValueError
 from lngen.torch.direct import Direct, plain
 from lngen.torch.graph_ops import OPS, composed
 from lngen.torch.sharded import locally
@@ -216,7 +217,7 @@ def _norm(
         if results is not None:
             return results
     dims = (shape,) if isinstance(shape, int) else tuple(shape)
-    _check(x, dims, given)
+    _check(graph, x, dims, given)
     _check_out(out, given)
     if len(dims) > 1:
         flat = {n: t.flatten(-len(dims)) if t.dim() >= len(dims) else t for n, t in given.items()}
@@ -281,30 +282,36 @@ def _last(x: Tensor, dim: int | None) -> bool:
     return dim is not None and x.dim() > 0 and dim in (-1, x.dim() - 1) and x.shape[-1] > 0
 
 
-def _check(x: Tensor, dims: tuple[int, ...], tensors: Mapping[str, Tensor]) -> None:
-    """RuntimeError, in PyTorch's words, for shapes that do not fit."""
-    if 0 in dims:
-        raise TorchError(f"normalized_shape={list(dims)} has no elements; a row is expected to have one or more.")
+def _check(graph: str, x: Tensor, dims: tuple[int, ...], tensors: Mapping[str, Tensor]) -> None:
+    """RuntimeError, for few dimensions of rms_norm ValueError, in PyTorch's words, for shapes that do not fit."""
     if not dims:
         raise TorchError(
-            "Expected normalized_shape to be at least 1-dimensional, i.e., containing at least one element"
+            "Expected normalized_shape to be at least 1-dimensional, i.e., containing at least one element, but got "
+            "normalized_shape = []. Name the dimensions to normalise, for example input.shape[-1:]."
+        )
+    if x.dim() < len(dims) and graph == "rmsnorm":
+        raise TorchValueError(
+            f"Input tensor must have at least {len(dims)} dimensions, but got {x.dim()}. normalized_shape="
+            f"{list(dims)} names the last dimensions of input."
         )
     if tuple(x.shape[-len(dims) :]) != dims:
         shown = ", ".join(map(str, dims))
         raise TorchError(
             f"Given normalized_shape=[{shown}], expected input with shape [*, {shown}], but got input of size"
-            f"{list(x.shape)}"
+            f"{list(x.shape)}. normalized_shape names the last dimensions of input."
         )
+    if 0 in dims:
+        raise TorchError(f"normalized_shape={list(dims)} has no elements; a row is expected to have one or more.")
     for name, word in (("gamma", "weight"), ("beta", "bias")):
         tensor = tensors.get(name)
         if tensor is not None and tuple(tensor.shape) != dims:
             raise TorchError(
                 f"Expected {word} to be of same shape as normalized_shape, but got {word} of shape "
-                f"{list(tensor.shape)} and normalized_shape = {list(dims)}"
+                f"{list(tensor.shape)} and normalized_shape = {list(dims)}. Reshape {word}, or leave it out."
             )
     for name in ("residual", "z"):
         tensor = tensors.get(name)
         if tensor is not None and tensor.shape != x.shape:
             raise TorchError(
-                f"'{name}' is expected to have the shape of input, {list(x.shape)}, got {list(tensor.shape)}."
+                f"'{name}' is expected to have the shape of input, {list(x.shape)}, got {list(tensor.shape)}; expand."
             )

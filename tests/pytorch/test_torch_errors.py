@@ -1,0 +1,151 @@
+"""If these fail, a wrong call of lngen.torch does not raise what PyTorch's own function raises, or does not say why."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional as F
+
+import lngen.torch as L
+
+D = 8
+BF16, F32 = torch.bfloat16, torch.float32
+NORMS = {"layer_norm": (L.layer_norm, F.layer_norm), "rms_norm": (L.rms_norm, F.rms_norm)}
+SOFTMAXES = {"softmax": (L.softmax, F.softmax), "log_softmax": (L.log_softmax, F.log_softmax)}
+
+
+def ones(*shape: int, dtype: Any = F32, device: str = "cpu") -> Any:
+    return torch.ones(*shape, dtype=dtype, device=device)
+
+
+def message(function: Callable[..., Any], *args: Any, **keys: Any) -> tuple[type[BaseException], str]:
+    with pytest.raises(Exception) as caught:  # noqa: PT011  the caller compares it with PyTorch's
+        function(*args, **keys)
+    return caught.type, str(caught.value)
+
+
+def check(pair: tuple[Callable[..., Any], Callable[..., Any]], advice: str, *args: Any) -> None:
+    """The class of PyTorch's error and its words, but for the name of a kernel, and then the advice."""
+    (ours, text), (theirs, wanted) = (message(function, *args) for function in pair)
+    theirs = RuntimeError if issubclass(theirs, RuntimeError) and theirs is not NotImplementedError else theirs
+    assert issubclass(ours, theirs), (ours, theirs)
+    text, wanted = (re.sub(r'^"\w+"', '""', t.replace("[*7]", "[*, 7]")) for t in (text, wanted))
+    words = wanted.rstrip(".!")
+    assert text.startswith(words), f"{text}\n{wanted}"
+    assert re.search(advice, text[len(words) :]), text
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_a_shape_that_does_not_fit(name: str) -> None:
+    check(NORMS[name], "names the last dimensions of input", ones(4, D), (7,))
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_more_dimensions_than_the_input_has(name: str) -> None:
+    """ValueError of rms_norm, RuntimeError of layer_norm."""
+    check(NORMS[name], "names the last dimensions of input", ones(4, D), (2, 4, D))
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_an_empty_shape(name: str) -> None:
+    check(NORMS[name], "Name the dimensions to normalise", ones(4, D), ())
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_a_weight_of_another_shape(name: str) -> None:
+    check(NORMS[name], "Reshape weight, or leave it out", ones(4, D), (D,), ones(D - 1))
+
+
+def test_a_bias_of_another_shape() -> None:
+    check(NORMS["layer_norm"], "Reshape bias, or leave it out", ones(4, D), (D,), None, ones(D - 1))
+
+
+def test_weights_of_two_dtypes() -> None:
+    args = ones(4, D, dtype=BF16), (D,), ones(D), ones(D, dtype=BF16)
+    check(NORMS["layer_norm"], "'beta' is BFloat16; cast it", *args)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.bool, torch.float8_e4m3fn])
+@pytest.mark.parametrize("name", [*NORMS, *SOFTMAXES])
+def test_a_dtype_that_neither_has(name: str, dtype: Any) -> None:
+    args = (-1,) if name in SOFTMAXES else ((D,),)
+    check({**NORMS, **SOFTMAXES}[name], "expected to be one of torch.float16, .*; cast it", ones(4, D).to(dtype), *args)
+
+
+@pytest.mark.parametrize("name", ["layer_norm", *SOFTMAXES])
+def test_complex_numbers(name: str) -> None:
+    """PyTorch's rms_norm alone takes them."""
+    args = (-1,) if name in SOFTMAXES else ((D,),)
+    check({**NORMS, **SOFTMAXES}[name], "cast it", ones(4, D, dtype=torch.complex64), *args)
+
+
+@pytest.mark.parametrize(("x", "weight"), [("cuda", "cpu"), ("cpu", "cuda")])
+@pytest.mark.parametrize("name", NORMS)
+def test_a_weight_on_another_device(name: str, x: str, weight: str) -> None:
+    with FakeTensorMode():
+        check(
+            NORMS[name],
+            "'gamma' is not where 'x' is; move it there",
+            ones(4, D, device=x),
+            (D,),
+            ones(D, device=weight),
+        )
+
+
+@pytest.mark.parametrize("name", SOFTMAXES)
+def test_a_dimension_that_is_none(name: str) -> None:
+    """PyTorch's own function raises it."""
+    assert message(SOFTMAXES[name][0], ones(4, D), 5) == message(SOFTMAXES[name][1], ones(4, D), 5)
+
+
+# ---- what PyTorch takes, or has no function for ----
+
+
+def test_weights_of_two_dtypes_on_a_gpu() -> None:
+    """In the words of PyTorch's kernel for CUDA."""
+    with FakeTensorMode():
+        x, gamma, beta = (
+            torch.ones(4, D, device="cuda"),
+            *(torch.ones(D, dtype=t, device="cuda") for t in (F32, BF16)),
+        )
+        kind, text = message(L.layer_norm, x, (D,), gamma, beta)
+    assert kind is L.bridge.TorchError
+    assert text.startswith("expected scalar type Float but found BFloat16. 'beta' is BFloat16; cast it")
+
+
+def test_what_pytorch_refuses_and_lngen_takes() -> None:
+    """A number for the shape, and weights narrower or wider than the rows, whose dtype the result has."""
+    for x, weight in ((F32, BF16), (torch.float64, F32)):
+        y = L.layer_norm(ones(4, D, dtype=x), D, ones(D, dtype=weight))
+        assert y.dtype == x
+        assert message(F.layer_norm, ones(4, D, dtype=x), (D,), ones(D, dtype=weight))[0] is RuntimeError
+
+
+def test_no_elements() -> None:
+    with pytest.raises(RuntimeError, match="has no elements; lngen normalises rows of one element or more"):
+        L.layer_norm(ones(4, 0), (0,))
+
+
+def test_a_function_without_float64() -> None:
+    with pytest.raises(NotImplementedError, match=r"\"layernorm_act\" not implemented for 'Double': .* Cast the input"):
+        L.layer_norm_act(ones(4, D, dtype=torch.float64), (D,))
+
+
+def test_a_gate_and_a_residual_of_another_shape() -> None:
+    with pytest.raises(
+        RuntimeError, match=r"'z' is expected to have the shape of input, \[4, 8\], got \[1, 8\]; expand"
+    ):
+        L.gated_layer_norm(ones(4, D), ones(1, D), (D,))
+    with pytest.raises(RuntimeError, match=r"'residual' is expected to have the shape of input"):
+        L.add_layer_norm(ones(4, D), ones(1, D), (D,))
+
+
+def test_a_backward_without_a_tensor_that_it_needs() -> None:
+    spec = "layernorm.bwd:d=8,dtype=f32,eps=run"
+    with pytest.raises(RuntimeError, match="expects x, gamma, mean, rstd, got None"):
+        torch.ops.lngen.layernorm_bwd(ones(4, D), *[None] * 5, eps=1e-5, spec=spec)
