@@ -59,7 +59,8 @@ MAY_IMPORT_OPTIONAL = (
     "torch/",
     "examples/",
 )
-FOR_PYTORCH = ("hub_package/", "torch/")  # for PyTorch programs: they import it at once, and no module imports them
+# For PyTorch programs: they import it at once, and no module but an example imports them.
+FOR_PYTORCH = ("hub_package/", "torch/", "examples/gpt_step.py")
 
 
 @dataclass(frozen=True)

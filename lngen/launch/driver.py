@@ -21,6 +21,7 @@ CLUSTER_DIMENSION = 4
 PROGRAMMATIC_STREAM_SERIALIZATION = 6
 
 # CUresult
+INVALID_CONTEXT, CONTEXT_IS_DESTROYED, INVALID_HANDLE = 201, 709, 400
 COOPERATIVE_LAUNCH_TOO_LARGE = 720
 STREAM_CAPTURE_UNSUPPORTED = 900
 CAPTURE_HINT = "; load kernels before a capture, with prepare() of a pack or warmup() of a compiled norm"
@@ -272,6 +273,10 @@ def zero(address: int, size: int, stream: int) -> None:
     _check(status, "The driver does not clear a workspace")
 
 
+class OtherContextError(LngenError):
+    """A launch in a thread whose context is not that of the kernel, or none."""
+
+
 class Launch:
     """One kernel's launch without the stream."""
 
@@ -305,6 +310,8 @@ class Launch:
                 f"'{self._name}' needs its {x * y} blocks to run at the same time, and this GPU cannot hold so many; "
                 "choose a schedule with single_launch=no."
             )
+        if status in (INVALID_CONTEXT, CONTEXT_IS_DESTROYED, INVALID_HANDLE):
+            raise OtherContextError(f"The driver refuses the launch of '{self._name}': {error_name(status)}.")
         if status:
             raise LngenError(f"The driver refuses the launch of '{self._name}': {error_name(status)}.")
 

@@ -23,6 +23,7 @@ from .driver import (
     CapturedGraph,
     Launch,
     Module,
+    OtherContextError,
     allow_cluster,
     allow_shared,
     capture_of,
@@ -201,9 +202,11 @@ class Bound:
 
         ``prepare`` must have been called once for the workspace.
         """
-        if current_context() == self._context:
+        try:
             self.run(pointers, workspace, stream)
-        else:
+        except OtherContextError:  # so the first kernel was not launched; asking before every launch would take longer
+            if current_context() == self._context:
+                raise
             with on(self._context):
                 self.run(pointers, workspace, stream)
 

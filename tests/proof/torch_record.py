@@ -1,10 +1,10 @@
-"""Measure the host time of lngen.torch beside PyTorch's own norms, with tensors of a GPU; without one, on a fake driver.
+"""Measure the host time of lngen.torch beside PyTorch's norms, on a GPU; without one, on a driver that does nothing.
 
     python tests/proof/torch_record.py [--out generated/bench/h100-torch-host.txt]
 
 Calls are issued in batches too short to fill the launch queue, after each of which the GPU is awaited; interleaved,
-medians of 21 batches, in microseconds a call. On the fake driver a launch does nothing and PyTorch's column is that of
-its CPU kernels, so only lngen's own time means something.
+medians of 21 batches, in microseconds a call. Without a GPU, PyTorch's column is that of its CPU kernels and says little.
+
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def main() -> None:
     parser.add_argument("--d", type=int, default=1024)
     args = parser.parse_args()
     real = torch.cuda.is_available()
-    where = torch.cuda.get_device_name() if real else "fake driver"
+    where = torch.cuda.get_device_name() if real else "a driver that does nothing"
     lines = [f"python tests/proof/torch_record.py: {where}, {platform.machine()}, torch {torch.__version__}"]
     lines += [f"bf16, {ROWS} x {args.d}, microseconds a call, p10 and p90 in brackets"]
     with ExitStack() as stack:

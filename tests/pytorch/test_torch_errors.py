@@ -127,7 +127,7 @@ def test_what_pytorch_refuses_and_lngen_takes() -> None:
 
 
 def test_no_elements() -> None:
-    with pytest.raises(RuntimeError, match="has no elements; lngen normalises rows of one element or more"):
+    with pytest.raises(RuntimeError, match="has no elements; a row is expected to have one or more"):
         L.layer_norm(ones(4, 0), (0,))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,8 +17,11 @@ from lngen.torch.bridge import side
 from lngen.torch.torch_functions import DIRECT
 
 
-def go_the_direct_way(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
-    """The driver that launches run on, by the PTX that NVRTC makes; the dispatcher's way runs the interpreter."""
+def go_the_direct_way(monkeypatch: pytest.MonkeyPatch, *, launches: bool = True) -> FakeDriver:
+    """The driver that launches run on, by the PTX that NVRTC makes; the dispatcher's way runs the interpreter.
+
+    Without ``launches`` the driver answers a launch at once, in C, and nothing runs.
+    """
     pytest.importorskip("cupy")
     gpu = FakeDriver(version=13090)
     library = pass_for_gpu_tensors(monkeypatch, gpu)
@@ -36,6 +40,12 @@ def go_the_direct_way(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
 
         return made
 
+    monkeypatch.setattr(KernelSet, "cubin", cubin)
+    monkeypatch.setattr(direct, "on_gpu", lambda tensor: True)
+    forget()
+    if not launches:
+        monkeypatch.setattr(gpu, "cuLaunchKernelEx", ctypes.CDLL(None).pthread_equal)  # of two addresses: 0
+        return gpu
     launch = direct.Kernels.__call__
 
     def launched(kernels: direct.Kernels, given: Sequence[torch.Tensor], *rest: Any) -> Any:
@@ -45,11 +55,8 @@ def go_the_direct_way(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
     monkeypatch.setattr(direct.Kernels, "__call__", launched)
     maker = library.maker
     monkeypatch.setattr(library, "maker", lambda shape, dtype, device: known(maker(shape, dtype, device)))
-    monkeypatch.setattr(KernelSet, "cubin", cubin)
-    monkeypatch.setattr(direct, "on_gpu", lambda tensor: True)
     monkeypatch.setattr(direct, "empty_like", known(torch.empty_like))
     monkeypatch.setattr(direct, "empty", known(torch.empty_strided))
-    forget()
     return gpu
 
 
