@@ -278,7 +278,7 @@ class OtherContextError(LngenError):
 
 
 class Launch:
-    """One kernel's launch without the stream."""
+    """One kernel's launch: ``call(*given)``, with the stream in ``config``, returns the driver's status."""
 
     def __init__(
         self,
@@ -295,17 +295,17 @@ class Launch:
         for slot, (key, value) in zip(self._listed, attributes.items()):
             slot.id = key
             slot.value[:3] = (value, 1, 1)
-        self._config = _Config((*grid, 1), (block, 1, 1), shared, None, ctypes.addressof(self._listed), len(attributes))
-        self._call: Callable[..., int] = library().cuLaunchKernelEx
-        self._given = ctypes.byref(self._config), ctypes.c_void_p(function), arguments, None
+        self.config = _Config((*grid, 1), (block, 1, 1), shared, None, ctypes.addressof(self._listed), len(attributes))
+        self.call: Callable[..., int] = library().cuLaunchKernelEx
+        self.given = ctypes.byref(self.config), ctypes.c_void_p(function), arguments, None
         self._name = name
 
     def __call__(self, stream: int) -> None:
         """Enqueue on ``stream``, a pointer; LngenError if the driver refuses."""
-        self._config.stream = stream
-        status = self._call(*self._given)
+        self.config.stream = stream
+        status = self.call(*self.given)
         if status == COOPERATIVE_LAUNCH_TOO_LARGE:
-            x, y, _ = self._config.grid
+            x, y, _ = self.config.grid
             raise LngenError(
                 f"'{self._name}' needs its {x * y} blocks to run at the same time, and this GPU cannot hold so many; "
                 "choose a schedule with single_launch=no."

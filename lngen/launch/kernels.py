@@ -134,8 +134,8 @@ class Loaded:
 class Bound:
     """Kernels with all arguments but pointers. One thread at a time may call it.
 
-    The arguments of all kernels stand in one block, 8 bytes each, the pointers of the tensors first: a call writes
-    those in one go. Each kernel has a table of the addresses of its own, which the driver reads.
+    The arguments of all kernels stand in one ``block``, 8 bytes each, the pointers of the tensors first: ``pack``
+    writes those in one go. Each kernel has a table of the addresses of its own, which the driver reads.
     """
 
     def __init__(self, loaded: Loaded, rows: int, strides: Mapping[str, Distance], inner: int) -> None:
@@ -152,7 +152,7 @@ class Bound:
         places = [place for place, k in enumerate(loaded.kernels) if rows or k["launch_for_no_rows"]]
         listed = [(place, a) for place in places for a in loaded.kernels[place]["arguments"]]
         self.block = (ctypes.c_longlong * (len(loaded.tensors) + len(listed)))()
-        self._pointers = Struct(f"{len(loaded.tensors)}q")
+        self.pack = Struct(f"{len(loaded.tensors)}q").pack_into
         self._workspace = 0
         self._buffers: list[tuple[int, int]] = []
         self._given: list[tuple[int, str]] = []
@@ -212,7 +212,7 @@ class Bound:
 
     def run(self, pointers: Sequence[int], workspace: int, stream: int) -> None:
         """The same in a thread whose context is that of the kernels."""
-        self._pointers.pack_into(self.block, 0, *pointers)
+        self.pack(self.block, 0, *pointers)
         if workspace != self._workspace:
             self._workspace = workspace
             for slot, offset in self._buffers:

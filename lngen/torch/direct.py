@@ -9,6 +9,7 @@ dispatcher's way, with the same bits.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from operator import attrgetter
 from threading import get_ident
 from typing import Any
@@ -18,6 +19,7 @@ from torch import Tensor
 from torch.autograd import Function, forward_ad
 
 from lngen.ir import bits_of, values_of
+from lngen.launch.array_call import WIDEST
 from lngen.launch.arrays import library_of
 from lngen.torch.bridge import PLAIN, TO_TORCH, Side, side
 from lngen.torch.graph_ops import GraphOps, backward_text
@@ -48,96 +50,154 @@ def guard(tensors: Sequence[Tensor]) -> Callable[..., bool]:
 class Kernels:
     """The kernels of a side for tensors of one layout, in one thread.
 
-    ``shared``: so many last results have a number per row; they stand in one tensor, one after the other.
+    ``results, shared = kernels.run(*given, *addresses)`` launches them.
+
+    given    the tensors; ``more``: inputs after them, of which a call gets addresses
+    shared   so many last results have a number per row; they stand in one tensor, one after the other
+    out      the tensor for the result; it is the last of ``given``
     """
 
-    def __init__(self, one: Side, given: Sequence[Tensor], eps: float, shared: int = 0, out: Tensor | None = None):
-        self.call, self.library = one.call, library_of(given[0], one.names[0])
-        layouts = self.library.describe(given)[1]
-        count = len(one.results) - shared
-        outs = [None] * len(one.results) if out is None else self.library.describe([out])[1]
-        self.recipe = self.call.recipe(self.library, layouts, outs)
-        self.values = {name: bits_of(number) for name, number in values_of(self.call.graph, eps).items()}
-        self.makers = [
-            (next((n for n, g in enumerate(given) if self._alike(g, v)), -1), make)
-            for v, make in zip(one.results[:count], self.recipe.makers, strict=False)
-        ]
-        self.shared: tuple[Any, ...] = ()
-        self.offsets: list[int] = []
-        if shared:
-            numbers = one.results[count:]
-            self.shared = (shared * self.recipe.rows,), (1,), TO_TORCH[numbers[0].dtype], given[0].device
-            self.offsets = [n * self.recipe.rows * numbers[0].size for n in range(shared)]
+    def __init__(
+        self,
+        one: Side,
+        given: Sequence[Tensor],
+        eps: float,
+        shared: int = 0,
+        *,
+        more: Sequence[Tensor] = (),
+        out: bool = False,
+    ) -> None:
+        self.side, self.out = one, out
+        self.library = library_of(given[0], one.names[0])
+        layouts = self.library.describe([*given, *more])[1]
+        outs: list[Any] = [None] * len(one.results)
+        if out:
+            *layouts, outs[0] = layouts
+        self.recipe = one.call.recipe(self.library, layouts, outs)
+        self.values = {name: bits_of(number) for name, number in values_of(one.call.graph, eps).items()}
+        self.count = len(one.results) - shared
+        numbers = one.results[self.count :]
+        self.offsets = [n * self.recipe.rows * number.size for n, number in enumerate(numbers)]
+        self.shared = partial(empty, (shared * self.recipe.rows,), (1,), dtype=torch.float32, device=given[0].device)
+        if numbers:
+            self.shared.keywords["dtype"] = TO_TORCH[numbers[0].dtype]
+        self.run: Callable[..., tuple[tuple[Tensor, ...], Tensor | None]] = self._written(given)
+
+    def _written(self, given: Sequence[Tensor]) -> Any:
+        """The call, as Python that is written for these tensors: a loop would take longer than what it repeats.
+
+        For a LayerNorm without gradients it is::
+
+            def run(t0, t1, t2):
+                r0 = empty_like(t0)
+                p0 = t0.data_ptr(); p1 = t1.data_ptr(); p2 = t2.data_ptr(); p3 = r0.data_ptr()
+                if (p0 | p1 | p2 | p3) & 15:
+                    launch(library, recipe, [p0, p1, p2, p3], values)
+                else:
+                    pack(block, 0, p0, p1, p2, p3)
+                    config0.stream = stream(device)
+                    if driver(*given0): launch(library, recipe, [p0, p1, p2, p3], values)
+                return (r0,), None
+        """
+        one, recipe = self.side, self.recipe
+        known: dict[str, Any] = {"empty_like": empty_like, "launch": one.call.launch, "shared": self.shared}
+        known |= {"library": self.library, "recipe": recipe, "values": self.values}
+        tensors = [f"t{n}" for n in range(len(given))]
+        addresses = [f"n{n}" for n in range(len(one.names) + self.out - len(given))]
+        lines, results = [], tensors[-1:] if self.out else [f"r{n}" for n in range(self.count)]
+        for n, (value, make) in enumerate(zip(one.results, recipe.makers, strict=True)):
+            if not self.out and n < self.count:
+                like = next((t for t, g in zip(tensors, given, strict=True) if self._alike(g, value)), None)
+                known[f"make{n}"] = make
+                lines.append(f"r{n} = {f'empty_like({like})' if like else f'make{n}()'}")
+        pointed = [*(tensors[:-1] if self.out else tensors), *addresses, *results]
+        lines += [f"p{n} = {name}" + ".data_ptr()" * (name[0] != "n") for n, name in enumerate(pointed)]
+        pointers = [f"p{n}" for n in range(len(pointed))]
+        if self.offsets:
+            lines += ["s = shared()", "p = s.data_ptr()"]
+            pointers += [f"p + {offset}" for offset in self.offsets]
+        general = f"launch(library, recipe, [{', '.join(pointers)}], values)"
+        bound = one.call.loaded(recipe.device, recipe.vec, recipe.rows).bind(recipe.rows, recipe.strides, recipe.inner)
+        if self.out or bound.workspace_bytes:
+            lines.append(general)
+        else:
+            bound.give(self.values)
+            known |= {"pack": bound.pack, "block": bound.block, "stream": self.library.stream, "device": recipe.device}
+            fast = [f"pack(block, 0, {', '.join(pointers)})", "s0 = stream(device)"]
+            for n, launched in enumerate(bound.launches):
+                known |= {f"config{n}": launched.config, f"given{n}": launched.given, "driver": launched.call}
+                fast += [f"config{n}.stream = s0", f"if driver(*given{n}): {general}"]
+            lines += [f"if ({' | '.join(pointers)}) & {WIDEST - 1}: {general}", "else:", *(f"    {f}" for f in fast)]
+        lines.append(f"return ({', '.join(results)},), {'s' if self.offsets else None}")
+        text = f"def run({', '.join(tensors + addresses)}):\n" + "".join(f"    {line}\n" for line in lines)
+        exec(text, known)
+        return known["run"]
 
     def _alike(self, tensor: Tensor, value: Any) -> bool:
         """True if a new tensor like this one is what the maker of a result would make."""
         lead = tuple(tensor.shape[: tensor.dim() - len(value.axes) + value.wide])
-        shape = value.shape(lead, self.call.d) if value.wide else value.shape((), self.call.d)
-        dtype, there = TO_TORCH[value.dtype], tuple(tensor.shape)
-        return bool(tensor.is_contiguous()) and tensor.dtype == dtype and there == shape
-
-    def __call__(
-        self, given: Sequence[Tensor], numbers: Sequence[int] = (), out: Tensor | None = None
-    ) -> tuple[list[Tensor], Tensor | None]:
-        """The results and the shared tensor; ``numbers``: addresses of the inputs after ``given``."""
-        results = [empty_like(given[n]) if n >= 0 else make() for n, make in self.makers] if out is None else [out]
-        pointers = [t.data_ptr() for t in given]
-        pointers += numbers
-        pointers += [t.data_ptr() for t in results]
-        shared = None
-        if self.shared:
-            shape, strides, dtype, device = self.shared
-            shared = empty(shape, strides, dtype=dtype, device=device)
-            first = shared.data_ptr()
-            pointers += [first + offset for offset in self.offsets]
-        self.call.launch(self.library, self.recipe, pointers, self.values)
-        return results, shared
+        d, dtype = self.side.spec.d, TO_TORCH[value.dtype]
+        there = tuple(tensor.shape) == (value.shape(lead, d) if value.wide else value.shape((), d))
+        return there and bool(tensor.is_contiguous()) and tensor.dtype == dtype
 
 
 class Prepared:
     """A call that later ones may be like, in one thread.
 
-    given      its tensors, called ``names``; ``wrt``: those that have a gradient
+    fixed      its arguments but tensors; absent: the tensors that are None, by number; given: the others, ``names``
     keys, eps  as of the operator
+    wrt        the tensors that have a gradient
     kept       what backward reads of the tensors, and of the results after them, by number
     """
 
-    def __init__(
-        self, ops: GraphOps, names: Sequence[str], given: Sequence[Tensor], keys: str, eps: float, out: Tensor | None
-    ) -> None:
-        known = dict(zip(names, given, strict=True))
-        self.ops, self.names, self.eps = ops, names, eps
-        self.check = guard(given if out is None else [*given, out])
+    def __init__(self, ops: GraphOps, fixed: Any, tensors: Mapping[str, Tensor | None], keys: str, eps: float) -> None:
+        known = {name: t for name, t in tensors.items() if t is not None}
+        given = [*known.values()]
+        out = known.pop("out", None) is not None
+        self.ops, self.names, self.eps, self.fixed = ops, tuple(known), eps, fixed
+        self.check = guard(given)
+        self.absent = tuple(n for n, t in enumerate(tensors.values()) if t is None)
+        self.present = tuple(n for n, t in enumerate(tensors.values()) if t is not None)
         self.forward = ops.side([known.get(name) for name in ops.inputs], keys)
         self.outputs = self.forward.spec.differentiated
         self.numbers = [r.name for r in self.forward.results[len(self.outputs) :]]
         alone = side(f"{self.forward.spec},save=none") if self.numbers else self.forward
-        self.inference = Kernels(alone, given, eps, out=out)
-        self.wrt = [name for name in names if known[name].requires_grad]
-        if self.wrt and out is None:
-            self.training = Kernels(self.forward, given, eps, len(self.numbers))
+        self.inference = Kernels(alone, given, eps, out=out).run
+        self.wrt = () if out else tuple(name for name in self.names if known[name].requires_grad)
+        if self.wrt:
+            kernels = Kernels(self.forward, given, eps, len(self.numbers))
+            self.training, self.offsets = kernels.run, kernels.offsets
             self.backward = side(backward_text(self.forward.spec, self.wrt, self.outputs))
-            named = [*names, *self.outputs]
+            named = [*self.names, *self.outputs]
             self.saved = [name for name in self.backward.names[len(self.outputs) :] if name in named]
             self.kept = tuple(named.index(name) for name in self.saved)
             gradients = dict(zip(self.wrt, self.backward.returns, strict=True))
-            self.places = tuple(gradients.get(name, -1) for name in names)
-            self.offsets = self.training.offsets
-            self.backwards: dict[int, tuple[Callable[..., bool], Kernels]] = {}
+            self.places = tuple(gradients.get(name, -1) for name in self.names)
+            self.backwards: dict[int, tuple[Callable[..., bool], Callable[..., Any]]] = {}
 
-    def __call__(self, given: Sequence[Tensor], out: Tensor | None = None) -> Sequence[Tensor]:
+    def like(self, tensors: Sequence[Tensor | None], fixed: Any) -> Sequence[Any] | None:
+        """The tensors of a call that are there, if it is like this one, else None."""
+        if self.fixed != fixed:
+            return None
+        if self.absent:
+            for n in self.absent:
+                if tensors[n] is not None:
+                    return None
+            tensors = [tensors[n] for n in self.present]
+        return tensors if self.check(*tensors) else None
+
+    def __call__(self, given: Sequence[Tensor]) -> Sequence[Tensor]:
         """The outputs."""
         if self.wrt and grad_mode():
             results = through(self, *given)
             return (results,) if len(self.outputs) == 1 else results
-        return self.inference(given, (), out)[0]
+        return self.inference(*given)[0]
 
-    def of_thread(self, given: Sequence[Tensor], numbers: Tensor | None) -> tuple[Callable[..., bool], Kernels]:
+    def of_thread(self, given: Sequence[Tensor], numbers: Tensor | None) -> Any:
         """The check and the kernels of a backward, for this thread: ``given`` are cotangents and what is kept."""
-        found = self.backwards.get(get_ident())
-        if found is None:
-            tensors = [*given, *self.apart(numbers, given[0].shape[:-1]).values()]
-            found = self.backwards[get_ident()] = guard(given), Kernels(self.backward, tensors, self.eps)
+        more = [*self.apart(numbers, given[0].shape[:-1]).values()]
+        kernels = Kernels(self.backward, given, self.eps, more=more)
+        self.backwards[get_ident()] = found = guard(given), kernels.run
         return found
 
     def apart(self, numbers: Tensor | None, lead: Sequence[int]) -> dict[str, Tensor]:
@@ -162,27 +222,29 @@ class Node(Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(ctx: Any, prepared: Prepared, *given: Tensor) -> Any:
-        results, numbers = prepared.training(given)
+        results, numbers = prepared.training(*given)
         both = (*given, *results)
         ctx.prepared = prepared
         ctx.save_for_backward(*[both[n] for n in prepared.kept], numbers)
         if len(results) == 1:
             return results[0]
         ctx.set_materialize_grads(False)
-        return tuple(results)
+        return results
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Any, ...]:
         prepared: Prepared = ctx.prepared
         *kept, numbers = ctx.saved_tensors
-        given = [*cotangents, *kept]
-        if grad_mode() or any(t is None for t in cotangents):
+        given = (*cotangents, *kept)
+        if grad_mode() or type(None) in map(type, cotangents):
             return (None, *prepared.general(cotangents, kept, numbers))
-        check, kernels = prepared.of_thread(given, numbers)
+        check, run = prepared.backwards.get(get_ident()) or prepared.of_thread(given, numbers)
         if not check(*given):
             return (None, *prepared.general(cotangents, kept, numbers))
-        first = 0 if numbers is None else numbers.data_ptr()
-        results, _ = kernels(given, [first + offset for offset in prepared.offsets])
+        if numbers is not None:
+            first = numbers.data_ptr()
+            given += tuple([first + offset for offset in prepared.offsets])
+        results, _ = run(*given)
         return (None, *[results[n] if n >= 0 else None for n in prepared.places])
 
 
@@ -190,37 +252,54 @@ class Node(Function):  # type: ignore[misc]
 through: Callable[..., Any] = super(Function, Node).apply
 
 
+class _Known:
+    """The calls of a thread that later ones may be like: the last one, and all by shape and arguments."""
+
+    def __init__(self) -> None:
+        self.last: Prepared | None = None
+        self.every: dict[Any, list[Prepared]] = {}
+
+
 class Direct:
-    """The direct way of a graph: the calls of each thread that later ones may be like."""
+    """The direct way of a function: ``names`` of its tensors, with ``out`` at the end, and of its ``options``."""
 
-    def __init__(self, ops: GraphOps) -> None:
-        self.ops = ops
-        self._threads: dict[int, dict[Any, list[Prepared]]] = {}
+    def __init__(self, graph: str, names: Sequence[str], options: Sequence[str] = ()) -> None:
+        self.graph, self.names, self.options = graph, (*names, "out"), tuple(options)
+        self._threads: dict[int, _Known] = {}
+        DIRECT.append(self)
 
-    def __call__(self, key: Any, given: Sequence[Tensor], out: Tensor | None = None) -> Sequence[Tensor] | None:
-        """The outputs; None if no earlier call with this key was like this one."""
+    def __call__(self, tensors: Sequence[Tensor | None], fixed: Any) -> Sequence[Tensor] | None:
+        """The outputs; None if no earlier call was like this one."""
         known = self._threads.get(get_ident())
         if known is None or function_mode() or forward_ad._current_level >= 0:
             return None
-        for prepared in known.get(key, ()):
-            if prepared.check(*given) if out is None else prepared.check(*given, out):
-                return prepared(given, out)
+        last = known.last
+        if last is not None and (given := last.like(tensors, fixed)):
+            return last(given)
+        x: Any = tensors[0]
+        if type(x) in PLAIN:
+            for prepared in known.every.get((x.shape, fixed), ()):
+                if given := prepared.like(tensors, fixed):
+                    known.last = prepared
+                    return prepared(given)
         return None
 
     def prepare(
-        self, key: Any, tensors: Mapping[str, Tensor], keys: str, eps: float, out: Tensor | None = None
+        self, ops: GraphOps, tensors: Sequence[Tensor | None], fixed: Any, keys: str, eps: float
     ) -> Sequence[Tensor] | None:
         """The same for a call that is the first of its kind; None if it has to go the dispatcher's way."""
-        given = [*tensors.values()]
-        everything = given if out is None else [*given, out]
-        if not all(plain(t) and _lies(t, given[0]) for t in everything) or not _bare():
+        given = [t for t in tensors if t is not None]
+        if not all(plain(t) and _lies(t, given[0]) for t in given) or not _bare():
             return None
-        prepared = Prepared(self.ops, [*tensors], given, keys, eps, out)
-        known = self._threads.setdefault(get_ident(), {})
-        if len(known) >= MOST:
-            known.clear()
-        known.setdefault(key, []).insert(0, prepared)
-        return prepared(given, out)
+        known = self._threads.setdefault(get_ident(), _Known())
+        if len(known.every) >= MOST:
+            known.every.clear()
+        known.last = Prepared(ops, fixed, dict(zip(self.names, tensors, strict=True)), keys, eps)
+        known.every.setdefault((given[0].shape, fixed), []).append(known.last)
+        return known.last(given)
+
+
+DIRECT: list[Direct] = []  # of all functions
 
 
 def _lies(tensor: Tensor, x: Tensor) -> bool:

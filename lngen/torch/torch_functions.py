@@ -17,13 +17,24 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lngen.torch.bridge import TorchError, TorchValueError
-from lngen.torch.direct import Direct, plain
-from lngen.torch.graph_ops import OPS, composed
+from lngen.torch.direct import Direct
+from lngen.torch.graph_ops import OPS, GraphOps, composed
 from lngen.torch.sharded import locally
 
-DIRECT = {name: Direct(ops) for name, ops in OPS.items()}
-
 Shape = int | Sequence[int]
+
+LAYER = ("x", "gamma", "beta")
+LAYER_NORM = Direct("layernorm", LAYER, ("zero_centred",))
+RMS_NORM = Direct("rmsnorm", LAYER[:2], ("zero_centred", "casts"))
+ADD_LAYER_NORM = Direct("add_layernorm", ("x", "residual", "gamma", "beta"), ("zero_centred", "round_sum"))
+ADD_RMS_NORM = Direct("add_rmsnorm", ("x", "residual", "gamma"), ("zero_centred", "casts", "round_sum"))
+GATED_LAYER_NORM = Direct("gated_layernorm", ("x", "z", "gamma", "beta"), ("act", "gate"))
+GATED_RMS_NORM = Direct("gated_rmsnorm", ("x", "z", "gamma"), ("act", "gate"))
+LAYER_NORM_ACT = Direct("layernorm_act", LAYER, ("act",))
+RMS_NORM_ACT = Direct("rmsnorm_act", LAYER[:2], ("act",))
+DYT = Direct("dyt", ("x", "alpha", "gamma", "beta"))
+L2_NORM = Direct("l2norm", ("x",), ("guard",))
+SOFTMAX, LOG_SOFTMAX = Direct("softmax", ("x",)), Direct("log_softmax", ("x",))
 
 
 def layer_norm(
@@ -42,8 +53,7 @@ def layer_norm(
     ``input``. The result has the dtype of ``input``; under autocast on a GPU
     it is float32, as PyTorch's. RuntimeError for shapes, dtypes and devices that do not fit.
     """
-    keys = {"zero_centred": zero_centred}
-    return _norm("layernorm", normalized_shape, {"x": input, "gamma": weight, "beta": bias}, eps, keys, out)[0]
+    return _norm(LAYER_NORM, normalized_shape, (input, weight, bias, out), eps, (zero_centred,))[0]
 
 
 def rms_norm(
@@ -61,8 +71,8 @@ def rms_norm(
     ``casts``: the order of roundings of a model, ``once``, ``llama``, ``t5`` or ``gemma`` (``lngen help family``);
     the rest as of ``layer_norm``.
     """
-    keys: dict[str, bool | str] = {"zero_centred": zero_centred, "casts": casts}
-    return _norm("rmsnorm", normalized_shape, {"x": input, "gamma": weight}, _rms_eps(input, eps), keys, out)[0]
+    options = zero_centred, casts
+    return _norm(RMS_NORM, normalized_shape, (input, weight, out), _rms_eps(input, eps), options)[0]
 
 
 def add_layer_norm(
@@ -80,9 +90,8 @@ def add_layer_norm(
 
     ``round_sum``: the norm is of h as it is stored (``lngen help family``).
     """
-    tensors = {"x": input, "residual": residual, "gamma": weight, "beta": bias}
-    keys = {"zero_centred": zero_centred, "round_sum": round_sum}
-    y, h = _norm("add_layernorm", normalized_shape, tensors, eps, keys)
+    tensors, options = (input, residual, weight, bias, None), (zero_centred, round_sum)
+    y, h = _norm(ADD_LAYER_NORM, normalized_shape, tensors, eps, options)
     return y, h
 
 
@@ -98,9 +107,8 @@ def add_rms_norm(
     round_sum: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """``h = input + residual`` and its RMSNorm, in one kernel: ``y, h``; the rest as of ``add_layer_norm``."""
-    tensors = {"x": input, "residual": residual, "gamma": weight}
-    keys: dict[str, bool | str] = {"zero_centred": zero_centred, "casts": casts, "round_sum": round_sum}
-    y, h = _norm("add_rmsnorm", normalized_shape, tensors, _rms_eps(input, eps), keys)
+    tensors, options = (input, residual, weight, None), (zero_centred, casts, round_sum)
+    y, h = _norm(ADD_RMS_NORM, normalized_shape, tensors, _rms_eps(input, eps), options)
     return y, h
 
 
@@ -119,9 +127,8 @@ def gated_layer_norm(
 
     ``act``: silu, sigmoid, gelu (erf) or gelu_tanh.
     """
-    tensors = {"x": input, "z": gate, "gamma": weight, "beta": bias}
-    keys = {"act": act, "gate": "before" if gate_first else "after"}
-    return _norm("gated_layernorm", normalized_shape, tensors, eps, keys)[0]
+    tensors, options = (input, gate, weight, bias, None), (act, "before" if gate_first else "after")
+    return _norm(GATED_LAYER_NORM, normalized_shape, tensors, eps, options)[0]
 
 
 def gated_rms_norm(
@@ -135,9 +142,8 @@ def gated_rms_norm(
     gate_first: bool = False,
 ) -> Tensor:
     """``rms_norm(input) * act(gate)``; the rest as of ``gated_layer_norm``."""
-    tensors = {"x": input, "z": gate, "gamma": weight}
-    keys = {"act": act, "gate": "before" if gate_first else "after"}
-    return _norm("gated_rmsnorm", normalized_shape, tensors, _rms_eps(input, eps), keys)[0]
+    tensors, options = (input, gate, weight, None), (act, "before" if gate_first else "after")
+    return _norm(GATED_RMS_NORM, normalized_shape, tensors, _rms_eps(input, eps), options)[0]
 
 
 def layer_norm_act(
@@ -150,8 +156,7 @@ def layer_norm_act(
     act: str = "silu",
 ) -> Tensor:
     """``act(layer_norm(input))``; ``act``: silu, gelu (erf), gelu_tanh, relu or sigmoid."""
-    tensors = {"x": input, "gamma": weight, "beta": bias}
-    return _norm("layernorm_act", normalized_shape, tensors, eps, {"act": act})[0]
+    return _norm(LAYER_NORM_ACT, normalized_shape, (input, weight, bias, None), eps, (act,))[0]
 
 
 def rms_norm_act(
@@ -163,28 +168,26 @@ def rms_norm_act(
     act: str = "silu",
 ) -> Tensor:
     """``act(rms_norm(input))``; ``act`` as of ``layer_norm_act``."""
-    tensors = {"x": input, "gamma": weight}
-    return _norm("rmsnorm_act", normalized_shape, tensors, _rms_eps(input, eps), {"act": act})[0]
+    return _norm(RMS_NORM_ACT, normalized_shape, (input, weight, None), _rms_eps(input, eps), (act,))[0]
 
 
 def dyt(input: Tensor, alpha: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
     """``tanh(alpha * input) * weight + bias`` over the last dimension (dynamic tanh); ``alpha`` has one element."""
-    tensors = {"x": input, "alpha": alpha.reshape(()), "gamma": weight, "beta": bias}
-    return _norm("dyt", input.shape[-1:], tensors, None, {})[0]
+    return _norm(DYT, input.shape[-1:], (input, alpha.reshape(()), weight, bias, None), None, ())[0]
 
 
 def l2_norm(input: Tensor, dim: int = -1, eps: float = 1e-12) -> Tensor:
     """``input / max(norm, eps)``, as torch.nn.functional.normalize, which takes over for any dimension but the last."""
     if not _last(input, dim):
         return F.normalize(input, 2.0, dim, eps)
-    return _norm("l2norm", input.shape[-1:], {"x": input}, eps, {"guard": "max"})[0]
+    return _norm(L2_NORM, input.shape[-1:], (input, None), eps, ("max",))[0]
 
 
 def softmax(input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None) -> Tensor:
     """As torch.nn.functional.softmax, which takes over for another dimension than the last, a ``dtype`` and float64."""
     if not _last(input, dim) or dtype is not None or input.dtype == torch.float64:
         return F.softmax(input, dim, _stacklevel + 1, dtype)
-    return _norm("softmax", input.shape[-1:], {"x": input}, None, {})[0]
+    return _norm(SOFTMAX, input.shape[-1:], (input, None), None, ())[0]
 
 
 def log_softmax(
@@ -193,45 +196,47 @@ def log_softmax(
     """As torch.nn.functional.log_softmax, which takes over as in ``softmax``."""
     if not _last(input, dim) or dtype is not None or input.dtype == torch.float64:
         return F.log_softmax(input, dim, _stacklevel + 1, dtype)
-    return _norm("log_softmax", input.shape[-1:], {"x": input}, None, {})[0]
+    return _norm(LOG_SOFTMAX, input.shape[-1:], (input, None), None, ())[0]
 
 
 # ---- the way of all of them ----
 
 
 def _norm(
-    graph: str,
+    direct: Direct,
     shape: Shape,
-    tensors: Mapping[str, Tensor | None],
+    tensors: Sequence[Tensor | None],
     eps: float | None,
-    options: Mapping[str, bool | str],
-    out: Tensor | None = None,
+    options: tuple[bool | str, ...],
 ) -> Sequence[Tensor]:
-    """The outputs of a graph for tensors whose last dimensions are ``shape``."""
-    given = {name: t for name, t in tensors.items() if t is not None}
-    x, direct = given["x"], None
-    if not torch.compiler.is_compiling() and plain(x):
-        direct = DIRECT[graph]
-        key = (*given, tuple(shape) if type(shape) is list else shape, eps, *options.values(), x.shape, out is None)
-        results = direct(key, [*given.values()], out)
+    """The outputs for tensors, the last of which is ``out``, whose last dimensions are ``shape``."""
+    if type(shape) is list:
+        shape = tuple(shape)
+    fixed = shape, eps, options
+    eager = not torch.compiler.is_compiling()
+    if eager:
+        results = direct(tensors, fixed)
         if results is not None:
             return results
+    given = {name: t for name, t in zip(direct.names, tensors, strict=True) if t is not None}
+    x, out, graph = given["x"], given.pop("out", None), direct.graph
     dims = (shape,) if isinstance(shape, int) else tuple(shape)
     _check(graph, x, dims, given)
     _check_out(out, given)
     if len(dims) > 1:
-        flat = {n: t.flatten(-len(dims)) if t.dim() >= len(dims) else t for n, t in given.items()}
-        results = [y.reshape(x.shape) for y in _norm(graph, math.prod(dims), flat, eps, options)]
+        flat = [t.flatten(-len(dims)) if t is not None and t.dim() >= len(dims) else t for t in tensors[:-1]]
+        results = [y.reshape(x.shape) for y in _norm(direct, math.prod(dims), [*flat, None], eps, options)]
         return results if out is None else [_copied(results[0], out)]
-    defaults = OPS[graph].defaults
-    keys = ",".join([f"{name}={_word(v)}" for name, v in options.items() if v != defaults[name]])
-    if direct is not None:
-        results = direct.prepare(key, given, keys, eps or 0.0, out)
+    ops = OPS[graph]
+    chosen = zip(direct.options, options, strict=True)
+    keys = ",".join([f"{name}={_word(v)}" for name, v in chosen if v != ops.defaults[name]])
+    if eager:
+        results = direct.prepare(ops, tensors, fixed, keys, eps or 0.0)
         if results is not None:
             return results
     if x.is_cuda and torch.is_autocast_enabled("cuda") and x.dtype != torch.float64:
         keys = f"{keys},out=f32" if keys else "out=f32"
-    results = _dispatched(graph, given, keys, eps)
+    results = _dispatched(ops, given, keys, eps)
     return results if out is None else [_copied(results[0], out)]
 
 
@@ -253,9 +258,8 @@ def _check_out(out: Tensor | None, tensors: Mapping[str, Tensor]) -> None:
         )
 
 
-def _dispatched(graph: str, tensors: Mapping[str, Tensor], keys: str, eps: float | None) -> Sequence[Tensor]:
+def _dispatched(ops: GraphOps, tensors: Mapping[str, Tensor], keys: str, eps: float | None) -> Sequence[Tensor]:
     """The same by the registered operator, or composed of PyTorch's own."""
-    ops = OPS[graph]
     given = [tensors.get(name) for name in ops.inputs]
     if not torch.compiler.is_compiling() and transformed():
         return composed(ops.side(given, keys).spec, tensors, ops.outputs, eps or 0.0)

@@ -135,7 +135,7 @@ def recorded(bound: Bound, pointers: list[int], workspace: int) -> list[tuple[in
     for place, launch in enumerate(bound.launches):
 
         def record(stream: int, launch: Launch = launch) -> None:
-            grid, table = launch._config.grid, launch._given[2]
+            grid, table = launch.config.grid, launch.given[2]
             made.append((grid[0], grid[1], [ctypes.c_longlong.from_address(at).value for at in table]))
 
         bound.launches[place] = record  # type: ignore[call-overload]

@@ -3,7 +3,8 @@
     python tests/proof/torch_record.py [--out generated/bench/h100-torch-host.txt]
 
 Calls are issued in batches too short to fill the launch queue, after each of which the GPU is awaited; interleaved,
-medians of 21 batches, in microseconds a call. Without a GPU, PyTorch's column is that of its CPU kernels and says little.
+medians of 21 batches, in microseconds a call. ``python`` is an autograd.Function that allocates the same and launches
+nothing. Without a GPU, PyTorch's column is that of its CPU kernels and says little.
 
 """
 
@@ -29,6 +30,24 @@ ROWS, DEPTH = 16, 24
 Calls = dict[str, Callable[[], object]]
 
 
+class Nothing(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor, b: Any) -> torch.Tensor:
+        ctx.save_for_backward(x, w, torch.empty_like(w))
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, w, _ = ctx.saved_tensors
+        return torch.empty_like(x), torch.empty_like(w), torch.empty_like(w) if ctx.needs_input_grad[2] else None
+
+
+def nothing(x: torch.Tensor, shape: Any, w: torch.Tensor, b: Any) -> torch.Tensor:
+    """A norm that launches nothing."""
+    result: torch.Tensor = Nothing.apply(x, w, b)
+    return result
+
+
 def calls_of(d: int, device: str) -> dict[str, Calls]:
     """By what is timed: a call of lngen.torch, and PyTorch's for the same."""
     x, w, b = (torch.randn(*shape, d, dtype=torch.bfloat16, device=device) for shape in ((ROWS,), (), ()))
@@ -36,11 +55,7 @@ def calls_of(d: int, device: str) -> dict[str, Calls]:
     dy, out = torch.randn_like(x), torch.empty_like(x)
 
     def inferred(norm: Callable[..., Any], *args: Any) -> Callable[[], object]:
-        def call() -> object:
-            with torch.no_grad():
-                return norm(x, (d,), *args)
-
-        return call
+        return lambda: norm(x, (d,), *args)
 
     def trained(norm: Callable[..., Any], *args: Any) -> Callable[[], object]:
         given = [xg, *(t for t in args if isinstance(t, torch.Tensor))]
@@ -70,9 +85,14 @@ def calls_of(d: int, device: str) -> dict[str, Calls]:
         found[f"{name}, forward that saves"] = {
             "lngen": lambda ours=ours, a=differentiable: ours(xg, (d,), *a),
             "torch": lambda theirs=theirs, a=differentiable: theirs(xg, (d,), *a),
+            "python": lambda a=differentiable: nothing(xg, (d,), *a),
         }
         for what, way in (("forward and backward", trained), (f"{DEPTH} in a row, forward and backward", chained)):
-            found[f"{name}, {what}"] = {"lngen": way(ours, *differentiable), "torch": way(theirs, *differentiable)}
+            found[f"{name}, {what}"] = {
+                "lngen": way(ours, *differentiable),
+                "torch": way(theirs, *differentiable),
+                "python": way(nothing, *differentiable),
+            }
     return found
 
 

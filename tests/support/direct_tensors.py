@@ -14,7 +14,6 @@ from host_tensors import pass_for_gpu_tensors
 from lngen.compile import KernelSet
 from lngen.torch import direct
 from lngen.torch.bridge import side
-from lngen.torch.torch_functions import DIRECT
 
 
 def go_the_direct_way(monkeypatch: pytest.MonkeyPatch, *, launches: bool = True) -> FakeDriver:
@@ -46,13 +45,18 @@ def go_the_direct_way(monkeypatch: pytest.MonkeyPatch, *, launches: bool = True)
     if not launches:
         monkeypatch.setattr(gpu, "cuLaunchKernelEx", ctypes.CDLL(None).pthread_equal)  # of two addresses: 0
         return gpu
-    launch = direct.Kernels.__call__
+    written = direct.Kernels._written
 
-    def launched(kernels: direct.Kernels, given: Sequence[torch.Tensor], *rest: Any) -> Any:
-        library.describe([*given, *(t for t in rest if isinstance(t, torch.Tensor))])
-        return launch(kernels, given, *rest)
+    def run_of(kernels: direct.Kernels, given: Sequence[torch.Tensor]) -> Any:
+        run = written(kernels, given)
 
-    monkeypatch.setattr(direct.Kernels, "__call__", launched)
+        def launched(*arguments: Any) -> Any:
+            library.describe([a for a in arguments if isinstance(a, torch.Tensor)])
+            return run(*arguments)
+
+        return launched
+
+    monkeypatch.setattr(direct.Kernels, "_written", run_of)
     maker = library.maker
     monkeypatch.setattr(library, "maker", lambda shape, dtype, device: known(maker(shape, dtype, device)))
     monkeypatch.setattr(direct, "empty_like", known(torch.empty_like))
@@ -63,5 +67,5 @@ def go_the_direct_way(monkeypatch: pytest.MonkeyPatch, *, launches: bool = True)
 def forget() -> None:
     """What earlier calls loaded and prepared is gone."""
     side.cache_clear()
-    for way in DIRECT.values():
+    for way in direct.DIRECT:
         way._threads.clear()
