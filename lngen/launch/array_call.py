@@ -89,7 +89,7 @@ class ArrayCall(ABC):
         self.text, self.d, self.strides, self.leader, self.added = text, d, strides, leader, added
         self.inputs, self.outputs = tuple(inputs), tuple(outputs)
         self.tensors = (*self.inputs, *self.outputs)
-        self._workspaces = Workspaces()
+        self.workspaces = Workspaces()
         self._threads: dict[int, _Thread] = {}
 
     # ---- what differs between a norm that compiles and a pack ----
@@ -223,7 +223,7 @@ class ArrayCall(ABC):
         if not bound.workspace_bytes:
             bound(pointers, 0, stream)
             return overwritten
-        workspace = self._workspaces.of(recipe.device, stream, bound.name)
+        workspace = self.workspaces.of(recipe.device, stream, bound.name)
         with workspace.lock:
             bound(pointers, workspace.fit(library, recipe.device, stream, bound), stream)
         return overwritten

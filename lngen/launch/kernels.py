@@ -213,12 +213,16 @@ class Bound:
     def run(self, pointers: Sequence[int], workspace: int, stream: int) -> None:
         """The same in a thread whose context is that of the kernels."""
         self.pack(self.block, 0, *pointers)
+        self.place(workspace)
+        for launch in self.launches:
+            launch(stream)
+
+    def place(self, workspace: int) -> None:
+        """The workspace of the next launches."""
         if workspace != self._workspace:
             self._workspace = workspace
             for slot, offset in self._buffers:
                 self.block[slot] = workspace + offset
-        for launch in self.launches:
-            launch(stream)
 
     def give(self, values: Mapping[str, int]) -> None:
         """The bits of the numbers that the next launches pass by value, by name."""

@@ -8,8 +8,8 @@ dispatcher's way, with the same bits.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from operator import attrgetter
 from threading import get_ident
 from typing import Any
@@ -21,6 +21,7 @@ from torch.autograd import Function, forward_ad
 from lngen.ir import bits_of, values_of
 from lngen.launch.array_call import WIDEST
 from lngen.launch.arrays import library_of
+from lngen.launch.kernels import Bound
 from lngen.torch.bridge import PLAIN, TO_TORCH, Side, side
 from lngen.torch.graph_ops import GraphOps, backward_text
 
@@ -29,7 +30,22 @@ MOST = 4096  # earlier calls that a thread remembers for a graph
 # Without it every call goes the dispatcher's way.
 Guard: Any = getattr(torch._C._dynamo.guards, "TensorGuards", None)
 grad_mode, function_mode = torch.is_grad_enabled, torch._C._is_torch_function_mode_enabled
-empty_like, empty = torch.empty_like, torch.empty_strided
+
+
+def maker(device: torch.device) -> Callable[..., Tensor]:
+    """A function that makes a tensor on a GPU from its shape, strides and dtype.
+
+    One of PyTorch's, for the code of torch.compile, takes half the time; its tensors are on the current device.
+    """
+    fast: Callable[..., Tensor] | None = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
+    if fast is None or torch.cuda.device_count() > 1:
+        return lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype, device=device)
+    return fast
+
+
+def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a contiguous tensor."""
+    return tuple(math.prod(shape[n + 1 :]) for n in range(len(shape)))
 
 
 on_gpu: Callable[[Tensor], bool] = attrgetter("is_cuda")
@@ -67,7 +83,7 @@ class Kernels:
         more: Sequence[Tensor] = (),
         out: bool = False,
     ) -> None:
-        self.side, self.out = one, out
+        self.side, self.out, self.given = one, out, given
         self.library = library_of(given[0], one.names[0])
         layouts = self.library.describe([*given, *more])[1]
         outs: list[Any] = [None] * len(one.results)
@@ -78,67 +94,78 @@ class Kernels:
         self.count = len(one.results) - shared
         numbers = one.results[self.count :]
         self.offsets = [n * self.recipe.rows * number.size for n, number in enumerate(numbers)]
-        self.shared = partial(empty, (shared * self.recipe.rows,), (1,), dtype=torch.float32, device=given[0].device)
-        if numbers:
-            self.shared.keywords["dtype"] = TO_TORCH[numbers[0].dtype]
         self.run: Callable[..., tuple[tuple[Tensor, ...], Tensor | None]] = self._written(given)
 
     def _written(self, given: Sequence[Tensor]) -> Any:
-        """The call, as Python that is written for these tensors: a loop would take longer than what it repeats.
+        """The call, as Python that is written for these tensors: loops would take longer than what they repeat.
 
         For a LayerNorm without gradients it is::
 
             def run(t0, t1, t2):
-                r0 = empty_like(t0)
-                p0 = t0.data_ptr(); p1 = t1.data_ptr(); p2 = t2.data_ptr(); p3 = r0.data_ptr()
-                if (p0 | p1 | p2 | p3) & 15:
-                    launch(library, recipe, [p0, p1, p2, p3], values)
+                r0 = new(*made0)
+                p0 = t0.data_ptr()
+                ...
+                p3 = r0.data_ptr()
+                if (p0 | p1 | p2 | p3) & 15: launch(library, recipe, [p0, p1, p2, p3], values)
                 else:
+                    s = stream(device)
                     pack(block, 0, p0, p1, p2, p3)
-                    config0.stream = stream(device)
-                    if driver(*given0): launch(library, recipe, [p0, p1, p2, p3], values)
+                    config0.stream = s
+                    failed = driver(*given0)
+                    if failed: launch(library, recipe, [p0, p1, p2, p3], values)
                 return (r0,), None
         """
-        one, recipe = self.side, self.recipe
-        known: dict[str, Any] = {"empty_like": empty_like, "launch": one.call.launch, "shared": self.shared}
-        known |= {"library": self.library, "recipe": recipe, "values": self.values}
+        one, recipe, known = self.side, self.recipe, self._known(given[0])
         tensors = [f"t{n}" for n in range(len(given))]
         addresses = [f"n{n}" for n in range(len(one.names) + self.out - len(given))]
-        lines, results = [], tensors[-1:] if self.out else [f"r{n}" for n in range(self.count)]
-        for n, (value, make) in enumerate(zip(one.results, recipe.makers, strict=True)):
-            if not self.out and n < self.count:
-                like = next((t for t, g in zip(tensors, given, strict=True) if self._alike(g, value)), None)
-                known[f"make{n}"] = make
-                lines.append(f"r{n} = {f'empty_like({like})' if like else f'make{n}()'}")
-        pointed = [*(tensors[:-1] if self.out else tensors), *addresses, *results]
+        results = tensors[-1:] if self.out else [f"r{n}" for n in range(self.count)]
+        pointed = [*tensors[: len(given) - self.out], *addresses, *results]
+        pointers = [f"p{n}" for n in range(len(pointed))] + [f"p + {offset}" for offset in self.offsets]
+        lines = [] if self.out else [f"r{n} = new(*made{n})" for n in range(self.count)]
+        lines += ["r = new(*made)", "p = r.data_ptr()"] if self.offsets else []
         lines += [f"p{n} = {name}" + ".data_ptr()" * (name[0] != "n") for n, name in enumerate(pointed)]
-        pointers = [f"p{n}" for n in range(len(pointed))]
-        if self.offsets:
-            lines += ["s = shared()", "p = s.data_ptr()"]
-            pointers += [f"p + {offset}" for offset in self.offsets]
         general = f"launch(library, recipe, [{', '.join(pointers)}], values)"
         bound = one.call.loaded(recipe.device, recipe.vec, recipe.rows).bind(recipe.rows, recipe.strides, recipe.inner)
-        if self.out or bound.workspace_bytes:
+        if self.out:  # which may share memory with an input
             lines.append(general)
         else:
-            bound.give(self.values)
-            known |= {"pack": bound.pack, "block": bound.block, "stream": self.library.stream, "device": recipe.device}
-            fast = [f"pack(block, 0, {', '.join(pointers)})", "s0 = stream(device)"]
-            for n, launched in enumerate(bound.launches):
-                known |= {f"config{n}": launched.config, f"given{n}": launched.given, "driver": launched.call}
-                fast += [f"config{n}.stream = s0", f"if driver(*given{n}): {general}"]
-            lines += [f"if ({' | '.join(pointers)}) & {WIDEST - 1}: {general}", "else:", *(f"    {f}" for f in fast)]
-        lines.append(f"return ({', '.join(results)},), {'s' if self.offsets else None}")
+            known |= _fast(bound, self.values)
+            numbers = range(len(bound.launches))
+            fast = [f"pack(block, 0, {', '.join(pointers)})", *(f"config{n}.stream = s" for n in numbers)]
+            fast.append(f"failed = {' or '.join(f'driver(*given{n})' for n in numbers)}")
+            if bound.workspace_bytes:
+                fast = ["w = workspaces(device, s, name)", "with w.lock:", *(f"    {line}" for line in fast)]
+                fast.insert(2, "    place(w.fit(library, device, s, bound))")
+            aligned = [p for p, name in zip(pointers, pointed, strict=False) if name not in addresses]
+            lines += [f"if ({' | '.join(aligned)}) & {WIDEST - 1}: {general}", "else:", "    s = stream(device)"]
+            lines += [f"    {line}" for line in [*fast, f"if failed: {general}"]]
+        lines.append(f"return ({', '.join(results)},), {'r' if self.offsets else None}")
         text = f"def run({', '.join(tensors + addresses)}):\n" + "".join(f"    {line}\n" for line in lines)
         exec(text, known)
         return known["run"]
 
-    def _alike(self, tensor: Tensor, value: Any) -> bool:
-        """True if a new tensor like this one is what the maker of a result would make."""
-        lead = tuple(tensor.shape[: tensor.dim() - len(value.axes) + value.wide])
-        d, dtype = self.side.spec.d, TO_TORCH[value.dtype]
-        there = tuple(tensor.shape) == (value.shape(lead, d) if value.wide else value.shape((), d))
-        return there and bool(tensor.is_contiguous()) and tensor.dtype == dtype
+    def _known(self, like: Tensor) -> dict[str, Any]:
+        """What the names in that text mean, but for those of the kernels."""
+        call, recipe = self.side.call, self.recipe
+        lead = tuple(next(g for g, v in zip(self.given, call.inputs, strict=False) if v.wide).shape[:-1])
+        known = {"launch": call.launch, "library": self.library, "recipe": recipe, "values": self.values}
+        known |= {"new": maker(like.device), "workspaces": call.workspaces.of}
+        known |= {"stream": self.library.stream, "device": recipe.device}
+        shapes = [v.shape(lead, call.d) for v in self.side.results[: self.count]]
+        for n, (value, shape) in enumerate(zip(self.side.results, shapes, strict=False)):
+            known[f"made{n}"] = shape, contiguous(shape), TO_TORCH[value.dtype]
+        if self.offsets:
+            known["made"] = (len(self.offsets) * recipe.rows,), (1,), TO_TORCH[self.side.results[-1].dtype]
+        return known
+
+
+def _fast(bound: Bound, values: Mapping[str, int]) -> dict[str, Any]:
+    """What the names of the kernels mean; ``values`` are the same in all calls."""
+    bound.give(values)
+    known = {"bound": bound, "name": bound.name, "pack": bound.pack, "block": bound.block, "place": bound.place}
+    for n, launch in enumerate(bound.launches):
+        known |= {f"config{n}": launch.config, f"given{n}": launch.given, "driver": launch.call}
+    return known
 
 
 class Prepared:
@@ -194,7 +221,12 @@ class Prepared:
         return self.inference(*given)[0]
 
     def of_thread(self, given: Sequence[Tensor], numbers: Tensor | None) -> Any:
-        """The check and the kernels of a backward, for this thread: ``given`` are cotangents and what is kept."""
+        """The check and the kernels of a backward, for this thread: ``given`` are cotangents and what is kept.
+
+        None if kernels do not take these as they lie.
+        """
+        if not all(plain(t) and _lies(t, given[0]) for t in given):
+            return None
         more = [*self.apart(numbers, given[0].shape[:-1]).values()]
         kernels = Kernels(self.backward, given, self.eps, more=more)
         self.backwards[get_ident()] = found = guard(given), kernels.run
@@ -238,13 +270,13 @@ class Node(Function):  # type: ignore[misc]
         given = (*cotangents, *kept)
         if grad_mode() or type(None) in map(type, cotangents):
             return (None, *prepared.general(cotangents, kept, numbers))
-        check, run = prepared.backwards.get(get_ident()) or prepared.of_thread(given, numbers)
-        if not check(*given):
+        known = prepared.backwards.get(get_ident()) or prepared.of_thread(given, numbers)
+        if known is None or not known[0](*given):
             return (None, *prepared.general(cotangents, kept, numbers))
         if numbers is not None:
             first = numbers.data_ptr()
             given += tuple([first + offset for offset in prepared.offsets])
-        results, _ = run(*given)
+        results, _ = known[1](*given)
         return (None, *[results[n] if n >= 0 else None for n in prepared.places])
 
 

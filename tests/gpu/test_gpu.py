@@ -655,7 +655,7 @@ def test_workspace_is_reused_and_streams_have_their_own(case: Any) -> None:
     dy = to_gpu(inputs["dy"])
     norm.backward(dy, saved)
     norm.backward(dy, saved)
-    held = norm._backward._workspaces._held
+    held = norm._backward.workspaces._held
     assert len(held) == 1
     with cupy.cuda.Stream():
         norm.backward(dy, saved)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -14,7 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import lngen.torch as L
 from direct_tensors import forget, go_the_direct_way
 from fake_driver import FakeDriver
-from lngen.errors import ArrayError
+from lngen.errors import ArrayError, LngenError
+from lngen.launch.array_call import ArrayCall
 
 D = 64
 
@@ -213,3 +216,54 @@ def test_out_is_written_and_checked(gpu: FakeDriver) -> None:
         L.layer_norm(both[:6], (D,), w, b, out=both[1:7])
     with pytest.raises(RuntimeError, match=r"functions with out=.* arguments don't support automatic differentiation"):
         L.layer_norm(x.requires_grad_(), (D,), w, b, out=torch.empty_like(x))
+
+
+def test_a_thread_without_a_context_gets_one(gpu: FakeDriver) -> None:
+    x, w, b, _ = inputs()
+    y = L.layer_norm(x, (D,), w, b)
+    dy = torch.ones_like(y)
+    expected = torch.autograd.grad(y, (x, w), dy, retain_graph=True)
+    gpu._local = threading.local()  # as in a thread that has used no GPU
+    for found, wanted in zip(torch.autograd.grad(y, (x, w), dy), expected, strict=True):
+        assert torch.equal(found, wanted)
+    gpu._local = threading.local()
+    assert torch.equal(L.layer_norm(x, (D,), w, b), y)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_statistics_of_an_odd_number_of_rows_take_the_fast_launch(
+    gpu: FakeDriver, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ArrayCall, "launch", lambda *args: pytest.fail("the general launch"))
+    x, w, b, _ = inputs()
+    x = x.detach()[0, :rows].clone().requires_grad_()
+    L.layer_norm(x, (D,), w, b).backward(torch.ones_like(x))
+
+
+def test_a_refused_launch_is_reported(gpu: FakeDriver) -> None:
+    x, w, b, _ = inputs()
+    y = L.layer_norm(x, (D,), w, b)
+    gpu.refuse["cuLaunchKernelEx"] = 719
+    with pytest.raises(LngenError, match=r"refuses the launch of 'layernorm_fwd.*719"):
+        L.layer_norm(x, (D,), w, b)
+    with pytest.raises(LngenError, match=r"refuses the launch of 'layernorm_bwd.*719"):
+        y.backward(torch.ones_like(y))
+
+
+def test_many_threads_launch_with_blocks_of_their_own(gpu: FakeDriver) -> None:
+    given = [tuple(t.detach() + n for t in inputs()) for n in range(4)]
+    with Passing():
+        expected = [L.layer_norm(x, (D,), w, b) for x, w, b, _ in given]
+    with ThreadPoolExecutor(4) as pool:
+        results = pool.map(lambda t: L.layer_norm(t[0], (D,), t[1], t[2]), given * 5)
+        for found, wanted in zip(results, expected * 5, strict=True):
+            assert torch.equal(found, wanted)
+
+
+def test_an_expanded_gradient_that_comes_first_is_taken(gpu: FakeDriver) -> None:
+    x, w, b, _ = inputs()
+    for _ in range(2):
+        with Passing():
+            expected = torch.autograd.grad(L.layer_norm(x, (D,), w, b).sum(), (x, w, b))
+        found = torch.autograd.grad(L.layer_norm(x, (D,), w, b).sum(), (x, w, b))
+        assert all(map(torch.equal, found, expected))
