@@ -21,7 +21,6 @@ from torch.autograd import Function, forward_ad
 from lngen.ir import bits_of, values_of
 from lngen.launch.array_call import WIDEST
 from lngen.launch.arrays import library_of
-from lngen.launch.kernels import Bound
 from lngen.torch.bridge import PLAIN, TO_TORCH, Side, side
 from lngen.torch.graph_ops import GraphOps, backward_text
 
@@ -91,6 +90,9 @@ class Kernels:
             *layouts, outs[0] = layouts
         self.recipe = one.call.recipe(self.library, layouts, outs)
         self.values = {name: bits_of(number) for name, number in values_of(one.call.graph, eps).items()}
+        loaded = one.call.loaded(self.recipe.device, self.recipe.vec, self.recipe.rows)
+        self.bound = loaded.bind(self.recipe.rows, self.recipe.strides, self.recipe.inner)
+        self.bound.give(self.values)
         self.count = len(one.results) - shared
         numbers = one.results[self.count :]
         self.offsets = [n * self.recipe.rows * number.size for n, number in enumerate(numbers)]
@@ -115,57 +117,52 @@ class Kernels:
                     if failed: launch(library, recipe, [p0, p1, p2, p3], values)
                 return (r0,), None
         """
-        one, recipe, known = self.side, self.recipe, self._known(given[0])
         tensors = [f"t{n}" for n in range(len(given))]
-        addresses = [f"n{n}" for n in range(len(one.names) + self.out - len(given))]
+        addresses = [f"n{n}" for n in range(len(self.side.names) + self.out - len(given))]
         results = tensors[-1:] if self.out else [f"r{n}" for n in range(self.count)]
         pointed = [*tensors[: len(given) - self.out], *addresses, *results]
         pointers = [f"p{n}" for n in range(len(pointed))] + [f"p + {offset}" for offset in self.offsets]
         lines = [] if self.out else [f"r{n} = new(*made{n})" for n in range(self.count)]
         lines += ["r = new(*made)", "p = r.data_ptr()"] if self.offsets else []
         lines += [f"p{n} = {name}" + ".data_ptr()" * (name[0] != "n") for n, name in enumerate(pointed)]
+        aligned = [p for p, name in zip(pointers, pointed, strict=False) if name not in addresses]
+        unlike = [f"({' | '.join(aligned)}) & {WIDEST - 1}"]
+        unlike += [f"{low} < p{i} - p{j} < {high}" for i, j, low, high in self.recipe.near]  # memory may be shared
         general = f"launch(library, recipe, [{', '.join(pointers)}], values)"
-        bound = one.call.loaded(recipe.device, recipe.vec, recipe.rows).bind(recipe.rows, recipe.strides, recipe.inner)
-        if self.out:  # which may share memory with an input
-            lines.append(general)
-        else:
-            known |= _fast(bound, self.values)
-            numbers = range(len(bound.launches))
-            fast = [f"pack(block, 0, {', '.join(pointers)})", *(f"config{n}.stream = s" for n in numbers)]
-            fast.append(f"failed = {' or '.join(f'driver(*given{n})' for n in numbers)}")
-            if bound.workspace_bytes:
-                fast = ["w = workspaces(device, s, name)", "with w.lock:", *(f"    {line}" for line in fast)]
-                fast.insert(2, "    place(w.fit(library, device, s, bound))")
-            aligned = [p for p, name in zip(pointers, pointed, strict=False) if name not in addresses]
-            lines += [f"if ({' | '.join(aligned)}) & {WIDEST - 1}: {general}", "else:", "    s = stream(device)"]
-            lines += [f"    {line}" for line in [*fast, f"if failed: {general}"]]
+        lines += [f"if {' or '.join(unlike)}: {general}", "else:"]
+        lines += [f"    {line}" for line in [*self._launches(pointers), f"if failed: {general}"]]
         lines.append(f"return ({', '.join(results)},), {'r' if self.offsets else None}")
         text = f"def run({', '.join(tensors + addresses)}):\n" + "".join(f"    {line}\n" for line in lines)
+        known = self._known(given[0])
         exec(text, known)
         return known["run"]
 
+    def _launches(self, pointers: Sequence[str]) -> list[str]:
+        """The lines that launch on ``s``, with the status of the driver in ``failed``."""
+        numbers = range(len(self.bound.launches))
+        lines = [f"pack(block, 0, {', '.join(pointers)})", *(f"config{n}.stream = s" for n in numbers)]
+        lines.append(f"failed = {' or '.join(f'driver(*given{n})' for n in numbers)}")
+        if self.bound.workspace_bytes:
+            place = "    place(w.fit(library, device, s, bound))"
+            lines = ["w = workspaces(device, s, name)", "with w.lock:", place, *(f"    {line}" for line in lines)]
+        return ["s = stream(device)", *lines]
+
     def _known(self, like: Tensor) -> dict[str, Any]:
-        """What the names in that text mean, but for those of the kernels."""
-        call, recipe = self.side.call, self.recipe
+        """What the names in that text mean."""
+        call, recipe, bound = self.side.call, self.recipe, self.bound
         lead = tuple(next(g for g, v in zip(self.given, call.inputs, strict=False) if v.wide).shape[:-1])
         known = {"launch": call.launch, "library": self.library, "recipe": recipe, "values": self.values}
         known |= {"new": maker(like.device), "workspaces": call.workspaces.of}
-        known |= {"stream": self.library.stream, "device": recipe.device}
+        known |= {"stream": self.library.stream, "device": recipe.device, "bound": bound, "name": bound.name}
+        known |= {"pack": bound.pack, "block": bound.block, "place": bound.place}
+        for n, launch in enumerate(bound.launches):
+            known |= {f"config{n}": launch.config, f"given{n}": launch.given, "driver": launch.call}
         shapes = [v.shape(lead, call.d) for v in self.side.results[: self.count]]
         for n, (value, shape) in enumerate(zip(self.side.results, shapes, strict=False)):
             known[f"made{n}"] = shape, contiguous(shape), TO_TORCH[value.dtype]
         if self.offsets:
             known["made"] = (len(self.offsets) * recipe.rows,), (1,), TO_TORCH[self.side.results[-1].dtype]
         return known
-
-
-def _fast(bound: Bound, values: Mapping[str, int]) -> dict[str, Any]:
-    """What the names of the kernels mean; ``values`` are the same in all calls."""
-    bound.give(values)
-    known = {"bound": bound, "name": bound.name, "pack": bound.pack, "block": bound.block, "place": bound.place}
-    for n, launch in enumerate(bound.launches):
-        known |= {f"config{n}": launch.config, f"given{n}": launch.given, "driver": launch.call}
-    return known
 
 
 class Prepared:
