@@ -36,6 +36,7 @@ TOPICS = (
     "reference",
     "results",
     "testing",
+    "torch",
 )
 PAGES = {path.stem: path for path in sorted((ROOT / "lngen" / "docs").glob("*.md"))}
 TEXTS = {

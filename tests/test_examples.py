@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import runpy
 import sys
 from dataclasses import replace
@@ -28,7 +29,7 @@ def run(name: str, *args: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_package_names_every_program() -> None:
     programs = {path.stem for path in FOLDER.glob("[!_]*.py")}
-    assert len(programs) == 7
+    assert len(programs) == 8
     lines = (examples.__doc__ or "").splitlines()
     assert {line.split()[0] for line in lines[2:] if line} == programs
 
@@ -184,3 +185,23 @@ def test_train_equals_serve_ends_at_a_finding(tmp_path: Path, monkeypatch: pytes
         "lngen.ptx.run_plan", lambda *args, **options: replace(run_plan(*args, **options), findings=("a race",))
     )
     assert train_equals_serve(tmp_path / "x.json", monkeypatch, "--batches", "3") == ("a race", [])
+
+
+def test_gpt_step_has_the_losses_of_pytorch(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch")
+    with pytest.raises(SystemExit, match="0"):
+        run("gpt_step", "--tiny", monkeypatch=monkeypatch)
+    assert re.fullmatch(
+        r"2 layers of 64, 32 tokens: torch \S+ ms \(1.00\), lngen \S+ ms \(\S+\); losses agree to \S+\n",
+        capsys.readouterr().out,
+    )
+
+
+def test_gpt_step_without_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit, match="3"):
+        run("gpt_step", monkeypatch=monkeypatch)
+    assert capsys.readouterr().err == "a GPU is expected, and PyTorch finds none; --tiny runs on the CPU\n"

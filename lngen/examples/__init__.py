@@ -1,7 +1,8 @@
-"""Seven short programs. Run one with ``python -m lngen.examples.NAME``; none needs a GPU.
+"""Eight short programs. Run one with ``python -m lngen.examples.NAME``; none needs a GPU, gpt_step with ``--tiny``.
 
 ahead_of_time       generate kernels into a folder, and what a launcher reads from its manifest
 autotune            measure schedules on a GPU, or print the model's order where there is none
+gpt_step            a training step of small GPTs: norms of PyTorch, of lngen by patch, of Liger
 hub_pack            a package for Hugging Face kernels: 14 widths, five archs; what it takes on disk and in time
 inspect_kernel      the CUDA text of a kernel, and what another schedule changes in it
 own_graph           a new graph: forward and derived backward, checked by finite differences

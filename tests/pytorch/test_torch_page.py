@@ -1,0 +1,15 @@
+"""If these fail, ``lngen help torch`` lacks a function of lngen.torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import lngen.torch
+
+PAGE = (Path(lngen.torch.__file__).parents[1] / "docs" / "torch.md").read_text(encoding="utf-8")
+
+
+def test_the_table_has_every_function() -> None:
+    table = PAGE[PAGE.index("## Functions") : PAGE.index("Inputs have any")]
+    functions = [name for name in lngen.torch.__all__ if name.islower() and not name.endswith(("patch", "_extension"))]
+    assert [name for name in functions if f"`{name}" not in table] == []
