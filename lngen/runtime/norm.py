@@ -57,7 +57,7 @@ def compile(
     SpecError for a wrong option, ScheduleError (at first use) for an illegal schedule, LngenError for a lock file
     that cannot be read.
     """
-    definition = _definition(graph)
+    definition = definition_of(graph)
     backward: dict[str, Any] = {key: options.pop(key) for key in BACKWARD_KEYS if key in options}
     keys = {"d": d, **({} if dtype is None else {"dtype": dtype}), **options}
     forward = make_spec(definition, "fwd", keys)
@@ -70,7 +70,8 @@ def compile(
     )
 
 
-def _definition(graph: str | Definition | Graph | Callable[[GraphBuilder], None]) -> Definition:
+def definition_of(graph: str | Definition | Graph | Callable[[GraphBuilder], None]) -> Definition:
+    """The definition of whatever ``compile`` takes; SpecError for anything else."""
     if isinstance(graph, Definition):
         return graph
     if isinstance(graph, Graph):

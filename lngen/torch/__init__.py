@@ -8,6 +8,7 @@
 It needs PyTorch; ``import lngen`` does not import it.
 """
 
+from lngen.torch.any_graph import function
 from lngen.torch.modules import LayerNorm, RMSNorm
 from lngen.torch.patching import Patched, patch, unpatch
 from lngen.torch.torch_functions import (
@@ -32,6 +33,7 @@ __all__ = [
     "add_layer_norm",
     "add_rms_norm",
     "dyt",
+    "function",
     "gated_layer_norm",
     "gated_rms_norm",
     "l2_norm",

@@ -61,10 +61,19 @@ class Side(NamedTuple):
         return self.call.outputs
 
 
+SPECS: dict[str, Spec] = {}  # by text, which does not say what a program's own graph is
+
+
+def text_of(spec: Spec) -> str:
+    """The text of a spec, which ``side`` knows from now on."""
+    SPECS.setdefault(str(spec), spec)
+    return str(spec)
+
+
 @cache
 def side(text: str) -> Side:
     """The kernels of a spec; LngenError if it is none."""
-    spec = parse_spec(text)
+    spec = SPECS.get(text) or parse_spec(text)
     call = call_of(spec, "")
     stored = [t.name for t in call.outputs]
     returns = tuple(range(len(stored)))

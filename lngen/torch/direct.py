@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from operator import attrgetter
 from threading import get_ident
 from typing import Any
@@ -21,7 +22,7 @@ from torch.autograd import Function, forward_ad
 from lngen.ir import bits_of, values_of
 from lngen.launch.array_call import WIDEST
 from lngen.launch.arrays import library_of
-from lngen.torch.bridge import PLAIN, TO_TORCH, Side, side
+from lngen.torch.bridge import PLAIN, TO_TORCH, Side, side, text_of
 from lngen.torch.graph_ops import GraphOps, backward_text
 
 MOST = 4096  # earlier calls that a thread remembers for a graph
@@ -185,7 +186,7 @@ class Prepared:
         self.forward = ops.side([known.get(name) for name in ops.inputs], keys)
         self.outputs = self.forward.spec.differentiated
         self.numbers = [r.name for r in self.forward.results[len(self.outputs) :]]
-        alone = side(f"{self.forward.spec},save=none") if self.numbers else self.forward
+        alone = side(text_of(replace(self.forward.spec, save="none"))) if self.numbers else self.forward
         self.inference = Kernels(alone, given, eps, out=out).run
         self.wrt = () if out else tuple(name for name in self.names if known[name].requires_grad)
         if self.wrt:

@@ -20,9 +20,9 @@ from torch.autograd import forward_ad
 
 from lngen.errors import VerifyError
 from lngen.graphs import GRAPHS, Definition, Options
-from lngen.ir import RUN, WIDE, DType, M, Value
+from lngen.ir import RUN, WIDE, ByValue, DType, M, Value
 from lngen.spec import Spec, make_spec
-from lngen.torch.bridge import FROM_TORCH, TO_TORCH, Side, TorchError, TorchMissing, like, run, shown, side
+from lngen.torch.bridge import FROM_TORCH, TO_TORCH, Side, TorchError, TorchMissing, like, run, shown, side, text_of
 from lngen.torch_graph import evaluate
 
 LIBRARY = torch.library.Library("lngen", "DEF")  # the operators live as long as this
@@ -34,20 +34,22 @@ Dtypes = tuple[torch.dtype | None, ...]
 class GraphOps:
     """The operators of a graph.
 
-    inputs    names of the tensors that forward may take, in order; ``optional``: those that may be None
+    inputs    names of the tensors that forward may take, in order; ``optional``: those that may be None; ``lead``: the
+              one that gives D, the dtype and the device
     defaults  of the options
     taken     names of the tensors that backward may take: cotangents, inputs, and what forward saved
     """
 
-    def __init__(self, definition: Definition) -> None:
-        self.definition, self.name = definition, definition.name
+    def __init__(self, definition: Definition, name: str) -> None:
+        self.definition, self.name = definition, name
         plain = definition.builder(_described())
         switches = [name for name, option in plain.declared.items() if option.default is False]
         added = [n for n in switches if n in {p.name for p in definition.builder(_described((n, True))).params}]
         full = definition.builder(_described(*((name, True) for name in added)))
         self.takes_eps = plain.takes_eps
         self.defaults = {name: option.default for name, option in plain.declared.items()}
-        self.inputs = [p.name for p in full.params]
+        self.inputs = [p.name for p in full.params if not isinstance(p, ByValue)]
+        self.lead = next(p.name for p in full.params if p.type.axes == WIDE)
         self.optional = {name for name in self.inputs if name in plain.declared}
         self.outputs = [v.name for v in plain.results]
         kept = [n for n in self.outputs if n in plain.standing] + [v.name for v in plain.statistics]
@@ -64,8 +66,7 @@ class GraphOps:
 
     def side(self, tensors: Given, keys: str) -> Side:
         """The forward for these tensors, in the order of ``inputs``; TorchError for a dtype that lngen has not."""
-        x = tensors[0]
-        assert x is not None
+        x: Any = tensors[self.inputs.index(self.lead)]
         dtypes = tuple([t if t is None else t.dtype for t in tensors])
         return side(self._text(int(x.shape[-1]), dtypes, keys, x.device.type == "cpu"))
 
@@ -79,10 +80,10 @@ class GraphOps:
                     f"\"{self.name}\" not implemented for '{shown(dtype)}': '{name}' is expected to be one of "
                     f"{', '.join(map(str, FROM_TORCH))}; cast it."
                 )
-        options: dict[str, Any] = {"d": d, "dtype": FROM_TORCH[given["x"]]}
+        options: dict[str, Any] = {"d": d, "dtype": FROM_TORCH[given[self.lead]]}
         options |= {n: given[n] is not None for n in self.inputs if n in self.optional}
         options |= {
-            f"{n}_dtype": FROM_TORCH[t] for n, t in given.items() if t not in (None, given["x"]) and self._own(n)
+            f"{n}_dtype": FROM_TORCH[t] for n, t in given.items() if t not in (None, given[self.lead]) and self._own(n)
         }
         options |= {"eps": RUN} if self.takes_eps else {}
         axes = {p.name: p.type.axes for p in self.definition.builder(_described()).params}
@@ -104,7 +105,7 @@ class GraphOps:
                     f"{words}. '{p.name}' is {found}; cast it: all inputs with rows have one dtype, and so have all "
                     "weights."
                 )
-        return str(spec)
+        return text_of(spec)
 
     def _own(self, name: str) -> bool:
         """True for an input whose dtype is an option of the graph."""
@@ -188,9 +189,17 @@ class GraphOps:
 
 
 def backward_text(forward: Spec, wrt: Sequence[str], of: Sequence[str]) -> str:
-    """The spec of the backward that has gradients of ``wrt`` for cotangents of ``of``."""
-    every = forward.definition.outputs(forward.options)
-    return str(replace(forward, direction="bwd", wrt=tuple(wrt), of=None if tuple(of) == every else tuple(of)))
+    """The spec of the backward that has gradients of ``wrt`` for cotangents of ``of``.
+
+    TorchError for an input that has no gradient.
+    """
+    definition, options = forward.definition, forward.options
+    if lost := [name for name in wrt if name not in definition.differentiable(options)]:
+        raise TorchError(
+            f"'{lost[0]}' requires grad, but the graph '{forward.graph_name}' has no gradient for it; pass it detached."
+        )
+    every = definition.outputs(options)
+    return text_of(replace(forward, direction="bwd", wrt=tuple(wrt), of=None if tuple(of) == every else tuple(of)))
 
 
 def composed(
@@ -267,4 +276,4 @@ def _called(one: Callable[..., Any], found: Side, tensors: Mapping[str, Any], ep
     return result
 
 
-OPS = {name: GraphOps(definition) for name, definition in GRAPHS.items()}
+OPS = {name: GraphOps(definition, name) for name, definition in GRAPHS.items()}

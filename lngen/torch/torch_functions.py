@@ -229,14 +229,14 @@ def _norm(
         return results if out is None else [_copied(results[0], out)]
     ops = OPS[graph]
     chosen = zip(direct.options, options, strict=True)
-    keys = ",".join([f"{name}={_word(v)}" for name, v in chosen if v != ops.defaults[name]])
+    keys = ",".join([f"{name}={word(v)}" for name, v in chosen if v != ops.defaults[name]])
     if eager:
         results = direct.prepare(ops, tensors, fixed, keys, eps or 0.0)
         if results is not None:
             return results
     if x.is_cuda and torch.is_autocast_enabled("cuda") and x.dtype != torch.float64:
         keys = f"{keys},out=f32" if keys else "out=f32"
-    results = _dispatched(ops, given, keys, eps)
+    results = dispatched(ops, given, keys, eps)[: len(ops.outputs)]
     return results if out is None else [_copied(results[0], out)]
 
 
@@ -258,13 +258,13 @@ def _check_out(out: Tensor | None, tensors: Mapping[str, Tensor]) -> None:
         )
 
 
-def _dispatched(ops: GraphOps, tensors: Mapping[str, Tensor], keys: str, eps: float | None) -> Sequence[Tensor]:
-    """The same by the registered operator, or composed of PyTorch's own."""
+def dispatched(ops: GraphOps, tensors: Mapping[str, Tensor], keys: str, eps: float | None) -> Sequence[Tensor]:
+    """The outputs, perhaps with statistics behind them, by the registered operator or composed of PyTorch's own."""
     given = [tensors.get(name) for name in ops.inputs]
     if not torch.compiler.is_compiling() and transformed():
         return composed(ops.side(given, keys).spec, tensors, ops.outputs, eps or 0.0)
     numbers: dict[str, Any] = {} if eps is None else {"eps": eps}
-    return locally(ops.fwd, given, keys=keys, **numbers)[: len(ops.outputs)]
+    return locally(ops.fwd, given, keys=keys, **numbers)
 
 
 def transformed() -> bool:
@@ -272,8 +272,9 @@ def transformed() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0
 
 
-def _word(value: bool | str) -> str:
-    return value if isinstance(value, str) else "yes" if value else "no"
+def word(value: bool | str | float) -> str:
+    """The value of an option as a spec has it."""
+    return repr(value) if isinstance(value, float) else value if isinstance(value, str) else "yes" if value else "no"
 
 
 def _rms_eps(x: Tensor, eps: float | None) -> float:

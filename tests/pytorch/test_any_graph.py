@@ -1,0 +1,130 @@
+"""If these fail, a graph of a program's own, or one with all its options, is not a function of tensors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+import lngen
+import lngen.torch
+from direct_tensors import forget, go_the_direct_way
+from fake_driver import FakeDriver
+from lngen import D, GraphBuilder, M
+from lngen.errors import LngenError, SpecError
+from lngen.ir import parse
+
+WIDTH = 64
+
+
+def add_rmsnorm(b: GraphBuilder) -> None:
+    """Called as one of lngen's, and another graph: gamma comes first, and a constant factor."""
+    gamma = b.input("gamma", D)
+    h = b.input("u", M, D) + b.input("residual", M, D)
+    rstd = (b.mean(h * h) + b.eps()).rsqrt()
+    b.output("y", h * rstd * gamma * b.input("factor", M, differentiable=False))
+    b.output("h", h)
+    b.statistic(rstd, "rstd")
+
+
+def leaves() -> tuple[torch.Tensor, ...]:
+    torch.manual_seed(0)
+    return tuple(torch.randn(*shape).requires_grad_() for shape in ((WIDTH,), (2, 3, WIDTH), (2, 3, WIDTH)))
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
+    yield go_the_direct_way(monkeypatch)
+    forget()
+
+
+def test_a_graph_of_ones_own_has_the_bits_of_its_norm_and_the_derivative_of_autograd() -> None:
+    own, (gamma, u, residual), factor = lngen.torch.function(add_rmsnorm), leaves(), torch.rand(2, 3)
+    y, h = own(gamma, u, residual, factor, eps=1e-3)
+    norm = lngen.compile(add_rmsnorm, d=WIDTH, eps=1e-3)
+    (wanted, total), _ = norm.forward(*(t.detach().numpy() for t in (gamma, u, residual, factor)))
+    assert np.array_equal(y.detach().numpy(), wanted)
+    assert np.array_equal(h.detach().numpy(), total)
+    expected = F.rms_norm(u + residual, (WIDTH,), gamma, 1e-3) * factor[..., None]
+    dy = torch.randn_like(y)
+    for found, theirs in zip(
+        torch.autograd.grad(y, (gamma, u, residual), dy),
+        torch.autograd.grad(expected, (gamma, u, residual), dy),
+        strict=True,
+    ):
+        torch.testing.assert_close(found, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_equal_graphs_share_operators_and_others_of_the_name_do_not() -> None:
+    one, again = (lngen.torch.function(add_rmsnorm).__name__ for _ in range(2))
+    assert one == again
+    assert re.fullmatch(r"add_rmsnorm_[0-9a-f]{8}", one)
+    assert lngen.torch.function("add_rmsnorm").__name__ == "add_rmsnorm"
+    assert hasattr(torch.ops.lngen, f"{one}_bwd")
+
+
+def test_it_goes_the_direct_way(gpu: FakeDriver) -> None:
+    own, (gamma, u, residual), factor = lngen.torch.function(add_rmsnorm), leaves(), torch.rand(2, 3)
+    for _ in range(2):
+        y, h = own(gamma, u, residual, factor, eps=1e-3)
+        found = torch.autograd.grad((y, h), (gamma, u, residual), (torch.ones_like(y), torch.ones_like(y)))
+    assert gpu.launched
+    gpu.launched.clear()
+    with torch.autocast("cpu", torch.bfloat16):
+        again, _ = own(gamma, u, residual, factor, eps=1e-3)
+    assert not gpu.launched
+    assert torch.equal(y, again)
+    assert all(t.isfinite().all() for t in found)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_it_is_compiled_whole() -> None:
+    own, given, factor = lngen.torch.function(add_rmsnorm), leaves(), torch.rand(2, 3)
+    compiled = torch.compile(lambda *t: own(*t, eps=1e-3)[0], fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(*given, factor), own(*given, factor, eps=1e-3)[0])
+
+
+def test_a_graph_as_it_stands_and_options() -> None:
+    _, x, residual = leaves()
+    text = str(lngen.parse_spec(f"l2norm.fwd:d={WIDTH}").forward())
+    assert torch.equal(lngen.torch.function(parse(text))(x), lngen.torch.function("l2norm")(x, eps=1e-5))
+    post = lngen.torch.function("add_layernorm", h=False, beta=False, gamma=False)
+    torch.testing.assert_close(post(x, residual, eps=1e-5), F.layer_norm(x + residual, (WIDTH,)), rtol=1e-5, atol=1e-5)
+    scaled = lngen.torch.function("softmax", scale=0.125)
+    torch.testing.assert_close(scaled(x), torch.softmax(x * 0.125, -1))
+
+
+def test_cross_entropy_with_probabilities() -> None:
+    _, x, other = leaves()
+    target = torch.softmax(other.detach(), -1)
+    loss = lngen.torch.function("cross_entropy")(x, target)
+    expected = F.cross_entropy(x.flatten(0, 1), target.flatten(0, 1), reduction="none").reshape(2, 3)
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "message"),
+    [
+        (
+            lambda f, t: f(t, torch.ones(2, 3, WIDTH, requires_grad=True)),
+            RuntimeError,
+            "'target' requires grad, but the",
+        ),
+        (lambda f, t: f(t, t, t), RuntimeError, "'cross_entropy' takes x, target; got 3 by position."),
+        (lambda f, t: f(t, z=t), RuntimeError, "'cross_entropy' takes x, target; got 1 by position, z."),
+        (lambda f, t: f(t), RuntimeError, "expects target, got None"),
+        (lambda f, t: f(t, t, eps=1e-5), RuntimeError, "'cross_entropy' takes no eps"),
+        (lambda f, t: lngen.torch.function("rmsnorm")(t), RuntimeError, "'rmsnorm' expects eps=, for example 1e-5"),
+        (lambda f, t: lngen.torch.function("rmsnorms"), SpecError, "There is no graph 'rmsnorms'"),
+        (lambda f, t: lngen.torch.function("rmsnorm", cast="t5"), SpecError, "'cast'"),
+    ],
+)
+def test_a_wrong_call_is_a_sentence(call: Any, kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=re.escape(message)) as raised:
+        call(lngen.torch.function("cross_entropy"), torch.randn(2, 3, WIDTH, requires_grad=True))
+    assert isinstance(raised.value, LngenError)
