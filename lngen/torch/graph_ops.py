@@ -122,17 +122,12 @@ class GraphOps:
 
     def _save(self, ctx: Any, inputs: Given, keyword_only_inputs: Mapping[str, Any], output: Any) -> None:
         """Keep what the backward takes for the gradients that are needed."""
-        self.keep(
-            ctx, self.side(inputs, keyword_only_inputs["keys"]), inputs, output, keyword_only_inputs.get("eps", 0.0)
-        )
-
-    def keep(self, ctx: Any, forward: Side, inputs: Given, output: Sequence[torch.Tensor], eps: float) -> None:
-        """The same for any autograd.Function whose inputs are, or begin with, the tensors."""
-        statistics = output[len(forward.spec.differentiated) :]
-        ctx.mark_non_differentiable(*statistics)
+        forward = self.side(inputs, keyword_only_inputs["keys"])
+        ctx.mark_non_differentiable(*output[len(forward.spec.differentiated) :])
         ctx.set_materialize_grads(False)
-        ctx.lngen = forward, eps, [n for n, needed in zip(self.inputs, ctx.needs_input_grad, strict=False) if needed]
-        whole = side(backward_text(forward.spec, ctx.lngen[2], forward.spec.differentiated))
+        wrt = [name for name, needed in zip(self.inputs, ctx.needs_input_grad, strict=False) if needed]
+        ctx.lngen = forward, keyword_only_inputs.get("eps", 0.0), wrt
+        whole = side(backward_text(forward.spec, wrt, forward.spec.differentiated))
         known = {
             **dict(zip(self.inputs, inputs, strict=True)),
             **dict(zip((r.name for r in forward.results), output, strict=True)),
