@@ -333,7 +333,9 @@ DIRECT: list[Direct] = []  # of all functions
 
 
 def _lies(tensor: Tensor, x: Tensor) -> bool:
-    """True for a tensor that kernels take as it lies: rows at one distance, or contiguous."""
+    """True for a tensor that kernels take as it lies: where x is, with rows at one distance, or contiguous."""
+    if tensor.device != x.device:
+        return False
     if tensor.shape != x.shape or tensor.is_contiguous():
         return bool(tensor.is_contiguous() and tensor.numel())
     try:
