@@ -54,7 +54,10 @@ class GPT(nn.Module):  # type: ignore[misc]
 
 
 def swap(model: Any, make: Callable[..., Any]) -> Any:
-    """The model with another module in the place of each LayerNorm, with its weights."""
+    """The model with another module in the place of each LayerNorm, with its weights, or patched."""
+    if make is L.patch:
+        assert len(L.patch(model).patched) == 5
+        return model
     for module in [*model.modules()]:
         for name, norm in [*module.named_children()]:
             if type(norm) is nn.LayerNorm:
@@ -91,10 +94,12 @@ def difference(found: list[float]) -> float:
     return max(abs(a - b) / b for a, b in zip(found, expected(), strict=True))
 
 
+@pytest.mark.filterwarnings("ignore:lngen.torch.patch")
+@pytest.mark.parametrize("make", [L.LayerNorm, L.patch])
 @pytest.mark.parametrize("way", ["plain", "compiled", "checkpointed"])
-def test_a_gpt_trains_as_with_pytorchs_layer_norm(way: str) -> None:
+def test_a_gpt_trains_as_with_pytorchs_layer_norm(make: Callable[..., Any], way: str) -> None:
     torch._dynamo.reset()
-    assert difference(losses(L.LayerNorm, way)) < BOUND
+    assert difference(losses(make, way)) < BOUND
     assert expected()[-1] < 0.8 * expected()[0]
 
 
