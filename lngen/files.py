@@ -191,12 +191,12 @@ def kept(path: Path) -> bytes:
 
 
 @contextlib.contextmanager
-def exclusive(folder: Path, name: str) -> Iterator[Path]:
+def exclusive(folder: Path, name: str, held: float = HELD) -> Iterator[Path]:
     """Hold ``name`` in ``folder`` against every other thread and process that would write it.
 
     Yields the staging folder for ``write_in_order``, which is removed at the end, with the remains of a killed
     process. The kernel releases the lock when its process ends, however it ends. LngenError if the lock is not
-    available within HELD seconds.
+    available within ``held`` seconds.
     """
     import shutil
 
@@ -205,10 +205,10 @@ def exclusive(folder: Path, name: str) -> Iterator[Path]:
     staging, file = folder / f".{name}.tmp", folder / f".{name}.lock"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(file, timeout=HELD, poll_interval=0.01, fallback_to_soft=False)
+        lock = FileLock(file, timeout=held, poll_interval=0.01, fallback_to_soft=False)
         lock.acquire()
     except Timeout as error:
-        raise LngenError(f"another process has held '{file}' for {HELD} s; wait for its end, and try again.") from error
+        raise LngenError(f"another process has held '{file}' for {held} s; wait for its end, and try again.") from error
     except (OSError, ValueError) as error:
         raise LngenError(f"cannot write '{file}': {reason(error)}; name a place that can be written to.") from error
     try:

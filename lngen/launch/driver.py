@@ -291,11 +291,13 @@ class Launch:
         name: str,
     ) -> None:
         """``arguments``: a ctypes array of pointers to the arguments, of which the launch keeps a reference."""
-        self._listed = (_Attribute * max(1, len(attributes)))()
-        for slot, (key, value) in zip(self._listed, attributes.items()):
+        self.attributes = (_Attribute * max(1, len(attributes)))()
+        for slot, (key, value) in zip(self.attributes, attributes.items()):
             slot.id = key
             slot.value[:3] = (value, 1, 1)
-        self.config = _Config((*grid, 1), (block, 1, 1), shared, None, ctypes.addressof(self._listed), len(attributes))
+        self.config = _Config(
+            (*grid, 1), (block, 1, 1), shared, None, ctypes.addressof(self.attributes), len(attributes)
+        )
         self.call: Callable[..., int] = library().cuLaunchKernelEx
         self.given = ctypes.byref(self.config), ctypes.c_void_p(function), arguments, None
         self._name = name

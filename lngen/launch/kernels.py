@@ -154,7 +154,7 @@ class Bound:
         self.block = (ctypes.c_longlong * (len(loaded.tensors) + len(listed)))()
         self.pack = Struct(f"{len(loaded.tensors)}q").pack_into
         self._workspace = 0
-        self._buffers: list[tuple[int, int]] = []
+        self.buffers: list[tuple[int, int]] = []  # slots, and offsets in the workspace
         self._given: list[tuple[int, str]] = []
         slots: dict[int, list[int]] = {place: [] for place in places}
         for slot, (place, a) in enumerate(listed, len(loaded.tensors)):
@@ -171,7 +171,7 @@ class Bound:
             two = distance if isinstance(distance, tuple) else (inner * distance, distance)
             self.block[slot] = two[kind == "stride"]
         elif kind == "workspace":
-            self._buffers.append((slot, self._offsets[tensor]))
+            self.buffers.append((slot, self._offsets[tensor]))
         elif kind == "value":
             self._given.append((slot, a["number"]))
             self.block[slot] = -1  # NaN, until a number is given
@@ -221,7 +221,7 @@ class Bound:
         """The workspace of the next launches."""
         if workspace != self._workspace:
             self._workspace = workspace
-            for slot, offset in self._buffers:
+            for slot, offset in self.buffers:
                 self.block[slot] = workspace + offset
 
     def give(self, values: Mapping[str, int]) -> None:

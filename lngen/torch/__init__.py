@@ -3,12 +3,14 @@
     layer_norm, rms_norm, softmax, ...   torch.nn.functional's signatures (``torch_functions``)
     LayerNorm, RMSNorm                   torch.nn's modules and state dicts (``modules``)
     patch, unpatch                       lngen's norms in a model that has its own (``patching``)
+    use_extension                        the direct way in C++, an option (``extension``)
     torch.ops.lngen.layernorm_fwd, ...   an operator for each graph and direction (``graph_ops``)
 
 It needs PyTorch; ``import lngen`` does not import it.
 """
 
 from lngen.torch.any_graph import function
+from lngen.torch.extension import use_extension
 from lngen.torch.modules import LayerNorm, RMSNorm
 from lngen.torch.patching import Patched, patch, unpatch
 from lngen.torch.torch_functions import (
@@ -45,4 +47,5 @@ __all__ = [
     "rms_norm_act",
     "softmax",
     "unpatch",
+    "use_extension",
 ]

@@ -27,6 +27,8 @@ from lngen.torch.graph_ops import GraphOps, backward_text
 
 MOST = 4096  # earlier calls that a thread remembers for a graph
 
+Made = tuple[Sequence[int], Sequence[int], torch.dtype]  # shape, strides and dtype of a new tensor
+
 # Without it every call goes the dispatcher's way.
 Guard: Any = getattr(torch._C._dynamo.guards, "TensorGuards", None)
 grad_mode, function_mode = torch.is_grad_enabled, torch._C._is_torch_function_mode_enabled
@@ -83,7 +85,7 @@ class Kernels:
         more: Sequence[Tensor] = (),
         out: bool = False,
     ) -> None:
-        self.side, self.out, self.given = one, out, given
+        self.side, self.out, self.given, self.more = one, out, given, more
         self.library = library_of(given[0], one.names[0])
         layouts = self.library.describe([*given, *more])[1]
         outs: list[Any] = [None] * len(one.results)
@@ -158,11 +160,12 @@ class Kernels:
         known |= {"pack": bound.pack, "block": bound.block, "place": bound.place}
         for n, launch in enumerate(bound.launches):
             known |= {f"config{n}": launch.config, f"given{n}": launch.given, "driver": launch.call}
-        shapes = [v.shape(lead, call.d) for v in self.side.results[: self.count]]
-        for n, (value, shape) in enumerate(zip(self.side.results, shapes, strict=False)):
-            known[f"made{n}"] = shape, contiguous(shape), TO_TORCH[value.dtype]
+        results = [(v.shape(lead, call.d), TO_TORCH[v.dtype]) for v in self.side.results]
+        self.made: list[Made] = [(shape, contiguous(shape), dtype) for shape, dtype in results[: self.count]]
+        known |= {f"made{n}": made for n, made in enumerate(self.made)}
+        self.numbers: Made | None = None
         if self.offsets:
-            known["made"] = (len(self.offsets) * recipe.rows,), (1,), TO_TORCH[self.side.results[-1].dtype]
+            known["made"] = self.numbers = (len(self.offsets) * recipe.rows,), (1,), results[-1][1]
         return known
 
 
@@ -187,7 +190,8 @@ class Prepared:
         self.outputs = self.forward.spec.differentiated
         self.numbers = [r.name for r in self.forward.results[len(self.outputs) :]]
         alone = side(text_of(replace(self.forward.spec, save="none"))) if self.numbers else self.forward
-        self.inference = Kernels(alone, given, eps, out=out).run
+        inference, kernels = Kernels(alone, given, eps, out=out), None
+        self.inference = inference.run
         self.wrt = () if out else tuple(name for name in self.names if known[name].requires_grad)
         if self.wrt:
             kernels = Kernels(self.forward, given, eps, len(self.numbers))
@@ -199,6 +203,8 @@ class Prepared:
             gradients = dict(zip(self.wrt, self.backward.returns, strict=True))
             self.places = tuple(gradients.get(name, -1) for name in self.names)
             self.backwards: dict[int, tuple[Callable[..., bool], Callable[..., Any]]] = {}
+        self.stream, self.device = inference.library.stream, inference.recipe.device
+        self.native = native(self, inference, kernels) if native is not None and not out else None
 
     def like(self, tensors: Sequence[Tensor | None], fixed: Any) -> Sequence[Any] | None:
         """The tensors of a call that are there, if it is like this one, else None."""
@@ -213,6 +219,10 @@ class Prepared:
 
     def __call__(self, given: Sequence[Tensor]) -> Sequence[Tensor]:
         """The outputs."""
+        if self.native is not None:
+            found: Sequence[Tensor] | None = self.native(self.stream(self.device), *given)
+            if found is not None:
+                return found
         if self.wrt and grad_mode():
             results = through(self, *given)
             return (results,) if len(self.outputs) == 1 else results
@@ -221,14 +231,19 @@ class Prepared:
     def of_thread(self, given: Sequence[Tensor], numbers: Tensor | None) -> Any:
         """The check and the kernels of a backward, for this thread: ``given`` are cotangents and what is kept.
 
-        None if kernels do not take these as they lie.
+        None if kernels do not take these as they lie, if a mode has to see operators, or for a batch of gradients.
         """
+        if torch._C._len_torch_dispatch_stack() or any(map(torch._C._functorch.is_legacy_batchedtensor, given)):
+            return None
         if not all(plain(t) and _lies(t, given[0]) for t in given):
             return None
-        more = [*self.apart(numbers, given[0].shape[:-1]).values()]
-        kernels = Kernels(self.backward, given, self.eps, more=more)
-        self.backwards[get_ident()] = found = guard(given), kernels.run
+        self.backwards[get_ident()] = found = guard(given), self.kernels_of(given, numbers).run
         return found
+
+    def kernels_of(self, given: Sequence[Tensor], numbers: Tensor | None) -> Kernels:
+        """The kernels of a backward."""
+        more = [*self.apart(numbers, given[0].shape[:-1]).values()]
+        return Kernels(self.backward, given, self.eps, more=more)
 
     def apart(self, numbers: Tensor | None, lead: Sequence[int]) -> dict[str, Tensor]:
         """The tensors in the one that they share."""
@@ -245,6 +260,22 @@ class Prepared:
         found = self.ops.gradients(self.forward, self.wrt, self.eps, cotangents, saved)
         by_name = dict(zip(self.ops.inputs, found, strict=True))
         return [by_name[name] for name in self.names]
+
+    def gradients(
+        self, cotangents: Sequence[Tensor | None], kept: Sequence[Tensor], numbers: Tensor | None
+    ) -> Sequence[Any]:
+        """The gradients of ``given``."""
+        given: tuple[Any, ...] = (*cotangents, *kept)
+        if grad_mode() or type(None) in map(type, cotangents):
+            return self.general(cotangents, kept, numbers)
+        known = self.backwards.get(get_ident()) or self.of_thread(given, numbers)
+        if known is None or not known[0](*given):
+            return self.general(cotangents, kept, numbers)
+        if numbers is not None:
+            first = numbers.data_ptr()
+            given += tuple([first + offset for offset in self.offsets])
+        results, _ = known[1](*given)
+        return [results[n] if n >= 0 else None for n in self.places]
 
 
 class Node(Function):  # type: ignore[misc]
@@ -265,17 +296,7 @@ class Node(Function):  # type: ignore[misc]
     def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Any, ...]:
         prepared: Prepared = ctx.prepared
         *kept, numbers = ctx.saved_tensors
-        given = (*cotangents, *kept)
-        if grad_mode() or type(None) in map(type, cotangents):
-            return (None, *prepared.general(cotangents, kept, numbers))
-        known = prepared.backwards.get(get_ident()) or prepared.of_thread(given, numbers)
-        if known is None or not known[0](*given):
-            return (None, *prepared.general(cotangents, kept, numbers))
-        if numbers is not None:
-            first = numbers.data_ptr()
-            given += tuple([first + offset for offset in prepared.offsets])
-        results, _ = known[1](*given)
-        return (None, *[results[n] if n >= 0 else None for n in prepared.places])
+        return (None, *prepared.gradients(cotangents, kept, numbers))
 
 
 # Function.apply without what it does for torch.func, which the guard has ruled out.
@@ -330,6 +351,16 @@ class Direct:
 
 
 DIRECT: list[Direct] = []  # of all functions
+
+
+def forget() -> None:
+    """Earlier calls are prepared again."""
+    for way in DIRECT:
+        way._threads.clear()
+
+
+# Of the extension, if it is used: a call of a prepared call in C++, or None.
+native: Callable[[Prepared, Kernels, Kernels | None], Callable[..., Any] | None] | None = None
 
 
 def _lies(tensor: Tensor, x: Tensor) -> bool:

@@ -3,9 +3,9 @@
     python tests/proof/torch_record.py [--out generated/bench/h100-torch-host.txt]
 
 Calls are issued in batches too short to fill the launch queue, after each of which the GPU is awaited; interleaved,
-medians of 21 batches, in microseconds a call. ``python`` is an autograd.Function that allocates the same and launches
-nothing. Without a GPU, PyTorch's column is that of its CPU kernels and says little.
-
+medians of 21 batches, in microseconds a call. ``native`` is lngen with its extension, which is built if it can be, and
+``python`` an autograd.Function that allocates the same and launches nothing. Without a GPU, PyTorch's column is that of
+its CPU kernels and says little.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import platform
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,14 @@ from torch.nn import functional as F
 
 import lngen.torch as L
 from lngen.bench.host_time import host_times
+from lngen.errors import MissingError
+from lngen.torch import direct
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 ROWS, DEPTH = 16, 24
 Calls = dict[str, Callable[[], object]]
+EPS = {"lngen": 1e-5, "native": 2e-5}  # so that their calls are unlike each other
 
 
 class Nothing(torch.autograd.Function):
@@ -42,7 +46,7 @@ class Nothing(torch.autograd.Function):
         return torch.empty_like(x), torch.empty_like(w), torch.empty_like(w) if ctx.needs_input_grad[2] else None
 
 
-def nothing(x: torch.Tensor, shape: Any, w: torch.Tensor, b: Any) -> torch.Tensor:
+def nothing(x: torch.Tensor, shape: Any, w: torch.Tensor, b: Any = None) -> torch.Tensor:
     """A norm that launches nothing."""
     result: torch.Tensor = Nothing.apply(x, w, b)
     return result
@@ -56,6 +60,9 @@ def calls_of(d: int, device: str) -> dict[str, Calls]:
 
     def inferred(norm: Callable[..., Any], *args: Any) -> Callable[[], object]:
         return lambda: norm(x, (d,), *args)
+
+    def saved(norm: Callable[..., Any], *args: Any) -> Callable[[], object]:
+        return lambda: norm(xg, (d,), *args)
 
     def trained(norm: Callable[..., Any], *args: Any) -> Callable[[], object]:
         given = [xg, *(t for t in args if isinstance(t, torch.Tensor))]
@@ -71,29 +78,32 @@ def calls_of(d: int, device: str) -> dict[str, Calls]:
         return call
 
     found: dict[str, Calls] = {}
-    for name, ours, theirs, args in (
-        ("layer_norm", L.layer_norm, F.layer_norm, ((w, b), (wg, bg))),
-        ("rms_norm", L.rms_norm, F.rms_norm, ((w, 1e-5), (wg, 1e-5))),
+    for name, ours, theirs, plain, differentiable in (
+        ("layer_norm", L.layer_norm, F.layer_norm, (w, b), (wg, bg)),
+        ("rms_norm", L.rms_norm, F.rms_norm, (w,), (wg,)),
     ):
-        plain, differentiable = args
-        found[f"{name}, no gradients"] = {"lngen": inferred(ours, *plain), "torch": inferred(theirs, *plain)}
-        with_out = lambda x, s, *rest, ours=ours: ours(x, s, *rest, out=out)  # noqa: E731
-        found[f"{name}, out= (beside torch without)"] = {
-            "lngen": inferred(with_out, *plain),
-            "torch": inferred(theirs, *plain),
-        }
-        found[f"{name}, forward that saves"] = {
-            "lngen": lambda ours=ours, a=differentiable: ours(xg, (d,), *a),
-            "torch": lambda theirs=theirs, a=differentiable: theirs(xg, (d,), *a),
-            "python": lambda a=differentiable: nothing(xg, (d,), *a),
-        }
-        for what, way in (("forward and backward", trained), (f"{DEPTH} in a row, forward and backward", chained)):
-            found[f"{name}, {what}"] = {
-                "lngen": way(ours, *differentiable),
-                "torch": way(theirs, *differentiable),
-                "python": way(nothing, *differentiable),
-            }
+        own = {n: partial(ours, eps=eps) for n, eps in EPS.items()}
+        both = {**own, "torch": partial(theirs, eps=1e-5)}
+        every = {**both, "python": nothing}
+        found[f"{name}, no gradients"] = {n: inferred(norm, *plain) for n, norm in both.items()}
+        written = {"lngen": partial(own["lngen"], out=out), "torch": both["torch"]}
+        found[f"{name}, out= (beside torch without)"] = {n: inferred(norm, *plain) for n, norm in written.items()}
+        for what, way in (
+            ("forward that saves", saved),
+            ("forward and backward", trained),
+            (f"{DEPTH} in a row, forward and backward", chained),
+        ):
+            found[f"{name}, {what}"] = {n: way(norm, *differentiable) for n, norm in every.items()}
     return found
+
+
+def prepared(calls: Calls, native: Any) -> Calls:
+    """The calls that can be timed, each called once: only that of the extension is prepared for it."""
+    known = {name: call for name, call in calls.items() if native or name != "native"}
+    for name, call in known.items():
+        direct.native = native if name == "native" else None
+        call()
+    return known
 
 
 def on_nothing(stack: ExitStack) -> None:
@@ -119,14 +129,19 @@ def main() -> None:
         if not real:
             on_nothing(stack)
         wait = torch.cuda.synchronize if real else lambda: None
+        try:
+            L.use_extension()
+        except MissingError as error:
+            print(error, file=sys.stderr)
+        native = direct.native
         for what, calls in calls_of(args.d, "cuda" if real else "cpu").items():
-            found = host_times(calls, wait, count=20 if "in a row" in what else 200)
+            found = host_times(prepared(calls, native), wait, count=20 if "in a row" in what else 200)
             times = [
                 f"{n} {s.median:.1f} ({s.p10:.1f}, {s.p90:.1f})" for n, s in found.items() if not isinstance(s, str)
             ]
             times += [f"{n}: {s}" for n, s in found.items() if isinstance(s, str)]
-            a, b = (getattr(found[n], "median", float("nan")) for n in ("lngen", "torch"))
-            lines.append(f"{what:<48} {'; '.join(times)}; ratio {a / b:.2f}")
+            a, b, c = (getattr(found.get(n), "median", float("nan")) for n in ("lngen", "native", "torch"))
+            lines.append(f"{what:<48} {'; '.join(times)}; ratio {a / c:.2f}, native {b / c:.2f}")
             print(lines[-1], flush=True)
     if args.out:
         args.out.write_text("\n".join(lines) + "\n")

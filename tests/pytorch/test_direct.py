@@ -18,6 +18,7 @@ from direct_tensors import forget, go_the_direct_way
 from fake_driver import FakeDriver
 from lngen.errors import ArrayError, LngenError
 from lngen.launch.array_call import ArrayCall
+from native_launches import go_native
 
 D = 64
 
@@ -29,10 +30,13 @@ class Passing(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
-    yield go_the_direct_way(monkeypatch)
+@pytest.fixture(params=["python", "native"])
+def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
+    driver = go_the_direct_way(monkeypatch)
+    native = go_native(monkeypatch, driver) if request.param == "native" else None
+    yield driver
     forget()
+    assert native is None or not native.errors
 
 
 def drawn(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -258,6 +262,14 @@ def test_many_threads_launch_with_blocks_of_their_own(gpu: FakeDriver) -> None:
         results = pool.map(lambda t: L.layer_norm(t[0], (D,), t[1], t[2]), given * 5)
         for found, wanted in zip(results, expected * 5, strict=True):
             assert torch.equal(found, wanted)
+
+
+def test_a_batch_of_gradients_that_comes_first_is_taken(gpu: FakeDriver) -> None:
+    x, w, b, _ = inputs()
+    y, dy = L.layer_norm(x, (D,), w, b), torch.randn(2, 2, 3, D)
+    found = torch.autograd.grad(y, (x, w), dy, is_grads_batched=True, retain_graph=True)
+    for one, wanted in zip(found, torch.autograd.grad(y, (x, w), dy[1]), strict=True):
+        torch.testing.assert_close(one[1], wanted)
 
 
 def test_an_expanded_gradient_that_comes_first_is_taken(gpu: FakeDriver) -> None:

@@ -67,5 +67,4 @@ def go_the_direct_way(monkeypatch: pytest.MonkeyPatch, *, launches: bool = True)
 def forget() -> None:
     """What earlier calls loaded and prepared is gone."""
     side.cache_clear()
-    for way in direct.DIRECT:
-        way._threads.clear()
+    direct.forget()
