@@ -1,6 +1,6 @@
 """Times a training step of small GPTs: with PyTorch's LayerNorm, with lngen's by ``lngen.torch.patch``, with Liger's.
 
-    python -m lngen.examples.gpt_step              three sizes, on a GPU
+    python -m lngen.examples.gpt_step              three sizes, on a GPU; --extension: with calls launched in C++
     python -m lngen.examples.gpt_step --tiny       one small step on the CPU, to see that the losses agree
 
 The third size is bound by the host: its kernels are shorter than the time to launch them.
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lngen.torch import patch
+from lngen.torch import patch, use_extension
 
 SIZES = {"12 layers of 1024, 8192 tokens": (12, 1024, 8, 1024), "4 layers of 2560, 8192 tokens": (4, 2560, 8, 1024)}
 SIZES |= {"12 layers of 512, 512 tokens": (12, 512, 1, 512)}  # layers, width, sequences, tokens of each
@@ -106,7 +106,11 @@ def main() -> int:
     """0 if the losses agree."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tiny", action="store_true", help="one small size, a step")
-    tiny = parser.parse_args().tiny
+    parser.add_argument("--extension", action="store_true", help="launch in C++; builds lngen.torch's extension")
+    options = parser.parse_args()
+    tiny = options.tiny
+    if options.extension:
+        use_extension()
     if not tiny and not torch.cuda.is_available():
         print("a GPU is expected, and PyTorch finds none; --tiny runs on the CPU", file=sys.stderr)
         return 3
