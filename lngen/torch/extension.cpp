@@ -281,10 +281,9 @@ class Backward : public Node {
 
  private:
   bool launched(const variable_list& tensors, size_t outputs, variable_list& results) {
-    const auto modes = c10::impl::tls_local_dispatch_key_set();
-    if (at::GradMode::is_enabled() || modes.included_ != c10::default_included_set ||
-        !c10::default_excluded_set.has_all(modes.excluded_) || !call_->fit(tensors, keys_, current_.device()) ||
-        current_of(current_.device()) != current_) {
+    const auto modes = c10::impl::tls_local_dispatch_key_set().included_;  // what is excluded, no kernel would see
+    if (at::GradMode::is_enabled() || modes != c10::default_included_set ||
+        !call_->fit(tensors, keys_, current_.device()) || current_of(current_.device()) != current_) {
       return false;
     }
     const auto* kernels = prepared(tensors, outputs);

@@ -59,6 +59,8 @@ class Variant:
 
     def takes(self, module: nn.Module, x: Any) -> bool:
         """True if the result for x is known to be the module's own; autocast changes that of 16-bit rows."""
+        if self.pairs is None and type(x) is Tensor and x.is_cuda and x.layout is torch.strided:  # what is usual
+            return True
         if not isinstance(x, Tensor) or x.device.type not in ("cpu", "cuda", "meta"):
             return False
         if x.layout is not torch.strided or x.is_nested:
@@ -74,11 +76,12 @@ class Variant:
         return fits and (x.dtype, weight.dtype) in self.pairs
 
     def __call__(self, module: nn.Module, x: Tensor) -> Tensor:
-        weight = getattr(module, "weight", None)
+        own = module._parameters  # getattr would look elsewhere first
+        weight = own["weight"] if "weight" in own else getattr(module, "weight", None)
         eps: Any = getattr(module, self.eps) if isinstance(self.eps, str) else self.eps
         dims = getattr(module, "normalized_shape", x.shape[-1:]) if weight is None else weight.shape
         if self.kind == "layer_norm":
-            bias = getattr(module, "bias", None)
+            bias = own["bias"] if "bias" in own else getattr(module, "bias", None)
             return layer_norm(x, dims, weight, bias, eps, zero_centred=self.zero_centred)
         return rms_norm(x, dims, weight, eps, zero_centred=self.zero_centred, casts=self.casts)
 

@@ -67,6 +67,14 @@ def test_all_launches_are_those_of_the_extension(native: NativeLaunches, name: s
     assert native.launched == len(native.gpu.launched) >= 5
 
 
+def test_what_autograds_threads_exclude_is_no_mode(native: NativeLaunches) -> None:
+    """Those of a GPU leave out keys that no kernel of lngen would see."""
+    y = norm(*inputs()[:3])
+    with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.Conjugate)):
+        y.backward(torch.ones_like(y))
+    assert native.launched == len(native.gpu.launched) == 3
+
+
 # ---- the graph of gradients ----
 
 
