@@ -38,7 +38,7 @@ CALLS = 64  # batches of one size
 
 
 @dataclass(frozen=True)
-class Side:
+class Implementation:
     """An implementation: each of ``runs`` has to give the bits of ``want``.
 
     calls  how many batches of one size are compared, at places spread over the training batch
@@ -71,7 +71,7 @@ class Line:
         return self.differ / self.elements
 
 
-def compare(side: Side, graph: str, inputs: Arrays, batches: Sequence[int]) -> Iterator[Line]:
+def compare(side: Implementation, graph: str, inputs: Arrays, batches: Sequence[int]) -> Iterator[Line]:
     """The rows in batches of every size, and the sums of the largest and of the training batch."""
     rows, training = len(inputs["x"]), side.want(inputs)
     for batch in unique([*batches, *([rows] if side.whole else [])]):
@@ -115,7 +115,7 @@ def origin() -> str:
 # ---- peers ----
 
 
-def peers(spec: Spec, compiled: bool = False) -> list[Side]:
+def peers(spec: Spec, compiled: bool = False) -> list[Implementation]:
     """PyTorch, and on a GPU Liger, as far as they are installed; ``compiled``: torch.compile too.
 
     A training program may compute by one and its server by another, so PyTorch is also compared with each other peer.
@@ -128,7 +128,7 @@ def peers(spec: Spec, compiled: bool = False) -> list[Side]:
     gpu = device_count() > 0 and torch.cuda.is_available()
     eager, again = (_run(own, gpu, 0 if gpu else threads) for threads in THREADS)
     shown = "torch" if gpu else f"torch, {' and '.join(map(str, THREADS))} threads"
-    sides = [Side("torch", shown, eager, [again])]
+    sides = [Implementation("torch", shown, eager, [again])]
     others: dict[str, Call] = {}
     if compiled:
         torch.compiler.reset()
@@ -137,8 +137,8 @@ def peers(spec: Spec, compiled: bool = False) -> list[Side]:
         others["liger"] = _liger(spec)
     for name, call in others.items():
         run = _run(call, gpu, 0 if gpu else THREADS[0])
-        sides.append(Side(name, NAMES[name], run, [run]))
-        sides.append(Side(name, f"torch, {BETWEEN} {NAMES[name]}", eager, [run]))
+        sides.append(Implementation(name, NAMES[name], run, [run]))
+        sides.append(Implementation(name, f"torch, {BETWEEN} {NAMES[name]}", eager, [run]))
     return sides
 
 

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 import lngen
-from lngen.bench.agreement import CALLS, Arrays, Line, Run, Side, compare, draw, origin, peers, table
+from lngen.bench.agreement import CALLS, Arrays, Implementation, Line, Run, compare, draw, origin, peers, table
 from lngen.bench.figures import check
 from lngen.check.inputs import POISON, forward_inputs, random_inputs
 from lngen.check.spec_checks import others
@@ -66,7 +66,7 @@ def launched(launcher: Launcher, inputs: Arrays) -> Arrays:
     return launch_numpy(launcher, len(inputs["x"]), inputs, POISON)
 
 
-def own_side(graph: str, d: int, whole: bool) -> tuple[Side, dict[str, list[str]]]:
+def own_side(graph: str, d: int, whole: bool) -> tuple[Implementation, dict[str, list[str]]]:
     """lngen under ``COUNT`` schedules against the interpreter, and the schedules."""
     norm, gpu = lngen.compile(graph, d=d, dtype="bf16"), device_count() > 0
     arch = device_arch(0) if gpu else DEFAULT_ARCH
@@ -82,7 +82,7 @@ def own_side(graph: str, d: int, whole: bool) -> tuple[Side, dict[str, list[str]
     graphs: list[Graph] = [norm.compilation(way).graph for way in WAYS]
     meaning = in_turn([partial(interpret, g) for g in graphs])
     shown = f"lngen, {len(runs)} schedules"
-    return Side("lngen", shown, meaning, runs, CALLS if gpu else 1, gpu or whole), chosen
+    return Implementation("lngen", shown, meaning, runs, CALLS if gpu else 1, gpu or whole), chosen
 
 
 def main() -> None:

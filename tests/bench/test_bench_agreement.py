@@ -10,7 +10,7 @@ import pytest
 
 import lngen
 from lngen.bench import agreement
-from lngen.bench.agreement import Arrays, Line, Side, compare, draw, peers
+from lngen.bench.agreement import Arrays, Implementation, Line, compare, draw, peers
 from lngen.check.inputs import forward_inputs
 
 D, ROWS = 8, 20
@@ -31,12 +31,12 @@ def by_batch(inputs: Arrays) -> Arrays:
     return results
 
 
-def counts(side: Side) -> dict[tuple[str, int], tuple[int, int]]:
+def counts(side: Implementation) -> dict[tuple[str, int], tuple[int, int]]:
     return {(x.what, x.batch): (x.elements, x.differ) for x in compare(side, "g", INPUTS, [1, 5])}
 
 
 def test_what_differs_is_counted() -> None:
-    assert counts(Side("a", "a", same, [same, by_batch], calls=3)) == {
+    assert counts(Implementation("a", "a", same, [same, by_batch], calls=3)) == {
         ("y, dx", 1): (2 * 3 * 2 * D, 3 * D),
         ("y, dx", 5): (2 * 3 * 2 * 5 * D, 0),
         ("dgamma", 5): (2 * D, 1),
@@ -46,7 +46,7 @@ def test_what_differs_is_counted() -> None:
 
 
 def test_a_run_is_compared_with_itself_in_other_batches() -> None:
-    found = counts(Side("a", "a", by_batch, [by_batch], calls=1, whole=False))
+    found = counts(Implementation("a", "a", by_batch, [by_batch], calls=1, whole=False))
     assert found == {("y, dx", 1): (2 * D, D), ("y, dx", 5): (2 * 5 * D, 0), ("dgamma", 5): (D, 0)}
 
 
