@@ -191,17 +191,18 @@ def kept(path: Path) -> bytes:
 
 
 @contextlib.contextmanager
-def exclusive(folder: Path, name: str, held: float = HELD) -> Iterator[Path]:
+def exclusive(folder: Path, name: str, held: float | None = None) -> Iterator[Path]:
     """Hold ``name`` in ``folder`` against every other thread and process that would write it.
 
     Yields the staging folder for ``write_in_order``, which is removed at the end, with the remains of a killed
     process. The kernel releases the lock when its process ends, however it ends. LngenError if the lock is not
-    available within ``held`` seconds.
+    available within ``held`` seconds, by default HELD.
     """
     import shutil
 
     from filelock import FileLock, Timeout  # not at the top: its import takes as long as the rest of lngen
 
+    held = HELD if held is None else held
     staging, file = folder / f".{name}.tmp", folder / f".{name}.lock"
     try:
         folder.mkdir(parents=True, exist_ok=True)

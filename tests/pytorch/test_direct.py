@@ -30,7 +30,7 @@ class Passing(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.fixture(params=["python", "native"])
+@pytest.fixture(params=["python", pytest.param("native", marks=pytest.mark.full(sample=False))])
 def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
     driver = go_the_direct_way(monkeypatch)
     native = go_native(monkeypatch, driver) if request.param == "native" else None
@@ -63,7 +63,9 @@ CALLS: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.full(sample=False))], ids=str
+)
 @pytest.mark.parametrize("name", CALLS)
 def test_the_bits_are_those_of_the_dispatchers_way(gpu: FakeDriver, name: str, dtype: torch.dtype) -> None:
     given = inputs(dtype)

@@ -27,6 +27,8 @@ from lngen.errors import MissingError
 from lngen.torch import direct, extension
 from native_launches import NativeLaunches, go_native
 
+pytestmark = pytest.mark.full  # a plain run builds nothing
+
 
 @pytest.fixture
 def native(monkeypatch: pytest.MonkeyPatch) -> Iterator[NativeLaunches]:

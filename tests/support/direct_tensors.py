@@ -15,6 +15,8 @@ from lngen.compile import KernelSet
 from lngen.torch import direct
 from lngen.torch.bridge import side
 
+PTX: dict[str, str] = {}  # of each text, compiled once for all tests
+
 
 def go_the_direct_way(monkeypatch: pytest.MonkeyPatch, *, launches: bool = True) -> FakeDriver:
     """The driver that launches run on, by the PTX that NVRTC makes; the dispatcher's way runs the interpreter.
@@ -28,7 +30,9 @@ def go_the_direct_way(monkeypatch: pytest.MonkeyPatch, *, launches: bool = True)
 
     def cubin(kernels: KernelSet, arch: str) -> Any:
         found = compiled(kernels, arch)
-        gpu.knows(found.image, kernels.ptx(arch), arch, source=kernels.text)
+        if kernels.text not in PTX:
+            PTX[kernels.text] = kernels.ptx(arch)
+        gpu.knows(found.image, PTX[kernels.text], arch, source=kernels.text)
         return found
 
     def known(make: Any) -> Any:
