@@ -29,7 +29,7 @@ MOST = 4096  # earlier calls that a thread remembers for a graph
 
 Made = tuple[Sequence[int], Sequence[int], torch.dtype]  # shape, strides and dtype of a new tensor
 
-# Without it every call goes the dispatcher's way.
+# Without this guard every call goes the dispatcher's way.
 Guard: Any = getattr(torch._C._dynamo.guards, "TensorGuards", None)
 grad_mode, function_mode = torch.is_grad_enabled, torch._C._is_torch_function_mode_enabled
 
@@ -96,6 +96,7 @@ class Kernels:
         loaded = one.call.loaded(self.recipe.device, self.recipe.vec, self.recipe.rows)
         self.bound = loaded.bind(self.recipe.rows, self.recipe.strides, self.recipe.inner)
         self.bound.give(self.values)
+        self.recipe.bounds[self.recipe.vec] = self.bound  # for the general launch too
         self.count = len(one.results) - shared
         numbers = one.results[self.count :]
         self.offsets = [n * self.recipe.rows * number.size for n, number in enumerate(numbers)]
@@ -188,13 +189,13 @@ class Prepared:
         self.present = tuple(n for n, t in enumerate(tensors.values()) if t is not None)
         self.forward = ops.side([known.get(name) for name in ops.inputs], keys)
         self.outputs = self.forward.spec.differentiated
-        self.numbers = [r.name for r in self.forward.results[len(self.outputs) :]]
-        alone = side(text_of(replace(self.forward.spec, save="none"))) if self.numbers else self.forward
+        self.statistics = [r.name for r in self.forward.results[len(self.outputs) :]]
+        alone = side(text_of(replace(self.forward.spec, save="none"))) if self.statistics else self.forward
         inference, kernels = Kernels(alone, given, eps, out=out), None
         self.inference = inference.run
         self.wrt = () if out else tuple(name for name in self.names if known[name].requires_grad)
         if self.wrt:
-            kernels = Kernels(self.forward, given, eps, len(self.numbers))
+            kernels = Kernels(self.forward, given, eps, len(self.statistics))
             self.training, self.offsets = kernels.run, kernels.offsets
             self.backward = side(backward_text(self.forward.spec, self.wrt, self.outputs))
             named = [*self.names, *self.outputs]
@@ -249,7 +250,7 @@ class Prepared:
         """The tensors in the one that they share."""
         if numbers is None:
             return {}
-        return dict(zip(self.numbers, numbers.view(len(self.numbers), *lead).unbind(), strict=True))
+        return dict(zip(self.statistics, numbers.view(len(self.statistics), *lead).unbind(), strict=True))
 
     def general(
         self, cotangents: Sequence[Tensor | None], kept: Sequence[Tensor], numbers: Tensor | None
@@ -359,7 +360,7 @@ def forget() -> None:
         way._threads.clear()
 
 
-# Of the extension, if it is used: a call of a prepared call in C++, or None.
+# What makes the C++ call of a prepared one, or None for a call that C++ cannot launch; set by ``use_extension``.
 native: Callable[[Prepared, Kernels, Kernels | None], Callable[..., Any] | None] | None = None
 
 

@@ -35,7 +35,7 @@ class GraphOps:
     """The operators of a graph.
 
     inputs    names of the tensors that forward may take, in order; ``optional``: those that may be None; ``lead``: the
-              one that gives D, the dtype and the device
+              one that gives D, the dtype and the device; ``with_rows``: those that have rows
     defaults  of the options
     taken     names of the tensors that backward may take: cotangents, inputs, and what forward saved
     """
@@ -50,6 +50,7 @@ class GraphOps:
         self.defaults = {name: option.default for name, option in plain.declared.items()}
         self.inputs = [p.name for p in full.params if not isinstance(p, ByValue)]
         self.lead = next(p.name for p in full.params if p.type.axes == WIDE)
+        self.with_rows = {p.name for p in full.params if M in p.type.axes}
         self.optional = {name for name in self.inputs if name in plain.declared}
         self.outputs = [v.name for v in plain.results]
         kept = [n for n in self.outputs if n in plain.standing] + [v.name for v in plain.statistics]

@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from lngen.torch.bridge import PLAIN, TorchError
+from lngen.torch.graph_ops import GraphOps
 
 
-def locally(op: Callable[..., Any], tensors: Sequence[torch.Tensor | None], **keys: Any) -> Sequence[torch.Tensor]:
-    """The results of an operator; of DTensors, whose rows are on the ranks that have those of the first one."""
+def locally(ops: GraphOps, tensors: Sequence[torch.Tensor | None], **keys: Any) -> Sequence[torch.Tensor]:
+    """The results of a forward; of DTensors, whose rows are on the ranks that have those of the leading one."""
     if not all(t is None or type(t) in PLAIN for t in tensors) and torch.distributed.is_available():
         from torch.distributed import tensor as module
 
         if any(isinstance(t, module.DTensor) for t in tensors):
-            return _sharded(module, op, tensors, keys)
-    result: Sequence[torch.Tensor] = op(*tensors, **keys)
+            return _sharded(module, ops, tensors, keys)
+    result: Sequence[torch.Tensor] = ops.fwd(*tensors, **keys)
     return result
 
 
 def _sharded(
-    module: Any, op: Callable[..., Any], tensors: Sequence[torch.Tensor | None], keys: dict[str, Any]
+    module: Any, ops: GraphOps, tensors: Sequence[torch.Tensor | None], keys: dict[str, Any]
 ) -> Sequence[torch.Tensor]:
-    x = tensors[0]
+    x: Any = tensors[ops.inputs.index(ops.lead)]
     if not isinstance(x, module.DTensor):
         raise TorchError(
             "got mixed torch.Tensor and DTensor, need to convert all torch.Tensor to DTensor before calling lngen: "
@@ -33,20 +34,20 @@ def _sharded(
     rows = [_of_rows(module, p, x.dim()) for p in x.placements]
     apart = [module.Replicate() if isinstance(p, module.Replicate) else module.Partial() for p in rows]
     local: list[Any] = []
-    for tensor in tensors:
+    for name, tensor in zip(ops.inputs, tensors, strict=True):
         if tensor is None:
             local.append(None)
-        elif tensor.dim() == x.dim() and tensor.shape == x.shape:
+        elif name in ops.with_rows:
             local.append(_placed(module, tensor, x, rows).to_local(grad_placements=rows))
         else:
             whole = [module.Replicate()] * len(rows)
             local.append(_placed(module, tensor, x, whole).to_local(grad_placements=apart))
-    shape, stride = x.shape, torch.empty(x.shape, device="meta").stride()
-    return [
-        module.DTensor.from_local(y, x.device_mesh, rows, run_check=False, shape=shape, stride=stride)
-        for y in op(*local, **keys)
-        if y.dim() == x.dim()
-    ]
+    found = []
+    for y in ops.fwd(*local, **keys):  # all have rows; statistics and losses have no features
+        shape = x.shape[: y.dim()]
+        stride = torch.empty(shape, device="meta").stride()
+        found.append(module.DTensor.from_local(y, x.device_mesh, rows, run_check=False, shape=shape, stride=stride))
+    return found
 
 
 def _of_rows(module: Any, placement: Any, dims: int) -> Any:

@@ -50,8 +50,8 @@ def layer_norm(
     """LayerNorm of the last dimensions of ``input``, as torch.nn.functional.layer_norm.
 
     ``zero_centred``: rows are multiplied by 1 + weight. ``out``: a tensor for the result, without gradients; it may be
-    ``input``. The result has the dtype of ``input``; under autocast on a GPU
-    it is float32, as PyTorch's. RuntimeError for shapes, dtypes and devices that do not fit.
+    ``input``. The result has the dtype of ``input``; under autocast on a GPU it is float32, as PyTorch's. RuntimeError
+    for shapes, dtypes and devices that do not fit.
     """
     return _norm(LAYER_NORM, normalized_shape, (input, weight, bias, out), eps, (zero_centred,))[0]
 
@@ -264,7 +264,7 @@ def dispatched(ops: GraphOps, tensors: Mapping[str, Tensor], keys: str, eps: flo
     if not torch.compiler.is_compiling() and transformed():
         return composed(ops.side(given, keys).spec, tensors, ops.outputs, eps or 0.0)
     numbers: dict[str, Any] = {} if eps is None else {"eps": eps}
-    return locally(ops.fwd, given, keys=keys, **numbers)
+    return locally(ops, given, keys=keys, **numbers)
 
 
 def transformed() -> bool:
@@ -307,16 +307,17 @@ def _check(graph: str, x: Tensor, dims: tuple[int, ...], tensors: Mapping[str, T
         )
     if 0 in dims:
         raise TorchError(f"normalized_shape={list(dims)} has no elements; a row is expected to have one or more.")
-    for name, word in (("gamma", "weight"), ("beta", "bias")):
+    for name, called in (("gamma", "weight"), ("beta", "bias")):
         tensor = tensors.get(name)
         if tensor is not None and tuple(tensor.shape) != dims:
             raise TorchError(
-                f"Expected {word} to be of same shape as normalized_shape, but got {word} of shape "
-                f"{list(tensor.shape)} and normalized_shape = {list(dims)}. Reshape {word}, or leave it out."
+                f"Expected {called} to be of same shape as normalized_shape, but got {called} of shape "
+                f"{list(tensor.shape)} and normalized_shape = {list(dims)}. Reshape {called}, or leave it out."
             )
     for name in ("residual", "z"):
         tensor = tensors.get(name)
         if tensor is not None and tensor.shape != x.shape:
             raise TorchError(
-                f"'{name}' is expected to have the shape of input, {list(x.shape)}, got {list(tensor.shape)}; expand."
+                f"'{name}' is expected to have the shape of input, {list(x.shape)}, got {list(tensor.shape)}; "
+                "expand it."
             )

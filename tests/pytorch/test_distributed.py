@@ -124,6 +124,22 @@ def uneven_and_two_dimensional() -> list[bool]:
     return found
 
 
+def numbers_of_rows() -> list[bool]:
+    """A loss and a factor per row are sharded with the rows, also where there are as many rows as features."""
+    mesh = init_device_mesh("cpu", (2,))
+    x, residual = leaves(rows=(D,))[0].detach(), torch.randn(D, D)
+    target, factor, gamma = torch.softmax(residual, -1), torch.rand(D), torch.randn(D)
+    x_, residual_, target_, factor_ = (distribute_tensor(t, mesh, [Shard(0)]) for t in (x, residual, target, factor))
+    gamma_ = distribute_tensor(gamma, mesh, [Replicate()])
+    loss = L.function("cross_entropy")
+    norm = L.function("add_rmsnorm", rowscale=True)
+    pairs = [(loss(x_, target_), loss(x, target))]
+    given = {"residual": residual_, "rowscale": factor_, "gamma": gamma_}
+    plain = {"residual": residual, "rowscale": factor, "gamma": gamma}
+    pairs += zip(norm(x_, eps=1e-5, **given), norm(x, eps=1e-5, **plain), strict=True)
+    return [y.placements == (Shard(0),) and torch.equal(y.full_tensor(), wanted) for y, wanted in pairs]
+
+
 def mixed() -> list[str]:
     """The errors for a plain weight with a DTensor, and the other way round."""
     mesh, tensors = init_device_mesh("cpu", (2,)), leaves(rows=ROWS)
@@ -150,6 +166,7 @@ TASKS: dict[str, Callable[[], Any]] = {
     **{f"{n} {p}": lambda n=n, p=p: of_placement(n, PLACEMENTS[p]) for n in NAMES for p in PLACEMENTS},  # type: ignore[misc]
     "sharded weights": lambda: of_placement("layer_norm", Shard(0), Shard(0)),
     "uneven": uneven_and_two_dimensional,
+    "numbers of rows": numbers_of_rows,
     "mixed": mixed,
     "compiled": compiled,
 }
@@ -210,6 +227,10 @@ def test_sharded_weights_are_gathered(found: Any) -> None:
 
 def test_uneven_rows_and_a_mesh_of_two_dimensions(found: Any) -> None:
     assert found["uneven"] == [True, True], found["uneven"]
+
+
+def test_numbers_of_rows_are_sharded_with_the_rows(found: Any) -> None:
+    assert found["numbers of rows"] == [True] * 3, found["numbers of rows"]
 
 
 def test_plain_tensors_beside_dtensors_raise(found: Any) -> None:
