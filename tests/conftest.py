@@ -42,8 +42,8 @@ def why_no_gpu() -> str | None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """``--two-thirds`` of the full run."""
-    parser.addoption("--two-thirds", action="store_true", help="with -m full: leave out a third, by the commit")
+    """``--half`` of the full run."""
+    parser.addoption("--half", action="store_true", help="with -m full: leave out half, by the commit")
 
 
 def pytest_report_header() -> str:
@@ -63,8 +63,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         others = [item for item in items if sampling.is_left_out(item) == (selected == "")]
         config.hook.pytest_deselected(items=others)
         items[:] = [item for item in items if sampling.is_left_out(item) == (selected == "full")]
-    if selected == "full" and config.option.two_thirds:
-        items[:] = [item for item in items if sampling.in_two_thirds(item, sampling.commit())]
+    if selected == "full" and config.option.half:
+        items[:] = [item for item in items if sampling.in_half(item, sampling.commit())]
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     reason = why_no_gpu() if on_gpu else None
     if reason is not None:

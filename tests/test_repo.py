@@ -369,7 +369,7 @@ def test_ci_runs_what_the_readme_says_and_then_all_else() -> None:
     script = [line.strip() for line in (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()]
     (command,) = [line for line in script if line.startswith("pip install ")]
     assert command in [line.strip() for line in (ROOT / "README.md").read_text(encoding="utf-8").splitlines()]
-    assert script[-1] == "pytest -n 2 -m full --two-thirds"
+    assert script[-1] == "pytest -n 2 -m full --half"
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
 
 
@@ -390,7 +390,7 @@ def test_ci_ends_where_a_command_fails(tmp_path: Path) -> None:
     stub, log = tmp_path / "python", tmp_path / "log"
     stub.write_text(STUB)
     stub.chmod(0o700)
-    commands = ["pip install -e .[cuda13,test]", "pytest -n 2", "pytest -n 2 -m full --two-thirds"]
+    commands = ["pip install -e .[cuda13,test]", "pytest -n 2", "pytest -n 2 -m full --half"]
     for at, fails in enumerate([*commands, "none"]):
         log.unlink(missing_ok=True)
         env = {**os.environ, "PYTHON": str(stub), "LOG": str(log), "FAILS": fails}
