@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
 
 from lngen.explain.notation import RESERVED, Notation, forward_names
-from lngen.explain.section import WIDTH, Block, Lines, Section, Table, Text
+from lngen.explain.section import WIDTH, Lines, Section, Table, Text
 from lngen.explain.subject import Subject
 from lngen.ir import WIDE, Graph, Value, is_row_fold
 from lngen.ir.builder import fresh
@@ -44,24 +43,25 @@ def derivation_of(spec: Spec) -> Section:
 
 
 def _forward(spec: Spec) -> Section:
-    trace = spec.trace()
-    graph = trace["build"]
+    graph, changed = spec.forward(), _changed(spec.trace())
     names = forward_names(graph)
-    rows = _equations(graph, names)
-    note = f"The gradients are derived from these equations: lngen explain {spec.graph_name}.bwd:d={spec.d},..."
+    equations = _equations(graph, names)
+    named = {v.name: text for v, text in names.items()}
+    passes = (f"{key} ({', '.join(named.get(v, v) for v in vs)}): {PASSES[key]}" for key, vs in changed.items())
     blocks = (
-        Lines(_wrapped(f"{r['name']} = {r['equation']}" for r in rows), "Equations, without roundings"),
-        Lines(_passes(trace, names), "What the passes changed, in their order"),
-        Text(note),
+        Lines(_wrapped(f"{e['name']} = {e['equation']}" for e in equations), "Equations, without roundings"),
+        Lines(_wrapped(passes), "What the passes changed, in their order"),
+        Text(f"lngen explain {spec.with_direction('bwd')} shows the gradients that are derived from these equations."),
     )
-    return _section(blocks, {"names": _by_text(names), "forward": rows, "passes": _changed(trace)})
+    data = {"names": _by_text(names), "forward": equations, "passes": changed}
+    return Section("derivation", "Derivation", blocks, data)
 
 
 class _Derivation:
     """One backward: names of its values, and the statements about them."""
 
     def __init__(self, spec: Spec) -> None:
-        self.spec, self.trace, self.log = spec, spec.trace(), spec.trace().log
+        self.trace, self.log = spec.trace(), spec.trace().log
         self.forward, self.raw, self.saved = (self.trace[name] for name in ("build", "vjp", "save"))
         self.values = forward_names(self.forward)
         self.totals = {self.values[v]: ct for v, ct in self.log.cotangents.items()}  # by the values they belong to
@@ -75,67 +75,18 @@ class _Derivation:
             label = fresh(f"d{name}_total" if name in seeds else f"d{name}", taken)
             self.labels[name] = seeds[name] if name in seeds and ct in given else label
             self.names.setdefault(ct, self.labels[name])
+        self.shared = self._shared()
+        # Cotangents are not named in the closed form; in polynomials they are the atoms that simplify left as they are.
+        closed = {v: text for v, text in self.names.items() if v not in self.log.polys} | self.shared
+        self.closed = Notation(closed, self.saved, self.raw)
+        graphs = self.raw, self.trace["simplify"], self.saved
+        self.polynomials = Notation(self.names | self.shared, *graphs, shared=self.shared)
 
-    # ---- statements ----
-
-    @cached_property
-    def derivatives(self) -> list[dict[str, str]]:
-        """What each equation adds to the cotangents of its operands."""
-        found = []
-        for c in self.log.contributions:
-            out, operand = self.values[c.eqn.out], self.values[c.operand]
-            if out != operand:  # else it is a cast
-                given, to = self.labels[out], self.labels[operand]
-                text = Notation({**self.values, c.given: given}, self.raw).text(c.added)
-                statement = {"of": out, "by": operand, "given": given, "to": to, "adds": text}
-                found.append(statement | {"value": c.added.name})
-        return found
-
-    @cached_property
-    def cotangents(self) -> list[dict[str, str]]:
-        """Each cotangent as the sum of what equations add to it, and as the polynomial that simplify read."""
-        raw = Notation(self.names, self.raw)
-        return [
-            {
-                "cotangent": label,
-                "value": ct.name,
-                "before": raw.definition(ct),
-                "after": self.polynomials.polynomial(poly),
-            }
-            for label, ct in zip(self.labels.values(), self.totals.values(), strict=True)
-            if (poly := self.log.polys.get(ct, {}).items()) and self.names[ct] == label
-        ]
-
-    @cached_property
-    def steps(self) -> list[dict[str, str]]:
-        """The identities, in the order in which they acted; equal steps once."""
-        notation = self.polynomials
-        undone = Notation(self.values, self.saved)
-        found = []
-        for s in self.log.steps:
-            step = {"identity": s.identity, "on": self._owner.get(s.at, s.at.name), "value": s.at.name}
-            if s.before:
-                step |= {"before": notation.product(s.before), "after": notation.product(s.after)}
-            elif s.identity == "undone":
-                step |= {"before": self.values[s.at], "after": undone.definition(s.at)}
-            if step not in found:
-                found.append(step)
-        return found
-
-    @cached_property
-    def _owner(self) -> dict[Value, str]:
-        """The name of each value, or of the cotangent that an unnamed one becomes a part of."""
-        owner = {**self.names}
-        for eqn in reversed(self.raw.eqns):
-            for arg in eqn.args:
-                if arg not in self.names and eqn.out in owner:
-                    owner[arg] = owner[eqn.out]
-        return owner
-
-    @cached_property
-    def shared(self) -> dict[Value, str]:
+    def _shared(self) -> dict[Value, str]:
         """Names of values that forward does not have: those used more than once, and factors of cotangents."""
-        own = [e for e in self.saved.eqns if e.out not in self.names and e.op not in ("const", "size", "cast")]
+        own = [
+            e for e in self.saved.eqns if e.out not in self.names and e.op not in ("const", "size", "cast", "expand")
+        ]
         linear = downstream(self.saved.eqns, (p for p in self.saved.params if p not in self.values))
         uses = Counter(a for e in self.saved.eqns if e.out not in self.values for a in e.args)
         of_linear = {a for e in own if e.out in linear for a in e.args}
@@ -147,23 +98,50 @@ class _Derivation:
                 found[value] = fresh(short if value in linear else value.name, taken)
         return found
 
-    @cached_property
-    def polynomials(self) -> Notation:
-        """The notation of polynomials, which have values of the graphs before and after simplify."""
-        graphs = self.raw, self.trace["simplify"], self.saved
-        return Notation(self.names | self.shared, *graphs, shared=self.shared)
+    # ---- statements ----
 
     @cached_property
-    def closed(self) -> Notation:
-        """The notation of the closed form: cotangents of results, forward's values and shared values have names."""
-        given = {v: text for v, text in self.names.items() if v not in self.log.polys}
-        return Notation(given | self.shared, self.saved, self.raw)
+    def derivatives(self) -> list[dict[str, str]]:
+        """What each equation adds to the cotangents of its operands; casts add what they are given."""
+        found = []
+        for c in self.log.contributions:
+            of, by = self.values[c.eqn.out], self.values[c.operand]
+            text = Notation({**self.values, c.given: self.labels[of]}, self.raw).text(c.added)
+            statement = {"of": of, "by": by, "given": self.labels[of], "to": self.labels[by], "adds": text}
+            found += [statement | {"value": c.added.name}] if of != by else []
+        return found
+
+    @cached_property
+    def cotangents(self) -> list[dict[str, str]]:
+        """Each cotangent as the sum of what equations add to it, and as the polynomial that simplify read."""
+        raw, found = Notation(self.names, self.raw), []
+        for name, ct in self.totals.items():
+            if ct in self.log.polys and self.names[ct] == self.labels[name]:
+                after = self.polynomials.polynomial(self.log.polys[ct].items())
+                statement = {"cotangent": self.labels[name], "before": raw.definition(ct), "after": after}
+                found.append(statement | {"value": ct.name})
+        return found
+
+    @cached_property
+    def steps(self) -> list[dict[str, str]]:
+        """The identities, in the order in which they acted; equal steps once."""
+        owner = {**self.names}  # the cotangent that an unnamed value becomes a part of
+        for eqn in reversed(self.raw.eqns):
+            owner |= {a: owner[eqn.out] for a in eqn.args if a not in self.names and eqn.out in owner}
+        undone, found = Notation(self.values, self.saved), []
+        for s in self.log.steps:
+            step = {"identity": s.identity, "on": owner.get(s.at, s.at.name), "value": s.at.name}
+            if s.before:
+                step |= {"before": self.polynomials.product(s.before), "after": self.polynomials.product(s.after)}
+            elif s.identity == "undone":
+                step |= {"before": self.values[s.at], "after": undone.definition(s.at)}
+            found += [step] if step not in found else []
+        return found
 
     @cached_property
     def gradients(self) -> dict[str, str]:
-        """The closed form of each result; of equal ones the first has it."""
-        producer, first = self.saved.producers(), dict[Value, str]()
-        found = {}
+        """The closed form of each result; one that equals an earlier one is that one."""
+        producer, first, found = self.saved.producers(), dict[Value, str](), dict[str, str]()
         for result in self.saved.results:
             source = producer[result].args[0]
             found[result.name] = first.get(source) or self.closed.text(source)
@@ -174,8 +152,7 @@ class _Derivation:
     def phases(self) -> list[list[str]]:
         """The reductions of a row, by the number of reductions that each has to wait for."""
         graph = self.trace["decompose"]
-        levels, found = depths(graph), dict[int, list[str]]()
-        notation = Notation(self.closed.names, graph)
+        levels, notation, found = depths(graph), Notation(self.closed.names, graph), dict[int, list[str]]()
         for eqn in filter(is_row_fold, graph.eqns):
             found.setdefault(levels[eqn.out], []).append(notation.definition(eqn.out))
         return [found[level] for level in sorted(found)]
@@ -183,36 +160,35 @@ class _Derivation:
     # ---- the section ----
 
     def section(self) -> Section:
-        """All of it."""
-        equations = _equations(self.forward, self.values)
-        cotangents = {self.labels[name]: ct.name for name, ct in self.totals.items()}
+        """All statements in ``data``, the telling ones in the blocks."""
+        equations, acted = _equations(self.forward, self.values), {s["identity"] for s in self.steps}
+        shared = {name: self.closed.definition(v) for v, name in self.shared.items()}
+        totals = {self.labels[name]: ct.name for name, ct in self.totals.items()}
         data = {
-            "names": _by_text(self.names) | cotangents | _by_text(self.shared),
+            "names": _by_text(self.names) | totals | _by_text(self.shared),
             "forward": equations,
             "derivatives": self.derivatives,
             "cotangents": self.cotangents,
             "steps": self.steps,
-            "identities": {key: IDENTITIES[key] for key in IDENTITIES if key in {s["identity"] for s in self.steps}},
-            "shared": {name: self.closed.definition(v) for v, name in self.shared.items()},
+            "identities": {key: why for key, why in IDENTITIES.items() if key in acted},
+            "shared": shared,
             "gradients": self.gradients,
             "phases": self.phases,
             "passes": _changed(self.trace),
         }
-        acted = {s["on"] for s in self.steps if s["identity"] != "repeated"}
-        lines = [f"{c['cotangent']} = {c['after']}" for c in self.cotangents if c["cotangent"] in acted]
+        changed = {s["on"] for s in self.steps if s["identity"] != "repeated"}
+        lines = [f"with {name} = {text}" for name, text in shared.items()]
+        lines += [f"{c['cotangent']} = {c['after']}" for c in self.cotangents if c["cotangent"] in changed]
+        head = "Forward, and the derivative of each equation (dv is the cotangent of v)"
         blocks = (
-            Table(
-                ("equation", "adds to the cotangents"),
-                tuple(self._rows(equations)),
-                "Forward, and the derivative of each equation (dv is the cotangent of v)",
-            ),
-            Lines((*self._with(), *_wrapped(lines)), "Cotangents as sums of products, where more than that acted"),
-            Lines(tuple(self._identities()), "Identities that acted, and where"),
-            Lines(tuple(self._closed_form()), "The gradients"),
+            Table(("equation", "adds to the cotangents"), tuple(self._rows(equations)), head),
+            Lines(_wrapped(lines), "Cotangents as sums of products, where more than that acted"),
+            Lines(_wrapped(self._identities()), "Identities that acted, and where"),
+            Lines(_wrapped(self._closed_form()), "The gradients"),
         )
-        return _section(blocks, data)
+        return Section("derivation", "Derivation", blocks, data)
 
-    def _rows(self, equations: Iterable[Mapping[str, str]]) -> Iterable[tuple[str, str]]:
+    def _rows(self, equations: Iterable[Mapping[str, str]]) -> Iterator[tuple[str, str]]:
         """The equations, and what each adds to the cotangents of its operands."""
         left = {e["name"]: f"{e['name']} = {e['equation']}" for e in equations}
         width = max(WIDTH // 2, WIDTH - 4 - max(map(len, left.values()), default=0))
@@ -221,33 +197,22 @@ class _Derivation:
             first, *more = textwrap.wrap(adds, width, break_on_hyphens=False) or ["-"]
             yield from [(equation, first), *(("", part) for part in more)]
 
-    def _identities(self) -> Iterable[str]:
+    def _identities(self) -> Iterator[str]:
         for key, why in IDENTITIES.items():
             acted = [s for s in self.steps if s["identity"] == key]
             if acted:
-                on = ", ".join(dict.fromkeys(s["on"] for s in acted))
-                yield from _wrapped([f"{key} ({on}): {why}"])
-                equations = [s for s in acted if "before" in s]
-                yield from (line for s in equations[:EXAMPLES] for line in _both_sides(s))
-                yield from [f"  and {len(equations) - EXAMPLES} more"] if len(equations) > EXAMPLES else []
+                yield f"{key} ({', '.join(dict.fromkeys(s['on'] for s in acted))}): {why}"
+            for step in (shown := [s for s in acted if "before" in s])[:EXAMPLES]:
+                line = f"  {step['before']} = {step['after']}"
+                yield from [line] if len(line) <= WIDTH - 2 else [f"  {step['before']}", f"    = {step['after']}"]
+            if len(shown) > EXAMPLES:
+                yield f"  and {len(shown) - EXAMPLES} more"
 
-    def _with(self) -> tuple[str, ...]:
-        return _wrapped(f"with {name} = {self.closed.definition(v)}" for v, name in self.shared.items())
-
-    def _closed_form(self) -> Iterable[str]:
-        yield from _wrapped(f"{name} = {text}" for name, text in self.gradients.items())
+    def _closed_form(self) -> Iterator[str]:
+        yield from (f"{name} = {text}" for name, text in self.gradients.items())
         for number, sums in enumerate(self.phases, 1):
-            what = "Sums of a row" if len(self.phases) == 1 else f"Sums of a row, phase {number}"
-            one = "" if len(sums) == 1 else ": none waits for another, so they are one reduction phase"
-            yield from _wrapped([f"{what}: {', '.join(sums)}{one}"])
-
-
-# ---- parts ----
-
-
-def _section(blocks: Iterable[Block], data: Mapping[str, Any]) -> Section:
-    kept = tuple(b for b in blocks if not isinstance(b, Lines) or b.lines)
-    return Section("derivation", "Derivation", kept, data)
+            what = f"Sums of a row{f', phase {number}' if len(self.phases) > 1 else ''}: {', '.join(sums)}"
+            yield f"{what}: none waits for another, so they are one reduction phase" if len(sums) > 1 else what
 
 
 def _by_text(names: Mapping[Value, str]) -> dict[str, str]:
@@ -256,13 +221,10 @@ def _by_text(names: Mapping[Value, str]) -> dict[str, str]:
 
 
 def _equations(graph: Graph, names: Mapping[Value, str]) -> list[dict[str, str]]:
-    """The equations of a forward, less the casts of values that have the same name."""
+    """The equations of a forward, less casts."""
     notation = Notation(names, graph)
-    return [
-        {"name": names[e.out], "equation": notation.definition(e.out), "value": e.out.name}
-        for e in graph.eqns
-        if e.out in names and e.op != "cast"
-    ]
+    kept = [e.out for e in graph.eqns if e.out in names and e.op != "cast"]
+    return [{"name": names[v], "equation": notation.definition(v), "value": v.name} for v in kept]
 
 
 def _changed(trace: Trace) -> dict[str, list[str]]:
@@ -272,20 +234,6 @@ def _changed(trace: Trace) -> dict[str, list[str]]:
         was = trace[before].producers()
         found[after] = [e.out.name for e in trace[after].eqns if was.get(e.out, e) != e]
     return {key: found[key] for key in PASSES if found.get(key)}
-
-
-def _passes(trace: Trace, names: Mapping[Value, str]) -> tuple[str, ...]:
-    named = {v.name: text for v, text in names.items()}
-    return _wrapped(
-        f"{key} ({', '.join(named.get(v, v) for v in values)}): {PASSES[key]}"
-        for key, values in _changed(trace).items()
-    )
-
-
-def _both_sides(step: Mapping[str, str]) -> tuple[str, ...]:
-    """An equation on one line, or on two if that is too long."""
-    line = f"  {step['before']} = {step['after']}"
-    return _wrapped([line] if len(line) <= WIDTH - 2 else [f"  {step['before']}", f"    = {step['after']}"])
 
 
 def _wrapped(lines: Iterable[str]) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from lngen.ir.builder import fresh
 from lngen.passes.identities import Terms
 from lngen.passes.polynomial import Atom, AxisSum, Product, Size
 
-Factors = list[tuple[str, int]]  # texts that need no parentheses, with their exponents
+Factors = Mapping[str, int]  # texts that need no parentheses, with their exponents
 Term = tuple[Fraction, Factors]
 ONE = Fraction(1)
 PLAIN = 64  # a number is written as a fraction if its denominator is no larger
@@ -61,7 +61,7 @@ class Notation:
         self.names = names
         self.eqns = {e.out: e for graph in reversed(graphs) for e in graph.eqns}
         products = {name: self.eqns[v] for v, name in shared.items()}
-        self._shared = {name: dict(self._product(e)[1]) for name, e in products.items() if e.op == "mul"}
+        self._shared = {name: self._product(e) for name, e in products.items() if e.op == "mul"}
 
     def text(self, value: Value) -> str:
         """The name or the expression."""
@@ -91,23 +91,22 @@ class Notation:
                 return [_times(self._factors(args[0]), self._factors(args[1])), *self._terms(args[2])]
             case "const":
                 value, sign = float(eqn.value), Fraction(-1 if eqn.value < 0 else 1)
-                return [(Fraction(value), []) if is_plain(value) else (sign, [(repr(abs(value)), 1)])]
+                return [(Fraction(value), {}) if is_plain(value) else (sign, {repr(abs(value)): 1})]
             case "size":
                 return [_factor(str(eqn.axis))]
             case "mul" | "div":
                 return [self._product(eqn)]
             case "rsqrt":
-                return [(ONE, [(f"sqrt({self.text(args[0])})", -1)])]
+                return [(ONE, {f"sqrt({self.text(args[0])})": -1})]
             case "reduce_dot":
                 return [_factor(f"sum_{eqn.axis}({_sum([self._product(eqn)])})")]
         return [_factor(self._call(eqn))]
 
     def _product(self, eqn: Eqn) -> Term:
-        left, (c, factors) = map(self._factors, eqn.args)
-        if eqn.op == "div":
-            factors = [(f, -n) for f, n in factors] if c else [("0", -1)]
-            c = 1 / c if c else ONE
-        return _times(left, (c, factors))
+        left, right = map(self._factors, eqn.args)
+        if eqn.op == "div" and not right[0]:
+            return _times(left, (ONE, {"0": -1}))
+        return _times(left, _power(right, -1 if eqn.op == "div" else 1))
 
     def _factors(self, value: Value) -> Term:
         terms = self._terms(value)
@@ -130,17 +129,16 @@ class Notation:
 
     def polynomial(self, terms: Iterable[tuple[Product, Fraction]]) -> str:
         """A sum of terms, positive ones first, short ones before long ones, factors by their names."""
-        return _sum(sorted((self._monomial(*t) for t in terms), key=lambda t: (t[0] < 0, len(t[1]), t[1])))
+        return _sum(sorted((self._monomial(*t) for t in terms), key=lambda t: (t[0] < 0, len(t[1]), [*t[1].items()])))
 
     def _monomial(self, product: Product, c: Fraction) -> Term:
-        factors: Factors = []
+        term: Term = c, {}
         for a, n in product.powers:
-            number, parts = self._atom(a)
-            c, factors = c * number**n, [*factors, *((text, m * n) for text, m in parts)]
-        for name, parts in self._shared.items():
-            if parts.items() <= dict(factors).items():
-                factors = [(name, 1), *(f for f in factors if f[0] not in parts)]
-        return c, sorted(factors, key=lambda f: ("(" in f[0], f))
+            term = _times(term, _power(self._atom(a), n))
+        for name, shared in self._shared.items():
+            if shared[1].items() <= term[1].items():
+                term = _times(term, _times(_power(shared, -1), _factor(name)))
+        return term[0], dict(sorted(term[1].items(), key=lambda f: ("(" in f[0], f)))
 
     def _atom(self, a: Atom) -> Term:
         match a:
@@ -153,11 +151,16 @@ class Notation:
 
 
 def _factor(text: str) -> Term:
-    return ONE, [(text, 1)]
+    return ONE, {text: 1}
 
 
 def _times(a: Term, b: Term) -> Term:
-    return a[0] * b[0], [*a[1], *b[1]]
+    powers = {f: a[1].get(f, 0) + b[1].get(f, 0) for f in (*a[1], *b[1])}
+    return a[0] * b[0], {f: n for f, n in powers.items() if n}
+
+
+def _power(a: Term, n: int) -> Term:
+    return a[0] ** n, {f: m * n for f, m in a[1].items()}
 
 
 def _sum(terms: Iterable[Term]) -> str:
@@ -169,11 +172,7 @@ def _sum(terms: Iterable[Term]) -> str:
 
 
 def _product_text(c: Fraction, factors: Factors) -> str:
-    """The product; equal factors of it are one power."""
-    powers: dict[tuple[str, bool], int] = {}
-    for f, n in factors:
-        powers[f, n > 0] = powers.get((f, n > 0), 0) + n
-    above = [f if n == 1 else f"{f}^{n}" for (f, _), n in powers.items() if n > 0]
-    below = [f if n == -1 else f"{f}^{-n}" for (f, _), n in powers.items() if n < 0]
+    above = [f if n == 1 else f"{f}^{n}" for f, n in factors.items() if n > 0]
+    below = [f if n == -1 else f"{f}^{-n}" for f, n in factors.items() if n < 0]
     number = str(c) if c.denominator <= PLAIN else repr(float(c))
     return " / ".join([" * ".join([number, *above] if c != 1 or not above else above), *below])

@@ -13,7 +13,7 @@ Terms = tuple[tuple[Product, Fraction], ...]  # a sum; like terms are not added
 
 IDENTITIES: Mapping[str, str] = {
     "repeated": "a repeated operand has the sum of the cotangents of its copies",
-    "maximum": "no result changes with this maximum, so its cotangent is zero",
+    "maximum": "the effects of this maximum on the results cancel, so its cotangent is zero",
     "distributive": "a product of sums is the sum of the products of their terms",
     "like": "like terms are one term, with the sum of their coefficients",
     "linear": "the sum of several terms is the sum of the sums of each, since addition commutes",

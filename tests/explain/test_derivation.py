@@ -117,6 +117,9 @@ def faults(data: Mapping[str, Any], text: str) -> Iterator[str]:
     for e in data["forward"]:
         if not same(value(e["equation"], known), known[e["name"]]):
             yield f"forward: {e}"
+    for name, shared in data["shared"].items():
+        if not same(value(shared, known), known[name]):
+            yield f"shared: {name} = {shared}"
     for c in data["cotangents"]:
         if not all(same(value(c[side], known), known[c["cotangent"]]) for side in ("before", "after")):
             yield f"cotangent: {c}"
