@@ -61,7 +61,7 @@ class Notation:
         self.names = names
         self.eqns = {e.out: e for graph in reversed(graphs) for e in graph.eqns}
         products = {name: self.eqns[v] for v, name in shared.items()}
-        self._shared = {name: self._product(e) for name, e in products.items() if e.op == "mul"}
+        self._shared = {name: self._product(*e.args) for name, e in products.items() if e.op == "mul"}
 
     def text(self, value: Value) -> str:
         """The name or the expression."""
@@ -88,25 +88,24 @@ class Notation:
             case "neg":
                 return [(-c, f) for c, f in self._terms(args[0])]
             case "fma":
-                return [_times(self._factors(args[0]), self._factors(args[1])), *self._terms(args[2])]
+                return [self._product(*args[:2]), *self._terms(args[2])]
             case "const":
                 value, sign = float(eqn.value), Fraction(-1 if eqn.value < 0 else 1)
                 return [(Fraction(value), {}) if is_plain(value) else (sign, {repr(abs(value)): 1})]
             case "size":
                 return [_factor(str(eqn.axis))]
-            case "mul" | "div":
-                return [self._product(eqn)]
+            case "mul":
+                return [self._product(*args)]
+            case "div":
+                return [_times(self._factors(args[0]), _power(self._factors(args[1]), -1))]
             case "rsqrt":
                 return [(ONE, {f"sqrt({self.text(args[0])})": -1})]
             case "reduce_dot":
-                return [_factor(f"sum_{eqn.axis}({_sum([self._product(eqn)])})")]
+                return [_factor(f"sum_{eqn.axis}({_sum([self._product(*args)])})")]
         return [_factor(self._call(eqn))]
 
-    def _product(self, eqn: Eqn) -> Term:
-        left, right = map(self._factors, eqn.args)
-        if eqn.op == "div" and not right[0]:
-            return _times(left, (ONE, {"0": -1}))
-        return _times(left, _power(right, -1 if eqn.op == "div" else 1))
+    def _product(self, a: Value, b: Value) -> Term:
+        return _times(self._factors(a), self._factors(b))
 
     def _factors(self, value: Value) -> Term:
         terms = self._terms(value)
@@ -122,10 +121,10 @@ class Notation:
 
     # ---- polynomials ----
 
-    def product(self, sums: Iterable[Terms]) -> str:
+    def product(self, sums: tuple[Terms, ...]) -> str:
         """A product of sums of terms; a sum of no terms is 0."""
-        first, *more = (self.polynomial(s) if len(s) < 2 else f"({self.polynomial(s)})" for s in sums)
-        return " * ".join([first, *more]) if more or first[0] != "(" else first[1:-1]
+        several = len(sums) > 1
+        return " * ".join(f"({self.polynomial(s)})" if several and len(s) > 1 else self.polynomial(s) for s in sums)
 
     def polynomial(self, terms: Iterable[tuple[Product, Fraction]]) -> str:
         """A sum of terms, positive ones first, short ones before long ones, factors by their names."""
@@ -160,7 +159,8 @@ def _times(a: Term, b: Term) -> Term:
 
 
 def _power(a: Term, n: int) -> Term:
-    return a[0] ** n, {f: m * n for f, m in a[1].items()}
+    """The power; 1 / 0 keeps its zero."""
+    return (a[0] ** n, {f: m * n for f, m in a[1].items()}) if a[0] else (ONE, {"0": n})
 
 
 def _sum(terms: Iterable[Term]) -> str:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from fractions import Fraction
 
 from lngen.ir import Eqn, Value
-from lngen.passes.polynomial import Poly, Product
+from lngen.passes.polynomial import Poly, Term
 
-Terms = tuple[tuple[Product, Fraction], ...]  # a sum; like terms are not added
+Terms = tuple[Term, ...]  # a sum; like terms are not added
 
 IDENTITIES: Mapping[str, str] = {
     "repeated": "a repeated operand has the sum of the cotangents of its copies",

@@ -19,6 +19,7 @@ from lngen.passes.polynomial import (
     Poly,
     Product,
     Size,
+    Term,
     atom,
     axes_of,
     collect,
@@ -31,8 +32,6 @@ from lngen.passes.polynomial import (
 # The most factors of a polynomial. A larger one is written out and goes on as one value. So the output grows with the
 # number of equations, not with the number of paths through them.
 FACTORS = 64
-
-Term = tuple[Product, Fraction]
 
 
 def simplify(graph: Graph, *seeds: str, log: Log | None = None) -> Graph:
@@ -59,9 +58,10 @@ def simplify(graph: Graph, *seeds: str, log: Log | None = None) -> Graph:
 class _Simplifier:
     """One run over one graph: ``poly`` reads values as polynomials, ``_write`` emits them."""
 
+    at: Value  # the cotangent that is read or written, for the log
+
     def __init__(self, graph: Graph, seeds: tuple[str, ...], log: Log) -> None:
         self.graph, self.log = graph, log
-        self.at = graph.results[0]  # the cotangent that is read or written, for the log
         self.linear = downstream(graph.eqns, map(graph.param, seeds))
         forward = tuple(e for e in graph.eqns if e.out not in self.linear)
         self.producer = graph.producers()
