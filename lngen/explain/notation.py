@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
-from types import MappingProxyType
 
 from lngen.ir import OPS, Axis, Eqn, Graph, Value
 from lngen.ir.builder import fresh
@@ -19,7 +18,6 @@ Factors = Mapping[str, int]  # texts that need no parentheses, with their expone
 Term = tuple[Fraction, Factors]
 ONE = Fraction(1)
 PLAIN = 64  # a number is written as a fraction if its denominator is no larger
-NONE: Mapping[Value, str] = MappingProxyType({})
 
 # What no value is called: lengths and functions.
 RESERVED = {*map(str, Axis), *OPS, "where", *(f"{name}_{axis}" for name in ("sum", "mean", "max") for axis in Axis)}
@@ -57,10 +55,10 @@ class Notation:
     Polynomials have the products ``shared`` by their names as well.
     """
 
-    def __init__(self, names: Mapping[Value, str], *graphs: Graph, shared: Mapping[Value, str] = NONE) -> None:
+    def __init__(self, names: Mapping[Value, str], *graphs: Graph, shared: Mapping[Value, str] | None = None) -> None:
         self.names = names
         self.eqns = {e.out: e for graph in reversed(graphs) for e in graph.eqns}
-        products = {name: self.eqns[v] for v, name in shared.items()}
+        products = {name: self.eqns[v] for v, name in (shared or {}).items()}
         self._shared = {name: self._product(*e.args) for name, e in products.items() if e.op == "mul"}
 
     def text(self, value: Value) -> str:

@@ -24,7 +24,7 @@ from lngen.ir import WIDE, Graph, values_of
 from lngen.ir.numerics import Array
 from lngen.passes import IDENTITIES
 from lngen.passes.simplify import _Simplifier
-from lngen.spec import Spec, parse_spec
+from lngen.spec import parse_spec
 
 LENGTHS = 3, 8  # of M and D
 OPTIONS = [  # with ops and identities that no graph has by default
@@ -46,9 +46,6 @@ def data_of(text: str) -> Mapping[str, Any]:
     return found
 
 
-# ---- texts as numbers ----
-
-
 def along_axis(place: int, reduce: Any) -> Any:
     def apply(a: Array) -> Array:
         a = np.atleast_2d(a)
@@ -60,11 +57,7 @@ def along_axis(place: int, reduce: Any) -> Any:
 MEANINGS: dict[str, Any] = {
     **FUNCTIONS,
     **{name: getattr(np, name) for name in ("sqrt", "abs", "maximum", "minimum", "where")},
-    **{
-        f"{r}_{axis}": along_axis(place, getattr(np, r))
-        for r in ("sum", "mean", "max")
-        for place, axis in enumerate("MD")
-    },
+    **{f"{r}_{'MD'[p]}": along_axis(p, getattr(np, r)) for r in ("sum", "mean", "max") for p in (0, 1)},
     **dict(zip("MD", LENGTHS, strict=True)),
     "relu": lambda x: np.maximum(x, 0),
 }
@@ -99,12 +92,9 @@ def same(a: Array, b: Array) -> bool:
     return bool((np.abs(a - b) <= 1e-10 * size).all())
 
 
-# ---- the statements that are not true ----
-
-
 def faults(data: Mapping[str, Any], text: str) -> Iterator[str]:
     """The statements of ``data``, about the backward called ``text``, that are not true."""
-    inputs, known = numbers(text)
+    known = numbers(text)[1]
     sides = [(e["name"], e["equation"]) for e in data["forward"]] + [*data["shared"].items()]
     sides += [(c["cotangent"], c[side]) for c in data["cotangents"] for side in ("before", "after")]
     sides += [(s["before"], s["after"]) for s in data["steps"] if "before" in s]
@@ -112,7 +102,7 @@ def faults(data: Mapping[str, Any], text: str) -> Iterator[str]:
     moved = [s["on"] for s in data["steps"] if s["identity"] == "maximum"]
     yield from (f"{name} moves a result" for name in moved if not changes_nothing(data, text, name))
     yield from wrong_derivatives(data, known)
-    yield from wrong_gradients(data, parse_spec(text), inputs, known)
+    yield from wrong_gradients(data, text)
 
 
 def changes_nothing(data: Mapping[str, Any], text: str, name: str) -> bool:
@@ -129,38 +119,32 @@ def wrong_derivatives(data: Mapping[str, Any], known: Mapping[str, Array]) -> It
     equations, rng = {e["name"]: e["equation"] for e in data["forward"]}, np.random.default_rng(4)
     for of, by, given in dict.fromkeys((d["of"], d["by"], d["given"]) for d in data["derivatives"]):
         direction, weights = rng.normal(size=known[by].shape), rng.normal(size=known[of].shape)
-
-        def at(h: float, of: str = of, by: str = by, v: Array = direction, w: Array = weights) -> float:
-            return float((w * value(equations[of], {**known, by: known[by] + h * v})).sum())
-
-        slope = (8 * (at(1e-4) - at(-1e-4)) - (at(2e-4) - at(-2e-4))) / 12e-4
+        at = [value(equations[of], {**known, by: known[by] + h * direction}) for h in (-2e-4, -1e-4, 1e-4, 2e-4)]
+        slope = float((weights * (at[0] - 8 * at[1] + 8 * at[2] - at[3])).sum()) / 12e-4
         adds = [d["adds"] for d in data["derivatives"] if (d["of"], d["by"]) == (of, by)]
         found = sum(float((value(text, {**known, given: weights}) * direction).sum()) for text in adds)
         if abs(found - slope) > 1e-7 * max(1, abs(slope)):
             yield f"derivative: {of} by {by}: {adds}: {found}, {slope}"
 
 
-def wrong_gradients(
-    data: Mapping[str, Any], spec: Spec, inputs: Mapping[str, Array], known: Mapping[str, Array]
-) -> Iterator[str]:
+def wrong_gradients(data: Mapping[str, Any], text: str) -> Iterator[str]:
     """The closed forms, against differences of the forward along a direction."""
+    spec, (inputs, known) = parse_spec(text), numbers(text)
     forward, rng, found = spec.forward(), np.random.default_rng(5), {**known}
     cotangents = np.concatenate([inputs[f"d{name}"].ravel() for name in spec.differentiated])
+
+    primals = {p.name: inputs[p.name] for p in forward.params}
 
     def results(**at: Array) -> Array:
         computed = evaluate(forward, at)
         return np.concatenate([computed[name].value.ravel() for name in spec.differentiated])
 
-    for name, text in data["gradients"].items():
+    for name, closed in data["gradients"].items():
         wrt = name.removeprefix("d")
-        found[name] = np.broadcast_to(value(text, found), known[wrt].shape)
-        primals = {p.name: inputs[p.name] for p in forward.params}
+        found[name] = np.broadcast_to(value(closed, found), known[wrt].shape)
         one = along(rng, results, primals, wrt, found[name].reshape(inputs[wrt].shape), cotangents, 1e-4)
         if one.error > 1e-7 * one.size + one.doubt:
-            yield f"gradient: {name} = {text}"
-
-
-# ---- tests ----
+            yield f"gradient: {name} = {closed}"
 
 
 @pytest.mark.parametrize("text", SPECS)
@@ -190,9 +174,8 @@ def mutants(data: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 @pytest.mark.parametrize("text", ["layernorm.bwd:d=8,dtype=f32", "softmax.bwd:d=8,dtype=f32"])
 def test_a_flipped_sign_is_not_true(text: str) -> None:
-    changed = [*mutants(data_of(text))]
-    assert len(changed) > 20
-    assert all(any(faults(data, text)) for data in changed)
+    noticed = [any(faults(data, text)) for data in mutants(data_of(text))]
+    assert all(noticed) and len(noticed) > 20
 
 
 def test_a_wrong_identity_is_not_true(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,7 +190,6 @@ def test_the_closed_form_of_layernorm_is_the_known_one() -> None:
     section = derivation_of(parse_spec("layernorm.bwd:d=4096,dtype=bf16"))
     assert section.data["gradients"]["dx"] == "rstd * (g - mean_D(g) - xhat * mean_D(g * xhat))"
     assert section.data["shared"] == {"g": "dy * gamma"}
-    assert section.data["phases"] == [["sum_D(g)", "sum_D(g * xhat)"]]
     assert "sum_D(g), sum_D(g * xhat): none waits for another, so they are one reduction phase" in str(section)
     assert str(section).count("\n") <= 50
 
