@@ -71,7 +71,7 @@ class _Derivation:
         self.names = self.values | given
         self.labels: dict[str, str] = {}  # of the totals
         for name, ct in self.totals.items():
-            taken = {*self.names.values(), *self.labels.values()}
+            taken = {*RESERVED, *self.names.values(), *self.labels.values()}
             label = fresh(f"d{name}_total" if name in seeds else f"d{name}", taken)
             self.labels[name] = seeds[name] if name in seeds and ct in given else label
             self.names.setdefault(ct, self.labels[name])
