@@ -38,6 +38,7 @@ LAYERS = (
     {"compile"},
     {"runtime", "hub_package", "torch_graph"},
     {"check", "tune", "bench", "aot", "inspect", "torch"},
+    {"explain"},
     {"cli", "__main__", "examples"},
 )
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}

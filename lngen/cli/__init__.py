@@ -20,6 +20,7 @@ from lngen.version import __version__
 COMMANDS = {
     "list": "The graphs: inputs, outputs, statistics, and the keys of a spec.",
     "show": "One stage of a spec: graph, plan, CUDA, PTX, resources, traffic.",
+    "explain": "Why a kernel is what it is: derivation, stability, cost, fusion, schedule.",
     "build": "Generate a pack of kernels ahead of time, with a manifest.",
     "verify": "Hashes and bytes of a pack.",
     "pack": "What a pack has: the kernels a launcher takes.",
@@ -37,6 +38,7 @@ COMMANDS = {
 MODULES = {
     "list": "inspection",
     "show": "inspection",
+    "explain": "explanation",
     "build": "generation",
     "generated": "generation",
     "verify": "packs",

@@ -9,14 +9,19 @@ from lngen.ir import ORDERS, D, DType, Graph, verify
 from lngen.passes.decompose import decompose, place_fma
 from lngen.passes.edit import cse, dce, downstream, extract, upstream
 from lngen.passes.exchange import accumulate, accumulated, rebuilt, save, share_results
+from lngen.passes.identities import IDENTITIES, Contribution, Log, Step
 from lngen.passes.order import ColumnOrder, RowOrder, order_sums, orders, rule_of, sharers
 from lngen.passes.simplify import simplify
 from lngen.passes.variance import compensate, place_spread
 from lngen.passes.vjp import NONE, constants, vjp
 
 __all__ = [
+    "IDENTITIES",
     "ColumnOrder",
+    "Contribution",
+    "Log",
     "RowOrder",
+    "Step",
     "Trace",
     "accumulate",
     "accumulated",
@@ -42,7 +47,13 @@ __all__ = [
     "vjp",
 ]
 
-Trace = dict[str, Graph]
+
+class Trace(dict[str, Graph]):
+    """The graph after every pass, by the pass' name, and the log of how a backward was derived."""
+
+    def __init__(self, **graphs: Graph) -> None:
+        super().__init__(graphs)
+        self.log = Log()
 
 
 def backward(
@@ -60,14 +71,15 @@ def backward(
     gradients that differ from those of their inputs. ``demanded`` as in ``save``. DerivativeError as of ``vjp`` and
     ``constants``.
     """
-    trace = {} if trace is None else trace
+    trace = Trace() if trace is None else trace
     of = tuple(r.name for r in graph.results if r.name not in saved) if of is None else of
     # A number per row that forward saves is an output only if it has a cotangent.
     outputs = tuple(r for r in graph.results if D in r.type.axes or r.name in of or r.name not in saved)
-    trace["vjp"] = derived = vjp(replace(graph, results=outputs), wrt, of, stored, constants(graph, wrt, of))
+    log = trace.log
+    trace["vjp"] = derived = vjp(replace(graph, results=outputs), wrt, of, stored, constants(graph, wrt, of, log), log)
     seeds = (p.name for p in derived.params if p not in graph.params)
-    trace["simplify"] = derived = verify(simplify(derived, *seeds), "simplify")
-    trace["save"] = derived = verify(save(derived, graph, saved, demanded), "save")
+    trace["simplify"] = derived = verify(simplify(derived, *seeds, log=log), "simplify")
+    trace["save"] = derived = verify(save(derived, graph, saved, demanded, log), "save")
     return derived
 
 
@@ -78,7 +90,7 @@ def finish(
 
     ``blocks`` and ``order`` as in ``order_sums``.
     """
-    trace = {} if trace is None else trace
+    trace = Trace() if trace is None else trace
     trace["cse"] = graph = verify(cse(graph), "cse")
     trace["decompose"] = graph = verify(decompose(graph, d), "decompose")
     trace["place_fma"] = graph = verify(place_fma(graph), "place_fma")

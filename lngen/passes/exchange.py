@@ -8,9 +8,12 @@ from dataclasses import replace
 from lngen.errors import SpecError
 from lngen.ir import WIDE, Builder, D, Eqn, Graph, M, Value, print_eqn
 from lngen.passes.edit import dce, downstream, eqn_key, extract, upstream
+from lngen.passes.identities import Log, Step
 
 
-def save(graph: Graph, forward: Graph, names: tuple[str, ...], demanded: Collection[str] = ()) -> Graph:
+def save(
+    graph: Graph, forward: Graph, names: tuple[str, ...], demanded: Collection[str] = (), log: Log | None = None
+) -> Graph:
     """Take the values called ``names`` from the forward run instead of computing them again.
 
     before:  graph @f_bwd(%dy, %x) ... %rstd = rsqrt %veps ...
@@ -39,25 +42,35 @@ def save(graph: Graph, forward: Graph, names: tuple[str, ...], demanded: Collect
     for value in run.saved:
         if value in forward.results and D in value.type.axes:
             run.stand_in(value) if value.name in demanded else run.stand_for_sum(value)
-    return run.graph()
+    found = run.graph()
+    if log is not None:
+        log.steps += [Step("saved", p) for p in found.params if p in forward.producers()]
+        log.steps += [Step("undone", e.out) for e in _undone(found, forward) if e.op != "cast"]
+    return found
 
 
 def rebuilt(graph: Graph, forward: Graph) -> Graph | None:
     """From a backward after ``save``, the graph of the value that a saved result stands in for through weights.
 
     Its parameters are the result, weights and statistics; None if no result has to be divided by or freed of them.
-    An undone equation computes an operand of forward from a value that forward computes from that operand. An equation
-    that backward only repeats may differ from forward's as well: of equal constants it reads the first.
+    """
+    undone = _undone(graph, forward)
+    if all(e.op == "cast" for e in undone):
+        return None
+    return extract(graph, f"{forward.name.removesuffix('_fwd')}_rebuilt", graph.params, (undone[-1].out,))
+
+
+def _undone(graph: Graph, forward: Graph) -> list[Eqn]:
+    """The equations that compute an operand of forward from a value that forward computes from that operand.
+
+    An equation that backward only repeats may differ from forward's as well: of equal constants it reads the first.
     """
     before = forward.producers()
 
     def is_undone(eqn: Eqn) -> bool:
         return eqn != before[eqn.out] and not downstream(forward.eqns, [eqn.out]).isdisjoint(eqn.args)
 
-    undone = [e for e in graph.eqns if e.out in before and D in e.out.type.axes and is_undone(e)]
-    if all(e.op == "cast" for e in undone):
-        return None
-    return extract(graph, f"{forward.name.removesuffix('_fwd')}_rebuilt", graph.params, (undone[-1].out,))
+    return [e for e in graph.eqns if e.out in before and D in e.out.type.axes and is_undone(e)]
 
 
 class _Save:

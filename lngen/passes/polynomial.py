@@ -75,6 +75,7 @@ class AxisSum:
 
 
 Atom = Value | Size | AxisSum
+Term = tuple[Product, Fraction]
 Poly = dict[Product, Fraction]
 
 ONE = Product()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from fractions import Fraction
 
 from lngen.ir import Axis, Builder, D, Eqn, Graph, M, Value
 from lngen.passes.edit import cse, downstream, upstream
+from lngen.passes.identities import Log, Step
 from lngen.passes.polynomial import (
     ONE,
     Atom,
@@ -17,6 +19,7 @@ from lngen.passes.polynomial import (
     Poly,
     Product,
     Size,
+    Term,
     atom,
     axes_of,
     collect,
@@ -31,7 +34,7 @@ from lngen.passes.polynomial import (
 FACTORS = 64
 
 
-def simplify(graph: Graph, *seeds: str) -> Graph:
+def simplify(graph: Graph, *seeds: str, log: Log | None = None) -> Graph:
     """Write every value that depends on ``seeds`` as a sum of products, shorten it, and write it out again.
 
     ``seeds`` are cotangents: the values that depend on them are linear in all of them together.
@@ -49,14 +52,16 @@ def simplify(graph: Graph, *seeds: str) -> Graph:
     before (LayerNorm, 20 equations, three row sums one after the other)
     after:  dx = rstd * (dy_gamma - mean(dy_gamma) - xhat * mean(dy_gamma * xhat))
     """
-    return cse(_Simplifier(graph, seeds).run())
+    return cse(_Simplifier(graph, seeds, Log() if log is None else log).run())
 
 
 class _Simplifier:
     """One run over one graph: ``poly`` reads values as polynomials, ``_write`` emits them."""
 
-    def __init__(self, graph: Graph, seeds: tuple[str, ...]) -> None:
-        self.graph = graph
+    at: Value  # the cotangent that is read or written, for the log
+
+    def __init__(self, graph: Graph, seeds: tuple[str, ...], log: Log) -> None:
+        self.graph, self.log = graph, log
         self.linear = downstream(graph.eqns, map(graph.param, seeds))
         forward = tuple(e for e in graph.eqns if e.out not in self.linear)
         self.producer = graph.producers()
@@ -72,14 +77,21 @@ class _Simplifier:
         live = upstream(self.graph.eqns, self.graph.results)
         for eqn in self.graph.eqns:
             if eqn.out in self.linear and eqn.out in live and eqn.out not in self.graph.results:
-                self.polys[eqn.out] = self._bounded(self._read(eqn), eqn.out)
+                self.at = eqn.out
+                self.log.polys[eqn.out] = poly = self._read(eqn)
+                self.polys[eqn.out] = self._bounded(poly, eqn.out)
         for result in self.graph.results:
             if result not in self.linear:  # zeros
                 continue
             eqn = self.producer[result]  # every gradient ends in the cast to its input's dtype
+            self.at = eqn.args[0]
             source = self._write(self.poly(eqn.args[0]), f"{result.name}32", eqn.args[0])
             self.b.eqns.append(Eqn(result, "cast", (source,), eqn.attrs))
         return self.b.build(*self.graph.results, stage="simplify")
+
+    def _acts(self, identity: str, before: Iterable[Iterable[Term]], after: Iterable[Iterable[Term]]) -> None:
+        """Log an identity; both sides are products of sums."""
+        self.log.steps.append(Step(identity, self.at, tuple(map(tuple, before)), tuple(map(tuple, after))))
 
     # ---- reading ----
 
@@ -95,6 +107,7 @@ class _Simplifier:
         if fits(poly, FACTORS):
             return poly
         value = self._write(poly, v.name, v)
+        self.log.polys[value] = poly
         self.order.add(value)
         return {atom(value): Fraction(1)}
 
@@ -102,21 +115,34 @@ class _Simplifier:
         args = [self.poly(a) for a in eqn.args]
         match eqn.op:
             case "add":
-                return collect([*args[0].items(), *args[1].items()])
+                return self._added([*args[0].items(), *args[1].items()])
             case "sub":
-                return collect([*args[0].items(), *((p, -c) for p, c in args[1].items())])
+                return self._added([*args[0].items(), *((p, -c) for p, c in args[1].items())])
             case "neg":
                 return {p: -c for p, c in args[0].items()}
             case "mul":
-                return times(args[0], args[1])
+                return self._multiplied(args[0], args[1])
             case "div" if len(args[1]) == 1:  # a literal 0 has no term, and is left to IEEE
                 ((product, coefficient),) = args[1].items()
                 return times(args[0], {product.inverse(): 1 / coefficient})
             case "reduce_sum" | "reduce_dot" | "reduce_mean":
-                terms = times(*args) if eqn.op == "reduce_dot" else args[0]
+                terms = self._multiplied(*args) if eqn.op == "reduce_dot" else args[0]
                 scale = atom(Size(eqn.axis)).inverse() if eqn.op == "reduce_mean" else ONE
                 return times(self._sum(terms, eqn.axis), {scale: Fraction(1)})
         return {atom(self._opaque(eqn)): Fraction(1)}
+
+    def _added(self, terms: list[Term]) -> Poly:
+        poly, often = collect(terms), Counter(p for p, _ in terms)
+        alike = [(p, c) for p, c in terms if often[p] > 1]
+        if alike:
+            self._acts("like", [alike], [[(p, poly[p]) for p in dict(alike) if p in poly]])
+        return poly
+
+    def _multiplied(self, a: Poly, b: Poly) -> Poly:
+        poly = times(a, b)
+        if a and b and len(a) + len(b) > 2:
+            self._acts("distributive", [a.items(), b.items()], [poly.items()])
+        return poly
 
     def _sum(self, terms: Poly, axis: Axis) -> Poly:
         """The sum over an axis: one sum of all terms. Constant terms are multiplied, and centred ones are zero.
@@ -125,25 +151,39 @@ class _Simplifier:
         But a term with a factor that is a sum over the same axis is summed by itself, without the factor. Then no sum
         waits for another, and the gradient's sums over D are one phase of a kernel.
         """
-        constant: list[tuple[Product, Fraction]] = []
+        constant: Poly = {}
+        centred: Poly = {}
         together: dict[Product, Poly] = {}
         for product, c in terms.items():
             inside, outside = product.split(lambda a: axis in axes_of(a))
             if inside == ONE:
-                constant.append((outside * atom(Size(axis)), c))
-            elif not self._centred(inside, axis):
+                constant[product] = c
+            elif self._centred(inside, axis):
+                centred[product] = c
+            else:
                 waits = any(isinstance(a, AxisSum) and a.axis is axis for a, _ in outside.powers)
                 together.setdefault(outside if waits else ONE, {})[product] = c
-        return collect([*constant, *(self._one_sum(group, axis) for group in together.values())])
+        parts = [_total(part, axis) for part in (constant, centred, *together.values()) if part]
+        if len(parts) > 1:
+            self._acts("waits" if len(together) > 1 else "linear", [[_total(terms, axis)]], [parts])
+        if centred:
+            self._acts("centred", [[_total(centred, axis)]], [[]])
+        found = [(product * atom(Size(axis)), c) for product, c in constant.items()]
+        if constant:
+            self._acts("leaves", [[_total(constant, axis)]], [found])
+        return collect([*found, *(self._one_sum(group, axis) for group in together.values())])
 
-    def _one_sum(self, terms: Poly, axis: Axis) -> tuple[Product, Fraction]:
+    def _one_sum(self, terms: Poly, axis: Axis) -> Term:
         """The sum of the terms over an axis, times the factors that are constant along it in all of them."""
         outsides = [p.split(lambda a: axis not in axes_of(a))[0] for p in terms]
         outside = outsides[0] if len(terms) == 1 else common(outsides)
         first = terms[min(terms, key=self.order.key)]
         scale = content(terms.values()) * (-1 if first < 0 else 1)
         inside = frozenset((p * outside.inverse(), c / scale) for p, c in terms.items())
-        return outside * atom(AxisSum(axis, inside)), scale
+        found = outside * atom(AxisSum(axis, inside)), scale
+        if found != _total(terms, axis):
+            self._acts("leaves", [[_total(terms, axis)]], [[found]])
+        return found
 
     def _centred(self, product: Product, axis: Axis) -> bool:
         """True for x - mean(x) over ``axis``, whose sum is zero."""
@@ -171,12 +211,14 @@ class _Simplifier:
         return value
 
     def _write_poly(self, poly: Poly, name: str, like: Value) -> Value:
-        terms = self._grouped(collect((self._use_names(p), c) for p, c in poly.items()), name, like)
+        terms = self._grouped(self._added(self._use_names(poly.items())), name, like)
         if not terms:
             return self.b.const("zero", 0.0, like.type.dtype)
         several = len(terms) > 1
         factor, scale = (common(terms), content(terms.values())) if several else (ONE, Fraction(1))
         rest = [(p * factor.inverse(), c / scale) for p, c in terms.items()]
+        if (factor, scale) != (ONE, Fraction(1)):
+            self._acts("factor", [terms.items()], [[(factor, scale)], rest])
         rest.sort(key=lambda t: (t[1] < 0, self._sums_in(t[0]), len(t[0].powers), self.order.key(t[0])))
         factors = self._in_turn(factor, scale)
         value = self._write_sum(rest, f"{name}_part" if factors else name, like)
@@ -202,7 +244,7 @@ class _Simplifier:
     def _is_forward(self, a: Atom) -> bool:
         return isinstance(a, Value) and a not in self.linear
 
-    def _in_turn(self, factor: Product, scale: Fraction) -> list[tuple[Product, Fraction]]:
+    def _in_turn(self, factor: Product, scale: Fraction) -> list[Term]:
         """The factors of a sum: a cotangent times all else at once, forward values one after the other.
 
         Factors that are constant along a row come first, so that other uses of the sum share the product with them.
@@ -213,7 +255,7 @@ class _Simplifier:
         turns = [(rows, scale)] + [(atom(a), Fraction(1)) for a, n in self.order.sorted(wide) for _ in range(n)]
         return [t for t in turns if t != (ONE, Fraction(1))]
 
-    def _write_sum(self, terms: list[tuple[Product, Fraction]], name: str, like: Value) -> Value:
+    def _write_sum(self, terms: list[Term], name: str, like: Value) -> Value:
         total: Value | None = None
         for left, (product, coefficient) in zip(range(len(terms) - 1, -1, -1), terms, strict=True):
             term = self._write_term(product, abs(coefficient), like)
@@ -276,13 +318,27 @@ class _Simplifier:
     def _write_summed(self, s: AxisSum, like: Value) -> Value:
         if s.product is None:
             return self._write_poly(dict(s.terms), "terms", like)
-        return self._write_product(self._use_names(s.product), like)
+        ((product, _),) = self._use_names([(s.product, Fraction(1))])
+        return self._write_product(product, like)
 
-    def _use_names(self, product: Product) -> Product:
+    def _use_names(self, terms: Iterable[Term]) -> list[Term]:
         """Forward products by their names, first inside the sums, then outside; sums over sizes as means."""
+        return self._each("mean", self._with_means, self._each("names", self._with_names, [*terms]))
+
+    def _each(self, identity: str, rule: Callable[[Product], Product], terms: list[Term]) -> list[Term]:
+        """The terms after a rule, which is logged for those that it changes."""
+        after = [(rule(p), c) for p, c in terms]
+        changed = [pair for pair in zip(terms, after, strict=True) if pair[0] != pair[1]]
+        if changed:
+            self._acts(identity, [[old for old, _ in changed]], [[new for _, new in changed]])
+        return after
+
+    def _with_names(self, product: Product) -> Product:
         for s in self.order.sums(product):
             product = self.products.absorb(product, s)
-        product = self.products.shorten(product)
+        return self.products.shorten(product)
+
+    def _with_means(self, product: Product) -> Product:
         for s in self.order.sums(product):
             size = atom(Size(s.axis)).inverse()
             if not s.mean and product.get(Size(s.axis)) < 0:
@@ -291,6 +347,11 @@ class _Simplifier:
 
     def _sums_in(self, product: Product) -> int:
         return sum(isinstance(a, AxisSum) for a, _ in product.powers)
+
+
+def _total(terms: Poly, axis: Axis) -> Term:
+    """The sum of all terms over an axis, as it is before any rule."""
+    return atom(AxisSum(axis, frozenset(terms.items()))), Fraction(1)
 
 
 def _plain(v: Value) -> str:

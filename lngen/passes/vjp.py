@@ -9,6 +9,7 @@ from types import MappingProxyType
 from lngen.errors import DerivativeError
 from lngen.ir import OPS, WIDE, Axis, Builder, DType, Eqn, Graph, Value, compute_dtype, print_eqn
 from lngen.passes.edit import downstream, substitute
+from lngen.passes.identities import Contribution, Log, Step
 from lngen.passes.simplify import simplify
 
 NONE: Mapping[str, DType] = MappingProxyType({})
@@ -20,6 +21,7 @@ def vjp(
     of: tuple[str, ...] | None = None,
     stored: Mapping[str, DType] = NONE,
     constants: Collection[Value] = (),
+    log: Log | None = None,
 ) -> Graph:
     """The graph of d(results)/d(inputs), contracted with a cotangent for each result, its first parameters.
 
@@ -37,7 +39,9 @@ def vjp(
     results = graph.results if of is None else tuple(_find(graph, "of", "result", graph.results, n) for n in of)
     inputs = tuple(_find(graph, "wrt", "input", graph.tensors, n) for n in wrt)
     b = Builder(graph.name.removesuffix("_fwd") + "_bwd", params=graph.params, eqns=graph.eqns)
-    cotangents = {result: _seed(b, result) for result in results}
+    log = Log() if log is None else log
+    cotangents = log.cotangents
+    cotangents.update({result: _seed(b, result) for result in results})
     b.params = b.params[len(graph.params) :] + b.params[: len(graph.params)]
     wanted = downstream(graph.eqns, inputs)
     _check_derivatives(graph, wanted)
@@ -48,7 +52,9 @@ def vjp(
         assert derivative is not None  # checked above
         for arg, ct in zip(eqn.args, derivative(b, eqn, cotangents[eqn.out]), strict=True):
             if arg in wanted and arg not in constants and ct is not None:
-                ct = _sum_over(b, ct, (*ct.type.axes, *eqn.out.type.axes), arg.type.axes)
+                one, ct = ct, _sum_over(b, ct, (*ct.type.axes, *eqn.out.type.axes), arg.type.axes)
+                log.contributions.append(Contribution(eqn, cotangents[eqn.out], arg, ct))
+                log.steps += [Step("repeated", ct)] if one != ct else []
                 cotangents[arg] = b.add("ct", cotangents[arg], ct) if arg in cotangents else ct
     to = {p: stored.get(p.name, p.type.dtype) for p in inputs}
     return b.build(*(_gradient(b, graph, p, cotangents, to[p]) for p in inputs), stage="vjp")
@@ -98,7 +104,7 @@ def _sum_over(b: Builder, ct: Value, given: tuple[Axis, ...], kept: tuple[Axis, 
     return ct
 
 
-def constants(graph: Graph, wrt: tuple[str, ...], of: tuple[str, ...]) -> frozenset[Value]:
+def constants(graph: Graph, wrt: tuple[str, ...], of: tuple[str, ...], log: Log | None = None) -> frozenset[Value]:
     """The maxima whose effects on the results ``of`` cancel: the derivative by ``wrt`` takes them for constants.
 
     exp(x - max(x)) / sum(exp(x - max(x))) does not change with the maximum that it subtracts; sum(exp(x - max(x)))
@@ -113,6 +119,8 @@ def constants(graph: Graph, wrt: tuple[str, ...], of: tuple[str, ...]) -> frozen
             raise DerivativeError(_why(graph, eqn, of))
         if eqn.out in wanted and eqn.op == "reduce_max" and _cancels(graph, eqn.out, of):
             found.add(eqn.out)
+            if log is not None:
+                log.steps.append(Step("maximum", eqn.out))
     return frozenset(found)
 
 

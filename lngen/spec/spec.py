@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
@@ -203,13 +203,13 @@ class Spec:
         """Names of the inputs whose gradients a backward returns, in the graph's order."""
         return self.definition.differentiable(self.options) if self.wrt is None else self.wrt
 
-    def trace(self) -> Mapping[str, Graph]:
+    def trace(self) -> passes.Trace:
         """The graph after every pass, by the name of the pass; the last one fixes every bit."""
         return self._trace
 
     @cached_property
     def _trace(self) -> passes.Trace:
-        trace: passes.Trace = {"build": self.forward()}
+        trace = passes.Trace(build=self.forward())
         if self.direction == "fwd":
             self._check_saved()
             passes.finish(trace["build"], self.d, trace, self.blocks, self.order)

@@ -1,0 +1,32 @@
+"""Why a kernel is what it is, from its graph, its plan and its records: derivation, stability, cost, fusion, schedule.
+
+Nothing here is written about one graph: every sentence is chosen by a fact of the subject. ``explain`` stands above
+check, tune and the column: it calls them and reads their files, and nothing but the command line calls it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from lngen.explain.cost import cost
+from lngen.explain.derivation import derivation
+from lngen.explain.fusion import fusion
+from lngen.explain.reasons import reasons
+from lngen.explain.section import Section
+from lngen.explain.stability import stability
+from lngen.explain.subject import Subject
+
+__all__ = ["SECTIONS", "Section", "Subject", "explain"]
+
+SECTIONS: Mapping[str, Callable[[Subject], Section]] = {
+    "derivation": derivation,
+    "stability": stability,
+    "cost": cost,
+    "fusion": fusion,
+    "schedule": reasons,
+}
+
+
+def explain(subject: Subject, names: Iterable[str] = SECTIONS) -> tuple[Section, ...]:
+    """The sections of an explanation, in their order."""
+    return tuple(make(subject) for name, make in SECTIONS.items() if name in {*names})
