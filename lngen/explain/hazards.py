@@ -18,6 +18,7 @@ from lngen.passes import upstream
 from lngen.passes.variance import is_rounded
 
 SUMS = ("reduce_sum", "reduce_mean")
+EXACT = ("input", "cast", "const")  # no rounding precedes the difference of such values
 
 
 class Hazard(NamedTuple):
@@ -56,7 +57,7 @@ def mean_removed(g: Facts, e: Eqn) -> Iterator[Hazard]:
     if any((str(f.out), f.op) == (mean, "add") for f in final):
         guards.append("the mean is corrected by the mean of the differences from it")
     elif source.size == 2 and not is_rounded(g.spec.forward(), e.args[0], g.d):
-        guards.append(f"equal numbers of {source} add up without rounding: a constant row gives 0")
+        guards.append(f"equal numbers of {source} add up exactly, short of overflow: a constant row gives 0")
     if any(S in f.out.type.axes and e.args[0] in f.args for f in final):
         guards.append("the variance is computed from segments about their own means")
     risk = f"loses digits, if the mean of {x} is far from 0 beside its spread: the error of {mean}, up to {depth} * "
@@ -70,14 +71,14 @@ def remainder(g: Facts, e: Eqn) -> Iterator[Hazard]:
         return
     (a, b), one = e.args, Range(1, 1)
     whole, v = (one, a) if g.squared(b) == a else (g.ranges[a], b)
-    if (c := whole.low) == whole.high != 0 and g.ranges[v].low <= c <= g.ranges[v].high and g.made[v].args:
+    if (c := whole.low) == whole.high != 0 and g.ranges[v].low <= c <= g.ranges[v].high and g.made[v].op not in EXACT:
         risk = f"loses its leading digits, if {g.names[v]} is near {c:.4g}; its error stays near {unit(e)} of that"
         yield Hazard("complement", risk, limit=c)
-    eqns = [f for f in g.made.values() if f.op != "const"]
+    eqns = [f for f in g.made.values() if f.op not in ("const", "size")]
     sums = {f.out for f in eqns if f.op in SUMS} & upstream(eqns, [b])
     if upstream(eqns, [a]) & upstream(eqns, sums) & {f.out for f in eqns}:
         risk = f"cancels, if {g.names[b]}, which depends on what {g.names[a]} does, takes nearly all of it away: the "
-        risk += f"rounding errors of both, some {unit(e)} of their size, are then large beside the rest"
+        risk += f"rounding errors of both, {unit(e)} of their size or more, are then large beside the rest"
         yield Hazard("remainder", risk)
 
 
@@ -115,7 +116,8 @@ def division(g: Facts, e: Eqn) -> Iterator[Hazard]:
     divisor, found, (x, y) = g.made[e.args[1]], g.ranges[e.args[1]], (g.names[v] for v in e.args)
     if divisor.op in ("sqrt", "size") or not found.low <= 0 <= found.high:
         return
-    if divisor.op == "add" and any(g.made[v].op == "select_eq" for v in divisor.args):
+    chosen = [f for f in map(g.made.__getitem__, divisor.args) if f.op == "select_eq" and f.args[0] in divisor.args]
+    if divisor.op == "add" and any(g.ranges[f.args[1]] == Range(0, 0) and g.ranges[f.args[2]].low > 0 for f in chosen):
         yield Hazard("division", f"multiplies the errors of {x} by 1 / |{y}|, which may be large", "0 is replaced")
     else:
         yield Hazard("division", f"divides by 0, if {y} is 0: infinity, or NaN for 0 / 0", limit=0)
@@ -129,12 +131,12 @@ def casts(g: Facts, e: Eqn) -> Iterator[Hazard]:
         risk = f"is infinite, if |{g.names[e.args[0]]}| exceeds {most:.0f}, the largest number of f16"
         yield Hazard("f16 overflow", risk, limit=most)
     if any(e.out in f.args for _, f in g.eqns):
-        yield Hazard("early rounding", f"has relative errors of {unit(e)}, and so has what is computed from it")
+        yield Hazard("early rounding", f"has relative errors of up to {unit(e)}, as has what is computed from it")
 
 
 def sums(g: Facts, e: Eqn) -> Iterator[Hazard]:
     """A sum or a mean over the features of a row or over rows, and the squares in it."""
-    if e.op not in SUMS:
+    if e.op not in SUMS or e.axis is S or (e.axis is D and g.d == 1):
         return
     of_row, terms, x = e.axis is D, g.ranges[e.args[0]], g.squared(e.args[0])
     depth, count = (row_depth(g.d), g.d) if of_row else (column_depth(g.rows, g.d), max(g.rows, 1))
@@ -144,7 +146,7 @@ def sums(g: Facts, e: Eqn) -> Iterator[Hazard]:
         yield Hazard("squares", risk, limit=most)
     risk = f"may be off by {depth} * {unit(e)} of the sum of |terms|"
     risk += ", much beside the sum, if terms of both signs nearly cancel" if terms.low < 0 < terms.high else ""
-    guard = f"added as a tree: at most {depth} roundings of a term, not {count - 1}"
+    guard = f"added as a tree: at most {depth} roundings of a term, not {count - 1}" if depth < count - 1 else ""
     yield Hazard("row sum" if of_row else "column sum", risk, guard)
 
 

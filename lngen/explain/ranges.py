@@ -69,15 +69,16 @@ class Facts:
         positive, saved, known = spec.definition.positive(spec.options), dict[str, Value](), dict[object, Value]()
         for graph in [s.trace()["cse"] for s in dict.fromkeys((spec.with_direction("fwd"), spec))]:
             same = {p: saved.get(p.name, p) for p in graph.params}
-            for p in {*same.values()} - self.made.keys():
-                self._add(Eqn(p, "input"), _of_input(p, p.name in positive))
+            for p in same.values():
+                if p not in self.made:
+                    self._add(Eqn(p, "input"), _of_input(p, p.name in positive))
             self.eqns = []
             for eqn in graph.eqns:
                 new = replace(eqn, args=tuple(same[a] for a in eqn.args))
                 key = eqn_key(new, new.args)
                 if key not in known:
-                    taken = eqn.out in self.made  # by another equation of forward
-                    known[key] = replace(eqn.out, name=f"{eqn.out.name}_bwd") if taken else eqn.out
+                    taken = eqn.out in self.made  # by another equation of forward; no name has a '
+                    known[key] = replace(eqn.out, name=f"{eqn.out.name}'") if taken else eqn.out
                     new = replace(new, out=known[key])
                     self._add(new, self._range(new))
                 same[eqn.out] = known[key]

@@ -68,17 +68,16 @@ class _Few(GraphSuite):
     """Cases on few rows for the interpreter; in place of a verdict their inputs and results are kept."""
 
     def __init__(self, facts: Facts) -> None:
-        spec = facts.spec
-        self.name, self.gradients = str(spec), tuple[str, ...]()  # no case needs them
-        self.specs = tuple(dict.fromkeys((spec.with_direction("fwd"), spec)))
-        super().__init__(self, spec)
+        self.name, self.specs = str(facts.spec), tuple(dict.fromkeys((facts.spec.with_direction("fwd"), facts.spec)))
+        self.gradients: tuple[str, ...] = ()  # no case asks for them
+        super().__init__(self, facts.spec)
 
     def rows(self, most: int, d: int | None = None) -> int:
         return max(1, min(most, ROWS, ELEMENTS // (d or self.d)))
 
     def run(self, inputs: Mapping[str, Array]) -> Ran:
         """The results of the spec, a backward's after those of forward."""
-        known, results = {**inputs, **values_of(self.forward, self.spec.eps_or_default)}, dict[str, Array]()
+        known = {**inputs, **values_of(self.forward, self.spec.eps_or_default)}
         for spec in self.specs:
             known |= (results := interpret(spec.graph(), known))
         return Ran(results, dict)
@@ -128,9 +127,8 @@ def _numbers(suite: _Few, found: Found) -> dict[str, dict[str, float | None]]:
 def _condition(e: Eqn, known: Mapping[str, Array]) -> float:
     """The sum of |terms| over |sum|, the largest of a row; differences are added along the row."""
     args = [known[v.name][tuple(slice(None) if a in v.type.axes else None for a in WIDE)] for v in e.args]
-    of_row = e.op != "sub"  # a sum over D
-    size = np.abs(args[0]) if of_row else np.abs(args[0]) + np.abs(args[1])
-    rest = np.abs(args[0].sum(axis=1, keepdims=True)) if of_row else np.abs(args[0] - args[1])
+    size = np.abs(args[0]) + (np.abs(args[1]) if e.op == "sub" else 0)
+    rest = np.abs(args[0] - args[1] if e.op == "sub" else args[0].sum(axis=1, keepdims=True))
     with np.errstate(all="ignore"):
         ratio = size.sum(axis=1) / rest.sum(axis=1)
     return float(np.nan_to_num(ratio, nan=1.0, posinf=np.inf).max(initial=1.0))
@@ -138,16 +136,17 @@ def _condition(e: Eqn, known: Mapping[str, Array]) -> float:
 
 def _error(typ: Type, got: Array, want: Array) -> float:
     """The largest error in units in the last place of the row's largest number that ``typ`` has; infinite for a NaN."""
-    size = np.where(np.abs(want) <= largest(typ.dtype), np.abs(want), 0.0)
+    held = np.abs(want) <= largest(typ.dtype)
+    size = np.where(held, np.abs(want), 0.0)
     most = size.max(axis=-1, keepdims=True) if D in typ.axes else size
     unit = np.maximum(np.ldexp(typ.dtype.roundoff, np.frexp(most)[1]), 2 * typ.dtype.floor)
     with np.errstate(all="ignore"):
-        error = np.where(np.isfinite(want) & (size == 0) & (want != 0), 0.0, np.abs(got.astype(np.float64) - want))
+        error = np.where(held, np.abs(got.astype(np.float64) - want), np.where(np.isnan(got), np.inf, 0.0))
     return float(np.nan_to_num(error / unit, nan=np.inf, posinf=np.inf).max(initial=0.0))
 
 
 def _table(measured: list[dict[str, Any]]) -> Table:
-    def cell(n: float) -> str:
+    def cell(n: float | None) -> str:
         return "inf" if n is None else f"{round(n, 2):.2g}"
 
     names, rows = tuple(measured[0]["errors"]), []
