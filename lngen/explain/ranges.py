@@ -66,13 +66,12 @@ class Facts:
         self.ranges: dict[Value, Range] = {}
         self.names: dict[Value, str] = {}
         self.eqns: list[tuple[Eqn, Eqn]] = []
-        positive, saved, known = spec.definition.positive(spec.options), dict[str, Value](), dict[object, Value]()
+        positive, known = spec.definition.positive(spec.options), dict[object, Value]()
         for graph in [s.trace()["cse"] for s in dict.fromkeys((spec.with_direction("fwd"), spec))]:
-            same = {p: saved.get(p.name, p) for p in graph.params}
-            for p in same.values():
-                if p not in self.made:
+            for p in graph.params:
+                if p not in self.made:  # what forward saves is a value of it already
                     self._add(Eqn(p, "input"), _of_input(p, p.name in positive))
-            self.eqns = []
+            same, self.eqns = {p: p for p in graph.params}, []
             for eqn in graph.eqns:
                 new = replace(eqn, args=tuple(same[a] for a in eqn.args))
                 key = eqn_key(new, new.args)
@@ -84,7 +83,6 @@ class Facts:
                 same[eqn.out] = known[key]
                 self.names[known[key]] = str(eqn.out)
                 self.eqns.append((eqn, self.made[known[key]]))
-            saved = {r.name: same[r] for r in graph.results}
 
     def _add(self, eqn: Eqn, found: Range) -> None:
         self.made[eqn.out], self.ranges[eqn.out], self.names[eqn.out] = eqn, found, str(eqn.out)

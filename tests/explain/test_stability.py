@@ -167,6 +167,7 @@ def test_the_measured_table_has_the_known_worst_cases() -> None:
     assert rows["large-mean-1e4"]["errors"]["y"] > 100 > 10 > rows["ordinary"]["errors"]["y"]
     assert rows["huge"]["errors"]["rstd"] is rows["constant-rows"]["conditions"]["xc"] is None  # infinite
     assert of_one_pass["large-mean-1e4"]["errors"]["y"] > 1e6
+    assert {*backward["ordinary"]["errors"]} == {"dx", "dgamma", "dbeta"}
     assert {*backward} == {"ordinary", "large-mean-1e2"}  # bf16 has no rows of a mean of 1000 standard deviations
 
 
