@@ -96,7 +96,7 @@ def root(g: Facts, e: Eqn) -> Iterator[Hazard]:
     if of.op not in (("sqrt",) if e.op == "div" else ("sqrt", "rsqrt", "log")):
         return
     v, least = g.made[of.args[0]], g.ranges[of.args[0]].low
-    if least < 0:
+    if least < 0 and e.op != "div":
         yield Hazard("domain", f"is NaN, if {g.names[v.out]} is negative", limit=0)
     if least <= 0 and e.op == "log":
         yield Hazard("domain", f"is -infinity, if {g.names[v.out]} is 0", limit=0)
