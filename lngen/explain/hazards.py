@@ -62,7 +62,7 @@ def mean_removed(g: Facts, e: Eqn) -> Iterator[Hazard]:
         guards.append("the variance is computed from segments about their own means")
     risk = f"loses digits, if the mean of {x} is far from 0 beside its spread: the error of {mean}, up to {depth} * "
     risk += f"{unit(e)} of the mean of |{x}|, is in every difference"
-    yield Hazard("mean removed", risk, "; ".join(guards), 1 / (depth * e.out.type.dtype.roundoff))
+    yield Hazard("mean removed", risk, "; ".join(guards))
 
 
 def remainder(g: Facts, e: Eqn) -> Iterator[Hazard]:
