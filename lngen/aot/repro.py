@@ -21,7 +21,7 @@ from lngen.devices import Device
 from lngen.errors import LngenError
 from lngen.interpret import interpret
 from lngen.ir import values_of
-from lngen.ir.numerics import NUMPY_DTYPE
+from lngen.ir.numerics import NUMPY_DTYPE, Array
 from lngen.lower import Argument, requested_shared
 from lngen.toolchain import nvrtc_version
 from lngen.version import __version__
@@ -33,12 +33,13 @@ FILE = """'''Launch, check and time the kernels of one call: {spec}, {rows} rows
 
     python FILE [RUNS]
 
-It needs Python 3.9, NumPy, and a GPU that runs code for {arch}. Each result is compared with that of lngen's
-interpreter, which defines every bit, by its sha256; all NaNs count as one. Then RUNS calls are timed, by default 100.
+It needs Python 3.9, NumPy, and a GPU that runs code for {arch}. All inputs are drawn, also what a forward would have
+saved. Each result is compared with that of lngen's interpreter, which defines every bit, by its sha256; all NaNs count
+as one. Then RUNS calls are timed, by default 100, none for 0.
 Exit codes: 0 the same bits, 1 other bits or a call that fails, 3 no GPU that runs the code.
 
   schedule  {schedule}
-  compiled  lngen {lngen}, NVRTC {nvrtc}{spills}
+  compiled  lngen {lngen}, NVRTC {nvrtc}, for {gpu}{spills}
   made by   lngen repro SPEC --schedule SCHEDULE --arch {arch} --rows {rows} --seed {seed}
 '''
 {program}
@@ -64,18 +65,19 @@ def repro(kernels: KernelSet, arch: str, device: Device, rows: int, seed: int = 
 
     LngenError for more than MOST_ELEMENTS elements of an [M, D] tensor; else the errors of a cubin.
     """
-    plan, spilled = kernels.plan, kernels.spilled(arch)
+    plan = kernels.plan
     if rows * plan.spec.d > MOST_ELEMENTS:
         raise LngenError(
             f"a repro is expected to have at most {MOST_ELEMENTS} elements of rows, of which the interpreter computes "
             f"the results, and {rows} rows of {plan.spec.d} are more; use fewer rows."
         )
+    spilled, case = kernels.spilled(arch), _case(kernels, arch, device, rows, seed)
     program = (PACKAGE / "aot" / "repro_program.py").read_text(encoding="utf-8").partition('"""\n')[2]
     image = base64.b64encode(zlib.compress(kernels.cubin(arch).image, 9)).decode()
-    case = _case(kernels, arch, device, rows, seed)
     return FILE.format(
         **{**case, "case": pformat(case, width=116, sort_dicts=False), "program": program, "source": kernels.bundle},
         lngen=__version__,
+        gpu=device.name,
         nvrtc=".".join(map(str, nvrtc_version())),
         spills=f"; {spill_text(plan.schedule, spilled).partition(':')[0]}" if spilled else "",
         image=textwrap.fill(image, 116),
@@ -83,16 +85,16 @@ def repro(kernels: KernelSet, arch: str, device: Device, rows: int, seed: int = 
 
 
 def _case(kernels: KernelSet, arch: str, device: Device, rows: int, seed: int) -> dict[str, Any]:
-    """What the program launches: see ``main`` of lngen.aot.repro_program. What forward saves is drawn as well."""
-    plan = kernels.plan
+    """What the program launches; see ``main`` of lngen.aot.repro_program."""
+    plan, resources = kernels.plan, kernels.cubin(arch).resources
     spec, numbers = plan.spec, values_of(plan.graph, plan.spec.eps_or_default)
     positive = {*positive_inputs(spec), *(r.name for r in spec.forward().results)}
-    inputs, arrays = dict[str, Any](), dict(numbers)
+    inputs, arrays = dict[str, Any](), dict[str, Array]()
     for v in plan.inputs:
         span = POSITIVE if v.name in positive else ANY
         inputs[v.name] = str(v.type.dtype), v.type.shape(rows, spec.d), *span
         arrays[v.name] = drawn(seed, v.name, *inputs[v.name]).view(NUMPY_DTYPE[v.type.dtype])
-    found = interpret(plan.graph, arrays)
+    found = interpret(plan.graph, arrays | numbers)
     bits = {v.name: (str(v.type.dtype), found[v.name].view(f"u{v.type.dtype.size}")) for v in plan.outputs}
     known = {"rows": rows, "inner": 1, "stride": spec.d, "outer_stride": spec.d}  # of rows without gaps
 
@@ -101,8 +103,7 @@ def _case(kernels: KernelSet, arch: str, device: Device, rows: int, seed: int) -
             return f"c_{a.ctype}", float(numbers[a.tensor])
         return ("c_longlong", known[a.kind]) if a.kind in known else a.tensor
 
-    used = {name: used.registers for name, used in kernels.cubin(arch).resources.items()}
-    shared = requested_shared(plan, used, device)
+    shared = requested_shared(plan, {name: used.registers for name, used in resources.items()}, device)
     return {
         "spec": str(spec),
         "schedule": str(plan.schedule),

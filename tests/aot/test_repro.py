@@ -151,7 +151,7 @@ def test_a_file_is_python_of_3_9_and_the_same_each_time(path: Path, monkeypatch:
     ast.parse(text, feature_version=(3, 9))
     assert call(*args, "--out", path).stdout == ""
     assert path.read_text(encoding="utf-8") == text
-    assert text.splitlines()[10] == "  made by   lngen repro SPEC --schedule SCHEDULE --arch sm_80 --rows 3 --seed 7"
+    assert text.splitlines()[11] == "  made by   lngen repro SPEC --schedule SCHEDULE --arch sm_80 --rows 3 --seed 7"
     assert prints(*args[:-1], "8") != text
     monkeypatch.setattr(KernelSet, "spilled", lambda *_: 64)
     assert "; registers spill, 64 bytes a thread\n" in prints(*args)
