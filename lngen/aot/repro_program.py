@@ -35,15 +35,9 @@ class Attribute(ctypes.Structure):
 
 
 class Config(ctypes.Structure):
-    """CUlaunchConfig; the extents are those of the grid, then of a block."""
+    """CUlaunchConfig; the sizes are those of the grid, then of a block."""
 
-    _fields_ = (
-        ("extents", c_uint * 6),
-        ("shared", c_uint),
-        ("stream", c_void_p),
-        ("list", c_void_p),
-        ("count", c_uint),
-    )
+    _fields_ = (("sizes", c_uint * 6), ("shared", c_uint), ("stream", c_void_p), ("at", c_void_p), ("count", c_uint))
 
 
 def drawn(seed: int, name: str, dtype: str, shape: Sequence[int], low: float, high: float) -> Any:
@@ -150,8 +144,8 @@ class Gpu:
         values = [memory[a] if isinstance(a, str) else getattr(ctypes, a[0])(a[1]) for a in kernel["arguments"]]
         table = (c_void_p * len(values))(*[ctypes.addressof(v) for v in values])
         given = [Attribute(ATTRIBUTES[key], 0, (value, 1, 1)) for key, value in kernel["attributes"].items()]
-        listed, extents = (Attribute * len(ATTRIBUTES))(*given), (*kernel["grid"], 1, kernel["block"], 1, 1)
-        config = Config(extents, kernel["shared"], None, ctypes.addressof(listed), len(given))
+        listed, sizes = (Attribute * len(ATTRIBUTES))(*given), (*kernel["grid"], 1, kernel["block"], 1, 1)
+        config = Config(sizes, kernel["shared"], None, ctypes.addressof(listed), len(given))
 
         def enqueue(kept: Any = (values, listed)) -> None:
             self.call("cuLaunchKernelEx", byref(config), function, table, None)
