@@ -254,7 +254,7 @@ class Eqn:
         return self.number_attr("value")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Graph:
     """Parameters, equations in order, and results.
 
@@ -297,6 +297,20 @@ class Graph:
 
     def __str__(self) -> str:
         return print_graph(self)
+
+    def __repr__(self) -> str:
+        """One line; the text has all equations."""
+        return f"<Graph {print_graph(self).splitlines()[0][6:-2]}: {len(self.eqns)} equations>"
+
+    def _repr_html_(self) -> str:
+        return preformatted(str(self))
+
+
+def preformatted(text: str) -> str:
+    """A text as a notebook shows it: HTML in its own colours."""
+    from html import escape
+
+    return f"<pre>{escape(text)}</pre>"
 
 
 def print_graph(graph: Graph) -> str:

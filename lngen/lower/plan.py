@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from lngen.ir import RULES, WIDE, ByValue, DType, Graph, Value
+from lngen.ir import RULES, WIDE, ByValue, DType, Graph, Value, preformatted
 from lngen.lower.parts import Argument, Join, Phase, Place, Statement, Sum, Tensor, address
 from lngen.lower.rows import RowKernel
 from lngen.lower.vectors import NumberKernel
@@ -223,7 +223,7 @@ class Buffer:
         return -(-(self.fixed + self.per_row * rows) * self.dtype.size // 256) * 256
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """Spec and schedule with all decisions: the kernels of one call, in launch order, and their workspace."""
 
@@ -308,6 +308,13 @@ class Plan:
         for kernel in self.kernels:
             lines += ["", *kernel_lines(kernel)]
         return "\n".join(lines) + "\n"
+
+    def __repr__(self) -> str:
+        """One line; the text has all kernels."""
+        return f"<Plan {self.spec}, {self.schedule}: {', '.join(k.role for k in self.kernels)}>"
+
+    def _repr_html_(self) -> str:
+        return preformatted(str(self))
 
 
 # ---- a kernel as text, which a person reads before the CUDA ----

@@ -56,6 +56,11 @@ class Call(ArrayCall):
 
     # ---- planning ----
 
+    def __str__(self) -> str:
+        """The spec, and the schedules that were chosen so far, a line each."""
+        chosen = dict.fromkeys(f"{arch}: {schedule}" for (arch, *_), schedule in self._schedules.items())
+        return "\n  ".join([str(self.spec), *(chosen or [f"schedule chosen at first use {self._schedule}".rstrip()])])
+
     def kernels(
         self, arch: str, vec: int | None = None, rows: int | None = None, gpu: Device | None = None
     ) -> KernelSet:

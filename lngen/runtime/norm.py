@@ -17,7 +17,7 @@ from lngen.devices import DEFAULT_ARCH
 from lngen.errors import ArrayError, SpecError, short
 from lngen.files import shown
 from lngen.graphs import GRAPHS, Definition, GraphBuilder, definition_from, is_source
-from lngen.ir import ByValue, DType, Graph, bits_of
+from lngen.ir import ByValue, DType, Graph, bits_of, preformatted
 from lngen.launch.arrays import library_of
 from lngen.launch.driver import capture_of
 from lngen.lower import Plan
@@ -156,6 +156,13 @@ class Norm:
         self._checked: set[tuple[int, ...]] = set()  # addresses of weights on a GPU
         self._backwards = {self._cotangents: self._backward}
         self._making = threading.Lock()
+
+    def __repr__(self) -> str:
+        """The specs; what was chosen so far is in the HTML."""
+        return f"<Norm {self._forward.spec}, {self._backward.spec}>"
+
+    def _repr_html_(self) -> str:
+        return preformatted(f"{self._forward}\n{self._backward}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copied and pickled as what it was made from; a copy loads kernels of its own at its first use."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from lngen.errors import ArrayError
 from lngen.interpret import interpret
-from lngen.ir import WIDE, D, Graph, M, Value
+from lngen.ir import WIDE, D, Graph, M, Value, preformatted
 from lngen.ir.numerics import NUMPY_DTYPE, Array
 from lngen.passes import accumulated, extract, rebuilt
 from lngen.spec import Spec
@@ -49,10 +49,19 @@ class Saved:
             )
 
     def __repr__(self) -> str:
-        """The spec, and of each array its name, dtype and shape."""
-        listed = ", ".join(f"{n} {_described(a)}" for n, a in zip(self.names, self.arrays, strict=True))
-        lost = f"; overwritten: {', '.join(self.overwritten)}" if self.overwritten else ""
-        return f"<Saved by {self.spec}: {listed}{lost}>"
+        """The spec, of each array its name, dtype and shape, and all their bytes, with the device."""
+        return f"<Saved by {self.spec}: {', '.join(self._listed())}{'; '.join(['', *self._about()])}>"
+
+    def _repr_html_(self) -> str:
+        return preformatted("\n  ".join([f"saved by {self.spec}", *self._listed(), *self._about()]))
+
+    def _listed(self) -> list[str]:
+        return [f"{n} {_described(a)}" for n, a in zip(self.names, self.arrays, strict=True)]
+
+    def _about(self) -> list[str]:
+        known = [a for a in self.arrays if hasattr(a, "nbytes") and hasattr(a, "device")]
+        size = [f"{sum(a.nbytes for a in known)} bytes on {known[0].device}"] if known else []
+        return size + [f"overwritten: {', '.join(self.overwritten)}"] * bool(self.overwritten)
 
 
 def _described(array: Any) -> str:

@@ -107,7 +107,8 @@ def options_of(name: str) -> list[click.Option]:
     return [p for p in command.params if isinstance(p, click.Option)]
 
 
-SPECS_OF = {"show": 1, "build": 2, "check": 2, "run": 1, "conform": 1, "tune": 2}  # how many a command takes
+# How many a command takes.
+SPECS_OF = {"show": 1, "repro": 1, "build": 2, "check": 2, "run": 1, "conform": 1, "tune": 2}
 
 
 @st.composite

@@ -50,6 +50,7 @@ STAGES: dict[str, tuple[str, ...]] = {
     "cuda": (*SHOW, "cuda", "--schedule", ALL_KEYS),
     "ptx": (*SHOW, "ptx", "--schedule", ALL_KEYS),
     "diff": (*SHOW, "plan", "--schedule", ALL_KEYS, "--diff", "vec=2"),
+    "repro": ("repro", FWD, "--rows", "3"),
 }
 FOLDER_OR_ARRAYS = {"build": "folder", "run": "outputs"}  # what their --out is
 
@@ -100,7 +101,7 @@ def without_seconds(text: str) -> str:
 @pytest.mark.usefixtures("prepared")
 @pytest.mark.parametrize("name", STAGES)
 def test_a_stage_is_text_or_json_and_its_file_is_the_text(name: str) -> None:
-    if name == "ptx":
+    if name in ("ptx", "repro"):
         pytest.importorskip("cupy")
     args = STAGES[name]
     text = call(*args).stdout

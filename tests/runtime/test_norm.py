@@ -164,12 +164,12 @@ def test_the_text_of_what_was_saved(arrays: tuple[Any, Any, Any]) -> None:
     saved = runtime.compile("layernorm", d=64).forward(*arrays)[1]
     assert repr(saved) == (
         "<Saved by layernorm.fwd:d=64,dtype=f32: x float32[2, 3, 64], gamma float32[64], beta float32[64], "
-        "y float32[2, 3, 64], mean float32[2, 3], rstd float32[2, 3]>"
+        "y float32[2, 3, 64], mean float32[2, 3], rstd float32[2, 3]; 3632 bytes on cpu>"
     )
     norm = runtime.compile("rmsnorm", d=64)
     x = arrays[0].copy()
     saved = norm.forward(x, arrays[1], out=x)[1]
-    assert repr(saved).endswith("rstd float32[2, 3]; overwritten: x>")
+    assert repr(saved).endswith("rstd float32[2, 3]; 3352 bytes on cpu; overwritten: x>")
     bare = replace(saved, names=("x",), arrays=(SimpleNamespace(),), overwritten=())
     assert repr(bare) == "<Saved by rmsnorm.fwd:d=64,dtype=f32: x types.SimpleNamespace>"
 

@@ -70,6 +70,7 @@ class FakeDriver:
         self.findings: list[Finding] = []
         self.raises = True
         self.captures: dict[int, int] = {}
+        self.events: dict[int, int] = {}  # the number of launches before each
         self.registers: dict[str, int] = {}
         self.order = 0
         self.lock = threading.RLock()
@@ -365,6 +366,24 @@ class FakeDriver:
     @c_function()
     def cuStreamSynchronize(self, stream: Any) -> None:
         refuse_if(bool(self.captures.get(number(stream))), "STREAM_CAPTURE_UNSUPPORTED")
+
+    @c_function()
+    def cuEventCreate(self, event: Any, flags: Any) -> None:
+        write(event, ctypes.c_void_p, next(self._handles))
+
+    @c_function()
+    def cuEventRecord(self, event: Any, stream: Any) -> None:
+        self.events[number(event)] = len(self.launched)
+
+    @c_function()
+    def cuEventSynchronize(self, event: Any) -> None:
+        refuse_if(number(event) not in self.events, "INVALID_HANDLE")
+
+    @c_function()
+    def cuEventElapsedTime(self, milliseconds: Any, start: Any, end: Any) -> None:
+        """A millisecond for each launch between two events."""
+        refuse_if(not {number(start), number(end)} <= {*self.events}, "INVALID_HANDLE")
+        write(milliseconds, ctypes.c_float, self.events[number(end)] - self.events[number(start)])
 
     @c_function()
     def cuLaunchKernelEx(self, config: Any, function: Any, arguments: Any, extra: Any) -> None:
