@@ -12,7 +12,7 @@ from lngen.bench.store import source_digest
 from lngen.bench.tasks import LATENCY
 from lngen.config import data_dir
 from lngen.devices import Device, described
-from lngen.errors import LngenError, MissingError
+from lngen.errors import LngenError
 from lngen.explain.amounts import Amount, as_json, at, bytes_of, formula, is_free, joined, listed, si, times
 from lngen.explain.fusion import moved
 from lngen.explain.section import Block, Section, Table, Text
@@ -71,26 +71,21 @@ def peak(device: Device) -> float:
     return device.multiprocessors * (64 if device.capability <= 80 else 128) * 2 * device.clock_mhz * 1e6
 
 
-def rooflines(subject: Subject, least: Amount, work: Amount) -> list[dict[str, Any]]:
-    """For each described GPU the microseconds of all bytes at its bandwidth, and of all flops at its peak of f32.
-
-    Its peak of f64 is not described.
-    """
-    double = subject.plan.accumulator is DType.F64
-    found = []
-    for device in described().values():
-        memory = at(least, subject) / device.bandwidth_gb_s / 1e3
-        arithmetic = None if double else at(work, subject) / peak(device) * 1e6
-        larger = "memory" if memory >= (arithmetic or 0) else "arithmetic"
-        found.append({"GPU": device.name, "memory us": memory, "arithmetic us": arithmetic, "larger": larger})
-    return found
+def roofline(device: Device, moved_bytes: int, work: int, *, double: bool) -> dict[str, Any]:
+    """Microseconds of all bytes at the memory's bandwidth, and of all flops at the peak, which f64 is not described."""
+    memory, arithmetic = moved_bytes / device.bandwidth_gb_s / 1e3, None if double else work / peak(device) * 1e6
+    larger = None if arithmetic is None else "memory" if memory >= arithmetic else "arithmetic"
+    return {"GPU": device.name, "memory us": memory, "arithmetic us": arithmetic, "larger": larger}
 
 
 def bound(subject: Subject) -> dict[str, Any]:
-    """The model's time of the kernel of rows, in microseconds, its terms, and the shares that make it up.
+    """The model's time of a call in microseconds, its terms, and the shares that make it up; nothing without rows.
 
     Of times that overlap, a share is the part in the norm that joins them. Latency and fixed time are what is left.
+    The model has no term for the kernel that only adds columns in form multipass.
     """
+    if subject.plan.kernels[0].row is None:
+        return {}
     s, p, device = subject.schedule, subject.problem, subject.device
     p = replace(p, column_sums=0) if s.form == "multipass" else p  # whose column sums have a kernel of their own
     f = features(Schedules.of([s]), p, subject.rows, device)
@@ -119,13 +114,9 @@ def records(subject: Subject) -> list[dict[str, Any]]:
 def _recorded(subject: Subject) -> Iterator[dict[str, Any]]:
     """All times of the spec: trials of tune, records of bench, and points of sweeps, whose files are named by GPU.
 
-    Nothing where the folder of records is missing, as in an installed package. ``generator``: whether it is today's.
+    ``generator``: whether that which made the kernel is today's. An installed package has no records.
     """
-    try:
-        folder = data_dir("generated")
-    except MissingError:
-        return
-    spec, today = str(subject.compilation.spec), source_digest()
+    folder, spec, today = data_dir("generated"), str(subject.plan.spec), source_digest()
     least = bytes_of(*subject.plan.inputs, *subject.plan.outputs)
     for path in sorted([*folder.glob("tuned/*.jsonl"), *folder.glob("bench/*.json")]):
         raw = read(path, LARGEST)
@@ -158,40 +149,48 @@ def _recorded(subject: Subject) -> Iterator[dict[str, Any]]:
 
 def cost(subject: Subject) -> Section:
     """Operations and bytes, what is kept, the roofline of every described GPU, what bounds it, and records."""
-    plan, kinds, work = subject.plan, operations(subject.plan.graph), flops(subject.plan.graph)
-    least, workspace = bytes_of(*plan.inputs, *plan.outputs), plan.workspace_bytes(subject.rows)
+    plan, device, kinds, work = subject.plan, subject.device, operations(subject.plan.graph), flops(subject.plan.graph)
+    least, buffers = bytes_of(*plan.inputs, *plan.outputs), plan.workspace_bytes(subject.rows)
     amounts = {
         "bytes read": (bytes_of(*plan.inputs), listed(v.name for v in plan.inputs)),
         "bytes written": (bytes_of(*plan.outputs), listed(v.name for v in plan.outputs)),
         "read again": (moved(plan) - least, "by later phases and kernels, as far as no cache has it"),
-        **{what: (bytes_of(*of), listed(v.name for v in of) or "none") for what, of in kept(plan.spec).items()},
+        **{what: (bytes_of(*of), listed(v.name for v in of)) for what, of in kept(plan.spec).items()},
     }
     table = [("flops", formula(work), si(at(work, subject)), f"{at(work, subject) / at(least, subject):.3g} a byte")]
     table += ((name, formula(n), si(at(n, subject), "B"), text) for name, (n, text) in amounts.items() if n)
-    table += [("workspace", "", si(workspace, "B"), listed(b.name for b in plan.workspace) or "none")]
-    roofs, limit, found = rooflines(subject, least, work), bound(subject), records(subject)
-    shares = ", ".join(f"{name} {us:.4g}" for name, us in limit["shares"].items())
+    table += [("workspace", "", si(buffers, "B"), f"for L2, which has {device.l2_mib} MiB")] * bool(buffers)
+    double, limit, found = plan.accumulator is DType.F64, bound(subject), records(subject)
+    roofs = [roofline(d, at(least, subject), at(work, subject), double=double) for d in described().values()]
     mine = {str(subject.schedule): "this one"}
+    operations_text = ", ".join(f"{kind} {formula(n)}" for kind, n in kinds.items())
     blocks: tuple[Block, ...] = (
         Table(("", "formula", f"at {subject.rows} rows", ""), tuple(table)),
-        Text(f"Operations (an fma is two flops): {', '.join(f'{kind} {formula(n)}' for kind, n in kinds.items())}."),
+        Text(f"Operations, of which an fma is two flops: {operations_text}."),
         _table(roofs, "Roofline: each input and result once at the memory's bandwidth; all flops at the peak of f32"),
-        Text(
-            f"For {subject.device.name} the model expects {limit['us']:.4g} us for the kernel of rows: {shares}. It is "
-            f"bound by {limit['by']}."
-        ),
+        Text(f"On {device.name} the model expects {_expected(limit)}"),
         _table(
             [{**r, "schedule": mine.get(r["schedule"], "another")} for r in found], "Measured, at the nearest rows:"
         ),
     )
-    data = {"flops": as_json(work, subject)} | {name: as_json(n, subject) for name, (n, _) in amounts.items()}
-    data |= {"operations": {kind: as_json(n, subject) for kind, n in kinds.items()}}
-    more = {"workspace": workspace, "roofline": roofs, "bound": limit, "records": found}
-    return Section("cost", "Cost", blocks, data | more)
+    data = {name: as_json(n, subject) for name, (n, _) in [("flops", (work, "")), *amounts.items()]}
+    more = {"operations": {kind: as_json(n, subject) for kind, n in kinds.items()}, "workspace": buffers}
+    return Section("cost", "Cost", blocks, data | more | {"roofline": roofs, "bound": limit, "records": found})
+
+
+def _expected(limit: Mapping[str, Any]) -> str:
+    if not limit:
+        return "nothing, which is about rows."
+    shares = ", ".join(f"{name} {us:.4g}" for name, us in limit["shares"].items())
+    return f"{limit['us']:.4g} us, of which {shares}. The call is bound by {limit['by']}."
 
 
 def _table(rows: Sequence[Mapping[str, Any]], heading: str) -> Block:
-    cells = [
-        tuple(f"{c:.{4 if c < 1e4 else 5}g}" if isinstance(c, float) else str(c) for c in r.values()) for r in rows
-    ]
+    cells = [tuple(map(_cell, row.values())) for row in rows]
     return Table(tuple(rows[0]), tuple(cells), heading) if rows else Text(f"{heading} no record.")
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.{4 if value < 1e4 else 6}g}"
+    return "-" if value is None else str(value)

@@ -42,8 +42,8 @@ def steps(plan: Plan) -> list[Step]:
     along_d = [e for e in graph.eqns if any(D in v.type.axes for v in (e.out, *e.args))]
     every = [step for kernel in plan.kernels for step in _steps(kernel, graph) if step["defines"]]
     for n, step in enumerate(every):
-        phases = (s for s in every[n + 1 :] if s["inside"] and s["kernel"] == step["kernel"])
-        later = [e for e in along_d if e.out.name in {name for s in phases for name in s["defines"]}]
+        phases = [s for s in every[n + 1 :] if s["inside"] and s["kernel"] == step["kernel"]]
+        later = [e for e in along_d if any(e.out.name in s["defines"] for s in phases)]
         follow = {name: downstream(numbers, [graph.values()[name]]) for name in step["sums"] if later}
         step["needs"] = {s: [e.out.name for e in later if not v.isdisjoint(e.args)] for s, v in follow.items()}
     return every
@@ -113,19 +113,26 @@ def moved(plan: Plan) -> Amount:
 
 
 def values(plan: Plan) -> list[dict[str, Any]]:
-    """Every value of the graph: its axes, its place, the step that has it first, and all steps that have it.
+    """Every value of the graph: its axes, its place, and the steps that compute it, or of an input those that use it.
 
     place   register: in those of the thread that has the column; shared: in shared memory; global: read where it is
             used, through the caches; uniform: one number, the same in every thread of a row, or in all
     """
     every, found = steps(plan), []
-    kernels, made = {k.role: k for k in plan.kernels}, {v.name: e for v, e in plan.graph.producers().items()}
+    kernels, made = {k.role: k for k in plan.kernels}, {e.out.name for e in plan.graph.eqns}
     for v in plan.graph.values().values():
         users = {e.out.name for e in plan.graph.eqns if v in e.args} if v.name not in made else {v.name}
         uses = [(s["kernel"], s["phase"]) for s in every if not users.isdisjoint(s["defines"])]
-        about = {"name": v.name, "type": str(v.type), "axes": [*map(str, v.type.axes)], "uses": uses}
-        place = _place(v, kernels[uses[0][0]], v.name not in made) if uses else "unused"
-        found.append(about | {"place": place, "stored": any(v.name in s["stores"] for s in every)})
+        kernel, phase = uses[0] if uses else ("", None)
+        about = {
+            "name": v.name,
+            "type": str(v.type),
+            "axes": [*map(str, v.type.axes)],
+            "kernel": kernel,
+            "phase": phase,
+        }
+        place = _place(v, kernels[kernel], v.name not in made) if uses else "unused"
+        found.append({**about, "uses": uses, "place": place, "stored": any(v.name in s["stores"] for s in every)})
     return found
 
 
@@ -148,10 +155,9 @@ def unfused(spec: Spec) -> tuple[int, Amount]:
 
     Each kernel reads its operands and writes its result in the dtype that the equation has; views move nothing.
     """
-    eqns = spec.trace()["cse"].eqns
-    views = {e.out for e in eqns if is_free(e)}
-    numbers = {v for v in views if not v.type.axes}
-    apart = [e for e in eqns if e.out not in views]
+    graph = spec.trace()["cse"]
+    apart = [e for e in graph.eqns if not is_free(e)]
+    numbers = {*graph.by_value, *(e.out for e in graph.eqns if is_free(e) and not e.out.type.axes)}
     return len(apart), joined(bytes_of(e.out, *({*e.args} - numbers)) for e in apart)
 
 
@@ -176,7 +182,7 @@ def fusion(subject: Subject) -> Section:
     text = (
         f"Unfused, with a kernel for each equation of the derived graph that writes its result to memory in the dtype "
         f"it is computed in: {count} kernels, {formula(apart)} bytes, {si(at(apart, subject), 'B')} for {subject.rows} "
-        f"rows. Fused: {len(kernels)}, {formula(whole)} bytes, {si(at(whole, subject), 'B')}; {factor:.3g} times less."
+        f"rows. Fused: {len(kernels)}, {formula(whole)} bytes, {si(at(whole, subject), 'B')}, {factor:.3g} times less."
     )
     blocks = (
         Lines(tuple(_phase_lines(plan)), "A phase goes over a row and ends with the sums that need the whole row:"),
@@ -220,9 +226,10 @@ def _place_lines(subject: Subject) -> Iterator[str]:
     yield from _entry("registers", f"{listed(held)}; " * bool(held) + "all other elements within their phase")
     shared = [name for name, place in places.items() if place == "shared" and name not in inputs]
     if kernel.row:
-        staged, sums = listed(p.name for p in kernel.row.places), static_shared(subject.schedule, subject.problem)
+        staged, static = listed(p.name for p in kernel.row.places), static_shared(subject.schedule, subject.problem)
         exchanged = f"{listed(shared)} of all segments" * bool(shared)
-        parts = [f"{staged} in {kernel.dynamic} bytes of stages" * bool(staged), f"sums in {sums} bytes", exchanged]
+        parts = [f"{staged} in {kernel.dynamic} bytes of stages" * bool(staged), exchanged]
+        parts.append(f"{static} static bytes for sums and barriers" * bool(static))
         yield from _entry("shared memory", "; ".join(filter(None, parts)))
     counts = Counter((read["tensor"], read["per"]) for read in reads(plan) for _ in range(read["count"]))
     found = (f"{t} {n}{f' for each {per}' * (per != 'call')}" for (t, per), n in counts.items())
