@@ -168,7 +168,7 @@ def cost(subject: Subject) -> Section:
         Table(("", "formula", f"at {subject.rows} rows", ""), tuple(table)),
         Text(f"Operations, of which an fma is two flops: {operations_text}."),
         _table(roofs, "Roofline: each input and result once at the memory's bandwidth; all flops at the peak of f32"),
-        Text(f"On {device.name} the model expects {_expected(limit)}"),
+        Text(_expected(limit, device)),
         _table(
             [{**r, "schedule": mine.get(r["schedule"], "another")} for r in found], "Measured, at the nearest rows:"
         ),
@@ -178,11 +178,11 @@ def cost(subject: Subject) -> Section:
     return Section("cost", "Cost", blocks, data | more | {"roofline": roofs, "bound": limit, "records": found})
 
 
-def _expected(limit: Mapping[str, Any]) -> str:
+def _expected(limit: Mapping[str, Any], device: Device) -> str:
     if not limit:
-        return "nothing, which is about rows."
+        return "The model is about rows, and this call has none."
     shares = ", ".join(f"{name} {us:.4g}" for name, us in limit["shares"].items())
-    return f"{limit['us']:.4g} us, of which {shares}. The call is bound by {limit['by']}."
+    return f"On {device.name} the model expects {limit['us']:.4g} us: {shares}. The call is bound by {limit['by']}."
 
 
 def _table(rows: Sequence[Mapping[str, Any]], heading: str) -> Block:

@@ -14,7 +14,7 @@ from typing import Any
 from lngen.explain.amounts import Amount, as_json, at, bytes_of, formula, is_free, joined, listed, si, times
 from lngen.explain.section import WIDTH, Lines, Section, Text
 from lngen.explain.subject import Subject
-from lngen.ir import WIDE, D, Graph, S, Value, is_column_fold, is_number_fold, is_row_fold
+from lngen.ir import WIDE, D, S, Value, is_column_fold, is_number_fold, is_row_fold
 from lngen.lower import Kernel, Plan
 from lngen.passes import downstream
 from lngen.problem.footprint import static_shared
@@ -40,7 +40,7 @@ def steps(plan: Plan) -> list[Step]:
     graph = plan.graph
     numbers = [e for e in graph.eqns if D not in e.out.type.axes and not is_row_fold(e)]
     along_d = [e for e in graph.eqns if any(D in v.type.axes for v in (e.out, *e.args))]
-    every = [step for kernel in plan.kernels for step in _steps(kernel, graph) if step["defines"]]
+    every = [step for kernel in plan.kernels for step in _steps(kernel, plan) if step["defines"]]
     for n, step in enumerate(every):
         phases = [s for s in every[n + 1 :] if s["inside"] and s["kernel"] == step["kernel"]]
         later = [e for e in along_d if any(e.out.name in s["defines"] for s in phases)]
@@ -49,8 +49,9 @@ def steps(plan: Plan) -> list[Step]:
     return every
 
 
-def _steps(kernel: Kernel, graph: Graph) -> Iterator[Step]:
-    made, along_d = {e.out.name: e for e in graph.eqns}, {p.name for p in graph.params if D in p.type.axes}
+def _steps(kernel: Kernel, plan: Plan) -> Iterator[Step]:
+    made, along_d = {e.out.name: e for e in plan.graph.eqns}, {p.name for p in plan.inputs if D in p.type.axes}
+    stored = {*(v.name for v in plan.outputs), *(b.name for b in plan.workspace)}
     phases, rest = kernel.phases, (kernel.statements, kernel.finish, kernel.numbers)
     for n, part in enumerate((*phases, rest)):
         early = (kernel.uniform, kernel.per_row) if n == 0 else ()
@@ -67,7 +68,7 @@ def _steps(kernel: Kernel, graph: Graph) -> Iterator[Step]:
             stores = [t.name for t in (*phases[n].outputs, *phases[n].row_outputs)]
         else:
             loads = [*dict.fromkeys(a.name for e in eqns if not is_column_fold(e) for a in e.args if a.name in along_d)]
-            stores = [v.name for v in graph.results if v.name in defines]
+            stores = [name for name in defines if name in stored]
         yield step | {"loads": loads, "stores": stores}
 
 
@@ -181,8 +182,9 @@ def fusion(subject: Subject) -> Section:
     }
     text = (
         f"Unfused, with a kernel for each equation of the derived graph that writes its result to memory in the dtype "
-        f"it is computed in: {count} kernels, {formula(apart)} bytes, {si(at(apart, subject), 'B')} for {subject.rows} "
-        f"rows. Fused: {len(kernels)}, {formula(whole)} bytes, {si(at(whole, subject), 'B')}, {factor:.3g} times less."
+        f"it is computed in: kernels {count}, bytes {formula(apart)}, {si(at(apart, subject), 'B')} for {subject.rows} "
+        f"rows. Fused: kernels {len(kernels)}, bytes {formula(whole)}, {si(at(whole, subject), 'B')}, {factor:.3g} "
+        "times less."
     )
     blocks = (
         Lines(tuple(_phase_lines(plan)), "A phase goes over a row and ends with the sums that need the whole row:"),
@@ -230,6 +232,7 @@ def _place_lines(subject: Subject) -> Iterator[str]:
         exchanged = f"{listed(shared)} of all segments" * bool(shared)
         parts = [f"{staged} in {kernel.dynamic} bytes of stages" * bool(staged), exchanged]
         parts.append(f"{static} static bytes for sums and barriers" * bool(static))
+        parts.append("row sums of the other blocks of a cluster" * (kernel.cluster > 1))
         yield from _entry("shared memory", "; ".join(filter(None, parts)))
     counts = Counter((read["tensor"], read["per"]) for read in reads(plan) for _ in range(read["count"]))
     found = (f"{t} {n}{f' for each {per}' * (per != 'call')}" for (t, per), n in counts.items())
@@ -251,8 +254,8 @@ def _why(kernel: Kernel) -> str:
     if kernel.finish:
         sums = listed(a.name for a in kernel.finish.accumulators)
         where = "after a grid barrier of a cooperative launch" if kernel.phases else "by a kernel of its own"
-        text += f" {sums} go over all rows, and blocks share the rows: each block stores partial results, and those of "
-        text += f"a column are joined in the order of the graph, {where}."
+        text += f" Reductions over all rows: {sums}. Each block stores those of its rows, and they are joined in the "
+        text += f"order of the graph, {where}."
     return text.strip()
 
 
