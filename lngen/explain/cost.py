@@ -82,7 +82,7 @@ def bound(subject: Subject) -> dict[str, Any]:
     """The model's time of a call in microseconds, its terms, and the shares that make it up; nothing without rows.
 
     Of times that overlap, a share is the part in the norm that joins them. Latency and fixed time are what is left.
-    The model has no term for the kernel that only adds columns in form multipass.
+    The kernel that only adds columns in form multipass is not in it.
     """
     if subject.plan.kernels[0].row is None:
         return {}
@@ -126,9 +126,11 @@ def _recorded(subject: Subject) -> Iterator[dict[str, Any]]:
         about = data.get("conditions", {})
         date = "".join(run.get("date", "")[:10] for run in data.get("runs", [])[:1])
         gpu = about.get("device", described().get(path.stem.partition("-")[0], subject.device).name)
-        swept = [{**p, "schedule": s, "us_median": us} for p in data.get("points", ()) for s, us in p["us"].items()]
-        for r in [*data.get("records", ()), *swept]:
-            if r["spec"] == spec and r.get("schedule") and r.get("us_median") and r.get("kind") != LATENCY:
+        swept = ((p | {"in_turn": None}, p["us"]) for p in data.get("points", ()) if p["spec"] == spec)
+        points = [p | {"schedule": s, "us_median": us} for p, of in swept for s, us in of.items()]
+        timed = [r for r in [*data.get("records", ()), *points] if r["spec"] == spec and r.get("us_median")]
+        for r in timed:
+            if r.get("schedule") and r.get("kind") != LATENCY and r.get("status", "correct") == "correct":
                 calls = about.get(f"provider {r['provider']}", about["method"]) if about else ""
                 in_turn = r.get("in_turn", bool(calls) and "begins while" not in calls)
                 version = [f"lngen {about['lngen']}" if about else "", r.get("compiler", ""), r.get("date", date)]
@@ -137,7 +139,7 @@ def _recorded(subject: Subject) -> Iterator[dict[str, Any]]:
                     "rows": r["rows"],
                     "us": r["us_median"],
                     "GB/s": at(least, replace(subject, expected=r["rows"])) / r["us_median"] / 1e3,
-                    "calls": "in turn" if in_turn else "overlapped",
+                    "calls": {True: "in turn", False: "overlapped"}.get(in_turn, "not recorded"),
                     "schedule": r["schedule"],
                     "version": " ".join(filter(None, version)),
                     "generator": ("today's" if about["kernels"] == today else "earlier") if about else "not recorded",
@@ -168,7 +170,7 @@ def cost(subject: Subject) -> Section:
         Table(("", "formula", f"at {subject.rows} rows", ""), tuple(table)),
         Text(f"Operations, of which an fma is two flops: {operations_text}."),
         _table(roofs, "Roofline: each input and result once at the memory's bandwidth; all flops at the peak of f32"),
-        Text(_expected(limit, device)),
+        Text(_expected(limit, subject)),
         _table(
             [{**r, "schedule": mine.get(r["schedule"], "another")} for r in found], "Measured, at the nearest rows:"
         ),
@@ -178,11 +180,13 @@ def cost(subject: Subject) -> Section:
     return Section("cost", "Cost", blocks, data | more | {"roofline": roofs, "bound": limit, "records": found})
 
 
-def _expected(limit: Mapping[str, Any], device: Device) -> str:
+def _expected(limit: Mapping[str, Any], subject: Subject) -> str:
     if not limit:
         return "The model is about rows, and this call has none."
     shares = ", ".join(f"{name} {us:.4g}" for name, us in limit["shares"].items())
-    return f"On {device.name} the model expects {limit['us']:.4g} us: {shares}. The call is bound by {limit['by']}."
+    without = ", without the kernel that only adds columns" * any(k.role == "columns" for k in subject.plan.kernels)
+    text = f"On {subject.device.name} the model expects {limit['us']:.4g} us{without}: {shares}."
+    return f"{text} The call is bound by {limit['by']}."
 
 
 def _table(rows: Sequence[Mapping[str, Any]], heading: str) -> Block:
