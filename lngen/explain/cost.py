@@ -1,11 +1,200 @@
-"""To be written."""
+"""What a call costs: operations, bytes, what is kept, the roofline of every described GPU, what bounds it, records."""
 
 from __future__ import annotations
 
-from lngen.explain.section import Section
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from math import log
+from typing import Any
+
+from lngen.bench.store import source_digest
+from lngen.bench.tasks import LATENCY
+from lngen.config import data_dir
+from lngen.devices import Device, described
+from lngen.errors import LngenError
+from lngen.explain.amounts import Amount, as_json, at, bytes_of, formula, is_free, joined, listed, si, times
+from lngen.explain.fusion import moved
+from lngen.explain.section import Block, Section, Table, Text
 from lngen.explain.subject import Subject
+from lngen.files import parse_json, read
+from lngen.ir import REDUCTIONS, DType, Graph, Value
+from lngen.ir.types import axes_union
+from lngen.schedule.model import MODEL, estimates, features, terms
+from lngen.schedule.recorded import LARGEST
+from lngen.schedule.space import Schedules
+from lngen.spec import Spec
+
+# Flops of an operation. Casts, comparisons, signs and operations on bits are counted beside them.
+FLOPS = {"add": 1, "mul": 1, "fma": 2, "div": 1, "sqrt": 1, "cast": 0, "other": 0}
+KIND = {"sub": "add", "reduce_sum": "add", "segment_sum": "add", "reduce_dot": "fma", "segment_dot": "fma"}
+
+
+def operations(graph: Graph) -> dict[str, Amount]:
+    """The operations of a graph by kind, those of ``FLOPS``; each equation is computed once.
+
+    An equation has an operation for each element of its result, a reduction one for each element that it takes.
+    """
+    found: dict[str, Amount] = {}
+    for e in graph.eqns:
+        kind = KIND.get(e.op, e.op if e.op in FLOPS else "other")
+        axes = axes_union(*(a.type.axes for a in e.args)) if e.op in REDUCTIONS else e.out.type.axes
+        if not is_free(e):
+            found[kind] = found.get(kind, Counter()) + Counter({axes: 1})
+    return {kind: found[kind] for kind in FLOPS if kind in found}
+
+
+def flops(graph: Graph) -> Amount:
+    """The floating-point operations."""
+    return joined(times(amount, FLOPS[kind]) for kind, amount in operations(graph).items())
+
+
+def kept(spec: Spec) -> Mapping[str, list[Value]]:
+    """What backward takes besides cotangents: results of forward, and inputs; nothing for a graph without backward."""
+    try:
+        tensors = spec.with_direction("bwd").graph().tensors
+    except LngenError:
+        return {}
+    forward = spec.forward()
+    ours = {"saved by forward": forward.results, "inputs kept": forward.params}
+    return {what: [t for t in tensors if t.name in {v.name for v in of}] for what, of in ours.items()}
+
+
+# ---- times: the roofline, the model, and records ----
+
+
+def peak(device: Device) -> float:
+    """Flops of f32 per second, an fma on every lane each cycle.
+
+    CUDA C++ Programming Guide, "Arithmetic Instructions": a multiprocessor has 64 lanes up to sm_80, else 128.
+    """
+    return device.multiprocessors * (64 if device.capability <= 80 else 128) * 2 * device.clock_mhz * 1e6
+
+
+def roofline(device: Device, moved_bytes: int, work: int, *, double: bool) -> dict[str, Any]:
+    """Microseconds of all bytes at the memory's bandwidth, and of all flops at the peak, which f64 is not described."""
+    memory, arithmetic = moved_bytes / device.bandwidth_gb_s / 1e3, None if double else work / peak(device) * 1e6
+    larger = None if arithmetic is None else "memory" if memory >= arithmetic else "arithmetic"
+    return {"GPU": device.name, "memory us": memory, "arithmetic us": arithmetic, "larger": larger}
+
+
+def bound(subject: Subject) -> dict[str, Any]:
+    """The model's time of a call in microseconds, its terms, and the shares that make it up; nothing without rows.
+
+    Of times that overlap, a share is the part in the norm that joins them. Latency and fixed time are what is left.
+    The kernel that only adds columns in form multipass is not in it.
+    """
+    if subject.plan.kernels[0].row is None:
+        return {}
+    s, p, device = subject.schedule, subject.problem, subject.device
+    p = replace(p, column_sums=0) if s.form == "multipass" else p  # whose column sums have a kernel of their own
+    f = features(Schedules.of([s]), p, subject.rows, device)
+    parts = {name: float(us[0]) for name, us in asdict(terms(f, device)).items()}
+    expected, factor = float(estimates(f, device)[0]), parts["spill_factor"]
+    powers = {name: parts[name] ** MODEL.blend for name in ("memory", "issuing", "waiting", "starting")}
+    scale = sum(powers.values()) ** (1 / MODEL.blend - 1) * factor
+    shares = {"memory": powers["memory"] * scale, "issue slots": powers["issuing"] * scale}
+    shares["latency and fixed time"] = expected - sum(shares.values())
+    return {"us": expected, "terms": parts, "shares": shares, "by": max(shares, key=lambda name: shares[name])}
+
+
+def records(subject: Subject) -> list[dict[str, Any]]:
+    """Measured times of the spec by GPU and way of calling, at the recorded rows nearest to the subject's.
+
+    There it is the time of the subject's schedule, or else the shortest.
+    """
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    schedule = str(subject.schedule)
+    near = [(abs(log(r["rows"] / subject.rows)), r["schedule"] != schedule, r["us"], r) for r in _recorded(subject)]
+    for *_, r in sorted(near, key=lambda item: item[:3]):
+        found.setdefault((r["GPU"], r["calls"]), r)
+    return [*found.values()]
+
+
+def _recorded(subject: Subject) -> Iterator[dict[str, Any]]:
+    """All times of the spec: trials of tune, records of bench, and points of sweeps, whose files are named by GPU.
+
+    ``generator``: whether that which made the kernel is today's. An installed package has no records.
+    """
+    folder, spec, today = data_dir("generated"), str(subject.plan.spec), source_digest()
+    least = bytes_of(*subject.plan.inputs, *subject.plan.outputs)
+    for path in sorted([*folder.glob("tuned/*.jsonl"), *folder.glob("bench/*.json")]):
+        raw = read(path, LARGEST)
+        lines = [line for line in raw.splitlines() if f'"{spec}"'.encode() in line]
+        whole = lines and path.suffix == ".json"
+        data: dict[str, Any] = parse_json(raw) if whole else {"records": [*map(parse_json, lines)]}
+        about = data.get("conditions", {})
+        date = "".join(run.get("date", "")[:10] for run in data.get("runs", [])[:1])
+        gpu = about.get("device", described().get(path.stem.partition("-")[0], subject.device).name)
+        swept = ((p | {"in_turn": None}, p["us"]) for p in data.get("points", ()) if p["spec"] == spec)
+        points = [p | {"schedule": s, "us_median": us} for p, of in swept for s, us in of.items()]
+        timed = [r for r in [*data.get("records", ()), *points] if r["spec"] == spec and r.get("us_median")]
+        for r in timed:
+            if r.get("schedule") and r.get("kind") != LATENCY and r.get("status", "correct") == "correct":
+                calls = about.get(f"provider {r['provider']}", about["method"]) if about else ""
+                in_turn = r.get("in_turn", bool(calls) and "begins while" not in calls)
+                version = [f"lngen {about['lngen']}" if about else "", r.get("compiler", ""), r.get("date", date)]
+                yield {
+                    "GPU": r.get("device", gpu),
+                    "rows": r["rows"],
+                    "us": r["us_median"],
+                    "GB/s": at(least, replace(subject, expected=r["rows"])) / r["us_median"] / 1e3,
+                    "calls": {True: "in turn", False: "overlapped"}.get(in_turn, "not recorded"),
+                    "schedule": r["schedule"],
+                    "version": " ".join(filter(None, version)),
+                    "generator": ("today's" if about["kernels"] == today else "earlier") if about else "not recorded",
+                }
+
+
+# ---- the section ----
 
 
 def cost(subject: Subject) -> Section:
-    """To be written."""
-    return Section("cost", "Cost", ())
+    """Operations and bytes, what is kept, the roofline of every described GPU, what bounds it, and records."""
+    plan, device, kinds, work = subject.plan, subject.device, operations(subject.plan.graph), flops(subject.plan.graph)
+    least, buffers = bytes_of(*plan.inputs, *plan.outputs), plan.workspace_bytes(subject.rows)
+    amounts = {
+        "bytes read": (bytes_of(*plan.inputs), listed(v.name for v in plan.inputs)),
+        "bytes written": (bytes_of(*plan.outputs), listed(v.name for v in plan.outputs)),
+        "read again": (moved(plan) - least, "by later phases and kernels, as far as no cache has it"),
+        **{what: (bytes_of(*of), listed(v.name for v in of)) for what, of in kept(plan.spec).items()},
+    }
+    table = [("flops", formula(work), si(at(work, subject)), f"{at(work, subject) / at(least, subject):.3g} a byte")]
+    table += ((name, formula(n), si(at(n, subject), "B"), text) for name, (n, text) in amounts.items() if n)
+    table += [("workspace", "", si(buffers, "B"), f"for L2, which has {device.l2_mib} MiB")] * bool(buffers)
+    double, limit, found = plan.accumulator is DType.F64, bound(subject), records(subject)
+    roofs = [roofline(d, at(least, subject), at(work, subject), double=double) for d in described().values()]
+    mine = {str(subject.schedule): "this one"}
+    operations_text = ", ".join(f"{kind} {formula(n)}" for kind, n in kinds.items())
+    blocks: tuple[Block, ...] = (
+        Table(("", "formula", f"at {subject.rows} rows", ""), tuple(table)),
+        Text(f"Operations, of which an fma is two flops: {operations_text}."),
+        _table(roofs, "Roofline: each input and result once at the memory's bandwidth; all flops at the peak of f32"),
+        Text(_expected(limit, subject)),
+        _table(
+            [{**r, "schedule": mine.get(r["schedule"], "another")} for r in found], "Measured, at the nearest rows:"
+        ),
+    )
+    data = {name: as_json(n, subject) for name, (n, _) in [("flops", (work, "")), *amounts.items()]}
+    more = {"operations": {kind: as_json(n, subject) for kind, n in kinds.items()}, "workspace": buffers}
+    return Section("cost", "Cost", blocks, data | more | {"roofline": roofs, "bound": limit, "records": found})
+
+
+def _expected(limit: Mapping[str, Any], subject: Subject) -> str:
+    if not limit:
+        return "The model is about rows, and this call has none."
+    shares = ", ".join(f"{name} {us:.4g}" for name, us in limit["shares"].items())
+    without = ", without the kernel that only adds columns" * any(k.role == "columns" for k in subject.plan.kernels)
+    text = f"On {subject.device.name} the model expects {limit['us']:.4g} us{without}: {shares}."
+    return f"{text} The call is bound by {limit['by']}."
+
+
+def _table(rows: Sequence[Mapping[str, Any]], heading: str) -> Block:
+    cells = [tuple(map(_cell, row.values())) for row in rows]
+    return Table(tuple(rows[0]), tuple(cells), heading) if rows else Text(f"{heading} no record.")
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.{4 if value < 1e4 else 6}g}"
+    return "-" if value is None else str(value)

@@ -7,7 +7,7 @@ other part does not overlap: the launch, the first row, and atomic operations th
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 
@@ -200,22 +200,69 @@ def _spill_factor(c: Schedules, p: Problem, device: Device) -> Numbers:
     return factor
 
 
+@dataclass(frozen=True)
+class Terms:
+    """The parts of the expected times in microseconds: an array per part, a number per schedule.
+
+    The first four overlap: their norm with the exponent ``Model.blend`` counts. The next four are added to it.
+
+    memory          all bytes at the memory's bandwidth
+    waiting         rows after the first one of a row group, at the latency of a row
+    issuing         instructions, shared memory and bulk copies of a multiprocessor
+    starting        blocks that the GPU starts
+    latency         of the memory, for the first row
+    first           work of the first row after its arrival
+    launch          start of the first block
+    atomics         atomic operations that all blocks wait for
+    spill_factor    by which spills multiply the whole; 1 without spills
+    """
+
+    memory: Numbers
+    waiting: Numbers
+    issuing: Numbers
+    starting: Numbers
+    latency: Numbers
+    first: Numbers
+    launch: Numbers
+    atomics: Numbers
+    spill_factor: Numbers
+
+
 def estimates(f: Features, device: Device, model: Model = MODEL) -> Numbers:
     """Microseconds of each schedule."""
+    t = _nanoseconds(f, device, model)
+    powers = [part**model.blend for part in (t.memory, t.waiting, t.issuing, t.starting)]
+    overlapped = np.add.reduce(powers) ** (1 / model.blend)
+    once = t.latency + t.first + t.launch + t.atomics
+    result: Numbers = (overlapped + once) * t.spill_factor / 1e3
+    return result
+
+
+def terms(f: Features, device: Device, model: Model = MODEL) -> Terms:
+    """What ``estimates`` joins."""
+    t = _nanoseconds(f, device, model)
+    parts = {field.name: getattr(t, field.name) / 1e3 for field in fields(t)}
+    return Terms(**parts | {"spill_factor": t.spill_factor})
+
+
+def _nanoseconds(f: Features, device: Device, model: Model) -> Terms:
+    """The terms in nanoseconds, the unit of the model's constants."""
     ns_per_cycle = 1e3 / device.clock_mhz
     instructions = f.operations + f.conversions
     latency = device.latency_ns * np.where(f.multipass > 0, f.reductions + 1, 1)
     work = _row_work(f, instructions, ns_per_cycle, model)
-    waiting = (_rounds(f) - 1) / _row_rate(f, work, latency, model)  # the first round is part of ``once``
-    memory = _memory(f, device, model)
-    issuing = _issuing(f, instructions, ns_per_cycle, device, model)
-    starting = np.where((f.staged > 0) | (f.persistent > 0), 0, f.rows * f.cluster / f.groups * model.block)
-    powers = [part**model.blend for part in (memory, waiting, issuing, starting)]
-    overlapped = np.add.reduce(powers) ** (1 / model.blend)
-    first = work - f.reductions * _barriers(f, model) * (f.cluster == 1)  # no other row delays the warps of a block
-    once = latency + first + model.launch + f.atomics * model.atomic
-    result: Numbers = (overlapped + once) * f.spill_factor / 1e3
-    return result
+    return Terms(
+        memory=_memory(f, device, model),
+        waiting=(_rounds(f) - 1) / _row_rate(f, work, latency, model),  # the first round is the latency and ``first``
+        issuing=_issuing(f, instructions, ns_per_cycle, device, model),
+        starting=np.where((f.staged > 0) | (f.persistent > 0), 0, f.rows * f.cluster / f.groups * model.block),
+        latency=latency,
+        # No other row delays the warps of a block.
+        first=work - f.reductions * _barriers(f, model) * (f.cluster == 1),
+        launch=np.full_like(work, model.launch),
+        atomics=f.atomics * model.atomic,
+        spill_factor=f.spill_factor,
+    )
 
 
 def _row_work(f: Features, instructions: Numbers, ns_per_cycle: float, model: Model) -> Numbers:

@@ -1,0 +1,182 @@
+"""If these fail, a formula of operations or bytes is not what runs, or a time is not the model's or a record's."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from functools import cache
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from explained import subject_of
+from lngen import interpret as interpreter
+from lngen.check.inputs import random_inputs
+from lngen.devices import described
+from lngen.explain import Subject, cost
+from lngen.explain.amounts import at
+from lngen.explain.cost import bound, flops, operations, peak, records
+from lngen.explain.fusion import moved, reads
+from lngen.ir import REDUCTIONS, WIDE
+from lngen.problem import Schedule
+from lngen.problem.footprint import vectors_per_thread
+from lngen.ptx import Traffic, run_plan
+from lngen.spec import Spec, parse_spec
+from own_graphs import own
+from schedules import cp_async, multipass, registers, tma, unaligned
+
+BACK = "layernorm.bwd:d=1024,dtype=bf16,blocks=2"
+CASES = {
+    "registers": (BACK, registers(64, 8, 8), 32),
+    "prefetch": (BACK, registers(64, 8, 8, "prefetch"), 20),
+    "single": (BACK, tma(64, 8, 8, 2, "cached store single"), 16),
+    "tma": ("layernorm.bwd:d=1000,dtype=bf16,blocks=2", tma(64, 8, 8, 2, "regs early"), 16),
+    "unaligned": ("rmsnorm.fwd:d=1001,dtype=bf16", unaligned(64, 2, 1, 2, grid=2), 5),
+    "cp_async": ("rmsnorm.fwd:d=1000,dtype=f32", cp_async(64, 4, 4, 2, "cached", grid=2), 11),
+    "multipass": ("layernorm.fwd:d=9001,dtype=f32", multipass(128, 1), 2),
+    "columns": ("layernorm.bwd:d=5000,dtype=f32,blocks=2,save=none", multipass(128, 4), 3),
+    "cluster": ("layernorm.fwd:d=12288,dtype=bf16", registers(256, 1, 8, cluster=2), 2),
+}
+
+
+@cache
+def counted(case: str) -> tuple[Subject, Traffic]:
+    subject = subject_of(*CASES[case])
+    plan, inputs = subject.plan, random_inputs(subject.plan.spec, subject.rows)
+    return subject, run_plan(plan, inputs, source=subject.kernels.text).traffic
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_bytes_are_those_that_the_kernels_move(case: str) -> None:
+    """Idle row groups read the row of another, prefetch one more; TMA reads whole units of unaligned rows."""
+    subject, traffic = counted(case)
+    plan, s, rows, d = subject.plan, subject.schedule, subject.rows, subject.problem.d
+    values, kernels = plan.graph.values(), {k.role: k for k in plan.kernels}
+    wide_bytes = idle = 0
+    for read in reads(plan):
+        kernel, value = kernels[read["kernel"]], values[read["tensor"]]
+        wide, blocks = value.type.axes == WIDE, kernel.grid[0](rows) // kernel.cluster
+        filled = -(-rows // s.rows_per_block) * s.rows_per_block if kernel.row else rows
+        each = blocks * s.rows_per_block if read["per"] == "row group" else filled
+        each += blocks * s.rows_per_block if wide and s.prefetch else 0
+        found = traffic.tensors[kernel.name][value.name]["bytes_read"]
+        more = found - read["count"] * each * d * value.type.dtype.size
+        assert 0 <= more <= (32 * each if wide and s.form == "tma_unaligned" else 0), read
+        wide_bytes += found * wide
+        idle += (each - rows + more) * wide
+    written = Counter({n: t["bytes_written"] for k in traffic.tensors.values() for n, t in k.items()})
+    sizes = {v.name: prod(v.type.shape(rows, d)) * v.type.dtype.size for v in plan.outputs}
+    assert {name: written[name] for name in sizes} == sizes
+    assert cost(subject).data["bytes written"]["value"] == sum(sizes.values())
+    wide_bytes += sum(written[v.name] for v in plan.outputs if v.type.axes == WIDE)
+    assert (moved(plan)[WIDE] * rows * d == wide_bytes) is (idle == 0)
+
+
+@pytest.mark.parametrize("case", ["registers", "single", "tma", "cluster"])
+def test_an_fma_of_an_element_is_an_instruction(case: str) -> None:
+    """Exactly, with the elements that pad a row; of other operations at least as many, some in several phases."""
+    subject, traffic = counted(case)
+    s, p = subject.schedule, subject.problem
+    elements = vectors_per_thread(s, p) * p.chunk * s.threads * s.cluster * subject.rows
+    ran = Counter[str]()
+    for opcode, count in traffic.instructions[subject.plan.kernels[0].name].items():
+        ran[opcode.partition(".")[0]] += 32 * count * (".f32" in opcode)
+    work = {kind: n[WIDE] * elements for kind, n in operations(subject.plan.graph).items()}
+    assert ran["fma"] == work["fma"]
+    assert ran["add"] + ran["sub"] >= work["add"]
+    assert ran["mul"] >= work["mul"]
+
+
+WORK = dict.fromkeys(("add", "sub", "mul", "div", "sqrt", "reduce_sum", "segment_sum"), 1)
+WORK |= dict.fromkeys(("fma", "reduce_dot", "segment_dot"), 2)
+GRAPHS = [
+    "layernorm.fwd:d=7,dtype=bf16",
+    "layernorm.bwd:d=9001,dtype=f32,save=none",
+    "gated_rmsnorm.bwd:d=13,dtype=f16",
+]
+GRAPHS += ["cross_entropy.bwd:d=10,dtype=f32", "dyt.bwd:d=6,dtype=f32", "layernorm_act.fwd:d=5,dtype=bf16"]
+
+
+@pytest.mark.parametrize("spec", [*map(parse_spec, GRAPHS), own("scaled", "bwd"), own("larger"), own("loss", "bwd")])
+def test_flops_are_those_of_the_interpreter(spec: Spec, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It computes arrays, or reduces them; each counts by the length that it has."""
+    done, value_of = Counter[str](), interpreter.value_of
+    subject, inputs = subject_of(spec, rows=3), random_inputs(spec, 3)
+
+    def watched(eqn: Any, args: Any, size: Any) -> Any:
+        out = value_of(eqn, args, size)
+        done[eqn.op] += np.broadcast(*args).size if eqn.op in REDUCTIONS else out.size
+        return out
+
+    monkeypatch.setattr(interpreter, "value_of", watched)
+    interpreter.interpret(subject.plan.graph, inputs)
+    assert at(flops(subject.plan.graph), subject) == sum(WORK.get(op, 0) * n for op, n in done.items())
+
+
+def test_what_is_kept_depends_on_what_is_saved() -> None:
+    """Of 5 rows of 12: two statistics and x, gamma; x and gamma alone; y, a statistic, gamma and beta."""
+    for save, kept in {"stats": (40, 288), "none": (0, 288), "y": (260, 96)}.items():
+        data = cost(subject_of(f"layernorm.fwd:d=12,dtype=f32,save={save}", rows=5)).data
+        assert (data["saved by forward"]["value"], data["inputs kept"]["value"]) == kept
+
+
+def test_peaks_are_those_of_the_datasheets() -> None:
+    """Tflops of f32 without tensor cores, as NVIDIA states them."""
+    stated = {"t4": 8.1, "a100": 19.5, "h100": 67, "h200": 67, "l40s": 91.6, "rtx4090": 82.6, "rtx5090": 104.8}
+    assert {name: peak(described()[name]) / 1e12 for name in stated} == pytest.approx(stated, rel=0.02)
+
+
+BOUND = {
+    ("layernorm.bwd:d=1024,dtype=bf16", tma(64, 8, 8, 2), 2**20): "memory",
+    ("layernorm.bwd:d=1024,dtype=bf16", tma(64, 8, 8, 2), 1): "latency and fixed time",
+    ("layernorm.bwd:d=1024,dtype=bf16", multipass(64, 8), 2**20): "latency and fixed time",
+    ("layernorm_act.fwd:d=1024,dtype=bf16,act=gelu", None, 2**20): "issue slots",
+}
+
+
+@pytest.mark.parametrize("case", BOUND, ids=str)
+def test_the_largest_share_of_the_expected_time_bounds_it(case: tuple[str, Schedule | None, int]) -> None:
+    found = bound(subject_of(*case))
+    assert sum(found["shares"].values()) == pytest.approx(found["us"])
+    assert min(found["shares"].values()) >= 0
+    assert found["by"] == BOUND[case]
+
+
+def test_a_record_is_the_nearest_of_this_spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = subject_of("layernorm.fwd:d=1024,dtype=bf16", rows=1000)
+    spec, mine = str(subject.plan.spec), str(subject.schedule)
+    trial = {
+        "spec": spec,
+        "rows": 1024,
+        "device": "A",
+        "compiler": "NVRTC 1",
+        "schedule": mine,
+        "us_median": 3,
+        "status": "correct",
+    }
+    trials = [trial, {**trial, "us_median": 2, "schedule": "form=old"}, {**trial, "rows": 9, "us_median": 1}]
+    trials += [{**trial, "spec": f"{spec},eps=1.0", "us_median": 1}, {**trial, "in_turn": True, "us_median": 4}]
+    bench = {"spec": spec, "rows": 500, "provider": "lngen", "schedule": "form=old", "us_median": 5}
+    about = {"device": "B", "lngen": "0.0.9", "kernels": "0", "method": "each call waits"}
+    benched = {"conditions": about, "records": [bench, {**bench, "kind": "latency", "us_median": 1}]}
+    (tmp_path / "tuned").mkdir()
+    (tmp_path / "bench").mkdir()
+    (tmp_path / "tuned/x.jsonl").write_text("\n".join(map(json.dumps, trials)))
+    (tmp_path / "bench/y.json").write_text(json.dumps(benched))
+    (tmp_path / "bench/h100-z.json").write_text(json.dumps({"points": [{"spec": spec, "rows": 1000, "us": {mine: 6}}]}))
+    module = sys.modules["lngen.explain.cost"]  # the package has a function of this name
+    monkeypatch.setattr(module, "data_dir", lambda name: tmp_path)
+    found = {
+        (r["GPU"], r["calls"]): (r["rows"], r["us"], r["schedule"] == mine, r["version"]) for r in records(subject)
+    }
+    assert found == {
+        ("A", "overlapped"): (1024, 3, True, "NVRTC 1"),
+        ("A", "in turn"): (1024, 4, True, "NVRTC 1"),
+        ("B", "in turn"): (500, 5, False, "lngen 0.0.9"),
+        (described()["h100"].name, "not recorded"): (1000, 6, True, ""),
+    }
+    assert "no record" in str(cost(subject_of("layernorm.fwd:d=1025,dtype=bf16")))
