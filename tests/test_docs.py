@@ -28,6 +28,7 @@ TOPICS = (
     "family",
     "glossary",
     "graph",
+    "inspect",
     "layout",
     "manifest",
     "numerics",

@@ -29,6 +29,7 @@ TABLES: dict[str, tuple[str, ...]] = {
     "list": ("list",),
     "resources": (*SHOW, "resources", "--schedule", ALL_KEYS),
     "traffic": (*SHOW, "traffic", "--schedule", ALL_KEYS, "--rows", "3"),
+    "explain": ("explain", FWD, "--only", "cost", "--schedule", ALL_KEYS),
     "check": ("check", FWD),
     "matrix": ("check", "--matrix"),
     "conform": ("conform", FWD, "--cases", "ordinary", "--device", "cpu"),
