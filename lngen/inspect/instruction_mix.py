@@ -35,8 +35,9 @@ _OPCODES = {
 _KIND = {opcode: kind for kind, opcodes in _OPCODES.items() for opcode in opcodes.split()}
 _BULK = {"UBLKCP.S.G": "bulk load", "UBLKCP.G.S": "bulk store", "CCTL.E.PF2": "prefetch"}
 _BYTES = {"128": 16, "64": 8, "U16": 2, "S16": 2, "U8": 1, "S8": 1}
-_MEMORY = ("LDG", "LDGSTS", "bulk", "LDS", "LDL", "prefetch", "STG", "STAS", "STS", "STL", "ATOMG", "ATOMS", "RED")
-_PLACE = {name: place for place, name in enumerate((*_MEMORY, *_OPCODES, "other"))}
+_MEMORY = ("LDG", "LDGSTS", "LDS", "LDL", "STG", "STAS", "STS", "STL", "ATOMG", "ATOMS", "RED")
+_ACCESSES = (f"{opcode} {size}" for opcode in _MEMORY for size in (16, 8, 4, 2, 1))
+_PLACE = {name: place for place, name in enumerate((*_BULK.values(), *_ACCESSES, *_OPCODES, "other"))}
 
 
 def kind(one: Instruction) -> str:
@@ -48,9 +49,9 @@ def kind(one: Instruction) -> str:
 
 
 def mix(code: Iterable[Instruction]) -> dict[str, int]:
-    """The number of instructions of each kind that there is: loads, stores, then arithmetic."""
+    """The number of instructions of each kind that there is: copies, loads, stores, then arithmetic."""
     counted = Counter(map(kind, code))
-    return {name: counted[name] for name in sorted(counted, key=lambda n: (_PLACE[n.partition(" ")[0]], n))}
+    return {name: counted[name] for name in sorted(counted, key=_PLACE.__getitem__)}
 
 
 @dataclass(frozen=True)
