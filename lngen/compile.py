@@ -40,6 +40,7 @@ class KernelSet:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.cubins: dict[str, Binary] = {}
+        self._lined: dict[str, Binary] = {}
         self._ptx: dict[tuple[str, bool], str] = {}
 
     @cached_property
@@ -59,13 +60,17 @@ class KernelSet:
             self._ptx[arch, lines] = compile_ptx(self.text, arch, name=f"{self.plan.name}.cu", lines=lines)
         return self._ptx[arch, lines]
 
-    def cubin(self, arch: str) -> Binary:
-        """The machine code; ScheduleError if ``arch`` lacks what the form needs, MissingError without a compiler."""
-        if arch not in self.cubins:
+    def cubin(self, arch: str, *, lines: bool = False) -> Binary:
+        """The machine code, with line numbers if ``lines``.
+
+        ScheduleError if ``arch`` lacks what the form needs, MissingError without a compiler.
+        """
+        cubins = self._lined if lines else self.cubins
+        if arch not in cubins:
             check_arch(self.plan.schedule, arch)
             dump(self.plan, self.bundle)
-            self.cubins[arch] = compile_cubin(self.text, arch, name=f"{self.plan.name}.cu")
-        return self.cubins[arch]
+            cubins[arch] = compile_cubin(self.text, arch, name=f"{self.plan.name}.cu", lines=lines)
+        return cubins[arch]
 
     def spilled(self, *arches: str) -> int:
         """Bytes per thread that spill on the first of these archs where any do."""

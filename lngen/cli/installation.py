@@ -127,6 +127,7 @@ def examine() -> list[Finding]:
         *_gpus(),
         _cache(),
         *(_data(name) for name in ("templates", "generated")),
+        _optional("nvidia-cuda-nvdisasm", "lngen show --stage sass needs nvdisasm", install_hint("inspect")),
         _optional("torch", "lngen bench needs it, the tests have it as an oracle", install_hint("bench")),
     ]
 

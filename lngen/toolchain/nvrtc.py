@@ -23,6 +23,7 @@ Kind = Literal["cubin", "ptx"]
 FLAGS = ("-fmad=false", "-ftz=false", "-prec-div=true", "-prec-sqrt=true", "-std=c++17")  # IEEE arithmetic, as written
 # There is no include path: headers come from memory; the cache's key has their text.
 _OPTIONS = ("--no-source-include", *FLAGS)
+_LINES = ("-lineinfo",)
 _INSTALL = f"install them with: {install_hint('cuda13')}"
 
 _loading = threading.Lock()
@@ -38,14 +39,15 @@ class Binary:
     resources: Mapping[str, Resources]
 
 
-def compile_cubin(source: str, arch: str, *, name: str = UNIT, fresh: bool = False) -> Binary:
+def compile_cubin(source: str, arch: str, *, name: str = UNIT, fresh: bool = False, lines: bool = False) -> Binary:
     """Compile CUDA text, with the device headers that it includes, for ``arch`` ("sm_90", "sm_90a").
 
-    It is taken from the disk cache if it is there and not ``fresh``. ``name`` is its name in messages. CompileError if
-    NVRTC refuses the text, LngenError for an arch it does not know, MissingError without CuPy or NVRTC. Any number of
-    threads may call it at once.
+    It is taken from the disk cache if it is there and not ``fresh``. ``name`` is its name in messages. With ``lines``
+    the image has the source line of every instruction, and names the current folder; the instructions are the same.
+    CompileError if NVRTC refuses the text, LngenError for an arch it does not know, MissingError without CuPy or NVRTC.
+    Any number of threads may call it at once.
     """
-    entry = _entry(source, arch, "cubin", name, fresh=fresh)
+    entry = _entry(source, arch, "cubin", name, _LINES if lines else (), fresh=fresh)
     return Binary(entry.arch, entry.image, entry.log, resources(entry.log))
 
 
@@ -54,7 +56,7 @@ def compile_ptx(source: str, arch: str, *, name: str = UNIT, lines: bool = False
 
     ``lines``: with a .loc for every instruction, its line of ``source``; the instructions are the same.
     """
-    return _entry(source, arch, "ptx", name, ("-lineinfo",) if lines else ()).image.decode()
+    return _entry(source, arch, "ptx", name, _LINES if lines else ()).image.decode()
 
 
 def nvrtc_version() -> tuple[int, int]:
