@@ -235,7 +235,7 @@ def test_entries_are_near_if_rows_are_alike() -> None:
     table = Table("A", "sm_90", {Key("fwd", 2, 4096): {1024: str(staged)}, Key("fwd", 2, 4608): {1024: str(rows)}})
 
     def near(spec: str, size: int = 1024) -> list[Schedule]:
-        return [*table.near(facts(spec), size)]
+        return [entry for _, entry in table.near(facts(spec), size)]
 
     assert near(FORWARD) == [staged, rows]
     assert near("rmsnorm.fwd:d=5000,dtype=f16") == [rows, staged], "the nearest first"
