@@ -43,12 +43,10 @@ class Run:
 
 
 def runs(spec: str, p: Problem, device: Device, rows: int) -> list[Run]:
-    """The runs of a spec in the workload class of ``rows``: on that GPU and with nearly as many rows first."""
+    """The runs of a spec in the workload class of ``rows``: those on that GPU, and of nearly as many rows, first."""
     found = (r for r in (*_databases(spec, p), *_files(spec)) if r.times)
     alike = [r for r in found if workload(p, r.rows, device) == workload(p, rows, device)]
-    return sorted(
-        alike, key=lambda r: (r.device != device.name, len(r.times) < 2, abs(math.log(r.rows / rows)), -len(r.times))
-    )
+    return sorted(alike, key=lambda r: (r.device != device.name, len(r.times) < 2, abs(math.log(r.rows / rows))))
 
 
 def _databases(spec: str, p: Problem) -> Iterator[Run]:

@@ -13,7 +13,7 @@ import numpy as np
 from lngen.devices import default_device
 from lngen.errors import LowerError
 from lngen.explain.evidence import Evidence, Verdict, percent, predicted
-from lngen.explain.neighbours import Value, changes, neighbour, values
+from lngen.explain.neighbours import Value, broken_rule, changes, neighbour, values
 from lngen.explain.section import WIDTH, Lines, Section, Table, Text
 from lngen.explain.subject import Subject
 from lngen.files import sha256
@@ -40,6 +40,7 @@ PHRASES = {
     "atomics": "all blocks wait for atomic operations",
 }
 
+Other = tuple[Schedule, float, float | None]  # with its predicted and its measured time
 Field = tuple[str, Value, Schedule, Verdict]  # a field's name, a neighbouring value, the schedule with it, the answer
 
 
@@ -51,7 +52,6 @@ def reasons(subject: Subject) -> Section:
     largest = max(TERMS, key=parts.__getitem__)
     others, fields = _others(e), [*_fields(e)]
     recorded = {s for run in e.runs for s in run.trials}
-    cells = ((f"{us:.4g}", f"{m:.4g}" if m else "-", changes(subject.schedule, s)) for s, us, m in others)
     numbers = tuple(f"{n:.3g}" for n in parts.values())
     blocks = (
         Text(about),
@@ -63,7 +63,7 @@ def reasons(subject: Subject) -> Section:
             (*TERMS, "spills"), (numbers,), "Terms in us, of which the first four overlap, and the factor of spills:"
         ),
         Text(_measured(e)),
-        Table(("predicted us", "measured us", "the best others, as changes"), tuple(cells)),
+        Table(("predicted us", "measured us", "the best others, as changes"), tuple(_rows(subject.schedule, others))),
         Lines(tuple(_lines(subject.schedule, fields)), "Fields and their neighbours, whose times differ by:"),
         Text(
             f"The space has {len(e.space)} legal schedules for whose blocks this GPU has room; {len(recorded)} "
@@ -88,12 +88,12 @@ def _source(e: Evidence) -> tuple[dict[str, Any], str]:
     order = estimated(s.problem, s.device, rows=s.expected)
     tried = [*attempts(s.problem, (s.device.arch,), rows=s.expected, device=s.device)]
     data: dict[str, Any] = {"rank": order.index(chosen) if chosen in order else None, "of": len(order)}
-    entry = next(((t, k) for t, k, o in origins(s.problem, most, s.device) if o == chosen), None)
+    entries = {o: (table, key) for table, key, o in origins(s.problem, most, s.device)}
     if s.changed:
         data |= {"kind": "user", "changed": s.changed}
         text = f"The schedule is the user's: {s.changed}. The first candidate otherwise: {tried[0]}."
-    elif entry is not None:
-        table, key = entry
+    elif chosen in entries:
+        table, key = entries[chosen]
         data |= {"kind": "table", "table": table.file, "key": asdict(key), "class": most}
         class_ = f"up to {most}" if most <= MANY else f"more than {MANY}"
         text = (
@@ -103,7 +103,8 @@ def _source(e: Evidence) -> tuple[dict[str, Any], str]:
         )
     else:
         data |= {"kind": "model"}
-        text = "No measured schedule is near; this one is the first in the model's order that was accepted."
+        near = "The measured schedule that is near was not accepted" if entries else "No measured schedule is near"
+        text = f"{near}; this one is the first in the model's order that was accepted."
     if chosen in tried and not s.changed:
         data["spilled"] = {str(t): n for t in tried[: tried.index(chosen)] if (n := _spilled(s, t))}
         text += "".join(f" Before it, {t} was tried and spills {n} bytes a thread." for t, n in data["spilled"].items())
@@ -168,15 +169,25 @@ def _measured(e: Evidence) -> str:
     return f"Measured: {run}. The chosen one, {version}, takes {us:.4g} us, {place}."
 
 
-def _others(e: Evidence) -> list[tuple[Schedule, float, float | None]]:
+def _others(e: Evidence) -> list[Other]:
     """The best others: some as they were measured, then as the model ranks them at these rows."""
     times = e.runs[0].times if e.runs else {}
-    by_time = sorted((s for s in times if s != e.subject.schedule), key=times.__getitem__)[:MEASURED]
-    clean = np.flatnonzero(features(e.space, e.subject.problem, e.rows, e.subject.device).spill_factor <= 1)
+    p, device = e.subject.problem, e.subject.device
+    legal = (s for s in times if s != e.subject.schedule and not broken_rule(s, p, device))
+    by_time = sorted(legal, key=times.__getitem__)[:MEASURED]
+    clean = np.flatnonzero(features(e.space, p, e.rows, device).spill_factor <= 1)
     _, first = np.unique(np.round(e.times[clean], 2), return_index=True)  # of those that the model cannot tell apart
     by_model = e.space.take(clean[first[: OTHERS + 1]])
     chosen = [s for s in dict.fromkeys((*by_time, *by_model)) if s != e.subject.schedule][:OTHERS]
     return [(s, round(us, 4), times.get(s)) for s, us in zip(chosen, e.expected(*chosen).tolist(), strict=True)]
+
+
+def _rows(chosen: Schedule, others: list[Other]) -> Iterator[tuple[str, str, str]]:
+    """Cells for the others; a long text goes on in the next row."""
+    for s, us, measured in others:
+        first, *more = textwrap.wrap(changes(chosen, s).replace(",", ", "), WIDTH - 30)
+        yield f"{us:.4g}", f"{measured:.4g}" if measured else "-", first.replace(", ", ",")
+        yield from (("", "", line.replace(", ", ",")) for line in more)
 
 
 def _trials(e: Evidence) -> list[dict[str, Any]]:
@@ -204,7 +215,8 @@ def _fields(e: Evidence) -> Iterator[Field]:
 
 
 def _ruled(rule: str) -> Verdict:
-    return Verdict("rule", textwrap.shorten(rule.partition(", got ")[0], SHORT, placeholder=" ..."), rule)
+    short = rule if len(rule) <= SHORT else rule.partition(", got ")[0]
+    return Verdict("rule", textwrap.shorten(short, SHORT, placeholder=" ..."), rule)
 
 
 def _field(chosen: Schedule, name: str, value: Value, other: Schedule, found: Verdict) -> dict[str, Any]:

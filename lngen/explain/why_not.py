@@ -39,13 +39,12 @@ def why_not(subject: Subject, text: str) -> Section:
     e = Evidence(subject)
     found, both = e.against(asked), [time_and_terms(e, s) for s in (chosen, asked)]
     data |= {"kind": found.kind, "sentence": found.sentence, "rows": e.rows, "numbers": found.times}
-    for name, (us, parts), of in zip(("chosen", "asked"), both, used or ({}, {}), strict=True):
-        data[f"{name}_numbers"] = {"predicted_us": us, "terms": parts, "resources": of}
-    columns = ("", "predicted us", *TERMS, "spills", *(key for key in ("registers", "spilled") if used))
-    cells = [
-        (name, *(f"{n:.3g}" for n in (us, *parts.values())), *map(str, of.values()))
-        for name, (us, parts), of in zip(("chosen", "asked"), both, used or ({}, {}), strict=True)
-    ]
+    columns = ("", "predicted us", *TERMS, *(("registers", "spilled") if used else ("spills",)))
+    cells = []
+    for name, (us, parts), compiled in zip(("chosen", "asked"), both, used or ({}, {}), strict=True):
+        data[f"{name}_numbers"] = {"predicted_us": us, "terms": parts, "resources": compiled}
+        last = compiled.values() if used else (parts["spill_factor"],)
+        cells.append((name, *(f"{n:.3g}" for n in (us, *(parts[t] for t in TERMS), *last))))
     spills = f"It spills {used[1]['spilled']} bytes a thread. " if used and used[1]["spilled"] else ""
     table = Table(columns, tuple(cells), f"For {e.rows} rows on {subject.device.name}, us:")
     return _section(data, Text(spills + _answer(found)), table)
