@@ -94,19 +94,17 @@ class Evidence:
         for run in self.runs:
             if {chosen, other} <= run.times.keys():
                 us, mine = run.times[other], run.times[chosen]
-                where = "" if run.device == self.subject.device.name else f" on {run.device}"
                 short = f"measured {percent(us / mine)}"
-                return Verdict(
-                    "measured", short + where, f"{short}, {us:.4g} us against {mine:.4g} ({run})", (us, mine)
-                )
+                sentence = f"{short}, {us:.4g} us against {mine:.4g} ({run})"
+                short += f" on {run.device}" * (run.device != self.subject.device.name)
+                return Verdict("measured", short, sentence, (us, mine))
             failed = run.trials.get(other)
             if failed is not None and not failed.timed and run.device == self.subject.device.name:
-                return Verdict(
-                    "measured", f"failed: {failed.status}", f"failed: {failed.status}, {failed.reason} ({run})"
-                )
-        us, mine = map(float, self.expected(other, chosen))
-        change, error = percent(us / mine), percent(math.exp(self.stated.apart_most))
-        numbers = f"predicted {change}, {us:.4g} us against {mine:.4g}"
-        if abs(math.log(us / mine)) > self.stated.apart_most:
-            return Verdict("predicted", f"predicted {change}", f"{numbers}, more than the error of {error}", (us, mine))
-        return Verdict("unknown", f"cannot tell ({change})", f"{numbers}, within the error of {error}", (us, mine))
+                short = f"failed: {failed.status}"
+                return Verdict("measured", short, f"{short}, {failed.reason} ({run})")
+        us, mine = self.expected(other, chosen).tolist()
+        error, change = self.stated.apart_most, percent(us / mine)
+        sentence = f"predicted {change}, {us:.4g} us against {mine:.4g}, the error is {percent(math.exp(error))[1:]}"
+        if abs(math.log(us / mine)) > error:
+            return Verdict("predicted", f"predicted {change}", sentence, (us, mine))
+        return Verdict("unknown", f"cannot tell ({change})", sentence, (us, mine))

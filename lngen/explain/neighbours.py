@@ -8,7 +8,7 @@ import numpy as np
 
 from lngen.devices import Device
 from lngen.errors import ScheduleError
-from lngen.problem import ANY, STAGED, Problem, Schedule, check, check_arch
+from lngen.problem import ANY, STAGED, Problem, Schedule, check, check_arch, parse_schedule
 from lngen.problem.footprint import most_blocks
 from lngen.problem.legal import MIN_STAGES
 from lngen.problem.schedule import FORMS, value_text
@@ -46,48 +46,41 @@ def neighbour(
 ) -> tuple[Schedule, str]:
     """The schedule with that value nearest to ``s``, and the rule that forbids it, which is empty if it is legal.
 
-    The grid follows from the other fields. If ``s`` with that value is illegal, the nearest schedule of the ``space``
-    has the fewest other changes, and of these the shortest of the expected ``times``. Flags that are off stay off, and
+    Where a change of the field alone is illegal, and for another form, it is the schedule of the ``space`` with the
+    fewest other changes, and of these with the shortest of the expected ``times``. Flags that are off stay off, and
     form and cluster stay, unless the form is what changes.
     """
-    wanted = replace(s, **{name: value})  # type: ignore[arg-type]
-    if name != "grid":
-        wanted = with_grid(wanted, p, device)
+    wanted = changed(s, f"{name}={value_text(value)}", p, device)
     why = broken_rule(wanted, p, device)
-    if not why:
-        return wanted, ""
-    other = {f: space.field(f) != float(getattr(wanted, f)) for f in FIELDS[1:] if f != "grid"}
+    if name == "grid" or not (why or name == "form"):
+        return wanted, why
+    other = {f: space.field(f) != float(getattr(wanted if f == name else s, f)) for f in FIELDS[1:] if f != "grid"}
     other["form"] = space.has_form(wanted.form) == 0
-    off = {f for f in FLAG_FIELDS if not getattr(wanted, f)}
-    kept = {"form"} if name == "form" else {name, "form", "cluster", *off}
-    allowed = np.flatnonzero(~np.any([other[f] for f in kept if f in other], axis=0))
-    if name != "grid" and len(allowed):
-        changes = np.add.reduce([other[f][allowed] for f in other], dtype=int)
-        return next(iter(space.take(allowed[np.lexsort((times[allowed], changes))[:1]]))), ""
-    if name == "form":
-        wanted = plain(wanted, p, device)
-        why = broken_rule(wanted, p, device)
-    return wanted, why
+    kept = {name, *(("form", "cluster", *(f for f in FLAG_FIELDS if not getattr(s, f))) if name != "form" else ())}
+    allowed = np.flatnonzero(~np.any([other[f] for f in kept], axis=0))
+    if not len(allowed):
+        return wanted, why
+    count = np.sum([other[f][allowed] for f in other], axis=0)
+    return next(iter(space.take(allowed[np.lexsort((times[allowed], count))[:1]]))), ""
 
 
-def with_grid(s: Schedule, p: Problem, device: Device) -> Schedule:
-    """``s`` with the grid that follows: as many blocks as run at a time, if they are persistent without column sums."""
-    persistent = s.form in STAGED and not p.column_sums
-    return replace(s, grid=device.resident_clusters(s.cluster) * s.blocks_per_sm if persistent else 0)
+def changed(s: Schedule, text: str, p: Problem, device: Device) -> Schedule:
+    """``s`` changed by ``text``; ScheduleError if it is no schedule.
 
-
-def plain(s: Schedule, p: Problem, device: Device) -> Schedule:
-    """The rows of ``s`` in its form, without options."""
-    stages, store = MIN_STAGES * (s.form in STAGED), s.form == "tma_unaligned" and bool(p.output_sizes)
-    rows = 1 if s.form == "multipass" else s.rows_per_block
-    return with_grid(Schedule(s.form, s.threads, rows, p.run, stages=stages, tma_store=store), p, device)
+    Unless the text names them, stages are the fewest if a form needs them, and the grid follows: as many blocks as run
+    at a time, if they are persistent without column sums.
+    """
+    named, found = {part.partition("=")[0] for part in text.split(",")}, parse_schedule(text, s)
+    if found.form in STAGED and not found.stages and "stages" not in named:
+        found = replace(found, stages=MIN_STAGES)
+    persistent = found.form in STAGED and not p.column_sums
+    grid = device.resident_clusters(found.cluster) * found.blocks_per_sm if persistent else 0
+    return found if "grid" in named else replace(found, grid=grid)
 
 
 def changes(s: Schedule, other: Schedule) -> str:
     """The text that makes ``other`` of ``s``, as ``parse_schedule`` reads it; the grid is left out where it follows."""
     base = s if s.form == other.form else replace(ANY, threads=s.threads, rows_per_block=s.rows_per_block, vec=s.vec)
-    names = [
-        name for name in FIELDS if getattr(base, name) != getattr(other, name) or (name == "form" and base is not s)
-    ]
-    shown = [name for name in names if name != "grid" or names == ["grid"]]
-    return ",".join(f"{name}={value_text(getattr(other, name))}" for name in shown)
+    names = [f for f in FIELDS if getattr(base, f) != getattr(other, f) or (f == "form" and base is not s)]
+    shown = [f for f in names if f != "grid" or names == ["grid"]]
+    return ",".join(f"{f}={value_text(getattr(other, f))}" for f in shown)

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from lngen.devices import default_device
-from lngen.errors import LowerError
 from lngen.explain.evidence import Evidence, Verdict, percent, predicted
 from lngen.explain.neighbours import Value, broken_rule, changes, neighbour, values
 from lngen.explain.section import WIDTH, Lines, Section, Table, Text
@@ -19,7 +18,7 @@ from lngen.explain.subject import Subject
 from lngen.files import sha256
 from lngen.problem import Schedule
 from lngen.problem.schedule import value_text
-from lngen.schedule import attempts, workload
+from lngen.schedule import workload
 from lngen.schedule.model import TERMS, estimated, features, terms
 from lngen.schedule.space import FIELDS, Schedules
 from lngen.schedule.table import MANY, origins
@@ -51,7 +50,7 @@ def reasons(subject: Subject) -> Section:
     expected, parts = time_and_terms(e, subject.schedule)
     largest = max(TERMS, key=parts.__getitem__)
     others, fields = _others(e), [*_fields(e)]
-    recorded = {s for run in e.runs for s in run.trials}
+    recorded = {s for run in e.runs if run.device == subject.device.name for s in run.trials}
     numbers = tuple(f"{n:.3g}" for n in parts.values())
     blocks = (
         Text(about),
@@ -67,7 +66,7 @@ def reasons(subject: Subject) -> Section:
         Lines(tuple(_lines(subject.schedule, fields)), "Fields and their neighbours, whose times differ by:"),
         Text(
             f"The space has {len(e.space)} legal schedules for whose blocks this GPU has room; {len(recorded)} "
-            f"of this spec and workload class are recorded."
+            "schedules of this spec and workload class were measured on it."
         ),
     )
     return Section("reasons", "Schedule", blocks, {
@@ -86,12 +85,13 @@ def _source(e: Evidence) -> tuple[dict[str, Any], str]:
     s, chosen = e.subject, e.subject.schedule
     most = workload(s.problem, s.expected, s.device)
     order = estimated(s.problem, s.device, rows=s.expected)
-    tried = [*attempts(s.problem, (s.device.arch,), rows=s.expected, device=s.device)]
+    tried = s.compilation.tried
     data: dict[str, Any] = {"rank": order.index(chosen) if chosen in order else None, "of": len(order)}
     entries = {o: (table, key) for table, key, o in origins(s.problem, most, s.device)}
     if s.changed:
         data |= {"kind": "user", "changed": s.changed}
-        text = f"The schedule is the user's: {s.changed}. The first candidate otherwise: {tried[0]}."
+        default = f" The default is {min(tried, key=tried.__getitem__)}." if tried else ""
+        text = f"The schedule is the user's: {s.changed}.{default}"
     elif chosen in entries:
         table, key = entries[chosen]
         data |= {"kind": "table", "table": table.file, "key": asdict(key), "class": most}
@@ -103,21 +103,12 @@ def _source(e: Evidence) -> tuple[dict[str, Any], str]:
         )
     else:
         data |= {"kind": "model"}
-        near = "The measured schedule that is near was not accepted" if entries else "No measured schedule is near"
+        near = "The measured schedule that is near was refused" if entries else "No measured schedule is near"
         text = f"{near}; this one is the first in the model's order that was accepted."
-    if chosen in tried and not s.changed:
-        data["spilled"] = {str(t): n for t in tried[: tried.index(chosen)] if (n := _spilled(s, t))}
-        text += "".join(f" Before it, {t} was tried and spills {n} bytes a thread." for t, n in data["spilled"].items())
+    if not s.changed:
+        data["spilled"] = {str(t): n for t, n in tried.items() if n}
+        text += "".join(f" Tried: {t}, which spills {n} bytes a thread." for t, n in data["spilled"].items())
     return data, f"{text} {_favourite(e, order, data['rank'])}"
-
-
-def _spilled(s: Subject, schedule: Schedule) -> int:
-    """Bytes a thread that a schedule spills; 0 also where it was not compiled on the way here."""
-    try:
-        kernels = s.compilation.kernels(schedule)
-    except LowerError:
-        return 0
-    return kernels.spilled(s.device.arch) if s.device.arch in kernels.cubins else 0
 
 
 def _favourite(e: Evidence, order: list[Schedule], rank: int | None) -> str:

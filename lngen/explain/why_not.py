@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 from lngen.errors import CompileError, EmitError, LowerError, MissingError
 from lngen.explain.evidence import Evidence, Verdict
-from lngen.explain.neighbours import broken_rule, with_grid
+from lngen.explain.neighbours import broken_rule, changed
 from lngen.explain.reasons import time_and_terms
 from lngen.explain.section import Block, Section, Table, Text
 from lngen.explain.subject import Subject
-from lngen.problem import STAGED, Schedule, parse_schedule
-from lngen.problem.legal import MIN_STAGES
+from lngen.problem import Schedule
 from lngen.schedule.accuracy import REPEATED
 from lngen.schedule.model import TERMS
 
@@ -22,9 +20,10 @@ from lngen.schedule.model import TERMS
 def why_not(subject: Subject, text: str) -> Section:
     """The subject's schedule changed by ``text``, against it; ScheduleError for a text that is no schedule.
 
-    Stages and the grid follow from the other fields, unless the text names them.
+    Stages and the grid follow, unless the text names them.
     """
-    chosen, asked = subject.schedule, _asked(subject, text)
+    chosen = subject.schedule
+    asked = changed(chosen, text, subject.problem, subject.device)
     data: dict[str, Any] = {"chosen": str(chosen), "asked": str(asked)}
     rule = broken_rule(asked, subject.problem, subject.device)
     used: list[dict[str, int]] = []
@@ -44,7 +43,7 @@ def why_not(subject: Subject, text: str) -> Section:
     for name, (us, parts), compiled in zip(("chosen", "asked"), both, used or ({}, {}), strict=True):
         data[f"{name}_numbers"] = {"predicted_us": us, "terms": parts, "resources": compiled}
         last = compiled.values() if used else (parts["spill_factor"],)
-        cells.append((name, *(f"{n:.3g}" for n in (us, *(parts[t] for t in TERMS), *last))))
+        cells.append((name, *(f"{n:.3g}" for n in (us, *(parts[t] for t in TERMS))), *map(str, last)))
     spills = f"It spills {used[1]['spilled']} bytes a thread. " if used and used[1]["spilled"] else ""
     table = Table(columns, tuple(cells), f"For {e.rows} rows on {subject.device.name}, us:")
     return _section(data, Text(spills + _answer(found)), table)
@@ -52,14 +51,6 @@ def why_not(subject: Subject, text: str) -> Section:
 
 def _section(data: dict[str, Any], *blocks: Block) -> Section:
     return Section("why_not", "Why not", (Text(f"Asked: {data['asked']}"), *blocks), data)
-
-
-def _asked(subject: Subject, text: str) -> Schedule:
-    named = {part.partition("=")[0] for part in text.split(",")}
-    asked = parse_schedule(text, subject.schedule)
-    if asked.form in STAGED and not asked.stages and "stages" not in named:
-        asked = replace(asked, stages=MIN_STAGES)
-    return asked if "grid" in named else with_grid(asked, subject.problem, subject.device)
 
 
 def _resources(subject: Subject, s: Schedule) -> dict[str, int]:

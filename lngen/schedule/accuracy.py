@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lngen.schedule.model import TERMS, estimates, terms
-
-if TYPE_CHECKING:
-    from lngen.schedule.recorded import Sample
+from lngen.devices import Device
+from lngen.schedule.model import TERMS, Features, estimates, terms
+from lngen.schedule.space import Numbers, Places
 
 REPEATED = 0.025  # times whose ratio has a smaller natural logarithm do not differ
 
@@ -39,15 +37,15 @@ class Accuracy:
     told: float
 
 
-def accuracy(sample: Sample) -> Accuracy:
-    """The errors of the model at the points of a sample."""
-    off = np.log(estimates(sample.actual, sample.device) / sample.times)
-    parts = terms(sample.actual, sample.device)
+def accuracy(f: Features, device: Device, times: Numbers, point: Places) -> Accuracy:
+    """The errors of the model over recorded ``times`` in microseconds; those with one number of a ``point`` compare."""
+    off = np.log(estimates(f, device) / times)
+    parts = terms(f, device)
     largest = np.argmax([getattr(parts, name) for name in TERMS], axis=0)
     medians = {n: np.median(np.abs(off[largest == k])) for k, n in enumerate(TERMS) if (largest == k).any()}
-    places = [np.flatnonzero(sample.owner == n) for n in range(len(sample.points))]
+    places = [np.flatnonzero(point == n) for n in np.unique(point)]
     i, j = np.concatenate([mine[np.array(np.triu_indices(len(mine), 1))] for mine in places], axis=1)
-    error, recorded = off[i] - off[j], np.log(sample.times[i] / sample.times[j])
+    error, recorded = off[i] - off[j], np.log(times[i] / times[j])
     (median, most), (apart, apart_most) = (np.quantile(np.abs(errors), (0.5, 0.9)) for errors in (off, error))
     expected = error + recorded
     told = (np.abs(recorded) > REPEATED) & (np.abs(expected) > apart_most)

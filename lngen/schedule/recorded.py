@@ -224,7 +224,8 @@ def leave_out(sample: Sample, steps: int = 600) -> Scores:
 def errors_of(chosen: Sequence[Point], device: Device) -> dict[str, Accuracy]:
     """The errors of the model by direction: at the points without column sums (fwd), and at those with them (bwd)."""
     ways = {way: [p for p in chosen if key_of(p.problem).direction == way] for way in ("fwd", "bwd")}
-    return {way: accuracy(Sample(some, device)) for way, some in ways.items() if some}
+    samples = {way: Sample(some, device) for way, some in ways.items() if some}
+    return {way: accuracy(s.actual, device, s.times, s.owner) for way, s in samples.items()}
 
 
 def with_table(chosen: Iterable[Point], device: Device) -> tuple[Scores, int]:
