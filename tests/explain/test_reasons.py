@@ -8,6 +8,7 @@ from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -22,6 +23,7 @@ from lngen.explain.why_not import why_not
 from lngen.files import sha256
 from lngen.problem import ANY, Schedule, check, check_arch, parse_schedule
 from lngen.problem.footprint import most_blocks
+from lngen.problem.schedule import FORMS
 from lngen.schedule import workload
 from lngen.schedule.accuracy import STATED
 from lngen.schedule.model import MODEL, TERMS, estimates, features
@@ -65,13 +67,6 @@ def explained(case: str) -> tuple[Subject, dict[str, Any], str]:
 
 def flat(section: object) -> str:
     return " ".join(str(section).split())
-
-
-def without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(*_: object) -> None:
-        raise MissingError("no compiler")
-
-    monkeypatch.setattr(KernelSet, "cubin", missing)
 
 
 def us(one: Subject, rows: int, *texts: str) -> list[float]:
@@ -136,6 +131,20 @@ def test_reasons_are_of_every_kind() -> None:
     assert "form=tma needs sm_90 or later" in flat(explained("no bulk copies")[2])
 
 
+@pytest.mark.parametrize("case", ["staged", "multipass"])
+def test_another_form_comes_with_the_fewest_changes(case: str) -> None:
+    one, data, _ = explained(case)
+
+    def count(s: Schedule) -> int:
+        return sum(getattr(s, name) != getattr(one.schedule, name) for name in FIELDS if name != "grid")
+
+    legal = {line["other"]: line["neighbour"] for line in data["fields"] if line["kind"] != "rule"}
+    for form in legal.keys() & {*FORMS}:
+        least = min(count(s) for s in roomy_space(one.problem, H200) if s.form == form)
+        assert count(parse_schedule(legal[form], ANY)) == least
+    assert legal.keys() & {*FORMS}
+
+
 def test_the_sources_of_a_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
     for case in ("staged", "column sums", "cluster", "registers"):
         one, data, _ = explained(case)
@@ -164,7 +173,7 @@ def test_the_users_own_trials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     others = [trials.from_json(line.to_json() | d) for d in ({"schedule": fast, "us_median": 1.0}, crash)]
     (tmp_path / "tune").mkdir()
     trials.append(tmp_path / "tune" / "trials.jsonl", [line, *others])
-    without_a_compiler(monkeypatch)
+    monkeypatch.setattr(KernelSet, "cubin", Mock(side_effect=MissingError("no compiler")))
     section = reasons(one)
     shown = flat(section)
     assert "trials.jsonl: NVIDIA H200, 8192 rows, NVRTC 99, each call waits for the last, 2 schedules" in shown
@@ -209,7 +218,7 @@ def test_why_not_from_the_command_and_without_a_compiler(monkeypatch: pytest.Mon
     assert "grid=396" in data["asked"], "it follows"
     assert "there is no key 'foo'" in fails(2, "explain", FORWARD, "--why-not", "foo=3")
     assert "leave --only out" in fails(2, "explain", FORWARD, "--why-not", "vec=8", "--only", "cost")
-    without_a_compiler(monkeypatch)
+    monkeypatch.setattr(KernelSet, "cubin", Mock(side_effect=MissingError("no compiler")))
     found = why_not(explained("column sums")[0], "stages=3").data
     assert (found["kind"], found["asked_numbers"]["resources"]) == ("measured", {})
 
