@@ -136,7 +136,8 @@ def time_and_terms(e: Evidence, s: Schedule) -> tuple[float, dict[str, float]]:
 def _error(e: Evidence, largest: str) -> str:
     a, fitted = e.stated, default_device().name
     off, most, apart, apart_most = (percent(math.exp(n))[1:] for n in (a.off, a.off_most, a.apart, a.apart_most))
-    where = f", {percent(math.exp(a.dominated[largest]))[1:]} where {largest} is the largest" * (largest in a.dominated)
+    known = a.dominated.get(largest)
+    where = f" ({percent(math.exp(known))[1:] if known else 'not known'} where {largest} is the largest term)"
     elsewhere = "" if e.subject.device.name == fitted else f" On {e.subject.device.name} the error is not known."
     return (
         f"The model's error, over {a.schedules} recorded times on {fitted}: the median is {off}{where}, nine in ten "

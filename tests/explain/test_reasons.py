@@ -46,6 +46,7 @@ CASES: dict[str, tuple[str | Spec, int | None, str, Device]] = {
     "registers": ("layernorm.fwd:d=64,dtype=f32", 20000, "", H200),
     "odd": ("rmsnorm.fwd:d=1001,dtype=bf16", None, "", H200),
     "own graph": (own("gated", "bwd", d=520), None, "", H200),
+    "few rows": (own("loss"), 64, "", H200),
     "no bulk copies": (FORWARD, None, "", named("a100")),
     "another GPU": (BACKWARD, 8192, "", named("h100")),
 }
