@@ -85,10 +85,14 @@ class KernelSet:
 
 
 class Compilation:
-    """One spec on its way to kernels, under any schedules."""
+    """One spec on its way to kernels, under any schedules.
+
+    ``tried``: the schedules among which the last default was chosen, with the bytes a thread that each spills.
+    """
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
+        self.tried: dict[Schedule, int] = {}
         self._sets: dict[Schedule, KernelSet] = {}
 
     @cached_property
@@ -122,7 +126,7 @@ class Compilation:
         that was measured is not compiled to learn that it does not spill. ScheduleError if none fits all.
         """
         arches = oldest_first(arches or (DEFAULT_ARCH,))
-        tried: dict[Schedule, int] = {}
+        tried = self.tried = {}
         for schedule in attempts(self.problem, arches, vec, rows, device):
             try:
                 kernels = self.kernels(schedule)

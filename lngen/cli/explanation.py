@@ -17,6 +17,7 @@ SECTIONS = ("derivation", "stability", "cost", "fusion", "schedule")
 @click.command("explain", epilog="Example: lngen explain layernorm.bwd:d=4096,dtype=bf16 --rows 8192")
 @click.argument("spec")
 @click.option("--only", metavar="SECTION,...", help=f"Some of the sections: {', '.join(SECTIONS)}.")
+@click.option("--why-not", metavar="K=V,...", help="Only why this change of the schedule was not chosen.")
 @schedule_option
 @rows_option
 @arch_option("Target, one.")
@@ -25,6 +26,7 @@ SECTIONS = ("derivation", "stability", "cost", "fusion", "schedule")
 def explain_command(
     spec: str,
     only: str | None,
+    why_not: str | None,
     schedule: str,
     rows: int | None,
     arches: tuple[str, ...],
@@ -34,8 +36,10 @@ def explain_command(
     """Explain SPEC: how its equations were derived, where digits can be lost, what it costs, why it is one kernel, and
     why its schedule was chosen.
     """
-    from lngen.explain import Subject, explain
+    from lngen.explain import Section, Subject, explain
 
+    if only is not None and why_not is not None:
+        raise click.UsageError("--why-not answers alone; leave --only out.")
     names = split(only) if only is not None else SECTIONS
     unknown = next((n for n in names if n not in SECTIONS), None)
     if unknown is not None or not names:
@@ -47,7 +51,12 @@ def explain_command(
     kernels = compilation.changed(schedule, *arches, rows=rows, device=gpu, compiled=False)
     check_arch(kernels.plan.schedule, arches[0])
     subject = Subject(compilation, kernels, gpu or device_for(arches[0]), rows, schedule)
-    sections = explain(subject, names)
+    if why_not is not None:
+        from lngen.explain.why_not import why_not as answer
+
+        sections: tuple[Section, ...] = (answer(subject, why_not),)
+    else:
+        sections = explain(subject, names)
     head = f"{subject.plan.spec}\n{subject.schedule}\n"
     about = {"spec": str(subject.plan.spec), "schedule": str(subject.schedule), "rows": subject.rows}
     text = "\n".join([head, *map(str, sections)])

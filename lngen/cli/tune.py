@@ -297,18 +297,29 @@ def _merge(shards: Sequence[Path], path: Path, output: Output) -> None:
 
 
 def _print_ranking(specs: Sequence[Spec], rows: Sequence[int], device: str | None, output: Output) -> None:
-    """The order of the candidates: measured schedules, then the model's order."""
+    """The order of the candidates: measured schedules, then the model's order; with their times for so many rows.
+
+    The order is the same for all numbers of rows of a workload class, so the times need not be in order.
+    """
+    from lngen.compile import Compilation
+    from lngen.explain.evidence import predicted
+    from lngen.explain.measurements import runs
     from lngen.tune.candidates import ranking
 
     gpu = named(device) if device else default_device()
-    listed = [
-        (str(spec), m, rank, str(s))
-        for spec in specs
-        for m in rows
-        for rank, s in enumerate(ranking(spec, m, gpu.arch, gpu))
-    ]
-    columns = "spec", "rows", "rank", "schedule"
-    output.table({"ranking": [dict(zip(columns, line, strict=True)) for line in listed]}, table_text(columns, listed))
+    listed: list[tuple[object, ...]] = []
+    for spec in specs:
+        p = Compilation(spec).problem
+        for m in rows:
+            found = ranking(spec, m, gpu.arch, gpu)
+            here = next((r.times for r in runs(str(spec), p, gpu, m) if (r.device, r.rows) == (gpu.name, m)), {})
+            times = predicted(found, p, m, gpu).round(3).tolist()
+            ranks = enumerate(zip(found, times, strict=True))
+            listed += [(str(spec), m, rank, us, here.get(s), str(s)) for rank, (s, us) in ranks]
+    keys = "spec", "rows", "rank", "predicted_us", "measured_us", "schedule"
+    shown = [tuple("" if cell is None else cell for cell in line) for line in listed]
+    columns = [key.replace("_us", " us") for key in keys]
+    output.table({"ranking": [dict(zip(keys, line, strict=True)) for line in listed]}, table_text(columns, shown))
 
 
 def _write_table(path: Path, sources: Sequence[Path], device: str | None, output: Output) -> None:

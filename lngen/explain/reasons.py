@@ -1,11 +1,231 @@
-"""To be written."""
+"""Why a schedule was chosen: where it comes from, the time it is expected to take, its fields and their neighbours."""
 
 from __future__ import annotations
 
-from lngen.explain.section import Section
+import math
+import textwrap
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from lngen.devices import default_device
+from lngen.explain.evidence import Evidence, Verdict, percent, predicted
+from lngen.explain.neighbours import Value, broken_rule, changes, neighbour, values
+from lngen.explain.section import WIDTH, Lines, Section, Table, Text
 from lngen.explain.subject import Subject
+from lngen.files import sha256
+from lngen.problem import Schedule
+from lngen.problem.schedule import value_text
+from lngen.schedule import workload
+from lngen.schedule.model import TERMS, estimated, features, terms
+from lngen.schedule.space import FIELDS, Schedules
+from lngen.schedule.table import MANY, origins
+
+OTHERS, MEASURED = 5, 3  # schedules that are shown besides the chosen one, and how many of them by measured time
+
+SHORT = 56  # columns of a rule beside a field
+
+# What takes the time of a term.
+PHRASES = {
+    "memory": "all bytes at the memory's bandwidth",
+    "waiting": "rows wait for those before them in their row group",
+    "issuing": "instructions, shared memory and bulk copies of a multiprocessor",
+    "starting": "the GPU starts its blocks",
+    "latency": "the first row comes from memory",
+    "first": "the first row is computed after its arrival",
+    "launch": "the first block starts",
+    "atomics": "all blocks wait for atomic operations",
+}
+
+Other = tuple[Schedule, float, float | None]  # with its predicted and its measured time
+Field = tuple[str, Value, Schedule, Verdict]  # a field's name, a neighbouring value, the schedule with it, the answer
 
 
 def reasons(subject: Subject) -> Section:
-    """To be written."""
-    return Section("reasons", "Schedule", ())
+    """Where the schedule comes from, its expected time, the best others, its fields, and how much was measured."""
+    e = Evidence(subject)
+    source, about = _source(e)
+    expected, parts = time_and_terms(e, subject.schedule)
+    largest = max(TERMS, key=parts.__getitem__)
+    others, fields = _others(e), [*_fields(e)]
+    recorded = {s for run in e.runs if run.device == subject.device.name for s in run.trials}
+    numbers = tuple(f"{n:.3g}" for n in parts.values())
+    blocks = (
+        Text(about),
+        Text(
+            f"Predicted for {e.rows} rows on {subject.device.name}: {expected:.4g} us. The largest term is {largest}: "
+            f"{PHRASES[largest]}. {_error(e, largest)}"
+        ),
+        Table(
+            (*TERMS, "spills"), (numbers,), "Terms in us, of which the first four overlap, and the factor of spills:"
+        ),
+        Text(_measured(e)),
+        Table(("predicted us", "measured us", "the best others, as changes"), tuple(_rows(subject.schedule, others))),
+        Lines(tuple(_lines(subject.schedule, fields)), "Fields and their neighbours, whose times differ by:"),
+        Text(
+            f"The space has {len(e.space)} legal schedules for whose blocks this GPU has room; {len(recorded)} "
+            "schedules of this spec and workload class were measured on it."
+        ),
+    )
+    return Section("reasons", "Schedule", blocks, {
+        "chosen": str(subject.schedule), "source": source, "rows": e.rows, "predicted_us": expected, "terms": parts,
+        "largest": largest, "error": asdict(e.stated), "runs": [str(run) for run in e.runs],
+        "others": [{"schedule": str(s), "predicted_us": us, "measured_us": m} for s, us, m in others],
+        "fields": [_field(subject.schedule, *found) for found in fields],
+        "space": {"legal": len(e.space), "recorded": len(recorded)}, "trials": _trials(e),
+    })  # fmt: skip
+
+
+# ---- where it comes from ----
+
+
+def _source(e: Evidence) -> tuple[dict[str, Any], str]:
+    s, chosen = e.subject, e.subject.schedule
+    most = workload(s.problem, s.expected, s.device)
+    order = estimated(s.problem, s.device, rows=s.expected)
+    tried = s.compilation.tried
+    data: dict[str, Any] = {"rank": order.index(chosen) if chosen in order else None, "of": len(order)}
+    entries = {o: (table, key) for table, key, o in origins(s.problem, most, s.device)}
+    if s.changed:
+        data |= {"kind": "user", "changed": s.changed}
+        default = f" The default is {min(tried, key=tried.__getitem__)}." if tried else ""
+        text = f"The schedule is the user's: {s.changed}.{default}"
+    elif chosen in entries:
+        table, key = entries[chosen]
+        data |= {"kind": "table", "table": table.file, "key": asdict(key), "class": most}
+        class_ = f"up to {most}" if most <= MANY else f"more than {MANY}"
+        text = (
+            f"The schedule is an entry of {table.file}, measured on {table.device}: {key.direction}, {key.element} "
+            f"bytes an element, inputs of {class_} KiB a multiprocessor, D={key.d}, "
+            f"{'the same' if key.d == s.problem.d else f'the nearest to {s.problem.d}'}."
+        )
+    else:
+        data |= {"kind": "model"}
+        near = "The measured schedule that is near was refused" if entries else "No measured schedule is near"
+        text = f"{near}; this one is the first in the model's order that was accepted."
+    if not s.changed:
+        data["spilled"] = {str(t): n for t, n in tried.items() if n}
+        text += "".join(f" Tried: {t}, which spills {n} bytes a thread." for t, n in data["spilled"].items())
+    return data, f"{text} {_favourite(e, order, data['rank'])}"
+
+
+def _favourite(e: Evidence, order: list[Schedule], rank: int | None) -> str:
+    """What the model alone would choose, and how it fares."""
+    if rank == 0:
+        return f"It is also the first of the {len(order)} schedules that the model ranks."
+    spills = time_and_terms(e, e.subject.schedule)[1]["spill_factor"] > 1
+    why = "it expects spills" if spills else "it is not in the space"
+    text = f"The model ranks it {rank + 1} of {len(order)}" if rank else f"The model does not rank it: {why}"
+    found = e.against(order[0])
+    return f"{text}; it would choose {changes(e.subject.schedule, order[0])}: {found.short}."
+
+
+# ---- what it takes ----
+
+
+def time_and_terms(e: Evidence, s: Schedule) -> tuple[float, dict[str, float]]:
+    """Microseconds that a schedule is expected to take, and its unblended terms, with the factor of its spills."""
+    device = e.subject.device
+    found = terms(features(Schedules.of([s]), e.subject.problem, e.rows, device), device)
+    parts = {name: round(float(getattr(found, name)[0]), 4) for name in (*TERMS, "spill_factor")}
+    return round(float(e.expected(s)[0]), 4), parts
+
+
+def _error(e: Evidence, largest: str) -> str:
+    a, fitted = e.stated, default_device().name
+    off, most, apart, apart_most = (percent(math.exp(n))[1:] for n in (a.off, a.off_most, a.apart, a.apart_most))
+    known = a.dominated.get(largest)
+    where = f" ({percent(math.exp(known))[1:] if known else 'not known'} where {largest} is the largest term)"
+    elsewhere = "" if e.subject.device.name == fitted else f" On {e.subject.device.name} the error is not known."
+    return (
+        f"The model's error, over {a.schedules} recorded times on {fitted}: the median is {off}{where}, nine in ten "
+        f"are within {most}. Ratios of two times are off by {apart}, nine in ten by less than {apart_most}: beyond it, "
+        f"{100 * a.told:.0f} % of pairs are ordered right, and within it the model cannot tell.{elsewhere}"
+    )
+
+
+def _measured(e: Evidence) -> str:
+    """The run that the measured times are of, and how the chosen schedule fares in it."""
+    if not e.runs:
+        return "No time of this spec and workload class is recorded here."
+    run, s = e.runs[0], e.subject
+    us = run.times.get(s.schedule)
+    if us is None:
+        return f"Measured: {run}, without the chosen one."
+    kernel, faster = run.trials[s.schedule].kernel, sum(other < us for other in run.times.values())
+    here = kernel == sha256(s.kernels.bundle.encode())[:16]
+    version = "this kernel" if here else "another version of this kernel" if kernel else "of an unknown version"
+    place = f"rank {faster + 1} of {len(run.times)}"
+    return f"Measured: {run}. The chosen one, {version}, takes {us:.4g} us, {place}."
+
+
+def _others(e: Evidence) -> list[Other]:
+    """The best others: some as they were measured, then as the model ranks them at these rows."""
+    times = e.runs[0].times if e.runs else {}
+    p, device = e.subject.problem, e.subject.device
+    legal = (s for s in times if s != e.subject.schedule and not broken_rule(s, p, device))
+    by_time = sorted(legal, key=times.__getitem__)[:MEASURED]
+    clean = np.flatnonzero(features(e.space, p, e.rows, device).spill_factor <= 1)
+    _, first = np.unique(np.round(e.times[clean], 2), return_index=True)  # of those that the model cannot tell apart
+    by_model = e.space.take(clean[first[: OTHERS + 1]])
+    chosen = [s for s in dict.fromkeys((*by_time, *by_model)) if s != e.subject.schedule][:OTHERS]
+    return [(s, round(us, 4), times.get(s)) for s, us in zip(chosen, e.expected(*chosen).tolist(), strict=True)]
+
+
+def _rows(chosen: Schedule, others: list[Other]) -> Iterator[tuple[str, str, str]]:
+    """Cells for the others; a long text goes on in the next row."""
+    for s, us, measured in others:
+        first, *more = textwrap.wrap(changes(chosen, s).replace(",", ", "), WIDTH - 30)
+        yield f"{us:.4g}", f"{measured:.4g}" if measured else "-", first.replace(", ", ",")
+        yield from (("", "", line.replace(", ", ",")) for line in more)
+
+
+def _trials(e: Evidence) -> list[dict[str, Any]]:
+    """All trials of the first run, each with the time that the model expects for its rows."""
+    if not e.runs:
+        return []
+    run = e.runs[0]
+    times = predicted(run.trials, e.subject.problem, run.rows, e.subject.device).tolist()
+    return [
+        {"schedule": str(s), "predicted_us": round(us, 4), "measured_us": t.us_median, "status": t.status}
+        for us, (s, t) in zip(times, run.trials.items(), strict=True)
+    ]
+
+
+# ---- its fields ----
+
+
+def _fields(e: Evidence) -> Iterator[Field]:
+    """Every field against its neighbours."""
+    s = e.subject
+    for name in FIELDS:
+        for value in values(s.schedule, name):
+            other, rule = neighbour(s.schedule, name, value, e.space, e.times, s.problem, s.device)
+            yield name, value, other, _ruled(rule) if rule else e.against(other)
+
+
+def _ruled(rule: str) -> Verdict:
+    short = rule if len(rule) <= SHORT else rule.partition(", got ")[0]
+    return Verdict("rule", textwrap.shorten(short, SHORT, placeholder=" ..."), rule)
+
+
+def _field(chosen: Schedule, name: str, value: Value, other: Schedule, found: Verdict) -> dict[str, Any]:
+    return {
+        "field": name, "value": getattr(chosen, name), "other": value, "neighbour": str(other), "kind": found.kind,
+        "sentence": found.sentence, "numbers": found.times,
+    }  # fmt: skip
+
+
+def _lines(chosen: Schedule, found: list[Field]) -> Iterator[str]:
+    """A paragraph for each field; values that break the same rule share it."""
+    for name in FIELDS:
+        said: dict[str, list[str]] = {}
+        for _, value, other, verdict in (f for f in found if f[0] == name):
+            also = ",".join(c for c in changes(chosen, other).split(",") if not c.startswith(f"{name}="))
+            with_ = f" with {also}" if also and verdict.kind != "rule" else ""
+            said.setdefault(verdict.short, []).append(value_text(value) + with_)
+        text = "; ".join(f"{' or '.join(those)}: {short}" for short, those in said.items())
+        head = f"{name}={value_text(getattr(chosen, name))}"
+        yield from textwrap.wrap(f"{head:<20} {text}", WIDTH - 2, subsequent_indent=21 * " ", break_on_hyphens=False)

@@ -76,7 +76,7 @@ class Schedule:
 
     def __str__(self) -> str:
         shown = (f for f in fields(self) if f.default is MISSING or getattr(self, f.name) != f.default)
-        return ",".join(f"{f.name}={_show(getattr(self, f.name))}" for f in shown)
+        return ",".join(f"{f.name}={value_text(getattr(self, f.name))}" for f in shown)
 
     @property
     def slug(self) -> str:
@@ -140,7 +140,8 @@ def parse_schedule(text: str, base: Schedule) -> Schedule:
     return replace(base, **changes)  # type: ignore[arg-type]
 
 
-def _show(value: object) -> str:
+def value_text(value: object) -> str:
+    """A value as the text of a schedule has it."""
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
 

@@ -228,6 +228,9 @@ class Terms:
     spill_factor: Numbers
 
 
+TERMS = tuple(f.name for f in fields(Terms) if f.name != "spill_factor")
+
+
 def estimates(f: Features, device: Device, model: Model = MODEL) -> Numbers:
     """Microseconds of each schedule."""
     t = _nanoseconds(f, device, model)

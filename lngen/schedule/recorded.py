@@ -21,9 +21,10 @@ from lngen.devices import Device, default_device
 from lngen.errors import LngenError, ScheduleError, SpecError
 from lngen.files import parse_json, read, reason
 from lngen.problem import ANY, Problem, Schedule, is_legal, parse_schedule, problem
+from lngen.schedule.accuracy import Accuracy, accuracy
 from lngen.schedule.model import MODEL, Features, Model, estimates, features
 from lngen.schedule.space import Numbers, Schedules
-from lngen.schedule.table import measured, rows_of, workload
+from lngen.schedule.table import key_of, measured, rows_of, workload
 from lngen.spec import parse_spec
 
 LARGEST = 2**28  # bytes of a file of records
@@ -31,11 +32,12 @@ LARGEST = 2**28  # bytes of a file of records
 
 @dataclass(frozen=True)
 class Point:
-    """A spec at a number of rows, with microseconds by schedule, of one run."""
+    """A spec at a number of rows, with microseconds by schedule, of one run on a GPU, whose name may be unknown."""
 
     spec: str
     rows: int
     times: Mapping[Schedule, float]
+    device: str = ""
 
     @property
     def problem(self) -> Problem:
@@ -55,13 +57,14 @@ def facts(spec: str) -> Problem:
     return problem(parsed.graph(), parsed.d, parsed.strides)
 
 
-def points(paths: Sequence[Path], provider: str = "lngen") -> list[Point]:
+def points(paths: Sequence[Path], provider: str = "lngen", spec: str = "") -> list[Point]:
     """The points of files in order: a sweep (.json with points), a bench (.json with records), trials (.jsonl).
 
+    ``spec``: the only one that is asked for; by default all are.
     Of several trials of a schedule in a file the one with the most rounds counts, and of these the last. Schedules that
     are no longer legal or valid are left out. LngenError for a file that is none of these.
     """
-    return [p for path in paths for p in _points(path, provider) if p.times]
+    return [p for path in paths for p in _points(path, provider, spec) if p.times]
 
 
 def latest(found: Sequence[Point]) -> list[Point]:
@@ -69,18 +72,21 @@ def latest(found: Sequence[Point]) -> list[Point]:
     return list({(p.spec, p.rows): p for p in found if len(p.times) > 1}.values())
 
 
-def _points(path: Path, provider: str) -> Iterator[Point]:
+def _points(path: Path, provider: str, spec: str) -> Iterator[Point]:
     try:
         raw = read(path, LARGEST)
         if path.suffix == ".jsonl":
-            yield from _trials([parse_json(line) for line in raw.splitlines() if line.strip()])
+            trials = (parse_json(line) for line in raw.splitlines() if line.strip())
+            yield from _trials([t for t in trials if spec in ("", t["spec"])])
             return
         data = parse_json(raw)
+        found = [r for r in data["points" if "points" in data else "records"] if spec in ("", r["spec"])]
         if "points" in data:
-            yield from (_point(p["spec"], p["rows"], p["us"]) for p in data["points"])
+            yield from (_point(p["spec"], p["rows"], p["us"], data.get("device", "")) for p in found)
         else:
-            rows = (r for r in data["records"] if r["provider"] == provider and r["schedule"] and r["us_median"])
-            yield from (_point(r["spec"], r["rows"], {r["schedule"]: r["us_median"]}) for r in rows)
+            device = data.get("conditions", {}).get("device", "")
+            timed = (r for r in found if r["provider"] == provider and r["schedule"] and r["us_median"])
+            yield from (_point(r["spec"], r["rows"], {r["schedule"]: r["us_median"]}, device) for r in timed)
     except OSError as error:
         raise LngenError(f"'{path}' cannot be read: {reason(error)}.") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -102,7 +108,7 @@ def _trials(trials: Sequence[Any]) -> Iterator[Point]:
         yield _point(spec, rows, {schedule: us for schedule, (_, us) in times.items()})
 
 
-def _point(spec: str, rows: int, times: Mapping[str, float]) -> Point:
+def _point(spec: str, rows: int, times: Mapping[str, float], device: str = "") -> Point:
     """A point with the schedules that are legal."""
     kept: dict[Schedule, float] = {}
     for text, us in times.items():
@@ -112,7 +118,7 @@ def _point(spec: str, rows: int, times: Mapping[str, float]) -> Point:
                 kept[s] = us
         except (ScheduleError, SpecError):
             continue
-    return Point(spec, rows, kept)
+    return Point(spec, rows, kept, device)
 
 
 RECORDED = ("bench/h200-sweeps.json", "tuned/h200.jsonl")
@@ -136,7 +142,10 @@ class Scores:
 
 
 class Sample:
-    """Points as arrays: the features of every schedule that was timed, and the point it belongs to."""
+    """Points as arrays: the features of every schedule that was timed, and the point it belongs to.
+
+    ``actual``: the features at the rows of the point; choices are made with those at the most rows of its class.
+    """
 
     def __init__(self, chosen: Sequence[Point], device: Device) -> None:
         self.points, self.device = chosen, device
@@ -144,7 +153,7 @@ class Sample:
         self.times = np.array([us for p in chosen for us in p.times.values()])
         self.worse = np.log(self.times / np.array([p.best for p in chosen])[self.owner])
         self.lengths = np.array([p.problem.d for p in chosen])
-        self._actual = _joined(features(Schedules.of(p.times), p.problem, p.rows, device) for p in chosen)
+        self.actual = _joined(features(Schedules.of(p.times), p.problem, p.rows, device) for p in chosen)
         self._typical = _joined(features(Schedules.of(p.times), p.problem, typical(p, device), device) for p in chosen)
 
     def scores(self, model: Model, which: Any = None) -> Scores:
@@ -162,7 +171,7 @@ class Sample:
         likelier the shorter its expected time; the errors of the estimates; and the distance of the constants from
         round values.
         """
-        times = estimates(self._actual, self.device, model)
+        times = estimates(self.actual, self.device, model)
         likely = np.exp(-SHARP * (np.log(times) - _least(np.log(times), self.owner)[self.owner]))
         total = np.bincount(self.owner, likely)
         slower = (np.bincount(self.owner, likely * self.worse) / total)[which]
@@ -212,6 +221,13 @@ def leave_out(sample: Sample, steps: int = 600) -> Scores:
     return Scores(np.concatenate(each), tuple(where))
 
 
+def errors_of(chosen: Sequence[Point], device: Device) -> dict[str, Accuracy]:
+    """The errors of the model by direction: at the points without column sums (fwd), and at those with them (bwd)."""
+    ways = {way: [p for p in chosen if key_of(p.problem).direction == way] for way in ("fwd", "bwd")}
+    samples = {way: Sample(some, device) for way, some in ways.items() if some}
+    return {way: accuracy(s.actual, device, s.times, s.owner) for way, s in samples.items()}
+
+
 def with_table(chosen: Iterable[Point], device: Device) -> tuple[Scores, int]:
     """Scores of the table's entries, and the number of points where the entry was not timed or none is near."""
     each, where, others = [], [], 0
@@ -259,6 +275,8 @@ def main(arguments: Sequence[str]) -> None:
     scores, others = with_table(found, device)
     print(f"with the table: {scores}; at {others} more the entry was not timed")
     print(f"model alone: {sample.scores(MODEL)}")
+    for direction, errors in errors_of(found, device).items():
+        print(f"model, {direction}: {errors}")
     everywhere = np.ones(len(found), dtype=bool)
     if "--fit" in arguments:
         model = fit(sample, everywhere)

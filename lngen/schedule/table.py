@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -47,15 +47,16 @@ class Table:
     """Measured schedules of a GPU: by key and workload class.
 
     An entry is the text of a schedule, which is parsed when it is asked for. It has no accesses and no grid: these
-    follow from D and from the GPU.
+    follow from D and from the GPU. ``file``: the name of the file that it was read from.
     """
 
     device: str
     arch: str
     entries: Mapping[Key, Mapping[int, str]]
+    file: str = field(default="", compare=False)
 
-    def near(self, p: Problem, workload: int) -> Iterator[Schedule]:
-        """The schedules of this class for the same kind of rows, the nearest D first; none for rows of another kind.
+    def near(self, p: Problem, workload: int) -> Iterator[tuple[Key, Schedule]]:
+        """The entries of this class for the same kind of rows, the nearest D first; none for rows of another kind.
 
         Rows of the same kind have the same direction, element size and alignment, and one [M, D] input, or two with
         column sums. A cluster that shares rows with column sums also suits more inputs, if they have one element size.
@@ -71,7 +72,7 @@ class Table:
                 return
             entry = parse_schedule(self.entries[key][workload], ANY)
             if not more or entry.cluster > 1:
-                yield entry
+                yield key, entry
 
 
 def key_of(p: Problem) -> Key:
@@ -90,12 +91,17 @@ def measured(p: Problem, workload: int, device: Device) -> Iterator[Schedule]:
     A cluster has all row groups of a graph side by side, as in the space of schedules. Rows of more inputs than were
     measured take more registers: for them the same layout follows with twice the threads.
     """
+    return (s for _, _, s in origins(p, workload, device))
+
+
+def origins(p: Problem, workload: int, device: Device) -> Iterator[tuple[Table, Key, Schedule]]:
+    """What ``measured`` yields, each with its table and the key of its entry."""
     for table in tables():
         if table.arch != device.arch.rstrip("af"):
             continue
-        for entry in table.near(p, workload):
+        for key, entry in table.near(p, workload):
             found = [s for s in fitted(entry, p, device) if _whole(s, p) and is_legal(s, p) and has_room(s, p, device)]
-            yield from found
+            yield from ((table, key, s) for s in found)
             if found:
                 return
 
@@ -141,7 +147,7 @@ def read(path: Path) -> Table:
             for d, lines in lengths.items():
                 key = Key(direction, int(element.removesuffix("_bytes")), int(d))
                 entries[key] = {w: line for line, classes in lines.items() for w in classes}
-    return Table(device, arch, entries)
+    return Table(device, arch, entries, path.name)
 
 
 # Workload classes: KiB of rows for each multiprocessor, at most. MANY is assumed if the number of rows is unknown, and

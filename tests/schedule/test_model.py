@@ -20,8 +20,20 @@ from lngen.lower import lower
 from lngen.problem import ANY, Problem, Schedule, fits, footprint, is_legal, legal, parse_schedule, problem
 from lngen.problem.footprint import has_room, register_limit, registers
 from lngen.schedule import MOST_TRIED, candidates, ranked, workload
+from lngen.schedule.accuracy import STATED
 from lngen.schedule.model import MODEL, Features, Model, estimated, estimates, features, last_resort
-from lngen.schedule.recorded import RECORDED, Point, Sample, fit, latest, points, typical, unfitted, with_table
+from lngen.schedule.recorded import (
+    RECORDED,
+    Point,
+    Sample,
+    errors_of,
+    fit,
+    latest,
+    points,
+    typical,
+    unfitted,
+    with_table,
+)
 from lngen.schedule.space import Schedules, roomy_space, space
 from lngen.schedule.table import MOST_OPERATIONS, TIGHT, Key, Table, fitted, measured, tables
 from lngen.spec import parse_spec
@@ -111,6 +123,10 @@ def test_what_only_few_can_do_costs() -> None:
 @pytest.fixture(scope="module")
 def recorded() -> list[Point]:
     return latest(points([data_dir("generated") / name for name in RECORDED]))
+
+
+def test_the_stated_errors_are_those_of_the_records(recorded: list[Point]) -> None:
+    assert errors_of(recorded, H200) == STATED
 
 
 def test_the_table_is_near_the_best_everywhere(recorded: list[Point]) -> None:
@@ -235,7 +251,7 @@ def test_entries_are_near_if_rows_are_alike() -> None:
     table = Table("A", "sm_90", {Key("fwd", 2, 4096): {1024: str(staged)}, Key("fwd", 2, 4608): {1024: str(rows)}})
 
     def near(spec: str, size: int = 1024) -> list[Schedule]:
-        return [*table.near(facts(spec), size)]
+        return [entry for _, entry in table.near(facts(spec), size)]
 
     assert near(FORWARD) == [staged, rows]
     assert near("rmsnorm.fwd:d=5000,dtype=f16") == [rows, staged], "the nearest first"

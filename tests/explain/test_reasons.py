@@ -1,0 +1,235 @@
+"""Why a schedule: every reason is confirmed by legality, by the records, or by the model's own numbers."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from commands import fails, prints
+from lngen.compile import Compilation, KernelSet
+from lngen.config import data_dir
+from lngen.devices import Device, default_device, named
+from lngen.errors import MissingError, ScheduleError
+from lngen.explain.reasons import reasons
+from lngen.explain.subject import Subject
+from lngen.explain.why_not import why_not
+from lngen.files import sha256
+from lngen.problem import ANY, Schedule, check, check_arch, parse_schedule
+from lngen.problem.footprint import most_blocks
+from lngen.problem.schedule import FORMS
+from lngen.schedule import workload
+from lngen.schedule.accuracy import STATED
+from lngen.schedule.model import MODEL, TERMS, estimates, features
+from lngen.schedule.recorded import points
+from lngen.schedule.space import FIELDS, Schedules, roomy_space
+from lngen.schedule.table import key_of, tables
+from lngen.spec import Spec, parse_spec
+from lngen.tune import trials
+from own_graphs import own
+
+H200 = default_device()
+FORWARD, BACKWARD = "layernorm.fwd:d=4096,dtype=bf16", "layernorm.bwd:d=4096,dtype=bf16"
+RECORDS = data_dir("generated")
+
+CASES: dict[str, tuple[str | Spec, int | None, str, Device]] = {
+    "staged": (FORWARD, 4096, "", H200),
+    "column sums": (BACKWARD, None, "", H200),
+    "cluster": ("layernorm.fwd:d=65536,dtype=bf16", None, "", H200),
+    "multipass": ("rmsnorm.bwd:d=65536,dtype=f32", 264, "form=multipass,threads=512,rows_per_block=1,vec=4", H200),
+    "registers": ("layernorm.fwd:d=64,dtype=f32", 20000, "", H200),
+    "odd": ("rmsnorm.fwd:d=1001,dtype=bf16", None, "", H200),
+    "own graph": (own("gated", "bwd", d=520), None, "", H200),
+    "few rows": (own("loss"), 64, "", H200),
+    "no bulk copies": (FORWARD, None, "", named("a100")),
+    "another GPU": (BACKWARD, 8192, "", named("h100")),
+}
+
+
+def subject(spec: str | Spec, rows: int | None = None, changed: str = "", device: Device = H200) -> Subject:
+    compilation = Compilation(parse_spec(spec) if isinstance(spec, str) else spec)
+    kernels = compilation.changed(changed, device.arch, rows=rows, device=device, compiled=False)
+    return Subject(compilation, kernels, device, rows, changed)
+
+
+@cache
+def explained(case: str) -> tuple[Subject, dict[str, Any], str]:
+    """The subject, the section's data, and its text."""
+    one = subject(*CASES[case])
+    section = reasons(one)
+    return one, dict(section.data), str(section)
+
+
+def flat(section: object) -> str:
+    return " ".join(str(section).split())
+
+
+def us(one: Subject, rows: int, *texts: str) -> list[float]:
+    """What the model expects."""
+    schedules = Schedules.of(parse_schedule(text, ANY) for text in texts)
+    found: list[float] = estimates(features(schedules, one.problem, rows, one.device), one.device).tolist()
+    return found
+
+
+def broken(other: Schedule, one: Subject) -> str:
+    """The message of legality."""
+    try:
+        check(other, one.problem)
+        check_arch(other, one.device.arch)
+    except ScheduleError as error:
+        return str(error)
+    room = most_blocks(other, one.problem, one.device)
+    return f"a multiprocessor has room for {room} such blocks" if other.blocks_per_sm > room else ""
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_field_has_a_true_reason(case: str) -> None:
+    one, data, text = explained(case)
+    assert [*dict.fromkeys(line["field"] for line in data["fields"])] == [*FIELDS]
+    paths = [*(RECORDS / "bench").glob("h?00-*.json"), RECORDS / "tuned" / "h200.jsonl"]
+    together = [p.times for p in points(paths, spec=str(one.plan.spec))]
+    most = math.exp(STATED[key_of(one.problem).direction].apart_most)
+    for line in data["fields"]:
+        other, numbers = parse_schedule(line["neighbour"], ANY), line["numbers"]
+        if line["kind"] == "rule":
+            assert line["sentence"] in broken(other, one)
+            assert line["sentence"]
+            continue
+        assert not broken(other, one)
+        assert getattr(other, line["field"]) == line["other"] != getattr(one.schedule, line["field"])
+        if line["kind"] == "measured":
+            assert numbers in [(times.get(other), times.get(one.schedule)) for times in together]
+            continue
+        assert numbers == pytest.approx(us(one, data["rows"], line["neighbour"], data["chosen"]))
+        assert line["kind"] == ("predicted" if max(numbers) / min(numbers) > most else "unknown")
+    assert all(f"\n  {name}=" in text for name in FIELDS)
+    assert data["space"]["legal"] == len(roomy_space(one.problem, one.device))
+    shown = [data["chosen"], *(other["schedule"] for other in data["others"])]
+    assert not any(broken(parse_schedule(s, ANY), one) for s in shown)
+    found = [data["predicted_us"], *(other["predicted_us"] for other in data["others"])]
+    assert found == pytest.approx(us(one, data["rows"], *shown), abs=1e-4)
+    parts = data["terms"]
+    overlapped = sum(parts[name] ** MODEL.blend for name in TERMS[:4]) ** (1 / MODEL.blend)
+    assert (overlapped + sum(parts[name] for name in TERMS[4:])) * parts["spill_factor"] == pytest.approx(
+        found[0], 1e-3
+    )
+    assert parts[data["largest"]] == max(parts[name] for name in TERMS)
+
+
+def test_reasons_are_of_every_kind() -> None:
+    kinds = {case: {line["kind"] for line in explained(case)[1]["fields"]} for case in CASES}
+    assert kinds["column sums"] == {"rule", "measured", "predicted", "unknown"}
+    assert all({"rule", "unknown"} <= found for found in kinds.values())
+    elsewhere = flat(explained("another GPU")[2])
+    assert "measured +32.4 % on NVIDIA H200" in elsewhere
+    assert "On NVIDIA H100 80GB HBM3 the error is not known" in elsewhere
+    assert "form=tma needs sm_90 or later" in flat(explained("no bulk copies")[2])
+
+
+@pytest.mark.parametrize("case", ["staged", "multipass"])
+def test_another_form_comes_with_the_fewest_changes(case: str) -> None:
+    one, data, _ = explained(case)
+
+    def count(s: Schedule) -> int:
+        return sum(getattr(s, name) != getattr(one.schedule, name) for name in FIELDS if name != "grid")
+
+    legal = {line["other"]: line["neighbour"] for line in data["fields"] if line["kind"] != "rule"}
+    for form in legal.keys() & {*FORMS}:
+        least = min(count(s) for s in roomy_space(one.problem, H200) if s.form == form)
+        assert count(parse_schedule(legal[form], ANY)) == least
+    assert legal.keys() & {*FORMS}
+
+
+def test_the_sources_of_a_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+    for case in ("staged", "column sums", "cluster", "registers"):
+        one, data, _ = explained(case)
+        most, source = workload(one.problem, one.expected, H200), data["source"]
+        (table,) = [t for t in tables() if t.file == source["table"]]
+        assert (source["kind"], source["key"], source["class"]) == ("table", asdict(key_of(one.problem)), most)
+        assert parse_schedule(table.entries[key_of(one.problem)][most], ANY).kind == one.schedule.kind
+    assert "D=4096, the nearest to 4224" in flat(reasons(subject("layernorm.fwd:d=4224,dtype=bf16", 4096)))
+    assert "The model ranks it 18 of 488" in flat(explained("column sums")[2])
+    assert explained("no bulk copies")[1]["source"]["kind"] == "model"
+    assert "The schedule is the user's: form=multipass" in flat(explained("multipass")[2])
+    first, spilled = str(subject(own("gated", d=520)).schedule), KernelSet.spilled
+    monkeypatch.setattr(KernelSet, "spilled", lambda k, *a: spilled(k, *a) + 8 * (str(k.plan.schedule) == first))
+    section = reasons(subject(own("gated", d=520)))
+    assert section.data["source"]["spilled"] == {first: 8}
+    assert f"Tried: {first}, which spills 8 bytes" in flat(section)
+
+
+def test_the_users_own_trials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("LNGEN_CACHE_DIR", str(tmp_path))
+    one = subject(BACKWARD, 8192)
+    text, kernel = str(one.schedule), sha256(one.kernels.bundle.encode())[:16]
+    line = trials.Trial(BACKWARD, 8192, H200.name, "NVRTC 99", text, kernel, 0, "correct", us_median=2.0, in_turn=True)
+    fast, stages = text.replace("threads=128", "threads=256"), text.replace("stages=2", "stages=3")
+    crash = {"schedule": stages, "status": "runtime", "us_median": None, "reason": "a crash"}
+    others = [trials.from_json(line.to_json() | d) for d in ({"schedule": fast, "us_median": 1.0}, crash)]
+    (tmp_path / "tune").mkdir()
+    trials.append(tmp_path / "tune" / "trials.jsonl", [line, *others])
+    monkeypatch.setattr(KernelSet, "cubin", Mock(side_effect=MissingError("no compiler")))
+    section = reasons(one)
+    shown = flat(section)
+    assert "trials.jsonl: NVIDIA H200, 8192 rows, NVRTC 99, each call waits for the last, 2 schedules" in shown
+    assert "The chosen one, this kernel, takes 2 us, rank 2 of 2" in shown
+    assert "256: measured -50.0 %" in shown
+    assert "3: failed: runtime" in shown
+    assert {(t["schedule"], t["measured_us"], t["status"]) for t in section.data["trials"]} == {
+        (text, 2.0, "correct"), (fast, 1.0, "correct"), (stages, None, "runtime")
+    }  # fmt: skip
+    assert why_not(one, "stages=3").data["sentence"].startswith("failed: runtime, a crash")
+    assert "It is faster: measured -50.0 %" in flat(why_not(one, "threads=256"))
+    assert "another version of this kernel" in flat(explained("column sums")[2])
+
+
+ANSWERS = {
+    "threads=256": ("measured", "as fast, as far as times repeat: measured +1.1 %"),
+    "threads=64": ("predicted", "It is expected to be slower: predicted +47.8 %"),
+    "form=cp_async": ("unknown", "the model cannot tell"),
+    "tma_store=yes": ("rule", "It is illegal: early_release belongs to form=tma"),
+    "blocks_per_sm=8": ("rule", "a multiprocessor has room for 3 such blocks"),
+    "threads=128": ("same", "It is the chosen schedule"),
+}
+
+
+@pytest.mark.parametrize("asked", ANSWERS)
+def test_why_not(asked: str) -> None:
+    one = explained("column sums")[0]
+    section, (kind, text) = why_not(one, asked), ANSWERS[asked]
+    assert section.data["kind"] == kind
+    assert text in flat(section)
+    if kind not in ("rule", "same"):
+        found = section.data["asked_numbers"]
+        assert [found["predicted_us"]] == pytest.approx(us(one, section.data["rows"], section.data["asked"]), abs=1e-4)
+        used = one.compilation.kernels(parse_schedule(section.data["asked"], ANY)).cubin("sm_90").resources.values()
+        most = {"registers": max(r.registers for r in used), "spilled": sum(r.spilled for r in used)}
+        assert found["resources"] == most
+        assert ("It spills" in flat(section)) == (most["spilled"] > 0)
+
+
+def test_why_not_from_the_command_and_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = json.loads(prints("explain", FORWARD, "--rows", "4096", "--why-not", "blocks_per_sm=3", "--json"))["why_not"]
+    assert "grid=396" in data["asked"], "it follows"
+    assert "there is no key 'foo'" in fails(2, "explain", FORWARD, "--why-not", "foo=3")
+    assert "leave --only out" in fails(2, "explain", FORWARD, "--why-not", "vec=8", "--only", "cost")
+    monkeypatch.setattr(KernelSet, "cubin", Mock(side_effect=MissingError("no compiler")))
+    found = why_not(explained("column sums")[0], "stages=3").data
+    assert (found["kind"], found["asked_numbers"]["resources"]) == ("measured", {})
+
+
+def test_the_ranking_has_the_same_times() -> None:
+    one, data, _ = explained("column sums")
+    listed = json.loads(prints("tune", BACKWARD, "--rows", "8192", "--ranking", "--json"))["ranking"]
+    expected = us(one, 8192, *(line["schedule"] for line in listed))
+    assert [line["predicted_us"] for line in listed] == pytest.approx(expected, abs=1e-3)
+    times = {t["schedule"]: t["measured_us"] for t in data["trials"]}
+    assert [line["measured_us"] for line in listed] == [times.get(line["schedule"]) for line in listed]
+    assert sum(line["measured_us"] is not None for line in listed) > 20
+    assert "| 52.618       | 49.816      | form=tma" in prints("tune", BACKWARD, "--rows", "8192", "--ranking")
