@@ -107,7 +107,9 @@ def ptx_lines(ptx: str, kernel: str) -> tuple[Line, ...]:
             where = tuple(location(kernel, headers.get(file, ""), number) for file, number in chain)
         else:
             coded = statement.endswith(";") and not statement.startswith((".", "//"))
-            found.append(Line(line.expandtabs(4).rstrip(), where if coded else ()))
+            found.append(
+                Line(re.sub(r"\s+", " ", line).replace(" ", "    ", line[:1] == "\t").rstrip(), where if coded else ())
+            )
     return tuple(found)
 
 
