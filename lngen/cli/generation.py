@@ -110,15 +110,26 @@ def build_command(
     metavar="DIR",
     help="With --time: compile the golden set in DIR in turn with this one and print the ratio of the times.",
 )
+@click.option(
+    "--sass",
+    is_flag=True,
+    help="Instead of the kernels the record of their instructions, for this build of the compiler.",
+)
 @output_options
 @click.pass_context
 def generated_command(
-    ctx: click.Context, check: bool, folder: Path | None, timed: bool, against: Path | None, output: Output
+    ctx: click.Context, check: bool, folder: Path | None, timed: bool, against: Path | None, sass: bool, output: Output
 ) -> None:
     """Rewrite, or verify, the golden set: generated kernels that people read in review.
 
-    Each kernel is one spec with one schedule, both fixed: no GPU and, except for --time, no compiler is needed.
+    Each kernel is one spec with one schedule, both fixed: no GPU and, except for --time and --sass, no compiler is
+    needed. --sass also exits 1 for a kernel without loads of 16 bytes where its rows allow them, or with local memory;
+    with --check, for one with more instructions than are recorded.
     """
+    if sass:
+        if folder or timed or against:
+            raise click.UsageError("--sass goes with --check alone.")
+        ctx.exit(_sass(output, check))
     if timed:
         if check or folder:
             raise click.UsageError("--time goes with neither --check nor --dir.")
@@ -138,6 +149,24 @@ def generated_command(
     )
     if check and found:
         ctx.exit(1)
+
+
+def _sass(output: Output, check: bool) -> int:
+    """Compile and lint the golden set; the exit code. Another build of the compiler than the recorded ones is noted."""
+    from lngen.inspect.sass_lint import above, build, golden, record, recorded
+
+    file = data_dir("generated") / "sass-budget.json"
+    faults, numbers = golden()
+    most = recorded(file).get(build())
+    if not check:
+        record(file, numbers)
+    elif most is None:
+        note(f"NVRTC {build()} is not recorded, so that no number of instructions is judged; lngen generated --sass.")
+    else:
+        faults += above(numbers, most)
+    data = {"nvrtc": build(), "recorded": most is not None, "kernels": numbers, "faults": faults}
+    output.table(data, "".join(f"{line}\n" for line in (*faults, f"{len(numbers)} kernels, {len(faults)} faults")))
+    return 1 if faults else 0
 
 
 def _time(output: Output, against: Path | None) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import difflib
 import re
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import click
 
-from lngen.cli.output import Output, note, output_options, stage_options, table_text
+from lngen.cli.output import AnyPath, Output, note, output_options, stage_options, table_text
 from lngen.cli.shared_options import arch_option, device_option, rows_option, schedule_option, target
 from lngen.compile import Compilation, KernelSet, spill_text
 from lngen.errors import LngenError, MissingError
@@ -117,7 +118,11 @@ def _text(graph: dict[str, Any]) -> str:
 # ---- show: one stage of a spec ----
 
 # A stage and the Pygments lexer that colours it on a terminal; Python's lexer suits the IR.
-STAGES = {"graph": "python", "plan": "text", "cuda": "cuda", "ptx": "ptx", "resources": "text", "traffic": "text"}
+STAGES = {
+    "graph": "python", "plan": "text", "cuda": "cuda", "ptx": "ptx", "sass": "nasm", "resources": "text",
+    "traffic": "text",
+}  # fmt: skip
+KINDS = {"cuda": "cu", "ptx": "ptx", "sass": "cubin"}  # the stages that a pack has, as files of that kind
 TABLES = ("resources", "traffic")
 
 
@@ -128,6 +133,13 @@ TABLES = ("resources", "traffic")
 @schedule_option
 @rows_option
 @click.option("--diff", metavar="K=V,...", help="A unified diff against the same schedule with these changes.")
+@click.option("--diff-arch", metavar="SM", help="A unified diff against the same schedule on this arch: ptx or sass.")
+@click.option(
+    "--against",
+    type=AnyPath(exists=True, file_okay=False),
+    metavar="DIR",
+    help="A unified diff against the same spec in the pack in DIR, of any version of lngen: cuda, ptx or sass.",
+)
 @click.option("--bundle", is_flag=True, help="The source with the device headers in it: a file that stands alone.")
 @arch_option("Target; --stage resources takes several, and one default schedule then fits all of them.")
 @device_option
@@ -139,6 +151,8 @@ def show_command(
     schedule: str,
     rows: int | None,
     diff: str | None,
+    diff_arch: str | None,
+    against: Path | None,
     bundle: bool,
     arches: tuple[str, ...],
     device: str | None,
@@ -147,39 +161,65 @@ def show_command(
     """Print one stage of SPEC: exactly its text in a pipe, highlighted on a terminal.
 
     graph: the IR, with every sum's order; plan: kernels, phases, launch rules; cuda: the source; ptx: the
-    output of NVRTC; resources, a table: registers, spills, shared memory, barriers and occupancy of each kernel;
+    output of NVRTC; sass: the machine code of each kernel, its resources, and its instructions by kind in each loop and
+    per element of a row; resources, a table: registers, spills, shared memory, barriers and occupancy of each kernel;
     traffic, a table: the bytes, sectors, instructions, barriers and bank conflicts of a call with --rows rows, or a
     few row groups, counted by executing the PTX on NumPy.
     """
     arches, gpu = target(arches, device)
-    _check_options(stage, after, bool(schedule) or rows is not None, diff, bundle, arches)
+    _check_options(stage, after, bool(schedule) or rows is not None or diff is not None, bundle, arches)
+    diffs = {"--diff": diff, "--diff-arch": diff_arch, "--against": against}
+    _check_diffs(stage, [option for option, value in diffs.items() if value is not None])
     compilation = Compilation(parse_spec(spec))
     if stage == "graph":
         text = graph_text(compilation, after)
         output.stage({"spec": str(compilation.spec), "stage": stage, "text": text}, text, STAGES[stage])
         return
-    kernels = compilation.changed(schedule, *arches, rows=rows, device=gpu, compiled=stage not in ("plan", "cuda"))
+    fit = (*arches, diff_arch) if diff_arch else arches
+    kernels = compilation.changed(schedule, *fit, rows=rows, device=gpu, compiled=stage not in ("plan", "cuda"))
     if not schedule and (spilled := spilled_bytes(kernels, arches[0])):
         note(spill_text(kernels.plan.schedule, spilled))
     text, data = view(kernels, stage, arches, rows, bundle)
     if diff is not None:
         other = compilation.kernels(parse_schedule(diff, kernels.plan.schedule))
-        text = _diff(kernels.plan, text, other.plan, view(other, stage, arches, rows, bundle)[0])
-        about = {"spec": str(compilation.spec), "schedule": str(kernels.plan.schedule)}
-        output.stage({**about, "other": str(other.plan.schedule), "stage": stage, "text": text}, text, "diff")
+        compared = Compared(other.plan.name, view(other, stage, arches, rows, bundle)[0], str(other.plan.schedule))
+    elif diff_arch is not None:
+        name = f"{kernels.plan.name}.{diff_arch}"
+        compared = Compared(name, view(kernels, stage, (diff_arch,))[0], str(kernels.plan.schedule))
+    elif against is not None:
+        compared = _packed(against, kernels.plan, stage, arches[0])
     elif stage in TABLES:
-        output.table(data, text)
+        return output.table(data, text)
     else:
-        output.stage(data, text, STAGES[stage])
+        return output.stage(data, text, STAGES[stage])
+    text = _diff(kernels.plan.name, text, compared)
+    about = {"spec": str(compilation.spec), "schedule": str(kernels.plan.schedule), "other": compared.schedule}
+    output.stage({**about, "stage": stage, "text": text}, text, "diff")
 
 
-def _check_options(
-    stage: str, after: str | None, scheduled: bool, diff: str | None, bundle: bool, arches: tuple[str, ...]
-) -> None:
+class Compared(NamedTuple):
+    """A stage to compare with: its name and text, and the schedule that it is of."""
+
+    name: str
+    text: str
+    schedule: str
+
+
+def _check_diffs(stage: str, given: list[str]) -> None:
+    """UsageError for more than one kind of diff, or one of a stage that has none."""
+    if len(given) > 1:
+        raise click.UsageError(f"one diff at a time, got {' and '.join(given)}; leave one of them away.")
+    stages = {"--diff-arch": ("ptx", "sass"), "--against": (*KINDS,)}
+    for option in given:
+        if stage not in stages.get(option, STAGES):
+            raise click.UsageError(f"{option} compares the stages {', '.join(stages[option])}, got --stage {stage}.")
+
+
+def _check_options(stage: str, after: str | None, scheduled: bool, bundle: bool, arches: tuple[str, ...]) -> None:
     """UsageError for an option that does not apply to the stage."""
     if after is not None and stage != "graph":
         raise click.UsageError("--after names a pass over the graph; add --stage graph.")
-    if stage == "graph" and (scheduled or diff is not None):
+    if stage == "graph" and scheduled:
         raise click.UsageError("a graph has no schedule; use --schedule, --rows and --diff with another --stage.")
     if bundle and stage != "cuda":
         raise click.UsageError("--bundle puts headers into the source; add --stage cuda.")
@@ -233,6 +273,12 @@ def view(
         count = traffic_rows(plan, rows)
         measured = measure(kernels, random_inputs(plan.spec, count), arches[0])
         return traffic_text(plan, measured, count), {**traffic_json(plan, measured, count), "arch": arches[0]}
+    if stage == "sass":
+        from lngen.inspect import machine_code
+
+        codes = machine_code(kernels, arches[0])
+        text = "\n".join(code.text() for code in codes)
+        return text, {**about, "stage": stage, "arch": arches[0], "kernels": [code.data() for code in codes]}
     if stage == "cuda":
         text = kernels.bundle if bundle else kernels.text
     else:
@@ -240,6 +286,18 @@ def view(
     return text, {**about, "stage": stage, "text": text}
 
 
-def _diff(plan: Plan, text: str, other: Plan, changed: str) -> str:
-    lines = text.splitlines(keepends=True), changed.splitlines(keepends=True)
-    return "".join(difflib.unified_diff(*lines, plan.name, other.name))
+def _packed(folder: Path, plan: Plan, stage: str, arch: str) -> Compared:
+    """A stage from a file of a pack, with a note if it is of another schedule than the plan's."""
+    from lngen.inspect import packed
+
+    found = packed(folder, plan, arch, KINDS[stage])
+    if (schedule := found.entry["schedule"]["text"]) != str(plan.schedule):
+        note(f"the pack has another schedule, which --schedule compares with: {schedule}")
+    codes = found.machine_code(arch) if stage == "sass" else ()
+    text = "\n".join(code.text() for code in codes) if codes else found.data.decode()
+    return Compared(f"{folder}/{found.file}", text, schedule)
+
+
+def _diff(name: str, text: str, other: Compared) -> str:
+    lines = text.splitlines(keepends=True), other.text.splitlines(keepends=True)
+    return "".join(difflib.unified_diff(*lines, name, other.name))

@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 
@@ -57,7 +57,13 @@ def disassemble(cubin: bytes, *, lines: bool = False) -> dict[str, tuple[Instruc
 
     LngenError for bytes that are no cubin, MissingError without nvdisasm.
     """
-    options = ("-c", "-ndf", *(("-gi",) if lines else ()))
+    _, *parts = _SECTION.split(_text(cubin, ("-c", "-ndf", *(("-gi",) if lines else ()))))
+    return {name: tuple(_instructions(name, text)) for name, text in zip(parts[::2], parts[1::2], strict=True)}
+
+
+@lru_cache(64)  # nvdisasm takes half a second
+def _text(cubin: bytes, options: tuple[str, ...]) -> str:
+    """What nvdisasm prints for a cubin."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(cubin)
@@ -68,8 +74,7 @@ def disassemble(cubin: bytes, *, lines: bool = False) -> dict[str, tuple[Instruc
     if done.returncode:
         why = done.stderr.decode(errors="replace").replace(str(path), "the image").strip().partition("\n")[0]
         raise LngenError(f"a cubin is expected, and nvdisasm refuses this one ({why}); name one that lngen built.")
-    _, *parts = _SECTION.split(done.stdout.decode(errors="replace"))
-    return {name: tuple(_instructions(name, text)) for name, text in zip(parts[::2], parts[1::2], strict=True)}
+    return done.stdout.decode(errors="replace")
 
 
 def _program() -> str:

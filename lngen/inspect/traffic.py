@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from lngen.compile import KernelSet
-from lngen.devices import DEFAULT_ARCH, device_for
+from lngen.devices import DEFAULT_ARCH, Device, device_for
 from lngen.errors import LngenError
 from lngen.ir import WIDE
 from lngen.ir.numerics import Array
@@ -52,19 +52,20 @@ def resources(plan: Plan, compiled: Mapping[str, Resources], arch: str) -> dict[
     """
     device = device_for(arch)
     requested = requested_shared(plan, {name: used.registers for name, used in compiled.items()}, device)
-    found = {}
-    for kernel in plan.kernels:
-        used, launch = compiled[kernel.name], requested[kernel.name]
-        blocks = occupancy(kernel.block, used.registers, used.shared + launch, used.barriers, device)
-        found[kernel.name] = {
-            **asdict(used),
-            "dynamic_shared": kernel.dynamic,
-            "launch_shared": launch,
-            "threads": kernel.block,
-            "blocks_per_multiprocessor": blocks,
-            "warps_per_multiprocessor": blocks * -(-kernel.block // WARP),
-        }
-    return found
+    return {k.name: usage(compiled[k.name], k.block, k.dynamic, requested[k.name], device) for k in plan.kernels}
+
+
+def usage(used: Resources, block: int, dynamic: int, launch: int, device: Device) -> dict[str, Any]:
+    """The resources of one kernel, with blocks of ``block`` threads and its two numbers of dynamic shared memory."""
+    blocks = occupancy(block, used.registers, used.shared + launch, used.barriers, device)
+    return {
+        **asdict(used),
+        "dynamic_shared": dynamic,
+        "launch_shared": launch,
+        "threads": block,
+        "blocks_per_multiprocessor": blocks,
+        "warps_per_multiprocessor": blocks * -(-block // WARP),
+    }
 
 
 # ---- traffic ----
