@@ -72,10 +72,10 @@ def explain_command(
     check_arch(kernels.plan.schedule, arches[0])
     subject = Subject(compilation, kernels, gpu or device_for(arches[0]), rows, schedule)
     if html is not None:
-        from lngen.explain.page import page, version
+        from lngen.explain.page import built, page, version
 
-        others = [version(subject, arches[0], text) for text in compared]
-        return _write({html: page(subject, explain(subject, names), arches[0], others)}, output)
+        shown, others = built(kernels, arches[0]), [version(subject, arches[0], text) for text in compared]
+        return _write({html: page(subject, explain(subject, names), shown, others)}, output)
     sections = explain(subject, names)
     head = f"{subject.plan.spec}\n{subject.schedule}\n"
     about = {"spec": str(subject.plan.spec), "schedule": str(subject.schedule), "rows": subject.rows}

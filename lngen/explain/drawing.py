@@ -96,12 +96,12 @@ def kernel_drawing(kernel: Kernel, plan: Plan) -> str:
     height = top + row * len(found)
     parts = [_text(left + (n + 0.5) * width, 20, head, "label", "middle") for n, head in enumerate(heads)]
     parts += [_line(left + n * width, top - 4, left + n * width, height, "grid") for n in range(len(heads) + 1)]
-    for n, life in enumerate(found):
+    for n, (name, stays) in enumerate(found.items()):
         y = top + n * row
-        parts.append(_text(left - 10, y + 15, life.name, "value", "end"))
-        for level, begin, end in life.stays:
+        parts.append(_text(left - 10, y + 15, name, "value", "end"))
+        for level, begin, end in stays:
             x, long = left + begin * width, (end - begin) * width
-            parts.append(_box(x + 1, y + 4, long - 2, row - 8, CLASSES[level], f"{life.name}: {level}"))
+            parts.append(_box(x + 1, y + 4, long - 2, row - 8, CLASSES[level], f"{name}: {level}"))
     return _svg(height, f"where the values of {kernel.role} live, phase by phase", parts)
 
 
@@ -110,14 +110,13 @@ def kernel_drawing(kernel: Kernel, plan: Plan) -> str:
 
 def trial_drawing(trials: Sequence[Mapping[str, Any]], chosen: str) -> str:
     """Measured times over predicted ones, in us, on logarithmic axes; without predictions over their rank."""
-    timed = sorted((t for t in trials if t.get("measured_us")), key=lambda t: (t["measured_us"], t["schedule"]))
-    predicted = any(t.get("predicted_us") for t in timed)
-    points = [(t.get("predicted_us") if predicted else n, t) for n, t in enumerate(timed, 1)]
-    points = [(x, t) for x, t in points if x]
+    timed = sorted((t["measured_us"], t["schedule"], t.get("predicted_us")) for t in trials if t.get("measured_us"))
+    predicted = all(expected for _, _, expected in timed)
+    points = [(float(expected if expected and predicted else n), us, s) for n, (us, s, expected) in enumerate(timed, 1)]
     if not points:
         return ""
     height, left, right, bottom = 420.0, 60.0, WIDTH - 10.0, 44.0
-    shown = [us for x, t in points for us in ((x, t["measured_us"]) if predicted else (t["measured_us"],))]
+    shown = [us for x, y, _ in points for us in ((x, y) if predicted else (y,))]
     low, high = min(shown) / 1.1, max(shown) * 1.1
 
     def share(us: float) -> float:
@@ -140,11 +139,10 @@ def trial_drawing(trials: Sequence[Mapping[str, Any]], chosen: str) -> str:
             parts.append(_text(along(tick), height - bottom + 18, f"{tick:g}", "label", "middle"))
     if predicted:
         parts.append(_line(along(low), up(low), along(high), up(high), "zoom"))
-    for x, t in sorted(points, key=lambda point: bool(point[1]["schedule"] == chosen)):
-        kind, radius = ("chosen", 6) if t["schedule"] == chosen else ("trial", 4)
-        about = escape(f"{t['schedule']}: {t['measured_us']:.2f} us")
-        place = f'cx="{along(x):.1f}" cy="{up(t["measured_us"]):.1f}" r="{radius}"'
-        parts.append(f'<circle {place} class="{kind}"><title>{about}</title></circle>')
+    for x, us, schedule in sorted(points, key=lambda point: point[2] == chosen):
+        kind, radius = ("chosen", 6) if schedule == chosen else ("trial", 4)
+        about = f"<title>{escape(f'{schedule}: {us:.2f} us')}</title>"
+        parts.append(f'<circle cx="{along(x):.1f}" cy="{up(us):.1f}" r="{radius}" class="{kind}">{about}</circle>')
     return _svg(height, f"measured times of {len(points)} schedules; the chosen one is marked", parts)
 
 

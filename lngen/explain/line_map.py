@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from lngen.headers import PREFIX
-from lngen.inspect.sass import Instruction, Location, location
+from lngen.inspect import KernelCode, Location
+from lngen.inspect.sass import location
 from lngen.ir import Graph
 from lngen.lower.parts import c_name
 from lngen.ptx.parser import Callers, included_headers
@@ -113,9 +114,9 @@ def ptx_lines(ptx: str, kernel: str) -> tuple[Line, ...]:
     return tuple(found)
 
 
-def sass_lines(kernels: Mapping[str, tuple[Instruction, ...]]) -> tuple[Line, ...]:
+def sass_lines(codes: Iterable[KernelCode]) -> tuple[Line, ...]:
     """The instructions of kernels in their order, each kernel under a line with its name."""
     found = []
-    for name, instructions in kernels.items():
-        found += [Line(f"// {name}"), *(Line(f"{i.address:04x}  {i.text}", i.where) for i in instructions)]
+    for kernel in codes:
+        found += [Line(f"// {kernel.name}"), *(Line(f"{i.address:04x}  {i.text}", i.where) for i in kernel.code)]
     return tuple(found)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 from lngen.lower import Kernel
-from lngen.lower.parts import Join, Phase, Tensor, c_name
+from lngen.lower.parts import Join, Phase, c_name
 from lngen.lower.plan import Plan
 from lngen.problem.footprint import WARP
 
@@ -16,13 +15,7 @@ LEVELS = (GLOBAL, SHARED, CLUSTER, REGISTERS)
 BEFORE, ARRIVES, FIRST = 0, 1, 2  # columns: before the rows, a row arrives, the first phase
 EDGE = 0.3  # of a column: an access at its beginning or end
 
-
-@dataclass(frozen=True)
-class Life:
-    """A value, by name: from where to where it lives at which level, in columns; a column is 1 wide."""
-
-    name: str
-    stays: tuple[tuple[str, float, float], ...]
+Stay = tuple[str, float, float]  # at a level, from where to where in columns, each of which is 1 wide
 
 
 def columns(kernel: Kernel) -> tuple[str, ...]:
@@ -34,88 +27,73 @@ def columns(kernel: Kernel) -> tuple[str, ...]:
     return first, "a row arrives", *(f"phase {p.number}" for p in kernel.phases), *last
 
 
-def lives(kernel: Kernel, plan: Plan) -> tuple[Life, ...]:
-    """The values of a kernel that live longer than a loop: inputs, weights, sums, numbers of a row, results."""
-    stays: dict[str, list[tuple[str, float, float]]] = {}
-    for life in _of_rows(kernel, plan) if kernel.row else _without_rows(kernel):
-        stays.setdefault(life.name, []).extend(life.stays)
-    return tuple(Life(name, tuple(sorted(found, key=lambda s: s[1]))) for name, found in stays.items() if found)
+def lives(kernel: Kernel, plan: Plan) -> dict[str, list[Stay]]:
+    """Where the values live that outlive a loop: inputs, weights, sums, numbers of a row, results; by name, in turn."""
+    found: dict[str, list[Stay]] = {}
+    for name, level, begin, end in _of_rows(kernel, plan) if kernel.row else _without_rows(kernel):
+        found.setdefault(name, []).append((level, begin, end))
+    return {name: sorted(stays, key=lambda stay: stay[1]) for name, stays in found.items()}
 
 
-def _without_rows(kernel: Kernel) -> Iterator[Life]:
+def _without_rows(kernel: Kernel) -> Iterator[tuple[str, str, float, float]]:
     """A kernel of partial sums or vectors: what it reads, shares between threads, and stores."""
-    shared = ((SHARED, 1.0, 2.0),) if kernel.finish or kernel.numbers else ()
     for a in sorted(kernel.arguments, key=lambda a: not a.const):
         if a.kind in ("input", "output", "workspace"):
-            yield Life(a.tensor or a.name, ((GLOBAL, 0.0, 1.0), *shared) if a.const else ((GLOBAL, 2.0, 3.0),))
-    for total in kernel.accumulators:
-        yield Life(total.name, ((REGISTERS, 0.0, 2.0),))
+            yield a.tensor or a.name, GLOBAL, 0 if a.const else 2, 1 if a.const else 3
+        if a.const and (kernel.finish or kernel.numbers):
+            yield a.tensor or a.name, SHARED, 1, 2
+    yield from ((total.name, REGISTERS, 0, 2) for total in kernel.accumulators)
 
 
-def _of_rows(kernel: Kernel, plan: Plan) -> Iterator[Life]:
-    row, phases = kernel.row, kernel.phases
+def _of_rows(kernel: Kernel, plan: Plan) -> Iterator[tuple[str, str, float, float]]:
+    row, uses = kernel.row, [_Uses(p) for p in kernel.phases]
     assert row is not None
-    uses = [_Uses(p) for p in phases]
-    end = FIRST + len(phases)
-    cached = {t.name for t in row.columns} if row.cached else set()
-    held = {t.name for t in row.in_registers} if row.staged else set()
-    for t in kernel.wide_inputs:
-        yield Life(t.name, tuple(_wide(kernel, t, [n for n, u in enumerate(uses) if t.name in u.inputs], held)))
-    for t in kernel.columns:
+    end = FIRST + len(uses)
+    for t in (*kernel.wide_inputs, *kernel.columns):
         used = [FIRST + n for n, u in enumerate(uses) if t.name in u.inputs]
-        loaded = ARRIVES if row.cached == "row" else BEFORE
-        first = (GLOBAL, loaded, loaded + EDGE), (REGISTERS, loaded + EDGE, end)
-        yield Life(t.name, first if t.name in cached else tuple((GLOBAL, n, n + EDGE) for n in used))
+        cached, wide = t in kernel.columns and row.cached, t in kernel.wide_inputs
+        if used and (cached or (wide and plan.schedule.form != "multipass")):
+            at = ARRIVES if wide or cached == "row" else BEFORE
+            staged, held = wide and row.staged, not wide or not row.staged or t in row.in_registers
+            last = max(used) + 1 if wide else end
+            yield t.name, GLOBAL, at, at + EDGE
+            yield from [(t.name, SHARED, at + EDGE, FIRST if held else last)] * staged
+            yield from [(t.name, REGISTERS, FIRST if staged else at + EDGE, last)] * held
+        else:
+            yield from ((t.name, GLOBAL, n, n + EDGE) for n in used)
     for t in kernel.row_inputs:
         last = max((n for n, u in enumerate(uses) if t.cname in u.names), default=0)
-        yield Life(t.name, ((GLOBAL, ARRIVES, ARRIVES + EDGE), (REGISTERS, ARRIVES + EDGE, FIRST + last + 1)))
-    for n, phase in enumerate(phases):
-        yield from _numbers(kernel, plan, n, uses)
-        for t in phase.outputs:
-            leaves = {place.name for place in row.results}
-            stored = ((SHARED, FIRST + n, end - EDGE),) if t.name in leaves else ()
-            at = end if t.name in leaves else FIRST + n + 1
-            yield Life(t.name, (*stored, (GLOBAL, at - EDGE, at)))
-        for t in phase.row_outputs:
-            yield Life(t.name, ((GLOBAL, FIRST + n + 1 - EDGE, FIRST + n + 1),))
+        yield t.name, GLOBAL, ARRIVES, ARRIVES + EDGE
+        yield t.name, REGISTERS, ARRIVES + EDGE, FIRST + last + 1
+    leaving = {place.name for place in row.results}
+    for n, phase in enumerate(kernel.phases, FIRST):
+        yield from _numbers(plan, phase, uses, n)
+        for t in (*phase.outputs, *phase.row_outputs):
+            yield from [(t.name, SHARED, n, end - EDGE)] * (t.name in leaving)
+            yield t.name, GLOBAL, (end if t.name in leaving else n + 1) - EDGE, end if t.name in leaving else n + 1
+    stored = {t.name for phase in kernel.phases for t in (*phase.outputs, *phase.row_outputs)}
+    finished = [a.tensor for a in kernel.arguments if a.kind == "output" and a.tensor not in stored]
+    yield from ((name, GLOBAL, end + 1 - EDGE, end + 1) for name in finished)
     for total in kernel.accumulators:
-        shared = ((SHARED, end, end + 1 - EDGE),) if row.flush in ("in turn", "ring") else ()
-        registers = (REGISTERS, BEFORE + EDGE, end)
-        yield Life(total.name, (registers, *shared, (GLOBAL, end + 1 - EDGE, end + 1)))
+        yield total.name, REGISTERS, BEFORE + EDGE, end
+        yield from [(total.name, SHARED, end, end + 1 - EDGE)] * (row.flush in ("in turn", "ring"))
+        yield total.name, GLOBAL, end + 1 - EDGE, end + 1
 
 
-def _wide(kernel: Kernel, t: Tensor, used: list[int], held: set[str]) -> Iterator[tuple[str, float, float]]:
-    """An [M, D] input: staged in shared memory, held in registers, or read again in every phase."""
-    row = kernel.row
-    assert row is not None
-    last = FIRST + max(used, default=0) + 1
-    if row.schedule.form == "multipass":
-        yield from ((GLOBAL, FIRST + n, FIRST + n + EDGE) for n in used)
-        return
-    yield GLOBAL, ARRIVES, ARRIVES + EDGE
-    if row.staged:
-        yield SHARED, ARRIVES + EDGE, FIRST if t.name in held else last
-    if t.name in held or not row.staged:
-        yield REGISTERS, FIRST if row.staged else ARRIVES + EDGE, last
-
-
-def _numbers(kernel: Kernel, plan: Plan, n: int, uses: list[_Uses]) -> Iterator[Life]:
-    """The numbers that the reductions of phase ``n`` give, and what follows from them and is used in later phases."""
-    phase, end = kernel.phases[n], FIRST + n + 1
-    later = {name: m for m in range(n + 1, len(uses)) for name in uses[m].names}
+def _numbers(plan: Plan, phase: Phase, uses: Sequence[_Uses], n: int) -> Iterator[tuple[str, str, float, float]]:
+    """Of the phase in column ``n``: what its sums give, and what follows from them and is used in later phases."""
+    later = {name: m for m, u in enumerate(uses, FIRST) if m > n for name in u.names}
     folded = {s.name: s.cname for r in phase.reduces for s in r.sums}
-    block = SHARED if plan.schedule.threads > WARP else REGISTERS
-    among = {s.name for r in phase.reduces for s in r.sums if r.whole_row} if plan.schedule.cluster > 1 else set()
-    among |= {*phase.exchanged}
-    values = {e.out.name: c_name(e.out) for e in plan.graph.eqns}
-    after = {name: cname for name, cname in values.items() if cname in uses[n].defined and name not in folded}
-    kept = {t.name: f"{t.name}_row_" for r in (*phase.reduces, phase) for t in r.kept}
+    of_rows = [s.name for r in phase.reduces if r.whole_row for s in r.sums] * (plan.schedule.cluster > 1)
+    among = dict.fromkeys([*of_rows, *phase.exchanged])
+    for name in dict.fromkeys([*folded, *among]):
+        block = SHARED if plan.schedule.threads > WARP else REGISTERS
+        yield name, CLUSTER if name in among else block, n + 1 - EDGE, n + 1
+    after = {e.out.name: c_name(e.out) for e in plan.graph.eqns if c_name(e.out) in uses[n - FIRST].defined}
+    kept = {t.name: f"{t.name}_row_" for t in (*phase.kept, *(t for r in phase.reduces for t in r.kept))}
     for name, cname in (folded | after | kept).items():
-        stay = ((REGISTERS, end, FIRST + later[cname] + 1),) if cname in later else ()
-        meets = CLUSTER if name in among else block
-        yield Life(name, (((meets, end - EDGE, end), *stay) if name in folded else stay))
-    for name in among - folded.keys():
-        yield Life(name, ((CLUSTER, end - EDGE, end),))
+        if cname in later:
+            yield name, REGISTERS, n + 1, later[cname] + 1
 
 
 class _Uses:
@@ -123,7 +101,7 @@ class _Uses:
 
     def __init__(self, phase: Phase) -> None:
         lines = [s.text for loop in phase.loops for s in (*loop.vector, *loop.element)]
-        after = [s for a in phase.after for s in ((*a.statements, a.result) if isinstance(a, Join) else (a,))]
+        after = [s.text for a in phase.after for s in ((*a.statements, a.result) if isinstance(a, Join) else (a,))]
         self.inputs = {name for loop in phase.loops for name in loop.inputs}
-        self.defined = {s.text.split(" = ")[0].split()[-1] for s in after if s.text.startswith("const ")}
-        self.names = {*re.findall(r"\w+", " ".join([*lines, *(s.text for s in after)]))}
+        self.defined = {text.split(" = ")[0].split()[-1] for text in after if text.startswith("const ")}
+        self.names = {*re.findall(r"\w+", " ".join([*lines, *after]))}

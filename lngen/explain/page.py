@@ -10,9 +10,10 @@ import difflib
 import json
 import re
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from functools import cache, cached_property
+from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -24,13 +25,13 @@ from lngen.config import data_dir
 from lngen.devices import DEFAULT_ARCH, capability, device_for
 from lngen.explain import explain
 from lngen.explain.drawing import kernel_drawing, row_drawing, trial_drawing
-from lngen.explain.line_map import Line, LineMap, line_map, ptx_lines, sass_lines
+from lngen.explain.line_map import Line, line_map, ptx_lines, sass_lines
 from lngen.explain.lives import LEVELS, lives
 from lngen.explain.section import Section
 from lngen.explain.subject import Subject
 from lngen.headers import PREFIX
-from lngen.inspect import Location, disassemble, resources
-from lngen.ir import Graph
+from lngen.inspect import KernelCode, Location, machine_code, packed
+from lngen.inspect.instruction_mix import mix
 from lngen.lower.parts import note
 from lngen.problem import parse_schedule
 from lngen.problem.schedule import exists
@@ -40,121 +41,110 @@ from lngen.toolchain.nvrtc import compiler_build
 
 @dataclass(frozen=True)
 class Version:
-    """Kernels for one arch that a page shows, or compares with those it shows."""
+    """Kernels that a page shows or compares with those it shows: CUDA, and machine code, with lines if it has any.
 
-    title: str
-    kernels: KernelSet
+    ``text``: the one with which a user asks for the comparison.
+    """
+
+    text: str
     arch: str
-
-    @cached_property
-    def text(self) -> str:
-        """The CUDA source."""
-        return self.kernels.text
-
-    @cached_property
-    def map(self) -> LineMap:
-        """The statements of the source."""
-        return line_map(self.text, self.kernels.plan.graph)
-
-    @cached_property
-    def ptx(self) -> tuple[Line, ...]:
-        """The lines of the PTX."""
-        return ptx_lines(self.kernels.ptx(self.arch, lines=True), self.kernels.plan.name)
+    schedule: str
+    cuda: str
+    codes: tuple[KernelCode, ...]
 
     @cached_property
     def sass(self) -> tuple[Line, ...]:
-        """The instructions of the kernels in launch order; MissingError without a disassembler."""
-        found = disassemble(self.kernels.cubin(self.arch, lines=True).image, lines=True)
-        return sass_lines({kernel.name: found[kernel.name] for kernel in self.kernels.plan.kernels})
-
-    @cached_property
-    def uses(self) -> list[dict[str, Any]]:
-        """What each kernel uses: the compiler's numbers, and its instructions."""
-        plan, compiled = self.kernels.plan, self.kernels.cubin(self.arch).resources
-        used = resources(plan, compiled, self.arch)
-        bounds = [n for n, line in enumerate(self.sass) if not line.where and line.text.startswith("// ")]
-        counts = (end - begin - 1 for begin, end in zip(bounds, [*bounds[1:], len(self.sass)], strict=True))
-        spilled = (compiled[k.name].spilled for k in plan.kernels)
-        return [
-            {**used[k.name], "role": k.role, "launch": k.launch_rule(), "instructions": n, "spilled": bytes_}
-            for k, n, bytes_ in zip(plan.kernels, counts, spilled, strict=True)
-        ]
+        """The instructions of all kernels."""
+        return sass_lines(self.codes)
 
 
-def page(subject: Subject, sections: Sequence[Section], arch: str, compared: Sequence[Version] = ()) -> str:
-    """The HTML of a page, the same bytes for the same input; MissingError without a compiler or a disassembler."""
-    shown, plan = Version("", subject.kernels, arch), subject.plan
-    data = {**_panes(shown, plan.graph), "compare": [_compared(shown, other) for other in compared]}
+def built(kernels: KernelSet, arch: str, text: str = "") -> Version:
+    """Kernels for an arch; MissingError without a compiler or a disassembler."""
+    return Version(text, arch, str(kernels.plan.schedule), kernels.text, machine_code(kernels, arch, lines=True))
+
+
+def version(subject: Subject, arch: str, text: str) -> Version:
+    """What ``text`` names to compare with: an arch, "sm_80", changes of the schedule, "vec=4", or the folder of a pack.
+
+    An arch without the instructions of the schedule gets its own default. ScheduleError for an illegal schedule,
+    LngenError for a folder without such a pack.
+    """
+    kernels = subject.kernels
+    if re.fullmatch(r"sm_\d+[af]?", text):
+        if not exists(subject.schedule, capability(text)):
+            kernels = subject.compilation.changed("", text, rows=subject.expected)
+        return built(kernels, text, text)
+    if "=" in text and not Path(text).exists():
+        return built(subject.compilation.kernels(parse_schedule(text, subject.schedule)), arch, text)
+    source, binary = (packed(Path(text), kernels.plan, arch, kind) for kind in ("cu", "cubin"))
+    fields = ((key, "yes" if value is True else value) for key, value in binary.entry["schedule"].items() if value)
+    schedule = ",".join(f"{key}={value}" for key, value in fields)
+    return Version(text, arch, schedule, source.data.decode(errors="replace"), binary.machine_code(arch))
+
+
+def page(subject: Subject, sections: Sequence[Section], shown: Version, compared: Sequence[Version] = ()) -> str:
+    """The HTML of a page, the same bytes for the same input. ``shown``: the subject's kernels, for one arch."""
+    graph, plan = subject.plan.graph, subject.plan
+    data = {**_panes(shown, subject.kernels), "compare": [_compared(shown, other) for other in compared]}
     return _environment().get_template("page.html.jinja").render(
         subject=subject,
-        arch=arch,
+        shown=shown,
         compiler=re.findall(r"release (.*)", compiler_build()),
         sections=[(s, _trials(s, subject)) for s in sections],
-        names=_names(plan.graph),
+        names={v.name for v in (*graph.params, *(e.out for e in graph.eqns))},
         row=Markup(row_drawing(plan)),
-        kernels=[(use, Markup(kernel_drawing(k, plan)), lives(k, plan)) for use, k in zip(shown.uses, plan.kernels)],
+        kernels=[(k, Markup(kernel_drawing(k, plan)), lives(k, plan)) for k in plan.kernels],
         levels=LEVELS,
         compared=compared,
-        shown=shown,
         data=_deflated(data),
     )  # fmt: skip
 
 
-def version(subject: Subject, arch: str, text: str) -> Version:
-    """What ``text`` names to compare with: another arch, "sm_80", or changes of the schedule, "threads=256".
-
-    An arch without the instructions of the schedule's form gets its own default. ScheduleError for an illegal schedule.
-    """
-    if re.fullmatch(r"sm_\d+[af]?", text):
-        kernels = subject.kernels
-        if not exists(subject.schedule, capability(text)):
-            kernels = subject.compilation.changed("", text, rows=subject.expected)
-        return Version(text, kernels, text)
-    return Version(text, subject.compilation.kernels(parse_schedule(text, subject.schedule)), arch)
+def golden_page(spec: str) -> tuple[str, str, Version]:
+    """Of a kernel of the golden set the file name, the HTML, and what it shows."""
+    compilation = Compilation(parse_spec(spec))
+    kernels, default = compilation.changed(CATALOG[spec]), compilation.schedule(DEFAULT_ARCH, compiled=False)
+    changed = "" if kernels.plan.schedule == default else CATALOG[spec]
+    subject = Subject(compilation, kernels, device_for(DEFAULT_ARCH), changed=changed)
+    shown = built(kernels, DEFAULT_ARCH)
+    return f"{kernels.plan.name}.html", page(subject, explain(subject), shown), shown
 
 
 def golden_pages(progress: Callable[[int, int], None] | None = None) -> Iterator[tuple[str, str]]:
     """The pages of the golden set, by file name, and their index."""
     listed = []
-    for n, (spec, schedule) in enumerate(CATALOG.items()):
-        compilation = Compilation(parse_spec(spec))
-        kernels = compilation.changed(schedule, DEFAULT_ARCH)
-        subject = Subject(compilation, kernels, device_for(DEFAULT_ARCH), changed=schedule)
-        listed.append((f"{kernels.plan.name}.html", spec, Version("", kernels, DEFAULT_ARCH)))
-        yield listed[-1][0], page(subject, explain(subject), DEFAULT_ARCH)
+    for spec in sorted(CATALOG, key=lambda text: (text.partition(":")[0], parse_spec(text).d)):
+        file, html, shown = golden_page(spec)
+        listed.append((spec, file, shown))
+        yield file, html
         if progress:
-            progress(n + 1, len(CATALOG))
-    listed.sort(key=lambda one: (one[1].partition(":")[0], one[2].kernels.plan.spec.d, one[1]))
+            progress(len(listed), len(CATALOG))
     yield "index.html", _environment().get_template("index.html.jinja").render(pages=listed)
 
 
 # ---- the data of the panes ----
 
 
-def _names(graph: Graph) -> frozenset[str]:
-    return frozenset(v.name for v in (*graph.params, *(e.out for e in graph.eqns)))
-
-
-def _panes(shown: Version, graph: Graph) -> dict[str, Any]:
+def _panes(shown: Version, kernels: KernelSet) -> dict[str, Any]:
     """The texts of the panes, the statements, and the places in headers that lines come from."""
+    graph, found = kernels.plan.graph, line_map(shown.cuda, kernels.plan.graph)
     chains: dict[tuple[Location, ...], int] = {(): 0}
 
     def code(lines: tuple[Line, ...]) -> dict[str, Any]:
-        decided = (shown.map.decides(line.where) for line in lines)
+        decided = (found.decides(line.where) for line in lines)
         return {
             "text": "\n".join(line.text for line in lines),
             "of": [-1 if n is None else n for n in decided],
             "from": [chains.setdefault(line.where, len(chains)) for line in lines],
         }
 
-    inputs = [(f"%{v.name}", str(v.type), [v.name]) for v in graph.params]
-    equations = [(note(e), str(e.out.type), [e.out.name]) for e in graph.eqns]
-    end = (f"return {', '.join(map(str, graph.results))}", "", [])
+    inputs = [(f"%{v.name}", str(v.type), v.name) for v in graph.params]
+    equations = [(note(e), str(e.out.type), e.out.name) for e in graph.eqns]
     return {
-        "graph": [*inputs, *equations, end],
-        "statements": shown.map.statements,
-        "cuda": shown.text.rstrip("\n"),
-        "ptx": code(shown.ptx),
+        "graph": [*inputs, *equations, (f"return {', '.join(map(str, graph.results))}", "", "")],
+        "statements": found.statements,
+        "cuda": shown.cuda.rstrip("\n"),
+        "ptx": code(ptx_lines(kernels.ptx(shown.arch, lines=True), kernels.plan.name)),
         "sass": code(shown.sass),
         "chains": [_chain(where) for where in chains],
     }
@@ -183,18 +173,21 @@ _RENAMED = re.compile(r"\b(U?[RPB])\d+\b|\b0x[0-9a-f]+\b")
 
 def _compared(shown: Version, other: Version) -> dict[str, Any]:
     """The texts of another version, and where they differ: [first, end, first there, end there] of lines from 0."""
-    texts = {"cuda": other.text.rstrip("\n"), "sass": "\n".join(line.text for line in other.sass)}
-    changes = {
-        "cuda": _changes(shown.text.splitlines(), other.text.splitlines()),
-        "sass": _changes([*map(_likened, shown.sass)], [*map(_likened, other.sass)]),
+    lined = all(any(line.where for line in v.sass) for v in (shown, other))
+    return {
+        "title": other.text,
+        "texts": {"cuda": other.cuda.rstrip("\n"), "sass": "\n".join(line.text for line in other.sass)},
+        "changes": {
+            "cuda": _changes(shown.cuda.splitlines(), other.cuda.splitlines()),
+            "sass": _changes(*([_likened(line, lined) for line in v.sass] for v in (shown, other))),
+        },
     }
-    return {"title": other.title, "texts": texts, "changes": changes}
 
 
-def _likened(line: Line) -> str:
-    """What two instructions have in common that do the same for the same reason, in other registers."""
+def _likened(line: Line, lined: bool) -> str:
+    """What two instructions have in common that do the same, in other registers; if ``lined``, for the same reason."""
     code = _RENAMED.sub(r"\1", line.text.partition("  ")[2])
-    return " ".join([code, *(w.function for w in line.where if w.file.startswith(PREFIX))])
+    return " ".join([code, *(w.function for w in line.where if lined and w.file.startswith(PREFIX))])
 
 
 def _changes(one: Sequence[str], other: Sequence[str]) -> list[tuple[int, int, int, int]]:
@@ -212,7 +205,7 @@ def _trials(section: Section, subject: Subject) -> Markup | None:
     return Markup(trial_drawing(section.data["trials"], str(subject.schedule)))
 
 
-def _linked(text: str, names: frozenset[str]) -> Markup:
+def _linked(text: str, names: Set[str]) -> Markup:
     """A text whose values lead to the panes: after %, on the left of an equation, or with a name that is no word."""
     link = Markup('<a href="#tab=source&amp;sel=value:{}">{}</a>')
     parts = []
@@ -239,6 +232,6 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"linked": _linked, "kind": lambda block: type(block).__name__, "breakable": _breakable}
+    made.filters |= {"linked": _linked, "kind": lambda block: type(block).__name__, "breakable": _breakable, "mix": mix}
     made.globals |= {f: Markup((folder / f"page.{f}").read_text(encoding="utf-8")) for f in ("css", "js")}
     return made

@@ -65,7 +65,7 @@ class Callers:
     def loc(self, statement: str) -> Loc | None:
         """The meaning of a .loc directive; None for another statement."""
         lines = self.chain(statement)
-        return lines and Loc(*lines[0], lines[-1][1] if len(lines) > 1 else 0)
+        return Loc(*lines[0], lines[-1][1] if len(lines) > 1 else 0) if lines else None
 
 
 _COMMENT = re.compile(r"//.*|/\*.*?\*/")

@@ -67,11 +67,11 @@ function belongs(sel) {
 
 function isLit(pane, n, found) {
   if (pane === found.pane && n === found.line - 1) return true;
-  if (pane === "graph") return lines.graph.values[n].some((value) => found.values.has(value));
+  if (pane === "graph") return found.values.has(lines.graph.values[n]);
   return found.statements.has(lines[pane].of[n]);
 }
 
-const selectorOf = (pane, n) => (pane === "graph" ? `value:${lines.graph.values[n][0] ?? ""}` : `${pane}:${n + 1}`);
+const selectorOf = (pane, n) => (pane === "graph" ? `value:${lines.graph.values[n]}` : `${pane}:${n + 1}`);
 
 function rowOf(pane, text, n) {
   const row = make("div", { class: "row", role: "option", id: `${pane}-${n + 1}`, "aria-selected": "false" });
