@@ -29,27 +29,27 @@ SECTIONS = ("derivation", "stability", "cost", "fusion", "schedule")
 @click.command("explain", epilog="Example: lngen explain layernorm.bwd:d=4096,dtype=bf16 --rows 8192")
 @click.argument("spec", required=False)
 @click.option("--only", metavar="SECTION,...", help=f"Some of the sections: {', '.join(SECTIONS)}.")
+@schedule_option
+@rows_option
+@arch_option("Target, one.")
+@device_option
 @click.option("--html", type=AnyPath(), metavar="FILE", help="Write a page to this file instead; with --all, a folder.")
 @click.option("--all", "every", is_flag=True, help="With --html: a page of each golden kernel, and an index.")
 @click.option(
     "--compare", "compared", multiple=True, metavar="TEXT",
     help="With --html: also show the kernels of other K=V,..., of another arch, or of a pack in a folder; repeatable.",
 )  # fmt: skip
-@schedule_option
-@rows_option
-@arch_option("Target, one.")
-@device_option
 @output_options
 def explain_command(
     spec: str | None,
     only: str | None,
-    html: Path | None,
-    every: bool,
-    compared: tuple[str, ...],
     schedule: str,
     rows: int | None,
     arches: tuple[str, ...],
     device: str | None,
+    html: Path | None,
+    every: bool,
+    compared: tuple[str, ...],
     output: Output,
 ) -> None:
     """Explain SPEC: how its equations were derived, where digits can be lost, what it costs, why it is one kernel, and
@@ -57,13 +57,13 @@ def explain_command(
     """
     from lngen.explain import Subject, explain
 
-    _check_options(spec, html, every, compared)
-    if every:
-        return _write_all(html or Path(), output)
     names = split(only) if only is not None else SECTIONS
     unknown = next((n for n in names if n not in SECTIONS), None)
     if unknown is not None or not names:
         raise click.UsageError(f"--only expects some of {', '.join(SECTIONS)}, got '{unknown or only}'.")
+    _check_pages(spec, html, every, compared)
+    if html is not None and every:
+        return _write_all(html, output)
     arches, gpu = target(arches, device)
     if len(arches) > 1:
         raise click.UsageError(f"explain takes one --arch, got {', '.join(arches)}.")
@@ -71,19 +71,19 @@ def explain_command(
     kernels = compilation.changed(schedule, *arches, rows=rows, device=gpu, compiled=False)
     check_arch(kernels.plan.schedule, arches[0])
     subject = Subject(compilation, kernels, gpu or device_for(arches[0]), rows, schedule)
-    if html is not None:
-        from lngen.explain.page import built, page, version
-
-        shown, others = built(kernels, arches[0]), [version(subject, arches[0], text) for text in compared]
-        return _write({html: page(subject, explain(subject, names), shown, others)}, output)
     sections = explain(subject, names)
     head = f"{subject.plan.spec}\n{subject.schedule}\n"
     about = {"spec": str(subject.plan.spec), "schedule": str(subject.schedule), "rows": subject.rows}
     text = "\n".join([head, *map(str, sections)])
+    if html is not None:
+        from lngen.explain.page import built, page, version
+
+        others = [version(subject, arches[0], other) for other in compared]
+        return _write({html: page(subject, sections, built(kernels, arches[0]), others)}, output)
     output.table(about | {"device": subject.device.name} | {s.name: dict(s.data) for s in sections}, text)
 
 
-def _check_options(spec: str | None, html: Path | None, every: bool, compared: tuple[str, ...]) -> None:
+def _check_pages(spec: str | None, html: Path | None, every: bool, compared: tuple[str, ...]) -> None:
     """UsageError for options that do not go together, or a page that cannot be written."""
     if every and (spec or compared or html is None):
         raise click.UsageError("--all takes --html DIR, and no SPEC and no --compare: its kernels are the golden set.")
