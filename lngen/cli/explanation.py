@@ -18,7 +18,7 @@ from lngen.cli.shared_options import (
     target,
 )
 from lngen.compile import Compilation
-from lngen.devices import device_for
+from lngen.devices import DEFAULT_ARCH, device_for
 from lngen.files import write_all
 from lngen.problem import check_arch
 from lngen.spec import parse_spec
@@ -61,7 +61,8 @@ def explain_command(
     unknown = next((n for n in names if n not in SECTIONS), None)
     if unknown is not None or not names:
         raise click.UsageError(f"--only expects some of {', '.join(SECTIONS)}, got '{unknown or only}'.")
-    _check_pages(spec, html, every, compared)
+    changed = arches != (DEFAULT_ARCH,) or any((spec, compared, only, schedule, rows, device))
+    _check_pages(spec, html, every, changed, compared)
     if html is not None and every:
         return _write_all(html, output)
     arches, gpu = target(arches, device)
@@ -83,10 +84,12 @@ def explain_command(
     output.table(about | {"device": subject.device.name} | {s.name: dict(s.data) for s in sections}, text)
 
 
-def _check_pages(spec: str | None, html: Path | None, every: bool, compared: tuple[str, ...]) -> None:
+def _check_pages(
+    spec: str | None, html: Path | None, every: bool, changed: bool, compared: tuple[str, ...]
+) -> None:
     """UsageError for options that do not go together, or a page that cannot be written."""
-    if every and (spec or compared or html is None):
-        raise click.UsageError("--all takes --html DIR, and no SPEC and no --compare: its kernels are the golden set.")
+    if every and (changed or html is None):
+        raise click.UsageError("--all takes --html DIR alone: the specs and schedules of the golden set are fixed.")
     if not every and not spec:
         raise click.UsageError("Missing argument 'SPEC': name a spec, or add --all --html DIR.")
     if compared and html is None:
