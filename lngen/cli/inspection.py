@@ -288,14 +288,14 @@ def view(
 
 def _packed(folder: Path, plan: Plan, stage: str, arch: str) -> Compared:
     """A stage from a file of a pack, with a note if it is of another schedule than the plan's."""
-    from lngen.inspect import packed
+    from lngen.inspect.packed_code import packed
 
     found = packed(folder, plan, arch, KINDS[stage])
     if (schedule := found.entry["schedule"]["text"]) != str(plan.schedule):
         note(f"the pack has another schedule, which --schedule compares with: {schedule}")
     codes = found.machine_code(arch) if stage == "sass" else ()
     text = "\n".join(code.text() for code in codes) if codes else found.data.decode()
-    return Compared(f"{folder}/{found.file}", text, schedule)
+    return Compared(f"{folder}/{found.file} of lngen {found.entry['lngen_version']}", text, schedule)
 
 
 def _diff(name: str, text: str, other: Compared) -> str:

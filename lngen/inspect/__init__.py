@@ -1,7 +1,6 @@
 """What a kernel set uses: the resources and the machine code of each kernel, and the memory traffic of a call."""
 
 from lngen.inspect.instruction_mix import KernelCode, machine_code
-from lngen.inspect.packed_code import packed
 from lngen.inspect.sass import Instruction, Location, disassemble
 from lngen.inspect.traffic import (
     COLUMNS,
@@ -23,7 +22,6 @@ __all__ = [
     "disassemble",
     "machine_code",
     "measure",
-    "packed",
     "resources",
     "row_units",
     "traffic_json",

@@ -35,8 +35,9 @@ _OPCODES = {
 _KIND = {opcode: kind for kind, opcodes in _OPCODES.items() for opcode in opcodes.split()}
 _BULK = {"UBLKCP.S.G": "bulk load", "UBLKCP.G.S": "bulk store", "CCTL.E.PF2": "prefetch"}
 _BYTES = {"128": 16, "64": 8, "U16": 2, "S16": 2, "U8": 1, "S8": 1}
-_MEMORY = ("LDG", "LDGSTS", "bulk", "LDS", "LDL", "prefetch", "STG", "STAS", "STS", "STL", "ATOMG", "ATOMS", "RED")
-_PLACE = {name: place for place, name in enumerate((*_MEMORY, *_OPCODES, "other"))}
+_MEMORY = ("LDG", "LDGSTS", "LDS", "LDL", "STG", "STAS", "STS", "STL", "ATOMG", "ATOMS", "RED")
+_ACCESSES = (f"{opcode} {size}" for opcode in _MEMORY for size in (16, 8, 4, 2, 1))
+_PLACE = {name: place for place, name in enumerate((*_BULK.values(), *_ACCESSES, *_OPCODES, "other"))}
 
 
 def kind(one: Instruction) -> str:
@@ -48,9 +49,9 @@ def kind(one: Instruction) -> str:
 
 
 def mix(code: Iterable[Instruction]) -> dict[str, int]:
-    """The number of instructions of each kind that there is: loads, stores, then arithmetic."""
+    """The number of instructions of each kind that there is: copies, loads, stores, then arithmetic."""
     counted = Counter(map(kind, code))
-    return {name: counted[name] for name in sorted(counted, key=lambda n: (_PLACE[n.partition(" ")[0]], n))}
+    return {name: counted[name] for name in sorted(counted, key=_PLACE.__getitem__)}
 
 
 @dataclass(frozen=True)
@@ -66,11 +67,6 @@ class KernelCode:
     code: Sequence[Instruction]
     elements: float = 0
 
-    @property
-    def part(self) -> str:
-        """The name of the kernel in its set."""
-        return self.name.rpartition("__")[2]
-
     @cached_property
     def labels(self) -> dict[int, str]:
         """The names of the addresses that the listing names, in their order."""
@@ -78,11 +74,15 @@ class KernelCode:
         return {address: f".L{number}" for number, address in enumerate(targets)}
 
     @cached_property
+    def computing(self) -> list[list[Instruction]]:
+        """The loops that load and compute, inner ones too, the largest first."""
+        return [body for body in loops(self.code) if _computes(body)]
+
+    @cached_property
     def loops(self) -> dict[str, list[Instruction]]:
-        """The outermost loops that load and compute, in order, by the label of their first instruction."""
-        computing = [body for body in loops(self.code) if _computes(body)]
-        inside = {one.address for body in computing for one in body[1:]}
-        outer = [body for body in computing if body[0].address not in inside]
+        """The outermost of them, in order, by the label of their first instruction."""
+        inside = {one.address for body in self.computing for one in body[1:]}
+        outer = [body for body in self.computing if body[0].address not in inside]
         return {self.labels[body[0].address]: body for body in sorted(outer, key=lambda body: body[0].address)}
 
     @cached_property
@@ -93,33 +93,35 @@ class KernelCode:
     @cached_property
     def per_element(self) -> dict[str, float]:
         """The mix of a row per element of it; empty if a row is no fixed number of elements, or has inner loops."""
-        inner = [body for body in loops(self.row[1]) if _computes(body) and len(body) < len(self.row[1])]
-        return {} if inner or not self.elements else {k: n / self.elements for k, n in mix(self.row[1]).items()}
+        inside = {one.address for one in self.row[1][1:]}
+        if not self.elements or any(body[0].address in inside for body in self.computing):
+            return {}
+        return {name: count / self.elements for name, count in mix(self.row[1]).items()}
 
     def text(self) -> str:
         """A header, the mix of each loop, and the listing, in which labels stand for addresses."""
         parts = self.loops or dict([self.row])
         counted = {one.address for body in parts.values() for one in body}
         mixes = [*map(mix, parts.values()), mix(one for one in self.code if one.address not in counted)]
-        titles = [*(f"loop {label}" if self.loops else label for label in parts), "elsewhere"]
-        used, spilled = self.used, sum(self.used[key] for key in ("spill_stores", "spill_loads", "stack"))
+        titles = {label: f"loop {label}" if self.loops else label for label in parts}
+        used, share = self.used, self.per_element
+        cells = [["", *titles.values(), "elsewhere", "per element" if share else ""]]
+        for name in mix(self.code):
+            each = f"{share[name]:.2f}" if name in share else ""
+            cells.append([name, *(str(found.get(name, "")) for found in mixes), each])
+        spilled = sum(used[key] for key in ("spill_stores", "spill_loads", "stack"))
         lines = [
-            f"kernel {self.part}, {self.arch}: {len(self.code)} instructions, {used['registers']} registers",
+            f"kernel {self.name.rpartition('__')[2]}, {self.arch}: {len(self.code)} instructions, "
+            f"{used['registers']} registers",
             f"  {used['threads']} threads, per SM {used['blocks_per_multiprocessor']} blocks and "
             f"{used['warps_per_multiprocessor']} warps; bytes of shared memory: {used['shared']} static, "
             f"{used['dynamic_shared']} dynamic, {used['launch_shared']} requested",
             *([f"  It spills: {spilled} bytes a thread are in local memory, not in registers."] if spilled else []),
-            "".join(
-                [f"  {'':<12}", *(f"{title:>12}" for title in titles), "  per element" if self.per_element else ""]
-            ),
+            *(f"  {name:<12}{''.join(f'{cell:>13}' for cell in rest)}".rstrip() for name, *rest in cells),
         ]
-        for name in mix(self.code):
-            share = self.per_element.get(name, 0)
-            cells = [*(str(found.get(name, "")) for found in mixes), f"{share:.2f}" if share else ""]
-            lines.append(f"  {name:<12}{''.join(f'{cell:>12}' for cell in cells)}".rstrip())
-        if self.per_element:
-            what = titles[[*parts].index(self.row[0])]
-            lines.append(f"  per element: of {what}, in which a thread has {self.elements:g} elements of a row")
+        if share:
+            each = f"{titles[self.row[0]]}, in which a thread has {self.elements:g} elements of a row"
+            lines.append(f"  per element: of {each}")
         return "\n".join([*lines, "", *self._listing(), ""])
 
     def _listing(self) -> Iterable[str]:

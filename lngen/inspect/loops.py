@@ -17,7 +17,7 @@ Flow = Mapping[int, set[int]]
 
 def target(one: Instruction) -> int | None:
     """The address that an instruction of control flow names, such as a branch; None for all others."""
-    names = one.opcode.partition(".")[0] in ("BRA", "BSSY", "WARPSYNC")
+    names = one.opcode.startswith(("BRA", "BSSY", "WARPSYNC.COLLECTIVE"))
     found = re.search(r"\b0x[0-9a-f]+$", one.text) if names else None
     return int(found[0], 16) if found else None
 

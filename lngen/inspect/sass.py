@@ -27,7 +27,7 @@ PACKAGE = "nvidia-cuda-nvdisasm"
 
 @dataclass(frozen=True)
 class Location:
-    """A line of a source: NAME.cu as ``lngen show`` prints it, or a device header ("lngen/vector.cuh").
+    """A line of STEM.cu, where the kernels are STEM__rows and so on, or of a device header ("lngen/vector.cuh").
 
     ``function``: the function or struct of the header that has this line, or the kernel.
     """
@@ -72,7 +72,7 @@ def _text(cubin: bytes, options: tuple[str, ...]) -> str:
         except OSError as error:
             raise MissingError(f"SASS needs nvdisasm, which cannot be run ({error}); {_hint()}") from error
     if done.returncode:
-        why = done.stderr.decode(errors="replace").replace(str(path), "the image").strip().partition("\n")[0]
+        why = done.stderr.decode(errors="replace").replace(str(path), "the image").partition(":")[2].strip()
         raise LngenError(f"a cubin is expected, and nvdisasm refuses this one ({why}); name one that lngen built.")
     return done.stdout.decode(errors="replace")
 

@@ -167,7 +167,7 @@ def test_a_default_that_spills_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         ("--stage graph --diff vec=1", "a graph has no schedule"),
         ("--stage graph --rows 1", "a graph has no schedule"),
         ("--stage ptx --arch sm_80,sm_90", "--stage ptx takes one --arch"),
-        ("--stage sass", "'sass' is not one of"),
+        ("--stage elf", "'elf' is not one of"),
         ("--arch ,", "expected at least one value"),
         ("--schedule thread=1", "did you mean 'threads'?"),
         (f"--schedule {ALL_KEYS},threads=3", "threads is a power of two, got 3"),
