@@ -30,8 +30,9 @@ from lngen.explain.lives import LEVELS, lives
 from lngen.explain.section import Section
 from lngen.explain.subject import Subject
 from lngen.headers import PREFIX
-from lngen.inspect import KernelCode, Location, machine_code, packed
+from lngen.inspect import KernelCode, Location, machine_code
 from lngen.inspect.instruction_mix import mix
+from lngen.inspect.packed_code import packed
 from lngen.lower.parts import note
 from lngen.problem import parse_schedule
 from lngen.problem.schedule import exists
