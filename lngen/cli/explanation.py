@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+
 import click
 
-from lngen.cli.output import Output, output_options
-from lngen.cli.shared_options import arch_option, device_option, rows_option, schedule_option, split, target
+from lngen.cli.output import AnyPath, Output, output_options, unwritable
+from lngen.cli.shared_options import (
+    arch_option,
+    device_option,
+    progress_bar,
+    rows_option,
+    schedule_option,
+    split,
+    target,
+)
 from lngen.compile import Compilation
-from lngen.devices import device_for
+from lngen.devices import DEFAULT_ARCH, device_for
+from lngen.files import write_all
 from lngen.problem import check_arch
 from lngen.spec import parse_spec
 
@@ -15,22 +27,31 @@ SECTIONS = ("derivation", "stability", "cost", "fusion", "schedule")
 
 
 @click.command("explain", epilog="Example: lngen explain layernorm.bwd:d=4096,dtype=bf16 --rows 8192")
-@click.argument("spec")
+@click.argument("spec", required=False)
 @click.option("--only", metavar="SECTION,...", help=f"Some of the sections: {', '.join(SECTIONS)}.")
 @click.option("--why-not", metavar="K=V,...", help="Only why this change of the schedule was not chosen.")
 @schedule_option
 @rows_option
 @arch_option("Target, one.")
 @device_option
+@click.option("--html", type=AnyPath(), metavar="FILE", help="Write a page to this file instead; with --all, a folder.")
+@click.option("--all", "every", is_flag=True, help="With --html: a page of each golden kernel, and an index.")
+@click.option(
+    "--compare", "compared", multiple=True, metavar="TEXT",
+    help="With --html: also show the kernels of other K=V,..., of another arch, or of a pack in a folder; repeatable.",
+)  # fmt: skip
 @output_options
 def explain_command(
-    spec: str,
+    spec: str | None,
     only: str | None,
     why_not: str | None,
     schedule: str,
     rows: int | None,
     arches: tuple[str, ...],
     device: str | None,
+    html: Path | None,
+    every: bool,
+    compared: tuple[str, ...],
     output: Output,
 ) -> None:
     """Explain SPEC: how its equations were derived, where digits can be lost, what it costs, why it is one kernel, and
@@ -44,10 +65,14 @@ def explain_command(
     unknown = next((n for n in names if n not in SECTIONS), None)
     if unknown is not None or not names:
         raise click.UsageError(f"--only expects some of {', '.join(SECTIONS)}, got '{unknown or only}'.")
+    changed = arches != (DEFAULT_ARCH,) or any((spec, compared, only, schedule, rows, device))
+    _check_pages(spec, html, every, changed, compared)
+    if html is not None and every:
+        return _write_all(html, output)
     arches, gpu = target(arches, device)
     if len(arches) > 1:
         raise click.UsageError(f"explain takes one --arch, got {', '.join(arches)}.")
-    compilation = Compilation(parse_spec(spec))
+    compilation = Compilation(parse_spec(spec or ""))
     kernels = compilation.changed(schedule, *arches, rows=rows, device=gpu, compiled=False)
     check_arch(kernels.plan.schedule, arches[0])
     subject = Subject(compilation, kernels, gpu or device_for(arches[0]), rows, schedule)
@@ -60,4 +85,39 @@ def explain_command(
     head = f"{subject.plan.spec}\n{subject.schedule}\n"
     about = {"spec": str(subject.plan.spec), "schedule": str(subject.schedule), "rows": subject.rows}
     text = "\n".join([head, *map(str, sections)])
+    if html is not None:
+        from lngen.explain.page import built, page, version
+
+        others = [version(subject, arches[0], other) for other in compared]
+        return _write({html: page(subject, sections, built(kernels, arches[0]), others)}, output)
     output.table(about | {"device": subject.device.name} | {s.name: dict(s.data) for s in sections}, text)
+
+
+def _check_pages(
+    spec: str | None, html: Path | None, every: bool, changed: bool, compared: tuple[str, ...]
+) -> None:
+    """UsageError for options that do not go together, or a page that cannot be written."""
+    if every and (changed or html is None):
+        raise click.UsageError("--all takes --html DIR alone: the specs and schedules of the golden set are fixed.")
+    if not every and not spec:
+        raise click.UsageError("Missing argument 'SPEC': name a spec, or add --all --html DIR.")
+    if compared and html is None:
+        raise click.UsageError("--compare is shown on a page; add --html FILE.")
+    why = unwritable(html / "index.html" if every else html) if html else None
+    if why is not None:
+        more = "; a folder takes --all" if html and html.is_dir() else ""
+        raise click.UsageError(f"--html '{html}' cannot be written: {why}; name a place that can be written to{more}.")
+
+
+def _write_all(folder: Path, output: Output) -> None:
+    """A page for each golden kernel, and the index."""
+    from lngen.explain.page import golden_pages
+
+    with progress_bar("explaining") as progress:
+        _write({folder / name: text for name, text in golden_pages(progress)}, output)
+
+
+def _write(pages: Mapping[Path, str], output: Output) -> None:
+    write_all({path: text.encode() for path, text in pages.items()})
+    sizes = {str(path): len(text.encode()) for path, text in pages.items()}
+    output.table({"files": sizes}, "".join(f"{path}, {bytes_ // 1000} kB\n" for path, bytes_ in sizes.items()))

@@ -152,10 +152,10 @@ def _computes(body: Sequence[Instruction]) -> bool:
     return not kinds.isdisjoint({"FP32", "FP64", "compare"}) and any(k.startswith("LD") for k in kinds)
 
 
-def machine_code(kernels: KernelSet, arch: str) -> tuple[KernelCode, ...]:
+def machine_code(kernels: KernelSet, arch: str, *, lines: bool = False) -> tuple[KernelCode, ...]:
     """The machine code of each kernel, in launch order; errors of ``KernelSet.cubin`` and ``disassemble``."""
-    plan, binary = kernels.plan, kernels.cubin(arch)
-    code, used, s = disassemble(binary.image), resources(plan, binary.resources, arch), plan.schedule
+    plan, binary = kernels.plan, kernels.cubin(arch, lines=lines)
+    code, used, s = disassemble(binary.image, lines=lines), resources(plan, binary.resources, arch), plan.schedule
     held = elements(plan.spec.d, s.form, s.threads, s.cluster)
     return tuple(KernelCode(k.name, arch, used[k.name], code[k.name], held if k.row else 0) for k in plan.kernels)
 

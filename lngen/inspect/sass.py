@@ -118,7 +118,7 @@ def _instructions(kernel: str, text: str) -> Iterator[Instruction]:
         if part["label"]:
             named.append(part["label"])
         elif part["file"]:
-            where = (*(where if begun else ()), _location(kernel, part["file"], int(part["line"])))
+            where = (*(where if begun else ()), location(kernel, part["file"], int(part["line"])))
             begun = True
         else:
             address = int(part["address"], 16)
@@ -130,7 +130,7 @@ def _instructions(kernel: str, text: str) -> Iterator[Instruction]:
         yield replace(one, text=target)
 
 
-def _location(kernel: str, path: str, line: int) -> Location:
+def location(kernel: str, path: str, line: int) -> Location:
     """A line of a file that nvdisasm names by the folder of the compilation."""
     name = path.replace("\\", "/").rpartition("/")[2]
     header = name.removesuffix(".cuh")

@@ -47,8 +47,8 @@ class Callers:
     def __init__(self) -> None:
         self._of: dict[Line, Line] = {}
 
-    def loc(self, statement: str) -> Loc | None:
-        """The meaning of a .loc directive; None for another statement."""
+    def chain(self, statement: str) -> tuple[Line, ...] | None:
+        """The line of a .loc directive, and those it is inlined at, up to the kernel's; None for another statement."""
         found = _LOC.match(statement)
         if not found:
             return None
@@ -56,10 +56,16 @@ class Callers:
         here, caller = (file, line), (of_file, of_line)
         if here != caller:  # else a function inlined into itself
             self._of[here] = caller
-        for _ in range(_DEEPEST):
-            further = self._of.get(caller, (0, 0))
-            caller = further if further[1] else caller
-        return Loc(file, line, caller[1])
+        lines = [here]
+        while caller[1] and len(lines) < _DEEPEST:
+            lines.append(caller)
+            caller = self._of.get(caller, (0, 0))
+        return tuple(lines)
+
+    def loc(self, statement: str) -> Loc | None:
+        """The meaning of a .loc directive; None for another statement."""
+        lines = self.chain(statement)
+        return Loc(*lines[0], lines[-1][1] if len(lines) > 1 else 0) if lines else None
 
 
 _COMMENT = re.compile(r"//.*|/\*.*?\*/")
