@@ -14,6 +14,7 @@ from lngen.config import data_dir
 from lngen.devices import Device, described
 from lngen.errors import LngenError
 from lngen.explain.amounts import Amount, as_json, at, bytes_of, formula, is_free, joined, listed, si, times
+from lngen.explain.evidence import of_rows
 from lngen.explain.fusion import moved
 from lngen.explain.section import Block, Section, Table, Text
 from lngen.explain.subject import Subject
@@ -87,8 +88,7 @@ def bound(subject: Subject) -> dict[str, Any]:
     if subject.plan.kernels[0].row is None:
         return {}
     s, p, device = subject.schedule, subject.problem, subject.device
-    p = replace(p, column_sums=0) if s.form == "multipass" else p  # whose column sums have a kernel of their own
-    f = features(Schedules.of([s]), p, subject.rows, device)
+    f = features(Schedules.of([s]), of_rows(p, s), subject.rows, device)
     parts = {name: float(us[0]) for name, us in asdict(terms(f, device)).items()}
     expected, factor = float(estimates(f, device)[0]), parts["spill_factor"]
     powers = {name: parts[name] ** MODEL.blend for name in ("memory", "issuing", "waiting", "starting")}

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+
+import numpy as np
 
 from lngen.devices import Device
 from lngen.explain.measurements import Run, runs
@@ -34,9 +36,16 @@ class Verdict:
     times: tuple[float, float] | None = None
 
 
+def of_rows(p: Problem, s: Schedule) -> Problem:
+    """The problem of the kernel that has the rows: in form multipass, the column sums are another kernel's."""
+    return replace(p, column_sums=0) if s.form == "multipass" else p
+
+
 def predicted(schedules: Iterable[Schedule], p: Problem, rows: int, device: Device) -> Numbers:
-    """Microseconds that the model expects of schedules."""
-    return estimates(features(Schedules.of(schedules), p, rows, device), device)
+    """Microseconds that the model expects of schedules; of form multipass, without the kernel of column sums."""
+    found = schedules if isinstance(schedules, Schedules) else Schedules.of(schedules)
+    alone, times = (estimates(features(found, q, rows, device), device) for q in (replace(p, column_sums=0), p))
+    return np.where(found.has_form("multipass"), alone, times)
 
 
 def percent(ratio: float) -> str:
@@ -77,7 +86,7 @@ class Evidence:
     def times(self) -> Numbers:
         """Microseconds that the model expects of the schedules of the space."""
         s = self.subject
-        return estimates(features(self.space, s.problem, self.rows, s.device), s.device)
+        return predicted(self.space, s.problem, self.rows, s.device)
 
     @cached_property
     def stated(self) -> Accuracy:

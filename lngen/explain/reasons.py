@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from lngen.devices import default_device
-from lngen.explain.evidence import Evidence, Verdict, percent, predicted
+from lngen.explain.evidence import Evidence, Verdict, of_rows, percent, predicted
 from lngen.explain.neighbours import Value, broken_rule, changes, neighbour, values
 from lngen.explain.section import WIDTH, Lines, Section, Table, Text
 from lngen.explain.subject import Subject
@@ -128,7 +128,7 @@ def _favourite(e: Evidence, order: list[Schedule], rank: int | None) -> str:
 def time_and_terms(e: Evidence, s: Schedule) -> tuple[float, dict[str, float]]:
     """Microseconds that a schedule is expected to take, and its unblended terms, with the factor of its spills."""
     device = e.subject.device
-    found = terms(features(Schedules.of([s]), e.subject.problem, e.rows, device), device)
+    found = terms(features(Schedules.of([s]), of_rows(e.subject.problem, s), e.rows, device), device)
     parts = {name: round(float(getattr(found, name)[0]), 4) for name in (*TERMS, "spill_factor")}
     return round(float(e.expected(s)[0]), 4), parts
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -71,9 +71,11 @@ def flat(section: object) -> str:
 
 
 def us(one: Subject, rows: int, *texts: str) -> list[float]:
-    """What the model expects."""
-    schedules = Schedules.of(parse_schedule(text, ANY) for text in texts)
-    found: list[float] = estimates(features(schedules, one.problem, rows, one.device), one.device).tolist()
+    """What the model expects; of form multipass, of a kernel without column sums."""
+    found = []
+    for s in (parse_schedule(text, ANY) for text in texts):
+        p = replace(one.problem, column_sums=0) if s.form == "multipass" else one.problem
+        found += estimates(features(Schedules.of([s]), p, rows, one.device), one.device).tolist()
     return found
 
 
