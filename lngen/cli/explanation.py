@@ -84,9 +84,7 @@ def explain_command(
     output.table(about | {"device": subject.device.name} | {s.name: dict(s.data) for s in sections}, text)
 
 
-def _check_pages(
-    spec: str | None, html: Path | None, every: bool, changed: bool, compared: tuple[str, ...]
-) -> None:
+def _check_pages(spec: str | None, html: Path | None, every: bool, changed: bool, compared: tuple[str, ...]) -> None:
     """UsageError for options that do not go together, or a page that cannot be written."""
     if every and (changed or html is None):
         raise click.UsageError("--all takes --html DIR alone: the specs and schedules of the golden set are fixed.")

@@ -122,7 +122,7 @@ def test_an_equation_lights_its_lines_in_every_pane(browser: Page, value: str) -
     assert browser.lit() == wanted
     assert all(wanted.values())
     assert browser.state() == f"#tab=source&sel=value:{value}"
-    assert browser.texts("#status")[0].startswith(f"%{value}; CUDA line {wanted['cuda'][0]}")
+    assert browser.texts("#status")[0].startswith(f"%{value}; CUDA lines {wanted['cuda'][0]}")
 
 
 def test_the_keyboard_does_it_too_and_back_from_an_instruction(browser: Page) -> None:
