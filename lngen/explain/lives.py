@@ -22,9 +22,8 @@ def columns(kernel: Kernel) -> tuple[str, ...]:
     """What happens in the columns of ``lives``."""
     if kernel.row is None:
         return "reads", "computes", "stores"
-    first = "before the rows" if kernel.row.persistent else "at the start"
     last = ("after the rows",) if kernel.accumulators else ()
-    return first, "a row arrives", *(f"phase {p.number}" for p in kernel.phases), *last
+    return "before the rows", "a row arrives", *(f"phase {p.number}" for p in kernel.phases), *last
 
 
 def lives(kernel: Kernel, plan: Plan) -> dict[str, list[Stay]]:
@@ -65,13 +64,14 @@ def _of_rows(kernel: Kernel, plan: Plan) -> Iterator[tuple[str, str, float, floa
         last = max((n for n, u in enumerate(uses) if t.cname in u.names), default=0)
         yield t.name, GLOBAL, ARRIVES, ARRIVES + EDGE
         yield t.name, REGISTERS, ARRIVES + EDGE, FIRST + last + 1
-    leaving = {place.name for place in row.results}
+    leaving, stored = {place.name for place in row.results}, set[str]()
     for n, phase in enumerate(kernel.phases, FIRST):
         yield from _numbers(plan, phase, uses, n)
-        for t in (*phase.outputs, *phase.row_outputs):
-            yield from [(t.name, SHARED, n, end - EDGE)] * (t.name in leaving)
-            yield t.name, GLOBAL, (end if t.name in leaving else n + 1) - EDGE, end if t.name in leaving else n + 1
-    stored = {t.name for phase in kernel.phases for t in (*phase.outputs, *phase.row_outputs)}
+        for name in (t.name for t in (*phase.outputs, *phase.row_outputs)):
+            stored.add(name)
+            at = end if name in leaving else n + 1
+            yield from [(name, SHARED, n, at - EDGE)] * (name in leaving)
+            yield name, GLOBAL, at - EDGE, at
     finished = [a.tensor for a in kernel.arguments if a.kind == "output" and a.tensor not in stored]
     yield from ((name, GLOBAL, end + 1 - EDGE, end + 1) for name in finished)
     for total in kernel.accumulators:

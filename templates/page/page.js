@@ -367,4 +367,4 @@ async function start() {
   document.documentElement.dataset.ready = Math.round(performance.now());
 }
 
-start();
+start().catch((error) => { $("status").textContent = `This browser cannot show the panes: ${error.message}`; });
