@@ -49,16 +49,9 @@ def row_levels(plan: Plan) -> list[tuple[str, int, str]]:
         (rounds, "vector", f"a vector of every thread: {threads * p.chunk} elements"),
         (threads, "thread", f"a vector of a thread: {p.chunk} elements{apart}, {s.vec} in an access"),
     ]
-    of_each = "its share of each" if s.cluster > 1 else "each"
-    levels, what = [], f"a row: D = {p.d} elements"
-    if s.rows_per_block > 1:
-        levels = [
-            (
-                f"a block: {s.rows_per_block} rows side by side, {s.threads} threads for {of_each}",
-                s.rows_per_block,
-                "row",
-            )
-        ]
+    each = "its share of each" if s.cluster > 1 else "each"
+    block = f"a block: {s.rows_per_block} rows side by side, {s.threads} threads for {each}"
+    levels, what = [(block, s.rows_per_block, "row")] * (s.rows_per_block > 1), f"a row: D = {p.d} elements"
     for count, part, of_part in divided:
         if count > 1:
             levels.append((what, count, part))
@@ -75,11 +68,10 @@ def row_drawing(plan: Plan) -> str:
         width = WIDTH / shown
         parts.append(_text(0, y, label, "label"))
         for i in range(shown):
-            last = i == shown - 1
-            gap = count > most and i == shown - 2
-            number = count - 1 if last else i
+            number = count - 1 if i == shown - 1 else i
+            name = "…" if count > most and i == shown - 2 else f"{part} {number}"
             parts.append(_box(i * width + 1, y + 8, width - 2, 24, "part first" if i == 0 else "part"))
-            parts.append(_text((i + 0.5) * width, y + 25, "…" if gap else f"{part} {number}", "in", "middle"))
+            parts.append(_text((i + 0.5) * width, y + 25, name, "", "middle"))
         if n + 1 < len(levels):
             parts += [_line(1, y + 33, 1, y + 60, "zoom"), _line(width - 1, y + 33, WIDTH - 1, y + 60, "zoom")]
     return _svg(len(levels) * step - 14, "; ".join(f"{a}: {n} times {b}" for a, n, b in levels), parts)
@@ -90,17 +82,17 @@ def row_drawing(plan: Plan) -> str:
 
 def kernel_drawing(kernel: Kernel, plan: Plan) -> str:
     """A line for each value, in the columns of a kernel's phases: a bar for each place where it lives."""
-    heads, found = columns(kernel), lives(kernel, plan)
-    left, row, top = 210.0, 24, 34
-    width = (WIDTH - left) / len(heads)
-    height = top + row * len(found)
+    found = lives(kernel, plan)
+    first = int(min((begin for stays in found.values() for _, begin, _ in stays), default=0))
+    heads, left, row, top = columns(kernel)[first:], 210.0, 24, 34
+    width, height = (WIDTH - left) / len(heads), top + row * len(found)
     parts = [_text(left + (n + 0.5) * width, 20, head, "label", "middle") for n, head in enumerate(heads)]
     parts += [_line(left + n * width, top - 4, left + n * width, height, "grid") for n in range(len(heads) + 1)]
     for n, (name, stays) in enumerate(found.items()):
         y = top + n * row
         parts.append(_text(left - 10, y + 15, name, "value", "end"))
         for level, begin, end in stays:
-            x, long = left + begin * width, (end - begin) * width
+            x, long = left + (begin - first) * width, (end - begin) * width
             parts.append(_box(x + 1, y + 4, long - 2, row - 8, CLASSES[level], f"{name}: {level}"))
     return _svg(height, f"where the values of {kernel.role} live, phase by phase", parts)
 
@@ -131,10 +123,8 @@ def trial_drawing(trials: Sequence[Mapping[str, Any]], chosen: str) -> str:
     parts = [_text(0, 10, "measured time in us", "label")]
     parts.append(_text(right, height - 6, "predicted time in us" if predicted else "rank", "label", "end"))
     for tick in _ticks(low, high):
-        parts += [
-            _line(left, up(tick), right, up(tick), "grid"),
-            _text(left - 8, up(tick) + 4, f"{tick:g}", "label", "end"),
-        ]
+        parts.append(_line(left, up(tick), right, up(tick), "grid"))
+        parts.append(_text(left - 8, up(tick) + 4, f"{tick:g}", "label", "end"))
         if predicted:
             parts.append(_text(along(tick), height - bottom + 18, f"{tick:g}", "label", "middle"))
     if predicted:

@@ -20,11 +20,14 @@ from lngen.lower.parts import c_name
 from lngen.ptx.parser import Callers, included_headers
 
 # What a kernel derives of a value ends in one of these words and an underscore; a number of a phase may follow.
-DERIVED = "ptr stride outer row next cached wide shared out sums partials own all acc value"
+DERIVED = (
+    "ptr", "stride", "outer", "row", "next", "cached", "wide", "shared", "out", "sums", "partials", "own", "all", "acc",
+    "value",
+)  # fmt: skip
 
 _NOTE = re.compile(r"%([A-Za-z_]\w*) = ")
 _NAME = re.compile(r"(?<![\w.:>])[A-Za-z_]\w*")  # no member of an object or a type
-_DERIVED = re.compile(rf"(\w+?)_(?:{DERIVED.replace(' ', '|')})_(?:\d+_)?")
+_DERIVED = re.compile(rf"(\w+?)_(?:{'|'.join(DERIVED)})_(?:\d+_)?")
 
 
 class Stated(NamedTuple):
@@ -108,9 +111,8 @@ def ptx_lines(ptx: str, kernel: str) -> tuple[Line, ...]:
             where = tuple(location(kernel, headers.get(file, ""), number) for file, number in chain)
         else:
             coded = statement.endswith(";") and not statement.startswith((".", "//"))
-            found.append(
-                Line(re.sub(r"\s+", " ", line).replace(" ", "    ", line[:1] == "\t").rstrip(), where if coded else ())
-            )
+            shown = "    " * line.startswith("\t") + " ".join(statement.split())
+            found.append(Line(shown, where if coded else ()))
     return tuple(found)
 
 

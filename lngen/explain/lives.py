@@ -13,7 +13,7 @@ from lngen.problem.footprint import WARP
 GLOBAL, SHARED, CLUSTER, REGISTERS = "global memory or L2", "shared memory", "shared memory of a cluster", "registers"
 LEVELS = (GLOBAL, SHARED, CLUSTER, REGISTERS)
 BEFORE, ARRIVES, FIRST = 0, 1, 2  # columns: before the rows, a row arrives, the first phase
-EDGE = 0.3  # of a column: an access at its beginning or end
+EDGE = 0.25  # of a column: an access at its beginning or end
 
 Stay = tuple[str, float, float]  # at a level, from where to where in columns, each of which is 1 wide
 
@@ -22,9 +22,8 @@ def columns(kernel: Kernel) -> tuple[str, ...]:
     """What happens in the columns of ``lives``."""
     if kernel.row is None:
         return "reads", "computes", "stores"
-    first = "before the rows" if kernel.row.persistent else "at the start"
     last = ("after the rows",) if kernel.accumulators else ()
-    return first, "a row arrives", *(f"phase {p.number}" for p in kernel.phases), *last
+    return "before the rows", "a row arrives", *(f"phase {p.number}" for p in kernel.phases), *last
 
 
 def lives(kernel: Kernel, plan: Plan) -> dict[str, list[Stay]]:
@@ -32,7 +31,7 @@ def lives(kernel: Kernel, plan: Plan) -> dict[str, list[Stay]]:
     found: dict[str, list[Stay]] = {}
     for name, level, begin, end in _of_rows(kernel, plan) if kernel.row else _without_rows(kernel):
         found.setdefault(name, []).append((level, begin, end))
-    return {name: sorted(stays, key=lambda stay: stay[1]) for name, stays in found.items()}
+    return {name: sorted(stays, key=lambda stay: (stay[1], stay[0] == GLOBAL)) for name, stays in found.items()}
 
 
 def _without_rows(kernel: Kernel) -> Iterator[tuple[str, str, float, float]]:
@@ -65,13 +64,14 @@ def _of_rows(kernel: Kernel, plan: Plan) -> Iterator[tuple[str, str, float, floa
         last = max((n for n, u in enumerate(uses) if t.cname in u.names), default=0)
         yield t.name, GLOBAL, ARRIVES, ARRIVES + EDGE
         yield t.name, REGISTERS, ARRIVES + EDGE, FIRST + last + 1
-    leaving = {place.name for place in row.results}
+    leaving, stored = {place.name for place in row.results}, set[str]()
     for n, phase in enumerate(kernel.phases, FIRST):
         yield from _numbers(plan, phase, uses, n)
-        for t in (*phase.outputs, *phase.row_outputs):
-            yield from [(t.name, SHARED, n, end - EDGE)] * (t.name in leaving)
-            yield t.name, GLOBAL, (end if t.name in leaving else n + 1) - EDGE, end if t.name in leaving else n + 1
-    stored = {t.name for phase in kernel.phases for t in (*phase.outputs, *phase.row_outputs)}
+        for name in (t.name for t in (*phase.outputs, *phase.row_outputs)):
+            stored.add(name)
+            at = end if name in leaving else n + 1
+            yield from [(name, SHARED, n, at - EDGE)] * (name in leaving)
+            yield name, GLOBAL, at - EDGE, at
     finished = [a.tensor for a in kernel.arguments if a.kind == "output" and a.tensor not in stored]
     yield from ((name, GLOBAL, end + 1 - EDGE, end + 1) for name in finished)
     for total in kernel.accumulators:
@@ -88,12 +88,12 @@ def _numbers(plan: Plan, phase: Phase, uses: Sequence[_Uses], n: int) -> Iterato
     among = dict.fromkeys([*of_rows, *phase.exchanged])
     for name in dict.fromkeys([*folded, *among]):
         block = SHARED if plan.schedule.threads > WARP else REGISTERS
-        yield name, CLUSTER if name in among else block, n + 1 - EDGE, n + 1
+        yield name, CLUSTER if name in among else block, n + 1 - 2 * EDGE, n + 1 - EDGE
     after = {e.out.name: c_name(e.out) for e in plan.graph.eqns if c_name(e.out) in uses[n - FIRST].defined}
     kept = {t.name: f"{t.name}_row_" for t in (*phase.kept, *(t for r in phase.reduces for t in r.kept))}
     for name, cname in (folded | after | kept).items():
         if cname in later:
-            yield name, REGISTERS, n + 1, later[cname] + 1
+            yield name, REGISTERS, n + 1 - EDGE, later[cname] + 1
 
 
 class _Uses:

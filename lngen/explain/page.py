@@ -207,14 +207,14 @@ def _trials(section: Section, subject: Subject) -> Markup | None:
 
 
 def _linked(text: str, names: Set[str]) -> Markup:
-    """A text whose values lead to the panes: after %, on the left of an equation, or with a name that is no word."""
-    link = Markup('<a href="#tab=source&amp;sel=value:{}">{}</a>')
-    parts = []
-    for part in re.split(r"(%?\b\w+)", text):
-        name = part.removeprefix("%")
-        sure = name != part or re.search(r"[_\d]", name) or text.strip().startswith(f"{name} = ")
-        parts.append(link.format(name, part) if name in names and sure else part)
-    return Markup("").join(parts)
+    """A text whose values lead to the panes: after %, left of an equation, in a list, or with a name unlike a word."""
+    link, done, parts = Markup('<a href="#tab=source&amp;sel=value:{}">{}</a>'), 0, []
+    for found in re.finditer(r"%?\b(\w+)", text):
+        listed = re.search(r"(^|, |  )$", text[: found.start()]) and re.match(r"$|[,;]| = ", text[found.end() :])
+        if found[1] in names and (found[0] != found[1] or listed or re.search(r"[_\d]", found[1])):
+            parts += [text[done : found.start()], link.format(found[1], found[0])]
+            done = found.end()
+    return Markup("").join([*parts, text[done:]])
 
 
 def _breakable(text: object) -> Markup:

@@ -193,7 +193,8 @@ function described(found) {
   const values = [...found.values].map((value) => `%${value}`).join(", ");
   const statements = [...found.statements].map((n) => data.statements[n]);
   const text = statements.map(([a, b]) => (a === b ? a : `${a} to ${b}`)).join(", ");
-  return [values || "No equation", text && `CUDA line ${text}`, inner && `from ${chain}`].filter(Boolean).join("; ");
+  const cuda = text && `CUDA line${/\D/.test(text) ? "s" : ""} ${text}`;
+  return [values || "No equation", cuda, inner && `from ${chain}`].filter(Boolean).join("; ");
 }
 
 // ---- a comparison ----
@@ -366,4 +367,4 @@ async function start() {
   document.documentElement.dataset.ready = Math.round(performance.now());
 }
 
-start();
+start().catch((error) => { $("status").textContent = `This browser cannot show the panes: ${error.message}`; });

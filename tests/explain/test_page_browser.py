@@ -21,10 +21,7 @@ from lngen.explain.section import Lines, Table
 from lngen.spec import parse_spec
 
 BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-pytestmark = [
-    pytest.mark.skipif(not (BROWSER and DRIVER), reason="there is no Chromium with its chromedriver"),
-    pytest.mark.xdist_group("browser"),
-]
+pytestmark = pytest.mark.skipif(not (BROWSER and DRIVER), reason="there is no Chromium with its chromedriver")
 FLAGS = "headless no-sandbox disable-gpu no-first-run disable-background-networking disable-component-update"
 FLAGS += " disable-sync disable-quic"
 SPEC, LARGEST, ARCH = "layernorm.bwd:d=4096,dtype=bf16", "layernorm.bwd:d=16384,dtype=bf16", "sm_90"
@@ -41,8 +38,7 @@ class Page:
     """The browser, with a page in a folder."""
 
     def __init__(self, driver: Any, folder: Path) -> None:
-        self.driver, self.folder = driver, folder
-        self.run, self.size = driver.execute_script, lambda width: self._size(width)
+        self.driver, self.folder, self.run = driver, folder, driver.execute_script
 
     def open(self, fragment: str = "", name: str = "page") -> int:
         """Open a page as a link does; how many ms it takes until it answers."""
@@ -51,7 +47,7 @@ class Page:
         ready = (self.run("return document.documentElement.dataset.ready") for _ in range(500))
         return int(next(filter(None, ready)))
 
-    def _size(self, width: int) -> None:
+    def size(self, width: int) -> None:
         shape = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 500}
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", shape)
 
@@ -122,7 +118,7 @@ def test_an_equation_lights_its_lines_in_every_pane(browser: Page, value: str) -
     assert browser.lit() == wanted
     assert all(wanted.values())
     assert browser.state() == f"#tab=source&sel=value:{value}"
-    assert browser.texts("#status")[0].startswith(f"%{value}; CUDA line {wanted['cuda'][0]}")
+    assert browser.texts("#status")[0].startswith(f"%{value}; CUDA lines {wanted['cuda'][0]}")
 
 
 def test_the_keyboard_does_it_too_and_back_from_an_instruction(browser: Page) -> None:

@@ -13,6 +13,7 @@ import sampling
 from lngen.config import data_dir
 from lngen.emit import emit
 from lngen.errors import SpecError, VerifyError
+from lngen.explain.line_map import DERIVED
 from lngen.graphs import Definition, GraphBuilder
 from lngen.ir import F32, D, M, Type, Value, is_name
 from lngen.ir.builder import fresh
@@ -26,9 +27,6 @@ from lngen.toolchain import compile_ptx
 from plans import plans_of_every_template
 
 # ---- kernels keep their own names apart ----
-
-DERIVED = ["ptr", "stride", "outer", "row", "next", "cached", "wide", "shared"]
-DERIVED += ["out", "sums", "partials", "own", "all", "acc", "value"]
 
 
 def test_what_a_template_declares_ends_in_an_underscore_and_is_no_derived_name() -> None:
