@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from lngen.explain.lives import LEVELS, columns, lives
+from lngen.explain.lives import CLUSTER, GLOBAL, REGISTERS, SHARED, columns, lives
 from lngen.lower import Kernel
 from lngen.lower.plan import Plan
 from lngen.problem.footprint import cluster_tile
 
 WIDTH = 960
-CLASSES = dict(zip(LEVELS, ("global", "shared", "cluster", "registers"), strict=True))
+CLASSES = {GLOBAL: "global", SHARED: "shared", CLUSTER: "cluster", REGISTERS: "registers"}  # and colours of the page
 
 
 def _svg(height: float, label: str, parts: Iterable[str]) -> str:

@@ -11,7 +11,6 @@ from lngen.lower.plan import Plan
 from lngen.problem.footprint import WARP
 
 GLOBAL, SHARED, CLUSTER, REGISTERS = "global memory or L2", "shared memory", "shared memory of a cluster", "registers"
-LEVELS = (GLOBAL, SHARED, CLUSTER, REGISTERS)
 BEFORE, ARRIVES, FIRST = 0, 1, 2  # columns: before the rows, a row arrives, the first phase
 EDGE = 0.25  # of a column: an access at its beginning or end
 

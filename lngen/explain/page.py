@@ -24,9 +24,9 @@ from lngen.compile import Compilation, KernelSet
 from lngen.config import data_dir
 from lngen.devices import DEFAULT_ARCH, capability, device_for
 from lngen.explain import explain
-from lngen.explain.drawing import kernel_drawing, row_drawing, trial_drawing
+from lngen.explain.drawing import CLASSES, kernel_drawing, row_drawing, trial_drawing
 from lngen.explain.line_map import Line, line_map, ptx_lines, sass_lines
-from lngen.explain.lives import LEVELS, lives
+from lngen.explain.lives import lives
 from lngen.explain.section import Section
 from lngen.explain.subject import Subject
 from lngen.headers import PREFIX
@@ -95,7 +95,7 @@ def page(subject: Subject, sections: Sequence[Section], shown: Version, compared
         names={v.name for v in (*graph.params, *(e.out for e in graph.eqns))},
         row=Markup(row_drawing(plan)),
         kernels=[(k, Markup(kernel_drawing(k, plan)), lives(k, plan)) for k in plan.kernels],
-        levels=LEVELS,
+        levels=CLASSES,
         compared=compared,
         data=_deflated(data),
     )  # fmt: skip
@@ -218,8 +218,8 @@ def _linked(text: str, names: Set[str]) -> Markup:
 
 
 def _breakable(text: object) -> Markup:
-    """A spec or a schedule, whose lines may break behind a comma."""
-    return Markup(",<wbr>").join(str(text).split(","))
+    """A spec or a schedule, whose lines may break behind a comma or colon."""
+    return Markup("<wbr>").join(re.split(r"(?<=[,:])", str(text)))
 
 
 @cache
