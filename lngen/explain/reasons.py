@@ -69,7 +69,7 @@ def reasons(subject: Subject) -> Section:
             "schedules of this spec and workload class were measured on it."
         ),
     )
-    return Section("reasons", "Schedule", blocks, {
+    return Section("schedule", "Schedule", blocks, {
         "chosen": str(subject.schedule), "source": source, "rows": e.rows, "predicted_us": expected, "terms": parts,
         "largest": largest, "error": asdict(e.stated), "runs": [str(run) for run in e.runs],
         "others": [{"schedule": str(s), "predicted_us": us, "measured_us": m} for s, us, m in others],
