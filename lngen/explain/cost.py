@@ -15,8 +15,8 @@ from lngen.devices import Device, described
 from lngen.errors import LngenError
 from lngen.explain.amounts import Amount, as_json, at, bytes_of, formula, is_free, joined, listed, si, times
 from lngen.explain.evidence import of_rows
-from lngen.explain.fusion import moved
 from lngen.explain.section import Block, Section, Table, Text
+from lngen.explain.steps import moved
 from lngen.explain.subject import Subject
 from lngen.files import parse_json, read
 from lngen.ir import REDUCTIONS, DType, Graph, Value

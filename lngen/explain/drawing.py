@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from lngen.explain.lives import CLUSTER, GLOBAL, REGISTERS, SHARED, columns, lives
+from lngen.explain.steps import CLUSTER, GLOBAL, REGISTERS, SHARED, columns, lives
 from lngen.lower import Kernel
 from lngen.lower.plan import Plan
 from lngen.problem.footprint import cluster_tile

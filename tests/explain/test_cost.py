@@ -20,7 +20,7 @@ from lngen.devices import described
 from lngen.explain import Subject, cost
 from lngen.explain.amounts import at
 from lngen.explain.cost import bound, flops, operations, peak, records
-from lngen.explain.fusion import moved, reads
+from lngen.explain.steps import moved, reads
 from lngen.ir import REDUCTIONS, WIDE
 from lngen.problem import Schedule
 from lngen.problem.footprint import vectors_per_thread

@@ -11,8 +11,9 @@ from lngen import interpret as interpreter
 from lngen.check.inputs import random_inputs
 from lngen.explain import fusion
 from lngen.explain.amounts import at, is_free
-from lngen.explain.fusion import steps, unfused, values
+from lngen.explain.fusion import unfused
 from lngen.explain.section import WIDTH
+from lngen.explain.steps import GLOBAL, REGISTERS, SHARED, lives, steps
 from lngen.lower import Plan
 from lngen.passes import upstream
 from lngen.problem import depths
@@ -40,11 +41,12 @@ def test_steps_and_places_are_those_of_the_kernels(plan: Plan) -> None:
             assert all(made[name] in upstream(graph.eqns, [made[u]]) for u in users), name
             assert all(levels[made[u]] > step["phase"] for u in users), "no earlier phase can compute it"
     text = subject_of(plan.spec, plan.schedule).kernels.text
-    for v in values(plan):
-        assert v["uses"] or v["name"] not in args, v
-        if v["axes"] == ["M", "D"] and v["name"] not in args and v["uses"]:
-            held, staged = f" {v['name']}_row_[Row::VECTORS];" in text, f" {v['name']}_shared_ = " in text
-            assert v["place"] == ("register" if held else "shared" if staged else "global"), v
+    assert {*args} == {name for step in every for name in step["defines"]}
+    for kernel in (k for k in plan.kernels if k.row):
+        for name in {t.name for t in kernel.wide_inputs} & {name for step in every for name in step["loads"]}:
+            held, staged = f" {name}_row_[Row::VECTORS];" in text, f" {name}_shared_ = " in text
+            levels = {level for level, *_ in lives(kernel, plan)[name]}
+            assert levels == {GLOBAL, *[SHARED] * staged, *[REGISTERS] * held}, name
 
 
 SPECS = [*map(parse_spec, ("layernorm.bwd:d=24,dtype=bf16", "gated_rmsnorm.fwd:d=7,dtype=f16"))]

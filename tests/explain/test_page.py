@@ -25,9 +25,9 @@ from lngen.emit import emit
 from lngen.explain import Section, Subject
 from lngen.explain.drawing import kernel_drawing, row_drawing, row_levels, trial_drawing
 from lngen.explain.line_map import line_map, ptx_lines
-from lngen.explain.lives import CLUSTER, GLOBAL, REGISTERS, SHARED, lives
 from lngen.explain.page import built, golden_page, page
 from lngen.explain.section import Lines, Table, Text
+from lngen.explain.steps import CLUSTER, GLOBAL, REGISTERS, SHARED, lives
 from lngen.inspect import Location, sass
 from lngen.inspect.instruction_mix import kind
 from lngen.spec import parse_spec
