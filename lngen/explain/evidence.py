@@ -108,7 +108,7 @@ class Evidence:
                 short += f" on {run.device}" * (run.device != self.subject.device.name)
                 return Verdict("measured", short, sentence, (us, mine))
             failed = run.trials.get(other)
-            if failed is not None and not failed.timed and run.device == self.subject.device.name:
+            if failed is not None and failed.us is None and run.device == self.subject.device.name:
                 short = f"failed: {failed.status}"
                 return Verdict("measured", short, f"{short}, {failed.reason} ({run})")
         us, mine = self.expected(other, chosen).tolist()

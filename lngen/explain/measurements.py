@@ -1,4 +1,4 @@
-"""Recorded trials of a spec: those of this checkout, and those of the user's tuning database."""
+"""Recorded times of a spec: of this checkout, which an installed package lacks, and of the user's tuning database."""
 
 from __future__ import annotations
 
@@ -10,31 +10,88 @@ from functools import cached_property
 from pathlib import Path
 
 from lngen import config
-from lngen.devices import Device, device_names
+from lngen.bench.store import source_digest
+from lngen.bench.tasks import LATENCY
+from lngen.devices import Device
 from lngen.errors import MissingError, ScheduleError
+from lngen.files import parse_json, read
 from lngen.problem import ANY, Problem, Schedule, check, parse_schedule
 from lngen.schedule import workload
-from lngen.schedule.recorded import points
 from lngen.tune import trials
+
+UNKNOWN = "not recorded"
+CALLS = {True: "in turn", False: "overlapped"}
 
 
 @dataclass(frozen=True)
-class Run:
-    """Trials of schedules on one GPU: their times compare with each other, those of different runs do not.
+class Record:
+    """A schedule of a spec on a GPU: its time in microseconds, or why it has none.
 
-    ``source``: the name of the file; ``about``: the compiler, and how calls followed each other, as far as recorded.
+    ``source``: the name of the file; ``calls``: how they followed each other; ``version``: of lngen, or the compiler;
+    ``generator``: whether that which made the kernel is today's; ``kernel``: the hash of its text.
     """
 
     source: str
     device: str
     rows: int
+    schedule: str
+    us: float | None
+    calls: str = UNKNOWN
+    version: str = ""
+    date: str = ""
+    generator: str = UNKNOWN
+    kernel: str = ""
+    status: str = "correct"
+    reason: str = ""
+
+
+def records(spec: str) -> Iterator[Record]:
+    """Trials of tune, records of bench but those of latency, and points of sweeps."""
+    yield from _trials(config.cache_dir() / "tune" / "trials.jsonl", spec)
+    with suppress(MissingError):
+        folder = config.data_dir("generated")
+        for path in sorted(folder.glob("tuned/*.jsonl")):
+            yield from _trials(path, spec)
+        for path in sorted(folder.glob("bench/*.json")):
+            yield from _benched(path, spec)
+
+
+def _trials(path: Path, spec: str) -> Iterator[Record]:
+    kept = [t for t in trials.read(path).trials if t.spec == spec]
+    for device, rows, in_turn in dict.fromkeys((t.device, t.rows, t.in_turn) for t in kept):
+        for t in trials.of((t for t in kept if t.in_turn == in_turn), spec, rows, device):
+            about = {"version": t.compiler, "date": t.date, "kernel": t.kernel, "status": t.status, "reason": t.reason}
+            us = t.us_median if t.timed else None
+            yield Record(path.name, device, rows, t.schedule, us, CALLS[in_turn], **about)
+
+
+def _benched(path: Path, spec: str) -> Iterator[Record]:
+    raw = read(path, trials.LARGEST)
+    data = parse_json(raw) if f'"{spec}"'.encode() in raw else {}
+    for p in (p for p in data.get("points", ()) if p["spec"] == spec):
+        yield from (Record(path.name, data["device"], p["rows"], s, us) for s, us in p["us"].items())
+    about, date = data.get("conditions", {}), "".join(run.get("date", "")[:10] for run in data.get("runs", ())[:1])
+    for r in (r for r in data.get("records", ()) if r["spec"] == spec and r.get("kind") != LATENCY):
+        if r.get("schedule") and r.get("us_median"):
+            calls = CALLS["begins while" not in about.get(f"provider {r['provider']}", about["method"])]
+            made = f"lngen {about['lngen']}", date, "today's" if about["kernels"] == source_digest() else "earlier"
+            yield Record(path.name, about["device"], r["rows"], r["schedule"], r["us_median"], calls, *made)
+
+
+@dataclass(frozen=True)
+class Run:
+    """Records of a file that compare with each other: of one GPU, number of rows, version and way of calling."""
+
+    source: str
+    device: str
+    rows: int
     about: str
-    trials: Mapping[Schedule, trials.Trial]
+    trials: Mapping[Schedule, Record]
 
     @cached_property
     def times(self) -> Mapping[Schedule, float]:
         """Microseconds of the schedules that were timed."""
-        return {s: t.us_median for s, t in self.trials.items() if t.timed and t.us_median is not None}
+        return {s: r.us for s, r in self.trials.items() if r.us is not None}
 
     def __str__(self) -> str:
         about = f", {self.about}" if self.about else ""
@@ -44,39 +101,13 @@ class Run:
 
 def runs(spec: str, p: Problem, device: Device, rows: int) -> list[Run]:
     """The runs of a spec in the workload class of ``rows``: those on that GPU, and of nearly as many rows, first."""
-    found = (r for r in (*_databases(spec, p), *_files(spec)) if r.times)
-    alike = [r for r in found if workload(p, r.rows, device) == workload(p, rows, device)]
-    return sorted(alike, key=lambda r: (r.device != device.name, len(r.times) < 2, abs(math.log(r.rows / rows))))
-
-
-def _databases(spec: str, p: Problem) -> Iterator[Run]:
-    for path in (config.cache_dir() / "tune" / "trials.jsonl", *_records("tuned", "jsonl")):
-        kept = [t for t in trials.read(path).trials if t.spec == spec]
-        for device, rows in dict.fromkeys((t.device, t.rows) for t in kept):
-            found: dict[str, dict[Schedule, trials.Trial]] = {}
-            for t in trials.of(kept, spec, rows, device):
-                about = f"{t.compiler}, {'each call waits for the last' if t.in_turn else 'calls overlap'}"
-                with suppress(ScheduleError):  # of another version, which had other fields
-                    s = parse_schedule(t.schedule, ANY)
-                    check(s, p)
-                    found.setdefault(about, {})[s] = t
-            yield from (Run(path.name, device, rows, about, of) for about, of in found.items())
-
-
-def _files(spec: str) -> Iterator[Run]:
-    for path in _records("bench", "json"):
-        for point in points([path], spec=spec):
-            of = {
-                s: trials.Trial(spec, point.rows, point.device, "", str(s), "", 0, "correct", us_median=us)
-                for s, us in point.times.items()
-            }
-            yield Run(path.name, point.device, point.rows, "", of)
-
-
-def _records(folder: str, ending: str) -> list[Path]:
-    """The files of records of every described GPU; none in an installed wheel."""
-    try:
-        base = config.data_dir("generated") / folder
-    except MissingError:
-        return []
-    return sorted(path for name in device_names() for path in base.glob(f"{name}*.{ending}"))
+    found: dict[tuple[str, str, int, str], dict[Schedule, Record]] = {}
+    for r in records(spec):
+        about = ", ".join(filter(None, (r.version, f"calls {r.calls}" * (r.calls != UNKNOWN))))
+        with suppress(ScheduleError):  # of another version, which had other fields
+            s = parse_schedule(r.schedule, ANY)
+            check(s, p)
+            found.setdefault((r.source, r.device, r.rows, about), {})[s] = r
+    of_class = [Run(*key, of) for key, of in found.items() if workload(p, key[2], device) == workload(p, rows, device)]
+    near = sorted(of_class, key=lambda r: (r.device != device.name, len(r.times) < 2, abs(math.log(r.rows / rows))))
+    return [r for r in near if r.times]

@@ -189,8 +189,8 @@ def _trials(e: Evidence) -> list[dict[str, Any]]:
     run = e.runs[0]
     times = predicted(run.trials, e.subject.problem, run.rows, e.subject.device).tolist()
     return [
-        {"schedule": str(s), "predicted_us": round(us, 4), "measured_us": t.us_median, "status": t.status}
-        for us, (s, t) in zip(times, run.trials.items(), strict=True)
+        {"schedule": str(s), "predicted_us": round(us, 4), "measured_us": r.us, "status": r.status}
+        for us, (s, r) in zip(times, run.trials.items(), strict=True)
     ]
 
 

@@ -179,7 +179,7 @@ def test_the_users_own_trials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     monkeypatch.setattr(KernelSet, "cubin", Mock(side_effect=MissingError("no compiler")))
     section = reasons(one)
     shown = flat(section)
-    assert "trials.jsonl: NVIDIA H200, 8192 rows, NVRTC 99, each call waits for the last, 2 schedules" in shown
+    assert "trials.jsonl: NVIDIA H200, 8192 rows, NVRTC 99, calls in turn, 2 schedules" in shown
     assert "The chosen one, this kernel, takes 2 us, rank 2 of 2" in shown
     assert "256: measured -50.0 %" in shown
     assert "3: failed: runtime" in shown
