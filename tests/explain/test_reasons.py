@@ -27,7 +27,7 @@ from lngen.problem.schedule import FORMS
 from lngen.schedule import workload
 from lngen.schedule.accuracy import STATED
 from lngen.schedule.model import MODEL, TERMS, estimates, features
-from lngen.schedule.recorded import points
+from lngen.schedule.recorded import RECORDED, Point, points
 from lngen.schedule.space import FIELDS, Schedules, roomy_space
 from lngen.schedule.table import key_of, tables
 from lngen.spec import Spec, parse_spec
@@ -36,7 +36,6 @@ from own_graphs import own
 
 H200 = default_device()
 FORWARD, BACKWARD = "layernorm.fwd:d=4096,dtype=bf16", "layernorm.bwd:d=4096,dtype=bf16"
-RECORDS = data_dir("generated")
 
 CASES: dict[str, tuple[str | Spec, int | None, str, Device]] = {
     "staged": (FORWARD, 4096, "", H200),
@@ -64,6 +63,11 @@ def explained(case: str) -> tuple[Subject, dict[str, Any], str]:
     one = subject(*CASES[case])
     section = reasons(one)
     return one, dict(section.data), str(section)
+
+
+@cache
+def recorded() -> list[Point]:
+    return points([data_dir("generated") / name for name in RECORDED])
 
 
 def flat(section: object) -> str:
@@ -94,8 +98,7 @@ def broken(other: Schedule, one: Subject) -> str:
 def test_every_field_has_a_true_reason(case: str) -> None:
     one, data, text = explained(case)
     assert [*dict.fromkeys(line["field"] for line in data["fields"])] == [*FIELDS]
-    paths = [*(RECORDS / "bench").glob("h?00-*.json"), RECORDS / "tuned" / "h200.jsonl"]
-    together = [p.times for p in points(paths, spec=str(one.plan.spec))]
+    together = [p.times for p in recorded() if p.spec == str(one.plan.spec)]
     most = math.exp(STATED[key_of(one.problem).direction].apart_most)
     for line in data["fields"]:
         other, numbers = parse_schedule(line["neighbour"], ANY), line["numbers"]
