@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from math import log
 from typing import Any
 
@@ -12,15 +11,14 @@ from lngen.bench.tasks import floor_bytes, gb_s
 from lngen.devices import Device, described
 from lngen.errors import LngenError
 from lngen.explain.amounts import Amount, as_json, at, bytes_of, formula, is_free, joined, listed, si, times
-from lngen.explain.evidence import of_rows
+from lngen.explain.evidence import time_and_terms
 from lngen.explain.measurements import records
 from lngen.explain.section import Block, Section, Table, Text
 from lngen.explain.steps import moved
 from lngen.explain.subject import Subject
 from lngen.ir import REDUCTIONS, DType, Graph, Value
 from lngen.ir.types import axes_union
-from lngen.schedule.model import MODEL, estimates, features, terms
-from lngen.schedule.space import Schedules
+from lngen.schedule.model import MODEL
 from lngen.spec import Spec
 
 # Flops of an operation. Casts, comparisons, signs and operations on bits are counted beside them.
@@ -84,12 +82,9 @@ def bound(subject: Subject) -> dict[str, Any]:
     """
     if subject.plan.kernels[0].row is None:
         return {}
-    s, p, device = subject.schedule, subject.problem, subject.device
-    f = features(Schedules.of([s]), of_rows(p, s), subject.rows, device)
-    parts = {name: float(us[0]) for name, us in asdict(terms(f, device)).items()}
-    expected, factor = float(estimates(f, device)[0]), parts["spill_factor"]
+    expected, parts = time_and_terms(subject.schedule, subject.problem, subject.rows, subject.device)
     powers = {name: parts[name] ** MODEL.blend for name in ("memory", "issuing", "waiting", "starting")}
-    scale = sum(powers.values()) ** (1 / MODEL.blend - 1) * factor
+    scale = sum(powers.values()) ** (1 / MODEL.blend - 1) * parts["spill_factor"]
     shares = {"memory": powers["memory"] * scale, "issue slots": powers["issuing"] * scale}
     shares["latency and fixed time"] = expected - sum(shares.values())
     return {"us": expected, "terms": parts, "shares": shares, "by": max(shares, key=lambda name: shares[name])}

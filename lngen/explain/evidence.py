@@ -15,7 +15,7 @@ from lngen.explain.subject import Subject
 from lngen.problem import Problem, Schedule
 from lngen.schedule import workload
 from lngen.schedule.accuracy import STATED, Accuracy
-from lngen.schedule.model import estimates, features
+from lngen.schedule.model import estimates, features, terms
 from lngen.schedule.space import Numbers, Schedules, roomy_space
 from lngen.schedule.table import key_of, rows_of
 
@@ -36,16 +36,18 @@ class Verdict:
     times: tuple[float, float] | None = None
 
 
-def of_rows(p: Problem, s: Schedule) -> Problem:
-    """The problem of the kernel that has the rows: in form multipass, the column sums are another kernel's."""
-    return replace(p, column_sums=0) if s.form == "multipass" else p
-
-
 def predicted(schedules: Iterable[Schedule], p: Problem, rows: int, device: Device) -> Numbers:
     """Microseconds that the model expects of schedules; of form multipass, without the kernel of column sums."""
     found = schedules if isinstance(schedules, Schedules) else Schedules.of(schedules)
     alone, times = (estimates(features(found, q, rows, device), device) for q in (replace(p, column_sums=0), p))
     return np.where(found.has_form("multipass"), alone, times)
+
+
+def time_and_terms(s: Schedule, p: Problem, rows: int, device: Device) -> tuple[float, dict[str, float]]:
+    """Microseconds that a schedule is expected to take, and its unblended terms, with the factor of its spills."""
+    f = features(Schedules.of([s]), replace(p, column_sums=0) if s.form == "multipass" else p, rows, device)
+    parts = {name: round(float(us[0]), 4) for name, us in vars(terms(f, device)).items()}
+    return round(float(estimates(f, device)[0]), 4), parts
 
 
 def percent(ratio: float) -> str:
@@ -92,6 +94,10 @@ class Evidence:
     def stated(self) -> Accuracy:
         """The model's error in this direction."""
         return STATED[key_of(self.subject.problem).direction]
+
+    def terms(self, s: Schedule) -> tuple[float, dict[str, float]]:
+        """Its expected microseconds and their terms."""
+        return time_and_terms(s, self.subject.problem, self.rows, self.subject.device)
 
     def expected(self, *schedules: Schedule) -> Numbers:
         """Microseconds that the model expects of schedules."""

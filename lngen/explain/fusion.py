@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections import Counter
 from collections.abc import Iterator
 
 from lngen.explain.amounts import Amount, as_json, at, bytes_of, formula, is_free, joined, listed, si
-from lngen.explain.section import WIDTH, Lines, Section, Text
+from lngen.explain.section import Lines, Section, Text, entry
 from lngen.explain.steps import REGISTERS, lives, moved, reads, steps
 from lngen.explain.subject import Subject
 from lngen.ir import D, S
@@ -66,7 +65,7 @@ def _phase_lines(plan: Plan) -> Iterator[str]:
     for step in steps(plan):
         kernel = next(k for k in plan.kernels if k.role == step["kernel"])
         if not before[kernel.role]:
-            yield from _entry(kernel.role, kernel.launch_rule())
+            yield from entry(kernel.role, kernel.launch_rule())
         new = [name for name in step["computes"] if name not in before[kernel.role]]
         again = listed(name for name in step["computes"] if name in before[kernel.role])
         needed = listed(name for used in step["needs"].values() for name in used)
@@ -79,7 +78,7 @@ def _phase_lines(plan: Plan) -> Iterator[str]:
         }
         head = f"  phase {step['phase']}" if step["inside"] else "  end"
         for what in filter(parts.get, parts):
-            yield from _entry(f"{head:<11}{what}", parts[what])
+            yield from entry(f"{head:<11}{what}", parts[what])
             head = ""
         before[kernel.role] |= {*step["defines"]}
 
@@ -90,7 +89,7 @@ def _place_lines(subject: Subject) -> Iterator[str]:
     held = [v.name for v in plan.inputs if D in v.type.axes and (v.name, REGISTERS) in stays]
     held += [a.name for k in plan.kernels for a in k.accumulators]
     held += [t.name for k in plan.kernels for p in k.phases for t in (*p.kept, *(t for r in p.reduces for t in r.kept))]
-    yield from _entry("registers", f"{listed(held)}; " * bool(held) + "all other elements within their phase")
+    yield from entry("registers", f"{listed(held)}; " * bool(held) + "all other elements within their phase")
     again = subject.schedule.form == "multipass"
     joined_sums = (p.exchanged if not again else [s.name for r in p.reduces for s in r.sums] for p in kernel.phases)
     shared = [name for names in joined_sums for name in names if S in made[name].type.axes]
@@ -100,13 +99,13 @@ def _place_lines(subject: Subject) -> Iterator[str]:
         parts = [f"{staged} in {kernel.dynamic} bytes of stages" * bool(staged), exchanged]
         parts.append(f"{static} static bytes for sums and barriers" * bool(static))
         parts.append("row sums of the other blocks of a cluster" * (kernel.cluster > 1))
-        yield from _entry("shared memory", "; ".join(filter(None, parts)))
+        yield from entry("shared memory", "; ".join(filter(None, parts)))
     counts = Counter((read["tensor"], read["per"]) for read in reads(plan) for _ in range(read["count"]))
     found = (f"{t} {n}{f' for each {per}' * (per != 'call')}" for (t, per), n in counts.items())
-    yield from _entry("times read", ", ".join(found))
+    yield from entry("times read", ", ".join(found))
     buffers = ", ".join(f"{b.name} {si(b.bytes(subject.rows), 'B')}" for b in plan.workspace)
     l2 = f"; L2 of {subject.device.name} has {subject.device.l2_mib} MiB"
-    yield from _entry("workspace", buffers + l2 if buffers else "none")
+    yield from entry("workspace", buffers + l2 if buffers else "none")
 
 
 def _why(kernel: Kernel) -> str:
@@ -124,8 +123,3 @@ def _why(kernel: Kernel) -> str:
         text += f" Reductions over all rows: {sums}. Each block stores those of its rows, and they are joined in the "
         text += f"order of the graph, {where}."
     return text.strip()
-
-
-def _entry(label: str, text: str) -> list[str]:
-    """Lines of a label and its text."""
-    return textwrap.wrap(text, WIDTH - 2, initial_indent=f"{label:<21}", subsequent_indent=" " * 21)

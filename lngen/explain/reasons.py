@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 
 from lngen.devices import default_device
-from lngen.explain.evidence import Evidence, Verdict, of_rows, percent, predicted
+from lngen.explain.evidence import Evidence, Verdict, percent, predicted
 from lngen.explain.neighbours import Value, broken_rule, changes, neighbour, values
-from lngen.explain.section import WIDTH, Lines, Section, Table, Text
+from lngen.explain.section import Lines, Section, Table, Text, entry
 from lngen.explain.subject import Subject
 from lngen.files import sha256
 from lngen.problem import Schedule
 from lngen.problem.schedule import value_text
 from lngen.schedule import workload
-from lngen.schedule.model import TERMS, estimated, features, terms
-from lngen.schedule.space import FIELDS, Schedules
+from lngen.schedule.model import TERMS, estimated, features
+from lngen.schedule.space import FIELDS
 from lngen.schedule.table import MANY, origins
 
 OTHERS, MEASURED = 5, 3  # schedules that are shown besides the chosen one, and how many of them by measured time
@@ -47,11 +47,12 @@ def reasons(subject: Subject) -> Section:
     """Where the schedule comes from, its expected time, the best others, its fields, and how much was measured."""
     e = Evidence(subject)
     source, about = _source(e)
-    expected, parts = time_and_terms(e, subject.schedule)
+    expected, parts = e.terms(subject.schedule)
     largest = max(TERMS, key=parts.__getitem__)
     others, fields = _others(e), [*_fields(e)]
     recorded = {s for run in e.runs if run.device == subject.device.name for s in run.trials}
     numbers = tuple(f"{n:.3g}" for n in parts.values())
+    best = ((f"{us:.4g}", f"{m:.4g}" if m else "-", changes(subject.schedule, s)) for s, us, m in others)
     blocks = (
         Text(about),
         Text(
@@ -62,7 +63,7 @@ def reasons(subject: Subject) -> Section:
             (*TERMS, "spills"), (numbers,), "Terms in us, of which the first four overlap, and the factor of spills:"
         ),
         Text(_measured(e)),
-        Table(("predicted us", "measured us", "the best others, as changes"), tuple(_rows(subject.schedule, others))),
+        Table(("predicted us", "measured us", "the best others, as changes"), tuple(best)),
         Lines(tuple(_lines(subject.schedule, fields)), "Fields and their neighbours, whose times differ by:"),
         Text(
             f"The space has {len(e.space)} legal schedules for whose blocks this GPU has room; {len(recorded)} "
@@ -115,7 +116,7 @@ def _favourite(e: Evidence, order: list[Schedule], rank: int | None) -> str:
     """What the model alone would choose, and how it fares."""
     if rank == 0:
         return f"It is also the first of the {len(order)} schedules that the model ranks."
-    spills = time_and_terms(e, e.subject.schedule)[1]["spill_factor"] > 1
+    spills = e.terms(e.subject.schedule)[1]["spill_factor"] > 1
     why = "it expects spills" if spills else "it is not in the space"
     text = f"The model ranks it {rank + 1} of {len(order)}" if rank else f"The model does not rank it: {why}"
     found = e.against(order[0])
@@ -123,14 +124,6 @@ def _favourite(e: Evidence, order: list[Schedule], rank: int | None) -> str:
 
 
 # ---- what it takes ----
-
-
-def time_and_terms(e: Evidence, s: Schedule) -> tuple[float, dict[str, float]]:
-    """Microseconds that a schedule is expected to take, and its unblended terms, with the factor of its spills."""
-    device = e.subject.device
-    found = terms(features(Schedules.of([s]), of_rows(e.subject.problem, s), e.rows, device), device)
-    parts = {name: round(float(getattr(found, name)[0]), 4) for name in (*TERMS, "spill_factor")}
-    return round(float(e.expected(s)[0]), 4), parts
 
 
 def _error(e: Evidence, largest: str) -> str:
@@ -172,14 +165,6 @@ def _others(e: Evidence) -> list[Other]:
     by_model = e.space.take(clean[first[: OTHERS + 1]])
     chosen = [s for s in dict.fromkeys((*by_time, *by_model)) if s != e.subject.schedule][:OTHERS]
     return [(s, round(us, 4), times.get(s)) for s, us in zip(chosen, e.expected(*chosen).tolist(), strict=True)]
-
-
-def _rows(chosen: Schedule, others: list[Other]) -> Iterator[tuple[str, str, str]]:
-    """Cells for the others; a long text goes on in the next row."""
-    for s, us, measured in others:
-        first, *more = textwrap.wrap(changes(chosen, s).replace(",", ", "), WIDTH - 30)
-        yield f"{us:.4g}", f"{measured:.4g}" if measured else "-", first.replace(", ", ",")
-        yield from (("", "", line.replace(", ", ",")) for line in more)
 
 
 def _trials(e: Evidence) -> list[dict[str, Any]]:
@@ -227,5 +212,4 @@ def _lines(chosen: Schedule, found: list[Field]) -> Iterator[str]:
             with_ = f" with {also}" if also and verdict.kind != "rule" else ""
             said.setdefault(verdict.short, []).append(value_text(value) + with_)
         text = "; ".join(f"{' or '.join(those)}: {short}" for short, those in said.items())
-        head = f"{name}={value_text(getattr(chosen, name))}"
-        yield from textwrap.wrap(f"{head:<20} {text}", WIDTH - 2, subsequent_indent=21 * " ", break_on_hyphens=False)
+        yield from entry(f"{name}={value_text(getattr(chosen, name))}", text)

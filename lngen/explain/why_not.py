@@ -9,7 +9,6 @@ from typing import Any
 from lngen.errors import CompileError, EmitError, LowerError, MissingError
 from lngen.explain.evidence import Evidence, Verdict
 from lngen.explain.neighbours import broken_rule, changed
-from lngen.explain.reasons import time_and_terms
 from lngen.explain.section import Block, Section, Table, Text
 from lngen.explain.subject import Subject
 from lngen.problem import Schedule
@@ -36,7 +35,7 @@ def why_not(subject: Subject, text: str) -> Section:
         kind, answer = ("rule", f"It is illegal: {rule}.") if rule else ("same", "It is the chosen schedule.")
         return _section(data | {"kind": kind, "sentence": rule or answer}, Text(answer))
     e = Evidence(subject)
-    found, both = e.against(asked), [time_and_terms(e, s) for s in (chosen, asked)]
+    found, both = e.against(asked), [e.terms(s) for s in (chosen, asked)]
     data |= {"kind": found.kind, "sentence": found.sentence, "rows": e.rows, "numbers": found.times}
     columns = ("", "predicted us", *TERMS, *(("registers", "spilled") if used else ("spills",)))
     cells = []
