@@ -46,8 +46,7 @@ def predicted(schedules: Iterable[Schedule], p: Problem, rows: int, device: Devi
 def time_and_terms(s: Schedule, p: Problem, rows: int, device: Device) -> tuple[float, dict[str, float]]:
     """Microseconds that a schedule is expected to take, and its unblended terms, with the factor of its spills."""
     f = features(Schedules.of([s]), replace(p, column_sums=0) if s.form == "multipass" else p, rows, device)
-    parts = {name: round(float(us[0]), 4) for name, us in vars(terms(f, device)).items()}
-    return round(float(estimates(f, device)[0]), 4), parts
+    return float(estimates(f, device)[0]), {name: float(us[0]) for name, us in vars(terms(f, device)).items()}
 
 
 def percent(ratio: float) -> str:
@@ -96,8 +95,9 @@ class Evidence:
         return STATED[key_of(self.subject.problem).direction]
 
     def terms(self, s: Schedule) -> tuple[float, dict[str, float]]:
-        """Its expected microseconds and their terms."""
-        return time_and_terms(s, self.subject.problem, self.rows, self.subject.device)
+        """Its expected microseconds and their terms, to four digits."""
+        us, parts = time_and_terms(s, self.subject.problem, self.rows, self.subject.device)
+        return round(us, 4), {name: round(part, 4) for name, part in parts.items()}
 
     def expected(self, *schedules: Schedule) -> Numbers:
         """Microseconds that the model expects of schedules."""

@@ -55,14 +55,21 @@ class Section:
 
 
 class _Wrapper(textwrap.TextWrapper):
-    """Lines may end at a space and behind a comma."""
+    """Keeps words whole, which may be equations or schedules."""
+
+    def __init__(self, width: int, first: str, rest: str) -> None:
+        super().__init__(width, first, rest, break_long_words=False, break_on_hyphens=False)
+
+
+class _CellWrapper(_Wrapper):
+    """Also breaks a line behind a comma."""
 
     wordsep_simple_re = re.compile(r"(\s+)|(?<=,)(?=\S)")
 
 
 def wrapped(text: str, first: str = "", rest: str = "", width: int = WIDTH - 2) -> list[str]:
     """Lines of at most ``width`` columns, by default those of ``Lines``, and what precedes the first and the others."""
-    return _Wrapper(width, first, rest, break_long_words=False, break_on_hyphens=False).wrap(text)
+    return _Wrapper(width, first, rest).wrap(text)
 
 
 def entry(label: str, text: str) -> list[str]:
@@ -81,5 +88,5 @@ def _lines(block: Block) -> list[str]:
     for *cells, last in rows:
         left = "".join(f"  {cell:<{width}}" for cell, width in zip(cells, widths, strict=True)) + "  "
         wide = max(WIDTH, len(left) + WIDTH // 2)
-        head += wrapped(last, left, " " * len(left), wide) or [left.rstrip()]
+        head += _CellWrapper(wide, left, " " * len(left)).wrap(last) or [left.rstrip()]
     return head
