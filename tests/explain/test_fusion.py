@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from explained import subject_of
-from lngen import interpret as interpreter
+from explained import computed, subject_of
 from lngen.check.inputs import random_inputs
 from lngen.explain import fusion
 from lngen.explain.amounts import at, is_free
@@ -55,21 +52,15 @@ SPECS = [*map(parse_spec, ("layernorm.bwd:d=24,dtype=bf16", "gated_rmsnorm.fwd:d
 @pytest.mark.parametrize("spec", [*SPECS, own("scaled", "bwd"), own("loss"), own("larger")], ids=str)
 def test_unfused_bytes_are_those_of_the_arrays(spec: Spec, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the interpreter, which has an array for each equation."""
-    graph, value_of, inputs = spec.trace()["cse"], interpreter.value_of, random_inputs(spec, 5)
+    graph = spec.trace()["cse"]
     numbers = {e.out for e in graph.eqns if is_free(e) and not e.out.type.axes}
-    moved: list[int] = []
-
-    def watched(eqn: Any, args: Any, size: Any) -> Any:
-        out = value_of(eqn, args, size)
-        if eqn in graph.eqns and not is_free(eqn):
-            read = {a: x.nbytes for a, x in zip(eqn.args, args, strict=True) if a not in numbers}
-            moved.append(out.nbytes + sum(read.values()))
-        return out
-
-    monkeypatch.setattr(interpreter, "value_of", watched)
-    interpreter.interpret(graph, inputs)
+    apart = [
+        c for c in computed(graph, random_inputs(spec, 5), monkeypatch) if c[0] in graph.eqns and not is_free(c[0])
+    ]
+    read = [{a: x.nbytes for a, x in zip(eqn.args, args, strict=True) if a not in numbers} for eqn, args, _ in apart]
+    moved = sum(out.nbytes for *_, out in apart) + sum(sum(of.values()) for of in read)
     count, amount = unfused(spec)
-    assert (count, at(amount, subject_of(spec, rows=5))) == (len(moved), sum(moved))
+    assert (count, at(amount, subject_of(spec, rows=5))) == (len(apart), moved)
 
 
 def test_the_section_says_why_there_is_a_second_kernel() -> None:

@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 import zlib
-from functools import cache
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -17,12 +16,11 @@ from xml.etree import ElementTree
 import pytest
 
 from commands import fails, prints
+from explained import golden
 from lngen.aot.catalog import CATALOG, plans
-from lngen.compile import Compilation, KernelSet
 from lngen.config import data_dir
-from lngen.devices import device_for
 from lngen.emit import emit
-from lngen.explain import Section, Subject
+from lngen.explain import Section
 from lngen.explain.drawing import kernel_drawing, row_drawing, row_levels, trial_drawing
 from lngen.explain.line_map import line_map, ptx_lines
 from lngen.explain.page import built, golden_page, page
@@ -30,17 +28,11 @@ from lngen.explain.section import Lines, Table, Text
 from lngen.explain.steps import CLUSTER, GLOBAL, REGISTERS, SHARED, lives
 from lngen.inspect import Location, sass
 from lngen.inspect.instruction_mix import kind
-from lngen.spec import parse_spec
 from lngen.toolchain.nvrtc import compiler_build
 
 ARCH = "sm_90"
 GOLDEN, SMALL = "layernorm.bwd:d=4096,dtype=bf16", "rmsnorm.bwd:d=1024,dtype=bf16,wrt=x"
 EVERY = [s if s == GOLDEN else pytest.param(s, marks=pytest.mark.full) for s in CATALOG]
-
-
-@cache
-def kernels_of(spec: str) -> KernelSet:
-    return Compilation(parse_spec(spec)).changed(CATALOG[spec], ARCH)
 
 
 def data_of(html: str) -> Any:
@@ -63,8 +55,8 @@ def test_every_value_has_statements_and_a_note_names_that_of_its_own() -> None:
 
 
 def test_a_statement_without_a_note_has_the_values_that_it_moves() -> None:
-    text = kernels_of(GOLDEN).text
-    found, lines = line_map(text, kernels_of(GOLDEN).plan.graph), text.splitlines()
+    text = golden(GOLDEN).kernels.text
+    found, lines = line_map(text, golden(GOLDEN).plan.graph), text.splitlines()
     by_code = {lines[s.first - 1].strip(): s for s in found.statements}
     assert by_code["load_row<Row, PlainLoad>(x_row_, x_shared_);"].values == ("x",)
     assert (
@@ -86,7 +78,7 @@ def test_a_statement_without_a_note_has_the_values_that_it_moves() -> None:
 @pytest.mark.parametrize("spec", EVERY)
 def test_ptx_and_machine_code_have_their_equations(spec: str) -> None:
     """The PTX is that without line numbers; half of the arithmetic has an equation, and all code a function."""
-    kernels = kernels_of(spec)
+    kernels = golden(spec).kernels
     shown = [line.text.split() for line in ptx_lines(kernels.ptx(ARCH, lines=True), kernels.plan.name)]
     assert [words for words in shown if words] == [w for w in map(str.split, kernels.ptx(ARCH).splitlines()) if w]
     found = line_map(kernels.text, kernels.plan.graph)
@@ -132,8 +124,8 @@ def test_trials_are_points_and_the_chosen_one_is_marked() -> None:
 def test_texts_are_no_markup_and_values_are_links() -> None:
     bad = "<script>alert('%x')</script>&\"%nobody"
     blocks = Text(bad), Lines((bad,), bad), Table((bad,), ((bad,),), bad)
-    subject = Subject(Compilation(parse_spec(SMALL)), kernels_of(SMALL), device_for(ARCH))
-    html = page(subject, [Section("s", "A <b>title", blocks, {"trials": []})], built(kernels_of(SMALL), ARCH))
+    subject = golden(SMALL)
+    html = page(subject, [Section("s", "A <b>title", blocks, {"trials": []})], built(subject.kernels, ARCH))
     assert (html.count("<script"), html.count("<b>")) == (2, 0)
     assert html.count('alert(&#39;<a href="#tab=source&amp;sel=value:x">%x</a>&#39;)') == 3
     assert "No schedule of this spec has been measured" in html
@@ -188,7 +180,7 @@ def test_a_committed_page_is_current(file: Path) -> None:
     (release,) = re.findall(r"release (.*)", compiler_build())
     if f"NVRTC {release}<" not in html:
         pytest.skip(f"this is NVRTC {release}, and the page is of another")
-    (spec,) = (spec for spec in CATALOG if kernels_of(spec).plan.name == file.stem)
+    (spec,) = (spec for spec in CATALOG if golden(spec).plan.name == file.stem)
     _, wanted, _ = golden_page(spec)
     assert data_of(html) == data_of(wanted), "write it again: lngen explain SPEC --schedule SCHEDULE --html FILE"
     assert re.sub(r'id="data">[^<]*', "", html) == re.sub(r'id="data">[^<]*', "", wanted)

@@ -13,9 +13,10 @@ from unittest.mock import Mock
 import pytest
 
 from commands import fails, prints
-from lngen.compile import Compilation, KernelSet
+from explained import H200, subject_of
+from lngen.compile import KernelSet
 from lngen.config import data_dir
-from lngen.devices import Device, default_device, named
+from lngen.devices import Device, named
 from lngen.errors import MissingError, ScheduleError
 from lngen.explain.reasons import reasons
 from lngen.explain.subject import Subject
@@ -30,37 +31,30 @@ from lngen.schedule.model import MODEL, TERMS, estimates, features
 from lngen.schedule.recorded import RECORDED, Point, points
 from lngen.schedule.space import FIELDS, Schedules, roomy_space
 from lngen.schedule.table import key_of, tables
-from lngen.spec import Spec, parse_spec
+from lngen.spec import Spec
 from lngen.tune import trials
 from own_graphs import own
 
-H200 = default_device()
 FORWARD, BACKWARD = "layernorm.fwd:d=4096,dtype=bf16", "layernorm.bwd:d=4096,dtype=bf16"
 
-CASES: dict[str, tuple[str | Spec, int | None, str, Device]] = {
-    "staged": (FORWARD, 4096, "", H200),
-    "column sums": (BACKWARD, None, "", H200),
-    "cluster": ("layernorm.fwd:d=65536,dtype=bf16", None, "", H200),
-    "multipass": ("rmsnorm.bwd:d=65536,dtype=f32", 264, "form=multipass,threads=512,rows_per_block=1,vec=4", H200),
-    "registers": ("layernorm.fwd:d=64,dtype=f32", 20000, "", H200),
-    "odd": ("rmsnorm.fwd:d=1001,dtype=bf16", None, "", H200),
-    "own graph": (own("gated", "bwd", d=520), None, "", H200),
-    "few rows": (own("loss"), 64, "", H200),
-    "no bulk copies": (FORWARD, None, "", named("a100")),
-    "another GPU": (BACKWARD, 8192, "", named("h100")),
+CASES: dict[str, tuple[Spec | str, str, int | None, Device]] = {
+    "staged": (FORWARD, "", 4096, H200),
+    "column sums": (BACKWARD, "", None, H200),
+    "cluster": ("layernorm.fwd:d=65536,dtype=bf16", "", None, H200),
+    "multipass": ("rmsnorm.bwd:d=65536,dtype=f32", "form=multipass,threads=512,rows_per_block=1,vec=4", 264, H200),
+    "registers": ("layernorm.fwd:d=64,dtype=f32", "", 20000, H200),
+    "odd": ("rmsnorm.fwd:d=1001,dtype=bf16", "", None, H200),
+    "own graph": (own("gated", "bwd", d=520), "", None, H200),
+    "few rows": (own("loss"), "", 64, H200),
+    "no bulk copies": (FORWARD, "", None, named("a100")),
+    "another GPU": (BACKWARD, "", 8192, named("h100")),
 }
-
-
-def subject(spec: str | Spec, rows: int | None = None, changed: str = "", device: Device = H200) -> Subject:
-    compilation = Compilation(parse_spec(spec) if isinstance(spec, str) else spec)
-    kernels = compilation.changed(changed, device.arch, rows=rows, device=device, compiled=False)
-    return Subject(compilation, kernels, device, rows, changed)
 
 
 @cache
 def explained(case: str) -> tuple[Subject, dict[str, Any], str]:
     """The subject, the section's data, and its text."""
-    one = subject(*CASES[case])
+    one = subject_of(*CASES[case])
     section = reasons(one)
     return one, dict(section.data), str(section)
 
@@ -158,20 +152,20 @@ def test_the_sources_of_a_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
         (table,) = [t for t in tables() if t.file == source["table"]]
         assert (source["kind"], source["key"], source["class"]) == ("table", asdict(key_of(one.problem)), most)
         assert parse_schedule(table.entries[key_of(one.problem)][most], ANY).kind == one.schedule.kind
-    assert "D=4096, the nearest to 4224" in flat(reasons(subject("layernorm.fwd:d=4224,dtype=bf16", 4096)))
+    assert "D=4096, the nearest to 4224" in flat(reasons(subject_of("layernorm.fwd:d=4224,dtype=bf16", rows=4096)))
     assert "The model ranks it 18 of 488" in flat(explained("column sums")[2])
     assert explained("no bulk copies")[1]["source"]["kind"] == "model"
     assert "The schedule is the user's: form=multipass" in flat(explained("multipass")[2])
-    first, spilled = str(subject(own("gated", d=520)).schedule), KernelSet.spilled
+    first, spilled = str(subject_of(own("gated", d=520), rows=None).schedule), KernelSet.spilled
     monkeypatch.setattr(KernelSet, "spilled", lambda k, *a: spilled(k, *a) + 8 * (str(k.plan.schedule) == first))
-    section = reasons(subject(own("gated", d=520)))
+    section = reasons(subject_of(own("gated", d=520), rows=None))
     assert section.data["source"]["spilled"] == {first: 8}
     assert f"Tried: {first}, which spills 8 bytes" in flat(section)
 
 
 def test_the_users_own_trials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("LNGEN_CACHE_DIR", str(tmp_path))
-    one = subject(BACKWARD, 8192)
+    one = subject_of(BACKWARD, rows=8192)
     text, kernel = str(one.schedule), sha256(one.kernels.bundle.encode())[:16]
     line = trials.Trial(BACKWARD, 8192, H200.name, "NVRTC 99", text, kernel, 0, "correct", us_median=2.0, in_turn=True)
     fast, stages = text.replace("threads=128", "threads=256"), text.replace("stages=2", "stages=3")
