@@ -17,13 +17,11 @@ from lngen.errors import LngenError
 from lngen.ir import WIDE
 from lngen.ir.numerics import Array
 from lngen.lower import Kernel, Plan, requested_shared
-from lngen.problem.footprint import cluster_tile, occupancy
+from lngen.problem.footprint import WARP, cluster_tile, occupancy
 from lngen.ptx import Traffic, run_plan
 from lngen.toolchain import Resources
 
 # ---- resources ----
-
-WARP = 32
 
 # A column of the table, and its key.
 COLUMNS = {

@@ -10,7 +10,7 @@ from lngen.explain import fusion
 from lngen.explain.amounts import at, is_free
 from lngen.explain.fusion import unfused
 from lngen.explain.section import WIDTH
-from lngen.explain.steps import GLOBAL, REGISTERS, SHARED, lives, steps
+from lngen.explain.steps import CLUSTER, GLOBAL, REGISTERS, SHARED, lives, steps
 from lngen.lower import Plan
 from lngen.passes import upstream
 from lngen.problem import depths
@@ -39,11 +39,13 @@ def test_steps_and_places_are_those_of_the_kernels(plan: Plan) -> None:
             assert all(levels[made[u]] > step["phase"] for u in users), "no earlier phase can compute it"
     text = subject_of(plan.spec, plan.schedule).kernels.text
     assert {*args} == {name for step in every for name in step["defines"]}
-    for kernel in (k for k in plan.kernels if k.row):
-        for name in {t.name for t in kernel.wide_inputs} & {name for step in every for name in step["loads"]}:
+    for rows in (k for k in plan.kernels if k.row):
+        found = lives(rows, plan)
+        assert all(begin < end for stays in found.values() for _, begin, end in stays)
+        assert any(level == CLUSTER for stays in found.values() for level, *_ in stays) is (rows.cluster > 1)
+        for name in {t.name for t in rows.wide_inputs} & {name for step in every for name in step["loads"]}:
             held, staged = f" {name}_row_[Row::VECTORS];" in text, f" {name}_shared_ = " in text
-            levels = {level for level, *_ in lives(kernel, plan)[name]}
-            assert levels == {GLOBAL, *[SHARED] * staged, *[REGISTERS] * held}, name
+            assert {level for level, *_ in found[name]} == {GLOBAL, *[SHARED] * staged, *[REGISTERS] * held}, name
 
 
 SPECS = [*map(parse_spec, ("layernorm.bwd:d=24,dtype=bf16", "gated_rmsnorm.fwd:d=7,dtype=f16"))]
@@ -54,10 +56,9 @@ def test_unfused_bytes_are_those_of_the_arrays(spec: Spec, monkeypatch: pytest.M
     """Of the interpreter, which has an array for each equation."""
     graph = spec.trace()["cse"]
     numbers = {e.out for e in graph.eqns if is_free(e) and not e.out.type.axes}
-    apart = [
-        c for c in computed(graph, random_inputs(spec, 5), monkeypatch) if c[0] in graph.eqns and not is_free(c[0])
-    ]
-    read = [{a: x.nbytes for a, x in zip(eqn.args, args, strict=True) if a not in numbers} for eqn, args, _ in apart]
+    done = computed(graph, random_inputs(spec, 5), monkeypatch)
+    apart = [(e, args, out) for e, args, out in done if e in graph.eqns and not is_free(e)]
+    read = [{a: x.nbytes for a, x in zip(e.args, args, strict=True) if a not in numbers} for e, args, _ in apart]
     moved = sum(out.nbytes for *_, out in apart) + sum(sum(of.values()) for of in read)
     count, amount = unfused(spec)
     assert (count, at(amount, subject_of(spec, rows=5))) == (len(apart), moved)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from child import output, start
 from commands import call, fails, prints
 from explained import golden
 from lngen.aot import catalog
@@ -181,9 +180,3 @@ def test_show_sass_its_data_and_its_diffs(tmp_path: Path) -> None:
         (("sass", "--arch", "sm_80,sm_90"), "--stage sass takes one --arch"),
     ):
         assert message in fails(2, "show", FORTH, "--schedule", catalog.CATALOG[FORTH], "--stage", *args)
-
-
-def test_the_text_does_not_depend_on_the_hash_seed() -> None:
-    args = ("show", FORTH, "--stage", "sass", "--schedule", catalog.CATALOG[FORTH])
-    other = start("from lngen.__main__ import main; main()", *args, PYTHONHASHSEED="1")
-    assert output(other) == prints(*args)
