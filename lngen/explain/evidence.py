@@ -27,13 +27,13 @@ class Verdict:
     kind    rule: it is illegal; measured: both were, or it failed; predicted: the expected times differ by more than
             the model's error; unknown: they do not
     short   the answer in a few words; ``sentence``: with its numbers
-    times   microseconds of it and of the chosen one, measured or predicted; None where it has none
+    numbers microseconds of it and of the chosen one, measured or predicted; None where it has none
     """
 
     kind: str
     short: str
     sentence: str
-    times: tuple[float, float] | None = None
+    numbers: tuple[float, float] | None = None
 
 
 def predicted(schedules: Iterable[Schedule], p: Problem, rows: int, device: Device) -> Numbers:

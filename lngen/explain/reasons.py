@@ -12,7 +12,7 @@ import numpy as np
 
 from lngen.devices import default_device
 from lngen.explain.evidence import Evidence, Verdict, percent, predicted
-from lngen.explain.neighbours import Value, broken_rule, changes, neighbour, values
+from lngen.explain.neighbours import broken_rule, changes, neighbour, values
 from lngen.explain.section import Lines, Section, Table, Text, entry
 from lngen.explain.subject import Subject
 from lngen.files import sha256
@@ -24,7 +24,7 @@ from lngen.schedule.space import FIELDS
 from lngen.schedule.table import MANY, origins
 
 OTHERS, MEASURED = 5, 3  # schedules that are shown besides the chosen one, and how many of them by measured time
-
+TIMES = "predicted_us", "measured_us"
 SHORT = 56  # columns of a rule beside a field
 
 # What takes the time of a term.
@@ -39,9 +39,6 @@ PHRASES = {
     "atomics": "all blocks wait for atomic operations",
 }
 
-Other = tuple[Schedule, float, float | None]  # with its predicted and its measured time
-Field = tuple[str, Value, Schedule, Verdict]  # a field's name, a neighbouring value, the schedule with it, the answer
-
 
 def reasons(subject: Subject) -> Section:
     """Where the schedule comes from, its expected time, the best others, its fields, and how much was measured."""
@@ -52,7 +49,7 @@ def reasons(subject: Subject) -> Section:
     others, fields = _others(e), [*_fields(e)]
     recorded = {s for run in e.runs if run.device == subject.device.name for s in run.trials}
     numbers = tuple(f"{n:.3g}" for n in parts.values())
-    best = ((f"{us:.4g}", f"{m:.4g}" if m else "-", changes(subject.schedule, s)) for s, us, m in others)
+    best = tuple((*(f"{o[key]:.4g}" if o[key] else "-" for key in TIMES), o["changes"]) for o in others)
     blocks = (
         Text(about),
         Text(
@@ -63,7 +60,7 @@ def reasons(subject: Subject) -> Section:
             (*TERMS, "spills"), (numbers,), "Terms in us, of which the first four overlap, and the factor of spills:"
         ),
         Text(_measured(e)),
-        Table(("predicted us", "measured us", "the best others, as changes"), tuple(best)),
+        Table(("predicted us", "measured us", "the best others, as changes"), best),
         Lines(tuple(_lines(subject.schedule, fields)), "Fields and their neighbours, whose times differ by:"),
         Text(
             f"The space has {len(e.space)} legal schedules for whose blocks this GPU has room; {len(recorded)} "
@@ -72,10 +69,8 @@ def reasons(subject: Subject) -> Section:
     )
     return Section("schedule", "Schedule", blocks, {
         "chosen": str(subject.schedule), "source": source, "rows": e.rows, "predicted_us": expected, "terms": parts,
-        "largest": largest, "error": asdict(e.stated), "runs": [str(run) for run in e.runs],
-        "others": [{"schedule": str(s), "predicted_us": us, "measured_us": m} for s, us, m in others],
-        "fields": [_field(subject.schedule, *found) for found in fields],
-        "space": {"legal": len(e.space), "recorded": len(recorded)}, "trials": _trials(e),
+        "largest": largest, "error": asdict(e.stated), "runs": [str(run) for run in e.runs], "others": others,
+        "fields": fields, "space": {"legal": len(e.space), "recorded": len(recorded)}, "trials": _trials(e),
     })  # fmt: skip
 
 
@@ -154,7 +149,7 @@ def _measured(e: Evidence) -> str:
     return f"Measured: {run}. The chosen one, {version}, takes {us:.4g} us, {place}."
 
 
-def _others(e: Evidence) -> list[Other]:
+def _others(e: Evidence) -> list[dict[str, Any]]:
     """The best others: some as they were measured, then as the model ranks them at these rows."""
     times = e.runs[0].times if e.runs else {}
     p, device = e.subject.problem, e.subject.device
@@ -164,7 +159,10 @@ def _others(e: Evidence) -> list[Other]:
     _, first = np.unique(np.round(e.times[clean], 2), return_index=True)  # of those that the model cannot tell apart
     by_model = e.space.take(clean[first[: OTHERS + 1]])
     chosen = [s for s in dict.fromkeys((*by_time, *by_model)) if s != e.subject.schedule][:OTHERS]
-    return [(s, round(us, 4), times.get(s)) for s, us in zip(chosen, e.expected(*chosen).tolist(), strict=True)]
+    return [
+        {"schedule": str(s), "changes": changes(e.subject.schedule, s), "predicted_us": us, "measured_us": times.get(s)}
+        for s, us in zip(chosen, e.expected(*chosen).round(4).tolist(), strict=True)
+    ]
 
 
 def _trials(e: Evidence) -> list[dict[str, Any]]:
@@ -182,34 +180,26 @@ def _trials(e: Evidence) -> list[dict[str, Any]]:
 # ---- its fields ----
 
 
-def _fields(e: Evidence) -> Iterator[Field]:
+def _fields(e: Evidence) -> Iterator[dict[str, Any]]:
     """Every field against its neighbours."""
-    s = e.subject
+    s, chosen = e.subject, e.subject.schedule
     for name in FIELDS:
-        for value in values(s.schedule, name):
-            other, rule = neighbour(s.schedule, name, value, e.space, e.times, s.problem, s.device)
-            yield name, value, other, _ruled(rule) if rule else e.against(other)
+        for value in values(chosen, name):
+            other, rule = neighbour(chosen, name, value, e.space, e.times, s.problem, s.device)
+            short = rule if len(rule) <= SHORT else rule.partition(", got ")[0]
+            short = textwrap.shorten(short, SHORT, placeholder=" ...")
+            found = Verdict("rule", short, rule) if rule else e.against(other)
+            about = {"field": name, "value": getattr(chosen, name), "other": value, "neighbour": str(other)}
+            yield {**about, "changes": changes(chosen, other), **vars(found)}
 
 
-def _ruled(rule: str) -> Verdict:
-    short = rule if len(rule) <= SHORT else rule.partition(", got ")[0]
-    return Verdict("rule", textwrap.shorten(short, SHORT, placeholder=" ..."), rule)
-
-
-def _field(chosen: Schedule, name: str, value: Value, other: Schedule, found: Verdict) -> dict[str, Any]:
-    return {
-        "field": name, "value": getattr(chosen, name), "other": value, "neighbour": str(other), "kind": found.kind,
-        "sentence": found.sentence, "numbers": found.times,
-    }  # fmt: skip
-
-
-def _lines(chosen: Schedule, found: list[Field]) -> Iterator[str]:
+def _lines(chosen: Schedule, fields: list[dict[str, Any]]) -> Iterator[str]:
     """A paragraph for each field; values that break the same rule share it."""
     for name in FIELDS:
         said: dict[str, list[str]] = {}
-        for _, value, other, verdict in (f for f in found if f[0] == name):
-            also = ",".join(c for c in changes(chosen, other).split(",") if not c.startswith(f"{name}="))
-            with_ = f" with {also}" if also and verdict.kind != "rule" else ""
-            said.setdefault(verdict.short, []).append(value_text(value) + with_)
+        for f in (f for f in fields if f["field"] == name):
+            also = ",".join(c for c in f["changes"].split(",") if not c.startswith(f"{name}="))
+            with_ = f" with {also}" if also and f["kind"] != "rule" else ""
+            said.setdefault(f["short"], []).append(value_text(f["other"]) + with_)
         text = "; ".join(f"{' or '.join(those)}: {short}" for short, those in said.items())
         yield from entry(f"{name}={value_text(getattr(chosen, name))}", text)

@@ -36,7 +36,7 @@ def why_not(subject: Subject, text: str) -> Section:
         return _section(data | {"kind": kind, "sentence": rule or answer}, Text(answer))
     e = Evidence(subject)
     found, both = e.against(asked), [e.terms(s) for s in (chosen, asked)]
-    data |= {"kind": found.kind, "sentence": found.sentence, "rows": e.rows, "numbers": found.times}
+    data |= {"rows": e.rows, **vars(found)}
     columns = ("", "predicted us", *TERMS, *(("registers", "spilled") if used else ("spills",)))
     cells = []
     for name, (us, parts), compiled in zip(("chosen", "asked"), both, used or ({}, {}), strict=True):
@@ -60,10 +60,10 @@ def _resources(subject: Subject, s: Schedule) -> dict[str, int]:
 
 def _answer(found: Verdict) -> str:
     """One sentence, and what follows from it."""
-    if found.kind == "unknown" or found.times is None:
-        more = "the model cannot tell; 'lngen tune' measures it" if found.times else "it did not get as far as a time"
+    if found.kind == "unknown" or found.numbers is None:
+        more = "the model cannot tell; 'lngen tune' measures it" if found.numbers else "it did not get as far as a time"
         return f"{found.sentence[0].upper()}{found.sentence[1:]}: {more}."
-    us, mine = found.times
+    us, mine = found.numbers
     same = found.kind == "measured" and abs(math.log(us / mine)) < REPEATED
     word = "as fast, as far as times repeat" if same else "slower" if us > mine else "faster"
     return f"It is {'expected to be ' * (found.kind == 'predicted')}{word}: {found.sentence}."
