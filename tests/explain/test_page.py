@@ -58,20 +58,13 @@ def test_a_statement_without_a_note_has_the_values_that_it_moves() -> None:
     found, lines = line_map(text, golden(GOLDEN).plan.graph), text.splitlines()
     by_code = {lines[s.first - 1].strip(): s for s in found.statements}
     assert by_code["load_row<Row, PlainLoad>(x_row_, x_shared_);"].values == ("x",)
-    assert (
-        by_code["stream_.wait();"].values
-        == by_code['extern "C" __global__ void __launch_bounds__(256, 1)'].values
-        == ()
-    )
+    alone = "stream_.wait();", 'extern "C" __global__ void __launch_bounds__(256, 1)'
+    assert [by_code[code].values for code in alone] == [(), ()]
     sums = next(s for code, s in by_code.items() if code.startswith("row_sums<"))
     assert (sums.last - sums.first, sums.values) == (1, ("mean_dy_gamma_sum", "mean_dy_gamma_xhat_sum"))
     header, *kernel = Location("lngen/a.cuh", 1, "f"), *(Location("k.cu", sums.first + n, "k") for n in (2, 3, 0))
     inner, outer = found.of_line[sums.first + 3], found.of_line[sums.first]
-    assert (found.decides([header, *kernel]), found.decides(kernel[2:]), found.decides([header])) == (
-        inner,
-        outer,
-        None,
-    )
+    assert [found.decides(where) for where in ([header, *kernel], kernel[2:], [header])] == [inner, outer, None]
 
 
 @pytest.mark.parametrize("spec", EVERY)

@@ -115,9 +115,8 @@ def test_every_field_has_a_true_reason(case: str) -> None:
     assert found == pytest.approx(us(one, data["rows"], *shown), abs=1e-4)
     parts = data["terms"]
     overlapped = sum(parts[name] ** MODEL.blend for name in TERMS[:4]) ** (1 / MODEL.blend)
-    assert (overlapped + sum(parts[name] for name in TERMS[4:])) * parts["spill_factor"] == pytest.approx(
-        found[0], 1e-3
-    )
+    together = (overlapped + sum(parts[name] for name in TERMS[4:])) * parts["spill_factor"]
+    assert together == pytest.approx(found[0], 1e-3)
     assert parts[data["largest"]] == max(parts[name] for name in TERMS)
 
 
