@@ -80,7 +80,7 @@ def explain_command(
     check_arch(kernels.plan.schedule, arches[0])
     subject = Subject(compilation, kernels, gpu or device_for(arches[0]), rows, schedule)
     if why_not is not None:
-        from lngen.explain.why_not import why_not as answer
+        from lngen.explain.reasons import why_not as answer
 
         sections: tuple[Section, ...] = (answer(subject, why_not),)
     else:

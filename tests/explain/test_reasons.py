@@ -18,9 +18,8 @@ from lngen.compile import KernelSet
 from lngen.config import data_dir
 from lngen.devices import Device, named
 from lngen.errors import MissingError, ScheduleError
-from lngen.explain.reasons import reasons
+from lngen.explain.reasons import reasons, why_not
 from lngen.explain.subject import Subject
-from lngen.explain.why_not import why_not
 from lngen.files import sha256
 from lngen.problem import ANY, Schedule, check, check_arch, parse_schedule
 from lngen.problem.footprint import most_blocks
