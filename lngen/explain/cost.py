@@ -11,8 +11,7 @@ from lngen.bench.tasks import floor_bytes, gb_s
 from lngen.devices import Device, described
 from lngen.errors import LngenError
 from lngen.explain.amounts import Amount, as_json, at, bytes_of, formula, is_free, joined, listed, si, times
-from lngen.explain.evidence import time_and_terms
-from lngen.explain.measurements import records
+from lngen.explain.evidence import records, time_and_terms
 from lngen.explain.section import Block, Section, Table, Text
 from lngen.explain.steps import moved
 from lngen.explain.subject import Subject

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import re
-import subprocess
-import sys
 import zlib
 from pathlib import Path
 from typing import Any
@@ -15,6 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from child import output, start
 from commands import fails, prints
 from explained import golden
 from lngen.aot.catalog import CATALOG, plans
@@ -124,8 +122,7 @@ def test_a_page_and_its_comparisons_are_the_same_in_another_process(tmp_path: Pa
         command += ["--compare", text]
     files = tmp_path / "here.html", tmp_path / "there.html"
     prints(*command, "--html", files[0])
-    child = [sys.executable, "-m", "lngen", *command, "--html", str(files[1])]
-    subprocess.run(child, env={**os.environ, "PYTHONHASHSEED": "1"}, check=True, stdout=subprocess.DEVNULL)
+    output(start("from lngen.__main__ import main; main()", *command, "--html", str(files[1]), PYTHONHASHSEED="1"))
     assert files[0].read_bytes() == files[1].read_bytes()
     schedule, arch, pack = (compared["changes"] for compared in data_of(files[0].read_text())["compare"])
     assert schedule["cuda"]
