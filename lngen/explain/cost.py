@@ -10,7 +10,7 @@ from typing import Any
 from lngen.bench.tasks import floor_bytes, gb_s
 from lngen.devices import Device, described
 from lngen.errors import LngenError
-from lngen.explain.amounts import Amount, as_json, at, bytes_of, formula, is_free, joined, listed, si, times
+from lngen.explain.amounts import Amount, as_json, at, bytes_of, formula, is_free, joined, listed, si
 from lngen.explain.evidence import records, time_and_terms
 from lngen.explain.section import Block, Section, Table, Text
 from lngen.explain.steps import moved
@@ -41,7 +41,7 @@ def operations(graph: Graph) -> dict[str, Amount]:
 
 def flops(graph: Graph) -> Amount:
     """The floating-point operations."""
-    return joined(times(amount, FLOPS[kind]) for kind, amount in operations(graph).items())
+    return joined(amount for kind, amount in operations(graph).items() for _ in range(FLOPS[kind]))
 
 
 def kept(spec: Spec) -> Mapping[str, list[Value]]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from lngen.explain.amounts import Amount, bytes_of, joined, times
+from lngen.explain.amounts import Amount, bytes_of
 from lngen.ir import WIDE, D, S, is_column_fold, is_number_fold, is_row_fold
 from lngen.lower import Kernel, Plan
 from lngen.lower.parts import Phase
@@ -111,8 +111,8 @@ def reads(plan: Plan) -> list[dict[str, Any]]:
 def moved(plan: Plan) -> Amount:
     """Bytes of all inputs and results: an [M, D] input as often as kernels read it, all else once."""
     again = Counter(read["tensor"] for read in reads(plan) for _ in range(read["count"]))
-    inputs = (times(bytes_of(v), again[v.name] if v.type.axes == WIDE else 1) for v in plan.inputs)
-    return joined([*inputs, bytes_of(*plan.outputs)])
+    inputs = [v for v in plan.inputs for _ in range(again[v.name] if v.type.axes == WIDE else 1)]
+    return bytes_of(*inputs, *plan.outputs)
 
 
 # ---- where values live ----
