@@ -77,14 +77,16 @@ def _trials(path: Path, spec: str) -> Iterator[Record]:
 
 def _benched(path: Path, spec: str) -> Iterator[Record]:
     raw = read(path, trials.LARGEST)
-    data = parse_json(raw) if f'"{spec}"'.encode() in raw else {}
+    if f'"{spec}"'.encode() not in raw:
+        return
+    data, today = parse_json(raw), source_digest()
     for p in (p for p in data.get("points", ()) if p["spec"] == spec):
-        yield from (Record(path.name, data["device"], p["rows"], s, us) for s, us in p["us"].items())
+        yield from (Record(path.name, data.get("device", UNKNOWN), p["rows"], s, us) for s, us in p["us"].items())
     about, date = data.get("conditions", {}), "".join(run.get("date", "")[:10] for run in data.get("runs", ())[:1])
     for r in (r for r in data.get("records", ()) if r["spec"] == spec and r.get("kind") != LATENCY):
         if r.get("schedule") and r.get("us_median"):
             calls = CALLS["begins while" not in about.get(f"provider {r['provider']}", about["method"])]
-            made = f"lngen {about['lngen']}", date, "today's" if about["kernels"] == source_digest() else "earlier"
+            made = f"lngen {about['lngen']}", date, "today's" if about["kernels"] == today else "earlier"
             yield Record(path.name, about["device"], r["rows"], r["schedule"], r["us_median"], calls, *made)
 
 
@@ -204,7 +206,7 @@ class Evidence:
         return STATED[key_of(self.subject.problem).direction]
 
     def terms(self, s: Schedule) -> tuple[float, dict[str, float]]:
-        """Its expected microseconds and their terms, to four digits."""
+        """Its expected microseconds and their terms, with four decimals."""
         us, parts = time_and_terms(s, self.subject.problem, self.rows, self.subject.device)
         return round(us, 4), {name: round(part, 4) for name, part in parts.items()}
 
