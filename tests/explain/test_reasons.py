@@ -19,6 +19,7 @@ from lngen.config import data_dir
 from lngen.devices import Device, named
 from lngen.errors import MissingError, ScheduleError
 from lngen.explain.reasons import reasons, why_not
+from lngen.explain.section import WIDTH, Section, Table
 from lngen.explain.subject import Subject
 from lngen.files import sha256
 from lngen.problem import ANY, Schedule, check, check_arch, parse_schedule
@@ -184,6 +185,15 @@ def test_the_users_own_trials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     assert why_not(one, "stages=3").data["sentence"].startswith("failed: runtime, a crash")
     assert "It is faster: measured -50.0 %" in flat(why_not(one, "threads=256"))
     assert "another version of this kernel" in flat(explained("column sums")[2])
+
+
+def test_a_long_schedule_goes_on_below_its_cell() -> None:
+    long = ",".join(f"field_{n}={n}" for n in range(20))
+    table = Table(("us", "as"), (("1", long), ("2", "")))
+    head, *lines = str(Section("s", "S", (table,))).splitlines()[2:]
+    assert (head, lines[0][:13], lines[-1]) == ("  us  as", "  1   field_0", "  2")
+    assert "".join(line[6:] for line in lines) == long
+    assert max(map(len, lines)) <= WIDTH
 
 
 ANSWERS = {
